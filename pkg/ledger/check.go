@@ -1,0 +1,104 @@
+package ledger
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Check holds the files of the network against the invariants that no single file can break, and returns
+// one sentence for each violation. It takes the lock and repairs nothing. Right after a crash it may find
+// what the next command that touches it completes or undoes; after that command it finds nothing.
+func (l *Ledger) Check() ([]string, error) {
+	s, err := l.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer s.end()
+	slots, err := s.allSlots()
+	if err != nil {
+		return nil, err
+	}
+	claims, corrupt, err := s.allClaims()
+	if err != nil {
+		return nil, err
+	}
+	entries, err := s.allEntries()
+	if err != nil {
+		return nil, err
+	}
+	var bad []string
+	say := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
+
+	for hash := range corrupt {
+		say("claim %s does not parse", hash)
+	}
+	byAtt := map[Attachment]*entry{}
+	for _, e := range entries {
+		byAtt[e.att] = e
+	}
+	byKey := map[Key]*Claim{}
+	owner := map[netip.Addr]*Claim{}
+	for _, c := range claims {
+		byKey[c.Key] = c
+		for _, a := range c.Addrs {
+			if s.backs(slots[a], c, byAtt) {
+				if o := owner[a]; o != nil {
+					say("I2: %s is promised to both %s and %s", a, o.Key, c.Key)
+				}
+				owner[a] = c
+			}
+		}
+	}
+	for a, sl := range slots {
+		switch sl.state {
+		case slotGarbage:
+			say("I5: the file of %s says nothing", a)
+		case slotRetained:
+			c := byKey[sl.retained.Key]
+			if c == nil || !slices.Contains(c.Addrs, a) {
+				say("I5: %s is retained for %s, which has no claim on it", a, sl.retained.Key)
+			}
+			for _, b := range sl.retained.Addrs {
+				o := slots[b]
+				if o.state == slotRetained && o.retained.Key == sl.retained.Key {
+					continue
+				}
+				if e := byAtt[o.att]; o.state == slotBound && e != nil && e.claim == sl.retained.Key.hash() {
+					continue
+				}
+				say("I6: %s is retained for %s, but %s of the same claim is not", a, sl.retained.Key, b)
+			}
+		case slotBound:
+			e := byAtt[sl.att]
+			if e == nil {
+				if s.trusted {
+					say("index: nothing about %s, which has %s", sl.att, a)
+				}
+				continue
+			}
+			if !slices.Contains(e.addrs, a) {
+				say("I1: %s has %s, its index entry says %v", sl.att, a, e.addrs)
+			}
+			for _, b := range e.addrs {
+				if o := slots[b]; o.state != slotBound || o.att != sl.att {
+					say("I6: %s has %s but not %s", sl.att, a, b)
+				}
+			}
+		}
+	}
+	slices.Sort(bad)
+	return bad, nil
+}
+
+// backs says whether an address file stands behind a claim.
+func (s *session) backs(sl slot, c *Claim, byAtt map[Attachment]*entry) bool {
+	switch sl.state {
+	case slotRetained:
+		return sl.retained.Key == c.Key
+	case slotBound:
+		e := byAtt[sl.att]
+		return e != nil && e.claim == c.Key.hash()
+	}
+	return false
+}

@@ -1,0 +1,78 @@
+package ledger
+
+import (
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Instant is one reading of the three clocks that a record keeps. Within one boot only Boot counts: the
+// wall clock may jump. Across boots the wall clock is all there is.
+type Instant struct {
+	Wall   time.Time
+	Boot   time.Duration // CLOCK_BOOTTIME: since this boot, time in suspend included
+	BootID string        // /proc/sys/kernel/random/boot_id
+}
+
+// Clock reads the time. An error means that the boot cannot be told, and nothing may be decided without it.
+type Clock interface {
+	Now() (Instant, error)
+}
+
+// SystemClock is the Clock of the machine.
+type SystemClock struct{}
+
+const bootIDFile = "/proc/sys/kernel/random/boot_id"
+
+func (SystemClock) Now() (Instant, error) {
+	id, _, err := Disk{}.ReadFile(bootIDFile)
+	if err != nil {
+		return Instant{}, err
+	}
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return Instant{}, err
+	}
+	return Instant{Wall: time.Now(), Boot: time.Duration(ts.Nano()), BootID: strings.TrimSpace(string(id))}, nil
+}
+
+// anchor is a time span that is running: what was left of it at one Instant.
+//
+//	{"left":"9m30s","wall":"2026-01-02T15:04:05Z","boottime":123456789,"boot":"8f0c…"}
+type anchor struct {
+	Left     duration  `json:"left"`
+	Wall     time.Time `json:"wall"`
+	BootTime int64     `json:"boottime"` // nanoseconds of CLOCK_BOOTTIME
+	Boot     string    `json:"boot"`
+}
+
+func anchorAt(now Instant, left time.Duration) anchor {
+	return anchor{Left: duration(left), Wall: now.Wall.UTC().Round(0), BootTime: int64(now.Boot), Boot: now.BootID}
+}
+
+// remaining is what is left of the span at now; zero or less means that it is over. A wall clock that was
+// set back across a boot counts as no time passed, so it can lengthen the span but never cut it; one that
+// runs ahead across a boot can end it early.
+func (a anchor) remaining(now Instant) time.Duration {
+	if a.Boot == now.BootID {
+		return time.Duration(a.Left) - max(0, now.Boot-time.Duration(a.BootTime))
+	}
+	return time.Duration(a.Left) - max(0, now.Wall.Sub(a.Wall))
+}
+
+// elapsed is the time since the anchor within one boot; ok is false across boots.
+func (a anchor) elapsed(now Instant) (d time.Duration, ok bool) {
+	return now.Boot - time.Duration(a.BootTime), a.Boot == now.BootID
+}
+
+// duration is a time.Duration that JSON shows as people write it.
+type duration time.Duration
+
+func (d duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+func (d *duration) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	*d = duration(v)
+	return err
+}

@@ -1,0 +1,42 @@
+// Package ledger is the book of addresses of one CNI network: which address is bound to which attachment,
+// which is retained for which identity, on plain files that stock host-local can read and write as well.
+//
+// # What it promises
+//
+// After every command, and after a crash (kill -9 or power loss) at any system call followed by the next command:
+//
+//   - I1 an address has at most one owner; no two live attachments share one.
+//   - I2 a retained address goes to no other claim before it expires or is released.
+//   - I3 a DEL for an attachment never touches an address that is not that attachment's.
+//   - I4 an acknowledged ADD of a retained pod is remembered: after a power loss the claim still has that
+//     address. A policy known only by mark counts from the mark on.
+//   - I5 every address that is not free is explained by a live sandbox, an unexpired claim, or is younger
+//     than the agent's grace period.
+//   - I6 an acknowledged ADD has all its address families or none.
+//
+// # Where it says what
+//
+//	<dataDir>/<network>/<ip>                who has the address now: host-local's file, or a retained record
+//	<dataDir>/<network>/lock                host-local's flock, held by every command from begin to end
+//	<dataDir>/<network>/last_reserved_ip.N  host-local's round robin
+//	<dataDir>/<network>/.stayput.boot       the boot of the last rebuild, and how we left the directory
+//	<dataDir>/<network>/.stayput.tmp        what an address file is renamed from
+//	<stateDir>/<network>-<hash>/claims/     what is promised, durable
+//	<stateDir>/<network>-<hash>/index/      attachments: for O(1) lookups; believed only where the address file agrees
+//	<stateDir>/<network>-<hash>/sets/       the claims of each shared identity, a cache as well
+//	<stateDir>/<network>-<hash>/marks/      policies as the agent saw them, written without the lock
+//	<stateDir>/<network>-<hash>/network     the network's configuration, for the agent
+//	<stateDir>/spool/                       events for the agent
+//
+// The formats are drawn above the code that writes them, in record.go.
+//
+// # How it stays whole
+//
+// One pure function, transition, decides; session persists its steps in their order. Every step is atomic
+// by itself (a rename or an unlink), and the order is chosen so that each prefix is a state that the next
+// command understands; transition.go gives the reason beside each order.
+//
+// Only promises are made durable: a new or changed claim costs two fsyncs (its content, its name). Address
+// files are never fsynced. A power loss ends every attachment, and the first command of the next boot
+// writes them anew from the claims; so a restore of an unchanged promise and a DEL that retains cost none.
+package ledger

@@ -1,0 +1,264 @@
+package ledger
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// FileSystem is the ledger's one seam to the disk. Its methods are the steps whose order the crash
+// argument is about, so that a test can fail, tear or reorder each of them. Paths are absolute.
+// Errors satisfy errors.Is with fs.ErrNotExist and the unix errno.
+type FileSystem interface {
+	// ReadFile returns the whole content and the permission bits of a regular file.
+	ReadFile(path string) (data []byte, perm fs.FileMode, err error)
+	// ReadDir returns the names in a directory, in no order, without . and ..
+	ReadDir(path string) ([]string, error)
+	// WriteFile creates or truncates path and writes data. Nothing is durable before SyncFile and
+	// SyncDir of the parent. perm is set whatever the umask.
+	WriteFile(path string, data []byte, perm fs.FileMode) error
+	// Overwrite writes over the beginning of an existing file in place: its directory does not change.
+	Overwrite(path string, data []byte) error
+	// SyncFile returns once the content of path is durable.
+	SyncFile(path string) error
+	// SyncDir returns once every entry made, renamed or removed in path is durable.
+	SyncDir(path string) error
+	// Rename replaces newpath by oldpath atomically.
+	Rename(oldpath, newpath string) error
+	// Remove unlinks a file; a missing one is an error.
+	Remove(path string) error
+	// RemoveDir removes an empty directory.
+	RemoveDir(path string) error
+	// Chmod changes the permission bits.
+	Chmod(path string, perm fs.FileMode) error
+	// Mkdir makes one directory; an existing one is an error that satisfies fs.ErrExist.
+	Mkdir(path string) error
+	// ChangeTime is the modification time of a directory in nanoseconds: it moves when an entry comes or goes.
+	ChangeTime(dir string) (int64, error)
+	// Lock takes the exclusive flock(2) on path, which it creates where it is missing, and blocks until it
+	// has it. The returned function gives it back.
+	Lock(path string) (unlock func(), err error)
+}
+
+// Disk is the FileSystem of the machine. It speaks to the kernel without package os: the poller that
+// os.File registers with is start-up time of every ADD and DEL.
+type Disk struct {
+	// LockTimeout bounds the wait for the lock; OnLockTimeout is called when it has passed and is
+	// expected to end the process. Without it the wait has no end.
+	LockTimeout   time.Duration
+	OnLockTimeout func()
+}
+
+func pathError(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &fs.PathError{Op: op, Path: path, Err: err}
+}
+
+// retry repeats a system call that a signal interrupted (the Go runtime preempts with SIGURG).
+func retry(f func() error) error {
+	for {
+		if err := f(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func open(path string, flags int, perm uint32) (fd int, err error) {
+	err = retry(func() error {
+		fd, err = unix.Open(path, flags|unix.O_CLOEXEC, perm)
+		return err
+	})
+	return fd, pathError("open", path, err)
+}
+
+// maxFile bounds what is read of any file: no record of ours or of host-local comes near it.
+const maxFile = 1 << 20
+
+func (Disk) ReadFile(path string) ([]byte, fs.FileMode, error) {
+	fd, err := open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, 0, pathError("fstat", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, 0, pathError("read", path, errNotRegular)
+	}
+	buf := make([]byte, 0, 1024)
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		var n int
+		err := retry(func() (err error) { n, err = unix.Read(fd, buf[len(buf):cap(buf)]); return err })
+		if err != nil {
+			return nil, 0, pathError("read", path, err)
+		}
+		if n == 0 || len(buf) > maxFile {
+			return buf, fs.FileMode(st.Mode & 0o777), nil
+		}
+		buf = buf[:len(buf)+n]
+	}
+}
+
+var errNotRegular = errors.New("not a regular file")
+
+func (Disk) ReadDir(path string) ([]string, error) {
+	fd, err := open(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var names []string
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := unix.ReadDirent(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, pathError("getdents", path, err)
+		}
+		if n <= 0 {
+			return names, nil
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+	}
+}
+
+func write(fd int, path string, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return pathError("write", path, err)
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+func (Disk) WriteFile(path string, data []byte, perm fs.FileMode) error {
+	fd, err := open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NOFOLLOW, uint32(perm))
+	if err != nil {
+		return err
+	}
+	if err := unix.Fchmod(fd, uint32(perm)); err != nil {
+		unix.Close(fd)
+		return pathError("fchmod", path, err)
+	}
+	if err := write(fd, path, data); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	return pathError("close", path, unix.Close(fd))
+}
+
+func (Disk) Overwrite(path string, data []byte) error {
+	fd, err := open(path, unix.O_WRONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return write(fd, path, data)
+}
+
+func syncPath(path string, flags int) error {
+	fd, err := open(path, flags, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return pathError("fsync", path, retry(func() error { return unix.Fsync(fd) }))
+}
+
+func (Disk) SyncFile(path string) error { return syncPath(path, unix.O_RDONLY|unix.O_NOFOLLOW) }
+func (Disk) SyncDir(path string) error  { return syncPath(path, unix.O_RDONLY|unix.O_DIRECTORY) }
+
+func (Disk) Rename(oldpath, newpath string) error {
+	return pathError("rename", newpath, unix.Rename(oldpath, newpath))
+}
+func (Disk) Remove(path string) error    { return pathError("unlink", path, unix.Unlink(path)) }
+func (Disk) RemoveDir(path string) error { return pathError("rmdir", path, unix.Rmdir(path)) }
+func (Disk) Chmod(path string, perm fs.FileMode) error {
+	return pathError("chmod", path, unix.Chmod(path, uint32(perm)))
+}
+func (Disk) Mkdir(path string) error { return pathError("mkdir", path, unix.Mkdir(path, 0o755)) }
+
+func (Disk) ChangeTime(dir string) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, pathError("stat", dir, err)
+	}
+	return st.Mtim.Nano(), nil
+}
+
+// Lock is host-local's own lock: a flock on the file named lock of the network directory
+// (plugins/ipam/host-local/backend/disk/lock.go).
+func (d Disk) Lock(path string) (func(), error) {
+	for {
+		fd, err := open(path, unix.O_RDWR|unix.O_CREAT, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := d.flock(fd); err != nil {
+			unix.Close(fd)
+			return nil, pathError("flock", path, err)
+		}
+		// Somebody may have removed the directory while we waited: then this lock excludes nobody.
+		var held, named unix.Stat_t
+		if err := unix.Fstat(fd, &held); err != nil {
+			unix.Close(fd)
+			return nil, pathError("fstat", path, err)
+		}
+		err = unix.Stat(path, &named)
+		if err == nil && held.Ino == named.Ino && held.Dev == named.Dev {
+			return func() { unix.Close(fd) }, nil
+		}
+		unix.Close(fd)
+		if err != nil && err != unix.ENOENT {
+			return nil, pathError("stat", path, err)
+		}
+	}
+}
+
+func (d Disk) flock(fd int) error {
+	err := retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	if err != unix.EWOULDBLOCK {
+		return err
+	}
+	if d.OnLockTimeout != nil {
+		defer time.AfterFunc(d.LockTimeout, d.OnLockTimeout).Stop()
+	}
+	return retry(func() error { return unix.Flock(fd, unix.LOCK_EX) })
+}
+
+// mkdirAll makes path and its missing parents, and makes each new entry durable: a claim in a directory
+// that a power loss takes away again was never promised.
+func mkdirAll(fsys FileSystem, path string) error {
+	err := fsys.Mkdir(path)
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return nil
+	case errors.Is(err, fs.ErrNotExist):
+		if err := mkdirAll(fsys, filepath.Dir(path)); err != nil {
+			return err
+		}
+		if err := fsys.Mkdir(path); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	case err != nil:
+		return err
+	}
+	return fsys.SyncDir(filepath.Dir(path))
+}

@@ -1,0 +1,362 @@
+package ledger
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The defaults of a Network: host-local's directory and ours.
+const (
+	DefaultDataDir  = "/var/lib/cni/networks"
+	DefaultStateDir = "/var/lib/stayput"
+	// DefaultPromisedShare is the share of a range that may be promised where the network does not say.
+	DefaultPromisedShare = 0.5
+)
+
+// The errors of the ledger. A caller may try again after ErrInUse and ErrFull, and after every error that is
+// none of these: it came from the disk.
+var (
+	// ErrInUse: the identity's addresses are still used by its predecessor.
+	ErrInUse = errors.New("the predecessor of this pod still has its address")
+	// ErrFull: no address of a range set is free.
+	ErrFull = errors.New("no IP addresses available")
+	// ErrNotAvailable: a requested address is taken, a gateway, or in no range.
+	ErrNotAvailable = errors.New("requested IP address is not available")
+	// ErrDuplicate: the attachment has addresses already (CNI SPEC: no two ADDs without a DEL).
+	ErrDuplicate = errors.New("duplicate allocation is not allowed")
+	// ErrNetnsGone: the attachment's own network namespace went away while it waited.
+	ErrNetnsGone = errors.New("the network namespace of this container is gone")
+	// ErrUnknownAttachment: the attachment has no address in this network.
+	ErrUnknownAttachment = errors.New("no address of this attachment")
+	// ErrUnknownClaim: no promise under this key.
+	ErrUnknownClaim = errors.New("no such claim")
+)
+
+// Network is one CNI network as its configuration describes it.
+type Network struct {
+	Name             string        `json:"name"`
+	DataDir          string        `json:"dataDir"`
+	Ranges           []RangeSet    `json:"ranges"`
+	LongestRetention time.Duration `json:"longestRetention,omitempty"` // 0: no limit
+	PromisedShare    float64       `json:"promisedShare,omitempty"`    // 0: DefaultPromisedShare
+}
+
+func (n *Network) share() float64 {
+	if n.PromisedShare == 0 {
+		return DefaultPromisedShare
+	}
+	return n.PromisedShare
+}
+
+func (n *Network) encode() []byte {
+	b, err := json.Marshal(n)
+	if err != nil {
+		panic(err)
+	}
+	return append(b, '\n')
+}
+
+// fingerprint changes whenever the configuration does. It is made without JSON: every ADD needs it.
+func (n *Network) fingerprint() string {
+	var b strings.Builder
+	b.WriteString(n.DataDir + "\x00" + n.LongestRetention.String() + "\x00")
+	fmt.Fprint(&b, n.PromisedShare)
+	for _, set := range n.Ranges {
+		b.WriteByte(0)
+		for _, r := range set {
+			b.WriteString(r.Subnet.String() + " " + r.String() + " " + r.Gateway.String() + ";")
+		}
+	}
+	return hashOf(b.String())[:16]
+}
+
+// Options are the seams of a Ledger; every zero field is the machine's own.
+type Options struct {
+	StateDir string
+	FS       FileSystem
+	Clock    Clock
+	Netns    NetnsProber
+	// Sleep waits between two looks at a predecessor. Patience is how long an ADD waits for it, zero 3 s.
+	Sleep    func(time.Duration)
+	Patience time.Duration
+}
+
+// Ledger is the book of one network. Its methods may be called from many processes at once; each takes the
+// network's lock for one transition.
+type Ledger struct {
+	net        *Network
+	configured bool   // net comes from a CNI configuration
+	dir        string // address files
+	state      string // claims, index, sets, marks
+	fs         FileSystem
+	clock      Clock
+	netns      NetnsProber
+	sleep      func(time.Duration)
+	patience   time.Duration
+}
+
+// patience is the longest that an ADD waits for its predecessor: a longer wait can hold up the runtime's
+// other calls, and kubelet tries again every 12 to 14 s.
+const patience = 3 * time.Second
+
+// pause is how often a waiting ADD looks again.
+const pause = 20 * time.Millisecond
+
+// New is the ledger of a network as its CNI configuration describes it. It does not touch the disk.
+func New(n *Network, o Options) *Ledger {
+	l := newLedger(n, o)
+	l.configured = true
+	return l
+}
+
+// Partial is the ledger of a network of which only the name and the data directory are known: for commands
+// that end attachments and look. It must not Add.
+func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
+
+func newLedger(n *Network, o Options) *Ledger {
+	l := &Ledger{net: n, fs: o.FS, clock: o.Clock, netns: o.Netns, sleep: o.Sleep, patience: o.Patience}
+	if n.DataDir == "" {
+		n.DataDir = DefaultDataDir
+	}
+	if o.StateDir == "" {
+		o.StateDir = DefaultStateDir
+	}
+	if l.fs == nil {
+		l.fs = Disk{}
+	}
+	if l.clock == nil {
+		l.clock = SystemClock{}
+	}
+	if l.netns == nil {
+		l.netns = SystemNetns{}
+	}
+	if l.sleep == nil {
+		l.sleep = time.Sleep
+	}
+	if l.patience == 0 {
+		l.patience = patience
+	}
+	l.dir = filepath.Join(n.DataDir, n.Name)
+	l.state = filepath.Join(o.StateDir, n.Name+"-"+hashOf(filepath.Clean(n.DataDir))[:8])
+	return l
+}
+
+// Networks opens the ledger of every network that the plugin has served under stateDir. A directory whose
+// description cannot be read is in the error, joined; the others are returned.
+func Networks(o Options) ([]*Ledger, error) {
+	if o.StateDir == "" {
+		o.StateDir = DefaultStateDir
+	}
+	if o.FS == nil {
+		o.FS = Disk{}
+	}
+	names, err := o.FS.ReadDir(o.StateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	var ledgers []*Ledger
+	var errs []error
+	for _, name := range names {
+		path := filepath.Join(o.StateDir, name, infoName)
+		b, _, err := o.FS.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotADirectory) {
+			continue
+		}
+		n := &Network{}
+		if err == nil {
+			if err = json.Unmarshal(b, n); err != nil {
+				err = fmt.Errorf("%w: %s: %v", ErrCorrupt, path, err)
+			}
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		ledgers = append(ledgers, newLedger(n, o))
+	}
+	return ledgers, errors.Join(errs...)
+}
+
+// Network is what the ledger is the book of.
+func (l *Ledger) Network() *Network { return l.net }
+
+// AddRequest asks for an attachment's addresses.
+type AddRequest struct {
+	Attachment Attachment
+	Pod        Pod   // zero: no pod of Kubernetes, nothing is promised
+	Netns      Netns // zero: unknown
+	// Policy is what the pod's annotations say; nil where they did not reach us, the zero Policy where they
+	// ask for nothing.
+	Policy    *Policy
+	Requested []netip.Addr
+}
+
+// Result is what a command did.
+type Result struct {
+	// Addrs are the addresses concerned: of an ADD one per range set in their order, of a DEL those that
+	// became retained.
+	Addrs    []netip.Addr
+	Restored bool
+	Events   []Event
+}
+
+// Add gives the attachment one address per range set: those retained for its identity, else fresh ones. It
+// waits for a predecessor that still has them, at most 3 s, and then fails with ErrInUse. A promise is durable
+// when Add returns. After an error nothing is allocated.
+func (l *Ledger) Add(req AddRequest) (*Result, error) {
+	var waited time.Duration
+	for {
+		r, again, err := l.tryAdd(req, waited >= l.patience)
+		if !again {
+			return r, err
+		}
+		l.sleep(pause)
+		waited += pause
+	}
+}
+
+func (l *Ledger) tryAdd(req AddRequest, lastTry bool) (r *Result, again bool, err error) {
+	s, err := l.begin()
+	if err != nil {
+		return nil, false, err
+	}
+	defer s.end()
+	out, err := transition(s, l.net, s.now, addCommand{req})
+	if err != nil {
+		return nil, false, err
+	}
+	if p := out.waitFor; p != nil {
+		if !lastTry {
+			return nil, true, nil
+		}
+		if !out.soft {
+			return nil, false, fmt.Errorf("%w: %s is bound to container %s", ErrInUse, req.Pod, p.ContainerID)
+		}
+		// The settle time is counted on the clock of the DEL; a clock that stands still must not stop a pod.
+		return nil, false, fmt.Errorf("%w: %s: its network namespace is still there", ErrInUse, req.Pod)
+	}
+	if req.Netns.Ino != 0 {
+		if live := liveness(l.netns, req.Netns, "", s.now); live == Dead {
+			return nil, false, fmt.Errorf("%w: %s", ErrNetnsGone, req.Netns.Path)
+		}
+	}
+	if err := s.apply(out.steps, true); err != nil {
+		return nil, false, err
+	}
+	for i := range out.events {
+		out.events[i].Addrs = out.addrs
+	}
+	return out.result(), false, nil
+}
+
+func (o *outcome) result() *Result {
+	return &Result{Addrs: o.addrs, Restored: o.restored, Events: o.events}
+}
+
+// DelRequest ends an attachment. Pod and Policy serve where its ADD was not ours; Netns where it recorded none.
+type DelRequest struct {
+	Attachment Attachment
+	Pod        Pod
+	Netns      Netns
+	Policy     *Policy
+}
+
+// Del ends an attachment: its addresses become retained or free. An attachment without an address is none of
+// our business, and no error. After an error nothing that is promised was given away; a later command or the
+// agent finishes.
+func (l *Ledger) Del(req DelRequest) (*Result, error) { return l.run(delCommand{req}) }
+
+func (l *Ledger) run(cmd command) (*Result, error) {
+	s, err := l.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer s.end()
+	out, err := transition(s, l.net, s.now, cmd)
+	if err != nil {
+		return nil, err
+	}
+	return out.result(), s.apply(out.steps, false)
+}
+
+// Find returns the addresses of an attachment, in the order of the range sets; none is ErrUnknownAttachment.
+func (l *Ledger) Find(att Attachment) ([]netip.Addr, error) {
+	s, err := l.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer s.end()
+	e, err := s.entry(att)
+	if err == nil && e == nil {
+		e, err = s.entry(Attachment{ContainerID: att.ContainerID})
+	}
+	if err != nil {
+		return nil, err
+	}
+	if e != nil {
+		d := &decision{book: s}
+		mine, err := d.boundTo(e)
+		if err != nil || len(mine) > 0 {
+			return mine, err
+		}
+	}
+	return nil, fmt.Errorf("%w: %s", ErrUnknownAttachment, att)
+}
+
+// Collect ends every attachment that is not in valid, exactly as its DEL would (CNI SPEC 1.1, GC). Retained
+// addresses are nobody's attachment and stay.
+func (l *Ledger) Collect(valid []Attachment) error {
+	known := map[Attachment]bool{}
+	for _, a := range valid {
+		known[a] = true
+	}
+	gone, err := l.attachments()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range gone {
+		if known[e.att] || e.att.IfName == "" && slices.ContainsFunc(valid, func(a Attachment) bool { return a.ContainerID == e.att.ContainerID }) {
+			continue
+		}
+		if _, err := l.Del(DelRequest{Attachment: e.att}); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", e.att, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// attachments lists the index after completing it.
+func (l *Ledger) attachments() ([]*entry, error) {
+	s, err := l.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer s.end()
+	if !s.trusted {
+		if err := s.scan(); err != nil {
+			return nil, err
+		}
+	}
+	return s.allEntries()
+}
+
+// Status says whether an ADD could work, without the lock: the data directory can be read. A full or
+// promised range is no reason to report an error, which would make the node NotReady.
+func (l *Ledger) Status() error {
+	_, err := l.fs.ReadDir(l.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

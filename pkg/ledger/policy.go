@@ -1,0 +1,175 @@
+package ledger
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The annotations on a pod that ask for its address to be retained.
+const (
+	AnnotationRetainIP    = "stayput.io/retain-ip"
+	AnnotationWhenScaled  = "stayput.io/when-scaled"
+	AnnotationWhenDeleted = "stayput.io/when-deleted"
+	AnnotationIdentity    = "stayput.io/identity"
+	AnnotationWhenInUse   = "stayput.io/when-in-use"
+
+	// AnnotationReservedIPDuration is OpenKruise's name for retain-ip: an integer number of minutes.
+	AnnotationReservedIPDuration = "io.kubernetes.cri/reserved-ip-duration"
+)
+
+// WhileOwned is the value of AnnotationRetainIP that retains an address for as long as the workload wants the pod.
+const WhileOwned = "while-owned"
+
+// Policy says what becomes of a pod's addresses when its attachment ends. The zero Policy retains nothing.
+type Policy struct {
+	// Retention is how long the addresses stay retained. With WhileOwned zero means without end.
+	Retention  duration `json:"retention,omitzero"`
+	WhileOwned bool     `json:"whileOwned,omitempty"`
+	// WhenScaled and WhenDeleted are Retain or Release, the words of StatefulSet's PVC policy.
+	WhenScaled  string `json:"whenScaled,omitempty"`
+	WhenDeleted string `json:"whenDeleted,omitempty"`
+	// Identity is the shared identity's name; empty means the pod's own.
+	Identity string `json:"identity,omitempty"`
+	// AllocateNew takes a fresh address instead of waiting for a predecessor that still lives.
+	AllocateNew bool `json:"allocateNew,omitempty"`
+}
+
+// Retains says whether the policy asks for anything.
+func (p Policy) Retains() bool { return p.WhileOwned || p.Retention > 0 }
+
+// Duration is how long an address stays retained; zero means without end.
+func (p Policy) Duration() time.Duration { return time.Duration(p.Retention) }
+
+// clamp shortens the policy to the longest retention of the network, and says whether that changed it.
+func (p Policy) clamp(longest time.Duration) (Policy, bool) {
+	if longest <= 0 || !p.Retains() || (p.Retention > 0 && time.Duration(p.Retention) <= longest) {
+		return p, false
+	}
+	p.Retention = duration(longest)
+	return p, true
+}
+
+// AnnotationError is a value of an annotation that cannot be honoured.
+type AnnotationError struct {
+	Key, Value, Expected string
+}
+
+func (e *AnnotationError) Error() string {
+	v := e.Value
+	if len(v) > 64 {
+		v = v[:64] + "…"
+	}
+	return fmt.Sprintf("annotation %s: %q is not valid: expected %s", e.Key, v, e.Expected)
+}
+
+const expectedRetainIP = `a positive Go duration such as "10m" or "720h", or "while-owned"`
+
+// ParseAnnotations reads a pod's annotations. answers is false where none of stayput's keys is among them:
+// then they say nothing, and another source may. An error is an *AnnotationError.
+//
+// Where both names of the retention are present AnnotationRetainIP counts; both must be valid.
+func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, err error) {
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		if key != AnnotationReservedIPDuration && !strings.HasPrefix(key, "stayput.io/") {
+			continue
+		}
+		value := annotations[key]
+		switch key {
+		case AnnotationReservedIPDuration:
+			d, err := parseMinutes(key, value)
+			if err != nil {
+				return Policy{}, true, err
+			}
+			if _, own := annotations[AnnotationRetainIP]; !own {
+				p.Retention = duration(d)
+			}
+		case AnnotationRetainIP:
+			if value == WhileOwned {
+				p.WhileOwned = true
+				break
+			}
+			d, err := time.ParseDuration(value)
+			if err != nil || d <= 0 {
+				return Policy{}, true, &AnnotationError{key, value, expectedRetainIP}
+			}
+			p.Retention = duration(d)
+		case AnnotationWhenScaled:
+			p.WhenScaled, err = parseRetainRelease(key, value)
+		case AnnotationWhenDeleted:
+			p.WhenDeleted, err = parseRetainRelease(key, value)
+		case AnnotationIdentity:
+			if !isDNSLabel(value) {
+				err = &AnnotationError{key, value, "a DNS label: 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit"}
+			}
+			p.Identity = value
+		case AnnotationWhenInUse:
+			switch value {
+			case "Wait":
+			case "AllocateNew":
+				p.AllocateNew = true
+			default:
+				err = &AnnotationError{key, value, `"Wait" or "AllocateNew"`}
+			}
+		default:
+			// Other keys of the domain are the controller's, or a later version's.
+			continue
+		}
+		if err != nil {
+			return Policy{}, true, err
+		}
+		answers = true
+	}
+	if answers && !p.Retains() {
+		return Policy{}, true, &AnnotationError{AnnotationRetainIP, "", expectedRetainIP + " beside the other stayput.io annotations, which mean nothing without it"}
+	}
+	if p.Retains() {
+		byDefault := "Retain"
+		if p.WhileOwned {
+			byDefault = "Release"
+		}
+		if p.WhenScaled == "" {
+			p.WhenScaled = byDefault
+		}
+		if p.WhenDeleted == "" {
+			p.WhenDeleted = byDefault
+		}
+	}
+	return p, answers, nil
+}
+
+func parseMinutes(key, value string) (time.Duration, error) {
+	const most = int64(1<<63-1) / int64(time.Minute)
+	n, err := strconv.ParseInt(value, 10, 64)
+	if err != nil || n <= 0 || n > most || value[0] == '+' {
+		return 0, &AnnotationError{key, value, `a positive whole number of minutes such as "10"`}
+	}
+	return time.Duration(n) * time.Minute, nil
+}
+
+func parseRetainRelease(key, value string) (string, error) {
+	switch value {
+	case "Retain", "Release":
+		return value, nil
+	case "Delete": // as StatefulSet's PVC policy says it
+		return "Release", nil
+	}
+	return "", &AnnotationError{key, value, `"Retain" or "Release"`}
+}
+
+// isDNSLabel follows RFC 1123 as Kubernetes reads it.
+func isDNSLabel(s string) bool {
+	if len(s) == 0 || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return true
+}

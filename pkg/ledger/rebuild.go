@@ -1,0 +1,222 @@
+package ledger
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// picture is everything that the files of a network say, for a rebuild.
+type picture struct {
+	slots   map[netip.Addr]slot
+	claims  []*Claim
+	corrupt map[string]bool // hashes of claims that do not parse
+	entries []*entry
+	marks   map[string]*Mark // by container ID
+}
+
+// rebuild brings the records into agreement: at the first command of a boot, and where the marker or the
+// claims are missing (a data directory on tmpfs, a wiped directory, the first command after a switch from
+// host-local).
+//
+// newBoot says that the marker names another boot, so that no attachment that stayput knew then can still
+// live. Without a marker the boot of a file cannot be told, and what is bound stays bound. A file that
+// stayput did not write and the index does not know may be host-local's from this boot: it stays as well,
+// until its DEL or the agent.
+//
+// No valid address file is replaced but a dead attachment's. Killed anywhere, the marker still says the old
+// boot, and the next command begins again.
+func rebuild(p *picture, n *Network, now Instant, newBoot bool, live func(Netns, string) Liveness) []step {
+	r := &rebuilder{picture: p, net: n, now: now, newBoot: newBoot, claims: map[string]*Claim{}, explained: map[netip.Addr]*entry{}}
+	for _, c := range p.claims {
+		r.claims[c.Key.hash()] = c
+	}
+	for _, e := range p.entries {
+		r.placeEntry(e, live)
+	}
+	addrs := slices.SortedFunc(maps.Keys(p.slots), netip.Addr.Compare)
+	for _, a := range addrs {
+		r.findClaim(a)
+	}
+	// A claim that took over another's addresses comes before it.
+	inOrder := slices.SortedFunc(maps.Values(r.claims), func(a, b *Claim) int {
+		if c := strings.Compare(b.From, a.From); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Key.hash(), b.Key.hash())
+	})
+	for _, c := range inOrder {
+		r.placeClaim(c)
+	}
+	for _, a := range addrs {
+		r.placeSlot(a, inOrder)
+	}
+	for _, e := range p.entries {
+		if r.stale(e) {
+			r.steps = append(r.steps, dropEntry{e.att})
+		}
+	}
+	return r.steps
+}
+
+type rebuilder struct {
+	*picture
+	net       *Network
+	now       Instant
+	newBoot   bool
+	steps     []step
+	claims    map[string]*Claim     // by hash
+	explained map[netip.Addr]*entry // where entry and file agree
+}
+
+func (r *rebuilder) put(a netip.Addr, data []byte) {
+	r.steps = append(r.steps, putSlot{a, data, r.slots[a]})
+	r.slots[a] = decodeSlot(data, true)
+}
+
+// placeEntry notes which addresses an entry explains. An address file that is missing under a live
+// attachment of this boot was wiped: it is made again, or somebody else would get the address.
+func (r *rebuilder) placeEntry(e *entry, live func(Netns, string) Liveness) {
+	wiped := e.boot == r.now.BootID && e.netns.Path != "" && live(e.netns, e.boot) == Alive
+	for _, a := range e.addrs {
+		s, there := r.slots[a]
+		if !there && wiped {
+			r.put(a, encodeBound(e.att))
+			s = r.slots[a]
+		}
+		if s.state == slotBound && s.att == e.att {
+			r.explained[a] = e
+		}
+	}
+}
+
+// dead says whether what is bound at a ended with an earlier boot.
+func (r *rebuilder) dead(a netip.Addr) bool {
+	if e := r.explained[a]; e != nil {
+		return e.boot != r.now.BootID
+	}
+	return r.newBoot && r.slots[a].ours
+}
+
+// findClaim makes the claims that only an address file still knows: a retained record whose claim was lost,
+// and a dead attachment whose mark had not yet become a claim.
+func (r *rebuilder) findClaim(a netip.Addr) {
+	s := r.slots[a]
+	var c *Claim
+	switch {
+	case s.state == slotRetained:
+		c = s.retained.claim()
+	case s.state == slotBound && r.dead(a):
+		m := r.marks[s.att.ContainerID]
+		if e := r.explained[a]; m == nil || !m.Policy.Retains() || e != nil && !e.open {
+			return
+		}
+		p, _ := m.Policy.clamp(r.net.LongestRetention)
+		c = &Claim{Version: recordVersion, Key: NewKey(r.net.Name, m.pod(), p, s.att.IfName), Addrs: r.boundTo(s.att), Policy: p}
+	default:
+		return
+	}
+	if r.claims[c.Key.hash()] == nil {
+		r.claims[c.Key.hash()] = c
+		r.steps = append(r.steps, putClaim{c, nil})
+	}
+}
+
+// boundTo returns an attachment's addresses in the order of the range sets.
+func (r *rebuilder) boundTo(att Attachment) []netip.Addr {
+	var addrs []netip.Addr
+	for a, s := range r.slots {
+		if s.state == slotBound && s.att == att {
+			addrs = append(addrs, a)
+		}
+	}
+	place := func(a netip.Addr) int {
+		return slices.IndexFunc(r.net.Ranges, func(s RangeSet) bool { return s.allocatable(a) })
+	}
+	slices.SortFunc(addrs, func(a, b netip.Addr) int {
+		if d := place(a) - place(b); d != 0 {
+			return d
+		}
+		return a.Compare(b)
+	})
+	return addrs
+}
+
+// placeClaim makes the address files say what the claim promises, with one clock for all of them: a
+// record that survived says what is left.
+func (r *rebuilder) placeClaim(c *Claim) {
+	fresh := retainedOf(c, r.now, Netns{})
+	for _, a := range c.Addrs {
+		if s := r.slots[a]; s.state == slotRetained && s.retained.Key == c.Key {
+			if left, ends := s.retained.Expires(r.now); ends {
+				fresh.Since, fresh.Run = s.retained.Since, anchorAt(r.now, left)
+			}
+		}
+	}
+	hash := c.Key.hash()
+	for _, a := range c.Addrs {
+		s, there := r.slots[a]
+		var mine bool
+		switch s.state {
+		case slotFree:
+			mine = !there
+		case slotGarbage:
+			mine = true
+		case slotBound:
+			e := r.explained[a]
+			mine = r.dead(a) && (e == nil || e.open || e.claim == hash || e.claim == c.From && c.From != "")
+		case slotRetained:
+			k := s.retained.Key.hash()
+			mine = k == hash && s.retained.Run.Boot != r.now.BootID || k == c.From
+		}
+		if mine {
+			r.put(a, fresh.encode())
+			delete(r.explained, a)
+		}
+	}
+}
+
+// placeSlot settles an address file that no claim has settled.
+func (r *rebuilder) placeSlot(a netip.Addr, claims []*Claim) {
+	s := r.slots[a]
+	switch s.state {
+	case slotGarbage:
+		// No sandbox outlives a boot; in the same boot it may still be somebody's.
+		if r.newBoot {
+			r.steps = append(r.steps, freeSlot{a, s})
+		}
+	case slotBound:
+		e := r.explained[a]
+		switch {
+		case r.dead(a):
+			if e == nil || !r.corrupt[e.claim] {
+				r.steps = append(r.steps, freeSlot{a, s})
+			}
+		case e == nil:
+			// Of this boot, but unknown: host-local's, or ours under an index that was lost.
+			e = &entry{att: s.att, boot: r.now.BootID, open: true, addrs: r.boundTo(s.att)}
+			i := slices.IndexFunc(claims, func(c *Claim) bool { return slices.Contains(c.Addrs, a) })
+			if s.ours && i >= 0 {
+				e.claim = claims[i].Key.hash()
+			}
+			for _, b := range e.addrs {
+				r.explained[b] = e
+			}
+			r.steps = append(r.steps, putEntry{e})
+		}
+	case slotRetained:
+		// Left over where a supersede was killed: the claim has moved on.
+		if c := r.claims[s.retained.Key.hash()]; c != nil && !slices.Contains(c.Addrs, a) {
+			r.steps = append(r.steps, freeSlot{a, s})
+		}
+	}
+}
+
+// stale says whether an entry explains nothing any more.
+func (r *rebuilder) stale(e *entry) bool {
+	if r.corrupt[e.claim] {
+		return false
+	}
+	return e.boot != r.now.BootID || !slices.ContainsFunc(e.addrs, func(a netip.Addr) bool { return r.explained[a] == e })
+}

@@ -1,0 +1,404 @@
+package ledger
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Attachment is one interface of one container that the runtime has ADDed: what every DEL names.
+type Attachment struct {
+	ContainerID, IfName string
+}
+
+func (a Attachment) String() string { return a.ContainerID + "/" + a.IfName }
+
+// hash is the name of the attachment's index entry.
+func (a Attachment) hash() string { return hashOf(a.ContainerID, a.IfName) }
+
+// Pod is who the runtime said the container belongs to. The zero Pod is no pod of Kubernetes.
+type Pod struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	UID       string `json:"uid,omitempty"`
+}
+
+func (p Pod) String() string { return p.Namespace + "/" + p.Name }
+
+// Key names a claim.
+type Key struct {
+	Network  string `json:"network"`
+	Identity string `json:"identity"` // pod:NAMESPACE/NAME or set:NAMESPACE/NAME
+	Pod      string `json:"pod"`
+	IfName   string `json:"ifname"`
+}
+
+// NewKey is the key of the claim of a pod's interface under a policy: the two kinds of identity are two
+// key spaces, so that a shared identity named as a pod is never that pod.
+func NewKey(network string, pod Pod, policy Policy, ifname string) Key {
+	k := Key{Network: network, Pod: pod.Name, IfName: ifname}
+	if policy.Identity != "" {
+		k.Identity = "set:" + pod.Namespace + "/" + policy.Identity
+	} else {
+		k.Identity = "pod:" + pod.Namespace + "/" + pod.Name
+	}
+	return k
+}
+
+// Namespace is the namespace that the identity lives in.
+func (k Key) Namespace() string {
+	_, s, _ := strings.Cut(k.Identity, ":")
+	ns, _, _ := strings.Cut(s, "/")
+	return ns
+}
+
+func (k Key) String() string { return k.Identity + " (" + k.Pod + ", " + k.IfName + ")" }
+
+func (k Key) shared() bool { return strings.HasPrefix(k.Identity, "set:") }
+
+// hash is the claim's file name.
+func (k Key) hash() string { return hashOf(k.Network, k.Identity, k.Pod, k.IfName) }
+
+// setHash is the name of the directory of the claims of a shared identity.
+func (k Key) setHash() string { return hashOf(k.Identity, k.IfName) }
+
+func hashOf(parts ...string) string {
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	return hex.EncodeToString(sum[:])
+}
+
+const recordVersion = 1
+
+// Claim is the promise of one address per range set to a key. It is written durably before the ADD that
+// makes it is answered, changes only when the promise changes, and says nothing about who has the
+// addresses now: that is in the address files.
+//
+//	{"v":1,"key":{…},"addrs":["10.244.1.7","fd00::7"],"policy":{"retention":"10m0s",…}}
+type Claim struct {
+	Version int          `json:"v"`
+	Key     Key          `json:"key"`
+	Addrs   []netip.Addr `json:"addrs"`
+	Policy  Policy       `json:"policy"`
+	// From is the hash of the claim of the same shared identity whose addresses this one took over. Where
+	// a crash left both, this one counts.
+	From string `json:"from,omitempty"`
+}
+
+func (c *Claim) encode() []byte {
+	b, err := json.Marshal(c)
+	if err != nil {
+		panic(err) // every field marshals
+	}
+	return append(b, '\n')
+}
+
+// ErrCorrupt is a record that does not parse. Its owner is unknown, so it is never a reason to free anything.
+var ErrCorrupt = errors.New("record is corrupt")
+
+func decodeClaim(b []byte, hash string) (*Claim, error) {
+	var c Claim
+	if err := json.Unmarshal(b, &c); err != nil {
+		return nil, fmt.Errorf("%w: claim: %v", ErrCorrupt, err)
+	}
+	if c.Version != recordVersion || c.Key.hash() != hash || len(c.Addrs) == 0 || slices.ContainsFunc(c.Addrs, invalidAddr) {
+		return nil, fmt.Errorf("%w: claim of version %d, key %s, addresses %v", ErrCorrupt, c.Version, c.Key, c.Addrs)
+	}
+	return &c, nil
+}
+
+func invalidAddr(a netip.Addr) bool { return !a.IsValid() }
+
+// slotState is what an address file says.
+type slotState int
+
+const (
+	slotFree     slotState = iota // no file
+	slotBound                     // host-local's content
+	slotRetained                  // our JSON line
+	slotGarbage                   // a file that says neither: taken, by nobody knows whom
+)
+
+// slot is one address file.
+//
+// Bound, byte-identical to host-local's (plugins/ipam/host-local/backend/disk/backend.go):
+//
+//	containerID CR LF ifname
+//
+// Files of host-local before 0.8 lack CR LF ifname. A file that stayput wrote has the permissions 0644,
+// host-local's 0600: after a reboot that tells a bound file of an earlier boot, which stayput wrote and
+// nobody can still be using, from one that host-local may have written in this boot before us.
+//
+// Retained, one line of JSON that begins with {, which no container ID can:
+//
+//	{"v":1,"key":{…},"addrs":[…],"policy":{…},"since":"…","ends":{…},"netns":{…}}
+type slot struct {
+	state    slotState
+	att      Attachment // of a bound slot
+	ours     bool       // stayput wrote the file
+	retained *Retained
+	raw      []byte
+}
+
+const (
+	permOurs      = 0o644
+	permHostLocal = 0o600
+)
+
+// Retained is the record of a retained address. It alone suffices to restore and to expire.
+type Retained struct {
+	Version int          `json:"v"`
+	Key     Key          `json:"key"`
+	Addrs   []netip.Addr `json:"addrs"`
+	Policy  Policy       `json:"policy"`
+	Since   time.Time    `json:"since"`
+	// Run is the retention as it runs; without a Left it has no end.
+	Run anchor `json:"run"`
+	// At is when the attachment ended, and Netns where it was: whoever takes the address over while the
+	// namespace is still there gives the main plugin a moment to take the link away.
+	At    anchor `json:"at"`
+	Netns Netns  `json:"netns,omitzero"`
+}
+
+// Expires is what is left of the retention; ok is false where it has no end.
+func (r *Retained) Expires(now Instant) (left time.Duration, ok bool) {
+	if r.Policy.Retention == 0 {
+		return 0, false
+	}
+	return r.Run.remaining(now), true
+}
+
+func (r *Retained) expired(now Instant) bool {
+	left, ends := r.Expires(now)
+	return ends && left <= 0
+}
+
+func (r *Retained) claim() *Claim {
+	return &Claim{Version: recordVersion, Key: r.Key, Addrs: r.Addrs, Policy: r.Policy}
+}
+
+func retainedOf(c *Claim, now Instant, ns Netns) *Retained {
+	return &Retained{
+		Version: recordVersion, Key: c.Key, Addrs: c.Addrs, Policy: c.Policy,
+		Since: now.Wall.UTC().Round(0), Run: anchorAt(now, c.Policy.Duration()), At: anchorAt(now, 0), Netns: ns,
+	}
+}
+
+func (r *Retained) encode() []byte {
+	b, err := json.Marshal(r)
+	if err != nil {
+		panic(err)
+	}
+	return append(b, '\n')
+}
+
+func encodeBound(a Attachment) []byte {
+	if a.IfName == "" {
+		return []byte(a.ContainerID)
+	}
+	return []byte(a.ContainerID + "\r\n" + a.IfName)
+}
+
+func decodeSlot(b []byte, ours bool) slot {
+	s := slot{raw: b, ours: ours, state: slotGarbage}
+	if len(b) > 0 && b[0] == '{' {
+		var r Retained
+		if json.Unmarshal(b, &r) == nil && r.Version == recordVersion && r.Key.Identity != "" &&
+			len(r.Addrs) > 0 && !slices.ContainsFunc(r.Addrs, invalidAddr) {
+			s.state, s.retained = slotRetained, &r
+		}
+		return s
+	}
+	id, ifname, _ := strings.Cut(string(bytes.TrimSpace(b)), "\r\n")
+	if isWord(id) && (ifname == "" || isWord(ifname)) {
+		s.state, s.att = slotBound, Attachment{id, ifname}
+	}
+	return s
+}
+
+// isWord is deliberately wide: what could be somebody's container ID is somebody's.
+func isWord(s string) bool {
+	if s == "" || len(s) > 1024 {
+		return false
+	}
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] >= 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// entry is one index record: what is known of an attachment beside its address files. It is believed only
+// for addresses whose files name the attachment, and never fsynced: a power loss ends every attachment.
+//
+//	v1 BOOT-ID open|decided CLAIM-HASH|-
+//	CONTAINERID IFNAME
+//	ADDR ADDR
+//	DEV INO NETNS-PATH
+//	NAMESPACE/NAME UID
+type entry struct {
+	att   Attachment
+	boot  string
+	open  bool   // nobody has said yet what the pod's policy is
+	claim string // hash of the claim that the attachment holds, or ""
+	addrs []netip.Addr
+	netns Netns
+	pod   Pod
+}
+
+func (e *entry) encode() []byte {
+	var b strings.Builder
+	word := "decided"
+	if e.open {
+		word = "open"
+	}
+	claim := e.claim
+	if claim == "" {
+		claim = "-"
+	}
+	b.WriteString("v1 " + e.boot + " " + word + " " + claim + "\n" + e.att.ContainerID + " " + e.att.IfName + "\n")
+	for i, a := range e.addrs {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(a.String())
+	}
+	b.WriteString("\n" + strconv.FormatUint(e.netns.Dev, 10) + " " + strconv.FormatUint(e.netns.Ino, 10) + " " + strings.ReplaceAll(e.netns.Path, "\n", "") + "\n")
+	b.WriteString(e.pod.Namespace + "/" + e.pod.Name + " " + e.pod.UID + "\n")
+	return []byte(b.String())
+}
+
+func decodeEntry(b []byte) (*entry, error) {
+	bad := fmt.Errorf("%w: index entry", ErrCorrupt)
+	lines := strings.Split(string(b), "\n")
+	if len(lines) != 6 || lines[5] != "" {
+		return nil, bad
+	}
+	head := strings.Split(lines[0], " ")
+	if len(head) != 4 || head[0] != "v1" {
+		return nil, bad
+	}
+	e := &entry{boot: head[1], open: head[2] == "open"}
+	if head[3] != "-" {
+		e.claim = head[3]
+	}
+	e.att.ContainerID, e.att.IfName, _ = strings.Cut(lines[1], " ")
+	for f := range strings.FieldsSeq(lines[2]) {
+		a, err := netip.ParseAddr(f)
+		if err != nil {
+			return nil, bad
+		}
+		e.addrs = append(e.addrs, a)
+	}
+	ns := strings.SplitN(lines[3], " ", 3)
+	if len(ns) != 3 {
+		return nil, bad
+	}
+	var err1, err2 error
+	e.netns.Dev, err1 = strconv.ParseUint(ns[0], 10, 64)
+	e.netns.Ino, err2 = strconv.ParseUint(ns[1], 10, 64)
+	e.netns.Path = ns[2]
+	name, uid, _ := strings.Cut(lines[4], " ")
+	e.pod.UID = uid
+	e.pod.Namespace, e.pod.Name, _ = strings.Cut(name, "/")
+	if err1 != nil || err2 != nil || len(e.addrs) == 0 || e.att.ContainerID == "" {
+		return nil, bad
+	}
+	return e, nil
+}
+
+// Mark is a pod's policy as the agent saw it: the second source, for runtimes that hand no annotations to CNI.
+//
+//	{"v":1,"containerID":"…","namespace":"…","name":"…","uid":"…","policy":{…}}
+type Mark struct {
+	Version     int    `json:"v"`
+	ContainerID string `json:"containerID"`
+	Namespace   string `json:"namespace"`
+	Name        string `json:"name"`
+	UID         string `json:"uid,omitempty"`
+	Policy      Policy `json:"policy"`
+}
+
+func (m *Mark) pod() Pod { return Pod{m.Namespace, m.Name, m.UID} }
+
+func decodeMark(b []byte, hash string) (*Mark, error) {
+	var m Mark
+	if err := json.Unmarshal(b, &m); err != nil {
+		return nil, fmt.Errorf("%w: mark: %v", ErrCorrupt, err)
+	}
+	if m.Version != recordVersion || hashOf(m.ContainerID) != hash || m.Namespace == "" || m.Name == "" {
+		return nil, fmt.Errorf("%w: mark of version %d for container %q", ErrCorrupt, m.Version, m.ContainerID)
+	}
+	return &m, nil
+}
+
+// stamp is the boot marker, the file .stayput.boot in the network directory:
+//
+//	BOOT-ID
+//	MTIME LAST0 LAST1 …
+//	FINGERPRINT
+//
+// The first line is the boot in which the ledger was last rebuilt. The second is how stayput left the
+// directory: its modification time and the contents of host-local's last_reserved_ip.N. Where it still
+// agrees the index is complete, and an attachment that the index does not know has no address here; where
+// not (host-local has been at work, or we were killed) one scan makes it complete again. Both facts are needed:
+// clocks of older kernels tick in steps of 4 ms, but host-local writes last_reserved_ip.N at each allocation.
+// The third is the fingerprint of the network's configuration as it was last recorded for the agent.
+type stamp struct {
+	boot  string
+	mtime int64
+	last  []netip.Addr // as far as known; the zero Addr where there is no file
+	// config is Network.fingerprint
+	config string
+}
+
+func (s *stamp) encode() []byte {
+	var b strings.Builder
+	b.WriteString(s.boot + "\n" + strconv.FormatInt(s.mtime, 10))
+	for _, a := range s.last {
+		if a.IsValid() {
+			b.WriteString(" " + a.String())
+		} else {
+			b.WriteString(" -")
+		}
+	}
+	b.WriteString("\n" + s.config + "\n")
+	// Overwritten in place, and never shorter than before: a power loss leaves a mixture of old and new
+	// bytes, whose first line is the same in both.
+	for b.Len()%512 != 0 {
+		b.WriteByte(' ')
+	}
+	return []byte(b.String())
+}
+
+// decodeStamp never fails: what cannot be read is a stamp that agrees with nothing.
+func decodeStamp(b []byte) stamp {
+	boot, rest, _ := strings.Cut(string(b), "\n")
+	s := stamp{boot: boot, mtime: -1}
+	line, rest, _ := strings.Cut(rest, "\n")
+	config, _, whole := strings.Cut(rest, "\n")
+	f := strings.Fields(line)
+	if !whole || len(f) == 0 {
+		return s
+	}
+	var last []netip.Addr
+	for _, w := range f[1:] {
+		a, err := netip.ParseAddr(w)
+		if err != nil && w != "-" {
+			return s
+		}
+		last = append(last, a)
+	}
+	if n, err := strconv.ParseInt(f[0], 10, 64); err == nil {
+		s.mtime, s.last, s.config = n, last, config
+	}
+	return s
+}

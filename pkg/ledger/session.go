@@ -1,0 +1,597 @@
+package ledger
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+)
+
+// The names in a network directory and in a state directory.
+const (
+	lockFile   = "lock" // host-local's
+	lastPrefix = "last_reserved_ip."
+	tempName   = ".stayput.tmp" // the one name every address file is renamed from
+	markerName = ".stayput.boot"
+
+	claimsDir = "claims" // <hash of key>: Claim
+	indexDir  = "index"  // <hash of attachment>: entry
+	setsDir   = "sets"   // <hash of identity and ifname>/<hash of key>: empty; which claims a shared identity has
+	marksDir  = "marks"  // <hash of container ID>: Mark
+	infoName  = "network"
+)
+
+// session is one command's hold on a network: the lock is held from begin to end. It is the book that the
+// transition reads, and carries out what the transition returns.
+type session struct {
+	l       *Ledger
+	now     Instant
+	unlock  func()
+	stamp   stamp
+	lasts   []netip.Addr // last_reserved_ip.N as they stand
+	trusted bool         // the stamp agrees with the directory: the index is complete
+	touched bool         // the directory, a last_reserved_ip or the marker have to be stamped anew
+}
+
+// begin takes the lock and, at the first command of a boot, rebuilds.
+func (l *Ledger) begin() (*session, error) {
+	now, err := l.clock.Now()
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := l.fs.Lock(filepath.Join(l.dir, lockFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = mkdirAll(l.fs, l.dir); err == nil {
+			unlock, err = l.fs.Lock(filepath.Join(l.dir, lockFile))
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &session{l: l, now: now, unlock: unlock}
+	if err := s.open(); err != nil {
+		unlock()
+		return nil, err
+	}
+	return s, nil
+}
+
+// end stamps the directory as we leave it and gives the lock back. A stamp that cannot be written costs the
+// next command a scan, nothing else.
+func (s *session) end() {
+	if s.touched && s.trusted {
+		if mtime, err := s.l.fs.ChangeTime(s.l.dir); err == nil {
+			s.stamp = stamp{boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config}
+			s.l.fs.Overwrite(s.marker(), s.stamp.encode())
+		}
+	}
+	s.unlock()
+}
+
+func (s *session) marker() string               { return filepath.Join(s.l.dir, markerName) }
+func (s *session) slotPath(a netip.Addr) string { return filepath.Join(s.l.dir, a.String()) }
+func (s *session) lastPath(i int) string        { return filepath.Join(s.l.dir, lastPrefix+strconv.Itoa(i)) }
+func (s *session) state(elem ...string) string {
+	return filepath.Join(append([]string{s.l.state}, elem...)...)
+}
+
+// open reads the marker and rebuilds where it must.
+func (s *session) open() error {
+	b, _, err := s.l.fs.ReadFile(s.marker())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return s.rebuild(false)
+	case err != nil:
+		return err
+	}
+	s.stamp = decodeStamp(b)
+	if s.stamp.boot != s.now.BootID {
+		return s.rebuild(s.stamp.boot != "")
+	}
+	if _, err := s.l.fs.ChangeTime(s.state(claimsDir)); errors.Is(err, fs.ErrNotExist) {
+		return s.rebuild(false)
+	} else if err != nil {
+		return err
+	}
+	mtime, err := s.l.fs.ChangeTime(s.l.dir)
+	if err != nil {
+		return err
+	}
+	s.lasts = make([]netip.Addr, max(len(s.l.net.Ranges), len(s.stamp.last)))
+	same := len(s.stamp.last) >= len(s.l.net.Ranges)
+	for i := range s.lasts {
+		if s.lasts[i], err = s.readLast(i); err != nil {
+			return err
+		}
+		same = same && i < len(s.stamp.last) && s.lasts[i] == s.stamp.last[i]
+	}
+	s.trusted = mtime == s.stamp.mtime && same
+	return s.recordInfo()
+}
+
+func (s *session) readLast(i int) (netip.Addr, error) {
+	b, _, err := s.l.fs.ReadFile(s.lastPath(i))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return netip.Addr{}, err
+	}
+	a, _ := netip.ParseAddr(string(b)) // host-local ignores what it cannot parse, too
+	return a.Unmap(), nil
+}
+
+// recordInfo keeps the network's configuration for those who have no CNI configuration: the agent.
+func (s *session) recordInfo() error {
+	print := s.l.net.fingerprint()
+	if !s.l.configured || s.stamp.config == print {
+		return nil
+	}
+	s.stamp.config, s.touched = print, true
+	tmp := s.state(infoName + ".tmp")
+	if err := s.l.fs.WriteFile(tmp, s.l.net.encode(), permOurs); err != nil {
+		return err
+	}
+	return s.l.fs.Rename(tmp, s.state(infoName))
+}
+
+// The book.
+
+func (s *session) slot(a netip.Addr) (slot, error) {
+	b, perm, err := s.l.fs.ReadFile(s.slotPath(a))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return slot{}, nil
+	case errors.Is(err, errNotRegular):
+		return slot{state: slotGarbage}, nil
+	case err != nil:
+		return slot{}, err
+	}
+	return decodeSlot(b, perm == permOurs), nil
+}
+
+func (s *session) claim(hash string) (*Claim, error) {
+	b, _, err := s.l.fs.ReadFile(s.state(claimsDir, hash))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	return decodeClaim(b, hash)
+}
+
+func (s *session) entry(att Attachment) (*entry, error) {
+	e, err := s.readEntry(att.hash())
+	if err != nil || e != nil && e.att == att {
+		return e, err
+	}
+	if s.trusted {
+		return nil, nil
+	}
+	if err := s.scan(); err != nil {
+		return nil, err
+	}
+	e, err = s.readEntry(att.hash())
+	if err != nil || e == nil || e.att != att {
+		return nil, err
+	}
+	return e, nil
+}
+
+// readEntry returns nil for an entry that does not parse: the index is a cache, and the scan will find
+// what the address files say.
+func (s *session) readEntry(hash string) (*entry, error) {
+	b, _, err := s.l.fs.ReadFile(s.state(indexDir, hash))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	e, err := decodeEntry(b)
+	if err != nil {
+		s.trusted = false
+		return nil, nil
+	}
+	return e, nil
+}
+
+func (s *session) mark(containerID string) (*Mark, error) {
+	hash := hashOf(containerID)
+	b, _, err := s.l.fs.ReadFile(s.state(marksDir, hash))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	return decodeMark(b, hash)
+}
+
+func (s *session) setClaims(k Key) ([]*Claim, error) {
+	names, err := s.l.fs.ReadDir(s.state(setsDir, k.setHash()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	var claims []*Claim
+	for _, hash := range names {
+		c, err := s.claim(hash)
+		if err != nil && !errors.Is(err, ErrCorrupt) {
+			return nil, err
+		}
+		if c != nil {
+			claims = append(claims, c)
+		}
+	}
+	return claims, nil
+}
+
+func (s *session) holders(claim string) ([]*entry, error) {
+	if !s.trusted {
+		if err := s.scan(); err != nil {
+			return nil, err
+		}
+	}
+	entries, err := s.allEntries()
+	return slices.DeleteFunc(entries, func(e *entry) bool { return e.claim != claim }), err
+}
+
+func (s *session) retainedFor(k Key) (*Retained, error) {
+	slots, err := s.allSlots()
+	if err != nil {
+		return nil, err
+	}
+	for _, sl := range slots {
+		if sl.state == slotRetained && sl.retained.Key == k {
+			return sl.retained, nil
+		}
+	}
+	return nil, nil
+}
+
+func (s *session) countClaims() (int, error) {
+	names, err := s.l.fs.ReadDir(s.state(claimsDir))
+	return len(names), err
+}
+
+// countPromised counts the claims that lie in set and are neither expired nor without an address behind them.
+func (s *session) countPromised(set RangeSet, now Instant) (int, error) {
+	claims, _, err := s.allClaims()
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, c := range claims {
+		for _, a := range c.Addrs {
+			if !set.allocatable(a) {
+				continue
+			}
+			sl, err := s.slot(a)
+			if err != nil {
+				return 0, err
+			}
+			if sl.state == slotBound || sl.state == slotGarbage || sl.state == slotRetained && !sl.retained.expired(now) {
+				n++
+			}
+		}
+	}
+	return n, nil
+}
+
+func (s *session) last(i int) netip.Addr { return s.lasts[i] }
+
+func (s *session) liveness(ns Netns, boot string) Liveness {
+	return liveness(s.l.netns, ns, boot, s.now)
+}
+
+// Everything at once: for scans.
+
+func (s *session) allSlots() (map[netip.Addr]slot, error) {
+	names, err := s.l.fs.ReadDir(s.l.dir)
+	if err != nil {
+		return nil, err
+	}
+	slots := make(map[netip.Addr]slot, len(names))
+	for _, name := range names {
+		a, err := netip.ParseAddr(name)
+		if err != nil || a.String() != name {
+			continue
+		}
+		sl, err := s.slot(a)
+		if err != nil {
+			return nil, err
+		}
+		if sl.state != slotFree {
+			slots[a] = sl
+		}
+	}
+	return slots, nil
+}
+
+func (s *session) allClaims() (claims []*Claim, corrupt map[string]bool, err error) {
+	names, err := s.l.fs.ReadDir(s.state(claimsDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, nil
+	} else if err != nil {
+		return nil, nil, err
+	}
+	corrupt = map[string]bool{}
+	for _, hash := range names {
+		if filepath.Ext(hash) != "" { // a temporary file that a crash left
+			continue
+		}
+		c, err := s.claim(hash)
+		switch {
+		case errors.Is(err, ErrCorrupt):
+			corrupt[hash] = true
+		case err != nil:
+			return nil, nil, err
+		case c != nil:
+			claims = append(claims, c)
+		}
+	}
+	slices.SortFunc(claims, func(a, b *Claim) int { return slices.Compare([]byte(a.Key.String()), []byte(b.Key.String())) })
+	return claims, corrupt, nil
+}
+
+func (s *session) allEntries() ([]*entry, error) {
+	names, err := s.l.fs.ReadDir(s.state(indexDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	var entries []*entry
+	for _, hash := range names {
+		b, _, err := s.l.fs.ReadFile(s.state(indexDir, hash))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		e, err := decodeEntry(b)
+		if err != nil || e.att.hash() != hash {
+			s.l.fs.Remove(s.state(indexDir, hash))
+			continue
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+func (s *session) allMarks() (map[string]*Mark, error) {
+	names, err := s.l.fs.ReadDir(s.state(marksDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	marks := map[string]*Mark{}
+	for _, hash := range names {
+		b, _, err := s.l.fs.ReadFile(s.state(marksDir, hash))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if m, err := decodeMark(b, hash); err == nil {
+			marks[m.ContainerID] = m
+		}
+	}
+	return marks, nil
+}
+
+// scan completes the index from the address files.
+func (s *session) scan() error { return s.reconcile(false, false) }
+
+// rebuild brings everything into agreement and writes the marker last.
+func (s *session) rebuild(newBoot bool) error {
+	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
+		if err := mkdirAll(s.l.fs, s.state(dir)); err != nil {
+			return err
+		}
+	}
+	s.lasts = make([]netip.Addr, len(s.l.net.Ranges))
+	for i := range s.lasts {
+		var err error
+		if s.lasts[i], err = s.readLast(i); err != nil {
+			return err
+		}
+	}
+	if err := s.recordInfo(); err != nil {
+		return err
+	}
+	return s.reconcile(newBoot, true)
+}
+
+func (s *session) reconcile(newBoot, full bool) error {
+	p := &picture{}
+	var err error
+	if p.slots, err = s.allSlots(); err != nil {
+		return err
+	}
+	if p.claims, p.corrupt, err = s.allClaims(); err != nil {
+		return err
+	}
+	if p.entries, err = s.allEntries(); err != nil {
+		return err
+	}
+	if full {
+		if p.marks, err = s.allMarks(); err != nil {
+			return err
+		}
+	}
+	steps := rebuild(p, s.l.net, s.now, newBoot, s.liveness)
+	if !full {
+		// A scan is for the index alone.
+		steps = slices.DeleteFunc(steps, func(st step) bool {
+			switch st.(type) {
+			case putEntry, dropEntry:
+				return false
+			}
+			return true
+		})
+	}
+	if err := s.apply(steps, false); err != nil {
+		return err
+	}
+	s.trusted, s.touched = true, true
+	if !full {
+		return nil
+	}
+	if err := s.indexSets(p.claims); err != nil {
+		return err
+	}
+	// Durable, so that a power loss in this boot leaves a marker that names it.
+	st := stamp{boot: s.now.BootID, mtime: -1, config: s.stamp.config}
+	tmp := filepath.Join(s.l.dir, tempName)
+	if err := s.l.fs.WriteFile(tmp, st.encode(), permOurs); err != nil {
+		return err
+	}
+	if err := s.l.fs.SyncFile(tmp); err != nil {
+		return err
+	}
+	if err := s.l.fs.Rename(tmp, s.marker()); err != nil {
+		return err
+	}
+	return s.l.fs.SyncDir(s.l.dir)
+}
+
+// indexSets makes the directory of shared identities say which claims there are.
+func (s *session) indexSets(claims []*Claim) error {
+	for _, c := range claims {
+		if c.Key.shared() {
+			if err := s.addToSet(c.Key); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// apply carries out steps in their order. With undo a failure takes back, as far as the disk lets it, what
+// was done before it.
+func (s *session) apply(steps []step, undo bool) error {
+	for i, st := range steps {
+		if err := s.do(st); err != nil {
+			for j := i; undo && j >= 0; j-- {
+				s.undo(steps[j])
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) do(st step) error {
+	s.touched = true
+	switch st := st.(type) {
+	case putEntry:
+		return s.l.fs.WriteFile(s.state(indexDir, st.entry.att.hash()), st.entry.encode(), permOurs)
+	case dropEntry:
+		return s.remove(s.state(indexDir, st.att.hash()))
+	case putSlot:
+		return s.writeSlot(st.addr, st.data, permOurs)
+	case freeSlot:
+		return s.remove(s.slotPath(st.addr))
+	case adoptSlot:
+		return s.l.fs.Chmod(s.slotPath(st.addr), permOurs)
+	case setLast:
+		s.lasts[st.rangeSet] = st.addr
+		return s.l.fs.WriteFile(s.lastPath(st.rangeSet), []byte(st.addr.String()), permHostLocal)
+	case putClaim:
+		if st.claim.Key.shared() {
+			if err := s.addToSet(st.claim.Key); err != nil {
+				return err
+			}
+		}
+		return s.writeClaim(st.claim)
+	case dropClaim:
+		return s.removeClaim(st.was.Key)
+	}
+	panic("unknown step")
+}
+
+// undo takes one step back. It is best effort: what it cannot take back is an unacknowledged ADD's, which its
+// DEL or its death undoes.
+func (s *session) undo(st step) {
+	switch st := st.(type) {
+	case putEntry:
+		s.remove(s.state(indexDir, st.entry.att.hash()))
+	case putSlot:
+		if st.was.state == slotFree {
+			s.remove(s.slotPath(st.addr))
+		} else {
+			s.writeSlot(st.addr, st.was.raw, permOf(st.was))
+		}
+	case freeSlot:
+		s.writeSlot(st.addr, st.was.raw, permOf(st.was))
+	case putClaim:
+		if st.was == nil {
+			s.removeClaim(st.claim.Key)
+		} else {
+			s.writeClaim(st.was)
+		}
+	case dropClaim:
+		s.writeClaim(st.was)
+	}
+}
+
+func permOf(sl slot) fs.FileMode {
+	if sl.ours {
+		return permOurs
+	}
+	return permHostLocal
+}
+
+func (s *session) remove(path string) error {
+	if err := s.l.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (s *session) writeSlot(a netip.Addr, data []byte, perm fs.FileMode) error {
+	tmp := filepath.Join(s.l.dir, tempName)
+	if err := s.l.fs.WriteFile(tmp, data, perm); err != nil {
+		return err
+	}
+	return s.l.fs.Rename(tmp, s.slotPath(a))
+}
+
+// writeClaim returns when the claim is durable: content first, then the name.
+func (s *session) writeClaim(c *Claim) error {
+	tmp := s.state(claimsDir, "claim.tmp")
+	if err := s.l.fs.WriteFile(tmp, c.encode(), permOurs); err != nil {
+		return err
+	}
+	if err := s.l.fs.SyncFile(tmp); err != nil {
+		return err
+	}
+	if err := s.l.fs.Rename(tmp, s.state(claimsDir, c.Key.hash())); err != nil {
+		return err
+	}
+	return s.l.fs.SyncDir(s.state(claimsDir))
+}
+
+func (s *session) removeClaim(k Key) error {
+	if k.shared() {
+		if err := s.remove(s.state(setsDir, k.setHash(), k.hash())); err != nil {
+			return err
+		}
+	}
+	if err := s.remove(s.state(claimsDir, k.hash())); err != nil {
+		return err
+	}
+	return s.l.fs.SyncDir(s.state(claimsDir))
+}
+
+func (s *session) addToSet(k Key) error {
+	path := s.state(setsDir, k.setHash(), k.hash())
+	err := s.l.fs.WriteFile(path, nil, permOurs)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = s.l.fs.Mkdir(filepath.Dir(path)); err == nil || errors.Is(err, fs.ErrExist) {
+			err = s.l.fs.WriteFile(path, nil, permOurs)
+		}
+	}
+	return err
+}

@@ -1,0 +1,349 @@
+// Package ipam is the CNI IPAM plugin: it translates between the CNI protocol and pkg/ledger and decides
+// nothing by itself. It needs files only.
+//
+// The runtime starts the program for every command, so what it links is time on every pod's way: no
+// containernetworking/skel (which compiles regular expressions and links package net), no gRPC, no k8s.io.
+package ipam
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// lockTimeout is how long a command waits for the network's lock. Then the process ends: the runtime is
+// better served by an answer.
+const lockTimeout = 60 * time.Second
+
+// Plugin is one call of the plugin by a runtime.
+type Plugin struct {
+	Getenv         func(string) string
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	Exit           func(code int) // ends the process where the lock cannot be had
+	Version        string         // of the program, for people
+}
+
+// Run carries out the command in CNI_COMMAND and returns the exit code. The result or the error is on Stdout,
+// as the CNI SPEC says. DEL fails only where the call itself cannot be understood: a failing DEL keeps a pod
+// from being deleted, and is often never retried.
+func (p *Plugin) Run() int {
+	command := p.Getenv("CNI_COMMAND")
+	if command == "" {
+		fmt.Fprintf(p.Stderr, "CNI plugin stayput %s\nCNI protocol versions supported: %s\n", p.Version, strings.Join(supportedVersions, ", "))
+		return 0
+	}
+	call := &call{Plugin: p, command: command}
+	if err := call.dispatch(); err != nil {
+		call.fail(err)
+		return 1
+	}
+	return 0
+}
+
+type call struct {
+	*Plugin
+	command    string
+	att        ledger.Attachment
+	netnsPath  string
+	conf       *netConf
+	begin      time.Time
+	cniVersion string
+}
+
+func (c *call) fail(err *Error) {
+	if err.CNIVersion = c.cniVersion; !slices.Contains(supportedVersions, err.CNIVersion) {
+		err.CNIVersion = supportedVersions[len(supportedVersions)-1]
+	}
+	c.print(err)
+}
+
+func (c *call) print(v any) {
+	b, err := json.Marshal(v)
+	if err == nil {
+		_, err = c.Stdout.Write(append(b, '\n'))
+	}
+	if err != nil {
+		fmt.Fprintln(c.Stderr, "stayput: cannot write the result:", err)
+	}
+}
+
+func (c *call) dispatch() *Error {
+	c.begin = time.Now()
+	if c.command == "VERSION" {
+		c.print(struct {
+			CNIVersion        string   `json:"cniVersion"`
+			SupportedVersions []string `json:"supportedVersions"`
+		}{supportedVersions[len(supportedVersions)-1], supportedVersions})
+		return nil
+	}
+	run, ok := map[string]func() *Error{
+		"ADD": c.add, "DEL": c.del, "CHECK": c.check, "GC": c.gc, "STATUS": c.status,
+	}[c.command]
+	if !ok {
+		return errorf(codeInvalidEnv, "CNI_COMMAND: %.64q is unknown: expected ADD, DEL, CHECK, GC, STATUS or VERSION", c.command)
+	}
+	if err := c.environment(); err != nil {
+		return err
+	}
+	stdin, err := io.ReadAll(c.Stdin)
+	if err != nil {
+		return errorf(codeDecoding, "stdin: %v", err)
+	}
+	conf, cerr := parseConf(stdin)
+	if conf != nil {
+		c.cniVersion = conf.CNIVersion
+	}
+	if cerr != nil {
+		return cerr
+	}
+	c.conf = conf
+	needs := map[string]string{"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}[c.command]
+	switch {
+	case !slices.Contains(supportedVersions, conf.CNIVersion):
+		return &Error{Code: codeIncompatibleVersion, Msg: "incompatible CNI versions",
+			Details: fmt.Sprintf("cniVersion: the configuration has %.64q, stayput supports %q", conf.CNIVersion, supportedVersions)}
+	case needs != "" && !atLeast(conf.CNIVersion, needs):
+		return errorf(codeIncompatibleVersion, "cniVersion: %s does not allow %s: expected %s or newer", conf.CNIVersion, c.command, needs)
+	}
+	return run()
+}
+
+// environment checks the variables that the command must have (CNI SPEC, "Parameters").
+func (c *call) environment() *Error {
+	c.att = ledger.Attachment{ContainerID: c.Getenv("CNI_CONTAINERID"), IfName: c.Getenv("CNI_IFNAME")}
+	c.netnsPath = c.Getenv("CNI_NETNS")
+	var missing []string
+	need := func(name, value string) {
+		if value == "" {
+			missing = append(missing, name)
+		}
+	}
+	perAttachment := c.command == "ADD" || c.command == "DEL" || c.command == "CHECK"
+	if perAttachment {
+		need("CNI_CONTAINERID", c.att.ContainerID)
+		need("CNI_IFNAME", c.att.IfName)
+		if c.command != "DEL" {
+			need("CNI_NETNS", c.netnsPath)
+		}
+	}
+	need("CNI_PATH", c.Getenv("CNI_PATH"))
+	if len(missing) > 0 {
+		return errorf(codeInvalidEnv, "required env variables %v missing", missing)
+	}
+	if perAttachment && !isName(c.att.ContainerID) {
+		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %.64q is not valid: expected letters, digits, _ . and -", c.att.ContainerID)
+	}
+	if perAttachment && !isIfName(c.att.IfName) {
+		return errorf(codeInvalidEnv, "CNI_IFNAME: %.64q is not valid: expected an interface name of at most 15 characters without / : and blanks", c.att.IfName)
+	}
+	if perAttachment && len(c.att.ContainerID) > 512 {
+		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %d bytes are too long: expected at most 512", len(c.att.ContainerID))
+	}
+	return nil
+}
+
+func (c *call) options() ledger.Options {
+	return ledger.Options{
+		StateDir: c.conf.IPAM.StateDir,
+		FS: ledger.Disk{LockTimeout: lockTimeout, OnLockTimeout: func() {
+			if c.command == "DEL" {
+				fmt.Fprintf(c.Stderr, "stayput: DEL %s: the lock of network %s is still held after %s: nothing was changed\n", c.att, c.conf.Name, lockTimeout)
+				c.Exit(0)
+				return
+			}
+			c.fail(errorf(codeTryAgain, "the lock of network %s is still held after %s", c.conf.Name, lockTimeout))
+			c.Exit(1)
+		}},
+	}
+}
+
+func (c *call) add() *Error {
+	n, cerr := c.conf.full()
+	if cerr != nil {
+		return cerr
+	}
+	args, cerr := parseArgs(c.Getenv("CNI_ARGS"))
+	if cerr != nil {
+		return cerr
+	}
+	requested, cerr := c.conf.requested(args.ip)
+	if cerr != nil {
+		return cerr
+	}
+	policy, err := c.conf.policy()
+	if err != nil {
+		return errorf(codeInvalidConfig, "%v", err)
+	}
+	res := &result{CNIVersion: c.conf.CNIVersion, Routes: c.conf.routes()}
+	if path := c.conf.IPAM.ResolvConf; path != "" {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return errorf(codeInvalidConfig, "ipam.resolvConf: %v", err)
+		}
+		res.DNS = parseResolvConf(b)
+	}
+	ns, cerr := c.netns()
+	if cerr != nil {
+		return cerr
+	}
+
+	opts := c.options()
+	r, err := ledger.New(n, opts).Add(ledger.AddRequest{Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested})
+	if err != nil {
+		return addError(err)
+	}
+	for i, a := range r.Addrs {
+		res.IPs = append(res.IPs, c.ipConfig(n.Ranges[i], a))
+	}
+	c.print(res)
+	if len(r.Events) > 0 {
+		for i := range r.Events {
+			r.Events[i].Took = time.Since(c.begin)
+		}
+		if err := ledger.Report(opts, r.Events); err != nil {
+			fmt.Fprintf(c.Stderr, "stayput: ADD %s: spool: %v\n", c.att, err)
+		}
+	}
+	return nil
+}
+
+func (c *call) ipConfig(set ledger.RangeSet, a netip.Addr) ipConfig {
+	var ip ipConfig
+	for _, r := range set {
+		if r.Contains(a) {
+			ip = ipConfig{Address: netip.PrefixFrom(a, r.Subnet.Bits()).String(), Gateway: r.Gateway.String()}
+		}
+	}
+	if !atLeast(c.conf.CNIVersion, "1.0.0") {
+		ip.Version = "4"
+		if a.Is6() {
+			ip.Version = "6"
+		}
+	}
+	return ip
+}
+
+// netns identifies CNI_NETNS. The plugin's own namespace is refused before anything is allocated, unless
+// the runtime insists (CNI_NETNS_OVERRIDE), as every plugin does.
+func (c *call) netns() (ledger.Netns, *Error) {
+	var probe ledger.SystemNetns
+	ns, ok, err := probe.Identify(c.netnsPath)
+	if err != nil || !ok {
+		return ledger.Netns{Path: c.netnsPath}, nil
+	}
+	if o := c.Getenv("CNI_NETNS_OVERRIDE"); o != "1" && !strings.EqualFold(o, "true") {
+		if own, ok, err := probe.Identify("/proc/self/ns/net"); err == nil && ok && own.Dev == ns.Dev && own.Ino == ns.Ino {
+			return ns, errorf(codeInvalidNetns, "CNI_NETNS: %s is the plugin's own network namespace: expected the container's", c.netnsPath)
+		}
+	}
+	return ns, nil
+}
+
+// addError maps the ledger's errors to CNI's codes: whatever another try can mend is 11.
+func addError(err error) *Error {
+	switch {
+	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable):
+		return errorf(codeInternal, "%v", err)
+	case errors.Is(err, ledger.ErrNetnsGone):
+		return errorf(codeInvalidNetns, "%v", err)
+	}
+	return errorf(codeTryAgain, "%v", err)
+}
+
+// del never fails from here on: whatever keeps it from its work leaves the promise as it is, and the next
+// ADD of the owner or the agent finishes.
+func (c *call) del() *Error {
+	args, cerr := parseArgs(c.Getenv("CNI_ARGS"))
+	if cerr != nil {
+		args = podArgs{}
+	}
+	policy, err := c.conf.policy()
+	if err != nil {
+		policy = nil
+	}
+	req := ledger.DelRequest{Attachment: c.att, Pod: args.pod, Policy: policy}
+	if ns, ok, err := (ledger.SystemNetns{}).Identify(c.netnsPath); err == nil && ok {
+		req.Netns = ns
+	}
+	if _, err := c.anyLedger().Del(req); err != nil {
+		fmt.Fprintf(c.Stderr, "stayput: DEL %s: %v: the addresses stay as they are\n", c.att, err)
+	}
+	return nil
+}
+
+// anyLedger is the ledger with as much of the configuration as can be understood.
+func (c *call) anyLedger() *ledger.Ledger {
+	n, err := c.conf.full()
+	if err != nil {
+		return ledger.Partial(c.conf.network(), c.options())
+	}
+	return ledger.New(n, c.options())
+}
+
+func (c *call) check() *Error {
+	addrs, err := c.anyLedger().Find(c.att)
+	if err != nil {
+		return addError(err)
+	}
+	if c.conf.PrevResult == nil {
+		return nil
+	}
+	var prev []netip.Addr
+	for _, ip := range c.conf.PrevResult.IPs {
+		a, err := parseAddr(ip.Address)
+		if err != nil {
+			return errorf(codeInvalidConfig, "prevResult.ips: %v", err)
+		}
+		prev = append(prev, a)
+	}
+	for _, a := range addrs {
+		if !slices.Contains(prev, a) {
+			return errorf(codeInternal, "%s has %s, which is not in prevResult (%v)", c.att, a, prev)
+		}
+	}
+	return nil
+}
+
+func (c *call) gc() *Error {
+	if c.conf.ValidAttachments == nil {
+		return nil
+	}
+	var valid []struct {
+		ContainerID string `json:"containerID"`
+		IfName      string `json:"ifname"`
+	}
+	if err := json.Unmarshal(c.conf.ValidAttachments, &valid); err != nil {
+		return errorf(codeDecoding, "cni.dev/valid-attachments: expected a list of objects with containerID and ifname: %v", err)
+	}
+	atts := make([]ledger.Attachment, len(valid))
+	for i, v := range valid {
+		if v.ContainerID == "" || v.IfName == "" {
+			return errorf(codeInvalidConfig, "cni.dev/valid-attachments[%d]: expected containerID and ifname", i)
+		}
+		atts[i] = ledger.Attachment{ContainerID: v.ContainerID, IfName: v.IfName}
+	}
+	if err := c.anyLedger().Collect(atts); err != nil {
+		return addError(err)
+	}
+	return nil
+}
+
+func (c *call) status() *Error {
+	n, cerr := c.conf.full()
+	if cerr != nil {
+		return cerr
+	}
+	if err := ledger.New(n, c.options()).Status(); err != nil {
+		return errorf(codeUnavailable, "%v", err)
+	}
+	return nil
+}
