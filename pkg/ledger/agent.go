@@ -270,7 +270,7 @@ func (l *Ledger) PutMark(m Mark) error {
 	}
 	dir := filepath.Join(l.state, marksDir)
 	path := filepath.Join(dir, hashOf(m.ContainerID))
-	if err := l.fs.WriteFile(path+".tmp", append(b, '\n'), permOurs); err != nil {
+	if err := l.fs.WriteFile(path+".tmp", append(b, '\n'), modeState); err != nil {
 		return err
 	}
 	if err := l.fs.SyncFile(path + ".tmp"); err != nil {

@@ -26,7 +26,7 @@ type SystemClock struct{}
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
 func (SystemClock) Now() (Instant, error) {
-	id, _, err := Disk{}.ReadFile(bootIDFile)
+	id, err := Disk{}.ReadFile(bootIDFile)
 	if err != nil {
 		return Instant{}, err
 	}

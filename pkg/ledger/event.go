@@ -51,10 +51,10 @@ func Report(o Options, events []Event) error {
 		}
 		slot := strconv.FormatInt((e.Time.UnixNano()/1000)%spoolSlots, 10)
 		tmp := filepath.Join(dir, "."+slot+"."+e.ContainerID)
-		err = fsys.WriteFile(tmp, b, permOurs)
+		err = fsys.WriteFile(tmp, b, modeState)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err = mkdirAll(fsys, dir); err == nil {
-				err = fsys.WriteFile(tmp, b, permOurs)
+				err = fsys.WriteFile(tmp, b, modeState)
 			}
 		}
 		if err == nil {
@@ -81,7 +81,7 @@ func TakeReports(o Options) ([]Event, error) {
 			continue
 		}
 		path := filepath.Join(dir, name)
-		b, _, err := fsys.ReadFile(path)
+		b, err := fsys.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

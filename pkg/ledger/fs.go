@@ -13,13 +13,15 @@ import (
 // argument is about, so that a test can fail, tear or reorder each of them. Paths are absolute.
 // Errors satisfy errors.Is with fs.ErrNotExist and the unix errno.
 type FileSystem interface {
-	// ReadFile returns the whole content and the permission bits of a regular file.
-	ReadFile(path string) (data []byte, perm fs.FileMode, err error)
+	// ReadFile returns the whole content of a file.
+	ReadFile(path string) ([]byte, error)
+	// Mode returns the permission bits of a file, as chmod(2) takes them.
+	Mode(path string) (uint32, error)
 	// ReadDir returns the names in a directory, in no order, without . and ..
 	ReadDir(path string) ([]string, error)
-	// WriteFile creates or truncates path and writes data. Nothing is durable before SyncFile and
-	// SyncDir of the parent. perm is set whatever the umask.
-	WriteFile(path string, data []byte, perm fs.FileMode) error
+	// WriteFile creates path with a mode, or truncates it, and writes data. Nothing is durable before
+	// SyncFile and SyncDir of the parent.
+	WriteFile(path string, data []byte, mode uint32) error
 	// Overwrite writes over the beginning of an existing file in place: its directory does not change.
 	Overwrite(path string, data []byte) error
 	// SyncFile returns once the content of path is durable.
@@ -33,7 +35,7 @@ type FileSystem interface {
 	// RemoveDir removes an empty directory.
 	RemoveDir(path string) error
 	// Chmod changes the permission bits.
-	Chmod(path string, perm fs.FileMode) error
+	Chmod(path string, mode uint32) error
 	// Mkdir makes one directory; an existing one is an error that satisfies fs.ErrExist.
 	Mkdir(path string) error
 	// ChangeTime is the modification time of a directory in nanoseconds: it moves when an entry comes or goes.
@@ -79,37 +81,34 @@ func open(path string, flags int, perm uint32) (fd int, err error) {
 // maxFile bounds what is read of any file: no record of ours or of host-local comes near it.
 const maxFile = 1 << 20
 
-func (Disk) ReadFile(path string) ([]byte, fs.FileMode, error) {
+func (Disk) ReadFile(path string) ([]byte, error) {
 	fd, err := open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, 0, pathError("fstat", path, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return nil, 0, pathError("read", path, errNotRegular)
-	}
 	buf := make([]byte, 0, 1024)
 	for {
-		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
-		}
 		var n int
 		err := retry(func() (err error) { n, err = unix.Read(fd, buf[len(buf):cap(buf)]); return err })
 		if err != nil {
-			return nil, 0, pathError("read", path, err)
+			return nil, pathError("read", path, err)
 		}
-		if n == 0 || len(buf) > maxFile {
-			return buf, fs.FileMode(st.Mode & 0o777), nil
+		// A file has ended where it gives less than there is room for.
+		if buf = buf[:len(buf)+n]; len(buf) < cap(buf) || len(buf) > maxFile {
+			return buf, nil
 		}
-		buf = buf[:len(buf)+n]
+		buf = append(buf, 0)[:len(buf)]
 	}
 }
 
-var errNotRegular = errors.New("not a regular file")
+func (Disk) Mode(path string) (uint32, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return 0, pathError("lstat", path, err)
+	}
+	return st.Mode & 0o7777, nil
+}
 
 func (Disk) ReadDir(path string) ([]string, error) {
 	fd, err := open(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -148,14 +147,10 @@ func write(fd int, path string, data []byte) error {
 	return nil
 }
 
-func (Disk) WriteFile(path string, data []byte, perm fs.FileMode) error {
-	fd, err := open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NOFOLLOW, uint32(perm))
+func (Disk) WriteFile(path string, data []byte, mode uint32) error {
+	fd, err := open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_NOFOLLOW, mode)
 	if err != nil {
 		return err
-	}
-	if err := unix.Fchmod(fd, uint32(perm)); err != nil {
-		unix.Close(fd)
-		return pathError("fchmod", path, err)
 	}
 	if err := write(fd, path, data); err != nil {
 		unix.Close(fd)
@@ -190,8 +185,8 @@ func (Disk) Rename(oldpath, newpath string) error {
 }
 func (Disk) Remove(path string) error    { return pathError("unlink", path, unix.Unlink(path)) }
 func (Disk) RemoveDir(path string) error { return pathError("rmdir", path, unix.Rmdir(path)) }
-func (Disk) Chmod(path string, perm fs.FileMode) error {
-	return pathError("chmod", path, unix.Chmod(path, uint32(perm)))
+func (Disk) Chmod(path string, mode uint32) error {
+	return pathError("chmod", path, unix.Chmod(path, mode))
 }
 func (Disk) Mkdir(path string) error { return pathError("mkdir", path, unix.Mkdir(path, 0o755)) }
 

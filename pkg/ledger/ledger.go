@@ -168,7 +168,7 @@ func Networks(o Options) ([]*Ledger, error) {
 	var errs []error
 	for _, name := range names {
 		path := filepath.Join(o.StateDir, name, infoName)
-		b, _, err := o.FS.ReadFile(path)
+		b, err := o.FS.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNotADirectory) {
 			continue
 		}

@@ -72,7 +72,9 @@ type rebuilder struct {
 
 func (r *rebuilder) put(a netip.Addr, data []byte) {
 	r.steps = append(r.steps, putSlot{a, data, r.slots[a]})
-	r.slots[a] = decodeSlot(data, true)
+	s := decodeSlot(data)
+	s.ours = true
+	r.slots[a] = s
 }
 
 // placeEntry notes which addresses an entry explains. An address file that is missing under a live

@@ -132,9 +132,10 @@ const (
 //
 //	containerID CR LF ifname
 //
-// Files of host-local before 0.8 lack CR LF ifname. A file that stayput wrote has the permissions 0644,
-// host-local's 0600: after a reboot that tells a bound file of an earlier boot, which stayput wrote and
-// nobody can still be using, from one that host-local may have written in this boot before us.
+// Files of host-local before 0.8 lack CR LF ifname. A file that stayput wrote has the sticky bit beside
+// host-local's mode 0600 (it means nothing on a file, and no umask takes it away): after a reboot that tells a
+// bound file of an earlier boot, which stayput wrote and nobody can still be using, from one that host-local may
+// have written in this boot before us.
 //
 // Retained, one line of JSON that begins with {, which no container ID can:
 //
@@ -142,14 +143,15 @@ const (
 type slot struct {
 	state    slotState
 	att      Attachment // of a bound slot
-	ours     bool       // stayput wrote the file
+	ours     bool       // stayput wrote the file; only a picture knows
 	retained *Retained
 	raw      []byte
 }
 
 const (
-	permOurs      = 0o644
-	permHostLocal = 0o600
+	modeHostLocal = 0o600
+	modeOurs      = 0o1600
+	modeState     = 0o644 // of everything in the state directory
 )
 
 // Retained is the record of a retained address. It alone suffices to restore and to expire.
@@ -206,8 +208,8 @@ func encodeBound(a Attachment) []byte {
 	return []byte(a.ContainerID + "\r\n" + a.IfName)
 }
 
-func decodeSlot(b []byte, ours bool) slot {
-	s := slot{raw: b, ours: ours, state: slotGarbage}
+func decodeSlot(b []byte) slot {
+	s := slot{raw: b, state: slotGarbage}
 	if len(b) > 0 && b[0] == '{' {
 		var r Retained
 		if json.Unmarshal(b, &r) == nil && r.Version == recordVersion && r.Key.Identity != "" &&

@@ -16,6 +16,7 @@ const settle = 3 * time.Second
 // error means unknown, which ends the transition without a step.
 type book interface {
 	slot(netip.Addr) (slot, error)
+	ours(netip.Addr) (bool, error)     // whether stayput wrote the address file
 	claim(hash string) (*Claim, error) // ErrCorrupt where it does not parse
 	entry(Attachment) (*entry, error)
 	mark(containerID string) (*Mark, error)
@@ -738,9 +739,9 @@ func (t *decision) policy(c policyCommand) error {
 		}
 	}
 	for _, a := range mine {
-		if s, err := t.slot(a); err != nil {
+		if ours, err := t.ours(a); err != nil {
 			return err
-		} else if !s.ours {
+		} else if !ours {
 			t.out.do(adoptSlot{a})
 		}
 	}

@@ -1,7 +1,6 @@
 package ipam
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -11,191 +10,245 @@ import (
 )
 
 // netConf is the configuration that the main plugin hands on: host-local's, with stayput's own keys beside
-// them in the ipam section (https://www.cni.dev/plugins/current/ipam/host-local/).
+// them in the ipam section (https://www.cni.dev/plugins/current/ipam/host-local/):
+//
+//	stateDir          where claims and index lie; default /var/lib/stayput
+//	longestRetention  a Go duration; a pod that asks for more gets this
+//	promisedShare     the share of each range that may be promised, bound and retained together: more than
+//	                  0, at most 1; default 0.5
 type netConf struct {
-	Name          string    `json:"name"`
-	CNIVersion    string    `json:"cniVersion"`
-	IPAM          *ipamConf `json:"ipam"`
-	RuntimeConfig struct {
-		IPRanges    [][]rangeConf   `json:"ipRanges"`
-		IPs         []string        `json:"ips"`
-		Annotations json.RawMessage `json:"io.kubernetes.cri.pod-annotations"`
-	} `json:"runtimeConfig"`
-	Args struct {
-		CNI struct {
-			IPs []string `json:"ips"`
-		} `json:"cni"`
-	} `json:"args"`
-	PrevResult *struct {
-		IPs []struct {
-			Address string `json:"address"`
-		} `json:"ips"`
-	} `json:"prevResult"`
-	ValidAttachments json.RawMessage `json:"cni.dev/valid-attachments"`
+	root, ipam        object
+	name, cniVersion  string
+	dataDir, stateDir string
 }
 
-type ipamConf struct {
-	rangeConf
-	Type       string            `json:"type"`
-	Routes     []json.RawMessage `json:"routes"`
-	DataDir    string            `json:"dataDir"`
-	ResolvConf string            `json:"resolvConf"`
-	Ranges     [][]rangeConf     `json:"ranges"`
+const annotationsCapability = "io.kubernetes.cri.pod-annotations"
 
-	// StateDir is where claims and index lie; default /var/lib/stayput.
-	StateDir string `json:"stateDir"`
-	// LongestRetention is a Go duration; a pod that asks for more gets this.
-	LongestRetention string `json:"longestRetention"`
-	// PromisedShare is the share of each range that may be promised, bound and retained together: more than 0, at most 1.
-	PromisedShare *float64 `json:"promisedShare"`
-}
-
-type rangeConf struct {
-	RangeStart string `json:"rangeStart"`
-	RangeEnd   string `json:"rangeEnd"`
-	Subnet     string `json:"subnet"`
-	Gateway    string `json:"gateway"`
-}
-
-// parseConf decodes stdin as far as every command needs it: the network's name and where its files are.
+// parseConf decodes stdin as far as every command needs it: the network's name and where its files are. What
+// it could decode is returned beside the error.
 func parseConf(stdin []byte) (*netConf, *Error) {
 	c := &netConf{}
-	if err := json.Unmarshal(stdin, c); err != nil {
-		return nil, errorf(codeDecoding, "the network configuration on stdin does not parse: %v", err)
+	var err error
+	if c.root, err = parseObject(stdin); err != nil {
+		return c, errorf(codeDecoding, "the network configuration on stdin does not parse: %v", err)
 	}
-	if !isName(c.Name) {
-		return c, errorf(codeInvalidConfig, "name: %.64q is not valid: expected a network name of letters, digits, _ . and -", c.Name)
+	if c.cniVersion, err = c.root.str("cniVersion"); err != nil {
+		return c, configError(err)
 	}
-	if c.IPAM == nil {
+	if c.name, err = c.root.str("name"); err != nil {
+		return c, configError(err)
+	}
+	if !isName(c.name) || len(c.name) > 200 {
+		return c, errorf(codeInvalidConfig, "name: %.64q is not valid: expected a network name of letters, digits, _ . and -", c.name)
+	}
+	ok := false
+	if c.ipam, ok, err = c.root.obj("ipam"); err != nil {
+		return c, configError(err)
+	} else if !ok {
 		return c, errorf(codeInvalidConfig, "ipam: missing: expected the section with \"type\": \"stayput\"")
 	}
-	for _, d := range []struct{ field, dir string }{{"dataDir", c.IPAM.DataDir}, {"stateDir", c.IPAM.StateDir}} {
-		if d.dir != "" && (d.dir[0] != '/' || strings.ContainsRune(d.dir, 0)) {
-			return c, errorf(codeInvalidConfig, "ipam.%s: %.64q is not valid: expected an absolute path", d.field, d.dir)
-		}
+	if c.dataDir, err = c.directory("dataDir"); err != nil {
+		return c, configError(err)
+	}
+	if c.stateDir, err = c.directory("stateDir"); err != nil {
+		return c, configError(err)
 	}
 	return c, nil
 }
 
-// network is what the ledger needs of the configuration.
-func (c *netConf) network() *ledger.Network {
-	return &ledger.Network{Name: c.Name, DataDir: c.IPAM.DataDir}
+func configError(err error) *Error { return errorf(codeInvalidConfig, "%v", err) }
+
+func (c *netConf) directory(key string) (string, error) {
+	dir, err := c.ipam.str(key)
+	if err == nil && dir != "" && (dir[0] != '/' || strings.ContainsRune(dir, 0)) {
+		err = c.ipam.wrong(key, "an absolute path", dir)
+	}
+	return dir, err
 }
 
-// full adds ranges and limits, which a DEL can do without.
-func (c *netConf) full() (*ledger.Network, *Error) {
-	n := c.network()
-	sets := c.IPAM.Ranges
-	if c.IPAM.Subnet != "" {
-		sets = append([][]rangeConf{{c.IPAM.rangeConf}}, sets...)
+// bare is the network without ranges and limits, which a DEL can do without.
+func (c *netConf) bare() *ledger.Network {
+	return &ledger.Network{Name: c.name, DataDir: c.dataDir}
+}
+
+func (c *netConf) network() (*ledger.Network, error) {
+	n := c.bare()
+	if err := c.addRanges(n); err != nil {
+		return nil, err
 	}
-	sets = append(c.RuntimeConfig.IPRanges, sets...)
-	for i, set := range sets {
+	if err := ledger.ValidateRangeSets(n.Ranges); err != nil {
+		return nil, fmt.Errorf("ipam: %w", err)
+	}
+	s, err := c.ipam.str("longestRetention")
+	if err != nil {
+		return nil, err
+	}
+	if s != "" {
+		if n.LongestRetention, err = time.ParseDuration(s); err != nil || n.LongestRetention <= 0 {
+			return nil, c.ipam.wrong("longestRetention", `a positive Go duration such as "720h"`, s)
+		}
+	}
+	if v, _ := c.ipam.lookup("promisedShare"); v != nil {
+		share, ok := v.(float64)
+		if !ok || !(share > 0 && share <= 1) {
+			return nil, c.ipam.wrong("promisedShare", "a number above 0 and at most 1", v)
+		}
+		n.PromisedShare = share
+	}
+	return n, nil
+}
+
+// addRanges collects the range sets in host-local's order: runtimeConfig.ipRanges, the old-style single
+// range, ipam.ranges.
+func (c *netConf) addRanges(n *ledger.Network) error {
+	runtime, _, err := c.root.obj("runtimeConfig")
+	if err != nil {
+		return err
+	}
+	if err := addRangeSets(n, runtime, "ipRanges"); err != nil {
+		return err
+	}
+	if subnet, err := c.ipam.str("subnet"); err != nil {
+		return err
+	} else if subnet != "" {
+		r, err := parseRange(c.ipam)
+		if err != nil {
+			return err
+		}
+		n.Ranges = append(n.Ranges, ledger.RangeSet{r})
+	}
+	return addRangeSets(n, c.ipam, "ranges")
+}
+
+func addRangeSets(n *ledger.Network, o object, key string) error {
+	sets, err := o.list(key)
+	if err != nil {
+		return err
+	}
+	for i := range sets {
+		set := object{o.name(key), map[string]any{"set": sets[i]}}
+		ranges, err := set.objs("set")
+		if err != nil {
+			return fmt.Errorf("%s[%d]: expected a list of ranges", o.name(key), i)
+		}
 		var rs ledger.RangeSet
-		for j, rc := range set {
-			r, err := rc.parse()
+		for j, ro := range ranges {
+			ro.path = fmt.Sprintf("%s[%d][%d]", o.name(key), i, j)
+			r, err := parseRange(ro)
 			if err != nil {
-				return nil, errorf(codeInvalidConfig, "ipam.ranges[%d][%d]: %v", i, j, err)
+				return err
 			}
 			rs = append(rs, r)
 		}
 		n.Ranges = append(n.Ranges, rs)
 	}
-	if err := ledger.ValidateRangeSets(n.Ranges); err != nil {
-		return nil, errorf(codeInvalidConfig, "ipam: %v", err)
-	}
-	if s := c.IPAM.LongestRetention; s != "" {
-		d, err := time.ParseDuration(s)
-		if err != nil || d <= 0 {
-			return nil, errorf(codeInvalidConfig, "ipam.longestRetention: %.64q is not valid: expected a positive Go duration such as \"720h\"", s)
-		}
-		n.LongestRetention = d
-	}
-	if p := c.IPAM.PromisedShare; p != nil {
-		if !(*p > 0 && *p <= 1) {
-			return nil, errorf(codeInvalidConfig, "ipam.promisedShare: %v is not valid: expected a number above 0 and at most 1", *p)
-		}
-		n.PromisedShare = *p
-	}
-	for i, r := range c.IPAM.Routes {
-		if err := checkRoute(r); err != nil {
-			return nil, errorf(codeInvalidConfig, "ipam.routes[%d]: %v", i, err)
-		}
-	}
-	return n, nil
+	return nil
 }
 
-func (r rangeConf) parse() (ledger.Range, error) {
-	subnet, err := netip.ParsePrefix(r.Subnet)
+func parseRange(o object) (ledger.Range, error) {
+	s, err := o.str("subnet")
 	if err != nil {
-		return ledger.Range{}, fmt.Errorf("subnet: %.64q is not valid: expected an address with a prefix length such as 10.244.1.0/24", r.Subnet)
+		return ledger.Range{}, err
+	}
+	subnet, err := netip.ParsePrefix(s)
+	if err != nil {
+		return ledger.Range{}, o.wrong("subnet", "an address with a prefix length such as 10.244.1.0/24", s)
 	}
 	var addrs [3]netip.Addr
-	for i, f := range []struct{ name, value string }{{"rangeStart", r.RangeStart}, {"rangeEnd", r.RangeEnd}, {"gateway", r.Gateway}} {
-		if f.value == "" {
+	for i, key := range []string{"rangeStart", "rangeEnd", "gateway"} {
+		s, err := o.str(key)
+		if err != nil {
+			return ledger.Range{}, err
+		}
+		if s == "" {
 			continue
 		}
-		if addrs[i], err = parseAddr(f.value); err != nil {
-			return ledger.Range{}, fmt.Errorf("%s: %w", f.name, err)
+		if addrs[i], err = parseAddr(s); err != nil {
+			return ledger.Range{}, o.wrong(key, "an IP address", s)
 		}
 	}
-	return ledger.NewRange(subnet, addrs[0], addrs[1], addrs[2])
+	r, err := ledger.NewRange(subnet, addrs[0], addrs[1], addrs[2])
+	if err != nil {
+		return r, fmt.Errorf("%s.%w", o.path, err)
+	}
+	return r, nil
 }
 
 // parseAddr takes an address with or without a prefix length, as host-local does.
 func parseAddr(s string) (netip.Addr, error) {
-	plain, _, _ := strings.Cut(s, "/")
+	plain, _, prefixed := strings.Cut(s, "/")
 	a, err := netip.ParseAddr(plain)
-	if _, perr := netip.ParsePrefix(s); err != nil || a.Zone() != "" || plain != s && perr != nil {
+	if err == nil && prefixed {
+		_, err = netip.ParsePrefix(s)
+	}
+	if err != nil || a.Zone() != "" {
 		return a, fmt.Errorf("%.64q is not valid: expected an IP address", s)
 	}
 	return a.Unmap(), nil
 }
 
-func checkRoute(raw json.RawMessage) error {
-	var r struct{ Dst, GW string }
-	if err := json.Unmarshal(raw, &r); err != nil {
-		return fmt.Errorf("expected an object with dst and gw: %w", err)
-	}
-	if _, err := netip.ParsePrefix(r.Dst); err != nil {
-		return fmt.Errorf("dst: %.64q is not valid: expected an address with a prefix length such as 0.0.0.0/0", r.Dst)
-	}
-	if r.GW != "" {
-		if _, err := parseAddr(r.GW); err != nil {
-			return fmt.Errorf("gw: %w", err)
-		}
-	}
-	return nil
-}
-
 // routes are the configured routes as the version of the result knows them: until 1.0.0 dst and gw alone.
-func (c *netConf) routes() []json.RawMessage {
-	if atLeast(c.CNIVersion, "1.0.0") {
-		return c.IPAM.Routes
+func (c *netConf) routes() ([]map[string]any, error) {
+	list, err := c.ipam.objs("routes")
+	if err != nil {
+		return nil, err
 	}
-	var out []json.RawMessage
-	for _, raw := range c.IPAM.Routes {
-		var r struct {
-			Dst string `json:"dst"`
-			GW  string `json:"gw,omitempty"`
+	var out []map[string]any
+	for _, r := range list {
+		dst, err := r.str("dst")
+		if err != nil {
+			return nil, err
 		}
-		if json.Unmarshal(raw, &r) == nil { // full has parsed it already
-			b, _ := json.Marshal(r)
-			out = append(out, b)
+		if _, err := netip.ParsePrefix(dst); err != nil {
+			return nil, r.wrong("dst", "an address with a prefix length such as 0.0.0.0/0", dst)
 		}
+		gw, err := r.str("gw")
+		if err != nil {
+			return nil, err
+		}
+		if _, err := parseAddr(gw); gw != "" && err != nil {
+			return nil, r.wrong("gw", "an IP address", gw)
+		}
+		route := map[string]any{"dst": dst}
+		if gw != "" {
+			route["gw"] = gw
+		}
+		if atLeast(c.cniVersion, "1.0.0") {
+			for _, key := range []string{"mtu", "advmss", "priority", "table", "scope"} {
+				if v, _ := r.lookup(key); v != nil {
+					n, ok := v.(float64)
+					if !ok || n != float64(int64(n)) {
+						return nil, r.wrong(key, "a whole number", v)
+					}
+					route[key] = int64(n)
+				}
+			}
+		}
+		out = append(out, route)
 	}
-	return out
+	return out, nil
 }
 
 // policy is what the pod's annotations say; nil where the runtime did not hand them on.
 func (c *netConf) policy() (*ledger.Policy, error) {
-	raw := c.RuntimeConfig.Annotations
-	if raw == nil {
+	runtime, _, err := c.root.obj("runtimeConfig")
+	if err != nil {
+		return nil, err
+	}
+	if _, there := runtime.m[annotationsCapability]; !there {
 		return nil, nil
 	}
-	var annotations map[string]string
-	if err := json.Unmarshal(raw, &annotations); err != nil {
-		return nil, fmt.Errorf("runtimeConfig[\"io.kubernetes.cri.pod-annotations\"]: expected an object of strings: %w", err)
+	o, _, err := runtime.obj(annotationsCapability)
+	if err != nil {
+		return nil, err
+	}
+	annotations := make(map[string]string, len(o.m))
+	for k, v := range o.m {
+		s, ok := v.(string)
+		if !ok {
+			return nil, o.wrong(k, "a string", v)
+		}
+		annotations[k] = s
 	}
 	p, _, err := ledger.ParseAnnotations(annotations)
 	return &p, err
@@ -209,29 +262,27 @@ type podArgs struct {
 
 // parseArgs reads CNI_ARGS, "K=V;K2=V2". Unknown words are an error unless IgnoreUnknown says otherwise, as
 // for every plugin (cni/pkg/types/args.go); a pod's name must be one that Kubernetes could have given.
-func parseArgs(args string) (podArgs, *Error) {
+func parseArgs(args string) (podArgs, error) {
 	var p podArgs
 	if args == "" {
 		return p, nil
 	}
-	seen := map[string]bool{}
 	var unknown []string
-	ignore := false
+	ignore, isPod := false, false
 	for pair := range strings.SplitSeq(args, ";") {
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok || strings.Contains(value, "=") {
-			return p, errorf(codeInvalidEnv, "CNI_ARGS: invalid pair %.64q: expected KEY=VALUE", pair)
+			return p, fmt.Errorf("CNI_ARGS: invalid pair %.64q: expected KEY=VALUE", pair)
 		}
-		seen[key] = true
 		switch key {
 		case "IgnoreUnknown":
 			ignore = value == "1" || strings.EqualFold(value, "true")
 		case "IP":
 			p.ip = value
 		case "K8S_POD_NAMESPACE":
-			p.pod.Namespace = value
+			p.pod.Namespace, isPod = value, true
 		case "K8S_POD_NAME":
-			p.pod.Name = value
+			p.pod.Name, isPod = value, true
 		case "K8S_POD_UID":
 			p.pod.UID = value
 		case "K8S_POD_INFRA_CONTAINER_ID":
@@ -240,41 +291,114 @@ func parseArgs(args string) (podArgs, *Error) {
 		}
 	}
 	if len(unknown) > 0 && !ignore {
-		return p, errorf(codeInvalidEnv, "CNI_ARGS: unknown args %v: expected IgnoreUnknown=1 beside them", unknown)
+		return p, fmt.Errorf("CNI_ARGS: unknown args %.256s: expected IgnoreUnknown=1 beside them", strings.Join(unknown, ", "))
 	}
-	if !seen["K8S_POD_NAME"] && !seen["K8S_POD_NAMESPACE"] {
+	if !isPod {
 		p.pod = ledger.Pod{}
 		return p, nil
 	}
 	if !isSubdomain(p.pod.Namespace, 63) || strings.Contains(p.pod.Namespace, ".") {
-		return p, errorf(codeInvalidEnv, "CNI_ARGS: K8S_POD_NAMESPACE: %.64q is not valid: expected a DNS label", p.pod.Namespace)
+		return p, fmt.Errorf("CNI_ARGS: K8S_POD_NAMESPACE: %.64q is not valid: expected a DNS label", p.pod.Namespace)
 	}
 	if !isSubdomain(p.pod.Name, 253) {
-		return p, errorf(codeInvalidEnv, "CNI_ARGS: K8S_POD_NAME: %.64q is not valid: expected a DNS subdomain", p.pod.Name)
+		return p, fmt.Errorf("CNI_ARGS: K8S_POD_NAME: %.64q is not valid: expected a DNS subdomain", p.pod.Name)
 	}
 	if len(p.pod.UID) > 128 || strings.ContainsFunc(p.pod.UID, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		return p, errorf(codeInvalidEnv, "CNI_ARGS: K8S_POD_UID: %.64q is not valid: expected a UID", p.pod.UID)
+		return p, fmt.Errorf("CNI_ARGS: K8S_POD_UID: %.64q is not valid: expected a UID", p.pod.UID)
 	}
 	return p, nil
 }
 
 // requested are the addresses that the runtime asks for, from all three places that host-local knows.
-func (c *netConf) requested(fromArgs string) ([]netip.Addr, *Error) {
+func (c *netConf) requested(fromArgs string) ([]netip.Addr, error) {
 	var out []netip.Addr
-	for _, src := range []struct {
-		field string
-		ips   []string
-	}{{"CNI_ARGS: IP", []string{fromArgs}}, {"args.cni.ips", c.Args.CNI.IPs}, {"runtimeConfig.ips", c.RuntimeConfig.IPs}} {
-		for _, s := range src.ips {
-			if s == "" && src.field == "CNI_ARGS: IP" {
-				continue
+	add := func(field, s string) error {
+		a, err := parseAddr(s)
+		if err != nil {
+			return fmt.Errorf("%s: %w", field, err)
+		}
+		out = append(out, a)
+		return nil
+	}
+	if fromArgs != "" {
+		if err := add("CNI_ARGS: IP", fromArgs); err != nil {
+			return nil, err
+		}
+	}
+	args, _, err := c.root.obj("args")
+	if err != nil {
+		return nil, err
+	}
+	cni, _, err := args.obj("cni")
+	if err != nil {
+		return nil, err
+	}
+	runtime, _, err := c.root.obj("runtimeConfig")
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range []object{cni, runtime} {
+		ips, err := o.strs("ips")
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range ips {
+			if err := add(o.name("ips"), s); err != nil {
+				return nil, err
 			}
-			a, err := parseAddr(s)
-			if err != nil {
-				return nil, errorf(codeInvalidConfig, "%s: %v", src.field, err)
-			}
-			out = append(out, a)
 		}
 	}
 	return out, nil
+}
+
+// prevAddrs are the addresses of prevResult; ok is false where there is none.
+func (c *netConf) prevAddrs() (addrs []netip.Addr, ok bool, err error) {
+	prev, ok, err := c.root.obj("prevResult")
+	if err != nil || !ok {
+		return nil, false, err
+	}
+	ips, err := prev.objs("ips")
+	if err != nil {
+		return nil, false, err
+	}
+	for _, ip := range ips {
+		s, err := ip.str("address")
+		if err != nil {
+			return nil, false, err
+		}
+		a, err := parseAddr(s)
+		if err != nil {
+			return nil, false, fmt.Errorf("%s: %w", ip.name("address"), err)
+		}
+		addrs = append(addrs, a)
+	}
+	return addrs, true, nil
+}
+
+// validAttachments is the list that GC keeps; ok is false where the key is missing, and a null is an empty list
+// (CNI SPEC 1.1, "GC").
+func (c *netConf) validAttachments() (valid []ledger.Attachment, ok bool, err error) {
+	const key = "cni.dev/valid-attachments"
+	if _, there := c.root.m[key]; !there {
+		return nil, false, nil
+	}
+	list, err := c.root.objs(key)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, o := range list {
+		id, err := o.str("containerID")
+		if err != nil {
+			return nil, false, err
+		}
+		ifname, err := o.str("ifname")
+		if err != nil {
+			return nil, false, err
+		}
+		if id == "" || ifname == "" {
+			return nil, false, fmt.Errorf("%s: expected containerID and ifname", o.path)
+		}
+		valid = append(valid, ledger.Attachment{ContainerID: id, IfName: ifname})
+	}
+	return valid, true, nil
 }

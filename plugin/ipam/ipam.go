@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -51,27 +49,24 @@ func (p *Plugin) Run() int {
 
 type call struct {
 	*Plugin
-	command    string
-	att        ledger.Attachment
-	netnsPath  string
-	conf       *netConf
-	begin      time.Time
-	cniVersion string
+	command   string
+	att       ledger.Attachment
+	netnsPath string
+	conf      *netConf
+	begin     time.Time
 }
 
 func (c *call) fail(err *Error) {
-	if err.CNIVersion = c.cniVersion; !slices.Contains(supportedVersions, err.CNIVersion) {
-		err.CNIVersion = supportedVersions[len(supportedVersions)-1]
+	err.CNIVersion = supportedVersions[len(supportedVersions)-1]
+	if c.conf != nil && slices.Contains(supportedVersions, c.conf.cniVersion) {
+		err.CNIVersion = c.conf.cniVersion
 	}
-	c.print(err)
+	b, _ := json.Marshal(err) // strings and a number marshal
+	c.write(b)
 }
 
-func (c *call) print(v any) {
-	b, err := json.Marshal(v)
-	if err == nil {
-		_, err = c.Stdout.Write(append(b, '\n'))
-	}
-	if err != nil {
+func (c *call) write(b []byte) {
+	if _, err := c.Stdout.Write(append(b, '\n')); err != nil {
 		fmt.Fprintln(c.Stderr, "stayput: cannot write the result:", err)
 	}
 }
@@ -79,10 +74,8 @@ func (c *call) print(v any) {
 func (c *call) dispatch() *Error {
 	c.begin = time.Now()
 	if c.command == "VERSION" {
-		c.print(struct {
-			CNIVersion        string   `json:"cniVersion"`
-			SupportedVersions []string `json:"supportedVersions"`
-		}{supportedVersions[len(supportedVersions)-1], supportedVersions})
+		newest := supportedVersions[len(supportedVersions)-1]
+		c.write(fmt.Appendf(nil, `{"cniVersion":%q,"supportedVersions":["%s"]}`, newest, strings.Join(supportedVersions, `","`)))
 		return nil
 	}
 	run, ok := map[string]func() *Error{
@@ -99,20 +92,17 @@ func (c *call) dispatch() *Error {
 		return errorf(codeDecoding, "stdin: %v", err)
 	}
 	conf, cerr := parseConf(stdin)
-	if conf != nil {
-		c.cniVersion = conf.CNIVersion
-	}
+	c.conf = conf
 	if cerr != nil {
 		return cerr
 	}
-	c.conf = conf
 	needs := map[string]string{"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}[c.command]
 	switch {
-	case !slices.Contains(supportedVersions, conf.CNIVersion):
+	case !slices.Contains(supportedVersions, conf.cniVersion):
 		return &Error{Code: codeIncompatibleVersion, Msg: "incompatible CNI versions",
-			Details: fmt.Sprintf("cniVersion: the configuration has %.64q, stayput supports %q", conf.CNIVersion, supportedVersions)}
-	case needs != "" && !atLeast(conf.CNIVersion, needs):
-		return errorf(codeIncompatibleVersion, "cniVersion: %s does not allow %s: expected %s or newer", conf.CNIVersion, c.command, needs)
+			Details: fmt.Sprintf("cniVersion: the configuration has %.64q, stayput supports %q", conf.cniVersion, supportedVersions)}
+	case needs != "" && !atLeast(conf.cniVersion, needs):
+		return errorf(codeIncompatibleVersion, "cniVersion: %s does not allow %s: expected %s or newer", conf.cniVersion, c.command, needs)
 	}
 	return run()
 }
@@ -153,43 +143,42 @@ func (c *call) environment() *Error {
 
 func (c *call) options() ledger.Options {
 	return ledger.Options{
-		StateDir: c.conf.IPAM.StateDir,
+		StateDir: c.conf.stateDir,
 		FS: ledger.Disk{LockTimeout: lockTimeout, OnLockTimeout: func() {
 			if c.command == "DEL" {
-				fmt.Fprintf(c.Stderr, "stayput: DEL %s: the lock of network %s is still held after %s: nothing was changed\n", c.att, c.conf.Name, lockTimeout)
+				fmt.Fprintf(c.Stderr, "stayput: DEL %s: the lock of network %s is still held after %s: nothing was changed\n", c.att, c.conf.name, lockTimeout)
 				c.Exit(0)
 				return
 			}
-			c.fail(errorf(codeTryAgain, "the lock of network %s is still held after %s", c.conf.Name, lockTimeout))
+			c.fail(errorf(codeTryAgain, "the lock of network %s is still held after %s", c.conf.name, lockTimeout))
 			c.Exit(1)
 		}},
 	}
 }
 
 func (c *call) add() *Error {
-	n, cerr := c.conf.full()
-	if cerr != nil {
-		return cerr
+	n, err := c.conf.network()
+	if err != nil {
+		return configError(err)
 	}
-	args, cerr := parseArgs(c.Getenv("CNI_ARGS"))
-	if cerr != nil {
-		return cerr
+	args, err := parseArgs(c.Getenv("CNI_ARGS"))
+	if err != nil {
+		return errorf(codeInvalidEnv, "%v", err)
 	}
-	requested, cerr := c.conf.requested(args.ip)
-	if cerr != nil {
-		return cerr
+	requested, err := c.conf.requested(args.ip)
+	if err != nil {
+		return configError(err)
 	}
 	policy, err := c.conf.policy()
 	if err != nil {
-		return errorf(codeInvalidConfig, "%v", err)
+		return configError(err)
 	}
-	res := &result{CNIVersion: c.conf.CNIVersion, Routes: c.conf.routes()}
-	if path := c.conf.IPAM.ResolvConf; path != "" {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return errorf(codeInvalidConfig, "ipam.resolvConf: %v", err)
-		}
-		res.DNS = parseResolvConf(b)
+	res := &result{version: c.conf.cniVersion}
+	if res.routes, err = c.conf.routes(); err != nil {
+		return configError(err)
+	}
+	if res.dns, err = c.conf.dns(); err != nil {
+		return configError(err)
 	}
 	ns, cerr := c.netns()
 	if cerr != nil {
@@ -202,9 +191,9 @@ func (c *call) add() *Error {
 		return addError(err)
 	}
 	for i, a := range r.Addrs {
-		res.IPs = append(res.IPs, c.ipConfig(n.Ranges[i], a))
+		res.add(n.Ranges[i], a)
 	}
-	c.print(res)
+	c.write(res.encode())
 	if len(r.Events) > 0 {
 		for i := range r.Events {
 			r.Events[i].Took = time.Since(c.begin)
@@ -214,22 +203,6 @@ func (c *call) add() *Error {
 		}
 	}
 	return nil
-}
-
-func (c *call) ipConfig(set ledger.RangeSet, a netip.Addr) ipConfig {
-	var ip ipConfig
-	for _, r := range set {
-		if r.Contains(a) {
-			ip = ipConfig{Address: netip.PrefixFrom(a, r.Subnet.Bits()).String(), Gateway: r.Gateway.String()}
-		}
-	}
-	if !atLeast(c.conf.CNIVersion, "1.0.0") {
-		ip.Version = "4"
-		if a.Is6() {
-			ip.Version = "6"
-		}
-	}
-	return ip
 }
 
 // netns identifies CNI_NETNS. The plugin's own namespace is refused before anything is allocated, unless
@@ -251,7 +224,7 @@ func (c *call) netns() (ledger.Netns, *Error) {
 // addError maps the ledger's errors to CNI's codes: whatever another try can mend is 11.
 func addError(err error) *Error {
 	switch {
-	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable):
+	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable), errors.Is(err, ledger.ErrUnknownAttachment):
 		return errorf(codeInternal, "%v", err)
 	case errors.Is(err, ledger.ErrNetnsGone):
 		return errorf(codeInvalidNetns, "%v", err)
@@ -262,8 +235,8 @@ func addError(err error) *Error {
 // del never fails from here on: whatever keeps it from its work leaves the promise as it is, and the next
 // ADD of the owner or the agent finishes.
 func (c *call) del() *Error {
-	args, cerr := parseArgs(c.Getenv("CNI_ARGS"))
-	if cerr != nil {
+	args, err := parseArgs(c.Getenv("CNI_ARGS"))
+	if err != nil {
 		args = podArgs{}
 	}
 	policy, err := c.conf.policy()
@@ -282,9 +255,9 @@ func (c *call) del() *Error {
 
 // anyLedger is the ledger with as much of the configuration as can be understood.
 func (c *call) anyLedger() *ledger.Ledger {
-	n, err := c.conf.full()
+	n, err := c.conf.network()
 	if err != nil {
-		return ledger.Partial(c.conf.network(), c.options())
+		return ledger.Partial(c.conf.bare(), c.options())
 	}
 	return ledger.New(n, c.options())
 }
@@ -294,19 +267,12 @@ func (c *call) check() *Error {
 	if err != nil {
 		return addError(err)
 	}
-	if c.conf.PrevResult == nil {
-		return nil
-	}
-	var prev []netip.Addr
-	for _, ip := range c.conf.PrevResult.IPs {
-		a, err := parseAddr(ip.Address)
-		if err != nil {
-			return errorf(codeInvalidConfig, "prevResult.ips: %v", err)
-		}
-		prev = append(prev, a)
+	prev, ok, err := c.conf.prevAddrs()
+	if err != nil {
+		return configError(err)
 	}
 	for _, a := range addrs {
-		if !slices.Contains(prev, a) {
+		if ok && !slices.Contains(prev, a) {
 			return errorf(codeInternal, "%s has %s, which is not in prevResult (%v)", c.att, a, prev)
 		}
 	}
@@ -314,33 +280,23 @@ func (c *call) check() *Error {
 }
 
 func (c *call) gc() *Error {
-	if c.conf.ValidAttachments == nil {
+	valid, ok, err := c.conf.validAttachments()
+	if err != nil {
+		return configError(err)
+	}
+	if !ok {
 		return nil
 	}
-	var valid []struct {
-		ContainerID string `json:"containerID"`
-		IfName      string `json:"ifname"`
-	}
-	if err := json.Unmarshal(c.conf.ValidAttachments, &valid); err != nil {
-		return errorf(codeDecoding, "cni.dev/valid-attachments: expected a list of objects with containerID and ifname: %v", err)
-	}
-	atts := make([]ledger.Attachment, len(valid))
-	for i, v := range valid {
-		if v.ContainerID == "" || v.IfName == "" {
-			return errorf(codeInvalidConfig, "cni.dev/valid-attachments[%d]: expected containerID and ifname", i)
-		}
-		atts[i] = ledger.Attachment{ContainerID: v.ContainerID, IfName: v.IfName}
-	}
-	if err := c.anyLedger().Collect(atts); err != nil {
+	if err := c.anyLedger().Collect(valid); err != nil {
 		return addError(err)
 	}
 	return nil
 }
 
 func (c *call) status() *Error {
-	n, cerr := c.conf.full()
-	if cerr != nil {
-		return cerr
+	n, err := c.conf.network()
+	if err != nil {
+		return configError(err)
 	}
 	if err := ledger.New(n, c.options()).Status(); err != nil {
 		return errorf(codeUnavailable, "%v", err)

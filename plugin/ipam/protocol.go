@@ -3,8 +3,12 @@ package ipam
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
+	"os"
 	"slices"
 	"strings"
+
+	"github.com/stayput/stayput/pkg/ledger"
 )
 
 // The CNI versions that the plugin speaks, oldest first (CNI SPEC, "Protocol parameters").
@@ -48,16 +52,10 @@ func errorf(code uint, format string, args ...any) *Error {
 
 // result is an IPAM plugin's ADD result (CNI SPEC, "Delegated Plugins (IPAM)"): without interfaces.
 type result struct {
-	CNIVersion string            `json:"cniVersion"`
-	IPs        []ipConfig        `json:"ips"`
-	Routes     []json.RawMessage `json:"routes,omitempty"`
-	DNS        *dns              `json:"dns,omitempty"`
-}
-
-type ipConfig struct {
-	Version string `json:"version,omitempty"` // until 0.4.0: "4" or "6"
-	Address string `json:"address"`
-	Gateway string `json:"gateway,omitempty"`
+	version string
+	ips     []string // encoded
+	routes  []map[string]any
+	dns     *dns
 }
 
 type dns struct {
@@ -65,6 +63,50 @@ type dns struct {
 	Domain      string   `json:"domain,omitempty"`
 	Search      []string `json:"search,omitempty"`
 	Options     []string `json:"options,omitempty"`
+}
+
+// add appends an address with its range's prefix length and gateway. Until 0.4.0 it also says its family.
+func (r *result) add(set ledger.RangeSet, a netip.Addr) {
+	for _, rg := range set {
+		if !rg.Contains(a) {
+			continue
+		}
+		family := ""
+		if !atLeast(r.version, "1.0.0") {
+			family = `"version":"4",`
+			if a.Is6() {
+				family = `"version":"6",`
+			}
+		}
+		r.ips = append(r.ips, fmt.Sprintf(`{%s"address":"%s","gateway":"%s"}`, family, netip.PrefixFrom(a, rg.Subnet.Bits()), rg.Gateway))
+	}
+}
+
+// encode writes the part that every result has by hand, see object for the reason.
+func (r *result) encode() []byte {
+	b := fmt.Appendf(nil, `{"cniVersion":"%s","ips":[%s]`, r.version, strings.Join(r.ips, ","))
+	if len(r.routes) > 0 {
+		routes, _ := json.Marshal(r.routes) // strings and numbers marshal
+		b = append(append(b, `,"routes":`...), routes...)
+	}
+	if r.dns != nil {
+		dns, _ := json.Marshal(r.dns)
+		b = append(append(b, `,"dns":`...), dns...)
+	}
+	return append(b, '}')
+}
+
+// dns is what ipam.resolvConf names, nil without it.
+func (c *netConf) dns() (*dns, error) {
+	path, err := c.ipam.str("resolvConf")
+	if err != nil || path == "" {
+		return nil, err
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.ipam.name("resolvConf"), err)
+	}
+	return parseResolvConf(b), nil
 }
 
 // parseResolvConf reads a resolv.conf(5) into a result's dns as host-local does.

@@ -1,0 +1,255 @@
+// Package nri is the NRI plugin: it keeps a connection to the runtime's NRI socket and hands the pods that the
+// runtime speaks of to a Handler. It decides nothing and keeps nothing.
+//
+// It promises that a runtime is never held up or a pod failed on its account: no answer of it is an error, and
+// what a Handler does beyond a few milliseconds is the Handler's breach of contract. The connection comes back
+// by itself, however it went, for as long as Run runs.
+package nri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// Name and Index are what the runtime knows the plugin by: its configuration would be 10-stayput.conf.
+// Nothing depends on the place among other plugins.
+const (
+	Name  = "stayput"
+	Index = "10"
+)
+
+// Sandbox is a pod sandbox as the runtime describes it.
+type Sandbox struct {
+	ID          string // the containerID of CNI
+	Pod         ledger.Pod
+	Annotations map[string]string
+	Netns       string // path; empty for a pod on the host's network and for one that has ended
+}
+
+// Handler is told what happens. The runtime waits for every call, with one lock for the whole node, and drops
+// a plugin that takes 2 s: a method must return within milliseconds.
+type Handler interface {
+	RunPodSandbox(Sandbox)
+	StopPodSandbox(Sandbox)
+	RemovePodSandbox(Sandbox)
+	// Synchronize comes at every connection, with every sandbox; one that is being created can be missing.
+	Synchronize([]Sandbox)
+	// Connected is called when a connection stands and when it is lost.
+	Connected(bool)
+}
+
+// Clock is what the reconnect loop waits with.
+type Clock interface {
+	Now() time.Time
+	After(time.Duration) <-chan time.Time
+}
+
+// SystemClock is the Clock of the machine.
+type SystemClock struct{}
+
+func (SystemClock) Now() time.Time                         { return time.Now() }
+func (SystemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
+
+const (
+	// startTimeout bounds the registration. The runtime itself gives up after 5 s, but does not always tell.
+	startTimeout = 10 * time.Second
+	firstBackoff = 100 * time.Millisecond
+	// longestBackoff keeps a runtime that was down for an hour from starting pods unseen for long.
+	longestBackoff = 5 * time.Second
+	// stable is how long a connection must have stood for the next one to be tried at once again: a runtime
+	// that throws the plugin out after every start must not be hammered.
+	stable = time.Minute
+)
+
+// Plugin is the connection to one runtime.
+type Plugin struct {
+	Socket  string
+	Handler Handler
+	Log     *slog.Logger
+	Clock   Clock // nil: SystemClock
+
+	up bool // of Run's goroutine
+}
+
+// Run connects, and connects anew whenever the connection is lost, until ctx is done.
+func (p *Plugin) Run(ctx context.Context) {
+	if p.Clock == nil {
+		p.Clock = SystemClock{}
+	}
+	backoff := firstBackoff
+	level := slog.LevelWarn
+	for ctx.Err() == nil {
+		began := p.Clock.Now()
+		err := p.connect(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		lasted := p.Clock.Now().Sub(began)
+		if lasted >= stable {
+			backoff = firstBackoff
+		}
+		if p.up {
+			p.setUp(false)
+			level = slog.LevelWarn
+		}
+		p.Log.Log(ctx, level, "No NRI connection, trying again", "socket", p.Socket, "after", backoff, "err", err)
+		level = slog.LevelDebug // the same again is no news
+		select {
+		case <-ctx.Done():
+		case <-p.Clock.After(jitter(backoff)):
+		}
+		backoff = min(2*backoff, longestBackoff)
+	}
+}
+
+// jitter keeps plugins of one node from returning in step.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
+
+func (p *Plugin) setUp(up bool) {
+	p.up = up
+	p.Handler.Connected(up)
+}
+
+var errLost = errors.New("the connection was lost")
+
+// connect makes one connection and returns when it is over. Each gets a stub of its own: a stub whose start
+// failed cannot be used again.
+func (p *Plugin) connect(ctx context.Context) error {
+	conn, err := (&net.Dialer{Timeout: startTimeout}).DialContext(ctx, "unix", p.Socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	lost := make(chan struct{})
+	h := &hooks{handler: p.Handler}
+	s, err := stub.New(h,
+		stub.WithPluginName(Name), stub.WithPluginIdx(Index), stub.WithConnection(conn),
+		stub.WithOnClose(sync.OnceFunc(func() { close(lost) })), stub.WithLogger(logger{p.Log}))
+	if err != nil {
+		return err
+	}
+	started := make(chan error, 1)
+	go func() { started <- s.Start(ctx) }()
+	select {
+	case err = <-started:
+	case <-p.Clock.After(startTimeout):
+		err = errors.Join(fmt.Errorf("not configured within %s", startTimeout), abandon(conn, s, started))
+	case <-ctx.Done():
+		err = abandon(conn, s, started)
+	}
+	if err != nil {
+		return err
+	}
+	p.Log.Info("NRI connected", "socket", p.Socket, "nri", s.RuntimeNRIVersion())
+	p.setUp(true)
+	select {
+	case <-lost:
+		return errLost
+	case <-ctx.Done():
+		s.Stop()
+		return ctx.Err()
+	}
+}
+
+// abandon ends a Start that waits for a Configure which will not come: it waits without a bound for one, even
+// when its connection is gone. So it is given one, with an answer that makes it give up.
+func abandon(conn net.Conn, s stub.Stub, started <-chan error) error {
+	conn.Close()
+	select {
+	case err := <-started:
+		return err
+	default:
+	}
+	if c, ok := s.(interface {
+		Configure(context.Context, *api.ConfigureRequest) (*api.ConfigureResponse, error)
+	}); ok {
+		_, _ = c.Configure(abandonedContext{context.Background()}, &api.ConfigureRequest{RuntimeName: "none", NRIVersion: "none"})
+	}
+	return <-started
+}
+
+// abandonedContext tells the hooks that the Configure is abandon's.
+type abandonedContext struct{ context.Context }
+
+var errAbandoned = errors.New("the registration was abandoned")
+
+// hooks is what the stub calls.
+type hooks struct{ handler Handler }
+
+func (h *hooks) Configure(ctx context.Context, _, _, _ string) (api.EventMask, error) {
+	if _, ok := ctx.(abandonedContext); ok {
+		return 0, errAbandoned
+	}
+	return 0, nil // every event there is a method for
+}
+
+func (h *hooks) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+	all := make([]Sandbox, len(pods))
+	for i, pod := range pods {
+		all[i] = sandbox(pod)
+	}
+	h.handler.Synchronize(all)
+	return nil, nil
+}
+
+func (h *hooks) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	h.handler.RunPodSandbox(sandbox(pod))
+	return nil
+}
+
+func (h *hooks) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	h.handler.StopPodSandbox(sandbox(pod))
+	return nil
+}
+
+func (h *hooks) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	h.handler.RemovePodSandbox(sandbox(pod))
+	return nil
+}
+
+func sandbox(pod *api.PodSandbox) Sandbox {
+	s := Sandbox{
+		ID:          pod.GetId(),
+		Pod:         ledger.Pod{Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: pod.GetUid()},
+		Annotations: pod.GetAnnotations(),
+	}
+	for _, ns := range pod.GetLinux().GetNamespaces() {
+		if ns.GetType() == "network" {
+			s.Netns = ns.GetPath()
+		}
+	}
+	return s
+}
+
+// logger is the stub's log. Its every step is of interest only to who looks for a fault in it.
+type logger struct{ log *slog.Logger }
+
+func (l logger) at(ctx context.Context, level slog.Level, format string, args []any) {
+	if l.log.Enabled(ctx, level) {
+		l.log.Log(ctx, level, "NRI stub: "+fmt.Sprintf(format, args...))
+	}
+}
+
+func (l logger) Debugf(ctx context.Context, format string, args ...any) {
+	l.at(ctx, slog.LevelDebug, format, args)
+}
+func (l logger) Infof(ctx context.Context, format string, args ...any) {
+	l.at(ctx, slog.LevelDebug, format, args)
+}
+func (l logger) Warnf(ctx context.Context, format string, args ...any) {
+	l.at(ctx, slog.LevelWarn, format, args)
+}
+func (l logger) Errorf(ctx context.Context, format string, args ...any) {
+	l.at(ctx, slog.LevelWarn, format, args)
+}
