@@ -133,15 +133,16 @@ func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 		return expired, 0, errors.Join(append(errs, err)...)
 	}
 	for _, a := range addrs {
+		if a.State != StateRetained {
+			continue
+		}
+		r, err := l.run(orphanCommand{a.Addr})
 		switch {
-		case a.State != StateRetained:
-		case a.Ends && a.Left <= 0:
-			if r, err := l.run(orphanCommand{addr: a.Addr}); err != nil {
-				errs = append(errs, err)
-			} else if r.Addrs != nil {
-				expired = append(expired, Expired{*a.Key, r.Addrs})
-			}
-		case a.Ends && (next == 0 || a.Left < next):
+		case err != nil:
+			errs = append(errs, fmt.Errorf("%s: %w", a.Addr, err))
+		case r.Addrs != nil:
+			expired = append(expired, Expired{*a.Key, r.Addrs})
+		case a.Ends && a.Left > 0 && (next == 0 || a.Left < next):
 			next = a.Left
 		}
 	}
@@ -223,7 +224,7 @@ func (l *Ledger) Uninstall() (freed []netip.Addr, err error) {
 		if a.State != StateRetained {
 			continue
 		}
-		if _, err := l.run(orphanCommand{a.Addr, true}); err != nil {
+		if _, err := l.run(orphanCommand{a.Addr}); err != nil {
 			return freed, fmt.Errorf("%s: %w", a.Addr, err)
 		}
 	}

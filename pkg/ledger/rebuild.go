@@ -205,7 +205,7 @@ func (r *rebuilder) placeSlot(a netip.Addr, claims []*Claim) {
 			for _, b := range e.addrs {
 				r.explained[b] = e
 			}
-			r.steps = append(r.steps, putEntry{e})
+			r.steps = append(r.steps, putEntry{entry: e})
 		}
 	case slotRetained:
 		// Left over where a supersede was killed: the claim has moved on.

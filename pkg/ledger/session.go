@@ -23,6 +23,7 @@ const (
 	setsDir   = "sets"   // <hash of identity and ifname>/<hash of key>: empty; which claims a shared identity has
 	marksDir  = "marks"  // <hash of container ID>: Mark
 	infoName  = "network"
+	tempState = ".tmp" // what a file of the state directory is renamed from
 )
 
 // session is one command's hold on a network: the lock is held from begin to end. It is the book that the
@@ -129,11 +130,16 @@ func (s *session) recordInfo() error {
 		return nil
 	}
 	s.stamp.config, s.touched = print, true
-	tmp := s.state(infoName + ".tmp")
-	if err := s.l.fs.WriteFile(tmp, s.l.net.encode(), modeState); err != nil {
+	return s.replace(s.state(infoName), s.l.net.encode())
+}
+
+// replace writes a file of the state directory that is whole at every moment, but not durable.
+func (s *session) replace(path string, data []byte) error {
+	tmp := s.state(tempState)
+	if err := s.l.fs.WriteFile(tmp, data, modeState); err != nil {
 		return err
 	}
-	return s.l.fs.Rename(tmp, s.state(infoName))
+	return s.l.fs.Rename(tmp, path)
 }
 
 // The book.
@@ -330,9 +336,6 @@ func (s *session) allClaims() (claims []*Claim, corrupt map[string]bool, err err
 	}
 	corrupt = map[string]bool{}
 	for _, hash := range names {
-		if filepath.Ext(hash) != "" { // a temporary file that a crash left
-			continue
-		}
 		c, err := s.claim(hash)
 		switch {
 		case errors.Is(err, ErrCorrupt):
@@ -400,6 +403,13 @@ func (s *session) scan() error { return s.reconcile(false, false) }
 func (s *session) rebuild(newBoot bool) error {
 	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
 		if err := mkdirAll(s.l.fs, s.state(dir)); err != nil {
+			return err
+		}
+	}
+	// A file system without a journal may have kept both names of a rename: writing to the old one would
+	// write into the new one.
+	for _, tmp := range []string{filepath.Join(s.l.dir, tempName), s.state(tempState)} {
+		if err := s.remove(tmp); err != nil {
 			return err
 		}
 	}
@@ -499,7 +509,11 @@ func (s *session) do(st step) error {
 	s.touched = true
 	switch st := st.(type) {
 	case putEntry:
-		return s.l.fs.WriteFile(s.state(indexDir, st.entry.att.hash()), st.entry.encode(), modeState)
+		path := s.state(indexDir, st.entry.att.hash())
+		if st.again {
+			return s.replace(path, st.entry.encode())
+		}
+		return s.l.fs.WriteFile(path, st.entry.encode(), modeState)
 	case dropEntry:
 		return s.remove(s.state(indexDir, st.att.hash()))
 	case putSlot:
@@ -577,7 +591,7 @@ func (s *session) writeSlot(a netip.Addr, data []byte, mode uint32) error {
 
 // writeClaim returns when the claim is durable: content first, then the name.
 func (s *session) writeClaim(c *Claim) error {
-	tmp := s.state(claimsDir, "claim.tmp")
+	tmp := s.state(tempState)
 	if err := s.l.fs.WriteFile(tmp, c.encode(), modeState); err != nil {
 		return err
 	}

@@ -32,7 +32,11 @@ type book interface {
 // The steps that a transition returns. They are carried out in their order, each atomic by itself: the order
 // is the crash argument, given where the steps are made.
 type (
-	putEntry  struct{ entry *entry }
+	putEntry struct {
+		entry *entry
+		// again says that there is an entry already: it must not be torn, since it knows the netns.
+		again bool
+	}
 	dropEntry struct{ att Attachment }
 	// putSlot replaces an address file; was is what it said.
 	putSlot struct {
@@ -87,11 +91,9 @@ type (
 	}
 	expireCommand  struct{ claim *Claim }
 	releaseCommand struct{ claim *Claim }
-	// orphanCommand frees a retained address whose claim no longer exists or lists other addresses.
-	orphanCommand struct {
-		addr netip.Addr
-		any  bool // not only when it is due
-	}
+	// orphanCommand frees a retained address whose claim no longer exists or lists other addresses: between
+	// two rebuilds that is what a killed expiry, release or supersede has left.
+	orphanCommand struct{ addr netip.Addr }
 )
 
 func (addCommand) isCommand()     {}
@@ -377,13 +379,13 @@ func (t *decision) restore(c addCommand, policy *Policy, cl *Claim, h *holding) 
 	t.event(c, EventRestored, fmt.Sprint(cl.Addrs))
 	if policy != nil && !policy.Retains() {
 		// The template asks for nothing any more: the pod has its address once more, as an ordinary one.
-		t.out.do(putEntry{t.newEntry(c, "", cl.Addrs, true)})
+		t.out.do(putEntry{entry: t.newEntry(c, "", cl.Addrs, true)})
 		t.bind(c, cl.Addrs, h.slots)
 		t.out.do(dropClaim{cl})
 		t.dropEnded(h)
 		return
 	}
-	t.out.do(putEntry{t.newEntry(c, cl.Key.hash(), cl.Addrs, policy != nil)})
+	t.out.do(putEntry{entry: t.newEntry(c, cl.Key.hash(), cl.Addrs, policy != nil)})
 	t.bind(c, cl.Addrs, h.slots)
 	next := *cl
 	if policy != nil {
@@ -402,7 +404,7 @@ func (t *decision) takeOver(c addCommand, policy Policy, key Key, own, sibling *
 	t.out.restored = true
 	t.event(c, EventRestored, fmt.Sprint(sibling.Addrs))
 	next := &Claim{Version: recordVersion, Key: key, Addrs: sibling.Addrs, Policy: policy, From: sibling.Key.hash()}
-	t.out.do(putEntry{t.newEntry(c, key.hash(), next.Addrs, true)}, putClaim{next, own})
+	t.out.do(putEntry{entry: t.newEntry(c, key.hash(), next.Addrs, true)}, putClaim{next, own})
 	t.bind(c, next.Addrs, h.slots)
 	t.out.do(dropClaim{sibling})
 	t.dropEnded(h)
@@ -460,7 +462,7 @@ func (t *decision) allocate(c addCommand, policy *Policy, own *Claim) error {
 			return err
 		}
 	}
-	t.out.do(putEntry{t.newEntry(c, claim, addrs, policy != nil)})
+	t.out.do(putEntry{entry: t.newEntry(c, claim, addrs, policy != nil)})
 	t.bind(c, addrs, slots)
 	for i, a := range addrs {
 		t.out.do(setLast{i, a})
@@ -711,7 +713,7 @@ func (t *decision) policy(c policyCommand) error {
 	}
 	if !e.open {
 		if next.netns != e.netns || next.pod != e.pod {
-			t.out.do(putEntry{&next})
+			t.out.do(putEntry{&next, true})
 		}
 		return nil
 	}
@@ -745,7 +747,7 @@ func (t *decision) policy(c policyCommand) error {
 			t.out.do(adoptSlot{a})
 		}
 	}
-	t.out.do(putEntry{&next})
+	t.out.do(putEntry{&next, true})
 	if held != nil && held.Key.hash() != next.claim {
 		t.out.do(dropClaim{held})
 	}
@@ -787,7 +789,7 @@ func (t *decision) release(cl *Claim) error {
 	for _, e := range holders {
 		next := *e
 		next.claim, next.open = "", false
-		t.out.do(putEntry{&next})
+		t.out.do(putEntry{&next, true})
 	}
 	t.out.addrs = cl.Addrs
 	return t.dropPromise(cl, nil)
@@ -849,10 +851,8 @@ func (t *decision) orphan(c orphanCommand) error {
 	if cl != nil && slices.Contains(cl.Addrs, c.addr) {
 		return nil
 	}
-	if c.any || cl != nil || s.retained.expired(t.now) {
-		t.out.addrs = []netip.Addr{c.addr}
-		t.out.do(freeSlot{c.addr, s})
-	}
+	t.out.addrs = []netip.Addr{c.addr}
+	t.out.do(freeSlot{c.addr, s})
 	return nil
 }
 

@@ -1,0 +1,327 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// world is one node in memory: its disk, clocks, namespaces and a ledger on them, and beside it the plain
+// map that the ledger is held against.
+type world struct {
+	t     testing.TB
+	fs    *memFS
+	clock *fakeClock
+	netns fakeNetns
+	net   *Network
+	n     int // for names and inodes
+	boots int
+
+	live     map[Attachment]*liveAttachment // ADD acknowledged, no DEL acknowledged
+	promises map[Key]*promise
+	log      []string
+}
+
+type liveAttachment struct {
+	pod    Pod
+	policy *Policy
+	addrs  []netip.Addr
+	netns  Netns
+	key    *Key // of the promise that it holds
+}
+
+// promise is what the model demands of the ledger.
+type promise struct {
+	addrs  []netip.Addr
+	policy Policy
+	holder *Attachment // nil while retained
+	left   time.Duration
+	loose  bool // the clock may run later than the model's: a power loss set it back
+}
+
+func testNetwork(v4, v6 string) *Network {
+	n := &Network{Name: "net", DataDir: "/data"}
+	for _, s := range []string{v4, v6} {
+		if s == "" {
+			continue
+		}
+		r, err := NewRange(netip.MustParsePrefix(s), netip.Addr{}, netip.Addr{}, netip.Addr{})
+		if err != nil {
+			panic(err)
+		}
+		n.Ranges = append(n.Ranges, RangeSet{r})
+	}
+	return n
+}
+
+func newWorld(t testing.TB, n *Network) *world {
+	return &world{
+		t: t, fs: newMemFS(), netns: fakeNetns{}, net: n,
+		clock:    &fakeClock{Instant{Wall: time.Unix(1_700_000_000, 0), Boot: time.Hour, BootID: "boot-0"}},
+		live:     map[Attachment]*liveAttachment{},
+		promises: map[Key]*promise{},
+	}
+}
+
+func (w *world) ledger() *Ledger {
+	n := *w.net
+	return New(&n, Options{StateDir: "/state", FS: w.fs, Clock: w.clock, Netns: w.netns, Sleep: w.clock.advance})
+}
+
+func (w *world) logf(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
+
+func (w *world) failf(format string, args ...any) {
+	w.t.Helper()
+	w.t.Fatalf("%s\nhistory:\n  %s\nfiles:\n%s", fmt.Sprintf(format, args...), strings.Join(w.log, "\n  "), w.fs.dump())
+}
+
+func (w *world) newNetns() Netns {
+	w.n++
+	ns := Netns{Path: fmt.Sprintf("/run/netns/%d", w.n), Dev: 4, Ino: uint64(1000 + w.n)}
+	w.netns[ns.Path] = ns
+	return ns
+}
+
+func (w *world) newContainer() Attachment {
+	w.n++
+	return Attachment{fmt.Sprintf("c%d", w.n), "eth0"}
+}
+
+func (w *world) alive(ns Netns) bool { _, ok := w.netns[ns.Path]; return ok }
+
+// add runs an ADD and holds its answer against the model. attachments is what it was told.
+func (w *world) add(pod string, policy *Policy) (Attachment, []netip.Addr, error) {
+	w.t.Helper()
+	att, ns := w.newContainer(), w.newNetns()
+	addrs, err := w.addAs(att, ns, pod, policy)
+	return att, addrs, err
+}
+
+func (w *world) addAs(att Attachment, ns Netns, pod string, policy *Policy) ([]netip.Addr, error) {
+	w.t.Helper()
+	p := Pod{Namespace: "default", Name: pod}
+	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: p, Netns: ns, Policy: policy})
+	w.logf("ADD %s %s %s -> %v %v", att, pod, describe(policy), addrsOf(r), err)
+	w.acknowledge(att, ns, p, policy, r, err)
+	return addrsOf(r), err
+}
+
+func describe(p *Policy) string {
+	if p == nil {
+		return "unknown"
+	}
+	return fmt.Sprintf("%+v", *p)
+}
+
+func addrsOf(r *Result) []netip.Addr {
+	if r == nil {
+		return nil
+	}
+	return r.Addrs
+}
+
+// acknowledge checks an ADD's answer and takes it into the model.
+func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r *Result, err error) {
+	w.t.Helper()
+	key := NewKey(w.net.Name, pod, valueOf(policy), att.IfName)
+	pr := w.promises[key]
+	if err != nil {
+		if errors.Is(err, ErrInUse) && pr != nil && pr.holder != nil && w.live[*pr.holder] != nil && w.alive(w.live[*pr.holder].netns) {
+			return
+		}
+		if errors.Is(err, ErrFull) {
+			return
+		}
+		w.failf("ADD of %s failed: %v", pod, err)
+	}
+	if len(r.Addrs) != len(w.net.Ranges) {
+		w.failf("I6: ADD of %s gave %v", pod, r.Addrs)
+	}
+	for i, a := range r.Addrs {
+		if !w.net.Ranges[i].allocatable(a) {
+			w.failf("%s is outside the range %s", a, w.net.Ranges[i])
+		}
+		for other, l := range w.live {
+			if w.alive(l.netns) && slices.Contains(l.addrs, a) {
+				w.failf("I1: %s was given to %s while %s has it", a, att, other)
+			}
+		}
+		for k, p := range w.promises {
+			sameSet := k.shared() && k.setHash() == key.setHash()
+			if k != key && !sameSet && slices.Contains(p.addrs, a) && !w.expired(p) {
+				w.failf("I2: %s is promised to %s and was given to %s", a, k, key)
+			}
+		}
+	}
+	superseded := pr != nil && pr.holder != nil && valueOf(policy).AllocateNew
+	if pr != nil && !superseded && !w.expired(pr) && !slices.Equal(r.Addrs, pr.addrs) {
+		w.failf("I4: %s was promised %v and got %v", key, pr.addrs, r.Addrs)
+	}
+	l := &liveAttachment{pod: pod, policy: policy, addrs: r.Addrs, netns: ns}
+	w.live[att] = l
+	// The promise that these addresses were under ends or passes to this attachment.
+	for k, p := range w.promises {
+		if k == key || slices.ContainsFunc(r.Addrs, func(a netip.Addr) bool { return slices.Contains(p.addrs, a) }) {
+			delete(w.promises, k)
+		}
+	}
+	refused := slices.ContainsFunc(r.Events, func(e Event) bool { return e.Reason == EventRefused })
+	promised := valueOf(policy)
+	if policy == nil && pr != nil {
+		promised = pr.policy
+	}
+	if promised.Retains() && !refused {
+		w.promises[key] = &promise{addrs: r.Addrs, policy: promised, holder: &att}
+		l.key = &key
+	}
+}
+
+func (w *world) expired(p *promise) bool {
+	return p.holder == nil && p.policy.Retention > 0 && p.left <= 0
+}
+
+func (w *world) del(att Attachment) {
+	w.t.Helper()
+	_, err := w.ledger().Del(DelRequest{Attachment: att})
+	w.logf("DEL %s -> %v", att, err)
+	if err != nil {
+		w.failf("DEL failed: %v", err)
+	}
+	w.ended(att)
+}
+
+// ended takes the end of an attachment into the model.
+func (w *world) ended(att Attachment) {
+	l := w.live[att]
+	if l == nil {
+		return
+	}
+	delete(w.live, att)
+	if l.key == nil {
+		return
+	}
+	if p := w.promises[*l.key]; p != nil && p.holder != nil && *p.holder == att {
+		p.holder, p.left = nil, p.policy.Duration()
+	}
+}
+
+func (w *world) advance(d time.Duration) {
+	w.logf("advance %s", d)
+	w.clock.advance(d)
+	for _, p := range w.promises {
+		if p.holder == nil {
+			p.left -= d
+		}
+	}
+}
+
+// boot is a power loss or reboot: every namespace is gone, every attachment dead.
+func (w *world) boot(off time.Duration) {
+	w.boots++
+	w.logf("boot after %s", off)
+	w.clock.now = Instant{Wall: w.clock.now.Wall.Add(off), Boot: time.Second, BootID: fmt.Sprintf("boot-%d", w.boots)}
+	clear(w.netns)
+	for att := range w.live {
+		w.ended(att)
+	}
+	for _, p := range w.promises {
+		p.left -= max(0, off)
+		p.loose = true
+	}
+}
+
+// check holds the files against the invariants.
+func (w *world) check() {
+	w.t.Helper()
+	bad, err := w.ledger().Check()
+	if err != nil {
+		w.failf("Check: %v", err)
+	}
+	if len(bad) > 0 {
+		w.failf("Check: %s", strings.Join(bad, "\n"))
+	}
+}
+
+// settle ends everything and demands that nothing stays taken: the leaks of commands that were killed are
+// reclaimed as the agent would.
+func (w *world) settle() {
+	w.t.Helper()
+	for att := range w.live {
+		w.del(att)
+	}
+	clear(w.netns)
+	l := w.ledger()
+	addrs, err := l.List()
+	if err != nil {
+		w.failf("List: %v", err)
+	}
+	for _, a := range addrs {
+		switch a.State {
+		case StateBound:
+			if _, err := l.Reclaim(a.Attachment); err != nil {
+				w.failf("Reclaim: %v", err)
+			}
+		case StateUnreadable:
+			if err := l.Drop(a.Addr); err != nil {
+				w.failf("Drop: %v", err)
+			}
+		}
+	}
+	w.advance(10_000 * time.Hour)
+	if _, _, err := l.Expire(); err != nil {
+		w.failf("Expire: %v", err)
+	}
+	addrs, err = l.List()
+	if err != nil {
+		w.failf("List: %v", err)
+	}
+	for _, a := range addrs {
+		if a.State != StateRetained || a.Ends {
+			w.failf("I5: leaked %+v", a)
+		}
+	}
+	w.check()
+}
+
+// killed is the panic of a kill -9.
+type killed struct{}
+
+// killAt runs f and kills it before its nth change of the disk. It says whether f got there.
+func (w *world) killAt(n int, f func()) (hit bool) {
+	w.fs.before = func(op, path string) error {
+		if n--; n < 0 {
+			panic(killed{})
+		}
+		return nil
+	}
+	defer func() {
+		w.fs.before = nil
+		w.fs.locked = false
+		if p := recover(); p != nil {
+			if _, ok := p.(killed); !ok {
+				panic(p)
+			}
+			hit = true
+		}
+	}()
+	f()
+	return false
+}
+
+func seeded(t testing.TB, seed uint64) *rand.Rand {
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+var (
+	tenMinutes = &Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}
+	forever    = &Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release"}
+	newOne     = &Policy{Retention: duration(10 * time.Minute), AllocateNew: true}
+	shared     = &Policy{Retention: duration(10 * time.Minute), Identity: "web"}
+	ordinary   = &Policy{}
+)

@@ -1,0 +1,232 @@
+// Package node is the agent of one node: the loops around the ledgers of its networks that a CNI plugin, which
+// only lives for one command, cannot do.
+//
+// # What it promises
+//
+//   - No pod needs it to start or to stop. It is away, late or restarted, and nothing is lost but time: what
+//     it keeps is in the files of pkg/ledger, and every loop begins by looking at the world as it is.
+//   - The runtime never waits for more than a small write: RunPodSandbox leaves the pod's policy mark and
+//     queues the rest.
+//   - Nothing is freed on ignorance. A leaked address falls only to two successful looks at the runtime, a
+//     grace period apart, and one at every network namespace of the machine; any error in them means wait.
+//   - Without NRI, without CRI it is degraded, says so on /readyz, and goes on with the rest.
+//
+// # Its loops
+//
+//	queue.go      what follows RunPodSandbox and Synchronize: policy, verification
+//	reconcile.go  agreement with the runtime; reclaim.go ends what leaked, on the word of view.go
+//	book.go       what is bound and retained: published, counted, expired at its time
+//	spool.go      what the plugin reports
+//	peers.go      neighbours and connection tracking after a restore
+//	watch.go      inotify, which wakes the others
+package node
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// Sandbox is a pod sandbox as the runtime describes it.
+type Sandbox struct {
+	ID          string // the containerID of CNI
+	Pod         ledger.Pod
+	Annotations map[string]string
+	Netns       string // path; empty for a pod on the host's network and for one that has ended
+}
+
+// Options say where everything is. Every zero field has the default of the machine.
+type Options struct {
+	StateDir    string   // of the ledgers
+	CNICacheDir string   // of libcni
+	CNIConfDir  string   // of the runtime
+	NetnsDirs   []string // where namespaces are mounted by name
+	CRISocket   string
+
+	// GracePeriod is how long the runtime must not have known an attachment before it counts as leaked.
+	GracePeriod time.Duration
+	// Interval is the longest time between two reconciliations, jittered.
+	Interval time.Duration
+
+	Clock     ledger.Clock
+	Netns     ledger.NetnsProber
+	Publisher Publisher
+	Log       *slog.Logger
+	Registry  *prometheus.Registry
+}
+
+// The defaults of Options.
+const (
+	DefaultCNICacheDir = "/var/lib/cni"
+	DefaultCNIConfDir  = "/etc/cni/net.d"
+	DefaultCRISocket   = "/run/containerd/containerd.sock"
+	// DefaultGracePeriod is far longer than the longest ADD, during which the runtime does not list the sandbox.
+	DefaultGracePeriod = 10 * time.Minute
+	DefaultInterval    = 5 * time.Minute
+)
+
+// Agent is the agent of one node. Its hooks may be called from any goroutine, before Run as well.
+type Agent struct {
+	o       Options
+	ledgers ledger.Options
+	log     *slog.Logger
+	metrics *metrics
+	cri     *cri
+	queue   *queue
+	health  health
+
+	reconcileNow, bookNow, spoolNow wake
+
+	restored chan []ledger.Event // to the peers loop
+
+	nriUp      atomic.Bool
+	reconciled atomic.Bool
+	criState   atomic.Pointer[string] // nil: never asked; empty: it answered
+
+	suspects map[suspect]*suspicion // of the reconcile loop
+	claims   []Claim                // as last published, of the book loop
+
+	watch *watcher
+}
+
+// New returns an agent that does nothing yet.
+func New(o Options) (*Agent, error) {
+	set(&o.StateDir, ledger.DefaultStateDir)
+	set(&o.CNICacheDir, DefaultCNICacheDir)
+	set(&o.CNIConfDir, DefaultCNIConfDir)
+	set(&o.CRISocket, DefaultCRISocket)
+	set(&o.GracePeriod, DefaultGracePeriod)
+	set(&o.Interval, DefaultInterval)
+	if o.NetnsDirs == nil {
+		o.NetnsDirs = []string{"/run/netns", "/var/run/netns"}
+	}
+	if o.Clock == nil {
+		o.Clock = ledger.SystemClock{}
+	}
+	if o.Netns == nil {
+		o.Netns = ledger.SystemNetns{}
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if o.Publisher == nil {
+		o.Publisher = LogPublisher{o.Log}
+	}
+	if o.Registry == nil {
+		o.Registry = prometheus.NewRegistry()
+	}
+	a := &Agent{
+		o: o, log: o.Log,
+		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
+		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(),
+		restored: make(chan []ledger.Event, 16),
+		suspects: map[suspect]*suspicion{},
+	}
+	a.metrics = newMetrics(o.Registry)
+	a.queue = newQueue(a.metrics)
+	var err error
+	if a.cri, err = newCRI(o.CRISocket); err != nil {
+		return nil, err
+	}
+	if a.watch, err = newWatcher(a); err != nil {
+		a.cri.close()
+		return nil, err
+	}
+	return a, nil
+}
+
+func set[T comparable](v *T, byDefault T) {
+	var zero T
+	if *v == zero {
+		*v = byDefault
+	}
+}
+
+// Run runs every loop until ctx is done.
+func (a *Agent) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, loop := range []func(context.Context){
+		a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop,
+	} {
+		wg.Go(func() { loop(ctx) })
+	}
+	wg.Wait()
+	a.cri.close()
+}
+
+// Handler serves /healthz, /readyz and /metrics.
+func (a *Agent) Handler() http.Handler { return a.handler() }
+
+// Connected tells that the NRI connection stands or was lost.
+func (a *Agent) Connected(up bool) {
+	a.nriUp.Store(up)
+	if up {
+		a.metrics.nriConnected.Set(1)
+		a.metrics.nriConnections.Inc()
+	} else {
+		a.metrics.nriConnected.Set(0)
+	}
+}
+
+// RunPodSandbox is the hook of a sandbox that has just got its addresses. The mark is written before it
+// returns: should everything fall over right after, the pod's DEL still knows the policy.
+func (a *Agent) RunPodSandbox(s Sandbox) {
+	if s.Netns == "" {
+		return // on the host's network: CNI had nothing to do with it
+	}
+	o := observation{sandbox: s}
+	o.policy, o.answers, o.err = ledger.ParseAnnotations(s.Annotations)
+	if o.answers && o.err == nil {
+		a.markInTime(o)
+	}
+	a.enqueue(o)
+}
+
+// StopPodSandbox is the hook of a sandbox that is about to lose its addresses. It changes no policy.
+func (a *Agent) StopPodSandbox(Sandbox) { a.bookNow.up() }
+
+// RemovePodSandbox is the hook of a sandbox that is gone.
+func (a *Agent) RemovePodSandbox(Sandbox) { a.bookNow.up() }
+
+// Synchronize is the hook of a new connection: whatever happened while there was none is caught up with.
+func (a *Agent) Synchronize(all []Sandbox) {
+	for _, s := range all {
+		if s.Netns == "" {
+			continue
+		}
+		o := observation{sandbox: s, unmarked: true}
+		o.policy, o.answers, o.err = ledger.ParseAnnotations(s.Annotations)
+		a.enqueue(o)
+	}
+	a.reconcileNow.up()
+}
+
+func (a *Agent) enqueue(o observation) {
+	if !a.queue.put(o) {
+		a.log.Warn("The queue is full, a reconciliation will do this pod's work", o.sandbox.attrs()...)
+		a.reconcileNow.up()
+	}
+}
+
+func (s Sandbox) attrs(more ...any) []any {
+	return append([]any{"pod", s.Pod.String(), "sandbox", s.ID}, more...)
+}
+
+// wake is a signal that is never lost and never piles up.
+type wake chan struct{}
+
+func newWake() wake { return make(wake, 1) }
+
+func (w wake) up() {
+	select {
+	case w <- struct{}{}:
+	default:
+	}
+}
