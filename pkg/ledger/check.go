@@ -42,7 +42,7 @@ func (l *Ledger) Check() ([]string, error) {
 	for _, c := range claims {
 		byKey[c.Key] = c
 		for _, a := range c.Addrs {
-			if s.backs(slots[a], c, byAtt) {
+			if s.heldBy(c.Key.hash(), slots[a], byAtt) {
 				if o := owner[a]; o != nil {
 					say("I2: %s is promised to both %s and %s", a, o.Key, c.Key)
 				}
@@ -60,11 +60,7 @@ func (l *Ledger) Check() ([]string, error) {
 				say("I5: %s is retained for %s, which has no claim on it", a, sl.retained.Key)
 			}
 			for _, b := range sl.retained.Addrs {
-				o := slots[b]
-				if o.state == slotRetained && o.retained.Key == sl.retained.Key {
-					continue
-				}
-				if e := byAtt[o.att]; o.state == slotBound && e != nil && e.claim == sl.retained.Key.hash() {
+				if s.heldBy(sl.retained.Key.hash(), slots[b], byAtt) {
 					continue
 				}
 				say("I6: %s is retained for %s, but %s of the same claim is not", a, sl.retained.Key, b)
@@ -81,7 +77,7 @@ func (l *Ledger) Check() ([]string, error) {
 				say("I1: %s has %s, its index entry says %v", sl.att, a, e.addrs)
 			}
 			for _, b := range e.addrs {
-				if o := slots[b]; o.state != slotBound || o.att != sl.att {
+				if o := slots[b]; (o.state != slotBound || o.att != sl.att) && !s.heldBy(e.claim, o, byAtt) {
 					say("I6: %s has %s but not %s", sl.att, a, b)
 				}
 			}
@@ -91,14 +87,14 @@ func (l *Ledger) Check() ([]string, error) {
 	return bad, nil
 }
 
-// backs says whether an address file stands behind a claim.
-func (s *session) backs(sl slot, c *Claim, byAtt map[Attachment]*entry) bool {
+// heldBy says whether an address file stands behind the claim of that hash.
+func (s *session) heldBy(claim string, sl slot, byAtt map[Attachment]*entry) bool {
 	switch sl.state {
 	case slotRetained:
-		return sl.retained.Key == c.Key
+		return sl.retained.Key.hash() == claim
 	case slotBound:
 		e := byAtt[sl.att]
-		return e != nil && e.claim == c.Key.hash()
+		return e != nil && e.claim != "" && e.claim == claim
 	}
 	return false
 }

@@ -36,7 +36,8 @@
 // by itself (a rename or an unlink), and the order is chosen so that each prefix is a state that the next
 // command understands; transition.go gives the reason beside each order.
 //
-// Only promises are made durable: a new or changed claim costs two fsyncs (its content, its name). Address
-// files are never fsynced. A power loss ends every attachment, and the first command of the next boot
-// writes them anew from the claims; so a restore of an unchanged promise and a DEL that retains cost none.
+// Only promises are made durable. A new or changed claim costs two fsyncs (its content, its name), and an ADD
+// that promises or restores one more, for the names of the address files: a power loss must not bring back
+// what was there before. The content of address files is never fsynced, and a DEL that retains costs none: a
+// power loss ends every attachment, and the first command of the next boot writes the files anew from the claims.
 package ledger

@@ -50,7 +50,7 @@ func Report(o Options, events []Event) error {
 			return err
 		}
 		slot := strconv.FormatInt((e.Time.UnixNano()/1000)%spoolSlots, 10)
-		tmp := filepath.Join(dir, "."+slot+"."+e.ContainerID)
+		tmp := filepath.Join(dir, "."+slot) // two writers of one slot at once lose an event, no more
 		err = fsys.WriteFile(tmp, b, modeState)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err = mkdirAll(fsys, dir); err == nil {

@@ -238,22 +238,28 @@ func (d Disk) flock(fd int) error {
 	return retry(func() error { return unix.Flock(fd, unix.LOCK_EX) })
 }
 
-// mkdirAll makes path and its missing parents, and makes each new entry durable: a claim in a directory
-// that a power loss takes away again was never promised.
+// mkdirAll makes path and its missing parents.
 func mkdirAll(fsys FileSystem, path string) error {
 	err := fsys.Mkdir(path)
-	switch {
-	case errors.Is(err, fs.ErrExist):
-		return nil
-	case errors.Is(err, fs.ErrNotExist):
-		if err := mkdirAll(fsys, filepath.Dir(path)); err != nil {
-			return err
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = mkdirAll(fsys, filepath.Dir(path)); err == nil {
+			err = fsys.Mkdir(path)
 		}
-		if err := fsys.Mkdir(path); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-	case err != nil:
-		return err
 	}
-	return fsys.SyncDir(filepath.Dir(path))
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+// syncPathTo makes every directory entry on the way to path durable: a claim in a directory that a power
+// loss takes away again was never promised. It does not matter who made them, and whether he was killed
+// before he could sync.
+func syncPathTo(fsys FileSystem, path string) error {
+	for ; path != "/"; path = filepath.Dir(path) {
+		if err := fsys.SyncDir(filepath.Dir(path)); err != nil {
+			return err
+		}
+	}
+	return nil
 }

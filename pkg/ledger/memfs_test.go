@@ -245,6 +245,11 @@ func (m *memFS) RemoveDir(path string) error {
 	if err != nil {
 		return err
 	}
+	if names, err := m.ReadDir(path); err != nil {
+		return err
+	} else if len(names) > 0 {
+		return pathError("rmdir", path, unix.ENOTEMPTY)
+	}
 	if err := m.change("rmdir", path); err != nil {
 		return err
 	}

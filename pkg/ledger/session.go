@@ -406,6 +406,12 @@ func (s *session) rebuild(newBoot bool) error {
 			return err
 		}
 	}
+	if err := syncPathTo(s.l.fs, s.state(claimsDir)); err != nil {
+		return err
+	}
+	if err := syncPathTo(s.l.fs, s.state(marksDir)); err != nil {
+		return err
+	}
 	// A file system without a journal may have kept both names of a rename: writing to the old one would
 	// write into the new one.
 	for _, tmp := range []string{filepath.Join(s.l.dir, tempName), s.state(tempState)} {
@@ -522,6 +528,8 @@ func (s *session) do(st step) error {
 		return s.remove(s.slotPath(st.addr))
 	case adoptSlot:
 		return s.l.fs.Chmod(s.slotPath(st.addr), modeOurs)
+	case syncSlots:
+		return s.l.fs.SyncDir(s.l.dir)
 	case setLast:
 		return s.writeLast(st.rangeSet, st.addr)
 	case putClaim:
@@ -606,9 +614,11 @@ func (s *session) writeClaim(c *Claim) error {
 
 func (s *session) removeClaim(k Key) error {
 	if k.shared() {
-		if err := s.remove(s.state(setsDir, k.setHash(), k.hash())); err != nil {
+		set := s.state(setsDir, k.setHash())
+		if err := s.remove(filepath.Join(set, k.hash())); err != nil {
 			return err
 		}
+		s.l.fs.RemoveDir(set) // fails while the set has other claims
 	}
 	if err := s.remove(s.state(claimsDir, k.hash())); err != nil {
 		return err

@@ -56,6 +56,10 @@ type (
 		rangeSet int
 		addr     netip.Addr
 	}
+	// syncSlots makes durable which address files there are. Without it a power loss could bring back an
+	// older file in the place of a bound one: a retained record that has been running out ever since, or one
+	// of a claim that has ended.
+	syncSlots struct{}
 	// adoptSlot marks an address file of host-local as known to stayput.
 	adoptSlot struct{ addr netip.Addr }
 )
@@ -141,12 +145,12 @@ func (t *decision) alive(e *entry) bool { return t.liveness(e.netns, e.boot) != 
 
 // add gives the pod its retained addresses back, or allocates.
 //
-// Steps of a fresh allocation: index entry, address files, then the claim, whose durability acknowledges the
-// promise. Killed before the claim is there, nothing was promised, and the entry lets the runtime's DEL undo
+// Steps of a fresh allocation: index entry, address files, then the claim, durable, and the names of the
+// address files, durable. Killed before the claim is there, nothing was promised, and the entry lets the runtime's DEL undo
 // the rest in O(1). The claim comes after the address files, since a claim on an address that is still free
 // could see it given to somebody else before the next ADD of its owner.
 //
-// Steps of a restore: entry, address files; the claim stays as it is. Killed in between, each address is
+// Steps of a restore: entry, address files, durable; the claim stays as it is. Killed in between, each address is
 // either still retained or bound by an attachment whose entry names the claim: its DEL, its death or the
 // retry of the owner make it whole.
 func (t *decision) add(c addCommand) error {
@@ -395,6 +399,7 @@ func (t *decision) restore(c addCommand, policy *Policy, cl *Claim, h *holding) 
 		t.out.do(putClaim{&next, cl})
 	}
 	t.dropEnded(h)
+	t.out.do(syncSlots{})
 }
 
 // takeOver gives a sibling's retained addresses to another pod of the shared identity. The new claim is made
@@ -408,6 +413,7 @@ func (t *decision) takeOver(c addCommand, policy Policy, key Key, own, sibling *
 	t.bind(c, next.Addrs, h.slots)
 	t.out.do(dropClaim{sibling})
 	t.dropEnded(h)
+	t.out.do(syncSlots{})
 }
 
 // allocate takes addresses as host-local does and promises them where the policy says so. own is a claim
@@ -474,7 +480,12 @@ func (t *decision) allocate(c addCommand, policy *Policy, own *Claim) error {
 		t.out.do(dropClaim{own})
 	}
 	if own != nil {
-		return t.freeAddrs(own, addrs)
+		if err := t.freeAddrs(own, addrs); err != nil {
+			return err
+		}
+	}
+	if claim != "" {
+		t.out.do(syncSlots{})
 	}
 	return nil
 }
@@ -776,7 +787,14 @@ func (t *decision) expire(cl *Claim) error {
 		}
 	}
 	t.out.addrs = cl.Addrs
-	return t.dropPromise(cl, nil)
+	return t.end(cl)
+}
+
+// end drops a promise for good.
+func (t *decision) end(cl *Claim) error {
+	err := t.dropPromise(cl, nil)
+	t.out.do(syncSlots{})
+	return err
 }
 
 // release ends a promise on purpose. Bound addresses stay with their attachment until its DEL, which then
@@ -792,7 +810,7 @@ func (t *decision) release(cl *Claim) error {
 		t.out.do(putEntry{&next, true})
 	}
 	t.out.addrs = cl.Addrs
-	return t.dropPromise(cl, nil)
+	return t.end(cl)
 }
 
 // dropPromise drops a claim and frees what is retained for it, but for the addresses in keep. The claim
@@ -852,7 +870,7 @@ func (t *decision) orphan(c orphanCommand) error {
 		return nil
 	}
 	t.out.addrs = []netip.Addr{c.addr}
-	t.out.do(freeSlot{c.addr, s})
+	t.out.do(freeSlot{c.addr, s}, syncSlots{})
 	return nil
 }
 

@@ -41,6 +41,9 @@ type promise struct {
 	policy Policy
 	holder *Attachment // nil while retained
 	left   time.Duration
+	// Since is where the clock was anchored last: across a boot the wall clock counts from there.
+	sinceLeft time.Duration
+	sinceWall time.Time
 	loose  bool // the clock may run later than the model's: a power loss set it back
 }
 
@@ -70,7 +73,7 @@ func newWorld(t testing.TB, n *Network) *world {
 
 func (w *world) ledger() *Ledger {
 	n := *w.net
-	return New(&n, Options{StateDir: "/state", FS: w.fs, Clock: w.clock, Netns: w.netns, Sleep: w.clock.advance})
+	return New(&n, Options{StateDir: "/state", FS: w.fs, Clock: w.clock, Netns: w.netns, Sleep: w.pass})
 }
 
 func (w *world) logf(format string, args ...any) { w.log = append(w.log, fmt.Sprintf(format, args...)) }
@@ -207,11 +210,16 @@ func (w *world) ended(att Attachment) {
 	}
 	if p := w.promises[*l.key]; p != nil && p.holder != nil && *p.holder == att {
 		p.holder, p.left = nil, p.policy.Duration()
+		p.sinceLeft, p.sinceWall = p.left, w.clock.now.Wall
 	}
 }
 
 func (w *world) advance(d time.Duration) {
 	w.logf("advance %s", d)
+	w.pass(d)
+}
+
+func (w *world) pass(d time.Duration) {
 	w.clock.advance(d)
 	for _, p := range w.promises {
 		if p.holder == nil {
@@ -230,7 +238,8 @@ func (w *world) boot(off time.Duration) {
 		w.ended(att)
 	}
 	for _, p := range w.promises {
-		p.left -= max(0, off)
+		p.left = p.sinceLeft - max(0, w.clock.now.Wall.Sub(p.sinceWall))
+		p.sinceLeft, p.sinceWall = p.left, w.clock.now.Wall
 		p.loose = true
 	}
 }

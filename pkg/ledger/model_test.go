@@ -1,0 +1,241 @@
+package ledger
+
+import (
+	"flag"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+var (
+	modelSeed      = flag.Uint64("model.seed", 0, "replay one history of the model test")
+	modelHistories = flag.Int("model.histories", 3000, "histories of the model test")
+)
+
+// Random histories of every command, kills, clock jumps and reboots against a plain map. A failure prints the
+// seed and the history; -model.seed replays it.
+func TestRandomHistoriesAgreeWithAMap(t *testing.T) {
+	if *modelSeed != 0 {
+		history(t, *modelSeed)
+		return
+	}
+	base := uint64(time.Now().UnixNano())
+	for i := range *modelHistories {
+		history(t, base+uint64(i))
+	}
+}
+
+func history(t *testing.T, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 0))
+	n := testNetwork("10.1.0.0/28", "")
+	if r.IntN(2) == 0 {
+		n = testNetwork("10.1.0.0/28", "fd00::/64")
+	}
+	n.PromisedShare = []float64{0, 1}[r.IntN(2)]
+	w := newWorld(t, n)
+	w.logf("seed %d", seed)
+	var known []Attachment // every attachment there ever was, for late DELs
+	pods := []string{"web-0", "web-1", "web-2", "job", "web"}
+	policies := []*Policy{nil, ordinary, tenMinutes, tenMinutes, tenMinutes, forever, newOne, shared, shared}
+	for range 30 + r.IntN(40) {
+		switch k := r.IntN(100); {
+		case k < 40:
+			pod := pods[r.IntN(len(pods))]
+			att, _, _ := w.add(pod, policies[r.IntN(len(policies))])
+			known = append(known, att)
+		case k < 65 && len(known) > 0:
+			att := known[r.IntN(len(known))]
+			if l := w.live[att]; l != nil && r.IntN(4) > 0 {
+				delete(w.netns, l.netns.Path)
+			}
+			for range 1 + r.IntN(2) {
+				w.del(att)
+			}
+		case k < 70 && len(known) > 0: // the runtime loses a sandbox without a DEL
+			if l := w.live[known[r.IntN(len(known))]]; l != nil {
+				w.logf("netns %s is gone", l.netns.Path)
+				delete(w.netns, l.netns.Path)
+			}
+		case k < 78:
+			w.advance(time.Duration(r.IntN(8)) * time.Minute)
+		case k < 80:
+			w.logf("the wall clock jumps")
+			w.clock.now.Wall = w.clock.now.Wall.Add(time.Duration(r.IntN(200)-100) * time.Hour)
+		case k < 84:
+			w.expire()
+		case k < 87:
+			w.collect(r)
+		case k < 90 && len(known) > 0:
+			w.setPolicy(known[r.IntN(len(known))], policies[r.IntN(len(policies))])
+		case k < 93:
+			if r.IntN(2) == 0 {
+				keep := []string{"durable", "all", "torn", "mixed"}[r.IntN(4)]
+				w.logf("power loss keeping %s", keep)
+				w.fs.lose(keep, r)
+			}
+			w.boot(time.Duration(r.IntN(5)) * time.Minute)
+		default:
+			w.killedADD(r, pods[r.IntN(len(pods))])
+		}
+		w.check()
+	}
+	w.settle()
+}
+
+func (w *world) expire() {
+	expired, _, err := w.ledger().Expire()
+	w.logf("expire -> %v %v", expired, err)
+	if err != nil {
+		w.failf("Expire: %v", err)
+	}
+	for _, e := range expired {
+		if p := w.promises[e.Key]; p != nil && slices.Equal(p.addrs, e.Addrs) && !w.expired(p) {
+			w.failf("I2: %s expired with %s left", e.Key, p.left)
+		}
+	}
+	for k, p := range w.promises {
+		if w.expired(p) && !p.loose {
+			delete(w.promises, k)
+		}
+	}
+}
+
+// collect is a GC that keeps a random part of the live attachments.
+func (w *world) collect(r *rand.Rand) {
+	var valid []Attachment
+	var ended []Attachment
+	for att := range w.live {
+		if r.IntN(4) > 0 {
+			valid = append(valid, att)
+		} else {
+			ended = append(ended, att)
+		}
+	}
+	err := w.ledger().Collect(valid)
+	w.logf("GC keeps %v -> %v", valid, err)
+	if err != nil {
+		w.failf("GC: %v", err)
+	}
+	for _, att := range ended {
+		delete(w.netns, w.live[att].netns.Path)
+		w.ended(att)
+	}
+}
+
+// setPolicy is the agent that hands in what ADD did not know.
+func (w *world) setPolicy(att Attachment, p *Policy) {
+	l := w.live[att]
+	if l == nil || l.policy != nil || p == nil {
+		return
+	}
+	r, err := w.ledger().SetPolicy(att, l.pod, *p, l.netns)
+	w.logf("SetPolicy %s %s -> %v %v", att, describe(p), r, err)
+	if err != nil {
+		w.failf("SetPolicy: %v", err)
+	}
+	l.policy = p
+	if l.key != nil {
+		delete(w.promises, *l.key)
+		l.key = nil
+	}
+	key := NewKey(w.net.Name, l.pod, *p, att.IfName)
+	if held := w.promises[key]; held != nil && held.holder != nil {
+		return // a newer attachment of the pod holds the promise
+	}
+	if p.Retains() && !slices.ContainsFunc(r.Events, func(e Event) bool { return e.Reason == EventRefused }) {
+		w.promises[key] = &promise{addrs: l.addrs, policy: *p, holder: &att}
+		l.key = &key
+	}
+}
+
+// killedADD is an ADD that is killed somewhere; half the time the runtime sends its DEL.
+func (w *world) killedADD(r *rand.Rand, pod string) {
+	att, ns := w.newContainer(), w.newNetns()
+	at := r.IntN(25)
+	hit := w.killAt(at, func() { w.addAs(att, ns, pod, tenMinutes) })
+	w.logf("ADD %s %s killed at operation %d: %t", att, pod, at, hit)
+	if hit {
+		if r.IntN(2) == 0 {
+			delete(w.netns, ns.Path)
+		}
+		w.del(att)
+		delete(w.netns, ns.Path)
+	}
+}
+
+func FuzzDecodeSlot(f *testing.F) {
+	f.Add([]byte("c1\r\neth0"))
+	f.Add([]byte(`{"v":1,"key":{"identity":"pod:a/b"},"addrs":["10.0.0.1"]}`))
+	f.Add([]byte(""))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := decodeSlot(b)
+		if s.state == slotFree {
+			t.Fatal("a file that exists is not free")
+		}
+		if s.state == slotBound {
+			again := decodeSlot(encodeBound(s.att))
+			if again.state != slotBound || again.att != s.att {
+				t.Fatalf("%q is bound to %v, which is written as %q", b, s.att, encodeBound(s.att))
+			}
+		}
+		if s.state == slotRetained && decodeSlot(s.retained.encode()).state != slotRetained {
+			t.Fatalf("%q does not survive being written again", b)
+		}
+	})
+}
+
+func FuzzDecodeEntry(f *testing.F) {
+	f.Add((&entry{att: Attachment{"c", "eth0"}, boot: "b", addrs: testNetwork("10.0.0.0/24", "").Ranges[0].some()}).encode())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if e, err := decodeEntry(b); err == nil {
+			if _, err := decodeEntry(e.encode()); err != nil {
+				t.Fatalf("%q is written as %q: %v", b, e.encode(), err)
+			}
+		}
+	})
+}
+
+func FuzzDecodeClaimMarkAndStamp(f *testing.F) {
+	c := &Claim{Version: 1, Key: Key{Identity: "pod:a/b", Pod: "b"}, Addrs: testNetwork("10.0.0.0/24", "").Ranges[0].some()}
+	f.Add(c.encode(), c.Key.hash())
+	f.Add([]byte("boot\n12 10.0.0.1 -\nabc\n"), "")
+	f.Fuzz(func(t *testing.T, b []byte, hash string) {
+		if c, err := decodeClaim(b, hash); err == nil && (c.Key.hash() != hash || len(c.Addrs) == 0) {
+			t.Fatalf("%q was taken for %s", b, hash)
+		}
+		if m, err := decodeMark(b, hash); err == nil && hashOf(m.ContainerID) != hash {
+			t.Fatalf("%q was taken for %s", b, hash)
+		}
+		s := decodeStamp(b)
+		if s.mtime >= 0 {
+			if again := decodeStamp(s.encode()); again.boot != s.boot || again.mtime != s.mtime || !slices.Equal(again.last, s.last) {
+				t.Fatalf("%+v is written as %+v", s, again)
+			}
+		}
+	})
+}
+
+func FuzzParseAnnotations(f *testing.F) {
+	for _, v := range []string{"10m", "720h", "while-owned", "-1", "1.5", "10x", "", "true", "10"} {
+		f.Add(v, v, "web", "Wait", "Retain")
+	}
+	f.Fuzz(func(t *testing.T, retain, minutes, identity, inUse, scaled string) {
+		p, answers, err := ParseAnnotations(map[string]string{
+			AnnotationRetainIP: retain, AnnotationReservedIPDuration: minutes, AnnotationIdentity: identity,
+			AnnotationWhenInUse: inUse, AnnotationWhenScaled: scaled,
+		})
+		if !answers {
+			t.Fatal("the annotations answer")
+		}
+		if err == nil && (!p.Retains() || p.Duration() < 0) {
+			t.Fatalf("accepted, but retains nothing: %+v", p)
+		}
+		if err != nil && p != (Policy{}) {
+			t.Fatalf("%+v beside %v", p, err)
+		}
+	})
+}
+
+func (s RangeSet) some() []netip.Addr { return []netip.Addr{s[0].Start.Next()} }
