@@ -306,8 +306,14 @@ func (l *Ledger) Find(att Attachment) ([]netip.Addr, error) {
 	if e != nil {
 		d := &decision{book: s}
 		mine, err := d.boundTo(e)
-		if err != nil || len(mine) > 0 {
-			return mine, err
+		if err != nil {
+			return nil, err
+		}
+		if len(mine) == len(e.addrs) {
+			return mine, nil
+		}
+		if len(mine) > 0 {
+			return nil, fmt.Errorf("%w: of %v %s has only %v", ErrUnknownAttachment, e.addrs, att, mine)
 		}
 	}
 	return nil, fmt.Errorf("%w: %s", ErrUnknownAttachment, att)

@@ -167,7 +167,7 @@ func (m *memFS) Overwrite(path string, data []byte) error {
 	if len(next) < len(data) {
 		next = append(next, make([]byte, len(data)-len(next))...)
 	}
-	n.sized = len(n.content) == 1 && len(next) == len(n.content[0])
+	n.sized = (len(n.content) == 1 || n.sized) && len(next) == len(n.content[0])
 	copy(next, data)
 	n.content = append(n.content, next)
 	return nil

@@ -11,7 +11,7 @@ import (
 
 var (
 	modelSeed      = flag.Uint64("model.seed", 0, "replay one history of the model test")
-	modelHistories = flag.Int("model.histories", 3000, "histories of the model test")
+	modelHistories = flag.Int("model.histories", 1000, "histories of the model test")
 )
 
 // Random histories of every command, kills, clock jumps and reboots against a plain map. A failure prints the
@@ -73,7 +73,9 @@ func history(t *testing.T, seed uint64) {
 			if r.IntN(2) == 0 {
 				keep := []string{"durable", "all", "torn", "mixed"}[r.IntN(4)]
 				w.logf("power loss keeping %s", keep)
+				if *modelSeed != 0 { t.Log(w.fs.dump()) }
 				w.fs.lose(keep, r)
+				if *modelSeed != 0 { t.Log(w.fs.dump()) }
 			}
 			w.boot(time.Duration(r.IntN(5)) * time.Minute)
 		default:
@@ -91,8 +93,11 @@ func (w *world) expire() {
 		w.failf("Expire: %v", err)
 	}
 	for _, e := range expired {
-		if p := w.promises[e.Key]; p != nil && slices.Equal(p.addrs, e.Addrs) && !w.expired(p) {
-			w.failf("I2: %s expired with %s left", e.Key, p.left)
+		if p := w.promises[e.Key]; p != nil && slices.Equal(p.addrs, e.Addrs) {
+			if !w.expired(p) {
+				w.failf("I2: %s expired with %s left", e.Key, p.left)
+			}
+			delete(w.promises, e.Key)
 		}
 	}
 	for k, p := range w.promises {
@@ -127,7 +132,7 @@ func (w *world) collect(r *rand.Rand) {
 // setPolicy is the agent that hands in what ADD did not know.
 func (w *world) setPolicy(att Attachment, p *Policy) {
 	l := w.live[att]
-	if l == nil || l.policy != nil || p == nil {
+	if l == nil || l.policy != nil || p == nil || !w.alive(l.netns) {
 		return
 	}
 	r, err := w.ledger().SetPolicy(att, l.pod, *p, l.netns)
@@ -154,7 +159,11 @@ func (w *world) setPolicy(att Attachment, p *Policy) {
 func (w *world) killedADD(r *rand.Rand, pod string) {
 	att, ns := w.newContainer(), w.newNetns()
 	at := r.IntN(25)
-	hit := w.killAt(at, func() { w.addAs(att, ns, pod, tenMinutes) })
+	policy := *tenMinutes // a policy that is new counts from the claim on, acknowledged or not: keep the old
+	if p := w.promises[NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)]; p != nil && !p.policy.AllocateNew {
+		policy = p.policy
+	}
+	hit := w.killAt(at, func() { w.addAs(att, ns, pod, &policy) })
 	w.logf("ADD %s %s killed at operation %d: %t", att, pod, at, hit)
 	if hit {
 		if r.IntN(2) == 0 {
@@ -162,6 +171,7 @@ func (w *world) killedADD(r *rand.Rand, pod string) {
 		}
 		w.del(att)
 		delete(w.netns, ns.Path)
+		w.expire() // an expiry that was killed half-way is finished by the agent
 	}
 }
 

@@ -54,7 +54,7 @@ func rebuild(p *picture, n *Network, now Instant, newBoot bool, live func(Netns,
 	}
 	for _, e := range p.entries {
 		if r.stale(e) {
-			r.steps = append(r.steps, dropEntry{e.att})
+			r.steps = append(r.steps, dropEntry{e})
 		}
 	}
 	return r.steps

@@ -152,6 +152,8 @@ const (
 	modeHostLocal = 0o600
 	modeOurs      = 0o1600
 	modeState     = 0o644 // of everything in the state directory
+	// modeDurable marks a claim whose name is known to be durable as well.
+	modeDurable = 0o1644
 )
 
 // Retained is the record of a retained address. It alone suffices to restore and to expire.

@@ -94,6 +94,10 @@ func (s *session) open() error {
 		return s.rebuild(s.stamp.boot != "")
 	}
 	if _, err := s.l.fs.Mode(s.state(claimsDir)); errors.Is(err, fs.ErrNotExist) {
+		// The state was wiped. Without the marker a rebuild that is killed begins again.
+		if err := s.remove(s.marker()); err != nil {
+			return err
+		}
 		return s.rebuild(false)
 	} else if err != nil {
 		return err
@@ -426,6 +430,7 @@ func (s *session) rebuild(newBoot bool) error {
 			return err
 		}
 	}
+	s.stamp = stamp{}
 	if err := s.recordInfo(); err != nil {
 		return err
 	}
@@ -521,7 +526,7 @@ func (s *session) do(st step) error {
 		}
 		return s.l.fs.WriteFile(path, st.entry.encode(), modeState)
 	case dropEntry:
-		return s.remove(s.state(indexDir, st.att.hash()))
+		return s.remove(s.state(indexDir, st.was.att.hash()))
 	case putSlot:
 		return s.writeSlot(st.addr, st.data, modeOurs)
 	case freeSlot:
@@ -541,6 +546,8 @@ func (s *session) do(st step) error {
 		return s.writeClaim(st.claim)
 	case dropClaim:
 		return s.removeClaim(st.was.Key)
+	case confirmClaim:
+		return s.confirmClaim(st.claim.Key)
 	}
 	panic("unknown step")
 }
@@ -551,6 +558,8 @@ func (s *session) undo(st step) {
 	switch st := st.(type) {
 	case putEntry:
 		s.remove(s.state(indexDir, st.entry.att.hash()))
+	case dropEntry:
+		s.do(putEntry{entry: st.was})
 	case putSlot:
 		if st.was.state == slotFree {
 			s.remove(s.slotPath(st.addr))
@@ -609,7 +618,19 @@ func (s *session) writeClaim(c *Claim) error {
 	if err := s.l.fs.Rename(tmp, s.state(claimsDir, c.Key.hash())); err != nil {
 		return err
 	}
-	return s.l.fs.SyncDir(s.state(claimsDir))
+	return s.confirmClaim(c.Key)
+}
+
+// confirmClaim returns when the claim's name is durable, and remembers that in its mode.
+func (s *session) confirmClaim(k Key) error {
+	path := s.state(claimsDir, k.hash())
+	if mode, err := s.l.fs.Mode(path); err != nil || mode == modeDurable {
+		return err
+	}
+	if err := s.l.fs.SyncDir(s.state(claimsDir)); err != nil {
+		return err
+	}
+	return s.l.fs.Chmod(path, modeDurable)
 }
 
 func (s *session) removeClaim(k Key) error {

@@ -37,7 +37,7 @@ type (
 		// again says that there is an entry already: it must not be torn, since it knows the netns.
 		again bool
 	}
-	dropEntry struct{ att Attachment }
+	dropEntry struct{ was *entry }
 	// putSlot replaces an address file; was is what it said.
 	putSlot struct {
 		addr netip.Addr
@@ -51,6 +51,9 @@ type (
 	// putClaim and dropClaim are durable when they return. was is nil for a new claim.
 	putClaim  struct{ claim, was *Claim }
 	dropClaim struct{ was *Claim }
+	// confirmClaim makes sure that a claim that stays as it is became durable: whoever wrote it may have been
+	// killed in between.
+	confirmClaim struct{ claim *Claim }
 	// setLast writes host-local's last_reserved_ip.N.
 	setLast struct {
 		rangeSet int
@@ -373,7 +376,7 @@ func (t *decision) bind(c addCommand, addrs []netip.Addr, slots []slot) {
 
 func (t *decision) dropEnded(h *holding) {
 	for _, e := range h.ended {
-		t.out.do(dropEntry{e.att})
+		t.out.do(dropEntry{e})
 	}
 }
 
@@ -386,6 +389,7 @@ func (t *decision) restore(c addCommand, policy *Policy, cl *Claim, h *holding) 
 		t.out.do(putEntry{entry: t.newEntry(c, "", cl.Addrs, true)})
 		t.bind(c, cl.Addrs, h.slots)
 		t.out.do(dropClaim{cl})
+		t.out.do(syncSlots{})
 		t.dropEnded(h)
 		return
 	}
@@ -397,9 +401,11 @@ func (t *decision) restore(c addCommand, policy *Policy, cl *Claim, h *holding) 
 	}
 	if next.Policy != cl.Policy || t.repair {
 		t.out.do(putClaim{&next, cl})
+	} else {
+		t.out.do(confirmClaim{cl})
 	}
-	t.dropEnded(h)
 	t.out.do(syncSlots{})
+	t.dropEnded(h)
 }
 
 // takeOver gives a sibling's retained addresses to another pod of the shared identity. The new claim is made
@@ -412,8 +418,8 @@ func (t *decision) takeOver(c addCommand, policy Policy, key Key, own, sibling *
 	t.out.do(putEntry{entry: t.newEntry(c, key.hash(), next.Addrs, true)}, putClaim{next, own})
 	t.bind(c, next.Addrs, h.slots)
 	t.out.do(dropClaim{sibling})
-	t.dropEnded(h)
 	t.out.do(syncSlots{})
+	t.dropEnded(h)
 }
 
 // allocate takes addresses as host-local does and promises them where the policy says so. own is a claim
@@ -592,6 +598,12 @@ func (t *decision) del(c delCommand) error {
 			return err
 		}
 	}
+	if cl != nil && e.claim == "" {
+		// Only this call knew the policy: killed behind it, the next one has to find the claim.
+		next := *e
+		next.claim, next.open = cl.Key.hash(), false
+		t.out.do(putEntry{&next, true})
+	}
 	ns := e.netns
 	if ns.Path == "" {
 		ns = c.Netns
@@ -608,7 +620,7 @@ func (t *decision) del(c delCommand) error {
 			t.out.do(freeSlot{a, s})
 		}
 	}
-	t.out.do(dropEntry{e.att})
+	t.out.do(dropEntry{e})
 	return nil
 }
 
@@ -661,6 +673,7 @@ func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error)
 		return nil, err
 	}
 	if was != nil && slices.Equal(was.Addrs, mine) && was.Policy == p {
+		t.out.do(confirmClaim{was})
 		return was, nil
 	}
 	if was != nil && !slices.Equal(was.Addrs, mine) {
@@ -849,7 +862,7 @@ func (t *decision) freeAddrs(cl *Claim, keep []netip.Addr) error {
 				return err
 			}
 			if e != nil && e.claim == hash && !t.alive(e) {
-				t.out.do(freeSlot{a, s}, dropEntry{e.att})
+				t.out.do(freeSlot{a, s}, dropEntry{e})
 			}
 		}
 	}

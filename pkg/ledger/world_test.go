@@ -134,11 +134,13 @@ func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r
 	key := NewKey(w.net.Name, pod, valueOf(policy), att.IfName)
 	pr := w.promises[key]
 	if err != nil {
-		if errors.Is(err, ErrInUse) && pr != nil && pr.holder != nil && w.live[*pr.holder] != nil && w.alive(w.live[*pr.holder].netns) {
-			return
-		}
 		if errors.Is(err, ErrFull) {
 			return
+		}
+		for _, l := range w.live {
+			if errors.Is(err, ErrInUse) && l.pod == pod && w.alive(l.netns) {
+				return
+			}
 		}
 		w.failf("ADD of %s failed: %v", pod, err)
 	}

@@ -88,6 +88,7 @@ type Agent struct {
 
 	nriUp      atomic.Bool
 	reconciled atomic.Bool
+	sweep      atomic.Bool            // the book loop is to expire whatever the clock says
 	criState   atomic.Pointer[string] // nil: never asked; empty: it answered
 
 	suspects map[suspect]*suspicion // of the reconcile loop

@@ -10,14 +10,15 @@ import (
 )
 
 // networks opens the ledger of every network that the plugin has served. It is asked anew each time: it is
-// one small file each, and a network that appears is there at once.
-func (a *Agent) networks() []*ledger.Ledger {
+// one small file each, and a network that appears is there at once. What cannot be opened is in the log and
+// makes whole false.
+func (a *Agent) networks() (ledgers []*ledger.Ledger, whole bool) {
 	ledgers, err := ledger.Networks(a.ledgers)
 	if err != nil {
 		a.metrics.networkErrors.Inc()
 		a.log.Error("Cannot open every network", "err", err)
 	}
-	return ledgers
+	return ledgers, err == nil
 }
 
 // directory is where a network's address files are.
@@ -31,14 +32,9 @@ type book struct {
 	addrs  []ledger.Address
 }
 
-// books reads every network. What cannot be read is in the log and makes whole false.
-func (a *Agent) books() (all []book, whole bool) {
-	ledgers, err := ledger.Networks(a.ledgers)
-	whole = err == nil
-	if err != nil {
-		a.metrics.networkErrors.Inc()
-		a.log.Error("Cannot open every network", "err", err)
-	}
+// read lists the addresses of every ledger. What cannot be read is in the log and makes whole false.
+func (a *Agent) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
+	whole = true
 	for _, l := range ledgers {
 		addrs, err := l.List()
 		if err != nil {
@@ -47,9 +43,9 @@ func (a *Agent) books() (all []book, whole bool) {
 			a.log.Error("Cannot read the addresses of a network", "network", l.Network().Name, "err", err)
 			continue
 		}
-		all = append(all, book{l, addrs})
+		books = append(books, book{l, addrs})
 	}
-	return all, whole
+	return books, whole
 }
 
 // configured returns the networks that the runtime's configuration gives to stayput and that no command has

@@ -86,13 +86,18 @@ func (a *Agent) markInTime(o observation) {
 // without reading more files than the runtime should wait for.
 func (a *Agent) mark(o observation) {
 	s := o.sandbox
-	for _, l := range a.networks() {
-		m := ledger.Mark{ContainerID: s.ID, Namespace: s.Pod.Namespace, Name: s.Pod.Name, UID: s.Pod.UID, Policy: o.policy}
-		if err := l.PutMark(m); err != nil {
+	ledgers, _ := a.networks()
+	for _, l := range ledgers {
+		if err := l.PutMark(o.mark()); err != nil {
 			a.metrics.markErrors.Inc()
 			a.log.Error("Cannot write the pod's policy mark", s.attrs("network", l.Network().Name, "err", err)...)
 		}
 	}
+}
+
+func (o observation) mark() ledger.Mark {
+	s := o.sandbox
+	return ledger.Mark{ContainerID: s.ID, Namespace: s.Pod.Namespace, Name: s.Pod.Name, UID: s.Pod.UID, Policy: o.policy}
 }
 
 // settle brings the ledger and a running sandbox into agreement.
@@ -113,7 +118,7 @@ func (a *Agent) settle(o observation) {
 		a.log.Debug("No network namespace", s.attrs("netns", s.Netns, "err", err)...)
 		ns = ledger.Netns{}
 	}
-	ledgers := a.networks()
+	ledgers, _ := a.networks()
 	for _, at := range a.attachments(s.ID, ledgers) {
 		addrs := a.setPolicy(at, o, ns)
 		if len(addrs) > 0 && ok {

@@ -187,7 +187,8 @@ func parseAddr(s string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// routes are the configured routes as the version of the result knows them: until 1.0.0 dst and gw alone.
+// routes are the configured routes with the keys that CNI knows (SPEC 1.1, "Result"); host-local prints all
+// of them at every version.
 func (c *netConf) routes() ([]map[string]any, error) {
 	list, err := c.ipam.objs("routes")
 	if err != nil {
@@ -202,26 +203,28 @@ func (c *netConf) routes() ([]map[string]any, error) {
 		if _, err := netip.ParsePrefix(dst); err != nil {
 			return nil, r.wrong("dst", "an address with a prefix length such as 0.0.0.0/0", dst)
 		}
+		route := map[string]any{"dst": dst}
 		gw, err := r.str("gw")
 		if err != nil {
 			return nil, err
 		}
-		if _, err := parseAddr(gw); gw != "" && err != nil {
-			return nil, r.wrong("gw", "an IP address", gw)
-		}
-		route := map[string]any{"dst": dst}
 		if gw != "" {
+			if _, err := parseAddr(gw); err != nil {
+				return nil, r.wrong("gw", "an IP address", gw)
+			}
 			route["gw"] = gw
 		}
-		if atLeast(c.cniVersion, "1.0.0") {
-			for _, key := range []string{"mtu", "advmss", "priority", "table", "scope"} {
-				if v, _ := r.lookup(key); v != nil {
-					n, ok := v.(float64)
-					if !ok || n != float64(int64(n)) {
-						return nil, r.wrong(key, "a whole number", v)
-					}
-					route[key] = int64(n)
-				}
+		for _, key := range []string{"mtu", "advmss", "priority", "table", "scope"} {
+			v, _ := r.lookup(key)
+			if v == nil {
+				continue
+			}
+			n, ok := v.(float64)
+			if !ok || n != float64(int64(n)) {
+				return nil, r.wrong(key, "a whole number", v)
+			}
+			if n != 0 || key == "table" || key == "scope" {
+				route[key] = int64(n)
 			}
 		}
 		out = append(out, route)

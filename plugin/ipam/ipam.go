@@ -247,23 +247,23 @@ func (c *call) del() *Error {
 	if ns, ok, err := (ledger.SystemNetns{}).Identify(c.netnsPath); err == nil && ok {
 		req.Netns = ns
 	}
-	if _, err := c.anyLedger().Del(req); err != nil {
+	// As much of the configuration as can be understood must do.
+	l := ledger.Partial(c.conf.bare(), c.options())
+	if n, err := c.conf.network(); err == nil {
+		l = ledger.New(n, c.options())
+	}
+	if _, err := l.Del(req); err != nil {
 		fmt.Fprintf(c.Stderr, "stayput: DEL %s: %v: the addresses stay as they are\n", c.att, err)
 	}
 	return nil
 }
 
-// anyLedger is the ledger with as much of the configuration as can be understood.
-func (c *call) anyLedger() *ledger.Ledger {
+func (c *call) check() *Error {
 	n, err := c.conf.network()
 	if err != nil {
-		return ledger.Partial(c.conf.bare(), c.options())
+		return configError(err)
 	}
-	return ledger.New(n, c.options())
-}
-
-func (c *call) check() *Error {
-	addrs, err := c.anyLedger().Find(c.att)
+	addrs, err := ledger.New(n, c.options()).Find(c.att)
 	if err != nil {
 		return addError(err)
 	}
@@ -271,9 +271,21 @@ func (c *call) check() *Error {
 	if err != nil {
 		return configError(err)
 	}
+	if !ok {
+		return nil
+	}
 	for _, a := range addrs {
-		if ok && !slices.Contains(prev, a) {
+		if !slices.Contains(prev, a) {
 			return errorf(codeInternal, "%s has %s, which is not in prevResult (%v)", c.att, a, prev)
+		}
+	}
+	// Other plugins of the chain may have added addresses of their own.
+	for _, a := range prev {
+		ours := slices.ContainsFunc(n.Ranges, func(s ledger.RangeSet) bool {
+			return slices.ContainsFunc(s, func(r ledger.Range) bool { return r.Contains(a) })
+		})
+		if ours && !slices.Contains(addrs, a) {
+			return errorf(codeInternal, "prevResult has %s, which is not recorded for %s (%v)", a, c.att, addrs)
 		}
 	}
 	return nil
@@ -287,7 +299,11 @@ func (c *call) gc() *Error {
 	if !ok {
 		return nil
 	}
-	if err := c.anyLedger().Collect(valid); err != nil {
+	n, err := c.conf.network()
+	if err != nil {
+		return configError(err)
+	}
+	if err := ledger.New(n, c.options()).Collect(valid); err != nil {
 		return addError(err)
 	}
 	return nil

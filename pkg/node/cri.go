@@ -1,0 +1,139 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// criTimeout bounds one call. A runtime that is slower is asked again at the next reconciliation.
+const criTimeout = 10 * time.Second
+
+// maxMessage is kubelet's limit for CRI messages: a full node with long annotations passes gRPC's default of 4 MiB.
+const maxMessage = 16 << 20
+
+// cri is the connection to the container runtime. It is made at the first call and given up when idle.
+type cri struct {
+	conn    *grpc.ClientConn
+	client  runtimeapi.RuntimeServiceClient
+	peerPID atomic.Int32
+}
+
+func newCRI(socket string) (*cri, error) {
+	c := &cri{}
+	conn, err := grpc.NewClient("passthrough:///unix",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+			if err == nil {
+				c.peerPID.Store(peerPID(conn))
+			}
+			return conn, err
+		}),
+		grpc.WithIdleTimeout(time.Minute),
+		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10),
+		// A runtime that restarts is back within seconds; gRPC's own back-off would reach two minutes.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
+			MinConnectTimeout: criTimeout,
+		}),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(maxMessage)))
+	if err != nil {
+		return nil, fmt.Errorf("CRI client for %s: %w", socket, err)
+	}
+	c.conn, c.client = conn, runtimeapi.NewRuntimeServiceClient(conn)
+	return c, nil
+}
+
+func (c *cri) close() { c.conn.Close() }
+
+// pid is the process that listens on the socket, as our PID namespace sees it; 0 where it does not.
+func (c *cri) pid() int { return int(c.peerPID.Load()) }
+
+func peerPID(conn net.Conn) int32 {
+	u, ok := conn.(*net.UnixConn)
+	if !ok {
+		return 0
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if cerr != nil || err != nil {
+		return 0
+	}
+	return cred.Pid
+}
+
+// listed is a sandbox in the runtime's list, in which one that is being created is missing.
+type listed struct {
+	Sandbox
+	ready bool
+}
+
+// list is every sandbox that the runtime knows, by ID, without their namespaces.
+func (c *cri) list(ctx context.Context) (map[string]listed, error) {
+	ctx, cancel := context.WithTimeout(ctx, criTimeout)
+	defer cancel()
+	r, err := c.client.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("CRI ListPodSandbox: %w", err)
+	}
+	all := make(map[string]listed, len(r.Items))
+	for _, s := range r.Items {
+		m := s.GetMetadata()
+		all[s.Id] = listed{
+			Sandbox: Sandbox{
+				ID: s.Id, Annotations: s.Annotations,
+				Pod: ledger.Pod{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid()},
+			},
+			ready: s.State == runtimeapi.PodSandboxState_SANDBOX_READY,
+		}
+	}
+	return all, nil
+}
+
+// netns is the path of a sandbox's network namespace; empty where it is the host's.
+func (c *cri) netns(ctx context.Context, id string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, criTimeout)
+	defer cancel()
+	r, err := c.client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
+	if err != nil {
+		return "", fmt.Errorf("CRI PodSandboxStatus: %w", err)
+	}
+	if r.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() == runtimeapi.NamespaceMode_NODE {
+		return "", nil
+	}
+	// containerd and CRI-O both have the OCI spec in here.
+	var info struct {
+		RuntimeSpec struct {
+			Linux struct {
+				Namespaces []struct{ Type, Path string }
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(r.Info["info"]), &info); err != nil {
+		return "", fmt.Errorf("CRI PodSandboxStatus: verbose info: %w", err)
+	}
+	for _, ns := range info.RuntimeSpec.Linux.Namespaces {
+		if ns.Type == "network" {
+			return ns.Path, nil
+		}
+	}
+	return "", nil
+}

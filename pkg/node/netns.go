@@ -1,0 +1,102 @@
+package node
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// inNetns runs f on a thread that is in the network namespace of ns. Sockets that f makes stay in it. A
+// thread that cannot go back ends with its goroutine: no other work ever runs in the wrong namespace.
+func inNetns(ns *os.File, f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		defer home.Close()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("entering the network namespace %s: %w", ns.Name(), err)
+			return
+		}
+		err = f()
+		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// netlinkIn opens a route netlink socket in a namespace.
+func netlinkIn(ns *os.File) (h *netlink.Handle, err error) {
+	err = inNetns(ns, func() error {
+		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		return err
+	})
+	return h, err
+}
+
+// openNetns opens a path that must be a network namespace: on any other file setns would say less.
+func openNetns(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	var sf unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &sf); err != nil || sf.Type != unix.NSFS_MAGIC {
+		f.Close()
+		return nil, fmt.Errorf("%s is not a network namespace", path)
+	}
+	return f, nil
+}
+
+// addrsIn lists the addresses configured in a namespace. A torn answer of the kernel is asked again.
+func addrsIn(ns *os.File) ([]netlink.Addr, error) {
+	h, err := netlinkIn(ns)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	return allAddrs(h)
+}
+
+func allAddrs(h *netlink.Handle) (addrs []netlink.Addr, err error) {
+	for range 5 {
+		if addrs, err = h.AddrList(nil, netlink.FAMILY_ALL); err == nil {
+			return addrs, nil
+		}
+	}
+	return nil, fmt.Errorf("listing addresses: %w", err)
+}
+
+func addrOf(a netlink.Addr) netip.Addr {
+	ip, _ := netip.AddrFromSlice(a.IP)
+	return ip.Unmap()
+}
+
+// missingIn returns those addresses that are not configured in the namespace at path.
+func missingIn(path string, addrs []netip.Addr) ([]netip.Addr, error) {
+	ns, err := openNetns(path)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	there, err := addrsIn(ns)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool {
+		return slices.ContainsFunc(there, func(t netlink.Addr) bool { return addrOf(t) == a })
+	}), nil
+}

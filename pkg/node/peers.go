@@ -1,0 +1,224 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// A restored address comes back with another link-layer address, and the old pod's connections are still
+// tracked. Peers would find out by themselves, in seconds to minutes.
+const (
+	// announceAgain is when an announcement is repeated (RFC 5227 says twice; the first one may meet a bridge
+	// port that does not forward yet).
+	announceAgain = time.Second
+	// settleTime is how long the main plugin may take, after the ledger has answered, until the address is up.
+	settleTime  = 10 * time.Second
+	firstRetry  = 20 * time.Millisecond
+	longestWait = time.Second
+	// stale is how old a report may be for the connections of its address to be taken for the old pod's: the
+	// new one has no address yet, and no container for some time longer.
+	stale = 2 * time.Second
+)
+
+// announcement is an address whose peers have not all been told.
+type announcement struct {
+	event  ledger.Event
+	wait   time.Duration // before the next try
+	due    time.Time
+	giveUp time.Time
+	again  bool // it was made once
+}
+
+func (a *Agent) peersLoop(ctx context.Context) {
+	beat := a.health.loop("peers")
+	var pending []*announcement
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case events := <-a.restored:
+			beat.begin()
+			a.forgetConnections(events)
+			now := time.Now()
+			for _, e := range events {
+				pending = append(pending, &announcement{event: e, wait: firstRetry, due: now, giveUp: now.Add(settleTime)})
+			}
+		case <-timer.C:
+			beat.begin()
+		}
+		pending = a.announceDue(pending)
+		beat.end()
+		timer.Stop()
+		if len(pending) > 0 {
+			next := slices.MinFunc(pending, func(a, b *announcement) int { return a.due.Compare(b.due) })
+			timer.Reset(time.Until(next.due))
+		}
+	}
+}
+
+// announceDue makes what announcements it can and returns those that have to be made later.
+func (a *Agent) announceDue(pending []*announcement) (later []*announcement) {
+	now := time.Now()
+	mac := map[netip.Addr]net.HardwareAddr{}
+	for _, p := range pending {
+		if p.due.After(now) {
+			later = append(later, p)
+			continue
+		}
+		e := p.event
+		hw, err := announce(e)
+		attrs := []any{"pod", e.Pod.String(), "sandbox", e.ContainerID, "addrs", e.Addrs}
+		switch {
+		case err == nil:
+			a.metrics.announced.Inc()
+			if hw != nil {
+				for _, addr := range e.Addrs {
+					mac[addr] = hw
+				}
+			}
+			a.log.Debug("Announced", append(attrs, "mac", hw.String())...)
+			if !p.again {
+				p.again, p.due = true, now.Add(announceAgain)
+				later = append(later, p)
+			}
+		case p.again || now.After(p.giveUp):
+			// Once made, a second failure only says that the pod is gone.
+			if !p.again {
+				a.metrics.peerErrors.Inc()
+				a.log.Warn("The pod's peers could not be told of its address", append(attrs, "err", err)...)
+			}
+		default:
+			p.due = now.Add(p.wait)
+			p.wait = min(2*p.wait, longestWait)
+			later = append(later, p)
+		}
+	}
+	if len(mac) > 0 {
+		if err := forgetNeighbours(mac); err != nil {
+			a.metrics.peerErrors.Inc()
+			a.log.Warn("Cannot refresh the node's neighbour table", "err", err)
+		}
+	}
+	return later
+}
+
+// announce sends a gratuitous ARP or an unsolicited neighbour advertisement for each address, from the pod's own
+// interface. It is an error as long as the main plugin has not configured them. A link without Ethernet
+// addresses has nothing to announce.
+func announce(e ledger.Event) (net.HardwareAddr, error) {
+	ns, err := openNetns(e.Netns)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	h, err := netlinkIn(ns)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(e.Key.IfName)
+	if err != nil {
+		return nil, err
+	}
+	there, err := allAddrs(h)
+	if err != nil {
+		return nil, err
+	}
+	for _, addr := range e.Addrs {
+		if !slices.ContainsFunc(there, func(t netlink.Addr) bool {
+			return t.LinkIndex == link.Attrs().Index && addrOf(t) == addr && t.Flags&unix.IFA_F_TENTATIVE == 0
+		}) {
+			return nil, fmt.Errorf("%s is not configured on %s yet", addr, e.Key.IfName)
+		}
+	}
+	hw := link.Attrs().HardwareAddr
+	if link.Attrs().EncapType != "ether" || len(hw) != 6 {
+		return nil, nil
+	}
+	var fd int
+	err = inNetns(ns, func() error {
+		// Protocol 0: it only sends.
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("packet socket: %w", err)
+	}
+	defer unix.Close(fd)
+	for _, addr := range e.Addrs {
+		frame := gratuitousARP(hw, addr)
+		if addr.Is6() {
+			frame = unsolicitedNA(hw, addr)
+		}
+		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}); err != nil {
+			return nil, fmt.Errorf("announcing %s: %w", addr, err)
+		}
+	}
+	return hw, nil
+}
+
+// forgetNeighbours deletes the node's own entries that name another link-layer address than the pod's. What an
+// administrator made permanent stays.
+func forgetNeighbours(mac map[netip.Addr]net.HardwareAddr) error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	entries, err := h.NeighList(0, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("listing neighbours: %w", err)
+	}
+	var errs []error
+	for _, n := range entries {
+		ip, _ := netip.AddrFromSlice(n.IP)
+		hw, ok := mac[ip.Unmap()]
+		if !ok || bytes.Equal(hw, n.HardwareAddr) || n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 {
+			continue
+		}
+		if err := h.NeighDel(&n); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("neighbour %s: %w", n.IP, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// forgetConnections flushes the tracked connections of addresses that have just been restored, in one pass for
+// all of them. It comes before the new pod has its address, so whatever there is was the old pod's; a report
+// that is older than that proves nothing any more.
+func (a *Agent) forgetConnections(events []ledger.Event) {
+	addrs := map[netip.Addr]bool{}
+	wall := a.wall()
+	for _, e := range events {
+		if wall.Sub(e.Time) > stale {
+			a.log.Info("Too late to flush the old pod's connections", "pod", e.Pod.String(), "sandbox", e.ContainerID, "addrs", e.Addrs)
+			continue
+		}
+		for _, addr := range e.Addrs {
+			addrs[addr] = true
+		}
+	}
+	if len(addrs) == 0 {
+		return
+	}
+	n, err := flushConntrack(addrs)
+	a.metrics.connections.Add(float64(n))
+	if err != nil {
+		a.metrics.peerErrors.Inc()
+		a.log.Warn("Cannot flush the old pods' connections", "err", err)
+	}
+}
