@@ -73,9 +73,13 @@ func history(t *testing.T, seed uint64) {
 			if r.IntN(2) == 0 {
 				keep := []string{"durable", "all", "torn", "mixed"}[r.IntN(4)]
 				w.logf("power loss keeping %s", keep)
-				if *modelSeed != 0 { t.Log(w.fs.dump()) }
+				if *modelSeed != 0 {
+					t.Log(w.fs.dump())
+				}
 				w.fs.lose(keep, r)
-				if *modelSeed != 0 { t.Log(w.fs.dump()) }
+				if *modelSeed != 0 {
+					t.Log(w.fs.dump())
+				}
 			}
 			w.boot(time.Duration(r.IntN(5)) * time.Minute)
 		default:

@@ -749,6 +749,9 @@ func (t *decision) policy(c policyCommand) error {
 		if held, err = t.claim(e.claim); err != nil {
 			return err
 		}
+		if held != nil && !slices.Equal(held.Addrs, mine) {
+			held = nil // superseded since by a newer attachment of the pod
+		}
 	}
 	var cl *Claim
 	if p.Retains() {

@@ -44,7 +44,7 @@ type promise struct {
 	// Since is where the clock was anchored last: across a boot the wall clock counts from there.
 	sinceLeft time.Duration
 	sinceWall time.Time
-	loose  bool // the clock may run later than the model's: a power loss set it back
+	loose     bool // the clock may run later than the model's: a power loss set it back
 }
 
 func testNetwork(v4, v6 string) *Network {
