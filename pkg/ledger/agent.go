@@ -264,7 +264,11 @@ func removeAll(fsys FileSystem, path string) error {
 
 // PutMark records a pod's policy durably and without the lock: it is called while the runtime waits.
 func (l *Ledger) PutMark(m Mark) error {
-	m.Version = recordVersion
+	now, err := l.clock.Now()
+	if err != nil {
+		return err
+	}
+	m.Version, m.Boot = recordVersion, now.BootID
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err

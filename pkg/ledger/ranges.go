@@ -42,8 +42,14 @@ func NewRange(subnet netip.Prefix, start, end, gateway netip.Addr) (Range, error
 	}
 	if !end.IsValid() {
 		r.End = lastAddr(subnet)
-	} else if !subnet.Contains(end) || end.Less(r.Start) {
-		return r, fmt.Errorf("rangeEnd: %s is not in subnet %s or before rangeStart %s", end, subnet, r.Start)
+	} else if !subnet.Contains(end) {
+		return r, fmt.Errorf("rangeEnd: %s is not in subnet %s", end, subnet)
+	}
+	switch {
+	case r.End.Less(r.Start):
+		return r, fmt.Errorf("rangeStart: %s lies behind the end of the range, %s", r.Start, r.End)
+	case r.size() == 0:
+		return r, fmt.Errorf("rangeStart: the range has no address but the gateway %s", r.Gateway)
 	}
 	return r, nil
 }

@@ -39,6 +39,9 @@ func rebuild(p *picture, n *Network, now Instant, newBoot bool, live func(Netns,
 	for _, a := range addrs {
 		r.findClaim(a)
 	}
+	for _, id := range slices.Sorted(maps.Keys(p.marks)) {
+		r.findMarked(p.marks[id])
+	}
 	// A claim that took over another's addresses comes before it.
 	inOrder := slices.SortedFunc(maps.Values(r.claims), func(a, b *Claim) int {
 		if c := strings.Compare(b.From, a.From); c != 0 {
@@ -80,7 +83,7 @@ func (r *rebuilder) put(a netip.Addr, data []byte) {
 // placeEntry notes which addresses an entry explains. An address file that is missing under a live
 // attachment of this boot was wiped: it is made again, or somebody else would get the address.
 func (r *rebuilder) placeEntry(e *entry, live func(Netns, string) Liveness) {
-	wiped := e.boot == r.now.BootID && e.netns.Path != "" && live(e.netns, e.boot) == Alive
+	wiped := e.boot == r.now.BootID && e.netns.Path != "" && live(e.netns, e.boot) != Dead
 	for _, a := range e.addrs {
 		s, there := r.slots[a]
 		if !there && wiped {
@@ -123,6 +126,29 @@ func (r *rebuilder) findClaim(a netip.Addr) {
 		r.claims[c.Key.hash()] = c
 		r.steps = append(r.steps, putClaim{c, nil})
 	}
+}
+
+// findMarked makes the claim of a mark whose address files a power loss has taken. A mark of this boot is
+// somebody's who still runs, and becomes a claim through the agent.
+func (r *rebuilder) findMarked(m *Mark) {
+	if m.Boot == r.now.BootID || m.Boot == "" || !m.Policy.Retains() || len(m.Addrs) != len(r.net.Ranges) {
+		return
+	}
+	for i, a := range m.Addrs {
+		s, there := r.slots[a]
+		if !r.net.Ranges[i].allocatable(a) || there && s.state != slotGarbage && !r.dead(a) {
+			return
+		}
+	}
+	p, _ := m.Policy.clamp(r.net.LongestRetention)
+	c := &Claim{Version: recordVersion, Key: NewKey(r.net.Name, m.pod(), p, m.IfName), Addrs: m.Addrs, Policy: p}
+	for _, o := range r.claims {
+		if o.Key == c.Key || slices.ContainsFunc(o.Addrs, func(a netip.Addr) bool { return slices.Contains(c.Addrs, a) }) {
+			return
+		}
+	}
+	r.claims[c.Key.hash()] = c
+	r.steps = append(r.steps, putClaim{c, nil})
 }
 
 // boundTo returns an attachment's addresses in the order of the range sets.

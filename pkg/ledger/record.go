@@ -321,7 +321,7 @@ func decodeEntry(b []byte) (*entry, error) {
 
 // Mark is a pod's policy as the agent saw it: the second source, for runtimes that hand no annotations to CNI.
 //
-//	{"v":1,"containerID":"…","namespace":"…","name":"…","uid":"…","policy":{…}}
+//	{"v":1,"containerID":"…","namespace":"…","name":"…","uid":"…","policy":{…},"addrs":[…],"ifname":"eth0","boot":"…"}
 type Mark struct {
 	Version     int    `json:"v"`
 	ContainerID string `json:"containerID"`
@@ -329,6 +329,11 @@ type Mark struct {
 	Name        string `json:"name"`
 	UID         string `json:"uid,omitempty"`
 	Policy      Policy `json:"policy"`
+	// Addrs and IfName are what the runtime said the pod got, and Boot when: after a power loss that took
+	// the address files they are all that is known. Without them the mark counts from the claim on.
+	Addrs  []netip.Addr `json:"addrs,omitempty"`
+	IfName string       `json:"ifname,omitempty"`
+	Boot   string       `json:"boot,omitempty"`
 }
 
 func (m *Mark) pod() Pod { return Pod{m.Namespace, m.Name, m.UID} }

@@ -197,6 +197,17 @@ func (s *session) entry(att Attachment) (*entry, error) {
 	return e, nil
 }
 
+// holder is the entry of an attachment that an address file names. Where there is none the index is
+// incomplete, whatever the stamp says.
+func (s *session) holder(att Attachment) (*entry, error) {
+	e, err := s.entry(att)
+	if err == nil && e == nil {
+		s.trusted = false
+		e, err = s.entry(att)
+	}
+	return e, err
+}
+
 // readEntry returns nil for an entry that does not parse: the index is a cache, and the scan will find
 // what the address files say.
 func (s *session) readEntry(hash string) (*entry, error) {
@@ -222,7 +233,12 @@ func (s *session) mark(containerID string) (*Mark, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	return decodeMark(b, hash)
+	// One that does not parse is none: the agent makes the claim within moments of the mark.
+	m, err := decodeMark(b, hash)
+	if errors.Is(err, ErrCorrupt) {
+		return nil, nil
+	}
+	return m, err
 }
 
 func (s *session) setClaims(k Key) ([]*Claim, error) {
@@ -502,13 +518,16 @@ func (s *session) indexSets(claims []*Claim) error {
 	return nil
 }
 
-// apply carries out steps in their order. With undo a failure takes back, as far as the disk lets it, what
-// was done before it.
+// apply carries out steps in their order. With undo a failure takes back what was done before it, from the
+// end, up to the first step that the disk does not let it take back: what is left is a prefix of the order, which
+// is what a kill leaves.
 func (s *session) apply(steps []step, undo bool) error {
 	for i, st := range steps {
 		if err := s.do(st); err != nil {
 			for j := i; undo && j >= 0; j-- {
-				s.undo(steps[j])
+				if s.undo(steps[j]) != nil {
+					break
+				}
 			}
 			return err
 		}
@@ -552,31 +571,29 @@ func (s *session) do(st step) error {
 	panic("unknown step")
 }
 
-// undo takes one step back. It is best effort: what it cannot take back is an unacknowledged ADD's, which its
-// DEL or its death undoes.
-func (s *session) undo(st step) {
+// undo takes one step back, also one that failed half-way.
+func (s *session) undo(st step) error {
 	switch st := st.(type) {
 	case putEntry:
-		s.remove(s.state(indexDir, st.entry.att.hash()))
+		return s.remove(s.state(indexDir, st.entry.att.hash()))
 	case dropEntry:
-		s.do(putEntry{entry: st.was})
+		return s.do(putEntry{entry: st.was})
 	case putSlot:
 		if st.was.state == slotFree {
-			s.remove(s.slotPath(st.addr))
-		} else {
-			s.writeSlot(st.addr, st.was.raw, modeOurs)
+			return s.remove(s.slotPath(st.addr))
 		}
+		return s.writeSlot(st.addr, st.was.raw, modeOurs)
 	case freeSlot:
-		s.writeSlot(st.addr, st.was.raw, modeOurs)
+		return s.writeSlot(st.addr, st.was.raw, modeOurs)
 	case putClaim:
 		if st.was == nil {
-			s.removeClaim(st.claim.Key)
-		} else {
-			s.writeClaim(st.was)
+			return s.removeClaim(st.claim.Key)
 		}
+		return s.writeClaim(st.was)
 	case dropClaim:
-		s.writeClaim(st.was)
+		return s.writeClaim(st.was)
 	}
+	return nil
 }
 
 func (s *session) remove(path string) error {

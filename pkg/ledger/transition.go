@@ -19,6 +19,7 @@ type book interface {
 	ours(netip.Addr) (bool, error)     // whether stayput wrote the address file
 	claim(hash string) (*Claim, error) // ErrCorrupt where it does not parse
 	entry(Attachment) (*entry, error)
+	holder(Attachment) (*entry, error) // entry of an attachment that an address file names
 	mark(containerID string) (*Mark, error)
 	setClaims(Key) ([]*Claim, error)              // every claim of the key's shared identity and interface
 	holders(claim string) ([]*entry, error)       // attachments whose entries name the claim; slow
@@ -333,7 +334,7 @@ func (t *decision) assess(cl *Claim, c addCommand) (*holding, error) {
 				h.predecessor, h.soft = &Attachment{IfName: cl.Key.IfName}, true
 			}
 		case slotBound:
-			e, err := t.entry(s.att)
+			e, err := t.holder(s.att)
 			if err != nil {
 				return nil, err
 			}
@@ -598,15 +599,15 @@ func (t *decision) del(c delCommand) error {
 			return err
 		}
 	}
-	if cl != nil && e.claim == "" {
-		// Only this call knew the policy: killed behind it, the next one has to find the claim.
-		next := *e
-		next.claim, next.open = cl.Key.hash(), false
-		t.out.do(putEntry{&next, true})
-	}
 	ns := e.netns
 	if ns.Path == "" {
 		ns = c.Netns
+	}
+	if cl != nil && e.claim == "" {
+		// Only this call knew the policy: killed behind it, the next one has to find the claim.
+		next := *e
+		next.claim, next.open, next.netns = cl.Key.hash(), false, ns
+		t.out.do(putEntry{&next, true})
 	}
 	for _, a := range mine {
 		s, err := t.slot(a)
@@ -687,7 +688,7 @@ func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error)
 			if s.state != slotBound {
 				continue
 			}
-			if e, err := t.entry(s.att); err != nil {
+			if e, err := t.holder(s.att); err != nil {
 				return nil, err
 			} else if e != nil && e.claim == key.hash() {
 				return nil, nil
@@ -795,7 +796,7 @@ func (t *decision) expire(cl *Claim) error {
 				return nil
 			}
 		case slotBound:
-			if e, err := t.entry(s.att); err != nil || e == nil || e.claim == hash {
+			if e, err := t.holder(s.att); err != nil || e == nil || e.claim == hash {
 				return err
 			}
 		case slotGarbage:
@@ -860,7 +861,7 @@ func (t *decision) freeAddrs(cl *Claim, keep []netip.Addr) error {
 				t.out.do(freeSlot{a, s})
 			}
 		case slotBound:
-			e, err := t.entry(s.att)
+			e, err := t.holder(s.att)
 			if err != nil {
 				return err
 			}

@@ -12,6 +12,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -178,6 +179,9 @@ func (c *call) add() *Error {
 		return configError(err)
 	}
 	if res.dns, err = c.conf.dns(); err != nil {
+		if errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+			return errorf(codeTryAgain, "%v", err)
+		}
 		return configError(err)
 	}
 	ns, cerr := c.netns()

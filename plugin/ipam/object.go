@@ -25,17 +25,20 @@ func parseObject(b []byte) (object, error) {
 	return object{m: m}, nil
 }
 
-// lookup finds a key as encoding/json matches struct fields: exactly, else in any case.
+// lookup finds a key as encoding/json matches struct fields: exactly, else in any case (the least, so that
+// every command finds the same).
 func (o object) lookup(key string) (any, bool) {
 	if v, ok := o.m[key]; ok {
 		return v, true
 	}
-	for k, v := range o.m {
-		if strings.EqualFold(k, key) {
-			return v, true
+	found := ""
+	for k := range o.m {
+		if strings.EqualFold(k, key) && (found == "" || k < found) {
+			found = k
 		}
 	}
-	return nil, false
+	v, ok := o.m[found]
+	return v, ok && found != ""
 }
 
 func (o object) name(key string) string {
