@@ -111,39 +111,51 @@ type Expired struct {
 	Addrs []netip.Addr
 }
 
-// Expire ends every claim whose retention is over, and drops those that no address stands behind any more.
-// next is when it has to be called again, zero where nothing runs. One claim's failure does not keep the
-// others: the errors are joined.
+// Expire ends every claim whose retention is over, and drops what an interrupted command has left: claims that
+// no address stands behind, retained records without a claim. next is when it has to be called again, zero where
+// nothing runs. It looks without the lock and takes it for each claim that it ends. One claim's failure does
+// not keep the others: the errors are joined.
 func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
-	var errs []error
 	claims, err := l.claims()
 	if err != nil {
 		return nil, 0, err
 	}
-	for _, c := range claims {
-		r, err := l.run(expireCommand{c})
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", c.Key, err))
-		} else if r.Addrs != nil {
-			expired = append(expired, Expired{c.Key, r.Addrs})
-		}
-	}
 	addrs, err := l.List()
 	if err != nil {
-		return expired, 0, errors.Join(append(errs, err)...)
+		return nil, 0, err
 	}
-	for _, a := range addrs {
-		if a.State != StateRetained {
+	byAddr := make(map[netip.Addr]*Address, len(addrs))
+	for i := range addrs {
+		byAddr[addrs[i].Addr] = &addrs[i]
+	}
+	var errs []error
+	end := func(k Key, cmd command) {
+		r, err := l.run(cmd)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", k, err))
+		} else if r.Addrs != nil {
+			expired = append(expired, Expired{k, r.Addrs})
+		}
+	}
+	byKey := map[Key]*Claim{}
+	for _, c := range claims {
+		byKey[c.Key] = c
+		running := slices.ContainsFunc(c.Addrs, func(a netip.Addr) bool {
+			ad := byAddr[a]
+			return ad != nil && ad.Key != nil && *ad.Key == c.Key && (ad.State == StateBound || !ad.Ends || ad.Left > 0)
+		})
+		if !running {
+			end(c.Key, expireCommand{c})
+		}
+	}
+	for _, ad := range addrs {
+		if ad.State != StateRetained {
 			continue
 		}
-		r, err := l.run(orphanCommand{a.Addr})
-		switch {
-		case err != nil:
-			errs = append(errs, fmt.Errorf("%s: %w", a.Addr, err))
-		case r.Addrs != nil:
-			expired = append(expired, Expired{*a.Key, r.Addrs})
-		case a.Ends && a.Left > 0 && (next == 0 || a.Left < next):
-			next = a.Left
+		if c := byKey[*ad.Key]; c == nil || !slices.Contains(c.Addrs, ad.Addr) {
+			end(*ad.Key, orphanCommand{ad.Addr})
+		} else if ad.Ends && ad.Left > 0 && (next == 0 || ad.Left < next) {
+			next = ad.Left
 		}
 	}
 	return expired, next, errors.Join(errs...)

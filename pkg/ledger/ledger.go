@@ -107,7 +107,7 @@ type Ledger struct {
 const patience = 3 * time.Second
 
 // pause is how often a waiting ADD looks again.
-const pause = 20 * time.Millisecond
+const pause = 50 * time.Millisecond
 
 // New is the ledger of a network as its CNI configuration describes it. It does not touch the disk.
 func New(n *Network, o Options) *Ledger {
