@@ -168,6 +168,11 @@ func (w *world) killedADD(r *rand.Rand, pod string) {
 		policy = p.policy
 	}
 	hit := w.killAt(at, func() { w.addAs(att, ns, pod, &policy) })
+	// It may have taken the place of a dead predecessor; with its DEL the clock runs.
+	if p := w.promises[NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)]; hit && p != nil && p.holder != nil && !w.alive(w.live[*p.holder].netns) {
+		w.ended(*p.holder)
+		p.loose = true
+	}
 	w.logf("ADD %s %s killed at operation %d: %t", att, pod, at, hit)
 	if hit {
 		if r.IntN(2) == 0 {

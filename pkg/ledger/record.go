@@ -148,6 +148,11 @@ type slot struct {
 	raw      []byte
 }
 
+// boundTo says whether the file names the attachment, also where its end was cut off.
+func (s slot) boundTo(att Attachment) bool {
+	return s.state == slotBound && s.att.ContainerID == att.ContainerID && strings.HasPrefix(att.IfName, s.att.IfName)
+}
+
 const (
 	modeHostLocal = 0o600
 	modeOurs      = 0o1600

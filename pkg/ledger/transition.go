@@ -273,7 +273,7 @@ func (t *decision) boundTo(e *entry) ([]netip.Addr, error) {
 		if err != nil {
 			return nil, err
 		}
-		if s.state == slotBound && s.att == e.att {
+		if s.boundTo(e.att) {
 			mine = append(mine, a)
 		}
 	}

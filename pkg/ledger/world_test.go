@@ -239,7 +239,11 @@ func (w *world) boot(off time.Duration) {
 	for att := range w.live {
 		w.ended(att)
 	}
-	for _, p := range w.promises {
+	for k, p := range w.promises {
+		if w.expired(p) { // whatever the wall clock says afterwards
+			delete(w.promises, k)
+			continue
+		}
 		p.left = p.sinceLeft - max(0, w.clock.now.Wall.Sub(p.sinceWall))
 		p.sinceLeft, p.sinceWall = p.left, w.clock.now.Wall
 		p.loose = true
