@@ -1,0 +1,267 @@
+package lab
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bin says where the built components are.
+type Bin struct {
+	Containerd string // folder with containerd, containerd-shim-runc-v2 and ctr
+	Runc       string // folder with runc
+	CNI        string // folder with the stock CNI plugins
+	NodeInit   string // pid 1 of a node
+	Images     string // docker-archive with the pause and the web image
+}
+
+// A component is built by one go command into one cache folder, which is keyed by its sources.
+type component struct {
+	name     string
+	dir      string   // below test/lab, where the go command runs
+	sources  []string // below test/lab: files and folders that the key is made of
+	pkg      string   // "tool": all tools of the go.mod in dir
+	cgo      bool
+	tags     string
+	ldflags  string
+	packages []string // Debian packages the build needs
+	finish   func(dir string) error
+}
+
+// The versions are pinned by the go.mod and go.sum of each component.
+var components = []component{
+	{
+		name: "containerd", dir: "build/containerd", sources: []string{"build/containerd"}, pkg: "tool",
+		tags: "no_zfs no_btrfs no_devmapper",
+	},
+	{
+		// Without seccomp the sandboxes of a kubelet, which asks for RuntimeDefault, would fail.
+		name: "runc", dir: "build/runc", sources: []string{"build/runc"}, pkg: "tool",
+		cgo: true, tags: "seccomp urfave_cli_no_docs netgo osusergo",
+		ldflags:  "-linkmode external -extldflags -static",
+		packages: []string{"gcc", "libc6-dev", "libseccomp-dev", "pkg-config"},
+	},
+	{name: "cni", dir: "build/cni", sources: []string{"build/cni"}, pkg: "tool"},
+	{name: "nodeinit", dir: "nodeinit", sources: []string{"nodeinit", "internal/cgroups"}, pkg: "."},
+	{name: "images", dir: "podimage", sources: []string{"podimage", "image.go"}, pkg: ".", finish: writeImages},
+}
+
+// Build builds what a node is made of, unless the cache has it. Several processes may call it at once.
+func Build(ctx context.Context) (Bin, error) {
+	built.Lock()
+	defer built.Unlock()
+	if built.bin != nil {
+		return *built.bin, nil
+	}
+	root, goVersion, err := moduleRoot(ctx)
+	if err != nil {
+		return Bin{}, err
+	}
+	cache, err := cacheDir()
+	if err != nil {
+		return Bin{}, err
+	}
+	dirs := map[string]string{}
+	for _, c := range components {
+		dir, err := c.build(ctx, filepath.Join(root, "test", "lab"), cache, goVersion)
+		if err != nil {
+			return Bin{}, fmt.Errorf("building %s: %w", c.name, err)
+		}
+		dirs[c.name] = dir
+	}
+	built.bin = &Bin{
+		Containerd: dirs["containerd"],
+		Runc:       dirs["runc"],
+		CNI:        dirs["cni"],
+		NodeInit:   filepath.Join(dirs["nodeinit"], "nodeinit"),
+		Images:     filepath.Join(dirs["images"], imagesFile),
+	}
+	return *built.bin, nil
+}
+
+// built keeps the answer of Build for the next call in this process.
+var built struct {
+	sync.Mutex
+	bin *Bin
+}
+
+// BuildProduct builds the CNI plugin stayput and the daemon stayput-agent into dir, as they are released.
+func BuildProduct(ctx context.Context, dir string) (Product, error) {
+	root, _, err := moduleRoot(ctx)
+	if err != nil {
+		return Product{}, err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return Product{}, err
+	}
+	args := []string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w", "./cmd/stayput", "./cmd/stayput-agent"}
+	if err := goBuild(ctx, root, false, args...); err != nil {
+		return Product{}, err
+	}
+	return Product{Plugin: filepath.Join(dir, "stayput"), Agent: filepath.Join(dir, "stayput-agent")}, nil
+}
+
+// Product says where the node binaries of this repository are.
+type Product struct {
+	Plugin string // the CNI plugin, stayput
+	Agent  string // the daemon, stayput-agent
+}
+
+func (c component) build(ctx context.Context, lab, cache, goVersion string) (string, error) {
+	key, err := c.key(lab, goVersion)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, c.name+"-"+key)
+	if exists(dir) {
+		return dir, nil
+	}
+	unlock, err := lock(cache, c.name)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if exists(dir) { // another process has built it meanwhile
+		return dir, nil
+	}
+	if err := Need(ctx, c.packages...); err != nil {
+		return "", err
+	}
+	start := time.Now()
+	progress("building %s", c.name)
+	// A leftover of a build that was killed; nobody else is here while the lock is held.
+	tmp := filepath.Join(cache, c.name+".tmp")
+	if err := os.RemoveAll(tmp); err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(tmp, 0o755); err != nil {
+		return "", err
+	}
+	args := []string{
+		"-o", tmp + "/", "-trimpath", "-buildvcs=false", "-tags", c.tags,
+		"-ldflags", strings.TrimSpace("-s -w " + c.ldflags), c.pkg,
+	}
+	if err := goBuild(ctx, filepath.Join(lab, c.dir), c.cgo, args...); err != nil {
+		return "", err
+	}
+	if c.finish != nil {
+		if err := c.finish(tmp); err != nil {
+			return "", err
+		}
+	}
+	if err := os.Rename(tmp, dir); err != nil {
+		return "", err
+	}
+	progress("built %s in %.1f s", c.name, time.Since(start).Seconds())
+	return dir, nil
+}
+
+// key is a hash of all that decides what the component becomes.
+func (c component) key(lab, goVersion string) (string, error) {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%s\n%v\n%s\n%s\n", goVersion, c.pkg, c.cgo, c.tags, c.ldflags)
+	for _, s := range c.sources {
+		var files []string
+		err := filepath.WalkDir(filepath.Join(lab, s), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				files = append(files, path)
+			}
+			return err
+		})
+		if err != nil {
+			return "", err
+		}
+		slices.Sort(files)
+		for _, f := range files {
+			data, err := os.ReadFile(f)
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(h, "%s %d\n%s", filepath.Base(f), len(data), data)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16], nil
+}
+
+func goBuild(ctx context.Context, dir string, cgo bool, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"build"}, args...)...)
+	cmd.Dir = dir
+	// The caller's flags and workspace are not part of the key.
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "CGO_ENABLED=0")
+	if cgo {
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build in %s: %w\n%s", dir, err, out)
+	}
+	return nil
+}
+
+// moduleRoot returns the folder of this repository's go.mod, seen from the working directory, where go test
+// and go run are, and the version of Go.
+func moduleRoot(ctx context.Context) (root, goVersion string, err error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD", "GOVERSION").Output()
+	if err != nil {
+		return "", "", fmt.Errorf("go env: %w", err)
+	}
+	mod, version, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+	root = filepath.Dir(mod)
+	if !exists(filepath.Join(root, "test", "lab", "build")) {
+		return "", "", errors.New("the lab is built from its sources: run this inside the repository")
+	}
+	return root, version, nil
+}
+
+// cacheDir returns the folder of what was built, made if needed.
+func cacheDir() (string, error) {
+	base := os.Getenv("STAYPUT_CACHE")
+	if base == "" {
+		user, err := os.UserCacheDir() // $XDG_CACHE_HOME, else $HOME/.cache
+		if err != nil {
+			return "", fmt.Errorf("no folder for the cache, set STAYPUT_CACHE: %w", err)
+		}
+		base = filepath.Join(user, "stayput")
+	}
+	dir, err := filepath.Abs(filepath.Join(base, "lab"))
+	if err != nil {
+		return "", err
+	}
+	return dir, os.MkdirAll(dir, 0o755)
+}
+
+// lock keeps other processes from building the same component. The kernel releases it if this one dies.
+func lock(cache, name string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(cache, name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		progress("waiting for another process that builds %s", name)
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	return func() { f.Close() }, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "lab: "+format+"\n", args...)
+}

@@ -1,0 +1,373 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/stayput/stayput/test/lab/internal/cgroups"
+)
+
+// The sockets of containerd in a node.
+const (
+	CRISocket = "/run/containerd/containerd.sock"
+	NRISocket = "/run/nri/nri.sock"
+)
+
+// containerdConfig leaves everything at its default but what the lab is about: the network, NRI, an image that
+// is not pulled, and a root without CAP_SYS_RESOURCE, which cannot lower an oom_score_adj.
+func containerdConfig(o NodeOptions) string {
+	return fmt.Sprintf(`version = 4
+
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = '%s'
+
+[plugins.'io.containerd.cri.v1.runtime']
+  restrict_oom_score_adj = true
+  tolerate_missing_hugetlb_controller = true
+
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+  max_conf_num = %d
+
+[plugins.'io.containerd.nri.v1.nri']
+  disable = %t
+`, PauseImage, o.interfaces(), o.NoNRI)
+}
+
+func (o NodeOptions) interfaces() int { return max(o.Interfaces, 1) }
+
+// StartContainerd starts containerd, waits until it can run pods and loads the lab's images if it has not got
+// them.
+func (n *Node) StartContainerd(ctx context.Context) error {
+	if n.running() {
+		return errors.New("containerd runs already")
+	}
+	p, err := n.Start("containerd", nil, "/opt/lab/containerd/containerd")
+	if err != nil {
+		return err
+	}
+	conn, err := dialCRI(n.Path(CRISocket))
+	if err != nil {
+		return errors.Join(err, p.Kill())
+	}
+	n.mu.Lock()
+	n.containerd, n.conn = p, conn
+	n.mu.Unlock()
+	// A containerd that cannot start ends at once; do not wait for its socket then.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-p.Done():
+			cancel(fmt.Errorf("containerd ended: %w, see its log", p.Wait()))
+		case <-ctx.Done():
+		}
+	}()
+	err = n.waitCNI(ctx)
+	if err == nil {
+		err = n.loadImages(ctx)
+	}
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		log, _ := os.ReadFile(p.Log)
+		return fmt.Errorf("starting containerd: %w\n%s", err, log)
+	}
+	return nil
+}
+
+func dialCRI(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("unix://"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		// The socket is there within a tenth of a second; the default is to try again after a second.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1, MaxDelay: 5 * time.Millisecond},
+			MinConnectTimeout: time.Second,
+		}))
+}
+
+// CRI is the runtime service of the node's containerd.
+func (n *Node) CRI() runtimeapi.RuntimeServiceClient {
+	return runtimeapi.NewRuntimeServiceClient(n.client())
+}
+
+func (n *Node) client() grpc.ClientConnInterface {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.conn == nil {
+		return noConn{}
+	}
+	return n.conn
+}
+
+// noConn answers for a containerd that was not started, or stopped.
+type noConn struct{}
+
+var errNoContainerd = errors.New("containerd does not run")
+
+func (noConn) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
+	return errNoContainerd
+}
+
+func (noConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, errNoContainerd
+}
+
+func (n *Node) running() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.containerd != nil
+}
+
+// Containerd is the running containerd; nil if there is none.
+func (n *Node) Containerd() *Process {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.containerd
+}
+
+// StopContainerd ends containerd as an upgrade does, with SIGTERM. Pods go on.
+func (n *Node) StopContainerd() error { return n.endContainerd(syscall.SIGTERM) }
+
+// KillContainerd ends containerd as a crash does, with SIGKILL. Pods go on.
+func (n *Node) KillContainerd() error { return n.endContainerd(syscall.SIGKILL) }
+
+func (n *Node) endContainerd(sig syscall.Signal) error {
+	n.mu.Lock()
+	p, conn := n.containerd, n.conn
+	n.containerd, n.conn = nil, nil
+	n.mu.Unlock()
+	if p == nil {
+		return errNoContainerd
+	}
+	err := p.Signal(sig)
+	if errors.Is(err, os.ErrProcessDone) {
+		err = nil
+	}
+	if err == nil {
+		<-p.Done()
+	}
+	return errors.Join(err, conn.Close())
+}
+
+// RestartContainerd stops containerd and starts it again.
+func (n *Node) RestartContainerd(ctx context.Context) error {
+	if err := n.StopContainerd(); err != nil {
+		return err
+	}
+	return n.StartContainerd(ctx)
+}
+
+// WipeContainerd loses all that containerd knows: it kills containerd, its shims and the pods, and empties its
+// folders. What is left are the pods' network namespaces, still mounted, and what CNI plugins keep.
+// StartContainerd starts afresh.
+func (n *Node) WipeContainerd() error {
+	if n.running() {
+		if err := n.KillContainerd(); err != nil {
+			return err
+		}
+	}
+	if err := n.killPods(); err != nil {
+		return err
+	}
+	// The root file systems of the pods are mounted below /run/containerd.
+	mounts, err := n.mountsBelow("/run/containerd", "/var/lib/containerd")
+	if err != nil {
+		return err
+	}
+	err = inside(n.Pid(), unix.CLONE_NEWNS, func() error {
+		for _, m := range mounts {
+			if err := unix.Unmount(m, unix.MNT_DETACH); err != nil {
+				return fmt.Errorf("unmounting %s: %w", m, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, dir := range []string{"/run/containerd", "/var/lib/containerd"} {
+		entries, err := os.ReadDir(n.Path(dir))
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if err := os.RemoveAll(filepath.Join(n.Path(dir), e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// mountsBelow returns the mount points below these folders of the node, the last mounted first.
+func (n *Node) mountsBelow(dirs ...string) ([]string, error) {
+	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", n.Pid()))
+	if err != nil {
+		return nil, err
+	}
+	var mounts []string
+	for line := range strings.Lines(string(table)) {
+		point := strings.Fields(line)[4]
+		for _, dir := range dirs {
+			if strings.HasPrefix(point, dir+"/") {
+				mounts = append(mounts, point)
+			}
+		}
+	}
+	slices.Reverse(mounts)
+	return mounts, nil
+}
+
+// killPods kills the shims and what runs in the pods and waits until they are gone.
+func (n *Node) killPods() error {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		pids := cgroups.Procs(n.id)
+		processes, err := n.Processes()
+		if err != nil {
+			return err
+		}
+		for pid, comm := range processes {
+			if comm == "containerd-shim" {
+				pids = append(pids, pid)
+			}
+		}
+		if len(pids) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes of pods do not end: %v", pids)
+		}
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may be gone meanwhile
+		}
+	}
+}
+
+// waitCNI waits until containerd answers and has loaded the CNI configurations that are on the disk.
+func (n *Node) waitCNI(ctx context.Context) error {
+	for {
+		r, err := n.CRI().Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+		switch {
+		case status.Code(err) == codes.Unavailable: // it listens before the CRI plugin has started
+		case err != nil:
+			return err
+		default:
+			loaded, err := loadedConfigs(r)
+			if err != nil {
+				return err
+			}
+			want, err := n.cniConfigs()
+			if err != nil {
+				return err
+			}
+			if slices.Equal(loaded, want) {
+				return nil
+			}
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("containerd has not loaded the CNI configuration: %w, it says %s",
+				ctx.Err(), r.GetInfo()["lastCNILoadStatus"])
+		}
+	}
+}
+
+// loadedConfigs returns the configuration lists that containerd has loaded, in order.
+func loadedConfigs(r *runtimeapi.StatusResponse) ([]string, error) {
+	var config struct {
+		Networks []struct {
+			IFName string
+			Config struct{ Source string }
+		}
+	}
+	if err := json.Unmarshal([]byte(r.Info["cniconfig"]), &config); err != nil {
+		return nil, fmt.Errorf("reading containerd's status: %w", err)
+	}
+	var sources []string
+	for _, w := range config.Networks {
+		if w.IFName != "lo" { // containerd's own
+			sources = append(sources, w.Config.Source)
+		}
+	}
+	return sources, nil
+}
+
+// cniConfigs returns the configuration lists on the disk that containerd is to load, in order.
+func (n *Node) cniConfigs() ([]string, error) {
+	files, err := os.ReadDir(n.Path(cniDir)) // sorted by name
+	if err != nil {
+		return nil, err
+	}
+	var sources []string
+	for _, f := range files {
+		if path.Ext(f.Name()) != ".conflist" || len(sources) == n.options.interfaces() {
+			continue
+		}
+		data, err := os.ReadFile(path.Join(n.Path(cniDir), f.Name()))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // an agent may have removed it meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		sources = append(sources, string(data))
+	}
+	return sources, nil
+}
+
+// loadImages imports the lab's images unless containerd has them, and waits until CRI sees them.
+func (n *Node) loadImages(ctx context.Context) error {
+	images := runtimeapi.NewImageServiceClient(n.client())
+	has := func(ref string) (bool, error) {
+		r, err := images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
+		return r.GetImage() != nil, err
+	}
+	imported := false
+	for _, ref := range []string{PauseImage, WebImage} {
+		for {
+			ok, err := has(ref)
+			if err != nil {
+				return err
+			}
+			if ok {
+				break
+			}
+			if !imported {
+				_, err := n.Run(ctx, "/opt/lab/containerd/ctr", "-n", "k8s.io", "images", "import",
+					"/opt/lab/images/"+imagesFile)
+				if err != nil {
+					return fmt.Errorf("importing images: %w", err)
+				}
+				imported = true
+				continue
+			}
+			// CRI learns of it by an event.
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
+}

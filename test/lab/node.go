@@ -1,0 +1,451 @@
+package lab
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/stayput/stayput/test/lab/internal/cgroups"
+)
+
+// NodeOptions say what a node is made of. The zero value is a node with one bridge network, 10.88.0.0/16 by
+// stock host-local, and NRI.
+type NodeOptions struct {
+	// Name is the host name; "node" if empty.
+	Name string
+	// Networks is the CNI configuration. Nil means one [Network] with its defaults.
+	Networks []Network
+	// Interfaces is how many of the networks, in the order of their file names, a pod is attached to; 0
+	// means 1, as containerd has it.
+	Interfaces int
+	// NoNRI starts containerd without NRI.
+	NoNRI bool
+	// CNIPlugins are plugin binaries to install besides the stock ones, such as [Product].Plugin.
+	CNIPlugins []string
+	// Idle leaves containerd to be started by [Node.StartContainerd].
+	Idle bool
+}
+
+// Node is a machine with its own disk that can run pods. Its methods may be used by several goroutines as
+// long as none of them starts or stops the node or containerd.
+type Node struct {
+	id      string // names the folder and the cgroups
+	dir     string
+	options NodeOptions
+	bin     Bin
+
+	close func() error
+
+	networkFiles []string // written by SetNetworks
+
+	mu         sync.Mutex
+	closed     bool
+	init       *initProcess // nil while the power is off
+	containerd *Process
+	conn       *grpc.ClientConn
+}
+
+// initProcess is pid 1.
+type initProcess struct {
+	cmd  *exec.Cmd
+	life io.Closer // the end of the pipe whose closing ends the node
+	done chan struct{}
+}
+
+// stockCNI are the plugins of the cni component; nodes find them in /opt/cni/bin.
+var stockCNI = []string{"bridge", "host-local", "loopback", "macvlan", "portmap", "ptp", "tuning"}
+
+// StartNode boots a node and, unless told otherwise, starts containerd and waits until it can run pods. The
+// caller closes the node.
+func StartNode(ctx context.Context, o NodeOptions) (*Node, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("the lab makes namespaces, mounts and cgroups: run it as root")
+	}
+	bin, err := Build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	sweep()
+	if o.Name == "" {
+		o.Name = "node"
+	}
+	if o.Networks == nil {
+		o.Networks = []Network{{}}
+	}
+	id, err := owned(o.Name)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{id: id, dir: filepath.Join(os.TempDir(), id), options: o, bin: bin}
+	n.close = atEnd(n.end)
+	if err := n.start(ctx); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+func (n *Node) start(ctx context.Context) error {
+	if err := n.makeDisk(); err != nil {
+		return err
+	}
+	if err := n.SetNetworks(ctx, n.options.Networks...); err != nil {
+		return err
+	}
+	if err := n.Boot(ctx); err != nil {
+		return err
+	}
+	if n.options.Idle {
+		return nil
+	}
+	return n.StartContainerd(ctx)
+}
+
+// binds are the read-only folders of the machine in a node.
+func (n *Node) binds() map[string]string {
+	return map[string]string{
+		"/usr":                "/usr",
+		"/opt/lab/containerd": n.bin.Containerd,
+		"/opt/lab/runc":       n.bin.Runc,
+		"/opt/lab/cni":        n.bin.CNI,
+		"/opt/lab/images":     filepath.Dir(n.bin.Images),
+	}
+}
+
+// makeDisk lays out the root of a freshly installed machine.
+func (n *Node) makeDisk() error {
+	dirs := []string{
+		"dev", "proc", "run", "sys", "root", "tmp",
+		"etc/cni/net.d", "etc/containerd", "etc/nri/conf.d", "opt/cni/bin", "opt/nri/plugins",
+		"var/lib/cni", "var/lib/containerd", "var/lib/stayput", "var/log/pods", "var/tmp",
+	}
+	for target := range n.binds() {
+		dirs = append(dirs, target)
+	}
+	for _, dir := range dirs {
+		if err := os.MkdirAll(n.disk(dir), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(filepath.Join(n.dir, "log"), 0o755); err != nil {
+		return err
+	}
+	// Relative, so that they lead to the right place from outside as well.
+	links := map[string]string{"var/run": "../run"}
+	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
+		if exists(filepath.Join("/usr", dir)) {
+			links[dir] = "usr/" + dir
+		}
+	}
+	for _, plugin := range stockCNI {
+		links["opt/cni/bin/"+plugin] = "../../lab/cni/" + plugin
+	}
+	for link, target := range links {
+		if err := os.Symlink(target, n.disk(link)); err != nil {
+			return err
+		}
+	}
+	files := map[string]string{
+		"/etc/passwd":                 "root:x:0:0:root:/root:/bin/sh\n",
+		"/etc/group":                  "root:x:0:\n",
+		"/etc/hosts":                  "127.0.0.1 localhost\n::1 localhost\n",
+		"/etc/hostname":               n.options.Name + "\n",
+		"/etc/resolv.conf":            "",
+		"/etc/containerd/config.toml": containerdConfig(n.options),
+	}
+	for name, content := range files {
+		if err := n.WriteFile(name, []byte(content)); err != nil {
+			return err
+		}
+	}
+	for _, plugin := range n.options.CNIPlugins {
+		if err := n.Install(plugin, path.Join("/opt/cni/bin", filepath.Base(plugin))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// disk maps a path of the node to its place on the machine.
+func (n *Node) disk(name string) string { return filepath.Join(n.dir, "disk", name) }
+
+// Path maps an absolute path of the node to one that this process can use. What is below /run, /proc and
+// /sys is there only while the node is up.
+func (n *Node) Path(name string) string {
+	name = path.Clean(name)
+	if rest, ok := strings.CutPrefix(name, "/var/run/"); ok {
+		name = "/run/" + rest
+	}
+	for _, volatile := range []string{"/run", "/proc", "/sys"} {
+		if name == volatile || strings.HasPrefix(name, volatile+"/") {
+			return fmt.Sprintf("/proc/%d/root%s", n.Pid(), name)
+		}
+	}
+	return n.disk(name)
+}
+
+// Pid is the node's pid 1 as this process sees it, 0 while the power is off. Its /proc/<pid>/ns are the
+// namespaces of the node.
+func (n *Node) Pid() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.init == nil {
+		return 0
+	}
+	return n.init.cmd.Process.Pid
+}
+
+// WriteFile writes a file of the node by rename, with its folder if that is missing.
+func (n *Node) WriteFile(name string, data []byte) error {
+	return n.replace(name, 0o644, func(f *os.File) error {
+		_, err := f.Write(data)
+		return err
+	})
+}
+
+// Install copies an executable of the machine to the node.
+func (n *Node) Install(from, to string) error {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	return n.replace(to, 0o755, func(f *os.File) error {
+		_, err := io.Copy(f, src)
+		return err
+	})
+}
+
+func (n *Node) replace(name string, mode os.FileMode, fill func(*os.File) error) error {
+	target := n.Path(name)
+	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+		return err
+	}
+	// A process that another goroutine forks meanwhile would have the file open for writing until its exec, and
+	// to run it would be ETXTBSY.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	// The name starts with a dot and has no ending: containerd must not take it for a CNI configuration.
+	f, err := os.CreateTemp(filepath.Dir(target), ".lab")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if err := fill(f); err != nil {
+		return err
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), target)
+}
+
+// Boot switches the power on: a new boot ID, an empty /run, no process. StartNode has done it once; after
+// [Node.PowerLoss] it is the caller's.
+func (n *Node) Boot(ctx context.Context) error {
+	bootID := filepath.Join(n.dir, "boot_id")
+	if err := os.WriteFile(bootID, []byte(newUUID()+"\n"), 0o444); err != nil {
+		return err
+	}
+	orders, err := json.Marshal(map[string]any{
+		"Root": n.disk("/"), "Hostname": n.options.Name, "BootID": bootID,
+		"Binds": n.binds(), "Cgroup": n.id,
+	})
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return errors.New("the node is closed")
+	}
+	if n.init != nil {
+		return errors.New("the node is up")
+	}
+	cmd := exec.Command(n.bin.NodeInit)
+	cmd.Env = []string{}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
+		Setsid:     true, // the terminal's Ctrl-C is for this process alone
+	}
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("booting %s: %w", n.options.Name, err)
+	}
+	_, _ = stdin.Write(append(orders, '\n')) // if it fails, so does reading
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	p := &initProcess{cmd: cmd, life: stdin, done: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait() // it ends by being killed
+		close(p.done)
+	}()
+	if line != "ready\n" {
+		_ = cmd.Process.Kill()
+		<-p.done
+		return fmt.Errorf("booting %s: %w: %s", n.options.Name, err, strings.TrimSpace(stderr.String()))
+	}
+	n.init = p
+	if err := setUpNetwork(cmd.Process.Pid); err != nil {
+		return fmt.Errorf("booting %s: %w", n.options.Name, err)
+	}
+	return nil
+}
+
+// Uplink is the node's network interface, one end of a veth pair; the other end, [Wire], is in the node too,
+// so that nothing leaves it. It is the master of macvlan networks.
+const (
+	Uplink = "uplink"
+	Wire   = "wire"
+)
+
+// setUpNetwork brings the links of a node up.
+func setUpNetwork(pid int) error {
+	err := inside(pid, unix.CLONE_NEWNET, func() error {
+		// /proc/sys/net shows the network namespace of the reader. Without duplicate address detection the
+		// gateway addresses of bridges can be used at once, not a second or two later.
+		for name, value := range map[string]string{"disable_ipv6": "0", "accept_dad": "0"} {
+			for _, conf := range []string{"all", "default"} {
+				if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+conf+"/"+name, []byte(value), 0); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	ns, err := netns.GetFromPid(pid)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: Uplink}, PeerName: Wire}
+	if err := h.LinkAdd(uplink); err != nil {
+		return fmt.Errorf("adding %s: %w", Uplink, err)
+	}
+	for _, name := range []string{"lo", Uplink, Wire} {
+		link, err := h.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		if err := h.LinkSetUp(link); err != nil {
+			return fmt.Errorf("setting %s up: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// PowerLoss kills every process of the node at once. Its disk stays, /run and everything in memory goes.
+// Boot switches it on again.
+func (n *Node) PowerLoss() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.init == nil {
+		return nil
+	}
+	if n.conn != nil {
+		_ = n.conn.Close()
+		n.conn = nil
+	}
+	// The kernel kills all processes of a pid namespace with its pid 1, and the namespaces go with them.
+	if err := n.init.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	<-n.init.done
+	_ = n.init.life.Close()
+	n.init, n.containerd = nil, nil
+	return cgroups.Remove(n.id, 5*time.Second)
+}
+
+// Reboot is a power loss, a boot and a start of containerd.
+func (n *Node) Reboot(ctx context.Context) error {
+	if err := n.PowerLoss(); err != nil {
+		return err
+	}
+	if err := n.Boot(ctx); err != nil {
+		return err
+	}
+	return n.StartContainerd(ctx)
+}
+
+// Close ends the node and removes everything of it. It may be called again.
+func (n *Node) Close() error { return n.close() }
+
+func (n *Node) end() error {
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	return errors.Join(n.PowerLoss(), os.RemoveAll(n.dir))
+}
+
+// Processes returns the processes in the node's pid namespace but for its pid 1, as this process sees them:
+// pid -> command.
+func (n *Node) Processes() (map[int]string, error) {
+	init := n.Pid()
+	own, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", init))
+	if err != nil {
+		return nil, err
+	}
+	entries, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	found := map[int]string{}
+	for _, entry := range entries {
+		// Errors: the process is gone meanwhile.
+		if ns, err := os.Readlink(entry + "/ns/pid"); err != nil || ns != own {
+			continue
+		}
+		comm, err := os.ReadFile(entry + "/comm")
+		if err != nil {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscanf(filepath.Base(entry), "%d", &pid); err == nil && pid != init {
+			found[pid] = strings.TrimSpace(string(comm))
+		}
+	}
+	return found, nil
+}
+
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}

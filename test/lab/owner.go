@@ -1,0 +1,137 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/stayput/stayput/test/lab/internal/cgroups"
+)
+
+// Everything a node leaves outside its namespaces, its folder and its cgroups, carries the name
+// stayput-lab-<pid>-<start time>-<number>-<node>: pid and start time are those of the owning process, so that
+// another one can tell whether it lives.
+const ownedPrefix = "stayput-lab-"
+
+// owned returns a new name for something that belongs to this process.
+func owned(name string) (string, error) {
+	start, err := startTime(os.Getpid())
+	if err != nil {
+		return "", err
+	}
+	live.Lock()
+	defer live.Unlock()
+	live.number++
+	return fmt.Sprintf("%s%d-%s-%d-%s", ownedPrefix, os.Getpid(), start, live.number, name), nil
+}
+
+// sweep removes what dead owners left behind. Their processes and mounts are gone: pid 1 of a node ends with
+// its owner.
+func sweep() {
+	abandoned := func(path string) bool {
+		parts := strings.SplitN(strings.TrimPrefix(filepath.Base(path), ownedPrefix), "-", 3)
+		if len(parts) != 3 {
+			return false
+		}
+		pid, err := strconv.Atoi(parts[0])
+		if err != nil {
+			return false
+		}
+		start, err := startTime(pid)
+		return os.IsNotExist(err) || err == nil && start != parts[1]
+	}
+	for _, path := range cgroups.Match(ownedPrefix + "*") {
+		if abandoned(path) {
+			_ = cgroups.Remove(filepath.Base(path), time.Second) // the next sweep tries again
+		}
+	}
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), ownedPrefix+"*"))
+	for _, dir := range dirs {
+		if abandoned(dir) {
+			_ = os.RemoveAll(dir)
+		}
+	}
+}
+
+// startTime tells a process from a later one with the same pid.
+func startTime(pid int) (string, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	// The second field is the command in parentheses and may contain anything; start time is field 22.
+	_, rest, _ := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')'):]), " ")
+	fields := strings.Fields(rest)
+	if len(fields) < 20 {
+		return "", fmt.Errorf("cannot read /proc/%d/stat", pid)
+	}
+	return fields[19], nil
+}
+
+// TempDir makes a folder that is removed when remove is called, or when this process is told to end, or, if it
+// is killed, by the next [StartNode].
+func TempDir(name string) (dir string, remove func() error, err error) {
+	id, err := owned(name)
+	if err != nil {
+		return "", nil, err
+	}
+	dir = filepath.Join(os.TempDir(), id)
+	remove = atEnd(func() error { return os.RemoveAll(dir) })
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return "", nil, errors.Join(err, remove())
+	}
+	return dir, remove, nil
+}
+
+// live is what to close when this process is told to end.
+var live struct {
+	sync.Mutex
+	closers map[int]func() error
+	number  int
+}
+
+// atEnd has f called when this process is told to end. It returns f as it is to be called otherwise.
+func atEnd(f func() error) (closer func() error) {
+	live.Lock()
+	defer live.Unlock()
+	if live.closers == nil {
+		live.closers = map[int]func() error{}
+		closeOnSignal()
+	}
+	live.number++
+	number := live.number
+	live.closers[number] = f
+	return func() error {
+		err := f()
+		live.Lock()
+		defer live.Unlock()
+		delete(live.closers, number)
+		return err
+	}
+}
+
+// closeOnSignal closes all on SIGINT and SIGTERM and then lets the signal do what it does by default. Without
+// it the nodes would die as well, but their folders would stay until the next run.
+func closeOnSignal() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		sig := <-signals
+		live.Lock()
+		closers := maps.Clone(live.closers)
+		live.Unlock()
+		for _, f := range closers {
+			_ = f()
+		}
+		signal.Reset(sig)
+		_ = syscall.Kill(os.Getpid(), sig.(syscall.Signal))
+	}()
+}

@@ -1,0 +1,31 @@
+// Podimage is the one program in the lab's images. It tells who it is to anyone who asks by HTTP: its host
+// name on the first line, then the addresses of its interfaces. As the pause image it serves on :8080, so that
+// a pod can be reached without a container; as the web image on :80.
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+)
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: podimage ADDRESS")
+		os.Exit(2)
+	}
+	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		name, _ := os.Hostname()
+		fmt.Fprintln(w, name)
+		addrs, err := net.InterfaceAddrs()
+		if err != nil {
+			fmt.Fprintln(w, err)
+		}
+		for _, a := range addrs {
+			fmt.Fprintln(w, a)
+		}
+	})
+	fmt.Fprintln(os.Stderr, http.ListenAndServe(os.Args[1], nil))
+	os.Exit(1)
+}

@@ -1,0 +1,363 @@
+// Package node holds the tests that run on a real node: containerd, runc, NRI and CNI plugins, see package lab.
+//
+//	lab_test.go      the lab itself, on stock host-local
+//	same_test.go     a pod comes back with its address, whatever happened in between
+//	never_test.go    what must not happen to anybody's address
+//	swap_test.go     from host-local to stayput and back, under running pods
+//	agent_test.go    what the agent does by itself: leaks, expiry, peers, metrics
+//
+// Every test has a node of its own, which starts within a second. At the end of a test the ledger's invariants
+// are checked in the node. Tests wait for conditions and assert no times.
+//
+// # To add a test
+//
+// Start a node with startStayput, run pods with runPod, end them with deletePod, and say with sameIP or state
+// what must have become of an address. Name it after the behaviour.
+package node
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/lab"
+)
+
+// product is what is tested.
+var product lab.Product
+
+func TestMain(m *testing.M) {
+	if how := os.Getenv(ownerEnv); how != "" {
+		os.Exit(ownNode(how))
+	}
+	if os.Getenv(checkEnv) != "" {
+		os.Exit(checkLedgers())
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, remove, err := lab.TempDir("product")
+	if err == nil {
+		defer remove()
+		product, err = lab.BuildProduct(context.Background(), dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "test/node:", err)
+		return 1
+	}
+	flag.Parse()
+	explicit := false
+	flag.Visit(func(f *flag.Flag) { explicit = explicit || f.Name == "test.parallel" })
+	if !explicit {
+		// Much of a test is waiting: for a grace period, a predecessor, a boot.
+		if err := flag.Set("test.parallel", "4"); err != nil {
+			fmt.Fprintln(os.Stderr, "test/node:", err)
+			return 1
+		}
+	}
+	return m.Run()
+}
+
+// patience bounds a test that hangs; it is no measure of anything.
+const patience = 2 * time.Minute
+
+func testContext(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// startNode starts a node for one test, which prints its logs if the test fails.
+func startNode(t *testing.T, o lab.NodeOptions) *lab.Node {
+	t.Helper()
+	n, err := lab.StartNode(testContext(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			n.WriteLogs(t.Output())
+		}
+		check(t, n.Close())
+	})
+	return n
+}
+
+// network is a network of stayput that hands it the annotations of pods.
+func network(subnets ...string) lab.Network {
+	return lab.Network{IPAM: lab.RangeIPAM("stayput", subnets...), Annotations: true}
+}
+
+const agentPath = "/opt/stayput/stayput-agent"
+
+// startStayput starts a node with stayput installed; no agent runs. Without networks it is one, 10.88.0.0/24.
+func startStayput(t *testing.T, networks ...lab.Network) *lab.Node {
+	t.Helper()
+	if networks == nil {
+		networks = []lab.Network{network("10.88.0.0/24")}
+	}
+	return install(t, lab.NodeOptions{Networks: networks})
+}
+
+func install(t *testing.T, o lab.NodeOptions) *lab.Node {
+	t.Helper()
+	o.CNIPlugins = append(o.CNIPlugins, product.Plugin)
+	n := startNode(t, o)
+	check(t, n.Install(product.Agent, agentPath))
+	t.Cleanup(func() { holds(t, n) })
+	return n
+}
+
+const checkEnv = "STAYPUT_TEST_CHECK"
+
+// holds checks the invariants of every ledger of a node.
+func holds(t *testing.T, n *lab.Node) {
+	t.Helper()
+	exe, err := os.Executable()
+	check(t, err)
+	const inside = "/opt/stayput/check"
+	check(t, n.Install(exe, inside))
+	ctx, cancel := context.WithTimeout(context.Background(), patience) // the test's own is over
+	defer cancel()
+	if _, err := n.RunInput(ctx, []string{checkEnv + "=1"}, nil, inside); err != nil {
+		t.Errorf("the ledger does not hold: %v", err)
+	}
+}
+
+// checkLedgers is the main function of a process in a node. What a command that was killed has left is
+// completed by the next one that touches it, so a List comes first.
+func checkLedgers() int {
+	ledgers, err := ledger.Networks(ledger.Options{})
+	for _, l := range ledgers {
+		_, listErr := l.List()
+		bad, checkErr := l.Check()
+		err = errors.Join(err, listErr, checkErr)
+		for _, b := range bad {
+			err = errors.Join(err, errors.New(b))
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// startAgent starts the agent and waits until it is connected to NRI and CRI. What it says is in the node's logs.
+func startAgent(t *testing.T, n *lab.Node, args ...string) *lab.Process {
+	t.Helper()
+	p, err := n.Start("agent", nil, append([]string{agentPath, "--log-level=debug"}, args...)...)
+	check(t, err)
+	connected(t, n)
+	return p
+}
+
+// connected waits until the agent is connected to NRI and CRI.
+func connected(t *testing.T, n *lab.Node) {
+	t.Helper()
+	until(t, "the agent to be connected", func() bool {
+		ready, err := scrape(t, n, "/readyz")
+		return err == nil && strings.Contains(ready, "nri: connected\ncri: ok\n")
+	})
+}
+
+// scrape gets a page of the agent from inside the node.
+func scrape(t *testing.T, n *lab.Node, page string) (string, error) {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return n.Dial(ctx, network, address)
+		},
+	}}
+	req, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://127.0.0.1:9463"+page, nil)
+	check(t, err)
+	resp, err := client.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", resp.Status, body)
+	}
+	return string(body), err
+}
+
+// metric returns the value of a series, "" if there is none.
+func metric(t *testing.T, n *lab.Node, series string) string {
+	t.Helper()
+	page, err := scrape(t, n, "/metrics")
+	check(t, err)
+	for line := range strings.Lines(page) {
+		if value, ok := strings.CutPrefix(line, series+" "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// untilMetric waits until a series has a value.
+func untilMetric(t *testing.T, n *lab.Node, series, want string) {
+	t.Helper()
+	until(t, series+" to be "+want, func() bool { return metric(t, n, series) == want })
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	ctx := testContext(t)
+	for !holds() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waited in vain for %s", what)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// web is the pod of most tests: it asks for its address for ten minutes.
+func web(ordinal int) lab.PodSpec {
+	return lab.PodSpec{Name: fmt.Sprintf("web-%d", ordinal), Annotations: asking("10m")}
+}
+
+func asking(retention string) map[string]string {
+	return map[string]string{ledger.AnnotationRetainIP: retention}
+}
+
+func other(ordinal int) lab.PodSpec { return lab.PodSpec{Name: fmt.Sprintf("other-%d", ordinal)} }
+
+func runPod(t *testing.T, n *lab.Node, spec lab.PodSpec) lab.Pod {
+	t.Helper()
+	pod, err := n.RunPod(testContext(t), spec)
+	check(t, err)
+	return pod
+}
+
+func deletePod(t *testing.T, n *lab.Node, pod lab.Pod) {
+	t.Helper()
+	check(t, n.DeletePod(testContext(t), pod.ID))
+}
+
+// untilPod runs a pod as kubelet does, which tries again after an error.
+func untilPod(t *testing.T, n *lab.Node, spec lab.PodSpec) lab.Pod {
+	t.Helper()
+	ctx := testContext(t)
+	for {
+		pod, err := n.RunPod(ctx, spec)
+		if err == nil {
+			return pod
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("the pod does not start: %v", err)
+		}
+		t.Logf("again, since %v", err)
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// answers fails the test unless the pod answers from the node under all its addresses.
+func answers(t *testing.T, n *lab.Node, pod lab.Pod) {
+	t.Helper()
+	for _, ip := range pod.IPs {
+		a, err := n.Get(testContext(t), ip)
+		check(t, err)
+		if a.Name != pod.Name || !a.Has(ip) {
+			t.Errorf("%s answers as %+v, want pod %s", ip, a, pod.Name)
+		}
+	}
+}
+
+// sameIP fails the test unless a pod has all the addresses that it had before, also in its network namespace.
+func sameIP(t *testing.T, n *lab.Node, now, before lab.Pod) {
+	t.Helper()
+	if now.ID == before.ID {
+		t.Errorf("%s is the same sandbox as before", now.Name)
+	}
+	if !slices.Equal(now.IPs, before.IPs) {
+		t.Errorf("%s came back with %v, it had %v", now.Name, now.IPs, before.IPs)
+	}
+	configured, err := n.Addresses(now.NetNS)
+	check(t, err)
+	for _, ip := range before.IPs {
+		if !slices.ContainsFunc(configured["eth0"], func(p netip.Prefix) bool { return p.Addr() == ip }) {
+			t.Errorf("%s came back with %v configured, it had %v", now.Name, configured, before.IPs)
+		}
+	}
+}
+
+// distinct fails the test if two pods have the same address.
+func distinct(t *testing.T, pods ...lab.Pod) {
+	t.Helper()
+	owner := map[netip.Addr]string{}
+	for _, p := range pods {
+		for _, ip := range p.IPs {
+			if o := owner[ip]; o != "" {
+				t.Errorf("%s and %s both have %s", o, p.Name, ip)
+			}
+			owner[ip] = p.Name
+		}
+	}
+}
+
+// The states of an address, besides the container ID of the sandbox that has it.
+const (
+	free     = "free"
+	retained = "retained"
+)
+
+// stateIn says whose an address of a network is, by its file.
+func stateIn(t *testing.T, n *lab.Node, network string, ip netip.Addr) string {
+	t.Helper()
+	data, err := os.ReadFile(n.Path(path.Join("/var/lib/cni/networks", network, ip.String())))
+	if errors.Is(err, os.ErrNotExist) {
+		return free
+	}
+	check(t, err)
+	if strings.HasPrefix(string(data), "{") {
+		return retained
+	}
+	id, _, _ := strings.Cut(string(data), "\r\n")
+	return id
+}
+
+// state is stateIn of the network that most tests have.
+func state(t *testing.T, n *lab.Node, ip netip.Addr) string {
+	t.Helper()
+	return stateIn(t, n, "pods", ip)
+}
+
+func wantState(t *testing.T, n *lab.Node, ip netip.Addr, want string) {
+	t.Helper()
+	if got := state(t, n, ip); got != want {
+		t.Errorf("%s is %s, want %s", ip, got, want)
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantIP(t *testing.T, got netip.Addr, want string) {
+	t.Helper()
+	if got.String() != want {
+		t.Errorf("address %s, want %s", got, want)
+	}
+}
