@@ -25,6 +25,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,7 +40,8 @@ type Sandbox struct {
 	ID          string // the containerID of CNI
 	Pod         ledger.Pod
 	Annotations map[string]string
-	Netns       string // path; empty for a pod on the host's network and for one that has ended
+	Netns       string       // path; empty for a pod on the host's network and for one that has ended
+	Addrs       []netip.Addr // of its first interface, in the order of CNI's result; none where that is not known
 }
 
 // Options say where everything is. Every zero field has the default of the machine.

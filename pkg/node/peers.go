@@ -160,8 +160,10 @@ func announce(e ledger.Event) (net.HardwareAddr, error) {
 	}
 	defer unix.Close(fd)
 	for _, addr := range e.Addrs {
-		frame := gratuitousARP(hw, addr)
-		if addr.Is6() {
+		var frame []byte
+		if addr.Is4() {
+			frame = gratuitousARP(hw, addr)
+		} else {
 			frame = unsolicitedNA(hw, addr)
 		}
 		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}); err != nil {

@@ -97,8 +97,15 @@ func (a *Agent) mark(o observation) {
 
 func (o observation) mark() ledger.Mark {
 	s := o.sandbox
-	return ledger.Mark{ContainerID: s.ID, Namespace: s.Pod.Namespace, Name: s.Pod.Name, UID: s.Pod.UID, Policy: o.policy}
+	m := ledger.Mark{ContainerID: s.ID, Namespace: s.Pod.Namespace, Name: s.Pod.Name, UID: s.Pod.UID, Policy: o.policy}
+	if len(s.Addrs) > 0 {
+		m.Addrs, m.IfName = s.Addrs, firstInterface
+	}
+	return m
 }
+
+// firstInterface is what every kubelet runtime calls the interface whose addresses it reports.
+const firstInterface = "eth0"
 
 // settle brings the ledger and a running sandbox into agreement.
 func (a *Agent) settle(o observation) {
@@ -197,7 +204,7 @@ func (a *Agent) attachments(containerID string, ledgers []*ledger.Ledger) []atta
 	}
 	if found == nil {
 		for _, l := range ledgers {
-			found = append(found, attached{l, ledger.Attachment{ContainerID: containerID, IfName: "eth0"}})
+			found = append(found, attached{l, ledger.Attachment{ContainerID: containerID, IfName: firstInterface}})
 		}
 	}
 	return found
@@ -227,7 +234,8 @@ func (a *Agent) verify(at attached, s Sandbox, addrs []netip.Addr) {
 	}
 	a.metrics.verifyFailures.Inc()
 	a.publish(ledger.Event{
-		Reason: EventNotConfigured, Pod: s.Pod, ContainerID: s.ID, Netns: s.Netns, Addrs: missing,
+		Reason: EventNotConfigured, Key: ledger.Key{Network: at.ledger.Network().Name, IfName: at.att.IfName},
+		Pod: s.Pod, ContainerID: s.ID, Netns: s.Netns, Addrs: missing,
 		Message: fmt.Sprintf("%v of network %s is not configured in the pod", missing, at.ledger.Network().Name), Time: a.wall(),
 	})
 }

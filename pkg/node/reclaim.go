@@ -205,7 +205,7 @@ func (a *Agent) free(v *view, k suspect, s *suspicion, leftover *space) error {
 	}
 	a.metrics.reclaimed.WithLabelValues(network).Add(float64(len(s.addrs)))
 	a.publish(ledger.Event{
-		Reason: EventReclaimed, Pod: s.pod, ContainerID: k.att.ContainerID, Netns: s.netns.Path, Addrs: s.addrs, Time: a.wall(),
+		Reason: EventReclaimed, Key: ledger.Key{Network: network}, Pod: s.pod, ContainerID: k.att.ContainerID, Netns: s.netns.Path, Addrs: s.addrs, Time: a.wall(),
 		Message: fmt.Sprintf("%v of network %s leaked: the runtime has not known its sandbox for %s", s.addrs, network, a.o.GracePeriod),
 	})
 	a.bookNow.up()

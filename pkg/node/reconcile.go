@@ -198,11 +198,8 @@ func marksOf(ledgers []*ledger.Ledger) (map[*ledger.Ledger]map[string]ledger.Mar
 // putMissing writes a mark unless it is there already.
 func (a *Agent) putMissing(l *ledger.Ledger, o observation, there map[string]ledger.Mark) {
 	s, m := o.sandbox, o.mark()
-	if was, ok := there[s.ID]; ok {
-		was.Version = m.Version
-		if was == m {
-			return
-		}
+	if was, ok := there[s.ID]; ok && was.Policy == m.Policy && was.UID == m.UID {
+		return
 	}
 	if err := l.PutMark(m); err != nil {
 		a.metrics.markErrors.Inc()

@@ -39,45 +39,47 @@ func idOf(ns ledger.Netns) nsID { return nsID{ns.Dev, ns.Ino} }
 
 // look takes a view. runtimePID is a process that shares the runtime's namespaces: that it shows in our /proc
 // is what proves that the pods' processes would.
-func look(ctx context.Context, probe ledger.NetnsProber, dirs []string, runtimePID int) (v *view, err error) {
+func look(ctx context.Context, probe ledger.NetnsProber, dirs []string, runtimePID int) (*view, error) {
 	if runtimePID <= 0 {
 		return nil, errors.New("the runtime's process is not visible: the agent needs the host's PID namespace")
 	}
-	v = &view{spaces: map[nsID]*space{}, roots: []string{""}, probe: probe}
-	defer func() {
-		if err != nil {
-			v.close()
-		}
-	}()
 	root := fmt.Sprintf("/proc/%d/root", runtimePID)
 	if _, err := os.Stat(root + "/"); err != nil {
 		return nil, fmt.Errorf("the runtime's view of the file system: %w", err)
 	}
-	v.roots = append(v.roots, root)
-	if err := v.addProcesses(ctx); err != nil {
+	v := &view{spaces: map[nsID]*space{}, roots: []string{"", root}, probe: probe}
+	if err := v.take(ctx, dirs); err != nil {
+		v.close()
 		return nil, err
+	}
+	return v, nil
+}
+
+func (v *view) take(ctx context.Context, dirs []string) error {
+	if err := v.addProcesses(ctx); err != nil {
+		return err
 	}
 	for _, dir := range dirs {
 		for _, path := range v.places(dir) {
 			if err := v.addMounted(path); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
 	for _, s := range v.spaces {
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return err
 		}
 		addrs, err := addrsIn(s.file)
 		if err != nil {
-			return nil, err
+			return fmt.Errorf("network namespace %s: %w", s.path, err)
 		}
 		s.addrs = map[netip.Addr]bool{}
 		for _, a := range addrs {
 			s.addrs[addrOf(a)] = true
 		}
 	}
-	return v, nil
+	return nil
 }
 
 func (v *view) close() {

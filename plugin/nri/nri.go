@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -34,7 +35,8 @@ type Sandbox struct {
 	ID          string // the containerID of CNI
 	Pod         ledger.Pod
 	Annotations map[string]string
-	Netns       string // path; empty for a pod on the host's network and for one that has ended
+	Netns       string       // path; empty for a pod on the host's network and for one that has ended
+	Addrs       []netip.Addr // of its first interface, in the order of CNI's result
 }
 
 // Handler is told what happens. The runtime waits for every call, with one lock for the whole node, and drops
@@ -144,9 +146,11 @@ func (p *Plugin) connect(ctx context.Context) error {
 	select {
 	case err = <-started:
 	case <-p.Clock.After(startTimeout):
-		err = errors.Join(fmt.Errorf("not configured within %s", startTimeout), abandon(conn, s, started))
+		// A Start whose connection dropped between Register and Configure waits for the Configure without
+		// end. It stays behind with its stub: nothing that the stub offers ends it.
+		err = fmt.Errorf("not configured within %s", startTimeout)
 	case <-ctx.Done():
-		err = abandon(conn, s, started)
+		err = ctx.Err()
 	}
 	if err != nil {
 		return err
@@ -162,37 +166,8 @@ func (p *Plugin) connect(ctx context.Context) error {
 	}
 }
 
-// abandon ends a Start that waits for a Configure which will not come: it waits without a bound for one, even
-// when its connection is gone. So it is given one, with an answer that makes it give up.
-func abandon(conn net.Conn, s stub.Stub, started <-chan error) error {
-	conn.Close()
-	select {
-	case err := <-started:
-		return err
-	default:
-	}
-	if c, ok := s.(interface {
-		Configure(context.Context, *api.ConfigureRequest) (*api.ConfigureResponse, error)
-	}); ok {
-		_, _ = c.Configure(abandonedContext{context.Background()}, &api.ConfigureRequest{RuntimeName: "none", NRIVersion: "none"})
-	}
-	return <-started
-}
-
-// abandonedContext tells the hooks that the Configure is abandon's.
-type abandonedContext struct{ context.Context }
-
-var errAbandoned = errors.New("the registration was abandoned")
-
 // hooks is what the stub calls.
 type hooks struct{ handler Handler }
-
-func (h *hooks) Configure(ctx context.Context, _, _, _ string) (api.EventMask, error) {
-	if _, ok := ctx.(abandonedContext); ok {
-		return 0, errAbandoned
-	}
-	return 0, nil // every event there is a method for
-}
 
 func (h *hooks) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
 	all := make([]Sandbox, len(pods))
@@ -227,6 +202,11 @@ func sandbox(pod *api.PodSandbox) Sandbox {
 	for _, ns := range pod.GetLinux().GetNamespaces() {
 		if ns.GetType() == "network" {
 			s.Netns = ns.GetPath()
+		}
+	}
+	for _, ip := range pod.GetIps() {
+		if a, err := netip.ParseAddr(ip); err == nil {
+			s.Addrs = append(s.Addrs, a.Unmap())
 		}
 	}
 	return s

@@ -3,6 +3,7 @@ package nri
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -26,11 +27,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runtime is a container runtime as far as NRI is concerned.
+// runtime is a container runtime as far as NRI is concerned. Its half of NRI only lets connections go when its
+// process ends; so there is a socket in front of it whose connections can be cut.
 type runtime struct {
 	socket string
 	pods   []*api.PodSandbox
 	r      *adaptation.Adaptation
+	front  net.Listener
+	mu     sync.Mutex
+	conns  []net.Conn
 }
 
 func newRuntime(t *testing.T, pods ...*api.PodSandbox) *runtime {
@@ -52,19 +57,57 @@ func (rt *runtime) start(t *testing.T) {
 			return err
 		},
 		func(context.Context, []*api.ContainerUpdate) ([]*api.ContainerUpdate, error) { return nil, nil },
-		adaptation.WithSocketPath(rt.socket),
+		adaptation.WithSocketPath(rt.socket+".inner"),
 		adaptation.WithPluginPath(filepath.Join(dir, "plugins")),
 		adaptation.WithPluginConfigPath(filepath.Join(dir, "conf.d")))
 	check(t, err)
 	check(t, r.Start())
-	rt.r = r
+	front, err := net.Listen("unix", rt.socket)
+	check(t, err)
+	rt.r, rt.front = r, front
+	go rt.relay(front)
 }
 
-func (rt *runtime) stop() {
-	if rt.r != nil {
-		rt.r.Stop()
-		rt.r = nil
+func (rt *runtime) relay(front net.Listener) {
+	for {
+		outer, err := front.Accept()
+		if err != nil {
+			return
+		}
+		inner, err := net.Dial("unix", rt.socket+".inner")
+		if err != nil {
+			outer.Close()
+			continue
+		}
+		rt.mu.Lock()
+		rt.conns = append(rt.conns, outer, inner)
+		rt.mu.Unlock()
+		for _, ends := range [][2]net.Conn{{outer, inner}, {inner, outer}} {
+			go func() {
+				io.Copy(ends[0], ends[1])
+				ends[0].Close()
+				ends[1].Close()
+			}()
+		}
 	}
+}
+
+// settled returns when the plugin that was synchronized is among those that are called.
+func (rt *runtime) settled() { rt.r.BlockPluginSync().Unblock() }
+
+func (rt *runtime) stop() {
+	if rt.r == nil {
+		return
+	}
+	rt.front.Close()
+	rt.r.Stop()
+	rt.r = nil
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	for _, c := range rt.conns {
+		c.Close()
+	}
+	rt.conns = nil
 }
 
 // call is one call of the Handler.
@@ -169,7 +212,7 @@ func (c *fakeClock) After(d time.Duration) <-chan time.Time {
 }
 
 var pod = &api.PodSandbox{
-	Id: "c1", Name: "web-0", Namespace: "default", Uid: "u1", Annotations: map[string]string{"a": "b"},
+	Id: "c1", Name: "web-0", Namespace: "default", Uid: "u1", Annotations: map[string]string{"a": "b"}, Ips: []string{"192.0.2.5", "2001:db8::5"},
 	Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "pid"}, {Type: "network", Path: "/run/netns/x"}}},
 }
 
@@ -181,13 +224,14 @@ func TestTheHandlerIsToldOfEveryPodAsTheRuntimeDescribesIt(t *testing.T) {
 	if len(synced.all) != 1 || synced.all[0].ID != "c1" {
 		t.Errorf("synchronized with %v", synced.all)
 	}
-	rt.r.BlockPluginSync().Unblock() // the plugin is among those that are called
+	rt.settled()
 	ctx := t.Context()
 	check(t, rt.r.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: pod}))
 	check(t, rt.r.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: pod}))
 	check(t, rt.r.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{Pod: pod}))
 	got := r.want(t, "run", "stop", "remove")["run"].all[0]
-	if got.Pod != (ledger.Pod{Namespace: "default", Name: "web-0", UID: "u1"}) || got.Netns != "/run/netns/x" || got.Annotations["a"] != "b" {
+	if got.Pod != (ledger.Pod{Namespace: "default", Name: "web-0", UID: "u1"}) || got.Netns != "/run/netns/x" || got.Annotations["a"] != "b" ||
+		fmt.Sprint(got.Addrs) != "[192.0.2.5 2001:db8::5]" {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -198,6 +242,7 @@ func TestItConnectsAgainToARuntimeThatWasRestarted(t *testing.T) {
 	start(t, &Plugin{Socket: rt.socket, Handler: r})
 	for range 3 {
 		r.want(t, "up", "synchronize")
+		rt.settled()
 		rt.stop()
 		r.want(t, "down")
 		rt.start(t) // with a new socket under the same name
@@ -301,6 +346,7 @@ func TestABackoffGrowsAndIsResetByAStableConnection(t *testing.T) {
 	clock.mu.Lock()
 	clock.now = clock.now.Add(stable)
 	clock.mu.Unlock()
+	rt.settled()
 	rt.stop()
 	r.want(t, "down")
 	if d := <-first; d > firstBackoff {
@@ -316,7 +362,7 @@ func TestASlowHandlerDoesNotFailThePodAndThePluginComesBack(t *testing.T) {
 	rt.start(t)
 	start(t, &Plugin{Socket: rt.socket, Handler: r})
 	r.want(t, "up", "synchronize")
-	rt.r.BlockPluginSync().Unblock()
+	rt.settled()
 	if err := rt.r.RunPodSandbox(t.Context(), &api.RunPodSandboxRequest{Pod: pod}); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the pod failed: %v", err)
 	}

@@ -1,0 +1,127 @@
+package node
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// retained is an address that was web-0's.
+func (w *world) retained(id string) netip.Addr {
+	w.t.Helper()
+	s := w.sandbox(id, "web-0", ten)
+	policy, _, err := ledger.ParseAnnotations(ten)
+	check(w.t, err)
+	addr := w.addOn(w.ledger, s, "eth0", &policy)[0]
+	w.del(s)
+	w.want(addr, ledger.StateRetained)
+	return addr
+}
+
+func TestARetentionEndsAtItsTimeAndNotBefore(t *testing.T) {
+	w := newWorld(t)
+	addr := w.retained("c1")
+	left, ends := w.a.refresh()
+	if !ends || left != 10*time.Minute {
+		t.Errorf("next expiry in %s, %t", left, ends)
+	}
+	w.clock.pass(left - time.Second)
+	w.a.expire()
+	w.want(addr, ledger.StateRetained)
+	w.wantSaid()
+	w.clock.pass(time.Second)
+	if _, ends := w.a.expire(); ends {
+		t.Error("something is left to expire")
+	}
+	w.want(addr, "")
+	w.wantSaid(EventExpired)
+	if n := testutil.ToFloat64(w.a.metrics.expired.WithLabelValues("pods")); n != 1 {
+		t.Errorf("counted %v", n)
+	}
+}
+
+func TestTheRunningAgentExpiresWhatItDidNotSeeBegin(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { w.a.Run(ctx); close(done) }()
+	defer func() { cancel(); <-done }()
+	eventually(t, "reconciled", w.a.reconciled.Load)
+
+	// No hook is called: the plugin alone sees the pod come and go. The agent hears of it by inotify.
+	addr := w.retained("c1")
+	eventually(t, "the agent knows of the retention", func() bool {
+		w.said.mu.Lock()
+		defer w.said.mu.Unlock()
+		n := len(w.said.claims)
+		return n > 0 && len(w.said.claims[n-1]) == 1 && w.said.claims[n-1][0].Phase == PhaseRetained
+	})
+	w.clock.pass(time.Hour)
+	w.a.StopPodSandbox(Sandbox{}) // any wake-up will do: the timer runs on the machine's clock, not on this one
+	eventually(t, "it is free", func() bool { return w.state(addr) == "" })
+}
+
+func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
+	w := newWorld(t)
+	s := w.sandbox("c1", "web-0", ten)
+	policy, _, err := ledger.ParseAnnotations(ten)
+	check(t, err)
+	addr := w.addOn(w.ledger, s, "eth0", &policy)[0]
+	w.add(w.sandbox("c2", "ordinary", nil))
+	last := func() []Claim { return w.said.claims[len(w.said.claims)-1] }
+
+	w.a.refresh()
+	w.a.refresh()
+	if n := len(w.said.claims); n != 1 {
+		t.Fatalf("published %d times", n)
+	}
+	c := last()
+	if len(c) != 1 || c[0].Phase != PhaseBound || c[0].Pod != s.Pod || c[0].ContainerID != "c1" || c[0].Addrs[0] != addr || !c[0].Expires.IsZero() {
+		t.Errorf("bound: %+v", c)
+	}
+	w.del(s)
+	w.a.refresh()
+	w.clock.pass(time.Minute)
+	w.a.refresh()
+	if n := len(w.said.claims); n != 2 {
+		t.Fatalf("published %d times", n)
+	}
+	now, _ := w.clock.Now()
+	c = last()
+	if len(c) != 1 || c[0].Phase != PhaseRetained || c[0].ContainerID != "" || !c[0].Expires.Equal(now.Wall.Add(9*time.Minute)) {
+		t.Errorf("retained: %+v", c)
+	}
+	check(t, w.ledger.Release(c[0].Key))
+	w.a.refresh()
+	if c := last(); len(c) != 0 {
+		t.Errorf("released: %+v", c)
+	}
+}
+
+func TestANetworkIsAdoptedAtItsFirstCommand(t *testing.T) {
+	w := newWorld(t)
+	old := w.sandbox("c1", "web-0", ten)
+	w.hostLocal("192.0.2.9", "c1")
+	w.runtime.runs(old)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { w.a.Run(ctx); close(done) }()
+	defer func() { cancel(); <-done }()
+	eventually(t, "reconciled", w.a.reconciled.Load)
+	w.add(w.sandbox("c2", "other", nil))
+	eventually(t, "adopted", func() bool {
+		addrs, err := w.ledger.List()
+		check(t, err)
+		for _, a := range addrs {
+			if a.Attachment.ContainerID == "c1" && a.Key != nil {
+				return true
+			}
+		}
+		return false
+	})
+}

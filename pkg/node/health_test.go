@@ -1,0 +1,140 @@
+package node
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+)
+
+func (w *world) get(path string) (code int, body string) {
+	w.t.Helper()
+	r := httptest.NewRecorder()
+	w.a.Handler().ServeHTTP(r, httptest.NewRequestWithContext(w.t.Context(), http.MethodGet, path, nil))
+	b, err := io.ReadAll(r.Body)
+	check(w.t, err)
+	return r.Code, string(b)
+}
+
+func TestItIsReadyOnceItHasTriedToReconcileAndSaysWhatIsDegraded(t *testing.T) {
+	w := newWorld(t)
+	if code, body := w.get("/readyz"); code != http.StatusServiceUnavailable {
+		t.Errorf("before: %d %s", code, body)
+	}
+	w.runtime.fails(errRuntime)
+	w.a.reconcileAndReport(t.Context())
+	code, body := w.get("/readyz")
+	if code != http.StatusOK || !strings.Contains(body, "nri: degraded") || !strings.Contains(body, "cri: degraded") || !strings.Contains(body, errRuntime.Error()) {
+		t.Errorf("without a runtime: %d %s", code, body)
+	}
+	w.runtime.fails(nil)
+	w.a.Connected(true)
+	w.a.reconcileAndReport(t.Context())
+	if code, body := w.get("/readyz"); code != http.StatusOK || strings.Contains(body, "degraded") {
+		t.Errorf("with one: %d %s", code, body)
+	}
+	w.a.Connected(false)
+	if code, body := w.get("/readyz"); code != http.StatusOK || !strings.Contains(body, "nri: degraded") {
+		t.Errorf("without NRI again: %d %s", code, body)
+	}
+}
+
+func TestItIsHealthyUnlessALoopIsStuck(t *testing.T) {
+	w := newWorld(t)
+	b := w.a.health.loop("test")
+	if code, _ := w.get("/healthz"); code != http.StatusOK {
+		t.Errorf("waiting for work: %d", code)
+	}
+	b.begin()
+	if code, _ := w.get("/healthz"); code != http.StatusOK {
+		t.Errorf("at work: %d", code)
+	}
+	b.set(time.Now().Add(-stuckAfter - time.Second))
+	if code, body := w.get("/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "test") {
+		t.Errorf("stuck: %d %s", code, body)
+	}
+	b.end()
+	if code, _ := w.get("/healthz"); code != http.StatusOK {
+		t.Errorf("waiting again: %d", code)
+	}
+}
+
+func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
+	w := newWorld(t)
+	w.retained("c1") // so that the metrics with labels are there
+	w.clock.pass(settleTime)
+	s := w.sandbox("c2", "web-0", nil)
+	w.add(s)
+	w.a.takeReports(t.Context())
+	w.add(w.sandbox("c3", "other", nil))
+	w.a.metrics.misses.WithLabelValues("pods", missReason("")).Inc()
+	w.a.metrics.refused.WithLabelValues("pods").Inc()
+	w.a.metrics.clamped.WithLabelValues("pods").Inc()
+	w.a.metrics.expired.WithLabelValues("pods").Inc()
+	w.a.metrics.reclaimed.WithLabelValues("pods").Inc()
+	w.a.reconcileAndReport(t.Context())
+	w.a.refresh()
+	code, text := w.get("/metrics")
+	if code != http.StatusOK {
+		t.Fatalf("%d %s", code, text)
+	}
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	check(t, err)
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	for _, line := range []string{
+		`stayput_addresses{network="pods",state="bound"} 2`,
+		`stayput_addresses{network="pods",state="retained"} 0`,
+		`stayput_restores_total{network="pods"} 1`,
+		`stayput_restore_misses_total{network="pods",reason="other"} 1`,
+		`stayput_retentions_refused_total{network="pods"} 1`,
+		`stayput_retentions_clamped_total{network="pods"} 1`,
+		`stayput_retentions_expired_total{network="pods"} 1`,
+		`stayput_addresses_reclaimed_total{network="pods"} 1`,
+		`stayput_verify_failures_total 0`,
+		`stayput_invalid_annotations_total 0`,
+		`stayput_next_expiry_timestamp_seconds 0`,
+		`stayput_agent_nri_connected 0`,
+		`stayput_agent_nri_connections_total 0`,
+		`stayput_agent_cri_up 1`,
+		`stayput_agent_reconcile_duration_seconds_count 1`,
+		`stayput_agent_reconcile_errors_total 0`,
+		`stayput_agent_queue_depth 0`,
+		`stayput_agent_leak_suspects 2`,
+	} {
+		if !strings.Contains(text, "\n"+line+"\n") {
+			t.Errorf("no line %q", line)
+		}
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "stayput_") {
+			t.Errorf("%s is not ours", line)
+		}
+	}
+}
+
+func TestTheAgentEndsWhenItIsTold(t *testing.T) {
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { w.a.Run(ctx); close(done) }()
+	eventually(t, "ready", func() bool { code, _ := w.get("/readyz"); return code == http.StatusOK })
+	cancel()
+	eventually(t, "ended", func() bool {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	})
+}

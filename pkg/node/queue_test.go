@@ -1,0 +1,157 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+func TestTheMarkIsThereWhenRunPodSandboxReturns(t *testing.T) {
+	w := newWorld(t)
+	s := w.sandbox("c1", "web-0", ten)
+	addr := w.add(s)
+	w.a.RunPodSandbox(s)
+	// The agent dies here. The DEL of a runtime that hands on no annotations finds the mark.
+	w.del(s)
+	w.want(addr, ledger.StateRetained)
+}
+
+func TestARunningPodsPolicyIsAPromiseBeforeItsDEL(t *testing.T) {
+	w := newWorld(t)
+	s := w.sandbox("c1", "web-0", ten)
+	addr := w.add(s)
+	configure(t, s.Netns, addr)
+	w.a.RunPodSandbox(s)
+	w.settle()
+	addrs, err := w.ledger.List()
+	check(t, err)
+	if len(addrs) != 1 || addrs[0].Key == nil || addrs[0].Policy.Duration().String() != "10m0s" {
+		t.Errorf("the ledger says %+v", addrs)
+	}
+	w.wantSaid()
+}
+
+func TestAPromiseEndsThatTheTemplateNoLongerMakes(t *testing.T) {
+	w := newWorld(t)
+	first := w.sandbox("c1", "web-0", ten)
+	addr := w.add(first)
+	w.a.RunPodSandbox(first)
+	w.settle()
+	w.del(first)
+	w.want(addr, ledger.StateRetained)
+
+	second := w.sandbox("c2", "web-0", nil)
+	w.clock.pass(settleTime) // the first one's link is gone
+	if got := w.add(second); got != addr {
+		t.Fatalf("got %s, want %s back", got, addr)
+	}
+	w.a.RunPodSandbox(second)
+	w.settle()
+	w.del(second)
+	w.want(addr, "")
+}
+
+func TestABadAnnotationIsReportedAndSetsNothing(t *testing.T) {
+	w := newWorld(t)
+	s := w.sandbox("c1", "web-0", map[string]string{ledger.AnnotationRetainIP: "true"})
+	addr := w.add(s)
+	configure(t, s.Netns, addr)
+	w.a.RunPodSandbox(s)
+	w.settle()
+	w.wantSaid(EventInvalidAnnotation)
+	if e := w.said.events[0]; e.Pod != s.Pod || e.ContainerID != "c1" || e.Message == "" {
+		t.Errorf("the event is %+v", e)
+	}
+	marks, err := w.ledger.Marks()
+	check(t, err)
+	if len(marks) != 0 {
+		t.Errorf("marks %v", marks)
+	}
+	w.del(s)
+	w.want(addr, "")
+}
+
+func TestAnAddressThatIsNotConfiguredInItsPodIsReported(t *testing.T) {
+	w := newWorld(t)
+	s := w.sandbox("c1", "web-0", nil)
+	addr := w.add(s)
+	w.a.RunPodSandbox(s)
+	w.settle()
+	w.wantSaid(EventNotConfigured)
+	configure(t, s.Netns, addr)
+	w.a.RunPodSandbox(s)
+	w.settle()
+	w.wantSaid(EventNotConfigured) // no second one
+}
+
+func TestEveryInterfaceThatLibcniKnowsIsDecided(t *testing.T) {
+	w := newWorld(t)
+	other := ledger.New(network(t, "pods-blue", filepath.Join(w.dir, "networks"), "198.51.100.0/24"), w.a.ledgers)
+	s := w.sandbox("c1", "web-0", ten)
+	w.addOn(w.ledger, s, "eth0", nil)
+	w.addOn(w.ledger, s, "net-1", nil)
+	w.addOn(other, s, "net2", nil)
+	for _, name := range []string{"pods-c1-eth0", "pods-c1-net-1", "pods-blue-c1-net2", "pods-c11-eth0", "cni-loopback-c1-lo"} {
+		check(t, os.WriteFile(filepath.Join(w.dir, "cni/results", name), nil, 0o600))
+	}
+	w.a.RunPodSandbox(s)
+	w.settle()
+	for _, l := range []*ledger.Ledger{w.ledger, other} {
+		addrs, err := l.List()
+		check(t, err)
+		for _, a := range addrs {
+			if a.Key == nil {
+				t.Errorf("%s of %s is not promised", a.Addr, a.Attachment)
+			}
+		}
+	}
+}
+
+func TestAPodOnTheHostsNetworkIsLeftAlone(t *testing.T) {
+	w := newWorld(t)
+	w.add(w.sandbox("c0", "other", nil)) // the network is known
+	s := Sandbox{ID: "c1", Pod: ledger.Pod{Namespace: "kube-system", Name: "proxy"}, Annotations: ten}
+	w.a.RunPodSandbox(s)
+	w.a.Synchronize([]Sandbox{s})
+	if n := len(w.a.queue.c); n != 0 {
+		t.Errorf("%d queued", n)
+	}
+	if marks, err := w.ledger.Marks(); err != nil || len(marks) != 0 {
+		t.Errorf("marks %v, %v", marks, err)
+	}
+}
+
+func TestAFullQueueLeavesThePodToAReconciliation(t *testing.T) {
+	w := newWorld(t)
+	s := w.sandbox("c1", "web-0", nil)
+	for range queueLength {
+		w.a.RunPodSandbox(s)
+	}
+	select {
+	case <-w.a.reconcileNow:
+		t.Fatal("a reconciliation was asked for before the queue was full")
+	default:
+	}
+	w.a.RunPodSandbox(s)
+	select {
+	case <-w.a.reconcileNow:
+	default:
+		t.Error("no reconciliation was asked for")
+	}
+}
+
+func TestSynchronizeCatchesUpWithPodsThatStartedUnseen(t *testing.T) {
+	w := newWorld(t)
+	s := w.sandbox("c1", "web-0", ten)
+	addr := w.add(s)
+	configure(t, s.Netns, addr)
+	w.a.Synchronize([]Sandbox{s})
+	w.settle()
+	if marks, err := w.ledger.Marks(); err != nil || len(marks) != 1 {
+		t.Errorf("marks %v, %v", marks, err)
+	}
+	w.del(s)
+	w.want(addr, ledger.StateRetained)
+}

@@ -1,0 +1,82 @@
+package node
+
+import (
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+func TestWhatThePluginReportsIsCountedAndPublished(t *testing.T) {
+	w := newWorld(t)
+	w.retained("c1")
+	policy, _, err := ledger.ParseAnnotations(ten)
+	check(t, err)
+	again := w.sandbox("c2", "web-0", ten)
+	w.clock.pass(settleTime)
+	w.addOn(w.ledger, again, "eth0", &policy)
+	w.a.takeReports(t.Context())
+	w.wantSaid(ledger.EventRestored)
+	if n := testutil.ToFloat64(w.a.metrics.restores.WithLabelValues("pods")); n != 1 {
+		t.Errorf("restores: %v", n)
+	}
+	select {
+	case events := <-w.a.restored:
+		if len(events) != 1 || events[0].Netns != again.Netns || len(events[0].Addrs) != 1 {
+			t.Errorf("for the peers: %+v", events)
+		}
+	default:
+		t.Error("the peers are not told")
+	}
+	w.a.takeReports(t.Context())
+	w.wantSaid(ledger.EventRestored) // once
+}
+
+func TestWhyAnAddressIsNotRestoredIsALabel(t *testing.T) {
+	// The words are the ledger's own: it makes them here.
+	for reason, miss := range map[string]func(*world, *ledger.Policy) ledger.AddRequest{
+		"range_changed": func(w *world, p *ledger.Policy) ledger.AddRequest {
+			w.ledger = ledger.New(network(w.t, "pods", filepath.Join(w.dir, "networks"), "198.51.100.0/24"), w.a.ledgers)
+			return ledger.AddRequest{Policy: p}
+		},
+		"other_requested": func(_ *world, p *ledger.Policy) ledger.AddRequest {
+			return ledger.AddRequest{Policy: p, Requested: []netip.Addr{netip.MustParseAddr("192.0.2.200")}}
+		},
+	} {
+		t.Run(reason, func(t *testing.T) {
+			w := newWorld(t)
+			w.retained("c1")
+			w.clock.pass(settleTime)
+			policy, _, err := ledger.ParseAnnotations(ten)
+			check(t, err)
+			w.wantMiss(miss(w, &policy), reason)
+		})
+	}
+	t.Run("allocate_new", func(t *testing.T) {
+		w := newWorld(t)
+		annotations := map[string]string{ledger.AnnotationRetainIP: "10m", ledger.AnnotationWhenInUse: "AllocateNew"}
+		policy, _, err := ledger.ParseAnnotations(annotations)
+		check(t, err)
+		w.addOn(w.ledger, w.sandbox("c1", "web-0", annotations), "eth0", &policy)
+		w.wantMiss(ledger.AddRequest{Policy: &policy}, "allocate_new")
+	})
+}
+
+// wantMiss ADDs web-0 once more, which is not given its address.
+func (w *world) wantMiss(req ledger.AddRequest, reason string) {
+	w.t.Helper()
+	s := w.sandbox("c9", "web-0", nil)
+	ns, _, err := ledger.SystemNetns{}.Identify(s.Netns)
+	check(w.t, err)
+	req.Attachment, req.Pod, req.Netns = ledger.Attachment{ContainerID: s.ID, IfName: "eth0"}, s.Pod, ns
+	r, err := w.ledger.Add(req)
+	check(w.t, err)
+	check(w.t, ledger.Report(w.a.ledgers, r.Events))
+	w.a.takeReports(w.t.Context())
+	if n := testutil.ToFloat64(w.a.metrics.misses.WithLabelValues("pods", reason)); n != 1 {
+		w.t.Errorf("counted %v, events %+v", n, r.Events)
+	}
+}
