@@ -589,9 +589,9 @@ func (s *session) undo(st step) error {
 		if st.was == nil {
 			return s.removeClaim(st.claim.Key)
 		}
-		return s.writeClaim(st.was)
+		return s.do(putClaim{claim: st.was})
 	case dropClaim:
-		return s.writeClaim(st.was)
+		return s.do(putClaim{claim: st.was})
 	}
 	return nil
 }

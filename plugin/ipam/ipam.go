@@ -10,9 +10,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -179,7 +179,8 @@ func (c *call) add() *Error {
 		return configError(err)
 	}
 	if res.dns, err = c.conf.dns(); err != nil {
-		if errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		var failed *fs.PathError
+		if errors.As(err, &failed) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return errorf(codeTryAgain, "%v", err)
 		}
 		return configError(err)
