@@ -1,0 +1,84 @@
+// Package test holds what is true of the whole repository.
+package test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/stayput/stayput"
+
+// imports are all packages that the packages matching pattern link, themselves included.
+func imports(t *testing.T, format, pattern string) []string {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-deps", "-f", format, pattern)
+	cmd.Dir = ".."
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list %s: %v", pattern, err)
+	}
+	return strings.Fields(string(out))
+}
+
+// in says whether a package is one of these, or below one.
+func in(pkg string, trees ...string) bool {
+	return slices.ContainsFunc(trees, func(tree string) bool { return pkg == tree || strings.HasPrefix(pkg, tree+"/") })
+}
+
+// forbid fails the test where a package that matches pattern links one of the trees or packages.
+func forbid(t *testing.T, pattern string, trees []string, exactly ...string) {
+	t.Helper()
+	pkgs := imports(t, "{{.ImportPath}}", pattern)
+	if len(pkgs) == 0 {
+		t.Fatalf("%s: no such package", pattern)
+	}
+	for _, p := range pkgs {
+		if in(p, trees...) || slices.Contains(exactly, p) {
+			t.Errorf("%s links %s", pattern, p)
+		}
+	}
+}
+
+func TestTheCNIPluginLinksNothingThatMakesItsStartSlow(t *testing.T) {
+	slow := []string{
+		"k8s.io", "sigs.k8s.io", "google.golang.org", "github.com/containerd", "github.com/prometheus",
+		"github.com/containernetworking", "github.com/spf13", "github.com/vishvananda", "net/http", "crypto/tls",
+		module + "/plugin/nri", module + "/pkg/node",
+	}
+	for _, pattern := range []string{"./cmd/stayput", "./plugin/ipam"} {
+		forbid(t, pattern, slow, "net", "regexp", "text/template", "os/exec")
+	}
+}
+
+func TestTheLedgerNeedsTheStandardLibraryAndSystemCallsOnly(t *testing.T) {
+	for _, p := range imports(t, "{{if not .Standard}}{{.ImportPath}}{{end}}", "./pkg/ledger") {
+		if p != module+"/pkg/ledger" && !in(p, "golang.org/x/sys") {
+			t.Errorf("pkg/ledger links %s", p)
+		}
+	}
+	forbid(t, "./pkg/ledger", nil, "net", "net/http", "regexp", "os/exec")
+}
+
+func TestNothingInPkgImportsAPlugin(t *testing.T) {
+	forbid(t, "./pkg/...", []string{module + "/plugin", module + "/cmd", module + "/test"})
+}
+
+func TestThePluginsKeepApart(t *testing.T) {
+	for _, rule := range []struct {
+		pkg   string
+		trees []string
+	}{
+		{"plugin/nri", []string{"k8s.io/client-go", module + "/plugin/ipam"}},
+		{"pkg/placement", []string{module + "/pkg/ledger", module + "/plugin"}},
+	} {
+		if _, err := os.Stat(filepath.Join("..", rule.pkg)); os.IsNotExist(err) {
+			continue // of a later issue
+		}
+		forbid(t, "./"+rule.pkg+"/...", rule.trees)
+	}
+}
