@@ -1,0 +1,223 @@
+package crash
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// node is the machine that a test runs on: files, network namespaces and a boot ID of its own, all in a mount
+// namespace of the thread that made it. Only that thread, and what it starts, sees them; see enter.
+type node struct {
+	root string // a tmpfs
+	// disk is the part of root that save and restore are about: networks and state, and run, where the
+	// containers' network namespaces are.
+	disk  string
+	mntns int
+}
+
+const netnsPool = 12
+
+// newNode makes a node and binds the calling goroutine to its thread for good.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	runtime.LockOSThread()
+	check(t, unix.Unshare(unix.CLONE_NEWNS))
+	check(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	n := &node{root: t.TempDir()}
+	check(t, unix.Mount("tmpfs", n.root, "tmpfs", 0, ""))
+	t.Cleanup(func() { check(t, unix.Unmount(n.root, unix.MNT_DETACH)) })
+	n.disk = filepath.Join(n.root, "disk")
+	check(t, os.MkdirAll(filepath.Join(n.root, "netns"), 0o755))
+	n.wipe(t)
+
+	check(t, os.WriteFile(filepath.Join(n.root, "boot_id"), nil, 0o644))
+	n.reboot(t, 1)
+	check(t, unix.Mount(filepath.Join(n.root, "boot_id"), "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, ""))
+	check(t, os.WriteFile(n.resolvConf(), []byte("nameserver 10.0.0.53\n"), 0o644))
+
+	own, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	check(t, err)
+	defer unix.Close(own)
+	for i := range netnsPool {
+		check(t, os.WriteFile(n.namespace(i), nil, 0o644))
+		check(t, unix.Unshare(unix.CLONE_NEWNET))
+		check(t, unix.Mount("/proc/thread-self/ns/net", n.namespace(i), "", unix.MS_BIND, ""))
+	}
+	check(t, unix.Setns(own, unix.CLONE_NEWNET))
+	n.mntns, err = unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	check(t, err)
+	t.Cleanup(func() { unix.Close(n.mntns) })
+	return n
+}
+
+// enter brings another goroutine onto the node, for good.
+func (n *node) enter() error {
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return err
+	}
+	return unix.Setns(n.mntns, unix.CLONE_NEWNS)
+}
+
+func (n *node) networks() string            { return filepath.Join(n.disk, "networks") }
+func (n *node) state() string               { return filepath.Join(n.disk, "state") }
+func (n *node) netns(ctr string) string     { return filepath.Join(n.disk, "run", ctr) }
+func (n *node) namespace(i int) string      { return filepath.Join(n.root, "netns", fmt.Sprint(i)) }
+func (n *node) resolvConf() string          { return filepath.Join(n.root, "resolv.conf") }
+func (n *node) addressFile(a string) string { return filepath.Join(n.networks(), network, a) }
+
+func bootID(boot int) string { return fmt.Sprintf("%08x-0000-4000-8000-000000000000", boot) }
+
+// reboot gives the node the boot ID of its boot'th boot.
+func (n *node) reboot(t testing.TB, boot int) {
+	t.Helper()
+	check(t, os.WriteFile(filepath.Join(n.root, "boot_id"), []byte(bootID(boot)+"\n"), 0o644))
+}
+
+// wipe empties the disk.
+func (n *node) wipe(t testing.TB) {
+	t.Helper()
+	check(t, os.MkdirAll(n.disk, 0o755))
+	names, err := os.ReadDir(n.disk)
+	check(t, err)
+	for _, d := range names {
+		check(t, os.RemoveAll(filepath.Join(n.disk, d.Name())))
+	}
+}
+
+// file is one file of a saved disk.
+type file struct {
+	path  string // below the disk
+	mode  fs.FileMode
+	data  string // of a link its target
+	mtime time.Time
+}
+
+// save returns the disk, parents before their children.
+func (n *node) save(t testing.TB) []file {
+	t.Helper()
+	var files []file
+	check(t, filepath.WalkDir(n.disk, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		f := file{path: strings.TrimPrefix(path, n.disk), mode: info.Mode(), mtime: info.ModTime()}
+		switch {
+		case f.mode.IsRegular():
+			b, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			f.data = string(b)
+		case f.mode&fs.ModeSymlink != 0:
+			if f.data, err = os.Readlink(path); err != nil {
+				return err
+			}
+		}
+		files = append(files, f)
+		return nil
+	}))
+	return files
+}
+
+// restore makes the disk what save saw. The times of directories are part of it: stayput looks at them.
+func (n *node) restore(t testing.TB, files []file) {
+	t.Helper()
+	n.wipe(t)
+	for _, f := range files {
+		path := n.disk + f.path
+		switch {
+		case f.path == "":
+		case f.mode.IsDir():
+			check(t, os.Mkdir(path, f.mode.Perm()))
+		case f.mode.IsRegular():
+			check(t, os.WriteFile(path, []byte(f.data), f.mode.Perm()))
+			check(t, os.Chmod(path, f.mode)) // the sticky bit too
+		default:
+			check(t, os.Symlink(f.data, path))
+		}
+	}
+	for _, f := range files {
+		if f.mode.IsDir() {
+			check(t, os.Chtimes(n.disk+f.path, f.mtime, f.mtime))
+		}
+	}
+}
+
+var times = regexp.MustCompile(`"(since|wall|boottime|left|time|took)":("[^"]*"|[0-9]+)|"ino":[0-9]+`)
+
+// fingerprint is equal for disks that differ in nothing but when it happened. Of the modification time of the
+// network directory it tells whether the marker agrees, which is all that a command wants of it.
+func fingerprint(files []file) string {
+	var b strings.Builder
+	for _, f := range files {
+		if strings.HasPrefix(f.path, "/state/spool/") && f.mode.IsRegular() {
+			// Named after the time.
+			f.path = "/state/spool/*"
+			if f.data != "" {
+				f.data = "event"
+			}
+		}
+		data := times.ReplaceAllString(f.data, "*")
+		if strings.HasSuffix(f.path, "/.stayput.boot") || strings.HasSuffix(f.path, "/.stayput.tmp") {
+			for _, d := range files {
+				if d.path == filepath.Dir(f.path) {
+					boot, rest, _ := strings.Cut(data, "\n")
+					mtime, rest, _ := strings.Cut(rest, " ")
+					data = fmt.Sprint(boot, mtime == fmt.Sprint(d.mtime.UnixNano()), rest)
+				}
+			}
+		}
+		fmt.Fprintf(&b, "%s %v %q\n", f.path, f.mode, data)
+	}
+	return b.String()
+}
+
+// outcome is how a process ended.
+type outcome struct {
+	stdout, stderr string
+	code           int
+	killed         bool
+}
+
+// exec runs a program to its end. The caller is on the node.
+func (n *node) exec(env []string, stdin []byte, argv ...string) (outcome, error) {
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = env
+	cmd.Stdin = bytes.NewReader(stdin)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	o := outcome{stdout: stdout.String(), stderr: stderr.String()}
+	if cmd.ProcessState == nil {
+		return o, err
+	}
+	o.code = cmd.ProcessState.ExitCode()
+	status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	o.killed = status.Signaled() && status.Signal() == syscall.SIGKILL
+	return o, nil
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
