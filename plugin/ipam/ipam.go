@@ -45,6 +45,9 @@ func (p *Plugin) Run() int {
 		call.fail(err)
 		return 1
 	}
+	if call.unheard {
+		return 1
+	}
 	return 0
 }
 
@@ -55,6 +58,7 @@ type call struct {
 	netnsPath string
 	conf      *netConf
 	begin     time.Time
+	unheard   bool // the answer could not be written: the runtime must not take it for a success
 }
 
 func (c *call) fail(err *Error) {
@@ -69,6 +73,7 @@ func (c *call) fail(err *Error) {
 func (c *call) write(b []byte) {
 	if _, err := c.Stdout.Write(append(b, '\n')); err != nil {
 		fmt.Fprintln(c.Stderr, "stayput: cannot write the result:", err)
+		c.unheard = true
 	}
 }
 
