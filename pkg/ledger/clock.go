@@ -34,7 +34,8 @@ func (SystemClock) Now() (Instant, error) {
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
 		return Instant{}, err
 	}
-	return Instant{Wall: time.Now(), Boot: time.Duration(ts.Nano()), BootID: strings.TrimSpace(string(id))}, nil
+	// UTC: to show a local time would be to read the zone's file.
+	return Instant{Wall: time.Now().UTC(), Boot: time.Duration(ts.Nano()), BootID: strings.TrimSpace(string(id))}, nil
 }
 
 // anchor is a time span that is running: what was left of it at one Instant.

@@ -30,6 +30,9 @@ type FileSystem interface {
 	SyncDir(path string) error
 	// Rename replaces newpath by oldpath atomically.
 	Rename(oldpath, newpath string) error
+	// Exchange swaps two files atomically, where the file system can; else its error satisfies errors.Is
+	// with errors.ErrUnsupported and nothing has changed.
+	Exchange(path1, path2 string) error
 	// Remove unlinks a file; a missing one is an error.
 	Remove(path string) error
 	// RemoveDir removes an empty directory.
@@ -182,6 +185,13 @@ func (Disk) SyncDir(path string) error  { return syncPath(path, unix.O_RDONLY|un
 
 func (Disk) Rename(oldpath, newpath string) error {
 	return pathError("rename", newpath, unix.Rename(oldpath, newpath))
+}
+func (Disk) Exchange(path1, path2 string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, path1, unix.AT_FDCWD, path2, unix.RENAME_EXCHANGE)
+	if err == unix.EINVAL || err == unix.ENOSYS {
+		err = errors.ErrUnsupported
+	}
+	return pathError("exchange", path2, err)
 }
 func (Disk) Remove(path string) error    { return pathError("unlink", path, unix.Unlink(path)) }
 func (Disk) RemoveDir(path string) error { return pathError("rmdir", path, unix.Rmdir(path)) }

@@ -222,6 +222,27 @@ func (m *memFS) Rename(oldpath, newpath string) error {
 	return nil
 }
 
+func (m *memFS) Exchange(path1, path2 string) error {
+	dir1, name1, err := m.parent(path1)
+	if err != nil {
+		return err
+	}
+	dir2, name2, err := m.parent(path2)
+	if err != nil {
+		return err
+	}
+	n1, n2 := dir1.get(name1), dir2.get(name2)
+	if n1 == nil || n2 == nil {
+		return pathError("exchange", path2, unix.ENOENT)
+	}
+	if err := m.change("exchange", path2); err != nil {
+		return err
+	}
+	m.set(dir1, name1, n2)
+	m.set(dir2, name2, n1)
+	return nil
+}
+
 func (m *memFS) Remove(path string) error {
 	dir, name, err := m.parent(path)
 	if err != nil {

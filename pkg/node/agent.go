@@ -84,6 +84,8 @@ type Agent struct {
 	queue   *queue
 	health  health
 
+	markTimeout time.Duration
+
 	reconcileNow, bookNow, spoolNow wake
 
 	restored chan []ledger.Event // to the peers loop
@@ -128,6 +130,7 @@ func New(o Options) (*Agent, error) {
 	a := &Agent{
 		o: o, log: o.Log,
 		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
+		markTimeout:  markTimeout,
 		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(),
 		restored: make(chan []ledger.Event, 16),
 		suspects: map[suspect]*suspicion{},
@@ -184,8 +187,7 @@ func (a *Agent) RunPodSandbox(s Sandbox) {
 	if s.Netns == "" {
 		return // on the host's network: CNI had nothing to do with it
 	}
-	o := observation{sandbox: s}
-	o.policy, o.answers, o.err = ledger.ParseAnnotations(s.Annotations)
+	o := observe(s)
 	if o.answers && o.err == nil {
 		a.markInTime(o)
 	}
@@ -198,15 +200,13 @@ func (a *Agent) StopPodSandbox(Sandbox) { a.bookNow.up() }
 // RemovePodSandbox is the hook of a sandbox that is gone.
 func (a *Agent) RemovePodSandbox(Sandbox) { a.bookNow.up() }
 
-// Synchronize is the hook of a new connection: whatever happened while there was none is caught up with.
+// Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There
+// is no time for marks; the queue makes the promises that they stand for.
 func (a *Agent) Synchronize(all []Sandbox) {
 	for _, s := range all {
-		if s.Netns == "" {
-			continue
+		if s.Netns != "" {
+			a.enqueue(observe(s))
 		}
-		o := observation{sandbox: s, unmarked: true}
-		o.policy, o.answers, o.err = ledger.ParseAnnotations(s.Annotations)
-		a.enqueue(o)
 	}
 	a.reconcileNow.up()
 }

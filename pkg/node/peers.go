@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
@@ -95,12 +96,11 @@ func (a *Agent) announceDue(pending []*announcement) (later []*announcement) {
 				p.again, p.due = true, now.Add(announceAgain)
 				later = append(later, p)
 			}
-		case p.again || now.After(p.giveUp):
-			// Once made, a second failure only says that the pod is gone.
-			if !p.again {
-				a.metrics.peerErrors.Inc()
-				a.log.Warn("The pod's peers could not be told of its address", append(attrs, "err", err)...)
-			}
+		case errors.Is(err, fs.ErrNotExist) || p.again:
+			a.log.Debug("The pod is gone, nothing to announce", append(attrs, "err", err)...)
+		case now.After(p.giveUp):
+			a.metrics.peerErrors.Inc()
+			a.log.Warn("The pod's peers could not be told of its address", append(attrs, "err", err)...)
 		default:
 			p.due = now.Add(p.wait)
 			p.wait = min(2*p.wait, longestWait)

@@ -15,11 +15,16 @@ import (
 
 // observation is a sandbox that was seen to run, with what its annotations say.
 type observation struct {
-	sandbox  Sandbox
-	policy   ledger.Policy
-	answers  bool
-	err      error // of the annotations
-	unmarked bool  // its mark still has to be written
+	sandbox Sandbox
+	policy  ledger.Policy
+	answers bool
+	err     error // of the annotations
+}
+
+func observe(s Sandbox) observation {
+	o := observation{sandbox: s}
+	o.policy, o.answers, o.err = ledger.ParseAnnotations(s.Annotations)
+	return o
 }
 
 // queueLength is some minutes' worth of pods starting as fast as a node can; what does not fit is left to
@@ -73,7 +78,7 @@ func (a *Agent) markInTime(o observation) {
 		defer close(done)
 		a.mark(o)
 	}()
-	late := time.NewTimer(markTimeout)
+	late := time.NewTimer(a.markTimeout)
 	defer late.Stop()
 	select {
 	case <-done:
@@ -116,8 +121,6 @@ func (a *Agent) settle(o observation) {
 			Reason: EventInvalidAnnotation, Pod: s.Pod, ContainerID: s.ID, Netns: s.Netns,
 			Message: o.err.Error() + ": nothing is retained", Time: a.wall(),
 		})
-	} else if o.answers && o.unmarked {
-		a.mark(o)
 	}
 	ns, ok, err := a.o.Netns.Identify(s.Netns)
 	if err != nil || !ok {

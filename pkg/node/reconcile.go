@@ -124,8 +124,7 @@ func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book
 		if !s.ready || ctx.Err() != nil {
 			continue
 		}
-		o := observation{sandbox: s.Sandbox}
-		o.policy, o.answers, o.err = ledger.ParseAnnotations(s.Annotations)
+		o := observe(s.Sandbox)
 		if o.answers && o.err == nil {
 			for _, l := range unserved {
 				a.putMissing(l, o, unservedMarks[l])

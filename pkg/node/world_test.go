@@ -89,6 +89,7 @@ func (w *world) newAgent() *Agent {
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	check(w.t, err)
+	a.markTimeout = time.Hour // a slow disk is no matter here
 	w.t.Cleanup(func() { a.cri.close(); a.watch.fs.Close() })
 	return a
 }
