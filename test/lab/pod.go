@@ -50,13 +50,8 @@ func (p Pod) IP() netip.Addr { return p.IPs[0] }
 
 // RunPod runs a sandbox. Its pause process answers HTTP on :8080, see [Node.Get].
 func (n *Node) RunPod(ctx context.Context, spec PodSpec) (Pod, error) {
-	if spec.Namespace == "" {
-		spec.Namespace = "default"
-	}
-	if spec.UID == "" {
-		spec.UID = newUUID()
-	}
-	config := n.sandboxConfig(spec)
+	spec = spec.withDefaults()
+	config := n.SandboxConfig(spec)
 	r, err := n.CRI().RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
 	if err != nil {
 		return Pod{}, fmt.Errorf("running pod %s/%s: %w", spec.Namespace, spec.Name, err)
@@ -81,7 +76,19 @@ func (n *Node) RunPod(ctx context.Context, spec PodSpec) (Pod, error) {
 	return pod, err
 }
 
-func (n *Node) sandboxConfig(spec PodSpec) *runtimeapi.PodSandboxConfig {
+func (s PodSpec) withDefaults() PodSpec {
+	if s.Namespace == "" {
+		s.Namespace = "default"
+	}
+	if s.UID == "" {
+		s.UID = newUUID()
+	}
+	return s
+}
+
+// SandboxConfig is what RunPod asks the runtime for, for those who call CRI themselves.
+func (n *Node) SandboxConfig(spec PodSpec) *runtimeapi.PodSandboxConfig {
+	spec = spec.withDefaults()
 	labels := map[string]string{
 		"io.kubernetes.pod.namespace": spec.Namespace,
 		"io.kubernetes.pod.name":      spec.Name,

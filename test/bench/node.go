@@ -1,0 +1,310 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+const agentPath = "/opt/stayput/stayput-agent"
+
+// podNetwork is the network of a node. Both IPAM plugins get everything that a node with stayput has.
+func podNetwork(ipam string) lab.Network {
+	return lab.Network{IPAM: lab.RangeIPAM(ipam, "10.88.0.0/16"), Annotations: true}
+}
+
+// startNode starts a node with stayput installed. log is where its logs go if the section fails.
+func (b *bench) startNode(ctx context.Context) (*lab.Node, error) {
+	n, err := lab.StartNode(ctx, lab.NodeOptions{CNIPlugins: []string{b.product.Plugin}, Networks: []lab.Network{podNetwork("host-local")}})
+	if err != nil {
+		return nil, err
+	}
+	if err := n.Install(b.product.Agent, agentPath); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// startAgent starts the agent with its defaults and waits until it is connected.
+func startAgent(ctx context.Context, n *lab.Node, args ...string) (*lab.Process, error) {
+	p, err := n.Start("agent", nil, append([]string{agentPath}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		log, err := os.ReadFile(p.Log)
+		if err != nil {
+			return nil, err
+		}
+		if strings.Contains(string(log[lastStart(log):]), "NRI connected") {
+			return p, nil
+		}
+		select {
+		case <-p.Done():
+			return nil, fmt.Errorf("the agent ended: %w: %s", p.Wait(), log)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// lastStart is where the last agent began to log.
+func lastStart(log []byte) int { return max(0, strings.LastIndex(string(log), "msg=Running")) }
+
+// runAndStop times RunPodSandbox and StopPodSandbox. The removal is not in it.
+func runAndStop(ctx context.Context, n *lab.Node, spec lab.PodSpec) (time.Duration, error) {
+	config := n.SandboxConfig(spec)
+	begin := time.Now()
+	r, err := n.CRI().RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
+	if err != nil {
+		return 0, err
+	}
+	if _, err := n.CRI().StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: r.PodSandboxId}); err != nil {
+		return 0, err
+	}
+	took := time.Since(begin)
+	return took, n.RemovePod(ctx, r.PodSandboxId)
+}
+
+// block is how many pods run between two changes of the node's IPAM plugin.
+const block = 4
+
+// measurePods alternates between blocks of pods with stayput and with host-local, on one node.
+func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
+	n, err := b.startNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			n.WriteLogs(os.Stderr)
+		}
+		err = errors.Join(err, n.Close())
+	}()
+	// One pod keeps the bridge's carrier, as there is always one.
+	if _, err := n.RunPod(ctx, lab.PodSpec{Name: "resident"}); err != nil {
+		return nil, err
+	}
+	const stayput, hostLocal = 0, 1
+	kinds := []struct {
+		name   string
+		target float64
+		spec   func(i int) lab.PodSpec
+	}{
+		{"ordinary pod", 1.03, func(i int) lab.PodSpec { return lab.PodSpec{Name: "pod-" + strconv.Itoa(i), Annotations: ordinary} }},
+		{"restored pod", 0, func(int) lab.PodSpec { return lab.PodSpec{Name: "web-0", Annotations: asked} }},
+	}
+	times := map[[2]int][]time.Duration{}
+	number := 0
+	run := func(who int, measured bool) error {
+		if who == hostLocal {
+			// What stayput retains stays where it is; host-local skips it.
+			if err := n.SetNetworks(ctx, podNetwork("host-local")); err != nil {
+				return err
+			}
+		} else {
+			if err := n.SetNetworks(ctx, podNetwork("stayput")); err != nil {
+				return err
+			}
+			agent, err := startAgent(ctx, n)
+			if err != nil {
+				return err
+			}
+			defer agent.Kill()
+		}
+		for i := range block + 1 {
+			for kind, k := range kinds {
+				number++
+				took, err := runAndStop(ctx, n, k.spec(number))
+				if err != nil {
+					return err
+				}
+				if measured && i > 0 { // the first of a block finds cold caches
+					times[[2]int{who, kind}] = append(times[[2]int{who, kind}], took)
+				}
+			}
+		}
+		return nil
+	}
+	for i := range b.times(30) + 1 {
+		order := []int{stayput, hostLocal}
+		if i%2 == 1 {
+			order = []int{hostLocal, stayput}
+		}
+		for _, who := range order {
+			if err := run(who, i > 0); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for kind, k := range kinds {
+		ours, theirs := times[[2]int{stayput, kind}], times[[2]int{hostLocal, kind}]
+		rows = append(rows, row{
+			what: "RunPodSandbox + StopPodSandbox, " + k.name, against: "host-local, no NRI plugin", target: k.target,
+			figure: ratio(ours, theirs), n: len(ours), detail: ms(median(ours)) + " / " + ms(median(theirs)),
+		})
+	}
+	return rows, nil
+}
+
+const (
+	residents = 200
+	idle      = 60 * time.Second
+	// often is a reconciliation interval at which the work of one shows.
+	often = 2 * time.Second
+)
+
+// measureAgent looks at the agent on a node with many pods that all ask for their address, in which nothing
+// happens any more.
+func measureAgent(ctx context.Context, b *bench) (rows []row, err error) {
+	n, err := b.startNode(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil && ctx.Err() == nil {
+			n.WriteLogs(os.Stderr)
+		}
+		err = errors.Join(err, n.Close())
+	}()
+	if err := n.SetNetworks(ctx, podNetwork("stayput")); err != nil {
+		return nil, err
+	}
+	agent, err := startAgent(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	for i := range residents {
+		if _, err := n.RunPod(ctx, lab.PodSpec{Name: fmt.Sprintf("web-%d", i), Annotations: asked}); err != nil {
+			return nil, err
+		}
+	}
+	// 1. After 200 starts.
+	rss, cpu, err := watch(ctx, agent, idle)
+	if err != nil {
+		return nil, err
+	}
+	peak, err := memory(agent, "VmHWM:")
+	if err != nil {
+		return nil, err
+	}
+	if err := agent.Kill(); err != nil {
+		return nil, err
+	}
+	// 2. After a start with 200 pods, which Synchronize brings at once.
+	if agent, err = startAgent(ctx, n); err != nil {
+		return nil, err
+	}
+	rssAnew, cpuAnew, err := watch(ctx, agent, idle)
+	if err != nil {
+		return nil, err
+	}
+	if err := agent.Kill(); err != nil {
+		return nil, err
+	}
+	// 3. With many reconciliations, for the share of those which come too rarely to be in a minute.
+	if agent, err = startAgent(ctx, n, "--reconcile-interval="+often.String()); err != nil {
+		return nil, err
+	}
+	const while = 30 * time.Second
+	_, busy, err := watch(ctx, agent, while)
+	if err != nil {
+		return nil, err
+	}
+	each := max(0, busy-cpu*while.Seconds()/idle.Seconds()) / (while.Seconds() / often.Seconds())
+	share := (cpu/idle.Seconds() + each/(5*60)) * 100
+
+	against := fmt.Sprintf("%d pods, idle for %.0f s", residents, idle.Seconds())
+	return []row{
+		{what: "agent, RSS", against: against, target: 30, unit: " MiB", figure: max(rss, rssAnew), n: 1,
+			detail: fmt.Sprintf("%.1f after %d starts (peak %.1f), %.1f after a restart", rss, residents, peak, rssAnew)},
+		{what: "agent, CPU", against: against, target: 0.1, unit: " %", figure: max(cpu, cpuAnew) / idle.Seconds() * 100, n: 1,
+			detail: fmt.Sprintf("of a core; %.0f ms after %d starts, %.0f ms after a restart", cpu*1e3, residents, cpuAnew*1e3)},
+		{what: "  with a reconciliation every 5 min", against: against, target: 0.1, unit: " %", figure: share, n: 1,
+			detail: fmt.Sprintf("one takes %.1f ms of CPU", each*1e3)},
+	}, nil
+}
+
+// watch waits until the agent has nothing to do and then watches it for a while: its RSS in MiB, the highest of
+// one look a second, and its CPU time in seconds.
+func watch(ctx context.Context, p *lab.Process, while time.Duration) (rss, cpu float64, err error) {
+	wait := func(d time.Duration) error {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-p.Done():
+			return fmt.Errorf("the agent ended: %w", p.Wait())
+		case <-time.After(d):
+			return nil
+		}
+	}
+	// Nothing to do: no tick of CPU time for five seconds.
+	for last, quiet := -1.0, 0; quiet < 5; quiet++ {
+		now, err := cpuTime(p)
+		if err != nil {
+			return 0, 0, err
+		}
+		if now != last {
+			last, quiet = now, 0
+		}
+		if err := wait(time.Second); err != nil {
+			return 0, 0, err
+		}
+	}
+	before, err := cpuTime(p)
+	if err != nil {
+		return 0, 0, err
+	}
+	for range int(while.Seconds()) {
+		if err := wait(time.Second); err != nil {
+			return 0, 0, err
+		}
+		now, err := memory(p, "VmRSS:")
+		if err != nil {
+			return 0, 0, err
+		}
+		rss = max(rss, now)
+	}
+	after, err := cpuTime(p)
+	return rss, after - before, err
+}
+
+// cpuTime is utime and stime of /proc/PID/stat in seconds.
+func cpuTime(p *lab.Process) (float64, error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	fields := strings.Fields(rest)
+	var ticks float64
+	for _, f := range fields[11:13] {
+		n, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			return 0, err
+		}
+		ticks += n
+	}
+	return ticks / 100, nil // USER_HZ is 100 everywhere
+}
+
+// memory is a line of /proc/PID/status in MiB.
+func memory(p *lab.Process, name string) (float64, error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(status), name)
+	var kib float64
+	_, err = fmt.Sscan(rest, &kib)
+	return kib / 1024, err
+}

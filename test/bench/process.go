@@ -1,0 +1,97 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// child is a process that is ready to be started: its pipes are there, its input is written.
+type child struct {
+	argv, env []string
+	stdin     *os.File
+	out       *os.File // read its output here
+	outW      *os.File
+	pid       int
+}
+
+func newChild(argv, env []string, input []byte) (*child, error) {
+	stdin, in, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	// Less than a pipe holds: nobody has to read for it to be written.
+	_, err = in.Write(input)
+	in.Close()
+	if err != nil {
+		stdin.Close()
+		return nil, err
+	}
+	out, outW, err := os.Pipe()
+	if err != nil {
+		stdin.Close()
+		return nil, err
+	}
+	return &child{argv: argv, env: env, stdin: stdin, out: out, outW: outW}, nil
+}
+
+// start is vfork and exec: ForkExec clones with CLONE_VFORK|CLONE_VM.
+func (c *child) start() (err error) {
+	c.pid, err = syscall.ForkExec(c.argv[0], c.argv, &syscall.ProcAttr{
+		Dir: "/", Env: c.env, Files: []uintptr{c.stdin.Fd(), c.outW.Fd(), c.outW.Fd()},
+	})
+	return err
+}
+
+func (c *child) wait() error {
+	var status syscall.WaitStatus
+	for {
+		if _, err := syscall.Wait4(c.pid, &status, 0, nil); err != syscall.EINTR {
+			if err != nil {
+				return err
+			}
+			break
+		}
+	}
+	if status.ExitStatus() != 0 {
+		c.outW.Close()
+		said, _ := io.ReadAll(c.out)
+		return fmt.Errorf("%s ended with %d: %s", c.argv[0], status.ExitStatus(), strings.TrimSpace(string(said)))
+	}
+	return nil
+}
+
+func (c *child) close() {
+	for _, f := range []*os.File{c.stdin, c.out, c.outW} {
+		f.Close() // a pipe; closed twice after an error
+	}
+}
+
+// timed runs a program and returns how long it took.
+func timed(argv, env []string, input []byte) (time.Duration, error) {
+	c, err := newChild(argv, env, input)
+	if err != nil {
+		return 0, err
+	}
+	defer c.close()
+	begin := time.Now()
+	if err := c.start(); err != nil {
+		return 0, err
+	}
+	err = c.wait()
+	return time.Since(begin), err
+}
+
+func median(d []time.Duration) time.Duration {
+	d = slices.Sorted(slices.Values(d))
+	return (d[(len(d)-1)/2] + d[len(d)/2]) / 2
+}
+
+func ratio(a, b []time.Duration) float64 { return float64(median(a)) / float64(median(b)) }
+
+// ms prints a duration in milliseconds.
+func ms(d time.Duration) string { return fmt.Sprintf("%.2f ms", d.Seconds()*1e3) }

@@ -1,0 +1,290 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"path"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// attach calls CNI as nerdctl, podman or cnitool does: nothing says that there is a pod.
+func attach(t *testing.T, n *lab.Node, verb, plugin, id, netNS string) {
+	t.Helper()
+	_, err := n.CNI(testContext(t), lab.CNICall{
+		Plugin: plugin, Command: verb, ContainerID: id, NetNS: netNS, Config: network("10.88.0.0/24").NetConf(),
+	})
+	check(t, err)
+}
+
+// owned returns the address of a container by the files of the network.
+func owned(t *testing.T, n *lab.Node, id string) netip.Addr {
+	t.Helper()
+	files, err := os.ReadDir(n.Path("/var/lib/cni/networks/pods"))
+	check(t, err)
+	for _, f := range files {
+		if ip, err := netip.ParseAddr(f.Name()); err == nil && state(t, n, ip) == id {
+			return ip
+		}
+	}
+	t.Fatalf("no address of %s", id)
+	return netip.Addr{}
+}
+
+func TestOnlyWhatLeakedIsReclaimed(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t)
+	startAgent(t, n, "--grace-period=1s", "--reconcile-interval=500ms")
+	pod := runPod(t, n, web(0))
+	stopped := runPod(t, n, web(1))
+	deletePod(t, n, stopped)
+
+	// A container of nerdctl, whose namespace is its process's.
+	p, err := n.Start("nerdctl", nil, "/usr/bin/unshare", "--net", "/bin/sleep", "1000")
+	check(t, err)
+	var pid int
+	own := func() string {
+		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.Pid))
+		check(t, err)
+		return ns
+	}
+	nodes, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", n.Pid()))
+	check(t, err)
+	until(t, "the container's network namespace", func() bool { return own() != nodes })
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
+	check(t, err)
+	_, pids, _ := strings.Cut(string(status), "NSpid:")
+	pids, _, _ = strings.Cut(pids, "\n")
+	_, err = fmt.Sscan(strings.Fields(pids)[1], &pid)
+	check(t, err)
+	attach(t, n, "ADD", "bridge", "nerdctl", fmt.Sprintf("/proc/%d/ns/net", pid))
+
+	// One of cnitool, whose namespace has a name and no process.
+	named, err := n.NewNetNS(testContext(t), "cnitool")
+	check(t, err)
+	attach(t, n, "ADD", "bridge", "cnitool", named)
+
+	// And three that leaked: their namespaces are gone and nobody calls DEL.
+	leak := func(id, plugin, args string, annotations map[string]string) netip.Addr {
+		netNS, err := n.NewNetNS(testContext(t), id)
+		check(t, err)
+		_, err = n.CNI(testContext(t), lab.CNICall{
+			Plugin: plugin, Command: "ADD", ContainerID: id, NetNS: netNS, Args: args,
+			Config: withAnnotations(t, network("10.88.0.0/24"), annotations),
+		})
+		check(t, err)
+		check(t, n.DeleteNetNS(netNS))
+		return owned(t, n, id)
+	}
+	orphan := leak("orphan", "bridge", "", nil)
+	ordinary := leak("ordinary", "stayput", "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=gone", nil)
+	promised := leak("promised", "bridge", "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-2", asking("10m"))
+
+	until(t, "the leaked addresses to be reclaimed", func() bool {
+		return state(t, n, orphan) == free && state(t, n, ordinary) == free && state(t, n, promised) == retained
+	})
+	untilMetric(t, n, `stayput_addresses_reclaimed_total{network="pods"}`, "3")
+	// By now the others have been suspects for longer, and were looked at once more at least.
+	looked := metric(t, n, "stayput_agent_reconcile_duration_seconds_count")
+	until(t, "another reconciliation", func() bool { return metric(t, n, "stayput_agent_reconcile_duration_seconds_count") != looked })
+	owned(t, n, "nerdctl")
+	owned(t, n, "cnitool")
+	wantState(t, n, pod.IP(), pod.ID)
+	wantState(t, n, stopped.IP(), retained)
+	answers(t, n, pod)
+	if addrs, err := n.Addresses(named); err != nil || len(addrs["eth0"]) != 1 {
+		t.Errorf("the namespace of cnitool's container has %v: %v", addrs, err)
+	}
+
+	again := runPod(t, n, web(2))
+	if again.IP() != promised {
+		t.Errorf("web-2 came back with %s, it leaked %s", again.IP(), promised)
+	}
+	attach(t, n, "DEL", "bridge", "cnitool", named)
+	attach(t, n, "DEL", "bridge", "nerdctl", fmt.Sprintf("/proc/%d/ns/net", pid))
+}
+
+// A peer that knows the old pod's link-layer address would use it for half a minute. Here it would for an hour:
+// only the agent's announcement can make it forget.
+func TestPeersReachARestoredPodAtOnce(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t, network("10.88.0.0/24", "fd00:88::/64"))
+	startAgent(t, n)
+	peer := runPod(t, n, other(1)) // it keeps the bridge's carrier as well
+	pod := runPod(t, n, web(0))
+	const long = `for f in /proc/sys/net/ipv[46]/neigh/*/base_reachable_time_ms; do echo 3600000 >$f; done`
+	_, err := n.Run(testContext(t), "/bin/sh", "-c", long)
+	check(t, err)
+	_, err = n.Run(testContext(t), "/usr/bin/nsenter", "--net="+peer.NetNS, "/bin/sh", "-c", long)
+	check(t, err)
+	reach := func(p lab.Pod) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(testContext(t), 30*time.Second)
+		defer cancel()
+		for _, ip := range p.IPs {
+			a, err := n.Get(ctx, ip)
+			if err != nil || a.Name != p.Name {
+				t.Fatalf("the node does not reach %s: %v, %v", ip, a, err)
+			}
+			a, err = n.GetFrom(ctx, peer, ip)
+			if err != nil || a.Name != p.Name {
+				t.Fatalf("a peer does not reach %s: %v, %v", ip, a, err)
+			}
+		}
+	}
+	for range 3 {
+		before := mac(t, n, pod)
+		reach(pod)
+		deletePod(t, n, pod)
+		again := runPod(t, n, web(0))
+		sameIP(t, n, again, pod)
+		if mac(t, n, again) == before {
+			t.Fatal("the pod came back with the same link-layer address: this shows nothing")
+		}
+		reach(again)
+		pod = again
+	}
+}
+
+// mac is the link-layer address of a pod.
+func mac(t *testing.T, n *lab.Node, p lab.Pod) string {
+	t.Helper()
+	ns, err := netns.GetFromPath(n.Path(p.NetNS))
+	check(t, err)
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	check(t, err)
+	defer h.Close()
+	link, err := h.LinkByName("eth0")
+	check(t, err)
+	return link.Attrs().HardwareAddr.String()
+}
+
+func TestRestoresAreInTheMetrics(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t)
+	startAgent(t, n)
+	pod := runPod(t, n, web(0))
+	ordinary := runPod(t, n, other(1))
+	for range 2 {
+		deletePod(t, n, pod)
+		pod = runPod(t, n, web(0))
+	}
+	deletePod(t, n, pod)
+	untilMetric(t, n, `stayput_restores_total{network="pods"}`, "2")
+	untilMetric(t, n, "stayput_restore_duration_seconds_count", "2")
+	untilMetric(t, n, `stayput_addresses{network="pods",state="retained"}`, "1")
+	untilMetric(t, n, `stayput_addresses{network="pods",state="bound"}`, "1")
+	untilMetric(t, n, "stayput_agent_nri_connected", "1")
+	untilMetric(t, n, "stayput_verify_failures_total", "0")
+	wantState(t, n, ordinary.IP(), ordinary.ID)
+	page, err := scrape(t, n, "/metrics")
+	check(t, err)
+	problems, err := promlint.New(strings.NewReader(page)).Lint()
+	check(t, err)
+	for _, p := range problems {
+		if strings.HasPrefix(p.Metric, "stayput_") {
+			t.Errorf("metric %s: %s", p.Metric, p.Text)
+		}
+	}
+	health, err := scrape(t, n, "/healthz")
+	if err != nil || health != "ok\n" {
+		t.Errorf("/healthz: %q, %v", health, err)
+	}
+}
+
+func TestTheAgentReconnectsAfterARestartOfContainerd(t *testing.T) {
+	t.Parallel()
+	w := network("10.88.0.0/24")
+	w.Annotations = false // what the agent misses is lost
+	n := startStayput(t, w)
+	startAgent(t, n)
+	runPod(t, n, other(1))
+	for i, end := range []func() error{n.StopContainerd, n.KillContainerd} {
+		check(t, end())
+		untilMetric(t, n, "stayput_agent_nri_connected", "0")
+		check(t, n.StartContainerd(testContext(t)))
+		connected(t, n)
+		untilMetric(t, n, "stayput_agent_nri_connections_total", fmt.Sprint(i+2))
+		pod := runPod(t, n, web(i))
+		deletePod(t, n, pod)
+		wantState(t, n, pod.IP(), retained)
+		sameIP(t, n, runPod(t, n, web(i)), pod)
+	}
+}
+
+// A pod that started while the agent was away is caught up with by Synchronize.
+func TestAPodThatStartedWithoutTheAgentIsRetainedOnceItIsBack(t *testing.T) {
+	t.Parallel()
+	w := network("10.88.0.0/24")
+	w.Annotations = false
+	n := startStayput(t, w)
+	pod := runPod(t, n, web(0))
+	startAgent(t, n)
+	until(t, "the mark", func() bool {
+		marks, err := os.ReadDir(n.Path(path.Join(stateDir(t, n), "marks")))
+		return err == nil && len(marks) == 1
+	})
+	deletePod(t, n, pod)
+	wantState(t, n, pod.IP(), retained)
+	sameIP(t, n, runPod(t, n, web(0)), pod)
+}
+
+// stateDir is stayput's own folder of the one network.
+func stateDir(t *testing.T, n *lab.Node) string {
+	t.Helper()
+	const dir = "/var/lib/stayput"
+	entries, err := os.ReadDir(n.Path(dir))
+	check(t, err)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "pods-") {
+			return path.Join(dir, e.Name())
+		}
+	}
+	t.Fatalf("no folder of the network in %s", dir)
+	return ""
+}
+
+func TestARetainedAddressExpiresAtItsTime(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t)
+	startAgent(t, n)
+	short := web(0)
+	short.Annotations = asking("2s")
+	pod, long := runPod(t, n, short), runPod(t, n, web(1))
+	deletePod(t, n, pod)
+	deletePod(t, n, long)
+	untilMetric(t, n, `stayput_retentions_expired_total{network="pods"}`, "1")
+	wantState(t, n, pod.IP(), free)
+	wantState(t, n, long.IP(), retained)
+	sameIP(t, n, runPod(t, n, web(1)), long)
+	// The time begins anew with every stop.
+	pod = runPod(t, n, short)
+	deletePod(t, n, pod)
+	wantState(t, n, pod.IP(), retained)
+	until(t, "the address to expire again", func() bool { return state(t, n, pod.IP()) == free })
+}
+
+// What is due when the agent starts was due without it.
+func TestAnAddressThatExpiredWithoutTheAgentIsFreedWhenItIsBack(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t)
+	spec := web(0)
+	spec.Annotations = asking("100ms")
+	pod := runPod(t, n, spec)
+	deletePod(t, n, pod)
+	time.Sleep(200 * time.Millisecond)
+	wantState(t, n, pod.IP(), retained) // nobody needs it
+	startAgent(t, n)
+	until(t, "the address to expire", func() bool { return state(t, n, pod.IP()) == free })
+}

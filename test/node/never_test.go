@@ -1,0 +1,236 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/lab"
+)
+
+// kubernetesArgs are the CNI_ARGS of a pod.
+func kubernetesArgs(p lab.Pod) string {
+	return fmt.Sprintf("IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_INFRA_CONTAINER_ID=%s;K8S_POD_UID=%s",
+		p.Namespace, p.Name, p.ID, p.UID)
+}
+
+// withAnnotations is what containerd hands to the main plugin of a network for a pod.
+func withAnnotations(t *testing.T, w lab.Network, annotations map[string]string) []byte {
+	t.Helper()
+	var conf map[string]any
+	check(t, json.Unmarshal(w.NetConf(), &conf))
+	conf["runtimeConfig"] = map[string]any{lab.AnnotationsCapability: annotations}
+	data, err := json.Marshal(conf)
+	check(t, err)
+	return data
+}
+
+func TestLateAndRepeatedDelsDoNotTouchTheNewPod(t *testing.T) {
+	t.Parallel()
+	w := network("10.88.0.0/24")
+	n := startStayput(t, w)
+	startAgent(t, n)
+	old := runPod(t, n, web(0))
+	check(t, n.StopPod(testContext(t), old.ID))
+	pod := runPod(t, n, web(0))
+	sameIP(t, n, pod, old)
+	untouched := func(after string) {
+		t.Helper()
+		if s := state(t, n, pod.IP()); s != pod.ID {
+			t.Fatalf("after %s %s is %s, want the new sandbox's", after, pod.IP(), s)
+		}
+		answers(t, n, pod)
+	}
+	// containerd's, for kubelet's garbage collection.
+	check(t, n.StopPod(testContext(t), old.ID))
+	untouched("a second stop")
+	check(t, n.RemovePod(testContext(t), old.ID))
+	untouched("the removal")
+	check(t, n.RemovePod(testContext(t), old.ID))
+	untouched("a second removal")
+	// And of any other runtime, as often as it likes.
+	for i := range 4 {
+		_, err := n.CNI(testContext(t), lab.CNICall{
+			Plugin: "bridge", Command: "DEL", ContainerID: old.ID, Args: kubernetesArgs(old), Config: withAnnotations(t, w, old.Annotations),
+		})
+		check(t, err)
+		untouched(fmt.Sprintf("DEL number %d", i+1))
+	}
+	deletePod(t, n, pod)
+	wantState(t, n, pod.IP(), retained)
+}
+
+func TestAForceDeletedPodsReplacementGetsTheAddressOnceTheOldOneIsGone(t *testing.T) {
+	t.Parallel()
+	w := network("10.88.0.0/24")
+	n := startStayput(t, w)
+	startAgent(t, n)
+	old := runPod(t, n, web(0))
+
+	const why = "the predecessor of this pod still has its address"
+	if p, err := n.RunPod(testContext(t), web(0)); err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), old.ID) {
+		t.Errorf("a replacement beside the old pod: %v, error %v", p.IPs, err)
+	}
+	// CRI's error is text; what containerd was told has the code for "try again later".
+	netNS, err := n.NewNetNS(testContext(t), "replacement")
+	check(t, err)
+	out, err := n.CNI(testContext(t), lab.CNICall{
+		Plugin: "bridge", Command: "ADD", ContainerID: "replacement", NetNS: netNS, Args: kubernetesArgs(old), Config: withAnnotations(t, w, old.Annotations),
+	})
+	var said struct {
+		Code int
+		Msg  string
+	}
+	if err == nil || json.Unmarshal(out, &said) != nil || said.Code != 11 || !strings.Contains(said.Msg, why) {
+		t.Errorf("ADD of a replacement beside the old pod: %v, %s", err, out)
+	}
+	// What was refused leaves nothing, and the old one is as it was.
+	wantState(t, n, old.IP(), old.ID)
+	answers(t, n, old)
+
+	deletePod(t, n, old)
+	pod := runPod(t, n, web(0))
+	sameIP(t, n, pod, old)
+	answers(t, n, pod)
+}
+
+// The replacement's sandbox was asked for before the old one was stopped.
+func TestAWaitingReplacementGetsTheAddressWithoutARetry(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t)
+	startAgent(t, n)
+	old := runPod(t, n, web(0))
+	type started struct {
+		pod lab.Pod
+		err error
+	}
+	ctx := testContext(t)
+	replacement := make(chan started, 1)
+	go func() {
+		pod, err := n.RunPod(ctx, web(0))
+		replacement <- started{pod, err}
+	}()
+	until(t, "the ADD of the replacement", func() bool {
+		processes, err := n.Processes()
+		check(t, err)
+		for _, comm := range processes {
+			if comm == "stayput" {
+				return true
+			}
+		}
+		return false
+	})
+	check(t, n.StopPod(ctx, old.ID))
+	r := <-replacement
+	check(t, r.err)
+	sameIP(t, n, r.pod, old)
+	check(t, n.RemovePod(ctx, old.ID))
+	answers(t, n, r.pod)
+}
+
+func TestAReplacementThatMayNotWaitKeepsItsFreshAddressFromThenOn(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t)
+	startAgent(t, n)
+	spec := web(0)
+	spec.Annotations[ledger.AnnotationWhenInUse] = "AllocateNew"
+	old := runPod(t, n, spec)
+	fresh := runPod(t, n, spec)
+	distinct(t, old, fresh)
+	deletePod(t, n, old)
+	wantState(t, n, old.IP(), free)
+	answers(t, n, fresh)
+	deletePod(t, n, fresh)
+	wantState(t, n, fresh.IP(), retained)
+	distinct(t, fresh, runPod(t, n, other(1)))
+	sameIP(t, n, runPod(t, n, spec), fresh)
+}
+
+func TestABadAnnotationIsAClearErrorOfTheRuntimeAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t)
+	startAgent(t, n)
+	runPod(t, n, other(1)) // the bridge plugin cannot use a bridge on which no ADD ever succeeded
+	for key, value := range map[string]string{
+		ledger.AnnotationRetainIP:           "true",
+		ledger.AnnotationReservedIPDuration: "10m",
+	} {
+		_, err := n.RunPod(testContext(t), lab.PodSpec{Name: "web-0", Annotations: map[string]string{key: value}})
+		if err == nil {
+			t.Fatalf("%s: %q was accepted", key, value)
+		}
+		for _, want := range []string{"annotation " + key, fmt.Sprintf("%q", value), "is not valid", "expected"} {
+			// CRI quotes what the plugin said.
+			if !strings.Contains(strings.ReplaceAll(err.Error(), `\"`, `"`), want) {
+				t.Errorf("the error does not say %s: %v", want, err)
+			}
+		}
+	}
+	pod := runPod(t, n, web(0))
+	wantIP(t, pod.IP(), "10.88.0.3")
+	pods, err := n.Pods(testContext(t))
+	check(t, err)
+	if len(pods) != 2 {
+		t.Errorf("%d sandboxes are left, want those of the good pods alone", len(pods))
+	}
+}
+
+func TestARetainedAddressGoesToNobodyElse(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t, network("10.88.0.0/29")) // five addresses
+	startAgent(t, n)
+	pod := runPod(t, n, web(0))
+	deletePod(t, n, pod)
+	for i := range 4 {
+		distinct(t, pod, runPod(t, n, other(i)))
+	}
+	shared := lab.PodSpec{Name: "web-5f9c-x", Annotations: maps.Clone(asking("10m"))}
+	shared.Annotations[ledger.AnnotationIdentity] = "web-0"
+	elsewhere := web(0)
+	elsewhere.Namespace = "elsewhere"
+	for _, spec := range []lab.PodSpec{other(9), web(1), shared, elsewhere} {
+		if p, err := n.RunPod(testContext(t), spec); err == nil || !strings.Contains(err.Error(), "no IP addresses available") {
+			t.Errorf("%s in a range without a free address: %v, error %v", spec.Name, p.IPs, err)
+		}
+	}
+	sameIP(t, n, runPod(t, n, web(0)), pod)
+}
+
+// containerd 2.4 never calls GC, and the bridge plugin 1.9 does not hand it on. Who calls it, such as CRI-O, lists
+// what the runtime knows.
+func TestGarbageCollectionByTheRuntimesListLeavesRunningPodsAndRetainedAddresses(t *testing.T) {
+	t.Parallel()
+	w := network("10.88.0.0/24")
+	w.CNIVersion = "1.1.0"
+	n := startStayput(t, w)
+	startAgent(t, n)
+	gone, pod, leaked := runPod(t, n, web(0)), runPod(t, n, web(1)), runPod(t, n, other(1))
+	deletePod(t, n, gone)
+	collect := func(valid any) {
+		t.Helper()
+		var conf map[string]any
+		check(t, json.Unmarshal(w.NetConf(), &conf))
+		if valid != "missing" {
+			conf["cni.dev/valid-attachments"] = valid
+		}
+		data, err := json.Marshal(conf)
+		check(t, err)
+		_, err = n.CNI(testContext(t), lab.CNICall{Plugin: "stayput", Command: "GC", Config: data})
+		check(t, err)
+	}
+	collect("missing")
+	wantState(t, n, leaked.IP(), leaked.ID)
+	if _, err := n.CNI(testContext(t), lab.CNICall{Plugin: "bridge", Command: "GC", Config: w.NetConf()}); err != nil {
+		t.Errorf("GC of the main plugin: %v", err)
+	}
+	wantState(t, n, leaked.IP(), leaked.ID)
+	collect([]any{map[string]any{"containerID": pod.ID, "ifname": "eth0"}})
+	wantState(t, n, leaked.IP(), free)
+	wantState(t, n, pod.IP(), pod.ID)
+	wantState(t, n, gone.IP(), retained)
+	answers(t, n, pod)
+	sameIP(t, n, runPod(t, n, web(0)), gone)
+}
