@@ -247,8 +247,9 @@ func watch(ctx context.Context, p *lab.Process, while time.Duration) (rss, cpu f
 			return nil
 		}
 	}
-	// Nothing to do: no tick of CPU time for five seconds.
-	for last, quiet := -1.0, 0; quiet < 5; quiet++ {
+	// Nothing to do: no tick of CPU time for five seconds. An agent that is made to reconcile often has always
+	// something to do.
+	for last, quiet, looks := -1.0, 0, 0; quiet < 5 && looks < 30; quiet, looks = quiet+1, looks+1 {
 		now, err := cpuTime(p)
 		if err != nil {
 			return 0, 0, err
