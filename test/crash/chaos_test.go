@@ -174,11 +174,11 @@ func TestAStoppedLockHolderIsWaitedForAndItsDeathFreesTheLock(t *testing.T) {
 			bystander(c.world)
 			c.del(c.add(web))
 
-			// Stopped in the middle of a restore.
+			// Stopped in the middle of a restore, whose only fsync is under the lock.
 			victim := addOf(web)
 			c.before(victim)
 			env, stdin := c.call(victim)
-			holder := exec.Command("strace", "-qq", "-o", c.traceLog(), "-e", "trace=renameat", "-e", "inject=renameat:signal=STOP:when=1", plugin)
+			holder := exec.Command("strace", "-qq", "-o", c.traceLog(), "-e", "trace=fsync", "-e", "inject=fsync:signal=STOP:when=1", plugin)
 			holder.Env, holder.Stdin = append(env, "PATH="+os.Getenv("PATH")), bytes.NewReader(stdin)
 			holder.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 			var stdout bytes.Buffer
