@@ -30,7 +30,8 @@ bench: lab ## ratios against host-local, measured in one run
 	$(GO) run ./test/bench
 
 FUZZTIME ?= 30s
-fuzz: ## every fuzz target for FUZZTIME
+fuzz: ## new histories of the model test, and every fuzz target for FUZZTIME
+	$(GO) test -count=1 -timeout 0 -run RandomHistories ./pkg/ledger -model.base=0 -model.histories=20000
 	@for pkg in ./pkg/ledger ./plugin/ipam; do \
 		for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
 			$(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \

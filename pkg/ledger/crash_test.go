@@ -75,7 +75,7 @@ func acts() []act {
 			stopped(w, "web-0", tenMinutes)
 			w.advance(11 * time.Minute)
 			fill(w)
-			for att := range w.live { // one address is the expired one
+			for _, att := range w.attachments() { // one address is the expired one
 				w.del(att)
 				break
 			}
@@ -130,8 +130,8 @@ func aftermath(w *world, r *rand.Rand) {
 		w.add(fmt.Sprintf("other-%d", i), ordinary)
 	}
 	// Everybody comes back: with the namespaces of the dead gone each gets what it was promised.
-	for att, l := range w.live {
-		if l.key != nil {
+	for _, att := range w.attachments() {
+		if l := w.live[att]; l.key != nil {
 			delete(w.netns, l.netns.Path)
 			if r.IntN(2) == 0 {
 				w.del(att)

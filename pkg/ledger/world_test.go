@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -45,6 +46,7 @@ type promise struct {
 	sinceLeft time.Duration
 	sinceWall time.Time
 	loose     bool // the clock may run later than the model's: a power loss set it back
+	unsure    bool // a killed restore may have begun the retention anew, at another wall clock
 }
 
 func testNetwork(v4, v6 string) *Network {
@@ -216,6 +218,11 @@ func (w *world) ended(att Attachment) {
 	}
 }
 
+// attachments lists the live ones in the same order for every run.
+func (w *world) attachments() []Attachment {
+	return slices.SortedFunc(maps.Keys(w.live), func(a, b Attachment) int { return strings.Compare(a.String(), b.String()) })
+}
+
 func (w *world) advance(d time.Duration) {
 	w.logf("advance %s", d)
 	w.pass(d)
@@ -236,11 +243,11 @@ func (w *world) boot(off time.Duration) {
 	w.logf("boot after %s", off)
 	w.clock.now = Instant{Wall: w.clock.now.Wall.Add(off), Boot: time.Second, BootID: fmt.Sprintf("boot-%d", w.boots)}
 	clear(w.netns)
-	for att := range w.live {
+	for _, att := range w.attachments() {
 		w.ended(att)
 	}
 	for k, p := range w.promises {
-		if w.expired(p) { // whatever the wall clock says afterwards
+		if w.expired(p) || p.unsure { // whatever the wall clock says afterwards
 			delete(w.promises, k)
 			continue
 		}
@@ -266,7 +273,7 @@ func (w *world) check() {
 // reclaimed as the agent would.
 func (w *world) settle() {
 	w.t.Helper()
-	for att := range w.live {
+	for _, att := range w.attachments() {
 		w.del(att)
 	}
 	clear(w.netns)

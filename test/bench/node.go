@@ -21,7 +21,7 @@ func podNetwork(ipam string) lab.Network {
 	return lab.Network{IPAM: lab.RangeIPAM(ipam, "10.88.0.0/16"), Annotations: true}
 }
 
-// startNode starts a node with stayput installed. log is where its logs go if the section fails.
+// startNode starts a node with stayput installed.
 func (b *bench) startNode(ctx context.Context) (*lab.Node, error) {
 	n, err := lab.StartNode(ctx, lab.NodeOptions{CNIPlugins: []string{b.product.Plugin}, Networks: []lab.Network{podNetwork("host-local")}})
 	if err != nil {
@@ -75,79 +75,73 @@ func runAndStop(ctx context.Context, n *lab.Node, spec lab.PodSpec) (time.Durati
 	return took, n.RemovePod(ctx, r.PodSandboxId)
 }
 
-// block is how many pods run between two changes of the node's IPAM plugin.
-const block = 4
-
-// measurePods alternates between blocks of pods with stayput and with host-local, on one node.
+// measurePods takes turns between two nodes that are alike, but that one has stayput and its agent. Half-way they
+// change roles.
 func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
-	n, err := b.startNode(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil && ctx.Err() == nil {
-			n.WriteLogs(os.Stderr)
+	var nodes [2]*lab.Node
+	for i := range nodes {
+		n, err := b.startNode(ctx)
+		if err != nil {
+			return nil, err
 		}
-		err = errors.Join(err, n.Close())
-	}()
-	// One pod keeps the bridge's carrier, as there is always one.
-	if _, err := n.RunPod(ctx, lab.PodSpec{Name: "resident"}); err != nil {
-		return nil, err
+		defer func() {
+			if err != nil && ctx.Err() == nil {
+				n.WriteLogs(os.Stderr)
+			}
+			err = errors.Join(err, n.Close())
+		}()
+		// One pod keeps the bridge's carrier, as there is always one.
+		if _, err := n.RunPod(ctx, lab.PodSpec{Name: "resident"}); err != nil {
+			return nil, err
+		}
+		nodes[i] = n
 	}
-	const stayput, hostLocal = 0, 1
-	kinds := []struct {
+	number := 0
+	ordinaryPod := func() lab.PodSpec {
+		number++
+		return lab.PodSpec{Name: "pod-" + strconv.Itoa(number), Annotations: ordinary}
+	}
+	restoredPod := func() lab.PodSpec { return lab.PodSpec{Name: "web-0", Annotations: asked} }
+
+	half := b.times(150)
+	times := make([][]time.Duration, 4)
+	for role := range nodes {
+		ours, theirs := nodes[role], nodes[1-role]
+		if err := ours.SetNetworks(ctx, podNetwork("stayput")); err != nil {
+			return nil, err
+		}
+		if err := theirs.SetNetworks(ctx, podNetwork("host-local")); err != nil {
+			return nil, err
+		}
+		agent, err := startAgent(ctx, ours)
+		if err != nil {
+			return nil, err
+		}
+		pod := func(n *lab.Node, spec func() lab.PodSpec) func() (time.Duration, error) {
+			return func() (time.Duration, error) { return runAndStop(ctx, n, spec()) }
+		}
+		contestants := []func() (time.Duration, error){
+			pod(ours, ordinaryPod), pod(theirs, ordinaryPod), pod(ours, restoredPod), pod(theirs, restoredPod),
+		}
+		if _, err := turns(ctx, 5, contestants...); err != nil {
+			return nil, err
+		}
+		more, err := turns(ctx, half, contestants...)
+		if err != nil {
+			return nil, err
+		}
+		for i := range times {
+			times[i] = append(times[i], more[i]...)
+		}
+		if err := agent.Kill(); err != nil {
+			return nil, err
+		}
+	}
+	for i, k := range []struct {
 		name   string
 		target float64
-		spec   func(i int) lab.PodSpec
-	}{
-		{"ordinary pod", 1.03, func(i int) lab.PodSpec { return lab.PodSpec{Name: "pod-" + strconv.Itoa(i), Annotations: ordinary} }},
-		{"restored pod", 0, func(int) lab.PodSpec { return lab.PodSpec{Name: "web-0", Annotations: asked} }},
-	}
-	times := map[[2]int][]time.Duration{}
-	number := 0
-	run := func(who int, measured bool) error {
-		if who == hostLocal {
-			// What stayput retains stays where it is; host-local skips it.
-			if err := n.SetNetworks(ctx, podNetwork("host-local")); err != nil {
-				return err
-			}
-		} else {
-			if err := n.SetNetworks(ctx, podNetwork("stayput")); err != nil {
-				return err
-			}
-			agent, err := startAgent(ctx, n)
-			if err != nil {
-				return err
-			}
-			defer agent.Kill()
-		}
-		for i := range block + 1 {
-			for kind, k := range kinds {
-				number++
-				took, err := runAndStop(ctx, n, k.spec(number))
-				if err != nil {
-					return err
-				}
-				if measured && i > 0 { // the first of a block finds cold caches
-					times[[2]int{who, kind}] = append(times[[2]int{who, kind}], took)
-				}
-			}
-		}
-		return nil
-	}
-	for i := range b.times(30) + 1 {
-		order := []int{stayput, hostLocal}
-		if i%2 == 1 {
-			order = []int{hostLocal, stayput}
-		}
-		for _, who := range order {
-			if err := run(who, i > 0); err != nil {
-				return nil, err
-			}
-		}
-	}
-	for kind, k := range kinds {
-		ours, theirs := times[[2]int{stayput, kind}], times[[2]int{hostLocal, kind}]
+	}{{"ordinary pod", 1.03}, {"restored pod", 0}} {
+		ours, theirs := times[2*i], times[2*i+1]
 		rows = append(rows, row{
 			what: "RunPodSandbox + StopPodSandbox, " + k.name, against: "host-local, no NRI plugin", target: k.target,
 			figure: ratio(ours, theirs), n: len(ours), detail: ms(median(ours)) + " / " + ms(median(theirs)),
