@@ -33,6 +33,7 @@ type row struct {
 	target        float64 // 0: the figure is for information
 	unit          string  // of target and figure; empty: a ratio
 	figure        float64
+	spread        float64 // half of the interval that holds the figure with 95 %; 0: not known
 	n             int
 	detail        string
 }
@@ -165,7 +166,7 @@ func describe(w io.Writer, b *bench) {
 		strings.Join(strings.Fields(string(load))[:3], " "), fileSystem(b.dir))
 	fmt.Fprintln(w, "Ratios of medians, contestants taking turns; whole processes by vfork and exec, configuration on a pipe.")
 	fmt.Fprintln(w, "Host-local is v1.9.1, all programs static and stripped. Bound addresses are files as host-local writes")
-	fmt.Fprintln(w, "them, which stayput indexed once before the measurement.")
+	fmt.Fprintln(w, "them, which stayput indexed once before the measurement. ± is the 95 % interval, by resampling.")
 }
 
 func cpus() int {
@@ -201,7 +202,11 @@ func print(w io.Writer, rows []row) {
 				reached = "yes"
 			}
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%.3g%s\t%s\t%d\t%s\n", r.what, r.against, target, r.figure, r.unit, reached, r.n, r.detail)
+		figure := fmt.Sprintf("%.3g%s", r.figure, r.unit)
+		if r.spread > 0 {
+			figure = fmt.Sprintf("%.3f ±%.3f", r.figure, r.spread)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\n", r.what, r.against, target, figure, reached, r.n, r.detail)
 	}
 	_ = t.Flush()
 }

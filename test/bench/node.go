@@ -103,7 +103,7 @@ func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
 	}
 	restoredPod := func() lab.PodSpec { return lab.PodSpec{Name: "web-0", Annotations: asked} }
 
-	half := b.times(150)
+	half := b.times(100)
 	times := make([][]time.Duration, 4)
 	for role := range nodes {
 		ours, theirs := nodes[role], nodes[1-role]
@@ -144,7 +144,7 @@ func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
 		ours, theirs := times[2*i], times[2*i+1]
 		rows = append(rows, row{
 			what: "RunPodSandbox + StopPodSandbox, " + k.name, against: "host-local, no NRI plugin", target: k.target,
-			figure: ratio(ours, theirs), n: len(ours), detail: ms(median(ours)) + " / " + ms(median(theirs)),
+			figure: ratio(ours, theirs), spread: spread(ours, theirs), n: len(ours), detail: ms(median(ours)) + " / " + ms(median(theirs)),
 		})
 	}
 	return rows, nil

@@ -214,7 +214,7 @@ func measureAdd(ctx context.Context, b *bench) ([]row, error) {
 		}
 		rows = append(rows, row{
 			what: fmt.Sprintf("ADD + DEL, %d bound", c.bound), against: "host-local", target: c.target,
-			figure: ratio(times[0], times[1]), n: n,
+			figure: ratio(times[0], times[1]), spread: spread(times[0], times[1]), n: n,
 			detail: ms(median(times[0])) + " / " + ms(median(times[1])),
 		})
 	}
@@ -258,9 +258,9 @@ func measureFloor(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	return []row{
-		{what: "ADD + DEL, 0 bound", against: "an empty static Go program, twice", target: 1.8, figure: ratio(times[0], times[1]), n: n,
+		{what: "ADD + DEL, 0 bound", against: "an empty static Go program, twice", target: 1.8, figure: ratio(times[0], times[1]), spread: spread(times[0], times[1]), n: n,
 			detail: ms(median(times[0])) + " / " + ms(median(times[1]))},
-		{what: "  host-local's", against: "the same", figure: ratio(times[2], times[1]), n: n},
+		{what: "  host-local's", against: "the same", figure: ratio(times[2], times[1]), spread: spread(times[2], times[1]), n: n},
 	}, nil
 }
 
@@ -340,7 +340,7 @@ func measureRestore(ctx context.Context, b *bench) ([]row, error) {
 	}
 	return []row{{
 		what: "restore ADD + retaining DEL", against: "host-local's ADD + DEL and the fsyncs", target: 1.1,
-		figure: ratio(times[0], sum), n: n,
+		figure: ratio(times[0], sum), spread: spread(times[0], sum), n: n,
 		detail: fmt.Sprintf("%s / %s + %s; fsyncs: stayput ADD %d, DEL %d; host-local ADD %d, DEL %d",
 			ms(median(times[0])), ms(median(times[1])), ms(median(times[2])), len(add), len(del), len(theirAdd), len(theirDel)),
 	}}, nil
@@ -451,7 +451,7 @@ func measureParallel(ctx context.Context, b *bench) ([]row, error) {
 	}
 	return []row{{
 		what: fmt.Sprintf("%d ADDs at once, until the last", atOnce), against: "host-local", target: 1.0,
-		figure: ratio(times[0], times[1]), n: n,
+		figure: ratio(times[0], times[1]), spread: spread(times[0], times[1]), n: n,
 		detail: ms(median(times[0])) + " / " + ms(median(times[1])),
 	}}, nil
 }

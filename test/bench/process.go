@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -92,6 +93,24 @@ func median(d []time.Duration) time.Duration {
 }
 
 func ratio(a, b []time.Duration) float64 { return float64(median(a)) / float64(median(b)) }
+
+// spread is half of the interval that holds the ratio with 95 %, by bootstrap.
+func spread(a, b []time.Duration) float64 {
+	sample := func(d []time.Duration) []time.Duration {
+		s := make([]time.Duration, len(d))
+		for i := range s {
+			s[i] = d[rand.IntN(len(d))]
+		}
+		return s
+	}
+	const samples = 1000
+	ratios := make([]float64, samples)
+	for i := range ratios {
+		ratios[i] = ratio(sample(a), sample(b))
+	}
+	slices.Sort(ratios)
+	return (ratios[samples*975/1000] - ratios[samples*25/1000]) / 2
+}
 
 // ms prints a duration in milliseconds.
 func ms(d time.Duration) string { return fmt.Sprintf("%.2f ms", d.Seconds()*1e3) }
