@@ -1,0 +1,10 @@
+// Package v1alpha1 is the part of OpenKruise's API group apps.kruise.io that stayput serves: PersistentPodState,
+// field for field as in OpenKruise (apis/apps/v1alpha1/persistent_pod_state_types.go there), so that existing
+// manifests apply unchanged. Added are validation, printer columns and status.conditions.
+//
+// +kubebuilder:object:generate=true
+// +kubebuilder:ac:generate=true
+// +groupName=apps.kruise.io
+package v1alpha1
+
+//go:generate go tool controller-gen object crd:maxDescLen=500 applyconfiguration paths=. output:crd:dir=../../../../deploy/base/crds output:applyconfiguration:dir=.

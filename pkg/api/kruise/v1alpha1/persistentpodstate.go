@@ -1,0 +1,170 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// SchemeGroupVersion is of the objects in this package.
+var SchemeGroupVersion = schema.GroupVersion{Group: "apps.kruise.io", Version: "v1alpha1"}
+
+// AddToScheme makes a scheme know the objects in this package.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(SchemeGroupVersion, &PersistentPodState{}, &PersistentPodStateList{})
+	metav1.AddToGroupVersion(s, SchemeGroupVersion)
+	return nil
+}
+
+// Annotations of a workload from which a PersistentPodState is generated; lists are separated by commas.
+const (
+	AnnotationAutoGenerate      = "kruise.io/auto-generate-persistent-pod-state"
+	AnnotationRequiredTopology  = "kruise.io/required-persistent-topology"
+	AnnotationPreferredTopology = "kruise.io/preferred-persistent-topology"
+	AnnotationPodAnnotations    = "kruise.io/persistent-pod-annotations"
+)
+
+// PersistentPodState records on which nodes the pods of a workload ran, and brings re-created pods back there.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=persistentpodstates,scope=Namespaced
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Target",type=string,JSONPath=`.spec.targetRef.name`
+// +kubebuilder:printcolumn:name="Pods",type=integer,JSONPath=`.status.pods`
+// +kubebuilder:printcolumn:name="Recorded",type=integer,JSONPath=`.status.recorded`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type PersistentPodState struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec PersistentPodStateSpec `json:"spec"`
+	// +optional
+	Status PersistentPodStateStatus `json:"status,omitempty"`
+}
+
+// PersistentPodStateSpec says whose pods are recorded, and what of them.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.requiredPersistentTopology) || (has(self.preferredPersistentTopology) && size(self.preferredPersistentTopology) > 0)",message="at least one of requiredPersistentTopology and preferredPersistentTopology is needed"
+type PersistentPodStateSpec struct {
+	// targetRef is the workload. It cannot be changed, and one workload can have one PersistentPodState.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.targetRef is immutable: delete the object and make another one"
+	TargetReference TargetReference `json:"targetRef"`
+
+	// persistentPodAnnotations are annotations of a pod that its successor gets as well.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	PersistentPodAnnotations []PersistentPodAnnotation `json:"persistentPodAnnotations,omitempty"`
+
+	// requiredPersistentTopology are node labels whose values a re-created pod's node must share with the node
+	// of its predecessor, for example kubernetes.io/hostname or topology.kubernetes.io/zone.
+	// +optional
+	RequiredPersistentTopology *NodeTopologyTerm `json:"requiredPersistentTopology,omitempty"`
+
+	// preferredPersistentTopology are node labels whose values should be shared, by weight.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=atomic
+	PreferredPersistentTopology []PreferredTopologyTerm `json:"preferredPersistentTopology,omitempty"`
+
+	// persistentPodStateRetentionPolicy is when the record of a pod ends: WhenScaled (the default) once the
+	// workload is scaled down below it, WhenDeleted when the workload is deleted.
+	// +optional
+	// +kubebuilder:validation:Enum="";WhenScaled;WhenDeleted
+	PersistentPodStateRetentionPolicy RetentionPolicy `json:"persistentPodStateRetentionPolicy,omitempty"`
+}
+
+// TargetReference names a workload in the namespace of the object.
+type TargetReference struct {
+	// apiVersion of the workload, for example apps/v1.
+	// +kubebuilder:validation:MinLength=1
+	APIVersion string `json:"apiVersion"`
+	// kind of the workload, for example StatefulSet.
+	// +kubebuilder:validation:MinLength=1
+	Kind string `json:"kind"`
+	// name of the workload.
+	// +kubebuilder:validation:MinLength=1
+	Name string `json:"name"`
+}
+
+// PreferredTopologyTerm is a preference with its weight.
+type PreferredTopologyTerm struct {
+	// weight of the preference, 1 to 100, as in the pod's own node affinity.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	Weight     int32            `json:"weight"`
+	Preference NodeTopologyTerm `json:"preference"`
+}
+
+// NodeTopologyTerm is a list of keys of node labels.
+type NodeTopologyTerm struct {
+	// nodeTopologyKeys are keys of node labels.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MinLength=1
+	// +listType=atomic
+	NodeTopologyKeys []string `json:"nodeTopologyKeys"`
+}
+
+// PersistentPodAnnotation is the key of an annotation.
+type PersistentPodAnnotation struct {
+	// +kubebuilder:validation:MinLength=1
+	Key string `json:"key"`
+}
+
+// RetentionPolicy is when the record of a pod ends.
+type RetentionPolicy string
+
+// The retention policies; the empty one is WhenScaled.
+const (
+	RetentionWhenScaled  RetentionPolicy = "WhenScaled"
+	RetentionWhenDeleted RetentionPolicy = "WhenDeleted"
+)
+
+// PersistentPodStateStatus is what is recorded.
+type PersistentPodStateStatus struct {
+	// observedGeneration is the generation of the spec that the record was made by.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// podStates are the records by the name of the pod.
+	// +optional
+	PodStates map[string]PodState `json:"podStates,omitempty"`
+
+	// pods is how many pods the workload is to have. (Not in OpenKruise.)
+	// +optional
+	Pods *int32 `json:"pods,omitempty"`
+
+	// recorded is the number of podStates. (Not in OpenKruise.)
+	// +optional
+	Recorded *int32 `json:"recorded,omitempty"`
+
+	// conditions: Recorded (what is recorded), Conflict (another object for the same target is older), Degraded
+	// (why nothing or less is recorded). (Not in OpenKruise.)
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// PodState is the record of one pod.
+type PodState struct {
+	// nodeName is where the pod was Ready last.
+	// +optional
+	NodeName string `json:"nodeName,omitempty"`
+	// nodeTopologyLabels are the labels of that node that the spec names.
+	// +optional
+	NodeTopologyLabels map[string]string `json:"nodeTopologyLabels,omitempty"`
+	// annotations are the annotations of the pod that the spec names.
+	// +optional
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// PersistentPodStateList is a list of PersistentPodState.
+//
+// +kubebuilder:object:root=true
+type PersistentPodStateList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []PersistentPodState `json:"items"`
+}

@@ -1,0 +1,9 @@
+// Package v1alpha1 is the API group stayput.io: the object RetainedIP, and the names of the annotations, labels
+// and the scheduling gate that people and programs write on other objects.
+//
+// +kubebuilder:object:generate=true
+// +kubebuilder:ac:generate=true
+// +groupName=stayput.io
+package v1alpha1
+
+//go:generate go tool controller-gen object crd:maxDescLen=500 applyconfiguration paths=. output:crd:dir=../../../../deploy/base/crds output:applyconfiguration:dir=.

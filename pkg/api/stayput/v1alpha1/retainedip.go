@@ -1,0 +1,157 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// SchemeGroupVersion is of the objects in this package.
+var SchemeGroupVersion = schema.GroupVersion{Group: "stayput.io", Version: "v1alpha1"}
+
+// AddToScheme makes a scheme know the objects in this package.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(SchemeGroupVersion, &RetainedIP{}, &RetainedIPList{})
+	metav1.AddToGroupVersion(s, SchemeGroupVersion)
+	return nil
+}
+
+// RetainedIP shows the addresses that a node keeps for one pod, and is the home of that pod: the node to which
+// the pod comes back. The node's ledger is the authority; the node's agent publishes it here and publishes it
+// again when somebody deletes this object. To give the addresses up, set spec.release.
+//
+// There is one object for each pod and node. It is owned by the Node.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=retainedips,shortName=retip,scope=Namespaced
+// +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name="IP",type=string,JSONPath=`.status.ips[*]`
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Expires",type=string,JSONPath=`.status.expires`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.podName`,priority=1
+// +kubebuilder:printcolumn:name="Workload",type=string,JSONPath=`.spec.workload.name`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type RetainedIP struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec RetainedIPSpec `json:"spec"`
+	// status is what the node's ledger says. There is no status subresource: the agent applies all at once.
+	// +optional
+	Status RetainedIPStatus `json:"status,omitempty"`
+}
+
+// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but
+// release and workload.
+type RetainedIPSpec struct {
+	// nodeName is the node that keeps the addresses.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.nodeName is immutable"
+	NodeName string `json:"nodeName"`
+
+	// podName is the pod, in the namespace of this object, that has the addresses or had them last.
+	// +kubebuilder:validation:MinLength=1
+	PodName string `json:"podName"`
+
+	// identity is the shared identity (annotation stayput.io/identity) whose addresses they are. It is empty
+	// where they are the pod's own.
+	// +optional
+	Identity string `json:"identity,omitempty"`
+
+	// retention is how long the addresses are kept once the pod has stopped: a Go duration, or while-owned.
+	// +kubebuilder:validation:MinLength=1
+	Retention string `json:"retention"`
+
+	// whenScaled says what becomes of the addresses when the workload is scaled down below the pod.
+	// +optional
+	// +kubebuilder:validation:Enum=Retain;Release
+	WhenScaled string `json:"whenScaled,omitempty"`
+
+	// whenDeleted says what becomes of the addresses when the workload is deleted.
+	// +optional
+	// +kubebuilder:validation:Enum=Retain;Release
+	WhenDeleted string `json:"whenDeleted,omitempty"`
+
+	// release gives the addresses up as soon as no pod uses them. It can be set by people and is set by the
+	// controller when the workload no longer wants the pod. The agent deletes the object once it is done.
+	// +optional
+	Release bool `json:"release,omitempty"`
+
+	// workload is the controller of the pod, as far as it is known; the controller of stayput applies it.
+	// +optional
+	Workload *WorkloadReference `json:"workload,omitempty"`
+}
+
+// WorkloadReference names a workload in the namespace of the object that has it.
+type WorkloadReference struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Name       string `json:"name"`
+	UID        string `json:"uid"`
+}
+
+// Phase of a RetainedIP.
+//
+// +kubebuilder:validation:Enum=Bound;Retained
+type Phase string
+
+// The phases: an address is Bound while a pod uses it, Retained while it is kept for one.
+const (
+	PhaseBound    Phase = "Bound"
+	PhaseRetained Phase = "Retained"
+)
+
+// RetainedIPStatus is how the addresses stand.
+type RetainedIPStatus struct {
+	// phase is Bound while a pod uses an address of this object, else Retained.
+	// +optional
+	Phase Phase `json:"phase,omitempty"`
+
+	// ips are all addresses, of every network of the pod.
+	// +optional
+	// +listType=atomic
+	IPs []string `json:"ips,omitempty"`
+
+	// addresses are the same by network and interface.
+	// +optional
+	// +listType=map
+	// +listMapKey=network
+	// +listMapKey=interface
+	Addresses []NetworkAddresses `json:"addresses,omitempty"`
+
+	// podUID is the pod that uses the addresses or used them last, as far as it is known.
+	// +optional
+	PodUID string `json:"podUID,omitempty"`
+
+	// since is when the phase began.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+
+	// expires is when the addresses become free: a time in RFC 3339, "never" while they are kept without an
+	// end, empty while they are bound. It is a string because kubectl prints times in the future as invalid.
+	// +optional
+	Expires string `json:"expires,omitempty"`
+}
+
+// NetworkAddresses are the addresses of one interface of a pod.
+type NetworkAddresses struct {
+	// network is the name in the CNI configuration.
+	Network string `json:"network"`
+	// interface is the name inside the pod.
+	Interface string `json:"interface"`
+	// +listType=atomic
+	IPs []string `json:"ips"`
+}
+
+// ExpiresNever is the value of status.expires of addresses that are kept without an end.
+const ExpiresNever = "never"
+
+// RetainedIPList is a list of RetainedIP.
+//
+// +kubebuilder:object:root=true
+type RetainedIPList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []RetainedIP `json:"items"`
+}
