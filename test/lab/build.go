@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -36,12 +38,13 @@ type component struct {
 	cgo      bool
 	tags     string
 	ldflags  string
+	parallel int      // most compilers at once; 0: as many as there are processors
 	packages []string // Debian packages the build needs
 	finish   func(dir string) error
 }
 
-// The versions are pinned by the go.mod and go.sum of each component.
-var components = []component{
+// nodeComponents are what a node is made of. The versions are pinned by the go.mod and go.sum of each component.
+var nodeComponents = []component{
 	{
 		name: "containerd", dir: "build/containerd", sources: []string{"build/containerd"}, pkg: "tool",
 		tags: "no_zfs no_btrfs no_devmapper",
@@ -58,47 +61,123 @@ var components = []component{
 	{name: "images", dir: "podimage", sources: []string{"podimage", "image.go"}, pkg: ".", finish: writeImages},
 }
 
+// clusterComponents are what a cluster has besides its nodes.
+var clusterComponents = []component{
+	{
+		name: "etcd", dir: "build/etcd", sources: []string{"build/etcd"}, pkg: "tool",
+		finish: func(dir string) error {
+			return os.Rename(filepath.Join(dir, "server"), filepath.Join(dir, "etcd"))
+		},
+	},
+	{
+		// It takes minutes and, with two compilers at once, 2.4 GB.
+		name: "kubernetes", dir: "build/kubernetes", sources: []string{"build/kubernetes"}, pkg: ".", parallel: 2,
+		ldflags: "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1" +
+			" -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/component-base/version.gitTreeState=clean",
+		finish: func(dir string) error {
+			for _, program := range kubernetesPrograms {
+				if err := os.Symlink("kubernetes", filepath.Join(dir, program)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	},
+}
+
+// kubernetesPrograms are the names that the program of the kubernetes component answers to.
+var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
+
 // Build builds what a node is made of, unless the cache has it. Several processes may call it at once.
 func Build(ctx context.Context) (Bin, error) {
-	built.Lock()
-	defer built.Unlock()
-	if built.bin != nil {
-		return *built.bin, nil
-	}
-	root, goVersion, err := moduleRoot(ctx)
+	dirs, err := buildAll(ctx, nodeComponents)
 	if err != nil {
 		return Bin{}, err
 	}
-	cache, err := cacheDir()
-	if err != nil {
-		return Bin{}, err
-	}
-	dirs := map[string]string{}
-	for _, c := range components {
-		dir, err := c.build(ctx, filepath.Join(root, "test", "lab"), cache, goVersion)
-		if err != nil {
-			return Bin{}, fmt.Errorf("building %s: %w", c.name, err)
-		}
-		dirs[c.name] = dir
-	}
-	built.bin = &Bin{
+	return Bin{
 		Containerd: dirs["containerd"],
 		Runc:       dirs["runc"],
 		CNI:        dirs["cni"],
 		NodeInit:   filepath.Join(dirs["nodeinit"], "nodeinit"),
 		Images:     filepath.Join(dirs["images"], imagesFile),
-	}
-	return *built.bin, nil
+	}, nil
 }
 
-// built keeps the answer of Build for the next call in this process.
+// ClusterBin says where the built components of a cluster are.
+type ClusterBin struct {
+	Bin
+	Kubernetes string // folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and kubectl
+	Etcd       string // folder with etcd, etcdctl and etcdutl
+}
+
+// BuildCluster builds what a cluster is made of, nodes included, unless the cache has it. With an empty cache
+// that takes five minutes. Several processes may call it at once.
+func BuildCluster(ctx context.Context) (ClusterBin, error) {
+	bin, err := Build(ctx)
+	if err != nil {
+		return ClusterBin{}, err
+	}
+	dirs, err := buildAll(ctx, clusterComponents)
+	if err != nil {
+		return ClusterBin{}, err
+	}
+	return ClusterBin{Bin: bin, Kubernetes: dirs["kubernetes"], Etcd: dirs["etcd"]}, nil
+}
+
+// built keeps the folders of components for the next call in this process.
 var built struct {
 	sync.Mutex
-	bin *Bin
+	dirs map[string]string
 }
 
-// BuildProduct builds the CNI plugin stayput and the daemon stayput-agent into dir, as they are released.
+// buildAll returns the folder of each component.
+func buildAll(ctx context.Context, components []component) (map[string]string, error) {
+	built.Lock()
+	defer built.Unlock()
+	if built.dirs == nil {
+		built.dirs = map[string]string{}
+	}
+	missing := slices.DeleteFunc(slices.Clone(components), func(c component) bool { return built.dirs[c.name] != "" })
+	if len(missing) == 0 {
+		return maps.Clone(built.dirs), nil
+	}
+	root, goVersion, err := moduleRoot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	cache, err := cacheDir()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range missing {
+		dir, err := c.build(ctx, filepath.Join(root, "test", "lab"), cache, goVersion)
+		if err != nil {
+			return nil, fmt.Errorf("building %s: %w", c.name, err)
+		}
+		built.dirs[c.name] = dir
+	}
+	return maps.Clone(built.dirs), nil
+}
+
+// Product says where the binaries of this repository are.
+type Product struct {
+	Plugin     string // the CNI plugin, stayput
+	Agent      string // the daemon, stayput-agent
+	Controller string // stayput-controller; "" from BuildProduct
+	Kubectl    string // kubectl-stayput; "" from BuildProduct
+}
+
+// BuildProduct builds the two programs of a node, stayput and stayput-agent, into dir, as they are released.
 func BuildProduct(ctx context.Context, dir string) (Product, error) {
+	return buildProduct(ctx, dir, "./cmd/stayput", "./cmd/stayput-agent")
+}
+
+// BuildWholeProduct builds all programs of this repository into dir, as they are released.
+func BuildWholeProduct(ctx context.Context, dir string) (Product, error) {
+	return buildProduct(ctx, dir, "./cmd/...")
+}
+
+func buildProduct(ctx context.Context, dir string, packages ...string) (Product, error) {
 	root, _, err := moduleRoot(ctx)
 	if err != nil {
 		return Product{}, err
@@ -106,17 +185,20 @@ func BuildProduct(ctx context.Context, dir string) (Product, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Product{}, err
 	}
-	args := []string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w", "./cmd/stayput", "./cmd/stayput-agent"}
+	args := append([]string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}, packages...)
 	if err := goBuild(ctx, root, false, args...); err != nil {
 		return Product{}, err
 	}
-	return Product{Plugin: filepath.Join(dir, "stayput"), Agent: filepath.Join(dir, "stayput-agent")}, nil
-}
-
-// Product says where the node binaries of this repository are.
-type Product struct {
-	Plugin string // the CNI plugin, stayput
-	Agent  string // the daemon, stayput-agent
+	program := func(name string) string {
+		if path := filepath.Join(dir, name); exists(path) {
+			return path
+		}
+		return ""
+	}
+	return Product{
+		Plugin: program("stayput"), Agent: program("stayput-agent"),
+		Controller: program("stayput-controller"), Kubectl: program("kubectl-stayput"),
+	}, nil
 }
 
 func (c component) build(ctx context.Context, lab, cache, goVersion string) (string, error) {
@@ -151,8 +233,12 @@ func (c component) build(ctx context.Context, lab, cache, goVersion string) (str
 	}
 	args := []string{
 		"-o", tmp + "/", "-trimpath", "-buildvcs=false", "-tags", c.tags,
-		"-ldflags", strings.TrimSpace("-s -w " + c.ldflags), c.pkg,
+		"-ldflags", strings.TrimSpace("-s -w " + c.ldflags),
 	}
+	if c.parallel > 0 {
+		args = append(args, "-p", strconv.Itoa(c.parallel))
+	}
+	args = append(args, c.pkg)
 	if err := goBuild(ctx, filepath.Join(lab, c.dir), c.cgo, args...); err != nil {
 		return "", err
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path"
@@ -41,6 +42,9 @@ type NodeOptions struct {
 	CNIPlugins []string
 	// Idle leaves containerd to be started by [Node.StartContainerd].
 	Idle bool
+
+	binds   map[string]string   // more read-only folders: path in the node -> path on the machine
+	connect func(pid int) error // connects the node to other nodes; nil: it has nothing but its own wire
 }
 
 // Node is a machine with its own disk that can run pods. Its methods may be used by several goroutines as
@@ -76,13 +80,19 @@ var stockCNI = []string{"bridge", "host-local", "loopback", "macvlan", "portmap"
 // caller closes the node.
 func StartNode(ctx context.Context, o NodeOptions) (*Node, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("the lab makes namespaces, mounts and cgroups: run it as root")
+		return nil, errNotRoot
 	}
 	bin, err := Build(ctx)
 	if err != nil {
 		return nil, err
 	}
 	sweep()
+	return startNode(ctx, bin, o)
+}
+
+var errNotRoot = errors.New("the lab makes namespaces, mounts and cgroups: run it as root")
+
+func startNode(ctx context.Context, bin Bin, o NodeOptions) (*Node, error) {
 	if o.Name == "" {
 		o.Name = "node"
 	}
@@ -119,13 +129,45 @@ func (n *Node) start(ctx context.Context) error {
 
 // binds are the read-only folders of the machine in a node.
 func (n *Node) binds() map[string]string {
-	return map[string]string{
+	binds := map[string]string{
 		"/usr":                "/usr",
 		"/opt/lab/containerd": n.bin.Containerd,
 		"/opt/lab/runc":       n.bin.Runc,
 		"/opt/lab/cni":        n.bin.CNI,
 		"/opt/lab/images":     filepath.Dir(n.bin.Images),
 	}
+	maps.Copy(binds, n.options.binds)
+	return binds
+}
+
+// kubeletSysctls are what a kubelet sets, and not per network namespace. A node shows files of its own in their
+// places, so that the machine keeps its values whatever happens to the node.
+var kubeletSysctls = map[string]string{
+	"vm/overcommit_memory":      "0",
+	"vm/panic_on_oom":           "0",
+	"kernel/panic":              "0",
+	"kernel/panic_on_oops":      "0",
+	"kernel/keys/root_maxkeys":  "200",
+	"kernel/keys/root_maxbytes": "20000",
+}
+
+// writeSysctls returns the files of the kubeletSysctls, with their values at boot.
+func (n *Node) writeSysctls() (map[string]string, error) {
+	files := map[string]string{}
+	for name, value := range kubeletSysctls {
+		if !exists(filepath.Join("/proc/sys", name)) {
+			continue // the kernel is built without it
+		}
+		file := filepath.Join(n.dir, "sysctl", name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
+			return nil, err
+		}
+		files[name] = file
+	}
+	return files, nil
 }
 
 // makeDisk lays out the root of a freshly installed machine.
@@ -267,8 +309,12 @@ func (n *Node) Boot(ctx context.Context) error {
 	if err := os.WriteFile(bootID, []byte(newUUID()+"\n"), 0o444); err != nil {
 		return err
 	}
+	sysctls, err := n.writeSysctls()
+	if err != nil {
+		return err
+	}
 	orders, err := json.Marshal(map[string]any{
-		"Root": n.disk("/"), "Hostname": n.options.Name, "BootID": bootID,
+		"Root": n.disk("/"), "Hostname": n.options.Name, "BootID": bootID, "Sysctls": sysctls,
 		"Binds": n.binds(), "Cgroup": n.id,
 	})
 	if err != nil {
@@ -314,20 +360,24 @@ func (n *Node) Boot(ctx context.Context) error {
 		return fmt.Errorf("booting %s: %w: %s", n.options.Name, err, strings.TrimSpace(stderr.String()))
 	}
 	n.init = p
-	if err := setUpNetwork(cmd.Process.Pid); err != nil {
+	connect := n.options.connect
+	if connect == nil {
+		connect = addWire
+	}
+	if err := errors.Join(setUpNetwork(p.cmd.Process.Pid), connect(p.cmd.Process.Pid)); err != nil {
 		return fmt.Errorf("booting %s: %w", n.options.Name, err)
 	}
 	return nil
 }
 
-// Uplink is the node's network interface, one end of a veth pair; the other end, [Wire], is in the node too,
-// so that nothing leaves it. It is the master of macvlan networks.
+// Uplink is the node's network interface, one end of a veth pair. The other end of a node without a cluster,
+// [Wire], is in the node too, so that nothing leaves it. It is the master of macvlan networks.
 const (
 	Uplink = "uplink"
 	Wire   = "wire"
 )
 
-// setUpNetwork brings the links of a node up.
+// setUpNetwork prepares the network namespace of a node.
 func setUpNetwork(pid int) error {
 	err := inside(pid, unix.CLONE_NEWNET, func() error {
 		// /proc/sys/net shows the network namespace of the reader. Without duplicate address detection the
@@ -344,6 +394,22 @@ func setUpNetwork(pid int) error {
 	if err != nil {
 		return err
 	}
+	return withNetlink(pid, func(h *netlink.Handle) error { return setUp(h, "lo") })
+}
+
+// addWire adds the interface of a node without a cluster.
+func addWire(pid int) error {
+	return withNetlink(pid, func(h *netlink.Handle) error {
+		uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: Uplink}, PeerName: Wire}
+		if err := h.LinkAdd(uplink); err != nil {
+			return fmt.Errorf("adding %s: %w", Uplink, err)
+		}
+		return errors.Join(setUp(h, Uplink), setUp(h, Wire))
+	})
+}
+
+// withNetlink runs f with a handle in the network namespace of the process.
+func withNetlink(pid int, f func(*netlink.Handle) error) error {
 	ns, err := netns.GetFromPid(pid)
 	if err != nil {
 		return err
@@ -354,18 +420,16 @@ func setUpNetwork(pid int) error {
 		return err
 	}
 	defer h.Close()
-	uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: Uplink}, PeerName: Wire}
-	if err := h.LinkAdd(uplink); err != nil {
-		return fmt.Errorf("adding %s: %w", Uplink, err)
+	return f(h)
+}
+
+func setUp(h *netlink.Handle, name string) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return err
 	}
-	for _, name := range []string{"lo", Uplink, Wire} {
-		link, err := h.LinkByName(name)
-		if err != nil {
-			return err
-		}
-		if err := h.LinkSetUp(link); err != nil {
-			return fmt.Errorf("setting %s up: %w", name, err)
-		}
+	if err := h.LinkSetUp(link); err != nil {
+		return fmt.Errorf("setting %s up: %w", name, err)
 	}
 	return nil
 }

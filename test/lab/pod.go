@@ -61,19 +61,28 @@ func (n *Node) RunPod(ctx context.Context, spec PodSpec) (Pod, error) {
 	if err != nil {
 		return pod, err
 	}
-	ips := []string{status.Status.GetNetwork().GetIp()}
-	for _, more := range status.Status.GetNetwork().GetAdditionalIps() {
-		ips = append(ips, more.Ip)
-	}
-	for _, s := range ips {
-		ip, err := netip.ParseAddr(s)
-		if err != nil {
-			return pod, fmt.Errorf("status of pod %s/%s: %w", spec.Namespace, spec.Name, err)
-		}
-		pod.IPs = append(pod.IPs, ip)
+	if pod.IPs, err = addressesOf(status); err != nil {
+		return pod, err
 	}
 	pod.NetNS, err = netNSOf(status)
 	return pod, err
+}
+
+// addressesOf reads the addresses from a sandbox's status.
+func addressesOf(status *runtimeapi.PodSandboxStatusResponse) ([]netip.Addr, error) {
+	texts := []string{status.Status.GetNetwork().GetIp()}
+	for _, more := range status.Status.GetNetwork().GetAdditionalIps() {
+		texts = append(texts, more.Ip)
+	}
+	var ips []netip.Addr
+	for _, s := range texts {
+		ip, err := netip.ParseAddr(s)
+		if err != nil {
+			return nil, fmt.Errorf("status of pod %s/%s: %w", status.Status.Metadata.Namespace, status.Status.Metadata.Name, err)
+		}
+		ips = append(ips, ip)
+	}
+	return ips, nil
 }
 
 func (s PodSpec) withDefaults() PodSpec {
@@ -248,10 +257,15 @@ func (n *Node) Addresses(netNS string) (map[string][]netip.Prefix, error) {
 
 // Dial connects from the node to an address.
 func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return n.dialFrom(ctx, fmt.Sprintf("/proc/%d/ns/net", n.Pid()), network, address)
+	return dialIn(ctx, fmt.Sprintf("/proc/%d/ns/net", n.Pid()), network, address)
 }
 
-func (n *Node) dialFrom(ctx context.Context, ns, network, address string) (conn net.Conn, err error) {
+// DialFrom is Dial from a pod.
+func (n *Node) DialFrom(ctx context.Context, from Pod, network, address string) (net.Conn, error) {
+	return dialIn(ctx, n.Path(from.NetNS), network, address)
+}
+
+func dialIn(ctx context.Context, ns, network, address string) (conn net.Conn, err error) {
 	err = insideNetNS(ns, func() error {
 		// With a literal address the socket is made on this goroutine, and stays in its namespace.
 		conn, err = new(net.Dialer).DialContext(ctx, network, address)
@@ -286,7 +300,7 @@ func (n *Node) get(ctx context.Context, ns string, ip netip.Addr) (Answer, error
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return n.dialFrom(ctx, ns, network, address)
+			return dialIn(ctx, ns, network, address)
 		},
 	}}
 	// The pause process may not listen yet when RunPodSandbox returns: it is refused then.

@@ -21,7 +21,7 @@ const nodeNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID 
 
 // nodeEnv is the environment of a node's processes; containerd finds its shim and runc by PATH.
 var nodeEnv = []string{
-	"PATH=/opt/lab/containerd:/opt/lab/runc:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+	"PATH=/opt/lab/containerd:/opt/lab/runc:/opt/lab/kubernetes:/opt/lab/etcd:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 	"HOME=/root",
 }
 

@@ -23,6 +23,7 @@ type orders struct {
 	Root     string            // the node's folder
 	Hostname string            //
 	BootID   string            // file to show as the boot ID
+	Sysctls  map[string]string // path in /proc/sys -> file to show there, which takes what is written
 	Binds    map[string]string // path in the node -> path on the machine, read-only
 	Cgroup   string            // name of the top-level cgroup to remove at the end
 }
@@ -94,6 +95,9 @@ func enterRoot(o orders) error {
 		{"/dev", at("dev"), "", syscall.MS_BIND | syscall.MS_REC, ""},
 		{"tmpfs", at("run"), "tmpfs", syscall.MS_NOSUID | syscall.MS_NODEV, "mode=755"},
 	}
+	for name, file := range o.Sysctls {
+		mounts = append(mounts, mount{file, at(filepath.Join("proc/sys", name)), "", syscall.MS_BIND, ""})
+	}
 	for target, source := range o.Binds {
 		mounts = append(mounts,
 			mount{source, at(target), "", syscall.MS_BIND, ""},
@@ -113,6 +117,10 @@ func enterRoot(o orders) error {
 	}
 	if err := syscall.Unmount(".", syscall.MNT_DETACH); err != nil {
 		return fmt.Errorf("detaching the old root: %w", err)
+	}
+	// As on a machine: what is mounted later reaches the containers that asked for it.
+	if err := syscall.Mount("none", "/", "", syscall.MS_REC|syscall.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("sharing the mounts: %w", err)
 	}
 	return os.Chdir("/")
 }

@@ -14,7 +14,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if _, err := lab.Build(ctx); err != nil {
+	if _, err := lab.BuildCluster(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "labbuild:", err)
 		os.Exit(1)
 	}

@@ -24,6 +24,40 @@ func Match(pattern string) []string {
 	return found
 }
 
+// Make makes the cgroup /name in every hierarchy, as usable as its parent.
+func Make(name string) error {
+	tops := []string{root}
+	if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err != nil { // v1
+		entries, err := os.ReadDir(root)
+		if err != nil {
+			return err
+		}
+		tops = nil
+		for _, e := range entries {
+			// A symbolic link is another name of a hierarchy.
+			if e.IsDir() {
+				tops = append(tops, filepath.Join(root, e.Name()))
+			}
+		}
+	}
+	for _, top := range tops {
+		if err := os.Mkdir(filepath.Join(top, name), 0o755); err != nil && !os.IsExist(err) {
+			return err
+		}
+		// In v1 a new cpuset is empty and takes no process.
+		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+			value, err := os.ReadFile(filepath.Join(top, file))
+			if err != nil {
+				continue // another hierarchy
+			}
+			if err := os.WriteFile(filepath.Join(top, name, file), value, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // Procs returns the processes in the cgroup /name and below, as pids of the reader's pid namespace.
 func Procs(name string) []int {
 	seen := map[int]bool{}

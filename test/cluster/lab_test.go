@@ -1,0 +1,107 @@
+package cluster
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestPodsOfAStatefulSetReachOneAnotherAcrossNodes(t *testing.T) {
+	c := shared(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 2, nil))
+	a, b := ready(t, c, ns, "web-0"), ready(t, c, ns, "web-1")
+	if a.Spec.NodeName == b.Spec.NodeName {
+		t.Fatalf("both pods are on %s", a.Spec.NodeName)
+	}
+	for _, pod := range []*corev1.Pod{a, b} {
+		if node := c.Node(pod.Spec.NodeName); !node.Pods.Contains(ip(t, pod)) {
+			t.Errorf("%s on %s has the address %v outside %v", pod.Name, node.Name, ip(t, pod), node.Pods)
+		}
+	}
+	reaches(t, c, a, b)
+	reaches(t, c, b, a)
+}
+
+func TestAPodRunsAgainAfterAPowerLossOfItsNode(t *testing.T) {
+	c := shared(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 2, nil))
+	before, other := ready(t, c, ns, "web-0"), ready(t, c, ns, "web-1")
+	node := c.Node(before.Spec.NodeName)
+	old := sandbox(t, c, before)
+
+	check(t, node.PowerLoss())
+	check(t, c.WaitNotReady(testContext(t), node))
+	check(t, node.Boot(testContext(t)))
+	check(t, c.WaitReady(testContext(t), node))
+
+	until(t, "a new sandbox of "+before.Name, func(ctx context.Context) bool {
+		s, err := node.Sandbox(ctx, ns, before.Name)
+		return err == nil && s.ID != old.ID
+	})
+	after := ready(t, c, ns, before.Name)
+	if after.UID != before.UID {
+		t.Errorf("the pod is another one: it was not away long enough to be evicted")
+	}
+	reaches(t, c, after, other)
+	reaches(t, c, other, after)
+}
+
+func TestTheControlPlaneCanBeAwayAndComesBackFromABackup(t *testing.T) {
+	c := shared(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 1, nil))
+	pod := ready(t, c, ns, "web-0")
+	backup := t.TempDir() + "/etcd.db"
+	check(t, c.SaveEtcd(testContext(t), backup))
+	kubectl(t, c, "create", "configmap", "later", "-n", ns)
+
+	check(t, c.APIServer.Kill())
+	if _, err := c.Client().CoreV1().Pods(ns).List(testContext(t), metav1.ListOptions{}); err == nil {
+		t.Error("the API server answers though it is dead")
+	}
+	if answer, err := c.Node(pod.Spec.NodeName).Get(testContext(t), ip(t, pod)); err != nil || answer.Name != pod.Name {
+		t.Errorf("the pod does not go on without the API server: %v, %v", answer, err)
+	}
+	check(t, c.RestoreEtcd(testContext(t), backup, "--bump-revision=1000000000", "--mark-compacted"))
+
+	if after := ready(t, c, ns, pod.Name); after.UID != pod.UID {
+		t.Error("the pod of the backup is another one")
+	}
+	if maps := kubectl(t, c, "get", "configmaps", "-n", ns, "-o", "name"); maps != "configmap/kube-root-ca.crt\n" {
+		t.Errorf("after the backup there is %q", maps)
+	}
+}
+
+func TestAPodReachesTheAPIServerByItsServiceAddress(t *testing.T) {
+	c := shared(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 1, nil))
+	pod := ready(t, c, ns, "web-0")
+	conn, err := c.Node(pod.Spec.NodeName).DialFrom(testContext(t), sandbox(t, c, pod), "tcp", "10.96.0.1:443")
+	check(t, err)
+	check(t, conn.Close())
+}
+
+func TestATokenBoundToAPodNamesItsNode(t *testing.T) {
+	c := shared(t)
+	ns := namespace(t, c)
+	kubectl(t, c, "create", "serviceaccount", "agent", "-n", ns)
+	token, err := c.AccountToken(testContext(t), ns, "agent", "node-2")
+	check(t, err)
+	review, err := c.Client().AuthenticationV1().TokenReviews().Create(testContext(t), &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: token},
+	}, metav1.CreateOptions{})
+	check(t, err)
+	if got := review.Status.User.Username; got != "system:serviceaccount:"+ns+":agent" {
+		t.Errorf("the user is %q", got)
+	}
+	if got := review.Status.User.Extra["authentication.kubernetes.io/node-name"]; !slices.Equal(got, []string{"node-2"}) {
+		t.Errorf("the node is %q", got)
+	}
+}

@@ -1,0 +1,232 @@
+// Package cluster holds the tests that run on a real Kubernetes: etcd, API server, controller manager, scheduler
+// and nodes with kubelet and containerd, see package lab.
+//
+//	lab_test.go      the lab itself, on stock host-local
+//
+// The tests of the package share one cluster, which starts within ten seconds, and have a namespace each. A test
+// that breaks what others need, such as a node, restores it before it ends. Tests wait for conditions and assert
+// no times.
+//
+// # To add a test
+//
+// Take the cluster with shared, a namespace with namespace, apply YAML with apply, and wait with until. Name the
+// test after the behaviour.
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	code := m.Run()
+	if the.cluster != nil {
+		if err := the.cluster.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, "test/cluster:", err)
+			return 1
+		}
+	}
+	return code
+}
+
+// patience bounds a test that hangs; it is no measure of anything.
+const patience = 2 * time.Minute
+
+func testContext(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// the is the cluster that the tests share.
+var the struct {
+	sync.Mutex
+	cluster *lab.Cluster
+	err     error
+}
+
+// shared returns the cluster of the package: three nodes with stock host-local. Its logs are printed if the test
+// fails.
+func shared(t *testing.T) *lab.Cluster {
+	t.Helper()
+	the.Lock()
+	defer the.Unlock()
+	if the.cluster == nil && the.err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		the.cluster, the.err = lab.StartCluster(ctx, lab.ClusterOptions{})
+	}
+	check(t, the.err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			the.cluster.WriteLogs(t.Output())
+		}
+	})
+	return the.cluster
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// until waits until ok.
+func until(t *testing.T, what string, ok func(context.Context) bool) {
+	t.Helper()
+	ctx := testContext(t)
+	for !ok(ctx) {
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("waiting for %s: %v", what, ctx.Err())
+		}
+	}
+}
+
+// kubectl runs kubectl and returns what it printed.
+func kubectl(t *testing.T, c *lab.Cluster, args ...string) string {
+	t.Helper()
+	out, err := c.Kubectl(testContext(t), "", args...)
+	check(t, err)
+	return out
+}
+
+// apply applies YAML in a namespace.
+func apply(t *testing.T, c *lab.Cluster, namespace, yaml string) {
+	t.Helper()
+	_, err := c.Kubectl(testContext(t), yaml, "apply", "--server-side", "-n", namespace, "-f", "-")
+	check(t, err)
+}
+
+// namespace makes a namespace for one test, in which pods can be made, and removes it without waiting.
+func namespace(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	ctx := testContext(t)
+	made, err := c.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+	}, metav1.CreateOptions{})
+	check(t, err)
+	t.Cleanup(func() {
+		now := int64(0)
+		err := c.Client().CoreV1().Pods(made.Name).DeleteCollection(context.Background(),
+			metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
+		check(t, err)
+		check(t, c.Client().CoreV1().Namespaces().Delete(context.Background(), made.Name, metav1.DeleteOptions{}))
+	})
+	until(t, "the service account of the namespace", func(ctx context.Context) bool {
+		_, err := c.Client().CoreV1().ServiceAccounts(made.Name).Get(ctx, "default", metav1.GetOptions{})
+		return err == nil
+	})
+	return made.Name
+}
+
+// statefulSet is the YAML of a StatefulSet of the web image, with annotations for its pods.
+func statefulSet(name string, replicas int, annotations map[string]string) string {
+	var notes strings.Builder
+	for key, value := range annotations {
+		fmt.Fprintf(&notes, "\n        %s: %q", key, value)
+	}
+	if notes.Len() == 0 {
+		notes.WriteString(" {}")
+	}
+	return fmt.Sprintf(`
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: %[1]s
+spec:
+  serviceName: %[1]s
+  replicas: %[2]d
+  podManagementPolicy: Parallel
+  selector:
+    matchLabels: {app: %[1]s}
+  template:
+    metadata:
+      labels: {app: %[1]s}
+      annotations:%[3]s
+    spec:
+      terminationGracePeriodSeconds: 1
+      topologySpreadConstraints:
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway, labelSelector: {matchLabels: {app: %[1]s}}}
+      containers:
+      - name: web
+        image: %[4]s
+        imagePullPolicy: Never
+        readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}
+`, name, replicas, notes.String(), lab.WebImage)
+}
+
+// ready returns the pod once it is Ready.
+func ready(t *testing.T, c *lab.Cluster, namespace, name string) *corev1.Pod {
+	t.Helper()
+	var pod *corev1.Pod
+	until(t, name+" to be Ready", func(ctx context.Context) bool {
+		var err error
+		pod, err = c.Client().CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		return err == nil && isReady(pod)
+	})
+	return pod
+}
+
+func isReady(pod *corev1.Pod) bool {
+	if pod.DeletionTimestamp != nil {
+		return false
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// successor returns the pod once it is Ready and another than the one before.
+func successor(t *testing.T, c *lab.Cluster, before *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	until(t, "another "+before.Name, func(ctx context.Context) bool {
+		pod, err := c.Client().CoreV1().Pods(before.Namespace).Get(ctx, before.Name, metav1.GetOptions{})
+		return err == nil && pod.UID != before.UID
+	})
+	return ready(t, c, before.Namespace, before.Name)
+}
+
+// sandbox returns the pod as the containerd of its node has it.
+func sandbox(t *testing.T, c *lab.Cluster, pod *corev1.Pod) lab.Pod {
+	t.Helper()
+	s, err := c.Node(pod.Spec.NodeName).Sandbox(testContext(t), pod.Namespace, pod.Name)
+	check(t, err)
+	return s
+}
+
+// reaches checks that one pod reaches another by its address.
+func reaches(t *testing.T, c *lab.Cluster, from, to *corev1.Pod) {
+	t.Helper()
+	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), ip(t, to))
+	check(t, err)
+	if answer.Name != to.Name || !answer.Has(ip(t, to)) {
+		t.Errorf("%s asks %v, the address of %s, and %s with %v answers", from.Name, ip(t, to), to.Name, answer.Name, answer.Addrs)
+	}
+}
+
+func ip(t *testing.T, pod *corev1.Pod) netip.Addr {
+	t.Helper()
+	addr, err := netip.ParseAddr(pod.Status.PodIP)
+	check(t, err)
+	return addr
+}

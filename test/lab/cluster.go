@@ -1,0 +1,381 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// ClusterOptions say what a cluster is made of. The zero value is three nodes with stock host-local.
+type ClusterOptions struct {
+	// Nodes is how many nodes there are, node-1 and so on; 3 if 0.
+	Nodes int
+	// IPAM is the IPAM plugin in the nodes' CNI configuration: host-local (if empty) or stayput.
+	IPAM string
+	// NoAnnotations leaves the capability for the pods' annotations out of the CNI configuration.
+	NoAnnotations bool
+	// Product is installed on the nodes, as far as it is given: the plugin in /opt/cni/bin, the agent where
+	// [ClusterNode.StartAgent] finds it.
+	Product Product
+	// NodeMonitorGracePeriod is how long after its last sign of life a node becomes NotReady; 16 s if 0.
+	NodeMonitorGracePeriod time.Duration
+	// More flags of the control plane's programs, and more fields of kubelet's configuration.
+	APIServerArgs, ControllerManagerArgs, SchedulerArgs []string
+	KubeletConfig                                       map[string]any
+}
+
+// Cluster is a Kubernetes cluster of lab nodes, see the fabric for its addresses.
+type Cluster struct {
+	// Control is the machine of the control plane; the fabric is its network namespace.
+	Control *Node
+	// The services of the control plane.
+	Etcd, APIServer, ControllerManager, Scheduler *Service
+	// Nodes are node-1, node-2, ...
+	Nodes []*ClusterNode
+	// Controllers are those started by StartController.
+	Controllers []*Controller
+	// Dir is a folder for files about the cluster, which goes with it.
+	Dir string
+
+	options     ClusterOptions
+	bin         ClusterBin
+	credentials *credentials
+	listener    net.Listener // of the relay to the API server
+	client      *kubernetes.Clientset
+	close       func() error
+}
+
+// StartCluster starts a cluster and waits until its nodes are Ready. The caller closes it.
+func StartCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
+	if os.Geteuid() != 0 {
+		return nil, errNotRoot
+	}
+	bin, err := BuildCluster(ctx)
+	if err != nil {
+		return nil, err
+	}
+	sweep()
+	if o.Nodes == 0 {
+		o.Nodes = 3
+	}
+	if o.IPAM == "" {
+		o.IPAM = "host-local"
+	}
+	if o.NodeMonitorGracePeriod == 0 {
+		o.NodeMonitorGracePeriod = 16 * time.Second
+	}
+	c := &Cluster{options: o, bin: bin}
+	c.close = atEnd(c.end)
+	if err := c.start(ctx); err != nil {
+		var logs bytes.Buffer
+		c.WriteLogs(&logs)
+		return nil, errors.Join(fmt.Errorf("starting a cluster: %w\n%s", err, logs.Bytes()), c.Close())
+	}
+	return c, nil
+}
+
+func (c *Cluster) start(ctx context.Context) (err error) {
+	var removeDir func() error
+	if c.Dir, removeDir, err = TempDir("cluster"); err != nil {
+		return err
+	}
+	end := c.close
+	c.close = func() error { return errors.Join(end(), removeDir()) }
+	names := make([]string, c.options.Nodes)
+	for i := range names {
+		names[i] = nodeName(i + 1)
+	}
+	if c.credentials, err = newCredentials(names); err != nil {
+		return err
+	}
+	if c.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		return err
+	}
+	go relay(c.listener, c.dialServer)
+	if c.client, err = kubernetes.NewForConfig(c.RESTConfig()); err != nil {
+		return err
+	}
+	if err := c.makeControlPlane(ctx); err != nil {
+		return err
+	}
+	// The API server takes longest; the nodes come up beside it.
+	c.Nodes = make([]*ClusterNode, c.options.Nodes)
+	err = together(len(c.Nodes)+1, func(i int) error {
+		if i == len(c.Nodes) {
+			return c.startControlPlane(ctx)
+		}
+		var err error
+		c.Nodes[i], err = c.makeNode(ctx, i+1)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	err = together(len(c.Nodes), func(i int) error { return c.Nodes[i].startKubelet(ctx) })
+	if err != nil {
+		return err
+	}
+	for _, n := range c.Nodes {
+		if err := c.WaitReady(ctx, n); err != nil {
+			return err
+		}
+	}
+	return c.waitDefaultAccount(ctx)
+}
+
+// together runs f for 0 to n-1 at once and waits for all.
+func together(n int, f func(i int) error) error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() { errs[i] = f(i) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// binds are the folders of the cluster's components in every machine.
+func (c *Cluster) binds() map[string]string {
+	return map[string]string{"/opt/lab/kubernetes": c.bin.Kubernetes, "/opt/lab/etcd": c.bin.Etcd}
+}
+
+// WaitReady waits until the API server says that the node is Ready, as of its running kubelet.
+func (c *Cluster) WaitReady(ctx context.Context, n *ClusterNode) error {
+	bootID, err := os.ReadFile(filepath.Join(n.dir, "boot_id"))
+	if err != nil {
+		return err
+	}
+	return poll(ctx, n.Name+" to be Ready", func() (bool, error) {
+		node, err := c.client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		// The condition of the last boot stays until it is found out, or is written anew.
+		current := node.Status.NodeInfo.BootID == strings.TrimSpace(string(bootID))
+		return current && nodeReady(node), nil
+	})
+}
+
+// WaitNotReady waits until the API server takes the node for lost.
+func (c *Cluster) WaitNotReady(ctx context.Context, n *ClusterNode) error {
+	return poll(ctx, n.Name+" to be NotReady", func() (bool, error) {
+		node, err := c.client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		return err == nil && !nodeReady(node), err
+	})
+}
+
+// nodeReady says whether pods can be scheduled: the taint goes a moment after the condition.
+func nodeReady(node *corev1.Node) bool {
+	for _, taint := range node.Spec.Taints {
+		if strings.HasPrefix(taint.Key, "node.kubernetes.io/") && taint.Key != corev1.TaintNodeUnschedulable {
+			return false
+		}
+	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// waitDefaultAccount waits for what every pod needs and the controller manager makes.
+func (c *Cluster) waitDefaultAccount(ctx context.Context) error {
+	return poll(ctx, "the default service account", func() (bool, error) {
+		_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+		if err == nil {
+			_, err = c.client.CoreV1().ConfigMaps("default").Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
+		}
+		return err == nil, err
+	})
+}
+
+// poll waits until ok. An error is not the end: the API server may be away. It is told if time runs out.
+func poll(ctx context.Context, what string, ok func() (bool, error)) error {
+	for {
+		done, err := ok()
+		if done {
+			return nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w", what, errors.Join(ctx.Err(), err))
+		}
+	}
+}
+
+func (c *Cluster) dialServer(ctx context.Context) (net.Conn, error) {
+	return c.Control.Dial(ctx, "tcp", net.JoinHostPort(serverIP.String(), serverPort))
+}
+
+// RESTConfig lets this process talk to the API server as [Admin], without a limit of its own.
+func (c *Cluster) RESTConfig() *rest.Config { return c.restConfig(c.credentials.tokens[Admin]) }
+
+func (c *Cluster) restConfig(token string) *rest.Config {
+	return &rest.Config{
+		Host:            serverURL,
+		BearerToken:     token,
+		TLSClientConfig: rest.TLSClientConfig{CAData: c.credentials.cert},
+		Dial:            func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dialServer(ctx) },
+		QPS:             -1,
+	}
+}
+
+// RESTConfigAs is RESTConfig as another user by impersonation. The groups of a service account come by
+// themselves; what a token says besides, such as a node's name, is missing, see [Cluster.AccountToken].
+func (c *Cluster) RESTConfigAs(user string, groups ...string) *rest.Config {
+	config := c.RESTConfig()
+	if parts := strings.Split(user, ":"); len(parts) == 4 && strings.HasPrefix(user, "system:serviceaccount:") {
+		groups = append(groups, "system:serviceaccounts", "system:serviceaccounts:"+parts[2], "system:authenticated")
+	}
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups}
+	return config
+}
+
+// Client is a client of RESTConfig.
+func (c *Cluster) Client() *kubernetes.Clientset { return c.client }
+
+// kubeconfigFor is for a program in the fabric that has a static token.
+func (c *Cluster) kubeconfigFor(user string) []byte {
+	return c.credentials.kubeconfig(serverURL, map[string]any{"token": c.credentials.tokens[user]})
+}
+
+// Kubeconfig writes a kubeconfig of [Admin] for programs of this machine, such as kubectl, and returns its path.
+// They reach the API server by a loopback port as long as this process lives and the cluster is open.
+func (c *Cluster) Kubeconfig() (string, error) {
+	return c.writeKubeconfig("kubeconfig", c.credentials.tokens[Admin])
+}
+
+func (c *Cluster) writeKubeconfig(name, token string) (string, error) {
+	file := filepath.Join(c.Dir, name)
+	data := c.credentials.kubeconfig("https://"+c.listener.Addr().String(), map[string]any{"token": token})
+	return file, os.WriteFile(file, data, 0o600)
+}
+
+// KubectlPath is the path of kubectl on this machine.
+func (c *Cluster) KubectlPath() string { return filepath.Join(c.bin.Kubernetes, "kubectl") }
+
+// Kubectl runs kubectl as [Admin] and returns its standard output. Its standard error is in the error.
+func (c *Cluster) Kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	file, err := c.Kubeconfig()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, c.KubectlPath(), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+file, "HOME="+c.Dir) // its cache goes with the cluster
+	cmd.Stdin = strings.NewReader(stdin)
+	cmd.WaitDelay = time.Second
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return stdout.String(), nil
+}
+
+// Command is a program of this machine that runs in the fabric's network, where it reaches nodes and pods by
+// their addresses, with a kubeconfig of [Admin] in its environment.
+func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	netns := fmt.Sprintf("--net=/proc/%d/ns/net", c.Control.Pid())
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{netns, "--", name}, args...)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Control.Path(controlConfig+Admin+".kubeconfig"))
+	cmd.WaitDelay = time.Second
+	return cmd
+}
+
+// LoadImage loads a docker-archive, a file of this machine, into all nodes.
+func (c *Cluster) LoadImage(ctx context.Context, archive string) error {
+	return together(len(c.Nodes), func(i int) error { return c.Nodes[i].LoadImage(ctx, archive) })
+}
+
+// Node returns the node of that name; nil if there is none.
+func (c *Cluster) Node(name string) *ClusterNode {
+	for _, n := range c.Nodes {
+		if n.Name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// logTail is how many bytes of a log tell a failed test's story.
+const logTail = 8 << 10
+
+// WriteLogs writes what the API server knows of nodes, pods and events, and the ends of all logs, for a test
+// that failed.
+func (c *Cluster) WriteLogs(w io.Writer) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if c.APIServer != nil && c.APIServer.Process() != nil {
+		for _, what := range []string{"nodes", "pods", "events"} {
+			args := []string{"get", what, "-A", "-o", "wide", "--request-timeout=3s"}
+			if what == "events" {
+				args = []string{"get", what, "-A", "--sort-by=.metadata.creationTimestamp", "--request-timeout=3s"}
+			}
+			out, err := c.Kubectl(ctx, "", args...)
+			fmt.Fprintf(w, "--- %s\n%s", what, out)
+			if err != nil {
+				fmt.Fprintln(w, err)
+			}
+		}
+	}
+	for _, m := range c.machines() {
+		logs, _ := filepath.Glob(m.LogFile("*"))
+		for _, log := range logs {
+			data, err := os.ReadFile(log)
+			if err != nil {
+				continue
+			}
+			if len(data) > logTail {
+				data = data[len(data)-logTail:]
+			}
+			fmt.Fprintf(w, "--- %s %s\n%s\n", m.options.Name, filepath.Base(log), data)
+		}
+	}
+}
+
+// machines are all machines of the cluster, the control plane's last.
+func (c *Cluster) machines() []*Node {
+	var machines []*Node
+	for _, n := range c.Nodes {
+		if n != nil && n.Node != nil {
+			machines = append(machines, n.Node)
+		}
+	}
+	for _, n := range c.Controllers {
+		machines = append(machines, n.Node)
+	}
+	if c.Control != nil {
+		machines = append(machines, c.Control)
+	}
+	return machines
+}
+
+// Close ends the cluster and removes everything of it. It may be called again.
+func (c *Cluster) Close() error { return c.close() }
+
+func (c *Cluster) end() error {
+	var err error
+	if c.listener != nil {
+		if e := c.listener.Close(); !errors.Is(e, net.ErrClosed) {
+			err = e
+		}
+	}
+	machines := c.machines()
+	return errors.Join(err, together(len(machines), func(i int) error { return machines[i].Close() }))
+}

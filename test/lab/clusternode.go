@@ -1,0 +1,213 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/stayput/stayput/test/lab/internal/cgroups"
+)
+
+const (
+	kubeletConfigFile = "/etc/kubernetes/kubelet.json"
+	kubeletKubeconfig = "/etc/kubernetes/kubelet.kubeconfig"
+)
+
+// ClusterNode is a node of a cluster: a [Node] with a kubelet.
+type ClusterNode struct {
+	*Node
+	// Name is the host name and the name of the Node object.
+	Name string
+	// IP is the node's address in the fabric.
+	IP netip.Addr
+	// Pods is the subnet of its pods.
+	Pods netip.Prefix
+	// Kubelet is started by StartCluster and by Boot.
+	Kubelet *Service
+	// Agent is stayput-agent; nil until StartAgent, then started by Boot as well.
+	Agent *Service
+
+	cluster *Cluster
+}
+
+// makeNode boots node m and starts its containerd, but no kubelet: that needs the API server.
+func (c *Cluster) makeNode(ctx context.Context, m int) (*ClusterNode, error) {
+	o := c.options
+	n := &ClusterNode{Name: nodeName(m), IP: nodeIP(m), Pods: podSubnet(m), cluster: c}
+	ipam := RangeIPAM(o.IPAM, n.Pods.String())
+	ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}}
+	options := NodeOptions{
+		Name:     n.Name,
+		Networks: []Network{{IPAM: ipam, Annotations: !o.NoAnnotations}},
+		Idle:     true,
+		binds:    c.binds(),
+		connect:  func(pid int) error { return plug(c.Control.Pid(), pid, n.Name, n.IP, o.Nodes, m) },
+	}
+	if o.Product.Plugin != "" {
+		options.CNIPlugins = []string{o.Product.Plugin}
+	}
+	node, err := startNode(ctx, c.bin.Bin, options)
+	if err != nil {
+		return nil, err
+	}
+	n.Node = node
+	if o.Product.Agent != "" {
+		if err := n.Install(o.Product.Agent, agentFile); err != nil {
+			return n, err
+		}
+	}
+	config, err := json.Marshal(n.kubeletConfig())
+	if err != nil {
+		return n, err
+	}
+	files := map[string][]byte{
+		kubeletConfigFile: config,
+		kubeletKubeconfig: c.kubeconfigFor("system:node:" + n.Name),
+		"/etc/machine-id": []byte(n.id + "\n"),
+	}
+	for name, data := range files {
+		if err := n.WriteFile(name, data); err != nil {
+			return n, err
+		}
+	}
+	n.Kubelet = &Service{node: node, name: "kubelet", ready: n.get("http://127.0.0.1:10248/healthz"), argv: []string{
+		labKubernetes + "kubelet", "--config=" + kubeletConfigFile, "--kubeconfig=" + kubeletKubeconfig,
+		"--node-ip=" + n.IP.String(),
+	}}
+	return n, n.StartContainerd(ctx)
+}
+
+func nodeName(m int) string { return fmt.Sprintf("node-%d", m) }
+
+// kubeletConfig is kubelet's default but for what a folder on a shared machine cannot do, and for what would
+// make a test wait.
+func (n *ClusterNode) kubeletConfig() map[string]any {
+	config := map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1",
+		"kind":       "KubeletConfiguration",
+
+		// Nothing from outside the fabric can reach a kubelet.
+		"authentication": map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
+		"authorization":  map[string]any{"mode": "AlwaysAllow"},
+
+		"containerRuntimeEndpoint": "unix://" + CRISocket,
+		"cgroupDriver":             "cgroupfs",
+		"cgroupRoot":               "/" + n.id,
+		"failCgroupV1":             false,
+		"failSwapOn":               false,
+		"oomScoreAdj":              0,                                // lowering it needs CAP_SYS_RESOURCE
+		"volumePluginDir":          "/var/lib/kubelet/volumeplugins", // the default is in /usr
+		"clusterDNS":               []string{"10.96.0.10"},           // nobody is there, but its absence would be an event per pod
+		"clusterDomain":            "cluster.local",
+
+		// The disk is the machine's, and how full that is must not matter.
+		"localStorageCapacityIsolation": false,
+		"imageGCHighThresholdPercent":   100,
+		"evictionHard": map[string]any{
+			"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%",
+		},
+
+		// The lease is renewed four times in its life, and the node is NotReady once that is over.
+		"nodeLeaseDurationSeconds":  int(n.cluster.options.NodeMonitorGracePeriod.Seconds()),
+		"nodeStatusUpdateFrequency": "1s",
+	}
+	maps.Copy(config, n.cluster.options.KubeletConfig)
+	return config
+}
+
+// get asks for a page from within the node.
+func (n *ClusterNode) get(url string) func(context.Context) error {
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return n.Dial(ctx, network, address)
+		},
+	}}
+	return func(ctx context.Context) error { return getOK(ctx, client, url) }
+}
+
+// startKubelet makes the cgroup of the node, which a power loss removes, and starts kubelet.
+func (n *ClusterNode) startKubelet(ctx context.Context) error {
+	if err := cgroups.Make(n.id); err != nil {
+		return fmt.Errorf("making the cgroup of %s: %w", n.Name, err)
+	}
+	return n.Kubelet.Start(ctx)
+}
+
+// Boot switches a node on after a PowerLoss: containerd, kubelet, and the agent if there was one.
+func (n *ClusterNode) Boot(ctx context.Context) error {
+	if err := n.Node.Boot(ctx); err != nil {
+		return err
+	}
+	if err := n.StartContainerd(ctx); err != nil {
+		return err
+	}
+	if err := n.startKubelet(ctx); err != nil {
+		return err
+	}
+	if n.Agent == nil {
+		return nil
+	}
+	return n.Agent.Start(ctx)
+}
+
+// Reboot is a power loss and a boot.
+func (n *ClusterNode) Reboot(ctx context.Context) error {
+	if err := n.PowerLoss(); err != nil {
+		return err
+	}
+	return n.Boot(ctx)
+}
+
+// LoadImage loads a docker-archive, a file of this machine, into the node.
+func (n *ClusterNode) LoadImage(ctx context.Context, archive string) error {
+	const inside = "/var/tmp/image.tar"
+	if err := copyFile(archive, n.Path(inside)); err != nil {
+		return err
+	}
+	_, err := n.Run(ctx, "/opt/lab/containerd/ctr", "-n", "k8s.io", "images", "import", inside)
+	return errors.Join(err, os.Remove(n.Path(inside)))
+}
+
+// Sandbox returns the running sandbox of a pod on the node, as containerd has it; of several the newest.
+func (n *ClusterNode) Sandbox(ctx context.Context, namespace, name string) (Pod, error) {
+	list, err := n.CRI().ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{
+		State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY},
+		LabelSelector: map[string]string{
+			"io.kubernetes.pod.namespace": namespace, "io.kubernetes.pod.name": name,
+		},
+	}})
+	if err != nil {
+		return Pod{}, err
+	}
+	if len(list.Items) == 0 {
+		return Pod{}, fmt.Errorf("no sandbox of %s/%s runs on %s", namespace, name, n.Name)
+	}
+	newest := slices.MaxFunc(list.Items, func(a, b *runtimeapi.PodSandbox) int { return cmp.Compare(a.CreatedAt, b.CreatedAt) })
+	status, err := n.PodStatus(ctx, newest.Id)
+	if err != nil {
+		return Pod{}, err
+	}
+	ips, err := addressesOf(status)
+	if err != nil {
+		return Pod{}, err
+	}
+	ns, err := netNSOf(status)
+	return Pod{
+		PodSpec: PodSpec{
+			Namespace: namespace, Name: name, UID: newest.Metadata.Uid, Attempt: newest.Metadata.Attempt,
+			Annotations: newest.Annotations, Labels: newest.Labels,
+		},
+		ID: newest.Id, IPs: ips, NetNS: ns,
+	}, err
+}

@@ -1,0 +1,179 @@
+package lab
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"time"
+)
+
+// serverPort is 443 because the Service kubernetes is the API server itself, see the fabric.
+const serverPort = "443"
+
+var serverURL = "https://" + net.JoinHostPort(serverIP.String(), serverPort)
+
+const (
+	labKubernetes = "/opt/lab/kubernetes/"
+	labEtcd       = "/opt/lab/etcd/"
+	etcdDir       = "/var/lib/etcd"
+	controlConfig = "/etc/kubernetes/" // + user + ".kubeconfig"
+)
+
+// makeControlPlane boots the machine of the control plane, with the fabric, and lays out its services.
+func (c *Cluster) makeControlPlane(ctx context.Context) error {
+	o := c.options
+	control, err := startNode(ctx, c.bin.Bin, NodeOptions{
+		Name: "control-plane", Networks: []Network{}, Idle: true, binds: c.binds(),
+		connect: func(pid int) error { return makeFabric(pid, o.Nodes) },
+	})
+	if err != nil {
+		return err
+	}
+	c.Control = control
+	files := c.credentials.files()
+	for _, user := range []string{Admin, "system:kube-controller-manager", "system:kube-scheduler"} {
+		files[controlConfig+user+".kubeconfig"] = c.kubeconfigFor(user)
+	}
+	for name, data := range files {
+		if err := control.WriteFile(name, data); err != nil {
+			return err
+		}
+	}
+	c.Etcd = &Service{node: control, name: "etcd", ready: c.get("http://127.0.0.1:2379/health"), argv: []string{
+		labEtcd + "etcd", "--data-dir=" + etcdDir, "--log-level=warn",
+		// A test is about power losses of nodes, not of etcd's machine.
+		"--unsafe-no-fsync",
+	}}
+	c.APIServer = &Service{node: control, name: "kube-apiserver", ready: c.get(serverURL + "/readyz"), argv: append([]string{
+		labKubernetes + "kube-apiserver",
+		"--etcd-servers=http://127.0.0.1:2379",
+		"--secure-port=" + serverPort,
+		"--advertise-address=" + serverIP.String(),
+		"--service-cluster-ip-range=10.96.0.0/16",
+		"--endpoint-reconciler-type=none",
+		"--tls-cert-file=" + serverCertFile,
+		"--tls-private-key-file=" + serverKeyFile,
+		"--token-auth-file=" + tokensFile,
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-signing-key-file=" + accountsKeyFile,
+		"--service-account-key-file=" + accountsKeyFile,
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged",
+		"--kubelet-preferred-address-types=InternalIP",
+	}, o.APIServerArgs...)}
+	c.ControllerManager = &Service{node: control, name: "kube-controller-manager", argv: append([]string{
+		labKubernetes + "kube-controller-manager",
+		"--kubeconfig=" + controlConfig + "system:kube-controller-manager.kubeconfig",
+		"--leader-elect=false",
+		"--use-service-account-credentials",
+		"--service-account-private-key-file=" + accountsKeyFile,
+		"--root-ca-file=" + serverCertFile,
+		"--node-monitor-period=1s",
+		"--node-monitor-grace-period=" + o.NodeMonitorGracePeriod.String(),
+	}, o.ControllerManagerArgs...)}
+	c.Scheduler = &Service{node: control, name: "kube-scheduler", argv: append([]string{
+		labKubernetes + "kube-scheduler",
+		"--kubeconfig=" + controlConfig + "system:kube-scheduler.kubeconfig",
+		"--leader-elect=false",
+	}, o.SchedulerArgs...)}
+	return nil
+}
+
+// get asks for a page from within the fabric.
+func (c *Cluster) get(url string) func(context.Context) error {
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		// It is not about whom it talks to: readiness is all that is asked.
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return c.Control.Dial(ctx, network, address)
+		},
+	}}
+	return func(ctx context.Context) error { return getOK(ctx, client, url) }
+}
+
+func getOK(ctx context.Context, client *http.Client, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", url, resp.Status, body)
+	}
+	return nil
+}
+
+// SaveEtcd writes a snapshot of etcd to a file of this machine.
+func (c *Cluster) SaveEtcd(ctx context.Context, file string) error {
+	const snapshot = "/var/tmp/snapshot.db"
+	if err := os.RemoveAll(c.Control.Path(snapshot)); err != nil {
+		return err
+	}
+	if _, err := c.Control.Run(ctx, labEtcd+"etcdctl", "snapshot", "save", snapshot); err != nil {
+		return err
+	}
+	return copyFile(c.Control.Path(snapshot), file)
+}
+
+// RestoreEtcd replaces what etcd has by a snapshot, as from a backup: the control plane is down meanwhile,
+// kubelets, agents and controllers are not told. args are for etcdutl snapshot restore; with --bump-revision
+// and --mark-compacted watches notice, as the manual of etcd advises for Kubernetes, without them the revisions
+// run backwards.
+func (c *Cluster) RestoreEtcd(ctx context.Context, file string, args ...string) error {
+	const snapshot = "/var/tmp/restore.db"
+	if err := copyFile(file, c.Control.Path(snapshot)); err != nil {
+		return err
+	}
+	services := []*Service{c.Scheduler, c.ControllerManager, c.APIServer, c.Etcd}
+	for _, s := range services {
+		if err := s.Stop(); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(c.Control.Path(etcdDir)); err != nil {
+		return err
+	}
+	argv := append([]string{labEtcd + "etcdutl", "snapshot", "restore", snapshot, "--data-dir=" + etcdDir}, args...)
+	if _, err := c.Control.Run(ctx, argv...); err != nil {
+		return err
+	}
+	return c.startControlPlane(ctx)
+}
+
+// startControlPlane starts its services and waits for the API server.
+func (c *Cluster) startControlPlane(ctx context.Context) error {
+	for _, s := range []*Service{c.Etcd, c.APIServer, c.ControllerManager, c.Scheduler} {
+		if err := s.Start(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func copyFile(from, to string) error {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(dst, src)
+	return errors.Join(err, dst.Close())
+}

@@ -1,0 +1,145 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The fabric is a bridge in the network namespace of the control plane's machine. Every other machine of the
+// cluster has one link to it. It has no link to the machine's own network: nothing can leave it.
+//
+//	172.30.0.1     the control plane
+//	172.30.0.10+M  node M, with the pods 10.244.M.0/24 behind it
+//	172.30.0.100+N controller N
+//	10.96.0.1      the Service kubernetes, an address of the control plane: no kube-proxy is needed for it
+const (
+	fabricBridge = "fabric"
+	fabricBits   = 24
+	podBits      = 24
+)
+
+var (
+	serverIP  = netip.MustParseAddr("172.30.0.1")
+	serviceIP = netip.MustParseAddr("10.96.0.1")
+)
+
+func nodeIP(m int) netip.Addr       { return netip.AddrFrom4([4]byte{172, 30, 0, byte(10 + m)}) }
+func controllerIP(n int) netip.Addr { return netip.AddrFrom4([4]byte{172, 30, 0, byte(100 + n)}) }
+func podSubnet(m int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(m), 0}), podBits)
+}
+func network(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// makeFabric makes the bridge, and the routes to the pods of that many nodes, in the control plane's machine.
+func makeFabric(pid, nodes int) error {
+	return withNetlink(pid, func(h *netlink.Handle) error {
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fabricBridge}}
+		if err := h.LinkAdd(bridge); err != nil {
+			return fmt.Errorf("adding the fabric: %w", err)
+		}
+		for _, p := range []netip.Prefix{netip.PrefixFrom(serverIP, fabricBits), netip.PrefixFrom(serviceIP, 32)} {
+			if err := h.AddrAdd(bridge, &netlink.Addr{IPNet: network(p)}); err != nil {
+				return fmt.Errorf("adding %v to the fabric: %w", p, err)
+			}
+		}
+		if err := h.LinkSetUp(bridge); err != nil {
+			return err
+		}
+		return routePods(h, bridge, nodes, 0)
+	})
+}
+
+// plug connects a machine, by its pid 1, to the fabric of the control plane's machine. port is the name of the
+// link's end at the fabric; own is the number of the node, 0 if it is none.
+func plug(fabric, pid int, port string, ip netip.Addr, nodes, own int) error {
+	err := withNetlink(fabric, func(h *netlink.Handle) error {
+		// The link of the machine's last boot may still be there: a network namespace goes away asynchronously.
+		var missing netlink.LinkNotFoundError
+		if old, err := h.LinkByName(port); err == nil {
+			if err := h.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
+				return err
+			}
+		} else if !errors.As(err, &missing) {
+			return err
+		}
+		bridge, err := h.LinkByName(fabricBridge)
+		if err != nil {
+			return err
+		}
+		veth := &netlink.Veth{
+			LinkAttrs: netlink.LinkAttrs{Name: port, MasterIndex: bridge.Attrs().Index},
+			PeerName:  Uplink, PeerNamespace: netlink.NsPid(pid),
+		}
+		if err := h.LinkAdd(veth); err != nil {
+			return fmt.Errorf("plugging %s into the fabric: %w", port, err)
+		}
+		return setUp(h, port)
+	})
+	if err != nil {
+		return err
+	}
+	return withNetlink(pid, func(h *netlink.Handle) error {
+		uplink, err := h.LinkByName(Uplink)
+		if err != nil {
+			return err
+		}
+		if err := h.AddrAdd(uplink, &netlink.Addr{IPNet: network(netip.PrefixFrom(ip, fabricBits))}); err != nil {
+			return err
+		}
+		if err := setUp(h, Uplink); err != nil {
+			return err
+		}
+		// For the Service address; kubelet, too, expects that there is one.
+		if err := h.RouteAdd(&netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: serverIP.AsSlice()}); err != nil {
+			return fmt.Errorf("adding the default route: %w", err)
+		}
+		return routePods(h, uplink, nodes, own)
+	})
+}
+
+// routePods adds the routes to the pods of all nodes but its own.
+func routePods(h *netlink.Handle, link netlink.Link, nodes, own int) error {
+	for m := 1; m <= nodes; m++ {
+		if m == own {
+			continue
+		}
+		r := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: network(podSubnet(m)), Gw: nodeIP(m).AsSlice()}
+		if err := h.RouteAdd(r); err != nil {
+			return fmt.Errorf("adding the route to %v: %w", podSubnet(m), err)
+		}
+	}
+	return nil
+}
+
+// relay forwards connections to a loopback port of this machine, whose address it returns, to an address in the
+// fabric, until the listener is closed.
+func relay(l net.Listener, dial func(context.Context) (net.Conn, error)) {
+	for {
+		client, err := l.Accept()
+		if err != nil {
+			return // closed
+		}
+		go func() {
+			defer client.Close()
+			server, err := dial(context.Background())
+			if err != nil {
+				return // the client sees the end of its connection
+			}
+			defer server.Close()
+			go func() {
+				_, _ = io.Copy(server, client)
+				_ = server.(*net.TCPConn).CloseWrite()
+			}()
+			_, _ = io.Copy(client, server)
+		}()
+	}
+}
