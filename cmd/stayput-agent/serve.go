@@ -10,12 +10,16 @@ import (
 	"net/http"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node"
@@ -27,7 +31,9 @@ type options struct {
 	listen    string
 	logLevel  slog.Level
 	logFormat string
-	node      node.Options
+	// kubeconfig empty is the cluster that the agent runs in, if it does.
+	kubeconfig string
+	node       node.Options
 }
 
 func (o *options) addFlags(cmd *cobra.Command) {
@@ -39,6 +45,8 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.node.CNIConfDir, "cni-conf-dir", node.DefaultCNIConfDir, "directory of the runtime's CNI configuration")
 	f.DurationVar(&o.node.GracePeriod, "grace-period", node.DefaultGracePeriod, "how long the runtime must not have known a sandbox before its address counts as leaked")
 	f.DurationVar(&o.node.Interval, "reconcile-interval", node.DefaultInterval, "longest time between two reconciliations, jittered")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; empty: the cluster the agent runs in, outside of one none")
+	f.StringVar(&o.node.NodeName, "node-name", "", "name of this node's Node object; empty: $NODE_NAME, else the host name")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:9463", "address of /healthz, /readyz and /metrics; empty: none")
 	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least level that is logged: debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log-format", "text", "format of the log on standard error: text or json")
@@ -82,11 +90,18 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	o.node.Log = log
 	o.node.Registry = prometheus.NewRegistry()
 	o.node.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	klog.SetSlogLogger(log) // of client-go
 	if o.node.GracePeriod <= 0 || o.node.Interval <= 0 {
 		return errors.New("--grace-period and --reconcile-interval: expected more than 0")
 	}
 
-	// 2. The agent.
+	// 2. The agent, and the API server where there is one.
+	if o.node.API, err = o.apiServer(); err != nil {
+		return err
+	}
+	if o.node.NodeName, err = o.nodeName(); err != nil {
+		return err
+	}
 	agent, err := node.New(o.node)
 	if err != nil {
 		return err
@@ -113,6 +128,40 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	return server.Shutdown(last)
+}
+
+// apiServer is how the API server is reached, nil where there is none.
+func (o *options) apiServer() (*rest.Config, error) {
+	var config *rest.Config
+	var err error
+	switch {
+	case o.kubeconfig != "":
+		if config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
+			return nil, fmt.Errorf("--kubeconfig: %w", err)
+		}
+	case os.Getenv("KUBERNETES_SERVICE_HOST") != "":
+		if config, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("the cluster that KUBERNETES_SERVICE_HOST says we are in: %w", err)
+		}
+	default:
+		return nil, nil
+	}
+	config.UserAgent = "stayput-agent/" + version()
+	return config, nil
+}
+
+func (o *options) nodeName() (string, error) {
+	if o.node.NodeName != "" {
+		return o.node.NodeName, nil
+	}
+	if name := os.Getenv("NODE_NAME"); name != "" {
+		return name, nil
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("--node-name: %w", err)
+	}
+	return strings.ToLower(name), nil // as kubelet does
 }
 
 // listen serves h on addr. A server without an address never answers.

@@ -9,13 +9,14 @@
 //     queues the rest.
 //   - Nothing is freed on ignorance. A leaked address falls only to two successful looks at the runtime, a
 //     grace period apart, and one at every network namespace of the machine; any error in them means wait.
-//   - Without NRI, without CRI it is degraded, says so on /readyz, and goes on with the rest.
+//   - Without NRI, without CRI, without the API server it is degraded, says so on /readyz, and goes on with the rest.
 //
 // # Its loops
 //
 //	queue.go      what follows RunPodSandbox and Synchronize: policy, verification
 //	reconcile.go  agreement with the runtime; reclaim.go ends what leaked, on the word of view.go
-//	book.go       what is bound and retained: published, counted, expired at its time
+//	book.go       what is bound and retained: published, counted, expired at its time, released when asked
+//	apiserver.go  RetainedIPs and Events in the cluster, and releases that are asked for there
 //	spool.go      what the plugin reports
 //	peers.go      neighbours and connection tracking after a restore
 //	watch.go      inotify, which wakes the others
@@ -31,6 +32,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/ledger"
 )
@@ -56,6 +58,10 @@ type Options struct {
 	GracePeriod time.Duration
 	// Interval is the longest time between two reconciliations, jittered.
 	Interval time.Duration
+
+	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there.
+	API      *rest.Config
+	NodeName string
 
 	Clock     ledger.Clock
 	Netns     ledger.NetnsProber
@@ -95,8 +101,13 @@ type Agent struct {
 	sweep      atomic.Bool            // the book loop is to expire whatever the clock says
 	criState   atomic.Pointer[string] // nil: never asked; empty: it answered
 
-	suspects map[suspect]*suspicion // of the reconcile loop
-	claims   []Claim                // as last published, of the book loop
+	suspects  map[suspect]*suspicion // of the reconcile loop
+	published Promises               // as last published, of the book loop
+	ended     bool                   // a claim was ended since, of the book loop
+	agreed    agreement
+	releases  releases
+
+	api *apiServer // nil: none
 
 	watch *watcher
 }
@@ -136,6 +147,14 @@ func New(o Options) (*Agent, error) {
 		suspects: map[suspect]*suspicion{},
 	}
 	a.metrics = newMetrics(o.Registry)
+	if o.API != nil {
+		var err error
+		if a.api, err = newAPIServer(o.API, o.NodeName, o.GracePeriod, newAPIMetrics(o.Registry), o.Log); err != nil {
+			return nil, err
+		}
+		a.api.release = a.release
+		a.o.Publisher = publishers{a.o.Publisher, a.api}
+	}
 	a.queue = newQueue(a.metrics)
 	var err error
 	if a.cri, err = newCRI(o.CRISocket); err != nil {
@@ -158,9 +177,11 @@ func set[T comparable](v *T, byDefault T) {
 // Run runs every loop until ctx is done.
 func (a *Agent) Run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for _, loop := range []func(context.Context){
-		a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop,
-	} {
+	loops := []func(context.Context){a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop}
+	if a.api != nil {
+		loops = append(loops, a.api.run)
+	}
+	for _, loop := range loops {
 		wg.Go(func() { loop(ctx) })
 	}
 	wg.Wait()

@@ -2,7 +2,10 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -22,12 +25,16 @@ func (a *Agent) bookLoop(ctx context.Context) {
 		case <-timer.C:
 		}
 		beat.begin()
+		again := a.endReleased()
 		next, ends := a.refresh()
 		if ends && next <= 0 || a.sweep.Swap(false) {
 			next, ends = a.expire()
 		}
 		beat.end()
 		timer.Stop()
+		if again && (!ends || next > releaseRetry) {
+			next, ends = releaseRetry, true
+		}
 		if ends {
 			// Never at once again: what cannot be expired is in the log once a second at most.
 			timer.Reset(max(next, minPause))
@@ -40,7 +47,7 @@ func (a *Agent) bookLoop(ctx context.Context) {
 
 // refresh counts and publishes what is bound and retained. left is until the next retention ends, if ends.
 func (a *Agent) refresh() (left time.Duration, ends bool) {
-	ledgers, _ := a.networks()
+	ledgers, opened := a.networks()
 	books, whole := a.read(ledgers)
 	a.watch.follow(ledgers) // reading makes a directory that is missing
 	type series struct {
@@ -65,14 +72,163 @@ func (a *Agent) refresh() (left time.Duration, ends bool) {
 	}
 	wall := a.wall()
 	a.metrics.setNextExpiry(wall, left, ends)
-	if !whole {
+	if !opened || !whole {
 		return left, ends // half a picture would take the other half's claims away
 	}
-	if claims := claimsOf(books, wall); !sameClaims(claims, a.claims) {
-		a.claims = claims
-		a.o.Publisher.PublishClaims(append([]Claim(nil), claims...))
+	now := Promises{Claims: claimsOf(books, wall), Settled: a.settled(ledgers)}
+	if a.ended || !sameClaims(now.Claims, a.published.Claims) || !slices.Equal(now.Settled, a.published.Settled) {
+		a.published, a.ended = now, false
+		a.o.Publisher.PublishClaims(Promises{slices.Clone(now.Claims), slices.Clone(now.Settled)})
 	}
 	return left, ends
+}
+
+// settled names those of the networks that have been reconciled with the runtime.
+func (a *Agent) settled(ledgers []*ledger.Ledger) (names []string) {
+	a.agreed.mu.Lock()
+	defer a.agreed.mu.Unlock()
+	open := map[string]bool{}
+	for _, l := range ledgers {
+		if !a.agreed.dirs[directory(l)] {
+			open[l.Network().Name] = true
+		}
+	}
+	for _, l := range ledgers {
+		if name := l.Network().Name; !open[name] && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// agreement is which networks were found to agree with the runtime, by the directories of their addresses. It is
+// void when something appears or vanishes in the state directory: a ledger whose state was wiped knows what is
+// retained, but not yet what is bound and promised.
+type agreement struct {
+	mu   sync.Mutex
+	dirs map[string]bool
+	// epoch counts how often the agreement was void.
+	epoch int
+}
+
+func (g *agreement) now() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.epoch
+}
+
+func (g *agreement) void() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.dirs = nil
+	g.epoch++
+}
+
+// reached tells that these networks agreed, as seen since epoch.
+func (g *agreement) reached(epoch int, ledgers []*ledger.Ledger) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if epoch != g.epoch {
+		return
+	}
+	g.dirs = map[string]bool{}
+	for _, l := range ledgers {
+		g.dirs[directory(l)] = true
+	}
+}
+
+// releaseRetry is between two attempts at a release that a ledger could not carry out.
+const releaseRetry = 5 * time.Second
+
+// releases are the promises that somebody wants ended. The book loop ends them, so that what it publishes next
+// was read after that.
+type releases struct {
+	mu    sync.Mutex
+	asked map[objectKey]releaseAsked
+}
+
+type releaseAsked struct {
+	claims []ledger.Key
+	done   func()
+}
+
+// release ends claims and then calls done. Asking again before that changes nothing.
+func (a *Agent) release(key objectKey, claims []ledger.Key, done func()) {
+	a.releases.mu.Lock()
+	defer a.releases.mu.Unlock()
+	if a.releases.asked == nil {
+		a.releases.asked = map[objectKey]releaseAsked{}
+	}
+	a.releases.asked[key] = releaseAsked{claims, done}
+	a.bookNow.up()
+}
+
+// endReleased carries out what was asked for. again says that some of it must be tried again.
+func (a *Agent) endReleased() (again bool) {
+	a.releases.mu.Lock()
+	asked := a.releases.asked
+	a.releases.asked = nil
+	a.releases.mu.Unlock()
+	if len(asked) == 0 {
+		return false
+	}
+	ledgers, opened := a.networks()
+	for key, r := range asked {
+		if err := a.endClaims(ledgers, opened, r.claims); err != nil {
+			again = true
+			a.metrics.releaseErrors.Inc()
+			a.log.Error("Cannot release addresses, trying again", "object", key.String(), "err", err)
+			a.releases.mu.Lock()
+			if a.releases.asked == nil {
+				a.releases.asked = map[objectKey]releaseAsked{}
+			}
+			if _, newer := a.releases.asked[key]; !newer {
+				a.releases.asked[key] = r
+			}
+			a.releases.mu.Unlock()
+			continue
+		}
+		a.ended = true
+		r.done()
+	}
+	return again
+}
+
+// endClaims ends the claims of one pod. One that is no more is no error.
+func (a *Agent) endClaims(ledgers []*ledger.Ledger, opened bool, keys []ledger.Key) error {
+	for _, k := range keys {
+		var c Claim
+		if i := slices.IndexFunc(a.published.Claims, func(c Claim) bool { return c.Key == k }); i >= 0 {
+			c = a.published.Claims[i]
+		}
+		tried, ended := false, false
+		for _, l := range ledgers {
+			if l.Network().Name != k.Network {
+				continue
+			}
+			tried = true
+			switch err := l.Release(k); {
+			case err == nil:
+				ended = true
+			case !errors.Is(err, ledger.ErrUnknownClaim):
+				return fmt.Errorf("network %s: %w", k.Network, err)
+			}
+		}
+		if !tried && !opened {
+			return fmt.Errorf("network %s cannot be opened", k.Network)
+		}
+		if !ended {
+			continue
+		}
+		a.metrics.released.WithLabelValues(k.Network).Inc()
+		e := ledger.Event{Reason: EventReleased, Key: k, Pod: c.Pod, ContainerID: c.ContainerID, Addrs: c.Addrs, Time: a.wall(),
+			Message: fmt.Sprintf("%v of network %s is free again, as was asked for", c.Addrs, k.Network)}
+		if c.Phase == PhaseBound {
+			e.Message = fmt.Sprintf("%v of network %s becomes free when its pod ends, as was asked for", c.Addrs, k.Network)
+		}
+		a.publish(e)
+	}
+	return nil
 }
 
 // expire ends what is due in every network, and what has no address behind it any more.

@@ -3,9 +3,12 @@ package node
 import (
 	"context"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -124,4 +127,59 @@ func TestANetworkIsAdoptedAtItsFirstCommand(t *testing.T) {
 		}
 		return false
 	})
+}
+
+func TestAWallClockThatIsSetMovesWhenClaimsExpire(t *testing.T) {
+	w := newWorld(t)
+	w.retained("c1")
+	w.a.refresh()
+	w.clock.mu.Lock()
+	w.clock.now.Wall = w.clock.now.Wall.Add(time.Hour) // what is left is counted by the other clock
+	w.clock.mu.Unlock()
+	w.a.refresh()
+	if n := len(w.said.claims); n != 2 {
+		t.Fatalf("published %d times", n)
+	}
+	if moved := w.said.claims[1][0].Expires.Sub(w.said.claims[0][0].Expires); moved != time.Hour {
+		t.Errorf("moved by %s", moved)
+	}
+}
+
+func TestNoClaimIsTakenBackWhileANetworkCannotBeRead(t *testing.T) {
+	w := newWorld(t)
+	w.retained("c1")
+	w.a.refresh()
+	w.corrupt()
+	w.a.refresh()
+	if n := len(w.said.claims); n != 1 {
+		t.Errorf("published %d times: %v", n, w.said.claims)
+	}
+}
+
+// corrupt makes the network's description unreadable.
+func (w *world) corrupt() {
+	w.t.Helper()
+	paths, err := filepath.Glob(filepath.Join(w.a.o.StateDir, "pods-*", "network"))
+	check(w.t, err)
+	if len(paths) != 1 {
+		w.t.Fatalf("descriptions: %v", paths)
+	}
+	check(w.t, os.WriteFile(paths[0], []byte("{"), 0o644))
+}
+
+func TestANetworksDescriptionAsksForAReconciliationWhenItIsThere(t *testing.T) {
+	w := newWorld(t)
+	for name, asks := range map[string]bool{"pods-0123/network": true, "spool/7": false} {
+		w.a.watch.see(fsnotify.Event{Name: filepath.Join(w.a.o.StateDir, name), Op: fsnotify.Create})
+		select {
+		case <-w.a.reconcileNow:
+			if !asks {
+				t.Errorf("%s asks for one", name)
+			}
+		default:
+			if asks {
+				t.Errorf("%s does not ask for one", name)
+			}
+		}
+	}
 }

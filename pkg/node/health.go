@@ -80,6 +80,14 @@ func (a *Agent) handler() http.Handler {
 			cri = "degraded: " + *s
 		}
 		fmt.Fprintf(w, "ok\nnri: %s\ncri: %s\n", nri, cri)
+		if a.api == nil {
+			return
+		}
+		if s := a.api.said(); s != "" {
+			fmt.Fprintf(w, "api: degraded: %s\n", s)
+		} else {
+			fmt.Fprintln(w, "api: ok")
+		}
 	})
 	return mux
 }

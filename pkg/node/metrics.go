@@ -20,6 +20,7 @@ type metrics struct {
 	refused         *prometheus.CounterVec
 	clamped         *prometheus.CounterVec
 	expired         *prometheus.CounterVec
+	released        *prometheus.CounterVec
 	reclaimed       *prometheus.CounterVec
 	nextExpiry      prometheus.Gauge
 
@@ -38,6 +39,7 @@ type metrics struct {
 	policyErrors      prometheus.Counter
 	networkErrors     prometheus.Counter
 	expireErrors      prometheus.Counter
+	releaseErrors     prometheus.Counter
 	spoolErrors       prometheus.Counter
 	announced         prometheus.Counter
 	connections       prometheus.Counter
@@ -76,6 +78,7 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		refused:         counters("stayput_retentions_refused_total", "Pods whose addresses are not retained because too many are promised already.", "network"),
 		clamped:         counters("stayput_retentions_clamped_total", "Retentions that were shortened to the network's longest.", "network"),
 		expired:         counters("stayput_retentions_expired_total", "Retentions that ended by time.", "network"),
+		released:        counters("stayput_retentions_released_total", "Retentions that ended because somebody asked for it.", "network"),
 		reclaimed:       counters("stayput_addresses_reclaimed_total", "Addresses that leaked and were taken back.", "network"),
 		nextExpiry:      gauge("stayput_next_expiry_timestamp_seconds", "When the next retention ends, in seconds since the epoch; 0 if none does."),
 
@@ -94,12 +97,40 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		policyErrors:      counter("stayput_agent_policy_errors_total", "Policies that could not be set."),
 		networkErrors:     counter("stayput_agent_network_errors_total", "Networks that could not be read."),
 		expireErrors:      counter("stayput_agent_expire_errors_total", "Sweeps that could not end everything that was due."),
+		releaseErrors:     counter("stayput_agent_release_errors_total", "Releases that could not be carried out yet."),
 		spoolErrors:       counter("stayput_agent_spool_errors_total", "Reports of the plugin that could not be read."),
 		announced:         counter("stayput_agent_announcements_total", "Announcements of restored addresses to their peers."),
 		connections:       counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods that were flushed."),
 		peerErrors:        counter("stayput_agent_peer_errors_total", "Failures to tell the peers of a restored address."),
 	}
 	r.MustRegister(m.addresses)
+	return m
+}
+
+// apiMetrics are of a node in a cluster.
+type apiMetrics struct {
+	up            prometheus.Gauge
+	writes        *prometheus.CounterVec
+	eventsSent    prometheus.Counter
+	eventsDropped prometheus.Counter
+}
+
+func newAPIMetrics(r *prometheus.Registry) *apiMetrics {
+	m := &apiMetrics{
+		up: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "stayput_agent_api_up", Help: "Whether the API server is followed; while it is not no object is written.",
+		}),
+		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "stayput_agent_api_writes_total", Help: "Writes of RetainedIPs, by verb and by how the API server answered.",
+		}, []string{"verb", "result"}),
+		eventsSent: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "stayput_agent_events_sent_total", Help: "Kubernetes Events sent.",
+		}),
+		eventsDropped: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "stayput_agent_events_dropped_total", Help: "Kubernetes Events that were too many, too old, or refused.",
+		}),
+	}
+	r.MustRegister(m.up, m.writes, m.eventsSent, m.eventsDropped)
 	return m
 }
 

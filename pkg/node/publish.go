@@ -13,6 +13,7 @@ import (
 // What the agent reports beside the plugin's own events.
 const (
 	EventExpired           ledger.EventReason = "IPExpired"
+	EventReleased          ledger.EventReason = "IPReleased"
 	EventReclaimed         ledger.EventReason = "IPReclaimed"
 	EventInvalidAnnotation ledger.EventReason = "InvalidAnnotation"
 	EventNotConfigured     ledger.EventReason = "IPNotConfigured"
@@ -39,21 +40,45 @@ type Claim struct {
 	Since, Expires time.Time
 }
 
+// Promises are all claims of a node.
+type Promises struct {
+	// Claims are sorted by network and key.
+	Claims []Claim
+	// Settled are the networks of which it is known that they have no other claims: their ledgers were read,
+	// and have been reconciled with the runtime since they were first seen. A claim of another network that
+	// is not among Claims may still turn up.
+	Settled []string
+}
+
 // Publisher tells the world outside the node. Its methods are called from several goroutines and must not
 // block: who writes to a network queues.
 type Publisher interface {
-	// PublishClaims is given every claim of the node, sorted, whenever one has changed: a claim that is no
-	// longer among them is no longer promised. The slice is the Publisher's to keep.
-	PublishClaims([]Claim)
+	// PublishClaims is given what is promised whenever that has changed. What it is given is its own.
+	PublishClaims(Promises)
 	// PublishEvent is given what the owner of a pod should hear of, once.
 	PublishEvent(ledger.Event)
 }
 
-// LogPublisher is the Publisher of a node without an API server.
+// publishers publish to all of them.
+type publishers []Publisher
+
+func (all publishers) PublishClaims(p Promises) {
+	for _, to := range all {
+		to.PublishClaims(p)
+	}
+}
+
+func (all publishers) PublishEvent(e ledger.Event) {
+	for _, to := range all {
+		to.PublishEvent(e)
+	}
+}
+
+// LogPublisher writes it all into the log.
 type LogPublisher struct{ Log *slog.Logger }
 
-func (p LogPublisher) PublishClaims(claims []Claim) {
-	for _, c := range claims {
+func (p LogPublisher) PublishClaims(all Promises) {
+	for _, c := range all.Claims {
 		p.Log.Debug("Claim", "key", c.Key.String(), "network", c.Key.Network, "addrs", c.Addrs, "phase", c.Phase, "expires", c.Expires)
 	}
 }

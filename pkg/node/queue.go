@@ -130,7 +130,7 @@ func (a *Agent) settle(o observation) {
 	}
 	ledgers, _ := a.networks()
 	for _, at := range a.attachments(s.ID, ledgers) {
-		addrs := a.setPolicy(at, o, ns)
+		addrs, _ := a.setPolicy(at, o, ns)
 		if len(addrs) > 0 && ok {
 			a.verify(at, s, addrs)
 		}
@@ -138,11 +138,11 @@ func (a *Agent) settle(o observation) {
 }
 
 // setPolicy hands the pod's policy to the ledger and returns the addresses of the attachment. A pod without
-// annotations is decided too: it asks for nothing. One with bad annotations is left as it is.
-func (a *Agent) setPolicy(at attached, o observation, ns ledger.Netns) []netip.Addr {
+// annotations is decided too: it asks for nothing. One with bad annotations is left as it is. ok is false where
+// the ledger could not be written.
+func (a *Agent) setPolicy(at attached, o observation, ns ledger.Netns) (addrs []netip.Addr, ok bool) {
 	s := o.sandbox
 	log := a.log.With(s.attrs("network", at.ledger.Network().Name, "ifname", at.att.IfName)...)
-	var addrs []netip.Addr
 	var err error
 	if o.err != nil {
 		addrs, err = at.ledger.Find(at.att)
@@ -161,14 +161,14 @@ func (a *Agent) setPolicy(at attached, o observation, ns ledger.Netns) []netip.A
 	}
 	switch {
 	case errors.Is(err, ledger.ErrUnknownAttachment):
-		return nil // not of this network, or ended meanwhile
+		return nil, true // not of this network, or ended meanwhile
 	case err != nil:
 		a.metrics.policyErrors.Inc()
 		log.Error("Cannot set the pod's policy", "err", err)
-		return nil
+		return nil, false
 	}
 	log.Debug("Policy is set", "addrs", addrs, "retains", o.policy.Retains())
-	return addrs
+	return addrs, true
 }
 
 // attached is an attachment in the ledger of its network.

@@ -69,8 +69,12 @@ func TestABadAnnotationIsReportedAndSetsNothing(t *testing.T) {
 	if len(marks) != 0 {
 		t.Errorf("marks %v", marks)
 	}
-	w.del(s)
-	w.want(addr, "")
+	// Nor has it decided that nothing is to be retained: a runtime that hands on corrected annotations is heard.
+	policy, _, err := ledger.ParseAnnotations(ten)
+	check(t, err)
+	_, err = w.ledger.Del(ledger.DelRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: "eth0"}, Pod: s.Pod, Policy: &policy})
+	check(t, err)
+	w.want(addr, ledger.StateRetained)
 }
 
 func TestAnAddressThatIsNotConfiguredInItsPodIsReported(t *testing.T) {

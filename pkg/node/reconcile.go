@@ -76,6 +76,7 @@ func (a *Agent) reconcile(ctx context.Context) (next time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
+	epoch := a.agreed.now()
 	// This order makes absence evidence: a mark is written after its address file, and an address file is there
 	// before the runtime lists the sandbox.
 	served, allOpened := a.networks()
@@ -89,9 +90,12 @@ func (a *Agent) reconcile(ctx context.Context) (next time.Duration, err error) {
 	if err != nil {
 		return 0, err
 	}
-	ready := a.adopt(ctx, served, books, list, marks)
+	ready, adopted := a.adopt(ctx, served, books, list, marks)
 	if allOpened && allRead {
 		a.dropMarks(books, list, marks)
+		if adopted {
+			a.agreed.reached(epoch, served)
+		}
 	}
 	known := make(map[string]bool, len(list))
 	for id := range list {
@@ -106,8 +110,9 @@ func (a *Agent) reconcile(ctx context.Context) (next time.Duration, err error) {
 }
 
 // adopt sees to it that the ledgers know every running sandbox: those that host-local gave an address before
-// stayput came, and those that started while the agent was away. It returns the namespaces of those that have one.
-func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]listed, marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns) {
+// stayput came, and those that started while the agent was away. It returns the namespaces of those that have one;
+// whole says that every policy was set.
+func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]listed, marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns, whole bool) {
 	unserved := a.configured(served)
 	for _, l := range unserved {
 		// The first command of a network makes its directories; marks need them.
@@ -120,8 +125,12 @@ func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book
 		a.log.Error("Cannot read policy marks", "err", err)
 	}
 	bound := boundTo(books)
+	whole = true
 	for id, s := range list {
-		if !s.ready || ctx.Err() != nil {
+		if ctx.Err() != nil {
+			return ready, false
+		}
+		if !s.ready {
 			continue
 		}
 		o := observe(s.Sandbox)
@@ -151,10 +160,12 @@ func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book
 			if ns.Ino == 0 {
 				ns = ledger.Netns{} // never recorded: a path alone would pass for any later namespace there
 			}
-			a.setPolicy(attached{at.ledger, at.address.Attachment}, o, ns)
+			if _, ok := a.setPolicy(attached{at.ledger, at.address.Attachment}, o, ns); !ok {
+				whole = false
+			}
 		}
 	}
-	return ready
+	return ready, whole
 }
 
 // boundAddress is one attachment as its first address has it.

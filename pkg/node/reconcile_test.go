@@ -110,3 +110,24 @@ func TestAMarkIsNotWrittenTwice(t *testing.T) {
 		t.Error("the mark was written again: two fsyncs for every pod at every reconciliation")
 	}
 }
+
+func TestNoMarkIsDroppedWhileANetworkCannotBeRead(t *testing.T) {
+	w := newWorld(t)
+	s := w.sandbox("c1", "web-0", ten)
+	w.add(s)
+	other := ledger.New(network(t, "other", filepath.Join(w.dir, "networks"), "198.51.100.0/24"), w.a.ledgers)
+	w.addOn(other, s, "net1", nil)
+	w.a.RunPodSandbox(s) // marks it in both
+	w.del(s)
+	w.corrupt()
+	check(t, w.reconcile())
+	if marks, err := w.ledger.Marks(); err != nil || len(marks) != 1 {
+		t.Errorf("marks %v, %v", marks, err)
+	}
+	_, err := other.Del(ledger.DelRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: "net1"}, Pod: s.Pod})
+	check(t, err)
+	check(t, w.reconcile())
+	if marks, err := other.Marks(); err != nil || len(marks) != 1 {
+		t.Errorf("the other network's marks %v, %v: the address may be in the one that cannot be read", marks, err)
+	}
+}

@@ -77,7 +77,11 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if e.Has(fsnotify.Create) && e.Name != w.spool {
+		if e.Name == w.spool {
+			return
+		}
+		w.a.agreed.void()
+		if e.Has(fsnotify.Create) {
 			// Its description comes last.
 			if err := w.fs.Add(e.Name); err != nil {
 				w.a.log.Warn("Cannot watch a network", "err", err)
@@ -86,7 +90,8 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	default:
 		if filepath.Dir(filepath.Clean(dir)) == w.stateDir {
-			if e.Has(fsnotify.Create) {
+			if e.Has(fsnotify.Create) || e.Has(fsnotify.Remove) {
+				w.a.agreed.void()
 				w.a.reconcileNow.up()
 			}
 			return

@@ -129,9 +129,10 @@ func (c *fakeClock) pass(d time.Duration) {
 
 // recorder is a Publisher.
 type recorder struct {
-	mu     sync.Mutex
-	events []ledger.Event
-	claims [][]Claim
+	mu      sync.Mutex
+	events  []ledger.Event
+	claims  [][]Claim
+	settled [][]string
 }
 
 func (r *recorder) PublishEvent(e ledger.Event) {
@@ -140,10 +141,11 @@ func (r *recorder) PublishEvent(e ledger.Event) {
 	r.events = append(r.events, e)
 }
 
-func (r *recorder) PublishClaims(c []Claim) {
+func (r *recorder) PublishClaims(p Promises) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.claims = append(r.claims, c)
+	r.claims = append(r.claims, p.Claims)
+	r.settled = append(r.settled, p.Settled)
 }
 
 func (r *recorder) reasons() (all []ledger.EventReason) {

@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -105,3 +107,31 @@ func TestATokenBoundToAPodNamesItsNode(t *testing.T) {
 		t.Errorf("the node is %q", got)
 	}
 }
+
+// What a kubelet sets and has no namespace would stay on the machine that the tests run on.
+func TestTheMachineKeepsItsSysctls(t *testing.T) {
+	c := shared(t)
+	const name = "/proc/sys/vm/overcommit_memory"
+	inside, err := c.Nodes[0].Run(testContext(t), "/usr/bin/cat", name)
+	check(t, err)
+	if strings.TrimSpace(string(inside)) != "1" {
+		t.Errorf("kubelet has not set %s but left %q: this test shows nothing", name, inside)
+	}
+	for file, before := range sysctls {
+		after, err := os.ReadFile(file)
+		check(t, err)
+		if string(after) != before {
+			t.Errorf("%s was %q and is %q", file, before, after)
+		}
+	}
+}
+
+// sysctls are the values before any cluster of this process.
+var sysctls = func() map[string]string {
+	values := map[string]string{}
+	for _, file := range []string{"/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/panic", "/proc/sys/kernel/panic_on_oops"} {
+		value, _ := os.ReadFile(file) // "" is not what it is read as later
+		values[file] = string(value)
+	}
+	return values
+}()

@@ -33,10 +33,13 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
 	code := m.Run()
-	if the.cluster != nil {
-		if err := the.cluster.Close(); err != nil {
+	for _, c := range []*lab.Cluster{the.cluster, product.cluster} {
+		if c == nil {
+			continue
+		}
+		if err := c.Close(); err != nil {
 			fmt.Fprintln(os.Stderr, "test/cluster:", err)
-			return 1
+			code = 1
 		}
 	}
 	return code

@@ -35,6 +35,7 @@ type component struct {
 	dir      string   // below test/lab, where the go command runs
 	sources  []string // below test/lab: files and folders that the key is made of
 	pkg      string   // "tool": all tools of the go.mod in dir
+	tests    bool     // the package's tests are built, not the package
 	cgo      bool
 	tags     string
 	ldflags  string
@@ -72,8 +73,7 @@ var clusterComponents = []component{
 	{
 		// It takes minutes and, with two compilers at once, 2.4 GB.
 		name: "kubernetes", dir: "build/kubernetes", sources: []string{"build/kubernetes"}, pkg: ".", parallel: 2,
-		ldflags: "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1" +
-			" -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/component-base/version.gitTreeState=clean",
+		ldflags: kubernetesVersion,
 		finish: func(dir string) error {
 			for _, program := range kubernetesPrograms {
 				if err := os.Symlink("kubernetes", filepath.Join(dir, program)); err != nil {
@@ -84,6 +84,28 @@ var clusterComponents = []component{
 		},
 	},
 }
+
+// conformanceComponents are what upstream's own tests need. Few want them, and they take as long as all others.
+var conformanceComponents = []component{
+	{
+		name: "e2e", dir: "build/kubernetes", sources: []string{"build/kubernetes"}, pkg: "k8s.io/kubernetes/test/e2e", tests: true,
+		parallel: 2, ldflags: kubernetesVersion,
+	},
+	{
+		name: "agnhost", dir: "build/kubernetes", sources: []string{"build/kubernetes", "conformance.go", "image.go"},
+		pkg:      "k8s.io/kubernetes/test/images/agnhost",
+		packages: []string{"busybox-static", "curl", "dash", "netcat-openbsd"},
+		finish:   writeConformanceImages,
+	},
+	{name: "crictl", dir: "build/critools", sources: []string{"build/critools"}, pkg: "tool"},
+	{
+		name: "critest", dir: "build/critools", sources: []string{"build/critools"}, pkg: "sigs.k8s.io/cri-tools/cmd/critest", tests: true,
+	},
+}
+
+// kubernetesVersion is what Kubernetes' programs say of themselves; its modules do not know it.
+const kubernetesVersion = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1" +
+	" -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/component-base/version.gitTreeState=clean"
 
 // kubernetesPrograms are the names that the program of the kubernetes component answers to.
 var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
@@ -122,6 +144,29 @@ func BuildCluster(ctx context.Context) (ClusterBin, error) {
 		return ClusterBin{}, err
 	}
 	return ClusterBin{Bin: bin, Kubernetes: dirs["kubernetes"], Etcd: dirs["etcd"]}, nil
+}
+
+// ConformanceBin says where upstream's own tests are.
+type ConformanceBin struct {
+	E2E     string // e2e.test, the tests of Kubernetes
+	Images  string // docker-archive with the images that many of them run
+	Critest string // critest, the tests of container runtimes
+	Crictl  string // crictl
+}
+
+// BuildConformance builds upstream's own tests, unless the cache has them. With an empty cache that takes as long as
+// [BuildCluster]. Several processes may call it at once.
+func BuildConformance(ctx context.Context) (ConformanceBin, error) {
+	dirs, err := buildAll(ctx, conformanceComponents)
+	if err != nil {
+		return ConformanceBin{}, err
+	}
+	return ConformanceBin{
+		E2E:     filepath.Join(dirs["e2e"], "e2e.test"),
+		Images:  filepath.Join(dirs["agnhost"], imagesFile),
+		Critest: filepath.Join(dirs["critest"], "critest.test"),
+		Crictl:  filepath.Join(dirs["crictl"], "crictl"),
+	}, nil
 }
 
 // built keeps the folders of components for the next call in this process.
@@ -185,8 +230,8 @@ func buildProduct(ctx context.Context, dir string, packages ...string) (Product,
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Product{}, err
 	}
-	args := append([]string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}, packages...)
-	if err := goBuild(ctx, root, false, args...); err != nil {
+	args := append([]string{"build", "-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}, packages...)
+	if err := goCommand(ctx, root, false, args...); err != nil {
 		return Product{}, err
 	}
 	program := func(name string) string {
@@ -231,15 +276,19 @@ func (c component) build(ctx context.Context, lab, cache, goVersion string) (str
 	if err := os.MkdirAll(tmp, 0o755); err != nil {
 		return "", err
 	}
-	args := []string{
-		"-o", tmp + "/", "-trimpath", "-buildvcs=false", "-tags", c.tags,
-		"-ldflags", strings.TrimSpace("-s -w " + c.ldflags),
+	args := []string{"build"}
+	if c.tests {
+		args = []string{"test", "-c"}
 	}
+	args = append(args,
+		"-o", tmp+"/", "-trimpath", "-buildvcs=false", "-tags", c.tags,
+		"-ldflags", strings.TrimSpace("-s -w "+c.ldflags),
+	)
 	if c.parallel > 0 {
 		args = append(args, "-p", strconv.Itoa(c.parallel))
 	}
 	args = append(args, c.pkg)
-	if err := goBuild(ctx, filepath.Join(lab, c.dir), c.cgo, args...); err != nil {
+	if err := goCommand(ctx, filepath.Join(lab, c.dir), c.cgo, args...); err != nil {
 		return "", err
 	}
 	if c.finish != nil {
@@ -258,6 +307,9 @@ func (c component) build(ctx context.Context, lab, cache, goVersion string) (str
 func (c component) key(lab, goVersion string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n%s\n%v\n%s\n%s\n", goVersion, c.pkg, c.cgo, c.tags, c.ldflags)
+	if c.tests {
+		fmt.Fprintln(h, "tests")
+	}
 	for _, s := range c.sources {
 		var files []string
 		err := filepath.WalkDir(filepath.Join(lab, s), func(path string, d fs.DirEntry, err error) error {
@@ -281,8 +333,8 @@ func (c component) key(lab, goVersion string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
 }
 
-func goBuild(ctx context.Context, dir string, cgo bool, args ...string) error {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"build"}, args...)...)
+func goCommand(ctx context.Context, dir string, cgo bool, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
 	// The caller's flags and workspace are not part of the key.
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "CGO_ENABLED=0")
@@ -290,7 +342,7 @@ func goBuild(ctx context.Context, dir string, cgo bool, args ...string) error {
 		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go build in %s: %w\n%s", dir, err, out)
+		return fmt.Errorf("go %s in %s: %w\n%s", args[0], dir, err, out)
 	}
 	return nil
 }

@@ -36,6 +36,8 @@ type ClusterOptions struct {
 	// More flags of the control plane's programs, and more fields of kubelet's configuration.
 	APIServerArgs, ControllerManagerArgs, SchedulerArgs []string
 	KubeletConfig                                       map[string]any
+	// ControlFiles are more files of the control plane's machine, by path, for those flags to name.
+	ControlFiles map[string][]byte
 }
 
 // Cluster is a Kubernetes cluster of lab nodes, see the fabric for its addresses.

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -80,7 +78,7 @@ func (c *Cluster) makeNode(ctx context.Context, m int) (*ClusterNode, error) {
 			return n, err
 		}
 	}
-	n.Kubelet = &Service{node: node, name: "kubelet", ready: n.get("http://127.0.0.1:10248/healthz"), argv: []string{
+	n.Kubelet = &Service{node: node, name: "kubelet", ready: getFrom(node, "http://127.0.0.1:10248/healthz"), argv: []string{
 		labKubernetes + "kubelet", "--config=" + kubeletConfigFile, "--kubeconfig=" + kubeletKubeconfig,
 		"--node-ip=" + n.IP.String(),
 	}}
@@ -111,8 +109,7 @@ func (n *ClusterNode) kubeletConfig() map[string]any {
 		"clusterDomain":            "cluster.local",
 
 		// The disk is the machine's, and how full that is must not matter.
-		"localStorageCapacityIsolation": false,
-		"imageGCHighThresholdPercent":   100,
+		"imageGCHighThresholdPercent": 100,
 		"evictionHard": map[string]any{
 			"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%",
 		},
@@ -123,17 +120,6 @@ func (n *ClusterNode) kubeletConfig() map[string]any {
 	}
 	maps.Copy(config, n.cluster.options.KubeletConfig)
 	return config
-}
-
-// get asks for a page from within the node.
-func (n *ClusterNode) get(url string) func(context.Context) error {
-	client := &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return n.Dial(ctx, network, address)
-		},
-	}}
-	return func(ctx context.Context) error { return getOK(ctx, client, url) }
 }
 
 // startKubelet makes the cgroup of the node, which a power loss removes, and starts kubelet.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -39,17 +40,18 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 	for _, user := range []string{Admin, "system:kube-controller-manager", "system:kube-scheduler"} {
 		files[controlConfig+user+".kubeconfig"] = c.kubeconfigFor(user)
 	}
+	maps.Copy(files, o.ControlFiles)
 	for name, data := range files {
 		if err := control.WriteFile(name, data); err != nil {
 			return err
 		}
 	}
-	c.Etcd = &Service{node: control, name: "etcd", ready: c.get("http://127.0.0.1:2379/health"), argv: []string{
+	c.Etcd = &Service{node: control, name: "etcd", ready: getFrom(control, "http://127.0.0.1:2379/health"), argv: []string{
 		labEtcd + "etcd", "--data-dir=" + etcdDir, "--log-level=warn",
 		// A test is about power losses of nodes, not of etcd's machine.
 		"--unsafe-no-fsync",
 	}}
-	c.APIServer = &Service{node: control, name: "kube-apiserver", ready: c.get(serverURL + "/readyz"), argv: append([]string{
+	c.APIServer = &Service{node: control, name: "kube-apiserver", ready: getFrom(control, serverURL+"/readyz"), argv: append([]string{
 		labKubernetes + "kube-apiserver",
 		"--etcd-servers=http://127.0.0.1:2379",
 		"--secure-port=" + serverPort,
@@ -74,7 +76,10 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 		"--use-service-account-credentials",
 		"--service-account-private-key-file=" + accountsKeyFile,
 		"--root-ca-file=" + serverCertFile,
+		"--flex-volume-plugin-dir=/var/lib/kubernetes/volumeplugins", // the default is in /usr
 		"--node-monitor-period=1s",
+		// Its controllers start one by one, each with an account, and the default limit makes that take seconds.
+		"--kube-api-qps=1000", "--kube-api-burst=1000",
 		"--node-monitor-grace-period=" + o.NodeMonitorGracePeriod.String(),
 	}, o.ControllerManagerArgs...)}
 	c.Scheduler = &Service{node: control, name: "kube-scheduler", argv: append([]string{
@@ -85,14 +90,13 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 	return nil
 }
 
-// get asks for a page from within the fabric.
-func (c *Cluster) get(url string) func(context.Context) error {
+// getFrom asks for a page from within a machine: one try for [Service].
+func getFrom(machine *Node, url string) func(context.Context) error {
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
-		// It is not about whom it talks to: readiness is all that is asked.
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // it asks for readiness, not who answers
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return c.Control.Dial(ctx, network, address)
+			return machine.Dial(ctx, network, address)
 		},
 	}}
 	return func(ctx context.Context) error { return getOK(ctx, client, url) }

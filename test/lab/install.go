@@ -21,12 +21,12 @@ const (
 	AgentAccount      = "stayput-agent"
 	ControllerAccount = "stayput-controller"
 
-	agentFile      = "/opt/stayput/stayput-agent"
-	controllerFile = "/opt/stayput/stayput-controller"
-	productToken   = "/etc/stayput/token"
-	productConfig  = "/etc/stayput/kubeconfig"
-	agentHealth    = "http://127.0.0.1:9463/healthz"
-	tokenHoursMost = 24
+	agentFile        = "/opt/stayput/stayput-agent"
+	controllerFile   = "/opt/stayput/stayput-controller"
+	productToken     = "/etc/stayput/token"
+	productConfig    = "/etc/stayput/kubeconfig"
+	agentHealth      = "http://127.0.0.1:9463/healthz"
+	controllerHealth = "http://127.0.0.1:8081/healthz"
 )
 
 // InstallOptions say how the product runs.
@@ -61,12 +61,16 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	return nil
 }
 
-// ApplyDir applies the YAML files of a folder by server-side apply, but for Deployments and DaemonSets.
-// Namespaces and custom resource definitions come first.
+// ApplyDir applies the YAML files of a folder and of the folders in it by server-side apply, but for Deployments
+// and DaemonSets. Namespaces and custom resource definitions come first.
 func (c *Cluster) ApplyDir(ctx context.Context, dir string) error {
-	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
-	if err != nil {
-		return err
+	var files []string
+	for _, pattern := range []string{"*.yaml", "*/*.yaml"} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return err
+		}
+		files = append(files, found...)
 	}
 	var first, rest strings.Builder
 	crds := false
@@ -110,7 +114,7 @@ func (c *Cluster) ApplyDir(ctx context.Context, dir string) error {
 // AccountToken returns a token of a service account. With a node it is bound to a pod of that account on that
 // node, and says so, as the token in such a pod does; the pod is made if there is none.
 func (c *Cluster) AccountToken(ctx context.Context, namespace, account, node string) (string, error) {
-	seconds := int64(tokenHoursMost * 60 * 60)
+	seconds := int64(24 * 60 * 60) // longer than any cluster
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
 	if node != "" {
 		pod, err := c.placeholder(ctx, namespace, account, node)
@@ -169,7 +173,7 @@ func (n *ClusterNode) StartAgent(ctx context.Context, args ...string) error {
 	if err := n.cluster.writeAccount(ctx, n.Node, AgentAccount, n.Name); err != nil {
 		return err
 	}
-	n.Agent = &Service{node: n.Node, name: "agent", ready: n.get(agentHealth), argv: append([]string{
+	n.Agent = &Service{node: n.Node, name: "agent", ready: getFrom(n.Node, agentHealth), argv: append([]string{
 		agentFile, "--kubeconfig=" + productConfig, "--node-name=" + n.Name, "--log-level=debug",
 	}, args...)}
 	return n.Agent.Start(ctx)
@@ -196,9 +200,11 @@ func (c *Cluster) StartController(ctx context.Context, args ...string) (*Control
 	if err != nil {
 		return nil, err
 	}
-	controller := &Controller{Node: machine, Service: &Service{node: machine, name: "controller", argv: append([]string{
-		controllerFile, "--kubeconfig=" + productConfig,
-	}, args...)}}
+	controller := &Controller{Node: machine, Service: &Service{
+		node: machine, name: "controller", ready: getFrom(machine, controllerHealth), argv: append([]string{
+			controllerFile, "--kubeconfig=" + productConfig, "--leader-election-namespace=" + SystemNamespace, "--log-level=debug",
+		}, args...),
+	}}
 	c.Controllers = append(c.Controllers, controller)
 	if err := machine.Install(c.options.Product.Controller, controllerFile); err != nil {
 		return nil, err

@@ -28,3 +28,15 @@ const (
 
 // LabelGenerated marks a PersistentPodState that the controller generated from a workload's annotations.
 const LabelGenerated = "stayput.io/generated"
+
+// AnnotationHome is put on a pod whose node affinity the controller has narrowed to a home; its value says which.
+const AnnotationHome = "stayput.io/home"
+
+// RetentionWhileOwned is the retention of addresses that are kept while their workload wants the pod.
+const RetentionWhileOwned = "while-owned"
+
+// What becomes of addresses when the workload is scaled down below the pod, or deleted.
+const (
+	PolicyRetain  = "Retain"
+	PolicyRelease = "Release"
+)

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/stayput/stayput/pkg/placement"
+)
+
+type options struct {
+	kubeconfig string
+	logLevel   slog.Level
+	logFormat  string
+	kinds      []string
+	placement  placement.Options
+}
+
+func (o *options) addFlags(cmd *cobra.Command) {
+	p := cmd.PersistentFlags()
+	p.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty: the service account of the pod")
+	f := cmd.Flags()
+	f.StringVar(&o.placement.MetricsAddress, "metrics-bind-address", ":8080", "address of /metrics; 0: none")
+	f.StringVar(&o.placement.HealthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
+	f.BoolVar(&o.placement.LeaderElection, "leader-elect", true, "take turns with other replicas")
+	f.StringVar(&o.placement.LeaderElectionNamespace, "leader-election-namespace", "", "namespace of the lease; empty: the pod's own")
+	f.StringSliceVar(&o.kinds, "workload-kinds", nil, "further kinds with a scale subresource that a PersistentPodState may name, as Kind.version.group")
+	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least level that is logged: debug, info, warn or error")
+	f.StringVar(&o.logFormat, "log-format", "text", "format of the log on standard error: text or json")
+}
+
+func (o *options) logger(w io.Writer) (logr.Logger, error) {
+	ho := &slog.HandlerOptions{Level: o.logLevel}
+	switch o.logFormat {
+	case "text":
+		return logr.FromSlogHandler(slog.NewTextHandler(w, ho)), nil
+	case "json":
+		return logr.FromSlogHandler(slog.NewJSONHandler(w, ho)), nil
+	}
+	return logr.Logger{}, fmt.Errorf("--log-format: %q is not valid: expected text or json", o.logFormat)
+}
+
+func (o *options) config() (*rest.Config, error) {
+	if o.kubeconfig == "" {
+		config, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("not in a pod, and no --kubeconfig: %w", err)
+		}
+		return config, nil
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return config, nil
+}
+
+// customKinds reads Kind.version.group.
+func (o *options) customKinds() ([]schema.GroupVersionKind, error) {
+	var kinds []schema.GroupVersionKind
+	for _, s := range o.kinds {
+		kind, _ := schema.ParseKindArg(s)
+		if kind == nil || strings.Contains(s, "/") {
+			return nil, fmt.Errorf("--workload-kinds: %q is not valid: expected Kind.version.group, such as Game.v1.example.com", s)
+		}
+		kinds = append(kinds, *kind)
+	}
+	return kinds, nil
+}
+
+// serve is the controller.
+func serve(ctx context.Context, o options, stderr io.Writer) error {
+	log, err := o.logger(stderr)
+	if err != nil {
+		return err
+	}
+	ctrl.SetLogger(log)
+	klog.SetLogger(log)
+	config, err := o.config()
+	if err != nil {
+		return err
+	}
+	if o.placement.CustomKinds, err = o.customKinds(); err != nil {
+		return err
+	}
+	o.placement.Log = log
+	log.Info("Running", "version", version())
+	return placement.Run(ctx, config, o.placement)
+}

@@ -1,0 +1,263 @@
+package node
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// This file says how the ledgers' claims look as RetainedIPs; apiserver.go makes it so.
+
+// objectKey names a RetainedIP.
+type objectKey struct{ namespace, name string }
+
+func (k objectKey) String() string { return k.namespace + "/" + k.name }
+
+// object is a RetainedIP as the API server has it, as far as the agent has to do with it.
+type object struct {
+	uid      types.UID
+	version  string
+	owner    types.UID // of the Node that owns it; empty where that is not all of its owners
+	deleting bool
+	release  bool
+	spec     v1alpha1.RetainedIPSpec // without release and workload, which are not the agent's
+	status   v1alpha1.RetainedIPStatus
+}
+
+func objectOf(r *v1alpha1.RetainedIP) (objectKey, *object) {
+	o := &object{
+		uid: r.UID, version: r.ResourceVersion, deleting: r.DeletionTimestamp != nil,
+		release: r.Spec.Release, spec: r.Spec, status: r.Status,
+	}
+	o.spec.Release, o.spec.Workload = false, nil
+	if len(r.OwnerReferences) == 1 && r.OwnerReferences[0].Kind == "Node" {
+		o.owner = r.OwnerReferences[0].UID
+	}
+	return objectKey{r.Namespace, r.Name}, o
+}
+
+// promised is the RetainedIP that a node's claims ask for: all those of one pod.
+type promised struct {
+	spec   v1alpha1.RetainedIPSpec
+	status v1alpha1.RetainedIPStatus
+	claims []ledger.Key
+}
+
+// promisedBy makes the objects of all claims of a node. now is when a claim is taken to have become bound: the
+// ledger does not say.
+func promisedBy(claims []Claim, node string, now time.Time) map[objectKey]*promised {
+	all := map[objectKey]*promised{}
+	for _, of := range byPod(claims) {
+		first := of[0]
+		key := objectKey{first.Key.Namespace(), v1alpha1.RetainedIPName(first.Key.Pod, node)}
+		p := &promised{spec: specOf(first, node), status: statusOf(of, now)}
+		for _, c := range of {
+			p.claims = append(p.claims, c.Key)
+		}
+		all[key] = p
+	}
+	return all
+}
+
+// byPod groups claims by namespace and pod name. Within a group those that are bound come first, then the
+// interface that a pod is known by: the first one's policy counts.
+func byPod(claims []Claim) [][]Claim {
+	claims = slices.Clone(claims)
+	rank := func(c Claim) int {
+		r := 0
+		if c.Phase != PhaseBound {
+			r += 2
+		}
+		if c.Key.IfName != firstInterface {
+			r++
+		}
+		return r
+	}
+	slices.SortFunc(claims, func(a, b Claim) int {
+		return cmp.Or(
+			strings.Compare(a.Key.Namespace(), b.Key.Namespace()), strings.Compare(a.Key.Pod, b.Key.Pod), rank(a)-rank(b),
+			strings.Compare(a.Key.Network, b.Key.Network), strings.Compare(a.Key.IfName, b.Key.IfName), strings.Compare(a.Key.Identity, b.Key.Identity))
+	})
+	var groups [][]Claim
+	for from := 0; from < len(claims); {
+		to := from + 1
+		for to < len(claims) && claims[to].Key.Pod == claims[from].Key.Pod && claims[to].Key.Namespace() == claims[from].Key.Namespace() {
+			to++
+		}
+		groups = append(groups, claims[from:to])
+		from = to
+	}
+	return groups
+}
+
+func specOf(c Claim, node string) v1alpha1.RetainedIPSpec {
+	s := v1alpha1.RetainedIPSpec{
+		NodeName: node, PodName: c.Key.Pod, Identity: c.Policy.Identity, Retention: retention(c.Policy),
+		WhenScaled: c.Policy.WhenScaled, WhenDeleted: c.Policy.WhenDeleted,
+	}
+	// Policies of claims that were put together from what a damaged disk still said lack these.
+	byDefault := v1alpha1.PolicyRetain
+	if c.Policy.WhileOwned {
+		byDefault = v1alpha1.PolicyRelease
+	}
+	set(&s.WhenScaled, byDefault)
+	set(&s.WhenDeleted, byDefault)
+	return s
+}
+
+// retention is a policy's as people write it: 10m, not 10m0s.
+func retention(p ledger.Policy) string {
+	if p.WhileOwned {
+		return v1alpha1.RetentionWhileOwned
+	}
+	s := p.Duration().String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// statusOf merges the claims of one pod. It is bound where one of them is; it ends where the last one does.
+func statusOf(claims []Claim, now time.Time) v1alpha1.RetainedIPStatus {
+	s := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained}
+	var since, expires time.Time
+	for _, c := range claims {
+		ips := words(c.Addrs)
+		s.IPs = append(s.IPs, ips...)
+		if i := slices.IndexFunc(s.Addresses, func(a v1alpha1.NetworkAddresses) bool {
+			return a.Network == c.Key.Network && a.Interface == c.Key.IfName
+		}); i >= 0 {
+			s.Addresses[i].IPs = append(s.Addresses[i].IPs, ips...) // of two identities
+		} else {
+			s.Addresses = append(s.Addresses, v1alpha1.NetworkAddresses{Network: c.Key.Network, Interface: c.Key.IfName, IPs: ips})
+		}
+		if c.Phase == PhaseBound {
+			s.Phase = v1alpha1.PhaseBound
+			set(&s.PodUID, c.Pod.UID)
+			continue
+		}
+		if c.Since.After(since) {
+			since = c.Since
+		}
+		if c.Expires.IsZero() {
+			s.Expires = v1alpha1.ExpiresNever
+		} else if c.Expires.After(expires) {
+			expires = c.Expires
+		}
+	}
+	if s.Phase == v1alpha1.PhaseBound {
+		since, s.Expires = now, ""
+	} else if s.Expires == "" {
+		s.Expires = expires.UTC().Format(time.RFC3339)
+	}
+	s.Since = &metav1.Time{Time: since.UTC().Truncate(time.Second)}
+	return s
+}
+
+func words(addrs []netip.Addr) []string {
+	all := make([]string, len(addrs))
+	for i, a := range addrs {
+		all[i] = a.String()
+	}
+	return all
+}
+
+// after is a status that follows another one: it keeps what the ledger does not know and what has not changed
+// but for the clocks.
+func after(was, is v1alpha1.RetainedIPStatus) v1alpha1.RetainedIPStatus {
+	if is.Phase == v1alpha1.PhaseRetained && is.PodUID == "" {
+		is.PodUID = was.PodUID
+	}
+	if is.Phase != was.Phase {
+		return is
+	}
+	if is.Phase == v1alpha1.PhaseBound && is.PodUID == was.PodUID && was.Since != nil {
+		is.Since = was.Since
+	}
+	a, errA := time.Parse(time.RFC3339, was.Expires)
+	b, errB := time.Parse(time.RFC3339, is.Expires)
+	if errA == nil && errB == nil && a.Sub(b).Abs() < apart {
+		is.Expires = was.Expires
+	}
+	return is
+}
+
+// apart is how far two clocks' ideas of when a retention ends must differ to be worth telling.
+const apart = 2 * time.Second
+
+func sameStatus(a, b v1alpha1.RetainedIPStatus) bool {
+	order := func(s v1alpha1.RetainedIPStatus) []v1alpha1.NetworkAddresses { // of a list that is a map
+		return slices.SortedFunc(slices.Values(s.Addresses), func(a, b v1alpha1.NetworkAddresses) int {
+			return cmp.Or(strings.Compare(a.Network, b.Network), strings.Compare(a.Interface, b.Interface))
+		})
+	}
+	return a.Phase == b.Phase && slices.Equal(a.IPs, b.IPs) && a.PodUID == b.PodUID && a.Since.Equal(b.Since) && a.Expires == b.Expires &&
+		slices.EqualFunc(order(a), order(b), func(a, b v1alpha1.NetworkAddresses) bool {
+			return a.Network == b.Network && a.Interface == b.Interface && slices.Equal(a.IPs, b.IPs)
+		})
+}
+
+// request is what spec.release on an object comes to.
+type request int
+
+const (
+	// requestHolds: who set it saw what is promised now.
+	requestHolds request = iota
+	// requestIsOver: the pod has come back since, or has other addresses; what is promised now is another promise.
+	requestIsOver
+	// requestIsUnclear: it is not known which pod has the addresses.
+	requestIsUnclear
+)
+
+// releaseOf compares what an object shows with what is promised. The object shows what was promised when the
+// release was set, since an apply that would change it names the version that it changes.
+func (p *promised) releaseOf(o *object) request {
+	common := func(ip string) bool { return slices.Contains(p.status.IPs, ip) }
+	switch {
+	case !slices.ContainsFunc(o.status.IPs, common):
+		return requestIsOver
+	case p.status.Phase == v1alpha1.PhaseRetained:
+		return requestHolds
+	case o.status.Phase != v1alpha1.PhaseBound:
+		return requestIsOver
+	case p.status.PodUID == "":
+		return requestIsUnclear
+	case p.status.PodUID != o.status.PodUID:
+		return requestIsOver
+	}
+	return requestHolds
+}
+
+// apply is the object that is sent for what is promised. Over was, the object as it is known, it takes only if
+// that has not changed since.
+func (p *promised) apply(key objectKey, was *object, owner types.UID) *v1alpha1.RetainedIP {
+	r := &v1alpha1.RetainedIP{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "RetainedIP"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: key.namespace, Name: key.name,
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.spec.NodeName, UID: owner}},
+		},
+		Spec: p.spec, Status: p.status,
+	}
+	if was != nil {
+		r.UID, r.ResourceVersion = was.uid, was.version
+		r.Status = after(was.status, p.status)
+	}
+	return r
+}
+
+// shows says whether an apply over the object would change nothing.
+func (o *object) shows(p *promised, owner types.UID) bool {
+	return o.owner == owner && o.spec == p.spec && sameStatus(o.status, after(o.status, p.status))
+}

@@ -1,0 +1,59 @@
+package placement
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+)
+
+func in(key string, values ...string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}
+}
+
+func TestAPullLosesNothingOfThePodsOwn(t *testing.T) {
+	own := &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+			{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd")}},
+			{MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "node-9")}},
+			{}, // matches nothing, and must not begin to
+		}},
+		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{
+			{Weight: 1, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("rack", "r1")}}},
+		},
+	}
+	before := own.DeepCopy()
+	p := pull{
+		node: "node-1", required: []corev1.NodeSelectorRequirement{in("zone", "a")},
+		preferred: []corev1.PreferredSchedulingTerm{{Weight: 50, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("host", "h")}}}},
+	}
+	want := &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+			{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd"), in("zone", "a")}, MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "node-1")}},
+			{MatchExpressions: []corev1.NodeSelectorRequirement{in("zone", "a")}, MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "node-9"), in("metadata.name", "node-1")}},
+			{},
+		}},
+		PreferredDuringSchedulingIgnoredDuringExecution: append(before.DeepCopy().PreferredDuringSchedulingIgnoredDuringExecution, p.preferred...),
+	}
+	merged := p.merge(own)
+	if !equality.Semantic.DeepEqual(merged, want) {
+		t.Errorf("merged into\n%+v\nnot\n%+v", merged, want)
+	}
+	if !equality.Semantic.DeepEqual(own, before) {
+		t.Error("the pod itself was changed")
+	}
+	if again := p.merge(merged); !equality.Semantic.DeepEqual(again, merged) {
+		t.Errorf("merged twice it is\n%+v", again)
+	}
+}
+
+func TestAPullOnAPodWithoutAffinityIsOneTerm(t *testing.T) {
+	merged := pull{node: "node-1"}.merge(nil)
+	terms := merged.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	if len(terms) != 1 || len(terms[0].MatchExpressions) != 0 || !sameRequirements(terms[0].MatchFields, []corev1.NodeSelectorRequirement{in("metadata.name", "node-1")}) {
+		t.Errorf("merged into %+v", merged)
+	}
+	if merged := (pull{}).merge(nil); merged.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		t.Errorf("a pull to nowhere requires %+v", merged)
+	}
+}

@@ -1,0 +1,321 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	kruiseac "github.com/stayput/stayput/pkg/api/kruise/v1alpha1/applyconfiguration/kruise/v1alpha1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// Reasons of the Events on a workload whose PersistentPodState cannot be generated as asked for.
+const (
+	reasonTopologyMissing   = "TopologyMissing"
+	reasonInvalidAnnotation = "InvalidAnnotation"
+	reasonNotGenerated      = "PersistentPodStateExists"
+)
+
+// generatedWeight is the weight of each preferred key, as in OpenKruise.
+const generatedWeight = 100
+
+// generated says whether the controller made an object; whoever takes the label away takes the object over.
+func generated(s *kruisev1alpha1.PersistentPodState) bool {
+	return s.Labels[stayputv1alpha1.LabelGenerated] == "true"
+}
+
+// wish is the PersistentPodState that a workload's annotations ask for.
+type wish struct {
+	required, preferred, annotations []string
+}
+
+// wishOf reads the annotations of a workload. wanted is false where they ask for nothing; what is wrong with them
+// is in problem, and then nothing can be done about them.
+func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding) {
+	switch value := annotations[kruisev1alpha1.AnnotationAutoGenerate]; value {
+	case "", "false":
+		return w, false, problem
+	case "true":
+	default:
+		return w, true, finding{reasonInvalidAnnotation, fmt.Sprintf("annotation %s: %q is not valid: expected \"true\" or \"false\"", kruisev1alpha1.AnnotationAutoGenerate, value)}
+	}
+	for _, list := range []struct {
+		name string
+		keys *[]string
+	}{
+		{kruisev1alpha1.AnnotationRequiredTopology, &w.required},
+		{kruisev1alpha1.AnnotationPreferredTopology, &w.preferred},
+		{kruisev1alpha1.AnnotationPodAnnotations, &w.annotations},
+	} {
+		for key := range strings.SplitSeq(annotations[list.name], ",") {
+			if key = strings.TrimSpace(key); key == "" || slices.Contains(*list.keys, key) {
+				continue
+			}
+			// The keys of annotations may be in capitals, see apimachinery's ValidateAnnotations.
+			if wrong := validation.IsQualifiedName(strings.ToLower(key)); len(wrong) > 0 {
+				return w, true, finding{reasonInvalidAnnotation, fmt.Sprintf("annotation %s: %q is not a valid key: %s", list.name, key, wrong[0])}
+			}
+			*list.keys = append(*list.keys, key)
+		}
+	}
+	if len(w.required)+len(w.preferred) == 0 {
+		problem = finding{reasonTopologyMissing, fmt.Sprintf(
+			"annotation %s is \"true\", but neither %s nor %s names a node label, such as kubernetes.io/hostname: there is nothing to come back to",
+			kruisev1alpha1.AnnotationAutoGenerate, kruisev1alpha1.AnnotationRequiredTopology, kruisev1alpha1.AnnotationPreferredTopology)}
+	}
+	return w, true, problem
+}
+
+// in says whether a spec says what is wished. What else it says is the user's.
+func (w wish) in(spec *kruisev1alpha1.PersistentPodStateSpec) bool {
+	var is wish
+	if spec.RequiredPersistentTopology != nil {
+		is.required = spec.RequiredPersistentTopology.NodeTopologyKeys
+	}
+	for _, t := range spec.PreferredPersistentTopology {
+		if t.Weight != generatedWeight || len(t.Preference.NodeTopologyKeys) != 1 {
+			return false
+		}
+		is.preferred = append(is.preferred, t.Preference.NodeTopologyKeys[0])
+	}
+	for _, a := range spec.PersistentPodAnnotations {
+		is.annotations = append(is.annotations, a.Key)
+	}
+	return slices.Equal(is.required, w.required) && slices.Equal(is.preferred, w.preferred) && slices.Equal(is.annotations, w.annotations)
+}
+
+// spec is the wish as an apply configuration.
+func (w wish) spec(of *workload) *kruiseac.PersistentPodStateSpecApplyConfiguration {
+	spec := kruiseac.PersistentPodStateSpec().WithTargetReference(
+		kruiseac.TargetReference().WithAPIVersion(of.apiVersion).WithKind(of.ref.kind).WithName(of.ref.name))
+	if len(w.required) > 0 {
+		spec.WithRequiredPersistentTopology(kruiseac.NodeTopologyTerm().WithNodeTopologyKeys(w.required...))
+	}
+	for _, key := range w.preferred {
+		spec.WithPreferredPersistentTopology(kruiseac.PreferredTopologyTerm().WithWeight(generatedWeight).
+			WithPreference(kruiseac.NodeTopologyTerm().WithNodeTopologyKeys(key)))
+	}
+	for _, key := range w.annotations {
+		spec.WithPersistentPodAnnotations(kruiseac.PersistentPodAnnotation().WithKey(key))
+	}
+	return spec
+}
+
+// plan is what to do about the generated object of a workload. At most one of the first two is set.
+type plan struct {
+	apply  *wish
+	delete *kruisev1alpha1.PersistentPodState
+	// problem is what to tell the workload.
+	problem finding
+}
+
+// planFor decides what becomes of the generated object of a workload that exists. named is the object with the
+// workload's name, if any; all are those for it. What people made is left alone, and stands in the way.
+func planFor(w *workload, named *kruisev1alpha1.PersistentPodState, all []*kruisev1alpha1.PersistentPodState) plan {
+	asked, wanted, problem := wishOf(w.annotations)
+	ours := named != nil && generated(named) && targetOf(named) == w.ref
+	switch {
+	case !wanted && ours:
+		return plan{delete: named}
+	case !wanted:
+		return plan{}
+	case problem.reason != "":
+		return plan{problem: problem}
+	case ours && asked.in(&named.Spec):
+		return plan{}
+	case ours:
+		return plan{apply: &asked}
+	case named != nil:
+		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
+			"PersistentPodState %s exists and is not generated for this workload: it is left alone, and none is generated", named.Name)}}
+	case len(all) > 0:
+		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
+			"PersistentPodState %s is for this workload already: none is generated", all[0].Name)}}
+	}
+	return plan{apply: &asked}
+}
+
+// generating makes, changes and ends the PersistentPodStates that workloads ask for by annotation. They are known
+// by label and have no owner, so that they outlive a workload that is deleted without its pods and made again.
+type generating struct {
+	client  client.Client
+	live    client.Reader
+	targets *targets
+	kruise  *kruise
+	events  events.EventRecorder
+
+	told sync.Map // types.UID of a workload: the finding that it was told last
+}
+
+func (g *generating) setUp(mgr ctrl.Manager) error {
+	c, err := controller.NewTyped("generating", mgr, controller.TypedOptions[workloadRef]{Reconciler: g, MaxConcurrentReconciles: 4})
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		watchWorkloads(g.targets, c, func(_ context.Context, ref workloadRef) []workloadRef { return []workloadRef{ref} }),
+		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(g.concerned), stateSpecMoved)),
+		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
+			func(ctx context.Context, pod *corev1.Pod) []workloadRef { return targetsOfPod(ctx, g.client, pod) }), podGone)),
+		watchKruise(g.kruise, c, g.everything),
+	)
+}
+
+// concerned are the workloads for which an object can matter: its target, and those of its name.
+func (g *generating) concerned(_ context.Context, s *kruisev1alpha1.PersistentPodState) []workloadRef {
+	refs := []workloadRef{targetOf(s)}
+	for _, k := range g.targets.readable() {
+		refs = append(refs, workloadRef{k.gvk.Group, k.gvk.Kind, s.Namespace, s.Name})
+	}
+	return refs
+}
+
+// everything is what is looked at when OpenKruise has come or gone.
+func (g *generating) everything(ctx context.Context) []workloadRef {
+	all := everyState(ctx, g.client, targetOf)
+	for _, k := range g.targets.readable() {
+		refs, err := g.targets.list(ctx, k)
+		if err != nil {
+			log.FromContext(ctx).Error(err, "Listing workloads", "kind", k.gvk.String())
+		}
+		all = append(all, refs...)
+	}
+	return all
+}
+
+// stateSpecMoved lets through what is not merely a new status.
+var stateSpecMoved = predicate.TypedFuncs[*kruisev1alpha1.PersistentPodState]{
+	UpdateFunc: func(e event.TypedUpdateEvent[*kruisev1alpha1.PersistentPodState]) bool {
+		was, is := e.ObjectOld, e.ObjectNew
+		return was.UID != is.UID || was.Generation != is.Generation || generated(was) != generated(is) ||
+			was.DeletionTimestamp.IsZero() != is.DeletionTimestamp.IsZero()
+	},
+}
+
+// podGone lets only the end of a pod through: the end of the last one ends what its deleted workload had.
+var podGone = predicate.TypedFuncs[*corev1.Pod]{
+	CreateFunc: func(event.TypedCreateEvent[*corev1.Pod]) bool { return false },
+	UpdateFunc: func(event.TypedUpdateEvent[*corev1.Pod]) bool { return false },
+}
+
+// Reconcile sees to the generated object of one workload.
+func (g *generating) Reconcile(ctx context.Context, ref workloadRef) (reconcile.Result, error) {
+	switch on, err := g.kruise.on(); {
+	case err != nil:
+		return reconcile.Result{RequeueAfter: unknownPause}, nil
+	case !on:
+		return reconcile.Result{}, nil
+	}
+	all, err := statesOf(ctx, g.client, ref)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	w, err := g.targets.cached(ctx, ref)
+	switch {
+	case errors.Is(err, errNotTarget), errors.Is(err, errNotServed), errors.As(err, new(*permissionError)):
+		return reconcile.Result{}, nil // the object, if there is one, says so
+	case err != nil:
+		return reconcile.Result{}, err
+	case w == nil:
+		return g.end(ctx, ref, all)
+	}
+	named, err := g.named(ctx, g.client, ref)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	p := planFor(w, named, all)
+	g.tell(w, p.problem)
+	switch {
+	case p.delete != nil:
+		err = g.delete(ctx, p.delete)
+	case p.apply != nil:
+		err = g.apply(ctx, w, named, *p.apply)
+	}
+	return orLater(err)
+}
+
+// named returns the object with a workload's name, or nil.
+func (g *generating) named(ctx context.Context, from client.Reader, ref workloadRef) (*kruisev1alpha1.PersistentPodState, error) {
+	s := &kruisev1alpha1.PersistentPodState{}
+	if err := from.Get(ctx, ref.key(), s); err != nil {
+		if absent(err) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("looking up PersistentPodState %s: %w", ref.key(), err)
+	}
+	return s, nil
+}
+
+// end deletes the generated object of a workload that is gone, and all its pods with it.
+func (g *generating) end(ctx context.Context, ref workloadRef, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
+	i := slices.IndexFunc(all, generated)
+	if i < 0 {
+		return reconcile.Result{}, nil
+	}
+	if _, err := g.targets.get(ctx, ref); !errors.Is(err, errWorkloadGone) {
+		return reconcile.Result{RequeueAfter: unknownPause}, err // the cache is behind
+	}
+	if left, err := leftOf(ctx, g.client, ref); err != nil || left {
+		return reconcile.Result{}, err
+	}
+	return orLater(g.delete(ctx, all[i]))
+}
+
+// delete deletes the very object that was decided on.
+func (g *generating) delete(ctx context.Context, s *kruisev1alpha1.PersistentPodState) error {
+	err := g.client.Delete(ctx, &kruisev1alpha1.PersistentPodState{ObjectMeta: *s.ObjectMeta.DeepCopy()},
+		client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion})
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("deleting PersistentPodState %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	log.FromContext(ctx).Info("Deleted a generated PersistentPodState", "namespace", s.Namespace, "name", s.Name)
+	return nil
+}
+
+// apply makes the generated object, or changes it to what is wished.
+func (g *generating) apply(ctx context.Context, w *workload, is *kruisev1alpha1.PersistentPodState, wished wish) error {
+	object := kruiseac.PersistentPodState(w.ref.name, w.ref.namespace).
+		WithLabels(map[string]string{stayputv1alpha1.LabelGenerated: "true"}).WithSpec(wished.spec(w))
+	options := []client.ApplyOption{client.FieldOwner(stayputv1alpha1.ControllerFieldManager)}
+	if is != nil {
+		object.WithUID(is.UID).WithResourceVersion(is.ResourceVersion)
+		options = append(options, client.ForceOwnership)
+	} else if made, err := g.named(ctx, g.live, w.ref); err != nil || made != nil {
+		// An apply cannot say "only if there is none". Somebody's object that is not in the cache yet is seen here,
+		// and what slips through is refused unless it says the same.
+		return err
+	}
+	if err := g.client.Apply(ctx, object, options...); err != nil {
+		return fmt.Errorf("applying PersistentPodState %s: %w", w.ref.key(), err)
+	}
+	return nil
+}
+
+// tell reports a problem to a workload when it is news.
+func (g *generating) tell(w *workload, problem finding) {
+	if problem.reason == "" {
+		g.told.Delete(w.uid)
+		return
+	}
+	if before, ok := g.told.Swap(w.uid, problem); ok && before == problem {
+		return
+	}
+	g.events.Eventf(w.reference(), nil, corev1.EventTypeWarning, problem.reason, "Generating", "%s", problem.message)
+}

@@ -1,0 +1,96 @@
+package placement
+
+import (
+	"reflect"
+	"testing"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+func TestAnnotationsOfAWorkloadAreReadForgivingly(t *testing.T) {
+	const (
+		auto, required   = kruisev1alpha1.AnnotationAutoGenerate, kruisev1alpha1.AnnotationRequiredTopology
+		preferred, notes = kruisev1alpha1.AnnotationPreferredTopology, kruisev1alpha1.AnnotationPodAnnotations
+	)
+	for name, c := range map[string]struct {
+		annotations map[string]string
+		want        wish
+		wanted      bool
+		problem     string
+	}{
+		"nothing":             {nil, wish{}, false, ""},
+		"false":               {map[string]string{auto: "false", required: "a"}, wish{}, false, ""},
+		"neither":             {map[string]string{auto: "yes", required: "a"}, wish{}, true, reasonInvalidAnnotation},
+		"required":            {map[string]string{auto: "true", required: "a"}, wish{required: []string{"a"}}, true, ""},
+		"blanks, none, twice": {map[string]string{auto: "true", preferred: " a, b ,,a,"}, wish{preferred: []string{"a", "b"}}, true, ""},
+		"all": {map[string]string{auto: "true", required: "x.io/a", preferred: "b", notes: "X.io/N, m"},
+			wish{required: []string{"x.io/a"}, preferred: []string{"b"}, annotations: []string{"X.io/N", "m"}}, true, ""},
+		"no topology":       {map[string]string{auto: "true", notes: "n"}, wish{annotations: []string{"n"}}, true, reasonTopologyMissing},
+		"only blanks":       {map[string]string{auto: "true", required: " , "}, wish{}, true, reasonTopologyMissing},
+		"not a key":         {map[string]string{auto: "true", required: "a b"}, wish{}, true, reasonInvalidAnnotation},
+		"not an annotation": {map[string]string{auto: "true", required: "a", notes: "/x"}, wish{required: []string{"a"}}, true, reasonInvalidAnnotation},
+	} {
+		got, wanted, problem := wishOf(c.annotations)
+		if !reflect.DeepEqual(got, c.want) || wanted != c.wanted || problem.reason != c.problem || (problem.message == "") != (c.problem == "") {
+			t.Errorf("%s: %+v, %v, %v, want %+v, %v, %s", name, got, wanted, problem, c.want, c.wanted, c.problem)
+		}
+	}
+}
+
+func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
+	asked := func(required string) *workload {
+		w := web(1)
+		w.annotations = map[string]string{
+			kruisev1alpha1.AnnotationAutoGenerate: "true", kruisev1alpha1.AnnotationPreferredTopology: hostname,
+			kruisev1alpha1.AnnotationRequiredTopology: required,
+		}
+		return w
+	}
+	hand, handOther, ours, oursOther := object("web", 0), object("mine", 0), object("web", 0), object("web", 0)
+	ours.Labels = map[string]string{stayputv1alpha1.LabelGenerated: "true"}
+	oursOther.Labels = ours.Labels
+	oursOther.Spec.TargetReference.APIVersion = "apps.kruise.io/v1beta1"
+	type objects = []*kruisev1alpha1.PersistentPodState
+	for name, c := range map[string]struct {
+		w             *workload
+		named         *kruisev1alpha1.PersistentPodState
+		all           objects
+		apply, delete bool
+		problem       string
+	}{
+		"asked for":                           {asked(""), nil, nil, true, false, ""},
+		"there already":                       {asked(""), &ours, objects{&ours}, false, false, ""},
+		"there, and says something else":      {asked(zone), &ours, objects{&ours}, true, false, ""},
+		"there, with a second one by hand":    {asked(zone), &ours, objects{&handOther, &ours}, true, false, ""},
+		"not asked for":                       {web(1), nil, nil, false, false, ""},
+		"not asked for any more":              {web(1), &ours, objects{&ours}, false, true, ""},
+		"not asked for, by hand":              {web(1), &hand, objects{&hand}, false, false, ""},
+		"not asked for, another kind's":       {web(1), &oursOther, nil, false, false, ""},
+		"by hand under its name":              {asked(""), &hand, objects{&hand}, false, false, reasonNotGenerated},
+		"by hand under another name":          {asked(""), nil, objects{&handOther}, false, false, reasonNotGenerated},
+		"another kind's under its name":       {asked(""), &oursOther, nil, false, false, reasonNotGenerated},
+		"asked for wrongly":                   {asked("no key"), nil, nil, false, false, reasonInvalidAnnotation},
+		"asked for wrongly, it is left alone": {asked("no key"), &ours, objects{&ours}, false, false, reasonInvalidAnnotation},
+	} {
+		p := planFor(c.w, c.named, c.all)
+		if (p.apply != nil) != c.apply || (p.delete != nil) != c.delete || p.problem.reason != c.problem {
+			t.Errorf("%s: %+v, want apply %v, delete %v, problem %q", name, p, c.apply, c.delete, c.problem)
+		}
+		if p.delete != nil && !generated(p.delete) {
+			t.Errorf("%s: deletes %v", name, p.delete)
+		}
+	}
+}
+
+func TestWhatTheUserAddsToAGeneratedSpecIsLeftAlone(t *testing.T) {
+	s, w := object("web", 0), wish{preferred: []string{hostname}}
+	s.Spec.PersistentPodStateRetentionPolicy = kruisev1alpha1.RetentionWhenDeleted
+	if !w.in(&s.Spec) {
+		t.Error("the retention policy counts as a difference")
+	}
+	s.Spec.PreferredPersistentTopology[0].Weight = 1
+	if w.in(&s.Spec) {
+		t.Error("another weight does not count as a difference")
+	}
+}

@@ -1,0 +1,200 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/go-logr/logr"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// Scheme knows every object that the controller reads or writes by its type.
+var Scheme = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(s))
+	utilruntime.Must(stayputv1alpha1.AddToScheme(s))
+	utilruntime.Must(kruisev1alpha1.AddToScheme(s))
+	return s
+}()
+
+// Options of the controller.
+type Options struct {
+	// MetricsAddress and HealthAddress are where /metrics, and /healthz and /readyz, are served; "0" is nowhere.
+	MetricsAddress, HealthAddress string
+	// LeaderElection makes replicas take turns. The lease lies in LeaderElectionNamespace; empty: the pod's own.
+	LeaderElection          bool
+	LeaderElectionNamespace string
+	// CustomKinds are further kinds of workload, with a scale subresource, that a PersistentPodState may name.
+	CustomKinds []schema.GroupVersionKind
+	Log         logr.Logger
+}
+
+// The lease is short because gated pods wait for the leader. It is released when the process ends on a signal,
+// so that this matters for killed leaders only.
+const (
+	leaseName     = "stayput-controller"
+	leaseDuration = 5 * time.Second
+	renewDeadline = 4 * time.Second
+	retryPeriod   = time.Second
+)
+
+// Run is the controller until ctx ends. It returns an error when it cannot begin, or has lost its lease: then
+// another replica leads, and this process must end.
+func Run(ctx context.Context, config *rest.Config, o Options) error {
+	config = rest.CopyConfig(config)
+	// The API server's priority and fairness limits us; a limit of our own would be the latency of gated pods.
+	config.QPS, config.Burst = -1, -1
+	lease, renew, retry := leaseDuration, renewDeadline, retryPeriod
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme:                        Scheme,
+		Logger:                        o.Log,
+		Metrics:                       server.Options{BindAddress: o.MetricsAddress},
+		HealthProbeBindAddress:        o.HealthAddress,
+		LeaderElection:                o.LeaderElection,
+		LeaderElectionID:              leaseName,
+		LeaderElectionNamespace:       o.LeaderElectionNamespace,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 &lease,
+		RenewDeadline:                 &renew,
+		RetryPeriod:                   &retry,
+		Cache: cache.Options{
+			DefaultTransform: cache.TransformStripManagedFields(),
+			ByObject: map[client.Object]cache.ByObject{
+				&corev1.Pod{}:         {Transform: stripPod},
+				&corev1.Node{}:        {Transform: stripNode},
+				&appsv1.StatefulSet{}: {Transform: stripStatefulSet},
+			},
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("setting up: %w", err)
+	}
+	if err := addTo(ctx, mgr, o); err != nil {
+		return fmt.Errorf("setting up: %w", err)
+	}
+	return mgr.Start(ctx)
+}
+
+// addTo registers all loops with a manager.
+func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
+	// 1. Indexes: no event costs more because there are more objects.
+	if err := indexRetainedIPs(ctx, mgr.GetFieldIndexer()); err != nil {
+		return err
+	}
+
+	// 2. PersistentPodStates: generating and recording.
+	states, err := addPersistentPodStates(ctx, mgr, o.CustomKinds)
+	if err != nil {
+		return err
+	}
+
+	// 3. What pods do is followed on every replica, so that the next leader knows it too. So is the rest, so that
+	// it need not read the cluster first.
+	for _, o := range []client.Object{&corev1.Node{}, &appsv1.StatefulSet{}, &stayputv1alpha1.RetainedIP{}, &kruisev1alpha1.PersistentPodState{}} {
+		if _, err := mgr.GetCache().GetInformer(ctx, o); err != nil {
+			return err
+		}
+	}
+	memory := newMemory(time.Now)
+	pods, err := mgr.GetCache().GetInformer(ctx, &corev1.Pod{})
+	if err != nil {
+		return err
+	}
+	if _, err := pods.AddEventHandler(memory.handler()); err != nil {
+		return err
+	}
+
+	// 4. Placement and release.
+	place := &placer{
+		client: mgr.GetClient(), records: states.records, memory: memory, now: time.Now,
+		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager), metrics: newPlacementMetrics(memory),
+	}
+	free := &releaser{
+		client: mgr.GetClient(), reader: mgr.GetAPIReader(), targets: states.targets, now: time.Now,
+		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
+	}
+	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
+		return err
+	}
+
+	// 5. Health.
+	synced := func(r *http.Request) error {
+		if !mgr.GetCache().WaitForCacheSync(r.Context()) {
+			return errors.New("the objects of the cluster are still being read")
+		}
+		return nil
+	}
+	return errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("caches", synced))
+}
+
+// stripPod keeps of a pod what the loops look at: the controller sees every pod of the cluster.
+func stripPod(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	pod.ManagedFields = nil
+	spec := corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork}
+	if pod.Spec.NodeName == "" { // what decides where it goes
+		spec.SchedulingGates, spec.Affinity = pod.Spec.SchedulingGates, pod.Spec.Affinity
+		spec.NodeSelector, spec.Tolerations = pod.Spec.NodeSelector, pod.Spec.Tolerations
+	}
+	pod.Spec = spec
+	status := corev1.PodStatus{Phase: pod.Status.Phase, PodIP: pod.Status.PodIP, Reason: pod.Status.Reason}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
+			status.Conditions = append(status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status, Reason: c.Reason})
+		}
+	}
+	pod.Status = status
+	return pod, nil
+}
+
+// stripStatefulSet leaves out what its pods are made of.
+func stripStatefulSet(o any) (any, error) {
+	set, ok := o.(*appsv1.StatefulSet)
+	if !ok {
+		return o, nil
+	}
+	set.ManagedFields = nil
+	set.Spec.Template = corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: set.Spec.Template.Annotations}}
+	set.Spec.VolumeClaimTemplates = nil
+	set.Status = appsv1.StatefulSetStatus{}
+	return set, nil
+}
+
+// stripNode keeps of a node what decides whether it can take a pod.
+func stripNode(o any) (any, error) {
+	node, ok := o.(*corev1.Node)
+	if !ok {
+		return o, nil
+	}
+	node.ManagedFields, node.Annotations = nil, nil
+	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints}
+	var status corev1.NodeStatus
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	node.Status = status
+	return node, nil
+}

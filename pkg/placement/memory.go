@@ -1,0 +1,266 @@
+package placement
+
+import (
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// memory is what the placer remembers between two looks at a pod. All of it can be lost: a leader that takes
+// over finds pods gated and decides anew. What that costs is said at each part.
+//
+// Its methods may be called by any goroutine.
+type memory struct {
+	now func() time.Time
+
+	mu sync.Mutex
+	// waiting are the pods that wait, by the node they wait for; those that wait for any of several are at "".
+	// Lost: found again at the first look, and at the latest when their wait ends.
+	waiting map[string]map[types.NamespacedName]struct{}
+	pods    map[types.NamespacedName]*undecidedPod
+	// givenUp are pods that were deleted because their home had no room, until one of their name has a node.
+	// Lost in the moment between the deletion and the successor's placement: it waits for its home once more.
+	givenUp map[types.NamespacedName]types.UID
+	// last is where annotated pods were when they were deleted, for as long as their RetainedIP may be on its
+	// way. Lost: only matters for a pod deleted within seconds of its first start, while the leader changes.
+	last  map[types.NamespacedName]lastNode
+	order []lastSeen
+	// assigned are the addresses of a shared identity that a pod without a node was drawn to. Lost: two pods may
+	// be drawn to one address, and one of them gets another.
+	assigned map[types.NamespacedName]types.UID
+	holds    map[types.UID]types.NamespacedName
+}
+
+type undecidedPod struct {
+	uid     types.UID
+	node    string
+	waits   bool
+	reason  string
+	noticed map[string]struct{}
+}
+
+type lastNode struct {
+	node string
+	at   time.Time
+}
+
+type lastSeen struct {
+	pod types.NamespacedName
+	at  time.Time
+}
+
+// publishing is how long the object of an address may be on its way: far longer than an agent takes that can
+// reach the API server.
+const publishing = time.Minute
+
+func newMemory(now func() time.Time) *memory {
+	return &memory{
+		now:      now,
+		waiting:  map[string]map[types.NamespacedName]struct{}{},
+		pods:     map[types.NamespacedName]*undecidedPod{},
+		givenUp:  map[types.NamespacedName]types.UID{},
+		last:     map[types.NamespacedName]lastNode{},
+		assigned: map[types.NamespacedName]types.UID{},
+		holds:    map[types.UID]types.NamespacedName{},
+	}
+}
+
+// handler follows the pods; on the replica that is not the leader as well.
+func (m *memory) handler() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, is any) {
+			if pod, ok := is.(*corev1.Pod); ok && pod.Spec.NodeName != "" {
+				m.bound(pod)
+			}
+		},
+		DeleteFunc: func(was any) {
+			if gone, ok := was.(cache.DeletedFinalStateUnknown); ok {
+				was = gone.Obj
+			}
+			if pod, ok := was.(*corev1.Pod); ok {
+				m.deleted(pod)
+			}
+		},
+	}
+}
+
+func (m *memory) bound(pod *corev1.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.givenUp, client.ObjectKeyFromObject(pod))
+	m.unassignLocked(pod.UID)
+}
+
+func (m *memory) deleted(pod *corev1.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unassignLocked(pod.UID)
+	for len(m.order) > 0 && m.now().Sub(m.order[0].at) > publishing {
+		if old := m.order[0]; m.last[old.pod].at.Equal(old.at) {
+			delete(m.last, old.pod)
+		}
+		m.order = m.order[1:]
+	}
+	// Without an IP it never had a claim.
+	if pod.Spec.NodeName == "" || pod.Status.PodIP == "" || pod.Spec.HostNetwork || !annotated(pod.Annotations) ||
+		pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" {
+		return
+	}
+	key, at := client.ObjectKeyFromObject(pod), m.now()
+	m.last[key] = lastNode{pod.Spec.NodeName, at}
+	m.order = append(m.order, lastSeen{key, at})
+}
+
+// lastNode is where a pod was deleted within the last moments; empty: not known.
+func (m *memory) lastNode(pod types.NamespacedName, now time.Time) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l, ok := m.last[pod]; ok && now.Sub(l.at) < publishing {
+		return l.node
+	}
+	return ""
+}
+
+// giveUp remembers that the successor of a pod is to go free.
+func (m *memory) giveUp(pod types.NamespacedName, uid types.UID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.givenUp[pod] = uid
+}
+
+func (m *memory) forgetGivenUp(pod types.NamespacedName) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.givenUp, pod)
+}
+
+// gaveUp says whether a pod is the successor of one whose home was given up.
+func (m *memory) gaveUp(pod *corev1.Pod) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	uid, ok := m.givenUp[client.ObjectKeyFromObject(pod)]
+	return ok && uid != pod.UID
+}
+
+// assign gives a pod of a shared identity one of the addresses that nobody uses or is drawn to; nil: there is
+// none. A pod that has one keeps it.
+func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now time.Time) *stayputv1alpha1.RetainedIP {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var free *stayputv1alpha1.RetainedIP
+	for _, r := range kept {
+		if !keeps(r, now) || r.Status.Phase != stayputv1alpha1.PhaseRetained {
+			continue
+		}
+		switch owner, taken := m.assigned[client.ObjectKeyFromObject(r)]; {
+		case taken && owner == pod.UID:
+			return r
+		case !taken && (free == nil || began(r).After(began(free))):
+			free = r
+		}
+	}
+	m.unassignLocked(pod.UID)
+	if free != nil {
+		key := client.ObjectKeyFromObject(free)
+		m.assigned[key], m.holds[pod.UID] = pod.UID, key
+	}
+	return free
+}
+
+func (m *memory) unassignLocked(pod types.UID) {
+	if key, ok := m.holds[pod]; ok {
+		delete(m.assigned, key)
+		delete(m.holds, pod)
+	}
+}
+
+// waits notes that a pod waits for a node, and returns whether that, or why, is news.
+func (m *memory) waits(pod *corev1.Pod, node string, d decision) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := client.ObjectKeyFromObject(pod)
+	u := m.podLocked(key, pod.UID)
+	if u.waits && u.node == node && u.reason == d.reason {
+		return false
+	}
+	m.leaveLocked(key, u)
+	u.waits, u.node, u.reason = true, node, d.reason
+	if m.waiting[node] == nil {
+		m.waiting[node] = map[types.NamespacedName]struct{}{}
+	}
+	m.waiting[node][key] = struct{}{}
+	return true
+}
+
+// waitingFor are the pods that a change of a node may concern.
+func (m *memory) waitingFor(node string) []reconcile.Request {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []reconcile.Request
+	for _, at := range []string{node, ""} {
+		for key := range m.waiting[at] {
+			all = append(all, reconcile.Request{NamespacedName: key})
+		}
+	}
+	return all
+}
+
+// waitingPods is how many pods wait for their home.
+func (m *memory) waitingPods() float64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := 0
+	for _, pods := range m.waiting {
+		n += len(pods)
+	}
+	return float64(n)
+}
+
+// first says whether something is said of a pod for the first time.
+func (m *memory) first(pod *corev1.Pod, text string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	u := m.podLocked(client.ObjectKeyFromObject(pod), pod.UID)
+	_, said := u.noticed[text]
+	u.noticed[text] = struct{}{}
+	return !said
+}
+
+// decided forgets a pod that has been placed or is no more.
+func (m *memory) decided(key types.NamespacedName) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if u := m.pods[key]; u != nil {
+		m.leaveLocked(key, u)
+		delete(m.pods, key)
+	}
+}
+
+func (m *memory) podLocked(key types.NamespacedName, uid types.UID) *undecidedPod {
+	u := m.pods[key]
+	if u == nil || u.uid != uid {
+		if u != nil {
+			m.leaveLocked(key, u)
+		}
+		u = &undecidedPod{uid: uid, noticed: map[string]struct{}{}}
+		m.pods[key] = u
+	}
+	return u
+}
+
+func (m *memory) leaveLocked(key types.NamespacedName, u *undecidedPod) {
+	if u.waits {
+		delete(m.waiting[u.node], key)
+		if len(m.waiting[u.node]) == 0 {
+			delete(m.waiting, u.node)
+		}
+		u.waits = false
+	}
+}

@@ -1,0 +1,334 @@
+package placement
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// placementWorkers decide at the same time: a decision is two writes to the API server, which waits for its disk.
+const placementWorkers = 32
+
+// placer decides where gated pods go. It sees a pod from its creation to its binding.
+type placer struct {
+	client  client.Client
+	records recorder
+	memory  *memory
+	events  events.EventRecorder
+	metrics *placementMetrics
+	now     func() time.Time
+}
+
+// recorder looks up what a PersistentPodState says of a pod.
+type recorder interface {
+	recordOf(context.Context, *corev1.Pod) (*record, error)
+}
+
+func (p *placer) setUp(mgr ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("placement").
+		For(&corev1.Pod{}, builder.WithPredicates(undecidedPods)).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, n client.Object) []reconcile.Request {
+			return p.memory.waitingFor(n.GetName())
+		}), builder.WithPredicates(nodeMoved)).
+		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers}).
+		Complete(p)
+}
+
+// undecided picks the pods that have no node and are, or were, for us to place.
+func undecided(o client.Object) bool {
+	pod, ok := o.(*corev1.Pod)
+	if !ok || pod.Spec.NodeName != "" {
+		return false
+	}
+	_, drawn := pod.Annotations[stayputv1alpha1.AnnotationHome]
+	return gated(pod) || drawn
+}
+
+// undecidedPods lets the end of being undecided through as well.
+var undecidedPods = predicate.Funcs{
+	CreateFunc:  func(e event.CreateEvent) bool { return undecided(e.Object) },
+	UpdateFunc:  func(e event.UpdateEvent) bool { return undecided(e.ObjectOld) || undecided(e.ObjectNew) },
+	DeleteFunc:  func(e event.DeleteEvent) bool { return undecided(e.Object) },
+	GenericFunc: func(event.GenericEvent) bool { return false },
+}
+
+// nodeMoved picks the changes of a node that can change whether it takes a pod, not its heartbeats.
+var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+	was, okWas := e.ObjectOld.(*corev1.Node)
+	is, okIs := e.ObjectNew.(*corev1.Node)
+	return !okWas || !okIs || ready(was) != ready(is) || was.Spec.Unschedulable != is.Spec.Unschedulable ||
+		!slices.EqualFunc(was.Spec.Taints, is.Spec.Taints, func(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }) ||
+		!labels.Equals(was.Labels, is.Labels)
+}}
+
+// Reconcile decides where one pod goes, and sees to it.
+func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	var pod corev1.Pod
+	if err := p.client.Get(ctx, req.NamespacedName, &pod); err != nil {
+		p.memory.decided(req.NamespacedName)
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if !undecided(&pod) || !pod.DeletionTimestamp.IsZero() {
+		p.memory.decided(req.NamespacedName)
+		return reconcile.Result{}, nil
+	}
+	s, err := p.look(ctx, &pod)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("looking up the home of pod %s: %w", req, err)
+	}
+	cache := &cachedNodes{ctx: ctx, client: p.client}
+	s.nodes = cache
+	d := decide(s)
+	if cache.err != nil {
+		return reconcile.Result{}, fmt.Errorf("looking up the nodes for pod %s: %w", req, cache.err)
+	}
+	for _, note := range d.notes {
+		p.say(&pod, corev1.EventTypeWarning, reasonHomeIgnored, note)
+	}
+	switch {
+	case d.outcome == outcomeWait:
+		p.wait(&pod, s, d)
+	case d.outcome == outcomeEvict:
+		err = p.evict(ctx, &pod, d)
+	case gated(&pod):
+		err = p.place(ctx, &pod, s, d)
+	}
+	switch {
+	case apierrors.IsConflict(err): // it is another pod by now, or has changed
+		log.FromContext(ctx).V(1).Info("The pod has changed", "pod", req, "err", err)
+		return reconcile.Result{RequeueAfter: again}, nil
+	case apierrors.IsNotFound(err):
+		return reconcile.Result{}, nil
+	}
+	return reconcile.Result{RequeueAfter: d.retry}, err
+}
+
+// again is when a pod that changed under a write is read again. Its news is on its way to the cache.
+const again = 20 * time.Millisecond
+
+// look gathers what the placement of a pod depends on.
+func (p *placer) look(ctx context.Context, pod *corev1.Pod) (situation, error) {
+	s := situation{now: p.now(), pod: pod, givenUp: p.memory.gaveUp(pod)}
+	if annotated(pod.Annotations) {
+		home, err := p.addressHome(ctx, pod, s.now)
+		if err != nil {
+			return s, err
+		}
+		switch {
+		case home != nil:
+			s.home, s.kept = home.Spec.NodeName, keptUntil(home)
+		default:
+			s.home = p.memory.lastNode(client.ObjectKeyFromObject(pod), s.now)
+		}
+	}
+	var err error
+	s.record, err = p.records.recordOf(ctx, pod)
+	return s, err
+}
+
+// addressHome is the RetainedIP that is the home of a pod; nil: no node keeps an address for it.
+func (p *placer) addressHome(ctx context.Context, pod *corev1.Pod, now time.Time) (*stayputv1alpha1.RetainedIP, error) {
+	identity := pod.Annotations[stayputv1alpha1.AnnotationIdentity]
+	field := client.MatchingFields{retainedByPod: pod.Name}
+	if identity != "" {
+		field = client.MatchingFields{retainedByIdentity: identity}
+	}
+	var list stayputv1alpha1.RetainedIPList
+	if err := p.client.List(ctx, &list, client.InNamespace(pod.Namespace), field, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	kept := make([]*stayputv1alpha1.RetainedIP, len(list.Items))
+	for i := range list.Items {
+		kept[i] = &list.Items[i]
+	}
+	if identity != "" {
+		return p.memory.assign(pod, kept, now), nil
+	}
+	return newest(kept, now), nil
+}
+
+// wait says once that a pod waits, and why; what it waits for wakes it.
+func (p *placer) wait(pod *corev1.Pod, s situation, d decision) {
+	if p.memory.waits(pod, s.home, d) {
+		until := "until it can"
+		if d.retry > 0 {
+			until = "at most " + d.retry.Round(time.Second).String()
+		}
+		p.say(pod, corev1.EventTypeNormal, reasonHomeWait, fmt.Sprintf("home, %s, %s: the pod waits %s", d.home, d.reason, until))
+	}
+}
+
+// place draws a gated pod to where it was decided to go and removes the gate: two writes at most, both bound to
+// the very pod that the decision is about.
+func (p *placer) place(ctx context.Context, pod *corev1.Pod, s situation, d decision) error {
+	if err := p.draw(ctx, pod, s.record, d); err != nil {
+		return fmt.Errorf("setting the node affinity of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	if err := removeGate(ctx, p.client, pod); err != nil {
+		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	p.metrics.placed(d.outcome, p.now().Sub(pod.CreationTimestamp.Time))
+	if d.outcome == outcomeElsewhere {
+		p.say(pod, corev1.EventTypeWarning, reasonHomeGivenUp, fmt.Sprintf("home, %s, %s: the pod goes elsewhere; addresses kept there keep their time", d.home, d.reason))
+	}
+	p.memory.decided(client.ObjectKeyFromObject(pod))
+	log.FromContext(ctx).Info("Placed", "outcome", d.outcome, "home", d.home, "reason", d.reason)
+	return nil
+}
+
+// draw applies node affinity and annotations where the pod lacks them. The lists in node affinity are atomic for
+// server-side apply: the pod's own terms are in ours. uid and resourceVersion make it fail where the pod is
+// another one or has changed since it was looked at; without them it could create a pod.
+func (p *placer) draw(ctx context.Context, pod *corev1.Pod, r *record, d decision) error {
+	var own *corev1.NodeAffinity
+	if pod.Spec.Affinity != nil {
+		own = pod.Spec.Affinity.NodeAffinity
+	}
+	annotations := map[string]string{}
+	if r != nil {
+		maps.Copy(annotations, r.state.Annotations)
+	}
+	// An earlier attempt may have set it; it stays true, because what it says cannot be taken back.
+	if home, ok := pod.Annotations[stayputv1alpha1.AnnotationHome]; ok {
+		annotations[stayputv1alpha1.AnnotationHome] = home
+	}
+	if d.pull.requires() {
+		annotations[stayputv1alpha1.AnnotationHome] = d.home
+	}
+	apply := corev1ac.Pod(pod.Name, pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).WithAnnotations(annotations)
+	same := true
+	for k, v := range annotations {
+		has, ok := pod.Annotations[k]
+		same = same && ok && has == v
+	}
+	if !d.pull.empty() {
+		merged := d.pull.merge(own)
+		same = same && equality.Semantic.DeepEqual(own, merged)
+		affinity, err := applied(merged)
+		if err != nil {
+			return err
+		}
+		apply.WithSpec(corev1ac.PodSpec().WithAffinity(corev1ac.Affinity().WithNodeAffinity(affinity)))
+	}
+	if same {
+		return nil
+	}
+	return p.client.Apply(ctx, apply, client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+}
+
+// applied is node affinity as an apply configuration: the same fields, so the same JSON.
+func applied(a *corev1.NodeAffinity) (*corev1ac.NodeAffinityApplyConfiguration, error) {
+	data, err := json.Marshal(a)
+	if err != nil {
+		return nil, err
+	}
+	ac := corev1ac.NodeAffinity()
+	return ac, json.Unmarshal(data, ac)
+}
+
+// removeGate lets a pod go. The tests in the patch bind it to this pod and this gate; a pod that has no gate of
+// ours any more is fine.
+func removeGate(ctx context.Context, c client.Client, pod *corev1.Pod) error {
+	i := slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == stayputv1alpha1.PlacementGate })
+	if i < 0 {
+		return nil
+	}
+	at := fmt.Sprintf("/spec/schedulingGates/%d", i)
+	patch, err := json.Marshal([]map[string]any{
+		{"op": "test", "path": "/metadata/uid", "value": pod.UID},
+		{"op": "test", "path": at + "/name", "value": stayputv1alpha1.PlacementGate},
+		{"op": "remove", "path": at},
+	})
+	if err != nil {
+		return err
+	}
+	return c.Patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
+		client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+}
+
+// evict deletes a pod that was drawn home and has no place there: what was required of an ungated pod cannot be
+// taken back (KEP-3838), its successor goes free. It never ran. A pod that nobody would make again is left.
+func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d decision) error {
+	if metav1.GetControllerOf(pod) == nil {
+		p.say(pod, corev1.EventTypeWarning, reasonHomeFull, fmt.Sprintf("home, %s, %s, and no controller would create the pod again: delete it, and its successor goes elsewhere", d.home, d.reason))
+		return nil
+	}
+	key := client.ObjectKeyFromObject(pod)
+	p.memory.giveUp(key, pod.UID)
+	err := p.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion}, client.GracePeriodSeconds(0))
+	if client.IgnoreNotFound(err) != nil {
+		p.memory.forgetGivenUp(key)
+		return fmt.Errorf("deleting pod %s: %w", key, err)
+	}
+	p.metrics.placed(outcomeEvict, 0)
+	p.say(pod, corev1.EventTypeWarning, reasonHomeFull, fmt.Sprintf("home, %s, %s: the pod is deleted and its successor goes elsewhere", d.home, d.reason))
+	return nil
+}
+
+// say is an Event on the pod and on its controller, because pods are short-lived.
+func (p *placer) say(pod *corev1.Pod, kind, reason, note string) {
+	if !p.memory.first(pod, reason+note) {
+		return
+	}
+	regarding(p.events, pod, kind, reason, note)
+}
+
+// cachedNodes are the nodes in the manager's cache, which is complete before anything is decided. err is the
+// first error: then what was decided is void.
+type cachedNodes struct {
+	ctx    context.Context
+	client client.Reader
+	err    error
+}
+
+func (c *cachedNodes) node(name string) *corev1.Node {
+	if name == "" {
+		return nil
+	}
+	var n corev1.Node
+	if err := c.client.Get(c.ctx, types.NamespacedName{Name: name}, &n); err != nil {
+		c.fail(client.IgnoreNotFound(err))
+		return nil
+	}
+	return &n
+}
+
+func (c *cachedNodes) labelled(want map[string]string) []*corev1.Node {
+	var list corev1.NodeList
+	c.fail(c.client.List(c.ctx, &list, client.MatchingLabels(want), client.UnsafeDisableDeepCopy))
+	all := make([]*corev1.Node, len(list.Items))
+	for i := range list.Items {
+		all[i] = &list.Items[i]
+	}
+	return all
+}
+
+func (c *cachedNodes) fail(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+}

@@ -1,0 +1,268 @@
+package placement
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+)
+
+const (
+	hostname = corev1.LabelHostname
+	zone     = corev1.LabelTopologyZone
+)
+
+// zonedNodes are a and b, in zones of their own, and c without one.
+var zonedNodes = fakeNodes{labelledNode("a", "east"), labelledNode("b", "west"), labelledNode("c", "")}
+
+func labelledNode(name, zoneOf string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{hostname: "host-" + name, "other": "x"}}}
+	if zoneOf != "" {
+		n.Labels[zone] = zoneOf
+	}
+	return n
+}
+
+// podOn is a pod of the workload web with UID uid.
+func podOn(uid, name, node string, is bool) corev1.Pod {
+	yes := true
+	status := corev1.ConditionFalse
+	if is {
+		status = corev1.ConditionTrue
+	}
+	return corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Annotations: map[string]string{"keep": "v-" + name, "drop": "x"}, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: types.UID(uid), Controller: &yes},
+		}},
+		Spec:   corev1.PodSpec{NodeName: node},
+		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}},
+	}
+}
+
+func terminating(pod corev1.Pod) corev1.Pod {
+	pod.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	return pod
+}
+
+func web(replicas int32) *workload {
+	return &workload{ref: workloadRef{"apps", "StatefulSet", "ns", "web"}, apiVersion: "apps/v1", uid: "1", replicas: replicas}
+}
+
+func states(nodeOf map[string]string) map[string]kruisev1alpha1.PodState {
+	all := map[string]kruisev1alpha1.PodState{}
+	for pod, node := range nodeOf {
+		all[pod] = kruisev1alpha1.PodState{NodeName: node, NodeTopologyLabels: map[string]string{hostname: "host-" + node}}
+	}
+	return all
+}
+
+func nodesOf(all map[string]kruisev1alpha1.PodState) map[string]string {
+	nodes := map[string]string{}
+	for pod, state := range all {
+		nodes[pod] = state.NodeName
+	}
+	return nodes
+}
+
+var byHostname = kruisev1alpha1.PersistentPodStateSpec{
+	PreferredPersistentTopology: []kruisev1alpha1.PreferredTopologyTerm{{Weight: 100, Preference: kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{hostname}}}},
+}
+
+func TestARecordFollowsThePodWhereItIsReadyAndStaysMeanwhile(t *testing.T) {
+	whenDeleted := byHostname
+	whenDeleted.PersistentPodStateRetentionPolicy = kruisev1alpha1.RetentionWhenDeleted
+	for name, c := range map[string]struct {
+		spec     kruisev1alpha1.PersistentPodStateSpec
+		w        *workload
+		was      map[string]string // nodes by pod
+		pods     []corev1.Pod
+		want     map[string]string
+		moved    []string
+		complete bool
+	}{
+		"Ready":               {byHostname, web(2), nil, []corev1.Pod{podOn("1", "web-0", "a", true), podOn("1", "web-1", "b", true)}, map[string]string{"web-0": "a", "web-1": "b"}, nil, true},
+		"never Ready":         {byHostname, web(1), nil, []corev1.Pod{podOn("1", "web-0", "a", false)}, nil, nil, false},
+		"not Ready any more":  {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("1", "web-0", "a", false)}, map[string]string{"web-0": "a"}, nil, true},
+		"not Ready elsewhere": {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("1", "web-0", "b", false)}, map[string]string{"web-0": "a"}, nil, true},
+		"Ready elsewhere":     {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("1", "web-0", "b", true)}, map[string]string{"web-0": "b"}, []string{"web-0 from a"}, true},
+		"terminating":         {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{terminating(podOn("1", "web-0", "b", true))}, map[string]string{"web-0": "a"}, nil, true},
+		"gone":                {byHostname, web(1), map[string]string{"web-0": "a"}, nil, map[string]string{"web-0": "a"}, nil, true},
+		"without a node":      {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("1", "web-0", "", false)}, map[string]string{"web-0": "a"}, nil, true},
+		"a node not in the cache yet": {byHostname, web(1), map[string]string{"web-0": "a"},
+			[]corev1.Pod{podOn("1", "web-0", "new", true)}, map[string]string{"web-0": "a"}, nil, true},
+		"of a namesake":            {byHostname, web(1), nil, []corev1.Pod{podOn("another", "web-0", "a", true)}, nil, nil, false},
+		"of a namesake, recorded":  {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("another", "web-0", "b", true)}, map[string]string{"web-0": "a"}, nil, true},
+		"scaled down, still there": {byHostname, web(0), map[string]string{"web-0": "a"}, []corev1.Pod{terminating(podOn("1", "web-0", "a", true))}, map[string]string{"web-0": "a"}, nil, true},
+		"scaled down, gone":        {byHostname, web(1), map[string]string{"web-0": "a", "web-4": "b"}, []corev1.Pod{podOn("1", "web-0", "a", true)}, map[string]string{"web-0": "a"}, nil, true},
+		"scaled down, kept until the workload is deleted": {whenDeleted, web(1), map[string]string{"web-0": "a", "web-4": "b"},
+			[]corev1.Pod{podOn("1", "web-0", "a", true)}, map[string]string{"web-0": "a", "web-4": "b"}, nil, true},
+		"names without ordinals, one missing": {byHostname, web(2), map[string]string{"x": "a", "y": "b"},
+			[]corev1.Pod{podOn("1", "x", "a", true)}, map[string]string{"x": "a", "y": "b"}, nil, true},
+		"names without ordinals, replaced": {byHostname, web(2), map[string]string{"x": "a", "y": "b"},
+			[]corev1.Pod{podOn("1", "x", "a", true), podOn("1", "z", "c", true)}, map[string]string{"x": "a", "z": "c"}, nil, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := recordPods(&c.spec, c.w, states(c.was), c.pods, zonedNodes)
+			if got := nodesOf(v.states); !equality.Semantic.DeepEqual(got, c.want) {
+				t.Errorf("recorded: %v, want %v", got, c.want)
+			}
+			var moved []string
+			for _, m := range v.moved {
+				moved = append(moved, m.pod.Name+" from "+m.from)
+			}
+			if !slices.Equal(moved, c.moved) {
+				t.Errorf("moved: %v, want %v", moved, c.moved)
+			}
+			if (v.recorded.reason == "") != c.complete {
+				t.Errorf("all recorded: %v, want %v", v.recorded, c.complete)
+			}
+		})
+	}
+}
+
+func TestANodeThatIsNotInTheCacheYetIsLookedForAgain(t *testing.T) {
+	v := recordPods(&byHostname, web(1), nil, []corev1.Pod{podOn("1", "web-0", "new", true)}, zonedNodes)
+	if v.retry == 0 {
+		t.Error("nothing would make the controller look again")
+	}
+}
+
+func TestTheRecordHasTheKeysThatTheSpecNames(t *testing.T) {
+	spec := kruisev1alpha1.PersistentPodStateSpec{
+		RequiredPersistentTopology:  &kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{zone}},
+		PreferredPersistentTopology: byHostname.PreferredPersistentTopology,
+		PersistentPodAnnotations:    []kruisev1alpha1.PersistentPodAnnotation{{Key: "keep"}, {Key: "absent"}},
+	}
+	pods := []corev1.Pod{podOn("1", "web-0", "a", true), podOn("1", "web-1", "c", true), podOn("1", "web-2", "b", true)}
+	v := recordPods(&spec, web(3), nil, pods, zonedNodes)
+	want := map[string]kruisev1alpha1.PodState{
+		"web-0": {NodeName: "a", NodeTopologyLabels: map[string]string{zone: "east", hostname: "host-a"}, Annotations: map[string]string{"keep": "v-web-0"}},
+		"web-1": {NodeName: "c", NodeTopologyLabels: map[string]string{hostname: "host-c"}, Annotations: map[string]string{"keep": "v-web-1"}},
+		"web-2": {NodeName: "b", NodeTopologyLabels: map[string]string{zone: "west", hostname: "host-b"}, Annotations: map[string]string{"keep": "v-web-2"}},
+	}
+	if !reflect.DeepEqual(v.states, want) {
+		t.Errorf("recorded %v, want %v", v.states, want)
+	}
+
+	// Without the required key and the annotations, for pods that are Ready, not Ready and gone.
+	v = recordPods(&byHostname, web(3), v.states, []corev1.Pod{pods[0], podOn("1", "web-1", "c", false)}, zonedNodes)
+	want = map[string]kruisev1alpha1.PodState{
+		"web-0": {NodeName: "a", NodeTopologyLabels: map[string]string{hostname: "host-a"}},
+		"web-1": {NodeName: "c", NodeTopologyLabels: map[string]string{hostname: "host-c"}},
+		"web-2": {NodeName: "b", NodeTopologyLabels: map[string]string{hostname: "host-b"}},
+	}
+	if !reflect.DeepEqual(v.states, want) {
+		t.Errorf("recorded %v, want %v", v.states, want)
+	}
+}
+
+func TestFromThreeThousandPodsOnOnlyNodesAreRecorded(t *testing.T) {
+	for _, n := range []int{tooManyPods - 1, tooManyPods} {
+		var pods []corev1.Pod
+		for i := range n {
+			pods = append(pods, podOn("1", fmt.Sprintf("web-%d", i), "a", true))
+		}
+		v := recordPods(&byHostname, web(int32(n)), nil, pods, zonedNodes)
+		one, tooMany := v.states["web-7"], n >= tooManyPods
+		if len(v.states) != n || one.NodeName != "a" || (one.NodeTopologyLabels == nil) != tooMany || (v.degraded.reason == reasonTooManyPods) != tooMany {
+			t.Errorf("%d pods: %d recorded, such as %v, %v", n, len(v.states), one, v.degraded)
+		}
+	}
+}
+
+func object(name string, age time.Duration) kruisev1alpha1.PersistentPodState {
+	return kruisev1alpha1.PersistentPodState{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Generation: 3, CreationTimestamp: metav1.NewTime(time.Unix(1000, 0).Add(-age))},
+		Spec: kruisev1alpha1.PersistentPodStateSpec{
+			TargetReference:             kruisev1alpha1.TargetReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web"},
+			PreferredPersistentTopology: byHostname.PreferredPersistentTopology,
+		},
+	}
+}
+
+func TestTheOldestObjectForATargetIsObeyedThenTheFirstByName(t *testing.T) {
+	deleted := object("deleted", time.Hour)
+	deleted.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
+	all := []kruisev1alpha1.PersistentPodState{object("young", 0), object("z", time.Minute), object("a", time.Minute), deleted}
+	for range 2 {
+		var names []string
+		for _, s := range inOrder(all) {
+			names = append(names, s.Name)
+		}
+		if want := []string{"a", "z", "young"}; !slices.Equal(names, want) {
+			t.Errorf("the order is %v, want %v", names, want)
+		}
+		slices.Reverse(all)
+	}
+}
+
+func TestConditionsSayWhatIsWrongWhileItIsSoAndThatItIsNotAnyMore(t *testing.T) {
+	s := object("web", 0)
+	s.Status.Conditions = []metav1.Condition{{Type: "Somebody's", Status: metav1.ConditionTrue, Reason: "R"}}
+	is := func(kind string, want metav1.ConditionStatus, reason string, at time.Time) {
+		t.Helper()
+		c := meta.FindStatusCondition(s.Status.Conditions, kind)
+		if want == "" {
+			if c != nil {
+				t.Errorf("%s: %v, want none", kind, c)
+			}
+			return
+		}
+		if c == nil || c.Status != want || c.Reason != reason || !c.LastTransitionTime.Equal(&metav1.Time{Time: at}) || c.ObservedGeneration != 3 {
+			t.Errorf("%s: %+v, want %s because of %s since %s", kind, c, want, reason, at)
+		}
+	}
+	now := func(i int) time.Time { return time.Unix(int64(2000+i), 0) }
+
+	s.Status = statusOf(&s, verdict{of: web(1), recorded: finding{reasonPodsNotReady, ""}}, now(0))
+	is(conditionRecorded, metav1.ConditionFalse, reasonPodsNotReady, now(0))
+	is(conditionDegraded, "", "", now(0))
+	is(conditionConflict, "", "", now(0))
+	is("Somebody's", "", "", now(0)) // is not ours to apply
+
+	s.Status = statusOf(&s, verdict{of: web(1), degraded: finding{reasonTooManyPods, "many"}}, now(1))
+	is(conditionRecorded, metav1.ConditionTrue, reasonAllRecorded, now(1))
+	is(conditionDegraded, metav1.ConditionTrue, reasonTooManyPods, now(1))
+
+	s.Status = statusOf(&s, verdict{of: web(1), degraded: finding{reasonTooManyPods, "more"}}, now(2))
+	is(conditionDegraded, metav1.ConditionTrue, reasonTooManyPods, now(1)) // since its status changed
+
+	s.Status = statusOf(&s, verdict{degraded: finding{reasonPermissionMissing, ""}}, now(3))
+	is(conditionRecorded, metav1.ConditionTrue, reasonAllRecorded, now(1)) // not known to be otherwise
+	is(conditionDegraded, metav1.ConditionTrue, reasonPermissionMissing, now(1))
+
+	s.Status = statusOf(&s, verdict{conflict: "other"}, now(4))
+	is(conditionConflict, metav1.ConditionTrue, reasonOlderObject, now(4))
+	is(conditionDegraded, metav1.ConditionFalse, reasonAsExpected, now(4))
+	is(conditionRecorded, "", "", now(4))
+
+	s.Status = statusOf(&s, verdict{of: web(1)}, now(5))
+	is(conditionConflict, metav1.ConditionFalse, reasonObeyed, now(5))
+}
+
+func TestAnObjectIsWrittenAtMostOnceASecond(t *testing.T) {
+	var p pace
+	ref, now := web(1).ref, time.Unix(1000, 0)
+	if left := p.left(ref, now); left != 0 {
+		t.Errorf("before the first write: %s", left)
+	}
+	p.wrote(ref, now)
+	if left := p.left(ref, now.Add(300*time.Millisecond)); left != 700*time.Millisecond {
+		t.Errorf("0.3 s after a write: %s", left)
+	}
+	if left := p.left(workloadRef{name: "other"}, now); left != 0 {
+		t.Errorf("for another workload: %s", left)
+	}
+	if left := p.left(ref, now.Add(time.Second)); left != 0 || len(p.last) != 0 {
+		t.Errorf("1 s after a write: %s, and %d are remembered", left, len(p.last))
+	}
+}

@@ -1,0 +1,261 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	retainedipac "github.com/stayput/stayput/pkg/api/stayput/v1alpha1/applyconfiguration/stayput/v1alpha1"
+)
+
+// Indexes of RetainedIPs in the cache.
+const (
+	retainedByPod      = "stayput.io/pod" // whose own identity it is
+	retainedByName     = "spec.podName"
+	retainedByIdentity = "spec.identity"
+	retainedByWorkload = "spec.workload.uid"
+)
+
+func indexRetainedIPs(ctx context.Context, indexer client.FieldIndexer) error {
+	var errs []error
+	for field, value := range map[string]func(*stayputv1alpha1.RetainedIP) string{
+		retainedByPod: func(r *stayputv1alpha1.RetainedIP) string {
+			if r.Spec.Identity != "" {
+				return ""
+			}
+			return r.Spec.PodName
+		},
+		retainedByName:     func(r *stayputv1alpha1.RetainedIP) string { return r.Spec.PodName },
+		retainedByIdentity: func(r *stayputv1alpha1.RetainedIP) string { return r.Spec.Identity },
+		retainedByWorkload: func(r *stayputv1alpha1.RetainedIP) string {
+			if r.Spec.Workload == nil {
+				return ""
+			}
+			return r.Spec.Workload.UID
+		},
+	} {
+		errs = append(errs, indexer.IndexField(ctx, &stayputv1alpha1.RetainedIP{}, field, func(o client.Object) []string {
+			if r, ok := o.(*stayputv1alpha1.RetainedIP); ok && value(r) != "" {
+				return []string{value(r)}
+			}
+			return nil
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// releaser says of every RetainedIP which workload it belongs to, and asks for the release of those that belong
+// to none any more.
+type releaser struct {
+	client  client.Client
+	reader  client.Reader // past the cache: what is given up cannot be had back
+	targets *targets
+	events  events.EventRecorder
+	now     func() time.Time
+}
+
+// recheck is when to look again at addresses that their workload may stop to want without the controller hearing
+// of it: workloads of kinds that it does not watch.
+const recheck = time.Minute
+
+func (r *releaser) setUp(mgr ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(mgr).
+		Named("release").
+		For(&stayputv1alpha1.RetainedIP{}).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.ofPod), builder.WithPredicates(ownerMayDiffer)).
+		Watches(&appsv1.StatefulSet{}, handler.EnqueueRequestsFromMapFunc(r.ofWorkload), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Complete(r)
+}
+
+// ownerMayDiffer picks the moments at which a pod can have come to another owner: its first, its adoption, its end.
+var ownerMayDiffer = predicate.Funcs{
+	CreateFunc: func(e event.CreateEvent) bool { return annotated(e.Object.GetAnnotations()) },
+	DeleteFunc: func(e event.DeleteEvent) bool { return annotated(e.Object.GetAnnotations()) },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		return annotated(e.ObjectNew.GetAnnotations()) && !sameOwner(metav1.GetControllerOf(e.ObjectOld), metav1.GetControllerOf(e.ObjectNew))
+	},
+	GenericFunc: func(event.GenericEvent) bool { return false },
+}
+
+func sameOwner(a, b *metav1.OwnerReference) bool {
+	return a == b || a != nil && b != nil && a.UID == b.UID
+}
+
+func (r *releaser) ofPod(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.having(ctx, o.GetNamespace(), client.MatchingFields{retainedByName: o.GetName()})
+}
+
+func (r *releaser) ofWorkload(ctx context.Context, o client.Object) []reconcile.Request {
+	return r.having(ctx, o.GetNamespace(), client.MatchingFields{retainedByWorkload: string(o.GetUID())})
+}
+
+func (r *releaser) having(ctx context.Context, namespace string, field client.MatchingFields) []reconcile.Request {
+	var list stayputv1alpha1.RetainedIPList
+	if err := r.client.List(ctx, &list, client.InNamespace(namespace), field, client.UnsafeDisableDeepCopy); err != nil {
+		log.FromContext(ctx).Error(err, "Listing RetainedIPs", "namespace", namespace)
+		return nil
+	}
+	all := make([]reconcile.Request, len(list.Items))
+	for i := range list.Items {
+		all[i].NamespacedName = client.ObjectKeyFromObject(&list.Items[i])
+	}
+	return all
+}
+
+// Reconcile looks at one RetainedIP.
+func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	var ip stayputv1alpha1.RetainedIP
+	if err := r.client.Get(ctx, req.NamespacedName, &ip); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if ip.Spec.Release || !ip.DeletionTimestamp.IsZero() {
+		return reconcile.Result{}, nil
+	}
+	var pod corev1.Pod
+	switch err := r.client.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}, &pod); {
+	case apierrors.IsNotFound(err):
+		return r.withoutPod(ctx, &ip)
+	case err != nil:
+		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s: %w", req, err)
+	}
+	return reconcile.Result{}, r.withPod(ctx, &ip, &pod)
+}
+
+// withPod says which workload the addresses belong to: the one that controls the pod that has them, or whose
+// name they will go to. A pod without a controller leaves what was known: it may be adopted again.
+func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) error {
+	owner := metav1.GetControllerOf(pod)
+	if owner == nil {
+		return nil
+	}
+	workload, err := r.workloadOf(ctx, ip, owner)
+	if err != nil {
+		return err
+	}
+	release := false
+	if ip.Spec.Retention == stayputv1alpha1.RetentionWhileOwned && ip.Spec.Identity == "" && !r.targets.numbers(pod) {
+		release = true
+		regarding(r.events, pod, corev1.EventTypeWarning, reasonNotOwned, fmt.Sprintf(
+			"%s: %s is not possible for a pod of a %s: it needs pods with an ordinal, or the annotation %s; the IP is not retained",
+			stayputv1alpha1.AnnotationRetainIP, stayputv1alpha1.RetentionWhileOwned, owner.Kind, stayputv1alpha1.AnnotationIdentity))
+	}
+	if ip.Spec.Workload != nil && *ip.Spec.Workload == workload && !release {
+		return nil
+	}
+	return r.apply(ctx, ip, workload, release)
+}
+
+// workloadOf is what a pod's controller stands for: of a ReplicaSet its Deployment, which outlives it.
+func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedIP, owner *metav1.OwnerReference) (stayputv1alpha1.WorkloadReference, error) {
+	workload := stayputv1alpha1.WorkloadReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: string(owner.UID)}
+	if owner.Kind != "ReplicaSet" || owner.APIVersion != appsv1.SchemeGroupVersion.String() {
+		return workload, nil
+	}
+	if is := ip.Spec.Workload; is != nil && is.Kind == "Deployment" && strings.HasPrefix(owner.Name, is.Name+"-") {
+		return *is, nil // looked up before
+	}
+	set := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: owner.APIVersion, Kind: owner.Kind}}
+	if err := r.reader.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: owner.Name}, set); err != nil {
+		return workload, fmt.Errorf("looking up the Deployment of ReplicaSet %s/%s: %w", ip.Namespace, owner.Name, err)
+	}
+	if above := metav1.GetControllerOf(set); above != nil {
+		return stayputv1alpha1.WorkloadReference{APIVersion: above.APIVersion, Kind: above.Kind, Name: above.Name, UID: string(above.UID)}, nil
+	}
+	return workload, nil
+}
+
+// withoutPod gives up what its workload does not want any more, by the policy of the addresses.
+func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
+	whenScaled, whenDeleted := ip.Spec.WhenScaled == stayputv1alpha1.PolicyRelease, ip.Spec.WhenDeleted == stayputv1alpha1.PolicyRelease
+	if ip.Status.Phase != stayputv1alpha1.PhaseRetained || ip.Spec.Workload == nil || !whenScaled && !whenDeleted {
+		return reconcile.Result{}, nil
+	}
+	why, err := r.unwanted(ctx, ip, whenScaled, whenDeleted)
+	if apierrors.IsForbidden(err) {
+		log.FromContext(ctx).Info("Not allowed to look up a workload: its addresses stay", "err", err)
+		return reconcile.Result{RequeueAfter: recheck}, nil
+	}
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("looking up the workload of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
+	}
+	if why == "" {
+		return reconcile.Result{RequeueAfter: recheck}, nil
+	}
+	// The caches follow one another at a distance; a pod of that name that the API server knows is not in ours yet.
+	live := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
+	switch err := r.reader.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}, live); {
+	case err == nil:
+		return reconcile.Result{RequeueAfter: recheck}, nil
+	case !apierrors.IsNotFound(err):
+		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
+	}
+	if err := r.apply(ctx, ip, *ip.Spec.Workload, true); err != nil {
+		return reconcile.Result{}, err
+	}
+	w := ip.Spec.Workload
+	r.events.Eventf(&corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: ip.Namespace, Name: w.Name, UID: types.UID(w.UID)},
+		ip, corev1.EventTypeNormal, reasonReleased, "Releasing", "%s", fmt.Sprintf("IP %v of pod %s on node %s is released: %s", ip.Status.IPs, ip.Spec.PodName, ip.Spec.NodeName, why))
+	return reconcile.Result{}, nil
+}
+
+// unwanted says why nobody wants addresses any more; empty: somebody may. It asks the API server itself.
+func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (string, error) {
+	w := ip.Spec.Workload
+	wants, err := r.targets.wantsLive(ctx, ip.Namespace, *w, ip.Spec.PodName)
+	switch {
+	case errors.Is(err, errWorkloadGone):
+		if !whenDeleted {
+			return "", nil
+		}
+		// Orphans: whoever adopts them inherits.
+		var siblings stayputv1alpha1.RetainedIPList
+		if err := r.client.List(ctx, &siblings, client.InNamespace(ip.Namespace), client.MatchingFields{retainedByWorkload: w.UID}, client.UnsafeDisableDeepCopy); err != nil {
+			return "", err
+		}
+		for i := range siblings.Items {
+			err := r.client.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: siblings.Items[i].Spec.PodName}, &corev1.Pod{})
+			if !apierrors.IsNotFound(err) {
+				return "", err
+			}
+		}
+		return fmt.Sprintf("%s %s is deleted", w.Kind, w.Name), nil
+	case err != nil:
+		return "", err
+	case wants || !whenScaled:
+		return "", nil
+	}
+	return fmt.Sprintf("%s %s is scaled down and does not want the pod", w.Kind, w.Name), nil
+}
+
+// apply writes all that the controller owns of a RetainedIP, which is these two fields.
+func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w stayputv1alpha1.WorkloadReference, release bool) error {
+	spec := retainedipac.RetainedIPSpec().WithWorkload(retainedipac.WorkloadReference().
+		WithAPIVersion(w.APIVersion).WithKind(w.Kind).WithName(w.Name).WithUID(w.UID))
+	if release {
+		spec.WithRelease(true)
+	}
+	err := r.client.Apply(ctx, retainedipac.RetainedIP(ip.Name, ip.Namespace).WithUID(ip.UID).WithResourceVersion(ip.ResourceVersion).WithSpec(spec),
+		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+	if err != nil {
+		return fmt.Errorf("applying RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
+	}
+	return nil
+}

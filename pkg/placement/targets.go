@@ -1,0 +1,713 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// workloadRef names a workload, whatever version of its kind is served.
+type workloadRef struct {
+	group, kind     string
+	namespace, name string
+}
+
+func (r workloadRef) String() string {
+	return fmt.Sprintf("%s %s/%s", r.groupKind(), r.namespace, r.name)
+}
+
+func (r workloadRef) groupKind() schema.GroupKind {
+	return schema.GroupKind{Group: r.group, Kind: r.kind}
+}
+
+func (r workloadRef) key() types.NamespacedName {
+	return types.NamespacedName{Namespace: r.namespace, Name: r.name}
+}
+
+// index is the workload as the indexes of the cache have it, which know the namespace already.
+func (r workloadRef) index() string { return r.group + "/" + r.kind + "/" + r.name }
+
+// workload is what the controller needs to know of the owner of pods.
+type workload struct {
+	ref         workloadRef
+	apiVersion  string
+	uid         types.UID
+	annotations map[string]string
+	// templateAnnotated: its pods ask for their addresses to be retained. False where the template is not known.
+	templateAnnotated bool
+	// replicas is how many pods are wanted: those with the first ordinals from start on that are not reserved.
+	replicas int32
+	start    int64
+	reserved []ordinals
+}
+
+// reference is the workload as the subject of an Event.
+func (w *workload) reference() *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: w.apiVersion, Kind: w.ref.kind, Namespace: w.ref.namespace, Name: w.ref.name, UID: w.uid}
+}
+
+// ordinals are those from the first to the last, both included.
+type ordinals struct{ first, last int64 }
+
+// wants says whether the workload wants a pod of this name; numbered is false where the name does not end in an
+// ordinal, so that the workload's size does not tell.
+func (w *workload) wants(pod string) (wanted, numbered bool) {
+	o, numbered := ordinalIn(pod, w.ref.name)
+	return numbered && w.wantsOrdinal(o), numbered
+}
+
+func (w *workload) wantsOrdinal(o int64) bool {
+	if o < w.start {
+		return false
+	}
+	before := o - w.start // wanted ordinals below o, if none were reserved
+	for _, r := range w.reserved {
+		if r.first <= o && o <= r.last {
+			return false
+		}
+		if first, last := max(r.first, w.start), min(r.last, o-1); first <= last {
+			before -= last - first + 1
+		}
+	}
+	return before < int64(w.replicas)
+}
+
+// ordinalIn reads the ordinal that ends the name of a workload's pod.
+func ordinalIn(pod, workload string) (int64, bool) {
+	digits, ok := strings.CutPrefix(pod, workload+"-")
+	o, err := strconv.ParseInt(digits, 10, 32)
+	if !ok || err != nil || strconv.FormatInt(o, 10) != digits { // web-01 and web--1 are nobody's
+		return 0, false
+	}
+	return o, o >= 0
+}
+
+// ownerOf names the controller of a pod.
+func ownerOf(pod metav1.Object) (workloadRef, types.UID, bool) {
+	owner := metav1.GetControllerOf(pod)
+	if owner == nil {
+		return workloadRef{}, "", false
+	}
+	group, _, _ := strings.Cut(owner.APIVersion, "/")
+	if !strings.Contains(owner.APIVersion, "/") {
+		group = ""
+	}
+	return workloadRef{group, owner.Kind, pod.GetNamespace(), owner.Name}, owner.UID, true
+}
+
+// What get returns where it cannot return a workload. Any other error means that it is not known.
+var (
+	// errWorkloadGone is returned only where the API server says that there is no such workload.
+	errWorkloadGone = errors.New("there is no such workload")
+	// errNotServed says that the API server does not have the kind now. It may again.
+	errNotServed = errors.New("the API server does not serve this kind")
+	// errNotTarget says that the pods of such a workload never come back under their name.
+	errNotTarget = errors.New("not a kind whose pods keep their names")
+	// errUnknownYet is at the start, before the API server was asked what it serves.
+	errUnknownYet = errors.New("not known yet whether the API server serves this kind")
+)
+
+// permissionError is what the controller may not do, and who can change that.
+type permissionError struct {
+	kind    schema.GroupKind
+	missing []string
+}
+
+func (e *permissionError) Error() string {
+	return fmt.Sprintf("the controller lacks the permission to %s for kind %s: grant it by a ClusterRole with the label %s: \"true\"",
+		strings.Join(e.missing, ", "), e.kind, aggregateLabel)
+}
+
+// aggregateLabel is on the ClusterRoles whose rules the controller gets.
+const aggregateLabel = "rbac.stayput.io/aggregate-to-controller"
+
+// targetKind is a kind of workload whose pods keep their names.
+type targetKind struct {
+	gvk schema.GroupVersionKind
+	// scaled: the replicas are asked of the scale subresource, and the ordinals are 0 to n-1. Of the object itself
+	// only the metadata is read.
+	scaled bool
+}
+
+var (
+	statefulSets         = targetKind{gvk: appsv1.SchemeGroupVersion.WithKind("StatefulSet")}
+	advancedStatefulSets = targetKind{gvk: schema.GroupVersionKind{Group: "apps.kruise.io", Version: "v1beta1", Kind: "StatefulSet"}}
+)
+
+// object returns an empty object of the kind, of the type under which the cache has it.
+func (k targetKind) object() client.Object {
+	switch {
+	case k.scaled:
+		o := &metav1.PartialObjectMetadata{}
+		o.SetGroupVersionKind(k.gvk)
+		return o
+	case k == statefulSets:
+		return &appsv1.StatefulSet{}
+	default:
+		o := &unstructured.Unstructured{}
+		o.SetGroupVersionKind(k.gvk)
+		return o
+	}
+}
+
+// objects is a list of what object returns.
+func (k targetKind) objects() client.ObjectList {
+	switch {
+	case k.scaled:
+		l := &metav1.PartialObjectMetadataList{}
+		l.SetGroupVersionKind(k.gvk)
+		return l
+	case k == statefulSets:
+		return &appsv1.StatefulSetList{}
+	default:
+		l := &unstructured.UnstructuredList{}
+		l.SetGroupVersionKind(k.gvk)
+		return l
+	}
+}
+
+func (k targetKind) refOf(o client.Object) workloadRef {
+	return workloadRef{k.gvk.Group, k.gvk.Kind, o.GetNamespace(), o.GetName()}
+}
+
+// describe is the workload that an object of the kind is. The replicas of a scaled kind are not in it.
+func (k targetKind) describe(o client.Object) (*workload, error) {
+	w := &workload{
+		ref: k.refOf(o), apiVersion: k.gvk.GroupVersion().String(), uid: o.GetUID(), annotations: o.GetAnnotations(), replicas: 1,
+	}
+	switch o := o.(type) {
+	case *appsv1.StatefulSet:
+		w.templateAnnotated = annotated(o.Spec.Template.Annotations)
+		if o.Spec.Replicas != nil {
+			w.replicas = *o.Spec.Replicas
+		}
+		if o.Spec.Ordinals != nil {
+			w.start = int64(o.Spec.Ordinals.Start)
+		}
+		return w, nil
+	case *unstructured.Unstructured:
+		return w, w.readAdvanced(o.Object)
+	}
+	return w, nil
+}
+
+// readAdvanced reads what matters of OpenKruise's StatefulSet.
+func (w *workload) readAdvanced(o map[string]any) error {
+	template, _, err := unstructured.NestedStringMap(o, "spec", "template", "metadata", "annotations")
+	if err != nil {
+		return err
+	}
+	w.templateAnnotated = annotated(template)
+	replicas, found, err := unstructured.NestedInt64(o, "spec", "replicas")
+	if err != nil {
+		return err
+	}
+	if found {
+		w.replicas = int32(replicas)
+	}
+	if w.start, _, err = unstructured.NestedInt64(o, "spec", "ordinals", "start"); err != nil {
+		return err
+	}
+	reserved, _, err := unstructured.NestedSlice(o, "spec", "reserveOrdinals")
+	if err != nil {
+		return err
+	}
+	w.reserved, err = parseReserved(reserved)
+	return err
+}
+
+// parseReserved reads ordinals and ranges of them: 3, "3", "5-7". The result is sorted and does not overlap.
+func parseReserved(list []any) ([]ordinals, error) {
+	var all []ordinals
+	for _, v := range list {
+		first, last, isRange := strings.Cut(fmt.Sprint(v), "-")
+		if !isRange {
+			last = first
+		}
+		var r ordinals
+		var err, errLast error
+		r.first, err = strconv.ParseInt(strings.TrimSpace(first), 10, 32)
+		r.last, errLast = strconv.ParseInt(strings.TrimSpace(last), 10, 32)
+		if err = errors.Join(err, errLast); err != nil {
+			return nil, fmt.Errorf("spec.reserveOrdinals: %v is not valid: %w", v, err)
+		}
+		all = append(all, r)
+	}
+	slices.SortFunc(all, func(a, b ordinals) int { return int(a.first - b.first) })
+	var apart []ordinals
+	for _, r := range all {
+		if n := len(apart); n > 0 && r.first <= apart[n-1].last+1 {
+			apart[n-1].last = max(apart[n-1].last, r.last)
+			continue
+		}
+		apart = append(apart, r)
+	}
+	return apart, nil
+}
+
+// targets are the workloads of all kinds whose pods keep their names. Kinds other than StatefulSet come and go
+// with their CRD and with the controller's permissions, which are looked up every so often.
+//
+// Its methods may be called by any goroutine.
+type targets struct {
+	cache     cache.Cache
+	live      client.Reader // past the cache
+	client    client.Client
+	discovery discovery.DiscoveryInterface
+	every     time.Duration
+
+	mu       sync.Mutex
+	kinds    map[schema.GroupKind]*kindState
+	watchers []func(targetKind) error
+	scales   map[workloadRef]scale
+}
+
+type kindState struct {
+	targetKind
+	problem error // nil: its workloads can be read
+	watched bool
+}
+
+// scale is the answer of a scale subresource, which holds as long as the object does not change.
+type scale struct {
+	uid      types.UID
+	version  string
+	replicas int32
+}
+
+// lookupEvery is how often it is looked up what the API server serves, and lookupWithin how long anything that
+// depends on a third party's kind may take.
+const (
+	lookupEvery  = 30 * time.Second
+	lookupWithin = 10 * time.Second
+)
+
+// newTargets makes targets that learn of kinds once the manager leads.
+func newTargets(mgr ctrl.Manager, custom []schema.GroupVersionKind) (*targets, error) {
+	d, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return nil, err
+	}
+	t := &targets{
+		cache: mgr.GetCache(), live: mgr.GetAPIReader(), client: mgr.GetClient(), discovery: d, every: lookupEvery,
+		kinds: map[schema.GroupKind]*kindState{}, scales: map[workloadRef]scale{},
+	}
+	for _, gvk := range custom {
+		t.kinds[gvk.GroupKind()] = &kindState{targetKind: targetKind{gvk, true}, problem: errUnknownYet}
+	}
+	t.kinds[advancedStatefulSets.gvk.GroupKind()] = &kindState{targetKind: advancedStatefulSets, problem: errUnknownYet}
+	t.kinds[statefulSets.gvk.GroupKind()] = &kindState{targetKind: statefulSets, watched: true}
+	return t, mgr.Add(t)
+}
+
+// Start looks up what is served until ctx ends.
+func (t *targets) Start(ctx context.Context) error {
+	tick := time.NewTicker(t.every)
+	defer tick.Stop()
+	for {
+		t.lookUp(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// lookUp finds out which kinds can be read, and has those watched that became so.
+func (t *targets) lookUp(ctx context.Context) {
+	t.mu.Lock()
+	kinds := slices.Collect(maps.Values(t.kinds))
+	t.mu.Unlock()
+	for _, k := range kinds {
+		if k.targetKind == statefulSets {
+			continue
+		}
+		problem := t.problem(ctx, k.targetKind)
+		t.mu.Lock()
+		watch, unwatch := problem == nil && !k.watched, errors.Is(problem, errNotServed) && k.watched
+		// What is only unknown changes nothing that was known.
+		if problem == nil || errors.Is(problem, errNotServed) || errors.As(problem, new(*permissionError)) || errors.Is(k.problem, errUnknownYet) {
+			if (problem == nil) != (k.problem == nil) {
+				log.FromContext(ctx).Info("A kind of workload", "kind", k.gvk.String(), "served", problem == nil, "reason", problem)
+			}
+			k.problem, k.watched = problem, k.watched && !unwatch || watch
+		}
+		watchers := slices.Clone(t.watchers)
+		t.mu.Unlock()
+		switch {
+		case watch:
+			for _, w := range watchers {
+				if err := w(k.targetKind); err != nil {
+					log.FromContext(ctx).Error(err, "Watching workloads", "kind", k.gvk.String())
+				}
+			}
+		case unwatch:
+			if err := t.cache.RemoveInformer(ctx, k.object()); err != nil {
+				log.FromContext(ctx).Error(err, "No longer watching workloads", "kind", k.gvk.String())
+			}
+		}
+	}
+}
+
+// problem says what keeps a kind from being read.
+func (t *targets) problem(ctx context.Context, k targetKind) error {
+	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
+	defer cancel()
+	served, err := t.discovery.ServerResourcesForGroupVersion(k.gvk.GroupVersion().String())
+	switch {
+	case apierrors.IsNotFound(err):
+		return errNotServed
+	case err != nil:
+		return err
+	}
+	i := slices.IndexFunc(served.APIResources, func(r metav1.APIResource) bool {
+		return r.Kind == k.gvk.Kind && !strings.Contains(r.Name, "/")
+	})
+	if i < 0 {
+		return errNotServed
+	}
+	resource := served.APIResources[i].Name
+	needs := []authorizationv1.ResourceAttributes{{Verb: "get"}, {Verb: "list"}, {Verb: "watch"}}
+	if k.scaled {
+		needs = append(needs, authorizationv1.ResourceAttributes{Verb: "get", Subresource: "scale"})
+	}
+	missing := &permissionError{kind: k.gvk.GroupKind()}
+	for _, need := range needs {
+		need.Group, need.Version, need.Resource = k.gvk.Group, k.gvk.Version, resource
+		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &need}}
+		if err := t.client.Create(ctx, review); err != nil {
+			return fmt.Errorf("looking up permissions: %w", err)
+		}
+		if !review.Status.Allowed {
+			what := resource
+			if need.Subresource != "" {
+				what += "/" + need.Subresource
+			}
+			missing.missing = append(missing.missing, need.Verb+" "+what)
+		}
+	}
+	if missing.missing != nil {
+		return missing
+	}
+	return nil
+}
+
+// each calls watch with every kind that can be read, now or whenever that begins.
+func (t *targets) each(watch func(targetKind) error) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.watchers = append(t.watchers, watch)
+	return watch(statefulSets)
+}
+
+// readable are the kinds whose workloads can be read now.
+func (t *targets) readable() []targetKind {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var all []targetKind
+	for _, k := range t.kinds {
+		if k.problem == nil {
+			all = append(all, k.targetKind)
+		}
+	}
+	return all
+}
+
+// list names all workloads of a kind that the cache has.
+func (t *targets) list(ctx context.Context, k targetKind) ([]workloadRef, error) {
+	list := k.objects()
+	if err := t.cache.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	var all []workloadRef
+	err := meta.EachListItem(list, func(o runtime.Object) error {
+		if o, ok := o.(client.Object); ok {
+			all = append(all, k.refOf(o))
+		}
+		return nil
+	})
+	return all, err
+}
+
+// kind returns how workloads of a kind are read, or why not.
+func (t *targets) kind(gk schema.GroupKind) (targetKind, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k, ok := t.kinds[gk]
+	if !ok {
+		return targetKind{}, errNotTarget
+	}
+	return k.targetKind, k.problem
+}
+
+// of returns the controller of a pod, if it is of a kind whose pods keep their names.
+func (t *targets) of(pod metav1.Object) (workloadRef, types.UID, bool) {
+	ref, uid, ok := ownerOf(pod)
+	if !ok {
+		return ref, uid, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, ok = t.kinds[ref.groupKind()]
+	return ref, uid, ok
+}
+
+// numbers says whether a pod has an ordinal, so that its workload can stop to want it.
+func (t *targets) numbers(pod *corev1.Pod) bool {
+	if _, ok := pod.Labels[appsv1.PodIndexLabel]; ok {
+		return true
+	}
+	ref, _, ok := t.of(pod)
+	if !ok {
+		return false
+	}
+	_, numbered := ordinalIn(pod.Name, ref.name)
+	return numbered
+}
+
+// get returns a workload, from the cache if it is there. The API server is asked before errWorkloadGone is
+// returned.
+func (t *targets) get(ctx context.Context, ref workloadRef) (*workload, error) {
+	w, err := t.cached(ctx, ref)
+	if w != nil || err != nil {
+		return w, err
+	}
+	k, err := t.kind(ref.groupKind())
+	if err != nil {
+		return nil, err
+	}
+	return t.read(ctx, t.live, k, ref)
+}
+
+// cached returns a workload as the cache has it, or nil.
+func (t *targets) cached(ctx context.Context, ref workloadRef) (*workload, error) {
+	k, err := t.kind(ref.groupKind())
+	if err != nil {
+		return nil, err
+	}
+	w, err := t.read(ctx, t.cache, k, ref)
+	if errors.Is(err, errWorkloadGone) {
+		return nil, nil
+	}
+	return w, err
+}
+
+// read reads a workload. It does not wait for ever for a cache that a lost permission keeps from filling.
+func (t *targets) read(ctx context.Context, from client.Reader, k targetKind, ref workloadRef) (*workload, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
+	defer cancel()
+	o := k.object()
+	if err := from.Get(ctx, ref.key(), o); err != nil {
+		if absent(err) {
+			t.mu.Lock()
+			delete(t.scales, ref)
+			t.mu.Unlock()
+			return nil, errWorkloadGone
+		}
+		return nil, fmt.Errorf("reading %s: %w", ref, err)
+	}
+	w, err := k.describe(o)
+	if err == nil && k.scaled {
+		w.replicas, err = t.scaleOf(ctx, k, ref, o)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", ref, err)
+	}
+	return w, nil
+}
+
+// absent says whether an error means that an object does not exist. That its kind is not served is a 404 as well.
+func absent(err error) bool {
+	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+// scaleOf asks the scale subresource, once for each version of the object.
+func (t *targets) scaleOf(ctx context.Context, k targetKind, ref workloadRef, o client.Object) (int32, error) {
+	version := o.GetResourceVersion()
+	if g := o.GetGeneration(); g > 0 {
+		version = strconv.FormatInt(g, 10)
+	}
+	t.mu.Lock()
+	known, ok := t.scales[ref]
+	t.mu.Unlock()
+	if ok && known.uid == o.GetUID() && known.version == version {
+		return known.replicas, nil
+	}
+	of, sub := &unstructured.Unstructured{}, &unstructured.Unstructured{}
+	of.SetGroupVersionKind(k.gvk)
+	of.SetNamespace(ref.namespace)
+	of.SetName(ref.name)
+	sub.SetGroupVersionKind(schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"})
+	err := t.client.SubResource("scale").Get(ctx, of, sub)
+	switch {
+	case apierrors.IsForbidden(err):
+		return 0, &permissionError{k.gvk.GroupKind(), []string{"get its subresource scale"}}
+	case err != nil:
+		return 0, fmt.Errorf("its subresource scale: %w", err)
+	}
+	replicas, _, err := unstructured.NestedInt64(sub.Object, "spec", "replicas")
+	if err != nil {
+		return 0, fmt.Errorf("its subresource scale: %w", err)
+	}
+	t.mu.Lock()
+	t.scales[ref] = scale{o.GetUID(), version, int32(replicas)}
+	t.mu.Unlock()
+	return int32(replicas), nil
+}
+
+// wantsLive asks the API server, past the cache, whether a workload wants a pod of this name. A workload of the
+// same name that came after another UID counts: the pod's name, and so its identity, is wanted. Of kinds whose
+// pods do not keep their names it is known only whether the workload exists.
+func (t *targets) wantsLive(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference, pod string) (bool, error) {
+	gv, err := schema.ParseGroupVersion(of.APIVersion)
+	if err != nil {
+		return false, fmt.Errorf("workload %s %s/%s: %w", of.Kind, namespace, of.Name, err)
+	}
+	ref := workloadRef{gv.Group, of.Kind, namespace, of.Name}
+	k, err := t.kind(ref.groupKind())
+	if errors.Is(err, errNotTarget) {
+		o := &metav1.PartialObjectMetadata{}
+		o.SetGroupVersionKind(gv.WithKind(of.Kind))
+		if err := t.live.Get(ctx, ref.key(), o); err != nil {
+			if absent(err) {
+				return false, errWorkloadGone
+			}
+			return false, fmt.Errorf("reading %s: %w", ref, err)
+		}
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading %s: %w", ref, err)
+	}
+	w, err := t.read(ctx, t.live, k, ref)
+	if err != nil {
+		return false, err
+	}
+	wanted, numbered := w.wants(pod)
+	return wanted || !numbered, nil
+}
+
+// watchWorkloads has a controller look at every workload that can be read, when it comes, goes or changes.
+func watchWorkloads[request comparable](t *targets, c controller.TypedController[request], requests func(context.Context, workloadRef) []request) error {
+	return t.each(func(k targetKind) error {
+		return c.Watch(source.TypedKind(t.cache, k.object(), handler.TypedEnqueueRequestsFromMapFunc(
+			func(ctx context.Context, o client.Object) []request { return requests(ctx, k.refOf(o)) }), workloadMoved))
+	})
+}
+
+// workloadMoved lets through what is not merely a new status.
+var workloadMoved = predicate.TypedFuncs[client.Object]{UpdateFunc: func(e event.TypedUpdateEvent[client.Object]) bool {
+	was, is := e.ObjectOld, e.ObjectNew
+	return is.GetGeneration() == 0 || was.GetGeneration() != is.GetGeneration() || was.GetUID() != is.GetUID() ||
+		!maps.Equal(was.GetAnnotations(), is.GetAnnotations())
+}}
+
+// Indexes of pods in the cache, within their namespace.
+const (
+	podsByOwner = "controller" // workloadRef.index of the controller
+	// podsOrphaned has the pods without a controller under the name that their workload had, as their own name
+	// tells it: that of a StatefulSet that was deleted with --cascade=orphan.
+	podsOrphaned = "orphan"
+)
+
+func indexPods(ctx context.Context, indexer client.FieldIndexer) error {
+	return errors.Join(
+		indexer.IndexField(ctx, &corev1.Pod{}, podsByOwner, func(o client.Object) []string {
+			ref, _, ok := ownerOf(o)
+			if !ok {
+				return nil
+			}
+			return []string{ref.index()}
+		}),
+		indexer.IndexField(ctx, &corev1.Pod{}, podsOrphaned, func(o client.Object) []string {
+			stem, ok := orphanOf(o)
+			if !ok {
+				return nil
+			}
+			return []string{stem}
+		}),
+	)
+}
+
+// orphanOf is the name of the workload that a pod without a controller may have belonged to.
+func orphanOf(pod metav1.Object) (string, bool) {
+	if metav1.GetControllerOf(pod) != nil {
+		return "", false
+	}
+	i := strings.LastIndexByte(pod.GetName(), '-')
+	if i <= 0 {
+		return "", false
+	}
+	_, ok := ordinalIn(pod.GetName(), pod.GetName()[:i])
+	return pod.GetName()[:i], ok
+}
+
+// podsOf are the pods that name a workload as their controller, of whatever UID. They are the cache's own: they
+// must not be changed.
+func podsOf(ctx context.Context, from client.Reader, ref workloadRef) ([]corev1.Pod, error) {
+	var list corev1.PodList
+	err := from.List(ctx, &list, client.InNamespace(ref.namespace), client.MatchingFields{podsByOwner: ref.index()}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return nil, fmt.Errorf("listing the pods of %s: %w", ref, err)
+	}
+	return list.Items, nil
+}
+
+// leftOf says whether pods of a workload that is gone are left, orphans included: whoever adopts them inherits.
+func leftOf(ctx context.Context, from client.Reader, ref workloadRef) (bool, error) {
+	pods, err := podsOf(ctx, from, ref)
+	if err != nil || len(pods) > 0 {
+		return true, err
+	}
+	var orphans corev1.PodList
+	err = from.List(ctx, &orphans, client.InNamespace(ref.namespace), client.MatchingFields{podsOrphaned: ref.name}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return true, fmt.Errorf("listing the orphans of %s: %w", ref, err)
+	}
+	return len(orphans.Items) > 0, nil
+}
+
+// podMoved picks the moments of a pod at which its record can change.
+var podMoved = predicate.TypedFuncs[*corev1.Pod]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
+	was, is := e.ObjectOld, e.ObjectNew
+	return was.UID != is.UID || was.Spec.NodeName != is.Spec.NodeName || podReady(was) != podReady(is) ||
+		!sameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)) || !equality.Semantic.DeepEqual(was.Annotations, is.Annotations)
+}}
+
+// podReady says whether a pod is where it is to stay: Ready, and not about to go.
+func podReady(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp.IsZero() && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}

@@ -1,0 +1,378 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+const retainIP = "stayput.io/retain-ip"
+
+// place is where a pod is.
+type place struct{ node, ip string }
+
+// places waits until pods 0 to n-1 of a StatefulSet are Ready, and are others than those before, and says where
+// they are.
+func places(t *testing.T, c *lab.Cluster, ns, name string, n int, before map[string]*corev1.Pod) map[string]*corev1.Pod {
+	t.Helper()
+	pods := map[string]*corev1.Pod{}
+	for i := range n {
+		pod := fmt.Sprintf("%s-%d", name, i)
+		if old := before[pod]; old != nil {
+			pods[pod] = successor(t, c, old)
+		} else {
+			pods[pod] = ready(t, c, ns, pod)
+		}
+	}
+	return pods
+}
+
+// cameHome checks that pods are where their predecessors were, with their addresses.
+func cameHome(t *testing.T, before, after map[string]*corev1.Pod) {
+	t.Helper()
+	for name, was := range before {
+		is := after[name]
+		if (place{was.Spec.NodeName, was.Status.PodIP}) != (place{is.Spec.NodeName, is.Status.PodIP}) {
+			t.Errorf("%s was on %s with %s and is on %s with %s", name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName, is.Status.PodIP)
+		}
+	}
+}
+
+// deletePods deletes all pods of a StatefulSet at once.
+func deletePods(t *testing.T, c *lab.Cluster, ns, name string) {
+	t.Helper()
+	check(t, c.Client().CoreV1().Pods(ns).DeleteCollection(testContext(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=" + name}))
+}
+
+// tilted is a StatefulSet whose pods start on two nodes only, so that a third is emptier, where the scheduler
+// would rather have them.
+func tilted(t *testing.T, c *lab.Cluster, ns, name string, replicas int, annotations map[string]string) map[string]*corev1.Pod {
+	t.Helper()
+	kubectl(t, c, "cordon", "node-3")
+	defer kubectl(t, c, "uncordon", "node-3")
+	apply(t, c, ns, statefulSet(name, replicas, annotations))
+	pods := places(t, c, ns, name, replicas, nil)
+	for _, pod := range pods {
+		if pod.Spec.NodeName == "node-3" {
+			t.Fatalf("%s is on the node that is to be empty", pod.Name)
+		}
+	}
+	return pods
+}
+
+// saysOf waits for an Event with a reason about an object and returns its message.
+func saysOf(t *testing.T, c *lab.Cluster, ns, kind, name, reason string) string {
+	t.Helper()
+	var message string
+	until(t, fmt.Sprintf("the Event %s about %s %s", reason, kind, name), func(ctx context.Context) bool {
+		events, err := c.Client().CoreV1().Events(ns).List(ctx, metav1.ListOptions{
+			FieldSelector: fmt.Sprintf("reason=%s,involvedObject.kind=%s,involvedObject.name=%s", reason, kind, name),
+		})
+		if err != nil || len(events.Items) == 0 {
+			return false
+		}
+		message = events.Items[len(events.Items)-1].Message
+		return true
+	})
+	return message
+}
+
+func isGated(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == "stayput.io/placement" })
+}
+
+// getPod returns a pod that need not be Ready; nil: there is none.
+func getPod(t *testing.T, c *lab.Cluster, ns, name string) *corev1.Pod {
+	t.Helper()
+	pod, err := c.Client().CoreV1().Pods(ns).Get(testContext(t), name, metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	return pod
+}
+
+// waitsFor waits until the successor of a pod is gated, and an Event says why.
+func waitsFor(t *testing.T, c *lab.Cluster, was *corev1.Pod, why string) {
+	t.Helper()
+	until(t, "a gated "+was.Name, func(context.Context) bool {
+		pod := getPod(t, c, was.Namespace, was.Name)
+		return pod != nil && pod.UID != was.UID && isGated(pod)
+	})
+	if message := saysOf(t, c, was.Namespace, "Pod", was.Name, "WaitingForHome"); !strings.Contains(message, why) {
+		t.Errorf("the Event says %q, not %q", message, why)
+	}
+}
+
+func TestTwelvePodsDeletedAtOnceComeHomeThreeTimesInARow(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 12, map[string]string{retainIP: "10m"})
+	for range 3 {
+		deletePods(t, c, ns, "web")
+		after := places(t, c, ns, "web", 12, before)
+		cameHome(t, before, after)
+		before = after
+	}
+}
+
+func TestARolloutKeepsNodesAndAddresses(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 3, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"})
+	kubectl(t, c, "set", "env", "statefulset/web", "ROLLED=yes", "-n", ns)
+	cameHome(t, before, places(t, c, ns, "web", 3, before))
+}
+
+func TestAPodThatWasNeverReadyComesHome(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	kubectl(t, c, "cordon", "node-3")
+	apply(t, c, ns, strings.ReplaceAll(statefulSet("crash", 4, map[string]string{retainIP: "10m"}), "readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}", `command: ["/nosuchfile"]`))
+	started := func(before map[string]*corev1.Pod) map[string]*corev1.Pod {
+		pods := map[string]*corev1.Pod{}
+		for i := range 4 {
+			name := fmt.Sprintf("crash-%d", i)
+			until(t, name+" to have an address", func(context.Context) bool {
+				pods[name] = getPod(t, c, ns, name)
+				return pods[name] != nil && pods[name].Status.PodIP != "" && (before[name] == nil || before[name].UID != pods[name].UID)
+			})
+		}
+		return pods
+	}
+	before := started(nil)
+	kubectl(t, c, "uncordon", "node-3")
+	deletePods(t, c, ns, "crash")
+	cameHome(t, before, started(before))
+}
+
+func TestAPullJoinsThePodsOwnAffinityAndWhatAnotherPolicyAdds(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	yaml := strings.Replace(statefulSet("web", 2, map[string]string{retainIP: "10m"}), "      terminationGracePeriodSeconds: 1\n", `      terminationGracePeriodSeconds: 1
+      affinity:
+        podAntiAffinity:
+          preferredDuringSchedulingIgnoredDuringExecution:
+          - {weight: 100, podAffinityTerm: {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app: web}}}}
+        nodeAffinity:
+          preferredDuringSchedulingIgnoredDuringExecution:
+          - {weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node-3]}]}}
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+            - matchExpressions: [{key: kubernetes.io/os, operator: In, values: [linux]}]
+            - matchExpressions: [{key: nosuchlabel, operator: Exists}]
+`, 1)
+	kubectl(t, c, "cordon", "node-3")
+	apply(t, c, ns, yaml)
+	before := places(t, c, ns, "web", 2, nil)
+	kubectl(t, c, "uncordon", "node-3")
+	_, err := c.Kubectl(testContext(t), fmt.Sprintf(`
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicy
+metadata: {name: %[1]s}
+spec:
+  failurePolicy: Fail
+  reinvocationPolicy: Never
+  matchConstraints:
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}
+    resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+  mutations:
+  - patchType: ApplyConfiguration
+    applyConfiguration:
+      expression: 'Object{metadata: Object.metadata{labels: {"added": "too"}}, spec: Object.spec{tolerations: [Object.spec.tolerations{key: "added", operator: "Exists"}]}}'
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingAdmissionPolicyBinding
+metadata: {name: %[1]s}
+spec: {policyName: %[1]s}
+`, ns), "apply", "-f", "-")
+	check(t, err)
+	t.Cleanup(func() {
+		_, err := c.Kubectl(context.Background(), "", "delete", "mutatingadmissionpolicy,mutatingadmissionpolicybinding", ns)
+		check(t, err)
+	})
+	until(t, "the other policy to be in force", func(ctx context.Context) bool {
+		pod, err := c.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		}, metav1.CreateOptions{DryRun: []string{"All"}})
+		return err == nil && pod.Labels["added"] == "too"
+	})
+	deletePods(t, c, ns, "web")
+	after := places(t, c, ns, "web", 2, before)
+	cameHome(t, before, after)
+	for name, pod := range after {
+		affinity := pod.Spec.Affinity
+		required := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		if len(required) != 2 || required[0].MatchExpressions[0].Key != "kubernetes.io/os" || required[1].MatchExpressions[0].Key != "nosuchlabel" {
+			t.Errorf("%s has lost required terms of its own: %+v", name, required)
+		}
+		for _, term := range required {
+			if len(term.MatchFields) != 1 || term.MatchFields[0].Values[0] != before[name].Spec.NodeName {
+				t.Errorf("%s is not drawn home by the term %+v", name, term)
+			}
+		}
+		if p := affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution; len(p) != 1 || affinity.PodAntiAffinity == nil {
+			t.Errorf("%s has lost preferences of its own: %+v", name, affinity)
+		}
+		if pod.Labels["added"] != "too" || !slices.ContainsFunc(pod.Spec.Tolerations, func(o corev1.Toleration) bool { return o.Key == "added" }) {
+			t.Errorf("%s has lost what the other policy added", name)
+		}
+	}
+}
+
+func TestANodeSelectorOfTheUserIsNotOverwrittenButReported(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m"})["web-0"]
+	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "-p", `{"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-3"}}}}}`)
+	after := successor(t, c, before)
+	if after.Spec.NodeName != "node-3" || after.Spec.NodeSelector["kubernetes.io/hostname"] != "node-3" {
+		t.Errorf("it is on %s with the selector %v", after.Spec.NodeName, after.Spec.NodeSelector)
+	}
+	for _, about := range []string{"Pod web-0", "StatefulSet web"} {
+		kind, name, _ := strings.Cut(about, " ")
+		if message := saysOf(t, c, ns, kind, name, "HomeGivenUp"); !strings.Contains(message, "node "+before.Spec.NodeName) || !strings.Contains(message, "node selector") {
+			t.Errorf("the Event about %s says %q", about, message)
+		}
+	}
+}
+
+func TestAPodWaitsForAHomeThatComesBackInTime(t *testing.T) {
+	for _, away := range []struct {
+		name, why string
+		leave     func(*testing.T, *lab.Cluster, string)
+		back      func(*testing.T, *lab.Cluster, string)
+	}{
+		{"cordoned", "is cordoned", func(t *testing.T, c *lab.Cluster, node string) { kubectl(t, c, "cordon", node) },
+			func(t *testing.T, c *lab.Cluster, node string) { kubectl(t, c, "uncordon", node) }},
+		{"tainted", "has the taint dedicated=batch:NoSchedule", func(t *testing.T, c *lab.Cluster, node string) {
+			kubectl(t, c, "taint", "node", node, "dedicated=batch:NoSchedule")
+		}, func(t *testing.T, c *lab.Cluster, node string) { kubectl(t, c, "taint", "node", node, "dedicated-") }},
+		{"drained", "is cordoned", func(t *testing.T, c *lab.Cluster, node string) {
+			kubectl(t, c, "drain", node, "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--pod-selector=app=web")
+		}, func(t *testing.T, c *lab.Cluster, node string) { kubectl(t, c, "uncordon", node) }},
+	} {
+		t.Run(away.name, func(t *testing.T) {
+			c := installed(t)
+			ns := namespace(t, c)
+			before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m"})
+			was := before["web-0"]
+			away.leave(t, c, was.Spec.NodeName)
+			back := sync0(func() { away.back(t, c, was.Spec.NodeName) })
+			defer back()
+			deletePods(t, c, ns, "web")
+			waitsFor(t, c, was, away.why)
+			back()
+			cameHome(t, before, places(t, c, ns, "web", 1, before))
+		})
+	}
+}
+
+// sync0 is f, once.
+func sync0(f func()) func() {
+	done := false
+	return func() {
+		if !done {
+			done = true
+			f()
+		}
+	}
+}
+
+func TestAPodGoesElsewhereOnceItHasWaitedForItsHome(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5s"})["web-0"]
+	kubectl(t, c, "cordon", before.Spec.NodeName)
+	defer kubectl(t, c, "uncordon", before.Spec.NodeName)
+	deletePods(t, c, ns, "web")
+	waitsFor(t, c, before, "is cordoned")
+	after := successor(t, c, before)
+	if after.Spec.NodeName == before.Spec.NodeName {
+		t.Errorf("it is on its home, which is cordoned")
+	}
+	if waited := scheduledAt(after).Sub(after.CreationTimestamp.Time); waited < 4*time.Second {
+		t.Errorf("it waited %s only", waited)
+	}
+	if message := saysOf(t, c, ns, "Pod", "web-0", "HomeGivenUp"); !strings.Contains(message, "is cordoned") {
+		t.Errorf("the Event says %q", message)
+	}
+	// The address at the old home keeps its time.
+	old := kubectl(t, c, "get", "retainedip", "web-0."+before.Spec.NodeName, "-n", ns, "-o", "jsonpath={.status.phase} {.status.ips[0]}")
+	if old != "Retained "+before.Status.PodIP {
+		t.Errorf("at the old home there is %q", old)
+	}
+	// And the new node is home from now on.
+	deletePods(t, c, ns, "web")
+	if again := successor(t, c, after); again.Spec.NodeName != after.Spec.NodeName || again.Status.PodIP != after.Status.PodIP {
+		t.Errorf("it moved again, to %s", again.Spec.NodeName)
+	}
+}
+
+func scheduledAt(pod *corev1.Pod) time.Time {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			return c.LastTransitionTime.Time
+		}
+	}
+	return time.Time{}
+}
+
+func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	yaml := strings.Replace(statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5s"}),
+		"imagePullPolicy: Never", "imagePullPolicy: Never\n        resources: {requests: {example.com/seat: 1}, limits: {example.com/seat: 1}}", 1)
+	for _, node := range []string{"node-1", "node-2"} { // one seat each
+		kubectl(t, c, "patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status": {"capacity": {"example.com/seat": "1"}}}`)
+	}
+	apply(t, c, ns, yaml)
+	before := ready(t, c, ns, "web-0")
+	t.Cleanup(func() {
+		for _, node := range []string{"node-1", "node-2"} {
+			_, err := c.Kubectl(context.Background(), "", "patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status": {"capacity": {"example.com/seat": null}}}`)
+			check(t, err)
+		}
+	})
+	// Somebody takes the seat at home.
+	kubectl(t, c, "scale", "statefulset", "web", "--replicas=0", "-n", ns)
+	until(t, "web-0 to end", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
+	taker := strings.ReplaceAll(strings.Replace(yaml, "name: web\n", "name: taker\n", 1), "{app: web}", "{app: taker}")
+	taker = strings.Replace(taker, "      containers:\n", "      nodeSelector: {kubernetes.io/hostname: "+before.Spec.NodeName+"}\n      containers:\n", 1)
+	apply(t, c, ns, taker)
+	ready(t, c, ns, "taker-0")
+
+	kubectl(t, c, "scale", "statefulset", "web", "--replicas=1", "-n", ns)
+	after := successor(t, c, before)
+	if after.Spec.NodeName == before.Spec.NodeName {
+		t.Fatal("there is room at home after all")
+	}
+	if message := saysOf(t, c, ns, "StatefulSet", "web", "HomeHasNoRoom"); !strings.Contains(message, "no room") {
+		t.Errorf("the Event says %q", message)
+	}
+}
+
+func TestPodsThatAreNeitherAnnotatedNorRecordedAreNotTouched(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("plain", 2, nil))
+	before := places(t, c, ns, "plain", 2, nil)
+	deletePods(t, c, ns, "plain")
+	for name, pod := range places(t, c, ns, "plain", 2, before) {
+		if pod.Spec.Affinity != nil || len(pod.Spec.SchedulingGates) > 0 {
+			t.Errorf("%s has %+v", name, pod.Spec.Affinity)
+		}
+		for _, f := range pod.ManagedFields {
+			if strings.HasPrefix(f.Manager, "stayput") {
+				t.Errorf("%s was written by %s", name, f.Manager)
+			}
+		}
+	}
+}

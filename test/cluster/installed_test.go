@@ -1,0 +1,56 @@
+package cluster
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// product is the cluster with stayput on it that the tests share: its plugin is the nodes' IPAM, every node has
+// an agent, and there are two controllers.
+var product struct {
+	sync.Mutex
+	cluster *lab.Cluster
+	err     error
+}
+
+// installed returns the cluster with stayput. Its logs are printed if the test fails.
+func installed(t *testing.T) *lab.Cluster {
+	t.Helper()
+	product.Lock()
+	defer product.Unlock()
+	if product.cluster == nil && product.err == nil {
+		product.cluster, product.err = startInstalled()
+	}
+	check(t, product.err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			product.cluster.WriteLogs(t.Output())
+		}
+	})
+	return product.cluster
+}
+
+func startInstalled() (*lab.Cluster, error) {
+	dir, remove, err := lab.TempDir("product")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = remove() }() // what is needed of it is installed on the machines
+	built, err := lab.BuildWholeProduct(context.Background(), dir) // as long as a compiler takes
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c, err := lab.StartCluster(ctx, lab.ClusterOptions{IPAM: "stayput", Product: built})
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Install(ctx, lab.InstallOptions{Controllers: 2}); err != nil {
+		return c, err
+	}
+	return c, nil
+}
