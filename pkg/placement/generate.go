@@ -142,6 +142,8 @@ func planFor(w *workload, named *kruisev1alpha1.PersistentPodState, all []*kruis
 		return plan{}
 	case ours:
 		return plan{apply: &asked}
+	case named != nil && targetOf(named) == w.ref && asked.in(&named.Spec):
+		return plan{} // it says what is asked for already: OpenKruise may have generated it
 	case named != nil:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
 			"PersistentPodState %s exists and is not generated for this workload: it is left alone, and none is generated", named.Name)}}

@@ -221,10 +221,17 @@ func cannotTake(node *corev1.Node, pod *corev1.Pod) blockage {
 	taint, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations, func(t *corev1.Taint) bool {
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 	}, true)
-	if untolerated {
+	switch {
+	case !untolerated:
+		return blockage{}
+	// The taints of what is said above come and go a moment apart from it.
+	case taint.Key == corev1.TaintNodeUnschedulable:
+		return blockage{reason: "is cordoned"}
+	case taint.Key == corev1.TaintNodeNotReady, taint.Key == corev1.TaintNodeUnreachable:
+		return blockage{reason: "is not Ready"}
+	default:
 		return blockage{reason: "has the taint " + taint.ToString() + ", which the pod does not tolerate"}
 	}
-	return blockage{}
 }
 
 // noneCanTake is cannotTake for the nodes with some labels. first is looked at first, so that all nodes are only

@@ -35,7 +35,10 @@ type memory struct {
 	// assigned are the addresses of a shared identity that a pod without a node was drawn to. Lost: two pods may
 	// be drawn to one address, and one of them gets another.
 	assigned map[types.NamespacedName]types.UID
-	holds    map[types.UID]types.NamespacedName
+	// ungated are the pods that were let go and that the cache still has as gated. Lost: a patch that the API
+	// server refuses.
+	ungated map[types.NamespacedName]types.UID
+	holds   map[types.UID]types.NamespacedName
 }
 
 type undecidedPod struct {
@@ -68,6 +71,7 @@ func newMemory(now func() time.Time) *memory {
 		givenUp:  map[types.NamespacedName]types.UID{},
 		last:     map[types.NamespacedName]lastNode{},
 		assigned: map[types.NamespacedName]types.UID{},
+		ungated:  map[types.NamespacedName]types.UID{},
 		holds:    map[types.UID]types.NamespacedName{},
 	}
 }
@@ -76,8 +80,8 @@ func newMemory(now func() time.Time) *memory {
 func (m *memory) handler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, is any) {
-			if pod, ok := is.(*corev1.Pod); ok && pod.Spec.NodeName != "" {
-				m.bound(pod)
+			if pod, ok := is.(*corev1.Pod); ok {
+				m.seen(pod)
 			}
 		},
 		DeleteFunc: func(was any) {
@@ -91,17 +95,39 @@ func (m *memory) handler() cache.ResourceEventHandler {
 	}
 }
 
-func (m *memory) bound(pod *corev1.Pod) {
+func (m *memory) seen(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.givenUp, client.ObjectKeyFromObject(pod))
-	m.unassignLocked(pod.UID)
+	if !gated(pod) {
+		delete(m.ungated, client.ObjectKeyFromObject(pod))
+	}
+	if pod.Spec.NodeName != "" {
+		delete(m.givenUp, client.ObjectKeyFromObject(pod))
+		m.unassignLocked(pod.UID)
+	}
+}
+
+// ungatedPod remembers that a pod was let go.
+func (m *memory) ungatedPod(pod *corev1.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ungated[client.ObjectKeyFromObject(pod)] = pod.UID
+}
+
+// wasUngated says whether a pod was let go, though it looks gated.
+func (m *memory) wasUngated(pod *corev1.Pod) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return gated(pod) && m.ungated[client.ObjectKeyFromObject(pod)] == pod.UID
 }
 
 func (m *memory) deleted(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.unassignLocked(pod.UID)
+	if key := client.ObjectKeyFromObject(pod); m.ungated[key] == pod.UID {
+		delete(m.ungated, key)
+	}
 	for len(m.order) > 0 && m.now().Sub(m.order[0].at) > publishing {
 		if old := m.order[0]; m.last[old.pod].at.Equal(old.at) {
 			delete(m.last, old.pod)

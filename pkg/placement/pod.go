@@ -92,6 +92,9 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 		p.memory.decided(req.NamespacedName)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	if p.memory.wasUngated(&pod) {
+		return reconcile.Result{}, nil // the cache has yet to hear of it
+	}
 	if !undecided(&pod) || !pod.DeletionTimestamp.IsZero() {
 		p.memory.decided(req.NamespacedName)
 		return reconcile.Result{}, nil
@@ -178,7 +181,7 @@ func (p *placer) wait(pod *corev1.Pod, s situation, d decision) {
 		if d.retry > 0 {
 			until = "at most " + d.retry.Round(time.Second).String()
 		}
-		p.say(pod, corev1.EventTypeNormal, reasonHomeWait, fmt.Sprintf("home, %s, %s: the pod waits %s", d.home, d.reason, until))
+		p.say(pod, corev1.EventTypeNormal, reasonHomeWait, fmt.Sprintf("its home, %s, %s: the pod waits %s", d.home, d.reason, until))
 	}
 }
 
@@ -191,9 +194,10 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s situation, d deci
 	if err := removeGate(ctx, p.client, pod); err != nil {
 		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
+	p.memory.ungatedPod(pod)
 	p.metrics.placed(d.outcome, p.now().Sub(pod.CreationTimestamp.Time))
 	if d.outcome == outcomeElsewhere {
-		p.say(pod, corev1.EventTypeWarning, reasonHomeGivenUp, fmt.Sprintf("home, %s, %s: the pod goes elsewhere; addresses kept there keep their time", d.home, d.reason))
+		p.say(pod, corev1.EventTypeWarning, reasonHomeGivenUp, fmt.Sprintf("its home, %s, %s: the pod goes elsewhere; addresses kept there keep their time", d.home, d.reason))
 	}
 	p.memory.decided(client.ObjectKeyFromObject(pod))
 	log.FromContext(ctx).Info("Placed", "outcome", d.outcome, "home", d.home, "reason", d.reason)
@@ -274,7 +278,7 @@ func removeGate(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 // taken back (KEP-3838), its successor goes free. It never ran. A pod that nobody would make again is left.
 func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d decision) error {
 	if metav1.GetControllerOf(pod) == nil {
-		p.say(pod, corev1.EventTypeWarning, reasonHomeFull, fmt.Sprintf("home, %s, %s, and no controller would create the pod again: delete it, and its successor goes elsewhere", d.home, d.reason))
+		p.say(pod, corev1.EventTypeWarning, reasonHomeFull, fmt.Sprintf("its home, %s, %s, and no controller would create the pod again: delete it, and its successor goes elsewhere", d.home, d.reason))
 		return nil
 	}
 	key := client.ObjectKeyFromObject(pod)
@@ -285,7 +289,7 @@ func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d decision) error {
 		return fmt.Errorf("deleting pod %s: %w", key, err)
 	}
 	p.metrics.placed(outcomeEvict, 0)
-	p.say(pod, corev1.EventTypeWarning, reasonHomeFull, fmt.Sprintf("home, %s, %s: the pod is deleted and its successor goes elsewhere", d.home, d.reason))
+	p.say(pod, corev1.EventTypeWarning, reasonHomeFull, fmt.Sprintf("its home, %s, %s: the pod is deleted and its successor goes elsewhere", d.home, d.reason))
 	return nil
 }
 

@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/tools/events"
@@ -184,6 +185,9 @@ func (r *recording) setUp(mgr ctrl.Manager) error {
 			}))),
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, pod *corev1.Pod) []workloadRef { return targetsOfPod(ctx, r.client, pod) }), podMoved)),
+		watchKinds(r.targets, c, func(ctx context.Context, gk schema.GroupKind) []workloadRef {
+			return slices.DeleteFunc(everyState(ctx, r.client, targetOf), func(ref workloadRef) bool { return ref.groupKind() != gk })
+		}),
 		watchKruise(r.kruise, c, func(ctx context.Context) []workloadRef { return everyState(ctx, r.client, targetOf) }),
 	)
 }
@@ -272,7 +276,7 @@ func (r *recording) look(ctx context.Context, ref workloadRef, s *kruisev1alpha1
 		kept.degraded, kept.pods = finding{reasonUnsupportedTarget, unsupported(ref)}, nil
 		return &kept, nil
 	case errors.Is(err, errNotServed):
-		kept.degraded, kept.retry = finding{reasonTargetNotServed, err.Error()}, lookupEvery
+		kept.degraded = finding{reasonTargetNotServed, err.Error()}
 		return &kept, nil
 	case errors.As(err, &missing):
 		kept.degraded, kept.retry = finding{reasonPermissionMissing, missing.Error()}, lookupEvery

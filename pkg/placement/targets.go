@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -289,6 +290,7 @@ type targets struct {
 	mu       sync.Mutex
 	kinds    map[schema.GroupKind]*kindState
 	watchers []func(targetKind) error
+	heeders  []func(schema.GroupKind)
 	scales   map[workloadRef]scale
 }
 
@@ -308,7 +310,7 @@ type scale struct {
 // lookupEvery is how often it is looked up what the API server serves, and lookupWithin how long anything that
 // depends on a third party's kind may take.
 const (
-	lookupEvery  = 30 * time.Second
+	lookupEvery  = 15 * time.Second
 	lookupWithin = 10 * time.Second
 )
 
@@ -354,16 +356,15 @@ func (t *targets) lookUp(ctx context.Context) {
 			continue
 		}
 		problem := t.problem(ctx, k.targetKind)
-		t.mu.Lock()
-		watch, unwatch := problem == nil && !k.watched, errors.Is(problem, errNotServed) && k.watched
-		// What is only unknown changes nothing that was known.
-		if problem == nil || errors.Is(problem, errNotServed) || errors.As(problem, new(*permissionError)) || errors.Is(k.problem, errUnknownYet) {
-			if (problem == nil) != (k.problem == nil) {
-				log.FromContext(ctx).Info("A kind of workload", "kind", k.gvk.String(), "served", problem == nil, "reason", problem)
-			}
-			k.problem, k.watched = problem, k.watched && !unwatch || watch
+		if problem != nil && !errors.Is(problem, errNotServed) && !errors.As(problem, new(*permissionError)) {
+			log.FromContext(ctx).Error(problem, "Looking up a kind of workload", "kind", k.gvk.String())
+			continue // not to know changes nothing that was known
 		}
-		watchers := slices.Clone(t.watchers)
+		t.mu.Lock()
+		changed := fmt.Sprint(problem) != fmt.Sprint(k.problem)
+		watch, unwatch := problem == nil && !k.watched, problem != nil && k.watched
+		k.problem, k.watched = problem, problem == nil
+		watchers, heeders := slices.Clone(t.watchers), slices.Clone(t.heeders)
 		t.mu.Unlock()
 		switch {
 		case watch:
@@ -375,6 +376,12 @@ func (t *targets) lookUp(ctx context.Context) {
 		case unwatch:
 			if err := t.cache.RemoveInformer(ctx, k.object()); err != nil {
 				log.FromContext(ctx).Error(err, "No longer watching workloads", "kind", k.gvk.String())
+			}
+		}
+		if changed {
+			log.FromContext(ctx).Info("A kind of workload", "kind", k.gvk.String(), "readable", problem == nil, "reason", fmt.Sprint(problem))
+			for _, h := range heeders {
+				h(k.gvk.GroupKind())
 			}
 		}
 	}
@@ -624,6 +631,20 @@ func watchWorkloads[request comparable](t *targets, c controller.TypedController
 		return c.Watch(source.TypedKind(t.cache, k.object(), handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, o client.Object) []request { return requests(ctx, k.refOf(o)) }), workloadMoved))
 	})
+}
+
+// watchKinds has a controller look at these requests when a kind becomes readable or no longer is.
+func watchKinds[request comparable](t *targets, c controller.TypedController[request], all func(context.Context, schema.GroupKind) []request) error {
+	return c.Watch(source.TypedFunc[request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.heeders = append(t.heeders, func(gk schema.GroupKind) {
+			for _, r := range all(ctx, gk) {
+				queue.Add(r)
+			}
+		})
+		return nil
+	}))
 }
 
 // workloadMoved lets through what is not merely a new status.

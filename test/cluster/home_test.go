@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -184,9 +185,13 @@ spec:
     namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %[1]s}}
     resourceRules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
   mutations:
-  - patchType: ApplyConfiguration
-    applyConfiguration:
-      expression: 'Object{metadata: Object.metadata{labels: {"added": "too"}}, spec: Object.spec{tolerations: [Object.spec.tolerations{key: "added", operator: "Exists"}]}}'
+  - patchType: JSONPatch
+    jsonPatch:
+      expression: >-
+        (has(object.metadata.labels) ? [] : [JSONPatch{op: "add", path: "/metadata/labels", value: {"a": "b"}}]) +
+        (has(object.spec.tolerations) ? [] : [JSONPatch{op: "add", path: "/spec/tolerations", value: []}]) +
+        [JSONPatch{op: "add", path: "/metadata/labels/added", value: "too"},
+        JSONPatch{op: "add", path: "/spec/tolerations/-", value: Object.spec.tolerations{key: "added", operator: "Exists"}}]
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicyBinding
@@ -265,24 +270,13 @@ func TestAPodWaitsForAHomeThatComesBackInTime(t *testing.T) {
 			before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m"})
 			was := before["web-0"]
 			away.leave(t, c, was.Spec.NodeName)
-			back := sync0(func() { away.back(t, c, was.Spec.NodeName) })
+			back := sync.OnceFunc(func() { away.back(t, c, was.Spec.NodeName) })
 			defer back()
 			deletePods(t, c, ns, "web")
 			waitsFor(t, c, was, away.why)
 			back()
 			cameHome(t, before, places(t, c, ns, "web", 1, before))
 		})
-	}
-}
-
-// sync0 is f, once.
-func sync0(f func()) func() {
-	done := false
-	return func() {
-		if !done {
-			done = true
-			f()
-		}
 	}
 }
 

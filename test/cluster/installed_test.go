@@ -38,7 +38,7 @@ func startInstalled() (*lab.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = remove() }() // what is needed of it is installed on the machines
+	defer func() { _ = remove() }()                                // what is needed of it is installed on the machines
 	built, err := lab.BuildWholeProduct(context.Background(), dir) // as long as a compiler takes
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func startInstalled() (*lab.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.Install(ctx, lab.InstallOptions{Controllers: 2}); err != nil {
+	if err := c.Install(ctx, lab.InstallOptions{Controllers: 2, ControllerArgs: []string{"--workload-kinds=" + customKind}}); err != nil {
 		return c, err
 	}
 	return c, nil

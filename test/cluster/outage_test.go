@@ -1,0 +1,221 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// recordedSet is statefulSet with a PersistentPodState instead of annotations of its pods: they lose their
+// addresses, but not their nodes.
+func recordedSet(name string, replicas int, topology string) string {
+	return strings.Replace(statefulSet(name, replicas, nil), "metadata:\n  name: "+name+"\n", fmt.Sprintf(
+		"metadata:\n  name: %s\n  annotations: {kruise.io/auto-generate-persistent-pod-state: \"true\", %s: kubernetes.io/hostname}\n", name, topology), 1)
+}
+
+func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 2, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5m"})
+	was := before["web-0"]
+	node := c.Node(was.Spec.NodeName)
+	check(t, node.PowerLoss())
+	check(t, c.WaitNotReady(testContext(t), node))
+	// The pod is given up by force, as an operator would; its successor must not start elsewhere.
+	now := int64(0)
+	check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	waitsFor(t, c, was, "is not Ready")
+	check(t, node.Boot(testContext(t)))
+	check(t, c.WaitReady(testContext(t), node))
+	after := successor(t, c, was)
+	cameHome(t, map[string]*corev1.Pod{"web-0": was}, map[string]*corev1.Pod{"web-0": after})
+}
+
+func TestADeletedNodeIsNotWaitedFor(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	// A node without a kubelet can be deleted without coming back; it takes pods that never start.
+	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "retention"})["web-0"]
+	node := c.Node(before.Spec.NodeName)
+	check(t, node.Kubelet.Stop())
+	kubectl(t, c, "delete", "node", node.Name)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		check(t, node.Kubelet.Start(ctx)) // it registers the node again
+		check(t, c.WaitReady(ctx, node))
+	})
+	now := int64(0)
+	_ = c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{GracePeriodSeconds: &now}) // or the garbage collector was first
+	after := successor(t, c, before)
+	if after.Spec.NodeName == node.Name {
+		t.Errorf("it is on the node that was deleted")
+	}
+}
+
+func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 3, map[string]string{retainIP: "10m"})
+	for _, controller := range c.Controllers {
+		check(t, controller.Kill())
+	}
+	start := onceStarted(t, c)
+	defer start()
+	deletePods(t, c, ns, "web")
+	apply(t, c, ns, statefulSet("plain", 2, nil))
+	places(t, c, ns, "plain", 2, nil)
+	for name, was := range before {
+		until(t, "a gated "+name, func(context.Context) bool {
+			pod := getPod(t, c, ns, name)
+			return pod != nil && pod.UID != was.UID && isGated(pod) && pod.Spec.NodeName == ""
+		})
+	}
+	start()
+	cameHome(t, before, places(t, c, ns, "web", 3, before))
+}
+
+// onceStarted starts every controller again, once.
+func onceStarted(t *testing.T, c *lab.Cluster) func() {
+	done := false
+	return func() {
+		if done {
+			return
+		}
+		done = true
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		for _, controller := range c.Controllers {
+			if controller.Process() == nil {
+				check(t, controller.Start(ctx))
+			}
+		}
+	}
+}
+
+func TestControllersKilledInTurnDuringARolloutLoseNothing(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
+	kubectl(t, c, "set", "env", "statefulset/web", "ROLLED=yes", "-n", ns)
+	for i := range 4 {
+		controller := c.Controllers[i%2]
+		check(t, controller.Kill())
+		time.Sleep(2 * time.Second) // the other one leads meanwhile, or is about to
+		check(t, controller.Start(testContext(t)))
+	}
+	cameHome(t, before, places(t, c, ns, "web", 6, before))
+	noneGated(t, c)
+}
+
+func noneGated(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	pods, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
+	check(t, err)
+	for i := range pods.Items {
+		if isGated(&pods.Items[i]) {
+			t.Errorf("%s/%s is gated", pods.Items[i].Namespace, pods.Items[i].Name)
+		}
+	}
+}
+
+func TestAnAPIServerThatRestartsWhilePodsAreReplacedLosesNothing(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
+	apply(t, c, ns, recordedSet("plain", 2, "kruise.io/required-persistent-topology"))
+	recorded := places(t, c, ns, "plain", 2, nil)
+	until(t, "both pods to be recorded", func(context.Context) bool {
+		return kubectl(t, c, "get", "persistentpodstate", "plain", "-n", ns, "-o", "jsonpath={.status.recorded}", "--ignore-not-found") == "2"
+	})
+	until(t, "pods to be gated for their record", func(ctx context.Context) bool {
+		pod, err := c.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "probe", OwnerReferences: recorded["plain-0"].OwnerReferences},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		}, metav1.CreateOptions{DryRun: []string{"All"}})
+		return err == nil && isGated(pod)
+	})
+	deletePods(t, c, ns, "web")
+	deletePods(t, c, ns, "plain")
+	check(t, c.APIServer.Kill())
+	check(t, c.APIServer.Start(testContext(t)))
+	cameHome(t, before, places(t, c, ns, "web", 4, before))
+	for name, pod := range places(t, c, ns, "plain", 2, recorded) {
+		if was := recorded[name].Spec.NodeName; pod.Spec.NodeName != was {
+			t.Errorf("%s was on %s and is on %s", name, was, pod.Spec.NodeName)
+		}
+	}
+	noneGated(t, c)
+}
+
+func TestUngateAllLetsEveryPodGo(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	for _, controller := range c.Controllers {
+		check(t, controller.Kill())
+	}
+	defer onceStarted(t, c)()
+	yaml := strings.Replace(statefulSet("web", 3, map[string]string{retainIP: "10m"}), "      terminationGracePeriodSeconds: 1\n",
+		"      terminationGracePeriodSeconds: 1\n      schedulingGates: [{name: example.com/other}]\n", 1)
+	apply(t, c, ns, yaml)
+	apply(t, c, ns, statefulSet("free", 3, map[string]string{retainIP: "10m"}))
+	gated := func(name string) bool {
+		pod := getPod(t, c, ns, name)
+		return pod != nil && isGated(pod)
+	}
+	until(t, "gated pods", func(context.Context) bool {
+		for i := range 3 {
+			if !gated(fmt.Sprintf("web-%d", i)) || !gated(fmt.Sprintf("free-%d", i)) {
+				return false
+			}
+		}
+		return true
+	})
+	ctx := testContext(t)
+	kubeconfig, err := c.Kubeconfig()
+	check(t, err)
+	out, err := exec.CommandContext(ctx, c.Controllers[0].Node.Path("/opt/stayput/stayput-controller"), "ungate", "--all", "--kubeconfig", kubeconfig).CombinedOutput()
+	if err != nil {
+		t.Fatalf("ungate: %v: %s", err, out)
+	}
+	if n := strings.Count(string(out), "ungated"); n != 6 {
+		t.Errorf("it says\n%s", out)
+	}
+	places(t, c, ns, "free", 3, nil)
+	for i := range 3 { // what is not ours stays
+		if pod := getPod(t, c, ns, fmt.Sprintf("web-%d", i)); len(pod.Spec.SchedulingGates) != 1 || pod.Spec.SchedulingGates[0].Name != "example.com/other" {
+			t.Errorf("%s has the gates %v", pod.Name, pod.Spec.SchedulingGates)
+		}
+	}
+}
+
+func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
+	now := int64(0)
+	for range 3 {
+		for name := range before {
+			uid := before[name].UID
+			check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid}}))
+		}
+		after := map[string]*corev1.Pod{}
+		for name := range before {
+			// As soon as it has an address, whether Ready and published or not.
+			until(t, "an address of another "+name, func(context.Context) bool {
+				after[name] = getPod(t, c, ns, name)
+				return after[name] != nil && after[name].UID != before[name].UID && after[name].Status.PodIP != ""
+			})
+		}
+		cameHome(t, before, after)
+		before = after
+	}
+}
