@@ -120,8 +120,7 @@ func routePods(h *netlink.Handle, link netlink.Link, nodes, own int) error {
 	return nil
 }
 
-// relay forwards connections to a loopback port of this machine, whose address it returns, to an address in the
-// fabric, until the listener is closed.
+// relay forwards what connects to a port of this machine to where dial leads, until the listener is closed.
 func relay(l net.Listener, dial func(context.Context) (net.Conn, error)) {
 	for {
 		client, err := l.Accept()

@@ -1,4 +1,5 @@
-// Labbuild fills the lab's cache, so that the first test does not have to.
+// Labbuild fills the lab's cache, so that the first test does not have to. With the argument conformance it adds
+// upstream's own tests.
 package main
 
 import (
@@ -6,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/stayput/stayput/test/lab"
@@ -14,7 +16,11 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if _, err := lab.BuildCluster(ctx); err != nil {
+	_, err := lab.BuildCluster(ctx)
+	if err == nil && slices.Contains(os.Args[1:], "conformance") {
+		_, err = lab.BuildConformance(ctx)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "labbuild:", err)
 		os.Exit(1)
 	}
