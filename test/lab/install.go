@@ -140,7 +140,7 @@ func (c *Cluster) placeholder(ctx context.Context, namespace, account, node stri
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec: corev1.PodSpec{
 			NodeName: node, HostNetwork: true, ServiceAccountName: account,
-			Containers:  []corev1.Container{{Name: "placeholder", Image: PauseImage, ImagePullPolicy: corev1.PullNever}},
+			Containers:  []corev1.Container{{Name: "placeholder", Image: WebImage, ImagePullPolicy: corev1.PullNever}},
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		},
 	}, metav1.CreateOptions{})

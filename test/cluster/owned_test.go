@@ -1,0 +1,185 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/lab"
+)
+
+// kept says of each annotation set what becomes of the addresses of pods that a workload does not want for a
+// while: scaled down, scaled to zero, or deleted.
+var kept = []struct {
+	name            string
+	annotations     map[string]string
+	scaled, deleted bool // whether they are kept
+}{
+	{"a duration", map[string]string{retainIP: "10m"}, true, true},
+	{"a duration, released when scaled", map[string]string{retainIP: "10m", "stayput.io/when-scaled": "Release"}, false, true},
+	{"a duration, released when deleted", map[string]string{retainIP: "10m", "stayput.io/when-deleted": "Delete"}, true, false},
+	{"while owned", map[string]string{retainIP: "while-owned"}, false, false},
+	{"while owned, retained when scaled", map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}, true, false},
+	{"while owned, retained when deleted", map[string]string{retainIP: "while-owned", "stayput.io/when-deleted": "Retain"}, false, true},
+}
+
+// freedOrKept checks what has become of addresses whose pods have ended.
+func freedOrKept(t *testing.T, c *lab.Cluster, ns string, pods []*corev1.Pod, keep bool) {
+	t.Helper()
+	for _, pod := range pods {
+		r := &v1alpha1.RetainedIP{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: v1alpha1.RetainedIPName(pod.Name, pod.Spec.NodeName)}}
+		if keep {
+			shows(t, c, ns, pod.Name, pod.Spec.NodeName, "retained", retained)
+			continue
+		}
+		vanishes(t, c, r)
+		r.Status.IPs, r.Status.Addresses = []string{pod.Status.PodIP}, []v1alpha1.NetworkAddresses{{Network: "pods"}}
+		freed(t, c.Node(pod.Spec.NodeName), r)
+	}
+	if keep { // not just not yet
+		time.Sleep(2 * time.Second)
+		for _, pod := range pods {
+			if r := retainedIP(t, c, ns, pod.Name, pod.Spec.NodeName); r == nil || r.Spec.Release {
+				t.Errorf("the address of %s is given up", pod.Name)
+			}
+		}
+	}
+}
+
+func values(pods map[string]*corev1.Pod) (all []*corev1.Pod) {
+	for _, pod := range pods {
+		all = append(all, pod)
+	}
+	return all
+}
+
+func TestAddressesOfPodsThatAreNotWantedGoByTheirPolicy(t *testing.T) {
+	for _, policy := range kept {
+		t.Run(strings.ReplaceAll(policy.name, ",", ""), func(t *testing.T) {
+			c := installed(t)
+			ns := namespace(t, c)
+			before := tilted(t, c, ns, "web", 2, policy.annotations)
+			for _, pod := range before {
+				shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
+			}
+			// Scaled down, to zero, and back.
+			scale(t, c, ns, "web", 1)
+			freedOrKept(t, c, ns, []*corev1.Pod{before["web-1"]}, policy.scaled)
+			scale(t, c, ns, "web", 0)
+			freedOrKept(t, c, ns, values(before), policy.scaled)
+			scale(t, c, ns, "web", 2)
+			after := places(t, c, ns, "web", 2, before)
+			if policy.scaled {
+				cameHome(t, before, after)
+			}
+			for _, pod := range after {
+				shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
+			}
+			// Deleted, and made again.
+			kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+			freedOrKept(t, c, ns, values(after), policy.deleted)
+			apply(t, c, ns, statefulSet("web", 2, policy.annotations))
+			again := places(t, c, ns, "web", 2, after)
+			if policy.deleted {
+				cameHome(t, after, again)
+			}
+		})
+	}
+}
+
+func TestOrphansKeepWhatTheirWorkloadHad(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 2, map[string]string{retainIP: "while-owned"})
+	for _, pod := range before {
+		shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
+	}
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
+	check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-1", metav1.DeleteOptions{}))
+	freedOrKept(t, c, ns, []*corev1.Pod{before["web-1"]}, true) // web-0 is there
+	apply(t, c, ns, statefulSet("web", 2, map[string]string{retainIP: "while-owned"}))
+	after := places(t, c, ns, "web", 2, map[string]*corev1.Pod{"web-1": before["web-1"]})
+	cameHome(t, before, after)
+	if after["web-0"].UID != before["web-0"].UID {
+		t.Error("web-0 was not adopted")
+	}
+}
+
+// deployment is the YAML of a Deployment of the web image, with annotations for its pods.
+func deployment(name string, replicas int, annotations map[string]string) string {
+	yaml := strings.Replace(statefulSet(name, replicas, annotations), "kind: StatefulSet", "kind: Deployment", 1)
+	return strings.Replace(strings.Replace(yaml, "  serviceName: "+name+"\n", "", 1), "  podManagementPolicy: Parallel\n", "", 1)
+}
+
+// deployed waits until a Deployment has n Ready pods, none of which is among those before.
+func deployed(t *testing.T, c *lab.Cluster, ns, name string, n int, before []*corev1.Pod) (pods []*corev1.Pod) {
+	t.Helper()
+	until(t, fmt.Sprintf("%d pods of %s", n, name), func(ctx context.Context) bool {
+		list, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
+		if err != nil {
+			return false
+		}
+		pods = nil
+		for i := range list.Items {
+			pod := &list.Items[i]
+			if isReady(pod) && !slices.ContainsFunc(before, func(b *corev1.Pod) bool { return b.UID == pod.UID }) {
+				pods = append(pods, pod)
+			}
+		}
+		return len(pods) == n
+	})
+	return pods
+}
+
+func TestPodsWithASharedIdentityTakeItsAddressesWhereTheyAre(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	kubectl(t, c, "cordon", "node-3")
+	apply(t, c, ns, deployment("front", 3, map[string]string{retainIP: "while-owned", "stayput.io/identity": "front"}))
+	before := deployed(t, c, ns, "front", 3, nil)
+	kubectl(t, c, "uncordon", "node-3")
+	for _, pod := range before {
+		r := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound, of a Deployment", func(r *v1alpha1.RetainedIP) bool { return bound(r) && r.Spec.Workload != nil })
+		if r.Spec.Identity != "front" || r.Spec.Workload.Kind != "Deployment" || r.Spec.Workload.Name != "front" {
+			t.Errorf("%s belongs to %+v", r.Name, r.Spec)
+		}
+	}
+	scaleDeployment := func(replicas string) { kubectl(t, c, "scale", "deployment/front", "--replicas="+replicas, "-n", ns) }
+	scaleDeployment("0")
+	for _, pod := range before {
+		shows(t, c, ns, pod.Name, pod.Spec.NodeName, "retained", retained)
+	}
+	scaleDeployment("3")
+	after := deployed(t, c, ns, "front", 3, before)
+	at := func(pods []*corev1.Pod) (all []string) {
+		for _, pod := range pods {
+			all = append(all, pod.Status.PodIP+" on "+pod.Spec.NodeName)
+		}
+		slices.Sort(all)
+		return all
+	}
+	if !slices.Equal(at(before), at(after)) {
+		t.Errorf("the addresses were %v and are %v", at(before), at(after))
+	}
+	kubectl(t, c, "delete", "deployment", "front", "-n", ns)
+	freedOrKept(t, c, ns, after, false)
+}
+
+func TestWhileOwnedNeedsPodsThatKeepTheirNames(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, deployment("front", 1, map[string]string{retainIP: "while-owned"}))
+	pod := deployed(t, c, ns, "front", 1, nil)[0]
+	if message := saysOf(t, c, ns, "Pod", pod.Name, "WhileOwnedWithoutOrdinal"); !strings.Contains(message, "stayput.io/identity") {
+		t.Errorf("the Event says %q", message)
+	}
+	kubectl(t, c, "delete", "deployment", "front", "-n", ns)
+	freedOrKept(t, c, ns, []*corev1.Pod{pod}, false)
+}
