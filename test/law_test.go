@@ -4,10 +4,12 @@ package test
 import (
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
 )
 
 const module = "github.com/stayput/stayput"
@@ -75,10 +77,32 @@ func TestThePluginsKeepApart(t *testing.T) {
 	}{
 		{"plugin/nri", []string{"k8s.io/client-go", module + "/plugin/ipam"}},
 		{"pkg/placement", []string{module + "/pkg/ledger", module + "/plugin"}},
+		{"pkg/api", []string{module + "/pkg/ledger", module + "/pkg/node", module + "/pkg/placement"}},
 	} {
-		if _, err := os.Stat(filepath.Join("..", rule.pkg)); os.IsNotExist(err) {
-			continue // of a later issue
-		}
 		forbid(t, "./"+rule.pkg+"/...", rule.trees)
+	}
+}
+
+// An agent runs on every node: it knows one kind of object and does not pay for the others.
+func TestTheAgentLinksNoClientForAllOfKubernetes(t *testing.T) {
+	forbid(t, "./cmd/stayput-agent", []string{
+		"sigs.k8s.io/controller-runtime", "k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/client-go/dynamic", "k8s.io/api/core",
+		module + "/pkg/placement",
+	})
+}
+
+// pkg/ledger imports nothing, and pkg/placement not pkg/ledger: the words of both are compared here.
+func TestTheNodeAndTheClusterReadTheSameAnnotations(t *testing.T) {
+	for node, cluster := range map[string]string{
+		ledger.AnnotationRetainIP:           v1alpha1.AnnotationRetainIP,
+		ledger.AnnotationWhenScaled:         v1alpha1.AnnotationWhenScaled,
+		ledger.AnnotationWhenDeleted:        v1alpha1.AnnotationWhenDeleted,
+		ledger.AnnotationIdentity:           v1alpha1.AnnotationIdentity,
+		ledger.AnnotationWhenInUse:          v1alpha1.AnnotationWhenInUse,
+		ledger.AnnotationReservedIPDuration: v1alpha1.AnnotationReservedIPDuration,
+	} {
+		if node != cluster {
+			t.Errorf("%s is %s in the API", node, cluster)
+		}
 	}
 }
