@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -63,8 +64,9 @@ type apiServer struct {
 	homeless map[objectKey]time.Time // since when an object's namespace has not been found
 	pace     map[objectKey]*rate.Limiter
 	listedAt string // resource version of the last list
+	failing  map[objectKey]error
 	up       bool
-	trouble  string // why it is not up, or what the last write failed of; empty: all is well
+	trouble  string // why it is not up
 }
 
 const (
@@ -106,7 +108,7 @@ func newAPIServer(c *rest.Config, node string, grace time.Duration, m *apiMetric
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.TypedRateLimiter[objectKey](jittered{
 			workqueue.NewTypedItemExponentialFailureRateLimiter[objectKey](apiRetryFirst, apiRetryLast)})),
 		objects: map[objectKey]*object{}, promised: map[objectKey]*promised{}, released: map[objectKey]types.UID{},
-		homeless: map[objectKey]time.Time{}, pace: map[objectKey]*rate.Limiter{},
+		homeless: map[objectKey]time.Time{}, failing: map[objectKey]error{}, pace: map[objectKey]*rate.Limiter{},
 		trouble: "not connected yet",
 	}
 	p.owner = nodeOwner{client: client, node: node}
@@ -152,13 +154,31 @@ func (p *apiServer) PublishClaims(all Promises) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	was := p.promised
 	for k, n := range next {
-		if was := p.promised[k]; was != nil {
-			n.status = after(was.status, n.status)
+		if was[k] != nil {
+			n.status = after(was[k].status, n.status)
 		}
 	}
+	again := !maps.Equal(settled, p.settled)
 	p.promised, p.settled = next, settled
-	p.queueAll()
+	if again {
+		p.queueAll()
+		return
+	}
+	if !p.up {
+		return // all keys are queued when it is
+	}
+	for k, n := range next {
+		if was[k] == nil || !was[k].same(n) {
+			p.queue.Add(k)
+		}
+	}
+	for k := range was {
+		if next[k] == nil {
+			p.queue.Add(k)
+		}
+	}
 }
 
 func (p *apiServer) PublishEvent(e ledger.Event) { p.events.put(e) }
@@ -176,11 +196,17 @@ func (p *apiServer) queueAll() {
 	}
 }
 
-// said is how the API side is doing, for people.
+// said is what the API side suffers from, for people; empty: nothing.
 func (p *apiServer) said() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.trouble
+	if !p.up {
+		return p.trouble
+	}
+	for _, err := range p.failing {
+		return fmt.Sprintf("%d RetainedIPs are not up to date, one of them: %v", len(p.failing), err)
+	}
+	return ""
 }
 
 // work settles one key; false means that there will be no more.
@@ -192,23 +218,26 @@ func (p *apiServer) work(ctx context.Context) bool {
 	defer p.queue.Done(key)
 	err := p.settle(ctx, key)
 	var later tryLater
-	switch {
-	case ctx.Err() != nil:
-	case err == nil:
-		p.queue.Forget(key)
-	case errors.As(err, &later):
+	if errors.As(err, &later) {
 		p.queue.AddAfter(key, later.after)
-	default:
-		if p.queue.NumRequeues(key) == 0 {
-			p.log.Warn("Cannot bring a RetainedIP up to date, trying again", "object", key.String(), "err", err)
-		}
-		p.mu.Lock()
-		if p.up {
-			p.trouble = err.Error()
-		}
-		p.mu.Unlock()
-		p.queue.AddRateLimited(key)
+		return true
 	}
+	p.mu.Lock()
+	was := p.failing[key]
+	delete(p.failing, key)
+	// A promise outlives its namespace; there is nothing wrong with that.
+	if err != nil && !inNoNamespace(err) {
+		p.failing[key] = err
+	}
+	p.mu.Unlock()
+	if err == nil {
+		p.queue.Forget(key)
+		return true
+	}
+	if ctx.Err() == nil && !inNoNamespace(err) && (was == nil || was.Error() != err.Error()) {
+		p.log.Warn("Cannot bring a RetainedIP up to date, trying again", "object", key.String(), "err", err)
+	}
+	p.queue.AddRateLimited(key)
 	return true
 }
 
@@ -303,7 +332,7 @@ func (p *apiServer) apply(ctx context.Context, key objectKey, o *object, want *p
 		VersionedParams(&metav1.PatchOptions{FieldManager: v1alpha1.AgentFieldManager, Force: &force}, metav1.ParameterCodec).
 		Body(body).Do(ctx).Into(&now)
 	if err := p.wrote(ctx, "apply", key, o, err); err != nil {
-		if apierrors.IsNotFound(err) && isNamespace(err) {
+		if isNamespace(err) {
 			p.namespaceGone(key, want)
 		}
 		return fmt.Errorf("applying RetainedIP %s: %w", key, err)
@@ -330,7 +359,7 @@ func (p *apiServer) delete(ctx context.Context, key objectKey, o *object) error 
 		return err
 	}
 	err = p.client.Delete().Namespace(key.namespace).Resource(retainedIPs).Name(key.name).Body(body).Do(ctx).Error()
-	if apierrors.IsNotFound(err) && !isNamespace(err) && isObject(err) {
+	if isObject(err) {
 		err = nil
 	}
 	if err := p.wrote(ctx, "delete", key, o, err); err != nil {
@@ -341,18 +370,27 @@ func (p *apiServer) delete(ctx context.Context, key objectKey, o *object) error 
 	return nil
 }
 
-// isNamespace and isObject say what was not found: 404 is also the answer of an API server that does not
-// (yet, or any longer) know RetainedIPs at all.
-func isNamespace(err error) bool { return missingKind(err) == "namespaces" }
-func isObject(err error) bool    { return missingKind(err) == retainedIPs }
+// isNamespace and isObject say what was not found.
+func isNamespace(err error) bool { return missing(err) == "namespaces" }
+func isObject(err error) bool    { return missing(err) == retainedIPs }
 
-func missingKind(err error) string {
+// missing is the resource of what was not found. An API server that does not (yet, or any longer) know
+// RetainedIPs at all answers 404 as well, but with no Status: what the client makes of that has a cause.
+func missing(err error) string {
 	var s apierrors.APIStatus
-	if errors.As(err, &s) && s.Status().Details != nil && s.Status().Details.Name != "" {
-		return s.Status().Details.Kind
+	if !errors.As(err, &s) || !apierrors.IsNotFound(err) || s.Status().Details == nil || apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
+		return ""
 	}
-	return ""
+	return s.Status().Details.Kind
 }
+
+// inNoNamespace says that the namespace of an object is gone or going.
+func inNoNamespace(err error) bool {
+	return isNamespace(err) || apierrors.HasStatusCause(err, namespaceTerminating)
+}
+
+// namespaceTerminating is a constant of k8s.io/api/core/v1, which is large.
+const namespaceTerminating metav1.CauseType = "NamespaceTerminating"
 
 // mayWrite is the pace of one object.
 func (p *apiServer) mayWrite(key objectKey) error {
@@ -372,15 +410,7 @@ func (p *apiServer) mayWrite(key objectKey) error {
 // wrote counts a write. Where it was refused because the object is another by now, that one is fetched.
 func (p *apiServer) wrote(ctx context.Context, verb string, key objectKey, o *object, err error) error {
 	p.metrics.writes.WithLabelValues(verb, resultOf(err)).Inc()
-	if err == nil {
-		p.mu.Lock()
-		if p.up {
-			p.trouble = ""
-		}
-		p.mu.Unlock()
-		return nil
-	}
-	if o == nil || !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) && !apierrors.IsBadRequest(err) {
+	if err == nil || o == nil || !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) && !apierrors.IsBadRequest(err) {
 		return err
 	}
 	var now v1alpha1.RetainedIP
@@ -392,7 +422,7 @@ func (p *apiServer) wrote(ctx context.Context, verb string, key objectKey, o *ob
 		p.objects[k] = fresh
 		p.mu.Unlock()
 		return tryLater{0}
-	case apierrors.IsNotFound(getErr) && isObject(getErr):
+	case isObject(getErr):
 		p.owner.doubt()
 		p.forget(key, o.uid)
 		return tryLater{0}
@@ -502,7 +532,8 @@ func (l listWatch) List(o metav1.ListOptions) (runtime.Object, error) {
 	defer cancel()
 	o.FieldSelector = l.selector()
 	list := &v1alpha1.RetainedIPList{}
-	if err := l.p.client.Get().Resource(retainedIPs).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Into(list); err != nil {
+	// The reflector knows better than to ask again for a version that the API server has not reached.
+	if err := l.p.client.Get().Resource(retainedIPs).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(list); err != nil {
 		if !isGone(err) {
 			l.p.down(fmt.Errorf("listing RetainedIPs: %w", err))
 		}

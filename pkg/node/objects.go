@@ -51,6 +51,10 @@ type promised struct {
 	claims []ledger.Key
 }
 
+func (p *promised) same(q *promised) bool {
+	return p.spec == q.spec && sameStatus(p.status, q.status) && slices.Equal(p.claims, q.claims)
+}
+
 // promisedBy makes the objects of all claims of a node. now is when a claim is taken to have become bound: the
 // ledger does not say.
 func promisedBy(claims []Claim, node string, now time.Time) map[objectKey]*promised {

@@ -5,18 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/validation"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -25,34 +24,34 @@ import (
 )
 
 // gatedWorkloads is the ConfigMap, one in each namespace with PersistentPodStates, that is the parameter of the
-// admission policy which gates the pods of recorded workloads. Its keys are Kind.group.name, its values empty.
-// One object costs a pod's creation the same however many workloads it names, and a ConfigMap is known to the API
-// server from its start, as a custom resource is not.
-const gatedWorkloads = "stayput-gated-workloads"
-
-// gateKey is the key of a workload; false: it is too long for one, and its pods are not gated.
-func gateKey(ref workloadRef) (string, bool) {
-	key := strings.Join([]string{ref.kind, ref.group, ref.name}, ".")
-	return key, len(validation.IsConfigMapKey(key)) == 0
-}
+// admission policy which gates the pods of recorded workloads. A ConfigMap is known to the API server from its
+// start, as a custom resource is not, and one object costs a pod's creation the same however many workloads it
+// names.
+//
+// It has one value, gatedWorkloadsKey, with a line Kind.group.name for each workload, a line break before the first
+// and after every one, so that the policy can look for a whole line. It is not a key for each workload because the
+// API server converts every key for every pod.
+const (
+	gatedWorkloads    = "stayput-gated-workloads"
+	gatedWorkloadsKey = "workloads"
+)
 
 // gateEvery is how often the ConfigMap of a namespace is looked at, in case somebody has changed it.
 const gateEvery = 10 * time.Minute
 
 // gating says to the admission policy whose pods are to be gated.
 type gating struct {
-	client  client.Client
-	live    client.Reader // ConfigMaps are not cached: the controller may read this one by name alone
-	targets *targets
-	kruise  *kruise
+	client client.Client
+	live   client.Reader // ConfigMaps are not cached: the controller may read this one by name alone
+	kruise *kruise
 
 	mu   sync.Mutex
 	said map[string]said // by namespace
 }
 
-// said is what a ConfigMap says, and until when that is believed.
+// said is what a ConfigMap says, and until when that is believed. Empty: there is none.
 type said struct {
-	keys  map[string]string
+	lines string
 	until time.Time
 }
 
@@ -65,16 +64,6 @@ func (g *gating) setUp(mgr ctrl.Manager) error {
 	return errors.Join(
 		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []string { return []string{s.Namespace} }), stateSpecMoved)),
-		watchWorkloads(g.targets, c, func(ctx context.Context, ref workloadRef) []string {
-			all, err := statesOf(ctx, g.client, ref)
-			if err != nil {
-				log.FromContext(ctx).Error(err, "Looking up PersistentPodStates", "workload", ref.String())
-			}
-			if len(all) == 0 {
-				return nil
-			}
-			return []string{ref.namespace}
-		}),
 		watchKruise(g.kruise, c, func(ctx context.Context) []string { return everyState(ctx, g.client, namespaceOf) }),
 	)
 }
@@ -91,72 +80,65 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 			return reconcile.Result{}, fmt.Errorf("listing the PersistentPodStates of namespace %s: %w", namespace, err)
 		}
 	}
-	keys := gateKeys(all.Items, func(ref workloadRef) bool {
-		w, err := g.targets.cached(ctx, ref)
-		return err == nil && w != nil && w.templateAnnotated
-	})
+	lines := gateLines(all.Items)
 	is, err := g.says(ctx, namespace)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if !maps.Equal(is, keys) || (is == nil) != (keys == nil) {
-		if err := g.say(ctx, namespace, keys); err != nil {
+	if is != lines {
+		if err := g.say(ctx, namespace, lines); err != nil {
 			return orLater(err)
 		}
 	}
-	if keys == nil {
+	if lines == "" {
 		g.forget(namespace)
 		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{RequeueAfter: gateEvery}, nil
 }
 
-// gateKeys are the keys of the workloads whose pods are to be gated because of their PersistentPodStates; nil:
-// none. Pods that are annotated are gated for that already. Where it is not known, both may gate.
-func gateKeys(all []kruisev1alpha1.PersistentPodState, annotated func(workloadRef) bool) map[string]string {
-	var keys map[string]string
-	for _, s := range inOrder(all) {
-		ref := targetOf(s)
-		key, ok := gateKey(ref)
-		if !ok || annotated(ref) {
-			continue
-		}
-		if keys == nil {
-			keys = map[string]string{}
-		}
-		keys[key] = ""
+// gateLines names the workloads whose pods are to be gated because of their PersistentPodStates; empty: none.
+// Pods that are annotated are gated for that already, and the policy leaves them alone.
+func gateLines(all []kruisev1alpha1.PersistentPodState) string {
+	names := map[string]struct{}{}
+	for i := range all {
+		ref := targetOf(&all[i])
+		names[ref.kind+"."+ref.group+"."+ref.name] = struct{}{}
 	}
-	return keys
+	if len(names) == 0 {
+		return ""
+	}
+	return "\n" + strings.Join(slices.Sorted(maps.Keys(names)), "\n") + "\n"
 }
 
-// says returns what the ConfigMap of a namespace says; nil: there is none.
-func (g *gating) says(ctx context.Context, namespace string) (map[string]string, error) {
+// says returns what the ConfigMap of a namespace says; empty: there is none.
+func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 	g.mu.Lock()
 	known, ok := g.said[namespace]
 	g.mu.Unlock()
 	if ok && time.Now().Before(known.until) {
-		return known.keys, nil
+		return known.lines, nil
 	}
 	var cm corev1.ConfigMap
 	if err := g.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: gatedWorkloads}, &cm); err != nil {
 		if !absent(err) {
-			return nil, fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, gatedWorkloads, err)
+			return "", fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, gatedWorkloads, err)
 		}
-		g.remember(namespace, nil)
-		return nil, nil
+		g.remember(namespace, "")
+		return "", nil
 	}
-	keys := cm.Data
-	if keys == nil {
-		keys = map[string]string{}
+	lines := cm.Data[gatedWorkloadsKey]
+	if lines == "" {
+		lines = "nothing" // which nobody wants it to say
 	}
-	g.remember(namespace, keys)
-	return keys, nil
+	g.remember(namespace, lines)
+	return lines, nil
 }
 
-// say makes the ConfigMap of a namespace say this; nil: it is not to be there.
-func (g *gating) say(ctx context.Context, namespace string, keys map[string]string) error {
+// say makes the ConfigMap of a namespace say this; empty: it is not to be there.
+func (g *gating) say(ctx context.Context, namespace, lines string) error {
 	g.forget(namespace) // whatever happens now
-	if keys == nil {
+	if lines == "" {
 		cm := &corev1.ConfigMap{}
 		cm.Namespace, cm.Name = namespace, gatedWorkloads
 		if err := client.IgnoreNotFound(g.client.Delete(ctx, cm)); err != nil {
@@ -164,22 +146,22 @@ func (g *gating) say(ctx context.Context, namespace string, keys map[string]stri
 		}
 		return nil
 	}
-	err := g.client.Apply(ctx, corev1ac.ConfigMap(gatedWorkloads, namespace).WithData(keys),
+	err := g.client.Apply(ctx, corev1ac.ConfigMap(gatedWorkloads, namespace).WithData(map[string]string{gatedWorkloadsKey: lines}),
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return fmt.Errorf("applying ConfigMap %s/%s: %w", namespace, gatedWorkloads, err)
 	}
-	g.remember(namespace, keys)
+	g.remember(namespace, lines)
 	return nil
 }
 
-func (g *gating) remember(namespace string, keys map[string]string) {
+func (g *gating) remember(namespace, lines string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.said == nil {
 		g.said = map[string]said{}
 	}
-	g.said[namespace] = said{keys, time.Now().Add(gateEvery)}
+	g.said[namespace] = said{lines, time.Now().Add(gateEvery)}
 }
 
 func (g *gating) forget(namespace string) {

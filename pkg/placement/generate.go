@@ -253,10 +253,10 @@ func (g *generating) Reconcile(ctx context.Context, ref workloadRef) (reconcile.
 	return orLater(err)
 }
 
-// named returns the object with a workload's name, or nil.
+// named returns the object with a workload's name, or nil. It may be the cache's own: it must not be changed.
 func (g *generating) named(ctx context.Context, from client.Reader, ref workloadRef) (*kruisev1alpha1.PersistentPodState, error) {
 	s := &kruisev1alpha1.PersistentPodState{}
-	if err := from.Get(ctx, ref.key(), s); err != nil {
+	if err := from.Get(ctx, ref.key(), s, client.UnsafeDisableDeepCopy); err != nil {
 		if absent(err) {
 			return nil, nil
 		}

@@ -30,11 +30,11 @@ import (
 // kruiseWebhooks is there where OpenKruise's controller runs, which then sees to PersistentPodStates itself.
 const kruiseWebhooks = "kruise-mutating-webhook-configuration"
 
-// Bindings of the admission policies for PersistentPodStates, see deploy/base.
-const (
-	gateRecordedBinding = "stayput-gate-recorded"
-	uniqueTargetBinding = "stayput-unique-target"
-)
+// uniqueTargetBinding is of the admission policy that allows one PersistentPodState for a workload, see
+// deploy/base. The binding of the policy that gates recorded pods stays: without a ConfigMap (gated.go) it does
+// nothing, and an API server to which the last binding with a parameter kind of its own goes and comes again never
+// reads such parameters any more (kubernetes/kubernetes#130887).
+const uniqueTargetBinding = "stayput-unique-target"
 
 // kruise follows whether OpenKruise runs in the cluster, and so whether PersistentPodStates are ours.
 //
@@ -97,7 +97,7 @@ func (k *kruise) on() (bool, error) {
 	return len(k.informer.GetStore().ListKeys()) == 0, nil
 }
 
-// Reconcile takes the bindings away where OpenKruise runs. They do not come back by themselves: that would take
+// Reconcile takes the binding away where OpenKruise runs. It does not come back by itself: that would take
 // the right to make admission policies.
 func (k *kruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Result, error) {
 	on, err := k.on()
@@ -109,13 +109,9 @@ func (k *kruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Result, e
 		return reconcile.Result{}, nil
 	}
 	log.FromContext(ctx).Info("OpenKruise runs: PersistentPodStates are left to it")
-	for _, binding := range []client.Object{
-		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: gateRecordedBinding}},
-		&admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: uniqueTargetBinding}},
-	} {
-		if err := client.IgnoreNotFound(k.client.Delete(ctx, binding)); err != nil {
-			return reconcile.Result{}, fmt.Errorf("deleting the binding %s: %w", binding.GetName(), err)
-		}
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: uniqueTargetBinding}}
+	if err := client.IgnoreNotFound(k.client.Delete(ctx, binding)); err != nil {
+		return reconcile.Result{}, fmt.Errorf("deleting the binding %s: %w", binding.GetName(), err)
 	}
 	return reconcile.Result{}, nil
 }
@@ -160,7 +156,7 @@ func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []sche
 	to := mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
 	generate := &generating{client: mgr.GetClient(), live: mgr.GetAPIReader(), targets: t, kruise: k, events: to}
 	record := &recording{client: mgr.GetClient(), targets: t, kruise: k, events: to, now: time.Now}
-	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), targets: t, kruise: k}
+	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k}
 	return &persistentPodStates{&records{client: mgr.GetClient(), targets: t, kruise: k}, t},
 		errors.Join(generate.setUp(mgr), record.setUp(mgr), gate.setUp(mgr))
 }

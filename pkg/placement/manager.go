@@ -10,7 +10,6 @@ import (
 	"github.com/go-logr/logr"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -175,7 +174,7 @@ func stripStatefulSet(o any) (any, error) {
 		return o, nil
 	}
 	set.ManagedFields = nil
-	set.Spec.Template = corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: set.Spec.Template.Annotations}}
+	set.Spec.Template = corev1.PodTemplateSpec{}
 	set.Spec.VolumeClaimTemplates = nil
 	set.Status = appsv1.StatefulSetStatus{}
 	return set, nil

@@ -3,6 +3,7 @@ package placement
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -59,7 +60,7 @@ const reasonHomeMoved = "HomeMoved"
 // fit into etcd.
 const tooManyPods = 3000
 
-// recordEvery is the time between two writes to one object. A rollout of many pods is many changes of one object.
+// recordEvery is the least time between two writes to one object. A rollout of many pods is many changes of it.
 const recordEvery = time.Second
 
 // Indexes of PersistentPodStates in the cache, within their namespace.
@@ -501,7 +502,7 @@ func (r *recording) write(ctx context.Context, ref workloadRef, s *kruisev1alpha
 	if err != nil {
 		return fmt.Errorf("applying the status of PersistentPodState %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	r.pace.wrote(ref, r.now())
+	r.pace.wrote(ref, len(want.PodStates), r.now())
 	return nil
 }
 
@@ -524,33 +525,49 @@ func (r *recording) apply(ctx context.Context, s *kruisev1alpha1.PersistentPodSt
 		status.WithConditions(metav1ac.Condition().WithType(c.Type).WithStatus(c.Status).WithReason(c.Reason).WithMessage(c.Message).
 			WithObservedGeneration(c.ObservedGeneration).WithLastTransitionTime(c.LastTransitionTime))
 	}
-	return r.client.Status().Apply(ctx, kruiseac.PersistentPodState(s.Name, s.Namespace).WithUID(s.UID).WithResourceVersion(s.ResourceVersion).WithStatus(status),
-		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+	object := kruiseac.PersistentPodState(s.Name, s.Namespace).WithUID(s.UID).WithResourceVersion(s.ResourceVersion).WithStatus(status)
+	err := r.client.Status().Apply(ctx, object, client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+	if err != nil {
+		return err
+	}
+	// An apply does not take away what somebody else wrote, as OpenKruise did where it ran before.
+	result, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	applied := &kruisev1alpha1.PersistentPodState{}
+	if err := json.Unmarshal(result, applied); err != nil || equality.Semantic.DeepEqual(applied.Status.PodStates, want.PodStates) {
+		return err
+	}
+	clean := applied.DeepCopy()
+	clean.Status.PodStates = want.PodStates
+	return r.client.Status().Patch(ctx, clean, client.MergeFromWithOptions(applied, client.MergeFromWithOptimisticLock{}),
+		client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 }
 
 // pace bounds how often the objects for one workload are written. The zero value is ready.
 type pace struct {
 	mu   sync.Mutex
-	last map[workloadRef]time.Time
+	next map[workloadRef]time.Time
 }
 
 // left is how long to wait before the next write.
 func (p *pace) left(ref workloadRef, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	last, ok := p.last[ref]
-	if left := last.Add(recordEvery).Sub(now); ok && left > 0 {
+	if left := p.next[ref].Sub(now); left > 0 {
 		return left
 	}
-	delete(p.last, ref)
+	delete(p.next, ref)
 	return 0
 }
 
-func (p *pace) wrote(ref workloadRef, now time.Time) {
+// wrote notes a write of so many records: one of a thousand costs the API server a good part of a second.
+func (p *pace) wrote(ref workloadRef, records int, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.last == nil {
-		p.last = map[workloadRef]time.Time{}
+	if p.next == nil {
+		p.next = map[workloadRef]time.Time{}
 	}
-	p.last[ref] = now
+	p.next[ref] = now.Add(recordEvery * time.Duration(1+records/1000))
 }

@@ -255,14 +255,19 @@ func TestAnObjectIsWrittenAtMostOnceASecond(t *testing.T) {
 	if left := p.left(ref, now); left != 0 {
 		t.Errorf("before the first write: %s", left)
 	}
-	p.wrote(ref, now)
+	p.wrote(ref, 5, now)
 	if left := p.left(ref, now.Add(300*time.Millisecond)); left != 700*time.Millisecond {
 		t.Errorf("0.3 s after a write: %s", left)
 	}
 	if left := p.left(workloadRef{name: "other"}, now); left != 0 {
 		t.Errorf("for another workload: %s", left)
 	}
-	if left := p.left(ref, now.Add(time.Second)); left != 0 || len(p.last) != 0 {
-		t.Errorf("1 s after a write: %s, and %d are remembered", left, len(p.last))
+	p.wrote(workloadRef{name: "big"}, 3000, now)
+	if left := p.left(workloadRef{name: "big"}, now); left != 4*time.Second {
+		t.Errorf("after a write of 3,000 records: %s", left)
+	}
+	p.left(workloadRef{name: "big"}, now.Add(time.Minute))
+	if left := p.left(ref, now.Add(time.Second)); left != 0 || len(p.next) != 0 {
+		t.Errorf("1 s after a write: %s, and %d are remembered", left, len(p.next))
 	}
 }

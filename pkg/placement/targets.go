@@ -64,8 +64,6 @@ type workload struct {
 	apiVersion  string
 	uid         types.UID
 	annotations map[string]string
-	// templateAnnotated: its pods ask for their addresses to be retained. False where the template is not known.
-	templateAnnotated bool
 	// replicas is how many pods are wanted: those with the first ordinals from start on that are not reserved.
 	replicas int32
 	start    int64
@@ -208,7 +206,6 @@ func (k targetKind) describe(o client.Object) (*workload, error) {
 	}
 	switch o := o.(type) {
 	case *appsv1.StatefulSet:
-		w.templateAnnotated = annotated(o.Spec.Template.Annotations)
 		if o.Spec.Replicas != nil {
 			w.replicas = *o.Spec.Replicas
 		}
@@ -224,11 +221,6 @@ func (k targetKind) describe(o client.Object) (*workload, error) {
 
 // readAdvanced reads what matters of OpenKruise's StatefulSet.
 func (w *workload) readAdvanced(o map[string]any) error {
-	template, _, err := unstructured.NestedStringMap(o, "spec", "template", "metadata", "annotations")
-	if err != nil {
-		return err
-	}
-	w.templateAnnotated = annotated(template)
 	replicas, found, err := unstructured.NestedInt64(o, "spec", "replicas")
 	if err != nil {
 		return err
@@ -535,7 +527,7 @@ func (t *targets) read(ctx context.Context, from client.Reader, k targetKind, re
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()
 	o := k.object()
-	if err := from.Get(ctx, ref.key(), o); err != nil {
+	if err := from.Get(ctx, ref.key(), o, client.UnsafeDisableDeepCopy); err != nil { // o is only read
 		if absent(err) {
 			t.mu.Lock()
 			delete(t.scales, ref)

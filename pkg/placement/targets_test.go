@@ -12,8 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 // wantedOf are the ordinals below 20 that a workload wants.
@@ -126,21 +124,5 @@ func TestAKindThatIsNotServedDoesNotMeanThatItsObjectIsGone(t *testing.T) {
 	}
 	if !absent(fmt.Errorf("reading: %w", gone)) || absent(notServed) || absent(errors.New("timeout")) || absent(nil) {
 		t.Errorf("absent: %v for an object that is gone, %v for a kind that is not served", absent(gone), absent(notServed))
-	}
-}
-
-func TestTheTemplateTellsWhetherPodsAskForTheirAddresses(t *testing.T) {
-	for annotation, want := range map[string]bool{
-		stayputv1alpha1.AnnotationRetainIP: true, stayputv1alpha1.AnnotationReservedIPDuration: true, "other": false,
-	} {
-		set := &appsv1.StatefulSet{}
-		set.Spec.Template.Annotations = map[string]string{annotation: "10m"}
-		w, err := statefulSets.describe(set)
-		advanced, errAdvanced := advancedStatefulSets.describe(&unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-			"template": map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotation: "10m"}}},
-		}}})
-		if err != nil || errAdvanced != nil || w.templateAnnotated != want || advanced.templateAnnotated != want {
-			t.Errorf("%s: %v, %v, want %v", annotation, w.templateAnnotated, advanced.templateAnnotated, want)
-		}
 	}
 }

@@ -33,7 +33,11 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
 	code := m.Run()
-	for _, c := range []*lab.Cluster{the.cluster, product.cluster} {
+	clusters := []*lab.Cluster{the.cluster, product.cluster}
+	if guarded.guard != nil {
+		clusters = append(clusters, guarded.c)
+	}
+	for _, c := range clusters {
 		if c == nil {
 			continue
 		}

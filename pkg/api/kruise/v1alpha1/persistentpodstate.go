@@ -29,6 +29,7 @@ const (
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=persistentpodstates,scope=Namespaced
 // +kubebuilder:subresource:status
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Target",type=string,JSONPath=`.spec.targetRef.name`
 // +kubebuilder:printcolumn:name="Pods",type=integer,JSONPath=`.status.pods`
 // +kubebuilder:printcolumn:name="Recorded",type=integer,JSONPath=`.status.recorded`
@@ -48,6 +49,7 @@ type PersistentPodState struct {
 type PersistentPodStateSpec struct {
 	// targetRef is the workload. It cannot be changed, and one workload can have one PersistentPodState.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.targetRef is immutable: delete the object and make another one"
+	// +kubebuilder:validation:XValidation:rule="!self.apiVersion.startsWith('apps/') || !(self.kind in ['Deployment', 'ReplicaSet'])",message="the pods of a Deployment or ReplicaSet have no stable names, so that none of them is another one's successor: use a StatefulSet"
 	TargetReference TargetReference `json:"targetRef"`
 
 	// persistentPodAnnotations are annotations of a pod that its successor gets as well.

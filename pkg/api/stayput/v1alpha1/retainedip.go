@@ -25,10 +25,12 @@ func AddToScheme(s *runtime.Scheme) error {
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=retainedips,shortName=retip,scope=Namespaced
 // +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
-// +kubebuilder:printcolumn:name="IP",type=string,JSONPath=`.status.ips[*]`
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
+// +kubebuilder:printcolumn:name="IP",type=string,JSONPath=`.status.ips[0]`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Expires",type=string,JSONPath=`.status.expires`
+// +kubebuilder:printcolumn:name="IPs",type=string,JSONPath=`.status.ips`,priority=1
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.podName`,priority=1
 // +kubebuilder:printcolumn:name="Workload",type=string,JSONPath=`.spec.workload.name`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

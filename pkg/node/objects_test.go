@@ -1,0 +1,139 @@
+package node
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+func policyOf(t *testing.T, retainIP string) ledger.Policy {
+	t.Helper()
+	p, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: retainIP})
+	check(t, err)
+	return p
+}
+
+func claimOf(t *testing.T, network, pod, ifname, addr string) Claim {
+	t.Helper()
+	return Claim{
+		Key:   ledger.Key{Network: network, Identity: "pod:default/" + pod, Pod: pod, IfName: ifname},
+		Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Phase: PhaseBound, Policy: policyOf(t, "10m"), Pod: ledger.Pod{Namespace: "default", Name: pod, UID: "u1"},
+	}
+}
+
+func retainedUntil(c Claim, since, expires time.Time) Claim {
+	c.Phase, c.Since, c.Expires, c.Pod.UID = PhaseRetained, since, expires, ""
+	return c
+}
+
+func TestAPodWithSeveralNetworksHasOneObject(t *testing.T) {
+	web := claimOf(t, "pods", "web-0", "eth0", "192.0.2.7")
+	side := claimOf(t, "aside", "web-0", "net1", "198.51.100.7")
+	other := claimOf(t, "pods", "web-1", "eth0", "192.0.2.8")
+	all := promisedBy([]Claim{side, web, other}, "node-a", noon)
+	if len(all) != 2 {
+		t.Fatalf("%d objects", len(all))
+	}
+	p := all[objectKey{"default", "web-0.node-a"}]
+	if !slices.Equal(p.status.IPs, []string{"192.0.2.7", "198.51.100.7"}) || len(p.status.Addresses) != 2 || len(p.claims) != 2 {
+		t.Errorf("%+v", p)
+	}
+	// It is bound while one of them is, and ends with the last.
+	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), web}, "node-a", noon)[objectKey{"default", "web-0.node-a"}]
+	if p.status.Phase != v1alpha1.PhaseBound || p.status.Expires != "" {
+		t.Errorf("%+v", p.status)
+	}
+	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), retainedUntil(web, noon.Add(-time.Hour), noon)}, "node-a", noon)[objectKey{"default", "web-0.node-a"}]
+	if p.status.Expires != "2026-01-02T13:00:00Z" || !p.status.Since.Time.Equal(noon) {
+		t.Errorf("%+v", p.status)
+	}
+}
+
+func TestTwoIdentitiesOfOneInterfaceAreOneEntry(t *testing.T) {
+	own := retainedUntil(claimOf(t, "pods", "web-0", "eth0", "192.0.2.7"), noon, noon.Add(time.Hour))
+	shared := claimOf(t, "pods", "web-0", "eth0", "192.0.2.8")
+	shared.Key.Identity, shared.Policy.Identity = "set:default/front", "front"
+	p := promisedBy([]Claim{own, shared}, "node-a", noon)[objectKey{"default", "web-0.node-a"}]
+	if len(p.status.Addresses) != 1 || !slices.Equal(p.status.Addresses[0].IPs, []string{"192.0.2.8", "192.0.2.7"}) || p.spec.Identity != "front" {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestARetentionIsWrittenAsPeopleWriteIt(t *testing.T) {
+	for written, shown := range map[string]string{
+		"10m": "10m", "720h": "720h", "1h30m": "1h30m", "90s": "1m30s", "30s": "30s", "100ms": "100ms", "while-owned": "while-owned", "1h0m5s": "1h0m5s",
+	} {
+		if got := retention(policyOf(t, written)); got != shown {
+			t.Errorf("%s is shown as %s", written, got)
+		}
+	}
+}
+
+func TestAPolicyThatWasPutTogetherAgainHasTheDefaults(t *testing.T) {
+	for _, c := range []struct {
+		policy ledger.Policy
+		word   string
+	}{{ledger.Policy{WhileOwned: true}, "Release"}, {ledger.Policy{Retention: policyOf(t, "1h").Retention}, "Retain"}} {
+		s := specOf(Claim{Policy: c.policy}, "node-a")
+		if s.WhenScaled != c.word || s.WhenDeleted != c.word {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+func TestAnExpiryMovesByTwoSecondsOrNotAtAll(t *testing.T) {
+	was := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained, PodUID: "u1", Since: &metav1.Time{Time: noon}, Expires: "2026-01-02T12:10:00Z"}
+	for expires, shown := range map[string]string{
+		"2026-01-02T12:10:01Z": "2026-01-02T12:10:00Z", "2026-01-02T12:09:59Z": "2026-01-02T12:10:00Z",
+		"2026-01-02T12:10:02Z": "2026-01-02T12:10:02Z", v1alpha1.ExpiresNever: v1alpha1.ExpiresNever,
+	} {
+		is := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained, Since: &metav1.Time{Time: noon}, Expires: expires}
+		if got := after(was, is); got.Expires != shown || got.PodUID != "u1" {
+			t.Errorf("%s becomes %+v", expires, got)
+		}
+	}
+}
+
+func TestBoundSinceIsKeptForThePodOnly(t *testing.T) {
+	was := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u1", Since: &metav1.Time{Time: noon}}
+	later := &metav1.Time{Time: noon.Add(time.Hour)}
+	if got := after(was, v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u1", Since: later}); !got.Since.Time.Equal(noon) {
+		t.Errorf("since %s", got.Since)
+	}
+	if got := after(was, v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u2", Since: later}); !got.Since.Equal(later) {
+		t.Errorf("since %s", got.Since)
+	}
+}
+
+func TestAReleaseIsForWhatTheObjectShowed(t *testing.T) {
+	status := func(phase v1alpha1.Phase, uid, ip string) v1alpha1.RetainedIPStatus {
+		return v1alpha1.RetainedIPStatus{Phase: phase, PodUID: uid, IPs: []string{ip}}
+	}
+	const bound, retained = v1alpha1.PhaseBound, v1alpha1.PhaseRetained
+	for _, c := range []struct {
+		what      string
+		shown, is v1alpha1.RetainedIPStatus
+		want      request
+	}{
+		{"a retained address", status(retained, "u1", "a"), status(retained, "u1", "a"), requestHolds},
+		{"a running pod's", status(bound, "u1", "a"), status(bound, "u1", "a"), requestHolds},
+		{"of a pod that has stopped since", status(bound, "u1", "a"), status(retained, "u1", "a"), requestHolds},
+		{"of a pod that has come back since", status(retained, "u1", "a"), status(bound, "u1", "a"), requestIsOver},
+		{"of a predecessor", status(bound, "u1", "a"), status(bound, "u2", "a"), requestIsOver},
+		{"of another address", status(retained, "u1", "a"), status(retained, "u1", "b"), requestIsOver},
+		{"of nobody knows whom", status(bound, "u1", "a"), status(bound, "", "a"), requestIsUnclear},
+		{"without a status", v1alpha1.RetainedIPStatus{}, status(retained, "u1", "a"), requestIsOver},
+	} {
+		if got := (&promised{status: c.is}).releaseOf(&object{status: c.shown}); got != c.want {
+			t.Errorf("%s: %d, want %d", c.what, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,937 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery/cached/memory"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+	"sigs.k8s.io/yaml"
+
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/lab"
+)
+
+// guard is a cluster that has the manifests of stayput and none of its programs, so that nothing but the API
+// server answers. What is tried on it is tried twice: before the admission policies are there, and with them.
+type guard struct {
+	c      *lab.Cluster
+	mapper meta.RESTMapper
+	// Who tries something.
+	admin, controller, agent, stray, nobody *rest.Config
+}
+
+var guarded struct {
+	sync.Mutex
+	*guard
+	err      error
+	policies bool
+}
+
+// manifests are the files of deploy/base whose names match one of the patterns, in their order.
+func manifests(patterns ...string) (string, error) {
+	var all strings.Builder
+	for _, pattern := range patterns {
+		files, err := filepath.Glob(filepath.Join("..", "..", "deploy", "base", pattern))
+		if err != nil || len(files) == 0 {
+			return "", errors.Join(err, fmt.Errorf("no file %s", pattern))
+		}
+		for _, file := range files {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(&all, "---\n%s\n", data)
+		}
+	}
+	return all.String(), nil
+}
+
+// The manifests that admission is made of.
+const (
+	bindingFiles = "00-*.yaml"
+	policyFiles  = "2*.yaml"
+)
+
+// guardedWith returns the guard, without or with the policies. Tests that need it without come first.
+func guardedWith(t *testing.T, policies bool) *guard {
+	t.Helper()
+	guarded.Lock()
+	defer guarded.Unlock()
+	if guarded.guard == nil && guarded.err == nil {
+		guarded.guard, guarded.err = startGuard(testContext(t))
+	}
+	check(t, guarded.err)
+	switch {
+	case !policies && guarded.policies:
+		t.Skip("the policies are there already")
+	case policies && !guarded.policies:
+		files, err := manifests(bindingFiles, policyFiles)
+		check(t, err)
+		_, err = guarded.c.Kubectl(testContext(t), files, "apply", "--server-side", "-f", "-")
+		check(t, err)
+		guarded.policies = true
+	}
+	return guarded.guard
+}
+
+func startGuard(ctx context.Context) (*guard, error) {
+	c, err := lab.StartCluster(ctx, lab.ClusterOptions{Nodes: 2})
+	if err != nil {
+		return nil, err
+	}
+	g := &guard{c: c, admin: c.RESTConfig(), nobody: c.RESTConfigAs("nobody")}
+	files, err := manifests("10-*.yaml", "3*.yaml", "crds/*.yaml")
+	if err != nil {
+		return g, err
+	}
+	if _, err := c.Kubectl(ctx, files+kruiseWorkloads, "apply", "--server-side", "-f", "-"); err != nil {
+		return g, err
+	}
+	if _, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all"); err != nil {
+		return g, err
+	}
+	if _, err := c.Kubectl(ctx, fixtures, "apply", "--server-side", "-f", "-"); err != nil {
+		return g, err
+	}
+	g.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.Client().Discovery()))
+	as := func(account, node string) *rest.Config {
+		token, tokenErr := c.AccountToken(ctx, lab.SystemNamespace, account, node)
+		err = errors.Join(err, tokenErr)
+		config := c.RESTConfig()
+		config.BearerToken = token
+		return config
+	}
+	g.controller, g.agent, g.stray = as(lab.ControllerAccount, "node-2"), as(lab.AgentAccount, "node-1"), as(lab.AgentAccount, "")
+	return g, err
+}
+
+// kruiseWorkloads are definitions of OpenKruise's workloads that are enough to make objects.
+var kruiseWorkloads = func() string {
+	var all strings.Builder
+	for plural, kind := range map[string]string{"statefulsets": "StatefulSet", "clonesets": "CloneSet", "daemonsets": "DaemonSet"} {
+		fmt.Fprintf(&all, `
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[1]s.apps.kruise.io}
+spec:
+  group: apps.kruise.io
+  scope: Namespaced
+  names: {plural: %[1]s, kind: %[2]s}
+  versions:
+  - {name: v1beta1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`, plural, kind)
+	}
+	return all.String()
+}()
+
+// fixtures are there before any policy is.
+const fixtures = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: guarded}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: elsewhere}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: stayput-gated-workloads, namespace: guarded}
+data: {workloads: "\nStatefulSet.apps.db\nStatefulSet.apps.kruise.io.queue\n"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings, namespace: guarded}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: password, namespace: guarded}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: default, namespace: guarded}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: default, namespace: elsewhere}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: waiting, namespace: guarded, labels: {a: b}, annotations: {stayput.io/retain-ip: 10m}}
+spec:
+  schedulingGates: [{name: stayput.io/placement}, {name: example.com/quota}]
+  nodeSelector: {disk: fast}
+  affinity:
+    podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, podAffinityTerm: {topologyKey: zone}}]}
+  containers: [{name: c, image: i}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: placed, namespace: guarded}
+spec: {nodeName: node-2, containers: [{name: c, image: none, imagePullPolicy: Never}]}
+---
+apiVersion: stayput.io/v1alpha1
+kind: RetainedIP
+metadata: {name: web-0.node-1, namespace: guarded}
+spec: {nodeName: node-1, podName: web-0, retention: 10m, release: true, workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}}
+status: {phase: Retained, ips: [10.244.1.5, "fd00::5"], expires: "2042-11-21T07:12:55Z"}
+---
+apiVersion: stayput.io/v1alpha1
+kind: RetainedIP
+metadata: {name: web-1.node-2, namespace: guarded}
+spec: {nodeName: node-2, podName: web-1, retention: while-owned}
+status: {phase: Bound, ips: [10.244.2.5]}
+---
+apiVersion: apps.kruise.io/v1alpha1
+kind: PersistentPodState
+metadata: {name: web, namespace: guarded}
+spec: {targetRef: {apiVersion: apps/v1, kind: StatefulSet, name: web}, requiredPersistentTopology: {nodeTopologyKeys: [zone]}}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: bad, namespace: guarded}
+spec:
+  replicas: 0
+  selector: {matchLabels: {a: bad}}
+  template:
+    metadata: {labels: {a: bad}, annotations: {stayput.io/retain-ip: "true"}}
+    spec: {containers: [{name: c, image: i}]}
+`
+
+// try is one request, dry-run: admission sees it, nothing stays of it.
+type try func(ctx context.Context, g *guard, as *rest.Config) (*unstructured.Unstructured, error)
+
+var dryRun = []string{metav1.DryRunAll}
+
+func (g *guard) resource(as *rest.Config, gvk schema.GroupVersionKind, namespace string) (dynamic.ResourceInterface, error) {
+	mapping, err := g.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if err != nil {
+		return nil, err
+	}
+	client, err := dynamic.NewForConfig(as)
+	if err != nil {
+		return nil, err
+	}
+	if mapping.Scope.Name() == meta.RESTScopeNameRoot {
+		return client.Resource(mapping.Resource), nil
+	}
+	return client.Resource(mapping.Resource).Namespace(namespace), nil
+}
+
+// create makes an object of the YAML, in the namespace guarded unless it names one.
+func create(text string) try {
+	return func(ctx context.Context, g *guard, as *rest.Config) (*unstructured.Unstructured, error) {
+		object := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(text), &object.Object); err != nil {
+			return nil, err
+		}
+		namespace := object.GetNamespace()
+		if namespace == "" {
+			namespace = "guarded"
+		}
+		r, err := g.resource(as, object.GroupVersionKind(), namespace)
+		if err != nil {
+			return nil, err
+		}
+		return r.Create(ctx, object, metav1.CreateOptions{DryRun: dryRun})
+	}
+}
+
+// object is an object to do something with: its kind as Kind.version.group, then its name; in the namespace guarded unless it is
+// namespace/name.
+func object(kind, name string, do func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error)) try {
+	return func(ctx context.Context, g *guard, as *rest.Config) (*unstructured.Unstructured, error) {
+		parts := append(strings.SplitN(kind, ".", 3), "")
+		namespace, name, other := strings.Cut(name, "/")
+		if !other {
+			namespace, name = "guarded", namespace
+		}
+		r, err := g.resource(as, schema.GroupVersionKind{Kind: parts[0], Version: parts[1], Group: parts[2]}, namespace)
+		if err != nil {
+			return nil, err
+		}
+		return do(ctx, r, name)
+	}
+}
+
+func patch(kind, name string, how types.PatchType, text string, subresources ...string) try {
+	return object(kind, name, func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
+		body, err := yaml.YAMLToJSON([]byte(text))
+		if err != nil {
+			return nil, err
+		}
+		options := metav1.PatchOptions{DryRun: dryRun}
+		if how == types.ApplyPatchType {
+			force := true
+			options.FieldManager, options.Force = "test", &force
+		}
+		return r.Patch(ctx, name, how, body, options, subresources...)
+	})
+}
+
+func merge(kind, name, text string, subresources ...string) try {
+	return patch(kind, name, types.MergePatchType, text, subresources...)
+}
+
+func remove(kind, name string) try {
+	return object(kind, name, func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
+		return nil, r.Delete(ctx, name, metav1.DeleteOptions{DryRun: dryRun})
+	})
+}
+
+func get(kind, name string) try {
+	return object(kind, name, func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
+		return r.Get(ctx, name, metav1.GetOptions{})
+	})
+}
+
+func list(kind string, fields string, everywhere bool) try {
+	namespace := "guarded/"
+	if everywhere {
+		namespace = "/"
+	}
+	return object(kind, namespace, func(ctx context.Context, r dynamic.ResourceInterface, _ string) (*unstructured.Unstructured, error) {
+		_, err := r.List(ctx, metav1.ListOptions{FieldSelector: fields})
+		return nil, err
+	})
+}
+
+// An attempt is what somebody tries, and what becomes of it.
+type attempt struct {
+	name string
+	as   func(*guard) *rest.Config
+	do   try
+	// refusal is a part of the message by which a policy refuses it; empty: it is accepted.
+	refusal string
+}
+
+func asAdmin(g *guard) *rest.Config      { return g.admin }
+func asController(g *guard) *rest.Config { return g.controller }
+func asAgent(g *guard) *rest.Config      { return g.agent } // of node-1
+func asStray(g *guard) *rest.Config      { return g.stray } // the agent's account with a token that names no node
+
+const (
+	podKind    = "Pod.v1."
+	retipKind  = "RetainedIP.v1alpha1.stayput.io"
+	ppsKind    = "PersistentPodState.v1alpha1.apps.kruise.io"
+	cmKind     = "ConfigMap.v1."
+	secretKind = "Secret.v1."
+	stsKind    = "StatefulSet.v1.apps"
+	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\nspec: {containers: [{name: c, image: i}]}"
+	newRetp    = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: new}\nspec: {nodeName: %s, podName: web-2, retention: 10m%s}\nstatus: {phase: Bound}"
+)
+
+func newState(name, target string) string {
+	return fmt.Sprintf(`{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: %s},
+spec: {targetRef: %s, preferredPersistentTopology: [{weight: 1, preference: {nodeTopologyKeys: [zone]}}]}}`, name, target)
+}
+
+// template wraps annotations of a pod template in a workload of a kind.
+func template(apiVersion, kind, annotations string) string {
+	pods := fmt.Sprintf(`{metadata: {labels: {a: b}, annotations: {%s}}, spec: {restartPolicy: %s, containers: [{name: c, image: i}]}}`,
+		annotations, map[bool]string{true: "Never", false: "Always"}[strings.HasSuffix(kind, "Job")])
+	var spec string
+	switch kind {
+	case "Job":
+		spec = `{template: ` + pods + `}`
+	case "CronJob":
+		spec = `{schedule: "0 0 1 1 *", jobTemplate: {spec: {template: ` + pods + `}}}`
+	case "ReplicationController":
+		spec = `{selector: {a: b}, template: ` + pods + `}`
+	default:
+		spec = `{selector: {matchLabels: {a: b}}, template: ` + pods + `}`
+	}
+	return fmt.Sprintf("{apiVersion: %s, kind: %s, metadata: {name: new}, spec: %s}", apiVersion, kind, spec)
+}
+
+// attempts are what the policies are about, all of it allowed by RBAC.
+var attempts = func() []attempt {
+	const notValid = `stayput.io/retain-ip: "true" is not valid: expected a duration such as 10m or 720h, or while-owned`
+	all := []attempt{
+		// The controller, on pods.
+		{"the controller sets node affinity, node selector and annotations of a pod and takes our gate off", asController,
+			patch(podKind, "waiting", types.StrategicMergePatchType, `{metadata: {annotations: {x: y}}, spec: {
+				nodeSelector: {zone: a}, schedulingGates: [{$patch: delete, name: stayput.io/placement}],
+				affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: Exists}]}]}}}}}`), ""},
+		{"the controller applies node affinity", asController,
+			patch(podKind, "waiting", types.ApplyPatchType, `{apiVersion: v1, kind: Pod, metadata: {annotations: {x: y}}, spec: {
+				affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchExpressions: [{key: zone, operator: Exists}]}}]}}}}`), ""},
+		{"the controller changes the image of a pod", asController,
+			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), "may change nothing of a pod but"},
+		{"the controller changes the image of a running pod", asController,
+			patch(podKind, "placed", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), "may change nothing of a pod but"},
+		{"the controller changes a deadline of a pod", asController, merge(podKind, "waiting", `{spec: {activeDeadlineSeconds: 5}}`), "may change nothing of a pod but"},
+		{"the controller adds a toleration to a pod", asController, merge(podKind, "waiting", `{spec: {tolerations: [{operator: Exists}]}}`), "may change nothing of a pod but"},
+		{"the controller changes a label of a pod", asController, merge(podKind, "waiting", `{metadata: {labels: {a: c}}}`), "may change nothing of a pod but"},
+		{"the controller removes a label of a pod", asController, merge(podKind, "waiting", `{metadata: {labels: {a: null}}}`), "may change nothing of a pod but"},
+		{"the controller adds a finalizer to a pod", asController, merge(podKind, "waiting", `{metadata: {finalizers: [example.com/x]}}`), "may change nothing of a pod but"},
+		{"the controller gives a pod an owner", asController,
+			merge(podKind, "waiting", `{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: n, uid: u}]}}`), "may change nothing of a pod but"},
+		{"the controller takes somebody else's gate off", asController, merge(podKind, "waiting", `{spec: {schedulingGates: [{name: stayput.io/placement}]}}`), "may take no scheduling gate off but"},
+		{"the controller takes all gates off", asController, merge(podKind, "waiting", `{spec: {schedulingGates: null}}`), "may take no scheduling gate off but"},
+		{"the controller deletes a pod that has no node", asController, remove(podKind, "waiting"), ""},
+		{"the controller deletes a pod that has a node", asController, remove(podKind, "placed"), "may delete no pod that has a node"},
+
+		// The controller, on other objects.
+		{"the controller writes its ConfigMap", asController, merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), ""},
+		{"the controller applies its ConfigMap where there is none", asController,
+			patch(cmKind, "elsewhere/stayput-gated-workloads", types.ApplyPatchType, `{apiVersion: v1, kind: ConfigMap, data: {workloads: "\n"}}`), ""},
+		{"the controller deletes its ConfigMap", asController, remove(cmKind, "stayput-gated-workloads"), ""},
+		{"the controller makes another ConfigMap", asController, create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write no ConfigMap but"},
+		{"the controller says whose a RetainedIP is and releases it", asController,
+			patch(retipKind, "web-1.node-2", types.ApplyPatchType, `{apiVersion: stayput.io/v1alpha1, kind: RetainedIP,
+				spec: {release: true, workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}}}`), ""},
+		{"the controller takes a release back", asController, merge(retipKind, "web-0.node-1", `{spec: {release: false}}`), ""},
+		{"the controller changes a retention", asController, merge(retipKind, "web-0.node-1", `{spec: {retention: 1h}}`), "may change nothing of a RetainedIP but"},
+		{"the controller removes a field", asController, merge(retipKind, "web-0.node-1", `{spec: {podName: other}}`), "may change nothing of a RetainedIP but"},
+		{"the controller changes a status", asController, merge(retipKind, "web-0.node-1", `{status: {ips: ["10.0.0.1"]}}`), "may change nothing of a RetainedIP but"},
+		{"the controller changes metadata", asController, merge(retipKind, "web-0.node-1", `{metadata: {labels: {a: b}}}`), "may change nothing of a RetainedIP but"},
+		{"the controller annotates a RetainedIP", asController, merge(retipKind, "web-0.node-1", `{metadata: {annotations: {a: b}}}`), "may change nothing of a RetainedIP but"},
+
+		// The agent of node-1.
+		{"an agent makes an object of its node", asAgent, create(fmt.Sprintf(newRetp, "node-1", "")), ""},
+		{"an agent applies an object of its node", asAgent, patch(retipKind, "web-3.node-1", types.ApplyPatchType,
+			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, spec: {nodeName: node-1, podName: web-3, retention: 10m}, status: {phase: Bound}}`), ""},
+		{"an agent applies a change to an object of its node, and leaves release and workload to others", asAgent, patch(retipKind, "web-0.node-1", types.ApplyPatchType,
+			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, spec: {nodeName: node-1, podName: web-0, retention: 1h}, status: {phase: Bound}}`), ""},
+		{"an agent takes a release back", asAgent, merge(retipKind, "web-0.node-1", `{spec: {release: null}}`), ""},
+		{"an agent deletes an object of its node", asAgent, remove(retipKind, "web-0.node-1"), ""},
+		{"an agent makes an object of another node", asAgent, create(fmt.Sprintf(newRetp, "node-2", "")), "the agent of node node-1 may not write a RetainedIP of node node-2"},
+		{"an agent changes an object of another node", asAgent, merge(retipKind, "web-1.node-2", `{status: {phase: Retained}}`), "the agent of node node-1 may not write a RetainedIP of node node-2"},
+		{"an agent deletes an object of another node", asAgent, remove(retipKind, "web-1.node-2"), "the agent of node node-1 may not write a RetainedIP of node node-2"},
+		{"an agent makes an object that is to be released", asAgent, create(fmt.Sprintf(newRetp, "node-1", ", release: true")), "may not set spec.release"},
+		{"an agent makes an object with a workload", asAgent, create(fmt.Sprintf(newRetp, "node-1", ", workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}")), "may not write spec.workload"},
+		{"an agent changes the workload", asAgent, merge(retipKind, "web-0.node-1", `{spec: {workload: {name: other}}}`), "may not write spec.workload"},
+		{"an agent removes the workload", asAgent, merge(retipKind, "web-0.node-1", `{spec: {workload: null}}`), "may not write spec.workload"},
+		{"a token without a node makes an object", asStray, create(fmt.Sprintf(newRetp, "node-1", "")), "names no node"},
+		{"a token without a node changes an object", asStray, merge(retipKind, "web-0.node-1", `{status: {phase: Bound}}`), "names no node"},
+		{"a token without a node deletes an object", asStray, remove(retipKind, "web-0.node-1"), "names no node"},
+
+		// PersistentPodStates.
+		{"a second PersistentPodState for a workload", asAdmin, create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}")), "StatefulSet web has a PersistentPodState already: web"},
+		{"a second PersistentPodState by another version of the group", asAdmin, create(newState("second", "{apiVersion: apps/v1beta2, kind: StatefulSet, name: web}")), "has a PersistentPodState already: web"},
+		{"a PersistentPodState for another workload", asAdmin, create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: db}")), ""},
+		{"a PersistentPodState for a workload of another group", asAdmin, create(newState("second", "{apiVersion: apps.kruise.io/v1beta1, kind: StatefulSet, name: web}")), ""},
+		{"a PersistentPodState for a workload of another kind", asAdmin, create(newState("second", "{apiVersion: apps/v1, kind: Other, name: web}")), ""},
+		{"a PersistentPodState for a workload of that name in another namespace", asAdmin,
+			create(strings.Replace(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}"), "metadata: {", "metadata: {namespace: elsewhere, ", 1)), ""},
+
+		// Annotations: where they are looked at. What they may say is in TestAdmissionAndThePluginAgreeOnEveryValue.
+		{"a pod", asAdmin, create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`)), notValid},
+		{"a pod gets a bad annotation later", asAdmin, merge(podKind, "placed", `{metadata: {annotations: {stayput.io/retain-ip: "true"}}}`), notValid},
+		{"a bad object stays as it is", asAdmin, merge(stsKind, "bad", `{spec: {replicas: 1, template: {metadata: {annotations: {restarted: now}}}}}`), ""},
+		{"a bad object is changed and stays bad", asAdmin, merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/identity: x}}}}}`), notValid},
+		{"a bad object is mended", asAdmin, merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/retain-ip: 10m}}}}}`), ""},
+		{"several bad values are named together", asAdmin, create(template("apps/v1", "StatefulSet", `stayput.io/retain-ip: "true", stayput.io/home-wait: soon`)),
+			notValid + `; stayput.io/home-wait: "soon" is not valid: expected a duration such as 60s or 10m, or retention`},
+		{"a workload's own annotations are its own", asAdmin, create(strings.Replace(template("apps/v1", "StatefulSet", ""), "metadata: {name: new}", `metadata: {name: new, annotations: {stayput.io/retain-ip: "true"}}`, 1)), ""},
+	}
+	for _, kind := range [][2]string{
+		{"apps/v1", "Deployment"}, {"apps/v1", "ReplicaSet"}, {"apps/v1", "StatefulSet"}, {"apps/v1", "DaemonSet"},
+		{"batch/v1", "Job"}, {"batch/v1", "CronJob"}, {"v1", "ReplicationController"},
+		{"apps.kruise.io/v1beta1", "StatefulSet"}, {"apps.kruise.io/v1beta1", "CloneSet"}, {"apps.kruise.io/v1beta1", "DaemonSet"},
+	} {
+		all = append(all,
+			attempt{"a good " + kind[1] + " of " + kind[0], asAdmin, create(template(kind[0], kind[1], `stayput.io/retain-ip: 10m`)), ""},
+			attempt{"a bad " + kind[1] + " of " + kind[0], asAdmin, create(template(kind[0], kind[1], `stayput.io/retain-ip: "true"`)), notValid})
+	}
+	return all
+}()
+
+// refused says whether the error is this refusal of an admission policy.
+func refused(err error, why string) bool {
+	return err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy") && strings.Contains(err.Error(), why)
+}
+
+// This comes first: what the policies refuse is allowed by everything else, so that it is they who refuse it.
+func TestWithoutThePoliciesEveryAttemptIsAccepted(t *testing.T) {
+	g := guardedWith(t, false)
+	for _, a := range attempts {
+		t.Run(a.name, func(t *testing.T) {
+			// RBAC comes by a cache of the API server.
+			until(t, "it to be accepted", func(ctx context.Context) bool {
+				_, err := a.do(ctx, g, a.as(g))
+				if err != nil && !apierrors.IsForbidden(err) {
+					t.Fatal(err)
+				}
+				return err == nil
+			})
+		})
+	}
+	for _, p := range gateAttempts {
+		if p.gates != nil && !slices.Contains(p.gates, "stayput.io/placement") {
+			continue
+		}
+		made, err := create(p.pod)(testContext(t), g, g.admin)
+		check(t, err)
+		if gates := gatesOf(made); slices.Contains(gates, "stayput.io/placement") && !strings.Contains(p.pod, "stayput.io/placement") {
+			t.Errorf("%s: gated by nobody: %v", p.name, gates)
+		}
+	}
+}
+
+func TestThePoliciesRefuseWhatTheyAreForAndNothingElse(t *testing.T) {
+	g := guardedWith(t, true)
+	for _, a := range attempts {
+		if a.refusal == "" {
+			continue
+		}
+		t.Run(a.name, func(t *testing.T) {
+			// A policy is in force a second or two after it is applied.
+			var err error
+			until(t, "the refusal", func(ctx context.Context) bool {
+				_, err = a.do(ctx, g, a.as(g))
+				return err != nil
+			})
+			if !refused(err, a.refusal) {
+				t.Errorf("%v, want a refusal with %q", err, a.refusal)
+			}
+		})
+	}
+	for _, a := range attempts {
+		if a.refusal != "" {
+			continue
+		}
+		t.Run(a.name, func(t *testing.T) {
+			_, err := a.do(testContext(t), g, a.as(g))
+			check(t, err)
+		})
+	}
+}
+
+// A gateAttempt is a pod, and its gates once it is made.
+type gateAttempt struct {
+	name  string
+	pod   string
+	gates []string
+}
+
+func ownedPod(namespace, apiVersion, kind, name, annotations, spec string) string {
+	return fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: new-0, namespace: %s, annotations: {%s}, ownerReferences: [
+{apiVersion: %s, kind: %s, name: %s, uid: u, controller: true}]}, spec: {%s containers: [
+{name: c, image: i, env: [{name: TWICE, value: a}, {name: TWICE, value: b}]}]}}`, namespace, annotations, apiVersion, kind, name, spec)
+}
+
+var gateAttempts = func() []gateAttempt {
+	const ours, retain, reserved = "stayput.io/placement", "stayput.io/retain-ip: 10m", `io.kubernetes.cri/reserved-ip-duration: "10"`
+	sts := func(name, annotations, spec string) string {
+		return ownedPod("guarded", "apps/v1", "StatefulSet", name, annotations, spec)
+	}
+	return []gateAttempt{
+		{"a pod that asks for nothing", sts("web", "", ""), nil},
+		{"a pod that asks for its address", sts("web", retain, ""), []string{ours}},
+		{"a pod that asks for its address in OpenKruise's words", sts("web", reserved, ""), []string{ours}},
+		{"a pod that asks in both words", sts("web", retain+", "+reserved, ""), []string{ours}},
+		{"a pod with other gates", sts("web", retain, "schedulingGates: [{name: a/b}, {name: c/d}],"), []string{"a/b", "c/d", ours}},
+		{"a pod whose template has the gate", sts("web", retain, "schedulingGates: [{name: stayput.io/placement}, {name: a/b}],"), []string{ours, "a/b"}},
+		{"a pod with a node", sts("web", retain, "nodeName: node-1,"), nil},
+		{"a pod in the node's network", sts("web", retain, "hostNetwork: true,"), nil},
+		{"a pod of a DaemonSet", ownedPod("guarded", "apps/v1", "DaemonSet", "web", retain, ""), nil},
+		{"a pod without an owner", fmt.Sprintf(newPod, retain), []string{ours}},
+		{"a pod that only has another annotation of ours", sts("web", "stayput.io/home-wait: 10s", ""), nil},
+		{"a pod of the system namespace", ownedPod("stayput-system", "apps/v1", "StatefulSet", "web", retain, ""), nil},
+
+		{"a pod of a recorded workload", sts("db", "", ""), []string{ours}},
+		{"a pod of a recorded workload of another group", ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "queue", "", ""), []string{ours}},
+		{"a pod of a recorded workload in the node's network", sts("db", "", "hostNetwork: true,"), []string{ours}},
+		{"a pod of a recorded workload with a node", sts("db", "", "nodeName: node-1,"), nil},
+		{"a pod of a recorded workload with other gates", sts("db", "", "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
+		{"a pod of a recorded workload that asks for its address", sts("db", retain, ""), []string{ours}},
+		{"a pod of a workload whose name begins like a recorded one", sts("d", "", ""), nil},
+		{"a pod of a workload whose name ends like a recorded one", sts("kruise.io.queue", "", ""), nil},
+		{"a pod of a workload of that name of another group", ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "db", "", ""), nil},
+		{"a pod of a workload of that name of another kind", ownedPod("guarded", "apps/v1", "ReplicaSet", "db", "", ""), nil},
+		{"a pod of a workload of that name in another namespace", ownedPod("elsewhere", "apps/v1", "StatefulSet", "db", "", ""), nil},
+		{"a pod that a recorded workload owns but does not control", strings.Replace(sts("db", "", ""), "controller: true", "controller: false", 1), nil},
+	}
+}()
+
+func gatesOf(pod *unstructured.Unstructured) (names []string) {
+	gates, _, _ := unstructured.NestedSlice(pod.Object, "spec", "schedulingGates")
+	for _, g := range gates {
+		name, _, _ := unstructured.NestedString(g.(map[string]any), "name")
+		names = append(names, name)
+	}
+	return names
+}
+
+func TestPodsThatMayHaveAHomeAreGatedAndNoOthers(t *testing.T) {
+	g := guardedWith(t, true)
+	for _, p := range slices.SortedFunc(slices.Values(gateAttempts), func(a, b gateAttempt) int {
+		return len(b.gates) - len(a.gates) // those that wait for the policies first
+	}) {
+		t.Run(p.name, func(t *testing.T) {
+			var gates []string
+			if slices.Contains(p.gates, "stayput.io/placement") {
+				until(t, "the gate", func(ctx context.Context) bool {
+					made, err := create(p.pod)(ctx, g, g.admin)
+					check(t, err)
+					gates = gatesOf(made)
+					return slices.Contains(gates, "stayput.io/placement")
+				})
+			} else {
+				made, err := create(p.pod)(testContext(t), g, g.admin)
+				check(t, err)
+				gates = gatesOf(made)
+			}
+			if !slices.Equal(gates, p.gates) {
+				t.Errorf("gates %v, want %v", gates, p.gates)
+			}
+		})
+	}
+}
+
+// A custom resource as the policy's parameter would be unknown for 30 s here, and pods would slip through.
+func TestPodsAreGatedFromTheAPIServersFirstRequestOn(t *testing.T) {
+	g := guardedWith(t, true)
+	check(t, g.c.APIServer.Kill())
+	check(t, g.c.APIServer.Start(testContext(t)))
+	created := 0
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+		for _, pod := range []string{
+			ownedPod("guarded", "apps/v1", "StatefulSet", "web", "stayput.io/retain-ip: 10m", ""),
+			ownedPod("guarded", "apps/v1", "StatefulSet", "db", "", ""),
+		} {
+			made, err := create(pod)(testContext(t), g, g.admin)
+			if err != nil {
+				continue // it has only just begun
+			}
+			created++
+			if !slices.Contains(gatesOf(made), "stayput.io/placement") {
+				t.Fatalf("pod %d is not gated: %s", created, pod)
+			}
+		}
+	}
+	if created < 10 {
+		t.Errorf("only %d pods could be made", created)
+	}
+}
+
+func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
+	g := guardedWith(t, true)
+	many := func(s string, n int) string { return strings.Repeat(s, n) }
+	var cases []map[string]string
+	add := func(key string, values ...string) {
+		for _, v := range values {
+			m := map[string]string{key: v}
+			if key != ledger.AnnotationRetainIP && key != ledger.AnnotationReservedIPDuration {
+				m[ledger.AnnotationRetainIP] = "10m"
+			}
+			cases = append(cases, m)
+		}
+	}
+	add(ledger.AnnotationRetainIP,
+		"10m", "720h", "while-owned", "1h30m", "1.5h", ".5h", "1.h", "+10m", "100ms", "1ns", "10us", "10µs", "10μs", "0h0m1s", "1h1h", "0000000000000000000000010m",
+		"2562047h", "2562047h47m16.854775807s", "9223372036854775807ns", "153722867m", "9223372036s", "1.99999999999999999999999999h", "0.00000000000000000001h1ns",
+		"1.12345678h", "1.12345678901m", "1.12345678901s", "9999999999ms", "99999999999us", "12345678901ms5m", many("1s", 500), many("0", 1000)+"1h",
+		"true", "", "0", "+0", "-0", "0s", "-10m", "+-10m", "10", "10 m", " 10m", "10m ", "\n10m", "10m\n", "10M", "1d", "1w", "h", ".", ".h", "1.5.5h", "1,5h", "1e3s", "0x10s", "1_000s", "٣m", "10mm", "m10",
+		"while-Owned", "While-owned", "while owned", "forever", "0.1ns", "0.0000000000001h",
+		"2562048h", "2562047h48m", "9223372036854775808ns", "9223372037s", "153722868m", "12345678h", "9999999999m", "99999999999s", "9999999h", "1h12345678h", "9999999999m1ms",
+		many("9", 300), many("9", 300)+"h", many("1h", 2000)+"x", "a\"b\\c", "\u2028", many("é", 200))
+	add(ledger.AnnotationReservedIPDuration,
+		"1", "10", "010", "153722867", many("0", 100)+"1", "000153722867",
+		"0", "00", "-1", "-0", "+10", "+1", "1.5", "10m", "10x", "", " 10", "10 ", "10\n", "true", "1e3", "1_0", "0x1", "٣", "153722868", "999999999", "1000000000", "9223372036854775807", "9223372036854775808", many("9", 300))
+	add(ledger.AnnotationWhenScaled, "Retain", "Release", "Delete", "", "retain", "Keep", "Retain ", "delete", "Retain\n")
+	add(ledger.AnnotationWhenDeleted, "Retain", "Release", "Delete", "", "release", "RELEASE")
+	add(ledger.AnnotationIdentity, "a", "0", "db", "a-b", "a--b", many("a", 63), "9-a",
+		"", "a/b", "A", "aB", "-a", "a-", "-", "a.b", "a_b", "a b", "a\n", "\na", many("a", 64), "é", many("a", 62)+"-")
+	add(ledger.AnnotationWhenInUse, "Wait", "AllocateNew", "", "wait", "Allocate", "Wait ")
+	cases = append(cases,
+		map[string]string{},
+		map[string]string{"other/annotation": "true"},
+		map[string]string{"stayput.io/unknown": "true"},
+		map[string]string{"stayput.io/unknown": "true", ledger.AnnotationRetainIP: "10m"},
+		map[string]string{ledger.AnnotationRetainIP: "10m", ledger.AnnotationReservedIPDuration: "10"},
+		map[string]string{ledger.AnnotationRetainIP: "true", ledger.AnnotationReservedIPDuration: "10"},
+		map[string]string{ledger.AnnotationRetainIP: "10m", ledger.AnnotationReservedIPDuration: "0"},
+		map[string]string{ledger.AnnotationRetainIP: "while-owned", ledger.AnnotationReservedIPDuration: "10"},
+		map[string]string{ledger.AnnotationReservedIPDuration: "10", ledger.AnnotationWhenScaled: "Retain"},
+		map[string]string{ledger.AnnotationWhenScaled: "Retain"},
+		map[string]string{ledger.AnnotationWhenDeleted: "Retain"},
+		map[string]string{ledger.AnnotationIdentity: "db"},
+		map[string]string{ledger.AnnotationWhenInUse: "Wait"},
+		map[string]string{ledger.AnnotationWhenInUse: "Wait", ledger.AnnotationIdentity: "db"},
+		map[string]string{ledger.AnnotationIdentity: "A"},
+	)
+	until(t, "the policy", func(ctx context.Context) bool {
+		_, err := create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`))(ctx, g, g.admin)
+		return err != nil
+	})
+	accepted, turnedDown := 0, 0
+	for _, annotations := range cases {
+		_, _, want := ledger.ParseAnnotations(annotations)
+		_, got := g.c.Client().CoreV1().Pods("guarded").Create(testContext(t), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "new", Annotations: annotations},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+		}, metav1.CreateOptions{DryRun: dryRun})
+		if got != nil && !refused(got, "stayput-annotations") {
+			t.Errorf("%q: %v", annotations, got)
+			continue
+		}
+		if (want == nil) != (got == nil) {
+			t.Errorf("%q: the plugin says %v, admission %v", annotations, want, got)
+		}
+		if got == nil {
+			accepted++
+			continue
+		}
+		turnedDown++
+		var bad *ledger.AnnotationError
+		if errors.As(want, &bad) && (!strings.Contains(got.Error(), bad.Key) || !strings.Contains(got.Error(), "expected")) && !overflows(bad.Value) {
+			t.Errorf("%q: %v names neither %s nor what is expected", annotations, got, bad.Key)
+		}
+		if len(got.Error()) > 600 {
+			t.Errorf("%q: a message of %d bytes", annotations, len(got.Error()))
+		}
+	}
+	t.Logf("%d accepted, %d refused", accepted, turnedDown)
+
+	// home-wait is the controller's alone.
+	for value, ok := range map[string]bool{
+		"60s": true, "10m": true, "retention": true, "1h30m": true, "+1s": true,
+		"": false, "0s": false, "-1s": false, "60": false, "Retention": false, "forever": false, "while-owned": false,
+	} {
+		_, err := create(fmt.Sprintf(newPod, fmt.Sprintf("stayput.io/home-wait: %q", value)))(testContext(t), g, g.admin)
+		if (err == nil) != ok || err != nil && !refused(err, fmt.Sprintf("stayput.io/home-wait: %q is not valid: expected a duration such as 60s or 10m, or retention", value)) {
+			t.Errorf("home-wait %q: %v", value, err)
+		}
+	}
+}
+
+// overflows says whether the value is a duration of Go but for its size, 292 years and more. The API server's own
+// words refuse those that the pattern for the plainly too large ones does not catch.
+func overflows(value string) bool {
+	return slices.Contains([]string{
+		"2562048h", "2562047h48m", "9223372036854775808ns", "9223372037s", "153722868m", "9999999h",
+	}, value)
+}
+
+func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
+	g := guardedWith(t, true)
+	target := "{apiVersion: apps/v1, kind: StatefulSet, name: new}"
+	state := func(target, rest string) string {
+		return fmt.Sprintf("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: new}, spec: {targetRef: %s%s}}", target, rest)
+	}
+	preferred := func(weight int) string {
+		return fmt.Sprintf(", preferredPersistentTopology: [{weight: %d, preference: {nodeTopologyKeys: [zone]}}]", weight)
+	}
+	const required = ", requiredPersistentTopology: {nodeTopologyKeys: [zone]}"
+	for _, c := range []struct {
+		name, refusal string
+		do            try
+	}{
+		{"weight 0", "weight", create(state(target, preferred(0)))},
+		{"weight 1", "", create(state(target, preferred(1)))},
+		{"weight 100", "", create(state(target, preferred(100)))},
+		{"weight 101", "weight", create(state(target, preferred(101)))},
+		{"no target", "targetRef", create("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: new}, spec: {requiredPersistentTopology: {nodeTopologyKeys: [zone]}}}")},
+		{"an empty target", "targetRef.name: Required", create(state("{}", required))},
+		{"a target of empty words", "at least 1 chars", create(state(`{apiVersion: "", kind: "", name: ""}`, required))},
+		{"a target without a name", "targetRef.name: Required", create(state("{apiVersion: apps/v1, kind: StatefulSet}", required))},
+		{"another target", "targetRef is immutable", merge(ppsKind, "web", "{spec: {targetRef: {name: other}}}")},
+		{"a Deployment", "no stable names", create(state("{apiVersion: apps/v1, kind: Deployment, name: web}", required))},
+		{"a ReplicaSet", "no stable names", create(state("{apiVersion: apps/v1, kind: ReplicaSet, name: web}", required))},
+		{"a kind of that name of another group", "", create(state("{apiVersion: example.com/v1, kind: Deployment, name: web}", required))},
+		{"no topology", "at least one of", create(state(target, ""))},
+		{"an empty list of topologies", "at least one of", create(state(target, ", preferredPersistentTopology: []"))},
+		{"a topology without keys", "at least 1 items", create(state(target, ", requiredPersistentTopology: {nodeTopologyKeys: []}"))},
+		{"a retention policy of another name", "persistentPodStateRetentionPolicy", create(state(target, required+", persistentPodStateRetentionPolicy: Never"))},
+		{"the topology changes", "", merge(ppsKind, "web", "{spec: {requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}}}")},
+		{"a RetainedIP moves to another node", "spec.nodeName is immutable", merge(retipKind, "web-0.node-1", "{spec: {nodeName: node-2}}")},
+		{"a RetainedIP with another phase", "status.phase", merge(retipKind, "web-0.node-1", "{status: {phase: Free}}")},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := c.do(testContext(t), g, g.admin)
+			switch {
+			case c.refusal == "":
+				check(t, err)
+			case !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), c.refusal):
+				t.Errorf("%v, want a refusal with %q", err, c.refusal)
+			}
+		})
+	}
+}
+
+// The manifests of OpenKruise's manual, user-manuals/persistentpodstate, but for the images.
+const kruiseManual = `
+apiVersion: apps.kruise.io/v1alpha1
+kind: PersistentPodState
+metadata:
+  name: echoserver
+  namespace: elsewhere
+spec:
+  targetRef:
+    # Native k8s or kruise StatefulSet
+    # only support StatefulSet
+    apiVersion: apps.kruise.io/v1beta1
+    kind: StatefulSet
+    name: echoserver
+  # required node affinity, as follows: Pod rebuild will force deployment to the same zone
+  requiredPersistentTopology:
+    nodeTopologyKeys:
+      - failure-domain.beta.kubernetes.io/zone[,other node labels]
+  # preferred node affinity, as follows: Pod rebuild will prefer deployment to the same node
+  preferredPersistentTopology:
+    - preference:
+        nodeTopologyKeys:
+          - kubernetes.io/hostname[,other node labels]
+      # int [1 - 100]
+      weight: 100
+---
+apiVersion: apps.kruise.io/v1alpha1
+kind: PersistentPodState
+metadata:
+  name: game
+  namespace: elsewhere
+spec:
+  targetRef: {apiVersion: apps/v1, kind: StatefulSet, name: game}
+  persistentPodAnnotations:
+  - key: cni.projectcalico.org/podIP
+  persistentPodStateRetentionPolicy: WhenScaled
+  preferredPersistentTopology:
+  - preference: {nodeTopologyKeys: [kubernetes.io/hostname]}
+    weight: 100
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: echoserver
+  namespace: elsewhere
+  annotations:
+    kruise.io/auto-generate-persistent-pod-state: "true"
+    kruise.io/preferred-persistent-topology: kubernetes.io/hostname[,other node labels]
+    kruise.io/required-persistent-topology: failure-domain.beta.kubernetes.io/zone[,other node labels]
+spec:
+  serviceName: echoserver
+  replicas: 0
+  selector: {matchLabels: {app: echoserver}}
+  template:
+    metadata:
+      labels: {app: echoserver}
+      annotations:
+        io.kubernetes.cri/reserved-ip-duration: "10"
+    spec: {containers: [{name: echoserver, image: i}]}
+`
+
+func TestTheManifestsOfOpenKruisesManualApply(t *testing.T) {
+	g := guardedWith(t, true)
+	_, err := g.c.Kubectl(testContext(t), kruiseManual, "apply", "--server-side", "-f", "-")
+	check(t, err)
+	_, err = g.c.Kubectl(testContext(t), kruiseManual, "apply", "-f", "-") // and as most people do
+	check(t, err)
+}
+
+func TestPeopleSeeWhatMatters(t *testing.T) {
+	g := guardedWith(t, true)
+	fields := func(args ...string) (rows [][]string) {
+		for line := range strings.Lines(kubectl(t, g.c, append([]string{"-n", "guarded"}, args...)...)) {
+			rows = append(rows, strings.Fields(line))
+		}
+		return rows
+	}
+	retips := fields("get", "retip")
+	want := [][]string{{"NAME", "IP", "NODE", "PHASE", "EXPIRES", "AGE"}, {"web-0.node-1", "10.244.1.5", "node-1", "Retained", "2042-11-21T07:12:55Z"}, {"web-1.node-2", "10.244.2.5", "node-2", "Bound"}}
+	for i, row := range want {
+		if len(retips) != len(want) || !slices.Equal(retips[i][:len(row)], row) {
+			t.Fatalf("get retip: %v, want %v", retips, want)
+		}
+	}
+	if wide := kubectl(t, g.c, "get", "retip", "-A", "-o", "wide"); !strings.Contains(wide, `["10.244.1.5","fd00::5"]`) || !strings.HasPrefix(wide, "NAMESPACE") {
+		t.Errorf("get retip -o wide: %s", wide)
+	}
+	if one := fields("get", "retip", "--field-selector", "spec.nodeName=node-2", "-o", "name"); len(one) != 1 || one[0][0] != "retainedip.stayput.io/web-1.node-2" {
+		t.Errorf("by node: %v", one)
+	}
+	if states := fields("get", "persistentpodstates"); !slices.Equal(states[0], []string{"NAME", "TARGET", "PODS", "RECORDED", "AGE"}) || states[1][1] != "web" {
+		t.Errorf("get persistentpodstates: %v", states)
+	}
+	for _, field := range []string{
+		"retainedips.spec", "retainedips.spec.release", "retainedips.status.expires", "retainedips.status.ips",
+		"persistentpodstates.spec.targetRef", "persistentpodstates.spec.requiredPersistentTopology", "persistentpodstates.spec.preferredPersistentTopology.weight",
+		"persistentpodstates.spec.persistentPodAnnotations.key", "persistentpodstates.spec.persistentPodStateRetentionPolicy", "persistentpodstates.status.podStates",
+	} {
+		if text := kubectl(t, g.c, "explain", field); !strings.Contains(text, "DESCRIPTION:") || strings.Contains(text, "<empty>") {
+			t.Errorf("explain %s: %s", field, text)
+		}
+	}
+}
+
+// The admission plugins say what they cannot compile in the status of a policy and nowhere else.
+func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
+	g := guardedWith(t, true)
+	ctx := testContext(t)
+	api := g.c.Client().AdmissionregistrationV1()
+	validating, err := api.ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
+	check(t, err)
+	mutating, err := api.MutatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
+	check(t, err)
+	policies := map[string]bool{}
+	for _, p := range validating.Items {
+		policies[p.Name] = true
+		until(t, "the type check of "+p.Name, func(ctx context.Context) bool {
+			now, err := api.ValidatingAdmissionPolicies().Get(ctx, p.Name, metav1.GetOptions{})
+			check(t, err)
+			if now.Status.TypeChecking == nil {
+				return false
+			}
+			for _, w := range now.Status.TypeChecking.ExpressionWarnings {
+				t.Errorf("%s: %s: %s", p.Name, w.FieldRef, w.Warning)
+			}
+			return true
+		})
+	}
+	for _, p := range mutating.Items {
+		policies[p.Name] = true
+	}
+	want := []string{"stayput-agent", "stayput-annotations", "stayput-controller", "stayput-gate-annotated", "stayput-gate-recorded", "stayput-unique-target"}
+	if got := slices.Sorted(maps.Keys(policies)); !slices.Equal(got, want) {
+		t.Errorf("policies %v, want %v", got, want)
+	}
+	for name := range policies {
+		_, validating := api.ValidatingAdmissionPolicyBindings().Get(ctx, name, metav1.GetOptions{})
+		_, mutating := api.MutatingAdmissionPolicyBindings().Get(ctx, name, metav1.GetOptions{})
+		if validating != nil && mutating != nil {
+			t.Errorf("no binding of %s: %v, %v", name, validating, mutating)
+		}
+	}
+}
+
+// Whoever deletes the manifests in their order ends the gating before anything else.
+func TestTheFirstManifestIsTheBindingsThatGate(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join("..", "..", "deploy", "base", "*.yaml"))
+	check(t, err)
+	data, err := os.ReadFile(slices.Sorted(slices.Values(files))[0])
+	check(t, err)
+	var names []string
+	for doc := range strings.SplitSeq(string(data), "\n---") {
+		var object struct {
+			Kind     string
+			Metadata struct{ Name string }
+		}
+		check(t, yaml.Unmarshal([]byte(doc), &object))
+		names = append(names, object.Kind+" "+object.Metadata.Name)
+	}
+	if want := []string{"MutatingAdmissionPolicyBinding stayput-gate-annotated", "MutatingAdmissionPolicyBinding stayput-gate-recorded"}; !slices.Equal(names, want) {
+		t.Errorf("%v, want %v", names, want)
+	}
+}

@@ -1,0 +1,790 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement"
+	"github.com/stayput/stayput/test/lab"
+)
+
+// rack is a label that every node of these tests has; node-1 and node-2 share one.
+const rack = "test.stayput.io/rack"
+
+// racks puts the label on the nodes.
+func racks(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	for node, r := range map[string]string{"node-1": "r1", "node-2": "r1", "node-3": "r2"} {
+		kubectl(t, c, "label", "node", node, rack+"="+r, "--overwrite")
+	}
+}
+
+// typed reads and watches what clientset does not know.
+func typed(t *testing.T, c *lab.Cluster) client.WithWatch {
+	t.Helper()
+	w, err := client.NewWithWatch(c.RESTConfig(), client.Options{Scheme: placement.Scheme})
+	check(t, err)
+	return w
+}
+
+// stateOf returns a PersistentPodState; nil: there is none.
+func stateOf(t *testing.T, c *lab.Cluster, ns, name string) *kruisev1alpha1.PersistentPodState {
+	t.Helper()
+	s := &kruisev1alpha1.PersistentPodState{}
+	err := typed(t, c).Get(testContext(t), types.NamespacedName{Namespace: ns, Name: name}, s)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	check(t, err)
+	return s
+}
+
+// comesTo waits until a PersistentPodState is as it should be.
+func comesTo(t *testing.T, c *lab.Cluster, ns, name, what string, ok func(*kruisev1alpha1.PersistentPodState) bool) *kruisev1alpha1.PersistentPodState {
+	t.Helper()
+	var s *kruisev1alpha1.PersistentPodState
+	defer func() {
+		if t.Failed() && s != nil {
+			t.Logf("PersistentPodState %s: spec %+v, status %+v", name, s.Spec, s.Status)
+		}
+	}()
+	until(t, "PersistentPodState "+name+" "+what, func(context.Context) bool {
+		s = stateOf(t, c, ns, name)
+		return s != nil && ok(s)
+	})
+	return s
+}
+
+// recordsAll is that so many pods are recorded, and no more wanted.
+func recordsAll(n int32) func(*kruisev1alpha1.PersistentPodState) bool {
+	return func(s *kruisev1alpha1.PersistentPodState) bool {
+		return s.Status.Pods != nil && *s.Status.Pods == n && s.Status.Recorded != nil && *s.Status.Recorded == n && len(s.Status.PodStates) == int(n) &&
+			s.Status.ObservedGeneration == s.Generation && isTrue(s, "Recorded", "AllRecorded")
+	}
+}
+
+func isTrue(s *kruisev1alpha1.PersistentPodState, condition, reason string) bool {
+	c := meta.FindStatusCondition(s.Status.Conditions, condition)
+	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == reason
+}
+
+// gone waits until there is no such PersistentPodState.
+func gone(t *testing.T, c *lab.Cluster, ns, name string) {
+	t.Helper()
+	until(t, "the end of PersistentPodState "+name, func(context.Context) bool { return stateOf(t, c, ns, name) == nil })
+}
+
+// settled waits until the controller has done all that it had to do before now: it answers to something new.
+func settled(t *testing.T, c *lab.Cluster, ns string) {
+	t.Helper()
+	name := "settled-" + rand.String(6)
+	apply(t, c, ns, workloadAnnotated(statefulSet(name, 0, nil), map[string]string{auto: "true", preferred: hostname}))
+	comesTo(t, c, ns, name, "to be generated", func(*kruisev1alpha1.PersistentPodState) bool { return true })
+	kubectl(t, c, "delete", "statefulset", name, "-n", ns)
+	gone(t, c, ns, name)
+}
+
+const (
+	hostname  = corev1.LabelHostname
+	auto      = kruisev1alpha1.AnnotationAutoGenerate
+	required  = kruisev1alpha1.AnnotationRequiredTopology
+	preferred = kruisev1alpha1.AnnotationPreferredTopology
+)
+
+// workloadAnnotated puts annotations on the workload itself.
+func workloadAnnotated(yaml string, annotations map[string]string) string {
+	lines := "metadata:\n  annotations:\n"
+	for _, k := range slices.Sorted(maps.Keys(annotations)) {
+		lines += fmt.Sprintf("    %s: %q\n", k, annotations[k])
+	}
+	return strings.Replace(yaml, "metadata:\n", lines, 1)
+}
+
+// stateFor is the YAML of a PersistentPodState for a StatefulSet; spec is more of its spec.
+func stateFor(name, target, spec string) string {
+	return fmt.Sprintf(`
+apiVersion: apps.kruise.io/v1alpha1
+kind: PersistentPodState
+metadata: {name: %s}
+spec:
+  targetRef: {apiVersion: apps/v1, kind: StatefulSet, name: %s}
+%s`, name, target, spec)
+}
+
+const byHostname = "  requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}\n"
+
+func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWanted(t *testing.T) {
+	c := installed(t)
+	racks(t, c)
+	ns := namespace(t, c)
+	apply(t, c, ns, workloadAnnotated(statefulSet("web", 5, nil), map[string]string{auto: "true", required: rack, preferred: hostname + ", " + rack + " ,"}))
+	before := places(t, c, ns, "web", 5, nil)
+	s := comesTo(t, c, ns, "web", "to record five pods", recordsAll(5))
+	if s.Labels["stayput.io/generated"] != "true" || len(s.OwnerReferences) != 0 {
+		t.Errorf("it has the labels %v and the owners %v", s.Labels, s.OwnerReferences)
+	}
+	if p := s.Spec.PreferredPersistentTopology; len(p) != 2 || p[0].Weight != 100 || !slices.Equal(p[0].Preference.NodeTopologyKeys, []string{hostname}) ||
+		!slices.Equal(s.Spec.RequiredPersistentTopology.NodeTopologyKeys, []string{rack}) {
+		t.Errorf("its spec is %+v", s.Spec)
+	}
+	for name, pod := range before {
+		node, err := c.Client().CoreV1().Nodes().Get(testContext(t), pod.Spec.NodeName, metav1.GetOptions{})
+		check(t, err)
+		want := kruisev1alpha1.PodState{NodeName: node.Name, NodeTopologyLabels: map[string]string{hostname: node.Labels[hostname], rack: node.Labels[rack]}}
+		if got := s.Status.PodStates[name]; !equality.Semantic.DeepEqual(got, want) {
+			t.Errorf("%s is recorded as %+v, want %+v", name, got, want)
+		}
+	}
+	if out := strings.Fields(kubectl(t, c, "get", "persistentpodstates", "web", "-n", ns, "--no-headers")); len(out) != 5 || !slices.Equal(out[:4], []string{"web", "web", "5", "5"}) {
+		t.Errorf("kubectl shows %q", out)
+	}
+
+	// Another image: every pod is made again on its node, and the record never differs.
+	watch, err := typed(t, c).Watch(testContext(t), &kruisev1alpha1.PersistentPodStateList{}, client.InNamespace(ns))
+	check(t, err)
+	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "--type=json", "-p", fmt.Sprintf(`[
+		{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": %q},
+		{"op": "add", "path": "/spec/template/spec/containers/0/command", "value": ["/podimage", ":80"]}]`, lab.PauseImage))
+	after := places(t, c, ns, "web", 5, before)
+	for name, was := range before {
+		if is := after[name]; is.Spec.NodeName != was.Spec.NodeName || is.Spec.Containers[0].Image != lab.PauseImage {
+			t.Errorf("%s was on %s and is on %s with the image %s", name, was.Spec.NodeName, is.Spec.NodeName, is.Spec.Containers[0].Image)
+		}
+	}
+	settled(t, c, ns)
+	watch.Stop()
+	for e := range watch.ResultChan() {
+		if o, ok := e.Object.(*kruisev1alpha1.PersistentPodState); ok && o.Name == "web" && !equality.Semantic.DeepEqual(o.Status.PodStates, s.Status.PodStates) {
+			t.Errorf("during the rollout the record was %v", o.Status.PodStates)
+		}
+	}
+
+	// Fewer keys.
+	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, required+"-", preferred+"="+hostname, "--overwrite")
+	comesTo(t, c, ns, "web", "to record one label for each pod", func(s *kruisev1alpha1.PersistentPodState) bool {
+		for name, state := range s.Status.PodStates {
+			if !maps.Equal(state.NodeTopologyLabels, map[string]string{hostname: after[name].Spec.NodeName}) {
+				return false
+			}
+		}
+		return recordsAll(5)(s)
+	})
+	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, required+"="+rack, preferred+"="+hostname+","+rack, "--overwrite")
+	comesTo(t, c, ns, "web", "to record both labels again", func(is *kruisev1alpha1.PersistentPodState) bool {
+		return equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates)
+	})
+
+	// Scaled down and up.
+	kubectl(t, c, "scale", "statefulset", "web", "--replicas=1", "-n", ns)
+	comesTo(t, c, ns, "web", "to have one record left", recordsAll(1))
+	kubectl(t, c, "scale", "statefulset", "web", "--replicas=5", "-n", ns)
+	s = comesTo(t, c, ns, "web", "to record five pods again", recordsAll(5))
+
+	// Not asked for any more, and again.
+	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"-")
+	gone(t, c, ns, "web")
+	settled(t, c, ns)
+	if stateOf(t, c, ns, "web") != nil {
+		t.Error("it came back though nobody asks for it")
+	}
+	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=true")
+	again := comesTo(t, c, ns, "web", "to record five pods again", recordsAll(5))
+	if !equality.Semantic.DeepEqual(again.Status.PodStates, s.Status.PodStates) {
+		t.Errorf("recorded is %v, before it was %v", again.Status.PodStates, s.Status.PodStates)
+	}
+	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=false", "--overwrite")
+	gone(t, c, ns, "web")
+	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=true", "--overwrite")
+	comesTo(t, c, ns, "web", "to record five pods once more", recordsAll(5))
+
+	// The end of the workload is the end of all.
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	gone(t, c, ns, "web")
+	until(t, "the end of the ConfigMap that gates", func(ctx context.Context) bool {
+		_, err := c.Client().CoreV1().ConfigMaps(ns).Get(ctx, "stayput-gated-workloads", metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	})
+}
+
+func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, stateFor("by-hand", "web", byHostname+"  persistentPodAnnotations: [{key: kept}]\n"))
+	until(t, "the pods of the workload to be gated", func(ctx context.Context) bool { return gates(t, c, ns, "StatefulSet.apps.web") })
+	before := tilted(t, c, ns, "web", 4, nil)
+	kubectl(t, c, "annotate", "pod", "web-0", "-n", ns, "kept=so", "dropped=so")
+	comesTo(t, c, ns, "by-hand", "to record the annotation", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return recordsAll(4)(s) && maps.Equal(s.Status.PodStates["web-0"].Annotations, map[string]string{"kept": "so"})
+	})
+	deletePods(t, c, ns, "web")
+	after := places(t, c, ns, "web", 4, before)
+	for name, was := range before {
+		if is := after[name]; is.Spec.NodeName != was.Spec.NodeName {
+			t.Errorf("%s was on %s and is on %s", name, was.Spec.NodeName, is.Spec.NodeName)
+		}
+	}
+	if a := after["web-0"].Annotations; a["kept"] != "so" || a["dropped"] != "" {
+		t.Errorf("the annotations of the new pod are %v", a)
+	}
+}
+
+// gates says whether the pods of a workload are gated because of a PersistentPodState.
+func gates(t *testing.T, c *lab.Cluster, ns, key string) bool {
+	t.Helper()
+	cm, err := c.Client().CoreV1().ConfigMaps(ns).Get(testContext(t), "stayput-gated-workloads", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false
+	}
+	check(t, err)
+	return strings.Contains(cm.Data["workloads"], "\n"+key+"\n")
+}
+
+func TestTheGateFollowsTheObjects(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	is := func(what string, want bool) {
+		t.Helper()
+		until(t, what, func(context.Context) bool { return gates(t, c, ns, "StatefulSet.apps.web") == want })
+	}
+	apply(t, c, ns, statefulSet("web", 0, nil))
+	apply(t, c, ns, stateFor("a", "web", byHostname))
+	is("the pods to be gated", true)
+	apply(t, c, ns, stateFor("other", "other", byHostname))
+	kubectl(t, c, "delete", "persistentpodstate", "a", "-n", ns)
+	is("the pods not to be gated any more", false)
+	if !gates(t, c, ns, "StatefulSet.apps.other") {
+		t.Error("another workload's pods are not gated any more")
+	}
+}
+
+func TestTheRecordOutlivesAWorkloadThatIsDeletedWithoutItsPods(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	yaml := workloadAnnotated(statefulSet("web", 3, nil), map[string]string{auto: "true", required: hostname})
+	apply(t, c, ns, yaml)
+	before := places(t, c, ns, "web", 3, nil)
+	s := comesTo(t, c, ns, "web", "to record three pods", recordsAll(3))
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
+	settled(t, c, ns)
+	if is := stateOf(t, c, ns, "web"); is == nil || is.UID != s.UID || !equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates) {
+		t.Fatalf("while the orphans are alone there is %+v", is)
+	}
+	apply(t, c, ns, yaml)
+	until(t, "the pods to be adopted", func(context.Context) bool {
+		pod := getPod(t, c, ns, "web-2")
+		return pod != nil && metav1.GetControllerOf(pod) != nil
+	})
+	settled(t, c, ns)
+	if is := stateOf(t, c, ns, "web"); is == nil || is.UID != s.UID || !equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates) {
+		t.Fatalf("after the adoption there is %+v", is)
+	}
+	deletePods(t, c, ns, "web")
+	for name, pod := range places(t, c, ns, "web", 3, before) {
+		if pod.Spec.NodeName != before[name].Spec.NodeName {
+			t.Errorf("%s was on %s and is on %s", name, before[name].Spec.NodeName, pod.Spec.NodeName)
+		}
+	}
+
+	// Orphans that end before somebody adopts them end the record.
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
+	deletePods(t, c, ns, "web")
+	gone(t, c, ns, "web")
+}
+
+func TestAHandWrittenObjectIsEmptiedWhenItsWorkloadIsDeletedAndKeepsAllBeforeIfToldSo(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, stateFor("by-hand", "web", byHostname+"  persistentPodStateRetentionPolicy: WhenDeleted\n"))
+	comesTo(t, c, ns, "by-hand", "to say that there is no such workload", func(s *kruisev1alpha1.PersistentPodState) bool {
+		c := meta.FindStatusCondition(s.Status.Conditions, "Recorded")
+		return c != nil && c.Status == metav1.ConditionFalse && c.Reason == "TargetNotFound"
+	})
+	apply(t, c, ns, statefulSet("web", 5, nil))
+	comesTo(t, c, ns, "by-hand", "to record five pods", recordsAll(5))
+	kubectl(t, c, "scale", "statefulset", "web", "--replicas=1", "-n", ns)
+	until(t, "four pods to end", func(context.Context) bool {
+		return getPod(t, c, ns, "web-1") == nil && getPod(t, c, ns, "web-4") == nil
+	})
+	settled(t, c, ns)
+	comesTo(t, c, ns, "by-hand", "to record five pods still", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return len(s.Status.PodStates) == 5 && *s.Status.Pods == 1
+	})
+	// What somebody else recorded before us ends as well: so it is where OpenKruise ran.
+	kubectl(t, c, "patch", "persistentpodstate", "by-hand", "-n", ns, "--type=merge", "-p", `{"spec": {"persistentPodStateRetentionPolicy": "WhenScaled"}}`)
+	kubectl(t, c, "patch", "persistentpodstate", "by-hand", "-n", ns, "--subresource=status", "--type=merge", "-p",
+		`{"status": {"podStates": {"web-7": {"nodeName": "node-1"}, "web-0": {"nodeTopologyLabels": {"other": "label"}}}}}`)
+	comesTo(t, c, ns, "by-hand", "to have one record left", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return recordsAll(1)(s) && len(s.Status.PodStates["web-0"].NodeTopologyLabels) == 1
+	})
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	comesTo(t, c, ns, "by-hand", "to be empty", func(s *kruisev1alpha1.PersistentPodState) bool { return len(s.Status.PodStates) == 0 })
+}
+
+func TestAHandWrittenObjectIsNeverTakenOver(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, stateFor("web", "other", byHostname))
+	apply(t, c, ns, stateFor("mine", "own", byHostname))
+	for _, name := range []string{"web", "own"} {
+		apply(t, c, ns, workloadAnnotated(statefulSet(name, 0, nil), map[string]string{auto: "true", preferred: rack}))
+		saysOf(t, c, ns, "StatefulSet", name, "PersistentPodStateExists")
+	}
+	settled(t, c, ns)
+	for name, target := range map[string]string{"web": "other", "mine": "own"} {
+		s := stateOf(t, c, ns, name)
+		if s == nil || len(s.Labels) != 0 || s.Spec.TargetReference.Name != target || s.Spec.PreferredPersistentTopology != nil {
+			t.Errorf("it became %+v", s)
+		}
+	}
+	if s := stateOf(t, c, ns, "own"); s != nil {
+		t.Errorf("generated beside it was %+v", s)
+	}
+	// Nor does the end of the annotation or of the workload end it.
+	kubectl(t, c, "annotate", "statefulset", "own", "-n", ns, auto+"-")
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	settled(t, c, ns)
+	if stateOf(t, c, ns, "web") == nil || stateOf(t, c, ns, "mine") == nil {
+		t.Error("it was deleted")
+	}
+	// Once the name is free, there is one.
+	kubectl(t, c, "delete", "persistentpodstate", "mine", "-n", ns)
+	kubectl(t, c, "annotate", "statefulset", "own", "-n", ns, auto+"=true")
+	comesTo(t, c, ns, "own", "to be generated", func(*kruisev1alpha1.PersistentPodState) bool { return true })
+}
+
+func TestAnnotationsThatCannotBeObeyedAreReportedOnTheWorkload(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	for name, want := range map[string]struct {
+		annotations map[string]string
+		reason      string
+		says        string
+	}{
+		"none":  {map[string]string{auto: "true"}, "TopologyMissing", required},
+		"key":   {map[string]string{auto: "true", required: "no key"}, "InvalidAnnotation", `"no key"`},
+		"wrong": {map[string]string{auto: "yes", required: hostname}, "InvalidAnnotation", `"yes"`},
+	} {
+		apply(t, c, ns, workloadAnnotated(statefulSet(name, 0, nil), want.annotations))
+		if message := saysOf(t, c, ns, "StatefulSet", name, want.reason); !strings.Contains(message, want.says) {
+			t.Errorf("the Event says %q, not %s", message, want.says)
+		}
+		if s := stateOf(t, c, ns, name); s != nil {
+			t.Errorf("generated was %+v", s.Spec)
+		}
+	}
+}
+
+func TestTwoObjectsForOneWorkloadAreRefusedAndOfTwoThatSlippedInTheOlderCounts(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 1, nil))
+	pod := ready(t, c, ns, "web-0")
+	apply(t, c, ns, stateFor("z-first", "web", byHostname))
+	comesTo(t, c, ns, "z-first", "to record the pod", recordsAll(1))
+	_, err := c.Kubectl(testContext(t), stateFor("a-second", "web", byHostname), "apply", "-n", ns, "-f", "-")
+	if err == nil || !strings.Contains(err.Error(), "z-first") {
+		t.Errorf("a second one: %v", err)
+	}
+
+	binding, err := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(testContext(t), "stayput-unique-target", metav1.GetOptions{})
+	check(t, err)
+	kubectl(t, c, "delete", "validatingadmissionpolicybinding", binding.Name)
+	t.Cleanup(func() {
+		binding.ResourceVersion, binding.UID = "", ""
+		_, err := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(context.Background(), binding, metav1.CreateOptions{})
+		check(t, err)
+	})
+	until(t, "a second one to slip in", func(ctx context.Context) bool {
+		_, err := c.Kubectl(ctx, stateFor("a-second", "web", "  preferredPersistentTopology: [{weight: 1, preference: {nodeTopologyKeys: [kubernetes.io/hostname]}}]\n"), "create", "-n", ns, "-f", "-")
+		return err == nil
+	})
+	comesTo(t, c, ns, "a-second", "to be in conflict", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return isTrue(s, "Conflict", "OlderObject") && strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Conflict").Message, "z-first") &&
+			len(s.Status.PodStates) == 0
+	})
+	comesTo(t, c, ns, "z-first", "to be obeyed", recordsAll(1))
+	kubectl(t, c, "delete", "persistentpodstate", "z-first", "-n", ns)
+	comesTo(t, c, ns, "a-second", "to take over", func(s *kruisev1alpha1.PersistentPodState) bool {
+		conflict := meta.FindStatusCondition(s.Status.Conditions, "Conflict")
+		return recordsAll(1)(s) && conflict != nil && conflict.Status == metav1.ConditionFalse && s.Status.PodStates["web-0"].NodeName == pod.Spec.NodeName
+	})
+}
+
+func TestWhatCannotBeRecordedIsRefusedWhenItIsApplied(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	const weight = "  preferredPersistentTopology: [{weight: %d, preference: {nodeTopologyKeys: [a]}}]\n"
+	for name, yaml := range map[string]string{
+		"a weight of 0":           stateFor("x", "web", fmt.Sprintf(weight, 0)),
+		"a weight of 101":         stateFor("x", "web", fmt.Sprintf(weight, 101)),
+		"an empty target":         stateFor("x", `""`, byHostname),
+		"a target without kind":   strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet, ", "", 1),
+		"no topology":             stateFor("x", "web", ""),
+		"an empty topology":       stateFor("x", "web", "  requiredPersistentTopology: {nodeTopologyKeys: []}\n"),
+		"no preferences":          stateFor("x", "web", "  preferredPersistentTopology: []\n"),
+		"another retention":       stateFor("x", "web", byHostname+"  persistentPodStateRetentionPolicy: Never\n"),
+		"an annotation without a": stateFor("x", "web", byHostname+"  persistentPodAnnotations: [{}]\n"),
+	} {
+		if out, err := c.Kubectl(testContext(t), yaml, "apply", "-n", ns, "-f", "-"); err == nil {
+			t.Errorf("%s is accepted: %s", name, out)
+		}
+	}
+	for _, w := range []int{1, 100} {
+		apply(t, c, ns, stateFor("fine", "web", fmt.Sprintf(weight, w)))
+	}
+	if _, err := c.Kubectl(testContext(t), stateFor("fine", "another", byHostname), "apply", "-n", ns, "-f", "-"); err == nil || !strings.Contains(err.Error(), "immutable") {
+		t.Errorf("another target: %v", err)
+	}
+}
+
+func TestOrdinalsThatStartLaterAreTheWantedOnes(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	yaml := strings.Replace(statefulSet("web", 2, nil), "spec:\n", "spec:\n  ordinals: {start: 5}\n", 1)
+	apply(t, c, ns, workloadAnnotated(yaml, map[string]string{auto: "true", required: hostname}))
+	s := comesTo(t, c, ns, "web", "to record two pods", recordsAll(2))
+	if got := slices.Sorted(maps.Keys(s.Status.PodStates)); !slices.Equal(got, []string{"web-5", "web-6"}) {
+		t.Errorf("recorded are %v", got)
+	}
+	kubectl(t, c, "scale", "statefulset", "web", "--replicas=1", "-n", ns)
+	s = comesTo(t, c, ns, "web", "to have one record left", recordsAll(1))
+	if _, ok := s.Status.PodStates["web-5"]; !ok {
+		t.Errorf("recorded are %v", s.Status.PodStates)
+	}
+}
+
+// gate sets the readiness gate of a pod made by gatedReadiness.
+func gate(t *testing.T, c *lab.Cluster, ns, pod string, is bool) {
+	t.Helper()
+	status := "False"
+	if is {
+		status = "True"
+	}
+	kubectl(t, c, "patch", "pod", pod, "-n", ns, "--subresource=status", "-p",
+		fmt.Sprintf(`{"status": {"conditions": [{"type": "test.stayput.io/ready", "status": %q}]}}`, status))
+}
+
+func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	yaml := strings.Replace(statefulSet("web", 1, nil), "terminationGracePeriodSeconds: 1\n",
+		"terminationGracePeriodSeconds: 300\n      readinessGates: [{conditionType: test.stayput.io/ready}]\n", 1)
+	yaml = strings.Replace(yaml, "image: ", "lifecycle: {preStop: {sleep: {seconds: 300}}}\n        image: ", 1) // it ends when it is killed
+	apply(t, c, ns, workloadAnnotated(yaml, map[string]string{auto: "true", preferred: hostname}))
+	started := func(uid types.UID) *corev1.Pod {
+		var pod *corev1.Pod
+		until(t, "web-0 to run", func(context.Context) bool {
+			pod = getPod(t, c, ns, "web-0")
+			return pod != nil && pod.UID != uid && pod.Status.Phase == corev1.PodRunning
+		})
+		return pod
+	}
+	stays := func(when string, node string, n int) {
+		t.Helper()
+		settled(t, c, ns)
+		if s := stateOf(t, c, ns, "web"); s == nil || len(s.Status.PodStates) != n || s.Status.PodStates["web-0"].NodeName != node {
+			t.Fatalf("%s, recorded is %+v", when, s)
+		}
+	}
+	first := started("")
+	comesTo(t, c, ns, "web", "to wait for the pod", func(s *kruisev1alpha1.PersistentPodState) bool { return *s.Status.Pods == 1 })
+	stays("never Ready", "", 0)
+	gate(t, c, ns, "web-0", true)
+	comesTo(t, c, ns, "web", "to record the pod", recordsAll(1))
+	home := first.Spec.NodeName
+	gate(t, c, ns, "web-0", false)
+	until(t, "web-0 not to be Ready", func(context.Context) bool { return !isReady(getPod(t, c, ns, "web-0")) })
+	stays("not Ready any more", home, 1)
+	gate(t, c, ns, "web-0", true)
+	ready(t, c, ns, "web-0")
+	kubectl(t, c, "cordon", home)
+	defer kubectl(t, c, "uncordon", home)
+	kubectl(t, c, "delete", "pod", "web-0", "-n", ns, "--wait=false")
+	until(t, "web-0 to terminate", func(context.Context) bool { return getPod(t, c, ns, "web-0").DeletionTimestamp != nil })
+	stays("terminating", home, 1)
+
+	// It comes up elsewhere, as its home is only preferred and cordoned.
+	kubectl(t, c, "delete", "pod", "web-0", "-n", ns, "--grace-period=0", "--force")
+	second := started(first.UID)
+	if second.Spec.NodeName == home {
+		t.Fatalf("it is on %s, which is cordoned", home)
+	}
+	stays("not Ready elsewhere", home, 1)
+	gate(t, c, ns, "web-0", true)
+	comesTo(t, c, ns, "web", "to move the record", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return s.Status.PodStates["web-0"].NodeName == second.Spec.NodeName && s.Status.PodStates["web-0"].NodeTopologyLabels[hostname] == second.Spec.NodeName
+	})
+	if message := saysOf(t, c, ns, "StatefulSet", "web", "HomeMoved"); !strings.Contains(message, home) || !strings.Contains(message, second.Spec.NodeName) {
+		t.Errorf("the Event says %q", message)
+	}
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	kubectl(t, c, "delete", "pod", "web-0", "-n", ns, "--grace-period=0", "--force", "--ignore-not-found")
+}
+
+func TestDeploymentsAreRefusedWithTheReason(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet,", "kind: Deployment,", 1))
+	comesTo(t, c, ns, "x", "to say why", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return isTrue(s, "Degraded", "UnsupportedTarget") && strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Degraded").Message, "new names")
+	})
+}
+
+// crd is the YAML of a custom resource definition that takes everything.
+func crd(group, version, plural, kind, subresources string) string {
+	return fmt.Sprintf(`
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: %[3]s.%[1]s}
+spec:
+  group: %[1]s
+  scope: Namespaced
+  names: {plural: %[3]s, singular: %[6]s, kind: %[4]s, listKind: %[4]sList}
+  versions:
+  - name: %[2]s
+    served: true
+    storage: true
+    subresources: %[5]s
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`, group, version, plural, kind, subresources, strings.ToLower(kind))
+}
+
+// made makes the custom resource definition, and removes it at the end.
+func made(t *testing.T, c *lab.Cluster, name, yaml string) {
+	t.Helper()
+	_, err := c.Kubectl(testContext(t), yaml, "apply", "-f", "-")
+	check(t, err)
+	t.Cleanup(func() {
+		_, err := c.Kubectl(context.Background(), "", "delete", "crd", name)
+		check(t, err)
+	})
+	kubectl(t, c, "wait", "--for=condition=Established", "crd/"+name)
+}
+
+// podBy makes a pod of a workload that nobody else makes pods for, and waits until it is Ready.
+func podBy(t *testing.T, c *lab.Cluster, ns, name, apiVersion, kind, owner, uid string) *corev1.Pod {
+	t.Helper()
+	yes := true
+	_, err := c.Client().CoreV1().Pods(ns).Create(testContext(t), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: apiVersion, Kind: kind, Name: owner, UID: types.UID(uid), Controller: &yes},
+		}},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: new(int64),
+			Containers:                    []corev1.Container{{Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever}},
+		},
+	}, metav1.CreateOptions{})
+	check(t, err)
+	return ready(t, c, ns, name)
+}
+
+// uidOf is the UID of any object.
+func uidOf(t *testing.T, c *lab.Cluster, ns, what string) string {
+	t.Helper()
+	return kubectl(t, c, "get", what, "-n", ns, "-o", "jsonpath={.metadata.uid}")
+}
+
+func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	const target = "{apiVersion: apps.kruise.io/v1beta1, kind: StatefulSet, name: web}"
+	apply(t, c, ns, strings.Replace(stateFor("by-hand", "web", byHostname), "{apiVersion: apps/v1, kind: StatefulSet, name: web}", target, 1))
+	comesTo(t, c, ns, "by-hand", "to say that there is no such kind", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return isTrue(s, "Degraded", "TargetNotServed")
+	})
+	made(t, c, "statefulsets.apps.kruise.io", crd("apps.kruise.io", "v1beta1", "statefulsets", "StatefulSet", "{status: {}}"))
+	set := func(spec string) {
+		t.Helper()
+		apply(t, c, ns, "apiVersion: apps.kruise.io/v1beta1\nkind: StatefulSet\nmetadata: {name: web}\nspec: "+spec)
+	}
+	set(`{replicas: 3, reserveOrdinals: [1, "3-4"]}`)
+	uid := uidOf(t, c, ns, "statefulset.v1beta1.apps.kruise.io/web")
+	for _, o := range []int{0, 2, 5} {
+		podBy(t, c, ns, fmt.Sprintf("web-%d", o), "apps.kruise.io/v1beta1", "StatefulSet", "web", uid)
+	}
+	s := comesTo(t, c, ns, "by-hand", "to record three pods", recordsAll(3))
+	if d := meta.FindStatusCondition(s.Status.Conditions, "Degraded"); d == nil || d.Status != metav1.ConditionFalse {
+		t.Errorf("it is still %+v", d)
+	}
+	// Without its pod, a record stays as long as the ordinal is wanted.
+	kubectl(t, c, "delete", "pod", "web-2", "-n", ns)
+	settled(t, c, ns)
+	comesTo(t, c, ns, "by-hand", "to have three records", recordsAll(3))
+	set(`{replicas: 3, reserveOrdinals: [1, 2, "3-4"]}`)
+	s = comesTo(t, c, ns, "by-hand", "to have two records left", func(s *kruisev1alpha1.PersistentPodState) bool { return len(s.Status.PodStates) == 2 })
+	if _, ok := s.Status.PodStates["web-5"]; !ok {
+		t.Errorf("recorded are %v", s.Status.PodStates)
+	}
+	pod := podBy(t, c, ns, "web-6", "apps.kruise.io/v1beta1", "StatefulSet", "web", uid)
+	comesTo(t, c, ns, "by-hand", "to record three pods", recordsAll(3))
+
+	// Its pods are gated and come home as well.
+	kubectl(t, c, "cordon", "node-3")
+	kubectl(t, c, "uncordon", "node-3")
+	kubectl(t, c, "delete", "pod", "web-6", "-n", ns)
+	if again := podBy(t, c, ns, "web-6", "apps.kruise.io/v1beta1", "StatefulSet", "web", uid); again.Spec.NodeName != pod.Spec.NodeName || again.Spec.Affinity == nil {
+		t.Errorf("it was on %s and is on %s, drawn by %+v", pod.Spec.NodeName, again.Spec.NodeName, again.Spec.Affinity)
+	}
+}
+
+// customKind is what the controllers of the shared cluster are told to serve.
+const customKind = "Game.v1.test.stayput.io"
+
+func TestACustomKindIsServedAsFarAsThereIsPermission(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	made(t, c, "games.test.stayput.io", crd("test.stayput.io", "v1", "games", "Game", "{scale: {specReplicasPath: .spec.size, statusReplicasPath: .status.size}}"))
+	game := func(size int) {
+		t.Helper()
+		apply(t, c, ns, fmt.Sprintf("apiVersion: test.stayput.io/v1\nkind: Game\nmetadata: {name: chess, annotations: {%s: \"true\", %s: %s}}\nspec: {size: %d}", auto, required, hostname, size))
+	}
+	apply(t, c, ns, strings.Replace(stateFor("by-hand", "go", byHostname), "apiVersion: apps/v1, kind: StatefulSet", "apiVersion: test.stayput.io/v1, kind: Game", 1))
+	apply(t, c, ns, "apiVersion: test.stayput.io/v1\nkind: Game\nmetadata: {name: go}\nspec: {size: 0}")
+	comesTo(t, c, ns, "by-hand", "to say what permission is missing", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return isTrue(s, "Degraded", "PermissionMissing") && strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Degraded").Message, "get games/scale")
+	})
+	_, err := c.Kubectl(testContext(t), `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: test-games, labels: {rbac.stayput.io/aggregate-to-controller: "true"}}
+rules:
+- {apiGroups: [test.stayput.io], resources: [games], verbs: [get, list, watch]}
+- {apiGroups: [test.stayput.io], resources: [games/scale], verbs: [get]}
+`, "apply", "-f", "-")
+	check(t, err)
+	t.Cleanup(func() {
+		_, err := c.Kubectl(context.Background(), "", "delete", "clusterrole", "test-games", "--ignore-not-found")
+		check(t, err)
+	})
+	comesTo(t, c, ns, "by-hand", "to be fine with the permission", func(s *kruisev1alpha1.PersistentPodState) bool {
+		d := meta.FindStatusCondition(s.Status.Conditions, "Degraded")
+		return d != nil && d.Status == metav1.ConditionFalse && isTrue(s, "Recorded", "AllRecorded")
+	})
+	game(2)
+	uid := uidOf(t, c, ns, "game/chess")
+	first := podBy(t, c, ns, "chess-0", "test.stayput.io/v1", "Game", "chess", uid)
+	podBy(t, c, ns, "chess-1", "test.stayput.io/v1", "Game", "chess", uid)
+	comesTo(t, c, ns, "chess", "to record two pods", recordsAll(2))
+	kubectl(t, c, "delete", "pod", "chess-0", "chess-1", "-n", ns)
+	game(1)
+	comesTo(t, c, ns, "chess", "to have one record left", recordsAll(1))
+	if again := podBy(t, c, ns, "chess-0", "test.stayput.io/v1", "Game", "chess", uid); again.Spec.NodeName != first.Spec.NodeName {
+		t.Errorf("it was on %s and is on %s", first.Spec.NodeName, again.Spec.NodeName)
+	}
+	// Without the permission nothing is known, so nothing is dropped.
+	kubectl(t, c, "delete", "clusterrole", "test-games")
+	kubectl(t, c, "delete", "pod", "chess-0", "-n", ns)
+	comesTo(t, c, ns, "chess", "to say what permission is missing", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return isTrue(s, "Degraded", "PermissionMissing") && len(s.Status.PodStates) == 1
+	})
+}
+
+func TestWhereOpenKruiseRunsPersistentPodStatesAreLeftToIt(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, workloadAnnotated(statefulSet("web", 1, nil), map[string]string{auto: "true", required: hostname}))
+	apply(t, c, ns, stateFor("by-hand", "other", byHostname))
+	was := ready(t, c, ns, "web-0")
+	comesTo(t, c, ns, "web", "to record the pod", recordsAll(1))
+	until(t, "the pods to be gated", func(context.Context) bool { return gates(t, c, ns, "StatefulSet.apps.web") })
+	hand := stateOf(t, c, ns, "by-hand")
+
+	_, err := c.Kubectl(testContext(t), `
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingWebhookConfiguration
+metadata: {name: kruise-mutating-webhook-configuration}
+webhooks: []
+`, "apply", "-f", "-")
+	check(t, err)
+	restore := sync.OnceFunc(func() {
+		ctx := context.Background()
+		_, err := c.Kubectl(ctx, "", "delete", "mutatingwebhookconfiguration", "kruise-mutating-webhook-configuration")
+		check(t, err)
+		check(t, c.ApplyDir(ctx, "../../deploy/base"))
+	})
+	defer restore()
+	comesTo(t, c, ns, "web", "to say so", func(s *kruisev1alpha1.PersistentPodState) bool { return isTrue(s, "Degraded", "OpenKruise") })
+	until(t, "the bindings to be gone", func(ctx context.Context) bool {
+		_, gate := c.Client().AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Get(ctx, "stayput-gate-recorded", metav1.GetOptions{})
+		_, unique := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(ctx, "stayput-unique-target", metav1.GetOptions{})
+		return apierrors.IsNotFound(gate) && apierrors.IsNotFound(unique)
+	})
+	until(t, "no pods to be gated", func(context.Context) bool { return !gates(t, c, ns, "StatefulSet.apps.web") })
+	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=false", "--overwrite")
+	apply(t, c, ns, workloadAnnotated(statefulSet("new", 0, nil), map[string]string{auto: "true", required: hostname}))
+	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
+	if is := successor(t, c, was); is.Spec.Affinity != nil {
+		t.Errorf("it was placed by us: %+v", is.Spec.Affinity)
+	}
+	if stateOf(t, c, ns, "web") == nil || stateOf(t, c, ns, "new") != nil {
+		t.Error("objects are generated or deleted all the same")
+	}
+	if is := stateOf(t, c, ns, "by-hand"); is.ResourceVersion != hand.ResourceVersion {
+		t.Errorf("a hand-written object was written: %+v", is)
+	}
+
+	// Annotated pods go on.
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	before := tilted(t, c, ns, "kept", 1, map[string]string{retainIP: "10m"})
+	deletePods(t, c, ns, "kept")
+	cameHome(t, before, places(t, c, ns, "kept", 1, before))
+
+	restore()
+	comesTo(t, c, ns, "new", "to be generated again", func(*kruisev1alpha1.PersistentPodState) bool { return true })
+	gone(t, c, ns, "web")
+}
+
+func TestOpenKruisesOwnCRDIsEnoughThoughItLacksTheConditions(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	const name = "persistentpodstates.apps.kruise.io"
+	data := kubectl(t, c, "get", "crd", name, "-o", "json")
+	t.Cleanup(func() {
+		check(t, c.ApplyDir(context.Background(), "../../deploy/base"))
+		for _, controller := range c.Controllers { // they would believe it for some minutes more
+			check(t, controller.Restart(context.Background()))
+		}
+	})
+	var definition map[string]any
+	check(t, json.Unmarshal([]byte(data), &definition))
+	version := definition["spec"].(map[string]any)["versions"].([]any)[0].(map[string]any)
+	delete(version, "additionalPrinterColumns")
+	for _, field := range []string{"conditions", "pods", "recorded"} {
+		unstructured.RemoveNestedField(version, "schema", "openAPIV3Schema", "properties", "status", "properties", field)
+	}
+	delete(definition["metadata"].(map[string]any), "managedFields")
+	plain, err := json.Marshal(definition)
+	check(t, err)
+	_, err = c.Kubectl(testContext(t), string(plain), "replace", "-f", "-")
+	check(t, err)
+
+	apply(t, c, ns, workloadAnnotated(statefulSet("web", 2, nil), map[string]string{auto: "true", required: hostname}))
+	before := places(t, c, ns, "web", 2, nil)
+	s := comesTo(t, c, ns, "web", "to record two pods", func(s *kruisev1alpha1.PersistentPodState) bool { return len(s.Status.PodStates) == 2 })
+	if s.Status.Conditions != nil || s.Status.Pods != nil {
+		t.Errorf("the test is wrong: there is %+v", s.Status)
+	}
+	deletePods(t, c, ns, "web")
+	for name, pod := range places(t, c, ns, "web", 2, before) {
+		if pod.Spec.NodeName != before[name].Spec.NodeName {
+			t.Errorf("%s was on %s and is on %s", name, before[name].Spec.NodeName, pod.Spec.NodeName)
+		}
+	}
+}

@@ -1,0 +1,233 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// A right is what somebody tries, and whether RBAC lets it through.
+type right struct {
+	name    string
+	as      func(*guard) *rest.Config
+	do      try
+	allowed bool
+}
+
+const (
+	nodeKind        = "Node.v1."
+	leaseKind       = "Lease.v1.coordination.k8s.io"
+	mapBindingKind  = "MutatingAdmissionPolicyBinding.v1.admissionregistration.k8s.io"
+	vapBindingKind  = "ValidatingAdmissionPolicyBinding.v1.admissionregistration.k8s.io"
+	vapPolicyKind   = "ValidatingAdmissionPolicy.v1.admissionregistration.k8s.io"
+	webhookKind     = "MutatingWebhookConfiguration.v1.admissionregistration.k8s.io"
+	crdKind         = "CustomResourceDefinition.v1.apiextensions.k8s.io"
+	clusterRoleKind = "ClusterRole.v1.rbac.authorization.k8s.io"
+	accountKind     = "ServiceAccount.v1."
+)
+
+func asViewer(g *guard) *rest.Config { return g.c.RESTConfigAs("viewer") }
+func asEditor(g *guard) *rest.Config { return g.c.RESTConfigAs("editor") }
+
+// makeToken makes a token of the controller.
+func makeToken(ctx context.Context, _ *guard, as *rest.Config) (*unstructured.Unstructured, error) {
+	client, err := kubernetes.NewForConfig(as)
+	if err != nil {
+		return nil, err
+	}
+	_, err = client.CoreV1().ServiceAccounts(lab.SystemNamespace).CreateToken(ctx, lab.ControllerAccount, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	return nil, err
+}
+
+// people have the roles that every cluster has.
+const people = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: viewer, namespace: guarded}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: viewer}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: editor, namespace: guarded}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: editor}]
+`
+
+func newEvent(apiVersion, namespace string) string {
+	return fmt.Sprintf(`{apiVersion: %s, kind: Event, metadata: {name: new, namespace: %s}, involvedObject: {namespace: %[2]s}, regarding: {namespace: %[2]s},
+eventTime: "2026-01-01T00:00:00.000000Z", reportingController: test, reportingInstance: test, action: Test, reason: Test, type: Normal}`, apiVersion, namespace)
+}
+
+// rights are what the programs need, and what they must not have. What RBAC allows and a policy refuses is in
+// attempts.
+var rights = func() []right {
+	all := []right{
+		{"watch its objects", asAgent, list(retipKind, "spec.nodeName=node-1", true), true},
+		{"read its node", asAgent, get(nodeKind, "node-1"), true},
+		{"say what happened", asAgent, create(newEvent("events.k8s.io/v1", "guarded")), true},
+		{"change the spec of a pod", asAgent, patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), false},
+		{"read a pod", asAgent, get(podKind, "waiting"), false},
+		{"list pods", asAgent, list(podKind, "", true), false},
+		{"delete a pod", asAgent, remove(podKind, "waiting"), false},
+		{"list nodes", asAgent, list(nodeKind, "", true), false},
+		{"change its node", asAgent, merge(nodeKind, "node-1", `{metadata: {labels: {a: b}}}`), false},
+		{"change the status of its node", asAgent, merge(nodeKind, "node-1", `{status: {phase: x}}`, "status"), false},
+		{"read a PersistentPodState", asAgent, get(ppsKind, "web"), false},
+		{"write a PersistentPodState", asAgent, merge(ppsKind, "web", `{metadata: {labels: {a: b}}}`), false},
+		{"list workloads", asAgent, list(stsKind, "", true), false},
+		{"read a ConfigMap", asAgent, get(cmKind, "settings"), false},
+		{"read the ConfigMap of the gate", asAgent, get(cmKind, "stayput-gated-workloads"), false},
+
+		{"read pods", asController, list(podKind, "", true), true},
+		{"read nodes", asController, list(nodeKind, "", true), true},
+		{"read a namespace", asController, get("Namespace.v1.", "guarded"), true},
+		{"read workloads", asController, list(stsKind, "", true), true},
+		{"read workloads of OpenKruise", asController, list("StatefulSet.v1beta1.apps.kruise.io", "", true), true},
+		{"read RetainedIPs", asController, list(retipKind, "", true), true},
+		{"read PersistentPodStates", asController, list(ppsKind, "", true), true},
+		{"make a PersistentPodState", asController, create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), true},
+		{"apply a PersistentPodState", asController, merge(ppsKind, "web", `{metadata: {labels: {a: b}}}`), true},
+		{"delete a PersistentPodState", asController, remove(ppsKind, "web"), true},
+		{"record", asController, merge(ppsKind, "web", `{status: {pods: 1}}`, "status"), true},
+		{"say what happened", asController, create(newEvent("events.k8s.io/v1", "guarded")), true},
+		{"say who leads", asController, create(newEvent("v1", "stayput-system")), true},
+		{"take the lease", asController, create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: stayput-system}}`), true},
+		{"watch the ConfigMap of the gate", asController, list(cmKind, "metadata.name=stayput-gated-workloads", true), true},
+		{"look for OpenKruise", asController, list(webhookKind, "metadata.name=kruise-mutating-webhook-configuration", true), true},
+		{"look for the definition of PersistentPodStates", asController, get(crdKind, "persistentpodstates.apps.kruise.io"), true},
+		{"switch the uniqueness of targets off", asController, remove(vapBindingKind, "stayput-unique-target"), true},
+
+		{"make a pod", asController, create(fmt.Sprintf(newPod, "")), false},
+		{"bind a pod", asController, create(`{apiVersion: v1, kind: Binding, metadata: {name: waiting}, target: {kind: Node, name: node-1}}`), false},
+		{"change the status of a pod", asController, merge(podKind, "waiting", `{status: {phase: Failed}}`, "status"), false},
+		{"resize a pod", asController, merge(podKind, "placed", `{spec: {containers: []}}`, "resize"), false},
+		{"change ephemeral containers of a pod", asController, merge(podKind, "placed", `{spec: {ephemeralContainers: []}}`, "ephemeralcontainers"), false},
+		{"change a node", asController, merge(nodeKind, "node-1", `{spec: {unschedulable: true}}`), false},
+		{"change a workload", asController, merge(stsKind, "bad", `{spec: {replicas: 1}}`), false},
+		{"scale a workload", asController, merge(stsKind, "bad", `{spec: {replicas: 1}}`, "scale"), false},
+		{"make a RetainedIP", asController, create(fmt.Sprintf(newRetp, "node-1", "")), false},
+		{"delete a RetainedIP", asController, remove(retipKind, "web-0.node-1"), false},
+		{"read another ConfigMap", asController, get(cmKind, "settings"), false},
+		{"list ConfigMaps", asController, list(cmKind, "", true), false},
+		{"change another ConfigMap", asController, merge(cmKind, "settings", `{data: {a: b}}`), false},
+		{"delete another ConfigMap", asController, remove(cmKind, "settings"), false},
+		{"say what happened by the old API", asController, create(newEvent("v1", "guarded")), false},
+		{"take another lease", asController, merge(leaseKind, "stayput-system/other", `{spec: {holderIdentity: x}}`), false},
+		{"take a lease elsewhere", asController, create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: kube-system}}`), false},
+		{"list definitions", asController, list(crdKind, "", true), false},
+		{"change the definition of PersistentPodStates", asController, merge(crdKind, "persistentpodstates.apps.kruise.io", `{metadata: {labels: {a: b}}}`), false},
+		{"list webhooks", asController, list(webhookKind, "", true), false},
+		{"switch its own limits off", asController, remove(vapBindingKind, "stayput-controller"), false},
+		{"switch the limits of agents off", asController, remove(vapBindingKind, "stayput-agent"), false},
+		{"switch the gate of annotated pods off", asController, remove(mapBindingKind, "stayput-gate-annotated"), false},
+		{"change its own limits", asController, merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false},
+		{"make a binding", asController, create(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: new}, spec: {policyName: x, validationActions: [Deny]}}`), false},
+
+		{"look at RetainedIPs", asViewer, list(retipKind, "", false), true},
+		{"look at PersistentPodStates", asViewer, list(ppsKind, "", false), true},
+		{"release an address", asViewer, merge(retipKind, "web-0.node-1", `{spec: {release: true}}`), false},
+		{"make a PersistentPodState", asViewer, create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), false},
+		{"look at RetainedIPs", asEditor, list(retipKind, "", false), true},
+		{"release an address", asEditor, merge(retipKind, "web-0.node-1", `{spec: {release: true}}`), true},
+		{"make a PersistentPodState", asEditor, create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), true},
+		{"make a RetainedIP", asEditor, create(fmt.Sprintf(newRetp, "node-1", "")), false},
+		{"record", asEditor, merge(ppsKind, "web", `{status: {pods: 1}}`, "status"), false},
+		{"look elsewhere", asEditor, list(retipKind, "", true), false},
+	}
+	for _, as := range []func(*guard) *rest.Config{asAgent, asController} {
+		all = append(all,
+			right{"read a secret", as, get(secretKind, "password"), false},
+			right{"list secrets", as, list(secretKind, "", true), false},
+			right{"list secrets of its own namespace", as, list(secretKind, "", false), false},
+			right{"write a secret", as, merge(secretKind, "password", `{stringData: {a: b}}`), false},
+			right{"make a pod", as, create(fmt.Sprintf(newPod, "")), false},
+			right{"read service accounts", as, list(accountKind, "", true), false},
+			right{"make a token of its account", as, makeToken, false},
+			right{"give itself rights", as, merge(clusterRoleKind, "stayput-agent", `{rules: []}`), false},
+			right{"read roles", as, list(clusterRoleKind, "", true), false},
+		)
+	}
+	return all
+}()
+
+func TestEveryProgramAndPersonHasTheRightsItNeedsAndNoOthers(t *testing.T) {
+	g := guardedWith(t, true)
+	_, err := g.c.Kubectl(testContext(t), people, "apply", "--server-side", "-f", "-")
+	check(t, err)
+	who := map[string]string{}
+	for _, r := range rights {
+		name := "the agent"
+		switch as := r.as(g); {
+		case as.Impersonate.UserName != "":
+			name = "the " + as.Impersonate.UserName
+		case as == g.controller:
+			name = "the controller"
+		}
+		who[name] = ""
+		t.Run(name+" may or may not "+r.name, func(t *testing.T) {
+			if !r.allowed {
+				if _, err := r.do(testContext(t), g, r.as(g)); !apierrors.IsForbidden(err) {
+					t.Errorf("%v, want a refusal", err)
+				}
+				return
+			}
+			var err error
+			until(t, "the right", func(ctx context.Context) bool { // roles are aggregated within a moment
+				_, err = r.do(ctx, g, r.as(g))
+				return !apierrors.IsForbidden(err)
+			})
+			if err != nil && !apierrors.IsNotFound(err) {
+				t.Error(err)
+			}
+		})
+	}
+	if len(who) != 4 {
+		t.Errorf("tried by %v", who)
+	}
+}
+
+// What is refused above exists and can be done by those who may: else a slip in the request would be the refusal.
+func TestWhatIsRefusedCanBeDoneByAnAdministrator(t *testing.T) {
+	g := guardedWith(t, true)
+	for _, r := range rights {
+		if r.allowed {
+			continue
+		}
+		_, err := r.do(testContext(t), g, g.admin)
+		if apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v", r.name, err)
+		}
+	}
+}
+
+// The rights for workloads of further kinds come by a label.
+func TestAClusterRoleWithTheLabelIsTheControllersToo(t *testing.T) {
+	g := guardedWith(t, true)
+	const kind = "CloneSet.v1beta1.apps.kruise.io"
+	if _, err := list(kind, "", true)(testContext(t), g, g.controller); !apierrors.IsForbidden(err) {
+		t.Errorf("%v, want a refusal", err)
+	}
+	_, err := g.c.Kubectl(testContext(t), `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: clonesets, labels: {rbac.stayput.io/aggregate-to-controller: "true"}}
+rules:
+- {apiGroups: [apps.kruise.io], resources: [clonesets], verbs: [get, list, watch]}
+`, "apply", "--server-side", "-f", "-")
+	check(t, err)
+	until(t, "the right", func(ctx context.Context) bool {
+		_, err := list(kind, "", true)(ctx, g, g.controller)
+		return err == nil
+	})
+}

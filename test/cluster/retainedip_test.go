@@ -1,0 +1,537 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/lab"
+)
+
+// on pins the pods of a StatefulSet to a node, so that what happens there does not hang on the scheduler.
+func on(node, yaml string) string {
+	return strings.ReplaceAll(yaml, "      terminationGracePeriodSeconds: 1\n",
+		"      terminationGracePeriodSeconds: 1\n      nodeSelector: {kubernetes.io/hostname: "+node+"}\n")
+}
+
+// objects is a client for RetainedIPs.
+func objects(t *testing.T, c *lab.Cluster) client.WithWatch {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	check(t, v1alpha1.AddToScheme(scheme))
+	cl, err := client.NewWithWatch(c.RESTConfig(), client.Options{Scheme: scheme})
+	check(t, err)
+	return cl
+}
+
+// retainedIP returns a pod's RetainedIP, nil where there is none.
+func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.RetainedIP {
+	t.Helper()
+	var r v1alpha1.RetainedIP
+	err := objects(t, c).Get(testContext(t), types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)}, &r)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	check(t, err)
+	return &r
+}
+
+// shows waits until a pod's RetainedIP is as ok wants it. An API that is not there is waited for.
+func shows(t *testing.T, c *lab.Cluster, ns, pod, node, what string, ok func(*v1alpha1.RetainedIP) bool) *v1alpha1.RetainedIP {
+	t.Helper()
+	var r v1alpha1.RetainedIP
+	cl := objects(t, c)
+	until(t, fmt.Sprintf("the RetainedIP of %s on %s to be %s", pod, node, what), func(ctx context.Context) bool {
+		r = v1alpha1.RetainedIP{}
+		err := cl.Get(ctx, types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)}, &r)
+		return err == nil && ok(&r)
+	})
+	return &r
+}
+
+func bound(r *v1alpha1.RetainedIP) bool    { return r.Status.Phase == v1alpha1.PhaseBound }
+func retained(r *v1alpha1.RetainedIP) bool { return r.Status.Phase == v1alpha1.PhaseRetained }
+
+// boundTo is bound to this very pod.
+func boundTo(pod *corev1.Pod) func(*v1alpha1.RetainedIP) bool {
+	return func(r *v1alpha1.RetainedIP) bool { return bound(r) && r.Status.PodUID == string(pod.UID) }
+}
+
+// vanishes waits until an object is not there any more, though another of its name may be.
+func vanishes(t *testing.T, c *lab.Cluster, was *v1alpha1.RetainedIP) {
+	t.Helper()
+	cl := objects(t, c)
+	until(t, "RetainedIP "+was.Name+" to be deleted", func(ctx context.Context) bool {
+		var r v1alpha1.RetainedIP
+		err := cl.Get(ctx, client.ObjectKeyFromObject(was), &r)
+		return apierrors.IsNotFound(err) || err == nil && r.UID != was.UID
+	})
+}
+
+// addressFile says whether the node's ledger has an address, and what its file says.
+func addressFile(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) (content string, there bool) {
+	t.Helper()
+	b, err := os.ReadFile(n.Path(filepath.Join("/var/lib/cni/networks", r.Status.Addresses[0].Network, r.Status.IPs[0])))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", false
+	}
+	check(t, err)
+	return string(b), true
+}
+
+func freed(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) {
+	t.Helper()
+	until(t, r.Status.IPs[0]+" to be free", func(context.Context) bool {
+		_, there := addressFile(t, n, r)
+		return !there
+	})
+}
+
+func setRelease(t *testing.T, c *lab.Cluster, r *v1alpha1.RetainedIP) {
+	t.Helper()
+	check(t, objects(t, c).Patch(testContext(t), r.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":true}}`))))
+}
+
+func scale(t *testing.T, c *lab.Cluster, ns, name string, replicas int) {
+	t.Helper()
+	kubectl(t, c, "scale", "statefulset/"+name, "--replicas="+strconv.Itoa(replicas), "-n", ns)
+}
+
+// stopped scales a StatefulSet of one to zero and returns the RetainedIP of its pod once it is retained.
+func stopped(t *testing.T, c *lab.Cluster, pod *corev1.Pod) *v1alpha1.RetainedIP {
+	t.Helper()
+	scale(t, c, pod.Namespace, strings.TrimSuffix(pod.Name, "-0"), 0)
+	return shows(t, c, pod.Namespace, pod.Name, pod.Spec.NodeName, "retained", retained)
+}
+
+// ask is an HTTP GET at the agent of a node.
+func ask(t *testing.T, n *lab.ClusterNode, path string) string {
+	t.Helper()
+	cl := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return n.Dial(ctx, network, "127.0.0.1:9463")
+	}}}
+	req, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://agent"+path, nil)
+	check(t, err)
+	answer, err := cl.Do(req)
+	check(t, err)
+	defer answer.Body.Close()
+	b, err := io.ReadAll(answer.Body)
+	check(t, err)
+	return string(b)
+}
+
+// apiWrites is how many RetainedIPs the agent of a node has written.
+func apiWrites(t *testing.T, n *lab.ClusterNode) (writes int) {
+	t.Helper()
+	for lines := bufio.NewScanner(strings.NewReader(ask(t, n, "/metrics"))); lines.Scan(); {
+		if name, value, _ := strings.Cut(lines.Text(), " "); strings.HasPrefix(name, "stayput_agent_api_writes_total{") && strings.Contains(name, `result="ok"`) {
+			v, err := strconv.ParseFloat(value, 64)
+			check(t, err)
+			writes += int(v)
+		}
+	}
+	return writes
+}
+
+func apiSays(t *testing.T, n *lab.ClusterNode) string {
+	t.Helper()
+	for line := range strings.Lines(ask(t, n, "/readyz")) {
+		if said, ok := strings.CutPrefix(line, "api: "); ok {
+			return strings.TrimSpace(said)
+		}
+	}
+	return ""
+}
+
+// promptly is how late a RetainedIP may be.
+const promptly = 2 * time.Second
+
+func TestARetainedIPShowsHowAnAddressStands(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	pod := ready(t, c, ns, "web-0")
+	r := shows(t, c, ns, pod.Name, "node-1", "bound", bound)
+	node, err := c.Client().CoreV1().Nodes().Get(testContext(t), "node-1", metav1.GetOptions{})
+	check(t, err)
+	if len(r.OwnerReferences) != 1 || r.OwnerReferences[0].UID != node.UID || r.OwnerReferences[0].BlockOwnerDeletion != nil {
+		t.Errorf("owners %+v", r.OwnerReferences)
+	}
+	if !slices.Equal(r.Status.IPs, []string{pod.Status.PodIP}) || r.Status.PodUID != string(pod.UID) || r.Status.Expires != "" || r.Status.Since == nil {
+		t.Errorf("status %+v", r.Status)
+	}
+	r.Spec.Workload = nil
+	if (r.Spec != v1alpha1.RetainedIPSpec{NodeName: "node-1", PodName: "web-0", Retention: "10m", WhenScaled: "Retain", WhenDeleted: "Retain"}) {
+		t.Errorf("spec %+v", r.Spec)
+	}
+
+	// Bound -> Retained, timed by the API server's own clock for the pod's end.
+	scale(t, c, ns, "web", 0)
+	until(t, "the pod to be gone", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
+	gone := time.Now()
+	r = shows(t, c, ns, pod.Name, "node-1", "retained", retained)
+	if late := time.Since(gone); late > promptly {
+		t.Errorf("retained is shown %s after the pod was gone", late)
+	}
+	expires, err := time.Parse(time.RFC3339, r.Status.Expires)
+	check(t, err)
+	if left := expires.Sub(r.Status.Since.Time); left < 10*time.Minute-2*time.Second || left > 10*time.Minute+2*time.Second {
+		t.Errorf("since %s, expires %s", r.Status.Since, r.Status.Expires)
+	}
+	if !slices.Equal(r.Status.IPs, []string{pod.Status.PodIP}) || r.Status.PodUID != string(pod.UID) {
+		t.Errorf("status %+v", r.Status)
+	}
+	line := kubectl(t, c, "get", "retip", "-n", ns, "--no-headers")
+	if f := strings.Fields(line); len(f) != 6 || f[1] != pod.Status.PodIP || f[2] != "node-1" || f[3] != "Retained" || f[4] != r.Status.Expires {
+		t.Errorf("kubectl get retip says %q", line)
+	}
+
+	// Retained -> Bound.
+	scale(t, c, ns, "web", 1)
+	again := ready(t, c, ns, "web-0")
+	was := time.Now()
+	shows(t, c, ns, pod.Name, "node-1", "bound to the new pod", boundTo(again))
+	if late := time.Since(was); late > promptly {
+		t.Errorf("bound is shown %s after the pod was Ready", late)
+	}
+	if again.Status.PodIP != pod.Status.PodIP {
+		t.Errorf("the pod had %s and has %s", pod.Status.PodIP, again.Status.PodIP)
+	}
+}
+
+func TestARetentionThatEndsTakesItsObjectWithIt(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "5s"})))
+	r := stopped(t, c, ready(t, c, ns, "web-0"))
+	vanishes(t, c, r)
+	freed(t, c.Node("node-1"), r)
+	if message := saysOf(t, c, ns, "RetainedIP", r.Name, "IPExpired"); !strings.Contains(message, r.Status.IPs[0]) {
+		t.Errorf("the Event says %q", message)
+	}
+}
+
+func TestReleaseFreesARetainedAddress(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"})))
+	r := stopped(t, c, ready(t, c, ns, "web-0"))
+	if r.Status.Expires != v1alpha1.ExpiresNever || r.Spec.Retention != v1alpha1.RetentionWhileOwned || r.Spec.WhenDeleted != "Release" {
+		t.Errorf("%+v %+v", r.Spec, r.Status)
+	}
+	setRelease(t, c, r)
+	vanishes(t, c, r)
+	freed(t, c.Node("node-1"), r)
+	if message := saysOf(t, c, ns, "RetainedIP", r.Name, "IPReleased"); !strings.Contains(message, r.Status.IPs[0]) {
+		t.Errorf("the Event says %q", message)
+	}
+}
+
+func TestReleaseLeavesARunningPodItsAddressUntilItEnds(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	pod := ready(t, c, ns, "web-0")
+	r := shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod))
+	setRelease(t, c, r)
+	vanishes(t, c, r)
+	if _, there := addressFile(t, c.Node("node-1"), r); !there {
+		t.Fatalf("%s is free under a running pod", r.Status.IPs[0])
+	}
+	if answer, err := c.Node("node-1").Get(testContext(t), ip(t, pod)); err != nil || answer.Name != pod.Name {
+		t.Errorf("the pod answers %v, %v", answer, err)
+	}
+	scale(t, c, ns, "web", 0)
+	freed(t, c.Node("node-1"), r)
+	if again := retainedIP(t, c, ns, pod.Name, "node-1"); again != nil {
+		t.Errorf("there is an object again: %+v", again.Status)
+	}
+}
+
+func TestAReleaseOfAnEarlierPodDoesNotHitItsSuccessor(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	pod := ready(t, c, ns, "web-0")
+	r := stopped(t, c, pod)
+	n := c.Node("node-1")
+	check(t, n.Agent.Stop())
+	setRelease(t, c, r)
+	scale(t, c, ns, "web", 1)
+	again := ready(t, c, ns, "web-0")
+	check(t, n.Agent.Start(testContext(t)))
+	fresh := shows(t, c, ns, pod.Name, "node-1", "bound to the new pod", boundTo(again))
+	if fresh.UID == r.UID || fresh.Spec.Release {
+		t.Errorf("the object is still the one of the release: %+v", fresh.Spec)
+	}
+	if again.Status.PodIP != pod.Status.PodIP {
+		t.Errorf("the pod had %s and has %s", pod.Status.PodIP, again.Status.PodIP)
+	}
+	if kept := stopped(t, c, again); kept.Status.IPs[0] != pod.Status.PodIP {
+		t.Errorf("retained is %v", kept.Status.IPs)
+	}
+}
+
+func TestADeletedObjectIsPublishedAgain(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	pod := ready(t, c, ns, "web-0")
+	for _, state := range []func() *v1alpha1.RetainedIP{
+		func() *v1alpha1.RetainedIP { return shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod)) },
+		func() *v1alpha1.RetainedIP { return stopped(t, c, pod) },
+	} {
+		r := state()
+		kubectl(t, c, "delete", "retip", "-n", ns, "--all")
+		again := shows(t, c, ns, pod.Name, "node-1", "another one", func(is *v1alpha1.RetainedIP) bool {
+			return is.Status.Phase == r.Status.Phase && is.UID != r.UID
+		})
+		if !slices.Equal(again.Status.IPs, r.Status.IPs) || again.Status.Expires != r.Status.Expires || again.Status.PodUID != r.Status.PodUID {
+			t.Errorf("was %+v, is %+v", r.Status, again.Status)
+		}
+	}
+}
+
+func TestAnObjectThatNoLedgerStandsBehindIsDeleted(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	network := shows(t, c, ns, "web-0", "node-1", "bound", bound).Status.Addresses[0].Network
+	manifest := func(pod, network string) string {
+		return fmt.Sprintf(`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: %s}, spec: {nodeName: node-1, podName: %s, retention: 10m},
+			status: {phase: Retained, ips: [192.0.2.1], addresses: [{network: %s, interface: eth0, ips: [192.0.2.1]}]}}`,
+			v1alpha1.RetainedIPName(pod, "node-1"), pod, network)
+	}
+	// Of a network that the node does not know nothing is known.
+	apply(t, c, ns, manifest("unknown", "unseen"))
+	apply(t, c, ns, manifest("ghost", network))
+	until(t, "the ghost to be gone", func(context.Context) bool { return retainedIP(t, c, ns, "ghost", "node-1") == nil })
+	if retainedIP(t, c, ns, "unknown", "node-1") == nil {
+		t.Error("an object of a network that was never seen was deleted")
+	}
+	kubectl(t, c, "delete", "retip", "-n", ns, v1alpha1.RetainedIPName("unknown", "node-1"))
+}
+
+func TestAnAgentThatStartsWritesNothingNeedlessly(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 3, map[string]string{retainIP: "10m"})))
+	for _, pod := range places(t, c, ns, "web", 3, nil) {
+		shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod))
+	}
+	scale(t, c, ns, "web", 1)
+	for _, pod := range []string{"web-1", "web-2"} {
+		shows(t, c, ns, pod, "node-1", "retained", retained)
+	}
+	n := c.Node("node-1")
+	check(t, n.Agent.Restart(testContext(t)))
+	until(t, "the agent to follow the API server", func(context.Context) bool { return apiSays(t, n) == "ok" })
+	// A later change is written after whatever it had to say about the others.
+	scale(t, c, ns, "web", 0)
+	shows(t, c, ns, "web-0", "node-1", "retained", retained)
+	if writes := apiWrites(t, n); writes != 1 {
+		t.Errorf("%d writes", writes)
+	}
+}
+
+func TestAnAgentWritesTwiceForAPodThatIsMadeAgain(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-2", statefulSet("web", 5, map[string]string{retainIP: "10m"})))
+	n := c.Node("node-2")
+	before := places(t, c, ns, "web", 5, nil)
+	for _, pod := range before {
+		shows(t, c, ns, pod.Name, "node-2", "bound", boundTo(pod))
+	}
+	const rounds = 3
+	writes := apiWrites(t, n)
+	for range rounds {
+		deletePods(t, c, ns, "web")
+		before = places(t, c, ns, "web", 5, before)
+		for _, pod := range before {
+			shows(t, c, ns, pod.Name, "node-2", "bound", boundTo(pod))
+		}
+	}
+	if did := apiWrites(t, n) - writes; did > 2*5*rounds {
+		t.Errorf("%d writes for %d pods made again", did, 5*rounds)
+	} else {
+		t.Logf("%d writes for %d pods made again", did, 5*rounds)
+	}
+}
+
+func TestADeletedNodeObjectTakesNoPromiseWithIt(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-3", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	n := c.Node("node-3")
+	r := stopped(t, c, ready(t, c, ns, "web-0"))
+	kubectl(t, c, "delete", "node", "node-3")
+	vanishes(t, c, r)
+	if file, there := addressFile(t, n, r); !there || !strings.HasPrefix(file, "{") {
+		t.Errorf("the address file says %q", file)
+	}
+	check(t, n.Kubelet.Restart(testContext(t))) // which makes a new Node
+	check(t, c.WaitReady(testContext(t), n))
+	node, err := c.Client().CoreV1().Nodes().Get(testContext(t), "node-3", metav1.GetOptions{})
+	check(t, err)
+	again := shows(t, c, ns, "web-0", "node-3", "owned by the new Node", func(is *v1alpha1.RetainedIP) bool {
+		return len(is.OwnerReferences) == 1 && is.OwnerReferences[0].UID == node.UID
+	})
+	if !slices.Equal(again.Status.IPs, r.Status.IPs) || again.Status.Expires != r.Status.Expires {
+		t.Errorf("was %+v, is %+v", r.Status, again.Status)
+	}
+	check(t, n.StartAgent(testContext(t))) // its token died with the pod of the old Node
+}
+
+func TestADefinitionThatIsRemovedTakesNoPromiseWithIt(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	pods := places(t, c, ns, "web", 2, nil)
+	scale(t, c, ns, "web", 1)
+	r := shows(t, c, ns, "web-1", "node-1", "retained", retained)
+	n := c.Node("node-1")
+	kubectl(t, c, "delete", "crd", "retainedips.stayput.io", "--timeout=60s")
+	until(t, "the agent to say so", func(context.Context) bool { return strings.HasPrefix(apiSays(t, n), "degraded: ") })
+	if _, there := addressFile(t, n, r); !there {
+		t.Error("the address was freed")
+	}
+	_, err := c.Kubectl(testContext(t), "", "apply", "--server-side", "-f", "../../deploy/base/crds/stayput.io_retainedips.yaml")
+	check(t, err)
+	back := time.Now()
+	shows(t, c, ns, "web-0", "node-1", "bound", boundTo(pods["web-0"]))
+	again := shows(t, c, ns, "web-1", "node-1", "retained", retained)
+	t.Logf("back after %s", time.Since(back).Round(100*time.Millisecond))
+	if !slices.Equal(again.Status.IPs, r.Status.IPs) || again.Status.Expires != r.Status.Expires {
+		t.Errorf("was %+v, is %+v", r.Status, again.Status)
+	}
+}
+
+func TestObjectsCatchUpWithWhatHappenedWhileTheAPIServerWasDown(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	apply(t, c, ns, on("node-1", statefulSet("short", 1, map[string]string{retainIP: "15s"})))
+	pod := ready(t, c, ns, "web-0")
+	shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod))
+	short := stopped(t, c, ready(t, c, ns, "short-0"))
+	n := c.Node("node-1")
+
+	check(t, c.APIServer.Stop())
+	was := sandbox(t, c, pod)
+	check(t, n.StopPod(testContext(t), was.ID)) // DEL, and then ADD for the same pod
+	var is lab.Pod
+	until(t, "another sandbox of the pod", func(ctx context.Context) bool {
+		var err error
+		is, err = n.Sandbox(ctx, ns, pod.Name)
+		return err == nil && is.ID != was.ID
+	})
+	if !slices.Equal(is.IPs, was.IPs) {
+		t.Errorf("the pod had %v and has %v", was.IPs, is.IPs)
+	}
+	freed(t, n, short)
+	if said := apiSays(t, n); !strings.HasPrefix(said, "degraded: ") {
+		t.Errorf("the agent says %q of the API server", said)
+	}
+	check(t, c.APIServer.Start(testContext(t)))
+	back := time.Now()
+	vanishes(t, c, short)
+	t.Logf("caught up after %s", time.Since(back).Round(100*time.Millisecond))
+	shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod))
+	until(t, "the agent to be content", func(context.Context) bool { return apiSays(t, n) == "ok" })
+}
+
+func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
+	// Its own cluster: a kubelet does not notice that the API server went back in time.
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	c, err := startProduct(ctx, lab.ClusterOptions{IPAM: "stayput", Nodes: 1}, lab.InstallOptions{Controllers: 1})
+	if c != nil {
+		t.Cleanup(func() {
+			if t.Failed() {
+				c.WriteLogs(t.Output())
+			}
+			check(t, c.Close())
+		})
+	}
+	check(t, err)
+	ns := namespace(t, c)
+	n := c.Nodes[0]
+	for _, name := range []string{"kept", "freed", "bound"} {
+		apply(t, c, ns, on("node-1", statefulSet(name, 1, map[string]string{retainIP: "10m"})))
+	}
+	running := ready(t, c, ns, "bound-0")
+	kept := stopped(t, c, ready(t, c, ns, "kept-0"))
+	given := stopped(t, c, ready(t, c, ns, "freed-0"))
+	backup := filepath.Join(t.TempDir(), "etcd.db")
+	check(t, c.SaveEtcd(ctx, backup))
+
+	apply(t, c, ns, on("node-1", statefulSet("later", 1, map[string]string{retainIP: "10m"})))
+	later := stopped(t, c, ready(t, c, ns, "later-0"))
+	setRelease(t, c, given)
+	vanishes(t, c, given)
+	freed(t, n, given)
+	isKept := func(r *v1alpha1.RetainedIP) func(*v1alpha1.RetainedIP) bool {
+		return func(is *v1alpha1.RetainedIP) bool {
+			return retained(is) && slices.Equal(is.Status.IPs, r.Status.IPs) && is.Status.Expires == r.Status.Expires
+		}
+	}
+
+	check(t, c.RestoreEtcd(ctx, backup)) // its versions run backwards
+	back := time.Now()
+	again := shows(t, c, ns, "later-0", "node-1", "published again", isKept(later))
+	t.Logf("published again after %s", time.Since(back).Round(100*time.Millisecond))
+	if again.UID == later.UID {
+		t.Error("the backup had it: this test shows nothing")
+	}
+	vanishes(t, c, given)
+	shows(t, c, ns, "kept-0", "node-1", "retained as before", isKept(kept))
+	shows(t, c, ns, "bound-0", "node-1", "bound", boundTo(running))
+	for _, r := range []*v1alpha1.RetainedIP{kept, later} {
+		if file, there := addressFile(t, n, r); !there || !strings.HasPrefix(file, "{") {
+			t.Errorf("the address file of %s says %q", r.Spec.PodName, file)
+		}
+	}
+	// What is asked for from now on is heard.
+	setRelease(t, c, again)
+	vanishes(t, c, again)
+	freed(t, n, later)
+}
+
+// startProduct starts a cluster of a test's own with stayput on it. One that did not come up whole is returned
+// with the error, to be closed.
+func startProduct(ctx context.Context, o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, error) {
+	dir, remove, err := lab.TempDir("product")
+	if err != nil {
+		return nil, err
+	}
+	defer remove() // what is needed of it is installed on the machines
+	if o.Product, err = lab.BuildWholeProduct(ctx, dir); err != nil {
+		return nil, err
+	}
+	c, err := lab.StartCluster(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.Install(ctx, how)
+}
