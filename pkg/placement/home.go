@@ -320,6 +320,20 @@ func keptUntil(r *stayputv1alpha1.RetainedIP) time.Time {
 	return t
 }
 
+// keptFor is until when a pod can count on the addresses. Of addresses whose node has not told that the
+// predecessor has ended (it may be down) the time has not begun: they are kept at least as long as if it had when
+// the pod was created.
+func keptFor(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) time.Time {
+	if r.Status.Phase == stayputv1alpha1.PhaseRetained {
+		return keptUntil(r)
+	}
+	retention, err := time.ParseDuration(r.Spec.Retention)
+	if err != nil {
+		return time.Time{} // while-owned
+	}
+	return pod.CreationTimestamp.Add(retention)
+}
+
 // began is when the phase began, as far as it is known.
 func began(r *stayputv1alpha1.RetainedIP) time.Time {
 	if r.Status.Since != nil {

@@ -213,3 +213,21 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 		})
 	}
 }
+
+func TestAPodCanCountOnItsAddressFromItsCreationIfItsNodeIsSilent(t *testing.T) {
+	silent := &stayputv1alpha1.RetainedIP{
+		Spec:   stayputv1alpha1.RetainedIPSpec{Retention: "10m"},
+		Status: stayputv1alpha1.RetainedIPStatus{Phase: stayputv1alpha1.PhaseBound},
+	}
+	if until := keptFor(silent, gatedPod()); !until.Equal(noon.Add(10*time.Minute - 10*time.Second)) {
+		t.Errorf("until %s", until)
+	}
+	silent.Spec.Retention = stayputv1alpha1.RetentionWhileOwned
+	if until := keptFor(silent, gatedPod()); !until.IsZero() {
+		t.Errorf("while owned until %s", until)
+	}
+	silent.Status.Phase, silent.Status.Expires = stayputv1alpha1.PhaseRetained, noon.Format(time.RFC3339)
+	if until := keptFor(silent, gatedPod()); !until.Equal(noon) {
+		t.Errorf("retained until %s", until)
+	}
+}

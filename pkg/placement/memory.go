@@ -238,6 +238,21 @@ func (m *memory) waitingFor(node string) []reconcile.Request {
 	return all
 }
 
+// waitingIn are the pods that wait in a namespace.
+func (m *memory) waitingIn(namespace string) []reconcile.Request {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []reconcile.Request
+	for _, pods := range m.waiting {
+		for key := range pods {
+			if key.Namespace == namespace {
+				all = append(all, reconcile.Request{NamespacedName: key})
+			}
+		}
+	}
+	return all
+}
+
 // waitingPods is how many pods wait for their home.
 func (m *memory) waitingPods() float64 {
 	m.mu.Lock()

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
@@ -54,8 +55,21 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, n client.Object) []reconcile.Request {
 			return p.memory.waitingFor(n.GetName())
 		}), builder.WithPredicates(nodeMoved)).
+		Watches(&stayputv1alpha1.RetainedIP{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes)).
+		Watches(&kruisev1alpha1.PersistentPodState{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers}).
 		Complete(p)
+}
+
+// waitingIn are the pods that wait in the namespace of an object.
+func (p *placer) waitingIn(_ context.Context, o client.Object) []reconcile.Request {
+	return p.memory.waitingIn(o.GetNamespace())
+}
+
+// homeGoes picks the moments at which what a pod waits for can end without its time having come.
+var homeGoes = predicate.Funcs{
+	CreateFunc: func(event.CreateEvent) bool { return false },
+	UpdateFunc: func(e event.UpdateEvent) bool { return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() },
 }
 
 // undecided picks the pods that have no node and are, or were, for us to place.
@@ -143,7 +157,7 @@ func (p *placer) look(ctx context.Context, pod *corev1.Pod) (situation, error) {
 		}
 		switch {
 		case home != nil:
-			s.home, s.kept = home.Spec.NodeName, keptUntil(home)
+			s.home, s.kept = home.Spec.NodeName, keptFor(home, pod)
 		default:
 			s.home = p.memory.lastNode(client.ObjectKeyFromObject(pod), s.now)
 		}

@@ -228,7 +228,9 @@ func (g *guard) resource(as *rest.Config, gvk schema.GroupVersionKind, namespace
 	if err != nil {
 		return nil, err
 	}
-	client, err := dynamic.NewForConfig(as)
+	quiet := rest.CopyConfig(as)
+	quiet.WarningHandler = rest.NoWarnings{}
+	client, err := dynamic.NewForConfig(quiet)
 	if err != nil {
 		return nil, err
 	}
@@ -370,23 +372,23 @@ var attempts = func() []attempt {
 	all := []attempt{
 		// The controller, on pods.
 		{"the controller sets node affinity, node selector and annotations of a pod and takes our gate off", asController,
-			patch(podKind, "waiting", types.StrategicMergePatchType, `{metadata: {annotations: {x: y}}, spec: {
+			patch(podKind, "waiting", types.StrategicMergePatchType, `{metadata: {annotations: {seen: "yes"}}, spec: {
 				nodeSelector: {zone: a}, schedulingGates: [{$patch: delete, name: stayput.io/placement}],
 				affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: Exists}]}]}}}}}`), ""},
 		{"the controller applies node affinity", asController,
-			patch(podKind, "waiting", types.ApplyPatchType, `{apiVersion: v1, kind: Pod, metadata: {annotations: {x: y}}, spec: {
+			patch(podKind, "waiting", types.ApplyPatchType, `{apiVersion: v1, kind: Pod, metadata: {name: waiting, annotations: {seen: 'yes'}}, spec: {
 				affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchExpressions: [{key: zone, operator: Exists}]}}]}}}}`), ""},
 		{"the controller changes the image of a pod", asController,
 			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), "may change nothing of a pod but"},
 		{"the controller changes the image of a running pod", asController,
 			patch(podKind, "placed", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), "may change nothing of a pod but"},
 		{"the controller changes a deadline of a pod", asController, merge(podKind, "waiting", `{spec: {activeDeadlineSeconds: 5}}`), "may change nothing of a pod but"},
-		{"the controller adds a toleration to a pod", asController, merge(podKind, "waiting", `{spec: {tolerations: [{operator: Exists}]}}`), "may change nothing of a pod but"},
+		{"the controller adds a toleration to a pod", asController, patch(podKind, "waiting", types.JSONPatchType, `[{op: add, path: /spec/tolerations/-, value: {key: k, operator: Exists}}]`), "may change nothing of a pod but"},
 		{"the controller changes a label of a pod", asController, merge(podKind, "waiting", `{metadata: {labels: {a: c}}}`), "may change nothing of a pod but"},
 		{"the controller removes a label of a pod", asController, merge(podKind, "waiting", `{metadata: {labels: {a: null}}}`), "may change nothing of a pod but"},
 		{"the controller adds a finalizer to a pod", asController, merge(podKind, "waiting", `{metadata: {finalizers: [example.com/x]}}`), "may change nothing of a pod but"},
 		{"the controller gives a pod an owner", asController,
-			merge(podKind, "waiting", `{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: n, uid: u}]}}`), "may change nothing of a pod but"},
+			merge(podKind, "waiting", `{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: other, uid: u}]}}`), "may change nothing of a pod but"},
 		{"the controller takes somebody else's gate off", asController, merge(podKind, "waiting", `{spec: {schedulingGates: [{name: stayput.io/placement}]}}`), "may take no scheduling gate off but"},
 		{"the controller takes all gates off", asController, merge(podKind, "waiting", `{spec: {schedulingGates: null}}`), "may take no scheduling gate off but"},
 		{"the controller deletes a pod that has no node", asController, remove(podKind, "waiting"), ""},
@@ -395,11 +397,11 @@ var attempts = func() []attempt {
 		// The controller, on other objects.
 		{"the controller writes its ConfigMap", asController, merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), ""},
 		{"the controller applies its ConfigMap where there is none", asController,
-			patch(cmKind, "elsewhere/stayput-gated-workloads", types.ApplyPatchType, `{apiVersion: v1, kind: ConfigMap, data: {workloads: "\n"}}`), ""},
+			patch(cmKind, "elsewhere/stayput-gated-workloads", types.ApplyPatchType, `{apiVersion: v1, kind: ConfigMap, metadata: {name: stayput-gated-workloads}, data: {workloads: "\n"}}`), ""},
 		{"the controller deletes its ConfigMap", asController, remove(cmKind, "stayput-gated-workloads"), ""},
 		{"the controller makes another ConfigMap", asController, create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write no ConfigMap but"},
 		{"the controller says whose a RetainedIP is and releases it", asController,
-			patch(retipKind, "web-1.node-2", types.ApplyPatchType, `{apiVersion: stayput.io/v1alpha1, kind: RetainedIP,
+			patch(retipKind, "web-1.node-2", types.ApplyPatchType, `{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-1.node-2},
 				spec: {release: true, workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}}}`), ""},
 		{"the controller takes a release back", asController, merge(retipKind, "web-0.node-1", `{spec: {release: false}}`), ""},
 		{"the controller changes a retention", asController, merge(retipKind, "web-0.node-1", `{spec: {retention: 1h}}`), "may change nothing of a RetainedIP but"},
@@ -411,9 +413,9 @@ var attempts = func() []attempt {
 		// The agent of node-1.
 		{"an agent makes an object of its node", asAgent, create(fmt.Sprintf(newRetp, "node-1", "")), ""},
 		{"an agent applies an object of its node", asAgent, patch(retipKind, "web-3.node-1", types.ApplyPatchType,
-			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, spec: {nodeName: node-1, podName: web-3, retention: 10m}, status: {phase: Bound}}`), ""},
+			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-3.node-1}, spec: {nodeName: node-1, podName: web-3, retention: 10m}, status: {phase: Bound}}`), ""},
 		{"an agent applies a change to an object of its node, and leaves release and workload to others", asAgent, patch(retipKind, "web-0.node-1", types.ApplyPatchType,
-			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, spec: {nodeName: node-1, podName: web-0, retention: 1h}, status: {phase: Bound}}`), ""},
+			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-0.node-1}, spec: {nodeName: node-1, podName: web-0, retention: 1h}, status: {phase: Bound}}`), ""},
 		{"an agent takes a release back", asAgent, merge(retipKind, "web-0.node-1", `{spec: {release: null}}`), ""},
 		{"an agent deletes an object of its node", asAgent, remove(retipKind, "web-0.node-1"), ""},
 		{"an agent makes an object of another node", asAgent, create(fmt.Sprintf(newRetp, "node-2", "")), "the agent of node node-1 may not write a RetainedIP of node node-2"},
@@ -558,7 +560,7 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod of a recorded workload with other gates", sts("db", "", "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
 		{"a pod of a recorded workload that asks for its address", sts("db", retain, ""), []string{ours}},
 		{"a pod of a workload whose name begins like a recorded one", sts("d", "", ""), nil},
-		{"a pod of a workload whose name ends like a recorded one", sts("kruise.io.queue", "", ""), nil},
+		{"a pod of a workload whose name ends like a recorded one", sts("b", "", ""), nil},
 		{"a pod of a workload of that name of another group", ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "db", "", ""), nil},
 		{"a pod of a workload of that name of another kind", ownedPod("guarded", "apps/v1", "ReplicaSet", "db", "", ""), nil},
 		{"a pod of a workload of that name in another namespace", ownedPod("elsewhere", "apps/v1", "StatefulSet", "db", "", ""), nil},

@@ -363,10 +363,29 @@ func TestPodsThatAreNeitherAnnotatedNorRecordedAreNotTouched(t *testing.T) {
 		if pod.Spec.Affinity != nil || len(pod.Spec.SchedulingGates) > 0 {
 			t.Errorf("%s has %+v", name, pod.Spec.Affinity)
 		}
-		for _, f := range pod.ManagedFields {
-			if strings.HasPrefix(f.Manager, "stayput") {
-				t.Errorf("%s was written by %s", name, f.Manager)
-			}
-		}
+	}
+	if all := calls(t, c, ns); len(all) > 0 {
+		t.Errorf("for these pods the API server was asked %d times: %q", len(all), all)
+	}
+	// The log would tell.
+	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m"}))
+	ready(t, c, ns, "web-0")
+	if all := calls(t, c, ns); !slices.Contains(all, "patch pods  web-0") {
+		t.Errorf("of a pod that was gated the log tells %q", all)
+	}
+}
+
+func TestAPodThatWaitsForItsAddressGoesOnceThatIsReleased(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "while-owned", "stayput.io/home-wait": "retention"})["web-0"]
+	shows(t, c, ns, before.Name, before.Spec.NodeName, "bound", boundTo(before))
+	kubectl(t, c, "cordon", before.Spec.NodeName)
+	defer kubectl(t, c, "uncordon", before.Spec.NodeName)
+	deletePods(t, c, ns, "web")
+	waitsFor(t, c, before, "is cordoned")
+	setRelease(t, c, shows(t, c, ns, before.Name, before.Spec.NodeName, "retained", retained))
+	if after := successor(t, c, before); after.Spec.NodeName == before.Spec.NodeName {
+		t.Error("it is on its home, which is cordoned")
 	}
 }

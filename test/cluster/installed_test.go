@@ -22,7 +22,9 @@ func installed(t *testing.T) *lab.Cluster {
 	product.Lock()
 	defer product.Unlock()
 	if product.cluster == nil && product.err == nil {
-		product.cluster, product.err = startInstalled()
+		product.cluster, product.err = startProduct(audited, lab.InstallOptions{
+			Controllers: 2, ControllerArgs: []string{"--workload-kinds=" + customKind},
+		})
 	}
 	check(t, product.err)
 	t.Cleanup(func() {
@@ -33,24 +35,23 @@ func installed(t *testing.T) *lab.Cluster {
 	return product.cluster
 }
 
-func startInstalled() (*lab.Cluster, error) {
+// startProduct starts a cluster with stayput on it. One that did not come up whole is returned with the error, to
+// be closed.
+func startProduct(o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, error) {
 	dir, remove, err := lab.TempDir("product")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = remove() }()                                // what is needed of it is installed on the machines
-	built, err := lab.BuildWholeProduct(context.Background(), dir) // as long as a compiler takes
-	if err != nil {
+	defer func() { _ = remove() }()                                                    // what is needed of it is installed on the machines
+	if o.Product, err = lab.BuildWholeProduct(context.Background(), dir); err != nil { // as long as a compiler takes
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := lab.StartCluster(ctx, lab.ClusterOptions{IPAM: "stayput", Product: built})
+	o.IPAM = "stayput"
+	c, err := lab.StartCluster(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.Install(ctx, lab.InstallOptions{Controllers: 2, ControllerArgs: []string{"--workload-kinds=" + customKind}}); err != nil {
-		return c, err
-	}
-	return c, nil
+	return c, c.Install(ctx, how)
 }

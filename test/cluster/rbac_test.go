@@ -66,7 +66,7 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: editor}]
 
 func newEvent(apiVersion, namespace string) string {
 	return fmt.Sprintf(`{apiVersion: %s, kind: Event, metadata: {name: new, namespace: %s}, involvedObject: {namespace: %[2]s}, regarding: {namespace: %[2]s},
-eventTime: "2026-01-01T00:00:00.000000Z", reportingController: test, reportingInstance: test, action: Test, reason: Test, type: Normal}`, apiVersion, namespace)
+eventTime: "2026-01-01T00:00:00.000000Z", reportingController: test, reportingComponent: test, reportingInstance: test, action: Test, reason: Test, type: Normal}`, apiVersion, namespace)
 }
 
 // rights are what the programs need, and what they must not have. What RBAC allows and a policy refuses is in
@@ -94,6 +94,8 @@ var rights = func() []right {
 		{"read a namespace", asController, get("Namespace.v1.", "guarded"), true},
 		{"read workloads", asController, list(stsKind, "", true), true},
 		{"read workloads of OpenKruise", asController, list("StatefulSet.v1beta1.apps.kruise.io", "", true), true},
+		{"look up a Deployment", asController, get("Deployment.v1.apps", "none"), true},
+		{"look up a ReplicaSet", asController, get("ReplicaSet.v1.apps", "none"), true},
 		{"read RetainedIPs", asController, list(retipKind, "", true), true},
 		{"read PersistentPodStates", asController, list(ppsKind, "", true), true},
 		{"make a PersistentPodState", asController, create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), true},
@@ -113,6 +115,7 @@ var rights = func() []right {
 		{"change the status of a pod", asController, merge(podKind, "waiting", `{status: {phase: Failed}}`, "status"), false},
 		{"resize a pod", asController, merge(podKind, "placed", `{spec: {containers: []}}`, "resize"), false},
 		{"change ephemeral containers of a pod", asController, merge(podKind, "placed", `{spec: {ephemeralContainers: []}}`, "ephemeralcontainers"), false},
+		{"list Deployments", asController, list("Deployment.v1.apps", "", true), false},
 		{"change a node", asController, merge(nodeKind, "node-1", `{spec: {unschedulable: true}}`), false},
 		{"change a workload", asController, merge(stsKind, "bad", `{spec: {replicas: 1}}`), false},
 		{"scale a workload", asController, merge(stsKind, "bad", `{spec: {replicas: 1}}`, "scale"), false},
@@ -130,6 +133,7 @@ var rights = func() []right {
 		{"list webhooks", asController, list(webhookKind, "", true), false},
 		{"switch its own limits off", asController, remove(vapBindingKind, "stayput-controller"), false},
 		{"switch the limits of agents off", asController, remove(vapBindingKind, "stayput-agent"), false},
+		{"switch the gate of recorded pods off", asController, remove(mapBindingKind, "stayput-gate-recorded"), false},
 		{"switch the gate of annotated pods off", asController, remove(mapBindingKind, "stayput-gate-annotated"), false},
 		{"change its own limits", asController, merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false},
 		{"make a binding", asController, create(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: new}, spec: {policyName: x, validationActions: [Deny]}}`), false},

@@ -465,7 +465,7 @@ func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
 	// Its own cluster: a kubelet does not notice that the API server went back in time.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	c, err := startProduct(ctx, lab.ClusterOptions{IPAM: "stayput", Nodes: 1}, lab.InstallOptions{Controllers: 1})
+	c, err := startProduct(lab.ClusterOptions{Nodes: 1}, lab.InstallOptions{Controllers: 1})
 	if c != nil {
 		t.Cleanup(func() {
 			if t.Failed() {
@@ -516,22 +516,4 @@ func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
 	setRelease(t, c, again)
 	vanishes(t, c, again)
 	freed(t, n, later)
-}
-
-// startProduct starts a cluster of a test's own with stayput on it. One that did not come up whole is returned
-// with the error, to be closed.
-func startProduct(ctx context.Context, o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, error) {
-	dir, remove, err := lab.TempDir("product")
-	if err != nil {
-		return nil, err
-	}
-	defer remove() // what is needed of it is installed on the machines
-	if o.Product, err = lab.BuildWholeProduct(ctx, dir); err != nil {
-		return nil, err
-	}
-	c, err := lab.StartCluster(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	return c, c.Install(ctx, how)
 }

@@ -94,7 +94,8 @@ type PreferredTopologyTerm struct {
 	// weight of the preference, 1 to 100, as in the pod's own node affinity.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
-	Weight     int32            `json:"weight"`
+	Weight int32 `json:"weight"`
+	// preference is what is preferred.
 	Preference NodeTopologyTerm `json:"preference"`
 }
 
@@ -110,6 +111,7 @@ type NodeTopologyTerm struct {
 
 // PersistentPodAnnotation is the key of an annotation.
 type PersistentPodAnnotation struct {
+	// key of the annotation.
 	// +kubebuilder:validation:MinLength=1
 	Key string `json:"key"`
 }

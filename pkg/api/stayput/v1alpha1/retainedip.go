@@ -87,10 +87,14 @@ type RetainedIPSpec struct {
 
 // WorkloadReference names a workload in the namespace of the object that has it.
 type WorkloadReference struct {
+	// apiVersion of the workload, for example apps/v1.
 	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Name       string `json:"name"`
-	UID        string `json:"uid"`
+	// kind of the workload, for example StatefulSet.
+	Kind string `json:"kind"`
+	// name of the workload.
+	Name string `json:"name"`
+	// uid of the workload: one of the same name that is made later is another one.
+	UID string `json:"uid"`
 }
 
 // Phase of a RetainedIP.
@@ -142,6 +146,7 @@ type NetworkAddresses struct {
 	Network string `json:"network"`
 	// interface is the name inside the pod.
 	Interface string `json:"interface"`
+	// ips are the addresses, one of each family.
 	// +listType=atomic
 	IPs []string `json:"ips"`
 }

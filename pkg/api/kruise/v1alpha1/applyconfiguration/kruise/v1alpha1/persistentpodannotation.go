@@ -7,6 +7,7 @@ package v1alpha1
 //
 // PersistentPodAnnotation is the key of an annotation.
 type PersistentPodAnnotationApplyConfiguration struct {
+	// key of the annotation.
 	Key *string `json:"key,omitempty"`
 }
 

@@ -8,7 +8,8 @@ package v1alpha1
 // PreferredTopologyTerm is a preference with its weight.
 type PreferredTopologyTermApplyConfiguration struct {
 	// weight of the preference, 1 to 100, as in the pod's own node affinity.
-	Weight     *int32                              `json:"weight,omitempty"`
+	Weight *int32 `json:"weight,omitempty"`
+	// preference is what is preferred.
 	Preference *NodeTopologyTermApplyConfiguration `json:"preference,omitempty"`
 }
 

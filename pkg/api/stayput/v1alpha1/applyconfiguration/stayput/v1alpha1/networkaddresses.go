@@ -10,8 +10,9 @@ type NetworkAddressesApplyConfiguration struct {
 	// network is the name in the CNI configuration.
 	Network *string `json:"network,omitempty"`
 	// interface is the name inside the pod.
-	Interface *string  `json:"interface,omitempty"`
-	IPs       []string `json:"ips,omitempty"`
+	Interface *string `json:"interface,omitempty"`
+	// ips are the addresses, one of each family.
+	IPs []string `json:"ips,omitempty"`
 }
 
 // NetworkAddressesApplyConfiguration constructs a declarative configuration of the NetworkAddresses type for use with

@@ -7,10 +7,14 @@ package v1alpha1
 //
 // WorkloadReference names a workload in the namespace of the object that has it.
 type WorkloadReferenceApplyConfiguration struct {
+	// apiVersion of the workload, for example apps/v1.
 	APIVersion *string `json:"apiVersion,omitempty"`
-	Kind       *string `json:"kind,omitempty"`
-	Name       *string `json:"name,omitempty"`
-	UID        *string `json:"uid,omitempty"`
+	// kind of the workload, for example StatefulSet.
+	Kind *string `json:"kind,omitempty"`
+	// name of the workload.
+	Name *string `json:"name,omitempty"`
+	// uid of the workload: one of the same name that is made later is another one.
+	UID *string `json:"uid,omitempty"`
 }
 
 // WorkloadReferenceApplyConfiguration constructs a declarative configuration of the WorkloadReference type for use with

@@ -1,0 +1,151 @@
+package placement
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+func ranOn(node string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.UID, p.Spec.SchedulingGates, p.Spec.NodeName, p.Status.PodIP = "old", nil, node, "192.0.2.7"
+	}
+}
+
+func TestThePlaceOfAPodThatWasDeletedIsKnownForAMoment(t *testing.T) {
+	now := noon
+	m := newMemory(func() time.Time { return now })
+	key := client.ObjectKeyFromObject(gatedPod())
+	m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) { p.Status.PodIP = "" }))
+	m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) { p.Annotations = nil }))
+	if node := m.lastNode(key, now); node != "" {
+		t.Fatalf("a pod that had no address, or asked for none, was on %q", node)
+	}
+	m.deleted(gatedPod(ranOn("node-1")))
+	now = now.Add(publishing / 2)
+	m.deleted(gatedPod(ranOn("node-2")))
+	now = now.Add(publishing/2 + time.Second) // the first has been forgotten, the second has not
+	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
+	if node := m.lastNode(key, now); node != "node-2" {
+		t.Errorf("it was on %q", node)
+	}
+	now = now.Add(publishing)
+	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
+	if node := m.lastNode(key, now); node != "" || len(m.last)+len(m.order) > 0 {
+		t.Errorf("it was on %q, and %d and %d are remembered", node, len(m.last), len(m.order))
+	}
+}
+
+func TestAGivenUpHomeIsForTheSuccessorUntilItHasANode(t *testing.T) {
+	m := newMemory(time.Now)
+	pod := gatedPod()
+	m.giveUp(client.ObjectKeyFromObject(pod), "old")
+	old := gatedPod(func(p *corev1.Pod) { p.UID = "old" })
+	if m.gaveUp(old) || !m.gaveUp(pod) {
+		t.Error("it is for the pod itself, or not for its successor")
+	}
+	m.seen(gatedPod(ranOn("node-2")))
+	if m.gaveUp(pod) {
+		t.Error("it is remembered though the successor runs")
+	}
+}
+
+func TestAPodThatWasLetGoIsLeftAloneWhileItLooksGated(t *testing.T) {
+	m := newMemory(time.Now)
+	pod := gatedPod()
+	m.ungatedPod(pod)
+	if !m.wasUngated(pod) || m.wasUngated(gatedPod(func(p *corev1.Pod) { p.UID = "another" })) {
+		t.Error("it is not the pod that was let go that is left alone")
+	}
+	m.seen(gatedPod(func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }))
+	if len(m.ungated) > 0 {
+		t.Error("it is remembered for ever")
+	}
+}
+
+func TestPodsThatWaitAreWokenByTheirNodeAndByTheirNamespace(t *testing.T) {
+	m := newMemory(time.Now)
+	pod := gatedPod()
+	d := decision{outcome: outcomeWait, reason: "is cordoned"}
+	if !m.waits(pod, "node-1", d) || m.waits(pod, "node-1", d) {
+		t.Error("that it waits is not said once")
+	}
+	d.reason = "is not Ready"
+	if !m.waits(pod, "node-1", d) {
+		t.Error("another reason is not said")
+	}
+	anywhere := gatedPod(func(p *corev1.Pod) { p.Name = "anywhere" })
+	m.waits(anywhere, "", d)
+	names := func(all []types.NamespacedName) []string {
+		var n []string
+		for _, k := range all {
+			n = append(n, k.Name)
+		}
+		slices.Sort(n)
+		return n
+	}
+	woken := func(node string) []string {
+		var all []types.NamespacedName
+		for _, r := range m.waitingFor(node) {
+			all = append(all, r.NamespacedName)
+		}
+		return names(all)
+	}
+	if got := woken("node-1"); !slices.Equal(got, []string{"anywhere", "web-0"}) {
+		t.Errorf("node-1 wakes %v", got)
+	}
+	if got := woken("node-2"); !slices.Equal(got, []string{"anywhere"}) {
+		t.Errorf("node-2 wakes %v", got)
+	}
+	if len(m.waitingIn("default")) != 2 || len(m.waitingIn("other")) != 0 {
+		t.Errorf("the namespaces wake %v and %v", m.waitingIn("default"), m.waitingIn("other"))
+	}
+	m.decided(client.ObjectKeyFromObject(pod))
+	m.decided(client.ObjectKeyFromObject(anywhere))
+	if m.waitingPods() != 0 || len(m.pods)+len(m.waiting) > 0 {
+		t.Error("they are remembered for ever")
+	}
+}
+
+func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
+	at := func(name string, phase stayputv1alpha1.Phase) *stayputv1alpha1.RetainedIP {
+		since := metav1.NewTime(noon)
+		return &stayputv1alpha1.RetainedIP{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec:       stayputv1alpha1.RetainedIPSpec{NodeName: name},
+			Status:     stayputv1alpha1.RetainedIPStatus{Phase: phase, Since: &since, Expires: stayputv1alpha1.ExpiresNever},
+		}
+	}
+	kept := []*stayputv1alpha1.RetainedIP{at("node-1", stayputv1alpha1.PhaseRetained), at("node-2", stayputv1alpha1.PhaseBound), at("node-3", stayputv1alpha1.PhaseRetained)}
+	m := newMemory(time.Now)
+	pods := make([]*corev1.Pod, 3)
+	for i := range pods {
+		pods[i] = gatedPod(func(p *corev1.Pod) { p.UID = types.UID(rune('a' + i)) })
+	}
+	first, second := m.assign(pods[0], kept, noon), m.assign(pods[1], kept, noon)
+	if first == nil || second == nil || first == second || first.Status.Phase != stayputv1alpha1.PhaseRetained || second.Status.Phase != stayputv1alpha1.PhaseRetained {
+		t.Fatalf("two pods were drawn to %v and %v", first, second)
+	}
+	if third := m.assign(pods[2], kept, noon); third != nil {
+		t.Errorf("a third was drawn to %v", third)
+	}
+	if again := m.assign(pods[0], kept, noon); again != first {
+		t.Errorf("the first was drawn to %v and %v", first, again)
+	}
+	m.deleted(pods[0])
+	if third := m.assign(pods[2], kept, noon); third != first {
+		t.Errorf("what the first left was not given to the third, but %v", third)
+	}
+	m.deleted(pods[1])
+	m.deleted(pods[2])
+	if len(m.assigned)+len(m.holds) > 0 {
+		t.Error("they are remembered for ever")
+	}
+}
