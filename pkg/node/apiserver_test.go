@@ -99,7 +99,9 @@ func notFound(resource, name string) *metav1.Status {
 	return &metav1.Status{Code: 404, Reason: metav1.StatusReasonNotFound, Details: &metav1.StatusDetails{Kind: resource, Name: name}}
 }
 
-func forbidden() *metav1.Status { return &metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden} }
+func forbidden() *metav1.Status {
+	return &metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden}
+}
 
 func keyOf(r *http.Request) objectKey { return objectKey{r.PathValue("ns"), r.PathValue("name")} }
 

@@ -35,6 +35,10 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "mounting /proc:", err)
 			os.Exit(1)
 		}
+		if err := loopbackUp(); err != nil { // the tests' API server listens there
+			fmt.Fprintln(os.Stderr, "loopback:", err)
+			os.Exit(1)
+		}
 		os.Exit(m.Run())
 	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
@@ -47,6 +51,14 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "the tests make namespaces, as root:", err)
 		os.Exit(1)
 	}
+}
+
+func loopbackUp() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(lo)
 }
 
 // world is a node in temporary directories: real ledgers, real files, real network namespaces and the real

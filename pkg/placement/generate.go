@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -176,6 +177,7 @@ func (g *generating) setUp(mgr ctrl.Manager) error {
 		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(g.concerned), stateSpecMoved)),
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, pod *corev1.Pod) []workloadRef { return targetsOfPod(ctx, g.client, pod) }), podGone)),
+		watchKinds(g.targets, c, func(ctx context.Context, gk schema.GroupKind) []workloadRef { return targetsOfKind(ctx, g.client, gk) }),
 		watchKruise(g.kruise, c, g.everything),
 	)
 }
@@ -231,8 +233,8 @@ func (g *generating) Reconcile(ctx context.Context, ref workloadRef) (reconcile.
 	}
 	w, err := g.targets.cached(ctx, ref)
 	switch {
-	case errors.Is(err, errNotTarget), errors.Is(err, errNotServed), errors.As(err, new(*permissionError)):
-		return reconcile.Result{}, nil // the object, if there is one, says so
+	case errors.Is(err, errNotTarget), errors.Is(err, errNotServed), errors.Is(err, errUnknownYet), errors.As(err, new(*permissionError)):
+		return reconcile.Result{}, nil // the object, if there is one, says so; see watchKinds
 	case err != nil:
 		return reconcile.Result{}, err
 	case w == nil:

@@ -29,6 +29,9 @@ type situation struct {
 	home string
 	// kept is until when home keeps them; zero: without an end.
 	kept time.Time
+	// guess: home is only where the pod's predecessor was, its RetainedIP being on its way, until then; zero: it is
+	// published.
+	guess time.Time
 	// record is of the pod's PersistentPodState; nil: there is none.
 	record *record
 	// given up: the pod's predecessor waited for its home in vain.
@@ -121,6 +124,9 @@ func decide(s situation) decision {
 		d.outcome, d.reason, d.pull = outcomeWait, blocked.reason, pull{}
 		if left != forever {
 			d.retry = left
+		}
+		if sure := s.guess.Sub(s.now); !s.guess.IsZero() && (d.retry == 0 || sure < d.retry) {
+			d.retry = max(sure, time.Millisecond)
 		}
 		return d
 	}

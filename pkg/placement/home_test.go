@@ -136,6 +136,8 @@ func TestWhereAPodGoes(t *testing.T) {
 			pod: gatedPod(annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: outcomeWait},
 		{name: "a home-wait that cannot be read is the default, and said", s: situation{nodes: with(cordoned), home: "node-1",
 			pod: gatedPod(annotation(stayputv1alpha1.AnnotationHomeWait, "soon"))}, outcome: outcomeWait, retry: 50 * time.Second, says: `"soon" is not valid: expected a duration`},
+		{name: "a guess is waited for until it is known", s: situation{nodes: with(cordoned), home: "node-1", guess: noon.Add(7 * time.Second),
+			pod: gatedPod(annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: outcomeWait, retry: 7 * time.Second},
 		{name: "a deleted home is not waited for", s: situation{nodes: healthy[1:], home: "node-1"}, outcome: outcomeElsewhere, says: "is gone"},
 		{name: "a home that the pod's own selector excludes is reported, not enforced", s: situation{nodes: healthy, home: "node-1", pod: gatedPod(func(p *corev1.Pod) {
 			p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "node-2"}

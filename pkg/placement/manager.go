@@ -15,6 +15,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -107,18 +108,23 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 
 	// 3. What pods do is followed on every replica, so that the next leader knows it too. So is the rest, so that
 	// it need not read the cluster first.
-	for _, o := range []client.Object{&corev1.Node{}, &appsv1.StatefulSet{}, &stayputv1alpha1.RetainedIP{}, &kruisev1alpha1.PersistentPodState{}} {
+	for _, o := range []client.Object{&corev1.Node{}, &appsv1.StatefulSet{}, &kruisev1alpha1.PersistentPodState{}} {
 		if _, err := mgr.GetCache().GetInformer(ctx, o); err != nil {
 			return err
 		}
 	}
 	memory := newMemory(time.Now)
-	pods, err := mgr.GetCache().GetInformer(ctx, &corev1.Pod{})
-	if err != nil {
-		return err
-	}
-	if _, err := pods.AddEventHandler(memory.handler()); err != nil {
-		return err
+	for _, of := range []struct {
+		object  client.Object
+		handler toolscache.ResourceEventHandler
+	}{{&corev1.Pod{}, memory.handler()}, {&stayputv1alpha1.RetainedIP{}, memory.releases()}} {
+		informer, err := mgr.GetCache().GetInformer(ctx, of.object)
+		if err != nil {
+			return err
+		}
+		if _, err := informer.AddEventHandler(of.handler); err != nil {
+			return err
+		}
 	}
 
 	// 4. Placement and release.

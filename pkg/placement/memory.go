@@ -144,14 +144,32 @@ func (m *memory) deleted(pod *corev1.Pod) {
 	m.order = append(m.order, lastSeen{key, at})
 }
 
-// lastNode is where a pod was deleted within the last moments; empty: not known.
-func (m *memory) lastNode(pod types.NamespacedName, now time.Time) string {
+// lastNode is where a pod was deleted within the last moments, and until when that is worth anything; empty: not
+// known.
+func (m *memory) lastNode(pod types.NamespacedName, now time.Time) (node string, until time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if l, ok := m.last[pod]; ok && now.Sub(l.at) < publishing {
-		return l.node
+		return l.node, l.at.Add(publishing)
 	}
-	return ""
+	return "", time.Time{}
+}
+
+// releases follows the RetainedIPs: the place of one that was given up on purpose is no home any more.
+func (m *memory) releases() cache.ResourceEventHandler {
+	forget := func(o any) {
+		if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
+			o = gone.Obj
+		}
+		if r, ok := o.(*stayputv1alpha1.RetainedIP); ok && r.Spec.Release {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if key := (types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName}); m.last[key].node == r.Spec.NodeName {
+				delete(m.last, key)
+			}
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, is any) { forget(is) }, DeleteFunc: forget}
 }
 
 // giveUp remembers that the successor of a pod is to go free.

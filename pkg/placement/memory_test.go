@@ -25,7 +25,7 @@ func TestThePlaceOfAPodThatWasDeletedIsKnownForAMoment(t *testing.T) {
 	key := client.ObjectKeyFromObject(gatedPod())
 	m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) { p.Status.PodIP = "" }))
 	m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) { p.Annotations = nil }))
-	if node := m.lastNode(key, now); node != "" {
+	if node, _ := m.lastNode(key, now); node != "" {
 		t.Fatalf("a pod that had no address, or asked for none, was on %q", node)
 	}
 	m.deleted(gatedPod(ranOn("node-1")))
@@ -33,13 +33,30 @@ func TestThePlaceOfAPodThatWasDeletedIsKnownForAMoment(t *testing.T) {
 	m.deleted(gatedPod(ranOn("node-2")))
 	now = now.Add(publishing/2 + time.Second) // the first has been forgotten, the second has not
 	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
-	if node := m.lastNode(key, now); node != "node-2" {
+	if node, _ := m.lastNode(key, now); node != "node-2" {
 		t.Errorf("it was on %q", node)
 	}
 	now = now.Add(publishing)
 	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
-	if node := m.lastNode(key, now); node != "" || len(m.last)+len(m.order) > 0 {
+	if node, _ := m.lastNode(key, now); node != "" || len(m.last)+len(m.order) > 0 {
 		t.Errorf("it was on %q, and %d and %d are remembered", node, len(m.last), len(m.order))
+	}
+}
+
+func TestThePlaceOfAnAddressThatWasGivenUpIsForgotten(t *testing.T) {
+	m := newMemory(func() time.Time { return noon })
+	m.deleted(gatedPod(ranOn("node-1")))
+	r := &stayputv1alpha1.RetainedIP{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, Spec: stayputv1alpha1.RetainedIPSpec{PodName: "web-0", NodeName: "node-1"},
+	}
+	m.releases().OnDelete(r) // it vanished: that says nothing
+	if node, until := m.lastNode(client.ObjectKeyFromObject(gatedPod()), noon); node != "node-1" || !until.Equal(noon.Add(publishing)) {
+		t.Fatalf("it was on %q until %s", node, until)
+	}
+	r.Spec.Release = true
+	m.releases().OnUpdate(nil, r)
+	if node, _ := m.lastNode(client.ObjectKeyFromObject(gatedPod()), noon); node != "" {
+		t.Errorf("it was on %q", node)
 	}
 }
 

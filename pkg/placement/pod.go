@@ -159,7 +159,7 @@ func (p *placer) look(ctx context.Context, pod *corev1.Pod) (situation, error) {
 		case home != nil:
 			s.home, s.kept = home.Spec.NodeName, keptFor(home, pod)
 		default:
-			s.home = p.memory.lastNode(client.ObjectKeyFromObject(pod), s.now)
+			s.home, s.guess = p.memory.lastNode(client.ObjectKeyFromObject(pod), s.now)
 		}
 	}
 	var err error

@@ -186,11 +186,14 @@ func (r *recording) setUp(mgr ctrl.Manager) error {
 			}))),
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, pod *corev1.Pod) []workloadRef { return targetsOfPod(ctx, r.client, pod) }), podMoved)),
-		watchKinds(r.targets, c, func(ctx context.Context, gk schema.GroupKind) []workloadRef {
-			return slices.DeleteFunc(everyState(ctx, r.client, targetOf), func(ref workloadRef) bool { return ref.groupKind() != gk })
-		}),
+		watchKinds(r.targets, c, func(ctx context.Context, gk schema.GroupKind) []workloadRef { return targetsOfKind(ctx, r.client, gk) }),
 		watchKruise(r.kruise, c, func(ctx context.Context) []workloadRef { return everyState(ctx, r.client, targetOf) }),
 	)
+}
+
+// targetsOfKind are the workloads of a kind that have a PersistentPodState.
+func targetsOfKind(ctx context.Context, from client.Reader, gk schema.GroupKind) []workloadRef {
+	return slices.DeleteFunc(everyState(ctx, from, targetOf), func(ref workloadRef) bool { return ref.groupKind() != gk })
 }
 
 // targetsOfPod are the workloads with a PersistentPodState that a pod belongs to or, an orphan, may have belonged to.
@@ -252,10 +255,14 @@ func (r *recording) Reconcile(ctx context.Context, ref workloadRef) (reconcile.R
 	return reconcile.Result{RequeueAfter: v.retry}, nil
 }
 
-// orLater takes it as news on its way to the cache that an object has changed under a write.
+// orLater takes it as news on its way to the cache that an object has changed under a write. In a namespace that
+// is being deleted there is nothing more to do.
 func orLater(err error) (reconcile.Result, error) {
-	if apierrors.IsConflict(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) {
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsInvalid(err), apierrors.IsNotFound(err):
 		return reconcile.Result{RequeueAfter: again}, nil
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{}, err
 }
@@ -273,6 +280,8 @@ func (r *recording) look(ctx context.Context, ref workloadRef, s *kruisev1alpha1
 			return nil, err
 		}
 		return &verdict{pods: new(int32), recorded: finding{reasonTargetNotFound, fmt.Sprintf("there is no %s", ref)}}, nil
+	case errors.Is(err, errUnknownYet):
+		return nil, nil // see watchKinds
 	case errors.Is(err, errNotTarget):
 		kept.degraded, kept.pods = finding{reasonUnsupportedTarget, unsupported(ref)}, nil
 		return &kept, nil

@@ -14,7 +14,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -715,7 +714,7 @@ func leftOf(ctx context.Context, from client.Reader, ref workloadRef) (bool, err
 var podMoved = predicate.TypedFuncs[*corev1.Pod]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
 	was, is := e.ObjectOld, e.ObjectNew
 	return was.UID != is.UID || was.Spec.NodeName != is.Spec.NodeName || podReady(was) != podReady(is) ||
-		!sameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)) || !equality.Semantic.DeepEqual(was.Annotations, is.Annotations)
+		!sameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)) || !maps.Equal(was.Annotations, is.Annotations)
 }}
 
 // podReady says whether a pod is where it is to stay: Ready, and not about to go.

@@ -436,6 +436,8 @@ func TestWhatCannotBeRecordedIsRefusedWhenItIsApplied(t *testing.T) {
 		"a weight of 101":         stateFor("x", "web", fmt.Sprintf(weight, 101)),
 		"an empty target":         stateFor("x", `""`, byHostname),
 		"a target without kind":   strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet, ", "", 1),
+		"a Deployment":            strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: Deployment", 1),
+		"a ReplicaSet":            strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: ReplicaSet", 1),
 		"no topology":             stateFor("x", "web", ""),
 		"an empty topology":       stateFor("x", "web", "  requiredPersistentTopology: {nodeTopologyKeys: []}\n"),
 		"no preferences":          stateFor("x", "web", "  preferredPersistentTopology: []\n"),
@@ -538,12 +540,12 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	kubectl(t, c, "delete", "pod", "web-0", "-n", ns, "--grace-period=0", "--force", "--ignore-not-found")
 }
 
-func TestDeploymentsAreRefusedWithTheReason(t *testing.T) {
+func TestAKindThatTheControllerIsNotToldOfIsRefusedWithTheReason(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet,", "kind: Deployment,", 1))
+	apply(t, c, ns, strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet,", "kind: DaemonSet,", 1))
 	comesTo(t, c, ns, "x", "to say why", func(s *kruisev1alpha1.PersistentPodState) bool {
-		return isTrue(s, "Degraded", "UnsupportedTarget") && strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Degraded").Message, "new names")
+		return isTrue(s, "Degraded", "UnsupportedTarget") && strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Degraded").Message, "--workload-kinds")
 	})
 }
 
@@ -721,10 +723,9 @@ webhooks: []
 	})
 	defer restore()
 	comesTo(t, c, ns, "web", "to say so", func(s *kruisev1alpha1.PersistentPodState) bool { return isTrue(s, "Degraded", "OpenKruise") })
-	until(t, "the bindings to be gone", func(ctx context.Context) bool {
-		_, gate := c.Client().AdmissionregistrationV1().MutatingAdmissionPolicyBindings().Get(ctx, "stayput-gate-recorded", metav1.GetOptions{})
+	until(t, "the binding to be gone", func(ctx context.Context) bool {
 		_, unique := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(ctx, "stayput-unique-target", metav1.GetOptions{})
-		return apierrors.IsNotFound(gate) && apierrors.IsNotFound(unique)
+		return apierrors.IsNotFound(unique)
 	})
 	until(t, "no pods to be gated", func(context.Context) bool { return !gates(t, c, ns, "StatefulSet.apps.web") })
 	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=false", "--overwrite")
