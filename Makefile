@@ -5,14 +5,14 @@ GO      ?= go
 LDFLAGS := -s -w
 BUILD   := CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)"
 
-.PHONY: all build test lab vet demo bench fuzz clean
+.PHONY: all build test lab vet demo bench bench-cluster fuzz clean
 
 all: build
 
 build: ## the static binaries, in bin/
 	$(BUILD) -o bin/ ./cmd/...
 
-lab: ## the pinned containerd, runc and CNI plugins that tests and demo run on
+lab: ## the pinned containerd, runc, CNI plugins, etcd and Kubernetes that tests and demo run on: 6 min at first
 	$(GO) run ./test/lab/cmd/labbuild
 
 vet:
@@ -23,11 +23,17 @@ vet:
 test: vet lab ## all tests: unit, crash, stories, real containerd
 	$(GO) test -count=1 -timeout 30m ./...
 
-demo: lab ## a pod loses its IP with host-local and keeps it with stayput
-	$(GO) run ./test/demo
+# Not by go run, which would not hand on the signal that ends make.
+demo: lab ## stateful pods on a real Kubernetes, without stayput and with it; KEEP=1 leaves the cluster up until Ctrl-C
+	$(GO) build -o bin/demo ./test/demo
+	bin/demo $(if $(KEEP),--keep)
 
 bench: lab ## ratios against host-local, measured in one run
 	$(GO) run ./test/bench
+
+bench-cluster: lab ## the same for clusters: latency, throughput, API writes, size; about an hour
+	$(GO) build -o bin/bench-cluster ./test/bench/cluster
+	bin/bench-cluster $(BENCHFLAGS)
 
 FUZZTIME ?= 30s
 fuzz: ## new histories of the model test, and every fuzz target for FUZZTIME

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// place is where a pod is.
+type place struct {
+	node string
+	ip   netip.Addr
+}
+
+func (p place) String() string { return p.node + " " + p.ip.String() }
+
+// step is something that happens to the pods.
+type step struct {
+	title string
+	// restarts says whether the pods of a node are restarted.
+	restarts func(node string) bool
+	run      func(context.Context) error
+}
+
+// row is what a step did to a pod.
+type row struct {
+	pod           string
+	before, after place
+	restarted     bool
+	away          time.Duration // as the client saw it
+}
+
+func (r row) lost() bool { return r.before != r.after }
+
+func (r row) verdict() string {
+	switch {
+	case r.before.node != r.after.node:
+		return "NODE LOST" // and the IP, which is of that node's range
+	case r.before.ip != r.after.ip:
+		return "IP LOST"
+	case r.restarted:
+		return "kept"
+	}
+	return "untouched"
+}
+
+func (r row) heard() string {
+	switch {
+	case r.lost():
+		return "away for good"
+	case r.away == 0:
+		return "never away"
+	}
+	return fmt.Sprintf("away %5d ms", r.away.Milliseconds())
+}
+
+// tally counts what became of the pods in an act.
+type tally struct {
+	restarts   int
+	nodes, ips int // lost
+}
+
+func (t *tally) add(rows []row) {
+	for _, r := range rows {
+		if r.restarted {
+			t.restarts++
+		}
+		if r.before.node != r.after.node {
+			t.nodes++
+		}
+		if r.before.ip != r.after.ip {
+			t.ips++
+		}
+	}
+}
+
+func (t tally) lost() bool { return t.nodes+t.ips > 0 }
+
+func (t tally) String() string {
+	if !t.lost() {
+		return fmt.Sprintf("%d restarts: every node and IP kept", t.restarts)
+	}
+	return fmt.Sprintf("%d restarts: %d nodes and %d IPs lost", t.restarts, t.nodes, t.ips)
+}
+
+// act starts the workloads and does everything to them.
+func (s *stage) act(ctx context.Context) (tally, error) {
+	var t tally
+	if err := s.deploy(ctx); err != nil {
+		return t, err
+	}
+	for _, next := range []func(home string) step{s.powerCycle, s.deletion, s.rollout, s.drain} {
+		rows, err := s.play(ctx, next)
+		if err != nil {
+			return t, err
+		}
+		s.out.table(rows)
+		t.add(rows)
+	}
+	return t, nil
+}
+
+// play does one step and waits for its end: all pods run again, and the client has heard of those that are where
+// they were. home is the node of the single pod, and of one of the others at first.
+func (s *stage) play(ctx context.Context, next func(home string) step) ([]row, error) {
+	ctx, hush := context.WithCancel(ctx)
+	defer hush()
+	before, err := s.pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.load(ctx, before); err != nil {
+		return nil, err
+	}
+	talks := map[string]*talk{}
+	for name, p := range before {
+		talks[name] = s.client.talk(ctx, name, p.ip)
+		if err := talks[name].hear(ctx); err != nil {
+			return nil, err
+		}
+	}
+
+	st := next(before[single].node)
+	s.out.step("%s", st.title)
+	if err := st.run(ctx); err != nil {
+		return nil, err
+	}
+	after, err := s.again(ctx, before, st.restarts)
+	if err != nil {
+		return nil, err
+	}
+	var rows []row
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		r := row{pod: name, before: before[name].place, after: after[name].place, restarted: st.restarts(before[name].node)}
+		if !r.lost() {
+			if r.away, err = talks[name].end(ctx); err != nil {
+				return rows, err
+			}
+		}
+		rows = append(rows, r)
+	}
+	return rows, nil
+}
+
+// all is of a step that restarts every pod.
+func all(string) bool { return true }
+
+func (s *stage) powerCycle(home string) step {
+	return step{
+		title:    home + " loses its power, and is switched on again",
+		restarts: func(node string) bool { return node == home },
+		run: func(ctx context.Context) error {
+			node := s.Node(home)
+			if err := node.PowerLoss(); err != nil {
+				return err
+			}
+			return node.Boot(ctx)
+		},
+	}
+}
+
+func (s *stage) deletion(string) step {
+	return step{title: "The pods are deleted", restarts: all, run: func(ctx context.Context) error {
+		return s.command(ctx, "delete", "pods", "--selector", workloads, "--wait=false")
+	}}
+}
+
+func (s *stage) rollout(string) step {
+	return step{title: "A new image is rolled out", restarts: all, run: func(ctx context.Context) error {
+		return s.command(ctx, "set", "image", "statefulset", "--all", "*="+nextImage)
+	}}
+}
+
+// maintenance is how long a drained node is away, at least.
+const maintenance = 2 * time.Second
+
+func (s *stage) drain(home string) step {
+	return step{
+		title:    home + " is drained for maintenance, and comes back",
+		restarts: func(node string) bool { return node == home },
+		run: func(ctx context.Context) error {
+			// Only the pods that matter: the ballast would not come back.
+			if err := s.command(ctx, "drain", home, "--pod-selector", workloads); err != nil {
+				return err
+			}
+			select {
+			case <-time.After(maintenance):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if s.installed {
+				if err := s.show(ctx, "get", "pods", "--selector", workloads); err != nil {
+					return err
+				}
+				if err := s.show(ctx, "get", "retainedips"); err != nil {
+					return err
+				}
+			}
+			return s.command(ctx, "uncordon", home)
+		},
+	}
+}

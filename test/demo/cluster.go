@@ -1,0 +1,269 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// The workloads.
+var (
+	//go:embed echoserver.yaml
+	echoserver string
+	//go:embed web.yaml
+	web string
+)
+
+const (
+	namespace = "default"
+	workloads = "app in (echoserver,web)"
+	replicas  = 3       // of both
+	single    = "web-0" // the pod of the one with one replica
+
+	// Both images are the lab's under another name.
+	firstImage = "cilium/echoserver:latest"
+	nextImage  = "cilium/echoserver:next"
+)
+
+// stage is the cluster with what the demo runs on it.
+type stage struct {
+	*lab.Cluster
+	out       *screen
+	client    client
+	installed bool // stayput
+}
+
+// prepare brings the images and the client.
+func (s *stage) prepare(ctx context.Context) error {
+	for _, n := range s.Nodes {
+		for _, image := range []string{firstImage, nextImage} {
+			_, err := n.Run(ctx, "/opt/lab/containerd/ctr", "-n", "k8s.io", "images", "tag", lab.WebImage, "docker.io/"+image)
+			if err != nil {
+				return err
+			}
+		}
+	}
+	pod := pinned("client", s.spare().Name, nil)
+	if _, err := s.Client().CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	s.client.node = s.spare()
+	return await(ctx, "the client", func() (bool, error) {
+		var err error
+		s.client.pod, err = s.spare().Sandbox(ctx, namespace, pod.Name)
+		return err == nil, err
+	})
+}
+
+// spare is the node without the workloads at first: the emptiest one from then on.
+func (s *stage) spare() *lab.ClusterNode { return s.Nodes[len(s.Nodes)-1] }
+
+// install installs stayput on the cluster as it is: the pods of the nodes run on.
+func (s *stage) install(ctx context.Context) error {
+	s.out.step("stayput is installed: IPAM plugin and agent on every node, two controllers")
+	s.installed = true
+	for _, n := range s.Nodes {
+		ipam := lab.RangeIPAM("stayput", n.Pods.String())
+		ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}}
+		if err := n.SetNetworks(ctx, lab.Network{IPAM: ipam, Annotations: true}); err != nil {
+			return err
+		}
+	}
+	return s.Install(ctx, lab.InstallOptions{Controllers: 2})
+}
+
+// deploy starts the workloads on all nodes but the spare one.
+func (s *stage) deploy(ctx context.Context) error {
+	s.out.step("The workloads start; %s is added when they run", s.spare().Name)
+	if _, err := s.Kubectl(ctx, "", "cordon", s.spare().Name); err != nil {
+		return err
+	}
+	for _, yaml := range []string{echoserver, web} {
+		if _, err := s.Kubectl(ctx, yaml, "apply", "--server-side", "-f", "-"); err != nil {
+			return err
+		}
+	}
+	if _, err := s.again(ctx, nil, all); err != nil {
+		return err
+	}
+	_, err := s.Kubectl(ctx, "", "uncordon", s.spare().Name)
+	return err
+}
+
+// clear removes the workloads.
+func (s *stage) clear(ctx context.Context) error {
+	_, err := s.Kubectl(ctx, "", "delete", "statefulsets", "--all", "--cascade=foreground")
+	return err
+}
+
+// pod is a pod of the workloads.
+type pod struct {
+	place
+	container string
+	ready     bool
+}
+
+// pods returns the pods of the workloads by name.
+func (s *stage) pods(ctx context.Context) (map[string]pod, error) {
+	list, err := s.Client().CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: workloads})
+	if err != nil {
+		return nil, err
+	}
+	pods := map[string]pod{}
+	for _, p := range list.Items {
+		ip, err := netip.ParseAddr(p.Status.PodIP)
+		pods[p.Name] = pod{
+			place:     place{p.Spec.NodeName, ip},
+			container: runs(&p),
+			ready:     err == nil && p.DeletionTimestamp == nil && ready(&p),
+		}
+	}
+	return pods, nil
+}
+
+func runs(p *corev1.Pod) string {
+	if len(p.Status.ContainerStatuses) == 0 {
+		return ""
+	}
+	return p.Status.ContainerStatuses[0].ContainerID
+}
+
+func ready(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// again waits until all pods are Ready, those that were restarted with another container than before.
+func (s *stage) again(ctx context.Context, before map[string]pod, restarted func(node string) bool) (map[string]pod, error) {
+	var now map[string]pod
+	return now, await(ctx, "the pods to run", func() (bool, error) {
+		var err error
+		if now, err = s.pods(ctx); err != nil || len(now) < replicas {
+			return false, err
+		}
+		for name, p := range now {
+			was, ok := before[name]
+			if !p.ready || ok && restarted(was.node) && p.container == was.container {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+}
+
+// load puts half a node's worth of ballast on each node that is a home, and on no other: to the scheduler any
+// other node is a better place.
+func (s *stage) load(ctx context.Context, homes map[string]pod) error {
+	pods := s.Client().CoreV1().Pods(namespace)
+	isHome := map[string]bool{}
+	for _, p := range homes {
+		isHome[p.node] = true
+	}
+	for _, n := range s.Nodes {
+		if !isHome[n.Name] {
+			now := int64(0)
+			if err := pods.Delete(ctx, "ballast-"+n.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+			continue
+		}
+		node, err := s.Client().CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		half := corev1.ResourceList{
+			corev1.ResourceCPU:    *resource.NewMilliQuantity(node.Status.Allocatable.Cpu().MilliValue()/2, resource.DecimalSI),
+			corev1.ResourceMemory: *resource.NewQuantity(node.Status.Allocatable.Memory().Value()/2, resource.BinarySI),
+		}
+		_, err = pods.Create(ctx, pinned("ballast", n.Name, half), metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
+	return await(ctx, "the ballast", func() (bool, error) {
+		list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "app=ballast"})
+		if err != nil {
+			return false, err
+		}
+		for _, p := range list.Items {
+			if !ready(&p) {
+				return false, nil
+			}
+		}
+		return len(list.Items) == len(isHome), nil
+	})
+}
+
+// pinned is a pod that does nothing on its node but take room.
+func pinned(kind, node string, room corev1.ResourceList) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: kind + "-" + node, Labels: map[string]string{"app": kind}},
+		Spec: corev1.PodSpec{
+			NodeName: node,
+			Containers: []corev1.Container{{
+				Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever,
+				Resources: corev1.ResourceRequirements{Requests: room},
+			}},
+		},
+	}
+}
+
+// command runs kubectl before the audience.
+func (s *stage) command(ctx context.Context, args ...string) error {
+	s.out.command(append([]string{"kubectl"}, args...))
+	_, err := s.Kubectl(ctx, "", args...)
+	return err
+}
+
+// show is command with what kubectl prints.
+func (s *stage) show(ctx context.Context, args ...string) error {
+	s.out.command(append([]string{"kubectl"}, args...))
+	text, err := s.Kubectl(ctx, "", args...)
+	s.out.printed(text)
+	return err
+}
+
+// await waits until ok.
+func await(ctx context.Context, what string, ok func() (bool, error)) error {
+	for {
+		done, err := ok()
+		if done {
+			return nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for %s: %w", what, errors.Join(ctx.Err(), err))
+		}
+	}
+}
+
+// wait leaves the cluster to the people who want to look at it.
+func (s *stage) wait(ctx context.Context) error {
+	config, err := s.Kubeconfig()
+	if err != nil {
+		return err
+	}
+	s.out.line("\nThe cluster stays until Ctrl-C, or until this make is ended; then everything of it is removed.")
+	s.out.line("In another shell:\n")
+	s.out.line("  export KUBECONFIG=%s", config)
+	s.out.line("  export PATH=$PATH:%s", filepath.Dir(s.KubectlPath()))
+	s.out.line("  kubectl get pods -o wide; kubectl get retainedips,persistentpodstates")
+	<-ctx.Done()
+	return nil
+}
