@@ -52,6 +52,8 @@ type apiServer struct {
 	// release ends claims and calls done when the ledgers have carried it out, before the next PublishClaims.
 	release func(key objectKey, claims []ledger.Key, done func())
 
+	backoff wait.Backoff // of the watch
+
 	queue  workqueue.TypedRateLimitingInterface[objectKey]
 	events *eventSink
 	owner  nodeOwner
@@ -109,7 +111,7 @@ func newAPIServer(c *rest.Config, node string, grace time.Duration, m *apiMetric
 			workqueue.NewTypedItemExponentialFailureRateLimiter[objectKey](apiRetryFirst, apiRetryLast)})),
 		objects: map[objectKey]*object{}, promised: map[objectKey]*promised{}, released: map[objectKey]types.UID{},
 		homeless: map[objectKey]time.Time{}, failing: map[objectKey]error{}, pace: map[objectKey]*rate.Limiter{},
-		trouble: "not connected yet",
+		backoff: watchBackoff, trouble: "not connected yet",
 	}
 	p.owner = nodeOwner{client: client, node: node}
 	p.events = newEventSink(p)
@@ -130,7 +132,7 @@ func (j jittered) When(k objectKey) time.Duration {
 func (p *apiServer) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	reflector := cache.NewReflectorWithOptions(listWatch{p}, &v1alpha1.RetainedIP{}, objectStore{p}, cache.ReflectorOptions{
-		Name: retainedIPs, Backoff: &watchBackoff,
+		Name: retainedIPs, Backoff: &p.backoff,
 	})
 	wg.Go(func() { reflector.RunWithContext(ctx) })
 	for range apiWriters {
@@ -423,7 +425,6 @@ func (p *apiServer) wrote(ctx context.Context, verb string, key objectKey, o *ob
 		p.mu.Unlock()
 		return tryLater{0}
 	case isObject(getErr):
-		p.owner.doubt()
 		p.forget(key, o.uid)
 		return tryLater{0}
 	}
@@ -528,7 +529,15 @@ func (l listWatch) selector() string {
 }
 
 func (l listWatch) List(o metav1.ListOptions) (runtime.Object, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), listTimeout)
+	return l.ListWithContext(context.Background(), o)
+}
+
+func (l listWatch) Watch(o metav1.ListOptions) (watch.Interface, error) {
+	return l.WatchWithContext(context.Background(), o)
+}
+
+func (l listWatch) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	o.FieldSelector = l.selector()
 	list := &v1alpha1.RetainedIPList{}
@@ -542,15 +551,14 @@ func (l listWatch) List(o metav1.ListOptions) (runtime.Object, error) {
 	return list, nil
 }
 
-func (l listWatch) Watch(o metav1.ListOptions) (watch.Interface, error) {
-	// Bounds the handshake only: a watch has its own timeout.
-	if err := l.sameHistory(o.ResourceVersion); err != nil {
+func (l listWatch) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	if err := l.sameHistory(ctx, o.ResourceVersion); err != nil {
 		l.p.down(err)
 		return nil, err
 	}
 	o.FieldSelector, o.Watch = l.selector(), true
 	w, err := l.p.client.Get().Resource(retainedIPs).VersionedParams(&o, metav1.ParameterCodec).
-		Timeout(time.Duration(*o.TimeoutSeconds) * time.Second).Watch(context.Background())
+		Timeout(time.Duration(*o.TimeoutSeconds) * time.Second).Watch(ctx)
 	if err != nil {
 		if !isGone(err) {
 			l.p.down(fmt.Errorf("watching RetainedIPs: %w", err))
@@ -565,14 +573,14 @@ func isGone(err error) bool { return apierrors.IsResourceExpired(err) || apierro
 
 // sameHistory makes sure that the API server still knows the version that a watch is to go on from. After a
 // backup of etcd was restored it does not, and would keep silent until it has come that far again.
-func (l listWatch) sameHistory(version string) error {
+func (l listWatch) sameHistory(ctx context.Context, version string) error {
 	l.p.mu.Lock()
 	fresh := version == l.p.listedAt
 	l.p.mu.Unlock()
 	if fresh {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	// The cheapest list that says where etcd is: of one object, which need not be there.
 	var list v1alpha1.RetainedIPList

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -289,6 +290,7 @@ func (w *world) inCluster(c *cluster) *Agent {
 	p, err := newAPIServer(&rest.Config{Host: c.URL}, "n1", a.o.GracePeriod, newAPIMetrics(prometheus.NewRegistry()), a.log)
 	check(w.t, err)
 	p.release = a.release
+	p.backoff.Cap = time.Second // what counts is that it tries again
 	a.api, a.o.Publisher = p, publishers{w.said, p}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -338,24 +340,48 @@ func TestAnAPIServerThatRefusesIsAskedAgain(t *testing.T) {
 
 func TestWhileTheAPIServerIsAwayNothingIsWritten(t *testing.T) {
 	w, c := newWorld(t), startCluster(t)
-	c.answers(func(r *http.Request) *metav1.Status {
+	away := func(*http.Request) *metav1.Status {
 		return &metav1.Status{Code: 503, Reason: metav1.StatusReasonServiceUnavailable}
-	})
+	}
+	c.answers(away)
 	a := w.inCluster(c)
+	up := func() bool { return testutil.ToFloat64(a.api.metrics.up) == 1 }
+	stays := func(writes int) {
+		t.Helper()
+		asked := c.count("GET /apis/stayput.io")
+		eventually(t, "asked several times", func() bool { return c.count("GET /apis/stayput.io") >= asked+4 })
+		if n := c.count("PATCH"); n != writes {
+			t.Errorf("%d writes, not %d", n, writes)
+		}
+		if said := a.api.said(); !strings.Contains(said, "RetainedIPs") || up() {
+			t.Errorf("says %q", said)
+		}
+	}
 	w.promises("c1", "web-0", ten)
 	a.refresh()
-	eventually(t, "asked several times", func() bool { return c.count("GET /apis/stayput.io") >= 3 })
-	if said := a.api.said(); !strings.Contains(said, "listing RetainedIPs") || testutil.ToFloat64(a.api.metrics.up) != 0 {
-		t.Errorf("says %q", said)
-	}
-	if n := c.count("PATCH"); n != 0 {
-		t.Errorf("%d writes", n)
-	}
+	stays(0)
 	c.answers(nil)
 	eventually(t, "published", func() bool { return c.object("web-0") != nil })
-	if testutil.ToFloat64(a.api.metrics.up) != 1 {
-		t.Error("still down by the metrics")
-	}
+	eventually(t, "up", up)
+
+	// One that is tried again and one that is new must wait as well.
+	c.answers(func(r *http.Request) *metav1.Status {
+		if r.Method == http.MethodPatch {
+			return forbidden()
+		}
+		return nil
+	})
+	w.promises("c2", "web-1", ten)
+	a.refresh()
+	eventually(t, "refused", func() bool { return c.count("PATCH") == 2 })
+	c.answers(away)
+	c.endWatches(nil)
+	eventually(t, "down", func() bool { return !up() })
+	w.promises("c3", "web-2", ten)
+	a.refresh()
+	stays(c.count("PATCH"))
+	c.answers(nil)
+	eventually(t, "published", func() bool { return c.object("web-1") != nil && c.object("web-2") != nil })
 }
 
 func TestAWatchThatIsTooOldIsBegunAnew(t *testing.T) {
@@ -483,6 +509,10 @@ func TestANamespaceThatIsGoneEndsWhatItsWorkloadsOwned(t *testing.T) {
 		a.refresh()
 		if !ends {
 			eventually(t, "refused twice", func() bool { return c.count("PATCH") >= 2 })
+			eventually(t, "back in the queue", func() bool { return a.api.queue.NumRequeues(objectKey{"default", "web-0.n1"}) >= 2 })
+			if said := a.api.said(); said != "" {
+				t.Errorf("says %q", said)
+			}
 			a.endReleased()
 			a.refresh()
 			if len(a.published.Claims) != 1 {
@@ -491,9 +521,6 @@ func TestANamespaceThatIsGoneEndsWhatItsWorkloadsOwned(t *testing.T) {
 			continue
 		}
 		eventually(t, "released", func() bool { a.endReleased(); a.refresh(); return len(a.published.Claims) == 0 })
-		if said := a.api.said(); said != "" {
-			t.Errorf("says %q", said)
-		}
 	}
 }
 
@@ -559,18 +586,19 @@ func TestSomebodyWhoWritesAgainstTheAgentDoesNotKeepItBusy(t *testing.T) {
 	a := w.inCluster(c)
 	w.promises("c1", "web-0", ten)
 	a.refresh()
-	for i := range 2 * paceBurst {
-		if i < paceBurst {
-			eventually(t, "corrected", func() bool { o := c.object("web-0"); return o != nil && o.Spec.PodName == "web-0" })
+	var first time.Time
+	for i := range paceBurst + 2 {
+		eventually(t, "corrected", func() bool { o := c.object("web-0"); return o != nil && o.Spec.PodName == "web-0" })
+		if i == 0 {
+			first = time.Now()
 		}
 		o := c.object("web-0")
 		o.Spec.PodName = "mine"
 		c.put(o)
 	}
-	if n := c.count("PATCH"); n > paceBurst+2 {
-		t.Errorf("%d writes", n)
+	if took := time.Since(first); took < paceEvery {
+		t.Errorf("%d writes within %s", paceBurst+2, took)
 	}
-	eventually(t, "corrected in the end", func() bool { return c.object("web-0").Spec.PodName == "web-0" })
 }
 
 func TestAnEventIsAboutThePodWhereItsUIDIsKnown(t *testing.T) {

@@ -53,7 +53,7 @@ type Promises struct {
 // Publisher tells the world outside the node. Its methods are called from several goroutines and must not
 // block: who writes to a network queues.
 type Publisher interface {
-	// PublishClaims is given what is promised whenever that has changed. What it is given is its own.
+	// PublishClaims is given what is promised whenever that has changed. It may keep but not change that.
 	PublishClaims(Promises)
 	// PublishEvent is given what the owner of a pod should hear of, once.
 	PublishEvent(ledger.Event)

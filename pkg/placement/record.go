@@ -259,7 +259,7 @@ func (r *recording) Reconcile(ctx context.Context, ref workloadRef) (reconcile.R
 // is being deleted there is nothing more to do.
 func orLater(err error) (reconcile.Result, error) {
 	switch {
-	case apierrors.IsConflict(err), apierrors.IsInvalid(err), apierrors.IsNotFound(err):
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return reconcile.Result{RequeueAfter: again}, nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return reconcile.Result{}, nil

@@ -524,6 +524,21 @@ func TestThePoliciesRefuseWhatTheyAreForAndNothingElse(t *testing.T) {
 	}
 }
 
+// The policy for the controller relies on it.
+func TestOfAPodsAffinityNobodyCanChangeMoreThanTheNodeAffinity(t *testing.T) {
+	g := guardedWith(t, true)
+	for _, text := range []string{
+		`{spec: {affinity: {podAntiAffinity: null}}}`,
+		`{spec: {affinity: {podAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, podAffinityTerm: {topologyKey: zone}}]}}}}`,
+	} {
+		for _, as := range []*rest.Config{g.admin, g.controller} {
+			if _, err := merge(podKind, "waiting", text)(testContext(t), g, as); !apierrors.IsInvalid(err) {
+				t.Errorf("%s: %v", text, err)
+			}
+		}
+	}
+}
+
 // A gateAttempt is a pod, and its gates once it is made.
 type gateAttempt struct {
 	name  string
@@ -563,7 +578,7 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod of a recorded workload with other gates", sts("db", "", "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
 		{"a pod of a recorded workload that asks for its address", sts("db", retain, ""), []string{ours}},
 		{"a pod of a workload whose name begins like a recorded one", sts("d", "", ""), nil},
-		{"a pod of a workload whose name ends like a recorded one", sts("b", "", ""), nil},
+		{"a pod of a workload whose kind ends like a recorded one's", ownedPod("guarded", "apps/v1", "Set", "db", "", ""), nil},
 		{"a pod of a workload of that name of another group", ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "db", "", ""), nil},
 		{"a pod of a workload of that name of another kind", ownedPod("guarded", "apps/v1", "ReplicaSet", "db", "", ""), nil},
 		{"a pod of a workload of that name in another namespace", ownedPod("elsewhere", "apps/v1", "StatefulSet", "db", "", ""), nil},

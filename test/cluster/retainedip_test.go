@@ -312,6 +312,35 @@ func TestADeletedObjectIsPublishedAgain(t *testing.T) {
 	}
 }
 
+func TestASharedIdentityHasAnObjectForThePodThatHasTheAddress(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	deployment := strings.NewReplacer("kind: StatefulSet", "kind: Deployment", "  serviceName: front\n", "", "  podManagementPolicy: Parallel\n", "  strategy: {type: Recreate}\n").
+		Replace(on("node-1", statefulSet("front", 1, map[string]string{retainIP: "10m", "stayput.io/identity": "front"})))
+	apply(t, c, ns, deployment)
+	var has v1alpha1.RetainedIP
+	hasOne := func(not string) func(context.Context) bool {
+		return func(ctx context.Context) bool {
+			var all v1alpha1.RetainedIPList
+			if err := objects(t, c).List(ctx, &all, client.InNamespace(ns)); err != nil || len(all.Items) != 1 {
+				return false
+			}
+			has = all.Items[0]
+			return bound(&has) && has.Spec.PodName != not
+		}
+	}
+	until(t, "the pod's RetainedIP", hasOne(""))
+	was := has
+	if was.Spec.Identity != "front" {
+		t.Errorf("%+v", was.Spec)
+	}
+	kubectl(t, c, "rollout", "restart", "deployment/front", "-n", ns)
+	until(t, "the next pod's RetainedIP alone", hasOne(was.Spec.PodName))
+	if !slices.Equal(has.Status.IPs, was.Status.IPs) || has.Spec.Identity != "front" {
+		t.Errorf("was %+v, is %+v", was.Status, has.Status)
+	}
+}
+
 func TestAnObjectThatNoLedgerStandsBehindIsDeleted(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
