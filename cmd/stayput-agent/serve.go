@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
@@ -90,7 +91,8 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	o.node.Log = log
 	o.node.Registry = prometheus.NewRegistry()
 	o.node.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	klog.SetSlogLogger(log) // of client-go
+	klog.SetSlogLogger(log)         // of client-go
+	utilruntime.ErrorHandlers = nil // its loops' errors, which the agent reports by itself, once
 	if o.node.GracePeriod <= 0 || o.node.Interval <= 0 {
 		return errors.New("--grace-period and --reconcile-interval: expected more than 0")
 	}

@@ -95,5 +95,8 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	}
 	o.placement.Log = log
 	log.Info("Running", "version", version())
-	return placement.Run(ctx, config, o.placement)
+	if err := placement.Run(ctx, config, o.placement); err != nil && ctx.Err() == nil {
+		return startAgain(ctx, log, err)
+	}
+	return nil
 }

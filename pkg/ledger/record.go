@@ -33,6 +33,39 @@ type Pod struct {
 
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
+// Validate returns an error, in the words of CNI_ARGS, unless the pod is one that Kubernetes can have. Only such a
+// pod can have a claim: runtimes other than kubelet's put into these words what they like.
+func (p Pod) Validate() error {
+	switch {
+	case !isSubdomain(p.Namespace, 63) || strings.Contains(p.Namespace, "."):
+		return fmt.Errorf("K8S_POD_NAMESPACE: %.64q is not valid: expected a DNS label", p.Namespace)
+	case !isSubdomain(p.Name, 253):
+		return fmt.Errorf("K8S_POD_NAME: %.64q is not valid: expected a DNS subdomain", p.Name)
+	case len(p.UID) > 128 || strings.ContainsFunc(p.UID, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
+		return fmt.Errorf("K8S_POD_UID: %.64q is not valid: expected a UID", p.UID)
+	}
+	return nil
+}
+
+// isSubdomain is RFC 1123 as Kubernetes reads it, for names of pods; a namespace is one label of it.
+func isSubdomain(s string, most int) bool {
+	if len(s) > most {
+		return false
+	}
+	for label := range strings.SplitSeq(s, ".") {
+		if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
+			return false
+		}
+		for i := range len(label) {
+			c := label[i]
+			if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // Key names a claim.
 type Key struct {
 	Network  string `json:"network"`

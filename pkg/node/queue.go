@@ -24,6 +24,9 @@ type observation struct {
 func observe(s Sandbox) observation {
 	o := observation{sandbox: s}
 	o.policy, o.answers, o.err = ledger.ParseAnnotations(s.Annotations)
+	if o.err == nil && o.policy.Retains() {
+		o.err = s.Pod.Validate() // nothing is kept for a name that no pod of Kubernetes has
+	}
 	return o
 }
 

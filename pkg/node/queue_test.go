@@ -156,3 +156,13 @@ func TestSynchronizeCatchesUpWithPodsThatStartedUnseen(t *testing.T) {
 	w.del(s)
 	w.want(addr, ledger.StateRetained)
 }
+
+func TestNothingIsKeptForANameThatNoPodOfKubernetesHas(t *testing.T) {
+	retain := map[string]string{ledger.AnnotationRetainIP: "10m"}
+	if o := observe(Sandbox{Pod: ledger.Pod{Namespace: "default", Name: "create-PodSandbox"}, Annotations: retain}); o.err == nil {
+		t.Error("it is kept")
+	}
+	if o := observe(Sandbox{Pod: ledger.Pod{Namespace: "default", Name: "create-PodSandbox"}}); o.err != nil {
+		t.Errorf("a sandbox that asks for nothing is an error: %v", o.err)
+	}
+}

@@ -96,7 +96,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 // addTo registers all loops with a manager.
 func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	// 1. Indexes: no event costs more because there are more objects.
-	if err := indexRetainedIPs(ctx, mgr.GetFieldIndexer()); err != nil {
+	if err := errors.Join(indexRetainedIPs(ctx, mgr.GetFieldIndexer()), indexNodes(ctx, mgr.GetFieldIndexer())); err != nil {
 		return err
 	}
 

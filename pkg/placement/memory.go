@@ -21,7 +21,8 @@ type memory struct {
 	now func() time.Time
 
 	mu sync.Mutex
-	// waiting are the pods that wait, by the node they wait for; those that wait for any of several are at "".
+	// waiting are the pods that wait, by what they wait for: the name of a node, or a label of nodes as
+	// nodeLabel writes it.
 	// Lost: found again at the first look, and at the latest when their wait ends.
 	waiting map[string]map[types.NamespacedName]struct{}
 	pods    map[types.NamespacedName]*undecidedPod
@@ -225,7 +226,7 @@ func (m *memory) unassignLocked(pod types.UID) {
 	}
 }
 
-// waits notes that a pod waits for a node, and returns whether that, or why, is news.
+// waits notes that a pod waits for a node, or for nodes with a label, and returns whether that, or why, is news.
 func (m *memory) waits(pod *corev1.Pod, node string, d decision) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -244,11 +245,14 @@ func (m *memory) waits(pod *corev1.Pod, node string, d decision) bool {
 }
 
 // waitingFor are the pods that a change of a node may concern.
-func (m *memory) waitingFor(node string) []reconcile.Request {
+func (m *memory) waitingFor(node client.Object) []reconcile.Request {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if len(m.waiting) == 0 {
+		return nil
+	}
 	var all []reconcile.Request
-	for _, at := range []string{node, ""} {
+	for _, at := range append(nodeLabels(node), node.GetName()) {
 		for key := range m.waiting[at] {
 			all = append(all, reconcile.Request{NamespacedName: key})
 		}

@@ -87,7 +87,7 @@ func TestAPodThatWasLetGoIsLeftAloneWhileItLooksGated(t *testing.T) {
 	}
 }
 
-func TestPodsThatWaitAreWokenByTheirNodeAndByTheirNamespace(t *testing.T) {
+func TestPodsThatWaitAreWokenByTheNodesTheyWaitForAndByTheirNamespace(t *testing.T) {
 	m := newMemory(time.Now)
 	pod := gatedPod()
 	d := decision{outcome: outcomeWait, reason: "is cordoned"}
@@ -99,7 +99,7 @@ func TestPodsThatWaitAreWokenByTheirNodeAndByTheirNamespace(t *testing.T) {
 		t.Error("another reason is not said")
 	}
 	anywhere := gatedPod(func(p *corev1.Pod) { p.Name = "anywhere" })
-	m.waits(anywhere, "", d)
+	m.waits(anywhere, corev1.LabelTopologyZone+"=a", d)
 	names := func(all []types.NamespacedName) []string {
 		var n []string
 		for _, k := range all {
@@ -108,18 +108,21 @@ func TestPodsThatWaitAreWokenByTheirNodeAndByTheirNamespace(t *testing.T) {
 		slices.Sort(n)
 		return n
 	}
-	woken := func(node string) []string {
+	woken := func(node *corev1.Node) []string {
 		var all []types.NamespacedName
 		for _, r := range m.waitingFor(node) {
 			all = append(all, r.NamespacedName)
 		}
 		return names(all)
 	}
-	if got := woken("node-1"); !slices.Equal(got, []string{"anywhere", "web-0"}) {
+	if got := woken(testNode("node-1", "a")); !slices.Equal(got, []string{"anywhere", "web-0"}) {
 		t.Errorf("node-1 wakes %v", got)
 	}
-	if got := woken("node-2"); !slices.Equal(got, []string{"anywhere"}) {
+	if got := woken(testNode("node-2", "a")); !slices.Equal(got, []string{"anywhere"}) {
 		t.Errorf("node-2 wakes %v", got)
+	}
+	if got := woken(testNode("node-3", "b")); len(got) > 0 {
+		t.Errorf("node-3 wakes %v", got)
 	}
 	if len(m.waitingIn("default")) != 2 || len(m.waitingIn("other")) != 0 {
 		t.Errorf("the namespaces wake %v and %v", m.waitingIn("default"), m.waitingIn("other"))

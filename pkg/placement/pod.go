@@ -53,7 +53,7 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 		Named("placement").
 		For(&corev1.Pod{}, builder.WithPredicates(undecidedPods)).
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, n client.Object) []reconcile.Request {
-			return p.memory.waitingFor(n.GetName())
+			return p.memory.waitingFor(n)
 		}), builder.WithPredicates(nodeMoved)).
 		Watches(&stayputv1alpha1.RetainedIP{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes)).
 		Watches(&kruisev1alpha1.PersistentPodState{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes)).
@@ -190,7 +190,14 @@ func (p *placer) addressHome(ctx context.Context, pod *corev1.Pod, now time.Time
 
 // wait says once that a pod waits, and why; what it waits for wakes it.
 func (p *placer) wait(pod *corev1.Pod, s situation, d decision) {
-	if p.memory.waits(pod, s.home, d) {
+	at := s.home
+	if at == "" && s.record != nil {
+		required, _ := recorded(s.record)
+		for _, key := range slices.Sorted(maps.Keys(required)) {
+			at = nodeLabel(key, required)
+		}
+	}
+	if p.memory.waits(pod, at, d) {
 		until := "until it can"
 		if d.retry > 0 {
 			until = "at most " + d.retry.Round(time.Second).String()
@@ -315,6 +322,23 @@ func (p *placer) say(pod *corev1.Pod, kind, reason, note string) {
 	regarding(p.events, pod, kind, reason, note)
 }
 
+// nodesByLabel is an index of the nodes in the cache by each of their labels.
+const nodesByLabel = "label"
+
+// nodeLabel is a label as the index has it.
+func nodeLabel(key string, of map[string]string) string { return key + "=" + of[key] }
+
+func nodeLabels(node client.Object) (all []string) {
+	for key := range node.GetLabels() {
+		all = append(all, nodeLabel(key, node.GetLabels()))
+	}
+	return all
+}
+
+func indexNodes(ctx context.Context, indexer client.FieldIndexer) error {
+	return indexer.IndexField(ctx, &corev1.Node{}, nodesByLabel, nodeLabels)
+}
+
 // cachedNodes are the nodes in the manager's cache, which is complete before anything is decided. err is the
 // first error: then what was decided is void.
 type cachedNodes struct {
@@ -337,7 +361,10 @@ func (c *cachedNodes) node(name string) *corev1.Node {
 
 func (c *cachedNodes) labelled(want map[string]string) []*corev1.Node {
 	var list corev1.NodeList
-	c.fail(c.client.List(c.ctx, &list, client.MatchingLabels(want), client.UnsafeDisableDeepCopy))
+	for key := range want { // any one of them goes by the index, the rest by a look
+		c.fail(c.client.List(c.ctx, &list, client.MatchingFields{nodesByLabel: nodeLabel(key, want)}, client.MatchingLabels(want), client.UnsafeDisableDeepCopy))
+		break
+	}
 	all := make([]*corev1.Node, len(list.Items))
 	for i := range list.Items {
 		all[i] = &list.Items[i]

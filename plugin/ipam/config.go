@@ -261,10 +261,13 @@ func (c *netConf) policy() (*ledger.Policy, error) {
 type podArgs struct {
 	pod ledger.Pod
 	ip  string
+	// noPod says why pod is empty though there are words for it: runtimes other than kubelet's call their
+	// sandboxes what they like, which is an error only where something is to be kept for that name.
+	noPod error
 }
 
 // parseArgs reads CNI_ARGS, "K=V;K2=V2". Unknown words are an error unless IgnoreUnknown says otherwise, as
-// for every plugin (cni/pkg/types/args.go); a pod's name must be one that Kubernetes could have given.
+// for every plugin (cni/pkg/types/args.go).
 func parseArgs(args string) (podArgs, error) {
 	var p podArgs
 	if args == "" {
@@ -300,14 +303,8 @@ func parseArgs(args string) (podArgs, error) {
 		p.pod = ledger.Pod{}
 		return p, nil
 	}
-	if !isSubdomain(p.pod.Namespace, 63) || strings.Contains(p.pod.Namespace, ".") {
-		return p, fmt.Errorf("CNI_ARGS: K8S_POD_NAMESPACE: %.64q is not valid: expected a DNS label", p.pod.Namespace)
-	}
-	if !isSubdomain(p.pod.Name, 253) {
-		return p, fmt.Errorf("CNI_ARGS: K8S_POD_NAME: %.64q is not valid: expected a DNS subdomain", p.pod.Name)
-	}
-	if len(p.pod.UID) > 128 || strings.ContainsFunc(p.pod.UID, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
-		return p, fmt.Errorf("CNI_ARGS: K8S_POD_UID: %.64q is not valid: expected a UID", p.pod.UID)
+	if err := p.pod.Validate(); err != nil {
+		p.pod, p.noPod = ledger.Pod{}, fmt.Errorf("CNI_ARGS: %w", err)
 	}
 	return p, nil
 }

@@ -179,6 +179,9 @@ func (c *call) add() *Error {
 	if err != nil {
 		return configError(err)
 	}
+	if args.noPod != nil && policy != nil && policy.Retains() {
+		return errorf(codeInvalidEnv, "%v", args.noPod)
+	}
 	res := &result{version: c.conf.cniVersion}
 	if res.routes, err = c.conf.routes(); err != nil {
 		return configError(err)

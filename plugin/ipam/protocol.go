@@ -150,22 +150,3 @@ func isName(s string) bool {
 func isIfName(s string) bool {
 	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n\v\f\r\u0085\u00a0")
 }
-
-// isSubdomain is RFC 1123 as Kubernetes reads it, for names of pods; a namespace is one label of it.
-func isSubdomain(s string, most int) bool {
-	if len(s) > most {
-		return false
-	}
-	for label := range strings.SplitSeq(s, ".") {
-		if label == "" || label[0] == '-' || label[len(label)-1] == '-' {
-			return false
-		}
-		for i := range len(label) {
-			c := label[i]
-			if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
-				return false
-			}
-		}
-	}
-	return true
-}

@@ -230,7 +230,7 @@ func buildProduct(ctx context.Context, dir string, packages ...string) (Product,
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Product{}, err
 	}
-	args := append([]string{"build", "-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}, packages...)
+	args := append([]string{"build", "-o", dir + "/", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w"}, packages...)
 	if err := goCommand(ctx, root, false, args...); err != nil {
 		return Product{}, err
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"time"
 )
 
 func main() {
@@ -26,6 +27,9 @@ func main() {
 			fmt.Fprintln(w, a)
 		}
 	})
+	// In the node's network another pod may have the port. A pause has to go on all the same.
 	fmt.Fprintln(os.Stderr, http.ListenAndServe(os.Args[1], nil))
-	os.Exit(1)
+	for {
+		time.Sleep(time.Hour)
+	}
 }
