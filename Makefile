@@ -22,7 +22,7 @@ vet:
 
 # Without Go's test cache: it does not see the binaries that the tests run.
 test: vet lab ## all tests: unit, crash, stories, real containerd
-	$(GO) test -count=1 -timeout 30m ./...
+	$(GO) test -count=1 -timeout 60m ./...
 
 # Not by go run, which would not hand on the signal that ends make.
 demo: lab ## stateful pods on a real Kubernetes, without stayput and with it; KEEP=1 leaves the cluster up until Ctrl-C

@@ -126,7 +126,7 @@ var rights = func() []right {
 		{"change another ConfigMap", asController, merge(cmKind, "settings", `{data: {a: b}}`), false},
 		{"delete another ConfigMap", asController, remove(cmKind, "settings"), false},
 		{"say what happened by the old API", asController, create(newEvent("v1", "guarded")), false},
-		{"take another lease", asController, merge(leaseKind, "stayput-system/other", `{spec: {holderIdentity: x}}`), false},
+		{"look at another lease", asController, get(leaseKind, "stayput-system/other"), false},
 		{"take a lease elsewhere", asController, create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: kube-system}}`), false},
 		{"list definitions", asController, list(crdKind, "", true), false},
 		{"change the definition of PersistentPodStates", asController, merge(crdKind, "persistentpodstates.apps.kruise.io", `{metadata: {labels: {a: b}}}`), false},
