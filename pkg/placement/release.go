@@ -73,8 +73,12 @@ type releaser struct {
 }
 
 // recheck is when to look again at addresses that their workload may stop to want without the controller hearing
-// of it: workloads of kinds that it does not watch.
-const recheck = time.Minute
+// of it: workloads of kinds that it does not watch. recheckLeft is the same while their workload is gone and other
+// pods of it are left, which mostly are about to end.
+const (
+	recheck     = time.Minute
+	recheckLeft = 5 * time.Second
+)
 
 func (r *releaser) setUp(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
@@ -188,7 +192,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	if ip.Status.Phase != stayputv1alpha1.PhaseRetained || ip.Spec.Workload == nil || !whenScaled && !whenDeleted {
 		return reconcile.Result{}, nil
 	}
-	why, err := r.unwanted(ctx, ip, whenScaled, whenDeleted)
+	why, again, err := r.unwanted(ctx, ip, whenScaled, whenDeleted)
 	if apierrors.IsForbidden(err) {
 		log.FromContext(ctx).Info("Not allowed to look up a workload: its addresses stay", "err", err)
 		return reconcile.Result{RequeueAfter: recheck}, nil
@@ -197,7 +201,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 		return reconcile.Result{}, fmt.Errorf("looking up the workload of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
 	}
 	if why == "" {
-		return reconcile.Result{RequeueAfter: recheck}, nil
+		return reconcile.Result{RequeueAfter: again}, nil
 	}
 	// The caches follow one another at a distance; a pod of that name that the API server knows is not in ours yet.
 	live := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
@@ -216,33 +220,34 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	return reconcile.Result{}, nil
 }
 
-// unwanted says why nobody wants addresses any more; empty: somebody may. It asks the API server itself.
-func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (string, error) {
+// unwanted says why nobody wants addresses any more; empty: somebody may, and again is when to ask again. It asks
+// the API server itself.
+func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (why string, again time.Duration, err error) {
 	w := ip.Spec.Workload
 	wants, err := r.targets.wantsLive(ctx, ip.Namespace, *w, ip.Spec.PodName)
 	switch {
 	case errors.Is(err, errWorkloadGone):
 		if !whenDeleted {
-			return "", nil
+			return "", recheck, nil
 		}
 		// Orphans: whoever adopts them inherits.
 		var siblings stayputv1alpha1.RetainedIPList
 		if err := r.client.List(ctx, &siblings, client.InNamespace(ip.Namespace), client.MatchingFields{retainedByWorkload: w.UID}, client.UnsafeDisableDeepCopy); err != nil {
-			return "", err
+			return "", 0, err
 		}
 		for i := range siblings.Items {
 			err := r.client.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: siblings.Items[i].Spec.PodName}, &corev1.Pod{})
 			if !apierrors.IsNotFound(err) {
-				return "", err
+				return "", recheckLeft, err
 			}
 		}
-		return fmt.Sprintf("%s %s is deleted", w.Kind, w.Name), nil
+		return fmt.Sprintf("%s %s is deleted", w.Kind, w.Name), 0, nil
 	case err != nil:
-		return "", err
+		return "", 0, err
 	case wants || !whenScaled:
-		return "", nil
+		return "", recheck, nil
 	}
-	return fmt.Sprintf("%s %s is scaled down and does not want the pod", w.Kind, w.Name), nil
+	return fmt.Sprintf("%s %s is scaled down and does not want the pod", w.Kind, w.Name), 0, nil
 }
 
 // apply writes all that the controller owns of a RetainedIP, which is these two fields.

@@ -34,14 +34,16 @@ var kept = []struct {
 func freedOrKept(t *testing.T, c *lab.Cluster, ns string, pods []*corev1.Pod, keep bool) {
 	t.Helper()
 	for _, pod := range pods {
-		r := &v1alpha1.RetainedIP{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: v1alpha1.RetainedIPName(pod.Name, pod.Spec.NodeName)}}
 		if keep {
 			shows(t, c, ns, pod.Name, pod.Spec.NodeName, "retained", retained)
 			continue
 		}
-		vanishes(t, c, r)
-		r.Status.IPs, r.Status.Addresses = []string{pod.Status.PodIP}, []v1alpha1.NetworkAddresses{{Network: "pods"}}
-		freed(t, c.Node(pod.Spec.NodeName), r)
+		until(t, "the RetainedIP of "+pod.Name+" to be deleted", func(context.Context) bool {
+			return retainedIP(t, c, ns, pod.Name, pod.Spec.NodeName) == nil
+		})
+		freed(t, c.Node(pod.Spec.NodeName), &v1alpha1.RetainedIP{Status: v1alpha1.RetainedIPStatus{
+			IPs: []string{pod.Status.PodIP}, Addresses: []v1alpha1.NetworkAddresses{{Network: "pods"}},
+		}})
 	}
 	if keep { // not just not yet
 		time.Sleep(2 * time.Second)
