@@ -4,19 +4,25 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// page is how many pods are read at a time.
-const page = 500
+const (
+	// page is how many pods are read at a time.
+	page = 500
+	// inForce is longer than the API server goes on with a policy whose binding was deleted.
+	inForce = 3 * time.Second
+)
 
-// UngateAll removes the placement gate from every pod of the cluster that has it, until a whole pass finds none,
-// and writes a line for each to out. To be run once no policy adds the gate any more: that is uninstalling. It
-// goes on after a pod that it could not ungate and returns the last such error.
+// UngateAll removes the placement gate from every pod of the cluster that has it, until two passes with a pause
+// between them find none, and writes a line for each to out. To be run once the bindings of the policies that add
+// the gate are deleted: that is uninstalling. It goes on after a pod that it could not ungate and returns the last
+// such error.
 func UngateAll(ctx context.Context, c client.Client, out io.Writer) error {
-	for {
+	for quiet := false; ; {
 		found, failed := 0, error(nil)
 		list := &corev1.PodList{}
 		for first := true; first || list.Continue != ""; first = false {
@@ -37,8 +43,15 @@ func UngateAll(ctx context.Context, c client.Client, out io.Writer) error {
 				}
 			}
 		}
-		if found == 0 || failed != nil {
+		if failed != nil || found == 0 && quiet {
 			return failed
+		}
+		if quiet = found == 0; quiet {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(inForce):
+			}
 		}
 	}
 }
