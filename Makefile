@@ -6,7 +6,7 @@ LDFLAGS := -s -w
 # Without grpcnotrace golang.org/x/net/trace keeps the linker from leaving out what nobody calls.
 BUILD   := CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 
-.PHONY: all build test lab vet demo bench bench-cluster fuzz clean
+.PHONY: all build test lab vet demo conformance bench bench-cluster fuzz clean
 
 all: build
 
@@ -19,6 +19,7 @@ lab: ## the pinned containerd, runc, CNI plugins, etcd and Kubernetes that tests
 vet:
 	@test -z "$$(gofmt -l cmd pkg plugin test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin test; exit 1; }
 	$(GO) vet ./...
+	$(GO) vet -tags conformance ./test/conformance
 
 # Without Go's test cache: it does not see the binaries that the tests run.
 test: vet lab ## all tests: unit, crash, stories, real containerd
@@ -28,6 +29,10 @@ test: vet lab ## all tests: unit, crash, stories, real containerd
 demo: lab ## stateful pods on a real Kubernetes, without stayput and with it; KEEP=1 leaves the cluster up until Ctrl-C
 	$(GO) build -o bin/demo ./test/demo
 	bin/demo $(if $(KEEP),--keep)
+
+conformance: ## upstream's own tests: StatefulSets and pod networking of Kubernetes, sandboxes of critest; 10 min, 5 more at first
+	$(GO) run ./test/lab/cmd/labbuild conformance
+	$(GO) test -count=1 -v -timeout 90m -tags conformance ./test/conformance
 
 bench: lab ## ratios against host-local, measured in one run
 	$(GO) run ./test/bench

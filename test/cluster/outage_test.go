@@ -146,6 +146,7 @@ func TestAnAPIServerThatRestartsWhilePodsAreReplacedLosesNothing(t *testing.T) {
 	deletePods(t, c, ns, "web")
 	deletePods(t, c, ns, "plain")
 	check(t, c.APIServer.Kill())
+	time.Sleep(7 * time.Second) // longer than the leader's lease: the controllers have to begin anew
 	check(t, c.APIServer.Start(testContext(t)))
 	cameHome(t, before, places(t, c, ns, "web", 4, before))
 	for name, pod := range places(t, c, ns, "plain", 2, recorded) {
