@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+const (
+	crowd   = 90 // pods, 30 a node
+	deletes = 2  // in the life of one cluster
+)
+
+// crowdTimes are of one cluster, in seconds.
+type crowdTimes struct {
+	create      float64
+	again       []float64
+	nodes, ips  int // kept, of crowd * deletes
+	quietBefore bool
+}
+
+// measureRecreate gives each contestant a cluster of its own in turns: two at a time would share the processors,
+// and one after the other in one cluster would not be stock.
+func measureRecreate(ctx context.Context, b *bench) (rows []row, err error) {
+	const ours, stock = 0, 1
+	names := [2]string{"stayput", "stock"}
+	var again, create [2][]float64
+	var nodes, ips [2]int
+	rounds := b.times(5)
+	for round := range rounds {
+		for turn := range 2 {
+			which := (round + turn) % 2
+			say("recreate: round %d of %d, %s", round+1, rounds, names[which])
+			t, err := b.crowd(ctx, which == ours)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", names[which], err)
+			}
+			say("recreate: %s: created in %.1f s, again in %.1f s; %d nodes and %d IPs kept of %d", names[which], t.create, t.again, t.nodes, t.ips, crowd*deletes)
+			create[which], again[which] = append(create[which], t.create), append(again[which], t.again...)
+			nodes[which] += t.nodes
+			ips[which] += t.ips
+		}
+	}
+	all := rounds * deletes * crowd
+	const s = "%.1f s"
+	share := figure{value: float64(ips[ours]) / float64(all) * 100, unit: " %", n: all}
+	return []row{
+		{
+			what: fmt.Sprintf("%d pods deleted at once -> all new ones Ready", crowd), against: "stock host-local, no stayput", goal: atMost(1.05),
+			figure: measured("", ratio, again[ours], again[stock]), detail: extent(s, again[ours]) + " / " + extent(s, again[stock]),
+		},
+		{
+			what: "  with node and IP kept", against: "all of them", goal: atLeast(100), figure: share,
+			detail: fmt.Sprintf("nodes %d, IPs %d of %d; stock: nodes %d, IPs %d", nodes[ours], ips[ours], all, nodes[stock], ips[stock]),
+		},
+		{
+			what: "  created -> all Ready", against: "stock host-local, no stayput",
+			figure: measured("", ratio, create[ours], create[stock]), detail: extent(s, create[ours]) + " / " + extent(s, create[stock]),
+		},
+		{
+			what: "  deleted -> Ready, in times of its own creation", against: "its own creation",
+			figure: measured("", ratio, again[ours], create[ours]), detail: fmt.Sprintf("stock %.2f", ratio(again[stock], create[stock])),
+		},
+	}, nil
+}
+
+// crowd is the life of one cluster.
+func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err error) {
+	var w *world
+	var ofPods map[string]string
+	if installed {
+		w, err = b.startInstalled(ctx, lab.ClusterOptions{}, replicas)
+		ofPods = map[string]string{"stayput.io/retain-ip": "10m"}
+	} else {
+		w, err = b.start(ctx, lab.ClusterOptions{})
+	}
+	if err != nil {
+		return t, err
+	}
+	defer func() { err = w.end(ctx, err) }()
+	const namespace = "crowd"
+	if err := w.namespace(ctx, namespace); err != nil {
+		return t, err
+	}
+	f, err := w.follow(ctx, namespace)
+	if err != nil {
+		return t, err
+	}
+	if err := sleep(ctx, 3*time.Second); err != nil { // the start of the cluster is over
+		return t, err
+	}
+	begin := time.Now()
+	if err := w.client.Create(ctx, statefulSet(namespace, "web", crowd, nil, ofPods)); err != nil {
+		return t, err
+	}
+	at, err := f.allReady(ctx, crowd, nil)
+	if err != nil {
+		return t, err
+	}
+	t.create = at.Sub(begin).Seconds()
+	for range deletes {
+		if installed {
+			if err := w.published(ctx, namespace, f.ready); err != nil {
+				return t, err
+			}
+		}
+		// Late DELs of the last sandboxes, and whatever else is left to do.
+		if err := sleep(ctx, 5*time.Second); err != nil {
+			return t, err
+		}
+		before := maps.Clone(f.ready)
+		begin := time.Now()
+		if err := w.deleteAll(ctx, namespace, before); err != nil {
+			return t, err
+		}
+		at, err := f.allReady(ctx, crowd, before)
+		if err != nil {
+			return t, err
+		}
+		t.again = append(t.again, at.Sub(begin).Seconds())
+		nodes, ips := kept(before, f.ready)
+		t.nodes += nodes
+		t.ips += ips
+	}
+	return t, nil
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/lab"
+)
+
+// statefulSet is one of the web image, spread over the nodes.
+func statefulSet(namespace, name string, replicas int32, own, ofPods map[string]string) *appsv1.StatefulSet {
+	labels := map[string]string{"app": name}
+	second := int64(1)
+	return &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: own},
+		Spec: appsv1.StatefulSetSpec{
+			ServiceName: name, Replicas: &replicas, PodManagementPolicy: appsv1.ParallelPodManagement,
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: ofPods},
+				Spec: corev1.PodSpec{
+					TerminationGracePeriodSeconds: &second,
+					TopologySpreadConstraints: []corev1.TopologySpreadConstraint{{
+						MaxSkew: 1, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.ScheduleAnyway,
+						LabelSelector: &metav1.LabelSelector{MatchLabels: labels},
+					}},
+					Containers: []corev1.Container{{
+						Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever,
+						ReadinessProbe: &corev1.Probe{
+							PeriodSeconds: 1,
+							ProbeHandler:  corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt32(80)}},
+						},
+					}},
+				},
+			},
+		},
+	}
+}
+
+// place is where a pod runs.
+type place struct {
+	uid      types.UID
+	node, ip string
+}
+
+func isReady(pod *corev1.Pod) bool {
+	if pod.DeletionTimestamp != nil {
+		return false
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// follower knows which pods of a namespace are Ready.
+type follower struct {
+	events <-chan podEvent
+	ready  map[string]place
+}
+
+func (w *world) follow(ctx context.Context, namespace string) (*follower, error) {
+	events, err := w.watchPods(ctx, namespace)
+	return &follower{events, map[string]place{}}, err
+}
+
+// until reads events until ok, and returns when the last of them was seen.
+func (f *follower) until(ctx context.Context, what string, ok func() bool) (time.Time, error) {
+	e, err := await(ctx, what, f.events, func(e podEvent) bool {
+		if e.kind != watch.Deleted && isReady(e.pod) {
+			f.ready[e.pod.Name] = place{e.pod.UID, e.pod.Spec.NodeName, e.pod.Status.PodIP}
+		} else if f.ready[e.pod.Name].uid == e.pod.UID {
+			delete(f.ready, e.pod.Name)
+		}
+		return ok()
+	})
+	return e.at, err
+}
+
+// allReady waits until so many pods are Ready, none of them one of before.
+func (f *follower) allReady(ctx context.Context, n int, before map[string]place) (time.Time, error) {
+	return f.until(ctx, fmt.Sprintf("%d pods to be Ready", n), func() bool {
+		if len(f.ready) != n {
+			return false
+		}
+		for name, p := range f.ready {
+			if before[name].uid == p.uid {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// published waits until the RetainedIPs of a namespace say what is so: bound, by the pods that are Ready, with
+// their addresses.
+func (w *world) published(ctx context.Context, namespace string, ready map[string]place) error {
+	return until(ctx, "the RetainedIPs of namespace "+namespace, func() (bool, error) {
+		var list stayputv1alpha1.RetainedIPList
+		if err := w.client.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+			return false, err
+		}
+		right := 0
+		for _, r := range list.Items {
+			p, ok := ready[r.Spec.PodName]
+			if ok && r.Spec.NodeName == p.node && r.Status.Phase == stayputv1alpha1.PhaseBound &&
+				len(r.Status.IPs) > 0 && r.Status.IPs[0] == p.ip && r.Status.PodUID == string(p.uid) {
+				right++
+			}
+		}
+		return right == len(ready), nil
+	})
+}
+
+// deleteAll deletes pods at once, as kubectl delete does, with one call for each.
+func (w *world) deleteAll(ctx context.Context, namespace string, pods map[string]place) error {
+	var names []string
+	for name := range pods {
+		names = append(names, name)
+	}
+	return parallel(ctx, len(names), len(names), func(ctx context.Context, _, i int) error {
+		return w.client.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: names[i]}})
+	})
+}
+
+// kept counts the pods that are at the same node, and those that have the same address there.
+func kept(before, after map[string]place) (nodes, ips int) {
+	for name, b := range before {
+		if a := after[name]; a.node == b.node {
+			nodes++
+			if a.ip == b.ip {
+				ips++
+			}
+		}
+	}
+	return nodes, ips
+}

@@ -1,0 +1,391 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/lab"
+)
+
+var scheme = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(s))
+	utilruntime.Must(stayputv1alpha1.AddToScheme(s))
+	utilruntime.Must(kruisev1alpha1.AddToScheme(s))
+	return s
+}()
+
+// world is a cluster and a client of it, as administrator.
+type world struct {
+	*lab.Cluster
+	client client.WithWatch
+	life   context.Context // ends before the cluster does
+	stop   context.CancelFunc
+}
+
+// objectsOnly is for clusters in which pods are objects that no kubelet runs: one node, which holds none of
+// them, and as much patience with nodes as it needs for Node objects that nobody keeps alive.
+var objectsOnly = lab.ClusterOptions{Nodes: 1, NodeMonitorGracePeriod: 24 * time.Hour}
+
+// start starts a cluster.
+func (b *bench) start(ctx context.Context, o lab.ClusterOptions) (*world, error) {
+	begin := time.Now()
+	c, err := lab.StartCluster(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	w := &world{Cluster: c}
+	w.life, w.stop = context.WithCancel(ctx)
+	if w.client, err = w.newClient(); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	say("a cluster of %d nodes started in %.1f s", len(c.Nodes), time.Since(begin).Seconds())
+	return w, nil
+}
+
+// replicas is how many controllers an installation has.
+const replicas = 2
+
+// startInstalled starts a cluster and installs stayput.
+func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, controllers int) (*world, error) {
+	o.Product, o.IPAM = b.product, "stayput"
+	w, err := b.start(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	quietly := []string{"--log-level=info"} // as installed; the lab logs more
+	err = w.Install(ctx, lab.InstallOptions{Controllers: controllers, AgentArgs: quietly, ControllerArgs: quietly})
+	if err != nil {
+		return nil, w.end(ctx, err)
+	}
+	if controllers > 1 {
+		go w.keepControllers()
+	}
+	return w, nil
+}
+
+// keepControllers starts controllers that have ended again, as kubelet would: one that cannot renew its lease ends.
+// On a machine with nothing else to do that does not happen.
+func (w *world) keepControllers() {
+	const backOff = 10 * time.Second
+	for sleep(w.life, time.Second) == nil {
+		for i, c := range w.Controllers {
+			if c.Process() != nil {
+				continue
+			}
+			say("controller %d has ended and is started again in %v: the figures of this run are not those of an idle machine", i+1, backOff)
+			if sleep(w.life, backOff) != nil {
+				return
+			}
+			if err := c.Start(w.life); err != nil && w.life.Err() == nil {
+				say("controller %d: %v", i+1, err)
+			}
+		}
+	}
+}
+
+// end closes the cluster. With an error it prints its logs before, and returns it.
+func (w *world) end(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() == nil {
+		w.WriteLogs(os.Stderr)
+	}
+	w.stop()
+	return errors.Join(err, w.Close())
+}
+
+// newClient returns a client with a connection of its own.
+func (w *world) newClient() (client.WithWatch, error) {
+	return client.NewWithWatch(w.RESTConfig(), client.Options{Scheme: scheme})
+}
+
+// settle waits until the cluster has nothing to do.
+func (w *world) settle(ctx context.Context) error {
+	var all []*lab.Process
+	for _, s := range []*lab.Service{w.Etcd, w.APIServer, w.ControllerManager, w.Scheduler} {
+		if p := s.Process(); p != nil {
+			all = append(all, p)
+		}
+	}
+	for _, c := range w.Controllers {
+		if p := c.Process(); p != nil {
+			all = append(all, p)
+		}
+	}
+	return settle(ctx, all...)
+}
+
+// namespace makes a namespace in which pods can be made.
+func (w *world) namespace(ctx context.Context, name string) error {
+	err := w.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	if err != nil {
+		return err
+	}
+	return until(ctx, "the service account of namespace "+name, func() (bool, error) {
+		err := w.client.Get(ctx, types.NamespacedName{Namespace: name, Name: "default"}, &corev1.ServiceAccount{})
+		return err == nil, client.IgnoreNotFound(err)
+	})
+}
+
+// patience bounds what hangs; it is no measure of anything.
+const patience = 5 * time.Minute
+
+// until waits until ok, and for no error.
+func until(ctx context.Context, what string, ok func() (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		done, err := ok()
+		if err != nil {
+			return fmt.Errorf("waiting for %s: %w", what, err)
+		}
+		if done {
+			return nil
+		}
+		if err := sleep(ctx, 50*time.Millisecond); err != nil {
+			return fmt.Errorf("waiting for %s: %w", what, err)
+		}
+	}
+}
+
+// parallel calls f for 0 to n-1 from so many workers until one fails.
+func parallel(ctx context.Context, n, workers int, f func(ctx context.Context, worker, i int) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for worker := range workers {
+		wg.Go(func() {
+			for i := range next {
+				if err := f(ctx, worker, i); err != nil {
+					cancel(err)
+					return
+				}
+			}
+		})
+	}
+	for i := range n {
+		select {
+		case next <- i:
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
+	close(next)
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// makeNodes makes Node objects that look healthy and have room, and waits until the scheduler may use them.
+func (w *world) makeNodes(ctx context.Context, n int) ([]string, error) {
+	names := make([]string, n)
+	err := parallel(ctx, n, 8, func(ctx context.Context, _, i int) error {
+		names[i] = fmt.Sprintf("fake-%04d", i)
+		return w.makeNode(ctx, names[i], "zone-a", false)
+	})
+	return names, err
+}
+
+func (w *world) makeNode(ctx context.Context, name, zone string, cordoned bool) error {
+	room := corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"),
+		corev1.ResourcePods: resource.MustParse("1000"), corev1.ResourceEphemeralStorage: resource.MustParse("1Ti"),
+	}
+	now := metav1.Now()
+	var conditions []corev1.NodeCondition
+	for kind, status := range map[corev1.NodeConditionType]corev1.ConditionStatus{
+		corev1.NodeReady: corev1.ConditionTrue, corev1.NodeMemoryPressure: corev1.ConditionFalse,
+		corev1.NodeDiskPressure: corev1.ConditionFalse, corev1.NodePIDPressure: corev1.ConditionFalse,
+	} {
+		conditions = append(conditions, corev1.NodeCondition{
+			Type: kind, Status: status, Reason: "Bench", Message: "nobody runs this node", LastHeartbeatTime: now, LastTransitionTime: now,
+		})
+	}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+			corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", corev1.LabelTopologyZone: zone,
+		}},
+		Spec:   corev1.NodeSpec{Unschedulable: cordoned},
+		Status: corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: conditions, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
+	}
+	if err := w.client.Create(ctx, node); err != nil {
+		return err
+	}
+	// Every new node is tainted until something has seen that it is Ready.
+	return w.client.Patch(ctx, node, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"taints":null}}`)))
+}
+
+// makeHome makes the RetainedIP by which a node is the home of a pod, as an agent would have published it. The
+// pod has no workload if that is nil.
+func (w *world) makeHome(ctx context.Context, c client.Client, namespace, pod, node, ip string, workload *stayputv1alpha1.WorkloadReference) error {
+	return c.Create(ctx, &stayputv1alpha1.RetainedIP{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pod + "." + node},
+		Spec: stayputv1alpha1.RetainedIPSpec{
+			NodeName: node, PodName: pod, Retention: "720h0m0s", WhenScaled: stayputv1alpha1.PolicyRetain,
+			WhenDeleted: stayputv1alpha1.PolicyRetain, Workload: workload,
+		},
+		Status: retained(ip),
+	})
+}
+
+// retained is the status of an address that nobody uses.
+func retained(ip string) stayputv1alpha1.RetainedIPStatus {
+	since := metav1.Now()
+	return stayputv1alpha1.RetainedIPStatus{
+		Phase: stayputv1alpha1.PhaseRetained, IPs: []string{ip}, Since: &since,
+		Addresses: []stayputv1alpha1.NetworkAddresses{{Network: "pods", Interface: "eth0", IPs: []string{ip}}},
+		Expires:   since.Add(720 * time.Hour).UTC().Format(time.RFC3339),
+	}
+}
+
+// addressOf is a made-up address.
+func addressOf(i int) string { return fmt.Sprintf("10.%d.%d.%d", 100+i>>16, i>>8&255, i&255) }
+
+// asked are the annotations of a pod that asks for its address to be retained.
+var asked = map[string]string{stayputv1alpha1.AnnotationRetainIP: "720h"}
+
+// plainPod is a pod as people write it, without a workload.
+func plainPod(namespace, name string, annotations map[string]string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: name, Annotations: annotations, Labels: map[string]string{"app": "bench"},
+		},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever,
+			Ports: []corev1.ContainerPort{{ContainerPort: 80, Name: "http"}},
+			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("16Mi"),
+			}},
+		}}},
+	}
+}
+
+func gated(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == stayputv1alpha1.PlacementGate })
+}
+
+// mustRunOn says whether the pod's node affinity names that node.
+func mustRunOn(pod *corev1.Pod, node string) bool {
+	a := pod.Spec.Affinity
+	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return false
+	}
+	for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, e := range slices.Concat(term.MatchExpressions, term.MatchFields) {
+			if slices.Equal(e.Values, []string{node}) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// podEvent is what a watch showed, and when.
+type podEvent struct {
+	kind watch.EventType
+	pod  *corev1.Pod
+	at   time.Time
+}
+
+// watchPods watches the pods of a namespace until ctx ends. The channel is closed when the watch ends for good:
+// one that the API server gave up, because this process was slow to read, goes on where it was.
+func (w *world) watchPods(ctx context.Context, namespace string) (<-chan podEvent, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	context.AfterFunc(w.life, cancel)
+	stream, err := w.client.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	seen := make(chan podEvent, 100_000) // nobody waits for the one who reads
+	go func() {
+		defer cancel()
+		defer close(seen)
+		for version := ""; ctx.Err() == nil; {
+			for e := range stream.ResultChan() {
+				pod, ok := e.Object.(*corev1.Pod)
+				if !ok {
+					if ctx.Err() == nil {
+						say("the watch of namespace %s: %v", namespace, apierrors.FromObject(e.Object))
+					}
+					return
+				}
+				version = pod.ResourceVersion
+				seen <- podEvent{e.Type, pod, time.Now()}
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			say("the watch of namespace %s was cut", namespace)
+			stream, err = w.client.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
+			if err != nil {
+				say("the watch of namespace %s: %v", namespace, err)
+				return
+			}
+		}
+	}()
+	return seen, nil
+}
+
+// await reads events until ok, and returns the one.
+func await(ctx context.Context, what string, events <-chan podEvent, ok func(podEvent) bool) (podEvent, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		select {
+		case <-ctx.Done():
+			return podEvent{}, fmt.Errorf("waiting for %s: %w", what, ctx.Err())
+		case e, open := <-events:
+			if !open {
+				return podEvent{}, fmt.Errorf("waiting for %s: the watch ended", what)
+			}
+			if ok(e) {
+				return e, nil
+			}
+		}
+	}
+}
+
+// clear deletes all pods of a namespace at once and waits until the cluster has got over it.
+func (w *world) clear(ctx context.Context, namespace string) error {
+	err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(namespace), client.GracePeriodSeconds(0))
+	if err != nil {
+		return err
+	}
+	err = until(ctx, "the pods to be gone", func() (bool, error) {
+		var pods corev1.PodList
+		err := w.client.List(ctx, &pods, client.InNamespace(namespace), client.Limit(1))
+		return len(pods.Items) == 0, err
+	})
+	if err != nil {
+		return err
+	}
+	return w.settle(ctx)
+}
+
+// remove deletes one pod at once; that it is gone is fine.
+func (w *world) remove(ctx context.Context, pod *corev1.Pod) error {
+	err := w.client.Delete(ctx, pod, client.GracePeriodSeconds(0))
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
