@@ -183,3 +183,24 @@ func TestANetworksDescriptionAsksForAReconciliationWhenItIsThere(t *testing.T) {
 		}
 	}
 }
+
+func TestWithoutInotifyTheLoopsAreWokenByTheClock(t *testing.T) {
+	w := newWorld(t)
+	w.a.watch.close()
+	w.a.watch.fs = nil // as where every instance is taken, which a test must not do to its machine
+	w.a.watch.follow(nil)
+	for _, pending := range []wake{w.a.bookNow, w.a.spoolNow} {
+		select {
+		case <-pending:
+		default:
+		}
+	}
+	go w.a.watch.run(t.Context())
+	for name, woken := range map[string]wake{"book": w.a.bookNow, "spool": w.a.spoolNow} {
+		select {
+		case <-woken:
+		case <-time.After(time.Minute): // bounds a test that hangs
+			t.Errorf("the %s loop is not woken", name)
+		}
+	}
+}

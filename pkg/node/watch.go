@@ -2,10 +2,10 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 
@@ -16,33 +16,73 @@ import (
 // the interval of the reconciliation.
 type watcher struct {
 	a        *Agent
-	fs       *fsnotify.Watcher
+	fs       *fsnotify.Watcher // nil: the node has no inotify instance left, and the loops are woken by the clock
 	stateDir string
 	spool    string
 }
 
 func newWatcher(a *Agent) (*watcher, error) {
-	fs, err := fsnotify.NewBufferedWatcher(64)
-	if err != nil {
-		return nil, fmt.Errorf("inotify: %w", err)
-	}
-	w := &watcher{a: a, fs: fs, stateDir: filepath.Clean(a.o.StateDir), spool: ledger.SpoolDir(a.ledgers)}
-	for _, dir := range []string{w.stateDir, w.spool} {
+	w := &watcher{a: a, stateDir: filepath.Clean(a.o.StateDir), spool: ledger.SpoolDir(a.ledgers)}
+	dirs := []string{w.stateDir, w.spool}
+	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			fs.Close()
 			return nil, err
 		}
-		if err := fs.Add(dir); err != nil {
-			fs.Close()
-			return nil, fmt.Errorf("inotify on %s: %w", dir, err)
-		}
 	}
+	w.start(dirs)
 	a.spoolNow.up() // what came before
 	return w, nil
 }
 
+// start begins to watch. Instances of inotify are few, and other programs of the node may have taken them all:
+// that costs seconds, not the agent.
+func (w *watcher) start(dirs []string) {
+	fs, err := fsnotify.NewBufferedWatcher(64)
+	for _, dir := range dirs {
+		if err == nil {
+			if err = fs.Add(dir); err != nil {
+				fs.Close()
+			}
+		}
+	}
+	if err != nil {
+		w.a.log.Warn("No inotify: files are looked at every so often instead; raise fs.inotify.max_user_instances", "every", pollEvery, "err", err)
+		return
+	}
+	w.fs = fs
+}
+
+// pollEvery is how often files are looked at that cannot be watched.
+const pollEvery = 2 * time.Second
+
+// poll wakes the loops by the clock. What has appeared or vanished in between is not known: nothing counts as
+// agreed meanwhile, so that nothing is deleted from the API server for not being in the ledgers.
+func (w *watcher) poll(ctx context.Context) {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			w.a.agreed.void()
+			w.a.spoolNow.up()
+			w.a.bookNow.up()
+		}
+	}
+}
+
+func (w *watcher) close() {
+	if w.fs != nil {
+		w.fs.Close()
+	}
+}
+
 // follow watches the address files of these networks, and of those that were already watched.
 func (w *watcher) follow(ledgers []*ledger.Ledger) {
+	if w.fs == nil {
+		return
+	}
 	for _, l := range ledgers {
 		// A directory that was removed and made again has lost its watch; adding one twice costs nothing.
 		if err := w.fs.Add(directory(l)); err != nil {
@@ -52,7 +92,11 @@ func (w *watcher) follow(ledgers []*ledger.Ledger) {
 }
 
 func (w *watcher) run(ctx context.Context) {
-	defer w.fs.Close()
+	if w.fs == nil {
+		w.poll(ctx)
+		return
+	}
+	defer w.close()
 	for {
 		select {
 		case <-ctx.Done():

@@ -102,7 +102,7 @@ func (w *world) newAgent() *Agent {
 	})
 	check(w.t, err)
 	a.markTimeout = time.Hour // a slow disk is no matter here
-	w.t.Cleanup(func() { a.cri.close(); a.watch.fs.Close() })
+	w.t.Cleanup(func() { a.cri.close(); a.watch.close() })
 	return a
 }
 
