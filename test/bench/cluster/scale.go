@@ -314,22 +314,24 @@ func (l *landscape) grow(ctx context.Context, nodes, sets int) error {
 	if err != nil {
 		return err
 	}
-	// Placed pods and the nodes of the lab come on top.
 	for _, kind := range []struct {
 		name string
 		list client.ObjectList
-		want int
+		want int // placed pods and the nodes of the lab come on top
 	}{
 		{"nodes", &corev1.NodeList{}, nodes}, {"StatefulSets", &appsv1.StatefulSetList{}, sets},
 		{"pods", &corev1.PodList{}, l.pods()}, {"RetainedIPs", &stayputv1alpha1.RetainedIPList{}, l.pods() + nodes},
 	} {
-		if err := l.client.List(ctx, kind.list, client.Limit(1)); err != nil {
-			return err
-		}
-		if rest := kind.list.GetRemainingItemCount(); rest == nil {
-			say("scale: the API server does not say how many %s it has", kind.name)
-		} else if int(*rest)+1 < kind.want {
-			return fmt.Errorf("the API server does not have all %d %s", kind.want, kind.name)
+		var has int64
+		err := until(ctx, "the API server to have all objects", func() (bool, error) {
+			err := l.client.List(ctx, kind.list, client.Limit(1))
+			if rest := kind.list.GetRemainingItemCount(); rest != nil {
+				has = *rest + 1
+			}
+			return has >= int64(kind.want), err
+		})
+		if err != nil {
+			return fmt.Errorf("%d of %d %s: %w", has, kind.want, kind.name, err)
 		}
 	}
 	return nil
