@@ -3,32 +3,21 @@
 package main
 
 import (
-	"context"
 	"os"
-	"os/signal"
-	"runtime/debug"
-	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stayput/stayput/cmd/internal/program"
 )
 
-func main() { os.Exit(run()) }
-
-func run() int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
-		return 1
-	}
-	return 0
-}
+func main() { os.Exit(program.Run(command())) }
 
 func command() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:           "stayput-agent",
 		Short:         "The node daemon of stayput: policies, leaks, expiry, metrics",
-		Version:       version(),
+		Version:       program.Version(),
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: false,
@@ -37,11 +26,4 @@ func command() *cobra.Command {
 	o.addFlags(cmd)
 	cmd.AddCommand(uninstallCommand(&o))
 	return cmd
-}
-
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "(devel)"
 }

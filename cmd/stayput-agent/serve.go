@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/stayput/stayput/cmd/internal/program"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node"
 	"github.com/stayput/stayput/plugin/nri"
@@ -30,8 +31,7 @@ import (
 type options struct {
 	nriSocket string
 	listen    string
-	logLevel  slog.Level
-	logFormat string
+	log       program.Log
 	// kubeconfig empty is the cluster that the agent runs in, if it does.
 	kubeconfig string
 	node       node.Options
@@ -49,19 +49,7 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; empty: the cluster the agent runs in, outside of one none")
 	f.StringVar(&o.node.NodeName, "node-name", "", "name of this node's Node object; empty: $NODE_NAME, else the host name")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:9463", "address of /healthz, /readyz and /metrics; empty: none")
-	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least level that is logged: debug, info, warn or error")
-	f.StringVar(&o.logFormat, "log-format", "text", "format of the log on standard error: text or json")
-}
-
-func (o *options) logger(w io.Writer) (*slog.Logger, error) {
-	ho := &slog.HandlerOptions{Level: o.logLevel}
-	switch o.logFormat {
-	case "text":
-		return slog.New(slog.NewTextHandler(w, ho)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, ho)), nil
-	}
-	return nil, fmt.Errorf("--log-format: %q is not valid: expected text or json", o.logFormat)
+	o.log.AddFlags(f)
 }
 
 // softMemoryLimit and gcPercent keep the agent small rather than quick: it allocates little, in bursts. The
@@ -83,10 +71,11 @@ func limitMemory() {
 // serve is the daemon.
 func serve(ctx context.Context, o options, stderr io.Writer) error {
 	// 1. Logs, memory, metrics.
-	log, err := o.logger(stderr)
+	handler, err := o.log.Handler(stderr)
 	if err != nil {
 		return err
 	}
+	log := slog.New(handler)
 	limitMemory()
 	o.node.Log = log
 	o.node.Registry = prometheus.NewRegistry()
@@ -119,7 +108,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	plugin := &nri.Plugin{Socket: o.nriSocket, Handler: hooks{agent}, Log: log}
 
 	// 5. All of it, until a signal.
-	log.Info("Running", "version", version(), "state", o.node.StateDir, "listen", o.listen)
+	log.Info("Running", "version", program.Version(), "state", o.node.StateDir, "listen", o.listen)
 	var wg sync.WaitGroup
 	wg.Go(func() { plugin.Run(ctx) })
 	wg.Go(func() { agent.Run(ctx) })
@@ -148,7 +137,7 @@ func (o *options) apiServer() (*rest.Config, error) {
 	default:
 		return nil, nil
 	}
-	config.UserAgent = "stayput-agent/" + version()
+	config.UserAgent = "stayput-agent/" + program.Version()
 	return config, nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"strings"
 
 	"github.com/go-logr/logr"
@@ -15,13 +14,13 @@ import (
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 
+	"github.com/stayput/stayput/cmd/internal/program"
 	"github.com/stayput/stayput/pkg/placement"
 )
 
 type options struct {
 	kubeconfig string
-	logLevel   slog.Level
-	logFormat  string
+	log        program.Log
 	kinds      []string
 	placement  placement.Options
 }
@@ -35,19 +34,7 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&o.placement.LeaderElection, "leader-elect", true, "take turns with other replicas")
 	f.StringVar(&o.placement.LeaderElectionNamespace, "leader-election-namespace", "", "namespace of the lease; empty: the pod's own")
 	f.StringSliceVar(&o.kinds, "workload-kinds", nil, "further kinds with a scale subresource that a PersistentPodState may name, as Kind.version.group")
-	f.TextVar(&o.logLevel, "log-level", slog.LevelInfo, "least level that is logged: debug, info, warn or error")
-	f.StringVar(&o.logFormat, "log-format", "text", "format of the log on standard error: text or json")
-}
-
-func (o *options) logger(w io.Writer) (logr.Logger, error) {
-	ho := &slog.HandlerOptions{Level: o.logLevel}
-	switch o.logFormat {
-	case "text":
-		return logr.FromSlogHandler(slog.NewTextHandler(w, ho)), nil
-	case "json":
-		return logr.FromSlogHandler(slog.NewJSONHandler(w, ho)), nil
-	}
-	return logr.Logger{}, fmt.Errorf("--log-format: %q is not valid: expected text or json", o.logFormat)
+	o.log.AddFlags(f)
 }
 
 func (o *options) config() (*rest.Config, error) {
@@ -80,10 +67,11 @@ func (o *options) customKinds() ([]schema.GroupVersionKind, error) {
 
 // serve is the controller.
 func serve(ctx context.Context, o options, stderr io.Writer) error {
-	log, err := o.logger(stderr)
+	handler, err := o.log.Handler(stderr)
 	if err != nil {
 		return err
 	}
+	log := logr.FromSlogHandler(handler)
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
 	config, err := o.config()
@@ -94,7 +82,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	o.placement.Log = log
-	log.Info("Running", "version", version())
+	log.Info("Running", "version", program.Version())
 	if err := placement.Run(ctx, config, o.placement); err != nil && ctx.Err() == nil {
 		return startAgain(ctx, log, err)
 	}

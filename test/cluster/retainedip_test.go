@@ -20,7 +20,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -34,21 +33,11 @@ func on(node, yaml string) string {
 		"      terminationGracePeriodSeconds: 1\n      nodeSelector: {kubernetes.io/hostname: "+node+"}\n")
 }
 
-// objects is a client for RetainedIPs.
-func objects(t *testing.T, c *lab.Cluster) client.WithWatch {
-	t.Helper()
-	scheme := runtime.NewScheme()
-	check(t, v1alpha1.AddToScheme(scheme))
-	cl, err := client.NewWithWatch(c.RESTConfig(), client.Options{Scheme: scheme})
-	check(t, err)
-	return cl
-}
-
 // retainedIP returns a pod's RetainedIP, nil where there is none.
 func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.RetainedIP {
 	t.Helper()
 	var r v1alpha1.RetainedIP
-	err := objects(t, c).Get(testContext(t), types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)}, &r)
+	err := typed(t, c).Get(testContext(t), types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)}, &r)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -60,7 +49,7 @@ func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.Re
 func shows(t *testing.T, c *lab.Cluster, ns, pod, node, what string, ok func(*v1alpha1.RetainedIP) bool) *v1alpha1.RetainedIP {
 	t.Helper()
 	var r v1alpha1.RetainedIP
-	cl := objects(t, c)
+	cl := typed(t, c)
 	until(t, fmt.Sprintf("the RetainedIP of %s on %s to be %s", pod, node, what), func(ctx context.Context) bool {
 		r = v1alpha1.RetainedIP{}
 		err := cl.Get(ctx, types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)}, &r)
@@ -80,7 +69,7 @@ func boundTo(pod *corev1.Pod) func(*v1alpha1.RetainedIP) bool {
 // vanishes waits until an object is not there any more, though another of its name may be.
 func vanishes(t *testing.T, c *lab.Cluster, was *v1alpha1.RetainedIP) {
 	t.Helper()
-	cl := objects(t, c)
+	cl := typed(t, c)
 	until(t, "RetainedIP "+was.Name+" to be deleted", func(ctx context.Context) bool {
 		var r v1alpha1.RetainedIP
 		err := cl.Get(ctx, client.ObjectKeyFromObject(was), &r)
@@ -109,7 +98,7 @@ func freed(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) {
 
 func setRelease(t *testing.T, c *lab.Cluster, r *v1alpha1.RetainedIP) {
 	t.Helper()
-	check(t, objects(t, c).Patch(testContext(t), r.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":true}}`))))
+	check(t, typed(t, c).Patch(testContext(t), r.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":true}}`))))
 }
 
 func scale(t *testing.T, c *lab.Cluster, ns, name string, replicas int) {
@@ -322,7 +311,7 @@ func TestASharedIdentityHasAnObjectForThePodThatHasTheAddress(t *testing.T) {
 	hasOne := func(not string) func(context.Context) bool {
 		return func(ctx context.Context) bool {
 			var all v1alpha1.RetainedIPList
-			if err := objects(t, c).List(ctx, &all, client.InNamespace(ns)); err != nil || len(all.Items) != 1 {
+			if err := typed(t, c).List(ctx, &all, client.InNamespace(ns)); err != nil || len(all.Items) != 1 {
 				return false
 			}
 			has = all.Items[0]
