@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 )
@@ -31,13 +32,26 @@ func Chart(ctx context.Context) (string, error) {
 }
 
 // Helm runs helm and returns its standard output. Its errors have what it said.
-func Helm(ctx context.Context, args ...string) ([]byte, error) {
-	helm, err := BuildHelm(ctx)
+func Helm(ctx context.Context, args ...string) ([]byte, error) { return helm(ctx, nil, args...) }
+
+// Helm runs helm as [Admin] of the cluster.
+func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
+	file, err := c.Kubeconfig()
+	if err != nil {
+		return "", err
+	}
+	out, err := helm(ctx, []string{"KUBECONFIG=" + file, "HOME=" + c.Dir}, args...)
+	return string(out), err
+}
+
+func helm(ctx context.Context, env []string, args ...string) ([]byte, error) {
+	program, err := BuildHelm(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, helm, args...)
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		return stdout.Bytes(), fmt.Errorf("helm %s: %w\n%s", args[0], err, stderr.Bytes())

@@ -89,3 +89,8 @@ state as well, below which it can be told to mount the namespaces. */ -}}
 {{- end -}}
 {{ toYaml $once }}
 {{- end }}
+
+{{/* Of a strategy of another type than RollingUpdate the API server wants no details. */}}
+{{- define "stayput.strategy" -}}
+{{- toYaml (ternary . (pick . "type") (eq .type "RollingUpdate")) }}
+{{- end }}
