@@ -2,16 +2,27 @@
 # install. What is built for the tests is kept in $STAYPUT_CACHE, by default ~/.cache/stayput, by pinned version.
 
 GO      ?= go
-LDFLAGS := -s -w
+# The release that is built. Without a tag, or outside of git, the programs know the commit by themselves.
+VERSION ?= $(shell git describe --tags --dirty --match 'v[0-9]*' 2>/dev/null)
+LDFLAGS := -s -w $(if $(VERSION),-X github.com/stayput/stayput/cmd/internal/release.version=$(VERSION))
 # Without grpcnotrace golang.org/x/net/trace keeps the linker from leaving out what nobody calls.
 BUILD   := CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 
-.PHONY: all build test lab vet demo conformance bench bench-cluster fuzz clean
+.PHONY: all build image manifests test lab vet demo conformance bench bench-cluster fuzz clean
 
 all: build
 
 build: ## the static binaries, in bin/
 	$(BUILD) -o bin/ ./cmd/...
+
+BUILDER ?= $(firstword $(foreach b,docker buildah,$(if $(shell command -v $(b)),$(b))) docker)
+IMAGE   ?= ghcr.io/stayput/stayput:$(or $(VERSION),dev)
+image: build ## the image IMAGE, by docker or buildah (BUILDER)
+	$(BUILDER) build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+
+manifests: ## deploy/install.yaml and deploy/crds.yaml from the chart; tests check that they are up to date
+	$(GO) generate ./pkg/api/...
+	$(GO) run ./test/chart/write deploy
 
 lab: ## the pinned containerd, runc, CNI plugins, etcd and Kubernetes that tests and demo run on: 6 min at first
 	$(GO) run ./test/lab/cmd/labbuild

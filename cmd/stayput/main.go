@@ -4,8 +4,8 @@ package main
 import (
 	"os"
 	"runtime"
-	"runtime/debug"
 
+	"github.com/stayput/stayput/cmd/internal/release"
 	"github.com/stayput/stayput/plugin/ipam"
 )
 
@@ -13,13 +13,6 @@ import (
 func init() { runtime.LockOSThread() }
 
 func main() {
-	p := &ipam.Plugin{Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Exit: os.Exit, Version: version()}
+	p := &ipam.Plugin{Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Exit: os.Exit, Version: release.Version()}
 	os.Exit(p.Run())
-}
-
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "(devel)"
 }

@@ -31,7 +31,7 @@ import (
 const kruiseWebhooks = "kruise-mutating-webhook-configuration"
 
 // uniqueTargetBinding is of the admission policy that allows one PersistentPodState for a workload, see
-// deploy/base. The binding of the policy that gates recorded pods stays: without a ConfigMap (gated.go) it does
+// deploy/chart. The binding of the policy that gates recorded pods stays: without a ConfigMap (gated.go) it does
 // nothing, and an API server to which the last binding with a parameter kind of its own goes and comes again never
 // reads such parameters any more (kubernetes/kubernetes#130887).
 const uniqueTargetBinding = "stayput-unique-target"

@@ -5,8 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -27,6 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/chart"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -46,20 +46,31 @@ var guarded struct {
 	policies bool
 }
 
-// manifests are the files of deploy/base whose names match one of the patterns, in their order.
-func manifests(patterns ...string) (string, error) {
+// manifests are the objects of the chart whose templates match one of the patterns, in their order.
+func manifests(ctx context.Context, patterns ...string) (string, error) {
+	out, err := lab.Template(ctx, lab.SystemNamespace, "--no-hooks", "--set=namespace.create=true")
+	if err != nil {
+		return "", err
+	}
+	objects, err := chart.Split(out)
+	if err != nil {
+		return "", err
+	}
 	var all strings.Builder
 	for _, pattern := range patterns {
-		files, err := filepath.Glob(filepath.Join("..", "..", "deploy", "base", pattern))
-		if err != nil || len(files) == 0 {
-			return "", errors.Join(err, fmt.Errorf("no file %s", pattern))
-		}
-		for _, file := range files {
-			data, err := os.ReadFile(file)
+		found := false
+		for _, o := range objects {
+			matches, err := path.Match(pattern, path.Base(o.Source))
 			if err != nil {
 				return "", err
 			}
-			fmt.Fprintf(&all, "---\n%s\n", data)
+			if matches {
+				found = true
+				fmt.Fprintf(&all, "---\n%s\n", o.Text)
+			}
+		}
+		if !found {
+			return "", fmt.Errorf("no template %s", pattern)
 		}
 	}
 	return all.String(), nil
@@ -68,7 +79,7 @@ func manifests(patterns ...string) (string, error) {
 // The manifests that admission is made of.
 const (
 	bindingFiles = "00-*.yaml"
-	policyFiles  = "2*.yaml"
+	policyFiles  = "2*-policy-*.yaml"
 )
 
 // guardedWith returns the guard, without or with the policies. Tests that need it without come first.
@@ -84,7 +95,7 @@ func guardedWith(t *testing.T, policies bool) *guard {
 	case !policies && guarded.policies:
 		t.Fatal("the policies are there already: the tests without them have to run first")
 	case policies && !guarded.policies:
-		files, err := manifests(bindingFiles, policyFiles)
+		files, err := manifests(testContext(t), bindingFiles, policyFiles)
 		check(t, err)
 		_, err = guarded.c.Kubectl(testContext(t), files, "apply", "--server-side", "-f", "-")
 		check(t, err)
@@ -99,7 +110,7 @@ func startGuard(ctx context.Context) (*guard, error) {
 		return nil, err
 	}
 	g := &guard{c: c, admin: c.RESTConfig(), nobody: c.RESTConfigAs("nobody")}
-	files, err := manifests("10-*.yaml", "3*.yaml", "crds/*.yaml")
+	files, err := manifests(ctx, "10-*.yaml", "[23]*-rbac-*.yaml", "05-crds.yaml")
 	if err != nil {
 		return g, err
 	}
@@ -933,25 +944,5 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 		if validating != nil && mutating != nil {
 			t.Errorf("no binding of %s: %v, %v", name, validating, mutating)
 		}
-	}
-}
-
-// Whoever deletes the manifests in their order ends the gating before anything else.
-func TestTheFirstManifestIsTheBindingsThatGate(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join("..", "..", "deploy", "base", "*.yaml"))
-	check(t, err)
-	data, err := os.ReadFile(slices.Sorted(slices.Values(files))[0])
-	check(t, err)
-	var names []string
-	for doc := range strings.SplitSeq(string(data), "\n---") {
-		var object struct {
-			Kind     string
-			Metadata struct{ Name string }
-		}
-		check(t, yaml.Unmarshal([]byte(doc), &object))
-		names = append(names, object.Kind+" "+object.Metadata.Name)
-	}
-	if want := []string{"MutatingAdmissionPolicyBinding stayput-gate-annotated", "MutatingAdmissionPolicyBinding stayput-gate-recorded"}; !slices.Equal(names, want) {
-		t.Errorf("%v, want %v", names, want)
 	}
 }

@@ -719,7 +719,7 @@ webhooks: []
 		ctx := context.Background()
 		_, err := c.Kubectl(ctx, "", "delete", "mutatingwebhookconfiguration", "kruise-mutating-webhook-configuration")
 		check(t, err)
-		check(t, c.ApplyDir(ctx, "../../deploy/base"))
+		check(t, c.ApplyManifests(ctx))
 	})
 	defer restore()
 	comesTo(t, c, ns, "web", "to say so", func(s *kruisev1alpha1.PersistentPodState) bool { return isTrue(s, "Degraded", "OpenKruise") })
@@ -758,7 +758,7 @@ func TestOpenKruisesOwnCRDIsEnoughThoughItLacksTheConditions(t *testing.T) {
 	const name = "persistentpodstates.apps.kruise.io"
 	data := kubectl(t, c, "get", "crd", name, "-o", "json")
 	t.Cleanup(func() {
-		check(t, c.ApplyDir(context.Background(), "../../deploy/base"))
+		check(t, c.ApplyManifests(context.Background()))
 		for _, controller := range c.Controllers { // they would believe it for some minutes more
 			check(t, controller.Restart(context.Background()))
 		}

@@ -434,7 +434,7 @@ func TestADefinitionThatIsRemovedTakesNoPromiseWithIt(t *testing.T) {
 	if _, there := addressFile(t, n, r); !there {
 		t.Error("the address was freed")
 	}
-	_, err := c.Kubectl(testContext(t), "", "apply", "--server-side", "-f", "../../deploy/base/crds/stayput.io_retainedips.yaml")
+	_, err := c.Kubectl(testContext(t), "", "apply", "--server-side", "-f", "../../deploy/chart/files/crds/stayput.io_retainedips.yaml")
 	check(t, err)
 	back := time.Now()
 	shows(t, c, ns, "web-0", "node-1", "bound", boundTo(pods["web-0"]))

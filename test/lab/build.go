@@ -85,6 +85,11 @@ var clusterComponents = []component{
 	},
 }
 
+// helmComponents are what renders and installs the chart.
+var helmComponents = []component{
+	{name: "helm", dir: "build/helm", sources: []string{"build/helm"}, pkg: "tool", parallel: 2},
+}
+
 // conformanceComponents are what upstream's own tests need. Few want them, and they take as long as all others.
 var conformanceComponents = []component{
 	{
@@ -167,6 +172,15 @@ func BuildConformance(ctx context.Context) (ConformanceBin, error) {
 		Critest: filepath.Join(dirs["critest"], "critest.test"),
 		Crictl:  filepath.Join(dirs["crictl"], "crictl"),
 	}, nil
+}
+
+// BuildHelm builds helm, unless the cache has it, and returns it. With an empty cache that takes some minutes.
+func BuildHelm(ctx context.Context) (string, error) {
+	dirs, err := buildAll(ctx, helmComponents)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dirs["helm"], "helm"), nil
 }
 
 // built keeps the folders of components for the next call in this process.

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What deploy/base says, and where the lab puts it.
+// What deploy/chart says, and where the lab puts it.
 const (
 	SystemNamespace   = "stayput-system"
 	AgentAccount      = "stayput-agent"
@@ -37,14 +37,10 @@ type InstallOptions struct {
 	AgentArgs, ControllerArgs []string
 }
 
-// Install applies the manifests of deploy/base but for its workloads, and runs the agents and controllers as
-// processes of the nodes and of machines of their own, each with the service account that its workload would have.
+// Install applies the chart but for its workloads, and runs the agents and controllers as processes of the nodes and
+// of machines of their own, each with the service account that its workload would have.
 func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
-	root, _, err := moduleRoot(ctx)
-	if err != nil {
-		return err
-	}
-	if err := c.ApplyDir(ctx, filepath.Join(root, "deploy", "base")); err != nil {
+	if err := c.ApplyManifests(ctx); err != nil {
 		return err
 	}
 	if c.options.Product.Agent != "" {
@@ -61,54 +57,35 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	return nil
 }
 
-// ApplyDir applies the YAML files of a folder and of the folders in it by server-side apply, but for Deployments
-// and DaemonSets. Namespaces and custom resource definitions come first.
-func (c *Cluster) ApplyDir(ctx context.Context, dir string) error {
-	var files []string
-	for _, pattern := range []string{"*.yaml", "*/*.yaml"} {
-		found, err := filepath.Glob(filepath.Join(dir, pattern))
-		if err != nil {
-			return err
-		}
-		files = append(files, found...)
+// ApplyManifests applies deploy/crds.yaml and deploy/install.yaml by server-side apply, but for the workloads.
+func (c *Cluster) ApplyManifests(ctx context.Context) error {
+	root, _, err := moduleRoot(ctx)
+	if err != nil {
+		return err
 	}
-	var first, rest strings.Builder
-	crds := false
-	for _, file := range files {
-		data, err := os.ReadFile(file)
+	for _, name := range []string{"crds.yaml", "install.yaml"} {
+		data, err := os.ReadFile(filepath.Join(root, "deploy", name))
 		if err != nil {
 			return err
 		}
-		for doc := range strings.SplitSeq("\n"+string(data), "\n---") {
+		var rest strings.Builder
+		for doc := range strings.SplitSeq(string(data), "\n---") {
 			var object struct{ Kind string }
 			if err := yaml.Unmarshal([]byte(doc), &object); err != nil {
-				return fmt.Errorf("%s: %w", file, err)
+				return fmt.Errorf("%s: %w", name, err)
 			}
 			switch object.Kind {
-			case "", "Kustomization", "Deployment", "DaemonSet":
-			case "CustomResourceDefinition":
-				crds = true
-				fallthrough
-			case "Namespace":
-				fmt.Fprintf(&first, "---\n%s\n", doc)
+			case "", "Deployment", "DaemonSet":
 			default:
 				fmt.Fprintf(&rest, "---\n%s\n", doc)
 			}
 		}
-	}
-	for _, part := range []string{first.String(), rest.String()} {
-		if part == "" {
-			continue
-		}
-		if _, err := c.Kubectl(ctx, part, "apply", "--server-side", "--force-conflicts", "-f", "-"); err != nil {
+		if _, err := c.Kubectl(ctx, rest.String(), "apply", "--server-side", "--force-conflicts", "-f", "-"); err != nil {
 			return err
 		}
 	}
-	if crds {
-		_, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
-		return err
-	}
-	return nil
+	_, err = c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	return err
 }
 
 // AccountToken returns a token of a service account. With a node it is bound to a pod of that account on that

@@ -7,11 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/stayput/stayput/cmd/internal/release"
 )
 
 // Run executes a command until it ends, or is told to by SIGINT or SIGTERM, and returns its exit code.
@@ -24,13 +25,8 @@ func Run(cmd *cobra.Command) int {
 	return 0
 }
 
-// Version is the version of the module that the program was built from.
-func Version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "(devel)"
-}
+// Version is the version of the program.
+func Version() string { return release.Version() }
 
 // Log says how a program logs.
 type Log struct {

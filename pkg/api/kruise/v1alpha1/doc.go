@@ -7,4 +7,4 @@
 // +groupName=apps.kruise.io
 package v1alpha1
 
-//go:generate go tool controller-gen object crd:maxDescLen=500 applyconfiguration paths=. output:crd:dir=../../../../deploy/base/crds output:applyconfiguration:dir=.
+//go:generate go tool controller-gen object crd:maxDescLen=500 applyconfiguration paths=. output:crd:dir=../../../../deploy/chart/files/crds output:applyconfiguration:dir=.

@@ -6,4 +6,4 @@
 // +groupName=stayput.io
 package v1alpha1
 
-//go:generate go tool controller-gen object crd:maxDescLen=500 applyconfiguration paths=. output:crd:dir=../../../../deploy/base/crds output:applyconfiguration:dir=.
+//go:generate go tool controller-gen object crd:maxDescLen=500 applyconfiguration paths=. output:crd:dir=../../../../deploy/chart/files/crds output:applyconfiguration:dir=.

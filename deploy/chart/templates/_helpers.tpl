@@ -1,0 +1,96 @@
+{{/* The labels of every object: (list . component). */}}
+{{- define "stayput.labels" -}}
+{{- $ := index . 0 -}}
+{{ include "stayput.selector" . }}
+app.kubernetes.io/part-of: stayput
+app.kubernetes.io/managed-by: {{ $.Release.Service }}
+app.kubernetes.io/version: {{ $.Chart.AppVersion | quote }}
+{{- end }}
+
+{{/* The labels by which the pods of a component are known. They can never change: (list . component). */}}
+{{- define "stayput.selector" -}}
+app.kubernetes.io/name: stayput
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "stayput.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end -}}
+{{- end }}
+
+{{/*
+Whether the API server has the policies that gate pods: from 1.36 on, unless they are switched off. Helm knows the
+server's kinds where it speaks to one; otherwise, as with helm template, the version has to do.
+*/}}
+{{- define "stayput.gates" -}}
+{{- with .Capabilities -}}
+{{- if .APIVersions.Has "v1/Pod" -}}
+{{- if .APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" }}true{{ end -}}
+{{- else if semverCompare ">=1.36.0-0" .KubeVersion.Version }}true{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{/* The variables of every container that speaks to the API server. */}}
+{{- define "stayput.apiServer" -}}
+{{- with .Values.apiServer -}}
+{{- if .host -}}
+- name: KUBERNETES_SERVICE_HOST
+  value: {{ .host | quote }}
+- name: KUBERNETES_SERVICE_PORT
+  value: {{ .port | toString | quote }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* HOST:PORT, for an IPv6 address as well: (list host port). */}}
+{{- define "stayput.hostPort" -}}
+{{- $host := index . 0 -}}
+{{ if contains ":" $host }}[{{ $host }}]{{ else }}{{ $host }}{{ end }}:{{ index . 1 }}
+{{- end }}
+
+{{/* kubelet asks the node's address, unless the agent listens on another one only. */}}
+{{- define "stayput.probeHost" -}}
+{{- if not (has . (list "" "0.0.0.0" "::")) -}}
+host: {{ . | quote }}
+{{- end -}}
+{{- end }}
+
+{{/*
+The directories of the node that the agent needs, as a YAML list. One that is needed for two reasons is mounted once.
+New namespaces are mounts that appear after the agent has started: HostToContainer brings them in.
+*/}}
+{{- define "stayput.agentDirs" -}}
+{{- $a := .Values.agent -}}
+{{- $state := dict "name" "state" "path" $a.stateDir -}}
+{{- $conf := dict "name" "cni-conf" "path" $a.cni.confDir "readOnly" (not $a.cni.install) -}}
+{{- $cache := dict "name" "cni-cache" "path" $a.cni.cacheDir -}}
+{{- $all := list $state $conf $cache -}}
+{{- if $a.cni.install -}}
+{{- $all = append $all (dict "name" "cni-bin" "path" $a.cni.binDir) -}}
+{{- end -}}
+{{- range $i, $dir := $a.cni.dataDirs -}}
+{{- $all = append $all (dict "name" (printf "cni-data-%d" $i) "path" $dir) -}}
+{{- end -}}
+{{- /* Leftover namespaces are removed there. */ -}}
+{{- $all = append $all (dict "name" "run-netns" "path" "/run/netns" "propagation" "HostToContainer") -}}
+{{- $all = append $all (dict "name" "var-run-netns" "path" "/var/run/netns" "propagation" "HostToContainer") -}}
+{{- /* The directories, not the sockets: a runtime makes its sockets anew when it starts. containerd's is that of its
+state as well, below which it can be told to mount the namespaces. */ -}}
+{{- $all = append $all (dict "name" "cri" "path" (dir $a.runtime.criSocket) "propagation" "HostToContainer" "readOnly" true) -}}
+{{- $all = append $all (dict "name" "nri" "path" (dir $a.runtime.nriSocket) "propagation" "HostToContainer" "readOnly" true) -}}
+{{- $seen := dict -}}
+{{- $once := list -}}
+{{- range $all -}}
+{{- if not (hasKey $seen .path) -}}
+{{- $_ := set $seen .path true -}}
+{{- $once = append $once . -}}
+{{- end -}}
+{{- end -}}
+{{ toYaml $once }}
+{{- end }}
+
+{{/* Of a strategy of another type than RollingUpdate the API server wants no details. */}}
+{{- define "stayput.strategy" -}}
+{{- toYaml (ternary . (pick . "type") (eq .type "RollingUpdate")) }}
+{{- end }}

@@ -1,0 +1,133 @@
+// Package chart makes the manifests in deploy/ from the chart, for those who do not use Helm.
+package chart
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// Namespace is where install.yaml installs.
+const Namespace = lab.SystemNamespace
+
+// Files are the manifests, by their name in deploy/.
+func Files(ctx context.Context) (map[string][]byte, error) {
+	install, err := installation(ctx)
+	if err != nil {
+		return nil, err
+	}
+	definitions, err := render(ctx, "--show-only=templates/05-crds.yaml", "--set=crds.keep=false")
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]byte{"install.yaml": install, "crds.yaml": file(crdsHead, definitions)}, nil
+}
+
+const crdsHead = `# The custom resource definitions of stayput. Made from the chart by make manifests.
+# Where OpenKruise is installed, leave out the second one, which is its own.
+`
+
+const installHead = `# stayput, without its custom resource definitions, which are in crds.yaml. Made from the chart by make manifests.
+#
+# kubectl applies and deletes in the order of the file, and the order is for deleting. First the bindings by which pods
+# are gated, so that none is gated any more. Then the Namespace, which is up here because what lies in it can only be
+# applied after it; its contents go in the background, the pods first. Then the ConfigMap whose deletion tells the
+# controllers to let all gated pods go, and the agents to clean their nodes. What they need for that comes last: the
+# rights of the controller are the end of the file. At an application the pods wait for their accounts a moment.
+`
+
+// installation is everything but the definitions, in the order that its head explains.
+func installation(ctx context.Context) ([]byte, error) {
+	all, err := render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true")
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(all, func(a, b Document) int {
+		return cmp.Or(cmp.Compare(turn(a), turn(b)), cmp.Compare(a.Source, b.Source))
+	})
+	return file(installHead, all), nil
+}
+
+// turn is when an object has its turn in install.yaml.
+func turn(d Document) int {
+	switch d.Kind {
+	case "MutatingAdmissionPolicyBinding":
+		return 0
+	case "Namespace":
+		return 1
+	case "ConfigMap":
+		return 2
+	case "MutatingAdmissionPolicy", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
+		return 3
+	case "DaemonSet", "Deployment", "PodDisruptionBudget":
+		return 4
+	}
+	if !strings.HasPrefix(d.Name, "stayput-controller") {
+		return 5
+	}
+	return 6
+}
+
+// Document is one object of a rendering.
+type Document struct {
+	Kind, Namespace, Name string
+	Source                string // the template
+	Text                  string // with its comments
+}
+
+// render renders the chart as it is applied without Helm.
+func render(ctx context.Context, args ...string) ([]Document, error) {
+	out, err := lab.Template(ctx, Namespace, args...)
+	if err != nil {
+		return nil, err
+	}
+	// Nobody manages the objects but who applies them.
+	return Split(regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/managed-by: Helm\n`).ReplaceAll(out, nil))
+}
+
+// Split takes what helm template prints apart.
+func Split(rendering []byte) ([]Document, error) {
+	var all []Document
+	for text := range strings.SplitSeq("\n"+string(rendering), "\n---\n") {
+		text = strings.TrimSpace(text)
+		source, rest, _ := strings.Cut(text, "\n")
+		source, ok := strings.CutPrefix(source, "# Source: ")
+		if !ok {
+			if text == "" {
+				continue
+			}
+			return nil, fmt.Errorf("a document that does not begin with its source: %.80q", text)
+		}
+		var o struct {
+			Kind     string
+			Metadata struct{ Namespace, Name string }
+		}
+		if err := yaml.Unmarshal([]byte(rest), &o); err != nil {
+			return nil, fmt.Errorf("%s: %w", source, err)
+		}
+		if o.Kind == "" { // comments alone
+			continue
+		}
+		all = append(all, Document{
+			Kind: o.Kind, Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, Source: source, Text: strings.TrimSpace(rest),
+		})
+	}
+	return all, nil
+}
+
+func file(head string, all []Document) []byte {
+	var b bytes.Buffer
+	b.WriteString(head)
+	for _, d := range all {
+		fmt.Fprintf(&b, "---\n%s\n", d.Text)
+	}
+	return b.Bytes()
+}

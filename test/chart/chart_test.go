@@ -1,0 +1,570 @@
+package chart
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// patience bounds a test that hangs; it is no measure of anything.
+const patience = 5 * time.Minute
+
+func testContext(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// renderings are values that between them reach every branch of the templates.
+var renderings = map[string]string{
+	"the defaults": ``,
+	"everything on": `
+image: {repository: registry.example.com:5000/stayput, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
+imagePullSecrets: [{name: pull}]
+apiServer: {host: api.example.com, port: 443}
+agent:
+  cni: {dataDirs: [/var/lib/host-local, /run/cni]}
+  longestRetention: 720h
+  runtime: {nriSocket: /run/nri/nri.sock, criSocket: /run/nri/cri.sock}
+  metrics: {bindAddress: "::1", port: 19463}
+  seLinuxOptions: {type: spc_t}
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms: [{matchExpressions: [{key: virtual, operator: DoesNotExist}]}]
+  podAnnotations: {a: b}
+  podLabels: {c: d}
+  extraArgs: [--log-level=debug]
+  extraEnv: [{name: GOGC, value: "50"}]
+controller:
+  workloadKinds: [{group: example.com, version: v1beta1, kind: Game, resource: games}, {group: apps.kruise.io, version: v1alpha1, kind: CloneSet, resource: clonesets}]
+  affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone, labelSelector: {matchLabels: {a: b}}}]}}
+  topologySpreadConstraints: [{maxSkew: 2, topologyKey: rack, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {a: b}}}]
+  podAnnotations: {a: b}
+  podLabels: {c: d}
+  extraArgs: [--metrics-bind-address=:18080]
+  extraEnv: [{name: GOGC, value: "50"}]
+monitoring:
+  podMonitor: {enabled: true, labels: {release: prometheus}, interval: 1m}
+  prometheusRule: {enabled: true, labels: {release: prometheus}}
+  dashboard: {enabled: true, labels: {folder: network}}
+`,
+	"everything off": `
+agent:
+  cni: {install: false}
+  updateStrategy: {type: OnDelete}
+  nodeSelector: null
+  tolerations: []
+  priorityClassName: ""
+controller:
+  replicas: 1
+  updateStrategy: {type: Recreate}
+  topologySpreadConstraints: []
+  tolerations: []
+  nodeSelector: null
+  priorityClassName: ""
+  podDisruptionBudget: {enabled: false}
+crds: {install: false}
+rbac: {userRoles: false}
+uninstall: {job: false}
+`,
+}
+
+// valuesFile is a file with a rendering's values.
+func valuesFile(t *testing.T, values string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	check(t, os.WriteFile(file, []byte(values), 0o600))
+	return file
+}
+
+func objects(t *testing.T, namespace, values string, args ...string) []Document {
+	t.Helper()
+	out, err := lab.Template(testContext(t), namespace, append([]string{"--values", valuesFile(t, values)}, args...)...)
+	check(t, err)
+	all, err := Split(out)
+	check(t, err)
+	return all
+}
+
+func TestTheManifestsAreThoseOfTheChart(t *testing.T) {
+	files, err := Files(testContext(t))
+	check(t, err)
+	for name, want := range files {
+		got, err := os.ReadFile(filepath.Join("..", "..", "deploy", name))
+		check(t, err)
+		if !bytes.Equal(got, want) {
+			t.Errorf("deploy/%s is not what the chart says: run make manifests", name)
+		}
+	}
+}
+
+// Whoever deletes the manifests in their order ends the gating before anything else, and tells those who are to clean
+// up before their rights go.
+func TestTheManifestsAreInTheOrderInWhichTheyCanBeDeleted(t *testing.T) {
+	all, err := installation(testContext(t))
+	check(t, err)
+	var order []string
+	for doc := range strings.SplitSeq(string(all), "\n---\n") {
+		var o struct {
+			Kind     string
+			Metadata struct{ Name string }
+		}
+		check(t, yaml.Unmarshal([]byte(doc), &o))
+		if o.Kind != "" {
+			order = append(order, o.Kind+" "+o.Metadata.Name)
+		}
+	}
+	first := []string{
+		"MutatingAdmissionPolicyBinding stayput-gate-annotated", "MutatingAdmissionPolicyBinding stayput-gate-recorded",
+		"Namespace stayput-system", "ConfigMap stayput-installation",
+	}
+	if !slices.Equal(order[:len(first)], first) {
+		t.Errorf("begins with %q", order[:len(first)])
+	}
+	rights := slices.IndexFunc(order, func(o string) bool {
+		return !strings.Contains(o, "AdmissionPolicy") && strings.HasSuffix(o, " stayput-controller") && !strings.HasPrefix(o, "Deployment ") && !strings.HasPrefix(o, "PodDisruptionBudget ")
+	})
+	for _, o := range order[rights:] {
+		if !strings.Contains(o, " stayput-controller") {
+			t.Errorf("%s comes after the rights of the controller", o)
+		}
+	}
+	for _, o := range []string{"CustomResourceDefinition", "Job"} {
+		if slices.ContainsFunc(order, func(s string) bool { return strings.HasPrefix(s, o+" ") }) {
+			t.Errorf("there is a %s among %q", o, order)
+		}
+	}
+}
+
+func TestHelmFindsNothingToSayAgainstTheChart(t *testing.T) {
+	dir, err := lab.Chart(testContext(t))
+	check(t, err)
+	for name, values := range renderings {
+		_, err := lab.Helm(testContext(t), "lint", "--strict", dir, "--values", valuesFile(t, values))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestAValueThatMakesNoSenseIsRefusedByItsName(t *testing.T) {
+	dir, err := lab.Chart(testContext(t))
+	check(t, err)
+	for _, value := range []string{
+		"agnt.logLevel=debug",
+		"image.repository=Stayput",
+		"image.repository=",
+		"image.tag=a b",
+		"image.digest=sha256:1234",
+		"image.pullPolicy=Sometimes",
+		"imagePullSecrets[0]=pull",
+		"imagePullSecrets[0].nam=pull",
+		"crds.keep=maybe",
+		"crds.Install=true",
+		"apiServer.port=0",
+		"apiServer.port=65536",
+		"rbac.userRoles=yes please",
+		"agent.cni.install=1",
+		"agent.cni.confDir=etc/cni/net.d",
+		"agent.cni.binDir=/opt/cni/bin/",
+		"agent.cni.cacheDir=",
+		"agent.cni.dataDirs=/var/lib/x",
+		"agent.cni.dataDirs[0]=x",
+		"agent.stateDir=/",
+		"agent.promisedShare=0",
+		"agent.promisedShare=1.1",
+		"agent.promisedShare=50%",
+		"agent.longestRetention=30",
+		"agent.longestRetention=30d",
+		"agent.longestRetention=0h",
+		"agent.gracePeriod=10",
+		"agent.gracePeriod=-10m",
+		"agent.gracePeriod=0s",
+		"agent.gracePeriod=",
+		"agent.reconcileInterval=often",
+		"agent.runtime.nriSocket=unix:///var/run/nri/nri.sock",
+		"agent.runtime.criSocket=containerd.sock",
+		"agent.logLevel=trace",
+		"agent.logFormat=xml",
+		"agent.metrics.port=metrics",
+		"agent.metrics.bindAddress=localhost",
+		"agent.resources.limit.cpu=1",
+		"agent.tolerations=Exists",
+		"agent.updateStrategy.type=Recreate",
+		"agent.updateStrategy.rollingUpdate.maxUnavailable=110%",
+		"agent.updateStrategy.rollingUpdate.partition=1",
+		"agent.podLabels.app\\.kubernetes\\.io/component=other",
+		"agent.extraArgs=--log-level=debug",
+		"agent.livenessProbe.periodSeconds=1",
+		"controller.replicas=0",
+		"controller.replicas=two",
+		"controller.workloadKinds[0]=Game.v1.example.com",
+		"controller.workloadKinds[0].kind=game",
+		"controller.logLevel=LOUD",
+		"controller.updateStrategy.type=OnDelete",
+		"controller.podDisruptionBudget.maxUnavailable=-1",
+		"controller.podDisruptionBudget.minAvailable=1",
+		"uninstall.timeout=120",
+		"monitoring.podMonitor.interval=30",
+		"monitoring.podMonitor.enabled=on",
+		"monitoring.serviceMonitor.enabled=true",
+		"namespace.name=x",
+	} {
+		_, err := lab.Helm(testContext(t), "template", "x", dir, "--set", value)
+		if err == nil {
+			t.Errorf("%s is accepted", value)
+			continue
+		}
+		path, _, _ := strings.Cut(value, "=")
+		if !names(err.Error(), path) {
+			t.Errorf("%s: the error does not name it: %v", value, err)
+		}
+	}
+}
+
+// names says whether helm's error is about the value at a path: it names the value, or as much of its path as there is
+// in the schema and the first word beyond.
+func names(said, path string) bool {
+	path = strings.NewReplacer(`\.`, "\x00", "[", ".", "]", "").Replace(path)
+	var fields []string
+	for f := range strings.SplitSeq(path, ".") {
+		fields = append(fields, strings.NewReplacer("\x00", ".", "/", "~1").Replace(f))
+	}
+	for n := range fields {
+		at := strings.Join(append([]string{""}, fields[:n]...), "/")
+		if strings.Contains(said, "at '"+at+"/"+fields[n]+"'") && n == len(fields)-1 ||
+			strings.Contains(said, "at '"+at+"': additional properties '"+fields[n]+"' not allowed") {
+			return true
+		}
+	}
+	return false
+}
+
+// leaves are the paths of the schema's or of the default values, down to what has no named parts.
+func leaves(path string, of any, parts func(any) map[string]any) []string {
+	named := parts(of)
+	if len(named) == 0 {
+		return []string{path}
+	}
+	var all []string
+	for name, part := range named {
+		all = append(all, leaves(path+"."+name, part, parts)...)
+	}
+	return all
+}
+
+func TestEveryValueHasADefaultAndIsInTheSchema(t *testing.T) {
+	dir := filepath.Join("..", "..", "deploy", "chart")
+	data, err := os.ReadFile(filepath.Join(dir, "values.yaml"))
+	check(t, err)
+	var values, schema map[string]any
+	check(t, yaml.Unmarshal(data, &values))
+	data, err = os.ReadFile(filepath.Join(dir, "values.schema.json"))
+	check(t, err)
+	check(t, json.Unmarshal(data, &schema))
+	inSchema := leaves("", schema, func(s any) map[string]any {
+		properties, _ := s.(map[string]any)["properties"].(map[string]any)
+		return properties
+	})
+	open := map[string]bool{} // those whose parts the schema does not name
+	for _, path := range inSchema {
+		open[path] = true
+	}
+	// Defaults may go deeper than the schema, as those of resources and tolerations do, and not as deep.
+	seen := map[string]bool{}
+	var walk func(path string, v any)
+	walk = func(path string, v any) {
+		m, ok := v.(map[string]any)
+		if open[path] || !ok {
+			seen[path] = true
+			return
+		}
+		for name, part := range m {
+			walk(path+"."+name, part)
+		}
+	}
+	walk("", values)
+	for path := range seen {
+		if !open[path] {
+			t.Errorf("%s has a default, and is not in the schema", path)
+		}
+	}
+	for path := range open {
+		optional := path == ".global" || strings.HasSuffix(path, ".resources.claims") || strings.HasPrefix(path, ".agent.updateStrategy.")
+		if !seen[path] && !optional {
+			t.Errorf("%s is in the schema, and has no default", path)
+		}
+	}
+	var closed func(path string, s map[string]any)
+	closed = func(path string, s map[string]any) {
+		properties, ok := s["properties"].(map[string]any)
+		if !ok {
+			return
+		}
+		if s["additionalProperties"] != false {
+			t.Errorf("%s accepts names that mean nothing", path)
+		}
+		for name, part := range properties {
+			closed(path+"."+name, part.(map[string]any))
+		}
+	}
+	closed("", schema)
+}
+
+// podSpecs are the pods of a rendering, by the name of their workload.
+func podSpecs(t *testing.T, all []Document) map[string]corev1.PodSpec {
+	t.Helper()
+	pods := map[string]corev1.PodSpec{}
+	for _, d := range all {
+		switch d.Kind {
+		case "Deployment", "DaemonSet", "Job":
+			var o struct {
+				Spec struct {
+					Template corev1.PodTemplateSpec `json:"template"`
+				} `json:"spec"`
+			}
+			check(t, yaml.Unmarshal([]byte(d.Text), &o))
+			pods[d.Name] = o.Spec.Template.Spec
+		}
+	}
+	return pods
+}
+
+func TestPodsMayDoNoMoreThanTheyHaveTo(t *testing.T) {
+	for name, values := range renderings {
+		all := objects(t, Namespace, values)
+		pods := podSpecs(t, all)
+		if len(pods) < 2 {
+			t.Errorf("%s: only the pods of %v", name, slices.Sorted(maps.Keys(pods)))
+		}
+		images := map[string]bool{}
+		for workload, pod := range pods {
+			at := name + ": " + workload
+			if p := pod.SecurityContext; p == nil || p.SeccompProfile == nil || p.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+				t.Errorf("%s: no seccomp profile", at)
+			}
+			for _, c := range append(pod.InitContainers, pod.Containers...) {
+				images[c.Image] = true
+				s := c.SecurityContext
+				switch {
+				case s == nil || s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}):
+					t.Errorf("%s: does not drop all capabilities", at)
+				case s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem:
+					t.Errorf("%s: the root file system can be written", at)
+				case s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation:
+					t.Errorf("%s: may escalate its privileges", at)
+				case s.Privileged != nil && *s.Privileged:
+					t.Errorf("%s: is privileged", at)
+				}
+				if c.Resources.Requests.Memory().IsZero() || c.Resources.Requests.Cpu().IsZero() {
+					t.Errorf("%s: asks for no CPU or memory", at)
+				}
+				if !c.Resources.Limits.Cpu().IsZero() {
+					t.Errorf("%s: its CPU is limited", at)
+				}
+				if workload == "stayput-agent" {
+					continue
+				}
+				if p := pod.SecurityContext; p.RunAsNonRoot == nil || !*p.RunAsNonRoot || len(s.Capabilities.Add) > 0 || pod.HostNetwork || pod.HostPID || len(pod.Volumes) > 0 {
+					t.Errorf("%s: is root, on the host, or has capabilities", at)
+				}
+			}
+		}
+		if len(images) != 1 {
+			t.Errorf("%s: more than one image: %v", name, images)
+		}
+	}
+}
+
+func TestEachCapabilityHasItsReason(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "templates", "41-agent.yaml"))
+	check(t, err)
+	_, list, ok := strings.Cut(string(data), "            add:\n")
+	if !ok {
+		t.Fatal("no capabilities are added")
+	}
+	line := regexp.MustCompile(`^            (- [A-Z_]+|# .*)$`)
+	reason, n := false, 0
+	for l := range strings.Lines(list) {
+		l = strings.TrimSuffix(l, "\n")
+		if !line.MatchString(l) {
+			break
+		}
+		is := strings.HasPrefix(l, "            # ")
+		if !is {
+			n++
+			if !reason {
+				t.Errorf("%s: no reason", strings.TrimSpace(l))
+			}
+		}
+		reason = is
+	}
+	if pods := podSpecs(t, objects(t, Namespace, "")); n == 0 || n != len(pods["stayput-agent"].Containers[0].SecurityContext.Capabilities.Add) {
+		t.Errorf("%d capabilities with reasons", n)
+	}
+}
+
+func TestTheAgentSeesTheNodeUnderTheNodesPaths(t *testing.T) {
+	for name, values := range renderings {
+		pod := podSpecs(t, objects(t, Namespace, values))["stayput-agent"]
+		if !pod.HostNetwork || !pod.HostPID {
+			t.Errorf("%s: not in the node's network and process namespaces", name)
+		}
+		host := map[string]string{}
+		for _, v := range pod.Volumes {
+			host[v.Name] = v.HostPath.Path
+		}
+		mounts := map[string]corev1.VolumeMount{}
+		for _, m := range pod.Containers[0].VolumeMounts {
+			if host[m.Name] != m.MountPath {
+				t.Errorf("%s: %s is mounted at %s", name, host[m.Name], m.MountPath)
+			}
+			mounts[m.MountPath] = m
+		}
+		flags := map[string]string{}
+		for _, a := range pod.Containers[0].Args {
+			k, v, _ := strings.Cut(a, "=")
+			flags[k] = v
+		}
+		need := []string{
+			"/run/netns", "/var/run/netns", filepath.Dir(flags["--nri-socket"]), filepath.Dir(flags["--cri-socket"]),
+			flags["--state-dir"], flags["--cni-cache-dir"], flags["--cni-conf-dir"],
+		}
+		_, installs := flags["--install-cni"]
+		if installs {
+			need = append(need, flags["--cni-bin-dir"])
+		}
+		for _, path := range need {
+			if _, ok := mounts[path]; !ok {
+				t.Errorf("%s: %s is not mounted", name, path)
+			}
+		}
+		if mounts[flags["--cni-conf-dir"]].ReadOnly == installs {
+			t.Errorf("%s: the CNI configuration can be written: %v, though it is written: %v", name, !installs, installs)
+		}
+		for _, path := range []string{"/run/netns", "/var/run/netns"} {
+			if p := mounts[path].MountPropagation; p == nil || *p != corev1.MountPropagationHostToContainer {
+				t.Errorf("%s: a namespace that appears at %s is not seen", name, path)
+			}
+		}
+	}
+}
+
+// The namespace is that of the release, wherever the objects say it.
+func TestNothingIsTiedToANamespace(t *testing.T) {
+	for name, values := range renderings {
+		for _, d := range objects(t, "elsewhere", values) {
+			if strings.Contains(d.Text, Namespace) {
+				t.Errorf("%s: %s %s names %s", name, d.Kind, d.Name, Namespace)
+			}
+			if clustered := regexp.MustCompile("^(Cluster|.*AdmissionPolicy|CustomResource)").MatchString(d.Kind); !clustered && d.Namespace != "elsewhere" {
+				t.Errorf("%s: %s %s is in the namespace %q", name, d.Kind, d.Name, d.Namespace)
+			}
+		}
+	}
+}
+
+func TestEveryObjectSaysWhatItBelongsTo(t *testing.T) {
+	for name, values := range renderings {
+		for _, d := range objects(t, Namespace, values) {
+			var o struct {
+				Metadata struct{ Labels map[string]string }
+			}
+			check(t, yaml.Unmarshal([]byte(d.Text), &o))
+			want := []string{"app.kubernetes.io/part-of"}
+			if d.Kind != "CustomResourceDefinition" {
+				want = append(want, "app.kubernetes.io/name", "app.kubernetes.io/component", "app.kubernetes.io/managed-by", "app.kubernetes.io/version")
+			}
+			for _, label := range want {
+				if o.Metadata.Labels[label] == "" {
+					t.Errorf("%s: %s %s has no label %s", name, d.Kind, d.Name, label)
+				}
+			}
+		}
+	}
+}
+
+func TestKubernetesBefore136GetsNoPolicyThatItDoesNotKnow(t *testing.T) {
+	gates := func(args ...string) (n int) {
+		for _, d := range objects(t, Namespace, "", args...) {
+			if strings.HasPrefix(d.Kind, "Mutating") {
+				n++
+			}
+		}
+		return n
+	}
+	for version, want := range map[string]int{"1.30.0": 0, "1.35.9": 0, "1.36.0": 4, "1.36.3-gke.100": 4, "1.40.0": 4} {
+		if n := gates("--kube-version=" + version); n != want {
+			t.Errorf("Kubernetes %s: %d policies and bindings, want %d", version, n, want)
+		}
+	}
+	dir, err := lab.Chart(testContext(t))
+	check(t, err)
+	_, err = lab.Helm(testContext(t), "template", "x", dir, "--kube-version=1.29.5")
+	if err == nil || !strings.Contains(err.Error(), "1.30") {
+		t.Errorf("Kubernetes 1.29: %v", err)
+	}
+	// The rest is the same.
+	if all := objects(t, Namespace, "", "--kube-version=1.30.0"); len(all) < 30 {
+		t.Errorf("only %d objects", len(all))
+	}
+}
+
+func TestThePodsAreScrapedByTheNamesOfTheirPorts(t *testing.T) {
+	all := objects(t, Namespace, renderings["everything on"])
+	for name, pod := range podSpecs(t, all) {
+		if name == "stayput-uninstall" {
+			continue
+		}
+		if !slices.ContainsFunc(pod.Containers[0].Ports, func(p corev1.ContainerPort) bool { return p.Name == "metrics" }) {
+			t.Errorf("%s has no port metrics", name)
+		}
+	}
+	i := slices.IndexFunc(all, func(d Document) bool { return d.Kind == "ConfigMap" && d.Name == "stayput-dashboard" })
+	if i < 0 {
+		t.Fatal("no dashboard")
+	}
+	var dashboard corev1.ConfigMap
+	check(t, yaml.Unmarshal([]byte(all[i].Text), &dashboard))
+	want, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "files", "dashboard.json"))
+	check(t, err)
+	if got := dashboard.Data["stayput.json"]; strings.TrimSpace(got) != strings.TrimSpace(string(want)) || !json.Valid([]byte(got)) {
+		t.Errorf("the dashboard is not the file: %.200q", got)
+	}
+	i = slices.IndexFunc(all, func(d Document) bool { return d.Kind == "PrometheusRule" })
+	if i < 0 {
+		t.Fatal("no rules")
+	}
+	var rule struct{ Spec any }
+	check(t, yaml.Unmarshal([]byte(all[i].Text), &rule))
+	data, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "files", "rules.yaml"))
+	check(t, err)
+	var groups any
+	check(t, yaml.Unmarshal(data, &groups))
+	if fmt.Sprint(rule.Spec) != fmt.Sprint(groups) {
+		t.Errorf("the rules are not the file: %v", rule.Spec)
+	}
+}

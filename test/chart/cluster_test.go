@@ -1,0 +1,316 @@
+package chart
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// the is the cluster of the package. Its node runs no pod of ours: it has no image of them. What running ones do is
+// shown in test/cluster.
+var the struct {
+	sync.Mutex
+	cluster *lab.Cluster
+	err     error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if the.cluster != nil {
+		if err := the.cluster.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, "test/chart:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func cluster(t *testing.T) *lab.Cluster {
+	t.Helper()
+	the.Lock()
+	defer the.Unlock()
+	if the.cluster == nil && the.err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		the.cluster, the.err = lab.StartCluster(ctx, lab.ClusterOptions{Nodes: 1})
+		if the.err == nil {
+			the.err = definePrometheusOperator(ctx, the.cluster)
+		}
+	}
+	check(t, the.err)
+	return the.cluster
+}
+
+// definePrometheusOperator applies the definitions of PodMonitor and PrometheusRule, from the operator's own module.
+func definePrometheusOperator(ctx context.Context, c *lab.Cluster) error {
+	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", "github.com/prometheus-operator/prometheus-operator")
+	cmd.Dir = filepath.Join("testdata", "prometheus-operator")
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("go mod download: %w: %s%s", err, out, stderr.Bytes())
+	}
+	var module struct{ Dir string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		return err
+	}
+	for _, kind := range []string{"podmonitors", "prometheusrules"} {
+		file := filepath.Join(module.Dir, "example", "prometheus-operator-crd", "monitoring.coreos.com_"+kind+".yaml")
+		if _, err := c.Kubectl(ctx, "", "apply", "--server-side", "-f", file); err != nil {
+			return err
+		}
+	}
+	_, err = c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	return err
+}
+
+func kubectl(t *testing.T, c *lab.Cluster, args ...string) string {
+	t.Helper()
+	out, err := c.Kubectl(testContext(t), "", args...)
+	check(t, err)
+	return out
+}
+
+func helm(t *testing.T, c *lab.Cluster, args ...string) string {
+	t.Helper()
+	out, err := c.Helm(testContext(t), args...)
+	check(t, err)
+	return out
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	ctx := testContext(t)
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waited in vain for %s", what)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// ours are the objects of the cluster that carry our label, as KIND/NAME, but for those that others make of them.
+func ours(t *testing.T, c *lab.Cluster) []string {
+	t.Helper()
+	kinds := strings.Join([]string{
+		"mutatingadmissionpolicies", "mutatingadmissionpolicybindings", "validatingadmissionpolicies", "validatingadmissionpolicybindings",
+		"clusterroles", "clusterrolebindings", "roles", "rolebindings", "serviceaccounts", "configmaps", "namespaces",
+		"daemonsets", "deployments", "jobs", "poddisruptionbudgets", "podmonitors", "prometheusrules", "customresourcedefinitions",
+	}, ",")
+	out := kubectl(t, c, "get", kinds, "-A", "-l", "app.kubernetes.io/part-of=stayput", "-o", "name")
+	names := strings.Fields(out)
+	slices.Sort(names)
+	return names
+}
+
+func definitions(names []string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !strings.HasPrefix(n, "customresourcedefinition") })
+}
+
+var bothDefinitions = []string{
+	"customresourcedefinition.apiextensions.k8s.io/persistentpodstates.apps.kruise.io",
+	"customresourcedefinition.apiextensions.k8s.io/retainedips.stayput.io",
+}
+
+// clean removes what a test has left.
+func clean(t *testing.T, c *lab.Cluster, namespace string) {
+	t.Helper()
+	kubectl(t, c, "delete", "namespace", namespace, "--ignore-not-found")
+	kubectl(t, c, "delete", "crd", "retainedips.stayput.io", "persistentpodstates.apps.kruise.io", "--ignore-not-found")
+	if left := ours(t, c); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestTheAPIServerAcceptsEveryFieldOfEveryRendering(t *testing.T) {
+	c := cluster(t)
+	const namespace = "strict"
+	kubectl(t, c, "create", "namespace", namespace)
+	defer clean(t, c, namespace)
+	for _, name := range slices.Sorted(maps.Keys(renderings)) {
+		var all strings.Builder
+		for _, d := range objects(t, namespace, renderings[name]) {
+			fmt.Fprintf(&all, "---\n%s\n", d.Text)
+		}
+		for _, how := range [][]string{{"--server-side"}, nil} {
+			args := append([]string{"apply", "-f", "-", "--dry-run=server", "--validate=strict"}, how...)
+			if _, err := c.Kubectl(testContext(t), all.String(), args...); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// deployed is what a release says of itself.
+func deployed(t *testing.T, c *lab.Cluster, namespace string) (revision int, status string) {
+	t.Helper()
+	var is struct {
+		Version int
+		Info    struct{ Status string }
+	}
+	check(t, json.Unmarshal([]byte(helm(t, c, "status", lab.Release, "-n", namespace, "-o", "json")), &is))
+	return is.Version, is.Info.Status
+}
+
+func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
+	c := cluster(t)
+	const namespace = "by-helm"
+	dir, err := lab.Chart(testContext(t))
+	check(t, err)
+	defer clean(t, c, namespace)
+	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--create-namespace")
+	installed := ours(t, c)
+	if !slices.Equal(definitions(installed), bothDefinitions) {
+		t.Errorf("definitions: %q", definitions(installed))
+	}
+	sentinel := uid(t, c, namespace, "configmap", "stayput-installation")
+
+	// Every rendering over every other one.
+	for _, name := range []string{"everything on", "everything off", "the defaults", "everything off", "everything on", "the defaults"} {
+		args := []string{"upgrade", lab.Release, dir, "-n", namespace, "--reset-values", "--values", valuesFile(t, renderings[name])}
+		if name == "everything off" {
+			args = append(args, "--set=crds.install=true")
+		}
+		helm(t, c, args...)
+		if revision, status := deployed(t, c, namespace); status != "deployed" {
+			t.Errorf("%s: revision %d is %s", name, revision, status)
+		}
+	}
+	if got := ours(t, c); !slices.Equal(got, installed) {
+		t.Errorf("there is %q, was %q", got, installed)
+	}
+	helm(t, c, "rollback", lab.Release, "2", "-n", namespace)
+	if got := kubectl(t, c, "get", "daemonset", "stayput-agent", "-n", namespace, "-o", "jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(got, "--longest-retention=720h") {
+		t.Errorf("not the agent of the revision: %s", got)
+	}
+	helm(t, c, "rollback", lab.Release, "1", "-n", namespace)
+	if got := ours(t, c); !slices.Equal(got, installed) {
+		t.Errorf("there is %q, was %q", got, installed)
+	}
+	if got := uid(t, c, namespace, "configmap", "stayput-installation"); got != sentinel {
+		t.Error("the ConfigMap whose deletion means uninstalled was deleted meanwhile")
+	}
+
+	// The hook needs pods that run: test/cluster.
+	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
+	until(t, "everything but the definitions to be gone", func() bool { return slices.Equal(ours(t, c), bothDefinitions) })
+
+	// What was kept is no obstacle to the next installation, and crds.keep=false takes it along.
+	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--set=crds.keep=false")
+	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
+	until(t, "everything to be gone", func() bool { return len(ours(t, c)) == 0 })
+}
+
+func uid(t *testing.T, c *lab.Cluster, namespace, kind, name string) string {
+	t.Helper()
+	return kubectl(t, c, "get", kind, name, "-n", namespace, "-o", "jsonpath={.metadata.uid}")
+}
+
+// kruiseDefinition is OpenKruise's, as far as it matters: it does not carry our label.
+const kruiseDefinition = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: persistentpodstates.apps.kruise.io
+spec:
+  group: apps.kruise.io
+  names: {kind: PersistentPodState, listKind: PersistentPodStateList, plural: persistentpodstates, singular: persistentpodstate}
+  scope: Namespaced
+  versions:
+  - name: v1alpha1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+`
+
+func TestOpenKruisesDefinitionIsNotTouched(t *testing.T) {
+	c := cluster(t)
+	const namespace = "beside-kruise"
+	const name = "persistentpodstates.apps.kruise.io"
+	dir, err := lab.Chart(testContext(t))
+	check(t, err)
+	defer clean(t, c, namespace)
+	_, err = c.Kubectl(testContext(t), kruiseDefinition, "apply", "-f", "-")
+	check(t, err)
+	was := func() string {
+		return kubectl(t, c, "get", "crd", name, "-o", "jsonpath={.metadata.uid} {.metadata.generation} {.metadata.labels} {.metadata.annotations}")
+	}
+	before := was()
+	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--create-namespace", "--set=crds.keep=false")
+	helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=crds.keep=false,controller.replicas=3")
+	helm(t, c, "rollback", lab.Release, "1", "-n", namespace)
+	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
+	until(t, "everything to be gone", func() bool { return len(ours(t, c)) == 0 })
+	if after := was(); after != before {
+		t.Errorf("was %s, is %s", before, after)
+	}
+}
+
+// OpenKruise's chart, or whoever replaces the definition, makes it theirs: an upgrade of ours leaves it alone.
+func TestADefinitionThatOpenKruiseTakesOverIsNotDeleted(t *testing.T) {
+	c := cluster(t)
+	const namespace = "before-kruise"
+	const name = "persistentpodstates.apps.kruise.io"
+	dir, err := lab.Chart(testContext(t))
+	check(t, err)
+	defer clean(t, c, namespace)
+	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--create-namespace")
+	was := uid(t, c, namespace, "crd", name)
+	_, err = c.Kubectl(testContext(t), kruiseDefinition, "replace", "-f", "-")
+	check(t, err)
+	upgraded, err := c.Helm(testContext(t), "upgrade", lab.Release, dir, "-n", namespace)
+	t.Logf("upgrade: %s %v", upgraded, err)
+	ctx := testContext(t)
+	if is := uid(t, c, namespace, "crd", name); is != was {
+		t.Errorf("was %s, is %s", was, is)
+	}
+	_, err = c.Helm(ctx, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
+	check(t, err)
+	if is := uid(t, c, namespace, "crd", name); is != was {
+		t.Errorf("was %s, is %s", was, is)
+	}
+}
+
+func TestTheManifestsAreAppliedAndDeletedByKubectlInOneGo(t *testing.T) {
+	c := cluster(t)
+	deploy, err := filepath.Abs(filepath.Join("..", "..", "deploy"))
+	check(t, err)
+	defer clean(t, c, Namespace)
+	for _, how := range [][]string{nil, {"--server-side"}} {
+		kubectl(t, c, "apply", "--server-side", "-f", filepath.Join(deploy, "crds.yaml"))
+		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
+		// Twice is no different from once.
+		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
+		until(t, "the pods to be made, though their accounts came last", func() bool {
+			pods := kubectl(t, c, "get", "pods", "-n", Namespace, "-o", "name")
+			return strings.Count(pods, "pod/stayput-controller-") == 2 && strings.Count(pods, "pod/stayput-agent-") == 1
+		})
+		kubectl(t, c, "delete", "-f", filepath.Join(deploy, "install.yaml"))
+		if left := ours(t, c); !slices.Equal(left, bothDefinitions) {
+			t.Errorf("left: %q", left)
+		}
+		_, err := c.Client().CoreV1().Namespaces().Get(testContext(t), Namespace, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			t.Errorf("the namespace: %v", err)
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// Release is the name of the release of the chart.
+const Release = "stayput"
+
+// Template returns what helm template prints for the chart of this repository, released as [Release] into a
+// namespace. args are further flags of it, such as --set.
+func Template(ctx context.Context, namespace string, args ...string) ([]byte, error) {
+	chart, err := Chart(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return Helm(ctx, append([]string{"template", Release, chart, "--namespace", namespace}, args...)...)
+}
+
+// Chart returns the folder of the chart.
+func Chart(ctx context.Context) (string, error) {
+	root, _, err := moduleRoot(ctx)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(root, "deploy", "chart"), nil
+}
+
+// Helm runs helm and returns its standard output. Its errors have what it said.
+func Helm(ctx context.Context, args ...string) ([]byte, error) { return helm(ctx, nil, args...) }
+
+// Helm runs helm as [Admin] of the cluster.
+func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
+	file, err := c.Kubeconfig()
+	if err != nil {
+		return "", err
+	}
+	out, err := helm(ctx, []string{"KUBECONFIG=" + file, "HOME=" + c.Dir}, args...)
+	return string(out), err
+}
+
+func helm(ctx context.Context, env []string, args ...string) ([]byte, error) {
+	program, err := BuildHelm(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.Bytes(), fmt.Errorf("helm %s: %w\n%s", args[0], err, stderr.Bytes())
+	}
+	return stdout.Bytes(), nil
+}
