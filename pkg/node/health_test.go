@@ -69,7 +69,8 @@ func TestItIsHealthyUnlessALoopIsStuck(t *testing.T) {
 
 func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	w := newWorld(t)
-	w.retained("c1") // so that the metrics with labels are there
+	newAPIMetrics(w.a.o.Registry) // as in a cluster
+	w.retained("c1")              // so that the metrics with labels are there
 	w.clock.pass(settleTime)
 	s := w.sandbox("c2", "web-0", nil)
 	w.add(s)
@@ -112,6 +113,8 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 		`stayput_agent_queue_depth 0`,
 		`stayput_agent_leak_suspects 2`,
 		`stayput_agent_leak_suspects_held 0`,
+		`stayput_agent_api_up 0`,
+		`stayput_agent_api_writes_total{result="conflict",verb="apply"} 0`,
 		`stayput_plugin_duration_seconds_bucket{command="del",result="retained",le="+Inf"} 1`,
 		`stayput_plugin_duration_seconds_sum{command="del",result="retained"} 0.002`,
 	} {
