@@ -79,7 +79,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	limitMemory()
 	o.node.Log = log
 	o.node.Registry = prometheus.NewRegistry()
-	o.node.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	o.node.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), program.BuildInfo("agent"))
 	klog.SetSlogLogger(log)         // of client-go
 	utilruntime.ErrorHandlers = nil // its loops' errors, which the agent reports by itself, once
 	if o.node.GracePeriod <= 0 || o.node.Interval <= 0 {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/stayput/stayput/cmd/internal/program"
 	"github.com/stayput/stayput/pkg/placement"
@@ -82,6 +83,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	o.placement.Log = log
+	if err := metrics.Registry.Register(program.BuildInfo("controller")); err != nil {
+		return err
+	}
 	log.Info("Running", "version", program.Version())
 	if err := placement.Run(ctx, config, o.placement); err != nil && ctx.Err() == nil {
 		return startAgain(ctx, log, err)

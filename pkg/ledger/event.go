@@ -22,15 +22,14 @@ const (
 
 // Event is something that the people who own the pod should hear of.
 type Event struct {
-	Reason      EventReason   `json:"reason"`
-	Key         Key           `json:"key"`
-	Pod         Pod           `json:"pod"`
-	ContainerID string        `json:"containerID,omitempty"`
-	Netns       string        `json:"netns,omitempty"`
-	Addrs       []netip.Addr  `json:"addrs,omitempty"`
-	Message     string        `json:"message,omitempty"`
-	Time        time.Time     `json:"time"`
-	Took        time.Duration `json:"took,omitempty"` // the ADD's duration, nanoseconds
+	Reason      EventReason  `json:"reason"`
+	Key         Key          `json:"key"`
+	Pod         Pod          `json:"pod"`
+	ContainerID string       `json:"containerID,omitempty"`
+	Netns       string       `json:"netns,omitempty"`
+	Addrs       []netip.Addr `json:"addrs,omitempty"`
+	Message     string       `json:"message,omitempty"`
+	Time        time.Time    `json:"time"`
 }
 
 // The spool is a ring of files, <stateDir>/spool/<slot>, each one Event: the plugin writes and never waits,

@@ -207,6 +207,8 @@ type Result struct {
 	// became retained.
 	Addrs    []netip.Addr
 	Restored bool
+	// Promised says of an ADD that fresh addresses are promised to the pod from now on.
+	Promised bool
 	Events   []Event
 }
 
@@ -260,7 +262,7 @@ func (l *Ledger) tryAdd(req AddRequest, lastTry bool) (r *Result, again bool, er
 }
 
 func (o *outcome) result() *Result {
-	return &Result{Addrs: o.addrs, Restored: o.restored, Events: o.events}
+	return &Result{Addrs: o.addrs, Restored: o.restored, Promised: o.promised, Events: o.events}
 }
 
 // DelRequest ends an attachment. Pod and Policy serve where its ADD was not ours; Netns where it recorded none.

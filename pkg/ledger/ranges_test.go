@@ -1,9 +1,11 @@
 package ledger
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 )
 
 func TestARangeWalkVisitsEachAddressOnceBeginningBehindTheLast(t *testing.T) {
@@ -59,5 +61,55 @@ func TestARangeThatCannotBeAllocatedFromIsRefused(t *testing.T) {
 	}
 	if _, err := NewRange(p("fd00::/64"), none, none, none); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestTheUseOfARangeSaysWhenPromisesAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	n := &Network{Name: "pods", DataDir: dir + "/networks"}
+	for _, subnet := range []string{"192.0.2.0/28", "2001:db8::/64"} {
+		r, err := NewRange(netip.MustParsePrefix(subnet), netip.Addr{}, netip.Addr{}, netip.Addr{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.Ranges = append(n.Ranges, RangeSet{r})
+	}
+	l := New(n, Options{StateDir: dir + "/state"})
+	use := func() []RangeUse {
+		addrs, err := l.List()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n.Use(addrs)
+	}
+	policy := &Policy{Retention: duration(time.Hour)}
+	pods := 0
+	for {
+		u := use()[0]
+		r, err := l.Add(AddRequest{
+			Attachment: Attachment{ContainerID: fmt.Sprint("c", pods), IfName: "eth0"}, Pod: Pod{Namespace: "default", Name: fmt.Sprint("web-", pods)}, Policy: policy,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pods++
+		if want := int64(u.Promised) < u.Promisable; r.Promised != want {
+			t.Fatalf("with %d of %d promised pod %d is promised its address: %v", u.Promised, u.Promisable, pods, r.Promised)
+		}
+		if !r.Promised {
+			break
+		}
+	}
+	if u := use()[0]; u.Addresses != 13 || u.Promisable != 6 || u.Promised != 6 || u.Taken != pods {
+		t.Errorf("after %d pods %+v", pods, u)
+	}
+	if u := use()[1]; u.Promised != 6 || u.Taken != pods {
+		t.Errorf("of the other family after %d pods %+v", pods, u)
+	}
+	if _, err := l.Del(DelRequest{Attachment: Attachment{ContainerID: "c0", IfName: "eth0"}}); err != nil {
+		t.Fatal(err)
+	}
+	if u := use()[0]; u.Promised != 6 || u.Taken != pods {
+		t.Errorf("a retained address counts as well: %+v", u)
 	}
 }

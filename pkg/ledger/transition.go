@@ -75,6 +75,7 @@ type outcome struct {
 	steps    []step
 	addrs    []netip.Addr
 	restored bool
+	promised bool // fresh addresses
 	// waitFor is set instead of steps where a predecessor must go first; soft where its DEL has come and
 	// only its namespace lingers.
 	waitFor *Attachment
@@ -458,7 +459,7 @@ func (t *decision) allocate(c addCommand, policy *Policy, own *Claim) error {
 
 	claim := ""
 	if promise.Retains() {
-		claim = key.hash()
+		claim, t.out.promised = key.hash(), true
 	}
 	var expired []*Claim
 	for _, s := range slots {
@@ -557,7 +558,7 @@ func (t *decision) refuse() (string, error) {
 		return "", err
 	}
 	for _, set := range t.net.Ranges {
-		most := max(1, int64(float64(set.size())*t.net.share()))
+		most := t.net.promisable(set)
 		if int64(n) < most {
 			continue
 		}

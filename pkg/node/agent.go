@@ -147,6 +147,7 @@ func New(o Options) (*Agent, error) {
 		suspects: map[suspect]*suspicion{},
 	}
 	a.metrics = newMetrics(o.Registry)
+	newLatencyMetrics(o.Registry, a.ledgers, a.log)
 	if o.API != nil {
 		var err error
 		if a.api, err = newAPIServer(o.API, o.NodeName, o.GracePeriod, newAPIMetrics(o.Registry), o.Log); err != nil {

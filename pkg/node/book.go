@@ -50,28 +50,16 @@ func (a *Agent) refresh() (left time.Duration, ends bool) {
 	ledgers, opened := a.networks()
 	books, whole := a.read(ledgers)
 	a.watch.follow(ledgers) // reading makes a directory that is missing
-	type series struct {
-		network string
-		state   ledger.State
-	}
-	counts := map[series]int{}
 	for _, b := range books {
-		for _, state := range []ledger.State{ledger.StateBound, ledger.StateRetained, ledger.StateUnreadable} {
-			counts[series{b.ledger.Network().Name, state}] += 0
-		}
+		a.metrics.know(b.ledger.Network().Name)
 		for _, ad := range b.addrs {
-			counts[series{b.ledger.Network().Name, ad.State}]++
 			if ad.State == ledger.StateRetained && ad.Ends && (!ends || ad.Left < left) {
 				left, ends = ad.Left, true
 			}
 		}
 	}
-	a.metrics.addresses.Reset()
-	for s, n := range counts {
-		a.metrics.addresses.WithLabelValues(s.network, stateLabel(s.state)).Set(float64(n))
-	}
 	wall := a.wall()
-	a.metrics.setNextExpiry(wall, left, ends)
+	a.metrics.books.set(books, wall)
 	if !opened || !whole {
 		return left, ends // half a picture would take the other half's claims away
 	}

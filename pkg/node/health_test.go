@@ -5,11 +5,14 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"github.com/stayput/stayput/pkg/ledger"
 )
 
 func (w *world) get(path string) (code int, body string) {
@@ -66,17 +69,14 @@ func TestItIsHealthyUnlessALoopIsStuck(t *testing.T) {
 
 func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	w := newWorld(t)
-	w.retained("c1") // so that the metrics with labels are there
+	newAPIMetrics(w.a.o.Registry) // as in a cluster
+	w.retained("c1")              // so that the metrics with labels are there
 	w.clock.pass(settleTime)
 	s := w.sandbox("c2", "web-0", nil)
 	w.add(s)
 	w.a.takeReports(t.Context())
 	w.add(w.sandbox("c3", "other", nil))
-	w.a.metrics.misses.WithLabelValues("pods", missReason("")).Inc()
-	w.a.metrics.refused.WithLabelValues("pods").Inc()
-	w.a.metrics.clamped.WithLabelValues("pods").Inc()
-	w.a.metrics.expired.WithLabelValues("pods").Inc()
-	w.a.metrics.reclaimed.WithLabelValues("pods").Inc()
+	check(t, ledger.Observe(w.a.ledgers, ledger.DelRetained, 2*time.Millisecond))
 	w.a.reconcileAndReport(t.Context())
 	w.a.refresh()
 	code, text := w.get("/metrics")
@@ -92,14 +92,19 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 		`stayput_addresses{network="pods",state="bound"} 2`,
 		`stayput_addresses{network="pods",state="retained"} 0`,
 		`stayput_restores_total{network="pods"} 1`,
-		`stayput_restore_misses_total{network="pods",reason="other"} 1`,
-		`stayput_retentions_refused_total{network="pods"} 1`,
-		`stayput_retentions_clamped_total{network="pods"} 1`,
-		`stayput_retentions_expired_total{network="pods"} 1`,
-		`stayput_addresses_reclaimed_total{network="pods"} 1`,
+		`stayput_restore_misses_total{network="pods",reason="range_changed"} 0`,
+		`stayput_restore_misses_total{network="pods",reason="other"} 0`,
+		`stayput_retentions_refused_total{network="pods"} 0`,
+		`stayput_retentions_clamped_total{network="pods"} 0`,
+		`stayput_retentions_expired_total{network="pods"} 0`,
+		`stayput_retentions_released_total{network="pods"} 0`,
+		`stayput_addresses_reclaimed_total{network="pods"} 0`,
+		`stayput_range_addresses{network="pods",range="192.0.2.1-192.0.2.254"} 253`,
+		`stayput_range_taken_addresses{network="pods",range="192.0.2.1-192.0.2.254"} 2`,
+		`stayput_range_promised_addresses{network="pods",range="192.0.2.1-192.0.2.254"} 1`,
+		`stayput_range_promisable_addresses{network="pods",range="192.0.2.1-192.0.2.254"} 126`,
 		`stayput_verify_failures_total 0`,
 		`stayput_invalid_annotations_total 0`,
-		`stayput_next_expiry_timestamp_seconds 0`,
 		`stayput_agent_nri_connected 0`,
 		`stayput_agent_nri_connections_total 0`,
 		`stayput_agent_cri_up 1`,
@@ -107,6 +112,11 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 		`stayput_agent_reconcile_errors_total 0`,
 		`stayput_agent_queue_depth 0`,
 		`stayput_agent_leak_suspects 2`,
+		`stayput_agent_leak_suspects_held 0`,
+		`stayput_agent_api_up 0`,
+		`stayput_agent_api_writes_total{result="conflict",verb="apply"} 0`,
+		`stayput_plugin_duration_seconds_bucket{command="del",result="retained",le="+Inf"} 1`,
+		`stayput_plugin_duration_seconds_sum{command="del",result="retained"} 0.002`,
 	} {
 		if !strings.Contains(text, "\n"+line+"\n") {
 			t.Errorf("no line %q", line)
@@ -118,6 +128,27 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "#") && !strings.HasPrefix(line, "stayput_") {
 			t.Errorf("%s is not ours", line)
+		}
+	}
+}
+
+func TestTheOldestRetentionAndTheNextExpiryAreThereWhileThereAreAny(t *testing.T) {
+	w := newWorld(t)
+	const oldest, next = `stayput_oldest_retained_timestamp_seconds{network="pods"} `, `stayput_next_expiry_timestamp_seconds{network="pods"} `
+	w.a.refresh()
+	if _, text := w.get("/metrics"); strings.Contains(text, oldest) || strings.Contains(text, next) {
+		t.Errorf("nothing is retained, and yet:\n%s", text)
+	}
+	began := w.a.wall()
+	w.retained("c1")
+	w.clock.pass(time.Minute)
+	w.a.refresh()
+	_, text := w.get("/metrics")
+	for line, want := range map[string]time.Time{oldest: began, next: began.Add(10 * time.Minute)} {
+		_, after, found := strings.Cut(text, line)
+		value, _, _ := strings.Cut(after, "\n")
+		if got, err := strconv.ParseFloat(value, 64); !found || err != nil || got != float64(want.Unix()) {
+			t.Errorf("%s%s, want %d: %v", line, value, want.Unix(), err)
 		}
 	}
 }

@@ -80,13 +80,25 @@ func (a *Agent) suspectAll(books []book, listed map[string]bool, now time.Durati
 			next = left
 		}
 	}
-	a.metrics.suspects.Set(float64(len(a.suspects)))
+	a.countSuspects()
 	return due, next
+}
+
+func (a *Agent) countSuspects() {
+	held := 0
+	for _, s := range a.suspects {
+		if s.why != "" {
+			held++
+		}
+	}
+	a.metrics.suspects.Set(float64(len(a.suspects)))
+	a.metrics.held.Set(float64(held))
 }
 
 // reclaim frees those suspects of whom one look at the machine proves that nobody uses their addresses.
 // ready are the namespaces of the sandboxes that the runtime says are running.
 func (a *Agent) reclaim(ctx context.Context, due []suspect, ready []ledger.Netns) error {
+	defer a.countSuspects()
 	v, err := look(ctx, a.o.Netns, a.o.NetnsDirs, a.cri.pid())
 	if err == nil {
 		defer v.close()

@@ -56,6 +56,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 func (a *Agent) reconcileAndReport(ctx context.Context) (next time.Duration) {
 	start := time.Now()
+	a.countCommands()
 	next, err := a.reconcile(ctx)
 	if ctx.Err() != nil {
 		return 0
@@ -67,6 +68,13 @@ func (a *Agent) reconcileAndReport(ctx context.Context) (next time.Duration) {
 	}
 	a.reconciled.Store(true)
 	return next
+}
+
+// countCommands has the plugin count its commands. That cannot keep the agent from anything.
+func (a *Agent) countCommands() {
+	if err := ledger.MakeLatencies(a.ledgers); err != nil {
+		a.log.Warn("The plugin's commands are not counted", "err", err)
+	}
 }
 
 // reconcile brings the ledgers and the runtime into agreement: running sandboxes have their policy and their

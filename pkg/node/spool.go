@@ -52,9 +52,6 @@ func (a *Agent) report(e ledger.Event) {
 	switch e.Reason {
 	case ledger.EventRestored:
 		a.metrics.restores.WithLabelValues(network).Inc()
-		if e.Took > 0 {
-			a.metrics.restoreDuration.Observe(e.Took.Seconds())
-		}
 	case ledger.EventNotRestored:
 		a.metrics.misses.WithLabelValues(network, missReason(e.Message)).Inc()
 	case ledger.EventRefused:
@@ -67,17 +64,10 @@ func (a *Agent) report(e ledger.Event) {
 
 // missReason is the label for the sentence in which the ledger says why an address was not given back.
 func missReason(message string) string {
-	for _, r := range []struct{ says, reason string }{
-		{"range sets", "range_changed"},
-		{"is outside the network's ranges", "range_changed"},
-		{"the runtime requested", "other_requested"},
-		{"is retained for", "retained_for_other"},
-		{"is in use by", "in_use"},
-		{"AllocateNew", "allocate_new"},
-	} {
+	for _, r := range missReasons {
 		if strings.Contains(message, r.says) {
 			return r.reason
 		}
 	}
-	return "other"
+	return otherMiss
 }

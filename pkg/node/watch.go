@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -19,16 +20,18 @@ type watcher struct {
 	fs       *fsnotify.Watcher // nil: the node has no inotify instance left, and the loops are woken by the clock
 	stateDir string
 	spool    string
+	latency  string // what the plugin counts: no news
 }
 
 func newWatcher(a *Agent) (*watcher, error) {
-	w := &watcher{a: a, stateDir: filepath.Clean(a.o.StateDir), spool: ledger.SpoolDir(a.ledgers)}
+	w := &watcher{a: a, stateDir: filepath.Clean(a.o.StateDir), spool: ledger.SpoolDir(a.ledgers), latency: ledger.LatencyFile(a.ledgers)}
 	dirs := []string{w.stateDir, w.spool}
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, err
 		}
 	}
+	a.countCommands()
 	w.start(dirs)
 	a.spoolNow.up() // what came before
 	return w, nil
@@ -121,7 +124,7 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if e.Name == w.spool {
+		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) {
 			return
 		}
 		w.a.agreed.void()

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
@@ -130,7 +131,10 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	// 4. Placement and release.
 	place := &placer{
 		client: mgr.GetClient(), records: states.records, memory: memory, now: time.Now,
-		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager), metrics: newPlacementMetrics(memory),
+		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager), metrics: newPlacementMetrics(metrics.Registry, memory, mgr.Elected()),
+	}
+	if err := metrics.Registry.Register(newStateMetrics(mgr.GetClient(), mgr.Elected())); err != nil {
+		return err
 	}
 	free := &releaser{
 		client: mgr.GetClient(), reader: mgr.GetAPIReader(), targets: states.targets, now: time.Now,

@@ -39,7 +39,9 @@ type memory struct {
 	// ungated are the pods that were let go and that the cache still has as gated. Lost: a patch that the API
 	// server refuses.
 	ungated map[types.NamespacedName]types.UID
-	holds   map[types.UID]types.NamespacedName
+	// gated are the pods that are gated, since their creation. Every replica follows them.
+	gated map[types.NamespacedName]gatedSince
+	holds map[types.UID]types.NamespacedName
 }
 
 type undecidedPod struct {
@@ -48,6 +50,11 @@ type undecidedPod struct {
 	waits   bool
 	reason  string
 	noticed map[string]struct{}
+}
+
+type gatedSince struct {
+	uid types.UID
+	at  time.Time
 }
 
 type lastNode struct {
@@ -73,6 +80,7 @@ func newMemory(now func() time.Time) *memory {
 		last:     map[types.NamespacedName]lastNode{},
 		assigned: map[types.NamespacedName]types.UID{},
 		ungated:  map[types.NamespacedName]types.UID{},
+		gated:    map[types.NamespacedName]gatedSince{},
 		holds:    map[types.UID]types.NamespacedName{},
 	}
 }
@@ -80,6 +88,11 @@ func newMemory(now func() time.Time) *memory {
 // handler follows the pods; on the replica that is not the leader as well.
 func (m *memory) handler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(is any) {
+			if pod, ok := is.(*corev1.Pod); ok {
+				m.seen(pod)
+			}
+		},
 		UpdateFunc: func(_, is any) {
 			if pod, ok := is.(*corev1.Pod); ok {
 				m.seen(pod)
@@ -99,8 +112,11 @@ func (m *memory) handler() cache.ResourceEventHandler {
 func (m *memory) seen(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !gated(pod) {
-		delete(m.ungated, client.ObjectKeyFromObject(pod))
+	if key := client.ObjectKeyFromObject(pod); gated(pod) {
+		m.gated[key] = gatedSince{pod.UID, pod.CreationTimestamp.Time}
+	} else {
+		delete(m.ungated, key)
+		delete(m.gated, key)
 	}
 	if pod.Spec.NodeName != "" {
 		delete(m.givenUp, client.ObjectKeyFromObject(pod))
@@ -126,8 +142,12 @@ func (m *memory) deleted(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.unassignLocked(pod.UID)
-	if key := client.ObjectKeyFromObject(pod); m.ungated[key] == pod.UID {
+	key := client.ObjectKeyFromObject(pod)
+	if m.ungated[key] == pod.UID {
 		delete(m.ungated, key)
+	}
+	if m.gated[key].uid == pod.UID {
+		delete(m.gated, key)
 	}
 	for len(m.order) > 0 && m.now().Sub(m.order[0].at) > publishing {
 		if old := m.order[0]; m.last[old.pod].at.Equal(old.at) {
@@ -140,7 +160,7 @@ func (m *memory) deleted(pod *corev1.Pod) {
 		pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" {
 		return
 	}
-	key, at := client.ObjectKeyFromObject(pod), m.now()
+	at := m.now()
 	m.last[key] = lastNode{pod.Spec.NodeName, at}
 	m.order = append(m.order, lastSeen{key, at})
 }
@@ -284,6 +304,41 @@ func (m *memory) waitingPods() float64 {
 		n += len(pods)
 	}
 	return float64(n)
+}
+
+// waited says whether a pod waits for its home.
+func (m *memory) waited(pod *corev1.Pod) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waitsLocked(client.ObjectKeyFromObject(pod), pod.UID)
+}
+
+func (m *memory) waitsLocked(key types.NamespacedName, uid types.UID) bool {
+	u := m.pods[key]
+	return u != nil && u.uid == uid && u.waits
+}
+
+// gatedCount is how many pods are gated, and since when the first of them is.
+type gatedCount struct {
+	pods   int
+	oldest time.Time
+}
+
+// gatedPods are the pods that are gated, by whether they wait for their home.
+func (m *memory) gatedPods() map[bool]gatedCount {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	counts := map[bool]gatedCount{false: {}, true: {}}
+	for key, g := range m.gated {
+		waits := m.waitsLocked(key, g.uid)
+		c := counts[waits]
+		if c.pods == 0 || g.at.Before(c.oldest) {
+			c.oldest = g.at
+		}
+		c.pods++
+		counts[waits] = c
+	}
+	return counts
 }
 
 // first says whether something is said of a pod for the first time.

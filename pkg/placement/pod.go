@@ -216,7 +216,7 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s situation, d deci
 		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	p.memory.ungatedPod(pod)
-	p.metrics.placed(d.outcome, p.now().Sub(pod.CreationTimestamp.Time))
+	p.metrics.placed(d.outcome, p.now().Sub(pod.CreationTimestamp.Time), p.memory.waited(pod))
 	if d.outcome == outcomeElsewhere {
 		p.say(pod, corev1.EventTypeWarning, reasonHomeGivenUp, fmt.Sprintf("its home, %s, %s: the pod goes elsewhere; addresses kept there keep their time", d.home, d.reason))
 	}
@@ -309,7 +309,7 @@ func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d decision) error {
 		p.memory.forgetGivenUp(key)
 		return fmt.Errorf("deleting pod %s: %w", key, err)
 	}
-	p.metrics.placed(outcomeEvict, 0)
+	p.metrics.placed(outcomeEvict, 0, true)
 	p.say(pod, corev1.EventTypeWarning, reasonHomeFull, fmt.Sprintf("its home, %s, %s: the pod is deleted and its successor goes elsewhere", d.home, d.reason))
 	return nil
 }

@@ -40,9 +40,13 @@ func (p *Plugin) Run() int {
 		fmt.Fprintf(p.Stderr, "CNI plugin stayput %s\nCNI protocol versions supported: %s\n", p.Version, strings.Join(supportedVersions, ", "))
 		return 0
 	}
-	call := &call{Plugin: p, command: command}
-	if err := call.dispatch(); err != nil {
+	call := &call{Plugin: p, command: command, begin: time.Now()}
+	err := call.dispatch()
+	if err != nil {
 		call.fail(err)
+	}
+	call.observe()
+	if err != nil {
 		return 1
 	}
 	if call.unheard {
@@ -58,7 +62,8 @@ type call struct {
 	netnsPath string
 	conf      *netConf
 	begin     time.Time
-	unheard   bool // the answer could not be written: the runtime must not take it for a success
+	ending    ledger.Ending // of an ADD or DEL
+	unheard   bool          // the answer could not be written: the runtime must not take it for a success
 }
 
 func (c *call) fail(err *Error) {
@@ -70,6 +75,16 @@ func (c *call) fail(err *Error) {
 	c.write(b)
 }
 
+// observe counts how long the command took, after all its work. Nobody but the counter is told if it cannot.
+func (c *call) observe() {
+	if c.ending == 0 {
+		return // it was not understood, or is none that matters to a pod's start or end
+	}
+	if err := ledger.Observe(ledger.Options{StateDir: c.conf.stateDir}, c.ending, time.Since(c.begin)); err != nil {
+		fmt.Fprintf(c.Stderr, "stayput: %s %s: not counted: %v\n", c.command, c.att, err)
+	}
+}
+
 func (c *call) write(b []byte) {
 	if _, err := c.Stdout.Write(append(b, '\n')); err != nil {
 		fmt.Fprintln(c.Stderr, "stayput: cannot write the result:", err)
@@ -78,7 +93,6 @@ func (c *call) write(b []byte) {
 }
 
 func (c *call) dispatch() *Error {
-	c.begin = time.Now()
 	if c.command == "VERSION" {
 		newest := supportedVersions[len(supportedVersions)-1]
 		c.write(fmt.Appendf(nil, `{"cniVersion":%q,"supportedVersions":["%s"]}`, newest, strings.Join(supportedVersions, `","`)))
@@ -153,16 +167,19 @@ func (c *call) options() ledger.Options {
 		FS: ledger.Disk{LockTimeout: lockTimeout, OnLockTimeout: func() {
 			if c.command == "DEL" {
 				fmt.Fprintf(c.Stderr, "stayput: DEL %s: the lock of network %s is still held after %s: nothing was changed\n", c.att, c.conf.name, lockTimeout)
+				c.observe()
 				c.Exit(0)
 				return
 			}
 			c.fail(errorf(codeTryAgain, "the lock of network %s is still held after %s", c.conf.name, lockTimeout))
+			c.observe()
 			c.Exit(1)
 		}},
 	}
 }
 
 func (c *call) add() *Error {
+	c.ending = ledger.AddFailed
 	n, err := c.conf.network()
 	if err != nil {
 		return configError(err)
@@ -200,17 +217,24 @@ func (c *call) add() *Error {
 
 	opts := c.options()
 	r, err := ledger.New(n, opts).Add(ledger.AddRequest{Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested})
-	if err != nil {
+	switch {
+	case errors.Is(err, ledger.ErrInUse):
+		c.ending = ledger.AddInUse
 		return addError(err)
+	case err != nil:
+		return addError(err)
+	case r.Restored:
+		c.ending = ledger.AddRestored
+	case r.Promised:
+		c.ending = ledger.AddPromised
+	default:
+		c.ending = ledger.AddOrdinary
 	}
 	for i, a := range r.Addrs {
 		res.add(n.Ranges[i], a)
 	}
 	c.write(res.encode())
 	if len(r.Events) > 0 {
-		for i := range r.Events {
-			r.Events[i].Took = time.Since(c.begin)
-		}
 		if err := ledger.Report(opts, r.Events); err != nil {
 			fmt.Fprintf(c.Stderr, "stayput: ADD %s: spool: %v\n", c.att, err)
 		}
@@ -248,6 +272,7 @@ func addError(err error) *Error {
 // del never fails from here on: whatever keeps it from its work leaves the promise as it is, and the next
 // ADD of the owner or the agent finishes.
 func (c *call) del() *Error {
+	c.ending = ledger.DelFailed
 	args, err := parseArgs(c.Getenv("CNI_ARGS"))
 	if err != nil {
 		args = podArgs{}
@@ -265,8 +290,14 @@ func (c *call) del() *Error {
 	if n, err := c.conf.network(); err == nil {
 		l = ledger.New(n, c.options())
 	}
-	if _, err := l.Del(req); err != nil {
+	r, err := l.Del(req)
+	switch {
+	case err != nil:
 		fmt.Fprintf(c.Stderr, "stayput: DEL %s: %v: the addresses stay as they are\n", c.att, err)
+	case len(r.Addrs) > 0:
+		c.ending = ledger.DelRetained
+	default:
+		c.ending = ledger.DelFreed
 	}
 	return nil
 }

@@ -131,13 +131,13 @@ func measure(ctx context.Context, chosen []string, scale float64) (err error) {
 
 // prepare builds all programs into a folder of the disk that is measured.
 func prepare(ctx context.Context) (b *bench, remove func() error, err error) {
-	dir, remove, err := lab.TempDir("bench")
+	dir, removeDir, err := lab.TempDir("bench")
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, remove())
+			err = errors.Join(err, removeDir())
 		}
 	}()
 	b = &bench{dir: dir, empty: filepath.Join(dir, "bin", "empty")}
@@ -154,7 +154,7 @@ func prepare(ctx context.Context) (b *bench, remove func() error, err error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, nil, fmt.Errorf("building the empty program: %w\n%s", err, out)
 	}
-	return b, remove, nil
+	return b, removeDir, nil
 }
 
 // describe says what the figures depend on.

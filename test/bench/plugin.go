@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -41,7 +42,12 @@ func (b *bench) network(plugin, netns string, annotations map[string]string) (*n
 	ipam := lab.RangeIPAM(filepath.Base(plugin), "10.88.0.0/16")
 	ipam["dataDir"] = filepath.Join(dir, "data")
 	if filepath.Base(plugin) == "stayput" {
-		ipam["stateDir"] = filepath.Join(dir, "state")
+		state := filepath.Join(dir, "state")
+		ipam["stateDir"] = state
+		// As on a node with an agent: the plugin counts its commands.
+		if err := errors.Join(os.Mkdir(state, 0o755), ledger.MakeLatencies(ledger.Options{StateDir: state})); err != nil {
+			return nil, err
+		}
 	}
 	conf, err := json.Marshal(map[string]any{
 		"cniVersion": "1.0.0", "name": networkName, "type": "bridge", "bridge": "cni0", "isGateway": true,

@@ -182,7 +182,7 @@ func TestRestoresAreInTheMetrics(t *testing.T) {
 	}
 	deletePod(t, n, pod)
 	untilMetric(t, n, `stayput_restores_total{network="pods"}`, "2")
-	untilMetric(t, n, "stayput_restore_duration_seconds_count", "2")
+	untilMetric(t, n, `stayput_plugin_duration_seconds_count{command="add",result="restored"}`, "2")
 	untilMetric(t, n, `stayput_addresses{network="pods",state="retained"}`, "1")
 	untilMetric(t, n, `stayput_addresses{network="pods",state="bound"}`, "1")
 	untilMetric(t, n, "stayput_agent_nri_connected", "1")

@@ -1,0 +1,412 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/monitoring"
+)
+
+// resting are the counters of rules and dashboard that nothing in a healthy cluster moves, and who moves them.
+var resting = map[string]string{
+	"stayput_agent_mark_errors_total":                 "a disk that fails: pkg/node",
+	"stayput_agent_policy_errors_total":               "a disk that fails: pkg/node",
+	"stayput_agent_expire_errors_total":               "a disk that fails: pkg/node",
+	"stayput_agent_release_errors_total":              "a disk that fails: pkg/node",
+	"stayput_agent_spool_errors_total":                "a disk that fails: pkg/node",
+	"stayput_agent_peer_errors_total":                 "a kernel that refuses: pkg/node",
+	"stayput_agent_connections_flushed_total":         "connections that are tracked: test/node",
+	"stayput_agent_leftover_namespaces_removed_total": "a runtime whose state was wiped: test/node",
+	"stayput_agent_queue_dropped_total":               "a thousand pods at once: pkg/node",
+	"stayput_agent_events_dropped_total":              "hundreds of Events: pkg/node",
+	"stayput_verify_failures_total":                   "a pod that loses its address: test/node",
+	"stayput_invalid_annotations_total":               "a runtime that hands on no annotations: test/node; the API server refuses them here",
+	"controller_runtime_reconcile_errors_total":       "an API server that fails",
+}
+
+// A Prometheus that scrapes a cluster in which everything happens that stayput counts.
+func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) {
+	c, err := startProduct(lab.ClusterOptions{Nodes: 2}, lab.InstallOptions{
+		Controllers: 2, AgentArgs: []string{"--listen=:9463", "--grace-period=3s", "--reconcile-interval=2s"},
+	})
+	if c != nil {
+		t.Cleanup(func() {
+			if t.Failed() {
+				c.WriteLogs(t.Output())
+			}
+			check(t, c.Close())
+		})
+	}
+	check(t, err)
+	p := startPrometheus(t, c)
+	names := map[string]bool{}
+	for _, q := range watched(t) {
+		for _, name := range q.Metrics() {
+			names[name] = true
+		}
+	}
+	p.until(t, "all targets to be scraped", func() bool { return len(p.query(t, "up == 1")) == 4 })
+
+	// What happens, each with the series that it moves.
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 2, map[string]string{retainIP: "10m"}))
+	before := places(t, c, ns, "web", 2, nil)
+	until(t, "the pods to be known where they are", func(context.Context) bool {
+		return retainedIP(t, c, ns, "web-0", before["web-0"].Spec.NodeName) != nil && retainedIP(t, c, ns, "web-1", before["web-1"].Spec.NodeName) != nil
+	})
+	deletePods(t, c, ns, "web")
+	cameHome(t, before, places(t, c, ns, "web", 2, before))
+	p.moved(t, `stayput_restores_total`, `stayput_controller_placements_total{outcome="home"}`, `stayput_controller_placements_total{outcome="free"}`,
+		`stayput_controller_gate_duration_seconds_count{waited="false"}`, `stayput_plugin_duration_seconds_count{command="add",result="restored"}`,
+		`stayput_plugin_duration_seconds_count{command="add",result="promised"}`, `stayput_plugin_duration_seconds_count{command="del",result="retained"}`)
+
+	scale(t, c, ns, "web", 0) // and while it is, its home becomes one that takes nobody
+	home := before["web-0"].Spec.NodeName
+	until(t, "web-0 to be retained", func(context.Context) bool {
+		r := retainedIP(t, c, ns, "web-0", home)
+		return r != nil && retained(r)
+	})
+	kubectl(t, c, "cordon", home)
+	scale(t, c, ns, "web", 1)
+	p.until(t, "web-0 to wait for its home", func() bool {
+		return len(p.query(t, `stayput_controller_gated_pods{waiting="true"} == 1 and ignoring(waiting) stayput_controller_waiting_pods == 1`)) == 1 &&
+			len(p.query(t, `stayput_controller_oldest_gated_pod_age_seconds{waiting="true"} > 0`)) == 1
+	})
+	kubectl(t, c, "uncordon", home)
+	ready(t, c, ns, "web-0")
+	p.moved(t, `stayput_controller_gate_duration_seconds_count{waited="true"}`)
+
+	// Networks of their own, on the first node, with so few addresses that what else can happen does.
+	node := c.Nodes[0]
+	few := cni{node: node.Node, network: "few", ipam: `"ranges":[[{"subnet":"10.99.0.0/28"}]],"promisedShare":0.2,"longestRetention":"1h"`}
+	short := cni{node: node.Node, network: "short", ipam: `"ranges":[[{"subnet":"10.98.0.0/28"}]]`}
+	for _, n := range []cni{few, short} {
+		n.cycle(t, "first", ns, "first", "", "") // a counter rises from where it was first seen
+		p.until(t, "network "+n.network+" to be known", func() bool {
+			return len(p.query(t, `stayput_retentions_expired_total{network="`+n.network+`"} == 0`)) == 1
+		})
+	}
+	few.cycle(t, "a1", ns, "kept", "10m", "")
+	few.cycle(t, "a2", ns, "kept", "10m", "10.99.0.9") // a miss
+	few.cycle(t, "b1", ns, "long", "9000h", "")        // shortened
+	few.cycle(t, "c1", ns, "late", "10m", "")          // refused
+	few.call(t, "ADD", "d1", ns, "leaks", "", "")      // and no DEL
+	short.cycle(t, "e1", ns, "short", "1s", "")
+	p.moved(t, `stayput_restore_misses_total{network="few",reason="other_requested"}`, `stayput_retentions_clamped_total{network="few"}`,
+		`stayput_retentions_refused_total{network="few"}`, `stayput_addresses_reclaimed_total{network="few"}`, `stayput_retentions_expired_total{network="short"}`)
+	p.until(t, "the limit of promises to be reached", func() bool {
+		return len(p.query(t, `stayput_range_promised_addresses{network="few"} == 2 and stayput_range_promisable_addresses == 2 and stayput_range_addresses == 13`)) == 1
+	})
+	setRelease(t, c, shows(t, c, ns, "kept", node.Name, "to be retained", retained))
+	p.moved(t, `stayput_retentions_released_total{network="few"}`)
+
+	// A record that cannot be read, and a runtime that is away.
+	const broken = "/var/lib/stayput/broken-00000000/network"
+	check(t, os.MkdirAll(filepath.Dir(node.Path(broken)), 0o755))
+	check(t, node.WriteFile(broken, []byte("{")))
+	p.moved(t, `stayput_agent_network_errors_total`)
+	check(t, os.RemoveAll(filepath.Dir(node.Path(broken))))
+	check(t, node.StopContainerd())
+	p.until(t, "the runtime to be missed", func() bool {
+		return len(p.query(t, `stayput_agent_cri_up == 0 and on(instance) stayput_agent_nri_connected == 0`)) == 1
+	})
+	check(t, node.StartContainerd(testContext(t)))
+	p.moved(t, `stayput_agent_nri_connections_total{instance="`+node.Name+`"}`, `stayput_agent_reconcile_errors_total{instance="`+node.Name+`"}`)
+
+	// Everything that is looked at has been there, and what counts has counted.
+	kinds := p.kinds(t)
+	for name := range names {
+		if len(p.query(t, `count_over_time(`+name+`[1h])`)) == 0 {
+			t.Errorf("%s: Prometheus has never seen it", name)
+			continue
+		}
+		if kind := kinds[name]; kind == "" && name != "up" && name != "ALERTS" {
+			t.Errorf("%s: its type is not known", name)
+		} else if why := resting[name]; why == "" && (kind == "counter" || kind == "histogram") {
+			p.moved(t, name)
+		} else if moved := p.rose(t, name); why != "" && moved {
+			t.Logf("%s has moved, though it takes %s", name, why)
+		}
+	}
+	for name := range resting {
+		if !names[name] {
+			t.Errorf("%s is said to rest and nobody looks at it", name)
+		}
+	}
+
+	// The rules have been evaluated all the while, and those that need no patience fire.
+	for _, rule := range p.rules(t) {
+		if rule.Health != "ok" {
+			t.Errorf("alert %s: %s: %s", rule.Name, rule.Health, rule.LastError)
+		}
+	}
+	for _, name := range []string{"StayputRestoreMisses", "StayputRetentionsRefused", "StayputAddressesLeaked"} {
+		p.until(t, name+" to fire", func() bool { return len(p.query(t, `ALERTS{alertstate="firing",alertname="`+name+`"}`)) > 0 })
+	}
+	for _, query := range watched(t) {
+		p.query(t, query.Expr) // that it is one for this Prometheus
+	}
+
+	// By promtool, as it is served.
+	for _, target := range p.targets {
+		families := own(p.get(t, "http://"+target+"/metrics"))
+		if !strings.Contains(families, "stayput_build_info{") {
+			t.Errorf("%s serves no stayput_build_info", target)
+		}
+		check := exec.Command("promtool", "check", "metrics")
+		check.Stdin = strings.NewReader(families)
+		if out, err := check.CombinedOutput(); err != nil {
+			t.Errorf("the metrics of %s: %v: %s", target, err, out)
+		}
+	}
+}
+
+// watched are all queries of rules and dashboard.
+func watched(t *testing.T) []monitoring.Query {
+	t.Helper()
+	rules, err := monitoring.RuleQueries("../../deploy/chart/files/rules.yaml")
+	check(t, err)
+	dashboard, err := monitoring.ReadDashboard("../../deploy/chart/files/dashboard.json")
+	check(t, err)
+	return append(rules, dashboard.Queries()...)
+}
+
+// own are the families of metrics that are stayput's and not a library's.
+func own(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if name := strings.TrimPrefix(strings.TrimPrefix(line, "# HELP "), "# TYPE "); strings.HasPrefix(name, "stayput_") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// cni is a network of a node whose plugin a test calls as a runtime would, for pods that are none.
+type cni struct {
+	node          *lab.Node
+	network, ipam string
+}
+
+func (n cni) call(t *testing.T, verb, ctr, namespace, pod, retain, ip string) {
+	t.Helper()
+	annotations := map[string]string{}
+	if retain != "" {
+		annotations[retainIP] = retain
+	}
+	notes, err := json.Marshal(annotations)
+	check(t, err)
+	args := "IgnoreUnknown=1;K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=" + pod
+	if ip != "" {
+		args += ";IP=" + ip
+	}
+	// The namespace of a container that has died already: nobody has its address.
+	env := []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + ctr, "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/" + ctr, "CNI_PATH=/opt/cni/bin", "CNI_ARGS=" + args}
+	stdin := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"type":"bridge","ipam":{"type":"stayput",%s},"runtimeConfig":{"io.kubernetes.cri.pod-annotations":%s}}`, n.network, n.ipam, notes)
+	_, err = n.node.RunInput(testContext(t), env, []byte(stdin), "/opt/cni/bin/stayput")
+	check(t, err)
+}
+
+// cycle is a container that comes and goes.
+func (n cni) cycle(t *testing.T, ctr, namespace, pod, retain, ip string) {
+	t.Helper()
+	n.call(t, "ADD", ctr, namespace, pod, retain, ip)
+	n.call(t, "DEL", ctr, namespace, pod, retain, ip)
+}
+
+// prometheus is a Prometheus in the fabric of a cluster.
+type prometheus struct {
+	client  *http.Client
+	targets []string
+}
+
+const prometheusAddress = "127.0.0.1:9090"
+
+// startPrometheus starts one that scrapes the agents and controllers every second, with stayput's rules.
+func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
+	t.Helper()
+	check(t, lab.Need(testContext(t), "prometheus"))
+	rules, err := filepath.Abs("../../deploy/chart/files/rules.yaml")
+	check(t, err)
+	p := &prometheus{client: &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			return c.Control.Dial(ctx, network, address)
+		},
+	}}}
+	job := func(name string, instances map[string]string) map[string]any {
+		configs := []any{}
+		for instance, target := range instances {
+			p.targets = append(p.targets, target)
+			configs = append(configs, map[string]any{"targets": []string{target}, "labels": map[string]string{"instance": instance}})
+		}
+		return map[string]any{"job_name": name, "static_configs": configs}
+	}
+	config, err := yaml.Marshal(map[string]any{
+		"global":         map[string]any{"scrape_interval": "1s", "evaluation_interval": "1s"},
+		"rule_files":     []string{rules},
+		"scrape_configs": []any{job("stayput-agent", agents(c)), job("stayput-controller", controllers(t, c))},
+	})
+	check(t, err)
+	dir := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), config, 0o600))
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := c.Command(ctx, "prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"),
+		"--web.listen-address="+prometheusAddress, "--log.level=warn")
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	var log bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
+	check(t, cmd.Start())
+	t.Cleanup(func() {
+		cancel()
+		_ = cmd.Wait() // it was killed
+		if t.Failed() {
+			t.Logf("prometheus: %s", log.String())
+		}
+	})
+	until(t, "Prometheus", func(ctx context.Context) bool {
+		answer, err := p.client.Get("http://" + prometheusAddress + "/-/ready")
+		if err != nil {
+			return false
+		}
+		answer.Body.Close()
+		return answer.StatusCode == http.StatusOK
+	})
+	return p
+}
+
+// agents are where the agents answer, by what people call them.
+func agents(c *lab.Cluster) map[string]string {
+	all := map[string]string{}
+	for _, n := range c.Nodes {
+		all[n.Name] = n.IP.String() + ":9463"
+	}
+	return all
+}
+
+// controllers are where the controllers answer.
+func controllers(t *testing.T, c *lab.Cluster) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for i := range c.Controllers {
+		all[fmt.Sprintf("controller-%d", i+1)] = fmt.Sprintf("172.30.0.%d:8080", 101+i)
+	}
+	pods, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
+	check(t, err)
+	for _, pod := range pods.Items {
+		if pod.Status.Phase == corev1.PodRunning {
+			all[pod.Name] = pod.Status.PodIP + ":8080"
+		}
+	}
+	return all
+}
+
+func (p *prometheus) get(t *testing.T, address string) string {
+	t.Helper()
+	answer, err := p.client.Get(address)
+	check(t, err)
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	check(t, err)
+	if answer.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s: %s", address, answer.Status, body)
+	}
+	return string(body)
+}
+
+// ask reads the answer of Prometheus' API.
+func (p *prometheus) ask(t *testing.T, path string, into any) {
+	t.Helper()
+	answer := struct{ Data any }{into}
+	check(t, json.Unmarshal([]byte(p.get(t, "http://"+prometheusAddress+"/api/v1/"+path)), &answer))
+}
+
+// query returns the series that an expression gives now.
+func (p *prometheus) query(t *testing.T, expr string) []map[string]string {
+	t.Helper()
+	var data struct {
+		ResultType string
+		Result     json.RawMessage
+	}
+	p.ask(t, "query?query="+url.QueryEscape(expr), &data)
+	if data.ResultType != "vector" {
+		return nil
+	}
+	var result []struct{ Metric map[string]string }
+	check(t, json.Unmarshal(data.Result, &result))
+	all := make([]map[string]string, len(result))
+	for i, r := range result {
+		all[i] = r.Metric
+	}
+	return all
+}
+
+func (p *prometheus) until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	until(t, what, func(context.Context) bool { return ok() })
+}
+
+// rose says whether a series of a counter, which may have labels, has risen since Prometheus runs.
+func (p *prometheus) rose(t *testing.T, series string) bool {
+	t.Helper()
+	return len(p.query(t, "max_over_time("+series+"[1h]) - min_over_time("+series+"[1h]) > 0")) > 0
+}
+
+// moved waits until every one of these has risen.
+func (p *prometheus) moved(t *testing.T, series ...string) {
+	t.Helper()
+	for _, s := range series {
+		p.until(t, s+" to rise", func() bool { return p.rose(t, s) })
+	}
+}
+
+// kinds are the types of metrics as the programs declare them, by every name that a query can have.
+func (p *prometheus) kinds(t *testing.T) map[string]string {
+	t.Helper()
+	var data map[string][]struct{ Type string }
+	p.ask(t, "metadata", &data)
+	kinds := map[string]string{}
+	for name, declared := range data {
+		kind := declared[0].Type
+		kinds[name] = kind
+		if slices.Contains([]string{"histogram", "summary"}, kind) {
+			for _, suffix := range []string{"_bucket", "_count", "_sum"} {
+				kinds[name+suffix] = kind
+			}
+		}
+	}
+	return kinds
+}
+
+type ruleState struct {
+	Name, Health, LastError string
+}
+
+func (p *prometheus) rules(t *testing.T) (all []ruleState) {
+	t.Helper()
+	var data struct{ Groups []struct{ Rules []ruleState } }
+	p.ask(t, "rules", &data)
+	for _, g := range data.Groups {
+		all = append(all, g.Rules...)
+	}
+	if len(all) == 0 {
+		t.Error("Prometheus has no rules")
+	}
+	return all
+}

@@ -1,0 +1,119 @@
+package crash
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// counted are scenarios of every way in which a command is counted that does its work.
+func counted() []scenario {
+	return slices.DeleteFunc(slices.Clone(scenarios), func(s scenario) bool {
+		return !slices.Contains([]string{"an ADD of an ordinary pod", "the first ADD of a retained pod", "a restore", "a DEL that retains", "a DEL that frees"}, s.name)
+	})
+}
+
+// Counting comes last: whatever happens to it happens to a command whose work is done and whose answer is out.
+func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
+	for _, s := range counted() {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, newNode(t))
+			victim := s.prepare(w)
+			options := ledger.Options{StateDir: w.n.state()}
+			check(t, ledger.MakeLatencies(options))
+			w.before(victim)
+			w.pass(5 * time.Second)
+			template := w.n.save(t)
+			file := ledger.LatencyFile(options)
+
+			// What it does to the file, and what is the case without any trouble.
+			traced := append(slices.Clone(calls), "mmap", "munmap")
+			undisturbed := w.strace(victim, traced, "-P", file)
+			points := w.readLog()
+			if undisturbed.code != 0 || len(points) < 3 || !slices.ContainsFunc(points, func(p point) bool { return p.name == "mmap" }) {
+				t.Fatalf("it does not count: %d %s %v", undisturbed.code, undisturbed.stderr, points)
+			}
+			if n := total(t, options); n != 1 {
+				t.Fatalf("%d commands are counted, want 1", n)
+			}
+			want := fingerprint(uncounted(w.n.save(t)))
+
+			same := func(how string, o outcome, code int) {
+				t.Helper()
+				if o.stdout != undisturbed.stdout || !o.killed && o.code != code {
+					t.Errorf("%s: code %d, %q, want %q", how, o.code, o.stdout, undisturbed.stdout)
+				}
+				if got := fingerprint(uncounted(w.n.save(t))); got != want {
+					t.Errorf("%s: the disk is\n%s\nwant\n%s", how, got, want)
+				}
+			}
+			for _, p := range points {
+				for _, errno := range []string{"EIO", "ENOMEM", "EACCES", "EMFILE", "ENOENT"} {
+					how := errno + " at " + p.String()
+					v := w.clone()
+					v.rewind(template)
+					o := v.strace(victim, []string{p.name}, "-P", file, "-e", fmt.Sprintf("inject=%s:error=%s:when=%d", p.name, errno, p.nth))
+					if len(v.injected()) != 1 {
+						t.Fatalf("%s was not hit", how)
+					}
+					same(how, o, 0)
+				}
+				v := w.clone()
+				v.rewind(template)
+				o := v.strace(victim, []string{p.name}, "-P", file, "-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", p.name, p.nth))
+				if !o.killed {
+					t.Fatalf("the kill at %s was not hit", p)
+				}
+				same("killed at "+p.String(), o, 0)
+			}
+
+			run := func(how string, spoil func()) {
+				v := w.clone()
+				v.rewind(template)
+				spoil()
+				env, stdin := v.call(victim)
+				o, err := v.n.exec(env, stdin, plugin)
+				check(t, err)
+				check(t, os.RemoveAll(file))
+				if o.stdout != undisturbed.stdout || o.code != 0 {
+					t.Errorf("%s: code %d, %q, want %q", how, o.code, o.stdout, undisturbed.stdout)
+				}
+				if got := fingerprint(uncounted(v.n.save(t))); got != want {
+					t.Errorf("%s: the disk is\n%s\nwant\n%s", how, got, want)
+				}
+			}
+			run("without the file", func() { check(t, os.Remove(file)) })
+			run("with an empty file", func() { check(t, os.Truncate(file, 0)) })
+			run("with a file that is cut off", func() { check(t, os.Truncate(file, 100)) })
+			run("with a file that nobody may write", func() { check(t, os.Chmod(file, 0)) })
+			run("with somebody else's file", func() { check(t, os.WriteFile(file, make([]byte, 1<<20), 0o644)) })
+			run("with a directory", func() { check(t, os.Remove(file)); check(t, os.Mkdir(file, 0o755)) })
+			run("with a link to nowhere", func() { check(t, os.Remove(file)); check(t, os.Symlink("/dev/zero", file)) })
+			run("with a pipe", func() { check(t, os.Remove(file)); check(t, unix.Mkfifo(file, 0o644)) })
+		})
+	}
+}
+
+// uncounted is a disk without the file of latencies.
+func uncounted(files []file) []file {
+	return slices.DeleteFunc(files, func(f file) bool { return strings.HasPrefix(f.path, "/state/latency") })
+}
+
+// total is how many commands are counted.
+func total(t *testing.T, o ledger.Options) (n uint64) {
+	t.Helper()
+	all, err := ledger.Latencies(o)
+	check(t, err)
+	for _, l := range all {
+		n += l.Count
+	}
+	return n
+}

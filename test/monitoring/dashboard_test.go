@@ -1,0 +1,107 @@
+package monitoring
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func dashboard(t *testing.T) *Dashboard {
+	t.Helper()
+	d, err := ReadDashboard(dashboardFile)
+	check(t, err)
+	return d
+}
+
+func TestPromtoolTakesEveryQueryOfTheDashboard(t *testing.T) {
+	var rules []any
+	queries := dashboard(t).Queries()
+	for i, q := range queries {
+		if strings.Contains(q.Expr, "$") {
+			t.Errorf("%s: a variable that this test does not know: %s", q.Where, q.Expr)
+		}
+		rules = append(rules, map[string]any{"record": fmt.Sprintf("query:%d", i), "expr": q.Expr})
+	}
+	if len(rules) < 20 {
+		t.Fatalf("only %d queries were found", len(rules))
+	}
+	groups := map[string]any{"groups": []any{map[string]any{"name": "dashboard", "rules": rules}}}
+	if out, err := promtool(t, groups, "check", "rules"); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	// That it would say so is seen with one that does not parse.
+	rules[0].(map[string]any)["expr"] = "sum by (le (up)"
+	if out, err := promtool(t, groups, "check", "rules"); err == nil {
+		t.Errorf("promtool takes anything: %s", out)
+	}
+}
+
+func TestTheDashboardIsWellFormed(t *testing.T) {
+	d := dashboard(t)
+	if d.UID == "" || d.Title == "" || d.SchemaVersion < 39 {
+		t.Errorf("uid %q, title %q, schemaVersion %d", d.UID, d.Title, d.SchemaVersion)
+	}
+	kinds := map[string]string{}
+	for _, v := range d.Templating.List {
+		kinds[v.Name] = v.Type
+	}
+	if kinds["datasource"] != "datasource" || kinds["node"] != "query" || kinds["network"] != "query" {
+		t.Errorf("the variables are %v", kinds)
+	}
+	ids := map[int]bool{}
+	taken := map[[2]int]string{}
+	for _, p := range d.Panels {
+		if p.ID == 0 || ids[p.ID] || p.Title == "" {
+			t.Errorf("panel %q: id %d is missing or there twice", p.Title, p.ID)
+		}
+		ids[p.ID] = true
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other := taken[[2]int{x, y}]; other != "" || x >= 24 {
+					t.Fatalf("panel %q is over %q or beyond the edge", p.Title, other)
+				}
+				taken[[2]int{x, y}] = p.Title
+			}
+		}
+		if p.Type == "row" {
+			continue
+		}
+		if len(p.Targets) == 0 || p.Datasource == nil || p.Datasource.UID != "${datasource}" {
+			t.Errorf("panel %q: queries of the chosen data source are expected", p.Title)
+		}
+	}
+}
+
+// Names of metrics are found without a parser; what that could get wrong is seen here.
+func TestTheNamesOfMetricsAreFoundInAnExpression(t *testing.T) {
+	for expr, want := range map[string][]string{
+		`up{job="a_b"} == 0`: {"up"},
+		`sum by (instance, le) (rate(x_bucket{result!~"in_use|error"}[15m])) > 1`:              {"x_bucket"},
+		`time() - a_seconds > 300 and on (node) b or vector(0) unless ignoring(x) c{y="}"}`:    {"a_seconds", "b", "c"},
+		`histogram_quantile(0.9, sum(rate(h_bucket[5m])) without (pod)) / (d * 1e3) offset 5m`: {"h_bucket", "d"},
+	} {
+		got := Query{"", expr}.Metrics()
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", expr, got, want)
+		}
+	}
+}
+
+func TestRulesAndDashboardNameOnlyMetricsOfStayputsPrograms(t *testing.T) {
+	known := regexp.MustCompile(`^(stayput_[a-z_]+|up|ALERTS|leader_election_master_status|(controller_runtime|workqueue|rest_client|process)_[a-z_]+)$`)
+	rules, err := RuleQueries(rulesFile)
+	check(t, err)
+	for _, q := range append(rules, dashboard(t).Queries()...) {
+		names := q.Metrics()
+		if len(names) == 0 {
+			t.Errorf("%s names no metric: %s", q.Where, q.Expr)
+		}
+		for _, n := range names {
+			if !known.MatchString(n) {
+				t.Errorf("%s: %s is no metric of stayput's programs", q.Where, n)
+			}
+		}
+	}
+}

@@ -1,0 +1,113 @@
+// Package monitoring reads what deploy/chart/files has for Prometheus and Grafana. Its tests hold the rules and the dashboard
+// against the real promtool; that a real Prometheus finds on a real cluster what they name is a test of test/cluster.
+package monitoring
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Query is an expression of a rule or of the dashboard, without Grafana's variables.
+type Query struct {
+	Where, Expr string
+}
+
+// Panel is a panel of the dashboard.
+type Panel struct {
+	ID          int
+	Type, Title string
+	GridPos     struct{ X, Y, W, H int }
+	Datasource  *struct{ Type, UID string }
+	Targets     []struct{ RefID, Expr string }
+	Panels      []Panel // of a row that is folded
+}
+
+// Dashboard is as much of Grafana's model as there are promises about.
+type Dashboard struct {
+	UID, Title    string
+	SchemaVersion int
+	Panels        []Panel
+	Templating    struct {
+		List []struct {
+			Name, Type, Definition string
+			Query                  any
+		}
+	}
+}
+
+// ReadDashboard reads dashboard.json.
+func ReadDashboard(file string) (*Dashboard, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	d := &Dashboard{}
+	return d, json.Unmarshal(data, d)
+}
+
+// variables are Grafana's, as a query has them that is for everything.
+var variables = strings.NewReplacer("$__rate_interval", "5m", "$__interval", "1m", "$__range", "6h", "$node", ".*", "$network", ".*")
+
+// Queries are those of all panels and variables.
+func (d *Dashboard) Queries() (all []Query) {
+	for _, p := range d.Panels {
+		for _, t := range p.Targets {
+			all = append(all, Query{fmt.Sprintf("panel %q, %s", p.Title, t.RefID), variables.Replace(t.Expr)})
+		}
+	}
+	for _, v := range d.Templating.List {
+		if inner, ok := strings.CutPrefix(v.Definition, "label_values("); ok {
+			inner = inner[:strings.LastIndex(inner, ",")]
+			all = append(all, Query{"variable " + v.Name, variables.Replace(inner)})
+		}
+	}
+	return all
+}
+
+// RuleQueries are the expressions of rules.yaml.
+func RuleQueries(file string) (all []Query, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var rules struct {
+		Groups []struct {
+			Rules []struct{ Alert, Record, Expr string }
+		}
+	}
+	if err := yaml.Unmarshal(data, &rules); err != nil {
+		return nil, err
+	}
+	for _, g := range rules.Groups {
+		for _, r := range g.Rules {
+			all = append(all, Query{r.Alert + r.Record, r.Expr})
+		}
+	}
+	return all, nil
+}
+
+var (
+	quoted   = regexp.MustCompile(`"(\\.|[^"\\])*"|'(\\.|[^'\\])*'`)
+	matchers = regexp.MustCompile(`\{[^}]*\}|\[[^\]]*\]`)
+	grouping = regexp.MustCompile(`\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)`)
+	// A name that a parenthesis follows is a function's.
+	name     = regexp.MustCompile(`\b[a-zA-Z_:][a-zA-Z0-9_:]*\b(\s*\()?`)
+	keywords = []string{"and", "or", "unless", "bool", "offset", "inf", "nan", "by", "without", "on", "ignoring", "group_left", "group_right"}
+)
+
+// Metrics are the names of the metrics in an expression.
+func (q Query) Metrics() (names []string) {
+	expr := grouping.ReplaceAllString(matchers.ReplaceAllString(quoted.ReplaceAllString(q.Expr, `""`), ""), "")
+	for _, n := range name.FindAllString(expr, -1) {
+		if !strings.HasSuffix(n, "(") && !slices.Contains(keywords, strings.ToLower(n)) && !slices.Contains(names, n) {
+			names = append(names, n)
+		}
+	}
+	return names
+}
