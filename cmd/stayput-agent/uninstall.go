@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 
 	"github.com/spf13/cobra"
 
@@ -31,22 +30,12 @@ func uninstall(o ledger.Options, out io.Writer) error {
 	errs := []error{err}
 	for _, l := range ledgers {
 		name := l.Network().Name
-		addrs, err := l.List()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("network %s: %w", name, err))
-			continue
-		}
-		bound := map[netip.Addr]bool{}
-		for _, a := range addrs {
-			bound[a.Addr] = a.State == ledger.StateBound
-		}
 		freed, err := l.Uninstall()
-		for _, a := range freed {
-			if bound[a] {
-				fmt.Fprintf(out, "%s %s: in use, becomes free when its pod ends\n", name, a)
-			} else {
-				fmt.Fprintf(out, "%s %s: freed\n", name, a)
-			}
+		for _, a := range freed.Addrs {
+			fmt.Fprintf(out, "%s %s: freed\n", name, a)
+		}
+		for _, a := range freed.InUse {
+			fmt.Fprintf(out, "%s %s: in use, becomes free when its pod ends\n", name, a)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("network %s: %w", name, err))

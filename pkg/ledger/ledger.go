@@ -41,6 +41,7 @@ var (
 
 // Network is one CNI network as its configuration describes it.
 type Network struct {
+	Version          int           `json:"v,omitempty"` // of the description that Networks reads; 0 is 1
 	Name             string        `json:"name"`
 	DataDir          string        `json:"dataDir"`
 	Ranges           []RangeSet    `json:"ranges"`
@@ -56,7 +57,9 @@ func (n *Network) share() float64 {
 }
 
 func (n *Network) encode() []byte {
-	b, err := json.Marshal(n)
+	of := *n
+	of.Version = recordVersion
+	b, err := json.Marshal(of)
 	if err != nil {
 		panic(err)
 	}
@@ -174,8 +177,13 @@ func Networks(o Options) ([]*Ledger, error) {
 		}
 		n := &Network{}
 		if err == nil {
-			if err = json.Unmarshal(b, n); err != nil {
-				err = fmt.Errorf("%w: %s: %v", ErrCorrupt, path, err)
+			switch v := versionOf(b); {
+			case v > recordVersion:
+				err = newerError(path, v)
+			default:
+				if err = json.Unmarshal(b, n); err != nil {
+					err = fmt.Errorf("%w: %s: %v", ErrCorrupt, path, err)
+				}
 			}
 		}
 		if err != nil {
@@ -356,7 +364,8 @@ func (l *Ledger) attachments() ([]*entry, error) {
 			return nil, err
 		}
 	}
-	return s.allEntries()
+	entries, _, err := s.allEntries()
+	return entries, err
 }
 
 // Status says whether an ADD could work, without the lock: the data directory can be read. A full or

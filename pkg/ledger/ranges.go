@@ -216,5 +216,9 @@ func (n *Network) Use(addrs []Address) []RangeUse {
 
 // promisable is the most addresses of a set that may be promised.
 func (n *Network) promisable(set RangeSet) int64 {
-	return max(1, int64(float64(set.size())*n.share()))
+	f := float64(set.size()) * n.share()
+	if f >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return max(1, int64(f))
 }
