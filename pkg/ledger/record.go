@@ -228,7 +228,7 @@ type slot struct {
 	state    slotState
 	att      Attachment // of a bound slot
 	ours     bool       // stayput wrote the file; only a picture knows
-	retained *Retained // of a newer record the version and, as far as known, key and addresses
+	retained *Retained  // of a newer record the version and, as far as known, key and addresses
 	raw      []byte
 }
 
