@@ -20,6 +20,7 @@
 //	spool.go      what the plugin reports
 //	peers.go      neighbours and connection tracking after a restore
 //	watch.go      inotify, which wakes the others
+//	departure.go  whether stayput is being uninstalled; uninstall.go puts the node back as it was
 package node
 
 import (
@@ -51,6 +52,7 @@ type Options struct {
 	StateDir    string   // of the ledgers
 	CNICacheDir string   // of libcni
 	CNIConfDir  string   // of the runtime
+	CNIBinDir   string   // of the runtime's CNI plugins
 	NetnsDirs   []string // where namespaces are mounted by name
 	CRISocket   string
 
@@ -59,9 +61,11 @@ type Options struct {
 	// Interval is the longest time between two reconciliations, jittered.
 	Interval time.Duration
 
-	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there.
-	API      *rest.Config
-	NodeName string
+	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there, and
+	// Namespace the one that stayput is installed in; empty: nobody says when it is uninstalled.
+	API       *rest.Config
+	NodeName  string
+	Namespace string
 
 	Clock     ledger.Clock
 	Netns     ledger.NetnsProber
@@ -74,6 +78,7 @@ type Options struct {
 const (
 	DefaultCNICacheDir = "/var/lib/cni"
 	DefaultCNIConfDir  = "/etc/cni/net.d"
+	DefaultCNIBinDir   = "/opt/cni/bin"
 	DefaultCRISocket   = "/run/containerd/containerd.sock"
 	// DefaultGracePeriod is far longer than the longest ADD, during which the runtime does not list the sandbox.
 	DefaultGracePeriod = 10 * time.Minute
@@ -90,7 +95,7 @@ type Agent struct {
 	queue   *queue
 	health  health
 
-	markTimeout time.Duration
+	markTimeout, reloaded time.Duration
 
 	reconcileNow, bookNow, spoolNow wake
 
@@ -98,6 +103,7 @@ type Agent struct {
 
 	nriUp      atomic.Bool
 	reconciled atomic.Bool
+	newer      atomic.Pointer[string] // what only a newer version can read; nil: never looked
 	sweep      atomic.Bool            // the book loop is to expire whatever the clock says
 	criState   atomic.Pointer[string] // nil: never asked; empty: it answered
 
@@ -109,14 +115,17 @@ type Agent struct {
 
 	api *apiServer // nil: none
 
+	departure *departure             // nil: nobody says when stayput is uninstalled
+	leaving   atomic.Pointer[string] // how the uninstallation stands, for people; nil: there is none
+
 	watch *watcher
 }
 
-// New returns an agent that does nothing yet.
-func New(o Options) (*Agent, error) {
+func (o *Options) setDefaults() {
 	set(&o.StateDir, ledger.DefaultStateDir)
 	set(&o.CNICacheDir, DefaultCNICacheDir)
 	set(&o.CNIConfDir, DefaultCNIConfDir)
+	set(&o.CNIBinDir, DefaultCNIBinDir)
 	set(&o.CRISocket, DefaultCRISocket)
 	set(&o.GracePeriod, DefaultGracePeriod)
 	set(&o.Interval, DefaultInterval)
@@ -138,10 +147,16 @@ func New(o Options) (*Agent, error) {
 	if o.Registry == nil {
 		o.Registry = prometheus.NewRegistry()
 	}
+}
+
+// New returns an agent that does nothing yet.
+func New(o Options) (*Agent, error) {
+	o.setDefaults()
 	a := &Agent{
 		o: o, log: o.Log,
 		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
 		markTimeout:  markTimeout,
+		reloaded:     reloaded,
 		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(),
 		restored: make(chan []ledger.Event, 16),
 		suspects: map[suspect]*suspicion{},
@@ -155,6 +170,11 @@ func New(o Options) (*Agent, error) {
 		}
 		a.api.release = a.release
 		a.o.Publisher = publishers{a.o.Publisher, a.api}
+		if o.Namespace != "" {
+			if a.departure, err = a.newDeparture(); err != nil {
+				return nil, err
+			}
+		}
 	}
 	a.queue = newQueue(a.metrics)
 	var err error
@@ -175,8 +195,42 @@ func set[T comparable](v *T, byDefault T) {
 	}
 }
 
-// Run runs every loop until ctx is done.
-func (a *Agent) Run(ctx context.Context) {
+// Run runs every loop until ctx is done, or stayput is uninstalled. Then it puts the node back as it was, and idles.
+// Its error is for somebody who asks why it ended: ErrInstalledAgain, or what kept it from completing that.
+func (a *Agent) Run(ctx context.Context) error {
+	if a.departure == nil {
+		a.work(ctx)
+		return nil
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() { a.departure.follower.Run(following) })
+	working, end := context.WithCancel(ctx)
+	defer end()
+	var ended sync.WaitGroup
+	leaves := a.departure.wasLeaving(ctx)
+	if leaves {
+		a.watch.close()
+		a.cri.close()
+	} else {
+		ended.Go(func() { a.work(working) })
+		leaves = a.departure.awaited(ctx)
+	}
+	if leaves {
+		a.leaving.Store(ptr("uninstalling"))
+	}
+	end()
+	ended.Wait()
+	if !leaves {
+		return nil
+	}
+	return a.leave(ctx)
+}
+
+// work is every loop.
+func (a *Agent) work(ctx context.Context) {
 	var wg sync.WaitGroup
 	loops := []func(context.Context){a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop}
 	if a.api != nil {
@@ -206,7 +260,7 @@ func (a *Agent) Connected(up bool) {
 // RunPodSandbox is the hook of a sandbox that has just got its addresses. The mark is written before it
 // returns: should everything fall over right after, the pod's DEL still knows the policy.
 func (a *Agent) RunPodSandbox(s Sandbox) {
-	if s.Netns == "" {
+	if s.Netns == "" || a.leaving.Load() != nil {
 		return // on the host's network: CNI had nothing to do with it
 	}
 	o := observe(s)
@@ -225,6 +279,9 @@ func (a *Agent) RemovePodSandbox(Sandbox) { a.bookNow.up() }
 // Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There
 // is no time for marks; the queue makes the promises that they stand for.
 func (a *Agent) Synchronize(all []Sandbox) {
+	if a.leaving.Load() != nil {
+		return
+	}
 	for _, s := range all {
 		if s.Netns != "" {
 			a.enqueue(observe(s))
