@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -357,7 +358,7 @@ func (s *session) removeClaims() error {
 	return s.l.fs.SyncDir(s.state(claimsDir))
 }
 
-// RemoveState removes what is left of the state directory once every network was uninstalled: the spool, what a
+// RemoveState removes what is left of the state directory once every network was uninstalled: the spool, the latencies, what a
 // kill left of a network without its description, and the directory itself. What is not ours stays, and so does a
 // directory that somebody mounted. A network that still has a description, because it could not be uninstalled or is
 // in use again, stays as well: left says how many.
@@ -372,6 +373,10 @@ func RemoveState(o Options) (left int, err error) {
 	}
 	errs := []error{removeAll(fsys, dir)}
 	for _, name := range names {
+		if name == latencyName || strings.HasPrefix(name, latencyName+".") {
+			errs = append(errs, removeAll(fsys, filepath.Join(state, name)))
+			continue
+		}
 		sub, err := fsys.ReadDir(filepath.Join(state, name))
 		if name == spoolDir || errors.Is(err, errNotADirectory) || errors.Is(err, fs.ErrNotExist) {
 			continue
