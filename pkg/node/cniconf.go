@@ -184,7 +184,9 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 	if k.install != nil && !k.stopped {
 		// The plugin first: a conflist that names a missing one breaks every pod.
 		ready, pluginErr = k.install.ensure(ctx)
-		pluginErr = errors.Join(pluginErr, sweepTemps(k.install.dir))
+		if pluginErr == nil {
+			pluginErr = sweepTemps(k.install.dir)
+		}
 		did, err = k.settle(ready)
 	}
 	dir, readErr := readConfDir(k.dir)
@@ -202,6 +204,7 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 		s.State, s.Message = CNINoPlugin, s.Plugin.Problem
 	}
 	s = s.withoutPlugin()
+	s.Message, s.Plugin.Problem = oneLine(s.Message), oneLine(s.Plugin.Problem)
 	err = errors.Join(err, pluginErr)
 	if err != nil {
 		again = keepSoon
@@ -217,6 +220,9 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 	}
 	return s, again, err
 }
+
+// oneLine is what several errors say.
+func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 
 // settle writes or removes the agent's conflist.
 func (k *keeper) settle(ready usable) (plan, error) {
@@ -252,6 +258,7 @@ func (k *keeper) settle(ready usable) (plan, error) {
 		k.writes.Allow()
 		k.a.metrics.cniWrites.Inc()
 		k.a.log.Info("Wrote the CNI configuration", "file", path)
+		k.a.reconcileNow.up() // the pods that run are stayput's from now on
 	case p.remove:
 		if err := removeFile(path); err != nil {
 			return plan{}, err
@@ -513,7 +520,6 @@ func (k *keeper) line() string {
 	if s.Plugin.Problem != "" && s.State != CNINoPlugin && k.install != nil {
 		line += "; plugin: " + s.Plugin.Problem
 	}
-	line = strings.ReplaceAll(line, "\n", "; ")
 	if k.install != nil && (!s.State.Good() || s.Plugin.Problem != "") {
 		return "degraded: " + line
 	}

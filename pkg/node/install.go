@@ -123,8 +123,12 @@ func (i *installer) install(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-	} else if err := os.Chmod(i.target(), 0o755); err != nil {
+	} else if info, err := os.Stat(i.target()); err != nil {
 		return err
+	} else if info.Mode().Perm() != 0o755 {
+		if err := os.Chmod(i.target(), 0o755); err != nil {
+			return err
+		}
 	}
 	to, err := statFile(i.target())
 	if err != nil {
@@ -145,6 +149,9 @@ func (i *installer) try(ctx context.Context) (usable, error) {
 	}
 	if id != i.tried {
 		err := answersVersion(ctx, i.target())
+		if err != nil {
+			err = fmt.Errorf("%s: %w", i.target(), err)
+		}
 		if errors.Is(err, errNoAnswer) {
 			return unknown, err
 		}
@@ -176,17 +183,17 @@ func answersVersion(ctx context.Context, path string) error {
 		var answer struct{ SupportedVersions []string }
 		switch {
 		case ctx.Err() != nil:
-			return fmt.Errorf("%s: VERSION: %w", path, errNoAnswer)
+			return fmt.Errorf("it does not answer VERSION: %w", errNoAnswer)
 		case errors.Is(err, syscall.ETXTBSY):
 			// A process forked meanwhile has the file open for writing until its exec.
 			pause(ctx, 10*time.Millisecond)
 			continue
 		case errors.As(err, &exit) && exit.Exited(), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOEXEC):
-			return fmt.Errorf("%s cannot be run: %w", path, err)
+			return fmt.Errorf("it cannot be run: %w", cause(err))
 		case err != nil: // killed, or the machine is out of processes or memory
-			return fmt.Errorf("%s: VERSION: %w: %w", path, errNoAnswer, err)
+			return fmt.Errorf("it does not answer VERSION: %w: %w", errNoAnswer, cause(err))
 		case json.Unmarshal(out, &answer) != nil || len(answer.SupportedVersions) == 0:
-			return fmt.Errorf("%s: VERSION: expected the versions it supports, got %.64q", path, out)
+			return fmt.Errorf("it answers VERSION with %.64q: expected the versions that it supports", out)
 		}
 		return nil
 	}
@@ -198,7 +205,7 @@ func replace(path string, data []byte, mode os.FileMode, accept func(temp string
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, tempPrefix+"*")
 	if err != nil {
-		return err
+		return writing(path, err)
 	}
 	_, err = f.Write(data)
 	if err == nil {
@@ -209,15 +216,28 @@ func replace(path string, data []byte, mode os.FileMode, accept func(temp string
 	}
 	err = errors.Join(err, f.Close())
 	if err == nil && accept != nil {
-		err = accept(f.Name())
+		if err := accept(f.Name()); err != nil {
+			return fmt.Errorf("%s is not replaced: %w", path, errors.Join(err, os.Remove(f.Name())))
+		}
 	}
 	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+		return writing(path, errors.Join(err, os.Remove(f.Name())))
 	}
 	return syncDir(dir)
+}
+
+// writing names the file that is to be, and not the temporary one: the same trouble has the same words every time.
+func writing(path string, err error) error { return fmt.Errorf("cannot write %s: %w", path, cause(err)) }
+
+func cause(err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
 }
 
 func syncDir(dir string) error {

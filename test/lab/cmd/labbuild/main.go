@@ -17,6 +17,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	_, err := lab.BuildCluster(ctx)
+	if err == nil {
+		_, err = lab.BuildFlannel(ctx)
+	}
 	if err == nil && slices.Contains(os.Args[1:], "conformance") {
 		_, err = lab.BuildConformance(ctx)
 	}
