@@ -230,7 +230,9 @@ func replace(path string, data []byte, mode os.FileMode, accept func(temp string
 }
 
 // writing names the file that is to be, and not the temporary one: the same trouble has the same words every time.
-func writing(path string, err error) error { return fmt.Errorf("cannot write %s: %w", path, cause(err)) }
+func writing(path string, err error) error {
+	return fmt.Errorf("cannot write %s: %w", path, cause(err))
+}
 
 func cause(err error) error {
 	var errno syscall.Errno
