@@ -19,6 +19,7 @@
 //	apiserver.go  RetainedIPs and Events in the cluster, and releases that are asked for there
 //	spool.go      what the plugin reports
 //	peers.go      neighbours and connection tracking after a restore
+//	cniconf.go    the plugin's binary and the conflist that names it; conflist.go derives that, install.go installs
 //	watch.go      inotify, which wakes the others
 //	departure.go  whether stayput is being uninstalled; uninstall.go puts the node back as it was
 package node
@@ -56,6 +57,13 @@ type Options struct {
 	NetnsDirs   []string // where namespaces are mounted by name
 	CRISocket   string
 
+	// InstallCNI has the agent install PluginBinary as a plugin and keep its own conflist, which gives the plugin
+	// these limits; zero is none of it.
+	InstallCNI       bool
+	PluginBinary     string
+	PromisedShare    float64
+	LongestRetention time.Duration
+
 	// GracePeriod is how long the runtime must not have known an attachment before it counts as leaked.
 	GracePeriod time.Duration
 	// Interval is the longest time between two reconciliations, jittered.
@@ -80,6 +88,8 @@ const (
 	DefaultCNIConfDir  = "/etc/cni/net.d"
 	DefaultCNIBinDir   = "/opt/cni/bin"
 	DefaultCRISocket   = "/run/containerd/containerd.sock"
+	// DefaultPluginBinary is where the image has it.
+	DefaultPluginBinary = "/stayput"
 	// DefaultGracePeriod is far longer than the longest ADD, during which the runtime does not list the sandbox.
 	DefaultGracePeriod = 10 * time.Minute
 	DefaultInterval    = 5 * time.Minute
@@ -97,7 +107,7 @@ type Agent struct {
 
 	markTimeout, reloaded time.Duration
 
-	reconcileNow, bookNow, spoolNow wake
+	reconcileNow, bookNow, spoolNow, keepNow wake
 
 	restored chan []ledger.Event // to the peers loop
 
@@ -118,7 +128,8 @@ type Agent struct {
 	departure *departure             // nil: nobody says when stayput is uninstalled
 	leaving   atomic.Pointer[string] // how the uninstallation stands, for people; nil: there is none
 
-	watch *watcher
+	keeper *keeper
+	watch  *watcher
 }
 
 func (o *Options) setDefaults() {
@@ -126,6 +137,7 @@ func (o *Options) setDefaults() {
 	set(&o.CNICacheDir, DefaultCNICacheDir)
 	set(&o.CNIConfDir, DefaultCNIConfDir)
 	set(&o.CNIBinDir, DefaultCNIBinDir)
+	set(&o.PluginBinary, DefaultPluginBinary)
 	set(&o.CRISocket, DefaultCRISocket)
 	set(&o.GracePeriod, DefaultGracePeriod)
 	set(&o.Interval, DefaultInterval)
@@ -157,7 +169,7 @@ func New(o Options) (*Agent, error) {
 		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
 		markTimeout:  markTimeout,
 		reloaded:     reloaded,
-		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(),
+		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(), keepNow: newWake(),
 		restored: make(chan []ledger.Event, 16),
 		suspects: map[suspect]*suspicion{},
 	}
@@ -177,6 +189,7 @@ func New(o Options) (*Agent, error) {
 		}
 	}
 	a.queue = newQueue(a.metrics)
+	a.keeper = newKeeper(a)
 	var err error
 	if a.cri, err = newCRI(o.CRISocket); err != nil {
 		return nil, err
@@ -232,7 +245,7 @@ func (a *Agent) Run(ctx context.Context) error {
 // work is every loop.
 func (a *Agent) work(ctx context.Context) {
 	var wg sync.WaitGroup
-	loops := []func(context.Context){a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop}
+	loops := []func(context.Context){a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop, a.keepLoop}
 	if a.api != nil {
 		loops = append(loops, a.api.run)
 	}

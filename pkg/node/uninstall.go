@@ -48,9 +48,11 @@ type uninstaller struct {
 // pass does what can be done now. complete says that nothing is left; else another pass is due, after an error as
 // without one.
 func (u *uninstaller) pass(ctx context.Context) (complete bool, err error) {
-	removed, err := RemoveConflist(u.o)
-	if err != nil {
-		return false, fmt.Errorf("removing the CNI configuration: %w", err)
+	var removed bool
+	if u.o.InstallCNI {
+		if removed, err = RemoveConflist(u.o); err != nil {
+			return false, fmt.Errorf("removing the CNI configuration: %w", err)
+		}
 	}
 	if removed {
 		u.log.Info("Removed the CNI configuration: host-local is in charge", "file", filepath.Join(u.o.CNIConfDir, ConflistName))
@@ -70,9 +72,14 @@ func (u *uninstaller) pass(ctx context.Context) (complete bool, err error) {
 	if time.Since(u.switched) < u.reloaded {
 		return false, nil
 	}
-	removed, err = RemovePlugin(u.o)
-	if err != nil {
-		return false, fmt.Errorf("removing the plugin: %w", err)
+	if s := InspectCNI(u.o); s.State == CNIByHand || s.State == CNINoPlugin {
+		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall", filepath.Join(u.o.CNIConfDir, s.File))
+	}
+	removed = false
+	if u.o.InstallCNI {
+		if removed, err = RemovePlugin(u.o); err != nil {
+			return false, fmt.Errorf("removing the plugin: %w", err)
+		}
 	}
 	if removed {
 		u.log.Info("Removed the plugin", "dir", u.o.CNIBinDir)
@@ -137,6 +144,7 @@ func named(confDir string) (networks []*ledger.Network) {
 // done, and may be run again.
 func Uninstall(ctx context.Context, o Options, log *slog.Logger) error {
 	o.setDefaults()
+	o.InstallCNI = true // whoever runs this means all of it
 	u := &uninstaller{o: o, ledgers: ledger.Options{StateDir: o.StateDir}, log: log, reloaded: reloaded}
 	for tries := 0; ; tries++ {
 		complete, err := u.pass(ctx)
