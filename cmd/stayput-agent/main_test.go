@@ -92,7 +92,7 @@ func TestUninstallGoesOnAfterANetworkThatItCannotRead(t *testing.T) {
 }
 
 func TestFlagsThatMakeNoSenseAreRefused(t *testing.T) {
-	for _, flag := range []string{"--grace-period=0s", "--reconcile-interval=-1s", "--log-level=loud", "--log-format=xml", "--listen=nowhere:x", "--kubeconfig=/nonexistent"} {
+	for _, flag := range []string{"--grace-period=0s", "--reconcile-interval=-1s", "--log-level=loud", "--log-format=xml", "--listen=nowhere:x", "--kubeconfig=/nonexistent", "--promised-share=1.5", "--promised-share=NaN", "--longest-retention=-1h"} {
 		_, err := execute(flag, "--state-dir", t.TempDir())
 		name, _, _ := strings.Cut(flag, "=")
 		if err == nil || !strings.Contains(err.Error(), strings.TrimPrefix(name, "--")) {

@@ -44,6 +44,11 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.node.CRISocket, "cri-socket", node.DefaultCRISocket, "CRI socket of the container runtime")
 	f.StringVar(&o.node.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
 	f.StringVar(&o.node.CNIConfDir, "cni-conf-dir", node.DefaultCNIConfDir, "directory of the runtime's CNI configuration")
+	f.StringVar(&o.node.CNIBinDir, "cni-bin-dir", node.DefaultCNIBinDir, "directory of the runtime's CNI plugins")
+	f.BoolVar(&o.node.InstallCNI, "install-cni", false, "install the plugin in --cni-bin-dir and keep "+node.ConflistName+" in --cni-conf-dir")
+	f.StringVar(&o.node.PluginBinary, "plugin-binary", node.DefaultPluginBinary, "with --install-cni: the plugin to install")
+	f.Float64Var(&o.node.PromisedShare, "promised-share", 0, "with --install-cni: the share of each range that may be promised, above 0 and at most 1; 0: the plugin's default")
+	f.DurationVar(&o.node.LongestRetention, "longest-retention", 0, "with --install-cni: the longest that an address is retained; 0: no limit")
 	f.DurationVar(&o.node.GracePeriod, "grace-period", node.DefaultGracePeriod, "how long the runtime must not have known a sandbox before its address counts as leaked")
 	f.DurationVar(&o.node.Interval, "reconcile-interval", node.DefaultInterval, "longest time between two reconciliations, jittered")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; empty: the cluster the agent runs in, outside of one none")
@@ -84,6 +89,12 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	utilruntime.ErrorHandlers = nil // its loops' errors, which the agent reports by itself, once
 	if o.node.GracePeriod <= 0 || o.node.Interval <= 0 {
 		return errors.New("--grace-period and --reconcile-interval: expected more than 0")
+	}
+	if !(o.node.PromisedShare >= 0 && o.node.PromisedShare <= 1) {
+		return errors.New("--promised-share: expected a number above 0 and at most 1, or 0 for the plugin's default")
+	}
+	if o.node.LongestRetention < 0 {
+		return errors.New("--longest-retention: expected a duration above 0, or 0 for no limit")
 	}
 
 	// 2. The agent, and the API server where there is one.

@@ -19,6 +19,7 @@
 //	apiserver.go  RetainedIPs and Events in the cluster, and releases that are asked for there
 //	spool.go      what the plugin reports
 //	peers.go      neighbours and connection tracking after a restore
+//	cniconf.go    the plugin's binary and the conflist that names it; conflist.go derives that, install.go installs
 //	watch.go      inotify, which wakes the others
 package node
 
@@ -51,8 +52,16 @@ type Options struct {
 	StateDir    string   // of the ledgers
 	CNICacheDir string   // of libcni
 	CNIConfDir  string   // of the runtime
+	CNIBinDir   string   // of the runtime's CNI plugins
 	NetnsDirs   []string // where namespaces are mounted by name
 	CRISocket   string
+
+	// InstallCNI has the agent install PluginBinary as a plugin and keep its own conflist, which gives the plugin
+	// these limits; zero is none of it.
+	InstallCNI       bool
+	PluginBinary     string
+	PromisedShare    float64
+	LongestRetention time.Duration
 
 	// GracePeriod is how long the runtime must not have known an attachment before it counts as leaked.
 	GracePeriod time.Duration
@@ -74,7 +83,10 @@ type Options struct {
 const (
 	DefaultCNICacheDir = "/var/lib/cni"
 	DefaultCNIConfDir  = "/etc/cni/net.d"
+	DefaultCNIBinDir   = "/opt/cni/bin"
 	DefaultCRISocket   = "/run/containerd/containerd.sock"
+	// DefaultPluginBinary is where the image has it.
+	DefaultPluginBinary = "/stayput"
 	// DefaultGracePeriod is far longer than the longest ADD, during which the runtime does not list the sandbox.
 	DefaultGracePeriod = 10 * time.Minute
 	DefaultInterval    = 5 * time.Minute
@@ -92,7 +104,7 @@ type Agent struct {
 
 	markTimeout time.Duration
 
-	reconcileNow, bookNow, spoolNow wake
+	reconcileNow, bookNow, spoolNow, keepNow wake
 
 	restored chan []ledger.Event // to the peers loop
 
@@ -109,14 +121,16 @@ type Agent struct {
 
 	api *apiServer // nil: none
 
-	watch *watcher
+	keeper *keeper
+	watch  *watcher
 }
 
-// New returns an agent that does nothing yet.
-func New(o Options) (*Agent, error) {
+func (o *Options) setDefaults() {
 	set(&o.StateDir, ledger.DefaultStateDir)
 	set(&o.CNICacheDir, DefaultCNICacheDir)
 	set(&o.CNIConfDir, DefaultCNIConfDir)
+	set(&o.CNIBinDir, DefaultCNIBinDir)
+	set(&o.PluginBinary, DefaultPluginBinary)
 	set(&o.CRISocket, DefaultCRISocket)
 	set(&o.GracePeriod, DefaultGracePeriod)
 	set(&o.Interval, DefaultInterval)
@@ -138,11 +152,16 @@ func New(o Options) (*Agent, error) {
 	if o.Registry == nil {
 		o.Registry = prometheus.NewRegistry()
 	}
+}
+
+// New returns an agent that does nothing yet.
+func New(o Options) (*Agent, error) {
+	o.setDefaults()
 	a := &Agent{
 		o: o, log: o.Log,
 		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
 		markTimeout:  markTimeout,
-		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(),
+		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(), keepNow: newWake(),
 		restored: make(chan []ledger.Event, 16),
 		suspects: map[suspect]*suspicion{},
 	}
@@ -157,6 +176,7 @@ func New(o Options) (*Agent, error) {
 		a.o.Publisher = publishers{a.o.Publisher, a.api}
 	}
 	a.queue = newQueue(a.metrics)
+	a.keeper = newKeeper(a)
 	var err error
 	if a.cri, err = newCRI(o.CRISocket); err != nil {
 		return nil, err
@@ -178,7 +198,7 @@ func set[T comparable](v *T, byDefault T) {
 // Run runs every loop until ctx is done.
 func (a *Agent) Run(ctx context.Context) {
 	var wg sync.WaitGroup
-	loops := []func(context.Context){a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop}
+	loops := []func(context.Context){a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop, a.keepLoop}
 	if a.api != nil {
 		loops = append(loops, a.api.run)
 	}

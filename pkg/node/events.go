@@ -55,6 +55,8 @@ var eventKinds = map[ledger.EventReason]struct{ kind, action string }{
 	EventExpired:            {normal, "Expiring"},
 	EventReleased:           {normal, "Releasing"},
 	EventReclaimed:          {warning, "Reclaiming"},
+	EventCNIConfigured:      {normal, "Configuring"},
+	EventCNINotConfigured:   {warning, "Configuring"},
 }
 
 // event is an Event of events.k8s.io/v1. The type in k8s.io/api would link a hundred others.

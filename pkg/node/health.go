@@ -79,7 +79,7 @@ func (a *Agent) handler() http.Handler {
 		if s := a.criState.Load(); s != nil && *s != "" {
 			cri = "degraded: " + *s
 		}
-		fmt.Fprintf(w, "ok\nnri: %s\ncri: %s\n", nri, cri)
+		fmt.Fprintf(w, "ok\nnri: %s\ncri: %s\ncni: %s\n", nri, cri, a.keeper.line())
 		if a.api == nil {
 			return
 		}

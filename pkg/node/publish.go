@@ -17,6 +17,8 @@ const (
 	EventReclaimed         ledger.EventReason = "IPReclaimed"
 	EventInvalidAnnotation ledger.EventReason = "InvalidAnnotation"
 	EventNotConfigured     ledger.EventReason = "IPNotConfigured"
+	EventCNIConfigured     ledger.EventReason = "CNIConfigured"
+	EventCNINotConfigured  ledger.EventReason = "CNINotConfigured"
 )
 
 // Phase of a claim.
@@ -86,7 +88,7 @@ func (p LogPublisher) PublishClaims(all Promises) {
 func (p LogPublisher) PublishEvent(e ledger.Event) {
 	level := slog.LevelInfo
 	switch e.Reason {
-	case ledger.EventNotRestored, ledger.EventRefused, EventInvalidAnnotation, EventNotConfigured, EventReclaimed:
+	case ledger.EventNotRestored, ledger.EventRefused, EventInvalidAnnotation, EventNotConfigured, EventReclaimed, EventCNINotConfigured:
 		level = slog.LevelWarn
 	}
 	pod := e.Pod.String()

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -71,6 +72,7 @@ func (w *watcher) poll(ctx context.Context) {
 			w.a.agreed.void()
 			w.a.spoolNow.up()
 			w.a.bookNow.up()
+			w.a.keepNow.up()
 		}
 	}
 }
@@ -94,6 +96,19 @@ func (w *watcher) follow(ledgers []*ledger.Ledger) {
 	}
 }
 
+// followConf watches the directories of the CNI configuration. It is false where one cannot be watched, such as one
+// that does not exist yet.
+func (w *watcher) followConf() bool {
+	if w.fs == nil {
+		return true // polled by the clock
+	}
+	all := true
+	for _, dir := range w.a.keeper.confDirs() {
+		all = w.fs.Add(dir) == nil && all
+	}
+	return all
+}
+
 func (w *watcher) run(ctx context.Context) {
 	if w.fs == nil {
 		w.poll(ctx)
@@ -109,6 +124,7 @@ func (w *watcher) run(ctx context.Context) {
 			w.a.log.Debug("inotify", "err", err)
 			w.a.spoolNow.up()
 			w.a.bookNow.up()
+			w.a.keepNow.up()
 		case e := <-w.fs.Events:
 			w.see(e)
 		}
@@ -117,6 +133,10 @@ func (w *watcher) run(ctx context.Context) {
 
 func (w *watcher) see(e fsnotify.Event) {
 	dir, name := filepath.Split(e.Name)
+	if slices.Contains(w.a.keeper.confDirs(), filepath.Clean(dir)) {
+		w.a.keepNow.up()
+		return
+	}
 	switch filepath.Clean(dir) {
 	case w.spool:
 		if name != "" && name[0] != '.' && e.Has(fsnotify.Create) {

@@ -62,6 +62,19 @@ var nodeComponents = []component{
 	{name: "images", dir: "podimage", sources: []string{"podimage", "image.go"}, pkg: ".", finish: writeImages},
 }
 
+// flannelComponent is flannel's CNI plugin as it was when it moved out of containernetworking/plugins; the module it
+// has become since is not to be had from the module proxy. What it does with IPAM is the same in both.
+var flannelComponent = component{name: "flannel", dir: "build/flannel", sources: []string{"build/flannel"}, pkg: "tool"}
+
+// BuildFlannel builds flannel's CNI plugin, unless the cache has it, and returns the path of the binary.
+func BuildFlannel(ctx context.Context) (string, error) {
+	dirs, err := buildAll(ctx, []component{flannelComponent})
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dirs["flannel"], "flannel"), nil
+}
+
 // clusterComponents are what a cluster has besides its nodes.
 var clusterComponents = []component{
 	{

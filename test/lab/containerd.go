@@ -262,6 +262,9 @@ func (n *Node) killPods() error {
 	}
 }
 
+// WaitCNI waits until containerd has loaded the CNI configurations that are on the disk.
+func (n *Node) WaitCNI(ctx context.Context) error { return n.waitCNI(ctx) }
+
 // waitCNI waits until containerd answers and has loaded the CNI configurations that are on the disk.
 func (n *Node) waitCNI(ctx context.Context) error {
 	for {

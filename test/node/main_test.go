@@ -4,6 +4,7 @@
 //	same_test.go     a pod comes back with its address, whatever happened in between
 //	never_test.go    what must not happen to anybody's address
 //	swap_test.go     from host-local to stayput and back, under running pods
+//	cniconf_test.go  the agent installs the plugin and keeps the CNI configuration
 //	agent_test.go    what the agent does by itself: leaks, expiry, peers, metrics
 //
 // Every test has a node of its own, which starts within a second. At the end of a test the ledger's invariants
@@ -44,6 +45,9 @@ func TestMain(m *testing.M) {
 	}
 	if os.Getenv(checkEnv) != "" {
 		os.Exit(checkLedgers())
+	}
+	if os.Getenv(removeEnv) != "" {
+		os.Exit(removeCNI())
 	}
 	os.Exit(run(m))
 }

@@ -20,6 +20,9 @@ func main() {
 	if err == nil {
 		_, err = lab.BuildHelm(ctx)
 	}
+	if err == nil {
+		_, err = lab.BuildFlannel(ctx)
+	}
 	if err == nil && slices.Contains(os.Args[1:], "conformance") {
 		_, err = lab.BuildConformance(ctx)
 	}

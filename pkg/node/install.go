@@ -1,0 +1,269 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"debug/buildinfo"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// PluginName is the file name of the plugin, which is its type in a CNI configuration.
+const PluginName = "stayput"
+
+// pluginPackage is the main package of the plugin, by which its binary is known.
+const pluginPackage = "github.com/stayput/stayput/cmd/stayput"
+
+// tempPrefix begins the name of a file on its way. No runtime takes it for a configuration, which has an ending,
+// or for a plugin, whose name does not begin with a dot.
+const tempPrefix = ".stayput-"
+
+// PluginStatus is how the plugin's binary stands.
+type PluginStatus struct {
+	Path      string `json:"path"`
+	Installed bool   `json:"installed"`
+	Version   string `json:"version,omitempty"`
+	// Problem is why it is not there, cannot be run, or is not the one that the agent brings.
+	Problem string `json:"problem,omitempty"`
+}
+
+// inspectPlugin looks at the binary without running it.
+func inspectPlugin(binDir string) PluginStatus {
+	s := PluginStatus{Path: filepath.Join(binDir, PluginName)}
+	info, err := buildinfo.ReadFile(s.Path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		s.Problem = "not installed"
+	case err != nil:
+		s.Problem = err.Error()
+	case info.Path != pluginPackage:
+		s.Problem = "it is not stayput's plugin but " + info.Path
+	default:
+		s.Installed, s.Version = true, info.Main.Version
+		if s.Version == "" {
+			s.Version = "(devel)"
+		}
+	}
+	return s
+}
+
+// installer keeps the plugin's binary in place.
+type installer struct {
+	source, dir string
+	tried       fileID // the binary that was last run
+	answered    error  // what became of that
+	same        [2]fileID
+}
+
+// fileID tells one content of a file from another without reading it.
+type fileID struct {
+	dev, ino  uint64
+	size      int64
+	mod, chng unix.Timespec
+}
+
+func statFile(path string) (fileID, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return fileID{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return fileID{uint64(st.Dev), st.Ino, st.Size, st.Mtim, st.Ctim}, nil
+}
+
+func (i *installer) target() string { return filepath.Join(i.dir, PluginName) }
+
+// usable is what is known of the binary that is in place.
+type usable int
+
+const (
+	unknown usable = iota
+	yes
+	no // it is not there, or it cannot be run
+)
+
+// ensure puts the binary in place unless it is there already. It replaces a whole file by a whole file that has
+// been seen to run; the old one may be running meanwhile. With an error an older one may still be usable.
+func (i *installer) ensure(ctx context.Context) (usable, error) {
+	err := i.install(ctx)
+	u, runErr := i.try(ctx)
+	return u, errors.Join(err, runErr)
+}
+
+func (i *installer) install(ctx context.Context) error {
+	from, err := statFile(i.source)
+	if err != nil {
+		return err
+	}
+	if to, err := statFile(i.target()); err == nil && i.same == [2]fileID{from, to} {
+		return nil
+	}
+	want, err := os.ReadFile(i.source)
+	if err != nil {
+		return err
+	}
+	have, err := os.ReadFile(i.target())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil || !bytes.Equal(have, want) {
+		if info, err := buildinfo.Read(bytes.NewReader(want)); err != nil || info.Path != pluginPackage {
+			return fmt.Errorf("%s is not stayput's plugin", i.source)
+		}
+		err := replace(i.target(), want, 0o755, func(temp string) error { return answersVersion(ctx, temp) })
+		if err != nil {
+			return err
+		}
+	} else if info, err := os.Stat(i.target()); err != nil {
+		return err
+	} else if info.Mode().Perm() != 0o755 {
+		if err := os.Chmod(i.target(), 0o755); err != nil {
+			return err
+		}
+	}
+	to, err := statFile(i.target())
+	if err != nil {
+		return err
+	}
+	i.same = [2]fileID{from, to}
+	return nil
+}
+
+// try runs the binary once for each content that it has.
+func (i *installer) try(ctx context.Context) (usable, error) {
+	id, err := statFile(i.target())
+	if errors.Is(err, fs.ErrNotExist) {
+		return no, err
+	}
+	if err != nil {
+		return unknown, err
+	}
+	if id != i.tried {
+		err := answersVersion(ctx, i.target())
+		if err != nil {
+			err = fmt.Errorf("%s: %w", i.target(), err)
+		}
+		if errors.Is(err, errNoAnswer) {
+			return unknown, err
+		}
+		i.tried, i.answered = id, err
+	}
+	if i.answered != nil {
+		// What it lacks may be outside of it: a mount with noexec, a right.
+		i.tried = fileID{}
+		return no, i.answered
+	}
+	return yes, nil
+}
+
+// errNoAnswer: it was not the plugin that failed, or that is not known.
+var errNoAnswer = errors.New("no answer")
+
+const versionTimeout = 30 * time.Second
+
+// answersVersion runs a plugin's VERSION command.
+func answersVersion(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	defer cancel()
+	for {
+		cmd := exec.CommandContext(ctx, path)
+		cmd.Env = []string{"CNI_COMMAND=VERSION"}
+		cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0"}`)
+		out, err := cmd.Output()
+		var exit *exec.ExitError
+		var answer struct{ SupportedVersions []string }
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("it does not answer VERSION: %w", errNoAnswer)
+		case errors.Is(err, syscall.ETXTBSY):
+			// A process forked meanwhile has the file open for writing until its exec.
+			pause(ctx, 10*time.Millisecond)
+			continue
+		case errors.As(err, &exit) && exit.Exited(), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOEXEC):
+			return fmt.Errorf("it cannot be run: %w", cause(err))
+		case err != nil: // killed, or the machine is out of processes or memory
+			return fmt.Errorf("it does not answer VERSION: %w: %w", errNoAnswer, cause(err))
+		case json.Unmarshal(out, &answer) != nil || len(answer.SupportedVersions) == 0:
+			return fmt.Errorf("it answers VERSION with %.64q: expected the versions that it supports", out)
+		}
+		return nil
+	}
+}
+
+// replace puts a file in another's place: a temporary file in the same directory, looked at by accept, made
+// durable, renamed. Whatever happens, the old file or the new one is there, whole.
+func replace(path string, data []byte, mode os.FileMode, accept func(temp string) error) error {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, tempPrefix+"*")
+	if err != nil {
+		return writing(path, err)
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil && accept != nil {
+		if err := accept(f.Name()); err != nil {
+			return fmt.Errorf("%s is not replaced: %w", path, errors.Join(err, os.Remove(f.Name())))
+		}
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return writing(path, errors.Join(err, os.Remove(f.Name())))
+	}
+	return syncDir(dir)
+}
+
+// writing names the file that is to be, and not the temporary one: the same trouble has the same words every time.
+func writing(path string, err error) error {
+	return fmt.Errorf("cannot write %s: %w", path, cause(err))
+}
+
+func cause(err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// sweepTemps removes what a replace left behind that was killed.
+func sweepTemps(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), tempPrefix) && e.Type().IsRegular() {
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

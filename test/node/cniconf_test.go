@@ -1,0 +1,297 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stayput/stayput/pkg/node"
+	"github.com/stayput/stayput/test/lab"
+)
+
+const (
+	pluginPath  = "/opt/stayput/stayput" // as in the image
+	confDir     = "/etc/cni/net.d"
+	ownConflist = confDir + "/" + node.ConflistName
+	sourceFile  = confDir + "/10-pods.conflist"
+	subnetFile  = "/run/flannel/subnet.env"
+)
+
+// A cni is a node's network as its owner configures it.
+type cni struct {
+	conflist string
+	subnets  string // flannel's file, which its daemon writes at every boot
+	binary   string // besides the stock ones
+	near     bool   // the node itself reaches the pods
+}
+
+// cnis are the networks that stayput keeps addresses in, made of their real plugins.
+func cnis(t *testing.T) map[string]cni {
+	t.Helper()
+	flannel, err := lab.BuildFlannel(testContext(t))
+	check(t, err)
+	const ipam = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/28"}]], "routes": [{"dst": "0.0.0.0/0"}]}`
+	const portmap = `{"type": "portmap", "capabilities": {"portMappings": true}}`
+	list := func(version, plugin string) string {
+		return fmt.Sprintf(`{"cniVersion": %q, "name": "pods", "plugins": [%s, %s]}`, version, plugin, portmap)
+	}
+	return map[string]cni{
+		"bridge":  {conflist: list("1.0.0", `{"type": "bridge", "bridge": "cni0", "isGateway": true, `+ipam+`}`), near: true},
+		"ptp":     {conflist: list("0.3.1", `{"type": "ptp", "mtu": 1400, `+ipam+`}`), near: true},
+		"macvlan": {conflist: list("1.0.0", `{"type": "macvlan", "master": "`+lab.Uplink+`", `+ipam+`}`)},
+		"flannel": {
+			conflist: list("0.3.1", `{"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}}`),
+			subnets:  "FLANNEL_NETWORK=10.88.0.0/16\nFLANNEL_SUBNET=10.88.0.1/28\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n",
+			binary:   flannel, near: true,
+		},
+	}
+}
+
+// start starts a node with this network on stock host-local, as it is before stayput comes to it. Whoever uses
+// host-local for an ADD is written down.
+func (c cni) start(t *testing.T) *lab.Node {
+	t.Helper()
+	o := lab.NodeOptions{Networks: []lab.Network{}}
+	if c.binary != "" {
+		o.CNIPlugins = []string{c.binary}
+	}
+	n := startNode(t, o)
+	check(t, n.Install(product.Agent, agentPath))
+	check(t, n.Install(product.Plugin, pluginPath))
+	t.Cleanup(func() { holds(t, n) })
+	const recorder = "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] && echo $CNI_CONTAINERID >>/var/log/host-local\nexec /opt/lab/cni/host-local\n"
+	check(t, n.WriteFile("/opt/stayput/host-local", []byte(recorder)))
+	check(t, n.Install(n.Path("/opt/stayput/host-local"), "/opt/cni/bin/host-local"))
+	if c.subnets != "" {
+		check(t, n.WriteFile(subnetFile, []byte(c.subnets)))
+	}
+	check(t, n.WriteFile(sourceFile, []byte(c.conflist)))
+	check(t, n.WaitCNI(testContext(t)))
+	return n
+}
+
+// byHostLocal are the sandboxes that got their addresses from host-local.
+func byHostLocal(t *testing.T, n *lab.Node) []string {
+	t.Helper()
+	data, err := os.ReadFile(n.Path("/var/log/host-local"))
+	if !errors.Is(err, os.ErrNotExist) {
+		check(t, err)
+	}
+	return strings.Fields(string(data))
+}
+
+// startKeeper starts an agent that installs, and waits until the runtime uses what it installed.
+func startKeeper(t *testing.T, n *lab.Node, args ...string) *lab.Process {
+	t.Helper()
+	p := startAgent(t, n, append([]string{"--install-cni", "--plugin-binary=" + pluginPath}, args...)...)
+	untilCNI(t, n, node.CNIActive)
+	check(t, n.WaitCNI(testContext(t)))
+	return p
+}
+
+func untilCNI(t *testing.T, n *lab.Node, want node.CNIState) {
+	t.Helper()
+	untilMetric(t, n, fmt.Sprintf(`stayput_agent_cni_config{state="%s"}`, want), "1")
+}
+
+func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
+	for name, c := range cnis(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := c.start(t)
+			pod, running, ordinary := runPod(t, n, web(0)), runPod(t, n, web(1)), runPod(t, n, other(1))
+			if got := byHostLocal(t, n); len(got) != 3 {
+				t.Fatalf("host-local gave addresses to %v before stayput came", got)
+			}
+			agent := startKeeper(t, n)
+			until(t, "it to have adopted them", func() bool {
+				marks, err := filepath.Glob(n.Path("/var/lib/stayput/pods-*/marks/*"))
+				check(t, err)
+				return len(marks) == 2
+			})
+			deletePod(t, n, pod)
+			wantState(t, n, pod.IP(), retained)
+			deletePod(t, n, ordinary)
+			wantState(t, n, ordinary.IP(), free)
+			for i := range 3 {
+				distinct(t, pod, running, runPod(t, n, other(2+i)))
+			}
+			again := runPod(t, n, web(0))
+			sameIP(t, n, again, pod)
+			if c.near {
+				answers(t, n, again)
+				answers(t, n, running)
+			}
+
+			// The annotations come by the configuration as well: nobody else knows them now.
+			check(t, agent.Kill())
+			late := runPod(t, n, web(2))
+			deletePod(t, n, late)
+			wantState(t, n, late.IP(), retained)
+			sameIP(t, n, runPod(t, n, web(2)), late)
+			if got := byHostLocal(t, n); len(got) != 3 {
+				t.Errorf("host-local gave addresses to %v, of which only three are from before", got)
+			}
+
+			// And back. What flannel remembers of its containers must not lead to a plugin that is gone.
+			exe, err := os.Executable()
+			check(t, err)
+			check(t, n.Install(exe, "/opt/stayput/remove"))
+			_, err = n.RunInput(testContext(t), []string{removeEnv + "=conflist"}, nil, "/opt/stayput/remove")
+			check(t, err)
+			check(t, n.WaitCNI(testContext(t)))
+			_, err = n.Run(testContext(t), agentPath, "uninstall")
+			check(t, err)
+			_, err = n.RunInput(testContext(t), []string{removeEnv + "=plugin"}, nil, "/opt/stayput/remove")
+			check(t, err)
+			for _, p := range []lab.Pod{again, running} {
+				deletePod(t, n, p)
+				wantState(t, n, p.IP(), free)
+			}
+			runPod(t, n, other(9))
+			if got := byHostLocal(t, n); len(got) != 4 {
+				t.Errorf("host-local gave addresses to %v, the last one should be the fourth", got)
+			}
+			for _, gone := range []string{ownConflist, path.Join("/opt/cni/bin", node.PluginName)} {
+				if _, err := os.Stat(n.Path(gone)); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("%s is still there: %v", gone, err)
+				}
+			}
+		})
+	}
+}
+
+const removeEnv = "STAYPUT_TEST_REMOVE"
+
+// removeCNI is the main function of a process in a node that removes the conflist or the plugin.
+func removeCNI() int {
+	remove := node.RemoveConflist
+	if os.Getenv(removeEnv) == "plugin" {
+		remove = node.RemovePlugin
+	}
+	removed, err := remove(node.Options{})
+	if err != nil || !removed {
+		fmt.Fprintln(os.Stderr, "removed:", removed, err)
+		return 1
+	}
+	return 0
+}
+
+func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
+	t.Parallel()
+	n := cnis(t)["bridge"].start(t)
+	startKeeper(t, n)
+	before := runPod(t, n, web(0))
+	source, err := os.ReadFile(n.Path(sourceFile))
+	check(t, err)
+
+	// Half of it, as a program that does not rename writes it: nothing changes, and pods start.
+	own, err := os.ReadFile(n.Path(ownConflist))
+	check(t, err)
+	check(t, os.WriteFile(n.Path(sourceFile), source[:len(source)/2], 0o644))
+	untilCNI(t, n, node.CNIBroken)
+	runPod(t, n, other(0))
+	if now, err := os.ReadFile(n.Path(ownConflist)); err != nil || string(now) != string(own) {
+		t.Errorf("%v; it is now\n%s", err, now)
+	}
+
+	moved := strings.ReplaceAll(string(source), "10.88.0.0/28", "10.88.0.64/28")
+	check(t, os.WriteFile(n.Path(sourceFile), []byte(moved), 0o644))
+	until(t, "the change", func() bool {
+		now, err := os.ReadFile(n.Path(ownConflist))
+		return err == nil && strings.Contains(string(now), "10.88.0.64/28")
+	})
+	check(t, n.WaitCNI(testContext(t)))
+	wantIP(t, runPod(t, n, other(1)).IP(), "10.88.0.66")
+	answers(t, n, before)
+	if got := byHostLocal(t, n); len(got) != 0 {
+		t.Errorf("host-local gave addresses to %v", got)
+	}
+}
+
+// installer is what a CNI's init container does at every start, a shell script with time in between.
+func installer(t *testing.T, n *lab.Node, conflist string) {
+	t.Helper()
+	check(t, os.Remove(n.Path(sourceFile)))
+	time.Sleep(50 * time.Millisecond)
+	f, err := os.Create(n.Path(sourceFile))
+	check(t, err)
+	defer f.Close()
+	for len(conflist) > 0 {
+		part := min(len(conflist), 100)
+		_, err := f.WriteString(conflist[:part])
+		check(t, err)
+		conflist = conflist[part:]
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func TestNoPodStartsOnHostLocalWhileAnInstallerWritesItsFileAnew(t *testing.T) {
+	for name, c := range cnis(t) {
+		if name != "bridge" && name != "flannel" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := c.start(t)
+			startKeeper(t, n)
+			kept := runPod(t, n, web(0))
+			deletePod(t, n, kept)
+
+			// While pods come and go.
+			ctx, stop := context.WithCancel(testContext(t))
+			started := 0
+			var failed error
+			var pods sync.WaitGroup
+			pods.Go(func() {
+				for ctx.Err() == nil && failed == nil {
+					var pod lab.Pod
+					if pod, failed = n.RunPod(testContext(t), other(started)); failed == nil {
+						failed = n.DeletePod(testContext(t), pod.ID)
+						started++
+					}
+				}
+			})
+			for range 10 {
+				installer(t, n, c.conflist)
+			}
+			stop()
+			pods.Wait()
+			check(t, failed)
+			if started < 3 {
+				t.Errorf("only %d pods were started meanwhile", started)
+			}
+			untilCNI(t, n, node.CNIActive)
+
+			// And over a reboot: the file was removed at shutdown and comes back late; pods start at once, the agent
+			// in the middle of it.
+			check(t, n.PowerLoss())
+			check(t, os.Remove(n.Path(sourceFile)))
+			check(t, n.Boot(testContext(t)))
+			if c.subnets != "" {
+				check(t, n.WriteFile(subnetFile, []byte(c.subnets)))
+			}
+			check(t, n.StartContainerd(testContext(t)))
+			before := runPod(t, n, other(1))
+			again := runPod(t, n, web(0))
+			sameIP(t, n, again, kept)
+			startAgent(t, n, "--install-cni", "--plugin-binary="+pluginPath)
+			untilCNI(t, n, node.CNIHeld)
+			check(t, os.WriteFile(n.Path(sourceFile), nil, 0o644))
+			during := runPod(t, n, other(2))
+			installer(t, n, c.conflist)
+			untilCNI(t, n, node.CNIActive)
+			distinct(t, again, before, during, runPod(t, n, other(3)))
+			if got := byHostLocal(t, n); len(got) != 0 {
+				t.Errorf("host-local gave addresses to %v", got)
+			}
+		})
+	}
+}
