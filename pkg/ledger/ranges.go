@@ -108,7 +108,8 @@ func (s RangeSet) allocatable(a netip.Addr) bool {
 	return ok && s[i].Gateway != a
 }
 
-func (s RangeSet) size() int64 {
+// Size is the number of addresses that s can give, at most math.MaxInt64.
+func (s RangeSet) Size() int64 {
 	var n int64
 	for _, r := range s {
 		if n += r.size(); n < 0 {

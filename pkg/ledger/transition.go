@@ -557,7 +557,7 @@ func (t *decision) refuse() (string, error) {
 		return "", err
 	}
 	for _, set := range t.net.Ranges {
-		most := max(1, int64(float64(set.size())*t.net.share()))
+		most := t.net.MostPromised(set)
 		if int64(n) < most {
 			continue
 		}
