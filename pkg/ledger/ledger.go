@@ -55,6 +55,11 @@ func (n *Network) share() float64 {
 	return n.PromisedShare
 }
 
+// MostPromised is how many addresses of a range set may be promised.
+func (n *Network) MostPromised(set RangeSet) int64 {
+	return max(1, int64(float64(set.Size())*n.share()))
+}
+
 func (n *Network) encode() []byte {
 	b, err := json.Marshal(n)
 	if err != nil {
