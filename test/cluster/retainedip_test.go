@@ -250,7 +250,7 @@ func TestAReleaseOfAnEarlierPodDoesNotHitItsSuccessor(t *testing.T) {
 	pod := ready(t, c, ns, "web-0")
 	r := stopped(t, c, pod)
 	n := c.Node("node-1")
-	check(t, n.Agent.Stop())
+	check(t, n.Agent.Stop(testContext(t)))
 	setRelease(t, c, r)
 	scale(t, c, ns, "web", 1)
 	again := ready(t, c, ns, "web-0")
@@ -348,7 +348,7 @@ func TestAnAgentThatStartsWritesNothingNeedlessly(t *testing.T) {
 		shows(t, c, ns, pod, "node-1", "retained", retained)
 	}
 	n := c.Node("node-1")
-	check(t, n.Agent.Stop())
+	check(t, n.Agent.Stop(testContext(t)))
 	since := time.Now()
 	check(t, n.Agent.Start(testContext(t)))
 	until(t, "the agent to follow the API server", func(context.Context) bool { return apiSays(t, n) == "ok" })
@@ -416,7 +416,6 @@ func TestADeletedNodeObjectTakesNoPromiseWithIt(t *testing.T) {
 	if !slices.Equal(again.Status.IPs, r.Status.IPs) || again.Status.Expires != r.Status.Expires {
 		t.Errorf("was %+v, is %+v", r.Status, again.Status)
 	}
-	check(t, n.StartAgent(testContext(t))) // its token died with the pod of the old Node
 }
 
 func TestADefinitionThatIsRemovedTakesNoPromiseWithIt(t *testing.T) {
@@ -481,7 +480,9 @@ func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
 	// Its own cluster: a kubelet does not notice that the API server went back in time.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
-	c, err := startProduct(lab.ClusterOptions{Nodes: 1}, lab.InstallOptions{Controllers: 1})
+	c, err := startProduct(lab.ClusterOptions{Nodes: 1}, lab.InstallOptions{
+		Values: map[string]any{"controller": map[string]any{"replicas": 1}},
+	})
 	if c != nil {
 		t.Cleanup(func() {
 			if t.Failed() {
