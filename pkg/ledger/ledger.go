@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -54,6 +55,15 @@ func (n *Network) share() float64 {
 		return DefaultPromisedShare
 	}
 	return n.PromisedShare
+}
+
+// MostPromised is how many addresses of a range set may be promised.
+func (n *Network) MostPromised(set RangeSet) int64 {
+	f := float64(set.Size()) * n.share()
+	if f >= math.MaxInt64 { // of an IPv6 range
+		return math.MaxInt64
+	}
+	return max(1, int64(f))
 }
 
 func (n *Network) encode() []byte {

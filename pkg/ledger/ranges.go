@@ -108,7 +108,8 @@ func (s RangeSet) allocatable(a netip.Addr) bool {
 	return ok && s[i].Gateway != a
 }
 
-func (s RangeSet) size() int64 {
+// Size is the number of addresses that s can give, at most math.MaxInt64.
+func (s RangeSet) Size() int64 {
 	var n int64
 	for _, r := range s {
 		if n += r.size(); n < 0 {
@@ -198,7 +199,7 @@ type RangeUse struct {
 func (n *Network) Use(addrs []Address) []RangeUse {
 	use := make([]RangeUse, len(n.Ranges))
 	for i, set := range n.Ranges {
-		use[i] = RangeUse{RangeSet: set, Addresses: set.size(), Promisable: n.promisable(set)}
+		use[i] = RangeUse{RangeSet: set, Addresses: set.Size(), Promisable: n.MostPromised(set)}
 	}
 	for _, a := range addrs {
 		for i, set := range n.Ranges {
@@ -212,13 +213,4 @@ func (n *Network) Use(addrs []Address) []RangeUse {
 		}
 	}
 	return use
-}
-
-// promisable is the most addresses of a set that may be promised.
-func (n *Network) promisable(set RangeSet) int64 {
-	f := float64(set.size()) * n.share()
-	if f >= math.MaxInt64 {
-		return math.MaxInt64
-	}
-	return max(1, int64(f))
 }

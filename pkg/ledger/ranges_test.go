@@ -32,8 +32,8 @@ func TestARangeWalkVisitsEachAddressOnceBeginningBehindTheLast(t *testing.T) {
 			t.Errorf("behind %s: %v, want %v", last, got, want)
 		}
 	}
-	if set.size() != 7 {
-		t.Errorf("size %d", set.size())
+	if set.Size() != 7 {
+		t.Errorf("size %d", set.Size())
 	}
 }
 

@@ -569,7 +569,7 @@ func (t *decision) refuse() (string, error) {
 		return "", err
 	}
 	for _, set := range t.net.Ranges {
-		most := t.net.promisable(set)
+		most := t.net.MostPromised(set)
 		if int64(n) < most {
 			continue
 		}

@@ -3,9 +3,14 @@ package cluster
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stayput/stayput/test/lab"
 )
@@ -30,24 +35,60 @@ var audited = lab.ClusterOptions{
 	ControlFiles:  map[string][]byte{auditPolicyFile: []byte(auditPolicy)},
 }
 
-// calls are the requests of stayput that were about objects of a namespace, as VERB RESOURCE NAME.
-func calls(t *testing.T, c *lab.Cluster, namespace string) (all []string) {
+// request is a line of the audit log.
+type request struct {
+	Verb      string
+	ObjectRef struct{ Resource, Subresource, Namespace, Name string }
+	User      struct{ Username string }
+	// RequestReceivedTimestamp is by the clock of this machine. The line is written a moment after the answer.
+	RequestReceivedTimestamp time.Time
+	ResponseStatus           struct{ Code int }
+}
+
+func (r request) String() string {
+	return strings.Join([]string{r.Verb, r.ObjectRef.Resource, r.ObjectRef.Subresource, r.ObjectRef.Name}, " ")
+}
+
+// requests are those of stayput that were about objects of a namespace.
+func requests(t *testing.T, c *lab.Cluster, namespace string) (all []request) {
 	t.Helper()
 	f, err := os.Open(c.Control.Path(auditLog))
 	check(t, err)
 	defer f.Close()
-	lines := bufio.NewScanner(f)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var e struct {
-			Verb      string
-			ObjectRef struct{ Resource, Subresource, Namespace, Name string }
+	lines := bufio.NewReader(f)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return all // what is there of a line without an end is still being written
 		}
-		check(t, json.Unmarshal(lines.Bytes(), &e))
-		if e.ObjectRef.Namespace == namespace {
-			all = append(all, strings.Join([]string{e.Verb, e.ObjectRef.Resource, e.ObjectRef.Subresource, e.ObjectRef.Name}, " "))
+		check(t, err)
+		var r request
+		check(t, json.Unmarshal(line, &r))
+		if r.ObjectRef.Namespace == namespace {
+			all = append(all, r)
 		}
 	}
-	check(t, lines.Err())
+}
+
+// calls are the requests as VERB RESOURCE SUBRESOURCE NAME.
+func calls(t *testing.T, c *lab.Cluster, namespace string) (all []string) {
+	t.Helper()
+	for _, r := range requests(t, c, namespace) {
+		all = append(all, r.String())
+	}
+	return all
+}
+
+// agentWrites are the calls by which agents have changed RetainedIPs of a namespace since then. What the agents
+// count themselves does not serve: it is counted after the answer, and has the objects of other tests in it.
+func agentWrites(t *testing.T, c *lab.Cluster, namespace string, since time.Time) (all []string) {
+	t.Helper()
+	const agent = "system:serviceaccount:" + lab.SystemNamespace + ":" + lab.AgentAccount
+	for _, r := range requests(t, c, namespace) {
+		if r.User.Username == agent && r.ObjectRef.Resource == "retainedips" && slices.Contains([]string{"create", "update", "patch", "delete"}, r.Verb) &&
+			r.RequestReceivedTimestamp.After(since) && r.ResponseStatus.Code < http.StatusBadRequest {
+			all = append(all, r.String())
+		}
+	}
 	return all
 }

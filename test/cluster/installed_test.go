@@ -8,8 +8,9 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// product is the cluster with stayput on it that the tests share: its plugin is the nodes' IPAM, every node has
-// an agent, and there are two controllers.
+// product is the cluster with stayput on it that the tests share, as Helm installs it: its plugin is the nodes' IPAM,
+// every node has the pod of an agent, and there are two pods of controllers on the control plane's node, where no
+// other pod is.
 var product struct {
 	sync.Mutex
 	cluster *lab.Cluster
@@ -23,7 +24,8 @@ func installed(t *testing.T) *lab.Cluster {
 	defer product.Unlock()
 	if product.cluster == nil && product.err == nil {
 		product.cluster, product.err = startProduct(audited, lab.InstallOptions{
-			Controllers: 2, ControllerArgs: []string{"--workload-kinds=" + customKind},
+			// By a flag: the chart's value would bring the permission along, whose absence is a test.
+			Values: map[string]any{"controller": map[string]any{"extraArgs": []any{"--workload-kinds=" + customKind}}},
 		})
 	}
 	check(t, product.err)

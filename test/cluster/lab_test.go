@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -88,6 +90,27 @@ func TestAPodReachesTheAPIServerByItsServiceAddress(t *testing.T) {
 	conn, err := c.Node(pod.Spec.NodeName).DialFrom(testContext(t), sandbox(t, c, pod), "tcp", "10.96.0.1:443")
 	check(t, err)
 	check(t, conn.Close())
+}
+
+// What dates from an earlier boot is told by the boot ID, by agents in containers as well.
+func TestAContainerSeesTheBootIDOfItsNode(t *testing.T) {
+	c := shared(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 1, nil))
+	pod := ready(t, c, ns, "web-0")
+	n := c.Node(pod.Spec.NodeName)
+	_, pid, err := n.Container(testContext(t), pod, "web")
+	check(t, err)
+	const file = "/proc/sys/kernel/random/boot_id"
+	inside, err := n.Run(testContext(t), "/usr/bin/cat", fmt.Sprintf("/proc/%d/root%s", pid, file))
+	check(t, err)
+	ofNode, err := n.Run(testContext(t), "/usr/bin/cat", file)
+	check(t, err)
+	ofMachine, err := os.ReadFile(file)
+	check(t, err)
+	if !bytes.Equal(inside, ofNode) || bytes.Equal(inside, ofMachine) {
+		t.Errorf("the container sees %s, the node has %s, and the machine %s", inside, ofNode, ofMachine)
+	}
 }
 
 func TestATokenBoundToAPodNamesItsNode(t *testing.T) {

@@ -3,8 +3,8 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -65,9 +65,7 @@ func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 3, map[string]string{retainIP: "10m"})
-	for _, controller := range c.Controllers {
-		check(t, controller.Kill())
-	}
+	check(t, c.Controllers.Kill(testContext(t)))
 	start := onceStarted(t, c)
 	defer start()
 	deletePods(t, c, ns, "web")
@@ -83,22 +81,13 @@ func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
 	cameHome(t, before, places(t, c, ns, "web", 3, before))
 }
 
-// onceStarted starts every controller again, once.
+// onceStarted starts the controllers again, once.
 func onceStarted(t *testing.T, c *lab.Cluster) func() {
-	done := false
-	return func() {
-		if done {
-			return
-		}
-		done = true
+	return sync.OnceFunc(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		for _, controller := range c.Controllers {
-			if controller.Process() == nil {
-				check(t, controller.Start(ctx))
-			}
-		}
-	}
+		check(t, c.Controllers.Start(ctx))
+	})
 }
 
 func TestControllersKilledInTurnDuringARolloutLoseNothing(t *testing.T) {
@@ -107,10 +96,9 @@ func TestControllersKilledInTurnDuringARolloutLoseNothing(t *testing.T) {
 	before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
 	kubectl(t, c, "set", "env", "statefulset/web", "ROLLED=yes", "-n", ns)
 	for i := range 4 {
-		controller := c.Controllers[i%2]
-		check(t, controller.Kill())
+		check(t, c.Controllers.KillOne(testContext(t), i%2))
 		time.Sleep(2 * time.Second) // the other one leads meanwhile, or is about to
-		check(t, controller.Start(testContext(t)))
+		check(t, c.Controllers.WaitReady(testContext(t)))
 	}
 	cameHome(t, before, places(t, c, ns, "web", 6, before))
 	noneGated(t, c)
@@ -160,9 +148,7 @@ func TestAnAPIServerThatRestartsWhilePodsAreReplacedLosesNothing(t *testing.T) {
 func TestUngateAllLetsEveryPodGo(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	for _, controller := range c.Controllers {
-		check(t, controller.Kill())
-	}
+	check(t, c.Controllers.Kill(testContext(t)))
 	defer onceStarted(t, c)()
 	yaml := strings.Replace(statefulSet("web", 3, map[string]string{retainIP: "10m"}), "      terminationGracePeriodSeconds: 1\n",
 		"      terminationGracePeriodSeconds: 1\n      schedulingGates: [{name: example.com/other}]\n", 1)
@@ -180,14 +166,8 @@ func TestUngateAllLetsEveryPodGo(t *testing.T) {
 		}
 		return true
 	})
-	ctx := testContext(t)
-	kubeconfig, err := c.Kubeconfig()
-	check(t, err)
-	out, err := exec.CommandContext(ctx, c.Controllers[0].Node.Path("/opt/stayput/stayput-controller"), "ungate", "--all", "--kubeconfig", kubeconfig).CombinedOutput()
-	if err != nil {
-		t.Fatalf("ungate: %v: %s", err, out)
-	}
-	if n := strings.Count(string(out), "ungated"); n != 6 {
+	out := runController(t, c, "ungate", "--all")
+	if n := strings.Count(out, "ungated"); n != 6 {
 		t.Errorf("it says\n%s", out)
 	}
 	places(t, c, ns, "free", 3, nil)
@@ -196,6 +176,29 @@ func TestUngateAllLetsEveryPodGo(t *testing.T) {
 			t.Errorf("%s has the gates %v", pod.Name, pod.Spec.SchedulingGates)
 		}
 	}
+}
+
+// runController runs stayput-controller to its end, as the account of the controllers, and returns what it says.
+func runController(t *testing.T, c *lab.Cluster, args ...string) string {
+	t.Helper()
+	deployment, err := c.Client().AppsV1().Deployments(lab.SystemNamespace).Get(testContext(t), "stayput-controller", metav1.GetOptions{})
+	check(t, err)
+	spec := deployment.Spec.Template.Spec
+	spec.Containers[0].Args, spec.Containers[0].ReadinessProbe, spec.Containers[0].LivenessProbe = args, nil, nil
+	spec.RestartPolicy = corev1.RestartPolicyNever
+	pods := c.Client().CoreV1().Pods(lab.SystemNamespace)
+	pod, err := pods.Create(testContext(t), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "run-"}, Spec: spec}, metav1.CreateOptions{})
+	check(t, err)
+	t.Cleanup(func() { check(t, pods.Delete(context.Background(), pod.Name, metav1.DeleteOptions{})) })
+	until(t, "stayput-controller "+strings.Join(args, " ")+" to end", func(ctx context.Context) bool {
+		pod, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
+		return err == nil && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed)
+	})
+	out := kubectl(t, c, "logs", pod.Name, "-n", lab.SystemNamespace)
+	if pod, err := pods.Get(testContext(t), pod.Name, metav1.GetOptions{}); err != nil || pod.Status.Phase != corev1.PodSucceeded {
+		t.Fatalf("stayput-controller %v failed: %v\n%s", args, err, out)
+	}
+	return out
 }
 
 func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *testing.T) {

@@ -719,7 +719,7 @@ webhooks: []
 		ctx := context.Background()
 		_, err := c.Kubectl(ctx, "", "delete", "mutatingwebhookconfiguration", "kruise-mutating-webhook-configuration")
 		check(t, err)
-		check(t, c.ApplyManifests(ctx))
+		check(t, c.Upgrade(ctx, nil))
 	})
 	defer restore()
 	comesTo(t, c, ns, "web", "to say so", func(s *kruisev1alpha1.PersistentPodState) bool { return isTrue(s, "Degraded", "OpenKruise") })
@@ -758,10 +758,8 @@ func TestOpenKruisesOwnCRDIsEnoughThoughItLacksTheConditions(t *testing.T) {
 	const name = "persistentpodstates.apps.kruise.io"
 	data := kubectl(t, c, "get", "crd", name, "-o", "json")
 	t.Cleanup(func() {
-		check(t, c.ApplyManifests(context.Background()))
-		for _, controller := range c.Controllers { // they would believe it for some minutes more
-			check(t, controller.Restart(context.Background()))
-		}
+		check(t, c.Upgrade(context.Background(), nil))
+		check(t, c.Controllers.Restart(context.Background())) // they would believe it for some minutes more
 	})
 	var definition map[string]any
 	check(t, json.Unmarshal([]byte(data), &definition))

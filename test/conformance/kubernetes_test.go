@@ -127,7 +127,7 @@ func startCluster(t *testing.T, product lab.Product, tests lab.ConformanceBin) *
 		}
 		check(t, c.Close())
 	})
-	check(t, c.Install(ctx, lab.InstallOptions{Controllers: 2}))
+	check(t, c.Install(ctx, lab.InstallOptions{}))
 	check(t, c.LoadImage(ctx, tests.Images))
 	check(t, c.Control.Install(tests.E2E, e2eTest))
 	_, err = c.Kubectl(ctx, annotate, "apply", "-f", "-")

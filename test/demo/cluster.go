@@ -71,16 +71,10 @@ func (s *stage) spare() *lab.ClusterNode { return s.Nodes[len(s.Nodes)-1] }
 
 // install installs stayput on the cluster as it is: the pods of the nodes run on.
 func (s *stage) install(ctx context.Context) error {
-	s.out.step("stayput is installed: IPAM plugin and agent on every node, two controllers")
+	s.out.step("stayput is installed: an agent on every node, which brings the IPAM plugin, and two controllers")
 	s.installed = true
-	for _, n := range s.Nodes {
-		ipam := lab.RangeIPAM("stayput", n.Pods.String())
-		ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}}
-		if err := n.SetNetworks(ctx, lab.Network{IPAM: ipam, Annotations: true}); err != nil {
-			return err
-		}
-	}
-	return s.Install(ctx, lab.InstallOptions{Controllers: 2})
+	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/crds.yaml", "-f", "deploy/install.yaml"})
+	return s.Install(ctx, lab.InstallOptions{Manifests: true})
 }
 
 // deploy starts the workloads on all nodes but the spare one.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -28,8 +29,8 @@ type ClusterOptions struct {
 	IPAM string
 	// NoAnnotations leaves the capability for the pods' annotations out of the CNI configuration.
 	NoAnnotations bool
-	// Product is installed on the nodes, as far as it is given: the plugin in /opt/cni/bin, the agent where
-	// [ClusterNode.StartAgent] finds it.
+	// Product is what [Cluster.Install] and [Cluster.InstallProcesses] install. Its plugin is in /opt/cni/bin of the
+	// nodes beforehand where IPAM is stayput.
 	Product Product
 	// NodeMonitorGracePeriod is how long after its last sign of life a node becomes NotReady; 16 s if 0.
 	NodeMonitorGracePeriod time.Duration
@@ -48,8 +49,12 @@ type Cluster struct {
 	Etcd, APIServer, ControllerManager, Scheduler *Service
 	// Nodes are node-1, node-2, ...
 	Nodes []*ClusterNode
-	// Controllers are those started by StartController.
-	Controllers []*Controller
+	// ControlNode is the node on the control plane's machine, for pods that tolerate it; nil until Install.
+	ControlNode *ClusterNode
+	// Controllers are the pods of stayput-controller; nil until Install.
+	Controllers *Controllers
+	// ControllerProcesses are those without a pod, started by StartController.
+	ControllerProcesses []*ControllerProcess
 	// Dir is a folder for files about the cluster, which goes with it.
 	Dir string
 
@@ -58,6 +63,7 @@ type Cluster struct {
 	credentials *credentials
 	listener    net.Listener // of the relay to the API server
 	client      *kubernetes.Clientset
+	values      map[string]any // of the release that Install made
 	close       func() error
 }
 
@@ -97,9 +103,9 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	}
 	end := c.close
 	c.close = func() error { return errors.Join(end(), removeDir()) }
-	names := make([]string, c.options.Nodes)
-	for i := range names {
-		names[i] = nodeName(i + 1)
+	names := []string{controlPlane}
+	for i := range c.options.Nodes {
+		names = append(names, nodeName(i+1))
 	}
 	if c.credentials, err = newCredentials(names); err != nil {
 		return err
@@ -302,12 +308,21 @@ func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exe
 
 // LoadImage loads a docker-archive, a file of this machine, into all nodes.
 func (c *Cluster) LoadImage(ctx context.Context, archive string) error {
-	return together(len(c.Nodes), func(i int) error { return c.Nodes[i].LoadImage(ctx, archive) })
+	nodes := c.allNodes()
+	return together(len(nodes), func(i int) error { return nodes[i].LoadImage(ctx, archive) })
+}
+
+// allNodes are the Nodes and the ControlNode.
+func (c *Cluster) allNodes() []*ClusterNode {
+	if c.ControlNode == nil {
+		return c.Nodes
+	}
+	return append(slices.Clone(c.Nodes), c.ControlNode)
 }
 
 // Node returns the node of that name; nil if there is none.
 func (c *Cluster) Node(name string) *ClusterNode {
-	for _, n := range c.Nodes {
+	for _, n := range c.allNodes() {
 		if n.Name == name {
 			return n
 		}
@@ -338,7 +353,8 @@ func (c *Cluster) WriteLogs(w io.Writer) {
 	}
 	for _, m := range c.machines() {
 		logs, _ := filepath.Glob(m.LogFile("*"))
-		for _, log := range logs {
+		pods, _ := filepath.Glob(m.disk("/var/log/pods/" + SystemNamespace + "_*/*/*.log")) // namespace_pod_uid/container/restart.log
+		for _, log := range append(logs, pods...) {
 			data, err := os.ReadFile(log)
 			if err != nil {
 				continue
@@ -346,7 +362,7 @@ func (c *Cluster) WriteLogs(w io.Writer) {
 			if len(data) > logTail {
 				data = data[len(data)-logTail:]
 			}
-			fmt.Fprintf(w, "--- %s %s\n%s\n", m.options.Name, filepath.Base(log), data)
+			fmt.Fprintf(w, "--- %s %s\n%s\n", m.options.Name, strings.TrimPrefix(log, m.dir), data)
 		}
 	}
 }
@@ -359,7 +375,7 @@ func (c *Cluster) machines() []*Node {
 			machines = append(machines, n.Node)
 		}
 	}
-	for _, n := range c.Controllers {
+	for _, n := range c.ControllerProcesses {
 		machines = append(machines, n.Node)
 	}
 	if c.Control != nil {

@@ -9,6 +9,8 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"path"
+	"path/filepath"
 	"slices"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -32,57 +34,104 @@ type ClusterNode struct {
 	Pods netip.Prefix
 	// Kubelet is started by StartCluster and by Boot.
 	Kubelet *Service
-	// Agent is stayput-agent; nil until StartAgent, then started by Boot as well.
-	Agent *Service
+	// Agent is the pod of stayput-agent on the node, from [Cluster.Install] on.
+	Agent *Agent
+	// AgentProcess is stayput-agent without a pod; nil until [ClusterNode.StartAgent], then started by Boot as well.
+	AgentProcess *Service
 
 	cluster *Cluster
+}
+
+// podNetwork is the network of a node's pods, before anybody installs anything.
+func (c *Cluster) podNetwork(pods netip.Prefix) Network {
+	ipam := RangeIPAM(c.options.IPAM, pods.String())
+	ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}}
+	return Network{IPAM: ipam, Annotations: !c.options.NoAnnotations}
 }
 
 // makeNode boots node m and starts its containerd, but no kubelet: that needs the API server.
 func (c *Cluster) makeNode(ctx context.Context, m int) (*ClusterNode, error) {
 	o := c.options
 	n := &ClusterNode{Name: nodeName(m), IP: nodeIP(m), Pods: podSubnet(m), cluster: c}
-	ipam := RangeIPAM(o.IPAM, n.Pods.String())
-	ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}}
-	options := NodeOptions{
-		Name:     n.Name,
-		Networks: []Network{{IPAM: ipam, Annotations: !o.NoAnnotations}},
-		Idle:     true,
-		binds:    c.binds(),
-		connect:  func(pid int) error { return plug(c.Control.Pid(), pid, n.Name, n.IP, o.Nodes, m) },
-	}
-	if o.Product.Plugin != "" {
-		options.CNIPlugins = []string{o.Product.Plugin}
-	}
-	node, err := startNode(ctx, c.bin.Bin, options)
+	node, err := startNode(ctx, c.bin.Bin, NodeOptions{
+		Name:       n.Name,
+		Networks:   []Network{c.podNetwork(n.Pods)},
+		CNIPlugins: c.cniPlugins(),
+		Idle:       true,
+		binds:      c.binds(),
+		connect:    func(pid int) error { return plug(c.Control.Pid(), pid, n.Name, n.IP, o.Nodes, m) },
+	})
 	if err != nil {
 		return nil, err
 	}
 	n.Node = node
-	if o.Product.Agent != "" {
-		if err := n.Install(o.Product.Agent, agentFile); err != nil {
-			return n, err
-		}
+	if err := n.addKubelet(); err != nil {
+		return n, err
 	}
+	return n, n.StartContainerd(ctx)
+}
+
+// cniPlugins are those that the cluster's nodes have besides the stock ones.
+func (c *Cluster) cniPlugins() []string {
+	if c.options.IPAM != "stayput" {
+		return nil
+	}
+	return []string{c.options.Product.Plugin}
+}
+
+// addKubelet lays out the kubelet of the node.
+func (n *ClusterNode) addKubelet() error {
 	config, err := json.Marshal(n.kubeletConfig())
 	if err != nil {
-		return n, err
+		return err
 	}
 	files := map[string][]byte{
 		kubeletConfigFile: config,
-		kubeletKubeconfig: c.kubeconfigFor("system:node:" + n.Name),
+		kubeletKubeconfig: n.cluster.kubeconfigFor("system:node:" + n.Name),
 		"/etc/machine-id": []byte(n.id + "\n"),
 	}
 	for name, data := range files {
 		if err := n.WriteFile(name, data); err != nil {
-			return n, err
+			return err
 		}
 	}
-	n.Kubelet = &Service{node: node, name: "kubelet", ready: getFrom(node, "http://127.0.0.1:10248/healthz"), argv: []string{
+	n.Kubelet = &Service{node: n.Node, name: "kubelet", ready: getFrom(n.Node, "http://127.0.0.1:10248/healthz"), argv: []string{
 		labKubernetes + "kubelet", "--config=" + kubeletConfigFile, "--kubeconfig=" + kubeletKubeconfig,
 		"--node-ip=" + n.IP.String(),
 	}}
-	return n, n.StartContainerd(ctx)
+	return nil
+}
+
+// controlPlaneTaint keeps pods from the control plane's node that do not ask for it, as kubeadm has it. The label
+// has the same name.
+const controlPlaneTaint = "node-role.kubernetes.io/control-plane"
+
+// startControlNode makes the control plane's machine a node for pods of the cluster's own, which tests that break
+// nodes leave alone.
+func (c *Cluster) startControlNode(ctx context.Context) error {
+	n := &ClusterNode{Node: c.Control, Name: controlPlane, IP: serverIP, Pods: podSubnet(0), cluster: c}
+	for _, plugin := range c.cniPlugins() {
+		if err := n.Install(plugin, path.Join("/opt/cni/bin", filepath.Base(plugin))); err != nil {
+			return err
+		}
+	}
+	if err := n.addKubelet(); err != nil {
+		return err
+	}
+	if err := n.StartContainerd(ctx); err != nil {
+		return err
+	}
+	if err := n.startKubelet(ctx); err != nil {
+		return err
+	}
+	if err := c.WaitReady(ctx, n); err != nil {
+		return err
+	}
+	if _, err := c.Kubectl(ctx, "", "label", "node", n.Name, controlPlaneTaint+"="); err != nil { // a kubelet must not give it to itself
+		return err
+	}
+	c.ControlNode = n
+	return nil
 }
 
 func nodeName(m int) string { return fmt.Sprintf("node-%d", m) }
@@ -108,6 +157,10 @@ func (n *ClusterNode) kubeletConfig() map[string]any {
 		"clusterDNS":               []string{"10.96.0.10"},           // nobody is there, but its absence would be an event per pod
 		"clusterDomain":            "cluster.local",
 
+		// A container that a test kills comes back within seconds, however often.
+		"featureGates":     map[string]any{"KubeletCrashLoopBackOffMax": true},
+		"crashLoopBackOff": map[string]any{"maxContainerRestartPeriod": "2s"},
+
 		// The disk is the machine's, and how full that is must not matter.
 		"imageGCHighThresholdPercent": 100,
 		"evictionHard": map[string]any{
@@ -117,6 +170,9 @@ func (n *ClusterNode) kubeletConfig() map[string]any {
 		// The lease is renewed four times in its life, and the node is NotReady once that is over.
 		"nodeLeaseDurationSeconds":  int(n.cluster.options.NodeMonitorGracePeriod.Seconds()),
 		"nodeStatusUpdateFrequency": "1s",
+	}
+	if n.Name == controlPlane {
+		config["registerWithTaints"] = []any{map[string]any{"key": controlPlaneTaint, "effect": "NoSchedule"}}
 	}
 	maps.Copy(config, n.cluster.options.KubeletConfig)
 	return config
@@ -130,7 +186,8 @@ func (n *ClusterNode) startKubelet(ctx context.Context) error {
 	return n.Kubelet.Start(ctx)
 }
 
-// Boot switches a node on after a PowerLoss: containerd, kubelet, and the agent if there was one.
+// Boot switches a node on after a PowerLoss: containerd and kubelet, which starts the pods again, and the agent
+// where it is no pod.
 func (n *ClusterNode) Boot(ctx context.Context) error {
 	if err := n.Node.Boot(ctx); err != nil {
 		return err
@@ -141,10 +198,10 @@ func (n *ClusterNode) Boot(ctx context.Context) error {
 	if err := n.startKubelet(ctx); err != nil {
 		return err
 	}
-	if n.Agent == nil {
+	if n.AgentProcess == nil {
 		return nil
 	}
-	return n.Agent.Start(ctx)
+	return n.AgentProcess.Start(ctx)
 }
 
 // Reboot is a power loss and a boot.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -45,9 +47,37 @@ func containerdConfig(o NodeOptions) string {
 [plugins.'io.containerd.cri.v1.runtime'.cni]
   max_conf_num = %d
 
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+  runtime_type = 'io.containerd.runc.v2'
+  sandboxer = 'podsandbox'
+  base_runtime_spec = '%s'
+
 [plugins.'io.containerd.nri.v1.nri']
   disable = %t
-`, PauseImage, o.interfaces(), o.NoNRI)
+`, PauseImage, o.interfaces(), containerSpecFile, o.NoNRI)
+}
+
+const containerSpecFile = "/etc/containerd/container.json"
+
+// containerSpec is what containerd makes every container from: its default, with a hook that lets the container see
+// the boot ID of its node. That is a file in the node's /proc, and a container has a /proc of its own.
+func containerSpec(ctx context.Context, bin Bin) ([]byte, error) {
+	out, err := exec.CommandContext(ctx, filepath.Join(bin.Containerd, "ctr"), "oci", "spec").Output()
+	if err != nil {
+		return nil, fmt.Errorf("ctr oci spec: %w", err)
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(out, &spec); err != nil {
+		return nil, fmt.Errorf("reading what ctr oci spec says: %w", err)
+	}
+	// Without a file containerd would do this by itself.
+	spec.Process.Rlimits, spec.Process.ApparmorProfile, spec.Linux.Seccomp = nil, "", nil
+	const bootID = "proc/sys/kernel/random/boot_id"
+	// It runs among the mounts of the node and in the root of the container.
+	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{
+		Path: "/usr/bin/mount", Args: []string{"mount", "--no-mtab", "--bind", "/" + bootID, bootID},
+	}}}
+	return json.Marshal(spec)
 }
 
 func (o NodeOptions) interfaces() int { return max(o.Interfaces, 1) }

@@ -18,6 +18,9 @@ const serverPort = "443"
 
 var serverURL = "https://" + net.JoinHostPort(serverIP.String(), serverPort)
 
+// controlPlane is the name of the control plane's machine, and of its Node.
+const controlPlane = "control-plane"
+
 const (
 	labKubernetes = "/opt/lab/kubernetes/"
 	labEtcd       = "/opt/lab/etcd/"
@@ -29,7 +32,7 @@ const (
 func (c *Cluster) makeControlPlane(ctx context.Context) error {
 	o := c.options
 	control, err := startNode(ctx, c.bin.Bin, NodeOptions{
-		Name: "control-plane", Networks: []Network{}, Idle: true, binds: c.binds(),
+		Name: controlPlane, Networks: []Network{c.podNetwork(podSubnet(0))}, Idle: true, binds: c.binds(),
 		connect: func(pid int) error { return makeFabric(pid, o.Nodes) },
 	})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // The fabric is a bridge in the network namespace of the control plane's machine. Every other machine of the
 // cluster has one link to it. It has no link to the machine's own network: nothing can leave it.
 //
-//	172.30.0.1     the control plane
+//	172.30.0.1     the control plane, with the pods 10.244.0.0/24 behind it where it is a node, too
 //	172.30.0.10+M  node M, with the pods 10.244.M.0/24 behind it
 //	172.30.0.100+N controller N
 //	10.96.0.1      the Service kubernetes, an address of the control plane: no kube-proxy is needed for it

@@ -13,17 +13,20 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 const (
 	imagesFile = "images.tar"
 
-	// PauseImage is what every sandbox runs. It answers HTTP on :8080 with its host name and addresses, so
-	// that a pod can be reached without a container.
+	// PauseImage is what every sandbox runs. It answers HTTP on a port that no program in a pod wants,
+	// with its host name and addresses, so that a pod can be reached without a container.
 	PauseImage = "lab.stayput.test/pause:1"
 	// WebImage does the same on :80.
 	WebImage = "lab.stayput.test/web:1"
+
+	pausePort = 7 // echo
 )
 
 // Image is a container image made of files of this machine.
@@ -38,7 +41,7 @@ type Image struct {
 func writeImages(dir string) error {
 	files := map[string]string{"/podimage": filepath.Join(dir, "podimage")}
 	return WriteImages(filepath.Join(dir, imagesFile),
-		Image{Ref: PauseImage, Entrypoint: []string{"/podimage", ":8080"}, Files: files},
+		Image{Ref: PauseImage, Entrypoint: []string{"/podimage", ":" + strconv.Itoa(pausePort)}, Files: files},
 		Image{Ref: WebImage, Entrypoint: []string{"/podimage", ":80"}, Files: files})
 }
 

@@ -1,12 +1,14 @@
 package lab
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -15,77 +17,182 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What deploy/chart says, and where the lab puts it.
+// What the chart calls its parts.
 const (
 	SystemNamespace   = "stayput-system"
 	AgentAccount      = "stayput-agent"
 	ControllerAccount = "stayput-controller"
 
-	agentFile        = "/opt/stayput/stayput-agent"
-	controllerFile   = "/opt/stayput/stayput-controller"
-	productToken     = "/etc/stayput/token"
-	productConfig    = "/etc/stayput/kubeconfig"
-	agentHealth      = "http://127.0.0.1:9463/healthz"
-	controllerHealth = "http://127.0.0.1:8081/healthz"
+	agentWorkload, agentComponent           = "stayput-agent", "agent" // and the container
+	controllerWorkload, controllerComponent = "stayput-controller", "controller"
 )
 
-// InstallOptions say how the product runs.
+// InstallOptions say how the product is installed.
 type InstallOptions struct {
-	// Controllers is how many controllers run; one of them leads.
-	Controllers int
-	// More flags.
-	AgentArgs, ControllerArgs []string
+	// Values are for the chart, over those of [Cluster.Values].
+	Values map[string]any
+	// Manifests has kubectl apply deploy/crds.yaml and deploy/install.yaml as they are. There are no values then.
+	Manifests bool
 }
 
-// Install applies the chart but for its workloads, and runs the agents and controllers as processes of the nodes and
-// of machines of their own, each with the service account that its workload would have.
+// Install installs stayput from the image of the cluster's Product, by Helm or as the options say, and waits until
+// agents and controllers are ready and the nodes' pods get their addresses from stayput. Before that it makes the
+// control plane's machine a node, where the controllers are by Values.
 func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
-	if err := c.ApplyManifests(ctx); err != nil {
-		return err
-	}
-	if c.options.Product.Agent != "" {
-		err := together(len(c.Nodes), func(i int) error { return c.Nodes[i].StartAgent(ctx, o.AgentArgs...) })
-		if err != nil {
+	if c.ControlNode == nil {
+		if err := c.startControlNode(ctx); err != nil {
 			return err
 		}
 	}
-	for range o.Controllers {
-		if _, err := c.StartController(ctx, o.ControllerArgs...); err != nil {
+	version, err := chartVersion(ctx)
+	if err != nil {
+		return err
+	}
+	image, err := BuildImage(ctx, c.options.Product, version)
+	if err != nil {
+		return err
+	}
+	if err := c.LoadImage(ctx, image); err != nil {
+		return err
+	}
+	if o.Manifests {
+		err = c.applyManifests(ctx)
+	} else {
+		c.values = merged(c.Values(), o.Values)
+		err = c.release(ctx, "install", "--create-namespace")
+	}
+	if err != nil {
+		return err
+	}
+	for _, n := range c.allNodes() {
+		n.Agent = &Agent{n}
+	}
+	return c.WaitInstalled(ctx)
+}
+
+// Upgrade upgrades what Install has installed by Helm, and waits as Install does. values, such as the tag of an
+// image that was loaded, are over those it has. Without any it makes good what was changed or deleted.
+func (c *Cluster) Upgrade(ctx context.Context, values map[string]any) error {
+	c.values = merged(c.values, values)
+	if err := c.release(ctx, "upgrade", "--force-conflicts"); err != nil {
+		return err
+	}
+	return c.WaitInstalled(ctx)
+}
+
+// WaitInstalled waits until agents and controllers are as the API server has them, and ready, and until containerd
+// asks stayput for the addresses of pods.
+func (c *Cluster) WaitInstalled(ctx context.Context) error {
+	d, err := c.client.AppsV1().Deployments(SystemNamespace).Get(ctx, controllerWorkload, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	c.Controllers = &Controllers{cluster: c, replicas: *d.Spec.Replicas}
+	if err := c.waitAgents(ctx); err != nil {
+		return err
+	}
+	if err := c.Controllers.WaitReady(ctx); err != nil {
+		return err
+	}
+	nodes := c.allNodes()
+	return together(len(nodes), func(i int) error { return nodes[i].waitStayput(ctx) })
+}
+
+// waitStayput waits until containerd has loaded a configuration with stayput.
+func (n *ClusterNode) waitStayput(ctx context.Context) error {
+	err := poll(ctx, "stayput in the CNI configuration of "+n.Name, func() (bool, error) {
+		lists, err := n.cniConfigs()
+		return err == nil && len(lists) > 0 && bytes.Contains([]byte(lists[0]), []byte(`"stayput"`)), err
+	})
+	if err != nil {
+		return err
+	}
+	return n.waitCNI(ctx)
+}
+
+// Values are what a cluster of the lab needs: its controllers are where tests break nothing, its agents can be kept
+// from a node, and there is more to read when something fails. Where the nodes have stayput as their IPAM plugin
+// already, the agent leaves their configuration alone.
+func (c *Cluster) Values() map[string]any {
+	term := map[string]any{"matchExpressions": []any{map[string]any{"key": noAgent, "operator": "DoesNotExist"}}}
+	return map[string]any{
+		"image": map[string]any{"pullPolicy": "Never"},
+		"agent": map[string]any{
+			"logLevel": "debug",
+			"cni":      map[string]any{"install": c.options.IPAM != "stayput"},
+			"affinity": map[string]any{"nodeAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": map[string]any{
+				"nodeSelectorTerms": []any{term},
+			}}},
+		},
+		"controller": map[string]any{"logLevel": "debug", "nodeSelector": map[string]any{controlPlaneTaint: ""}},
+	}
+}
+
+// release runs helm install or upgrade.
+func (c *Cluster) release(ctx context.Context, verb string, args ...string) error {
+	chart, err := Chart(ctx)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(c.values)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(c.Dir, "values.json")
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		return err
+	}
+	_, err = c.Helm(ctx, append([]string{verb, Release, chart, "--namespace=" + SystemNamespace, "--values=" + file}, args...)...)
+	return err
+}
+
+// merged is a with b over it, key by key, as Helm merges values.
+func merged(a, b map[string]any) map[string]any {
+	all := maps.Clone(a)
+	for key, value := range b {
+		if inner, ok := value.(map[string]any); ok {
+			if under, ok := all[key].(map[string]any); ok {
+				value = merged(under, inner)
+			}
+		}
+		all[key] = value
+	}
+	return all
+}
+
+// applyManifests applies what is for those who do not use Helm.
+func (c *Cluster) applyManifests(ctx context.Context) error {
+	root, _, err := moduleRoot(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"crds.yaml", "install.yaml"} {
+		if _, err := c.Kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(root, "deploy", name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// ApplyManifests applies deploy/crds.yaml and deploy/install.yaml by server-side apply, but for the workloads.
-func (c *Cluster) ApplyManifests(ctx context.Context) error {
-	root, _, err := moduleRoot(ctx)
+// chartVersion is the version of the product that the chart installs: the tag of its image.
+func chartVersion(ctx context.Context) (string, error) {
+	dir, err := Chart(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
-	for _, name := range []string{"crds.yaml", "install.yaml"} {
-		data, err := os.ReadFile(filepath.Join(root, "deploy", name))
-		if err != nil {
-			return err
-		}
-		var rest strings.Builder
-		for doc := range strings.SplitSeq(string(data), "\n---") {
-			var object struct{ Kind string }
-			if err := yaml.Unmarshal([]byte(doc), &object); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			switch object.Kind {
-			case "", "Deployment", "DaemonSet":
-			default:
-				fmt.Fprintf(&rest, "---\n%s\n", doc)
-			}
-		}
-		if _, err := c.Kubectl(ctx, rest.String(), "apply", "--server-side", "--force-conflicts", "-f", "-"); err != nil {
-			return err
-		}
+	file := filepath.Join(dir, "Chart.yaml")
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
 	}
-	_, err = c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
-	return err
+	var chart struct{ AppVersion string }
+	if err := yaml.Unmarshal(data, &chart); err != nil {
+		return "", fmt.Errorf("%s: %w", file, err)
+	}
+	if chart.AppVersion == "" {
+		return "", errors.New(file + " has no appVersion")
+	}
+	return chart.AppVersion, nil
 }
 
 // AccountToken returns a token of a service account. With a node it is bound to a pod of that account on that
@@ -125,69 +232,4 @@ func (c *Cluster) placeholder(ctx context.Context, namespace, account, node stri
 		return pods.Get(ctx, name, metav1.GetOptions{})
 	}
 	return pod, err
-}
-
-// writeAccount writes a token of a service account and a kubeconfig with it to a machine of the cluster.
-func (c *Cluster) writeAccount(ctx context.Context, machine *Node, account, node string) error {
-	token, err := c.AccountToken(ctx, SystemNamespace, account, node)
-	if err != nil {
-		return err
-	}
-	config := c.credentials.kubeconfig(serverURL, map[string]any{"tokenFile": productToken})
-	return errors.Join(machine.WriteFile(productToken, []byte(token)), machine.WriteFile(productConfig, config))
-}
-
-// StartAgent starts stayput-agent on the node and waits until it answers. n.Agent stops and restarts it.
-func (n *ClusterNode) StartAgent(ctx context.Context, args ...string) error {
-	if n.cluster.options.Product.Agent == "" {
-		return errors.New("the cluster was started without Product.Agent")
-	}
-	if n.Agent != nil {
-		if err := n.Agent.Stop(); err != nil {
-			return err
-		}
-	}
-	if err := n.cluster.writeAccount(ctx, n.Node, AgentAccount, n.Name); err != nil {
-		return err
-	}
-	n.Agent = &Service{node: n.Node, name: "agent", ready: getFrom(n.Node, agentHealth), argv: append([]string{
-		agentFile, "--kubeconfig=" + productConfig, "--node-name=" + n.Name, "--log-level=debug",
-	}, args...)}
-	return n.Agent.Start(ctx)
-}
-
-// Controller is one stayput-controller. Its machine has nothing else on it, so that controllers do not share
-// ports, and stands for the node that its pod would be on.
-type Controller struct {
-	*Service
-	Node *Node
-}
-
-// StartController starts one more stayput-controller.
-func (c *Cluster) StartController(ctx context.Context, args ...string) (*Controller, error) {
-	if c.options.Product.Controller == "" {
-		return nil, errors.New("the cluster was started without Product.Controller")
-	}
-	number := len(c.Controllers) + 1
-	name := fmt.Sprintf("controller-%d", number)
-	machine, err := startNode(ctx, c.bin.Bin, NodeOptions{
-		Name: name, Networks: []Network{}, Idle: true,
-		connect: func(pid int) error { return plug(c.Control.Pid(), pid, name, controllerIP(number), c.options.Nodes, 0) },
-	})
-	if err != nil {
-		return nil, err
-	}
-	controller := &Controller{Node: machine, Service: &Service{
-		node: machine, name: "controller", ready: getFrom(machine, controllerHealth), argv: append([]string{
-			controllerFile, "--kubeconfig=" + productConfig, "--leader-election-namespace=" + SystemNamespace, "--log-level=debug",
-		}, args...),
-	}}
-	c.Controllers = append(c.Controllers, controller)
-	if err := machine.Install(c.options.Product.Controller, controllerFile); err != nil {
-		return nil, err
-	}
-	if err := c.writeAccount(ctx, machine, ControllerAccount, ""); err != nil {
-		return nil, err
-	}
-	return controller, controller.Start(ctx)
 }

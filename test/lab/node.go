@@ -112,7 +112,7 @@ func startNode(ctx context.Context, bin Bin, o NodeOptions) (*Node, error) {
 }
 
 func (n *Node) start(ctx context.Context) error {
-	if err := n.makeDisk(); err != nil {
+	if err := n.makeDisk(ctx); err != nil {
 		return err
 	}
 	if err := n.SetNetworks(ctx, n.options.Networks...); err != nil {
@@ -171,7 +171,11 @@ func (n *Node) writeSysctls() (map[string]string, error) {
 }
 
 // makeDisk lays out the root of a freshly installed machine.
-func (n *Node) makeDisk() error {
+func (n *Node) makeDisk(ctx context.Context) error {
+	spec, err := containerSpec(ctx, n.bin)
+	if err != nil {
+		return err
+	}
 	dirs := []string{
 		"dev", "proc", "run", "sys", "root", "tmp",
 		"etc/cni/net.d", "etc/containerd", "etc/nri/conf.d", "opt/cni/bin", "opt/nri/plugins",
@@ -210,6 +214,7 @@ func (n *Node) makeDisk() error {
 		"/etc/hostname":               n.options.Name + "\n",
 		"/etc/resolv.conf":            "",
 		"/etc/containerd/config.toml": containerdConfig(n.options),
+		containerSpecFile:             string(spec),
 	}
 	for name, content := range files {
 		if err := n.WriteFile(name, []byte(content)); err != nil {

@@ -48,7 +48,7 @@ type Pod struct {
 // IP is the first address of the pod.
 func (p Pod) IP() netip.Addr { return p.IPs[0] }
 
-// RunPod runs a sandbox. Its pause process answers HTTP on :8080, see [Node.Get].
+// RunPod runs a sandbox. Its pause process answers HTTP, see [Node.Get].
 func (n *Node) RunPod(ctx context.Context, spec PodSpec) (Pod, error) {
 	spec = spec.withDefaults()
 	config := n.SandboxConfig(spec)
@@ -306,7 +306,7 @@ func (n *Node) get(ctx context.Context, ns string, ip netip.Addr) (Answer, error
 	// The pause process may not listen yet when RunPodSandbox returns: it is refused then.
 	var resp *http.Response
 	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+netip.AddrPortFrom(ip, 8080).String(), nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+netip.AddrPortFrom(ip, pausePort).String(), nil)
 		if err != nil {
 			return Answer{}, err
 		}

@@ -53,7 +53,7 @@ type landscape struct {
 	watches     []context.CancelFunc
 	watching    atomic.Int64 // watches that stand
 	seen        atomic.Int64 // bytes that watches brought
-	controller  *lab.Controller
+	controller  *lab.ControllerProcess
 }
 
 func fakeNode(i int) string     { return fmt.Sprintf("fake-%04d", i) }
@@ -101,7 +101,7 @@ func measureScale(ctx context.Context, b *bench) (rows []row, err error) {
 		return nil, err
 	}
 	defer func() { err = w.end(ctx, err) }()
-	l := &landscape{world: w, controller: w.Controllers[0], etcd: w.newStore()}
+	l := &landscape{world: w, controller: w.ControllerProcesses[0], etcd: w.newStore()}
 	for range scaleClients {
 		c, err := w.newClient()
 		if err != nil {
@@ -118,7 +118,7 @@ func measureScale(ctx context.Context, b *bench) (rows []row, err error) {
 		return nil, err
 	}
 	// From now on nobody acts on the objects but stayput's controller, whose time is measured.
-	err = errors.Join(l.controller.Stop(), w.ControllerManager.Stop(), w.Scheduler.Stop(), w.Nodes[0].Agent.Stop(), w.Nodes[0].Kubelet.Stop())
+	err = errors.Join(l.controller.Stop(), w.ControllerManager.Stop(), w.Scheduler.Stop(), w.Nodes[0].AgentProcess.Stop(), w.Nodes[0].Kubelet.Stop())
 	if err != nil {
 		return nil, err
 	}

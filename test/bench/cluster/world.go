@@ -64,7 +64,8 @@ func (b *bench) start(ctx context.Context, o lab.ClusterOptions) (*world, error)
 // replicas is how many controllers an installation has.
 const replicas = 2
 
-// startInstalled starts a cluster and installs stayput.
+// startInstalled starts a cluster and installs stayput, as processes: what they take is measured, and not what a
+// container and its kubelet take, which some benches stop.
 func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, controllers int) (*world, error) {
 	o.Product, o.IPAM = b.product, "stayput"
 	w, err := b.start(ctx, o)
@@ -72,7 +73,7 @@ func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, contro
 		return nil, err
 	}
 	quietly := []string{"--log-level=info"} // as installed; the lab logs more
-	err = w.Install(ctx, lab.InstallOptions{Controllers: controllers, AgentArgs: quietly, ControllerArgs: quietly})
+	err = w.InstallProcesses(ctx, lab.ProcessOptions{Controllers: controllers, AgentArgs: quietly, ControllerArgs: quietly})
 	if err != nil {
 		return nil, w.end(ctx, err)
 	}
@@ -87,7 +88,7 @@ func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, contro
 func (w *world) keepControllers() {
 	const backOff = 10 * time.Second
 	for sleep(w.life, time.Second) == nil {
-		for i, c := range w.Controllers {
+		for i, c := range w.ControllerProcesses {
 			if c.Process() != nil {
 				continue
 			}
@@ -124,7 +125,7 @@ func (w *world) settle(ctx context.Context) error {
 			all = append(all, p)
 		}
 	}
-	for _, c := range w.Controllers {
+	for _, c := range w.ControllerProcesses {
 		if p := c.Process(); p != nil {
 			all = append(all, p)
 		}

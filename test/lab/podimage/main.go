@@ -1,6 +1,6 @@
 // Podimage is the one program in the lab's images. It tells who it is to anyone who asks by HTTP: its host
-// name on the first line, then the addresses of its interfaces. As the pause image it serves on :8080, so that
-// a pod can be reached without a container; as the web image on :80.
+// name on the first line, then the addresses of its interfaces. As the pause image it serves on a port of
+// its own, so that a pod can be reached without a container; as the web image on :80.
 package main
 
 import (

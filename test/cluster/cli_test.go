@@ -1,0 +1,710 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/cli"
+	"github.com/stayput/stayput/test/lab"
+)
+
+// pluginDir has the kubectl plugin as people install it: the program, and its link for completion. It goes with the cluster.
+func pluginDir(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	dir := filepath.Join(c.Dir, "plugin")
+	build.Lock()
+	defer build.Unlock()
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	check(t, says(t, exec.Command("go", "build", "-o", dir+"/", "github.com/stayput/stayput/cmd/kubectl-stayput")).error())
+	check(t, os.Symlink("kubectl-stayput", filepath.Join(dir, "kubectl_complete-stayput")))
+	return dir
+}
+
+var build sync.Mutex
+
+// said is what a command printed and how it ended.
+type said struct {
+	out, err string
+	code     int
+}
+
+func (s said) error() error {
+	if s.code == 0 {
+		return nil
+	}
+	return fmt.Errorf("exit code %d: %s", s.code, s.err)
+}
+
+func says(t *testing.T, cmd *exec.Cmd) said {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return said{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
+}
+
+// plugin runs kubectl with the plugin beside it.
+func plugin(t *testing.T, c *lab.Cluster, args ...string) said {
+	t.Helper()
+	dir := pluginDir(t, c)
+	config, err := c.Kubeconfig()
+	check(t, err)
+	cmd := exec.CommandContext(testContext(t), c.KubectlPath(), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+config, "HOME="+c.Dir, "PATH="+dir+":"+os.Getenv("PATH"))
+	return says(t, cmd)
+}
+
+// stayput runs kubectl stayput in a namespace.
+func stayput(t *testing.T, c *lab.Cluster, ns string, args ...string) said {
+	t.Helper()
+	return plugin(t, c, append([]string{"stayput"}, append(args, "-n", ns)...)...)
+}
+
+// works is stayput where an error is none of the test's business.
+func works(t *testing.T, c *lab.Cluster, ns string, args ...string) string {
+	t.Helper()
+	s := stayput(t, c, ns, args...)
+	if s.code != 0 {
+		t.Fatalf("kubectl stayput %v: %d %s", args, s.code, s.err)
+	}
+	return s.out
+}
+
+// atNodes reaches a node by the agent's program on it: the lab's agents are no pods.
+type atNodes struct{ c *lab.Cluster }
+
+func (a atNodes) Run(ctx context.Context, node string, stdin []byte, args ...string) ([]byte, error) {
+	n := a.c.Node(node)
+	if n == nil || n.Agent == nil || n.Agent.Process() == nil {
+		return nil, fmt.Errorf("%w: %s", cli.ErrNoAgent, node)
+	}
+	return n.RunInput(ctx, nil, stdin, append([]string{"/opt/stayput/stayput-agent"}, args...)...)
+}
+
+// inside runs a verb that looks into nodes.
+func inside(t *testing.T, c *lab.Cluster, args ...string) said {
+	t.Helper()
+	config, err := c.Kubeconfig()
+	check(t, err)
+	var out, errs bytes.Buffer
+	cmd := cli.New(cli.Options{Version: "test", Agents: atNodes{c}})
+	cmd.SetOut(&out)
+	cmd.SetErr(&errs)
+	cmd.SetArgs(append(args, "--kubeconfig="+config, "--cache-dir="+filepath.Join(c.Dir, "cache")))
+	code := 0
+	if err := cmd.ExecuteContext(testContext(t)); err != nil {
+		code = 1
+	}
+	return said{out.String(), errs.String(), code}
+}
+
+// row is the line of a table that begins with a word, by the words of its header.
+func row(t *testing.T, table, first string) map[string]string {
+	t.Helper()
+	lines := strings.Split(strings.TrimRight(table, "\n"), "\n")
+	for _, line := range lines[1:] {
+		if strings.Fields(line)[0] != first {
+			continue
+		}
+		cells := map[string]string{}
+		header := lines[0]
+		for i := 0; i < len(header); {
+			end := i
+			for end < len(header) && !strings.HasPrefix(header[end:], "   ") {
+				end++
+			}
+			next := end
+			for next < len(header) && header[next] == ' ' {
+				next++
+			}
+			if next == len(header) {
+				cells[header[i:end]] = strings.TrimSpace(line[i:])
+			} else {
+				cells[header[i:end]] = strings.TrimSpace(line[i:next])
+			}
+			i = next
+		}
+		return cells
+	}
+	t.Fatalf("no line of %s in\n%s", first, table)
+	return nil
+}
+
+func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	if s := stayput(t, c, ns, "get"); s.code != 0 || s.out != "" || !strings.Contains(s.err, ns) {
+		t.Errorf("where nothing is kept: %+v", s)
+	}
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	apply(t, c, ns, on("node-2", statefulSet("db", 2, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"})))
+	web, db := ready(t, c, ns, "web-0"), ready(t, c, ns, "db-1")
+	ready(t, c, ns, "db-0")
+	shows(t, c, ns, "web-0", "node-1", "bound with its workload", func(r *v1alpha1.RetainedIP) bool { return boundTo(web)(r) && r.Spec.Workload != nil })
+	if r := row(t, works(t, c, ns, "get", "web-0"), "web-0"); r["IP"] != web.Status.PodIP || r["NODE"] != "node-1" || r["PHASE"] != "Bound" ||
+		r["UNTIL"] != "<none>" || r["WHY"] != "10m after the pod stops" {
+		t.Errorf("of a running pod %v", r)
+	}
+	scale(t, c, ns, "db", 1)
+	kept := stopped(t, c, web)
+	shows(t, c, ns, "db-1", "node-2", "retained", retained)
+	all := works(t, c, ns, "get", "-o", "wide")
+	if r := row(t, all, "web-0"); r["IP"] != web.Status.PodIP || r["PHASE"] != "Retained" || r["UNTIL"] != kept.Status.Expires || r["LEFT"] == "<none>" ||
+		r["WHY"] != "10m after the pod stopped" || r["WORKLOAD"] != "StatefulSet/web" || r["NETWORK"] != kept.Status.Addresses[0].Network || r["POD UID"] != string(web.UID) {
+		t.Errorf("of a pod that is gone %v", r)
+	}
+	if r := row(t, all, "db-1"); r["UNTIL"] != "never" || r["WHY"] != "while owned by StatefulSet db, ordinal 1 not wanted, when-scaled is Retain" || r["IP"] != db.Status.PodIP {
+		t.Errorf("of a pod that is not wanted %v", r)
+	}
+	if r := row(t, all, "db-0"); r["WHY"] != "while owned by StatefulSet db, ordinal 0 wanted" {
+		t.Errorf("of a pod that is wanted %v", r)
+	}
+
+	var list struct {
+		APIVersion, Kind string
+		Items            []v1alpha1.RetainedIP
+	}
+	check(t, json.Unmarshal([]byte(works(t, c, ns, "get", "web-0", "-o", "json")), &list))
+	if list.APIVersion != "v1" || list.Kind != "List" || len(list.Items) != 1 || list.Items[0].Kind != "RetainedIP" || list.Items[0].Status.IPs[0] != web.Status.PodIP {
+		t.Errorf("as JSON %+v", list)
+	}
+	if out := works(t, c, ns, "get", "web-0.node-1", "-o", "name"); out != "retainedip.stayput.io/web-0.node-1\n" {
+		t.Errorf("as a name %q", out)
+	}
+	if out := works(t, c, ns, "get", "-A", "-l", "app=web", "-o", "jsonpath={.items[*].spec.podName}"); !slices.Contains(strings.Fields(out), "web-0") || strings.Contains(out, "db-") {
+		t.Errorf("by label %q", out)
+	}
+	if s := stayput(t, c, ns, "get", "web-0", "web-7"); s.code != 1 || !strings.Contains(s.err, "web-7") || !strings.Contains(s.out, "web-0") {
+		t.Errorf("with a name for which nothing is kept: %+v", s)
+	}
+}
+
+func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	first := ready(t, c, ns, "web-0")
+	ready(t, c, ns, "web-1")
+	scale(t, c, ns, "web", 1)
+	kept := shows(t, c, ns, "web-1", "node-1", "retained", retained)
+
+	if s := stayput(t, c, ns, "release", "web-0"); s.code != 1 || !strings.Contains(s.err, "in use") || !strings.Contains(s.err, "scale StatefulSet web down") {
+		t.Errorf("of a bound one: %+v", s)
+	}
+	for _, how := range []string{"client", "server"} {
+		if out := works(t, c, ns, "release", "web-1", "--dry-run="+how); !strings.Contains(out, "dry run") || !strings.Contains(out, kept.Status.IPs[0]) {
+			t.Errorf("--dry-run=%s: %q", how, out)
+		}
+	}
+	if _, there := addressFile(t, c.Node("node-1"), kept); !there {
+		t.Fatal("a dry run has released it")
+	}
+	if s := stayput(t, c, ns, "release", "--all"); s.code != 1 || !strings.Contains(s.err, "--yes") || !strings.Contains(s.err, kept.Status.IPs[0]) {
+		t.Errorf("--all where nobody can be asked: %+v", s)
+	}
+	if out := works(t, c, ns, "release", "web-1"); out != "retainedip.stayput.io/web-1.node-1 released: "+kept.Status.IPs[0]+" of node node-1\n" {
+		t.Errorf("printed %q", out)
+	}
+	if _, there := addressFile(t, c.Node("node-1"), kept); there {
+		t.Errorf("%s is not free after the command", kept.Status.IPs[0])
+	}
+	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || !boundTo(first)(r) {
+		t.Errorf("the other one is %+v", r)
+	}
+	scale(t, c, ns, "web", 0)
+	shows(t, c, ns, "web-0", "node-1", "retained", retained)
+	if out := works(t, c, ns, "release", "--all", "-l", "app=web", "--yes", "-o", "name"); out != "retainedip.stayput.io/web-0.node-1\n" {
+		t.Errorf("--all printed %q", out)
+	}
+}
+
+func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	kept := stopped(t, c, ready(t, c, ns, "web-0"))
+	check(t, c.Node("node-1").Agent.Stop())
+	defer func() { check(t, c.Node("node-1").Agent.Start(testContext(t))) }()
+	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 || !strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestCompletionOffersPodsAndNodes(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	ready(t, c, ns, "web-0")
+	ready(t, c, ns, "web-1")
+	scale(t, c, ns, "web", 1)
+	shows(t, c, ns, "web-1", "node-1", "retained", retained)
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"get", "w"}, "web-0 web-1 :4"},
+		{[]string{"get", "web-0", ""}, "web-1 :4"},
+		{[]string{"release", ""}, "web-1 :4"},
+		{[]string{"node", "node-"}, "node-1 node-2 node-3 :4"},
+	} {
+		line := append([]string{"__complete", "stayput", "-n", ns}, test.args...)
+		s := plugin(t, c, line...)
+		var got []string
+		for f := range strings.Lines(s.out) {
+			word, _, _ := strings.Cut(strings.TrimSpace(f), "\t")
+			got = append(got, word)
+		}
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("%v is completed by %q, expected %q (%s)", test.args, got, test.want, s.err)
+		}
+	}
+}
+
+func TestNodeDrawsWhatTheLedgerSays(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	web := ready(t, c, ns, "web-0")
+	ready(t, c, ns, "web-1")
+	scale(t, c, ns, "web", 1)
+	kept := shows(t, c, ns, "web-1", "node-1", "retained", retained)
+
+	s := inside(t, c, "node", "node-1", "-o", "json")
+	var n inspection.Node
+	if err := json.Unmarshal([]byte(s.out), &n); err != nil {
+		t.Fatalf("%v: %+v", err, s)
+	}
+	states := map[string]inspection.State{}
+	for _, a := range n.Networks[0].Addresses {
+		states[a.IP.String()] = a.State
+	}
+	if states[web.Status.PodIP] != inspection.Bound || states[kept.Status.IPs[0]] != inspection.Retained {
+		t.Errorf("the addresses are %v", states)
+	}
+	if set := n.Networks[0].RangeSets[0]; set.Promised < 2 || set.PromiseLimit != set.Size/2 {
+		t.Errorf("the range set is %+v", set)
+	}
+	if len(n.Networks[0].Violations) > 0 || len(n.Networks[0].Leaks) > 0 || len(n.Networks[0].Doubled) > 0 || n.Runtime.Error != "" || n.Agent.NRI != "connected" {
+		t.Errorf("a healthy node is %+v", n)
+	}
+	s = inside(t, c, "node", "node-1")
+	if s.code != 0 || !strings.Contains(s.out, "R retained") || !strings.Contains(s.out, "B bound, and kept when its pod ends") || strings.Contains(s.out, "\x1b") {
+		t.Errorf("%+v", s)
+	}
+	t.Logf("\n%s", s.out)
+	if s := inside(t, c, "node", "node-9"); s.code != 1 || !strings.Contains(s.err, "no agent of stayput runs on the node") {
+		t.Errorf("of a node that is not there: %+v", s)
+	}
+}
+
+// story is what why says of a pod.
+func story(t *testing.T, c *lab.Cluster, ns, pod string) cli.Story {
+	t.Helper()
+	s := inside(t, c, "why", pod, "-n", ns, "-o", "json")
+	var is cli.Story
+	if err := json.Unmarshal([]byte(s.out), &is); err != nil {
+		t.Fatalf("%v: %+v", err, s)
+	}
+	return is
+}
+
+func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5m"}))
+	pod := ready(t, c, ns, "web-0")
+	shows(t, c, ns, "web-0", pod.Spec.NodeName, "bound with its workload", func(r *v1alpha1.RetainedIP) bool { return boundTo(pod)(r) && r.Spec.Workload != nil })
+
+	s := story(t, c, ns, "web-0")
+	if s.IfDeleted.Outcome != "home" || s.IfDeleted.Node != pod.Spec.NodeName || !slices.Equal(s.IfDeleted.IPs, []string{pod.Status.PodIP}) || len(s.Unknown) > 0 {
+		t.Errorf("of a running pod: %+v", s)
+	}
+	if s.Workload != "StatefulSet/web" || len(s.Kept) != 1 || len(s.Kept[0].Ledger) != 1 || !strings.Contains(s.Kept[0].Ledger[0], "bound to sandbox") {
+		t.Errorf("of a running pod: %+v", s)
+	}
+	text := inside(t, c, "why", "web-0", "-n", ns)
+	if !strings.Contains(text.out, "Node: "+pod.Spec.NodeName+". There") || !strings.Contains(text.out, "IP: "+pod.Status.PodIP+", kept for 10m") {
+		t.Errorf("in words: %+v", text)
+	}
+	t.Logf("\n%s", text.out)
+	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
+	again := successor(t, c, pod)
+	if again.Spec.NodeName != s.IfDeleted.Node || again.Status.PodIP != s.IfDeleted.IPs[0] {
+		t.Errorf("foretold was %+v, it has come to %s with %s", s.IfDeleted, again.Spec.NodeName, again.Status.PodIP)
+	}
+
+	// With its home cordoned it is to wait.
+	kubectl(t, c, "cordon", pod.Spec.NodeName)
+	uncordoned := false
+	uncordon := func() {
+		if !uncordoned {
+			uncordoned = true
+			kubectl(t, c, "uncordon", pod.Spec.NodeName)
+		}
+	}
+	defer uncordon()
+	if s := story(t, c, ns, "web-0"); s.IfDeleted.Outcome != "wait" || !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "is cordoned") || !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "at most 5m") {
+		t.Errorf("with its home cordoned: %+v", s.IfDeleted)
+	}
+	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
+	until(t, "the Event that it waits", func(context.Context) bool {
+		p := getPod(t, c, ns, "web-0")
+		return p != nil && p.UID != again.UID && len(p.Spec.SchedulingGates) > 0 && saysOf(t, c, ns, "Pod", "web-0", "WaitingForHome") != ""
+	})
+	s = story(t, c, ns, "web-0")
+	if !strings.Contains(s.State, "gated") || !strings.Contains(strings.Join(s.Placement, " "), "is cordoned") || s.IfDeleted.Outcome != "wait" ||
+		!slices.ContainsFunc(s.Events, func(e cli.Told) bool { return e.Reason == "WaitingForHome" }) {
+		t.Errorf("of a pod that waits: %+v", s)
+	}
+	text = inside(t, c, "why", "web-0", "-n", ns)
+	t.Logf("\n%s", text.out)
+	uncordon()
+	ready(t, c, ns, "web-0")
+}
+
+func TestWhyHasTheStoryOfAPodThatIsGone(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-2", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	pod := ready(t, c, ns, "web-0")
+	kept := stopped(t, c, pod)
+	until(t, "the pod to be gone", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
+	s := story(t, c, ns, "web-0")
+	if s.IfDeleted.Outcome != "none" || !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "does not want a pod of this ordinal") ||
+		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), kept.Status.Expires) || len(s.Kept) != 1 || !strings.Contains(s.Kept[0].Ledger[0], "retained for pod:"+ns+"/web-0") {
+		t.Errorf("%+v", s)
+	}
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	if s := story(t, c, ns, "web-0"); !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "No workload is known") {
+		t.Errorf("without its workload: %+v", s.IfDeleted)
+	}
+	if s := inside(t, c, "why", "web-1", "-n", ns); s.code != 1 || !strings.Contains(s.err, "there is no pod web-1") {
+		t.Errorf("of a pod of which nobody knows: %+v", s)
+	}
+}
+
+func TestWhySaysWhyNothingIsPromised(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("plain", 1, nil))
+	ready(t, c, ns, "plain-0")
+	s := story(t, c, ns, "plain-0")
+	if len(s.Promise) != 1 || !strings.Contains(s.Promise[0], "no annotation stayput.io/retain-ip") || s.IfDeleted.Outcome != "free" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// checked is the report of check, and its exit code.
+func checked(t *testing.T, c *lab.Cluster, nodes ...string) (r cli.Report, code int) {
+	t.Helper()
+	s := inside(t, c, append([]string{"check", "-o", "json"}, nodes...)...)
+	if err := json.Unmarshal([]byte(s.out), &r); err != nil {
+		t.Fatalf("%v: %+v", err, s)
+	}
+	return r, s.code
+}
+
+// level is the worst level of the findings of a check about a node, or about the cluster.
+func level(r cli.Report, node, check string) cli.Level {
+	is := cli.Level("")
+	for _, f := range r.Findings {
+		if f.Node == node && f.Check == check && is != cli.LevelFail && (is != cli.LevelWarn || f.Level == cli.LevelFail) {
+			is = f.Level
+		}
+	}
+	return is
+}
+
+func TestCheckFindsNothingWrongWithAHealthyCluster(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 3, map[string]string{retainIP: "10m"}))
+	for i := range 3 {
+		ready(t, c, ns, fmt.Sprintf("web-%d", i))
+	}
+	r, code := checked(t, c)
+	if code != 0 || r.Warnings+r.Failures != 0 || r.OK < 4+3*5 {
+		t.Errorf("%d %+v", code, r)
+	}
+	for _, n := range c.Nodes {
+		for _, what := range []string{"agent", "CNI configuration", "plugin", "ledger", "clock"} {
+			if level(r, n.Name, what) != cli.LevelOK {
+				t.Errorf("%s of %s: %q", what, n.Name, level(r, n.Name, what))
+			}
+		}
+	}
+	s := inside(t, c, "check")
+	if s.code != 0 || !strings.Contains(s.out, "node-1: agent, CNI configuration, plugin, ledger, clock") || !strings.Contains(s.out, "0 failures") {
+		t.Errorf("%+v", s)
+	}
+	t.Logf("\n%s", s.out)
+}
+
+func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
+	c := installed(t)
+	node := c.Node("node-2")
+
+	// An agent that is down.
+	check(t, node.Agent.Stop())
+	r, code := checked(t, c)
+	if code != 1 || level(r, "node-2", "agent") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelOK || level(r, "node-3", "ledger") != cli.LevelOK {
+		t.Errorf("with an agent down: %d %+v", code, r)
+	}
+	check(t, node.Agent.Start(testContext(t)))
+	until(t, "the agent to be well again", func(context.Context) bool {
+		r, code := checked(t, c, "node-2")
+		return code == 0 && r.Warnings == 0
+	})
+
+	// An address file that says nothing, and one of a sandbox that nobody knows.
+	networks := node.Path("/var/lib/cni/networks/pods")
+	for name, content := range map[string]string{"10.244.2.240": "", "10.244.2.241": "0123456789ab\r\neth0"} {
+		file := filepath.Join(networks, name)
+		check(t, os.WriteFile(file, []byte(content), 0o600))
+		defer func() { check(t, os.Remove(file)) }()
+	}
+	r, code = checked(t, c, "node-2")
+	text := ""
+	for _, f := range r.Findings {
+		text += f.Text + " " + f.Todo + "\n"
+	}
+	if code != 0 || level(r, "node-2", "ledger") != cli.LevelWarn || !strings.Contains(text, "10.244.2.240") || !strings.Contains(text, "10.244.2.241") || !strings.Contains(text, "reclaims them") {
+		t.Errorf("with a leak: %d %+v", code, r)
+	}
+
+	// A configuration that comes before ours.
+	foreign := node.Path("/etc/cni/net.d/00-foreign.conflist")
+	check(t, os.WriteFile(foreign, []byte(`{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.9.0.0/24"}}]}`), 0o600))
+	defer os.Remove(foreign)
+	if r, code := checked(t, c, "node-2"); code != 1 || level(r, "node-2", "CNI configuration") != cli.LevelFail {
+		t.Errorf("with another configuration: %d %+v", code, r)
+	}
+	check(t, os.Remove(foreign))
+
+	// A plugin that is not there.
+	plugin := node.Path("/opt/cni/bin/stayput")
+	check(t, os.Rename(plugin, plugin+".away"))
+	r, code = checked(t, c, "node-2")
+	check(t, os.Rename(plugin+".away", plugin))
+	if code != 1 || level(r, "node-2", "plugin") != cli.LevelFail {
+		t.Errorf("without the plugin: %d %+v", code, r)
+	}
+
+	// No controller.
+	for _, controller := range c.Controllers {
+		check(t, controller.Kill())
+	}
+	until(t, "check to see that nobody leads", func(context.Context) bool {
+		r, code = checked(t, c, "node-1")
+		return code == 1 && level(r, "", "controller") == cli.LevelFail
+	})
+	for _, controller := range c.Controllers {
+		check(t, controller.Start(testContext(t)))
+	}
+	until(t, "check to see that somebody leads", func(context.Context) bool {
+		r, code = checked(t, c, "node-1")
+		return code == 0
+	})
+	if s := inside(t, c, "check", "node-9"); s.code != 1 || !strings.Contains(s.err, `no node "node-9"`) {
+		t.Errorf("of a node that is not there: %+v", s)
+	}
+}
+
+// imported is what import says of a pod.
+func imported(t *testing.T, c *lab.Cluster, pod string, args ...string) (inspection.ImportItem, int) {
+	t.Helper()
+	s := inside(t, c, append([]string{"import", "-o", "json"}, args...)...)
+	var is inspection.Import
+	if err := json.Unmarshal([]byte(s.out), &is); err != nil {
+		t.Fatalf("%v: %+v", err, s)
+	}
+	for _, i := range is.Items {
+		if i.Pod == pod {
+			return i, s.code
+		}
+	}
+	t.Fatalf("nothing is said of %s: %+v", pod, s)
+	return inspection.ImportItem{}, 0
+}
+
+// served has stayput start a pod on a node, by which it knows the network's ranges.
+func served(t *testing.T, c *lab.Cluster, ns, node string) {
+	t.Helper()
+	apply(t, c, ns, on(node, statefulSet("first", 1, nil)))
+	ready(t, c, ns, "first-0")
+}
+
+// reserve writes a reservation as OpenKruise's host-local does.
+func reserve(t *testing.T, n *lab.ClusterNode, ns, pod, container, ip string, released *time.Time) {
+	t.Helper()
+	file := n.Path("/var/lib/cni/networks/reserved/" + ns + "/" + pod)
+	check(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	t.Cleanup(func() { check(t, os.RemoveAll(n.Path("/var/lib/cni/networks/reserved"))) })
+	end := ""
+	if released != nil {
+		end = `,"releaseTime":"` + released.Format(time.RFC3339Nano) + `"`
+	}
+	check(t, os.WriteFile(file, fmt.Appendf(nil, `{"containerId":%q,"ifName":"eth0","IPConf":{"address":"%s/24","gateway":"10.244.3.1"},"duration":10%s}`, container, ip, end), 0o644))
+}
+
+func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
+	c := installed(t)
+	node := c.Node("node-3")
+	ns := namespace(t, c)
+	served(t, c, ns, "node-3")
+	now := time.Now()
+	// One that is gone: its address file stays bound to the container that it had. One whose file is gone as well,
+	// one whose time is over, one that the ledger of nobody can contain.
+	bound := node.Path("/var/lib/cni/networks/pods/10.244.3.200")
+	check(t, os.WriteFile(bound, []byte("0123456789abcdef\r\neth0"), 0o600))
+	reserve(t, node, ns, "web-0", "0123456789abcdef", "10.244.3.200", &now)
+	reserve(t, node, ns, "web-1", "fedcba9876543210", "10.244.3.201", &now)
+	old := now.Add(-time.Hour)
+	reserve(t, node, ns, "web-2", "fedcba9876543211", "10.244.3.202", &old)
+	reserve(t, node, ns, "web-3", "fedcba9876543212", "10.99.0.1", &now)
+
+	for pod, want := range map[string]inspection.Action{
+		"web-0": inspection.ActionRetain, "web-1": inspection.ActionRetain, "web-2": inspection.ActionNone, "web-3": inspection.ActionRefuse,
+	} {
+		if i, code := imported(t, c, pod, "openkruise", "node-3"); i.Action != want || i.Done || code != 0 {
+			t.Errorf("the plan for %s is %+v (%d)", pod, i, code)
+		}
+	}
+	if b, err := os.ReadFile(bound); err != nil || string(b) != "0123456789abcdef\r\neth0" {
+		t.Fatalf("a plan has changed the file: %q, %v", b, err)
+	}
+	if i, code := imported(t, c, "web-0", "openkruise", "node-3", "--yes"); !i.Done || code != 1 { // of the one that is refused
+		t.Errorf("done is %+v (%d)", i, code)
+	}
+	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
+		r := shows(t, c, ns, pod, "node-3", "retained", retained)
+		if r.Status.IPs[0] != ip || r.Spec.Retention != "10m" {
+			t.Errorf("of %s is kept %+v %+v", pod, r.Spec, r.Status)
+		}
+		if i, _ := imported(t, c, pod, "openkruise", "node-3", "--yes"); i.Action != inspection.ActionNone || !strings.Contains(i.Why, "already") {
+			t.Errorf("a second time: %+v", i)
+		}
+	}
+	if r, code := checked(t, c, "node-3"); code != 0 || level(r, "node-3", "ledger") != cli.LevelOK {
+		t.Errorf("check says %+v", r)
+	}
+
+	// They come back as they were.
+	apply(t, c, ns, statefulSet("web", 2, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"}))
+	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
+		if p := ready(t, c, ns, pod); p.Spec.NodeName != "node-3" || p.Status.PodIP != ip {
+			t.Errorf("%s has come to %s with %s", pod, p.Spec.NodeName, p.Status.PodIP)
+		}
+	}
+}
+
+func TestImportPromisesARunningPodTheAddressThatItHas(t *testing.T) {
+	c := installed(t)
+	node := c.Node("node-3")
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-3", statefulSet("web", 1, nil)))
+	pod := ready(t, c, ns, "web-0")
+	// As the patched host-local leaves it after a restore: the address file names the container before.
+	address := node.Path("/var/lib/cni/networks/pods/" + pod.Status.PodIP)
+	check(t, os.WriteFile(address, []byte("0123456789abcdee\r\neth0"), 0o600))
+	id := sandbox(t, c, pod).ID
+	reserve(t, node, ns, "web-0", id, pod.Status.PodIP, nil)
+	if i, code := imported(t, c, "web-0", "openkruise", "node-3"); i.Action != inspection.ActionBind || code != 0 {
+		t.Errorf("the plan is %+v (%d)", i, code)
+	}
+	if i, code := imported(t, c, "web-0", "openkruise", "node-3", "--yes"); !i.Done || code != 0 {
+		t.Errorf("done is %+v (%d)", i, code)
+	}
+	if b, err := os.ReadFile(address); err != nil || string(b) != id+"\r\neth0" {
+		t.Errorf("the address file says %q, %v", b, err)
+	}
+	shows(t, c, ns, "web-0", "node-3", "bound to the pod", boundTo(pod))
+	if answer, err := node.Get(testContext(t), ip(t, pod)); err != nil || answer.Name != pod.Name {
+		t.Errorf("the pod answers %v, %v", answer, err)
+	}
+	if r, code := checked(t, c, "node-3"); code != 0 || level(r, "node-3", "ledger") != cli.LevelOK {
+		t.Errorf("check says %+v", r)
+	}
+	stopped(t, c, pod)
+}
+
+// Spiderpool's definition, as far as import reads its objects; the lab has no Spiderpool.
+const spiderEndpointCRD = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: spiderendpoints.spiderpool.spidernet.io}
+spec:
+  group: spiderpool.spidernet.io
+  scope: Namespaced
+  names: {kind: SpiderEndpoint, listKind: SpiderEndpointList, plural: spiderendpoints, singular: spiderendpoint, shortNames: [se]}
+  versions:
+  - name: v2beta1
+    served: true
+    storage: true
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          status: {type: object, x-kubernetes-preserve-unknown-fields: true}
+`
+
+func spiderEndpoint(pod, node, ip, owner string) string {
+	return fmt.Sprintf(`
+apiVersion: spiderpool.spidernet.io/v2beta1
+kind: SpiderEndpoint
+metadata: {name: %s}
+status:
+  ownerControllerType: %s
+  ownerControllerName: web
+  current: {uid: a-uid, node: %s, ips: [{interface: eth0, ipv4: %s/16, ipv4Pool: pool, vlan: 0}]}
+`, pod, owner, node, ip)
+}
+
+func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	if s := inside(t, c, "import", "spiderpool"); s.code != 1 || !strings.Contains(s.err, "Spiderpool is not in this cluster") {
+		t.Errorf("without Spiderpool: %+v", s)
+	}
+	served(t, c, ns, "node-3")
+	apply(t, c, ns, spiderEndpointCRD)
+	t.Cleanup(func() { kubectl(t, c, "delete", "crd", "spiderendpoints.spiderpool.spidernet.io") })
+	kubectl(t, c, "wait", "--for=condition=Established", "crd/spiderendpoints.spiderpool.spidernet.io")
+	apply(t, c, ns, spiderEndpoint("web-0", "node-3", "10.244.3.210", "StatefulSet"))
+	apply(t, c, ns, spiderEndpoint("web-1", "node-3", "10.6.0.10", "StatefulSet"))
+	apply(t, c, ns, spiderEndpoint("web-5f7d-x2", "node-3", "10.244.3.211", "Deployment"))
+	apply(t, c, ns, on("node-3", statefulSet("web", 0, nil)))
+
+	for pod, why := range map[string]string{"web-1": "in the ranges of none", "web-5f7d-x2": "no pod of this name comes again"} {
+		if i, _ := imported(t, c, pod, "spiderpool"); i.Action != inspection.ActionRefuse || !strings.Contains(i.Why, why) {
+			t.Errorf("%s: %+v", pod, i)
+		}
+	}
+	if i, _ := imported(t, c, "web-0", "spiderpool", "--yes", "--retain-ip=20m"); i.Action != inspection.ActionRetain || !i.Done || i.Network != "pods" {
+		t.Errorf("%+v", i)
+	}
+	r := shows(t, c, ns, "web-0", "node-3", "retained", retained)
+	if r.Status.IPs[0] != "10.244.3.210" || r.Spec.Retention != "20m" {
+		t.Errorf("kept is %+v %+v", r.Spec, r.Status)
+	}
+	works(t, c, ns, "release", "web-0")
+}

@@ -1,0 +1,150 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Where the product's programs are on machines on which they are no pods.
+const (
+	agentFile        = "/opt/stayput/stayput-agent"
+	controllerFile   = "/opt/stayput/stayput-controller"
+	productToken     = "/etc/stayput/token"
+	productConfig    = "/etc/stayput/kubeconfig"
+	agentHealth      = "http://127.0.0.1:9463/healthz"
+	controllerHealth = "http://127.0.0.1:8081/healthz"
+)
+
+// ProcessOptions say how the product runs without pods.
+type ProcessOptions struct {
+	// Controllers is how many controllers run; one of them leads.
+	Controllers int
+	// More flags.
+	AgentArgs, ControllerArgs []string
+}
+
+// InstallProcesses applies what the chart says but for its workloads, and runs the agents and controllers as
+// processes of the nodes and of machines of their own, each with the service account that its workload would have.
+// It is for benches, which stop kubelets and measure the controller as a process of this machine; everybody else
+// has [Cluster.Install].
+func (c *Cluster) InstallProcesses(ctx context.Context, o ProcessOptions) error {
+	if err := c.ApplyManifests(ctx); err != nil {
+		return err
+	}
+	err := together(len(c.Nodes), func(i int) error { return c.Nodes[i].StartAgent(ctx, o.AgentArgs...) })
+	if err != nil {
+		return err
+	}
+	for range o.Controllers {
+		if _, err := c.StartController(ctx, o.ControllerArgs...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeAccount writes a token of a service account and a kubeconfig with it to a machine of the cluster.
+func (c *Cluster) writeAccount(ctx context.Context, machine *Node, account, node string) error {
+	token, err := c.AccountToken(ctx, SystemNamespace, account, node)
+	if err != nil {
+		return err
+	}
+	config := c.credentials.kubeconfig(serverURL, map[string]any{"tokenFile": productToken})
+	return errors.Join(machine.WriteFile(productToken, []byte(token)), machine.WriteFile(productConfig, config))
+}
+
+// StartAgent starts stayput-agent on the node and waits until it answers. n.AgentProcess stops and restarts it.
+func (n *ClusterNode) StartAgent(ctx context.Context, args ...string) error {
+	if n.cluster.options.Product.Agent == "" {
+		return errors.New("the cluster was started without Product.Agent")
+	}
+	if n.AgentProcess != nil {
+		if err := n.AgentProcess.Stop(); err != nil {
+			return err
+		}
+	}
+	if err := n.Install(n.cluster.options.Product.Agent, agentFile); err != nil {
+		return err
+	}
+	if err := n.cluster.writeAccount(ctx, n.Node, AgentAccount, n.Name); err != nil {
+		return err
+	}
+	n.AgentProcess = &Service{node: n.Node, name: "agent", ready: getFrom(n.Node, agentHealth), argv: append([]string{
+		agentFile, "--kubeconfig=" + productConfig, "--node-name=" + n.Name, "--log-level=debug",
+	}, args...)}
+	return n.AgentProcess.Start(ctx)
+}
+
+// ControllerProcess is one stayput-controller without a pod. Its machine has nothing else on it, so that controllers do not share
+// ports, and stands for the node that its pod would be on.
+type ControllerProcess struct {
+	*Service
+	Node *Node
+}
+
+// StartController starts one more stayput-controller.
+func (c *Cluster) StartController(ctx context.Context, args ...string) (*ControllerProcess, error) {
+	if c.options.Product.Controller == "" {
+		return nil, errors.New("the cluster was started without Product.Controller")
+	}
+	number := len(c.ControllerProcesses) + 1
+	name := fmt.Sprintf("controller-%d", number)
+	machine, err := startNode(ctx, c.bin.Bin, NodeOptions{
+		Name: name, Networks: []Network{}, Idle: true,
+		connect: func(pid int) error { return plug(c.Control.Pid(), pid, name, controllerIP(number), c.options.Nodes, 0) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	controller := &ControllerProcess{Node: machine, Service: &Service{
+		node: machine, name: "controller", ready: getFrom(machine, controllerHealth), argv: append([]string{
+			controllerFile, "--kubeconfig=" + productConfig, "--leader-election-namespace=" + SystemNamespace, "--log-level=debug",
+		}, args...),
+	}}
+	c.ControllerProcesses = append(c.ControllerProcesses, controller)
+	if err := machine.Install(c.options.Product.Controller, controllerFile); err != nil {
+		return nil, err
+	}
+	if err := c.writeAccount(ctx, machine, ControllerAccount, ""); err != nil {
+		return nil, err
+	}
+	return controller, controller.Start(ctx)
+}
+
+// ApplyManifests applies deploy/crds.yaml and deploy/install.yaml but for their workloads, by force where somebody
+// else has changed them.
+func (c *Cluster) ApplyManifests(ctx context.Context) error {
+	root, _, err := moduleRoot(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"crds.yaml", "install.yaml"} {
+		data, err := os.ReadFile(filepath.Join(root, "deploy", name))
+		if err != nil {
+			return err
+		}
+		var rest strings.Builder
+		for doc := range strings.SplitSeq(string(data), "\n---") {
+			var object struct{ Kind string }
+			if err := yaml.Unmarshal([]byte(doc), &object); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			switch object.Kind {
+			case "", "Deployment", "DaemonSet":
+			default:
+				fmt.Fprintf(&rest, "---\n%s\n", doc)
+			}
+		}
+		if _, err := c.Kubectl(ctx, rest.String(), "apply", "--server-side", "--force-conflicts", "-f", "-"); err != nil {
+			return err
+		}
+	}
+	_, err = c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	return err
+}
