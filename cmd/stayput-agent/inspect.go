@@ -1,0 +1,41 @@
+package main
+
+import (
+	"encoding/json"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stayput/stayput/cmd/internal/program"
+	"github.com/stayput/stayput/pkg/node"
+)
+
+func inspectCommand(o *options) *cobra.Command {
+	in := node.Inspection{Version: program.Version()}
+	cmd := &cobra.Command{
+		Use:   "inspect",
+		Short: "Print what this node's ledgers, CNI configuration, runtime and agent say, as JSON",
+		Long: "Print what this node's ledgers, CNI configuration, runtime and agent say, as JSON. It changes nothing. It takes the\n" +
+			"flags of the daemon and has to be given the same ones; kubectl stayput runs it in the agent's pod that way.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			in.Listen = o.listen
+			e := json.NewEncoder(cmd.OutOrStdout())
+			e.SetIndent("", "  ")
+			return e.Encode(node.Inspect(cmd.Context(), o.node, in))
+		},
+	}
+	o.addFlags(cmd)
+	f := cmd.Flags()
+	for flag, v := range map[string]struct {
+		where              *string
+		byDefault, meaning string
+	}{
+		"cni-bin-dir":   {&in.CNIBinDir, "/opt/cni/bin", "directory of the runtime's CNI plugins"},
+		"plugin-binary": {&in.PluginBinary, "", "the plugin that belongs to this agent; empty: not compared"},
+	} {
+		if f.Lookup(flag) == nil {
+			f.StringVar(v.where, flag, v.byDefault, v.meaning)
+		}
+	}
+	return cmd
+}

@@ -1,0 +1,175 @@
+// Package inspection is what `stayput-agent inspect` prints: one node as its files, its runtime and its agent
+// have it, for kubectl stayput and for people. It is JSON; fields are added, and never change their meaning
+// within a Format.
+package inspection
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Format is of this package. A reader that meets a larger one knows less than the node says.
+const Format = 1
+
+// Node is a node at one moment. What could not be looked at is said where it would be, in an Error field:
+// unknown is never shown as empty.
+type Node struct {
+	Format int `json:"format"`
+	// Version is of the program that looked, which is the agent's.
+	Version  string    `json:"version"`
+	StateDir string    `json:"stateDir"`
+	Clock    Clock     `json:"clock"`
+	Agent    Agent     `json:"agent"`
+	Runtime  Runtime   `json:"runtime"`
+	CNI      CNI       `json:"cni"`
+	Networks []Network `json:"networks"`
+	// NetworksError says which networks' descriptions cannot be read.
+	NetworksError string `json:"networksError,omitempty"`
+}
+
+// Clock is the node's.
+type Clock struct {
+	Wall   time.Time `json:"wall"`
+	BootID string    `json:"bootID,omitempty"`
+	Error  string    `json:"error,omitempty"`
+}
+
+// Agent is the daemon, as it answers on its own endpoint.
+type Agent struct {
+	Ready bool `json:"ready"`
+	// NRI, CRI and API are what it says of its connections: "ok" or "connected", else what is wrong. Empty is
+	// not said; of API, that it has none.
+	NRI   string `json:"nri,omitempty"`
+	CRI   string `json:"cri,omitempty"`
+	API   string `json:"api,omitempty"`
+	Error string `json:"error,omitempty"`
+	// GracePeriod is how long what nobody knows is kept, in seconds.
+	GracePeriod int64 `json:"gracePeriodSeconds"`
+}
+
+// Runtime is the container runtime.
+type Runtime struct {
+	Sandboxes int    `json:"sandboxes"`
+	Ready     int    `json:"ready"`
+	Error     string `json:"error,omitempty"`
+}
+
+// CNI is how the runtime is configured, and the plugin that it would run.
+type CNI struct {
+	Dir   string    `json:"dir"`
+	Files []CNIFile `json:"files"`
+	// Active is the file that counts: the first one, by name, that a runtime can read. Empty: there is none.
+	Active string `json:"active,omitempty"`
+	Error  string `json:"error,omitempty"`
+	// Plugin is the binary that the runtime runs, Image the one that the agent brought with it.
+	Plugin Binary `json:"plugin"`
+	Image  Binary `json:"image"`
+}
+
+// CNIFile is one configuration.
+type CNIFile struct {
+	Name    string `json:"name"`
+	Network string `json:"network,omitempty"`
+	// Types are the plugins in it, IPAM theirs, where they have one.
+	Types []string `json:"types,omitempty"`
+	IPAM  []string `json:"ipam,omitempty"`
+	// Annotations says that the plugin with stayput as its IPAM is given the pod's annotations.
+	Annotations bool   `json:"annotations,omitempty"`
+	Error       string `json:"error,omitempty"`
+}
+
+// Binary is a program on disk.
+type Binary struct {
+	Path    string `json:"path"`
+	Version string `json:"version,omitempty"`
+	SHA256  string `json:"sha256,omitempty"`
+	// Error is empty where the file is there and can be run.
+	Error string `json:"error,omitempty"`
+}
+
+// Network is one CNI network that the plugin has served.
+type Network struct {
+	Name    string `json:"name"`
+	DataDir string `json:"dataDir"`
+	// LongestRetention is a Go duration; empty: there is no limit.
+	LongestRetention string     `json:"longestRetention,omitempty"`
+	PromisedShare    float64    `json:"promisedShare"`
+	RangeSets        []RangeSet `json:"rangeSets"`
+	// Addresses are those that are not free, sorted.
+	Addresses []Address `json:"addresses"`
+	// Violations are what the files say against each other.
+	Violations []string `json:"violations,omitempty"`
+	// Leaks are bound addresses whose sandbox the runtime does not list, seen twice.
+	Leaks []Suspicion `json:"leaks,omitempty"`
+	// Doubled are addresses that a sandbox of the runtime has and the ledger gives to somebody else, or to nobody,
+	// seen twice.
+	Doubled []Suspicion `json:"doubled,omitempty"`
+	Error   string      `json:"error,omitempty"`
+}
+
+// RangeSet is the ranges of which a pod gets one address.
+type RangeSet struct {
+	Ranges []Range `json:"ranges"`
+	// Size is how many addresses it can give, Promised how many are promised, bound and retained together, and
+	// PromiseLimit how many may be.
+	Size         int64 `json:"size"`
+	Promised     int64 `json:"promised"`
+	PromiseLimit int64 `json:"promiseLimit"`
+}
+
+// Range is a stretch of a subnet; Start and End belong to it. Gateway is never given to a pod.
+type Range struct {
+	Subnet  netip.Prefix `json:"subnet"`
+	Start   netip.Addr   `json:"start"`
+	End     netip.Addr   `json:"end"`
+	Gateway netip.Addr   `json:"gateway"`
+}
+
+// Contains says whether a is in the range.
+func (r Range) Contains(a netip.Addr) bool {
+	return a.BitLen() == r.Start.BitLen() && !a.Less(r.Start) && !r.End.Less(a)
+}
+
+// State is what an address is.
+type State string
+
+// The states; an address that is not listed is free.
+const (
+	Bound      State = "Bound"
+	Retained   State = "Retained"
+	Unreadable State = "Unreadable" // its file says nothing: taken, by nobody knows whom
+)
+
+// Address is one that is not free.
+type Address struct {
+	IP    netip.Addr `json:"ip"`
+	State State      `json:"state"`
+	// ContainerID and Interface are of a bound address.
+	ContainerID string `json:"containerID,omitempty"`
+	Interface   string `json:"interface,omitempty"`
+	// Namespace, Pod and UID are of the pod that has it or had it last, as far as they are known.
+	Namespace string `json:"namespace,omitempty"`
+	Pod       string `json:"pod,omitempty"`
+	UID       string `json:"uid,omitempty"`
+	// Promise is nil where the address becomes free with its pod.
+	Promise *Promise `json:"promise,omitempty"`
+	// Since and LeftSeconds are of a retained address; LeftSeconds is nil where it has no end.
+	Since       *time.Time `json:"since,omitempty"`
+	LeftSeconds *int64     `json:"leftSeconds,omitempty"`
+}
+
+// Promise is what becomes of an address when its pod ends.
+type Promise struct {
+	// Identity is pod:NAMESPACE/NAME or set:NAMESPACE/NAME.
+	Identity string `json:"identity"`
+	// Retention is a Go duration, or while-owned.
+	Retention   string `json:"retention"`
+	WhenScaled  string `json:"whenScaled,omitempty"`
+	WhenDeleted string `json:"whenDeleted,omitempty"`
+}
+
+// Suspicion is what does not look right about an address.
+type Suspicion struct {
+	IP  netip.Addr `json:"ip"`
+	Why string     `json:"why"`
+}
