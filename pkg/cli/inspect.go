@@ -1,0 +1,196 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+)
+
+// Inspector looks into a node.
+type Inspector interface {
+	Inspect(ctx context.Context, node string) (*inspection.Node, error)
+}
+
+// inspector is how this command looks into nodes: by the pods of their agents.
+func (c *cluster) inspector() (Inspector, error) {
+	if c.look != nil {
+		return c.look, nil
+	}
+	k, err := c.client()
+	if err != nil {
+		return nil, err
+	}
+	config, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	return &agents{client: k, config: config, namespace: c.home}, nil
+}
+
+const (
+	labelName, labelComponent = "app.kubernetes.io/name", "app.kubernetes.io/component"
+	agentContainer            = "agent"
+)
+
+// agents are the pods of the DaemonSet.
+type agents struct {
+	client    client.Client
+	config    *rest.Config
+	namespace string
+}
+
+// ErrNoAgent: no pod of an agent runs on the node.
+var ErrNoAgent = errors.New("no agent of stayput runs on the node")
+
+// on is the agent's pod on a node.
+func (a *agents) on(ctx context.Context, node string) (*corev1.Pod, error) {
+	pods, err := agentPods(ctx, a.client, a.namespace, node)
+	if err != nil {
+		return nil, err
+	}
+	for i := range pods {
+		if running(&pods[i]) {
+			return &pods[i], nil
+		}
+	}
+	err = fmt.Errorf("%w: %s", ErrNoAgent, node)
+	if len(pods) > 0 {
+		return nil, fmt.Errorf("%w: its pod %s/%s is %s", err, pods[0].Namespace, pods[0].Name, podState(&pods[0]))
+	}
+	return nil, fmt.Errorf("%w: there is no pod with %s=agent in namespace %s on it (--stayput-namespace says where to look)", err, labelComponent, a.namespace)
+}
+
+// agentPods are the agents' pods, of one node or of all. A pod that is about to end comes last.
+func agentPods(ctx context.Context, k client.Client, namespace, node string) ([]corev1.Pod, error) {
+	var list corev1.PodList
+	o := []client.ListOption{client.InNamespace(namespace), client.MatchingLabels{labelName: "stayput", labelComponent: "agent"}}
+	if node != "" {
+		o = append(o, client.MatchingFields{"spec.nodeName": node})
+	}
+	if err := k.List(ctx, &list, o...); err != nil {
+		return nil, fmt.Errorf("looking for agents: %w", err)
+	}
+	slices.SortStableFunc(list.Items, func(a, b corev1.Pod) int {
+		ending := func(p corev1.Pod) int {
+			if p.DeletionTimestamp != nil {
+				return 1
+			}
+			return 0
+		}
+		return cmp.Compare(ending(a), ending(b))
+	})
+	return list.Items, nil
+}
+
+func running(p *corev1.Pod) bool { return container(p) != nil && container(p).State.Running != nil }
+
+func container(p *corev1.Pod) *corev1.ContainerStatus {
+	for i := range p.Status.ContainerStatuses {
+		if p.Status.ContainerStatuses[i].Name == agentContainer {
+			return &p.Status.ContainerStatuses[i]
+		}
+	}
+	return nil
+}
+
+// podState is what kubectl get shows for a pod.
+func podState(p *corev1.Pod) string {
+	if s := container(p); s != nil {
+		if s.State.Waiting != nil && s.State.Waiting.Reason != "" {
+			return s.State.Waiting.Reason
+		}
+		if s.State.Terminated != nil && s.State.Terminated.Reason != "" {
+			return s.State.Terminated.Reason
+		}
+	}
+	return cmp.Or(p.Status.Reason, string(p.Status.Phase), "not started yet")
+}
+
+func (a *agents) Inspect(ctx context.Context, node string) (*inspection.Node, error) {
+	pod, err := a.on(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	out, err := a.exec(ctx, pod, append([]string{"/stayput-agent", "inspect"}, daemonFlags(pod)...))
+	if err != nil {
+		return nil, fmt.Errorf("node %s: stayput-agent inspect in pod %s/%s: %w", node, pod.Namespace, pod.Name, err)
+	}
+	return decodeInspection(out)
+}
+
+// daemonFlags are the flags that the daemon was given: what looks at the same things needs the same ones. Those
+// that kubelet fills in from the environment are not among them, and not needed.
+func daemonFlags(pod *corev1.Pod) (flags []string) {
+	for _, c := range pod.Spec.Containers {
+		if c.Name != agentContainer {
+			continue
+		}
+		for _, arg := range slices.Concat(c.Command, c.Args) {
+			if strings.HasPrefix(arg, "--") && strings.Contains(arg, "=") && !strings.Contains(arg, "$(") {
+				flags = append(flags, arg)
+			}
+		}
+	}
+	return flags
+}
+
+// exec runs a command in the agent's container. Its standard error is in the error.
+func (a *agents) exec(ctx context.Context, pod *corev1.Pod, command []string) ([]byte, error) {
+	config := rest.CopyConfig(a.config)
+	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	core, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	url := core.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: agentContainer, Command: command, Stdout: true, Stderr: true}, runtime.NewParameterCodec(scheme)).URL()
+	spdy, err := remotecommand.NewSPDYExecutor(config, "POST", url)
+	if err != nil {
+		return nil, err
+	}
+	socket, err := remotecommand.NewWebSocketExecutor(config, "GET", url.String())
+	if err != nil {
+		return nil, err
+	}
+	executor, err := remotecommand.NewFallbackExecutor(socket, spdy, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err) // as kubectl has it
+	})
+	if err != nil {
+		return nil, err
+	}
+	var stdout, stderr bytes.Buffer
+	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}); err != nil {
+		if said := strings.TrimSpace(stderr.String()); said != "" {
+			return nil, fmt.Errorf("%w: %s", err, said)
+		}
+		return nil, err
+	}
+	return stdout.Bytes(), nil
+}
+
+func decodeInspection(data []byte) (*inspection.Node, error) {
+	var n inspection.Node
+	if err := json.Unmarshal(data, &n); err != nil {
+		return nil, fmt.Errorf("what stayput-agent inspect printed: %w", err)
+	}
+	if n.Format < 1 {
+		return nil, errors.New("what stayput-agent inspect printed has no format: expected 1 or more")
+	}
+	return &n, nil
+}

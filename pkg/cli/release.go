@@ -1,0 +1,282 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/cli-runtime/pkg/printers"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// fieldManager is what managedFields say of writes by this command.
+const fieldManager = "kubectl-stayput"
+
+// releasePoll is how often an address is looked at that is waited for.
+const releasePoll = 200 * time.Millisecond
+
+// errBound: a release is for addresses that are kept for a pod that is gone.
+var errBound = errors.New("the address is in use")
+
+// release is what the verb was asked for.
+type release struct {
+	all, yes, wait bool
+	selector       string
+	dryRun         string
+	timeout        time.Duration
+}
+
+func releaseCommand(c *cluster) *cobra.Command {
+	var o release
+	p := newPrinting("released", false)
+	cmd := &cobra.Command{
+		Use:   "release (POD... | --all [-l SELECTOR])",
+		Short: "Give up addresses that are kept for pods that are gone",
+		Long: "Give up addresses that are kept for pods that are gone, by the name of the pod or of its RetainedIP. The node frees\n" +
+			"them, and this waits until it has. A bound address is refused: a pod uses it.\n\n" +
+			"Only what was shown is released: what has changed since, such as by a pod that has come back, is refused.",
+		Example: `  kubectl stayput release web-2
+  kubectl stayput release web-2.node-1
+  kubectl stayput release --all -l app=web --dry-run=server`,
+		ValidArgsFunction: c.complete(func(ctx context.Context, k client.Client, namespace string) (all []string, err error) {
+			ips, err := retainedIPs(ctx, k, namespace)
+			for _, r := range ips {
+				if r.Status.Phase == stayputv1alpha1.PhaseRetained {
+					all = append(all, r.Spec.PodName)
+				}
+			}
+			return all, err
+		}, 0),
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, c, p, args) },
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.all, "all", false, "all that are kept in the namespace")
+	f.StringVarP(&o.selector, "selector", "l", "", "with --all: labels of the workload's pod template, such as app=web")
+	f.BoolVarP(&o.yes, "yes", "y", false, "with --all: do not ask")
+	f.StringVar(&o.dryRun, "dry-run", "none", "none; client: only say what would be released; server: have the API server judge it, and keep nothing")
+	f.BoolVar(&o.wait, "wait", true, "wait until the addresses are free")
+	f.DurationVar(&o.timeout, "timeout", time.Minute, "how long to wait")
+	p.addFlags(cmd)
+	if err := cmd.RegisterFlagCompletionFunc("dry-run", cobra.FixedCompletions([]string{"none", "client", "server"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err)
+	}
+	return cmd
+}
+
+func (o *release) validate(args []string) error {
+	switch {
+	case o.all && len(args) > 0:
+		return errors.New("POD: names cannot be combined with --all")
+	case !o.all && len(args) == 0:
+		return errors.New("POD: expected names of pods or RetainedIPs, or --all")
+	case !o.all && o.selector != "":
+		return errors.New("--selector: expected --all beside it")
+	case o.timeout <= 0:
+		return fmt.Errorf("--timeout: %s is not valid: expected more than 0", o.timeout)
+	}
+	switch o.dryRun {
+	case "none", "client", "server":
+		return nil
+	}
+	return fmt.Errorf("--dry-run: %q is not valid: expected none, client or server", o.dryRun)
+}
+
+func (o *release) run(cmd *cobra.Command, c *cluster, p *printing, args []string) error {
+	if err := o.validate(args); err != nil {
+		return err
+	}
+	wanted, err := names(args)
+	if err != nil {
+		return err
+	}
+	switch o.dryRun {
+	case "client":
+		err = p.flags.Complete("%s (dry run)")
+	case "server":
+		err = p.flags.Complete("%s (server dry run)")
+	}
+	if err != nil {
+		return err
+	}
+	print, err := p.printer()
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	ns, err := c.namespace(false)
+	if err != nil {
+		return err
+	}
+	k, err := c.client()
+	if err != nil {
+		return err
+	}
+
+	// 1. Which ones.
+	ips, err := retainedIPs(ctx, k, ns)
+	if err != nil {
+		return err
+	}
+	ips, missing := pick(ips, wanted)
+	var errs []error
+	for _, name := range missing {
+		errs = append(errs, fmt.Errorf("no address is kept for %s in namespace %s", name, ns))
+	}
+	if ips, err = matching(ctx, k, ips, ns, o.selector); err != nil {
+		return err
+	}
+	var kept []stayputv1alpha1.RetainedIP
+	for _, r := range ips {
+		switch {
+		case r.Status.Phase == stayputv1alpha1.PhaseRetained:
+			kept = append(kept, r)
+		case !o.all:
+			errs = append(errs, bound(&r))
+		}
+	}
+	if o.all && len(kept) == 0 {
+		fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are retained in namespace %s.\n", ns)
+		return nil
+	}
+
+	// 2. Is that meant?
+	if o.all && !o.yes && o.dryRun == "none" {
+		if err := confirm(cmd, kept); err != nil {
+			return err
+		}
+	}
+
+	// 3. All requests, then all waits: nodes work at the same time.
+	var asked []stayputv1alpha1.RetainedIP
+	for _, r := range kept {
+		if o.dryRun != "client" {
+			if err := o.ask(ctx, k, &r); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		asked = append(asked, r)
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	line := newProgress(cmd.ErrOrStderr())
+	for i, r := range asked {
+		if o.wait && o.dryRun == "none" {
+			line.say("%d of %d: waiting until node %s has freed %s ...", i+1, len(asked), r.Spec.NodeName, strings.Join(r.Status.IPs, ", "))
+			err := freed(ctx, k, &r)
+			line.done()
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		if err := o.print(cmd, print, &r, *p.flags.OutputFormat); err != nil {
+			return err
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r *stayputv1alpha1.RetainedIP, format string) error {
+	if format != "" {
+		return print.PrintObj(r, cmd.OutOrStdout())
+	}
+	ips := strings.Join(r.Status.IPs, ", ")
+	word := "released"
+	switch {
+	case o.dryRun == "client":
+		word = "released (dry run)"
+	case o.dryRun == "server":
+		word = "released (server dry run)"
+	case !o.wait:
+		word = "release requested"
+	}
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "retainedip.stayput.io/%s %s: %s of node %s\n", r.Name, word, ips, r.Spec.NodeName)
+	return err
+}
+
+// bound says why an address in use is not released, and what to do.
+func bound(r *stayputv1alpha1.RetainedIP) error {
+	todo := "delete the pod, or scale its workload down, and release it then"
+	if w := r.Spec.Workload; w != nil {
+		todo = fmt.Sprintf("scale %s %s down, and release it then", w.Kind, w.Name)
+	}
+	return fmt.Errorf("RetainedIP %s: %w: pod %s has %s on node %s: %s", r.Name, errBound, r.Spec.PodName, strings.Join(r.Status.IPs, ", "), r.Spec.NodeName, todo)
+}
+
+func confirm(cmd *cobra.Command, ips []stayputv1alpha1.RetainedIP) error {
+	w := cmd.ErrOrStderr()
+	fmt.Fprintf(w, "%d addresses are given up; their pods get others when they come back:\n", len(ips))
+	for _, r := range ips {
+		fmt.Fprintf(w, "  %s  %s  node %s\n", r.Spec.PodName, strings.Join(r.Status.IPs, ","), r.Spec.NodeName)
+	}
+	if !interactive(cmd.InOrStdin()) {
+		return errors.New("--all: nobody can be asked here: expected --yes beside it")
+	}
+	fmt.Fprint(w, "Release them? (y/N) ")
+	answer, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+	if err != nil {
+		return err
+	}
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return nil
+	}
+	return errors.New("nothing was released")
+}
+
+// ask sets spec.release on the very object that was read.
+func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": r.UID, "resourceVersion": r.ResourceVersion},
+		"spec":     map[string]any{"release": true},
+	})
+	if err != nil {
+		return err
+	}
+	options := []client.PatchOption{client.FieldOwner(fieldManager)}
+	if o.dryRun == "server" {
+		options = append(options, client.DryRunAll)
+	}
+	was := *r
+	switch err := k.Patch(ctx, r, client.RawPatch(types.MergePatchType, patch), options...); {
+	case apierrors.IsConflict(err):
+		return fmt.Errorf("RetainedIP %s has changed since it was looked at, so that nothing was released: look again and repeat it: %w", was.Name, err)
+	case apierrors.IsNotFound(err):
+		*r = was // free already
+		return nil
+	case err != nil:
+		return fmt.Errorf("RetainedIP %s: %w", was.Name, err)
+	}
+	r.SetGroupVersionKind(was.GroupVersionKind())
+	return nil
+}
+
+// freed waits until the agent has freed the addresses, which it says by deleting the object.
+func freed(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) error {
+	for {
+		var now stayputv1alpha1.RetainedIP
+		err := k.Get(ctx, client.ObjectKeyFromObject(r), &now)
+		switch {
+		case apierrors.IsNotFound(err), err == nil && now.UID != r.UID:
+			return nil
+		case err == nil && !now.Spec.Release:
+			return fmt.Errorf("RetainedIP %s: somebody took the release back", r.Name)
+		case err == nil && now.Status.Phase == stayputv1alpha1.PhaseBound:
+			return fmt.Errorf("RetainedIP %s: %w: pod %s came back before node %s could free it", r.Name, errBound, r.Spec.PodName, r.Spec.NodeName)
+		}
+		if !outlasts(ctx, releasePoll) {
+			return fmt.Errorf("RetainedIP %s: node %s has not freed %s in time; it will as soon as its agent runs and reaches the API server (kubectl stayput check %s)",
+				r.Name, r.Spec.NodeName, strings.Join(r.Status.IPs, ", "), r.Spec.NodeName)
+		}
+	}
+}

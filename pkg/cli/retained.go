@@ -1,0 +1,237 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// This file reads RetainedIPs and says in words what they mean.
+
+// retainedIPs are those of a namespace, of all with an empty one, sorted as people look for them.
+func retainedIPs(ctx context.Context, c client.Client, namespace string) ([]stayputv1alpha1.RetainedIP, error) {
+	var list stayputv1alpha1.RetainedIPList
+	if err := c.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+		return nil, installed(err)
+	}
+	for i := range list.Items {
+		list.Items[i].SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind("RetainedIP"))
+	}
+	slices.SortFunc(list.Items, func(a, b stayputv1alpha1.RetainedIP) int {
+		if d := strings.Compare(a.Namespace, b.Namespace); d != 0 {
+			return d
+		}
+		if d := comparePods(a.Spec.PodName, b.Spec.PodName); d != 0 {
+			return d
+		}
+		return strings.Compare(a.Spec.NodeName, b.Spec.NodeName)
+	})
+	return list.Items, nil
+}
+
+// comparePods sorts web-2 before web-10.
+func comparePods(a, b string) int {
+	nameA, numberA, okA := ordinal(a)
+	nameB, numberB, okB := ordinal(b)
+	if okA && okB && nameA == nameB {
+		return numberA - numberB
+	}
+	return strings.Compare(a, b)
+}
+
+// ordinal splits the name of a pod of a StatefulSet.
+func ordinal(pod string) (set string, number int, ok bool) {
+	i := strings.LastIndexByte(pod, '-')
+	if i < 0 {
+		return "", 0, false
+	}
+	n, err := strconv.Atoi(pod[i+1:])
+	return pod[:i], n, err == nil && n >= 0
+}
+
+// workloads are the workloads of RetainedIPs, by UID. One that is gone is there as nil; one that cannot be read is
+// not there.
+type workloads map[string]*unstructured.Unstructured
+
+func workloadsOf(ctx context.Context, c client.Client, ips []stayputv1alpha1.RetainedIP) workloads {
+	all := workloads{}
+	asked := map[string]bool{}
+	for _, r := range ips {
+		w := r.Spec.Workload
+		if w == nil || asked[w.UID] {
+			continue
+		}
+		asked[w.UID] = true
+		o := &unstructured.Unstructured{}
+		o.SetAPIVersion(w.APIVersion)
+		o.SetKind(w.Kind)
+		err := c.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: w.Name}, o)
+		switch {
+		case err == nil && string(o.GetUID()) == w.UID:
+			all[w.UID] = o
+		case err == nil || apierrors.IsNotFound(err):
+			all[w.UID] = nil
+		}
+	}
+	return all
+}
+
+// wants says whether a workload wants a pod, where that can be told from here.
+func wants(w *unstructured.Unstructured, pod string) (wanted, known bool) {
+	set, number, ok := ordinal(pod)
+	if !ok || set != w.GetName() {
+		return false, false
+	}
+	replicas, found, err := unstructured.NestedInt64(w.Object, "spec", "replicas")
+	if err != nil {
+		return false, false
+	}
+	if !found {
+		replicas = 1
+	}
+	start, _, err := unstructured.NestedInt64(w.Object, "spec", "ordinals", "start")
+	if err != nil {
+		return false, false
+	}
+	reserved, _, err := unstructured.NestedSlice(w.Object, "spec", "reserveOrdinals")
+	if err != nil {
+		return false, false
+	}
+	skip := map[int64]bool{}
+	for _, r := range reserved {
+		n, plain := r.(int64)
+		if !plain {
+			return false, false // OpenKruise's ranges
+		}
+		skip[n] = true
+	}
+	last := start + replicas
+	for n := start; n < last; n++ {
+		if skip[n] {
+			last++
+		}
+	}
+	n := int64(number)
+	return n >= start && n < last && !skip[n], true
+}
+
+// matching picks the RetainedIPs whose pod, or where there is none whose workload's template, has certain labels.
+func matching(ctx context.Context, c client.Client, ips []stayputv1alpha1.RetainedIP, namespace, selector string) ([]stayputv1alpha1.RetainedIP, error) {
+	if selector == "" {
+		return ips, nil
+	}
+	s, err := labels.Parse(selector)
+	if err != nil {
+		return nil, fmt.Errorf("--selector: %w", err)
+	}
+	var pods corev1.PodList
+	if err := c.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
+		return nil, err
+	}
+	ofPod := map[types.NamespacedName]labels.Set{}
+	for i := range pods.Items {
+		ofPod[client.ObjectKeyFromObject(&pods.Items[i])] = pods.Items[i].Labels
+	}
+	var without []stayputv1alpha1.RetainedIP
+	for _, r := range ips {
+		if _, there := ofPod[types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName}]; !there {
+			without = append(without, r)
+		}
+	}
+	all := workloadsOf(ctx, c, without)
+	var match []stayputv1alpha1.RetainedIP
+	for _, r := range ips {
+		has, there := ofPod[types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName}]
+		if w := r.Spec.Workload; !there && w != nil && all[w.UID] != nil {
+			has, _, _ = unstructured.NestedStringMap(all[w.UID].Object, "spec", "template", "metadata", "labels")
+		}
+		if s.Matches(has) {
+			match = append(match, r)
+		}
+	}
+	return match, nil
+}
+
+// reason is why addresses are kept, or will be, in words.
+func reason(r *stayputv1alpha1.RetainedIP, all workloads) string {
+	if r.Spec.Release {
+		return "being released"
+	}
+	held := "stopped"
+	if r.Status.Phase == stayputv1alpha1.PhaseBound {
+		held = "stops"
+	}
+	if r.Spec.Retention != stayputv1alpha1.RetentionWhileOwned {
+		return r.Spec.Retention + " after the pod " + held
+	}
+	w := r.Spec.Workload
+	if w == nil {
+		return "while owned, by whom is not known yet"
+	}
+	name := w.Kind + " " + w.Name
+	is, known := all[w.UID]
+	switch {
+	case !known:
+		return "while owned by " + name
+	case is == nil && r.Spec.WhenDeleted == stayputv1alpha1.PolicyRetain:
+		return name + " is deleted, when-deleted is Retain"
+	case is == nil:
+		return "while owned by " + name + ", which is deleted"
+	}
+	wanted, known := wants(is, r.Spec.PodName)
+	_, number, _ := ordinal(r.Spec.PodName)
+	switch {
+	case !known:
+		return "while owned by " + name
+	case wanted:
+		return fmt.Sprintf("while owned by %s, ordinal %d wanted", name, number)
+	case r.Spec.WhenScaled == stayputv1alpha1.PolicyRetain:
+		return fmt.Sprintf("while owned by %s, ordinal %d not wanted, when-scaled is Retain", name, number)
+	}
+	return fmt.Sprintf("while owned by %s, ordinal %d not wanted", name, number)
+}
+
+// none is what a column says that has nothing to say, as kubectl writes it.
+const none = "<none>"
+
+// until is when addresses become free, and how long that is from now.
+func until(r *stayputv1alpha1.RetainedIP, now time.Time) (at, left string) {
+	switch {
+	case r.Status.Phase != stayputv1alpha1.PhaseRetained:
+		return none, none
+	case r.Status.Expires == stayputv1alpha1.ExpiresNever:
+		return "never", none
+	}
+	t, err := time.Parse(time.RFC3339, r.Status.Expires)
+	if err != nil {
+		return r.Status.Expires, none // of a later version
+	}
+	return r.Status.Expires, duration.HumanDuration(max(0, t.Sub(now)))
+}
+
+func workloadName(r *stayputv1alpha1.RetainedIP) string {
+	if w := r.Spec.Workload; w != nil {
+		return w.Kind + "/" + w.Name
+	}
+	return none
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return none
+	}
+	return s
+}

@@ -1,0 +1,321 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/cli"
+	"github.com/stayput/stayput/test/lab"
+)
+
+// pluginDir has the kubectl plugin as people install it: the program, and its link for completion. It goes with the cluster.
+func pluginDir(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	dir := filepath.Join(c.Dir, "plugin")
+	build.Lock()
+	defer build.Unlock()
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	check(t, says(t, exec.Command("go", "build", "-o", dir+"/", "github.com/stayput/stayput/cmd/kubectl-stayput")).error())
+	check(t, os.Symlink("kubectl-stayput", filepath.Join(dir, "kubectl_complete-stayput")))
+	return dir
+}
+
+var build sync.Mutex
+
+// said is what a command printed and how it ended.
+type said struct {
+	out, err string
+	code     int
+}
+
+func (s said) error() error {
+	if s.code == 0 {
+		return nil
+	}
+	return fmt.Errorf("exit code %d: %s", s.code, s.err)
+}
+
+func says(t *testing.T, cmd *exec.Cmd) said {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return said{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
+}
+
+// plugin runs kubectl with the plugin beside it.
+func plugin(t *testing.T, c *lab.Cluster, args ...string) said {
+	t.Helper()
+	dir := pluginDir(t, c)
+	config, err := c.Kubeconfig()
+	check(t, err)
+	cmd := exec.CommandContext(testContext(t), c.KubectlPath(), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+config, "HOME="+c.Dir, "PATH="+dir+":"+os.Getenv("PATH"))
+	return says(t, cmd)
+}
+
+// stayput runs kubectl stayput in a namespace.
+func stayput(t *testing.T, c *lab.Cluster, ns string, args ...string) said {
+	t.Helper()
+	return plugin(t, c, append([]string{"stayput"}, append(args, "-n", ns)...)...)
+}
+
+// works is stayput where an error is none of the test's business.
+func works(t *testing.T, c *lab.Cluster, ns string, args ...string) string {
+	t.Helper()
+	s := stayput(t, c, ns, args...)
+	if s.code != 0 {
+		t.Fatalf("kubectl stayput %v: %d %s", args, s.code, s.err)
+	}
+	return s.out
+}
+
+// atNodes looks into a node by the agent's program on it: the lab's agents are no pods.
+type atNodes struct{ c *lab.Cluster }
+
+func (a atNodes) Inspect(ctx context.Context, node string) (*inspection.Node, error) {
+	n := a.c.Node(node)
+	if n == nil || n.Agent == nil || n.Agent.Process() == nil {
+		return nil, fmt.Errorf("%w: %s", cli.ErrNoAgent, node)
+	}
+	out, err := n.Run(ctx, "/opt/stayput/stayput-agent", "inspect")
+	if err != nil {
+		return nil, err
+	}
+	var is inspection.Node
+	return &is, json.Unmarshal(out, &is)
+}
+
+// inside runs a verb that looks into nodes.
+func inside(t *testing.T, c *lab.Cluster, args ...string) said {
+	t.Helper()
+	config, err := c.Kubeconfig()
+	check(t, err)
+	var out, errs bytes.Buffer
+	cmd := cli.New(cli.Options{Version: "test", Look: atNodes{c}})
+	cmd.SetOut(&out)
+	cmd.SetErr(&errs)
+	cmd.SetArgs(append(args, "--kubeconfig="+config, "--cache-dir="+filepath.Join(c.Dir, "cache")))
+	code := 0
+	if err := cmd.ExecuteContext(testContext(t)); err != nil {
+		code = 1
+	}
+	return said{out.String(), errs.String(), code}
+}
+
+// row is the line of a table that begins with a word, by the words of its header.
+func row(t *testing.T, table, first string) map[string]string {
+	t.Helper()
+	lines := strings.Split(strings.TrimRight(table, "\n"), "\n")
+	for _, line := range lines[1:] {
+		if strings.Fields(line)[0] != first {
+			continue
+		}
+		cells := map[string]string{}
+		header := lines[0]
+		for i := 0; i < len(header); {
+			end := i
+			for end < len(header) && !strings.HasPrefix(header[end:], "   ") {
+				end++
+			}
+			next := end
+			for next < len(header) && header[next] == ' ' {
+				next++
+			}
+			if next == len(header) {
+				cells[header[i:end]] = strings.TrimSpace(line[i:])
+			} else {
+				cells[header[i:end]] = strings.TrimSpace(line[i:next])
+			}
+			i = next
+		}
+		return cells
+	}
+	t.Fatalf("no line of %s in\n%s", first, table)
+	return nil
+}
+
+func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	if s := stayput(t, c, ns, "get"); s.code != 0 || s.out != "" || !strings.Contains(s.err, ns) {
+		t.Errorf("where nothing is kept: %+v", s)
+	}
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	apply(t, c, ns, on("node-2", statefulSet("db", 2, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"})))
+	web, db := ready(t, c, ns, "web-0"), ready(t, c, ns, "db-1")
+	ready(t, c, ns, "db-0")
+	shows(t, c, ns, "web-0", "node-1", "bound with its workload", func(r *v1alpha1.RetainedIP) bool { return boundTo(web)(r) && r.Spec.Workload != nil })
+	if r := row(t, works(t, c, ns, "get", "web-0"), "web-0"); r["IP"] != web.Status.PodIP || r["NODE"] != "node-1" || r["PHASE"] != "Bound" ||
+		r["UNTIL"] != "<none>" || r["WHY"] != "10m after the pod stops" {
+		t.Errorf("of a running pod %v", r)
+	}
+	scale(t, c, ns, "db", 1)
+	kept := stopped(t, c, web)
+	shows(t, c, ns, "db-1", "node-2", "retained", retained)
+	all := works(t, c, ns, "get", "-o", "wide")
+	if r := row(t, all, "web-0"); r["IP"] != web.Status.PodIP || r["PHASE"] != "Retained" || r["UNTIL"] != kept.Status.Expires || r["LEFT"] == "<none>" ||
+		r["WHY"] != "10m after the pod stopped" || r["WORKLOAD"] != "StatefulSet/web" || r["NETWORK"] != kept.Status.Addresses[0].Network || r["POD UID"] != string(web.UID) {
+		t.Errorf("of a pod that is gone %v", r)
+	}
+	if r := row(t, all, "db-1"); r["UNTIL"] != "never" || r["WHY"] != "while owned by StatefulSet db, ordinal 1 not wanted, when-scaled is Retain" || r["IP"] != db.Status.PodIP {
+		t.Errorf("of a pod that is not wanted %v", r)
+	}
+	if r := row(t, all, "db-0"); r["WHY"] != "while owned by StatefulSet db, ordinal 0 wanted" {
+		t.Errorf("of a pod that is wanted %v", r)
+	}
+
+	var list struct {
+		APIVersion, Kind string
+		Items            []v1alpha1.RetainedIP
+	}
+	check(t, json.Unmarshal([]byte(works(t, c, ns, "get", "web-0", "-o", "json")), &list))
+	if list.APIVersion != "v1" || list.Kind != "List" || len(list.Items) != 1 || list.Items[0].Kind != "RetainedIP" || list.Items[0].Status.IPs[0] != web.Status.PodIP {
+		t.Errorf("as JSON %+v", list)
+	}
+	if out := works(t, c, ns, "get", "web-0.node-1", "-o", "name"); out != "retainedip.stayput.io/web-0.node-1\n" {
+		t.Errorf("as a name %q", out)
+	}
+	if out := works(t, c, ns, "get", "-A", "-l", "app=web", "-o", "jsonpath={.items[*].spec.podName}"); !slices.Contains(strings.Fields(out), "web-0") || strings.Contains(out, "db-") {
+		t.Errorf("by label %q", out)
+	}
+	if s := stayput(t, c, ns, "get", "web-0", "web-7"); s.code != 1 || !strings.Contains(s.err, "web-7") || !strings.Contains(s.out, "web-0") {
+		t.Errorf("with a name for which nothing is kept: %+v", s)
+	}
+}
+
+func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	first := ready(t, c, ns, "web-0")
+	ready(t, c, ns, "web-1")
+	scale(t, c, ns, "web", 1)
+	kept := shows(t, c, ns, "web-1", "node-1", "retained", retained)
+
+	if s := stayput(t, c, ns, "release", "web-0"); s.code != 1 || !strings.Contains(s.err, "in use") || !strings.Contains(s.err, "scale StatefulSet web down") {
+		t.Errorf("of a bound one: %+v", s)
+	}
+	for _, how := range []string{"client", "server"} {
+		if out := works(t, c, ns, "release", "web-1", "--dry-run="+how); !strings.Contains(out, "dry run") || !strings.Contains(out, kept.Status.IPs[0]) {
+			t.Errorf("--dry-run=%s: %q", how, out)
+		}
+	}
+	if _, there := addressFile(t, c.Node("node-1"), kept); !there {
+		t.Fatal("a dry run has released it")
+	}
+	if s := stayput(t, c, ns, "release", "--all"); s.code != 1 || !strings.Contains(s.err, "--yes") || !strings.Contains(s.err, kept.Status.IPs[0]) {
+		t.Errorf("--all where nobody can be asked: %+v", s)
+	}
+	if out := works(t, c, ns, "release", "web-1"); out != "retainedip.stayput.io/web-1.node-1 released: "+kept.Status.IPs[0]+" of node node-1\n" {
+		t.Errorf("printed %q", out)
+	}
+	if _, there := addressFile(t, c.Node("node-1"), kept); there {
+		t.Errorf("%s is not free after the command", kept.Status.IPs[0])
+	}
+	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || !boundTo(first)(r) {
+		t.Errorf("the other one is %+v", r)
+	}
+	scale(t, c, ns, "web", 0)
+	shows(t, c, ns, "web-0", "node-1", "retained", retained)
+	if out := works(t, c, ns, "release", "--all", "-l", "app=web", "--yes", "-o", "name"); out != "retainedip.stayput.io/web-0.node-1\n" {
+		t.Errorf("--all printed %q", out)
+	}
+}
+
+func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	kept := stopped(t, c, ready(t, c, ns, "web-0"))
+	check(t, c.Node("node-1").Agent.Stop())
+	defer func() { check(t, c.Node("node-1").Agent.Start(testContext(t))) }()
+	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 || !strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestCompletionOffersPodsAndNodes(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	ready(t, c, ns, "web-0")
+	ready(t, c, ns, "web-1")
+	scale(t, c, ns, "web", 1)
+	shows(t, c, ns, "web-1", "node-1", "retained", retained)
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"get", "w"}, "web-0 web-1 :4"},
+		{[]string{"get", "web-0", ""}, "web-1 :4"},
+		{[]string{"release", ""}, "web-1 :4"},
+		{[]string{"node", "node-"}, "node-1 node-2 node-3 :4"},
+	} {
+		line := append([]string{"__complete", "stayput", "-n", ns}, test.args...)
+		s := plugin(t, c, line...)
+		var got []string
+		for f := range strings.Lines(s.out) {
+			word, _, _ := strings.Cut(strings.TrimSpace(f), "\t")
+			got = append(got, word)
+		}
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("%v is completed by %q, expected %q (%s)", test.args, got, test.want, s.err)
+		}
+	}
+}
+
+func TestNodeDrawsWhatTheLedgerSays(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
+	web := ready(t, c, ns, "web-0")
+	ready(t, c, ns, "web-1")
+	scale(t, c, ns, "web", 1)
+	kept := shows(t, c, ns, "web-1", "node-1", "retained", retained)
+
+	s := inside(t, c, "node", "node-1", "-o", "json")
+	var n inspection.Node
+	if err := json.Unmarshal([]byte(s.out), &n); err != nil {
+		t.Fatalf("%v: %+v", err, s)
+	}
+	states := map[string]inspection.State{}
+	for _, a := range n.Networks[0].Addresses {
+		states[a.IP.String()] = a.State
+	}
+	if states[web.Status.PodIP] != inspection.Bound || states[kept.Status.IPs[0]] != inspection.Retained {
+		t.Errorf("the addresses are %v", states)
+	}
+	if set := n.Networks[0].RangeSets[0]; set.Promised < 2 || set.PromiseLimit != set.Size/2 {
+		t.Errorf("the range set is %+v", set)
+	}
+	if len(n.Networks[0].Violations) > 0 || len(n.Networks[0].Leaks) > 0 || len(n.Networks[0].Doubled) > 0 || n.Runtime.Error != "" || n.Agent.NRI != "connected" {
+		t.Errorf("a healthy node is %+v", n)
+	}
+	s = inside(t, c, "node", "node-1")
+	if s.code != 0 || !strings.Contains(s.out, "R retained") || !strings.Contains(s.out, "B bound, and kept when its pod ends") || strings.Contains(s.out, "\x1b") {
+		t.Errorf("%+v", s)
+	}
+	t.Logf("\n%s", s.out)
+	if s := inside(t, c, "node", "node-9"); s.code != 1 || !strings.Contains(s.err, "no agent of stayput runs on the node") {
+		t.Errorf("of a node that is not there: %+v", s)
+	}
+}
