@@ -140,8 +140,12 @@ func daemonFlags(pod *corev1.Pod) (flags []string) {
 		if c.Name != agentContainer {
 			continue
 		}
-		for _, arg := range slices.Concat(c.Command, c.Args) {
-			if strings.HasPrefix(arg, "--") && strings.Contains(arg, "=") && !strings.Contains(arg, "$(") {
+		args := c.Args
+		if len(c.Command) > 1 {
+			args = slices.Concat(c.Command[1:], args)
+		}
+		for _, arg := range args {
+			if !strings.Contains(arg, "$(") {
 				flags = append(flags, arg)
 			}
 		}

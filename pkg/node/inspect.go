@@ -395,6 +395,9 @@ func binaryAt(path string) inspection.Binary {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		b.Error = "missing"
+		if _, err := os.Stat(filepath.Dir(path)); err != nil {
+			b.Unseen = true // the agent's container has no such directory
+		}
 		return b
 	case err != nil:
 		b.Error = err.Error()

@@ -319,3 +319,100 @@ func TestNodeDrawsWhatTheLedgerSays(t *testing.T) {
 		t.Errorf("of a node that is not there: %+v", s)
 	}
 }
+
+// story is what why says of a pod.
+func story(t *testing.T, c *lab.Cluster, ns, pod string) cli.Story {
+	t.Helper()
+	s := inside(t, c, "why", pod, "-n", ns, "-o", "json")
+	var is cli.Story
+	if err := json.Unmarshal([]byte(s.out), &is); err != nil {
+		t.Fatalf("%v: %+v", err, s)
+	}
+	return is
+}
+
+func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5m"}))
+	pod := ready(t, c, ns, "web-0")
+	shows(t, c, ns, "web-0", pod.Spec.NodeName, "bound with its workload", func(r *v1alpha1.RetainedIP) bool { return boundTo(pod)(r) && r.Spec.Workload != nil })
+
+	s := story(t, c, ns, "web-0")
+	if s.IfDeleted.Outcome != "home" || s.IfDeleted.Node != pod.Spec.NodeName || !slices.Equal(s.IfDeleted.IPs, []string{pod.Status.PodIP}) || len(s.Unknown) > 0 {
+		t.Errorf("of a running pod: %+v", s)
+	}
+	if s.Workload != "StatefulSet/web" || len(s.Kept) != 1 || len(s.Kept[0].Ledger) != 1 || !strings.Contains(s.Kept[0].Ledger[0], "bound to sandbox") {
+		t.Errorf("of a running pod: %+v", s)
+	}
+	text := inside(t, c, "why", "web-0", "-n", ns)
+	if !strings.Contains(text.out, "Node: "+pod.Spec.NodeName+". There") || !strings.Contains(text.out, "IP: "+pod.Status.PodIP+", kept for 10m") {
+		t.Errorf("in words: %+v", text)
+	}
+	t.Logf("\n%s", text.out)
+	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
+	again := successor(t, c, pod)
+	if again.Spec.NodeName != s.IfDeleted.Node || again.Status.PodIP != s.IfDeleted.IPs[0] {
+		t.Errorf("foretold was %+v, it has come to %s with %s", s.IfDeleted, again.Spec.NodeName, again.Status.PodIP)
+	}
+
+	// With its home cordoned it is to wait.
+	kubectl(t, c, "cordon", pod.Spec.NodeName)
+	uncordoned := false
+	uncordon := func() {
+		if !uncordoned {
+			uncordoned = true
+			kubectl(t, c, "uncordon", pod.Spec.NodeName)
+		}
+	}
+	defer uncordon()
+	if s := story(t, c, ns, "web-0"); s.IfDeleted.Outcome != "wait" || !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "is cordoned") || !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "at most 5m") {
+		t.Errorf("with its home cordoned: %+v", s.IfDeleted)
+	}
+	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
+	until(t, "the Event that it waits", func(context.Context) bool {
+		p := getPod(t, c, ns, "web-0")
+		return p != nil && p.UID != again.UID && len(p.Spec.SchedulingGates) > 0 && saysOf(t, c, ns, "Pod", "web-0", "WaitingForHome") != ""
+	})
+	s = story(t, c, ns, "web-0")
+	if !strings.Contains(s.State, "gated") || !strings.Contains(strings.Join(s.Placement, " "), "is cordoned") || s.IfDeleted.Outcome != "wait" ||
+		!slices.ContainsFunc(s.Events, func(e cli.Told) bool { return e.Reason == "WaitingForHome" }) {
+		t.Errorf("of a pod that waits: %+v", s)
+	}
+	text = inside(t, c, "why", "web-0", "-n", ns)
+	t.Logf("\n%s", text.out)
+	uncordon()
+	ready(t, c, ns, "web-0")
+}
+
+func TestWhyHasTheStoryOfAPodThatIsGone(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-2", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	pod := ready(t, c, ns, "web-0")
+	kept := stopped(t, c, pod)
+	until(t, "the pod to be gone", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
+	s := story(t, c, ns, "web-0")
+	if s.IfDeleted.Outcome != "none" || !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "does not want a pod of this ordinal") ||
+		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), kept.Status.Expires) || len(s.Kept) != 1 || !strings.Contains(s.Kept[0].Ledger[0], "retained for pod:"+ns+"/web-0") {
+		t.Errorf("%+v", s)
+	}
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	if s := story(t, c, ns, "web-0"); !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "No workload is known") {
+		t.Errorf("without its workload: %+v", s.IfDeleted)
+	}
+	if s := inside(t, c, "why", "web-1", "-n", ns); s.code != 1 || !strings.Contains(s.err, "there is no pod web-1") {
+		t.Errorf("of a pod of which nobody knows: %+v", s)
+	}
+}
+
+func TestWhySaysWhyNothingIsPromised(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("plain", 1, nil))
+	ready(t, c, ns, "plain-0")
+	s := story(t, c, ns, "plain-0")
+	if len(s.Promise) != 1 || !strings.Contains(s.Promise[0], "no annotation stayput.io/retain-ip") || s.IfDeleted.Outcome != "free" {
+		t.Errorf("%+v", s)
+	}
+}

@@ -85,6 +85,8 @@ type Binary struct {
 	SHA256  string `json:"sha256,omitempty"`
 	// Error is empty where the file is there and can be run.
 	Error string `json:"error,omitempty"`
+	// Unseen says that not even its directory is there, as in a container that does not mount it.
+	Unseen bool `json:"unseen,omitempty"`
 }
 
 // Network is one CNI network that the plugin has served.
