@@ -53,7 +53,7 @@ func New(o Options) *cobra.Command {
 	f := cmd.PersistentFlags()
 	c.flags.AddFlags(f)
 	f.StringVar(&c.home, "stayput-namespace", DefaultNamespace, "namespace in which stayput is installed")
-	cmd.AddCommand(getCommand(c), whyCommand(c), releaseCommand(c), nodeCommand(c))
+	cmd.AddCommand(getCommand(c), whyCommand(c), releaseCommand(c), nodeCommand(c), checkCommand(c))
 	c.completeFlags(cmd)
 	return cmd
 }

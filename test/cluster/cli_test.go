@@ -416,3 +416,119 @@ func TestWhySaysWhyNothingIsPromised(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// checked is the report of check, and its exit code.
+func checked(t *testing.T, c *lab.Cluster, nodes ...string) (r cli.Report, code int) {
+	t.Helper()
+	s := inside(t, c, append([]string{"check", "-o", "json"}, nodes...)...)
+	if err := json.Unmarshal([]byte(s.out), &r); err != nil {
+		t.Fatalf("%v: %+v", err, s)
+	}
+	return r, s.code
+}
+
+// level is the worst level of the findings of a check about a node, or about the cluster.
+func level(r cli.Report, node, check string) cli.Level {
+	is := cli.Level("")
+	for _, f := range r.Findings {
+		if f.Node == node && f.Check == check && is != cli.LevelFail && (is != cli.LevelWarn || f.Level == cli.LevelFail) {
+			is = f.Level
+		}
+	}
+	return is
+}
+
+func TestCheckFindsNothingWrongWithAHealthyCluster(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 3, map[string]string{retainIP: "10m"}))
+	for i := range 3 {
+		ready(t, c, ns, fmt.Sprintf("web-%d", i))
+	}
+	r, code := checked(t, c)
+	if code != 0 || r.Warnings+r.Failures != 0 || r.OK < 4+3*5 {
+		t.Errorf("%d %+v", code, r)
+	}
+	for _, n := range c.Nodes {
+		for _, what := range []string{"agent", "CNI configuration", "plugin", "ledger", "clock"} {
+			if level(r, n.Name, what) != cli.LevelOK {
+				t.Errorf("%s of %s: %q", what, n.Name, level(r, n.Name, what))
+			}
+		}
+	}
+	s := inside(t, c, "check")
+	if s.code != 0 || !strings.Contains(s.out, "node-1: agent, CNI configuration, plugin, ledger, clock") || !strings.Contains(s.out, "0 failures") {
+		t.Errorf("%+v", s)
+	}
+	t.Logf("\n%s", s.out)
+}
+
+func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
+	c := installed(t)
+	node := c.Node("node-2")
+
+	// An agent that is down.
+	check(t, node.Agent.Stop())
+	r, code := checked(t, c)
+	if code != 1 || level(r, "node-2", "agent") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelOK || level(r, "node-3", "ledger") != cli.LevelOK {
+		t.Errorf("with an agent down: %d %+v", code, r)
+	}
+	check(t, node.Agent.Start(testContext(t)))
+	until(t, "the agent to be well again", func(context.Context) bool {
+		r, code := checked(t, c, "node-2")
+		return code == 0 && r.Warnings == 0
+	})
+
+	// An address file that says nothing, and one of a sandbox that nobody knows.
+	networks := node.Path("/var/lib/cni/networks/pods")
+	for name, content := range map[string]string{"10.244.2.240": "", "10.244.2.241": "0123456789ab\r\neth0"} {
+		file := filepath.Join(networks, name)
+		check(t, os.WriteFile(file, []byte(content), 0o600))
+		defer func() { check(t, os.Remove(file)) }()
+	}
+	r, code = checked(t, c, "node-2")
+	text := ""
+	for _, f := range r.Findings {
+		text += f.Text + " " + f.Todo + "\n"
+	}
+	if code != 0 || level(r, "node-2", "ledger") != cli.LevelWarn || !strings.Contains(text, "10.244.2.240") || !strings.Contains(text, "10.244.2.241") || !strings.Contains(text, "reclaims them") {
+		t.Errorf("with a leak: %d %+v", code, r)
+	}
+
+	// A configuration that comes before ours.
+	foreign := node.Path("/etc/cni/net.d/00-foreign.conflist")
+	check(t, os.WriteFile(foreign, []byte(`{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.9.0.0/24"}}]}`), 0o600))
+	defer os.Remove(foreign)
+	if r, code := checked(t, c, "node-2"); code != 1 || level(r, "node-2", "CNI configuration") != cli.LevelFail {
+		t.Errorf("with another configuration: %d %+v", code, r)
+	}
+	check(t, os.Remove(foreign))
+
+	// A plugin that is not there.
+	plugin := node.Path("/opt/cni/bin/stayput")
+	check(t, os.Rename(plugin, plugin+".away"))
+	r, code = checked(t, c, "node-2")
+	check(t, os.Rename(plugin+".away", plugin))
+	if code != 1 || level(r, "node-2", "plugin") != cli.LevelFail {
+		t.Errorf("without the plugin: %d %+v", code, r)
+	}
+
+	// No controller.
+	for _, controller := range c.Controllers {
+		check(t, controller.Kill())
+	}
+	until(t, "check to see that nobody leads", func(context.Context) bool {
+		r, code = checked(t, c, "node-1")
+		return code == 1 && level(r, "", "controller") == cli.LevelFail
+	})
+	for _, controller := range c.Controllers {
+		check(t, controller.Start(testContext(t)))
+	}
+	until(t, "check to see that somebody leads", func(context.Context) bool {
+		r, code = checked(t, c, "node-1")
+		return code == 0
+	})
+	if s := inside(t, c, "check", "node-9"); s.code != 1 || !strings.Contains(s.err, `no node "node-9"`) {
+		t.Errorf("of a node that is not there: %+v", s)
+	}
+}

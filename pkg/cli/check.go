@@ -1,0 +1,304 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+)
+
+// Level is how a finding is to be taken.
+type Level string
+
+// The levels. Fail is what keeps stayput from doing what it promises.
+const (
+	LevelOK   Level = "OK"
+	LevelWarn Level = "WARN"
+	LevelFail Level = "FAIL"
+)
+
+// Finding is one result of a check.
+type Finding struct {
+	Level Level `json:"level"`
+	// Node is empty for what is about the cluster.
+	Node  string `json:"node,omitempty"`
+	Check string `json:"check"`
+	Text  string `json:"text"`
+	// Todo is what to do; empty where nothing needs to be done.
+	Todo string `json:"todo,omitempty"`
+}
+
+// Report is what check -o json prints.
+type Report struct {
+	Findings []Finding `json:"findings"`
+	OK       int       `json:"ok"`
+	Warnings int       `json:"warnings"`
+	Failures int       `json:"failures"`
+}
+
+const (
+	// checksAtOnce nodes are asked at the same time.
+	checksAtOnce = 16
+	// checkPatience is for one node.
+	checkPatience = 30 * time.Second
+)
+
+func checkCommand(c *cluster) *cobra.Command {
+	var d document
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "check [NODE...]",
+		Short: "Find out what is wrong with stayput, and what to do about it",
+		Long: "Find out what is wrong with stayput, and what to do about it: in the cluster, and on every node or those that are named.\n" +
+			"Nodes are asked through their agents, so that it takes the right to exec in their pods.\n\n" +
+			"The exit code is 1 where a check failed; warnings do not count.",
+		ValidArgsFunction: c.complete(clusterObjects("Node"), 0),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := d.validate(); err != nil {
+				return err
+			}
+			r, err := runChecks(cmd.Context(), c, args, newProgress(cmd.ErrOrStderr()))
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if d.asked() {
+				err = d.print(out, r)
+			} else {
+				err = r.write(out, all, width(out), painting(out))
+			}
+			if err == nil && r.Failures > 0 {
+				err = fmt.Errorf("%s failed", count(r.Failures, "check"))
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVarP(&all, "verbose", "v", false, "say of each node what is in order, not only that all is")
+	d.addFlags(cmd)
+	return cmd
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (*Report, error) {
+	k, err := c.client()
+	if err != nil {
+		return nil, err
+	}
+	config, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	look, err := c.inspector()
+	if err != nil {
+		return nil, err
+	}
+	defer line.done()
+
+	// 1. The API server's clock, which is the one that all others are held against.
+	line.say("asking the API server ...")
+	clock, err := serverClock(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("the API server's clock: %w", err)
+	}
+
+	// 2. The nodes, all at once.
+	var list corev1.NodeList
+	if err := k.List(ctx, &list); err != nil {
+		return nil, err
+	}
+	byName := map[string]*corev1.Node{}
+	for i := range list.Items {
+		byName[list.Items[i].Name] = &list.Items[i]
+	}
+	var nodes []*corev1.Node
+	if len(args) == 0 {
+		for i := range list.Items {
+			nodes = append(nodes, &list.Items[i])
+		}
+	}
+	for _, name := range args {
+		if byName[name] == nil {
+			return nil, fmt.Errorf("NODE: there is no node %q", name)
+		}
+		nodes = append(nodes, byName[name])
+	}
+	looks := inspectAll(ctx, look, nodes, line)
+
+	// 3. What is found.
+	r := &Report{Findings: []Finding{}}
+	now := time.Now().Add(clock.ahead())
+	line.say("looking at the cluster ...")
+	r.add(checkCluster(ctx, k, c.home, now)...)
+	r.add(compareVersions(looks)...)
+	for i, n := range nodes {
+		r.add(checkNode(n, looks[i], clock)...)
+	}
+	return r, nil
+}
+
+// looked is how a look into a node ended, and when it began and ended by this machine's clock.
+type looked struct {
+	node     string
+	is       *inspection.Node
+	err      error
+	from, to time.Time
+}
+
+func inspectAll(ctx context.Context, look Inspector, nodes []*corev1.Node, line *progress) []looked {
+	all := make([]looked, len(nodes))
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	asked := 0
+	slots := make(chan struct{}, checksAtOnce)
+	for i, n := range nodes {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			ctx, cancel := context.WithTimeout(ctx, checkPatience)
+			defer cancel()
+			l := looked{node: n.Name, from: time.Now()}
+			l.is, l.err = look.Inspect(ctx, n.Name)
+			l.to = time.Now()
+			all[i] = l
+			mu.Lock()
+			defer mu.Unlock()
+			asked++
+			line.say("asked %d of %d nodes ...", asked, len(nodes))
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// interval is what is known of the difference between a clock and this machine's: at least low, at most high.
+type interval struct{ low, high time.Duration }
+
+// ahead is the likeliest difference.
+func (i interval) ahead() time.Duration { return (i.low + i.high) / 2 }
+
+// minus is how far a clock is ahead of another one for sure; zero: they may agree.
+func (i interval) minus(o interval) time.Duration {
+	switch {
+	case i.low > o.high:
+		return i.low - o.high
+	case i.high < o.low:
+		return i.high - o.low
+	}
+	return 0
+}
+
+// between is the difference of a clock that showed t somewhere between two moments.
+func between(t time.Time, from, to time.Time) interval { return interval{t.Sub(to), t.Sub(from)} }
+
+// serverClock reads the Date of an answer, which has whole seconds.
+func serverClock(ctx context.Context, config *rest.Config) (interval, error) {
+	hc, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return interval{}, err
+	}
+	url, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return interval{}, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url.JoinPath("version").String(), nil)
+	if err != nil {
+		return interval{}, err
+	}
+	from := time.Now()
+	answer, err := hc.Do(req)
+	if err != nil {
+		return interval{}, err
+	}
+	to := time.Now()
+	defer answer.Body.Close()
+	at, err := http.ParseTime(answer.Header.Get("Date"))
+	if err != nil {
+		return interval{}, fmt.Errorf("its answer has the Date %q", answer.Header.Get("Date"))
+	}
+	return interval{at.Sub(to), at.Add(time.Second).Sub(from)}, nil
+}
+
+func (r *Report) add(all ...Finding) {
+	for _, f := range all {
+		switch f.Level {
+		case LevelOK:
+			r.OK++
+		case LevelWarn:
+			r.Warnings++
+		case LevelFail:
+			r.Failures++
+		}
+		r.Findings = append(r.Findings, f)
+	}
+}
+
+// write prints the findings. Of a node where all is in order, and of what is in order on the others, there is one
+// line, unless all are wanted.
+func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
+	var b strings.Builder
+	level := func(l Level) string {
+		c := map[Level]colour{LevelOK: green, LevelWarn: yellow, LevelFail: red}[l]
+		return p.text(c, string(l)) + strings.Repeat(" ", 4-len(l))
+	}
+	say := func(f Finding) {
+		about := f.Check + ": "
+		if f.Node != "" {
+			about = f.Node + ": " + about
+		}
+		fmt.Fprintf(&b, "%s  %s\n", level(f.Level), wrapped(about+f.Text, "      ", most-6))
+		if f.Todo != "" {
+			fmt.Fprintf(&b, "      %s\n", wrapped("-> "+f.Todo, "         ", most-9))
+		}
+	}
+	var order []string // of a node's checks that are in order
+	flush := func(node string) {
+		if len(order) > 0 {
+			fmt.Fprintf(&b, "%s  %s\n", level(LevelOK), wrapped(node+": "+strings.Join(order, ", "), "      ", most-6))
+		}
+		order = nil
+	}
+	node := ""
+	for _, f := range r.Findings {
+		if f.Node != node {
+			flush(node)
+			node = f.Node
+		}
+		if f.Level == LevelOK && f.Node != "" && !all {
+			order = append(order, f.Check)
+			continue
+		}
+		say(f)
+	}
+	flush(node)
+	fmt.Fprintf(&b, "\n%d in order, %s, %s\n", r.OK, count(r.Warnings, "warning"), count(r.Failures, "failure"))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// isNoAgent says that a node was not looked into because nobody is there to do it.
+func isNoAgent(err error) bool { return errors.Is(err, ErrNoAgent) }
+
+// list is a typed list with what went wrong as a finding.
+func list(ctx context.Context, k client.Client, check string, into client.ObjectList, o ...client.ListOption) *Finding {
+	if err := k.List(ctx, into, o...); err != nil {
+		return &Finding{Level: LevelWarn, Check: check, Text: "not looked at: " + err.Error()}
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package cli
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// execute runs the command without a cluster.
+func execute(t *testing.T, args ...string) error {
+	t.Helper()
+	cmd := New(Options{Version: "v1"})
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs(append(args, "--kubeconfig=/nonexistent/kubeconfig"))
+	return cmd.ExecuteContext(t.Context())
+}
+
+func TestABadArgumentIsNamedWithWhatWasExpected(t *testing.T) {
+	for _, test := range []struct{ args, says string }{
+		{"get deployment/web", "POD: \"deployment/web\" is not valid: expected the name of a pod or of a RetainedIP"},
+		{"get pod/", "POD: \"pod/\" is not valid"},
+		{"get web-0 -A", "POD: names cannot be combined with --all-namespaces"},
+		{"get web-0 -l app=web", "POD: names cannot be combined"},
+		{"get -o xml", "--output: unable to match a printer suitable for the output format \"xml\""},
+		{"release", "POD: expected names of pods or RetainedIPs, or --all"},
+		{"release web-0 --all", "POD: names cannot be combined with --all"},
+		{"release web-0 -l app=web", "--selector: expected --all beside it"},
+		{"release web-0 --dry-run=yes", "--dry-run: \"yes\" is not valid: expected none, client or server"},
+		{"release web-0 --timeout=0s", "--timeout: 0s is not valid: expected more than 0"},
+		{"release web-0 -o wide", "--output:"},
+		{"node", "NODE: got 0 arguments: expected the name of a node"},
+		{"node a b", "NODE: got 2 arguments"},
+		{"node a -o wide", "--output: \"wide\" is not valid: expected json or yaml"},
+		{"why", "POD: got 0 arguments: expected the name of a pod"},
+		{"why web-0 -o name", "--output: \"name\" is not valid: expected json or yaml"},
+		{"check -o wide", "--output: \"wide\" is not valid: expected json or yaml"},
+	} {
+		if err := execute(t, strings.Fields(test.args)...); err == nil || !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: error %v, expected %q", test.args, err, test.says)
+		}
+	}
+}
+
+func TestAgentsAreInspectedWithTheFlagsOfTheirDaemon(t *testing.T) {
+	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
+		{Name: "other", Args: []string{"--state-dir=/elsewhere"}},
+		{Name: "agent", Command: []string{"/stayput-agent", "--listen=:9463"}, Args: []string{"--install-cni", "--node-name=$(NODE_NAME)", "--state-dir=/var/lib/stayput"}},
+	}}}
+	if flags := daemonFlags(pod); !slices.Equal(flags, []string{"--listen=:9463", "--install-cni", "--state-dir=/var/lib/stayput"}) {
+		t.Errorf("the flags are %q", flags)
+	}
+}
+
+func TestTextIsWrappedBetweenWords(t *testing.T) {
+	if got := wrapped("one two  three four-and-a-long-word five", "  ", 10); got != "one two\n  three\n  four-and-a-long-word\n  five" {
+		t.Errorf("wrapped is %q", got)
+	}
+}
+
+func TestAProgressLineIsNotWrittenToAFile(t *testing.T) {
+	var b bytes.Buffer
+	p := newProgress(&b)
+	p.say("half of it")
+	p.done()
+	if b.Len() > 0 {
+		t.Errorf("written is %q", b.String())
+	}
+}

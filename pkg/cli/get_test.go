@@ -1,0 +1,121 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/cli-runtime/pkg/printers"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+// aRetainedIP is of pod web-2 of StatefulSet web, kept until five minutes past noon.
+func aRetainedIP(change ...func(*stayputv1alpha1.RetainedIP)) *stayputv1alpha1.RetainedIP {
+	r := &stayputv1alpha1.RetainedIP{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-2.node-1", UID: "u", ResourceVersion: "7"},
+		Spec: stayputv1alpha1.RetainedIPSpec{
+			NodeName: "node-1", PodName: "web-2", Retention: "10m", WhenScaled: "Retain", WhenDeleted: "Retain",
+			Workload: &stayputv1alpha1.WorkloadReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "w"},
+		},
+		Status: stayputv1alpha1.RetainedIPStatus{
+			Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"10.1.0.9"}, PodUID: "p", Since: &metav1.Time{Time: noon.Add(-5 * time.Minute)}, Expires: "2026-01-02T12:05:00Z",
+			Addresses: []stayputv1alpha1.NetworkAddresses{{Network: "pods", Interface: "eth0", IPs: []string{"10.1.0.9"}}},
+		},
+	}
+	for _, f := range change {
+		f(r)
+	}
+	return r
+}
+
+func isBound(r *stayputv1alpha1.RetainedIP) {
+	r.Status.Phase, r.Status.Expires = stayputv1alpha1.PhaseBound, ""
+}
+
+func whileOwned(r *stayputv1alpha1.RetainedIP) {
+	r.Spec.Retention, r.Spec.WhenScaled, r.Spec.WhenDeleted = "while-owned", "Release", "Release"
+	r.Status.Expires = "never"
+}
+
+func retainedWhenScaled(r *stayputv1alpha1.RetainedIP) { r.Spec.WhenScaled = "Retain" }
+
+// aSet is StatefulSet web.
+func aSet(spec map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": map[string]any{"name": "web", "namespace": "default", "uid": "w"}, "spec": spec,
+	}}
+}
+
+func TestWhyAnAddressIsKeptIsSaidInWords(t *testing.T) {
+	three, one := workloads{"w": aSet(map[string]any{"replicas": int64(3)})}, workloads{"w": aSet(map[string]any{"replicas": int64(1)})}
+	for _, test := range []struct {
+		r    *stayputv1alpha1.RetainedIP
+		all  workloads
+		want string
+	}{
+		{aRetainedIP(), three, "10m after the pod stopped"},
+		{aRetainedIP(isBound), three, "10m after the pod stops"},
+		{aRetainedIP(whileOwned), three, "while owned by StatefulSet web, ordinal 2 wanted"},
+		{aRetainedIP(whileOwned), one, "while owned by StatefulSet web, ordinal 2 not wanted"},
+		{aRetainedIP(whileOwned, retainedWhenScaled), one, "while owned by StatefulSet web, ordinal 2 not wanted, when-scaled is Retain"},
+		{aRetainedIP(whileOwned), workloads{"w": nil}, "while owned by StatefulSet web, which is deleted"},
+		{aRetainedIP(whileOwned), workloads{}, "while owned by StatefulSet web"},
+		{aRetainedIP(whileOwned, func(r *stayputv1alpha1.RetainedIP) { r.Spec.Workload = nil }), nil, "while owned, by whom is not known yet"},
+		{aRetainedIP(func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = true }), three, "being released"},
+	} {
+		if got := reason(test.r, test.all); got != test.want {
+			t.Errorf("%+v: %q, expected %q", test.r.Spec, got, test.want)
+		}
+	}
+}
+
+func TestOrdinalsAreWantedAsTheirWorkloadCountsThem(t *testing.T) {
+	for _, test := range []struct {
+		spec          map[string]any
+		pod           string
+		wanted, known bool
+	}{
+		{map[string]any{"replicas": int64(3)}, "web-2", true, true},
+		{map[string]any{"replicas": int64(2)}, "web-2", false, true},
+		{map[string]any{}, "web-0", true, true},
+		{map[string]any{}, "web-1", false, true},
+		{map[string]any{"replicas": int64(1), "ordinals": map[string]any{"start": int64(5)}}, "web-5", true, true},
+		{map[string]any{"replicas": int64(1), "ordinals": map[string]any{"start": int64(5)}}, "web-0", false, true},
+		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{int64(0)}}, "web-2", true, true},
+		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{int64(0)}}, "web-0", false, true},
+		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{"0-3"}}, "web-0", false, false},
+		{map[string]any{"replicas": int64(2)}, "other-0", false, false},
+		{map[string]any{"replicas": int64(2)}, "web", false, false},
+	} {
+		if wanted, known := wants(aSet(test.spec), test.pod); wanted != test.wanted || known != test.known {
+			t.Errorf("%v wants %s: %v, known %v", test.spec, test.pod, wanted, known)
+		}
+	}
+}
+
+const theTable = `NAMESPACE   POD     IP         NODE     PHASE      UNTIL                  LEFT     WHY                         NETWORK   IDENTITY   WORKLOAD          POD UID
+default     web-2   10.1.0.9   node-1   Retained   2026-01-02T12:05:00Z   5m       10m after the pod stopped   pods      <none>     StatefulSet/web   p
+default     web-2   10.1.0.9   node-1   Bound      <none>                 <none>   10m after the pod stops     pods      <none>     StatefulSet/web   p
+`
+
+func TestTheTableHasAColumnForEachQuestion(t *testing.T) {
+	var b strings.Builder
+	ips := []stayputv1alpha1.RetainedIP{*aRetainedIP(), *aRetainedIP(isBound)}
+	if err := printTable(&b, tableOf(ips, nil, noon), printers.PrintOptions{WithNamespace: true, Wide: true}); err != nil {
+		t.Fatal(err)
+	}
+	if b.String() != theTable {
+		t.Errorf("printed is\n%s", b.String())
+	}
+}
+
+func TestPodsAreSortedByTheirOrdinals(t *testing.T) {
+	if comparePods("web-2", "web-10") >= 0 || comparePods("db-9", "web-0") >= 0 || comparePods("a", "b") >= 0 {
+		t.Error("web-2, web-10 or db-9, web-0 or a, b are in another order")
+	}
+}

@@ -1,0 +1,112 @@
+package cli
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+)
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func rangeOf(subnet, start, end, gateway string) inspection.Range {
+	return inspection.Range{Subnet: netip.MustParsePrefix(subnet), Start: addr(start), End: addr(end), Gateway: addr(gateway)}
+}
+
+// aNetwork has every mark, in a range with room at both ends, and a family that is too large to be drawn.
+func aNetwork() inspection.Network {
+	promise := &inspection.Promise{Identity: "pod:default/web-0", Retention: "10m"}
+	return inspection.Network{
+		Name: "pods", PromisedShare: 0.5,
+		RangeSets: []inspection.RangeSet{
+			{Ranges: []inspection.Range{rangeOf("10.1.0.0/27", "10.1.0.1", "10.1.0.20", "10.1.0.1")}, Size: 19, Promised: 2, PromiseLimit: 9},
+			{Ranges: []inspection.Range{rangeOf("fd00::/64", "fd00::1", "fd00::ffff:ffff:ffff:ffff", "fd00::1")}, Size: 1 << 62, Promised: 1, PromiseLimit: 1 << 61},
+		},
+		Addresses: []inspection.Address{
+			{IP: addr("10.1.0.2"), State: inspection.Bound, ContainerID: "a", Promise: promise},
+			{IP: addr("10.1.0.3"), State: inspection.Bound, ContainerID: "b"},
+			{IP: addr("10.1.0.9"), State: inspection.Retained, Promise: promise},
+			{IP: addr("10.1.0.20"), State: inspection.Unreadable},
+			{IP: addr("10.9.0.1"), State: inspection.Bound, ContainerID: "c"},
+			{IP: addr("fd00::5"), State: inspection.Retained, Promise: promise},
+		},
+	}
+}
+
+const theMap = `Network pods
+  Range set 0
+  10.1.0.0/27  10.1.0.1 - 10.1.0.20
+    10.1.0.0  -gBb.... .R...... ....?--- --------
+  19 addresses: 15 free, 2 bound, 1 retained, 1 unreadable
+  promised: 2 of at most 9 (promisedShare 0.5)
+  Range set 1
+  fd00::/64  fd00::1 - fd00::ffff:ffff:ffff:ffff
+    R fd00::5
+  4611686018427387904 addresses: 4611686018427387903 free, 0 bound, 1 retained
+  promised: 1 of at most 2305843009213693952 (promisedShare 0.5)
+  in none of the ranges any more: 10.9.0.1 (bound)
+
+. free   b bound   B bound, and kept when its pod ends   R retained   ? unreadable   g gateway   - not given to pods
+`
+
+func TestARangeIsDrawnOneCharacterAnAddress(t *testing.T) {
+	var b strings.Builder
+	if err := drawNode(&b, &inspection.Node{Networks: []inspection.Network{aNetwork()}}, 80, false); err != nil {
+		t.Fatal(err)
+	}
+	if b.String() != theMap {
+		t.Errorf("drawn is\n%s", b.String())
+	}
+}
+
+func TestAMapFitsTheTerminal(t *testing.T) {
+	n := &inspection.Node{Networks: []inspection.Network{{Name: "pods", RangeSets: []inspection.RangeSet{
+		{Ranges: []inspection.Range{rangeOf("10.244.100.0/24", "10.244.100.1", "10.244.100.254", "10.244.100.1")}, Size: 253},
+	}}}}
+	for _, width := range []int{30, 40, 60, 80, 100, 200} {
+		var b strings.Builder
+		if err := drawNode(&b, n, width, false); err != nil {
+			t.Fatal(err)
+		}
+		drawn := 0
+		for line := range strings.Lines(b.String()) {
+			if !strings.HasPrefix(line, "    10.244") {
+				continue
+			}
+			if n := len(strings.TrimRight(line, "\n")); n > max(width, 8+22) {
+				t.Errorf("at width %d a line has %d: %q", width, n, line)
+			}
+			cells := strings.Join(strings.Fields(line)[1:], "")
+			drawn += len(cells)
+		}
+		if drawn != 256 {
+			t.Errorf("at width %d %d addresses are drawn", width, drawn)
+		}
+	}
+}
+
+func TestColourIsOnlyForTerminals(t *testing.T) {
+	var with, without strings.Builder
+	n := &inspection.Node{Networks: []inspection.Network{aNetwork()}}
+	if err := drawNode(&with, n, 80, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := drawNode(&without, n, 80, painting(&without)); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(with.String(), "\x1b[33mR\x1b[0m") || strings.Contains(without.String(), "\x1b") {
+		t.Errorf("with colour %q, without %q", with.String(), without.String())
+	}
+}
+
+func TestANetworkThatCannotBeReadIsSaidToBe(t *testing.T) {
+	var b strings.Builder
+	n := &inspection.Node{NetworksError: "record is corrupt", Networks: []inspection.Network{{Name: "pods", Error: "input/output error"}}}
+	if err := drawNode(&b, n, 80, false); err != nil {
+		t.Fatal(err)
+	}
+	if out := b.String(); !strings.Contains(out, "record is corrupt") || !strings.Contains(out, "input/output error") {
+		t.Errorf("printed %q", out)
+	}
+}
