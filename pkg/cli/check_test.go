@@ -1,0 +1,158 @@
+package cli
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+)
+
+// aLook is into a node where all is well.
+func aLook(change ...func(*inspection.Node)) looked {
+	n := &inspection.Node{
+		Format: inspection.Format, Version: "v1", Clock: inspection.Clock{Wall: noon},
+		Agent:   inspection.Agent{Ready: true, NRI: "connected", CRI: "ok", API: "ok", GracePeriod: 600},
+		Runtime: inspection.Runtime{Sandboxes: 3, Ready: 3},
+		CNI: inspection.CNI{
+			Dir: "/etc/cni/net.d", Active: "00-stayput.conflist", Plugin: inspection.Binary{Path: "/opt/cni/bin/stayput", Version: "v1", SHA256: "1"},
+			Files: []inspection.CNIFile{{Name: "00-stayput.conflist", Network: "pods", Types: []string{"bridge"}, IPAM: []string{"stayput"}, Annotations: true}},
+		},
+		Networks: []inspection.Network{{
+			Name: "pods", RangeSets: []inspection.RangeSet{{Ranges: []inspection.Range{rangeOf("10.1.0.0/29", "10.1.0.1", "10.1.0.6", "10.1.0.1")}, Size: 5, Promised: 1, PromiseLimit: 2}},
+			Addresses: []inspection.Address{{IP: addr("10.1.0.2"), State: inspection.Bound}},
+		}},
+	}
+	for _, f := range change {
+		f(n)
+	}
+	return looked{node: "node-1", is: n, from: noon.Add(-time.Second), to: noon.Add(time.Second)}
+}
+
+func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
+	node := aNode("node-1")
+	down := aNode("node-1", func(n *corev1.Node) { n.Status.Conditions = nil })
+	for name, test := range map[string]struct {
+		node  corev1.Node
+		look  looked
+		check string
+		level Level
+		says  string
+	}{
+		"no agent":              {node, looked{err: ErrNoAgent}, "agent", LevelFail, "no agent of stayput runs"},
+		"the node is down":      {down, looked{err: ErrNoAgent}, "agent", LevelWarn, "not Ready"},
+		"exec is refused":       {node, looked{err: errors.New("forbidden")}, "agent", LevelFail, "forbidden"},
+		"the agent hangs":       {node, aLook(func(n *inspection.Node) { n.Agent = inspection.Agent{Error: "timeout"} }), "agent", LevelFail, "timeout"},
+		"no NRI":                {node, aLook(func(n *inspection.Node) { n.Agent.NRI = "degraded: not connected" }), "agent", LevelFail, "NRI is degraded"},
+		"no CRI":                {node, aLook(func(n *inspection.Node) { n.Runtime.Error = "no such socket" }), "agent", LevelFail, "no such socket"},
+		"no API server":         {node, aLook(func(n *inspection.Node) { n.Agent.API = "degraded: refused" }), "agent", LevelFail, "degraded: refused"},
+		"a newer agent":         {node, aLook(func(n *inspection.Node) { n.Format++ }), "agent", LevelWarn, "understands"},
+		"no CNI configuration":  {node, aLook(func(n *inspection.Node) { n.CNI.Active, n.CNI.Files = "", nil }), "CNI configuration", LevelFail, "there is none"},
+		"host-local counts":     {node, aLook(func(n *inspection.Node) { n.CNI.Files[0].IPAM = []string{"host-local"} }), "CNI configuration", LevelFail, "host-local"},
+		"no IPAM at all":        {node, aLook(func(n *inspection.Node) { n.CNI.Files[0].IPAM = nil }), "CNI configuration", LevelFail, "cannot be kept"},
+		"no annotations":        {node, aLook(func(n *inspection.Node) { n.CNI.Files[0].Annotations = false }), "CNI configuration", LevelWarn, "does not hand on"},
+		"the plugin is missing": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error = "missing" }), "plugin", LevelFail, "no pod can start"},
+		"the plugin is unseen":  {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error, n.CNI.Plugin.Unseen = "missing", true }), "plugin", LevelWarn, "not mounted"},
+		"the plugin is older":   {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Version = "v0" }), "plugin", LevelWarn, "version v0"},
+		"the plugin is another": {node, aLook(func(n *inspection.Node) { n.CNI.Image.SHA256 = "2" }), "plugin", LevelWarn, "another one than the agent brought"},
+		"no network is read":    {node, aLook(func(n *inspection.Node) { n.NetworksError = "record is corrupt" }), "ledger", LevelFail, "record is corrupt"},
+		"a network is not read": {node, aLook(func(n *inspection.Node) { n.Networks[0].Error = "read-only" }), "ledger", LevelFail, "read-only"},
+		"an unreadable file": {node, aLook(func(n *inspection.Node) {
+			n.Networks[0].Addresses[0].State, n.Networks[0].Violations = inspection.Unreadable, []string{"I5: the file of 10.1.0.2 says nothing"}
+		}), "ledger", LevelWarn, "10.1.0.2"},
+		"a violation": {node, aLook(func(n *inspection.Node) { n.Networks[0].Violations = []string{"I2: promised to both"} }), "ledger", LevelFail, "promised to both"},
+		"a leak": {node, aLook(func(n *inspection.Node) {
+			n.Networks[0].Leaks = []inspection.Suspicion{{IP: addr("10.1.0.2"), Why: "gone"}}
+		}), "ledger", LevelWarn, "10.1.0.2: gone"},
+		"a doubled address": {node, aLook(func(n *inspection.Node) {
+			n.Networks[0].Doubled = []inspection.Suspicion{{IP: addr("10.1.0.2"), Why: "twice"}}
+		}), "ledger", LevelFail, "twice"},
+		"the share is used":            {node, aLook(func(n *inspection.Node) { n.Networks[0].RangeSets[0].Promised = 2 }), "ledger", LevelWarn, "ordinary addresses"},
+		"the range is full":            {node, aLook(func(n *inspection.Node) { n.Networks[0].RangeSets[0].Size = 1 }), "ledger", LevelFail, "no pod can start"},
+		"a clock that is a bit wrong":  {node, aLook(func(n *inspection.Node) { n.Clock.Wall = noon.Add(10 * time.Second) }), "clock", LevelWarn, "ahead of"},
+		"a clock that is a year wrong": {node, aLook(func(n *inspection.Node) { n.Clock.Wall = noon.AddDate(-1, 0, 0) }), "clock", LevelFail, "behind"},
+	} {
+		found := false
+		for _, f := range checkNode(&test.node, test.look, interval{-time.Second, time.Second}) {
+			if f.Level == LevelOK {
+				continue
+			}
+			if f.Node != "node-1" || f.Check != test.check || f.Level != test.level || !strings.Contains(f.Text, test.says) {
+				t.Errorf("%s: found %+v", name, f)
+			}
+			found = true
+		}
+		if !found {
+			t.Errorf("%s: nothing is found", name)
+		}
+	}
+	all := checkNode(&node, aLook(), interval{-time.Second, time.Second})
+	for _, f := range all {
+		if f.Level != LevelOK {
+			t.Errorf("where all is well: %+v", f)
+		}
+	}
+	if len(all) != 5 {
+		t.Errorf("where all is well there are %d findings", len(all))
+	}
+}
+
+func TestClocksDifferOnlyWhereThatIsSure(t *testing.T) {
+	server := interval{-500 * time.Millisecond, 500 * time.Millisecond}
+	for _, test := range []struct {
+		node, want time.Duration
+	}{{0, 0}, {1400 * time.Millisecond, 0}, {3 * time.Second, 1500 * time.Millisecond}, {-3 * time.Second, -1500 * time.Millisecond}} {
+		if got := between(noon.Add(test.node), noon.Add(-time.Second), noon.Add(time.Second)).minus(server); got != test.want {
+			t.Errorf("a clock off by %s is off by %s for sure", test.node, got)
+		}
+	}
+}
+
+const theReport = `OK    policies: there
+WARN  node-1: ledger: a leak
+      -> wait
+OK    node-1: agent, clock
+OK    node-2: agent
+FAIL  node-3: agent: none
+
+4 in order, 1 warning, 1 failure
+`
+
+func TestAReportIsShortWhereAllIsInOrder(t *testing.T) {
+	r := &Report{}
+	r.add(
+		Finding{LevelOK, "", "policies", "there", ""},
+		Finding{LevelOK, "node-1", "agent", "well", ""},
+		Finding{LevelWarn, "node-1", "ledger", "a leak", "wait"},
+		Finding{LevelOK, "node-1", "clock", "right", ""},
+		Finding{LevelOK, "node-2", "agent", "well", ""},
+		Finding{LevelFail, "node-3", "agent", "none", ""},
+	)
+	var b strings.Builder
+	if err := r.write(&b, false, 80, false); err != nil {
+		t.Fatal(err)
+	}
+	if b.String() != theReport {
+		t.Errorf("printed is\n%s", b.String())
+	}
+	b.Reset()
+	if err := r.write(&b, true, 80, false); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), "OK    node-1: clock: right\n") {
+		t.Errorf("with all of it\n%s", b.String())
+	}
+}
+
+func TestAgentsOfSeveralVersionsAreFound(t *testing.T) {
+	other := aLook(func(n *inspection.Node) { n.Version = "v2" })
+	if f := compareVersions([]looked{aLook(), other}); len(f) != 1 || f[0].Level != LevelWarn || !strings.Contains(f[0].Text, "v1 on node-1; v2 on node-1") {
+		t.Errorf("found %+v", f)
+	}
+	if f := compareVersions([]looked{aLook(), aLook(), {err: ErrNoAgent}}); len(f) != 0 {
+		t.Errorf("found %+v", f)
+	}
+}

@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+func aNode(name string, change ...func(*corev1.Node)) corev1.Node {
+	n := corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+	}
+	for _, f := range change {
+		f(&n)
+	}
+	return n
+}
+
+func cordoned(n *corev1.Node) { n.Spec.Unschedulable = true }
+
+// someFacts are of web-2, which runs on node-1 and is promised 10.1.0.9 there.
+func someFacts(change ...func(*facts)) *facts {
+	annotations := map[string]string{stayputv1alpha1.AnnotationRetainIP: "10m"}
+	f := &facts{
+		now: noon, namespace: "default", name: "web-2",
+		pod: &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "default", Name: "web-2", UID: "p", Annotations: annotations, CreationTimestamp: metav1.NewTime(noon.Add(-3 * time.Hour)),
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "w", Controller: new(true)}},
+			},
+			Spec:   corev1.PodSpec{NodeName: "node-1"},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.9", PodIPs: []corev1.PodIP{{IP: "10.1.0.9"}}},
+		},
+		workload: aSet(map[string]any{"replicas": int64(3)}),
+		template: &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}},
+		kept:     []stayputv1alpha1.RetainedIP{*aRetainedIP(isBound)},
+		nodes:    []corev1.Node{aNode("node-1"), aNode("node-2")},
+		looks: map[string]*inspection.Node{"node-1": {Networks: []inspection.Network{{
+			Name:      "pods",
+			RangeSets: []inspection.RangeSet{{Ranges: []inspection.Range{rangeOf("10.1.0.0/27", "10.1.0.1", "10.1.0.20", "10.1.0.1")}, Size: 19, PromiseLimit: 9}},
+			Addresses: []inspection.Address{{IP: addr("10.1.0.9"), State: inspection.Bound, ContainerID: "0123456789abcdef", Promise: &inspection.Promise{Identity: "pod:default/web-2"}}},
+		}}}},
+		lookErrors: map[string]error{},
+	}
+	f.workloads = workloads{"w": f.workload}
+	for _, c := range change {
+		c(f)
+	}
+	return f
+}
+
+func homeCordoned(f *facts) { f.nodes[0].Spec.Unschedulable = true }
+func homeGone(f *facts)     { f.nodes = f.nodes[1:] }
+func gone(f *facts) {
+	f.pod = nil
+	f.kept = []stayputv1alpha1.RetainedIP{*aRetainedIP()}
+}
+func scaledDown(f *facts) {
+	f.workload = aSet(map[string]any{"replicas": int64(1)})
+	f.workloads = workloads{"w": f.workload}
+}
+func gatedSince(d time.Duration) func(*facts) {
+	return func(f *facts) {
+		f.pod.Spec.NodeName, f.pod.Status = "", corev1.PodStatus{Phase: corev1.PodPending}
+		f.pod.CreationTimestamp = metav1.NewTime(noon.Add(-d))
+		f.pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: stayputv1alpha1.PlacementGate}}
+		f.kept = []stayputv1alpha1.RetainedIP{*aRetainedIP()}
+	}
+}
+func notAsked(f *facts) {
+	f.pod.Annotations, f.template.Annotations, f.kept = nil, nil, nil
+	f.looks["node-1"].Networks[0].Addresses[0].Promise = nil
+}
+func notPromised(f *facts) {
+	f.kept = nil
+	f.looks["node-1"].Networks[0].Addresses[0].Promise = nil
+}
+func byKind(kind string) func(*facts) {
+	return func(f *facts) { f.workload.SetKind(kind) }
+}
+func recordedOn(node string) func(*facts) {
+	return func(f *facts) {
+		f.state = &kruisev1alpha1.PersistentPodState{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"},
+			Spec: kruisev1alpha1.PersistentPodStateSpec{PreferredPersistentTopology: []kruisev1alpha1.PreferredTopologyTerm{
+				{Weight: 100, Preference: kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{"kubernetes.io/hostname"}}}}},
+			Status: kruisev1alpha1.PersistentPodStateStatus{PodStates: map[string]kruisev1alpha1.PodState{
+				"web-2": {NodeName: node, NodeTopologyLabels: map[string]string{"kubernetes.io/hostname": node}}}},
+		}
+	}
+}
+
+const theStory = `Pod default/web-2
+  running on node node-1, for 3h, with 10.1.0.9, of StatefulSet web
+
+What it asks for
+  stayput.io/retain-ip: 10m - its address is kept for 10m after the pod stops
+
+What is promised
+  10.1.0.9 on node node-1 is promised to it: kept 10m after the pod stops.
+  RetainedIP web-2.node-1: Bound, 10.1.0.9
+  ledger of node node-1: 10.1.0.9 is bound to sandbox 0123456789ab, promised to
+    pod:default/web-2
+
+If it is deleted now
+  Node: node-1. There the new pod can start, and nowhere else.
+  IP: 10.1.0.9, kept for 10m from the moment the pod stops.
+  If its home is down, cordoned, tainted or full by then, the new pod waits 1m
+    for it (stayput.io/home-wait), and then goes elsewhere with another IP.
+`
+
+func TestAStoryIsToldInWords(t *testing.T) {
+	var b strings.Builder
+	if err := someFacts().story().write(&b, noon); err != nil {
+		t.Fatal(err)
+	}
+	if b.String() != theStory {
+		t.Errorf("told is\n%s", b.String())
+	}
+}
+
+func TestWhatWouldHappenFollowsFromTheFacts(t *testing.T) {
+	for name, test := range map[string]struct {
+		facts   *facts
+		title   string
+		outcome string
+		node    string
+		says    []string
+	}{
+		"a running pod":                          {someFacts(), "If it is deleted now", "home", "node-1", []string{"IP: 10.1.0.9, kept for 10m"}},
+		"its home is cordoned":                   {someFacts(homeCordoned), "If it is deleted now", "wait", "node-1", []string{"is cordoned: the new pod waits for it, gated, at most 1m", "10.1.0.9 if its home is back"}},
+		"its home is gone":                       {someFacts(homeGone), "If it is deleted now", "elsewhere", "", []string{"is gone from the cluster", "IP: another one"}},
+		"it is gone":                             {someFacts(gone), "If it is created now", "home", "node-1", []string{"IP: 10.1.0.9, kept until 2026-01-02T12:05:00Z"}},
+		"it is gone and not wanted":              {someFacts(gone, scaledDown), "If it is created now", "none", "", []string{"does not want a pod of this ordinal", "stays kept until 2026-01-02T12:05:00Z (5m)"}},
+		"it waits for a cordoned home":           {someFacts(gatedSince(20*time.Second), homeCordoned), "As things are now", "wait", "node-1", []string{"the pod waits for it, gated, at most 40s"}},
+		"it has waited long enough":              {someFacts(gatedSince(2*time.Minute), homeCordoned), "As things are now", "elsewhere", "", []string{"is cordoned"}},
+		"nothing is asked for":                   {someFacts(notAsked), "If it is deleted now", "free", "", []string{"wherever the scheduler likes", "any that is free"}},
+		"only a record, which is preferred":      {someFacts(notAsked, recordedOn("node-2")), "If it is deleted now", "home", "", []string{"Node: node-2 if the scheduler likes", "no address is kept"}},
+		"of a ReplicaSet without an identity":    {someFacts(byKind("ReplicaSet")), "If it is deleted now", "none", "", []string{"makes another pod, of another name"}},
+		"without a controller":                   {someFacts(func(f *facts) { f.workload, f.template, f.pod.OwnerReferences = nil, nil, nil }), "If it is deleted now", "none", "", []string{"No controller makes the pod again", "a pod of this name that is made by then gets it"}},
+		"the nodes cannot be listed":             {someFacts(func(f *facts) { f.nodes = nil }), "If it is deleted now", "unknown", "", []string{"nothing can be said"}},
+		"its address is outside the ranges now":  {someFacts(func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Ranges[0].End = addr("10.1.0.5") }), "If it is deleted now", "home", "node-1", []string{"IP: another one: 10.1.0.9 is outside the ranges"}},
+		"nobody leads":                           {someFacts(func(f *facts) { f.lease = &coordinationv1.Lease{} }), "If it is deleted now", "home", "node-1", []string{"It waits before all that: no controller leads"}},
+		"the template asks for nothing any more": {someFacts(func(f *facts) { f.template = &corev1.PodTemplateSpec{} }), "If it is deleted now", "free", "", []string{"The pod template has changed since"}},
+	} {
+		fc := test.facts.story().IfDeleted
+		if fc.Title != test.title || fc.Outcome != test.outcome || fc.Node != test.node {
+			t.Errorf("%s: %+v", name, fc)
+		}
+		for _, want := range test.says {
+			if !strings.Contains(strings.Join(fc.Lines, "\n"), want) {
+				t.Errorf("%s: it does not say %q: %q", name, want, fc.Lines)
+			}
+		}
+	}
+}
+
+func TestWhyNothingIsPromisedIsSaid(t *testing.T) {
+	for name, test := range map[string]struct {
+		facts *facts
+		says  string
+	}{
+		"no annotation":        {someFacts(notAsked), "no annotation stayput.io/retain-ip"},
+		"a bad annotation":     {someFacts(notPromised, func(f *facts) { f.pod.Annotations = map[string]string{stayputv1alpha1.AnnotationRetainIP: "true"} }), `annotation stayput.io/retain-ip: "true" is not valid: expected a positive Go duration`},
+		"the host's network":   {someFacts(notPromised, func(f *facts) { f.pod.Spec.HostNetwork = true }), "on the network of its host"},
+		"no agent on its node": {someFacts(notPromised, func(f *facts) { f.looks, f.lookErrors["node-1"] = nil, ErrNoAgent }), "no agent of stayput runs on the node"},
+		"the share is used up": {someFacts(notPromised, func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Promised = 9 }), "9 addresses are promised, of at most 9"},
+		"it came too late":     {someFacts(notPromised), "before the annotation was there"},
+		"another IPAM": {someFacts(notPromised, func(f *facts) {
+			f.looks["node-1"].Networks, f.looks["node-1"].CNI.Active = nil, "10-calico.conflist"
+		}), "did not come from stayput. The CNI configuration that counts on node node-1 is 10-calico.conflist"},
+		"the node refused": {someFacts(notPromised, func(f *facts) {
+			f.events = []corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "web-2", UID: "p"}, Reason: "IPRetentionRefused", Message: "too many"}}
+		}), "Nothing: too many"},
+		"the API server was not told": {someFacts(func(f *facts) { f.kept = nil; f.looks["node-1"].Agent.API = "degraded: connection refused" }), "degraded: connection refused"},
+	} {
+		if p := test.facts.story().Promise; len(p) != 1 || !strings.Contains(p[0], test.says) {
+			t.Errorf("%s: %q, expected %q", name, p, test.says)
+		}
+	}
+}
+
+func TestWhatCouldNotBeFoundOutIsPartOfTheStory(t *testing.T) {
+	f := someFacts(func(f *facts) {
+		f.looks, f.lookErrors["node-1"] = nil, errors.New("pods/exec is forbidden")
+		f.unknown = []string{"the ledger of node node-1: pods/exec is forbidden"}
+	})
+	var b strings.Builder
+	if err := f.story().write(&b, noon); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), "What could not be found out\n  the ledger of node node-1: pods/exec is forbidden") || !strings.Contains(b.String(), "IP: 10.1.0.9, kept for 10m") {
+		t.Errorf("told is\n%s", b.String())
+	}
+}
+
+func TestAnEventOfTheWorkloadIsThePodsWhereItNamesIt(t *testing.T) {
+	for text, want := range map[string]bool{
+		"pod web-1: waits": true, "create Pod web-1 in StatefulSet web": true, "pod web-10: waits": false, "web-1.node-1": false, "web": false,
+	} {
+		if mentions(text, "web-1") != want {
+			t.Errorf("%q names web-1: %v", text, !want)
+		}
+	}
+}
