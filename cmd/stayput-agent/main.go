@@ -24,6 +24,6 @@ func command() *cobra.Command {
 		RunE:          func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), o, cmd.ErrOrStderr()) },
 	}
 	o.addFlags(cmd)
-	cmd.AddCommand(uninstallCommand(&o), inspectCommand(&o))
+	cmd.AddCommand(uninstallCommand(&o), inspectCommand(&o), importCommand(&o))
 	return cmd
 }

@@ -105,7 +105,7 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	if err != nil {
 		return nil, err
 	}
-	look, err := c.inspector()
+	reach, err := c.agents()
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 		}
 		nodes = append(nodes, byName[name])
 	}
-	looks := inspectAll(ctx, look, nodes, line)
+	looks := inspectAll(ctx, reach, nodes, line)
 
 	// 3. What is found.
 	r := &Report{Findings: []Finding{}}
@@ -161,7 +161,7 @@ type looked struct {
 	from, to time.Time
 }
 
-func inspectAll(ctx context.Context, look Inspector, nodes []*corev1.Node, line *progress) []looked {
+func inspectAll(ctx context.Context, reach Agents, nodes []*corev1.Node, line *progress) []looked {
 	all := make([]looked, len(nodes))
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -174,7 +174,7 @@ func inspectAll(ctx context.Context, look Inspector, nodes []*corev1.Node, line 
 			ctx, cancel := context.WithTimeout(ctx, checkPatience)
 			defer cancel()
 			l := looked{node: n.Name, from: time.Now()}
-			l.is, l.err = look.Inspect(ctx, n.Name)
+			l.is, l.err = inspect(ctx, reach, n.Name)
 			l.to = time.Now()
 			all[i] = l
 			mu.Lock()

@@ -28,13 +28,13 @@ const DefaultNamespace = "stayput-system"
 type Options struct {
 	// Version is of the program.
 	Version string
-	// Look replaces the way into a node, which otherwise leads through its agent's pod.
-	Look Inspector
+	// Agents replaces the way to the nodes, which otherwise leads through their agents' pods.
+	Agents Agents
 }
 
 // New is kubectl stayput with all its verbs.
 func New(o Options) *cobra.Command {
-	c := &cluster{flags: genericclioptions.NewConfigFlags(true), look: o.Look}
+	c := &cluster{flags: genericclioptions.NewConfigFlags(true), reach: o.Agents}
 	c.flags.WrapConfigFn = func(config *rest.Config) *rest.Config {
 		config.UserAgent = "kubectl-stayput/" + o.Version
 		config.QPS, config.Burst = 50, 300 // as kubectl has it
@@ -53,7 +53,7 @@ func New(o Options) *cobra.Command {
 	f := cmd.PersistentFlags()
 	c.flags.AddFlags(f)
 	f.StringVar(&c.home, "stayput-namespace", DefaultNamespace, "namespace in which stayput is installed")
-	cmd.AddCommand(getCommand(c), whyCommand(c), releaseCommand(c), nodeCommand(c), checkCommand(c))
+	cmd.AddCommand(getCommand(c), whyCommand(c), releaseCommand(c), nodeCommand(c), checkCommand(c), importCommand(c))
 	c.completeFlags(cmd)
 	return cmd
 }
@@ -62,7 +62,7 @@ func New(o Options) *cobra.Command {
 type cluster struct {
 	flags *genericclioptions.ConfigFlags
 	home  string // namespace of stayput
-	look  Inspector
+	reach Agents
 }
 
 // scheme has what the verbs read by its type.

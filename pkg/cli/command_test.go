@@ -38,6 +38,9 @@ func TestABadArgumentIsNamedWithWhatWasExpected(t *testing.T) {
 		{"node a -o wide", "--output: \"wide\" is not valid: expected json or yaml"},
 		{"why", "POD: got 0 arguments: expected the name of a pod"},
 		{"why web-0 -o name", "--output: \"name\" is not valid: expected json or yaml"},
+		{"import", "SOURCE: \"\" is not valid: expected openkruise or spiderpool"},
+		{"import calico", "SOURCE: \"calico\" is not valid: expected openkruise or spiderpool"},
+		{"import spiderpool --retain-ip=true", "--retain-ip: annotation stayput.io/retain-ip: \"true\" is not valid"},
 		{"check -o wide", "--output: \"wide\" is not valid: expected json or yaml"},
 	} {
 		if err := execute(t, strings.Fields(test.args)...); err == nil || !strings.Contains(err.Error(), test.says) {

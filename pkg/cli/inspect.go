@@ -21,15 +21,31 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 )
 
-// Inspector looks into a node.
-type Inspector interface {
-	Inspect(ctx context.Context, node string) (*inspection.Node, error)
+// Agents run stayput-agent on a node and return what it prints.
+type Agents interface {
+	Run(ctx context.Context, node string, stdin []byte, args ...string) ([]byte, error)
 }
 
-// inspector is how this command looks into nodes: by the pods of their agents.
-func (c *cluster) inspector() (Inspector, error) {
-	if c.look != nil {
-		return c.look, nil
+// inspect looks into a node.
+func inspect(ctx context.Context, a Agents, node string) (*inspection.Node, error) {
+	out, err := a.Run(ctx, node, nil, "inspect")
+	if err != nil {
+		return nil, err
+	}
+	var n inspection.Node
+	if err := json.Unmarshal(out, &n); err != nil {
+		return nil, fmt.Errorf("node %s: what stayput-agent inspect printed: %w", node, err)
+	}
+	if n.Format < 1 {
+		return nil, fmt.Errorf("node %s: what stayput-agent inspect printed has no format: expected 1 or more", node)
+	}
+	return &n, nil
+}
+
+// agents is how this command reaches nodes: by the pods of their agents.
+func (c *cluster) agents() (Agents, error) {
+	if c.reach != nil {
+		return c.reach, nil
 	}
 	k, err := c.client()
 	if err != nil {
@@ -39,7 +55,7 @@ func (c *cluster) inspector() (Inspector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &agents{client: k, config: config, namespace: c.home}, nil
+	return &agentPodsOf{client: k, config: config, namespace: c.home}, nil
 }
 
 const (
@@ -47,8 +63,8 @@ const (
 	agentContainer            = "agent"
 )
 
-// agents are the pods of the DaemonSet.
-type agents struct {
+// agentPodsOf are the Agents in the pods of the DaemonSet.
+type agentPodsOf struct {
 	client    client.Client
 	config    *rest.Config
 	namespace string
@@ -58,7 +74,7 @@ type agents struct {
 var ErrNoAgent = errors.New("no agent of stayput runs on the node")
 
 // on is the agent's pod on a node.
-func (a *agents) on(ctx context.Context, node string) (*corev1.Pod, error) {
+func (a *agentPodsOf) on(ctx context.Context, node string) (*corev1.Pod, error) {
 	pods, err := agentPods(ctx, a.client, a.namespace, node)
 	if err != nil {
 		return nil, err
@@ -121,16 +137,17 @@ func podState(p *corev1.Pod) string {
 	return cmp.Or(p.Status.Reason, string(p.Status.Phase), "not started yet")
 }
 
-func (a *agents) Inspect(ctx context.Context, node string) (*inspection.Node, error) {
+// Run runs the program in the agent's container, with the flags of the daemon.
+func (a *agentPodsOf) Run(ctx context.Context, node string, stdin []byte, args ...string) ([]byte, error) {
 	pod, err := a.on(ctx, node)
 	if err != nil {
 		return nil, err
 	}
-	out, err := a.exec(ctx, pod, append([]string{"/stayput-agent", "inspect"}, daemonFlags(pod)...))
+	out, err := a.exec(ctx, pod, stdin, slices.Concat([]string{"/stayput-agent"}, args, daemonFlags(pod)))
 	if err != nil {
-		return nil, fmt.Errorf("node %s: stayput-agent inspect in pod %s/%s: %w", node, pod.Namespace, pod.Name, err)
+		return nil, fmt.Errorf("node %s: stayput-agent %s in pod %s/%s: %w", node, args[0], pod.Namespace, pod.Name, err)
 	}
-	return decodeInspection(out)
+	return out, nil
 }
 
 // daemonFlags are the flags that the daemon was given: what looks at the same things needs the same ones. Those
@@ -154,7 +171,7 @@ func daemonFlags(pod *corev1.Pod) (flags []string) {
 }
 
 // exec runs a command in the agent's container. Its standard error is in the error.
-func (a *agents) exec(ctx context.Context, pod *corev1.Pod, command []string) ([]byte, error) {
+func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, command []string) ([]byte, error) {
 	config := rest.CopyConfig(a.config)
 	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
@@ -163,7 +180,7 @@ func (a *agents) exec(ctx context.Context, pod *corev1.Pod, command []string) ([
 		return nil, err
 	}
 	url := core.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: agentContainer, Command: command, Stdout: true, Stderr: true}, runtime.NewParameterCodec(scheme)).URL()
+		VersionedParams(&corev1.PodExecOptions{Container: agentContainer, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true}, runtime.NewParameterCodec(scheme)).URL()
 	spdy, err := remotecommand.NewSPDYExecutor(config, "POST", url)
 	if err != nil {
 		return nil, err
@@ -179,22 +196,15 @@ func (a *agents) exec(ctx context.Context, pod *corev1.Pod, command []string) ([
 		return nil, err
 	}
 	var stdout, stderr bytes.Buffer
-	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}); err != nil {
+	streams := remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}
+	if stdin != nil {
+		streams.Stdin = bytes.NewReader(stdin)
+	}
+	if err := executor.StreamWithContext(ctx, streams); err != nil {
 		if said := strings.TrimSpace(stderr.String()); said != "" {
 			return nil, fmt.Errorf("%w: %s", err, said)
 		}
 		return nil, err
 	}
 	return stdout.Bytes(), nil
-}
-
-func decodeInspection(data []byte) (*inspection.Node, error) {
-	var n inspection.Node
-	if err := json.Unmarshal(data, &n); err != nil {
-		return nil, fmt.Errorf("what stayput-agent inspect printed: %w", err)
-	}
-	if n.Format < 1 {
-		return nil, errors.New("what stayput-agent inspect printed has no format: expected 1 or more")
-	}
-	return &n, nil
 }

@@ -27,11 +27,11 @@ func nodeCommand(c *cluster) *cobra.Command {
 			if err := d.validate(); err != nil {
 				return err
 			}
-			look, err := c.inspector()
+			reach, err := c.agents()
 			if err != nil {
 				return err
 			}
-			n, err := look.Inspect(cmd.Context(), args[0])
+			n, err := inspect(cmd.Context(), reach, args[0])
 			if err != nil {
 				return err
 			}

@@ -106,13 +106,13 @@ func whyCommand(c *cluster) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			look, err := c.inspector()
+			reach, err := c.agents()
 			if err != nil {
 				return err
 			}
 			line := newProgress(cmd.ErrOrStderr())
 			line.say("looking up pod %s and its node ...", name[0])
-			f, err := gather(cmd.Context(), k, look, c.home, ns, name[0])
+			f, err := gather(cmd.Context(), k, reach, c.home, ns, name[0])
 			line.done()
 			if err != nil {
 				return err
@@ -149,7 +149,7 @@ type facts struct {
 // lookPatience is how long a node's agent is waited for. A story without it is still one.
 const lookPatience = 15 * time.Second
 
-func gather(ctx context.Context, k client.Client, look Inspector, home, ns, name string) (*facts, error) {
+func gather(ctx context.Context, k client.Client, reach Agents, home, ns, name string) (*facts, error) {
 	f := &facts{now: time.Now(), namespace: ns, name: name, looks: map[string]*inspection.Node{}, lookErrors: map[string]error{}}
 	doubt := func(what string, err error) {
 		if err != nil {
@@ -179,7 +179,7 @@ func gather(ctx context.Context, k client.Client, look Inspector, home, ns, name
 		}
 	}
 	if f.name != name && f.pod == nil {
-		return gather(ctx, k, look, home, ns, f.name)
+		return gather(ctx, k, reach, home, ns, f.name)
 	}
 	for _, r := range all {
 		if r.Spec.PodName == name || identity != "" && r.Spec.Identity == identity {
@@ -214,7 +214,7 @@ func gather(ctx context.Context, k client.Client, look Inspector, home, ns, name
 	asked, cancel := context.WithTimeout(ctx, lookPatience)
 	defer cancel()
 	for _, node := range f.itsNodes() {
-		n, err := look.Inspect(asked, node)
+		n, err := inspect(asked, reach, node)
 		if err != nil {
 			f.lookErrors[node] = err
 			doubt("the ledger of node "+node, err)

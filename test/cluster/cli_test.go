@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -88,20 +89,15 @@ func works(t *testing.T, c *lab.Cluster, ns string, args ...string) string {
 	return s.out
 }
 
-// atNodes looks into a node by the agent's program on it: the lab's agents are no pods.
+// atNodes reaches a node by the agent's program on it: the lab's agents are no pods.
 type atNodes struct{ c *lab.Cluster }
 
-func (a atNodes) Inspect(ctx context.Context, node string) (*inspection.Node, error) {
+func (a atNodes) Run(ctx context.Context, node string, stdin []byte, args ...string) ([]byte, error) {
 	n := a.c.Node(node)
 	if n == nil || n.Agent == nil || n.Agent.Process() == nil {
 		return nil, fmt.Errorf("%w: %s", cli.ErrNoAgent, node)
 	}
-	out, err := n.Run(ctx, "/opt/stayput/stayput-agent", "inspect")
-	if err != nil {
-		return nil, err
-	}
-	var is inspection.Node
-	return &is, json.Unmarshal(out, &is)
+	return n.RunInput(ctx, nil, stdin, append([]string{"/opt/stayput/stayput-agent"}, args...)...)
 }
 
 // inside runs a verb that looks into nodes.
@@ -110,7 +106,7 @@ func inside(t *testing.T, c *lab.Cluster, args ...string) said {
 	config, err := c.Kubeconfig()
 	check(t, err)
 	var out, errs bytes.Buffer
-	cmd := cli.New(cli.Options{Version: "test", Look: atNodes{c}})
+	cmd := cli.New(cli.Options{Version: "test", Agents: atNodes{c}})
 	cmd.SetOut(&out)
 	cmd.SetErr(&errs)
 	cmd.SetArgs(append(args, "--kubeconfig="+config, "--cache-dir="+filepath.Join(c.Dir, "cache")))
@@ -531,4 +527,184 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	if s := inside(t, c, "check", "node-9"); s.code != 1 || !strings.Contains(s.err, `no node "node-9"`) {
 		t.Errorf("of a node that is not there: %+v", s)
 	}
+}
+
+// imported is what import says of a pod.
+func imported(t *testing.T, c *lab.Cluster, pod string, args ...string) (inspection.ImportItem, int) {
+	t.Helper()
+	s := inside(t, c, append([]string{"import", "-o", "json"}, args...)...)
+	var is inspection.Import
+	if err := json.Unmarshal([]byte(s.out), &is); err != nil {
+		t.Fatalf("%v: %+v", err, s)
+	}
+	for _, i := range is.Items {
+		if i.Pod == pod {
+			return i, s.code
+		}
+	}
+	t.Fatalf("nothing is said of %s: %+v", pod, s)
+	return inspection.ImportItem{}, 0
+}
+
+// served has stayput start a pod on a node, by which it knows the network's ranges.
+func served(t *testing.T, c *lab.Cluster, ns, node string) {
+	t.Helper()
+	apply(t, c, ns, on(node, statefulSet("first", 1, nil)))
+	ready(t, c, ns, "first-0")
+}
+
+// reserve writes a reservation as OpenKruise's host-local does.
+func reserve(t *testing.T, n *lab.ClusterNode, ns, pod, container, ip string, released *time.Time) {
+	t.Helper()
+	file := n.Path("/var/lib/cni/networks/reserved/" + ns + "/" + pod)
+	check(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	t.Cleanup(func() { check(t, os.RemoveAll(n.Path("/var/lib/cni/networks/reserved"))) })
+	end := ""
+	if released != nil {
+		end = `,"releaseTime":"` + released.Format(time.RFC3339Nano) + `"`
+	}
+	check(t, os.WriteFile(file, fmt.Appendf(nil, `{"containerId":%q,"ifName":"eth0","IPConf":{"address":"%s/24","gateway":"10.244.3.1"},"duration":10%s}`, container, ip, end), 0o644))
+}
+
+func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
+	c := installed(t)
+	node := c.Node("node-3")
+	ns := namespace(t, c)
+	served(t, c, ns, "node-3")
+	now := time.Now()
+	// One that is gone: its address file stays bound to the container that it had. One whose file is gone as well,
+	// one whose time is over, one that the ledger of nobody can contain.
+	bound := node.Path("/var/lib/cni/networks/pods/10.244.3.200")
+	check(t, os.WriteFile(bound, []byte("0123456789abcdef\r\neth0"), 0o600))
+	reserve(t, node, ns, "web-0", "0123456789abcdef", "10.244.3.200", &now)
+	reserve(t, node, ns, "web-1", "fedcba9876543210", "10.244.3.201", &now)
+	old := now.Add(-time.Hour)
+	reserve(t, node, ns, "web-2", "fedcba9876543211", "10.244.3.202", &old)
+	reserve(t, node, ns, "web-3", "fedcba9876543212", "10.99.0.1", &now)
+
+	for pod, want := range map[string]inspection.Action{
+		"web-0": inspection.ActionRetain, "web-1": inspection.ActionRetain, "web-2": inspection.ActionNone, "web-3": inspection.ActionRefuse,
+	} {
+		if i, code := imported(t, c, pod, "openkruise", "node-3"); i.Action != want || i.Done || code != 0 {
+			t.Errorf("the plan for %s is %+v (%d)", pod, i, code)
+		}
+	}
+	if b, err := os.ReadFile(bound); err != nil || string(b) != "0123456789abcdef\r\neth0" {
+		t.Fatalf("a plan has changed the file: %q, %v", b, err)
+	}
+	if i, code := imported(t, c, "web-0", "openkruise", "node-3", "--yes"); !i.Done || code != 1 { // of the one that is refused
+		t.Errorf("done is %+v (%d)", i, code)
+	}
+	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
+		r := shows(t, c, ns, pod, "node-3", "retained", retained)
+		if r.Status.IPs[0] != ip || r.Spec.Retention != "10m" {
+			t.Errorf("of %s is kept %+v %+v", pod, r.Spec, r.Status)
+		}
+		if i, _ := imported(t, c, pod, "openkruise", "node-3", "--yes"); i.Action != inspection.ActionNone || !strings.Contains(i.Why, "already") {
+			t.Errorf("a second time: %+v", i)
+		}
+	}
+	if r, code := checked(t, c, "node-3"); code != 0 || level(r, "node-3", "ledger") != cli.LevelOK {
+		t.Errorf("check says %+v", r)
+	}
+
+	// They come back as they were.
+	apply(t, c, ns, statefulSet("web", 2, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"}))
+	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
+		if p := ready(t, c, ns, pod); p.Spec.NodeName != "node-3" || p.Status.PodIP != ip {
+			t.Errorf("%s has come to %s with %s", pod, p.Spec.NodeName, p.Status.PodIP)
+		}
+	}
+}
+
+func TestImportPromisesARunningPodTheAddressThatItHas(t *testing.T) {
+	c := installed(t)
+	node := c.Node("node-3")
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-3", statefulSet("web", 1, nil)))
+	pod := ready(t, c, ns, "web-0")
+	// As the patched host-local leaves it after a restore: the address file names the container before.
+	address := node.Path("/var/lib/cni/networks/pods/" + pod.Status.PodIP)
+	check(t, os.WriteFile(address, []byte("0123456789abcdee\r\neth0"), 0o600))
+	id := sandbox(t, c, pod).ID
+	reserve(t, node, ns, "web-0", id, pod.Status.PodIP, nil)
+	if i, code := imported(t, c, "web-0", "openkruise", "node-3"); i.Action != inspection.ActionBind || code != 0 {
+		t.Errorf("the plan is %+v (%d)", i, code)
+	}
+	if i, code := imported(t, c, "web-0", "openkruise", "node-3", "--yes"); !i.Done || code != 0 {
+		t.Errorf("done is %+v (%d)", i, code)
+	}
+	if b, err := os.ReadFile(address); err != nil || string(b) != id+"\r\neth0" {
+		t.Errorf("the address file says %q, %v", b, err)
+	}
+	shows(t, c, ns, "web-0", "node-3", "bound to the pod", boundTo(pod))
+	if answer, err := node.Get(testContext(t), ip(t, pod)); err != nil || answer.Name != pod.Name {
+		t.Errorf("the pod answers %v, %v", answer, err)
+	}
+	if r, code := checked(t, c, "node-3"); code != 0 || level(r, "node-3", "ledger") != cli.LevelOK {
+		t.Errorf("check says %+v", r)
+	}
+	stopped(t, c, pod)
+}
+
+// Spiderpool's definition, as far as import reads its objects; the lab has no Spiderpool.
+const spiderEndpointCRD = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: spiderendpoints.spiderpool.spidernet.io}
+spec:
+  group: spiderpool.spidernet.io
+  scope: Namespaced
+  names: {kind: SpiderEndpoint, listKind: SpiderEndpointList, plural: spiderendpoints, singular: spiderendpoint, shortNames: [se]}
+  versions:
+  - name: v2beta1
+    served: true
+    storage: true
+    schema:
+      openAPIV3Schema:
+        type: object
+        properties:
+          status: {type: object, x-kubernetes-preserve-unknown-fields: true}
+`
+
+func spiderEndpoint(pod, node, ip, owner string) string {
+	return fmt.Sprintf(`
+apiVersion: spiderpool.spidernet.io/v2beta1
+kind: SpiderEndpoint
+metadata: {name: %s}
+status:
+  ownerControllerType: %s
+  ownerControllerName: web
+  current: {uid: a-uid, node: %s, ips: [{interface: eth0, ipv4: %s/16, ipv4Pool: pool, vlan: 0}]}
+`, pod, owner, node, ip)
+}
+
+func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	if s := inside(t, c, "import", "spiderpool"); s.code != 1 || !strings.Contains(s.err, "Spiderpool is not in this cluster") {
+		t.Errorf("without Spiderpool: %+v", s)
+	}
+	served(t, c, ns, "node-3")
+	apply(t, c, ns, spiderEndpointCRD)
+	t.Cleanup(func() { kubectl(t, c, "delete", "crd", "spiderendpoints.spiderpool.spidernet.io") })
+	kubectl(t, c, "wait", "--for=condition=Established", "crd/spiderendpoints.spiderpool.spidernet.io")
+	apply(t, c, ns, spiderEndpoint("web-0", "node-3", "10.244.3.210", "StatefulSet"))
+	apply(t, c, ns, spiderEndpoint("web-1", "node-3", "10.6.0.10", "StatefulSet"))
+	apply(t, c, ns, spiderEndpoint("web-5f7d-x2", "node-3", "10.244.3.211", "Deployment"))
+	apply(t, c, ns, on("node-3", statefulSet("web", 0, nil)))
+
+	for pod, why := range map[string]string{"web-1": "in the ranges of none", "web-5f7d-x2": "no pod of this name comes again"} {
+		if i, _ := imported(t, c, pod, "spiderpool"); i.Action != inspection.ActionRefuse || !strings.Contains(i.Why, why) {
+			t.Errorf("%s: %+v", pod, i)
+		}
+	}
+	if i, _ := imported(t, c, "web-0", "spiderpool", "--yes", "--retain-ip=20m"); i.Action != inspection.ActionRetain || !i.Done || i.Network != "pods" {
+		t.Errorf("%+v", i)
+	}
+	r := shows(t, c, ns, "web-0", "node-3", "retained", retained)
+	if r.Status.IPs[0] != "10.244.3.210" || r.Spec.Retention != "20m" {
+		t.Errorf("kept is %+v %+v", r.Spec, r.Status)
+	}
+	works(t, c, ns, "release", "web-0")
 }

@@ -1,0 +1,336 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/cli-runtime/pkg/printers"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// The sources of an import.
+const (
+	sourceOpenKruise = "openkruise"
+	sourceSpiderpool = "spiderpool"
+)
+
+func importCommand(c *cluster) *cobra.Command {
+	var d document
+	var yes bool
+	var retain string
+	cmd := &cobra.Command{
+		Use:   "import (openkruise | spiderpool) [NODE...]",
+		Short: "Take over the addresses that another program keeps, so that pods have today's",
+		Long: "Take over the addresses that another program keeps, so that pods keep those that they have today. Without --yes it prints\n" +
+			"the plan and changes nothing.\n\n" +
+			"openkruise: what OpenKruise's patched host-local has reserved on the nodes. Pods that run without a reservation need no\n" +
+			"import: the agent adopts the addresses of host-local by itself. Import within the agent's grace period (10 min) after\n" +
+			"stayput was installed: by then the addresses of pods that are gone count as leaked.\n\n" +
+			"spiderpool: the SpiderEndpoints of StatefulSets' pods. The networks' ranges must contain the addresses, and must have\n" +
+			"been configured for stayput: nothing else can give them to pods any more.\n\n" +
+			"A promise lasts only if the pod template asks for it: put " + stayputv1alpha1.AnnotationRetainIP + " there first.",
+		Example: `  kubectl stayput import openkruise
+  kubectl stayput import spiderpool node-1 --retain-ip=while-owned --yes`,
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				return []string{sourceOpenKruise, sourceSpiderpool}, cobra.ShellCompDirectiveNoFileComp
+			}
+			return c.complete(clusterObjects("Node"), 0)(cmd, args, prefix)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := d.validate(); err != nil {
+				return err
+			}
+			if len(args) == 0 || args[0] != sourceOpenKruise && args[0] != sourceSpiderpool {
+				return fmt.Errorf("SOURCE: %q is not valid: expected openkruise or spiderpool", strings.Join(firstOf(args, 1), " "))
+			}
+			if _, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: retain}); err != nil {
+				return fmt.Errorf("--retain-ip: %w", err)
+			}
+			done, failed, err := runImport(cmd.Context(), c, args[0], args[1:], retain, yes, newProgress(cmd.ErrOrStderr()))
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			switch {
+			case d.asked():
+				err = d.print(out, done)
+			case len(done.Items) == 0:
+				fmt.Fprintln(cmd.ErrOrStderr(), "There is nothing to import.")
+			default:
+				err = printTable(out, importTable(done), printers.PrintOptions{})
+			}
+			if err == nil && !yes && slices.ContainsFunc(done.Items, willAct) {
+				fmt.Fprintln(cmd.ErrOrStderr(), "This is a plan, nothing was changed. --yes carries it out.")
+			}
+			return errors.Join(err, failed)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&yes, "yes", "y", false, "carry it out")
+	f.StringVar(&retain, "retain-ip", stayputv1alpha1.RetentionWhileOwned, "with spiderpool: how long the addresses of pods are kept whose template does not say it")
+	d.addFlags(cmd)
+	return cmd
+}
+
+func willAct(i inspection.ImportItem) bool {
+	return i.Action == inspection.ActionBind || i.Action == inspection.ActionRetain
+}
+
+// runImport asks every node. failed are the nodes that did not answer: what the others say counts.
+func runImport(ctx context.Context, c *cluster, source string, args []string, retain string, act bool, line *progress) (done *inspection.Import, failed, err error) {
+	k, err := c.client()
+	if err != nil {
+		return nil, nil, err
+	}
+	reach, err := c.agents()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer line.done()
+	done = &inspection.Import{Items: []inspection.ImportItem{}}
+	byNode := map[string][]inspection.ImportItem{}
+	switch source {
+	case sourceSpiderpool:
+		line.say("reading SpiderEndpoints ...")
+		items, err := spiderEndpoints(ctx, k, retain)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, i := range items {
+			switch {
+			case len(args) > 0 && !slices.Contains(args, i.Node):
+			case i.Action != "":
+				done.Items = append(done.Items, i)
+			default:
+				byNode[i.Node] = append(byNode[i.Node], i)
+			}
+		}
+	default:
+		var nodes corev1.NodeList
+		if err := k.List(ctx, &nodes); err != nil {
+			return nil, nil, err
+		}
+		for _, n := range nodes.Items {
+			if len(args) == 0 || slices.Contains(args, n.Name) {
+				byNode[n.Name] = nil
+			}
+		}
+		for _, a := range args {
+			if _, there := byNode[a]; !there {
+				return nil, nil, fmt.Errorf("NODE: there is no node %q", a)
+			}
+		}
+	}
+
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var errs []error
+	slots := make(chan struct{}, checksAtOnce)
+	asked := 0
+	for _, node := range slices.Sorted(maps.Keys(byNode)) {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			ctx, cancel := context.WithTimeout(ctx, checkPatience)
+			defer cancel()
+			answer, err := importOn(ctx, reach, node, byNode[node], act)
+			mu.Lock()
+			defer mu.Unlock()
+			asked++
+			line.say("asked %d of %d nodes ...", asked, len(byNode))
+			if err != nil {
+				errs = append(errs, err)
+				return
+			}
+			for _, i := range answer.Items {
+				i.Node = node
+				done.Items = append(done.Items, i)
+			}
+		})
+	}
+	wg.Wait()
+	slices.SortStableFunc(done.Items, func(a, b inspection.ImportItem) int {
+		if d := strings.Compare(a.Namespace, b.Namespace); d != 0 {
+			return d
+		}
+		return comparePods(a.Pod, b.Pod)
+	})
+	if act && slices.ContainsFunc(done.Items, func(i inspection.ImportItem) bool { return i.Action == inspection.ActionRefuse }) {
+		errs = append(errs, errors.New("some addresses were refused"))
+	}
+	return done, errors.Join(errs...), nil
+}
+
+// importOn has one node take over these items; without items, what OpenKruise has left on it.
+func importOn(ctx context.Context, reach Agents, node string, items []inspection.ImportItem, act bool) (*inspection.Import, error) {
+	args := []string{"import", "openkruise"}
+	var stdin []byte
+	if items != nil {
+		args[1] = "-"
+		var err error
+		if stdin, err = json.Marshal(inspection.Import{Items: items}); err != nil {
+			return nil, err
+		}
+	}
+	if act {
+		args = append(args, "--act")
+	}
+	out, err := reach.Run(ctx, node, stdin, args...)
+	if err != nil {
+		return nil, err
+	}
+	var answer inspection.Import
+	if err := json.Unmarshal(out, &answer); err != nil {
+		return nil, fmt.Errorf("node %s: what stayput-agent import printed: %w", node, err)
+	}
+	return &answer, nil
+}
+
+// spiderEndpoint is what is read of a SpiderEndpoint (spidernet-io/spiderpool,
+// pkg/k8s/apis/spiderpool.spidernet.io/v2beta1/spiderendpoint_types.go). Its name is the pod's.
+type spiderEndpoint struct {
+	Status struct {
+		Current struct {
+			Node string `json:"node"`
+			IPs  []struct {
+				Interface string `json:"interface"`
+				IPv4      string `json:"ipv4"`
+				IPv6      string `json:"ipv6"`
+			} `json:"ips"`
+		} `json:"current"`
+		OwnerControllerType string `json:"ownerControllerType"`
+		OwnerControllerName string `json:"ownerControllerName"`
+	} `json:"status"`
+}
+
+var spiderEndpointList = schema.GroupVersionKind{Group: "spiderpool.spidernet.io", Version: "v2beta1", Kind: "SpiderEndpointList"}
+
+// spiderEndpoints are the items for what Spiderpool keeps. Those that cannot be taken over say why.
+func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]inspection.ImportItem, error) {
+	var list unstructured.UnstructuredList
+	list.SetGroupVersionKind(spiderEndpointList)
+	if err := k.List(ctx, &list); err != nil {
+		if meta.IsNoMatchError(err) {
+			return nil, fmt.Errorf("Spiderpool is not in this cluster: it has no SpiderEndpoints of spiderpool.spidernet.io/v2beta1 (%w)", err)
+		}
+		return nil, err
+	}
+	var all []inspection.ImportItem
+	for i := range list.Items {
+		o := &list.Items[i]
+		b, err := json.Marshal(o.Object)
+		if err != nil {
+			return nil, err
+		}
+		var e spiderEndpoint
+		if err := json.Unmarshal(b, &e); err != nil {
+			return nil, fmt.Errorf("SpiderEndpoint %s/%s: %w", o.GetNamespace(), o.GetName(), err)
+		}
+		asked := templateOrPod(ctx, k, o.GetNamespace(), o.GetName(), e.Status.OwnerControllerType, e.Status.OwnerControllerName)
+		all = append(all, itemsOf(o.GetNamespace(), o.GetName(), &e, asked, retain)...)
+	}
+	return all, nil
+}
+
+// templateOrPod are the annotations that a new pod of the name would have, as far as that is known.
+func templateOrPod(ctx context.Context, k client.Client, ns, pod, kind, name string) map[string]string {
+	if kind == "StatefulSet" {
+		o := &unstructured.Unstructured{}
+		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: kind})
+		if k.Get(ctx, types.NamespacedName{Namespace: ns, Name: name}, o) == nil {
+			annotations, _, _ := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "annotations")
+			return annotations
+		}
+	}
+	var p corev1.Pod
+	if k.Get(ctx, types.NamespacedName{Namespace: ns, Name: pod}, &p) == nil {
+		return p.Annotations
+	}
+	return nil
+}
+
+// itemsOf are the promises of one SpiderEndpoint, one for each interface.
+func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, retain string) (all []inspection.ImportItem) {
+	policy, asks, err := ledger.ParseAnnotations(annotations)
+	for _, ip := range e.Status.Current.IPs {
+		item := inspection.ImportItem{Namespace: ns, Pod: pod, Node: e.Status.Current.Node, Interface: ip.Interface, Retention: retain, IPs: []netip.Addr{}}
+		refuse := func(format string, args ...any) {
+			if item.Action == "" {
+				item.Action, item.Why = inspection.ActionRefuse, fmt.Sprintf(format, args...)
+			}
+		}
+		for _, word := range []string{ip.IPv4, ip.IPv6} {
+			if word == "" {
+				continue
+			}
+			// With a prefix length, as the pool has it.
+			p, err := netip.ParsePrefix(word)
+			if err != nil {
+				refuse("its address %q is not valid: expected one such as 10.6.0.10/16", word)
+				continue
+			}
+			item.IPs = append(item.IPs, p.Addr().Unmap())
+		}
+		switch {
+		case err != nil:
+			refuse("%v", err)
+		case asks && policy.Identity != "":
+			refuse("it asks for the shared identity %s: its pods make their promises by themselves", policy.Identity)
+		case asks && policy.WhileOwned:
+			item.Retention = stayputv1alpha1.RetentionWhileOwned
+		case asks:
+			item.Retention = policy.Duration().String()
+		}
+		if _, _, numbered := ordinal(pod); e.Status.OwnerControllerType != "StatefulSet" || !numbered {
+			refuse("it is of a %s: no pod of this name comes again", e.Status.OwnerControllerType)
+		}
+		if item.Node == "" {
+			refuse("it names no node")
+		}
+		all = append(all, item)
+	}
+	return all
+}
+
+func importTable(done *inspection.Import) *metav1.Table {
+	table := &metav1.Table{ColumnDefinitions: []metav1.TableColumnDefinition{
+		{Name: "Namespace", Type: "string"}, {Name: "Pod", Type: "string"}, {Name: "Node", Type: "string"}, {Name: "IP", Type: "string"},
+		{Name: "Retention", Type: "string"}, {Name: "Action", Type: "string"}, {Name: "Done", Type: "string"}, {Name: "Why", Type: "string"},
+	}}
+	for _, i := range done.Items {
+		var ips []string
+		for _, ip := range i.IPs {
+			ips = append(ips, ip.String())
+		}
+		is := none
+		switch {
+		case i.Done:
+			is = "yes"
+		case willAct(i):
+			is = "no"
+		}
+		table.Rows = append(table.Rows, metav1.TableRow{Cells: []any{
+			i.Namespace, i.Pod, orNone(i.Node), orNone(strings.Join(ips, ",")), orNone(i.Retention), string(i.Action), is, i.Why,
+		}})
+	}
+	return table
+}

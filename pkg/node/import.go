@@ -1,0 +1,359 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// Import takes over what another program has promised. Without act it only says what it would do.
+//
+// It makes promises by what every pod makes them by, Add and Del: nothing here writes a ledger by itself. For a pod
+// that is there its attachment is ended and added again under its sandbox, which changes nothing in the pod; in
+// between the address is retained for that very pod. For a pod that is gone the attachment that has the address, or
+// one that is made up, is ended under the policy.
+//
+// The runtime must answer: an address of which it is not known whether a sandbox has it is left alone.
+func Import(ctx context.Context, o Options, items []inspection.ImportItem, act bool) (*inspection.Import, error) {
+	set(&o.StateDir, ledger.DefaultStateDir)
+	set(&o.CRISocket, DefaultCRISocket)
+	if o.Netns == nil {
+		o.Netns = ledger.SystemNetns{}
+	}
+	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns})
+	if err != nil {
+		return nil, err
+	}
+	im := &importer{options: o, act: act}
+	if im.sandboxes, err = askRuntime(ctx, o.CRISocket); err != nil {
+		return nil, fmt.Errorf("the runtime, without which nothing can be imported: %w", err)
+	}
+	for _, l := range ledgers {
+		addrs, err := l.List()
+		if err != nil {
+			return nil, fmt.Errorf("network %s: %w", l.Network().Name, err)
+		}
+		im.books = append(im.books, book{l, addrs})
+	}
+	done := &inspection.Import{Items: []inspection.ImportItem{}}
+	for _, item := range items {
+		done.Items = append(done.Items, im.one(ctx, item))
+	}
+	return done, nil
+}
+
+type importer struct {
+	options   Options
+	act       bool
+	books     []book
+	sandboxes map[string]sandboxIPs
+}
+
+// one plans a promise, and carries the plan out.
+func (im *importer) one(ctx context.Context, item inspection.ImportItem) inspection.ImportItem {
+	if item.Action != "" {
+		return item // it was found out before that nothing can be, or has to be done
+	}
+	p, why := im.plan(&item)
+	item.Why = why
+	if p == nil {
+		set(&item.Action, inspection.ActionRefuse)
+		return item
+	}
+	if !im.act {
+		return item
+	}
+	if err := im.carryOut(ctx, p); err != nil {
+		item.Action, item.Why = inspection.ActionRefuse, err.Error()
+		return item
+	}
+	item.Done = true
+	addrs, err := p.book.ledger.List() // for the items that follow
+	if err == nil {
+		p.book.addrs = addrs
+	}
+	return item
+}
+
+// planned is what is to be done.
+type planned struct {
+	book   *book
+	pod    ledger.Pod
+	policy ledger.Policy
+	addrs  []netip.Addr
+	// has is the attachment that has the addresses in the ledger, to be ended; nil: they are free.
+	has *ledger.Attachment
+	// sandbox is the pod's, which has the addresses; empty: none has.
+	sandbox string
+	ifname  string
+}
+
+// plan says what becomes of a promise. Without a plan the words say why, and item.Action may say that this is fine.
+func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
+	set(&item.Interface, firstInterface)
+	p := &planned{pod: ledger.Pod{Namespace: item.Namespace, Name: item.Pod}, ifname: item.Interface}
+	if err := p.pod.Validate(); err != nil {
+		return nil, err.Error()
+	}
+	var err error
+	if p.policy, _, err = ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: item.Retention}); err != nil {
+		return nil, err.Error()
+	}
+	if len(item.IPs) == 0 {
+		return nil, "it names no address"
+	}
+
+	// 1. Whose range.
+	for i := range im.books {
+		b := &im.books[i]
+		if !slices.ContainsFunc(b.ledger.Network().Ranges, func(s ledger.RangeSet) bool { return within(s, item.IPs[0]) }) {
+			continue
+		}
+		if p.book != nil {
+			return nil, fmt.Sprintf("%s is in the ranges of two networks, %s and %s", item.IPs[0], p.book.ledger.Network().Name, b.ledger.Network().Name)
+		}
+		p.book = b
+	}
+	if p.book == nil {
+		return nil, fmt.Sprintf("%s is in the ranges of none of the networks that stayput has served on this node; it knows the ranges of a network once it has started a pod in it", item.IPs[0])
+	}
+	network := p.book.ledger.Network()
+	item.Network = network.Name
+
+	// 2. Who has the addresses in the ledger.
+	for _, a := range p.book.addrs {
+		if a.Key != nil && a.Key.Pod == item.Pod && a.Key.Namespace() == item.Namespace && a.Key.IfName == item.Interface {
+			if slices.Contains(item.IPs, a.Addr) {
+				item.Action = inspection.ActionNone
+				return nil, "it is promised to the pod already"
+			}
+			return nil, fmt.Sprintf("the pod has the promise of %s already", a.Addr)
+		}
+	}
+	p.addrs = item.IPs
+	for _, ip := range item.IPs {
+		i := slices.IndexFunc(p.book.addrs, func(a ledger.Address) bool { return a.Addr == ip })
+		if i < 0 {
+			continue
+		}
+		switch a := p.book.addrs[i]; {
+		case a.State == ledger.StateUnreadable:
+			return nil, fmt.Sprintf("the file of %s says nothing", ip)
+		case a.Key != nil:
+			return nil, fmt.Sprintf("%s is promised to %s", ip, a.Key)
+		case p.has != nil && *p.has != a.Attachment:
+			return nil, fmt.Sprintf("%v are bound to two sandboxes, %s and %s", item.IPs, p.has.ContainerID, a.Attachment.ContainerID)
+		default:
+			p.has = &a.Attachment
+		}
+	}
+	if p.has != nil { // its other families, of which a record may lack some
+		p.addrs = nil
+		for _, a := range p.book.addrs {
+			if a.State == ledger.StateBound && a.Attachment == *p.has {
+				p.addrs = append(p.addrs, a.Addr)
+			}
+		}
+	}
+	if why := fits(p, network); why != "" {
+		return nil, why
+	}
+
+	// 3. Who has them in the runtime.
+	for id, s := range im.sandboxes {
+		if !slices.ContainsFunc(s.ips, func(ip netip.Addr) bool { return slices.Contains(p.addrs, ip) }) {
+			continue
+		}
+		if s.Pod.Namespace != item.Namespace || s.Pod.Name != item.Pod {
+			return nil, fmt.Sprintf("pod %s has %s", s.Pod, p.addrs[0])
+		}
+		if p.sandbox != "" {
+			return nil, fmt.Sprintf("two sandboxes of the pod have %s", p.addrs[0])
+		}
+		p.sandbox, p.pod = id, s.Pod
+	}
+	if p.has != nil && p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].ready {
+		return nil, fmt.Sprintf("sandbox %s, which has it in the ledger, runs with another address", p.has.ContainerID)
+	}
+	item.IPs = p.addrs
+	switch {
+	case p.sandbox == "":
+		item.Action = inspection.ActionRetain
+		return p, "the pod is not there: the address is kept for it, " + item.Retention + " from the import on"
+	case p.has != nil && p.sandbox == p.has.ContainerID:
+		item.Action = inspection.ActionNone
+		return nil, "the pod runs and the ledger knows it: it is kept by the pod's annotation when it stops"
+	}
+	item.Action = inspection.ActionBind
+	return p, "the pod runs: its address is promised to it"
+}
+
+// fits says why addresses are not what a pod of the network would get.
+func fits(p *planned, n *ledger.Network) string {
+	if len(p.addrs) != len(n.Ranges) {
+		return fmt.Sprintf("a pod of network %s has %d addresses, one of each range set, and here are %d", n.Name, len(n.Ranges), len(p.addrs))
+	}
+	for i, set := range n.Ranges {
+		j := slices.IndexFunc(p.addrs, func(a netip.Addr) bool { return within(set, a) })
+		if j < 0 {
+			return fmt.Sprintf("none of %v is in range set %d of network %s", p.addrs, i, n.Name)
+		}
+		promised := int64(0)
+		for _, a := range p.book.addrs {
+			if a.Key != nil && within(set, a.Addr) {
+				promised++
+			}
+		}
+		if most := n.MostPromised(set); promised >= most {
+			return fmt.Sprintf("%d addresses of network %s are promised, of at most %d", promised, n.Name, most)
+		}
+	}
+	return ""
+}
+
+func within(s ledger.RangeSet, a netip.Addr) bool {
+	return slices.ContainsFunc(s, func(r ledger.Range) bool { return r.Contains(a) && r.Gateway != a })
+}
+
+// errNotKept: the ledger did not make the promise that was asked for.
+var errNotKept = errors.New("the ledger did not keep the address")
+
+// carryOut makes the promise. What was planned from may have changed: the ledger looks again under its lock.
+func (im *importer) carryOut(ctx context.Context, p *planned) error {
+	l := p.book.ledger
+	if p.has != nil {
+		r, err := l.Del(ledger.DelRequest{Attachment: *p.has, Pod: p.pod, Policy: &p.policy})
+		if err != nil {
+			return err
+		}
+		if len(r.Addrs) != len(p.addrs) {
+			return fmt.Errorf("%w: of %v it keeps %v", errNotKept, p.addrs, r.Addrs)
+		}
+		if p.sandbox == "" {
+			return nil
+		}
+	}
+	att, ns := ledger.Attachment{ContainerID: p.sandbox, IfName: p.ifname}, ledger.Netns{}
+	if p.sandbox == "" {
+		att.ContainerID = "import-" + strings.ReplaceAll(p.pod.Namespace+"-"+p.pod.Name, ".", "-")
+	} else {
+		var err error
+		if ns, err = im.netns(ctx, p.sandbox); err != nil {
+			return err
+		}
+	}
+	r, err := l.Add(ledger.AddRequest{Attachment: att, Pod: p.pod, Netns: ns, Policy: &p.policy, Requested: p.addrs})
+	if err != nil {
+		return err
+	}
+	refused := slices.IndexFunc(r.Events, func(e ledger.Event) bool { return e.Reason == ledger.EventRefused })
+	if p.sandbox == "" {
+		if _, err := l.Del(ledger.DelRequest{Attachment: att}); err != nil {
+			return err
+		}
+	}
+	if refused >= 0 {
+		return fmt.Errorf("%w: %s", errNotKept, r.Events[refused].Message)
+	}
+	return nil
+}
+
+// netns is the network namespace of a sandbox that runs.
+func (im *importer) netns(ctx context.Context, id string) (ledger.Netns, error) {
+	c, err := newCRI(im.options.CRISocket)
+	if err != nil {
+		return ledger.Netns{}, err
+	}
+	defer c.close()
+	path, err := c.netns(ctx, id)
+	if err != nil {
+		return ledger.Netns{}, err
+	}
+	ns, ok, err := im.options.Netns.Identify(path)
+	if err == nil && !ok {
+		err = fmt.Errorf("the network namespace of sandbox %s, %s, cannot be seen from here", id, path)
+	}
+	return ns, err
+}
+
+// ReservedIPs reads what OpenKruise's host-local has reserved (openkruise/samples,
+// containernetworking/plugins/plugins/ipam/host-local/reserved.go): below its data directory
+//
+//	reserved/<namespace>/<pod>  {"containerId":"…","ifName":"eth0","IPConf":{"address":"10.244.1.5/24",…},
+//	                             "duration":10,"releaseTime":"…"}
+//
+// with the minutes as duration, and without a releaseTime while the pod runs. The address file beside it stays
+// bound to the container that got the address first. What is over, or does not parse, is among the items with its
+// reason.
+func ReservedIPs(dataDir string, now time.Time) ([]inspection.ImportItem, error) {
+	root := filepath.Join(dataDir, "reserved")
+	namespaces, err := os.ReadDir(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	var items []inspection.ImportItem
+	for _, ns := range namespaces {
+		if !ns.IsDir() {
+			continue
+		}
+		pods, err := os.ReadDir(filepath.Join(root, ns.Name()))
+		if err != nil {
+			return nil, err
+		}
+		for _, pod := range pods {
+			b, err := os.ReadFile(filepath.Join(root, ns.Name(), pod.Name()))
+			if err != nil {
+				return nil, err
+			}
+			items = append(items, reservedIP(b, ns.Name(), pod.Name(), now))
+		}
+	}
+	return items, nil
+}
+
+func reservedIP(b []byte, namespace, pod string, now time.Time) inspection.ImportItem {
+	item := inspection.ImportItem{Namespace: namespace, Pod: pod, IPs: []netip.Addr{}}
+	var r struct {
+		IfName      string
+		IPConf      struct{ Address string }
+		Duration    int64
+		ReleaseTime *time.Time
+	}
+	refuse := func(format string, args ...any) inspection.ImportItem {
+		item.Action, item.Why = inspection.ActionRefuse, fmt.Sprintf(format, args...)
+		return item
+	}
+	if err := json.Unmarshal(b, &r); err != nil {
+		return refuse("its reservation does not parse: %v", err)
+	}
+	item.Interface = r.IfName
+	ip, err := netip.ParsePrefix(r.IPConf.Address)
+	if err != nil {
+		return refuse("its reservation has the address %.64q: expected one such as 10.244.1.5/24", r.IPConf.Address)
+	}
+	item.IPs = []netip.Addr{ip.Addr().Unmap()}
+	policy, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationReservedIPDuration: strconv.FormatInt(r.Duration, 10)})
+	if err != nil {
+		return refuse("its reservation is for %d minutes: expected more than 0", r.Duration)
+	}
+	kept := policy.Duration()
+	item.Retention = retention(policy)
+	if r.ReleaseTime != nil && !now.Before(r.ReleaseTime.Add(kept)) {
+		item.Action, item.Why = inspection.ActionNone, "its time was over at "+r.ReleaseTime.Add(kept).UTC().Format(time.RFC3339)
+	}
+	return item
+}
