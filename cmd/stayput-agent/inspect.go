@@ -25,17 +25,5 @@ func inspectCommand(o *options) *cobra.Command {
 		},
 	}
 	o.addFlags(cmd)
-	f := cmd.Flags()
-	for flag, v := range map[string]struct {
-		where              *string
-		byDefault, meaning string
-	}{
-		"cni-bin-dir":   {&in.CNIBinDir, "/opt/cni/bin", "directory of the runtime's CNI plugins"},
-		"plugin-binary": {&in.PluginBinary, "", "the plugin that belongs to this agent; empty: not compared"},
-	} {
-		if f.Lookup(flag) == nil {
-			f.StringVar(v.where, flag, v.byDefault, v.meaning)
-		}
-	}
 	return cmd
 }

@@ -35,7 +35,7 @@ func TestInspectPrintsWhatTheNodeSaysAndWhatItCannotFindOut(t *testing.T) {
 	if n.Runtime.Error == "" {
 		t.Error("nothing is said of a runtime that does not answer")
 	}
-	if c := n.CNI; c.Active != "10-red.conflist" || len(c.Files) != 1 || !c.Files[0].Annotations || c.Plugin.Error != "missing" || c.Plugin.Unseen {
+	if c := n.CNI; c.File != "10-red.conflist" || c.State != "no-plugin" || c.WithoutAnnotations || c.Plugin.Error != "missing" || c.Plugin.Unseen {
 		t.Errorf("of CNI %+v", c)
 	}
 	if len(n.Networks) != 2 || n.Networks[0].Name != "blue" || n.Networks[1].Name != "red" {
@@ -63,7 +63,7 @@ func TestInspectSaysThatANetworkCannotBeRead(t *testing.T) {
 	check(t, err)
 	var n inspection.Node
 	check(t, json.Unmarshal([]byte(out), &n))
-	if !strings.Contains(n.NetworksError, paths[0]) || len(n.Networks) != 1 || n.Networks[0].Name != "blue" || n.CNI.Error == "" || n.Agent.Error == "" {
+	if !strings.Contains(n.NetworksError, paths[0]) || len(n.Networks) != 1 || n.Networks[0].Name != "blue" || n.CNI.Good || n.CNI.Message == "" || n.Agent.Error == "" {
 		t.Errorf("printed %+v", n)
 	}
 }

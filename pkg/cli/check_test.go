@@ -18,8 +18,8 @@ func aLook(change ...func(*inspection.Node)) looked {
 		Agent:   inspection.Agent{Ready: true, NRI: "connected", CRI: "ok", API: "ok", GracePeriod: 600},
 		Runtime: inspection.Runtime{Sandboxes: 3, Ready: 3},
 		CNI: inspection.CNI{
-			Dir: "/etc/cni/net.d", Active: "00-stayput.conflist", Plugin: inspection.Binary{Path: "/opt/cni/bin/stayput", Version: "v1", SHA256: "1"},
-			Files: []inspection.CNIFile{{Name: "00-stayput.conflist", Network: "pods", Types: []string{"bridge"}, IPAM: []string{"stayput"}, Annotations: true}},
+			State: "active", Message: "00-stayput.conflist, derived from 10-flannel.conflist", Good: true, File: "00-stayput.conflist",
+			Plugin: inspection.Binary{Path: "/opt/cni/bin/stayput", Version: "v1", SHA256: "1"},
 		},
 		Networks: []inspection.Network{{
 			Name: "pods", RangeSets: []inspection.RangeSet{{Ranges: []inspection.Range{rangeOf("10.1.0.0/29", "10.1.0.1", "10.1.0.6", "10.1.0.1")}, Size: 5, Promised: 1, PromiseLimit: 2}},
@@ -42,18 +42,19 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 		level Level
 		says  string
 	}{
-		"no agent":              {node, looked{err: ErrNoAgent}, "agent", LevelFail, "no agent of stayput runs"},
-		"the node is down":      {down, looked{err: ErrNoAgent}, "agent", LevelWarn, "not Ready"},
-		"exec is refused":       {node, looked{err: errors.New("forbidden")}, "agent", LevelFail, "forbidden"},
-		"the agent hangs":       {node, aLook(func(n *inspection.Node) { n.Agent = inspection.Agent{Error: "timeout"} }), "agent", LevelFail, "timeout"},
-		"no NRI":                {node, aLook(func(n *inspection.Node) { n.Agent.NRI = "degraded: not connected" }), "agent", LevelFail, "NRI is degraded"},
-		"no CRI":                {node, aLook(func(n *inspection.Node) { n.Runtime.Error = "no such socket" }), "agent", LevelFail, "no such socket"},
-		"no API server":         {node, aLook(func(n *inspection.Node) { n.Agent.API = "degraded: refused" }), "agent", LevelFail, "degraded: refused"},
-		"a newer agent":         {node, aLook(func(n *inspection.Node) { n.Format++ }), "agent", LevelWarn, "understands"},
-		"no CNI configuration":  {node, aLook(func(n *inspection.Node) { n.CNI.Active, n.CNI.Files = "", nil }), "CNI configuration", LevelFail, "there is none"},
-		"host-local counts":     {node, aLook(func(n *inspection.Node) { n.CNI.Files[0].IPAM = []string{"host-local"} }), "CNI configuration", LevelFail, "host-local"},
-		"no IPAM at all":        {node, aLook(func(n *inspection.Node) { n.CNI.Files[0].IPAM = nil }), "CNI configuration", LevelFail, "cannot be kept"},
-		"no annotations":        {node, aLook(func(n *inspection.Node) { n.CNI.Files[0].Annotations = false }), "CNI configuration", LevelWarn, "does not hand on"},
+		"no agent":         {node, looked{err: ErrNoAgent}, "agent", LevelFail, "no agent of stayput runs"},
+		"the node is down": {down, looked{err: ErrNoAgent}, "agent", LevelWarn, "not Ready"},
+		"exec is refused":  {node, looked{err: errors.New("forbidden")}, "agent", LevelFail, "forbidden"},
+		"the agent hangs":  {node, aLook(func(n *inspection.Node) { n.Agent = inspection.Agent{Error: "timeout"} }), "agent", LevelFail, "timeout"},
+		"no NRI":           {node, aLook(func(n *inspection.Node) { n.Agent.NRI = "degraded: not connected" }), "agent", LevelFail, "NRI is degraded"},
+		"no CRI":           {node, aLook(func(n *inspection.Node) { n.Runtime.Error = "no such socket" }), "agent", LevelFail, "no such socket"},
+		"no API server":    {node, aLook(func(n *inspection.Node) { n.Agent.API = "degraded: refused" }), "agent", LevelFail, "degraded: refused"},
+		"a newer agent":    {node, aLook(func(n *inspection.Node) { n.Format++ }), "agent", LevelWarn, "understands"},
+		"host-local counts": {node, aLook(func(n *inspection.Node) {
+			n.CNI.State, n.CNI.Good, n.CNI.Message = "stock", false, "10-flannel.conflist gives addresses by host-local"
+		}), "CNI configuration", LevelFail, "host-local"},
+		"multus comes first":    {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Message = "multus", "it cannot be seen" }), "CNI configuration", LevelWarn, "cannot be seen"},
+		"no annotations":        {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.WithoutAnnotations = "by-hand", true }), "CNI configuration", LevelWarn, "does not hand on"},
 		"the plugin is missing": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error = "missing" }), "plugin", LevelFail, "no pod can start"},
 		"the plugin is unseen":  {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error, n.CNI.Plugin.Unseen = "missing", true }), "plugin", LevelWarn, "not mounted"},
 		"the plugin is older":   {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Version = "v0" }), "plugin", LevelWarn, "version v0"},

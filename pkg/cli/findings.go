@@ -249,46 +249,41 @@ func findAgent(n *inspection.Node) (all []Finding) {
 func findCNI(n *inspection.Node) []Finding {
 	const check = "CNI configuration"
 	c := n.CNI
-	i := slices.IndexFunc(c.Files, func(f inspection.CNIFile) bool { return f.Name == c.Active })
+	todo := map[string]string{
+		"stock":       "let the agent keep the configuration (agent.cni.install in the Helm chart), or put stayput in the place of host-local there",
+		"none":        "install a CNI plugin that takes its addresses from host-local, such as bridge or flannel",
+		"unsupported": "stayput keeps the addresses of CNI plugins that take them from host-local: see the README on compatibility",
+		"broken":      "repair it: until then the runtime starts no pod, or with an older configuration",
+		"error":       "see --cni-conf-dir of the agent, and its log",
+	}
 	switch {
-	case c.Error != "":
-		return []Finding{{LevelFail, "", check, c.Error, "see --cni-conf-dir of the agent"}}
-	case i < 0:
-		return []Finding{{LevelFail, "", check, "there is none in " + c.Dir, "install a CNI plugin, such as bridge with host-local"}}
+	case c.State == "no-plugin": // said of the plugin
+		return nil
+	case !c.Good:
+		return []Finding{{LevelFail, "", check, c.Message, todo[c.State]}}
+	case c.State == "multus" || c.State == "held":
+		return []Finding{{LevelWarn, "", check, c.Message, ""}}
+	case c.WithoutAnnotations:
+		return []Finding{{LevelWarn, "", check, c.File + " does not hand on the pods' annotations: policies are known by the agent alone",
+			`add "capabilities": {"io.kubernetes.cri.pod-annotations": true} to the entry of the main plugin`}}
 	}
-	f := c.Files[i]
-	switch {
-	case len(f.IPAM) == 0:
-		return []Finding{{LevelFail, "", check, fmt.Sprintf("%s (%s) counts, which names no IPAM plugin: its addresses are not host-local's, and cannot be kept", f.Name, strings.Join(f.Types, ", ")),
-			"stayput works with CNI plugins that take their addresses from host-local; see the README on compatibility"}}
-	case !slices.Contains(f.IPAM, "stayput"):
-		return []Finding{{LevelFail, "", check, fmt.Sprintf("%s counts, whose IPAM is %s: pods that start get addresses that nobody keeps", f.Name, strings.Join(f.IPAM, ", ")),
-			"the agent writes its own 00-stayput.conflist with agent.cni.install; else put stayput in the place of host-local there"}}
-	}
-	var all []Finding
-	for _, o := range c.Files[:i] {
-		all = append(all, Finding{LevelWarn, "", check, fmt.Sprintf("%s comes before %s and cannot be read: %s", o.Name, f.Name, o.Error), "once it can be read it counts: repair or remove it"})
-	}
-	if !f.Annotations {
-		all = append(all, Finding{LevelWarn, "", check, f.Name + " does not hand on the pods' annotations: policies are known by the agent alone",
-			`add "capabilities": {"io.kubernetes.cri.pod-annotations": true} to the entry of the main plugin`})
-	}
-	if len(all) == 0 {
-		all = append(all, Finding{LevelOK, "", check, fmt.Sprintf("%s counts, network %s by stayput", f.Name, f.Network), ""})
-	}
-	return all
+	return []Finding{{LevelOK, "", check, c.Message, ""}}
 }
 
 func findPlugin(n *inspection.Node) []Finding {
 	const check = "plugin"
 	p, of := n.CNI.Plugin, n.CNI.Image
+	replace := "copy the agent's there"
+	if n.CNI.Installs {
+		replace = "the agent replaces it by itself; its log says why if it does not"
+	}
 	switch {
 	case p.Unseen:
 		return []Finding{{LevelWarn, "", check, "its directory is not mounted into the agent: not looked at", ""}}
 	case p.Error != "":
-		return []Finding{{LevelFail, "", check, p.Path + " is " + p.Error + ": no pod can start with this CNI configuration", "the agent installs it with agent.cni.install; else copy it there"}}
+		return []Finding{{LevelFail, "", check, p.Path + ": " + p.Error + ": no pod can start with a CNI configuration that names it", replace}}
 	case of.SHA256 != "" && of.SHA256 != p.SHA256:
-		return []Finding{{LevelWarn, "", check, fmt.Sprintf("%s (%s) is another one than the agent brought (%s)", p.Path, orNone(p.Version), orNone(of.Version)), "the agent replaces it within a minute with agent.cni.install; else copy it there"}}
+		return []Finding{{LevelWarn, "", check, fmt.Sprintf("%s (%s) is another one than the agent brought (%s)", p.Path, orNone(p.Version), orNone(of.Version)), replace}}
 	case of.SHA256 == "" && p.Version != n.Version:
 		return []Finding{{LevelWarn, "", check, fmt.Sprintf("%s is of version %s, the agent of %s", p.Path, orNone(p.Version), n.Version), "install both of one version"}}
 	}

@@ -584,7 +584,7 @@ func (f *facts) whyNothing() []string {
 			return []string{fmt.Sprintf("Nothing: its address was given to it before the annotation was there, or was decided on without it; its successor is promised one (node %s)", node)}
 		}
 	}
-	return []string{fmt.Sprintf("Nothing: its address did not come from stayput. The CNI configuration that counts on node %s is %s (kubectl stayput check %s)", node, cmp.Or(n.CNI.Active, "missing"), node)}
+	return []string{fmt.Sprintf("Nothing: its address did not come from stayput. The CNI configuration of node %s: %s (kubectl stayput check %s)", node, n.CNI.Message, node)}
 }
 
 func (f *facts) keptBy(r *stayputv1alpha1.RetainedIP) Kept {

@@ -177,8 +177,8 @@ func TestWhyNothingIsPromisedIsSaid(t *testing.T) {
 		"the share is used up": {someFacts(notPromised, func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Promised = 9 }), "9 addresses are promised, of at most 9"},
 		"it came too late":     {someFacts(notPromised), "before the annotation was there"},
 		"another IPAM": {someFacts(notPromised, func(f *facts) {
-			f.looks["node-1"].Networks, f.looks["node-1"].CNI.Active = nil, "10-calico.conflist"
-		}), "did not come from stayput. The CNI configuration that counts on node node-1 is 10-calico.conflist"},
+			f.looks["node-1"].Networks, f.looks["node-1"].CNI.Message = nil, "10-calico.conflist: its IPAM is calico-ipam"
+		}), "did not come from stayput. The CNI configuration of node node-1: 10-calico.conflist: its IPAM is calico-ipam"},
 		"the node refused": {someFacts(notPromised, func(f *facts) {
 			f.events = []corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "web-2", UID: "p"}, Reason: "IPRetentionRefused", Message: "too many"}}
 		}), "Nothing: too many"},

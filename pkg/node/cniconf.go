@@ -33,6 +33,9 @@ type keeper struct {
 	pass    sync.Mutex // held while files are written
 	stopped bool
 
+	said  CNIStatus // last
+	since time.Time // when the state became what it is
+
 	mu     sync.Mutex
 	status CNIStatus
 }
@@ -40,6 +43,8 @@ type keeper struct {
 const (
 	// keepSoon is when a look that failed is repeated.
 	keepSoon = 10 * time.Second
+	// lasting is for how long a state has to last that installers go through: half a file, and none.
+	lasting = 10 * time.Second
 	// keepPause is between two looks, however often files change.
 	keepPause = 100 * time.Millisecond
 	// Each write makes the runtime load its configuration, which makes CNI calls wait: a fight with another program
@@ -143,6 +148,18 @@ func (k *keeper) keepAndReport(ctx context.Context) (again time.Duration) {
 		}
 		k.a.metrics.cniConfig.WithLabelValues(string(state)).Set(v)
 	}
+	if s.State != was.State {
+		k.since = time.Now()
+	} else if s == k.said {
+		return again
+	}
+	if left := lasting - time.Since(k.since); left > 0 && (s.State == CNIBroken || s.State == CNIHeld) {
+		if again == 0 {
+			again = left
+		}
+		return min(again, left)
+	}
+	was, k.said = k.said, s
 	if s == was {
 		return again
 	}

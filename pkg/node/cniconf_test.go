@@ -518,3 +518,26 @@ func TestAFileThatFlannelRemovesMeanwhileStaysRemoved(t *testing.T) {
 		t.Errorf("it left %v", got)
 	}
 }
+
+// Installers write in steps: only what stays is worth an Event.
+func TestWhatPassesIsNotAnnounced(t *testing.T) {
+	w := newConfWorld(t)
+	w.write("10-pods.conflist", bridgeConf)
+	w.look(CNIActive)
+	w.remove(w.conf, "10-pods.conflist")
+	w.look(CNIHeld)
+	w.write("10-pods.conflist", bridgeConf[:30])
+	w.look(CNIBroken)
+	w.write("10-pods.conflist", bridgeConf)
+	w.look(CNIActive)
+	w.wantSaid(EventCNIConfigured)
+	w.write("10-pods.conflist", "")
+	w.look(CNIBroken)
+	if again := w.k.keepAndReport(t.Context()); again <= 0 || again > lasting {
+		t.Errorf("it looks again after %s", again)
+	}
+	w.k.since = w.k.since.Add(-lasting)
+	w.look(CNIBroken)
+	w.look(CNIBroken)
+	w.wantSaid(EventCNIConfigured, EventCNINotConfigured)
+}

@@ -27,11 +27,7 @@ import (
 //
 // The runtime must answer: an address of which it is not known whether a sandbox has it is left alone.
 func Import(ctx context.Context, o Options, items []inspection.ImportItem, act bool) (*inspection.Import, error) {
-	set(&o.StateDir, ledger.DefaultStateDir)
-	set(&o.CRISocket, DefaultCRISocket)
-	if o.Netns == nil {
-		o.Netns = ledger.SystemNetns{}
-	}
+	o.setDefaults()
 	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns})
 	if err != nil {
 		return nil, err
@@ -205,19 +201,12 @@ func fits(p *planned, n *ledger.Network) string {
 	if len(p.addrs) != len(n.Ranges) {
 		return fmt.Sprintf("a pod of network %s has %d addresses, one of each range set, and here are %d", n.Name, len(n.Ranges), len(p.addrs))
 	}
-	for i, set := range n.Ranges {
-		j := slices.IndexFunc(p.addrs, func(a netip.Addr) bool { return within(set, a) })
-		if j < 0 {
+	for i, use := range n.Use(p.book.addrs) {
+		if !slices.ContainsFunc(p.addrs, func(a netip.Addr) bool { return within(use.RangeSet, a) }) {
 			return fmt.Sprintf("none of %v is in range set %d of network %s", p.addrs, i, n.Name)
 		}
-		promised := int64(0)
-		for _, a := range p.book.addrs {
-			if a.Key != nil && within(set, a.Addr) {
-				promised++
-			}
-		}
-		if most := n.MostPromised(set); promised >= most {
-			return fmt.Sprintf("%d addresses of network %s are promised, of at most %d", promised, n.Name, most)
+		if int64(use.Promised) >= use.Promisable {
+			return fmt.Sprintf("%d addresses of network %s are promised, of at most %d", use.Promised, n.Name, use.Promisable)
 		}
 	}
 	return ""

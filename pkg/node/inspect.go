@@ -26,13 +26,11 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-// Inspection says what Inspect looks at beside what the agent itself works with. An empty path is not looked at.
+// Inspection says what Inspect looks at beside what the agent itself works with.
 type Inspection struct {
 	Version string // of this program
 	// Listen is where the daemon answers, as its own flag says it.
 	Listen string
-	// CNIBinDir is where the runtime finds its plugins, PluginBinary the plugin that belongs to this program.
-	CNIBinDir, PluginBinary string
 }
 
 const (
@@ -47,22 +45,12 @@ const (
 // is another process than that agent, and changes nothing but what every command of the ledger does at the first
 // look of a boot. What it cannot find out is said in the description.
 func Inspect(ctx context.Context, o Options, in Inspection) *inspection.Node {
-	set(&o.StateDir, ledger.DefaultStateDir)
-	set(&o.CNIConfDir, DefaultCNIConfDir)
-	set(&o.CRISocket, DefaultCRISocket)
-	set(&o.GracePeriod, DefaultGracePeriod)
-	if o.Clock == nil {
-		o.Clock = ledger.SystemClock{}
-	}
+	o.setDefaults()
 	n := &inspection.Node{
 		Format: inspection.Format, Version: in.Version, StateDir: o.StateDir,
-		Agent: askAgent(ctx, in.Listen), CNI: cniOf(o.CNIConfDir),
+		Agent: askAgent(ctx, in.Listen), CNI: cniOf(o),
 	}
 	n.Agent.GracePeriod = int64(o.GracePeriod.Seconds())
-	n.CNI.Image = binaryAt(in.PluginBinary)
-	if in.CNIBinDir != "" {
-		n.CNI.Plugin = binaryAt(filepath.Join(in.CNIBinDir, "stayput"))
-	}
 	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns})
 	if err != nil {
 		n.NetworksError = err.Error()
@@ -112,16 +100,10 @@ func inspectNetwork(l *ledger.Ledger) inspection.Network {
 	for _, a := range addrs {
 		n.Addresses = append(n.Addresses, addressOf(a))
 	}
-	for _, set := range net.Ranges {
-		rs := inspection.RangeSet{Size: set.Size(), PromiseLimit: net.MostPromised(set)}
-		for _, r := range set {
+	for _, use := range net.Use(addrs) {
+		rs := inspection.RangeSet{Size: use.Addresses, Promised: int64(use.Promised), PromiseLimit: use.Promisable}
+		for _, r := range use.RangeSet {
 			rs.Ranges = append(rs.Ranges, inspection.Range{Subnet: r.Subnet, Start: r.Start, End: r.End, Gateway: r.Gateway})
-		}
-		for _, a := range addrs {
-			over := a.State == ledger.StateRetained && a.Ends && a.Left <= 0
-			if a.Key != nil && !over && slices.ContainsFunc(set, func(r ledger.Range) bool { return r.Contains(a.Addr) }) {
-				rs.Promised++
-			}
 		}
 		n.RangeSets = append(n.RangeSets, rs)
 	}
@@ -320,69 +302,39 @@ func askAgent(ctx context.Context, listen string) inspection.Agent {
 	return is
 }
 
-// cniOf reads the runtime's configuration as the runtime does.
-func cniOf(dir string) inspection.CNI {
-	is := inspection.CNI{Dir: dir, Files: []inspection.CNIFile{}}
-	entries, err := os.ReadDir(dir) // sorted by name
-	if err != nil {
-		is.Error = err.Error()
-		return is
+// cniOf says how the runtime is configured, as the keeper sees it, and looks at the plugins on disk.
+func cniOf(o Options) inspection.CNI {
+	s := InspectCNI(o)
+	is := inspection.CNI{
+		State: string(s.State), Message: s.Message, Good: s.State.Good(), Dir: s.ConfDir, File: s.File, Network: s.Network, Source: s.Source,
+		Installs: o.InstallCNI, Plugin: binaryAt(s.Plugin.Path), Image: binaryAt(o.PluginBinary),
 	}
-	for _, e := range entries {
-		switch filepath.Ext(e.Name()) {
-		case ".conf", ".conflist", ".json":
-		default:
-			continue
-		}
-		f := cniFile(filepath.Join(dir, e.Name()))
-		is.Files = append(is.Files, f)
-		if is.Active == "" && f.Error == "" {
-			is.Active = f.Name
-		}
+	if is.Plugin.Error == "" && !s.Plugin.Installed {
+		is.Plugin.Error = s.Plugin.Problem
+	}
+	if s.State == CNIByHand {
+		is.WithoutAnnotations = withoutAnnotations(filepath.Join(s.ConfDir, s.File))
 	}
 	return is
 }
 
-func cniFile(path string) inspection.CNIFile {
-	f := inspection.CNIFile{Name: filepath.Base(path)}
+// withoutAnnotations says whether the entry with stayput in it is not given the pods' annotations.
+func withoutAnnotations(path string) bool {
 	type plugin struct {
-		Type         string
 		IPAM         struct{ Type string }
 		Capabilities map[string]bool
 	}
 	var conf struct {
-		Name    string
 		Plugins []plugin
 		plugin
 	}
 	data, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(data, &conf)
+	if err != nil || json.Unmarshal(data, &conf) != nil {
+		return false
 	}
-	plugins := conf.Plugins
-	if filepath.Ext(path) != ".conflist" {
-		plugins = []plugin{conf.plugin}
-	}
-	switch {
-	case err != nil:
-		f.Error = err.Error()
-		return f
-	case conf.Name == "":
-		f.Error = "name: missing"
-	case len(plugins) == 0 || plugins[0].Type == "":
-		f.Error = "it names no plugin"
-	}
-	f.Network = conf.Name
-	for _, p := range plugins {
-		f.Types = append(f.Types, p.Type)
-		if p.IPAM.Type != "" {
-			f.IPAM = append(f.IPAM, p.IPAM.Type)
-		}
-		if p.IPAM.Type == "stayput" && p.Capabilities["io.kubernetes.cri.pod-annotations"] {
-			f.Annotations = true
-		}
-	}
-	return f
+	return slices.ContainsFunc(append(conf.Plugins, conf.plugin), func(p plugin) bool {
+		return p.IPAM.Type == PluginName && !p.Capabilities[annotationsCapability]
+	})
 }
 
 // binaryAt describes a program on disk by what the Go linker has put into it.

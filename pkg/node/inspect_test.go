@@ -12,34 +12,26 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-func TestTheCNIConfigurationThatCountsIsTheFirstThatCanBeRead(t *testing.T) {
-	dir := t.TempDir()
-	for name, content := range map[string]string{
-		"00-broken.conflist":  `{`,
-		"01-nameless.conf":    `{"type":"bridge"}`,
-		"02-empty.conflist":   `{"name":"x","plugins":[]}`,
-		"03-ignored.txt":      `{"name":"x","type":"bridge"}`,
-		"05-multus.conf":      `{"name":"multus","type":"multus"}`,
-		"10-flannel.conflist": `{"name":"cbr0","plugins":[{"type":"flannel","ipam":{"type":"stayput"}},{"type":"portmap"}]}`,
+func TestAnInspectionSaysHowTheRuntimeIsConfigured(t *testing.T) {
+	entry := func(capabilities string) string {
+		return `{"cniVersion":"1.0.0","name":"cbr0","plugins":[{"type":"bridge",` + capabilities + `"ipam":{"type":"stayput","ranges":[[{"subnet":"10.1.0.0/24"}]]}}]}`
+	}
+	for content, want := range map[string]inspection.CNI{
+		entry(`"capabilities":{"io.kubernetes.cri.pod-annotations":true},`): {State: "no-plugin"},
+		entry(""): {State: "no-plugin"},
+		`{"cniVersion":"1.0.0","name":"cbr0","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}]}`: {State: "stock"},
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "10-net.conflist")
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
-	}
-	c := cniOf(dir)
-	if c.Active != "05-multus.conf" || len(c.Files) != 5 {
-		t.Errorf("%+v", c)
-	}
-	for i, want := range []string{"unexpected end", "name: missing", "no plugin", "", ""} {
-		if f := c.Files[i]; (f.Error == "") != (want == "") || !strings.Contains(f.Error, want) {
-			t.Errorf("%s: %q, expected %q", f.Name, f.Error, want)
+		if c := cniOf(Options{CNIConfDir: dir, CNIBinDir: dir}); c.State != want.State || c.Good || c.Message == "" || c.File != "10-net.conflist" || c.Plugin.Error != "missing" {
+			t.Errorf("%s: %+v", content, c)
 		}
-	}
-	if f := c.Files[4]; f.Network != "cbr0" || strings.Join(f.Types, " ") != "flannel portmap" || strings.Join(f.IPAM, " ") != "stayput" || f.Annotations {
-		t.Errorf("%+v", f)
-	}
-	if c := cniOf(filepath.Join(dir, "none")); c.Error == "" || c.Active != "" {
-		t.Errorf("of a directory that is not there: %+v", c)
+		if got := withoutAnnotations(file); got != (content == entry("")) {
+			t.Errorf("%s is without annotations: %v", content, got)
+		}
 	}
 }
 

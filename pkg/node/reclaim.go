@@ -227,14 +227,27 @@ func (a *Agent) free(v *view, k suspect, s *suspicion, leftover *space) error {
 	return nil
 }
 
-// removeNetns ends a namespace that only a mount keeps. The unlink ends the mounts on it in every mount
-// namespace, so that it does not matter whether ours propagates.
+// removeNetns ends a namespace that only a mount keeps. The unlink ends the mounts on it in every other mount
+// namespace, so that it does not matter whether ours propagates. In ours no mount may be left on it: in a pod the
+// one directory of the node is mounted twice, at /run/netns and at /var/run/netns.
 func (a *Agent) removeNetns(v *view, ns ledger.Netns) error {
-	if !slices.ContainsFunc(a.o.NetnsDirs, func(d string) bool { return strings.HasPrefix(ns.Path, d+"/") }) {
+	i := slices.IndexFunc(a.o.NetnsDirs, func(d string) bool { return strings.HasPrefix(ns.Path, d+"/") })
+	if i < 0 {
 		return fmt.Errorf("its leftover network namespace %s is not in %v: remove it by hand", ns.Path, a.o.NetnsDirs)
 	}
-	if err := unix.Unmount(ns.Path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("unmounting %s: %w", ns.Path, err)
+	name := strings.TrimPrefix(ns.Path, a.o.NetnsDirs[i])
+	for _, dir := range a.o.NetnsDirs {
+		path := dir + name
+		is, ok, err := v.probe.Identify(path)
+		if err != nil {
+			return err
+		}
+		if !ok || idOf(is) != idOf(ns) && path != ns.Path {
+			continue
+		}
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmounting %s: %w", path, err)
+		}
 	}
 	if err := os.Remove(ns.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

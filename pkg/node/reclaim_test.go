@@ -1,12 +1,16 @@
 package node
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
 )
@@ -212,5 +216,54 @@ func TestALeftoverOutsideTheNamespaceDirectoriesIsNotTouched(t *testing.T) {
 	w.want(addr, ledger.StateBound)
 	if _, err := os.Lstat(s.Netns); err != nil {
 		t.Error(err)
+	}
+}
+
+// In a pod the node's directory is mounted at /run/netns and at /var/run/netns, and no unmount comes through to the
+// node.
+func TestALeftoverNamespaceGoesFromTheNodeThoughTheAgentHasItTwice(t *testing.T) {
+	w := newWorld(t)
+	dirs := map[string]string{}
+	for _, name := range []string{"node", "run", "var-run"} {
+		dirs[name] = filepath.Join(w.dir, name)
+		check(t, os.Mkdir(dirs[name], 0o755))
+	}
+	check(t, unix.Mount("tmpfs", dirs["node"], "tmpfs", 0, ""))
+	t.Cleanup(func() { check(t, unix.Unmount(dirs["node"], unix.MNT_DETACH)) })
+	check(t, unix.Mount("", dirs["node"], "", unix.MS_SHARED, ""))
+	left := filepath.Join(dirs["node"], "left")
+	check(t, os.WriteFile(left, nil, 0o644))
+	w.a.o.NetnsDirs = []string{dirs["run"], dirs["var-run"]}
+
+	done := make(chan error)
+	mounted := make(chan error)
+	go func() { // in a mount namespace of its own, which ends with this thread
+		runtime.LockOSThread()
+		err := errors.Join(unix.Unshare(unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, ""))
+		for _, dir := range w.a.o.NetnsDirs {
+			err = errors.Join(err, unix.Mount(dirs["node"], dir, "", unix.MS_BIND, ""))
+		}
+		done <- errors.Join(err, unix.Unmount(dirs["node"], unix.MNT_DETACH))
+		if err := <-mounted; err != nil {
+			done <- err
+			return
+		}
+		v := &view{roots: []string{""}, probe: ledger.SystemNetns{}}
+		ns, ok, err := v.probe.Identify(filepath.Join(dirs["var-run"], "left"))
+		if err == nil && !ok {
+			err = errors.New("the namespace is not visible")
+		}
+		if err == nil {
+			err = w.a.removeNetns(v, ns)
+		}
+		done <- err
+	}()
+	check(t, <-done)
+	err := unix.Mount("/proc/self/ns/net", left, "", unix.MS_BIND, "")
+	mounted <- err
+	check(t, err)
+	check(t, <-done)
+	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is still on the node: %v", err)
 	}
 }

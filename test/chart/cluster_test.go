@@ -186,11 +186,10 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 
 	// Every rendering over every other one.
 	for _, name := range []string{"everything on", "everything off", "the defaults", "everything off", "everything on", "the defaults"} {
-		args := []string{"upgrade", lab.Release, dir, "-n", namespace, "--reset-values", "--values", valuesFile(t, renderings[name])}
-		if name == "everything off" {
-			args = append(args, "--set=crds.install=true")
+		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--reset-values", "--values", valuesFile(t, renderings[name]))
+		if got := definitions(ours(t, c)); !slices.Equal(got, bothDefinitions) {
+			t.Fatalf("%s: definitions: %q", name, got)
 		}
-		helm(t, c, args...)
 		if revision, status := deployed(t, c, namespace); status != "deployed" {
 			t.Errorf("%s: revision %d is %s", name, revision, status)
 		}
@@ -277,17 +276,26 @@ func TestADefinitionThatOpenKruiseTakesOverIsNotDeleted(t *testing.T) {
 	was := uid(t, c, namespace, "crd", name)
 	_, err = c.Kubectl(testContext(t), kruiseDefinition, "replace", "-f", "-")
 	check(t, err)
-	upgraded, err := c.Helm(testContext(t), "upgrade", lab.Release, dir, "-n", namespace)
-	t.Logf("upgrade: %s %v", upgraded, err)
-	ctx := testContext(t)
-	if is := uid(t, c, namespace, "crd", name); is != was {
-		t.Errorf("was %s, is %s", was, is)
+	still := func(when string) {
+		t.Helper()
+		if is := uid(t, c, namespace, "crd", name); is != was {
+			t.Fatalf("%s: was %s, is %s", when, was, is)
+		}
 	}
-	_, err = c.Helm(ctx, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
-	check(t, err)
-	if is := uid(t, c, namespace, "crd", name); is != was {
-		t.Errorf("was %s, is %s", was, is)
+	_, err = c.Helm(testContext(t), "upgrade", lab.Release, dir, "-n", namespace)
+	const advice = "kubectl annotate crd " + name + " helm.sh/resource-policy=keep"
+	if err == nil || !strings.Contains(err.Error(), advice) {
+		t.Errorf("the upgrade says %v, want the advice %q", err, advice)
 	}
+	still("after the upgrade that was refused")
+	kubectl(t, c, strings.Fields(advice)[1:]...)
+	for range 2 {
+		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace)
+		still("after the upgrade")
+	}
+	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
+	until(t, "everything but RetainedIP to be gone", func() bool { return slices.Equal(ours(t, c), bothDefinitions[1:]) })
+	still("after the uninstallation")
 }
 
 func TestTheManifestsAreAppliedAndDeletedByKubectlInOneGo(t *testing.T) {

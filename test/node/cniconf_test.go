@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,7 +187,7 @@ func removeCNI() int {
 
 func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
 	t.Parallel()
-	n := cnis(t)["bridge"].start(t)
+	n := cnis(t)["ptp"].start(t)
 	startKeeper(t, n)
 	before := runPod(t, n, web(0))
 	source, err := os.ReadFile(n.Path(sourceFile))
@@ -247,27 +248,24 @@ func TestNoPodStartsOnHostLocalWhileAnInstallerWritesItsFileAnew(t *testing.T) {
 
 			// While pods come and go.
 			ctx, stop := context.WithCancel(testContext(t))
-			started := 0
+			var started atomic.Int64
 			var failed error
 			var pods sync.WaitGroup
 			pods.Go(func() {
 				for ctx.Err() == nil && failed == nil {
 					var pod lab.Pod
-					if pod, failed = n.RunPod(testContext(t), other(started)); failed == nil {
+					if pod, failed = n.RunPod(testContext(t), other(int(started.Load()))); failed == nil {
 						failed = n.DeletePod(testContext(t), pod.ID)
-						started++
+						started.Add(1)
 					}
 				}
 			})
-			for range 10 {
+			for times := 0; times < 10 || started.Load() < 10 && ctx.Err() == nil; times++ {
 				installer(t, n, c.conflist)
 			}
 			stop()
 			pods.Wait()
 			check(t, failed)
-			if started < 3 {
-				t.Errorf("only %d pods were started meanwhile", started)
-			}
 			untilCNI(t, n, node.CNIActive)
 
 			// And over a reboot: the file was removed at shutdown and comes back late; pods start at once, the agent

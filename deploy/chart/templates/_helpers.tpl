@@ -94,3 +94,23 @@ state as well, below which it can be told to mount the namespaces. */ -}}
 {{- define "stayput.strategy" -}}
 {{- toYaml (ternary . (pick . "type") (eq .type "RollingUpdate")) }}
 {{- end }}
+
+{{/*
+Whether the definition of PersistentPodState is ours to install. It is OpenKruise's by origin: where somebody else has
+it in the cluster, it is left alone. Helm deletes at an upgrade what the last revision had and the new one has not,
+with every object of the kind: a definition that was ours and was taken over must be safe from that first.
+*/}}
+{{- define "stayput.persistentPodState" -}}
+{{- if .Values.crds.install -}}
+{{- $name := "persistentpodstates.apps.kruise.io" -}}
+{{- $there := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name -}}
+{{- if or (not $there) (eq "stayput" (dig "metadata" "labels" "app.kubernetes.io/part-of" "" $there)) -}}
+true
+{{- else if ne "keep" (dig "metadata" "annotations" "helm.sh/resource-policy" "" $there) -}}
+{{- $was := lookup "v1" "ConfigMap" .Release.Namespace "stayput-installation" | default dict -}}
+{{- if eq "ours" (dig "data" "persistentPodState" "" $was) -}}
+{{- fail (printf "the CustomResourceDefinition %s was stayput's and now is somebody else's, probably OpenKruise's. So that Helm does not delete it, run: kubectl annotate crd %s helm.sh/resource-policy=keep" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

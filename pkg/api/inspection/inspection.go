@@ -56,26 +56,24 @@ type Runtime struct {
 
 // CNI is how the runtime is configured, and the plugin that it would run.
 type CNI struct {
-	Dir   string    `json:"dir"`
-	Files []CNIFile `json:"files"`
-	// Active is the file that counts: the first one, by name, that a runtime can read. Empty: there is none.
-	Active string `json:"active,omitempty"`
-	Error  string `json:"error,omitempty"`
+	// State is active, by-hand, stock, none, unsupported, broken, held, multus, shadowed, conflict, no-plugin or
+	// error; Message says what that means here. Good says that addresses are kept, as far as it is known.
+	State   string `json:"state"`
+	Message string `json:"message"`
+	Good    bool   `json:"good"`
+	Dir     string `json:"dir"`
+	// File is the one that the runtime uses, Network the one that pods are in, Source what the agent's file is
+	// derived from, where there is one.
+	File    string `json:"file,omitempty"`
+	Network string `json:"network,omitempty"`
+	Source  string `json:"source,omitempty"`
+	// WithoutAnnotations says of a file that people wrote that it does not hand on the pods' annotations.
+	WithoutAnnotations bool `json:"withoutAnnotations,omitempty"`
+	// Installs says that the agent installs the plugin and keeps the configuration.
+	Installs bool `json:"installs"`
 	// Plugin is the binary that the runtime runs, Image the one that the agent brought with it.
 	Plugin Binary `json:"plugin"`
 	Image  Binary `json:"image"`
-}
-
-// CNIFile is one configuration.
-type CNIFile struct {
-	Name    string `json:"name"`
-	Network string `json:"network,omitempty"`
-	// Types are the plugins in it, IPAM theirs, where they have one.
-	Types []string `json:"types,omitempty"`
-	IPAM  []string `json:"ipam,omitempty"`
-	// Annotations says that the plugin with stayput as its IPAM is given the pod's annotations.
-	Annotations bool   `json:"annotations,omitempty"`
-	Error       string `json:"error,omitempty"`
 }
 
 // Binary is a program on disk.
