@@ -22,14 +22,14 @@ import (
 
 // ownCluster returns a cluster for one test, which does to stayput what others could not live with. It is not
 // installed yet.
-func ownCluster(t *testing.T, o lab.ClusterOptions) *lab.Cluster {
+func ownCluster(t *testing.T, o *lab.ClusterOptions) *lab.Cluster {
 	t.Helper()
 	dir, remove, err := lab.TempDir("product")
 	check(t, err)
 	t.Cleanup(func() { check(t, remove()) })
 	o.Product, err = lab.BuildWholeProduct(t.Context(), dir)
 	check(t, err)
-	c, err := lab.StartCluster(testContext(t), o)
+	c, err := lab.StartCluster(testContext(t), *o)
 	check(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -196,7 +196,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 		}},
 	} {
 		t.Run(how.name, func(t *testing.T) {
-			c := ownCluster(t, lab.ClusterOptions{})
+			c := ownCluster(t, &lab.ClusterOptions{})
 			check(t, c.Install(testContext(t), how.install))
 			ns := namespace(t, c)
 
