@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -50,11 +52,15 @@ func execute(args ...string) (stdout string, err error) {
 
 func TestUninstallFreesWhatIsRetainedInEveryNetworkAndSaysSo(t *testing.T) {
 	state, ledgers := files(t)
-	out, err := execute("uninstall", "--state-dir", state)
+	none := t.TempDir()
+	out, err := execute("uninstall", "--state-dir", state, "--cni-conf-dir", none, "--cni-bin-dir", none)
 	check(t, err)
+	if _, err := os.Stat(state); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("there is still a state directory: %v", err)
+	}
 	for _, line := range []string{
-		"red 192.0.2.2: freed", "red 192.0.2.3: in use, becomes free when its pod ends",
-		"blue 198.51.100.2: freed", "blue 198.51.100.3: in use, becomes free when its pod ends",
+		"msg=Freed network=red addr=192.0.2.2", `msg="In use, becomes free when its pod ends" network=red addr=192.0.2.3`,
+		"msg=Freed network=blue addr=198.51.100.2", `msg="In use, becomes free when its pod ends" network=blue addr=198.51.100.3`,
 	} {
 		if !strings.Contains(out, line+"\n") {
 			t.Errorf("does not say %q:\n%s", line, out)
@@ -67,7 +73,7 @@ func TestUninstallFreesWhatIsRetainedInEveryNetworkAndSaysSo(t *testing.T) {
 			t.Errorf("network %s has %+v", name, addrs)
 		}
 	}
-	if out, err := execute("uninstall", "--state-dir", filepath.Join(state, "none")); err != nil || out != "" {
+	if out, err := execute("uninstall", "--state-dir", filepath.Join(state, "none"), "--cni-conf-dir", none, "--cni-bin-dir", none); err != nil || out != "" {
 		t.Errorf("where nothing is installed: %q, %v", out, err)
 	}
 }
@@ -77,11 +83,12 @@ func TestUninstallGoesOnAfterANetworkThatItCannotRead(t *testing.T) {
 	paths, err := filepath.Glob(filepath.Join(state, "red-*", "network"))
 	check(t, err)
 	check(t, os.WriteFile(paths[0], []byte("{"), 0o644))
-	out, err := execute("uninstall", "--state-dir", state)
+	none := t.TempDir()
+	out, err := execute("uninstall", "--state-dir", state, "--cni-conf-dir", none, "--cni-bin-dir", none)
 	if err == nil || !strings.Contains(err.Error(), paths[0]) {
 		t.Errorf("error %v does not name %s", err, paths[0])
 	}
-	if !strings.Contains(out, "blue 198.51.100.2: freed\n") {
+	if !strings.Contains(out, "msg=Freed network=blue addr=198.51.100.2\n") {
 		t.Errorf("printed %q", out)
 	}
 	addrs, err := ledgers["red"].List()

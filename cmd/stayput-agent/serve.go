@@ -38,13 +38,14 @@ type options struct {
 }
 
 func (o *options) addFlags(cmd *cobra.Command) {
-	cmd.PersistentFlags().StringVar(&o.node.StateDir, "state-dir", ledger.DefaultStateDir, "directory of stayput's own records")
+	p := cmd.PersistentFlags()
+	p.StringVar(&o.node.StateDir, "state-dir", ledger.DefaultStateDir, "directory of stayput's own records")
+	p.StringVar(&o.node.CNIConfDir, "cni-conf-dir", node.DefaultCNIConfDir, "directory of the runtime's CNI configuration")
+	p.StringVar(&o.node.CNIBinDir, "cni-bin-dir", node.DefaultCNIBinDir, "directory of the runtime's CNI plugins")
 	f := cmd.Flags()
 	f.StringVar(&o.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "NRI socket of the container runtime")
 	f.StringVar(&o.node.CRISocket, "cri-socket", node.DefaultCRISocket, "CRI socket of the container runtime")
 	f.StringVar(&o.node.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
-	f.StringVar(&o.node.CNIConfDir, "cni-conf-dir", node.DefaultCNIConfDir, "directory of the runtime's CNI configuration")
-	f.StringVar(&o.node.CNIBinDir, "cni-bin-dir", node.DefaultCNIBinDir, "directory of the runtime's CNI plugins")
 	f.BoolVar(&o.node.InstallCNI, "install-cni", false, "install the plugin in --cni-bin-dir and keep "+node.ConflistName+" in --cni-conf-dir")
 	f.StringVar(&o.node.PluginBinary, "plugin-binary", node.DefaultPluginBinary, "with --install-cni: the plugin to install")
 	f.Float64Var(&o.node.PromisedShare, "promised-share", 0, "with --install-cni: the share of each range that may be promised, above 0 and at most 1; 0: the plugin's default")
@@ -53,6 +54,7 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.DurationVar(&o.node.Interval, "reconcile-interval", node.DefaultInterval, "longest time between two reconciliations, jittered")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; empty: the cluster the agent runs in, outside of one none")
 	f.StringVar(&o.node.NodeName, "node-name", "", "name of this node's Node object; empty: $NODE_NAME, else the host name")
+	f.StringVar(&o.node.Namespace, "namespace", "", "namespace that stayput is installed in; empty: $POD_NAMESPACE, else the one of the service account; outside of a cluster none")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:9463", "address of /healthz, /readyz and /metrics; empty: none")
 	o.log.AddFlags(f)
 }
@@ -104,6 +106,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	if o.node.NodeName, err = o.nodeName(); err != nil {
 		return err
 	}
+	if o.node.API != nil && o.node.Namespace == "" {
+		o.node.Namespace = program.Namespace()
+	}
 	agent, err := node.New(o.node)
 	if err != nil {
 		return err
@@ -121,15 +126,27 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	// 5. All of it, until a signal.
 	log.Info("Running", "version", program.Version(), "state", o.node.StateDir, "listen", o.listen)
 	var wg sync.WaitGroup
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	wg.Go(func() { plugin.Run(ctx) })
-	wg.Go(func() { agent.Run(ctx) })
+	var why error
+	wg.Go(func() {
+		defer stop()
+		why = agent.Run(ctx)
+	})
 	wg.Wait()
-	log.Info("Ended")
+	log.Info("Ended", "err", why)
 
 	// 6. Scrapes that are under way.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	return server.Shutdown(last)
+	err = server.Shutdown(last)
+
+	// 7. Anew, where stayput was installed again under us.
+	if errors.Is(why, node.ErrInstalledAgain) {
+		return program.StartAgain()
+	}
+	return errors.Join(why, err)
 }
 
 // apiServer is how the API server is reached, nil where there is none.

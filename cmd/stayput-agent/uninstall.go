@@ -1,56 +1,33 @@
 package main
 
 import (
-	"errors"
-	"fmt"
-	"io"
-	"net/netip"
+	"log/slog"
 
 	"github.com/spf13/cobra"
 
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node"
 )
 
 func uninstallCommand(o *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "uninstall",
-		Short: "Free what is retained in every network and remove stayput's records",
-		Long: "Free what is retained in every network and remove stayput's records, so that host-local can take over without\n" +
-			"a leak. Pods that run keep their addresses. To be run after the CNI configuration says host-local again and\n" +
-			"the daemon has ended; it may be run again.",
+		Short: "Put this node back as it was before stayput",
+		Long: "Take stayput's CNI configuration away, free what is retained in every network, and remove the plugin and\n" +
+			"stayput's records: what the daemon does when stayput is uninstalled from the cluster, for a node that it\n" +
+			"did not run on at that time. Pods that run keep their addresses, which host-local frees when they end.\n" +
+			"To be run once the daemon has ended; it may be run again.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return uninstall(ledger.Options{StateDir: o.node.StateDir}, cmd.OutOrStdout())
+			out := slog.New(slog.NewTextHandler(cmd.OutOrStdout(), &slog.HandlerOptions{ReplaceAttr: withoutTime}))
+			return node.Uninstall(cmd.Context(), o.node, out)
 		},
 	}
 }
 
-// uninstall goes on after an error: a network that cannot be read must not keep the others' addresses.
-func uninstall(o ledger.Options, out io.Writer) error {
-	ledgers, err := ledger.Networks(o)
-	errs := []error{err}
-	for _, l := range ledgers {
-		name := l.Network().Name
-		addrs, err := l.List()
-		if err != nil {
-			errs = append(errs, fmt.Errorf("network %s: %w", name, err))
-			continue
-		}
-		bound := map[netip.Addr]bool{}
-		for _, a := range addrs {
-			bound[a.Addr] = a.State == ledger.StateBound
-		}
-		freed, err := l.Uninstall()
-		for _, a := range freed {
-			if bound[a] {
-				fmt.Fprintf(out, "%s %s: in use, becomes free when its pod ends\n", name, a)
-			} else {
-				fmt.Fprintf(out, "%s %s: freed\n", name, a)
-			}
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("network %s: %w", name, err))
-		}
+// withoutTime is for people who watch.
+func withoutTime(_ []string, a slog.Attr) slog.Attr {
+	if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
+		return slog.Attr{}
 	}
-	return errors.Join(errs...)
+	return a
 }

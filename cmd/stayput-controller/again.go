@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/cmd/internal/program"
 )
 
 // againAfter keeps a controller that cannot begin, because the API server is away or refuses it, from asking
@@ -26,9 +26,5 @@ func startAgain(ctx context.Context, log logr.Logger, why error) error {
 		return nil
 	case <-time.After(againAfter):
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	return unix.Exec(self, os.Args, os.Environ())
+	return program.StartAgain()
 }

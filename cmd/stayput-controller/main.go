@@ -1,5 +1,5 @@
-// Command stayput-controller is the cluster controller: see pkg/placement for what it promises. Its subcommand
-// ungate lets gated pods go, for uninstalling.
+// Command stayput-controller is the cluster controller: see pkg/placement for what it promises. Its subcommands
+// uninstall and ungate are for the end.
 package main
 
 import (
@@ -23,6 +23,6 @@ func command() *cobra.Command {
 		RunE:         func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), o, cmd.ErrOrStderr()) },
 	}
 	o.addFlags(cmd)
-	cmd.AddCommand(ungateCommand(&o))
+	cmd.AddCommand(ungateCommand(&o), uninstallCommand(&o))
 	return cmd
 }

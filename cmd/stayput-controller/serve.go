@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -28,6 +29,7 @@ type options struct {
 
 func (o *options) addFlags(cmd *cobra.Command) {
 	p := cmd.PersistentFlags()
+	p.StringVar(&o.placement.Namespace, "namespace", "", "namespace that stayput is installed in; empty: $POD_NAMESPACE, else the one of the service account, else "+defaultNamespace)
 	p.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty: the service account of the pod")
 	f := cmd.Flags()
 	f.StringVar(&o.placement.MetricsAddress, "metrics-bind-address", ":8080", "address of /metrics; 0: none")
@@ -36,6 +38,12 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.placement.LeaderElectionNamespace, "leader-election-namespace", "", "namespace of the lease; empty: the pod's own")
 	f.StringSliceVar(&o.kinds, "workload-kinds", nil, "further kinds with a scale subresource that a PersistentPodState may name, as Kind.version.group")
 	o.log.AddFlags(f)
+}
+
+const defaultNamespace = "stayput-system"
+
+func (o *options) namespace() string {
+	return cmp.Or(o.placement.Namespace, program.Namespace(), defaultNamespace)
 }
 
 func (o *options) config() (*rest.Config, error) {
@@ -83,6 +91,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	o.placement.Log = log
+	o.placement.Namespace = o.namespace()
 	if err := metrics.Registry.Register(program.BuildInfo("controller")); err != nil {
 		return err
 	}

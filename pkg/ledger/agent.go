@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +28,8 @@ const (
 	StateRetained State = "Retained"
 	// StateUnreadable is an address file that says nothing: taken, by nobody knows whom.
 	StateUnreadable State = "Unreadable"
+	// StateNewer is an address retained by a newer version of stayput: taken, and not to be touched.
+	StateNewer State = "Newer"
 )
 
 // Address is one address that is not free.
@@ -46,6 +49,9 @@ type Address struct {
 	Since time.Time
 	Left  time.Duration
 	Ends  bool
+	// Newer is set, and satisfies errors.Is with ErrNewer, where a newer version of stayput has decided about
+	// the address. What is known of it then is not enough to act on.
+	Newer error
 }
 
 // List returns every address that is not free, sorted. It takes the lock only where a boot has to be rebuilt
@@ -67,7 +73,7 @@ func (l *Ledger) List() ([]Address, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := s.allEntries()
+	entries, newerEntries, err := s.allEntries()
 	if err != nil {
 		return nil, err
 	}
@@ -75,11 +81,31 @@ func (l *Ledger) List() ([]Address, error) {
 	for _, e := range entries {
 		byAtt[e.att] = e
 	}
+	claims, err := s.allClaims()
+	if err != nil {
+		return nil, err
+	}
+	known, newer := map[string]*Claim{}, map[string]*Claim{}
+	for _, c := range claims.known {
+		known[c.Key.hash()] = c
+	}
+	newerOn := map[netip.Addr]*Claim{}
+	for _, c := range claims.newer {
+		newer[c.Key.hash()] = c
+		for _, a := range c.Addrs {
+			newerOn[a] = c
+		}
+	}
+	newerClaim := func(c *Claim) error { return newerError(s.state(claimsDir, c.Key.hash()), c.Version) }
 	var out []Address
 	for _, a := range slices.SortedFunc(maps.Keys(slots), netip.Addr.Compare) {
 		switch sl := slots[a]; sl.state {
 		case slotRetained:
 			r := sl.retained
+			if c := newer[r.Key.hash()]; c != nil {
+				out = append(out, Address{Addr: a, State: StateNewer, Newer: newerClaim(c)})
+				continue
+			}
 			ad := Address{Addr: a, State: StateRetained, Key: &r.Key, Policy: r.Policy, Since: r.Since, Netns: r.Netns}
 			ad.Left, ad.Ends = r.Expires(s.now)
 			out = append(out, ad)
@@ -87,13 +113,23 @@ func (l *Ledger) List() ([]Address, error) {
 			ad := Address{Addr: a, State: StateBound, Attachment: sl.att}
 			if e := byAtt[sl.att]; e != nil {
 				ad.Pod, ad.Netns, ad.Boot = e.pod, e.netns, e.boot
-				if c, err := s.claim(e.claim); e.claim != "" && err == nil && c != nil {
+				if c := newer[e.claim]; c != nil {
+					ad.Newer = newerClaim(c)
+				} else if c := known[e.claim]; c != nil {
 					ad.Key, ad.Policy = &c.Key, c.Policy
 				}
+			} else if hash := sl.att.hash(); newerEntries[hash] {
+				_, ad.Newer = s.readEntry(hash)
 			}
 			out = append(out, ad)
+		case slotNewer:
+			out = append(out, Address{Addr: a, State: StateNewer, Newer: newerError(s.slotPath(a), sl.retained.Version)})
 		default:
-			out = append(out, Address{Addr: a, State: StateUnreadable})
+			ad := Address{Addr: a, State: StateUnreadable}
+			if c := newerOn[a]; c != nil {
+				ad.State, ad.Newer = StateNewer, newerClaim(c)
+			}
+			out = append(out, ad)
 		}
 	}
 	return out, nil
@@ -167,8 +203,11 @@ func (l *Ledger) claims() ([]*Claim, error) {
 		return nil, err
 	}
 	s.end()
-	claims, _, err := s.allClaims()
-	return claims, err
+	claims, err := s.allClaims()
+	if err != nil {
+		return nil, err
+	}
+	return claims.known, nil
 }
 
 // Release ends a claim on purpose. A retained address is free at once; a bound one stays its attachment's
@@ -213,47 +252,148 @@ func (l *Ledger) Drop(a netip.Addr) error {
 	if err != nil || sl.state != slotGarbage {
 		return err
 	}
+	claims, err := s.allClaims()
+	if err != nil {
+		return err
+	}
+	for _, c := range claims.newer {
+		if slices.Contains(c.Addrs, a) {
+			return newerError(s.state(claimsDir, c.Key.hash()), c.Version)
+		}
+	}
 	return s.apply([]step{freeSlot{a, sl}}, false)
 }
 
-// Uninstall ends every promise: retained addresses become free, bound ones ordinary, and nothing of ours is
-// left in the network directory. The state directory is removed as far as it is ours.
-func (l *Ledger) Uninstall() (freed []netip.Addr, err error) {
-	claims, err := l.claims()
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range claims {
-		if err := l.Release(c.Key); err != nil && !errors.Is(err, ErrUnknownClaim) {
-			return freed, fmt.Errorf("%s: %w", c.Key, err)
-		}
-	}
-	addrs, err := l.List()
-	if err != nil {
-		return freed, err
-	}
-	for _, a := range addrs {
-		if a.State != StateRetained {
-			continue
-		}
-		if _, err := l.run(orphanCommand{a.Addr}); err != nil {
-			return freed, fmt.Errorf("%s: %w", a.Addr, err)
-		}
-	}
-	for _, c := range claims {
-		freed = append(freed, c.Addrs...)
-	}
-	s, err := l.begin()
+// Freed is what Uninstall did.
+type Freed struct {
+	// Addrs were retained, or left behind by an attachment that is dead, and are free. InUse were promised to
+	// attachments that live: they are ordinary ones now, and become free when these end.
+	Addrs, InUse []netip.Addr
+}
+
+// Uninstall ends every promise and leaves the network to host-local: retained addresses become free, bound ones
+// are as host-local would have written them, and nothing of ours is left in the network directory or of its state.
+// Records of other versions go as well. Where there is nothing it makes nothing, so that it may be called again.
+//
+// The claims go first and durably, since no power loss may bring a promise back for an address that was given
+// away; the description of the network goes last, since by it Networks finds what is left to do after a kill.
+func (l *Ledger) Uninstall() (*Freed, error) {
+	freed := &Freed{}
+	now, err := l.clock.Now()
 	if err != nil {
 		return freed, err
 	}
-	defer s.unlock()
+	unlock, err := l.fs.Lock(filepath.Join(l.dir, lockFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return freed, removeAll(l.fs, l.state) // host-local's directory is gone, and all addresses with it
+	} else if err != nil {
+		return freed, err
+	}
+	defer unlock()
+	s := &session{l: l, now: now, unlock: unlock, trusted: true}
+
+	entries, _, err := s.allEntries()
+	if err != nil {
+		return freed, err
+	}
+	byAtt := map[Attachment]*entry{}
+	for _, e := range entries {
+		byAtt[e.att] = e
+	}
+	if err := s.removeClaims(); err != nil {
+		return freed, err
+	}
+	slots, err := s.allSlots()
+	if err != nil {
+		return freed, err
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(slots), netip.Addr.Compare) {
+		sl := slots[a]
+		e := byAtt[sl.att]
+		switch {
+		case sl.state == slotRetained, sl.state == slotNewer, sl.state == slotGarbage && len(sl.raw) > 0 && sl.raw[0] == '{',
+			sl.state == slotBound && e != nil && e.claim != "" && s.liveness(e.netns, e.boot) == Dead:
+			if err := s.remove(s.slotPath(a)); err != nil {
+				return freed, err
+			}
+			freed.Addrs = append(freed.Addrs, a)
+		case sl.state == slotBound:
+			if e != nil && e.claim != "" {
+				freed.InUse = append(freed.InUse, a)
+			}
+			if !sl.ours {
+				continue
+			}
+			if err := l.fs.Chmod(s.slotPath(a), modeHostLocal); err != nil {
+				return freed, err
+			}
+		}
+	}
 	for _, name := range []string{tempName, markerName} {
 		if err := s.remove(filepath.Join(l.dir, name)); err != nil {
 			return freed, err
 		}
 	}
+	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
+		if err := removeAll(l.fs, s.state(dir)); err != nil {
+			return freed, err
+		}
+	}
 	return freed, removeAll(l.fs, l.state)
+}
+
+// removeClaims removes every claim, durably.
+func (s *session) removeClaims() error {
+	names, err := s.l.fs.ReadDir(s.state(claimsDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.remove(s.state(claimsDir, name)); err != nil {
+			return err
+		}
+	}
+	return s.l.fs.SyncDir(s.state(claimsDir))
+}
+
+// RemoveState removes what is left of the state directory once every network was uninstalled: the spool, the latencies, what a
+// kill left of a network without its description, and the directory itself. What is not ours stays, and so does a
+// directory that somebody mounted. A network that still has a description, because it could not be uninstalled or is
+// in use again, stays as well: left says how many.
+func RemoveState(o Options) (left int, err error) {
+	fsys, dir := spool(o)
+	state := filepath.Dir(dir)
+	names, err := fsys.ReadDir(state)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+	errs := []error{removeAll(fsys, dir)}
+	for _, name := range names {
+		if name == latencyName || strings.HasPrefix(name, latencyName+".") {
+			errs = append(errs, removeAll(fsys, filepath.Join(state, name)))
+			continue
+		}
+		sub, err := fsys.ReadDir(filepath.Join(state, name))
+		if name == spoolDir || errors.Is(err, errNotADirectory) || errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case slices.Contains(sub, infoName):
+			left++
+		case !slices.ContainsFunc(sub, func(s string) bool {
+			return !slices.Contains([]string{claimsDir, indexDir, setsDir, marksDir, tempState}, s)
+		}):
+			errs = append(errs, removeAll(fsys, filepath.Join(state, name)))
+		}
+	}
+	fsys.RemoveDir(state)
+	return left, errors.Join(errs...)
 }
 
 // removeAll removes a directory of plain files and directories.
@@ -301,7 +441,7 @@ func (l *Ledger) PutMark(m Mark) error {
 
 // Marks lists the marks, without the lock. What does not parse is left out.
 func (l *Ledger) Marks() ([]Mark, error) {
-	marks, err := (&session{l: l}).allMarks()
+	marks, _, err := (&session{l: l}).allMarks()
 	if err != nil {
 		return nil, err
 	}

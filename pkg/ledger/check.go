@@ -19,18 +19,21 @@ func (l *Ledger) Check() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	claims, corrupt, err := s.allClaims()
+	all, err := s.allClaims()
 	if err != nil {
 		return nil, err
 	}
-	entries, err := s.allEntries()
+	entries, newerEntries, err := s.allEntries()
 	if err != nil {
 		return nil, err
 	}
 	var bad []string
 	say := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
 
-	for hash := range corrupt {
+	for _, c := range all.newer {
+		say("%v", newerError(s.state(claimsDir, c.Key.hash()), c.Version))
+	}
+	for hash := range all.corrupt {
 		say("claim %s does not parse", hash)
 	}
 	byAtt := map[Attachment]*entry{}
@@ -39,7 +42,7 @@ func (l *Ledger) Check() ([]string, error) {
 	}
 	byKey := map[Key]*Claim{}
 	owner := map[netip.Addr]*Claim{}
-	for _, c := range claims {
+	for _, c := range all.known {
 		byKey[c.Key] = c
 		for _, a := range c.Addrs {
 			if s.heldBy(c.Key.hash(), slots[a], byAtt) {
@@ -54,6 +57,8 @@ func (l *Ledger) Check() ([]string, error) {
 		switch sl.state {
 		case slotGarbage:
 			say("I5: the file of %s says nothing", a)
+		case slotNewer:
+			say("%v", newerError(s.slotPath(a), sl.retained.Version))
 		case slotRetained:
 			c := byKey[sl.retained.Key]
 			if c == nil || !slices.Contains(c.Addrs, a) {
@@ -68,7 +73,7 @@ func (l *Ledger) Check() ([]string, error) {
 		case slotBound:
 			e := byAtt[sl.att]
 			if e == nil {
-				if s.trusted {
+				if s.trusted && !newerEntries[sl.att.hash()] {
 					say("index: nothing about %s, which has %s", sl.att, a)
 				}
 				continue

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -41,6 +42,7 @@ var (
 
 // Network is one CNI network as its configuration describes it.
 type Network struct {
+	Version          int           `json:"v,omitempty"` // of the description that Networks reads; 0 is 1
 	Name             string        `json:"name"`
 	DataDir          string        `json:"dataDir"`
 	Ranges           []RangeSet    `json:"ranges"`
@@ -57,11 +59,17 @@ func (n *Network) share() float64 {
 
 // MostPromised is how many addresses of a range set may be promised.
 func (n *Network) MostPromised(set RangeSet) int64 {
-	return max(1, int64(float64(set.Size())*n.share()))
+	f := float64(set.Size()) * n.share()
+	if f >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return max(1, int64(f))
 }
 
 func (n *Network) encode() []byte {
-	b, err := json.Marshal(n)
+	of := *n
+	of.Version = recordVersion
+	b, err := json.Marshal(of)
 	if err != nil {
 		panic(err)
 	}
@@ -179,8 +187,13 @@ func Networks(o Options) ([]*Ledger, error) {
 		}
 		n := &Network{}
 		if err == nil {
-			if err = json.Unmarshal(b, n); err != nil {
-				err = fmt.Errorf("%w: %s: %v", ErrCorrupt, path, err)
+			switch v := versionOf(b); {
+			case v > recordVersion:
+				err = newerError(path, v)
+			default:
+				if err = json.Unmarshal(b, n); err != nil {
+					err = fmt.Errorf("%w: %s: %v", ErrCorrupt, path, err)
+				}
 			}
 		}
 		if err != nil {
@@ -361,7 +374,8 @@ func (l *Ledger) attachments() ([]*entry, error) {
 			return nil, err
 		}
 	}
-	return s.allEntries()
+	entries, _, err := s.allEntries()
+	return entries, err
 }
 
 // Status says whether an ADD could work, without the lock: the data directory can be read. A full or

@@ -87,3 +87,14 @@ func TestTheLongestRetentionClamps(t *testing.T) {
 		}
 	}
 }
+
+func TestAWholeIPv6NetworkMayBePromised(t *testing.T) {
+	w := newWorld(t, testNetwork("fd00::/64", ""))
+	w.net.PromisedShare = 1
+	for _, pod := range []string{"web-0", "web-1", "web-2"} {
+		w.add(pod, tenMinutes)
+	}
+	if len(w.promises) != 3 {
+		w.failf("%d promises, want 3", len(w.promises))
+	}
+}

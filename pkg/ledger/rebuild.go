@@ -14,6 +14,11 @@ type picture struct {
 	corrupt map[string]bool // hashes of claims that do not parse
 	entries []*entry
 	marks   map[string]*Mark // by container ID
+	// What a newer version wrote: claims of which version, key and addresses are known, entries by the hash of their
+	// attachment, marks by that of their container ID.
+	newerClaims  []*Claim
+	newerEntries map[string]bool
+	newerMarks   map[string]bool
 }
 
 // rebuild brings the records into agreement: at the first command of a boot, and where the marker or the
@@ -27,8 +32,19 @@ type picture struct {
 //
 // No valid address file is replaced but a dead attachment's. Killed anywhere, the marker still says the old
 // boot, and the next command begins again.
+//
+// What a newer version promised stays as it is, file by file. An address of such a claim that has no file gets one
+// that says nothing, so that nobody takes it.
 func rebuild(p *picture, n *Network, now Instant, newBoot bool, live func(Netns, string) Liveness) []step {
-	r := &rebuilder{picture: p, net: n, now: now, newBoot: newBoot, claims: map[string]*Claim{}, explained: map[netip.Addr]*entry{}}
+	r := &rebuilder{picture: p, net: n, now: now, newBoot: newBoot, claims: map[string]*Claim{}, explained: map[netip.Addr]*entry{}, newer: map[netip.Addr]*Claim{}}
+	for _, c := range p.newerClaims {
+		for _, a := range c.Addrs {
+			r.newer[a] = c
+			if _, there := p.slots[a]; !there {
+				r.lost = append(r.lost, a)
+			}
+		}
+	}
 	for _, c := range p.claims {
 		r.claims[c.Key.hash()] = c
 	}
@@ -60,6 +76,9 @@ func rebuild(p *picture, n *Network, now Instant, newBoot bool, live func(Netns,
 			r.steps = append(r.steps, dropEntry{e})
 		}
 	}
+	if len(p.newerClaims)+len(p.newerEntries)+len(p.newerMarks) > 0 {
+		r.leaveNewer()
+	}
 	return r.steps
 }
 
@@ -71,6 +90,38 @@ type rebuilder struct {
 	steps     []step
 	claims    map[string]*Claim     // by hash
 	explained map[netip.Addr]*entry // where entry and file agree
+	newer     map[netip.Addr]*Claim // the newer claim that an address is promised by
+	lost      []netip.Addr          // those of them that have no file
+}
+
+// saysNothing is an address file that is nobody's.
+var saysNothing = []byte("{}\n")
+
+// leaveNewer takes out every step that concerns what a newer version wrote.
+func (r *rebuilder) leaveNewer() {
+	claims := map[string]bool{}
+	for _, c := range r.newerClaims {
+		claims[c.Key.hash()] = true
+	}
+	keep := func(a netip.Addr, was slot) bool {
+		return r.newer[a] != nil || was.state == slotBound && (r.newerEntries[was.att.hash()] || r.newerMarks[hashOf(was.att.ContainerID)])
+	}
+	r.steps = slices.DeleteFunc(r.steps, func(s step) bool {
+		switch s := s.(type) {
+		case putSlot:
+			return keep(s.addr, s.was)
+		case freeSlot:
+			return keep(s.addr, s.was)
+		case putClaim:
+			return claims[s.claim.Key.hash()]
+		case putEntry:
+			return r.newerEntries[s.entry.att.hash()]
+		}
+		return false
+	})
+	for _, a := range r.lost {
+		r.steps = append(r.steps, putSlot{a, saysNothing, slot{}})
+	}
 }
 
 func (r *rebuilder) put(a netip.Addr, data []byte) {
@@ -98,6 +149,9 @@ func (r *rebuilder) placeEntry(e *entry, live func(Netns, string) Liveness) {
 
 // dead says whether what is bound at a ended with an earlier boot.
 func (r *rebuilder) dead(a netip.Addr) bool {
+	if r.slots[a].state == slotNewer {
+		return false
+	}
 	if e := r.explained[a]; e != nil {
 		return e.boot != r.now.BootID
 	}
@@ -136,7 +190,7 @@ func (r *rebuilder) findMarked(m *Mark) {
 	}
 	for i, a := range m.Addrs {
 		s, there := r.slots[a]
-		if !r.net.Ranges[i].allocatable(a) || there && s.state != slotGarbage && !r.dead(a) {
+		if !r.net.Ranges[i].allocatable(a) || r.newer[a] != nil || there && s.state != slotGarbage && !r.dead(a) {
 			return
 		}
 	}
@@ -227,6 +281,8 @@ func (r *rebuilder) placeSlot(a netip.Addr, claims []*Claim) {
 			i := slices.IndexFunc(claims, func(c *Claim) bool { return slices.Contains(c.Addrs, a) })
 			if s.ours && i >= 0 {
 				e.claim = claims[i].Key.hash()
+			} else if c := r.newer[a]; s.ours && c != nil {
+				e.claim = c.Key.hash()
 			}
 			for _, b := range e.addrs {
 				r.explained[b] = e
@@ -243,7 +299,7 @@ func (r *rebuilder) placeSlot(a netip.Addr, claims []*Claim) {
 
 // stale says whether an entry explains nothing any more.
 func (r *rebuilder) stale(e *entry) bool {
-	if r.corrupt[e.claim] {
+	if r.corrupt[e.claim] || slices.ContainsFunc(r.newerClaims, func(c *Claim) bool { return c.Key.hash() == e.claim }) {
 		return false
 	}
 	return e.boot != r.now.BootID || !slices.ContainsFunc(e.addrs, func(a netip.Addr) bool { return r.explained[a] == e })

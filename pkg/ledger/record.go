@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -108,7 +109,48 @@ func hashOf(parts ...string) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// recordVersion is the version of every record. What another version of stayput wrote is told apart by it, and
+// the rules are these:
+//
+//   - An older record is read.
+//   - A newer one is never taken for another thing, changed or removed: ErrNewer. Nothing is decided for the pod
+//     that it is about. The others go on.
+//   - For that, claims and retained records of every version say v, key and addrs as this one does, and a retained
+//     record is one line of JSON.
+//   - A version that cannot keep to this writes "v2 " before the boot ID in the boot marker: then older ones refuse the
+//     whole network.
 const recordVersion = 1
+
+// ErrNewer is a record that a newer version of stayput wrote.
+var ErrNewer = errors.New("a newer version of stayput wrote this record")
+
+func newerError(path string, version int) error {
+	return fmt.Errorf("%w: %s has version %d, this stayput reads up to %d: install the newer version again",
+		ErrNewer, path, version, recordVersion)
+}
+
+// versionOf is what a JSON record says of its version, whatever else it says; 0 where it says nothing.
+func versionOf(b []byte) int {
+	var r struct {
+		Version int `json:"v"`
+	}
+	if json.Unmarshal(b, &r) != nil {
+		return 0
+	}
+	return r.Version
+}
+
+// promiseOf is what a claim or a retained record of any version says.
+type promiseOf struct {
+	Version int          `json:"v"`
+	Key     Key          `json:"key"`
+	Addrs   []netip.Addr `json:"addrs"`
+}
+
+func decodePromise(b []byte) (p promiseOf, ok bool) {
+	err := json.Unmarshal(b, &p)
+	return p, err == nil && p.Key.Identity != "" && len(p.Addrs) > 0 && !slices.ContainsFunc(p.Addrs, invalidAddr)
+}
 
 // Claim is the promise of one address per range set to a key. It is written durably before the ADD that
 // makes it is answered, changes only when the promise changes, and says nothing about who has the
@@ -136,9 +178,17 @@ func (c *Claim) encode() []byte {
 // ErrCorrupt is a record that does not parse. Its owner is unknown, so it is never a reason to free anything.
 var ErrCorrupt = errors.New("record is corrupt")
 
-func decodeClaim(b []byte, hash string) (*Claim, error) {
+// decodeClaim reads the claim in the file path. With ErrNewer comes what can be known of it.
+func decodeClaim(b []byte, path string) (*Claim, error) {
 	var c Claim
-	if err := json.Unmarshal(b, &c); err != nil {
+	hash := filepath.Base(path)
+	if err := json.Unmarshal(b, &c); err != nil || c.Version > recordVersion {
+		if v := versionOf(b); v > recordVersion {
+			if p, ok := decodePromise(b); ok && p.Key.hash() == hash {
+				return &Claim{Version: v, Key: p.Key, Addrs: p.Addrs}, newerError(path, v)
+			}
+			return nil, newerError(path, v)
+		}
 		return nil, fmt.Errorf("%w: claim: %v", ErrCorrupt, err)
 	}
 	if c.Version != recordVersion || c.Key.hash() != hash || len(c.Addrs) == 0 || slices.ContainsFunc(c.Addrs, invalidAddr) {
@@ -157,6 +207,7 @@ const (
 	slotBound                     // host-local's content
 	slotRetained                  // our JSON line
 	slotGarbage                   // a file that says neither: taken, by nobody knows whom
+	slotNewer                     // a retained record of a newer version: taken, and left alone
 )
 
 // slot is one address file.
@@ -177,7 +228,7 @@ type slot struct {
 	state    slotState
 	att      Attachment // of a bound slot
 	ours     bool       // stayput wrote the file; only a picture knows
-	retained *Retained
+	retained *Retained  // of a newer record the version and, as far as known, key and addresses
 	raw      []byte
 }
 
@@ -255,6 +306,9 @@ func decodeSlot(b []byte) slot {
 		if json.Unmarshal(b, &r) == nil && r.Version == recordVersion && r.Key.Identity != "" &&
 			len(r.Addrs) > 0 && !slices.ContainsFunc(r.Addrs, invalidAddr) {
 			s.state, s.retained = slotRetained, &r
+		} else if v := versionOf(b); v > recordVersion {
+			p, _ := decodePromise(b)
+			s.state, s.retained = slotNewer, &Retained{Version: v, Key: p.Key, Addrs: p.Addrs}
 		}
 		return s
 	}
@@ -318,13 +372,16 @@ func (e *entry) encode() []byte {
 	return []byte(b.String())
 }
 
-func decodeEntry(b []byte) (*entry, error) {
+func decodeEntry(b []byte, path string) (*entry, error) {
 	bad := fmt.Errorf("%w: index entry", ErrCorrupt)
 	lines := strings.Split(string(b), "\n")
+	head := strings.Split(lines[0], " ")
+	if v := wordVersion(head[0]); v > recordVersion {
+		return nil, newerError(path, v)
+	}
 	if len(lines) != 6 || lines[5] != "" {
 		return nil, bad
 	}
-	head := strings.Split(lines[0], " ")
 	if len(head) != 4 || head[0] != "v1" {
 		return nil, bad
 	}
@@ -357,6 +414,19 @@ func decodeEntry(b []byte) (*entry, error) {
 	return e, nil
 }
 
+// wordVersion reads v2, as the index and the boot marker begin; 0 is no such word.
+func wordVersion(w string) int {
+	digits, ok := strings.CutPrefix(w, "v")
+	if !ok {
+		return 0
+	}
+	n, err := strconv.ParseUint(digits, 10, 16)
+	if err != nil {
+		return 0
+	}
+	return int(n)
+}
+
 // Mark is a pod's policy as the agent saw it: the second source, for runtimes that hand no annotations to CNI.
 //
 //	{"v":1,"containerID":"…","namespace":"…","name":"…","uid":"…","policy":{…},"addrs":[…],"ifname":"eth0","boot":"…"}
@@ -376,9 +446,13 @@ type Mark struct {
 
 func (m *Mark) pod() Pod { return Pod{m.Namespace, m.Name, m.UID} }
 
-func decodeMark(b []byte, hash string) (*Mark, error) {
+func decodeMark(b []byte, path string) (*Mark, error) {
 	var m Mark
-	if err := json.Unmarshal(b, &m); err != nil {
+	hash := filepath.Base(path)
+	if err := json.Unmarshal(b, &m); err != nil || m.Version > recordVersion {
+		if v := versionOf(b); v > recordVersion {
+			return nil, newerError(path, v)
+		}
 		return nil, fmt.Errorf("%w: mark: %v", ErrCorrupt, err)
 	}
 	if m.Version != recordVersion || hashOf(m.ContainerID) != hash || m.Namespace == "" || m.Name == "" {
@@ -393,7 +467,8 @@ func decodeMark(b []byte, hash string) (*Mark, error) {
 //	MTIME LAST0 LAST1 …
 //	FINGERPRINT
 //
-// The first line is the boot in which the ledger was last rebuilt. The second is how stayput left the
+// The first line is the boot in which the ledger was last rebuilt; a later version of everything here begins it
+// with its name, v2. The second is how stayput left the
 // directory: its modification time and the contents of host-local's last_reserved_ip.N. Where it still
 // agrees the index is complete, and an attachment that the index does not know has no address here; where
 // not (host-local has been at work, or we were killed) one scan makes it complete again. Both facts are needed:
@@ -426,9 +501,18 @@ func (s *stamp) encode() []byte {
 	return []byte(b.String())
 }
 
-// decodeStamp never fails: what cannot be read is a stamp that agrees with nothing.
-func decodeStamp(b []byte) stamp {
+// decodeStamp fails only with ErrNewer: what cannot be read is a stamp that agrees with nothing.
+func decodeStamp(b []byte, path string) (stamp, error) {
 	boot, rest, _ := strings.Cut(string(b), "\n")
+	if w, _, many := strings.Cut(boot, " "); many {
+		if v := wordVersion(w); v > recordVersion {
+			return stamp{}, newerError(path, v)
+		}
+	}
+	return decodeStampLines(boot, rest), nil
+}
+
+func decodeStampLines(boot, rest string) stamp {
 	s := stamp{boot: boot, mtime: -1}
 	line, rest, _ := strings.Cut(rest, "\n")
 	config, _, whole := strings.Cut(rest, "\n")

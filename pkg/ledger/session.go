@@ -89,7 +89,9 @@ func (s *session) open() error {
 	case err != nil:
 		return err
 	}
-	s.stamp = decodeStamp(b)
+	if s.stamp, err = decodeStamp(b, s.marker()); err != nil {
+		return err
+	}
 	if s.stamp.boot != s.now.BootID {
 		return s.rebuild(s.stamp.boot != "")
 	}
@@ -170,13 +172,14 @@ func (s *session) ours(a netip.Addr) (bool, error) {
 }
 
 func (s *session) claim(hash string) (*Claim, error) {
-	b, err := s.l.fs.ReadFile(s.state(claimsDir, hash))
+	path := s.state(claimsDir, hash)
+	b, err := s.l.fs.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	return decodeClaim(b, hash)
+	return decodeClaim(b, path)
 }
 
 func (s *session) entry(att Attachment) (*entry, error) {
@@ -211,14 +214,17 @@ func (s *session) holder(att Attachment) (*entry, error) {
 // readEntry returns nil for an entry that does not parse: the index is a cache, and the scan will find
 // what the address files say.
 func (s *session) readEntry(hash string) (*entry, error) {
-	b, err := s.l.fs.ReadFile(s.state(indexDir, hash))
+	path := s.state(indexDir, hash)
+	b, err := s.l.fs.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	e, err := decodeEntry(b)
-	if err != nil {
+	e, err := decodeEntry(b, path)
+	if errors.Is(err, ErrNewer) {
+		return nil, err
+	} else if err != nil {
 		s.trusted = false
 		return nil, nil
 	}
@@ -226,15 +232,15 @@ func (s *session) readEntry(hash string) (*entry, error) {
 }
 
 func (s *session) mark(containerID string) (*Mark, error) {
-	hash := hashOf(containerID)
-	b, err := s.l.fs.ReadFile(s.state(marksDir, hash))
+	path := s.state(marksDir, hashOf(containerID))
+	b, err := s.l.fs.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
 	// One that does not parse is none: the agent makes the claim within moments of the mark.
-	m, err := decodeMark(b, hash)
+	m, err := decodeMark(b, path)
 	if errors.Is(err, ErrCorrupt) {
 		return nil, nil
 	}
@@ -268,7 +274,7 @@ func (s *session) holders(claim string) ([]*entry, error) {
 			return nil, err
 		}
 	}
-	entries, err := s.allEntries()
+	entries, _, err := s.allEntries()
 	return slices.DeleteFunc(entries, func(e *entry) bool { return e.claim != claim }), err
 }
 
@@ -277,9 +283,12 @@ func (s *session) retainedFor(k Key) (*Retained, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, sl := range slots {
-		if sl.state == slotRetained && sl.retained.Key == k {
+	for a, sl := range slots {
+		switch {
+		case sl.state == slotRetained && sl.retained.Key == k:
 			return sl.retained, nil
+		case sl.state == slotNewer && sl.retained.Key == k:
+			return nil, newerError(s.slotPath(a), sl.retained.Version)
 		}
 	}
 	return nil, nil
@@ -292,12 +301,12 @@ func (s *session) countClaims() (int, error) {
 
 // countPromised counts the claims that lie in set and are neither expired nor without an address behind them.
 func (s *session) countPromised(set RangeSet, now Instant) (int, error) {
-	claims, _, err := s.allClaims()
+	claims, err := s.allClaims()
 	if err != nil {
 		return 0, err
 	}
 	n := 0
-	for _, c := range claims {
+	for _, c := range append(claims.known, claims.newer...) {
 		for _, a := range c.Addrs {
 			if !set.allocatable(a) {
 				continue
@@ -306,7 +315,7 @@ func (s *session) countPromised(set RangeSet, now Instant) (int, error) {
 			if err != nil {
 				return 0, err
 			}
-			if sl.state == slotBound || sl.state == slotGarbage || sl.state == slotRetained && !sl.retained.expired(now) {
+			if sl.state == slotBound || sl.state == slotGarbage || sl.state == slotNewer || sl.state == slotRetained && !sl.retained.expired(now) {
 				n++
 			}
 		}
@@ -347,73 +356,94 @@ func (s *session) allSlots() (map[netip.Addr]slot, error) {
 	return slots, nil
 }
 
-func (s *session) allClaims() (claims []*Claim, corrupt map[string]bool, err error) {
+// claimFiles is what the claims of a network say.
+type claimFiles struct {
+	known   []*Claim
+	newer   []*Claim        // of a newer version: only version, key and addresses are known
+	corrupt map[string]bool // hashes of those that do not parse
+}
+
+// allClaims fails where a newer claim does not even say whose it is.
+func (s *session) allClaims() (*claimFiles, error) {
+	claims := &claimFiles{corrupt: map[string]bool{}}
 	names, err := s.l.fs.ReadDir(s.state(claimsDir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, hash := range names {
+		c, err := s.claim(hash)
+		switch {
+		case errors.Is(err, ErrCorrupt):
+			claims.corrupt[hash] = true
+		case errors.Is(err, ErrNewer) && c != nil:
+			claims.newer = append(claims.newer, c)
+		case err != nil:
+			return nil, err
+		case c != nil:
+			claims.known = append(claims.known, c)
+		}
+	}
+	slices.SortFunc(claims.known, func(a, b *Claim) int { return slices.Compare([]byte(a.Key.String()), []byte(b.Key.String())) })
+	return claims, nil
+}
+
+// allEntries removes what does not parse. Of newer entries the names are returned, which are the hashes of the
+// attachments.
+func (s *session) allEntries() (entries []*entry, newer map[string]bool, err error) {
+	names, err := s.l.fs.ReadDir(s.state(indexDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	} else if err != nil {
 		return nil, nil, err
 	}
-	corrupt = map[string]bool{}
-	for _, hash := range names {
-		c, err := s.claim(hash)
-		switch {
-		case errors.Is(err, ErrCorrupt):
-			corrupt[hash] = true
-		case err != nil:
-			return nil, nil, err
-		case c != nil:
-			claims = append(claims, c)
-		}
-	}
-	slices.SortFunc(claims, func(a, b *Claim) int { return slices.Compare([]byte(a.Key.String()), []byte(b.Key.String())) })
-	return claims, corrupt, nil
-}
-
-func (s *session) allEntries() ([]*entry, error) {
-	names, err := s.l.fs.ReadDir(s.state(indexDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
-	}
 	slices.Sort(names)
-	var entries []*entry
+	newer = map[string]bool{}
 	for _, hash := range names {
-		b, err := s.l.fs.ReadFile(s.state(indexDir, hash))
+		path := s.state(indexDir, hash)
+		b, err := s.l.fs.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		e, err := decodeEntry(b)
+		e, err := decodeEntry(b, path)
+		if errors.Is(err, ErrNewer) {
+			newer[hash] = true
+			continue
+		}
 		if err != nil || e.att.hash() != hash {
-			s.l.fs.Remove(s.state(indexDir, hash))
+			s.l.fs.Remove(path)
 			continue
 		}
 		entries = append(entries, e)
 	}
-	return entries, nil
+	return entries, newer, nil
 }
 
-func (s *session) allMarks() (map[string]*Mark, error) {
+// allMarks returns the marks by container ID, and the names of newer ones, which are the hashes of those.
+func (s *session) allMarks() (marks map[string]*Mark, newer map[string]bool, err error) {
 	names, err := s.l.fs.ReadDir(s.state(marksDir))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil, nil, nil
 	} else if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	marks := map[string]*Mark{}
+	marks, newer = map[string]*Mark{}, map[string]bool{}
 	for _, hash := range names {
-		b, err := s.l.fs.ReadFile(s.state(marksDir, hash))
+		path := s.state(marksDir, hash)
+		b, err := s.l.fs.ReadFile(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
+			return nil, nil, err
 		}
-		if m, err := decodeMark(b, hash); err == nil {
+		m, err := decodeMark(b, path)
+		switch {
+		case err == nil:
 			marks[m.ContainerID] = m
+		case errors.Is(err, ErrNewer):
+			newer[hash] = true
 		}
 	}
-	return marks, nil
+	return marks, newer, nil
 }
 
 // scan completes the index from the address files.
@@ -459,14 +489,16 @@ func (s *session) reconcile(newBoot, full bool) error {
 	if p.slots, err = s.allSlots(); err != nil {
 		return err
 	}
-	if p.claims, p.corrupt, err = s.allClaims(); err != nil {
+	claims, err := s.allClaims()
+	if err != nil {
 		return err
 	}
-	if p.entries, err = s.allEntries(); err != nil {
+	p.claims, p.newerClaims, p.corrupt = claims.known, claims.newer, claims.corrupt
+	if p.entries, p.newerEntries, err = s.allEntries(); err != nil {
 		return err
 	}
 	if full {
-		if p.marks, err = s.allMarks(); err != nil {
+		if p.marks, p.newerMarks, err = s.allMarks(); err != nil {
 			return err
 		}
 	}

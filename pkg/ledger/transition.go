@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"time"
 )
@@ -347,6 +348,8 @@ func (t *decision) assess(cl *Claim, c addCommand) (*holding, error) {
 			default:
 				h.ended = append(h.ended, e)
 			}
+		case slotNewer:
+			return nil, t.newer(a, s)
 		case slotGarbage:
 			// The claim is the authority on the promise, but the file no longer says who has the address.
 			holders, err := t.holders(hash)
@@ -363,6 +366,11 @@ func (t *decision) assess(cl *Claim, c addCommand) (*holding, error) {
 		}
 	}
 	return h, nil
+}
+
+// newer is why nothing is decided about the claim of an address.
+func (t *decision) newer(a netip.Addr, s slot) error {
+	return newerError(filepath.Join(t.net.DataDir, t.net.Name, a.String()), s.retained.Version)
 }
 
 func (t *decision) newEntry(c addCommand, claim string, addrs []netip.Addr, decided bool) *entry {
@@ -535,6 +543,9 @@ func (t *decision) pick(i int, set RangeSet, requested *[]netip.Addr, own *Claim
 			return false
 		case slotRetained:
 			if left, ends := s.retained.Expires(t.now); ends && left <= overdue {
+				if _, err := t.claim(s.retained.Key.hash()); errors.Is(err, ErrNewer) {
+					return true // which may have another end
+				}
 				oldest, oldestSlot, overdue = a, s, left
 			}
 		}
@@ -631,6 +642,9 @@ func (t *decision) claimAtEnd(c delCommand, e *entry, mine []netip.Addr) (*Claim
 	pod, p := c.Pod, valueOf(c.Policy)
 	if !p.Retains() {
 		m, err := t.mark(e.att.ContainerID)
+		if errors.Is(err, ErrNewer) && (e.claim != "" || !e.open) {
+			err = nil // it was decided without the mark
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -800,7 +814,7 @@ func (t *decision) expire(cl *Claim) error {
 			if e, err := t.holder(s.att); err != nil || e == nil || e.claim == hash {
 				return err
 			}
-		case slotGarbage:
+		case slotGarbage, slotNewer:
 			return nil
 		}
 	}

@@ -21,6 +21,7 @@
 //	peers.go      neighbours and connection tracking after a restore
 //	cniconf.go    the plugin's binary and the conflist that names it; conflist.go derives that, install.go installs
 //	watch.go      inotify, which wakes the others
+//	departure.go  whether stayput is being uninstalled; uninstall.go puts the node back as it was
 package node
 
 import (
@@ -68,9 +69,11 @@ type Options struct {
 	// Interval is the longest time between two reconciliations, jittered.
 	Interval time.Duration
 
-	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there.
-	API      *rest.Config
-	NodeName string
+	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there, and
+	// Namespace the one that stayput is installed in; empty: nobody says when it is uninstalled.
+	API       *rest.Config
+	NodeName  string
+	Namespace string
 
 	Clock     ledger.Clock
 	Netns     ledger.NetnsProber
@@ -102,7 +105,7 @@ type Agent struct {
 	queue   *queue
 	health  health
 
-	markTimeout time.Duration
+	markTimeout, reloaded time.Duration
 
 	reconcileNow, bookNow, spoolNow, keepNow wake
 
@@ -110,6 +113,7 @@ type Agent struct {
 
 	nriUp      atomic.Bool
 	reconciled atomic.Bool
+	newer      atomic.Pointer[string] // what only a newer version can read; nil: never looked
 	sweep      atomic.Bool            // the book loop is to expire whatever the clock says
 	criState   atomic.Pointer[string] // nil: never asked; empty: it answered
 
@@ -120,6 +124,9 @@ type Agent struct {
 	releases  releases
 
 	api *apiServer // nil: none
+
+	departure *departure             // nil: nobody says when stayput is uninstalled
+	leaving   atomic.Pointer[string] // how the uninstallation stands, for people; nil: there is none
 
 	keeper *keeper
 	watch  *watcher
@@ -161,6 +168,7 @@ func New(o Options) (*Agent, error) {
 		o: o, log: o.Log,
 		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
 		markTimeout:  markTimeout,
+		reloaded:     reloaded,
 		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(), keepNow: newWake(),
 		restored: make(chan []ledger.Event, 16),
 		suspects: map[suspect]*suspicion{},
@@ -174,6 +182,11 @@ func New(o Options) (*Agent, error) {
 		}
 		a.api.release = a.release
 		a.o.Publisher = publishers{a.o.Publisher, a.api}
+		if o.Namespace != "" {
+			if a.departure, err = a.newDeparture(); err != nil {
+				return nil, err
+			}
+		}
 	}
 	a.queue = newQueue(a.metrics)
 	a.keeper = newKeeper(a)
@@ -195,8 +208,42 @@ func set[T comparable](v *T, byDefault T) {
 	}
 }
 
-// Run runs every loop until ctx is done.
-func (a *Agent) Run(ctx context.Context) {
+// Run runs every loop until ctx is done, or stayput is uninstalled. Then it puts the node back as it was, and idles.
+// Its error is for somebody who asks why it ended: ErrInstalledAgain, or what kept it from completing that.
+func (a *Agent) Run(ctx context.Context) error {
+	if a.departure == nil {
+		a.work(ctx)
+		return nil
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() { a.departure.follower.Run(following) })
+	working, end := context.WithCancel(ctx)
+	defer end()
+	var ended sync.WaitGroup
+	leaves := a.departure.wasLeaving(ctx)
+	if leaves {
+		a.watch.close()
+		a.cri.close()
+	} else {
+		ended.Go(func() { a.work(working) })
+		leaves = a.departure.awaited(ctx)
+	}
+	if leaves {
+		a.leaving.Store(ptr("uninstalling"))
+	}
+	end()
+	ended.Wait()
+	if !leaves {
+		return nil
+	}
+	return a.leave(ctx)
+}
+
+// work is every loop.
+func (a *Agent) work(ctx context.Context) {
 	var wg sync.WaitGroup
 	loops := []func(context.Context){a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop, a.keepLoop}
 	if a.api != nil {
@@ -226,7 +273,7 @@ func (a *Agent) Connected(up bool) {
 // RunPodSandbox is the hook of a sandbox that has just got its addresses. The mark is written before it
 // returns: should everything fall over right after, the pod's DEL still knows the policy.
 func (a *Agent) RunPodSandbox(s Sandbox) {
-	if s.Netns == "" {
+	if s.Netns == "" || a.leaving.Load() != nil {
 		return // on the host's network: CNI had nothing to do with it
 	}
 	o := observe(s)
@@ -245,6 +292,9 @@ func (a *Agent) RemovePodSandbox(Sandbox) { a.bookNow.up() }
 // Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There
 // is no time for marks; the queue makes the promises that they stand for.
 func (a *Agent) Synchronize(all []Sandbox) {
+	if a.leaving.Load() != nil {
+		return
+	}
 	for _, s := range all {
 		if s.Netns != "" {
 			a.enqueue(observe(s))

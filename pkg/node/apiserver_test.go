@@ -39,12 +39,15 @@ type cluster struct {
 	// answer, if it returns a status, is what a request gets instead.
 	answer  func(*http.Request) *metav1.Status
 	watches map[chan metav1.WatchEvent]bool
-	asked   []string // method and path of every request
+	// The ConfigMap that says that stayput is installed: its UID, empty where there is none, and who watches it.
+	installed types.UID
+	followers map[chan metav1.WatchEvent]bool
+	asked     []string // method and path of every request
 }
 
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{t: t, objects: map[objectKey]*v1alpha1.RetainedIP{}, node: "node-uid", version: 100, watches: map[chan metav1.WatchEvent]bool{}}
+	c := &cluster{t: t, objects: map[objectKey]*v1alpha1.RetainedIP{}, node: "node-uid", version: 100, watches: map[chan metav1.WatchEvent]bool{}, followers: map[chan metav1.WatchEvent]bool{}}
 	mux := http.NewServeMux()
 	const all = "/apis/stayput.io/v1alpha1/retainedips"
 	const one = "/apis/stayput.io/v1alpha1/namespaces/{ns}/retainedips/{name}"
@@ -54,6 +57,7 @@ func startCluster(t *testing.T) *cluster {
 	mux.HandleFunc("PATCH "+one, c.apply)
 	mux.HandleFunc("DELETE "+one, c.delete)
 	mux.HandleFunc("GET /api/v1/nodes/n1", c.getNode)
+	mux.HandleFunc("GET /api/v1/namespaces/stayput-system/configmaps", c.installation)
 	mux.HandleFunc("POST /apis/events.k8s.io/v1/namespaces/{ns}/events", func(w http.ResponseWriter, r *http.Request) {
 		var e event
 		if err := json.NewDecoder(r.Body).Decode(&e); err != nil {
@@ -128,6 +132,10 @@ func (c *cluster) watch(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	c.watches[ch] = true
 	c.mu.Unlock()
+	serveWatch(w, r, ch)
+}
+
+func serveWatch(w http.ResponseWriter, r *http.Request, ch chan metav1.WatchEvent) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
 	w.(http.Flusher).Flush()
@@ -168,6 +176,10 @@ func (c *cluster) endWatches(s *metav1.Status) {
 		close(ch)
 	}
 	clear(c.watches)
+	for ch := range c.followers {
+		close(ch)
+	}
+	clear(c.followers)
 }
 
 func (c *cluster) get(w http.ResponseWriter, r *http.Request) {
@@ -230,7 +242,7 @@ func (c *cluster) delete(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case was == nil:
 		refuse(w, notFound("retainedips", keyOf(r).name))
-	case o.Preconditions == nil || *o.Preconditions.UID != was.UID || *o.Preconditions.ResourceVersion != was.ResourceVersion:
+	case o.Preconditions == nil || *o.Preconditions.UID != was.UID || o.Preconditions.ResourceVersion != nil && *o.Preconditions.ResourceVersion != was.ResourceVersion:
 		refuse(w, &metav1.Status{Code: 409, Reason: metav1.StatusReasonConflict})
 	default:
 		c.removeLocked(keyOf(r))

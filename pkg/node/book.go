@@ -58,12 +58,13 @@ func (a *Agent) refresh() (left time.Duration, ends bool) {
 			}
 		}
 	}
+	a.noteNewer(books)
 	wall := a.wall()
 	a.metrics.books.set(books, wall)
 	if !opened || !whole {
 		return left, ends // half a picture would take the other half's claims away
 	}
-	now := Promises{Claims: claimsOf(books, wall), Settled: a.settled(ledgers)}
+	now := Promises{Claims: claimsOf(books, wall), Settled: a.settled(books)}
 	if a.ended || !sameClaims(now.Claims, a.published.Claims) || !slices.Equal(now.Settled, a.published.Settled) {
 		a.published, a.ended = now, false
 		a.o.Publisher.PublishClaims(Promises{slices.Clone(now.Claims), slices.Clone(now.Settled)})
@@ -71,18 +72,48 @@ func (a *Agent) refresh() (left time.Duration, ends bool) {
 	return left, ends
 }
 
-// settled names those of the networks that have been reconciled with the runtime.
-func (a *Agent) settled(ledgers []*ledger.Ledger) (names []string) {
+// newer is one of the addresses' records that a newer version of stayput wrote; nil: there is none.
+func (b book) newer() error {
+	for _, ad := range b.addrs {
+		if ad.Newer != nil {
+			return ad.Newer
+		}
+	}
+	return nil
+}
+
+// noteNewer keeps for /readyz, and says once, what only a newer version can read.
+func (a *Agent) noteNewer(books []book) {
+	said, n := "", 0
+	for _, b := range books {
+		for _, ad := range b.addrs {
+			if ad.Newer != nil {
+				said = ad.Newer.Error()
+				n++
+			}
+		}
+	}
+	if n > 0 {
+		said = fmt.Sprintf("%d addresses are left alone, one of them: %s", n, said)
+	}
+	if was := a.newer.Swap(&said); said != "" && (was == nil || *was != said) {
+		a.log.Error("A newer version of stayput ran on this node", "err", said)
+	}
+}
+
+// settled names those of the networks that have been reconciled with the runtime, and of which every record can be
+// read.
+func (a *Agent) settled(books []book) (names []string) {
 	a.agreed.mu.Lock()
 	defer a.agreed.mu.Unlock()
 	open := map[string]bool{}
-	for _, l := range ledgers {
-		if !a.agreed.dirs[directory(l)] {
-			open[l.Network().Name] = true
+	for _, b := range books {
+		if !a.agreed.dirs[directory(b.ledger)] || b.newer() != nil {
+			open[b.ledger.Network().Name] = true
 		}
 	}
-	for _, l := range ledgers {
-		if name := l.Network().Name; !open[name] && !slices.Contains(names, name) {
+	for _, b := range books {
+		if name := b.ledger.Network().Name; !open[name] && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}

@@ -68,6 +68,10 @@ func (a *Agent) handler() http.Handler {
 	})
 	// Degraded is ready: an agent without its runtime still expires and counts, and a restart would not help.
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if s := a.leaving.Load(); s != nil {
+			fmt.Fprintf(w, "ok\n%s\n", *s)
+			return
+		}
 		if !a.reconciled.Load() {
 			http.Error(w, "the first reconciliation has not been tried yet", http.StatusServiceUnavailable)
 			return
@@ -80,6 +84,9 @@ func (a *Agent) handler() http.Handler {
 			cri = "degraded: " + *s
 		}
 		fmt.Fprintf(w, "ok\nnri: %s\ncri: %s\ncni: %s\n", nri, cri, a.keeper.line())
+		if s := a.newer.Load(); s != nil && *s != "" {
+			fmt.Fprintf(w, "ledger: degraded: %s\n", *s)
+		}
 		if a.api == nil {
 			return
 		}

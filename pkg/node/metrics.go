@@ -315,6 +315,8 @@ func stateLabel(s ledger.State) string {
 		return "bound"
 	case ledger.StateRetained:
 		return "retained"
+	case ledger.StateNewer:
+		return "newer"
 	}
 	return "unreadable"
 }

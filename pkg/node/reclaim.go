@@ -42,6 +42,9 @@ func (a *Agent) suspectAll(books []book, listed map[string]bool, now time.Durati
 	for _, b := range books {
 		dir := directory(b.ledger)
 		for _, addr := range b.addrs {
+			if addr.Newer != nil {
+				continue // it would be refused
+			}
 			k := suspect{dir: dir}
 			switch addr.State {
 			case ledger.StateBound:

@@ -144,7 +144,7 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) {
+		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) || strings.HasPrefix(name, installationFile) {
 			return
 		}
 		w.a.agreed.void()

@@ -44,6 +44,8 @@ type gating struct {
 	client client.Client
 	live   client.Reader // ConfigMaps are not cached: the controller may read this one by name alone
 	kruise *kruise
+	// leaving says whether stayput is being uninstalled.
+	leaving func() bool
 
 	mu   sync.Mutex
 	said map[string]said // by namespace
@@ -70,6 +72,10 @@ func (g *gating) setUp(mgr ctrl.Manager) error {
 
 // Reconcile sees to the ConfigMap of one namespace.
 func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Result, error) {
+	if g.leaving() {
+		g.forget(namespace) // others delete it
+		return reconcile.Result{RequeueAfter: gatesAlone}, nil
+	}
 	on, err := g.kruise.on()
 	if err != nil {
 		return reconcile.Result{RequeueAfter: unknownPause}, nil

@@ -141,7 +141,7 @@ type persistentPodStates struct {
 
 // addPersistentPodStates registers the loops for PersistentPodStates with a manager: generating, recording, whose
 // pods are gated, and stepping aside for OpenKruise.
-func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []schema.GroupVersionKind) (*persistentPodStates, error) {
+func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []schema.GroupVersionKind, leaving func() bool) (*persistentPodStates, error) {
 	if err := errors.Join(indexPods(ctx, mgr.GetFieldIndexer()), indexStates(ctx, mgr.GetFieldIndexer())); err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []sche
 	to := mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
 	generate := &generating{client: mgr.GetClient(), live: mgr.GetAPIReader(), targets: t, kruise: k, events: to}
 	record := &recording{client: mgr.GetClient(), targets: t, kruise: k, events: to, now: time.Now}
-	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k}
+	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, leaving: leaving}
 	return &persistentPodStates{&records{client: mgr.GetClient(), targets: t, kruise: k}, t},
 		errors.Join(generate.setUp(mgr), record.setUp(mgr), gate.setUp(mgr))
 }

@@ -43,6 +43,8 @@ type Options struct {
 	// LeaderElection makes replicas take turns. The lease lies in LeaderElectionNamespace; empty: the pod's own.
 	LeaderElection          bool
 	LeaderElectionNamespace string
+	// Namespace is where stayput is installed; empty: nobody says when it is uninstalled.
+	Namespace string
 	// CustomKinds are further kinds of workload, with a scale subresource, that a PersistentPodState may name.
 	CustomKinds []schema.GroupVersionKind
 	Log         logr.Logger
@@ -101,20 +103,32 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		return err
 	}
 
-	// 2. PersistentPodStates: generating and recording.
-	states, err := addPersistentPodStates(ctx, mgr, o.CustomKinds)
+	// 2. Whether stayput is being uninstalled.
+	memory := newMemory(time.Now)
+	var leave *departure
+	if o.Namespace != "" {
+		var err error
+		if leave, err = newDeparture(mgr, o.Namespace, memory); err != nil {
+			return err
+		}
+		if err := mgr.Add(leave); err != nil {
+			return err
+		}
+	}
+
+	// 3. PersistentPodStates: generating and recording.
+	states, err := addPersistentPodStates(ctx, mgr, o.CustomKinds, leave.leaving)
 	if err != nil {
 		return err
 	}
 
-	// 3. What pods do is followed on every replica, so that the next leader knows it too. So is the rest, so that
+	// 4. What pods do is followed on every replica, so that the next leader knows it too. So is the rest, so that
 	// it need not read the cluster first.
 	for _, o := range []client.Object{&corev1.Node{}, &appsv1.StatefulSet{}, &kruisev1alpha1.PersistentPodState{}} {
 		if _, err := mgr.GetCache().GetInformer(ctx, o); err != nil {
 			return err
 		}
 	}
-	memory := newMemory(time.Now)
 	for _, of := range []struct {
 		object  client.Object
 		handler toolscache.ResourceEventHandler
@@ -128,9 +142,9 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		}
 	}
 
-	// 4. Placement and release.
+	// 5. Placement and release.
 	place := &placer{
-		client: mgr.GetClient(), records: states.records, memory: memory, now: time.Now,
+		client: mgr.GetClient(), records: states.records, memory: memory, now: time.Now, leaving: leave.leaving,
 		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager), metrics: newPlacementMetrics(metrics.Registry, memory, mgr.Elected()),
 	}
 	if err := metrics.Registry.Register(newStateMetrics(mgr.GetClient(), mgr.Elected())); err != nil {
@@ -144,7 +158,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		return err
 	}
 
-	// 5. Health.
+	// 6. Health.
 	synced := func(r *http.Request) error {
 		if !mgr.GetCache().WaitForCacheSync(r.Context()) {
 			return errors.New("the objects of the cluster are still being read")

@@ -41,6 +41,8 @@ type placer struct {
 	events  events.EventRecorder
 	metrics *placementMetrics
 	now     func() time.Time
+	// leaving says whether stayput is being uninstalled: then all pods are let go by somebody else.
+	leaving func() bool
 }
 
 // recorder looks up what a PersistentPodState says of a pod.
@@ -101,6 +103,9 @@ var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 
 // Reconcile decides where one pod goes, and sees to it.
 func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	if p.leaving() {
+		return reconcile.Result{RequeueAfter: gatesAlone}, nil
+	}
 	var pod corev1.Pod
 	if err := p.client.Get(ctx, req.NamespacedName, &pod); err != nil {
 		p.memory.decided(req.NamespacedName)

@@ -261,7 +261,7 @@ func (c *call) netns() (ledger.Netns, *Error) {
 // addError maps the ledger's errors to CNI's codes: whatever another try can mend is 11.
 func addError(err error) *Error {
 	switch {
-	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable), errors.Is(err, ledger.ErrUnknownAttachment):
+	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable), errors.Is(err, ledger.ErrNewer), errors.Is(err, ledger.ErrUnknownAttachment):
 		return errorf(codeInternal, "%v", err)
 	case errors.Is(err, ledger.ErrNetnsGone):
 		return errorf(codeInvalidNetns, "%v", err)

@@ -42,6 +42,7 @@
 //	wallclock DURATION           the wall clock was set forward (or back) after the retained addresses were recorded
 //	reboot                       every namespace is gone, another boot ID, CLOCK_BOOTTIME from the beginning
 //	damage RECORD C HOW          a record of C is damaged: address, claim, index, mark, marker, last or network
+//	damage RECORD C newer|older  the record is one of a newer version of stayput; it is one of ours again
 //	disk small|full|roomy|readonly|writable DIRECTORY
 //	lock, blocked N, unlock      another process has the network's lock; wait until N wait for it
 //

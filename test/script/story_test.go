@@ -607,7 +607,17 @@ func damage(path, how string) error {
 	case "brace":
 		b = []byte("{}\n")
 	case "version":
-		b = bytes.Replace(bytes.Replace(b, []byte(`"v":1`), []byte(`"v":9`), 1), []byte("v1 "), []byte("v9 "), 1)
+		b = bytes.Replace(bytes.Replace(b, []byte(`"v":1`), []byte(`"v":0`), 1), []byte("v1 "), []byte("v0 "), 1)
+	case "newer": // which is no damage
+		b = bytes.Replace(bytes.Replace(b, []byte(`"v":1`), []byte(`"v":2`), 1), []byte("v1 "), []byte("v2 "), 1)
+		if filepath.Base(path) == ".stayput.boot" {
+			b = append([]byte("v2 "), b...)
+		}
+	case "older": // the newer version is back
+		b = bytes.Replace(bytes.Replace(b, []byte(`"v":2`), []byte(`"v":1`), 1), []byte("v2 "), []byte("v1 "), 1)
+		if filepath.Base(path) == ".stayput.boot" {
+			b = bytes.TrimPrefix(b, []byte("v1 "))
+		}
 	default:
 		return fmt.Errorf("unknown damage %q: expected one of %q", how, damages)
 	}

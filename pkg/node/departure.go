@@ -1,0 +1,173 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/stayput/stayput/pkg/installation"
+)
+
+// departure waits for the sign that stayput is being uninstalled.
+//
+// What it knows of the installation is in a file of the state directory, so that a deletion while the agent was away
+// is known, and so that one who was killed while it left goes on with that:
+//
+//	<state>/installation  {"uid":"…","version":"…","leaving":true}
+//
+// An agent that has never seen the object, because somebody runs it without, never leaves.
+type departure struct {
+	follower *installation.Follower
+	path     string
+	memory   memoryOfInstallation
+	changed  wake
+	quiet    time.Duration
+	log      func(msg string, args ...any)
+}
+
+type memoryOfInstallation struct {
+	installation.Seen
+	// Leaving is set as soon as the uninstallation of the node begins. It goes on until the object is there again.
+	Leaving bool `json:"leaving,omitempty"`
+}
+
+const installationFile = "installation"
+
+const (
+	// quiet is how long the object must have been deleted: it is away for a moment when somebody replaces it
+	// (kubectl replace --force). It is not asked for again after that, since the right to ask may have gone.
+	quiet = 2 * time.Second
+	// answerTime is what the API server has, at the start of an agent that was leaving and at the end of any, to
+	// say whether the object is there.
+	answerTime = 3 * time.Second
+)
+
+func (a *Agent) newDeparture() (*departure, error) {
+	d := &departure{path: filepath.Join(a.o.StateDir, installationFile), changed: newWake(), quiet: quiet, log: a.log.Warn}
+	b, err := os.ReadFile(d.path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if err == nil && json.Unmarshal(b, &d.memory) != nil {
+		a.log.Warn("What was known of the installation cannot be read: an uninstallation while the agent was away is not noticed", "file", d.path)
+		d.memory = memoryOfInstallation{}
+	}
+	d.follower, err = installation.New(a.o.API, a.o.Namespace, d.memory.Seen, a.log)
+	if err != nil {
+		return nil, err
+	}
+	d.follower.Changed = func(installation.State, installation.Seen) { d.changed.up() }
+	return d, nil
+}
+
+// save writes the memory as it is to be.
+func (d *departure) save(m memoryOfInstallation) error {
+	if m.UID == d.memory.UID && m.Leaving == d.memory.Leaving {
+		return nil
+	}
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(d.path+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(b, '\n'))
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = os.Rename(f.Name(), d.path)
+	}
+	if err != nil {
+		return fmt.Errorf("remembering the installation: %w", err)
+	}
+	d.memory = m
+	return nil
+}
+
+// here says whether stayput is installed, as far as is known.
+func (d *departure) here() bool {
+	state, _ := d.follower.State()
+	return state == installation.Here
+}
+
+func (d *departure) gone() bool {
+	state, _ := d.follower.State()
+	return state == installation.Gone
+}
+
+// begin remembers that the node is being put back, and end that it is not any more.
+func (d *departure) begin() error {
+	m := d.memory
+	m.Leaving = true
+	return d.save(m)
+}
+
+func (d *departure) end() error {
+	_, seen := d.follower.State()
+	return d.save(memoryOfInstallation{Seen: seen})
+}
+
+// wasLeaving says whether the agent before this one was killed while it left, and stayput is not known to be
+// installed again.
+func (d *departure) wasLeaving(ctx context.Context) bool {
+	if !d.memory.Leaving {
+		return false
+	}
+	late := time.NewTimer(answerTime)
+	defer late.Stop()
+	for !d.here() && !d.gone() {
+		select {
+		case <-d.changed:
+			continue
+		case <-late.C:
+		case <-ctx.Done():
+		}
+		break
+	}
+	d.changed.up() // for those who wait next
+	return !d.here()
+}
+
+// awaited returns true once stayput was uninstalled for good, and false when ctx has ended before.
+func (d *departure) awaited(ctx context.Context) bool {
+	var over <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			if d.gone() {
+				return true
+			}
+			// It may have been deleted in this moment, together with the pod that we run in.
+			if d.memory.UID == "" {
+				return false
+			}
+			ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
+			defer cancel()
+			return d.follower.Ask(ask) == installation.Gone
+		case <-over:
+			return true
+		case <-d.changed:
+			switch state, seen := d.follower.State(); state {
+			case installation.Gone:
+				if over == nil {
+					over = time.After(d.quiet)
+				}
+			case installation.Here:
+				over = nil
+				if err := d.save(memoryOfInstallation{Seen: seen}); err != nil {
+					d.log("An uninstallation while the agent is away will not be noticed", "err", err)
+				}
+			default: // the API server went back to before the installation
+				over = nil
+				d.memory = memoryOfInstallation{}
+				if err := os.Remove(d.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+					d.log("Cannot forget an installation of which the API server knows nothing", "err", err)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,288 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// This file puts a node back as it was before stayput. What it does may be interrupted anywhere and done again:
+//
+//  1. The agent's conflist goes, so that the runtime asks host-local again, by the file that the conflist was derived
+//     from. Pods that run keep their addresses: their files are host-local's, byte for byte, and so are their DELs.
+//  2. Every ledger ends its promises, so that host-local has the whole range.
+//  3. The node's RetainedIPs go: the cluster knows by that how far it is.
+//  4. Once the runtime has surely loaded its configuration anew: the plugin's binary and the state directory. Before
+//     that, all of it once more, for an ADD that was under way.
+
+// reloaded is longer than a runtime needs to notice that a file of its CNI configuration has gone, and than most of
+// the commands take that it has begun by then.
+const reloaded = 2 * time.Second
+
+// uninstaller puts one node back.
+type uninstaller struct {
+	o       Options
+	ledgers ledger.Options
+	log     *slog.Logger
+	// objects deletes the node's RetainedIPs; nil: there is no API server, or it is done.
+	objects func(context.Context) error
+	// reloaded is how long the runtime may need to notice.
+	reloaded time.Duration
+	// switched is when the runtime's configuration was last found to have changed.
+	switched time.Time
+}
+
+// pass does what can be done now. complete says that nothing is left; else another pass is due, after an error as
+// without one.
+func (u *uninstaller) pass(ctx context.Context) (complete bool, err error) {
+	var removed bool
+	if u.o.InstallCNI {
+		if removed, err = RemoveConflist(u.o); err != nil {
+			return false, fmt.Errorf("removing the CNI configuration: %w", err)
+		}
+	}
+	if removed {
+		u.log.Info("Removed the CNI configuration: host-local is in charge", "file", filepath.Join(u.o.CNIConfDir, ConflistName))
+	}
+	if removed || u.switched.IsZero() {
+		u.switched = time.Now()
+	}
+	if err := u.endPromises(); err != nil {
+		return false, err
+	}
+	if u.objects != nil {
+		if err := u.objects(ctx); err != nil {
+			return false, err
+		}
+		u.objects = nil
+	}
+	if time.Since(u.switched) < u.reloaded {
+		return false, nil
+	}
+	if s := InspectCNI(u.o); s.State == CNIByHand || s.State == CNINoPlugin {
+		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall", filepath.Join(u.o.CNIConfDir, s.File))
+	}
+	removed = false
+	if u.o.InstallCNI {
+		if removed, err = RemovePlugin(u.o); err != nil {
+			return false, fmt.Errorf("removing the plugin: %w", err)
+		}
+	}
+	if removed {
+		u.log.Info("Removed the plugin", "dir", u.o.CNIBinDir)
+	}
+	left, err := ledger.RemoveState(u.ledgers)
+	return err == nil && left == 0, err
+}
+
+// endPromises goes on after an error: a network that cannot be read must not keep the others' addresses.
+func (u *uninstaller) endPromises() error {
+	ledgers, err := ledger.Networks(u.ledgers)
+	errs := []error{err}
+	known := map[string]bool{}
+	for _, l := range ledgers {
+		known[directory(l)] = true
+	}
+	for _, n := range named(u.o.CNIConfDir) {
+		if l := ledger.Partial(n, u.ledgers); !known[directory(l)] {
+			known[directory(l)] = true
+			ledgers = append(ledgers, l)
+		}
+	}
+	for _, l := range ledgers {
+		name := l.Network().Name
+		freed, err := l.Uninstall()
+		for _, a := range freed.Addrs {
+			u.log.Info("Freed", "network", name, "addr", a)
+		}
+		for _, a := range freed.InUse {
+			u.log.Info("In use, becomes free when its pod ends", "network", name, "addr", a)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("network %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// named are the networks that any CNI configuration names. Of most of them a ledger has a description; not of one
+// whose pods were all there before stayput, and whose description was lost.
+func named(confDir string) (networks []*ledger.Network) {
+	type plugin struct{ IPAM struct{ DataDir string } }
+	entries, _ := os.ReadDir(confDir) // without it there is no network
+	for _, e := range entries {
+		var conf struct {
+			Name    string
+			Plugins []plugin
+			plugin
+		}
+		data, err := os.ReadFile(filepath.Join(confDir, e.Name()))
+		if err != nil || json.Unmarshal(data, &conf) != nil || conf.Name == "" || strings.Contains(conf.Name, "/") {
+			continue
+		}
+		for _, p := range append(conf.Plugins, conf.plugin) {
+			networks = append(networks, &ledger.Network{Name: conf.Name, DataDir: p.IPAM.DataDir})
+		}
+	}
+	return networks
+}
+
+// Uninstall puts the node back, for somebody on a node without the agent. It returns when that is done or cannot be
+// done, and may be run again.
+func Uninstall(ctx context.Context, o Options, log *slog.Logger) error {
+	o.setDefaults()
+	o.InstallCNI = true // whoever runs this means all of it
+	u := &uninstaller{o: o, ledgers: ledger.Options{StateDir: o.StateDir}, log: log, reloaded: reloaded}
+	for tries := 0; ; tries++ {
+		complete, err := u.pass(ctx)
+		switch {
+		case complete:
+			return forget(o.StateDir)
+		case err != nil && tries > 1:
+			return err
+		}
+		if !pause(ctx, reloaded) {
+			return errors.Join(err, ctx.Err())
+		}
+	}
+}
+
+// leaveRetry is between two passes that did not complete the uninstallation, and leaveAgain between those that look
+// whether anything has come back.
+const (
+	leaveRetry = time.Second
+	leaveAgain = 30 * time.Second
+	// lastWords is how long the agent goes on after it was told to end, to complete the uninstallation. Kubernetes
+	// waits for 30 s.
+	lastWords = 20 * time.Second
+)
+
+// ErrInstalledAgain is returned by Run when stayput was uninstalled, and then installed again, under a running
+// agent: it has to be started anew.
+var ErrInstalledAgain = errors.New("stayput was installed again")
+
+// leave uninstalls, and then idles until ctx is done. All loops have ended by then, and the hooks do nothing.
+func (a *Agent) leave(ctx context.Context) error {
+	a.log.Info("stayput was uninstalled from the cluster: this node is put back as it was")
+	if err := a.departure.begin(); err != nil {
+		a.log.Warn("Should this process be killed, the next one may not know that stayput was uninstalled", "err", err)
+	}
+	u := &uninstaller{o: a.o, ledgers: a.ledgers, log: a.log, objects: a.api.deleteAll, reloaded: a.reloaded}
+	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastWords, cancel) })()
+	said := ""
+	for {
+		complete, err := u.pass(work)
+		switch {
+		case complete:
+			a.leaving.Store(ptr("uninstalled: nothing of stayput is left on this node"))
+		case err != nil:
+			a.leaving.Store(ptr("uninstalling: degraded: " + strings.ReplaceAll(err.Error(), "\n", "; ")))
+		}
+		if err != nil && err.Error() != said {
+			said = err.Error()
+			a.log.Warn("Cannot complete the uninstallation, trying again", "err", err)
+		}
+		if complete && ctx.Err() != nil {
+			return forget(a.o.StateDir)
+		}
+		if work.Err() != nil {
+			return fmt.Errorf("the uninstallation is not complete, run stayput-agent uninstall: %w", errors.Join(err, work.Err()))
+		}
+		wait := time.NewTimer(min(leaveRetry, u.reloaded))
+		ended := work.Done()
+		if complete {
+			a.log.Info("Nothing of stayput is left on this node")
+			wait.Reset(leaveAgain)
+			ended = ctx.Done()
+		}
+		select {
+		case <-ended:
+		case <-wait.C:
+		case <-a.departure.changed:
+			if a.departure.here() {
+				return errors.Join(a.departure.end(), ErrInstalledAgain)
+			}
+		}
+		wait.Stop()
+	}
+}
+
+func ptr(s string) *string { return &s }
+
+// deleteAll deletes the node's RetainedIPs. It is no error that it may not, or that nobody knows of RetainedIPs any
+// more: the rights, the objects and their definition may all be going at the same time.
+func (p *apiServer) deleteAll(ctx context.Context) error {
+	list, err := listWatch{p}.ListWithContext(ctx, metav1.ListOptions{})
+	if err != nil {
+		if gone(err) {
+			p.log.Warn("This node's RetainedIPs cannot be deleted any more; if they are still there: kubectl delete retainedips -A --field-selector spec.nodeName="+p.node, "err", err)
+			return nil
+		}
+		return fmt.Errorf("listing RetainedIPs: %w", err)
+	}
+	var errs []error
+	items := list.(*v1alpha1.RetainedIPList).Items
+	for i := range items {
+		r := &items[i]
+		if err := p.deleteOne(ctx, r); err != nil && !gone(err) {
+			errs = append(errs, fmt.Errorf("deleting RetainedIP %s/%s: %w", r.Namespace, r.Name, err))
+		}
+	}
+	if len(errs) == 0 && len(items) > 0 {
+		p.log.Info("Deleted the RetainedIPs of this node", "number", len(items))
+	}
+	return errors.Join(errs...)
+}
+
+func (p *apiServer) deleteOne(ctx context.Context, r *v1alpha1.RetainedIP) error {
+	body, err := json.Marshal(metav1.DeleteOptions{
+		TypeMeta:      metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
+		Preconditions: &metav1.Preconditions{UID: &r.UID},
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err = p.client.Delete().Namespace(r.Namespace).Resource(retainedIPs).Name(r.Name).Body(body).Do(ctx).Error()
+	p.metrics.writes.WithLabelValues("delete", resultOf(err)).Inc()
+	return err
+}
+
+// gone says that another try would bring nothing: no right, or no such thing.
+func gone(err error) bool {
+	var s apierrors.APIStatus
+	if !errors.As(err, &s) {
+		return false
+	}
+	switch s.Status().Code {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
+		return true
+	}
+	return false
+}
+
+// forget removes the memory of the installation, the last file of all, and the state directory with it. That is
+// still there where it is a mount.
+func forget(stateDir string) error {
+	if err := os.Remove(filepath.Join(stateDir, installationFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	os.Remove(stateDir)
+	return nil
+}

@@ -1,0 +1,389 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/stayput/stayput/pkg/installation"
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+func sentinel(uid types.UID, version int) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: installation.Name, UID: uid, ResourceVersion: strconv.Itoa(version)},
+	}
+}
+
+func (c *cluster) installation(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	if r.URL.Query().Get("watch") != "" {
+		ch := make(chan metav1.WatchEvent, 10)
+		c.followers[ch] = true
+		c.mu.Unlock()
+		serveWatch(w, r, ch)
+		return
+	}
+	defer c.mu.Unlock()
+	l := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}}
+	l.ResourceVersion = strconv.Itoa(c.version)
+	if c.installed != "" {
+		l.Items = append(l.Items, *sentinel(c.installed, c.version))
+	}
+	say(w, l)
+}
+
+// install makes the installation's object, and uninstall deletes it.
+func (c *cluster) install(uid types.UID) { c.setInstalled("ADDED", uid, uid) }
+
+func (c *cluster) uninstall() {
+	eventually(c.t, "the agent follows the installation", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.followers) > 0 })
+	c.mu.Lock()
+	was := c.installed
+	c.mu.Unlock()
+	c.setInstalled("DELETED", was, "")
+}
+
+func (c *cluster) setInstalled(kind string, uid, now types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.version++
+	c.installed = now
+	e := metav1.WatchEvent{Type: kind}
+	var err error
+	e.Object.Raw, err = json.Marshal(sentinel(uid, c.version))
+	check(c.t, err)
+	for ch := range c.followers {
+		ch <- e
+	}
+}
+
+// shortly is what the tests have for the seconds that a runtime and kubectl need.
+const shortly = 100 * time.Millisecond
+
+// running is a whole agent on the world's files.
+type running struct {
+	*Agent
+	end   func()
+	ended chan error
+}
+
+// installedIn makes an agent that is installed in the cluster, and runs it.
+func (w *world) installedIn(c *cluster) *running {
+	w.t.Helper()
+	a, err := New(Options{
+		StateDir: filepath.Join(w.dir, "state"), CNICacheDir: filepath.Join(w.dir, "cni"), CNIConfDir: filepath.Join(w.dir, "net.d"),
+		CNIBinDir: filepath.Join(w.dir, "bin"),
+		NetnsDirs: []string{filepath.Join(w.dir, "netns")}, CRISocket: filepath.Join(w.dir, "cri.sock"),
+		API: &rest.Config{Host: c.URL}, NodeName: "n1", Namespace: "stayput-system",
+		Clock: w.clock, Publisher: w.said,
+		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo})),
+	})
+	check(w.t, err)
+	a.departure.quiet, a.reloaded = shortly, shortly
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{a, cancel, make(chan error, 1)}
+	go func() { r.ended <- a.Run(ctx) }()
+	w.t.Cleanup(cancel)
+	return r
+}
+
+// says asks for /readyz.
+func (r *running) says(t *testing.T) string {
+	t.Helper()
+	rec := httptest.NewRecorder()
+	r.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	return rec.Body.String()
+}
+
+// stops ends the agent and returns its last word.
+func (r *running) stops() error {
+	r.end()
+	return <-r.ended
+}
+
+// inUse prepares a node with a retained and a bound address that are promised, and an ordinary one.
+func (w *world) inUse() (kept, runs, job netip.Addr) {
+	w.t.Helper()
+	s := w.promises("c1", "kept", ten)
+	kept = w.addr("c1")
+	w.del(s)
+	w.runtime.forgets("c1")
+	w.promises("c2", "runs", ten)
+	w.promises("c3", "job", nil)
+	return kept, w.addr("c2"), w.addr("c3")
+}
+
+func (w *world) addr(id string) netip.Addr {
+	w.t.Helper()
+	addrs, err := w.ledger.Find(ledger.Attachment{ContainerID: id, IfName: "eth0"})
+	check(w.t, err)
+	return addrs[0]
+}
+
+// asHostLocal holds the files of the network against what host-local would have there.
+func (w *world) asHostLocal(bound map[netip.Addr]string) {
+	w.t.Helper()
+	dir := filepath.Join(w.dir, "networks", "pods")
+	entries, err := os.ReadDir(dir)
+	check(w.t, err)
+	for _, e := range entries {
+		if e.Name() == "lock" || strings.HasPrefix(e.Name(), "last_reserved_ip.") {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		check(w.t, err)
+		info, err := e.Info()
+		check(w.t, err)
+		a, err := netip.ParseAddr(e.Name())
+		if err != nil || bound[a] == "" || string(b) != bound[a]+"\r\neth0" || info.Mode() != 0o600 {
+			w.t.Errorf("%s %s %q", e.Name(), info.Mode(), b)
+		}
+		delete(bound, a)
+	}
+	for a := range bound {
+		w.t.Errorf("%s has no file", a)
+	}
+}
+
+func (w *world) stateIsGone() {
+	w.t.Helper()
+	if _, err := os.Stat(filepath.Join(w.dir, "state")); !errors.Is(err, fs.ErrNotExist) {
+		names, _ := filepath.Glob(filepath.Join(w.dir, "state", "*"))
+		w.t.Errorf("of the state there is %v, %v", names, err)
+	}
+}
+
+func TestWhenItsObjectIsDeletedTheNodeIsPutBackAsItWas(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	c.install("first")
+	_, runs, job := w.inUse()
+	r := w.installedIn(c)
+	eventually(t, "published", func() bool { return c.object("kept") != nil && c.object("runs") != nil })
+	c.uninstall()
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: nothing of stayput is left") })
+	if c.object("kept") != nil || c.object("runs") != nil {
+		t.Error("there are still RetainedIPs")
+	}
+	// What the runtime says now changes nothing.
+	r.RunPodSandbox(w.sandbox("c4", "late", ten))
+	r.Synchronize([]Sandbox{w.sandbox("c5", "later", ten)})
+	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+	if err := r.stops(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	w.stateIsGone()
+	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+}
+
+func TestADeletionWhileTheAgentIsAwayIsNoticedAtItsNextStart(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	c.install("first")
+	_, runs, job := w.inUse()
+	r := w.installedIn(c)
+	eventually(t, "remembered", func() bool {
+		_, err := os.Stat(filepath.Join(w.dir, "state", installationFile))
+		return err == nil
+	})
+	check(t, r.stops())
+	c.mu.Lock()
+	c.installed = ""
+	c.version++
+	c.mu.Unlock()
+	r = w.installedIn(c)
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
+	check(t, r.stops())
+	w.stateIsGone()
+	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+}
+
+func TestOneWhoWasKilledWhileItLeftIsFinishedByTheNext(t *testing.T) {
+	for name, away := range map[string]bool{"the API server answers": false, "the API server is away": true} {
+		t.Run(name, func(t *testing.T) {
+			w, c := newWorld(t), startCluster(t)
+			_, runs, job := w.inUse()
+			memory := `{"uid":"first","version":"7","leaving":true}`
+			check(t, os.WriteFile(filepath.Join(w.dir, "state", installationFile), []byte(memory), 0o644))
+			if away {
+				c.answers(func(*http.Request) *metav1.Status { return &metav1.Status{Code: 403} })
+			}
+			r := w.installedIn(c)
+			eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
+			check(t, r.stops())
+			w.stateIsGone()
+			w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+		})
+	}
+}
+
+func TestOneWhoIsToldToEndWhileItLeavesFinishesFirst(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	c.install("first")
+	_, runs, job := w.inUse()
+	r := w.installedIn(c)
+	eventually(t, "published", func() bool { return c.object("kept") != nil })
+	c.uninstall()
+	check(t, r.stops()) // at once, as when the DaemonSet is deleted in the same moment
+	w.stateIsGone()
+	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+}
+
+func TestOneWhoIsToldToEndAsksWhetherItIsForGood(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	c.install("first")
+	_, runs, job := w.inUse()
+	r := w.installedIn(c)
+	eventually(t, "published", func() bool { return c.object("kept") != nil })
+	c.mu.Lock() // nobody told the agent
+	c.installed = ""
+	c.version++
+	c.mu.Unlock()
+	check(t, r.stops())
+	w.stateIsGone()
+	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+}
+
+func TestLostRightsKeepNoNodeFromBeingPutBack(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	c.install("first")
+	_, runs, job := w.inUse()
+	r := w.installedIn(c)
+	eventually(t, "published", func() bool { return c.object("kept") != nil })
+	c.uninstall()
+	c.answers(func(*http.Request) *metav1.Status { return forbidden() }) // with the same kubectl delete
+	c.endWatches(nil)
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
+	check(t, r.stops())
+	w.stateIsGone()
+	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+}
+
+// kept holds that nothing was freed.
+func (w *world) stillPromised(r *running, addrs ...netip.Addr) {
+	w.t.Helper()
+	list, err := w.ledger.List()
+	check(w.t, err)
+	for _, a := range addrs {
+		if !slices.ContainsFunc(list, func(ad ledger.Address) bool { return ad.Addr == a && ad.Key != nil }) {
+			w.t.Errorf("%s is not promised any more", a)
+		}
+	}
+	if said := r.says(w.t); strings.Contains(said, "uninstall") {
+		w.t.Errorf("it says %q", said)
+	}
+}
+
+func TestWithoutTheFactOfADeletionNothingIsFreed(t *testing.T) {
+	for name, happens := range map[string]func(*cluster){
+		"its rights are lost": func(c *cluster) {
+			c.answers(func(*http.Request) *metav1.Status { return forbidden() })
+			c.endWatches(nil)
+		},
+		"it is not authenticated": func(c *cluster) {
+			c.answers(func(*http.Request) *metav1.Status { return &metav1.Status{Code: 401} })
+			c.endWatches(nil)
+		},
+		"nothing is found": func(c *cluster) {
+			c.answers(func(*http.Request) *metav1.Status { return notFound("configmaps", installation.Name) })
+			c.endWatches(nil)
+		},
+		"the API server went back in time": func(c *cluster) {
+			c.mu.Lock()
+			c.installed, c.version = "", 5
+			c.mu.Unlock()
+			c.endWatches(nil)
+		},
+		"the API server is away": func(c *cluster) { c.endWatches(nil); c.Server.CloseClientConnections() },
+		"the object is replaced": func(c *cluster) { c.uninstall(); c.install("second") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, c := newWorld(t), startCluster(t)
+			c.install("first")
+			kept, runs, _ := w.inUse()
+			r := w.installedIn(c)
+			eventually(t, "published", func() bool { return c.object("kept") != nil })
+			eventually(t, "followed", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.followers) > 0 })
+			happens(c)
+			pause(t.Context(), 10*shortly) // nothing happens: there is nothing to wait for
+			w.stillPromised(r, kept, runs)
+			r.end()
+			<-r.ended
+			w.stillPromised(r, kept, runs)
+		})
+	}
+}
+
+func TestAnAgentThatNeverSawTheObjectStays(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	kept, runs, _ := w.inUse()
+	r := w.installedIn(c)
+	eventually(t, "published", func() bool { return c.object("kept") != nil })
+	pause(t.Context(), 10*shortly)
+	w.stillPromised(r, kept, runs)
+	check(t, r.stops())
+	w.stillPromised(r, kept, runs)
+}
+
+func TestWhenItIsInstalledAgainTheAgentBeginsAnew(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	c.install("first")
+	w.inUse()
+	r := w.installedIn(c)
+	eventually(t, "published", func() bool { return c.object("kept") != nil })
+	c.uninstall()
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
+	c.install("second")
+	if err := <-r.ended; !errors.Is(err, ErrInstalledAgain) {
+		t.Fatalf("ended with %v", err)
+	}
+	r = w.installedIn(c)
+	kept := w.promises("c9", "new", ten)
+	eventually(t, "published", func() bool { return c.object("new") != nil })
+	w.stillPromised(r, w.addr(kept.ID))
+}
+
+func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	kept, _, _ := w.inUse()
+	r := w.installedIn(c)
+	eventually(t, "published", func() bool { return c.object("kept") != nil })
+	check(t, r.stops())
+	claims, err := filepath.Glob(filepath.Join(w.dir, "state", "pods-*", "claims", "*"))
+	check(t, err)
+	for _, path := range append(claims, filepath.Join(w.dir, "networks", "pods", kept.String())) {
+		b, err := os.ReadFile(path)
+		check(t, err)
+		check(t, os.WriteFile(path, []byte(strings.Replace(string(b), `"v":1`, `"v":2`, 1)), 0o644))
+	}
+	w.clock.pass(11 * 60e9) // which would be its end
+	r = w.installedIn(c)
+	eventually(t, "reported", func() bool {
+		s := r.says(t)
+		return strings.Contains(s, "ledger: degraded: 2 addresses are left alone") && strings.Contains(s, "has version 2, this stayput reads up to 1")
+	})
+	asked := c.count("GET /apis/stayput.io")
+	eventually(t, "looked", func() bool { return c.count("GET /apis/stayput.io") > asked || r.api.said() == "" })
+	r.reconcileNow.up()
+	pause(t.Context(), minPause+10*shortly)
+	if c.object("kept") == nil || c.object("runs") == nil {
+		t.Error("a RetainedIP was deleted though its promise stands")
+	}
+	w.want(kept, ledger.StateNewer)
+}
