@@ -89,24 +89,13 @@ func works(t *testing.T, c *lab.Cluster, ns string, args ...string) string {
 	return s.out
 }
 
-// atNodes reaches a node by the agent's program on it: the lab's agents are no pods.
-type atNodes struct{ c *lab.Cluster }
-
-func (a atNodes) Run(ctx context.Context, node string, stdin []byte, args ...string) ([]byte, error) {
-	n := a.c.Node(node)
-	if n == nil || n.Agent == nil || n.Agent.Process() == nil {
-		return nil, fmt.Errorf("%w: %s", cli.ErrNoAgent, node)
-	}
-	return n.RunInput(ctx, nil, stdin, append([]string{"/opt/stayput/stayput-agent"}, args...)...)
-}
-
 // inside runs a verb that looks into nodes.
 func inside(t *testing.T, c *lab.Cluster, args ...string) said {
 	t.Helper()
 	config, err := c.Kubeconfig()
 	check(t, err)
 	var out, errs bytes.Buffer
-	cmd := cli.New(cli.Options{Version: "test", Agents: atNodes{c}})
+	cmd := cli.New(cli.Options{Version: "test"})
 	cmd.SetOut(&out)
 	cmd.SetErr(&errs)
 	cmd.SetArgs(append(args, "--kubeconfig="+config, "--cache-dir="+filepath.Join(c.Dir, "cache")))
@@ -242,7 +231,7 @@ func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
 	kept := stopped(t, c, ready(t, c, ns, "web-0"))
-	check(t, c.Node("node-1").Agent.Stop())
+	check(t, c.Node("node-1").Agent.Stop(testContext(t)))
 	defer func() { check(t, c.Node("node-1").Agent.Start(testContext(t))) }()
 	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 || !strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
 		t.Errorf("%+v", s)
@@ -464,7 +453,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	node := c.Node("node-2")
 
 	// An agent that is down.
-	check(t, node.Agent.Stop())
+	check(t, node.Agent.Stop(testContext(t)))
 	r, code := checked(t, c)
 	if code != 1 || level(r, "node-2", "agent") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelOK || level(r, "node-3", "ledger") != cli.LevelOK {
 		t.Errorf("with an agent down: %d %+v", code, r)
@@ -510,16 +499,14 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	}
 
 	// No controller.
-	for _, controller := range c.Controllers {
-		check(t, controller.Kill())
-	}
+	check(t, c.Controllers.Kill(testContext(t)))
+	start := onceStarted(t, c)
+	defer start()
 	until(t, "check to see that nobody leads", func(context.Context) bool {
 		r, code = checked(t, c, "node-1")
 		return code == 1 && level(r, "", "controller") == cli.LevelFail
 	})
-	for _, controller := range c.Controllers {
-		check(t, controller.Start(testContext(t)))
-	}
+	start()
 	until(t, "check to see that somebody leads", func(context.Context) bool {
 		r, code = checked(t, c, "node-1")
 		return code == 0
