@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"testing"
@@ -50,7 +51,7 @@ func startProduct(o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, e
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	o.IPAM = "stayput"
+	o.IPAM = cmp.Or(o.IPAM, "stayput")
 	c, err := lab.StartCluster(ctx, o)
 	if err != nil {
 		return nil, err
