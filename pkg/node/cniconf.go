@@ -30,6 +30,9 @@ type keeper struct {
 	memory  memory
 	writes  *rate.Limiter
 
+	runtime   runtimeCNI // as it last answered
+	runtimeAt time.Time
+
 	pass    sync.Mutex // held while files are written
 	stopped bool
 
@@ -204,7 +207,7 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 		if pluginErr == nil {
 			pluginErr = sweepTemps(k.install.dir)
 		}
-		did, err = k.settle(ready)
+		did, err = k.settle(ready, k.misfit(ctx))
 	}
 	dir, readErr := readConfDir(k.dir)
 	if err = errors.Join(err, readErr); err != nil {
@@ -241,8 +244,40 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 // oneLine is what several errors say.
 func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 
+// misfit is why the agent's file would do harm, or nothing, with the runtime as it is configured; nil where it
+// would not, or where the runtime does not say. A runtime that does not answer starts no pod either.
+func (k *keeper) misfit(ctx context.Context) *CNIStatus {
+	if !k.runtime.known || time.Since(k.runtimeAt) > k.a.o.Interval {
+		r, err := k.a.cri.cni(ctx)
+		if err == nil {
+			k.runtime, k.runtimeAt = r, time.Now()
+		} else {
+			k.a.log.Debug("The runtime does not say where it looks for CNI", "err", err)
+		}
+	}
+	r := k.runtime
+	switch {
+	case r.confDir != "" && !sameDir(r.confDir, k.dir):
+		return &CNIStatus{State: CNIError, Message: fmt.Sprintf("the runtime reads %s: expected --cni-conf-dir to be that", r.confDir)}
+	case len(r.binDirs) > 0 && !slices.ContainsFunc(r.binDirs, func(dir string) bool { return sameDir(dir, k.install.dir) }):
+		return &CNIStatus{State: CNINoPlugin, Message: fmt.Sprintf("the runtime runs the plugins of %s: expected --cni-bin-dir to be that", strings.Join(r.binDirs, " and "))}
+	case r.maxConfNum != nil && *r.maxConfNum != 1:
+		return &CNIStatus{State: CNIUnsupported, Message: fmt.Sprintf("the runtime attaches pods to more than one configuration (max_conf_num = %d), so that the agent's would be one more: write \"stayput\" by hand", *r.maxConfNum)}
+	}
+	return nil
+}
+
+func sameDir(a, b string) bool {
+	if filepath.Clean(a) == filepath.Clean(b) {
+		return true
+	}
+	infoA, errA := os.Stat(a)
+	infoB, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
+}
+
 // settle writes or removes the agent's conflist.
-func (k *keeper) settle(ready usable) (plan, error) {
+func (k *keeper) settle(ready usable, misfit *CNIStatus) (plan, error) {
 	dir, err := readConfDir(k.dir)
 	if err != nil {
 		return plan{}, err
@@ -262,6 +297,14 @@ func (k *keeper) settle(ready usable) (plan, error) {
 		p.remove, p.write = true, nil
 	case ready != yes:
 		p.write = nil
+	}
+	switch {
+	case misfit != nil && own != nil && own.ours:
+		p = plan{remove: true, status: misfit}
+	case misfit != nil:
+		p = plan{status: misfit}
+	case !k.runtime.known && own == nil && p.write != nil:
+		p = plan{again: pollEvery}
 	}
 	switch {
 	case p.write != nil && k.writes.Tokens() < 1:

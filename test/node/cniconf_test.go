@@ -217,6 +217,52 @@ func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
 	}
 }
 
+func TestAnAgentThatIsToldOtherDirectoriesThanTheRuntimeWritesNothing(t *testing.T) {
+	t.Parallel()
+	n := cnis(t)["bridge"].start(t)
+	install := []string{"--install-cni", "--plugin-binary=" + pluginPath}
+	for _, c := range []struct {
+		flag, dir string
+		state     node.CNIState
+		says      string
+	}{
+		{"--cni-conf-dir", "/etc/cni/other", node.CNIError, confDir},
+		{"--cni-bin-dir", "/opt/cni/other", node.CNINoPlugin, "/opt/cni/bin"},
+	} {
+		check(t, os.MkdirAll(n.Path(c.dir), 0o755))
+		agent := startAgent(t, n, append(install, c.flag+"="+c.dir)...)
+		untilCNI(t, n, c.state)
+		if ready, err := scrape(t, n, "/readyz"); err != nil || !strings.Contains(ready, c.says) || !strings.Contains(ready, c.flag) {
+			t.Errorf("%v: it does not say %s and %s:\n%s", err, c.says, c.flag, ready)
+		}
+		check(t, agent.Kill())
+		for _, dir := range []string{confDir, c.dir} {
+			if _, err := os.Stat(n.Path(path.Join(dir, node.ConflistName))); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("there is a file in %s: %v", dir, err)
+			}
+		}
+	}
+	runPod(t, n, other(0))
+}
+
+// With two networks a pod each file is one: the agent's would be the second, or third.
+func TestPodsWithSeveralNetworksGetNoneMore(t *testing.T) {
+	t.Parallel()
+	two := stock("10.88.0.0/28")
+	two.Name, two.File = "second", "20-second.conflist"
+	n := install(t, lab.NodeOptions{Networks: []lab.Network{stock("10.99.0.0/28"), two}, Interfaces: 2})
+	check(t, n.Install(product.Plugin, pluginPath))
+	startAgent(t, n, "--install-cni", "--plugin-binary="+pluginPath)
+	untilCNI(t, n, node.CNIUnsupported)
+	if _, err := os.Stat(n.Path(ownConflist)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("there is a file: %v", err)
+	}
+	pod := runPod(t, n, other(0))
+	if configured, err := n.Addresses(pod.NetNS); err != nil || len(configured["eth0"]) == 0 || len(configured["eth1"]) == 0 {
+		t.Errorf("the pod has %v, %v", configured, err)
+	}
+}
+
 // installer is what a CNI's init container does at every start, a shell script with time in between.
 func installer(t *testing.T, n *lab.Node, conflist string) {
 	t.Helper()
@@ -252,6 +298,7 @@ func TestNoPodStartsOnHostLocalWhileAnInstallerWritesItsFileAnew(t *testing.T) {
 			var failed error
 			var pods sync.WaitGroup
 			pods.Go(func() {
+				defer stop()
 				for ctx.Err() == nil && failed == nil {
 					var pod lab.Pod
 					if pod, failed = n.RunPod(testContext(t), other(int(started.Load()))); failed == nil {
