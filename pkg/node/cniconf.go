@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -224,16 +225,21 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 		s.State, s.Message = CNINoPlugin, s.Plugin.Problem
 	}
 	s = s.withoutPlugin()
+	if k.install == nil && s.State == CNIActive && s.Source != "" {
+		s.Message += ", which --install-cni was for: without it nobody follows the changes of that"
+	}
 	s.Message, s.Plugin.Problem = oneLine(s.Message), oneLine(s.Plugin.Problem)
 	err = errors.Join(err, pluginErr)
 	if err != nil {
 		again = keepSoon
 	} else if did.again > 0 {
 		again = did.again
+	} else if did.write != nil {
+		again = keepSoon // for what an ADD leaves that was under way
 	}
 	if ready == yes && s.State == CNIActive {
 		// What cannot be done now is done at the next look, or is reported by the pod's DEL.
-		if err := retypeFlannel(dir, stockIPAM, PluginName, dir.own().network); err != nil {
+		if err := retypeFlannel(dir, stockIPAM, PluginName, s.Network); err != nil {
 			k.a.log.Warn("Cannot change what flannel remembers of its containers", "err", err)
 			again = keepSoon
 		}
@@ -249,8 +255,9 @@ func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 func (k *keeper) misfit(ctx context.Context) *CNIStatus {
 	if !k.runtime.known || time.Since(k.runtimeAt) > k.a.o.Interval {
 		r, err := k.a.cri.cni(ctx)
+		k.runtimeAt = time.Now()
 		if err == nil {
-			k.runtime, k.runtimeAt = r, time.Now()
+			k.runtime = r
 		} else {
 			k.a.log.Debug("The runtime does not say where it looks for CNI", "err", err)
 		}
@@ -312,7 +319,7 @@ func (k *keeper) settle(ready usable, misfit *CNIStatus) (plan, error) {
 			State: CNIConflict, Message: fmt.Sprintf("%s was written %d times in a short while: another program keeps changing or removing it", ConflistName, writeBurst),
 		}}, nil
 	case p.write != nil:
-		if err := replace(path, p.write, 0o644, nil); err != nil {
+		if err := replace(path, bytes.NewReader(p.write), 0o644, nil); err != nil {
 			return plan{}, err
 		}
 		k.writes.Allow()
@@ -550,6 +557,9 @@ func RemovePlugin(o Options) (removed bool, err error) {
 		if c := dir.read(f); c.kind == byHand {
 			return false, fmt.Errorf("%s names the plugin: write host-local there first", filepath.Join(o.CNIConfDir, f.name))
 		}
+	}
+	if s := dir.status(); s.State == CNIActive { // by a copy of the conflist
+		return false, fmt.Errorf("%s: restart multus' pod on this node first", s.Message)
 	}
 	// Once more: an ADD that was under way when the conflist went has left its note since.
 	if err := retypeFlannel(dir, PluginName, stockIPAM, ""); err != nil {

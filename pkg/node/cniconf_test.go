@@ -158,6 +158,13 @@ func TestAnAgentThatIsNotToInstallOnlyLooks(t *testing.T) {
 	if got := list(t, w.bins); len(got) != 0 {
 		t.Errorf("there are %v", got)
 	}
+	w.write(ConflistName, ownOf(t, "10-pods.conflist", bridgeConf)) // from when it was to install
+	check(t, exec.Command("cp", w.a.o.PluginBinary, w.bins).Run())
+	if s := w.look(CNIActive); !strings.Contains(s.Message, "nobody follows") {
+		t.Errorf("it says %s", s.Message)
+	}
+	w.remove(w.bins, PluginName)
+	w.remove(w.conf, ConflistName)
 	w.write("10-pods.conflist", handConf)
 	w.look(CNINoPlugin) // no pod can start, and whoever wrote that should hear of it
 	if len(w.said.events) != 0 {
@@ -359,6 +366,22 @@ func TestADirectoryThatIsMissingIsWaitedFor(t *testing.T) {
 	}
 }
 
+func TestWhoeverRemovesTheFileEndsItsTimeWithoutASource(t *testing.T) {
+	w := newConfWorld(t)
+	w.write("10-pods.conflist", bridgeConf)
+	w.write("20-calico.conflist", calicoConf)
+	w.look(CNIActive)
+	w.remove(w.conf, "10-pods.conflist")
+	if s := w.look(CNIHeld); !strings.Contains(s.Message, "remove "+ConflistName) {
+		t.Errorf("it says %s", s.Message)
+	}
+	w.remove(w.conf, ConflistName)
+	w.look(CNIUnsupported)
+	if w.own() != "" {
+		t.Error("it is there again")
+	}
+}
+
 // The loop, woken by inotify alone.
 func TestChangesAreFollowedAsTheyHappen(t *testing.T) {
 	w := newConfWorld(t)
@@ -462,6 +485,25 @@ func TestThePluginStaysWhileAConfigurationNamesIt(t *testing.T) {
 	}
 	if removed, err := RemovePlugin(w.options()); removed || err == nil || !strings.Contains(err.Error(), "10-pods.conflist") {
 		t.Errorf("%v, %v", removed, err)
+	}
+}
+
+// multus keeps a copy of the conflist: without the plugin no pod of it could start.
+func TestThePluginStaysWhileMultusHasACopyOfTheConflist(t *testing.T) {
+	w := newConfWorld(t)
+	w.write("10-pods.conflist", bridgeConf)
+	w.look(CNIActive)
+	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+w.own()+`]}`)
+	w.look(CNIActive)
+	if removed, err := RemoveConflist(w.options()); !removed || err != nil {
+		t.Errorf("the conflist: %v, %v", removed, err)
+	}
+	if removed, err := RemovePlugin(w.options()); removed || err == nil || !strings.Contains(err.Error(), "restart multus") {
+		t.Errorf("the plugin: %v, %v", removed, err)
+	}
+	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
+	if removed, err := RemovePlugin(w.options()); !removed || err != nil {
+		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 }
 
