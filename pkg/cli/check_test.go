@@ -56,7 +56,6 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 		"multus comes first":    {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Message = "multus", "it cannot be seen" }), "CNI configuration", LevelWarn, "cannot be seen"},
 		"no annotations":        {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.WithoutAnnotations = "by-hand", true }), "CNI configuration", LevelWarn, "does not hand on"},
 		"the plugin is missing": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error = "missing" }), "plugin", LevelFail, "no pod can start"},
-		"the plugin is unseen":  {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error, n.CNI.Plugin.Unseen = "missing", true }), "plugin", LevelWarn, "not mounted"},
 		"the plugin is older":   {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Version = "v0" }), "plugin", LevelWarn, "version v0"},
 		"the plugin is another": {node, aLook(func(n *inspection.Node) { n.CNI.Image.SHA256 = "2" }), "plugin", LevelWarn, "another one than the agent brought"},
 		"no network is read":    {node, aLook(func(n *inspection.Node) { n.NetworksError = "record is corrupt" }), "ledger", LevelFail, "record is corrupt"},

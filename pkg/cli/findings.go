@@ -279,7 +279,7 @@ func findPlugin(n *inspection.Node) []Finding {
 	}
 	switch {
 	case p.Unseen:
-		return []Finding{{LevelWarn, "", check, "its directory is not mounted into the agent: not looked at", ""}}
+		return []Finding{{LevelOK, "", check, "its directory is not mounted into the agent, which does not install it: not looked at", ""}}
 	case p.Error != "":
 		return []Finding{{LevelFail, "", check, p.Path + ": " + p.Error + ": no pod can start with a CNI configuration that names it", replace}}
 	case of.SHA256 != "" && of.SHA256 != p.SHA256:
