@@ -479,12 +479,14 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	check(t, os.Remove(foreign))
 
 	// No controller.
-	check(t, c.Controllers.Stop(testContext(t)))
+	check(t, c.Controllers.Kill(testContext(t)))
+	start := onceStarted(t, c)
+	defer start()
 	until(t, "check to see that nobody leads", func(context.Context) bool {
 		r, code = checked(t, c, "node-1")
 		return code == 1 && level(r, "", "controller") == cli.LevelFail
 	})
-	check(t, c.Controllers.Start(testContext(t)))
+	start()
 	until(t, "check to see that somebody leads", func(context.Context) bool {
 		r, code = checked(t, c, "node-1")
 		return code == 0
@@ -653,7 +655,10 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	}
 	served(t, c, ns, "node-3")
 	apply(t, c, ns, spiderEndpointCRD)
-	t.Cleanup(func() { kubectl(t, c, "delete", "crd", "spiderendpoints.spiderpool.spidernet.io") })
+	t.Cleanup(func() {
+		_, err := c.Kubectl(context.Background(), "", "delete", "crd", "spiderendpoints.spiderpool.spidernet.io")
+		check(t, err)
+	})
 	kubectl(t, c, "wait", "--for=condition=Established", "crd/spiderendpoints.spiderpool.spidernet.io")
 	apply(t, c, ns, spiderEndpoint("web-0", "node-3", "10.244.3.210", "StatefulSet"))
 	apply(t, c, ns, spiderEndpoint("web-1", "node-3", "10.6.0.10", "StatefulSet"))

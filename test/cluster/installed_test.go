@@ -8,9 +8,9 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// product is the cluster with stayput on it that the tests share, as Helm installs it: its plugin is the nodes' IPAM,
-// every node has the pod of an agent, and there are two pods of controllers on the control plane's node, where no
-// other pod is.
+// product is the cluster with stayput on it that the tests share, as Helm installs it on nodes with stock host-local:
+// every node has the pod of an agent, which makes stayput the node's IPAM, and there are two pods of controllers on the
+// control plane's node, where no other pod is.
 var product struct {
 	sync.Mutex
 	cluster *lab.Cluster
@@ -50,7 +50,6 @@ func startProduct(o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, e
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	o.IPAM = "stayput"
 	c, err := lab.StartCluster(ctx, o)
 	if err != nil {
 		return nil, err

@@ -16,8 +16,6 @@ import (
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
@@ -44,7 +42,7 @@ var resting = map[string]string{
 // A Prometheus that scrapes a cluster in which everything happens that stayput counts.
 func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) {
 	c, err := startProduct(lab.ClusterOptions{Nodes: 2}, lab.InstallOptions{
-		Controllers: 2, AgentArgs: []string{"--listen=:9463", "--grace-period=3s", "--reconcile-interval=2s"},
+		Values: map[string]any{"agent": map[string]any{"gracePeriod": "3s", "reconcileInterval": "2s"}},
 	})
 	if c != nil {
 		t.Cleanup(func() {
@@ -304,15 +302,10 @@ func agents(c *lab.Cluster) map[string]string {
 func controllers(t *testing.T, c *lab.Cluster) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	for i := range c.Controllers {
-		all[fmt.Sprintf("controller-%d", i+1)] = fmt.Sprintf("172.30.0.%d:8080", 101+i)
-	}
-	pods, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=controller"})
+	pods, err := c.Controllers.Pods(testContext(t))
 	check(t, err)
-	for _, pod := range pods.Items {
-		if pod.Status.Phase == corev1.PodRunning {
-			all[pod.Name] = pod.Status.PodIP + ":8080"
-		}
+	for _, pod := range pods {
+		all[pod.Name] = pod.Status.PodIP + ":8080"
 	}
 	return all
 }

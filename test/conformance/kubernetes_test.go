@@ -114,12 +114,12 @@ func TestPodsReachOneAnotherWithTheAddressOfEveryPodKept(t *testing.T) {
 	everyPodKeepsItsAddress(t, c, pods())
 }
 
-// startCluster starts a cluster with stayput on it, as it is installed: the plugin is the nodes' IPAM, every node has an
-// agent, and there are two controllers.
+// startCluster starts a cluster with stayput on it, as it is installed: every node has an agent, which has made stayput
+// the node's IPAM, and there are two controllers.
 func startCluster(t *testing.T, product lab.Product, tests lab.ConformanceBin) *lab.Cluster {
 	t.Helper()
 	ctx := testContext(t, patience)
-	c, err := lab.StartCluster(ctx, lab.ClusterOptions{IPAM: "stayput", Product: product})
+	c, err := lab.StartCluster(ctx, lab.ClusterOptions{Product: product})
 	check(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
