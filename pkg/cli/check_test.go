@@ -14,7 +14,7 @@ import (
 // aLook is into a node where all is well.
 func aLook(change ...func(*inspection.Node)) looked {
 	n := &inspection.Node{
-		Format: inspection.Format, Version: "v1", Clock: inspection.Clock{Wall: noon},
+		Format: inspection.Format, Version: "v1", Build: "v1", Clock: inspection.Clock{Wall: noon},
 		Agent:   inspection.Agent{Ready: true, NRI: "connected", CRI: "ok", API: "ok", GracePeriod: 600},
 		Runtime: inspection.Runtime{Sandboxes: 3, Ready: 3},
 		CNI: inspection.CNI{

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -49,6 +50,9 @@ func Inspect(ctx context.Context, o Options, in Inspection) *inspection.Node {
 	n := &inspection.Node{
 		Format: inspection.Format, Version: in.Version, StateDir: o.StateDir,
 		Agent: askAgent(ctx, in.Listen), CNI: cniOf(o),
+	}
+	if built, ok := debug.ReadBuildInfo(); ok {
+		n.Build = built.Main.Version
 	}
 	n.Agent.GracePeriod = int64(o.GracePeriod.Seconds())
 	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns})
