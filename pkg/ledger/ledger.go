@@ -60,7 +60,7 @@ func (n *Network) share() float64 {
 // MostPromised is how many addresses of a range set may be promised.
 func (n *Network) MostPromised(set RangeSet) int64 {
 	f := float64(set.Size()) * n.share()
-	if f >= math.MaxInt64 {
+	if f >= math.MaxInt64 { // of an IPv6 range
 		return math.MaxInt64
 	}
 	return max(1, int64(f))

@@ -342,7 +342,7 @@ func (p *apiServer) apply(ctx context.Context, key objectKey, o *object, want *p
 	p.mu.Lock()
 	delete(p.homeless, key)
 	p.mu.Unlock()
-	p.keep(&now)
+	p.keepAnswer(&now, want)
 	p.log.Debug("RetainedIP applied", "pod", key.namespace+"/"+want.spec.PodName, "addrs", want.status.IPs, "phase", want.status.Phase, "expires", want.status.Expires)
 	return nil
 }
@@ -449,14 +449,22 @@ func (p *apiServer) namespaceGone(key objectKey, want *promised) {
 	p.release(key, want.claims, func() { p.releaseDone(key, "") })
 }
 
-// keep takes over an object from an answer or the watch, unless a newer one is there.
-func (p *apiServer) keep(r *v1alpha1.RetainedIP) {
+// keep takes over an object from the watch, unless a newer one is there.
+func (p *apiServer) keep(r *v1alpha1.RetainedIP) { p.keepAnswer(r, nil) }
+
+// keepAnswer takes over the answer to an apply. The watch brings the same version once more, before or after.
+func (p *apiServer) keepAnswer(r *v1alpha1.RetainedIP, applied *promised) {
 	key, o := objectOf(r)
+	o.answer = applied
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if was := p.objects[key]; was != nil && was.uid == o.uid {
-		if c, err := resourceversion.CompareResourceVersion(o.version, was.version); err == nil && c < 0 {
+		c, err := resourceversion.CompareResourceVersion(o.version, was.version)
+		if err == nil && c < 0 {
 			return
+		}
+		if err == nil && c == 0 && o.answer == nil {
+			o.answer = was.answer
 		}
 	}
 	p.objects[key] = o

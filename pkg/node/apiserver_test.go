@@ -42,7 +42,8 @@ type cluster struct {
 	// The ConfigMap that says that stayput is installed: its UID, empty where there is none, and who watches it.
 	installed types.UID
 	followers map[chan metav1.WatchEvent]bool
-	asked     []string // method and path of every request
+	drops     func(*v1alpha1.RetainedIP) // takes out of an object what the definition does not have
+	asked     []string                   // method and path of every request
 }
 
 func startCluster(t *testing.T) *cluster {
@@ -208,6 +209,9 @@ func (c *cluster) apply(w http.ResponseWriter, r *http.Request) {
 	o.UID = types.UID(fmt.Sprint("uid-", c.version+1))
 	if was != nil {
 		kind, o.UID, o.Spec.Release = "MODIFIED", was.UID, was.Spec.Release
+	}
+	if c.drops != nil {
+		c.drops(&o)
 	}
 	c.putLocked(kind, &o)
 	say(w, o)
@@ -657,4 +661,31 @@ func TestEventsThatAreTooManyAreDroppedAndCounted(t *testing.T) {
 	if n := testutil.ToFloat64(p.metrics.eventsDropped); n != 10 {
 		t.Errorf("%v dropped", n)
 	}
+}
+
+func TestADefinitionThatLacksAFieldIsWrittenToOnce(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	c.drops = func(r *v1alpha1.RetainedIP) { r.Spec.WhenDeleted, r.Status.PodUID, r.Status.Addresses = "", "", nil }
+	a := w.inCluster(c)
+	s := w.promises("c1", "web-0", ten)
+	a.refresh()
+	eventually(t, "published", func() bool { return c.object("web-0") != nil })
+	for range 3 { // whatever makes it look again
+		seen := c.object("web-0")
+		c.put(seen)
+		a.refresh()
+		c.endWatches(nil)
+		eventually(t, "seen", func() bool {
+			a.api.mu.Lock()
+			defer a.api.mu.Unlock()
+			o := a.api.objects[objectKey{"default", "web-0.n1"}]
+			return a.api.queue.Len() == 0 && o != nil && o.version != seen.ResourceVersion
+		})
+	}
+	if n := c.count("PATCH"); n > 4 {
+		t.Errorf("%d writes of what never changed", n)
+	}
+	w.del(s)
+	a.refresh()
+	eventually(t, "told of the next state", func() bool { return c.object("web-0").Status.Phase == v1alpha1.PhaseRetained })
 }

@@ -30,6 +30,8 @@ type object struct {
 	release  bool
 	spec     v1alpha1.RetainedIPSpec // without release and workload, which are not the agent's
 	status   v1alpha1.RetainedIPStatus
+	// answer is what was applied where this was the answer to it. A definition of another version may lack fields.
+	answer *promised
 }
 
 func objectOf(r *v1alpha1.RetainedIP) (objectKey, *object) {
@@ -263,5 +265,8 @@ func (p *promised) apply(key objectKey, was *object, owner types.UID) *v1alpha1.
 
 // shows says whether an apply over the object would change nothing.
 func (o *object) shows(p *promised, owner types.UID) bool {
+	if o.answer != nil && o.answer.same(p) && o.owner == owner {
+		return true
+	}
 	return o.owner == owner && o.spec == p.spec && sameStatus(o.status, after(o.status, p.status))
 }

@@ -241,15 +241,20 @@ type Product struct {
 
 // BuildProduct builds the two programs of a node, stayput and stayput-agent, into dir, as they are released.
 func BuildProduct(ctx context.Context, dir string) (Product, error) {
-	return buildProduct(ctx, dir, "./cmd/stayput", "./cmd/stayput-agent")
+	return buildProduct(ctx, dir, "", "./cmd/stayput", "./cmd/stayput-agent")
 }
 
 // BuildWholeProduct builds all programs of this repository into dir, as they are released.
 func BuildWholeProduct(ctx context.Context, dir string) (Product, error) {
-	return buildProduct(ctx, dir, "./cmd/...")
+	return buildProduct(ctx, dir, "", "./cmd/...")
 }
 
-func buildProduct(ctx context.Context, dir string, packages ...string) (Product, error) {
+// BuildRelease builds all programs as those of a release, so that they differ from those of any other.
+func BuildRelease(ctx context.Context, dir, version string) (Product, error) {
+	return buildProduct(ctx, dir, " -X github.com/stayput/stayput/cmd/internal/release.version="+version, "./cmd/...")
+}
+
+func buildProduct(ctx context.Context, dir, ldflags string, packages ...string) (Product, error) {
 	root, _, err := moduleRoot(ctx)
 	if err != nil {
 		return Product{}, err
@@ -257,7 +262,7 @@ func buildProduct(ctx context.Context, dir string, packages ...string) (Product,
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Product{}, err
 	}
-	args := append([]string{"build", "-o", dir + "/", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w"}, packages...)
+	args := append([]string{"build", "-o", dir + "/", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w" + ldflags}, packages...)
 	if err := goCommand(ctx, root, false, args...); err != nil {
 		return Product{}, err
 	}

@@ -1,0 +1,294 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// ownCluster returns a cluster for one test, which does to stayput what others could not live with. It is not
+// installed yet.
+func ownCluster(t *testing.T, o *lab.ClusterOptions) *lab.Cluster {
+	t.Helper()
+	dir, remove, err := lab.TempDir("product")
+	check(t, err)
+	t.Cleanup(func() { check(t, remove()) })
+	o.Product, err = lab.BuildWholeProduct(t.Context(), dir)
+	check(t, err)
+	c, err := lab.StartCluster(testContext(t), *o)
+	check(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.WriteLogs(t.Output())
+		}
+		check(t, c.Close())
+	})
+	return c
+}
+
+// stream creates pods that ask for their address, one after the other, and none of them can be scheduled: what is
+// looked at is whether they are gated. It ends, without an error for any pod, when the returned function is called.
+func stream(t *testing.T, c *lab.Cluster, ns string) (end func() int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	made := 0
+	wg.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			pod := &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("stream-%d", i), Annotations: map[string]string{retainIP: "10m"}},
+				Spec: corev1.PodSpec{
+					NodeSelector: map[string]string{"no": "node"},
+					Containers:   []corev1.Container{{Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever}},
+				},
+			}
+			if _, err := c.Client().CoreV1().Pods(ns).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+				t.Errorf("a pod cannot be created: %v", err)
+				return
+			}
+			made++
+			select {
+			case <-ctx.Done():
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	})
+	end = sync.OnceValue(func() int {
+		cancel()
+		wg.Wait()
+		return made
+	})
+	t.Cleanup(func() { end() })
+	return end
+}
+
+// gatedPods are the pods of the cluster that have our gate.
+func gatedPods(t *testing.T, c *lab.Cluster) (names []string) {
+	t.Helper()
+	all, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
+	check(t, err)
+	for i := range all.Items {
+		if isGated(&all.Items[i]) {
+			names = append(names, all.Items[i].Namespace+"/"+all.Items[i].Name)
+		}
+	}
+	return names
+}
+
+// podNetworkOf is the folder of a node's address files.
+func podNetworkOf(t *testing.T, n *lab.ClusterNode) string {
+	t.Helper()
+	dirs, err := filepath.Glob(n.Path("/var/lib/cni/networks") + "/*")
+	check(t, err)
+	if len(dirs) != 1 {
+		t.Fatalf("%s has the networks %v", n.Name, dirs)
+	}
+	return dirs[0]
+}
+
+// hostLocalAlone checks that a node has nothing of stayput's, and that each of its addresses is a running pod's.
+func hostLocalAlone(t *testing.T, c *lab.Cluster, n *lab.ClusterNode) {
+	t.Helper()
+	for _, path := range []string{"/etc/cni/net.d/00-stayput.conflist", "/opt/cni/bin/stayput"} {
+		if _, err := os.Lstat(n.Path(path)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s still has %s: %v", n.Name, path, err)
+		}
+	}
+	for _, dir := range []string{"/etc/cni/net.d", "/opt/cni/bin", "/var/lib/stayput"} {
+		entries, err := os.ReadDir(n.Path(dir))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+		for _, e := range entries {
+			if dir == "/var/lib/stayput" || strings.Contains(e.Name(), "stayput") {
+				t.Errorf("%s still has %s/%s", n.Name, dir, e.Name())
+			}
+		}
+	}
+	var stray []string
+	until(t, "the addresses of "+n.Name+" to be those of its pods", func(ctx context.Context) bool {
+		stray = nil
+		sandboxes, err := n.Node.Pods(ctx)
+		if err != nil {
+			return false
+		}
+		dir := podNetworkOf(t, n)
+		entries, err := os.ReadDir(dir)
+		check(t, err)
+		for _, e := range entries {
+			if e.Name() == "lock" || strings.HasPrefix(e.Name(), "last_reserved_ip.") {
+				continue
+			}
+			if _, err := netip.ParseAddr(e.Name()); err != nil {
+				stray = append(stray, e.Name())
+				continue
+			}
+			content, err := os.ReadFile(filepath.Join(dir, e.Name()))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			check(t, err)
+			id, _, _ := strings.Cut(string(content), "\r\n")
+			known := false
+			for _, s := range sandboxes {
+				known = known || s.Id == id
+			}
+			if !known {
+				stray = append(stray, e.Name()+": "+string(content))
+			}
+		}
+		if len(stray) > 0 {
+			t.Logf("%s: %q", n.Name, stray)
+		}
+		return len(stray) == 0
+	})
+}
+
+// unique checks that no two running pods have one address.
+func unique(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	all, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
+	check(t, err)
+	owner := map[string]string{}
+	for i := range all.Items {
+		pod := &all.Items[i]
+		if pod.Spec.HostNetwork || pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning {
+			continue
+		}
+		name := pod.Namespace + "/" + pod.Name
+		if was := owner[pod.Status.PodIP]; was != "" {
+			t.Errorf("%s and %s both have %s", was, name, pod.Status.PodIP)
+		}
+		owner[pod.Status.PodIP] = name
+	}
+}
+
+func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
+	installYAML, err := filepath.Abs("../../deploy/install.yaml")
+	check(t, err)
+	for _, how := range []struct {
+		name      string
+		install   lab.InstallOptions
+		uninstall func(*testing.T, *lab.Cluster)
+	}{
+		{"by Helm", lab.InstallOptions{}, func(t *testing.T, c *lab.Cluster) {
+			out, err := c.Helm(testContext(t), "uninstall", lab.Release, "--namespace="+lab.SystemNamespace, "--wait")
+			t.Log(out)
+			check(t, err)
+			kubectl(t, c, "delete", "namespace", lab.SystemNamespace)
+		}},
+		{"by kubectl", lab.InstallOptions{Manifests: true}, func(t *testing.T, c *lab.Cluster) {
+			t.Log(kubectl(t, c, "delete", "-f", installYAML))
+		}},
+	} {
+		t.Run(how.name, func(t *testing.T) {
+			c := ownCluster(t, &lab.ClusterOptions{})
+			check(t, c.Install(testContext(t), how.install))
+			ns := namespace(t, c)
+
+			// Pods that run, addresses that are retained, and pods that wait for a home that cannot take them.
+			apply(t, c, ns, statefulSet("web", 6, map[string]string{retainIP: "1h"}))
+			apply(t, c, ns, statefulSet("plain", 3, nil))
+			apply(t, c, ns, statefulSet("kept", 3, map[string]string{retainIP: "1h"}))
+			web, plain := places(t, c, ns, "web", 6, nil), places(t, c, ns, "plain", 3, nil)
+			places(t, c, ns, "kept", 3, nil)
+			const waiting = 30
+			kubectl(t, c, "cordon", "node-1")
+			kubectl(t, c, "cordon", "node-2")
+			apply(t, c, ns, statefulSet("waits", waiting, map[string]string{retainIP: "1h", "stayput.io/home-wait": "1h"}))
+			waits := places(t, c, ns, "waits", waiting, nil)
+			kubectl(t, c, "uncordon", "node-1")
+			kubectl(t, c, "uncordon", "node-2")
+			kubectl(t, c, "cordon", "node-3")
+			kubectl(t, c, "scale", "statefulset", "kept", "--replicas=0", "-n", ns)
+			deletePods(t, c, ns, "waits")
+			until(t, "all of them to be gated", func(context.Context) bool {
+				n := 0
+				for _, name := range gatedPods(t, c) {
+					if strings.HasPrefix(name, ns+"/waits-") {
+						n++
+					}
+				}
+				return n == waiting
+			})
+			end := stream(t, c, ns)
+			until(t, "a stream of pods", func(context.Context) bool { return getPod(t, c, ns, "stream-20") != nil })
+
+			start := time.Now()
+			how.uninstall(t, c)
+			t.Logf("uninstalled after %v, with %d pods created on the way", time.Since(start).Round(time.Millisecond), end())
+
+			// No pod is gated, and none that ran was touched.
+			var left []string
+			until(t, "no pod to be gated", func(context.Context) bool {
+				if now := gatedPods(t, c); !slices.Equal(now, left) {
+					left = now
+					t.Logf("gated: %v", left)
+				}
+				return len(left) == 0
+			})
+			moved := places(t, c, ns, "waits", waiting, waits)
+			for name, pod := range moved {
+				if pod.Spec.NodeName == "node-3" {
+					t.Errorf("%s is on the node that is cordoned", name)
+				}
+			}
+			for _, was := range []map[string]*corev1.Pod{web, plain} {
+				for name, before := range was {
+					after := ready(t, c, ns, name)
+					if after.UID != before.UID || after.Status.PodIP != before.Status.PodIP || after.Status.ContainerStatuses[0].RestartCount != 0 {
+						t.Errorf("%s was touched", name)
+					}
+				}
+			}
+			reaches(t, c, web["web-0"], moved["waits-0"])
+			reaches(t, c, moved["waits-0"], web["web-1"])
+			unique(t, c)
+
+			// Nothing is left but the definitions, which nobody asked to be deleted.
+			for _, n := range c.Nodes {
+				hostLocalAlone(t, c, n)
+			}
+			left = nil
+			for line := range strings.Lines(kubectl(t, c, "get", "-A", "-o", "name", "-l", "app.kubernetes.io/part-of=stayput",
+				"namespaces,configmaps,serviceaccounts,deployments,daemonsets,jobs,pods,poddisruptionbudgets,clusterroles,clusterrolebindings,roles,rolebindings,"+
+					"mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,validatingadmissionpolicybindings")) {
+				left = append(left, strings.TrimSpace(line))
+			}
+			if len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+			kubectl(t, c, "get", "crd", "retainedips.stayput.io", "persistentpodstates.apps.kruise.io")
+			t.Logf("RetainedIPs: %q", kubectl(t, c, "get", "retainedips", "-A", "-o", "name"))
+
+			// host-local is in charge: it takes back what stayput gave, and gives the next.
+			deletePods(t, c, ns, "web")
+			again := places(t, c, ns, "web", 6, web)
+			reaches(t, c, again["web-0"], moved["waits-0"])
+			unique(t, c)
+			for _, n := range c.Nodes {
+				hostLocalAlone(t, c, n)
+			}
+
+			// And stayput may come again.
+			kubectl(t, c, "uncordon", "node-3")
+			check(t, c.Install(testContext(t), how.install))
+			deletePods(t, c, ns, "web")
+			cameHome(t, again, places(t, c, ns, "web", 6, again))
+		})
+	}
+}

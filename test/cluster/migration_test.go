@@ -1,0 +1,82 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// untouched checks that pods are the very same, and none of their containers started again.
+func untouched(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
+	t.Helper()
+	for name, was := range pods {
+		is := ready(t, c, was.Namespace, name)
+		if is.UID != was.UID || is.Status.PodIP != was.Status.PodIP || is.Status.ContainerStatuses[0].RestartCount != 0 {
+			t.Errorf("%s was %s with %s and is %s with %s, restarted %d times",
+				name, was.UID, was.Status.PodIP, is.UID, is.Status.PodIP, is.Status.ContainerStatuses[0].RestartCount)
+		}
+	}
+}
+
+func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.T) {
+	c := ownCluster(t, &lab.ClusterOptions{})
+	ns := namespace(t, c)
+	// The annotation may be there before stayput is: it means nothing to anybody.
+	apply(t, c, ns, statefulSet("web", 6, map[string]string{retainIP: "1h"}))
+	apply(t, c, ns, statefulSet("plain", 3, nil))
+	web, plain := places(t, c, ns, "web", 6, nil), places(t, c, ns, "plain", 3, nil)
+
+	check(t, c.Install(testContext(t), lab.InstallOptions{}))
+	untouched(t, c, web)
+	untouched(t, c, plain)
+	for name, pod := range web {
+		until(t, "the address of "+name+" to be promised", func(ctx context.Context) bool {
+			said, err := c.Kubectl(ctx, "", "get", "retainedip", name+"."+pod.Spec.NodeName, "-n", ns, "-o", "jsonpath={.status.phase} {.status.ips[0]}")
+			return err == nil && said == "Bound "+pod.Status.PodIP
+		})
+	}
+
+	// From now on they come back as they were.
+	for range 2 {
+		deletePods(t, c, ns, "web")
+		after := places(t, c, ns, "web", 6, web)
+		cameHome(t, web, after)
+		web = after
+	}
+	untouched(t, c, plain)
+	// The ordinary ones end as ever.
+	deletePods(t, c, ns, "plain")
+	plain = places(t, c, ns, "plain", 3, plain)
+	unique(t, c)
+
+	// The way back.
+	kubectl(t, c, "scale", "statefulset", "web", "--replicas=4", "-n", ns)
+	until(t, "two addresses to be retained", func(ctx context.Context) bool {
+		said, err := c.Kubectl(ctx, "", "get", "retainedips", "-n", ns, "-o", "jsonpath={.items[*].status.phase}")
+		return err == nil && strings.Count(said, "Retained") == 2 && strings.Count(said, "Bound") == 4
+	})
+	_, err := c.Helm(testContext(t), "uninstall", lab.Release, "--namespace="+lab.SystemNamespace, "--wait")
+	check(t, err)
+	delete(web, "web-4")
+	delete(web, "web-5")
+	untouched(t, c, web)
+	untouched(t, c, plain)
+	for _, n := range c.Nodes {
+		hostLocalAlone(t, c, n)
+	}
+	deletePods(t, c, ns, "web")
+	kubectl(t, c, "scale", "statefulset", "web", "--replicas=6", "-n", ns)
+	after := places(t, c, ns, "web", 6, web)
+	for i := range 6 {
+		reaches(t, c, after["web-0"], after[fmt.Sprintf("web-%d", i)])
+	}
+	unique(t, c)
+	for _, n := range c.Nodes {
+		hostLocalAlone(t, c, n)
+	}
+}
