@@ -452,7 +452,7 @@ var attempts = func() []attempt {
 		// Annotations: where they are looked at. What they may say is in TestAdmissionAndThePluginAgreeOnEveryValue.
 		{"a pod", asAdmin, create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`)), notValid},
 		{"a pod of a workload that is older than the policy, which the node refuses", asAdmin,
-			create(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), ""},
+			create(strings.Replace(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""), "labels: {", "labels: {controller-revision-hash: bad-1, ", 1)), ""},
 		{"a pod of a kind that is not looked at", asAdmin, create(ownedPod("guarded", "example.com/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), notValid},
 		{"a pod gets a bad annotation later", asAdmin, merge(podKind, "placed", `{metadata: {annotations: {stayput.io/retain-ip: "true"}}}`), notValid},
 		{"a bad object stays as it is", asAdmin, merge(stsKind, "bad", `{spec: {replicas: 1, template: {metadata: {annotations: {restarted: now}}}}}`), ""},
