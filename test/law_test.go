@@ -77,6 +77,7 @@ func TestThePluginsKeepApart(t *testing.T) {
 	}{
 		{"plugin/nri", []string{"k8s.io/client-go", module + "/plugin/ipam"}},
 		{"pkg/placement", []string{module + "/pkg/ledger", module + "/plugin"}},
+		{"pkg/cli", []string{module + "/pkg/node", module + "/plugin", "google.golang.org/grpc", "github.com/containerd"}},
 		{"pkg/api", []string{module + "/pkg/ledger", module + "/pkg/node", module + "/pkg/placement"}},
 	} {
 		forbid(t, "./"+rule.pkg+"/...", rule.trees)

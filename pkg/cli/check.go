@@ -295,7 +295,7 @@ func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
 // isNoAgent says that a node was not looked into because nobody is there to do it.
 func isNoAgent(err error) bool { return errors.Is(err, ErrNoAgent) }
 
-// list is a typed list with what went wrong as a finding.
+// list reads a list; what goes wrong is a finding.
 func list(ctx context.Context, k client.Client, check string, into client.ObjectList, o ...client.ListOption) *Finding {
 	if err := k.List(ctx, into, o...); err != nil {
 		return &Finding{Level: LevelWarn, Check: check, Text: "not looked at: " + err.Error()}

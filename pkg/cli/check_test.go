@@ -14,7 +14,7 @@ import (
 // aLook is into a node where all is well.
 func aLook(change ...func(*inspection.Node)) looked {
 	n := &inspection.Node{
-		Format: inspection.Format, Version: "v1", Clock: inspection.Clock{Wall: noon},
+		Format: inspection.Format, Version: "v1", Build: "v1", Clock: inspection.Clock{Wall: noon},
 		Agent:   inspection.Agent{Ready: true, NRI: "connected", CRI: "ok", API: "ok", GracePeriod: 600},
 		Runtime: inspection.Runtime{Sandboxes: 3, Ready: 3},
 		CNI: inspection.CNI{
@@ -56,7 +56,6 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 		"multus comes first":    {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Message = "multus", "it cannot be seen" }), "CNI configuration", LevelWarn, "cannot be seen"},
 		"no annotations":        {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.WithoutAnnotations = "by-hand", true }), "CNI configuration", LevelWarn, "does not hand on"},
 		"the plugin is missing": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error = "missing" }), "plugin", LevelFail, "no pod can start"},
-		"the plugin is unseen":  {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error, n.CNI.Plugin.Unseen = "missing", true }), "plugin", LevelWarn, "not mounted"},
 		"the plugin is older":   {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Version = "v0" }), "plugin", LevelWarn, "version v0"},
 		"the plugin is another": {node, aLook(func(n *inspection.Node) { n.CNI.Image.SHA256 = "2" }), "plugin", LevelWarn, "another one than the agent brought"},
 		"no network is read":    {node, aLook(func(n *inspection.Node) { n.NetworksError = "record is corrupt" }), "ledger", LevelFail, "record is corrupt"},

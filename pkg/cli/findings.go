@@ -279,13 +279,13 @@ func findPlugin(n *inspection.Node) []Finding {
 	}
 	switch {
 	case p.Unseen:
-		return []Finding{{LevelWarn, "", check, "its directory is not mounted into the agent: not looked at", ""}}
+		return []Finding{{LevelOK, "", check, "its directory is not mounted into the agent, which does not install it: not looked at", ""}}
 	case p.Error != "":
 		return []Finding{{LevelFail, "", check, p.Path + ": " + p.Error + ": no pod can start with a CNI configuration that names it", replace}}
 	case of.SHA256 != "" && of.SHA256 != p.SHA256:
 		return []Finding{{LevelWarn, "", check, fmt.Sprintf("%s (%s) is another one than the agent brought (%s)", p.Path, orNone(p.Version), orNone(of.Version)), replace}}
-	case of.SHA256 == "" && p.Version != n.Version:
-		return []Finding{{LevelWarn, "", check, fmt.Sprintf("%s is of version %s, the agent of %s", p.Path, orNone(p.Version), n.Version), "install both of one version"}}
+	case of.SHA256 == "" && p.Version != n.Build:
+		return []Finding{{LevelWarn, "", check, fmt.Sprintf("%s is of version %s, the agent of %s", p.Path, orNone(p.Version), orNone(n.Build)), "install both of one version"}}
 	}
 	return []Finding{{LevelOK, "", check, p.Path + " is the agent's", ""}}
 }

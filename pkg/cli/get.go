@@ -197,7 +197,7 @@ func (p *printing) printer() (printers.ResourcePrinter, error) {
 	return print, nil
 }
 
-// outlasts keeps the verbs from repeating what a context is for.
+// outlasts waits, and says whether the context lasted as long.
 func outlasts(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -49,6 +50,9 @@ func Inspect(ctx context.Context, o Options, in Inspection) *inspection.Node {
 	n := &inspection.Node{
 		Format: inspection.Format, Version: in.Version, StateDir: o.StateDir,
 		Agent: askAgent(ctx, in.Listen), CNI: cniOf(o),
+	}
+	if built, ok := debug.ReadBuildInfo(); ok {
+		n.Build = built.Main.Version
 	}
 	n.Agent.GracePeriod = int64(o.GracePeriod.Seconds())
 	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns})
@@ -305,9 +309,15 @@ func askAgent(ctx context.Context, listen string) inspection.Agent {
 // cniOf says how the runtime is configured, as the keeper sees it, and looks at the plugins on disk.
 func cniOf(o Options) inspection.CNI {
 	s := InspectCNI(o)
+	plugin := binaryAt(s.Plugin.Path)
+	if dir, err := readConfDir(o.CNIConfDir); plugin.Unseen && err == nil {
+		found := dir.status() // without the plugin, of which nothing is known
+		found.ConfDir, found.Plugin = s.ConfDir, s.Plugin
+		s = found
+	}
 	is := inspection.CNI{
 		State: string(s.State), Message: s.Message, Good: s.State.Good(), Dir: s.ConfDir, File: s.File, Network: s.Network, Source: s.Source,
-		Installs: o.InstallCNI, Plugin: binaryAt(s.Plugin.Path), Image: binaryAt(o.PluginBinary),
+		Installs: o.InstallCNI, Plugin: plugin, Image: binaryAt(o.PluginBinary),
 	}
 	if is.Plugin.Error == "" && !s.Plugin.Installed {
 		is.Plugin.Error = s.Plugin.Problem

@@ -452,7 +452,7 @@ var attempts = func() []attempt {
 		// Annotations: where they are looked at. What they may say is in TestAdmissionAndThePluginAgreeOnEveryValue.
 		{"a pod", asAdmin, create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`)), notValid},
 		{"a pod of a workload that is older than the policy, which the node refuses", asAdmin,
-			create(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), ""},
+			create(strings.Replace(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""), "labels: {", "labels: {controller-revision-hash: bad-1, ", 1)), ""},
 		{"a pod of a kind that is not looked at", asAdmin, create(ownedPod("guarded", "example.com/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), notValid},
 		{"a pod gets a bad annotation later", asAdmin, merge(podKind, "placed", `{metadata: {annotations: {stayput.io/retain-ip: "true"}}}`), notValid},
 		{"a bad object stays as it is", asAdmin, merge(stsKind, "bad", `{spec: {replicas: 1, template: {metadata: {annotations: {restarted: now}}}}}`), ""},
@@ -558,7 +558,7 @@ type gateAttempt struct {
 }
 
 func ownedPod(namespace, apiVersion, kind, name, annotations, spec string) string {
-	return fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: new-0, namespace: %s, annotations: {%s}, ownerReferences: [
+	return fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: new-0, namespace: %s, labels: {statefulset.kubernetes.io/pod-name: new-0}, annotations: {%s}, ownerReferences: [
 {apiVersion: %s, kind: %s, name: %s, uid: u, controller: true}]}, spec: {%s containers: [
 {name: c, image: i, env: [{name: TWICE, value: a}, {name: TWICE, value: b}]}]}}`, namespace, annotations, apiVersion, kind, name, spec)
 }
@@ -593,6 +593,7 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod of a workload of that name of another group", ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "db", "", ""), nil},
 		{"a pod of a workload of that name of another kind", ownedPod("guarded", "apps/v1", "ReplicaSet", "db", "", ""), nil},
 		{"a pod of a workload of that name in another namespace", ownedPod("elsewhere", "apps/v1", "StatefulSet", "db", "", ""), nil},
+		{"a pod of a recorded workload without the label of a StatefulSet's pods", strings.Replace(sts("db", "", ""), "statefulset.kubernetes.io/pod-name", "a", 1), nil},
 		{"a pod that a recorded workload owns but does not control", strings.Replace(sts("db", "", ""), "controller: true", "controller: false", 1), nil},
 	}
 }()

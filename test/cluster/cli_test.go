@@ -79,6 +79,12 @@ func stayput(t *testing.T, c *lab.Cluster, ns string, args ...string) said {
 	return plugin(t, c, append([]string{"stayput"}, append(args, "-n", ns)...)...)
 }
 
+// inside is kubectl stayput where the namespace is among the arguments, or does not matter.
+func inside(t *testing.T, c *lab.Cluster, args ...string) said {
+	t.Helper()
+	return plugin(t, c, append([]string{"stayput"}, args...)...)
+}
+
 // works is stayput where an error is none of the test's business.
 func works(t *testing.T, c *lab.Cluster, ns string, args ...string) string {
 	t.Helper()
@@ -87,23 +93,6 @@ func works(t *testing.T, c *lab.Cluster, ns string, args ...string) string {
 		t.Fatalf("kubectl stayput %v: %d %s", args, s.code, s.err)
 	}
 	return s.out
-}
-
-// inside runs a verb that looks into nodes.
-func inside(t *testing.T, c *lab.Cluster, args ...string) said {
-	t.Helper()
-	config, err := c.Kubeconfig()
-	check(t, err)
-	var out, errs bytes.Buffer
-	cmd := cli.New(cli.Options{Version: "test"})
-	cmd.SetOut(&out)
-	cmd.SetErr(&errs)
-	cmd.SetArgs(append(args, "--kubeconfig="+config, "--cache-dir="+filepath.Join(c.Dir, "cache")))
-	code := 0
-	if err := cmd.ExecuteContext(testContext(t)); err != nil {
-		code = 1
-	}
-	return said{out.String(), errs.String(), code}
 }
 
 // row is the line of a table that begins with a word, by the words of its header.
@@ -489,15 +478,6 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	}
 	check(t, os.Remove(foreign))
 
-	// A plugin that is not there.
-	plugin := node.Path("/opt/cni/bin/stayput")
-	check(t, os.Rename(plugin, plugin+".away"))
-	r, code = checked(t, c, "node-2")
-	check(t, os.Rename(plugin+".away", plugin))
-	if code != 1 || level(r, "node-2", "plugin") != cli.LevelFail {
-		t.Errorf("without the plugin: %d %+v", code, r)
-	}
-
 	// No controller.
 	check(t, c.Controllers.Kill(testContext(t)))
 	start := onceStarted(t, c)
@@ -612,6 +592,7 @@ func TestImportPromisesARunningPodTheAddressThatItHas(t *testing.T) {
 	pod := ready(t, c, ns, "web-0")
 	// As the patched host-local leaves it after a restore: the address file names the container before.
 	address := node.Path("/var/lib/cni/networks/pods/" + pod.Status.PodIP)
+	check(t, os.Remove(address)) // a file that is changed in place is no other one to the ledger
 	check(t, os.WriteFile(address, []byte("0123456789abcdee\r\neth0"), 0o600))
 	id := sandbox(t, c, pod).ID
 	reserve(t, node, ns, "web-0", id, pod.Status.PodIP, nil)
@@ -674,7 +655,10 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	}
 	served(t, c, ns, "node-3")
 	apply(t, c, ns, spiderEndpointCRD)
-	t.Cleanup(func() { kubectl(t, c, "delete", "crd", "spiderendpoints.spiderpool.spidernet.io") })
+	t.Cleanup(func() {
+		_, err := c.Kubectl(context.Background(), "", "delete", "crd", "spiderendpoints.spiderpool.spidernet.io")
+		check(t, err)
+	})
 	kubectl(t, c, "wait", "--for=condition=Established", "crd/spiderendpoints.spiderpool.spidernet.io")
 	apply(t, c, ns, spiderEndpoint("web-0", "node-3", "10.244.3.210", "StatefulSet"))
 	apply(t, c, ns, spiderEndpoint("web-1", "node-3", "10.6.0.10", "StatefulSet"))
@@ -694,4 +678,18 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 		t.Errorf("kept is %+v %+v", r.Spec, r.Status)
 	}
 	works(t, c, ns, "release", "web-0")
+}
+
+func TestWithoutStayputTheVerbsSayThatItIsNotInstalled(t *testing.T) {
+	c := shared(t)
+	ns := namespace(t, c)
+	for _, args := range [][]string{{"get"}, {"why", "web-0"}, {"release", "web-0"}} {
+		if s := stayput(t, c, ns, args...); s.code != 1 || !strings.Contains(s.err, "stayput is not installed in this cluster") {
+			t.Errorf("%v: %+v", args, s)
+		}
+	}
+	r, code := checked(t, c)
+	if code != 1 || level(r, "", "definitions") != cli.LevelFail || level(r, "", "policies") != cli.LevelFail || level(r, "", "controller") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelFail {
+		t.Errorf("%d %+v", code, r)
+	}
 }

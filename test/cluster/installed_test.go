@@ -24,8 +24,7 @@ func installed(t *testing.T) *lab.Cluster {
 	defer product.Unlock()
 	if product.cluster == nil && product.err == nil {
 		product.cluster, product.err = startProduct(audited, lab.InstallOptions{
-			// By a flag: the chart's value would bring the permission along, whose absence is a test.
-			Values: map[string]any{"controller": map[string]any{"extraArgs": []any{"--workload-kinds=" + customKind}}},
+			Values: map[string]any{"controller": map[string]any{"workloadKinds": []any{customKind}}},
 		})
 	}
 	check(t, product.err)

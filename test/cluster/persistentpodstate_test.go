@@ -646,8 +646,9 @@ func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
 	}
 }
 
-// customKind is what the controllers of the shared cluster are told to serve.
-const customKind = "Game.v1.test.stayput.io"
+// customKind is what the controllers of the shared cluster are told to serve, by the name of a resource that is not
+// the kind's: the permission for it is to be missing at first.
+var customKind = map[string]any{"group": "test.stayput.io", "version": "v1", "kind": "Game", "resource": "boards"}
 
 func TestACustomKindIsServedAsFarAsThereIsPermission(t *testing.T) {
 	c := installed(t)

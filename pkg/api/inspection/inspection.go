@@ -15,8 +15,10 @@ const Format = 1
 // unknown is never shown as empty.
 type Node struct {
 	Format int `json:"format"`
-	// Version is of the program that looked, which is the agent's.
+	// Version is of the program that looked, which is the agent's; Build is the version of the module that it was
+	// built from, which is what can be told of other programs on disk.
 	Version  string    `json:"version"`
+	Build    string    `json:"build,omitempty"`
 	StateDir string    `json:"stateDir"`
 	Clock    Clock     `json:"clock"`
 	Agent    Agent     `json:"agent"`

@@ -1,0 +1,68 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// terminal is a real one, of a width, with the end that a person would look at.
+func terminal(t *testing.T, width uint16) (screen, tty *os.File) {
+	t.Helper()
+	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { screen.Close() })
+	fd := int(screen.Fd())
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: width}); err != nil {
+		t.Fatal(err)
+	}
+	tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tty.Close() })
+	return screen, tty
+}
+
+func TestOnATerminalProgressIsOneLineThatGoesAway(t *testing.T) {
+	screen, tty := terminal(t, 20)
+	p := newProgress(tty)
+	p.say("asked 1 of 3 nodes, and much more")
+	p.say("asked 3")
+	p.done()
+	b := make([]byte, 4096)
+	n, err := screen.Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "\rasked 1 of 3 nodes," + "\rasked 3" + strings.Repeat(" ", 12) + "\r" + strings.Repeat(" ", 7) + "\r"
+	if got := string(b[:n]); got != want {
+		t.Errorf("the screen gets %q, expected %q", got, want)
+	}
+}
+
+func TestATerminalHasItsWidthAndColours(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "") // to have it back afterwards
+	os.Unsetenv("NO_COLOR")
+	_, tty := terminal(t, 123)
+	if width(tty) != 123 || !bool(painting(tty)) || !interactive(tty) {
+		t.Errorf("it has width %d, colours %v, and is interactive: %v", width(tty), painting(tty), interactive(tty))
+	}
+	t.Setenv("NO_COLOR", "1")
+	if painting(tty) {
+		t.Error("NO_COLOR is not obeyed")
+	}
+}
