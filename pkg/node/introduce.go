@@ -45,11 +45,11 @@ func ipamOf(conf []byte) ([]byte, error) {
 	if err := json.Unmarshal(conf, &list); err != nil {
 		return nil, err
 	}
-	plugins := []map[string]json.RawMessage{list}
-	if raw, ok := list["plugins"]; ok {
-		if err := json.Unmarshal(raw, &plugins); err != nil {
-			return nil, err
-		}
+	var plugins []map[string]json.RawMessage
+	if raw, ok := list["plugins"]; !ok {
+		plugins = append(plugins, list)
+	} else if err := json.Unmarshal(raw, &plugins); err != nil {
+		return nil, err
 	}
 	for _, p := range plugins {
 		var ipam struct{ Type string }
