@@ -47,8 +47,8 @@ func cnis(t *testing.T) map[string]cni {
 		return fmt.Sprintf(`{"cniVersion": %q, "name": "pods", "plugins": [%s, %s]}`, version, plugin, portmap)
 	}
 	return map[string]cni{
-		"bridge":  {conflist: list("1.0.0", `{"type": "bridge", "bridge": "cni0", "isGateway": true, `+ipam+`}`), near: true},
-		"ptp":     {conflist: list("0.3.1", `{"type": "ptp", "mtu": 1400, `+ipam+`}`), near: true},
+		"bridge": {conflist: list("1.0.0", `{"type": "bridge", "bridge": "cni0", "isGateway": true, `+ipam+`}`), near: true},
+		"ptp":    {conflist: list("0.3.1", `{"type": "ptp", "mtu": 1400, `+ipam+`}`), near: true},
 		"kind's ptp": { // its files are gone after a reboot, as the pods are
 			conflist: list("0.3.1", `{"type": "ptp", "ipMasq": false, "mtu": 1500, `+strings.Replace(ipam, `"ranges"`, `"dataDir": "/run/cni-ipam-state", "ranges"`, 1)+`}`),
 			dataDir:  "/run/cni-ipam-state", near: true,
