@@ -47,8 +47,8 @@ func cnis(t *testing.T) map[string]cni {
 		return fmt.Sprintf(`{"cniVersion": %q, "name": "pods", "plugins": [%s, %s]}`, version, plugin, portmap)
 	}
 	return map[string]cni{
-		"bridge":  {conflist: list("1.0.0", `{"type": "bridge", "bridge": "cni0", "isGateway": true, `+ipam+`}`), near: true},
-		"ptp":     {conflist: list("0.3.1", `{"type": "ptp", "mtu": 1400, `+ipam+`}`), near: true},
+		"bridge": {conflist: list("1.0.0", `{"type": "bridge", "bridge": "cni0", "isGateway": true, `+ipam+`}`), near: true},
+		"ptp":    {conflist: list("0.3.1", `{"type": "ptp", "mtu": 1400, `+ipam+`}`), near: true},
 		"kind's ptp": { // its files are gone after a reboot, as the pods are
 			conflist: list("0.3.1", `{"type": "ptp", "ipMasq": false, "mtu": 1500, `+strings.Replace(ipam, `"ranges"`, `"dataDir": "/run/cni-ipam-state", "ranges"`, 1)+`}`),
 			dataDir:  "/run/cni-ipam-state", near: true,
@@ -155,16 +155,9 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			}
 
 			// And back. What flannel remembers of its containers must not lead to a plugin that is gone.
-			exe, err := os.Executable()
-			check(t, err)
-			check(t, n.Install(exe, "/opt/stayput/remove"))
-			_, err = n.RunInput(testContext(t), []string{removeEnv + "=conflist"}, nil, "/opt/stayput/remove")
+			_, err := n.Run(testContext(t), agentPath, "uninstall")
 			check(t, err)
 			check(t, n.WaitCNI(testContext(t)))
-			_, err = n.Run(testContext(t), agentPath, "uninstall")
-			check(t, err)
-			_, err = n.RunInput(testContext(t), []string{removeEnv + "=plugin"}, nil, "/opt/stayput/remove")
-			check(t, err)
 			for _, p := range []lab.Pod{again, running} {
 				deletePod(t, n, p)
 				wantState(p.IP(), free)
@@ -180,22 +173,6 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			}
 		})
 	}
-}
-
-const removeEnv = "STAYPUT_TEST_REMOVE"
-
-// removeCNI is the main function of a process in a node that removes the conflist or the plugin.
-func removeCNI() int {
-	remove := node.RemoveConflist
-	if os.Getenv(removeEnv) == "plugin" {
-		remove = node.RemovePlugin
-	}
-	removed, err := remove(node.Options{})
-	if err != nil || !removed {
-		fmt.Fprintln(os.Stderr, "removed:", removed, err)
-		return 1
-	}
-	return 0
 }
 
 func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
