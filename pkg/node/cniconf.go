@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,6 +30,9 @@ type keeper struct {
 	limits  limits
 	memory  memory
 	writes  *rate.Limiter
+
+	runtime   runtimeCNI // as it last answered
+	runtimeAt time.Time
 
 	pass    sync.Mutex // held while files are written
 	stopped bool
@@ -204,7 +208,7 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 		if pluginErr == nil {
 			pluginErr = sweepTemps(k.install.dir)
 		}
-		did, err = k.settle(ready)
+		did, err = k.settle(ready, k.misfit(ctx))
 	}
 	dir, readErr := readConfDir(k.dir)
 	if err = errors.Join(err, readErr); err != nil {
@@ -221,16 +225,21 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 		s.State, s.Message = CNINoPlugin, s.Plugin.Problem
 	}
 	s = s.withoutPlugin()
+	if k.install == nil && s.State == CNIActive && s.Source != "" {
+		s.Message += ", which --install-cni was for: without it nobody follows the changes of that"
+	}
 	s.Message, s.Plugin.Problem = oneLine(s.Message), oneLine(s.Plugin.Problem)
 	err = errors.Join(err, pluginErr)
 	if err != nil {
 		again = keepSoon
 	} else if did.again > 0 {
 		again = did.again
+	} else if did.write != nil {
+		again = keepSoon // for what an ADD leaves that was under way
 	}
 	if ready == yes && s.State == CNIActive {
 		// What cannot be done now is done at the next look, or is reported by the pod's DEL.
-		if err := retypeFlannel(dir, stockIPAM, PluginName, dir.own().network); err != nil {
+		if err := retypeFlannel(dir, stockIPAM, PluginName, s.Network); err != nil {
 			k.a.log.Warn("Cannot change what flannel remembers of its containers", "err", err)
 			again = keepSoon
 		}
@@ -241,8 +250,41 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 // oneLine is what several errors say.
 func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 
+// misfit is why the agent's file would do harm, or nothing, with the runtime as it is configured; nil where it
+// would not, or where the runtime does not say. A runtime that does not answer starts no pod either.
+func (k *keeper) misfit(ctx context.Context) *CNIStatus {
+	if !k.runtime.known || time.Since(k.runtimeAt) > k.a.o.Interval {
+		r, err := k.a.cri.cni(ctx)
+		k.runtimeAt = time.Now()
+		if err == nil {
+			k.runtime = r
+		} else {
+			k.a.log.Debug("The runtime does not say where it looks for CNI", "err", err)
+		}
+	}
+	r := k.runtime
+	switch {
+	case r.confDir != "" && !sameDir(r.confDir, k.dir):
+		return &CNIStatus{State: CNIError, Message: fmt.Sprintf("the runtime reads %s: expected --cni-conf-dir to be that", r.confDir)}
+	case len(r.binDirs) > 0 && !slices.ContainsFunc(r.binDirs, func(dir string) bool { return sameDir(dir, k.install.dir) }):
+		return &CNIStatus{State: CNINoPlugin, Message: fmt.Sprintf("the runtime runs the plugins of %s: expected --cni-bin-dir to be that", strings.Join(r.binDirs, " and "))}
+	case r.maxConfNum != nil && *r.maxConfNum != 1:
+		return &CNIStatus{State: CNIUnsupported, Message: fmt.Sprintf("the runtime attaches pods to more than one configuration (max_conf_num = %d), so that the agent's would be one more: write \"stayput\" by hand", *r.maxConfNum)}
+	}
+	return nil
+}
+
+func sameDir(a, b string) bool {
+	if filepath.Clean(a) == filepath.Clean(b) {
+		return true
+	}
+	infoA, errA := os.Stat(a)
+	infoB, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
+}
+
 // settle writes or removes the agent's conflist.
-func (k *keeper) settle(ready usable) (plan, error) {
+func (k *keeper) settle(ready usable, misfit *CNIStatus) (plan, error) {
 	dir, err := readConfDir(k.dir)
 	if err != nil {
 		return plan{}, err
@@ -264,12 +306,20 @@ func (k *keeper) settle(ready usable) (plan, error) {
 		p.write = nil
 	}
 	switch {
+	case misfit != nil && own != nil && own.ours:
+		p = plan{remove: true, status: misfit}
+	case misfit != nil:
+		p = plan{status: misfit}
+	case !k.runtime.known && own == nil && p.write != nil:
+		p = plan{again: pollEvery}
+	}
+	switch {
 	case p.write != nil && k.writes.Tokens() < 1:
 		return plan{again: writeEvery, status: &CNIStatus{
 			State: CNIConflict, Message: fmt.Sprintf("%s was written %d times in a short while: another program keeps changing or removing it", ConflistName, writeBurst),
 		}}, nil
 	case p.write != nil:
-		if err := replace(path, p.write, 0o644, nil); err != nil {
+		if err := replace(path, bytes.NewReader(p.write), 0o644, nil); err != nil {
 			return plan{}, err
 		}
 		k.writes.Allow()
@@ -507,6 +557,9 @@ func RemovePlugin(o Options) (removed bool, err error) {
 		if c := dir.read(f); c.kind == byHand {
 			return false, fmt.Errorf("%s names the plugin: write host-local there first", filepath.Join(o.CNIConfDir, f.name))
 		}
+	}
+	if s := dir.status(); s.State == CNIActive { // by a copy of the conflist
+		return false, fmt.Errorf("%s: restart multus' pod on this node first", s.Message)
 	}
 	// Once more: an ADD that was under way when the conflist went has left its note since.
 	if err := retypeFlannel(dir, PluginName, stockIPAM, ""); err != nil {

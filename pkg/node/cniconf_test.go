@@ -158,6 +158,13 @@ func TestAnAgentThatIsNotToInstallOnlyLooks(t *testing.T) {
 	if got := list(t, w.bins); len(got) != 0 {
 		t.Errorf("there are %v", got)
 	}
+	w.write(ConflistName, ownOf(t, "10-pods.conflist", bridgeConf)) // from when it was to install
+	check(t, exec.Command("cp", w.a.o.PluginBinary, w.bins).Run())
+	if s := w.look(CNIActive); !strings.Contains(s.Message, "nobody follows") {
+		t.Errorf("it says %s", s.Message)
+	}
+	w.remove(w.bins, PluginName)
+	w.remove(w.conf, ConflistName)
 	w.write("10-pods.conflist", handConf)
 	w.look(CNINoPlugin) // no pod can start, and whoever wrote that should hear of it
 	if len(w.said.events) != 0 {
@@ -359,6 +366,22 @@ func TestADirectoryThatIsMissingIsWaitedFor(t *testing.T) {
 	}
 }
 
+func TestWhoeverRemovesTheFileEndsItsTimeWithoutASource(t *testing.T) {
+	w := newConfWorld(t)
+	w.write("10-pods.conflist", bridgeConf)
+	w.write("20-calico.conflist", calicoConf)
+	w.look(CNIActive)
+	w.remove(w.conf, "10-pods.conflist")
+	if s := w.look(CNIHeld); !strings.Contains(s.Message, "remove "+ConflistName) {
+		t.Errorf("it says %s", s.Message)
+	}
+	w.remove(w.conf, ConflistName)
+	w.look(CNIUnsupported)
+	if w.own() != "" {
+		t.Error("it is there again")
+	}
+}
+
 // The loop, woken by inotify alone.
 func TestChangesAreFollowedAsTheyHappen(t *testing.T) {
 	w := newConfWorld(t)
@@ -465,6 +488,25 @@ func TestThePluginStaysWhileAConfigurationNamesIt(t *testing.T) {
 	}
 }
 
+// multus keeps a copy of the conflist: without the plugin no pod of it could start.
+func TestThePluginStaysWhileMultusHasACopyOfTheConflist(t *testing.T) {
+	w := newConfWorld(t)
+	w.write("10-pods.conflist", bridgeConf)
+	w.look(CNIActive)
+	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+w.own()+`]}`)
+	w.look(CNIActive)
+	if removed, err := RemoveConflist(w.options()); !removed || err != nil {
+		t.Errorf("the conflist: %v, %v", removed, err)
+	}
+	if removed, err := RemovePlugin(w.options()); removed || err == nil || !strings.Contains(err.Error(), "restart multus") {
+		t.Errorf("the plugin: %v, %v", removed, err)
+	}
+	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
+	if removed, err := RemovePlugin(w.options()); !removed || err != nil {
+		t.Errorf("the plugin: %v, %v", removed, err)
+	}
+}
+
 // flannel ends a container with the configuration that it was added with.
 func TestWhatFlannelRemembersGoesToWhoeverKeepsTheAddresses(t *testing.T) {
 	w := newConfWorld(t)
@@ -540,4 +582,58 @@ func TestWhatPassesIsNotAnnounced(t *testing.T) {
 	w.look(CNIBroken)
 	w.look(CNIBroken)
 	w.wantSaid(EventCNIConfigured, EventCNINotConfigured)
+}
+
+func TestARuntimeThatLooksElsewhereIsNotGivenAFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		config string // with the directories as %[1]s and %[2]s
+		state  CNIState
+		says   string
+	}{
+		"as expected":         {`{"cni":{"binDirs":[%[2]q],"confDir":%[1]q,"maxConfNum":1}}`, CNIActive, "derived"},
+		"containerd 1":        {`{"cni":{"binDir":%[2]q,"confDir":%[1]q,"maxConfNum":1}}`, CNIActive, "derived"},
+		"by another name":     {`{"cni":{"binDirs":["/x","%[2]s/../bin/"],"confDir":"%[1]s/","maxConfNum":1}}`, CNIActive, "derived"},
+		"says nothing":        {`{}`, CNIActive, "derived"},
+		"another directory":   {`{"cni":{"binDirs":[%[2]q],"confDir":"/var/lib/k3s/net.d","maxConfNum":1}}`, CNIError, "/var/lib/k3s/net.d"},
+		"other plugins":       {`{"cni":{"binDirs":["/x","/y"],"confDir":%[1]q,"maxConfNum":1}}`, CNINoPlugin, "/x and /y"},
+		"several networks":    {`{"cni":{"binDirs":[%[2]q],"confDir":%[1]q,"maxConfNum":2}}`, CNIUnsupported, "max_conf_num = 2"},
+		"any number of them":  {`{"cni":{"binDirs":[%[2]q],"confDir":%[1]q,"maxConfNum":0}}`, CNIUnsupported, "max_conf_num = 0"},
+		"nothing of networks": {`{"other":1}`, CNIActive, "derived"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newConfWorld(t)
+			w.t = t
+			w.write("10-pods.conflist", bridgeConf)
+			w.runtime.config = strings.NewReplacer("%[1]q", `"`+w.conf+`"`, "%[2]q", `"`+w.bins+`"`, "%[1]s", w.conf, "%[2]s", w.bins).Replace(c.config)
+			s := w.look(c.state)
+			if !strings.Contains(s.Message, c.says) || (w.own() != "") != (c.state == CNIActive) {
+				t.Errorf("%s, and the file is\n%s", s.Message, w.own())
+			}
+			// One that is there already, since the runtime was configured anew.
+			w.write(ConflistName, ownOf(t, "10-pods.conflist", bridgeConf))
+			w.look(c.state)
+			if (w.own() != "") != (c.state == CNIActive) {
+				t.Errorf("the file is now\n%s", w.own())
+			}
+		})
+	}
+}
+
+func TestTheFirstFileWaitsForTheRuntimesWord(t *testing.T) {
+	w := newConfWorld(t)
+	w.runtime.fails(errRuntime)
+	w.write("10-pods.conflist", bridgeConf)
+	w.look(CNIStock)
+	if again := w.k.keepAndReport(t.Context()); again <= 0 || again > pollEvery || w.own() != "" {
+		t.Errorf("it looks again after %s, and the file is\n%s", again, w.own())
+	}
+	w.runtime.fails(nil)
+	w.look(CNIActive)
+	// From then on it follows by itself.
+	w.runtime.fails(errRuntime)
+	w.write("10-pods.conflist", bridge2Conf)
+	w.look(CNIActive)
+	if !strings.Contains(w.own(), "10.2.0.0/24") {
+		t.Errorf("the file is\n%s", w.own())
+	}
 }

@@ -673,7 +673,7 @@ func (d confDir) decide(l limits, m *memory, now time.Duration) plan {
 	} else if d.held(own.from, first, m, now) {
 		return plan{
 			again:  max(sourceHold-(now-m.gone), time.Second),
-			status: &CNIStatus{State: CNIHeld, Message: fmt.Sprintf("%s is gone; %s stays for %s, should it come back", own.from, ConflistName, sourceHold)},
+			status: &CNIStatus{State: CNIHeld, Message: fmt.Sprintf("%s is gone; %s stays for %s, should it come back; remove %[2]s to end that now", own.from, ConflistName, sourceHold)},
 		}
 	}
 	switch {

@@ -11,7 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -104,6 +106,43 @@ func (c *cri) list(ctx context.Context) (map[string]listed, error) {
 			},
 			ready: s.State == runtimeapi.PodSandboxState_SANDBOX_READY,
 		}
+	}
+	return all, nil
+}
+
+// runtimeCNI is what the runtime says of its CNI configuration; what is zero it does not say.
+type runtimeCNI struct {
+	known      bool
+	confDir    string
+	binDirs    []string
+	maxConfNum *int // how many files it loads, each a network of every pod
+}
+
+// cni asks the runtime where it looks. containerd answers with its configuration; of others nothing is known.
+func (c *cri) cni(ctx context.Context) (runtimeCNI, error) {
+	ctx, cancel := context.WithTimeout(ctx, criTimeout)
+	defer cancel()
+	r, err := c.client.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
+	if status.Code(err) == codes.Unimplemented {
+		return runtimeCNI{known: true}, nil
+	}
+	if err != nil {
+		return runtimeCNI{}, fmt.Errorf("CRI Status: %w", err)
+	}
+	var config struct {
+		CNI struct {
+			BinDir     string // of containerd 1
+			BinDirs    []string
+			ConfDir    string
+			MaxConfNum *int
+		}
+	}
+	if json.Unmarshal([]byte(r.Info["config"]), &config) != nil {
+		return runtimeCNI{known: true}, nil
+	}
+	all := runtimeCNI{known: true, confDir: config.CNI.ConfDir, binDirs: config.CNI.BinDirs, maxConfNum: config.CNI.MaxConfNum}
+	if config.CNI.BinDir != "" {
+		all.binDirs = append(all.binDirs, config.CNI.BinDir)
 	}
 	return all, nil
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -107,19 +108,20 @@ func (i *installer) install(ctx context.Context) error {
 	if to, err := statFile(i.target()); err == nil && i.same == [2]fileID{from, to} {
 		return nil
 	}
-	want, err := os.ReadFile(i.source)
+	same, err := sameContent(i.source, i.target())
 	if err != nil {
 		return err
 	}
-	have, err := os.ReadFile(i.target())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err != nil || !bytes.Equal(have, want) {
-		if info, err := buildinfo.Read(bytes.NewReader(want)); err != nil || info.Path != pluginPackage {
+	if !same {
+		if info, err := buildinfo.ReadFile(i.source); err != nil || info.Path != pluginPackage {
 			return fmt.Errorf("%s is not stayput's plugin", i.source)
 		}
-		err := replace(i.target(), want, 0o755, func(temp string) error { return answersVersion(ctx, temp) })
+		source, err := os.Open(i.source)
+		if err != nil {
+			return err
+		}
+		defer source.Close()
+		err = replace(i.target(), source, 0o755, func(temp string) error { return answersVersion(ctx, temp) })
 		if err != nil {
 			return err
 		}
@@ -136,6 +138,39 @@ func (i *installer) install(ctx context.Context) error {
 	}
 	i.same = [2]fileID{from, to}
 	return nil
+}
+
+// sameContent compares two files without holding them in memory. b may be missing.
+func sameContent(a, b string) (bool, error) {
+	fa, err := os.Open(a)
+	if err != nil {
+		return false, err
+	}
+	defer fa.Close()
+	fb, err := os.Open(b)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer fb.Close()
+	bufA, bufB := make([]byte, 64<<10), make([]byte, 64<<10)
+	for {
+		na, errA := io.ReadFull(fa, bufA)
+		nb, errB := io.ReadFull(fb, bufB)
+		if !bytes.Equal(bufA[:na], bufB[:nb]) {
+			return false, nil
+		}
+		for _, err := range []error{errA, errB} {
+			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				return false, err
+			}
+		}
+		if errA != nil {
+			return true, nil // as much was read of both, so that both have ended
+		}
+	}
 }
 
 // try runs the binary once for each content that it has.
@@ -201,13 +236,13 @@ func answersVersion(ctx context.Context, path string) error {
 
 // replace puts a file in another's place: a temporary file in the same directory, looked at by accept, made
 // durable, renamed. Whatever happens, the old file or the new one is there, whole.
-func replace(path string, data []byte, mode os.FileMode, accept func(temp string) error) error {
+func replace(path string, data io.Reader, mode os.FileMode, accept func(temp string) error) error {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, tempPrefix+"*")
 	if err != nil {
 		return writing(path, err)
 	}
-	_, err = f.Write(data)
+	_, err = io.Copy(f, data)
 	if err == nil {
 		err = f.Chmod(mode)
 	}

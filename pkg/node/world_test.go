@@ -175,6 +175,7 @@ type fakeRuntime struct {
 	mu        sync.Mutex
 	sandboxes []*runtimeapi.PodSandbox
 	netns     map[string]string
+	config    string // as containerd says it; empty: it is another runtime
 	err       error
 }
 
@@ -206,6 +207,18 @@ func (r *fakeRuntime) PodSandboxStatus(_ context.Context, q *runtimeapi.PodSandb
 		Status: &runtimeapi.PodSandboxStatus{Id: q.PodSandboxId},
 		Info:   map[string]string{"info": fmt.Sprintf(`{"runtimeSpec":{"linux":{"namespaces":[{"type":"pid"},{"type":"network","path":%q}]}}}`, r.netns[q.PodSandboxId])},
 	}, nil
+}
+
+func (r *fakeRuntime) Status(ctx context.Context, q *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return nil, r.err
+	}
+	if r.config == "" {
+		return r.UnimplementedRuntimeServiceServer.Status(ctx, q)
+	}
+	return &runtimeapi.StatusResponse{Info: map[string]string{"config": r.config}}, nil
 }
 
 // runs makes the runtime list a running sandbox.

@@ -322,3 +322,19 @@ func TestTheManifestsAreAppliedAndDeletedByKubectlInOneGo(t *testing.T) {
 		}
 	}
 }
+
+func TestKustomizeKeepsTheOrderOfTheManifests(t *testing.T) {
+	c := cluster(t)
+	deploy := filepath.Join("..", "..", "deploy")
+	names := func(text string) []string {
+		out, err := c.Kubectl(testContext(t), text, "create", "--dry-run=client", "-o", "name", "-f", "-")
+		check(t, err)
+		return strings.Fields(out)
+	}
+	files, err := Files(testContext(t))
+	check(t, err)
+	want := append(names(string(files["install.yaml"])), names(string(files["crds.yaml"]))...)
+	if got := names(kubectl(t, c, "kustomize", deploy)); !slices.Equal(got, want) {
+		t.Errorf("there is %q, want %q", got, want)
+	}
+}

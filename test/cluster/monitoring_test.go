@@ -13,9 +13,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
@@ -29,6 +32,7 @@ var resting = map[string]string{
 	"stayput_agent_expire_errors_total":               "a disk that fails: pkg/node",
 	"stayput_agent_release_errors_total":              "a disk that fails: pkg/node",
 	"stayput_agent_spool_errors_total":                "a disk that fails: pkg/node",
+	"stayput_agent_cni_config_errors_total":           "a directory that cannot be read: pkg/node",
 	"stayput_agent_peer_errors_total":                 "a kernel that refuses: pkg/node",
 	"stayput_agent_connections_flushed_total":         "connections that are tracked: test/node",
 	"stayput_agent_leftover_namespaces_removed_total": "a runtime whose state was wiped: test/node",
@@ -41,7 +45,8 @@ var resting = map[string]string{
 
 // A Prometheus that scrapes a cluster in which everything happens that stayput counts.
 func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) {
-	c, err := startProduct(lab.ClusterOptions{Nodes: 2}, lab.InstallOptions{
+	// On stock host-local, so that the agents keep a configuration of their own.
+	c, err := startProduct(lab.ClusterOptions{Nodes: 2, IPAM: "host-local"}, lab.InstallOptions{
 		Values: map[string]any{"agent": map[string]any{"gracePeriod": "3s", "reconcileInterval": "2s"}},
 	})
 	if c != nil {
@@ -60,7 +65,7 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 			names[name] = true
 		}
 	}
-	p.until(t, "all targets to be scraped", func() bool { return len(p.query(t, "up == 1")) == 4 })
+	p.until(t, "all targets to be scraped", func() bool { return len(p.query(t, "up == 1")) == 5 }) // one is on the control plane's node
 
 	// What happens, each with the series that it moves.
 	ns := namespace(t, c)
@@ -115,7 +120,10 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	setRelease(t, c, shows(t, c, ns, "kept", node.Name, "to be retained", retained))
 	p.moved(t, `stayput_retentions_released_total{network="few"}`)
 
-	// A record that cannot be read, and a runtime that is away.
+	// A CNI configuration that vanishes, a record that cannot be read, and a runtime that is away.
+	check(t, os.Remove(node.Path("/etc/cni/net.d/00-stayput.conflist")))
+	p.moved(t, `stayput_agent_cni_config_writes_total`)
+	p.until(t, "the agents' configurations to be in force", func() bool { return len(p.query(t, `stayput_agent_cni_config{state="active"} == 1`)) == 3 })
 	const broken = "/var/lib/stayput/broken-00000000/network"
 	check(t, os.MkdirAll(filepath.Dir(node.Path(broken)), 0o755))
 	check(t, node.WriteFile(broken, []byte("{")))
@@ -257,9 +265,12 @@ func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 		return map[string]any{"job_name": name, "static_configs": configs}
 	}
 	config, err := yaml.Marshal(map[string]any{
-		"global":         map[string]any{"scrape_interval": "1s", "evaluation_interval": "1s"},
-		"rule_files":     []string{rules},
-		"scrape_configs": []any{job("stayput-agent", agents(c)), job("stayput-controller", controllers(t, c))},
+		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "1s"},
+		"rule_files": []string{rules},
+		"scrape_configs": []any{
+			job("stayput-agent", pods(t, c, "agent", 9463, func(p *corev1.Pod) string { return p.Spec.NodeName })),
+			job("stayput-controller", pods(t, c, "controller", 8080, func(p *corev1.Pod) string { return p.Name })),
+		},
 	})
 	check(t, err)
 	dir := t.TempDir()
@@ -289,23 +300,16 @@ func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 	return p
 }
 
-// agents are where the agents answer, by what people call them.
-func agents(c *lab.Cluster) map[string]string {
-	all := map[string]string{}
-	for _, n := range c.Nodes {
-		all[n.Name] = n.IP.String() + ":9463"
-	}
-	return all
-}
-
-// controllers are where the controllers answer.
-func controllers(t *testing.T, c *lab.Cluster) map[string]string {
+// pods are where the running pods of a component answer, by the names that the chart has Prometheus call them.
+func pods(t *testing.T, c *lab.Cluster, component string, port int, name func(*corev1.Pod) string) map[string]string {
 	t.Helper()
-	all := map[string]string{}
-	pods, err := c.Controllers.Pods(testContext(t))
+	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
 	check(t, err)
-	for _, pod := range pods {
-		all[pod.Name] = pod.Status.PodIP + ":8080"
+	all := map[string]string{}
+	for _, pod := range list.Items {
+		if pod.Status.Phase == corev1.PodRunning {
+			all[name(&pod)] = net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port))
+		}
 	}
 	return all
 }

@@ -1,9 +1,11 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -30,6 +32,7 @@ type cni struct {
 	conflist string
 	subnets  string // flannel's file, which its daemon writes at every boot
 	binary   string // besides the stock ones
+	dataDir  string // of host-local, where it is another one
 	near     bool   // the node itself reaches the pods
 }
 
@@ -46,6 +49,10 @@ func cnis(t *testing.T) map[string]cni {
 	return map[string]cni{
 		"bridge":  {conflist: list("1.0.0", `{"type": "bridge", "bridge": "cni0", "isGateway": true, `+ipam+`}`), near: true},
 		"ptp":     {conflist: list("0.3.1", `{"type": "ptp", "mtu": 1400, `+ipam+`}`), near: true},
+		"kind's ptp": { // its files are gone after a reboot, as the pods are
+			conflist: list("0.3.1", `{"type": "ptp", "ipMasq": false, "mtu": 1500, `+strings.Replace(ipam, `"ranges"`, `"dataDir": "/run/cni-ipam-state", "ranges"`, 1)+`}`),
+			dataDir:  "/run/cni-ipam-state", near: true,
+		},
 		"macvlan": {conflist: list("1.0.0", `{"type": "macvlan", "master": "`+lab.Uplink+`", `+ipam+`}`)},
 		"flannel": {
 			conflist: list("0.3.1", `{"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}}`),
@@ -111,6 +118,12 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			if got := byHostLocal(t, n); len(got) != 3 {
 				t.Fatalf("host-local gave addresses to %v before stayput came", got)
 			}
+			wantState := func(ip netip.Addr, want string) {
+				t.Helper()
+				if got := stateBelow(t, n, cmp.Or(c.dataDir, defaultDataDir), "pods", ip); got != want {
+					t.Errorf("%s is %s, want %s", ip, got, want)
+				}
+			}
 			agent := startKeeper(t, n)
 			until(t, "it to have adopted them", func() bool {
 				marks, err := filepath.Glob(n.Path("/var/lib/stayput/pods-*/marks/*"))
@@ -118,9 +131,9 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 				return len(marks) == 2
 			})
 			deletePod(t, n, pod)
-			wantState(t, n, pod.IP(), retained)
+			wantState(pod.IP(), retained)
 			deletePod(t, n, ordinary)
-			wantState(t, n, ordinary.IP(), free)
+			wantState(ordinary.IP(), free)
 			for i := range 3 {
 				distinct(t, pod, running, runPod(t, n, other(2+i)))
 			}
@@ -135,7 +148,7 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			check(t, agent.Kill())
 			late := runPod(t, n, web(2))
 			deletePod(t, n, late)
-			wantState(t, n, late.IP(), retained)
+			wantState(late.IP(), retained)
 			sameIP(t, n, runPod(t, n, web(2)), late)
 			if got := byHostLocal(t, n); len(got) != 3 {
 				t.Errorf("host-local gave addresses to %v, of which only three are from before", got)
@@ -154,7 +167,7 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			check(t, err)
 			for _, p := range []lab.Pod{again, running} {
 				deletePod(t, n, p)
-				wantState(t, n, p.IP(), free)
+				wantState(p.IP(), free)
 			}
 			runPod(t, n, other(9))
 			if got := byHostLocal(t, n); len(got) != 4 {
@@ -217,6 +230,52 @@ func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
 	}
 }
 
+func TestAnAgentThatIsToldOtherDirectoriesThanTheRuntimeWritesNothing(t *testing.T) {
+	t.Parallel()
+	n := cnis(t)["bridge"].start(t)
+	install := []string{"--install-cni", "--plugin-binary=" + pluginPath}
+	for _, c := range []struct {
+		flag, dir string
+		state     node.CNIState
+		says      string
+	}{
+		{"--cni-conf-dir", "/etc/cni/other", node.CNIError, confDir},
+		{"--cni-bin-dir", "/opt/cni/other", node.CNINoPlugin, "/opt/cni/bin"},
+	} {
+		check(t, os.MkdirAll(n.Path(c.dir), 0o755))
+		agent := startAgent(t, n, append(install, c.flag+"="+c.dir)...)
+		untilCNI(t, n, c.state)
+		if ready, err := scrape(t, n, "/readyz"); err != nil || !strings.Contains(ready, c.says) || !strings.Contains(ready, c.flag) {
+			t.Errorf("%v: it does not say %s and %s:\n%s", err, c.says, c.flag, ready)
+		}
+		check(t, agent.Kill())
+		for _, dir := range []string{confDir, c.dir} {
+			if _, err := os.Stat(n.Path(path.Join(dir, node.ConflistName))); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("there is a file in %s: %v", dir, err)
+			}
+		}
+	}
+	runPod(t, n, other(0))
+}
+
+// With two networks a pod each file is one: the agent's would be the second, or third.
+func TestPodsWithSeveralNetworksGetNoneMore(t *testing.T) {
+	t.Parallel()
+	two := stock("10.88.0.0/28")
+	two.Name, two.File = "second", "20-second.conflist"
+	n := install(t, lab.NodeOptions{Networks: []lab.Network{stock("10.99.0.0/28"), two}, Interfaces: 2})
+	check(t, n.Install(product.Plugin, pluginPath))
+	startAgent(t, n, "--install-cni", "--plugin-binary="+pluginPath)
+	untilCNI(t, n, node.CNIUnsupported)
+	if _, err := os.Stat(n.Path(ownConflist)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("there is a file: %v", err)
+	}
+	pod := runPod(t, n, other(0))
+	if configured, err := n.Addresses(pod.NetNS); err != nil || len(configured["eth0"]) == 0 || len(configured["eth1"]) == 0 {
+		t.Errorf("the pod has %v, %v", configured, err)
+	}
+}
+
 // installer is what a CNI's init container does at every start, a shell script with time in between.
 func installer(t *testing.T, n *lab.Node, conflist string) {
 	t.Helper()
@@ -252,6 +311,7 @@ func TestNoPodStartsOnHostLocalWhileAnInstallerWritesItsFileAnew(t *testing.T) {
 			var failed error
 			var pods sync.WaitGroup
 			pods.Go(func() {
+				defer stop()
 				for ctx.Err() == nil && failed == nil {
 					var pod lab.Pod
 					if pod, failed = n.RunPod(testContext(t), other(int(started.Load()))); failed == nil {

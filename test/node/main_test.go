@@ -327,7 +327,16 @@ const (
 // stateIn says whose an address of a network is, by its file.
 func stateIn(t *testing.T, n *lab.Node, network string, ip netip.Addr) string {
 	t.Helper()
-	data, err := os.ReadFile(n.Path(path.Join("/var/lib/cni/networks", network, ip.String())))
+	return stateBelow(t, n, defaultDataDir, network, ip)
+}
+
+// defaultDataDir is host-local's.
+const defaultDataDir = "/var/lib/cni/networks"
+
+// stateBelow is stateIn of a network whose files are elsewhere.
+func stateBelow(t *testing.T, n *lab.Node, dataDir, network string, ip netip.Addr) string {
+	t.Helper()
+	data, err := os.ReadFile(n.Path(path.Join(dataDir, network, ip.String())))
 	if errors.Is(err, os.ErrNotExist) {
 		return free
 	}
