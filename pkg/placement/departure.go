@@ -100,9 +100,14 @@ func (d *departure) leaving() bool {
 	if state, _ := d.installed.State(); state == installation.Gone {
 		return true
 	}
+	return d.ungatedLately(time.Now())
+}
+
+// ungatedLately says whether the gate binding was deleted so short a time ago that it counts.
+func (d *departure) ungatedLately(now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return !d.ungated.IsZero() && time.Since(d.ungated) < gatesAlone
+	return !d.ungated.IsZero() && now.Sub(d.ungated) < gatesAlone
 }
 
 // NeedLeaderElection is false: a replica that does not lead has the same rights, and is as quick.

@@ -135,13 +135,20 @@ func watchKruise[request comparable](k *kruise, c controller.TypedController[req
 
 // persistentPodStates is the part of the controller that serves PersistentPodStates.
 type persistentPodStates struct {
-	records *records
+	records recorder
 	targets *targets
+	// readable says that they can be read.
+	readable bool
 }
 
 // addPersistentPodStates registers the loops for PersistentPodStates with a manager: generating, recording, whose
 // pods are gated, and stepping aside for OpenKruise.
 func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []schema.GroupVersionKind, leaving func() bool) (*persistentPodStates, error) {
+	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
+		return nil, err
+	} else if !ok {
+		return doWithout(mgr, custom)
+	}
 	if err := errors.Join(indexPods(ctx, mgr.GetFieldIndexer()), indexStates(ctx, mgr.GetFieldIndexer())); err != nil {
 		return nil, err
 	}
@@ -157,7 +164,7 @@ func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []sche
 	generate := &generating{client: mgr.GetClient(), live: mgr.GetAPIReader(), targets: t, kruise: k, events: to}
 	record := &recording{client: mgr.GetClient(), targets: t, kruise: k, events: to, now: time.Now}
 	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, leaving: leaving}
-	return &persistentPodStates{&records{client: mgr.GetClient(), targets: t, kruise: k}, t},
+	return &persistentPodStates{&records{client: mgr.GetClient(), targets: t, kruise: k}, t, true},
 		errors.Join(generate.setUp(mgr), record.setUp(mgr), gate.setUp(mgr))
 }
 

@@ -124,7 +124,11 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 
 	// 4. What pods do is followed on every replica, so that the next leader knows it too. So is the rest, so that
 	// it need not read the cluster first.
-	for _, o := range []client.Object{&corev1.Node{}, &appsv1.StatefulSet{}, &kruisev1alpha1.PersistentPodState{}} {
+	follow := []client.Object{&corev1.Node{}, &appsv1.StatefulSet{}}
+	if states.readable {
+		follow = append(follow, &kruisev1alpha1.PersistentPodState{})
+	}
+	for _, o := range follow {
 		if _, err := mgr.GetCache().GetInformer(ctx, o); err != nil {
 			return err
 		}
@@ -147,14 +151,16 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		client: mgr.GetClient(), records: states.records, memory: memory, now: time.Now, leaving: leave.leaving,
 		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager), metrics: newPlacementMetrics(metrics.Registry, memory, mgr.Elected()),
 	}
-	if err := metrics.Registry.Register(newStateMetrics(mgr.GetClient(), mgr.Elected())); err != nil {
-		return err
+	if states.readable {
+		if err := metrics.Registry.Register(newStateMetrics(mgr.GetClient(), mgr.Elected())); err != nil {
+			return err
+		}
 	}
 	free := &releaser{
 		client: mgr.GetClient(), reader: mgr.GetAPIReader(), targets: states.targets, now: time.Now,
 		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 	}
-	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
+	if err := errors.Join(place.setUp(mgr, states.readable), free.setUp(mgr)); err != nil {
 		return err
 	}
 

@@ -50,17 +50,19 @@ type recorder interface {
 	recordOf(context.Context, *corev1.Pod) (*record, error)
 }
 
-func (p *placer) setUp(mgr ctrl.Manager) error {
-	return ctrl.NewControllerManagedBy(mgr).
+func (p *placer) setUp(mgr ctrl.Manager, states bool) error {
+	b := ctrl.NewControllerManagedBy(mgr).
 		Named("placement").
 		For(&corev1.Pod{}, builder.WithPredicates(undecidedPods)).
 		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, n client.Object) []reconcile.Request {
 			return p.memory.waitingFor(n)
 		}), builder.WithPredicates(nodeMoved)).
 		Watches(&stayputv1alpha1.RetainedIP{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes)).
-		Watches(&kruisev1alpha1.PersistentPodState{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes)).
-		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers}).
-		Complete(p)
+		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers})
+	if states {
+		b = b.Watches(&kruisev1alpha1.PersistentPodState{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes))
+	}
+	return b.Complete(p)
 }
 
 // waitingIn are the pods that wait in the namespace of an object.

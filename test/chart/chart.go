@@ -37,11 +37,12 @@ const crdsHead = `# The custom resource definitions of stayput. Made from the ch
 
 const installHead = `# stayput, without its custom resource definitions, which are in crds.yaml. Made from the chart by make manifests.
 #
-# kubectl applies and deletes in the order of the file, and the order is for deleting. First the bindings by which pods
-# are gated, so that none is gated any more. Then the Namespace, which is up here because what lies in it can only be
-# applied after it; its contents go in the background, the pods first. Then the ConfigMap whose deletion tells the
-# controllers to let all gated pods go, and the agents to clean their nodes. What they need for that comes last: the
-# rights of the controller are the end of the file. At an application the pods wait for their accounts a moment.
+# kubectl applies and deletes in the order of the file, and the order is for deleting. First the permission without
+# which no pod is gated, and the bindings by which pods are; their deletion tells the controllers to let all gated pods
+# go. Then, after the policies, the Namespace, which is above what lies in it because that can only be applied after it;
+# its contents go in the background. Then the ConfigMap whose deletion tells the agents to clean their nodes. What the
+# controllers need comes last: their rights are the end of the file. At an application the pods wait for their accounts a
+# moment.
 `
 
 // installation is everything but the definitions, in the order that its head explains.
@@ -60,20 +61,23 @@ func installation(ctx context.Context) ([]byte, error) {
 func turn(d Document) int {
 	switch d.Kind {
 	case "MutatingAdmissionPolicyBinding":
-		return 0
-	case "Namespace":
 		return 1
-	case "ConfigMap":
-		return 2
 	case "MutatingAdmissionPolicy", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
+		return 2
+	case "Namespace":
 		return 3
-	case "DaemonSet", "Deployment", "PodDisruptionBudget":
+	case "ConfigMap":
 		return 4
-	}
-	if !strings.HasPrefix(d.Name, "stayput-controller") {
+	case "DaemonSet", "Deployment", "PodDisruptionBudget":
 		return 5
 	}
-	return 6
+	switch {
+	case d.Name == "stayput-gate":
+		return 0
+	case !strings.HasPrefix(d.Name, "stayput-controller"):
+		return 6
+	}
+	return 7
 }
 
 // Document is one object of a rendering.

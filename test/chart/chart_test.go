@@ -138,11 +138,20 @@ func TestTheManifestsAreInTheOrderInWhichTheyCanBeDeleted(t *testing.T) {
 		}
 	}
 	first := []string{
+		"ClusterRole stayput-gate", "ClusterRoleBinding stayput-gate",
 		"MutatingAdmissionPolicyBinding stayput-gate-annotated", "MutatingAdmissionPolicyBinding stayput-gate-recorded",
-		"Namespace stayput-system", "ConfigMap stayput-installation",
 	}
 	if !slices.Equal(order[:len(first)], first) {
 		t.Errorf("begins with %q", order[:len(first)])
+	}
+	namespace := slices.Index(order, "Namespace stayput-system")
+	if namespace < 0 || order[namespace+1] != "ConfigMap stayput-installation" {
+		t.Errorf("the ConfigMap stayput-installation does not follow its namespace: %q", order)
+	}
+	for _, o := range order[namespace:] {
+		if strings.Contains(o, "AdmissionPolicy") {
+			t.Errorf("%s comes after the namespace, with which accounts and rights begin to go", o)
+		}
 	}
 	rights := slices.IndexFunc(order, func(o string) bool {
 		return !strings.Contains(o, "AdmissionPolicy") && strings.HasSuffix(o, " stayput-controller") && !strings.HasPrefix(o, "Deployment ") && !strings.HasPrefix(o, "PodDisruptionBudget ")
