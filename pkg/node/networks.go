@@ -51,19 +51,18 @@ func (a *Agent) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
 // configured returns the networks that the runtime's configuration gives to stayput and that no command has
 // been asked of yet: the pods in them are host-local's. Of these only name and data directory are told, which
 // is enough for the marks; limits and ranges are the plugin's to read.
-func (a *Agent) configured(served []*ledger.Ledger) []*ledger.Ledger {
+func (a *Agent) configured(served []*ledger.Ledger) (found []*ledger.Ledger, confs [][]byte) {
 	entries, err := os.ReadDir(a.o.CNIConfDir)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
 			a.log.Warn("Cannot read the CNI configuration", "err", err)
 		}
-		return nil
+		return nil, nil
 	}
 	known := map[string]bool{}
 	for _, l := range served {
 		known[directory(l)] = true
 	}
-	var found []*ledger.Ledger
 	for _, e := range entries {
 		switch filepath.Ext(e.Name()) {
 		case ".conf", ".conflist", ".json": // as libcni has it
@@ -81,10 +80,10 @@ func (a *Agent) configured(served []*ledger.Ledger) []*ledger.Ledger {
 		}
 		if l := ledger.Partial(n, a.ledgers); !known[directory(l)] {
 			known[directory(l)] = true
-			found = append(found, l)
+			found, confs = append(found, l), append(confs, data)
 		}
 	}
-	return found
+	return found, confs
 }
 
 // networkOf is the network in a configuration list or a configuration of one plugin; nil where its IPAM

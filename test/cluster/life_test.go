@@ -287,6 +287,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			// And stayput may come again.
 			kubectl(t, c, "uncordon", "node-3")
 			check(t, c.Install(testContext(t), how.install))
+			promised(t, c, again)
 			deletePods(t, c, ns, "web")
 			cameHome(t, again, places(t, c, ns, "web", 6, again))
 		})

@@ -23,6 +23,20 @@ func untouched(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
 	}
 }
 
+// promised waits until the address of each of these pods is promised on its node, and nowhere else: what was there
+// before an uninstallation by kubectl is corrected by the agents that come again.
+func promised(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
+	t.Helper()
+	for name, pod := range pods {
+		want := pod.Spec.NodeName + " Bound " + pod.Status.PodIP + "\n"
+		until(t, "the address of "+name+" to be promised", func(ctx context.Context) bool {
+			said, err := c.Kubectl(ctx, "", "get", "retainedips", "-n", pod.Namespace,
+				"-o", `jsonpath={range .items[?(@.spec.podName=="`+name+`")]}{.spec.nodeName} {.status.phase} {.status.ips[0]}{"\n"}{end}`)
+			return err == nil && said == want
+		})
+	}
+}
+
 func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.T) {
 	c := ownCluster(t, &lab.ClusterOptions{})
 	ns := namespace(t, c)
@@ -34,12 +48,7 @@ func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.
 	check(t, c.Install(testContext(t), lab.InstallOptions{}))
 	untouched(t, c, web)
 	untouched(t, c, plain)
-	for name, pod := range web {
-		until(t, "the address of "+name+" to be promised", func(ctx context.Context) bool {
-			said, err := c.Kubectl(ctx, "", "get", "retainedip", name+"."+pod.Spec.NodeName, "-n", ns, "-o", "jsonpath={.status.phase} {.status.ips[0]}")
-			return err == nil && said == "Bound "+pod.Status.PodIP
-		})
-	}
+	promised(t, c, web)
 
 	// From now on they come back as they were.
 	for range 2 {
