@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,13 +45,6 @@ type Report struct {
 	Warnings int       `json:"warnings"`
 	Failures int       `json:"failures"`
 }
-
-const (
-	// checksAtOnce nodes are asked at the same time.
-	checksAtOnce = 16
-	// checkPatience is for one node.
-	checkPatience = 30 * time.Second
-)
 
 func checkCommand(c *cluster) *cobra.Command {
 	var d document
@@ -163,27 +155,16 @@ type looked struct {
 
 func inspectAll(ctx context.Context, reach Agents, nodes []*corev1.Node, line *progress) []looked {
 	all := make([]looked, len(nodes))
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	asked := 0
-	slots := make(chan struct{}, checksAtOnce)
+	names := make([]string, len(nodes))
 	for i, n := range nodes {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			ctx, cancel := context.WithTimeout(ctx, checkPatience)
-			defer cancel()
-			l := looked{node: n.Name, from: time.Now()}
-			l.is, l.err = inspect(ctx, reach, n.Name)
-			l.to = time.Now()
-			all[i] = l
-			mu.Lock()
-			defer mu.Unlock()
-			asked++
-			line.say("asked %d of %d nodes ...", asked, len(nodes))
-		})
+		names[i] = n.Name
 	}
-	wg.Wait()
+	askAll(ctx, names, line, func(ctx context.Context, i int) {
+		l := looked{node: names[i], from: time.Now()}
+		l.is, l.err = inspect(ctx, reach, l.node)
+		l.to = time.Now()
+		all[i] = l
+	})
 	return all
 }
 

@@ -128,7 +128,8 @@ func checkLeader(ctx context.Context, k client.Client, home string, now time.Tim
 	if why := staleLease(&lease, now); why != "" {
 		return []Finding{{LevelFail, "", check, "no controller leads: " + why, todo}}
 	}
-	return []Finding{{LevelOK, "", check, *lease.Spec.HolderIdentity + " leads", ""}}
+	pod, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_") // what follows is a UID
+	return []Finding{{LevelOK, "", check, pod + " leads", ""}}
 }
 
 // gateSlack is how long after its home-wait a pod may still be gated: the controller may have changed meanwhile.

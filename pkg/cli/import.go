@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -141,33 +140,20 @@ func runImport(ctx context.Context, c *cluster, source string, args []string, re
 		}
 	}
 
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	var errs []error
-	slots := make(chan struct{}, checksAtOnce)
-	asked := 0
-	for _, node := range slices.Sorted(maps.Keys(byNode)) {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			ctx, cancel := context.WithTimeout(ctx, checkPatience)
-			defer cancel()
-			answer, err := importOn(ctx, reach, node, byNode[node], act)
-			mu.Lock()
-			defer mu.Unlock()
-			asked++
-			line.say("asked %d of %d nodes ...", asked, len(byNode))
-			if err != nil {
-				errs = append(errs, err)
-				return
-			}
-			for _, i := range answer.Items {
-				i.Node = node
-				done.Items = append(done.Items, i)
-			}
-		})
+	nodes := slices.Sorted(maps.Keys(byNode))
+	answers, errs := make([]*inspection.Import, len(nodes)), make([]error, len(nodes))
+	askAll(ctx, nodes, line, func(ctx context.Context, i int) {
+		answers[i], errs[i] = importOn(ctx, reach, nodes[i], byNode[nodes[i]], act)
+	})
+	for i, answer := range answers {
+		if errs[i] != nil {
+			continue
+		}
+		for _, item := range answer.Items {
+			item.Node = nodes[i]
+			done.Items = append(done.Items, item)
+		}
 	}
-	wg.Wait()
 	slices.SortStableFunc(done.Items, func(a, b inspection.ImportItem) int {
 		if d := strings.Compare(a.Namespace, b.Namespace); d != 0 {
 			return d

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -40,6 +42,35 @@ func inspect(ctx context.Context, a Agents, node string) (*inspection.Node, erro
 		return nil, fmt.Errorf("node %s: what stayput-agent inspect printed has no format: expected 1 or more", node)
 	}
 	return &n, nil
+}
+
+const (
+	// nodesAtOnce are asked at the same time.
+	nodesAtOnce = 16
+	// nodePatience is for one of them.
+	nodePatience = 30 * time.Second
+)
+
+// askAll calls ask for every node, several at once, and says how far it is.
+func askAll(ctx context.Context, nodes []string, line *progress, ask func(ctx context.Context, i int)) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	asked := 0
+	slots := make(chan struct{}, nodesAtOnce)
+	for i := range nodes {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			ctx, cancel := context.WithTimeout(ctx, nodePatience)
+			defer cancel()
+			ask(ctx, i)
+			mu.Lock()
+			defer mu.Unlock()
+			asked++
+			line.say("asked %d of %d nodes ...", asked, len(nodes))
+		})
+	}
+	wg.Wait()
 }
 
 // agents is how this command reaches nodes: by the pods of their agents.

@@ -1,9 +1,10 @@
 // Package cluster holds the tests that run on a real Kubernetes: etcd, API server, controller manager, scheduler
 // and nodes with kubelet and containerd, see package lab.
 //
-//	lab_test.go      the lab itself, on stock host-local
+//	lab_test.go        the lab itself, on stock host-local
+//	installed_test.go  the cluster of all others, with stayput installed from its image
 //
-// The tests of the package share one cluster, which starts within ten seconds, and have a namespace each. A test
+// The tests of the package share these clusters, which start within ten seconds each, and have a namespace each. A test
 // that breaks what others need, such as a node, restores it before it ends. Tests wait for conditions and assert
 // no times.
 //

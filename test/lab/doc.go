@@ -3,8 +3,8 @@
 // Kubernetes.
 //
 // [Build] and [BuildCluster] compile the pinned components into a cache outside the work tree; [BuildProduct] and
-// [BuildWholeProduct] compile the binaries of this repository. [StartNode] boots a node from them, [StartCluster]
-// a cluster.
+// [BuildWholeProduct] compile the binaries of this repository, of which [BuildImage] makes their image. [StartNode]
+// boots a node from them, [StartCluster] a cluster, and [Cluster.Install] installs the product on it as its users do.
 //
 // A node has its own network, mount, pid, uts and ipc namespaces. Its root is a folder, its disk, so that
 // every program in it keeps its default paths and nothing is written to the machine's /etc, /var, /opt or
@@ -12,11 +12,11 @@
 // nothing a node sends can leave it, and the sysctls it changes are its own. Those that a kubelet sets and that
 // have no namespace are files of the node.
 //
-// A cluster is a machine with the control plane and one for each node, all of them as above. The network
-// namespace of the control plane's machine has a bridge, the fabric, which joins them. The programs of a cluster
-// are real, with real authentication and authorization; what differs from a usual cluster is that there is no
-// kube-proxy and no DNS: Service addresses lead nowhere but for that of the API server. Programs of this machine
-// reach the API server by a loopback port, see [Cluster.Kubeconfig].
+// A cluster is a machine with the control plane, which Install makes a node as well, and one for each node, all of
+// them as above. The network namespace of the control plane's machine has a bridge, the fabric, which joins them. The
+// programs of a cluster are real, with real authentication and authorization; what differs from a usual cluster is
+// that there is no kube-proxy and no DNS: Service addresses lead nowhere but for that of the API server. Programs of
+// this machine reach the API server by a loopback port, see [Cluster.Kubeconfig].
 //
 // Neither outlives the process that started it. Pid 1 of a machine holds one end of a pipe and takes everything
 // down when the other end closes, for whatever reason: return, panic, SIGKILL. Its folder and cgroups are

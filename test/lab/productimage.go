@@ -85,7 +85,7 @@ func BuildImage(ctx context.Context, p Product, tag string) (archive string, err
 }
 
 // buildah builds the Dockerfile over bin/ with those programs, as `make build` leaves them, and keeps all that it
-// needs below dir.
+// needs below dir, but for a list of digests that it insists on having in /var/lib/containers/cache.
 func buildah(ctx context.Context, dir, dockerfile string, programs []string, tag string) (archive string, err error) {
 	made := filepath.Join(dir, "image.tar")
 	sources := filepath.Join(dir, "context")

@@ -2,6 +2,7 @@ package monitoring
 
 import (
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -33,6 +34,16 @@ func TestEveryAlertSaysHowBadItIsWhatIsWrongAndWhatToDo(t *testing.T) {
 		}
 		if got, want := a.Annotations["runbook_url"], "https://github.com/stayput/stayput#runbook-"+strings.ToLower(a.Alert); got != want {
 			t.Errorf("%s: runbook_url %s, want %s", a.Alert, got, want)
+		}
+	}
+}
+
+func TestEveryAlertHasItsRunbookInTheReadme(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	check(t, err)
+	for _, a := range alerts(t) {
+		if anchor := `<a id="runbook-` + strings.ToLower(a.Alert) + `"></a>**` + a.Alert + `**`; !strings.Contains(string(readme), anchor) {
+			t.Errorf("README.md has no %s", anchor)
 		}
 	}
 }

@@ -155,16 +155,9 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			}
 
 			// And back. What flannel remembers of its containers must not lead to a plugin that is gone.
-			exe, err := os.Executable()
-			check(t, err)
-			check(t, n.Install(exe, "/opt/stayput/remove"))
-			_, err = n.RunInput(testContext(t), []string{removeEnv + "=conflist"}, nil, "/opt/stayput/remove")
+			_, err := n.Run(testContext(t), agentPath, "uninstall")
 			check(t, err)
 			check(t, n.WaitCNI(testContext(t)))
-			_, err = n.Run(testContext(t), agentPath, "uninstall")
-			check(t, err)
-			_, err = n.RunInput(testContext(t), []string{removeEnv + "=plugin"}, nil, "/opt/stayput/remove")
-			check(t, err)
 			for _, p := range []lab.Pod{again, running} {
 				deletePod(t, n, p)
 				wantState(p.IP(), free)
@@ -180,22 +173,6 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			}
 		})
 	}
-}
-
-const removeEnv = "STAYPUT_TEST_REMOVE"
-
-// removeCNI is the main function of a process in a node that removes the conflist or the plugin.
-func removeCNI() int {
-	remove := node.RemoveConflist
-	if os.Getenv(removeEnv) == "plugin" {
-		remove = node.RemovePlugin
-	}
-	removed, err := remove(node.Options{})
-	if err != nil || !removed {
-		fmt.Fprintln(os.Stderr, "removed:", removed, err)
-		return 1
-	}
-	return 0
 }
 
 func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {

@@ -46,9 +46,6 @@ func TestMain(m *testing.M) {
 	if os.Getenv(checkEnv) != "" {
 		os.Exit(checkLedgers())
 	}
-	if os.Getenv(removeEnv) != "" {
-		os.Exit(removeCNI())
-	}
 	os.Exit(run(m))
 }
 
