@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"testing"
@@ -42,13 +43,12 @@ func TestOnATerminalProgressIsOneLineThatGoesAway(t *testing.T) {
 	p.say("asked 1 of 3 nodes, and much more")
 	p.say("asked 3")
 	p.done()
-	b := make([]byte, 4096)
-	n, err := screen.Read(b)
-	if err != nil {
+	want := "\rasked 1 of 3 nodes," + "\rasked 3" + strings.Repeat(" ", 12) + "\r" + strings.Repeat(" ", 7) + "\r"
+	b := make([]byte, len(want))
+	if _, err := io.ReadFull(screen, b); err != nil {
 		t.Fatal(err)
 	}
-	want := "\rasked 1 of 3 nodes," + "\rasked 3" + strings.Repeat(" ", 12) + "\r" + strings.Repeat(" ", 7) + "\r"
-	if got := string(b[:n]); got != want {
+	if got := string(b); got != want {
 		t.Errorf("the screen gets %q, expected %q", got, want)
 	}
 }

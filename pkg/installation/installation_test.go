@@ -11,6 +11,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 )
@@ -71,6 +72,9 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	ch := make(chan metav1.WatchEvent, 10)
 	s.watches[ch] = true
+	if s.uid != "" && r.URL.Query().Get("resourceVersion") != strconv.Itoa(s.version) { // what came between list and watch
+		ch <- metav1.WatchEvent{Type: "ADDED", Object: runtime.RawExtension{Object: s.object()}}
+	}
 	s.mu.Unlock()
 	w.WriteHeader(http.StatusOK)
 	w.(http.Flusher).Flush()
