@@ -14,6 +14,7 @@ all: build
 
 build: ## the static binaries, in bin/
 	$(BUILD) -o bin/ ./cmd/...
+	ln -sf kubectl-stayput bin/kubectl_complete-stayput
 
 BUILDER ?= $(firstword $(foreach b,docker buildah,$(if $(shell command -v $(b)),$(b))) docker)
 IMAGE   ?= ghcr.io/stayput/stayput:$(or $(VERSION),dev)

@@ -65,10 +65,9 @@ New namespaces are mounts that appear after the agent has started: HostToContain
 {{- $state := dict "name" "state" "path" $a.stateDir -}}
 {{- $conf := dict "name" "cni-conf" "path" $a.cni.confDir "readOnly" (not $a.cni.install) -}}
 {{- $cache := dict "name" "cni-cache" "path" $a.cni.cacheDir -}}
-{{- $all := list $state $conf $cache -}}
-{{- if $a.cni.install -}}
-{{- $all = append $all (dict "name" "cni-bin" "path" $a.cni.binDir) -}}
-{{- end -}}
+{{- /* Also where somebody else installs the plugin: to see that it is there, and to take it away at the end. */ -}}
+{{- $bin := dict "name" "cni-bin" "path" $a.cni.binDir -}}
+{{- $all := list $state $conf $cache $bin -}}
 {{- range $i, $dir := $a.cni.dataDirs -}}
 {{- $all = append $all (dict "name" (printf "cni-data-%d" $i) "path" $dir) -}}
 {{- end -}}

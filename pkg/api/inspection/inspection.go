@@ -139,6 +139,7 @@ type State string
 const (
 	Bound      State = "Bound"
 	Retained   State = "Retained"
+	Newer      State = "Newer"      // retained by a newer version of stayput than the agent's
 	Unreadable State = "Unreadable" // its file says nothing: taken, by nobody knows whom
 )
 
