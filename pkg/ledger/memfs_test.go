@@ -3,6 +3,7 @@ package ledger
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -358,7 +359,8 @@ func loseNode(n *memNode, keep string, r *rand.Rand) {
 		n.content = [][]byte{n.content[i]}
 		return
 	}
-	for name, h := range n.dir {
+	for _, name := range slices.Sorted(maps.Keys(n.dir)) { // in order: a seed stands for one history
+		h := n.dir[name]
 		i := 0
 		switch keep {
 		case "all", "torn":
@@ -373,8 +375,8 @@ func loseNode(n *memNode, keep string, r *rand.Rand) {
 		}
 		n.dir[name] = []*memNode{c}
 	}
-	for _, h := range n.dir {
-		loseNode(h[0], keep, r)
+	for _, name := range slices.Sorted(maps.Keys(n.dir)) {
+		loseNode(n.dir[name][0], keep, r)
 	}
 }
 
