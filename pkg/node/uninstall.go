@@ -45,13 +45,28 @@ type uninstaller struct {
 	switched time.Time
 }
 
-// pass does what can be done now. complete says that nothing is left; else another pass is due, after an error as
-// without one.
-func (u *uninstaller) pass(ctx context.Context) (complete bool, err error) {
+// pass does what can be done now. clean says that nothing is left on the node, and complete that its RetainedIPs are
+// gone as well: a node is not left as it is for an API server that does not answer. Until it is complete another pass
+// is due, after an error as without one.
+func (u *uninstaller) pass(ctx context.Context) (clean, complete bool, err error) {
+	if err := u.handBack(); err != nil {
+		return false, false, err
+	}
+	if u.objects != nil {
+		if err = u.objects(ctx); err == nil {
+			u.objects = nil
+		}
+	}
+	clean, left := u.removeFiles()
+	return clean, clean && u.objects == nil, errors.Join(err, left)
+}
+
+// handBack puts host-local in charge, of the whole range.
+func (u *uninstaller) handBack() (err error) {
 	var removed bool
 	if u.o.InstallCNI {
 		if removed, err = RemoveConflist(u.o); err != nil {
-			return false, fmt.Errorf("removing the CNI configuration: %w", err)
+			return fmt.Errorf("removing the CNI configuration: %w", err)
 		}
 	}
 	if removed {
@@ -60,22 +75,18 @@ func (u *uninstaller) pass(ctx context.Context) (complete bool, err error) {
 	if removed || u.switched.IsZero() {
 		u.switched = time.Now()
 	}
-	if err := u.endPromises(); err != nil {
-		return false, err
-	}
-	if u.objects != nil {
-		if err := u.objects(ctx); err != nil {
-			return false, err
-		}
-		u.objects = nil
-	}
+	return u.endPromises()
+}
+
+// removeFiles removes what is stayput's, once the runtime has no use for it. clean says that nothing is left.
+func (u *uninstaller) removeFiles() (clean bool, err error) {
 	if time.Since(u.switched) < u.reloaded {
 		return false, nil
 	}
 	if s := InspectCNI(u.o); s.State == CNIByHand || s.State == CNINoPlugin {
 		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall", filepath.Join(u.o.CNIConfDir, s.File))
 	}
-	removed = false
+	removed := false
 	if u.o.InstallCNI {
 		if removed, err = RemovePlugin(u.o); err != nil {
 			return false, fmt.Errorf("removing the plugin: %w", err)
@@ -147,7 +158,7 @@ func Uninstall(ctx context.Context, o Options, log *slog.Logger) error {
 	o.InstallCNI = true // whoever runs this means all of it
 	u := &uninstaller{o: o, ledgers: ledger.Options{StateDir: o.StateDir}, log: log, reloaded: reloaded}
 	for tries := 0; ; tries++ {
-		complete, err := u.pass(ctx)
+		_, complete, err := u.pass(ctx)
 		switch {
 		case complete:
 			return forget(o.StateDir)
@@ -186,7 +197,7 @@ func (a *Agent) leave(ctx context.Context) error {
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastWords, cancel) })()
 	said := ""
 	for {
-		complete, err := u.pass(work)
+		clean, complete, err := u.pass(work)
 		switch {
 		case complete:
 			a.leaving.Store(ptr("uninstalled: nothing of stayput is left on this node"))
@@ -197,7 +208,7 @@ func (a *Agent) leave(ctx context.Context) error {
 			said = err.Error()
 			a.log.Warn("Cannot complete the uninstallation, trying again", "err", err)
 		}
-		if complete && ctx.Err() != nil {
+		if clean && ctx.Err() != nil {
 			return forget(a.o.StateDir)
 		}
 		if work.Err() != nil {
@@ -227,7 +238,9 @@ func ptr(s string) *string { return &s }
 // deleteAll deletes the node's RetainedIPs. It is no error that it may not, or that nobody knows of RetainedIPs any
 // more: the rights, the objects and their definition may all be going at the same time.
 func (p *apiServer) deleteAll(ctx context.Context) error {
-	list, err := listWatch{p}.ListWithContext(ctx, metav1.ListOptions{})
+	inTime, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	list, err := listWatch{p}.ListWithContext(inTime, metav1.ListOptions{})
 	if err != nil {
 		if gone(err) {
 			p.log.Warn("This node's RetainedIPs cannot be deleted any more; if they are still there: kubectl delete retainedips -A --field-selector spec.nodeName="+p.node, "err", err)

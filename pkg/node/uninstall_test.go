@@ -275,6 +275,22 @@ func TestLostRightsKeepNoNodeFromBeingPutBack(t *testing.T) {
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
 }
 
+func TestAnAPIServerThatFailsKeepsNoNodeFromBeingPutBack(t *testing.T) {
+	w, c := newWorld(t), startCluster(t)
+	c.install("first")
+	_, runs, job := w.inUse()
+	r := w.installedIn(c)
+	eventually(t, "published", func() bool { return c.object("kept") != nil })
+	c.answers(func(*http.Request) *metav1.Status {
+		return &metav1.Status{Code: 500, Reason: metav1.StatusReasonInternalError}
+	})
+	c.uninstall()
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalling: degraded") })
+	check(t, r.stops())
+	w.stateIsGone()
+	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+}
+
 // kept holds that nothing was freed.
 func (w *world) stillPromised(r *running, addrs ...netip.Addr) {
 	w.t.Helper()

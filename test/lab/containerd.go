@@ -300,7 +300,7 @@ func (n *Node) waitCNI(ctx context.Context) error {
 	for {
 		r, err := n.CRI().Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 		switch {
-		case status.Code(err) == codes.Unavailable: // it listens before the CRI plugin has started
+		case status.Code(err) == codes.Unavailable || status.Code(err) == codes.Unimplemented: // it listens before the CRI plugin has started
 		case err != nil:
 			return err
 		default:

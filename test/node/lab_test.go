@@ -258,9 +258,9 @@ func TestPowerLossKeepsTheDiskAndNothingElse(t *testing.T) {
 func TestACommandInANodeRunsThere(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, lab.NodeOptions{Name: "there", Idle: true})
-	out, err := n.Run(testContext(t), "/bin/sh", "-c", "hostname; ls /etc/containerd; ls /sys/class/net")
+	out, err := n.Run(testContext(t), "/bin/sh", "-c", "hostname; ls /etc/containerd/config.toml; ls /sys/class/net")
 	check(t, err)
-	want := []string{"there", "config.toml", "lo", lab.Uplink, lab.Wire}
+	want := []string{"there", "/etc/containerd/config.toml", "lo", lab.Uplink, lab.Wire}
 	if got := strings.Fields(string(out)); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

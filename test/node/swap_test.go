@@ -80,8 +80,8 @@ func TestHostLocalTakesOverAfterUninstall(t *testing.T) {
 	out, err := n.Run(testContext(t), agentPath, "uninstall")
 	check(t, err)
 	for _, want := range []string{
-		"pods " + kept.IP().String() + ": freed\n",
-		"pods " + running.IP().String() + ": in use, becomes free when its pod ends\n",
+		"msg=Freed network=pods addr=" + kept.IP().String() + "\n",
+		`msg="In use, becomes free when its pod ends" network=pods addr=` + running.IP().String() + "\n",
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("uninstall does not say %q: %s", want, out)
