@@ -85,7 +85,8 @@ func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
 }
 
 func TestWhatTheUserAddsToAGeneratedSpecIsLeftAlone(t *testing.T) {
-	s, w := object("web", 0), wish{preferred: []string{hostname}}
+	shared, w := object("web", 0), wish{preferred: []string{hostname}}
+	s := shared.DeepCopy()
 	s.Spec.PersistentPodStateRetentionPolicy = kruisev1alpha1.RetentionWhenDeleted
 	if !w.in(&s.Spec) {
 		t.Error("the retention policy counts as a difference")
