@@ -10,7 +10,8 @@
 // every program in it keeps its default paths and nothing is written to the machine's /etc, /var, /opt or
 // /run. /usr, /dev and /sys/fs/cgroup are the machine's. Its network namespace has no link to the machine's:
 // nothing a node sends can leave it, and the sysctls it changes are its own. Those that a kubelet sets and that
-// have no namespace are files of the node.
+// have no namespace are files of the node. One of the machine's is raised while a node is there, that of inotify
+// instances, and put back after the last.
 //
 // A cluster is a machine with the control plane, which Install makes a node as well, and one for each node, all of
 // them as above. The network namespace of the control plane's machine has a bridge, the fabric, which joins them. The

@@ -61,6 +61,7 @@ type Node struct {
 
 	mu         sync.Mutex
 	closed     bool
+	release    func() error // of holdInotify; nil before and after
 	init       *initProcess // nil while the power is off
 	containerd *Process
 	conn       *grpc.ClientConn
@@ -112,6 +113,13 @@ func startNode(ctx context.Context, bin Bin, o NodeOptions) (*Node, error) {
 }
 
 func (n *Node) start(ctx context.Context) error {
+	release, err := holdInotify()
+	if err != nil {
+		return err
+	}
+	n.mu.Lock()
+	n.release = release
+	n.mu.Unlock()
 	if err := n.makeDisk(ctx); err != nil {
 		return err
 	}
@@ -478,8 +486,14 @@ func (n *Node) Close() error { return n.close() }
 func (n *Node) end() error {
 	n.mu.Lock()
 	n.closed = true
+	release := n.release
+	n.release = nil
 	n.mu.Unlock()
-	return errors.Join(n.PowerLoss(), os.RemoveAll(n.dir))
+	err := errors.Join(n.PowerLoss(), os.RemoveAll(n.dir))
+	if release != nil {
+		err = errors.Join(err, release())
+	}
+	return err
 }
 
 // Processes returns the processes in the node's pid namespace but for its pid 1, as this process sees them:
