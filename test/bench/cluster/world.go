@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -263,11 +264,14 @@ func addressOf(i int) string { return fmt.Sprintf("10.%d.%d.%d", 100+i>>16, i>>8
 // asked are the annotations of a pod that asks for its address to be retained.
 var asked = map[string]string{stayputv1alpha1.AnnotationRetainIP: "720h"}
 
-// plainPod is a pod as people write it, without a workload.
+// plainPod is a pod with the labels of one of a StatefulSet, of which there is no object.
 func plainPod(namespace, name string, annotations map[string]string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name, Annotations: annotations, Labels: map[string]string{"app": "bench"},
+			Namespace: namespace, Name: name, Annotations: annotations, Labels: map[string]string{
+				"app": "bench", appsv1.StatefulSetPodNameLabel: name, appsv1.PodIndexLabel: "0",
+				appsv1.ControllerRevisionHashLabelKey: "web-6c5b9f8d7",
+			},
 		},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
 			Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever,
