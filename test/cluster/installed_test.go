@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 
@@ -36,15 +37,37 @@ func installed(t *testing.T) *lab.Cluster {
 	return product.cluster
 }
 
+// built is the product that the tests install, compiled once for all of them: its links take longer than a cluster
+// does to start. remove is called by TestMain.
+var built struct {
+	sync.Mutex
+	product lab.Product
+	remove  func() error
+}
+
+func buildOnce(ctx context.Context) (lab.Product, error) {
+	built.Lock()
+	defer built.Unlock()
+	if built.product.Agent != "" {
+		return built.product, nil
+	}
+	dir, remove, err := lab.TempDir("product")
+	if err != nil {
+		return lab.Product{}, err
+	}
+	product, err := lab.BuildWholeProduct(ctx, dir)
+	if err != nil {
+		return lab.Product{}, errors.Join(err, remove())
+	}
+	built.product, built.remove = product, remove
+	return product, nil
+}
+
 // startProduct starts a cluster with stayput on it. One that did not come up whole is returned with the error, to
 // be closed.
 func startProduct(o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, error) {
-	dir, remove, err := lab.TempDir("product")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = remove() }()                                                    // what is needed of it is installed on the machines
-	if o.Product, err = lab.BuildWholeProduct(context.Background(), dir); err != nil { // as long as a compiler takes
+	var err error
+	if o.Product, err = buildOnce(context.Background()); err != nil { // as long as a compiler takes
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -24,10 +24,8 @@ import (
 // installed yet.
 func ownCluster(t *testing.T, o *lab.ClusterOptions) *lab.Cluster {
 	t.Helper()
-	dir, remove, err := lab.TempDir("product")
-	check(t, err)
-	t.Cleanup(func() { check(t, remove()) })
-	o.Product, err = lab.BuildWholeProduct(t.Context(), dir)
+	var err error
+	o.Product, err = buildOnce(t.Context())
 	check(t, err)
 	c, err := lab.StartCluster(testContext(t), *o)
 	check(t, err)

@@ -47,6 +47,12 @@ func run(m *testing.M) int {
 			code = 1
 		}
 	}
+	if built.remove != nil {
+		if err := built.remove(); err != nil {
+			fmt.Fprintln(os.Stderr, "test/cluster:", err)
+			code = 1
+		}
+	}
 	return code
 }
 
