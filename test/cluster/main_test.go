@@ -25,6 +25,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/test/lab"
@@ -137,11 +138,19 @@ func namespace(t *testing.T, c *lab.Cluster) string {
 	}, metav1.CreateOptions{})
 	check(t, err)
 	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
 		now := int64(0)
-		err := c.Client().CoreV1().Pods(made.Name).DeleteCollection(context.Background(),
-			metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
+		// With hundreds of pods it can take longer than the API server gives a request.
+		for ctx.Err() == nil {
+			err = c.Client().CoreV1().Pods(made.Name).DeleteCollection(ctx,
+				metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
+			if !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) {
+				break
+			}
+		}
 		check(t, err)
-		check(t, c.Client().CoreV1().Namespaces().Delete(context.Background(), made.Name, metav1.DeleteOptions{}))
+		check(t, c.Client().CoreV1().Namespaces().Delete(ctx, made.Name, metav1.DeleteOptions{}))
 	})
 	until(t, "the service account of the namespace", func(ctx context.Context) bool {
 		_, err := c.Client().CoreV1().ServiceAccounts(made.Name).Get(ctx, "default", metav1.GetOptions{})
