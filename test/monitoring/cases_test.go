@@ -66,7 +66,14 @@ var cases = map[string]alertCase{
 	},
 	"StayputCNIConfigurationNotOurs": {
 		fires: []string{`stayput_agent_cni_config{instance="node-1",state="shadowed"} = 1x20`, `stayput_agent_cni_config{instance="node-1",state="active"} = 0x20`},
-		quiet: []string{`stayput_agent_cni_config{instance="node-1",state="shadowed"} = 1x5 0x20`, `stayput_agent_cni_config{instance="node-1",state="active"} = 0x5 1x20`},
+		quiet: []string{
+			`stayput_agent_cni_config{instance="node-1",state="shadowed"} = 1x5 0x20`,
+			`stayput_agent_cni_config{instance="node-1",state="active"} = 0x5 1x20`,
+			`stayput_agent_cni_config{instance="node-2",state="by-hand"} = 1x20`,
+			`stayput_agent_cni_config{instance="node-3",state="multus"} = 1x20`, // which hands on to nobody knows whom
+			`stayput_agent_cni_config{instance="node-4",state="held"} = 1x20`,
+			`stayput_agent_cni_config{instance="node-5",state="none"} = 1x20`, // a node that waits for its network
+		},
 		after: "17m", labels: on("state", "shadowed"),
 		says: "The CNI configuration of node-1 has been in the state shadowed for 15 minutes. New pods of this node may be promised no address.",
 	},
