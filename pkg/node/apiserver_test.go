@@ -585,6 +585,9 @@ func TestAReleaseThatTheLedgerCannotCarryOutIsTriedAgain(t *testing.T) {
 	if !a.endReleased() {
 		t.Error("it need not be tried again")
 	}
+	if n := testutil.ToFloat64(a.metrics.releaseErrors); n != 1 {
+		t.Errorf("counted %v", n)
+	}
 	if c.object("web-0") == nil {
 		t.Error("the object was deleted")
 	}

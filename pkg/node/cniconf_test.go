@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 )
 
@@ -311,6 +312,9 @@ func TestADirectoryThatCannotBeWrittenIsReportedAndTriedAgain(t *testing.T) {
 	s := w.look(CNIError)
 	if !strings.Contains(s.Message, "read-only") || w.own() != before {
 		t.Errorf("%+v, and\n%s", s, w.own())
+	}
+	if n := testutil.ToFloat64(w.a.metrics.cniErrors); n != 1 {
+		t.Errorf("counted %v", n)
 	}
 	check(t, unix.Unmount(w.conf, 0))
 	w.look(CNIActive)

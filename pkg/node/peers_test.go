@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -163,6 +164,9 @@ func TestAPodThatNeverGetsItsAddressIsGivenUp(t *testing.T) {
 	if later := w.a.announceDue([]*announcement{p}); len(later) != 0 {
 		t.Errorf("still pending: %v", later)
 	}
+	if n := testutil.ToFloat64(w.a.metrics.peerErrors); n != 1 {
+		t.Errorf("counted %v", n)
+	}
 }
 
 func TestTheNodeForgetsTheOldPodsNeighbourEntriesOnly(t *testing.T) {
@@ -220,12 +224,14 @@ func TestTrackedConnectionsOfARestoredAddressAreFlushedAndNoOthers(t *testing.T)
 				}
 			}
 		}
-		n, err := flushConntrack(map[netip.Addr]bool{podAddrs[0]: true, podAddrs[1]: true})
-		if err != nil {
-			return err
+		e := restoredEvent("")
+		e.Time = w.clock.now.Wall
+		w.a.forgetConnections([]ledger.Event{e})
+		if n := testutil.ToFloat64(w.a.metrics.connections); n != 3 {
+			t.Errorf("flushed %v, want 3", n)
 		}
-		if n != 3 {
-			t.Errorf("flushed %d, want 3", n)
+		if n := testutil.ToFloat64(w.a.metrics.peerErrors); n != 0 {
+			t.Errorf("%v errors", n)
 		}
 		for family := range families {
 			left, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)

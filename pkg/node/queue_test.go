@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
@@ -64,6 +66,9 @@ func TestABadAnnotationIsReportedAndSetsNothing(t *testing.T) {
 	if e := w.said.events[0]; e.Pod != s.Pod || e.ContainerID != "c1" || e.Message == "" {
 		t.Errorf("the event is %+v", e)
 	}
+	if n := testutil.ToFloat64(w.a.metrics.badAnnotations); n != 1 {
+		t.Errorf("counted %v", n)
+	}
 	marks, err := w.ledger.Marks()
 	check(t, err)
 	if len(marks) != 0 {
@@ -88,6 +93,9 @@ func TestAnAddressThatIsNotConfiguredInItsPodIsReported(t *testing.T) {
 	w.a.RunPodSandbox(s)
 	w.settle()
 	w.wantSaid(EventNotConfigured) // no second one
+	if n := testutil.ToFloat64(w.a.metrics.verifyFailures); n != 1 {
+		t.Errorf("counted %v", n)
+	}
 }
 
 func TestEveryInterfaceThatLibcniKnowsIsDecided(t *testing.T) {
@@ -143,6 +151,9 @@ func TestAFullQueueLeavesThePodToAReconciliation(t *testing.T) {
 	case <-w.a.reconcileNow:
 	default:
 		t.Error("no reconciliation was asked for")
+	}
+	if n := testutil.ToFloat64(w.a.metrics.queueDropped); n != 1 {
+		t.Errorf("counted %v", n)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -124,6 +125,9 @@ func TestALeftoverNamespaceIsRemovedWithItsAddress(t *testing.T) {
 	w.want(addr, ledger.StateRetained)
 	if _, err := os.Lstat(s.Netns); !os.IsNotExist(err) {
 		t.Errorf("%s is still there: %v", s.Netns, err)
+	}
+	if n := testutil.ToFloat64(w.a.metrics.leftovers); n != 1 {
+		t.Errorf("counted %v", n)
 	}
 	// Its owner need not wait for it any more.
 	if got := w.add(w.sandbox("next", "web-0", nil)); got != addr {

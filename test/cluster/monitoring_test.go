@@ -17,6 +17,7 @@ import (
 	"strings"
 	"testing"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -25,22 +26,45 @@ import (
 	"github.com/stayput/stayput/test/monitoring"
 )
 
-// resting are the counters of rules and dashboard that nothing in a healthy cluster moves, and who moves them.
+// resting are the counters of rules and dashboard that nothing in a healthy cluster moves, and the tests that move them.
 var resting = map[string]string{
-	"stayput_agent_mark_errors_total":                 "a disk that fails: pkg/node",
-	"stayput_agent_policy_errors_total":               "a disk that fails: pkg/node",
-	"stayput_agent_expire_errors_total":               "a disk that fails: pkg/node",
-	"stayput_agent_release_errors_total":              "a disk that fails: pkg/node",
-	"stayput_agent_spool_errors_total":                "a disk that fails: pkg/node",
-	"stayput_agent_cni_config_errors_total":           "a directory that cannot be read: pkg/node",
-	"stayput_agent_peer_errors_total":                 "a kernel that refuses: pkg/node",
-	"stayput_agent_connections_flushed_total":         "connections that are tracked: test/node",
-	"stayput_agent_leftover_namespaces_removed_total": "a runtime whose state was wiped: test/node",
-	"stayput_agent_queue_dropped_total":               "a thousand pods at once: pkg/node",
-	"stayput_agent_events_dropped_total":              "hundreds of Events: pkg/node",
-	"stayput_verify_failures_total":                   "a pod that loses its address: test/node",
-	"stayput_invalid_annotations_total":               "a runtime that hands on no annotations: test/node; the API server refuses them here",
-	"controller_runtime_reconcile_errors_total":       "an API server that fails",
+	"stayput_agent_mark_errors_total":                 "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
+	"stayput_agent_policy_errors_total":               "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
+	"stayput_agent_expire_errors_total":               "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
+	"stayput_agent_spool_errors_total":                "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
+	"stayput_agent_release_errors_total":              "pkg/node.TestAReleaseThatTheLedgerCannotCarryOutIsTriedAgain",
+	"stayput_agent_cni_config_errors_total":           "pkg/node.TestADirectoryThatCannotBeWrittenIsReportedAndTriedAgain",
+	"stayput_agent_peer_errors_total":                 "pkg/node.TestAPodThatNeverGetsItsAddressIsGivenUp",
+	"stayput_agent_connections_flushed_total":         "pkg/node.TestTrackedConnectionsOfARestoredAddressAreFlushedAndNoOthers",
+	"stayput_agent_leftover_namespaces_removed_total": "pkg/node.TestALeftoverNamespaceIsRemovedWithItsAddress",
+	"stayput_agent_queue_dropped_total":               "pkg/node.TestAFullQueueLeavesThePodToAReconciliation",
+	"stayput_agent_events_dropped_total":              "pkg/node.TestEventsThatAreTooManyAreDroppedAndCounted",
+	"stayput_verify_failures_total":                   "pkg/node.TestAnAddressThatIsNotConfiguredInItsPodIsReported",
+	"stayput_invalid_annotations_total":               "pkg/node.TestABadAnnotationIsReportedAndSetsNothing",
+}
+
+func TestEveryCounterThatRestsInAHealthyClusterHasATestThatMovesIt(t *testing.T) {
+	names := map[string]bool{}
+	for _, q := range watched(t) {
+		for _, name := range q.Metrics() {
+			names[name] = true
+		}
+	}
+	for counter, test := range resting {
+		if !names[counter] {
+			t.Errorf("%s is said to rest and nobody looks at it", counter)
+		}
+		dir, function, _ := strings.Cut(test, ".")
+		files, err := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
+		check(t, err)
+		if !slices.ContainsFunc(files, func(file string) bool {
+			source, err := os.ReadFile(file)
+			check(t, err)
+			return bytes.Contains(source, []byte("\nfunc "+function+"(t *testing.T) {\n"))
+		}) {
+			t.Errorf("%s: there is no %s", counter, test)
+		}
+	}
 }
 
 // A Prometheus that scrapes a cluster in which everything happens that stayput counts.
@@ -96,6 +120,12 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	ready(t, c, ns, "web-0")
 	p.moved(t, `stayput_controller_gate_duration_seconds_count{waited="true"}`)
 
+	forbid(t, c, func() { // the controller to place a pod
+		scale(t, c, ns, "web", 2)
+		p.moved(t, `controller_runtime_reconcile_errors_total{job="stayput-controller",controller="placement"}`)
+	})
+	ready(t, c, ns, "web-1")
+
 	// Networks of their own, on the first node, with so few addresses that what else can happen does.
 	node := c.Nodes[0]
 	few := cni{node: node.Node, network: "few", ipam: `"ranges":[[{"subnet":"10.99.0.0/28"}]],"promisedShare":0.2,"longestRetention":"1h"`}
@@ -148,12 +178,7 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 		} else if why := resting[name]; why == "" && (kind == "counter" || kind == "histogram") {
 			p.moved(t, name)
 		} else if moved := p.rose(t, name); why != "" && moved {
-			t.Logf("%s has moved, though it takes %s", name, why)
-		}
-	}
-	for name := range resting {
-		if !names[name] {
-			t.Errorf("%s is said to rest and nobody looks at it", name)
+			t.Logf("%s has moved, though it takes %s", name, why) // a busy machine
 		}
 	}
 
@@ -192,6 +217,26 @@ func watched(t *testing.T) []monitoring.Query {
 	dashboard, err := monitoring.ReadDashboard("../../deploy/chart/files/dashboard.json")
 	check(t, err)
 	return append(rules, dashboard.Queries()...)
+}
+
+// forbid does something while the controller has lost its rights. What it watches already it goes on to watch.
+func forbid(t *testing.T, c *lab.Cluster, do func()) {
+	t.Helper()
+	bindings := c.Client().RbacV1().ClusterRoleBindings()
+	binding, err := bindings.Get(testContext(t), lab.ControllerAccount, metav1.GetOptions{})
+	check(t, err)
+	check(t, bindings.Delete(testContext(t), binding.Name, metav1.DeleteOptions{}))
+	until(t, "the controller's rights to be gone", func(ctx context.Context) bool {
+		review, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User:               "system:serviceaccount:" + lab.SystemNamespace + ":" + lab.ControllerAccount,
+			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "patch", Resource: "pods"},
+		}}, metav1.CreateOptions{})
+		return err == nil && !review.Status.Allowed
+	})
+	do()
+	binding.UID, binding.ResourceVersion = "", ""
+	_, err = bindings.Create(testContext(t), binding, metav1.CreateOptions{})
+	check(t, err)
 }
 
 // own are the families of metrics that are stayput's and not a library's.

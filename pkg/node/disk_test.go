@@ -1,0 +1,51 @@
+package node
+
+import (
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+func TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater(t *testing.T) {
+	w := newWorld(t)
+	due := w.retained("c1")
+	s := w.sandbox("c2", "web-1", ten)
+	addr := w.add(s)
+	configure(t, s.Netns, addr)
+	check(t, ledger.Report(w.a.ledgers, []ledger.Event{{Reason: ledger.EventRefused, Key: ledger.Key{Network: "pods"}}}))
+	check(t, unix.Mount(w.dir, w.dir, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(w.dir, unix.MNT_DETACH) })
+	check(t, unix.Mount("", w.dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	work := func() {
+		w.clock.pass(10 * time.Minute)
+		w.a.RunPodSandbox(s)
+		w.settle()
+		w.a.expire()
+		w.a.takeReports(t.Context())
+	}
+	errors := map[string]prometheus.Counter{
+		"mark": w.a.metrics.markErrors, "policy": w.a.metrics.policyErrors, "expire": w.a.metrics.expireErrors, "spool": w.a.metrics.spoolErrors,
+	}
+	work()
+	for what, c := range errors {
+		if n := testutil.ToFloat64(c); n != 1 {
+			t.Errorf("%s: counted %v", what, n)
+		}
+	}
+	check(t, unix.Unmount(w.dir, 0))
+	w.want(due, ledger.StateRetained)
+	work()
+	for what, c := range errors {
+		if n := testutil.ToFloat64(c); n != 1 {
+			t.Errorf("%s: counted %v in the end", what, n)
+		}
+	}
+	w.want(due, "")
+	w.del(s)
+	w.want(addr, ledger.StateRetained)
+}
