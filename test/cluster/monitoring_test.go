@@ -191,8 +191,24 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	for _, name := range []string{"StayputRestoreMisses", "StayputRetentionsRefused", "StayputAddressesLeaked"} {
 		p.until(t, name+" to fire", func() bool { return len(p.query(t, `ALERTS{alertstate="firing",alertname="`+name+`"}`)) > 0 })
 	}
+	// Of every label that a query asks for a value, there has been a series with that value: one that is written
+	// otherwise would make an alert that never fires, or always.
+	asked := map[string]string{}
 	for _, query := range watched(t) {
 		p.query(t, query.Expr) // that it is one for this Prometheus
+		matchers, err := query.Matchers()
+		check(t, err)
+		for _, m := range matchers {
+			asked[m.Series()] = query.Where
+		}
+	}
+	if len(asked) < 50 {
+		t.Errorf("only %d were found: %v", len(asked), asked)
+	}
+	for series, where := range asked {
+		if len(p.query(t, `count_over_time(`+series+`[1h])`)) == 0 {
+			t.Errorf("%s: there is never a series %s", where, series)
+		}
 	}
 
 	// By promtool, as it is served.

@@ -89,6 +89,27 @@ func TestTheNamesOfMetricsAreFoundInAnExpression(t *testing.T) {
 	}
 }
 
+func TestWhatSelectorsAskOfLabelsIsFoundInAnExpression(t *testing.T) {
+	got, err := Query{"", `sum by (a) (rate(x_bucket{result!~"in_use|error",le="+Inf", node=~".*"}[15m])) / on (b) y{z!="}{"} > c`}.Matchers()
+	check(t, err)
+	want := []Matcher{{"x_bucket", "result", "in_use", false}, {"x_bucket", "result", "error", false}, {"x_bucket", "le", "+Inf", false},
+		{"x_bucket", "node", ".*", true}, {"y", "z", "}{", false}}
+	if !slices.Equal(got, want) {
+		t.Errorf("%+v", got)
+	}
+	if got, want := want[1].Series(), `x_bucket{result="error"}`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got, want := want[3].Series(), `x_bucket{node=~".*",node!=""}`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	for _, expr := range []string{`{a="b"}`, `x{a='b'}`, `x{a="b"} + {c="d"}`} {
+		if got, err := (Query{"", expr}).Matchers(); err == nil {
+			t.Errorf("%s: %+v", expr, got)
+		}
+	}
+}
+
 func TestRulesAndDashboardNameOnlyMetricsOfStayputsPrograms(t *testing.T) {
 	known := regexp.MustCompile(`^(stayput_[a-z_]+|up|ALERTS|leader_election_master_status|(controller_runtime|workqueue|rest_client|process)_[a-z_]+)$`)
 	rules, err := RuleQueries(rulesFile)

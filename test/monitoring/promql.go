@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -100,6 +101,59 @@ var (
 	name     = regexp.MustCompile(`\b[a-zA-Z_:][a-zA-Z0-9_:]*\b(\s*\()?`)
 	keywords = []string{"and", "or", "unless", "bool", "offset", "inf", "nan", "by", "without", "on", "ignoring", "group_left", "group_right"}
 )
+
+// Matcher is what a selector asks of a label of a metric.
+type Matcher struct {
+	Metric, Label string
+	Value         string
+	// Pattern says that the value is a regular expression; one that is only a choice of words is a Matcher for each.
+	Pattern bool
+}
+
+// Series is a selector that finds something only if a series has the label with such a value.
+func (m Matcher) Series() string {
+	if m.Pattern {
+		return fmt.Sprintf(`%s{%s=~%q,%[2]s!=""}`, m.Metric, m.Label, m.Value)
+	}
+	return fmt.Sprintf(`%s{%s=%q}`, m.Metric, m.Label, m.Value)
+}
+
+var (
+	selector = regexp.MustCompile(`([a-zA-Z_:][a-zA-Z0-9_:]*)\s*\{((?:[^{}"']|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')*)\}`)
+	matcher  = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:\\.|[^"\\])*")`)
+	words    = regexp.MustCompile(`^[a-zA-Z0-9_ -]+(\|[a-zA-Z0-9_ -]+)*$`)
+)
+
+// Matchers are what the selectors of an expression ask for, or that it be not so: either way the value should be one
+// that there can be. A selector without a metric, and a string in single quotes, are errors.
+func (q Query) Matchers() (all []Matcher, err error) {
+	rest := q.Expr
+	for _, s := range selector.FindAllStringSubmatch(q.Expr, -1) {
+		rest = strings.Replace(rest, s[0], s[1], 1)
+		left := s[2]
+		for _, m := range matcher.FindAllStringSubmatch(s[2], -1) {
+			left = strings.Replace(left, m[0], "", 1)
+			value, err := strconv.Unquote(m[3])
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", q.Where, m[3], err)
+			}
+			values, pattern := []string{value}, strings.HasSuffix(m[2], "~")
+			if pattern && words.MatchString(value) {
+				values, pattern = strings.Split(value, "|"), false
+			}
+			for _, v := range values {
+				all = append(all, Matcher{Metric: s[1], Label: m[1], Value: v, Pattern: pattern})
+			}
+		}
+		if left = strings.Trim(left, ", "); left != "" {
+			return nil, fmt.Errorf("%s: expected matchers, there is %s", q.Where, left)
+		}
+	}
+	if strings.ContainsAny(rest, "{}") {
+		return nil, fmt.Errorf("%s: expected selectors that begin with a metric: %s", q.Where, q.Expr)
+	}
+	return all, nil
+}
 
 // Metrics are the names of the metrics in an expression.
 func (q Query) Metrics() (names []string) {
