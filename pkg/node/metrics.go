@@ -13,7 +13,7 @@ import (
 )
 
 // metrics are what the node exports: stayput_ is about addresses, stayput_agent_ about the agent's own work.
-// Labels are few by design: a network's name and words from a fixed list, never a pod or an address.
+// Labels are few by design: a network's name and ranges and words from a fixed list, never a pod or its address.
 type metrics struct {
 	registry *prometheus.Registry
 
