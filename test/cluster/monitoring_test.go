@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/stayput/stayput/test/chart"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/monitoring"
 )
@@ -90,6 +92,15 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 		}
 	}
 	p.until(t, "all targets to be scraped", func() bool { return len(p.query(t, "up == 1")) == 5 }) // one is on the control plane's node
+	instances := map[string][]string{}
+	for _, up := range p.query(t, "up") {
+		instances[up["job"]] = append(instances[up["job"]], up["instance"])
+	}
+	for job, want := range map[string][]string{"stayput-agent": nodeNames(t, c), "stayput-controller": podNames(t, c, "controller")} {
+		if slices.Sort(instances[job]); !slices.Equal(instances[job], want) {
+			t.Errorf("%s is scraped from %v, want %v", job, instances[job], want)
+		}
+	}
 
 	// What happens, each with the series that it moves.
 	ns := namespace(t, c)
@@ -212,8 +223,8 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	}
 
 	// By promtool, as it is served.
-	for _, target := range p.targets {
-		families := own(p.get(t, "http://"+target+"/metrics"))
+	for _, target := range p.targets(t) {
+		families := own(p.get(t, target))
 		if !strings.Contains(families, "stayput_build_info{") {
 			t.Errorf("%s serves no stayput_build_info", target)
 		}
@@ -223,6 +234,27 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 			t.Errorf("the metrics of %s: %v: %s", target, err, out)
 		}
 	}
+}
+
+func nodeNames(t *testing.T, c *lab.Cluster) (names []string) {
+	t.Helper()
+	list, err := c.Client().CoreV1().Nodes().List(testContext(t), metav1.ListOptions{})
+	check(t, err)
+	for _, n := range list.Items {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+// podNames are those of stayput's own pods.
+func podNames(t *testing.T, c *lab.Cluster, component string) (names []string) {
+	t.Helper()
+	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	check(t, err)
+	for _, pod := range list.Items {
+		names = append(names, pod.Name)
+	}
+	return names
 }
 
 // watched are all queries of rules and dashboard.
@@ -298,58 +330,41 @@ func (n cni) cycle(t *testing.T, ctr, namespace, pod, retain, ip string) {
 	n.call(t, "DEL", ctr, namespace, pod, retain, ip)
 }
 
-// prometheus is a Prometheus in the fabric of a cluster.
+// prometheus is a Prometheus on the control plane's machine of a cluster, with which it ends.
 type prometheus struct {
-	client  *http.Client
-	targets []string
+	client *http.Client
 }
 
 const prometheusAddress = "127.0.0.1:9090"
 
-// startPrometheus starts one that scrapes the agents and controllers every second, with stayput's rules.
+// startPrometheus starts one that scrapes every second what the chart's PodMonitor selects, with the rules of the chart's
+// PrometheusRule.
 func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 	t.Helper()
 	check(t, lab.Need(testContext(t), "prometheus"))
-	rules, err := filepath.Abs("../../deploy/chart/files/rules.yaml")
+	program, err := exec.LookPath("prometheus")
+	check(t, err)
+	monitor, rules := monitors(t)
+	config := map[string]any{
+		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "1s"},
+		"rule_files": []string{"rules.yml"},
+	}
+	config["scrape_configs"] = scrapeConfigs(t, c, monitor)
+	const dir = "/etc/prometheus/"
+	for name, content := range map[string]any{"prometheus.yml": config, "rules.yml": rules} {
+		data, err := yaml.Marshal(content)
+		check(t, err)
+		check(t, os.MkdirAll(c.Control.Path(dir), 0o755))
+		check(t, c.Control.WriteFile(dir+name, data))
+	}
+	_, err = c.Control.Start("prometheus", nil, program, "--config.file="+dir+"prometheus.yml", "--storage.tsdb.path=/var/tmp/prometheus",
+		"--web.listen-address="+prometheusAddress, "--log.level=warn")
 	check(t, err)
 	p := &prometheus{client: &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return c.Control.Dial(ctx, network, address)
 		},
 	}}}
-	job := func(name string, instances map[string]string) map[string]any {
-		configs := []any{}
-		for instance, target := range instances {
-			p.targets = append(p.targets, target)
-			configs = append(configs, map[string]any{"targets": []string{target}, "labels": map[string]string{"instance": instance}})
-		}
-		return map[string]any{"job_name": name, "static_configs": configs}
-	}
-	config, err := yaml.Marshal(map[string]any{
-		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "1s"},
-		"rule_files": []string{rules},
-		"scrape_configs": []any{
-			job("stayput-agent", pods(t, c, "agent", 9463, func(p *corev1.Pod) string { return p.Spec.NodeName })),
-			job("stayput-controller", pods(t, c, "controller", 8080, func(p *corev1.Pod) string { return p.Name })),
-		},
-	})
-	check(t, err)
-	dir := t.TempDir()
-	check(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), config, 0o600))
-	ctx, cancel := context.WithCancel(context.Background())
-	cmd := c.Command(ctx, "prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"),
-		"--web.listen-address="+prometheusAddress, "--log.level=warn")
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
-	check(t, cmd.Start())
-	t.Cleanup(func() {
-		cancel()
-		_ = cmd.Wait() // it was killed
-		if t.Failed() {
-			t.Logf("prometheus: %s", log.String())
-		}
-	})
 	until(t, "Prometheus", func(ctx context.Context) bool {
 		answer, err := p.client.Get("http://" + prometheusAddress + "/-/ready")
 		if err != nil {
@@ -361,18 +376,120 @@ func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 	return p
 }
 
-// pods are where the running pods of a component answer, by the names that the chart has Prometheus call them.
-func pods(t *testing.T, c *lab.Cluster, component string, port int, name func(*corev1.Pod) string) map[string]string {
+// podMonitor is as much of a PodMonitor as the chart uses.
+type podMonitor struct {
+	metav1.TypeMeta
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Selector            metav1.LabelSelector `json:"selector"`
+		PodMetricsEndpoints []struct {
+			Port        string       `json:"port"`
+			Interval    string       `json:"interval"`
+			Relabelings []relabeling `json:"relabelings"`
+		} `json:"podMetricsEndpoints"`
+	} `json:"spec"`
+}
+
+type relabeling struct {
+	SourceLabels []string `json:"sourceLabels"`
+	Regex        string   `json:"regex"`
+	TargetLabel  string   `json:"targetLabel"`
+	Replacement  string   `json:"replacement"`
+}
+
+// config is the relabeling as Prometheus has it.
+func (r relabeling) config() map[string]any {
+	config := map[string]any{"target_label": r.TargetLabel}
+	if len(r.SourceLabels) > 0 {
+		config["source_labels"] = r.SourceLabels
+	}
+	if r.Regex != "" {
+		config["regex"] = r.Regex
+	}
+	if r.Replacement != "" {
+		config["replacement"] = r.Replacement
+	}
+	return config
+}
+
+// monitors are the chart's PodMonitor and what is in its PrometheusRule.
+func monitors(t *testing.T) (monitor podMonitor, rules any) {
 	t.Helper()
-	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	out, err := lab.Template(testContext(t), lab.SystemNamespace, "--show-only=templates/60-monitoring.yaml",
+		"--set=monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true")
 	check(t, err)
-	all := map[string]string{}
-	for _, pod := range list.Items {
-		if pod.Status.Phase == corev1.PodRunning {
-			all[name(&pod)] = net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port))
+	documents, err := chart.Split(out)
+	check(t, err)
+	for _, d := range documents {
+		switch d.Kind {
+		case "PodMonitor":
+			check(t, yaml.UnmarshalStrict([]byte(d.Text), &monitor, yaml.DisallowUnknownFields))
+		case "PrometheusRule":
+			var o struct{ Spec any }
+			check(t, yaml.Unmarshal([]byte(d.Text), &o))
+			rules = o.Spec
 		}
 	}
-	return all
+	if len(monitor.Spec.PodMetricsEndpoints) == 0 || rules == nil {
+		t.Fatalf("the chart has no PodMonitor or no PrometheusRule: %s", out)
+	}
+	return monitor, rules
+}
+
+// scrapeConfigs are what the Prometheus operator makes of a PodMonitor: labels that say where a series comes from, which
+// the PodMonitor's own relabelings come after. Debian's Prometheus is built without the discovery of pods; their labels
+// are made here as it does, the rest is Prometheus' own.
+func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []any) {
+	t.Helper()
+	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&monitor.Spec.Selector)})
+	check(t, err)
+	unfit := regexp.MustCompile(`[^a-zA-Z0-9_]`)
+	for i, endpoint := range monitor.Spec.PodMetricsEndpoints {
+		targets := []any{}
+		for _, pod := range list.Items {
+			for _, container := range pod.Spec.Containers {
+				for _, port := range container.Ports {
+					if pod.Status.Phase != corev1.PodRunning || port.Name != endpoint.Port {
+						continue
+					}
+					labels := map[string]string{
+						"__meta_kubernetes_namespace": pod.Namespace, "__meta_kubernetes_pod_name": pod.Name, "__meta_kubernetes_pod_node_name": pod.Spec.NodeName,
+						"__meta_kubernetes_pod_container_name": container.Name, "__meta_kubernetes_pod_container_port_name": port.Name,
+					}
+					for name, value := range pod.Labels {
+						labels["__meta_kubernetes_pod_label_"+unfit.ReplaceAllString(name, "_")] = value
+					}
+					address := net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(int(port.ContainerPort)))
+					targets = append(targets, map[string]any{"targets": []string{address}, "labels": labels})
+				}
+			}
+		}
+		relabelings := []any{}
+		for _, r := range append([]relabeling{
+			{SourceLabels: []string{"__meta_kubernetes_namespace"}, TargetLabel: "namespace"},
+			{SourceLabels: []string{"__meta_kubernetes_pod_container_name"}, TargetLabel: "container"},
+			{SourceLabels: []string{"__meta_kubernetes_pod_name"}, TargetLabel: "pod"},
+			{TargetLabel: "job", Replacement: lab.SystemNamespace + "/stayput"},
+			{TargetLabel: "endpoint", Replacement: endpoint.Port},
+		}, endpoint.Relabelings...) {
+			relabelings = append(relabelings, r.config())
+		}
+		configs = append(configs, map[string]any{
+			"job_name": fmt.Sprintf("podMonitor/%s/stayput/%d", lab.SystemNamespace, i), "static_configs": targets, "relabel_configs": relabelings,
+		})
+	}
+	return configs
+}
+
+// targets are where Prometheus scrapes.
+func (p *prometheus) targets(t *testing.T) (urls []string) {
+	t.Helper()
+	var data struct{ ActiveTargets []struct{ ScrapeURL string } }
+	p.ask(t, "targets?state=active", &data)
+	for _, target := range data.ActiveTargets {
+		urls = append(urls, target.ScrapeURL)
+	}
+	return urls
 }
 
 func (p *prometheus) get(t *testing.T, address string) string {
