@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -10,9 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/stayput/stayput/test/chart"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -31,6 +35,7 @@ const (
 	vapBindingKind  = "ValidatingAdmissionPolicyBinding.v1.admissionregistration.k8s.io"
 	vapPolicyKind   = "ValidatingAdmissionPolicy.v1.admissionregistration.k8s.io"
 	webhookKind     = "MutatingWebhookConfiguration.v1.admissionregistration.k8s.io"
+	validatingKind  = "ValidatingWebhookConfiguration.v1.admissionregistration.k8s.io"
 	crdKind         = "CustomResourceDefinition.v1.apiextensions.k8s.io"
 	clusterRoleKind = "ClusterRole.v1.rbac.authorization.k8s.io"
 	accountKind     = "ServiceAccount.v1."
@@ -38,6 +43,43 @@ const (
 
 func asViewer(g *guard) *rest.Config { return g.c.RESTConfigAs("viewer") }
 func asEditor(g *guard) *rest.Config { return g.c.RESTConfigAs("editor") }
+
+// asUninstall is the account of the Job that helm uninstall runs.
+func asUninstall(g *guard) *rest.Config {
+	return g.c.RESTConfigAs("system:serviceaccount:" + lab.SystemNamespace + ":" + uninstallAccount)
+}
+
+const uninstallAccount = "stayput-uninstall"
+
+// uninstallRights are the objects that helm uninstall makes before it runs its Job.
+func uninstallRights(ctx context.Context) (string, error) {
+	out, err := lab.Template(ctx, lab.SystemNamespace, "--show-only=templates/50-uninstall.yaml")
+	if err != nil {
+		return "", err
+	}
+	objects, err := chart.Split(out)
+	if err != nil {
+		return "", err
+	}
+	var all strings.Builder
+	for _, o := range objects {
+		if o.Kind != "Job" {
+			fmt.Fprintf(&all, "---\n%s\n", o.Text)
+		}
+	}
+	return all.String(), nil
+}
+
+// follow begins to watch objects, of all namespaces if it names none, and ends at once.
+func follow(kind, namespace, fields string) try {
+	return object(kind, namespace+"/", func(ctx context.Context, r dynamic.ResourceInterface, _ string) (*unstructured.Unstructured, error) {
+		w, err := r.Watch(ctx, metav1.ListOptions{FieldSelector: fields})
+		if err == nil {
+			w.Stop()
+		}
+		return nil, err
+	})
+}
 
 // makeToken makes a token of the controller.
 func makeToken(ctx context.Context, _ *guard, as *rest.Config) (*unstructured.Unstructured, error) {
@@ -91,7 +133,6 @@ var rights = func() []right {
 
 		{"read pods", asController, list(podKind, "", true), true},
 		{"read nodes", asController, list(nodeKind, "", true), true},
-		{"read a namespace", asController, get("Namespace.v1.", "guarded"), true},
 		{"read workloads", asController, list(stsKind, "", true), true},
 		{"read workloads of OpenKruise", asController, list("StatefulSet.v1beta1.apps.kruise.io", "", true), true},
 		{"look up a Deployment", asController, get("Deployment.v1.apps", "none"), true},
@@ -105,9 +146,10 @@ var rights = func() []right {
 		{"say what happened", asController, create(newEvent("events.k8s.io/v1", "guarded")), true},
 		{"say who leads", asController, create(newEvent("v1", "stayput-system")), true},
 		{"take the lease", asController, create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: stayput-system}}`), true},
-		{"watch the ConfigMap of the gate", asController, list(cmKind, "metadata.name=stayput-gated-workloads", true), true},
-		{"look for OpenKruise", asController, list(webhookKind, "metadata.name=kruise-mutating-webhook-configuration", true), true},
-		{"look for the definition of PersistentPodStates", asController, get(crdKind, "persistentpodstates.apps.kruise.io"), true},
+		{"find the ConfigMaps of the gate", asController, list(cmKind, "metadata.name=stayput-gated-workloads", true), true},
+		{"read the ConfigMap of the gate", asController, get(cmKind, "stayput-gated-workloads"), true},
+		{"look for OpenKruise", asController, follow(webhookKind, "", "metadata.name=kruise-mutating-webhook-configuration"), true},
+		{"follow whether its gate is there", asController, follow(mapBindingKind, "", "metadata.name=stayput-gate-annotated"), true},
 		{"switch the uniqueness of targets off", asController, remove(vapBindingKind, "stayput-unique-target"), true},
 
 		{"make a pod", asController, create(fmt.Sprintf(newPod, "")), false},
@@ -128,15 +170,50 @@ var rights = func() []right {
 		{"say what happened by the old API", asController, create(newEvent("v1", "guarded")), false},
 		{"look at another lease", asController, get(leaseKind, "stayput-system/other"), false},
 		{"take a lease elsewhere", asController, create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: kube-system}}`), false},
+		{"read a namespace", asController, get("Namespace.v1.", "guarded"), false},
+		{"read a node", asController, get(nodeKind, "node-1"), false},
+		{"watch the ConfigMaps of the gate", asController, follow(cmKind, "", "metadata.name=stayput-gated-workloads"), false},
+		{"read the definition of PersistentPodStates", asController, get(crdKind, "persistentpodstates.apps.kruise.io"), false},
 		{"list definitions", asController, list(crdKind, "", true), false},
 		{"change the definition of PersistentPodStates", asController, merge(crdKind, "persistentpodstates.apps.kruise.io", `{metadata: {labels: {a: b}}}`), false},
 		{"list webhooks", asController, list(webhookKind, "", true), false},
+		{"list webhooks that validate", asController, list(validatingKind, "", true), false},
+		{"list OpenKruise's webhook that validates", asController, list(validatingKind, "metadata.name=kruise-validating-webhook-configuration", true), false},
 		{"switch its own limits off", asController, remove(vapBindingKind, "stayput-controller"), false},
 		{"switch the limits of agents off", asController, remove(vapBindingKind, "stayput-agent"), false},
 		{"switch the gate of recorded pods off", asController, remove(mapBindingKind, "stayput-gate-recorded"), false},
 		{"switch the gate of annotated pods off", asController, remove(mapBindingKind, "stayput-gate-annotated"), false},
 		{"change its own limits", asController, merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false},
 		{"make a binding", asController, create(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: new}, spec: {policyName: x, validationActions: [Deny]}}`), false},
+
+		{"switch the gate of annotated pods off", asUninstall, remove(mapBindingKind, "stayput-gate-annotated"), true},
+		{"switch the gate of recorded pods off", asUninstall, remove(mapBindingKind, "stayput-gate-recorded"), true},
+		{"end the installation", asUninstall, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), true},
+		{"find gated pods", asUninstall, list(podKind, "spec.nodeName=", true), true},
+		{"let a pod go", asUninstall, patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {schedulingGates: [{$patch: delete, name: stayput.io/placement}]}}`), true},
+		{"see what the agents have left", asUninstall, list(retipKind, "", true), true},
+		{"find the ConfigMaps of the gate", asUninstall, list(cmKind, "metadata.name=stayput-gated-workloads", true), true},
+		{"delete the ConfigMap of the gate", asUninstall, remove(cmKind, "stayput-gated-workloads"), true},
+
+		{"delete a pod", asUninstall, remove(podKind, "waiting"), false},
+		{"change the status of a pod", asUninstall, merge(podKind, "waiting", `{status: {phase: Failed}}`, "status"), false},
+		{"resize a pod", asUninstall, merge(podKind, "placed", `{spec: {containers: []}}`, "resize"), false},
+		{"bind a pod", asUninstall, create(`{apiVersion: v1, kind: Binding, metadata: {name: waiting}, target: {kind: Node, name: node-1}}`), false},
+		{"list nodes", asUninstall, list(nodeKind, "", true), false},
+		{"list workloads", asUninstall, list(stsKind, "", true), false},
+		{"scale a workload", asUninstall, merge(stsKind, "bad", `{spec: {replicas: 1}}`, "scale"), false},
+		{"release an address", asUninstall, merge(retipKind, "web-0.node-1", `{spec: {release: true}}`), false},
+		{"delete a RetainedIP", asUninstall, remove(retipKind, "web-0.node-1"), false},
+		{"read a PersistentPodState", asUninstall, get(ppsKind, "web"), false},
+		{"delete a PersistentPodState", asUninstall, remove(ppsKind, "web"), false},
+		{"list ConfigMaps", asUninstall, list(cmKind, "", true), false},
+		{"make a ConfigMap", asUninstall, create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), false},
+		{"delete another ConfigMap", asUninstall, remove(cmKind, "settings"), false},
+		{"delete another ConfigMap of its own namespace", asUninstall, remove(cmKind, lab.SystemNamespace+"/other"), false},
+		{"switch the limits of the controller off", asUninstall, remove(vapBindingKind, "stayput-controller"), false},
+		{"change the limits of the controller", asUninstall, merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false},
+		{"list definitions", asUninstall, list(crdKind, "", true), false},
+		{"delete the definition of PersistentPodStates", asUninstall, remove(crdKind, "persistentpodstates.apps.kruise.io"), false},
 
 		{"look at RetainedIPs", asViewer, list(retipKind, "", false), true},
 		{"look at PersistentPodStates", asViewer, list(ppsKind, "", false), true},
@@ -150,6 +227,13 @@ var rights = func() []right {
 		{"look elsewhere", asEditor, list(retipKind, "", true), false},
 	}
 	for _, as := range []func(*guard) *rest.Config{asAgent, asController} {
+		all = append(all,
+			right{"follow the installation", as, follow(cmKind, lab.SystemNamespace, "metadata.name=stayput-installation"), true},
+			right{"read the installation", as, get(cmKind, lab.SystemNamespace+"/stayput-installation"), false},
+			right{"end the installation", as, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), false},
+		)
+	}
+	for _, as := range []func(*guard) *rest.Config{asAgent, asController, asUninstall} {
 		all = append(all,
 			right{"read a secret", as, get(secretKind, "password"), false},
 			right{"list secrets", as, list(secretKind, "", true), false},
@@ -167,14 +251,17 @@ var rights = func() []right {
 
 func TestEveryProgramAndPersonHasTheRightsItNeedsAndNoOthers(t *testing.T) {
 	g := guardedWith(t, true)
-	_, err := g.c.Kubectl(testContext(t), people, "apply", "--server-side", "-f", "-")
+	uninstall, err := uninstallRights(testContext(t))
+	check(t, err)
+	_, err = g.c.Kubectl(testContext(t), people+uninstall, "apply", "--server-side", "-f", "-")
 	check(t, err)
 	who := map[string]string{}
 	for _, r := range rights {
 		name := "the agent"
 		switch as := r.as(g); {
 		case as.Impersonate.UserName != "":
-			name = "the " + as.Impersonate.UserName
+			_, account, _ := strings.Cut(as.Impersonate.UserName, lab.SystemNamespace+":")
+			name = "the " + cmp.Or(account, as.Impersonate.UserName)
 		case as == g.controller:
 			name = "the controller"
 		}
@@ -197,7 +284,7 @@ func TestEveryProgramAndPersonHasTheRightsItNeedsAndNoOthers(t *testing.T) {
 			}
 		})
 	}
-	if len(who) != 4 {
+	if len(who) != 5 {
 		t.Errorf("tried by %v", who)
 	}
 }
@@ -212,6 +299,28 @@ func TestWhatIsRefusedCanBeDoneByAnAdministrator(t *testing.T) {
 		_, err := r.do(testContext(t), g, g.admin)
 		if apierrors.IsForbidden(err) {
 			t.Errorf("%s: %v", r.name, err)
+		}
+	}
+}
+
+// RBAC knows no fields: of a pod the Job may take off a gate and no more than the controller may.
+func TestThePoliciesHoldTheUninstallationToWhatTheControllerMayDo(t *testing.T) {
+	g := guardedWith(t, true)
+	uninstall, err := uninstallRights(testContext(t))
+	check(t, err)
+	_, err = g.c.Kubectl(testContext(t), uninstall, "apply", "--server-side", "-f", "-")
+	check(t, err)
+	for change, why := range map[string]string{
+		`{spec: {containers: [{name: c, image: evil}]}}`:                         "may change nothing of a pod but",
+		`{metadata: {labels: {a: c}}}`:                                           "may change nothing of a pod but",
+		`{spec: {schedulingGates: [{$patch: delete, name: example.com/quota}]}}`: "may take no scheduling gate off but",
+	} {
+		until(t, "the refusal of "+change, func(ctx context.Context) bool { // the rights come within a moment
+			_, err = patch(podKind, "waiting", types.StrategicMergePatchType, change)(ctx, g, asUninstall(g))
+			return !apierrors.IsForbidden(err) || refused(err, "")
+		})
+		if !refused(err, why) {
+			t.Errorf("%s: %v, want a refusal of the policy", change, err)
 		}
 	}
 }
