@@ -14,7 +14,11 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
@@ -404,6 +408,118 @@ func TestPodsMayDoNoMoreThanTheyHaveTo(t *testing.T) {
 		}
 		if len(images) != 1 {
 			t.Errorf("%s: more than one image: %v", name, images)
+		}
+	}
+}
+
+// find is the object of this kind and name in a rendering, nil if there is none.
+func find[object any](t *testing.T, all []Document, kind, name string) *object {
+	t.Helper()
+	i := slices.IndexFunc(all, func(d Document) bool { return d.Kind == kind && d.Name == name })
+	if i < 0 {
+		return nil
+	}
+	var o object
+	check(t, yaml.UnmarshalStrict([]byte(all[i].Text), &o))
+	return &o
+}
+
+func TestTwoControllersStandInForEachOther(t *testing.T) {
+	const name = "stayput-controller"
+	all := objects(t, Namespace, "")
+	d := find[appsv1.Deployment](t, all, "Deployment", name)
+	pdb := find[policyv1.PodDisruptionBudget](t, all, "PodDisruptionBudget", name)
+	if d == nil || pdb == nil {
+		t.Fatalf("Deployment %v, PodDisruptionBudget %v", d, pdb)
+	}
+	if d.Spec.Replicas == nil || *d.Spec.Replicas != 2 {
+		t.Errorf("%v replicas", d.Spec.Replicas)
+	}
+	if r := d.Spec.Strategy.RollingUpdate; r == nil || r.MaxUnavailable.IntValue() != 0 || r.MaxSurge.IntValue() != 1 {
+		t.Errorf("an upgrade leaves fewer than there are to be: %+v", d.Spec.Strategy)
+	}
+	if pdb.Namespace != Namespace || pdb.Spec.MinAvailable != nil || pdb.Spec.MaxUnavailable.String() != "1" {
+		t.Errorf("more than one may be evicted, or none: %+v", pdb)
+	}
+	if p := pdb.Spec.UnhealthyPodEvictionPolicy; p == nil || *p != policyv1.AlwaysAllow {
+		t.Error("one that does not come up keeps its node from being drained")
+	}
+	apart := d.Spec.Template.Spec.Affinity
+	if apart == nil || apart.PodAntiAffinity == nil || len(apart.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
+		t.Fatalf("both may be on one node: %+v", apart)
+	}
+	term := apart.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].PodAffinityTerm
+	if term.TopologyKey != "kubernetes.io/hostname" {
+		t.Errorf("they keep apart by %s", term.TopologyKey)
+	}
+	selectors := map[string]*metav1.LabelSelector{"the Deployment": d.Spec.Selector, "the budget": pdb.Spec.Selector, "the anti-affinity": term.LabelSelector}
+	for _, spread := range d.Spec.Template.Spec.TopologySpreadConstraints {
+		selectors["the spread by "+spread.TopologyKey] = spread.LabelSelector
+	}
+	own := labels.Set(d.Spec.Template.Labels)
+	agents := labels.Set(find[appsv1.DaemonSet](t, all, "DaemonSet", "stayput-agent").Spec.Template.Labels)
+	for who, s := range selectors {
+		selector, err := metav1.LabelSelectorAsSelector(s)
+		check(t, err)
+		if !selector.Matches(own) || selector.Matches(agents) {
+			t.Errorf("%s selects %s, and the controller's labels are %v", who, selector, own)
+		}
+	}
+
+	// One alone can never be drained if it has a budget.
+	if find[policyv1.PodDisruptionBudget](t, objects(t, Namespace, "controller: {replicas: 1}"), "PodDisruptionBudget", name) != nil {
+		t.Error("a single replica has a PodDisruptionBudget")
+	}
+	if find[policyv1.PodDisruptionBudget](t, objects(t, Namespace, "controller: {podDisruptionBudget: {enabled: false}}"), "PodDisruptionBudget", name) != nil {
+		t.Error("there is a PodDisruptionBudget, though it is switched off")
+	}
+}
+
+func TestPodsAreProbedAndGoBeforeOthers(t *testing.T) {
+	pods := podSpecs(t, objects(t, Namespace, ""))
+	for workload, class := range map[string]string{
+		"stayput-agent": "system-node-critical", "stayput-controller": "system-cluster-critical", "stayput-uninstall": "system-cluster-critical",
+	} {
+		pod, ok := pods[workload]
+		if !ok || pod.PriorityClassName != class {
+			t.Errorf("%s has the priority class %q, want %q", workload, pod.PriorityClassName, class)
+		}
+	}
+	for name, values := range renderings {
+		pods := podSpecs(t, objects(t, Namespace, values))
+		for workload, port := range map[string]string{"stayput-agent": "metrics", "stayput-controller": "health"} {
+			c := pods[workload].Containers[0]
+			if !slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == port }) {
+				t.Errorf("%s: %s has no port %s", name, workload, port)
+			}
+			for path, probe := range map[string]*corev1.Probe{"/healthz": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+				if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != path || probe.HTTPGet.Port.String() != port {
+					t.Errorf("%s: %s is not asked for %s at its port %s: %+v", name, workload, path, port, probe)
+				}
+			}
+		}
+	}
+	// An agent that listens on one address is asked there.
+	agent := podSpecs(t, objects(t, Namespace, `agent: {metrics: {bindAddress: 127.0.0.1}}`))["stayput-agent"].Containers[0]
+	if agent.LivenessProbe.HTTPGet.Host != "127.0.0.1" || agent.ReadinessProbe.HTTPGet.Host != "127.0.0.1" {
+		t.Errorf("asked at %q and %q", agent.LivenessProbe.HTTPGet.Host, agent.ReadinessProbe.HTTPGet.Host)
+	}
+}
+
+// Nothing of stayput is called by the API server: what it has to say at admission are policies.
+func TestThereIsNoWebhook(t *testing.T) {
+	for name, values := range renderings {
+		for _, d := range objects(t, Namespace, values) {
+			if strings.HasSuffix(d.Kind, "WebhookConfiguration") || d.Kind == "APIService" || d.Kind == "Service" {
+				t.Errorf("%s: %s %s", name, d.Kind, d.Name)
+			}
+			if d.Kind == "CustomResourceDefinition" {
+				var o struct{ Spec struct{ Conversion any } }
+				check(t, yaml.Unmarshal([]byte(d.Text), &o))
+				if o.Spec.Conversion != nil {
+					t.Errorf("%s: %s is converted by %v", name, d.Name, o.Spec.Conversion)
+				}
+			}
 		}
 	}
 }
