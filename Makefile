@@ -15,9 +15,12 @@ export CGO_ENABLED := 0
 
 all: build
 
-build: ## the static binaries, in bin/
-	$(BUILD) -o bin/ ./cmd/...
-	ln -sf kubectl-stayput bin/kubectl_complete-stayput
+# The lab builds by this, too, so that what is tested is what is released.
+BIN      ?= bin
+PROGRAMS ?= ./cmd/...
+build: ## the static binaries, in bin/ (BIN)
+	$(BUILD) -o $(BIN)/ $(PROGRAMS)
+	@if [ -e $(BIN)/kubectl-stayput ]; then ln -sf kubectl-stayput $(BIN)/kubectl_complete-stayput; fi
 
 BUILDER ?= $(firstword $(foreach b,docker buildah,$(if $(shell command -v $(b)),$(b))) docker)
 IMAGE   ?= ghcr.io/stayput/stayput:$(or $(VERSION),dev)

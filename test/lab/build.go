@@ -241,30 +241,45 @@ type Product struct {
 
 // BuildProduct builds the two programs of a node, stayput and stayput-agent, into dir, as they are released.
 func BuildProduct(ctx context.Context, dir string) (Product, error) {
-	return buildProduct(ctx, dir, "", "./cmd/stayput", "./cmd/stayput-agent")
+	return makeProduct(ctx, dir, "", "./cmd/stayput ./cmd/stayput-agent")
 }
 
 // BuildWholeProduct builds all programs of this repository into dir, as they are released.
 func BuildWholeProduct(ctx context.Context, dir string) (Product, error) {
-	return buildProduct(ctx, dir, "", "./cmd/...")
+	return makeProduct(ctx, dir, "", "./cmd/...")
 }
 
 // BuildRelease builds all programs as those of a release, so that they differ from those of any other.
 func BuildRelease(ctx context.Context, dir, version string) (Product, error) {
-	return buildProduct(ctx, dir, " -X github.com/stayput/stayput/cmd/internal/release.version="+version, "./cmd/...")
+	return makeProduct(ctx, dir, version, "./cmd/...")
 }
 
-func buildProduct(ctx context.Context, dir, ldflags string, packages ...string) (Product, error) {
+// makeProduct builds by the repository's Makefile, which knows how the programs are released. The programs of no
+// version know their commit by themselves.
+func makeProduct(ctx context.Context, dir, version, programs string) (Product, error) {
 	root, _, err := moduleRoot(ctx)
+	if err != nil {
+		return Product{}, err
+	}
+	if _, err := exec.LookPath("make"); err != nil {
+		if err := Need(ctx, "make"); err != nil {
+			return Product{}, err
+		}
+	}
+	dir, err = filepath.Abs(dir)
 	if err != nil {
 		return Product{}, err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Product{}, err
 	}
-	args := append([]string{"build", "-o", dir + "/", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w" + ldflags}, packages...)
-	if err := goCommand(ctx, root, false, args...); err != nil {
-		return Product{}, err
+	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "build", "GO=go", "BIN="+dir, "PROGRAMS="+programs, "VERSION="+version)
+	cmd.Dir = root
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) } // which it hands on to the compiler
+	// The flags of a make that has called us are not for this one.
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKEOVERRIDES=", "GOFLAGS=", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return Product{}, fmt.Errorf("make build: %w\n%s", err, out)
 	}
 	program := func(name string) string {
 		if path := filepath.Join(dir, name); exists(path) {

@@ -44,7 +44,7 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 			return err
 		}
 	}
-	version, err := chartVersion(ctx)
+	version, err := ChartVersion(ctx)
 	if err != nil {
 		return err
 	}
@@ -174,8 +174,8 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 	return nil
 }
 
-// chartVersion is the version of the product that the chart installs: the tag of its image.
-func chartVersion(ctx context.Context) (string, error) {
+// ChartVersion is the version of the product that the chart installs: the tag of its image.
+func ChartVersion(ctx context.Context) (string, error) {
 	dir, err := Chart(ctx)
 	if err != nil {
 		return "", err
