@@ -22,10 +22,12 @@ build: ## the static binaries, in bin/ (BIN)
 	$(BUILD) -o $(BIN)/ $(PROGRAMS)
 	@if [ -e $(BIN)/kubectl-stayput ]; then ln -sf kubectl-stayput $(BIN)/kubectl_complete-stayput; fi
 
+# The release whose image the manifests name. The chart alone says it.
+RELEASE := $(shell sed -n 's/^appVersion: *//p' deploy/chart/Chart.yaml)
 BUILDER ?= $(firstword $(foreach b,docker buildah,$(if $(shell command -v $(b)),$(b))) docker)
-IMAGE   ?= ghcr.io/stayput/stayput:$(or $(VERSION),dev)
-image: build ## the image IMAGE, by docker or buildah (BUILDER)
-	$(BUILDER) build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+IMAGE   ?= ghcr.io/stayput/stayput:$(RELEASE)
+image: build ## the image that the manifests name, or IMAGE, by docker or buildah (BUILDER)
+	$(BUILDER) build --build-arg VERSION=$(or $(VERSION),$(RELEASE)) -t $(IMAGE) .
 
 manifests: ## deploy/install.yaml and deploy/crds.yaml from the chart; tests check that they are up to date
 	$(GO) generate ./pkg/api/...

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -121,6 +122,34 @@ func TestTheManifestsAreThoseOfTheChart(t *testing.T) {
 		check(t, err)
 		if !bytes.Equal(got, want) {
 			t.Errorf("deploy/%s is not what the chart says: run make manifests", name)
+		}
+	}
+}
+
+// Between two tags as well: who makes the image by hand finds it where the manifests look for it.
+func TestMakeImageMakesTheImageThatTheManifestsName(t *testing.T) {
+	data, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "Chart.yaml"))
+	check(t, err)
+	var about struct{ Version, AppVersion string }
+	check(t, yaml.Unmarshal(data, &about))
+	if about.AppVersion != "v"+about.Version {
+		t.Errorf("the chart %s is of %s", about.Version, about.AppVersion)
+	}
+	images := map[string]bool{}
+	for _, pod := range podSpecs(t, objects(t, Namespace, "")) {
+		images[pod.Containers[0].Image] = true
+	}
+	want := lab.ProductImage + ":" + about.AppVersion
+	if !maps.Equal(images, map[string]bool{want: true}) {
+		t.Errorf("the manifests name %v, want %s", images, want)
+	}
+	for _, version := range []string{"", "v9.9.9-1-g0123456"} {
+		make := exec.CommandContext(testContext(t), "make", "-n", "image", "BUILDER=builder", "VERSION="+version)
+		make.Dir, make.Env = filepath.Join("..", ".."), append(os.Environ(), "MAKEFLAGS=", "MAKEOVERRIDES=")
+		out, err := make.CombinedOutput()
+		check(t, err)
+		if !strings.HasSuffix(strings.TrimSpace(string(out)), " -t "+want+" .") {
+			t.Errorf("of version %q make image does:\n%s", version, out)
 		}
 	}
 }
