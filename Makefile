@@ -29,7 +29,7 @@ IMAGE   ?= ghcr.io/stayput/stayput:$(RELEASE)
 image: build ## the image that the manifests name, or IMAGE, by docker or buildah (BUILDER)
 	$(BUILDER) build --build-arg VERSION=$(or $(VERSION),$(RELEASE)) -t $(IMAGE) .
 
-manifests: ## deploy/install.yaml and deploy/crds.yaml from the chart; tests check that they are up to date
+manifests: ## deploy/*.yaml from the chart; tests check that they are up to date
 	$(GO) generate ./pkg/api/...
 	$(GO) run ./test/chart/write deploy
 

@@ -28,14 +28,27 @@ func Files(ctx context.Context) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string][]byte{"install.yaml": install, "crds.yaml": file(crdsHead, definitions)}, nil
+	theirs := slices.IndexFunc(definitions, func(d Document) bool { return d.Name == persistentPodStates })
+	if theirs < 0 || len(definitions) != 2 {
+		return nil, fmt.Errorf("the definitions are %+v, want that of %s and one more", definitions, persistentPodStates)
+	}
+	ours := slices.Delete(slices.Clone(definitions), theirs, theirs+1)
+	return map[string][]byte{
+		"install.yaml": install, "crds.yaml": file(crdsHead, ours), "persistentpodstates.yaml": file(theirsHead, definitions[theirs:theirs+1]),
+	}, nil
 }
 
-const crdsHead = `# The custom resource definitions of stayput. Made from the chart by make manifests.
-# Where OpenKruise is installed, leave out the second one, which is its own.
+const persistentPodStates = "persistentpodstates.apps.kruise.io"
+
+const crdsHead = `# The custom resource definition of stayput. Made from the chart by make manifests.
 `
 
-const installHead = `# stayput, without its custom resource definitions, which are in crds.yaml. Made from the chart by make manifests.
+const theirsHead = `# The custom resource definition of PersistentPodStates, for those who use them. Made from the chart by make manifests.
+# It is OpenKruise's by origin: not for clusters where OpenKruise is installed, which has brought its own.
+`
+
+const installHead = `# stayput, without its custom resource definitions, which are in crds.yaml and
+# persistentpodstates.yaml. Made from the chart by make manifests.
 #
 # kubectl applies and deletes in the order of the file, and the order is for deleting. First the permission without
 # which no pod is gated, and the bindings by which pods are; their deletion tells the controllers to let all gated pods

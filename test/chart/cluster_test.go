@@ -304,7 +304,7 @@ func TestTheManifestsAreAppliedAndDeletedByKubectlInOneGo(t *testing.T) {
 	check(t, err)
 	defer clean(t, c, Namespace)
 	for _, how := range [][]string{nil, {"--server-side"}} {
-		kubectl(t, c, "apply", "--server-side", "-f", filepath.Join(deploy, "crds.yaml"))
+		kubectl(t, c, "apply", "--server-side", "-f", filepath.Join(deploy, "crds.yaml"), "-f", filepath.Join(deploy, "persistentpodstates.yaml"))
 		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
 		// Twice is no different from once.
 		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)

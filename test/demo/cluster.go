@@ -73,7 +73,7 @@ func (s *stage) spare() *lab.ClusterNode { return s.Nodes[len(s.Nodes)-1] }
 func (s *stage) install(ctx context.Context) error {
 	s.out.step("stayput is installed: an agent on every node, which brings the IPAM plugin, and two controllers")
 	s.installed = true
-	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/crds.yaml", "-f", "deploy/install.yaml"})
+	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/crds.yaml", "-f", "deploy/persistentpodstates.yaml", "-f", "deploy/install.yaml"})
 	return s.Install(ctx, lab.InstallOptions{Manifests: true})
 }
 

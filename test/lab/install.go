@@ -31,7 +31,7 @@ const (
 type InstallOptions struct {
 	// Values are for the chart, over those of [Cluster.Values].
 	Values map[string]any
-	// Manifests has kubectl apply deploy/crds.yaml and deploy/install.yaml as they are. There are no values then.
+	// Manifests has kubectl apply the manifests in deploy/ as they are. There are no values then.
 	Manifests bool
 }
 
@@ -166,7 +166,7 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"crds.yaml", "install.yaml"} {
+	for _, name := range []string{"crds.yaml", "persistentpodstates.yaml", "install.yaml"} {
 		if _, err := c.Kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(root, "deploy", name)); err != nil {
 			return err
 		}

@@ -117,14 +117,14 @@ func (c *Cluster) StartController(ctx context.Context, args ...string) (*Control
 	return controller, controller.Start(ctx)
 }
 
-// ApplyManifests applies deploy/crds.yaml and deploy/install.yaml but for their workloads, by force where somebody
+// ApplyManifests applies the manifests in deploy/ but for their workloads, by force where somebody
 // else has changed them.
 func (c *Cluster) ApplyManifests(ctx context.Context) error {
 	root, _, err := moduleRoot(ctx)
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"crds.yaml", "install.yaml"} {
+	for _, name := range []string{"crds.yaml", "persistentpodstates.yaml", "install.yaml"} {
 		data, err := os.ReadFile(filepath.Join(root, "deploy", name))
 		if err != nil {
 			return err
