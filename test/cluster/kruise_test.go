@@ -1,8 +1,19 @@
 package cluster
 
 import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
@@ -10,8 +21,8 @@ import (
 
 // openKruise is OpenKruise's definition of PersistentPodStates as its releases have it: in the older ones v1alpha1 is
 // all there is, in the newer ones it is converted to v1beta1, where the topology keys have another name, by
-// OpenKruise's webhook. It has no conditions, and its status must have an observedGeneration.
-func openKruise(newer bool) string {
+// OpenKruise's webhook, which is what that says. It has no conditions, and its status must have an observedGeneration.
+func openKruise(webhook string) string {
 	version := func(name, keys string, storage bool) string {
 		topology := fmt.Sprintf("{type: object, required: [%[1]s], properties: {%[1]s: {type: array, items: {type: string}}}}", keys)
 		return fmt.Sprintf(`
@@ -50,7 +61,7 @@ spec:
   names: {kind: PersistentPodState, listKind: PersistentPodStateList, plural: persistentpodstates, singular: persistentpodstate}
   scope: Namespaced
   versions:`
-	if !newer {
+	if webhook == "" {
 		return crd + version("v1alpha1", "nodeTopologyKeys", true)
 	}
 	return crd + version("v1alpha1", "nodeTopologyKeys", false) + version("v1beta1", "keys", true) + `
@@ -58,22 +69,122 @@ spec:
     strategy: Webhook
     webhook:
       conversionReviewVersions: [v1]
-      clientConfig: {service: {name: kruise-webhook-service, namespace: kruise-system, path: /convert}}`
+      clientConfig: ` + webhook
 }
 
-func TestOpenKruisesDefinitionMayBeThereOrComeLaterWithItsControllerOrWithout(t *testing.T) {
+// serveConversion converts PersistentPodStates as OpenKruise's controller does, which cannot run here, for the API server
+// of a cluster alone. It returns the clientConfig by which that finds it. When stop is called it does not answer any more.
+func serveConversion(t *testing.T, c *lab.Cluster, address string) (clientConfig string, stop func()) {
+	t.Helper()
+	listener, err := c.Control.Listen(testContext(t), "tcp", address)
+	check(t, err)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(convert))
+	check(t, server.Listener.Close())
+	server.Listener = listener
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	return fmt.Sprintf("{url: %q, caBundle: %s}", server.URL+"/convert", base64.StdEncoding.EncodeToString(authority)), server.Close
+}
+
+// conversionReview is the ConversionReview of apiextensions.k8s.io/v1.
+type conversionReview struct {
+	metav1.TypeMeta `json:",inline"`
+	Request         *struct {
+		UID               types.UID
+		DesiredAPIVersion string
+		Objects           []json.RawMessage
+	} `json:"request,omitempty"`
+	Response struct {
+		UID              types.UID         `json:"uid"`
+		Result           metav1.Status     `json:"result"`
+		ConvertedObjects []json.RawMessage `json:"convertedObjects"`
+	} `json:"response"`
+}
+
+func convert(w http.ResponseWriter, r *http.Request) {
+	var review conversionReview
+	if err := json.NewDecoder(r.Body).Decode(&review); err != nil || review.Request == nil {
+		http.Error(w, fmt.Sprintf("a review without a request: %v", err), http.StatusBadRequest)
+		return
+	}
+	review.Response.UID, review.Response.Result.Status = review.Request.UID, metav1.StatusSuccess
+	for _, raw := range review.Request.Objects {
+		object, err := converted(raw, review.Request.DesiredAPIVersion)
+		if err != nil {
+			review.Response.Result = metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}
+			break
+		}
+		review.Response.ConvertedObjects = append(review.Response.ConvertedObjects, object)
+	}
+	review.Request = nil
+	_ = json.NewEncoder(w).Encode(review) // whoever is not there any more gets no answer
+}
+
+// converted is a PersistentPodState in another version. Like OpenKruise's, whose Go types are between, it drops what these
+// do not know and always has an observedGeneration.
+func converted(raw []byte, version string) ([]byte, error) {
+	var o map[string]any
+	if err := json.Unmarshal(raw, &o); err != nil {
+		return nil, err
+	}
+	from, to := "nodeTopologyKeys", "keys"
+	switch version {
+	case "apps.kruise.io/v1beta1":
+	case "apps.kruise.io/v1alpha1":
+		from, to = to, from
+	default:
+		return nil, fmt.Errorf("version %q", version)
+	}
+	rename := func(term any) {
+		if t, ok := term.(map[string]any); ok && t[from] != nil {
+			t[to] = t[from]
+			delete(t, from)
+		}
+	}
+	o["apiVersion"] = version
+	if spec, ok := o["spec"].(map[string]any); ok {
+		rename(spec["requiredPersistentTopology"])
+		preferred, _ := spec["preferredPersistentTopology"].([]any)
+		for _, p := range preferred {
+			if p, ok := p.(map[string]any); ok {
+				rename(p["preference"])
+			}
+		}
+	}
+	status := map[string]any{"observedGeneration": 0}
+	if was, ok := o["status"].(map[string]any); ok {
+		for _, field := range []string{"observedGeneration", "podStates"} {
+			if was[field] != nil {
+				status[field] = was[field]
+			}
+		}
+	}
+	o["status"] = status
+	return json.Marshal(o)
+}
+
+// OpenKruise itself is not there, only its definition, so that PersistentPodStates are stayput's to serve.
+func TestOpenKruisesDefinitionInEitherVersionMayBeThereOrComeLater(t *testing.T) {
 	c := ownCluster(t, &lab.ClusterOptions{})
-	_, err := c.Kubectl(testContext(t), openKruise(false), "apply", "-f", "-")
+	_, err := c.Kubectl(testContext(t), openKruise(""), "apply", "-f", "-")
 	check(t, err)
 	definition := func() string {
 		return kubectl(t, c, "get", "crd", "persistentpodstates.apps.kruise.io", "-o", "jsonpath={.metadata.uid} {.metadata.generation} {.metadata.labels}")
 	}
 	theirs := definition()
-	check(t, c.Install(testContext(t), lab.InstallOptions{}))
-	if now := definition(); now != theirs {
-		t.Fatalf("OpenKruise's definition was %s and is %s", theirs, now)
+	unchanged := func() {
+		t.Helper()
+		if now := definition(); now != theirs {
+			t.Fatalf("OpenKruise's definition was %s and is %s", theirs, now)
+		}
 	}
+	check(t, c.Install(testContext(t), lab.InstallOptions{}))
+	unchanged()
 	ns := namespace(t, c)
+	all := func(n int) func(*kruisev1alpha1.PersistentPodState) bool {
+		return func(s *kruisev1alpha1.PersistentPodState) bool { return len(s.Status.PodStates) == n }
+	}
 
 	// It is recorded in what their definition has room for, and not written to again and again for what it lacks.
 	apply(t, c, ns, statefulSet("db", 3, nil))
@@ -85,7 +196,7 @@ spec:
   targetRef: {apiVersion: apps/v1, kind: StatefulSet, name: db}
   preferredPersistentTopology: [{weight: 100, preference: {nodeTopologyKeys: [kubernetes.io/hostname]}}]
 `)
-	recorded := comesTo(t, c, ns, "db", "recorded", func(s *kruisev1alpha1.PersistentPodState) bool { return len(s.Status.PodStates) == 3 })
+	recorded := comesTo(t, c, ns, "db", "recorded", all(3))
 	comes := func(name string) {
 		t.Helper()
 		apply(t, c, ns, statefulSet(name, 2, map[string]string{retainIP: "1h"}))
@@ -98,19 +209,74 @@ spec:
 		t.Errorf("the record was written again: %+v was %+v", now.Status, recorded.Status)
 	}
 
-	// OpenKruise is upgraded, and its webhook does not answer: nobody can read a PersistentPodState any more. Pods that
-	// ask for their address know nothing of that, whoever leads.
-	_, err = c.Kubectl(testContext(t), openKruise(true), "apply", "-f", "-")
+	// OpenKruise is upgraded under stayput: objects are stored in the newer version and written in either.
+	const address = "127.0.0.1:9443"
+	webhook, stop := serveConversion(t, c, address)
+	_, err = c.Kubectl(testContext(t), openKruise(webhook), "apply", "-f", "-")
 	check(t, err)
+	theirs = definition()
+	placed := func(name, version, keys string) {
+		t.Helper()
+		apply(t, c, ns, statefulSet(name, 2, nil))
+		before := places(t, c, ns, name, 2, nil)
+		until(t, "the version "+version, func(ctx context.Context) bool { // it is served within a moment
+			_, err = c.Kubectl(ctx, fmt.Sprintf(`
+apiVersion: apps.kruise.io/%[2]s
+kind: PersistentPodState
+metadata: {name: %[1]s}
+spec:
+  targetRef: {apiVersion: apps/v1, kind: StatefulSet, name: %[1]s}
+  requiredPersistentTopology: {%[3]s: [kubernetes.io/hostname]}
+`, name, version, keys), "apply", "-n", ns, "-f", "-")
+			return err == nil
+		})
+		s := comesTo(t, c, ns, name, "recorded", all(2))
+		if r := s.Spec.RequiredPersistentTopology; r == nil || len(r.NodeTopologyKeys) != 1 {
+			t.Errorf("%s is about %+v", name, r)
+		}
+		gated := func() bool {
+			cm, err := c.Client().CoreV1().ConfigMaps(ns).Get(testContext(t), "stayput-gated-workloads", metav1.GetOptions{})
+			return err == nil && strings.Contains(cm.Data["workloads"], "\nStatefulSet.apps."+name+"\n")
+		}
+		until(t, "the gate for "+name, func(context.Context) bool { return gated() })
+		deletePods(t, c, ns, name)
+		for pod, is := range places(t, c, ns, name, 2, before) {
+			home := before[pod].Spec.NodeName
+			if is.Spec.NodeName != home || is.Spec.Affinity == nil || is.Spec.Affinity.NodeAffinity == nil {
+				t.Errorf("%s was on %s and is on %s with %+v", pod, home, is.Spec.NodeName, is.Spec.Affinity)
+			}
+		}
+	}
+	placed("newer", "v1beta1", "keys")
+	if now := stateOf(t, c, ns, "db"); now == nil || !maps.EqualFunc(now.Status.PodStates, recorded.Status.PodStates, func(a, b kruisev1alpha1.PodState) bool { return a.NodeName == b.NodeName }) {
+		t.Errorf("the record was %+v and is %+v", recorded, now)
+	}
+
+	// The webhook does not answer: nobody can read a PersistentPodState any more. Pods that ask for their address know
+	// nothing of that, whoever leads.
+	stop()
 	comes("second")
 	check(t, c.Controllers.Kill(testContext(t)))
 	check(t, c.Controllers.Start(testContext(t)))
 	comes("third")
-
-	theirs = definition()
-	_, err = c.Helm(testContext(t), "uninstall", lab.Release, "--namespace="+lab.SystemNamespace, "--wait")
-	check(t, err)
-	if now := definition(); now != theirs {
-		t.Errorf("OpenKruise's definition was %s and is %s", theirs, now)
+	uninstall := func() {
+		t.Helper()
+		_, err := c.Helm(testContext(t), "uninstall", lab.Release, "--namespace="+lab.SystemNamespace, "--wait")
+		check(t, err)
+		unchanged()
 	}
+	uninstall()
+
+	// The newer one, with its records, is there when stayput comes.
+	webhook, _ = serveConversion(t, c, address)
+	_, err = c.Kubectl(testContext(t), openKruise(webhook), "apply", "-f", "-")
+	check(t, err)
+	theirs = definition()
+	// Without this recorded pods would not be gated after a second installation (kubernetes/kubernetes#130887).
+	check(t, c.APIServer.Restart(testContext(t)))
+	check(t, c.Install(testContext(t), lab.InstallOptions{}))
+	unchanged()
+	placed("older", "v1alpha1", "nodeTopologyKeys")
+	comesTo(t, c, ns, "db", "still recorded", all(3))
+	uninstall()
 }

@@ -265,6 +265,15 @@ func (n *Node) DialFrom(ctx context.Context, from Pod, network, address string) 
 	return dialIn(ctx, n.Path(from.NetNS), network, address)
 }
 
+// Listen listens for what connects to an address of the node.
+func (n *Node) Listen(ctx context.Context, network, address string) (l net.Listener, err error) {
+	err = inside(n.Pid(), unix.CLONE_NEWNET, func() error {
+		l, err = new(net.ListenConfig).Listen(ctx, network, address)
+		return err
+	})
+	return l, err
+}
+
 func dialIn(ctx context.Context, ns, network, address string) (conn net.Conn, err error) {
 	err = insideNetNS(ns, func() error {
 		// With a literal address the socket is made on this goroutine, and stays in its namespace.
