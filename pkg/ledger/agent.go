@@ -141,6 +141,15 @@ func (l *Ledger) SetPolicy(att Attachment, pod Pod, policy Policy, ns Netns) (*R
 	return l.run(policyCommand{att, pod, policy, ns})
 }
 
+// Move gives the addresses of from to the attachment of to, which uses them though the ledger does not know it, and
+// promises them to its pod. They are bound all the while, also where it fails. from must be over: while its own
+// network namespace lives it is ErrInUse. Requested is what was seen; where from has other addresses by now it is
+// ErrUnknownAttachment. Without Addrs in the result no promise could be made and nothing has changed; an event says
+// why unless a newer attachment of the pod holds its promise.
+func (l *Ledger) Move(from Attachment, to AddRequest) (*Result, error) {
+	return l.run(moveCommand{from, to})
+}
+
 // Expired is a claim that Expire ended.
 type Expired struct {
 	Key   Key

@@ -108,6 +108,26 @@ func acts() []act {
 				w.live[theAtt].key = &k
 			}
 		}},
+		{"move from a container that is over", func(w *world) {
+			att, addrs, _ := w.add("web-0", ordinary)
+			delete(w.netns, w.live[att].netns.Path)
+			delete(w.live, att)
+			w.netns[theNs.Path] = theNs
+			w.live[theAtt] = &liveAttachment{pod: Pod{Namespace: "default", Name: "web-0"}, addrs: addrs, netns: theNs}
+		}, func(w *world) {
+			l := w.live[theAtt]
+			from, err := w.ledger().List()
+			if err != nil {
+				w.failf("List: %v", err)
+			}
+			r, err := w.ledger().Move(from[0].Attachment, AddRequest{Attachment: theAtt, Pod: l.pod, Netns: theNs, Policy: tenMinutes, Requested: l.addrs})
+			w.logf("Move -> %v %v", addrsOf(r), err)
+			if err == nil {
+				k := NewKey("net", l.pod, *tenMinutes, "eth0")
+				w.promises[k] = &promise{addrs: r.Addrs, policy: *tenMinutes, holder: &theAtt}
+				l.key = &k
+			}
+		}},
 		{"first command of a boot", func(w *world) {
 			stopped(w, "web-0", tenMinutes)
 			w.add("web-1", forever)

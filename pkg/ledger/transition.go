@@ -99,6 +99,11 @@ type (
 		policy Policy
 		netns  Netns
 	}
+	// moveCommand gives the addresses of an attachment to the one that really has them, and promises them.
+	moveCommand struct {
+		from Attachment
+		to   AddRequest
+	}
 	expireCommand  struct{ claim *Claim }
 	releaseCommand struct{ claim *Claim }
 	// orphanCommand frees a retained address whose claim no longer exists or lists other addresses: between
@@ -109,6 +114,7 @@ type (
 func (addCommand) isCommand()     {}
 func (delCommand) isCommand()     {}
 func (policyCommand) isCommand()  {}
+func (moveCommand) isCommand()    {}
 func (expireCommand) isCommand()  {}
 func (releaseCommand) isCommand() {}
 func (orphanCommand) isCommand()  {}
@@ -125,6 +131,8 @@ func transition(b book, n *Network, now Instant, cmd command) (*outcome, error) 
 		err = t.del(c)
 	case policyCommand:
 		err = t.policy(c)
+	case moveCommand:
+		err = t.move(c)
 	case expireCommand:
 		err = t.expire(c.claim)
 	case releaseCommand:
@@ -160,16 +168,8 @@ func (t *decision) alive(e *entry) bool { return t.liveness(e.netns, e.boot) != 
 // either still retained or bound by an attachment whose entry names the claim: its DEL, its death or the
 // retry of the owner make it whole.
 func (t *decision) add(c addCommand) error {
-	if e, err := t.entry(c.Attachment); err != nil {
+	if _, err := t.newcomer(c.Attachment); err != nil {
 		return err
-	} else if e != nil {
-		for _, a := range e.addrs {
-			if s, err := t.slot(a); err != nil {
-				return err
-			} else if s.state == slotBound && s.att == c.Attachment {
-				return fmt.Errorf("%w: %s has %s", ErrDuplicate, c.Attachment, a)
-			}
-		}
 	}
 	if c.Pod.Name == "" {
 		return t.allocate(c, nil, nil)
@@ -225,6 +225,19 @@ func (t *decision) add(c addCommand) error {
 		}
 	}
 	return t.allocate(c, policy, own)
+}
+
+// newcomer returns the entry that an attachment without addresses may still have; with one it is ErrDuplicate.
+func (t *decision) newcomer(att Attachment) (*entry, error) {
+	e, err := t.entry(att)
+	if err != nil || e == nil {
+		return nil, err
+	}
+	mine, err := t.boundTo(e)
+	if err == nil && len(mine) > 0 {
+		err = fmt.Errorf("%w: %s has %s", ErrDuplicate, att, mine[0])
+	}
+	return e, err
 }
 
 func valueOf(p *Policy) Policy {
@@ -794,6 +807,56 @@ func (t *decision) policy(c policyCommand) error {
 	if held != nil && held.Key.hash() != next.claim {
 		t.out.do(dropClaim{held})
 	}
+	return nil
+}
+
+// move gives the addresses of an attachment that is over to the one that really has them, and promises them.
+//
+// They are bound at every moment. Steps: the claim, the old entry, which names it and the namespace that lives, the
+// new entry, the address files, durable; the old entry goes last. Killed in between, each address is bound by one
+// of two attachments that hold the claim: the DEL of either, their death or the owner's next ADD make it whole.
+func (t *decision) move(c moveCommand) error {
+	e, err := t.entry(c.from)
+	if err != nil {
+		return err
+	}
+	if e == nil {
+		return fmt.Errorf("%w: %s", ErrUnknownAttachment, c.from)
+	}
+	mine, err := t.boundTo(e)
+	if err != nil {
+		return err
+	}
+	if len(mine) != len(t.net.Ranges) || len(mine) != len(c.to.Requested) ||
+		slices.ContainsFunc(c.to.Requested, func(a netip.Addr) bool { return !slices.Contains(mine, a) }) {
+		return fmt.Errorf("%w: of %v %s has %v", ErrUnknownAttachment, c.to.Requested, c.from, mine)
+	}
+	if e.netns.Path != "" && !e.netns.same(c.to.Netns) && t.alive(e) {
+		return fmt.Errorf("%w: %s, which has %v, still runs", ErrInUse, c.from, mine)
+	}
+	was, err := t.newcomer(c.to.Attachment)
+	if err != nil {
+		return err
+	}
+	p, _ := valueOf(c.to.Policy).clamp(t.net.LongestRetention)
+	key := NewKey(t.net.Name, c.to.Pod, p, c.to.Attachment.IfName)
+	cl, err := t.promise(key, p, mine)
+	if err != nil || cl == nil {
+		return err
+	}
+	old := *e
+	old.claim, old.open, old.boot, old.netns = key.hash(), false, t.now.BootID, c.to.Netns
+	t.out.do(putEntry{&old, true}, putEntry{t.newEntry(addCommand{c.to}, key.hash(), mine, true), was != nil})
+	var slots []slot
+	for _, a := range mine {
+		s, err := t.slot(a)
+		if err != nil {
+			return err
+		}
+		slots = append(slots, s)
+	}
+	t.bind(addCommand{c.to}, mine, slots)
+	t.out.do(syncSlots{}, dropEntry{&old})
 	return nil
 }
 

@@ -20,10 +20,9 @@ import (
 
 // Import takes over what another program has promised. Without act it only says what it would do.
 //
-// It makes promises by what every pod makes them by, Add and Del: nothing here writes a ledger by itself. For a pod
-// that is there its attachment is ended and added again under its sandbox, which changes nothing in the pod; in
-// between the address is retained for that very pod. For a pod that is gone the attachment that has the address, or
-// one that is made up, is ended under the policy.
+// It makes promises by commands of the ledger: nothing here writes one by itself. For a pod that is there its address
+// moves to its sandbox, and is bound all the while: no clock ever runs under a pod. For a pod that is gone the
+// attachment that has the address, or one that is made up, is ended under the policy.
 //
 // The runtime must answer: an address of which it is not known whether a sandbox has it is left alone.
 func Import(ctx context.Context, o Options, items []inspection.ImportItem, act bool) (*inspection.Import, error) {
@@ -139,6 +138,7 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 		}
 	}
 	p.addrs = item.IPs
+	lives := false
 	for _, ip := range item.IPs {
 		i := slices.IndexFunc(p.book.addrs, func(a ledger.Address) bool { return a.Addr == ip })
 		if i < 0 {
@@ -153,6 +153,7 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 			return nil, fmt.Sprintf("%v are bound to two sandboxes, %s and %s", item.IPs, p.has.ContainerID, a.Attachment.ContainerID)
 		default:
 			p.has = &a.Attachment
+			lives = im.lives(a.Netns)
 		}
 	}
 	if p.has != nil { // its other families, of which a record may lack some
@@ -169,6 +170,9 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 
 	// 3. Who has them in the runtime.
 	for id, s := range im.sandboxes {
+		if s.unknown != nil {
+			return nil, fmt.Sprintf("the runtime does not say which addresses sandbox %s of pod %s has: %v", id, s.Pod, s.unknown)
+		}
 		if !slices.ContainsFunc(s.ips, func(ip netip.Addr) bool { return slices.Contains(p.addrs, ip) }) {
 			continue
 		}
@@ -179,6 +183,9 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 			return nil, fmt.Sprintf("two sandboxes of the pod have %s", p.addrs[0])
 		}
 		p.sandbox, p.pod = id, s.Pod
+	}
+	if p.has != nil && p.sandbox == "" && lives {
+		return nil, fmt.Sprintf("%s, which has it in the ledger, is starting or not quite gone: its network namespace is there", p.has.ContainerID)
 	}
 	if p.has != nil && p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].ready {
 		return nil, fmt.Sprintf("sandbox %s, which has it in the ledger, runs with another address", p.has.ContainerID)
@@ -194,6 +201,16 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 	}
 	item.Action = inspection.ActionBind
 	return p, "the pod runs: its address is promised to it"
+}
+
+// lives says of a recorded network namespace whether it may still be there. The runtime lists no sandbox that it is
+// about to create.
+func (im *importer) lives(ns ledger.Netns) bool {
+	if ns.Path == "" {
+		return false
+	}
+	now, there, err := im.options.Netns.Identify(ns.Path)
+	return err != nil || there && (ns.Ino == 0 || now.Dev == ns.Dev && now.Ino == ns.Ino)
 }
 
 // fits says why addresses are not what a pod of the network would get.
@@ -219,42 +236,42 @@ func within(s ledger.RangeSet, a netip.Addr) bool {
 // errNotKept: the ledger did not make the promise that was asked for.
 var errNotKept = errors.New("the ledger did not keep the address")
 
-// carryOut makes the promise. What was planned from may have changed: the ledger looks again under its lock.
+// carryOut makes the promise. What was planned from may have changed: the ledger looks again under its lock. For a
+// pod that runs all that can fail without the ledger comes first.
 func (im *importer) carryOut(ctx context.Context, p *planned) error {
 	l := p.book.ledger
-	if p.has != nil {
-		r, err := l.Del(ledger.DelRequest{Attachment: *p.has, Pod: p.pod, Policy: &p.policy})
-		if err != nil {
+	req := ledger.AddRequest{
+		Attachment: ledger.Attachment{ContainerID: p.sandbox, IfName: p.ifname},
+		Pod:        p.pod, Policy: &p.policy, Requested: p.addrs,
+	}
+	var r *ledger.Result
+	var err error
+	switch {
+	case p.sandbox != "":
+		if req.Netns, err = im.netns(ctx, p.sandbox); err != nil {
 			return err
 		}
-		if len(r.Addrs) != len(p.addrs) {
-			return fmt.Errorf("%w: of %v it keeps %v", errNotKept, p.addrs, r.Addrs)
+		if p.has != nil {
+			r, err = l.Move(*p.has, req)
+		} else {
+			r, err = l.Add(req)
 		}
-		if p.sandbox == "" {
-			return nil
-		}
-	}
-	att, ns := ledger.Attachment{ContainerID: p.sandbox, IfName: p.ifname}, ledger.Netns{}
-	if p.sandbox == "" {
-		att.ContainerID = "import-" + strings.ReplaceAll(p.pod.Namespace+"-"+p.pod.Name, ".", "-")
-	} else {
-		var err error
-		if ns, err = im.netns(ctx, p.sandbox); err != nil {
-			return err
+	case p.has != nil:
+		r, err = l.Del(ledger.DelRequest{Attachment: *p.has, Pod: p.pod, Policy: &p.policy})
+	default:
+		req.Attachment.ContainerID = "import-" + strings.ReplaceAll(p.pod.Namespace+"-"+p.pod.Name, ".", "-")
+		if r, err = l.Add(req); err == nil {
+			_, err = l.Del(ledger.DelRequest{Attachment: req.Attachment})
 		}
 	}
-	r, err := l.Add(ledger.AddRequest{Attachment: att, Pod: p.pod, Netns: ns, Policy: &p.policy, Requested: p.addrs})
 	if err != nil {
 		return err
 	}
-	refused := slices.IndexFunc(r.Events, func(e ledger.Event) bool { return e.Reason == ledger.EventRefused })
-	if p.sandbox == "" {
-		if _, err := l.Del(ledger.DelRequest{Attachment: att}); err != nil {
-			return err
-		}
-	}
-	if refused >= 0 {
+	if refused := slices.IndexFunc(r.Events, func(e ledger.Event) bool { return e.Reason == ledger.EventRefused }); refused >= 0 {
 		return fmt.Errorf("%w: %s", errNotKept, r.Events[refused].Message)
+	}
+	if len(r.Addrs) != len(p.addrs) {
+		return fmt.Errorf("%w: of %v it keeps %v", errNotKept, p.addrs, r.Addrs)
 	}
 	return nil
 }

@@ -21,6 +21,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
@@ -138,7 +140,8 @@ func addressOf(a ledger.Address) inspection.Address {
 // sandboxIPs is a sandbox with its addresses.
 type sandboxIPs struct {
 	listed
-	ips []netip.Addr
+	ips     []netip.Addr
+	unknown error // why it is not known which it has
 }
 
 // askRuntime lists the sandboxes of the runtime, those that run with their addresses.
@@ -159,8 +162,12 @@ func askRuntime(ctx context.Context, socket string) (map[string]sandboxIPs, erro
 		is := sandboxIPs{listed: s}
 		if s.ready {
 			// One that ended meanwhile has no addresses to compare.
-			if r, err := c.client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id}); err == nil &&
-				r.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() != runtimeapi.NamespaceMode_NODE {
+			r, err := c.client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+			switch {
+			case status.Code(err) == codes.NotFound:
+			case err != nil:
+				is.unknown = err
+			case r.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() != runtimeapi.NamespaceMode_NODE:
 				is.ips = ipsOf(r.GetStatus().GetNetwork())
 			}
 		}

@@ -175,15 +175,18 @@ type fakeRuntime struct {
 	mu        sync.Mutex
 	sandboxes []*runtimeapi.PodSandbox
 	netns     map[string]string
-	config    string // as containerd says it; empty: it is another runtime
+	ips       map[string][]string // of a sandbox
+	config    string              // as containerd says it; empty: it is another runtime
 	err       error
+	// says, where it is set, may keep the status of a sandbox back; verbose is asked for its namespaces.
+	says func(id string, verbose bool) error
 }
 
 func startRuntime(t *testing.T, socket string) *fakeRuntime {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
 	check(t, err)
-	r := &fakeRuntime{netns: map[string]string{}}
+	r := &fakeRuntime{netns: map[string]string{}, ips: map[string][]string{}}
 	s := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(s, r)
 	go s.Serve(l)
@@ -203,8 +206,21 @@ func (r *fakeRuntime) PodSandboxStatus(_ context.Context, q *runtimeapi.PodSandb
 	if r.err != nil {
 		return nil, r.err
 	}
+	if r.says != nil {
+		if err := r.says(q.PodSandboxId, q.Verbose); err != nil {
+			return nil, err
+		}
+	}
+	network := &runtimeapi.PodSandboxNetworkStatus{}
+	for i, ip := range r.ips[q.PodSandboxId] {
+		if i == 0 {
+			network.Ip = ip
+			continue
+		}
+		network.AdditionalIps = append(network.AdditionalIps, &runtimeapi.PodIP{Ip: ip})
+	}
 	return &runtimeapi.PodSandboxStatusResponse{
-		Status: &runtimeapi.PodSandboxStatus{Id: q.PodSandboxId},
+		Status: &runtimeapi.PodSandboxStatus{Id: q.PodSandboxId, Network: network},
 		Info:   map[string]string{"info": fmt.Sprintf(`{"runtimeSpec":{"linux":{"namespaces":[{"type":"pid"},{"type":"network","path":%q}]}}}`, r.netns[q.PodSandboxId])},
 	}, nil
 }
