@@ -641,3 +641,35 @@ func TestTheFirstFileWaitsForTheRuntimesWord(t *testing.T) {
 		t.Errorf("the file is\n%s", w.own())
 	}
 }
+
+// Ours would be the runtime's first, and pods would silently lose what multus attaches them to.
+func TestMultusIsNeverBypassed(t *testing.T) {
+	for _, name := range []string{"05-multus.conf", "70-multus.conf"} {
+		t.Run(name, func(t *testing.T) {
+			w := newConfWorld(t)
+			w.t = t
+			w.write(name, `{"cniVersion":"0.3.1","name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
+			if s := w.look(CNIUnsupported); !strings.Contains(s.Message, "rename it to 00-multus.conf") || w.own() != "" {
+				t.Errorf("%s, and the file is\n%s", s.Message, w.own())
+			}
+			if line := w.k.line(); !strings.HasPrefix(line, "degraded: ") {
+				t.Errorf("/readyz: %s", line)
+			}
+			w.wantSaid(EventCNINotConfigured)
+			// It comes to a node that has our file.
+			w.remove(w.conf, name)
+			w.write("80-pods.conflist", bridgeConf)
+			w.look(CNIActive)
+			w.write(name, `{"cniVersion":"0.3.1","name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
+			w.look(CNIUnsupported)
+			if w.own() != "" {
+				t.Errorf("the file is still\n%s", w.own())
+			}
+			check(t, os.Rename(filepath.Join(w.conf, name), filepath.Join(w.conf, "00-multus.conf")))
+			w.look(CNIShadowed) // until multus copies ours
+			if w.own() == "" {
+				t.Error("there is no file for multus to copy")
+			}
+		})
+	}
+}

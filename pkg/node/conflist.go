@@ -532,6 +532,21 @@ func (d confDir) first() *conf {
 	return nil
 }
 
+// bypassed is multus' file where it is the runtime's but for ours, which sorts before it: pods would lose the networks
+// that multus gives them.
+func (d confDir) bypassed() *conf {
+	for _, f := range d.files {
+		if f.name == ConflistName {
+			continue
+		}
+		if c := d.read(f); c.kind == multus && c.name > ConflistName {
+			return &c
+		}
+		return nil
+	}
+	return nil
+}
+
 // CNIState is a word for how the node's CNI configuration stands.
 type CNIState string
 
@@ -591,6 +606,8 @@ func (d confDir) status() CNIStatus {
 	switch {
 	case own != nil && !own.ours && own.kind != byHand:
 		return say(CNIConflict, "%s has not been written by stayput, which leaves it alone: rename or remove it", ConflistName)
+	case own != nil && own.ours && c.name == ConflistName && d.bypassed() != nil:
+		return say(CNIUnsupported, "%s comes before %s, and takes the networks from pods that multus gives them: remove it", ConflistName, d.bypassed().name)
 	case own != nil && own.ours && c.name == ConflistName:
 		return say(CNIActive, "%s, derived from %s", ConflistName, own.from)
 	case c.kind == multus:
@@ -667,6 +684,16 @@ func (d confDir) decide(l limits, m *memory, now time.Duration) plan {
 	own, first := d.own(), d.first()
 	if own != nil && !own.ours {
 		return plan{}
+	}
+	if c := d.bypassed(); c != nil {
+		*m = memory{}
+		p := plan{remove: own != nil}
+		if d.throughMultus(CNIStatus{}, *c, nil).State != CNIActive {
+			p.status = &CNIStatus{State: CNIUnsupported, Message: fmt.Sprintf(
+				"%s sorts after %s, which would take the networks from pods that multus gives them: rename it to 00-multus.conf, or write \"stayput\" by hand where it hands on to",
+				c.name, ConflistName)}
+		}
+		return p
 	}
 	if own == nil {
 		*m = memory{}

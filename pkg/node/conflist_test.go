@@ -357,6 +357,14 @@ func TestTheFileFollowsItsSource(t *testing.T) {
 		"one that came before ours":     {dirOf("00-a.conflist", bridgeConf, ConflistName, own, "10-pods.conflist", bridgeConf), "", true, CNIShadowed},
 		"multus before ours":            {dirOf("00-multus.conf", configurations["multus, thin"].data, "10-pods.conflist", bridgeConf), own, false, ""},
 		"a half-written multus":         {dirOf("00-multus.conf", "{", "10-pods.conflist", bridgeConf), own, false, ""},
+		"multus after ours":             {dirOf("05-multus.conf", configurations["multus, thin"].data, "10-pods.conflist", bridgeConf), "", false, CNIUnsupported},
+		"multus after ours, thick":      {dirOf("05-multus.conf", configurations["multus, thick"].data, "10-pods.conflist", bridgeConf), "", false, CNIUnsupported},
+		"multus last":                   {dirOf("70-multus.conf", configurations["multus, thin"].data), "", false, CNIUnsupported},
+		"multus that came after ours":   {dirOf(ConflistName, own, "05-multus.conf", configurations["multus, thin"].data, "10-pods.conflist", bridgeConf), "", true, CNIUnsupported},
+		"multus in the source's place":  {dirOf(ConflistName, own, "70-multus.conf", configurations["multus, thin"].data), "", true, CNIUnsupported},
+		"multus with stayput by hand":   {dirOf(ConflistName, own, "70-multus.conf", `{"name":"m","type":"multus","delegates":[`+handConf+`]}`), "", true, ""},
+		"a half-written multus after":   {dirOf(ConflistName, own, "05-multus.conf", "{", "10-pods.conflist", bridgeConf), "", false, CNIBroken},
+		"multus that nobody uses":       {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf, "70-multus.conf", configurations["multus, thin"].data), "", false, ""},
 		"somebody else's of our name":   {dirOf(ConflistName, bridge2Conf, "10-pods.conflist", bridgeConf), "", false, ""},
 		"a torn one of our name":        {dirOf(ConflistName, own[:50], "10-pods.conflist", bridgeConf), "", false, ""},
 	} {
@@ -436,6 +444,8 @@ func TestTheStatusSaysWhatTheRuntimeUses(t *testing.T) {
 		"multus with one plugin":   {dirOf("00-multus.conf", multusOf(`{"name":"p","type":"ptp","ipam":{"type":"stayput"}}`)), CNIActive, "00-multus.conf", "p", "hands on"},
 		"multus with Calico":       {dirOf("00-multus.conf", multusOf(calicoConf), ConflistName, own), CNIUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
 		"multus with a name":       {dirOf("00-multus.conf", `{"name":"m","type":"multus","clusterNetwork":"pods"}`, ConflistName, own), CNIMultus, "00-multus.conf", "m", "cluster network pods"},
+		"multus after ours":        {dirOf(ConflistName, own, "05-multus.conf", multusOf(bridgeConf), "10-pods.conflist", bridgeConf), CNIUnsupported, ConflistName, "pods", "05-multus.conf"},
+		"multus alone, by hand":    {dirOf("70-multus.conf", multusOf(handConf)), CNIActive, "70-multus.conf", "pods", "hands on"},
 		"multus, thick":            {dirOf("00-multus.conf", configurations["multus, thick"].data, ConflistName, own), CNIMultus, "00-multus.conf", "multus-cni-network", "restart its pod"},
 	} {
 		t.Run(name, func(t *testing.T) {
