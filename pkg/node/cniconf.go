@@ -545,6 +545,9 @@ func RemoveConflist(o Options) (removed bool, err error) {
 	return removed, errors.Join(sweepTemps(o.CNIConfDir), retypeFlannel(dir, PluginName, stockIPAM, ""))
 }
 
+// errNotRemoved: no configuration names the plugin's binary, but it is not ours, or cannot be removed.
+var errNotRemoved = errors.New("it stays")
+
 // RemovePlugin removes the plugin's binary. It comes last, and does nothing while a configuration names the
 // plugin: no pod could start. It may be run again.
 func RemovePlugin(o Options) (removed bool, err error) {
@@ -573,9 +576,12 @@ func RemovePlugin(o Options) (removed bool, err error) {
 		if _, err := os.Lstat(s.Path); errors.Is(err, fs.ErrNotExist) {
 			return false, nil
 		}
-		return false, fmt.Errorf("%s: %s", s.Path, s.Problem)
+		return false, fmt.Errorf("%s: %s: %w", s.Path, s.Problem, errNotRemoved)
 	}
-	return true, removeFile(s.Path)
+	if err := removeFile(s.Path); err != nil {
+		return false, fmt.Errorf("%w: %w", errNotRemoved, err)
+	}
+	return true, nil
 }
 
 // line is what /readyz says.

@@ -32,7 +32,8 @@ import (
 // the commands take that it has begun by then.
 const reloaded = 2 * time.Second
 
-// uninstaller puts one node back.
+// uninstaller puts one node back. What is ours goes whether or not this agent is to install it: an earlier one may
+// have been.
 type uninstaller struct {
 	o       Options
 	ledgers ledger.Options
@@ -43,6 +44,8 @@ type uninstaller struct {
 	reloaded time.Duration
 	// switched is when the runtime's configuration was last found to have changed.
 	switched time.Time
+	// leftPlugin: it was said that the plugin's binary stays.
+	leftPlugin bool
 }
 
 // pass does what can be done now. clean says that nothing is left on the node, and complete that its RetainedIPs are
@@ -62,12 +65,10 @@ func (u *uninstaller) pass(ctx context.Context) (clean, complete bool, err error
 }
 
 // handBack puts host-local in charge, of the whole range.
-func (u *uninstaller) handBack() (err error) {
-	var removed bool
-	if u.o.InstallCNI {
-		if removed, err = RemoveConflist(u.o); err != nil {
-			return fmt.Errorf("removing the CNI configuration: %w", err)
-		}
+func (u *uninstaller) handBack() error {
+	removed, err := RemoveConflist(u.o)
+	if err != nil {
+		return fmt.Errorf("removing the CNI configuration: %w", err)
 	}
 	if removed {
 		u.log.Info("Removed the CNI configuration: host-local is in charge", "file", filepath.Join(u.o.CNIConfDir, ConflistName))
@@ -86,13 +87,17 @@ func (u *uninstaller) removeFiles() (clean bool, err error) {
 	if s := InspectCNI(u.o); s.State == CNIByHand || s.State == CNINoPlugin {
 		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall", filepath.Join(u.o.CNIConfDir, s.File))
 	}
-	removed := false
-	if u.o.InstallCNI {
-		if removed, err = RemovePlugin(u.o); err != nil {
-			return false, fmt.Errorf("removing the plugin: %w", err)
+	removed, err := RemovePlugin(u.o)
+	switch {
+	case errors.Is(err, errNotRemoved) && !u.o.InstallCNI:
+		// It is somebody else's, or in a place where only whoever put it there can write; nothing names it any more.
+		if !u.leftPlugin {
+			u.log.Warn("The plugin is left where it is", "why", err)
 		}
-	}
-	if removed {
+		u.leftPlugin = true
+	case err != nil:
+		return false, fmt.Errorf("removing the plugin: %w", err)
+	case removed:
 		u.log.Info("Removed the plugin", "dir", u.o.CNIBinDir)
 	}
 	left, err := ledger.RemoveState(u.ledgers)
@@ -200,7 +205,11 @@ func (a *Agent) leave(ctx context.Context) error {
 		clean, complete, err := u.pass(work)
 		switch {
 		case complete:
-			a.leaving.Store(ptr("uninstalled: nothing of stayput is left on this node"))
+			last := "uninstalled: nothing of stayput is left on this node"
+			if u.leftPlugin {
+				last += " but the plugin's binary, which is for whoever put it there to remove"
+			}
+			a.leaving.Store(&last)
 		case err != nil:
 			a.leaving.Store(ptr("uninstalling: degraded: " + strings.ReplaceAll(err.Error(), "\n", "; ")))
 		}

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -191,6 +193,79 @@ func TestWhenItsObjectIsDeletedTheNodeIsPutBackAsItWas(t *testing.T) {
 	}
 	w.stateIsGone()
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+}
+
+// The value agent.cni.install was true once.
+func TestWhatAnEarlierAgentInstalledGoesAlsoWhereThisOneInstallsNothing(t *testing.T) {
+	binary, err := plugin()
+	check(t, err)
+	somebodys := []byte("#!/bin/sh\n")
+	for name, c := range map[string]struct {
+		conflist string
+		bins     func(w *world, dir string)
+		stay     []string // in the two directories
+	}{
+		"all of it": {ownOf(t, "10-pods.conflist", bridgeConf), func(w *world, dir string) {
+			check(t, exec.Command("cp", binary, dir).Run())
+		}, []string{"10-pods.conflist"}},
+		"but for what somebody else wrote": {bridge2Conf, func(w *world, dir string) {
+			check(t, os.WriteFile(filepath.Join(dir, PluginName), somebodys, 0o755))
+		}, []string{ConflistName, "10-pods.conflist", PluginName}},
+		"but for a plugin on a file system that cannot be written": {ownOf(t, "10-pods.conflist", bridgeConf), func(w *world, dir string) {
+			check(t, exec.Command("cp", binary, dir).Run())
+			check(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
+			w.t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+			check(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		}, []string{"10-pods.conflist", PluginName}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, cl := newWorld(t), startCluster(t)
+			cl.install("first")
+			_, runs, job := w.inUse()
+			conf, bins := filepath.Join(w.dir, "net.d"), filepath.Join(w.dir, "bin")
+			check(t, os.Mkdir(bins, 0o755))
+			check(t, os.WriteFile(filepath.Join(conf, "10-pods.conflist"), []byte(bridgeConf), 0o644))
+			check(t, os.WriteFile(filepath.Join(conf, ConflistName), []byte(c.conflist), 0o644))
+			c.bins(w, bins)
+			r := w.installedIn(cl)
+			eventually(t, "published", func() bool { return cl.object("kept") != nil })
+			cl.uninstall()
+			eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: nothing of stayput is left") })
+			check(t, r.stops())
+			if stays := slices.Contains(c.stay, PluginName); strings.Contains(r.says(t), "but the plugin") != stays {
+				t.Errorf("it says %s", r.says(t))
+			}
+			if got := append(list(t, conf), list(t, bins)...); !slices.Equal(got, c.stay) {
+				t.Errorf("there are %v, want %v", got, c.stay)
+			}
+			w.stateIsGone()
+			w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+		})
+	}
+}
+
+func TestAConfigurationThatCannotBeTakenAwayKeepsThePromises(t *testing.T) {
+	w, cl := newWorld(t), startCluster(t)
+	cl.install("first")
+	kept, runs, _ := w.inUse()
+	conf := filepath.Join(w.dir, "net.d")
+	check(t, os.WriteFile(filepath.Join(conf, ConflistName), []byte(ownOf(t, "10-pods.conflist", bridgeConf)), 0o644))
+	check(t, unix.Mount(conf, conf, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(conf, unix.MNT_DETACH) })
+	check(t, unix.Mount("", conf, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	r := w.installedIn(cl)
+	eventually(t, "published", func() bool { return cl.object("kept") != nil })
+	cl.uninstall()
+	eventually(t, "said", func() bool {
+		s := r.says(t)
+		return strings.Contains(s, "uninstalling: degraded: removing the CNI configuration") && strings.Contains(s, "read-only")
+	})
+	w.want(kept, ledger.StateRetained)
+	w.want(runs, ledger.StateBound)
+	check(t, unix.Unmount(conf, 0)) // and when it can be
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: nothing of stayput is left") })
+	check(t, r.stops())
+	w.stateIsGone()
 }
 
 func TestADeletionWhileTheAgentIsAwayIsNoticedAtItsNextStart(t *testing.T) {

@@ -63,9 +63,9 @@ New namespaces are mounts that appear after the agent has started: HostToContain
 {{- define "stayput.agentDirs" -}}
 {{- $a := .Values.agent -}}
 {{- $state := dict "name" "state" "path" $a.stateDir -}}
-{{- $conf := dict "name" "cni-conf" "path" $a.cni.confDir "readOnly" (not $a.cni.install) -}}
+{{- /* Both also where it installs nothing, to take away at the end what an earlier installation put there. */ -}}
+{{- $conf := dict "name" "cni-conf" "path" $a.cni.confDir -}}
 {{- $cache := dict "name" "cni-cache" "path" $a.cni.cacheDir -}}
-{{- /* Also where somebody else installs the plugin: to see that it is there, and to take it away at the end. */ -}}
 {{- $bin := dict "name" "cni-bin" "path" $a.cni.binDir -}}
 {{- $all := list $state $conf $cache $bin -}}
 {{- range $i, $dir := $a.cni.dataDirs -}}
