@@ -633,7 +633,9 @@ func (d confDir) throughMultus(s CNIStatus, c conf, own *ownConf) CNIStatus {
 	delegates, _ := plugin["delegates"].([]any)
 	if len(delegates) == 0 {
 		s.State = CNIMultus
-		if network, _ := plugin["clusterNetwork"].(string); network != "" {
+		if network, _ := plugin["clusterNetwork"].(string); strings.Contains(network, "/") {
+			return d.throughFile(s, c, filepath.Base(network), own)
+		} else if network != "" {
 			s.Message = fmt.Sprintf("%s hands on to the cluster network %s; whether that has stayput in it cannot be seen here", c.name, network)
 		} else {
 			s.Message = fmt.Sprintf("%s does not say what it hands on to; %s after %s was written", c.name, again, ConflistName)
@@ -655,6 +657,32 @@ func (d confDir) throughMultus(s CNIStatus, c conf, own *ownConf) CNIStatus {
 		s.State, s.Message = CNIStock, fmt.Sprintf("%s has a copy of a network with host-local", c.name)
 	default:
 		s.State, s.Message = CNIUnsupported, fmt.Sprintf("%s: delegates[0]: %s", c.name, why)
+	}
+	return s
+}
+
+// throughFile says what is known of the file that multus' daemon hands on to. It was the first one of the directory
+// when the daemon started, and is read at every ADD, by its path in the daemon's container.
+func (d confDir) throughFile(s CNIStatus, c conf, name string, own *ownConf) CNIStatus {
+	i := slices.IndexFunc(d.files, func(f confFile) bool { return f.name == name })
+	if i < 0 {
+		s.State = CNIBroken
+		s.Message = fmt.Sprintf("%s hands on to %s, which is gone; until multus' pod on this node is restarted no pod can start", c.name, name)
+		return s
+	}
+	to := d.read(d.files[i])
+	s.Network = to.network
+	switch {
+	case to.kind == byHand:
+		s.State, s.Message = CNIActive, fmt.Sprintf("%s hands on to %s, which has stayput in it", c.name, name)
+	case to.kind == stock && own != nil && own.ours:
+		s.State, s.Message = CNIShadowed, fmt.Sprintf("%s hands on to %s; multus takes the first configuration when it starts: restart its pod on this node, and it takes %s", c.name, name, ConflistName)
+	case to.kind == stock:
+		s.State, s.Message = CNIStock, fmt.Sprintf("%s hands on to %s, which has host-local", c.name, name)
+	case to.kind == broken:
+		s.State, s.Message = CNIBroken, fmt.Sprintf("%s hands on to %s: %s", c.name, name, to.why)
+	default:
+		s.State, s.Message = CNIUnsupported, fmt.Sprintf("%s hands on to %s: %s", c.name, name, to.why)
 	}
 	return s
 }

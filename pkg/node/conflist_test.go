@@ -422,6 +422,10 @@ func TestTheStatusSaysWhatTheRuntimeUses(t *testing.T) {
 	multusOf := func(delegate string) string {
 		return `{"cniVersion":"0.3.1","name":"m","type":"multus","delegates":[` + delegate + `]}`
 	}
+	// What multus' daemon writes: its shim, and the path of the file as its container has it.
+	daemonOf := func(file string) string {
+		return `{"capabilities":{"portMappings":true},"cniVersion":"0.3.1","name":"multus-cni-network","clusterNetwork":"/host/etc/cni/net.d/` + file + `","type":"multus-shim"}`
+	}
 	for name, c := range map[string]struct {
 		dir     confDir
 		state   CNIState
@@ -444,6 +448,12 @@ func TestTheStatusSaysWhatTheRuntimeUses(t *testing.T) {
 		"multus with one plugin":   {dirOf("00-multus.conf", multusOf(`{"name":"p","type":"ptp","ipam":{"type":"stayput"}}`)), CNIActive, "00-multus.conf", "p", "hands on"},
 		"multus with Calico":       {dirOf("00-multus.conf", multusOf(calicoConf), ConflistName, own), CNIUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
 		"multus with a name":       {dirOf("00-multus.conf", `{"name":"m","type":"multus","clusterNetwork":"pods"}`, ConflistName, own), CNIMultus, "00-multus.conf", "m", "cluster network pods"},
+		"multus' daemon with ours": {dirOf("00-multus.conf", daemonOf(ConflistName), ConflistName, own, "10-pods.conflist", bridgeConf), CNIActive, "00-multus.conf", "pods", "which has stayput"},
+		"it from before":           {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), ConflistName, own, "10-pods.conflist", bridgeConf), CNIShadowed, "00-multus.conf", "pods", "restart its pod"},
+		"it without ours":          {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), "10-pods.conflist", bridgeConf), CNIStock, "00-multus.conf", "pods", "host-local"},
+		"it after ours went":       {dirOf("00-multus.conf", daemonOf(ConflistName), "10-pods.conflist", bridgeConf), CNIBroken, "00-multus.conf", "multus-cni-network", "no pod can start"},
+		"it with Calico":           {dirOf("00-multus.conf", daemonOf("10-calico.conflist"), "10-calico.conflist", calicoConf), CNIUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
+		"it with half a file":      {dirOf("00-multus.conf", daemonOf("10-x.conflist"), "10-x.conflist", "{"), CNIBroken, "00-multus.conf", "", "EOF"},
 		"multus after ours":        {dirOf(ConflistName, own, "05-multus.conf", multusOf(bridgeConf), "10-pods.conflist", bridgeConf), CNIUnsupported, ConflistName, "pods", "05-multus.conf"},
 		"multus alone, by hand":    {dirOf("70-multus.conf", multusOf(handConf)), CNIActive, "70-multus.conf", "pods", "hands on"},
 		"multus, thick":            {dirOf("00-multus.conf", configurations["multus, thick"].data, ConflistName, own), CNIMultus, "00-multus.conf", "multus-cni-network", "restart its pod"},

@@ -72,6 +72,9 @@ func (u *uninstaller) handBack() error {
 	}
 	if removed {
 		u.log.Info("Removed the CNI configuration: host-local is in charge", "file", filepath.Join(u.o.CNIConfDir, ConflistName))
+		if s := InspectCNI(u.o); s.State == CNIBroken {
+			u.log.Warn("Without the CNI configuration of stayput", "state", s.State, "message", s.Message)
+		}
 	}
 	if removed || u.switched.IsZero() {
 		u.switched = time.Now()
