@@ -189,8 +189,11 @@ func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedI
 // withoutPod gives up what its workload does not want any more, by the policy of the addresses.
 func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
 	whenScaled, whenDeleted := ip.Spec.WhenScaled == stayputv1alpha1.PolicyRelease, ip.Spec.WhenDeleted == stayputv1alpha1.PolicyRelease
-	if ip.Status.Phase != stayputv1alpha1.PhaseRetained || ip.Spec.Workload == nil || !whenScaled && !whenDeleted {
+	if ip.Status.Phase != stayputv1alpha1.PhaseRetained || !whenScaled && !whenDeleted {
 		return reconcile.Result{}, nil
+	}
+	if ip.Spec.Workload == nil {
+		return r.recall(ctx, ip)
 	}
 	why, again, err := r.unwanted(ctx, ip, whenScaled, whenDeleted)
 	if apierrors.IsForbidden(err) {
@@ -218,6 +221,27 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	r.events.Eventf(&corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: ip.Namespace, Name: w.Name, UID: types.UID(w.UID)},
 		ip, corev1.EventTypeNormal, reasonReleased, "Releasing", "%s", fmt.Sprintf("IP %v of pod %s on node %s is released: %s", ip.Status.IPs, ip.Spec.PodName, ip.Spec.NodeName, why))
 	return reconcile.Result{}, nil
+}
+
+// recall finds out whose addresses without a pod are that do not say it: the object was deleted and published
+// again, which the agent does without the workload, or no controller ran while the pod lived. It can be told only
+// while the workload exists and its pods keep their names. All others stay for as long as the node's agent allows:
+// not to know who wants an address is no reason to give it up.
+func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
+	if ip.Spec.Identity != "" { // the names of its pods tell nothing
+		return reconcile.Result{}, nil
+	}
+	workload, err := r.targets.maker(ctx, ip.Namespace, ip.Spec.PodName)
+	switch {
+	case errors.Is(err, errUnknownYet), errors.As(err, new(*permissionError)), apierrors.IsForbidden(err):
+		log.FromContext(ctx).Info("Not known which workload addresses belong to: they stay", "err", err)
+		return reconcile.Result{RequeueAfter: recheck}, nil
+	case err != nil:
+		return reconcile.Result{}, fmt.Errorf("looking for the workload of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
+	case workload == nil:
+		return reconcile.Result{RequeueAfter: recheck}, nil
+	}
+	return reconcile.Result{}, r.apply(ctx, ip, *workload, false) // which leads here again
 }
 
 // unwanted says why nobody wants addresses any more; empty: somebody may, and again is when to ask again. It asks

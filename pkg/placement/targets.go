@@ -616,6 +616,56 @@ func (t *targets) wantsLive(ctx context.Context, namespace string, of stayputv1a
 	return wanted || !numbered, nil
 }
 
+// maker is the workload that makes pods of this name, told by the name alone: of the pod's stem, of a kind whose
+// pods keep their names, and with a template that asks for addresses under the pods' own names. nil: there is none,
+// or more than one could be it. An error means that it is not known.
+func (t *targets) maker(ctx context.Context, namespace, pod string) (*stayputv1alpha1.WorkloadReference, error) {
+	stem, ok := stemOf(pod)
+	if !ok {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
+	defer cancel()
+	t.mu.Lock()
+	var kinds []kindState
+	for _, k := range t.kinds {
+		kinds = append(kinds, *k)
+	}
+	t.mu.Unlock()
+	key := types.NamespacedName{Namespace: namespace, Name: stem}
+	var of []schema.GroupVersionKind
+	for _, k := range kinds {
+		if errors.Is(k.problem, errNotServed) {
+			continue
+		}
+		if k.problem != nil {
+			return nil, fmt.Errorf("looking for %s of kind %s: %w", key, k.gvk.GroupKind(), k.problem)
+		}
+		switch err := t.cache.Get(ctx, key, k.object(), client.UnsafeDisableDeepCopy); {
+		case err == nil:
+			of = append(of, k.gvk)
+		case !absent(err):
+			return nil, fmt.Errorf("looking for %s of kind %s: %w", key, k.gvk.GroupKind(), err)
+		}
+	}
+	if len(of) != 1 {
+		return nil, nil
+	}
+	o := &unstructured.Unstructured{} // the cache does not have its template
+	o.SetGroupVersionKind(of[0])
+	if err := t.live.Get(ctx, key, o); err != nil {
+		if absent(err) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("reading %s %s: %w", of[0].GroupKind(), key, err)
+	}
+	asks, _, err := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "annotations")
+	if err != nil || !annotated(asks) || asks[stayputv1alpha1.AnnotationIdentity] != "" {
+		return nil, nil // its pods ask for nothing, so that it is not theirs, or it has no template
+	}
+	return &stayputv1alpha1.WorkloadReference{APIVersion: o.GetAPIVersion(), Kind: o.GetKind(), Name: stem, UID: string(o.GetUID())}, nil
+}
+
 // watchWorkloads has a controller look at every workload that can be read, when it comes, goes or changes.
 func watchWorkloads[request comparable](t *targets, c controller.TypedController[request], requests func(context.Context, workloadRef) []request) error {
 	return t.each(func(k targetKind) error {
@@ -677,12 +727,17 @@ func orphanOf(pod metav1.Object) (string, bool) {
 	if metav1.GetControllerOf(pod) != nil {
 		return "", false
 	}
-	i := strings.LastIndexByte(pod.GetName(), '-')
+	return stemOf(pod.GetName())
+}
+
+// stemOf is a pod's name without the ordinal that ends it.
+func stemOf(pod string) (string, bool) {
+	i := strings.LastIndexByte(pod, '-')
 	if i <= 0 {
 		return "", false
 	}
-	_, ok := ordinalIn(pod.GetName(), pod.GetName()[:i])
-	return pod.GetName()[:i], ok
+	_, ok := ordinalIn(pod, pod[:i])
+	return pod[:i], ok
 }
 
 // podsOf are the pods that name a workload as their controller, of whatever UID. They are the cache's own: they

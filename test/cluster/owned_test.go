@@ -96,6 +96,22 @@ func TestAddressesOfPodsThatAreNotWantedGoByTheirPolicy(t *testing.T) {
 	}
 }
 
+func TestAnAddressWhoseObjectWasDeletedStillGoesWithItsWorkload(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}))
+	pod := ready(t, c, ns, "web-0")
+	shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
+	scale(t, c, ns, "web", 0)
+	was := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "retained", retained)
+	kubectl(t, c, "delete", "retainedip", was.Name, "-n", ns)
+	shows(t, c, ns, pod.Name, pod.Spec.NodeName, "published again, of its workload", func(r *v1alpha1.RetainedIP) bool {
+		return r.UID != was.UID && retained(r) && !r.Spec.Release && r.Spec.Workload != nil && r.Spec.Workload.Name == "web"
+	})
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	freedOrKept(t, c, ns, []*corev1.Pod{pod}, false)
+}
+
 func TestOrphansKeepWhatTheirWorkloadHad(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)

@@ -1,0 +1,142 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// indexed registers the indexes of the controller's cache with a fake client.
+type indexed struct{ *fake.ClientBuilder }
+
+func (i indexed) IndexField(_ context.Context, o client.Object, field string, extract client.IndexerFunc) error {
+	i.WithIndex(o, field, extract)
+	return nil
+}
+
+// fakeAPI stands for the API server and a cache that is level with it: a loop is led through histories here that
+// take outages in a cluster, see test/cluster for the real ones.
+func fakeAPI(t *testing.T, objects ...client.Object) client.WithWatch {
+	t.Helper()
+	b := indexed{fake.NewClientBuilder().WithScheme(Scheme)}
+	if err := errors.Join(indexRetainedIPs(t.Context(), b), indexNodes(t.Context(), b)); err != nil {
+		t.Fatal(err)
+	}
+	return b.WithObjects(objects...).Build()
+}
+
+// fakeCache is the cache of a fake client.
+type fakeCache struct {
+	client.Reader
+	cache.Informers
+}
+
+func testReleaser(c client.Client) (*releaser, *events.FakeRecorder) {
+	said := events.NewFakeRecorder(10)
+	return &releaser{client: c, reader: c, events: said, now: time.Now, targets: &targets{
+		cache: fakeCache{Reader: c}, live: c, client: c, scales: map[workloadRef]scale{},
+		kinds: map[schema.GroupKind]*kindState{
+			statefulSets.gvk.GroupKind():         {targetKind: statefulSets},
+			advancedStatefulSets.gvk.GroupKind(): {targetKind: advancedStatefulSets, problem: errNotServed},
+		},
+	}}, said
+}
+
+// settle has the releaser look until it changes nothing more, and returns the object.
+func settle(t *testing.T, r *releaser, key types.NamespacedName) *stayputv1alpha1.RetainedIP {
+	t.Helper()
+	for version := ""; ; {
+		if _, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
+			t.Fatal(err)
+		}
+		ip := &stayputv1alpha1.RetainedIP{}
+		if err := r.client.Get(t.Context(), key, ip); err != nil {
+			t.Fatal(err)
+		}
+		if ip.ResourceVersion == version {
+			return ip
+		}
+		version = ip.ResourceVersion
+	}
+}
+
+func owned(whenScaled string) *stayputv1alpha1.RetainedIP {
+	return &stayputv1alpha1.RetainedIP{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0.node-1", UID: "ip"},
+		Spec: stayputv1alpha1.RetainedIPSpec{NodeName: "node-1", PodName: "web-0", Retention: stayputv1alpha1.RetentionWhileOwned,
+			WhenScaled: whenScaled, WhenDeleted: stayputv1alpha1.PolicyRelease},
+		Status: stayputv1alpha1.RetainedIPStatus{Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"192.0.2.7"}, Expires: stayputv1alpha1.ExpiresNever},
+	}
+}
+
+func statefulSetOf(name string, replicas int32, annotations map[string]string) *appsv1.StatefulSet {
+	return &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("of-" + name)},
+		Spec:       appsv1.StatefulSetSpec{Replicas: &replicas, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}}},
+	}
+}
+
+var whileOwned = map[string]string{stayputv1alpha1.AnnotationRetainIP: stayputv1alpha1.RetentionWhileOwned}
+
+func TestAnAddressThatWasPublishedAgainWithoutAPodIsReleasedWithItsWorkload(t *testing.T) {
+	ip, set := owned(stayputv1alpha1.PolicyRetain), statefulSetOf("web", 0, whileOwned)
+	c := fakeAPI(t, ip, set)
+	r, said := testReleaser(c)
+	key := client.ObjectKeyFromObject(ip)
+	if got := settle(t, r, key); got.Spec.Release || got.Spec.Workload == nil || got.Spec.Workload.UID != "of-web" || got.Spec.Workload.Kind != "StatefulSet" {
+		t.Fatalf("of a workload that is scaled to zero: %+v, %+v", got.Spec, got.Spec.Workload)
+	}
+	if err := c.Delete(t.Context(), set); err != nil {
+		t.Fatal(err)
+	}
+	if got := settle(t, r, key); !got.Spec.Release {
+		t.Errorf("its workload is deleted: %+v", got.Spec)
+	}
+	if note := <-said.Events; !strings.Contains(note, reasonReleased) || !strings.Contains(note, "192.0.2.7") || !strings.Contains(note, "StatefulSet web is deleted") {
+		t.Errorf("said %q", note)
+	}
+}
+
+func TestAnAddressWhoseWorkloadCannotBeToldStays(t *testing.T) {
+	shared := owned(stayputv1alpha1.PolicyRelease)
+	shared.Spec.Identity = "front"
+	unnumbered := owned(stayputv1alpha1.PolicyRelease)
+	unnumbered.Spec.PodName = "web"
+	for name, c := range map[string]struct {
+		ip      *stayputv1alpha1.RetainedIP
+		set     *appsv1.StatefulSet
+		problem error // of the other kind
+	}{
+		"nobody has its name":                       {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("other", 0, whileOwned), errNotServed},
+		"the workload of its name asks for nothing": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, nil), errNotServed},
+		"that of a shared identity": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, map[string]string{
+			stayputv1alpha1.AnnotationRetainIP: stayputv1alpha1.RetentionWhileOwned, stayputv1alpha1.AnnotationIdentity: "x"}), errNotServed},
+		"an identity that is shared":            {shared, statefulSetOf("web", 0, whileOwned), errNotServed},
+		"a name without an ordinal":             {unnumbered, statefulSetOf("web", 0, whileOwned), errNotServed},
+		"another kind may have one of its name": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned), errUnknownYet},
+		"another kind must not be looked at":    {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned), &permissionError{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, said := testReleaser(fakeAPI(t, c.ip, c.set))
+			r.targets.kinds[advancedStatefulSets.gvk.GroupKind()].problem = c.problem
+			if got := settle(t, r, client.ObjectKeyFromObject(c.ip)); got.Spec.Workload != nil || got.Spec.Release || len(said.Events) > 0 {
+				t.Errorf("it is now of %+v, released %v, and %d events", got.Spec.Workload, got.Spec.Release, len(said.Events))
+			}
+		})
+	}
+}
