@@ -28,17 +28,18 @@ type Prospect struct {
 	Notes []string
 }
 
-// Foresee decides as the controller does: for a gated pod as it is, for any other as if it were created now. kept are the RetainedIPs
-// of the pod's identity, state its PersistentPodState, nil where there is none, and all the nodes of the cluster.
+// Foresee decides as the controller does: for a gated pod as it is, for any other as if it were created now, after
+// the pod on its node if it has one. kept are the RetainedIPs of the pod's identity, state its PersistentPodState, nil where there is none, and all the nodes of the cluster.
 func Foresee(now time.Time, pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, state *kruisev1alpha1.PersistentPodState, all []corev1.Node) Prospect {
 	pod = pod.DeepCopy()
+	last := pod.Spec.NodeName
 	if !gated(pod) {
 		pod.CreationTimestamp, pod.DeletionTimestamp, pod.Spec.NodeName = metav1.NewTime(now), nil, ""
 		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: stayputv1alpha1.PlacementGate}}
 	}
 	s := situation{now: now, pod: pod, nodes: listedNodes(all)}
-	if home := newest(kept, now); home != nil && annotated(pod.Annotations) {
-		s.home, s.kept = home.Spec.NodeName, keptFor(home, pod)
+	if annotated(pod.Annotations) {
+		s.keptBy(newest(kept, last, now))
 	}
 	if state != nil {
 		if of, ok := state.Status.PodStates[pod.Name]; ok {

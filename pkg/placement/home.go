@@ -296,16 +296,43 @@ func spell(l map[string]string) string {
 	return strings.Join(s, ",")
 }
 
-// newest chooses the home among the nodes that keep addresses for a pod: where it was last. gone is what is not
-// kept any more.
-func newest(kept []*stayputv1alpha1.RetainedIP, now time.Time) *stayputv1alpha1.RetainedIP {
+// newest chooses the home among the nodes that keep addresses for a pod: where it was last. last is the node on
+// which its predecessor was seen to end; empty: nobody saw it. Then it is where the phase began last. That is the
+// word of different clocks, and of a node that comes back it is when it noticed the end, not when the pod left it;
+// but neither does the phase tell: a node that is still down says Bound of a pod that left it long ago.
+// What is not kept any more does not count.
+func newest(kept []*stayputv1alpha1.RetainedIP, last string, now time.Time) *stayputv1alpha1.RetainedIP {
 	var home *stayputv1alpha1.RetainedIP
 	for _, r := range kept {
-		if keeps(r, now) && (home == nil || began(r).After(began(home))) {
+		switch {
+		case !keeps(r, now):
+		case last != "" && r.Spec.NodeName == last:
+			return r
+		case home == nil || began(r).After(began(home)):
 			home = r
 		}
 	}
 	return home
+}
+
+// homeOf sets the home of a pod among the nodes that keep, or kept, addresses of its own name. A node on which its
+// predecessor ended counts before it has published that it keeps them, for as long as that may take: a node where
+// the pod was before may keep some as well.
+func (s *situation) homeOf(kept []*stayputv1alpha1.RetainedIP, last lastNode) {
+	home, published := newest(kept, last.node, s.now), last.at.Add(publishing)
+	silent := !slices.ContainsFunc(kept, func(r *stayputv1alpha1.RetainedIP) bool { return r.Spec.NodeName == last.node })
+	if last.node != "" && silent && (home == nil || last.fresh) && s.now.Before(published) {
+		s.home, s.guess = last.node, published
+		return
+	}
+	s.keptBy(home)
+}
+
+// keptBy sets the home of a pod to a node that keeps addresses for it; nil: none does.
+func (s *situation) keptBy(home *stayputv1alpha1.RetainedIP) {
+	if home != nil {
+		s.home, s.kept = home.Spec.NodeName, keptFor(home, s.pod)
+	}
 }
 
 // keeps says whether a node still keeps addresses: they are not given up, deleted or expired.

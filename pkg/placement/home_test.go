@@ -195,24 +195,40 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 	released.Spec.Release = true
 	expired := at("node-3", stayputv1alpha1.PhaseRetained, -time.Minute, noon.Format(time.RFC3339))
 	stale := at("node-4", stayputv1alpha1.PhaseBound, -time.Minute, "") // its agent is down: nobody says that the pod has ended
+	// A node that lost its power came back, and noticed the end of the pod only then.
+	back := at("node-5", stayputv1alpha1.PhaseRetained, -time.Second, "never")
+	type kept = []*stayputv1alpha1.RetainedIP
 	for _, c := range []struct {
-		name string
-		kept []*stayputv1alpha1.RetainedIP
-		home string
+		name  string
+		kept  kept
+		last  lastNode
+		home  string
+		guess bool
 	}{
-		{"nowhere", nil, ""},
-		{"what is released or expired is no home", []*stayputv1alpha1.RetainedIP{old, released, expired}, "node-1"},
-		{"the newest, whatever its phase", []*stayputv1alpha1.RetainedIP{stale, old}, "node-4"},
+		{"nowhere", nil, lastNode{}, "", false},
+		{"what is released or expired is no home", kept{old, released, expired}, lastNode{}, "node-1", false},
+		{"unless it was seen, the newest, whatever its phase", kept{stale, old}, lastNode{}, "node-4", false},
+		{"where it was seen, though another node says so later", kept{back, stale}, lastNode{node: "node-4", at: noon}, "node-4", false},
+		{"where it was seen, however long ago", kept{back, stale}, lastNode{node: "node-4", at: noon.Add(-time.Hour)}, "node-4", false},
+		{"where it was seen, though that is not published yet", kept{back}, lastNode{node: "node-4", at: noon, fresh: true}, "node-4", true},
+		{"where it was seen, if nobody keeps anything", nil, lastNode{node: "node-4", at: noon}, "node-4", true},
+		{"not where it was seen for so long that what is kept there would be published", kept{back}, lastNode{node: "node-4", at: noon}, "node-5", false},
+		{"not where it was seen if nothing of it was published in time", kept{back}, lastNode{node: "node-4", at: noon.Add(-publishing), fresh: true}, "node-5", false},
+		{"not where it was seen if that was released", kept{released, back}, lastNode{node: "node-2", at: noon, fresh: true}, "node-5", false},
+		{"nor if that has expired, and nobody else keeps anything", kept{expired}, lastNode{node: "node-3", at: noon, fresh: true}, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			home := ""
-			if r := newest(c.kept, noon); r != nil {
-				home = r.Spec.NodeName
-			}
-			if home != c.home {
-				t.Errorf("home %q, not %q", home, c.home)
+			s := situation{now: noon, pod: gatedPod()}
+			s.homeOf(c.kept, c.last)
+			if s.home != c.home || s.guess.IsZero() == c.guess {
+				t.Errorf("home %q, a guess until %v, not %q", s.home, s.guess, c.home)
 			}
 		})
+	}
+
+	running := gatedPod(ranOn("node-4"))
+	if p := Foresee(noon, running, kept{back, stale}, nil, []corev1.Node{*testNode("node-4", "a"), *testNode("node-5", "a")}); p.Node != "node-4" {
+		t.Errorf("foreseen for a pod that runs on node-4: %+v", p)
 	}
 }
 

@@ -30,7 +30,8 @@ type memory struct {
 	// Lost in the moment between the deletion and the successor's placement: it waits for its home once more.
 	givenUp map[types.NamespacedName]types.UID
 	// last is where annotated pods were when they were deleted, for as long as their RetainedIP may be on its
-	// way. Lost: only matters for a pod deleted within seconds of its first start, while the leader changes.
+	// way, and a gated successor not placed. Lost: see newest; and a pod deleted within seconds of its first start
+	// has no home.
 	last  map[types.NamespacedName]lastNode
 	order []lastSeen
 	// assigned are the addresses of a shared identity that a pod without a node was drawn to. Lost: two pods may
@@ -57,14 +58,19 @@ type gatedSince struct {
 	at  time.Time
 }
 
+// lastNode is where a pod was when it was deleted.
 type lastNode struct {
 	node string
 	at   time.Time
+	// fresh: it had been there for so short a time that its RetainedIP may be on its way.
+	fresh bool
+	// looked is when the entry was made, or found to be needed for longer.
+	looked time.Time
 }
 
 type lastSeen struct {
-	pod types.NamespacedName
-	at  time.Time
+	pod    types.NamespacedName
+	looked time.Time
 }
 
 // publishing is how long the object of an address may be on its way: far longer than an agent takes that can
@@ -149,31 +155,42 @@ func (m *memory) deleted(pod *corev1.Pod) {
 	if m.gated[key].uid == pod.UID {
 		delete(m.gated, key)
 	}
-	for len(m.order) > 0 && m.now().Sub(m.order[0].at) > publishing {
-		if old := m.order[0]; m.last[old.pod].at.Equal(old.at) {
-			delete(m.last, old.pod)
-		}
-		m.order = m.order[1:]
-	}
+	now := m.now()
+	m.forgetLastLocked(now)
 	// Without an IP it never had a claim.
 	if pod.Spec.NodeName == "" || pod.Status.PodIP == "" || pod.Spec.HostNetwork || !annotated(pod.Annotations) ||
 		pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" {
 		return
 	}
-	at := m.now()
-	m.last[key] = lastNode{pod.Spec.NodeName, at}
-	m.order = append(m.order, lastSeen{key, at})
+	fresh := pod.Status.StartTime == nil || now.Sub(pod.Status.StartTime.Time) < publishing
+	m.last[key] = lastNode{pod.Spec.NodeName, now, fresh, now}
+	m.order = append(m.order, lastSeen{key, now})
 }
 
-// lastNode is where a pod was deleted within the last moments, and until when that is worth anything; empty: not
-// known.
-func (m *memory) lastNode(pod types.NamespacedName, now time.Time) (node string, until time.Time) {
+// forgetLastLocked forgets where pods were, but not of a gated one: it may wait for that very node.
+func (m *memory) forgetLastLocked(now time.Time) {
+	for len(m.order) > 0 && now.Sub(m.order[0].looked) > publishing {
+		old := m.order[0]
+		m.order = m.order[1:]
+		l, ok := m.last[old.pod]
+		if !ok || !l.looked.Equal(old.looked) {
+			continue
+		}
+		if _, waits := m.gated[old.pod]; waits {
+			l.looked = now
+			m.last[old.pod] = l
+			m.order = append(m.order, lastSeen{old.pod, now})
+			continue
+		}
+		delete(m.last, old.pod)
+	}
+}
+
+// lastNode is where the predecessor of a pod was when it was deleted; without a node: not known.
+func (m *memory) lastNode(pod types.NamespacedName) lastNode {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if l, ok := m.last[pod]; ok && now.Sub(l.at) < publishing {
-		return l.node, l.at.Add(publishing)
-	}
-	return "", time.Time{}
+	return m.last[pod]
 }
 
 // releases follows the RetainedIPs: the place of one that was given up on purpose is no home any more.

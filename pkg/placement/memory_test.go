@@ -25,7 +25,7 @@ func TestThePlaceOfAPodThatWasDeletedIsKnownForAMoment(t *testing.T) {
 	key := client.ObjectKeyFromObject(gatedPod())
 	m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) { p.Status.PodIP = "" }))
 	m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) { p.Annotations = nil }))
-	if node, _ := m.lastNode(key, now); node != "" {
+	if node := m.lastNode(key).node; node != "" {
 		t.Fatalf("a pod that had no address, or asked for none, was on %q", node)
 	}
 	m.deleted(gatedPod(ranOn("node-1")))
@@ -33,13 +33,47 @@ func TestThePlaceOfAPodThatWasDeletedIsKnownForAMoment(t *testing.T) {
 	m.deleted(gatedPod(ranOn("node-2")))
 	now = now.Add(publishing/2 + time.Second) // the first has been forgotten, the second has not
 	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
-	if node, _ := m.lastNode(key, now); node != "node-2" {
+	if node := m.lastNode(key).node; node != "node-2" {
 		t.Errorf("it was on %q", node)
 	}
 	now = now.Add(publishing)
 	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
-	if node, _ := m.lastNode(key, now); node != "" || len(m.last)+len(m.order) > 0 {
+	if node := m.lastNode(key).node; node != "" || len(m.last)+len(m.order) > 0 {
 		t.Errorf("it was on %q, and %d and %d are remembered", node, len(m.last), len(m.order))
+	}
+}
+
+func TestThePlaceOfAPodIsRememberedWhileItsSuccessorIsGated(t *testing.T) {
+	now := noon
+	m := newMemory(func() time.Time { return now })
+	key := client.ObjectKeyFromObject(gatedPod())
+	m.deleted(gatedPod(ranOn("node-1")))
+	m.seen(gatedPod())
+	for range 3 {
+		now = now.Add(publishing + time.Second)
+		m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
+		if l := m.lastNode(key); l.node != "node-1" || !l.at.Equal(noon) {
+			t.Fatalf("it was on %q at %s", l.node, l.at)
+		}
+	}
+	m.seen(gatedPod(func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }))
+	now = now.Add(publishing + time.Second)
+	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
+	if len(m.last)+len(m.order) > 0 {
+		t.Errorf("%v is remembered for ever", m.last)
+	}
+}
+
+func TestAPodThatRanForLongHasBeenPublished(t *testing.T) {
+	m := newMemory(func() time.Time { return noon })
+	for ran, fresh := range map[time.Duration]bool{time.Second: true, time.Hour: false} {
+		m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) {
+			since := metav1.NewTime(noon.Add(-ran))
+			p.Status.StartTime = &since
+		}))
+		if m.lastNode(client.ObjectKeyFromObject(gatedPod())).fresh != fresh {
+			t.Errorf("after %s its RetainedIP may be on its way: %v", ran, !fresh)
+		}
 	}
 }
 
@@ -50,12 +84,12 @@ func TestThePlaceOfAnAddressThatWasGivenUpIsForgotten(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, Spec: stayputv1alpha1.RetainedIPSpec{PodName: "web-0", NodeName: "node-1"},
 	}
 	m.releases().OnDelete(r) // it vanished: that says nothing
-	if node, until := m.lastNode(client.ObjectKeyFromObject(gatedPod()), noon); node != "node-1" || !until.Equal(noon.Add(publishing)) {
-		t.Fatalf("it was on %q until %s", node, until)
+	if l := m.lastNode(client.ObjectKeyFromObject(gatedPod())); l.node != "node-1" || !l.at.Equal(noon) {
+		t.Fatalf("it was on %q until %s", l.node, l.at)
 	}
 	r.Spec.Release = true
 	m.releases().OnUpdate(nil, r)
-	if node, _ := m.lastNode(client.ObjectKeyFromObject(gatedPod()), noon); node != "" {
+	if node := m.lastNode(client.ObjectKeyFromObject(gatedPod())).node; node != "" {
 		t.Errorf("it was on %q", node)
 	}
 }

@@ -158,15 +158,8 @@ const again = 20 * time.Millisecond
 func (p *placer) look(ctx context.Context, pod *corev1.Pod) (situation, error) {
 	s := situation{now: p.now(), pod: pod, givenUp: p.memory.gaveUp(pod)}
 	if annotated(pod.Annotations) {
-		home, err := p.addressHome(ctx, pod, s.now)
-		if err != nil {
+		if err := p.addressHome(ctx, &s); err != nil {
 			return s, err
-		}
-		switch {
-		case home != nil:
-			s.home, s.kept = home.Spec.NodeName, keptFor(home, pod)
-		default:
-			s.home, s.guess = p.memory.lastNode(client.ObjectKeyFromObject(pod), s.now)
 		}
 	}
 	var err error
@@ -174,25 +167,27 @@ func (p *placer) look(ctx context.Context, pod *corev1.Pod) (situation, error) {
 	return s, err
 }
 
-// addressHome is the RetainedIP that is the home of a pod; nil: no node keeps an address for it.
-func (p *placer) addressHome(ctx context.Context, pod *corev1.Pod, now time.Time) (*stayputv1alpha1.RetainedIP, error) {
-	identity := pod.Annotations[stayputv1alpha1.AnnotationIdentity]
-	field := client.MatchingFields{retainedByPod: pod.Name}
+// addressHome finds the node that keeps an address for a pod.
+func (p *placer) addressHome(ctx context.Context, s *situation) error {
+	identity := s.pod.Annotations[stayputv1alpha1.AnnotationIdentity]
+	field := client.MatchingFields{retainedByPod: s.pod.Name}
 	if identity != "" {
 		field = client.MatchingFields{retainedByIdentity: identity}
 	}
 	var list stayputv1alpha1.RetainedIPList
-	if err := p.client.List(ctx, &list, client.InNamespace(pod.Namespace), field, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, err
+	if err := p.client.List(ctx, &list, client.InNamespace(s.pod.Namespace), field, client.UnsafeDisableDeepCopy); err != nil {
+		return err
 	}
 	kept := make([]*stayputv1alpha1.RetainedIP, len(list.Items))
 	for i := range list.Items {
 		kept[i] = &list.Items[i]
 	}
 	if identity != "" {
-		return p.memory.assign(pod, kept, now), nil
+		s.keptBy(p.memory.assign(s.pod, kept, s.now))
+	} else {
+		s.homeOf(kept, p.memory.lastNode(client.ObjectKeyFromObject(s.pod)))
 	}
-	return newest(kept, now), nil
+	return nil
 }
 
 // wait says once that a pod waits, and why; what it waits for wakes it.
