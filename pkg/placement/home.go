@@ -90,10 +90,13 @@ func decide(s situation) decision {
 	// 1. What draws the pod. The address comes first: a record that says another place is older than it.
 	var required map[string]string
 	if s.record != nil {
-		required, d.pull = recorded(s.record)
+		required, d.pull = recorded(s.record, s.nodes)
 	}
 	home := s.nodes.node(s.home)
 	switch {
+	case s.home == "" && len(required) == 0 && s.record.lost(s.nodes):
+		d.outcome, d.home, d.reason = outcomeElsewhere, "node "+s.record.state.NodeName, "is gone from the cluster"
+		return d
 	case s.home == "" && len(required) == 0:
 		if !d.pull.empty() {
 			d.outcome, d.home = outcomeHome, s.record.state.NodeName
@@ -175,10 +178,15 @@ func homeWait(pod *corev1.Pod, kept bool, until time.Time, now time.Time) (time.
 	return wait, nil
 }
 
-// recorded is what a record draws to: the labels it requires, and the pull of both.
-func recorded(r *record) (required map[string]string, p pull) {
+// recorded is what a record draws to: the labels it requires, and the pull of both. Labels that are not in the
+// record, which has none from a number of pods on, are those that the recorded node has now.
+func recorded(r *record, nodes nodes) (required map[string]string, p pull) {
+	node := nodes.node(r.state.NodeName)
 	label := func(key string) (corev1.NodeSelectorRequirement, bool) {
 		value, ok := r.state.NodeTopologyLabels[key]
+		if !ok && node != nil {
+			value, ok = node.Labels[key]
+		}
 		return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}, ok
 	}
 	if term := r.spec.RequiredPersistentTopology; term != nil {
@@ -204,6 +212,11 @@ func recorded(r *record) (required map[string]string, p pull) {
 		}
 	}
 	return required, p
+}
+
+// lost says whether nobody can tell any more what a record requires: it has no labels, and its node is gone.
+func (r *record) lost(nodes nodes) bool {
+	return r != nil && r.spec.RequiredPersistentTopology != nil && len(r.state.NodeTopologyLabels) == 0 && nodes.node(r.state.NodeName) == nil
 }
 
 // blockage is why a node cannot take a pod; without a reason it can.

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -179,6 +180,42 @@ func TestWhereAPodGoes(t *testing.T) {
 				t.Errorf("said %q, not %q", said, c.says)
 			}
 		})
+	}
+}
+
+func TestAPodOfThousandsComesHomeByTheLabelsOfItsNode(t *testing.T) {
+	spec := kruisev1alpha1.PersistentPodStateSpec{
+		RequiredPersistentTopology:  &kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{zone, "absent"}},
+		PreferredPersistentTopology: byHostname.PreferredPersistentTopology,
+	}
+	var pods []corev1.Pod
+	for i := range tooManyPods {
+		pods = append(pods, podOn("1", fmt.Sprintf("web-%d", i), "node-1", true))
+	}
+	nodes := fakeNodes{testNode("node-1", "a"), testNode("node-2", "b")}
+	v := recordPods(&spec, web(tooManyPods), nil, pods, nodes)
+	s := situation{now: noon, nodes: nodes, pod: gatedPod(), record: &record{spec: spec, state: v.states["web-7"]}}
+	if len(s.record.state.NodeTopologyLabels) > 0 {
+		t.Fatal("the labels are recorded: the test shows nothing")
+	}
+
+	d := decide(s)
+	placed := d.pull.merge(nil)
+	required := placed.RequiredDuringSchedulingIgnoredDuringExecution
+	preferred := placed.PreferredDuringSchedulingIgnoredDuringExecution
+	if d.outcome != outcomeHome || required == nil || len(required.NodeSelectorTerms) != 1 || len(preferred) != 1 ||
+		!sameRequirements(required.NodeSelectorTerms[0].MatchExpressions, []corev1.NodeSelectorRequirement{in(zone, "a")}) ||
+		!sameRequirements(preferred[0].Preference.MatchExpressions, []corev1.NodeSelectorRequirement{in(hostname, "node-1")}) {
+		t.Errorf("decided %+v, by %+v", d, placed)
+	}
+
+	cordoned(nodes[0])
+	if d := decide(s); d.outcome != outcomeWait || !strings.Contains(d.reason, "is cordoned") {
+		t.Errorf("its node is cordoned: decided %+v", d)
+	}
+	s.nodes = nodes[1:]
+	if d := decide(s); d.outcome != outcomeElsewhere || d.home != "node node-1" || d.reason != "is gone from the cluster" {
+		t.Errorf("its node is gone: decided %+v", d)
 	}
 }
 

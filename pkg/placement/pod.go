@@ -194,7 +194,7 @@ func (p *placer) addressHome(ctx context.Context, s *situation) error {
 func (p *placer) wait(pod *corev1.Pod, s situation, d decision) {
 	at := s.home
 	if at == "" && s.record != nil {
-		required, _ := recorded(s.record)
+		required, _ := recorded(s.record, s.nodes)
 		for _, key := range slices.Sorted(maps.Keys(required)) {
 			at = nodeLabel(key, required)
 		}

@@ -57,7 +57,7 @@ const (
 const reasonHomeMoved = "HomeMoved"
 
 // tooManyPods is from how many records on only the nodes' names are kept: an object of 5,000 full ones does not
-// fit into etcd.
+// fit into etcd. What labels a pod is drawn by is then asked of its node, see recorded.
 const tooManyPods = 3000
 
 // recordEvery is the least time between two writes to one object. A rollout of many pods is many changes of it.
@@ -386,7 +386,7 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *workload, was ma
 		for name, state := range v.states {
 			v.states[name] = kruisev1alpha1.PodState{NodeName: state.NodeName}
 		}
-		v.degraded = finding{reasonTooManyPods, fmt.Sprintf("from %d pods on only the name of each pod's node is recorded, because more does not fit", tooManyPods)}
+		v.degraded = finding{reasonTooManyPods, fmt.Sprintf("from %d pods on only the name of each pod's node is recorded, because more does not fit: pods come back to the labels that their node has then, without their annotations", tooManyPods)}
 	}
 	return v
 }
