@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -26,9 +27,10 @@ type memory struct {
 	// Lost: found again at the first look, and at the latest when their wait ends.
 	waiting map[string]map[types.NamespacedName]struct{}
 	pods    map[types.NamespacedName]*undecidedPod
-	// givenUp are pods that were deleted because their home had no room, until one of their name has a node.
+	// givenUp are pods that were deleted because their home had no room, until one of their name has a node. They
+	// stand for a successor that is created soon: see succeeds.
 	// Lost in the moment between the deletion and the successor's placement: it waits for its home once more.
-	givenUp map[types.NamespacedName]types.UID
+	givenUp map[types.NamespacedName]givenUpHome
 	// last is where annotated pods were when they were deleted, for as long as their RetainedIP may be on its
 	// way, and a gated successor not placed. Lost: see newest; and a pod deleted within seconds of its first start
 	// has no home.
@@ -51,6 +53,11 @@ type undecidedPod struct {
 	waits   bool
 	reason  string
 	noticed map[string]struct{}
+}
+
+type givenUpHome struct {
+	pod types.UID
+	at  time.Time
 }
 
 type gatedSince struct {
@@ -77,12 +84,17 @@ type lastSeen struct {
 // reach the API server.
 const publishing = time.Minute
 
+// succeeds is how long after a pod was deleted for want of room another of its name is taken for its successor. A
+// workload's controller creates it at once; a pod that is created later, such as by scaling up again, finds another
+// cluster, and begins with its home.
+const succeeds = 5 * time.Minute
+
 func newMemory(now func() time.Time) *memory {
 	return &memory{
 		now:      now,
 		waiting:  map[string]map[types.NamespacedName]struct{}{},
 		pods:     map[types.NamespacedName]*undecidedPod{},
-		givenUp:  map[types.NamespacedName]types.UID{},
+		givenUp:  map[types.NamespacedName]givenUpHome{},
 		last:     map[types.NamespacedName]lastNode{},
 		assigned: map[types.NamespacedName]types.UID{},
 		ungated:  map[types.NamespacedName]types.UID{},
@@ -214,7 +226,12 @@ func (m *memory) releases() cache.ResourceEventHandler {
 func (m *memory) giveUp(pod types.NamespacedName, uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.givenUp[pod] = uid
+	now := m.now()
+	maps.DeleteFunc(m.givenUp, func(of types.NamespacedName, g givenUpHome) bool {
+		_, waits := m.gated[of]
+		return !waits && now.Sub(g.at) > succeeds
+	})
+	m.givenUp[pod] = givenUpHome{uid, now}
 }
 
 func (m *memory) forgetGivenUp(pod types.NamespacedName) {
@@ -227,8 +244,8 @@ func (m *memory) forgetGivenUp(pod types.NamespacedName) {
 func (m *memory) gaveUp(pod *corev1.Pod) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	uid, ok := m.givenUp[client.ObjectKeyFromObject(pod)]
-	return ok && uid != pod.UID
+	g, ok := m.givenUp[client.ObjectKeyFromObject(pod)]
+	return ok && g.pod != pod.UID && pod.CreationTimestamp.Sub(g.at) < succeeds
 }
 
 // assign gives a pod of a shared identity one of the addresses that nobody uses or is drawn to; nil: there is

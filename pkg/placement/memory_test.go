@@ -95,7 +95,7 @@ func TestThePlaceOfAnAddressThatWasGivenUpIsForgotten(t *testing.T) {
 }
 
 func TestAGivenUpHomeIsForTheSuccessorUntilItHasANode(t *testing.T) {
-	m := newMemory(time.Now)
+	m := newMemory(func() time.Time { return noon })
 	pod := gatedPod()
 	m.giveUp(client.ObjectKeyFromObject(pod), "old")
 	old := gatedPod(func(p *corev1.Pod) { p.UID = "old" })
@@ -105,6 +105,26 @@ func TestAGivenUpHomeIsForTheSuccessorUntilItHasANode(t *testing.T) {
 	m.seen(gatedPod(ranOn("node-2")))
 	if m.gaveUp(pod) {
 		t.Error("it is remembered though the successor runs")
+	}
+}
+
+func TestAGivenUpHomeIsNotForAPodThatIsCreatedDaysLater(t *testing.T) {
+	now := noon
+	m := newMemory(func() time.Time { return now })
+	m.giveUp(client.ObjectKeyFromObject(gatedPod()), "old")
+	created := func(at time.Time) *corev1.Pod {
+		return gatedPod(func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(at) })
+	}
+	if !m.gaveUp(created(noon.Add(-time.Second))) || !m.gaveUp(created(noon.Add(time.Minute))) {
+		t.Error("it is not for the successor, of which the API server's clock says when it was created")
+	}
+	now = noon.Add(72 * time.Hour)
+	if m.gaveUp(created(now)) {
+		t.Error("it is for whoever comes")
+	}
+	m.giveUp(types.NamespacedName{Namespace: "default", Name: "web-1"}, "another")
+	if len(m.givenUp) != 1 {
+		t.Errorf("%v are remembered for ever", m.givenUp)
 	}
 }
 
