@@ -141,11 +141,10 @@ func decide(s situation) decision {
 // decideDrawn is for a pod that is not gated any more and has no node yet. Only the scheduler's own word that
 // there is no place for it counts; before that it may just be slow.
 func decideDrawn(s situation, d decision, left time.Duration) decision {
-	home, drawn := s.pod.Annotations[stayputv1alpha1.AnnotationHome]
-	if !drawn || s.pod.Spec.NodeName != "" || !unschedulable(s.pod) {
+	if !drawn(s.pod) || s.pod.Spec.NodeName != "" || !unschedulable(s.pod) {
 		return d
 	}
-	d.home, d.reason = home, "has no room for the pod"
+	d.home, d.reason = s.pod.Annotations[stayputv1alpha1.AnnotationHome], "has no room for the pod"
 	if left > 0 {
 		d.outcome = outcomeWait
 		if left != forever {

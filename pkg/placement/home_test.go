@@ -79,12 +79,19 @@ func annotation(key, value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Annotations[key] = value }
 }
 
-// drawn makes of a pod one that was drawn to node-1 and that the scheduler has no place for.
+// drawnHome makes of a pod one that was drawn to node-1 when it was created and that the scheduler has no place for.
 func drawnHome(p *corev1.Pod) {
 	p.Spec.SchedulingGates = nil
 	p.Annotations[stayputv1alpha1.AnnotationHome] = "node node-1"
+	p.Spec.Affinity = &corev1.Affinity{NodeAffinity: pull{node: "node-1"}.merge(nil)}
+	at := p.CreationTimestamp
+	p.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: stayputv1alpha1.ControllerFieldManager, Operation: metav1.ManagedFieldsOperationApply, Time: &at,
+		FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:stayput.io/home":{}}},"f:spec":{"f:affinity":{"f:nodeAffinity":{"f:requiredDuringSchedulingIgnoredDuringExecution":{}}}}}`)}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
 }
+
+// copied makes of a drawn pod one of a template that was copied from it, with all that it says.
+func copied(p *corev1.Pod) { p.ManagedFields[0].Manager = "kube-controller-manager" }
 
 func recordWith(required, preferred []string) *record {
 	r := &record{
@@ -160,6 +167,7 @@ func TestWhereAPodGoes(t *testing.T) {
 		{name: "a full home is waited for", s: situation{nodes: healthy, home: "node-1", pod: gatedPod(drawnHome)}, outcome: outcomeWait, retry: 50 * time.Second, says: "no room"},
 		{name: "a home that stays full is given up", s: situation{nodes: healthy, home: "node-1", pod: gatedPod(drawnHome), now: noon.Add(50 * time.Second)}, outcome: outcomeEvict, says: "no room"},
 		{name: "a pod that was not drawn is never evicted", s: situation{nodes: healthy, pod: gatedPod(drawnHome, func(p *corev1.Pod) { delete(p.Annotations, stayputv1alpha1.AnnotationHome) }), now: noon.Add(time.Hour)}, outcome: outcomeFree},
+		{name: "nor one whose template was copied from a pod that was", s: situation{nodes: healthy, pod: gatedPod(drawnHome, copied), now: noon.Add(time.Hour)}, outcome: outcomeFree},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.s.now.IsZero() {
@@ -180,6 +188,33 @@ func TestWhereAPodGoes(t *testing.T) {
 				t.Errorf("said %q, not %q", said, c.says)
 			}
 		})
+	}
+}
+
+func TestOfAPodTheCacheKeepsThatItWasDrawn(t *testing.T) {
+	applied := func(fields string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.ManagedFields[0].FieldsV1 = metav1.NewFieldsV1(fields) }
+	}
+	for name, c := range map[string]struct {
+		pod   *corev1.Pod
+		drawn bool
+	}{
+		"drawn":                    {gatedPod(drawnHome), true},
+		"by a copied template":     {gatedPod(drawnHome, copied), false},
+		"not drawn":                {gatedPod(), false},
+		"something else is ours":   {gatedPod(drawnHome, applied(`{"f:metadata":{"f:annotations":{"f:stayput.io/home-wait":{}}}}`)), false},
+		"only ungated, by a patch": {gatedPod(drawnHome, func(p *corev1.Pod) { p.ManagedFields[0].Operation = metav1.ManagedFieldsOperationUpdate }), false},
+		"drawn and changed by many": {gatedPod(drawnHome, func(p *corev1.Pod) {
+			p.ManagedFields = append(p.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubelet"})
+		}), true},
+	} {
+		o, err := stripPod(c.pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if undecided(o.(*corev1.Pod)) != (c.drawn || gated(c.pod)) || drawn(o.(*corev1.Pod)) != c.drawn || len(o.(*corev1.Pod).ManagedFields) > 1 {
+			t.Errorf("%s: drawn %v, with %v", name, drawn(o.(*corev1.Pod)), o.(*corev1.Pod).ManagedFields)
+		}
 	}
 }
 

@@ -180,7 +180,7 @@ func stripPod(o any) (any, error) {
 	if !ok {
 		return o, nil
 	}
-	pod.ManagedFields = nil
+	pod.ManagedFields = drawings(pod)
 	spec := corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork}
 	if pod.Spec.NodeName == "" { // what decides where it goes
 		spec.SchedulingGates, spec.Affinity = pod.Spec.SchedulingGates, pod.Spec.Affinity

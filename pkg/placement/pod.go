@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -82,9 +84,27 @@ func undecided(o client.Object) bool {
 	if !ok || pod.Spec.NodeName != "" {
 		return false
 	}
-	_, drawn := pod.Annotations[stayputv1alpha1.AnnotationHome]
-	return gated(pod) || drawn
+	return gated(pod) || drawn(pod)
 }
+
+// drawings are the entries of a pod's managed fields that say that the controller drew it.
+func drawings(pod *corev1.Pod) (ours []metav1.ManagedFieldsEntry) {
+	if _, ok := pod.Annotations[stayputv1alpha1.AnnotationHome]; !ok {
+		return nil // almost every pod: their fields need not be searched
+	}
+	field := strconv.Quote("f:" + stayputv1alpha1.AnnotationHome)
+	for _, e := range pod.ManagedFields {
+		if e.Manager == stayputv1alpha1.ControllerFieldManager && e.Operation == metav1.ManagedFieldsOperationApply &&
+			e.FieldsV1 != nil && strings.Contains(e.FieldsV1.GetRawString(), field) {
+			ours = append(ours, e)
+		}
+	}
+	return ours
+}
+
+// drawn says whether the controller narrowed a pod to a home. The annotation alone does not: a template that was
+// copied from a pod has it as well, and the affinity with it.
+func drawn(pod *corev1.Pod) bool { return len(drawings(pod)) > 0 }
 
 // undecidedPods lets the end of being undecided through as well.
 var undecidedPods = predicate.Funcs{
@@ -240,8 +260,8 @@ func (p *placer) draw(ctx context.Context, pod *corev1.Pod, r *record, d decisio
 		maps.Copy(annotations, r.state.Annotations)
 	}
 	// An earlier attempt may have set it; it stays true, because what it says cannot be taken back.
-	if home, ok := pod.Annotations[stayputv1alpha1.AnnotationHome]; ok {
-		annotations[stayputv1alpha1.AnnotationHome] = home
+	if drawn(pod) {
+		annotations[stayputv1alpha1.AnnotationHome] = pod.Annotations[stayputv1alpha1.AnnotationHome]
 	}
 	if d.pull.requires() {
 		annotations[stayputv1alpha1.AnnotationHome] = d.home
