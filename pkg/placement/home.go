@@ -74,14 +74,15 @@ type decision struct {
 
 // decide is the placement of a pod that is gated, or that was drawn home and has no node yet.
 func decide(s situation) decision {
-	wait, err := homeWait(s.pod, s.home != "", s.kept, s.now)
+	since := waitsSince(s.pod)
+	wait, err := homeWait(s.pod, since, s.home != "", s.kept)
 	d := decision{outcome: outcomeFree}
 	if err != nil {
 		d.notes = append(d.notes, err.Error())
 	}
 	left := forever
 	if wait != forever {
-		left = s.pod.CreationTimestamp.Add(wait).Sub(s.now)
+		left = since.Add(wait).Sub(s.now)
 	}
 	if !gated(s.pod) {
 		return decideDrawn(s, d, left)
@@ -156,16 +157,16 @@ func decideDrawn(s situation, d decision, left time.Duration) decision {
 	return d
 }
 
-// homeWait is how long a pod waits for its home, counted from its creation. A value that cannot be read is the
+// homeWait is how long a pod waits for its home, counted from since on. A value that cannot be read is the
 // default, and an error that says so.
-func homeWait(pod *corev1.Pod, kept bool, until time.Time, now time.Time) (time.Duration, error) {
+func homeWait(pod *corev1.Pod, since time.Time, kept bool, until time.Time) (time.Duration, error) {
 	value, ok := pod.Annotations[stayputv1alpha1.AnnotationHomeWait]
 	if !ok {
 		return DefaultHomeWait, nil
 	}
 	if value == stayputv1alpha1.HomeWaitRetention {
 		if kept && !until.IsZero() {
-			return max(0, until.Sub(pod.CreationTimestamp.Time)), nil
+			return max(0, until.Sub(since)), nil
 		}
 		return forever, nil
 	}

@@ -166,6 +166,11 @@ func TestWhereAPodGoes(t *testing.T) {
 		{name: "an ungated pod is not ours until the scheduler has spoken", s: situation{nodes: healthy, home: "node-1", pod: gatedPod(drawnHome, func(p *corev1.Pod) { p.Status.Conditions = nil }), now: noon.Add(time.Hour)}, outcome: outcomeFree},
 		{name: "a full home is waited for", s: situation{nodes: healthy, home: "node-1", pod: gatedPod(drawnHome)}, outcome: outcomeWait, retry: 50 * time.Second, says: "no room"},
 		{name: "a home that stays full is given up", s: situation{nodes: healthy, home: "node-1", pod: gatedPod(drawnHome), now: noon.Add(50 * time.Second)}, outcome: outcomeEvict, says: "no room"},
+		{name: "the wait for room begins when the pod is drawn, such as after an outage", s: situation{nodes: healthy, home: "node-1", pod: gatedPod(drawnHome, func(p *corev1.Pod) {
+			p.CreationTimestamp = metav1.NewTime(noon.Add(-time.Hour))
+		}), now: noon.Add(49 * time.Second)}, outcome: outcomeWait, retry: time.Second, says: "no room"},
+		{name: "the wait for room as long as the address is kept", s: situation{nodes: healthy, home: "node-1", kept: noon.Add(time.Hour),
+			pod: gatedPod(drawnHome, annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: outcomeWait, retry: time.Hour},
 		{name: "a pod that was not drawn is never evicted", s: situation{nodes: healthy, pod: gatedPod(drawnHome, func(p *corev1.Pod) { delete(p.Annotations, stayputv1alpha1.AnnotationHome) }), now: noon.Add(time.Hour)}, outcome: outcomeFree},
 		{name: "nor one whose template was copied from a pod that was", s: situation{nodes: healthy, pod: gatedPod(drawnHome, copied), now: noon.Add(time.Hour)}, outcome: outcomeFree},
 	} {

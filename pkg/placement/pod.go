@@ -106,6 +106,21 @@ func drawings(pod *corev1.Pod) (ours []metav1.ManagedFieldsEntry) {
 // copied from a pod has it as well, and the affinity with it.
 func drawn(pod *corev1.Pod) bool { return len(drawings(pod)) > 0 }
 
+// waitsSince is from when on the wait of a pod for its home counts: its creation, or, when it is let go, that it was
+// drawn. Nobody may have led before that, and what it waits for from then on is another thing: room.
+func waitsSince(pod *corev1.Pod) time.Time {
+	since := pod.CreationTimestamp.Time
+	if gated(pod) {
+		return since
+	}
+	for _, e := range drawings(pod) {
+		if e.Time != nil && e.Time.After(since) {
+			since = e.Time.Time
+		}
+	}
+	return since
+}
+
 // undecidedPods lets the end of being undecided through as well.
 var undecidedPods = predicate.Funcs{
 	CreateFunc:  func(e event.CreateEvent) bool { return undecided(e.Object) },
