@@ -37,7 +37,7 @@ func fakeAPI(t *testing.T, objects ...client.Object) client.WithWatch {
 	if err := errors.Join(indexRetainedIPs(t.Context(), b), indexNodes(t.Context(), b)); err != nil {
 		t.Fatal(err)
 	}
-	return b.WithObjects(objects...).Build()
+	return b.WithReturnManagedFields().WithObjects(objects...).Build()
 }
 
 // fakeCache is the cache of a fake client.

@@ -1,0 +1,164 @@
+package placement
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// placing is a placer with a clock of its own.
+type placing struct {
+	*placer
+	said *events.FakeRecorder
+	time time.Time
+}
+
+func testPlacer(c client.Client) *placing {
+	p := &placing{said: events.NewFakeRecorder(10), time: noon}
+	now := func() time.Time { return p.time }
+	m := newMemory(now)
+	p.placer = &placer{client: c, records: nothingRecorded{}, memory: m, events: p.said, now: now, leaving: func() bool { return false },
+		metrics: newPlacementMetrics(prometheus.NewRegistry(), m, nil)}
+	return p
+}
+
+// looksAt has the placer look at a pod and returns what has become of it: nil if it is gone.
+func (p *placing) looksAt(t *testing.T, pod *corev1.Pod) *corev1.Pod {
+	t.Helper()
+	key := client.ObjectKeyFromObject(pod)
+	if _, err := p.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
+		t.Fatal(err)
+	}
+	is := &corev1.Pod{}
+	if err := p.client.Get(t.Context(), key, is); apierrors.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	p.memory.seen(is)
+	return is
+}
+
+// notes are the Events since the last call.
+func (p *placing) notes() (all []string) {
+	for len(p.said.Events) > 0 {
+		all = append(all, <-p.said.Events)
+	}
+	return all
+}
+
+// keptOn is what a node keeps for web-0.
+func keptOn(node string, phase stayputv1alpha1.Phase, since time.Time) *stayputv1alpha1.RetainedIP {
+	at := metav1.NewTime(since)
+	return &stayputv1alpha1.RetainedIP{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0." + node},
+		Spec:       stayputv1alpha1.RetainedIPSpec{NodeName: node, PodName: "web-0", Retention: "10m"},
+		Status:     stayputv1alpha1.RetainedIPStatus{Phase: phase, Since: &at},
+	}
+}
+
+func ownedBySet(p *corev1.Pod) {
+	yes := true
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "of-web", Controller: &yes}}
+}
+
+// nodesOfPod are the nodes that a pod is drawn to by name.
+func nodesOfPod(pod *corev1.Pod) (names []string) {
+	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			for _, f := range term.MatchFields {
+				names = append(names, f.Values...)
+			}
+		}
+	}
+	return names
+}
+
+func TestAHomeThatIsFullIsLeftByPodsThatSomebodyMakesAgain(t *testing.T) {
+	for name, made := range map[string]bool{"with a controller": true, "without a controller": false} {
+		t.Run(name, func(t *testing.T) {
+			pod := gatedPod()
+			if made {
+				ownedBySet(pod)
+			}
+			p := testPlacer(fakeAPI(t, pod, testNode("node-1", "a"), keptOn("node-1", stayputv1alpha1.PhaseRetained, noon)))
+			is := p.looksAt(t, pod)
+			if gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-1"}) || !drawn(is) {
+				t.Fatalf("placed by %+v", is)
+			}
+			is.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+			if err := p.client.Status().Update(t.Context(), is); err != nil {
+				t.Fatal(err)
+			}
+			if notes := p.notes(); p.looksAt(t, pod) == nil || len(notes) > 0 {
+				t.Fatalf("it is gone before its wait is over, or %q", notes)
+			}
+			p.notes()                          // that it waits
+			p.time = time.Now().Add(time.Hour) // the API server has a clock of its own
+
+			if is := p.looksAt(t, pod); (is == nil) != made {
+				t.Fatalf("it is gone: %v", is == nil)
+			}
+			notes, want := p.notes(), 1
+			if made {
+				want = 2 // on the pod and on its controller
+			}
+			says := map[bool]string{true: "the pod is deleted and its successor goes elsewhere", false: "no controller would create the pod again: delete it"}[made]
+			if len(notes) != want || !strings.HasPrefix(notes[0], "Warning "+reasonHomeFull+" ") || !strings.Contains(notes[0], "node node-1") || !strings.Contains(notes[0], says) {
+				t.Errorf("said %q", notes)
+			}
+			successor := gatedPod(func(p *corev1.Pod) {
+				p.UID, p.CreationTimestamp = "successor", metav1.NewTime(time.Now().Add(time.Hour))
+			})
+			if p.memory.gaveUp(successor) != made {
+				t.Errorf("its successor goes free: %v", !made)
+			}
+			if made {
+				return
+			}
+			if p.looksAt(t, pod); len(p.notes()) > 0 {
+				t.Error("it is said again")
+			}
+		})
+	}
+}
+
+func TestWhatAPodAsksInVainIsSaidOnce(t *testing.T) {
+	pod := gatedPod(ownedBySet, annotation(stayputv1alpha1.AnnotationHomeWait, "soon"))
+	p := testPlacer(fakeAPI(t, pod, testNode("node-1", "a", cordoned), keptOn("node-1", stayputv1alpha1.PhaseRetained, noon)))
+	p.looksAt(t, pod)
+	ignored := slices.DeleteFunc(p.notes(), func(n string) bool { return !strings.HasPrefix(n, "Warning "+reasonHomeIgnored+" ") })
+	if len(ignored) != 2 || !strings.Contains(ignored[0], `"soon" is not valid`) || !strings.Contains(ignored[1], "pod web-0: ") {
+		t.Errorf("said of the pod and its controller: %q", ignored)
+	}
+	if p.looksAt(t, pod); len(p.notes()) > 0 {
+		t.Error("it is said again")
+	}
+}
+
+func TestAPodGoesBackToTheNodeItWasLastOnThoughItsFormerOneCameBack(t *testing.T) {
+	for name, kept := range map[string][]client.Object{
+		"its last node is silent":       {keptOn("node-1", stayputv1alpha1.PhaseRetained, noon), keptOn("node-2", stayputv1alpha1.PhaseBound, noon.Add(-time.Minute))},
+		"its last node is yet to speak": {keptOn("node-1", stayputv1alpha1.PhaseRetained, noon)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := gatedPod()
+			p := testPlacer(fakeAPI(t, append(kept, pod, testNode("node-1", "a"), testNode("node-2", "a"))...))
+			p.memory.deleted(gatedPod(ranOn("node-2")))
+			if is := p.looksAt(t, pod); gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-2"}) {
+				t.Errorf("gated: %v, drawn to %v", gated(is), nodesOfPod(is))
+			}
+		})
+	}
+}
