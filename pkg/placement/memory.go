@@ -32,8 +32,8 @@ type memory struct {
 	// Lost in the moment between the deletion and the successor's placement: it waits for its home once more.
 	givenUp map[types.NamespacedName]givenUpHome
 	// last is where annotated pods were when they were deleted, for as long as their RetainedIP may be on its
-	// way, and a gated successor not placed. Lost: see newest; and a pod deleted within seconds of its first start
-	// has no home.
+	// way or a successor is gated. Lost: see newest; and a pod deleted within seconds of its first start has no
+	// home.
 	last  map[types.NamespacedName]lastNode
 	order []lastSeen
 	// assigned are the addresses of a shared identity that a pod without a node was drawn to. Lost: two pods may
