@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,11 +22,23 @@ import (
 // fieldManager is what managedFields say of writes by this command.
 const fieldManager = "kubectl-stayput"
 
-// releasePoll is how often an address is looked at that is waited for.
-const releasePoll = 200 * time.Millisecond
+const (
+	// releasePoll is how often an address is looked at that is waited for.
+	releasePoll = 200 * time.Millisecond
+	// releaseDoubt is how long an object has to stay away that is gone: an agent publishes at once what it still
+	// keeps, and whose object somebody has deleted.
+	releaseDoubt = time.Second
+)
 
-// errBound: a release is for addresses that are kept for a pod that is gone.
-var errBound = errors.New("the address is in use")
+var (
+	// errBound: a release is for addresses that are kept for a pod that is gone.
+	errBound = errors.New("the address is in use")
+	// errKept: somebody deleted the object that was to be released, which releases nothing.
+	errKept = errors.New("the address is still retained")
+	// errUnknown: the API server does not answer, or the object is gone and no agent runs that could have freed its
+	// addresses.
+	errUnknown = errors.New("it is not known whether the address is free")
+)
 
 // release is what the verb was asked for.
 type release struct {
@@ -166,19 +179,14 @@ func (o *release) run(cmd *cobra.Command, c *cluster, p *printing, args []string
 		}
 		asked = append(asked, r)
 	}
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
-	defer cancel()
-	line := newProgress(cmd.ErrOrStderr())
-	for i, r := range asked {
-		if o.wait && o.dryRun == "none" {
-			line.say("%d of %d: waiting until node %s has freed %s ...", i+1, len(asked), r.Spec.NodeName, strings.Join(r.Status.IPs, ", "))
-			err := freed(ctx, k, &r)
-			line.done()
-			if err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		}
+	if o.wait && o.dryRun == "none" {
+		line := newProgress(cmd.ErrOrStderr())
+		var failed []error
+		asked, failed = o.await(ctx, k, c.home, asked, line)
+		line.done()
+		errs = append(errs, failed...)
+	}
+	for _, r := range asked {
 		if err := o.print(cmd, print, &r, *p.flags.OutputFormat); err != nil {
 			return err
 		}
@@ -261,22 +269,89 @@ func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.R
 	return nil
 }
 
+// await waits until the nodes have freed the addresses, and returns those that they have.
+func (o *release) await(ctx context.Context, k client.Client, home string, asked []stayputv1alpha1.RetainedIP, line *progress) (free []stayputv1alpha1.RetainedIP, errs []error) {
+	within, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	var gone []stayputv1alpha1.RetainedIP
+	for i, r := range asked {
+		line.say("%d of %d: waiting until node %s has freed %s ...", i+1, len(asked), r.Spec.NodeName, strings.Join(r.Status.IPs, ", "))
+		if err := freed(within, k, &r); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		gone = append(gone, r)
+	}
+	if len(gone) == 0 {
+		return nil, errs
+	}
+	line.say("looking whether that lasts ...")
+	if !outlasts(ctx, releaseDoubt) {
+		return nil, append(errs, ctx.Err())
+	}
+	agents := map[string]error{}
+	for _, r := range gone {
+		node := r.Spec.NodeName
+		if _, asked := agents[node]; !asked {
+			_, agents[node] = (&agentPodsOf{client: k, namespace: home}).on(ctx, node)
+		}
+		lasts, err := look(ctx, k, &r)
+		switch {
+		case err == nil && !lasts:
+			err = late(&r)
+		case err == nil && isNoAgent(agents[node]): // who may not look for agents goes by the object alone
+			err = fmt.Errorf("RetainedIP %s: %w: the object is gone, but %v: look again when it runs", r.Name, errUnknown, agents[node])
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		free = append(free, r)
+	}
+	return free, errs
+}
+
 // freed waits until the agent has freed the addresses, which it says by deleting the object.
 func freed(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) error {
 	for {
-		var now stayputv1alpha1.RetainedIP
-		err := k.Get(ctx, client.ObjectKeyFromObject(r), &now)
-		switch {
-		case apierrors.IsNotFound(err), err == nil && now.UID != r.UID:
-			return nil
-		case err == nil && !now.Spec.Release:
-			return fmt.Errorf("RetainedIP %s: somebody took the release back", r.Name)
-		case err == nil && now.Status.Phase == stayputv1alpha1.PhaseBound:
-			return fmt.Errorf("RetainedIP %s: %w: pod %s came back before node %s could free it", r.Name, errBound, r.Spec.PodName, r.Spec.NodeName)
+		if free, err := look(ctx, k, r); free || err != nil && !errors.Is(err, errUnknown) {
+			return err
 		}
 		if !outlasts(ctx, releasePoll) {
-			return fmt.Errorf("RetainedIP %s: node %s has not freed %s in time; it will as soon as its agent runs and reaches the API server (kubectl stayput check %s)",
-				r.Name, r.Spec.NodeName, strings.Join(r.Status.IPs, ", "), r.Spec.NodeName)
+			return late(r)
 		}
 	}
+}
+
+func late(r *stayputv1alpha1.RetainedIP) error {
+	return fmt.Errorf("RetainedIP %s: node %s has not freed %s in time; it will as soon as its agent runs and reaches the API server (kubectl stayput check %s)",
+		r.Name, r.Spec.NodeName, strings.Join(r.Status.IPs, ", "), r.Spec.NodeName)
+}
+
+// look says whether addresses are free whose release was asked for. With errUnknown it could not be seen.
+func look(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) (bool, error) {
+	var now stayputv1alpha1.RetainedIP
+	switch err := k.Get(ctx, client.ObjectKeyFromObject(r), &now); {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("RetainedIP %s: %w: %w", r.Name, errUnknown, err)
+	}
+	return isFree(r, &now)
+}
+
+// isFree compares an object whose release was asked for with the one that has its name now.
+func isFree(r, now *stayputv1alpha1.RetainedIP) (bool, error) {
+	same := now.UID == r.UID
+	switch {
+	case !same && !slices.ContainsFunc(now.Status.IPs, func(ip string) bool { return slices.Contains(r.Status.IPs, ip) }):
+		return true, nil // the promise to a later pod
+	case now.Status.Phase == stayputv1alpha1.PhaseBound:
+		return false, fmt.Errorf("RetainedIP %s: %w: pod %s came back before node %s could free it", r.Name, errBound, r.Spec.PodName, r.Spec.NodeName)
+	case now.Spec.Release:
+		return false, nil
+	case same:
+		return false, fmt.Errorf("RetainedIP %s: %w: somebody took the release back", r.Name, errKept)
+	}
+	return false, fmt.Errorf("RetainedIP %s: %w: somebody deleted the object before node %s saw what was asked for, and it was published again: repeat it", r.Name, errKept, r.Spec.NodeName)
 }

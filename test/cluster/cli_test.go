@@ -221,9 +221,28 @@ func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
 	kept := stopped(t, c, ready(t, c, ns, "web-0"))
 	check(t, c.Node("node-1").Agent.Stop(testContext(t)))
-	defer func() { check(t, c.Node("node-1").Agent.Start(testContext(t))) }()
+	start := sync.OnceFunc(func() { check(t, c.Node("node-1").Agent.Start(testContext(t))) })
+	defer start()
 	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 || !strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
 		t.Errorf("%+v", s)
+	}
+
+	// Somebody deletes the object meanwhile, which releases nothing.
+	kubectl(t, c, "patch", "retip", "web-0.node-1", "-n", ns, "--type=merge", `-p={"spec":{"release":false}}`)
+	waits := make(chan said)
+	go func() { waits <- stayput(t, c, ns, "release", "web-0") }()
+	shows(t, c, ns, "web-0", "node-1", "still to be released", func(r *v1alpha1.RetainedIP) bool { return r.Spec.Release })
+	kubectl(t, c, "delete", "retip", "web-0.node-1", "-n", ns)
+	if s := <-waits; s.code != 1 || !strings.Contains(s.err, "not known whether the address is free") || s.out != "" {
+		t.Errorf("with the object gone and no agent: %+v", s)
+	}
+	start()
+	if r := shows(t, c, ns, "web-0", "node-1", "retained", retained); r.Spec.Release || r.Status.IPs[0] != kept.Status.IPs[0] {
+		t.Errorf("published again is %+v %+v", r.Spec, r.Status)
+	}
+	works(t, c, ns, "release", "web-0")
+	if _, there := addressFile(t, c.Node("node-1"), kept); there {
+		t.Errorf("%s is not free after the command", kept.Status.IPs[0])
 	}
 }
 
