@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -53,7 +54,8 @@ func checkCommand(c *cluster) *cobra.Command {
 		Use:   "check [NODE...]",
 		Short: "Find out what is wrong with stayput, and what to do about it",
 		Long: "Find out what is wrong with stayput, and what to do about it: in the cluster, and on every node or those that are named.\n" +
-			"Nodes are asked through their agents, so that it takes the right to exec in their pods.\n\n" +
+			"It takes the right to list nodes, and to list pods and create pods/exec in the namespace of stayput, through whose agents\n" +
+			"nodes are asked. What else may not be looked at is a warning.\n\n" +
 			"The exit code is 1 where a check failed; warnings do not count.",
 		ValidArgsFunction: c.complete(clusterObjects("Node"), 0),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -111,18 +113,18 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	}
 
 	// 2. The nodes, all at once.
-	var list corev1.NodeList
-	if err := k.List(ctx, &list); err != nil {
+	all, err := listNodes(ctx, k)
+	if err != nil {
 		return nil, err
 	}
 	byName := map[string]*corev1.Node{}
-	for i := range list.Items {
-		byName[list.Items[i].Name] = &list.Items[i]
+	for i := range all {
+		byName[all[i].Name] = &all[i]
 	}
 	var nodes []*corev1.Node
 	if len(args) == 0 {
-		for i := range list.Items {
-			nodes = append(nodes, &list.Items[i])
+		for i := range all {
+			nodes = append(nodes, &all[i])
 		}
 	}
 	for _, name := range args {
@@ -276,10 +278,34 @@ func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
 // isNoAgent says that a node was not looked into because nobody is there to do it.
 func isNoAgent(err error) bool { return errors.Is(err, ErrNoAgent) }
 
-// list reads a list; what goes wrong is a finding.
-func list(ctx context.Context, k client.Client, check string, into client.ObjectList, o ...client.ListOption) *Finding {
-	if err := k.List(ctx, into, o...); err != nil {
-		return &Finding{Level: LevelWarn, Check: check, Text: "not looked at: " + err.Error()}
+// askForIt is what to do where the API server refuses.
+const askForIt = "ask for that right: the README says which ones it takes"
+
+// unseen says that something was not looked at.
+func unseen(check string, err error) Finding {
+	f := Finding{LevelWarn, "", check, "not looked at: " + err.Error(), "repeat it, and see how the API server is"}
+	if apierrors.IsForbidden(err) {
+		f.Todo = askForIt
 	}
-	return nil
+	return f
+}
+
+// errRight: the API server refuses what a verb cannot do without.
+var errRight = errors.New("it takes the right")
+
+// rightTo names the right that an error is about, where it is about one.
+func rightTo(what string, err error) error {
+	if !apierrors.IsForbidden(err) {
+		return err
+	}
+	return fmt.Errorf("%w to %s: %w", errRight, what, err)
+}
+
+// listNodes lists all of them.
+func listNodes(ctx context.Context, k client.Client) ([]corev1.Node, error) {
+	var list corev1.NodeList
+	if err := k.List(ctx, &list); err != nil {
+		return nil, rightTo("list nodes", err)
+	}
+	return list.Items, nil
 }

@@ -2,13 +2,21 @@ package cli
 
 import (
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node"
 )
 
 // aLook is into a node where all is well.
@@ -63,7 +71,16 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 		"an unreadable file": {node, aLook(func(n *inspection.Node) {
 			n.Networks[0].Addresses[0].State, n.Networks[0].Violations = inspection.Unreadable, []string{"I5: the file of 10.1.0.2 says nothing"}
 		}), "ledger", LevelWarn, "10.1.0.2"},
-		"a violation": {node, aLook(func(n *inspection.Node) { n.Networks[0].Violations = []string{"I2: promised to both"} }), "ledger", LevelFail, "promised to both"},
+		"an address of a newer version": {node, aLook(func(n *inspection.Node) {
+			n.Networks[0].Addresses[0].State, n.Networks[0].Violations = inspection.Newer, []string{ledger.ErrNewer.Error() + ": /the/file has version 2"}
+		}), "ledger", LevelFail, "a newer version of stayput keeps 10.1.0.2"},
+		"a record of a newer version": {node, aLook(func(n *inspection.Node) {
+			n.Networks[0].Violations = []string{ledger.ErrNewer.Error() + ": /the/file has version 2"}
+		}), "ledger", LevelFail, "/the/file has version 2"},
+		"a network of a newer version": {node, aLook(func(n *inspection.Node) { n.Networks[0].Error = ledger.ErrNewer.Error() }), "ledger", LevelFail, "newer version"},
+		"a state that is not known":    {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Good, n.CNI.Message = "upset", false, "it is upset" }), "CNI configuration", LevelFail, "it is upset"},
+		"no clock":                     {node, aLook(func(n *inspection.Node) { n.Clock.Error = "no boot ID" }), "clock", LevelFail, "no boot ID"},
+		"a violation":                  {node, aLook(func(n *inspection.Node) { n.Networks[0].Violations = []string{"I2: promised to both"} }), "ledger", LevelFail, "promised to both"},
 		"a leak": {node, aLook(func(n *inspection.Node) {
 			n.Networks[0].Leaks = []inspection.Suspicion{{IP: addr("10.1.0.2"), Why: "gone"}}
 		}), "ledger", LevelWarn, "10.1.0.2: gone"},
@@ -83,6 +100,12 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 			if f.Node != "node-1" || f.Check != test.check || f.Level != test.level || !strings.Contains(f.Text, test.says) {
 				t.Errorf("%s: found %+v", name, f)
 			}
+			if f.Todo == "" {
+				t.Errorf("%s: nothing is said of what to do: %+v", name, f)
+			}
+			if strings.Contains(name, "newer version") && f.Todo != upgrade {
+				t.Errorf("%s: to do is %s", name, f.Todo)
+			}
 			found = true
 		}
 		if !found {
@@ -97,6 +120,91 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 	}
 	if len(all) != 5 {
 		t.Errorf("where all is well there are %d findings", len(all))
+	}
+}
+
+// constants are the values of a type of strings in a Go package.
+func constants(t *testing.T, dir, of string) (values []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			g, ok := d.(*ast.GenDecl)
+			if !ok || g.Tok != token.CONST {
+				continue
+			}
+			for _, spec := range g.Specs {
+				v := spec.(*ast.ValueSpec)
+				if name, ok := v.Type.(*ast.Ident); !ok || name.Name != of {
+					continue
+				}
+				value, err := strconv.Unquote(v.Values[0].(*ast.BasicLit).Value)
+				if err != nil {
+					t.Fatal(err)
+				}
+				values = append(values, value)
+			}
+		}
+	}
+	if len(values) < 3 {
+		t.Fatalf("%s has the constants %q of type %s", dir, values, of)
+	}
+	return values
+}
+
+func TestEveryStateOfTheCNIConfigurationThatIsNotFineSaysWhatToDo(t *testing.T) {
+	for _, state := range constants(t, "../node", "CNIState") {
+		good := node.CNIState(state).Good()
+		if _, there := cniTodo[state]; there == (state == "active" || state == "by-hand") {
+			t.Errorf("%s: what to do is %q", state, cniTodo[state])
+		}
+		for _, f := range findCNI(aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Good, n.CNI.Message = state, good, "so it is" }).is) {
+			if f.Todo != cniTodo[state] || (f.Level == LevelFail) == good {
+				t.Errorf("%s: %+v", state, f)
+			}
+		}
+	}
+}
+
+func TestEveryStateOfAnAddressIsDrawnAndTold(t *testing.T) {
+	drawn, told := map[mark]bool{}, map[string]bool{}
+	states := constants(t, "../api/inspection", "State")
+	for _, state := range states {
+		left := int64(60)
+		n := aLook(func(n *inspection.Node) {
+			a := &n.Networks[0].Addresses[0]
+			a.State, a.Promise, a.LeftSeconds = inspection.State(state), &inspection.Promise{Identity: "pod:default/web-0"}, &left
+		}).is
+		a := n.Networks[0].Addresses[0]
+		drawn[markOf(n.Networks[0].RangeSets[0].Ranges[0], a.IP, a, true)] = true
+		told[entryOf(n, a.IP.String())] = true
+	}
+	if len(drawn) != len(states) || len(told) != len(states) {
+		t.Errorf("of %q are drawn %v and told %v", states, drawn, told)
+	}
+}
+
+func TestARightThatIsMissingIsNamed(t *testing.T) {
+	refused := apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no"))
+	if err := rightTo("list nodes", refused); !errors.Is(err, errRight) || !strings.Contains(err.Error(), "it takes the right to list nodes") {
+		t.Error(err)
+	}
+	if err := rightTo("list nodes", ErrNoAgent); err != ErrNoAgent {
+		t.Error(err)
+	}
+	if f := unseen("gated pods", refused); f.Level != LevelWarn || f.Todo != askForIt {
+		t.Errorf("found %+v", f)
+	}
+	one := aNode("node-1")
+	if f := checkNode(&one, looked{err: rightTo("create pods/exec", refused)}, interval{})[0]; f.Level != LevelFail || f.Todo != askForIt {
+		t.Errorf("found %+v", f)
 	}
 }
 

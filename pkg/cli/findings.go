@@ -21,6 +21,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/placement"
 )
 
@@ -47,7 +48,7 @@ func checkDefinitions(ctx context.Context, k client.Client) (all []Finding) {
 		case apierrors.IsNotFound(err):
 			all = append(all, Finding{crd.miss, "", check, "CustomResourceDefinition " + crd.name + " is missing", reinstall})
 		case err != nil:
-			all = append(all, Finding{LevelWarn, "", check, "not looked at: " + err.Error(), ""})
+			all = append(all, unseen(check, err))
 		case !conditionTrue(o, "Established"):
 			all = append(all, Finding{crd.miss, "", check, "CustomResourceDefinition " + crd.name + " is not established", "kubectl describe crd " + crd.name + " says why"})
 		}
@@ -101,7 +102,7 @@ func checkPolicies(ctx context.Context, k client.Client) (all []Finding) {
 			case apierrors.IsNotFound(err):
 				all = append(all, Finding{p.miss, "", check, kind + " " + p.name + " is missing: " + p.without, reinstall})
 			case err != nil:
-				all = append(all, Finding{LevelWarn, "", check, "not looked at: " + err.Error(), ""})
+				all = append(all, unseen(check, err))
 			}
 		}
 	}
@@ -123,7 +124,7 @@ func checkLeader(ctx context.Context, k client.Client, home string, now time.Tim
 	case apierrors.IsNotFound(err):
 		return []Finding{{LevelFail, "", check, fmt.Sprintf("no controller has ever led: there is no lease %s/%s", home, leaseName), todo + "; --stayput-namespace says where to look"}}
 	case err != nil:
-		return []Finding{{LevelWarn, "", check, "not looked at: " + err.Error(), ""}}
+		return []Finding{unseen(check, err)}
 	}
 	if why := staleLease(&lease, now); why != "" {
 		return []Finding{{LevelFail, "", check, "no controller leads: " + why, todo}}
@@ -138,8 +139,8 @@ const gateSlack = 30 * time.Second
 func checkGated(ctx context.Context, k client.Client, now time.Time) (all []Finding) {
 	const check = "gated pods"
 	var pods corev1.PodList
-	if f := list(ctx, k, check, &pods, client.MatchingFields{"status.phase": string(corev1.PodPending)}); f != nil {
-		return []Finding{*f}
+	if err := k.List(ctx, &pods, client.MatchingFields{"status.phase": string(corev1.PodPending)}); err != nil {
+		return []Finding{unseen(check, err)}
 	}
 	waiting := 0
 	for i := range pods.Items {
@@ -207,7 +208,10 @@ func checkNode(node *corev1.Node, l looked, clock interval) []Finding {
 		case !ready:
 			f.Level, f.Text, f.Todo = LevelWarn, "the node is not Ready, so that its agent cannot be asked: "+l.err.Error(), "what it keeps is kept; pods wait for it for their home-wait"
 		case !isNoAgent(l.err):
-			f.Todo = "see whether you may exec in the agent's pod, and its log"
+			f.Todo = "see the log of the agent's pod"
+			if apierrors.IsForbidden(l.err) {
+				f.Todo = askForIt
+			}
 		}
 		return []Finding{f}
 	}
@@ -247,23 +251,34 @@ func findAgent(n *inspection.Node) (all []Finding) {
 	return all
 }
 
+// cniTodo is what to do in every state of a node's CNI configuration but those where there is nothing to do.
+var cniTodo = map[string]string{
+	"stock":       "let the agent keep the configuration (agent.cni.install in the Helm chart), or put stayput in the place of host-local there",
+	"none":        "install a CNI plugin that takes its addresses from host-local, such as bridge or flannel",
+	"unsupported": "stayput keeps the addresses of CNI plugins that take them from host-local: see the README on compatibility",
+	"broken":      "repair it: until then the runtime starts no pod, or with an older configuration",
+	"held":        "wait for what wrote that file to write it again, or install another CNI plugin; until then pods get their addresses as before",
+	"multus":      "see that the network it hands on to has stayput in it: restart its pod on this node once the agent's file is there",
+	"shadowed":    "rename that file, so that it sorts behind the agent's; a copy that multus has made goes with a restart of its pod on this node",
+	"conflict":    "rename or remove the file that the agent leaves alone, or end the other program that changes it",
+	"no-plugin":   "see --cni-bin-dir of the agent, and its log",
+	"error":       "see --cni-conf-dir of the agent, and its log",
+}
+
 func findCNI(n *inspection.Node) []Finding {
 	const check = "CNI configuration"
 	c := n.CNI
-	todo := map[string]string{
-		"stock":       "let the agent keep the configuration (agent.cni.install in the Helm chart), or put stayput in the place of host-local there",
-		"none":        "install a CNI plugin that takes its addresses from host-local, such as bridge or flannel",
-		"unsupported": "stayput keeps the addresses of CNI plugins that take them from host-local: see the README on compatibility",
-		"broken":      "repair it: until then the runtime starts no pod, or with an older configuration",
-		"error":       "see --cni-conf-dir of the agent, and its log",
+	todo := cniTodo[c.State]
+	if todo == "" {
+		todo = "use the kubectl-stayput of the agent's version, and see the log of the agent" // of a later version
 	}
 	switch {
-	case c.State == "no-plugin": // said of the plugin
+	case c.State == "no-plugin" && n.CNI.Plugin.Error != "": // said of the plugin
 		return nil
 	case !c.Good:
-		return []Finding{{LevelFail, "", check, c.Message, todo[c.State]}}
+		return []Finding{{LevelFail, "", check, c.Message, todo}}
 	case c.State == "multus" || c.State == "held":
-		return []Finding{{LevelWarn, "", check, c.Message, ""}}
+		return []Finding{{LevelWarn, "", check, c.Message, todo}}
 	case c.WithoutAnnotations:
 		return []Finding{{LevelWarn, "", check, c.File + " does not hand on the pods' annotations: policies are known by the agent alone",
 			`add "capabilities": {"io.kubernetes.cri.pod-annotations": true} to the entry of the main plugin`}}
@@ -294,32 +309,57 @@ func findPlugin(n *inspection.Node) []Finding {
 // mostAddresses is how many addresses a finding names.
 const mostAddresses = 5
 
+// upgrade is what to do where a newer version has written what this one cannot read.
+const upgrade = "finish the upgrade, or install the newer version again: until then pods that it made promises to do not start here"
+
+// isOfNewer says whether a node complains of a newer version's record.
+func isOfNewer(said string) bool { return strings.Contains(said, ledger.ErrNewer.Error()) }
+
 func findLedger(n *inspection.Node) (all []Finding) {
 	const check = "ledger"
 	report := "keep a copy of the network's directory and of " + n.StateDir + ", and report it: this should never happen"
 	if n.NetworksError != "" {
-		all = append(all, Finding{LevelFail, "", check, n.NetworksError, report})
+		todo := report
+		if isOfNewer(n.NetworksError) {
+			todo = upgrade
+		}
+		all = append(all, Finding{LevelFail, "", check, n.NetworksError, todo})
 	}
 	taken := 0
 	for _, net := range n.Networks {
 		about := "network " + net.Name + ": "
 		if net.Error != "" {
-			all = append(all, Finding{LevelFail, "", check, about + net.Error, "see whether the disk is full, read-only or broken"})
+			todo := "see whether the disk is full, read-only or broken"
+			if isOfNewer(net.Error) {
+				todo = upgrade
+			}
+			all = append(all, Finding{LevelFail, "", check, about + net.Error, todo})
 			continue
 		}
 		taken += len(net.Addresses)
-		unreadable := []string{}
+		var unreadable, newer []string
 		for _, a := range net.Addresses {
-			if a.State == inspection.Unreadable {
+			switch a.State {
+			case inspection.Unreadable:
 				unreadable = append(unreadable, a.IP.String())
+			case inspection.Newer:
+				newer = append(newer, a.IP.String())
 			}
 		}
+		// A newer version's records are no contradictions, whether they are of a known address or not.
+		violations := slices.DeleteFunc(slices.Clone(net.Violations), isOfNewer)
 		grace := "the agent reclaims them once nobody has used them for " + short(time.Duration(n.Agent.GracePeriod)*time.Second)
 		if len(unreadable) > 0 {
 			all = append(all, Finding{LevelWarn, "", check, about + "files that say nothing, of " + strings.Join(firstOf(unreadable, mostAddresses), ", "), grace})
 		}
-		if len(net.Violations) > len(unreadable) { // each of those is one
-			all = append(all, Finding{LevelFail, "", check, about + strings.Join(firstOf(net.Violations, mostAddresses), "; "), report})
+		switch {
+		case len(newer) > 0:
+			all = append(all, Finding{LevelFail, "", check, about + "a newer version of stayput keeps " + strings.Join(firstOf(newer, mostAddresses), ", ") + ", which the agent here can only leave alone", upgrade})
+		case len(violations) < len(net.Violations):
+			all = append(all, Finding{LevelFail, "", check, about + net.Violations[slices.IndexFunc(net.Violations, isOfNewer)], upgrade})
+		}
+		if len(violations) > len(unreadable) { // each of those is one
+			all = append(all, Finding{LevelFail, "", check, about + strings.Join(firstOf(violations, mostAddresses), "; "), report})
 		}
 		if len(net.Leaks) > 0 {
 			all = append(all, Finding{LevelWarn, "", check, about + suspicions(net.Leaks), grace + "; its log says why if it does not"})
@@ -385,7 +425,7 @@ const (
 func findClock(l looked, server interval) []Finding {
 	const check = "clock"
 	if l.is.Clock.Error != "" {
-		return []Finding{{LevelFail, "", check, l.is.Clock.Error, ""}}
+		return []Finding{{LevelFail, "", check, l.is.Clock.Error, "see the log of the agent: without the clock of the boot nothing of this node can expire"}}
 	}
 	skew := between(l.is.Clock.Wall, l.from, l.to).minus(server)
 	f := Finding{LevelOK, "", check, "agrees with the API server's", ""}

@@ -105,11 +105,12 @@ var (
 	markBound      = mark{'b', plain, "bound"}
 	markPromised   = mark{'B', green, "bound, and kept when its pod ends"}
 	markRetained   = mark{'R', yellow, "retained"}
+	markNewer      = mark{'N', red, "kept by a newer version of stayput"}
 	markUnreadable = mark{'?', red, "unreadable"}
 	markGateway    = mark{'g', dim, "gateway"}
 	markOutside    = mark{'-', dim, "not given to pods"}
 
-	marks = []mark{markFree, markBound, markPromised, markRetained, markUnreadable, markGateway, markOutside}
+	marks = []mark{markFree, markBound, markPromised, markRetained, markNewer, markUnreadable, markGateway, markOutside}
 )
 
 // mostDrawn is how large a range may be of which every address is drawn. Of a larger one, as IPv6 has them, only
@@ -175,12 +176,15 @@ func (d *drawing) network(n *inspection.Network) {
 				}
 			}
 		}
-		taken := counts[inspection.Bound] + counts[inspection.Retained] + counts[inspection.Unreadable]
+		taken := counts[inspection.Bound] + counts[inspection.Retained] + counts[inspection.Newer] + counts[inspection.Unreadable]
 		for _, r := range set.Ranges {
 			d.line("  %s  %s - %s", r.Subnet, r.Start, r.End)
 			d.ranged(r, n.Addresses, byIP)
 		}
 		total := fmt.Sprintf("  %d addresses: %d free, %d bound, %d retained", set.Size, set.Size-taken, counts[inspection.Bound], counts[inspection.Retained])
+		if c := counts[inspection.Newer]; c > 0 {
+			total += fmt.Sprintf(", %d kept by a newer version", c)
+		}
 		if c := counts[inspection.Unreadable]; c > 0 {
 			total += fmt.Sprintf(", %d unreadable", c)
 		}
@@ -275,6 +279,8 @@ func markOf(r inspection.Range, ip netip.Addr, a inspection.Address, taken bool)
 		return markFree
 	case a.State == inspection.Retained:
 		return markRetained
+	case a.State == inspection.Newer:
+		return markNewer
 	case a.State == inspection.Bound && a.Promise != nil:
 		return markPromised
 	case a.State == inspection.Bound:

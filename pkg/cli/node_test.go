@@ -27,6 +27,7 @@ func aNetwork() inspection.Network {
 			{IP: addr("10.1.0.2"), State: inspection.Bound, ContainerID: "a", Promise: promise},
 			{IP: addr("10.1.0.3"), State: inspection.Bound, ContainerID: "b"},
 			{IP: addr("10.1.0.9"), State: inspection.Retained, Promise: promise},
+			{IP: addr("10.1.0.10"), State: inspection.Newer},
 			{IP: addr("10.1.0.20"), State: inspection.Unreadable},
 			{IP: addr("10.9.0.1"), State: inspection.Bound, ContainerID: "c"},
 			{IP: addr("fd00::5"), State: inspection.Retained, Promise: promise},
@@ -37,8 +38,8 @@ func aNetwork() inspection.Network {
 const theMap = `Network pods
   Range set 0
   10.1.0.0/27  10.1.0.1 - 10.1.0.20
-    10.1.0.0  -gBb.... .R...... ....?--- --------
-  19 addresses: 15 free, 2 bound, 1 retained, 1 unreadable
+    10.1.0.0  -gBb.... .RN..... ....?--- --------
+  19 addresses: 14 free, 2 bound, 1 retained, 1 kept by a newer version, 1 unreadable
   promised: 2 of at most 9 (promisedShare 0.5)
   Range set 1
   fd00::/64  fd00::1 - fd00::ffff:ffff:ffff:ffff
@@ -47,7 +48,7 @@ const theMap = `Network pods
   promised: 1 of at most 2305843009213693952 (promisedShare 0.5)
   in none of the ranges any more: 10.9.0.1 (bound)
 
-. free   b bound   B bound, and kept when its pod ends   R retained   ? unreadable   g gateway   - not given to pods
+. free   b bound   B bound, and kept when its pod ends   R retained   N kept by a newer version of stayput   ? unreadable   g gateway   - not given to pods
 `
 
 func TestARangeIsDrawnOneCharacterAnAddress(t *testing.T) {

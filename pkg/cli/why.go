@@ -612,6 +612,8 @@ func entryOf(n *inspection.Node, ip string) string {
 			switch {
 			case a.State == inspection.Unreadable:
 				return "has a file that says nothing"
+			case a.State == inspection.Newer:
+				return "is kept by a newer version of stayput than the agent's"
 			case a.State == inspection.Retained && a.LeftSeconds == nil:
 				return "is retained for " + a.Promise.Identity + " without an end"
 			case a.State == inspection.Retained:
