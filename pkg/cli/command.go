@@ -45,7 +45,7 @@ func New(o Options) *cobra.Command {
 		Short: "Addresses that are kept for pods: look, understand, release, diagnose",
 		Long: "Addresses that are kept for pods: look, understand, release, diagnose.\n\n" +
 			"What is kept is in the RetainedIPs of the cluster; verbs that look into a node run `stayput-agent inspect` in the\n" +
-			"pod of its agent, which takes the right to exec there.",
+			"pod of its agent, which takes the right to list pods and to create pods/exec in the namespace of stayput.",
 		Version:      o.Version,
 		SilenceUsage: true,
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl stayput"},

@@ -124,11 +124,11 @@ func runImport(ctx context.Context, c *cluster, source string, args []string, re
 			}
 		}
 	default:
-		var nodes corev1.NodeList
-		if err := k.List(ctx, &nodes); err != nil {
+		nodes, err := listNodes(ctx, k)
+		if err != nil {
 			return nil, nil, err
 		}
-		for _, n := range nodes.Items {
+		for _, n := range nodes {
 			if len(args) == 0 || slices.Contains(args, n.Name) {
 				byNode[n.Name] = nil
 			}

@@ -130,7 +130,7 @@ func agentPods(ctx context.Context, k client.Client, namespace, node string) ([]
 		o = append(o, client.MatchingFields{"spec.nodeName": node})
 	}
 	if err := k.List(ctx, &list, o...); err != nil {
-		return nil, fmt.Errorf("looking for agents: %w", err)
+		return nil, fmt.Errorf("looking for agents: %w", rightTo("list pods in namespace "+namespace, err))
 	}
 	slices.SortStableFunc(list.Items, func(a, b corev1.Pod) int {
 		ending := func(p corev1.Pod) int {
@@ -176,7 +176,8 @@ func (a *agentPodsOf) Run(ctx context.Context, node string, stdin []byte, args .
 	}
 	out, err := a.exec(ctx, pod, stdin, slices.Concat([]string{"/stayput-agent"}, args, daemonFlags(pod)))
 	if err != nil {
-		return nil, fmt.Errorf("node %s: stayput-agent %s in pod %s/%s: %w", node, args[0], pod.Namespace, pod.Name, err)
+		return nil, fmt.Errorf("node %s: stayput-agent %s in pod %s/%s: %w", node, args[0], pod.Namespace, pod.Name,
+			rightTo("create pods/exec in namespace "+pod.Namespace, err))
 	}
 	return out, nil
 }
