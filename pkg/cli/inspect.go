@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/httpstream"
@@ -221,7 +222,11 @@ func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, c
 	if err != nil {
 		return nil, err
 	}
+	var refused error
 	executor, err := remotecommand.NewFallbackExecutor(socket, spdy, func(err error) bool {
+		if failure := (*httpstream.UpgradeFailureError)(nil); errors.As(err, &failure) && apierrors.IsForbidden(failure.Cause) {
+			refused = failure.Cause
+		}
 		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err) // as kubectl has it
 	})
 	if err != nil {
@@ -233,6 +238,9 @@ func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, c
 		streams.Stdin = bytes.NewReader(stdin)
 	}
 	if err := executor.StreamWithContext(ctx, streams); err != nil {
+		if refused != nil && strings.HasPrefix(err.Error(), "unable to upgrade connection") {
+			return nil, refused // the second way was refused as well, in words alone
+		}
 		if said := strings.TrimSpace(stderr.String()); said != "" {
 			return nil, fmt.Errorf("%w: %s", err, said)
 		}

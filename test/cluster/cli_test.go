@@ -6,6 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +19,11 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	types "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -65,12 +75,17 @@ func says(t *testing.T, cmd *exec.Cmd) said {
 // plugin runs kubectl with the plugin beside it.
 func plugin(t *testing.T, c *lab.Cluster, args ...string) said {
 	t.Helper()
+	return says(t, pluginCommand(t, c, args...))
+}
+
+func pluginCommand(t *testing.T, c *lab.Cluster, args ...string) *exec.Cmd {
+	t.Helper()
 	dir := pluginDir(t, c)
 	config, err := c.Kubeconfig()
 	check(t, err)
 	cmd := exec.CommandContext(testContext(t), c.KubectlPath(), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+config, "HOME="+c.Dir, "PATH="+dir+":"+os.Getenv("PATH"))
-	return says(t, cmd)
+	return cmd
 }
 
 // stayput runs kubectl stayput in a namespace.
@@ -208,8 +223,99 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || !boundTo(first)(r) {
 		t.Errorf("the other one is %+v", r)
 	}
-	scale(t, c, ns, "web", 0)
-	shows(t, c, ns, "web-0", "node-1", "retained", retained)
+
+	// On a terminal it asks, and shows what it waits for.
+	kept = stopped(t, c, first)
+	screen, err := onTerminal(t, c, "Release them? (y/N) ", "n\n", "release", "--all", "-n", ns)
+	if err == nil || !strings.Contains(screen, "web-0  "+kept.Status.IPs[0]+"  node node-1") || !strings.Contains(screen, "nothing was released") {
+		t.Errorf("answered no: %v, on the screen is %q", err, screen)
+	}
+	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || r.Spec.Release {
+		t.Fatalf("answered no, it is %+v", r)
+	}
+	screen, err = onTerminal(t, c, "Release them? (y/N) ", "y\n", "release", "--all", "-n", ns)
+	if err != nil || !strings.Contains(screen, "\r1 of 1: waiting until node node-1 has freed "+kept.Status.IPs[0]) || !strings.Contains(screen, "web-0.node-1 released: ") {
+		t.Errorf("answered yes: %v, on the screen is %q", err, screen)
+	}
+	if _, there := addressFile(t, c.Node("node-1"), kept); there {
+		t.Errorf("%s is not free after the command", kept.Status.IPs[0])
+	}
+}
+
+// onTerminal runs kubectl stayput on a terminal, gives the answer when it is asked, and returns what is on the screen
+// in the end.
+func onTerminal(t *testing.T, c *lab.Cluster, question, answer string, args ...string) (string, error) {
+	t.Helper()
+	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	check(t, err)
+	defer screen.Close()
+	check(t, unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(int(screen.Fd()), unix.TIOCGPTN)
+	check(t, err)
+	check(t, unix.IoctlSetWinsize(int(screen.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 120}))
+	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	check(t, err)
+	defer tty.Close()
+
+	cmd := pluginCommand(t, c, append([]string{"stayput"}, args...)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+	check(t, cmd.Start())
+	check(t, tty.Close()) // so that the screen ends with the command
+	var shown []byte
+	asked := false
+	for b := make([]byte, 1024); ; {
+		n, err := screen.Read(b)
+		if err != nil {
+			break // EIO: nobody has the other end open any more
+		}
+		shown = append(shown, b[:n]...)
+		if !asked && bytes.Contains(shown, []byte(question)) {
+			asked = true
+			_, err := screen.WriteString(answer)
+			check(t, err)
+		}
+	}
+	return string(shown), cmd.Wait()
+}
+
+func TestEveryVerbPrintsTheFormatsThatKubectlHas(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
+	stopped(t, c, ready(t, c, ns, "web-0"))
+	for _, verb := range []struct {
+		args, has string // a key of the document
+		formats   []string
+	}{
+		{"get web-0", "items", []string{"json", "yaml", "wide", "name"}},
+		{"why web-0", "ifDeleted", []string{"json", "yaml"}},
+		{"release web-0 --dry-run=client", "spec", []string{"json", "yaml", "name"}},
+		{"node node-1", "networks", []string{"json", "yaml"}},
+		{"check node-1", "findings", []string{"json", "yaml"}},
+		{"import openkruise node-1", "items", []string{"json", "yaml"}},
+	} {
+		for _, format := range verb.formats {
+			out := works(t, c, ns, append(strings.Fields(verb.args), "-o", format)...)
+			var document map[string]json.RawMessage
+			var ok bool
+			switch format {
+			case "json":
+				ok = json.Unmarshal([]byte(out), &document) == nil
+			case "yaml":
+				ok = !strings.HasPrefix(out, "{") && yaml.UnmarshalStrict([]byte(out), &document) == nil
+			case "wide":
+				ok = row(t, out, "web-0")["WORKLOAD"] == "StatefulSet/web"
+			case "name":
+				ok = out == "retainedip.stayput.io/web-0.node-1\n"
+			}
+			if document != nil {
+				ok = ok && document[verb.has] != nil
+			}
+			if !ok {
+				t.Errorf("%s -o %s printed\n%s", verb.args, format, out)
+			}
+		}
+	}
 	if out := works(t, c, ns, "release", "--all", "-l", "app=web", "--yes", "-o", "name"); out != "retainedip.stayput.io/web-0.node-1\n" {
 		t.Errorf("--all printed %q", out)
 	}
@@ -431,6 +537,87 @@ func level(r cli.Report, node, check string) cli.Level {
 	return is
 }
 
+// fails waits until a check of node-2 has failed, and compares what is said of it.
+func fails(t *testing.T, c *lab.Cluster, check, text, todo string) {
+	t.Helper()
+	var r cli.Report
+	defer func() {
+		if t.Failed() {
+			t.Logf("check says %+v", r)
+		}
+	}()
+	until(t, check+" to fail", func(context.Context) bool {
+		var code int
+		r, code = checked(t, c, "node-2")
+		return code == 1 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
+			return f.Node == "node-2" && f.Check == check && f.Level == cli.LevelFail && strings.Contains(f.Text, text) && strings.Contains(f.Todo, todo)
+		})
+	})
+}
+
+// readyzSays waits until the agent of a node says a line that begins so.
+func readyzSays(t *testing.T, n *lab.ClusterNode, line string) {
+	t.Helper()
+	until(t, "/readyz to say "+line, func(context.Context) bool { return strings.Contains(ask(t, n, "/readyz"), "\n"+line) })
+}
+
+// nodeSays waits for an Event about node-2.
+func nodeSays(t *testing.T, c *lab.Cluster, reason, message string) {
+	t.Helper()
+	until(t, fmt.Sprintf("the Event %s: %s", reason, message), func(context.Context) bool {
+		return strings.Contains(kubectl(t, c, "get", "events", "-n", "default", "-o", "jsonpath={.items[*].message}",
+			"--field-selector", "involvedObject.kind=Node,involvedObject.name=node-2,reason="+reason), message)
+	})
+}
+
+// anHourAhead is the URL of a proxy that stands before the API server and has another clock.
+func anHourAhead(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	config := c.RESTConfig()
+	transport, err := rest.TransportFor(config)
+	check(t, err)
+	target, err := url.Parse(config.Host)
+	check(t, err)
+	server := httptest.NewServer(&httputil.ReverseProxy{
+		Transport: transport,
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		ModifyResponse: func(r *http.Response) error {
+			at, err := http.ParseTime(r.Header.Get("Date"))
+			if err != nil {
+				return nil // an answer to an upgrade has none
+			}
+			r.Header.Set("Date", at.Add(time.Hour).UTC().Format(http.TimeFormat))
+			return nil
+		},
+	})
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func TestCheckNamesTheRightThatIsMissing(t *testing.T) {
+	c := installed(t)
+	if s := inside(t, c, "check", "--as=looker"); s.code != 1 || s.out != "" || !strings.Contains(s.err, "it takes the right to list nodes: ") {
+		t.Errorf("without any right: %+v", s)
+	}
+	kubectl(t, c, "create", "clusterrole", "looker", "--verb=list", "--resource=nodes,pods")
+	defer kubectl(t, c, "delete", "clusterrole", "looker")
+	kubectl(t, c, "create", "clusterrolebinding", "looker", "--clusterrole=looker", "--user=looker")
+	defer kubectl(t, c, "delete", "clusterrolebinding", "looker")
+	var r cli.Report
+	defer func() {
+		if t.Failed() {
+			t.Logf("check says %+v", r)
+		}
+	}()
+	until(t, "check to say what is missing to look into nodes", func(context.Context) bool {
+		var code int
+		r, code = checked(t, c, "node-1", "--as=looker")
+		return code == 1 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
+			return f.Check == "agent" && f.Level == cli.LevelFail && strings.Contains(f.Text, "it takes the right to create pods/exec in namespace stayput-system") && strings.Contains(f.Todo, "ask for that right")
+		}) && level(r, "", "definitions") == cli.LevelWarn
+	})
+}
+
 func TestCheckFindsNothingWrongWithAHealthyCluster(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
@@ -497,6 +684,70 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	}
 	check(t, os.Remove(foreign))
 
+	// Another network, which stayput does not understand, in the place of ours.
+	inOrder := func() {
+		t.Helper()
+		until(t, "node-2 to be in order again", func(context.Context) bool {
+			r, code := checked(t, c, "node-2")
+			return code == 0 && level(r, "node-2", "agent") == cli.LevelOK && level(r, "node-2", "CNI configuration") == cli.LevelOK && level(r, "node-2", "plugin") == cli.LevelOK
+		})
+	}
+	calico := node.Path("/etc/cni/net.d/05-calico.conflist")
+	check(t, os.WriteFile(calico, []byte(`{"cniVersion":"0.3.1","name":"k8s-pod-network","plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}}]}`), 0o600))
+	defer os.Remove(calico)
+	fails(t, c, "CNI configuration", "Calico keeps addresses in its own IPAM", "see the README on compatibility")
+	readyzSays(t, node, "cni: degraded: unsupported: 05-calico.conflist: calico: ")
+	nodeSays(t, c, "CNINotConfigured", "unsupported: 05-calico.conflist")
+	check(t, os.Remove(calico))
+	inOrder()
+	readyzSays(t, node, "cni: active: 00-stayput.conflist")
+
+	// Another program in the place of the plugin: the agent puts its own back. Where it cannot, it says so.
+	binary := node.Path("/opt/cni/bin/stayput")
+	ours, err := os.ReadFile(binary)
+	check(t, err)
+	_, err = node.Run(testContext(t), "/usr/bin/cp", "--remove-destination", "-L", "/opt/cni/bin/host-local", "/opt/cni/bin/stayput")
+	check(t, err)
+	until(t, "the agent to have its plugin there again", func(context.Context) bool {
+		is, err := os.ReadFile(binary)
+		return err == nil && bytes.Equal(is, ours)
+	})
+	inOrder()
+	check(t, os.Remove(binary))
+	check(t, os.Mkdir(binary, 0o755))
+	defer os.Remove(filepath.Join(binary, "in-the-way"))
+	check(t, os.WriteFile(filepath.Join(binary, "in-the-way"), nil, 0o600)) // a rename does not replace it
+	fails(t, c, "plugin", "/opt/cni/bin/stayput: ", "the agent replaces it by itself; its log says why if it does not")
+	readyzSays(t, node, "cni: degraded: no-plugin: ")
+	nodeSays(t, c, "CNINotConfigured", "no-plugin: ")
+	check(t, os.RemoveAll(binary))
+	inOrder()
+
+	// A runtime without NRI.
+	config := node.Path("/etc/containerd/config.toml")
+	with, err := os.ReadFile(config)
+	check(t, err)
+	without := bytes.Replace(with, []byte("  disable = false\n"), []byte("  disable = true\n"), 1)
+	if bytes.Equal(with, without) {
+		t.Fatalf("NRI is not configured in\n%s", with)
+	}
+	check(t, os.WriteFile(config, without, 0o644))
+	restore := sync.OnceFunc(func() {
+		check(t, os.WriteFile(config, with, 0o644))
+		check(t, node.RestartContainerd(testContext(t)))
+	})
+	defer restore()
+	check(t, node.RestartContainerd(testContext(t)))
+	fails(t, c, "agent", "NRI is degraded: not connected", "enable NRI in the runtime's configuration")
+	restore()
+	inOrder()
+
+	// A clock that is behind. That of a node is the machine's, and cannot be set: the API server's is shown to be an
+	// hour ahead.
+	if r, code := checked(t, c, "node-2", "--server="+anHourAhead(t, c)); code != 1 || level(r, "node-2", "clock") != cli.LevelFail || level(r, "node-2", "ledger") != cli.LevelOK {
+		t.Errorf("with a clock that is behind: %d %+v", code, r)
+	}
+
 	// No controller.
 	check(t, c.Controllers.Kill(testContext(t)))
 	start := onceStarted(t, c)
@@ -539,17 +790,25 @@ func served(t *testing.T, c *lab.Cluster, ns, node string) {
 	ready(t, c, ns, "first-0")
 }
 
-// reserve writes a reservation as OpenKruise's host-local does.
+// reserve writes a reservation as OpenKruise's host-local does, whose source is no Go module that can be had: with
+// this type of the CNI library in it, and in folders without any rights.
 func reserve(t *testing.T, n *lab.ClusterNode, ns, pod, container, ip string, released *time.Time) {
 	t.Helper()
 	file := n.Path("/var/lib/cni/networks/reserved/" + ns + "/" + pod)
-	check(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	check(t, os.MkdirAll(filepath.Dir(file), os.ModeDir))
 	t.Cleanup(func() { check(t, os.RemoveAll(n.Path("/var/lib/cni/networks/reserved"))) })
-	end := ""
-	if released != nil {
-		end = `,"releaseTime":"` + released.Format(time.RFC3339Nano) + `"`
+	reserved := struct {
+		ContainerID string          `json:"containerId"`
+		IfName      string          `json:"ifName"`
+		IPConf      *types.IPConfig `json:"IPConf"`
+		Duration    time.Duration   `json:"duration"` // minutes
+		ReleaseTime *time.Time      `json:"releaseTime,omitempty"`
+	}{
+		container, "eth0", &types.IPConfig{Address: net.IPNet{IP: net.ParseIP(ip), Mask: net.CIDRMask(24, 32)}, Gateway: net.ParseIP("10.244.3.1")}, 10, released,
 	}
-	check(t, os.WriteFile(file, fmt.Appendf(nil, `{"containerId":%q,"ifName":"eth0","IPConf":{"address":"%s/24","gateway":"10.244.3.1"},"duration":10%s}`, container, ip, end), 0o644))
+	b, err := json.Marshal(reserved)
+	check(t, err)
+	check(t, os.WriteFile(file, b, 0o644))
 }
 
 func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
