@@ -744,7 +744,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 
 	// A clock that is behind. That of a node is the machine's, and cannot be set: the API server's is shown to be an
 	// hour ahead.
-	if r, code := checked(t, c, "node-2", "--server="+anHourAhead(t, c)); code != 1 || level(r, "node-2", "clock") != cli.LevelFail || level(r, "node-2", "ledger") != cli.LevelOK {
+	if r, code := checked(t, c, "node-2", "--server="+anHourAhead(t, c)); code != 1 || level(r, "node-2", "clock") != cli.LevelFail || level(r, "node-2", "agent") != cli.LevelOK {
 		t.Errorf("with a clock that is behind: %d %+v", code, r)
 	}
 
