@@ -128,6 +128,39 @@ spec:
 %s`, name, target, spec)
 }
 
+// followed collects every state of a PersistentPodState from now on. What it returns makes a last one, which has an
+// annotation, and hands them all out once that has come: by then the watch has told of all before.
+func followed(t *testing.T, c *lab.Cluster, ns, name string) func(why string) []*kruisev1alpha1.PersistentPodState {
+	t.Helper()
+	const last = "test.stayput.io/last"
+	w, err := typed(t, c).Watch(testContext(t), &kruisev1alpha1.PersistentPodStateList{}, client.InNamespace(ns), client.MatchingFields{"metadata.name": name})
+	check(t, err)
+	t.Cleanup(w.Stop)
+	states := make(chan []*kruisev1alpha1.PersistentPodState, 1)
+	go func() {
+		var all []*kruisev1alpha1.PersistentPodState
+		defer func() { states <- all }()
+		for e := range w.ResultChan() {
+			o, ok := e.Object.(*kruisev1alpha1.PersistentPodState)
+			if !ok {
+				return // an error
+			}
+			if all = append(all, o); o.Annotations[last] != "" {
+				return
+			}
+		}
+	}()
+	return func(why string) []*kruisev1alpha1.PersistentPodState {
+		t.Helper()
+		kubectl(t, c, "annotate", "persistentpodstate", name, "-n", ns, last+"="+why)
+		all := <-states // the watch ends with the patience of the test
+		if n := len(all); n < 2 || all[n-1].Annotations[last] != why {
+			t.Fatalf("the watch ended too early, after %d states", n)
+		}
+		return all
+	}
+}
+
 const byHostname = "  requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}\n"
 
 func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWanted(t *testing.T) {
@@ -157,8 +190,7 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 	}
 
 	// Another image: every pod is made again on its node, and the record never differs.
-	watch, err := typed(t, c).Watch(testContext(t), &kruisev1alpha1.PersistentPodStateList{}, client.InNamespace(ns))
-	check(t, err)
+	statesUntil := followed(t, c, ns, "web")
 	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "--type=json", "-p", fmt.Sprintf(`[
 		{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": %q},
 		{"op": "add", "path": "/spec/template/spec/containers/0/command", "value": ["/podimage", ":80"]}]`, lab.PauseImage))
@@ -169,9 +201,8 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 		}
 	}
 	settled(t, c, ns)
-	watch.Stop()
-	for e := range watch.ResultChan() {
-		if o, ok := e.Object.(*kruisev1alpha1.PersistentPodState); ok && o.Name == "web" && !equality.Semantic.DeepEqual(o.Status.PodStates, s.Status.PodStates) {
+	for _, o := range statesUntil("the rollout is over") {
+		if !equality.Semantic.DeepEqual(o.Status.PodStates, s.Status.PodStates) {
 			t.Errorf("during the rollout the record was %v", o.Status.PodStates)
 		}
 	}
