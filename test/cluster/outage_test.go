@@ -10,7 +10,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -204,22 +206,56 @@ func runController(t *testing.T, c *lab.Cluster, args ...string) string {
 func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
-	now := int64(0)
-	for range 3 {
-		for name := range before {
-			uid := before[name].UID
-			check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid}}))
+	// Agents publish at about the moment at which a pod is seen to have its address. Without them none is published
+	// for sure.
+	for _, node := range []string{"node-1", "node-2"} {
+		check(t, c.Node(node).Agent.Stop(testContext(t)))
+	}
+	start := sync.OnceFunc(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		for _, node := range []string{"node-1", "node-2"} {
+			check(t, c.Node(node).Agent.Start(ctx))
 		}
 		after := map[string]*corev1.Pod{}
-		for name := range before {
-			// As soon as it has an address, whether Ready and published or not.
+		for _, name := range names {
+			// As soon as it has an address, whether Ready or not.
 			until(t, "an address of another "+name, func(context.Context) bool {
-				after[name] = getPod(t, c, ns, name)
-				return after[name] != nil && after[name].UID != before[name].UID && after[name].Status.PodIP != ""
+				pod := getPod(t, c, ns, name)
+				after[name] = pod
+				return pod != nil && pod.Status.PodIP != "" && (before[name] == nil || pod.UID != before[name].UID)
 			})
 		}
 		cameHome(t, before, after)
 		before = after
+	})
+	t.Cleanup(start)
+	kubectl(t, c, "cordon", "node-3")
+	apply(t, c, ns, statefulSet("web", 4, map[string]string{retainIP: "10m"}))
+	names := []string{"web-0", "web-1", "web-2", "web-3"}
+	for _, name := range names {
+		until(t, name+" to have a node", func(context.Context) bool {
+			pod := getPod(t, c, ns, name)
+			return pod != nil && pod.Spec.NodeName != ""
+		})
+	}
+	kubectl(t, c, "uncordon", "node-3") // the emptiest one, then
+	before := map[string]*corev1.Pod{}
+	for round := range 4 {
 	}
 }
+			var published v1alpha1.RetainedIPList
+			check(t, typed(t, c).List(testContext(t), &published, client.InNamespace(ns)))
+			if len(published.Items) > 0 {
+				t.Fatalf("the test is wrong: %s is published", published.Items[0].Name)
+			}
+			if round < 3 {
+				now, uid := int64(0), after[name].UID
+				check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid}}))
+			}
+	start()
+	for name, pod := range before {
+		shows(t, c, ns, name, pod.Spec.NodeName, "bound to the last pod", func(r *v1alpha1.RetainedIP) bool {
+			return boundTo(pod)(r) && r.Status.IPs[0] == pod.Status.PodIP
+		})
+	}
