@@ -57,9 +57,15 @@ func deletePods(t *testing.T, c *lab.Cluster, ns, name string) {
 // would rather have them.
 func tilted(t *testing.T, c *lab.Cluster, ns, name string, replicas int, annotations map[string]string) map[string]*corev1.Pod {
 	t.Helper()
+	return tiltedBy(t, c, ns, name, replicas, statefulSet(name, replicas, annotations))
+}
+
+// tiltedBy is tilted with YAML of the StatefulSet.
+func tiltedBy(t *testing.T, c *lab.Cluster, ns, name string, replicas int, yaml string) map[string]*corev1.Pod {
+	t.Helper()
 	kubectl(t, c, "cordon", "node-3")
 	defer kubectl(t, c, "uncordon", "node-3")
-	apply(t, c, ns, statefulSet(name, replicas, annotations))
+	apply(t, c, ns, yaml)
 	pods := places(t, c, ns, name, replicas, nil)
 	for _, pod := range pods {
 		if pod.Spec.NodeName == "node-3" {
@@ -67,6 +73,19 @@ func tilted(t *testing.T, c *lab.Cluster, ns, name string, replicas int, annotat
 		}
 	}
 	return pods
+}
+
+// startedOn starts the one pod of a StatefulSet on a node that it is not bound to.
+func startedOn(t *testing.T, c *lab.Cluster, ns, name, node, yaml string) *corev1.Pod {
+	t.Helper()
+	for _, n := range c.Nodes {
+		if n.Name != node {
+			kubectl(t, c, "cordon", n.Name)
+			defer kubectl(t, c, "uncordon", n.Name)
+		}
+	}
+	apply(t, c, ns, yaml)
+	return ready(t, c, ns, name+"-0")
 }
 
 // saysOf waits for an Event with a reason about an object and returns its message.
@@ -101,15 +120,36 @@ func getPod(t *testing.T, c *lab.Cluster, ns, name string) *corev1.Pod {
 }
 
 // waitsFor waits until the successor of a pod is gated, and an Event says why.
-func waitsFor(t *testing.T, c *lab.Cluster, was *corev1.Pod, why string) {
+func waitsFor(t *testing.T, c *lab.Cluster, was *corev1.Pod, why string) (waiting *corev1.Pod) {
 	t.Helper()
 	until(t, "a gated "+was.Name, func(context.Context) bool {
-		pod := getPod(t, c, was.Namespace, was.Name)
-		return pod != nil && pod.UID != was.UID && isGated(pod)
+		waiting = getPod(t, c, was.Namespace, was.Name)
+		return waiting != nil && waiting.UID != was.UID && isGated(waiting)
 	})
 	if message := saysOf(t, c, was.Namespace, "Pod", was.Name, "WaitingForHome"); !strings.Contains(message, why) {
 		t.Errorf("the Event says %q, not %q", message, why)
 	}
+	return waiting
+}
+
+// soon is longer than a pod waits whose home-wait is 5s, and shorter than the default.
+const soon = 30 * time.Second
+
+// wentElsewhere waits until the successor of a pod, with a home-wait of 5s, is Ready on another node, and checks
+// how long it waited and what was said.
+func wentElsewhere(t *testing.T, c *lab.Cluster, was *corev1.Pod, why string) *corev1.Pod {
+	t.Helper()
+	after := successor(t, c, was)
+	if after.Spec.NodeName == was.Spec.NodeName {
+		t.Errorf("%s is on its home, which %s", was.Name, why)
+	}
+	if waited := scheduledAt(after).Sub(after.CreationTimestamp.Time); waited < 4*time.Second || waited > soon {
+		t.Errorf("%s waited for %s", was.Name, waited)
+	}
+	if message := saysOf(t, c, was.Namespace, "Pod", was.Name, "HomeGivenUp"); !strings.Contains(message, why) {
+		t.Errorf("the Event says %q", message)
+	}
+	return after
 }
 
 func TestTwelvePodsDeletedAtOnceComeHomeThreeTimesInARow(t *testing.T) {
@@ -273,9 +313,13 @@ func TestAPodWaitsForAHomeThatComesBackInTime(t *testing.T) {
 			back := sync.OnceFunc(func() { away.back(t, c, was.Spec.NodeName) })
 			defer back()
 			deletePods(t, c, ns, "web")
-			waitsFor(t, c, was, away.why)
+			waiting := waitsFor(t, c, was, away.why)
 			back()
-			cameHome(t, before, places(t, c, ns, "web", 1, before))
+			after := places(t, c, ns, "web", 1, before)
+			cameHome(t, before, after)
+			if after["web-0"].UID != waiting.UID {
+				t.Error("it is another pod than the one that waited")
+			}
 		})
 	}
 }
@@ -288,26 +332,42 @@ func TestAPodGoesElsewhereOnceItHasWaitedForItsHome(t *testing.T) {
 	defer kubectl(t, c, "uncordon", before.Spec.NodeName)
 	deletePods(t, c, ns, "web")
 	waitsFor(t, c, before, "is cordoned")
-	after := successor(t, c, before)
-	if after.Spec.NodeName == before.Spec.NodeName {
-		t.Errorf("it is on its home, which is cordoned")
-	}
-	if waited := scheduledAt(after).Sub(after.CreationTimestamp.Time); waited < 4*time.Second {
-		t.Errorf("it waited %s only", waited)
-	}
-	if message := saysOf(t, c, ns, "Pod", "web-0", "HomeGivenUp"); !strings.Contains(message, "is cordoned") {
-		t.Errorf("the Event says %q", message)
-	}
+	atHome := shows(t, c, ns, "web-0", before.Spec.NodeName, "retained", retained)
+	after := wentElsewhere(t, c, before, "is cordoned")
 	// The address at the old home keeps its time.
-	old := kubectl(t, c, "get", "retainedip", "web-0."+before.Spec.NodeName, "-n", ns, "-o", "jsonpath={.status.phase} {.status.ips[0]}")
-	if old != "Retained "+before.Status.PodIP {
-		t.Errorf("at the old home there is %q", old)
+	keepsItsTime := func(when string) {
+		t.Helper()
+		old := retainedIP(t, c, ns, "web-0", before.Spec.NodeName)
+		if old == nil || !retained(old) || old.Status.IPs[0] != before.Status.PodIP || old.Status.Expires != atHome.Status.Expires {
+			t.Errorf("%s, there is %+v at the old home, where there was %+v", when, old, atHome.Status)
+		}
 	}
+	keepsItsTime("when it has moved")
 	// And the new node is home from now on.
+	shows(t, c, ns, "web-0", after.Spec.NodeName, "bound", boundTo(after))
 	deletePods(t, c, ns, "web")
-	if again := successor(t, c, after); again.Spec.NodeName != after.Spec.NodeName || again.Status.PodIP != after.Status.PodIP {
-		t.Errorf("it moved again, to %s", again.Spec.NodeName)
+	again := successor(t, c, after)
+	cameHome(t, map[string]*corev1.Pod{"web-0": after}, map[string]*corev1.Pod{"web-0": again})
+	shows(t, c, ns, "web-0", again.Spec.NodeName, "bound", boundTo(again))
+	keepsItsTime("when it was deleted at its new home")
+}
+
+func TestAnAddressWhosePodHasGoneElsewhereExpiresAtItsTime(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "15s", "stayput.io/home-wait": "5s"})["web-0"]
+	kubectl(t, c, "taint", "node", before.Spec.NodeName, "dedicated=batch:NoSchedule")
+	defer kubectl(t, c, "taint", "node", before.Spec.NodeName, "dedicated-")
+	deletePods(t, c, ns, "web")
+	waitsFor(t, c, before, "has the taint dedicated=batch:NoSchedule")
+	atHome := shows(t, c, ns, "web-0", before.Spec.NodeName, "retained", retained)
+	after := wentElsewhere(t, c, before, "has the taint dedicated=batch:NoSchedule")
+	vanishes(t, c, atHome)
+	freed(t, c.Node(before.Spec.NodeName), atHome)
+	if expires, err := time.Parse(time.RFC3339, atHome.Status.Expires); err != nil || time.Now().Before(expires) {
+		t.Errorf("the address is gone before %s", atHome.Status.Expires)
 	}
+	shows(t, c, ns, "web-0", after.Spec.NodeName, "bound", boundTo(after))
 }
 
 func scheduledAt(pod *corev1.Pod) time.Time {
@@ -322,7 +382,7 @@ func scheduledAt(pod *corev1.Pod) time.Time {
 func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	yaml := strings.Replace(statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5s"}),
+	yaml := strings.Replace(statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "10m"}),
 		"imagePullPolicy: Never", "imagePullPolicy: Never\n        resources: {requests: {example.com/seat: 1}, limits: {example.com/seat: 1}}", 1)
 	for _, node := range []string{"node-1", "node-2"} { // one seat each
 		kubectl(t, c, "patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status": {"capacity": {"example.com/seat": "1"}}}`)
@@ -335,18 +395,48 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 			check(t, err)
 		}
 	})
-	// Somebody takes the seat at home.
-	kubectl(t, c, "scale", "statefulset", "web", "--replicas=0", "-n", ns)
-	until(t, "web-0 to end", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
 	taker := strings.ReplaceAll(strings.Replace(yaml, "name: web\n", "name: taker\n", 1), "{app: web}", "{app: taker}")
-	taker = strings.Replace(taker, "      containers:\n", "      nodeSelector: {kubernetes.io/hostname: "+before.Spec.NodeName+"}\n      containers:\n", 1)
-	apply(t, c, ns, taker)
-	ready(t, c, ns, "taker-0")
+	apply(t, c, ns, on(before.Spec.NodeName, strings.Replace(taker, "replicas: 1", "replicas: 0", 1)))
+	// Somebody takes the seat at home while the pod is away.
+	finds := func() (waiting *corev1.Pod) {
+		t.Helper()
+		scale(t, c, ns, "web", 0)
+		until(t, "web-0 to end", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
+		scale(t, c, ns, "taker", 1)
+		ready(t, c, ns, "taker-0")
+		scale(t, c, ns, "web", 1)
+		until(t, "web-0 not to find room", func(context.Context) bool {
+			waiting = getPod(t, c, ns, "web-0")
+			return waiting != nil && waiting.UID != before.UID && slices.ContainsFunc(waiting.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable
+			})
+		})
+		return waiting
+	}
 
-	kubectl(t, c, "scale", "statefulset", "web", "--replicas=1", "-n", ns)
-	after := successor(t, c, before)
+	// It goes in time.
+	waiting := finds()
+	if message := saysOf(t, c, ns, "Pod", "web-0", "WaitingForHome"); !strings.Contains(message, before.Spec.NodeName+", has no room for the pod") {
+		t.Errorf("the Event says %q", message)
+	}
+	scale(t, c, ns, "taker", 0)
+	after := ready(t, c, ns, "web-0")
+	if after.UID != waiting.UID {
+		t.Error("it is another pod than the one that waited")
+	}
+	cameHome(t, map[string]*corev1.Pod{"web-0": before}, map[string]*corev1.Pod{"web-0": after})
+
+	// It does not.
+	scale(t, c, ns, "web", 0)
+	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "-p", `{"spec": {"template": {"metadata": {"annotations": {"stayput.io/home-wait": "5s"}}}}}`)
+	before = after
+	waiting = finds()
+	after = successor(t, c, waiting)
 	if after.Spec.NodeName == before.Spec.NodeName {
 		t.Fatal("there is room at home after all")
+	}
+	if waited := after.CreationTimestamp.Sub(waiting.CreationTimestamp.Time); waited < 4*time.Second || waited > soon {
+		t.Errorf("it waited for %s", waited)
 	}
 	if message := saysOf(t, c, ns, "StatefulSet", "web", "HomeHasNoRoom"); !strings.Contains(message, "no room") {
 		t.Errorf("the Event says %q", message)

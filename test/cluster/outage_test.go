@@ -29,12 +29,19 @@ func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
 	before := tilted(t, c, ns, "web", 2, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5m"})
 	was := before["web-0"]
 	node := c.Node(was.Spec.NodeName)
+	hasty := startedOn(t, c, ns, "hasty", node.Name, statefulSet("hasty", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5s"}))
 	check(t, node.PowerLoss())
 	check(t, c.WaitNotReady(testContext(t), node))
-	// The pod is given up by force, as an operator would; its successor must not start elsewhere.
+	// The pods are given up by force, as an operator would; the successor of one must not start elsewhere.
 	now := int64(0)
-	check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	for _, name := range []string{"web-0", "hasty-0"} {
+		check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	}
 	waitsFor(t, c, was, "is not Ready")
+	waitsFor(t, c, hasty, "is not Ready")
+	if gone := wentElsewhere(t, c, hasty, "is not Ready"); getPod(t, c, ns, "web-0").Spec.NodeName != "" {
+		t.Errorf("web-0 did not wait any longer than %s", gone.Name)
+	}
 	check(t, node.Boot(testContext(t)))
 	check(t, c.WaitReady(testContext(t), node))
 	after := successor(t, c, was)
@@ -60,6 +67,9 @@ func TestADeletedNodeIsNotWaitedFor(t *testing.T) {
 	after := successor(t, c, before)
 	if after.Spec.NodeName == node.Name {
 		t.Errorf("it is on the node that was deleted")
+	}
+	if message := saysOf(t, c, ns, "Pod", "web-0", "HomeGivenUp"); !strings.Contains(message, node.Name+", is gone from the cluster") {
+		t.Errorf("the Event says %q", message)
 	}
 }
 
@@ -217,17 +227,6 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 		for _, node := range []string{"node-1", "node-2"} {
 			check(t, c.Node(node).Agent.Start(ctx))
 		}
-		after := map[string]*corev1.Pod{}
-		for _, name := range names {
-			// As soon as it has an address, whether Ready or not.
-			until(t, "an address of another "+name, func(context.Context) bool {
-				pod := getPod(t, c, ns, name)
-				after[name] = pod
-				return pod != nil && pod.Status.PodIP != "" && (before[name] == nil || pod.UID != before[name].UID)
-			})
-		}
-		cameHome(t, before, after)
-		before = after
 	})
 	t.Cleanup(start)
 	kubectl(t, c, "cordon", "node-3")
@@ -242,8 +241,14 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 	kubectl(t, c, "uncordon", "node-3") // the emptiest one, then
 	before := map[string]*corev1.Pod{}
 	for round := range 4 {
-	}
-}
+		after := map[string]*corev1.Pod{}
+		for _, name := range names {
+			// As soon as it has an address, whether Ready or not.
+			until(t, "an address of another "+name, func(context.Context) bool {
+				pod := getPod(t, c, ns, name)
+				after[name] = pod
+				return pod != nil && pod.Status.PodIP != "" && (before[name] == nil || pod.UID != before[name].UID)
+			})
 			var published v1alpha1.RetainedIPList
 			check(t, typed(t, c).List(testContext(t), &published, client.InNamespace(ns)))
 			if len(published.Items) > 0 {
@@ -253,9 +258,14 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 				now, uid := int64(0), after[name].UID
 				check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid}}))
 			}
+		}
+		cameHome(t, before, after)
+		before = after
+	}
 	start()
 	for name, pod := range before {
 		shows(t, c, ns, name, pod.Spec.NodeName, "bound to the last pod", func(r *v1alpha1.RetainedIP) bool {
 			return boundTo(pod)(r) && r.Status.IPs[0] == pod.Status.PodIP
 		})
 	}
+}
