@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/test/lab"
@@ -197,7 +198,8 @@ func TestAPodThatWasNeverReadyComesHome(t *testing.T) {
 func TestAPullJoinsThePodsOwnAffinityAndWhatAnotherPolicyAdds(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	yaml := strings.Replace(statefulSet("web", 2, map[string]string{retainIP: "10m"}), "      terminationGracePeriodSeconds: 1\n", `      terminationGracePeriodSeconds: 1
+	// Four pods on two nodes: at least two of them would rather not be where they are.
+	before := tiltedBy(t, c, ns, "web", 4, strings.Replace(statefulSet("web", 4, map[string]string{retainIP: "10m"}), "      terminationGracePeriodSeconds: 1\n", `      terminationGracePeriodSeconds: 1
       affinity:
         podAntiAffinity:
           preferredDuringSchedulingIgnoredDuringExecution:
@@ -209,11 +211,7 @@ func TestAPullJoinsThePodsOwnAffinityAndWhatAnotherPolicyAdds(t *testing.T) {
             nodeSelectorTerms:
             - matchExpressions: [{key: kubernetes.io/os, operator: In, values: [linux]}]
             - matchExpressions: [{key: nosuchlabel, operator: Exists}]
-`, 1)
-	kubectl(t, c, "cordon", "node-3")
-	apply(t, c, ns, yaml)
-	before := places(t, c, ns, "web", 2, nil)
-	kubectl(t, c, "uncordon", "node-3")
+`, 1))
 	_, err := c.Kubectl(testContext(t), fmt.Sprintf(`
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
@@ -230,7 +228,11 @@ spec:
       expression: >-
         (has(object.metadata.labels) ? [] : [JSONPatch{op: "add", path: "/metadata/labels", value: {"a": "b"}}]) +
         (has(object.spec.tolerations) ? [] : [JSONPatch{op: "add", path: "/spec/tolerations", value: []}]) +
+        (has(object.spec.schedulingGates) ? [] : [JSONPatch{op: "add", path: "/spec/schedulingGates", value: []}]) +
+        (!has(object.spec.affinity) ? [] : [JSONPatch{op: "add", path: "/spec/affinity/nodeAffinity/preferredDuringSchedulingIgnoredDuringExecution/-",
+        value: {"weight": dyn(50), "preference": dyn({"matchFields": [{"key": dyn("metadata.name"), "operator": dyn("In"), "values": dyn(["node-3"])}]})}}]) +
         [JSONPatch{op: "add", path: "/metadata/labels/added", value: "too"},
+        JSONPatch{op: "add", path: "/spec/schedulingGates/-", value: {"name": "example.com/added"}},
         JSONPatch{op: "add", path: "/spec/tolerations/-", value: Object.spec.tolerations{key: "added", operator: "Exists"}}]
 ---
 apiVersion: admissionregistration.k8s.io/v1
@@ -250,26 +252,37 @@ spec: {policyName: %[1]s}
 		return err == nil && pod.Labels["added"] == "too"
 	})
 	deletePods(t, c, ns, "web")
-	after := places(t, c, ns, "web", 2, before)
+	for name, was := range before {
+		until(t, name+" to have no gate but the other policy's", func(context.Context) bool {
+			pod := getPod(t, c, ns, name)
+			return pod != nil && pod.UID != was.UID && !isGated(pod) && len(pod.Spec.SchedulingGates) == 1 && pod.Spec.SchedulingGates[0].Name == "example.com/added"
+		})
+		kubectl(t, c, "patch", "pod", name, "-n", ns, "--type=json", "-p", `[{"op": "remove", "path": "/spec/schedulingGates"}]`)
+	}
+	after := places(t, c, ns, "web", 4, before)
 	cameHome(t, before, after)
 	for name, pod := range after {
-		affinity := pod.Spec.Affinity
-		required := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-		if len(required) != 2 || required[0].MatchExpressions[0].Key != "kubernetes.io/os" || required[1].MatchExpressions[0].Key != "nosuchlabel" {
-			t.Errorf("%s has lost required terms of its own: %+v", name, required)
+		want := before[name].Spec.Affinity.DeepCopy()
+		for i := range want.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			term := &want.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[i]
+			term.MatchFields = append(term.MatchFields, named(before[name].Spec.NodeName))
 		}
-		for _, term := range required {
-			if len(term.MatchFields) != 1 || term.MatchFields[0].Values[0] != before[name].Spec.NodeName {
-				t.Errorf("%s is not drawn home by the term %+v", name, term)
-			}
-		}
-		if p := affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution; len(p) != 1 || affinity.PodAntiAffinity == nil {
-			t.Errorf("%s has lost preferences of its own: %+v", name, affinity)
+		preferred := &want.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+		*preferred = append(*preferred, corev1.PreferredSchedulingTerm{
+			Weight: 50, Preference: corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{named("node-3")}},
+		})
+		if !equality.Semantic.DeepEqual(pod.Spec.Affinity, want) {
+			t.Errorf("%s has the affinity\n%+v\nwant\n%+v", name, pod.Spec.Affinity, want)
 		}
 		if pod.Labels["added"] != "too" || !slices.ContainsFunc(pod.Spec.Tolerations, func(o corev1.Toleration) bool { return o.Key == "added" }) {
 			t.Errorf("%s has lost what the other policy added", name)
 		}
 	}
+}
+
+// named is what matches a node by its name.
+func named(node string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
 }
 
 func TestANodeSelectorOfTheUserIsNotOverwrittenButReported(t *testing.T) {
