@@ -256,24 +256,52 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 
 func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *testing.T) {
 	c := installed(t)
+	racks(t, c)
 	ns := namespace(t, c)
-	apply(t, c, ns, stateFor("by-hand", "web", byHostname+"  persistentPodAnnotations: [{key: kept}]\n"))
+	apply(t, c, ns, stateFor("by-hand", "web", byHostname+"  preferredPersistentTopology: [{weight: 7, preference: {nodeTopologyKeys: ["+rack+"]}}]\n  persistentPodAnnotations: [{key: kept}]\n"))
 	until(t, "the pods of the workload to be gated", func(ctx context.Context) bool { return gates(t, c, ns, "StatefulSet.apps.web") })
-	before := tilted(t, c, ns, "web", 4, nil)
+	before := tiltedBy(t, c, ns, "web", 4, strings.Replace(statefulSet("web", 4, map[string]string{"stayput.io/home-wait": "5s"}), "      terminationGracePeriodSeconds: 1\n", `      terminationGracePeriodSeconds: 1
+      affinity:
+        nodeAffinity:
+          preferredDuringSchedulingIgnoredDuringExecution:
+          - {weight: 3, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [node-3]}]}}
+`, 1))
 	kubectl(t, c, "annotate", "pod", "web-0", "-n", ns, "kept=so", "dropped=so")
 	comesTo(t, c, ns, "by-hand", "to record the annotation", func(s *kruisev1alpha1.PersistentPodState) bool {
 		return recordsAll(4)(s) && maps.Equal(s.Status.PodStates["web-0"].Annotations, map[string]string{"kept": "so"})
 	})
 	deletePods(t, c, ns, "web")
 	after := places(t, c, ns, "web", 4, before)
+	labelled := func(key, value string) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}}}
+	}
 	for name, was := range before {
-		if is := after[name]; is.Spec.NodeName != was.Spec.NodeName {
+		is := after[name]
+		if is.Spec.NodeName != was.Spec.NodeName {
 			t.Errorf("%s was on %s and is on %s", name, was.Spec.NodeName, is.Spec.NodeName)
+		}
+		// What the record says joins what the template says.
+		want := &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{labelled(hostname, was.Spec.NodeName)}},
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{
+				{Weight: 3, Preference: labelled(hostname, "node-3")}, {Weight: 7, Preference: labelled(rack, "r1")},
+			},
+		}}
+		if !equality.Semantic.DeepEqual(is.Spec.Affinity, want) {
+			t.Errorf("%s has the affinity\n%+v\nwant\n%+v", name, is.Spec.Affinity, want)
 		}
 	}
 	if a := after["web-0"].Annotations; a["kept"] != "so" || a["dropped"] != "" {
 		t.Errorf("the annotations of the new pod are %v", a)
 	}
+
+	// A node with the recorded labels that cannot take the pod is waited for, and then given up.
+	home := after["web-0"]
+	kubectl(t, c, "cordon", home.Spec.NodeName)
+	defer kubectl(t, c, "uncordon", home.Spec.NodeName)
+	check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
+	waitsFor(t, c, home, hostname+"="+home.Spec.NodeName)
+	wentElsewhere(t, c, home, "node "+home.Spec.NodeName+" is cordoned")
 }
 
 // gates says whether the pods of a workload are gated because of a PersistentPodState.
@@ -669,8 +697,6 @@ func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
 	comesTo(t, c, ns, "by-hand", "to record three pods", recordsAll(3))
 
 	// Its pods are gated and come home as well.
-	kubectl(t, c, "cordon", "node-3")
-	kubectl(t, c, "uncordon", "node-3")
 	kubectl(t, c, "delete", "pod", "web-6", "-n", ns)
 	if again := podBy(t, c, ns, "web-6", "apps.kruise.io/v1beta1", "StatefulSet", "web", uid); again.Spec.NodeName != pod.Spec.NodeName || again.Spec.Affinity == nil {
 		t.Errorf("it was on %s and is on %s, drawn by %+v", pod.Spec.NodeName, again.Spec.NodeName, again.Spec.Affinity)
@@ -719,8 +745,8 @@ rules:
 	kubectl(t, c, "delete", "pod", "chess-0", "chess-1", "-n", ns)
 	game(1)
 	comesTo(t, c, ns, "chess", "to have one record left", recordsAll(1))
-	if again := podBy(t, c, ns, "chess-0", "test.stayput.io/v1", "Game", "chess", uid); again.Spec.NodeName != first.Spec.NodeName {
-		t.Errorf("it was on %s and is on %s", first.Spec.NodeName, again.Spec.NodeName)
+	if again := podBy(t, c, ns, "chess-0", "test.stayput.io/v1", "Game", "chess", uid); again.Spec.NodeName != first.Spec.NodeName || again.Spec.Affinity == nil {
+		t.Errorf("it was on %s and is on %s, drawn by %+v", first.Spec.NodeName, again.Spec.NodeName, again.Spec.Affinity)
 	}
 	// Without the permission nothing is known, so nothing is dropped.
 	kubectl(t, c, "delete", "clusterrole", "test-games")
