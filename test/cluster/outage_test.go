@@ -269,3 +269,40 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 		})
 	}
 }
+
+func TestPodsComeHomeAfterARestartOfTheirKubeletAndACrashedContainerStaysWhereItIs(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
+	node := c.Node(before["web-0"].Spec.NodeName)
+	check(t, node.KillContainer(testContext(t), before["web-0"], "web"))
+	crashed := before["web-0"]
+	until(t, "web-0 to be Ready again", func(context.Context) bool {
+		crashed = getPod(t, c, ns, "web-0")
+		return isReady(crashed) && crashed.Status.ContainerStatuses[0].RestartCount == 1
+	})
+	if crashed.UID != before["web-0"].UID {
+		t.Error("it is another pod")
+	}
+	cameHome(t, map[string]*corev1.Pod{"web-0": before["web-0"]}, map[string]*corev1.Pod{"web-0": crashed})
+
+	sandboxes := map[string]string{}
+	for name, pod := range before {
+		sandboxes[name] = sandbox(t, c, pod).ID
+	}
+	// The kubelet ends while it ends a pod.
+	check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
+	check(t, node.Kubelet.Kill())
+	if was := getPod(t, c, ns, "web-0"); was == nil || was.UID != before["web-0"].UID {
+		t.Fatal("the test is wrong: the pod is gone already")
+	}
+	check(t, node.Kubelet.Start(testContext(t)))
+	after := map[string]*corev1.Pod{"web-0": successor(t, c, before["web-0"])}
+	for _, name := range []string{"web-1", "web-2", "web-3"} {
+		after[name] = ready(t, c, ns, name)
+		if after[name].UID != before[name].UID || after[name].Status.ContainerStatuses[0].RestartCount != 0 || sandbox(t, c, after[name]).ID != sandboxes[name] {
+			t.Errorf("%s is not the pod that it was: %+v", name, after[name].Status)
+		}
+	}
+	cameHome(t, before, after)
+}
