@@ -2,16 +2,23 @@ package cluster
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/installation"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -37,9 +44,12 @@ var audited = lab.ClusterOptions{
 
 // request is a line of the audit log.
 type request struct {
-	Verb      string
-	ObjectRef struct{ Resource, Subresource, Namespace, Name string }
-	User      struct{ Username string }
+	Verb, RequestURI string
+	ObjectRef        struct{ Resource, Subresource, Namespace, Name string }
+	User             struct {
+		Username string
+		Extra    map[string][]string
+	}
 	// RequestReceivedTimestamp is by the clock of this machine. The line is written a moment after the answer.
 	RequestReceivedTimestamp time.Time
 	ResponseStatus           struct{ Code int }
@@ -49,8 +59,13 @@ func (r request) String() string {
 	return strings.Join([]string{r.Verb, r.ObjectRef.Resource, r.ObjectRef.Subresource, r.ObjectRef.Name}, " ")
 }
 
-// requests are those of stayput that were about objects of a namespace.
-func requests(t *testing.T, c *lab.Cluster, namespace string) (all []request) {
+// by says whether an account of stayput's asked.
+func (r request) by(account string) bool {
+	return r.User.Username == "system:serviceaccount:"+lab.SystemNamespace+":"+account
+}
+
+// requests are all of stayput's.
+func requests(t *testing.T, c *lab.Cluster) (all []request) {
 	t.Helper()
 	f, err := os.Open(c.Control.Path(auditLog))
 	check(t, err)
@@ -64,31 +79,160 @@ func requests(t *testing.T, c *lab.Cluster, namespace string) (all []request) {
 		check(t, err)
 		var r request
 		check(t, json.Unmarshal(line, &r))
-		if r.ObjectRef.Namespace == namespace {
-			all = append(all, r)
-		}
+		all = append(all, r)
 	}
 }
 
-// calls are the requests as VERB RESOURCE SUBRESOURCE NAME.
+// calls are the requests about objects of a namespace as VERB RESOURCE SUBRESOURCE NAME.
 func calls(t *testing.T, c *lab.Cluster, namespace string) (all []string) {
 	t.Helper()
-	for _, r := range requests(t, c, namespace) {
-		all = append(all, r.String())
+	for _, r := range requests(t, c) {
+		if r.ObjectRef.Namespace == namespace {
+			all = append(all, r.String())
+		}
 	}
 	return all
 }
 
-// agentWrites are the calls by which agents have changed RetainedIPs of a namespace since then. What the agents
-// count themselves does not serve: it is counted after the answer, and has the objects of other tests in it.
-func agentWrites(t *testing.T, c *lab.Cluster, namespace string, since time.Time) (all []string) {
+// writes are the calls by which an account has changed objects of a namespace since then, Events excepted. What the
+// programs count themselves does not serve: it is counted after the answer, and has the objects of other tests in it.
+func writes(t *testing.T, c *lab.Cluster, account, namespace string, since time.Time) (all []string) {
 	t.Helper()
-	const agent = "system:serviceaccount:" + lab.SystemNamespace + ":" + lab.AgentAccount
-	for _, r := range requests(t, c, namespace) {
-		if r.User.Username == agent && r.ObjectRef.Resource == "retainedips" && slices.Contains([]string{"create", "update", "patch", "delete"}, r.Verb) &&
+	for _, r := range requests(t, c) {
+		if r.by(account) && r.ObjectRef.Namespace == namespace && r.ObjectRef.Resource != "events" &&
+			slices.Contains([]string{"create", "update", "patch", "delete", "deletecollection"}, r.Verb) &&
 			r.RequestReceivedTimestamp.After(since) && r.ResponseStatus.Code < http.StatusBadRequest {
 			all = append(all, r.String())
 		}
 	}
 	return all
+}
+
+// agentWrites are the writes of agents.
+func agentWrites(t *testing.T, c *lab.Cluster, namespace string, since time.Time) []string {
+	t.Helper()
+	return writes(t, c, lab.AgentAccount, namespace, since)
+}
+
+// logged waits until the audit log has all that the controller had to do before now.
+func logged(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	ns := namespace(t, c)
+	settled(t, c, ns)
+	until(t, "the audit log to tell of something new", func(context.Context) bool {
+		return slices.ContainsFunc(calls(t, c, ns), func(call string) bool { return strings.HasPrefix(call, "delete persistentpodstates ") })
+	})
+}
+
+func TestAnAgentAsksForItsOwnNodesObjectsOnly(t *testing.T) {
+	c := installed(t)
+	asked := map[string]bool{}
+	for _, r := range requests(t, c) {
+		if !r.by(lab.AgentAccount) || r.Verb != "list" && r.Verb != "watch" {
+			continue
+		}
+		uri, err := url.ParseRequestURI(r.RequestURI)
+		check(t, err)
+		if len(r.User.Extra[nodeOfToken]) != 1 {
+			t.Fatalf("the test is wrong: who asked for %s is %v", r.RequestURI, r.User.Extra)
+		}
+		node, selector := r.User.Extra[nodeOfToken][0], uri.Query().Get("fieldSelector")
+		switch {
+		case r.ObjectRef.Resource == "retainedips" && selector == "spec.nodeName="+node:
+			asked[node+" "+r.Verb] = true
+		case r.ObjectRef.Resource == "retainedips" && r.Verb == "list" && r.ObjectRef.Namespace == metav1.NamespaceDefault && selector == "metadata.name=none":
+			// To learn whether the API server went back in time: of an object that there is not.
+		case r.ObjectRef.Resource == "configmaps" && r.ObjectRef.Namespace == lab.SystemNamespace && selector == "metadata.name="+installation.Name:
+		default:
+			t.Errorf("the agent of %s: %s %s", node, r.Verb, r.RequestURI)
+		}
+	}
+	for _, n := range c.Nodes {
+		if !asked[n.Name+" list"] || !asked[n.Name+" watch"] {
+			t.Errorf("of %s the log tells nothing: %v", n.Name, asked)
+		}
+	}
+}
+
+// nodeOfToken is what the token of a pod says of whoever has it.
+const nodeOfToken = "authentication.kubernetes.io/node-name"
+
+func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, workloadAnnotated(statefulSet("web", 3, map[string]string{retainIP: "10m"}), map[string]string{auto: "true", required: hostname}))
+	pods := places(t, c, ns, "web", 3, nil)
+	comesTo(t, c, ns, "web", "to record three pods", recordsAll(3))
+	known := func() {
+		t.Helper()
+		for name, pod := range pods {
+			shows(t, c, ns, name, pod.Spec.NodeName, "bound", func(r *v1alpha1.RetainedIP) bool { return boundTo(pod)(r) && r.Spec.Workload != nil })
+		}
+		logged(t, c)
+	}
+	known()
+	since := time.Now()
+	deletePods(t, c, ns, "web")
+	pods = places(t, c, ns, "web", 3, pods)
+	known()
+	all := writes(t, c, lab.ControllerAccount, ns, since)
+	slices.Sort(all)
+	var want []string
+	for i := range 3 {
+		patch := fmt.Sprintf("patch pods  web-%d", i)
+		want = append(want, patch, patch)
+	}
+	if !slices.Equal(all, want) {
+		t.Errorf("for three pods made again the controller wrote %q", all)
+	}
+	for name, pod := range pods {
+		found := 0
+		for _, m := range pod.ManagedFields {
+			if m.Manager != v1alpha1.ControllerFieldManager {
+				continue
+			}
+			found++
+			var fields map[string]map[string]json.RawMessage
+			check(t, json.Unmarshal(m.FieldsV1.Raw, &fields))
+			var owns []string
+			for of, each := range fields {
+				for field := range each {
+					owns = append(owns, of+" "+field)
+				}
+			}
+			slices.Sort(owns)
+			if m.Operation != metav1.ManagedFieldsOperationApply || !slices.Equal(owns, []string{"f:metadata f:annotations", "f:spec f:affinity"}) {
+				t.Errorf("of %s the controller owns by %s %s", name, m.Operation, m.FieldsV1.Raw)
+			}
+		}
+		if found != 1 {
+			t.Errorf("%s has %d entries of the controller: %+v", name, found, pod.ManagedFields)
+		}
+	}
+}
+
+func TestAControllerThatStartsWritesNothingNeedlessly(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, workloadAnnotated(statefulSet("web", 2, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}), map[string]string{auto: "true", required: hostname}))
+	pods := places(t, c, ns, "web", 2, nil)
+	for name, pod := range pods {
+		shows(t, c, ns, name, pod.Spec.NodeName, "bound", func(r *v1alpha1.RetainedIP) bool { return boundTo(pod)(r) && r.Spec.Workload != nil })
+	}
+	scale(t, c, ns, "web", 1)
+	shows(t, c, ns, "web-1", pods["web-1"].Spec.NodeName, "retained", retained)
+	comesTo(t, c, ns, "web", "to have one record left", recordsAll(1))
+	logged(t, c)
+	since := time.Now()
+	check(t, c.Controllers.Restart(testContext(t)))
+	// What is new is written after whatever there was to say about the rest.
+	apply(t, c, ns, statefulSet("late", 1, map[string]string{retainIP: "10m"}))
+	late := ready(t, c, ns, "late-0")
+	shows(t, c, ns, "late-0", late.Spec.NodeName, "of its workload", func(r *v1alpha1.RetainedIP) bool { return r.Spec.Workload != nil })
+	logged(t, c)
+	all := writes(t, c, lab.ControllerAccount, ns, since)
+	slices.Sort(all)
+	if want := []string{"patch pods  late-0", "patch retainedips  " + v1alpha1.RetainedIPName("late-0", late.Spec.NodeName)}; !slices.Equal(all, want) {
+		t.Errorf("the controllers wrote %q, want %q", all, want)
+	}
 }
