@@ -40,7 +40,9 @@ type unpacked struct {
 func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
 	built, err := buildOnce(t.Context())
 	check(t, err)
-	version, err := lab.ChartVersion(t.Context())
+	chart, err := lab.Chart(t.Context())
+	check(t, err)
+	version, err := lab.ChartVersion(chart)
 	check(t, err)
 	archive, err := lab.BuildImage(testContext(t), built, version)
 	check(t, err)

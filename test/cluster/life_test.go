@@ -24,9 +24,11 @@ import (
 // installed yet.
 func ownCluster(t *testing.T, o *lab.ClusterOptions) *lab.Cluster {
 	t.Helper()
-	var err error
-	o.Product, err = buildOnce(t.Context())
-	check(t, err)
+	if o.Product == (lab.Product{}) {
+		var err error
+		o.Product, err = buildOnce(t.Context())
+		check(t, err)
+	}
 	c, err := lab.StartCluster(testContext(t), *o)
 	check(t, err)
 	t.Cleanup(func() {
@@ -156,7 +158,8 @@ func hostLocalAlone(t *testing.T, c *lab.Cluster, n *lab.ClusterNode) {
 	})
 }
 
-// unique checks that no two running pods have one address.
+// unique checks that no two running pods have one address. One that is being deleted may have given it back before
+// the API server knows that it has ended.
 func unique(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	all, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
@@ -164,7 +167,7 @@ func unique(t *testing.T, c *lab.Cluster) {
 	owner := map[string]string{}
 	for i := range all.Items {
 		pod := &all.Items[i]
-		if pod.Spec.HostNetwork || pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning {
+		if pod.Spec.HostNetwork || pod.DeletionTimestamp != nil || pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning {
 			continue
 		}
 		name := pod.Namespace + "/" + pod.Name

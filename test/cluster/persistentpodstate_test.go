@@ -777,7 +777,7 @@ webhooks: []
 		ctx := context.Background()
 		_, err := c.Kubectl(ctx, "", "delete", "mutatingwebhookconfiguration", "kruise-mutating-webhook-configuration")
 		check(t, err)
-		check(t, c.Upgrade(ctx, nil))
+		check(t, c.Reinstate(ctx))
 	})
 	defer restore()
 	comesTo(t, c, ns, "web", "to say so", func(s *kruisev1alpha1.PersistentPodState) bool { return isTrue(s, "Degraded", "OpenKruise") })
@@ -816,7 +816,7 @@ func TestOpenKruisesOwnCRDIsEnoughThoughItLacksTheConditions(t *testing.T) {
 	const name = "persistentpodstates.apps.kruise.io"
 	data := kubectl(t, c, "get", "crd", name, "-o", "json")
 	t.Cleanup(func() {
-		check(t, c.Upgrade(context.Background(), nil))
+		check(t, c.Reinstate(context.Background()))
 		check(t, c.Controllers.Restart(context.Background())) // they would believe it for some minutes more
 	})
 	var definition map[string]any

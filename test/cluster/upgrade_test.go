@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
 )
@@ -53,6 +57,12 @@ func startTraffic(t *testing.T, c *lab.Cluster, ns string) *traffic {
 			tr.each(func(i int) { tr.ordinary(fmt.Sprintf("job-%d-%d", lane, i)) })
 		})
 	}
+	tr.group.Go(func() {
+		tr.each(func(int) {
+			unique(t, c)
+			time.Sleep(100 * time.Millisecond)
+		})
+	})
 	t.Cleanup(tr.stop)
 	return tr
 }
@@ -169,41 +179,147 @@ func plugins(t *testing.T, c *lab.Cluster, want string) {
 	}
 }
 
+const versionBefore = "v0.0.9"
+
+// chartBefore makes the chart of the version before this one. Its definitions lack what this one has added: a property
+// of RetainedIP, and a column of both.
+func chartBefore(t *testing.T) string {
+	t.Helper()
+	now, err := lab.Chart(t.Context())
+	check(t, err)
+	dir := t.TempDir()
+	check(t, os.CopyFS(dir, os.DirFS(now)))
+	edit := func(file string, f func(map[string]any)) {
+		file = filepath.Join(dir, file)
+		data, err := os.ReadFile(file)
+		check(t, err)
+		var is map[string]any
+		check(t, yaml.Unmarshal(data, &is))
+		f(is)
+		data, err = yaml.Marshal(is)
+		check(t, err)
+		check(t, os.WriteFile(file, append([]byte("---\n"), data...), 0o644))
+	}
+	edit("Chart.yaml", func(is map[string]any) {
+		is["version"], is["appVersion"] = strings.TrimPrefix(versionBefore, "v"), versionBefore
+	})
+	for _, file := range []string{"stayput.io_retainedips.yaml", "apps.kruise.io_persistentpodstates.yaml"} {
+		edit(filepath.Join("files", "crds", file), func(is map[string]any) {
+			version := is["spec"].(map[string]any)["versions"].([]any)[0].(map[string]any)
+			columns := version["additionalPrinterColumns"].([]any)
+			version["additionalPrinterColumns"] = columns[:len(columns)-1]
+			unstructured.RemoveNestedField(version, "schema", "openAPIV3Schema", "properties", "spec", "properties", "identity")
+		})
+	}
+	return dir
+}
+
+// shape is the columns of definitions and the properties of their specs.
+const shape = "jsonpath-as-json={.spec.versions[0].additionalPrinterColumns[*].name}{.spec.versions[0].schema.openAPIV3Schema.properties.spec.properties}"
+
+// uids are those of the namespace's RetainedIPs.
+func uids(t *testing.T, c *lab.Cluster, ns string) string {
+	t.Helper()
+	return kubectl(t, c, "get", "retainedips", "-n", ns, "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+}
+
+// allRun says whether so many pods of a component, and no others, run and are Ready, all of one version.
+func allRun(ctx context.Context, c *lab.Cluster, component, version string, n int) bool {
+	pods, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	if err != nil || len(pods.Items) != n {
+		return false
+	}
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; !isReady(pod) || pod.Spec.Containers[0].Image != lab.ProductImage+":"+version {
+			return false
+		}
+	}
+	return true
+}
+
+// Helm changes the definitions first, and then agents and controllers at the same time: which are through first is
+// chance. Here the controllers are held back, so that the agents are of the new version and the controllers of the
+// old one at the upgrade, and the other way round at the rollback, while pods go on coming and going.
 func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	dir, remove, err := lab.TempDir("release")
 	check(t, err)
 	t.Cleanup(func() { check(t, remove()) })
-	next, err := lab.BuildRelease(t.Context(), dir, "v0.1.99")
+	before, err := lab.BuildRelease(t.Context(), dir, versionBefore)
 	check(t, err)
-	image, err := lab.BuildImage(t.Context(), next, "v0.1.99")
+	now, err := buildOnce(t.Context())
+	check(t, err)
+	chart, err := lab.Chart(t.Context())
+	check(t, err)
+	version, err := lab.ChartVersion(chart)
+	check(t, err)
+	image, err := lab.BuildImage(t.Context(), now, version)
 	check(t, err)
 
-	o := lab.ClusterOptions{}
-	c := ownCluster(t, &o)
-	check(t, c.Install(testContext(t), lab.InstallOptions{}))
+	c := ownCluster(t, &lab.ClusterOptions{Product: before})
+	check(t, c.Install(testContext(t), lab.InstallOptions{Chart: chartBefore(t)}))
 	check(t, c.LoadImage(testContext(t), image))
-	plugins(t, c, o.Product.Plugin)
+	plugins(t, c, before.Plugin)
+	defined := func() string {
+		return kubectl(t, c, "get", "crd", "retainedips.stayput.io", "-o", shape) + kubectl(t, c, "get", "crd", "persistentpodstates.apps.kruise.io", "-o", shape)
+	}
+	definedBefore, definedNow := defined(), kubectl(t, c, "create", "--dry-run=client", "-f", filepath.Join(filepath.Dir(chart), "crds.yaml"), "-o", shape)
+	if definedBefore == definedNow {
+		t.Fatal("the definitions of the version before are those of this one")
+	}
 	ns := namespace(t, c)
 	tr := startTraffic(t, c, ns)
 	tr.more(10)
-
-	check(t, c.Upgrade(testContext(t), map[string]any{"image": map[string]any{"tag": "v0.1.99"}}))
-	plugins(t, c, next.Plugin)
-	tr.more(40)
-	if said := kubectl(t, c, "get", "pods", "-n", lab.SystemNamespace, "-o", "jsonpath={.items[*].spec.containers[*].image}"); bytes.Count([]byte(said), []byte("v0.1.99")) != 3+1+2 {
-		t.Errorf("after the upgrade there run %s", said)
+	const agents, controllers = 3 + 1, 2
+	ids := uids(t, c, ns)
+	if strings.Count(ids, "\n") != lanes+3 {
+		t.Fatalf("RetainedIPs: %s", ids)
 	}
 
-	_, err = c.Helm(testContext(t), "rollback", lab.Release, "--namespace="+lab.SystemNamespace, "--force-conflicts")
-	check(t, err)
-	check(t, c.WaitInstalled(testContext(t)))
-	plugins(t, c, o.Product.Plugin)
-	tr.more(40)
+	for _, change := range []struct {
+		name, from, to, defined string
+		plugin                  string
+		by                      func(context.Context) error
+	}{
+		{"upgrade", versionBefore, version, definedNow, now.Plugin, func(ctx context.Context) error { return c.Upgrade(ctx, nil) }},
+		{"rollback", version, versionBefore, definedBefore, before.Plugin, func(ctx context.Context) error {
+			if _, err := c.Helm(ctx, "rollback", lab.Release, "--namespace="+lab.SystemNamespace); err != nil {
+				return err
+			}
+			return c.WaitInstalled(ctx)
+		}},
+	} {
+		kubectl(t, c, "rollout", "pause", "deployment", "stayput-controller", "-n", lab.SystemNamespace)
+		done := make(chan error, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+		defer cancel()
+		began := tr.came.Load()
+		go func() { done <- change.by(ctx) }()
+		until(t, "the agents of the "+change.name, func(ctx context.Context) bool { return allRun(ctx, c, "agent", change.to, agents) })
+		plugins(t, c, change.plugin)
+		rolled := tr.came.Load()
+		tr.more(20)
+		if is := defined(); is != change.defined {
+			t.Errorf("after the %s there is defined %s, want %s", change.name, is, change.defined)
+		}
+		if !allRun(ctx, c, "controller", change.from, controllers) {
+			t.Errorf("in the middle of the %s the controllers are not all of %s", change.name, change.from)
+		}
+		apart := tr.came.Load()
+		kubectl(t, c, "rollout", "resume", "deployment", "stayput-controller", "-n", lab.SystemNamespace)
+		check(t, <-done)
+		until(t, "the controllers of the "+change.name, func(ctx context.Context) bool { return allRun(ctx, c, "controller", change.to, controllers) })
+		ended := tr.came.Load()
+		t.Logf("%s: %d pods came while the agents were replaced, %d beside controllers of another version, %d while those were replaced", change.name, rolled-began, apart-rolled, ended-apart)
+		if rolled == began || ended == apart {
+			t.Errorf("during the %s no pod came", change.name)
+		}
+		tr.more(10)
+		if is := uids(t, c, ns); is != ids {
+			t.Errorf("after the %s there are other RetainedIPs:\n%swere\n%s", change.name, is, ids)
+		}
+	}
 	tr.stop()
 	t.Logf("%d pods came and went", tr.came.Load())
-	if tr.came.Load() < 100 {
-		tr.t.Errorf("only %d pods came and went", tr.came.Load())
-	}
 	tr.noneFailed()
 	unique(t, c)
 }

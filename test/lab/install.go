@@ -31,6 +31,8 @@ const (
 type InstallOptions struct {
 	// Values are for the chart, over those of [Cluster.Values].
 	Values map[string]any
+	// Chart is the folder of a chart of another version; empty: the repository's.
+	Chart string
 	// Manifests has kubectl apply the manifests in deploy/ as they are. There are no values then.
 	Manifests bool
 }
@@ -44,7 +46,13 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 			return err
 		}
 	}
-	version, err := ChartVersion(ctx)
+	if o.Chart == "" {
+		var err error
+		if o.Chart, err = Chart(ctx); err != nil {
+			return err
+		}
+	}
+	version, err := ChartVersion(o.Chart)
 	if err != nil {
 		return err
 	}
@@ -59,7 +67,7 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 		err = c.applyManifests(ctx)
 	} else {
 		c.values = merged(c.Values(), o.Values)
-		err = c.release(ctx, "install", "--create-namespace")
+		err = c.release(ctx, o.Chart, "install", "--create-namespace")
 	}
 	if err != nil {
 		return err
@@ -70,11 +78,24 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	return c.WaitInstalled(ctx)
 }
 
-// Upgrade upgrades what Install has installed by Helm, and waits as Install does. values, such as the tag of an
-// image that was loaded, are over those it has. Without any it makes good what was changed or deleted.
+// Upgrade upgrades what Install has installed by Helm to the chart of the repository, whose image was loaded, and
+// waits as Install does. values are over those it has.
 func (c *Cluster) Upgrade(ctx context.Context, values map[string]any) error {
+	return c.upgrade(ctx, values)
+}
+
+// Reinstate makes good what somebody has changed or deleted of what Install has installed by Helm.
+func (c *Cluster) Reinstate(ctx context.Context) error {
+	return c.upgrade(ctx, nil, "--force-conflicts")
+}
+
+func (c *Cluster) upgrade(ctx context.Context, values map[string]any, args ...string) error {
+	chart, err := Chart(ctx)
+	if err != nil {
+		return err
+	}
 	c.values = merged(c.values, values)
-	if err := c.release(ctx, "upgrade", "--force-conflicts"); err != nil {
+	if err := c.release(ctx, chart, "upgrade", args...); err != nil {
 		return err
 	}
 	return c.WaitInstalled(ctx)
@@ -129,11 +150,7 @@ func (c *Cluster) Values() map[string]any {
 }
 
 // release runs helm install or upgrade.
-func (c *Cluster) release(ctx context.Context, verb string, args ...string) error {
-	chart, err := Chart(ctx)
-	if err != nil {
-		return err
-	}
+func (c *Cluster) release(ctx context.Context, chart, verb string, args ...string) error {
 	data, err := json.Marshal(c.values)
 	if err != nil {
 		return err
@@ -174,25 +191,21 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 	return nil
 }
 
-// ChartVersion is the version of the product that the chart installs: the tag of its image.
-func ChartVersion(ctx context.Context) (string, error) {
-	dir, err := Chart(ctx)
-	if err != nil {
-		return "", err
-	}
-	file := filepath.Join(dir, "Chart.yaml")
+// ChartVersion is the version of the product that a chart installs: the tag of its image.
+func ChartVersion(chart string) (string, error) {
+	file := filepath.Join(chart, "Chart.yaml")
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return "", err
 	}
-	var chart struct{ AppVersion string }
-	if err := yaml.Unmarshal(data, &chart); err != nil {
+	var is struct{ AppVersion string }
+	if err := yaml.Unmarshal(data, &is); err != nil {
 		return "", fmt.Errorf("%s: %w", file, err)
 	}
-	if chart.AppVersion == "" {
+	if is.AppVersion == "" {
 		return "", errors.New(file + " has no appVersion")
 	}
-	return chart.AppVersion, nil
+	return is.AppVersion, nil
 }
 
 // AccountToken returns a token of a service account. With a node it is bound to a pod of that account on that
