@@ -23,6 +23,9 @@ import (
 // ErrNotClean is an uninstallation that did not see the end of everything in time.
 var ErrNotClean = errors.New("not everything of stayput is cleaned up")
 
+// errUndefined is a cluster that does not know RetainedIPs any more, by which the agents' work is seen.
+var errUndefined = errors.New("RetainedIP is not defined")
+
 // askEvery is how often Uninstall looks whether the agents are done.
 const askEvery = time.Second
 
@@ -37,7 +40,8 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 //  3. every gated pod is let go,
 //  4. the RetainedIPs of the nodes where an agent runs are gone, which is when the agent has put its node back.
 //
-// Nodes without a running agent are named: nobody there can do it. After timeout it is ErrNotClean. It may be run
+// Nodes without a running agent are named: nobody there can do it. Where RetainedIPs are not defined any more it does
+// not wait for the agents. After timeout it is ErrNotClean. It may be run
 // again. c must read from the API server.
 func Uninstall(ctx context.Context, c client.Client, namespace string, timeout time.Duration, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -74,12 +78,18 @@ func agentsDone(ctx context.Context, c client.Client, namespace string, say func
 	for {
 		busy, alone, err := remaining(ctx, c, namespace)
 		switch {
+		case errors.Is(err, errUndefined):
+			say("%v any more: only the agents' logs say when they have put their nodes back as they were", err)
+			return nil
 		case err == nil && len(busy) == 0:
 			if len(alone) > 0 {
 				say("no agent runs on these nodes, whose promises stay: %s", strings.Join(alone, ", "))
-				say("run stayput-agent uninstall there, and kubectl delete retainedips -A --field-selector spec.nodeName=NODE; of a node that is gone for good nothing is to be done")
+				say("run there, with stayput's image: kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- /stayput-agent uninstall --root=/proc/1/root")
+				say("and then: kubectl delete retainedips -A --field-selector spec.nodeName=NODE; of a node that is gone for good nothing is to be done")
+				say("the agents of the other nodes have put them back as they were")
+			} else {
+				say("the agents have put their nodes back as they were")
 			}
-			say("the agents have put their nodes back as they were")
 			return nil
 		case err == nil:
 			if line := "waiting for the agents on: " + strings.Join(busy, ", "); line != said {
@@ -105,7 +115,7 @@ func agentsDone(ctx context.Context, c client.Client, namespace string, say func
 func remaining(ctx context.Context, c client.Client, namespace string) (busy, alone []string, err error) {
 	var all stayputv1alpha1.RetainedIPList
 	if err := c.List(ctx, &all); meta.IsNoMatchError(err) || absent(err) {
-		return nil, nil, nil
+		return nil, nil, errUndefined
 	} else if err != nil {
 		return nil, nil, fmt.Errorf("listing RetainedIPs: %w", err)
 	}

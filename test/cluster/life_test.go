@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -179,21 +180,59 @@ func unique(t *testing.T, c *lab.Cluster) {
 }
 
 func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
-	installYAML, err := filepath.Abs("../../deploy/install.yaml")
+	deploy, err := filepath.Abs("../../deploy")
 	check(t, err)
+	product, err := buildOnce(t.Context())
+	check(t, err)
+	install, definitions := filepath.Join(deploy, "install.yaml"), filepath.Join(deploy, "crds.yaml")
 	for _, how := range []struct {
-		name      string
-		install   lab.InstallOptions
-		uninstall func(*testing.T, *lab.Cluster)
+		name           string
+		install, again lab.InstallOptions
+		uninstall      func(*testing.T, *lab.Cluster)
+		// end uninstalls what was installed again, definitions and all, under worse circumstances.
+		end func(*testing.T, *lab.Cluster)
 	}{
-		{"by Helm", lab.InstallOptions{}, func(t *testing.T, c *lab.Cluster) {
-			out, err := c.Helm(testContext(t), "uninstall", lab.Release, "--namespace="+lab.SystemNamespace, "--wait")
+		{"by Helm", lab.InstallOptions{}, lab.InstallOptions{Values: map[string]any{"crds": map[string]any{"keep": false}}}, func(t *testing.T, c *lab.Cluster) {
+			out, err := c.Uninstall(testContext(t))
 			t.Log(out)
 			check(t, err)
 			kubectl(t, c, "delete", "namespace", lab.SystemNamespace)
+			if left := kubectl(t, c, "get", "retainedips", "-A", "-o", "name"); left != "" {
+				t.Errorf("left: %s", left)
+			}
+		}, func(t *testing.T, c *lab.Cluster) {
+			// A node without an agent is named, and its RetainedIPs are no obstacle.
+			n := c.Nodes[1]
+			check(t, n.Agent.Stop(testContext(t)))
+			out, err := c.Uninstall(testContext(t))
+			t.Log(out)
+			check(t, err)
+			if want := "no agent runs on these nodes, whose promises stay: " + n.Name + "\n"; !strings.Contains(out, want) {
+				t.Errorf("Helm does not say %q", want)
+			}
+			if _, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist")); err != nil {
+				t.Errorf("the node without an agent: %v", err)
+			}
+			// By the command that is said for it.
+			version, err := lab.ChartVersion(filepath.Join(deploy, "chart"))
+			check(t, err)
+			t.Log(kubectl(t, c, "debug", "node/"+n.Name, "--attach", "--profile=sysadmin", "--image="+lab.ProductImage+":"+version, "--",
+				"/stayput-agent", "uninstall", "--root=/proc/1/root"))
 		}},
-		{"by kubectl", lab.InstallOptions{Manifests: true}, func(t *testing.T, c *lab.Cluster) {
-			t.Log(kubectl(t, c, "delete", "-f", installYAML))
+		{"by kubectl", lab.InstallOptions{Manifests: true}, lab.InstallOptions{Manifests: true}, func(t *testing.T, c *lab.Cluster) {
+			t.Log(kubectl(t, c, "delete", "-f", install))
+		}, func(t *testing.T, c *lab.Cluster) {
+			// In the wrong order, under running agents.
+			if kubectl(t, c, "get", "retainedips", "-A", "-o", "name") == "" {
+				t.Error("there are no RetainedIPs")
+			}
+			kubectl(t, c, "delete", "-f", definitions, "--timeout=30s")
+			config, err := c.Kubeconfig()
+			check(t, err)
+			out, err := exec.CommandContext(testContext(t), product.Controller, "uninstall", "--kubeconfig="+config).CombinedOutput()
+			t.Logf("%s", out)
+			check(t, err)
+			kubectl(t, c, "delete", "-f", install)
 		}},
 	} {
 		t.Run(how.name, func(t *testing.T) {
@@ -274,7 +313,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 				t.Errorf("left: %v", left)
 			}
 			kubectl(t, c, "get", "crd", "retainedips.stayput.io", "persistentpodstates.apps.kruise.io")
-			t.Logf("RetainedIPs: %q", kubectl(t, c, "get", "retainedips", "-A", "-o", "name"))
+			t.Logf("RetainedIPs: %q", kubectl(t, c, "get", "retainedips", "-A", "-o", "name")) // kubectl leaves the agents no time for them
 
 			// host-local is in charge: it takes back what stayput gave, and gives the next.
 			deletePods(t, c, ns, "web")
@@ -287,10 +326,20 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 
 			// And stayput may come again.
 			kubectl(t, c, "uncordon", "node-3")
-			check(t, c.Install(testContext(t), how.install))
+			check(t, c.Install(testContext(t), how.again))
 			promised(t, c, again)
 			deletePods(t, c, ns, "web")
-			cameHome(t, again, places(t, c, ns, "web", 6, again))
+			last := places(t, c, ns, "web", 6, again)
+			cameHome(t, again, last)
+
+			how.end(t, c)
+			for _, n := range c.Nodes {
+				hostLocalAlone(t, c, n)
+			}
+			if left := kubectl(t, c, "get", "crd", "retainedips.stayput.io", "persistentpodstates.apps.kruise.io", "--ignore-not-found", "-o", "name"); left != "" {
+				t.Errorf("left: %s", left)
+			}
+			untouched(t, c, last)
 		})
 	}
 }
