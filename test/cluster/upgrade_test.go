@@ -256,7 +256,8 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	check(t, err)
 
 	c := ownCluster(t, &lab.ClusterOptions{Product: before})
-	check(t, c.Install(testContext(t), lab.InstallOptions{Chart: chartBefore(t)}))
+	install := lab.InstallOptions{Chart: chartBefore(t), Values: map[string]any{"uninstall": map[string]any{"job": false}}}
+	check(t, c.Install(testContext(t), install))
 	check(t, c.LoadImage(testContext(t), image))
 	plugins(t, c, before.Plugin)
 	defined := func() string {
@@ -322,4 +323,26 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	t.Logf("%d pods came and went", tr.came.Load())
 	tr.noneFailed()
 	unique(t, c)
+
+	// Uninstalled without the Job, of which nobody is told, and installed again: the promises stay all the while.
+	churned := places(t, c, ns, "churn", lanes, nil)
+	_, err = c.Uninstall(testContext(t))
+	check(t, err)
+	until(t, "no pod of stayput to be left", func(context.Context) bool {
+		return allRun(t.Context(), c, "agent", "", 0) && allRun(t.Context(), c, "controller", "", 0)
+	})
+	kubectl(t, c, "get", "configmap", "stayput-installation", "-n", lab.SystemNamespace)
+	plugins(t, c, before.Plugin)
+	for _, n := range c.Nodes {
+		if _, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist")); err != nil {
+			t.Error(err)
+		}
+	}
+	check(t, c.Install(testContext(t), install))
+	promised(t, c, churned)
+	if is := uids(t, c, ns); is != ids {
+		t.Errorf("installed again there are other RetainedIPs:\n%swere\n%s", is, ids)
+	}
+	deletePods(t, c, ns, "churn")
+	cameHome(t, churned, places(t, c, ns, "churn", lanes, churned))
 }
