@@ -44,6 +44,9 @@ func (f *facts) successor() (pod *corev1.Pod, why string) {
 		return f.pod, ""
 	case f.template != nil:
 		pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: f.namespace, Name: f.name, Labels: f.template.Labels, Annotations: f.template.Annotations}, Spec: f.template.Spec}
+		if f.pod != nil {
+			pod.Spec.NodeName = f.pod.Spec.NodeName // where it was last
+		}
 		switch f.workload.GetKind() {
 		case "ReplicaSet", "Deployment", "ReplicationController", "Job", "DaemonSet":
 			if f.template.Annotations[stayputv1alpha1.AnnotationIdentity] == "" {
