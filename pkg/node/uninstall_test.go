@@ -102,8 +102,9 @@ func (w *world) installedIn(c *cluster) *running {
 	a.departure.quiet, a.reloaded = shortly, shortly
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{a, cancel, make(chan error, 1)}
-	go func() { r.ended <- a.Run(ctx) }()
-	w.t.Cleanup(cancel)
+	over := make(chan struct{})
+	go func() { defer close(over); r.ended <- a.Run(ctx) }()
+	w.t.Cleanup(func() { cancel(); <-over }) // before its files go
 	return r
 }
 
