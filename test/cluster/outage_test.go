@@ -250,6 +250,9 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 				after[name] = pod
 				return pod != nil && pod.Status.PodIP != "" && (before[name] == nil || pod.UID != before[name].UID)
 			})
+			if was := before[name]; was != nil {
+				cameHome(t, map[string]*corev1.Pod{name: was}, after)
+			}
 			var published v1alpha1.RetainedIPList
 			check(t, typed(t, c).List(testContext(t), &published, client.InNamespace(ns)))
 			if len(published.Items) > 0 {
@@ -260,7 +263,6 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 				check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid}}))
 			}
 		}
-		cameHome(t, before, after)
 		before = after
 	}
 	start()
