@@ -209,7 +209,7 @@ var rights = func() []right {
 		{"list ConfigMaps", asUninstall, list(cmKind, "", true), false},
 		{"make a ConfigMap", asUninstall, create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), false},
 		{"delete another ConfigMap", asUninstall, remove(cmKind, "settings"), false},
-		{"delete another ConfigMap of its own namespace", asUninstall, remove(cmKind, lab.SystemNamespace+"/other"), false},
+		{"delete another ConfigMap of its own namespace", asUninstall, remove(cmKind, lab.SystemNamespace+"/kube-root-ca.crt"), false},
 		{"switch the limits of the controller off", asUninstall, remove(vapBindingKind, "stayput-controller"), false},
 		{"change the limits of the controller", asUninstall, merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false},
 		{"list definitions", asUninstall, list(crdKind, "", true), false},
