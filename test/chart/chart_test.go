@@ -144,7 +144,7 @@ func TestMakeImageMakesTheImageThatTheManifestsName(t *testing.T) {
 		t.Errorf("the manifests name %v, want %s", images, want)
 	}
 	for _, version := range []string{"", "v9.9.9-1-g0123456"} {
-		make := exec.CommandContext(testContext(t), "make", "-n", "image", "BUILDER=builder", "VERSION="+version)
+		make := exec.CommandContext(testContext(t), "make", "--no-print-directory", "-n", "image", "BUILDER=builder", "VERSION="+version)
 		make.Dir, make.Env = filepath.Join("..", ".."), append(os.Environ(), "MAKEFLAGS=", "MAKEOVERRIDES=")
 		out, err := make.CombinedOutput()
 		check(t, err)
