@@ -180,6 +180,7 @@ func unique(t *testing.T, c *lab.Cluster) {
 }
 
 func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
+	t.Parallel()
 	deploy, err := filepath.Abs("../../deploy")
 	check(t, err)
 	product, err := buildOnce(t.Context())
@@ -236,6 +237,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 		}},
 	} {
 		t.Run(how.name, func(t *testing.T) {
+			t.Parallel()
 			c := ownCluster(t, &lab.ClusterOptions{})
 			check(t, c.Install(testContext(t), how.install))
 			ns := namespace(t, c)

@@ -5,8 +5,8 @@
 //	installed_test.go  the cluster of all others, with stayput installed from its image
 //
 // The tests of the package share these clusters, which start within ten seconds each, and have a namespace each. A test
-// that breaks what others need, such as a node, restores it before it ends. Tests wait for conditions and assert
-// no times.
+// that breaks what others need, such as a node, restores it before it ends. A test that needs a cluster of its own is
+// parallel, and so comes last, beside others of its kind. Tests wait for conditions and assert no times.
 //
 // # To add a test
 //
