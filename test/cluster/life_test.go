@@ -185,7 +185,8 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 	check(t, err)
 	product, err := buildOnce(t.Context())
 	check(t, err)
-	install, definitions := filepath.Join(deploy, "install.yaml"), filepath.Join(deploy, "crds.yaml")
+	install := filepath.Join(deploy, "install.yaml")
+	definitions, ofOpenKruise := filepath.Join(deploy, "crds.yaml"), filepath.Join(deploy, "persistentpodstates.yaml")
 	for _, how := range []struct {
 		name           string
 		install, again lab.InstallOptions
@@ -227,7 +228,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			if kubectl(t, c, "get", "retainedips", "-A", "-o", "name") == "" {
 				t.Error("there are no RetainedIPs")
 			}
-			kubectl(t, c, "delete", "-f", definitions, "--timeout=30s")
+			kubectl(t, c, "delete", "-f", definitions, "-f", ofOpenKruise, "--timeout=30s")
 			config, err := c.Kubeconfig()
 			check(t, err)
 			out, err := exec.CommandContext(testContext(t), product.Controller, "uninstall", "--kubeconfig="+config).CombinedOutput()

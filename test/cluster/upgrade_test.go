@@ -264,7 +264,10 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	defined := func() string {
 		return kubectl(t, c, "get", "crd", "retainedips.stayput.io", "-o", shape) + kubectl(t, c, "get", "crd", "persistentpodstates.apps.kruise.io", "-o", shape)
 	}
-	definedBefore, definedNow := defined(), kubectl(t, c, "create", "--dry-run=client", "-f", filepath.Join(filepath.Dir(chart), "crds.yaml"), "-o", shape)
+	definedBefore, definedNow := defined(), ""
+	for _, file := range []string{"crds.yaml", "persistentpodstates.yaml"} {
+		definedNow += kubectl(t, c, "create", "--dry-run=client", "-f", filepath.Join(filepath.Dir(chart), file), "-o", shape)
+	}
 	if definedBefore == definedNow {
 		t.Fatal("the definitions of the version before are those of this one")
 	}
