@@ -272,7 +272,16 @@ func (c *Cluster) Kubeconfig() (string, error) {
 func (c *Cluster) writeKubeconfig(name, token string) (string, error) {
 	file := filepath.Join(c.Dir, name)
 	data := c.credentials.kubeconfig("https://"+c.listener.Addr().String(), map[string]any{"token": token})
-	return file, os.WriteFile(file, data, 0o600)
+	// By rename: another kubectl may be reading it.
+	f, err := os.CreateTemp(c.Dir, ".kubeconfig")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return "", errors.Join(err, os.Remove(f.Name()))
+	}
+	return file, os.Rename(f.Name(), file)
 }
 
 // KubectlPath is the path of kubectl on this machine.
