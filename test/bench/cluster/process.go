@@ -37,10 +37,14 @@ func memory(p *lab.Process, name string) (float64, error) {
 
 // settle waits until all these processes together use little of a processor for a second.
 func settle(ctx context.Context, processes ...*lab.Process) error {
+	return settleBelow(ctx, 0.1, processes...)
+}
+
+// settleBelow is settle for processes that use some of a core, quiet, also when nothing happens.
+func settleBelow(ctx context.Context, quiet float64, processes ...*lab.Process) error {
 	const (
 		look  = 250 * time.Millisecond
 		looks = 4
-		quiet = 0.1 // of a core
 		limit = 5 * time.Minute
 	)
 	sum := func() (total time.Duration, err error) {
