@@ -24,7 +24,7 @@ func Files(ctx context.Context) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	definitions, err := render(ctx, "--show-only=templates/05-crds.yaml", "--set=crds.keep=false")
+	definitions, err := Render(ctx, "--show-only=templates/05-crds.yaml", "--set=crds.keep=false")
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ const installHead = `# stayput, without its custom resource definitions, which a
 
 // installation is everything but the definitions, in the order that its head explains.
 func installation(ctx context.Context) ([]byte, error) {
-	all, err := render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true")
+	all, err := Render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true")
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +100,8 @@ type Document struct {
 	Text                  string // with its comments
 }
 
-// render renders the chart as it is applied without Helm.
-func render(ctx context.Context, args ...string) ([]Document, error) {
+// Render renders the chart, with such flags of helm template, as it is applied without Helm.
+func Render(ctx context.Context, args ...string) ([]Document, error) {
 	out, err := lab.Template(ctx, Namespace, args...)
 	if err != nil {
 		return nil, err

@@ -48,11 +48,7 @@ var guarded struct {
 
 // manifests are the objects of the chart whose templates match one of the patterns, in their order.
 func manifests(ctx context.Context, patterns ...string) (string, error) {
-	out, err := lab.Template(ctx, lab.SystemNamespace, "--no-hooks", "--set=namespace.create=true")
-	if err != nil {
-		return "", err
-	}
-	objects, err := chart.Split(out)
+	objects, err := chart.Render(ctx, "--no-hooks", "--set=namespace.create=true")
 	if err != nil {
 		return "", err
 	}

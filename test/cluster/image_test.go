@@ -35,17 +35,10 @@ type unpacked struct {
 	data []byte
 }
 
-// It is the image that the tests install. No shell, no loader, no certificates, no user database: there is nothing in the image that could be out of date or of
-// use to an intruder.
+// It is the image that the tests install. No shell, no loader, no certificates, no user database: there is nothing in
+// it that could be out of date or of use to an intruder.
 func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
-	built, err := buildOnce(t.Context())
-	check(t, err)
-	chart, err := lab.Chart(t.Context())
-	check(t, err)
-	version, err := lab.ChartVersion(chart)
-	check(t, err)
-	archive, err := lab.BuildImage(testContext(t), built, version)
-	check(t, err)
+	built, version, archive := builtImage(t)
 	f, err := os.Open(archive)
 	check(t, err)
 	defer f.Close()

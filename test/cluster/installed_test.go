@@ -63,6 +63,20 @@ func buildOnce(ctx context.Context) (lab.Product, error) {
 	return product, nil
 }
 
+// builtImage is the product, and the image that is installed of it, with its tag.
+func builtImage(t *testing.T) (product lab.Product, version, archive string) {
+	t.Helper()
+	product, err := buildOnce(t.Context())
+	check(t, err)
+	chart, err := lab.Chart(t.Context())
+	check(t, err)
+	version, err = lab.ChartVersion(chart)
+	check(t, err)
+	archive, err = lab.BuildImage(t.Context(), product, version)
+	check(t, err)
+	return product, version, archive
+}
+
 // startProduct starts a cluster with stayput on it. One that did not come up whole is returned with the error, to
 // be closed.
 func startProduct(o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, error) {

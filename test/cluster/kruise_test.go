@@ -262,7 +262,7 @@ spec:
 	comes("third")
 	uninstall := func() {
 		t.Helper()
-		_, err := c.Helm(testContext(t), "uninstall", lab.Release, "--namespace="+lab.SystemNamespace, "--wait")
+		_, err := c.Uninstall(testContext(t))
 		check(t, err)
 		unchanged()
 	}

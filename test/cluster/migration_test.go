@@ -70,7 +70,7 @@ func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.
 		said, err := c.Kubectl(ctx, "", "get", "retainedips", "-n", ns, "-o", "jsonpath={.items[*].status.phase}")
 		return err == nil && strings.Count(said, "Retained") == 2 && strings.Count(said, "Bound") == 4
 	})
-	_, err := c.Helm(testContext(t), "uninstall", lab.Release, "--namespace="+lab.SystemNamespace, "--wait")
+	_, err := c.Uninstall(testContext(t))
 	check(t, err)
 	delete(web, "web-4")
 	delete(web, "web-5")

@@ -416,10 +416,8 @@ func (r relabeling) config() map[string]any {
 // monitors are the chart's PodMonitor and what is in its PrometheusRule.
 func monitors(t *testing.T) (monitor podMonitor, rules any) {
 	t.Helper()
-	out, err := lab.Template(testContext(t), lab.SystemNamespace, "--show-only=templates/60-monitoring.yaml",
+	documents, err := chart.Render(testContext(t), "--show-only=templates/60-monitoring.yaml",
 		"--set=monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true")
-	check(t, err)
-	documents, err := chart.Split(out)
 	check(t, err)
 	for _, d := range documents {
 		switch d.Kind {
@@ -432,7 +430,7 @@ func monitors(t *testing.T) (monitor podMonitor, rules any) {
 		}
 	}
 	if len(monitor.Spec.PodMetricsEndpoints) == 0 || rules == nil {
-		t.Fatalf("the chart has no PodMonitor or no PrometheusRule: %s", out)
+		t.Fatalf("the chart has no PodMonitor or no PrometheusRule: %+v", documents)
 	}
 	return monitor, rules
 }

@@ -53,11 +53,7 @@ const uninstallAccount = "stayput-uninstall"
 
 // uninstallRights are the objects that helm uninstall makes before it runs its Job.
 func uninstallRights(ctx context.Context) (string, error) {
-	out, err := lab.Template(ctx, lab.SystemNamespace, "--show-only=templates/50-uninstall.yaml")
-	if err != nil {
-		return "", err
-	}
-	objects, err := chart.Split(out)
+	objects, err := chart.Render(ctx, "--show-only=templates/50-uninstall.yaml")
 	if err != nil {
 		return "", err
 	}

@@ -302,7 +302,7 @@ func (c component) build(ctx context.Context, lab, cache, goVersion string) (str
 	if exists(dir) {
 		return dir, nil
 	}
-	unlock, err := lock(cache, c.name)
+	unlock, err := lock(cache, c.name, "builds "+c.name)
 	if err != nil {
 		return "", err
 	}
@@ -426,14 +426,14 @@ func cacheDir() (string, error) {
 	return dir, os.MkdirAll(dir, 0o755)
 }
 
-// lock keeps other processes from building the same component. The kernel releases it if this one dies.
-func lock(cache, name string) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(cache, name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+// lock keeps other processes and goroutines from what this one does. The kernel releases it if this one dies.
+func lock(dir, name, does string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		progress("waiting for another process that builds %s", name)
+		progress("waiting for another one that %s", does)
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 			f.Close()
 			return nil, err

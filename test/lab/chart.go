@@ -32,29 +32,36 @@ func Chart(ctx context.Context) (string, error) {
 }
 
 // Helm runs helm and returns its standard output. Its errors have what it said.
-func Helm(ctx context.Context, args ...string) ([]byte, error) { return helm(ctx, nil, args...) }
+func Helm(ctx context.Context, args ...string) ([]byte, error) {
+	out, _, err := helm(ctx, nil, args...)
+	return out, err
+}
 
 // Helm runs helm as [Admin] of the cluster.
 func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
-	file, err := c.Kubeconfig()
-	if err != nil {
-		return "", err
-	}
-	out, err := helm(ctx, []string{"KUBECONFIG=" + file, "HOME=" + c.Dir}, args...)
+	out, _, err := c.helm(ctx, args...)
 	return string(out), err
 }
 
-func helm(ctx context.Context, env []string, args ...string) ([]byte, error) {
+func (c *Cluster) helm(ctx context.Context, args ...string) (stdout, stderr []byte, err error) {
+	file, err := c.Kubeconfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	return helm(ctx, []string{"KUBECONFIG=" + file, "HOME=" + c.Dir}, args...)
+}
+
+func helm(ctx context.Context, env []string, args ...string) (stdout, stderr []byte, err error) {
 	program, err := BuildHelm(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var stdout, stderr bytes.Buffer
+	var out, said bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(os.Environ(), env...)
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return stdout.Bytes(), fmt.Errorf("helm %s: %w\n%s", args[0], err, stderr.Bytes())
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err = cmd.Run(); err != nil {
+		err = fmt.Errorf("helm %s: %w\n%s", args[0], err, said.Bytes())
 	}
-	return stdout.Bytes(), nil
+	return out.Bytes(), said.Bytes(), err
 }

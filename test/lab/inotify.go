@@ -67,14 +67,11 @@ func holdInotify() (release func() error, err error) {
 
 // inotifyAlone runs f while no other process or goroutine raises or puts back the limit.
 func inotifyAlone(users string, f func() error) error {
-	turn, err := os.OpenFile(users+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	unlock, err := lock(filepath.Dir(users), filepath.Base(users), "changes the number of inotify instances")
 	if err != nil {
 		return err
 	}
-	defer turn.Close()
-	if err := unix.Flock(int(turn.Fd()), unix.LOCK_EX); err != nil {
-		return err
-	}
+	defer unlock()
 	return f()
 }
 

@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -92,24 +90,10 @@ func (c *Cluster) Reinstate(ctx context.Context) error {
 }
 
 // Uninstall has Helm uninstall what Install has installed, and returns what it says, to which belongs the log of the
-// chart's hook. args are further flags.
-func (c *Cluster) Uninstall(ctx context.Context, args ...string) (string, error) {
-	program, err := BuildHelm(ctx)
-	if err != nil {
-		return "", err
-	}
-	file, err := c.Kubeconfig()
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.CommandContext(ctx, program, append([]string{"uninstall", Release, "--namespace=" + SystemNamespace, "--wait"}, args...)...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+file, "HOME="+c.Dir)
-	cmd.WaitDelay = time.Second
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("helm uninstall: %w\n%s", err, out)
-	}
-	return string(out), nil
+// chart's hook.
+func (c *Cluster) Uninstall(ctx context.Context) (string, error) {
+	out, said, err := c.helm(ctx, "uninstall", Release, "--namespace="+SystemNamespace, "--wait")
+	return string(out) + string(said), err
 }
 
 func (c *Cluster) upgrade(ctx context.Context, values map[string]any, args ...string) error {

@@ -50,7 +50,7 @@ func BuildImage(ctx context.Context, p Product, tag string) (archive string, err
 	}
 	const prefix = "product-"
 	archive = filepath.Join(cache, prefix+hex.EncodeToString(h.Sum(nil))[:16]+".tar")
-	unlock, err := lock(cache, "product")
+	unlock, err := lock(cache, "product", "builds the image")
 	if err != nil {
 		return "", err
 	}
