@@ -240,6 +240,20 @@ func (t *decision) newcomer(att Attachment) (*entry, error) {
 	return e, err
 }
 
+// known returns the entry of an attachment and the addresses that are bound to it; without an entry it is
+// ErrUnknownAttachment.
+func (t *decision) known(att Attachment) (*entry, []netip.Addr, error) {
+	e, err := t.entry(att)
+	if err == nil && e == nil {
+		err = fmt.Errorf("%w: %s", ErrUnknownAttachment, att)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	mine, err := t.boundTo(e)
+	return e, mine, err
+}
+
 func valueOf(p *Policy) Policy {
 	if p == nil {
 		return Policy{}
@@ -741,14 +755,7 @@ func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error)
 
 // policy applies a mark to an attachment that is open.
 func (t *decision) policy(c policyCommand) error {
-	e, err := t.entry(c.att)
-	if err != nil {
-		return err
-	}
-	if e == nil {
-		return fmt.Errorf("%w: %s", ErrUnknownAttachment, c.att)
-	}
-	mine, err := t.boundTo(e)
+	e, mine, err := t.known(c.att)
 	if err != nil {
 		return err
 	}
@@ -816,14 +823,7 @@ func (t *decision) policy(c policyCommand) error {
 // new entry, the address files, durable; the old entry goes last. Killed in between, each address is bound by one
 // of two attachments that hold the claim: the DEL of either, their death or the owner's next ADD make it whole.
 func (t *decision) move(c moveCommand) error {
-	e, err := t.entry(c.from)
-	if err != nil {
-		return err
-	}
-	if e == nil {
-		return fmt.Errorf("%w: %s", ErrUnknownAttachment, c.from)
-	}
-	mine, err := t.boundTo(e)
+	e, mine, err := t.known(c.from)
 	if err != nil {
 		return err
 	}

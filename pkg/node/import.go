@@ -209,8 +209,8 @@ func (im *importer) lives(ns ledger.Netns) bool {
 	if ns.Path == "" {
 		return false
 	}
-	now, there, err := im.options.Netns.Identify(ns.Path)
-	return err != nil || there && (ns.Ino == 0 || now.Dev == ns.Dev && now.Ino == ns.Ino)
+	_, there, err := findAt(im.options.Netns, ns.Path, ns)
+	return there || err != nil
 }
 
 // fits says why addresses are not what a pod of the network would get.

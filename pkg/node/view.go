@@ -216,15 +216,20 @@ func (v *view) places(path string) []string {
 // find says whether the recorded namespace still exists, for us or for the runtime.
 func (v *view) find(ns ledger.Netns) (id nsID, there bool, err error) {
 	for _, path := range v.places(ns.Path) {
-		cur, ok, err := v.probe.Identify(path)
-		if err != nil {
-			return nsID{}, false, err
-		}
-		if ok && (ns.Ino == 0 || idOf(cur) == idOf(ns)) {
-			return idOf(cur), true, nil
+		if id, there, err := findAt(v.probe, path, ns); there || err != nil {
+			return id, there, err
 		}
 	}
 	return nsID{}, false, nil
+}
+
+// findAt says whether the recorded namespace is at a path.
+func findAt(probe ledger.NetnsProber, path string, ns ledger.Netns) (id nsID, there bool, err error) {
+	cur, ok, err := probe.Identify(path)
+	if err != nil || !ok || ns.Ino != 0 && idOf(cur) != idOf(ns) {
+		return nsID{}, false, err
+	}
+	return idOf(cur), true, nil
 }
 
 // user is a namespace other than own in which the address is configured; nil if there is none.

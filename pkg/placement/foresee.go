@@ -29,7 +29,8 @@ type Prospect struct {
 }
 
 // Foresee decides as the controller does: for a gated pod as it is, for any other as if it were created now, after
-// the pod on its node if it has one. kept are the RetainedIPs of the pod's identity, state its PersistentPodState, nil where there is none, and all the nodes of the cluster.
+// the pod on its node if it has one. kept are the RetainedIPs of the pod's identity, state its PersistentPodState, nil
+// where there is none, and all the nodes of the cluster.
 func Foresee(now time.Time, pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, state *kruisev1alpha1.PersistentPodState, all []corev1.Node) Prospect {
 	pod = pod.DeepCopy()
 	last := pod.Spec.NodeName

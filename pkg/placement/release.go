@@ -228,10 +228,11 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 // while the workload exists and its pods keep their names. All others stay for as long as the node's agent allows:
 // not to know who wants an address is no reason to give it up.
 func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
-	if ip.Spec.Identity != "" { // the names of its pods tell nothing
+	stem, ok := stemOf(ip.Spec.PodName)
+	if !ok || ip.Spec.Identity != "" { // the names of its pods tell nothing
 		return reconcile.Result{}, nil
 	}
-	workload, err := r.targets.maker(ctx, ip.Namespace, ip.Spec.PodName)
+	workload, err := r.targets.maker(ctx, ip.Namespace, stem)
 	switch {
 	case errors.Is(err, errUnknownYet), errors.As(err, new(*permissionError)), apierrors.IsForbidden(err):
 		log.FromContext(ctx).Info("Not known which workload addresses belong to: they stay", "err", err)

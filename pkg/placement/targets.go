@@ -616,14 +616,10 @@ func (t *targets) wantsLive(ctx context.Context, namespace string, of stayputv1a
 	return wanted || !numbered, nil
 }
 
-// maker is the workload that makes pods of this name, told by the name alone: of the pod's stem, of a kind whose
-// pods keep their names, and with a template that asks for addresses under the pods' own names. nil: there is none,
-// or more than one could be it. An error means that it is not known.
-func (t *targets) maker(ctx context.Context, namespace, pod string) (*stayputv1alpha1.WorkloadReference, error) {
-	stem, ok := stemOf(pod)
-	if !ok {
-		return nil, nil
-	}
+// maker is the workload that makes pods of this stem, told by the name alone: of a kind whose pods keep their names,
+// and with a template that asks for addresses under the pods' own names. nil: there is none, or more than one could be
+// it. An error means that it is not known.
+func (t *targets) maker(ctx context.Context, namespace, stem string) (*stayputv1alpha1.WorkloadReference, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()
 	t.mu.Lock()

@@ -41,8 +41,7 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 //  4. the RetainedIPs of the nodes where an agent runs are gone, which is when the agent has put its node back.
 //
 // Nodes without a running agent are named: nobody there can do it. Where RetainedIPs are not defined any more it does
-// not wait for the agents. After timeout it is ErrNotClean. It may be run
-// again. c must read from the API server.
+// not wait for the agents. After timeout it is ErrNotClean. It may be run again. c must read from the API server.
 func Uninstall(ctx context.Context, c client.Client, namespace string, timeout time.Duration, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
