@@ -57,25 +57,38 @@ type Address struct {
 // List returns every address that is not free, sorted. It takes the lock only where a boot has to be rebuilt
 // or the index completed; the picture may be torn by commands that run meanwhile, so whoever acts on it names
 // what it saw, and the command that acts looks again.
+//
+// It also completes an index whose stamp hides what somebody changed without the lock while a command ran: every
+// attachment that it lists can be acted on.
 func (l *Ledger) List() ([]Address, error) {
+	addrs, hidden, err := l.list(false)
+	if err == nil && hidden {
+		addrs, _, err = l.list(true)
+	}
+	return addrs, err
+}
+
+// list completes the index where it must or is told to. hidden says that the index does not know an attachment that
+// has an address.
+func (l *Ledger) list(complete bool) (out []Address, hidden bool, err error) {
 	s, err := l.begin()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	if !s.trusted {
+	if complete || !s.trusted {
 		err = s.scan()
 	}
 	s.end()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	slots, err := s.allSlots()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	entries, newerEntries, err := s.allEntries()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	byAtt := map[Attachment]*entry{}
 	for _, e := range entries {
@@ -83,7 +96,7 @@ func (l *Ledger) List() ([]Address, error) {
 	}
 	claims, err := s.allClaims()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	known, newer := map[string]*Claim{}, map[string]*Claim{}
 	for _, c := range claims.known {
@@ -97,7 +110,6 @@ func (l *Ledger) List() ([]Address, error) {
 		}
 	}
 	newerClaim := func(c *Claim) error { return newerError(s.state(claimsDir, c.Key.hash()), c.Version) }
-	var out []Address
 	for _, a := range slices.SortedFunc(maps.Keys(slots), netip.Addr.Compare) {
 		switch sl := slots[a]; sl.state {
 		case slotRetained:
@@ -120,6 +132,8 @@ func (l *Ledger) List() ([]Address, error) {
 				}
 			} else if hash := sl.att.hash(); newerEntries[hash] {
 				_, ad.Newer = s.readEntry(hash)
+			} else {
+				hidden = true
 			}
 			out = append(out, ad)
 		case slotNewer:
@@ -132,7 +146,7 @@ func (l *Ledger) List() ([]Address, error) {
 			out = append(out, ad)
 		}
 	}
-	return out, nil
+	return out, hidden, nil
 }
 
 // SetPolicy applies a policy to an attachment whose ADD did not know it, and records its pod and netns where

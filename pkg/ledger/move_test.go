@@ -81,3 +81,36 @@ func TestWhatAContainerLeftMovesToTheOneThatUsesIt(t *testing.T) {
 	}
 	w.check()
 }
+
+// Who changes files by hand does not take the lock: a command that runs at that moment stamps what it has not seen.
+func TestWhatAStampHidesIsFoundByList(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	w.netns[theNs.Path] = theNs
+	if _, _, err := w.add("web-0", ordinary); err != nil {
+		t.Fatal(err)
+	}
+	hidden := netip.MustParseAddr("10.1.0.9")
+	from := Attachment{ContainerID: "somebody", IfName: "eth0"}
+	s, err := w.ledger().begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.fs.WriteFile(s.slotPath(hidden), encodeBound(from), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.touched, s.trusted = true, true
+	s.end()
+	if got, err := w.ledger().Find(from); !errors.Is(err, ErrUnknownAttachment) {
+		t.Fatalf("nothing is hidden: %v, %v", got, err)
+	}
+
+	all, err := w.ledger().List()
+	if err != nil || !slices.ContainsFunc(all, func(a Address) bool { return a.Addr == hidden && a.Attachment == from }) {
+		t.Fatalf("listed are %v, %v", all, err)
+	}
+	to := AddRequest{Attachment: theAtt, Pod: Pod{Namespace: "default", Name: "web-9"}, Netns: theNs, Policy: tenMinutes, Requested: []netip.Addr{hidden}}
+	if r, err := w.ledger().Move(from, to); err != nil || !slices.Equal(r.Addrs, to.Requested) {
+		t.Errorf("%+v, %v", r, err)
+	}
+	w.check()
+}
