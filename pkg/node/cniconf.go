@@ -597,7 +597,7 @@ func (k *keeper) line() string {
 		line += "; plugin: " + s.Plugin.Problem
 	}
 	if k.install != nil && (!s.State.Good() || s.Plugin.Problem != "") {
-		return "degraded: " + line
+		return degraded + line
 	}
 	return line
 }

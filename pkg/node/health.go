@@ -13,6 +13,9 @@ import (
 // plugin's 60 s on a network's lock included.
 const stuckAfter = 5 * time.Minute
 
+// degraded begins what /readyz says of a part that does not work as it should.
+const degraded = "degraded: "
+
 // health knows what the loops are at. A loop that waits for work is well; nothing ticks for its sake.
 type health struct {
 	mu    sync.Mutex
@@ -78,20 +81,20 @@ func (a *Agent) handler() http.Handler {
 		}
 		nri, cri := "connected", "ok"
 		if !a.nriUp.Load() {
-			nri = "degraded: not connected"
+			nri = degraded + "not connected"
 		}
 		if s := a.criState.Load(); s != nil && *s != "" {
-			cri = "degraded: " + *s
+			cri = degraded + *s
 		}
 		fmt.Fprintf(w, "ok\nnri: %s\ncri: %s\ncni: %s\n", nri, cri, a.keeper.line())
 		if s := a.newer.Load(); s != nil && *s != "" {
-			fmt.Fprintf(w, "ledger: degraded: %s\n", *s)
+			fmt.Fprintf(w, "ledger: %s%s\n", degraded, *s)
 		}
 		if a.api == nil {
 			return
 		}
 		if s := a.api.said(); s != "" {
-			fmt.Fprintf(w, "api: degraded: %s\n", s)
+			fmt.Fprintf(w, "api: %s%s\n", degraded, s)
 		} else {
 			fmt.Fprintln(w, "api: ok")
 		}

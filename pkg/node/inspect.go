@@ -53,6 +53,7 @@ func Inspect(ctx context.Context, o Options, in Inspection) *inspection.Node {
 		Format: inspection.Format, Version: in.Version, StateDir: o.StateDir,
 		Agent: askAgent(ctx, in.Listen), CNI: cniOf(o),
 	}
+	agentKnows(&n.CNI, n.Agent.CNI)
 	if built, ok := debug.ReadBuildInfo(); ok {
 		n.Build = built.Main.Version
 	}
@@ -308,6 +309,8 @@ func askAgent(ctx context.Context, listen string) inspection.Agent {
 			is.CRI = value
 		case "api":
 			is.API = value
+		case "cni":
+			is.CNI = value
 		}
 	}
 	return is
@@ -333,6 +336,15 @@ func cniOf(o Options) inspection.CNI {
 		is.WithoutAnnotations = withoutAnnotations(filepath.Join(s.ConfDir, s.File))
 	}
 	return is
+}
+
+// agentKnows takes over from what the running agent says of the CNI configuration (keeper.line) the states that
+// cannot be seen on disk: that the source of its file is gone, and that somebody keeps changing the file.
+func agentKnows(c *inspection.CNI, said string) {
+	state, message, _ := strings.Cut(strings.TrimPrefix(said, degraded), ": ")
+	if s := CNIState(state); c.Good && (s == CNIHeld || s == CNIConflict) {
+		c.State, c.Message, c.Good = state, message, s.Good()
+	}
 }
 
 // withoutAnnotations says whether the entry with stayput in it is not given the pods' annotations.

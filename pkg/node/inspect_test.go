@@ -35,6 +35,36 @@ func TestAnInspectionSaysHowTheRuntimeIsConfigured(t *testing.T) {
 	}
 }
 
+// Of its file that outlives its source, and of one that somebody fights over, the disk says that all is well.
+func TestAnInspectionSaysWhatOnlyTheRunningAgentKnows(t *testing.T) {
+	w := newConfWorld(t)
+	w.write("10-pods.conflist", bridgeConf)
+	w.look(CNIActive)
+	onDisk := inspection.CNI{State: string(CNIActive), Good: true}
+	is := onDisk
+	if agentKnows(&is, w.k.line()); is != onDisk {
+		t.Errorf("where all is well: %+v", is)
+	}
+	w.remove(w.conf, "10-pods.conflist")
+	held := w.look(CNIHeld)
+	if agentKnows(&is, w.k.line()); is.State != string(CNIHeld) || is.Message != held.Message || !is.Good {
+		t.Errorf("without its source: %+v", is)
+	}
+	w.k.status = CNIStatus{State: CNIConflict, Message: "it was written 9 times"}
+	is = onDisk
+	if agentKnows(&is, w.k.line()); is.State != string(CNIConflict) || is.Message != "it was written 9 times" || is.Good {
+		t.Errorf("in a fight: %+v", is)
+	}
+	shadowed := inspection.CNI{State: string(CNIShadowed)}
+	if agentKnows(&shadowed, w.k.line()); shadowed.State != string(CNIShadowed) {
+		t.Errorf("what the disk shows is hidden: %+v", shadowed)
+	}
+	is = onDisk
+	if agentKnows(&is, ""); is != onDisk {
+		t.Errorf("of an agent that does not answer: %+v", is)
+	}
+}
+
 func TestWhatTheLedgerAndTheRuntimeSayOfAnAddressIsCompared(t *testing.T) {
 	ip := func(s string) netip.Addr { return netip.MustParseAddr(s) }
 	pod := func(name string, ips ...string) sandboxIPs {

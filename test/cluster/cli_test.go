@@ -702,6 +702,19 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	inOrder()
 	readyzSays(t, node, "cni: active: 00-stayput.conflist")
 
+	// The file that the agent's is derived from goes: that it was there is known to nobody but the running agent.
+	source := node.Path("/etc/cni/net.d/10-pods.conflist")
+	aside := source + ".aside"
+	check(t, os.Rename(source, aside))
+	comesBack := sync.OnceFunc(func() { check(t, os.Rename(aside, source)) })
+	defer comesBack()
+	until(t, "check to say that the agent holds its file", func(context.Context) bool {
+		r, code := checked(t, c, "node-2")
+		return code == 0 && level(r, "node-2", "CNI configuration") == cli.LevelWarn
+	})
+	comesBack()
+	inOrder()
+
 	// Another program in the place of the plugin: the agent puts its own back. Where it cannot, it says so.
 	binary := node.Path("/opt/cni/bin/stayput")
 	ours, err := os.ReadFile(binary)

@@ -41,9 +41,11 @@ type Agent struct {
 	Ready bool `json:"ready"`
 	// NRI, CRI and API are what it says of its connections: "ok" or "connected", else what is wrong. Empty is
 	// not said; of API, that it has none.
-	NRI   string `json:"nri,omitempty"`
-	CRI   string `json:"cri,omitempty"`
-	API   string `json:"api,omitempty"`
+	NRI string `json:"nri,omitempty"`
+	CRI string `json:"cri,omitempty"`
+	API string `json:"api,omitempty"`
+	// CNI is what it says of the runtime's configuration, as in /readyz.
+	CNI   string `json:"cni,omitempty"`
 	Error string `json:"error,omitempty"`
 	// GracePeriod is how long what nobody knows is kept, in seconds.
 	GracePeriod int64 `json:"gracePeriodSeconds"`
