@@ -8,7 +8,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -39,10 +38,9 @@ type guard struct {
 	admin, controller, agent, stray, nobody *rest.Config
 }
 
-var guarded struct {
-	sync.Mutex
+// theGuard is that of the cluster guarded. policies says that they are there.
+var theGuard struct {
 	*guard
-	err      error
 	policies bool
 }
 
@@ -81,23 +79,26 @@ const (
 // guardedWith returns the guard, without or with the policies. Tests that need it without come first.
 func guardedWith(t *testing.T, policies bool) *guard {
 	t.Helper()
-	guarded.Lock()
-	defer guarded.Unlock()
-	if guarded.guard == nil && guarded.err == nil {
-		guarded.guard, guarded.err = startGuard(testContext(t))
-	}
-	check(t, guarded.err)
+	guarded.get(t, func() (*lab.Cluster, error) {
+		var err error
+		theGuard.guard, err = startGuard(testContext(t))
+		theGuard.policies = false
+		if theGuard.guard == nil {
+			return nil, err
+		}
+		return theGuard.c, err
+	})
 	switch {
-	case !policies && guarded.policies:
+	case !policies && theGuard.policies:
 		t.Fatal("the policies are there already: the tests without them have to run first")
-	case policies && !guarded.policies:
+	case policies && !theGuard.policies:
 		files, err := manifests(testContext(t), bindingFiles, policyFiles)
 		check(t, err)
-		_, err = guarded.c.Kubectl(testContext(t), files, "apply", "--server-side", "-f", "-")
+		_, err = theGuard.c.Kubectl(testContext(t), files, "apply", "--server-side", "-f", "-")
 		check(t, err)
-		guarded.policies = true
+		theGuard.policies = true
 	}
-	return guarded.guard
+	return theGuard.guard
 }
 
 func startGuard(ctx context.Context) (*guard, error) {

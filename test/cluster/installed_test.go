@@ -9,32 +9,16 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// product is the cluster with stayput on it that the tests share, as Helm installs it on nodes with stock host-local:
-// every node has the pod of an agent, which makes stayput the node's IPAM, and there are two pods of controllers on the
-// control plane's node, where no other pod is.
-var product struct {
-	sync.Mutex
-	cluster *lab.Cluster
-	err     error
-}
-
-// installed returns the cluster with stayput. Its logs are printed if the test fails.
+// installed returns the cluster with stayput on it that the tests share, as Helm installs it on nodes with stock
+// host-local: every node has the pod of an agent, which makes stayput the node's IPAM, and there are two pods of
+// controllers on the control plane's node, where no other pod is.
 func installed(t *testing.T) *lab.Cluster {
 	t.Helper()
-	product.Lock()
-	defer product.Unlock()
-	if product.cluster == nil && product.err == nil {
-		product.cluster, product.err = startProduct(audited, lab.InstallOptions{
+	return product.get(t, func() (*lab.Cluster, error) {
+		return startProduct(audited, lab.InstallOptions{
 			Values: map[string]any{"controller": map[string]any{"workloadKinds": []any{customKind}}},
 		})
-	}
-	check(t, product.err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			product.cluster.WriteLogs(t.Output())
-		}
 	})
-	return product.cluster
 }
 
 // built is the product that the tests install, compiled once for all of them: its links take longer than a cluster

@@ -166,7 +166,7 @@ func converted(raw []byte, version string) ([]byte, error) {
 
 // OpenKruise itself is not there, only its definition, so that PersistentPodStates are stayput's to serve.
 func TestOpenKruisesDefinitionInEitherVersionMayBeThereOrComeLater(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	c := ownCluster(t, &lab.ClusterOptions{})
 	_, err := c.Kubectl(testContext(t), openKruise(""), "apply", "-f", "-")
 	check(t, err)

@@ -180,7 +180,7 @@ func unique(t *testing.T, c *lab.Cluster) {
 }
 
 func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	deploy, err := filepath.Abs("../../deploy")
 	check(t, err)
 	product, err := buildOnce(t.Context())

@@ -5,8 +5,8 @@
 //	installed_test.go  the cluster of all others, with stayput installed from its image
 //
 // The tests of the package share these clusters, which start within ten seconds each, and have a namespace each. A test
-// that breaks what others need, such as a node, restores it before it ends. A test that needs a cluster of its own is
-// parallel, and so comes last, beside others of its kind. Tests wait for conditions and assert no times.
+// that breaks what others need, such as a node, restores it before it ends. A test that needs a cluster of its own calls
+// alone, and so comes last, beside others of its kind. Tests wait for conditions and assert no times.
 //
 // # To add a test
 //
@@ -16,6 +16,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -35,21 +36,12 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
 	code := m.Run()
-	clusters := []*lab.Cluster{the.cluster, product.cluster}
-	if guarded.guard != nil {
-		clusters = append(clusters, guarded.c)
-	}
-	for _, c := range clusters {
-		if c == nil {
-			continue
-		}
-		if err := c.Close(); err != nil {
-			fmt.Fprintln(os.Stderr, "test/cluster:", err)
-			code = 1
-		}
-	}
+	ends := []func() error{endCommon}
 	if built.remove != nil {
-		if err := built.remove(); err != nil {
+		ends = append(ends, built.remove)
+	}
+	for _, end := range ends {
+		if err := end(); err != nil {
 			fmt.Fprintln(os.Stderr, "test/cluster:", err)
 			code = 1
 		}
@@ -67,31 +59,63 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// the is the cluster that the tests share.
-var the struct {
+// common is a cluster that tests share. It starts with the first of them.
+type common struct {
 	sync.Mutex
 	cluster *lab.Cluster
 	err     error
 }
 
-// shared returns the cluster of the package: three nodes with stock host-local. Its logs are printed if the test
-// fails.
-func shared(t *testing.T) *lab.Cluster {
+// get returns the cluster, whose logs are printed if the test fails. One that did not come up whole is kept with its
+// error, to be closed.
+func (c *common) get(t *testing.T, start func() (*lab.Cluster, error)) *lab.Cluster {
 	t.Helper()
-	the.Lock()
-	defer the.Unlock()
-	if the.cluster == nil && the.err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		the.cluster, the.err = lab.StartCluster(ctx, lab.ClusterOptions{})
+	c.Lock()
+	defer c.Unlock()
+	if c.cluster == nil && c.err == nil {
+		c.cluster, c.err = start()
 	}
-	check(t, the.err)
+	check(t, c.err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			the.cluster.WriteLogs(t.Output())
+			c.cluster.WriteLogs(t.Output())
 		}
 	})
-	return the.cluster
+	return c.cluster
+}
+
+func (c *common) end() error {
+	c.Lock()
+	defer c.Unlock()
+	ended := c.cluster
+	c.cluster, c.err = nil, nil
+	if ended == nil {
+		return nil
+	}
+	return ended.Close()
+}
+
+// The clusters that tests share.
+var stock, product, guarded common
+
+func endCommon() error { return errors.Join(stock.end(), product.end(), guarded.end()) }
+
+// alone says of a test that it has a cluster of its own. It runs when all others have ended, and their clusters with
+// them: an idle cluster takes a quarter of a core.
+func alone(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	check(t, endCommon())
+}
+
+// shared returns the cluster of the package: three nodes with stock host-local.
+func shared(t *testing.T) *lab.Cluster {
+	t.Helper()
+	return stock.get(t, func() (*lab.Cluster, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		return lab.StartCluster(ctx, lab.ClusterOptions{})
+	})
 }
 
 func check(t *testing.T, err error) {

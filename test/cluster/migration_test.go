@@ -38,7 +38,7 @@ func promised(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
 }
 
 func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	c := ownCluster(t, &lab.ClusterOptions{})
 	ns := namespace(t, c)
 	// The annotation may be there before stayput is: it means nothing to anybody.

@@ -71,7 +71,7 @@ func TestEveryCounterThatRestsInAHealthyClusterHasATestThatMovesIt(t *testing.T)
 
 // A Prometheus that scrapes a cluster in which everything happens that stayput counts.
 func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	// On stock host-local, so that the agents keep a configuration of their own.
 	c, err := startProduct(lab.ClusterOptions{Nodes: 2, IPAM: "host-local"}, lab.InstallOptions{
 		Values: map[string]any{"agent": map[string]any{"gracePeriod": "3s", "reconcileInterval": "2s"}},

@@ -477,7 +477,7 @@ func TestObjectsCatchUpWithWhatHappenedWhileTheAPIServerWasDown(t *testing.T) {
 }
 
 func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	// Its own cluster: a kubelet does not notice that the API server went back in time.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()

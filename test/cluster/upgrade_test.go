@@ -241,7 +241,7 @@ func allRun(ctx context.Context, c *lab.Cluster, component, version string, n in
 // chance. Here the controllers are held back, so that the agents are of the new version and the controllers of the
 // old one at the upgrade, and the other way round at the rollback, while pods go on coming and going.
 func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
-	t.Parallel()
+	alone(t)
 	dir, remove, err := lab.TempDir("release")
 	check(t, err)
 	t.Cleanup(func() { check(t, remove()) })
