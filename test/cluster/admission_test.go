@@ -38,8 +38,8 @@ type guard struct {
 	admin, controller, agent, stray, nobody *rest.Config
 }
 
-// theGuard is that of the cluster guarded. policies says that they are there.
-var theGuard struct {
+// guarded is the guard, once it has been started. policies says that they are there.
+var guarded struct {
 	*guard
 	policies bool
 }
@@ -79,26 +79,25 @@ const (
 // guardedWith returns the guard, without or with the policies. Tests that need it without come first.
 func guardedWith(t *testing.T, policies bool) *guard {
 	t.Helper()
-	guarded.get(t, func() (*lab.Cluster, error) {
+	shared(t, "without programs", func() (*lab.Cluster, error) {
 		var err error
-		theGuard.guard, err = startGuard(testContext(t))
-		theGuard.policies = false
-		if theGuard.guard == nil {
+		guarded.policies = false
+		if guarded.guard, err = startGuard(testContext(t)); guarded.guard == nil {
 			return nil, err
 		}
-		return theGuard.c, err
+		return guarded.c, err
 	})
 	switch {
-	case !policies && theGuard.policies:
+	case !policies && guarded.policies:
 		t.Fatal("the policies are there already: the tests without them have to run first")
-	case policies && !theGuard.policies:
+	case policies && !guarded.policies:
 		files, err := manifests(testContext(t), bindingFiles, policyFiles)
 		check(t, err)
-		_, err = theGuard.c.Kubectl(testContext(t), files, "apply", "--server-side", "-f", "-")
+		_, err = guarded.c.Kubectl(testContext(t), files, "apply", "--server-side", "-f", "-")
 		check(t, err)
-		theGuard.policies = true
+		guarded.policies = true
 	}
-	return theGuard.guard
+	return guarded.guard
 }
 
 func startGuard(ctx context.Context) (*guard, error) {

@@ -14,7 +14,7 @@ import (
 // controllers on the control plane's node, where no other pod is.
 func installed(t *testing.T) *lab.Cluster {
 	t.Helper()
-	return product.get(t, func() (*lab.Cluster, error) {
+	return shared(t, "with stayput", func() (*lab.Cluster, error) {
 		return startProduct(audited, lab.InstallOptions{
 			Values: map[string]any{"controller": map[string]any{"workloadKinds": []any{customKind}}},
 		})

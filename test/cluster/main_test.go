@@ -1,22 +1,22 @@
 // Package cluster holds the tests that run on a real Kubernetes: etcd, API server, controller manager, scheduler
 // and nodes with kubelet and containerd, see package lab.
 //
-//	lab_test.go        the lab itself, on stock host-local
-//	installed_test.go  the cluster of all others, with stayput installed from its image
+//	admission_test.go  and authorization_test.go: a cluster with the manifests of stayput and none of its programs
+//	installed_test.go  the cluster of most others, with stayput installed from its image
+//	without_test.go    the lab itself, on stock host-local
 //
-// The tests of the package share these clusters, which start within ten seconds each, and have a namespace each. A test
+// Tests share these clusters, one after the other in the order of the files, and have a namespace each. A test
 // that breaks what others need, such as a node, restores it before it ends. A test that needs a cluster of its own calls
 // alone, and so comes last, beside others of its kind. Tests wait for conditions and assert no times.
 //
 // # To add a test
 //
-// Take the cluster with shared, a namespace with namespace, apply YAML with apply, and wait with until. Name the
+// Take the cluster with installed, a namespace with namespace, apply YAML with apply, and wait with until. Name the
 // test after the behaviour.
 package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -59,63 +59,55 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// common is a cluster that tests share. It starts with the first of them.
-type common struct {
+// common is the cluster that tests share. There is one at a time: an idle one takes a quarter of a core.
+var common struct {
 	sync.Mutex
+	name    string
 	cluster *lab.Cluster
 	err     error
 }
 
-// get returns the cluster, whose logs are printed if the test fails. One that did not come up whole is kept with its
-// error, to be closed.
-func (c *common) get(t *testing.T, start func() (*lab.Cluster, error)) *lab.Cluster {
+// shared returns the common cluster of that name, started if it is not there, and ends that of another name. Its logs
+// are printed if the test fails. One that did not come up whole is kept with its error, to be closed.
+func shared(t *testing.T, name string, start func() (*lab.Cluster, error)) *lab.Cluster {
 	t.Helper()
-	c.Lock()
-	defer c.Unlock()
-	if c.cluster == nil && c.err == nil {
-		c.cluster, c.err = start()
+	common.Lock()
+	defer common.Unlock()
+	if common.name != name {
+		check(t, endLocked())
+		common.cluster, common.err = start()
+		common.name = name
 	}
-	check(t, c.err)
+	check(t, common.err)
+	c := common.cluster
 	t.Cleanup(func() {
 		if t.Failed() {
-			c.cluster.WriteLogs(t.Output())
+			c.WriteLogs(t.Output())
 		}
 	})
-	return c.cluster
+	return c
 }
 
-func (c *common) end() error {
-	c.Lock()
-	defer c.Unlock()
-	ended := c.cluster
-	c.cluster, c.err = nil, nil
+func endCommon() error {
+	common.Lock()
+	defer common.Unlock()
+	return endLocked()
+}
+
+func endLocked() error {
+	ended := common.cluster
+	common.name, common.cluster, common.err = "", nil, nil
 	if ended == nil {
 		return nil
 	}
 	return ended.Close()
 }
 
-// The clusters that tests share.
-var stock, product, guarded common
-
-func endCommon() error { return errors.Join(stock.end(), product.end(), guarded.end()) }
-
-// alone says of a test that it has a cluster of its own. It runs when all others have ended, and their clusters with
-// them: an idle cluster takes a quarter of a core.
+// alone says of a test that it has a cluster of its own. It runs when all tests that share one have ended.
 func alone(t *testing.T) {
 	t.Helper()
 	t.Parallel()
 	check(t, endCommon())
-}
-
-// shared returns the cluster of the package: three nodes with stock host-local.
-func shared(t *testing.T) *lab.Cluster {
-	t.Helper()
-	return stock.get(t, func() (*lab.Cluster, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		return lab.StartCluster(ctx, lab.ClusterOptions{})
-	})
 }
 
 func check(t *testing.T, err error) {

@@ -12,10 +12,37 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/cli"
+	"github.com/stayput/stayput/test/lab"
 )
 
+// withoutStayput returns a cluster of three nodes with stock host-local.
+func withoutStayput(t *testing.T) *lab.Cluster {
+	t.Helper()
+	return shared(t, "without stayput", func() (*lab.Cluster, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		return lab.StartCluster(ctx, lab.ClusterOptions{})
+	})
+}
+
+func TestWithoutStayputTheVerbsSayThatItIsNotInstalled(t *testing.T) {
+	c := withoutStayput(t)
+	ns := namespace(t, c)
+	for _, args := range [][]string{{"get"}, {"why", "web-0"}, {"release", "web-0"}} {
+		if s := stayput(t, c, ns, args...); s.code != 1 || !strings.Contains(s.err, "stayput is not installed in this cluster") {
+			t.Errorf("%v: %+v", args, s)
+		}
+	}
+	r, code := checked(t, c)
+	if code != 1 || level(r, "", "definitions") != cli.LevelFail || level(r, "", "policies") != cli.LevelFail || level(r, "", "controller") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelFail {
+		t.Errorf("%d %+v", code, r)
+	}
+}
+
 func TestPodsOfAStatefulSetReachOneAnotherAcrossNodes(t *testing.T) {
-	c := shared(t)
+	c := withoutStayput(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 2, nil))
 	a, b := ready(t, c, ns, "web-0"), ready(t, c, ns, "web-1")
@@ -32,7 +59,7 @@ func TestPodsOfAStatefulSetReachOneAnotherAcrossNodes(t *testing.T) {
 }
 
 func TestAPodRunsAgainAfterAPowerLossOfItsNode(t *testing.T) {
-	c := shared(t)
+	c := withoutStayput(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 2, nil))
 	before, other := ready(t, c, ns, "web-0"), ready(t, c, ns, "web-1")
@@ -57,7 +84,7 @@ func TestAPodRunsAgainAfterAPowerLossOfItsNode(t *testing.T) {
 }
 
 func TestTheControlPlaneCanBeAwayAndComesBackFromABackup(t *testing.T) {
-	c := shared(t)
+	c := withoutStayput(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, nil))
 	pod := ready(t, c, ns, "web-0")
@@ -83,7 +110,7 @@ func TestTheControlPlaneCanBeAwayAndComesBackFromABackup(t *testing.T) {
 }
 
 func TestAPodReachesTheAPIServerByItsServiceAddress(t *testing.T) {
-	c := shared(t)
+	c := withoutStayput(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, nil))
 	pod := ready(t, c, ns, "web-0")
@@ -94,7 +121,7 @@ func TestAPodReachesTheAPIServerByItsServiceAddress(t *testing.T) {
 
 // What dates from an earlier boot is told by the boot ID, by agents in containers as well.
 func TestAContainerSeesTheBootIDOfItsNode(t *testing.T) {
-	c := shared(t)
+	c := withoutStayput(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, nil))
 	pod := ready(t, c, ns, "web-0")
@@ -114,7 +141,7 @@ func TestAContainerSeesTheBootIDOfItsNode(t *testing.T) {
 }
 
 func TestATokenBoundToAPodNamesItsNode(t *testing.T) {
-	c := shared(t)
+	c := withoutStayput(t)
 	ns := namespace(t, c)
 	kubectl(t, c, "create", "serviceaccount", "agent", "-n", ns)
 	token, err := c.AccountToken(testContext(t), ns, "agent", "node-2")
@@ -133,7 +160,7 @@ func TestATokenBoundToAPodNamesItsNode(t *testing.T) {
 
 // What a kubelet sets and has no namespace would stay on the machine that the tests run on.
 func TestTheMachineKeepsItsSysctls(t *testing.T) {
-	c := shared(t)
+	c := withoutStayput(t)
 	const name = "/proc/sys/vm/overcommit_memory"
 	inside, err := c.Nodes[0].Run(testContext(t), "/usr/bin/cat", name)
 	check(t, err)
