@@ -327,7 +327,7 @@ func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
 	kept := stopped(t, c, ready(t, c, ns, "web-0"))
 	check(t, c.Node("node-1").Agent.Stop(testContext(t)))
-	start := sync.OnceFunc(func() { check(t, c.Node("node-1").Agent.Start(testContext(t))) })
+	start := once(func() { check(t, c.Node("node-1").Agent.Start(testContext(t))) })
 	defer start()
 	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 || !strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
 		t.Errorf("%+v", s)
@@ -706,7 +706,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	source := node.Path("/etc/cni/net.d/10-pods.conflist")
 	aside := source + ".aside"
 	check(t, os.Rename(source, aside))
-	comesBack := sync.OnceFunc(func() { check(t, os.Rename(aside, source)) })
+	comesBack := once(func() { check(t, os.Rename(aside, source)) })
 	defer comesBack()
 	until(t, "check to say that the agent holds its file", func(context.Context) bool {
 		r, code := checked(t, c, "node-2")
@@ -745,7 +745,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 		t.Fatalf("NRI is not configured in\n%s", with)
 	}
 	check(t, os.WriteFile(config, without, 0o644))
-	restore := sync.OnceFunc(func() {
+	restore := once(func() {
 		check(t, os.WriteFile(config, with, 0o644))
 		check(t, node.RestartContainerd(testContext(t)))
 	})

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -323,7 +322,7 @@ func TestAPodWaitsForAHomeThatComesBackInTime(t *testing.T) {
 			before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m"})
 			was := before["web-0"]
 			away.leave(t, c, was.Spec.NodeName)
-			back := sync.OnceFunc(func() { away.back(t, c, was.Spec.NodeName) })
+			back := once(func() { away.back(t, c, was.Spec.NodeName) })
 			defer back()
 			deletePods(t, c, ns, "web")
 			waiting := waitsFor(t, c, was, away.why)

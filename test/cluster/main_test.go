@@ -117,6 +117,13 @@ func check(t *testing.T, err error) {
 	}
 }
 
+// once returns a function that calls f at its first call. f may end the test and be deferred as well: of that
+// sync.OnceFunc makes a panic, which ends all tests.
+func once(f func()) func() {
+	var o sync.Once
+	return func() { o.Do(f) }
+}
+
 // until waits until ok.
 func until(t *testing.T, what string, ok func(context.Context) bool) {
 	t.Helper()

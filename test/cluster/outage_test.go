@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -96,7 +95,7 @@ func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
 
 // onceStarted starts the controllers again, once.
 func onceStarted(t *testing.T, c *lab.Cluster) func() {
-	return sync.OnceFunc(func() {
+	return once(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		check(t, c.Controllers.Start(ctx))
@@ -222,7 +221,7 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 	for _, node := range []string{"node-1", "node-2"} {
 		check(t, c.Node(node).Agent.Stop(testContext(t)))
 	}
-	start := sync.OnceFunc(func() {
+	start := once(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		for _, node := range []string{"node-1", "node-2"} {

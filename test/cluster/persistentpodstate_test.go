@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -773,7 +772,7 @@ metadata: {name: kruise-mutating-webhook-configuration}
 webhooks: []
 `, "apply", "-f", "-")
 	check(t, err)
-	restore := sync.OnceFunc(func() {
+	restore := once(func() {
 		ctx := context.Background()
 		_, err := c.Kubectl(ctx, "", "delete", "mutatingwebhookconfiguration", "kruise-mutating-webhook-configuration")
 		check(t, err)

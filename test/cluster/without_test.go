@@ -83,6 +83,15 @@ func TestAPodRunsAgainAfterAPowerLossOfItsNode(t *testing.T) {
 	reaches(t, c, other, after)
 }
 
+// As it does where kubelet runs it.
+func TestASchedulerThatEndsByItselfStartsAgain(t *testing.T) {
+	c := withoutStayput(t)
+	check(t, c.Scheduler.Process().Kill())
+	ns := namespace(t, c)
+	apply(t, c, ns, statefulSet("web", 1, nil))
+	ready(t, c, ns, "web-0")
+}
+
 func TestTheControlPlaneCanBeAwayAndComesBackFromABackup(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)

@@ -72,7 +72,7 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 		"--allow-privileged",
 		"--kubelet-preferred-address-types=InternalIP",
 	}, o.APIServerArgs...)}
-	c.ControllerManager = &Service{node: control, name: "kube-controller-manager", argv: append([]string{
+	c.ControllerManager = &Service{node: control, keep: true, name: "kube-controller-manager", argv: append([]string{
 		labKubernetes + "kube-controller-manager",
 		"--kubeconfig=" + controlConfig + "system:kube-controller-manager.kubeconfig",
 		"--leader-elect=false",
@@ -85,7 +85,7 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 		"--kube-api-qps=1000", "--kube-api-burst=1000",
 		"--node-monitor-grace-period=" + o.NodeMonitorGracePeriod.String(),
 	}, o.ControllerManagerArgs...)}
-	c.Scheduler = &Service{node: control, name: "kube-scheduler", argv: append([]string{
+	c.Scheduler = &Service{node: control, keep: true, name: "kube-scheduler", argv: append([]string{
 		labKubernetes + "kube-scheduler",
 		"--kubeconfig=" + controlConfig + "system:kube-scheduler.kubeconfig",
 		"--leader-elect=false",

@@ -18,6 +18,9 @@ type Service struct {
 	env   []string
 	argv  []string
 	ready func(context.Context) error // one try; nil: it is ready when it runs
+	// keep has it start again when it ends by itself, as kubelet does with a static pod: the scheduler ends where it
+	// cannot believe what it sees, such as a pod that was replaced while the API server was away (cache.UpdatePod).
+	keep bool
 
 	mu sync.Mutex
 	p  *Process
@@ -38,6 +41,9 @@ func (s *Service) Start(ctx context.Context) error {
 		return err
 	}
 	s.p = p
+	if s.keep {
+		go s.keepUp(p)
+	}
 	if s.ready == nil {
 		return nil
 	}
@@ -54,6 +60,26 @@ func (s *Service) Start(ctx context.Context) error {
 			return fmt.Errorf("%s is not ready: %w: %w, see %s", s.name, ctx.Err(), err, p.Log)
 		}
 	}
+}
+
+// keepAfter is how long a service that is kept up stays away.
+const keepAfter = time.Second
+
+// keepUp starts the service again once p has ended, unless somebody has stopped it.
+func (s *Service) keepUp(p *Process) {
+	<-p.Done()
+	time.Sleep(keepAfter)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.p != p {
+		return
+	}
+	again, err := s.node.Start(s.name, s.env, s.argv...)
+	if err != nil {
+		return // the machine is off
+	}
+	s.p = again
+	go s.keepUp(again)
 }
 
 // Stop ends the service with SIGTERM, and with SIGKILL if it takes longer than half a second.
