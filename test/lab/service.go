@@ -36,13 +36,9 @@ func (s *Service) Start(ctx context.Context) error {
 	if s.p != nil && !ended(s.p) {
 		return fmt.Errorf("%s runs already", s.name)
 	}
-	p, err := s.node.Start(s.name, s.env, s.argv...)
+	p, err := s.launch()
 	if err != nil {
 		return err
-	}
-	s.p = p
-	if s.keep {
-		go s.keepUp(p)
 	}
 	if s.ready == nil {
 		return nil
@@ -62,6 +58,19 @@ func (s *Service) Start(ctx context.Context) error {
 	}
 }
 
+// launch starts the program, with the lock held.
+func (s *Service) launch() (*Process, error) {
+	p, err := s.node.Start(s.name, s.env, s.argv...)
+	if err != nil {
+		return nil, err
+	}
+	s.p = p
+	if s.keep {
+		go s.keepUp(p)
+	}
+	return p, nil
+}
+
 // keepAfter is how long a service that is kept up stays away.
 const keepAfter = time.Second
 
@@ -71,15 +80,9 @@ func (s *Service) keepUp(p *Process) {
 	time.Sleep(keepAfter)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.p != p {
-		return
+	if s.p == p {
+		_, _ = s.launch() // an error: the machine is off
 	}
-	again, err := s.node.Start(s.name, s.env, s.argv...)
-	if err != nil {
-		return // the machine is off
-	}
-	s.p = again
-	go s.keepUp(again)
 }
 
 // Stop ends the service with SIGTERM, and with SIGKILL if it takes longer than half a second.
