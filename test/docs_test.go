@@ -15,7 +15,7 @@ var (
 	testName = regexp.MustCompile(`\bTest[A-Z]\w*`)
 	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Z]\w*)\(`)
 	quoted   = regexp.MustCompile("`([^`]+)`")
-	inTree   = regexp.MustCompile(`^(cmd|deploy|pkg|plugin|test)/[\w./-]+$`)
+	inTree   = regexp.MustCompile(`^(cmd|deploy|docs|pkg|plugin|test)/[\w./-]+$`)
 )
 
 // testsByFolder are the tests of the tree, each with the folders that have one of that name.
@@ -38,6 +38,20 @@ func testsByFolder(t *testing.T) map[string][]string {
 	return all
 }
 
+// documents are the paths of all of them, from the root of the tree.
+func documents(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for _, pattern := range []string{"*.md", "docs/*.md"} {
+		found, err := fs.Glob(os.DirFS(".."), pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("no documents %s: %v", pattern, err)
+		}
+		all = append(all, found...)
+	}
+	return all
+}
+
 func exists(path string) bool {
 	_, err := os.Stat(filepath.Join("..", path))
 	return err == nil
@@ -45,7 +59,7 @@ func exists(path string) bool {
 
 func TestWhatTheDocumentsNameIsThere(t *testing.T) {
 	tests := testsByFolder(t)
-	for _, document := range []string{"README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} {
+	for _, document := range documents(t) {
 		data, err := os.ReadFile(filepath.Join("..", document))
 		if err != nil {
 			t.Fatal(err)
@@ -66,14 +80,13 @@ func TestWhatTheDocumentsNameIsThere(t *testing.T) {
 // In the tables of the guarantees the last column names what shows each: a test of the folder that is said, a story, or
 // a file.
 func TestEveryGuaranteeIsShownByATestThatIsThere(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join("..", "README.md"))
+	data, err := os.ReadFile(filepath.Join("..", "docs/guarantees.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, guarantees, _ := strings.Cut(string(data), "\n## Guarantees\n")
-	guarantees, _, ok := strings.Cut(guarantees, "\n## ")
+	guarantees, _, ok := strings.Cut(string(data), "\n## Limits\n")
 	if !ok {
-		t.Fatal("README.md has no section Guarantees")
+		t.Fatal("docs/guarantees.md has no section Limits")
 	}
 	tests, shown := testsByFolder(t), map[string]bool{}
 	for line := range strings.Lines(guarantees) {

@@ -279,7 +279,7 @@ func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
 func isNoAgent(err error) bool { return errors.Is(err, ErrNoAgent) }
 
 // askForIt is what to do where the API server refuses.
-const askForIt = "ask for that right: the README says which ones it takes"
+const askForIt = "ask for that right: docs/operations.md says which ones it takes"
 
 // unseen says that something was not looked at.
 func unseen(check string, err error) Finding {

@@ -255,7 +255,7 @@ func findAgent(n *inspection.Node) (all []Finding) {
 var cniTodo = map[string]string{
 	"stock":       "let the agent keep the configuration (agent.cni.install in the Helm chart), or put stayput in the place of host-local there",
 	"none":        "install a CNI plugin that takes its addresses from host-local, such as bridge or flannel",
-	"unsupported": "stayput keeps the addresses of CNI plugins that take them from host-local: see the README on compatibility",
+	"unsupported": "stayput keeps the addresses of CNI plugins that take them from host-local: see docs/networks.md",
 	"broken":      "repair it: until then the runtime starts no pod, or with an older configuration",
 	"held":        "wait for what wrote that file to write it again, or install another CNI plugin; until then pods get their addresses as before",
 	"multus":      "see that the network it hands on to has stayput in it: restart its pod on this node once the agent's file is there",

@@ -695,7 +695,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	calico := node.Path("/etc/cni/net.d/05-calico.conflist")
 	check(t, os.WriteFile(calico, []byte(`{"cniVersion":"0.3.1","name":"k8s-pod-network","plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}}]}`), 0o600))
 	defer os.Remove(calico)
-	fails(t, c, "CNI configuration", "Calico keeps addresses in its own IPAM", "see the README on compatibility")
+	fails(t, c, "CNI configuration", "Calico keeps addresses in its own IPAM", "see docs/networks.md")
 	readyzSays(t, node, "cni: degraded: unsupported: 05-calico.conflist: calico: ")
 	nodeSays(t, c, "CNINotConfigured", "unsupported: 05-calico.conflist")
 	check(t, os.Remove(calico))

@@ -32,19 +32,28 @@ func TestEveryAlertSaysHowBadItIsWhatIsWrongAndWhatToDo(t *testing.T) {
 		if a.Annotations["summary"] == "" || a.Annotations["description"] == "" || strings.Contains(a.Annotations["summary"], "{{") {
 			t.Errorf("%s: a summary, the same for every instance, and a description are expected: %v", a.Alert, a.Annotations)
 		}
-		if got, want := a.Annotations["runbook_url"], "https://github.com/stayput/stayput#runbook-"+strings.ToLower(a.Alert); got != want {
+		if got, want := a.Annotations["runbook_url"], "https://github.com/stayput/stayput/blob/main/docs/runbooks.md#"+strings.ToLower(a.Alert); got != want {
 			t.Errorf("%s: runbook_url %s, want %s", a.Alert, got, want)
 		}
 	}
 }
 
-func TestEveryAlertHasItsRunbookInTheReadme(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+func TestEveryAlertHasItsRunbookAndEveryRunbookItsAlert(t *testing.T) {
+	runbooks, err := os.ReadFile("../../docs/runbooks.md")
 	check(t, err)
-	for _, a := range alerts(t) {
-		if anchor := `<a id="runbook-` + strings.ToLower(a.Alert) + `"></a>**` + a.Alert + `**`; !strings.Contains(string(readme), anchor) {
-			t.Errorf("README.md has no %s", anchor)
+	var headings, names []string
+	for line := range strings.Lines(string(runbooks)) {
+		if name, ok := strings.CutPrefix(line, "## "); ok {
+			headings = append(headings, strings.TrimSpace(name))
 		}
+	}
+	for _, a := range alerts(t) {
+		names = append(names, a.Alert)
+	}
+	slices.Sort(headings)
+	slices.Sort(names)
+	if !slices.Equal(headings, names) {
+		t.Errorf("docs/runbooks.md has the headings %q, and the alerts are %q", headings, names)
 	}
 }
 
