@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
+	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
@@ -206,7 +207,7 @@ func (k *keeper) keep(ctx context.Context) (s CNIStatus, again time.Duration, er
 		// The plugin first: a conflist that names a missing one breaks every pod.
 		ready, pluginErr = k.install.ensure(ctx)
 		if pluginErr == nil {
-			pluginErr = sweepTemps(k.install.dir)
+			pluginErr = atomicfile.Sweep(k.install.dir)
 		}
 		did, err = k.settle(ready, k.misfit(ctx))
 	}
@@ -289,7 +290,7 @@ func (k *keeper) settle(ready usable, misfit *CNIStatus) (plan, error) {
 	if err != nil {
 		return plan{}, err
 	}
-	if err := sweepTemps(k.dir); err != nil {
+	if err := atomicfile.Sweep(k.dir); err != nil {
 		return plan{}, err
 	}
 	now, err := k.a.o.Clock.Now()
@@ -319,7 +320,7 @@ func (k *keeper) settle(ready usable, misfit *CNIStatus) (plan, error) {
 			State: CNIConflict, Message: fmt.Sprintf("%s was written %d times in a short while: another program keeps changing or removing it", ConflistName, writeBurst),
 		}}, nil
 	case p.write != nil:
-		if err := replace(path, bytes.NewReader(p.write), 0o644, nil); err != nil {
+		if err := (atomicfile.File{Path: path, Mode: 0o644}).Write(bytes.NewReader(p.write)); err != nil {
 			return plan{}, err
 		}
 		k.writes.Allow()
@@ -327,20 +328,13 @@ func (k *keeper) settle(ready usable, misfit *CNIStatus) (plan, error) {
 		k.a.log.Info("Wrote the CNI configuration", "file", path)
 		k.a.reconcileNow.up() // the pods that run are stayput's from now on
 	case p.remove:
-		if err := removeFile(path); err != nil {
+		if err := atomicfile.Remove(path); err != nil {
 			return plan{}, err
 		}
 		k.a.metrics.cniWrites.Inc()
 		k.a.log.Info("Removed the CNI configuration", "file", path)
 	}
 	return p, nil
-}
-
-func removeFile(path string) error {
-	if err := os.Remove(path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
 }
 
 // longestConf is far more than any configuration has.
@@ -471,7 +465,7 @@ func retype(dir, from, to, network string) error {
 		if !e.Type().IsRegular() {
 			continue
 		}
-		if strings.HasPrefix(e.Name(), tempPrefix) {
+		if strings.HasPrefix(e.Name(), atomicfile.TempPrefix) {
 			errs = append(errs, ignoreGone(os.Remove(path)))
 			continue
 		}
@@ -493,7 +487,7 @@ func retype(dir, from, to, network string) error {
 			errs = append(errs, err)
 			continue
 		}
-		errs = append(errs, ignoreGone(exchange(path, data)))
+		errs = append(errs, ignoreGone(atomicfile.File{Path: path, Mode: 0o600, MustExist: true}.Write(bytes.NewReader(data))))
 	}
 	return errors.Join(errs...)
 }
@@ -503,25 +497,6 @@ func ignoreGone(err error) error {
 		return nil
 	}
 	return err
-}
-
-// exchange replaces a file that may be removed at any moment, and then stays removed.
-func exchange(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), tempPrefix+"*") // 0600, as flannel's
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		if e := unix.Renameat2(unix.AT_FDCWD, f.Name(), unix.AT_FDCWD, path, unix.RENAME_EXCHANGE); e != nil {
-			err = &fs.PathError{Op: "exchange", Path: path, Err: e}
-		}
-	}
-	return errors.Join(err, os.Remove(f.Name()))
 }
 
 // RemoveConflist takes the agent's file away, so that the runtime uses the one again that it was derived from. It
@@ -537,12 +512,12 @@ func RemoveConflist(o Options) (removed bool, err error) {
 		return false, err
 	}
 	if own := dir.own(); own != nil && own.ours {
-		if err := removeFile(filepath.Join(o.CNIConfDir, ConflistName)); ignoreGone(err) != nil {
+		if err := atomicfile.Remove(filepath.Join(o.CNIConfDir, ConflistName)); ignoreGone(err) != nil {
 			return false, err
 		}
 		removed = true
 	}
-	return removed, errors.Join(sweepTemps(o.CNIConfDir), retypeFlannel(dir, PluginName, stockIPAM, ""))
+	return removed, errors.Join(atomicfile.Sweep(o.CNIConfDir), retypeFlannel(dir, PluginName, stockIPAM, ""))
 }
 
 // errNotRemoved: no configuration names the plugin's binary, but it is not ours, or cannot be removed.
@@ -568,7 +543,7 @@ func RemovePlugin(o Options) (removed bool, err error) {
 	if err := retypeFlannel(dir, PluginName, stockIPAM, ""); err != nil {
 		return false, err
 	}
-	if err := ignoreGone(sweepTemps(o.CNIBinDir)); err != nil {
+	if err := ignoreGone(atomicfile.Sweep(o.CNIBinDir)); err != nil {
 		return false, err
 	}
 	s := inspectPlugin(o.CNIBinDir)
@@ -578,7 +553,7 @@ func RemovePlugin(o Options) (removed bool, err error) {
 		}
 		return false, fmt.Errorf("%s: %s: %w", s.Path, s.Problem, errNotRemoved)
 	}
-	if err := removeFile(s.Path); err != nil {
+	if err := atomicfile.Remove(s.Path); err != nil {
 		return false, fmt.Errorf("%w: %w", errNotRemoved, err)
 	}
 	return true, nil

@@ -14,6 +14,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/atomicfile"
 )
 
 // plugin builds the plugin once for all tests.
@@ -289,8 +291,8 @@ func TestAnOlderPluginServesWhereTheNewOneCannotBeInstalled(t *testing.T) {
 func TestWhatAKilledAgentLeftIsSwept(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
-	w.write(tempPrefix+"123", "half")
-	check(t, os.WriteFile(filepath.Join(w.bins, tempPrefix+"456"), []byte("half"), 0o600))
+	w.write(atomicfile.TempPrefix+"123", "half")
+	check(t, os.WriteFile(filepath.Join(w.bins, atomicfile.TempPrefix+"456"), []byte("half"), 0o600))
 	w.look(CNIActive)
 	if got, want := list(t, w.conf), []string{ConflistName, "10-pods.conflist"}; !slices.Equal(got, want) {
 		t.Errorf("there are %v", got)
@@ -342,7 +344,7 @@ func TestAFullDiskLeavesTheOldConfigurationWhole(t *testing.T) {
 		t.Errorf("it is now\n%s", w.own())
 	}
 	for _, name := range list(t, w.conf) {
-		if strings.HasPrefix(name, tempPrefix) {
+		if strings.HasPrefix(name, atomicfile.TempPrefix) {
 			t.Errorf("it left %s", name)
 		}
 		if name[0] == 'b' {
@@ -552,16 +554,6 @@ func TestWhatFlannelRemembersGoesToWhoeverKeepsTheAddresses(t *testing.T) {
 	}
 	if got := list(t, notes); !slices.Equal(got, []string{"a", "b", "dhcp", "other", "torn"}) {
 		t.Errorf("there are %v", got)
-	}
-}
-
-func TestAFileThatFlannelRemovesMeanwhileStaysRemoved(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "gone")
-	if err := exchange(path, []byte("{}")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("error %v", err)
-	}
-	if got := list(t, filepath.Dir(path)); len(got) != 0 {
-		t.Errorf("it left %v", got)
 	}
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/installation"
 )
 
@@ -73,14 +75,7 @@ func (d *departure) save(m memoryOfInstallation) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(d.path+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(b, '\n'))
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), d.path)
-	}
+	err = atomicfile.File{Path: d.path, Mode: 0o644}.Write(bytes.NewReader(append(b, '\n')))
 	if err != nil {
 		return fmt.Errorf("remembering the installation: %w", err)
 	}

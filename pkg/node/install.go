@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/atomicfile"
 )
 
 // PluginName is the file name of the plugin, which is its type in a CNI configuration.
@@ -24,10 +26,6 @@ const PluginName = "stayput"
 
 // pluginPackage is the main package of the plugin, by which its binary is known.
 const pluginPackage = "github.com/stayput/stayput/cmd/stayput"
-
-// tempPrefix begins the name of a file on its way. No runtime takes it for a configuration, which has an ending,
-// or for a plugin, whose name does not begin with a dot.
-const tempPrefix = ".stayput-"
 
 // PluginStatus is how the plugin's binary stands.
 type PluginStatus struct {
@@ -121,8 +119,8 @@ func (i *installer) install(ctx context.Context) error {
 			return err
 		}
 		defer source.Close()
-		err = replace(i.target(), source, 0o755, func(temp string) error { return answersVersion(ctx, temp) })
-		if err != nil {
+		f := atomicfile.File{Path: i.target(), Mode: 0o755, Accept: func(temp string) error { return answersVersion(ctx, temp) }}
+		if err := f.Write(source); err != nil {
 			return err
 		}
 	} else if info, err := os.Stat(i.target()); err != nil {
@@ -234,71 +232,10 @@ func answersVersion(ctx context.Context, path string) error {
 	}
 }
 
-// replace puts a file in another's place: a temporary file in the same directory, looked at by accept, made
-// durable, renamed. Whatever happens, the old file or the new one is there, whole.
-func replace(path string, data io.Reader, mode os.FileMode, accept func(temp string) error) error {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, tempPrefix+"*")
-	if err != nil {
-		return writing(path, err)
-	}
-	_, err = io.Copy(f, data)
-	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil && accept != nil {
-		if err := accept(f.Name()); err != nil {
-			return fmt.Errorf("%s is not replaced: %w", path, errors.Join(err, os.Remove(f.Name())))
-		}
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return writing(path, errors.Join(err, os.Remove(f.Name())))
-	}
-	return syncDir(dir)
-}
-
-// writing names the file that is to be, and not the temporary one: the same trouble has the same words every time.
-func writing(path string, err error) error {
-	return fmt.Errorf("cannot write %s: %w", path, cause(err))
-}
-
 func cause(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
 		return errno
 	}
 	return err
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
-
-// sweepTemps removes what a replace left behind that was killed.
-func sweepTemps(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), tempPrefix) && e.Type().IsRegular() {
-			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
-		}
-	}
-	return errors.Join(errs...)
 }

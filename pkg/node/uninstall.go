@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
@@ -306,6 +307,9 @@ func gone(err error) bool {
 // still there where it is a mount.
 func forget(stateDir string) error {
 	if err := os.Remove(filepath.Join(stateDir, installationFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := ignoreGone(atomicfile.Sweep(stateDir)); err != nil {
 		return err
 	}
 	os.Remove(stateDir)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
@@ -144,7 +145,7 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) || strings.HasPrefix(name, installationFile) {
+		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) || name == installationFile || strings.HasPrefix(name, atomicfile.TempPrefix) {
 			return
 		}
 		w.a.agreed.void()
