@@ -57,13 +57,19 @@ func TestTheCNIPluginLinksNothingThatMakesItsStartSlow(t *testing.T) {
 	}
 }
 
-func TestTheLedgerNeedsTheStandardLibraryAndSystemCallsOnly(t *testing.T) {
-	for _, p := range imports(t, "{{if not .Standard}}{{.ImportPath}}{{end}}", "./pkg/ledger") {
-		if p != module+"/pkg/ledger" && !in(p, "golang.org/x/sys") {
-			t.Errorf("pkg/ledger links %s", p)
+// The plugin links both. The spool carries the ledger's events.
+func TestTheLedgerAndTheSpoolNeedTheStandardLibraryAndSystemCallsOnly(t *testing.T) {
+	for pkg, allowed := range map[string][]string{
+		"pkg/ledger": {module + "/pkg/ledger"},
+		"pkg/spool":  {module + "/pkg/ledger", module + "/pkg/spool"},
+	} {
+		for _, p := range imports(t, "{{if not .Standard}}{{.ImportPath}}{{end}}", "./"+pkg) {
+			if !in(p, append(allowed, "golang.org/x/sys")...) {
+				t.Errorf("%s links %s", pkg, p)
+			}
 		}
+		forbid(t, "./"+pkg, nil, "net", "net/http", "regexp", "os/exec")
 	}
-	forbid(t, "./pkg/ledger", nil, "net", "net/http", "regexp", "os/exec")
 }
 
 func TestNothingInPkgImportsAPlugin(t *testing.T) {

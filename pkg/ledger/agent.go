@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -308,7 +307,7 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 	}
 	unlock, err := l.fs.Lock(filepath.Join(l.dir, lockFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return freed, removeAll(l.fs, l.state) // host-local's directory is gone, and all addresses with it
+		return freed, RemoveAll(l.fs, l.state) // host-local's directory is gone, and all addresses with it
 	} else if err != nil {
 		return freed, err
 	}
@@ -358,11 +357,11 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 		}
 	}
 	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
-		if err := removeAll(l.fs, s.state(dir)); err != nil {
+		if err := RemoveAll(l.fs, s.state(dir)); err != nil {
 			return freed, err
 		}
 	}
-	return freed, removeAll(l.fs, l.state)
+	return freed, RemoveAll(l.fs, l.state)
 }
 
 // removeClaims removes every claim, durably.
@@ -381,30 +380,23 @@ func (s *session) removeClaims() error {
 	return s.l.fs.SyncDir(s.state(claimsDir))
 }
 
-// RemoveState removes what is left of the state directory once every network was uninstalled: the spool, the latencies, what a
-// kill left of a network without its description, and the directory itself. What is not ours stays, and so does a
-// directory that somebody mounted. A network that still has a description, because it could not be uninstalled or is
-// in use again, stays as well: left says how many.
+// RemoveState removes what is left of the state directory once every network was uninstalled: what a kill left of a
+// network without its description, and the directory itself. What is not of a ledger stays. So does a network that
+// still has a description, because it could not be uninstalled or is in use again: left says how many there are.
 func RemoveState(o Options) (left int, err error) {
-	fsys, dir := spool(o)
-	state := filepath.Dir(dir)
-	names, err := fsys.ReadDir(state)
+	o.setDefaults()
+	names, err := o.FS.ReadDir(o.StateDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	} else if err != nil {
 		return 0, err
 	}
-	errs := []error{removeAll(fsys, dir)}
+	var errs []error
 	for _, name := range names {
-		if name == latencyName || strings.HasPrefix(name, latencyName+".") {
-			errs = append(errs, removeAll(fsys, filepath.Join(state, name)))
-			continue
-		}
-		sub, err := fsys.ReadDir(filepath.Join(state, name))
-		if name == spoolDir || errors.Is(err, errNotADirectory) || errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
+		path := filepath.Join(o.StateDir, name)
+		sub, err := o.FS.ReadDir(path)
 		switch {
+		case errors.Is(err, errNotADirectory), errors.Is(err, fs.ErrNotExist):
 		case err != nil:
 			errs = append(errs, err)
 		case slices.Contains(sub, infoName):
@@ -412,15 +404,15 @@ func RemoveState(o Options) (left int, err error) {
 		case !slices.ContainsFunc(sub, func(s string) bool {
 			return !slices.Contains([]string{claimsDir, indexDir, setsDir, marksDir, tempState}, s)
 		}):
-			errs = append(errs, removeAll(fsys, filepath.Join(state, name)))
+			errs = append(errs, RemoveAll(o.FS, path))
 		}
 	}
-	fsys.RemoveDir(state)
+	o.FS.RemoveDir(o.StateDir) // fails while something is left in it, or it is a mount
 	return left, errors.Join(errs...)
 }
 
-// removeAll removes a directory of plain files and directories.
-func removeAll(fsys FileSystem, path string) error {
+// RemoveAll removes a directory of plain files and directories, or one file. A missing one is no error.
+func RemoveAll(fsys FileSystem, path string) error {
 	err := fsys.Remove(path)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -430,7 +422,7 @@ func removeAll(fsys FileSystem, path string) error {
 		return err
 	}
 	for _, name := range names {
-		if err := removeAll(fsys, filepath.Join(path, name)); err != nil {
+		if err := RemoveAll(fsys, filepath.Join(path, name)); err != nil {
 			return err
 		}
 	}

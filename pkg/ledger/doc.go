@@ -26,7 +26,6 @@
 //	<stateDir>/<network>-<hash>/sets/       the claims of each shared identity, a cache as well
 //	<stateDir>/<network>-<hash>/marks/      policies as the agent saw them, written without the lock
 //	<stateDir>/<network>-<hash>/network     the network's configuration, for the agent
-//	<stateDir>/spool/                       events for the agent
 //
 // The formats are drawn above the code that writes them, in record.go.
 //

@@ -248,11 +248,11 @@ func (d Disk) flock(fd int) error {
 	return retry(func() error { return unix.Flock(fd, unix.LOCK_EX) })
 }
 
-// mkdirAll makes path and its missing parents.
-func mkdirAll(fsys FileSystem, path string) error {
+// MkdirAll makes path and its missing parents.
+func MkdirAll(fsys FileSystem, path string) error {
 	err := fsys.Mkdir(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = mkdirAll(fsys, filepath.Dir(path)); err == nil {
+		if err = MkdirAll(fsys, filepath.Dir(path)); err == nil {
 			err = fsys.Mkdir(path)
 		}
 	}

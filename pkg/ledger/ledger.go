@@ -101,6 +101,27 @@ type Options struct {
 	Patience time.Duration
 }
 
+func (o *Options) setDefaults() {
+	if o.StateDir == "" {
+		o.StateDir = DefaultStateDir
+	}
+	if o.FS == nil {
+		o.FS = Disk{}
+	}
+	if o.Clock == nil {
+		o.Clock = SystemClock{}
+	}
+	if o.Netns == nil {
+		o.Netns = SystemNetns{}
+	}
+	if o.Sleep == nil {
+		o.Sleep = time.Sleep
+	}
+	if o.Patience == 0 {
+		o.Patience = patience
+	}
+}
+
 // Ledger is the book of one network. Its methods may be called from many processes at once; each takes the
 // network's lock for one transition.
 type Ledger struct {
@@ -134,27 +155,10 @@ func New(n *Network, o Options) *Ledger {
 func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
 
 func newLedger(n *Network, o Options) *Ledger {
+	o.setDefaults()
 	l := &Ledger{net: n, fs: o.FS, clock: o.Clock, netns: o.Netns, sleep: o.Sleep, patience: o.Patience}
 	if n.DataDir == "" {
 		n.DataDir = DefaultDataDir
-	}
-	if o.StateDir == "" {
-		o.StateDir = DefaultStateDir
-	}
-	if l.fs == nil {
-		l.fs = Disk{}
-	}
-	if l.clock == nil {
-		l.clock = SystemClock{}
-	}
-	if l.netns == nil {
-		l.netns = SystemNetns{}
-	}
-	if l.sleep == nil {
-		l.sleep = time.Sleep
-	}
-	if l.patience == 0 {
-		l.patience = patience
 	}
 	l.dir = filepath.Join(n.DataDir, n.Name)
 	l.state = filepath.Join(o.StateDir, n.Name+"-"+hashOf(filepath.Clean(n.DataDir))[:8])
@@ -164,12 +168,7 @@ func newLedger(n *Network, o Options) *Ledger {
 // Networks opens the ledger of every network that the plugin has served under stateDir. A directory whose
 // description cannot be read is in the error, joined; the others are returned.
 func Networks(o Options) ([]*Ledger, error) {
-	if o.StateDir == "" {
-		o.StateDir = DefaultStateDir
-	}
-	if o.FS == nil {
-		o.FS = Disk{}
-	}
+	o.setDefaults()
 	names, err := o.FS.ReadDir(o.StateDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

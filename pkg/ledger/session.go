@@ -46,7 +46,7 @@ func (l *Ledger) begin() (*session, error) {
 	}
 	unlock, err := l.fs.Lock(filepath.Join(l.dir, lockFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = mkdirAll(l.fs, l.dir); err == nil {
+		if err = MkdirAll(l.fs, l.dir); err == nil {
 			unlock, err = l.fs.Lock(filepath.Join(l.dir, lockFile))
 		}
 	}
@@ -452,7 +452,7 @@ func (s *session) scan() error { return s.reconcile(false, false) }
 // rebuild brings everything into agreement and writes the marker last.
 func (s *session) rebuild(newBoot bool) error {
 	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
-		if err := mkdirAll(s.l.fs, s.state(dir)); err != nil {
+		if err := MkdirAll(s.l.fs, s.state(dir)); err != nil {
 			return err
 		}
 	}

@@ -37,6 +37,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
 // Sandbox is a pod sandbox as the runtime describes it.
@@ -99,6 +100,7 @@ const (
 type Agent struct {
 	o       Options
 	ledgers ledger.Options
+	spool   spool.Dir
 	log     *slog.Logger
 	metrics *metrics
 	cri     *cri
@@ -166,6 +168,7 @@ func New(o Options) (*Agent, error) {
 	o.setDefaults()
 	a := &Agent{
 		o: o, log: o.Log,
+		spool:        spool.Dir(o.StateDir),
 		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
 		markTimeout:  markTimeout,
 		reloaded:     reloaded,
@@ -174,7 +177,7 @@ func New(o Options) (*Agent, error) {
 		suspects: map[suspect]*suspicion{},
 	}
 	a.metrics = newMetrics(o.Registry)
-	newLatencyMetrics(o.Registry, a.ledgers, a.log)
+	newLatencyMetrics(o.Registry, a.spool, a.log)
 	if o.API != nil {
 		var err error
 		if a.api, err = newAPIServer(o.API, o.NodeName, o.GracePeriod, newAPIMetrics(o.Registry), o.Log); err != nil {

@@ -17,7 +17,7 @@ func TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater(t *testing
 	s := w.sandbox("c2", "web-1", ten)
 	addr := w.add(s)
 	configure(t, s.Netns, addr)
-	check(t, ledger.Report(w.a.ledgers, []ledger.Event{{Reason: ledger.EventRefused, Key: ledger.Key{Network: "pods"}}}))
+	check(t, w.a.spool.Report([]ledger.Event{{Reason: ledger.EventRefused, Key: ledger.Key{Network: "pods"}}}))
 	check(t, unix.Mount(w.dir, w.dir, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(w.dir, unix.MNT_DETACH) })
 	check(t, unix.Mount("", w.dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))

@@ -12,7 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
 func (w *world) get(path string) (code int, body string) {
@@ -76,7 +76,7 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	w.add(s)
 	w.a.takeReports(t.Context())
 	w.add(w.sandbox("c3", "other", nil))
-	check(t, ledger.Observe(w.a.ledgers, ledger.DelRetained, 2*time.Millisecond))
+	check(t, w.a.spool.Observe(spool.DelRetained, 2*time.Millisecond))
 	w.a.reconcileAndReport(t.Context())
 	w.a.refresh()
 	code, text := w.get("/metrics")

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
 // metrics are what the node exports: stayput_ is about addresses, stayput_agent_ about the agent's own work.
@@ -239,13 +240,13 @@ func seconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1e3 }
 
 // latencyMetrics are what the plugin has counted, read at each scrape: nothing else has to wake up for it.
 type latencyMetrics struct {
-	o    ledger.Options
+	dir  spool.Dir
 	log  *slog.Logger
 	desc *prometheus.Desc
 }
 
-func newLatencyMetrics(r *prometheus.Registry, o ledger.Options, log *slog.Logger) {
-	r.MustRegister(&latencyMetrics{o: o, log: log, desc: prometheus.NewDesc("stayput_plugin_duration_seconds",
+func newLatencyMetrics(r *prometheus.Registry, dir spool.Dir, log *slog.Logger) {
+	r.MustRegister(&latencyMetrics{dir: dir, log: log, desc: prometheus.NewDesc("stayput_plugin_duration_seconds",
 		"Time that a command of the CNI plugin took, waiting included, by how it ended: an ADD with addresses that are ordinary, promised from now on, or restored, or with in_use, to be tried again; a DEL with addresses retained or freed.",
 		[]string{"command", "result"}, nil)})
 }
@@ -253,7 +254,7 @@ func newLatencyMetrics(r *prometheus.Registry, o ledger.Options, log *slog.Logge
 func (m *latencyMetrics) Describe(c chan<- *prometheus.Desc) { c <- m.desc }
 
 func (m *latencyMetrics) Collect(c chan<- prometheus.Metric) {
-	all, err := ledger.Latencies(m.o)
+	all, err := m.dir.Latencies()
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) { // the state was removed; the next reconciliation makes it again
 			m.log.Warn("Cannot read what the plugin has counted", "err", err)
@@ -262,7 +263,7 @@ func (m *latencyMetrics) Collect(c chan<- prometheus.Metric) {
 	}
 	for _, l := range all {
 		buckets := map[float64]uint64{}
-		for i, bound := range ledger.LatencyBuckets() {
+		for i, bound := range spool.LatencyBuckets() {
 			buckets[bound.Seconds()] = l.Buckets[i]
 		}
 		command, result := l.Ending.Words()

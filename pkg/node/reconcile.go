@@ -72,7 +72,7 @@ func (a *Agent) reconcileAndReport(ctx context.Context) (next time.Duration) {
 
 // countCommands has the plugin count its commands. That cannot keep the agent from anything.
 func (a *Agent) countCommands() {
-	if err := ledger.MakeLatencies(a.ledgers); err != nil {
+	if err := a.spool.MakeLatencies(); err != nil {
 		a.log.Warn("The plugin's commands are not counted", "err", err)
 	}
 }

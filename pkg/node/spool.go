@@ -24,7 +24,7 @@ func (a *Agent) spoolLoop(ctx context.Context) {
 }
 
 func (a *Agent) takeReports(ctx context.Context) {
-	events, err := ledger.TakeReports(a.ledgers)
+	events, err := a.spool.Take()
 	if err != nil {
 		a.metrics.spoolErrors.Inc()
 		a.log.Error("Cannot read every report of the plugin", "err", err)

@@ -74,7 +74,7 @@ func (w *world) wantMiss(req ledger.AddRequest, reason string) {
 	req.Attachment, req.Pod, req.Netns = ledger.Attachment{ContainerID: s.ID, IfName: "eth0"}, s.Pod, ns
 	r, err := w.ledger.Add(req)
 	check(w.t, err)
-	check(w.t, ledger.Report(w.a.ledgers, r.Events))
+	check(w.t, w.a.spool.Report(r.Events))
 	w.a.takeReports(w.t.Context())
 	if n := testutil.ToFloat64(w.a.metrics.misses.WithLabelValues("pods", reason)); n != 1 {
 		w.t.Errorf("counted %v, events %+v", n, r.Events)

@@ -18,6 +18,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
 // This file puts a node back as it was before stayput. What it does may be interrupted anywhere and done again:
@@ -104,7 +105,9 @@ func (u *uninstaller) removeFiles() (clean bool, err error) {
 	case removed:
 		u.log.Info("Removed the plugin", "dir", u.o.CNIBinDir)
 	}
+	errs := spool.Dir(u.o.StateDir).Remove()
 	left, err := ledger.RemoveState(u.ledgers)
+	err = errors.Join(errs, err)
 	return err == nil && left == 0, err
 }
 

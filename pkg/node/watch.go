@@ -26,7 +26,7 @@ type watcher struct {
 }
 
 func newWatcher(a *Agent) (*watcher, error) {
-	w := &watcher{a: a, stateDir: filepath.Clean(a.o.StateDir), spool: ledger.SpoolDir(a.ledgers), latency: ledger.LatencyFile(a.ledgers)}
+	w := &watcher{a: a, stateDir: filepath.Clean(a.o.StateDir), spool: a.spool.Events(), latency: a.spool.LatencyFile()}
 	dirs := []string{w.stateDir, w.spool}
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

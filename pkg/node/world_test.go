@@ -340,7 +340,7 @@ func (w *world) addOn(l *ledger.Ledger, s Sandbox, ifname string, policy *ledger
 	}
 	r, err := l.Add(ledger.AddRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: ifname}, Pod: s.Pod, Netns: ns, Policy: policy})
 	check(w.t, err)
-	check(w.t, ledger.Report(w.a.ledgers, r.Events))
+	check(w.t, w.a.spool.Report(r.Events))
 	return r.Addrs
 }
 

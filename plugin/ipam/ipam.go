@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
 // lockTimeout is how long a command waits for the network's lock. Then the process ends: the runtime is
@@ -62,8 +63,8 @@ type call struct {
 	netnsPath string
 	conf      *netConf
 	begin     time.Time
-	ending    ledger.Ending // of an ADD or DEL
-	unheard   bool          // the answer could not be written: the runtime must not take it for a success
+	ending    spool.Ending // of an ADD or DEL
+	unheard   bool         // the answer could not be written: the runtime must not take it for a success
 }
 
 func (c *call) fail(err *Error) {
@@ -80,7 +81,7 @@ func (c *call) observe() {
 	if c.ending == 0 {
 		return // it was not understood, or is none that matters to a pod's start or end
 	}
-	if err := ledger.Observe(ledger.Options{StateDir: c.conf.stateDir}, c.ending, time.Since(c.begin)); err != nil {
+	if err := spool.Dir(c.conf.stateDir).Observe(c.ending, time.Since(c.begin)); err != nil {
 		fmt.Fprintf(c.Stderr, "stayput: %s %s: not counted: %v\n", c.command, c.att, err)
 	}
 }
@@ -179,7 +180,7 @@ func (c *call) options() ledger.Options {
 }
 
 func (c *call) add() *Error {
-	c.ending = ledger.AddFailed
+	c.ending = spool.AddFailed
 	n, err := c.conf.network()
 	if err != nil {
 		return configError(err)
@@ -215,27 +216,26 @@ func (c *call) add() *Error {
 		return cerr
 	}
 
-	opts := c.options()
-	r, err := ledger.New(n, opts).Add(ledger.AddRequest{Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested})
+	r, err := ledger.New(n, c.options()).Add(ledger.AddRequest{Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested})
 	switch {
 	case errors.Is(err, ledger.ErrInUse):
-		c.ending = ledger.AddInUse
+		c.ending = spool.AddInUse
 		return addError(err)
 	case err != nil:
 		return addError(err)
 	case r.Restored:
-		c.ending = ledger.AddRestored
+		c.ending = spool.AddRestored
 	case r.Promised:
-		c.ending = ledger.AddPromised
+		c.ending = spool.AddPromised
 	default:
-		c.ending = ledger.AddOrdinary
+		c.ending = spool.AddOrdinary
 	}
 	for i, a := range r.Addrs {
 		res.add(n.Ranges[i], a)
 	}
 	c.write(res.encode())
 	if len(r.Events) > 0 {
-		if err := ledger.Report(opts, r.Events); err != nil {
+		if err := spool.Dir(c.conf.stateDir).Report(r.Events); err != nil {
 			fmt.Fprintf(c.Stderr, "stayput: ADD %s: spool: %v\n", c.att, err)
 		}
 	}
@@ -272,7 +272,7 @@ func addError(err error) *Error {
 // del never fails from here on: whatever keeps it from its work leaves the promise as it is, and the next
 // ADD of the owner or the agent finishes.
 func (c *call) del() *Error {
-	c.ending = ledger.DelFailed
+	c.ending = spool.DelFailed
 	args, err := parseArgs(c.Getenv("CNI_ARGS"))
 	if err != nil {
 		args = podArgs{}
@@ -295,9 +295,9 @@ func (c *call) del() *Error {
 	case err != nil:
 		fmt.Fprintf(c.Stderr, "stayput: DEL %s: %v: the addresses stay as they are\n", c.att, err)
 	case len(r.Addrs) > 0:
-		c.ending = ledger.DelRetained
+		c.ending = spool.DelRetained
 	default:
-		c.ending = ledger.DelFreed
+		c.ending = spool.DelFreed
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/spool"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -45,7 +45,7 @@ func (b *bench) network(plugin, netns string, annotations map[string]string) (*n
 		state := filepath.Join(dir, "state")
 		ipam["stateDir"] = state
 		// As on a node with an agent: the plugin counts its commands.
-		if err := errors.Join(os.Mkdir(state, 0o755), ledger.MakeLatencies(ledger.Options{StateDir: state})); err != nil {
+		if err := errors.Join(os.Mkdir(state, 0o755), spool.Dir(state).MakeLatencies()); err != nil {
 			return nil, err
 		}
 	}

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
 // counted are scenarios of every way in which a command is counted that does its work.
@@ -27,12 +27,12 @@ func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, newNode(t))
 			victim := s.prepare(w)
-			options := ledger.Options{StateDir: w.n.state()}
-			check(t, ledger.MakeLatencies(options))
+			dir := spool.Dir(w.n.state())
+			check(t, dir.MakeLatencies())
 			w.before(victim)
 			w.pass(5 * time.Second)
 			template := w.n.save(t)
-			file := ledger.LatencyFile(options)
+			file := dir.LatencyFile()
 
 			// What it does to the file, and what is the case without any trouble.
 			traced := append(slices.Clone(calls), "mmap", "munmap")
@@ -41,7 +41,7 @@ func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 			if undisturbed.code != 0 || len(points) < 3 || !slices.ContainsFunc(points, func(p point) bool { return p.name == "mmap" }) {
 				t.Fatalf("it does not count: %d %s %v", undisturbed.code, undisturbed.stderr, points)
 			}
-			if n := total(t, options); n != 1 {
+			if n := total(t, dir); n != 1 {
 				t.Fatalf("%d commands are counted, want 1", n)
 			}
 			want := fingerprint(uncounted(w.n.save(t)))
@@ -108,9 +108,9 @@ func uncounted(files []file) []file {
 }
 
 // total is how many commands are counted.
-func total(t *testing.T, o ledger.Options) (n uint64) {
+func total(t *testing.T, dir spool.Dir) (n uint64) {
 	t.Helper()
-	all, err := ledger.Latencies(o)
+	all, err := dir.Latencies()
 	check(t, err)
 	for _, l := range all {
 		n += l.Count

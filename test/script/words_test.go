@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
 // words are the commands of the stories, beside testscript's own. doc.go says what each of them means.
@@ -943,7 +944,7 @@ func cnierrorWord(ts *testscript.TestScript, neg bool, args []string) {
 func eventWord(ts *testscript.TestScript, neg bool, args []string) {
 	s := storyOf(ts)
 	count(ts, args, 2, 3, "event REASON POD [REGEXP]")
-	events, err := ledger.TakeReports(s.options())
+	events, err := spool.Dir(s.state).Take()
 	ts.Check(err)
 	s.events = append(s.events, events...)
 	re := regexp.MustCompile("")

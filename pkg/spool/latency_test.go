@@ -1,4 +1,4 @@
-package ledger
+package spool
 
 import (
 	"bytes"
@@ -15,18 +15,18 @@ import (
 )
 
 // latencies is a directory with a file of latencies in it.
-func latencies(t *testing.T) Options {
+func latencies(t *testing.T) Dir {
 	t.Helper()
-	o := Options{StateDir: t.TempDir()}
-	if err := MakeLatencies(o); err != nil {
+	d := Dir(t.TempDir())
+	if err := d.MakeLatencies(); err != nil {
 		t.Fatal(err)
 	}
-	return o
+	return d
 }
 
-func read(t *testing.T, o Options, e Ending) Latency {
+func read(t *testing.T, d Dir, e Ending) Latency {
 	t.Helper()
-	all, err := Latencies(o)
+	all, err := d.Latencies()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,25 +34,25 @@ func read(t *testing.T, o Options, e Ending) Latency {
 	return all[i]
 }
 
-func observe(t *testing.T, o Options, e Ending, took time.Duration) {
+func observe(t *testing.T, d Dir, e Ending, took time.Duration) {
 	t.Helper()
-	if err := Observe(o, e, took); err != nil {
+	if err := d.Observe(e, took); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestACommandIsCountedByHowItEndedInTheBucketOfItsDuration(t *testing.T) {
-	o := latencies(t)
+	d := latencies(t)
 	for e := AddOrdinary; e <= lastEnding; e++ {
 		for range e {
-			observe(t, o, e, 2*time.Millisecond)
+			observe(t, d, e, 2*time.Millisecond)
 		}
 	}
-	observe(t, o, AddRestored, 2500*time.Microsecond) // a bound is in its bucket
-	observe(t, o, AddRestored, time.Hour)
-	observe(t, o, AddRestored, -time.Second) // a clock that was set back
+	observe(t, d, AddRestored, 2500*time.Microsecond) // a bound is in its bucket
+	observe(t, d, AddRestored, time.Hour)
+	observe(t, d, AddRestored, -time.Second) // a clock that was set back
 	for e := AddOrdinary; e <= lastEnding; e++ {
-		l := read(t, o, e)
+		l := read(t, d, e)
 		count, quick, sum := uint64(e), uint64(0), time.Duration(e)*2*time.Millisecond
 		if e == AddRestored {
 			count, quick, sum = count+3, 1, sum+2500*time.Microsecond+time.Hour
@@ -87,48 +87,48 @@ func TestEveryEndingHasWordsOfItsOwn(t *testing.T) {
 }
 
 func TestCommandsThatEndAtOnceAreAllCounted(t *testing.T) {
-	o := latencies(t)
+	d := latencies(t)
 	const at, each = 16, 200
 	var wg sync.WaitGroup
 	for range at {
 		wg.Go(func() {
 			for range each {
-				if err := Observe(o, DelFreed, time.Microsecond); err != nil {
+				if err := d.Observe(DelFreed, time.Microsecond); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if l := read(t, o, DelFreed); l.Count != at*each || l.Sum != at*each*time.Microsecond || l.Buckets[0] != at*each {
+	if l := read(t, d, DelFreed); l.Count != at*each || l.Sum != at*each*time.Microsecond || l.Buckets[0] != at*each {
 		t.Errorf("%d commands of %v are counted, want %d", l.Count, l.Sum, at*each)
 	}
 }
 
 func TestWithoutAnAgentNothingIsCountedAndNoFileIsMade(t *testing.T) {
-	o := Options{StateDir: t.TempDir()}
-	observe(t, o, AddOrdinary, time.Millisecond)
-	if names, err := os.ReadDir(o.StateDir); err != nil || len(names) > 0 {
+	d := Dir(t.TempDir())
+	observe(t, d, AddOrdinary, time.Millisecond)
+	if names, err := os.ReadDir(string(d)); err != nil || len(names) > 0 {
 		t.Errorf("there is %v, %v", names, err)
 	}
-	if _, err := Latencies(o); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := d.Latencies(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("reading: %v", err)
 	}
 }
 
 func TestWhatWasCountedOutlivesTheAgent(t *testing.T) {
-	o := latencies(t)
-	observe(t, o, DelRetained, time.Millisecond)
-	if err := MakeLatencies(o); err != nil {
+	d := latencies(t)
+	observe(t, d, DelRetained, time.Millisecond)
+	if err := d.MakeLatencies(); err != nil {
 		t.Fatal(err)
 	}
-	if l := read(t, o, DelRetained); l.Count != 1 {
+	if l := read(t, d, DelRetained); l.Count != 1 {
 		t.Errorf("%d commands are counted after the agent has come back, want 1", l.Count)
 	}
 }
 
 func TestAFileThatIsNoneOfLatenciesIsNotTouchedAndIsReplacedByTheAgent(t *testing.T) {
-	whole, err := os.ReadFile(LatencyFile(latencies(t)))
+	whole, err := os.ReadFile(latencies(t).LatencyFile())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,65 +139,65 @@ func TestAFileThatIsNoneOfLatenciesIsNotTouchedAndIsReplacedByTheAgent(t *testin
 		"garbage": bytes.Repeat([]byte{0xff}, len(whole)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := Options{StateDir: t.TempDir()}
-			if err := os.WriteFile(LatencyFile(o), data, 0o644); err != nil {
+			d := Dir(t.TempDir())
+			if err := os.WriteFile(d.LatencyFile(), data, 0o644); err != nil {
 				t.Fatal(err)
 			}
-			replacedUntouched(t, o)
+			replacedUntouched(t, d)
 		})
 	}
 	t.Run("a pipe", func(t *testing.T) {
-		o := Options{StateDir: t.TempDir()}
-		if err := unix.Mkfifo(LatencyFile(o), 0o644); err != nil {
+		d := Dir(t.TempDir())
+		if err := unix.Mkfifo(d.LatencyFile(), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		replacedUntouched(t, o)
+		replacedUntouched(t, d)
 	})
 	t.Run("a link to a file of latencies", func(t *testing.T) {
-		o := Options{StateDir: t.TempDir()}
-		target := LatencyFile(latencies(t))
-		if err := os.Symlink(target, LatencyFile(o)); err != nil {
+		d := Dir(t.TempDir())
+		target := latencies(t).LatencyFile()
+		if err := os.Symlink(target, d.LatencyFile()); err != nil {
 			t.Fatal(err)
 		}
-		replacedUntouched(t, o)
+		replacedUntouched(t, d)
 		if b, err := os.ReadFile(target); err != nil || !bytes.Equal(b, whole) {
 			t.Errorf("its target has changed: %v", err)
 		}
 	})
 	t.Run("a directory", func(t *testing.T) {
-		o := Options{StateDir: t.TempDir()}
-		if err := os.Mkdir(LatencyFile(o), 0o755); err != nil {
+		d := Dir(t.TempDir())
+		if err := os.Mkdir(d.LatencyFile(), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if Observe(o, AddOrdinary, 0) == nil || MakeLatencies(o) == nil {
+		if d.Observe(AddOrdinary, 0) == nil || d.MakeLatencies() == nil {
 			t.Error("no error")
 		}
 	})
 }
 
-func replacedUntouched(t *testing.T, o Options) {
+func replacedUntouched(t *testing.T, d Dir) {
 	t.Helper()
-	before, err := os.Lstat(LatencyFile(o))
+	before, err := os.Lstat(d.LatencyFile())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Observe(o, AddOrdinary, time.Millisecond); err == nil {
+	if err := d.Observe(AddOrdinary, time.Millisecond); err == nil {
 		t.Error("it is counted in it")
 	}
-	if after, err := os.Lstat(LatencyFile(o)); err != nil || after.ModTime() != before.ModTime() || after.Size() != before.Size() {
+	if after, err := os.Lstat(d.LatencyFile()); err != nil || after.ModTime() != before.ModTime() || after.Size() != before.Size() {
 		t.Errorf("it was touched: %v, %v", after, err)
 	}
-	if _, err := Latencies(o); err == nil {
+	if _, err := d.Latencies(); err == nil {
 		t.Error("it is believed")
 	}
-	if err := MakeLatencies(o); err != nil {
+	if err := d.MakeLatencies(); err != nil {
 		t.Fatal(err)
 	}
-	if l := read(t, o, AddOrdinary); l.Count != 0 {
+	if l := read(t, d, AddOrdinary); l.Count != 0 {
 		t.Errorf("the new one counts %d commands", l.Count)
 	}
-	observe(t, o, AddOrdinary, time.Millisecond)
-	if l := read(t, o, AddOrdinary); l.Count != 1 {
+	observe(t, d, AddOrdinary, time.Millisecond)
+	if l := read(t, d, AddOrdinary); l.Count != 1 {
 		t.Errorf("the new one counts %d commands, want 1", l.Count)
 	}
 }

@@ -1,11 +1,10 @@
-package ledger
+package spool
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -27,6 +26,7 @@ import (
 // but the figures.
 const (
 	latencyName  = "latency"
+	tmpSuffix    = ".tmp"
 	latencyMagic = 0x01_74_75_70_79_61_74_73 // "stayput" and the version
 	wordSize     = 8
 	seriesWords  = 1 + len(latencyBuckets) + 1
@@ -70,40 +70,36 @@ func (e Ending) Words() (command, result string) {
 var ErrNotLatencies = errors.New("no file of latencies")
 
 // LatencyFile is where commands are counted.
-func LatencyFile(o Options) string {
-	if o.StateDir == "" {
-		o.StateDir = DefaultStateDir
-	}
-	return filepath.Join(o.StateDir, latencyName)
-}
+func (d Dir) LatencyFile() string { return d.path(latencyName) }
 
 // Observe counts a command that took so long. It is for the plugin, when everything else is done: five system calls,
 // no lock and no wait. Without a file it does nothing.
-func Observe(o Options, e Ending, took time.Duration) error {
-	path := LatencyFile(o)
-	fd, err := open(path, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
+func (d Dir) Observe(e Ending, took time.Duration) error {
+	path := d.LatencyFile()
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	switch {
+	case err == unix.ENOENT:
 		return nil
-	} else if err != nil {
-		return err
+	case err != nil:
+		return &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return pathError("fstat", path, err)
+		return &fs.PathError{Op: "fstat", Path: path, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != int64(latencySize) {
 		return fmt.Errorf("%w: %s", ErrNotLatencies, path)
 	}
 	mapped, err := unix.Mmap(fd, 0, latencySize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return pathError("mmap", path, err)
+		return &fs.PathError{Op: "mmap", Path: path, Err: err}
 	}
 	err = count(mapped, e, took)
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, path)
 	}
-	return errors.Join(err, pathError("munmap", path, unix.Munmap(mapped)))
+	return errors.Join(err, unix.Munmap(mapped))
 }
 
 // count adds to a mapped file. Touching a page of it is a read or a write of the disk, and whoever truncates the file
@@ -146,9 +142,9 @@ func LatencyBuckets() []time.Duration { return latencyBuckets[:] }
 
 // Latencies reads what was counted, an element for every Ending. There is no file before MakeLatencies; one that is
 // none of this version is ErrNotLatencies.
-func Latencies(o Options) ([]Latency, error) {
-	path := LatencyFile(o)
-	b, err := Disk{}.ReadFile(path)
+func (d Dir) Latencies() ([]Latency, error) {
+	path := d.LatencyFile()
+	b, err := disk.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -176,20 +172,20 @@ func Latencies(o Options) ([]Latency, error) {
 
 // MakeLatencies sees to it that commands are counted. What a file of this version says stays; anything else in its
 // place is replaced. It is for the agent, of which there is one.
-func MakeLatencies(o Options) error {
-	_, err := Latencies(o)
+func (d Dir) MakeLatencies() error {
+	_, err := d.Latencies()
 	switch {
 	case err == nil:
 		return nil
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrNotLatencies) && !errors.Is(err, unix.ELOOP):
 		return err
 	}
-	path := LatencyFile(o)
+	path := d.LatencyFile()
 	data := make([]byte, latencySize)
 	binary.NativeEndian.PutUint64(data, latencyMagic)
 	// Written out, not left as a hole: a page that finds no room on the disk later would be a signal.
-	if err := (Disk{}).WriteFile(path+".tmp", data, modeState); err != nil {
+	if err := disk.WriteFile(path+tmpSuffix, data, mode); err != nil {
 		return err
 	}
-	return Disk{}.Rename(path+".tmp", path)
+	return disk.Rename(path+tmpSuffix, path)
 }
