@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
@@ -81,13 +79,6 @@ func checkCommand(c *cluster) *cobra.Command {
 	cmd.Flags().BoolVarP(&all, "verbose", "v", false, "say of each node what is in order, not only that all is")
 	d.addFlags(cmd)
 	return cmd
-}
-
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (*Report, error) {
@@ -170,54 +161,6 @@ func inspectAll(ctx context.Context, reach Agents, nodes []*corev1.Node, line *p
 	return all
 }
 
-// interval is what is known of the difference between a clock and this machine's: at least low, at most high.
-type interval struct{ low, high time.Duration }
-
-// ahead is the likeliest difference.
-func (i interval) ahead() time.Duration { return (i.low + i.high) / 2 }
-
-// minus is how far a clock is ahead of another one for sure; zero: they may agree.
-func (i interval) minus(o interval) time.Duration {
-	switch {
-	case i.low > o.high:
-		return i.low - o.high
-	case i.high < o.low:
-		return i.high - o.low
-	}
-	return 0
-}
-
-// between is the difference of a clock that showed t somewhere between two moments.
-func between(t time.Time, from, to time.Time) interval { return interval{t.Sub(to), t.Sub(from)} }
-
-// serverClock reads the Date of an answer, which has whole seconds.
-func serverClock(ctx context.Context, config *rest.Config) (interval, error) {
-	hc, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return interval{}, err
-	}
-	url, _, err := rest.DefaultServerUrlFor(config)
-	if err != nil {
-		return interval{}, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url.JoinPath("version").String(), nil)
-	if err != nil {
-		return interval{}, err
-	}
-	from := time.Now()
-	answer, err := hc.Do(req)
-	if err != nil {
-		return interval{}, err
-	}
-	to := time.Now()
-	defer answer.Body.Close()
-	at, err := http.ParseTime(answer.Header.Get("Date"))
-	if err != nil {
-		return interval{}, fmt.Errorf("its answer has the Date %q", answer.Header.Get("Date"))
-	}
-	return interval{at.Sub(to), at.Add(time.Second).Sub(from)}, nil
-}
-
 func (r *Report) add(all ...Finding) {
 	for _, f := range all {
 		switch f.Level {
@@ -274,9 +217,6 @@ func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
 	_, err := io.WriteString(w, b.String())
 	return err
 }
-
-// isNoAgent says that a node was not looked into because nobody is there to do it.
-func isNoAgent(err error) bool { return errors.Is(err, ErrNoAgent) }
 
 // askForIt is what to do where the API server refuses.
 const askForIt = "ask for that right: docs/operations.md says which ones it takes"

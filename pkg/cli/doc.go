@@ -1,17 +1,19 @@
-// Package cli is kubectl stayput: what people ask and do about addresses that are kept. It reads the API server as
-// the user who runs it, and nodes through their agents.
+// Package cli is kubectl stayput. It reads the API server as the user who runs it, and nodes through their agents.
 //
 //	command.go    the command and what its verbs share: flags, clients
-//	get.go        what is kept where, why and until when
-//	why.go        one pod's story; forecast.go what would happen if it were deleted now
+//	get.go        lists what is kept; retained.go puts RetainedIPs into words
+//	why.go        tells the story of one pod:
+//	                facts.go reads all that it is told from, story.go tells it,
+//	                promise.go, placement.go and forecast.go are its sections
 //	release.go    gives addresses up
-//	node.go       a node's ranges as a map
-//	check.go      a diagnosis of nodes and cluster; findings.go what is held against what
-//	import.go     what other programs keep, taken over
-//	inspect.go    how a node is looked into
-//	complete.go   shell completion
+//	node.go       draws a node's ranges; map.go is the drawing
+//	check.go      diagnoses: check_cluster.go the cluster, check_node.go its nodes, clock.go their clocks
+//	import.go     takes over what other programs keep; spiderpool.go reads Spiderpool's objects
+//	agents.go     runs stayput-agent on a node
+//	complete.go   completes arguments in a shell
+//	output.go     prints: tables, JSON and YAML, numbers
 //	terminal.go   width, colour, progress
 //
-// Verbs write what was asked for to the command's standard output and everything else to its standard error. What
-// they cannot find out they say; they never show it as nothing.
+// A verb writes what was asked for to the command's standard output and everything else to its standard error. It
+// says what it could not find out; it never shows the unknown as nothing.
 package cli

@@ -5,11 +5,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -27,14 +25,6 @@ type Forecast struct {
 	// IPs are what it would have there; empty: others.
 	IPs   []string `json:"ips,omitempty"`
 	Lines []string `json:"lines"`
-}
-
-func templateOf(raw map[string]any) (*corev1.PodTemplateSpec, error) {
-	var t corev1.PodTemplateSpec
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw, &t); err != nil {
-		return nil, fmt.Errorf("its pod template: %w", err)
-	}
-	return &t, nil
 }
 
 // successor is the pod that would be made, nil where none is.
@@ -244,16 +234,4 @@ func patience(pod *corev1.Pod) string {
 	default:
 		return value
 	}
-}
-
-// short writes 10m, not 10m0s.
-func short(d time.Duration) string {
-	s := d.Round(time.Second).String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
 }

@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -11,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -144,14 +141,6 @@ func tableOf(ips []stayputv1alpha1.RetainedIP, all workloads, now time.Time) *me
 	return table
 }
 
-func printTable(w io.Writer, table *metav1.Table, o printers.PrintOptions) error {
-	tabs := printers.GetNewTabWriter(w)
-	if err := printers.NewTablePrinter(o).PrintObj(table, tabs); err != nil {
-		return err
-	}
-	return tabs.Flush()
-}
-
 // listOf is what kubectl prints for several objects, so that what reads it need not know how many there were.
 func listOf(ips []stayputv1alpha1.RetainedIP) runtime.Object {
 	list := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{"resourceVersion": ""}}}
@@ -163,48 +152,4 @@ func listOf(ips []stayputv1alpha1.RetainedIP) runtime.Object {
 		list.Items = append(list.Items, unstructured.Unstructured{Object: o})
 	}
 	return list
-}
-
-// printing is the flag -o of kubectl.
-type printing struct {
-	flags *genericclioptions.PrintFlags
-	table bool // without -o, or with wide, a table is printed
-}
-
-func newPrinting(operation string, table bool) *printing {
-	return &printing{flags: genericclioptions.NewPrintFlags(operation).WithTypeSetter(scheme), table: table}
-}
-
-func (p *printing) addFlags(cmd *cobra.Command) {
-	p.flags.AddFlags(cmd)
-	if p.table {
-		f := cmd.Flags().Lookup("output")
-		f.Usage = strings.Replace(f.Usage, "One of: (", "One of: (wide, ", 1)
-	}
-}
-
-func (p *printing) wide() bool { return p.table && *p.flags.OutputFormat == "wide" }
-
-// printer is what -o asks for; nil for a table.
-func (p *printing) printer() (printers.ResourcePrinter, error) {
-	if p.table && (*p.flags.OutputFormat == "" || *p.flags.OutputFormat == "wide") {
-		return nil, nil
-	}
-	print, err := p.flags.ToPrinter()
-	if err != nil {
-		return nil, fmt.Errorf("--output: %w", err)
-	}
-	return print, nil
-}
-
-// outlasts waits, and says whether the context lasted as long.
-func outlasts(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }

@@ -355,3 +355,15 @@ func isFree(r, now *stayputv1alpha1.RetainedIP) (bool, error) {
 	}
 	return false, fmt.Errorf("RetainedIP %s: %w: somebody deleted the object before node %s saw what was asked for, and it was published again: repeat it", r.Name, errKept, r.Spec.NodeName)
 }
+
+// outlasts waits, and says whether the context lasted as long.
+func outlasts(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

@@ -204,9 +204,6 @@ func reason(r *stayputv1alpha1.RetainedIP, all workloads) string {
 	return fmt.Sprintf("while owned by %s, ordinal %d not wanted", name, number)
 }
 
-// none is what a column says that has nothing to say, as kubectl writes it.
-const none = "<none>"
-
 // until is when addresses become free, and how long that is from now.
 func until(r *stayputv1alpha1.RetainedIP, now time.Time) (at, left string) {
 	switch {
@@ -227,11 +224,4 @@ func workloadName(r *stayputv1alpha1.RetainedIP) string {
 		return w.Kind + "/" + w.Name
 	}
 	return none
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return none
-	}
-	return s
 }

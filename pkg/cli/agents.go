@@ -248,3 +248,6 @@ func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, c
 	}
 	return stdout.Bytes(), nil
 }
+
+// isNoAgent says that a node was not looked into because nobody is there to do it.
+func isNoAgent(err error) bool { return errors.Is(err, ErrNoAgent) }

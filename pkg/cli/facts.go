@@ -1,0 +1,275 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// facts are all that a story is told from, as they were read. What is not known is in unknown.
+type facts struct {
+	now             time.Time
+	namespace, name string
+	pod             *corev1.Pod // nil: there is none
+	workload        *unstructured.Unstructured
+	template        *corev1.PodTemplateSpec // of the workload
+	kept            []stayputv1alpha1.RetainedIP
+	workloads       workloads
+	state           *kruisev1alpha1.PersistentPodState
+	nodes           []corev1.Node
+	events          []corev1.Event
+	looks           map[string]*inspection.Node
+	lookErrors      map[string]error
+	lease           *coordinationv1.Lease // of the controllers; nil: not read, or nobody ever led
+	unknown         []string
+}
+
+// lookPatience is how long a node's agent is waited for. A story without it is still one.
+const lookPatience = 15 * time.Second
+
+func gather(ctx context.Context, k client.Client, reach Agents, home, ns, name string) (*facts, error) {
+	f := &facts{now: time.Now(), namespace: ns, name: name, looks: map[string]*inspection.Node{}, lookErrors: map[string]error{}}
+	doubt := func(what string, err error) {
+		if err != nil {
+			f.unknown = append(f.unknown, what+": "+err.Error())
+		}
+	}
+
+	// 1. The pod, and what is kept under its name.
+	var pod corev1.Pod
+	switch err := k.Get(ctx, types.NamespacedName{Namespace: ns, Name: name}, &pod); {
+	case err == nil:
+		f.pod = &pod
+	case !apierrors.IsNotFound(err):
+		return nil, err
+	}
+	all, err := retainedIPs(ctx, k, ns)
+	if err != nil {
+		return nil, err
+	}
+	identity := ""
+	if f.pod != nil {
+		identity = f.pod.Annotations[stayputv1alpha1.AnnotationIdentity]
+	}
+	for _, r := range all {
+		if r.Name == name { // it was asked by the RetainedIP's name
+			f.name = r.Spec.PodName
+		}
+	}
+	if f.name != name && f.pod == nil {
+		return gather(ctx, k, reach, home, ns, f.name)
+	}
+	for _, r := range all {
+		if r.Spec.PodName == name || identity != "" && r.Spec.Identity == identity {
+			f.kept = append(f.kept, r)
+		}
+	}
+
+	// 2. Its workload: who would make it again, and how.
+	f.workloads = workloadsOf(ctx, k, f.kept)
+	doubt("its workload", f.findWorkload(ctx, k))
+
+	// 3. What is recorded.
+	doubt("PersistentPodStates", f.findRecord(ctx, k))
+	if f.pod == nil && len(f.kept) == 0 && f.state == nil {
+		return nil, fmt.Errorf("there is no pod %s in namespace %s, and no address is kept for one", name, ns)
+	}
+
+	// 4. Nodes, the controllers' lease, Events.
+	var nodes corev1.NodeList
+	err = k.List(ctx, &nodes)
+	doubt("the nodes", err)
+	f.nodes = nodes.Items
+	var lease coordinationv1.Lease
+	err = k.Get(ctx, types.NamespacedName{Namespace: home, Name: leaseName}, &lease)
+	if err == nil {
+		f.lease = &lease
+	}
+	doubt("whether a controller leads", err)
+	doubt("Events", f.findEvents(ctx, k))
+
+	// 5. The ledgers.
+	asked, cancel := context.WithTimeout(ctx, lookPatience)
+	defer cancel()
+	for _, node := range f.itsNodes() {
+		n, err := inspect(asked, reach, node)
+		if err != nil {
+			f.lookErrors[node] = err
+			doubt("the ledger of node "+node, err)
+			continue
+		}
+		f.looks[node] = n
+	}
+	return f, nil
+}
+
+// itsNodes are where the pod is and where something is kept for it.
+func (f *facts) itsNodes() (all []string) {
+	if f.pod != nil && f.pod.Spec.NodeName != "" {
+		all = append(all, f.pod.Spec.NodeName)
+	}
+	for _, r := range f.kept {
+		if r.Spec.PodName == f.name && !slices.Contains(all, r.Spec.NodeName) {
+			all = append(all, r.Spec.NodeName)
+		}
+	}
+	return all
+}
+
+// findWorkload looks for the controller of the pod; of a ReplicaSet for its Deployment, of a pod that is gone for
+// the workload that it had, or whose name it bears.
+func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
+	for _, r := range f.kept {
+		if w := r.Spec.Workload; w != nil && r.Spec.PodName == f.name && f.workloads[w.UID] != nil {
+			f.workload = f.workloads[w.UID]
+		}
+	}
+	set, _, numbered := ordinal(f.name)
+	if f.workload == nil {
+		o := &unstructured.Unstructured{}
+		switch owner := controllerOf(f.pod); {
+		case owner != nil:
+			o.SetAPIVersion(owner.APIVersion)
+			o.SetKind(owner.Kind)
+			o.SetName(owner.Name)
+		case f.pod == nil && numbered:
+			o.SetAPIVersion("apps/v1")
+			o.SetKind("StatefulSet")
+			o.SetName(set)
+		default:
+			return nil
+		}
+		switch err := k.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: o.GetName()}, o); {
+		case err == nil:
+			f.workload = o
+		case !apierrors.IsNotFound(err):
+			return err
+		default:
+			return nil
+		}
+	}
+	raw, found, err := unstructured.NestedMap(f.workload.Object, "spec", "template")
+	if err != nil || !found {
+		return err
+	}
+	f.template, err = templateOf(raw)
+	return err
+}
+
+func controllerOf(pod *corev1.Pod) *metav1.OwnerReference {
+	if pod == nil {
+		return nil
+	}
+	return metav1.GetControllerOf(pod)
+}
+
+// findRecord looks for the PersistentPodState of the workload: the oldest one, as the controller does.
+func (f *facts) findRecord(ctx context.Context, k client.Client) error {
+	var list kruisev1alpha1.PersistentPodStateList
+	if err := k.List(ctx, &list, client.InNamespace(f.namespace)); err != nil {
+		if meta.IsNoMatchError(err) {
+			return nil // the CRD is not installed: there are none
+		}
+		return err
+	}
+	for i := range list.Items {
+		s := &list.Items[i]
+		_, has := s.Status.PodStates[f.name]
+		of := f.workload != nil && s.Spec.TargetReference.Name == f.workload.GetName() && s.Spec.TargetReference.Kind == f.workload.GetKind()
+		if s.DeletionTimestamp != nil || !of && (f.workload != nil || !has) {
+			continue
+		}
+		if f.state == nil || s.CreationTimestamp.Before(&f.state.CreationTimestamp) {
+			f.state = s
+		}
+	}
+	return nil
+}
+
+// findEvents looks for the Events of the pod, its RetainedIPs and its workload. Of the workload's only those that
+// are about the pod.
+func (f *facts) findEvents(ctx context.Context, k client.Client) error {
+	about := map[string]bool{f.name: true}
+	for _, r := range f.kept {
+		if r.Spec.PodName == f.name {
+			about[r.Name] = true
+		}
+	}
+	if f.workload != nil {
+		about[f.workload.GetName()] = true
+	}
+	for name := range about {
+		var list corev1.EventList
+		err := k.List(ctx, &list, client.InNamespace(f.namespace), client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("involvedObject.name", name)})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			switch e.InvolvedObject.Kind {
+			case "Pod", "RetainedIP":
+			default:
+				if f.workload == nil || e.InvolvedObject.Kind != f.workload.GetKind() || !mentions(e.Message, f.name) {
+					continue
+				}
+			}
+			f.events = append(f.events, e)
+		}
+	}
+	slices.SortStableFunc(f.events, func(a, b corev1.Event) int { return happened(&a).Compare(happened(&b)) })
+	return nil
+}
+
+// mentions says whether a text has a name as a word: web-1 is not in web-10.
+func mentions(text, name string) bool {
+	return slices.Contains(strings.FieldsFunc(text, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '.'
+	}), name)
+}
+
+func happened(e *corev1.Event) time.Time {
+	switch {
+	case !e.LastTimestamp.IsZero():
+		return e.LastTimestamp.Time
+	case e.Series != nil && !e.Series.LastObservedTime.IsZero():
+		return e.Series.LastObservedTime.Time
+	case !e.EventTime.IsZero():
+		return e.EventTime.Time
+	}
+	return e.CreationTimestamp.Time
+}
+
+// annotations are the pod's; of one that is gone those of its successor.
+func (f *facts) annotations() map[string]string {
+	switch {
+	case f.pod != nil:
+		return f.pod.Annotations
+	case f.template != nil:
+		return f.template.Annotations
+	}
+	return nil
+}
+
+func templateOf(raw map[string]any) (*corev1.PodTemplateSpec, error) {
+	var t corev1.PodTemplateSpec
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw, &t); err != nil {
+		return nil, fmt.Errorf("its pod template: %w", err)
+	}
+	return &t, nil
+}

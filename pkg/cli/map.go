@@ -1,0 +1,217 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+)
+
+// mark is how an address is drawn.
+type mark struct {
+	char   byte
+	colour colour
+	word   string
+}
+
+func (d *drawing) mark(m mark) string {
+	d.seen[m] = true
+	return d.paint.text(m.colour, string(m.char))
+}
+
+// The marks, in the order of the legend.
+var (
+	markFree       = mark{'.', dim, "free"}
+	markBound      = mark{'b', plain, "bound"}
+	markPromised   = mark{'B', green, "bound, and kept when its pod ends"}
+	markRetained   = mark{'R', yellow, "retained"}
+	markNewer      = mark{'N', red, "kept by a newer version of stayput"}
+	markUnreadable = mark{'?', red, "unreadable"}
+	markGateway    = mark{'g', dim, "gateway"}
+	markOutside    = mark{'-', dim, "not given to pods"}
+
+	marks = []mark{markFree, markBound, markPromised, markRetained, markNewer, markUnreadable, markGateway, markOutside}
+)
+
+// mostDrawn is how large a range may be of which every address is drawn. Of a larger one, as IPv6 has them, only
+// the addresses that are not free are listed.
+const mostDrawn = 4096
+
+func drawNode(w io.Writer, n *inspection.Node, width int, p paint) error {
+	d := &drawing{w: w, width: width, paint: p, seen: map[mark]bool{}}
+	if n.NetworksError != "" {
+		d.line("Some networks cannot be read: %s", n.NetworksError)
+	}
+	if len(n.Networks) == 0 && n.NetworksError == "" {
+		d.line("No pod of this node has got an address from stayput yet.")
+	}
+	for i := range n.Networks {
+		if i > 0 {
+			d.line("")
+		}
+		d.network(&n.Networks[i])
+	}
+	if len(d.seen) > 0 {
+		d.line("")
+		d.legend()
+	}
+	return d.err
+}
+
+type drawing struct {
+	w     io.Writer
+	width int
+	paint paint
+	seen  map[mark]bool
+	err   error
+}
+
+func (d *drawing) line(format string, args ...any) {
+	if d.err == nil {
+		_, d.err = fmt.Fprintf(d.w, format+"\n", args...)
+	}
+}
+
+func (d *drawing) network(n *inspection.Network) {
+	d.line("Network %s", n.Name)
+	if n.Error != "" {
+		d.line("  cannot be read: %s", n.Error)
+		return
+	}
+	byIP := map[netip.Addr]inspection.Address{}
+	for _, a := range n.Addresses {
+		byIP[a.IP] = a
+	}
+	drawn := map[netip.Addr]bool{}
+	for i, set := range n.RangeSets {
+		if len(n.RangeSets) > 1 {
+			d.line("  Range set %d", i)
+		}
+		var counts = map[inspection.State]int64{}
+		for _, a := range n.Addresses {
+			for _, r := range set.Ranges {
+				if r.Contains(a.IP) {
+					counts[a.State]++
+					drawn[a.IP] = true
+				}
+			}
+		}
+		taken := counts[inspection.Bound] + counts[inspection.Retained] + counts[inspection.Newer] + counts[inspection.Unreadable]
+		for _, r := range set.Ranges {
+			d.line("  %s  %s - %s", r.Subnet, r.Start, r.End)
+			d.ranged(r, n.Addresses, byIP)
+		}
+		total := fmt.Sprintf("  %d addresses: %d free, %d bound, %d retained", set.Size, set.Size-taken, counts[inspection.Bound], counts[inspection.Retained])
+		if c := counts[inspection.Newer]; c > 0 {
+			total += fmt.Sprintf(", %d kept by a newer version", c)
+		}
+		if c := counts[inspection.Unreadable]; c > 0 {
+			total += fmt.Sprintf(", %d unreadable", c)
+		}
+		d.line("%s", total)
+		d.line("  promised: %d of at most %d (promisedShare %g)", set.Promised, set.PromiseLimit, n.PromisedShare)
+	}
+	var outside []string
+	for _, a := range n.Addresses {
+		if !drawn[a.IP] {
+			outside = append(outside, fmt.Sprintf("%s (%s)", a.IP, strings.ToLower(string(a.State))))
+		}
+	}
+	if len(outside) > 0 {
+		d.line("  %s", wrapped("in none of the ranges any more: "+strings.Join(outside, ", "), "    ", d.width-2))
+	}
+}
+
+// ranged draws one range.
+func (d *drawing) ranged(r inspection.Range, addrs []inspection.Address, byIP map[netip.Addr]inspection.Address) {
+	first, count, small := frame(r)
+	if !small {
+		var taken []string
+		for _, a := range addrs {
+			if r.Contains(a.IP) {
+				taken = append(taken, d.mark(markOf(r, a.IP, a, true))+" "+a.IP.String())
+			}
+		}
+		if len(taken) == 0 {
+			taken = []string{"all free"}
+		}
+		d.line("    %s", strings.Join(taken, "\n    "))
+		return
+	}
+	label := len(r.End.String()) + 4
+	per := perLine(d.width - label - 1)
+	a := first
+	for at := 0; at < count; {
+		var row strings.Builder
+		start := a
+		for i := 0; i < per && at < count; i++ {
+			if i > 0 && i%8 == 0 {
+				row.WriteByte(' ')
+			}
+			is, taken := byIP[a]
+			row.WriteString(d.mark(markOf(r, a, is, taken)))
+			a = a.Next()
+			at++
+		}
+		d.line("    %-*s %s", label-4, start, row.String())
+	}
+}
+
+// perLine is how many addresses go on a line: a power of two, so that lines begin at round addresses, in groups
+// of eight.
+func perLine(width int) int {
+	per := 8
+	for per < 64 && per*2+per*2/8-1 <= width {
+		per *= 2
+	}
+	return per
+}
+
+// frame is what of a range is drawn: the whole subnet, with what is never given to pods, where that is small
+// enough, else the range.
+func frame(r inspection.Range) (first netip.Addr, count int, small bool) {
+	bits := r.Subnet.Addr().BitLen() - r.Subnet.Bits()
+	if bits <= 10 {
+		return r.Subnet.Addr(), 1 << bits, true
+	}
+	n := 0
+	for a := r.Start; n < mostDrawn; a = a.Next() {
+		n++
+		if a == r.End {
+			return r.Start, n, true
+		}
+	}
+	return r.Start, 0, false
+}
+
+func markOf(r inspection.Range, ip netip.Addr, a inspection.Address, taken bool) mark {
+	switch {
+	case ip == r.Gateway:
+		return markGateway
+	case !r.Contains(ip):
+		return markOutside
+	case !taken:
+		return markFree
+	case a.State == inspection.Retained:
+		return markRetained
+	case a.State == inspection.Newer:
+		return markNewer
+	case a.State == inspection.Bound && a.Promise != nil:
+		return markPromised
+	case a.State == inspection.Bound:
+		return markBound
+	}
+	return markUnreadable
+}
+
+func (d *drawing) legend() {
+	var all []string
+	for _, m := range marks {
+		if d.seen[m] {
+			all = append(all, d.paint.text(m.colour, string(m.char))+" "+m.word)
+		}
+	}
+	d.line("%s", strings.Join(all, "   "))
+}

@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// spiderEndpoint is what is read of a SpiderEndpoint (spidernet-io/spiderpool,
+// pkg/k8s/apis/spiderpool.spidernet.io/v2beta1/spiderendpoint_types.go). Its name is the pod's.
+type spiderEndpoint struct {
+	Status struct {
+		Current struct {
+			Node string `json:"node"`
+			IPs  []struct {
+				Interface string `json:"interface"`
+				IPv4      string `json:"ipv4"`
+				IPv6      string `json:"ipv6"`
+			} `json:"ips"`
+		} `json:"current"`
+		OwnerControllerType string `json:"ownerControllerType"`
+		OwnerControllerName string `json:"ownerControllerName"`
+	} `json:"status"`
+}
+
+var spiderEndpointList = schema.GroupVersionKind{Group: "spiderpool.spidernet.io", Version: "v2beta1", Kind: "SpiderEndpointList"}
+
+// spiderEndpoints are the items for what Spiderpool keeps. Those that cannot be taken over say why.
+func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]inspection.ImportItem, error) {
+	var list unstructured.UnstructuredList
+	list.SetGroupVersionKind(spiderEndpointList)
+	if err := k.List(ctx, &list); err != nil {
+		if meta.IsNoMatchError(err) {
+			return nil, fmt.Errorf("Spiderpool is not in this cluster: it has no SpiderEndpoints of spiderpool.spidernet.io/v2beta1 (%w)", err)
+		}
+		return nil, err
+	}
+	var all []inspection.ImportItem
+	for i := range list.Items {
+		o := &list.Items[i]
+		b, err := json.Marshal(o.Object)
+		if err != nil {
+			return nil, err
+		}
+		var e spiderEndpoint
+		if err := json.Unmarshal(b, &e); err != nil {
+			return nil, fmt.Errorf("SpiderEndpoint %s/%s: %w", o.GetNamespace(), o.GetName(), err)
+		}
+		asked := templateOrPod(ctx, k, o.GetNamespace(), o.GetName(), e.Status.OwnerControllerType, e.Status.OwnerControllerName)
+		all = append(all, itemsOf(o.GetNamespace(), o.GetName(), &e, asked, retain)...)
+	}
+	return all, nil
+}
+
+// templateOrPod are the annotations that a new pod of the name would have, as far as that is known.
+func templateOrPod(ctx context.Context, k client.Client, ns, pod, kind, name string) map[string]string {
+	if kind == "StatefulSet" {
+		o := &unstructured.Unstructured{}
+		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: kind})
+		if k.Get(ctx, types.NamespacedName{Namespace: ns, Name: name}, o) == nil {
+			annotations, _, _ := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "annotations")
+			return annotations
+		}
+	}
+	var p corev1.Pod
+	if k.Get(ctx, types.NamespacedName{Namespace: ns, Name: pod}, &p) == nil {
+		return p.Annotations
+	}
+	return nil
+}
+
+// itemsOf are the promises of one SpiderEndpoint, one for each interface.
+func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, retain string) (all []inspection.ImportItem) {
+	policy, asks, err := ledger.ParseAnnotations(annotations)
+	for _, ip := range e.Status.Current.IPs {
+		item := inspection.ImportItem{Namespace: ns, Pod: pod, Node: e.Status.Current.Node, Interface: ip.Interface, Retention: retain, IPs: []netip.Addr{}}
+		refuse := func(format string, args ...any) {
+			if item.Action == "" {
+				item.Action, item.Why = inspection.ActionRefuse, fmt.Sprintf(format, args...)
+			}
+		}
+		for _, word := range []string{ip.IPv4, ip.IPv6} {
+			if word == "" {
+				continue
+			}
+			// With a prefix length, as the pool has it.
+			p, err := netip.ParsePrefix(word)
+			if err != nil {
+				refuse("its address %q is not valid: expected one such as 10.6.0.10/16", word)
+				continue
+			}
+			item.IPs = append(item.IPs, p.Addr().Unmap())
+		}
+		switch {
+		case err != nil:
+			refuse("%v", err)
+		case asks && policy.Identity != "":
+			refuse("it asks for the shared identity %s: its pods make their promises by themselves", policy.Identity)
+		case asks && policy.WhileOwned:
+			item.Retention = stayputv1alpha1.RetentionWhileOwned
+		case asks:
+			item.Retention = policy.Duration().String()
+		}
+		if _, _, numbered := ordinal(pod); e.Status.OwnerControllerType != "StatefulSet" || !numbered {
+			refuse("it is of a %s: no pod of this name comes again", e.Status.OwnerControllerType)
+		}
+		if item.Node == "" {
+			refuse("it names no node")
+		}
+		all = append(all, item)
+	}
+	return all
+}
