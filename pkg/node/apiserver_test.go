@@ -327,7 +327,7 @@ func (w *world) promises(id, pod string, annotations map[string]string) Sandbox 
 	policy, _, err := ledger.ParseAnnotations(annotations)
 	check(w.t, err)
 	w.addOn(w.ledger, s, "eth0", &policy)
-	w.runtime.runs(s)
+	w.runs(s)
 	return s
 }
 

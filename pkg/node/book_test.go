@@ -33,11 +33,11 @@ func TestARetentionEndsAtItsTimeAndNotBefore(t *testing.T) {
 	if !ends || left != 10*time.Minute {
 		t.Errorf("next expiry in %s, %t", left, ends)
 	}
-	w.clock.pass(left - time.Second)
+	w.clock.Pass(left - time.Second)
 	w.a.expire()
 	w.want(addr, ledger.StateRetained)
 	w.wantSaid()
-	w.clock.pass(time.Second)
+	w.clock.Pass(time.Second)
 	if _, ends := w.a.expire(); ends {
 		t.Error("something is left to expire")
 	}
@@ -64,7 +64,7 @@ func TestTheRunningAgentExpiresWhatItDidNotSeeBegin(t *testing.T) {
 		n := len(w.said.claims)
 		return n > 0 && len(w.said.claims[n-1]) == 1 && w.said.claims[n-1][0].Phase == PhaseRetained
 	})
-	w.clock.pass(time.Hour)
+	w.clock.Pass(time.Hour)
 	w.a.StopPodSandbox(Sandbox{}) // any wake-up will do: the timer runs on the machine's clock, not on this one
 	eventually(t, "it is free", func() bool { return w.state(addr) == "" })
 }
@@ -89,7 +89,7 @@ func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 	}
 	w.del(s)
 	w.a.refresh()
-	w.clock.pass(time.Minute)
+	w.clock.Pass(time.Minute)
 	w.a.refresh()
 	if n := len(w.said.claims); n != 2 {
 		t.Fatalf("published %d times", n)
@@ -110,7 +110,7 @@ func TestANetworkIsAdoptedAtItsFirstCommand(t *testing.T) {
 	w := newWorld(t)
 	old := w.sandbox("c1", "web-0", ten)
 	w.hostLocal("192.0.2.9", "c1")
-	w.runtime.runs(old)
+	w.runs(old)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { w.a.Run(ctx); close(done) }()
@@ -133,9 +133,7 @@ func TestAWallClockThatIsSetMovesWhenClaimsExpire(t *testing.T) {
 	w := newWorld(t)
 	w.retained("c1")
 	w.a.refresh()
-	w.clock.mu.Lock()
-	w.clock.now.Wall = w.clock.now.Wall.Add(time.Hour) // what is left is counted by the other clock
-	w.clock.mu.Unlock()
+	w.clock.SetWall(w.clock.Wall().Add(time.Hour)) // what is left is counted by the other clock
 	w.a.refresh()
 	if n := len(w.said.claims); n != 2 {
 		t.Fatalf("published %d times", n)

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/atomicfile"
+	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 )
 
 // plugin builds the plugin once for all tests.
@@ -600,7 +601,7 @@ func TestARuntimeThatLooksElsewhereIsNotGivenAFile(t *testing.T) {
 			w := newConfWorld(t)
 			w.t = t
 			w.write("10-pods.conflist", bridgeConf)
-			w.runtime.config = strings.NewReplacer("%[1]q", `"`+w.conf+`"`, "%[2]q", `"`+w.bins+`"`, "%[1]s", w.conf, "%[2]s", w.bins).Replace(c.config)
+			w.runtime.SetConfig(strings.NewReplacer("%[1]q", `"`+w.conf+`"`, "%[2]q", `"`+w.bins+`"`, "%[1]s", w.conf, "%[2]s", w.bins).Replace(c.config))
 			s := w.look(c.state)
 			if !strings.Contains(s.Message, c.says) || (w.own() != "") != (c.state == CNIActive) {
 				t.Errorf("%s, and the file is\n%s", s.Message, w.own())
@@ -617,16 +618,16 @@ func TestARuntimeThatLooksElsewhereIsNotGivenAFile(t *testing.T) {
 
 func TestTheFirstFileWaitsForTheRuntimesWord(t *testing.T) {
 	w := newConfWorld(t)
-	w.runtime.fails(errRuntime)
+	w.runtime.Fail(nodetest.ErrRuntime)
 	w.write("10-pods.conflist", bridgeConf)
 	w.look(CNIStock)
 	if again := w.k.keepAndReport(t.Context()); again <= 0 || again > pollEvery || w.own() != "" {
 		t.Errorf("it looks again after %s, and the file is\n%s", again, w.own())
 	}
-	w.runtime.fails(nil)
+	w.runtime.Fail(nil)
 	w.look(CNIActive)
 	// From then on it follows by itself.
-	w.runtime.fails(errRuntime)
+	w.runtime.Fail(nodetest.ErrRuntime)
 	w.write("10-pods.conflist", bridge2Conf)
 	w.look(CNIActive)
 	if !strings.Contains(w.own(), "10.2.0.0/24") {

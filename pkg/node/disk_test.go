@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 )
 
 func TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater(t *testing.T) {
@@ -16,13 +17,13 @@ func TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater(t *testing
 	due := w.retained("c1")
 	s := w.sandbox("c2", "web-1", ten)
 	addr := w.add(s)
-	configure(t, s.Netns, addr)
+	nodetest.Configure(t, s.Netns, addr)
 	check(t, w.a.spool.Report([]ledger.Event{{Reason: ledger.EventRefused, Key: ledger.Key{Network: "pods"}}}))
 	check(t, unix.Mount(w.dir, w.dir, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(w.dir, unix.MNT_DETACH) })
 	check(t, unix.Mount("", w.dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	work := func() {
-		w.clock.pass(10 * time.Minute)
+		w.clock.Pass(10 * time.Minute)
 		w.a.RunPodSandbox(s)
 		w.settle()
 		w.a.expire()

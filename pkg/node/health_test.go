@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -29,13 +30,13 @@ func TestItIsReadyOnceItHasTriedToReconcileAndSaysWhatIsDegraded(t *testing.T) {
 	if code, body := w.get("/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("before: %d %s", code, body)
 	}
-	w.runtime.fails(errRuntime)
+	w.runtime.Fail(nodetest.ErrRuntime)
 	w.a.reconcileAndReport(t.Context())
 	code, body := w.get("/readyz")
-	if code != http.StatusOK || !strings.Contains(body, "nri: degraded") || !strings.Contains(body, "cri: degraded") || !strings.Contains(body, errRuntime.Error()) {
+	if code != http.StatusOK || !strings.Contains(body, "nri: degraded") || !strings.Contains(body, "cri: degraded") || !strings.Contains(body, nodetest.ErrRuntime.Error()) {
 		t.Errorf("without a runtime: %d %s", code, body)
 	}
-	w.runtime.fails(nil)
+	w.runtime.Fail(nil)
 	w.a.Connected(true)
 	w.a.reconcileAndReport(t.Context())
 	if code, body := w.get("/readyz"); code != http.StatusOK || strings.Contains(body, "degraded") {
@@ -71,7 +72,7 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	w := newWorld(t)
 	newAPIMetrics(w.a.o.Registry) // as in a cluster
 	w.retained("c1")              // so that the metrics with labels are there
-	w.clock.pass(settleTime)
+	w.clock.Pass(settleTime)
 	s := w.sandbox("c2", "web-0", nil)
 	w.add(s)
 	w.a.takeReports(t.Context())
@@ -141,7 +142,7 @@ func TestTheOldestRetentionAndTheNextExpiryAreThereWhileThereAreAny(t *testing.T
 	}
 	began := w.a.wall()
 	w.retained("c1")
-	w.clock.pass(time.Minute)
+	w.clock.Pass(time.Minute)
 	w.a.refresh()
 	_, text := w.get("/metrics")
 	for line, want := range map[string]time.Time{oldest: began, next: began.Add(10 * time.Minute)} {

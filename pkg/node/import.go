@@ -16,6 +16,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 )
 
 // Import takes over what another program has promised. Without act it only says what it would do.
@@ -209,7 +210,7 @@ func (im *importer) lives(ns ledger.Netns) bool {
 	if ns.Path == "" {
 		return false
 	}
-	_, there, err := findAt(im.options.Netns, ns.Path, ns)
+	there, err := hostnet.Exists(im.options.Netns, ns)
 	return there || err != nil
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 )
 
 // importing is what OpenKruise's host-local leaves: a pod whose container was restarted, c2, has the address that
@@ -20,8 +21,8 @@ func (w *world) importing() (pod Sandbox, ip netip.Addr) {
 	first := Sandbox{ID: "c1", Pod: ledger.Pod{Namespace: "default", Name: "web-0"}}
 	ip = w.add(first)
 	pod = w.sandbox("c2", "web-0", nil)
-	w.runtime.runs(pod)
-	w.runtime.ips[pod.ID] = []string{ip.String()}
+	w.runs(pod)
+	w.runtime.SetAddrs(pod.ID, ip.String())
 	return pod, ip
 }
 
@@ -35,7 +36,7 @@ func (w *world) imports(ip netip.Addr) inspection.ImportItem {
 // bound holds that the address is a container's, and was never anybody else's.
 func (w *world) bound(ip netip.Addr, id string, promised bool) {
 	w.t.Helper()
-	w.clock.pass(time.Hour) // longer than any retention
+	w.clock.Pass(time.Hour) // longer than any retention
 	_, _, err := w.ledger.Expire()
 	check(w.t, err)
 	addrs, err := w.ledger.List()
@@ -68,20 +69,20 @@ func TestAnImportThatFailsLeavesTheAddressOfAPodThatRunsBound(t *testing.T) {
 		says  string
 	}{
 		"the runtime fails after the plan": {func(w *world, pod Sandbox) {
-			w.runtime.says = func(_ string, verbose bool) error {
+			w.runtime.BeforeStatus(func(_ string, verbose bool) error {
 				if verbose {
-					return errRuntime
+					return nodetest.ErrRuntime
 				}
 				return nil
-			}
-		}, errRuntime.Error()},
-		"its namespace cannot be seen":                  {func(w *world, pod Sandbox) { w.runtime.netns[pod.ID] = "/run/netns/elsewhere" }, "cannot be seen"},
+			})
+		}, nodetest.ErrRuntime.Error()},
+		"its namespace cannot be seen":                  {func(w *world, pod Sandbox) { w.runtime.SetNetns(pod.ID, "/run/netns/elsewhere") }, "cannot be seen"},
 		"the sandbox has another address in the ledger": {func(w *world, pod Sandbox) { w.add(pod) }, ledger.ErrDuplicate.Error()},
 		"the runtime does not say what a sandbox has": {func(w *world, pod Sandbox) {
-			w.runtime.says = func(string, bool) error { return status.Error(codes.Unavailable, "later") }
+			w.runtime.BeforeStatus(func(string, bool) error { return status.Error(codes.Unavailable, "later") })
 		}, "does not say"},
 		"the container that has it is about to be listed": {func(w *world, pod Sandbox) {
-			w.runtime.forgets(pod.ID)
+			w.runtime.Forget(pod.ID)
 			ns, _, err := ledger.SystemNetns{}.Identify(w.netns("c1"))
 			check(w.t, err)
 			_, err = w.ledger.SetPolicy(ledger.Attachment{ContainerID: "c1", IfName: "eth0"}, pod.Pod, ledger.Policy{}, ns)
@@ -104,7 +105,7 @@ func TestAnImportThatFailsLeavesTheAddressOfAPodThatRunsBound(t *testing.T) {
 func TestAnImportKeepsTheAddressOfAPodThatIsGone(t *testing.T) {
 	w := newWorld(t)
 	_, ip := w.importing()
-	w.runtime.forgets("c2")
+	w.runtime.Forget("c2")
 	free := ip.Next()
 	if i := w.imports(ip); i.Action != inspection.ActionRetain || !i.Done {
 		t.Errorf("%+v", i)

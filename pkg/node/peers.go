@@ -1,20 +1,16 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 )
 
 // A restored address comes back with another link-layer address, and the old pod's connections are still
@@ -81,7 +77,7 @@ func (a *Agent) announceDue(pending []*announcement) (later []*announcement) {
 			continue
 		}
 		e := p.event
-		hw, err := announce(e)
+		hw, err := hostnet.Announce(e.Netns, e.Key.IfName, e.Addrs)
 		attrs := []any{"pod", e.Pod.String(), "sandbox", e.ContainerID, "addrs", e.Addrs}
 		switch {
 		case err == nil:
@@ -108,95 +104,12 @@ func (a *Agent) announceDue(pending []*announcement) (later []*announcement) {
 		}
 	}
 	if len(mac) > 0 {
-		if err := forgetNeighbours(mac); err != nil {
+		if err := hostnet.ForgetNeighbours(mac); err != nil {
 			a.metrics.peerErrors.Inc()
 			a.log.Warn("Cannot refresh the node's neighbour table", "err", err)
 		}
 	}
 	return later
-}
-
-// announce sends a gratuitous ARP or an unsolicited neighbour advertisement for each address, from the pod's own
-// interface. It is an error as long as the main plugin has not configured them. A link without Ethernet
-// addresses has nothing to announce.
-func announce(e ledger.Event) (net.HardwareAddr, error) {
-	ns, err := openNetns(e.Netns)
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	h, err := netlinkIn(ns)
-	if err != nil {
-		return nil, err
-	}
-	defer h.Close()
-	link, err := h.LinkByName(e.Key.IfName)
-	if err != nil {
-		return nil, err
-	}
-	there, err := allAddrs(h)
-	if err != nil {
-		return nil, err
-	}
-	for _, addr := range e.Addrs {
-		if !slices.ContainsFunc(there, func(t netlink.Addr) bool {
-			return t.LinkIndex == link.Attrs().Index && addrOf(t) == addr && t.Flags&unix.IFA_F_TENTATIVE == 0
-		}) {
-			return nil, fmt.Errorf("%s is not configured on %s yet", addr, e.Key.IfName)
-		}
-	}
-	hw := link.Attrs().HardwareAddr
-	if link.Attrs().EncapType != "ether" || len(hw) != 6 {
-		return nil, nil
-	}
-	var fd int
-	err = inNetns(ns, func() error {
-		// Protocol 0: it only sends.
-		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("packet socket: %w", err)
-	}
-	defer unix.Close(fd)
-	for _, addr := range e.Addrs {
-		var frame []byte
-		if addr.Is4() {
-			frame = gratuitousARP(hw, addr)
-		} else {
-			frame = unsolicitedNA(hw, addr)
-		}
-		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}); err != nil {
-			return nil, fmt.Errorf("announcing %s: %w", addr, err)
-		}
-	}
-	return hw, nil
-}
-
-// forgetNeighbours deletes the node's own entries that name another link-layer address than the pod's. What an
-// administrator made permanent stays.
-func forgetNeighbours(mac map[netip.Addr]net.HardwareAddr) error {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer h.Close()
-	entries, err := h.NeighList(0, netlink.FAMILY_ALL)
-	if err != nil {
-		return fmt.Errorf("listing neighbours: %w", err)
-	}
-	var errs []error
-	for _, n := range entries {
-		ip, _ := netip.AddrFromSlice(n.IP)
-		hw, ok := mac[ip.Unmap()]
-		if !ok || bytes.Equal(hw, n.HardwareAddr) || n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 {
-			continue
-		}
-		if err := h.NeighDel(&n); err != nil && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("neighbour %s: %w", n.IP, err))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // forgetConnections flushes the tracked connections of addresses that have just been restored, in one pass for
@@ -217,7 +130,7 @@ func (a *Agent) forgetConnections(events []ledger.Event) {
 	if len(addrs) == 0 {
 		return
 	}
-	n, err := flushConntrack(addrs)
+	n, err := hostnet.FlushConntrack(addrs)
 	a.metrics.connections.Add(float64(n))
 	if err != nil {
 		a.metrics.peerErrors.Inc()

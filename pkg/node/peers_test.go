@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/hostnet"
+	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 )
 
 // The kernel is the peer in these tests: it is the one that has to understand.
@@ -25,10 +27,10 @@ var (
 func (w *world) pair() (pod, peer string) {
 	w.t.Helper()
 	pod, peer = w.netns("pod"), w.netns("peer")
-	far, err := openNetns(peer)
+	far, err := hostnet.Open(peer)
 	check(w.t, err)
 	defer far.Close()
-	in(w.t, pod, func() error {
+	nodetest.In(w.t, pod, func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "eth0"
 		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(far.Fd())}
@@ -37,7 +39,7 @@ func (w *world) pair() (pod, peer string) {
 		}
 		return netlink.LinkSetUp(veth)
 	})
-	in(w.t, peer, func() error {
+	nodetest.In(w.t, peer, func() error {
 		link, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -60,7 +62,7 @@ func (w *world) pair() (pod, peer string) {
 // address gives the pod's eth0 its addresses and returns its link-layer address.
 func address(t *testing.T, pod string) (mac net.HardwareAddr) {
 	t.Helper()
-	in(t, pod, func() error {
+	nodetest.In(t, pod, func() error {
 		link, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -84,7 +86,7 @@ func address(t *testing.T, pod string) (mac net.HardwareAddr) {
 // remember gives a namespace neighbour entries of the addresses.
 func remember(t *testing.T, netns string, mac net.HardwareAddr, state int) {
 	t.Helper()
-	in(t, netns, func() error {
+	nodetest.In(t, netns, func() error {
 		link, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -101,7 +103,7 @@ func remember(t *testing.T, netns string, mac net.HardwareAddr, state int) {
 // remembered is what a namespace knows of an address; nil if nothing.
 func remembered(t *testing.T, netns string, addr netip.Addr) (mac net.HardwareAddr) {
 	t.Helper()
-	in(t, netns, func() error {
+	nodetest.In(t, netns, func() error {
 		all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
 		for _, n := range all {
 			if ip, _ := netip.AddrFromSlice(n.IP); ip.Unmap() == addr && n.State != netlink.NUD_FAILED {
@@ -126,7 +128,7 @@ func TestPeersLearnOfARestoredAddressesNewPlaceAtOnce(t *testing.T) {
 	remember(t, peer, oldMAC, netlink.NUD_STALE)
 	mac := address(t, pod)
 	eventually(t, "announced", func() bool { // the carrier may still be coming up
-		if _, err := announce(restoredEvent(pod)); err != nil {
+		if _, err := hostnet.Announce(pod, "eth0", podAddrs); err != nil {
 			t.Log(err)
 		}
 		for _, a := range podAddrs {
@@ -174,8 +176,8 @@ func TestTheNodeForgetsTheOldPodsNeighbourEntriesOnly(t *testing.T) {
 	_, node := w.pair()
 	newMAC := net.HardwareAddr{0x02, 0, 0, 0, 0, 0x01}
 	forget := func() {
-		in(t, node, func() error {
-			return forgetNeighbours(map[netip.Addr]net.HardwareAddr{podAddrs[0]: newMAC, podAddrs[1]: newMAC})
+		nodetest.In(t, node, func() error {
+			return hostnet.ForgetNeighbours(map[netip.Addr]net.HardwareAddr{podAddrs[0]: newMAC, podAddrs[1]: newMAC})
 		})
 	}
 	for _, c := range []struct {
@@ -211,7 +213,7 @@ func TestTrackedConnectionsOfARestoredAddressAreFlushedAndNoOthers(t *testing.T)
 			TimeOut:    600,
 		}
 	}
-	in(t, w.netns("node"), func() error {
+	nodetest.In(t, w.netns("node"), func() error {
 		families := map[netlink.InetFamily][]*netlink.ConntrackFlow{
 			unix.AF_INET:  {flow("192.0.2.5", "192.0.2.9"), flow("192.0.2.8", "192.0.2.5"), flow("192.0.2.8", "192.0.2.9")},
 			unix.AF_INET6: {flow("2001:db8::5", "2001:db8::9"), flow("2001:db8::8", "2001:db8::9")},
@@ -225,7 +227,7 @@ func TestTrackedConnectionsOfARestoredAddressAreFlushedAndNoOthers(t *testing.T)
 			}
 		}
 		e := restoredEvent("")
-		e.Time = w.clock.now.Wall
+		e.Time = w.clock.Wall()
 		w.a.forgetConnections([]ledger.Event{e})
 		if n := testutil.ToFloat64(w.a.metrics.connections); n != 3 {
 			t.Errorf("flushed %v, want 3", n)
@@ -249,9 +251,9 @@ func TestTrackedConnectionsOfARestoredAddressAreFlushedAndNoOthers(t *testing.T)
 func TestALateReportFlushesNothingOfTheNewPod(t *testing.T) {
 	w := newWorld(t)
 	e := restoredEvent("")
-	e.Time = w.clock.now.Wall
-	w.clock.pass(stale + 1)
-	in(t, w.netns("node"), func() error {
+	e.Time = w.clock.Wall()
+	w.clock.Pass(stale + 1)
+	nodetest.In(t, w.netns("node"), func() error {
 		a, b := net.IP(podAddrs[0].AsSlice()), net.ParseIP("192.0.2.9").To4()
 		err := netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, &netlink.ConntrackFlow{
 			FamilyType: unix.AF_INET,

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 )
 
 // observation is a sandbox that was seen to run, with what its annotations say.
@@ -226,7 +227,7 @@ func (a *Agent) wall() time.Time {
 
 // verify holds what the ledger says against what is configured in the pod.
 func (a *Agent) verify(at attached, s Sandbox, addrs []netip.Addr) {
-	missing, err := missingIn(s.Netns, addrs)
+	missing, err := hostnet.Missing(s.Netns, addrs)
 	if err != nil {
 		a.log.Warn("Cannot verify the pod's addresses", s.attrs("addrs", addrs, "err", err)...)
 		return

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 )
 
 func TestTheMarkIsThereWhenRunPodSandboxReturns(t *testing.T) {
@@ -24,7 +25,7 @@ func TestARunningPodsPolicyIsAPromiseBeforeItsDEL(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", ten)
 	addr := w.add(s)
-	configure(t, s.Netns, addr)
+	nodetest.Configure(t, s.Netns, addr)
 	w.a.RunPodSandbox(s)
 	w.settle()
 	addrs, err := w.ledger.List()
@@ -45,7 +46,7 @@ func TestAPromiseEndsThatTheTemplateNoLongerMakes(t *testing.T) {
 	w.want(addr, ledger.StateRetained)
 
 	second := w.sandbox("c2", "web-0", nil)
-	w.clock.pass(settleTime) // the first one's link is gone
+	w.clock.Pass(settleTime) // the first one's link is gone
 	if got := w.add(second); got != addr {
 		t.Fatalf("got %s, want %s back", got, addr)
 	}
@@ -59,7 +60,7 @@ func TestABadAnnotationIsReportedAndSetsNothing(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", map[string]string{ledger.AnnotationRetainIP: "true"})
 	addr := w.add(s)
-	configure(t, s.Netns, addr)
+	nodetest.Configure(t, s.Netns, addr)
 	w.a.RunPodSandbox(s)
 	w.settle()
 	w.wantSaid(EventInvalidAnnotation)
@@ -89,7 +90,7 @@ func TestAnAddressThatIsNotConfiguredInItsPodIsReported(t *testing.T) {
 	w.a.RunPodSandbox(s)
 	w.settle()
 	w.wantSaid(EventNotConfigured)
-	configure(t, s.Netns, addr)
+	nodetest.Configure(t, s.Netns, addr)
 	w.a.RunPodSandbox(s)
 	w.settle()
 	w.wantSaid(EventNotConfigured) // no second one
@@ -161,7 +162,7 @@ func TestSynchronizeCatchesUpWithPodsThatStartedUnseen(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", ten)
 	addr := w.add(s)
-	configure(t, s.Netns, addr)
+	nodetest.Configure(t, s.Netns, addr)
 	w.a.Synchronize([]Sandbox{s})
 	w.settle()
 	w.del(s)

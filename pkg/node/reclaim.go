@@ -4,16 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
-	"slices"
-	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 )
 
 // suspect names what may have leaked: an attachment that the runtime does not know, or an address whose file
@@ -102,10 +97,10 @@ func (a *Agent) countSuspects() {
 // ready are the namespaces of the sandboxes that the runtime says are running.
 func (a *Agent) reclaim(ctx context.Context, due []suspect, ready []ledger.Netns) error {
 	defer a.countSuspects()
-	v, err := look(ctx, a.o.Netns, a.o.NetnsDirs, a.cri.pid())
+	v, err := hostnet.Observe(ctx, a.o.Netns, a.o.NetnsDirs, a.cri.pid())
 	if err == nil {
-		defer v.close()
-		err = a.believe(v, ready)
+		defer v.Close()
+		err = believe(v, ready)
 	}
 	if err != nil {
 		for _, k := range due {
@@ -135,17 +130,12 @@ func (a *Agent) reclaim(ctx context.Context, due []suspect, ready []ledger.Netns
 	return errors.Join(errs...)
 }
 
-// believe says whether our view of the mounts can be trusted: a namespace of a running sandbox must be in it,
-// or every sandbox would seem to be gone. Where none is running the runtime's own view, which look has taken
-// as well, is all there is.
-func (a *Agent) believe(v *view, ready []ledger.Netns) error {
+// believe returns why our view of the mounts cannot be trusted: a namespace of a running sandbox must be in it, or
+// every sandbox would seem to be gone. If none is running the runtime's own view, which was taken too, is all there is.
+func believe(v *hostnet.View, ready []ledger.Netns) error {
 	for _, ns := range ready {
-		cur, ok, err := a.o.Netns.Identify(ns.Path)
-		if err != nil {
+		if seen, err := v.Sees(ns); err != nil || seen {
 			return err
-		}
-		if ok && v.spaces[idOf(cur)] != nil {
-			return nil
 		}
 	}
 	if len(ready) > 0 {
@@ -154,33 +144,26 @@ func (a *Agent) believe(v *view, ready []ledger.Netns) error {
 	return nil
 }
 
-// judge returns why a suspect cannot be freed, or "". leftover is its namespace where that is still mounted.
+// judge returns why a suspect cannot be freed, or "". leftover is its namespace if that is still mounted.
 //
-// A pod's namespace without a process is debris: its runtime is the one that does not know it. Anybody
-// else's (nerdctl, podman, ip netns, cnitool) belongs to somebody that we cannot ask, with or without a process.
-func judge(v *view, s *suspicion) (leftover *space, why string, err error) {
-	var own nsID
+// A pod's namespace without a process is debris: its runtime is the one that does not know it. Any other
+// (of nerdctl, podman, ip netns, cnitool) belongs to a program that we cannot ask, with or without a process.
+func judge(v *hostnet.View, s *suspicion) (leftover *hostnet.Space, why string, err error) {
 	if s.netns.Path != "" {
-		id, there, err := v.find(s.netns)
-		if err != nil {
+		leftover, err = v.Find(s.netns)
+		switch {
+		case err != nil:
 			return nil, "", err
-		}
-		if there {
-			sp := v.spaces[id]
-			switch {
-			case s.pod.Name == "":
-				return nil, fmt.Sprintf("its network namespace %s is there", s.netns.Path), nil
-			case sp == nil:
-				return nil, "", fmt.Errorf("network namespace %s appeared while we looked", s.netns.Path)
-			case sp.process != 0:
-				return nil, fmt.Sprintf("process %d is in its network namespace %s", sp.process, s.netns.Path), nil
-			}
-			own, leftover = id, sp
+		case leftover == nil:
+		case s.pod.Name == "":
+			return nil, fmt.Sprintf("its network namespace %s is there", s.netns.Path), nil
+		case leftover.Process != 0:
+			return nil, fmt.Sprintf("process %d is in its network namespace %s", leftover.Process, s.netns.Path), nil
 		}
 	}
 	for _, addr := range s.addrs {
-		if u := v.user(addr, own); u != nil {
-			return nil, fmt.Sprintf("%s is configured in network namespace %s", addr, u.path), nil
+		if u := v.User(addr, leftover); u != nil {
+			return nil, fmt.Sprintf("%s is configured in network namespace %s", addr, u.Path), nil
 		}
 	}
 	return leftover, "", nil
@@ -200,13 +183,12 @@ func (a *Agent) suspectAttrs(k suspect, s *suspicion, more ...any) []any {
 		"ifname", k.att.IfName, "pod", s.pod.String()}, more...)
 }
 
-func (a *Agent) free(v *view, k suspect, s *suspicion, leftover *space) error {
+func (a *Agent) free(v *hostnet.View, k suspect, s *suspicion, leftover *hostnet.Space) error {
 	if leftover != nil {
-		if err := a.removeNetns(v, s.netns); err != nil {
+		if err := v.Remove(leftover, s.netns); err != nil {
 			a.hold(k, err.Error())
 			return err
 		}
-		leftover.file.Close() // or it would still answer for its addresses
 		a.metrics.leftovers.Inc()
 		a.log.Info("Removed a leftover network namespace", a.suspectAttrs(k, s, "netns", s.netns.Path)...)
 	}
@@ -224,36 +206,5 @@ func (a *Agent) free(v *view, k suspect, s *suspicion, leftover *space) error {
 		Message: fmt.Sprintf("%v of network %s leaked: the runtime has not known its sandbox for %s", s.addrs, network, a.o.GracePeriod),
 	})
 	a.bookNow.up()
-	return nil
-}
-
-// removeNetns ends a namespace that only a mount keeps. The unlink ends the mounts on it in every other mount
-// namespace, so that it does not matter whether ours propagates. In ours no mount may be left on it: in a pod the
-// one directory of the node is mounted twice, at /run/netns and at /var/run/netns.
-func (a *Agent) removeNetns(v *view, ns ledger.Netns) error {
-	i := slices.IndexFunc(a.o.NetnsDirs, func(d string) bool { return strings.HasPrefix(ns.Path, d+"/") })
-	if i < 0 {
-		return fmt.Errorf("its leftover network namespace %s is not in %v: remove it by hand", ns.Path, a.o.NetnsDirs)
-	}
-	name := strings.TrimPrefix(ns.Path, a.o.NetnsDirs[i])
-	for _, dir := range a.o.NetnsDirs {
-		path := dir + name
-		is, ok, err := v.probe.Identify(path)
-		if err != nil {
-			return err
-		}
-		if !ok || idOf(is) != idOf(ns) && path != ns.Path {
-			continue
-		}
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("unmounting %s: %w", path, err)
-		}
-	}
-	if err := os.Remove(ns.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if _, there, err := v.find(ns); err != nil || there {
-		return errors.Join(err, fmt.Errorf("its leftover network namespace %s is still there", ns.Path))
-	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 )
 
 // hostLocal writes an address file as host-local does.
@@ -20,7 +21,7 @@ func TestAPodThatRanBeforeStayputIsAdopted(t *testing.T) {
 	w := newWorld(t)
 	old := w.sandbox("c1", "web-0", ten)
 	w.hostLocal("192.0.2.9", "c1")
-	w.runtime.runs(old)
+	w.runs(old)
 	w.add(w.sandbox("c2", "other", nil)) // the network's first command by stayput
 	check(t, w.reconcile())
 	addrs, err := w.ledger.List()
@@ -46,7 +47,7 @@ func TestPodsOfANetworkThatStayputHasNotServedYetAreMarked(t *testing.T) {
 	check(t, os.WriteFile(filepath.Join(w.dir, "net.d", "30-bad.conf"), []byte(`{`), 0o644))
 	old := w.sandbox("c1", "web-0", ten)
 	w.hostLocal("192.0.2.9", "c1")
-	w.runtime.runs(old)
+	w.runs(old)
 	check(t, w.reconcile())
 	// The first command of the network is the DEL of a runtime that hands on no annotations.
 	w.del(old)
@@ -61,7 +62,7 @@ func TestAMissedMarkIsWrittenAndAGoneSandboxsIsDropped(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", ten)
 	w.add(s)
-	w.runtime.runs(s)
+	w.runs(s)
 	check(t, w.reconcile())
 	marks, err := w.ledger.Marks()
 	check(t, err)
@@ -69,20 +70,20 @@ func TestAMissedMarkIsWrittenAndAGoneSandboxsIsDropped(t *testing.T) {
 		t.Fatalf("marks %v", marks)
 	}
 
-	w.runtime.forgets("c1")
+	w.runtime.Forget("c1")
 	check(t, w.reconcile())
 	if marks, _ := w.ledger.Marks(); len(marks) != 1 {
 		t.Error("the mark of a sandbox was dropped that still has an address: its leak could not be retained")
 	}
 	w.del(s)
-	w.runtime.fails(errRuntime)
+	w.runtime.Fail(nodetest.ErrRuntime)
 	if err := w.reconcile(); err == nil {
 		t.Error("no error")
 	}
 	if marks, _ := w.ledger.Marks(); len(marks) != 1 {
 		t.Error("a mark was dropped although the runtime did not answer")
 	}
-	w.runtime.fails(nil)
+	w.runtime.Fail(nil)
 	check(t, w.reconcile())
 	if marks, _ := w.ledger.Marks(); len(marks) != 0 {
 		t.Errorf("marks %v", marks)
@@ -93,7 +94,7 @@ func TestAMarkIsNotWrittenTwice(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", ten)
 	w.add(s)
-	w.runtime.runs(s)
+	w.runs(s)
 	check(t, w.reconcile())
 	marks := filepath.Join(w.a.o.StateDir, "*", "marks", "*")
 	files, err := filepath.Glob(marks)

@@ -16,7 +16,7 @@ func TestWhatThePluginReportsIsCountedAndPublished(t *testing.T) {
 	policy, _, err := ledger.ParseAnnotations(ten)
 	check(t, err)
 	again := w.sandbox("c2", "web-0", ten)
-	w.clock.pass(settleTime)
+	w.clock.Pass(settleTime)
 	w.addOn(w.ledger, again, "eth0", &policy)
 	w.a.takeReports(t.Context())
 	w.wantSaid(ledger.EventRestored)
@@ -49,7 +49,7 @@ func TestWhyAnAddressIsNotRestoredIsALabel(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			w := newWorld(t)
 			w.retained("c1")
-			w.clock.pass(settleTime)
+			w.clock.Pass(settleTime)
 			policy, _, err := ledger.ParseAnnotations(ten)
 			check(t, err)
 			w.wantMiss(miss(w, &policy), reason)

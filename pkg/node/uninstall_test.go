@@ -128,7 +128,7 @@ func (w *world) inUse() (kept, runs, job netip.Addr) {
 	s := w.promises("c1", "kept", ten)
 	kept = w.addr("c1")
 	w.del(s)
-	w.runtime.forgets("c1")
+	w.runtime.Forget("c1")
 	w.promises("c2", "runs", ten)
 	w.promises("c3", "job", nil)
 	return kept, w.addr("c2"), w.addr("c3")
@@ -464,7 +464,7 @@ func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
 		check(t, err)
 		check(t, os.WriteFile(path, []byte(strings.Replace(string(b), `"v":1`, `"v":2`, 1)), 0o644))
 	}
-	w.clock.pass(11 * 60e9) // which would be its end
+	w.clock.Pass(11 * 60e9) // which would be its end
 	r = w.installedIn(c)
 	eventually(t, "reported", func() bool {
 		s := r.says(t)

@@ -1,4 +1,9 @@
-package node
+// Package hostnet is what a node's network looks like beneath the runtime: its network namespaces and the addresses
+// configured in them, the neighbours that have to learn of an address's new place, and the connections that the
+// kernel still tracks for an old one.
+//
+// It judges nothing: whether an address may be freed is for the caller, who gets a whole View or an error.
+package hostnet
 
 import (
 	"fmt"
@@ -11,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inNetns runs f on a thread that is in the network namespace of ns. Sockets that f makes stay in it. A
-// thread that cannot go back ends with its goroutine: no other work ever runs in the wrong namespace.
-func inNetns(ns *os.File, f func() error) error {
+// In runs f on a thread in the network namespace ns. Sockets that f makes stay in it. A thread that cannot go back
+// ends with its goroutine: no other work ever runs in the wrong namespace.
+func In(ns *os.File, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -40,15 +45,15 @@ func inNetns(ns *os.File, f func() error) error {
 
 // netlinkIn opens a route netlink socket in a namespace.
 func netlinkIn(ns *os.File) (h *netlink.Handle, err error) {
-	err = inNetns(ns, func() error {
+	err = In(ns, func() error {
 		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	})
 	return h, err
 }
 
-// openNetns opens a path that must be a network namespace: on any other file setns would say less.
-func openNetns(path string) (*os.File, error) {
+// Open opens the network namespace at path. Any other file is an error: setns would say less about it.
+func Open(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -85,9 +90,9 @@ func addrOf(a netlink.Addr) netip.Addr {
 	return ip.Unmap()
 }
 
-// missingIn returns those addresses that are not configured in the namespace at path.
-func missingIn(path string, addrs []netip.Addr) ([]netip.Addr, error) {
-	ns, err := openNetns(path)
+// Missing returns those of addrs that are not configured in the namespace at path.
+func Missing(path string, addrs []netip.Addr) ([]netip.Addr, error) {
+	ns, err := Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package node
+package hostnet
 
 import (
 	"errors"
@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flushConntrack deletes every tracked connection that has one of the addresses on either side, before or
+// FlushConntrack deletes every tracked connection that has one of the addresses on either side, before or
 // after translation, and returns how many. The table can have hundreds of thousands of entries, so it is
 // read as a stream; netlink.ConntrackDeleteFilters would hold all of it.
-func flushConntrack(addrs map[netip.Addr]bool) (n int, err error) {
+func FlushConntrack(addrs map[netip.Addr]bool) (n int, err error) {
 	var four, six bool
 	for a := range addrs {
 		four, six = four || a.Is4(), six || a.Is6()

@@ -1,4 +1,4 @@
-package node
+package hostnet
 
 import (
 	"encoding/hex"

@@ -1,0 +1,97 @@
+package hostnet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Announce sends a gratuitous ARP or an unsolicited neighbour advertisement for each address, from the interface
+// ifname of the namespace at path, and returns the link-layer address that it announced. It is an error as long as
+// the main plugin has not configured the addresses, and fs.ErrNotExist once the namespace has gone. A link without
+// Ethernet addresses has nothing to announce: nil.
+func Announce(path, ifname string, addrs []netip.Addr) (net.HardwareAddr, error) {
+	ns, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	h, err := netlinkIn(ns)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(ifname)
+	if err != nil {
+		return nil, err
+	}
+	there, err := allAddrs(h)
+	if err != nil {
+		return nil, err
+	}
+	for _, addr := range addrs {
+		if !slices.ContainsFunc(there, func(t netlink.Addr) bool {
+			return t.LinkIndex == link.Attrs().Index && addrOf(t) == addr && t.Flags&unix.IFA_F_TENTATIVE == 0
+		}) {
+			return nil, fmt.Errorf("%s is not configured on %s yet", addr, ifname)
+		}
+	}
+	hw := link.Attrs().HardwareAddr
+	if link.Attrs().EncapType != "ether" || len(hw) != 6 {
+		return nil, nil
+	}
+	var fd int
+	err = In(ns, func() error {
+		// Protocol 0: it only sends.
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("packet socket: %w", err)
+	}
+	defer unix.Close(fd)
+	for _, addr := range addrs {
+		var frame []byte
+		if addr.Is4() {
+			frame = gratuitousARP(hw, addr)
+		} else {
+			frame = unsolicitedNA(hw, addr)
+		}
+		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}); err != nil {
+			return nil, fmt.Errorf("announcing %s: %w", addr, err)
+		}
+	}
+	return hw, nil
+}
+
+// ForgetNeighbours deletes the node's own entries that name another link-layer address than the pod's. What an
+// administrator made permanent stays.
+func ForgetNeighbours(mac map[netip.Addr]net.HardwareAddr) error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	entries, err := h.NeighList(0, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("listing neighbours: %w", err)
+	}
+	var errs []error
+	for _, n := range entries {
+		ip, _ := netip.AddrFromSlice(n.IP)
+		hw, ok := mac[ip.Unmap()]
+		if !ok || bytes.Equal(hw, n.HardwareAddr) || n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 {
+			continue
+		}
+		if err := h.NeighDel(&n); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("neighbour %s: %w", n.IP, err))
+		}
+	}
+	return errors.Join(errs...)
+}
