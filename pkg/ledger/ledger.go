@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The defaults of a Network: host-local's directory and ours.
@@ -40,55 +40,9 @@ var (
 	ErrUnknownClaim = errors.New("no such claim")
 )
 
-// Network is one CNI network as its configuration describes it.
-type Network struct {
-	Version          int           `json:"v,omitempty"` // of the description that Networks reads; 0 is 1
-	Name             string        `json:"name"`
-	DataDir          string        `json:"dataDir"`
-	Ranges           []RangeSet    `json:"ranges"`
-	LongestRetention time.Duration `json:"longestRetention,omitempty"` // 0: no limit
-	PromisedShare    float64       `json:"promisedShare,omitempty"`    // 0: DefaultPromisedShare
-}
+// This file is what the agent needs beside the commands of CNI.
 
-func (n *Network) share() float64 {
-	if n.PromisedShare == 0 {
-		return DefaultPromisedShare
-	}
-	return n.PromisedShare
-}
-
-// MostPromised is how many addresses of a range set may be promised.
-func (n *Network) MostPromised(set RangeSet) int64 {
-	f := float64(set.Size()) * n.share()
-	if f >= math.MaxInt64 { // of an IPv6 range
-		return math.MaxInt64
-	}
-	return max(1, int64(f))
-}
-
-func (n *Network) encode() []byte {
-	of := *n
-	of.Version = recordVersion
-	b, err := json.Marshal(of)
-	if err != nil {
-		panic(err)
-	}
-	return append(b, '\n')
-}
-
-// fingerprint changes whenever the configuration does. It is made without JSON: every ADD needs it.
-func (n *Network) fingerprint() string {
-	var b strings.Builder
-	b.WriteString(n.DataDir + "\x00" + n.LongestRetention.String() + "\x00")
-	fmt.Fprint(&b, n.PromisedShare)
-	for _, set := range n.Ranges {
-		b.WriteByte(0)
-		for _, r := range set {
-			b.WriteString(r.Subnet.String() + " " + r.String() + " " + r.Gateway.String() + ";")
-		}
-	}
-	return hashOf(b.String())[:16]
-}
+var errNotADirectory = unix.ENOTDIR
 
 // Options are the seams of a Ledger; every zero field is the machine's own.
 type Options struct {
@@ -135,13 +89,6 @@ type Ledger struct {
 	sleep      func(time.Duration)
 	patience   time.Duration
 }
-
-// patience is the longest that an ADD waits for its predecessor: a longer wait can hold up the runtime's
-// other calls, and kubelet tries again every 12 to 14 s.
-const patience = 3 * time.Second
-
-// pause is how often a waiting ADD looks again.
-const pause = 50 * time.Millisecond
 
 // New is the ledger of a network as its CNI configuration describes it. It does not touch the disk.
 func New(n *Network, o Options) *Ledger {
@@ -207,17 +154,6 @@ func Networks(o Options) ([]*Ledger, error) {
 // Network is what the ledger is the book of.
 func (l *Ledger) Network() *Network { return l.net }
 
-// AddRequest asks for an attachment's addresses.
-type AddRequest struct {
-	Attachment Attachment
-	Pod        Pod   // zero: no pod of Kubernetes, nothing is promised
-	Netns      Netns // zero: unknown
-	// Policy is what the pod's annotations say; nil where they did not reach us, the zero Policy where they
-	// ask for nothing.
-	Policy    *Policy
-	Requested []netip.Addr
-}
-
 // Result is what a command did.
 type Result struct {
 	// Addrs are the addresses concerned: of an ADD one per range set in their order, of a DEL those that
@@ -228,72 +164,6 @@ type Result struct {
 	Promised bool
 	Events   []Event
 }
-
-// Add gives the attachment one address per range set: those retained for its identity, else fresh ones. It
-// waits for a predecessor that still has them, at most 3 s, and then fails with ErrInUse. A promise is durable
-// when Add returns. After an error nothing is allocated.
-func (l *Ledger) Add(req AddRequest) (*Result, error) {
-	var waited time.Duration
-	for {
-		r, again, err := l.tryAdd(req, waited >= l.patience)
-		if !again {
-			return r, err
-		}
-		l.sleep(pause)
-		waited += pause
-	}
-}
-
-func (l *Ledger) tryAdd(req AddRequest, lastTry bool) (r *Result, again bool, err error) {
-	s, err := l.begin()
-	if err != nil {
-		return nil, false, err
-	}
-	defer s.end()
-	out, err := transition(s, l.net, s.now, addCommand{req})
-	if err != nil {
-		return nil, false, err
-	}
-	if p := out.waitFor; p != nil {
-		if !lastTry {
-			return nil, true, nil
-		}
-		if !out.soft {
-			return nil, false, fmt.Errorf("%w: %s is bound to container %s", ErrInUse, req.Pod, p.ContainerID)
-		}
-		// The settle time is counted on the clock of the DEL; a clock that stands still must not stop a pod.
-		return nil, false, fmt.Errorf("%w: %s: its network namespace is still there", ErrInUse, req.Pod)
-	}
-	if req.Netns.Ino != 0 {
-		if live := liveness(l.netns, req.Netns, "", s.now); live == Dead {
-			return nil, false, fmt.Errorf("%w: %s", ErrNetnsGone, req.Netns.Path)
-		}
-	}
-	if err := s.apply(out.steps, true); err != nil {
-		return nil, false, err
-	}
-	for i := range out.events {
-		out.events[i].Addrs = out.addrs
-	}
-	return out.result(), false, nil
-}
-
-func (o *outcome) result() *Result {
-	return &Result{Addrs: o.addrs, Restored: o.restored, Promised: o.promised, Events: o.events}
-}
-
-// DelRequest ends an attachment. Pod and Policy serve where its ADD was not ours; Netns where it recorded none.
-type DelRequest struct {
-	Attachment Attachment
-	Pod        Pod
-	Netns      Netns
-	Policy     *Policy
-}
-
-// Del ends an attachment: its addresses become retained or free. An attachment without an address is none of
-// our business, and no error. After an error nothing that is promised was given away; a later command or the
-// agent finishes.
-func (l *Ledger) Del(req DelRequest) (*Result, error) { return l.run(delCommand{req}) }
 
 func (l *Ledger) run(cmd command) (*Result, error) {
 	s, err := l.begin()
@@ -306,6 +176,10 @@ func (l *Ledger) run(cmd command) (*Result, error) {
 		return nil, err
 	}
 	return out.result(), s.apply(out.steps, false)
+}
+
+func (o *outcome) result() *Result {
+	return &Result{Addrs: o.addrs, Restored: o.restored, Promised: o.promised, Events: o.events}
 }
 
 // Find returns the addresses of an attachment, in the order of the range sets; none is ErrUnknownAttachment.
@@ -336,45 +210,6 @@ func (l *Ledger) Find(att Attachment) ([]netip.Addr, error) {
 		}
 	}
 	return nil, fmt.Errorf("%w: %s", ErrUnknownAttachment, att)
-}
-
-// Collect ends every attachment that is not in valid, exactly as its DEL would (CNI SPEC 1.1, GC). Retained
-// addresses are nobody's attachment and stay.
-func (l *Ledger) Collect(valid []Attachment) error {
-	known := map[Attachment]bool{}
-	for _, a := range valid {
-		known[a] = true
-	}
-	gone, err := l.attachments()
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, e := range gone {
-		if known[e.att] || e.att.IfName == "" && slices.ContainsFunc(valid, func(a Attachment) bool { return a.ContainerID == e.att.ContainerID }) {
-			continue
-		}
-		if _, err := l.Del(DelRequest{Attachment: e.att}); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", e.att, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// attachments lists the index after completing it.
-func (l *Ledger) attachments() ([]*entry, error) {
-	s, err := l.begin()
-	if err != nil {
-		return nil, err
-	}
-	defer s.end()
-	if !s.trusted {
-		if err := s.scan(); err != nil {
-			return nil, err
-		}
-	}
-	entries, _, err := s.allEntries()
-	return entries, err
 }
 
 // Status says whether an ADD could work, without the lock: the data directory can be read. A full or

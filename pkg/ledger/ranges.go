@@ -182,35 +182,3 @@ func (s RangeSet) after(idx int, a netip.Addr) (int, netip.Addr) {
 	}
 	return idx, a.Next()
 }
-
-// RangeUse is how full one range set of a network is.
-type RangeUse struct {
-	RangeSet RangeSet
-	// Addresses are how many it can give.
-	Addresses int64
-	// Taken are those that are not free.
-	Taken int
-	// Promised are those of them that are promised, bound and retained together, and Promisable the most that may be.
-	Promised   int
-	Promisable int64
-}
-
-// Use is how full each range set is with these addresses, as List returns them. Addresses in no range are left out.
-func (n *Network) Use(addrs []Address) []RangeUse {
-	use := make([]RangeUse, len(n.Ranges))
-	for i, set := range n.Ranges {
-		use[i] = RangeUse{RangeSet: set, Addresses: set.Size(), Promisable: n.MostPromised(set)}
-	}
-	for _, a := range addrs {
-		for i, set := range n.Ranges {
-			if !set.allocatable(a.Addr) {
-				continue
-			}
-			use[i].Taken++
-			if a.Key != nil {
-				use[i].Promised++
-			}
-		}
-	}
-	return use
-}

@@ -1,0 +1,162 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// DelRequest ends an attachment. Pod and Policy serve where its ADD was not ours; Netns where it recorded none.
+type DelRequest struct {
+	Attachment Attachment
+	Pod        Pod
+	Netns      Netns
+	Policy     *Policy
+}
+
+// Del ends an attachment: its addresses become retained or free. An attachment without an address is none of
+// our business, and no error. After an error nothing that is promised was given away; a later command or the
+// agent finishes.
+func (l *Ledger) Del(req DelRequest) (*Result, error) { return l.run(delCommand{req}) }
+
+// Reclaim ends an attachment that leaked, as its DEL would: what is promised becomes retained, the rest free.
+func (l *Ledger) Reclaim(att Attachment) (*Result, error) {
+	return l.run(delCommand{DelRequest{Attachment: att}})
+}
+
+// Collect ends every attachment that is not in valid, exactly as its DEL would (CNI SPEC 1.1, GC). Retained
+// addresses are nobody's attachment and stay.
+func (l *Ledger) Collect(valid []Attachment) error {
+	known := map[Attachment]bool{}
+	for _, a := range valid {
+		known[a] = true
+	}
+	gone, err := l.attachments()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range gone {
+		if known[e.att] || e.att.IfName == "" && slices.ContainsFunc(valid, func(a Attachment) bool { return a.ContainerID == e.att.ContainerID }) {
+			continue
+		}
+		if _, err := l.Del(DelRequest{Attachment: e.att}); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", e.att, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// attachments lists the index after completing it.
+func (l *Ledger) attachments() ([]*entry, error) {
+	s, err := l.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer s.end()
+	if !s.trusted {
+		if err := s.scan(); err != nil {
+			return nil, err
+		}
+	}
+	entries, _, err := s.allEntries()
+	return entries, err
+}
+
+// del ends an attachment: its addresses become retained where a claim says so, else free.
+//
+// DEL decides nothing that ADD or a mark has decided; only an attachment that nobody has yet decided on
+// (host-local made it, or the runtime hands on no annotations) takes its policy now. The index entry goes
+// last: killed before, a repeated DEL finds the rest.
+func (t *decision) del(c delCommand) error {
+	e, err := t.entry(c.Attachment)
+	if err != nil {
+		return err
+	}
+	if e == nil && c.Attachment.IfName != "" {
+		e, err = t.entry(Attachment{ContainerID: c.Attachment.ContainerID}) // host-local before 0.8
+	}
+	if err != nil || e == nil {
+		return err
+	}
+	mine, err := t.boundTo(e)
+	if err != nil {
+		return err
+	}
+	var cl *Claim
+	if len(mine) > 0 {
+		if cl, err = t.claimAtEnd(c, e, mine); err != nil {
+			return err
+		}
+	}
+	ns := e.netns
+	if ns.Path == "" {
+		ns = c.Netns
+	}
+	if cl != nil && e.claim == "" {
+		// Only this call knew the policy: killed behind it, the next one has to find the claim.
+		next := *e
+		next.claim, next.open, next.netns = cl.Key.hash(), false, ns
+		t.out.do(putEntry{&next, true})
+	}
+	for _, a := range mine {
+		s, err := t.slot(a)
+		if err != nil {
+			return err
+		}
+		if cl != nil && slices.Contains(cl.Addrs, a) {
+			t.out.do(putSlot{a, retainedOf(cl, t.now, ns).encode(), s})
+			t.out.addrs = append(t.out.addrs, a)
+		} else {
+			t.out.do(freeSlot{a, s})
+		}
+	}
+	t.out.do(dropEntry{e})
+	return nil
+}
+
+// claimAtEnd is the claim under which the attachment's addresses are retained, nil where they become free.
+func (t *decision) claimAtEnd(c delCommand, e *entry, mine []netip.Addr) (*Claim, error) {
+	pod, p := c.Pod, valueOf(c.Policy)
+	if !p.Retains() {
+		m, err := t.mark(e.att.ContainerID)
+		if errors.Is(err, ErrNewer) && (e.claim != "" || !e.open) {
+			err = nil // it was decided without the mark
+		}
+		if err != nil {
+			return nil, err
+		}
+		if m != nil {
+			pod, p = m.pod(), m.Policy
+		}
+	}
+	p, _ = p.clamp(t.net.LongestRetention)
+	ifname := e.att.IfName
+	if ifname == "" {
+		ifname = c.Attachment.IfName
+	}
+	if e.claim != "" {
+		cl, err := t.claim(e.claim)
+		if !errors.Is(err, ErrCorrupt) {
+			return cl, err
+		}
+		if pod.Name == "" {
+			pod = e.pod
+		}
+		if !p.Retains() {
+			p = t.lostPolicy()
+		}
+		key := NewKey(t.net.Name, pod, p, ifname)
+		if key.hash() != e.claim {
+			return nil, err
+		}
+		next := &Claim{Version: recordVersion, Key: key, Addrs: e.addrs, Policy: p}
+		t.out.do(putClaim{next, nil})
+		return next, nil
+	}
+	if !e.open || pod.Name == "" || !p.Retains() {
+		return nil, nil
+	}
+	return t.promise(NewKey(t.net.Name, pod, p, ifname), p, mine)
+}

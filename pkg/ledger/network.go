@@ -1,0 +1,91 @@
+package ledger
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+)
+
+// Network is one CNI network as its configuration describes it.
+type Network struct {
+	Version          int           `json:"v,omitempty"` // of the description that Networks reads; 0 is 1
+	Name             string        `json:"name"`
+	DataDir          string        `json:"dataDir"`
+	Ranges           []RangeSet    `json:"ranges"`
+	LongestRetention time.Duration `json:"longestRetention,omitempty"` // 0: no limit
+	PromisedShare    float64       `json:"promisedShare,omitempty"`    // 0: DefaultPromisedShare
+}
+
+func (n *Network) share() float64 {
+	if n.PromisedShare == 0 {
+		return DefaultPromisedShare
+	}
+	return n.PromisedShare
+}
+
+// MostPromised is how many addresses of a range set may be promised.
+func (n *Network) MostPromised(set RangeSet) int64 {
+	f := float64(set.Size()) * n.share()
+	if f >= math.MaxInt64 { // of an IPv6 range
+		return math.MaxInt64
+	}
+	return max(1, int64(f))
+}
+
+func (n *Network) encode() []byte {
+	of := *n
+	of.Version = recordVersion
+	b, err := json.Marshal(of)
+	if err != nil {
+		panic(err)
+	}
+	return append(b, '\n')
+}
+
+// fingerprint changes whenever the configuration does. It is made without JSON: every ADD needs it.
+func (n *Network) fingerprint() string {
+	var b strings.Builder
+	b.WriteString(n.DataDir + "\x00" + n.LongestRetention.String() + "\x00")
+	fmt.Fprint(&b, n.PromisedShare)
+	for _, set := range n.Ranges {
+		b.WriteByte(0)
+		for _, r := range set {
+			b.WriteString(r.Subnet.String() + " " + r.String() + " " + r.Gateway.String() + ";")
+		}
+	}
+	return hashOf(b.String())[:16]
+}
+
+// RangeUse is how full one range set of a network is.
+type RangeUse struct {
+	RangeSet RangeSet
+	// Addresses are how many it can give.
+	Addresses int64
+	// Taken are those that are not free.
+	Taken int
+	// Promised are those of them that are promised, bound and retained together, and Promisable the most that may be.
+	Promised   int
+	Promisable int64
+}
+
+// Use is how full each range set is with these addresses, as List returns them. Addresses in no range are left out.
+func (n *Network) Use(addrs []Address) []RangeUse {
+	use := make([]RangeUse, len(n.Ranges))
+	for i, set := range n.Ranges {
+		use[i] = RangeUse{RangeSet: set, Addresses: set.Size(), Promisable: n.MostPromised(set)}
+	}
+	for _, a := range addrs {
+		for i, set := range n.Ranges {
+			if !set.allocatable(a.Addr) {
+				continue
+			}
+			use[i].Taken++
+			if a.Key != nil {
+				use[i].Promised++
+			}
+		}
+	}
+	return use
+}

@@ -1,0 +1,153 @@
+package ledger
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+)
+
+// Freed is what Uninstall did.
+type Freed struct {
+	// Addrs were retained, or left behind by an attachment that is dead, and are free. InUse were promised to
+	// attachments that live: they are ordinary ones now, and become free when these end.
+	Addrs, InUse []netip.Addr
+}
+
+// Uninstall ends every promise and leaves the network to host-local: retained addresses become free, bound ones
+// are as host-local would have written them, and nothing of ours is left in the network directory or of its state.
+// Records of other versions go as well. Where there is nothing it makes nothing, so that it may be called again.
+//
+// The claims go first and durably, since no power loss may bring a promise back for an address that was given
+// away; the description of the network goes last, since by it Networks finds what is left to do after a kill.
+func (l *Ledger) Uninstall() (*Freed, error) {
+	freed := &Freed{}
+	now, err := l.clock.Now()
+	if err != nil {
+		return freed, err
+	}
+	unlock, err := l.fs.Lock(filepath.Join(l.dir, lockFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return freed, RemoveAll(l.fs, l.state) // host-local's directory is gone, and all addresses with it
+	} else if err != nil {
+		return freed, err
+	}
+	defer unlock()
+	s := &session{l: l, now: now, unlock: unlock, trusted: true}
+
+	entries, _, err := s.allEntries()
+	if err != nil {
+		return freed, err
+	}
+	byAtt := map[Attachment]*entry{}
+	for _, e := range entries {
+		byAtt[e.att] = e
+	}
+	if err := s.removeClaims(); err != nil {
+		return freed, err
+	}
+	slots, err := s.allSlots()
+	if err != nil {
+		return freed, err
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(slots), netip.Addr.Compare) {
+		sl := slots[a]
+		e := byAtt[sl.att]
+		switch {
+		case sl.state == slotRetained, sl.state == slotNewer, sl.state == slotGarbage && len(sl.raw) > 0 && sl.raw[0] == '{',
+			sl.state == slotBound && e != nil && e.claim != "" && s.liveness(e.netns, e.boot) == Dead:
+			if err := s.remove(s.slotPath(a)); err != nil {
+				return freed, err
+			}
+			freed.Addrs = append(freed.Addrs, a)
+		case sl.state == slotBound:
+			if e != nil && e.claim != "" {
+				freed.InUse = append(freed.InUse, a)
+			}
+			if !sl.ours {
+				continue
+			}
+			if err := l.fs.Chmod(s.slotPath(a), modeHostLocal); err != nil {
+				return freed, err
+			}
+		}
+	}
+	for _, name := range []string{tempName, markerName} {
+		if err := s.remove(filepath.Join(l.dir, name)); err != nil {
+			return freed, err
+		}
+	}
+	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
+		if err := RemoveAll(l.fs, s.state(dir)); err != nil {
+			return freed, err
+		}
+	}
+	return freed, RemoveAll(l.fs, l.state)
+}
+
+// removeClaims removes every claim, durably.
+func (s *session) removeClaims() error {
+	names, err := s.l.fs.ReadDir(s.state(claimsDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.remove(s.state(claimsDir, name)); err != nil {
+			return err
+		}
+	}
+	return s.l.fs.SyncDir(s.state(claimsDir))
+}
+
+// RemoveState removes what is left of the state directory once every network was uninstalled: what a kill left of a
+// network without its description, and the directory itself. What is not of a ledger stays. So does a network that
+// still has a description, because it could not be uninstalled or is in use again: left says how many there are.
+func RemoveState(o Options) (left int, err error) {
+	o.setDefaults()
+	names, err := o.FS.ReadDir(o.StateDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for _, name := range names {
+		path := filepath.Join(o.StateDir, name)
+		sub, err := o.FS.ReadDir(path)
+		switch {
+		case errors.Is(err, errNotADirectory), errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			errs = append(errs, err)
+		case slices.Contains(sub, infoName):
+			left++
+		case !slices.ContainsFunc(sub, func(s string) bool {
+			return !slices.Contains([]string{claimsDir, indexDir, setsDir, marksDir, tempState}, s)
+		}):
+			errs = append(errs, RemoveAll(o.FS, path))
+		}
+	}
+	o.FS.RemoveDir(o.StateDir) // fails while something is left in it, or it is a mount
+	return left, errors.Join(errs...)
+}
+
+// RemoveAll removes a directory of plain files and directories, or one file. A missing one is no error.
+func RemoveAll(fsys FileSystem, path string) error {
+	err := fsys.Remove(path)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	names, dirErr := fsys.ReadDir(path)
+	if dirErr != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := RemoveAll(fsys, filepath.Join(path, name)); err != nil {
+			return err
+		}
+	}
+	return fsys.RemoveDir(path)
+}
