@@ -112,16 +112,17 @@ func (t *decision) add(c addCommand) error {
 			return err
 		}
 		switch {
-		case h.lost == "" && h.predecessor == nil:
+		case h.lost == nil && h.predecessor == nil:
 			t.restore(c, policy, own, h)
 			return nil
-		case h.lost == "" && !(valueOf(policy).AllocateNew && !h.soft):
+		case h.lost == nil && !(valueOf(policy).AllocateNew && !h.soft):
 			t.out.waitFor, t.out.soft = h.predecessor, h.soft
 			return nil
-		case h.lost == "":
-			h.lost = "its predecessor is still running and stayput.io/when-in-use is AllocateNew"
+		case h.lost == nil:
+			h.lose(MissAllocateNew, "its predecessor is still running and stayput.io/when-in-use is AllocateNew")
 		}
-		t.event(c, EventNotRestored, fmt.Sprintf("%v: %s", own.Addrs, h.lost))
+		t.event(c, EventNotRestored, fmt.Sprintf("%v: %s", own.Addrs, h.lost.why))
+		t.out.events[len(t.out.events)-1].Miss = h.lost.miss
 	}
 	if key.shared() {
 		siblings, err := t.setClaims(key)
@@ -136,7 +137,7 @@ func (t *decision) add(c addCommand) error {
 			if err != nil {
 				return err
 			}
-			if h.lost == "" && h.predecessor == nil && h.retained() {
+			if h.lost == nil && h.predecessor == nil && h.retained() {
 				t.takeOver(c, *policy, key, own, s, h)
 				return nil
 			}
@@ -332,11 +333,20 @@ func (t *decision) pick(i int, set RangeSet, requested *[]netip.Addr, own *Claim
 
 // holding is what stands behind a claim.
 type holding struct {
-	lost        string // why the claim's addresses cannot be given back, or ""
+	lost        *loss // why the claim's addresses cannot be given back; nil: they can
 	predecessor *Attachment
 	soft        bool
 	slots       []slot
 	ended       []*entry // attachments that are dead but have not been DELed
+}
+
+type loss struct {
+	miss Miss
+	why  string
+}
+
+func (h *holding) lose(m Miss, format string, args ...any) {
+	h.lost = &loss{m, fmt.Sprintf(format, args...)}
 }
 
 // retained says whether all addresses are kept for the claim and nobody uses them.
@@ -353,16 +363,16 @@ func (h *holding) retained() bool {
 func (t *decision) assess(cl *Claim, c addCommand) (*holding, error) {
 	h := &holding{}
 	if len(cl.Addrs) != len(t.net.Ranges) {
-		h.lost = fmt.Sprintf("the network now has %d range sets", len(t.net.Ranges))
+		h.lose(MissRangeChanged, "the network now has %d range sets", len(t.net.Ranges))
 	}
 	for i, a := range cl.Addrs {
-		if h.lost == "" && !t.net.Ranges[i].allocatable(a) {
-			h.lost = fmt.Sprintf("%s is outside the network's ranges (%s)", a, t.net.Ranges[i])
+		if h.lost == nil && !t.net.Ranges[i].allocatable(a) {
+			h.lose(MissRangeChanged, "%s is outside the network's ranges (%s)", a, t.net.Ranges[i])
 		}
 	}
 	for _, a := range c.Requested {
-		if h.lost == "" && !slices.Contains(cl.Addrs, a) {
-			h.lost = fmt.Sprintf("the runtime requested %s", a)
+		if h.lost == nil && !slices.Contains(cl.Addrs, a) {
+			h.lose(MissOtherRequested, "the runtime requested %s", a)
 		}
 	}
 	hash := cl.Key.hash()
@@ -375,7 +385,7 @@ func (t *decision) assess(cl *Claim, c addCommand) (*holding, error) {
 		switch s.state {
 		case slotRetained:
 			if k := s.retained.Key.hash(); k != hash && k != cl.From {
-				h.lost = fmt.Sprintf("%s is retained for %s", a, s.retained.Key)
+				h.lose(MissRetainedForOther, "%s is retained for %s", a, s.retained.Key)
 				continue
 			}
 			r := s.retained
@@ -390,7 +400,7 @@ func (t *decision) assess(cl *Claim, c addCommand) (*holding, error) {
 			}
 			switch {
 			case e == nil || e.claim != hash && (e.claim != "" || t.alive(e)):
-				h.lost = fmt.Sprintf("%s is in use by %s", a, s.att)
+				h.lose(MissInUse, "%s is in use by %s", a, s.att)
 			case t.alive(e):
 				h.predecessor, h.soft = &s.att, false
 			default:

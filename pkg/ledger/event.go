@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -15,7 +16,38 @@ const (
 	EventClamped     EventReason = "IPRetentionClamped"
 )
 
-// Event is something that the people who own the pod should hear of.
+// Miss is why a pod that was promised addresses got others.
+type Miss int
+
+const (
+	MissOther        Miss = iota // also of a record that does not say
+	MissRangeChanged             // they are outside the network's ranges
+	MissOtherRequested
+	MissRetainedForOther
+	MissInUse
+	MissAllocateNew // the pod did not want to wait for its predecessor
+)
+
+var missWords = [...]string{"other", "range_changed", "other_requested", "retained_for_other", "in_use", "allocate_new"}
+
+// Misses returns every Miss.
+func Misses() []Miss {
+	return []Miss{MissOther, MissRangeChanged, MissOtherRequested, MissRetainedForOther, MissInUse, MissAllocateNew}
+}
+
+// String returns the word for m that metrics and records use.
+func (m Miss) String() string { return missWords[m] }
+
+func (m Miss) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText reads a word that it does not know, such as a later version's, as MissOther.
+func (m *Miss) UnmarshalText(b []byte) error {
+	*m = Miss(max(0, slices.Index(missWords[:], string(b))))
+	return nil
+}
+
+// Event is something that the people who own the pod should hear of. Its JSON is a record of the spool; older
+// records lack miss.
 type Event struct {
 	Reason      EventReason  `json:"reason"`
 	Key         Key          `json:"key"`
@@ -24,5 +56,6 @@ type Event struct {
 	Netns       string       `json:"netns,omitempty"`
 	Addrs       []netip.Addr `json:"addrs,omitempty"`
 	Message     string       `json:"message,omitempty"`
+	Miss        Miss         `json:"miss,omitzero"` // of EventNotRestored
 	Time        time.Time    `json:"time"`
 }

@@ -116,26 +116,13 @@ func newMetrics(r *prometheus.Registry) *metrics {
 	return m
 }
 
-// missReasons are the sentences in which the ledger says why an address was not given back, and their labels.
-var missReasons = []struct{ says, reason string }{
-	{"range sets", "range_changed"},
-	{"is outside the network's ranges", "range_changed"},
-	{"the runtime requested", "other_requested"},
-	{"is retained for", "retained_for_other"},
-	{"is in use by", "in_use"},
-	{"AllocateNew", "allocate_new"},
-}
-
-const otherMiss = "other"
-
 // know makes the counters of a network begin at 0: of one that begins at 1 nobody sees it rise.
 func (m *metrics) know(network string) {
 	for _, c := range []*prometheus.CounterVec{m.restores, m.refused, m.clamped, m.expired, m.released, m.reclaimed} {
 		c.WithLabelValues(network)
 	}
-	m.misses.WithLabelValues(network, otherMiss)
-	for _, r := range missReasons {
-		m.misses.WithLabelValues(network, r.reason)
+	for _, miss := range ledger.Misses() {
+		m.misses.WithLabelValues(network, miss.String())
 	}
 }
 

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"slices"
-	"strings"
 
 	"github.com/stayput/stayput/pkg/ledger"
 )
@@ -53,21 +52,11 @@ func (a *Agent) report(e ledger.Event) {
 	case ledger.EventRestored:
 		a.metrics.restores.WithLabelValues(network).Inc()
 	case ledger.EventNotRestored:
-		a.metrics.misses.WithLabelValues(network, missReason(e.Message)).Inc()
+		a.metrics.misses.WithLabelValues(network, e.Miss.String()).Inc()
 	case ledger.EventRefused:
 		a.metrics.refused.WithLabelValues(network).Inc()
 	case ledger.EventClamped:
 		a.metrics.clamped.WithLabelValues(network).Inc()
 	}
 	a.publish(e)
-}
-
-// missReason is the label for the sentence in which the ledger says why an address was not given back.
-func missReason(message string) string {
-	for _, r := range missReasons {
-		if strings.Contains(message, r.says) {
-			return r.reason
-		}
-	}
-	return otherMiss
 }
