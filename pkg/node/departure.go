@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/atomicfile"
-	"github.com/stayput/stayput/pkg/installation"
+	"github.com/stayput/stayput/pkg/uninstall"
 )
 
 // departure waits for the sign that stayput is being uninstalled.
@@ -23,7 +23,7 @@ import (
 //
 // An agent that has never seen the object, because somebody runs it without, never leaves.
 type departure struct {
-	follower *installation.Follower
+	follower *uninstall.Follower
 	path     string
 	memory   memoryOfInstallation
 	changed  wake
@@ -32,7 +32,7 @@ type departure struct {
 }
 
 type memoryOfInstallation struct {
-	installation.Seen
+	uninstall.Seen
 	// Leaving is set as soon as the uninstallation of the node begins. It goes on until the object is there again.
 	Leaving bool `json:"leaving,omitempty"`
 }
@@ -58,11 +58,11 @@ func (a *Agent) newDeparture() (*departure, error) {
 		a.log.Warn("What was known of the installation cannot be read: an uninstallation while the agent was away is not noticed", "file", d.path)
 		d.memory = memoryOfInstallation{}
 	}
-	d.follower, err = installation.New(a.o.API, a.o.Namespace, d.memory.Seen, a.log)
+	d.follower, err = uninstall.New(a.o.API, a.o.Namespace, d.memory.Seen, a.log)
 	if err != nil {
 		return nil, err
 	}
-	d.follower.Changed = func(installation.State, installation.Seen) { d.changed.up() }
+	d.follower.Changed = func(uninstall.State, uninstall.Seen) { d.changed.up() }
 	return d, nil
 }
 
@@ -86,12 +86,12 @@ func (d *departure) save(m memoryOfInstallation) error {
 // here says whether stayput is installed, as far as is known.
 func (d *departure) here() bool {
 	state, _ := d.follower.State()
-	return state == installation.Here
+	return state == uninstall.Here
 }
 
 func (d *departure) gone() bool {
 	state, _ := d.follower.State()
-	return state == installation.Gone
+	return state == uninstall.Gone
 }
 
 // begin remembers that the node is being put back, and end that it is not any more.
@@ -142,16 +142,16 @@ func (d *departure) awaited(ctx context.Context) bool {
 			}
 			ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 			defer cancel()
-			return d.follower.Ask(ask) == installation.Gone
+			return d.follower.Ask(ask) == uninstall.Gone
 		case <-over:
 			return true
 		case <-d.changed:
 			switch state, seen := d.follower.State(); state {
-			case installation.Gone:
+			case uninstall.Gone:
 				if over == nil {
 					over = time.After(d.quiet)
 				}
-			case installation.Here:
+			case uninstall.Here:
 				over = nil
 				if err := d.save(memoryOfInstallation{Seen: seen}); err != nil {
 					d.log("An uninstallation while the agent is away will not be noticed", "err", err)

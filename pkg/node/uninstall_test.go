@@ -23,14 +23,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/stayput/stayput/pkg/installation"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/uninstall"
 )
 
 func sentinel(uid types.UID, version int) *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: installation.Name, UID: uid, ResourceVersion: strconv.Itoa(version)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: uninstall.Name, UID: uid, ResourceVersion: strconv.Itoa(version)},
 	}
 }
 
@@ -393,7 +393,7 @@ func TestWithoutTheFactOfADeletionNothingIsFreed(t *testing.T) {
 			c.endWatches(nil)
 		},
 		"nothing is found": func(c *cluster) {
-			c.answers(func(*http.Request) *metav1.Status { return notFound("configmaps", installation.Name) })
+			c.answers(func(*http.Request) *metav1.Status { return notFound("configmaps", uninstall.Name) })
 			c.endWatches(nil)
 		},
 		"the API server went back in time": func(c *cluster) {

@@ -18,7 +18,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/stayput/stayput/pkg/installation"
+	"github.com/stayput/stayput/pkg/uninstall"
 )
 
 // The bindings of the policies that gate pods, see deploy.
@@ -41,7 +41,7 @@ type departure struct {
 	memory *memory
 	log    logr.Logger
 
-	installed, gates *installation.Follower
+	installed, gates *uninstall.Follower
 	changed          chan struct{}
 
 	mu      sync.Mutex
@@ -66,17 +66,17 @@ func newDeparture(mgr ctrl.Manager, namespace string, m *memory) (*departure, er
 	log := mgr.GetLogger().WithName("departure")
 	d := &departure{cached: mgr.GetCache(), client: live, memory: m, log: log, changed: make(chan struct{}, 1)}
 	slogger := slog.New(logr.ToSlogHandler(log))
-	if d.installed, err = installation.New(config, namespace, installation.Seen{}, slogger); err != nil {
+	if d.installed, err = uninstall.New(config, namespace, uninstall.Seen{}, slogger); err != nil {
 		return nil, err
 	}
-	if d.gates, err = installation.Of(config, gateBindings, "", gateAnnotatedBinding, installation.Seen{}, slogger); err != nil {
+	if d.gates, err = uninstall.Of(config, gateBindings, "", gateAnnotatedBinding, uninstall.Seen{}, slogger); err != nil {
 		return nil, err
 	}
-	d.installed.Changed = func(installation.State, installation.Seen) { d.wake() }
-	d.gates.Changed = func(s installation.State, _ installation.Seen) {
+	d.installed.Changed = func(uninstall.State, uninstall.Seen) { d.wake() }
+	d.gates.Changed = func(s uninstall.State, _ uninstall.Seen) {
 		d.mu.Lock()
 		d.ungated = time.Time{}
-		if s == installation.Gone {
+		if s == uninstall.Gone {
 			d.ungated = time.Now()
 		}
 		d.mu.Unlock()
@@ -97,7 +97,7 @@ func (d *departure) leaving() bool {
 	if d == nil {
 		return false
 	}
-	if state, _ := d.installed.State(); state == installation.Gone {
+	if state, _ := d.installed.State(); state == uninstall.Gone {
 		return true
 	}
 	return d.ungatedLately(time.Now())
@@ -145,7 +145,7 @@ func (d *departure) leave(ctx context.Context) {
 			said = err.Error()
 			d.log.Error(err, "Cannot let every pod go, trying again")
 		}
-		if state, _ := d.installed.State(); n == 0 && err == nil && !swept && state == installation.Gone {
+		if state, _ := d.installed.State(); n == 0 && err == nil && !swept && state == uninstall.Gone {
 			swept = true
 			if err := removeGatedWorkloads(ctx, d.client); err != nil && ctx.Err() == nil {
 				d.log.Info("Cannot delete what says which recorded pods are gated", "err", err)
@@ -190,7 +190,7 @@ func (d *departure) pass(ctx context.Context) (n int, err error) {
 func (d *departure) end(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
 	defer cancel()
-	if state, seen := d.installed.State(); !d.leaving() && (state != installation.Here || seen.UID == "" || d.installed.Ask(ctx) != installation.Gone) {
+	if state, seen := d.installed.State(); !d.leaving() && (state != uninstall.Here || seen.UID == "" || d.installed.Ask(ctx) != uninstall.Gone) {
 		return
 	}
 	if err := UngateAll(ctx, d.client, io.Discard); err != nil && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {

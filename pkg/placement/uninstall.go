@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/installation"
+	"github.com/stayput/stayput/pkg/uninstall"
 )
 
 // ErrNotClean is an uninstallation that did not see the end of everything in time.
@@ -49,7 +49,7 @@ func Uninstall(ctx context.Context, c client.Client, namespace string, timeout t
 	for _, o := range []client.Object{
 		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: gateAnnotatedBinding}},
 		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: gateRecordedBinding}},
-		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: installation.Name}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: uninstall.Name}},
 	} {
 		name := o.GetName()
 		switch err := c.Delete(ctx, o); {

@@ -1,4 +1,4 @@
-package installation
+package uninstall
 
 import (
 	"encoding/json"

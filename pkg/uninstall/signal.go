@@ -1,4 +1,4 @@
-// Package installation follows the one object that says whether stayput is installed in the cluster: the ConfigMap
+// Package uninstall follows the one object that says whether stayput is installed in the cluster: the ConfigMap
 // stayput-installation in its namespace. Its deletion tells the agents and controllers that run to clean up.
 //
 // # What counts
@@ -9,7 +9,7 @@
 // backup of etcd was restored.
 //
 // One that is there again under another UID is a new installation.
-package installation
+package uninstall
 
 import (
 	"context"
