@@ -142,9 +142,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	defer cancel()
 	err = server.Shutdown(last)
 
-	// 7. Anew, where stayput was installed again under us.
+	// 7. A new process if stayput was installed again meanwhile.
 	if errors.Is(why, node.ErrInstalledAgain) {
-		return program.StartAgain()
+		return program.Restart()
 	}
 	return errors.Join(why, err)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/stayput/stayput/cmd/internal/program"
@@ -61,6 +63,15 @@ func (o *options) config() (*rest.Config, error) {
 	return config, nil
 }
 
+// client reads from the API server, not from a cache.
+func (o *options) client() (client.Client, error) {
+	config, err := o.config()
+	if err != nil {
+		return nil, err
+	}
+	return client.New(config, client.Options{Scheme: placement.Scheme})
+}
+
 // customKinds reads Kind.version.group.
 func (o *options) customKinds() ([]schema.GroupVersionKind, error) {
 	var kinds []schema.GroupVersionKind
@@ -97,7 +108,25 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	}
 	log.Info("Running", "version", program.Version())
 	if err := placement.Run(ctx, config, o.placement); err != nil && ctx.Err() == nil {
-		return startAgain(ctx, log, err)
+		return restart(ctx, log, err)
 	}
 	return nil
+}
+
+// restartAfter keeps a controller whose API server is away or refuses it from restarting without a pause.
+const restartAfter = time.Second
+
+// restart replaces this process by a new one, which contends for the lease anew. A controller that could not renew its
+// lease in time must stop all its work, which a new process is sure to have done. It does not exit, as other controllers
+// do, because each restart of the container comes after a longer pause, of up to five minutes, in which pods stay gated.
+//
+// It returns nil if ctx is done, else an error.
+func restart(ctx context.Context, log logr.Logger, why error) error {
+	log.Error(why, "Restarting", "after", restartAfter)
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-time.After(restartAfter):
+		return program.Restart()
+	}
 }

@@ -1,35 +1,54 @@
 package main
 
 import (
+	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/stayput/stayput/pkg/placement"
+	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
 func uninstallCommand(o *options) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "uninstall",
-		Short: "Begin the uninstallation, and wait until nothing needs stayput any more",
-		Long: "Delete the bindings that gate pods and the ConfigMap stayput-installation, let every gated pod go, and\n" +
-			"wait until the agents that run have put their nodes back as they were. Then everything else of stayput can\n" +
-			"be deleted. Helm runs it before it deletes a release; it may be run by hand, and again.",
+		Short: "Prepare the cluster for the removal of stayput",
+		Long: "Delete the bindings that gate pods and the ConfigMap stayput-installation, ungate every pod, and wait until the\n" +
+			"running agents have put their nodes back. Then everything else of stayput can be deleted. Helm runs this before\n" +
+			"it deletes a release. It may be run by hand, and more than once.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			config, err := o.config()
+			c, err := o.client()
 			if err != nil {
 				return err
 			}
-			c, err := client.New(config, client.Options{Scheme: placement.Scheme})
-			if err != nil {
-				return err
-			}
-			return placement.Uninstall(cmd.Context(), c, o.namespace(), timeout, cmd.OutOrStdout())
+			return uninstall.Run(cmd.Context(), c, o.namespace(), timeout, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", 2*time.Minute, "how long to wait for pods and agents")
+	return cmd
+}
+
+func ungateCommand(o *options) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "ungate --all",
+		Short: "Ungate every pod that waits for its placement",
+		Long: "Ungate every pod that waits for its placement: the scheduler is free to place it. For use during an uninstallation,\n" +
+			"after the admission policies that gate pods are gone. It may be run more than once.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !all {
+				return errors.New("--all is required: it confirms that every gated pod of the cluster is meant")
+			}
+			c, err := o.client()
+			if err != nil {
+				return err
+			}
+			return uninstall.UngateAll(cmd.Context(), c, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "ungate every gated pod of the cluster")
 	return cmd
 }

@@ -222,7 +222,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer wg.Wait()
 	following, stop := context.WithCancel(ctx)
 	defer stop()
-	wg.Go(func() { a.departure.follower.Run(following) })
+	wg.Go(func() { a.departure.signal.Run(following) })
 	working, end := context.WithCancel(ctx)
 	defer end()
 	var ended sync.WaitGroup

@@ -23,16 +23,15 @@ import (
 //
 // An agent that has never seen the object, because somebody runs it without, never leaves.
 type departure struct {
-	follower *uninstall.Follower
-	path     string
-	memory   memoryOfInstallation
-	changed  wake
-	quiet    time.Duration
-	log      func(msg string, args ...any)
+	signal *uninstall.Signal
+	path   string
+	memory memoryOfInstallation
+	quiet  time.Duration
+	log    func(msg string, args ...any)
 }
 
 type memoryOfInstallation struct {
-	uninstall.Seen
+	uninstall.Object
 	// Leaving is set as soon as the uninstallation of the node begins. It goes on until the object is there again.
 	Leaving bool `json:"leaving,omitempty"`
 }
@@ -49,7 +48,7 @@ const (
 )
 
 func (a *Agent) newDeparture() (*departure, error) {
-	d := &departure{path: filepath.Join(a.o.StateDir, installationFile), changed: newWake(), quiet: quiet, log: a.log.Warn}
+	d := &departure{path: filepath.Join(a.o.StateDir, installationFile), quiet: quiet, log: a.log.Warn}
 	b, err := os.ReadFile(d.path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -58,12 +57,8 @@ func (a *Agent) newDeparture() (*departure, error) {
 		a.log.Warn("What was known of the installation cannot be read: an uninstallation while the agent was away is not noticed", "file", d.path)
 		d.memory = memoryOfInstallation{}
 	}
-	d.follower, err = uninstall.New(a.o.API, a.o.Namespace, d.memory.Seen, a.log)
-	if err != nil {
-		return nil, err
-	}
-	d.follower.Changed = func(uninstall.State, uninstall.Seen) { d.changed.up() }
-	return d, nil
+	d.signal, err = uninstall.NewSignal(a.o.API, a.o.Namespace, d.memory.Object, a.log)
+	return d, err
 }
 
 // save writes the memory as it is to be.
@@ -84,15 +79,9 @@ func (d *departure) save(m memoryOfInstallation) error {
 }
 
 // here says whether stayput is installed, as far as is known.
-func (d *departure) here() bool {
-	state, _ := d.follower.State()
-	return state == uninstall.Here
-}
+func (d *departure) here() bool { return d.signal.Status().State == uninstall.Present }
 
-func (d *departure) gone() bool {
-	state, _ := d.follower.State()
-	return state == uninstall.Gone
-}
+func (d *departure) gone() bool { return d.signal.Status().State == uninstall.Deleted }
 
 // begin remembers that the node is being put back, and end that it is not any more.
 func (d *departure) begin() error {
@@ -102,8 +91,7 @@ func (d *departure) begin() error {
 }
 
 func (d *departure) end() error {
-	_, seen := d.follower.State()
-	return d.save(memoryOfInstallation{Seen: seen})
+	return d.save(memoryOfInstallation{Object: d.signal.Status().Object})
 }
 
 // wasLeaving says whether the agent before this one was killed while it left, and stayput is not known to be
@@ -116,14 +104,13 @@ func (d *departure) wasLeaving(ctx context.Context) bool {
 	defer late.Stop()
 	for !d.here() && !d.gone() {
 		select {
-		case <-d.changed:
+		case <-d.signal.Changed():
 			continue
 		case <-late.C:
 		case <-ctx.Done():
 		}
 		break
 	}
-	d.changed.up() // for those who wait next
 	return !d.here()
 }
 
@@ -131,6 +118,23 @@ func (d *departure) wasLeaving(ctx context.Context) bool {
 func (d *departure) awaited(ctx context.Context) bool {
 	var over <-chan time.Time
 	for {
+		switch status := d.signal.Status(); {
+		case status.State == uninstall.Deleted:
+			if over == nil {
+				over = time.After(d.quiet)
+			}
+		case status.State == uninstall.Present:
+			over = nil
+			if err := d.save(memoryOfInstallation{Object: status.Object}); err != nil {
+				d.log("An uninstallation while the agent is away will not be noticed", "err", err)
+			}
+		case status.Object.UID == "" && d.memory.UID != "": // the API server went back to before the installation
+			over = nil
+			d.memory = memoryOfInstallation{}
+			if err := os.Remove(d.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+				d.log("Cannot forget an installation of which the API server knows nothing", "err", err)
+			}
+		}
 		select {
 		case <-ctx.Done():
 			if d.gone() {
@@ -142,27 +146,10 @@ func (d *departure) awaited(ctx context.Context) bool {
 			}
 			ask, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
 			defer cancel()
-			return d.follower.Ask(ask) == uninstall.Gone
+			return d.signal.Ask(ask).State == uninstall.Deleted
 		case <-over:
 			return true
-		case <-d.changed:
-			switch state, seen := d.follower.State(); state {
-			case uninstall.Gone:
-				if over == nil {
-					over = time.After(d.quiet)
-				}
-			case uninstall.Here:
-				over = nil
-				if err := d.save(memoryOfInstallation{Seen: seen}); err != nil {
-					d.log("An uninstallation while the agent is away will not be noticed", "err", err)
-				}
-			default: // the API server went back to before the installation
-				over = nil
-				d.memory = memoryOfInstallation{}
-				if err := os.Remove(d.path); err != nil && !errors.Is(err, os.ErrNotExist) {
-					d.log("Cannot forget an installation of which the API server knows nothing", "err", err)
-				}
-			}
+		case <-d.signal.Changed():
 		}
 	}
 }

@@ -240,7 +240,7 @@ func (a *Agent) leave(ctx context.Context) error {
 		select {
 		case <-ended:
 		case <-wait.C:
-		case <-a.departure.changed:
+		case <-a.departure.signal.Changed():
 			if a.departure.here() {
 				return errors.Join(a.departure.end(), ErrInstalledAgain)
 			}

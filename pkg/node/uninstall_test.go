@@ -30,7 +30,7 @@ import (
 func sentinel(uid types.UID, version int) *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: uninstall.Name, UID: uid, ResourceVersion: strconv.Itoa(version)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: uninstall.ConfigMap, UID: uid, ResourceVersion: strconv.Itoa(version)},
 	}
 }
 
@@ -393,7 +393,7 @@ func TestWithoutTheFactOfADeletionNothingIsFreed(t *testing.T) {
 			c.endWatches(nil)
 		},
 		"nothing is found": func(c *cluster) {
-			c.answers(func(*http.Request) *metav1.Status { return notFound("configmaps", uninstall.Name) })
+			c.answers(func(*http.Request) *metav1.Status { return notFound("configmaps", uninstall.ConfigMap) })
 			c.endWatches(nil)
 		},
 		"the API server went back in time": func(c *cluster) {

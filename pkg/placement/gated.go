@@ -21,20 +21,18 @@ import (
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
-// gatedWorkloads is the ConfigMap, one in each namespace with PersistentPodStates, that is the parameter of the
-// admission policy which gates the pods of recorded workloads. A ConfigMap is known to the API server from its
-// start, as a custom resource is not, and one object costs a pod's creation the same however many workloads it
-// names.
+// gatedWorkloadsKey is the one value of the ConfigMap gate.Workloads, the parameter of the admission policy that gates
+// the pods of recorded workloads. The API server knows ConfigMaps from its start, unlike custom resources, and one
+// object costs a pod's creation the same however many workloads it names.
 //
-// It has one value, gatedWorkloadsKey, with a line Kind.group.name for each workload, a line break before the first
-// and after every one, so that the policy can look for a whole line. It is not a key for each workload because the
-// API server converts every key for every pod.
-const (
-	gatedWorkloads    = "stayput-gated-workloads"
-	gatedWorkloadsKey = "workloads"
-)
+// The value has a line Kind.group.name for each workload, a line break before the first and after every one, so that
+// the policy can search for a whole line. A key for each workload would cost more: the API server converts every key
+// for every pod.
+const gatedWorkloadsKey = "workloads"
 
 // gateEvery is how often the ConfigMap of a namespace is looked at, in case somebody has changed it.
 const gateEvery = 10 * time.Minute
@@ -44,8 +42,8 @@ type gating struct {
 	client client.Client
 	live   client.Reader // ConfigMaps are not cached: the controller may read this one by name alone
 	kruise *kruise
-	// leaving says whether stayput is being uninstalled.
-	leaving func() bool
+	// uninstalling reports whether stayput is being uninstalled.
+	uninstalling func() bool
 
 	mu   sync.Mutex
 	said map[string]said // by namespace
@@ -72,9 +70,9 @@ func (g *gating) setUp(mgr ctrl.Manager) error {
 
 // Reconcile sees to the ConfigMap of one namespace.
 func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Result, error) {
-	if g.leaving() {
+	if g.uninstalling() {
 		g.forget(namespace) // others delete it
-		return reconcile.Result{RequeueAfter: gatesAlone}, nil
+		return reconcile.Result{RequeueAfter: uninstall.RecheckAfter}, nil
 	}
 	on, err := g.kruise.on()
 	if err != nil {
@@ -126,9 +124,9 @@ func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 		return known.lines, nil
 	}
 	var cm corev1.ConfigMap
-	if err := g.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: gatedWorkloads}, &cm); err != nil {
+	if err := g.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: gate.Workloads}, &cm); err != nil {
 		if !absent(err) {
-			return "", fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, gatedWorkloads, err)
+			return "", fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, gate.Workloads, err)
 		}
 		g.remember(namespace, "")
 		return "", nil
@@ -146,16 +144,16 @@ func (g *gating) say(ctx context.Context, namespace, lines string) error {
 	g.forget(namespace) // whatever happens now
 	if lines == "" {
 		cm := &corev1.ConfigMap{}
-		cm.Namespace, cm.Name = namespace, gatedWorkloads
+		cm.Namespace, cm.Name = namespace, gate.Workloads
 		if err := client.IgnoreNotFound(g.client.Delete(ctx, cm)); err != nil {
-			return fmt.Errorf("deleting ConfigMap %s/%s: %w", namespace, gatedWorkloads, err)
+			return fmt.Errorf("deleting ConfigMap %s/%s: %w", namespace, gate.Workloads, err)
 		}
 		return nil
 	}
-	err := g.client.Apply(ctx, corev1ac.ConfigMap(gatedWorkloads, namespace).WithData(map[string]string{gatedWorkloadsKey: lines}),
+	err := g.client.Apply(ctx, corev1ac.ConfigMap(gate.Workloads, namespace).WithData(map[string]string{gatedWorkloadsKey: lines}),
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
-		return fmt.Errorf("applying ConfigMap %s/%s: %w", namespace, gatedWorkloads, err)
+		return fmt.Errorf("applying ConfigMap %s/%s: %w", namespace, gate.Workloads, err)
 	}
 	g.remember(namespace, lines)
 	return nil

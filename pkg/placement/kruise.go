@@ -143,7 +143,7 @@ type persistentPodStates struct {
 
 // addPersistentPodStates registers the loops for PersistentPodStates with a manager: generating, recording, whose
 // pods are gated, and stepping aside for OpenKruise.
-func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []schema.GroupVersionKind, leaving func() bool) (*persistentPodStates, error) {
+func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []schema.GroupVersionKind, uninstalling func() bool) (*persistentPodStates, error) {
 	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
 		return nil, err
 	} else if !ok {
@@ -163,7 +163,7 @@ func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []sche
 	to := mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
 	generate := &generating{client: mgr.GetClient(), live: mgr.GetAPIReader(), targets: t, kruise: k, events: to}
 	record := &recording{client: mgr.GetClient(), targets: t, kruise: k, events: to, now: time.Now}
-	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, leaving: leaving}
+	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling}
 	return &persistentPodStates{&records{client: mgr.GetClient(), targets: t, kruise: k}, t, true},
 		errors.Join(generate.setUp(mgr), record.setUp(mgr), gate.setUp(mgr))
 }

@@ -25,6 +25,7 @@ import (
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
 // Scheme knows every object that the controller reads or writes by its type.
@@ -43,7 +44,7 @@ type Options struct {
 	// LeaderElection makes replicas take turns. The lease lies in LeaderElectionNamespace; empty: the pod's own.
 	LeaderElection          bool
 	LeaderElectionNamespace string
-	// Namespace is where stayput is installed; empty: nobody says when it is uninstalled.
+	// Namespace is where stayput is installed; empty: an uninstallation goes unnoticed.
 	Namespace string
 	// CustomKinds are further kinds of workload, with a scale subresource, that a PersistentPodState may name.
 	CustomKinds []schema.GroupVersionKind
@@ -105,19 +106,20 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 
 	// 2. Whether stayput is being uninstalled.
 	memory := newMemory(time.Now)
-	var leave *departure
+	uninstalling := func() bool { return false }
 	if o.Namespace != "" {
-		var err error
-		if leave, err = newDeparture(mgr, o.Namespace, memory); err != nil {
+		u, err := uninstall.New(mgr, o.Namespace, memory)
+		if err != nil {
 			return err
 		}
-		if err := mgr.Add(leave); err != nil {
+		if err := mgr.Add(u); err != nil {
 			return err
 		}
+		uninstalling = u.Begun
 	}
 
 	// 3. PersistentPodStates: generating and recording.
-	states, err := addPersistentPodStates(ctx, mgr, o.CustomKinds, leave.leaving)
+	states, err := addPersistentPodStates(ctx, mgr, o.CustomKinds, uninstalling)
 	if err != nil {
 		return err
 	}
@@ -148,7 +150,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 
 	// 5. Placement and release.
 	place := &placer{
-		client: mgr.GetClient(), records: states.records, memory: memory, now: time.Now, leaving: leave.leaving,
+		client: mgr.GetClient(), records: states.records, memory: memory, now: time.Now, uninstalling: uninstalling,
 		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager), metrics: newPlacementMetrics(metrics.Registry, memory, mgr.Elected()),
 	}
 	if states.readable {

@@ -142,15 +142,15 @@ func (m *memory) seen(pod *corev1.Pod) {
 	}
 }
 
-// ungatedPod remembers that a pod was let go.
-func (m *memory) ungatedPod(pod *corev1.Pod) {
+// Ungated remembers that a pod was ungated.
+func (m *memory) Ungated(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.ungated[client.ObjectKeyFromObject(pod)] = pod.UID
 }
 
-// wasUngated says whether a pod was let go, though it looks gated.
-func (m *memory) wasUngated(pod *corev1.Pod) bool {
+// WasUngated reports whether a pod was ungated although the cache still shows its gate.
+func (m *memory) WasUngated(pod *corev1.Pod) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return gated(pod) && m.ungated[client.ObjectKeyFromObject(pod)] == pod.UID

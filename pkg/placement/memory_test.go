@@ -131,8 +131,8 @@ func TestAGivenUpHomeIsNotForAPodThatIsCreatedDaysLater(t *testing.T) {
 func TestAPodThatWasLetGoIsLeftAloneWhileItLooksGated(t *testing.T) {
 	m := newMemory(time.Now)
 	pod := gatedPod()
-	m.ungatedPod(pod)
-	if !m.wasUngated(pod) || m.wasUngated(gatedPod(func(p *corev1.Pod) { p.UID = "another" })) {
+	m.Ungated(pod)
+	if !m.WasUngated(pod) || m.WasUngated(gatedPod(func(p *corev1.Pod) { p.UID = "another" })) {
 		t.Error("it is not the pod that was let go that is left alone")
 	}
 	m.seen(gatedPod(func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }))

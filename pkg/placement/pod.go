@@ -30,6 +30,8 @@ import (
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
 // placementWorkers decide at the same time: a decision is two writes to the API server, which waits for its disk.
@@ -43,8 +45,8 @@ type placer struct {
 	events  events.EventRecorder
 	metrics *placementMetrics
 	now     func() time.Time
-	// leaving says whether stayput is being uninstalled: then all pods are let go by somebody else.
-	leaving func() bool
+	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
+	uninstalling func() bool
 }
 
 // recorder looks up what a PersistentPodState says of a pod.
@@ -140,15 +142,15 @@ var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 
 // Reconcile decides where one pod goes, and sees to it.
 func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	if p.leaving() {
-		return reconcile.Result{RequeueAfter: gatesAlone}, nil
+	if p.uninstalling() {
+		return reconcile.Result{RequeueAfter: uninstall.RecheckAfter}, nil
 	}
 	var pod corev1.Pod
 	if err := p.client.Get(ctx, req.NamespacedName, &pod); err != nil {
 		p.memory.decided(req.NamespacedName)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if p.memory.wasUngated(&pod) {
+	if p.memory.WasUngated(&pod) {
 		return reconcile.Result{}, nil // the cache has yet to hear of it
 	}
 	if !undecided(&pod) || !pod.DeletionTimestamp.IsZero() {
@@ -249,10 +251,10 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s situation, d deci
 	if err := p.draw(ctx, pod, s.record, d); err != nil {
 		return fmt.Errorf("setting the node affinity of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	if err := removeGate(ctx, p.client, pod); err != nil {
+	if err := gate.Remove(ctx, p.client, pod); err != nil {
 		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	p.memory.ungatedPod(pod)
+	p.memory.Ungated(pod)
 	p.metrics.placed(d.outcome, p.now().Sub(pod.CreationTimestamp.Time), p.memory.waited(pod))
 	if d.outcome == outcomeElsewhere {
 		p.say(pod, corev1.EventTypeWarning, reasonHomeGivenUp, fmt.Sprintf("its home, %s, %s: the pod goes elsewhere; addresses kept there keep their time", d.home, d.reason))
@@ -310,26 +312,6 @@ func applied(a *corev1.NodeAffinity) (*corev1ac.NodeAffinityApplyConfiguration, 
 	}
 	ac := corev1ac.NodeAffinity()
 	return ac, json.Unmarshal(data, ac)
-}
-
-// removeGate lets a pod go. The tests in the patch bind it to this pod and this gate; a pod that has no gate of
-// ours any more is fine.
-func removeGate(ctx context.Context, c client.Client, pod *corev1.Pod) error {
-	i := slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == stayputv1alpha1.PlacementGate })
-	if i < 0 {
-		return nil
-	}
-	at := fmt.Sprintf("/spec/schedulingGates/%d", i)
-	patch, err := json.Marshal([]map[string]any{
-		{"op": "test", "path": "/metadata/uid", "value": pod.UID},
-		{"op": "test", "path": at + "/name", "value": stayputv1alpha1.PlacementGate},
-		{"op": "remove", "path": at},
-	})
-	if err != nil {
-		return err
-	}
-	return c.Patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
-		client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 }
 
 // evict deletes a pod that was drawn home and has no place there: what was required of an ungated pod cannot be

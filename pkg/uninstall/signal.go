@@ -1,14 +1,10 @@
-// Package uninstall follows the one object that says whether stayput is installed in the cluster: the ConfigMap
-// stayput-installation in its namespace. Its deletion tells the agents and controllers that run to clean up.
+// Package uninstall holds the signal that stayput is being uninstalled: the deletion of the ConfigMap
+// stayput-installation from stayput's namespace. Agents and controllers that see it clean up.
 //
-// # What counts
-//
-// Promised addresses are freed on this word, so that only a fact counts: the object was seen, and the API server
-// says that this very one was deleted, by an event of a watch or by a list without it. Nothing else is a sign of
-// anything: no error, no lost right, no object that was never seen, no API server that went back in time because a
-// backup of etcd was restored.
-//
-// One that is there again under another UID is a new installation.
+// Promised addresses are freed on this signal, so only a fact counts: the object was observed, and the API server
+// reports that this very object was deleted, in a watch event or by a list that lacks it. An error, a lost right,
+// an object never observed, or an API server restored from an older backup is no signal. An object of the same name
+// under another UID is a new installation.
 package uninstall
 
 import (
@@ -30,208 +26,221 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Name is the object's.
-const Name = "stayput-installation"
+// ConfigMap is the name of the ConfigMap whose deletion is the signal.
+const ConfigMap = "stayput-installation"
 
-// ConfigMaps is its resource.
-var ConfigMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 
 // State is what is known of an object.
 type State int
 
 const (
-	// Unknown is before the API server has answered, and where an object was never seen.
+	// Unknown is the state until the API server has answered, and of an object never observed.
 	Unknown State = iota
-	// Here is an object that was there when the API server last said.
-	Here
-	// Gone is an object that was deleted.
-	Gone
+	// Present is the state of an object that existed when the API server last answered.
+	Present
+	// Deleted is the state of an object that was observed and then deleted.
+	Deleted
 )
 
-// Seen is an object as it was seen.
-type Seen struct {
+// Object is an object as last observed.
+type Object struct {
 	UID types.UID `json:"uid"`
-	// Version is a resource version of the API server at which it was there.
+	// Version is a resource version of the API server at which the object existed.
 	Version string `json:"version"`
 }
 
-// Follower follows one object.
-type Follower struct {
-	client metadata.ResourceInterface
-	name   string
-	log    *slog.Logger
-	// Changed is called, by Run or Ask, whenever the state changes or another object is seen. It is set before either.
-	Changed func(State, Seen)
-
-	mu    sync.Mutex
-	state State
-	seen  Seen
+// Status is an object's state.
+type Status struct {
+	State  State
+	Object Object    // zero if it was never observed
+	Since  time.Time // when State was observed to change, or Object.UID; zero if neither did
 }
 
-// New is a follower of the installation in a namespace. seen is the object as an earlier process saw it, if it did.
-func New(config *rest.Config, namespace string, seen Seen, log *slog.Logger) (*Follower, error) {
-	return Of(config, ConfigMaps, namespace, Name, seen, log)
+// Signal observes one object. Its methods may be called from any goroutine.
+type Signal struct {
+	client  metadata.ResourceInterface
+	name    string
+	log     *slog.Logger
+	changed chan struct{}
+
+	mu     sync.Mutex
+	status Status
 }
 
-// Of is a follower of any object.
-func Of(config *rest.Config, resource schema.GroupVersionResource, namespace, name string, seen Seen, log *slog.Logger) (*Follower, error) {
+// NewSignal returns a Signal for the installation in a namespace. known is the object as an earlier process observed
+// it; zero if none did.
+func NewSignal(config *rest.Config, namespace string, known Object, log *slog.Logger) (*Signal, error) {
+	return NewSignalFor(config, configMaps, namespace, ConfigMap, known, log)
+}
+
+// NewSignalFor returns a Signal for any object. namespace is empty for a cluster-scoped one.
+func NewSignalFor(
+	config *rest.Config, resource schema.GroupVersionResource, namespace, name string, known Object, log *slog.Logger,
+) (*Signal, error) {
 	c, err := metadata.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("API client for %s: %w", config.Host, err)
 	}
-	f := &Follower{name: name, seen: seen, log: log.With("resource", resource.Resource, "name", name), client: c.Resource(resource)}
-	if namespace != "" {
-		f.client = c.Resource(resource).Namespace(namespace)
+	s := &Signal{
+		client: c.Resource(resource), name: name, log: log.With("resource", resource.Resource, "name", name),
+		changed: make(chan struct{}, 1), status: Status{Object: known},
 	}
-	return f, nil
+	if namespace != "" {
+		s.client = c.Resource(resource).Namespace(namespace)
+	}
+	return s, nil
 }
 
-// State is what is known now.
-func (f *Follower) State() (State, Seen) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.state, f.seen
+// Status returns the status as it is known now.
+func (s *Signal) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
 }
 
-// backoff is between two attempts at following; thousands of agents do it.
-func backoff() wait.Backoff {
+// Changed returns a channel that delivers once after one or more changes of Status().State or its UID. It has one
+// reader at a time.
+func (s *Signal) Changed() <-chan struct{} { return s.changed }
+
+// newBackoff returns the pauses between two attempts to watch, jittered because every node's agent makes them.
+func newBackoff() wait.Backoff {
 	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 10 * time.Second}
 }
 
 const (
 	listTimeout = 10 * time.Second
-	// watchFor is how long one watch goes on at most. What a watch has missed, the next list tells.
-	watchFor = 10 * time.Minute
+	// watchTimeout bounds one watch. The list that follows reports what the watch missed.
+	watchTimeout = 10 * time.Minute
 )
 
-// Run follows the object until ctx is done.
-func (f *Follower) Run(ctx context.Context) {
-	pause := backoff()
-	said := ""
+// Run observes the object until ctx is done.
+func (s *Signal) Run(ctx context.Context) {
+	backoff := newBackoff()
+	logged := ""
 	for ctx.Err() == nil {
-		err := f.follow(ctx, func() { pause, said = backoff(), "" })
+		err := s.watch(ctx, func() { backoff, logged = newBackoff(), "" })
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil && err.Error() != said {
-			said = err.Error()
-			f.log.Debug("Cannot follow whether stayput is installed, trying again", "err", err)
+		if err != nil && err.Error() != logged {
+			logged = err.Error()
+			s.log.Debug("Cannot watch for the uninstallation, retrying", "err", err)
 		}
-		t := time.NewTimer(pause.Step())
 		select {
 		case <-ctx.Done():
-		case <-t.C:
+		case <-time.After(backoff.Step()):
 		}
-		t.Stop()
 	}
 }
 
-func (f *Follower) selector() string {
-	return fields.OneTermEqualSelector(metav1.ObjectNameField, f.name).String()
+func (s *Signal) selector() string {
+	return fields.OneTermEqualSelector(metav1.ObjectNameField, s.name).String()
 }
 
-// follow lists and then watches until that ends. The list is consistent: an older one may lack an object that is
-// there.
-func (f *Follower) follow(ctx context.Context, established func()) error {
-	list, err := f.list(ctx)
+// watch lists once, then watches until that watch ends.
+func (s *Signal) watch(ctx context.Context, established func()) error {
+	version, err := s.list(ctx)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, watchFor+time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
 	defer cancel()
-	seconds := int64(watchFor / time.Second)
-	w, err := f.client.Watch(ctx, metav1.ListOptions{FieldSelector: f.selector(), ResourceVersion: list.ResourceVersion, AllowWatchBookmarks: true, TimeoutSeconds: &seconds})
+	seconds := int64(watchTimeout / time.Second)
+	w, err := s.client.Watch(ctx, metav1.ListOptions{
+		FieldSelector: s.selector(), ResourceVersion: version, AllowWatchBookmarks: true, TimeoutSeconds: &seconds,
+	})
 	if err != nil {
 		return err
 	}
 	defer w.Stop()
 	established()
 	for e := range w.ResultChan() {
-		switch e.Type {
-		case watch.Added, watch.Modified, watch.Deleted:
-			o, ok := e.Object.(*metav1.PartialObjectMetadata)
-			if !ok || o.Name != f.name {
-				continue
-			}
-			if e.Type != watch.Deleted {
-				f.here(o, o.ResourceVersion)
-			} else {
-				f.deleted(o.UID)
-			}
-		case watch.Error:
+		if e.Type == watch.Error {
 			return apierrors.FromObject(e.Object)
+		}
+		o, ok := e.Object.(*metav1.PartialObjectMetadata)
+		if !ok || o.Name != s.name {
+			continue
+		}
+		switch e.Type {
+		case watch.Added, watch.Modified:
+			s.present(o.UID, o.ResourceVersion)
+		case watch.Deleted:
+			s.deleted(o.UID)
 		}
 	}
 	return nil
 }
 
-func (f *Follower) list(ctx context.Context) (*metav1.PartialObjectMetadataList, error) {
+// list lists once and returns the list's resource version. The list is consistent (no resourceVersion is asked for):
+// one from the API server's cache may lack an object that exists.
+func (s *Signal) list(ctx context.Context) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	list, err := f.client.List(ctx, metav1.ListOptions{FieldSelector: f.selector()})
+	list, err := s.client.List(ctx, metav1.ListOptions{FieldSelector: s.selector()})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	for i := range list.Items {
-		if list.Items[i].Name == f.name {
-			f.here(&list.Items[i], list.ResourceVersion)
-			return list, nil
+		if o := &list.Items[i]; o.Name == s.name {
+			s.present(o.UID, list.ResourceVersion)
+			return list.ResourceVersion, nil
 		}
 	}
-	f.absent(list.ResourceVersion)
-	return list, nil
+	s.absent(list.ResourceVersion)
+	return list.ResourceVersion, nil
 }
 
-// Ask asks the API server once, for somebody who is about to end.
-func (f *Follower) Ask(ctx context.Context) State {
-	if _, err := f.list(ctx); err != nil {
-		f.log.Debug("Cannot ask whether stayput is installed", "err", err)
+// Ask asks the API server once, for a process that is about to end, and returns the status that results. An error
+// leaves it as it was.
+func (s *Signal) Ask(ctx context.Context) Status {
+	if _, err := s.list(ctx); err != nil {
+		s.log.Debug("Cannot ask whether stayput is installed", "err", err)
 	}
-	state, _ := f.State()
-	return state
+	return s.Status()
 }
 
-func (f *Follower) here(o *metav1.PartialObjectMetadata, version string) {
-	f.mu.Lock()
-	was, seen := f.state, f.seen
-	f.state, f.seen = Here, Seen{o.UID, version}
-	f.mu.Unlock()
-	if was != Here || seen.UID != o.UID {
-		f.tell()
+// present takes in that the object exists.
+func (s *Signal) present(uid types.UID, version string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.status.State != Present || s.status.Object.UID != uid {
+		s.setLocked(Present, Object{UID: uid})
+	}
+	s.status.Object.Version = version
+}
+
+// deleted takes in a watch event, which is about an object that existed when the watch began or has come since.
+func (s *Signal) deleted(uid types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.status.Object.UID == uid && s.status.State != Deleted {
+		s.setLocked(Deleted, s.status.Object)
 	}
 }
 
-// deleted is an event of a watch: it is about what was there when the watch began, or has come since.
-func (f *Follower) deleted(uid types.UID) {
-	f.mu.Lock()
-	if f.seen.UID != uid || f.state == Gone {
-		f.mu.Unlock()
+// absent takes in a list without the object, and the list's resource version.
+func (s *Signal) absent(version string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := s.status.Object
+	if known.UID == "" || s.status.State == Deleted {
 		return
 	}
-	f.state = Gone
-	f.mu.Unlock()
-	f.tell()
-}
-
-// absent is a list without the object, at a version of the API server.
-func (f *Follower) absent(version string) {
-	f.mu.Lock()
-	if f.seen.UID == "" || f.state == Gone {
-		f.mu.Unlock()
+	if c, err := resourceversion.CompareResourceVersion(version, known.Version); err != nil || c < 0 {
+		s.log.Warn("The API server was restored from a backup without this object, so its absence is not taken for an uninstallation",
+			"version", version, "known", known.Version, "err", err)
+		s.setLocked(Unknown, Object{})
 		return
 	}
-	if c, err := resourceversion.CompareResourceVersion(version, f.seen.Version); err != nil || c < 0 {
-		f.log.Warn("The API server went back in time: a backup was restored, in which stayput is not installed", "version", version, "seen", f.seen.Version, "err", err)
-		f.state, f.seen = Unknown, Seen{}
-	} else {
-		f.state = Gone
-	}
-	f.mu.Unlock()
-	f.tell()
+	s.setLocked(Deleted, known)
 }
 
-func (f *Follower) tell() {
-	if f.Changed != nil {
-		f.Changed(f.State())
+func (s *Signal) setLocked(state State, o Object) {
+	s.status = Status{State: state, Object: o, Since: time.Now()}
+	select {
+	case s.changed <- struct{}{}:
+	default:
 	}
 }

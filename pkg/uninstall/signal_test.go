@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// server is an API server with one object, for what the real one does not do at a test's word: to refuse, to end a
-// watch, to go back in time. test/cluster has the rest.
+// server is an API server with one object that refuses, ends watches and goes back in time on demand, which a real
+// one does not. test/cluster has the rest.
 type server struct {
 	t *testing.T
 	*httptest.Server
@@ -42,12 +42,12 @@ func start(t *testing.T) *server {
 func (s *server) object() *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: Name, UID: s.uid, ResourceVersion: strconv.Itoa(s.version)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: ConfigMap, UID: s.uid, ResourceVersion: strconv.Itoa(s.version)},
 	}
 }
 
 func (s *server) serve(w http.ResponseWriter, r *http.Request) {
-	if want := "metadata.name=" + Name; r.URL.Path != "/api/v1/namespaces/ns/configmaps" || r.URL.Query().Get("fieldSelector") != want {
+	if want := "metadata.name=" + ConfigMap; r.URL.Path != "/api/v1/namespaces/ns/configmaps" || r.URL.Query().Get("fieldSelector") != want {
 		s.t.Errorf("asked for %s", r.URL)
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -101,7 +101,7 @@ func (s *server) endWatches() {
 	clear(s.watches)
 }
 
-// watched waits until somebody watches.
+// watched waits for a watch.
 func (s *server) watched() {
 	s.t.Helper()
 	eventually(s.t, "a watch", func() bool {
@@ -111,7 +111,7 @@ func (s *server) watched() {
 	})
 }
 
-// set changes what there is, and says so to those who watch.
+// set changes the object and sends the event to all watches.
 func (s *server) set(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +132,7 @@ func (s *server) set(uid types.UID) {
 	}
 }
 
-// silently changes something that nobody is told of.
+// silently changes something without an event.
 func (s *server) silently(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,40 +145,35 @@ func (s *server) listed() int {
 	return s.lists
 }
 
-type change struct {
-	state State
-	uid   types.UID
-}
-
-// follow starts a follower and returns it with what it says.
-func follow(t *testing.T, s *server, seen Seen) (*Follower, chan change) {
-	f, err := New(&rest.Config{Host: s.URL}, "ns", seen, slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})))
+// observe starts a Signal for the installation as an earlier process knew it.
+func observe(t *testing.T, s *server, known Object) *Signal {
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	signal, err := NewSignal(&rest.Config{Host: s.URL}, "ns", known, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := make(chan change, 100)
-	f.Changed = func(s State, seen Seen) { said <- change{s, seen.UID} }
-	go f.Run(t.Context())
-	return f, said
+	go signal.Run(t.Context())
+	return signal
 }
 
-func next(t *testing.T, said chan change, want change) {
+// next waits for the next change, which must lead to this.
+func next(t *testing.T, signal *Signal, state State, uid types.UID) {
 	t.Helper()
 	select {
-	case got := <-said:
-		if got != want {
-			t.Fatalf("it says %+v, want %+v", got, want)
+	case <-signal.Changed():
+		if got := signal.Status(); got.State != state || got.Object.UID != uid || time.Since(got.Since) > time.Minute {
+			t.Fatalf("the status is %+v, want %v of %q, just now", got, state, uid)
 		}
 	case <-time.After(30 * time.Second): // bounds a test that hangs
-		t.Fatalf("it says nothing, want %+v", want)
+		t.Fatalf("no change, want %v of %q", state, uid)
 	}
 }
 
-func nothing(t *testing.T, said chan change) {
+func unchanged(t *testing.T, signal *Signal) {
 	t.Helper()
 	select {
-	case got := <-said:
-		t.Fatalf("it says %+v", got)
+	case <-signal.Changed():
+		t.Fatalf("the status became %+v", signal.Status())
 	default:
 	}
 }
@@ -192,90 +187,88 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func TestADeletionThatWasWatchedIsTold(t *testing.T) {
+func TestAWatchedDeletionIsASignal(t *testing.T) {
 	s := start(t)
 	s.uid = "a"
-	_, said := follow(t, s, Seen{})
-	next(t, said, change{Here, "a"})
+	signal := observe(t, s, Object{})
+	next(t, signal, Present, "a")
 	s.watched()
 	s.set("a") // modified
 	s.set("")
-	next(t, said, change{Gone, "a"})
+	next(t, signal, Deleted, "a")
 	s.set("b")
-	next(t, said, change{Here, "b"})
+	next(t, signal, Present, "b")
 }
 
-func TestADeletionWhileNobodyWatchedIsSeenInTheNextList(t *testing.T) {
+func TestADeletionBetweenTwoWatchesIsASignal(t *testing.T) {
 	s := start(t)
 	s.uid = "a"
-	_, said := follow(t, s, Seen{})
-	next(t, said, change{Here, "a"})
+	signal := observe(t, s, Object{})
+	next(t, signal, Present, "a")
 	s.watched()
 	s.silently(func() { s.uid = ""; s.version++ })
 	s.endWatches()
-	next(t, said, change{Gone, "a"})
+	next(t, signal, Deleted, "a")
 }
 
-func TestAnObjectThatAnEarlierProcessSawMayBeGone(t *testing.T) {
-	s := start(t)
-	_, said := follow(t, s, Seen{"a", "7"})
-	next(t, said, change{Gone, "a"})
+func TestTheAbsenceOfAnObjectThatAnEarlierProcessKnewIsASignal(t *testing.T) {
+	next(t, observe(t, start(t), Object{"a", "7"}), Deleted, "a")
 }
 
-func TestAnObjectThatNobodySawIsNotGone(t *testing.T) {
+func TestTheAbsenceOfAnObjectNeverObservedIsNoSignal(t *testing.T) {
 	s := start(t)
-	f, said := follow(t, s, Seen{})
+	signal := observe(t, s, Object{})
 	eventually(t, "the third list", func() bool { s.endWatches(); return s.listed() >= 3 })
-	nothing(t, said)
-	if state, _ := f.State(); state != Unknown {
-		t.Errorf("it is %v", state)
+	unchanged(t, signal)
+	if got := signal.Status(); got.State != Unknown {
+		t.Errorf("the status is %+v", got)
 	}
 }
 
-func TestNoErrorIsASign(t *testing.T) {
+func TestAnErrorIsNoSignal(t *testing.T) {
 	s := start(t)
 	s.uid = "a"
-	f, said := follow(t, s, Seen{})
-	next(t, said, change{Here, "a"})
+	signal := observe(t, s, Object{})
+	next(t, signal, Present, "a")
 	s.watched()
 	for _, code := range []int{401, 403, 404, 410, 429, 500, 503} {
 		s.silently(func() { s.refuse = code; s.uid = "" })
 		s.endWatches()
 		for range 3 {
-			if got := f.Ask(t.Context()); got != Here {
-				t.Errorf("after %d it is %v", code, got)
+			if got := signal.Ask(t.Context()); got.State != Present {
+				t.Errorf("after %d the status is %+v", code, got)
 			}
 		}
-		nothing(t, said)
+		unchanged(t, signal)
 	}
 	s.silently(func() { s.refuse = 0 })
-	next(t, said, change{Gone, "a"})
+	next(t, signal, Deleted, "a")
 }
 
-func TestAnAPIServerThatWentBackInTimeIsNoSign(t *testing.T) {
+func TestAnAPIServerRestoredFromABackupIsNoSignal(t *testing.T) {
 	s := start(t)
 	s.uid = "a"
-	f, said := follow(t, s, Seen{})
-	next(t, said, change{Here, "a"})
+	signal := observe(t, s, Object{})
+	next(t, signal, Present, "a")
 	s.watched()
 	s.silently(func() { s.uid, s.version = "", 50 })
 	s.endWatches()
-	next(t, said, change{Unknown, ""})
-	// However far it comes from there.
+	next(t, signal, Unknown, "")
+	// However far its resource versions get from there.
 	s.silently(func() { s.version = 5000 })
-	if got := f.Ask(t.Context()); got != Unknown {
-		t.Errorf("it is %v", got)
+	if got := signal.Ask(t.Context()); got.State != Unknown {
+		t.Errorf("the status is %+v", got)
 	}
-	s.set("b") // until it is installed again
+	s.set("b") // installed again
 	s.endWatches()
-	next(t, said, change{Here, "b"})
+	next(t, signal, Present, "b")
 }
 
-func TestTheDeletionOfAnotherObjectOfThatNameIsNoSign(t *testing.T) {
+func TestTheDeletionOfAnotherObjectOfThatNameIsNoSignal(t *testing.T) {
 	s := start(t)
 	s.uid = "a"
-	f, said := follow(t, s, Seen{})
-	next(t, said, change{Here, "a"})
-	f.deleted("older")
-	nothing(t, said)
+	signal := observe(t, s, Object{})
+	next(t, signal, Present, "a")
+	signal.deleted("older")
+	unchanged(t, signal)
 }

@@ -142,7 +142,7 @@ func TestAnAgentAsksForItsOwnNodesObjectsOnly(t *testing.T) {
 			asked[node+" "+r.Verb] = true
 		case r.ObjectRef.Resource == "retainedips" && r.Verb == "list" && r.ObjectRef.Namespace == metav1.NamespaceDefault && selector == "metadata.name=none":
 			// To learn whether the API server went back in time: of an object that there is not.
-		case r.ObjectRef.Resource == "configmaps" && r.ObjectRef.Namespace == lab.SystemNamespace && selector == "metadata.name="+uninstall.Name:
+		case r.ObjectRef.Resource == "configmaps" && r.ObjectRef.Namespace == lab.SystemNamespace && selector == "metadata.name="+uninstall.ConfigMap:
 		default:
 			t.Errorf("the agent of %s: %s %s", node, r.Verb, r.RequestURI)
 		}

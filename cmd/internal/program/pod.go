@@ -20,8 +20,8 @@ func Namespace() string {
 	return strings.TrimSpace(string(b))
 }
 
-// StartAgain replaces this process by a new one of the same program and arguments. It returns only with an error.
-func StartAgain() error {
+// Restart replaces this process by a new one of the same program and arguments. It returns only with an error.
+func Restart() error {
 	self, err := os.Executable()
 	if err != nil {
 		return err

@@ -1,0 +1,157 @@
+package uninstall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/uninstall"
+)
+
+// ErrNotClean is returned by Run if an agent has not finished in time.
+var ErrNotClean = errors.New("the uninstallation is not complete")
+
+// errUndefined means that the API server does not serve RetainedIPs, which show how far the agents are.
+var errUndefined = errors.New("RetainedIPs are not defined any more")
+
+const pollInterval = time.Second
+
+// agentPods selects the agents' pods.
+var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.kubernetes.io/component": "agent"}
+
+// Run uninstalls stayput as far as the rest of its objects can then be deleted in any order. It may be run again.
+//
+//  1. It deletes the gate bindings, so that no further pod is gated.
+//  2. It deletes the installation's ConfigMap, the signal for running agents and controllers.
+//  3. It ungates every pod.
+//  4. It waits until the RetainedIPs of all nodes with a running agent are gone: such an agent has put its node back.
+//
+// It names the nodes without a running agent, which stay as they are. If RetainedIPs are not defined any more, it does
+// not wait for the agents. After timeout it returns ErrNotClean. c must read from the API server, not from a cache.
+func Run(ctx context.Context, c client.Client, namespace string, timeout time.Duration, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	say := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
+	for _, o := range []client.Object{
+		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: gate.AnnotatedBinding}},
+		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: gate.RecordedBinding}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: uninstall.ConfigMap}},
+	} {
+		name := o.GetName()
+		switch err := c.Delete(ctx, o); {
+		case missing(err):
+			say("%s not found", name)
+		case err != nil:
+			return fmt.Errorf("deleting %s: %w", name, err)
+		default:
+			say("%s deleted", name)
+		}
+	}
+	if err := UngateAll(ctx, c, out); err != nil {
+		return err
+	}
+	say("no pod is gated")
+	if err := deleteGatedWorkloads(ctx, c); err != nil {
+		say("%v; they have no effect any more, to delete them: kubectl delete configmaps -A --field-selector metadata.name=%s", err, gate.Workloads)
+	}
+	return waitForAgents(ctx, c, namespace, say)
+}
+
+// missing reports whether an object, or its kind, does not exist. A 404 of an API server that does not serve the kind
+// at the moment, as after its start, does not say so.
+func missing(err error) bool {
+	return meta.IsNoMatchError(err) ||
+		apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+func waitForAgents(ctx context.Context, c client.Client, namespace string, say func(string, ...any)) error {
+	said := ""
+	for {
+		busy, alone, err := remainingNodes(ctx, c, namespace)
+		switch {
+		case errors.Is(err, errUndefined):
+			say("%v: whether the agents have put their nodes back, only their logs say", err)
+			return nil
+		case err == nil && len(busy) == 0:
+			if len(alone) == 0 {
+				say("the agents have put their nodes back")
+				return nil
+			}
+			say("no agent runs on these nodes, whose promises stay: %s", strings.Join(alone, ", "))
+			say("on each of them, with stayput's image: kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- /stayput-agent uninstall --root=/proc/1/root")
+			say("and then: kubectl delete retainedips -A --field-selector spec.nodeName=NODE; a node that is gone for good needs neither")
+			say("the agents of the other nodes have put them back")
+			return nil
+		case err == nil:
+			if line := "waiting for the agents on: " + strings.Join(busy, ", "); line != said {
+				said = line
+				say("%s", line)
+			}
+		case ctx.Err() == nil:
+			say("%v, retrying", err)
+		}
+		select {
+		case <-time.After(pollInterval):
+			continue
+		case <-ctx.Done():
+		}
+		if err != nil {
+			return fmt.Errorf("%w: the last error was: %w", ErrNotClean, err)
+		}
+		return fmt.Errorf("%w: the agents of these nodes have not finished: %s; see their logs, or run stayput-agent uninstall there",
+			ErrNotClean, strings.Join(busy, ", "))
+	}
+}
+
+// remainingNodes returns the nodes that have RetainedIPs: busy ones with a running agent, and those without.
+func remainingNodes(ctx context.Context, c client.Client, namespace string) (busy, alone []string, err error) {
+	var all v1alpha1.RetainedIPList
+	if err := c.List(ctx, &all); missing(err) {
+		return nil, nil, errUndefined
+	} else if err != nil {
+		return nil, nil, fmt.Errorf("listing RetainedIPs: %w", err)
+	}
+	running := map[string]bool{}
+	for i := range all.Items {
+		running[all.Items[i].Spec.NodeName] = false
+	}
+	var agents corev1.PodList
+	if err := c.List(ctx, &agents, client.InNamespace(namespace), agentPods); err != nil {
+		return nil, nil, fmt.Errorf("listing the agents' pods: %w", err)
+	}
+	for i := range agents.Items {
+		pod := &agents.Items[i]
+		if _, ok := running[pod.Spec.NodeName]; ok && ready(pod) {
+			running[pod.Spec.NodeName] = true
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(running)) {
+		if running[name] {
+			busy = append(busy, name)
+		} else {
+			alone = append(alone, name)
+		}
+	}
+	return busy, alone, nil
+}
+
+// ready reports whether a pod is Ready. On a node that is not, it soon is not either.
+func ready(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}

@@ -1,0 +1,175 @@
+// Package uninstall is the cluster's part of an uninstallation: every replica of the controller ungates all gated pods
+// as soon as stayput is uninstalled ([Uninstaller]), and a Job or a person makes that happen in order ([Run]).
+package uninstall
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/uninstall"
+)
+
+// Memory knows the pods that were ungated though the cache still shows their gate.
+type Memory interface {
+	WasUngated(*corev1.Pod) bool
+	Ungated(*corev1.Pod)
+}
+
+// Uninstaller ungates all pods while stayput is being uninstalled. Every replica does it, because the rights go with
+// the same kubectl delete, half a second later.
+//
+// The signal is the deletion of the ConfigMap stayput-installation. The deletion of a gate binding counts too, for
+// bindingAlone: it is the first object of the installation to go, when the rights are sure to be there. An
+// administrator who only deletes the binding costs the pods that wait at that moment their place.
+type Uninstaller struct {
+	cache  client.Reader
+	live   client.Client // reads from the API server
+	memory Memory
+	log    logr.Logger
+
+	installation, binding *uninstall.Signal
+}
+
+const (
+	bindingAlone = 10 * time.Second
+	// RecheckAfter is how soon a loop that Begun has stopped asks again.
+	RecheckAfter = bindingAlone
+	// ungateEvery is the pause between two passes over the cached pods.
+	ungateEvery = 50 * time.Millisecond
+	// lastWords bounds the ungating by a replica that was told to end. Kubernetes kills it after 30 s.
+	lastWords = 20 * time.Second
+)
+
+var bindings = schema.GroupVersionResource{
+	Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingadmissionpolicybindings",
+}
+
+// New returns an Uninstaller, to be added to mgr, for stayput in a namespace.
+func New(mgr ctrl.Manager, namespace string, memory Memory) (*Uninstaller, error) {
+	config := mgr.GetConfig()
+	live, err := client.New(config, client.Options{
+		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	u := &Uninstaller{cache: mgr.GetCache(), live: live, memory: memory, log: mgr.GetLogger().WithName("uninstall")}
+	log := slog.New(logr.ToSlogHandler(u.log))
+	if u.installation, err = uninstall.NewSignal(config, namespace, uninstall.Object{}, log); err != nil {
+		return nil, err
+	}
+	u.binding, err = uninstall.NewSignalFor(config, bindings, "", gate.AnnotatedBinding, uninstall.Object{}, log)
+	if err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// Begun reports whether stayput is being uninstalled.
+func (u *Uninstaller) Begun() bool {
+	return begun(u.installation.Status(), u.binding.Status(), time.Now())
+}
+
+func begun(installation, binding uninstall.Status, now time.Time) bool {
+	return installation.State == uninstall.Deleted ||
+		binding.State == uninstall.Deleted && now.Sub(binding.Since) < bindingAlone
+}
+
+// NeedLeaderElection returns false: a replica that does not lead has the same rights, and is as quick.
+func (u *Uninstaller) NeedLeaderElection() bool { return false }
+
+// Start runs until ctx is done, and then on for at most lastWords if stayput is being uninstalled.
+func (u *Uninstaller) Start(ctx context.Context) error {
+	var wg sync.WaitGroup
+	wg.Go(func() { u.installation.Run(ctx) })
+	wg.Go(func() { u.binding.Run(ctx) })
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+			continue
+		case <-u.installation.Changed():
+		case <-u.binding.Changed():
+		}
+		if u.Begun() {
+			u.ungate(ctx)
+		}
+	}
+	wg.Wait()
+	u.finish(ctx)
+	return nil
+}
+
+// ungate ungates pods until stayput turns out to be installed, or ctx is done.
+func (u *Uninstaller) ungate(ctx context.Context) {
+	u.log.Info("Uninstalling: ungating every pod")
+	tick := time.NewTicker(ungateEvery)
+	defer tick.Stop()
+	logged, swept := "", false
+	for u.Begun() && ctx.Err() == nil {
+		found, err := u.pass(ctx)
+		if err != nil && ctx.Err() == nil && err.Error() != logged {
+			logged = err.Error()
+			u.log.Error(err, "Cannot ungate every pod, retrying")
+		}
+		if found == 0 && err == nil && !swept && u.installation.Status().State == uninstall.Deleted {
+			swept = true
+			if err := deleteGatedWorkloads(ctx, u.live); err != nil && ctx.Err() == nil {
+				u.log.Info("Cannot delete the lists of gated workloads", "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	if ctx.Err() == nil {
+		u.log.Info("Still installed: placing pods again")
+	}
+}
+
+// pass ungates the pods that the cache shows to be gated.
+func (u *Uninstaller) pass(ctx context.Context) (found int, err error) {
+	var all corev1.PodList
+	if err := u.cache.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		return 0, fmt.Errorf("listing pods: %w", err)
+	}
+	gated := func(pod *corev1.Pod) bool { return gate.On(pod) && !u.memory.WasUngated(pod) }
+	return ungate(all.Items, gated, func(pod *corev1.Pod) error {
+		err := client.IgnoreNotFound(gate.Remove(ctx, u.live, pod))
+		switch {
+		case err == nil:
+			u.memory.Ungated(pod)
+			u.log.Info("Ungated pod", "pod", pod.Namespace+"/"+pod.Name)
+		case apierrors.IsInvalid(err), apierrors.IsConflict(err):
+			err = nil // another replica was quicker, and the cache is about to show it
+		}
+		return err
+	})
+}
+
+// finish is for a replica that is told to end as part of the uninstallation, perhaps before it sees the signal.
+func (u *Uninstaller) finish(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
+	defer cancel()
+	if !u.Begun() {
+		if u.installation.Status().State != uninstall.Present || u.installation.Ask(ctx).State != uninstall.Deleted {
+			return
+		}
+	}
+	err := UngateAll(ctx, u.live, io.Discard)
+	if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
+		u.log.Error(err, "Cannot ungate every pod: run stayput-controller ungate --all")
+	}
+}
