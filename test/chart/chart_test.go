@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // patience bounds a test that hangs; it is no measure of anything.
@@ -33,13 +34,6 @@ func testContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // renderings are values that between them reach every branch of the templates.
@@ -101,25 +95,25 @@ uninstall: {job: false}
 func valuesFile(t *testing.T, values string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
-	check(t, os.WriteFile(file, []byte(values), 0o600))
+	must.Do(t, os.WriteFile(file, []byte(values), 0o600))
 	return file
 }
 
 func objects(t *testing.T, namespace, values string, args ...string) []Document {
 	t.Helper()
 	out, err := lab.Template(testContext(t), namespace, append([]string{"--values", valuesFile(t, values)}, args...)...)
-	check(t, err)
+	must.Do(t, err)
 	all, err := Split(out)
-	check(t, err)
+	must.Do(t, err)
 	return all
 }
 
 func TestTheManifestsAreThoseOfTheChart(t *testing.T) {
 	files, err := Files(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	for name, want := range files {
 		got, err := os.ReadFile(filepath.Join("..", "..", "deploy", name))
-		check(t, err)
+		must.Do(t, err)
 		if !bytes.Equal(got, want) {
 			t.Errorf("deploy/%s is not what the chart says: run make manifests", name)
 		}
@@ -129,9 +123,9 @@ func TestTheManifestsAreThoseOfTheChart(t *testing.T) {
 // Between two tags as well: who makes the image by hand finds it where the manifests look for it.
 func TestMakeImageMakesTheImageThatTheManifestsName(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "Chart.yaml"))
-	check(t, err)
+	must.Do(t, err)
 	var about struct{ Version, AppVersion string }
-	check(t, yaml.Unmarshal(data, &about))
+	must.Do(t, yaml.Unmarshal(data, &about))
 	if about.AppVersion != "v"+about.Version {
 		t.Errorf("the chart %s is of %s", about.Version, about.AppVersion)
 	}
@@ -147,7 +141,7 @@ func TestMakeImageMakesTheImageThatTheManifestsName(t *testing.T) {
 		make := exec.CommandContext(testContext(t), "make", "--no-print-directory", "-n", "image", "BUILDER=builder", "VERSION="+version)
 		make.Dir, make.Env = filepath.Join("..", ".."), append(os.Environ(), "MAKEFLAGS=", "MAKEOVERRIDES=")
 		out, err := make.CombinedOutput()
-		check(t, err)
+		must.Do(t, err)
 		if !strings.HasSuffix(strings.TrimSpace(string(out)), " -t "+want+" .") {
 			t.Errorf("of version %q make image does:\n%s", version, out)
 		}
@@ -158,14 +152,14 @@ func TestMakeImageMakesTheImageThatTheManifestsName(t *testing.T) {
 // up before their rights go.
 func TestTheManifestsAreInTheOrderInWhichTheyCanBeDeleted(t *testing.T) {
 	all, err := installation(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	var order []string
 	for doc := range strings.SplitSeq(string(all), "\n---\n") {
 		var o struct {
 			Kind     string
 			Metadata struct{ Name string }
 		}
-		check(t, yaml.Unmarshal([]byte(doc), &o))
+		must.Do(t, yaml.Unmarshal([]byte(doc), &o))
 		if o.Kind != "" {
 			order = append(order, o.Kind+" "+o.Metadata.Name)
 		}
@@ -203,7 +197,7 @@ func TestTheManifestsAreInTheOrderInWhichTheyCanBeDeleted(t *testing.T) {
 
 func TestHelmFindsNothingToSayAgainstTheChart(t *testing.T) {
 	dir, err := lab.Chart(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	for name, values := range renderings {
 		_, err := lab.Helm(testContext(t), "lint", "--strict", dir, "--values", valuesFile(t, values))
 		if err != nil {
@@ -214,7 +208,7 @@ func TestHelmFindsNothingToSayAgainstTheChart(t *testing.T) {
 
 func TestAValueThatMakesNoSenseIsRefusedByItsName(t *testing.T) {
 	dir, err := lab.Chart(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	for _, value := range []string{
 		"agnt.logLevel=debug",
 		"image.repository=Stayput",
@@ -321,12 +315,12 @@ func leaves(path string, of any, parts func(any) map[string]any) []string {
 func TestEveryValueHasADefaultAndIsInTheSchema(t *testing.T) {
 	dir := filepath.Join("..", "..", "deploy", "chart")
 	data, err := os.ReadFile(filepath.Join(dir, "values.yaml"))
-	check(t, err)
+	must.Do(t, err)
 	var values, schema map[string]any
-	check(t, yaml.Unmarshal(data, &values))
+	must.Do(t, yaml.Unmarshal(data, &values))
 	data, err = os.ReadFile(filepath.Join(dir, "values.schema.json"))
-	check(t, err)
-	check(t, json.Unmarshal(data, &schema))
+	must.Do(t, err)
+	must.Do(t, json.Unmarshal(data, &schema))
 	inSchema := leaves("", schema, func(s any) map[string]any {
 		properties, _ := s.(map[string]any)["properties"].(map[string]any)
 		return properties
@@ -388,7 +382,7 @@ func podSpecs(t *testing.T, all []Document) map[string]corev1.PodSpec {
 					Template corev1.PodTemplateSpec `json:"template"`
 				} `json:"spec"`
 			}
-			check(t, yaml.Unmarshal([]byte(d.Text), &o))
+			must.Do(t, yaml.Unmarshal([]byte(d.Text), &o))
 			pods[d.Name] = o.Spec.Template.Spec
 		}
 	}
@@ -449,7 +443,7 @@ func find[object any](t *testing.T, all []Document, kind, name string) *object {
 		return nil
 	}
 	var o object
-	check(t, yaml.UnmarshalStrict([]byte(all[i].Text), &o))
+	must.Do(t, yaml.UnmarshalStrict([]byte(all[i].Text), &o))
 	return &o
 }
 
@@ -489,7 +483,7 @@ func TestTwoControllersStandInForEachOther(t *testing.T) {
 	agents := labels.Set(find[appsv1.DaemonSet](t, all, "DaemonSet", "stayput-agent").Spec.Template.Labels)
 	for who, s := range selectors {
 		selector, err := metav1.LabelSelectorAsSelector(s)
-		check(t, err)
+		must.Do(t, err)
 		if !selector.Matches(own) || selector.Matches(agents) {
 			t.Errorf("%s selects %s, and the controller's labels are %v", who, selector, own)
 		}
@@ -544,7 +538,7 @@ func TestThereIsNoWebhook(t *testing.T) {
 			}
 			if d.Kind == "CustomResourceDefinition" {
 				var o struct{ Spec struct{ Conversion any } }
-				check(t, yaml.Unmarshal([]byte(d.Text), &o))
+				must.Do(t, yaml.Unmarshal([]byte(d.Text), &o))
 				if o.Spec.Conversion != nil {
 					t.Errorf("%s: %s is converted by %v", name, d.Name, o.Spec.Conversion)
 				}
@@ -555,7 +549,7 @@ func TestThereIsNoWebhook(t *testing.T) {
 
 func TestEachCapabilityHasItsReason(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "templates", "41-agent.yaml"))
-	check(t, err)
+	must.Do(t, err)
 	_, list, ok := strings.Cut(string(data), "            add:\n")
 	if !ok {
 		t.Fatal("no capabilities are added")
@@ -646,7 +640,7 @@ func TestEveryObjectSaysWhatItBelongsTo(t *testing.T) {
 			var o struct {
 				Metadata struct{ Labels map[string]string }
 			}
-			check(t, yaml.Unmarshal([]byte(d.Text), &o))
+			must.Do(t, yaml.Unmarshal([]byte(d.Text), &o))
 			want := []string{"app.kubernetes.io/part-of"}
 			if d.Kind != "CustomResourceDefinition" {
 				want = append(want, "app.kubernetes.io/name", "app.kubernetes.io/component", "app.kubernetes.io/managed-by", "app.kubernetes.io/version")
@@ -675,7 +669,7 @@ func TestKubernetesBefore136GetsNoPolicyThatItDoesNotKnow(t *testing.T) {
 		}
 	}
 	dir, err := lab.Chart(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	_, err = lab.Helm(testContext(t), "template", "x", dir, "--kube-version=1.29.5")
 	if err == nil || !strings.Contains(err.Error(), "1.30") {
 		t.Errorf("Kubernetes 1.29: %v", err)
@@ -701,9 +695,9 @@ func TestThePodsAreScrapedByTheNamesOfTheirPorts(t *testing.T) {
 		t.Fatal("no dashboard")
 	}
 	var dashboard corev1.ConfigMap
-	check(t, yaml.Unmarshal([]byte(all[i].Text), &dashboard))
+	must.Do(t, yaml.Unmarshal([]byte(all[i].Text), &dashboard))
 	want, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "files", "dashboard.json"))
-	check(t, err)
+	must.Do(t, err)
 	if got := dashboard.Data["stayput.json"]; strings.TrimSpace(got) != strings.TrimSpace(string(want)) || !json.Valid([]byte(got)) {
 		t.Errorf("the dashboard is not the file: %.200q", got)
 	}
@@ -712,11 +706,11 @@ func TestThePodsAreScrapedByTheNamesOfTheirPorts(t *testing.T) {
 		t.Fatal("no rules")
 	}
 	var rule struct{ Spec any }
-	check(t, yaml.Unmarshal([]byte(all[i].Text), &rule))
+	must.Do(t, yaml.Unmarshal([]byte(all[i].Text), &rule))
 	data, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "files", "rules.yaml"))
-	check(t, err)
+	must.Do(t, err)
 	var groups any
-	check(t, yaml.Unmarshal(data, &groups))
+	must.Do(t, yaml.Unmarshal(data, &groups))
 	if fmt.Sprint(rule.Spec) != fmt.Sprint(groups) {
 		t.Errorf("the rules are not the file: %v", rule.Spec)
 	}

@@ -13,12 +13,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // the is the cluster of the package. Its node runs no pod of ours: it has no image of them. What running ones do is
@@ -52,7 +52,7 @@ func cluster(t *testing.T) *lab.Cluster {
 			the.err = definePrometheusOperator(ctx, the.cluster)
 		}
 	}
-	check(t, the.err)
+	must.Do(t, the.err)
 	return the.cluster
 }
 
@@ -84,28 +84,15 @@ func definePrometheusOperator(ctx context.Context, c *lab.Cluster) error {
 func kubectl(t *testing.T, c *lab.Cluster, args ...string) string {
 	t.Helper()
 	out, err := c.Kubectl(testContext(t), "", args...)
-	check(t, err)
+	must.Do(t, err)
 	return out
 }
 
 func helm(t *testing.T, c *lab.Cluster, args ...string) string {
 	t.Helper()
 	out, err := c.Helm(testContext(t), args...)
-	check(t, err)
+	must.Do(t, err)
 	return out
-}
-
-// until waits for a condition.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	ctx := testContext(t)
-	for !ok() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("waited in vain for %s", what)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
 }
 
 // ours are the objects of the cluster that carry our label, as KIND/NAME, but for those that others make of them.
@@ -167,7 +154,7 @@ func deployed(t *testing.T, c *lab.Cluster, namespace string) (revision int, sta
 		Version int
 		Info    struct{ Status string }
 	}
-	check(t, json.Unmarshal([]byte(helm(t, c, "status", lab.Release, "-n", namespace, "-o", "json")), &is))
+	must.Do(t, json.Unmarshal([]byte(helm(t, c, "status", lab.Release, "-n", namespace, "-o", "json")), &is))
 	return is.Version, is.Info.Status
 }
 
@@ -175,7 +162,7 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 	c := cluster(t)
 	const namespace = "by-helm"
 	dir, err := lab.Chart(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	defer clean(t, c, namespace)
 	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--create-namespace")
 	installed := ours(t, c)
@@ -211,12 +198,12 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 
 	// The hook needs pods that run: test/cluster.
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
-	until(t, "everything but the definitions to be gone", func() bool { return slices.Equal(ours(t, c), bothDefinitions) })
+	must.Within(t, patience, "everything but the definitions to be gone", func() bool { return slices.Equal(ours(t, c), bothDefinitions) })
 
 	// What was kept is no obstacle to the next installation, and crds.keep=false takes it along.
 	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--set=crds.keep=false")
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
-	until(t, "everything to be gone", func() bool { return len(ours(t, c)) == 0 })
+	must.Within(t, patience, "everything to be gone", func() bool { return len(ours(t, c)) == 0 })
 }
 
 func uid(t *testing.T, c *lab.Cluster, namespace, kind, name string) string {
@@ -246,10 +233,10 @@ func TestOpenKruisesDefinitionIsNotTouched(t *testing.T) {
 	const namespace = "beside-kruise"
 	const name = "persistentpodstates.apps.kruise.io"
 	dir, err := lab.Chart(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	defer clean(t, c, namespace)
 	_, err = c.Kubectl(testContext(t), kruiseDefinition, "apply", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	was := func() string {
 		return kubectl(t, c, "get", "crd", name, "-o", "jsonpath={.metadata.uid} {.metadata.generation} {.metadata.labels} {.metadata.annotations}")
 	}
@@ -258,7 +245,7 @@ func TestOpenKruisesDefinitionIsNotTouched(t *testing.T) {
 	helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=crds.keep=false,controller.replicas=3")
 	helm(t, c, "rollback", lab.Release, "1", "-n", namespace)
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
-	until(t, "everything to be gone", func() bool { return len(ours(t, c)) == 0 })
+	must.Within(t, patience, "everything to be gone", func() bool { return len(ours(t, c)) == 0 })
 	if after := was(); after != before {
 		t.Errorf("was %s, is %s", before, after)
 	}
@@ -270,12 +257,12 @@ func TestADefinitionThatOpenKruiseTakesOverIsNotDeleted(t *testing.T) {
 	const namespace = "before-kruise"
 	const name = "persistentpodstates.apps.kruise.io"
 	dir, err := lab.Chart(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	defer clean(t, c, namespace)
 	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--create-namespace")
 	was := uid(t, c, namespace, "crd", name)
 	_, err = c.Kubectl(testContext(t), kruiseDefinition, "replace", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	still := func(when string) {
 		t.Helper()
 		if is := uid(t, c, namespace, "crd", name); is != was {
@@ -294,21 +281,21 @@ func TestADefinitionThatOpenKruiseTakesOverIsNotDeleted(t *testing.T) {
 		still("after the upgrade")
 	}
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
-	until(t, "everything but RetainedIP to be gone", func() bool { return slices.Equal(ours(t, c), bothDefinitions[1:]) })
+	must.Within(t, patience, "everything but RetainedIP to be gone", func() bool { return slices.Equal(ours(t, c), bothDefinitions[1:]) })
 	still("after the uninstallation")
 }
 
 func TestTheManifestsAreAppliedAndDeletedByKubectlInOneGo(t *testing.T) {
 	c := cluster(t)
 	deploy, err := filepath.Abs(filepath.Join("..", "..", "deploy"))
-	check(t, err)
+	must.Do(t, err)
 	defer clean(t, c, Namespace)
 	for _, how := range [][]string{nil, {"--server-side"}} {
 		kubectl(t, c, "apply", "--server-side", "-f", filepath.Join(deploy, "crds.yaml"), "-f", filepath.Join(deploy, "persistentpodstates.yaml"))
 		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
 		// Twice is no different from once.
 		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
-		until(t, "the pods to be made, though their accounts came last", func() bool {
+		must.Within(t, patience, "the pods to be made, though their accounts came last", func() bool {
 			pods := kubectl(t, c, "get", "pods", "-n", Namespace, "-o", "name")
 			return strings.Count(pods, "pod/stayput-controller-") == 2 && strings.Count(pods, "pod/stayput-agent-") == 1
 		})
@@ -328,11 +315,11 @@ func TestKustomizeKeepsTheOrderOfTheManifests(t *testing.T) {
 	deploy := filepath.Join("..", "..", "deploy")
 	names := func(text string) []string {
 		out, err := c.Kubectl(testContext(t), text, "create", "--dry-run=client", "-o", "name", "-f", "-")
-		check(t, err)
+		must.Do(t, err)
 		return strings.Fields(out)
 	}
 	files, err := Files(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	want := append(names(string(files["install.yaml"])), names(string(files["crds.yaml"]))...)
 	if got := names(kubectl(t, c, "kustomize", deploy)); !slices.Equal(got, want) {
 		t.Errorf("there is %q, want %q", got, want)

@@ -27,6 +27,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/chart"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // guard is a cluster that has the manifests of stayput and none of its programs, so that nothing but the API
@@ -92,9 +93,9 @@ func guardedWith(t *testing.T, policies bool) *guard {
 		t.Fatal("the policies are there already: the tests without them have to run first")
 	case policies && !guarded.policies:
 		files, err := manifests(testContext(t), bindingFiles, policyFiles)
-		check(t, err)
+		must.Do(t, err)
 		_, err = guarded.c.Kubectl(testContext(t), files, "apply", "--server-side", "-f", "-")
-		check(t, err)
+		must.Do(t, err)
 		guarded.policies = true
 	}
 	return guarded.guard
@@ -495,7 +496,7 @@ func TestWithoutThePoliciesEveryAttemptIsAccepted(t *testing.T) {
 			continue
 		}
 		made, err := create(p.pod)(testContext(t), g, g.admin)
-		check(t, err)
+		must.Do(t, err)
 		if gates := gatesOf(made); slices.Contains(gates, "stayput.io/placement") && !strings.Contains(p.pod, "stayput.io/placement") {
 			t.Errorf("%s: gated by nobody: %v", p.name, gates)
 		}
@@ -526,7 +527,7 @@ func TestThePoliciesRefuseWhatTheyAreForAndNothingElse(t *testing.T) {
 		}
 		t.Run(a.name, func(t *testing.T) {
 			_, err := a.do(testContext(t), g, a.as(g))
-			check(t, err)
+			must.Do(t, err)
 		})
 	}
 }
@@ -613,13 +614,13 @@ func TestPodsThatMayHaveAHomeAreGatedAndNoOthers(t *testing.T) {
 			if slices.Contains(p.gates, "stayput.io/placement") {
 				until(t, "the gate", func(ctx context.Context) bool {
 					made, err := create(p.pod)(ctx, g, g.admin)
-					check(t, err)
+					must.Do(t, err)
 					gates = gatesOf(made)
 					return slices.Contains(gates, "stayput.io/placement")
 				})
 			} else {
 				made, err := create(p.pod)(testContext(t), g, g.admin)
-				check(t, err)
+				must.Do(t, err)
 				gates = gatesOf(made)
 			}
 			if !slices.Equal(gates, p.gates) {
@@ -632,8 +633,8 @@ func TestPodsThatMayHaveAHomeAreGatedAndNoOthers(t *testing.T) {
 // A custom resource as the policy's parameter would be unknown for 30 s here, and pods would slip through.
 func TestPodsAreGatedFromTheAPIServersFirstRequestOn(t *testing.T) {
 	g := guardedWith(t, true)
-	check(t, g.c.APIServer.Kill())
-	check(t, g.c.APIServer.Start(testContext(t)))
+	must.Do(t, g.c.APIServer.Kill())
+	must.Do(t, g.c.APIServer.Start(testContext(t)))
 	created := 0
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
 		for _, pod := range []string{
@@ -792,7 +793,7 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 			_, err := c.do(testContext(t), g, g.admin)
 			switch {
 			case c.refusal == "":
-				check(t, err)
+				must.Do(t, err)
 			case !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), c.refusal):
 				t.Errorf("%v, want a refusal with %q", err, c.refusal)
 			}
@@ -864,9 +865,9 @@ spec:
 func TestTheManifestsOfOpenKruisesManualApply(t *testing.T) {
 	g := guardedWith(t, true)
 	_, err := g.c.Kubectl(testContext(t), kruiseManual, "apply", "--server-side", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	_, err = g.c.Kubectl(testContext(t), kruiseManual, "apply", "-f", "-") // and as most people do
-	check(t, err)
+	must.Do(t, err)
 }
 
 func TestPeopleSeeWhatMatters(t *testing.T) {
@@ -910,15 +911,15 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 	ctx := testContext(t)
 	api := g.c.Client().AdmissionregistrationV1()
 	validating, err := api.ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
-	check(t, err)
+	must.Do(t, err)
 	mutating, err := api.MutatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
-	check(t, err)
+	must.Do(t, err)
 	policies := map[string]bool{}
 	for _, p := range validating.Items {
 		policies[p.Name] = true
 		until(t, "the type check of "+p.Name, func(ctx context.Context) bool {
 			now, err := api.ValidatingAdmissionPolicies().Get(ctx, p.Name, metav1.GetOptions{})
-			check(t, err)
+			must.Do(t, err)
 			if now.Status.TypeChecking == nil {
 				return false
 			}

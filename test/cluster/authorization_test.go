@@ -18,6 +18,7 @@ import (
 
 	"github.com/stayput/stayput/test/chart"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // A right is what somebody tries, and whether RBAC lets it through.
@@ -248,9 +249,9 @@ var rights = func() []right {
 func TestEveryProgramAndPersonHasTheRightsItNeedsAndNoOthers(t *testing.T) {
 	g := guardedWith(t, true)
 	uninstall, err := uninstallRights(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	_, err = g.c.Kubectl(testContext(t), people+uninstall, "apply", "--server-side", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	who := map[string]string{}
 	for _, r := range rights {
 		name := "the agent"
@@ -290,7 +291,7 @@ func TestWhatIsRefusedCanBeDoneByAnAdministrator(t *testing.T) {
 	g := guardedWith(t, true)
 	const lease = "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {name: other, namespace: " + lab.SystemNamespace + "}\n"
 	_, err := g.c.Kubectl(testContext(t), lease, "apply", "--server-side", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	// What these ask for cannot be done to these pods; that is not said before everything else was right.
 	answers := map[string]string{
 		"bind a pod":   "pod waiting has non-empty .spec.schedulingGates",
@@ -311,9 +312,9 @@ func TestWhatIsRefusedCanBeDoneByAnAdministrator(t *testing.T) {
 func TestThePoliciesHoldTheUninstallationToWhatTheControllerMayDo(t *testing.T) {
 	g := guardedWith(t, true)
 	uninstall, err := uninstallRights(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	_, err = g.c.Kubectl(testContext(t), uninstall, "apply", "--server-side", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	for change, why := range map[string]string{
 		`{spec: {containers: [{name: c, image: evil}]}}`:                         "may change nothing of a pod but",
 		`{metadata: {labels: {a: c}}}`:                                           "may change nothing of a pod but",
@@ -343,7 +344,7 @@ metadata: {name: clonesets, labels: {rbac.stayput.io/aggregate-to-controller: "t
 rules:
 - {apiGroups: [apps.kruise.io], resources: [clonesets], verbs: [get, list, watch]}
 `, "apply", "--server-side", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	until(t, "the right", func(ctx context.Context) bool {
 		_, err := list(kind, "", true)(ctx, g, g.controller)
 		return err == nil

@@ -20,6 +20,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/uninstall"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // The audit log of the cluster with stayput: every request of its agents and controllers, without bodies.
@@ -68,7 +69,7 @@ func (r request) by(account string) bool {
 func requests(t *testing.T, c *lab.Cluster) (all []request) {
 	t.Helper()
 	f, err := os.Open(c.Control.Path(auditLog))
-	check(t, err)
+	must.Do(t, err)
 	defer f.Close()
 	lines := bufio.NewReader(f)
 	for {
@@ -76,9 +77,9 @@ func requests(t *testing.T, c *lab.Cluster) (all []request) {
 		if errors.Is(err, io.EOF) {
 			return all // what is there of a line without an end is still being written
 		}
-		check(t, err)
+		must.Do(t, err)
 		var r request
-		check(t, json.Unmarshal(line, &r))
+		must.Do(t, json.Unmarshal(line, &r))
 		all = append(all, r)
 	}
 }
@@ -132,7 +133,7 @@ func TestAnAgentAsksForItsOwnNodesObjectsOnly(t *testing.T) {
 			continue
 		}
 		uri, err := url.ParseRequestURI(r.RequestURI)
-		check(t, err)
+		must.Do(t, err)
 		if len(r.User.Extra[nodeOfToken]) != 1 {
 			t.Fatalf("the test is wrong: who asked for %s is %v", r.RequestURI, r.User.Extra)
 		}
@@ -193,7 +194,7 @@ func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *te
 			}
 			found++
 			var fields map[string]map[string]json.RawMessage
-			check(t, json.Unmarshal(m.FieldsV1.Raw, &fields))
+			must.Do(t, json.Unmarshal(m.FieldsV1.Raw, &fields))
 			var owns []string
 			for of, each := range fields {
 				for field := range each {
@@ -224,7 +225,7 @@ func TestAControllerThatStartsWritesNothingNeedlessly(t *testing.T) {
 	comesTo(t, c, ns, "web", "to have one record left", recordsAll(1))
 	logged(t, c)
 	since := time.Now()
-	check(t, c.Controllers.Restart(testContext(t)))
+	must.Do(t, c.Controllers.Restart(testContext(t)))
 	// What is new is written after whatever there was to say about the rest.
 	apply(t, c, ns, statefulSet("late", 1, map[string]string{retainIP: "10m"}))
 	late := ready(t, c, ns, "late-0")

@@ -29,6 +29,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/cli"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // pluginDir has the kubectl plugin as people install it: the program, and its link for completion. It goes with the cluster.
@@ -40,8 +41,8 @@ func pluginDir(t *testing.T, c *lab.Cluster) string {
 	if _, err := os.Stat(dir); err == nil {
 		return dir
 	}
-	check(t, says(t, exec.Command("go", "build", "-o", dir+"/", "github.com/stayput/stayput/cmd/kubectl-stayput")).error())
-	check(t, os.Symlink("kubectl-stayput", filepath.Join(dir, "kubectl_complete-stayput")))
+	must.Do(t, says(t, exec.Command("go", "build", "-o", dir+"/", "github.com/stayput/stayput/cmd/kubectl-stayput")).error())
+	must.Do(t, os.Symlink("kubectl-stayput", filepath.Join(dir, "kubectl_complete-stayput")))
 	return dir
 }
 
@@ -82,7 +83,7 @@ func pluginCommand(t *testing.T, c *lab.Cluster, args ...string) *exec.Cmd {
 	t.Helper()
 	dir := pluginDir(t, c)
 	config, err := c.Kubeconfig()
-	check(t, err)
+	must.Do(t, err)
 	cmd := exec.CommandContext(testContext(t), c.KubectlPath(), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+config, "HOME="+c.Dir, "PATH="+dir+":"+os.Getenv("PATH"))
 	return cmd
@@ -176,7 +177,7 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 		APIVersion, Kind string
 		Items            []v1alpha1.RetainedIP
 	}
-	check(t, json.Unmarshal([]byte(works(t, c, ns, "get", "web-0", "-o", "json")), &list))
+	must.Do(t, json.Unmarshal([]byte(works(t, c, ns, "get", "web-0", "-o", "json")), &list))
 	if list.APIVersion != "v1" || list.Kind != "List" || len(list.Items) != 1 || list.Items[0].Kind != "RetainedIP" || list.Items[0].Status.IPs[0] != web.Status.PodIP {
 		t.Errorf("as JSON %+v", list)
 	}
@@ -247,20 +248,20 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 func onTerminal(t *testing.T, c *lab.Cluster, question, answer string, args ...string) (string, error) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	check(t, err)
+	must.Do(t, err)
 	defer screen.Close()
-	check(t, unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0))
+	must.Do(t, unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0))
 	n, err := unix.IoctlGetInt(int(screen.Fd()), unix.TIOCGPTN)
-	check(t, err)
-	check(t, unix.IoctlSetWinsize(int(screen.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 120}))
+	must.Do(t, err)
+	must.Do(t, unix.IoctlSetWinsize(int(screen.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 120}))
 	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	check(t, err)
+	must.Do(t, err)
 	defer tty.Close()
 
 	cmd := pluginCommand(t, c, append([]string{"stayput"}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
-	check(t, cmd.Start())
-	check(t, tty.Close()) // so that the screen ends with the command
+	must.Do(t, cmd.Start())
+	must.Do(t, tty.Close()) // so that the screen ends with the command
 	var shown []byte
 	asked := false
 	for b := make([]byte, 1024); ; {
@@ -272,7 +273,7 @@ func onTerminal(t *testing.T, c *lab.Cluster, question, answer string, args ...s
 		if !asked && bytes.Contains(shown, []byte(question)) {
 			asked = true
 			_, err := screen.WriteString(answer)
-			check(t, err)
+			must.Do(t, err)
 		}
 	}
 	return string(shown), cmd.Wait()
@@ -326,8 +327,8 @@ func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
 	kept := stopped(t, c, ready(t, c, ns, "web-0"))
-	check(t, c.Node("node-1").Agent.Stop(testContext(t)))
-	start := once(func() { check(t, c.Node("node-1").Agent.Start(testContext(t))) })
+	must.Do(t, c.Node("node-1").Agent.Stop(testContext(t)))
+	start := once(func() { must.Do(t, c.Node("node-1").Agent.Start(testContext(t))) })
 	defer start()
 	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 || !strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
 		t.Errorf("%+v", s)
@@ -575,9 +576,9 @@ func anHourAhead(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
 	config := c.RESTConfig()
 	transport, err := rest.TransportFor(config)
-	check(t, err)
+	must.Do(t, err)
 	target, err := url.Parse(config.Host)
-	check(t, err)
+	must.Do(t, err)
 	server := httptest.NewServer(&httputil.ReverseProxy{
 		Transport: transport,
 		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
@@ -648,12 +649,12 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	node := c.Node("node-2")
 
 	// An agent that is down.
-	check(t, node.Agent.Stop(testContext(t)))
+	must.Do(t, node.Agent.Stop(testContext(t)))
 	r, code := checked(t, c)
 	if code != 1 || level(r, "node-2", "agent") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelOK || level(r, "node-3", "ledger") != cli.LevelOK {
 		t.Errorf("with an agent down: %d %+v", code, r)
 	}
-	check(t, node.Agent.Start(testContext(t)))
+	must.Do(t, node.Agent.Start(testContext(t)))
 	until(t, "the agent to be well again", func(context.Context) bool {
 		r, code := checked(t, c, "node-2")
 		return code == 0 && r.Warnings == 0
@@ -663,8 +664,8 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	networks := node.Path("/var/lib/cni/networks/pods")
 	for name, content := range map[string]string{"10.244.2.240": "", "10.244.2.241": "0123456789ab\r\neth0"} {
 		file := filepath.Join(networks, name)
-		check(t, os.WriteFile(file, []byte(content), 0o600))
-		defer func() { check(t, os.Remove(file)) }()
+		must.Do(t, os.WriteFile(file, []byte(content), 0o600))
+		defer func() { must.Do(t, os.Remove(file)) }()
 	}
 	r, code = checked(t, c, "node-2")
 	text := ""
@@ -677,12 +678,12 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 
 	// A configuration that comes before ours.
 	foreign := node.Path("/etc/cni/net.d/00-foreign.conflist")
-	check(t, os.WriteFile(foreign, []byte(`{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.9.0.0/24"}}]}`), 0o600))
+	must.Do(t, os.WriteFile(foreign, []byte(`{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.9.0.0/24"}}]}`), 0o600))
 	defer os.Remove(foreign)
 	if r, code := checked(t, c, "node-2"); code != 1 || level(r, "node-2", "CNI configuration") != cli.LevelFail {
 		t.Errorf("with another configuration: %d %+v", code, r)
 	}
-	check(t, os.Remove(foreign))
+	must.Do(t, os.Remove(foreign))
 
 	// Another network, which stayput does not understand, in the place of ours.
 	inOrder := func() {
@@ -693,20 +694,20 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 		})
 	}
 	calico := node.Path("/etc/cni/net.d/05-calico.conflist")
-	check(t, os.WriteFile(calico, []byte(`{"cniVersion":"0.3.1","name":"k8s-pod-network","plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}}]}`), 0o600))
+	must.Do(t, os.WriteFile(calico, []byte(`{"cniVersion":"0.3.1","name":"k8s-pod-network","plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}}]}`), 0o600))
 	defer os.Remove(calico)
 	fails(t, c, "CNI configuration", "Calico keeps addresses in its own IPAM", "see docs/networks.md")
 	readyzSays(t, node, "cni: degraded: unsupported: 05-calico.conflist: calico: ")
 	nodeSays(t, c, "CNINotConfigured", "unsupported: 05-calico.conflist")
-	check(t, os.Remove(calico))
+	must.Do(t, os.Remove(calico))
 	inOrder()
 	readyzSays(t, node, "cni: active: 00-stayput.conflist")
 
 	// The file that the agent's is derived from goes: that it was there is known to nobody but the running agent.
 	source := node.Path("/etc/cni/net.d/10-pods.conflist")
 	aside := source + ".aside"
-	check(t, os.Rename(source, aside))
-	comesBack := once(func() { check(t, os.Rename(aside, source)) })
+	must.Do(t, os.Rename(source, aside))
+	comesBack := once(func() { must.Do(t, os.Rename(aside, source)) })
 	defer comesBack()
 	until(t, "check to say that the agent holds its file", func(context.Context) bool {
 		r, code := checked(t, c, "node-2")
@@ -718,39 +719,39 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	// Another program in the place of the plugin: the agent puts its own back. Where it cannot, it says so.
 	binary := node.Path("/opt/cni/bin/stayput")
 	ours, err := os.ReadFile(binary)
-	check(t, err)
+	must.Do(t, err)
 	_, err = node.Run(testContext(t), "/usr/bin/cp", "--remove-destination", "-L", "/opt/cni/bin/host-local", "/opt/cni/bin/stayput")
-	check(t, err)
+	must.Do(t, err)
 	until(t, "the agent to have its plugin there again", func(context.Context) bool {
 		is, err := os.ReadFile(binary)
 		return err == nil && bytes.Equal(is, ours)
 	})
 	inOrder()
-	check(t, os.Remove(binary))
-	check(t, os.Mkdir(binary, 0o755))
+	must.Do(t, os.Remove(binary))
+	must.Do(t, os.Mkdir(binary, 0o755))
 	defer os.Remove(filepath.Join(binary, "in-the-way"))
-	check(t, os.WriteFile(filepath.Join(binary, "in-the-way"), nil, 0o600)) // a rename does not replace it
+	must.Do(t, os.WriteFile(filepath.Join(binary, "in-the-way"), nil, 0o600)) // a rename does not replace it
 	fails(t, c, "plugin", "/opt/cni/bin/stayput: ", "the agent replaces it by itself; its log says why if it does not")
 	readyzSays(t, node, "cni: degraded: no-plugin: ")
 	nodeSays(t, c, "CNINotConfigured", "no-plugin: ")
-	check(t, os.RemoveAll(binary))
+	must.Do(t, os.RemoveAll(binary))
 	inOrder()
 
 	// A runtime without NRI.
 	config := node.Path("/etc/containerd/config.toml")
 	with, err := os.ReadFile(config)
-	check(t, err)
+	must.Do(t, err)
 	without := bytes.Replace(with, []byte("  disable = false\n"), []byte("  disable = true\n"), 1)
 	if bytes.Equal(with, without) {
 		t.Fatalf("NRI is not configured in\n%s", with)
 	}
-	check(t, os.WriteFile(config, without, 0o644))
+	must.Do(t, os.WriteFile(config, without, 0o644))
 	restore := once(func() {
-		check(t, os.WriteFile(config, with, 0o644))
-		check(t, node.RestartContainerd(testContext(t)))
+		must.Do(t, os.WriteFile(config, with, 0o644))
+		must.Do(t, node.RestartContainerd(testContext(t)))
 	})
 	defer restore()
-	check(t, node.RestartContainerd(testContext(t)))
+	must.Do(t, node.RestartContainerd(testContext(t)))
 	fails(t, c, "agent", "NRI is degraded: not connected", "enable NRI in the runtime's configuration")
 	restore()
 	inOrder()
@@ -762,7 +763,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	}
 
 	// No controller.
-	check(t, c.Controllers.Kill(testContext(t)))
+	must.Do(t, c.Controllers.Kill(testContext(t)))
 	start := onceStarted(t, c)
 	defer start()
 	until(t, "check to see that nobody leads", func(context.Context) bool {
@@ -808,8 +809,8 @@ func served(t *testing.T, c *lab.Cluster, ns, node string) {
 func reserve(t *testing.T, n *lab.ClusterNode, ns, pod, container, ip string, released *time.Time) {
 	t.Helper()
 	file := n.Path("/var/lib/cni/networks/reserved/" + ns + "/" + pod)
-	check(t, os.MkdirAll(filepath.Dir(file), os.ModeDir))
-	t.Cleanup(func() { check(t, os.RemoveAll(n.Path("/var/lib/cni/networks/reserved"))) })
+	must.Do(t, os.MkdirAll(filepath.Dir(file), os.ModeDir))
+	t.Cleanup(func() { must.Do(t, os.RemoveAll(n.Path("/var/lib/cni/networks/reserved"))) })
 	reserved := struct {
 		ContainerID string          `json:"containerId"`
 		IfName      string          `json:"ifName"`
@@ -820,8 +821,8 @@ func reserve(t *testing.T, n *lab.ClusterNode, ns, pod, container, ip string, re
 		container, "eth0", &types.IPConfig{Address: net.IPNet{IP: net.ParseIP(ip), Mask: net.CIDRMask(24, 32)}, Gateway: net.ParseIP("10.244.3.1")}, 10, released,
 	}
 	b, err := json.Marshal(reserved)
-	check(t, err)
-	check(t, os.WriteFile(file, b, 0o644))
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(file, b, 0o644))
 }
 
 func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
@@ -833,7 +834,7 @@ func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
 	// One that is gone: its address file stays bound to the container that it had. One whose file is gone as well,
 	// one whose time is over, one that the ledger of nobody can contain.
 	bound := node.Path("/var/lib/cni/networks/pods/10.244.3.200")
-	check(t, os.WriteFile(bound, []byte("0123456789abcdef\r\neth0"), 0o600))
+	must.Do(t, os.WriteFile(bound, []byte("0123456789abcdef\r\neth0"), 0o600))
 	reserve(t, node, ns, "web-0", "0123456789abcdef", "10.244.3.200", &now)
 	reserve(t, node, ns, "web-1", "fedcba9876543210", "10.244.3.201", &now)
 	old := now.Add(-time.Hour)
@@ -883,8 +884,8 @@ func TestImportPromisesARunningPodTheAddressThatItHas(t *testing.T) {
 	pod := ready(t, c, ns, "web-0")
 	// As the patched host-local leaves it after a restore: the address file names the container before.
 	address := node.Path("/var/lib/cni/networks/pods/" + pod.Status.PodIP)
-	check(t, os.Remove(address)) // a file that is changed in place is no other one to the ledger
-	check(t, os.WriteFile(address, []byte("0123456789abcdee\r\neth0"), 0o600))
+	must.Do(t, os.Remove(address)) // a file that is changed in place is no other one to the ledger
+	must.Do(t, os.WriteFile(address, []byte("0123456789abcdee\r\neth0"), 0o600))
 	id := sandbox(t, c, pod).ID
 	reserve(t, node, ns, "web-0", id, pod.Status.PodIP, nil)
 	if i, code := imported(t, c, "web-0", "openkruise", "node-3"); i.Action != inspection.ActionBind || code != 0 {
@@ -948,7 +949,7 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	apply(t, c, ns, spiderEndpointCRD)
 	t.Cleanup(func() {
 		_, err := c.Kubectl(context.Background(), "", "delete", "crd", "spiderendpoints.spiderpool.spidernet.io")
-		check(t, err)
+		must.Do(t, err)
 	})
 	kubectl(t, c, "wait", "--for=condition=Established", "crd/spiderendpoints.spiderpool.spidernet.io")
 	apply(t, c, ns, spiderEndpoint("web-0", "node-3", "10.244.3.210", "StatefulSet"))

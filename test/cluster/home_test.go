@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 const retainIP = "stayput.io/retain-ip"
@@ -50,7 +51,7 @@ func cameHome(t *testing.T, before, after map[string]*corev1.Pod) {
 // deletePods deletes all pods of a StatefulSet at once.
 func deletePods(t *testing.T, c *lab.Cluster, ns, name string) {
 	t.Helper()
-	check(t, c.Client().CoreV1().Pods(ns).DeleteCollection(testContext(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=" + name}))
+	must.Do(t, c.Client().CoreV1().Pods(ns).DeleteCollection(testContext(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=" + name}))
 }
 
 // tilted is a StatefulSet whose pods start on two nodes only, so that a third is emptier, where the scheduler
@@ -239,10 +240,10 @@ kind: MutatingAdmissionPolicyBinding
 metadata: {name: %[1]s}
 spec: {policyName: %[1]s}
 `, ns), "apply", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		_, err := c.Kubectl(context.Background(), "", "delete", "mutatingadmissionpolicy,mutatingadmissionpolicybinding", ns)
-		check(t, err)
+		must.Do(t, err)
 	})
 	until(t, "the other policy to be in force", func(ctx context.Context) bool {
 		pod, err := c.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
@@ -404,7 +405,7 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 	t.Cleanup(func() {
 		for _, node := range []string{"node-1", "node-2"} {
 			_, err := c.Kubectl(context.Background(), "", "patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status": {"capacity": {"example.com/seat": null}}}`)
-			check(t, err)
+			must.Do(t, err)
 		}
 	})
 	taker := strings.ReplaceAll(strings.Replace(yaml, "name: web\n", "name: taker\n", 1), "{app: web}", "{app: taker}")

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // unpack returns what is in a tar archive, by its name.
@@ -23,9 +24,9 @@ func unpack(t *testing.T, archive io.Reader) map[string]*unpacked {
 		if errors.Is(err, io.EOF) {
 			return files
 		}
-		check(t, err)
+		must.Do(t, err)
 		data, err := io.ReadAll(r)
-		check(t, err)
+		must.Do(t, err)
 		files[path.Clean("/"+h.Name)] = &unpacked{h, data}
 	}
 }
@@ -40,7 +41,7 @@ type unpacked struct {
 func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
 	built, version, archive := builtImage(t)
 	f, err := os.Open(archive)
-	check(t, err)
+	must.Do(t, err)
 	defer f.Close()
 	parts := unpack(t, f)
 
@@ -48,7 +49,7 @@ func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
 		Config           string
 		RepoTags, Layers []string
 	}
-	check(t, json.Unmarshal(parts["/manifest.json"].data, &manifest))
+	must.Do(t, json.Unmarshal(parts["/manifest.json"].data, &manifest))
 	if len(manifest) != 1 || len(manifest[0].RepoTags) != 1 || manifest[0].RepoTags[0] != lab.ProductImage+":"+version {
 		t.Fatalf("the images %+v", manifest)
 	}
@@ -59,7 +60,7 @@ func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
 			Labels          map[string]string
 		}
 	}
-	check(t, json.Unmarshal(parts["/"+manifest[0].Config].data, &image))
+	must.Do(t, json.Unmarshal(parts["/"+manifest[0].Config].data, &image))
 	if c := image.Config; len(c.Entrypoint)+len(c.Cmd) > 0 || c.User != "" || c.Labels["org.opencontainers.image.version"] != version {
 		t.Errorf("the configuration of the image is %+v", c)
 	}
@@ -80,7 +81,7 @@ func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
 				t.Errorf("%s is of type %c, with the mode %o, of %d:%d", name, file.Typeflag, file.Mode, file.Uid, file.Gid)
 			}
 			want, err := os.ReadFile(program)
-			check(t, err)
+			must.Do(t, err)
 			if !bytes.Equal(file.data, want) {
 				t.Errorf("%s is not what was built", name)
 			}
@@ -96,7 +97,7 @@ func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
 func static(t *testing.T, name string, program []byte) {
 	t.Helper()
 	f, err := elf.NewFile(bytes.NewReader(program))
-	check(t, err)
+	must.Do(t, err)
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_INTERP || p.Type == elf.PT_DYNAMIC {
 			t.Errorf("%s has a segment %v", name, p.Type)

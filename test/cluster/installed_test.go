@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // installed returns the cluster with stayput on it that the tests share, as Helm installs it on nodes with stock
@@ -51,13 +52,13 @@ func buildOnce(ctx context.Context) (lab.Product, error) {
 func builtImage(t *testing.T) (product lab.Product, version, archive string) {
 	t.Helper()
 	product, err := buildOnce(t.Context())
-	check(t, err)
+	must.Do(t, err)
 	chart, err := lab.Chart(t.Context())
-	check(t, err)
+	must.Do(t, err)
 	version, err = lab.ChartVersion(chart)
-	check(t, err)
+	must.Do(t, err)
 	archive, err = lab.BuildImage(t.Context(), product, version)
-	check(t, err)
+	must.Do(t, err)
 	return product, version, archive
 }
 

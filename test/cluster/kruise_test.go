@@ -17,6 +17,7 @@ import (
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // openKruise is OpenKruise's definition of PersistentPodStates as its releases have it: in the older ones v1alpha1 is
@@ -77,9 +78,9 @@ spec:
 func serveConversion(t *testing.T, c *lab.Cluster, address string) (clientConfig string, stop func()) {
 	t.Helper()
 	listener, err := c.Control.Listen(testContext(t), "tcp", address)
-	check(t, err)
+	must.Do(t, err)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(convert))
-	check(t, server.Listener.Close())
+	must.Do(t, server.Listener.Close())
 	server.Listener = listener
 	server.StartTLS()
 	t.Cleanup(server.Close)
@@ -169,7 +170,7 @@ func TestOpenKruisesDefinitionInEitherVersionMayBeThereOrComeLater(t *testing.T)
 	alone(t)
 	c := ownCluster(t, &lab.ClusterOptions{})
 	_, err := c.Kubectl(testContext(t), openKruise(""), "apply", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	definition := func() string {
 		return kubectl(t, c, "get", "crd", "persistentpodstates.apps.kruise.io", "-o", "jsonpath={.metadata.uid} {.metadata.generation} {.metadata.labels}")
 	}
@@ -180,7 +181,7 @@ func TestOpenKruisesDefinitionInEitherVersionMayBeThereOrComeLater(t *testing.T)
 			t.Fatalf("OpenKruise's definition was %s and is %s", theirs, now)
 		}
 	}
-	check(t, c.Install(testContext(t), lab.InstallOptions{}))
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
 	unchanged()
 	ns := namespace(t, c)
 	all := func(n int) func(*kruisev1alpha1.PersistentPodState) bool {
@@ -214,7 +215,7 @@ spec:
 	const address = "127.0.0.1:9443"
 	webhook, stop := serveConversion(t, c, address)
 	_, err = c.Kubectl(testContext(t), openKruise(webhook), "apply", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	theirs = definition()
 	placed := func(name, version, keys string) {
 		t.Helper()
@@ -257,13 +258,13 @@ spec:
 	// nothing of that, whoever leads.
 	stop()
 	comes("second")
-	check(t, c.Controllers.Kill(testContext(t)))
-	check(t, c.Controllers.Start(testContext(t)))
+	must.Do(t, c.Controllers.Kill(testContext(t)))
+	must.Do(t, c.Controllers.Start(testContext(t)))
 	comes("third")
 	uninstall := func() {
 		t.Helper()
 		_, err := c.Uninstall(testContext(t))
-		check(t, err)
+		must.Do(t, err)
 		unchanged()
 	}
 	uninstall()
@@ -271,11 +272,11 @@ spec:
 	// The newer one, with its records, is there when stayput comes.
 	webhook, _ = serveConversion(t, c, address)
 	_, err = c.Kubectl(testContext(t), openKruise(webhook), "apply", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	theirs = definition()
 	// Without this recorded pods would not be gated after a second installation (kubernetes/kubernetes#130887).
-	check(t, c.APIServer.Restart(testContext(t)))
-	check(t, c.Install(testContext(t), lab.InstallOptions{}))
+	must.Do(t, c.APIServer.Restart(testContext(t)))
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
 	unchanged()
 	placed("older", "v1alpha1", "nodeTopologyKeys")
 	comesTo(t, c, ns, "db", "still recorded", all(3))

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // ownCluster returns a cluster for one test, which does to stayput what others could not live with. It is not
@@ -28,15 +29,15 @@ func ownCluster(t *testing.T, o *lab.ClusterOptions) *lab.Cluster {
 	if o.Product == (lab.Product{}) {
 		var err error
 		o.Product, err = buildOnce(t.Context())
-		check(t, err)
+		must.Do(t, err)
 	}
 	c, err := lab.StartCluster(testContext(t), *o)
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.WriteLogs(t.Output())
 		}
-		check(t, c.Close())
+		must.Do(t, c.Close())
 	})
 	return c
 }
@@ -81,7 +82,7 @@ func stream(t *testing.T, c *lab.Cluster, ns string) (end func() int) {
 func gatedPods(t *testing.T, c *lab.Cluster) (names []string) {
 	t.Helper()
 	all, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
-	check(t, err)
+	must.Do(t, err)
 	for i := range all.Items {
 		if isGated(&all.Items[i]) {
 			names = append(names, all.Items[i].Namespace+"/"+all.Items[i].Name)
@@ -94,7 +95,7 @@ func gatedPods(t *testing.T, c *lab.Cluster) (names []string) {
 func podNetworkOf(t *testing.T, n *lab.ClusterNode) string {
 	t.Helper()
 	dirs, err := filepath.Glob(n.Path("/var/lib/cni/networks") + "/*")
-	check(t, err)
+	must.Do(t, err)
 	if len(dirs) != 1 {
 		t.Fatalf("%s has the networks %v", n.Name, dirs)
 	}
@@ -129,7 +130,7 @@ func hostLocalAlone(t *testing.T, c *lab.Cluster, n *lab.ClusterNode) {
 		}
 		dir := podNetworkOf(t, n)
 		entries, err := os.ReadDir(dir)
-		check(t, err)
+		must.Do(t, err)
 		for _, e := range entries {
 			if e.Name() == "lock" || strings.HasPrefix(e.Name(), "last_reserved_ip.") {
 				continue
@@ -142,7 +143,7 @@ func hostLocalAlone(t *testing.T, c *lab.Cluster, n *lab.ClusterNode) {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
-			check(t, err)
+			must.Do(t, err)
 			id, _, _ := strings.Cut(string(content), "\r\n")
 			known := false
 			for _, s := range sandboxes {
@@ -164,7 +165,7 @@ func hostLocalAlone(t *testing.T, c *lab.Cluster, n *lab.ClusterNode) {
 func unique(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	all, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
-	check(t, err)
+	must.Do(t, err)
 	owner := map[string]string{}
 	for i := range all.Items {
 		pod := &all.Items[i]
@@ -182,9 +183,9 @@ func unique(t *testing.T, c *lab.Cluster) {
 func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 	alone(t)
 	deploy, err := filepath.Abs("../../deploy")
-	check(t, err)
+	must.Do(t, err)
 	product, err := buildOnce(t.Context())
-	check(t, err)
+	must.Do(t, err)
 	install := filepath.Join(deploy, "install.yaml")
 	definitions, ofOpenKruise := filepath.Join(deploy, "crds.yaml"), filepath.Join(deploy, "persistentpodstates.yaml")
 	for _, how := range []struct {
@@ -197,7 +198,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 		{"by Helm", lab.InstallOptions{}, lab.InstallOptions{Values: map[string]any{"crds": map[string]any{"keep": false}}}, func(t *testing.T, c *lab.Cluster) {
 			out, err := c.Uninstall(testContext(t))
 			t.Log(out)
-			check(t, err)
+			must.Do(t, err)
 			kubectl(t, c, "delete", "namespace", lab.SystemNamespace)
 			if left := kubectl(t, c, "get", "retainedips", "-A", "-o", "name"); left != "" {
 				t.Errorf("left: %s", left)
@@ -205,10 +206,10 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 		}, func(t *testing.T, c *lab.Cluster) {
 			// A node without an agent is named, and its RetainedIPs are no obstacle.
 			n := c.Nodes[1]
-			check(t, n.Agent.Stop(testContext(t)))
+			must.Do(t, n.Agent.Stop(testContext(t)))
 			out, err := c.Uninstall(testContext(t))
 			t.Log(out)
-			check(t, err)
+			must.Do(t, err)
 			if want := "no agent runs on these nodes, whose promises stay: " + n.Name; !strings.Contains(out, want) {
 				t.Errorf("Helm does not say %q", want)
 			}
@@ -217,7 +218,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			}
 			// By the command that is said for it.
 			version, err := lab.ChartVersion(filepath.Join(deploy, "chart"))
-			check(t, err)
+			must.Do(t, err)
 			t.Log(kubectl(t, c, "debug", "node/"+n.Name, "--attach", "--profile=sysadmin", "--image="+lab.ProductImage+":"+version, "--",
 				"/stayput-agent", "uninstall", "--root=/proc/1/root"))
 		}},
@@ -230,17 +231,17 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			}
 			kubectl(t, c, "delete", "-f", definitions, "-f", ofOpenKruise, "--timeout=30s")
 			config, err := c.Kubeconfig()
-			check(t, err)
+			must.Do(t, err)
 			out, err := exec.CommandContext(testContext(t), product.Controller, "uninstall", "--kubeconfig="+config).CombinedOutput()
 			t.Logf("%s", out)
-			check(t, err)
+			must.Do(t, err)
 			kubectl(t, c, "delete", "-f", install, "--ignore-not-found")
 		}},
 	} {
 		t.Run(how.name, func(t *testing.T) {
 			t.Parallel()
 			c := ownCluster(t, &lab.ClusterOptions{})
-			check(t, c.Install(testContext(t), how.install))
+			must.Do(t, c.Install(testContext(t), how.install))
 			ns := namespace(t, c)
 
 			// Pods that run, addresses that are retained, and pods that wait for a home that cannot take them.
@@ -329,7 +330,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 
 			// And stayput may come again.
 			kubectl(t, c, "uncordon", "node-3")
-			check(t, c.Install(testContext(t), how.again))
+			must.Do(t, c.Install(testContext(t), how.again))
 			promised(t, c, again)
 			deletePods(t, c, ns, "web")
 			last := places(t, c, ns, "web", 6, again)

@@ -30,6 +30,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -74,11 +75,11 @@ func shared(t *testing.T, name string, start func() (*lab.Cluster, error)) *lab.
 	common.Lock()
 	defer common.Unlock()
 	if common.name != name {
-		check(t, endLocked())
+		must.Do(t, endLocked())
 		common.cluster, common.err = start()
 		common.name = name
 	}
-	check(t, common.err)
+	must.Do(t, common.err)
 	c := common.cluster
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -107,14 +108,7 @@ func endLocked() error {
 func alone(t *testing.T) {
 	t.Helper()
 	t.Parallel()
-	check(t, endCommon())
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, endCommon())
 }
 
 // once returns a function that calls f at its first call. f may end the test and be deferred as well: of that
@@ -128,20 +122,14 @@ func once(f func()) func() {
 func until(t *testing.T, what string, ok func(context.Context) bool) {
 	t.Helper()
 	ctx := testContext(t)
-	for !ok(ctx) {
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			t.Fatalf("waiting for %s: %v", what, ctx.Err())
-		}
-	}
+	must.Within(t, patience, what, func() bool { return ok(ctx) })
 }
 
 // kubectl runs kubectl and returns what it printed.
 func kubectl(t *testing.T, c *lab.Cluster, args ...string) string {
 	t.Helper()
 	out, err := c.Kubectl(testContext(t), "", args...)
-	check(t, err)
+	must.Do(t, err)
 	return out
 }
 
@@ -149,7 +137,7 @@ func kubectl(t *testing.T, c *lab.Cluster, args ...string) string {
 func apply(t *testing.T, c *lab.Cluster, namespace, yaml string) {
 	t.Helper()
 	_, err := c.Kubectl(testContext(t), yaml, "apply", "--server-side", "-n", namespace, "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 }
 
 // namespace makes a namespace for one test, in which pods can be made, and removes it without waiting.
@@ -159,7 +147,7 @@ func namespace(t *testing.T, c *lab.Cluster) string {
 	made, err := c.Client().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 	}, metav1.CreateOptions{})
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -172,8 +160,8 @@ func namespace(t *testing.T, c *lab.Cluster) string {
 				break
 			}
 		}
-		check(t, err)
-		check(t, c.Client().CoreV1().Namespaces().Delete(ctx, made.Name, metav1.DeleteOptions{}))
+		must.Do(t, err)
+		must.Do(t, c.Client().CoreV1().Namespaces().Delete(ctx, made.Name, metav1.DeleteOptions{}))
 	})
 	until(t, "the service account of the namespace", func(ctx context.Context) bool {
 		_, err := c.Client().CoreV1().ServiceAccounts(made.Name).Get(ctx, "default", metav1.GetOptions{})
@@ -256,7 +244,7 @@ func successor(t *testing.T, c *lab.Cluster, before *corev1.Pod) *corev1.Pod {
 func sandbox(t *testing.T, c *lab.Cluster, pod *corev1.Pod) lab.Pod {
 	t.Helper()
 	s, err := c.Node(pod.Spec.NodeName).Sandbox(testContext(t), pod.Namespace, pod.Name)
-	check(t, err)
+	must.Do(t, err)
 	return s
 }
 
@@ -264,7 +252,7 @@ func sandbox(t *testing.T, c *lab.Cluster, pod *corev1.Pod) lab.Pod {
 func reaches(t *testing.T, c *lab.Cluster, from, to *corev1.Pod) {
 	t.Helper()
 	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), ip(t, to))
-	check(t, err)
+	must.Do(t, err)
 	if answer.Name != to.Name || !answer.Has(ip(t, to)) {
 		t.Errorf("%s asks %v, the address of %s, and %s with %v answers", from.Name, ip(t, to), to.Name, answer.Name, answer.Addrs)
 	}
@@ -273,6 +261,6 @@ func reaches(t *testing.T, c *lab.Cluster, from, to *corev1.Pod) {
 func ip(t *testing.T, pod *corev1.Pod) netip.Addr {
 	t.Helper()
 	addr, err := netip.ParseAddr(pod.Status.PodIP)
-	check(t, err)
+	must.Do(t, err)
 	return addr
 }

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // untouched checks that pods are the very same, and none of their containers started again.
@@ -46,7 +47,7 @@ func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.
 	apply(t, c, ns, statefulSet("plain", 3, nil))
 	web, plain := places(t, c, ns, "web", 6, nil), places(t, c, ns, "plain", 3, nil)
 
-	check(t, c.Install(testContext(t), lab.InstallOptions{}))
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
 	untouched(t, c, web)
 	untouched(t, c, plain)
 	promised(t, c, web)
@@ -71,7 +72,7 @@ func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.
 		return err == nil && strings.Count(said, "Retained") == 2 && strings.Count(said, "Bound") == 4
 	})
 	_, err := c.Uninstall(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	delete(web, "web-4")
 	delete(web, "web-5")
 	untouched(t, c, web)

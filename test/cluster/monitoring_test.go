@@ -26,6 +26,7 @@ import (
 	"github.com/stayput/stayput/test/chart"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/monitoring"
+	"github.com/stayput/stayput/test/must"
 )
 
 // resting are the counters of rules and dashboard that nothing in a healthy cluster moves, and the tests that move them.
@@ -58,10 +59,10 @@ func TestEveryCounterThatRestsInAHealthyClusterHasATestThatMovesIt(t *testing.T)
 		}
 		dir, function, _ := strings.Cut(test, ".")
 		files, err := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
-		check(t, err)
+		must.Do(t, err)
 		if !slices.ContainsFunc(files, func(file string) bool {
 			source, err := os.ReadFile(file)
-			check(t, err)
+			must.Do(t, err)
 			return bytes.Contains(source, []byte("\nfunc "+function+"(t *testing.T) {\n"))
 		}) {
 			t.Errorf("%s: there is no %s", counter, test)
@@ -81,10 +82,10 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 			if t.Failed() {
 				c.WriteLogs(t.Output())
 			}
-			check(t, c.Close())
+			must.Do(t, c.Close())
 		})
 	}
-	check(t, err)
+	must.Do(t, err)
 	p := startPrometheus(t, c)
 	names := map[string]bool{}
 	for _, q := range watched(t) {
@@ -163,19 +164,19 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	p.moved(t, `stayput_retentions_released_total{network="few"}`)
 
 	// A CNI configuration that vanishes, a record that cannot be read, and a runtime that is away.
-	check(t, os.Remove(node.Path("/etc/cni/net.d/00-stayput.conflist")))
+	must.Do(t, os.Remove(node.Path("/etc/cni/net.d/00-stayput.conflist")))
 	p.moved(t, `stayput_agent_cni_config_writes_total`)
 	p.until(t, "the agents' configurations to be in force", func() bool { return len(p.query(t, `stayput_agent_cni_config{state="active"} == 1`)) == 3 })
 	const broken = "/var/lib/stayput/broken-00000000/network"
-	check(t, os.MkdirAll(filepath.Dir(node.Path(broken)), 0o755))
-	check(t, node.WriteFile(broken, []byte("{")))
+	must.Do(t, os.MkdirAll(filepath.Dir(node.Path(broken)), 0o755))
+	must.Do(t, node.WriteFile(broken, []byte("{")))
 	p.moved(t, `stayput_agent_network_errors_total`)
-	check(t, os.RemoveAll(filepath.Dir(node.Path(broken))))
-	check(t, node.StopContainerd())
+	must.Do(t, os.RemoveAll(filepath.Dir(node.Path(broken))))
+	must.Do(t, node.StopContainerd())
 	p.until(t, "the runtime to be missed", func() bool {
 		return len(p.query(t, `stayput_agent_cri_up == 0 and on(instance) stayput_agent_nri_connected == 0`)) == 1
 	})
-	check(t, node.StartContainerd(testContext(t)))
+	must.Do(t, node.StartContainerd(testContext(t)))
 	p.moved(t, `stayput_agent_nri_connections_total{instance="`+node.Name+`"}`, `stayput_agent_reconcile_errors_total{instance="`+node.Name+`"}`)
 
 	// Everything that is looked at has been there, and what counts has counted.
@@ -209,7 +210,7 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	for _, query := range watched(t) {
 		p.query(t, query.Expr) // that it is one for this Prometheus
 		matchers, err := query.Matchers()
-		check(t, err)
+		must.Do(t, err)
 		for _, m := range matchers {
 			asked[m.Series()] = query.Where
 		}
@@ -240,7 +241,7 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 func nodeNames(t *testing.T, c *lab.Cluster) (names []string) {
 	t.Helper()
 	list, err := c.Client().CoreV1().Nodes().List(testContext(t), metav1.ListOptions{})
-	check(t, err)
+	must.Do(t, err)
 	for _, n := range list.Items {
 		names = append(names, n.Name)
 	}
@@ -251,7 +252,7 @@ func nodeNames(t *testing.T, c *lab.Cluster) (names []string) {
 func podNames(t *testing.T, c *lab.Cluster, component string) (names []string) {
 	t.Helper()
 	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
-	check(t, err)
+	must.Do(t, err)
 	for _, pod := range list.Items {
 		names = append(names, pod.Name)
 	}
@@ -262,9 +263,9 @@ func podNames(t *testing.T, c *lab.Cluster, component string) (names []string) {
 func watched(t *testing.T) []monitoring.Query {
 	t.Helper()
 	rules, err := monitoring.RuleQueries("../../deploy/chart/files/rules.yaml")
-	check(t, err)
+	must.Do(t, err)
 	dashboard, err := monitoring.ReadDashboard("../../deploy/chart/files/dashboard.json")
-	check(t, err)
+	must.Do(t, err)
 	return append(rules, dashboard.Queries()...)
 }
 
@@ -273,8 +274,8 @@ func forbid(t *testing.T, c *lab.Cluster, do func()) {
 	t.Helper()
 	bindings := c.Client().RbacV1().ClusterRoleBindings()
 	binding, err := bindings.Get(testContext(t), lab.ControllerAccount, metav1.GetOptions{})
-	check(t, err)
-	check(t, bindings.Delete(testContext(t), binding.Name, metav1.DeleteOptions{}))
+	must.Do(t, err)
+	must.Do(t, bindings.Delete(testContext(t), binding.Name, metav1.DeleteOptions{}))
 	until(t, "the controller's rights to be gone", func(ctx context.Context) bool {
 		review, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User:               "system:serviceaccount:" + lab.SystemNamespace + ":" + lab.ControllerAccount,
@@ -285,7 +286,7 @@ func forbid(t *testing.T, c *lab.Cluster, do func()) {
 	do()
 	binding.UID, binding.ResourceVersion = "", ""
 	_, err = bindings.Create(testContext(t), binding, metav1.CreateOptions{})
-	check(t, err)
+	must.Do(t, err)
 }
 
 // own are the families of metrics that are stayput's and not a library's.
@@ -312,7 +313,7 @@ func (n cni) call(t *testing.T, verb, ctr, namespace, pod, retain, ip string) {
 		annotations[retainIP] = retain
 	}
 	notes, err := json.Marshal(annotations)
-	check(t, err)
+	must.Do(t, err)
 	args := "IgnoreUnknown=1;K8S_POD_NAMESPACE=" + namespace + ";K8S_POD_NAME=" + pod
 	if ip != "" {
 		args += ";IP=" + ip
@@ -321,7 +322,7 @@ func (n cni) call(t *testing.T, verb, ctr, namespace, pod, retain, ip string) {
 	env := []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + ctr, "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/" + ctr, "CNI_PATH=/opt/cni/bin", "CNI_ARGS=" + args}
 	stdin := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"type":"bridge","ipam":{"type":"stayput",%s},"runtimeConfig":{"io.kubernetes.cri.pod-annotations":%s}}`, n.network, n.ipam, notes)
 	_, err = n.node.RunInput(testContext(t), env, []byte(stdin), "/opt/cni/bin/stayput")
-	check(t, err)
+	must.Do(t, err)
 }
 
 // cycle is a container that comes and goes.
@@ -342,9 +343,9 @@ const prometheusAddress = "127.0.0.1:9090"
 // PrometheusRule.
 func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 	t.Helper()
-	check(t, lab.Need(testContext(t), "prometheus"))
+	must.Do(t, lab.Need(testContext(t), "prometheus"))
 	program, err := exec.LookPath("prometheus")
-	check(t, err)
+	must.Do(t, err)
 	monitor, rules := monitors(t)
 	config := map[string]any{
 		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -354,13 +355,13 @@ func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 	const dir = "/etc/prometheus/"
 	for name, content := range map[string]any{"prometheus.yml": config, "rules.yml": rules} {
 		data, err := yaml.Marshal(content)
-		check(t, err)
-		check(t, os.MkdirAll(c.Control.Path(dir), 0o755))
-		check(t, c.Control.WriteFile(dir+name, data))
+		must.Do(t, err)
+		must.Do(t, os.MkdirAll(c.Control.Path(dir), 0o755))
+		must.Do(t, c.Control.WriteFile(dir+name, data))
 	}
 	_, err = c.Control.Start("prometheus", nil, program, "--config.file="+dir+"prometheus.yml", "--storage.tsdb.path=/var/tmp/prometheus",
 		"--web.listen-address="+prometheusAddress, "--log.level=warn")
-	check(t, err)
+	must.Do(t, err)
 	p := &prometheus{client: &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return c.Control.Dial(ctx, network, address)
@@ -418,14 +419,14 @@ func monitors(t *testing.T) (monitor podMonitor, rules any) {
 	t.Helper()
 	documents, err := chart.Render(testContext(t), "--show-only=templates/60-monitoring.yaml",
 		"--set=monitoring.podMonitor.enabled=true,monitoring.prometheusRule.enabled=true")
-	check(t, err)
+	must.Do(t, err)
 	for _, d := range documents {
 		switch d.Kind {
 		case "PodMonitor":
-			check(t, yaml.UnmarshalStrict([]byte(d.Text), &monitor, yaml.DisallowUnknownFields))
+			must.Do(t, yaml.UnmarshalStrict([]byte(d.Text), &monitor, yaml.DisallowUnknownFields))
 		case "PrometheusRule":
 			var o struct{ Spec any }
-			check(t, yaml.Unmarshal([]byte(d.Text), &o))
+			must.Do(t, yaml.Unmarshal([]byte(d.Text), &o))
 			rules = o.Spec
 		}
 	}
@@ -441,7 +442,7 @@ func monitors(t *testing.T) (monitor podMonitor, rules any) {
 func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []any) {
 	t.Helper()
 	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&monitor.Spec.Selector)})
-	check(t, err)
+	must.Do(t, err)
 	unfit := regexp.MustCompile(`[^a-zA-Z0-9_]`)
 	for i, endpoint := range monitor.Spec.PodMetricsEndpoints {
 		targets := []any{}
@@ -494,10 +495,10 @@ func (p *prometheus) targets(t *testing.T) (urls []string) {
 func (p *prometheus) get(t *testing.T, address string) string {
 	t.Helper()
 	answer, err := p.client.Get(address)
-	check(t, err)
+	must.Do(t, err)
 	defer answer.Body.Close()
 	body, err := io.ReadAll(answer.Body)
-	check(t, err)
+	must.Do(t, err)
 	if answer.StatusCode != http.StatusOK {
 		t.Fatalf("%s: %s: %s", address, answer.Status, body)
 	}
@@ -508,7 +509,7 @@ func (p *prometheus) get(t *testing.T, address string) string {
 func (p *prometheus) ask(t *testing.T, path string, into any) {
 	t.Helper()
 	answer := struct{ Data any }{into}
-	check(t, json.Unmarshal([]byte(p.get(t, "http://"+prometheusAddress+"/api/v1/"+path)), &answer))
+	must.Do(t, json.Unmarshal([]byte(p.get(t, "http://"+prometheusAddress+"/api/v1/"+path)), &answer))
 }
 
 // query returns the series that an expression gives now.
@@ -523,7 +524,7 @@ func (p *prometheus) query(t *testing.T, expr string) []map[string]string {
 		return nil
 	}
 	var result []struct{ Metric map[string]string }
-	check(t, json.Unmarshal(data.Result, &result))
+	must.Do(t, json.Unmarshal(data.Result, &result))
 	all := make([]map[string]string, len(result))
 	for i, r := range result {
 		all[i] = r.Metric

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // recordedSet is statefulSet with a PersistentPodState instead of annotations of its pods: they lose their
@@ -29,12 +30,12 @@ func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
 	was := before["web-0"]
 	node := c.Node(was.Spec.NodeName)
 	hasty := startedOn(t, c, ns, "hasty", node.Name, statefulSet("hasty", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5s"}))
-	check(t, node.PowerLoss())
-	check(t, c.WaitNotReady(testContext(t), node))
+	must.Do(t, node.PowerLoss())
+	must.Do(t, c.WaitNotReady(testContext(t), node))
 	// The pods are given up by force, as an operator would; the successor of one must not start elsewhere.
 	now := int64(0)
 	for _, name := range []string{"web-0", "hasty-0"} {
-		check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+		must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	}
 	waitsFor(t, c, was, "is not Ready")
 	waitsFor(t, c, hasty, "is not Ready")
@@ -42,8 +43,8 @@ func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
 	if pod := getPod(t, c, ns, "web-0"); !isGated(pod) {
 		t.Errorf("web-0 does not wait any longer, and is on %q", pod.Spec.NodeName)
 	}
-	check(t, node.Boot(testContext(t)))
-	check(t, c.WaitReady(testContext(t), node))
+	must.Do(t, node.Boot(testContext(t)))
+	must.Do(t, c.WaitReady(testContext(t), node))
 	after := successor(t, c, was)
 	cameHome(t, map[string]*corev1.Pod{"web-0": was}, map[string]*corev1.Pod{"web-0": after})
 }
@@ -54,13 +55,13 @@ func TestADeletedNodeIsNotWaitedFor(t *testing.T) {
 	// A node without a kubelet can be deleted without coming back; it takes pods that never start.
 	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "retention"})["web-0"]
 	node := c.Node(before.Spec.NodeName)
-	check(t, node.Kubelet.Stop())
+	must.Do(t, node.Kubelet.Stop())
 	kubectl(t, c, "delete", "node", node.Name)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		check(t, node.Kubelet.Start(ctx)) // it registers the node again
-		check(t, c.WaitReady(ctx, node))
+		must.Do(t, node.Kubelet.Start(ctx)) // it registers the node again
+		must.Do(t, c.WaitReady(ctx, node))
 	})
 	now := int64(0)
 	_ = c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{GracePeriodSeconds: &now}) // or the garbage collector was first
@@ -77,7 +78,7 @@ func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 3, map[string]string{retainIP: "10m"})
-	check(t, c.Controllers.Kill(testContext(t)))
+	must.Do(t, c.Controllers.Kill(testContext(t)))
 	start := onceStarted(t, c)
 	defer start()
 	deletePods(t, c, ns, "web")
@@ -98,7 +99,7 @@ func onceStarted(t *testing.T, c *lab.Cluster) func() {
 	return once(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		check(t, c.Controllers.Start(ctx))
+		must.Do(t, c.Controllers.Start(ctx))
 	})
 }
 
@@ -108,9 +109,9 @@ func TestControllersKilledInTurnDuringARolloutLoseNothing(t *testing.T) {
 	before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
 	kubectl(t, c, "set", "env", "statefulset/web", "ROLLED=yes", "-n", ns)
 	for i := range 4 {
-		check(t, c.Controllers.KillOne(testContext(t), i%2))
+		must.Do(t, c.Controllers.KillOne(testContext(t), i%2))
 		time.Sleep(2 * time.Second) // the other one leads meanwhile, or is about to
-		check(t, c.Controllers.WaitReady(testContext(t)))
+		must.Do(t, c.Controllers.WaitReady(testContext(t)))
 	}
 	cameHome(t, before, places(t, c, ns, "web", 6, before))
 	noneGated(t, c)
@@ -119,7 +120,7 @@ func TestControllersKilledInTurnDuringARolloutLoseNothing(t *testing.T) {
 func noneGated(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	pods, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
-	check(t, err)
+	must.Do(t, err)
 	for i := range pods.Items {
 		if isGated(&pods.Items[i]) {
 			t.Errorf("%s/%s is gated", pods.Items[i].Namespace, pods.Items[i].Name)
@@ -145,9 +146,9 @@ func TestAnAPIServerThatRestartsWhilePodsAreReplacedLosesNothing(t *testing.T) {
 	})
 	deletePods(t, c, ns, "web")
 	deletePods(t, c, ns, "plain")
-	check(t, c.APIServer.Kill())
+	must.Do(t, c.APIServer.Kill())
 	time.Sleep(7 * time.Second) // longer than the leader's lease: the controllers have to begin anew
-	check(t, c.APIServer.Start(testContext(t)))
+	must.Do(t, c.APIServer.Start(testContext(t)))
 	cameHome(t, before, places(t, c, ns, "web", 4, before))
 	for name, pod := range places(t, c, ns, "plain", 2, recorded) {
 		if was := recorded[name].Spec.NodeName; pod.Spec.NodeName != was {
@@ -160,7 +161,7 @@ func TestAnAPIServerThatRestartsWhilePodsAreReplacedLosesNothing(t *testing.T) {
 func TestUngateAllLetsEveryPodGo(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	check(t, c.Controllers.Kill(testContext(t)))
+	must.Do(t, c.Controllers.Kill(testContext(t)))
 	defer onceStarted(t, c)()
 	yaml := strings.Replace(statefulSet("web", 3, map[string]string{retainIP: "10m"}), "      terminationGracePeriodSeconds: 1\n",
 		"      terminationGracePeriodSeconds: 1\n      schedulingGates: [{name: example.com/other}]\n", 1)
@@ -194,14 +195,14 @@ func TestUngateAllLetsEveryPodGo(t *testing.T) {
 func runController(t *testing.T, c *lab.Cluster, args ...string) string {
 	t.Helper()
 	deployment, err := c.Client().AppsV1().Deployments(lab.SystemNamespace).Get(testContext(t), "stayput-controller", metav1.GetOptions{})
-	check(t, err)
+	must.Do(t, err)
 	spec := deployment.Spec.Template.Spec
 	spec.Containers[0].Args, spec.Containers[0].ReadinessProbe, spec.Containers[0].LivenessProbe = args, nil, nil
 	spec.RestartPolicy = corev1.RestartPolicyNever
 	pods := c.Client().CoreV1().Pods(lab.SystemNamespace)
 	pod, err := pods.Create(testContext(t), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "run-"}, Spec: spec}, metav1.CreateOptions{})
-	check(t, err)
-	t.Cleanup(func() { check(t, pods.Delete(context.Background(), pod.Name, metav1.DeleteOptions{})) })
+	must.Do(t, err)
+	t.Cleanup(func() { must.Do(t, pods.Delete(context.Background(), pod.Name, metav1.DeleteOptions{})) })
 	until(t, "stayput-controller "+strings.Join(args, " ")+" to end", func(ctx context.Context) bool {
 		pod, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
 		return err == nil && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed)
@@ -219,13 +220,13 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 	// Agents publish at about the moment at which a pod is seen to have its address. Without them none is published
 	// for sure.
 	for _, node := range []string{"node-1", "node-2"} {
-		check(t, c.Node(node).Agent.Stop(testContext(t)))
+		must.Do(t, c.Node(node).Agent.Stop(testContext(t)))
 	}
 	start := once(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		for _, node := range []string{"node-1", "node-2"} {
-			check(t, c.Node(node).Agent.Start(ctx))
+			must.Do(t, c.Node(node).Agent.Start(ctx))
 		}
 	})
 	t.Cleanup(start)
@@ -253,13 +254,13 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 				cameHome(t, map[string]*corev1.Pod{name: was}, after)
 			}
 			var published v1alpha1.RetainedIPList
-			check(t, typed(t, c).List(testContext(t), &published, client.InNamespace(ns)))
+			must.Do(t, typed(t, c).List(testContext(t), &published, client.InNamespace(ns)))
 			if len(published.Items) > 0 {
 				t.Fatalf("the test is wrong: %s is published", published.Items[0].Name)
 			}
 			if round < 3 {
 				now, uid := int64(0), after[name].UID
-				check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid}}))
+				must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid}}))
 			}
 		}
 		before = after
@@ -277,7 +278,7 @@ func TestPodsComeHomeAfterARestartOfTheirKubeletAndACrashedContainerStaysWhereIt
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
 	node := c.Node(before["web-0"].Spec.NodeName)
-	check(t, node.KillContainer(testContext(t), before["web-0"], "web"))
+	must.Do(t, node.KillContainer(testContext(t), before["web-0"], "web"))
 	crashed := before["web-0"]
 	until(t, "web-0 to be Ready again", func(context.Context) bool {
 		crashed = getPod(t, c, ns, "web-0")
@@ -293,12 +294,12 @@ func TestPodsComeHomeAfterARestartOfTheirKubeletAndACrashedContainerStaysWhereIt
 		sandboxes[name] = sandbox(t, c, pod).ID
 	}
 	// The kubelet ends while it ends a pod.
-	check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
-	check(t, node.Kubelet.Kill())
+	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
+	must.Do(t, node.Kubelet.Kill())
 	if was := getPod(t, c, ns, "web-0"); was == nil || was.UID != before["web-0"].UID {
 		t.Fatal("the test is wrong: the pod is gone already")
 	}
-	check(t, node.Kubelet.Start(testContext(t)))
+	must.Do(t, node.Kubelet.Start(testContext(t)))
 	after := map[string]*corev1.Pod{"web-0": successor(t, c, before["web-0"])}
 	for _, name := range []string{"web-1", "web-2", "web-3"} {
 		after[name] = ready(t, c, ns, name)

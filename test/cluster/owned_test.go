@@ -13,6 +13,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // kept says of each annotation set what becomes of the addresses of pods that a workload does not want for a
@@ -120,7 +121,7 @@ func TestOrphansKeepWhatTheirWorkloadHad(t *testing.T) {
 		shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
 	}
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
-	check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-1", metav1.DeleteOptions{}))
+	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-1", metav1.DeleteOptions{}))
 	freedOrKept(t, c, ns, []*corev1.Pod{before["web-1"]}, true) // web-0 is there
 	apply(t, c, ns, statefulSet("web", 2, map[string]string{retainIP: "while-owned"}))
 	after := places(t, c, ns, "web", 2, map[string]*corev1.Pod{"web-1": before["web-1"]})

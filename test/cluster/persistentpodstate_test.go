@@ -22,6 +22,7 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	"github.com/stayput/stayput/pkg/placement"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // rack is a label that every node of these tests has; node-1 and node-2 share one.
@@ -39,7 +40,7 @@ func racks(t *testing.T, c *lab.Cluster) {
 func typed(t *testing.T, c *lab.Cluster) client.WithWatch {
 	t.Helper()
 	w, err := client.NewWithWatch(c.RESTConfig(), client.Options{Scheme: placement.Scheme})
-	check(t, err)
+	must.Do(t, err)
 	return w
 }
 
@@ -51,7 +52,7 @@ func stateOf(t *testing.T, c *lab.Cluster, ns, name string) *kruisev1alpha1.Pers
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	check(t, err)
+	must.Do(t, err)
 	return s
 }
 
@@ -133,7 +134,7 @@ func followed(t *testing.T, c *lab.Cluster, ns, name string) func(why string) []
 	t.Helper()
 	const last = "test.stayput.io/last"
 	w, err := typed(t, c).Watch(testContext(t), &kruisev1alpha1.PersistentPodStateList{}, client.InNamespace(ns), client.MatchingFields{"metadata.name": name})
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(w.Stop)
 	states := make(chan []*kruisev1alpha1.PersistentPodState, 1)
 	go func() {
@@ -178,7 +179,7 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 	}
 	for name, pod := range before {
 		node, err := c.Client().CoreV1().Nodes().Get(testContext(t), pod.Spec.NodeName, metav1.GetOptions{})
-		check(t, err)
+		must.Do(t, err)
 		want := kruisev1alpha1.PodState{NodeName: node.Name, NodeTopologyLabels: map[string]string{hostname: node.Labels[hostname], rack: node.Labels[rack]}}
 		if got := s.Status.PodStates[name]; !equality.Semantic.DeepEqual(got, want) {
 			t.Errorf("%s is recorded as %+v, want %+v", name, got, want)
@@ -298,7 +299,7 @@ func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *te
 	home := after["web-0"]
 	kubectl(t, c, "cordon", home.Spec.NodeName)
 	defer kubectl(t, c, "uncordon", home.Spec.NodeName)
-	check(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
+	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
 	waitsFor(t, c, home, hostname+"="+home.Spec.NodeName)
 	wentElsewhere(t, c, home, "node "+home.Spec.NodeName+" is cordoned")
 }
@@ -310,7 +311,7 @@ func gates(t *testing.T, c *lab.Cluster, ns, key string) bool {
 	if apierrors.IsNotFound(err) {
 		return false
 	}
-	check(t, err)
+	must.Do(t, err)
 	return strings.Contains(cm.Data["workloads"], "\n"+key+"\n")
 }
 
@@ -462,12 +463,12 @@ func TestTwoObjectsForOneWorkloadAreRefusedAndOfTwoThatSlippedInTheOlderCounts(t
 	}
 
 	binding, err := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(testContext(t), "stayput-unique-target", metav1.GetOptions{})
-	check(t, err)
+	must.Do(t, err)
 	kubectl(t, c, "delete", "validatingadmissionpolicybinding", binding.Name)
 	t.Cleanup(func() {
 		binding.ResourceVersion, binding.UID = "", ""
 		_, err := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(context.Background(), binding, metav1.CreateOptions{})
-		check(t, err)
+		must.Do(t, err)
 	})
 	until(t, "a second one to slip in", func(ctx context.Context) bool {
 		_, err := c.Kubectl(ctx, stateFor("a-second", "web", "  preferredPersistentTopology: [{weight: 1, preference: {nodeTopologyKeys: [kubernetes.io/hostname]}}]\n"), "create", "-n", ns, "-f", "-")
@@ -630,10 +631,10 @@ spec:
 func made(t *testing.T, c *lab.Cluster, name, yaml string) {
 	t.Helper()
 	_, err := c.Kubectl(testContext(t), yaml, "apply", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		_, err := c.Kubectl(context.Background(), "", "delete", "crd", name)
-		check(t, err)
+		must.Do(t, err)
 	})
 	kubectl(t, c, "wait", "--for=condition=Established", "crd/"+name)
 }
@@ -651,7 +652,7 @@ func podBy(t *testing.T, c *lab.Cluster, ns, name, apiVersion, kind, owner, uid 
 			Containers:                    []corev1.Container{{Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever}},
 		},
 	}, metav1.CreateOptions{})
-	check(t, err)
+	must.Do(t, err)
 	return ready(t, c, ns, name)
 }
 
@@ -727,10 +728,10 @@ rules:
 - {apiGroups: [test.stayput.io], resources: [games], verbs: [get, list, watch]}
 - {apiGroups: [test.stayput.io], resources: [games/scale], verbs: [get]}
 `, "apply", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		_, err := c.Kubectl(context.Background(), "", "delete", "clusterrole", "test-games", "--ignore-not-found")
-		check(t, err)
+		must.Do(t, err)
 	})
 	comesTo(t, c, ns, "by-hand", "to be fine with the permission", func(s *kruisev1alpha1.PersistentPodState) bool {
 		d := meta.FindStatusCondition(s.Status.Conditions, "Degraded")
@@ -771,12 +772,12 @@ kind: MutatingWebhookConfiguration
 metadata: {name: kruise-mutating-webhook-configuration}
 webhooks: []
 `, "apply", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 	restore := once(func() {
 		ctx := context.Background()
 		_, err := c.Kubectl(ctx, "", "delete", "mutatingwebhookconfiguration", "kruise-mutating-webhook-configuration")
-		check(t, err)
-		check(t, c.Reinstate(ctx))
+		must.Do(t, err)
+		must.Do(t, c.Reinstate(ctx))
 	})
 	defer restore()
 	comesTo(t, c, ns, "web", "to say so", func(s *kruisev1alpha1.PersistentPodState) bool { return isTrue(s, "Degraded", "OpenKruise") })
@@ -815,11 +816,11 @@ func TestOpenKruisesOwnCRDIsEnoughThoughItLacksTheConditions(t *testing.T) {
 	const name = "persistentpodstates.apps.kruise.io"
 	data := kubectl(t, c, "get", "crd", name, "-o", "json")
 	t.Cleanup(func() {
-		check(t, c.Reinstate(context.Background()))
-		check(t, c.Controllers.Restart(context.Background())) // they would believe it for some minutes more
+		must.Do(t, c.Reinstate(context.Background()))
+		must.Do(t, c.Controllers.Restart(context.Background())) // they would believe it for some minutes more
 	})
 	var definition map[string]any
-	check(t, json.Unmarshal([]byte(data), &definition))
+	must.Do(t, json.Unmarshal([]byte(data), &definition))
 	version := definition["spec"].(map[string]any)["versions"].([]any)[0].(map[string]any)
 	delete(version, "additionalPrinterColumns")
 	for _, field := range []string{"conditions", "pods", "recorded"} {
@@ -827,9 +828,9 @@ func TestOpenKruisesOwnCRDIsEnoughThoughItLacksTheConditions(t *testing.T) {
 	}
 	delete(definition["metadata"].(map[string]any), "managedFields")
 	plain, err := json.Marshal(definition)
-	check(t, err)
+	must.Do(t, err)
 	_, err = c.Kubectl(testContext(t), string(plain), "replace", "-f", "-")
-	check(t, err)
+	must.Do(t, err)
 
 	apply(t, c, ns, workloadAnnotated(statefulSet("web", 2, nil), map[string]string{auto: "true", required: hostname}))
 	before := places(t, c, ns, "web", 2, nil)

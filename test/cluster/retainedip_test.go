@@ -24,6 +24,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // on pins the pods of a StatefulSet to a node, so that what happens there does not hang on the scheduler.
@@ -40,7 +41,7 @@ func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.Re
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	check(t, err)
+	must.Do(t, err)
 	return &r
 }
 
@@ -83,7 +84,7 @@ func addressFile(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) (cont
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", false
 	}
-	check(t, err)
+	must.Do(t, err)
 	return string(b), true
 }
 
@@ -97,7 +98,7 @@ func freed(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) {
 
 func setRelease(t *testing.T, c *lab.Cluster, r *v1alpha1.RetainedIP) {
 	t.Helper()
-	check(t, typed(t, c).Patch(testContext(t), r.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":true}}`))))
+	must.Do(t, typed(t, c).Patch(testContext(t), r.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":true}}`))))
 }
 
 func scale(t *testing.T, c *lab.Cluster, ns, name string, replicas int) {
@@ -119,12 +120,12 @@ func ask(t *testing.T, n *lab.ClusterNode, path string) string {
 		return n.Dial(ctx, network, "127.0.0.1:9463")
 	}}}
 	req, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://agent"+path, nil)
-	check(t, err)
+	must.Do(t, err)
 	answer, err := cl.Do(req)
-	check(t, err)
+	must.Do(t, err)
 	defer answer.Body.Close()
 	b, err := io.ReadAll(answer.Body)
-	check(t, err)
+	must.Do(t, err)
 	return string(b)
 }
 
@@ -148,7 +149,7 @@ func TestARetainedIPShowsHowAnAddressStands(t *testing.T) {
 	pod := ready(t, c, ns, "web-0")
 	r := shows(t, c, ns, pod.Name, "node-1", "bound", bound)
 	node, err := c.Client().CoreV1().Nodes().Get(testContext(t), "node-1", metav1.GetOptions{})
-	check(t, err)
+	must.Do(t, err)
 	if len(r.OwnerReferences) != 1 || r.OwnerReferences[0].UID != node.UID || r.OwnerReferences[0].BlockOwnerDeletion != nil {
 		t.Errorf("owners %+v", r.OwnerReferences)
 	}
@@ -169,7 +170,7 @@ func TestARetainedIPShowsHowAnAddressStands(t *testing.T) {
 		t.Errorf("retained is shown %s after the pod was gone", late)
 	}
 	expires, err := time.Parse(time.RFC3339, r.Status.Expires)
-	check(t, err)
+	must.Do(t, err)
 	if left := expires.Sub(r.Status.Since.Time); left < 10*time.Minute-2*time.Second || left > 10*time.Minute+2*time.Second {
 		t.Errorf("since %s, expires %s", r.Status.Since, r.Status.Expires)
 	}
@@ -250,11 +251,11 @@ func TestAReleaseOfAnEarlierPodDoesNotHitItsSuccessor(t *testing.T) {
 	pod := ready(t, c, ns, "web-0")
 	r := stopped(t, c, pod)
 	n := c.Node("node-1")
-	check(t, n.Agent.Stop(testContext(t)))
+	must.Do(t, n.Agent.Stop(testContext(t)))
 	setRelease(t, c, r)
 	scale(t, c, ns, "web", 1)
 	again := ready(t, c, ns, "web-0")
-	check(t, n.Agent.Start(testContext(t)))
+	must.Do(t, n.Agent.Start(testContext(t)))
 	fresh := shows(t, c, ns, pod.Name, "node-1", "bound to the new pod", boundTo(again))
 	if fresh.UID == r.UID || fresh.Spec.Release {
 		t.Errorf("the object is still the one of the release: %+v", fresh.Spec)
@@ -348,9 +349,9 @@ func TestAnAgentThatStartsWritesNothingNeedlessly(t *testing.T) {
 		shows(t, c, ns, pod, "node-1", "retained", retained)
 	}
 	n := c.Node("node-1")
-	check(t, n.Agent.Stop(testContext(t)))
+	must.Do(t, n.Agent.Stop(testContext(t)))
 	since := time.Now()
-	check(t, n.Agent.Start(testContext(t)))
+	must.Do(t, n.Agent.Start(testContext(t)))
 	until(t, "the agent to follow the API server", func(context.Context) bool { return apiSays(t, n) == "ok" })
 	// A later change is written after whatever it had to say about the others.
 	scale(t, c, ns, "web", 0)
@@ -406,10 +407,10 @@ func TestADeletedNodeObjectTakesNoPromiseWithIt(t *testing.T) {
 	if file, there := addressFile(t, n, r); !there || !strings.HasPrefix(file, "{") {
 		t.Errorf("the address file says %q", file)
 	}
-	check(t, n.Kubelet.Restart(testContext(t))) // which makes a new Node
-	check(t, c.WaitReady(testContext(t), n))
+	must.Do(t, n.Kubelet.Restart(testContext(t))) // which makes a new Node
+	must.Do(t, c.WaitReady(testContext(t), n))
 	node, err := c.Client().CoreV1().Nodes().Get(testContext(t), "node-3", metav1.GetOptions{})
-	check(t, err)
+	must.Do(t, err)
 	again := shows(t, c, ns, "web-0", "node-3", "owned by the new Node", func(is *v1alpha1.RetainedIP) bool {
 		return len(is.OwnerReferences) == 1 && is.OwnerReferences[0].UID == node.UID
 	})
@@ -432,7 +433,7 @@ func TestADefinitionThatIsRemovedTakesNoPromiseWithIt(t *testing.T) {
 		t.Error("the address was freed")
 	}
 	_, err := c.Kubectl(testContext(t), "", "apply", "--server-side", "-f", "../../deploy/chart/files/crds/stayput.io_retainedips.yaml")
-	check(t, err)
+	must.Do(t, err)
 	back := time.Now()
 	shows(t, c, ns, "web-0", "node-1", "bound", boundTo(pods["web-0"]))
 	again := shows(t, c, ns, "web-1", "node-1", "retained", retained)
@@ -452,9 +453,9 @@ func TestObjectsCatchUpWithWhatHappenedWhileTheAPIServerWasDown(t *testing.T) {
 	short := stopped(t, c, ready(t, c, ns, "short-0"))
 	n := c.Node("node-1")
 
-	check(t, c.APIServer.Stop())
+	must.Do(t, c.APIServer.Stop())
 	was := sandbox(t, c, pod)
-	check(t, n.StopPod(testContext(t), was.ID)) // DEL, and then ADD for the same pod
+	must.Do(t, n.StopPod(testContext(t), was.ID)) // DEL, and then ADD for the same pod
 	var is lab.Pod
 	until(t, "another sandbox of the pod", func(ctx context.Context) bool {
 		var err error
@@ -468,7 +469,7 @@ func TestObjectsCatchUpWithWhatHappenedWhileTheAPIServerWasDown(t *testing.T) {
 	if said := apiSays(t, n); !strings.HasPrefix(said, "degraded: ") {
 		t.Errorf("the agent says %q of the API server", said)
 	}
-	check(t, c.APIServer.Start(testContext(t)))
+	must.Do(t, c.APIServer.Start(testContext(t)))
 	back := time.Now()
 	vanishes(t, c, short)
 	t.Logf("caught up after %s", time.Since(back).Round(100*time.Millisecond))
@@ -489,10 +490,10 @@ func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
 			if t.Failed() {
 				c.WriteLogs(t.Output())
 			}
-			check(t, c.Close())
+			must.Do(t, c.Close())
 		})
 	}
-	check(t, err)
+	must.Do(t, err)
 	ns := namespace(t, c)
 	n := c.Nodes[0]
 	for _, name := range []string{"kept", "freed", "bound"} {
@@ -502,7 +503,7 @@ func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
 	kept := stopped(t, c, ready(t, c, ns, "kept-0"))
 	given := stopped(t, c, ready(t, c, ns, "freed-0"))
 	backup := filepath.Join(t.TempDir(), "etcd.db")
-	check(t, c.SaveEtcd(ctx, backup))
+	must.Do(t, c.SaveEtcd(ctx, backup))
 
 	apply(t, c, ns, on("node-1", statefulSet("later", 1, map[string]string{retainIP: "10m"})))
 	later := stopped(t, c, ready(t, c, ns, "later-0"))
@@ -515,7 +516,7 @@ func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
 		}
 	}
 
-	check(t, c.RestoreEtcd(ctx, backup)) // its versions run backwards
+	must.Do(t, c.RestoreEtcd(ctx, backup)) // its versions run backwards
 	back := time.Now()
 	again := shows(t, c, ns, "later-0", "node-1", "published again", isKept(later))
 	t.Logf("published again after %s", time.Since(back).Round(100*time.Millisecond))

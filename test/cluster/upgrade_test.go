@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // traffic is pods that come and go: those of a StatefulSet that are deleted one by one and must come home, those of
@@ -157,7 +158,7 @@ func (tr *traffic) more(n int64) {
 func (tr *traffic) noneFailed() {
 	tr.t.Helper()
 	events, err := tr.c.Client().CoreV1().Events(tr.ns).List(testContext(tr.t), metav1.ListOptions{FieldSelector: "type=Warning"})
-	check(tr.t, err)
+	must.Do(tr.t, err)
 	for _, e := range events.Items {
 		switch e.Reason {
 		case "FailedCreatePodSandBox", "InvalidAnnotation", "IPNotRestored", "IPRetentionRefused", "IPNotConfigured", "Failed":
@@ -170,7 +171,7 @@ func (tr *traffic) noneFailed() {
 func plugins(t *testing.T, c *lab.Cluster, want string) {
 	t.Helper()
 	content, err := os.ReadFile(want)
-	check(t, err)
+	must.Do(t, err)
 	for _, n := range c.Nodes {
 		until(t, "the plugin of "+n.Name, func(context.Context) bool {
 			is, err := os.ReadFile(n.Path("/opt/cni/bin/stayput"))
@@ -186,19 +187,19 @@ const versionBefore = "v0.0.9"
 func chartBefore(t *testing.T) string {
 	t.Helper()
 	now, err := lab.Chart(t.Context())
-	check(t, err)
+	must.Do(t, err)
 	dir := t.TempDir()
-	check(t, os.CopyFS(dir, os.DirFS(now)))
+	must.Do(t, os.CopyFS(dir, os.DirFS(now)))
 	edit := func(file string, f func(map[string]any)) {
 		file = filepath.Join(dir, file)
 		data, err := os.ReadFile(file)
-		check(t, err)
+		must.Do(t, err)
 		var is map[string]any
-		check(t, yaml.Unmarshal(data, &is))
+		must.Do(t, yaml.Unmarshal(data, &is))
 		f(is)
 		data, err = yaml.Marshal(is)
-		check(t, err)
-		check(t, os.WriteFile(file, append([]byte("---\n"), data...), 0o644))
+		must.Do(t, err)
+		must.Do(t, os.WriteFile(file, append([]byte("---\n"), data...), 0o644))
 	}
 	edit("Chart.yaml", func(is map[string]any) {
 		is["version"], is["appVersion"] = strings.TrimPrefix(versionBefore, "v"), versionBefore
@@ -243,18 +244,18 @@ func allRun(ctx context.Context, c *lab.Cluster, component, version string, n in
 func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	alone(t)
 	dir, remove, err := lab.TempDir("release")
-	check(t, err)
-	t.Cleanup(func() { check(t, remove()) })
+	must.Do(t, err)
+	t.Cleanup(func() { must.Do(t, remove()) })
 	before, err := lab.BuildRelease(t.Context(), dir, versionBefore)
-	check(t, err)
+	must.Do(t, err)
 	now, version, image := builtImage(t)
 	chart, err := lab.Chart(t.Context())
-	check(t, err)
+	must.Do(t, err)
 
 	c := ownCluster(t, &lab.ClusterOptions{Product: before})
 	install := lab.InstallOptions{Chart: chartBefore(t), Values: map[string]any{"uninstall": map[string]any{"job": false}}}
-	check(t, c.Install(testContext(t), install))
-	check(t, c.LoadImage(testContext(t), image))
+	must.Do(t, c.Install(testContext(t), install))
+	must.Do(t, c.LoadImage(testContext(t), image))
 	plugins(t, c, before.Plugin)
 	defined := func() string {
 		return kubectl(t, c, "get", "crd", "retainedips.stayput.io", "-o", shape) + kubectl(t, c, "get", "crd", "persistentpodstates.apps.kruise.io", "-o", shape)
@@ -306,7 +307,7 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 		}
 		apart := tr.came.Load()
 		kubectl(t, c, "rollout", "resume", "deployment", "stayput-controller", "-n", lab.SystemNamespace)
-		check(t, <-done)
+		must.Do(t, <-done)
 		until(t, "the controllers of the "+change.name, func(ctx context.Context) bool { return allRun(ctx, c, "controller", change.to, controllers) })
 		ended := tr.came.Load()
 		t.Logf("%s: %d pods came while the agents were replaced, %d beside controllers of another version, %d while those were replaced", change.name, rolled-began, apart-rolled, ended-apart)
@@ -326,7 +327,7 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	// Uninstalled without the Job, of which nobody is told, and installed again: the promises stay all the while.
 	churned := places(t, c, ns, "churn", lanes, nil)
 	_, err = c.Uninstall(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	until(t, "no pod of stayput to be left", func(context.Context) bool {
 		return allRun(t.Context(), c, "agent", "", 0) && allRun(t.Context(), c, "controller", "", 0)
 	})
@@ -337,7 +338,7 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	check(t, c.Install(testContext(t), install))
+	must.Do(t, c.Install(testContext(t), install))
 	promised(t, c, churned)
 	if is := uids(t, c, ns); is != ids {
 		t.Errorf("installed again there are other RetainedIPs:\n%swere\n%s", is, ids)

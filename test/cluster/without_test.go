@@ -15,6 +15,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/cli"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // withoutStayput returns a cluster of three nodes with stock host-local.
@@ -66,10 +67,10 @@ func TestAPodRunsAgainAfterAPowerLossOfItsNode(t *testing.T) {
 	node := c.Node(before.Spec.NodeName)
 	old := sandbox(t, c, before)
 
-	check(t, node.PowerLoss())
-	check(t, c.WaitNotReady(testContext(t), node))
-	check(t, node.Boot(testContext(t)))
-	check(t, c.WaitReady(testContext(t), node))
+	must.Do(t, node.PowerLoss())
+	must.Do(t, c.WaitNotReady(testContext(t), node))
+	must.Do(t, node.Boot(testContext(t)))
+	must.Do(t, c.WaitReady(testContext(t), node))
 
 	until(t, "a new sandbox of "+before.Name, func(ctx context.Context) bool {
 		s, err := node.Sandbox(ctx, ns, before.Name)
@@ -86,7 +87,7 @@ func TestAPodRunsAgainAfterAPowerLossOfItsNode(t *testing.T) {
 // As it does where kubelet runs it.
 func TestASchedulerThatEndsByItselfStartsAgain(t *testing.T) {
 	c := withoutStayput(t)
-	check(t, c.Scheduler.Process().Kill())
+	must.Do(t, c.Scheduler.Process().Kill())
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, nil))
 	ready(t, c, ns, "web-0")
@@ -98,17 +99,17 @@ func TestTheControlPlaneCanBeAwayAndComesBackFromABackup(t *testing.T) {
 	apply(t, c, ns, statefulSet("web", 1, nil))
 	pod := ready(t, c, ns, "web-0")
 	backup := t.TempDir() + "/etcd.db"
-	check(t, c.SaveEtcd(testContext(t), backup))
+	must.Do(t, c.SaveEtcd(testContext(t), backup))
 	kubectl(t, c, "create", "configmap", "later", "-n", ns)
 
-	check(t, c.APIServer.Kill())
+	must.Do(t, c.APIServer.Kill())
 	if _, err := c.Client().CoreV1().Pods(ns).List(testContext(t), metav1.ListOptions{}); err == nil {
 		t.Error("the API server answers though it is dead")
 	}
 	if answer, err := c.Node(pod.Spec.NodeName).Get(testContext(t), ip(t, pod)); err != nil || answer.Name != pod.Name {
 		t.Errorf("the pod does not go on without the API server: %v, %v", answer, err)
 	}
-	check(t, c.RestoreEtcd(testContext(t), backup, "--bump-revision=1000000000", "--mark-compacted"))
+	must.Do(t, c.RestoreEtcd(testContext(t), backup, "--bump-revision=1000000000", "--mark-compacted"))
 
 	if after := ready(t, c, ns, pod.Name); after.UID != pod.UID {
 		t.Error("the pod of the backup is another one")
@@ -124,8 +125,8 @@ func TestAPodReachesTheAPIServerByItsServiceAddress(t *testing.T) {
 	apply(t, c, ns, statefulSet("web", 1, nil))
 	pod := ready(t, c, ns, "web-0")
 	conn, err := c.Node(pod.Spec.NodeName).DialFrom(testContext(t), sandbox(t, c, pod), "tcp", "10.96.0.1:443")
-	check(t, err)
-	check(t, conn.Close())
+	must.Do(t, err)
+	must.Do(t, conn.Close())
 }
 
 // What dates from an earlier boot is told by the boot ID, by agents in containers as well.
@@ -136,14 +137,14 @@ func TestAContainerSeesTheBootIDOfItsNode(t *testing.T) {
 	pod := ready(t, c, ns, "web-0")
 	n := c.Node(pod.Spec.NodeName)
 	_, pid, err := n.Container(testContext(t), pod, "web")
-	check(t, err)
+	must.Do(t, err)
 	const file = "/proc/sys/kernel/random/boot_id"
 	inside, err := n.Run(testContext(t), "/usr/bin/cat", fmt.Sprintf("/proc/%d/root%s", pid, file))
-	check(t, err)
+	must.Do(t, err)
 	ofNode, err := n.Run(testContext(t), "/usr/bin/cat", file)
-	check(t, err)
+	must.Do(t, err)
 	ofMachine, err := os.ReadFile(file)
-	check(t, err)
+	must.Do(t, err)
 	if !bytes.Equal(inside, ofNode) || bytes.Equal(inside, ofMachine) {
 		t.Errorf("the container sees %s, the node has %s, and the machine %s", inside, ofNode, ofMachine)
 	}
@@ -154,11 +155,11 @@ func TestATokenBoundToAPodNamesItsNode(t *testing.T) {
 	ns := namespace(t, c)
 	kubectl(t, c, "create", "serviceaccount", "agent", "-n", ns)
 	token, err := c.AccountToken(testContext(t), ns, "agent", "node-2")
-	check(t, err)
+	must.Do(t, err)
 	review, err := c.Client().AuthenticationV1().TokenReviews().Create(testContext(t), &authenticationv1.TokenReview{
 		Spec: authenticationv1.TokenReviewSpec{Token: token},
 	}, metav1.CreateOptions{})
-	check(t, err)
+	must.Do(t, err)
 	if got := review.Status.User.Username; got != "system:serviceaccount:"+ns+":agent" {
 		t.Errorf("the user is %q", got)
 	}
@@ -172,13 +173,13 @@ func TestTheMachineKeepsItsSysctls(t *testing.T) {
 	c := withoutStayput(t)
 	const name = "/proc/sys/vm/overcommit_memory"
 	inside, err := c.Nodes[0].Run(testContext(t), "/usr/bin/cat", name)
-	check(t, err)
+	must.Do(t, err)
 	if strings.TrimSpace(string(inside)) != "1" {
 		t.Errorf("kubelet has not set %s but left %q: this test shows nothing", name, inside)
 	}
 	for file, before := range sysctls {
 		after, err := os.ReadFile(file)
-		check(t, err)
+		must.Do(t, err)
 		if string(after) != before {
 			t.Errorf("%s was %q and is %q", file, before, after)
 		}

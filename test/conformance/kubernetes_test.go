@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // statefulSets are all tests of [sig-apps] StatefulSet that are [Conformance]. "Scaling should happen" takes a minute, or
@@ -120,19 +121,19 @@ func startCluster(t *testing.T, product lab.Product, tests lab.ConformanceBin) *
 	t.Helper()
 	ctx := testContext(t, patience)
 	c, err := lab.StartCluster(ctx, lab.ClusterOptions{Product: product})
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.WriteLogs(t.Output())
 		}
-		check(t, c.Close())
+		must.Do(t, c.Close())
 	})
-	check(t, c.Install(ctx, lab.InstallOptions{}))
-	check(t, c.LoadImage(ctx, tests.Images))
-	check(t, c.Control.Install(tests.E2E, e2eTest))
+	must.Do(t, c.Install(ctx, lab.InstallOptions{}))
+	must.Do(t, c.LoadImage(ctx, tests.Images))
+	must.Do(t, c.Control.Install(tests.E2E, e2eTest))
 	_, err = c.Kubectl(ctx, annotate, "apply", "-f", "-")
-	check(t, err)
-	until(t, "the policies that annotate to be in force", func(ctx context.Context) bool { return annotated(ctx, c) })
+	must.Do(t, err)
+	must.Within(t, patience, "the policies that annotate to be in force", func() bool { return annotated(ctx, c) })
 	return c
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -46,35 +47,15 @@ func testContext(t *testing.T, patience time.Duration) context.Context {
 func build(t *testing.T) (lab.Product, lab.ConformanceBin) {
 	t.Helper()
 	_, err := lab.BuildCluster(t.Context()) // as long as a compiler takes
-	check(t, err)
+	must.Do(t, err)
 	tests, err := lab.BuildConformance(t.Context())
-	check(t, err)
+	must.Do(t, err)
 	dir, remove, err := lab.TempDir("product")
-	check(t, err)
-	t.Cleanup(func() { check(t, remove()) })
+	must.Do(t, err)
+	t.Cleanup(func() { must.Do(t, remove()) })
 	product, err := lab.BuildWholeProduct(t.Context(), dir)
-	check(t, err)
+	must.Do(t, err)
 	return product, tests
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// until waits until ok.
-func until(t *testing.T, what string, ok func(context.Context) bool) {
-	t.Helper()
-	ctx := testContext(t, patience)
-	for !ok(ctx) {
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			t.Fatalf("waiting for %s: %v", what, ctx.Err())
-		}
-	}
 }
 
 const checkEnv = "STAYPUT_TEST_CHECK"
@@ -83,9 +64,9 @@ const checkEnv = "STAYPUT_TEST_CHECK"
 func holds(t *testing.T, n *lab.Node) {
 	t.Helper()
 	exe, err := os.Executable()
-	check(t, err)
+	must.Do(t, err)
 	const inside = "/opt/stayput/check"
-	check(t, n.Install(exe, inside))
+	must.Do(t, n.Install(exe, inside))
 	if _, err := n.RunInput(testContext(t, patience), []string{checkEnv + "=1"}, nil, inside); err != nil {
 		t.Errorf("the ledger does not hold: %v", err)
 	}

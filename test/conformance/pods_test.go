@@ -19,6 +19,7 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // life is a pod from its creation to its end.
@@ -44,11 +45,11 @@ func watchPods(t *testing.T, c *lab.Cluster) func() []*life {
 	pods := c.Client().CoreV1().Pods("")
 	ctx, cancel := context.WithCancel(t.Context())
 	list, err := pods.List(ctx, metav1.ListOptions{})
-	check(t, err)
+	must.Do(t, err)
 	w, err := watchtools.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{
 		WatchFuncWithContext: pods.Watch,
 	})
-	check(t, err)
+	must.Do(t, err)
 	var lives []*life
 	byUID := map[types.UID]*life{}
 	done := make(chan struct{})

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // report is a suite's JSON report, as far as it matters here.
@@ -56,12 +57,12 @@ func runSuite(t *testing.T, machine *lab.Node, patience time.Duration, tests []s
 		"-ginkgo.timeout="+patience.String(),
 	)
 	p, err := machine.Start("suite", nil, argv...)
-	check(t, err)
+	must.Do(t, err)
 	ctx := testContext(t, patience+time.Minute) // the suite's own end says more
 	select {
 	case <-p.Done():
 	case <-ctx.Done():
-		check(t, p.Kill())
+		must.Do(t, p.Kill())
 	}
 	suiteErr := p.Wait()
 	if ctx.Err() != nil {
@@ -141,7 +142,7 @@ func TestOnlyAReportOfExactlyTheNamedTestsIsGood(t *testing.T) {
 		"it took too long": {strings.Replace(before+one+two+after, `{"Spec`, `{"SpecialSuiteFailureReasons": ["Suite Timeout Elapsed"], "Spec`, 1), "Elapsed"},
 	} {
 		var suites report
-		check(t, json.Unmarshal([]byte(c.report), &suites))
+		must.Do(t, json.Unmarshal([]byte(c.report), &suites))
 		wrong := strings.Join(judge(suites, []string{"a one", "a b two"}), "\n")
 		if (wrong == "") != (c.wrong == "") || !strings.Contains(wrong, c.wrong) {
 			t.Errorf("%s: %q is wrong, want %q", name, wrong, c.wrong)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 const (
@@ -56,28 +57,28 @@ var sandboxes = withPrefix("[k8s.io] ",
 
 func TestTheRuntimeConformsWithStayputAsItsIPAM(t *testing.T) {
 	product, tests := build(t)
-	check(t, lab.Need(t.Context(), "nftables")) // for portmap
+	must.Do(t, lab.Need(t.Context(), "nftables")) // for portmap
 	n, err := lab.StartNode(testContext(t, patience), lab.NodeOptions{
 		Networks: []lab.Network{}, CNIPlugins: []string{product.Plugin}, Idle: true,
 	})
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			n.WriteLogs(t.Output())
 		}
-		check(t, n.Close())
+		must.Do(t, n.Close())
 	})
-	check(t, n.WriteFile("/etc/cni/net.d/10-pods.conflist", conflist(t)))
-	check(t, n.StartContainerd(testContext(t, patience)))
+	must.Do(t, n.WriteFile("/etc/cni/net.d/10-pods.conflist", conflist(t)))
+	must.Do(t, n.StartContainerd(testContext(t, patience)))
 	loadImages(t, n, product, tests)
-	check(t, n.Install(product.Agent, agentPath))
+	must.Do(t, n.Install(product.Agent, agentPath))
 	_, err = n.Start("agent", nil, agentPath, "--log-level=debug")
-	check(t, err)
-	until(t, "the agent to be connected", func(ctx context.Context) bool { return connected(ctx, n) })
+	must.Do(t, err)
+	must.Within(t, patience, "the agent to be connected", func() bool { return connected(testContext(t, patience), n) })
 
-	check(t, n.Install(tests.Critest, critestPath))
+	must.Do(t, n.Install(tests.Critest, critestPath))
 	const images = "/opt/conformance/images.yaml"
-	check(t, n.WriteFile(images, []byte("defaultTestContainerImage: "+busyboxImage+"\n")))
+	must.Do(t, n.WriteFile(images, []byte("defaultTestContainerImage: "+busyboxImage+"\n")))
 	runSuite(t, n, 15*time.Minute, sandboxes, critestPath, "-test-images-file="+images)
 
 	if !connected(testContext(t, patience), n) {
@@ -100,7 +101,7 @@ func conflist(t *testing.T) []byte {
 			map[string]any{"type": "portmap", "backend": "nftables", "capabilities": map[string]any{"portMappings": true}},
 		},
 	})
-	check(t, err)
+	must.Do(t, err)
 	return data
 }
 
@@ -108,19 +109,19 @@ func conflist(t *testing.T) []byte {
 func loadImages(t *testing.T, n *lab.Node, product lab.Product, tests lab.ConformanceBin) {
 	t.Helper()
 	bin, err := lab.Build(t.Context())
-	check(t, err)
+	must.Do(t, err)
 	servers := filepath.Join(filepath.Dir(product.Plugin), "servers.tar") // it goes with the product
 	server := map[string]string{"/podimage": filepath.Join(filepath.Dir(bin.Images), "podimage")}
-	check(t, lab.WriteImages(servers,
+	must.Do(t, lab.WriteImages(servers,
 		lab.Image{Ref: nginxImage, Entrypoint: []string{"/podimage", ":80"}, Files: server},
 		lab.Image{Ref: httpdImage, Entrypoint: []string{"/podimage", ":80"}, Files: server},
 		lab.Image{Ref: hostNetImage, Entrypoint: []string{"/podimage", ":12003"}, Files: server},
 	))
 	for _, archive := range []string{tests.Images, servers} {
 		const inside = "/var/tmp/images.tar"
-		check(t, n.Install(archive, inside))
+		must.Do(t, n.Install(archive, inside))
 		_, err := n.Run(testContext(t, patience), "/opt/lab/containerd/ctr", "-n", "k8s.io", "images", "import", inside)
-		check(t, err)
+		must.Do(t, err)
 	}
 }
 
@@ -150,7 +151,7 @@ func nothingIsLeft(t *testing.T, n *lab.Node) {
 	t.Helper()
 	const dir = "/var/lib/cni/networks/pods"
 	files, err := os.ReadDir(n.Path(dir))
-	check(t, err)
+	must.Do(t, err)
 	used := false
 	for _, f := range files {
 		used = used || strings.HasPrefix(f.Name(), "last_reserved_ip.")

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "seed of the random tests; 0 takes a new one")
@@ -133,7 +135,7 @@ func TestProcessesKilledAndStoppedAtRandomUnderLoadBreakNoPromise(t *testing.T) 
 		}()
 	}
 	for range pods {
-		check(t, <-errs)
+		must.Do(t, <-errs)
 	}
 	if len(c.bad) == 0 {
 		for _, p := range pods {
@@ -154,9 +156,9 @@ func TestProcessesKilledAndStoppedAtRandomUnderLoadBreakNoPromise(t *testing.T) 
 func (n *node) waiters(t *testing.T) int {
 	t.Helper()
 	var st unix.Stat_t
-	check(t, unix.Stat(n.addressFile("lock"), &st))
+	must.Do(t, unix.Stat(n.addressFile("lock"), &st))
 	b, err := os.ReadFile("/proc/locks")
-	check(t, err)
+	must.Do(t, err)
 	count := 0
 	for line := range strings.Lines(string(b)) {
 		if strings.Contains(line, "-> FLOCK") && strings.Contains(line, fmt.Sprintf(":%d ", st.Ino)) {
@@ -183,7 +185,7 @@ func TestAStoppedLockHolderIsWaitedForAndItsDeathFreesTheLock(t *testing.T) {
 			holder.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 			var stdout bytes.Buffer
 			holder.Stdout = &stdout
-			check(t, holder.Start())
+			must.Do(t, holder.Start())
 			pid := stoppedChild(t, c.traceLog(), holder.Process.Pid)
 
 			crowd := []pod{ordinary("app-1"), ordinary("app-2"), {}, db}
@@ -204,7 +206,7 @@ func TestAStoppedLockHolderIsWaitedForAndItsDeathFreesTheLock(t *testing.T) {
 				}
 				time.Sleep(time.Millisecond)
 			}
-			check(t, unix.Kill(pid, end))
+			must.Do(t, unix.Kill(pid, end))
 			holder.Wait()
 			o := outcome{stdout: stdout.String(), code: holder.ProcessState.ExitCode(), killed: end == unix.SIGKILL}
 			c.Lock()
@@ -215,7 +217,7 @@ func TestAStoppedLockHolderIsWaitedForAndItsDeathFreesTheLock(t *testing.T) {
 			}
 			answered := 0
 			for range crowd {
-				check(t, <-errs)
+				must.Do(t, <-errs)
 			}
 			for i := range crowd {
 				if c.alive(fmt.Sprintf("crowd-%d", i)) {
@@ -245,10 +247,10 @@ func stoppedChild(t *testing.T, log string, strace int) int {
 		b, err := os.ReadFile(log)
 		if err == nil && strings.Contains(string(b), "--- stopped by SIGSTOP ---") {
 			children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", strace, strace))
-			check(t, err)
+			must.Do(t, err)
 			var child int
 			_, err = fmt.Sscan(string(children), &child)
-			check(t, err)
+			must.Do(t, err)
 			return child
 		}
 		time.Sleep(time.Millisecond)
@@ -267,9 +269,9 @@ func TestALockThatIsNeverGivenBackFailsADDToBeTriedAgainAndLeavesDELSuccessful(t
 	before := fingerprint(c.n.save(t))
 
 	fd, err := unix.Open(c.n.addressFile("lock"), unix.O_RDWR|unix.O_CLOEXEC, 0)
-	check(t, err)
+	must.Do(t, err)
 	defer unix.Close(fd)
-	check(t, unix.Flock(fd, unix.LOCK_EX))
+	must.Do(t, unix.Flock(fd, unix.LOCK_EX))
 	results := map[string]outcome{}
 	var wg sync.WaitGroup
 	for _, cmd := range []command{add, delOf(c.world, ctr)} {

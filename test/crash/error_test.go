@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 // faults are what a disk or a busy machine answers. Every call of a sweep gets one of them that it can meet.
@@ -140,16 +142,16 @@ func TestOnAFullOrReadOnlyDiskCommandsFailCleanlyAndBreakNoPromise(t *testing.T)
 			e := &explorer{scenario: s, victim: victim, found: found, seen: map[string]bool{}, brief: true}
 			// try runs the victim on a disk with a limit, and says whether it did its work.
 			try := func(how string, flags uintptr, limit func(used unix.Statfs_t) string) bool {
-				check(t, unix.Mount("tmpfs", w.n.disk, "tmpfs", 0, "size=1g,nr_inodes=1m"))
-				defer func() { check(t, unix.Unmount(w.n.disk, unix.MNT_DETACH)) }()
+				must.Do(t, unix.Mount("tmpfs", w.n.disk, "tmpfs", 0, "size=1g,nr_inodes=1m"))
+				defer func() { must.Do(t, unix.Unmount(w.n.disk, unix.MNT_DETACH)) }()
 				v := w.clone()
 				v.rewind(template)
 				var used unix.Statfs_t
-				check(t, unix.Statfs(v.n.disk, &used))
+				must.Do(t, unix.Statfs(v.n.disk, &used))
 				v.n.remount(t, flags, limit(used))
 				env, stdin := v.call(victim)
 				o, err := v.n.exec(env, stdin, plugin)
-				check(t, err)
+				must.Do(t, err)
 				v.n.remount(t, 0, "size=1g,nr_inodes=1m")
 				v.failed(victim, o, nil)
 				e.from(v, how)
@@ -176,7 +178,7 @@ func (n *node) remount(t *testing.T, flags uintptr, limit string) {
 	for {
 		err := unix.Mount("", n.disk, "", unix.MS_REMOUNT|flags, limit)
 		if err != unix.EBUSY {
-			check(t, err)
+			must.Do(t, err)
 			return
 		}
 	}

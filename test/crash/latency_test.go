@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/spool"
+	"github.com/stayput/stayput/test/must"
 )
 
 // counted are scenarios of every way in which a command is counted that does its work.
@@ -28,7 +29,7 @@ func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 			w := newWorld(t, newNode(t))
 			victim := s.prepare(w)
 			dir := spool.Dir(w.n.state())
-			check(t, dir.MakeLatencies())
+			must.Do(t, dir.MakeLatencies())
 			w.before(victim)
 			w.pass(5 * time.Second)
 			template := w.n.save(t)
@@ -81,8 +82,8 @@ func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 				spoil()
 				env, stdin := v.call(victim)
 				o, err := v.n.exec(env, stdin, plugin)
-				check(t, err)
-				check(t, os.RemoveAll(file))
+				must.Do(t, err)
+				must.Do(t, os.RemoveAll(file))
 				if o.stdout != undisturbed.stdout || o.code != 0 {
 					t.Errorf("%s: code %d, %q, want %q", how, o.code, o.stdout, undisturbed.stdout)
 				}
@@ -90,14 +91,14 @@ func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 					t.Errorf("%s: the disk is\n%s\nwant\n%s", how, got, want)
 				}
 			}
-			run("without the file", func() { check(t, os.Remove(file)) })
-			run("with an empty file", func() { check(t, os.Truncate(file, 0)) })
-			run("with a file that is cut off", func() { check(t, os.Truncate(file, 100)) })
-			run("with a file that nobody may write", func() { check(t, os.Chmod(file, 0)) })
-			run("with somebody else's file", func() { check(t, os.WriteFile(file, make([]byte, 1<<20), 0o644)) })
-			run("with a directory", func() { check(t, os.Remove(file)); check(t, os.Mkdir(file, 0o755)) })
-			run("with a link to nowhere", func() { check(t, os.Remove(file)); check(t, os.Symlink("/dev/zero", file)) })
-			run("with a pipe", func() { check(t, os.Remove(file)); check(t, unix.Mkfifo(file, 0o644)) })
+			run("without the file", func() { must.Do(t, os.Remove(file)) })
+			run("with an empty file", func() { must.Do(t, os.Truncate(file, 0)) })
+			run("with a file that is cut off", func() { must.Do(t, os.Truncate(file, 100)) })
+			run("with a file that nobody may write", func() { must.Do(t, os.Chmod(file, 0)) })
+			run("with somebody else's file", func() { must.Do(t, os.WriteFile(file, make([]byte, 1<<20), 0o644)) })
+			run("with a directory", func() { must.Do(t, os.Remove(file)); must.Do(t, os.Mkdir(file, 0o755)) })
+			run("with a link to nowhere", func() { must.Do(t, os.Remove(file)); must.Do(t, os.Symlink("/dev/zero", file)) })
+			run("with a pipe", func() { must.Do(t, os.Remove(file)); must.Do(t, unix.Mkfifo(file, 0o644)) })
 		})
 	}
 }
@@ -111,7 +112,7 @@ func uncounted(files []file) []file {
 func total(t *testing.T, dir spool.Dir) (n uint64) {
 	t.Helper()
 	all, err := dir.Latencies()
-	check(t, err)
+	must.Do(t, err)
 	for _, l := range all {
 		n += l.Count
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 // node is the machine that a test runs on: files, network namespaces and a boot ID of its own, all in a mount
@@ -33,31 +35,31 @@ const netnsPool = 12
 func newNode(t *testing.T) *node {
 	t.Helper()
 	runtime.LockOSThread()
-	check(t, unix.Unshare(unix.CLONE_NEWNS))
-	check(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+	must.Do(t, unix.Unshare(unix.CLONE_NEWNS))
+	must.Do(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	n := &node{root: t.TempDir()}
-	check(t, unix.Mount("tmpfs", n.root, "tmpfs", 0, ""))
-	t.Cleanup(func() { check(t, unix.Unmount(n.root, unix.MNT_DETACH)) })
+	must.Do(t, unix.Mount("tmpfs", n.root, "tmpfs", 0, ""))
+	t.Cleanup(func() { must.Do(t, unix.Unmount(n.root, unix.MNT_DETACH)) })
 	n.disk = filepath.Join(n.root, "disk")
-	check(t, os.MkdirAll(filepath.Join(n.root, "netns"), 0o755))
+	must.Do(t, os.MkdirAll(filepath.Join(n.root, "netns"), 0o755))
 	n.wipe(t)
 
-	check(t, os.WriteFile(filepath.Join(n.root, "boot_id"), nil, 0o644))
+	must.Do(t, os.WriteFile(filepath.Join(n.root, "boot_id"), nil, 0o644))
 	n.reboot(t, 1)
-	check(t, unix.Mount(filepath.Join(n.root, "boot_id"), "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, ""))
-	check(t, os.WriteFile(n.resolvConf(), []byte("nameserver 10.0.0.53\n"), 0o644))
+	must.Do(t, unix.Mount(filepath.Join(n.root, "boot_id"), "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND, ""))
+	must.Do(t, os.WriteFile(n.resolvConf(), []byte("nameserver 10.0.0.53\n"), 0o644))
 
 	own, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	check(t, err)
+	must.Do(t, err)
 	defer unix.Close(own)
 	for i := range netnsPool {
-		check(t, os.WriteFile(n.namespace(i), nil, 0o644))
-		check(t, unix.Unshare(unix.CLONE_NEWNET))
-		check(t, unix.Mount("/proc/thread-self/ns/net", n.namespace(i), "", unix.MS_BIND, ""))
+		must.Do(t, os.WriteFile(n.namespace(i), nil, 0o644))
+		must.Do(t, unix.Unshare(unix.CLONE_NEWNET))
+		must.Do(t, unix.Mount("/proc/thread-self/ns/net", n.namespace(i), "", unix.MS_BIND, ""))
 	}
-	check(t, unix.Setns(own, unix.CLONE_NEWNET))
+	must.Do(t, unix.Setns(own, unix.CLONE_NEWNET))
 	n.mntns, err = unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { unix.Close(n.mntns) })
 	return n
 }
@@ -83,17 +85,17 @@ func bootID(boot int) string { return fmt.Sprintf("%08x-0000-4000-8000-000000000
 // reboot gives the node the boot ID of its boot'th boot.
 func (n *node) reboot(t testing.TB, boot int) {
 	t.Helper()
-	check(t, os.WriteFile(filepath.Join(n.root, "boot_id"), []byte(bootID(boot)+"\n"), 0o644))
+	must.Do(t, os.WriteFile(filepath.Join(n.root, "boot_id"), []byte(bootID(boot)+"\n"), 0o644))
 }
 
 // wipe empties the disk.
 func (n *node) wipe(t testing.TB) {
 	t.Helper()
-	check(t, os.MkdirAll(n.disk, 0o755))
+	must.Do(t, os.MkdirAll(n.disk, 0o755))
 	names, err := os.ReadDir(n.disk)
-	check(t, err)
+	must.Do(t, err)
 	for _, d := range names {
-		check(t, os.RemoveAll(filepath.Join(n.disk, d.Name())))
+		must.Do(t, os.RemoveAll(filepath.Join(n.disk, d.Name())))
 	}
 }
 
@@ -109,7 +111,7 @@ type file struct {
 func (n *node) save(t testing.TB) []file {
 	t.Helper()
 	var files []file
-	check(t, filepath.WalkDir(n.disk, func(path string, d fs.DirEntry, err error) error {
+	must.Do(t, filepath.WalkDir(n.disk, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -145,17 +147,17 @@ func (n *node) restore(t testing.TB, files []file) {
 		switch {
 		case f.path == "":
 		case f.mode.IsDir():
-			check(t, os.Mkdir(path, f.mode.Perm()))
+			must.Do(t, os.Mkdir(path, f.mode.Perm()))
 		case f.mode.IsRegular():
-			check(t, os.WriteFile(path, []byte(f.data), f.mode.Perm()))
-			check(t, os.Chmod(path, f.mode)) // the sticky bit too
+			must.Do(t, os.WriteFile(path, []byte(f.data), f.mode.Perm()))
+			must.Do(t, os.Chmod(path, f.mode)) // the sticky bit too
 		default:
-			check(t, os.Symlink(f.data, path))
+			must.Do(t, os.Symlink(f.data, path))
 		}
 	}
 	for _, f := range files {
 		if f.mode.IsDir() {
-			check(t, os.Chtimes(n.disk+f.path, f.mtime, f.mtime))
+			must.Do(t, os.Chtimes(n.disk+f.path, f.mtime, f.mtime))
 		}
 	}
 }
@@ -213,11 +215,4 @@ func (n *node) exec(env []string, stdin []byte, argv ...string) (outcome, error)
 	status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	o.killed = status.Signaled() && status.Signal() == syscall.SIGKILL
 	return o, nil
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/must"
 )
 
 // scenario is a state of a node and a command that is going to be broken in it.
@@ -140,12 +141,12 @@ var scenarios = []scenario{
 	}},
 	{"the first ADD after the network directory was wiped", web, func(w *world) command {
 		populate(w)
-		check(w.t, os.RemoveAll(w.n.networks()))
+		must.Do(w.t, os.RemoveAll(w.n.networks()))
 		return addOf(ordinary("early"))
 	}},
 	{"the first ADD after the state directory was wiped", web, func(w *world) command {
 		populate(w)
-		check(w.t, os.RemoveAll(w.n.state()))
+		must.Do(w.t, os.RemoveAll(w.n.state()))
 		w.doubt(web.identity())
 		w.doubt("set:default/web")
 		return addOf(ordinary("early"))
@@ -185,12 +186,12 @@ func overExpired(w *world) command {
 func hostLocal(w *world, ctr string, p pod, addrs ...string) {
 	w.before(command{verb: "ADD", ctr: ctr, pod: p})
 	dir := filepath.Join(w.n.networks(), network)
-	check(w.t, os.MkdirAll(dir, 0o755))
+	must.Do(w.t, os.MkdirAll(dir, 0o755))
 	parsed, err := addresses(`{"ips":[{"address":"` + strings.Join(addrs, `/24"},{"address":"`) + `/64"}],"dns":{"nameservers":["x"]}}`)
-	check(w.t, err)
+	must.Do(w.t, err)
 	for i, a := range addrs {
-		check(w.t, os.WriteFile(w.n.addressFile(a), []byte(ctr+"\r\neth0"), 0o600))
-		check(w.t, os.WriteFile(filepath.Join(dir, "last_reserved_ip."+string(rune('0'+i))), []byte(a), 0o600))
+		must.Do(w.t, os.WriteFile(w.n.addressFile(a), []byte(ctr+"\r\neth0"), 0o600))
+		must.Do(w.t, os.WriteFile(filepath.Join(dir, "last_reserved_ip."+string(rune('0'+i))), []byte(a), 0o600))
 	}
 	w.containers[ctr].addrs = parsed
 }

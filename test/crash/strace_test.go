@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 // calls are the system calls that touch files. The Go runtime's own (futex, nanosleep, mmap, …) come and go
@@ -25,7 +27,7 @@ func (w *world) strace(c command, traced []string, flags ...string) outcome {
 	env, stdin := w.call(c)
 	argv := append([]string{"strace", "-qq", "-y", "-e", "signal=none", "-e", "trace=" + strings.Join(traced, ","), "-o", w.traceLog()}, flags...)
 	o, err := w.n.exec(append(env, "PATH="+os.Getenv("PATH")), stdin, append(argv, plugin)...)
-	check(w.t, err)
+	must.Do(w.t, err)
 	return o
 }
 
@@ -63,7 +65,7 @@ func (w *world) trace(c command) (points []point, start int, o outcome) {
 func (w *world) readLog() (points []point) {
 	w.t.Helper()
 	b, err := os.ReadFile(w.traceLog())
-	check(w.t, err)
+	must.Do(w.t, err)
 	count := map[string]int{}
 	for line := range strings.Lines(string(b)) {
 		if m := callLine.FindStringSubmatch(strings.TrimSpace(line)); m != nil {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/must"
 )
 
 const network = "net"
@@ -174,7 +175,7 @@ func (w *world) call(c command) (env []string, stdin []byte) {
 		env = append(env, "CNI_NETNS="+w.n.netns(c.ctr))
 	}
 	stdin, err := json.Marshal(conf)
-	check(w.t, err)
+	must.Do(w.t, err)
 	return env, stdin
 }
 
@@ -188,8 +189,8 @@ func (w *world) before(c command) {
 		w.t.Fatalf("container %s twice", c.ctr)
 	}
 	w.containers[c.ctr] = &attachment{pod: c.pod, boot: w.boot}
-	check(w.t, os.MkdirAll(filepath.Dir(w.n.netns(c.ctr)), 0o755))
-	check(w.t, os.Symlink(w.n.namespace(len(w.containers)%netnsPool), w.n.netns(c.ctr)))
+	must.Do(w.t, os.MkdirAll(filepath.Dir(w.n.netns(c.ctr)), 0o755))
+	must.Do(w.t, os.Symlink(w.n.namespace(len(w.containers)%netnsPool), w.n.netns(c.ctr)))
 }
 
 // run runs a command that nothing disturbs.
@@ -197,7 +198,7 @@ func (w *world) run(c command) outcome {
 	w.before(c)
 	env, stdin := w.call(c)
 	o, err := w.n.exec(env, stdin, plugin)
-	check(w.t, err)
+	must.Do(w.t, err)
 	w.after(c, o)
 	return o
 }
@@ -338,7 +339,7 @@ func (w *world) due(id string) [][]netip.Addr {
 func (w *world) inRange(set []netip.Addr) bool {
 	for i, r := range []string{w.v4, w.v6} {
 		var conf struct{ RangeStart, RangeEnd string }
-		check(w.t, json.Unmarshal([]byte(r), &conf))
+		must.Do(w.t, json.Unmarshal([]byte(r), &conf))
 		if a := set[i]; a.Less(netip.MustParseAddr(conf.RangeStart)) || netip.MustParseAddr(conf.RangeEnd).Less(a) {
 			return false
 		}
@@ -441,7 +442,7 @@ func (w *world) dropNetns(ctr string) {
 func (w *world) reboot() {
 	w.boot++
 	w.note("reboot")
-	check(w.t, os.RemoveAll(filepath.Join(w.n.disk, "run")))
+	must.Do(w.t, os.RemoveAll(filepath.Join(w.n.disk, "run")))
 	w.n.reboot(w.t, w.boot)
 }
 
@@ -456,7 +457,7 @@ func (w *world) pass(d time.Duration) {
 			files[i].data = anchors.ReplaceAllStringFunc(f.data, func(s string) string {
 				var at int64
 				_, err := fmt.Sscanf(s, `"boottime":%d`, &at)
-				check(w.t, err)
+				must.Do(w.t, err)
 				return fmt.Sprintf(`"boottime":%d`, at-int64(d))
 			})
 		}
@@ -483,7 +484,7 @@ func (w *world) ledger(ahead time.Duration) *ledger.Ledger {
 	w.t.Helper()
 	o := ledger.Options{StateDir: w.n.state(), Clock: clock{w.boot, ahead}}
 	ls, err := ledger.Networks(o)
-	check(w.t, err)
+	must.Do(w.t, err)
 	if len(ls) != 1 {
 		w.violates("the agent sees %d networks, want 1", len(ls))
 		return ledger.Partial(&ledger.Network{Name: network, DataDir: w.n.networks()}, o)
@@ -494,7 +495,7 @@ func (w *world) ledger(ahead time.Duration) *ledger.Ledger {
 func (w *world) clean(when string, l *ledger.Ledger) {
 	w.t.Helper()
 	bad, err := l.Check()
-	check(w.t, err)
+	must.Do(w.t, err)
 	for _, s := range bad {
 		w.violates("Check %s: %s", when, s)
 	}
@@ -504,7 +505,7 @@ func (w *world) clean(when string, l *ledger.Ledger) {
 func (w *world) audit() {
 	w.t.Helper()
 	addrs, err := w.ledger(0).List()
-	check(w.t, err)
+	must.Do(w.t, err)
 	has := map[netip.Addr]ledger.Address{}
 	for _, a := range addrs {
 		has[a.Addr] = a
@@ -550,22 +551,22 @@ func (w *world) settle() {
 	}
 	l := w.ledger(0)
 	addrs, err := l.List()
-	check(w.t, err)
+	must.Do(w.t, err)
 	for _, a := range addrs {
 		if a.State == ledger.StateBound {
 			w.violates("I5: %s is bound to %s after a GC of everything", a.Addr, a.Attachment)
 			_, err := l.Reclaim(a.Attachment)
-			check(w.t, err)
+			must.Do(w.t, err)
 		}
 	}
 	_, _, err = l.Expire()
-	check(w.t, err)
+	must.Do(w.t, err)
 	w.clean("after the end of all attachments", l)
 	w.audit()
 
 	l = w.ledger(10000 * time.Hour)
 	_, _, err = l.Expire()
-	check(w.t, err)
+	must.Do(w.t, err)
 	w.clean("after all retentions", l)
 	for _, f := range w.n.save(w.t) {
 		if !f.mode.IsDir() && !leftover.MatchString(f.path) {

@@ -6,12 +6,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 func dashboard(t *testing.T) *Dashboard {
 	t.Helper()
 	d, err := ReadDashboard(dashboardFile)
-	check(t, err)
+	must.Do(t, err)
 	return d
 }
 
@@ -91,7 +93,7 @@ func TestTheNamesOfMetricsAreFoundInAnExpression(t *testing.T) {
 
 func TestWhatSelectorsAskOfLabelsIsFoundInAnExpression(t *testing.T) {
 	got, err := Query{"", `sum by (a) (rate(x_bucket{result!~"in_use|error",le="+Inf", node=~".*"}[15m])) / on (b) y{z!="}{"} > c`}.Matchers()
-	check(t, err)
+	must.Do(t, err)
 	want := []Matcher{{"x_bucket", "result", "in_use", false}, {"x_bucket", "result", "error", false}, {"x_bucket", "le", "+Inf", false},
 		{"x_bucket", "node", ".*", true}, {"y", "z", "}{", false}}
 	if !slices.Equal(got, want) {
@@ -113,7 +115,7 @@ func TestWhatSelectorsAskOfLabelsIsFoundInAnExpression(t *testing.T) {
 func TestRulesAndDashboardNameOnlyMetricsOfStayputsPrograms(t *testing.T) {
 	known := regexp.MustCompile(`^(stayput_[a-z_]+|up|ALERTS|leader_election_master_status|(controller_runtime|workqueue|rest_client|process)_[a-z_]+)$`)
 	rules, err := RuleQueries(rulesFile)
-	check(t, err)
+	must.Do(t, err)
 	for _, q := range append(rules, dashboard(t).Queries()...) {
 		names := q.Metrics()
 		if len(names) == 0 {

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestMain(m *testing.M) {
@@ -36,14 +37,14 @@ type alert struct {
 func alerts(t *testing.T) []alert {
 	t.Helper()
 	data, err := os.ReadFile(rulesFile)
-	check(t, err)
+	must.Do(t, err)
 	var file struct {
 		Groups []struct {
 			Name  string
 			Rules []alert
 		}
 	}
-	check(t, yaml.UnmarshalStrict(data, &file, yaml.DisallowUnknownFields))
+	must.Do(t, yaml.UnmarshalStrict(data, &file, yaml.DisallowUnknownFields))
 	var all []alert
 	for _, g := range file.Groups {
 		all = append(all, g.Rules...)
@@ -58,16 +59,9 @@ func alerts(t *testing.T) []alert {
 func promtool(t *testing.T, content any, verb ...string) (output string, err error) {
 	t.Helper()
 	data, err := yaml.Marshal(content)
-	check(t, err)
+	must.Do(t, err)
 	file := filepath.Join(t.TempDir(), "file.yaml")
-	check(t, os.WriteFile(file, data, 0o600))
+	must.Do(t, os.WriteFile(file, data, 0o600))
 	out, err := exec.Command("promtool", append(verb, file)...).CombinedOutput()
 	return string(bytes.TrimSpace(out)), err
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

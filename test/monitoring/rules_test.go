@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestPromtoolTakesTheRules(t *testing.T) {
@@ -40,7 +42,7 @@ func TestEveryAlertSaysHowBadItIsWhatIsWrongAndWhatToDo(t *testing.T) {
 
 func TestEveryAlertHasItsRunbookAndEveryRunbookItsAlert(t *testing.T) {
 	runbooks, err := os.ReadFile("../../docs/runbooks.md")
-	check(t, err)
+	must.Do(t, err)
 	var headings, names []string
 	for line := range strings.Lines(string(runbooks)) {
 		if name, ok := strings.CutPrefix(line, "## "); ok {
@@ -60,7 +62,7 @@ func TestEveryAlertHasItsRunbookAndEveryRunbookItsAlert(t *testing.T) {
 // Every alert has one history in which it fires after the one time, and one in which it is quiet then.
 func TestAlertsFireWhenTheyShouldAndNotOtherwise(t *testing.T) {
 	rules, err := filepath.Abs(rulesFile)
-	check(t, err)
+	must.Do(t, err)
 	all := alerts(t)
 	for name := range cases {
 		if !slices.ContainsFunc(all, func(a alert) bool { return a.Alert == name }) {

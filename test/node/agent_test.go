@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // attach calls CNI as nerdctl, podman or cnitool does: nothing says that there is a pod.
@@ -24,14 +25,14 @@ func attach(t *testing.T, n *lab.Node, verb, plugin, id, netNS string) {
 	_, err := n.CNI(testContext(t), lab.CNICall{
 		Plugin: plugin, Command: verb, ContainerID: id, NetNS: netNS, Config: network("10.88.0.0/24").NetConf(),
 	})
-	check(t, err)
+	must.Do(t, err)
 }
 
 // owned returns the address of a container by the files of the network.
 func owned(t *testing.T, n *lab.Node, id string) netip.Addr {
 	t.Helper()
 	files, err := os.ReadDir(n.Path("/var/lib/cni/networks/pods"))
-	check(t, err)
+	must.Do(t, err)
 	for _, f := range files {
 		if ip, err := netip.ParseAddr(f.Name()); err == nil && state(t, n, ip) == id {
 			return ip
@@ -51,52 +52,52 @@ func TestOnlyWhatLeakedIsReclaimed(t *testing.T) {
 
 	// A container of nerdctl, whose namespace is its process's.
 	p, err := n.Start("nerdctl", nil, "/usr/bin/unshare", "--net", "/bin/sleep", "1000")
-	check(t, err)
+	must.Do(t, err)
 	var pid int
 	own := func() string {
 		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", p.Pid))
-		check(t, err)
+		must.Do(t, err)
 		return ns
 	}
 	nodes, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", n.Pid()))
-	check(t, err)
-	until(t, "the container's network namespace", func() bool { return own() != nodes })
+	must.Do(t, err)
+	must.Within(t, patience, "the container's network namespace", func() bool { return own() != nodes })
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
-	check(t, err)
+	must.Do(t, err)
 	_, pids, _ := strings.Cut(string(status), "NSpid:")
 	pids, _, _ = strings.Cut(pids, "\n")
 	_, err = fmt.Sscan(strings.Fields(pids)[1], &pid)
-	check(t, err)
+	must.Do(t, err)
 	attach(t, n, "ADD", "bridge", "nerdctl", fmt.Sprintf("/proc/%d/ns/net", pid))
 
 	// One of cnitool, whose namespace has a name and no process.
 	named, err := n.NewNetNS(testContext(t), "cnitool")
-	check(t, err)
+	must.Do(t, err)
 	attach(t, n, "ADD", "bridge", "cnitool", named)
 
 	// And three that leaked: their namespaces are gone and nobody calls DEL.
 	leak := func(id, plugin, args string, annotations map[string]string) netip.Addr {
 		netNS, err := n.NewNetNS(testContext(t), id)
-		check(t, err)
+		must.Do(t, err)
 		_, err = n.CNI(testContext(t), lab.CNICall{
 			Plugin: plugin, Command: "ADD", ContainerID: id, NetNS: netNS, Args: args,
 			Config: withAnnotations(t, network("10.88.0.0/24"), annotations),
 		})
-		check(t, err)
-		check(t, n.DeleteNetNS(netNS))
+		must.Do(t, err)
+		must.Do(t, n.DeleteNetNS(netNS))
 		return owned(t, n, id)
 	}
 	orphan := leak("orphan", "bridge", "", nil)
 	ordinary := leak("ordinary", "stayput", "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=gone", nil)
 	promised := leak("promised", "bridge", "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-2", asking("10m"))
 
-	until(t, "the leaked addresses to be reclaimed", func() bool {
+	must.Within(t, patience, "the leaked addresses to be reclaimed", func() bool {
 		return state(t, n, orphan) == free && state(t, n, ordinary) == free && state(t, n, promised) == retained
 	})
 	untilMetric(t, n, `stayput_addresses_reclaimed_total{network="pods"}`, "3")
 	// By now the others have been suspects for longer, and were looked at once more at least.
 	looked := metric(t, n, "stayput_agent_reconcile_duration_seconds_count")
-	until(t, "another reconciliation", func() bool { return metric(t, n, "stayput_agent_reconcile_duration_seconds_count") != looked })
+	must.Within(t, patience, "another reconciliation", func() bool { return metric(t, n, "stayput_agent_reconcile_duration_seconds_count") != looked })
 	owned(t, n, "nerdctl")
 	owned(t, n, "cnitool")
 	wantState(t, n, pod.IP(), pod.ID)
@@ -124,9 +125,9 @@ func TestPeersReachARestoredPodAtOnce(t *testing.T) {
 	pod := runPod(t, n, web(0))
 	const long = `for f in /proc/sys/net/ipv[46]/neigh/*/base_reachable_time_ms; do echo 3600000 >$f; done`
 	_, err := n.Run(testContext(t), "/bin/sh", "-c", long)
-	check(t, err)
+	must.Do(t, err)
 	_, err = n.Run(testContext(t), "/usr/bin/nsenter", "--net="+peer.NetNS, "/bin/sh", "-c", long)
-	check(t, err)
+	must.Do(t, err)
 	reach := func(p lab.Pod) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(testContext(t), 30*time.Second)
@@ -160,13 +161,13 @@ func TestPeersReachARestoredPodAtOnce(t *testing.T) {
 func mac(t *testing.T, n *lab.Node, p lab.Pod) string {
 	t.Helper()
 	ns, err := netns.GetFromPath(n.Path(p.NetNS))
-	check(t, err)
+	must.Do(t, err)
 	defer ns.Close()
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	check(t, err)
+	must.Do(t, err)
 	defer h.Close()
 	link, err := h.LinkByName("eth0")
-	check(t, err)
+	must.Do(t, err)
 	return link.Attrs().HardwareAddr.String()
 }
 
@@ -189,9 +190,9 @@ func TestRestoresAreInTheMetrics(t *testing.T) {
 	untilMetric(t, n, "stayput_verify_failures_total", "0")
 	wantState(t, n, ordinary.IP(), ordinary.ID)
 	page, err := scrape(t, n, "/metrics")
-	check(t, err)
+	must.Do(t, err)
 	problems, err := promlint.New(strings.NewReader(page)).Lint()
-	check(t, err)
+	must.Do(t, err)
 	for _, p := range problems {
 		if strings.HasPrefix(p.Metric, "stayput_") {
 			t.Errorf("metric %s: %s", p.Metric, p.Text)
@@ -211,9 +212,9 @@ func TestTheAgentReconnectsAfterARestartOfContainerd(t *testing.T) {
 	startAgent(t, n)
 	runPod(t, n, other(1))
 	for i, end := range []func() error{n.StopContainerd, n.KillContainerd} {
-		check(t, end())
+		must.Do(t, end())
 		untilMetric(t, n, "stayput_agent_nri_connected", "0")
-		check(t, n.StartContainerd(testContext(t)))
+		must.Do(t, n.StartContainerd(testContext(t)))
 		connected(t, n)
 		untilMetric(t, n, "stayput_agent_nri_connections_total", fmt.Sprint(i+2))
 		pod := runPod(t, n, web(i))
@@ -231,7 +232,7 @@ func TestAPodThatStartedWithoutTheAgentIsRetainedOnceItIsBack(t *testing.T) {
 	n := startStayput(t, w)
 	pod := runPod(t, n, web(0))
 	startAgent(t, n)
-	until(t, "the mark", func() bool {
+	must.Within(t, patience, "the mark", func() bool {
 		marks, err := os.ReadDir(n.Path(path.Join(stateDir(t, n), "marks")))
 		return err == nil && len(marks) == 1
 	})
@@ -245,7 +246,7 @@ func stateDir(t *testing.T, n *lab.Node) string {
 	t.Helper()
 	const dir = "/var/lib/stayput"
 	entries, err := os.ReadDir(n.Path(dir))
-	check(t, err)
+	must.Do(t, err)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), "pods-") {
 			return path.Join(dir, e.Name())
@@ -272,7 +273,7 @@ func TestARetainedAddressExpiresAtItsTime(t *testing.T) {
 	pod = runPod(t, n, short)
 	deletePod(t, n, pod)
 	wantState(t, n, pod.IP(), retained)
-	until(t, "the address to expire again", func() bool { return state(t, n, pod.IP()) == free })
+	must.Within(t, patience, "the address to expire again", func() bool { return state(t, n, pod.IP()) == free })
 }
 
 // What is due when the agent starts was due without it.
@@ -286,5 +287,5 @@ func TestAnAddressThatExpiredWithoutTheAgentIsFreedWhenItIsBack(t *testing.T) {
 	time.Sleep(200 * time.Millisecond)
 	wantState(t, n, pod.IP(), retained) // nobody needs it
 	startAgent(t, n)
-	until(t, "the address to expire", func() bool { return state(t, n, pod.IP()) == free })
+	must.Within(t, patience, "the address to expire", func() bool { return state(t, n, pod.IP()) == free })
 }

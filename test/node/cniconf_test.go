@@ -17,6 +17,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/node"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 const (
@@ -40,7 +41,7 @@ type cni struct {
 func cnis(t *testing.T) map[string]cni {
 	t.Helper()
 	flannel, err := lab.BuildFlannel(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	const ipam = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/28"}]], "routes": [{"dst": "0.0.0.0/0"}]}`
 	const portmap = `{"type": "portmap", "capabilities": {"portMappings": true}}`
 	list := func(version, plugin string) string {
@@ -71,17 +72,17 @@ func (c cni) start(t *testing.T) *lab.Node {
 		o.CNIPlugins = []string{c.binary}
 	}
 	n := startNode(t, o)
-	check(t, n.Install(product.Agent, agentPath))
-	check(t, n.Install(product.Plugin, pluginPath))
+	must.Do(t, n.Install(product.Agent, agentPath))
+	must.Do(t, n.Install(product.Plugin, pluginPath))
 	t.Cleanup(func() { holds(t, n) })
 	const recorder = "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] && echo $CNI_CONTAINERID >>/var/log/host-local\nexec /opt/lab/cni/host-local\n"
-	check(t, n.WriteFile("/opt/stayput/host-local", []byte(recorder)))
-	check(t, n.Install(n.Path("/opt/stayput/host-local"), "/opt/cni/bin/host-local"))
+	must.Do(t, n.WriteFile("/opt/stayput/host-local", []byte(recorder)))
+	must.Do(t, n.Install(n.Path("/opt/stayput/host-local"), "/opt/cni/bin/host-local"))
 	if c.subnets != "" {
-		check(t, n.WriteFile(subnetFile, []byte(c.subnets)))
+		must.Do(t, n.WriteFile(subnetFile, []byte(c.subnets)))
 	}
-	check(t, n.WriteFile(sourceFile, []byte(c.conflist)))
-	check(t, n.WaitCNI(testContext(t)))
+	must.Do(t, n.WriteFile(sourceFile, []byte(c.conflist)))
+	must.Do(t, n.WaitCNI(testContext(t)))
 	return n
 }
 
@@ -90,7 +91,7 @@ func byHostLocal(t *testing.T, n *lab.Node) []string {
 	t.Helper()
 	data, err := os.ReadFile(n.Path("/var/log/host-local"))
 	if !errors.Is(err, os.ErrNotExist) {
-		check(t, err)
+		must.Do(t, err)
 	}
 	return strings.Fields(string(data))
 }
@@ -100,7 +101,7 @@ func startKeeper(t *testing.T, n *lab.Node, args ...string) *lab.Process {
 	t.Helper()
 	p := startAgent(t, n, append([]string{"--install-cni", "--plugin-binary=" + pluginPath}, args...)...)
 	untilCNI(t, n, node.CNIActive)
-	check(t, n.WaitCNI(testContext(t)))
+	must.Do(t, n.WaitCNI(testContext(t)))
 	return p
 }
 
@@ -125,9 +126,9 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 				}
 			}
 			agent := startKeeper(t, n)
-			until(t, "it to have adopted them", func() bool {
+			must.Within(t, patience, "it to have adopted them", func() bool {
 				marks, err := filepath.Glob(n.Path("/var/lib/stayput/pods-*/marks/*"))
-				check(t, err)
+				must.Do(t, err)
 				return len(marks) == 2
 			})
 			deletePod(t, n, pod)
@@ -145,7 +146,7 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			}
 
 			// The annotations come by the configuration as well: nobody else knows them now.
-			check(t, agent.Kill())
+			must.Do(t, agent.Kill())
 			late := runPod(t, n, web(2))
 			deletePod(t, n, late)
 			wantState(late.IP(), retained)
@@ -156,8 +157,8 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 
 			// And back. What flannel remembers of its containers must not lead to a plugin that is gone.
 			_, err := n.Run(testContext(t), agentPath, "uninstall")
-			check(t, err)
-			check(t, n.WaitCNI(testContext(t)))
+			must.Do(t, err)
+			must.Do(t, n.WaitCNI(testContext(t)))
 			for _, p := range []lab.Pod{again, running} {
 				deletePod(t, n, p)
 				wantState(p.IP(), free)
@@ -181,12 +182,12 @@ func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
 	startKeeper(t, n)
 	before := runPod(t, n, web(0))
 	source, err := os.ReadFile(n.Path(sourceFile))
-	check(t, err)
+	must.Do(t, err)
 
 	// Half of it, as a program that does not rename writes it: nothing changes, and pods start.
 	own, err := os.ReadFile(n.Path(ownConflist))
-	check(t, err)
-	check(t, os.WriteFile(n.Path(sourceFile), source[:len(source)/2], 0o644))
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(n.Path(sourceFile), source[:len(source)/2], 0o644))
 	untilCNI(t, n, node.CNIBroken)
 	runPod(t, n, other(0))
 	if now, err := os.ReadFile(n.Path(ownConflist)); err != nil || string(now) != string(own) {
@@ -194,12 +195,12 @@ func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
 	}
 
 	moved := strings.ReplaceAll(string(source), "10.88.0.0/28", "10.88.0.64/28")
-	check(t, os.WriteFile(n.Path(sourceFile), []byte(moved), 0o644))
-	until(t, "the change", func() bool {
+	must.Do(t, os.WriteFile(n.Path(sourceFile), []byte(moved), 0o644))
+	must.Within(t, patience, "the change", func() bool {
 		now, err := os.ReadFile(n.Path(ownConflist))
 		return err == nil && strings.Contains(string(now), "10.88.0.64/28")
 	})
-	check(t, n.WaitCNI(testContext(t)))
+	must.Do(t, n.WaitCNI(testContext(t)))
 	wantIP(t, runPod(t, n, other(1)).IP(), "10.88.0.66")
 	answers(t, n, before)
 	if got := byHostLocal(t, n); len(got) != 0 {
@@ -219,13 +220,13 @@ func TestAnAgentThatIsToldOtherDirectoriesThanTheRuntimeWritesNothing(t *testing
 		{"--cni-conf-dir", "/etc/cni/other", node.CNIError, confDir},
 		{"--cni-bin-dir", "/opt/cni/other", node.CNINoPlugin, "/opt/cni/bin"},
 	} {
-		check(t, os.MkdirAll(n.Path(c.dir), 0o755))
+		must.Do(t, os.MkdirAll(n.Path(c.dir), 0o755))
 		agent := startAgent(t, n, append(install, c.flag+"="+c.dir)...)
 		untilCNI(t, n, c.state)
 		if ready, err := scrape(t, n, "/readyz"); err != nil || !strings.Contains(ready, c.says) || !strings.Contains(ready, c.flag) {
 			t.Errorf("%v: it does not say %s and %s:\n%s", err, c.says, c.flag, ready)
 		}
-		check(t, agent.Kill())
+		must.Do(t, agent.Kill())
 		for _, dir := range []string{confDir, c.dir} {
 			if _, err := os.Stat(n.Path(path.Join(dir, node.ConflistName))); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("there is a file in %s: %v", dir, err)
@@ -241,7 +242,7 @@ func TestPodsWithSeveralNetworksGetNoneMore(t *testing.T) {
 	two := stock("10.88.0.0/28")
 	two.Name, two.File = "second", "20-second.conflist"
 	n := install(t, lab.NodeOptions{Networks: []lab.Network{stock("10.99.0.0/28"), two}, Interfaces: 2})
-	check(t, n.Install(product.Plugin, pluginPath))
+	must.Do(t, n.Install(product.Plugin, pluginPath))
 	startAgent(t, n, "--install-cni", "--plugin-binary="+pluginPath)
 	untilCNI(t, n, node.CNIUnsupported)
 	if _, err := os.Stat(n.Path(ownConflist)); !errors.Is(err, os.ErrNotExist) {
@@ -256,15 +257,15 @@ func TestPodsWithSeveralNetworksGetNoneMore(t *testing.T) {
 // installer is what a CNI's init container does at every start, a shell script with time in between.
 func installer(t *testing.T, n *lab.Node, conflist string) {
 	t.Helper()
-	check(t, os.Remove(n.Path(sourceFile)))
+	must.Do(t, os.Remove(n.Path(sourceFile)))
 	time.Sleep(50 * time.Millisecond)
 	f, err := os.Create(n.Path(sourceFile))
-	check(t, err)
+	must.Do(t, err)
 	defer f.Close()
 	for len(conflist) > 0 {
 		part := min(len(conflist), 100)
 		_, err := f.WriteString(conflist[:part])
-		check(t, err)
+		must.Do(t, err)
 		conflist = conflist[part:]
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -302,24 +303,24 @@ func TestNoPodStartsOnHostLocalWhileAnInstallerWritesItsFileAnew(t *testing.T) {
 			}
 			stop()
 			pods.Wait()
-			check(t, failed)
+			must.Do(t, failed)
 			untilCNI(t, n, node.CNIActive)
 
 			// And over a reboot: the file was removed at shutdown and comes back late; pods start at once, the agent
 			// in the middle of it.
-			check(t, n.PowerLoss())
-			check(t, os.Remove(n.Path(sourceFile)))
-			check(t, n.Boot(testContext(t)))
+			must.Do(t, n.PowerLoss())
+			must.Do(t, os.Remove(n.Path(sourceFile)))
+			must.Do(t, n.Boot(testContext(t)))
 			if c.subnets != "" {
-				check(t, n.WriteFile(subnetFile, []byte(c.subnets)))
+				must.Do(t, n.WriteFile(subnetFile, []byte(c.subnets)))
 			}
-			check(t, n.StartContainerd(testContext(t)))
+			must.Do(t, n.StartContainerd(testContext(t)))
 			before := runPod(t, n, other(1))
 			again := runPod(t, n, web(0))
 			sameIP(t, n, again, kept)
 			startAgent(t, n, "--install-cni", "--plugin-binary="+pluginPath)
 			untilCNI(t, n, node.CNIHeld)
-			check(t, os.WriteFile(n.Path(sourceFile), nil, 0o644))
+			must.Do(t, os.WriteFile(n.Path(sourceFile), nil, 0o644))
 			during := runPod(t, n, other(2))
 			installer(t, n, c.conflist)
 			untilCNI(t, n, node.CNIActive)

@@ -19,6 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // The tests of this file are about the lab itself, on stock host-local: what the other tests rely on.
@@ -30,16 +31,16 @@ func TestAPodHasAnAddressAndAnswersUnderIt(t *testing.T) {
 	answers(t, n, pod)
 
 	addrs, err := n.Addresses(pod.NetNS)
-	check(t, err)
+	must.Do(t, err)
 	if len(addrs["eth0"]) != 1 || addrs["eth0"][0].Addr() != pod.IP() {
 		t.Errorf("addresses in the pod are %v, CRI says %v", addrs, pod.IPs)
 	}
 
 	_, err = n.RunContainer(testContext(t), pod, "web")
-	check(t, err)
-	check(t, n.DeletePod(testContext(t), pod.ID))
+	must.Do(t, err)
+	must.Do(t, n.DeletePod(testContext(t), pod.ID))
 	pods, err := n.Pods(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	if len(pods) != 0 {
 		t.Errorf("after the pod was deleted there is still %v", pods)
 	}
@@ -67,7 +68,7 @@ func TestPodsReachEachOther(t *testing.T) {
 			}
 			for _, ip := range b.IPs {
 				answer, err := n.GetFrom(testContext(t), a, ip)
-				check(t, err)
+				must.Do(t, err)
 				if answer.Name != "b" {
 					t.Errorf("%s answers as %q, want b", ip, answer.Name)
 				}
@@ -87,7 +88,7 @@ func TestAPodOnTwoNetworksHasTwoInterfaces(t *testing.T) {
 	}})
 	pod := runPod(t, n, lab.PodSpec{Name: "web-0"})
 	addrs, err := n.Addresses(pod.NetNS)
-	check(t, err)
+	must.Do(t, err)
 	if got := fmt.Sprint(addrs); got != "map[eth0:[10.1.0.2/24] eth1:[10.2.0.2/24]]" {
 		t.Errorf("addresses are %s", got)
 	}
@@ -106,7 +107,7 @@ func TestASmallRangeRunsFull(t *testing.T) {
 func TestNetworksChangeUnderARunningContainerd(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, lab.NodeOptions{})
-	check(t, n.SetNetworks(testContext(t), lab.Network{Name: "other", IPAM: lab.RangeIPAM("host-local", "10.9.0.0/24")}))
+	must.Do(t, n.SetNetworks(testContext(t), lab.Network{Name: "other", IPAM: lab.RangeIPAM("host-local", "10.9.0.0/24")}))
 	wantIP(t, runPod(t, n, lab.PodSpec{Name: "web-0"}).IP(), "10.9.0.2")
 }
 
@@ -117,19 +118,19 @@ cat >/var/log/$CNI_COMMAND
 echo '{"cniVersion":"1.0.0","ips":[{"address":"10.88.0.9/24"}]}'
 `
 	spy := filepath.Join(t.TempDir(), "spy")
-	check(t, os.WriteFile(spy, []byte(script), 0o755))
+	must.Do(t, os.WriteFile(spy, []byte(script), 0o755))
 	network := lab.Network{IPAM: map[string]any{"type": "spy"}, Annotations: true}
 	n := startNode(t, lab.NodeOptions{CNIPlugins: []string{spy}, Networks: []lab.Network{network}})
 	pod := runPod(t, n, lab.PodSpec{Name: "web-0", Annotations: map[string]string{"color": "red"}})
-	check(t, n.StopPod(testContext(t), pod.ID))
+	must.Do(t, n.StopPod(testContext(t), pod.ID))
 
 	for _, command := range []string{"ADD", "DEL"} {
 		data, err := os.ReadFile(n.Path("/var/log/" + command))
-		check(t, err)
+		must.Do(t, err)
 		var conf struct {
 			RuntimeConfig map[string]map[string]string
 		}
-		check(t, json.Unmarshal(data, &conf))
+		must.Do(t, json.Unmarshal(data, &conf))
 		if conf.RuntimeConfig[lab.AnnotationsCapability]["color"] != "red" {
 			t.Errorf("%s is not given the annotation: %s", command, data)
 		}
@@ -140,23 +141,23 @@ func TestAPluginCanBeCalledAsARuntimeDoes(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, lab.NodeOptions{Idle: true})
 	netNS, err := n.NewNetNS(testContext(t), "x")
-	check(t, err)
+	must.Do(t, err)
 	call := lab.CNICall{Plugin: "bridge", ContainerID: "c1", NetNS: netNS, Config: lab.Network{}.NetConf()}
 	for _, command := range []string{"ADD", "DEL", "DEL"} {
 		call.Command = command
 		_, err := n.CNI(testContext(t), call)
-		check(t, err)
+		must.Do(t, err)
 		_, err = os.Stat(n.Path("/var/lib/cni/networks/pods/10.88.0.2"))
 		if held := err == nil; held != (command == "ADD") {
 			t.Errorf("after %s the address is held: %v", command, held)
 		}
 		addrs, err := n.Addresses(netNS)
-		check(t, err)
+		must.Do(t, err)
 		if there := len(addrs["eth0"]) == 1; there != (command == "ADD") {
 			t.Errorf("after %s the interface is there: %v", command, there)
 		}
 	}
-	check(t, n.DeleteNetNS(netNS))
+	must.Do(t, n.DeleteNetNS(netNS))
 	call.Command, call.Config = "ADD", []byte("{")
 	if out, err := n.CNI(testContext(t), call); err == nil || !strings.Contains(string(out), `"code"`) {
 		t.Errorf("ADD with a bad configuration: %v, %s", err, out)
@@ -168,47 +169,47 @@ func TestPodsSurviveTheEndOfContainerd(t *testing.T) {
 	n := startNode(t, lab.NodeOptions{})
 	pod := runPod(t, n, lab.PodSpec{Name: "web-0"})
 	for name, end := range map[string]func() error{"stop": n.StopContainerd, "kill": n.KillContainerd} {
-		check(t, end())
+		must.Do(t, end())
 		answers(t, n, pod)
-		check(t, n.StartContainerd(testContext(t)))
+		must.Do(t, n.StartContainerd(testContext(t)))
 		status, err := n.PodStatus(testContext(t), pod.ID)
-		check(t, err)
+		must.Do(t, err)
 		if status.Status.State != runtimeapi.PodSandboxState_SANDBOX_READY {
 			t.Errorf("after %s and start the pod is %s", name, status.Status.State)
 		}
 	}
-	check(t, n.DeletePod(testContext(t), pod.ID))
+	must.Do(t, n.DeletePod(testContext(t), pod.ID))
 }
 
 func TestAKilledPauseEndsThePodNotItsAddress(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, lab.NodeOptions{})
 	pod := runPod(t, n, lab.PodSpec{Name: "web-0"})
-	check(t, n.KillPause(testContext(t), pod))
+	must.Do(t, n.KillPause(testContext(t), pod))
 	if _, err := os.Stat(n.Path("/var/lib/cni/networks/pods/" + pod.IP().String())); err != nil {
 		t.Errorf("nobody called DEL yet, but %v", err)
 	}
-	check(t, n.DeletePod(testContext(t), pod.ID))
+	must.Do(t, n.DeletePod(testContext(t), pod.ID))
 }
 
 func TestWipingContainerdLeavesTheNetworkNamespaces(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, lab.NodeOptions{})
 	pod := runPod(t, n, lab.PodSpec{Name: "web-0"})
-	check(t, n.WipeContainerd())
+	must.Do(t, n.WipeContainerd())
 	processes, err := n.Processes()
-	check(t, err)
+	must.Do(t, err)
 	if len(processes) != 0 {
 		t.Errorf("still running: %v", processes)
 	}
 	addrs, err := n.Addresses(pod.NetNS)
-	check(t, err)
+	must.Do(t, err)
 	if len(addrs["eth0"]) == 0 || addrs["eth0"][0].Addr() != pod.IP() {
 		t.Errorf("the network namespace of the pod has %v, want %s", addrs, pod.IP())
 	}
-	check(t, n.StartContainerd(testContext(t)))
+	must.Do(t, n.StartContainerd(testContext(t)))
 	pods, err := n.Pods(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	if len(pods) != 0 {
 		t.Errorf("containerd still knows %v", pods)
 	}
@@ -221,20 +222,20 @@ func TestPowerLossKeepsTheDiskAndNothingElse(t *testing.T) {
 	pod := runPod(t, n, lab.PodSpec{Name: "web-0"})
 	bootID := func() string {
 		out, err := n.Run(testContext(t), "/bin/cat", "/proc/sys/kernel/random/boot_id")
-		check(t, err)
+		must.Do(t, err)
 		return string(out)
 	}
 	before := bootID()
-	check(t, n.WriteFile("/run/x", nil))
-	check(t, n.WriteFile("/var/lib/x", nil))
+	must.Do(t, n.WriteFile("/run/x", nil))
+	must.Do(t, n.WriteFile("/var/lib/x", nil))
 	agent, err := n.Start("agent", nil, "/bin/sleep", "1000")
-	check(t, err)
+	must.Do(t, err)
 
-	check(t, n.PowerLoss())
+	must.Do(t, n.PowerLoss())
 	if agent.Wait() == nil {
 		t.Error("a process outlived the power")
 	}
-	check(t, n.Boot(testContext(t)))
+	must.Do(t, n.Boot(testContext(t)))
 	if after := bootID(); after == before || len(after) != len(before) {
 		t.Errorf("boot ID %q, before %q", after, before)
 	}
@@ -245,13 +246,13 @@ func TestPowerLossKeepsTheDiskAndNothingElse(t *testing.T) {
 		t.Errorf("a file on the disk: %v", err)
 	}
 
-	check(t, n.StartContainerd(testContext(t)))
+	must.Do(t, n.StartContainerd(testContext(t)))
 	status, err := n.PodStatus(testContext(t), pod.ID)
-	check(t, err)
+	must.Do(t, err)
 	if status.Status.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
 		t.Errorf("the pod from before is %s", status.Status.State)
 	}
-	check(t, n.DeletePod(testContext(t), pod.ID))
+	must.Do(t, n.DeletePod(testContext(t), pod.ID))
 	answers(t, n, runPod(t, n, lab.PodSpec{Name: "web-0", UID: pod.UID, Attempt: 1}))
 }
 
@@ -259,7 +260,7 @@ func TestACommandInANodeRunsThere(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, lab.NodeOptions{Name: "there", Idle: true})
 	out, err := n.Run(testContext(t), "/bin/sh", "-c", "hostname; ls /etc/containerd/config.toml; ls /sys/class/net")
-	check(t, err)
+	must.Do(t, err)
 	want := []string{"there", "/etc/containerd/config.toml", "lo", lab.Uplink, lab.Wire}
 	if got := strings.Fields(string(out)); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
@@ -270,16 +271,16 @@ func TestACommandInANodeRunsThere(t *testing.T) {
 	}
 
 	p, err := n.Start("echo", []string{"COLOR=red"}, "/bin/sh", "-c", "echo $COLOR; exec sleep 1000")
-	check(t, err)
+	must.Do(t, err)
 	ctx := testContext(t)
 	for logged := ""; logged != "red\n"; time.Sleep(time.Millisecond) {
 		data, err := os.ReadFile(p.Log)
-		check(t, errors.Join(err, ctx.Err()))
+		must.Do(t, errors.Join(err, ctx.Err()))
 		logged = string(data)
 	}
-	check(t, p.Kill())
+	must.Do(t, p.Kill())
 	processes, err := n.Processes()
-	check(t, err)
+	must.Do(t, err)
 	if len(processes) != 0 {
 		t.Errorf("after Kill there is %v", processes)
 	}
@@ -294,7 +295,7 @@ func TestTwoNodesRunAtTheSameTime(t *testing.T) {
 	}
 	answers(t, a, podA)
 	answers(t, b, podB)
-	check(t, a.PowerLoss())
+	must.Do(t, a.PowerLoss())
 	answers(t, b, podB)
 }
 
@@ -305,8 +306,8 @@ func TestClosingANodeLeavesNothing(t *testing.T) {
 	if len(leftovers("closed")) == 0 {
 		t.Fatal("looking for leftovers in the wrong place")
 	}
-	check(t, n.Close())
-	check(t, n.Close())
+	must.Do(t, n.Close())
+	must.Do(t, n.Close())
 	if left := leftovers("closed"); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
@@ -314,7 +315,7 @@ func TestClosingANodeLeavesNothing(t *testing.T) {
 		t.Errorf("pid 1 of the node: %v", err)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	check(t, err)
+	must.Do(t, err)
 	if strings.Contains(string(mounts), "stayput-lab-") {
 		t.Errorf("mounts of a node on the machine:\n%s", mounts)
 	}
@@ -369,16 +370,16 @@ func TestANodeDoesNotOutliveItsOwner(t *testing.T) {
 			owner := exec.CommandContext(testContext(t), os.Args[0])
 			owner.Env = append(os.Environ(), ownerEnv+"="+how)
 			out, err := owner.StdoutPipe()
-			check(t, err)
+			must.Do(t, err)
 			var stderr strings.Builder
 			owner.Stderr = &stderr
-			check(t, owner.Start())
+			must.Do(t, owner.Start())
 			var node int
 			if _, err := fmt.Fscan(bufio.NewReader(out), &node); err != nil {
 				t.Fatalf("%v: %s", err, &stderr)
 			}
 			if sig != 0 {
-				check(t, owner.Process.Signal(sig))
+				must.Do(t, owner.Process.Signal(sig))
 			}
 			_, _ = io.Copy(io.Discard, out)
 			err = owner.Wait()
@@ -390,7 +391,7 @@ func TestANodeDoesNotOutliveItsOwner(t *testing.T) {
 			ctx := testContext(t)
 			for exists(fmt.Sprintf("/proc/%d/ns/net", node)) {
 				time.Sleep(time.Millisecond)
-				check(t, ctx.Err())
+				must.Do(t, ctx.Err())
 			}
 			left := leftovers("orphan-" + how)
 			if sig == syscall.SIGINT || sig == syscall.SIGTERM {

@@ -34,6 +34,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // product is what is tested.
@@ -93,7 +94,7 @@ func startNode(t *testing.T, o lab.NodeOptions) *lab.Node {
 		if t.Failed() {
 			n.WriteLogs(t.Output())
 		}
-		check(t, n.Close())
+		must.Do(t, n.Close())
 	})
 	return n
 }
@@ -118,7 +119,7 @@ func install(t *testing.T, o lab.NodeOptions) *lab.Node {
 	t.Helper()
 	o.CNIPlugins = append(o.CNIPlugins, product.Plugin)
 	n := startNode(t, o)
-	check(t, n.Install(product.Agent, agentPath))
+	must.Do(t, n.Install(product.Agent, agentPath))
 	t.Cleanup(func() { holds(t, n) })
 	return n
 }
@@ -129,9 +130,9 @@ const checkEnv = "STAYPUT_TEST_CHECK"
 func holds(t *testing.T, n *lab.Node) {
 	t.Helper()
 	exe, err := os.Executable()
-	check(t, err)
+	must.Do(t, err)
 	const inside = "/opt/stayput/check"
-	check(t, n.Install(exe, inside))
+	must.Do(t, n.Install(exe, inside))
 	ctx, cancel := context.WithTimeout(context.Background(), patience) // the test's own is over
 	defer cancel()
 	if _, err := n.RunInput(ctx, []string{checkEnv + "=1"}, nil, inside); err != nil {
@@ -162,7 +163,7 @@ func checkLedgers() int {
 func startAgent(t *testing.T, n *lab.Node, args ...string) *lab.Process {
 	t.Helper()
 	p, err := n.Start("agent", nil, append([]string{agentPath, "--log-level=debug"}, args...)...)
-	check(t, err)
+	must.Do(t, err)
 	connected(t, n)
 	return p
 }
@@ -170,7 +171,7 @@ func startAgent(t *testing.T, n *lab.Node, args ...string) *lab.Process {
 // connected waits until the agent is connected to NRI and CRI.
 func connected(t *testing.T, n *lab.Node) {
 	t.Helper()
-	until(t, "the agent to be connected", func() bool {
+	must.Within(t, patience, "the agent to be connected", func() bool {
 		ready, err := scrape(t, n, "/readyz")
 		return err == nil && strings.Contains(ready, "nri: connected\ncri: ok\n")
 	})
@@ -186,7 +187,7 @@ func scrape(t *testing.T, n *lab.Node, page string) (string, error) {
 		},
 	}}
 	req, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://127.0.0.1:9463"+page, nil)
-	check(t, err)
+	must.Do(t, err)
 	resp, err := client.Do(req)
 	if err != nil {
 		return "", err
@@ -203,7 +204,7 @@ func scrape(t *testing.T, n *lab.Node, page string) (string, error) {
 func metric(t *testing.T, n *lab.Node, series string) string {
 	t.Helper()
 	page, err := scrape(t, n, "/metrics")
-	check(t, err)
+	must.Do(t, err)
 	for line := range strings.Lines(page) {
 		if value, ok := strings.CutPrefix(line, series+" "); ok {
 			return strings.TrimSpace(value)
@@ -215,20 +216,7 @@ func metric(t *testing.T, n *lab.Node, series string) string {
 // untilMetric waits until a series has a value.
 func untilMetric(t *testing.T, n *lab.Node, series, want string) {
 	t.Helper()
-	until(t, series+" to be "+want, func() bool { return metric(t, n, series) == want })
-}
-
-// until waits for a condition.
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	ctx := testContext(t)
-	for !holds() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("waited in vain for %s", what)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
+	must.Within(t, patience, series+" to be "+want, func() bool { return metric(t, n, series) == want })
 }
 
 // web is the pod of most tests: it asks for its address for ten minutes.
@@ -245,13 +233,13 @@ func other(ordinal int) lab.PodSpec { return lab.PodSpec{Name: fmt.Sprintf("othe
 func runPod(t *testing.T, n *lab.Node, spec lab.PodSpec) lab.Pod {
 	t.Helper()
 	pod, err := n.RunPod(testContext(t), spec)
-	check(t, err)
+	must.Do(t, err)
 	return pod
 }
 
 func deletePod(t *testing.T, n *lab.Node, pod lab.Pod) {
 	t.Helper()
-	check(t, n.DeletePod(testContext(t), pod.ID))
+	must.Do(t, n.DeletePod(testContext(t), pod.ID))
 }
 
 // untilPod runs a pod as kubelet does, which tries again after an error.
@@ -276,7 +264,7 @@ func answers(t *testing.T, n *lab.Node, pod lab.Pod) {
 	t.Helper()
 	for _, ip := range pod.IPs {
 		a, err := n.Get(testContext(t), ip)
-		check(t, err)
+		must.Do(t, err)
 		if a.Name != pod.Name || !a.Has(ip) {
 			t.Errorf("%s answers as %+v, want pod %s", ip, a, pod.Name)
 		}
@@ -293,7 +281,7 @@ func sameIP(t *testing.T, n *lab.Node, now, before lab.Pod) {
 		t.Errorf("%s came back with %v, it had %v", now.Name, now.IPs, before.IPs)
 	}
 	configured, err := n.Addresses(now.NetNS)
-	check(t, err)
+	must.Do(t, err)
 	for _, ip := range before.IPs {
 		if !slices.ContainsFunc(configured["eth0"], func(p netip.Prefix) bool { return p.Addr() == ip }) {
 			t.Errorf("%s came back with %v configured, it had %v", now.Name, configured, before.IPs)
@@ -337,7 +325,7 @@ func stateBelow(t *testing.T, n *lab.Node, dataDir, network string, ip netip.Add
 	if errors.Is(err, os.ErrNotExist) {
 		return free
 	}
-	check(t, err)
+	must.Do(t, err)
 	if strings.HasPrefix(string(data), "{") {
 		return retained
 	}
@@ -355,13 +343,6 @@ func wantState(t *testing.T, n *lab.Node, ip netip.Addr, want string) {
 	t.Helper()
 	if got := state(t, n, ip); got != want {
 		t.Errorf("%s is %s, want %s", ip, got, want)
-	}
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

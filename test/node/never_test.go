@@ -9,6 +9,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // kubernetesArgs are the CNI_ARGS of a pod.
@@ -21,10 +22,10 @@ func kubernetesArgs(p lab.Pod) string {
 func withAnnotations(t *testing.T, w lab.Network, annotations map[string]string) []byte {
 	t.Helper()
 	var conf map[string]any
-	check(t, json.Unmarshal(w.NetConf(), &conf))
+	must.Do(t, json.Unmarshal(w.NetConf(), &conf))
 	conf["runtimeConfig"] = map[string]any{lab.AnnotationsCapability: annotations}
 	data, err := json.Marshal(conf)
-	check(t, err)
+	must.Do(t, err)
 	return data
 }
 
@@ -34,7 +35,7 @@ func TestLateAndRepeatedDelsDoNotTouchTheNewPod(t *testing.T) {
 	n := startStayput(t, w)
 	startAgent(t, n)
 	old := runPod(t, n, web(0))
-	check(t, n.StopPod(testContext(t), old.ID))
+	must.Do(t, n.StopPod(testContext(t), old.ID))
 	pod := runPod(t, n, web(0))
 	sameIP(t, n, pod, old)
 	untouched := func(after string) {
@@ -45,18 +46,18 @@ func TestLateAndRepeatedDelsDoNotTouchTheNewPod(t *testing.T) {
 		answers(t, n, pod)
 	}
 	// containerd's, for kubelet's garbage collection.
-	check(t, n.StopPod(testContext(t), old.ID))
+	must.Do(t, n.StopPod(testContext(t), old.ID))
 	untouched("a second stop")
-	check(t, n.RemovePod(testContext(t), old.ID))
+	must.Do(t, n.RemovePod(testContext(t), old.ID))
 	untouched("the removal")
-	check(t, n.RemovePod(testContext(t), old.ID))
+	must.Do(t, n.RemovePod(testContext(t), old.ID))
 	untouched("a second removal")
 	// And of any other runtime, as often as it likes.
 	for i := range 4 {
 		_, err := n.CNI(testContext(t), lab.CNICall{
 			Plugin: "bridge", Command: "DEL", ContainerID: old.ID, Args: kubernetesArgs(old), Config: withAnnotations(t, w, old.Annotations),
 		})
-		check(t, err)
+		must.Do(t, err)
 		untouched(fmt.Sprintf("DEL number %d", i+1))
 	}
 	deletePod(t, n, pod)
@@ -76,7 +77,7 @@ func TestAForceDeletedPodsReplacementGetsTheAddressOnceTheOldOneIsGone(t *testin
 	}
 	// CRI's error is text; what containerd was told has the code for "try again later".
 	netNS, err := n.NewNetNS(testContext(t), "replacement")
-	check(t, err)
+	must.Do(t, err)
 	out, err := n.CNI(testContext(t), lab.CNICall{
 		Plugin: "bridge", Command: "ADD", ContainerID: "replacement", NetNS: netNS, Args: kubernetesArgs(old), Config: withAnnotations(t, w, old.Annotations),
 	})
@@ -113,9 +114,9 @@ func TestAWaitingReplacementGetsTheAddressWithoutARetry(t *testing.T) {
 		pod, err := n.RunPod(ctx, web(0))
 		replacement <- started{pod, err}
 	}()
-	until(t, "the ADD of the replacement", func() bool {
+	must.Within(t, patience, "the ADD of the replacement", func() bool {
 		processes, err := n.Processes()
-		check(t, err)
+		must.Do(t, err)
 		for _, comm := range processes {
 			if comm == "stayput" {
 				return true
@@ -123,11 +124,11 @@ func TestAWaitingReplacementGetsTheAddressWithoutARetry(t *testing.T) {
 		}
 		return false
 	})
-	check(t, n.StopPod(ctx, old.ID))
+	must.Do(t, n.StopPod(ctx, old.ID))
 	r := <-replacement
-	check(t, r.err)
+	must.Do(t, r.err)
 	sameIP(t, n, r.pod, old)
-	check(t, n.RemovePod(ctx, old.ID))
+	must.Do(t, n.RemovePod(ctx, old.ID))
 	answers(t, n, r.pod)
 }
 
@@ -172,7 +173,7 @@ func TestABadAnnotationIsAClearErrorOfTheRuntimeAndLeavesNothing(t *testing.T) {
 	pod := runPod(t, n, web(0))
 	wantIP(t, pod.IP(), "10.88.0.3")
 	pods, err := n.Pods(testContext(t))
-	check(t, err)
+	must.Do(t, err)
 	if len(pods) != 2 {
 		t.Errorf("%d sandboxes are left, want those of the good pods alone", len(pods))
 	}
@@ -212,14 +213,14 @@ func TestGarbageCollectionByTheRuntimesListLeavesRunningPodsAndRetainedAddresses
 	collect := func(valid any) {
 		t.Helper()
 		var conf map[string]any
-		check(t, json.Unmarshal(w.NetConf(), &conf))
+		must.Do(t, json.Unmarshal(w.NetConf(), &conf))
 		if valid != "missing" {
 			conf["cni.dev/valid-attachments"] = valid
 		}
 		data, err := json.Marshal(conf)
-		check(t, err)
+		must.Do(t, err)
 		_, err = n.CNI(testContext(t), lab.CNICall{Plugin: "stayput", Command: "GC", Config: data})
-		check(t, err)
+		must.Do(t, err)
 	}
 	collect("missing")
 	wantState(t, n, leaked.IP(), leaked.ID)

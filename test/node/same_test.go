@@ -14,6 +14,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestAStoppedPodComesBackWithItsAddress(t *testing.T) {
@@ -37,7 +38,7 @@ func TestAStoppedPodComesBackWithItsAddress(t *testing.T) {
 				sameIP(t, n, again, pod)
 				wantState(t, n, pod.IP(), again.ID)
 				a, err := n.GetFrom(testContext(t), neighbour, again.IP())
-				check(t, err)
+				must.Do(t, err)
 				if a.Name != "web-0" {
 					t.Errorf("%s answers as %s", again.IP(), a.Name)
 				}
@@ -97,13 +98,13 @@ func TestAPodWhosePauseWasKilledComesBackWithItsAddress(t *testing.T) {
 	spec := web(0)
 	pod := runPod(t, n, spec)
 	spec.UID = pod.UID // kubelet starts a new sandbox of the same pod
-	check(t, n.KillPause(testContext(t), pod))
-	check(t, n.StopPod(testContext(t), pod.ID))
+	must.Do(t, n.KillPause(testContext(t), pod))
+	must.Do(t, n.StopPod(testContext(t), pod.ID))
 	distinct(t, pod, runPod(t, n, other(1)))
 	spec.Attempt = 1
 	again := runPod(t, n, spec)
 	sameIP(t, n, again, pod)
-	check(t, n.RemovePod(testContext(t), pod.ID)) // kubelet's garbage collection, with one more DEL
+	must.Do(t, n.RemovePod(testContext(t), pod.ID)) // kubelet's garbage collection, with one more DEL
 	wantState(t, n, pod.IP(), again.ID)
 	answers(t, n, again)
 }
@@ -119,8 +120,8 @@ func TestAPodStoppedAfterContainerdWasKilledComesBackWithItsAddress(t *testing.T
 			n := startStayput(t, w)
 			startAgent(t, n)
 			pod := runPod(t, n, web(0))
-			check(t, n.KillContainerd())
-			check(t, n.StartContainerd(testContext(t)))
+			must.Do(t, n.KillContainerd())
+			must.Do(t, n.StartContainerd(testContext(t)))
 			answers(t, n, pod)
 			deletePod(t, n, pod)
 			distinct(t, pod, runPod(t, n, other(1)))
@@ -170,7 +171,7 @@ func TestAMarkOutlivesTheAgentThatWroteIt(t *testing.T) {
 	agent := startAgent(t, n)
 	runPod(t, n, other(1)) // the network is known by now
 	pod := runPod(t, n, web(0))
-	check(t, agent.Kill())
+	must.Do(t, agent.Kill())
 	deletePod(t, n, pod)
 	wantState(t, n, pod.IP(), retained)
 	distinct(t, pod, runPod(t, n, other(2)))
@@ -197,7 +198,7 @@ func TestAnAgentKilledInTheMiddleLosesNothing(t *testing.T) {
 		deletePod(t, n, pod)
 		o := runPod(t, n, other(i))
 		again := runPod(t, n, web(0))
-		check(t, <-killed)
+		must.Do(t, <-killed)
 		sameIP(t, n, again, pod)
 		distinct(t, again, o)
 		deletePod(t, n, o)
@@ -221,16 +222,16 @@ func TestContainerdKilledDuringARestoreLosesNothing(t *testing.T) {
 			failed <- err
 		}()
 		time.Sleep(time.Duration(10+30*i) * time.Millisecond)
-		check(t, n.KillContainerd())
+		must.Do(t, n.KillContainerd())
 		<-failed
-		check(t, n.StartContainerd(testContext(t)))
+		must.Do(t, n.StartContainerd(testContext(t)))
 		connected(t, n)
 		// kubelet removes what it does not know before it starts anew.
 		pods, err := n.Pods(testContext(t))
-		check(t, err)
+		must.Do(t, err)
 		for _, p := range pods {
 			if p.Metadata.Name == "web-0" {
-				check(t, n.DeletePod(testContext(t), p.Id))
+				must.Do(t, n.DeletePod(testContext(t), p.Id))
 			}
 		}
 		// Its snapshots may be in the way of new ones after a kill; kubelet tries again.
@@ -246,19 +247,19 @@ func TestAPodComesBackWithItsAddressAfterContainerdsStateWasWiped(t *testing.T) 
 	n := startStayput(t)
 	startAgent(t, n, "--grace-period=1s")
 	pod, ordinary := runPod(t, n, web(0)), runPod(t, n, other(1))
-	check(t, n.WipeContainerd())
+	must.Do(t, n.WipeContainerd())
 	for _, p := range []lab.Pod{pod, ordinary} {
 		if addrs, err := n.Addresses(p.NetNS); err != nil || len(addrs["eth0"]) == 0 {
 			t.Fatalf("the network namespace of %s is to be left behind: %v, %v", p.Name, addrs, err)
 		}
 	}
-	check(t, n.StartContainerd(testContext(t)))
+	must.Do(t, n.StartContainerd(testContext(t)))
 	distinct(t, pod, runPod(t, n, other(2)))
 	again := untilPod(t, n, web(0))
 	sameIP(t, n, again, pod)
 	answers(t, n, again)
 	// Nobody waits for the other one; it is cleared away all the same.
-	until(t, "the address of the ordinary pod to be free", func() bool { return state(t, n, ordinary.IP()) == free })
+	must.Within(t, patience, "the address of the ordinary pod to be free", func() bool { return state(t, n, ordinary.IP()) == free })
 	for _, p := range []lab.Pod{pod, ordinary} {
 		if _, err := os.Stat(n.Path(p.NetNS)); !os.IsNotExist(err) {
 			t.Errorf("the network namespace that %s left behind is still there: %v", p.Name, err)
@@ -283,15 +284,15 @@ func TestAPodComesBackWithItsAddressAfterAPowerLoss(t *testing.T) {
 			deletePod(t, n, gone) // retained when the power goes
 			pod, ordinary := runPod(t, n, web(0)), runPod(t, n, other(1))
 
-			check(t, n.PowerLoss())
-			check(t, n.Boot(testContext(t)))
-			check(t, n.StartContainerd(testContext(t)))
+			must.Do(t, n.PowerLoss())
+			must.Do(t, n.Boot(testContext(t)))
+			must.Do(t, n.StartContainerd(testContext(t)))
 			if c.agent {
 				startAgent(t, n)
 			}
 			if c.dels {
 				pods, err := n.Pods(testContext(t))
-				check(t, err)
+				must.Do(t, err)
 				if len(pods) != 2 {
 					t.Errorf("containerd knows %d sandboxes from before, want 2", len(pods))
 				}
@@ -299,7 +300,7 @@ func TestAPodComesBackWithItsAddressAfterAPowerLoss(t *testing.T) {
 					if p.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
 						t.Errorf("sandbox of %s is %s", p.Metadata.Name, p.State)
 					}
-					check(t, n.StopPod(testContext(t), p.Id))
+					must.Do(t, n.StopPod(testContext(t), p.Id))
 				}
 			}
 			distinct(t, pod, gone, runPod(t, n, other(2)))
@@ -310,8 +311,8 @@ func TestAPodComesBackWithItsAddressAfterAPowerLoss(t *testing.T) {
 			sameIP(t, n, runPod(t, n, web(1)), gone)
 			answers(t, n, again)
 			// Late, as kubelet's garbage collection does it.
-			check(t, n.RemovePod(testContext(t), pod.ID))
-			check(t, n.RemovePod(testContext(t), ordinary.ID))
+			must.Do(t, n.RemovePod(testContext(t), pod.ID))
+			must.Do(t, n.RemovePod(testContext(t), ordinary.ID))
 			wantState(t, n, pod.IP(), again.ID)
 			if s := state(t, n, ordinary.IP()); s == ordinary.ID || s == retained {
 				t.Errorf("the address of the ordinary pod is still held: %s", s)
@@ -346,7 +347,7 @@ func TestEveryNetworkOfAPodGivesItItsAddressBack(t *testing.T) {
 	startAgent(t, n)
 	addresses := func(p lab.Pod) string {
 		addrs, err := n.Addresses(p.NetNS)
-		check(t, err)
+		must.Do(t, err)
 		return fmt.Sprint(addrs)
 	}
 	runPod(t, n, other(1))
@@ -372,11 +373,11 @@ func TestEveryInterfaceOfAPodInANetworkKeepsItsAddress(t *testing.T) {
 			Args:   kubernetesArgs(p),
 			Config: withAnnotations(t, w, p.Annotations),
 		})
-		check(t, err)
+		must.Do(t, err)
 	}
 	addresses := func(p lab.Pod) string {
 		addrs, err := n.Addresses(p.NetNS)
-		check(t, err)
+		must.Do(t, err)
 		return fmt.Sprint(addrs)
 	}
 	pod := runPod(t, n, web(0))
@@ -410,7 +411,7 @@ func TestManyPodsThatStartAtOnceAllComeBackWithTheirAddresses(t *testing.T) {
 		}
 		wg.Wait()
 		for _, err := range errs {
-			check(t, err)
+			must.Do(t, err)
 		}
 	}
 	ctx := testContext(t)
@@ -435,8 +436,8 @@ func TestWithoutNRIAPodComesBackWithItsAddressAndTheAgentIsDegraded(t *testing.T
 	t.Parallel()
 	n := install(t, lab.NodeOptions{NoNRI: true, Networks: []lab.Network{network("10.88.0.0/24")}})
 	_, err := n.Start("agent", nil, agentPath)
-	check(t, err)
-	until(t, "the agent to say that it is degraded", func() bool {
+	must.Do(t, err)
+	must.Within(t, patience, "the agent to say that it is degraded", func() bool {
 		ready, err := scrape(t, n, "/readyz")
 		return err == nil && strings.Contains(ready, "nri: degraded") && strings.Contains(ready, "cri: ok")
 	})

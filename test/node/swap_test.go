@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
 )
 
 // stock is network with host-local.
@@ -16,7 +17,7 @@ func stock(subnets ...string) lab.Network {
 
 func setNetwork(t *testing.T, n *lab.Node, w lab.Network) {
 	t.Helper()
-	check(t, n.SetNetworks(testContext(t), w))
+	must.Do(t, n.SetNetworks(testContext(t), w))
 }
 
 func TestPodsOfHostLocalComeBackWithTheirAddressesAfterTheSwap(t *testing.T) {
@@ -39,7 +40,7 @@ func TestPodsOfHostLocalComeBackWithTheirAddressesAfterTheSwap(t *testing.T) {
 			if c.agent {
 				startAgent(t, n)
 				// Its first reconciliation adopts them.
-				until(t, "the reconciliation", func() bool {
+				must.Within(t, patience, "the reconciliation", func() bool {
 					return strings.Contains(metric(t, n, "stayput_agent_reconcile_duration_seconds_count"), "1") &&
 						metric(t, n, "stayput_agent_queue_depth") == "0"
 				})
@@ -76,9 +77,9 @@ func TestHostLocalTakesOverAfterUninstall(t *testing.T) {
 	wantState(t, n, kept.IP(), retained)
 	o := runPod(t, n, other(0))
 	distinct(t, kept, running, o) // host-local leaves alone what is retained
-	check(t, agent.Kill())
+	must.Do(t, agent.Kill())
 	out, err := n.Run(testContext(t), agentPath, "uninstall")
-	check(t, err)
+	must.Do(t, err)
 	for _, want := range []string{
 		"msg=Freed network=pods addr=" + kept.IP().String() + "\n",
 		`msg="In use, becomes free when its pod ends" network=pods addr=` + running.IP().String() + "\n",
@@ -111,7 +112,7 @@ func TestHostLocalTakesOverWhileTheAgentExpiresWhatIsRetained(t *testing.T) {
 	kept := runPod(t, n, spec)
 	deletePod(t, n, kept)
 	setNetwork(t, n, stock("10.88.0.0/29"))
-	until(t, "the address to expire", func() bool { return state(t, n, kept.IP()) == free })
+	must.Within(t, patience, "the address to expire", func() bool { return state(t, n, kept.IP()) == free })
 	var pods []lab.Pod
 	for i := range 5 {
 		pods = append(pods, runPod(t, n, other(i)))
