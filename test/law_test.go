@@ -83,7 +83,10 @@ func TestThePluginsKeepApart(t *testing.T) {
 	}{
 		{"plugin/nri", []string{"k8s.io/client-go", module + "/plugin/ipam"}},
 		{"pkg/placement", []string{module + "/pkg/ledger", module + "/plugin"}},
-		{"pkg/cli", []string{module + "/pkg/node", module + "/plugin", "google.golang.org/grpc", "github.com/containerd"}},
+		{"pkg/home", []string{
+			"sigs.k8s.io/controller-runtime", "k8s.io/client-go", module + "/pkg/ledger", module + "/pkg/placement", module + "/plugin",
+		}},
+		{"pkg/cli", []string{module + "/pkg/node", module + "/pkg/placement", module + "/plugin", "google.golang.org/grpc", "github.com/containerd"}},
 		{"pkg/api", []string{module + "/pkg/ledger", module + "/pkg/node", module + "/pkg/placement"}},
 	} {
 		forbid(t, "./"+rule.pkg+"/...", rule.trees)

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/placement"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // reinstall is what to do where something of the installation is missing.
@@ -147,7 +147,7 @@ func checkGated(ctx context.Context, k client.Client, now time.Time) (all []Find
 			continue
 		}
 		waiting++
-		wait := placement.DefaultHomeWait
+		wait := home.DefaultWait
 		switch value, there := p.Annotations[stayputv1alpha1.AnnotationHomeWait]; {
 		case value == stayputv1alpha1.HomeWaitRetention:
 			continue

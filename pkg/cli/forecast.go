@@ -11,7 +11,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/placement"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // Forecast is what would happen if the pod were deleted now, or, where there is none, created now.
@@ -95,43 +95,43 @@ func (f *facts) forecast() Forecast {
 			kept = append(kept, r)
 		}
 	}
-	p := placement.Foresee(f.now, pod, kept, f.state, f.nodes)
-	fc.Outcome = p.Outcome
-	var home *stayputv1alpha1.RetainedIP
+	d, node := home.Foresee(f.now, pod, kept, f.state, f.nodes)
+	fc.Outcome = string(d.Outcome)
+	var there *stayputv1alpha1.RetainedIP
 	for _, r := range kept {
-		if r.Spec.NodeName == p.Node && (home == nil || r.Spec.PodName == f.name) {
-			home = r
+		if r.Spec.NodeName == node && (there == nil || r.Spec.PodName == f.name) {
+			there = r
 		}
 	}
 	wait := "until it can"
-	if p.Wait > 0 {
-		wait = "at most " + short(p.Wait)
+	if d.Retry > 0 {
+		wait = "at most " + short(d.Retry)
 	}
 	ips := ""
-	if home != nil {
-		ips = strings.Join(home.Status.IPs, ", ")
+	if there != nil {
+		ips = strings.Join(there.Status.IPs, ", ")
 	}
-	switch p.Outcome {
-	case "home":
-		fc.Node = p.Node
+	switch d.Outcome {
+	case home.OutcomeHome:
+		fc.Node = node
 		switch {
-		case p.Required:
-			say("Node: %s. There %s can start, and nowhere else.", strings.TrimPrefix(p.Home, "node "), who)
+		case d.Affinity.Requires():
+			say("Node: %s. There %s can start, and nowhere else.", strings.TrimPrefix(d.Home, "node "), who)
 		default:
-			say("Node: %s if the scheduler likes: it is preferred, not required.", strings.TrimPrefix(p.Home, "node "))
+			say("Node: %s if the scheduler likes: it is preferred, not required.", strings.TrimPrefix(d.Home, "node "))
 		}
-		f.sayIP(&fc, say, home, ips)
-		if p.Required {
+		f.sayIP(&fc, say, there, ips)
+		if d.Affinity.Requires() {
 			say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), and then goes elsewhere with another IP.", who, patience(pod), stayputv1alpha1.AnnotationHomeWait)
 		}
-	case "wait":
-		fc.Node = p.Node
-		say("Node: its home, %s, %s: %s waits for it, gated, %s, and then goes elsewhere.", p.Home, p.Reason, who, wait)
+	case home.OutcomeWait:
+		fc.Node = node
+		say("Node: its home, %s, %s: %s waits for it, gated, %s, and then goes elsewhere.", d.Home, d.Reason, who, wait)
 		if ips != "" {
 			say("IP: %s if its home is back by then, else another one. The address stays kept there for its time.", ips)
 		}
-	case "elsewhere":
-		say("Node: another one. Its home, %s, %s.", p.Home, p.Reason)
+	case home.OutcomeElsewhere:
+		say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
 		say("IP: another one.")
 	default:
 		say("Node: wherever the scheduler likes. No node keeps an address for it, and nothing is recorded of it.")
@@ -140,7 +140,7 @@ func (f *facts) forecast() Forecast {
 			say("The new pod asks for a promise, which counts from its start on.")
 		}
 	}
-	fc.Lines = append(fc.Lines, p.Notes...)
+	fc.Lines = append(fc.Lines, d.Notes...)
 	if why := f.leaderless(); why != "" && asksFor(pod.Annotations) {
 		say("It waits before all that: %s.", why)
 	}
@@ -148,27 +148,27 @@ func (f *facts) forecast() Forecast {
 }
 
 // sayIP says which address the successor has at its home.
-func (f *facts) sayIP(fc *Forecast, say func(string, ...any), home *stayputv1alpha1.RetainedIP, ips string) {
-	if home == nil {
+func (f *facts) sayIP(fc *Forecast, say func(string, ...any), r *stayputv1alpha1.RetainedIP, ips string) {
+	if r == nil {
 		say("IP: any that is free there: no address is kept for it.")
 		return
 	}
-	if lost := f.outside(home); lost != "" {
+	if lost := f.outside(r); lost != "" {
 		say("IP: another one: %s", lost)
 		return
 	}
-	fc.IPs = home.Status.IPs
-	end := "kept until " + home.Status.Expires
+	fc.IPs = r.Status.IPs
+	end := "kept until " + r.Status.Expires
 	switch {
-	case home.Status.Phase == stayputv1alpha1.PhaseBound && home.Spec.Retention == stayputv1alpha1.RetentionWhileOwned:
+	case r.Status.Phase == stayputv1alpha1.PhaseBound && r.Spec.Retention == stayputv1alpha1.RetentionWhileOwned:
 		end = "kept for as long as its workload wants the pod"
-	case home.Status.Phase == stayputv1alpha1.PhaseBound:
-		end = "kept for " + home.Spec.Retention + " from the moment the pod stops"
-	case home.Status.Expires == stayputv1alpha1.ExpiresNever:
+	case r.Status.Phase == stayputv1alpha1.PhaseBound:
+		end = "kept for " + r.Spec.Retention + " from the moment the pod stops"
+	case r.Status.Expires == stayputv1alpha1.ExpiresNever:
 		end = "kept without an end"
 	}
-	if home.Spec.Identity != "" && home.Spec.PodName != f.name {
-		ips += " or another one of the identity " + home.Spec.Identity
+	if r.Spec.Identity != "" && r.Spec.PodName != f.name {
+		ips += " or another one of the identity " + r.Spec.Identity
 	}
 	say("IP: %s, %s.", ips, end)
 }
@@ -228,7 +228,7 @@ func (f *facts) sayKept(say func(string, ...any)) {
 func patience(pod *corev1.Pod) string {
 	switch value, there := pod.Annotations[stayputv1alpha1.AnnotationHomeWait]; {
 	case !there:
-		return short(placement.DefaultHomeWait)
+		return short(home.DefaultWait)
 	case value == stayputv1alpha1.HomeWaitRetention:
 		return "as long as its address is kept"
 	default:

@@ -6,16 +6,6 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// Reasons of the Events about placement.
-const (
-	reasonHomeWait    = "WaitingForHome"
-	reasonHomeGivenUp = "HomeGivenUp"
-	reasonHomeFull    = "HomeHasNoRoom"
-	reasonHomeIgnored = "HomeIgnored"
-	reasonReleased    = "IPReleaseRequested"
-	reasonNotOwned    = "WhileOwnedWithoutOrdinal"
-)
-
 // regarding reports an Event on a pod and, because pods are short-lived, on its controller.
 func regarding(to events.EventRecorder, pod *corev1.Pod, kind, reason, note string) {
 	to.Eventf(pod, nil, kind, reason, "Placing", "%s", note)

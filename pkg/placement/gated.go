@@ -21,6 +21,7 @@ import (
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
@@ -106,8 +107,8 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 func gateLines(all []kruisev1alpha1.PersistentPodState) string {
 	names := map[string]struct{}{}
 	for i := range all {
-		ref := targetOf(&all[i])
-		names[ref.kind+"."+ref.group+"."+ref.name] = struct{}{}
+		ref := home.TargetOf(&all[i])
+		names[ref.Kind+"."+ref.Group+"."+ref.Name] = struct{}{}
 	}
 	if len(names) == 0 {
 		return ""

@@ -25,13 +25,13 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	kruiseac "github.com/stayput/stayput/pkg/api/kruise/v1alpha1/applyconfiguration/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // Reasons of the Events on a workload whose PersistentPodState cannot be generated as asked for.
 const (
-	reasonTopologyMissing   = "TopologyMissing"
-	reasonInvalidAnnotation = "InvalidAnnotation"
-	reasonNotGenerated      = "PersistentPodStateExists"
+	reasonTopologyMissing = "TopologyMissing"
+	reasonNotGenerated    = "PersistentPodStateExists"
 )
 
 // generatedWeight is the weight of each preferred key, as in OpenKruise.
@@ -55,7 +55,7 @@ func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding
 		return w, false, problem
 	case "true":
 	default:
-		return w, true, finding{reasonInvalidAnnotation, fmt.Sprintf("annotation %s: %q is not valid: expected \"true\" or \"false\"", kruisev1alpha1.AnnotationAutoGenerate, value)}
+		return w, true, finding{home.ReasonInvalidAnnotation, fmt.Sprintf("annotation %s: %q is not valid: expected \"true\" or \"false\"", kruisev1alpha1.AnnotationAutoGenerate, value)}
 	}
 	for _, list := range []struct {
 		name string
@@ -71,7 +71,7 @@ func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding
 			}
 			// The keys of annotations may be in capitals, see apimachinery's ValidateAnnotations.
 			if wrong := validation.IsQualifiedName(strings.ToLower(key)); len(wrong) > 0 {
-				return w, true, finding{reasonInvalidAnnotation, fmt.Sprintf("annotation %s: %q is not a valid key: %s", list.name, key, wrong[0])}
+				return w, true, finding{home.ReasonInvalidAnnotation, fmt.Sprintf("annotation %s: %q is not a valid key: %s", list.name, key, wrong[0])}
 			}
 			*list.keys = append(*list.keys, key)
 		}
@@ -103,9 +103,9 @@ func (w wish) in(spec *kruisev1alpha1.PersistentPodStateSpec) bool {
 }
 
 // spec is the wish as an apply configuration.
-func (w wish) spec(of *workload) *kruiseac.PersistentPodStateSpecApplyConfiguration {
+func (w wish) spec(of *home.Workload) *kruiseac.PersistentPodStateSpecApplyConfiguration {
 	spec := kruiseac.PersistentPodStateSpec().WithTargetReference(
-		kruiseac.TargetReference().WithAPIVersion(of.apiVersion).WithKind(of.ref.kind).WithName(of.ref.name))
+		kruiseac.TargetReference().WithAPIVersion(of.APIVersion).WithKind(of.Ref.Kind).WithName(of.Ref.Name))
 	if len(w.required) > 0 {
 		spec.WithRequiredPersistentTopology(kruiseac.NodeTopologyTerm().WithNodeTopologyKeys(w.required...))
 	}
@@ -129,9 +129,9 @@ type plan struct {
 
 // planFor decides what becomes of the generated object of a workload that exists. named is the object with the
 // workload's name, if any; all are those for it. What people made is left alone, and stands in the way.
-func planFor(w *workload, named *kruisev1alpha1.PersistentPodState, all []*kruisev1alpha1.PersistentPodState) plan {
-	asked, wanted, problem := wishOf(w.annotations)
-	ours := named != nil && generated(named) && targetOf(named) == w.ref
+func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState, all []*kruisev1alpha1.PersistentPodState) plan {
+	asked, wanted, problem := wishOf(w.Annotations)
+	ours := named != nil && generated(named) && home.TargetOf(named) == w.Ref
 	switch {
 	case !wanted && ours:
 		return plan{delete: named}
@@ -143,7 +143,7 @@ func planFor(w *workload, named *kruisev1alpha1.PersistentPodState, all []*kruis
 		return plan{}
 	case ours:
 		return plan{apply: &asked}
-	case named != nil && targetOf(named) == w.ref && asked.in(&named.Spec):
+	case named != nil && home.TargetOf(named) == w.Ref && asked.in(&named.Spec):
 		return plan{} // it says what is asked for already: OpenKruise may have generated it
 	case named != nil:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
@@ -168,32 +168,32 @@ type generating struct {
 }
 
 func (g *generating) setUp(mgr ctrl.Manager) error {
-	c, err := controller.NewTyped("generating", mgr, controller.TypedOptions[workloadRef]{Reconciler: g, MaxConcurrentReconciles: 4})
+	c, err := controller.NewTyped("generating", mgr, controller.TypedOptions[home.Ref]{Reconciler: g, MaxConcurrentReconciles: 4})
 	if err != nil {
 		return err
 	}
 	return errors.Join(
-		watchWorkloads(g.targets, c, func(_ context.Context, ref workloadRef) []workloadRef { return []workloadRef{ref} }),
+		watchWorkloads(g.targets, c, func(_ context.Context, ref home.Ref) []home.Ref { return []home.Ref{ref} }),
 		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(g.concerned), stateSpecMoved)),
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
-			func(ctx context.Context, pod *corev1.Pod) []workloadRef { return targetsOfPod(ctx, g.client, pod) }), podGone)),
-		watchKinds(g.targets, c, func(ctx context.Context, gk schema.GroupKind) []workloadRef { return targetsOfKind(ctx, g.client, gk) }),
+			func(ctx context.Context, pod *corev1.Pod) []home.Ref { return targetsOfPod(ctx, g.client, pod) }), podGone)),
+		watchKinds(g.targets, c, func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, g.client, gk) }),
 		watchKruise(g.kruise, c, g.everything),
 	)
 }
 
 // concerned are the workloads for which an object can matter: its target, and those of its name.
-func (g *generating) concerned(_ context.Context, s *kruisev1alpha1.PersistentPodState) []workloadRef {
-	refs := []workloadRef{targetOf(s)}
+func (g *generating) concerned(_ context.Context, s *kruisev1alpha1.PersistentPodState) []home.Ref {
+	refs := []home.Ref{home.TargetOf(s)}
 	for _, k := range g.targets.readable() {
-		refs = append(refs, workloadRef{k.gvk.Group, k.gvk.Kind, s.Namespace, s.Name})
+		refs = append(refs, home.Ref{Group: k.gvk.Group, Kind: k.gvk.Kind, Namespace: s.Namespace, Name: s.Name})
 	}
 	return refs
 }
 
 // everything is what is looked at when OpenKruise has come or gone.
-func (g *generating) everything(ctx context.Context) []workloadRef {
-	all := everyState(ctx, g.client, targetOf)
+func (g *generating) everything(ctx context.Context) []home.Ref {
+	all := everyState(ctx, g.client, home.TargetOf)
 	for _, k := range g.targets.readable() {
 		refs, err := g.targets.list(ctx, k)
 		if err != nil {
@@ -220,7 +220,7 @@ var podGone = predicate.TypedFuncs[*corev1.Pod]{
 }
 
 // Reconcile sees to the generated object of one workload.
-func (g *generating) Reconcile(ctx context.Context, ref workloadRef) (reconcile.Result, error) {
+func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Result, error) {
 	switch on, err := g.kruise.on(); {
 	case err != nil:
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
@@ -256,19 +256,19 @@ func (g *generating) Reconcile(ctx context.Context, ref workloadRef) (reconcile.
 }
 
 // named returns the object with a workload's name, or nil. It may be the cache's own: it must not be changed.
-func (g *generating) named(ctx context.Context, from client.Reader, ref workloadRef) (*kruisev1alpha1.PersistentPodState, error) {
+func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref) (*kruisev1alpha1.PersistentPodState, error) {
 	s := &kruisev1alpha1.PersistentPodState{}
-	if err := from.Get(ctx, ref.key(), s, client.UnsafeDisableDeepCopy); err != nil {
+	if err := from.Get(ctx, ref.Key(), s, client.UnsafeDisableDeepCopy); err != nil {
 		if absent(err) {
 			return nil, nil
 		}
-		return nil, fmt.Errorf("looking up PersistentPodState %s: %w", ref.key(), err)
+		return nil, fmt.Errorf("looking up PersistentPodState %s: %w", ref.Key(), err)
 	}
 	return s, nil
 }
 
 // end deletes the generated object of a workload that is gone, and all its pods with it.
-func (g *generating) end(ctx context.Context, ref workloadRef, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
+func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
 	i := slices.IndexFunc(all, generated)
 	if i < 0 {
 		return reconcile.Result{}, nil
@@ -294,32 +294,32 @@ func (g *generating) delete(ctx context.Context, s *kruisev1alpha1.PersistentPod
 }
 
 // apply makes the generated object, or changes it to what is wished.
-func (g *generating) apply(ctx context.Context, w *workload, is *kruisev1alpha1.PersistentPodState, wished wish) error {
-	object := kruiseac.PersistentPodState(w.ref.name, w.ref.namespace).
+func (g *generating) apply(ctx context.Context, w *home.Workload, is *kruisev1alpha1.PersistentPodState, wished wish) error {
+	object := kruiseac.PersistentPodState(w.Ref.Name, w.Ref.Namespace).
 		WithLabels(map[string]string{stayputv1alpha1.LabelGenerated: "true"}).WithSpec(wished.spec(w))
 	options := []client.ApplyOption{client.FieldOwner(stayputv1alpha1.ControllerFieldManager)}
 	if is != nil {
 		object.WithUID(is.UID).WithResourceVersion(is.ResourceVersion)
 		options = append(options, client.ForceOwnership)
-	} else if made, err := g.named(ctx, g.live, w.ref); err != nil || made != nil {
+	} else if made, err := g.named(ctx, g.live, w.Ref); err != nil || made != nil {
 		// An apply cannot say "only if there is none". Somebody's object that is not in the cache yet is seen here,
 		// and what slips through is refused unless it says the same.
 		return err
 	}
 	if err := g.client.Apply(ctx, object, options...); err != nil {
-		return fmt.Errorf("applying PersistentPodState %s: %w", w.ref.key(), err)
+		return fmt.Errorf("applying PersistentPodState %s: %w", w.Ref.Key(), err)
 	}
 	return nil
 }
 
 // tell reports a problem to a workload when it is news.
-func (g *generating) tell(w *workload, problem finding) {
+func (g *generating) tell(w *home.Workload, problem finding) {
 	if problem.reason == "" {
-		g.told.Delete(w.uid)
+		g.told.Delete(w.UID)
 		return
 	}
-	if before, ok := g.told.Swap(w.uid, problem); ok && before == problem {
+	if before, ok := g.told.Swap(w.UID, problem); ok && before == problem {
 		return
 	}
-	g.events.Eventf(w.reference(), nil, corev1.EventTypeWarning, problem.reason, "Generating", "%s", problem.message)
+	g.events.Eventf(w.Reference(), nil, corev1.EventTypeWarning, problem.reason, "Generating", "%s", problem.message)
 }

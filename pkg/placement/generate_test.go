@@ -6,6 +6,7 @@ import (
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 func TestAnnotationsOfAWorkloadAreReadForgivingly(t *testing.T) {
@@ -21,15 +22,15 @@ func TestAnnotationsOfAWorkloadAreReadForgivingly(t *testing.T) {
 	}{
 		"nothing":             {nil, wish{}, false, ""},
 		"false":               {map[string]string{auto: "false", required: "a"}, wish{}, false, ""},
-		"neither":             {map[string]string{auto: "yes", required: "a"}, wish{}, true, reasonInvalidAnnotation},
+		"neither":             {map[string]string{auto: "yes", required: "a"}, wish{}, true, home.ReasonInvalidAnnotation},
 		"required":            {map[string]string{auto: "true", required: "a"}, wish{required: []string{"a"}}, true, ""},
 		"blanks, none, twice": {map[string]string{auto: "true", preferred: " a, b ,,a,"}, wish{preferred: []string{"a", "b"}}, true, ""},
 		"all": {map[string]string{auto: "true", required: "x.io/a", preferred: "b", notes: "X.io/N, m"},
 			wish{required: []string{"x.io/a"}, preferred: []string{"b"}, annotations: []string{"X.io/N", "m"}}, true, ""},
 		"no topology":       {map[string]string{auto: "true", notes: "n"}, wish{annotations: []string{"n"}}, true, reasonTopologyMissing},
 		"only blanks":       {map[string]string{auto: "true", required: " , "}, wish{}, true, reasonTopologyMissing},
-		"not a key":         {map[string]string{auto: "true", required: "a b"}, wish{}, true, reasonInvalidAnnotation},
-		"not an annotation": {map[string]string{auto: "true", required: "a", notes: "/x"}, wish{required: []string{"a"}}, true, reasonInvalidAnnotation},
+		"not a key":         {map[string]string{auto: "true", required: "a b"}, wish{}, true, home.ReasonInvalidAnnotation},
+		"not an annotation": {map[string]string{auto: "true", required: "a", notes: "/x"}, wish{required: []string{"a"}}, true, home.ReasonInvalidAnnotation},
 	} {
 		got, wanted, problem := wishOf(c.annotations)
 		if !reflect.DeepEqual(got, c.want) || wanted != c.wanted || problem.reason != c.problem || (problem.message == "") != (c.problem == "") {
@@ -39,9 +40,9 @@ func TestAnnotationsOfAWorkloadAreReadForgivingly(t *testing.T) {
 }
 
 func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
-	asked := func(required string) *workload {
+	asked := func(required string) *home.Workload {
 		w := web(1)
-		w.annotations = map[string]string{
+		w.Annotations = map[string]string{
 			kruisev1alpha1.AnnotationAutoGenerate: "true", kruisev1alpha1.AnnotationPreferredTopology: hostname,
 			kruisev1alpha1.AnnotationRequiredTopology: required,
 		}
@@ -53,7 +54,7 @@ func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
 	oursOther.Spec.TargetReference.APIVersion = "apps.kruise.io/v1beta1"
 	type objects = []*kruisev1alpha1.PersistentPodState
 	for name, c := range map[string]struct {
-		w             *workload
+		w             *home.Workload
 		named         *kruisev1alpha1.PersistentPodState
 		all           objects
 		apply, delete bool
@@ -71,8 +72,8 @@ func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
 		"by hand, saying the same":            {asked(""), &hand, objects{&hand}, false, false, ""},
 		"by hand under another name":          {asked(""), nil, objects{&handOther}, false, false, reasonNotGenerated},
 		"another kind's under its name":       {asked(""), &oursOther, nil, false, false, reasonNotGenerated},
-		"asked for wrongly":                   {asked("no key"), nil, nil, false, false, reasonInvalidAnnotation},
-		"asked for wrongly, it is left alone": {asked("no key"), &ours, objects{&ours}, false, false, reasonInvalidAnnotation},
+		"asked for wrongly":                   {asked("no key"), nil, nil, false, false, home.ReasonInvalidAnnotation},
+		"asked for wrongly, it is left alone": {asked("no key"), &ours, objects{&ours}, false, false, home.ReasonInvalidAnnotation},
 	} {
 		p := planFor(c.w, c.named, c.all)
 		if (p.apply != nil) != c.apply || (p.delete != nil) != c.delete || p.problem.reason != c.problem {

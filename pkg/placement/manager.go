@@ -25,6 +25,7 @@ import (
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
@@ -54,7 +55,6 @@ type Options struct {
 // The lease is short because gated pods wait for the leader. It is released when the process ends on a signal,
 // so that this matters for killed leaders only.
 const (
-	leaseName     = "stayput-controller"
 	leaseDuration = 5 * time.Second
 	renewDeadline = 4 * time.Second
 	retryPeriod   = time.Second
@@ -73,7 +73,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 		Metrics:                       server.Options{BindAddress: o.MetricsAddress},
 		HealthProbeBindAddress:        o.HealthAddress,
 		LeaderElection:                o.LeaderElection,
-		LeaderElectionID:              leaseName,
+		LeaderElectionID:              home.LeaseName,
 		LeaderElectionNamespace:       o.LeaderElectionNamespace,
 		LeaderElectionReleaseOnCancel: true,
 		LeaseDuration:                 &lease,
@@ -182,7 +182,7 @@ func stripPod(o any) (any, error) {
 	if !ok {
 		return o, nil
 	}
-	pod.ManagedFields = drawings(pod)
+	pod.ManagedFields = home.PinnedBy(pod)
 	spec := corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork}
 	if pod.Spec.NodeName == "" { // what decides where it goes
 		spec.SchedulingGates, spec.Affinity = pod.Spec.SchedulingGates, pod.Spec.Affinity

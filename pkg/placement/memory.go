@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // memory is what the placer remembers between two looks at a pod. All of it can be lost: a leader that takes
@@ -34,7 +35,7 @@ type memory struct {
 	// last is where annotated pods were when they were deleted, for as long as their RetainedIP may be on its
 	// way or a successor is gated. Lost: see newest; and a pod deleted within seconds of its first start has no
 	// home.
-	last  map[types.NamespacedName]lastNode
+	last  map[types.NamespacedName]endedPod
 	order []lastSeen
 	// assigned are the addresses of a shared identity that a pod without a node was drawn to. Lost: two pods may
 	// be drawn to one address, and one of them gets another.
@@ -65,12 +66,9 @@ type gatedSince struct {
 	at  time.Time
 }
 
-// lastNode is where a pod was when it was deleted.
-type lastNode struct {
-	node string
-	at   time.Time
-	// fresh: it had been there for so short a time that its RetainedIP may be on its way.
-	fresh bool
+// endedPod is where a pod was when it was deleted.
+type endedPod struct {
+	home.Ended
 	// looked is when the entry was made, or found to be needed for longer.
 	looked time.Time
 }
@@ -79,10 +77,6 @@ type lastSeen struct {
 	pod    types.NamespacedName
 	looked time.Time
 }
-
-// publishing is how long the object of an address may be on its way: far longer than an agent takes that can
-// reach the API server.
-const publishing = time.Minute
 
 // succeeds is how long after a pod was deleted for want of room another of its name is taken for its successor. A
 // workload's controller creates it at once; a pod that is created later, such as by scaling up again, finds another
@@ -95,7 +89,7 @@ func newMemory(now func() time.Time) *memory {
 		waiting:  map[string]map[types.NamespacedName]struct{}{},
 		pods:     map[types.NamespacedName]*undecidedPod{},
 		givenUp:  map[types.NamespacedName]givenUpHome{},
-		last:     map[types.NamespacedName]lastNode{},
+		last:     map[types.NamespacedName]endedPod{},
 		assigned: map[types.NamespacedName]types.UID{},
 		ungated:  map[types.NamespacedName]types.UID{},
 		gated:    map[types.NamespacedName]gatedSince{},
@@ -130,7 +124,7 @@ func (m *memory) handler() cache.ResourceEventHandler {
 func (m *memory) seen(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if key := client.ObjectKeyFromObject(pod); gated(pod) {
+	if key := client.ObjectKeyFromObject(pod); home.Gated(pod) {
 		m.gated[key] = gatedSince{pod.UID, pod.CreationTimestamp.Time}
 	} else {
 		delete(m.ungated, key)
@@ -153,7 +147,7 @@ func (m *memory) Ungated(pod *corev1.Pod) {
 func (m *memory) WasUngated(pod *corev1.Pod) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return gated(pod) && m.ungated[client.ObjectKeyFromObject(pod)] == pod.UID
+	return home.Gated(pod) && m.ungated[client.ObjectKeyFromObject(pod)] == pod.UID
 }
 
 func (m *memory) deleted(pod *corev1.Pod) {
@@ -170,18 +164,18 @@ func (m *memory) deleted(pod *corev1.Pod) {
 	now := m.now()
 	m.forgetLastLocked(now)
 	// Without an IP it never had a claim.
-	if pod.Spec.NodeName == "" || pod.Status.PodIP == "" || pod.Spec.HostNetwork || !annotated(pod.Annotations) ||
+	if pod.Spec.NodeName == "" || pod.Status.PodIP == "" || pod.Spec.HostNetwork || !home.Annotated(pod.Annotations) ||
 		pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" {
 		return
 	}
-	fresh := pod.Status.StartTime == nil || now.Sub(pod.Status.StartTime.Time) < publishing
-	m.last[key] = lastNode{pod.Spec.NodeName, now, fresh, now}
+	fresh := pod.Status.StartTime == nil || now.Sub(pod.Status.StartTime.Time) < home.Publishing
+	m.last[key] = endedPod{home.Ended{Node: pod.Spec.NodeName, At: now, Fresh: fresh}, now}
 	m.order = append(m.order, lastSeen{key, now})
 }
 
 // forgetLastLocked forgets where pods were, but not of a gated one: it may wait for that very node.
 func (m *memory) forgetLastLocked(now time.Time) {
-	for len(m.order) > 0 && now.Sub(m.order[0].looked) > publishing {
+	for len(m.order) > 0 && now.Sub(m.order[0].looked) > home.Publishing {
 		old := m.order[0]
 		m.order = m.order[1:]
 		l, ok := m.last[old.pod]
@@ -198,11 +192,11 @@ func (m *memory) forgetLastLocked(now time.Time) {
 	}
 }
 
-// lastNode is where the predecessor of a pod was when it was deleted; without a node: not known.
-func (m *memory) lastNode(pod types.NamespacedName) lastNode {
+// ended returns where the predecessor of a pod was deleted.
+func (m *memory) ended(pod types.NamespacedName) home.Ended {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.last[pod]
+	return m.last[pod].Ended
 }
 
 // releases follows the RetainedIPs: the place of one that was given up on purpose is no home any more.
@@ -214,7 +208,7 @@ func (m *memory) releases() cache.ResourceEventHandler {
 		if r, ok := o.(*stayputv1alpha1.RetainedIP); ok && r.Spec.Release {
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			if key := (types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName}); m.last[key].node == r.Spec.NodeName {
+			if key := (types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName}); m.last[key].Node == r.Spec.NodeName {
 				delete(m.last, key)
 			}
 		}
@@ -255,13 +249,13 @@ func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now
 	defer m.mu.Unlock()
 	var free *stayputv1alpha1.RetainedIP
 	for _, r := range kept {
-		if !keeps(r, now) || r.Status.Phase != stayputv1alpha1.PhaseRetained {
+		if !home.Keeps(r, now) || r.Status.Phase != stayputv1alpha1.PhaseRetained {
 			continue
 		}
 		switch owner, taken := m.assigned[client.ObjectKeyFromObject(r)]; {
 		case taken && owner == pod.UID:
 			return r
-		case !taken && (free == nil || began(r).After(began(free))):
+		case !taken && (free == nil || home.Began(r).After(home.Began(free))):
 			free = r
 		}
 	}
@@ -281,16 +275,16 @@ func (m *memory) unassignLocked(pod types.UID) {
 }
 
 // waits notes that a pod waits for a node, or for nodes with a label, and returns whether that, or why, is news.
-func (m *memory) waits(pod *corev1.Pod, node string, d decision) bool {
+func (m *memory) waits(pod *corev1.Pod, node, reason string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := client.ObjectKeyFromObject(pod)
 	u := m.podLocked(key, pod.UID)
-	if u.waits && u.node == node && u.reason == d.reason {
+	if u.waits && u.node == node && u.reason == reason {
 		return false
 	}
 	m.leaveLocked(key, u)
-	u.waits, u.node, u.reason = true, node, d.reason
+	u.waits, u.node, u.reason = true, node, reason
 	if m.waiting[node] == nil {
 		m.waiting[node] = map[types.NamespacedName]struct{}{}
 	}

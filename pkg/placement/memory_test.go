@@ -11,114 +11,110 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
 )
 
-func ranOn(node string) func(*corev1.Pod) {
-	return func(p *corev1.Pod) {
-		p.UID, p.Spec.SchedulingGates, p.Spec.NodeName, p.Status.PodIP = "old", nil, node, "192.0.2.7"
-	}
-}
-
 func TestThePlaceOfAPodThatWasDeletedIsKnownForAMoment(t *testing.T) {
-	now := noon
+	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
-	key := client.ObjectKeyFromObject(gatedPod())
-	m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) { p.Status.PodIP = "" }))
-	m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) { p.Annotations = nil }))
-	if node := m.lastNode(key).node; node != "" {
+	key := client.ObjectKeyFromObject(hometest.Pod())
+	m.deleted(hometest.Pod(hometest.RanOn("node-1"), func(p *corev1.Pod) { p.Status.PodIP = "" }))
+	m.deleted(hometest.Pod(hometest.RanOn("node-1"), func(p *corev1.Pod) { p.Annotations = nil }))
+	if node := m.ended(key).Node; node != "" {
 		t.Fatalf("a pod that had no address, or asked for none, was on %q", node)
 	}
-	m.deleted(gatedPod(ranOn("node-1")))
-	now = now.Add(publishing / 2)
-	m.deleted(gatedPod(ranOn("node-2")))
-	now = now.Add(publishing/2 + time.Second) // the first has been forgotten, the second has not
-	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
-	if node := m.lastNode(key).node; node != "node-2" {
+	m.deleted(hometest.Pod(hometest.RanOn("node-1")))
+	now = now.Add(home.Publishing / 2)
+	m.deleted(hometest.Pod(hometest.RanOn("node-2")))
+	now = now.Add(home.Publishing/2 + time.Second) // the first has been forgotten, the second has not
+	m.deleted(hometest.Pod(func(p *corev1.Pod) { p.Name = "other" }))
+	if node := m.ended(key).Node; node != "node-2" {
 		t.Errorf("it was on %q", node)
 	}
-	now = now.Add(publishing)
-	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
-	if node := m.lastNode(key).node; node != "" || len(m.last)+len(m.order) > 0 {
+	now = now.Add(home.Publishing)
+	m.deleted(hometest.Pod(func(p *corev1.Pod) { p.Name = "other" }))
+	if node := m.ended(key).Node; node != "" || len(m.last)+len(m.order) > 0 {
 		t.Errorf("it was on %q, and %d and %d are remembered", node, len(m.last), len(m.order))
 	}
 }
 
 func TestThePlaceOfAPodIsRememberedWhileItsSuccessorIsGated(t *testing.T) {
-	now := noon
+	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
-	key := client.ObjectKeyFromObject(gatedPod())
-	m.deleted(gatedPod(ranOn("node-1")))
-	m.seen(gatedPod())
+	key := client.ObjectKeyFromObject(hometest.Pod())
+	m.deleted(hometest.Pod(hometest.RanOn("node-1")))
+	m.seen(hometest.Pod())
 	for range 3 {
-		now = now.Add(publishing + time.Second)
-		m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
-		if l := m.lastNode(key); l.node != "node-1" || !l.at.Equal(noon) {
-			t.Fatalf("it was on %q at %s", l.node, l.at)
+		now = now.Add(home.Publishing + time.Second)
+		m.deleted(hometest.Pod(func(p *corev1.Pod) { p.Name = "other" }))
+		if l := m.ended(key); l.Node != "node-1" || !l.At.Equal(hometest.Noon) {
+			t.Fatalf("it was on %q at %s", l.Node, l.At)
 		}
 	}
-	m.seen(gatedPod(func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }))
-	now = now.Add(publishing + time.Second)
-	m.deleted(gatedPod(func(p *corev1.Pod) { p.Name = "other" }))
+	m.seen(hometest.Pod(func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }))
+	now = now.Add(home.Publishing + time.Second)
+	m.deleted(hometest.Pod(func(p *corev1.Pod) { p.Name = "other" }))
 	if len(m.last)+len(m.order) > 0 {
 		t.Errorf("%v is remembered for ever", m.last)
 	}
 }
 
 func TestAPodThatRanForLongHasBeenPublished(t *testing.T) {
-	m := newMemory(func() time.Time { return noon })
+	m := newMemory(func() time.Time { return hometest.Noon })
 	for ran, fresh := range map[time.Duration]bool{time.Second: true, time.Hour: false} {
-		m.deleted(gatedPod(ranOn("node-1"), func(p *corev1.Pod) {
-			since := metav1.NewTime(noon.Add(-ran))
+		m.deleted(hometest.Pod(hometest.RanOn("node-1"), func(p *corev1.Pod) {
+			since := metav1.NewTime(hometest.Noon.Add(-ran))
 			p.Status.StartTime = &since
 		}))
-		if m.lastNode(client.ObjectKeyFromObject(gatedPod())).fresh != fresh {
+		if m.ended(client.ObjectKeyFromObject(hometest.Pod())).Fresh != fresh {
 			t.Errorf("after %s its RetainedIP may be on its way: %v", ran, !fresh)
 		}
 	}
 }
 
 func TestThePlaceOfAnAddressThatWasGivenUpIsForgotten(t *testing.T) {
-	m := newMemory(func() time.Time { return noon })
-	m.deleted(gatedPod(ranOn("node-1")))
+	m := newMemory(func() time.Time { return hometest.Noon })
+	m.deleted(hometest.Pod(hometest.RanOn("node-1")))
 	r := &stayputv1alpha1.RetainedIP{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, Spec: stayputv1alpha1.RetainedIPSpec{PodName: "web-0", NodeName: "node-1"},
 	}
 	m.releases().OnDelete(r) // it vanished: that says nothing
-	if l := m.lastNode(client.ObjectKeyFromObject(gatedPod())); l.node != "node-1" || !l.at.Equal(noon) {
-		t.Fatalf("it was on %q until %s", l.node, l.at)
+	if l := m.ended(client.ObjectKeyFromObject(hometest.Pod())); l.Node != "node-1" || !l.At.Equal(hometest.Noon) {
+		t.Fatalf("it was on %q until %s", l.Node, l.At)
 	}
 	r.Spec.Release = true
 	m.releases().OnUpdate(nil, r)
-	if node := m.lastNode(client.ObjectKeyFromObject(gatedPod())).node; node != "" {
+	if node := m.ended(client.ObjectKeyFromObject(hometest.Pod())).Node; node != "" {
 		t.Errorf("it was on %q", node)
 	}
 }
 
 func TestAGivenUpHomeIsForTheSuccessorUntilItHasANode(t *testing.T) {
-	m := newMemory(func() time.Time { return noon })
-	pod := gatedPod()
+	m := newMemory(func() time.Time { return hometest.Noon })
+	pod := hometest.Pod()
 	m.giveUp(client.ObjectKeyFromObject(pod), "old")
-	old := gatedPod(func(p *corev1.Pod) { p.UID = "old" })
+	old := hometest.Pod(func(p *corev1.Pod) { p.UID = "old" })
 	if m.gaveUp(old) || !m.gaveUp(pod) {
 		t.Error("it is for the pod itself, or not for its successor")
 	}
-	m.seen(gatedPod(ranOn("node-2")))
+	m.seen(hometest.Pod(hometest.RanOn("node-2")))
 	if m.gaveUp(pod) {
 		t.Error("it is remembered though the successor runs")
 	}
 }
 
 func TestAGivenUpHomeIsNotForAPodThatIsCreatedDaysLater(t *testing.T) {
-	now := noon
+	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
-	m.giveUp(client.ObjectKeyFromObject(gatedPod()), "old")
+	m.giveUp(client.ObjectKeyFromObject(hometest.Pod()), "old")
 	created := func(at time.Time) *corev1.Pod {
-		return gatedPod(func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(at) })
+		return hometest.Pod(func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(at) })
 	}
-	if !m.gaveUp(created(noon.Add(-time.Second))) || !m.gaveUp(created(noon.Add(time.Minute))) {
+	if !m.gaveUp(created(hometest.Noon.Add(-time.Second))) || !m.gaveUp(created(hometest.Noon.Add(time.Minute))) {
 		t.Error("it is not for the successor, of which the API server's clock says when it was created")
 	}
-	now = noon.Add(72 * time.Hour)
+	now = hometest.Noon.Add(72 * time.Hour)
 	if m.gaveUp(created(now)) {
 		t.Error("it is for whoever comes")
 	}
@@ -130,12 +126,12 @@ func TestAGivenUpHomeIsNotForAPodThatIsCreatedDaysLater(t *testing.T) {
 
 func TestAPodThatWasLetGoIsLeftAloneWhileItLooksGated(t *testing.T) {
 	m := newMemory(time.Now)
-	pod := gatedPod()
+	pod := hometest.Pod()
 	m.Ungated(pod)
-	if !m.WasUngated(pod) || m.WasUngated(gatedPod(func(p *corev1.Pod) { p.UID = "another" })) {
+	if !m.WasUngated(pod) || m.WasUngated(hometest.Pod(func(p *corev1.Pod) { p.UID = "another" })) {
 		t.Error("it is not the pod that was let go that is left alone")
 	}
-	m.seen(gatedPod(func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }))
+	m.seen(hometest.Pod(func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }))
 	if len(m.ungated) > 0 {
 		t.Error("it is remembered for ever")
 	}
@@ -143,17 +139,16 @@ func TestAPodThatWasLetGoIsLeftAloneWhileItLooksGated(t *testing.T) {
 
 func TestPodsThatWaitAreWokenByTheNodesTheyWaitForAndByTheirNamespace(t *testing.T) {
 	m := newMemory(time.Now)
-	pod := gatedPod()
-	d := decision{outcome: outcomeWait, reason: "is cordoned"}
-	if !m.waits(pod, "node-1", d) || m.waits(pod, "node-1", d) {
+	pod := hometest.Pod()
+	const cordoned, notReady = "is cordoned", "is not Ready"
+	if !m.waits(pod, "node-1", cordoned) || m.waits(pod, "node-1", cordoned) {
 		t.Error("that it waits is not said once")
 	}
-	d.reason = "is not Ready"
-	if !m.waits(pod, "node-1", d) {
+	if !m.waits(pod, "node-1", notReady) {
 		t.Error("another reason is not said")
 	}
-	anywhere := gatedPod(func(p *corev1.Pod) { p.Name = "anywhere" })
-	m.waits(anywhere, corev1.LabelTopologyZone+"=a", d)
+	anywhere := hometest.Pod(func(p *corev1.Pod) { p.Name = "anywhere" })
+	m.waits(anywhere, corev1.LabelTopologyZone+"=a", notReady)
 	names := func(all []types.NamespacedName) []string {
 		var n []string
 		for _, k := range all {
@@ -169,13 +164,13 @@ func TestPodsThatWaitAreWokenByTheNodesTheyWaitForAndByTheirNamespace(t *testing
 		}
 		return names(all)
 	}
-	if got := woken(testNode("node-1", "a")); !slices.Equal(got, []string{"anywhere", "web-0"}) {
+	if got := woken(hometest.Node("node-1", "a")); !slices.Equal(got, []string{"anywhere", "web-0"}) {
 		t.Errorf("node-1 wakes %v", got)
 	}
-	if got := woken(testNode("node-2", "a")); !slices.Equal(got, []string{"anywhere"}) {
+	if got := woken(hometest.Node("node-2", "a")); !slices.Equal(got, []string{"anywhere"}) {
 		t.Errorf("node-2 wakes %v", got)
 	}
-	if got := woken(testNode("node-3", "b")); len(got) > 0 {
+	if got := woken(hometest.Node("node-3", "b")); len(got) > 0 {
 		t.Errorf("node-3 wakes %v", got)
 	}
 	if len(m.waitingIn("default")) != 2 || len(m.waitingIn("other")) != 0 {
@@ -190,7 +185,7 @@ func TestPodsThatWaitAreWokenByTheNodesTheyWaitForAndByTheirNamespace(t *testing
 
 func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
 	at := func(name string, phase stayputv1alpha1.Phase) *stayputv1alpha1.RetainedIP {
-		since := metav1.NewTime(noon)
+		since := metav1.NewTime(hometest.Noon)
 		return &stayputv1alpha1.RetainedIP{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 			Spec:       stayputv1alpha1.RetainedIPSpec{NodeName: name},
@@ -201,20 +196,20 @@ func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
 	m := newMemory(time.Now)
 	pods := make([]*corev1.Pod, 3)
 	for i := range pods {
-		pods[i] = gatedPod(func(p *corev1.Pod) { p.UID = types.UID(rune('a' + i)) })
+		pods[i] = hometest.Pod(func(p *corev1.Pod) { p.UID = types.UID(rune('a' + i)) })
 	}
-	first, second := m.assign(pods[0], kept, noon), m.assign(pods[1], kept, noon)
+	first, second := m.assign(pods[0], kept, hometest.Noon), m.assign(pods[1], kept, hometest.Noon)
 	if first == nil || second == nil || first == second || first.Status.Phase != stayputv1alpha1.PhaseRetained || second.Status.Phase != stayputv1alpha1.PhaseRetained {
 		t.Fatalf("two pods were drawn to %v and %v", first, second)
 	}
-	if third := m.assign(pods[2], kept, noon); third != nil {
+	if third := m.assign(pods[2], kept, hometest.Noon); third != nil {
 		t.Errorf("a third was drawn to %v", third)
 	}
-	if again := m.assign(pods[0], kept, noon); again != first {
+	if again := m.assign(pods[0], kept, hometest.Noon); again != first {
 		t.Errorf("the first was drawn to %v and %v", first, again)
 	}
 	m.deleted(pods[0])
-	if third := m.assign(pods[2], kept, noon); third != first {
+	if third := m.assign(pods[2], kept, hometest.Noon); third != first {
 		t.Errorf("what the first left was not given to the third, but %v", third)
 	}
 	m.deleted(pods[1])

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // placementMetrics are what the controller exports of pods. How long its loops take, its calls of the API server and
@@ -32,7 +33,7 @@ func newPlacementMetrics(r prometheus.Registerer, m *memory, elected <-chan stru
 			Buckets: []float64{.1, .25, .5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600},
 		}, []string{"waited"}),
 	}
-	for _, o := range []outcome{outcomeFree, outcomeHome, outcomeElsewhere, outcomeEvict} {
+	for _, o := range []home.Outcome{home.OutcomeFree, home.OutcomeHome, home.OutcomeElsewhere, home.OutcomeEvict} {
 		p.placements.WithLabelValues(string(o))
 	}
 	for _, waited := range []bool{false, true} {
@@ -43,9 +44,9 @@ func newPlacementMetrics(r prometheus.Registerer, m *memory, elected <-chan stru
 }
 
 // placed counts a pod that was gated for so long.
-func (p *placementMetrics) placed(o outcome, gated time.Duration, waited bool) {
+func (p *placementMetrics) placed(o home.Outcome, gated time.Duration, waited bool) {
 	p.placements.WithLabelValues(string(o)).Inc()
-	if o != outcomeEvict {
+	if o != home.OutcomeEvict {
 		p.gated.WithLabelValues(yesNo(waited)).Observe(gated.Seconds())
 	}
 }

@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
 )
 
 // stateCache is a cache of PersistentPodStates.
@@ -41,7 +43,7 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	r := prometheus.NewPedanticRegistry()
 	elected := make(chan struct{})
 	close(elected)
-	newPlacementMetrics(r, newMemory(time.Now), elected).placed(outcomeHome, time.Second, true)
+	newPlacementMetrics(r, newMemory(time.Now), elected).placed(home.OutcomeHome, time.Second, true)
 	r.MustRegister(newStateMetrics(&stateCache{}, elected))
 	problems, err := testutil.GatherAndLint(r)
 	if err != nil {
@@ -53,11 +55,11 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 }
 
 func TestTheLeaderCountsThePodsThatAreGatedAndForHowLongApartFromThoseThatWaitForHome(t *testing.T) {
-	now := noon
+	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
 	aged := func(name string, age time.Duration) *corev1.Pod {
-		return gatedPod(func(p *corev1.Pod) {
-			p.Name, p.UID, p.CreationTimestamp = name, types.UID(name), metav1.NewTime(noon.Add(-age))
+		return hometest.Pod(func(p *corev1.Pod) {
+			p.Name, p.UID, p.CreationTimestamp = name, types.UID(name), metav1.NewTime(hometest.Noon.Add(-age))
 		})
 	}
 	events := m.handler()
@@ -65,7 +67,7 @@ func TestTheLeaderCountsThePodsThatAreGatedAndForHowLongApartFromThoseThatWaitFo
 		events.OnAdd(p, true)
 	}
 	waiting := aged("waits", time.Hour)
-	m.waits(waiting, "node-1", decision{home: "node-1", reason: "is cordoned"})
+	m.waits(waiting, "node-1", "is cordoned")
 	if !m.waited(waiting) || m.waited(aged("late", time.Minute)) {
 		t.Error("not the one that waits is said to wait")
 	}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +28,7 @@ import (
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
@@ -51,7 +50,7 @@ type placer struct {
 
 // recorder looks up what a PersistentPodState says of a pod.
 type recorder interface {
-	recordOf(context.Context, *corev1.Pod) (*record, error)
+	recordOf(context.Context, *corev1.Pod) (*home.Record, error)
 }
 
 func (p *placer) setUp(mgr ctrl.Manager, states bool) error {
@@ -86,41 +85,7 @@ func undecided(o client.Object) bool {
 	if !ok || pod.Spec.NodeName != "" {
 		return false
 	}
-	return gated(pod) || drawn(pod)
-}
-
-// drawings are the entries of a pod's managed fields that say that the controller drew it.
-func drawings(pod *corev1.Pod) (ours []metav1.ManagedFieldsEntry) {
-	if _, ok := pod.Annotations[stayputv1alpha1.AnnotationHome]; !ok {
-		return nil // almost every pod: their fields need not be searched
-	}
-	field := strconv.Quote("f:" + stayputv1alpha1.AnnotationHome)
-	for _, e := range pod.ManagedFields {
-		if e.Manager == stayputv1alpha1.ControllerFieldManager && e.Operation == metav1.ManagedFieldsOperationApply &&
-			e.FieldsV1 != nil && strings.Contains(e.FieldsV1.GetRawString(), field) {
-			ours = append(ours, e)
-		}
-	}
-	return ours
-}
-
-// drawn says whether the controller narrowed a pod to a home. The annotation alone does not: a template that was
-// copied from a pod has it as well, and the affinity with it.
-func drawn(pod *corev1.Pod) bool { return len(drawings(pod)) > 0 }
-
-// waitsSince is from when on the wait of a pod for its home counts: its creation, or, when it is let go, that it was
-// drawn. Nobody may have led before that, and what it waits for from then on is another thing: room.
-func waitsSince(pod *corev1.Pod) time.Time {
-	since := pod.CreationTimestamp.Time
-	if gated(pod) {
-		return since
-	}
-	for _, e := range drawings(pod) {
-		if e.Time != nil && e.Time.After(since) {
-			since = e.Time.Time
-		}
-	}
-	return since
+	return home.Gated(pod) || home.Pinned(pod)
 }
 
 // undecidedPods lets the end of being undecided through as well.
@@ -135,7 +100,7 @@ var undecidedPods = predicate.Funcs{
 var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, okWas := e.ObjectOld.(*corev1.Node)
 	is, okIs := e.ObjectNew.(*corev1.Node)
-	return !okWas || !okIs || ready(was) != ready(is) || was.Spec.Unschedulable != is.Spec.Unschedulable ||
+	return !okWas || !okIs || home.NodeReady(was) != home.NodeReady(is) || was.Spec.Unschedulable != is.Spec.Unschedulable ||
 		!slices.EqualFunc(was.Spec.Taints, is.Spec.Taints, func(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }) ||
 		!labels.Equals(was.Labels, is.Labels)
 }}
@@ -162,20 +127,20 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 		return reconcile.Result{}, fmt.Errorf("looking up the home of pod %s: %w", req, err)
 	}
 	cache := &cachedNodes{ctx: ctx, client: p.client}
-	s.nodes = cache
-	d := decide(s)
+	s.Nodes = cache
+	d := home.Decide(s)
 	if cache.err != nil {
 		return reconcile.Result{}, fmt.Errorf("looking up the nodes for pod %s: %w", req, cache.err)
 	}
-	for _, note := range d.notes {
-		p.say(&pod, corev1.EventTypeWarning, reasonHomeIgnored, note)
+	for _, note := range d.Notes {
+		p.say(&pod, corev1.EventTypeWarning, home.ReasonHomeIgnored, note)
 	}
 	switch {
-	case d.outcome == outcomeWait:
-		p.wait(&pod, s, d)
-	case d.outcome == outcomeEvict:
+	case d.Outcome == home.OutcomeWait:
+		p.wait(&pod, d)
+	case d.Outcome == home.OutcomeEvict:
 		err = p.evict(ctx, &pod, d)
-	case gated(&pod):
+	case home.Gated(&pod):
 		err = p.place(ctx, &pod, s, d)
 	}
 	switch {
@@ -185,34 +150,34 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	case apierrors.IsNotFound(err):
 		return reconcile.Result{}, nil
 	}
-	return reconcile.Result{RequeueAfter: d.retry}, err
+	return reconcile.Result{RequeueAfter: d.Retry}, err
 }
 
 // again is when a pod that changed under a write is read again. Its news is on its way to the cache.
 const again = 20 * time.Millisecond
 
 // look gathers what the placement of a pod depends on.
-func (p *placer) look(ctx context.Context, pod *corev1.Pod) (situation, error) {
-	s := situation{now: p.now(), pod: pod, givenUp: p.memory.gaveUp(pod)}
-	if annotated(pod.Annotations) {
+func (p *placer) look(ctx context.Context, pod *corev1.Pod) (home.Situation, error) {
+	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod)}
+	if home.Annotated(pod.Annotations) {
 		if err := p.addressHome(ctx, &s); err != nil {
 			return s, err
 		}
 	}
 	var err error
-	s.record, err = p.records.recordOf(ctx, pod)
+	s.Record, err = p.records.recordOf(ctx, pod)
 	return s, err
 }
 
 // addressHome finds the node that keeps an address for a pod.
-func (p *placer) addressHome(ctx context.Context, s *situation) error {
-	identity := s.pod.Annotations[stayputv1alpha1.AnnotationIdentity]
-	field := client.MatchingFields{retainedByPod: s.pod.Name}
+func (p *placer) addressHome(ctx context.Context, s *home.Situation) error {
+	identity := s.Pod.Annotations[stayputv1alpha1.AnnotationIdentity]
+	field := client.MatchingFields{retainedByPod: s.Pod.Name}
 	if identity != "" {
 		field = client.MatchingFields{retainedByIdentity: identity}
 	}
 	var list stayputv1alpha1.RetainedIPList
-	if err := p.client.List(ctx, &list, client.InNamespace(s.pod.Namespace), field, client.UnsafeDisableDeepCopy); err != nil {
+	if err := p.client.List(ctx, &list, client.InNamespace(s.Pod.Namespace), field, client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	kept := make([]*stayputv1alpha1.RetainedIP, len(list.Items))
@@ -220,68 +185,67 @@ func (p *placer) addressHome(ctx context.Context, s *situation) error {
 		kept[i] = &list.Items[i]
 	}
 	if identity != "" {
-		s.keptBy(p.memory.assign(s.pod, kept, s.now))
+		s.Address = home.AddressIn(p.memory.assign(s.Pod, kept, s.Now), s.Pod)
 	} else {
-		s.homeOf(kept, p.memory.lastNode(client.ObjectKeyFromObject(s.pod)))
+		s.Address = home.AddressOf(s.Pod, kept, p.memory.ended(client.ObjectKeyFromObject(s.Pod)), s.Now)
 	}
 	return nil
 }
 
 // wait says once that a pod waits, and why; what it waits for wakes it.
-func (p *placer) wait(pod *corev1.Pod, s situation, d decision) {
-	at := s.home
-	if at == "" && s.record != nil {
-		required, _ := recorded(s.record, s.nodes)
-		for _, key := range slices.Sorted(maps.Keys(required)) {
-			at = nodeLabel(key, required)
+func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
+	at := d.Node
+	if at == "" {
+		for _, key := range slices.Sorted(maps.Keys(d.Labels)) {
+			at = nodeLabel(key, d.Labels)
 		}
 	}
-	if p.memory.waits(pod, at, d) {
+	if p.memory.waits(pod, at, d.Reason) {
 		until := "until it can"
-		if d.retry > 0 {
-			until = "at most " + d.retry.Round(time.Second).String()
+		if d.Retry > 0 {
+			until = "at most " + d.Retry.Round(time.Second).String()
 		}
-		p.say(pod, corev1.EventTypeNormal, reasonHomeWait, fmt.Sprintf("its home, %s, %s: the pod waits %s", d.home, d.reason, until))
+		p.say(pod, corev1.EventTypeNormal, home.ReasonHomeWait, fmt.Sprintf("its home, %s, %s: the pod waits %s", d.Home, d.Reason, until))
 	}
 }
 
 // place draws a gated pod to where it was decided to go and removes the gate: two writes at most, both bound to
-// the very pod that the decision is about.
-func (p *placer) place(ctx context.Context, pod *corev1.Pod, s situation, d decision) error {
-	if err := p.draw(ctx, pod, s.record, d); err != nil {
+// the very pod that the home.Decision is about.
+func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d home.Decision) error {
+	if err := p.draw(ctx, pod, s.Record, d); err != nil {
 		return fmt.Errorf("setting the node affinity of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	if err := gate.Remove(ctx, p.client, pod); err != nil {
 		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	p.memory.Ungated(pod)
-	p.metrics.placed(d.outcome, p.now().Sub(pod.CreationTimestamp.Time), p.memory.waited(pod))
-	if d.outcome == outcomeElsewhere {
-		p.say(pod, corev1.EventTypeWarning, reasonHomeGivenUp, fmt.Sprintf("its home, %s, %s: the pod goes elsewhere; addresses kept there keep their time", d.home, d.reason))
+	p.metrics.placed(d.Outcome, p.now().Sub(pod.CreationTimestamp.Time), p.memory.waited(pod))
+	if d.Outcome == home.OutcomeElsewhere {
+		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeGivenUp, fmt.Sprintf("its home, %s, %s: the pod goes elsewhere; addresses kept there keep their time", d.Home, d.Reason))
 	}
 	p.memory.decided(client.ObjectKeyFromObject(pod))
-	log.FromContext(ctx).Info("Placed", "outcome", d.outcome, "home", d.home, "reason", d.reason)
+	log.FromContext(ctx).Info("Placed", "outcome", d.Outcome, "home", d.Home, "reason", d.Reason)
 	return nil
 }
 
 // draw applies node affinity and annotations where the pod lacks them. The lists in node affinity are atomic for
 // server-side apply: the pod's own terms are in ours. uid and resourceVersion make it fail where the pod is
 // another one or has changed since it was looked at; without them it could create a pod.
-func (p *placer) draw(ctx context.Context, pod *corev1.Pod, r *record, d decision) error {
+func (p *placer) draw(ctx context.Context, pod *corev1.Pod, r *home.Record, d home.Decision) error {
 	var own *corev1.NodeAffinity
 	if pod.Spec.Affinity != nil {
 		own = pod.Spec.Affinity.NodeAffinity
 	}
 	annotations := map[string]string{}
 	if r != nil {
-		maps.Copy(annotations, r.state.Annotations)
+		maps.Copy(annotations, r.State.Annotations)
 	}
 	// An earlier attempt may have set it; it stays true, because what it says cannot be taken back.
-	if drawn(pod) {
+	if home.Pinned(pod) {
 		annotations[stayputv1alpha1.AnnotationHome] = pod.Annotations[stayputv1alpha1.AnnotationHome]
 	}
-	if d.pull.requires() {
-		annotations[stayputv1alpha1.AnnotationHome] = d.home
+	if d.Affinity.Requires() {
+		annotations[stayputv1alpha1.AnnotationHome] = d.Home
 	}
 	apply := corev1ac.Pod(pod.Name, pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).WithAnnotations(annotations)
 	same := true
@@ -289,8 +253,8 @@ func (p *placer) draw(ctx context.Context, pod *corev1.Pod, r *record, d decisio
 		has, ok := pod.Annotations[k]
 		same = same && ok && has == v
 	}
-	if !d.pull.empty() {
-		merged := d.pull.merge(own)
+	if !d.Affinity.Empty() {
+		merged := d.Affinity.Merge(own)
 		same = same && equality.Semantic.DeepEqual(own, merged)
 		affinity, err := applied(merged)
 		if err != nil {
@@ -316,9 +280,9 @@ func applied(a *corev1.NodeAffinity) (*corev1ac.NodeAffinityApplyConfiguration, 
 
 // evict deletes a pod that was drawn home and has no place there: what was required of an ungated pod cannot be
 // taken back (KEP-3838), its successor goes free. It never ran. A pod that nobody would make again is left.
-func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d decision) error {
+func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d home.Decision) error {
 	if metav1.GetControllerOf(pod) == nil {
-		p.say(pod, corev1.EventTypeWarning, reasonHomeFull, fmt.Sprintf("its home, %s, %s, and no controller would create the pod again: delete it, and its successor goes elsewhere", d.home, d.reason))
+		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeFull, fmt.Sprintf("its home, %s, %s, and no controller would create the pod again: delete it, and its successor goes elsewhere", d.Home, d.Reason))
 		return nil
 	}
 	key := client.ObjectKeyFromObject(pod)
@@ -328,8 +292,8 @@ func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d decision) error {
 		p.memory.forgetGivenUp(key)
 		return fmt.Errorf("deleting pod %s: %w", key, err)
 	}
-	p.metrics.placed(outcomeEvict, 0, true)
-	p.say(pod, corev1.EventTypeWarning, reasonHomeFull, fmt.Sprintf("its home, %s, %s: the pod is deleted and its successor goes elsewhere", d.home, d.reason))
+	p.metrics.placed(home.OutcomeEvict, 0, true)
+	p.say(pod, corev1.EventTypeWarning, home.ReasonHomeFull, fmt.Sprintf("its home, %s, %s: the pod is deleted and its successor goes elsewhere", d.Home, d.Reason))
 	return nil
 }
 
@@ -366,7 +330,7 @@ type cachedNodes struct {
 	err    error
 }
 
-func (c *cachedNodes) node(name string) *corev1.Node {
+func (c *cachedNodes) Node(name string) *corev1.Node {
 	if name == "" {
 		return nil
 	}
@@ -378,7 +342,7 @@ func (c *cachedNodes) node(name string) *corev1.Node {
 	return &n
 }
 
-func (c *cachedNodes) labelled(want map[string]string) []*corev1.Node {
+func (c *cachedNodes) Labelled(want map[string]string) []*corev1.Node {
 	var list corev1.NodeList
 	for key := range want { // any one of them goes by the index, the rest by a look
 		c.fail(c.client.List(c.ctx, &list, client.MatchingFields{nodesByLabel: nodeLabel(key, want)}, client.MatchingLabels(want), client.UnsafeDisableDeepCopy))

@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
 )
 
 // placing is a placer with a clock of its own.
@@ -25,7 +27,7 @@ type placing struct {
 }
 
 func testPlacer(c client.Client) *placing {
-	p := &placing{said: events.NewFakeRecorder(10), time: noon}
+	p := &placing{said: events.NewFakeRecorder(10), time: hometest.Noon}
 	now := func() time.Time { return p.time }
 	m := newMemory(now)
 	p.placer = &placer{client: c, records: nothingRecorded{}, memory: m, events: p.said, now: now, uninstalling: func() bool { return false },
@@ -88,13 +90,13 @@ func nodesOfPod(pod *corev1.Pod) (names []string) {
 func TestAHomeThatIsFullIsLeftByPodsThatSomebodyMakesAgain(t *testing.T) {
 	for name, made := range map[string]bool{"with a controller": true, "without a controller": false} {
 		t.Run(name, func(t *testing.T) {
-			pod := gatedPod()
+			pod := hometest.Pod()
 			if made {
 				ownedBySet(pod)
 			}
-			p := testPlacer(fakeAPI(t, pod, testNode("node-1", "a"), keptOn("node-1", stayputv1alpha1.PhaseRetained, noon)))
+			p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"), keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
 			is := p.looksAt(t, pod)
-			if gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-1"}) || !drawn(is) {
+			if home.Gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-1"}) || !home.Pinned(is) {
 				t.Fatalf("placed by %+v", is)
 			}
 			is.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
@@ -115,10 +117,10 @@ func TestAHomeThatIsFullIsLeftByPodsThatSomebodyMakesAgain(t *testing.T) {
 				want = 2 // on the pod and on its controller
 			}
 			says := map[bool]string{true: "the pod is deleted and its successor goes elsewhere", false: "no controller would create the pod again: delete it"}[made]
-			if len(notes) != want || !strings.HasPrefix(notes[0], "Warning "+reasonHomeFull+" ") || !strings.Contains(notes[0], "node node-1") || !strings.Contains(notes[0], says) {
+			if len(notes) != want || !strings.HasPrefix(notes[0], "Warning "+home.ReasonHomeFull+" ") || !strings.Contains(notes[0], "node node-1") || !strings.Contains(notes[0], says) {
 				t.Errorf("said %q", notes)
 			}
-			successor := gatedPod(func(p *corev1.Pod) {
+			successor := hometest.Pod(func(p *corev1.Pod) {
 				p.UID, p.CreationTimestamp = "successor", metav1.NewTime(time.Now().Add(time.Hour))
 			})
 			if p.memory.gaveUp(successor) != made {
@@ -135,10 +137,10 @@ func TestAHomeThatIsFullIsLeftByPodsThatSomebodyMakesAgain(t *testing.T) {
 }
 
 func TestWhatAPodAsksInVainIsSaidOnce(t *testing.T) {
-	pod := gatedPod(ownedBySet, annotation(stayputv1alpha1.AnnotationHomeWait, "soon"))
-	p := testPlacer(fakeAPI(t, pod, testNode("node-1", "a", cordoned), keptOn("node-1", stayputv1alpha1.PhaseRetained, noon)))
+	pod := hometest.Pod(ownedBySet, hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "soon"))
+	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a", hometest.Cordoned), keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
 	p.looksAt(t, pod)
-	ignored := slices.DeleteFunc(p.notes(), func(n string) bool { return !strings.HasPrefix(n, "Warning "+reasonHomeIgnored+" ") })
+	ignored := slices.DeleteFunc(p.notes(), func(n string) bool { return !strings.HasPrefix(n, "Warning "+home.ReasonHomeIgnored+" ") })
 	if len(ignored) != 2 || !strings.Contains(ignored[0], `"soon" is not valid`) || !strings.Contains(ignored[1], "pod web-0: ") {
 		t.Errorf("said of the pod and its controller: %q", ignored)
 	}
@@ -149,16 +151,43 @@ func TestWhatAPodAsksInVainIsSaidOnce(t *testing.T) {
 
 func TestAPodGoesBackToTheNodeItWasLastOnThoughItsFormerOneCameBack(t *testing.T) {
 	for name, kept := range map[string][]client.Object{
-		"its last node is silent":       {keptOn("node-1", stayputv1alpha1.PhaseRetained, noon), keptOn("node-2", stayputv1alpha1.PhaseBound, noon.Add(-time.Minute))},
-		"its last node is yet to speak": {keptOn("node-1", stayputv1alpha1.PhaseRetained, noon)},
+		"its last node is silent":       {keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon), keptOn("node-2", stayputv1alpha1.PhaseBound, hometest.Noon.Add(-time.Minute))},
+		"its last node is yet to speak": {keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pod := gatedPod()
-			p := testPlacer(fakeAPI(t, append(kept, pod, testNode("node-1", "a"), testNode("node-2", "a"))...))
-			p.memory.deleted(gatedPod(ranOn("node-2")))
-			if is := p.looksAt(t, pod); gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-2"}) {
-				t.Errorf("gated: %v, drawn to %v", gated(is), nodesOfPod(is))
+			pod := hometest.Pod()
+			p := testPlacer(fakeAPI(t, append(kept, pod, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"))...))
+			p.memory.deleted(hometest.Pod(hometest.RanOn("node-2")))
+			if is := p.looksAt(t, pod); home.Gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-2"}) {
+				t.Errorf("gated: %v, drawn to %v", home.Gated(is), nodesOfPod(is))
 			}
 		})
+	}
+}
+
+func TestOfAPodTheCacheKeepsThatItWasDrawn(t *testing.T) {
+	applied := func(fields string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.ManagedFields[0].FieldsV1 = metav1.NewFieldsV1(fields) }
+	}
+	for name, c := range map[string]struct {
+		pod   *corev1.Pod
+		drawn bool
+	}{
+		"drawn":                    {hometest.Pod(hometest.Pinned), true},
+		"by a copied template":     {hometest.Pod(hometest.Pinned, hometest.Copied), false},
+		"not drawn":                {hometest.Pod(), false},
+		"something else is ours":   {hometest.Pod(hometest.Pinned, applied(`{"f:metadata":{"f:annotations":{"f:stayput.io/home-wait":{}}}}`)), false},
+		"only ungated, by a patch": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.ManagedFields[0].Operation = metav1.ManagedFieldsOperationUpdate }), false},
+		"drawn and changed by many": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
+			p.ManagedFields = append(p.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubelet"})
+		}), true},
+	} {
+		o, err := stripPod(c.pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if undecided(o.(*corev1.Pod)) != (c.drawn || home.Gated(c.pod)) || home.Pinned(o.(*corev1.Pod)) != c.drawn || len(o.(*corev1.Pod).ManagedFields) > 1 {
+			t.Errorf("%s: drawn %v, with %v", name, home.Pinned(o.(*corev1.Pod)), o.(*corev1.Pod).ManagedFields)
+		}
 	}
 }

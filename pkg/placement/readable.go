@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // The definition of PersistentPodStates may be missing, since it is for those who use them, or be OpenKruise's, whose
@@ -66,7 +67,7 @@ func (w without) Start(ctx context.Context) error {
 // nothingRecorded is the recorder of a controller that does without.
 type nothingRecorded struct{}
 
-func (nothingRecorded) recordOf(context.Context, *corev1.Pod) (*record, error) { return nil, nil }
+func (nothingRecorded) recordOf(context.Context, *corev1.Pod) (*home.Record, error) { return nil, nil }
 
 // doWithout registers what is left where PersistentPodStates cannot be read.
 func doWithout(mgr ctrl.Manager, custom []schema.GroupVersionKind) (*persistentPodStates, error) {

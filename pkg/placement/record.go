@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -32,6 +30,7 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	kruiseac "github.com/stayput/stayput/pkg/api/kruise/v1alpha1/applyconfiguration/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // Conditions of a PersistentPodState, and why they are as they are.
@@ -53,9 +52,6 @@ const (
 	reasonAsExpected        = "AsExpected"
 )
 
-// reasonHomeMoved is of the Event that says that a pod is Ready on another node than recorded.
-const reasonHomeMoved = "HomeMoved"
-
 // tooManyPods is from how many records on only the nodes' names are kept: an object of 5,000 full ones does not
 // fit into etcd. What labels a pod is drawn by is then asked of its node, see recorded.
 const tooManyPods = 3000
@@ -65,8 +61,8 @@ const recordEvery = time.Second
 
 // Indexes of PersistentPodStates in the cache, within their namespace.
 const (
-	statesByTarget     = "target" // workloadRef.index of the target
-	statesByTargetName = "spec.targetRef.name"
+	statesByTarget     = "target" // home.Ref.index of the target
+	statesByTargetName = "spec.targetRef.Name"
 )
 
 func indexStates(ctx context.Context, indexer client.FieldIndexer) error {
@@ -80,51 +76,20 @@ func indexStates(ctx context.Context, indexer client.FieldIndexer) error {
 		})
 	}
 	return errors.Join(
-		index(statesByTarget, func(s *kruisev1alpha1.PersistentPodState) string { return targetOf(s).index() }),
+		index(statesByTarget, func(s *kruisev1alpha1.PersistentPodState) string { return indexKey(home.TargetOf(s)) }),
 		index(statesByTargetName, func(s *kruisev1alpha1.PersistentPodState) string { return s.Spec.TargetReference.Name }),
 	)
 }
 
-// targetOf is the workload that an object is for.
-func targetOf(s *kruisev1alpha1.PersistentPodState) workloadRef {
-	t := s.Spec.TargetReference
-	group, _, versioned := strings.Cut(t.APIVersion, "/")
-	if !versioned {
-		group = ""
-	}
-	return workloadRef{group, t.Kind, s.Namespace, t.Name}
-}
-
 // statesOf returns the objects for a workload, the one that is obeyed first. They are the cache's own: they must
 // not be changed.
-func statesOf(ctx context.Context, from client.Reader, ref workloadRef) ([]*kruisev1alpha1.PersistentPodState, error) {
+func statesOf(ctx context.Context, from client.Reader, ref home.Ref) ([]*kruisev1alpha1.PersistentPodState, error) {
 	var list kruisev1alpha1.PersistentPodStateList
-	err := from.List(ctx, &list, client.InNamespace(ref.namespace), client.MatchingFields{statesByTarget: ref.index()}, client.UnsafeDisableDeepCopy)
+	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{statesByTarget: indexKey(ref)}, client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return nil, fmt.Errorf("listing the PersistentPodStates for %s: %w", ref, err)
 	}
-	return inOrder(list.Items), nil
-}
-
-// inOrder sorts objects for one target by who is obeyed: the oldest. What is being deleted is left out.
-func inOrder(all []kruisev1alpha1.PersistentPodState) []*kruisev1alpha1.PersistentPodState {
-	var sorted []*kruisev1alpha1.PersistentPodState
-	for i := range all {
-		if all[i].DeletionTimestamp.IsZero() {
-			sorted = append(sorted, &all[i])
-		}
-	}
-	slices.SortFunc(sorted, func(a, b *kruisev1alpha1.PersistentPodState) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
-	})
-	return sorted
-}
-
-// record is what is recorded of a pod, and how it counts.
-type record struct {
-	object types.NamespacedName
-	spec   kruisev1alpha1.PersistentPodStateSpec
-	state  kruisev1alpha1.PodState
+	return home.ByAge(list.Items), nil
 }
 
 // records looks up what is recorded.
@@ -136,7 +101,7 @@ type records struct {
 
 // recordOf returns what is recorded for a pod: nil is for nothing, which is always so where OpenKruise runs. An
 // error means that it is not known. What it returns is the cache's own: it must not be changed.
-func (r *records) recordOf(ctx context.Context, pod *corev1.Pod) (*record, error) {
+func (r *records) recordOf(ctx context.Context, pod *corev1.Pod) (*home.Record, error) {
 	on, err := r.kruise.on()
 	if err != nil {
 		return nil, err
@@ -149,11 +114,7 @@ func (r *records) recordOf(ctx context.Context, pod *corev1.Pod) (*record, error
 	if err != nil || len(all) == 0 {
 		return nil, err
 	}
-	state, ok := all[0].Status.PodStates[pod.Name]
-	if !ok {
-		return nil, nil
-	}
-	return &record{client.ObjectKeyFromObject(all[0]), all[0].Spec, state}, nil
+	return home.RecordIn(all[0], pod.Name), nil
 }
 
 // recording keeps the status of the PersistentPodStates of a workload.
@@ -173,33 +134,33 @@ type recording struct {
 const plainFor = 10 * time.Minute
 
 func (r *recording) setUp(mgr ctrl.Manager) error {
-	c, err := controller.NewTyped("recording", mgr, controller.TypedOptions[workloadRef]{Reconciler: r, MaxConcurrentReconciles: 8})
+	c, err := controller.NewTyped("recording", mgr, controller.TypedOptions[home.Ref]{Reconciler: r, MaxConcurrentReconciles: 8})
 	if err != nil {
 		return err
 	}
-	itself := func(_ context.Context, ref workloadRef) []workloadRef { return []workloadRef{ref} }
+	itself := func(_ context.Context, ref home.Ref) []home.Ref { return []home.Ref{ref} }
 	return errors.Join(
 		watchWorkloads(r.targets, c, itself),
 		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(
-			func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []workloadRef {
-				return []workloadRef{targetOf(s)}
+			func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []home.Ref {
+				return []home.Ref{home.TargetOf(s)}
 			}))),
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
-			func(ctx context.Context, pod *corev1.Pod) []workloadRef { return targetsOfPod(ctx, r.client, pod) }), podMoved)),
-		watchKinds(r.targets, c, func(ctx context.Context, gk schema.GroupKind) []workloadRef { return targetsOfKind(ctx, r.client, gk) }),
-		watchKruise(r.kruise, c, func(ctx context.Context) []workloadRef { return everyState(ctx, r.client, targetOf) }),
+			func(ctx context.Context, pod *corev1.Pod) []home.Ref { return targetsOfPod(ctx, r.client, pod) }), podMoved)),
+		watchKinds(r.targets, c, func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, r.client, gk) }),
+		watchKruise(r.kruise, c, func(ctx context.Context) []home.Ref { return everyState(ctx, r.client, home.TargetOf) }),
 	)
 }
 
 // targetsOfKind are the workloads of a kind that have a PersistentPodState.
-func targetsOfKind(ctx context.Context, from client.Reader, gk schema.GroupKind) []workloadRef {
-	return slices.DeleteFunc(everyState(ctx, from, targetOf), func(ref workloadRef) bool { return ref.groupKind() != gk })
+func targetsOfKind(ctx context.Context, from client.Reader, gk schema.GroupKind) []home.Ref {
+	return slices.DeleteFunc(everyState(ctx, from, home.TargetOf), func(ref home.Ref) bool { return ref.GroupKind() != gk })
 }
 
 // targetsOfPod are the workloads with a PersistentPodState that a pod belongs to or, an orphan, may have belonged to.
-func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []workloadRef {
-	ref, _, owned := ownerOf(pod)
-	field := client.MatchingFields{statesByTarget: ref.index()}
+func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []home.Ref {
+	ref, _, owned := home.OwnerOf(pod)
+	field := client.MatchingFields{statesByTarget: indexKey(ref)}
 	if !owned {
 		stem, ok := orphanOf(pod)
 		if !ok {
@@ -211,9 +172,9 @@ func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []wo
 	if err := from.List(ctx, &list, client.InNamespace(pod.Namespace), field, client.UnsafeDisableDeepCopy); err != nil {
 		log.FromContext(ctx).Error(err, "Listing PersistentPodStates", "pod", client.ObjectKeyFromObject(pod))
 	}
-	var refs []workloadRef
+	var refs []home.Ref
 	for i := range list.Items {
-		if ref := targetOf(&list.Items[i]); !slices.Contains(refs, ref) {
+		if ref := home.TargetOf(&list.Items[i]); !slices.Contains(refs, ref) {
 			refs = append(refs, ref)
 		}
 	}
@@ -221,7 +182,7 @@ func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []wo
 }
 
 // Reconcile brings the status of all objects for one workload up to date.
-func (r *recording) Reconcile(ctx context.Context, ref workloadRef) (reconcile.Result, error) {
+func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Result, error) {
 	if wait := r.pace.left(ref, r.now()); wait > 0 {
 		return reconcile.Result{RequeueAfter: wait}, nil
 	}
@@ -249,7 +210,7 @@ func (r *recording) Reconcile(ctx context.Context, ref workloadRef) (reconcile.R
 		return orLater(err)
 	}
 	for _, m := range v.moved {
-		r.events.Eventf(v.of.reference(), m.pod, corev1.EventTypeNormal, reasonHomeMoved, "Recording",
+		r.events.Eventf(v.of.Reference(), m.pod, corev1.EventTypeNormal, home.ReasonHomeMoved, "Recording",
 			"pod %s is Ready on node %s, which is its home from now on; it was node %s", m.pod.Name, m.pod.Spec.NodeName, m.from)
 	}
 	return reconcile.Result{RequeueAfter: v.retry}, nil
@@ -269,7 +230,7 @@ func orLater(err error) (reconcile.Result, error) {
 
 // look finds out what the status of the object that is obeyed is to say; nil: what it says, for nothing may
 // change while pods without their workload are left.
-func (r *recording) look(ctx context.Context, ref workloadRef, s *kruisev1alpha1.PersistentPodState) (*verdict, error) {
+func (r *recording) look(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState) (*verdict, error) {
 	kept := verdict{states: s.Status.PodStates, pods: s.Status.Pods}
 	w, err := r.targets.get(ctx, ref)
 	var missing *permissionError
@@ -304,13 +265,13 @@ func (r *recording) look(ctx context.Context, ref workloadRef, s *kruisev1alpha1
 }
 
 // unsupported says why there is nothing to record for a workload.
-func unsupported(ref workloadRef) string {
-	switch ref.kind {
+func unsupported(ref home.Ref) string {
+	switch ref.Kind {
 	case "Deployment", "ReplicaSet":
 		return fmt.Sprintf("the pods of a %s get new names, so that none comes back as what it was. To keep addresses among them, use the annotation %s",
-			ref.kind, stayputv1alpha1.AnnotationIdentity)
+			ref.Kind, stayputv1alpha1.AnnotationIdentity)
 	}
-	return fmt.Sprintf("%s is not a kind that the controller is configured for: see its flag --workload-kinds", ref.groupKind())
+	return fmt.Sprintf("%s is not a kind that the controller is configured for: see its flag --workload-kinds", ref.GroupKind())
 }
 
 // verdict is what the status of an object is to say.
@@ -322,7 +283,7 @@ type verdict struct {
 	// recorded is why not every pod is recorded; degraded what is wrong. Empty: all is well.
 	recorded, degraded finding
 
-	of    *workload
+	of    *home.Workload
 	moved []move
 	retry time.Duration // zero: when something changes
 }
@@ -341,20 +302,20 @@ const nodePause = 2 * time.Second
 
 // recordPods is what is recorded of a workload's pods, given what was. A pod is recorded where it is Ready. Until
 // then, and when it is gone, its record stays as long as the retention policy says.
-func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *workload, was map[string]kruisev1alpha1.PodState, pods []corev1.Pod, nodes nodes) verdict {
-	v := verdict{of: w, pods: &w.replicas, states: make(map[string]kruisev1alpha1.PodState, len(was))}
+func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, was map[string]kruisev1alpha1.PodState, pods []corev1.Pod, nodes home.Nodes) verdict {
+	v := verdict{of: w, pods: &w.Replicas, states: make(map[string]kruisev1alpha1.PodState, len(was))}
 	topology, annotations := keysOf(spec)
 	there := make(map[string]bool, len(pods))
 	for i := range pods {
 		pod := &pods[i]
-		if owner := metav1.GetControllerOf(pod); owner == nil || owner.UID != w.uid {
+		if owner := metav1.GetControllerOf(pod); owner == nil || owner.UID != w.UID {
 			continue // of a workload that had this name before
 		}
 		there[pod.Name] = true
 		if !podReady(pod) || pod.Spec.NodeName == "" {
 			continue
 		}
-		node := nodes.node(pod.Spec.NodeName)
+		node := nodes.Node(pod.Spec.NodeName)
 		if node == nil {
 			v.retry = nodePause
 			continue
@@ -375,11 +336,11 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *workload, was ma
 	}
 	recorded := 0
 	for name := range v.states {
-		if wanted, numbered := w.wants(name); wanted || !numbered {
+		if wanted, numbered := w.Wants(name); wanted || !numbered {
 			recorded++
 		}
 	}
-	if recorded < int(w.replicas) {
+	if recorded < int(w.Replicas) {
 		v.recorded = finding{reasonPodsNotReady, "not every pod is recorded: a pod is when it is Ready for the first time"}
 	}
 	if len(v.states) >= tooManyPods {
@@ -393,12 +354,12 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *workload, was ma
 
 // keepsRecord says whether the record of a pod that is gone is kept. live is how many pods there are: where names
 // do not tell what is wanted, a gone pod is not once all others are there.
-func keepsRecord(spec *kruisev1alpha1.PersistentPodStateSpec, w *workload, name string, live int) bool {
+func keepsRecord(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, name string, live int) bool {
 	if spec.PersistentPodStateRetentionPolicy == kruisev1alpha1.RetentionWhenDeleted {
 		return true
 	}
-	wanted, numbered := w.wants(name)
-	return wanted || !numbered && live < int(w.replicas)
+	wanted, numbered := w.Wants(name)
+	return wanted || !numbered && live < int(w.Replicas)
 }
 
 // keysOf are the keys of the node labels and of the pod annotations that a spec names.
@@ -429,7 +390,7 @@ func pick(from map[string]string, keys []string) map[string]string {
 }
 
 // stepAside says on the objects that we generated why nothing is recorded. The others are OpenKruise's alone.
-func (r *recording) stepAside(ctx context.Context, ref workloadRef, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
+func (r *recording) stepAside(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
 	for _, s := range all {
 		if s.Labels[stayputv1alpha1.LabelGenerated] != "true" || r.plain() {
 			continue
@@ -493,7 +454,7 @@ func ownConditions(all []metav1.Condition) []metav1.Condition {
 }
 
 // write applies a status where it differs.
-func (r *recording) write(ctx context.Context, ref workloadRef, s *kruisev1alpha1.PersistentPodState, v verdict) error {
+func (r *recording) write(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState, v verdict) error {
 	is, want := s.Status, statusOf(s, v, r.now())
 	is.Conditions, want.Conditions = ownConditions(is.Conditions), ownConditions(want.Conditions)
 	if r.plain() {
@@ -557,11 +518,11 @@ func (r *recording) apply(ctx context.Context, s *kruisev1alpha1.PersistentPodSt
 // pace bounds how often the objects for one workload are written. The zero value is ready.
 type pace struct {
 	mu   sync.Mutex
-	next map[workloadRef]time.Time
+	next map[home.Ref]time.Time
 }
 
 // left is how long to wait before the next write.
-func (p *pace) left(ref workloadRef, now time.Time) time.Duration {
+func (p *pace) left(ref home.Ref, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if left := p.next[ref].Sub(now); left > 0 {
@@ -572,11 +533,11 @@ func (p *pace) left(ref workloadRef, now time.Time) time.Duration {
 }
 
 // wrote notes a write of so many records: one of a thousand costs the API server a good part of a second.
-func (p *pace) wrote(ref workloadRef, records int, now time.Time) {
+func (p *pace) wrote(ref home.Ref, records int, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.next == nil {
-		p.next = map[workloadRef]time.Time{}
+		p.next = map[home.Ref]time.Time{}
 	}
 	p.next[ref] = now.Add(recordEvery * time.Duration(1+records/1000))
 }

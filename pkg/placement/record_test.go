@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
 )
 
 const (
@@ -22,7 +25,7 @@ const (
 )
 
 // zonedNodes are a and b, in zones of their own, and c without one.
-var zonedNodes = fakeNodes{labelledNode("a", "east"), labelledNode("b", "west"), labelledNode("c", "")}
+var zonedNodes = hometest.Nodes{labelledNode("a", "east"), labelledNode("b", "west"), labelledNode("c", "")}
 
 func labelledNode(name, zoneOf string) *corev1.Node {
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{hostname: "host-" + name, "other": "x"}}}
@@ -53,8 +56,10 @@ func terminating(pod corev1.Pod) corev1.Pod {
 	return pod
 }
 
-func web(replicas int32) *workload {
-	return &workload{ref: workloadRef{"apps", "StatefulSet", "ns", "web"}, apiVersion: "apps/v1", uid: "1", replicas: replicas}
+func web(replicas int32) *home.Workload {
+	return &home.Workload{
+		Ref: home.Ref{Group: "apps", Kind: "StatefulSet", Namespace: "ns", Name: "web"}, APIVersion: "apps/v1", UID: "1", Replicas: replicas,
+	}
 }
 
 func states(nodeOf map[string]string) map[string]kruisev1alpha1.PodState {
@@ -82,7 +87,7 @@ func TestARecordFollowsThePodWhereItIsReadyAndStaysMeanwhile(t *testing.T) {
 	whenDeleted.PersistentPodStateRetentionPolicy = kruisev1alpha1.RetentionWhenDeleted
 	for name, c := range map[string]struct {
 		spec     kruisev1alpha1.PersistentPodStateSpec
-		w        *workload
+		w        *home.Workload
 		was      map[string]string // nodes by pod
 		pods     []corev1.Pod
 		want     map[string]string
@@ -195,7 +200,7 @@ func TestTheOldestObjectForATargetIsObeyedThenTheFirstByName(t *testing.T) {
 	all := []kruisev1alpha1.PersistentPodState{object("young", 0), object("z", time.Minute), object("a", time.Minute), deleted}
 	for range 2 {
 		var names []string
-		for _, s := range inOrder(all) {
+		for _, s := range home.ByAge(all) {
 			names = append(names, s.Name)
 		}
 		if want := []string{"a", "z", "young"}; !slices.Equal(names, want) {
@@ -251,7 +256,7 @@ func TestConditionsSayWhatIsWrongWhileItIsSoAndThatItIsNotAnyMore(t *testing.T) 
 
 func TestAnObjectIsWrittenAtMostOnceASecond(t *testing.T) {
 	var p pace
-	ref, now := web(1).ref, time.Unix(1000, 0)
+	ref, now := web(1).Ref, time.Unix(1000, 0)
 	if left := p.left(ref, now); left != 0 {
 		t.Errorf("before the first write: %s", left)
 	}
@@ -259,15 +264,55 @@ func TestAnObjectIsWrittenAtMostOnceASecond(t *testing.T) {
 	if left := p.left(ref, now.Add(300*time.Millisecond)); left != 700*time.Millisecond {
 		t.Errorf("0.3 s after a write: %s", left)
 	}
-	if left := p.left(workloadRef{name: "other"}, now); left != 0 {
+	if left := p.left(home.Ref{Name: "other"}, now); left != 0 {
 		t.Errorf("for another workload: %s", left)
 	}
-	p.wrote(workloadRef{name: "big"}, 3000, now)
-	if left := p.left(workloadRef{name: "big"}, now); left != 4*time.Second {
+	p.wrote(home.Ref{Name: "big"}, 3000, now)
+	if left := p.left(home.Ref{Name: "big"}, now); left != 4*time.Second {
 		t.Errorf("after a write of 3,000 records: %s", left)
 	}
-	p.left(workloadRef{name: "big"}, now.Add(time.Minute))
+	p.left(home.Ref{Name: "big"}, now.Add(time.Minute))
 	if left := p.left(ref, now.Add(time.Second)); left != 0 || len(p.next) != 0 {
 		t.Errorf("1 s after a write: %s, and %d are remembered", left, len(p.next))
+	}
+}
+
+func in(key, value string) []corev1.NodeSelectorRequirement {
+	return []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}}
+}
+
+func TestAPodOfThousandsComesHomeByTheLabelsOfItsNode(t *testing.T) {
+	spec := kruisev1alpha1.PersistentPodStateSpec{
+		RequiredPersistentTopology:  &kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{zone, "absent"}},
+		PreferredPersistentTopology: byHostname.PreferredPersistentTopology,
+	}
+	var pods []corev1.Pod
+	for i := range tooManyPods {
+		pods = append(pods, podOn("1", fmt.Sprintf("web-%d", i), "node-1", true))
+	}
+	nodes := hometest.Nodes{hometest.Node("node-1", "a"), hometest.Node("node-2", "b")}
+	v := recordPods(&spec, web(tooManyPods), nil, pods, nodes)
+	s := home.Situation{Now: hometest.Noon, Nodes: nodes, Pod: hometest.Pod(), Record: &home.Record{Spec: spec, State: v.states["web-7"]}}
+	if len(s.Record.State.NodeTopologyLabels) > 0 {
+		t.Fatal("the labels are recorded: the test shows nothing")
+	}
+
+	d := home.Decide(s)
+	placed := d.Affinity.Merge(nil)
+	required := placed.RequiredDuringSchedulingIgnoredDuringExecution
+	preferred := placed.PreferredDuringSchedulingIgnoredDuringExecution
+	if d.Outcome != home.OutcomeHome || required == nil || len(required.NodeSelectorTerms) != 1 || len(preferred) != 1 ||
+		!equality.Semantic.DeepEqual(required.NodeSelectorTerms[0].MatchExpressions, in(zone, "a")) ||
+		!equality.Semantic.DeepEqual(preferred[0].Preference.MatchExpressions, in(hostname, "node-1")) {
+		t.Errorf("decided %+v, by %+v", d, placed)
+	}
+
+	hometest.Cordoned(nodes[0])
+	if d := home.Decide(s); d.Outcome != home.OutcomeWait || !strings.Contains(d.Reason, "is cordoned") {
+		t.Errorf("its node is cordoned: decided %+v", d)
+	}
+	s.Nodes = nodes[1:]
+	if d := home.Decide(s); d.Outcome != home.OutcomeElsewhere || d.Home != "node node-1" || d.Reason != "is gone from the cluster" {
+		t.Errorf("its node is gone: decided %+v", d)
 	}
 }

@@ -24,6 +24,7 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	retainedipac "github.com/stayput/stayput/pkg/api/stayput/v1alpha1/applyconfiguration/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // Indexes of RetainedIPs in the cache.
@@ -91,10 +92,10 @@ func (r *releaser) setUp(mgr ctrl.Manager) error {
 
 // ownerMayDiffer picks the moments at which a pod can have come to another owner: its first, its adoption, its end.
 var ownerMayDiffer = predicate.Funcs{
-	CreateFunc: func(e event.CreateEvent) bool { return annotated(e.Object.GetAnnotations()) },
-	DeleteFunc: func(e event.DeleteEvent) bool { return annotated(e.Object.GetAnnotations()) },
+	CreateFunc: func(e event.CreateEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
+	DeleteFunc: func(e event.DeleteEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
 	UpdateFunc: func(e event.UpdateEvent) bool {
-		return annotated(e.ObjectNew.GetAnnotations()) && !sameOwner(metav1.GetControllerOf(e.ObjectOld), metav1.GetControllerOf(e.ObjectNew))
+		return home.Annotated(e.ObjectNew.GetAnnotations()) && !sameOwner(metav1.GetControllerOf(e.ObjectOld), metav1.GetControllerOf(e.ObjectNew))
 	},
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }
@@ -157,7 +158,7 @@ func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, 
 	release := false
 	if ip.Spec.Retention == stayputv1alpha1.RetentionWhileOwned && ip.Spec.Identity == "" && !r.targets.numbers(pod) {
 		release = true
-		regarding(r.events, pod, corev1.EventTypeWarning, reasonNotOwned, fmt.Sprintf(
+		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, fmt.Sprintf(
 			"%s: %s is not possible for a pod of a %s: it needs pods with an ordinal, or the annotation %s; the IP is not retained",
 			stayputv1alpha1.AnnotationRetainIP, stayputv1alpha1.RetentionWhileOwned, owner.Kind, stayputv1alpha1.AnnotationIdentity))
 	}
@@ -219,7 +220,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	}
 	w := ip.Spec.Workload
 	r.events.Eventf(&corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: ip.Namespace, Name: w.Name, UID: types.UID(w.UID)},
-		ip, corev1.EventTypeNormal, reasonReleased, "Releasing", "%s", fmt.Sprintf("IP %v of pod %s on node %s is released: %s", ip.Status.IPs, ip.Spec.PodName, ip.Spec.NodeName, why))
+		ip, corev1.EventTypeNormal, home.ReasonReleased, "Releasing", "%s", fmt.Sprintf("IP %v of pod %s on node %s is released: %s", ip.Status.IPs, ip.Spec.PodName, ip.Spec.NodeName, why))
 	return reconcile.Result{}, nil
 }
 
@@ -228,7 +229,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 // while the workload exists and its pods keep their names. All others stay for as long as the node's agent allows:
 // not to know who wants an address is no reason to give it up.
 func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
-	stem, ok := stemOf(ip.Spec.PodName)
+	stem, _, ok := home.SplitOrdinal(ip.Spec.PodName)
 	if !ok || ip.Spec.Identity != "" { // the names of its pods tell nothing
 		return reconcile.Result{}, nil
 	}

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // indexed registers the indexes of the controller's cache with a fake client.
@@ -49,7 +50,7 @@ type fakeCache struct {
 func testReleaser(c client.Client) (*releaser, *events.FakeRecorder) {
 	said := events.NewFakeRecorder(10)
 	return &releaser{client: c, reader: c, events: said, now: time.Now, targets: &targets{
-		cache: fakeCache{Reader: c}, live: c, client: c, scales: map[workloadRef]scale{},
+		cache: fakeCache{Reader: c}, live: c, client: c, scales: map[home.Ref]scale{},
 		kinds: map[schema.GroupKind]*kindState{
 			statefulSets.gvk.GroupKind():         {targetKind: statefulSets},
 			advancedStatefulSets.gvk.GroupKind(): {targetKind: advancedStatefulSets, problem: errNotServed},
@@ -107,7 +108,7 @@ func TestAnAddressThatWasPublishedAgainWithoutAPodIsReleasedWithItsWorkload(t *t
 	if got := settle(t, r, key); !got.Spec.Release {
 		t.Errorf("its workload is deleted: %+v", got.Spec)
 	}
-	if note := <-said.Events; !strings.Contains(note, reasonReleased) || !strings.Contains(note, "192.0.2.7") || !strings.Contains(note, "StatefulSet web is deleted") {
+	if note := <-said.Events; !strings.Contains(note, home.ReasonReleased) || !strings.Contains(note, "192.0.2.7") || !strings.Contains(note, "StatefulSet web is deleted") {
 		t.Errorf("said %q", note)
 	}
 }

@@ -34,94 +34,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
-
-// workloadRef names a workload, whatever version of its kind is served.
-type workloadRef struct {
-	group, kind     string
-	namespace, name string
-}
-
-func (r workloadRef) String() string {
-	return fmt.Sprintf("%s %s/%s", r.groupKind(), r.namespace, r.name)
-}
-
-func (r workloadRef) groupKind() schema.GroupKind {
-	return schema.GroupKind{Group: r.group, Kind: r.kind}
-}
-
-func (r workloadRef) key() types.NamespacedName {
-	return types.NamespacedName{Namespace: r.namespace, Name: r.name}
-}
-
-// index is the workload as the indexes of the cache have it, which know the namespace already.
-func (r workloadRef) index() string { return r.group + "/" + r.kind + "/" + r.name }
-
-// workload is what the controller needs to know of the owner of pods.
-type workload struct {
-	ref         workloadRef
-	apiVersion  string
-	uid         types.UID
-	annotations map[string]string
-	// replicas is how many pods are wanted: those with the first ordinals from start on that are not reserved.
-	replicas int32
-	start    int64
-	reserved []ordinals
-}
-
-// reference is the workload as the subject of an Event.
-func (w *workload) reference() *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: w.apiVersion, Kind: w.ref.kind, Namespace: w.ref.namespace, Name: w.ref.name, UID: w.uid}
-}
-
-// ordinals are those from the first to the last, both included.
-type ordinals struct{ first, last int64 }
-
-// wants says whether the workload wants a pod of this name; numbered is false where the name does not end in an
-// ordinal, so that the workload's size does not tell.
-func (w *workload) wants(pod string) (wanted, numbered bool) {
-	o, numbered := ordinalIn(pod, w.ref.name)
-	return numbered && w.wantsOrdinal(o), numbered
-}
-
-func (w *workload) wantsOrdinal(o int64) bool {
-	if o < w.start {
-		return false
-	}
-	before := o - w.start // wanted ordinals below o, if none were reserved
-	for _, r := range w.reserved {
-		if r.first <= o && o <= r.last {
-			return false
-		}
-		if first, last := max(r.first, w.start), min(r.last, o-1); first <= last {
-			before -= last - first + 1
-		}
-	}
-	return before < int64(w.replicas)
-}
-
-// ordinalIn reads the ordinal that ends the name of a workload's pod.
-func ordinalIn(pod, workload string) (int64, bool) {
-	digits, ok := strings.CutPrefix(pod, workload+"-")
-	o, err := strconv.ParseInt(digits, 10, 32)
-	if !ok || err != nil || strconv.FormatInt(o, 10) != digits { // web-01 and web--1 are nobody's
-		return 0, false
-	}
-	return o, o >= 0
-}
-
-// ownerOf names the controller of a pod.
-func ownerOf(pod metav1.Object) (workloadRef, types.UID, bool) {
-	owner := metav1.GetControllerOf(pod)
-	if owner == nil {
-		return workloadRef{}, "", false
-	}
-	group, _, _ := strings.Cut(owner.APIVersion, "/")
-	if !strings.Contains(owner.APIVersion, "/") {
-		group = ""
-	}
-	return workloadRef{group, owner.Kind, pod.GetNamespace(), owner.Name}, owner.UID, true
-}
 
 // What get returns where it cannot return a workload. Any other error means that it is not known.
 var (
@@ -194,77 +108,8 @@ func (k targetKind) objects() client.ObjectList {
 	}
 }
 
-func (k targetKind) refOf(o client.Object) workloadRef {
-	return workloadRef{k.gvk.Group, k.gvk.Kind, o.GetNamespace(), o.GetName()}
-}
-
-// describe is the workload that an object of the kind is. The replicas of a scaled kind are not in it.
-func (k targetKind) describe(o client.Object) (*workload, error) {
-	w := &workload{
-		ref: k.refOf(o), apiVersion: k.gvk.GroupVersion().String(), uid: o.GetUID(), annotations: o.GetAnnotations(), replicas: 1,
-	}
-	switch o := o.(type) {
-	case *appsv1.StatefulSet:
-		if o.Spec.Replicas != nil {
-			w.replicas = *o.Spec.Replicas
-		}
-		if o.Spec.Ordinals != nil {
-			w.start = int64(o.Spec.Ordinals.Start)
-		}
-		return w, nil
-	case *unstructured.Unstructured:
-		return w, w.readAdvanced(o.Object)
-	}
-	return w, nil
-}
-
-// readAdvanced reads what matters of OpenKruise's StatefulSet.
-func (w *workload) readAdvanced(o map[string]any) error {
-	replicas, found, err := unstructured.NestedInt64(o, "spec", "replicas")
-	if err != nil {
-		return err
-	}
-	if found {
-		w.replicas = int32(replicas)
-	}
-	if w.start, _, err = unstructured.NestedInt64(o, "spec", "ordinals", "start"); err != nil {
-		return err
-	}
-	reserved, _, err := unstructured.NestedSlice(o, "spec", "reserveOrdinals")
-	if err != nil {
-		return err
-	}
-	w.reserved, err = parseReserved(reserved)
-	return err
-}
-
-// parseReserved reads ordinals and ranges of them: 3, "3", "5-7". The result is sorted and does not overlap.
-func parseReserved(list []any) ([]ordinals, error) {
-	var all []ordinals
-	for _, v := range list {
-		first, last, isRange := strings.Cut(fmt.Sprint(v), "-")
-		if !isRange {
-			last = first
-		}
-		var r ordinals
-		var err, errLast error
-		r.first, err = strconv.ParseInt(strings.TrimSpace(first), 10, 32)
-		r.last, errLast = strconv.ParseInt(strings.TrimSpace(last), 10, 32)
-		if err = errors.Join(err, errLast); err != nil {
-			return nil, fmt.Errorf("spec.reserveOrdinals: %v is not valid: %w", v, err)
-		}
-		all = append(all, r)
-	}
-	slices.SortFunc(all, func(a, b ordinals) int { return int(a.first - b.first) })
-	var apart []ordinals
-	for _, r := range all {
-		if n := len(apart); n > 0 && r.first <= apart[n-1].last+1 {
-			apart[n-1].last = max(apart[n-1].last, r.last)
-			continue
-		}
-		apart = append(apart, r)
-	}
-	return apart, nil
+func (k targetKind) refOf(o client.Object) home.Ref {
+	return home.Ref{Group: k.gvk.Group, Kind: k.gvk.Kind, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
 // targets are the workloads of all kinds whose pods keep their names. Kinds other than StatefulSet come and go
@@ -282,7 +127,7 @@ type targets struct {
 	kinds    map[schema.GroupKind]*kindState
 	watchers []func(targetKind) error
 	heeders  []func(schema.GroupKind)
-	scales   map[workloadRef]scale
+	scales   map[home.Ref]scale
 }
 
 type kindState struct {
@@ -313,7 +158,7 @@ func newTargets(mgr ctrl.Manager, custom []schema.GroupVersionKind) (*targets, e
 	}
 	t := &targets{
 		cache: mgr.GetCache(), live: mgr.GetAPIReader(), client: mgr.GetClient(), discovery: d, every: lookupEvery,
-		kinds: map[schema.GroupKind]*kindState{}, scales: map[workloadRef]scale{},
+		kinds: map[schema.GroupKind]*kindState{}, scales: map[home.Ref]scale{},
 	}
 	for _, gvk := range custom {
 		t.kinds[gvk.GroupKind()] = &kindState{targetKind: targetKind{gvk, true}, problem: errUnknownYet}
@@ -443,12 +288,12 @@ func (t *targets) readable() []targetKind {
 }
 
 // list names all workloads of a kind that the cache has.
-func (t *targets) list(ctx context.Context, k targetKind) ([]workloadRef, error) {
+func (t *targets) list(ctx context.Context, k targetKind) ([]home.Ref, error) {
 	list := k.objects()
 	if err := t.cache.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
-	var all []workloadRef
+	var all []home.Ref
 	err := meta.EachListItem(list, func(o runtime.Object) error {
 		if o, ok := o.(client.Object); ok {
 			all = append(all, k.refOf(o))
@@ -470,14 +315,14 @@ func (t *targets) kind(gk schema.GroupKind) (targetKind, error) {
 }
 
 // of returns the controller of a pod, if it is of a kind whose pods keep their names.
-func (t *targets) of(pod metav1.Object) (workloadRef, types.UID, bool) {
-	ref, uid, ok := ownerOf(pod)
+func (t *targets) of(pod metav1.Object) (home.Ref, types.UID, bool) {
+	ref, uid, ok := home.OwnerOf(pod)
 	if !ok {
 		return ref, uid, false
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, ok = t.kinds[ref.groupKind()]
+	_, ok = t.kinds[ref.GroupKind()]
 	return ref, uid, ok
 }
 
@@ -490,18 +335,18 @@ func (t *targets) numbers(pod *corev1.Pod) bool {
 	if !ok {
 		return false
 	}
-	_, numbered := ordinalIn(pod.Name, ref.name)
-	return numbered
+	workload, _, numbered := home.SplitOrdinal(pod.Name)
+	return numbered && workload == ref.Name
 }
 
 // get returns a workload, from the cache if it is there. The API server is asked before errWorkloadGone is
 // returned.
-func (t *targets) get(ctx context.Context, ref workloadRef) (*workload, error) {
+func (t *targets) get(ctx context.Context, ref home.Ref) (*home.Workload, error) {
 	w, err := t.cached(ctx, ref)
 	if w != nil || err != nil {
 		return w, err
 	}
-	k, err := t.kind(ref.groupKind())
+	k, err := t.kind(ref.GroupKind())
 	if err != nil {
 		return nil, err
 	}
@@ -509,8 +354,8 @@ func (t *targets) get(ctx context.Context, ref workloadRef) (*workload, error) {
 }
 
 // cached returns a workload as the cache has it, or nil.
-func (t *targets) cached(ctx context.Context, ref workloadRef) (*workload, error) {
-	k, err := t.kind(ref.groupKind())
+func (t *targets) cached(ctx context.Context, ref home.Ref) (*home.Workload, error) {
+	k, err := t.kind(ref.GroupKind())
 	if err != nil {
 		return nil, err
 	}
@@ -522,11 +367,11 @@ func (t *targets) cached(ctx context.Context, ref workloadRef) (*workload, error
 }
 
 // read reads a workload. It does not wait for ever for a cache that a lost permission keeps from filling.
-func (t *targets) read(ctx context.Context, from client.Reader, k targetKind, ref workloadRef) (*workload, error) {
+func (t *targets) read(ctx context.Context, from client.Reader, k targetKind, ref home.Ref) (*home.Workload, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()
 	o := k.object()
-	if err := from.Get(ctx, ref.key(), o, client.UnsafeDisableDeepCopy); err != nil { // o is only read
+	if err := from.Get(ctx, ref.Key(), o, client.UnsafeDisableDeepCopy); err != nil { // o is only read
 		if absent(err) {
 			t.mu.Lock()
 			delete(t.scales, ref)
@@ -535,9 +380,9 @@ func (t *targets) read(ctx context.Context, from client.Reader, k targetKind, re
 		}
 		return nil, fmt.Errorf("reading %s: %w", ref, err)
 	}
-	w, err := k.describe(o)
+	w, err := home.WorkloadOf(k.gvk, o)
 	if err == nil && k.scaled {
-		w.replicas, err = t.scaleOf(ctx, k, ref, o)
+		w.Replicas, err = t.scaleOf(ctx, k, ref, o)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", ref, err)
@@ -551,7 +396,7 @@ func absent(err error) bool {
 }
 
 // scaleOf asks the scale subresource, once for each version of the object.
-func (t *targets) scaleOf(ctx context.Context, k targetKind, ref workloadRef, o client.Object) (int32, error) {
+func (t *targets) scaleOf(ctx context.Context, k targetKind, ref home.Ref, o client.Object) (int32, error) {
 	version := o.GetResourceVersion()
 	if g := o.GetGeneration(); g > 0 {
 		version = strconv.FormatInt(g, 10)
@@ -564,8 +409,8 @@ func (t *targets) scaleOf(ctx context.Context, k targetKind, ref workloadRef, o 
 	}
 	of, sub := &unstructured.Unstructured{}, &unstructured.Unstructured{}
 	of.SetGroupVersionKind(k.gvk)
-	of.SetNamespace(ref.namespace)
-	of.SetName(ref.name)
+	of.SetNamespace(ref.Namespace)
+	of.SetName(ref.Name)
 	sub.SetGroupVersionKind(schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"})
 	err := t.client.SubResource("scale").Get(ctx, of, sub)
 	switch {
@@ -592,12 +437,12 @@ func (t *targets) wantsLive(ctx context.Context, namespace string, of stayputv1a
 	if err != nil {
 		return false, fmt.Errorf("workload %s %s/%s: %w", of.Kind, namespace, of.Name, err)
 	}
-	ref := workloadRef{gv.Group, of.Kind, namespace, of.Name}
-	k, err := t.kind(ref.groupKind())
+	ref := home.Ref{Group: gv.Group, Kind: of.Kind, Namespace: namespace, Name: of.Name}
+	k, err := t.kind(ref.GroupKind())
 	if errors.Is(err, errNotTarget) {
 		o := &metav1.PartialObjectMetadata{}
 		o.SetGroupVersionKind(gv.WithKind(of.Kind))
-		if err := t.live.Get(ctx, ref.key(), o); err != nil {
+		if err := t.live.Get(ctx, ref.Key(), o); err != nil {
 			if absent(err) {
 				return false, errWorkloadGone
 			}
@@ -612,7 +457,7 @@ func (t *targets) wantsLive(ctx context.Context, namespace string, of stayputv1a
 	if err != nil {
 		return false, err
 	}
-	wanted, numbered := w.wants(pod)
+	wanted, numbered := w.Wants(pod)
 	return wanted || !numbered, nil
 }
 
@@ -656,14 +501,14 @@ func (t *targets) maker(ctx context.Context, namespace, stem string) (*stayputv1
 		return nil, fmt.Errorf("reading %s %s: %w", of[0].GroupKind(), key, err)
 	}
 	asks, _, err := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "annotations")
-	if err != nil || !annotated(asks) || asks[stayputv1alpha1.AnnotationIdentity] != "" {
+	if err != nil || !home.Annotated(asks) || asks[stayputv1alpha1.AnnotationIdentity] != "" {
 		return nil, nil // its pods ask for nothing, so that it is not theirs, or it has no template
 	}
 	return &stayputv1alpha1.WorkloadReference{APIVersion: o.GetAPIVersion(), Kind: o.GetKind(), Name: stem, UID: string(o.GetUID())}, nil
 }
 
 // watchWorkloads has a controller look at every workload that can be read, when it comes, goes or changes.
-func watchWorkloads[request comparable](t *targets, c controller.TypedController[request], requests func(context.Context, workloadRef) []request) error {
+func watchWorkloads[request comparable](t *targets, c controller.TypedController[request], requests func(context.Context, home.Ref) []request) error {
 	return t.each(func(k targetKind) error {
 		return c.Watch(source.TypedKind(t.cache, k.object(), handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, o client.Object) []request { return requests(ctx, k.refOf(o)) }), workloadMoved))
@@ -691,9 +536,12 @@ var workloadMoved = predicate.TypedFuncs[client.Object]{UpdateFunc: func(e event
 		!maps.Equal(was.GetAnnotations(), is.GetAnnotations())
 }}
 
+// indexKey names a workload in the indexes of the cache, which know the namespace already.
+func indexKey(r home.Ref) string { return r.Group + "/" + r.Kind + "/" + r.Name }
+
 // Indexes of pods in the cache, within their namespace.
 const (
-	podsByOwner = "controller" // workloadRef.index of the controller
+	podsByOwner = "controller" // home.Ref.index of the controller
 	// podsOrphaned has the pods without a controller under the name that their workload had, as their own name
 	// tells it: that of a StatefulSet that was deleted with --cascade=orphan.
 	podsOrphaned = "orphan"
@@ -702,11 +550,11 @@ const (
 func indexPods(ctx context.Context, indexer client.FieldIndexer) error {
 	return errors.Join(
 		indexer.IndexField(ctx, &corev1.Pod{}, podsByOwner, func(o client.Object) []string {
-			ref, _, ok := ownerOf(o)
+			ref, _, ok := home.OwnerOf(o)
 			if !ok {
 				return nil
 			}
-			return []string{ref.index()}
+			return []string{indexKey(ref)}
 		}),
 		indexer.IndexField(ctx, &corev1.Pod{}, podsOrphaned, func(o client.Object) []string {
 			stem, ok := orphanOf(o)
@@ -723,24 +571,15 @@ func orphanOf(pod metav1.Object) (string, bool) {
 	if metav1.GetControllerOf(pod) != nil {
 		return "", false
 	}
-	return stemOf(pod.GetName())
-}
-
-// stemOf is a pod's name without the ordinal that ends it.
-func stemOf(pod string) (string, bool) {
-	i := strings.LastIndexByte(pod, '-')
-	if i <= 0 {
-		return "", false
-	}
-	_, ok := ordinalIn(pod, pod[:i])
-	return pod[:i], ok
+	stem, _, ok := home.SplitOrdinal(pod.GetName())
+	return stem, ok
 }
 
 // podsOf are the pods that name a workload as their controller, of whatever UID. They are the cache's own: they
 // must not be changed.
-func podsOf(ctx context.Context, from client.Reader, ref workloadRef) ([]corev1.Pod, error) {
+func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]corev1.Pod, error) {
 	var list corev1.PodList
-	err := from.List(ctx, &list, client.InNamespace(ref.namespace), client.MatchingFields{podsByOwner: ref.index()}, client.UnsafeDisableDeepCopy)
+	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{podsByOwner: indexKey(ref)}, client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return nil, fmt.Errorf("listing the pods of %s: %w", ref, err)
 	}
@@ -748,13 +587,13 @@ func podsOf(ctx context.Context, from client.Reader, ref workloadRef) ([]corev1.
 }
 
 // leftOf says whether pods of a workload that is gone are left, orphans included: whoever adopts them inherits.
-func leftOf(ctx context.Context, from client.Reader, ref workloadRef) (bool, error) {
+func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error) {
 	pods, err := podsOf(ctx, from, ref)
 	if err != nil || len(pods) > 0 {
 		return true, err
 	}
 	var orphans corev1.PodList
-	err = from.List(ctx, &orphans, client.InNamespace(ref.namespace), client.MatchingFields{podsOrphaned: ref.name}, client.UnsafeDisableDeepCopy)
+	err = from.List(ctx, &orphans, client.InNamespace(ref.Namespace), client.MatchingFields{podsOrphaned: ref.Name}, client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return true, fmt.Errorf("listing the orphans of %s: %w", ref, err)
 	}

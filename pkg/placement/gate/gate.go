@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -13,30 +12,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
-// The objects by which pods are gated, see deploy.
-const (
-	// AnnotatedBinding and RecordedBinding bind the admission policies that add the gate.
-	AnnotatedBinding = "stayput-gate-annotated"
-	RecordedBinding  = "stayput-gate-recorded"
-	// Workloads is the ConfigMap of a namespace that lists the workloads whose pods RecordedBinding's policy gates.
-	Workloads = "stayput-gated-workloads"
-)
-
-// On reports whether a pod has the gate.
-func On(pod *corev1.Pod) bool { return index(pod) >= 0 }
-
-func index(pod *corev1.Pod) int {
-	return slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
-		return g.Name == v1alpha1.PlacementGate
-	})
-}
+// Workloads is the ConfigMap of a namespace that lists the workloads whose pods are gated because a PersistentPodState
+// records them.
+const Workloads = "stayput-gated-workloads"
 
 // Remove ungates a pod; without the gate it does nothing. The patch's tests bind it to this pod and this gate: if
 // either has changed since pod was read, the error is Invalid or Conflict.
 func Remove(ctx context.Context, c client.Client, pod *corev1.Pod) error {
-	i := index(pod)
+	i := home.GateOf(pod)
 	if i < 0 {
 		return nil
 	}

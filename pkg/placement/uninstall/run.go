@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/uninstall"
 )
@@ -47,8 +48,8 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	defer cancel()
 	say := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
 	for _, o := range []client.Object{
-		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: gate.AnnotatedBinding}},
-		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: gate.RecordedBinding}},
+		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateAnnotated}},
+		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateRecorded}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: uninstall.ConfigMap}},
 	} {
 		name := o.GetName()

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/gate"
 )
 
@@ -62,7 +63,7 @@ func ungatePages(ctx context.Context, c client.Reader, remove func(*corev1.Pod) 
 		if listErr != nil {
 			return found, errors.Join(err, fmt.Errorf("listing pods: %w", listErr))
 		}
-		n, ungateErr := ungate(list.Items, gate.On, remove)
+		n, ungateErr := ungate(list.Items, home.Gated, remove)
 		found, err = found+n, errors.Join(err, ungateErr)
 	}
 	return found, err

@@ -17,6 +17,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/uninstall"
 )
@@ -70,7 +71,7 @@ func New(mgr ctrl.Manager, namespace string, memory Memory) (*Uninstaller, error
 	if u.installation, err = uninstall.NewSignal(config, namespace, uninstall.Object{}, log); err != nil {
 		return nil, err
 	}
-	u.binding, err = uninstall.NewSignalFor(config, bindings, "", gate.AnnotatedBinding, uninstall.Object{}, log)
+	u.binding, err = uninstall.NewSignalFor(config, bindings, "", home.PolicyGateAnnotated, uninstall.Object{}, log)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +146,7 @@ func (u *Uninstaller) pass(ctx context.Context) (found int, err error) {
 	if err := u.cache.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
 		return 0, fmt.Errorf("listing pods: %w", err)
 	}
-	gated := func(pod *corev1.Pod) bool { return gate.On(pod) && !u.memory.WasUngated(pod) }
+	gated := func(pod *corev1.Pod) bool { return home.Gated(pod) && !u.memory.WasUngated(pod) }
 	return ungate(all.Items, gated, func(pod *corev1.Pod) error {
 		err := client.IgnoreNotFound(gate.Remove(ctx, u.live, pod))
 		switch {

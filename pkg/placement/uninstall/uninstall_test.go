@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/uninstall"
 )
 
@@ -27,7 +27,7 @@ func TestEveryPodIsUngatedAlthoughOneFails(t *testing.T) {
 	pods = append(pods, corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "free"}})
 	var mu sync.Mutex
 	tried := map[string]int{}
-	found, err := ungate(pods, gate.On, func(pod *corev1.Pod) error {
+	found, err := ungate(pods, home.Gated, func(pod *corev1.Pod) error {
 		mu.Lock()
 		defer mu.Unlock()
 		tried[pod.Name]++
@@ -51,7 +51,7 @@ func TestEveryPodIsUngatedAlthoughOneFails(t *testing.T) {
 	if found != 10*ungaters {
 		t.Errorf("found %d gated pods", found)
 	}
-	if found, err := ungate(nil, gate.On, nil); found != 0 || err != nil {
+	if found, err := ungate(nil, home.Gated, nil); found != 0 || err != nil {
 		t.Error(found, err)
 	}
 }

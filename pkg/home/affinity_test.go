@@ -1,4 +1,4 @@
-package placement
+package home
 
 import (
 	"testing"
@@ -11,7 +11,7 @@ func in(key string, values ...string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}
 }
 
-func TestAPullLosesNothingOfThePodsOwn(t *testing.T) {
+func TestMergingLosesNothingOfThePodsOwnAffinity(t *testing.T) {
 	own := &corev1.NodeAffinity{
 		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
 			{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd")}},
@@ -23,9 +23,9 @@ func TestAPullLosesNothingOfThePodsOwn(t *testing.T) {
 		},
 	}
 	before := own.DeepCopy()
-	p := pull{
-		node: "node-1", required: []corev1.NodeSelectorRequirement{in("zone", "a")},
-		preferred: []corev1.PreferredSchedulingTerm{{Weight: 50, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("host", "h")}}}},
+	p := Affinity{
+		Node: "node-1", Required: []corev1.NodeSelectorRequirement{in("zone", "a")},
+		Preferred: []corev1.PreferredSchedulingTerm{{Weight: 50, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("host", "h")}}}},
 	}
 	want := &corev1.NodeAffinity{
 		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
@@ -33,27 +33,27 @@ func TestAPullLosesNothingOfThePodsOwn(t *testing.T) {
 			{MatchExpressions: []corev1.NodeSelectorRequirement{in("zone", "a")}, MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "node-9"), in("metadata.name", "node-1")}},
 			{},
 		}},
-		PreferredDuringSchedulingIgnoredDuringExecution: append(before.DeepCopy().PreferredDuringSchedulingIgnoredDuringExecution, p.preferred...),
+		PreferredDuringSchedulingIgnoredDuringExecution: append(before.DeepCopy().PreferredDuringSchedulingIgnoredDuringExecution, p.Preferred...),
 	}
-	merged := p.merge(own)
+	merged := p.Merge(own)
 	if !equality.Semantic.DeepEqual(merged, want) {
 		t.Errorf("merged into\n%+v\nnot\n%+v", merged, want)
 	}
 	if !equality.Semantic.DeepEqual(own, before) {
 		t.Error("the pod itself was changed")
 	}
-	if again := p.merge(merged); !equality.Semantic.DeepEqual(again, merged) {
+	if again := p.Merge(merged); !equality.Semantic.DeepEqual(again, merged) {
 		t.Errorf("merged twice it is\n%+v", again)
 	}
 }
 
-func TestAPullOnAPodWithoutAffinityIsOneTerm(t *testing.T) {
-	merged := pull{node: "node-1"}.merge(nil)
+func TestAPodWithoutAffinityGetsOneTerm(t *testing.T) {
+	merged := Affinity{Node: "node-1"}.Merge(nil)
 	terms := merged.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 	if len(terms) != 1 || len(terms[0].MatchExpressions) != 0 || !sameRequirements(terms[0].MatchFields, []corev1.NodeSelectorRequirement{in("metadata.name", "node-1")}) {
 		t.Errorf("merged into %+v", merged)
 	}
-	if merged := (pull{}).merge(nil); merged.RequiredDuringSchedulingIgnoredDuringExecution != nil {
-		t.Errorf("a pull to nowhere requires %+v", merged)
+	if merged := (Affinity{}).Merge(nil); merged.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		t.Errorf("an empty affinity requires %+v", merged)
 	}
 }

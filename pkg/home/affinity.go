@@ -1,0 +1,89 @@
+package home
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Affinity is the node affinity that brings a pod home. The zero value asks for nothing.
+type Affinity struct {
+	Required  []corev1.NodeSelectorRequirement // of node labels
+	Node      string                           // required by name
+	Preferred []corev1.PreferredSchedulingTerm
+}
+
+// Requires reports whether a pod with this affinity can start at its home only.
+func (a Affinity) Requires() bool { return a.Node != "" || len(a.Required) > 0 }
+
+// Empty reports whether there is nothing to merge.
+func (a Affinity) Empty() bool { return !a.Requires() && len(a.Preferred) == 0 }
+
+// Merge returns a pod's own node affinity (nil: it has none) with this one added. own is left alone, nothing of it is
+// lost, and merging again adds nothing: a pod whose gate could not be removed is merged twice.
+//
+// The API server accepts that each required term of a gated pod becomes narrower, but no further term (KEP-3838).
+// Terms are ORed, so every term gets the requirements. A term without requirements matches no node and would begin to
+// match if it got one: it stays as it is.
+func (a Affinity) Merge(own *corev1.NodeAffinity) *corev1.NodeAffinity {
+	merged := own.DeepCopy()
+	if merged == nil {
+		merged = &corev1.NodeAffinity{}
+	}
+	if a.Requires() {
+		if merged.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+			merged.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{}
+		}
+		required := merged.RequiredDuringSchedulingIgnoredDuringExecution
+		if len(required.NodeSelectorTerms) == 0 {
+			required.NodeSelectorTerms = []corev1.NodeSelectorTerm{{}}
+			a.narrow(&required.NodeSelectorTerms[0])
+		}
+		for i := range required.NodeSelectorTerms {
+			if t := &required.NodeSelectorTerms[i]; len(t.MatchExpressions)+len(t.MatchFields) > 0 {
+				a.narrow(t)
+			}
+		}
+	}
+	for _, term := range a.Preferred {
+		if !slices.ContainsFunc(merged.PreferredDuringSchedulingIgnoredDuringExecution, func(t corev1.PreferredSchedulingTerm) bool {
+			return t.Weight == term.Weight && len(t.Preference.MatchFields) == 0 &&
+				sameRequirements(t.Preference.MatchExpressions, term.Preference.MatchExpressions)
+		}) {
+			merged.PreferredDuringSchedulingIgnoredDuringExecution = append(merged.PreferredDuringSchedulingIgnoredDuringExecution, term)
+		}
+	}
+	return merged
+}
+
+// narrow ANDs the requirements into a term.
+func (a Affinity) narrow(t *corev1.NodeSelectorTerm) {
+	if a.Node != "" {
+		t.MatchFields = and(t.MatchFields, byName(a.Node))
+	}
+	for _, r := range a.Required {
+		t.MatchExpressions = and(t.MatchExpressions, r)
+	}
+}
+
+// byName requires one node whatever its labels say. The scheduler then filters this node alone, however many there
+// are.
+func byName(node string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
+}
+
+func and(all []corev1.NodeSelectorRequirement, r corev1.NodeSelectorRequirement) []corev1.NodeSelectorRequirement {
+	if slices.ContainsFunc(all, func(o corev1.NodeSelectorRequirement) bool { return sameRequirement(o, r) }) {
+		return all
+	}
+	return append(all, r)
+}
+
+func sameRequirement(a, b corev1.NodeSelectorRequirement) bool {
+	return a.Key == b.Key && a.Operator == b.Operator && slices.Equal(a.Values, b.Values)
+}
+
+func sameRequirements(a, b []corev1.NodeSelectorRequirement) bool {
+	return slices.EqualFunc(a, b, sameRequirement)
+}

@@ -1,0 +1,166 @@
+package home
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// Situation is all that the placement of a pod depends on. It is a snapshot: every part of it must be known. What is
+// not known is a reason to try again, never to decide.
+type Situation struct {
+	Now     time.Time
+	Pod     *corev1.Pod
+	Address Address
+	// Record is what the pod's PersistentPodState records; nil: nothing.
+	Record *Record
+	// GivenUp: the pod's predecessor waited for its home in vain.
+	GivenUp bool
+	Nodes   Nodes
+}
+
+// Outcome of a decision.
+type Outcome string
+
+// The outcomes. Their values are those of a metric's label and of kubectl stayput why -o json.
+const (
+	OutcomeFree      Outcome = "free"      // has no home: anywhere
+	OutcomeHome      Outcome = "home"      // to its home
+	OutcomeWait      Outcome = "wait"      // its home cannot take it now
+	OutcomeElsewhere Outcome = "elsewhere" // has a home that cannot take it: anywhere
+	OutcomeEvict     Outcome = "evict"     // pinned to a home that has no room: to be deleted, its successor goes elsewhere
+)
+
+// Decision is what becomes of a pod now.
+type Decision struct {
+	Outcome Outcome
+	// Affinity to give the pod.
+	Affinity Affinity
+	// Home is where the pod goes, what it waits for or what it gives up, for people.
+	Home string
+	// Reason says why the pod waits or goes elsewhere. It continues the sentence "home … ".
+	Reason string
+	// Retry is when to decide again at the latest; zero: when something changes.
+	Retry time.Duration
+	// Node or, if it is empty, the nodes with Labels are what a pod waits for: a change of theirs can end the wait.
+	Node   string
+	Labels map[string]string
+	// Notes are what else the owner of the pod should know.
+	Notes []string
+}
+
+// forever is a wait without an end.
+const forever = time.Duration(1<<63 - 1)
+
+// Decide places a pod that is gated, or that is pinned to its home and has no node yet.
+func Decide(s Situation) Decision {
+	d := Decision{Outcome: OutcomeFree}
+	left, err := s.patience()
+	if err != nil {
+		d.Notes = append(d.Notes, err.Error())
+	}
+	if !Gated(s.Pod) {
+		return decidePinned(s, d, left)
+	}
+
+	// 1. The home. The address comes first: a record of another place is older than it.
+	required, affinity := s.Record.affinity(s.Nodes)
+	d.Affinity = affinity
+	node := s.Nodes.Node(s.Address.Node)
+	switch {
+	case s.Address.Node == "" && len(required) == 0 && s.Record.lost(s.Nodes):
+		d.Outcome, d.Home, d.Reason = OutcomeElsewhere, "node "+s.Record.State.NodeName, "is gone from the cluster"
+		return d
+	case s.Address.Node == "" && len(required) == 0:
+		if !d.Affinity.Empty() {
+			d.Outcome, d.Home = OutcomeHome, s.Record.State.NodeName
+		}
+		return d
+	case s.Address.Node != "" && node != nil && !hasLabels(node, required):
+		d.Notes = append(d.Notes, fmt.Sprintf("PersistentPodState %s records %s, but node %s, which keeps the pod's IP, has other labels: the IP's node is taken",
+			s.Record.Object.Name, spell(required), s.Address.Node))
+		d.Affinity.Required, required = nil, nil
+	}
+
+	// 2. Whether it can take the pod.
+	var o obstacle
+	if s.Address.Node != "" {
+		d.Home = "node " + s.Address.Node
+		o = obstacleTo(node, s.Pod)
+	} else {
+		d.Home = "nodes with " + spell(required)
+		o = obstacleToAll(s.Nodes, s.Record.State.NodeName, required, s.Pod)
+	}
+	switch {
+	case o.reason == "" && !s.GivenUp:
+		d.Outcome, d.Affinity.Node = OutcomeHome, s.Address.Node
+	case o.reason == "":
+		d.elsewhere("had no room for the pod")
+	case !o.permanent && !s.GivenUp && left > 0:
+		d.Affinity = Affinity{}
+		d.wait(s, o.reason, required, left)
+	default:
+		d.elsewhere(o.reason)
+	}
+	return d
+}
+
+// decidePinned is for a pod that is no longer gated and has no node yet. Only the scheduler can say that there is no
+// room for it; until it has, it may just be slow.
+func decidePinned(s Situation, d Decision, left time.Duration) Decision {
+	if !Pinned(s.Pod) || s.Pod.Spec.NodeName != "" || !unschedulable(s.Pod) {
+		return d
+	}
+	const full = "has no room for the pod"
+	d.Home = s.Pod.Annotations[stayputv1alpha1.AnnotationHome]
+	if left > 0 {
+		required, _ := s.Record.affinity(s.Nodes)
+		d.wait(s, full, required, left)
+		return d
+	}
+	d.Outcome, d.Reason = OutcomeEvict, full
+	return d
+}
+
+func (d *Decision) wait(s Situation, reason string, required map[string]string, left time.Duration) {
+	d.Outcome, d.Reason, d.Node, d.Labels = OutcomeWait, reason, s.Address.Node, required
+	if left != forever {
+		d.Retry = left
+	}
+	if sure := s.Address.Guess.Sub(s.Now); Gated(s.Pod) && !s.Address.Guess.IsZero() && (d.Retry == 0 || sure < d.Retry) {
+		d.Retry = max(sure, time.Millisecond)
+	}
+}
+
+func (d *Decision) elsewhere(reason string) {
+	d.Outcome, d.Reason = OutcomeElsewhere, reason
+	d.Affinity.Required = nil // what is preferred holds no pod up
+}
+
+// patience returns how much longer the pod waits for its home.
+func (s Situation) patience() (left time.Duration, err error) {
+	since := waitsSince(s.Pod)
+	wait, whileKept, err := Wait(s.Pod.Annotations)
+	switch {
+	case !whileKept:
+		return since.Add(wait).Sub(s.Now), err
+	case s.Address.Node == "" || s.Address.Until.IsZero():
+		return forever, nil
+	}
+	return s.Address.Until.Sub(s.Now), nil
+}
+
+// spell writes labels for people.
+func spell(l map[string]string) string {
+	var s []string
+	for _, k := range slices.Sorted(maps.Keys(l)) {
+		s = append(s, k+"="+l[k])
+	}
+	return strings.Join(s, ",")
+}

@@ -1,0 +1,195 @@
+package home
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home/hometest"
+)
+
+var noon = hometest.Noon
+
+func notReady(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }
+
+func tainted(n *corev1.Node) {
+	n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "dedicated", Value: "batch", Effect: corev1.TaintEffectNoSchedule})
+}
+
+func recordWith(required, preferred []string) *Record {
+	r := &Record{
+		Object: types.NamespacedName{Namespace: "default", Name: "web"},
+		State: kruisev1alpha1.PodState{
+			NodeName:           "node-1",
+			NodeTopologyLabels: map[string]string{corev1.LabelHostname: "node-1", corev1.LabelTopologyZone: "a"},
+		},
+	}
+	if required != nil {
+		r.Spec.RequiredPersistentTopology = &kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: required}
+	}
+	for _, key := range preferred {
+		r.Spec.PreferredPersistentTopology = append(r.Spec.PreferredPersistentTopology,
+			kruisev1alpha1.PreferredTopologyTerm{Weight: 7, Preference: kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{key}}})
+	}
+	return r
+}
+
+func TestWhereAPodGoes(t *testing.T) {
+	healthy := hometest.Nodes{hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), hometest.Node("node-3", "b")}
+	with := func(change ...func(*corev1.Node)) hometest.Nodes {
+		return hometest.Nodes{hometest.Node("node-1", "a", change...), hometest.Node("node-2", "a"), hometest.Node("node-3", "b")}
+	}
+	for _, c := range []struct {
+		name      string
+		s         Situation
+		outcome   Outcome
+		node      string
+		required  []string
+		preferred int
+		retry     time.Duration
+		says      string
+	}{
+		{name: "a pod without a home goes anywhere", s: Situation{Nodes: healthy}, outcome: OutcomeFree},
+		{name: "a healthy home takes its pod", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}}, outcome: OutcomeHome, node: "node-1"},
+		{name: "a cordoned home is waited for", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}}, outcome: OutcomeWait, retry: 50 * time.Second, says: "is cordoned"},
+		{name: "a tolerated cordon is no reason to wait", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Pod: hometest.Pod(func(p *corev1.Pod) {
+			p.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists}}
+		})}, outcome: OutcomeHome, node: "node-1"},
+		{name: "a home that is not Ready is waited for", s: Situation{Nodes: with(notReady), Address: Address{Node: "node-1"}}, outcome: OutcomeWait, retry: 50 * time.Second, says: "is not Ready"},
+		{name: "a tainted home is waited for", s: Situation{Nodes: with(tainted), Address: Address{Node: "node-1"}}, outcome: OutcomeWait, retry: 50 * time.Second, says: "dedicated=batch:NoSchedule"},
+		{name: "a wait ends", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50 * time.Second)}, outcome: OutcomeElsewhere, says: "is cordoned"},
+		{name: "a wait does not end early", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50*time.Second - 1)}, outcome: OutcomeWait, retry: 1},
+		{name: "home-wait of the template", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "5m"))}, outcome: OutcomeWait, retry: 290 * time.Second},
+		{name: "home-wait of zero does not wait", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "0s"))}, outcome: OutcomeElsewhere},
+		{name: "home-wait as long as the address is kept", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1", Until: noon.Add(time.Hour)},
+			Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait, retry: time.Hour},
+		{name: "home-wait as long as an address without an end", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
+			Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait},
+		{name: "a home-wait that cannot be read is the default, and said", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
+			Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "soon"))}, outcome: OutcomeWait, retry: 50 * time.Second, says: `"soon" is not valid: expected a duration`},
+		{name: "a guess is waited for until it is known", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1", Guess: noon.Add(7 * time.Second)},
+			Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait, retry: 7 * time.Second},
+		{name: "a deleted home is not waited for", s: Situation{Nodes: healthy[1:], Address: Address{Node: "node-1"}}, outcome: OutcomeElsewhere, says: "is gone"},
+		{name: "a home that the pod's own selector excludes is reported, not enforced", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(func(p *corev1.Pod) {
+			p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "node-2"}
+		})}, outcome: OutcomeElsewhere, says: "node selector"},
+		{name: "a pod whose predecessor waited in vain goes free", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, GivenUp: true}, outcome: OutcomeElsewhere, says: "no room"},
+
+		{name: "what is preferred holds nobody up", s: Situation{Nodes: with(hometest.Cordoned), Record: recordWith(nil, []string{corev1.LabelHostname})}, outcome: OutcomeHome, preferred: 1},
+		{name: "a required host", s: Situation{Nodes: healthy, Record: recordWith([]string{corev1.LabelHostname}, nil)}, outcome: OutcomeHome, required: []string{"kubernetes.io/hostname=node-1"}},
+		{name: "a required host that is cordoned", s: Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelHostname}, nil)}, outcome: OutcomeWait, retry: 50 * time.Second, says: "is cordoned"},
+		{name: "a required host that is gone", s: Situation{Nodes: healthy[1:], Record: recordWith([]string{corev1.LabelHostname}, []string{corev1.LabelTopologyZone})}, outcome: OutcomeElsewhere, preferred: 1, says: "are gone"},
+		{name: "a required zone takes another node of it", s: Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelTopologyZone}, nil)}, outcome: OutcomeHome, required: []string{"topology.kubernetes.io/zone=a"}},
+		{name: "a label that the node did not have draws nowhere", s: Situation{Nodes: healthy, Record: recordWith([]string{"rack"}, []string{"rack"})}, outcome: OutcomeFree},
+		{name: "address and record together", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Record: recordWith([]string{corev1.LabelTopologyZone}, []string{corev1.LabelHostname})},
+			outcome: OutcomeHome, node: "node-1", required: []string{"topology.kubernetes.io/zone=a"}, preferred: 1},
+		{name: "the address wins over a record of another place", s: Situation{Nodes: healthy, Address: Address{Node: "node-3"}, Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
+			outcome: OutcomeHome, node: "node-3", says: "the IP's node is taken"},
+
+		{name: "an ungated pod is not ours until the scheduler has spoken", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.Status.Conditions = nil }), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
+		{name: "a full home is waited for", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned)}, outcome: OutcomeWait, retry: 50 * time.Second, says: "no room"},
+		{name: "a home that stays full is given up", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned), Now: noon.Add(50 * time.Second)}, outcome: OutcomeEvict, says: "no room"},
+		{name: "the wait for room begins when the pod is drawn, such as after an outage", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
+			p.CreationTimestamp = metav1.NewTime(noon.Add(-time.Hour))
+		}), Now: noon.Add(49 * time.Second)}, outcome: OutcomeWait, retry: time.Second, says: "no room"},
+		{name: "the wait for room as long as the address is kept", s: Situation{Nodes: healthy, Address: Address{Node: "node-1", Until: noon.Add(time.Hour)},
+			Pod: hometest.Pod(hometest.Pinned, hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait, retry: time.Hour},
+		{name: "a pod that was not drawn is never evicted", s: Situation{Nodes: healthy, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { delete(p.Annotations, stayputv1alpha1.AnnotationHome) }), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
+		{name: "nor one whose template was copied from a pod that was", s: Situation{Nodes: healthy, Pod: hometest.Pod(hometest.Pinned, hometest.Copied), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.s.Now.IsZero() {
+				c.s.Now = noon
+			}
+			if c.s.Pod == nil {
+				c.s.Pod = hometest.Pod()
+			}
+			d := Decide(c.s)
+			var required []string
+			for _, r := range d.Affinity.Required {
+				required = append(required, r.Key+"="+strings.Join(r.Values, ","))
+			}
+			if d.Outcome != c.outcome || d.Affinity.Node != c.node || !slices.Equal(required, c.required) || len(d.Affinity.Preferred) != c.preferred || d.Retry != c.retry {
+				t.Errorf("decided %+v", d)
+			}
+			if said := d.Reason + " " + strings.Join(d.Notes, " "); !strings.Contains(said, c.says) {
+				t.Errorf("said %q, not %q", said, c.says)
+			}
+		})
+	}
+}
+
+func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
+	at := func(node string, phase stayputv1alpha1.Phase, since time.Duration, expires string) *stayputv1alpha1.RetainedIP {
+		when := metav1.NewTime(noon.Add(since))
+		return &stayputv1alpha1.RetainedIP{
+			Spec:   stayputv1alpha1.RetainedIPSpec{NodeName: node},
+			Status: stayputv1alpha1.RetainedIPStatus{Phase: phase, Since: &when, Expires: expires},
+		}
+	}
+	old := at("node-1", stayputv1alpha1.PhaseRetained, -time.Hour, "never")
+	released := at("node-2", stayputv1alpha1.PhaseRetained, -time.Minute, "never")
+	released.Spec.Release = true
+	expired := at("node-3", stayputv1alpha1.PhaseRetained, -time.Minute, noon.Format(time.RFC3339))
+	stale := at("node-4", stayputv1alpha1.PhaseBound, -time.Minute, "") // its agent is down: nobody says that the pod has ended
+	// A node that lost its power came back, and noticed the end of the pod only then.
+	back := at("node-5", stayputv1alpha1.PhaseRetained, -time.Second, "never")
+	type kept = []*stayputv1alpha1.RetainedIP
+	for _, c := range []struct {
+		name  string
+		kept  kept
+		last  Ended
+		home  string
+		guess bool
+	}{
+		{"nowhere", nil, Ended{}, "", false},
+		{"what is released or expired is no home", kept{old, released, expired}, Ended{}, "node-1", false},
+		{"unless it was seen, the newest, whatever its phase", kept{stale, old}, Ended{}, "node-4", false},
+		{"where it was seen, though another node says so later", kept{back, stale}, Ended{Node: "node-4", At: noon}, "node-4", false},
+		{"where it was seen, however long ago", kept{back, stale}, Ended{Node: "node-4", At: noon.Add(-time.Hour)}, "node-4", false},
+		{"where it was seen, though that is not published yet", kept{back}, Ended{Node: "node-4", At: noon, Fresh: true}, "node-4", true},
+		{"where it was seen, if nobody keeps anything", nil, Ended{Node: "node-4", At: noon}, "node-4", true},
+		{"not where it was seen for so long that what is kept there would be published", kept{back}, Ended{Node: "node-4", At: noon}, "node-5", false},
+		{"not where it was seen if nothing of it was published in time", kept{back}, Ended{Node: "node-4", At: noon.Add(-Publishing), Fresh: true}, "node-5", false},
+		{"not where it was seen if that was released", kept{released, back}, Ended{Node: "node-2", At: noon, Fresh: true}, "node-5", false},
+		{"nor if that has expired, and nobody else keeps anything", kept{expired}, Ended{Node: "node-3", At: noon, Fresh: true}, "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := AddressOf(hometest.Pod(), c.kept, c.last, noon)
+			if a.Node != c.home || a.Guess.IsZero() == c.guess {
+				t.Errorf("home %q, a guess until %v, not %q", a.Node, a.Guess, c.home)
+			}
+		})
+	}
+
+	running := hometest.Pod(hometest.RanOn("node-4"))
+	nodes := []corev1.Node{*hometest.Node("node-4", "a"), *hometest.Node("node-5", "a")}
+	if d, node := Foresee(noon, running, kept{back, stale}, nil, nodes); node != "node-4" {
+		t.Errorf("foreseen for a pod that runs on node-4: %q, %+v", node, d)
+	}
+}
+
+func TestAPodCanCountOnItsAddressFromItsCreationIfItsNodeIsSilent(t *testing.T) {
+	silent := &stayputv1alpha1.RetainedIP{
+		Spec:   stayputv1alpha1.RetainedIPSpec{Retention: "10m"},
+		Status: stayputv1alpha1.RetainedIPStatus{Phase: stayputv1alpha1.PhaseBound},
+	}
+	if until := keptFor(silent, hometest.Pod()); !until.Equal(noon.Add(10*time.Minute - 10*time.Second)) {
+		t.Errorf("until %s", until)
+	}
+	silent.Spec.Retention = stayputv1alpha1.RetentionWhileOwned
+	if until := keptFor(silent, hometest.Pod()); !until.IsZero() {
+		t.Errorf("while owned until %s", until)
+	}
+	silent.Status.Phase, silent.Status.Expires = stayputv1alpha1.PhaseRetained, noon.Format(time.RFC3339)
+	if until := keptFor(silent, hometest.Pod()); !until.Equal(noon) {
+		t.Errorf("retained until %s", until)
+	}
+}

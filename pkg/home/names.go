@@ -1,0 +1,27 @@
+package home
+
+// Reasons of the controller's Events about placement and retention.
+const (
+	ReasonHomeWait          = "WaitingForHome"
+	ReasonHomeGivenUp       = "HomeGivenUp"
+	ReasonHomeFull          = "HomeHasNoRoom"
+	ReasonHomeIgnored       = "HomeIgnored"
+	ReasonHomeMoved         = "HomeMoved"
+	ReasonReleased          = "IPReleaseRequested"
+	ReasonNotOwned          = "WhileOwnedWithoutOrdinal"
+	ReasonInvalidAnnotation = "InvalidAnnotation" // the agents' too
+)
+
+// LeaseName is the Lease in stayput's namespace that the leading controller holds.
+const LeaseName = "stayput-controller"
+
+// KruiseWebhooks is the MutatingWebhookConfiguration that exists where OpenKruise runs, whose controller then serves
+// PersistentPodStates itself.
+const KruiseWebhooks = "kruise-mutating-webhook-configuration"
+
+// Admission policies of deploy/chart, whose bindings bear the same names.
+const (
+	PolicyGateAnnotated = "stayput-gate-annotated"
+	PolicyGateRecorded  = "stayput-gate-recorded"
+	PolicyUniqueTarget  = "stayput-unique-target"
+)

@@ -1,0 +1,91 @@
+package home
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// Annotated reports whether a pod with these annotations asks for its addresses to be retained.
+func Annotated(annotations map[string]string) bool {
+	_, ours := annotations[stayputv1alpha1.AnnotationRetainIP]
+	_, kruise := annotations[stayputv1alpha1.AnnotationReservedIPDuration]
+	return ours || kruise
+}
+
+// Gated reports whether a pod waits for the controller to place it.
+func Gated(pod *corev1.Pod) bool { return GateOf(pod) >= 0 }
+
+// GateOf returns the index of our gate in the scheduling gates of a pod, or -1.
+func GateOf(pod *corev1.Pod) int {
+	return slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name == stayputv1alpha1.PlacementGate
+	})
+}
+
+// Pinned reports whether the controller narrowed the node affinity of a pod to its home. The annotation alone does not
+// tell: a template that was copied from such a pod has it too, and so has every pod made from it.
+func Pinned(pod *corev1.Pod) bool { return len(PinnedBy(pod)) > 0 }
+
+// PinnedBy returns the managed fields by which [Pinned] knows. The rest of them does not matter to any rule.
+func PinnedBy(pod *corev1.Pod) (ours []metav1.ManagedFieldsEntry) {
+	if _, ok := pod.Annotations[stayputv1alpha1.AnnotationHome]; !ok {
+		return nil // almost every pod: spares it the search
+	}
+	field := strconv.Quote("f:" + stayputv1alpha1.AnnotationHome)
+	for _, e := range pod.ManagedFields {
+		if e.Manager == stayputv1alpha1.ControllerFieldManager && e.Operation == metav1.ManagedFieldsOperationApply &&
+			e.FieldsV1 != nil && strings.Contains(e.FieldsV1.GetRawString(), field) {
+			ours = append(ours, e)
+		}
+	}
+	return ours
+}
+
+// waitsSince returns when the wait of a pod for its home began: at its creation, or for one that is ungated when it was
+// pinned. Before that there may have been no leader, and from then on it waits for something else: room.
+func waitsSince(pod *corev1.Pod) time.Time {
+	since := pod.CreationTimestamp.Time
+	if Gated(pod) {
+		return since
+	}
+	for _, e := range PinnedBy(pod) {
+		if e.Time != nil && e.Time.After(since) {
+			since = e.Time.Time
+		}
+	}
+	return since
+}
+
+func unschedulable(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+	})
+}
+
+// DefaultWait is how long a pod waits for a home that cannot take it, unless its template says otherwise.
+const DefaultWait = 60 * time.Second
+
+// Wait returns how long a pod with these annotations waits for a home that cannot take it: a duration, or for as long as
+// its address is kept. A value that is not valid counts as [DefaultWait], and the error says so.
+func Wait(annotations map[string]string) (wait time.Duration, whileKept bool, err error) {
+	value, ok := annotations[stayputv1alpha1.AnnotationHomeWait]
+	switch {
+	case !ok:
+		return DefaultWait, false, nil
+	case value == stayputv1alpha1.HomeWaitRetention:
+		return 0, true, nil
+	}
+	if wait, err = time.ParseDuration(value); err != nil || wait < 0 {
+		return DefaultWait, false, fmt.Errorf("annotation %s: %q is not valid: expected a duration such as 60s or 10m, or %s; it is taken as %s",
+			stayputv1alpha1.AnnotationHomeWait, value, stayputv1alpha1.HomeWaitRetention, DefaultWait)
+	}
+	return wait, false, nil
+}

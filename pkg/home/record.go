@@ -1,0 +1,93 @@
+package home
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+)
+
+// Record is what a PersistentPodState records of one pod.
+type Record struct {
+	Object types.NamespacedName
+	Spec   kruisev1alpha1.PersistentPodStateSpec
+	State  kruisev1alpha1.PodState
+}
+
+// RecordIn returns what a PersistentPodState records of a pod; nil: nothing.
+func RecordIn(s *kruisev1alpha1.PersistentPodState, pod string) *Record {
+	state, ok := s.Status.PodStates[pod]
+	if !ok {
+		return nil
+	}
+	return &Record{types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, s.Spec, state}
+}
+
+// TargetOf returns the workload that a PersistentPodState is for.
+func TargetOf(s *kruisev1alpha1.PersistentPodState) Ref {
+	t := s.Spec.TargetReference
+	return RefOf(t.APIVersion, t.Kind, s.Namespace, t.Name)
+}
+
+// ByAge sorts the PersistentPodStates for one target: the first, which is the oldest, is obeyed. Those that are being
+// deleted are left out.
+func ByAge(all []kruisev1alpha1.PersistentPodState) []*kruisev1alpha1.PersistentPodState {
+	var sorted []*kruisev1alpha1.PersistentPodState
+	for i := range all {
+		if all[i].DeletionTimestamp.IsZero() {
+			sorted = append(sorted, &all[i])
+		}
+	}
+	slices.SortFunc(sorted, func(a, b *kruisev1alpha1.PersistentPodState) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
+	return sorted
+}
+
+// affinity returns the node labels that a record requires, and the node affinity for all that it asks for. A label that
+// is not in the record (none is from a number of pods on) is the one that the recorded node has now.
+func (r *Record) affinity(nodes Nodes) (required map[string]string, a Affinity) {
+	if r == nil {
+		return nil, a
+	}
+	node := nodes.Node(r.State.NodeName)
+	label := func(key string) (corev1.NodeSelectorRequirement, bool) {
+		value, ok := r.State.NodeTopologyLabels[key]
+		if !ok && node != nil {
+			value, ok = node.Labels[key]
+		}
+		return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}, ok
+	}
+	if term := r.Spec.RequiredPersistentTopology; term != nil {
+		for _, key := range term.NodeTopologyKeys {
+			if req, ok := label(key); ok {
+				if required == nil {
+					required = map[string]string{}
+				}
+				required[key] = req.Values[0]
+				a.Required = and(a.Required, req)
+			}
+		}
+	}
+	for _, term := range r.Spec.PreferredPersistentTopology {
+		var preference corev1.NodeSelectorTerm
+		for _, key := range term.Preference.NodeTopologyKeys {
+			if req, ok := label(key); ok {
+				preference.MatchExpressions = and(preference.MatchExpressions, req)
+			}
+		}
+		if len(preference.MatchExpressions) > 0 { // an empty preference matches every node
+			a.Preferred = append(a.Preferred, corev1.PreferredSchedulingTerm{Weight: term.Weight, Preference: preference})
+		}
+	}
+	return required, a
+}
+
+// lost reports whether what a record requires cannot be told any more: it has no labels, and its node is gone.
+func (r *Record) lost(nodes Nodes) bool {
+	return r != nil && r.Spec.RequiredPersistentTopology != nil && len(r.State.NodeTopologyLabels) == 0 && nodes.Node(r.State.NodeName) == nil
+}

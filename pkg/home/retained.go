@@ -1,0 +1,110 @@
+package home
+
+import (
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// Publishing is how long the RetainedIP of an address may be on its way: far longer than an agent takes that can reach
+// the API server.
+const Publishing = time.Minute
+
+// Address says which node keeps the addresses of a pod. The zero value: none does.
+type Address struct {
+	Node string
+	// Until is when Node frees them; zero: no end is known.
+	Until time.Time
+	// Guess is set if Node is only where the pod's predecessor ended and no RetainedIP says yet that it keeps anything:
+	// from then on Node is no longer assumed to.
+	Guess time.Time
+}
+
+// Ended says where the predecessor of a pod was deleted. The zero value: not known.
+type Ended struct {
+	Node string
+	At   time.Time
+	// Fresh: it had run for so short a time that its RetainedIP may still be on its way.
+	Fresh bool
+}
+
+// AddressOf returns where the addresses of a pod are kept, given the RetainedIPs of its own name. A node on which its
+// predecessor ended counts before it has published that it keeps them, for as long as [Publishing]: another node where
+// the pod ran before may keep some too.
+func AddressOf(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, ended Ended, now time.Time) Address {
+	newest, published := newestOf(kept, ended.Node, now), ended.At.Add(Publishing)
+	silent := !slices.ContainsFunc(kept, func(r *stayputv1alpha1.RetainedIP) bool { return r.Spec.NodeName == ended.Node })
+	if ended.Node != "" && silent && (newest == nil || ended.Fresh) && now.Before(published) {
+		return Address{Node: ended.Node, Guess: published}
+	}
+	return AddressIn(newest, pod)
+}
+
+// AddressIn returns where the addresses of a RetainedIP are kept and for how long a pod can count on them; nil: nowhere.
+func AddressIn(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) Address {
+	if r == nil {
+		return Address{}
+	}
+	return Address{Node: r.Spec.NodeName, Until: keptFor(r, pod)}
+}
+
+// newestOf returns the RetainedIP of the node where the pod was last; nil: none is kept any more. ended is the node on
+// which its predecessor was seen to end. If that is empty, it is the node whose phase began last: of several clocks,
+// and a node that comes back notices only then that the pod left it. But the phase itself tells less: a node that is
+// still down says Bound of a pod that left it long ago.
+func newestOf(kept []*stayputv1alpha1.RetainedIP, ended string, now time.Time) *stayputv1alpha1.RetainedIP {
+	var newest *stayputv1alpha1.RetainedIP
+	for _, r := range kept {
+		switch {
+		case !Keeps(r, now):
+		case ended != "" && r.Spec.NodeName == ended:
+			return r
+		case newest == nil || Began(r).After(Began(newest)):
+			newest = r
+		}
+	}
+	return newest
+}
+
+// Keeps reports whether the addresses of a RetainedIP are still kept: not given up, deleted or expired.
+func Keeps(r *stayputv1alpha1.RetainedIP, now time.Time) bool {
+	until := keptUntil(r)
+	return !r.Spec.Release && r.DeletionTimestamp.IsZero() && (until.IsZero() || now.Before(until))
+}
+
+// Began returns when the phase of a RetainedIP began, as far as that is known.
+func Began(r *stayputv1alpha1.RetainedIP) time.Time {
+	if r.Status.Since != nil {
+		return r.Status.Since.Time
+	}
+	return r.CreationTimestamp.Time
+}
+
+// keptUntil returns when the addresses become free; zero: no end is known.
+func keptUntil(r *stayputv1alpha1.RetainedIP) time.Time {
+	if r.Status.Phase != stayputv1alpha1.PhaseRetained {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339, r.Status.Expires)
+	if err != nil {
+		return time.Time{} // never, or of a later version
+	}
+	return t
+}
+
+// keptFor returns until when a pod can count on the addresses; zero: no end is known. While the node has not reported
+// the predecessor's end (it may be down), the retention has not begun: they are kept at least as long as if it had
+// begun when the pod was created.
+func keptFor(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) time.Time {
+	if r.Status.Phase == stayputv1alpha1.PhaseRetained {
+		return keptUntil(r)
+	}
+	retention, err := time.ParseDuration(r.Spec.Retention)
+	if err != nil {
+		return time.Time{} // while-owned
+	}
+	return pod.CreationTimestamp.Add(retention)
+}
