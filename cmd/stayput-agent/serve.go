@@ -25,6 +25,7 @@ import (
 	"github.com/stayput/stayput/cmd/internal/program"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/plugin/nri"
 )
 
@@ -46,7 +47,7 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.StringVar(&o.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "NRI socket of the container runtime")
 	f.StringVar(&o.node.CRISocket, "cri-socket", node.DefaultCRISocket, "CRI socket of the container runtime")
 	f.StringVar(&o.node.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
-	f.BoolVar(&o.node.InstallCNI, "install-cni", false, "install the plugin in --cni-bin-dir and keep "+node.ConflistName+" in --cni-conf-dir")
+	f.BoolVar(&o.node.InstallCNI, "install-cni", false, "install the plugin in --cni-bin-dir and keep "+cniconf.ConflistName+" in --cni-conf-dir")
 	f.StringVar(&o.node.PluginBinary, "plugin-binary", node.DefaultPluginBinary, "with --install-cni: the plugin to install")
 	f.Float64Var(&o.node.PromisedShare, "promised-share", 0, "with --install-cni: the share of each range that may be promised, above 0 and at most 1; 0: the plugin's default")
 	f.DurationVar(&o.node.LongestRetention, "longest-retention", 0, "with --install-cni: the longest that an address is retained; 0: no limit")

@@ -16,7 +16,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
 // aLook is into a node where all is well.
@@ -160,8 +160,8 @@ func constants(t *testing.T, dir, of string) (values []string) {
 }
 
 func TestEveryStateOfTheCNIConfigurationThatIsNotFineSaysWhatToDo(t *testing.T) {
-	for _, state := range constants(t, "../node", "CNIState") {
-		good := node.CNIState(state).Good()
+	for _, state := range constants(t, "../node/cniconf", "State") {
+		good := cniconf.State(state).Good()
 		if _, there := cniTodo[state]; there == (state == "active" || state == "by-hand") {
 			t.Errorf("%s: what to do is %q", state, cniTodo[state])
 		}

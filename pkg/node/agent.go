@@ -19,7 +19,7 @@
 //	apiserver.go  RetainedIPs and Events in the cluster, and releases that are asked for there
 //	spool.go      what the plugin reports
 //	peers.go      neighbours and connection tracking after a restore
-//	cniconf.go    the plugin's binary and the conflist that names it; conflist.go derives that, install.go installs
+//	cniconf       a package: the plugin's binary and the conflist that names it
 //	watch.go      inotify, which wakes the others
 //	departure.go  whether stayput is being uninstalled; uninstall.go puts the node back as it was
 package node
@@ -37,6 +37,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -109,7 +110,7 @@ type Agent struct {
 
 	markTimeout, reloaded time.Duration
 
-	reconcileNow, bookNow, spoolNow, keepNow wake
+	reconcileNow, bookNow, spoolNow wake
 
 	restored chan []ledger.Event // to the peers loop
 
@@ -130,7 +131,7 @@ type Agent struct {
 	departure *departure             // nil: nobody says when stayput is uninstalled
 	leaving   atomic.Pointer[string] // how the uninstallation stands, for people; nil: there is none
 
-	keeper *keeper
+	keeper *cniconf.Keeper
 	watch  *watcher
 }
 
@@ -172,7 +173,7 @@ func New(o Options) (*Agent, error) {
 		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
 		markTimeout:  markTimeout,
 		reloaded:     reloaded,
-		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(), keepNow: newWake(),
+		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(),
 		restored: make(chan []ledger.Event, 16),
 		suspects: map[suspect]*suspicion{},
 	}
@@ -192,11 +193,16 @@ func New(o Options) (*Agent, error) {
 		}
 	}
 	a.queue = newQueue(a.metrics)
-	a.keeper = newKeeper(a)
 	var err error
 	if a.cri, err = newCRI(o.CRISocket); err != nil {
 		return nil, err
 	}
+	a.keeper = cniconf.New(cniconf.Options{
+		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, Install: o.InstallCNI, Plugin: o.PluginBinary,
+		StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention,
+		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.cni, Log: o.Log, Registry: o.Registry,
+		Publish: a.publish, Wrote: a.reconcileNow.up, // the pods that run are stayput's from then on
+	})
 	if a.watch, err = newWatcher(a); err != nil {
 		a.cri.close()
 		return nil, err
@@ -257,6 +263,15 @@ func (a *Agent) work(ctx context.Context) {
 	}
 	wg.Wait()
 	a.cri.close()
+}
+
+func (a *Agent) keepLoop(ctx context.Context) {
+	beat := a.health.loop("cni")
+	a.keeper.Run(ctx, func(look func()) {
+		beat.begin()
+		defer beat.end()
+		look()
+	})
 }
 
 // Handler serves /healthz, /readyz and /metrics.

@@ -17,6 +17,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
 // criTimeout bounds one call. A runtime that is slower is asked again at the next reconciliation.
@@ -110,24 +111,16 @@ func (c *cri) list(ctx context.Context) (map[string]listed, error) {
 	return all, nil
 }
 
-// runtimeCNI is what the runtime says of its CNI configuration; what is zero it does not say.
-type runtimeCNI struct {
-	known      bool
-	confDir    string
-	binDirs    []string
-	maxConfNum *int // how many files it loads, each a network of every pod
-}
-
 // cni asks the runtime where it looks. containerd answers with its configuration; of others nothing is known.
-func (c *cri) cni(ctx context.Context) (runtimeCNI, error) {
+func (c *cri) cni(ctx context.Context) (cniconf.Runtime, error) {
 	ctx, cancel := context.WithTimeout(ctx, criTimeout)
 	defer cancel()
 	r, err := c.client.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 	if status.Code(err) == codes.Unimplemented {
-		return runtimeCNI{known: true}, nil
+		return cniconf.Runtime{}, nil
 	}
 	if err != nil {
-		return runtimeCNI{}, fmt.Errorf("CRI Status: %w", err)
+		return cniconf.Runtime{}, fmt.Errorf("CRI Status: %w", err)
 	}
 	var config struct {
 		CNI struct {
@@ -138,11 +131,11 @@ func (c *cri) cni(ctx context.Context) (runtimeCNI, error) {
 		}
 	}
 	if json.Unmarshal([]byte(r.Info["config"]), &config) != nil {
-		return runtimeCNI{known: true}, nil
+		return cniconf.Runtime{}, nil
 	}
-	all := runtimeCNI{known: true, confDir: config.CNI.ConfDir, binDirs: config.CNI.BinDirs, maxConfNum: config.CNI.MaxConfNum}
+	all := cniconf.Runtime{ConfDir: config.CNI.ConfDir, BinDirs: config.CNI.BinDirs, MaxConfNum: config.CNI.MaxConfNum}
 	if config.CNI.BinDir != "" {
-		all.binDirs = append(all.binDirs, config.CNI.BinDir)
+		all.BinDirs = append(all.BinDirs, config.CNI.BinDir)
 	}
 	return all, nil
 }

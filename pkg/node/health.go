@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
 // stuckAfter is when a loop that works on one thing counts as dead: longer than any sum of its timeouts, the
@@ -14,7 +16,7 @@ import (
 const stuckAfter = 5 * time.Minute
 
 // degraded begins what /readyz says of a part that does not work as it should.
-const degraded = "degraded: "
+const degraded = cniconf.Degraded
 
 // health knows what the loops are at. A loop that waits for work is well; nothing ticks for its sake.
 type health struct {
@@ -86,7 +88,7 @@ func (a *Agent) handler() http.Handler {
 		if s := a.criState.Load(); s != nil && *s != "" {
 			cri = degraded + *s
 		}
-		fmt.Fprintf(w, "ok\nnri: %s\ncri: %s\ncni: %s\n", nri, cri, a.keeper.line())
+		fmt.Fprintf(w, "ok\nnri: %s\ncri: %s\ncni: %s\n", nri, cri, a.keeper.Line())
 		if s := a.newer.Load(); s != nil && *s != "" {
 			fmt.Fprintf(w, "ledger: %s%s\n", degraded, *s)
 		}

@@ -27,6 +27,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
 // Inspection says what Inspect looks at beside what the agent itself works with.
@@ -318,12 +319,10 @@ func askAgent(ctx context.Context, listen string) inspection.Agent {
 
 // cniOf says how the runtime is configured, as the keeper sees it, and looks at the plugins on disk.
 func cniOf(o Options) inspection.CNI {
-	s := InspectCNI(o)
+	s := cniconf.Inspect(o.CNIConfDir, o.CNIBinDir)
 	plugin := binaryAt(s.Plugin.Path)
-	if dir, err := readConfDir(o.CNIConfDir); plugin.Unseen && err == nil {
-		found := dir.status() // without the plugin, of which nothing is known
-		found.ConfDir, found.Plugin = s.ConfDir, s.Plugin
-		s = found
+	if plugin.Unseen {
+		s = cniconf.InspectFiles(o.CNIConfDir, o.CNIBinDir)
 	}
 	is := inspection.CNI{
 		State: string(s.State), Message: s.Message, Good: s.State.Good(), Dir: s.ConfDir, File: s.File, Network: s.Network, Source: s.Source,
@@ -332,7 +331,7 @@ func cniOf(o Options) inspection.CNI {
 	if is.Plugin.Error == "" && !s.Plugin.Installed {
 		is.Plugin.Error = s.Plugin.Problem
 	}
-	if s.State == CNIByHand {
+	if s.State == cniconf.StateByHand {
 		is.WithoutAnnotations = withoutAnnotations(filepath.Join(s.ConfDir, s.File))
 	}
 	return is
@@ -342,7 +341,7 @@ func cniOf(o Options) inspection.CNI {
 // cannot be seen on disk: that the source of its file is gone, and that somebody keeps changing the file.
 func agentKnows(c *inspection.CNI, said string) {
 	state, message, _ := strings.Cut(strings.TrimPrefix(said, degraded), ": ")
-	if s := CNIState(state); c.Good && (s == CNIHeld || s == CNIConflict) {
+	if s := cniconf.State(state); c.Good && (s == cniconf.StateHeld || s == cniconf.StateConflict) {
 		c.State, c.Message, c.Good = state, message, s.Good()
 	}
 }
@@ -362,7 +361,7 @@ func withoutAnnotations(path string) bool {
 		return false
 	}
 	return slices.ContainsFunc(append(conf.Plugins, conf.plugin), func(p plugin) bool {
-		return p.IPAM.Type == PluginName && !p.Capabilities[annotationsCapability]
+		return p.IPAM.Type == cniconf.PluginName && !p.Capabilities["io.kubernetes.cri.pod-annotations"]
 	})
 }
 

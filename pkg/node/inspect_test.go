@@ -10,6 +10,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
 func TestAnInspectionSaysHowTheRuntimeIsConfigured(t *testing.T) {
@@ -37,26 +38,20 @@ func TestAnInspectionSaysHowTheRuntimeIsConfigured(t *testing.T) {
 
 // Of its file that outlives its source, and of one that somebody fights over, the disk says that all is well.
 func TestAnInspectionSaysWhatOnlyTheRunningAgentKnows(t *testing.T) {
-	w := newConfWorld(t)
-	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
-	onDisk := inspection.CNI{State: string(CNIActive), Good: true}
+	onDisk := inspection.CNI{State: string(cniconf.StateActive), Good: true}
 	is := onDisk
-	if agentKnows(&is, w.k.line()); is != onDisk {
+	if agentKnows(&is, "active: derived"); is != onDisk {
 		t.Errorf("where all is well: %+v", is)
 	}
-	w.remove(w.conf, "10-pods.conflist")
-	held := w.look(CNIHeld)
-	if agentKnows(&is, w.k.line()); is.State != string(CNIHeld) || is.Message != held.Message || !is.Good {
+	if agentKnows(&is, "held: the source is gone"); is.State != string(cniconf.StateHeld) || is.Message != "the source is gone" || !is.Good {
 		t.Errorf("without its source: %+v", is)
 	}
-	w.k.status = CNIStatus{State: CNIConflict, Message: "it was written 9 times"}
 	is = onDisk
-	if agentKnows(&is, w.k.line()); is.State != string(CNIConflict) || is.Message != "it was written 9 times" || is.Good {
+	if agentKnows(&is, "degraded: conflict: it was written 9 times"); is.State != string(cniconf.StateConflict) || is.Message != "it was written 9 times" || is.Good {
 		t.Errorf("in a fight: %+v", is)
 	}
-	shadowed := inspection.CNI{State: string(CNIShadowed)}
-	if agentKnows(&shadowed, w.k.line()); shadowed.State != string(CNIShadowed) {
+	shadowed := inspection.CNI{State: string(cniconf.StateShadowed)}
+	if agentKnows(&shadowed, "degraded: conflict: it was written 9 times"); shadowed.State != string(cniconf.StateShadowed) {
 		t.Errorf("what the disk shows is hidden: %+v", shadowed)
 	}
 	is = onDisk

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"time"
+
+	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
 // introduceTimeout is far more than a command takes that finds nothing to do.
@@ -26,7 +28,7 @@ func (a *Agent) introduce(ctx context.Context, conf []byte) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, introduceTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(a.o.CNIBinDir, PluginName))
+	cmd := exec.CommandContext(ctx, filepath.Join(a.o.CNIBinDir, cniconf.PluginName))
 	cmd.Env = []string{"CNI_COMMAND=DEL", "CNI_CONTAINERID=stayput-agent", "CNI_IFNAME=" + firstInterface, "CNI_PATH=" + a.o.CNIBinDir}
 	cmd.Stdin = bytes.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
@@ -53,7 +55,7 @@ func ipamOf(conf []byte) ([]byte, error) {
 	}
 	for _, p := range plugins {
 		var ipam struct{ Type string }
-		if json.Unmarshal(p["ipam"], &ipam) != nil || ipam.Type != PluginName {
+		if json.Unmarshal(p["ipam"], &ipam) != nil || ipam.Type != cniconf.PluginName {
 			continue
 		}
 		for _, key := range []string{"name", "cniVersion"} {

@@ -48,9 +48,6 @@ type metrics struct {
 	announced         prometheus.Counter
 	connections       prometheus.Counter
 	peerErrors        prometheus.Counter
-	cniConfig         *prometheus.GaugeVec
-	cniWrites         prometheus.Counter
-	cniErrors         prometheus.Counter
 }
 
 func newMetrics(r *prometheus.Registry) *metrics {
@@ -106,13 +103,7 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		announced:         counter("stayput_agent_announcements_total", "Announcements of restored addresses to their peers."),
 		connections:       counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods that were flushed."),
 		peerErrors:        counter("stayput_agent_peer_errors_total", "Failures to tell the peers of a restored address."),
-		cniConfig: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "stayput_agent_cni_config", Help: "How the node's CNI configuration stands: 1 for the state it is in, 0 for all others.",
-		}, []string{"state"}),
-		cniWrites: counter("stayput_agent_cni_config_writes_total", "Times the agent wrote or removed its CNI configuration, each of which makes the runtime load it."),
-		cniErrors: counter("stayput_agent_cni_config_errors_total", "Looks at the CNI configuration or the plugin's binary that failed, whole or in part."),
 	}
-	r.MustRegister(m.cniConfig)
 	return m
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
 // What the agent reports beside the plugin's own events.
@@ -17,8 +18,6 @@ const (
 	EventReclaimed         ledger.EventReason = "IPReclaimed"
 	EventInvalidAnnotation ledger.EventReason = "InvalidAnnotation"
 	EventNotConfigured     ledger.EventReason = "IPNotConfigured"
-	EventCNIConfigured     ledger.EventReason = "CNIConfigured"
-	EventCNINotConfigured  ledger.EventReason = "CNINotConfigured"
 )
 
 // Phase of a claim.
@@ -88,7 +87,7 @@ func (p LogPublisher) PublishClaims(all Promises) {
 func (p LogPublisher) PublishEvent(e ledger.Event) {
 	level := slog.LevelInfo
 	switch e.Reason {
-	case ledger.EventNotRestored, ledger.EventRefused, EventInvalidAnnotation, EventNotConfigured, EventReclaimed, EventCNINotConfigured:
+	case ledger.EventNotRestored, ledger.EventRefused, EventInvalidAnnotation, EventNotConfigured, EventReclaimed, cniconf.EventNotConfigured:
 		level = slog.LevelWarn
 	}
 	pod := e.Pod.String()

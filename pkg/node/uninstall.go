@@ -18,6 +18,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -68,13 +69,13 @@ func (u *uninstaller) pass(ctx context.Context) (clean, complete bool, err error
 
 // handBack puts host-local in charge, of the whole range.
 func (u *uninstaller) handBack() error {
-	removed, err := RemoveConflist(u.o)
+	removed, err := cniconf.RemoveConflist(u.o.CNIConfDir)
 	if err != nil {
 		return fmt.Errorf("removing the CNI configuration: %w", err)
 	}
 	if removed {
-		u.log.Info("Removed the CNI configuration: host-local is in charge", "file", filepath.Join(u.o.CNIConfDir, ConflistName))
-		if s := InspectCNI(u.o); s.State == CNIBroken {
+		u.log.Info("Removed the CNI configuration: host-local is in charge", "file", filepath.Join(u.o.CNIConfDir, cniconf.ConflistName))
+		if s := cniconf.Inspect(u.o.CNIConfDir, u.o.CNIBinDir); s.State == cniconf.StateBroken {
 			u.log.Warn("Without the CNI configuration of stayput", "state", s.State, "message", s.Message)
 		}
 	}
@@ -89,12 +90,12 @@ func (u *uninstaller) removeFiles() (clean bool, err error) {
 	if time.Since(u.switched) < u.reloaded {
 		return false, nil
 	}
-	if s := InspectCNI(u.o); s.State == CNIByHand || s.State == CNINoPlugin {
+	if s := cniconf.Inspect(u.o.CNIConfDir, u.o.CNIBinDir); s.State == cniconf.StateByHand || s.State == cniconf.StateNoPlugin {
 		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall", filepath.Join(u.o.CNIConfDir, s.File))
 	}
-	removed, err := RemovePlugin(u.o)
+	removed, err := cniconf.RemovePlugin(u.o.CNIConfDir, u.o.CNIBinDir)
 	switch {
-	case errors.Is(err, errNotRemoved) && !u.o.InstallCNI:
+	case errors.Is(err, cniconf.ErrNotRemoved) && !u.o.InstallCNI:
 		// It is somebody else's, or in a place where only whoever put it there can write; nothing names it any more.
 		if !u.leftPlugin {
 			u.log.Warn("The plugin is left where it is", "why", err)
@@ -312,7 +313,7 @@ func forget(stateDir string) error {
 	if err := os.Remove(filepath.Join(stateDir, installationFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err := ignoreGone(atomicfile.Sweep(stateDir)); err != nil {
+	if err := atomicfile.Sweep(stateDir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	os.Remove(stateDir)

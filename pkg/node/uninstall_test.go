@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/uninstall"
 )
 
@@ -196,28 +197,48 @@ func TestWhenItsObjectIsDeletedTheNodeIsPutBackAsItWas(t *testing.T) {
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
 }
 
+const (
+	bridgeConf  = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}]}`
+	bridge2Conf = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.2.0.0/24"}}]}`
+	// derivedConf is the agent's file for bridgeConf.
+	derivedConf = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"stayput","subnet":"10.1.0.0/24"}}],"stayput.io/derived":{"from":"10-pods.conflist","types":["bridge"]}}`
+)
+
+// list is what is in a directory.
+func list(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	check(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
 // The value agent.cni.install was true once.
 func TestWhatAnEarlierAgentInstalledGoesAlsoWhereThisOneInstallsNothing(t *testing.T) {
-	binary, err := plugin()
-	check(t, err)
+	binary := filepath.Join(t.TempDir(), cniconf.PluginName)
+	if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/stayput").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 	somebodys := []byte("#!/bin/sh\n")
 	for name, c := range map[string]struct {
 		conflist string
 		bins     func(w *world, dir string)
 		stay     []string // in the two directories
 	}{
-		"all of it": {ownOf(t, "10-pods.conflist", bridgeConf), func(w *world, dir string) {
+		"all of it": {derivedConf, func(w *world, dir string) {
 			check(t, exec.Command("cp", binary, dir).Run())
 		}, []string{"10-pods.conflist"}},
 		"but for what somebody else wrote": {bridge2Conf, func(w *world, dir string) {
-			check(t, os.WriteFile(filepath.Join(dir, PluginName), somebodys, 0o755))
-		}, []string{ConflistName, "10-pods.conflist", PluginName}},
-		"but for a plugin on a file system that cannot be written": {ownOf(t, "10-pods.conflist", bridgeConf), func(w *world, dir string) {
+			check(t, os.WriteFile(filepath.Join(dir, cniconf.PluginName), somebodys, 0o755))
+		}, []string{cniconf.ConflistName, "10-pods.conflist", cniconf.PluginName}},
+		"but for a plugin on a file system that cannot be written": {derivedConf, func(w *world, dir string) {
 			check(t, exec.Command("cp", binary, dir).Run())
 			check(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
 			w.t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 			check(t, unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-		}, []string{"10-pods.conflist", PluginName}},
+		}, []string{"10-pods.conflist", cniconf.PluginName}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, cl := newWorld(t), startCluster(t)
@@ -226,14 +247,14 @@ func TestWhatAnEarlierAgentInstalledGoesAlsoWhereThisOneInstallsNothing(t *testi
 			conf, bins := filepath.Join(w.dir, "net.d"), filepath.Join(w.dir, "bin")
 			check(t, os.Mkdir(bins, 0o755))
 			check(t, os.WriteFile(filepath.Join(conf, "10-pods.conflist"), []byte(bridgeConf), 0o644))
-			check(t, os.WriteFile(filepath.Join(conf, ConflistName), []byte(c.conflist), 0o644))
+			check(t, os.WriteFile(filepath.Join(conf, cniconf.ConflistName), []byte(c.conflist), 0o644))
 			c.bins(w, bins)
 			r := w.installedIn(cl)
 			eventually(t, "published", func() bool { return cl.object("kept") != nil })
 			cl.uninstall()
 			eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: nothing of stayput is left") })
 			check(t, r.stops())
-			if stays := slices.Contains(c.stay, PluginName); strings.Contains(r.says(t), "but the plugin") != stays {
+			if stays := slices.Contains(c.stay, cniconf.PluginName); strings.Contains(r.says(t), "but the plugin") != stays {
 				t.Errorf("it says %s", r.says(t))
 			}
 			if got := append(list(t, conf), list(t, bins)...); !slices.Equal(got, c.stay) {
@@ -250,7 +271,7 @@ func TestAConfigurationThatCannotBeTakenAwayKeepsThePromises(t *testing.T) {
 	cl.install("first")
 	kept, runs, _ := w.inUse()
 	conf := filepath.Join(w.dir, "net.d")
-	check(t, os.WriteFile(filepath.Join(conf, ConflistName), []byte(ownOf(t, "10-pods.conflist", bridgeConf)), 0o644))
+	check(t, os.WriteFile(filepath.Join(conf, cniconf.ConflistName), []byte(derivedConf), 0o644))
 	check(t, unix.Mount(conf, conf, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(conf, unix.MNT_DETACH) })
 	check(t, unix.Mount("", conf, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -73,7 +72,6 @@ func (w *watcher) poll(ctx context.Context) {
 			w.a.agreed.void()
 			w.a.spoolNow.up()
 			w.a.bookNow.up()
-			w.a.keepNow.up()
 		}
 	}
 }
@@ -97,19 +95,6 @@ func (w *watcher) follow(ledgers []*ledger.Ledger) {
 	}
 }
 
-// followConf watches the directories of the CNI configuration. It is false where one cannot be watched, such as one
-// that does not exist yet.
-func (w *watcher) followConf() bool {
-	if w.fs == nil {
-		return true // polled by the clock
-	}
-	all := true
-	for _, dir := range w.a.keeper.confDirs() {
-		all = w.fs.Add(dir) == nil && all
-	}
-	return all
-}
-
 func (w *watcher) run(ctx context.Context) {
 	if w.fs == nil {
 		w.poll(ctx)
@@ -125,7 +110,6 @@ func (w *watcher) run(ctx context.Context) {
 			w.a.log.Debug("inotify", "err", err)
 			w.a.spoolNow.up()
 			w.a.bookNow.up()
-			w.a.keepNow.up()
 		case e := <-w.fs.Events:
 			w.see(e)
 		}
@@ -134,10 +118,6 @@ func (w *watcher) run(ctx context.Context) {
 
 func (w *watcher) see(e fsnotify.Event) {
 	dir, name := filepath.Split(e.Name)
-	if slices.Contains(w.a.keeper.confDirs(), filepath.Clean(dir)) {
-		w.a.keepNow.up()
-		return
-	}
 	switch filepath.Clean(dir) {
 	case w.spool:
 		if name != "" && name[0] != '.' && e.Has(fsnotify.Create) {

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stayput/stayput/pkg/node"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -23,7 +23,7 @@ import (
 const (
 	pluginPath  = "/opt/stayput/stayput" // as in the image
 	confDir     = "/etc/cni/net.d"
-	ownConflist = confDir + "/" + node.ConflistName
+	ownConflist = confDir + "/" + cniconf.ConflistName
 	sourceFile  = confDir + "/10-pods.conflist"
 	subnetFile  = "/run/flannel/subnet.env"
 )
@@ -100,12 +100,12 @@ func byHostLocal(t *testing.T, n *lab.Node) []string {
 func startKeeper(t *testing.T, n *lab.Node, args ...string) *lab.Process {
 	t.Helper()
 	p := startAgent(t, n, append([]string{"--install-cni", "--plugin-binary=" + pluginPath}, args...)...)
-	untilCNI(t, n, node.CNIActive)
+	untilCNI(t, n, cniconf.StateActive)
 	must.Do(t, n.WaitCNI(testContext(t)))
 	return p
 }
 
-func untilCNI(t *testing.T, n *lab.Node, want node.CNIState) {
+func untilCNI(t *testing.T, n *lab.Node, want cniconf.State) {
 	t.Helper()
 	untilMetric(t, n, fmt.Sprintf(`stayput_agent_cni_config{state="%s"}`, want), "1")
 }
@@ -167,7 +167,7 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			if got := byHostLocal(t, n); len(got) != 4 {
 				t.Errorf("host-local gave addresses to %v, the last one should be the fourth", got)
 			}
-			for _, gone := range []string{ownConflist, path.Join("/opt/cni/bin", node.PluginName)} {
+			for _, gone := range []string{ownConflist, path.Join("/opt/cni/bin", cniconf.PluginName)} {
 				if _, err := os.Stat(n.Path(gone)); !errors.Is(err, os.ErrNotExist) {
 					t.Errorf("%s is still there: %v", gone, err)
 				}
@@ -188,7 +188,7 @@ func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
 	own, err := os.ReadFile(n.Path(ownConflist))
 	must.Do(t, err)
 	must.Do(t, os.WriteFile(n.Path(sourceFile), source[:len(source)/2], 0o644))
-	untilCNI(t, n, node.CNIBroken)
+	untilCNI(t, n, cniconf.StateBroken)
 	runPod(t, n, other(0))
 	if now, err := os.ReadFile(n.Path(ownConflist)); err != nil || string(now) != string(own) {
 		t.Errorf("%v; it is now\n%s", err, now)
@@ -214,11 +214,11 @@ func TestAnAgentThatIsToldOtherDirectoriesThanTheRuntimeWritesNothing(t *testing
 	install := []string{"--install-cni", "--plugin-binary=" + pluginPath}
 	for _, c := range []struct {
 		flag, dir string
-		state     node.CNIState
+		state     cniconf.State
 		says      string
 	}{
-		{"--cni-conf-dir", "/etc/cni/other", node.CNIError, confDir},
-		{"--cni-bin-dir", "/opt/cni/other", node.CNINoPlugin, "/opt/cni/bin"},
+		{"--cni-conf-dir", "/etc/cni/other", cniconf.StateError, confDir},
+		{"--cni-bin-dir", "/opt/cni/other", cniconf.StateNoPlugin, "/opt/cni/bin"},
 	} {
 		must.Do(t, os.MkdirAll(n.Path(c.dir), 0o755))
 		agent := startAgent(t, n, append(install, c.flag+"="+c.dir)...)
@@ -228,7 +228,7 @@ func TestAnAgentThatIsToldOtherDirectoriesThanTheRuntimeWritesNothing(t *testing
 		}
 		must.Do(t, agent.Kill())
 		for _, dir := range []string{confDir, c.dir} {
-			if _, err := os.Stat(n.Path(path.Join(dir, node.ConflistName))); !errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Stat(n.Path(path.Join(dir, cniconf.ConflistName))); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("there is a file in %s: %v", dir, err)
 			}
 		}
@@ -244,7 +244,7 @@ func TestPodsWithSeveralNetworksGetNoneMore(t *testing.T) {
 	n := install(t, lab.NodeOptions{Networks: []lab.Network{stock("10.99.0.0/28"), two}, Interfaces: 2})
 	must.Do(t, n.Install(product.Plugin, pluginPath))
 	startAgent(t, n, "--install-cni", "--plugin-binary="+pluginPath)
-	untilCNI(t, n, node.CNIUnsupported)
+	untilCNI(t, n, cniconf.StateUnsupported)
 	if _, err := os.Stat(n.Path(ownConflist)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("there is a file: %v", err)
 	}
@@ -304,7 +304,7 @@ func TestNoPodStartsOnHostLocalWhileAnInstallerWritesItsFileAnew(t *testing.T) {
 			stop()
 			pods.Wait()
 			must.Do(t, failed)
-			untilCNI(t, n, node.CNIActive)
+			untilCNI(t, n, cniconf.StateActive)
 
 			// And over a reboot: the file was removed at shutdown and comes back late; pods start at once, the agent
 			// in the middle of it.
@@ -319,11 +319,11 @@ func TestNoPodStartsOnHostLocalWhileAnInstallerWritesItsFileAnew(t *testing.T) {
 			again := runPod(t, n, web(0))
 			sameIP(t, n, again, kept)
 			startAgent(t, n, "--install-cni", "--plugin-binary="+pluginPath)
-			untilCNI(t, n, node.CNIHeld)
+			untilCNI(t, n, cniconf.StateHeld)
 			must.Do(t, os.WriteFile(n.Path(sourceFile), nil, 0o644))
 			during := runPod(t, n, other(2))
 			installer(t, n, c.conflist)
-			untilCNI(t, n, node.CNIActive)
+			untilCNI(t, n, cniconf.StateActive)
 			distinct(t, again, before, during, runPod(t, n, other(3)))
 			if got := byHostLocal(t, n); len(got) != 0 {
 				t.Errorf("host-local gave addresses to %v", got)

@@ -1,4 +1,4 @@
-package node
+package cniconf
 
 import (
 	"regexp"
@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/test/monitoring"
+	"github.com/stayput/stayput/test/must"
 )
 
 // The alert is the only one that judges a word which another program chose. A state that it does not know is not good.
 func TestTheAlertAboutTheCNIConfigurationIsQuietInEveryGoodStateAndInNoOther(t *testing.T) {
-	rules, err := monitoring.RuleQueries("../../deploy/chart/files/rules.yaml")
-	check(t, err)
+	rules, err := monitoring.RuleQueries("../../../deploy/chart/files/rules.yaml")
+	must.Do(t, err)
 	i := slices.IndexFunc(rules, func(q monitoring.Query) bool { return q.Where == "StayputCNIConfigurationNotOurs" })
 	if i < 0 {
 		t.Fatal("there is no such alert")
@@ -21,9 +22,9 @@ func TestTheAlertAboutTheCNIConfigurationIsQuietInEveryGoodStateAndInNoOther(t *
 		t.Fatalf("its expression is none that this test can read: %s", rules[i].Expr)
 	}
 	exempt := regexp.MustCompile(`^(?:` + m[1] + `)$`)
-	for _, s := range append(slices.Clone(cniStates), "", "unheard-of") {
+	for _, s := range append(slices.Clone(states), "", "unheard-of") {
 		// Without a network no pod starts that could miss its address, and the node is NotReady.
-		if quiet := s.Good() || s == CNINone; exempt.MatchString(string(s)) != quiet {
+		if quiet := s.Good() || s == StateNone; exempt.MatchString(string(s)) != quiet {
 			t.Errorf("state %q: quiet %v, want %v", s, !quiet, quiet)
 		}
 	}

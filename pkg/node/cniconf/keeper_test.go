@@ -1,8 +1,9 @@
-package node
+package cniconf
 
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,12 +13,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/atomicfile"
+	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/test/must"
 )
+
+// The tests mount file systems that are full or read-only.
+func TestMain(m *testing.M) { nodetest.Main(m) }
 
 // plugin builds the plugin once for all tests.
 var plugin = sync.OnceValues(func() (string, error) {
@@ -26,48 +34,71 @@ var plugin = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, PluginName)
-	out, err := exec.Command("go", "build", "-o", path, "../../cmd/stayput").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", path, "../../../cmd/stayput").CombinedOutput()
 	if err != nil {
 		return "", errors.Join(err, errors.New(string(out)))
 	}
 	return path, nil
 })
 
-// confWorld is a node's CNI directories and a keeper.
+// confWorld is a node's CNI directories, a runtime and a keeper.
 type confWorld struct {
-	*world
-	k          *keeper
-	conf, bins string
+	t               *testing.T
+	k               *Keeper
+	o               Options
+	dir, conf, bins string
+	runtime         Runtime
+	runtimeErr      error
+	said            []ledger.EventReason
 }
 
 func newConfWorld(t *testing.T) *confWorld {
 	t.Helper()
 	binary, err := plugin()
-	check(t, err)
-	w := &confWorld{world: newWorld(t)}
+	must.Do(t, err)
+	w := &confWorld{t: t, dir: t.TempDir()}
 	w.conf, w.bins = filepath.Join(w.dir, "net.d"), filepath.Join(w.dir, "bin")
-	check(t, os.MkdirAll(w.bins, 0o755))
-	w.a.o.InstallCNI, w.a.o.CNIBinDir, w.a.o.PluginBinary = true, w.bins, binary
-	w.a.keeper = newKeeper(w.a)
-	w.k = w.a.keeper
+	must.Do(t, os.MkdirAll(w.conf, 0o755))
+	must.Do(t, os.MkdirAll(w.bins, 0o755))
+	w.o = Options{
+		ConfDir: w.conf, BinDir: w.bins, Install: true, Plugin: binary, StateDir: filepath.Join(w.dir, "state"),
+		Interval: 1000 * time.Hour, Clock: nodetest.NewClock(), Registry: prometheus.NewRegistry(),
+		Runtime: func(context.Context) (Runtime, error) { return w.runtime, w.runtimeErr },
+		Publish: func(e ledger.Event) { w.said = append(w.said, e.Reason) }, Wrote: func() {},
+		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	w.k = New(w.o)
 	return w
+}
+
+// restart makes another keeper.
+func (w *confWorld) restart() {
+	w.o.Registry = prometheus.NewRegistry()
+	w.k = New(w.o)
+}
+
+func (w *confWorld) wantSaid(reasons ...ledger.EventReason) {
+	w.t.Helper()
+	if !slices.Equal(w.said, reasons) {
+		w.t.Errorf("published %v, want %v", w.said, reasons)
+	}
 }
 
 func (w *confWorld) write(name, data string) {
 	w.t.Helper()
-	check(w.t, os.WriteFile(filepath.Join(w.conf, name), []byte(data), 0o644))
+	must.Do(w.t, os.WriteFile(filepath.Join(w.conf, name), []byte(data), 0o644))
 }
 
 func (w *confWorld) remove(path ...string) {
 	w.t.Helper()
-	check(w.t, os.Remove(filepath.Join(path...)))
+	must.Do(w.t, os.Remove(filepath.Join(path...)))
 }
 
 // look has the keeper look once and fails the test unless it is in this state then.
-func (w *confWorld) look(want CNIState) CNIStatus {
+func (w *confWorld) look(want State) Status {
 	w.t.Helper()
-	w.k.keepAndReport(w.t.Context())
-	s := w.a.CNI()
+	w.k.look(w.t.Context())
+	s := w.k.Status()
 	if s.State != want {
 		w.t.Errorf("state %s (%s), want %s", s.State, s.Message, want)
 	}
@@ -80,7 +111,7 @@ func (w *confWorld) own() string {
 	if errors.Is(err, os.ErrNotExist) {
 		return ""
 	}
-	check(w.t, err)
+	must.Do(w.t, err)
 	return string(data)
 }
 
@@ -88,41 +119,37 @@ func (w *confWorld) own() string {
 func list(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	check(t, err)
+	must.Do(t, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
 	return names
 }
 
-func (w *confWorld) options() Options {
-	return Options{StateDir: w.a.o.StateDir, CNIConfDir: w.conf, CNIBinDir: w.bins}
-}
-
 func TestItInstallsThePluginAndItsConfiguration(t *testing.T) {
 	w := newConfWorld(t)
-	w.look(CNINone)
+	w.look(StateNone)
 	w.write("10-pods.conflist", bridgeConf)
-	s := w.look(CNIActive)
+	s := w.look(StateActive)
 	if s.File != ConflistName || s.Network != "pods" || s.Source != "10-pods.conflist" || !s.Plugin.Installed || s.Plugin.Version == "" || s.Plugin.Problem != "" {
 		t.Errorf("status %+v", s)
 	}
 	info, err := os.Stat(filepath.Join(w.bins, PluginName))
-	check(t, err)
+	must.Do(t, err)
 	if info.Mode().Perm() != 0o755 {
 		t.Errorf("the plugin has mode %v", info.Mode())
 	}
 	if got := list(t, w.bins); !slices.Equal(got, []string{PluginName}) {
 		t.Errorf("beside the plugin there are %v", got)
 	}
-	if !strings.Contains(w.own(), w.a.o.StateDir) {
+	if !strings.Contains(w.own(), w.o.StateDir) {
 		t.Errorf("the plugin is not told where the agent keeps its state:\n%s", w.own())
 	}
-	w.wantSaid(EventCNIConfigured)
+	w.wantSaid(EventConfigured)
 	if data, err := os.ReadFile(filepath.Join(w.conf, "10-pods.conflist")); err != nil || string(data) != bridgeConf {
 		t.Errorf("the source is now %s, %v", data, err)
 	}
-	if got := InspectCNI(w.options()); got != s {
+	if got := Inspect(w.conf, w.bins); got != s {
 		t.Errorf("seen from outside it is %+v, want %+v", got, s)
 	}
 }
@@ -131,19 +158,19 @@ func TestItInstallsThePluginAndItsConfiguration(t *testing.T) {
 func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
+	w.look(StateActive)
 	stat := func() (all []fileID) {
 		for _, path := range []string{w.conf, filepath.Join(w.conf, ConflistName), filepath.Join(w.bins, PluginName)} {
 			id, err := statFile(path)
-			check(t, err)
+			must.Do(t, err)
 			all = append(all, id)
 		}
 		return all
 	}
 	before := stat()
-	w.look(CNIActive)
-	w.k = newKeeper(w.a) // another agent
-	w.k.keepAndReport(t.Context())
+	w.look(StateActive)
+	w.restart()
+	w.k.look(t.Context())
 	if after := stat(); !slices.Equal(before, after) {
 		t.Errorf("%v became %v", before, after)
 	}
@@ -151,11 +178,10 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 
 func TestAnAgentThatIsNotToInstallOnlyLooks(t *testing.T) {
 	w := newConfWorld(t)
-	w.a.o.InstallCNI = false
-	w.a.keeper = newKeeper(w.a)
-	w.k = w.a.keeper
+	w.o.Install = false
+	w.restart()
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIStock)
+	w.look(StateStock)
 	if got := list(t, w.conf); !slices.Equal(got, []string{"10-pods.conflist"}) {
 		t.Errorf("there are %v", got)
 	}
@@ -163,16 +189,16 @@ func TestAnAgentThatIsNotToInstallOnlyLooks(t *testing.T) {
 		t.Errorf("there are %v", got)
 	}
 	w.write(ConflistName, ownOf(t, "10-pods.conflist", bridgeConf)) // from when it was to install
-	check(t, exec.Command("cp", w.a.o.PluginBinary, w.bins).Run())
-	if s := w.look(CNIActive); !strings.Contains(s.Message, "nobody follows") {
+	must.Do(t, exec.Command("cp", w.o.Plugin, w.bins).Run())
+	if s := w.look(StateActive); !strings.Contains(s.Message, "nobody follows") {
 		t.Errorf("it says %s", s.Message)
 	}
 	w.remove(w.bins, PluginName)
 	w.remove(w.conf, ConflistName)
 	w.write("10-pods.conflist", handConf)
-	w.look(CNINoPlugin) // no pod can start, and whoever wrote that should hear of it
-	if len(w.said.events) != 0 {
-		t.Errorf("it said %v", w.said.events)
+	w.look(StateNoPlugin) // no pod can start, and whoever wrote that should hear of it
+	if len(w.said) != 0 {
+		t.Errorf("it said %v", w.said)
 	}
 }
 
@@ -181,10 +207,10 @@ func TestAnotherBinaryIsReplacedAlsoWhileItRuns(t *testing.T) {
 	w.write("10-pods.conflist", bridgeConf)
 	target := filepath.Join(w.bins, PluginName)
 	sleep, err := exec.LookPath("sleep")
-	check(t, err)
+	must.Do(t, err)
 	old, err := os.ReadFile(sleep)
-	check(t, err)
-	check(t, os.WriteFile(target, old, 0o755))
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(target, old, 0o755))
 	running := exec.Command(target, "3600")
 	for {
 		if err = running.Start(); !errors.Is(err, unix.ETXTBSY) {
@@ -192,66 +218,66 @@ func TestAnotherBinaryIsReplacedAlsoWhileItRuns(t *testing.T) {
 		}
 		running = exec.Command(target, "3600")
 	}
-	check(t, err)
+	must.Do(t, err)
 	defer func() { _ = running.Process.Kill(); _ = running.Wait() }()
-	w.look(CNIActive)
-	want, err := os.ReadFile(w.a.o.PluginBinary)
-	check(t, err)
+	w.look(StateActive)
+	want, err := os.ReadFile(w.o.Plugin)
+	must.Do(t, err)
 	got, err := os.ReadFile(target)
-	check(t, err)
+	must.Do(t, err)
 	if string(got) != string(want) {
 		t.Error("it is still the old one")
 	}
 	// Somebody breaks it, in place: it is seen and mended.
-	check(t, os.Truncate(target, 100))
-	w.look(CNIActive)
+	must.Do(t, os.Truncate(target, 100))
+	w.look(StateActive)
 	// Somebody removes it, as a CNI's installer that empties the directory does.
 	w.remove(target)
-	w.look(CNIActive)
+	w.look(StateActive)
 }
 
 func TestWithoutAPluginThatRunsNoConfigurationNamesIt(t *testing.T) {
 	for name, spoil := range map[string]func(w *confWorld){
 		"nothing to install":  func(w *confWorld) { w.k.install.source = filepath.Join(w.dir, "none") },
-		"no such directory":   func(w *confWorld) { check(w.t, os.RemoveAll(w.bins)) },
+		"no such directory":   func(w *confWorld) { must.Do(w.t, os.RemoveAll(w.bins)) },
 		"another program":     func(w *confWorld) { w.k.install.source = "/bin/true" },
-		"a mount with noexec": func(w *confWorld) { w.mount("noexec"); check(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName))) },
-		"a read-only mount":   func(w *confWorld) { check(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName))); w.mount("ro") },
-		"a full disk":         func(w *confWorld) { check(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName))); w.mount("size=64k") },
+		"a mount with noexec": func(w *confWorld) { w.mount("noexec"); must.Do(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName))) },
+		"a read-only mount":   func(w *confWorld) { must.Do(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName))); w.mount("ro") },
+		"a full disk":         func(w *confWorld) { must.Do(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName))); w.mount("size=64k") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newConfWorld(t)
 			w.t = t
 			w.write("10-pods.conflist", bridgeConf)
-			w.look(CNIActive) // it has run before: a file of ours that names the plugin is there
+			w.look(StateActive) // it has run before: a file of ours that names the plugin is there
 			if name == "nothing to install" || name == "another program" {
 				w.remove(w.bins, PluginName)
 			}
 			spoil(w)
-			s := w.look(CNINoPlugin)
+			s := w.look(StateNoPlugin)
 			if s.Plugin.Problem == "" || w.own() != "" {
 				t.Errorf("problem %q, and the configuration is\n%s", s.Plugin.Problem, w.own())
 			}
-			if line := w.k.line(); !strings.HasPrefix(line, "degraded: no-plugin: ") || strings.Contains(line, "\n") {
+			if line := w.k.Line(); !strings.HasPrefix(line, "degraded: no-plugin: ") || strings.Contains(line, "\n") {
 				t.Errorf("/readyz: %s", line)
 			}
-			again := w.look(CNINoPlugin)
+			again := w.look(StateNoPlugin)
 			if again != s {
 				t.Errorf("%+v became %+v", s, again)
 			}
-			w.wantSaid(EventCNIConfigured, EventCNINotConfigured) // each once
+			w.wantSaid(EventConfigured, EventNotConfigured) // each once
 			if name != "no such directory" {
 				if got := list(t, w.bins); len(got) != 0 {
 					t.Errorf("it left %v", got)
 				}
 			}
 			// It is tried again, and all is well once it can be.
-			w.k.install.source = w.a.o.PluginBinary
+			w.k.install.source = w.o.Plugin
 			if strings.Contains(name, "mount") || strings.Contains(name, "disk") {
-				check(t, unix.Unmount(w.bins, 0))
+				must.Do(t, unix.Unmount(w.bins, 0))
 			}
-			check(t, os.MkdirAll(w.bins, 0o755))
-			w.look(CNIActive)
+			must.Do(t, os.MkdirAll(w.bins, 0o755))
+			w.look(StateActive)
 		})
 	}
 }
@@ -266,7 +292,7 @@ func (w *confWorld) mount(options string) {
 	case "ro":
 		flags, options = unix.MS_RDONLY, ""
 	}
-	check(w.t, unix.Mount("tmpfs", w.bins, "tmpfs", flags, options))
+	must.Do(w.t, unix.Mount("tmpfs", w.bins, "tmpfs", flags, options))
 	w.t.Cleanup(func() { _ = unix.Unmount(w.bins, unix.MNT_DETACH) })
 }
 
@@ -274,18 +300,18 @@ func (w *confWorld) mount(options string) {
 func TestAnOlderPluginServesWhereTheNewOneCannotBeInstalled(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
+	w.look(StateActive)
 	newer := filepath.Join(w.dir, "newer")
-	data, err := os.ReadFile(w.a.o.PluginBinary)
-	check(t, err)
-	check(t, os.WriteFile(newer, append(data, "newer"...), 0o755))
-	check(t, unix.Mount(w.bins, w.bins, "", unix.MS_BIND, ""))
+	data, err := os.ReadFile(w.o.Plugin)
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(newer, append(data, "newer"...), 0o755))
+	must.Do(t, unix.Mount(w.bins, w.bins, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(w.bins, unix.MNT_DETACH) })
-	check(t, unix.Mount("", w.bins, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	must.Do(t, unix.Mount("", w.bins, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	w.k.install.source = newer
-	s := w.look(CNIActive)
-	if !strings.Contains(s.Plugin.Problem, "read-only") || w.own() == "" || !strings.Contains(w.k.line(), "degraded") {
-		t.Errorf("problem %q, /readyz %q", s.Plugin.Problem, w.k.line())
+	s := w.look(StateActive)
+	if !strings.Contains(s.Plugin.Problem, "read-only") || w.own() == "" || !strings.Contains(w.k.Line(), "degraded") {
+		t.Errorf("problem %q, /readyz %q", s.Plugin.Problem, w.k.Line())
 	}
 }
 
@@ -293,8 +319,8 @@ func TestWhatAKilledAgentLeftIsSwept(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
 	w.write(atomicfile.TempPrefix+"123", "half")
-	check(t, os.WriteFile(filepath.Join(w.bins, atomicfile.TempPrefix+"456"), []byte("half"), 0o600))
-	w.look(CNIActive)
+	must.Do(t, os.WriteFile(filepath.Join(w.bins, atomicfile.TempPrefix+"456"), []byte("half"), 0o600))
+	w.look(StateActive)
 	if got, want := list(t, w.conf), []string{ConflistName, "10-pods.conflist"}; !slices.Equal(got, want) {
 		t.Errorf("there are %v", got)
 	}
@@ -306,21 +332,21 @@ func TestWhatAKilledAgentLeftIsSwept(t *testing.T) {
 func TestADirectoryThatCannotBeWrittenIsReportedAndTriedAgain(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
+	w.look(StateActive)
 	before := w.own()
 	w.write("10-pods.conflist", bridge2Conf)
-	check(t, unix.Mount(w.conf, w.conf, "", unix.MS_BIND, ""))
+	must.Do(t, unix.Mount(w.conf, w.conf, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(w.conf, unix.MNT_DETACH) })
-	check(t, unix.Mount("", w.conf, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	s := w.look(CNIError)
+	must.Do(t, unix.Mount("", w.conf, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	s := w.look(StateError)
 	if !strings.Contains(s.Message, "read-only") || w.own() != before {
 		t.Errorf("%+v, and\n%s", s, w.own())
 	}
-	if n := testutil.ToFloat64(w.a.metrics.cniErrors); n != 1 {
+	if n := testutil.ToFloat64(w.k.metrics.errors); n != 1 {
 		t.Errorf("counted %v", n)
 	}
-	check(t, unix.Unmount(w.conf, 0))
-	w.look(CNIActive)
+	must.Do(t, unix.Unmount(w.conf, 0))
+	w.look(StateActive)
 	if w.own() == before {
 		t.Error("the change was never followed")
 	}
@@ -328,10 +354,10 @@ func TestADirectoryThatCannotBeWrittenIsReportedAndTriedAgain(t *testing.T) {
 
 func TestAFullDiskLeavesTheOldConfigurationWhole(t *testing.T) {
 	w := newConfWorld(t)
-	check(t, unix.Mount("tmpfs", w.conf, "tmpfs", 0, "size=32k"))
+	must.Do(t, unix.Mount("tmpfs", w.conf, "tmpfs", 0, "size=32k"))
 	t.Cleanup(func() { _ = unix.Unmount(w.conf, unix.MNT_DETACH) })
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
+	w.look(StateActive)
 	before := w.own()
 	w.write("10-pods.conflist", bridge2Conf)
 	w.write("ballast", strings.Repeat("x", 8192)) // 32k in 4k pages: the root, three files, what is left
@@ -340,7 +366,7 @@ func TestAFullDiskLeavesTheOldConfigurationWhole(t *testing.T) {
 			break
 		}
 	}
-	w.look(CNIError)
+	w.look(StateError)
 	if w.own() != before {
 		t.Errorf("it is now\n%s", w.own())
 	}
@@ -352,7 +378,7 @@ func TestAFullDiskLeavesTheOldConfigurationWhole(t *testing.T) {
 			w.remove(w.conf, name)
 		}
 	}
-	w.look(CNIActive)
+	w.look(StateActive)
 	if w.own() == before {
 		t.Error("the change was never followed")
 	}
@@ -360,15 +386,18 @@ func TestAFullDiskLeavesTheOldConfigurationWhole(t *testing.T) {
 
 func TestADirectoryThatIsMissingIsWaitedFor(t *testing.T) {
 	w := newConfWorld(t)
-	check(t, os.RemoveAll(w.conf))
-	w.look(CNIError)
-	if w.a.watch.followConf() {
+	must.Do(t, os.RemoveAll(w.conf))
+	w.look(StateError)
+	watch, err := fsnotify.NewWatcher()
+	must.Do(t, err)
+	defer watch.Close()
+	if w.k.follow(watch) {
 		t.Error("it believes to watch what is not there")
 	}
-	check(t, os.Mkdir(w.conf, 0o755))
+	must.Do(t, os.Mkdir(w.conf, 0o755))
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
-	if !w.a.watch.followConf() {
+	w.look(StateActive)
+	if !w.k.follow(watch) {
 		t.Error("it does not watch what is there")
 	}
 }
@@ -377,13 +406,13 @@ func TestWhoeverRemovesTheFileEndsItsTimeWithoutASource(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
 	w.write("20-calico.conflist", calicoConf)
-	w.look(CNIActive)
+	w.look(StateActive)
 	w.remove(w.conf, "10-pods.conflist")
-	if s := w.look(CNIHeld); !strings.Contains(s.Message, "remove "+ConflistName) {
-		t.Errorf("it says %s", s.Message)
+	if s := w.look(StateHeld); !strings.Contains(s.Message, "remove "+ConflistName) || w.k.Line() != "held: "+s.Message {
+		t.Errorf("it says %s, and %s", s.Message, w.k.Line())
 	}
 	w.remove(w.conf, ConflistName)
-	w.look(CNIUnsupported)
+	w.look(StateUnsupported)
 	if w.own() != "" {
 		t.Error("it is there again")
 	}
@@ -392,51 +421,35 @@ func TestWhoeverRemovesTheFileEndsItsTimeWithoutASource(t *testing.T) {
 // The loop, woken by inotify alone.
 func TestChangesAreFollowedAsTheyHappen(t *testing.T) {
 	w := newConfWorld(t)
-	w.a.o.Interval = 1000 * time.Hour
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	wg.Go(func() { w.a.watch.run(ctx) })
-	wg.Go(func() { w.a.keepLoop(ctx) })
+	wg.Go(func() { w.k.Run(ctx, func(look func()) { look() }) })
 	defer wg.Wait()
 	defer cancel()
-	until := func(what string, holds func() bool) {
-		t.Helper()
-		for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) { // bounds a test that hangs
-			if time.Now().After(deadline) {
-				t.Fatalf("waited in vain for %s", what)
-			}
-		}
-	}
-	state := func(s CNIState) func() bool { return func() bool { return w.a.CNI().State == s } }
-	until("the first look", state(CNINone))
+	state := func(s State) func() bool { return func() bool { return w.k.Status().State == s } }
+	must.Eventually(t, "the first look", state(StateNone))
 	w.write("10-pods.conflist", bridgeConf)
-	until("the file", func() bool { return strings.Contains(w.own(), "10.1.0.0/24") })
+	must.Eventually(t, "the file", func() bool { return strings.Contains(w.own(), "10.1.0.0/24") })
 	w.write("10-pods.conflist", bridge2Conf)
-	until("the change", func() bool { return strings.Contains(w.own(), "10.2.0.0/24") })
+	must.Eventually(t, "the change", func() bool { return strings.Contains(w.own(), "10.2.0.0/24") })
 	w.remove(w.conf, ConflistName)
-	until("the file to be back", func() bool { return strings.Contains(w.own(), "10.2.0.0/24") })
+	must.Eventually(t, "the file to be back", func() bool { return strings.Contains(w.own(), "10.2.0.0/24") })
 	w.remove(w.bins, PluginName)
-	until("the plugin to be back", func() bool { _, err := os.Stat(filepath.Join(w.bins, PluginName)); return err == nil })
+	must.Eventually(t, "the plugin to be back", func() bool { _, err := os.Stat(filepath.Join(w.bins, PluginName)); return err == nil })
 	w.write("10-pods.conflist", calicoConf)
-	until("the file to go", func() bool { return w.own() == "" })
-	until("the word", state(CNIUnsupported))
-	w.a.StopKeeping()
-	w.write("10-pods.conflist", bridgeConf)
-	until("the word", state(CNIStock))
-	if w.own() != "" {
-		t.Error("it writes though it was told to stop")
-	}
+	must.Eventually(t, "the file to go", func() bool { return w.own() == "" })
+	must.Eventually(t, "the word", state(StateUnsupported))
 }
 
 func TestAFightOverTheFileDoesNotKeepTheRuntimeBusy(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
 	for range writeBurst {
-		w.look(CNIActive)
+		w.look(StateActive)
 		w.remove(w.conf, ConflistName)
 	}
-	s := w.look(CNIConflict)
-	if !strings.Contains(s.Message, "another program") || w.own() != "" {
+	s := w.look(StateConflict)
+	if !strings.Contains(s.Message, "another program") || w.own() != "" || w.k.Line() != "degraded: conflict: "+s.Message {
 		t.Errorf("%+v", s)
 	}
 }
@@ -444,12 +457,11 @@ func TestAFightOverTheFileDoesNotKeepTheRuntimeBusy(t *testing.T) {
 func TestUninstallTakesOnlyWhatIsItsOwn(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
-	w.a.StopKeeping()
-	if removed, err := RemoveConflist(w.options()); !removed || err != nil {
+	w.look(StateActive)
+	if removed, err := RemoveConflist(w.conf); !removed || err != nil {
 		t.Errorf("the conflist: %v, %v", removed, err)
 	}
-	if removed, err := RemovePlugin(w.options()); !removed || err != nil {
+	if removed, err := RemovePlugin(w.conf, w.bins); !removed || err != nil {
 		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 	if got := list(t, w.conf); !slices.Equal(got, []string{"10-pods.conflist"}) {
@@ -459,21 +471,22 @@ func TestUninstallTakesOnlyWhatIsItsOwn(t *testing.T) {
 		t.Errorf("there are %v", got)
 	}
 	// Again, and where nothing ever was.
-	for _, o := range []Options{w.options(), {CNIConfDir: filepath.Join(w.dir, "none"), CNIBinDir: filepath.Join(w.dir, "none")}} {
-		if removed, err := RemoveConflist(o); removed || err != nil {
+	none := filepath.Join(w.dir, "none")
+	for conf, bins := range map[string]string{w.conf: w.bins, none: none} {
+		if removed, err := RemoveConflist(conf); removed || err != nil {
 			t.Errorf("the conflist: %v, %v", removed, err)
 		}
-		if removed, err := RemovePlugin(o); removed || err != nil {
+		if removed, err := RemovePlugin(conf, bins); removed || err != nil {
 			t.Errorf("the plugin: %v, %v", removed, err)
 		}
 	}
 	// Somebody else's.
 	w.write(ConflistName, bridge2Conf)
-	check(t, os.WriteFile(filepath.Join(w.bins, PluginName), []byte("#!/bin/sh\n"), 0o755))
-	if removed, err := RemoveConflist(w.options()); removed || err != nil {
+	must.Do(t, os.WriteFile(filepath.Join(w.bins, PluginName), []byte("#!/bin/sh\n"), 0o755))
+	if removed, err := RemoveConflist(w.conf); removed || err != nil {
 		t.Errorf("the conflist: %v, %v", removed, err)
 	}
-	if removed, err := RemovePlugin(w.options()); removed || err == nil {
+	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil {
 		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 	if w.own() != bridge2Conf {
@@ -484,13 +497,13 @@ func TestUninstallTakesOnlyWhatIsItsOwn(t *testing.T) {
 func TestThePluginStaysWhileAConfigurationNamesIt(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
+	w.look(StateActive)
 	w.write("10-pods.conflist", handConf)
-	w.look(CNIByHand)
+	w.look(StateByHand)
 	if w.own() != "" {
 		t.Error("two files do the same")
 	}
-	if removed, err := RemovePlugin(w.options()); removed || err == nil || !strings.Contains(err.Error(), "10-pods.conflist") {
+	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil || !strings.Contains(err.Error(), "10-pods.conflist") {
 		t.Errorf("%v, %v", removed, err)
 	}
 }
@@ -499,17 +512,17 @@ func TestThePluginStaysWhileAConfigurationNamesIt(t *testing.T) {
 func TestThePluginStaysWhileMultusHasACopyOfTheConflist(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
+	w.look(StateActive)
 	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+w.own()+`]}`)
-	w.look(CNIActive)
-	if removed, err := RemoveConflist(w.options()); !removed || err != nil {
+	w.look(StateActive)
+	if removed, err := RemoveConflist(w.conf); !removed || err != nil {
 		t.Errorf("the conflist: %v, %v", removed, err)
 	}
-	if removed, err := RemovePlugin(w.options()); removed || err == nil || !strings.Contains(err.Error(), "restart multus") {
+	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil || !strings.Contains(err.Error(), "restart multus") {
 		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
-	if removed, err := RemovePlugin(w.options()); !removed || err != nil {
+	if removed, err := RemovePlugin(w.conf, w.bins); !removed || err != nil {
 		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 }
@@ -518,21 +531,21 @@ func TestThePluginStaysWhileMultusHasACopyOfTheConflist(t *testing.T) {
 func TestWhatFlannelRemembersGoesToWhoeverKeepsTheAddresses(t *testing.T) {
 	w := newConfWorld(t)
 	notes := filepath.Join(w.dir, "flannel")
-	check(t, os.Mkdir(notes, 0o700))
+	must.Do(t, os.Mkdir(notes, 0o700))
 	note := func(id, network, ipam string) {
-		check(t, os.WriteFile(filepath.Join(notes, id), []byte(`{"big":12345678901234567890,"ipam":{"ranges":[[{"subnet":"10.1.0.0/24"}]],"type":"`+ipam+`"},"name":"`+network+`","type":"bridge"}`), 0o600))
+		must.Do(t, os.WriteFile(filepath.Join(notes, id), []byte(`{"big":12345678901234567890,"ipam":{"ranges":[[{"subnet":"10.1.0.0/24"}]],"type":"`+ipam+`"},"name":"`+network+`","type":"bridge"}`), 0o600))
 	}
 	read := func(id string) string {
 		data, err := os.ReadFile(filepath.Join(notes, id))
-		check(t, err)
+		must.Do(t, err)
 		return string(data)
 	}
 	note("a", "cbr0", "host-local")
 	note("other", "lan", "host-local")
 	note("dhcp", "cbr0", "dhcp")
-	check(t, os.WriteFile(filepath.Join(notes, "torn"), []byte(`{"ipam":{"type":"host-local"`), 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(notes, "torn"), []byte(`{"ipam":{"type":"host-local"`), 0o600))
 	w.write("10-flannel.conflist", `{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","dataDir":"`+notes+`"}]}`)
-	w.look(CNIActive)
+	w.look(StateActive)
 	if got := read("a"); !strings.Contains(got, `"type":"stayput"`) || !strings.Contains(got, "12345678901234567890") {
 		t.Errorf("it is %s", got)
 	}
@@ -541,11 +554,11 @@ func TestWhatFlannelRemembersGoesToWhoeverKeepsTheAddresses(t *testing.T) {
 			t.Errorf("%s is %s", id, got)
 		}
 	}
-	if _, err := RemoveConflist(w.options()); err != nil {
+	if _, err := RemoveConflist(w.conf); err != nil {
 		t.Error(err)
 	}
 	note("b", "cbr0", "stayput") // of an ADD that was under way
-	if _, err := RemovePlugin(w.options()); err != nil {
+	if _, err := RemovePlugin(w.conf, w.bins); err != nil {
 		t.Error(err)
 	}
 	for _, id := range []string{"a", "b"} {
@@ -562,54 +575,52 @@ func TestWhatFlannelRemembersGoesToWhoeverKeepsTheAddresses(t *testing.T) {
 func TestWhatPassesIsNotAnnounced(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
+	w.look(StateActive)
 	w.remove(w.conf, "10-pods.conflist")
-	w.look(CNIHeld)
+	w.look(StateHeld)
 	w.write("10-pods.conflist", bridgeConf[:30])
-	w.look(CNIBroken)
+	w.look(StateBroken)
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIActive)
-	w.wantSaid(EventCNIConfigured)
+	w.look(StateActive)
+	w.wantSaid(EventConfigured)
 	w.write("10-pods.conflist", "")
-	w.look(CNIBroken)
-	if again := w.k.keepAndReport(t.Context()); again <= 0 || again > lasting {
+	w.look(StateBroken)
+	if again := w.k.look(t.Context()); again <= 0 || again > lasting {
 		t.Errorf("it looks again after %s", again)
 	}
 	w.k.since = w.k.since.Add(-lasting)
-	w.look(CNIBroken)
-	w.look(CNIBroken)
-	w.wantSaid(EventCNIConfigured, EventCNINotConfigured)
+	w.look(StateBroken)
+	w.look(StateBroken)
+	w.wantSaid(EventConfigured, EventNotConfigured)
 }
 
 func TestARuntimeThatLooksElsewhereIsNotGivenAFile(t *testing.T) {
+	one, two, any := 1, 2, 0
 	for name, c := range map[string]struct {
-		config string // with the directories as %[1]s and %[2]s
-		state  CNIState
-		says   string
+		runtime func(conf, bins string) Runtime
+		state   State
+		says    string
 	}{
-		"as expected":         {`{"cni":{"binDirs":[%[2]q],"confDir":%[1]q,"maxConfNum":1}}`, CNIActive, "derived"},
-		"containerd 1":        {`{"cni":{"binDir":%[2]q,"confDir":%[1]q,"maxConfNum":1}}`, CNIActive, "derived"},
-		"by another name":     {`{"cni":{"binDirs":["/x","%[2]s/../bin/"],"confDir":"%[1]s/","maxConfNum":1}}`, CNIActive, "derived"},
-		"says nothing":        {`{}`, CNIActive, "derived"},
-		"another directory":   {`{"cni":{"binDirs":[%[2]q],"confDir":"/var/lib/k3s/net.d","maxConfNum":1}}`, CNIError, "/var/lib/k3s/net.d"},
-		"other plugins":       {`{"cni":{"binDirs":["/x","/y"],"confDir":%[1]q,"maxConfNum":1}}`, CNINoPlugin, "/x and /y"},
-		"several networks":    {`{"cni":{"binDirs":[%[2]q],"confDir":%[1]q,"maxConfNum":2}}`, CNIUnsupported, "max_conf_num = 2"},
-		"any number of them":  {`{"cni":{"binDirs":[%[2]q],"confDir":%[1]q,"maxConfNum":0}}`, CNIUnsupported, "max_conf_num = 0"},
-		"nothing of networks": {`{"other":1}`, CNIActive, "derived"},
+		"as expected":        {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &one} }, StateActive, "derived"},
+		"by another name":    {func(conf, bins string) Runtime { return Runtime{conf + "/", []string{"/x", bins + "/../bin/"}, &one} }, StateActive, "derived"},
+		"says nothing":       {func(conf, bins string) Runtime { return Runtime{} }, StateActive, "derived"},
+		"another directory":  {func(conf, bins string) Runtime { return Runtime{"/var/lib/k3s/net.d", []string{bins}, &one} }, StateError, "/var/lib/k3s/net.d"},
+		"other plugins":      {func(conf, bins string) Runtime { return Runtime{conf, []string{"/x", "/y"}, &one} }, StateNoPlugin, "/x and /y"},
+		"several networks":   {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &two} }, StateUnsupported, "max_conf_num = 2"},
+		"any number of them": {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &any} }, StateUnsupported, "max_conf_num = 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newConfWorld(t)
-			w.t = t
 			w.write("10-pods.conflist", bridgeConf)
-			w.runtime.SetConfig(strings.NewReplacer("%[1]q", `"`+w.conf+`"`, "%[2]q", `"`+w.bins+`"`, "%[1]s", w.conf, "%[2]s", w.bins).Replace(c.config))
+			w.runtime = c.runtime(w.conf, w.bins)
 			s := w.look(c.state)
-			if !strings.Contains(s.Message, c.says) || (w.own() != "") != (c.state == CNIActive) {
+			if !strings.Contains(s.Message, c.says) || (w.own() != "") != (c.state == StateActive) {
 				t.Errorf("%s, and the file is\n%s", s.Message, w.own())
 			}
 			// One that is there already, since the runtime was configured anew.
 			w.write(ConflistName, ownOf(t, "10-pods.conflist", bridgeConf))
 			w.look(c.state)
-			if (w.own() != "") != (c.state == CNIActive) {
+			if (w.own() != "") != (c.state == StateActive) {
 				t.Errorf("the file is now\n%s", w.own())
 			}
 		})
@@ -618,18 +629,18 @@ func TestARuntimeThatLooksElsewhereIsNotGivenAFile(t *testing.T) {
 
 func TestTheFirstFileWaitsForTheRuntimesWord(t *testing.T) {
 	w := newConfWorld(t)
-	w.runtime.Fail(nodetest.ErrRuntime)
+	w.runtimeErr = errors.New("the runtime is upset")
 	w.write("10-pods.conflist", bridgeConf)
-	w.look(CNIStock)
-	if again := w.k.keepAndReport(t.Context()); again <= 0 || again > pollEvery || w.own() != "" {
+	w.look(StateStock)
+	if again := w.k.look(t.Context()); again <= 0 || again > pollEvery || w.own() != "" {
 		t.Errorf("it looks again after %s, and the file is\n%s", again, w.own())
 	}
-	w.runtime.Fail(nil)
-	w.look(CNIActive)
+	w.runtimeErr = nil
+	w.look(StateActive)
 	// From then on it follows by itself.
-	w.runtime.Fail(nodetest.ErrRuntime)
+	w.runtimeErr = errors.New("the runtime is upset")
 	w.write("10-pods.conflist", bridge2Conf)
-	w.look(CNIActive)
+	w.look(StateActive)
 	if !strings.Contains(w.own(), "10.2.0.0/24") {
 		t.Errorf("the file is\n%s", w.own())
 	}
@@ -642,24 +653,24 @@ func TestMultusIsNeverBypassed(t *testing.T) {
 			w := newConfWorld(t)
 			w.t = t
 			w.write(name, `{"cniVersion":"0.3.1","name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
-			if s := w.look(CNIUnsupported); !strings.Contains(s.Message, "rename it to 00-multus.conf") || w.own() != "" {
+			if s := w.look(StateUnsupported); !strings.Contains(s.Message, "rename it to 00-multus.conf") || w.own() != "" {
 				t.Errorf("%s, and the file is\n%s", s.Message, w.own())
 			}
-			if line := w.k.line(); !strings.HasPrefix(line, "degraded: ") {
+			if line := w.k.Line(); !strings.HasPrefix(line, "degraded: ") {
 				t.Errorf("/readyz: %s", line)
 			}
-			w.wantSaid(EventCNINotConfigured)
+			w.wantSaid(EventNotConfigured)
 			// It comes to a node that has our file.
 			w.remove(w.conf, name)
 			w.write("80-pods.conflist", bridgeConf)
-			w.look(CNIActive)
+			w.look(StateActive)
 			w.write(name, `{"cniVersion":"0.3.1","name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
-			w.look(CNIUnsupported)
+			w.look(StateUnsupported)
 			if w.own() != "" {
 				t.Errorf("the file is still\n%s", w.own())
 			}
-			check(t, os.Rename(filepath.Join(w.conf, name), filepath.Join(w.conf, "00-multus.conf")))
-			w.look(CNIShadowed) // until multus copies ours
+			must.Do(t, os.Rename(filepath.Join(w.conf, name), filepath.Join(w.conf, "00-multus.conf")))
+			w.look(StateShadowed) // until multus copies ours
 			if w.own() == "" {
 				t.Error("there is no file for multus to copy")
 			}

@@ -1,4 +1,4 @@
-package node
+package cniconf
 
 import (
 	"bytes"
@@ -219,7 +219,10 @@ func answersVersion(ctx context.Context, path string) error {
 			return fmt.Errorf("it does not answer VERSION: %w", errNoAnswer)
 		case errors.Is(err, syscall.ETXTBSY):
 			// A process forked meanwhile has the file open for writing until its exec.
-			pause(ctx, 10*time.Millisecond)
+			select {
+			case <-ctx.Done():
+			case <-time.After(10 * time.Millisecond):
+			}
 			continue
 		case errors.As(err, &exit) && exit.Exited(), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOEXEC):
 			return fmt.Errorf("it cannot be run: %w", cause(err))

@@ -1,4 +1,7 @@
-package node
+// Package cniconf keeps the CNI configuration of a node: it installs the plugin's binary, and a configuration list of
+// the agent's own that names it in host-local's place. It takes both away again. No other program's file is ever written,
+// but for what flannel remembers of its containers.
+package cniconf
 
 import (
 	"bytes"
@@ -547,39 +550,39 @@ func (d confDir) bypassed() *conf {
 	return nil
 }
 
-// CNIState is a word for how the node's CNI configuration stands.
-type CNIState string
+// State is a word for how the node's CNI configuration stands.
+type State string
 
 // The states.
 const (
-	CNIActive      CNIState = "active"      // the runtime uses the agent's file
-	CNIByHand      CNIState = "by-hand"     // stayput stands in somebody else's file
-	CNIStock       CNIState = "stock"       // host-local, which could be replaced
-	CNINone        CNIState = "none"        // no network is configured
-	CNIUnsupported CNIState = "unsupported" // addresses come from elsewhere: pods start as without stayput
-	CNIBroken      CNIState = "broken"      // the file that counts cannot be loaded
-	CNIHeld        CNIState = "held"        // the source is gone; the agent's file stays for a while
-	CNIMultus      CNIState = "multus"      // multus comes first, and it cannot be seen what it hands on to
-	CNIShadowed    CNIState = "shadowed"    // the runtime uses another file than the agent's
-	CNIConflict    CNIState = "conflict"    // somebody else's file has the agent's name, or somebody keeps changing it
-	CNINoPlugin    CNIState = "no-plugin"   // the plugin's binary is missing or cannot be run
-	CNIError       CNIState = "error"       // the directory cannot be read or written
+	StateActive      State = "active"      // the runtime uses the agent's file
+	StateByHand      State = "by-hand"     // stayput stands in somebody else's file
+	StateStock       State = "stock"       // host-local, which could be replaced
+	StateNone        State = "none"        // no network is configured
+	StateUnsupported State = "unsupported" // addresses come from elsewhere: pods start as without stayput
+	StateBroken      State = "broken"      // the file that counts cannot be loaded
+	StateHeld        State = "held"        // the source is gone; the agent's file stays for a while
+	StateMultus      State = "multus"      // multus comes first, and it cannot be seen what it hands on to
+	StateShadowed    State = "shadowed"    // the runtime uses another file than the agent's
+	StateConflict    State = "conflict"    // somebody else's file has the agent's name, or somebody keeps changing it
+	StateNoPlugin    State = "no-plugin"   // the plugin's binary is missing or cannot be run
+	StateError       State = "error"       // the directory cannot be read or written
 )
 
-var cniStates = []CNIState{
-	CNIActive, CNIByHand, CNIStock, CNINone, CNIUnsupported, CNIBroken, CNIHeld, CNIMultus, CNIShadowed, CNIConflict, CNINoPlugin, CNIError,
+var states = []State{
+	StateActive, StateByHand, StateStock, StateNone, StateUnsupported, StateBroken, StateHeld, StateMultus, StateShadowed, StateConflict, StateNoPlugin, StateError,
 }
 
 // Good says whether addresses are kept in this state, as far as it is known.
-func (s CNIState) Good() bool {
-	return s == CNIActive || s == CNIByHand || s == CNIMultus || s == CNIHeld
+func (s State) Good() bool {
+	return s == StateActive || s == StateByHand || s == StateMultus || s == StateHeld
 }
 
-// CNIStatus is how the node's CNI configuration stands.
-type CNIStatus struct {
-	State   CNIState `json:"state"`
-	Message string   `json:"message"`
-	ConfDir string   `json:"confDir"`
+// Status is how the node's CNI configuration stands.
+type Status struct {
+	State   State  `json:"state"`
+	Message string `json:"message"`
+	ConfDir string `json:"confDir"`
 	// File is the one that the runtime uses, Network the one that pods are in.
 	File    string `json:"file,omitempty"`
 	Network string `json:"network,omitempty"`
@@ -589,50 +592,50 @@ type CNIStatus struct {
 }
 
 // status says what the runtime makes of the directory.
-func (d confDir) status() CNIStatus {
+func (d confDir) status() Status {
 	if len(d.files) == 0 {
-		return CNIStatus{State: CNINone, Message: "no network is configured"}
+		return Status{State: StateNone, Message: "no network is configured"}
 	}
 	c := d.read(d.files[0])
-	s := CNIStatus{File: c.name, Network: c.network}
+	s := Status{File: c.name, Network: c.network}
 	own := d.own()
 	if own != nil && own.ours {
 		s.Source = own.from
 	}
-	say := func(state CNIState, format string, args ...any) CNIStatus {
+	say := func(state State, format string, args ...any) Status {
 		s.State, s.Message = state, fmt.Sprintf(format, args...)
 		return s
 	}
 	switch {
 	case own != nil && !own.ours && own.kind != byHand:
-		return say(CNIConflict, "%s has not been written by stayput, which leaves it alone: rename or remove it", ConflistName)
+		return say(StateConflict, "%s has not been written by stayput, which leaves it alone: rename or remove it", ConflistName)
 	case own != nil && own.ours && c.name == ConflistName && d.bypassed() != nil:
-		return say(CNIUnsupported, "%s comes before %s, and takes the networks from pods that multus gives them: remove it", ConflistName, d.bypassed().name)
+		return say(StateUnsupported, "%s comes before %s, and takes the networks from pods that multus gives them: remove it", ConflistName, d.bypassed().name)
 	case own != nil && own.ours && c.name == ConflistName:
-		return say(CNIActive, "%s, derived from %s", ConflistName, own.from)
+		return say(StateActive, "%s, derived from %s", ConflistName, own.from)
 	case c.kind == multus:
 		return d.throughMultus(s, c, own)
 	case own != nil && own.ours && c.kind != byHand:
-		return say(CNIShadowed, "%s sorts before %s, so that the runtime uses it: rename it", c.name, ConflistName)
+		return say(StateShadowed, "%s sorts before %s, so that the runtime uses it: rename it", c.name, ConflistName)
 	}
 	switch c.kind {
 	case broken:
-		return say(CNIBroken, "%s: %s", c.name, c.why)
+		return say(StateBroken, "%s: %s", c.name, c.why)
 	case byHand:
-		return say(CNIByHand, "%s has stayput in it", c.name)
+		return say(StateByHand, "%s has stayput in it", c.name)
 	case stock:
-		return say(CNIStock, "%s gives addresses by host-local", c.name)
+		return say(StateStock, "%s gives addresses by host-local", c.name)
 	}
-	return say(CNIUnsupported, "%s: %s", c.name, c.why)
+	return say(StateUnsupported, "%s: %s", c.name, c.why)
 }
 
 // throughMultus says what is known of the network that multus hands on to. It is never edited.
-func (d confDir) throughMultus(s CNIStatus, c conf, own *ownConf) CNIStatus {
+func (d confDir) throughMultus(s Status, c conf, own *ownConf) Status {
 	const again = "multus copies the first configuration when it starts: restart its pod on this node"
 	plugin := pluginsOf(c.list)[0]
 	delegates, _ := plugin["delegates"].([]any)
 	if len(delegates) == 0 {
-		s.State = CNIMultus
+		s.State = StateMultus
 		if network, _ := plugin["clusterNetwork"].(string); strings.Contains(network, "/") {
 			return d.throughFile(s, c, filepath.Base(network), own)
 		} else if network != "" {
@@ -650,23 +653,23 @@ func (d confDir) throughMultus(s CNIStatus, c conf, own *ownConf) CNIStatus {
 	k, why := confDir{}.classify(first)
 	switch {
 	case k == byHand:
-		s.State, s.Message = CNIActive, fmt.Sprintf("%s hands on to a network with stayput in it", c.name)
+		s.State, s.Message = StateActive, fmt.Sprintf("%s hands on to a network with stayput in it", c.name)
 	case k == stock && own != nil && own.ours:
-		s.State, s.Message = CNIShadowed, fmt.Sprintf("%s has a copy of a network with host-local; %s, and it copies %s", c.name, again, ConflistName)
+		s.State, s.Message = StateShadowed, fmt.Sprintf("%s has a copy of a network with host-local; %s, and it copies %s", c.name, again, ConflistName)
 	case k == stock:
-		s.State, s.Message = CNIStock, fmt.Sprintf("%s has a copy of a network with host-local", c.name)
+		s.State, s.Message = StateStock, fmt.Sprintf("%s has a copy of a network with host-local", c.name)
 	default:
-		s.State, s.Message = CNIUnsupported, fmt.Sprintf("%s: delegates[0]: %s", c.name, why)
+		s.State, s.Message = StateUnsupported, fmt.Sprintf("%s: delegates[0]: %s", c.name, why)
 	}
 	return s
 }
 
 // throughFile says what is known of the file that multus' daemon hands on to. It was the first one of the directory
 // when the daemon started, and is read at every ADD, by its path in the daemon's container.
-func (d confDir) throughFile(s CNIStatus, c conf, name string, own *ownConf) CNIStatus {
+func (d confDir) throughFile(s Status, c conf, name string, own *ownConf) Status {
 	i := slices.IndexFunc(d.files, func(f confFile) bool { return f.name == name })
 	if i < 0 {
-		s.State = CNIBroken
+		s.State = StateBroken
 		s.Message = fmt.Sprintf("%s hands on to %s, which is gone; until multus' pod on this node is restarted no pod can start", c.name, name)
 		return s
 	}
@@ -674,15 +677,15 @@ func (d confDir) throughFile(s CNIStatus, c conf, name string, own *ownConf) CNI
 	s.Network = to.network
 	switch {
 	case to.kind == byHand:
-		s.State, s.Message = CNIActive, fmt.Sprintf("%s hands on to %s, which has stayput in it", c.name, name)
+		s.State, s.Message = StateActive, fmt.Sprintf("%s hands on to %s, which has stayput in it", c.name, name)
 	case to.kind == stock && own != nil && own.ours:
-		s.State, s.Message = CNIShadowed, fmt.Sprintf("%s hands on to %s; multus takes the first configuration when it starts: restart its pod on this node, and it takes %s", c.name, name, ConflistName)
+		s.State, s.Message = StateShadowed, fmt.Sprintf("%s hands on to %s; multus takes the first configuration when it starts: restart its pod on this node, and it takes %s", c.name, name, ConflistName)
 	case to.kind == stock:
-		s.State, s.Message = CNIStock, fmt.Sprintf("%s hands on to %s, which has host-local", c.name, name)
+		s.State, s.Message = StateStock, fmt.Sprintf("%s hands on to %s, which has host-local", c.name, name)
 	case to.kind == broken:
-		s.State, s.Message = CNIBroken, fmt.Sprintf("%s hands on to %s: %s", c.name, name, to.why)
+		s.State, s.Message = StateBroken, fmt.Sprintf("%s hands on to %s: %s", c.name, name, to.why)
 	default:
-		s.State, s.Message = CNIUnsupported, fmt.Sprintf("%s hands on to %s: %s", c.name, name, to.why)
+		s.State, s.Message = StateUnsupported, fmt.Sprintf("%s hands on to %s: %s", c.name, name, to.why)
 	}
 	return s
 }
@@ -691,7 +694,7 @@ func (d confDir) throughFile(s CNIStatus, c conf, name string, own *ownConf) CNI
 type plan struct {
 	write  []byte
 	remove bool
-	status *CNIStatus    // what to say instead of what the directory says
+	status *Status       // what to say instead of what the directory says
 	again  time.Duration // when to look again, though nothing has changed
 }
 
@@ -716,8 +719,8 @@ func (d confDir) decide(l limits, m *memory, now time.Duration) plan {
 	if c := d.bypassed(); c != nil {
 		*m = memory{}
 		p := plan{remove: own != nil}
-		if d.throughMultus(CNIStatus{}, *c, nil).State != CNIActive {
-			p.status = &CNIStatus{State: CNIUnsupported, Message: fmt.Sprintf(
+		if d.throughMultus(Status{}, *c, nil).State != StateActive {
+			p.status = &Status{State: StateUnsupported, Message: fmt.Sprintf(
 				"%s sorts after %s, which would take the networks from pods that multus gives them: rename it to 00-multus.conf, or write \"stayput\" by hand where it hands on to",
 				c.name, ConflistName)}
 		}
@@ -728,7 +731,7 @@ func (d confDir) decide(l limits, m *memory, now time.Duration) plan {
 	} else if d.held(own.from, first, m, now) {
 		return plan{
 			again:  max(sourceHold-(now-m.gone), time.Second),
-			status: &CNIStatus{State: CNIHeld, Message: fmt.Sprintf("%s is gone; %s stays for %s, should it come back; remove %[2]s to end that now", own.from, ConflistName, sourceHold)},
+			status: &Status{State: StateHeld, Message: fmt.Sprintf("%s is gone; %s stays for %s, should it come back; remove %[2]s to end that now", own.from, ConflistName, sourceHold)},
 		}
 	}
 	switch {
@@ -741,17 +744,17 @@ func (d confDir) decide(l limits, m *memory, now time.Duration) plan {
 		if own == nil {
 			return plan{}
 		}
-		return plan{status: &CNIStatus{State: CNIBroken, Message: fmt.Sprintf("%s cannot be loaded, %s stays as it is: %s", first.name, ConflistName, first.why)}}
+		return plan{status: &Status{State: StateBroken, Message: fmt.Sprintf("%s cannot be loaded, %s stays as it is: %s", first.name, ConflistName, first.why)}}
 	case first.name < ConflistName:
 		// Ours would not be used.
-		return plan{remove: own != nil, status: &CNIStatus{
-			State:   CNIShadowed,
+		return plan{remove: own != nil, status: &Status{
+			State:   StateShadowed,
 			Message: fmt.Sprintf("%s sorts before %s, so that the runtime would use it: rename it to sort later", first.name, ConflistName),
 		}}
 	}
 	data, err := derive(*first, l, own)
 	if err != nil {
-		return plan{status: &CNIStatus{State: CNIUnsupported, Message: err.Error()}}
+		return plan{status: &Status{State: StateUnsupported, Message: err.Error()}}
 	}
 	if own != nil && own.says(data) {
 		return plan{}

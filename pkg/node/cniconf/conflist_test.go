@@ -1,4 +1,4 @@
-package node
+package cniconf
 
 import (
 	"encoding/json"
@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 // What installers really write.
@@ -126,7 +128,7 @@ func TestWhatIsDerivedIsTheSourceWithStayputInHostLocalsPlace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := confFile{name: c.file, data: []byte(c.data)}
 			data, err := derive(confDir{}.read(f), limits{}, nil)
-			check(t, err)
+			must.Do(t, err)
 			derivedFrom(t, f, data)
 		})
 	}
@@ -136,7 +138,7 @@ func TestWhatIsDerivedIsTheSourceWithStayputInHostLocalsPlace(t *testing.T) {
 func derivedFrom(t *testing.T, f confFile, data []byte) {
 	t.Helper()
 	want, err := load(f)
-	check(t, err)
+	must.Do(t, err)
 	got, err := libcni.ConfListFromBytes(data)
 	if err != nil {
 		t.Fatalf("does not load: %v\n%s", err, data)
@@ -205,14 +207,14 @@ func load(f confFile) (*libcni.NetworkConfigList, error) {
 func jsonOf(t *testing.T, data []byte) map[string]any {
 	t.Helper()
 	m, err := decode(data)
-	check(t, err)
+	must.Do(t, err)
 	return m
 }
 
 func TestNumbersAndUnknownKeysAreKeptExactly(t *testing.T) {
 	f := confFile{name: "10-x.conflist", data: []byte(`{"cniVersion":"1.0.0","name":"x","big":12345678901234567890,"plugins":[{"type":"bridge","ratio":0.10,"html":"<&>","ipam":{"type":"host-local","x":1e400}}]}`)}
 	data, err := derive(confDir{}.read(f), limits{}, nil)
-	check(t, err)
+	must.Do(t, err)
 	for _, want := range []string{`"big": 12345678901234567890`, `"ratio": 0.10`, `"html": "<&>"`, `"x": 1e400`} {
 		if !strings.Contains(string(data), want) {
 			t.Errorf("lost %s:\n%s", want, data)
@@ -224,11 +226,11 @@ func TestLimitsGoIntoTheIPAMSectionOnlyWhereTheyAreSet(t *testing.T) {
 	f := confFile{name: "10-x.conf", data: []byte(`{"name":"x","type":"bridge","ipam":{"type":"host-local"}}`)}
 	ipam := func(l limits) map[string]any {
 		data, err := derive(confDir{}.read(f), l, nil)
-		check(t, err)
+		must.Do(t, err)
 		var list struct {
 			Plugins []struct{ IPAM map[string]any }
 		}
-		check(t, json.Unmarshal(data, &list))
+		must.Do(t, json.Unmarshal(data, &list))
 		return list.Plugins[0].IPAM
 	}
 	if got, want := ipam(limits{stateDir: "/var/lib/stayput"}), map[string]any{"type": "stayput"}; !reflect.DeepEqual(got, want) {
@@ -244,7 +246,7 @@ func TestLimitsGoIntoTheIPAMSectionOnlyWhereTheyAreSet(t *testing.T) {
 func TestACapabilityThatWasSwitchedOffStaysOff(t *testing.T) {
 	f := confFile{name: "10-x.conf", data: []byte(`{"name":"x","type":"bridge","capabilities":{"io.kubernetes.cri.pod-annotations":false,"ips":true},"ipam":{"type":"host-local"}}`)}
 	data, err := derive(confDir{}.read(f), limits{}, nil)
-	check(t, err)
+	must.Do(t, err)
 	derivedFrom(t, f, data)
 	if !strings.Contains(string(data), `"io.kubernetes.cri.pod-annotations": false`) {
 		t.Errorf("%s", data)
@@ -256,11 +258,11 @@ func TestACapabilityThatWasSwitchedOffStaysOff(t *testing.T) {
 func TestWhatOthersChainToTheFileStaysInIt(t *testing.T) {
 	source := confFile{name: "10-flannel.conflist", data: []byte(configurations["kubeadm with flannel"].data)}
 	first, err := derive(confDir{}.read(source), limits{}, nil)
-	check(t, err)
+	must.Do(t, err)
 	list := jsonOf(t, first)
 	list["plugins"] = append(list["plugins"].([]any), map[string]any{"type": "istio-cni", "log_level": "info"})
 	edited, err := json.Marshal(list)
-	check(t, err)
+	must.Do(t, err)
 	dir := confDir{files: []confFile{{name: ConflistName, data: edited}, source}}
 	if p := dir.decide(limits{}, &memory{}, 1); p.write != nil || p.remove {
 		t.Errorf("it is written again: %+v", p)
@@ -325,7 +327,7 @@ const (
 func ownOf(t *testing.T, file, data string) string {
 	t.Helper()
 	own, err := derive(confDir{}.read(confFile{name: file, data: []byte(data)}), limits{}, nil)
-	check(t, err)
+	must.Do(t, err)
 	return string(own)
 }
 
@@ -336,34 +338,34 @@ func TestTheFileFollowsItsSource(t *testing.T) {
 		dir    confDir
 		write  string
 		remove bool
-		says   CNIState // of the plan
+		says   State // of the plan
 	}{
 		"nothing there":                 {dirOf(), "", false, ""},
 		"a source":                      {dirOf("10-pods.conflist", bridgeConf), own, false, ""},
 		"all done":                      {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf), "", false, ""},
 		"all done, and others behind":   {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf, "20-calico.conflist", calicoConf), "", false, ""},
 		"a changed source":              {dirOf(ConflistName, own, "10-pods.conflist", bridge2Conf), ownOf(t, "10-pods.conflist", bridge2Conf), false, ""},
-		"a half-written source":         {dirOf(ConflistName, own, "10-pods.conflist", bridge2Conf[:40]), "", false, CNIBroken},
-		"an empty source":               {dirOf(ConflistName, own, "10-pods.conflist", ""), "", false, CNIBroken},
+		"a half-written source":         {dirOf(ConflistName, own, "10-pods.conflist", bridge2Conf[:40]), "", false, StateBroken},
+		"an empty source":               {dirOf(ConflistName, own, "10-pods.conflist", ""), "", false, StateBroken},
 		"a half-written first source":   {dirOf("10-pods.conflist", bridgeConf[:40]), "", false, ""},
 		"a source without host-local":   {dirOf(ConflistName, own, "10-pods.conflist", calicoConf), "", true, ""},
 		"a source that has stayput":     {dirOf(ConflistName, own, "10-pods.conflist", handConf), "", true, ""},
 		"another source before it":      {dirOf(ConflistName, own, "05-new.conflist", bridge2Conf, "10-pods.conflist", bridgeConf), other, false, ""},
 		"another CNI before it":         {dirOf(ConflistName, own, "05-new.conflist", calicoConf, "10-pods.conflist", bridgeConf), "", true, ""},
-		"a half-written CNI before it":  {dirOf(ConflistName, own, "05-new.conflist", calicoConf[:30], "10-pods.conflist", bridgeConf), "", false, CNIBroken},
-		"the source gone":               {dirOf(ConflistName, own), "", false, CNIHeld},
-		"the source gone, others there": {dirOf(ConflistName, own, "99-lo.conf", loConf), "", false, CNIHeld},
-		"one that sorts before ours":    {dirOf("00-a.conflist", bridgeConf), "", false, CNIShadowed},
-		"one that came before ours":     {dirOf("00-a.conflist", bridgeConf, ConflistName, own, "10-pods.conflist", bridgeConf), "", true, CNIShadowed},
+		"a half-written CNI before it":  {dirOf(ConflistName, own, "05-new.conflist", calicoConf[:30], "10-pods.conflist", bridgeConf), "", false, StateBroken},
+		"the source gone":               {dirOf(ConflistName, own), "", false, StateHeld},
+		"the source gone, others there": {dirOf(ConflistName, own, "99-lo.conf", loConf), "", false, StateHeld},
+		"one that sorts before ours":    {dirOf("00-a.conflist", bridgeConf), "", false, StateShadowed},
+		"one that came before ours":     {dirOf("00-a.conflist", bridgeConf, ConflistName, own, "10-pods.conflist", bridgeConf), "", true, StateShadowed},
 		"multus before ours":            {dirOf("00-multus.conf", configurations["multus, thin"].data, "10-pods.conflist", bridgeConf), own, false, ""},
 		"a half-written multus":         {dirOf("00-multus.conf", "{", "10-pods.conflist", bridgeConf), own, false, ""},
-		"multus after ours":             {dirOf("05-multus.conf", configurations["multus, thin"].data, "10-pods.conflist", bridgeConf), "", false, CNIUnsupported},
-		"multus after ours, thick":      {dirOf("05-multus.conf", configurations["multus, thick"].data, "10-pods.conflist", bridgeConf), "", false, CNIUnsupported},
-		"multus last":                   {dirOf("70-multus.conf", configurations["multus, thin"].data), "", false, CNIUnsupported},
-		"multus that came after ours":   {dirOf(ConflistName, own, "05-multus.conf", configurations["multus, thin"].data, "10-pods.conflist", bridgeConf), "", true, CNIUnsupported},
-		"multus in the source's place":  {dirOf(ConflistName, own, "70-multus.conf", configurations["multus, thin"].data), "", true, CNIUnsupported},
+		"multus after ours":             {dirOf("05-multus.conf", configurations["multus, thin"].data, "10-pods.conflist", bridgeConf), "", false, StateUnsupported},
+		"multus after ours, thick":      {dirOf("05-multus.conf", configurations["multus, thick"].data, "10-pods.conflist", bridgeConf), "", false, StateUnsupported},
+		"multus last":                   {dirOf("70-multus.conf", configurations["multus, thin"].data), "", false, StateUnsupported},
+		"multus that came after ours":   {dirOf(ConflistName, own, "05-multus.conf", configurations["multus, thin"].data, "10-pods.conflist", bridgeConf), "", true, StateUnsupported},
+		"multus in the source's place":  {dirOf(ConflistName, own, "70-multus.conf", configurations["multus, thin"].data), "", true, StateUnsupported},
 		"multus with stayput by hand":   {dirOf(ConflistName, own, "70-multus.conf", `{"name":"m","type":"multus","delegates":[`+handConf+`]}`), "", true, ""},
-		"a half-written multus after":   {dirOf(ConflistName, own, "05-multus.conf", "{", "10-pods.conflist", bridgeConf), "", false, CNIBroken},
+		"a half-written multus after":   {dirOf(ConflistName, own, "05-multus.conf", "{", "10-pods.conflist", bridgeConf), "", false, StateBroken},
 		"multus that nobody uses":       {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf, "70-multus.conf", configurations["multus, thin"].data), "", false, ""},
 		"somebody else's of our name":   {dirOf(ConflistName, bridge2Conf, "10-pods.conflist", bridgeConf), "", false, ""},
 		"a torn one of our name":        {dirOf(ConflistName, own[:50], "10-pods.conflist", bridgeConf), "", false, ""},
@@ -373,14 +375,14 @@ func TestTheFileFollowsItsSource(t *testing.T) {
 			if string(p.write) != c.write || p.remove != c.remove {
 				t.Errorf("write %s, remove %v; want %s, %v", p.write, p.remove, c.write, c.remove)
 			}
-			var says CNIState
+			var says State
 			if p.status != nil {
 				says = p.status.State
 			}
 			if says != c.says {
 				t.Errorf("says %q, want %q", says, c.says)
 			}
-			if says == CNIHeld && p.again <= 0 {
+			if says == StateHeld && p.again <= 0 {
 				t.Error("it will not look again")
 			}
 		})
@@ -428,35 +430,35 @@ func TestTheStatusSaysWhatTheRuntimeUses(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		dir     confDir
-		state   CNIState
+		state   State
 		file    string
 		network string
 		says    string
 	}{
-		"nothing":                  {dirOf(), CNINone, "", "", "no network"},
-		"ours":                     {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf), CNIActive, ConflistName, "pods", "10-pods.conflist"},
-		"stock":                    {dirOf("10-pods.conflist", bridgeConf), CNIStock, "10-pods.conflist", "pods", "host-local"},
-		"by hand":                  {dirOf("10-pods.conflist", handConf), CNIByHand, "10-pods.conflist", "pods", "stayput"},
-		"by hand, under our name":  {dirOf(ConflistName, handConf), CNIByHand, ConflistName, "pods", "stayput"},
-		"somebody's with our name": {dirOf(ConflistName, bridgeConf), CNIConflict, ConflistName, "pods", "rename or remove"},
-		"Calico":                   {dirOf("10-calico.conflist", calicoConf), CNIUnsupported, "10-calico.conflist", "k8s-pod-network", "Calico"},
-		"half written":             {dirOf("10-calico.conflist", "{"), CNIBroken, "10-calico.conflist", "", "EOF"},
-		"shadowed":                 {dirOf("00-a.conflist", bridgeConf, ConflistName, own), CNIShadowed, "00-a.conflist", "pods", "rename"},
-		"multus with our copy":     {dirOf("00-multus.conf", multusOf(own), ConflistName, own), CNIActive, "00-multus.conf", "pods", "hands on"},
-		"multus with an old copy":  {dirOf("00-multus.conf", multusOf(bridgeConf), ConflistName, own), CNIShadowed, "00-multus.conf", "pods", "restart its pod"},
-		"multus without ours":      {dirOf("00-multus.conf", multusOf(bridgeConf), "10-pods.conflist", bridgeConf), CNIStock, "00-multus.conf", "pods", "host-local"},
-		"multus with one plugin":   {dirOf("00-multus.conf", multusOf(`{"name":"p","type":"ptp","ipam":{"type":"stayput"}}`)), CNIActive, "00-multus.conf", "p", "hands on"},
-		"multus with Calico":       {dirOf("00-multus.conf", multusOf(calicoConf), ConflistName, own), CNIUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
-		"multus with a name":       {dirOf("00-multus.conf", `{"name":"m","type":"multus","clusterNetwork":"pods"}`, ConflistName, own), CNIMultus, "00-multus.conf", "m", "cluster network pods"},
-		"multus' daemon with ours": {dirOf("00-multus.conf", daemonOf(ConflistName), ConflistName, own, "10-pods.conflist", bridgeConf), CNIActive, "00-multus.conf", "pods", "which has stayput"},
-		"it from before":           {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), ConflistName, own, "10-pods.conflist", bridgeConf), CNIShadowed, "00-multus.conf", "pods", "restart its pod"},
-		"it without ours":          {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), "10-pods.conflist", bridgeConf), CNIStock, "00-multus.conf", "pods", "host-local"},
-		"it after ours went":       {dirOf("00-multus.conf", daemonOf(ConflistName), "10-pods.conflist", bridgeConf), CNIBroken, "00-multus.conf", "multus-cni-network", "no pod can start"},
-		"it with Calico":           {dirOf("00-multus.conf", daemonOf("10-calico.conflist"), "10-calico.conflist", calicoConf), CNIUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
-		"it with half a file":      {dirOf("00-multus.conf", daemonOf("10-x.conflist"), "10-x.conflist", "{"), CNIBroken, "00-multus.conf", "", "EOF"},
-		"multus after ours":        {dirOf(ConflistName, own, "05-multus.conf", multusOf(bridgeConf), "10-pods.conflist", bridgeConf), CNIUnsupported, ConflistName, "pods", "05-multus.conf"},
-		"multus alone, by hand":    {dirOf("70-multus.conf", multusOf(handConf)), CNIActive, "70-multus.conf", "pods", "hands on"},
-		"multus, thick":            {dirOf("00-multus.conf", configurations["multus, thick"].data, ConflistName, own), CNIMultus, "00-multus.conf", "multus-cni-network", "restart its pod"},
+		"nothing":                  {dirOf(), StateNone, "", "", "no network"},
+		"ours":                     {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf), StateActive, ConflistName, "pods", "10-pods.conflist"},
+		"stock":                    {dirOf("10-pods.conflist", bridgeConf), StateStock, "10-pods.conflist", "pods", "host-local"},
+		"by hand":                  {dirOf("10-pods.conflist", handConf), StateByHand, "10-pods.conflist", "pods", "stayput"},
+		"by hand, under our name":  {dirOf(ConflistName, handConf), StateByHand, ConflistName, "pods", "stayput"},
+		"somebody's with our name": {dirOf(ConflistName, bridgeConf), StateConflict, ConflistName, "pods", "rename or remove"},
+		"Calico":                   {dirOf("10-calico.conflist", calicoConf), StateUnsupported, "10-calico.conflist", "k8s-pod-network", "Calico"},
+		"half written":             {dirOf("10-calico.conflist", "{"), StateBroken, "10-calico.conflist", "", "EOF"},
+		"shadowed":                 {dirOf("00-a.conflist", bridgeConf, ConflistName, own), StateShadowed, "00-a.conflist", "pods", "rename"},
+		"multus with our copy":     {dirOf("00-multus.conf", multusOf(own), ConflistName, own), StateActive, "00-multus.conf", "pods", "hands on"},
+		"multus with an old copy":  {dirOf("00-multus.conf", multusOf(bridgeConf), ConflistName, own), StateShadowed, "00-multus.conf", "pods", "restart its pod"},
+		"multus without ours":      {dirOf("00-multus.conf", multusOf(bridgeConf), "10-pods.conflist", bridgeConf), StateStock, "00-multus.conf", "pods", "host-local"},
+		"multus with one plugin":   {dirOf("00-multus.conf", multusOf(`{"name":"p","type":"ptp","ipam":{"type":"stayput"}}`)), StateActive, "00-multus.conf", "p", "hands on"},
+		"multus with Calico":       {dirOf("00-multus.conf", multusOf(calicoConf), ConflistName, own), StateUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
+		"multus with a name":       {dirOf("00-multus.conf", `{"name":"m","type":"multus","clusterNetwork":"pods"}`, ConflistName, own), StateMultus, "00-multus.conf", "m", "cluster network pods"},
+		"multus' daemon with ours": {dirOf("00-multus.conf", daemonOf(ConflistName), ConflistName, own, "10-pods.conflist", bridgeConf), StateActive, "00-multus.conf", "pods", "which has stayput"},
+		"it from before":           {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), ConflistName, own, "10-pods.conflist", bridgeConf), StateShadowed, "00-multus.conf", "pods", "restart its pod"},
+		"it without ours":          {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), "10-pods.conflist", bridgeConf), StateStock, "00-multus.conf", "pods", "host-local"},
+		"it after ours went":       {dirOf("00-multus.conf", daemonOf(ConflistName), "10-pods.conflist", bridgeConf), StateBroken, "00-multus.conf", "multus-cni-network", "no pod can start"},
+		"it with Calico":           {dirOf("00-multus.conf", daemonOf("10-calico.conflist"), "10-calico.conflist", calicoConf), StateUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
+		"it with half a file":      {dirOf("00-multus.conf", daemonOf("10-x.conflist"), "10-x.conflist", "{"), StateBroken, "00-multus.conf", "", "EOF"},
+		"multus after ours":        {dirOf(ConflistName, own, "05-multus.conf", multusOf(bridgeConf), "10-pods.conflist", bridgeConf), StateUnsupported, ConflistName, "pods", "05-multus.conf"},
+		"multus alone, by hand":    {dirOf("70-multus.conf", multusOf(handConf)), StateActive, "70-multus.conf", "pods", "hands on"},
+		"multus, thick":            {dirOf("00-multus.conf", configurations["multus, thick"].data, ConflistName, own), StateMultus, "00-multus.conf", "multus-cni-network", "restart its pod"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := c.dir.status()
@@ -487,7 +489,7 @@ func FuzzWhatIsDerivedLoadsAndKeepsAllOfItsSource(f *testing.F) {
 			return
 		}
 		derived, err := derive(c, limits{}, nil)
-		check(t, err)
+		must.Do(t, err)
 		derivedFrom(t, file, derived)
 	})
 }
