@@ -65,9 +65,6 @@ func conditionTrue(o *unstructured.Unstructured, kind string) bool {
 	})
 }
 
-// kruiseWebhooks is there where OpenKruise runs, which sees to PersistentPodStates itself.
-const kruiseWebhooks = "kruise-mutating-webhook-configuration"
-
 func checkPolicies(ctx context.Context, k client.Client) (all []Finding) {
 	const check = "policies"
 	get := func(kind, name string) error {
@@ -75,15 +72,15 @@ func checkPolicies(ctx context.Context, k client.Client) (all []Finding) {
 		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
 		return k.Get(ctx, types.NamespacedName{Name: name}, o)
 	}
-	kruise := get("MutatingWebhookConfiguration", kruiseWebhooks) == nil
+	kruise := get("MutatingWebhookConfiguration", home.KruiseWebhooks) == nil
 	for _, p := range []struct {
 		kind, name, without string
 		miss                Level
 	}{
-		{"MutatingAdmissionPolicy", "stayput-gate-annotated", "new pods are not gated, and go wherever the scheduler likes", LevelFail},
-		{"MutatingAdmissionPolicy", "stayput-gate-recorded", "new pods with a PersistentPodState are not gated, and go wherever the scheduler likes", LevelFail},
+		{"MutatingAdmissionPolicy", home.PolicyGateAnnotated, "new pods are not gated, and go wherever the scheduler likes", LevelFail},
+		{"MutatingAdmissionPolicy", home.PolicyGateRecorded, "new pods with a PersistentPodState are not gated, and go wherever the scheduler likes", LevelFail},
 		{"ValidatingAdmissionPolicy", "stayput-annotations", "bad annotations are refused by nodes only", LevelWarn},
-		{"ValidatingAdmissionPolicy", "stayput-unique-target", "two PersistentPodStates for one workload are not refused", LevelWarn},
+		{"ValidatingAdmissionPolicy", home.PolicyUniqueTarget, "two PersistentPodStates for one workload are not refused", LevelWarn},
 		{"ValidatingAdmissionPolicy", "stayput-controller", "the controller's rights on pods are not narrowed", LevelFail},
 		{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write other nodes' RetainedIPs", LevelFail},
 	} {
@@ -96,7 +93,7 @@ func checkPolicies(ctx context.Context, k client.Client) (all []Finding) {
 				if !slices.ContainsFunc(all, func(f Finding) bool { return f.Todo == todo }) {
 					all = append(all, Finding{LevelWarn, "", check, text, todo})
 				}
-			case apierrors.IsNotFound(err) && p.name == "stayput-gate-recorded" && kruise:
+			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
 			case apierrors.IsNotFound(err):
 				all = append(all, Finding{p.miss, "", check, kind + " " + p.name + " is missing: " + p.without, reinstall})
 			case err != nil:
@@ -113,14 +110,14 @@ func checkPolicies(ctx context.Context, k client.Client) (all []Finding) {
 	return all
 }
 
-func checkLeader(ctx context.Context, k client.Client, home string, now time.Time) []Finding {
+func checkLeader(ctx context.Context, k client.Client, namespace string, now time.Time) []Finding {
 	const check = "controller"
 	var lease coordinationv1.Lease
-	err := k.Get(ctx, types.NamespacedName{Namespace: home, Name: leaseName}, &lease)
-	todo := fmt.Sprintf("kubectl -n %s get pods -l %s=controller; until one leads, new annotated pods stay gated", home, labelComponent)
+	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: home.LeaseName}, &lease)
+	todo := fmt.Sprintf("kubectl -n %s get pods -l %s=controller; until one leads, new annotated pods stay gated", namespace, labelComponent)
 	switch {
 	case apierrors.IsNotFound(err):
-		return []Finding{{LevelFail, "", check, fmt.Sprintf("no controller has ever led: there is no lease %s/%s", home, leaseName), todo + "; --stayput-namespace says where to look"}}
+		return []Finding{{LevelFail, "", check, fmt.Sprintf("no controller has ever led: there is no lease %s/%s", namespace, home.LeaseName), todo + "; --stayput-namespace says where to look"}}
 	case err != nil:
 		return []Finding{unseen(check, err)}
 	}
@@ -143,18 +140,13 @@ func checkGated(ctx context.Context, k client.Client, now time.Time) (all []Find
 	waiting := 0
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		if !isGated(p) || p.DeletionTimestamp != nil {
+		if !home.Gated(p) || p.DeletionTimestamp != nil {
 			continue
 		}
 		waiting++
-		wait := home.DefaultWait
-		switch value, there := p.Annotations[stayputv1alpha1.AnnotationHomeWait]; {
-		case value == stayputv1alpha1.HomeWaitRetention:
+		wait, whileKept, _ := home.Wait(p.Annotations)
+		if whileKept {
 			continue
-		case there:
-			if d, err := time.ParseDuration(value); err == nil {
-				wait = d
-			}
 		}
 		if age := now.Sub(p.CreationTimestamp.Time); age > wait+gateSlack {
 			all = append(all, Finding{LevelFail, "", check, fmt.Sprintf("pod %s/%s has been gated for %s, longer than it was to wait (%s)", p.Namespace, p.Name, duration.HumanDuration(age), short(wait)),
@@ -202,6 +194,3 @@ func staleLease(l *coordinationv1.Lease, now time.Time) string {
 	}
 	return ""
 }
-
-// leaseName is of the lease that controllers lead by.
-const leaseName = "stayput-controller"

@@ -21,6 +21,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // facts are all that a story is told from, as they were read. What is not known is in unknown.
@@ -44,7 +45,7 @@ type facts struct {
 // lookPatience is how long a node's agent is waited for. A story without it is still one.
 const lookPatience = 15 * time.Second
 
-func gather(ctx context.Context, k client.Client, reach Agents, home, ns, name string) (*facts, error) {
+func gather(ctx context.Context, k client.Client, reach Agents, stayput, ns, name string) (*facts, error) {
 	f := &facts{now: time.Now(), namespace: ns, name: name, looks: map[string]*inspection.Node{}, lookErrors: map[string]error{}}
 	doubt := func(what string, err error) {
 		if err != nil {
@@ -74,7 +75,7 @@ func gather(ctx context.Context, k client.Client, reach Agents, home, ns, name s
 		}
 	}
 	if f.name != name && f.pod == nil {
-		return gather(ctx, k, reach, home, ns, f.name)
+		return gather(ctx, k, reach, stayput, ns, f.name)
 	}
 	for _, r := range all {
 		if r.Spec.PodName == name || identity != "" && r.Spec.Identity == identity {
@@ -98,7 +99,7 @@ func gather(ctx context.Context, k client.Client, reach Agents, home, ns, name s
 	doubt("the nodes", err)
 	f.nodes = nodes.Items
 	var lease coordinationv1.Lease
-	err = k.Get(ctx, types.NamespacedName{Namespace: home, Name: leaseName}, &lease)
+	err = k.Get(ctx, types.NamespacedName{Namespace: stayput, Name: home.LeaseName}, &lease)
 	if err == nil {
 		f.lease = &lease
 	}
@@ -141,7 +142,7 @@ func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
 			f.workload = f.workloads[w.UID]
 		}
 	}
-	set, _, numbered := ordinal(f.name)
+	set, _, numbered := home.SplitOrdinal(f.name)
 	if f.workload == nil {
 		o := &unstructured.Unstructured{}
 		switch owner := controllerOf(f.pod); {
@@ -189,15 +190,18 @@ func (f *facts) findRecord(ctx context.Context, k client.Client) error {
 		}
 		return err
 	}
-	for i := range list.Items {
-		s := &list.Items[i]
-		_, has := s.Status.PodStates[f.name]
-		of := f.workload != nil && s.Spec.TargetReference.Name == f.workload.GetName() && s.Spec.TargetReference.Kind == f.workload.GetKind()
-		if s.DeletionTimestamp != nil || !of && (f.workload != nil || !has) {
-			continue
-		}
-		if f.state == nil || s.CreationTimestamp.Before(&f.state.CreationTimestamp) {
-			f.state = s
+	f.state = f.recordAmong(list.Items)
+	return nil
+}
+
+// recordAmong returns the PersistentPodState that the controller obeys for the pod, or nil.
+func (f *facts) recordAmong(all []kruisev1alpha1.PersistentPodState) *kruisev1alpha1.PersistentPodState {
+	for _, s := range home.ByAge(all) {
+		switch {
+		case f.workload == nil && home.RecordIn(s, f.name) != nil:
+			return s
+		case f.workload != nil && home.TargetOf(s) == home.RefOf(f.workload.GetAPIVersion(), f.workload.GetKind(), f.namespace, f.workload.GetName()):
+			return s
 		}
 	}
 	return nil

@@ -84,7 +84,7 @@ func (f *facts) forecast() Forecast {
 		fc.Outcome = "unknown"
 		return fc
 	}
-	if f.pod != nil && asksFor(f.pod.Annotations) != asksFor(pod.Annotations) {
+	if f.pod != nil && home.Annotated(f.pod.Annotations) != home.Annotated(pod.Annotations) {
 		say("The pod template has changed since: what follows is for a pod as it is made now.")
 	}
 	identity := pod.Annotations[stayputv1alpha1.AnnotationIdentity]
@@ -136,12 +136,12 @@ func (f *facts) forecast() Forecast {
 	default:
 		say("Node: wherever the scheduler likes. No node keeps an address for it, and nothing is recorded of it.")
 		say("IP: any that is free.")
-		if asksFor(pod.Annotations) && f.pod != nil && f.pod.Spec.NodeName != "" {
+		if home.Annotated(pod.Annotations) && f.pod != nil && f.pod.Spec.NodeName != "" {
 			say("The new pod asks for a promise, which counts from its start on.")
 		}
 	}
 	fc.Lines = append(fc.Lines, d.Notes...)
-	if why := f.leaderless(); why != "" && asksFor(pod.Annotations) {
+	if why := f.leaderless(); why != "" && home.Annotated(pod.Annotations) {
 		say("It waits before all that: %s.", why)
 	}
 	return fc
@@ -226,12 +226,9 @@ func (f *facts) sayKept(say func(string, ...any)) {
 
 // patience is how long a pod waits for its home, in words.
 func patience(pod *corev1.Pod) string {
-	switch value, there := pod.Annotations[stayputv1alpha1.AnnotationHomeWait]; {
-	case !there:
-		return short(home.DefaultWait)
-	case value == stayputv1alpha1.HomeWaitRetention:
+	wait, whileKept, _ := home.Wait(pod.Annotations) // what is not valid is in the notes
+	if whileKept {
 		return "as long as its address is kept"
-	default:
-		return value
 	}
+	return short(wait)
 }

@@ -88,7 +88,11 @@ func TestOrdinalsAreWantedAsTheirWorkloadCountsThem(t *testing.T) {
 		{map[string]any{"replicas": int64(1), "ordinals": map[string]any{"start": int64(5)}}, "web-0", false, true},
 		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{int64(0)}}, "web-2", true, true},
 		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{int64(0)}}, "web-0", false, true},
-		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{"0-3"}}, "web-0", false, false},
+		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{"0"}}, "web-2", true, true},
+		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{"0-3"}}, "web-0", false, true},
+		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{"0-3"}}, "web-5", true, true},
+		{map[string]any{"replicas": int64(2), "reserveOrdinals": []any{"many"}}, "web-0", false, false},
+		{map[string]any{"replicas": int64(2)}, "web-01", false, false},
 		{map[string]any{"replicas": int64(2)}, "other-0", false, false},
 		{map[string]any{"replicas": int64(2)}, "web", false, false},
 	} {

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 func (f *facts) recorded() string {
@@ -29,13 +30,13 @@ func (f *facts) placement() (say []string) {
 	if p == nil {
 		return nil
 	}
-	if home, drawn := p.Annotations[stayputv1alpha1.AnnotationHome]; drawn {
-		say = append(say, "stayput required its home of it: "+home)
+	if to, pinned := p.Annotations[stayputv1alpha1.AnnotationHome]; pinned {
+		say = append(say, "stayput required its home of it: "+to)
 	}
 	switch {
-	case isGated(p):
+	case home.Gated(p):
 		say = append(say, "it has the scheduling gate "+stayputv1alpha1.PlacementGate+", which the controller takes off")
-		if why, ok := f.lastSaid("WaitingForHome"); ok {
+		if why, ok := f.lastSaid(home.ReasonHomeWait); ok {
 			say = append(say, why)
 		}
 		if why := f.leaderless(); why != "" {
@@ -48,7 +49,7 @@ func (f *facts) placement() (say []string) {
 			}
 		}
 	}
-	for _, r := range []string{"HomeGivenUp", "HomeHasNoRoom", "HomeIgnored"} {
+	for _, r := range []string{home.ReasonHomeGivenUp, home.ReasonHomeFull, home.ReasonHomeIgnored} {
 		if why, ok := f.lastSaid(r); ok {
 			say = append(say, why)
 		}

@@ -8,24 +8,13 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/ledger"
 )
-
-func isGated(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == stayputv1alpha1.PlacementGate })
-}
-
-// asksFor says whether annotations ask for an address to be kept.
-func asksFor(annotations map[string]string) bool {
-	_, ours := annotations[stayputv1alpha1.AnnotationRetainIP]
-	_, kruise := annotations[stayputv1alpha1.AnnotationReservedIPDuration]
-	return ours || kruise
-}
 
 // askedBy explains annotations, in the order of the README.
 func askedBy(annotations map[string]string) []Asked {
@@ -122,7 +111,7 @@ func (f *facts) promise() (say []string) {
 		return say
 	case bad != nil:
 		return []string{"Nothing: " + bad.Error()}
-	case !asksFor(annotations):
+	case !home.Annotated(annotations):
 		return []string{"Nothing: it has no annotation " + stayputv1alpha1.AnnotationRetainIP + ". Put one on the pod template, such as " +
 			stayputv1alpha1.AnnotationRetainIP + ": 10m"}
 	case f.pod == nil:
@@ -138,7 +127,7 @@ func (f *facts) promise() (say []string) {
 // whyNothing is for a running pod that asks for a promise and has none.
 func (f *facts) whyNothing() []string {
 	for i := len(f.events) - 1; i >= 0; i-- {
-		if e := f.events[i]; e.InvolvedObject.UID == f.pod.UID && slices.Contains([]string{"IPRetentionRefused", "InvalidAnnotation", "WhileOwnedWithoutOrdinal"}, e.Reason) {
+		if e := f.events[i]; e.InvolvedObject.UID == f.pod.UID && slices.Contains([]string{string(ledger.EventRefused), home.ReasonInvalidAnnotation, home.ReasonNotOwned}, e.Reason) {
 			return []string{"Nothing: " + e.Message}
 		}
 	}

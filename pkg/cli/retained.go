@@ -1,10 +1,10 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // This file reads RetainedIPs and says in words what they mean.
@@ -44,22 +45,12 @@ func retainedIPs(ctx context.Context, c client.Client, namespace string) ([]stay
 
 // comparePods sorts web-2 before web-10.
 func comparePods(a, b string) int {
-	nameA, numberA, okA := ordinal(a)
-	nameB, numberB, okB := ordinal(b)
+	nameA, ordinalA, okA := home.SplitOrdinal(a)
+	nameB, ordinalB, okB := home.SplitOrdinal(b)
 	if okA && okB && nameA == nameB {
-		return numberA - numberB
+		return cmp.Compare(ordinalA, ordinalB)
 	}
 	return strings.Compare(a, b)
-}
-
-// ordinal splits the name of a pod of a StatefulSet.
-func ordinal(pod string) (set string, number int, ok bool) {
-	i := strings.LastIndexByte(pod, '-')
-	if i < 0 {
-		return "", 0, false
-	}
-	n, err := strconv.Atoi(pod[i+1:])
-	return pod[:i], n, err == nil && n >= 0
 }
 
 // workloads are the workloads of RetainedIPs, by UID. One that is gone is there as nil; one that cannot be read is
@@ -89,43 +80,13 @@ func workloadsOf(ctx context.Context, c client.Client, ips []stayputv1alpha1.Ret
 	return all
 }
 
-// wants says whether a workload wants a pod, where that can be told from here.
+// wants reports whether a workload wants a pod, if that can be told.
 func wants(w *unstructured.Unstructured, pod string) (wanted, known bool) {
-	set, number, ok := ordinal(pod)
-	if !ok || set != w.GetName() {
-		return false, false
-	}
-	replicas, found, err := unstructured.NestedInt64(w.Object, "spec", "replicas")
+	of, err := home.WorkloadOf(w.GroupVersionKind(), w)
 	if err != nil {
 		return false, false
 	}
-	if !found {
-		replicas = 1
-	}
-	start, _, err := unstructured.NestedInt64(w.Object, "spec", "ordinals", "start")
-	if err != nil {
-		return false, false
-	}
-	reserved, _, err := unstructured.NestedSlice(w.Object, "spec", "reserveOrdinals")
-	if err != nil {
-		return false, false
-	}
-	skip := map[int64]bool{}
-	for _, r := range reserved {
-		n, plain := r.(int64)
-		if !plain {
-			return false, false // OpenKruise's ranges
-		}
-		skip[n] = true
-	}
-	last := start + replicas
-	for n := start; n < last; n++ {
-		if skip[n] {
-			last++
-		}
-	}
-	n := int64(number)
-	return n >= start && n < last && !skip[n], true
+	return of.Wants(pod)
 }
 
 // matching picks the RetainedIPs whose pod, or where there is none whose workload's template, has certain labels.
@@ -192,7 +153,7 @@ func reason(r *stayputv1alpha1.RetainedIP, all workloads) string {
 		return "while owned by " + name + ", which is deleted"
 	}
 	wanted, known := wants(is, r.Spec.PodName)
-	_, number, _ := ordinal(r.Spec.PodName)
+	_, number, _ := home.SplitOrdinal(r.Spec.PodName)
 	switch {
 	case !known:
 		return "while owned by " + name

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
@@ -113,7 +114,7 @@ func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, r
 		case asks:
 			item.Retention = policy.Duration().String()
 		}
-		if _, _, numbered := ordinal(pod); e.Status.OwnerControllerType != "StatefulSet" || !numbered {
+		if _, _, numbered := home.SplitOrdinal(pod); e.Status.OwnerControllerType != "StatefulSet" || !numbered {
 			refuse("it is of a %s: no pod of this name comes again", e.Status.OwnerControllerType)
 		}
 		if item.Node == "" {

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // Story is what -o json prints: one pod's address and node.
@@ -114,7 +116,7 @@ func (f *facts) podIs() string {
 	switch {
 	case p.DeletionTimestamp != nil && p.Spec.NodeName != "":
 		is = "is ending on node " + p.Spec.NodeName
-	case p.Spec.NodeName == "" && isGated(p):
+	case p.Spec.NodeName == "" && home.Gated(p):
 		is = "waits, gated, for its placement by stayput"
 	case p.Spec.NodeName == "" && len(p.Spec.SchedulingGates) > 0:
 		is = "waits, gated by somebody else than stayput"

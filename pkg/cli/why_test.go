@@ -213,3 +213,19 @@ func TestAnEventOfTheWorkloadIsThePodsWhereItNamesIt(t *testing.T) {
 		}
 	}
 }
+
+func TestARecordIsOfTheWorkloadOfItsGroup(t *testing.T) {
+	at := func(age time.Duration) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Name: age.String(), CreationTimestamp: metav1.NewTime(noon.Add(-age))}
+	}
+	of := func(apiVersion string, meta metav1.ObjectMeta) kruisev1alpha1.PersistentPodState {
+		return kruisev1alpha1.PersistentPodState{ObjectMeta: meta, Spec: kruisev1alpha1.PersistentPodStateSpec{
+			TargetReference: kruisev1alpha1.TargetReference{APIVersion: apiVersion, Kind: "StatefulSet", Name: "web"}}}
+	}
+	f := someFacts(func(f *facts) { f.workload.Object["metadata"].(map[string]any)["namespace"] = "" })
+	f.namespace = ""
+	all := []kruisev1alpha1.PersistentPodState{of("apps/v1", at(time.Minute)), of("apps.kruise.io/v1beta1", at(time.Hour)), of("apps/v1beta2", at(2*time.Minute))}
+	if s := f.recordAmong(all); s == nil || s.Name != "2m0s" {
+		t.Errorf("the record of a StatefulSet of group apps is %+v", s)
+	}
+}
