@@ -52,7 +52,7 @@ func TestTheCNIPluginLinksNothingThatMakesItsStartSlow(t *testing.T) {
 		"github.com/containernetworking", "github.com/spf13", "github.com/vishvananda", "net/http", "crypto/tls",
 		module + "/plugin/nri", module + "/pkg/node",
 	}
-	for _, pattern := range []string{"./cmd/stayput", "./plugin/ipam"} {
+	for _, pattern := range []string{"./cmd/stayput", "./plugin/ipam", "./pkg/netconf"} {
 		forbid(t, pattern, slow, "net", "regexp", "text/template", "os/exec")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // fuzzCall is one call of the plugin as a runtime could make it, however odd.
@@ -48,7 +49,7 @@ func (c fuzzCall) run(t *testing.T, command string) (code int, stdout string) {
 
 // confine turns a configuration into one whose files lie in dir. ok is false where that cannot be made sure of.
 func confine(stdin []byte, dir string) (out []byte, data string, ok bool) {
-	if _, err := parseConf(stdin); err != nil {
+	if _, err := netconf.Parse(stdin); err != nil {
 		return stdin, "", true // it fails before it touches a file
 	}
 	var conf, section map[string]json.RawMessage
@@ -77,8 +78,8 @@ func confine(stdin []byte, dir string) (out []byte, data string, ok bool) {
 	if err != nil {
 		return nil, "", false
 	}
-	c, cerr := parseConf(out)
-	return out, data, cerr == nil && c.dataDir == data && strings.HasPrefix(c.stateDir, dir)
+	c, cerr := netconf.Parse(out)
+	return out, data, cerr == nil && c.DataDir == data && strings.HasPrefix(c.StateDir, dir)
 }
 
 // addressFiles are the files of addresses, with their content.
@@ -146,7 +147,7 @@ func FuzzRunFields(f *testing.F) {
 			runtime["ips"] = []string{ip}
 		}
 		if retain != "" {
-			runtime[annotationsCapability] = map[string]string{ledger.AnnotationRetainIP: retain}
+			runtime[netconf.AnnotationsCapability] = map[string]string{ledger.AnnotationRetainIP: retain}
 		}
 		stdin, err := json.Marshal(map[string]any{"cniVersion": version, "name": "podnet", "ipam": section, "runtimeConfig": runtime})
 		if err != nil {
@@ -167,7 +168,7 @@ func live(t *testing.T, stdin []byte, args, id, ifname, netns string) {
 	c := fuzzCall{stdin, map[string]string{
 		"CNI_ARGS": args, "CNI_CONTAINERID": id, "CNI_IFNAME": ifname, "CNI_NETNS": netns, "CNI_PATH": dir,
 	}}
-	conf, _ := parseConf(stdin)
+	conf, _ := netconf.Parse(stdin)
 
 	code, stdout := c.run(t, "ADD")
 	taken := addressFiles(t, dir)
@@ -176,10 +177,10 @@ func live(t *testing.T, stdin []byte, args, id, ifname, netns string) {
 			CNIVersion string
 			IPs        []struct{ Address netip.Prefix }
 		}
-		if err := json.Unmarshal([]byte(stdout), &res); err != nil || res.CNIVersion != conf.cniVersion {
+		if err := json.Unmarshal([]byte(stdout), &res); err != nil || res.CNIVersion != conf.CNIVersion {
 			t.Fatalf("ADD answered %q: %v", stdout, err)
 		}
-		n, err := conf.network()
+		n, err := conf.Network()
 		if err != nil || len(res.IPs) != len(n.Ranges) || len(taken) != len(n.Ranges) {
 			t.Fatalf("ADD gave %v of %v, and %v is recorded: %v", res.IPs, n, taken, err)
 		}

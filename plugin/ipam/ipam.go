@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -61,7 +62,7 @@ type call struct {
 	command   string
 	att       ledger.Attachment
 	netnsPath string
-	conf      *netConf
+	conf      *netconf.Config
 	begin     time.Time
 	ending    spool.Ending // of an ADD or DEL
 	unheard   bool         // the answer could not be written: the runtime must not take it for a success
@@ -69,8 +70,8 @@ type call struct {
 
 func (c *call) fail(err *Error) {
 	err.CNIVersion = supportedVersions[len(supportedVersions)-1]
-	if c.conf != nil && slices.Contains(supportedVersions, c.conf.cniVersion) {
-		err.CNIVersion = c.conf.cniVersion
+	if c.conf != nil && slices.Contains(supportedVersions, c.conf.CNIVersion) {
+		err.CNIVersion = c.conf.CNIVersion
 	}
 	b, _ := json.Marshal(err) // strings and a number marshal
 	c.write(b)
@@ -81,7 +82,7 @@ func (c *call) observe() {
 	if c.ending == 0 {
 		return // it was not understood, or is none that matters to a pod's start or end
 	}
-	if err := spool.Dir(c.conf.stateDir).Observe(c.ending, time.Since(c.begin)); err != nil {
+	if err := spool.Dir(c.conf.StateDir).Observe(c.ending, time.Since(c.begin)); err != nil {
 		fmt.Fprintf(c.Stderr, "stayput: %s %s: not counted: %v\n", c.command, c.att, err)
 	}
 }
@@ -112,18 +113,21 @@ func (c *call) dispatch() *Error {
 	if err != nil {
 		return errorf(codeDecoding, "stdin: %v", err)
 	}
-	conf, cerr := parseConf(stdin)
+	conf, err := netconf.Parse(stdin)
 	c.conf = conf
-	if cerr != nil {
-		return cerr
+	switch {
+	case errors.Is(err, netconf.ErrSyntax):
+		return errorf(codeDecoding, "%v", err)
+	case err != nil:
+		return configError(err)
 	}
 	needs := map[string]string{"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}[c.command]
 	switch {
-	case !slices.Contains(supportedVersions, conf.cniVersion):
+	case !slices.Contains(supportedVersions, conf.CNIVersion):
 		return &Error{Code: codeIncompatibleVersion, Msg: "incompatible CNI versions",
-			Details: fmt.Sprintf("cniVersion: the configuration has %.64q, stayput supports %q", conf.cniVersion, supportedVersions)}
-	case needs != "" && !atLeast(conf.cniVersion, needs):
-		return errorf(codeIncompatibleVersion, "cniVersion: %s does not allow %s: expected %s or newer", conf.cniVersion, c.command, needs)
+			Details: fmt.Sprintf("cniVersion: the configuration has %.64q, stayput supports %q", conf.CNIVersion, supportedVersions)}
+	case needs != "" && !atLeast(conf.CNIVersion, needs):
+		return errorf(codeIncompatibleVersion, "cniVersion: %s does not allow %s: expected %s or newer", conf.CNIVersion, c.command, needs)
 	}
 	return run()
 }
@@ -150,7 +154,7 @@ func (c *call) environment() *Error {
 	if len(missing) > 0 {
 		return errorf(codeInvalidEnv, "required env variables %v missing", missing)
 	}
-	if perAttachment && !isName(c.att.ContainerID) {
+	if perAttachment && !netconf.ValidName(c.att.ContainerID) {
 		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %.64q is not valid: expected letters, digits, _ . and -", c.att.ContainerID)
 	}
 	if perAttachment && !isIfName(c.att.IfName) {
@@ -164,15 +168,15 @@ func (c *call) environment() *Error {
 
 func (c *call) options() ledger.Options {
 	return ledger.Options{
-		StateDir: c.conf.stateDir,
+		StateDir: c.conf.StateDir,
 		FS: ledger.Disk{LockTimeout: lockTimeout, OnLockTimeout: func() {
 			if c.command == "DEL" {
-				fmt.Fprintf(c.Stderr, "stayput: DEL %s: the lock of network %s is still held after %s: nothing was changed\n", c.att, c.conf.name, lockTimeout)
+				fmt.Fprintf(c.Stderr, "stayput: DEL %s: the lock of network %s is still held after %s: nothing was changed\n", c.att, c.conf.Name, lockTimeout)
 				c.observe()
 				c.Exit(0)
 				return
 			}
-			c.fail(errorf(codeTryAgain, "the lock of network %s is still held after %s", c.conf.name, lockTimeout))
+			c.fail(errorf(codeTryAgain, "the lock of network %s is still held after %s", c.conf.Name, lockTimeout))
 			c.observe()
 			c.Exit(1)
 		}},
@@ -181,7 +185,7 @@ func (c *call) options() ledger.Options {
 
 func (c *call) add() *Error {
 	c.ending = spool.AddFailed
-	n, err := c.conf.network()
+	n, err := c.conf.Network()
 	if err != nil {
 		return configError(err)
 	}
@@ -189,22 +193,22 @@ func (c *call) add() *Error {
 	if err != nil {
 		return errorf(codeInvalidEnv, "%v", err)
 	}
-	requested, err := c.conf.requested(args.ip)
+	requested, err := c.conf.Requested(args.ip)
 	if err != nil {
 		return configError(err)
 	}
-	policy, err := c.conf.policy()
+	policy, err := c.conf.Policy()
 	if err != nil {
 		return configError(err)
 	}
 	if args.noPod != nil && policy != nil && policy.Retains() {
 		return errorf(codeInvalidEnv, "%v", args.noPod)
 	}
-	res := &result{version: c.conf.cniVersion}
-	if res.routes, err = c.conf.routes(); err != nil {
+	res := &result{version: c.conf.CNIVersion}
+	if res.routes, err = c.conf.Routes(); err != nil {
 		return configError(err)
 	}
-	if res.dns, err = c.conf.dns(); err != nil {
+	if res.dns, err = resolvConf(c.conf); err != nil {
 		var failed *fs.PathError
 		if errors.As(err, &failed) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return errorf(codeTryAgain, "%v", err)
@@ -235,7 +239,7 @@ func (c *call) add() *Error {
 	}
 	c.write(res.encode())
 	if len(r.Events) > 0 {
-		if err := spool.Dir(c.conf.stateDir).Report(r.Events); err != nil {
+		if err := spool.Dir(c.conf.StateDir).Report(r.Events); err != nil {
 			fmt.Fprintf(c.Stderr, "stayput: ADD %s: spool: %v\n", c.att, err)
 		}
 	}
@@ -277,7 +281,7 @@ func (c *call) del() *Error {
 	if err != nil {
 		args = podArgs{}
 	}
-	policy, err := c.conf.policy()
+	policy, err := c.conf.Policy()
 	if err != nil {
 		policy = nil
 	}
@@ -286,8 +290,8 @@ func (c *call) del() *Error {
 		req.Netns = ns
 	}
 	// As much of the configuration as can be understood must do.
-	l := ledger.Partial(c.conf.bare(), c.options())
-	if n, err := c.conf.network(); err == nil {
+	l := ledger.Partial(c.conf.Bare(), c.options())
+	if n, err := c.conf.Network(); err == nil {
 		l = ledger.New(n, c.options())
 	}
 	r, err := l.Del(req)
@@ -303,7 +307,7 @@ func (c *call) del() *Error {
 }
 
 func (c *call) check() *Error {
-	n, err := c.conf.network()
+	n, err := c.conf.Network()
 	if err != nil {
 		return configError(err)
 	}
@@ -311,7 +315,7 @@ func (c *call) check() *Error {
 	if err != nil {
 		return addError(err)
 	}
-	prev, ok, err := c.conf.prevAddrs()
+	prev, ok, err := c.conf.PrevAddrs()
 	if err != nil {
 		return configError(err)
 	}
@@ -336,14 +340,14 @@ func (c *call) check() *Error {
 }
 
 func (c *call) gc() *Error {
-	valid, ok, err := c.conf.validAttachments()
+	valid, ok, err := c.conf.ValidAttachments()
 	if err != nil {
 		return configError(err)
 	}
 	if !ok {
 		return nil
 	}
-	n, err := c.conf.network()
+	n, err := c.conf.Network()
 	if err != nil {
 		return configError(err)
 	}
@@ -354,7 +358,7 @@ func (c *call) gc() *Error {
 }
 
 func (c *call) status() *Error {
-	n, err := c.conf.network()
+	n, err := c.conf.Network()
 	if err != nil {
 		return configError(err)
 	}

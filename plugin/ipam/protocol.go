@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // The CNI versions that the plugin speaks, oldest first (CNI SPEC, "Protocol parameters").
@@ -46,6 +47,8 @@ func (e *Error) Error() string {
 	return e.Msg + "; " + e.Details
 }
 
+func configError(err error) *Error { return errorf(codeInvalidConfig, "%v", err) }
+
 func errorf(code uint, format string, args ...any) *Error {
 	return &Error{Code: code, Msg: "stayput: " + fmt.Sprintf(format, args...)}
 }
@@ -82,7 +85,7 @@ func (r *result) add(set ledger.RangeSet, a netip.Addr) {
 	}
 }
 
-// encode writes the part that every result has by hand, see object for the reason.
+// encode writes the part that every result has by hand, since reflection over structs would cost more than all the rest.
 func (r *result) encode() []byte {
 	b := fmt.Appendf(nil, `{"cniVersion":"%s","ips":[%s]`, r.version, strings.Join(r.ips, ","))
 	if len(r.routes) > 0 {
@@ -96,15 +99,15 @@ func (r *result) encode() []byte {
 	return append(b, '}')
 }
 
-// dns is what ipam.resolvConf names, nil without it.
-func (c *netConf) dns() (*dns, error) {
-	path, err := c.ipam.str("resolvConf")
+// resolvConf returns what ipam.resolvConf names, nil without it.
+func resolvConf(c *netconf.Config) (*dns, error) {
+	path, field, err := c.ResolvConf()
 	if err != nil || path == "" {
 		return nil, err
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", c.ipam.name("resolvConf"), err)
+		return nil, fmt.Errorf("%s: %w", field, err)
 	}
 	return parseResolvConf(b), nil
 }
@@ -129,21 +132,6 @@ func parseResolvConf(data []byte) *dns {
 		}
 	}
 	return d
-}
-
-// The words that CNI restricts, checked as github.com/containernetworking/cni/pkg/utils does; its regular
-// expressions would be compiled at every start.
-
-// isName is the rule for container IDs and network names: [a-zA-Z0-9][a-zA-Z0-9_.\-]*
-func isName(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		alnum := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-		if !alnum && (i == 0 || c != '_' && c != '.' && c != '-') {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // isIfName is the kernel's rule for interface names.

@@ -1,6 +1,12 @@
-package ipam
+// Package netconf reads CNI configurations: what a runtime hands to the IPAM plugin, and the files of its configuration
+// directory. It is the only reader, so that plugin and agent cannot disagree about a network.
+//
+// The plugin links it, and a pod waits for every plugin's start: standard library and pkg/ledger only, nothing that does
+// work at start-up.
+package netconf
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -9,56 +15,78 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-// netConf is the configuration that the main plugin hands on: host-local's, with stayput's own keys beside
-// them in the ipam section (https://www.cni.dev/plugins/current/ipam/host-local/):
+// Type is ipam.type of a configuration that names stayput, and HostLocal of one that it can take the place of.
+const (
+	Type      = "stayput"
+	HostLocal = "host-local"
+)
+
+// AnnotationsCapability makes the runtime hand the pod's annotations to the plugin (containerd and CRI-O know it).
+const AnnotationsCapability = "io.kubernetes.cri.pod-annotations"
+
+// ErrSyntax is wrapped by the error of Parse if the configuration is not a JSON object.
+var ErrSyntax = errors.New("the network configuration does not parse")
+
+// Config is the configuration that the main plugin hands on: host-local's, with stayput's own keys beside them in the
+// ipam section (https://www.cni.dev/plugins/current/ipam/host-local/):
 //
-//	stateDir          where claims and index lie; default /var/lib/stayput
+//	stateDir          directory of claims and index; default /var/lib/stayput
 //	longestRetention  a Go duration; a pod that asks for more gets this
 //	promisedShare     the share of each range that may be promised, bound and retained together: more than
 //	                  0, at most 1; default 0.5
-type netConf struct {
+type Config struct {
+	Name, CNIVersion  string
+	DataDir, StateDir string // empty: the default
 	root, ipam        object
-	name, cniVersion  string
-	dataDir, stateDir string
 }
 
-const annotationsCapability = "io.kubernetes.cri.pod-annotations"
-
-// parseConf decodes stdin as far as every command needs it: the network's name and where its files are. What
-// it could decode is returned beside the error.
-func parseConf(stdin []byte) (*netConf, *Error) {
-	c := &netConf{}
+// Parse decodes a plugin's configuration as far as every command needs it: the exported fields. The Config is never
+// nil, and has what could be decoded before an error.
+func Parse(stdin []byte) (*Config, error) {
+	c := &Config{}
 	var err error
 	if c.root, err = parseObject(stdin); err != nil {
-		return c, errorf(codeDecoding, "the network configuration on stdin does not parse: %v", err)
+		return c, fmt.Errorf("%w: %v", ErrSyntax, err)
 	}
-	if c.cniVersion, err = c.root.str("cniVersion"); err != nil {
-		return c, configError(err)
+	if c.CNIVersion, err = c.root.str("cniVersion"); err != nil {
+		return c, err
 	}
-	if c.name, err = c.root.str("name"); err != nil {
-		return c, configError(err)
+	if c.Name, err = c.root.str("name"); err != nil {
+		return c, err
 	}
-	if !isName(c.name) || len(c.name) > 200 {
-		return c, errorf(codeInvalidConfig, "name: %.64q is not valid: expected a network name of letters, digits, _ . and -", c.name)
+	if !validNetwork(c.Name) {
+		return c, fmt.Errorf("name: %.64q is not valid: expected a network name of letters, digits, _ . and -", c.Name)
 	}
 	ok := false
 	if c.ipam, ok, err = c.root.obj("ipam"); err != nil {
-		return c, configError(err)
+		return c, err
 	} else if !ok {
-		return c, errorf(codeInvalidConfig, "ipam: missing: expected the section with \"type\": \"stayput\"")
+		return c, fmt.Errorf("ipam: missing: expected the section with \"type\": %q", Type)
 	}
-	if c.dataDir, err = c.directory("dataDir"); err != nil {
-		return c, configError(err)
+	if c.DataDir, err = c.directory("dataDir"); err != nil {
+		return c, err
 	}
-	if c.stateDir, err = c.directory("stateDir"); err != nil {
-		return c, configError(err)
-	}
-	return c, nil
+	c.StateDir, err = c.directory("stateDir")
+	return c, err
 }
 
-func configError(err error) *Error { return errorf(codeInvalidConfig, "%v", err) }
+// ValidName reports whether s is a container ID or network name that CNI allows: [a-zA-Z0-9][a-zA-Z0-9_.\-]*, as
+// github.com/containernetworking/cni/pkg/utils checks it by regular expressions, which take time to compile.
+func ValidName(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		alnum := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !alnum && (i == 0 || c != '_' && c != '.' && c != '-') {
+			return false
+		}
+	}
+	return s != ""
+}
 
-func (c *netConf) directory(key string) (string, error) {
+// validNetwork reports whether a network of that name can have a directory of its own.
+func validNetwork(name string) bool { return ValidName(name) && len(name) <= 200 }
+
+func (c *Config) directory(key string) (string, error) {
 	dir, err := c.ipam.str(key)
 	if err == nil && dir != "" && (dir[0] != '/' || strings.ContainsRune(dir, 0)) {
 		err = c.ipam.wrong(key, "an absolute path", dir)
@@ -66,13 +94,14 @@ func (c *netConf) directory(key string) (string, error) {
 	return dir, err
 }
 
-// bare is the network without ranges and limits, which a DEL can do without.
-func (c *netConf) bare() *ledger.Network {
-	return &ledger.Network{Name: c.name, DataDir: c.dataDir}
+// Bare returns the network without ranges and limits, which a DEL can do without.
+func (c *Config) Bare() *ledger.Network {
+	return &ledger.Network{Name: c.Name, DataDir: c.DataDir}
 }
 
-func (c *netConf) network() (*ledger.Network, error) {
-	n := c.bare()
+// Network returns the network with its ranges and limits.
+func (c *Config) Network() (*ledger.Network, error) {
+	n := c.Bare()
 	if err := c.addRanges(n); err != nil {
 		return nil, err
 	}
@@ -100,7 +129,7 @@ func (c *netConf) network() (*ledger.Network, error) {
 
 // addRanges collects the range sets in host-local's order: runtimeConfig.ipRanges, the old-style single
 // range, ipam.ranges.
-func (c *netConf) addRanges(n *ledger.Network) error {
+func (c *Config) addRanges(n *ledger.Network) error {
 	runtime, _, err := c.root.obj("runtimeConfig")
 	if err != nil {
 		return err
@@ -187,9 +216,9 @@ func parseAddr(s string) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// routes are the configured routes with the keys that CNI knows (SPEC 1.1, "Result"); host-local prints all
-// of them at every version.
-func (c *netConf) routes() ([]map[string]any, error) {
+// Routes returns the configured routes with the keys that CNI knows (SPEC 1.1, "Result"), in the result's form. Like
+// host-local it returns all of them at every version.
+func (c *Config) Routes() ([]map[string]any, error) {
 	list, err := c.ipam.objs("routes")
 	if err != nil {
 		return nil, err
@@ -232,16 +261,16 @@ func (c *netConf) routes() ([]map[string]any, error) {
 	return out, nil
 }
 
-// policy is what the pod's annotations say; nil where the runtime did not hand them on.
-func (c *netConf) policy() (*ledger.Policy, error) {
+// Policy returns what the pod's annotations say, nil if the runtime did not hand them on.
+func (c *Config) Policy() (*ledger.Policy, error) {
 	runtime, _, err := c.root.obj("runtimeConfig")
 	if err != nil {
 		return nil, err
 	}
-	if _, there := runtime.m[annotationsCapability]; !there {
+	if _, there := runtime.m[AnnotationsCapability]; !there {
 		return nil, nil
 	}
-	o, _, err := runtime.obj(annotationsCapability)
+	o, _, err := runtime.obj(AnnotationsCapability)
 	if err != nil {
 		return nil, err
 	}
@@ -257,60 +286,9 @@ func (c *netConf) policy() (*ledger.Policy, error) {
 	return &p, err
 }
 
-// podArgs are the words of CNI_ARGS that the plugin knows.
-type podArgs struct {
-	pod ledger.Pod
-	ip  string
-	// noPod says why pod is empty though there are words for it: runtimes other than kubelet's call their
-	// sandboxes what they like, which is an error only where something is to be kept for that name.
-	noPod error
-}
-
-// parseArgs reads CNI_ARGS, "K=V;K2=V2". Unknown words are an error unless IgnoreUnknown says otherwise, as
-// for every plugin (cni/pkg/types/args.go).
-func parseArgs(args string) (podArgs, error) {
-	var p podArgs
-	if args == "" {
-		return p, nil
-	}
-	var unknown []string
-	ignore, isPod := false, false
-	for pair := range strings.SplitSeq(args, ";") {
-		key, value, ok := strings.Cut(pair, "=")
-		if !ok || strings.Contains(value, "=") {
-			return p, fmt.Errorf("CNI_ARGS: invalid pair %.64q: expected KEY=VALUE", pair)
-		}
-		switch key {
-		case "IgnoreUnknown":
-			ignore = value == "1" || strings.EqualFold(value, "true")
-		case "IP":
-			p.ip = value
-		case "K8S_POD_NAMESPACE":
-			p.pod.Namespace, isPod = value, true
-		case "K8S_POD_NAME":
-			p.pod.Name, isPod = value, true
-		case "K8S_POD_UID":
-			p.pod.UID = value
-		case "K8S_POD_INFRA_CONTAINER_ID":
-		default:
-			unknown = append(unknown, fmt.Sprintf("%.64q", pair))
-		}
-	}
-	if len(unknown) > 0 && !ignore {
-		return p, fmt.Errorf("CNI_ARGS: unknown args %.256s: expected IgnoreUnknown=1 beside them", strings.Join(unknown, ", "))
-	}
-	if !isPod {
-		p.pod = ledger.Pod{}
-		return p, nil
-	}
-	if err := p.pod.Validate(); err != nil {
-		p.pod, p.noPod = ledger.Pod{}, fmt.Errorf("CNI_ARGS: %w", err)
-	}
-	return p, nil
-}
-
-// requested are the addresses that the runtime asks for, from all three places that host-local knows.
-func (c *netConf) requested(fromArgs string) ([]netip.Addr, error) {
+// Requested returns the addresses that the runtime asks for, from all three places that host-local knows: IP in CNI_ARGS,
+// which is fromArgs, args.cni.ips and runtimeConfig.ips.
+func (c *Config) Requested(fromArgs string) ([]netip.Addr, error) {
 	var out []netip.Addr
 	add := func(field, s string) error {
 		a, err := parseAddr(s)
@@ -351,8 +329,8 @@ func (c *netConf) requested(fromArgs string) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// prevAddrs are the addresses of prevResult; ok is false where there is none.
-func (c *netConf) prevAddrs() (addrs []netip.Addr, ok bool, err error) {
+// PrevAddrs returns the addresses of prevResult; ok is false if there is none.
+func (c *Config) PrevAddrs() (addrs []netip.Addr, ok bool, err error) {
 	prev, ok, err := c.root.obj("prevResult")
 	if err != nil || !ok {
 		return nil, false, err
@@ -375,9 +353,15 @@ func (c *netConf) prevAddrs() (addrs []netip.Addr, ok bool, err error) {
 	return addrs, true, nil
 }
 
-// validAttachments is the list that GC keeps; ok is false where the key is missing, and a null is an empty list
+// ResolvConf returns the path in ipam.resolvConf and the field's name for errors, "" without it.
+func (c *Config) ResolvConf() (path, field string, err error) {
+	path, err = c.ipam.str("resolvConf")
+	return path, c.ipam.name("resolvConf"), err
+}
+
+// ValidAttachments returns the list that GC keeps; ok is false if the key is missing, and a null is an empty list
 // (CNI SPEC 1.1, "GC").
-func (c *netConf) validAttachments() (valid []ledger.Attachment, ok bool, err error) {
+func (c *Config) ValidAttachments() (valid []ledger.Attachment, ok bool, err error) {
 	const key = "cni.dev/valid-attachments"
 	if _, there := c.root.m[key]; !there {
 		return nil, false, nil

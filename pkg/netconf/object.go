@@ -1,4 +1,4 @@
-package ipam
+package netconf
 
 import (
 	"encoding/json"
