@@ -4,95 +4,149 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 var (
 	testName = regexp.MustCompile(`\bTest[A-Z]\w*`)
 	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Z]\w*)\(`)
-	quoted   = regexp.MustCompile("`([^`]+)`")
+	quoted   = regexp.MustCompile("`([^`\n]+)`")
 	inTree   = regexp.MustCompile(`^(cmd|deploy|docs|pkg|plugin|test)/[\w./-]+$`)
 )
+
+// document is a Markdown file, by its path from the root of the tree.
+type document struct {
+	path, text string
+}
+
+func documents(t *testing.T) []document {
+	t.Helper()
+	var all []document
+	for _, pattern := range []string{"*.md", "docs/*.md"} {
+		paths, err := fs.Glob(os.DirFS(".."), pattern)
+		must.Do(t, err)
+		for _, p := range paths {
+			all = append(all, document{p, read(t, p)})
+		}
+	}
+	if len(all) < 10 {
+		t.Fatalf("only %d documents", len(all))
+	}
+	return all
+}
+
+// spans are the code spans of a document.
+func (d document) spans() []string {
+	var all []string
+	for i, part := range strings.Split(d.text, "```") {
+		if i%2 == 0 {
+			for _, found := range quoted.FindAllStringSubmatch(part, -1) {
+				all = append(all, found[1])
+			}
+		}
+	}
+	return all
+}
+
+// commands are what a reader may type: the lines of the fenced blocks without a language, and the code spans.
+// Continued lines are one.
+func (d document) commands() []string {
+	all := d.spans()
+	for i, part := range strings.Split(d.text, "```") {
+		block, isPlain := strings.CutPrefix(part, "\n")
+		if i%2 == 1 && isPlain {
+			all = append(all, strings.Split(strings.ReplaceAll(block, "\\\n", " "), "\n")...)
+		}
+	}
+	for i, line := range all {
+		line, _, _ = strings.Cut(line, " # ")
+		all[i] = strings.TrimPrefix(strings.TrimSpace(line), "$ ")
+	}
+	return all
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("..", name))
+	must.Do(t, err)
+	return string(data)
+}
+
+func exists(name string) bool {
+	_, err := os.Stat(filepath.Join("..", name))
+	return err == nil
+}
+
+// sources is the text of all files below the folders whose names match, by path.
+func sources(t *testing.T, match func(name string) bool, folders ...string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, folder := range folders {
+		must.Do(t, filepath.WalkDir(filepath.Join("..", folder), func(name string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !match(name) {
+				return err
+			}
+			data, err := os.ReadFile(name)
+			all[strings.TrimPrefix(name, "../")] = string(data)
+			return err
+		}))
+	}
+	return all
+}
+
+func isTest(name string) bool    { return strings.HasSuffix(name, "_test.go") }
+func isProduct(name string) bool { return strings.HasSuffix(name, ".go") && !isTest(name) }
 
 // testsByFolder are the tests of the tree, each with the folders that have one of that name.
 func testsByFolder(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return err
+	for name, text := range sources(t, isTest, "cmd", "pkg", "plugin", "test") {
+		for _, found := range testFunc.FindAllStringSubmatch(text, -1) {
+			all[found[1]] = append(all[found[1]], path.Dir(name))
 		}
-		data, err := os.ReadFile(path)
-		for _, found := range testFunc.FindAllStringSubmatch(string(data), -1) {
-			all[found[1]] = append(all[found[1]], strings.TrimPrefix(filepath.Dir(path), "../"))
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	return all
 }
 
-// documents are the paths of all of them, from the root of the tree.
-func documents(t *testing.T) []string {
-	t.Helper()
-	var all []string
-	for _, pattern := range []string{"*.md", "docs/*.md"} {
-		found, err := fs.Glob(os.DirFS(".."), pattern)
-		if err != nil || len(found) == 0 {
-			t.Fatalf("no documents %s: %v", pattern, err)
-		}
-		all = append(all, found...)
-	}
-	return all
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(filepath.Join("..", path))
-	return err == nil
-}
-
-func TestWhatTheDocumentsNameIsThere(t *testing.T) {
+func TestDocumentsNameTestsAndFilesThatExist(t *testing.T) {
 	tests := testsByFolder(t)
-	for _, document := range documents(t) {
-		data, err := os.ReadFile(filepath.Join("..", document))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range testName.FindAllString(string(data), -1) {
+	for _, d := range documents(t) {
+		for _, name := range testName.FindAllString(d.text, -1) {
 			if tests[name] == nil {
-				t.Errorf("%s names the test %s, which is not there", document, name)
+				t.Errorf("%s: no test %s", d.path, name)
 			}
 		}
-		for _, word := range quoted.FindAllStringSubmatch(string(data), -1) {
-			if inTree.MatchString(word[1]) && !exists(word[1]) {
-				t.Errorf("%s names %s, which is not there", document, word[1])
+		for _, command := range d.commands() {
+			for word := range strings.FieldsSeq(command) {
+				if word = strings.TrimSuffix(word, "..."); inTree.MatchString(word) && !exists(word) {
+					t.Errorf("%s: no file %s", d.path, word)
+				}
 			}
 		}
 	}
 }
 
-// In the tables of the guarantees the last column names what shows each: a test of the folder that is said, a story, or
+// In the tables of the guarantees the last column names what proves each row: a test in the folder given, a story, or
 // a file.
-func TestEveryGuaranteeIsShownByATestThatIsThere(t *testing.T) {
-	data, err := os.ReadFile(filepath.Join("..", "docs/guarantees.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	guarantees, _, ok := strings.Cut(string(data), "\n## Limits\n")
+func TestEveryGuaranteeIsProvedByATestThatExists(t *testing.T) {
+	guarantees, _, ok := strings.Cut(read(t, "docs/guarantees.md"), "\n## Limits\n")
 	if !ok {
 		t.Fatal("docs/guarantees.md has no section Limits")
 	}
 	tests, shown := testsByFolder(t), map[string]bool{}
 	for line := range strings.Lines(guarantees) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-		if !strings.HasPrefix(line, "|") || strings.Trim(cells[0], "- ") == "" && strings.Trim(cells[len(cells)-1], "- ") == "" ||
-			strings.TrimSpace(cells[len(cells)-1]) == "test" {
+		if !strings.HasPrefix(line, "|") || strings.Trim(line, "|- \n") == "" || strings.TrimSpace(cells[len(cells)-1]) == "test" {
 			continue // no row, or the head of the table
 		}
 		if len(cells) != 2 {
@@ -101,7 +155,7 @@ func TestEveryGuaranteeIsShownByATestThatIsThere(t *testing.T) {
 		}
 		by := quoted.FindAllStringSubmatchIndex(cells[1], -1)
 		if len(by) == 0 {
-			t.Errorf("nothing shows that it holds: %s", line)
+			t.Errorf("no test: %s", line)
 		}
 		for _, at := range by {
 			name := cells[1][at[2]:at[3]]
@@ -114,16 +168,209 @@ func TestEveryGuaranteeIsShownByATestThatIsThere(t *testing.T) {
 					t.Errorf("%s is not in %s: %s", name, folder, line)
 				}
 			case !strings.Contains(name, "/"):
-				if story := "test/script/testdata/stories/" + name + ".txtar"; !exists(story) {
-					t.Errorf("there is no %s: %s", story, line)
+				if !exists(story(name)) {
+					t.Errorf("no %s: %s", story(name), line)
 				}
 			case !exists(name):
-				t.Errorf("there is no %s: %s", name, line)
+				t.Errorf("no %s: %s", name, line)
 			}
 			shown[name] = true
 		}
 	}
 	if len(shown) < 30 {
-		t.Errorf("the guarantees are shown by only %q", slices.Sorted(maps.Keys(shown)))
+		t.Errorf("the guarantees are proved only by %q", slices.Sorted(maps.Keys(shown)))
+	}
+}
+
+func story(name string) string { return "test/script/testdata/stories/" + name + ".txtar" }
+
+// A code span of many words joined by hyphens is the name of a story.
+func TestDocumentsNameStoriesThatExist(t *testing.T) {
+	name := regexp.MustCompile(`^[a-z0-9]+(-[a-z0-9]+){5,}$`)
+	for _, d := range documents(t) {
+		for _, span := range d.spans() {
+			if name.MatchString(span) && !exists(story(span)) {
+				t.Errorf("%s: no %s", d.path, story(span))
+			}
+		}
+	}
+}
+
+// anchors are GitHub's, of the headings of a document.
+func anchors(text string) map[string]bool {
+	all, code := map[string]bool{}, false
+	drop := regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "```") {
+			code = !code
+		}
+		if heading := strings.TrimLeft(line, "#"); !code && heading != line {
+			all[strings.ReplaceAll(drop.ReplaceAllString(strings.ToLower(strings.TrimSpace(heading)), ""), " ", "-")] = true
+		}
+	}
+	return all
+}
+
+func TestLinksBetweenDocumentsResolve(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	reached := map[string]bool{"README.md": true}
+	for _, d := range documents(t) {
+		for _, found := range link.FindAllStringSubmatch(d.text, -1) {
+			target, anchor, hasAnchor := strings.Cut(found[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			name := d.path
+			if target != "" {
+				name = path.Join(path.Dir(d.path), target)
+			}
+			reached[name] = true
+			switch {
+			case !exists(name):
+				t.Errorf("%s links to %s, which does not exist", d.path, found[1])
+			case hasAnchor && !anchors(read(t, name))[anchor]:
+				t.Errorf("%s links to %s, which has no such heading", d.path, found[1])
+			}
+		}
+	}
+	for _, d := range documents(t) {
+		if !reached[d.path] {
+			t.Errorf("no document links to %s", d.path)
+		}
+	}
+}
+
+var (
+	makeTarget = regexp.MustCompile(`(?m)^([a-z][a-z-]*):`)
+	ourVerb    = regexp.MustCompile(`(?m)^\s*Use:\s+"([a-z]+)`)
+	longFlag   = regexp.MustCompile(`(?:^|\s)--([a-z][a-z-]*)`)
+)
+
+// What others define: kubectl's flag sets for kubectl stayput, and Helm.
+var (
+	kubectlFlags = []string{"dry-run", "show-managed-fields", "namespace", "kubeconfig", "context"}
+	helmFlags    = []string{"force-conflicts", "kube-version"}
+)
+
+func TestDocumentsShowCommandsThatExist(t *testing.T) {
+	targets := map[string]bool{}
+	for _, found := range makeTarget.FindAllStringSubmatch(read(t, "Makefile"), -1) {
+		targets[found[1]] = true
+	}
+	// The folders where each program's verbs and flags are defined.
+	programs := map[string][]string{
+		"/stayput-agent":      {"cmd/stayput-agent", "cmd/internal"},
+		"/stayput-controller": {"cmd/stayput-controller", "cmd/internal"},
+		"/kubectl stayput":    {"pkg/cli"},
+	}
+	all := strings.Join(slices.Collect(maps.Values(sources(t, isProduct, "cmd", "pkg/cli"))), "\n")
+	checked := 0
+	for _, d := range documents(t) {
+		for _, command := range d.commands() {
+			if words := strings.Fields(command); len(words) > 1 && words[0] == "make" {
+				checked++
+				if !targets[words[1]] {
+					t.Errorf("%s: no target for %q", d.path, command)
+				}
+			}
+			if alone := longFlag.FindStringSubmatch(command); alone != nil && strings.HasPrefix(command, "--") {
+				checked++
+				if !strings.Contains(all, `"`+alone[1]+`"`) && !slices.Contains(append(helmFlags, kubectlFlags...), alone[1]) {
+					t.Errorf("%s: no program has the flag %q", d.path, command)
+				}
+			}
+			for program, folders := range programs {
+				_, args, ok := strings.Cut("/"+command, program+" ")
+				if !ok {
+					continue
+				}
+				checked++
+				own := strings.Join(slices.Collect(maps.Values(sources(t, isProduct, folders...))), "\n")
+				var verbs []string
+				for _, found := range ourVerb.FindAllStringSubmatch(own, -1) {
+					verbs = append(verbs, found[1])
+				}
+				verb, _, _ := strings.Cut(args, " ")
+				if !strings.HasPrefix(verb, "-") && !slices.Contains(verbs, verb) {
+					t.Errorf("%s: %s has no verb %s: %q", d.path, program, verb, command)
+				}
+				for _, flag := range longFlag.FindAllStringSubmatch(args, -1) {
+					if !strings.Contains(own, `"`+flag[1]+`"`) && !(program == "/kubectl stayput" && slices.Contains(kubectlFlags, flag[1])) {
+						t.Errorf("%s: %s has no flag --%s: %q", d.path, program, flag[1], command)
+					}
+				}
+			}
+		}
+	}
+	if checked < 30 {
+		t.Errorf("only %d commands were found", checked)
+	}
+}
+
+func TestDocumentsNameHelmValuesThatExist(t *testing.T) {
+	var values map[string]any
+	must.Do(t, yaml.Unmarshal([]byte(read(t, "deploy/chart/values.yaml")), &values))
+	word := regexp.MustCompile(`(?:^|[\s,])((?:agent|apiServer|controller|crds|image|monitoring|namespace|uninstall)\.[a-zA-Z.]+)`)
+	checked := 0
+	for _, d := range documents(t) {
+		for _, command := range d.commands() {
+			for _, found := range word.FindAllStringSubmatch(command, -1) {
+				checked++
+				var at any = values
+				for key := range strings.SplitSeq(found[1], ".") {
+					m, _ := at.(map[string]any)
+					next, ok := m[key]
+					if open, isMap := at.(map[string]any); !ok && !(isMap && len(open) == 0) { // {} takes any key
+						t.Errorf("%s: no value %s in deploy/chart/values.yaml", d.path, found[1])
+						break
+					}
+					at = next
+				}
+			}
+		}
+	}
+	if checked < 15 {
+		t.Errorf("only %d values were found", checked)
+	}
+}
+
+func TestDocumentsNameMetricsReasonsAndAnnotationsThatExist(t *testing.T) {
+	product := strings.Join(slices.Collect(maps.Values(sources(t, isProduct, "cmd", "pkg", "plugin"))), "\n")
+	chart := strings.Join(slices.Collect(maps.Values(sources(t, func(string) bool { return true }, "deploy/chart/templates"))), "\n")
+	// Not ours: kubelet's and the scheduler's.
+	theirs := []string{"FailedCreatePodSandBox", "SchedulingGated"}
+	metric := regexp.MustCompile(`^stayput_[a-z_]+`)
+	reason := regexp.MustCompile(`^([A-Z]+[a-z]+){2,}$`)
+	key := regexp.MustCompile(`^(?:[a-z]+\.)?(?:stayput\.io|kruise\.io|kubernetes\.cri)/[a-z-]+`)
+	checked := 0
+	for _, d := range documents(t) {
+		for _, span := range d.spans() {
+			for _, kind := range []*regexp.Regexp{metric, reason, key} {
+				name := kind.FindString(span)
+				if name == "" || slices.Contains(theirs, name) || testName.MatchString(name) {
+					continue
+				}
+				checked++
+				if !strings.Contains(product, `"`+name+`"`) && !strings.Contains(chart, name) {
+					t.Errorf("%s: the product has no %s", d.path, name)
+				}
+			}
+		}
+	}
+	if checked < 60 {
+		t.Errorf("only %d names were found", checked)
+	}
+}
+
+func TestDocumentsHaveLinesOfAtMost120Columns(t *testing.T) {
+	for _, d := range documents(t) {
+		number := 0
+		for line := range strings.Lines(d.text) {
+			number++
+			line = strings.TrimSuffix(line, "\n")
+			if len([]rune(line)) > 120 && !strings.HasPrefix(line, "|") && !strings.Contains(line, "](") {
+				t.Errorf("%s:%d has %d columns", d.path, number, len([]rune(line)))
+			}
+		}
 	}
 }
