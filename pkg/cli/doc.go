@@ -4,7 +4,7 @@
 //	get.go        lists what is kept; retained.go puts RetainedIPs into words
 //	why.go        tells the story of one pod:
 //	                facts.go reads all that it is told from, story.go tells it,
-//	                promise.go, placement.go and forecast.go are its sections
+//	                lives.go, promise.go, placement.go and forecast.go are its sections
 //	release.go    gives addresses up
 //	node.go       draws a node's ranges; map.go is the drawing
 //	check.go      diagnoses: check_cluster.go the cluster, check_node.go its nodes, clock.go their clocks

@@ -247,16 +247,26 @@ func mentions(text, name string) bool {
 	}), name)
 }
 
+// began returns when an Event happened first.
+func began(e *corev1.Event) time.Time {
+	switch {
+	case !e.FirstTimestamp.IsZero():
+		return e.FirstTimestamp.Time
+	case !e.EventTime.IsZero():
+		return e.EventTime.Time
+	}
+	return e.CreationTimestamp.Time
+}
+
+// happened returns when an Event happened last.
 func happened(e *corev1.Event) time.Time {
 	switch {
 	case !e.LastTimestamp.IsZero():
 		return e.LastTimestamp.Time
 	case e.Series != nil && !e.Series.LastObservedTime.IsZero():
 		return e.Series.LastObservedTime.Time
-	case !e.EventTime.IsZero():
-		return e.EventTime.Time
 	}
-	return e.CreationTimestamp.Time
+	return began(e)
 }
 
 // annotations are the pod's; of one that is gone those of its successor.

@@ -114,15 +114,16 @@ func (f *facts) forecast() Forecast {
 	switch d.Outcome {
 	case home.OutcomeHome:
 		fc.Node = node
-		switch {
-		case d.Affinity.Requires():
-			say("Node: %s. There %s can start, and nowhere else.", strings.TrimPrefix(d.Home, "node "), who)
-		default:
-			say("Node: %s if the scheduler likes: it is preferred, not required.", strings.TrimPrefix(d.Home, "node "))
+		name := strings.TrimPrefix(strings.Replace(d.Home, "nodes with ", "one with ", 1), "node ")
+		if d.Affinity.Requires() {
+			say("Node: %s, and no other as long as it can take the pod.", name)
+		} else {
+			say("Node: %s if the scheduler likes: it is preferred, not required.", name)
 		}
 		f.sayIP(&fc, say, there, ips)
 		if d.Affinity.Requires() {
-			say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), and then goes elsewhere with another IP.", who, patience(pod), stayputv1alpha1.AnnotationHomeWait)
+			say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), then goes elsewhere with another IP.",
+				who, patience(pod), stayputv1alpha1.AnnotationHomeWait)
 		}
 	case home.OutcomeWait:
 		fc.Node = node

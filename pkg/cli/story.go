@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/stayput/stayput/pkg/home"
@@ -31,6 +30,8 @@ type Story struct {
 	Record  string   `json:"record,omitempty"`
 	// Placement says how the pod came, or comes, to its node.
 	Placement []string `json:"placement,omitempty"`
+	// Lives are the pods of this name of which something is known, Events what bore on their nodes and addresses.
+	Lives     []Life   `json:"lives"`
 	Events    []Told   `json:"events"`
 	IfDeleted Forecast `json:"ifDeleted"`
 	// Unknown is what could not be found out.
@@ -55,18 +56,9 @@ type Kept struct {
 	Ledger     []string `json:"ledger,omitempty"`
 }
 
-// Told is an Event.
-type Told struct {
-	Time   time.Time `json:"time"`
-	Type   string    `json:"type"`
-	Reason string    `json:"reason"`
-	About  string    `json:"about"` // Kind/name
-	Note   string    `json:"note"`
-}
-
 // story tells what the facts say.
 func (f *facts) story() *Story {
-	s := &Story{Namespace: f.namespace, Pod: f.name, Asked: []Asked{}, Kept: []Kept{}, Events: []Told{}, Unknown: f.unknown}
+	s := &Story{Namespace: f.namespace, Pod: f.name, Asked: []Asked{}, Kept: []Kept{}, Unknown: f.unknown}
 	s.State = f.podIs()
 	if f.pod != nil {
 		s.UID, s.Node = string(f.pod.UID), f.pod.Spec.NodeName
@@ -87,24 +79,9 @@ func (f *facts) story() *Story {
 	}
 	s.Record = f.recorded()
 	s.Placement = f.placement()
-	for i := range f.events {
-		e := &f.events[i]
-		if f.toldTwice(e) {
-			continue
-		}
-		s.Events = append(s.Events, Told{
-			Time: happened(e).UTC(), Type: e.Type, Reason: e.Reason, About: e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name, Note: e.Message,
-		})
-	}
+	s.Lives, s.Events = f.lives(), f.told()
 	s.IfDeleted = f.forecast()
 	return s
-}
-
-// toldTwice says of an Event of the workload that the pod has one that says the same.
-func (f *facts) toldTwice(e *corev1.Event) bool {
-	return e.InvolvedObject.Kind != "Pod" && slices.ContainsFunc(f.events, func(o corev1.Event) bool {
-		return o.InvolvedObject.Kind == "Pod" && o.Reason == e.Reason && e.Message == "pod "+f.name+": "+o.Message
-	})
 }
 
 func (f *facts) podIs() string {
@@ -167,10 +144,10 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 			say(s.Record)
 		}
 	}
-	if len(s.Events) > 0 {
+	if len(s.Events) > 0 || slices.ContainsFunc(s.Lives, func(l Life) bool { return !l.Present }) {
 		section("What happened")
-		for _, e := range s.Events {
-			say(fmt.Sprintf("%4s ago  %s  %s: %s", duration.HumanDuration(now.Sub(e.Time)), e.Reason, e.About, e.Note))
+		if err := s.writeLives(&b, now, most); err != nil {
+			return err
 		}
 	}
 	section(s.IfDeleted.Title)

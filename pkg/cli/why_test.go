@@ -113,10 +113,10 @@ What is promised
     pod:default/web-2
 
 If it is deleted now
-  Node: node-1. There the new pod can start, and nowhere else.
+  Node: node-1, and no other as long as it can take the pod.
   IP: 10.1.0.9, kept for 10m from the moment the pod stops.
   If its home is down, cordoned, tainted or full by then, the new pod waits 1m
-    for it (stayput.io/home-wait), and then goes elsewhere with another IP.
+    for it (stayput.io/home-wait), then goes elsewhere with another IP.
 `
 
 func TestAStoryIsToldInWords(t *testing.T) {

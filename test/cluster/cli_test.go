@@ -446,7 +446,7 @@ func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
 		t.Errorf("of a running pod: %+v", s)
 	}
 	text := inside(t, c, "why", "web-0", "-n", ns)
-	if !strings.Contains(text.out, "Node: "+pod.Spec.NodeName+". There") || !strings.Contains(text.out, "IP: "+pod.Status.PodIP+", kept for 10m") {
+	if !strings.Contains(text.out, "Node: "+pod.Spec.NodeName+", and no other") || !strings.Contains(text.out, "IP: "+pod.Status.PodIP+", kept for 10m") {
 		t.Errorf("in words: %+v", text)
 	}
 	t.Logf("\n%s", text.out)
