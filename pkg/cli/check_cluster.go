@@ -27,9 +27,9 @@ import (
 const reinstall = "apply the manifests or the Helm chart of stayput again"
 
 // checkCluster looks at what stayput has in the cluster. now is the API server's time.
-func checkCluster(ctx context.Context, k client.Client, home string, now time.Time) []Finding {
+func checkCluster(ctx context.Context, k client.Client, namespace string, now time.Time) []Finding {
 	return slices.Concat(
-		checkDefinitions(ctx, k), checkPolicies(ctx, k), checkLeader(ctx, k, home, now), checkGated(ctx, k, now),
+		checkDefinitions(ctx, k), checkPolicies(ctx, k), checkLeader(ctx, k, namespace, now), checkGated(ctx, k, now),
 	)
 }
 
@@ -144,7 +144,7 @@ func checkGated(ctx context.Context, k client.Client, now time.Time) (all []Find
 			continue
 		}
 		waiting++
-		wait, whileKept, _ := home.Wait(p.Annotations)
+		wait, whileKept, _ := home.Wait(p.Annotations) // of an invalid value it is the default
 		if whileKept {
 			continue
 		}

@@ -10,18 +10,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
 // checkNode says what is found on a node. clock is the API server's.
 func checkNode(node *corev1.Node, l looked, clock interval) []Finding {
-	ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
 	if l.err != nil {
 		f := Finding{LevelFail, node.Name, "agent", l.err.Error(), "kubectl describe daemonset stayput-agent, in the namespace of stayput, and the pod's log say why"}
 		switch {
-		case !ready:
+		case !home.NodeReady(node):
 			f.Level, f.Text, f.Todo = LevelWarn, "the node is not Ready, so that its agent cannot be asked: "+l.err.Error(), "what it keeps is kept; pods wait for it for their home-wait"
 		case !isNoAgent(l.err):
 			f.Todo = "see the log of the agent's pod"

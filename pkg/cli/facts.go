@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -45,7 +46,7 @@ type facts struct {
 // lookPatience is how long a node's agent is waited for. A story without it is still one.
 const lookPatience = 15 * time.Second
 
-func gather(ctx context.Context, k client.Client, reach Agents, stayput, ns, name string) (*facts, error) {
+func gather(ctx context.Context, k client.Client, reach Agents, installation, ns, name string) (*facts, error) {
 	f := &facts{now: time.Now(), namespace: ns, name: name, looks: map[string]*inspection.Node{}, lookErrors: map[string]error{}}
 	doubt := func(what string, err error) {
 		if err != nil {
@@ -75,7 +76,7 @@ func gather(ctx context.Context, k client.Client, reach Agents, stayput, ns, nam
 		}
 	}
 	if f.name != name && f.pod == nil {
-		return gather(ctx, k, reach, stayput, ns, f.name)
+		return gather(ctx, k, reach, installation, ns, f.name)
 	}
 	for _, r := range all {
 		if r.Spec.PodName == name || identity != "" && r.Spec.Identity == identity {
@@ -99,7 +100,7 @@ func gather(ctx context.Context, k client.Client, reach Agents, stayput, ns, nam
 	doubt("the nodes", err)
 	f.nodes = nodes.Items
 	var lease coordinationv1.Lease
-	err = k.Get(ctx, types.NamespacedName{Namespace: stayput, Name: home.LeaseName}, &lease)
+	err = k.Get(ctx, types.NamespacedName{Namespace: installation, Name: home.LeaseName}, &lease)
 	if err == nil {
 		f.lease = &lease
 	}
@@ -134,54 +135,59 @@ func (f *facts) itsNodes() (all []string) {
 	return all
 }
 
-// findWorkload looks for the controller of the pod; of a ReplicaSet for its Deployment, of a pod that is gone for
-// the workload that it had, or whose name it bears.
+// owner returns the controller of the pod.
+func (f *facts) owner() (home.Ref, bool) {
+	if f.pod == nil {
+		return home.Ref{}, false
+	}
+	owner, _, ok := home.OwnerOf(f.pod)
+	return owner, ok
+}
+
+// findWorkload reads the workload of the pod: of a pod that is gone the one that it had, or the StatefulSet whose pod
+// its name says it is.
 func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
 	for _, r := range f.kept {
 		if w := r.Spec.Workload; w != nil && r.Spec.PodName == f.name && f.workloads[w.UID] != nil {
 			f.workload = f.workloads[w.UID]
 		}
 	}
-	set, _, numbered := home.SplitOrdinal(f.name)
 	if f.workload == nil {
 		o := &unstructured.Unstructured{}
-		switch owner := controllerOf(f.pod); {
-		case owner != nil:
+		stem, _, numbered := home.SplitOrdinal(f.name)
+		if f.pod != nil {
+			owner := metav1.GetControllerOf(f.pod)
+			if owner == nil {
+				return nil
+			}
 			o.SetAPIVersion(owner.APIVersion)
 			o.SetKind(owner.Kind)
-			o.SetName(owner.Name)
-		case f.pod == nil && numbered:
-			o.SetAPIVersion("apps/v1")
-			o.SetKind("StatefulSet")
-			o.SetName(set)
-		default:
+			stem = owner.Name
+		} else if numbered {
+			o.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("StatefulSet"))
+		} else {
 			return nil
 		}
-		switch err := k.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: o.GetName()}, o); {
-		case err == nil:
-			f.workload = o
-		case !apierrors.IsNotFound(err):
-			return err
-		default:
-			return nil
+		err := k.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: stem}, o)
+		if err != nil {
+			return client.IgnoreNotFound(err)
 		}
+		f.workload = o
 	}
 	raw, found, err := unstructured.NestedMap(f.workload.Object, "spec", "template")
 	if err != nil || !found {
 		return err
 	}
-	f.template, err = templateOf(raw)
-	return err
-}
-
-func controllerOf(pod *corev1.Pod) *metav1.OwnerReference {
-	if pod == nil {
-		return nil
+	var t corev1.PodTemplateSpec
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw, &t); err != nil {
+		return fmt.Errorf("its pod template: %w", err)
 	}
-	return metav1.GetControllerOf(pod)
+	f.template = &t
+	return nil
 }
 
-// findRecord looks for the PersistentPodState of the workload: the oldest one, as the controller does.
+// findRecord reads the PersistentPodState that the controller obeys for the workload. If the workload is not known, it
+// is one that records the pod.
 func (f *facts) findRecord(ctx context.Context, k client.Client) error {
 	var list kruisev1alpha1.PersistentPodStateList
 	if err := k.List(ctx, &list, client.InNamespace(f.namespace)); err != nil {
@@ -200,11 +206,16 @@ func (f *facts) recordAmong(all []kruisev1alpha1.PersistentPodState) *kruisev1al
 		switch {
 		case f.workload == nil && home.RecordIn(s, f.name) != nil:
 			return s
-		case f.workload != nil && home.TargetOf(s) == home.RefOf(f.workload.GetAPIVersion(), f.workload.GetKind(), f.namespace, f.workload.GetName()):
+		case f.workload != nil && home.TargetOf(s) == refOf(f.workload):
 			return s
 		}
 	}
 	return nil
+}
+
+// refOf returns the workload's Ref.
+func refOf(w *unstructured.Unstructured) home.Ref {
+	return home.RefOf(w.GetAPIVersion(), w.GetKind(), w.GetNamespace(), w.GetName())
 }
 
 // findEvents looks for the Events of the pod, its RetainedIPs and its workload. Of the workload's only those that
@@ -278,12 +289,4 @@ func (f *facts) annotations() map[string]string {
 		return f.template.Annotations
 	}
 	return nil
-}
-
-func templateOf(raw map[string]any) (*corev1.PodTemplateSpec, error) {
-	var t corev1.PodTemplateSpec
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw, &t); err != nil {
-		return nil, fmt.Errorf("its pod template: %w", err)
-	}
-	return &t, nil
 }

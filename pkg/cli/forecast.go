@@ -49,7 +49,7 @@ func (f *facts) successor() (pod *corev1.Pod, why string) {
 			return nil, fmt.Sprintf("%s %s does not want a pod of this ordinal: nothing makes it again until it is scaled up.", f.workload.GetKind(), f.workload.GetName())
 		}
 		return pod, ""
-	case f.pod != nil && controllerOf(f.pod) == nil:
+	case f.pod != nil && metav1.GetControllerOf(f.pod) == nil:
 		return nil, "No controller makes the pod again."
 	case f.pod != nil:
 		return f.pod, ""
@@ -227,7 +227,7 @@ func (f *facts) sayKept(say func(string, ...any)) {
 
 // patience is how long a pod waits for its home, in words.
 func patience(pod *corev1.Pod) string {
-	wait, whileKept, _ := home.Wait(pod.Annotations) // what is not valid is in the notes
+	wait, whileKept, _ := home.Wait(pod.Annotations) // of an invalid value it is the default
 	if whileKept {
 		return "as long as its address is kept"
 	}

@@ -63,6 +63,8 @@ func TestWhyAnAddressIsKeptIsSaidInWords(t *testing.T) {
 		{aRetainedIP(whileOwned), three, "while owned by StatefulSet web, ordinal 2 wanted"},
 		{aRetainedIP(whileOwned), one, "while owned by StatefulSet web, ordinal 2 not wanted"},
 		{aRetainedIP(whileOwned, retainedWhenScaled), one, "while owned by StatefulSet web, ordinal 2 not wanted, when-scaled is Retain"},
+		{aRetainedIP(whileOwned), workloads{"w": aSet(map[string]any{"replicas": int64(2), "reserveOrdinals": []any{"0-1"}})}, "while owned by StatefulSet web, ordinal 2 wanted"},
+		{aRetainedIP(whileOwned), workloads{"w": aSet(map[string]any{"reserveOrdinals": []any{"x"}})}, "while owned by StatefulSet web"},
 		{aRetainedIP(whileOwned), workloads{"w": nil}, "while owned by StatefulSet web, which is deleted"},
 		{aRetainedIP(whileOwned), workloads{}, "while owned by StatefulSet web"},
 		{aRetainedIP(whileOwned, func(r *stayputv1alpha1.RetainedIP) { r.Spec.Workload = nil }), nil, "while owned, by whom is not known yet"},

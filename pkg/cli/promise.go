@@ -124,10 +124,13 @@ func (f *facts) promise() (say []string) {
 	return f.whyNothing()
 }
 
+// refusals are the reasons of the Events that say why a pod got no promise.
+var refusals = []string{string(ledger.EventRefused), home.ReasonInvalidAnnotation, home.ReasonNotOwned}
+
 // whyNothing is for a running pod that asks for a promise and has none.
 func (f *facts) whyNothing() []string {
 	for i := len(f.events) - 1; i >= 0; i-- {
-		if e := f.events[i]; e.InvolvedObject.UID == f.pod.UID && slices.Contains([]string{string(ledger.EventRefused), home.ReasonInvalidAnnotation, home.ReasonNotOwned}, e.Reason) {
+		if e := f.events[i]; e.InvolvedObject.UID == f.pod.UID && slices.Contains(refusals, e.Reason) {
 			return []string{"Nothing: " + e.Message}
 		}
 	}

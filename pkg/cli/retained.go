@@ -45,9 +45,9 @@ func retainedIPs(ctx context.Context, c client.Client, namespace string) ([]stay
 
 // comparePods sorts web-2 before web-10.
 func comparePods(a, b string) int {
-	nameA, ordinalA, okA := home.SplitOrdinal(a)
-	nameB, ordinalB, okB := home.SplitOrdinal(b)
-	if okA && okB && nameA == nameB {
+	stemA, ordinalA, okA := home.SplitOrdinal(a)
+	stemB, ordinalB, okB := home.SplitOrdinal(b)
+	if okA && okB && stemA == stemB {
 		return cmp.Compare(ordinalA, ordinalB)
 	}
 	return strings.Compare(a, b)
@@ -80,7 +80,7 @@ func workloadsOf(ctx context.Context, c client.Client, ips []stayputv1alpha1.Ret
 	return all
 }
 
-// wants reports whether a workload wants a pod, if that can be told.
+// wants reports whether a workload wants a pod, if that can be told from the pod's name.
 func wants(w *unstructured.Unstructured, pod string) (wanted, known bool) {
 	of, err := home.WorkloadOf(w.GroupVersionKind(), w)
 	if err != nil {

@@ -66,10 +66,9 @@ func (f *facts) story() *Story {
 			s.IPs = append(s.IPs, ip.IP)
 		}
 	}
-	switch owner := controllerOf(f.pod); {
-	case f.workload != nil:
+	if f.workload != nil {
 		s.Workload = f.workload.GetKind() + "/" + f.workload.GetName()
-	case owner != nil:
+	} else if owner, ok := f.owner(); ok {
 		s.Workload = owner.Kind + "/" + owner.Name
 	}
 	s.Asked = askedBy(f.annotations())
