@@ -1,11 +1,11 @@
-# Everything below installs or builds what it needs by itself: as root with apt-get, otherwise it says what to
-# install. What is built for the tests is kept in $STAYPUT_CACHE, by default ~/.cache/stayput, by pinned version.
+# Everything below installs what it needs, as root with apt-get, or says what to install. What is built for the tests
+# is kept by pinned version in $STAYPUT_CACHE, by default ~/.cache/stayput.
 
 GO      ?= go
-# The release that is built. Without a tag, or outside of git, the programs know the commit by themselves.
+# The release to build. Without a tag, or outside of git, the programs know the commit by themselves.
 VERSION ?= $(shell git describe --tags --dirty --match 'v[0-9]*' 2>/dev/null)
 LDFLAGS := -s -w $(if $(VERSION),-X github.com/stayput/stayput/cmd/internal/release.version=$(VERSION))
-# Without grpcnotrace golang.org/x/net/trace keeps the linker from leaving out what nobody calls.
+# Without grpcnotrace golang.org/x/net/trace keeps the linker from dropping unused code.
 BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 
 # Nothing here needs C, and Go's own linker is faster.
@@ -15,14 +15,14 @@ export CGO_ENABLED := 0
 
 all: build
 
-# The lab builds by this, too, so that what is tested is what is released.
+# The lab builds by this: what is tested is what is released.
 BIN      ?= bin
 PROGRAMS ?= ./cmd/...
 build: ## the static binaries, in bin/ (BIN)
 	$(BUILD) -o $(BIN)/ $(PROGRAMS)
 	@if [ -e $(BIN)/kubectl-stayput ]; then ln -sf kubectl-stayput $(BIN)/kubectl_complete-stayput; fi
 
-# The release whose image the manifests name. The chart alone says it.
+# The release whose image the manifests name: the chart's.
 RELEASE := $(shell sed -n 's/^appVersion: *//p' deploy/chart/Chart.yaml)
 BUILDER ?= $(firstword $(foreach b,docker buildah,$(if $(shell command -v $(b)),$(b))) docker)
 IMAGE   ?= ghcr.io/stayput/stayput:$(RELEASE)
@@ -33,7 +33,7 @@ manifests: ## deploy/*.yaml from the chart; tests check that they are up to date
 	$(GO) generate ./pkg/api/...
 	$(GO) run ./test/chart/write deploy
 
-lab: ## the pinned containerd, runc, CNI plugins, etcd and Kubernetes that tests and demo run on: 6 min at first
+lab: ## all that the tests run on, of pinned versions: containerd, Kubernetes, Helm…; 8 min at first
 	$(GO) run ./test/lab/cmd/labbuild
 
 vet:
@@ -41,23 +41,23 @@ vet:
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
 
-# Without Go's test cache: it does not see the binaries that the tests run.
+# -count=1: Go's test cache does not see the binaries that the tests run.
 test: vet lab ## all tests: unit, crash, stories, real containerd
 	$(GO) test -count=1 -timeout 60m ./...
 
-# Not by go run, which would not hand on the signal that ends make.
-demo: lab ## stateful pods on a real Kubernetes, without stayput and with it; KEEP=1 leaves the cluster up until Ctrl-C
+# It builds what it needs of the lab. Not by go run, which would not hand on the signal that ends make.
+demo: ## stateful pods on Kubernetes, without stayput and with it; KEEP=1 leaves the cluster up until Ctrl-C
 	$(GO) build -o bin/demo ./test/demo
 	bin/demo $(if $(KEEP),--keep)
 
-conformance: ## upstream's own tests: StatefulSets and pod networking of Kubernetes, sandboxes of critest; 10 min, 5 more at first
+conformance: ## upstream's own tests of StatefulSets, pod networking and sandboxes: 10 min, 5 more at first
 	$(GO) run ./test/lab/cmd/labbuild conformance
 	$(GO) test -count=1 -v -timeout 90m -tags conformance ./test/conformance
 
-bench: lab ## ratios against host-local, measured in one run
+bench: ## ratios against host-local, measured in one run
 	$(GO) run ./test/bench
 
-bench-cluster: lab ## the same for clusters: latency, throughput, API writes, size; about an hour
+bench-cluster: ## the same for clusters: latency, throughput, API writes, size; about an hour
 	$(GO) build -o bin/bench-cluster ./test/bench/cluster
 	bin/bench-cluster $(BENCHFLAGS)
 

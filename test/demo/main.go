@@ -50,6 +50,7 @@ const patience = 6 * time.Minute
 
 // demo tells the whole story and returns what became of the pods. The cluster is gone by then.
 func demo(ctx context.Context, out *screen, keep bool) (without, with tally, err error) {
+	out.line("Building containerd, etcd, Kubernetes and stayput, unless they are in the cache: minutes the first time.")
 	if _, err := lab.BuildCluster(ctx); err != nil {
 		return without, with, err
 	}

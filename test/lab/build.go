@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -62,18 +63,9 @@ var nodeComponents = []component{
 	{name: "images", dir: "podimage", sources: []string{"podimage", "image.go"}, pkg: ".", finish: writeImages},
 }
 
-// flannelComponent is flannel's CNI plugin as it was when it moved out of containernetworking/plugins; the module it
-// has become since is not to be had from the module proxy. What it does with IPAM is the same in both.
+// flannelComponent is flannel's CNI plugin from before it left containernetworking/plugins: the module proxy does not
+// have the module it is today. Both use IPAM in the same way.
 var flannelComponent = component{name: "flannel", dir: "build/flannel", sources: []string{"build/flannel"}, pkg: "tool"}
-
-// BuildFlannel builds flannel's CNI plugin, unless the cache has it, and returns the path of the binary.
-func BuildFlannel(ctx context.Context) (string, error) {
-	dirs, err := buildAll(ctx, []component{flannelComponent})
-	if err != nil {
-		return "", err
-	}
-	return filepath.Join(dirs["flannel"], "flannel"), nil
-}
 
 // clusterComponents are what a cluster has besides its nodes.
 var clusterComponents = []component{
@@ -98,16 +90,21 @@ var clusterComponents = []component{
 	},
 }
 
-// helmComponents are what renders and installs the chart.
-var helmComponents = []component{
-	{name: "helm", dir: "build/helm", sources: []string{"build/helm"}, pkg: "tool", parallel: 2},
+// helmComponent renders and installs the chart.
+var helmComponent = component{
+	name: "helm", dir: "build/helm", sources: []string{"build/helm"}, pkg: "tool", parallel: 2,
 }
 
-// conformanceComponents are what upstream's own tests need. Few want them, and they take as long as all others.
+// linterComponent is golangci-lint, configured by .golangci.yml.
+var linterComponent = component{
+	name: "golangci-lint", dir: "build/golangci-lint", sources: []string{"build/golangci-lint"}, pkg: "tool",
+}
+
+// conformanceComponents are upstream's own tests. They take as long as all other components.
 var conformanceComponents = []component{
 	{
-		name: "e2e", dir: "build/kubernetes", sources: []string{"build/kubernetes"}, pkg: "k8s.io/kubernetes/test/e2e", tests: true,
-		parallel: 2, ldflags: kubernetesVersion,
+		name: "e2e", dir: "build/kubernetes", sources: []string{"build/kubernetes"},
+		pkg: "k8s.io/kubernetes/test/e2e", tests: true, parallel: 2, ldflags: kubernetesVersion,
 	},
 	{
 		name: "agnhost", dir: "build/kubernetes", sources: []string{"build/kubernetes", "conformance.go", "image.go"},
@@ -117,7 +114,8 @@ var conformanceComponents = []component{
 	},
 	{name: "crictl", dir: "build/critools", sources: []string{"build/critools"}, pkg: "tool"},
 	{
-		name: "critest", dir: "build/critools", sources: []string{"build/critools"}, pkg: "sigs.k8s.io/cri-tools/cmd/critest", tests: true,
+		name: "critest", dir: "build/critools", sources: []string{"build/critools"},
+		pkg: "sigs.k8s.io/cri-tools/cmd/critest", tests: true,
 	},
 }
 
@@ -128,19 +126,26 @@ const kubernetesVersion = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -
 // kubernetesPrograms are the names that the program of the kubernetes component answers to.
 var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
 
-// Build builds what a node is made of, unless the cache has it. Several processes may call it at once.
+// Each Build function builds what the cache does not have, says on stderr how far it is, and returns where it all is.
+// Several processes may call them at once: the first builds, the others wait.
+
+// Build builds what a node is made of.
 func Build(ctx context.Context) (Bin, error) {
-	dirs, err := buildAll(ctx, nodeComponents)
+	dirs, err := buildAll(ctx, nodeComponents...)
 	if err != nil {
 		return Bin{}, err
 	}
+	return nodeBin(dirs), nil
+}
+
+func nodeBin(dirs map[string]string) Bin {
 	return Bin{
 		Containerd: dirs["containerd"],
 		Runc:       dirs["runc"],
 		CNI:        dirs["cni"],
 		NodeInit:   filepath.Join(dirs["nodeinit"], "nodeinit"),
 		Images:     filepath.Join(dirs["images"], imagesFile),
-	}, nil
+	}
 }
 
 // ClusterBin says where the built components of a cluster are.
@@ -150,18 +155,20 @@ type ClusterBin struct {
 	Etcd       string // folder with etcd, etcdctl and etcdutl
 }
 
-// BuildCluster builds what a cluster is made of, nodes included, unless the cache has it. With an empty cache
-// that takes five minutes. Several processes may call it at once.
+// BuildCluster builds what a cluster is made of, nodes included: five minutes on two processors with an empty cache.
 func BuildCluster(ctx context.Context) (ClusterBin, error) {
-	bin, err := Build(ctx)
+	dirs, err := buildAll(ctx, slices.Concat(nodeComponents, clusterComponents)...)
 	if err != nil {
 		return ClusterBin{}, err
 	}
-	dirs, err := buildAll(ctx, clusterComponents)
-	if err != nil {
-		return ClusterBin{}, err
-	}
-	return ClusterBin{Bin: bin, Kubernetes: dirs["kubernetes"], Etcd: dirs["etcd"]}, nil
+	return ClusterBin{Bin: nodeBin(dirs), Kubernetes: dirs["kubernetes"], Etcd: dirs["etcd"]}, nil
+}
+
+// BuildEverything builds all that the tests need, but for upstream's own.
+func BuildEverything(ctx context.Context) error {
+	all := slices.Concat(nodeComponents, clusterComponents, []component{helmComponent, flannelComponent})
+	_, err := buildAll(ctx, all...)
+	return err
 }
 
 // ConformanceBin says where upstream's own tests are.
@@ -172,10 +179,9 @@ type ConformanceBin struct {
 	Crictl  string // crictl
 }
 
-// BuildConformance builds upstream's own tests, unless the cache has them. With an empty cache that takes as long as
-// [BuildCluster]. Several processes may call it at once.
+// BuildConformance builds upstream's own tests: with an empty cache in as long as [BuildCluster].
 func BuildConformance(ctx context.Context) (ConformanceBin, error) {
-	dirs, err := buildAll(ctx, conformanceComponents)
+	dirs, err := buildAll(ctx, conformanceComponents...)
 	if err != nil {
 		return ConformanceBin{}, err
 	}
@@ -187,13 +193,19 @@ func BuildConformance(ctx context.Context) (ConformanceBin, error) {
 	}, nil
 }
 
-// BuildHelm builds helm, unless the cache has it, and returns it. With an empty cache that takes some minutes.
-func BuildHelm(ctx context.Context) (string, error) {
-	dirs, err := buildAll(ctx, helmComponents)
-	if err != nil {
-		return "", err
-	}
-	return filepath.Join(dirs["helm"], "helm"), nil
+// BuildHelm builds helm, and returns its path.
+func BuildHelm(ctx context.Context) (string, error) { return buildProgram(ctx, helmComponent) }
+
+// BuildFlannel builds flannel's CNI plugin, and returns its path.
+func BuildFlannel(ctx context.Context) (string, error) { return buildProgram(ctx, flannelComponent) }
+
+// BuildLinter builds golangci-lint, and returns its path.
+func BuildLinter(ctx context.Context) (string, error) { return buildProgram(ctx, linterComponent) }
+
+// buildProgram builds a component that is one program of the same name.
+func buildProgram(ctx context.Context, c component) (string, error) {
+	dirs, err := buildAll(ctx, c)
+	return filepath.Join(dirs[c.name], c.name), err
 }
 
 // built keeps the folders of components for the next call in this process.
@@ -202,15 +214,15 @@ var built struct {
 	dirs map[string]string
 }
 
-// buildAll returns the folder of each component.
-func buildAll(ctx context.Context, components []component) (map[string]string, error) {
+// buildAll builds the components that neither this process nor the cache has, and returns their folders.
+func buildAll(ctx context.Context, components ...component) (map[string]string, error) {
 	built.Lock()
 	defer built.Unlock()
 	if built.dirs == nil {
 		built.dirs = map[string]string{}
 	}
-	missing := slices.DeleteFunc(slices.Clone(components), func(c component) bool { return built.dirs[c.name] != "" })
-	if len(missing) == 0 {
+	unknown := slices.DeleteFunc(slices.Clone(components), func(c component) bool { return built.dirs[c.name] != "" })
+	if len(unknown) == 0 {
 		return maps.Clone(built.dirs), nil
 	}
 	root, goVersion, err := moduleRoot(ctx)
@@ -221,13 +233,26 @@ func buildAll(ctx context.Context, components []component) (map[string]string, e
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range missing {
-		dir, err := c.build(ctx, filepath.Join(root, "test", "lab"), cache, goVersion)
+	lab := filepath.Join(root, "test", "lab")
+	dirs := map[string]string{}
+	var missing []component
+	for _, c := range unknown {
+		key, err := c.key(lab, goVersion)
 		if err != nil {
+			return nil, err
+		}
+		dirs[c.name] = filepath.Join(cache, c.name+"-"+key)
+		if !exists(dirs[c.name]) {
+			missing = append(missing, c)
+		}
+	}
+	for i, c := range missing {
+		place := fmt.Sprintf("%d of %d", i+1, len(missing))
+		if err := c.build(ctx, lab, cache, dirs[c.name], place); err != nil {
 			return nil, fmt.Errorf("building %s: %w", c.name, err)
 		}
-		built.dirs[c.name] = dir
 	}
+	maps.Copy(built.dirs, dirs)
 	return maps.Clone(built.dirs), nil
 }
 
@@ -257,6 +282,7 @@ func BuildRelease(ctx context.Context, dir, version string) (Product, error) {
 // makeProduct builds by the repository's Makefile, which knows how the programs are released. The programs of no
 // version know their commit by themselves.
 func makeProduct(ctx context.Context, dir, version, programs string) (Product, error) {
+	progress("building stayput")
 	root, _, err := moduleRoot(ctx)
 	if err != nil {
 		return Product{}, err
@@ -273,7 +299,8 @@ func makeProduct(ctx context.Context, dir, version, programs string) (Product, e
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return Product{}, err
 	}
-	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "build", "GO=go", "BIN="+dir, "PROGRAMS="+programs, "VERSION="+version)
+	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "build",
+		"GO=go", "BIN="+dir, "PROGRAMS="+programs, "VERSION="+version)
 	cmd.Dir = root
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) } // which it hands on to the compiler
 	// The flags of a make that has called us are not for this one.
@@ -293,61 +320,57 @@ func makeProduct(ctx context.Context, dir, version, programs string) (Product, e
 	}, nil
 }
 
-func (c component) build(ctx context.Context, lab, cache, goVersion string) (string, error) {
-	key, err := c.key(lab, goVersion)
-	if err != nil {
-		return "", err
-	}
-	dir := filepath.Join(cache, c.name+"-"+key)
-	if exists(dir) {
-		return dir, nil
-	}
+// build builds the component into dir, which is in the cache. place says which of how many it is.
+func (c component) build(ctx context.Context, lab, cache, dir, place string) error {
 	unlock, err := lock(cache, c.name, "builds "+c.name)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer unlock()
 	if exists(dir) { // another process has built it meanwhile
-		return dir, nil
+		return nil
 	}
 	if err := Need(ctx, c.packages...); err != nil {
-		return "", err
+		return err
 	}
 	start := time.Now()
-	progress("building %s", c.name)
-	// A leftover of a build that was killed; nobody else is here while the lock is held.
+	progress("building %s (%s)", c.name, place)
+	// A leftover of a build that was killed: the lock is held.
 	tmp := filepath.Join(cache, c.name+".tmp")
 	if err := os.RemoveAll(tmp); err != nil {
-		return "", err
+		return err
 	}
 	if err := os.MkdirAll(tmp, 0o755); err != nil {
-		return "", err
+		return err
 	}
 	args := []string{"build"}
 	if c.tests {
 		args = []string{"test", "-c"}
 	}
 	args = append(args,
-		"-o", tmp+"/", "-trimpath", "-buildvcs=false", "-tags", c.tags,
+		"-v", "-o", tmp+"/", "-trimpath", "-buildvcs=false", "-tags", c.tags,
 		"-ldflags", strings.TrimSpace("-s -w "+c.ldflags),
 	)
 	if c.parallel > 0 {
 		args = append(args, "-p", strconv.Itoa(c.parallel))
 	}
 	args = append(args, c.pkg)
-	if err := goCommand(ctx, filepath.Join(lab, c.dir), c.cgo, args...); err != nil {
-		return "", err
+	report := func(packages int) {
+		progress("building %s (%s): %d packages, %s", c.name, place, packages, time.Since(start).Round(time.Second))
+	}
+	if err := goCommand(ctx, filepath.Join(lab, c.dir), c.cgo, report, args...); err != nil {
+		return err
 	}
 	if c.finish != nil {
 		if err := c.finish(tmp); err != nil {
-			return "", err
+			return err
 		}
 	}
 	if err := os.Rename(tmp, dir); err != nil {
-		return "", err
+		return err
 	}
-	progress("built %s in %.1f s", c.name, time.Since(start).Seconds())
-	return dir, nil
+	progress("built %s (%s) in %s", c.name, place, time.Since(start).Round(100*time.Millisecond))
+	return nil
 }
 
 // key is a hash of all that decides what the component becomes.
@@ -380,7 +403,8 @@ func (c component) key(lab, goVersion string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
 }
 
-func goCommand(ctx context.Context, dir string, cgo bool, args ...string) error {
+// goCommand runs go with -v among args, and calls report now and then with the number of packages compiled so far.
+func goCommand(ctx context.Context, dir string, cgo bool, report func(packages int), args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
 	// The caller's flags and workspace are not part of the key.
@@ -388,10 +412,35 @@ func goCommand(ctx context.Context, dir string, cgo bool, args ...string) error 
 	if cgo {
 		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
 	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go %s in %s: %w\n%s", args[0], dir, err, out)
+	out := compilerOutput{report: report, last: time.Now()}
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go %s in %s: %w\n%s", args[0], dir, err, &out.said)
 	}
 	return nil
+}
+
+// compilerOutput counts the packages that go names, a line each, and keeps what else it says.
+type compilerOutput struct {
+	said     bytes.Buffer
+	packages int
+	report   func(packages int)
+	last     time.Time // of the reports
+}
+
+func (o *compilerOutput) Write(b []byte) (int, error) {
+	for line := range bytes.Lines(b) {
+		if bytes.ContainsRune(line, ' ') {
+			o.said.Write(line)
+		} else {
+			o.packages++
+		}
+	}
+	if time.Since(o.last) >= 15*time.Second {
+		o.last = time.Now()
+		o.report(o.packages)
+	}
+	return len(b), nil
 }
 
 // moduleRoot returns the folder of this repository's go.mod, seen from the working directory, where go test
@@ -433,7 +482,7 @@ func lock(dir, name, does string) (unlock func(), err error) {
 		return nil, err
 	}
 	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		progress("waiting for another one that %s", does)
+		progress("waiting for another process that %s", does)
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 			f.Close()
 			return nil, err

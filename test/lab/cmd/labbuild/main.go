@@ -1,5 +1,5 @@
-// Labbuild fills the lab's cache, so that the first test does not have to. With the argument conformance it adds
-// upstream's own tests.
+// Labbuild fills the lab's cache before the first test needs it. With the argument conformance it adds upstream's own
+// tests.
 package main
 
 import (
@@ -16,13 +16,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	_, err := lab.BuildCluster(ctx)
-	if err == nil {
-		_, err = lab.BuildHelm(ctx)
-	}
-	if err == nil {
-		_, err = lab.BuildFlannel(ctx)
-	}
+	err := lab.BuildEverything(ctx)
 	if err == nil && slices.Contains(os.Args[1:], "conformance") {
 		_, err = lab.BuildConformance(ctx)
 	}
