@@ -12,6 +12,9 @@ type Attachment struct {
 	ContainerID, IfName string
 }
 
+// PodInterface is what every kubelet runtime calls the interface whose addresses it reports as the pod's.
+const PodInterface = "eth0"
+
 func (a Attachment) String() string { return a.ContainerID + "/" + a.IfName }
 
 // hash is the name of the attachment's index entry.

@@ -44,6 +44,21 @@ func (p Policy) Retains() bool { return p.WhileOwned || p.Retention > 0 }
 // Duration is how long an address stays retained; zero means without end.
 func (p Policy) Duration() time.Duration { return time.Duration(p.Retention) }
 
+// RetainIP returns the value of AnnotationRetainIP that asks for p, as people write it: 10m, not 10m0s.
+func (p Policy) RetainIP() string {
+	if p.WhileOwned {
+		return WhileOwned
+	}
+	s := p.Duration().String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
 // clamp shortens the policy to the longest retention of the network, and says whether that changed it.
 func (p Policy) clamp(longest time.Duration) (Policy, bool) {
 	if longest <= 0 || !p.Retains() || (p.Retention > 0 && time.Duration(p.Retention) <= longest) {

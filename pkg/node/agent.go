@@ -38,6 +38,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
+	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -121,12 +122,12 @@ type Agent struct {
 	criState   atomic.Pointer[string] // nil: never asked; empty: it answered
 
 	suspects  map[suspect]*suspicion // of the reconcile loop
-	published Promises               // as last published, of the book loop
+	published retainedip.Promises    // as last published, of the book loop
 	ended     bool                   // a claim was ended since, of the book loop
 	agreed    agreement
 	releases  releases
 
-	api *apiServer // nil: none
+	api *retainedip.Publisher // nil: none
 
 	departure *departure             // nil: nobody says when stayput is uninstalled
 	leaving   atomic.Pointer[string] // how the uninstallation stands, for people; nil: there is none
@@ -181,10 +182,12 @@ func New(o Options) (*Agent, error) {
 	newLatencyMetrics(o.Registry, a.spool, a.log)
 	if o.API != nil {
 		var err error
-		if a.api, err = newAPIServer(o.API, o.NodeName, o.GracePeriod, newAPIMetrics(o.Registry), o.Log); err != nil {
+		a.api, err = retainedip.New(retainedip.Options{
+			API: o.API, Node: o.NodeName, NamespaceGrace: o.GracePeriod, Release: a.release, Log: o.Log, Registry: o.Registry,
+		})
+		if err != nil {
 			return nil, err
 		}
-		a.api.release = a.release
 		a.o.Publisher = publishers{a.o.Publisher, a.api}
 		if o.Namespace != "" {
 			if a.departure, err = a.newDeparture(); err != nil {
@@ -256,7 +259,7 @@ func (a *Agent) work(ctx context.Context) {
 	var wg sync.WaitGroup
 	loops := []func(context.Context){a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop, a.keepLoop}
 	if a.api != nil {
-		loops = append(loops, a.api.run)
+		loops = append(loops, a.api.Run)
 	}
 	for _, loop := range loops {
 		wg.Go(func() { loop(ctx) })

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/retainedip"
 )
 
 // bookLoop follows what the ledgers say. It is woken by inotify on the address files, so that a retention
@@ -64,10 +65,10 @@ func (a *Agent) refresh() (left time.Duration, ends bool) {
 	if !opened || !whole {
 		return left, ends // half a picture would take the other half's claims away
 	}
-	now := Promises{Claims: claimsOf(books, wall), Settled: a.settled(books)}
+	now := retainedip.Promises{Claims: claimsOf(books, wall), Settled: a.settled(books)}
 	if a.ended || !sameClaims(now.Claims, a.published.Claims) || !slices.Equal(now.Settled, a.published.Settled) {
 		a.published, a.ended = now, false
-		a.o.Publisher.PublishClaims(Promises{slices.Clone(now.Claims), slices.Clone(now.Settled)})
+		a.o.Publisher.PublishClaims(retainedip.Promises{Claims: slices.Clone(now.Claims), Settled: slices.Clone(now.Settled)})
 	}
 	return left, ends
 }
@@ -163,7 +164,7 @@ const releaseRetry = 5 * time.Second
 // was read after that.
 type releases struct {
 	mu    sync.Mutex
-	asked map[objectKey]releaseAsked
+	asked map[retainedip.Name]releaseAsked
 }
 
 type releaseAsked struct {
@@ -172,11 +173,11 @@ type releaseAsked struct {
 }
 
 // release ends claims and then calls done. Asking again before that changes nothing.
-func (a *Agent) release(key objectKey, claims []ledger.Key, done func()) {
+func (a *Agent) release(key retainedip.Name, claims []ledger.Key, done func()) {
 	a.releases.mu.Lock()
 	defer a.releases.mu.Unlock()
 	if a.releases.asked == nil {
-		a.releases.asked = map[objectKey]releaseAsked{}
+		a.releases.asked = map[retainedip.Name]releaseAsked{}
 	}
 	a.releases.asked[key] = releaseAsked{claims, done}
 	a.bookNow.up()
@@ -199,7 +200,7 @@ func (a *Agent) endReleased() (again bool) {
 			a.log.Error("Cannot release addresses, trying again", "object", key.String(), "err", err)
 			a.releases.mu.Lock()
 			if a.releases.asked == nil {
-				a.releases.asked = map[objectKey]releaseAsked{}
+				a.releases.asked = map[retainedip.Name]releaseAsked{}
 			}
 			if _, newer := a.releases.asked[key]; !newer {
 				a.releases.asked[key] = r
@@ -216,8 +217,8 @@ func (a *Agent) endReleased() (again bool) {
 // endClaims ends the claims of one pod. One that is no more is no error.
 func (a *Agent) endClaims(ledgers []*ledger.Ledger, opened bool, keys []ledger.Key) error {
 	for _, k := range keys {
-		var c Claim
-		if i := slices.IndexFunc(a.published.Claims, func(c Claim) bool { return c.Key == k }); i >= 0 {
+		var c retainedip.Claim
+		if i := slices.IndexFunc(a.published.Claims, func(c retainedip.Claim) bool { return c.Key == k }); i >= 0 {
 			c = a.published.Claims[i]
 		}
 		tried, ended := false, false
@@ -240,9 +241,9 @@ func (a *Agent) endClaims(ledgers []*ledger.Ledger, opened bool, keys []ledger.K
 			continue
 		}
 		a.metrics.released.WithLabelValues(k.Network).Inc()
-		e := ledger.Event{Reason: EventReleased, Key: k, Pod: c.Pod, ContainerID: c.ContainerID, Addrs: c.Addrs, Time: a.wall(),
+		e := ledger.Event{Reason: retainedip.EventReleased, Key: k, Pod: c.Pod, ContainerID: c.ContainerID, Addrs: c.Addrs, Time: a.wall(),
 			Message: fmt.Sprintf("%v of network %s is free again, as was asked for", c.Addrs, k.Network)}
-		if c.Phase == PhaseBound {
+		if c.Phase == retainedip.PhaseBound {
 			e.Message = fmt.Sprintf("%v of network %s becomes free when its pod ends, as was asked for", c.Addrs, k.Network)
 		}
 		a.publish(e)
@@ -263,7 +264,7 @@ func (a *Agent) expire() (next time.Duration, ends bool) {
 		for _, e := range expired {
 			a.metrics.expired.WithLabelValues(network).Inc()
 			a.publish(ledger.Event{
-				Reason: EventExpired, Key: e.Key, Pod: ledger.Pod{Namespace: e.Key.Namespace(), Name: e.Key.Pod}, Addrs: e.Addrs,
+				Reason: retainedip.EventExpired, Key: e.Key, Pod: ledger.Pod{Namespace: e.Key.Namespace(), Name: e.Key.Pod}, Addrs: e.Addrs,
 				Message: fmt.Sprintf("%v of network %s is no longer retained: its time was over", e.Addrs, network), Time: a.wall(),
 			})
 		}

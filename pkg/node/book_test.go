@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/retainedip"
 )
 
 // retained is an address that was web-0's.
@@ -42,7 +43,7 @@ func TestARetentionEndsAtItsTimeAndNotBefore(t *testing.T) {
 		t.Error("something is left to expire")
 	}
 	w.want(addr, "")
-	w.wantSaid(EventExpired)
+	w.wantSaid(retainedip.EventExpired)
 	if n := testutil.ToFloat64(w.a.metrics.expired.WithLabelValues("pods")); n != 1 {
 		t.Errorf("counted %v", n)
 	}
@@ -62,7 +63,7 @@ func TestTheRunningAgentExpiresWhatItDidNotSeeBegin(t *testing.T) {
 		w.said.mu.Lock()
 		defer w.said.mu.Unlock()
 		n := len(w.said.claims)
-		return n > 0 && len(w.said.claims[n-1]) == 1 && w.said.claims[n-1][0].Phase == PhaseRetained
+		return n > 0 && len(w.said.claims[n-1]) == 1 && w.said.claims[n-1][0].Phase == retainedip.PhaseRetained
 	})
 	w.clock.Pass(time.Hour)
 	w.a.StopPodSandbox(Sandbox{}) // any wake-up will do: the timer runs on the machine's clock, not on this one
@@ -76,7 +77,7 @@ func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 	check(t, err)
 	addr := w.addOn(w.ledger, s, "eth0", &policy)[0]
 	w.add(w.sandbox("c2", "ordinary", nil))
-	last := func() []Claim { return w.said.claims[len(w.said.claims)-1] }
+	last := func() []retainedip.Claim { return w.said.claims[len(w.said.claims)-1] }
 
 	w.a.refresh()
 	w.a.refresh()
@@ -84,7 +85,7 @@ func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 		t.Fatalf("published %d times", n)
 	}
 	c := last()
-	if len(c) != 1 || c[0].Phase != PhaseBound || c[0].Pod != s.Pod || c[0].ContainerID != "c1" || c[0].Addrs[0] != addr || !c[0].Expires.IsZero() {
+	if len(c) != 1 || c[0].Phase != retainedip.PhaseBound || c[0].Pod != s.Pod || c[0].ContainerID != "c1" || c[0].Addrs[0] != addr || !c[0].Expires.IsZero() {
 		t.Errorf("bound: %+v", c)
 	}
 	w.del(s)
@@ -96,7 +97,7 @@ func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 	}
 	now, _ := w.clock.Now()
 	c = last()
-	if len(c) != 1 || c[0].Phase != PhaseRetained || c[0].ContainerID != "" || !c[0].Expires.Equal(now.Wall.Add(9*time.Minute)) {
+	if len(c) != 1 || c[0].Phase != retainedip.PhaseRetained || c[0].ContainerID != "" || !c[0].Expires.Equal(now.Wall.Add(9*time.Minute)) {
 		t.Errorf("retained: %+v", c)
 	}
 	check(t, w.ledger.Release(c[0].Key))

@@ -95,7 +95,7 @@ func (a *Agent) handler() http.Handler {
 		if a.api == nil {
 			return
 		}
-		if s := a.api.said(); s != "" {
+		if s := a.api.Trouble(); s != "" {
 			fmt.Fprintf(w, "api: %s%s\n", degraded, s)
 		} else {
 			fmt.Fprintln(w, "api: ok")

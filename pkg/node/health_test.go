@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -70,8 +72,9 @@ func TestItIsHealthyUnlessALoopIsStuck(t *testing.T) {
 
 func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	w := newWorld(t)
-	newAPIMetrics(w.a.o.Registry) // as in a cluster
-	w.retained("c1")              // so that the metrics with labels are there
+	_, err := retainedip.New(retainedip.Options{API: &rest.Config{Host: "http://192.0.2.1"}, Registry: w.a.o.Registry}) // as in a cluster
+	check(t, err)
+	w.retained("c1") // so that the metrics with labels are there
 	w.clock.Pass(settleTime)
 	s := w.sandbox("c2", "web-0", nil)
 	w.add(s)

@@ -98,7 +98,7 @@ type planned struct {
 
 // plan says what becomes of a promise. Without a plan the words say why, and item.Action may say that this is fine.
 func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
-	set(&item.Interface, firstInterface)
+	set(&item.Interface, ledger.PodInterface)
 	p := &planned{pod: ledger.Pod{Namespace: item.Namespace, Name: item.Pod}, ifname: item.Interface}
 	if err := p.pod.Validate(); err != nil {
 		return nil, err.Error()
@@ -358,7 +358,7 @@ func reservedIP(b []byte, namespace, pod string, now time.Time) inspection.Impor
 		return refuse("its reservation is for %d minutes: expected more than 0", r.Duration)
 	}
 	kept := policy.Duration()
-	item.Retention = retention(policy)
+	item.Retention = policy.RetainIP()
 	if r.ReleaseTime != nil && !now.Before(r.ReleaseTime.Add(kept)) {
 		item.Action, item.Why = inspection.ActionNone, "its time was over at "+r.ReleaseTime.Add(kept).UTC().Format(time.RFC3339)
 	}

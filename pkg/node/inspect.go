@@ -126,7 +126,7 @@ func addressOf(a ledger.Address) inspection.Address {
 	if k := a.Key; k != nil {
 		is.Namespace, is.Pod, is.Interface = k.Namespace(), k.Pod, k.IfName
 		is.Promise = &inspection.Promise{
-			Identity: k.Identity, Retention: retention(a.Policy), WhenScaled: a.Policy.WhenScaled, WhenDeleted: a.Policy.WhenDeleted,
+			Identity: k.Identity, Retention: a.Policy.RetainIP(), WhenScaled: a.Policy.WhenScaled, WhenDeleted: a.Policy.WhenDeleted,
 		}
 	}
 	if a.State == ledger.StateRetained {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
@@ -29,7 +30,7 @@ func (a *Agent) introduce(ctx context.Context, conf []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, introduceTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(a.o.CNIBinDir, cniconf.PluginName))
-	cmd.Env = []string{"CNI_COMMAND=DEL", "CNI_CONTAINERID=stayput-agent", "CNI_IFNAME=" + firstInterface, "CNI_PATH=" + a.o.CNIBinDir}
+	cmd.Env = []string{"CNI_COMMAND=DEL", "CNI_CONTAINERID=stayput-agent", "CNI_IFNAME=" + ledger.PodInterface, "CNI_PATH=" + a.o.CNIBinDir}
 	cmd.Stdin = bytes.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, fs.ErrNotExist) {

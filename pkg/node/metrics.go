@@ -249,38 +249,6 @@ func (m *latencyMetrics) Collect(c chan<- prometheus.Metric) {
 	}
 }
 
-// apiMetrics are of a node in a cluster.
-type apiMetrics struct {
-	up            prometheus.Gauge
-	writes        *prometheus.CounterVec
-	eventsSent    prometheus.Counter
-	eventsDropped prometheus.Counter
-}
-
-func newAPIMetrics(r *prometheus.Registry) *apiMetrics {
-	m := &apiMetrics{
-		up: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "stayput_agent_api_up", Help: "Whether the API server is followed; while it is not no object is written.",
-		}),
-		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "stayput_agent_api_writes_total", Help: "Writes of RetainedIPs, by verb and by how the API server answered.",
-		}, []string{"verb", "result"}),
-		eventsSent: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "stayput_agent_events_sent_total", Help: "Kubernetes Events sent.",
-		}),
-		eventsDropped: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "stayput_agent_events_dropped_total", Help: "Kubernetes Events that were too many, too old, or refused.",
-		}),
-	}
-	for _, verb := range []string{"apply", "delete"} {
-		for _, result := range []string{"ok", "unreachable", "conflict", "forbidden", "not_found", "invalid", "error"} {
-			m.writes.WithLabelValues(verb, result)
-		}
-	}
-	r.MustRegister(m.up, m.writes, m.eventsSent, m.eventsDropped)
-	return m
-}
-
 // observeQueue exports the depth of the queue.
 func (m *metrics) observeQueue(depth func() float64) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/hostnet"
+	"github.com/stayput/stayput/pkg/node/retainedip"
 )
 
 // observation is a sandbox that was seen to run, with what its annotations say.
@@ -108,13 +109,10 @@ func (o observation) mark() ledger.Mark {
 	s := o.sandbox
 	m := ledger.Mark{ContainerID: s.ID, Namespace: s.Pod.Namespace, Name: s.Pod.Name, UID: s.Pod.UID, Policy: o.policy}
 	if len(s.Addrs) > 0 {
-		m.Addrs, m.IfName = s.Addrs, firstInterface
+		m.Addrs, m.IfName = s.Addrs, ledger.PodInterface
 	}
 	return m
 }
-
-// firstInterface is what every kubelet runtime calls the interface whose addresses it reports.
-const firstInterface = "eth0"
 
 // settle brings the ledger and a running sandbox into agreement.
 func (a *Agent) settle(o observation) {
@@ -122,7 +120,7 @@ func (a *Agent) settle(o observation) {
 	if o.err != nil {
 		a.metrics.badAnnotations.Inc()
 		a.publish(ledger.Event{
-			Reason: EventInvalidAnnotation, Pod: s.Pod, ContainerID: s.ID, Netns: s.Netns,
+			Reason: retainedip.EventInvalidAnnotation, Pod: s.Pod, ContainerID: s.ID, Netns: s.Netns,
 			Message: o.err.Error() + ": nothing is retained", Time: a.wall(),
 		})
 	}
@@ -211,7 +209,7 @@ func (a *Agent) attachments(containerID string, ledgers []*ledger.Ledger) []atta
 	}
 	if found == nil {
 		for _, l := range ledgers {
-			found = append(found, attached{l, ledger.Attachment{ContainerID: containerID, IfName: firstInterface}})
+			found = append(found, attached{l, ledger.Attachment{ContainerID: containerID, IfName: ledger.PodInterface}})
 		}
 	}
 	return found
@@ -241,7 +239,7 @@ func (a *Agent) verify(at attached, s Sandbox, addrs []netip.Addr) {
 	}
 	a.metrics.verifyFailures.Inc()
 	a.publish(ledger.Event{
-		Reason: EventNotConfigured, Key: ledger.Key{Network: at.ledger.Network().Name, IfName: at.att.IfName},
+		Reason: retainedip.EventNotConfigured, Key: ledger.Key{Network: at.ledger.Network().Name, IfName: at.att.IfName},
 		Pod: s.Pod, ContainerID: s.ID, Netns: s.Netns, Addrs: missing,
 		Message: fmt.Sprintf("%v of network %s is not configured in the pod", missing, at.ledger.Network().Name), Time: a.wall(),
 	})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/pkg/node/retainedip"
 )
 
 func TestTheMarkIsThereWhenRunPodSandboxReturns(t *testing.T) {
@@ -63,7 +64,7 @@ func TestABadAnnotationIsReportedAndSetsNothing(t *testing.T) {
 	nodetest.Configure(t, s.Netns, addr)
 	w.a.RunPodSandbox(s)
 	w.settle()
-	w.wantSaid(EventInvalidAnnotation)
+	w.wantSaid(retainedip.EventInvalidAnnotation)
 	if e := w.said.events[0]; e.Pod != s.Pod || e.ContainerID != "c1" || e.Message == "" {
 		t.Errorf("the event is %+v", e)
 	}
@@ -89,11 +90,11 @@ func TestAnAddressThatIsNotConfiguredInItsPodIsReported(t *testing.T) {
 	addr := w.add(s)
 	w.a.RunPodSandbox(s)
 	w.settle()
-	w.wantSaid(EventNotConfigured)
+	w.wantSaid(retainedip.EventNotConfigured)
 	nodetest.Configure(t, s.Netns, addr)
 	w.a.RunPodSandbox(s)
 	w.settle()
-	w.wantSaid(EventNotConfigured) // no second one
+	w.wantSaid(retainedip.EventNotConfigured) // no second one
 	if n := testutil.ToFloat64(w.a.metrics.verifyFailures); n != 1 {
 		t.Errorf("counted %v", n)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/hostnet"
+	"github.com/stayput/stayput/pkg/node/retainedip"
 )
 
 // suspect names what may have leaked: an attachment that the runtime does not know, or an address whose file
@@ -202,7 +203,7 @@ func (a *Agent) free(v *hostnet.View, k suspect, s *suspicion, leftover *hostnet
 	}
 	a.metrics.reclaimed.WithLabelValues(network).Add(float64(len(s.addrs)))
 	a.publish(ledger.Event{
-		Reason: EventReclaimed, Key: ledger.Key{Network: network}, Pod: s.pod, ContainerID: k.att.ContainerID, Netns: s.netns.Path, Addrs: s.addrs, Time: a.wall(),
+		Reason: retainedip.EventReclaimed, Key: ledger.Key{Network: network}, Pod: s.pod, ContainerID: k.att.ContainerID, Netns: s.netns.Path, Addrs: s.addrs, Time: a.wall(),
 		Message: fmt.Sprintf("%v of network %s leaked: the runtime has not known its sandbox for %s", s.addrs, network, a.o.GracePeriod),
 	})
 	a.bookNow.up()

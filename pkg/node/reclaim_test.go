@@ -12,6 +12,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/pkg/node/retainedip"
 )
 
 // leaked returns a pod's address whose sandbox the runtime does not know, beside another pod that runs.
@@ -58,7 +59,7 @@ func TestALeakIsReclaimedAfterTwoLooksAGracePeriodApart(t *testing.T) {
 	w.clock.Pass(time.Second)
 	check(t, w.reconcile())
 	w.want(addr, "")
-	w.wantSaid(EventReclaimed)
+	w.wantSaid(retainedip.EventReclaimed)
 }
 
 func TestALeakedAddressThatIsPromisedIsRetained(t *testing.T) {

@@ -6,16 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
@@ -204,7 +199,7 @@ func (a *Agent) leave(ctx context.Context) error {
 	if err := a.departure.begin(); err != nil {
 		a.log.Warn("Should this process be killed, the next one may not know that stayput was uninstalled", "err", err)
 	}
-	u := &uninstaller{o: a.o, ledgers: a.ledgers, log: a.log, objects: a.api.deleteAll, reloaded: a.reloaded}
+	u := &uninstaller{o: a.o, ledgers: a.ledgers, log: a.log, objects: a.api.DeleteAll, reloaded: a.reloaded}
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastWords, cancel) })()
@@ -251,61 +246,6 @@ func (a *Agent) leave(ctx context.Context) error {
 }
 
 func ptr(s string) *string { return &s }
-
-// deleteAll deletes the node's RetainedIPs. It is no error that it may not, or that nobody knows of RetainedIPs any
-// more: the rights, the objects and their definition may all be going at the same time.
-func (p *apiServer) deleteAll(ctx context.Context) error {
-	inTime, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	list, err := listWatch{p}.ListWithContext(inTime, metav1.ListOptions{})
-	if err != nil {
-		if gone(err) {
-			p.log.Warn("This node's RetainedIPs cannot be deleted any more; if they are still there: kubectl delete retainedips -A --field-selector spec.nodeName="+p.node, "err", err)
-			return nil
-		}
-		return fmt.Errorf("listing RetainedIPs: %w", err)
-	}
-	var errs []error
-	items := list.(*v1alpha1.RetainedIPList).Items
-	for i := range items {
-		r := &items[i]
-		if err := p.deleteOne(ctx, r); err != nil && !gone(err) {
-			errs = append(errs, fmt.Errorf("deleting RetainedIP %s/%s: %w", r.Namespace, r.Name, err))
-		}
-	}
-	if len(errs) == 0 && len(items) > 0 {
-		p.log.Info("Deleted the RetainedIPs of this node", "number", len(items))
-	}
-	return errors.Join(errs...)
-}
-
-func (p *apiServer) deleteOne(ctx context.Context, r *v1alpha1.RetainedIP) error {
-	body, err := json.Marshal(metav1.DeleteOptions{
-		TypeMeta:      metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
-		Preconditions: &metav1.Preconditions{UID: &r.UID},
-	})
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	err = p.client.Delete().Namespace(r.Namespace).Resource(retainedIPs).Name(r.Name).Body(body).Do(ctx).Error()
-	p.metrics.writes.WithLabelValues("delete", resultOf(err)).Inc()
-	return err
-}
-
-// gone says that another try would bring nothing: no right, or no such thing.
-func gone(err error) bool {
-	var s apierrors.APIStatus
-	if !errors.As(err, &s) {
-		return false
-	}
-	switch s.Status().Code {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
-		return true
-	}
-	return false
-}
 
 // forget removes the memory of the installation, the last file of all, and the state directory with it. That is
 // still there where it is a mount.

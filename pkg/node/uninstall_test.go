@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -13,70 +12,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
+	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/pkg/uninstall"
 )
-
-func sentinel(uid types.UID, version int) *metav1.PartialObjectMetadata {
-	return &metav1.PartialObjectMetadata{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: uninstall.ConfigMap, UID: uid, ResourceVersion: strconv.Itoa(version)},
-	}
-}
-
-func (c *cluster) installation(w http.ResponseWriter, r *http.Request) {
-	c.mu.Lock()
-	if r.URL.Query().Get("watch") != "" {
-		ch := make(chan metav1.WatchEvent, 10)
-		c.followers[ch] = true
-		c.mu.Unlock()
-		serveWatch(w, r, ch)
-		return
-	}
-	defer c.mu.Unlock()
-	l := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}}
-	l.ResourceVersion = strconv.Itoa(c.version)
-	if c.installed != "" {
-		l.Items = append(l.Items, *sentinel(c.installed, c.version))
-	}
-	say(w, l)
-}
-
-// install makes the installation's object, and uninstall deletes it.
-func (c *cluster) install(uid types.UID) { c.setInstalled("ADDED", uid, uid) }
-
-func (c *cluster) uninstall() {
-	eventually(c.t, "the agent follows the installation", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.followers) > 0 })
-	c.mu.Lock()
-	was := c.installed
-	c.mu.Unlock()
-	c.setInstalled("DELETED", was, "")
-}
-
-func (c *cluster) setInstalled(kind string, uid, now types.UID) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.version++
-	c.installed = now
-	e := metav1.WatchEvent{Type: kind}
-	var err error
-	e.Object.Raw, err = json.Marshal(sentinel(uid, c.version))
-	check(c.t, err)
-	for ch := range c.followers {
-		ch <- e
-	}
-}
 
 // shortly is what the tests have for the seconds that a runtime and kubectl need.
 const shortly = 100 * time.Millisecond
@@ -89,7 +37,7 @@ type running struct {
 }
 
 // installedIn makes an agent that is installed in the cluster, and runs it.
-func (w *world) installedIn(c *cluster) *running {
+func (w *world) installedIn(c *nodetest.Cluster) *running {
 	w.t.Helper()
 	a, err := New(Options{
 		StateDir: filepath.Join(w.dir, "state"), CNICacheDir: filepath.Join(w.dir, "cni"), CNIConfDir: filepath.Join(w.dir, "net.d"),
@@ -176,14 +124,14 @@ func (w *world) stateIsGone() {
 }
 
 func TestWhenItsObjectIsDeletedTheNodeIsPutBackAsItWas(t *testing.T) {
-	w, c := newWorld(t), startCluster(t)
-	c.install("first")
+	w, c := newWorld(t), nodetest.StartCluster(t)
+	c.Install("first")
 	_, runs, job := w.inUse()
 	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.object("kept") != nil && c.object("runs") != nil })
-	c.uninstall()
+	eventually(t, "published", func() bool { return c.Object("kept") != nil && c.Object("runs") != nil })
+	c.Uninstall()
 	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: nothing of stayput is left") })
-	if c.object("kept") != nil || c.object("runs") != nil {
+	if c.Object("kept") != nil || c.Object("runs") != nil {
 		t.Error("there are still RetainedIPs")
 	}
 	// What the runtime says now changes nothing.
@@ -241,8 +189,8 @@ func TestWhatAnEarlierAgentInstalledGoesAlsoWhereThisOneInstallsNothing(t *testi
 		}, []string{"10-pods.conflist", cniconf.PluginName}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, cl := newWorld(t), startCluster(t)
-			cl.install("first")
+			w, cl := newWorld(t), nodetest.StartCluster(t)
+			cl.Install("first")
 			_, runs, job := w.inUse()
 			conf, bins := filepath.Join(w.dir, "net.d"), filepath.Join(w.dir, "bin")
 			check(t, os.Mkdir(bins, 0o755))
@@ -250,8 +198,8 @@ func TestWhatAnEarlierAgentInstalledGoesAlsoWhereThisOneInstallsNothing(t *testi
 			check(t, os.WriteFile(filepath.Join(conf, cniconf.ConflistName), []byte(c.conflist), 0o644))
 			c.bins(w, bins)
 			r := w.installedIn(cl)
-			eventually(t, "published", func() bool { return cl.object("kept") != nil })
-			cl.uninstall()
+			eventually(t, "published", func() bool { return cl.Object("kept") != nil })
+			cl.Uninstall()
 			eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled: nothing of stayput is left") })
 			check(t, r.stops())
 			if stays := slices.Contains(c.stay, cniconf.PluginName); strings.Contains(r.says(t), "but the plugin") != stays {
@@ -267,8 +215,8 @@ func TestWhatAnEarlierAgentInstalledGoesAlsoWhereThisOneInstallsNothing(t *testi
 }
 
 func TestAConfigurationThatCannotBeTakenAwayKeepsThePromises(t *testing.T) {
-	w, cl := newWorld(t), startCluster(t)
-	cl.install("first")
+	w, cl := newWorld(t), nodetest.StartCluster(t)
+	cl.Install("first")
 	kept, runs, _ := w.inUse()
 	conf := filepath.Join(w.dir, "net.d")
 	check(t, os.WriteFile(filepath.Join(conf, cniconf.ConflistName), []byte(derivedConf), 0o644))
@@ -276,8 +224,8 @@ func TestAConfigurationThatCannotBeTakenAwayKeepsThePromises(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(conf, unix.MNT_DETACH) })
 	check(t, unix.Mount("", conf, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	r := w.installedIn(cl)
-	eventually(t, "published", func() bool { return cl.object("kept") != nil })
-	cl.uninstall()
+	eventually(t, "published", func() bool { return cl.Object("kept") != nil })
+	cl.Uninstall()
 	eventually(t, "said", func() bool {
 		s := r.says(t)
 		return strings.Contains(s, "uninstalling: degraded: removing the CNI configuration") && strings.Contains(s, "read-only")
@@ -291,8 +239,8 @@ func TestAConfigurationThatCannotBeTakenAwayKeepsThePromises(t *testing.T) {
 }
 
 func TestADeletionWhileTheAgentIsAwayIsNoticedAtItsNextStart(t *testing.T) {
-	w, c := newWorld(t), startCluster(t)
-	c.install("first")
+	w, c := newWorld(t), nodetest.StartCluster(t)
+	c.Install("first")
 	_, runs, job := w.inUse()
 	r := w.installedIn(c)
 	eventually(t, "remembered", func() bool {
@@ -300,10 +248,10 @@ func TestADeletionWhileTheAgentIsAwayIsNoticedAtItsNextStart(t *testing.T) {
 		return err == nil
 	})
 	check(t, r.stops())
-	c.mu.Lock()
-	c.installed = ""
-	c.version++
-	c.mu.Unlock()
+	c.Mu.Lock()
+	c.Installed = ""
+	c.Version++
+	c.Mu.Unlock()
 	r = w.installedIn(c)
 	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
 	check(t, r.stops())
@@ -314,12 +262,12 @@ func TestADeletionWhileTheAgentIsAwayIsNoticedAtItsNextStart(t *testing.T) {
 func TestOneWhoWasKilledWhileItLeftIsFinishedByTheNext(t *testing.T) {
 	for name, away := range map[string]bool{"the API server answers": false, "the API server is away": true} {
 		t.Run(name, func(t *testing.T) {
-			w, c := newWorld(t), startCluster(t)
+			w, c := newWorld(t), nodetest.StartCluster(t)
 			_, runs, job := w.inUse()
 			memory := `{"uid":"first","version":"7","leaving":true}`
 			check(t, os.WriteFile(filepath.Join(w.dir, "state", installationFile), []byte(memory), 0o644))
 			if away {
-				c.answers(func(*http.Request) *metav1.Status { return &metav1.Status{Code: 403} })
+				c.Answers(func(*http.Request) *metav1.Status { return &metav1.Status{Code: 403} })
 			}
 			r := w.installedIn(c)
 			eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
@@ -331,41 +279,41 @@ func TestOneWhoWasKilledWhileItLeftIsFinishedByTheNext(t *testing.T) {
 }
 
 func TestOneWhoIsToldToEndWhileItLeavesFinishesFirst(t *testing.T) {
-	w, c := newWorld(t), startCluster(t)
-	c.install("first")
+	w, c := newWorld(t), nodetest.StartCluster(t)
+	c.Install("first")
 	_, runs, job := w.inUse()
 	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.object("kept") != nil })
-	c.uninstall()
+	eventually(t, "published", func() bool { return c.Object("kept") != nil })
+	c.Uninstall()
 	check(t, r.stops()) // at once, as when the DaemonSet is deleted in the same moment
 	w.stateIsGone()
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
 }
 
 func TestOneWhoIsToldToEndAsksWhetherItIsForGood(t *testing.T) {
-	w, c := newWorld(t), startCluster(t)
-	c.install("first")
+	w, c := newWorld(t), nodetest.StartCluster(t)
+	c.Install("first")
 	_, runs, job := w.inUse()
 	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.object("kept") != nil })
-	c.mu.Lock() // nobody told the agent
-	c.installed = ""
-	c.version++
-	c.mu.Unlock()
+	eventually(t, "published", func() bool { return c.Object("kept") != nil })
+	c.Mu.Lock() // nobody told the agent
+	c.Installed = ""
+	c.Version++
+	c.Mu.Unlock()
 	check(t, r.stops())
 	w.stateIsGone()
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
 }
 
 func TestLostRightsKeepNoNodeFromBeingPutBack(t *testing.T) {
-	w, c := newWorld(t), startCluster(t)
-	c.install("first")
+	w, c := newWorld(t), nodetest.StartCluster(t)
+	c.Install("first")
 	_, runs, job := w.inUse()
 	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.object("kept") != nil })
-	c.uninstall()
-	c.answers(func(*http.Request) *metav1.Status { return forbidden() }) // with the same kubectl delete
-	c.endWatches(nil)
+	eventually(t, "published", func() bool { return c.Object("kept") != nil })
+	c.Uninstall()
+	c.Answers(func(*http.Request) *metav1.Status { return nodetest.Forbidden() }) // with the same kubectl delete
+	c.EndWatches(nil)
 	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
 	check(t, r.stops())
 	w.stateIsGone()
@@ -373,15 +321,15 @@ func TestLostRightsKeepNoNodeFromBeingPutBack(t *testing.T) {
 }
 
 func TestAnAPIServerThatFailsKeepsNoNodeFromBeingPutBack(t *testing.T) {
-	w, c := newWorld(t), startCluster(t)
-	c.install("first")
+	w, c := newWorld(t), nodetest.StartCluster(t)
+	c.Install("first")
 	_, runs, job := w.inUse()
 	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.object("kept") != nil })
-	c.answers(func(*http.Request) *metav1.Status {
+	eventually(t, "published", func() bool { return c.Object("kept") != nil })
+	c.Answers(func(*http.Request) *metav1.Status {
 		return &metav1.Status{Code: 500, Reason: metav1.StatusReasonInternalError}
 	})
-	c.uninstall()
+	c.Uninstall()
 	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalling: degraded") })
 	check(t, r.stops())
 	w.stateIsGone()
@@ -404,35 +352,35 @@ func (w *world) stillPromised(r *running, addrs ...netip.Addr) {
 }
 
 func TestWithoutTheFactOfADeletionNothingIsFreed(t *testing.T) {
-	for name, happens := range map[string]func(*cluster){
-		"its rights are lost": func(c *cluster) {
-			c.answers(func(*http.Request) *metav1.Status { return forbidden() })
-			c.endWatches(nil)
+	for name, happens := range map[string]func(*nodetest.Cluster){
+		"its rights are lost": func(c *nodetest.Cluster) {
+			c.Answers(func(*http.Request) *metav1.Status { return nodetest.Forbidden() })
+			c.EndWatches(nil)
 		},
-		"it is not authenticated": func(c *cluster) {
-			c.answers(func(*http.Request) *metav1.Status { return &metav1.Status{Code: 401} })
-			c.endWatches(nil)
+		"it is not authenticated": func(c *nodetest.Cluster) {
+			c.Answers(func(*http.Request) *metav1.Status { return &metav1.Status{Code: 401} })
+			c.EndWatches(nil)
 		},
-		"nothing is found": func(c *cluster) {
-			c.answers(func(*http.Request) *metav1.Status { return notFound("configmaps", uninstall.ConfigMap) })
-			c.endWatches(nil)
+		"nothing is found": func(c *nodetest.Cluster) {
+			c.Answers(func(*http.Request) *metav1.Status { return nodetest.NotFound("configmaps", uninstall.ConfigMap) })
+			c.EndWatches(nil)
 		},
-		"the API server went back in time": func(c *cluster) {
-			c.mu.Lock()
-			c.installed, c.version = "", 5
-			c.mu.Unlock()
-			c.endWatches(nil)
+		"the API server went back in time": func(c *nodetest.Cluster) {
+			c.Mu.Lock()
+			c.Installed, c.Version = "", 5
+			c.Mu.Unlock()
+			c.EndWatches(nil)
 		},
-		"the API server is away": func(c *cluster) { c.endWatches(nil); c.Server.CloseClientConnections() },
-		"the object is replaced": func(c *cluster) { c.uninstall(); c.install("second") },
+		"the API server is away": func(c *nodetest.Cluster) { c.EndWatches(nil); c.Server.CloseClientConnections() },
+		"the object is replaced": func(c *nodetest.Cluster) { c.Uninstall(); c.Install("second") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, c := newWorld(t), startCluster(t)
-			c.install("first")
+			w, c := newWorld(t), nodetest.StartCluster(t)
+			c.Install("first")
 			kept, runs, _ := w.inUse()
 			r := w.installedIn(c)
-			eventually(t, "published", func() bool { return c.object("kept") != nil })
-			eventually(t, "followed", func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.followers) > 0 })
+			eventually(t, "published", func() bool { return c.Object("kept") != nil })
+			eventually(t, "followed", func() bool { c.Mu.Lock(); defer c.Mu.Unlock(); return len(c.Followers) > 0 })
 			happens(c)
 			pause(t.Context(), 10*shortly) // nothing happens: there is nothing to wait for
 			w.stillPromised(r, kept, runs)
@@ -444,10 +392,10 @@ func TestWithoutTheFactOfADeletionNothingIsFreed(t *testing.T) {
 }
 
 func TestAnAgentThatNeverSawTheObjectStays(t *testing.T) {
-	w, c := newWorld(t), startCluster(t)
+	w, c := newWorld(t), nodetest.StartCluster(t)
 	kept, runs, _ := w.inUse()
 	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.object("kept") != nil })
+	eventually(t, "published", func() bool { return c.Object("kept") != nil })
 	pause(t.Context(), 10*shortly)
 	w.stillPromised(r, kept, runs)
 	check(t, r.stops())
@@ -455,28 +403,28 @@ func TestAnAgentThatNeverSawTheObjectStays(t *testing.T) {
 }
 
 func TestWhenItIsInstalledAgainTheAgentBeginsAnew(t *testing.T) {
-	w, c := newWorld(t), startCluster(t)
-	c.install("first")
+	w, c := newWorld(t), nodetest.StartCluster(t)
+	c.Install("first")
 	w.inUse()
 	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.object("kept") != nil })
-	c.uninstall()
+	eventually(t, "published", func() bool { return c.Object("kept") != nil })
+	c.Uninstall()
 	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
-	c.install("second")
+	c.Install("second")
 	if err := <-r.ended; !errors.Is(err, ErrInstalledAgain) {
 		t.Fatalf("ended with %v", err)
 	}
 	r = w.installedIn(c)
 	kept := w.promises("c9", "new", ten)
-	eventually(t, "published", func() bool { return c.object("new") != nil })
+	eventually(t, "published", func() bool { return c.Object("new") != nil })
 	w.stillPromised(r, w.addr(kept.ID))
 }
 
 func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
-	w, c := newWorld(t), startCluster(t)
+	w, c := newWorld(t), nodetest.StartCluster(t)
 	kept, _, _ := w.inUse()
 	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.object("kept") != nil })
+	eventually(t, "published", func() bool { return c.Object("kept") != nil })
 	check(t, r.stops())
 	claims, err := filepath.Glob(filepath.Join(w.dir, "state", "pods-*", "claims", "*"))
 	check(t, err)
@@ -491,11 +439,11 @@ func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
 		s := r.says(t)
 		return strings.Contains(s, "ledger: degraded: 2 addresses are left alone") && strings.Contains(s, "has version 2, this stayput reads up to 1")
 	})
-	asked := c.count("GET /apis/stayput.io")
-	eventually(t, "looked", func() bool { return c.count("GET /apis/stayput.io") > asked || r.api.said() == "" })
+	asked := c.Count("GET /apis/stayput.io")
+	eventually(t, "looked", func() bool { return c.Count("GET /apis/stayput.io") > asked || r.api.Trouble() == "" })
 	r.reconcileNow.up()
 	pause(t.Context(), minPause+10*shortly)
-	if c.object("kept") == nil || c.object("runs") == nil {
+	if c.Object("kept") == nil || c.Object("runs") == nil {
 		t.Error("a RetainedIP was deleted though its promise stands")
 	}
 	w.want(kept, ledger.StateNewer)

@@ -12,11 +12,13 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestMain(m *testing.M) { nodetest.Main(m) }
 
-var check, eventually = nodetest.Check, nodetest.Eventually
+var check, eventually = must.Do, must.Eventually
 
 // world is a node in temporary directories: real ledgers, real files, real network namespaces and the real
 // /proc. Only the runtime is a small server: the real one cannot be made to list what a test needs, to change
@@ -78,7 +80,7 @@ func network(t *testing.T, name, dataDir string, subnets ...string) *ledger.Netw
 type recorder struct {
 	mu      sync.Mutex
 	events  []ledger.Event
-	claims  [][]Claim
+	claims  [][]retainedip.Claim
 	settled [][]string
 }
 
@@ -88,7 +90,7 @@ func (r *recorder) PublishEvent(e ledger.Event) {
 	r.events = append(r.events, e)
 }
 
-func (r *recorder) PublishClaims(p Promises) {
+func (r *recorder) PublishClaims(p retainedip.Promises) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.claims = append(r.claims, p.Claims)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestMain(m *testing.M) { nodetest.Main(m) }
@@ -28,13 +29,13 @@ func TestALeftoverNamespaceGoesFromTheNodeThoughTheAgentHasItTwice(t *testing.T)
 	dirs := map[string]string{}
 	for _, name := range []string{"node", "run", "var-run"} {
 		dirs[name] = filepath.Join(dir, name)
-		nodetest.Check(t, os.Mkdir(dirs[name], 0o755))
+		must.Do(t, os.Mkdir(dirs[name], 0o755))
 	}
-	nodetest.Check(t, unix.Mount("tmpfs", dirs["node"], "tmpfs", 0, ""))
-	t.Cleanup(func() { nodetest.Check(t, unix.Unmount(dirs["node"], unix.MNT_DETACH)) })
-	nodetest.Check(t, unix.Mount("", dirs["node"], "", unix.MS_SHARED, ""))
+	must.Do(t, unix.Mount("tmpfs", dirs["node"], "tmpfs", 0, ""))
+	t.Cleanup(func() { must.Do(t, unix.Unmount(dirs["node"], unix.MNT_DETACH)) })
+	must.Do(t, unix.Mount("", dirs["node"], "", unix.MS_SHARED, ""))
 	left := filepath.Join(dirs["node"], "left")
-	nodetest.Check(t, os.WriteFile(left, nil, 0o644))
+	must.Do(t, os.WriteFile(left, nil, 0o644))
 	mounts := []string{dirs["run"], dirs["var-run"]}
 
 	done := make(chan error)
@@ -60,11 +61,11 @@ func TestALeftoverNamespaceGoesFromTheNodeThoughTheAgentHasItTwice(t *testing.T)
 		}
 		done <- err
 	}()
-	nodetest.Check(t, <-done)
+	must.Do(t, <-done)
 	err := unix.Mount("/proc/self/ns/net", left, "", unix.MS_BIND, "")
 	mounted <- err
-	nodetest.Check(t, err)
-	nodetest.Check(t, <-done)
+	must.Do(t, err)
+	must.Do(t, <-done)
 	if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("it is still on the node: %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/must"
 )
 
 // inside tells the test binary that it runs in its own namespaces.
@@ -61,8 +62,8 @@ func loopbackUp() error {
 func Netns(t testing.TB, dir, name string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	Check(t, os.WriteFile(path, nil, 0o644))
-	Check(t, onThread(func() error {
+	must.Do(t, os.WriteFile(path, nil, 0o644))
+	must.Do(t, onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return err
 		}
@@ -86,9 +87,9 @@ func onThread(f func() error) error {
 func In(t testing.TB, path string, f func() error) {
 	t.Helper()
 	ns, err := os.Open(path)
-	Check(t, err)
+	must.Do(t, err)
 	defer ns.Close()
-	Check(t, onThread(func() error {
+	must.Do(t, onThread(func() error {
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return err
 		}
@@ -99,8 +100,8 @@ func In(t testing.TB, path string, f func() error) {
 // Unmount ends a namespace that no process is in.
 func Unmount(t testing.TB, path string) {
 	t.Helper()
-	Check(t, unix.Unmount(path, unix.MNT_DETACH))
-	Check(t, os.Remove(path))
+	must.Do(t, unix.Unmount(path, unix.MNT_DETACH))
+	must.Do(t, os.Remove(path))
 }
 
 // Configure gives a namespace addresses, as the main plugin does.
@@ -166,23 +167,4 @@ func (c *Clock) SetWall(to time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now.Wall = to
-}
-
-// Eventually waits for what another goroutine or the kernel does; patience bounds a test that hangs.
-func Eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	const patience = 30 * time.Second
-	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("still not: %s", what)
-		}
-	}
-}
-
-// Check fails the test at an error.
-func Check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/must"
 )
 
 // ErrRuntime is for Runtime.Fail.
@@ -35,7 +36,7 @@ type Runtime struct {
 func StartRuntime(t testing.TB, socket string) *Runtime {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
-	Check(t, err)
+	must.Do(t, err)
 	r := &Runtime{netns: map[string]string{}, ips: map[string][]string{}}
 	s := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(s, r)

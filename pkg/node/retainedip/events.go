@@ -1,10 +1,11 @@
-package node
+package retainedip
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
@@ -21,7 +23,12 @@ import (
 // eventSink sends what is not ordinary as Events of Kubernetes: bounded, at a bounded pace, and never in the
 // way of the objects. An Event is a courtesy; the log has everything.
 type eventSink struct {
-	p     *apiServer
+	client  *rest.RESTClient
+	node    string
+	metrics *metrics
+	log     *slog.Logger
+	uidOf   func(Name) types.UID // of a RetainedIP; empty: not known to be there
+
 	c     chan *event
 	limit *rate.Limiter
 	// recent are the Events of the last repeatAfter: the same again, as at every restart for a pod with a bad
@@ -38,6 +45,15 @@ const (
 	repeatAfter = time.Hour
 	// longestNote is the API's limit.
 	longestNote = 1024
+)
+
+// What the agent reports beside the plugin's own events.
+const (
+	EventExpired           ledger.EventReason = "IPExpired"
+	EventReleased          ledger.EventReason = "IPReleased"
+	EventReclaimed         ledger.EventReason = "IPReclaimed"
+	EventInvalidAnnotation ledger.EventReason = "InvalidAnnotation"
+	EventNotConfigured     ledger.EventReason = "IPNotConfigured"
 )
 
 const (
@@ -83,8 +99,8 @@ type objectReference struct {
 	UID        types.UID `json:"uid,omitempty"`
 }
 
-func newEventSink(p *apiServer) *eventSink {
-	return &eventSink{p: p, c: make(chan *event, eventsQueued), limit: rate.NewLimiter(eventsPerSecond, eventsBurst), recent: map[string]time.Time{}}
+func newEventSink(client *rest.RESTClient, node string, m *metrics, log *slog.Logger, uidOf func(Name) types.UID) *eventSink {
+	return &eventSink{client: client, node: node, metrics: m, log: log, uidOf: uidOf, c: make(chan *event, eventsQueued), limit: rate.NewLimiter(eventsPerSecond, eventsBurst), recent: map[string]time.Time{}}
 }
 
 // put queues an Event, or drops it where too many are waiting.
@@ -96,7 +112,7 @@ func (s *eventSink) put(e ledger.Event) {
 	select {
 	case s.c <- ev:
 	default:
-		s.p.metrics.eventsDropped.Inc()
+		s.metrics.eventsDropped.Inc()
 	}
 }
 
@@ -115,12 +131,12 @@ func (s *eventSink) make(e ledger.Event) *event {
 	switch {
 	case pod == "":
 		namespace = metav1.NamespaceDefault // where the Events of objects without a namespace are
-		about = objectReference{APIVersion: "v1", Kind: "Node", Name: s.p.node}
+		about = objectReference{APIVersion: "v1", Kind: "Node", Name: s.node}
 	case e.Pod.UID != "":
 		about = objectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: pod, UID: types.UID(e.Pod.UID)}
 	default:
-		key := objectKey{namespace, v1alpha1.RetainedIPName(pod, s.p.node)}
-		about = objectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "RetainedIP", Namespace: namespace, Name: key.name, UID: s.p.uidOf(key)}
+		key := Name{namespace, v1alpha1.RetainedIPName(pod, s.node)}
+		about = objectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "RetainedIP", Namespace: namespace, Name: key.Name, UID: s.uidOf(key)}
 	}
 	at := e.Time
 	if at.IsZero() {
@@ -135,7 +151,7 @@ func (s *eventSink) make(e ledger.Event) *event {
 		APIVersion: "events.k8s.io/v1", Kind: "Event",
 		Metadata:  metav1.ObjectMeta{Namespace: namespace, Name: about.Name[:min(len(about.Name), 253-len(suffix))] + suffix},
 		EventTime: metav1.NewMicroTime(at), Type: kind.kind, Reason: string(e.Reason), Action: kind.action, Note: note,
-		Regarding: about, ReportingController: v1alpha1.AgentFieldManager, ReportingInstance: s.p.node,
+		Regarding: about, ReportingController: v1alpha1.AgentFieldManager, ReportingInstance: s.node,
 	}
 }
 
@@ -178,15 +194,18 @@ func (s *eventSink) deliver(ctx context.Context, e *event) {
 		var answer apierrors.APIStatus
 		switch {
 		case err == nil, apierrors.IsAlreadyExists(err):
-			s.p.metrics.eventsSent.Inc()
+			s.metrics.eventsSent.Inc()
 			return
 		case errors.As(err, &answer) && answer.Status().Code < 500 && !apierrors.IsTooManyRequests(err) && !apierrors.IsUnauthorized(err),
 			time.Since(e.EventTime.Time) > eventAge, ctx.Err() != nil:
-			s.p.metrics.eventsDropped.Inc()
-			s.p.log.Warn("An Event is lost", "reason", e.Reason, "about", e.Regarding.Kind+" "+e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
+			s.metrics.eventsDropped.Inc()
+			s.log.Warn("An Event is lost", "reason", e.Reason, "about", e.Regarding.Kind+" "+e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
 			return
 		}
-		pause(ctx, wait/2+rand.N(wait/2))
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait/2 + rand.N(wait/2)):
+		}
 	}
 }
 
@@ -197,5 +216,5 @@ func (s *eventSink) post(ctx context.Context, e *event) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return s.p.client.Post().AbsPath("/apis/events.k8s.io/v1/namespaces", e.Metadata.Namespace, "events").Body(body).Do(ctx).Error()
+	return s.client.Post().AbsPath("/apis/events.k8s.io/v1/namespaces", e.Metadata.Namespace, "events").Body(body).Do(ctx).Error()
 }

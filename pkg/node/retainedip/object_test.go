@@ -1,4 +1,4 @@
-package node
+package retainedip
 
 import (
 	"net/netip"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/must"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -17,7 +18,7 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 func policyOf(t *testing.T, retainIP string) ledger.Policy {
 	t.Helper()
 	p, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: retainIP})
-	check(t, err)
+	must.Do(t, err)
 	return p
 }
 
@@ -42,16 +43,16 @@ func TestAPodWithSeveralNetworksHasOneObject(t *testing.T) {
 	if len(all) != 2 {
 		t.Fatalf("%d objects", len(all))
 	}
-	p := all[objectKey{"default", "web-0.node-a"}]
+	p := all[Name{"default", "web-0.node-a"}]
 	if !slices.Equal(p.status.IPs, []string{"192.0.2.7", "198.51.100.7"}) || len(p.status.Addresses) != 2 || len(p.claims) != 2 {
 		t.Errorf("%+v", p)
 	}
 	// It is bound while one of them is, and ends with the last.
-	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), web}, "node-a", noon)[objectKey{"default", "web-0.node-a"}]
+	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), web}, "node-a", noon)[Name{"default", "web-0.node-a"}]
 	if p.status.Phase != v1alpha1.PhaseBound || p.status.Expires != "" {
 		t.Errorf("%+v", p.status)
 	}
-	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), retainedUntil(web, noon.Add(-time.Hour), noon)}, "node-a", noon)[objectKey{"default", "web-0.node-a"}]
+	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), retainedUntil(web, noon.Add(-time.Hour), noon)}, "node-a", noon)[Name{"default", "web-0.node-a"}]
 	if p.status.Expires != "2026-01-02T13:00:00Z" || !p.status.Since.Time.Equal(noon) {
 		t.Errorf("%+v", p.status)
 	}
@@ -61,7 +62,7 @@ func TestTwoIdentitiesOfOneInterfaceAreOneEntry(t *testing.T) {
 	own := retainedUntil(claimOf(t, "pods", "web-0", "eth0", "192.0.2.7"), noon, noon.Add(time.Hour))
 	shared := claimOf(t, "pods", "web-0", "eth0", "192.0.2.8")
 	shared.Key.Identity, shared.Policy.Identity = "set:default/front", "front"
-	p := promisedBy([]Claim{own, shared}, "node-a", noon)[objectKey{"default", "web-0.node-a"}]
+	p := promisedBy([]Claim{own, shared}, "node-a", noon)[Name{"default", "web-0.node-a"}]
 	if len(p.status.Addresses) != 1 || !slices.Equal(p.status.Addresses[0].IPs, []string{"192.0.2.8", "192.0.2.7"}) || p.spec.Identity != "front" {
 		t.Errorf("%+v", p)
 	}
@@ -71,7 +72,7 @@ func TestARetentionIsWrittenAsPeopleWriteIt(t *testing.T) {
 	for written, shown := range map[string]string{
 		"10m": "10m", "720h": "720h", "1h30m": "1h30m", "90s": "1m30s", "30s": "30s", "100ms": "100ms", "while-owned": "while-owned", "1h0m5s": "1h0m5s",
 	} {
-		if got := retention(policyOf(t, written)); got != shown {
+		if got := policyOf(t, written).RetainIP(); got != shown {
 			t.Errorf("%s is shown as %s", written, got)
 		}
 	}

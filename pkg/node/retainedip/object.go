@@ -1,4 +1,4 @@
-package node
+package retainedip
 
 import (
 	"cmp"
@@ -14,12 +14,14 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-// This file says how the ledgers' claims look as RetainedIPs; apiserver.go makes it so.
+// This file says how claims look as RetainedIPs; publisher.go makes it so.
 
-// objectKey names a RetainedIP.
-type objectKey struct{ namespace, name string }
+// Name names a RetainedIP.
+type Name struct{ Namespace, Name string }
 
-func (k objectKey) String() string { return k.namespace + "/" + k.name }
+func nameOf(r *v1alpha1.RetainedIP) Name { return Name{r.Namespace, r.Name} }
+
+func (n Name) String() string { return n.Namespace + "/" + n.Name }
 
 // object is a RetainedIP as the API server has it, as far as the agent has to do with it.
 type object struct {
@@ -34,7 +36,7 @@ type object struct {
 	answer *promised
 }
 
-func objectOf(r *v1alpha1.RetainedIP) (objectKey, *object) {
+func objectOf(r *v1alpha1.RetainedIP) (Name, *object) {
 	o := &object{
 		uid: r.UID, version: r.ResourceVersion, deleting: r.DeletionTimestamp != nil,
 		release: r.Spec.Release, spec: r.Spec, status: r.Status,
@@ -43,7 +45,7 @@ func objectOf(r *v1alpha1.RetainedIP) (objectKey, *object) {
 	if len(r.OwnerReferences) == 1 && r.OwnerReferences[0].Kind == "Node" {
 		o.owner = r.OwnerReferences[0].UID
 	}
-	return objectKey{r.Namespace, r.Name}, o
+	return nameOf(r), o
 }
 
 // promised is the RetainedIP that a node's claims ask for: all those of one pod.
@@ -59,11 +61,11 @@ func (p *promised) same(q *promised) bool {
 
 // promisedBy makes the objects of all claims of a node. now is when a claim is taken to have become bound: the
 // ledger does not say.
-func promisedBy(claims []Claim, node string, now time.Time) map[objectKey]*promised {
-	all := map[objectKey]*promised{}
+func promisedBy(claims []Claim, node string, now time.Time) map[Name]*promised {
+	all := map[Name]*promised{}
 	for _, of := range byPod(claims) {
 		first := of[0]
-		key := objectKey{first.Key.Namespace(), v1alpha1.RetainedIPName(first.Key.Pod, node)}
+		key := Name{first.Key.Namespace(), v1alpha1.RetainedIPName(first.Key.Pod, node)}
 		p := &promised{spec: specOf(first, node), status: statusOf(of, now)}
 		for _, c := range of {
 			p.claims = append(p.claims, c.Key)
@@ -82,7 +84,7 @@ func byPod(claims []Claim) [][]Claim {
 		if c.Phase != PhaseBound {
 			r += 2
 		}
-		if c.Key.IfName != firstInterface {
+		if c.Key.IfName != ledger.PodInterface {
 			r++
 		}
 		return r
@@ -106,7 +108,7 @@ func byPod(claims []Claim) [][]Claim {
 
 func specOf(c Claim, node string) v1alpha1.RetainedIPSpec {
 	s := v1alpha1.RetainedIPSpec{
-		NodeName: node, PodName: c.Key.Pod, Identity: c.Policy.Identity, Retention: retention(c.Policy),
+		NodeName: node, PodName: c.Key.Pod, Identity: c.Policy.Identity, Retention: c.Policy.RetainIP(),
 		WhenScaled: c.Policy.WhenScaled, WhenDeleted: c.Policy.WhenDeleted,
 	}
 	// Policies of claims that were put together from what a damaged disk still said lack these.
@@ -114,23 +116,7 @@ func specOf(c Claim, node string) v1alpha1.RetainedIPSpec {
 	if c.Policy.WhileOwned {
 		byDefault = v1alpha1.PolicyRelease
 	}
-	set(&s.WhenScaled, byDefault)
-	set(&s.WhenDeleted, byDefault)
-	return s
-}
-
-// retention is a policy's as people write it: 10m, not 10m0s.
-func retention(p ledger.Policy) string {
-	if p.WhileOwned {
-		return v1alpha1.RetentionWhileOwned
-	}
-	s := p.Duration().String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
+	s.WhenScaled, s.WhenDeleted = cmp.Or(s.WhenScaled, byDefault), cmp.Or(s.WhenDeleted, byDefault)
 	return s
 }
 
@@ -150,7 +136,7 @@ func statusOf(claims []Claim, now time.Time) v1alpha1.RetainedIPStatus {
 		}
 		if c.Phase == PhaseBound {
 			s.Phase = v1alpha1.PhaseBound
-			set(&s.PodUID, c.Pod.UID)
+			s.PodUID = cmp.Or(s.PodUID, c.Pod.UID)
 			continue
 		}
 		if c.Since.After(since) {
@@ -247,11 +233,11 @@ func (p *promised) releaseOf(o *object) request {
 
 // apply is the object that is sent for what is promised. Over was, the object as it is known, it takes only if
 // that has not changed since.
-func (p *promised) apply(key objectKey, was *object, owner types.UID) *v1alpha1.RetainedIP {
+func (p *promised) apply(key Name, was *object, owner types.UID) *v1alpha1.RetainedIP {
 	r := &v1alpha1.RetainedIP{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "RetainedIP"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: key.namespace, Name: key.name,
+			Namespace: key.Namespace, Name: key.Name,
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.spec.NodeName, UID: owner}},
 		},
 		Spec: p.spec, Status: p.status,

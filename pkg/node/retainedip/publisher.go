@@ -1,0 +1,526 @@
+// Package retainedip publishes what a node's ledgers promise as RetainedIPs in the cluster, sends what is not ordinary
+// as Events, and passes on the releases that are asked for there.
+//
+// The ledgers are right and the objects follow. An object is
+//
+//   - applied if it differs from what is promised, over the very version that was compared: whoever sets
+//     release at the same moment saw the older state, and is answered for that;
+//   - deleted if every network that it names was read and has no such promise, or its release is done;
+//   - left alone in every other case: an error, a network that was not seen yet, a list that did not come.
+//
+// A promise's way is one: PublishClaims, the queue of names, sync, at most one write. Every object has a back-off of
+// its own. Without a watch nothing is written at all: the watch alone retries while the API server is away.
+package retainedip
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// Options are what a Publisher works with.
+type Options struct {
+	API  *rest.Config
+	Node string // its name in the cluster
+	// NamespaceGrace is how long a namespace must not have been found before what its workloads owned is released.
+	NamespaceGrace time.Duration
+	// Release ends claims, and calls done when the ledgers have carried it out, before the next PublishClaims. Asking
+	// again before that changes nothing.
+	Release  func(name Name, claims []ledger.Key, done func())
+	Log      *slog.Logger
+	Registry prometheus.Registerer
+}
+
+// Publisher keeps one RetainedIP for each pod that the ledgers promise an address. Its methods may be called from any
+// goroutine; none but Run and DeleteAll waits for the API server.
+type Publisher struct {
+	o       Options
+	client  *rest.RESTClient
+	log     *slog.Logger
+	metrics *metrics
+	backoff wait.Backoff // of the watch
+
+	queue  workqueue.TypedRateLimitingInterface[Name]
+	events *eventSink
+	owner  nodeOwner
+
+	mu       sync.Mutex
+	objects  map[Name]*object // as the API server has them
+	promised map[Name]*promised
+	settled  map[string]bool    // the networks in which a missing promise is a fact
+	released map[Name]types.UID // objects whose release is done
+	homeless map[Name]time.Time // since when an object's namespace has not been found
+	pace     map[Name]*rate.Limiter
+	listedAt string // resource version of the last list
+	failing  map[Name]error
+	up       bool
+	trouble  string // why it is not up
+}
+
+const (
+	// callTimeout is for one request. The API server itself gives up after 60 s; nothing waits for us.
+	callTimeout = 10 * time.Second
+	listTimeout = 30 * time.Second
+	// apiQPS and apiBurst let a node whose pods all stop at once tell so within 2 s.
+	apiQPS, apiBurst = 20, 200
+	apiWriters       = 2
+	// A key that fails is tried again after half a second, then ever later. An API server that refuses for
+	// good is asked by 5,000 agents with 100 pods each: that bounds the frequency from above.
+	apiRetryFirst, apiRetryLast = 500 * time.Millisecond, time.Minute
+	// paceBurst writes of one object are made as they come, more of them only at paceEvery: a pod that crashes
+	// in a loop, or somebody who writes against us.
+	paceBurst, paceEvery = 6, 2 * time.Second
+)
+
+// watchBackoff ends at 5 to 10 s: an API that comes back is used within that time.
+var watchBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 5 * time.Second}
+
+const retainedIPs = "retainedips"
+
+// New returns a publisher that does nothing before Run.
+func New(o Options) (*Publisher, error) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	c := rest.CopyConfig(o.API)
+	c.APIPath, c.GroupVersion = "/apis", &v1alpha1.SchemeGroupVersion
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c.ContentType = runtime.ContentTypeJSON
+	c.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(apiQPS, apiBurst)
+	client, err := rest.RESTClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("API client for %s: %w", c.Host, err)
+	}
+	p := &Publisher{
+		o: o, client: client, log: o.Log, metrics: newMetrics(o.Registry),
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.TypedRateLimiter[Name](jittered{
+			workqueue.NewTypedItemExponentialFailureRateLimiter[Name](apiRetryFirst, apiRetryLast)})),
+		objects: map[Name]*object{}, promised: map[Name]*promised{}, released: map[Name]types.UID{},
+		homeless: map[Name]time.Time{}, failing: map[Name]error{}, pace: map[Name]*rate.Limiter{},
+		backoff: watchBackoff, trouble: "not connected yet",
+	}
+	p.owner = nodeOwner{client: client, node: o.Node}
+	p.events = newEventSink(client, o.Node, p.metrics, o.Log, p.uidOf)
+	return p, nil
+}
+
+// jittered keeps the keys of a node, and the nodes of a cluster, from trying again in step.
+type jittered struct {
+	workqueue.TypedRateLimiter[Name]
+}
+
+func (j jittered) When(k Name) time.Duration {
+	d := j.TypedRateLimiter.When(k)
+	return d/2 + rand.N(d/2+1)
+}
+
+// Run publishes until ctx is done.
+func (p *Publisher) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	reflector := cache.NewReflectorWithOptions(listWatch{p}, &v1alpha1.RetainedIP{}, objectStore{p}, cache.ReflectorOptions{
+		Name: retainedIPs, Backoff: &p.backoff,
+	})
+	wg.Go(func() { reflector.RunWithContext(ctx) })
+	for range apiWriters {
+		wg.Go(func() {
+			for p.work(ctx) {
+			}
+		})
+	}
+	wg.Go(func() { p.events.run(ctx) })
+	<-ctx.Done()
+	p.queue.ShutDown()
+	wg.Wait()
+}
+
+// PublishClaims takes over what is promised, and has every object looked at that this may concern.
+func (p *Publisher) PublishClaims(all Promises) {
+	next := promisedBy(all.Claims, p.o.Node, time.Now())
+	settled := map[string]bool{}
+	for _, n := range all.Settled {
+		settled[n] = true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was := p.promised
+	for k, n := range next {
+		if was[k] != nil {
+			n.status = after(was[k].status, n.status)
+		}
+	}
+	again := !maps.Equal(settled, p.settled)
+	p.promised, p.settled = next, settled
+	if again {
+		p.queueAll()
+		return
+	}
+	if !p.up {
+		return // all keys are queued when it is
+	}
+	for k, n := range next {
+		if was[k] == nil || !was[k].same(n) {
+			p.queue.Add(k)
+		}
+	}
+	for k := range was {
+		if next[k] == nil {
+			p.queue.Add(k)
+		}
+	}
+}
+
+// PublishEvent sends e if it is one that people should see, unless too many are waiting.
+func (p *Publisher) PublishEvent(e ledger.Event) { p.events.put(e) }
+
+// queueAll has everything looked at. A look at what is in order costs no request.
+func (p *Publisher) queueAll() {
+	if !p.up {
+		return
+	}
+	for k := range p.promised {
+		p.queue.Add(k)
+	}
+	for k := range p.objects {
+		p.queue.Add(k)
+	}
+}
+
+// Trouble is why objects are not up to date, for people; empty: they are.
+func (p *Publisher) Trouble() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.up {
+		return p.trouble
+	}
+	for _, err := range p.failing {
+		return fmt.Sprintf("%d RetainedIPs are not up to date, one of them: %v", len(p.failing), err)
+	}
+	return ""
+}
+
+// work syncs one object, and returns false once there will be no more.
+func (p *Publisher) work(ctx context.Context) bool {
+	key, shutdown := p.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer p.queue.Done(key)
+	err := p.sync(ctx, key)
+	var later tryLater
+	if errors.As(err, &later) {
+		p.queue.AddAfter(key, later.after)
+		return true
+	}
+	p.mu.Lock()
+	was := p.failing[key]
+	delete(p.failing, key)
+	// A promise outlives its namespace; there is nothing wrong with that.
+	if err != nil && !inNoNamespace(err) {
+		p.failing[key] = err
+	}
+	p.mu.Unlock()
+	if err == nil {
+		p.queue.Forget(key)
+		return true
+	}
+	if ctx.Err() == nil && !inNoNamespace(err) && (was == nil || was.Error() != err.Error()) {
+		p.log.Warn("Cannot bring a RetainedIP up to date, trying again", "object", key.String(), "err", err)
+	}
+	p.queue.AddRateLimited(key)
+	return true
+}
+
+// tryLater is not a failure.
+type tryLater struct{ after time.Duration }
+
+func (t tryLater) Error() string { return "too early, again after " + t.after.String() }
+
+// sync brings one object and what is promised into agreement, with at most one write.
+func (p *Publisher) sync(ctx context.Context, key Name) error {
+	p.mu.Lock()
+	if !p.up {
+		p.mu.Unlock()
+		return nil // all keys are queued when it is
+	}
+	o, want := p.objects[key], p.promised[key]
+	done := o != nil && p.released[key] == o.uid
+	known := o != nil && p.knows(o)
+	if o == nil && want == nil {
+		delete(p.pace, key)
+		delete(p.homeless, key)
+	}
+	if o == nil {
+		delete(p.released, key)
+	}
+	p.mu.Unlock()
+
+	switch {
+	case o == nil && want == nil || o != nil && o.deleting:
+		return nil
+	case done, want == nil && known:
+		return p.delete(ctx, key, o)
+	case want == nil:
+		return nil
+	case o != nil && o.release:
+		switch want.releaseOf(o) {
+		case requestHolds:
+			p.o.Release(key, want.claims, func() { p.releaseDone(key, o.uid) })
+			return nil
+		case requestIsOver:
+			p.log.Info("A release was asked for before the pod came back: it is not obeyed", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
+			return p.delete(ctx, key, o)
+		default:
+			return nil
+		}
+	}
+	owner, err := p.owner.get(ctx)
+	if err != nil {
+		return err
+	}
+	if o != nil && o.shows(want, owner) {
+		return nil
+	}
+	return p.apply(ctx, key, o, want, owner)
+}
+
+// knows says whether the ledgers that were read would have the promise that an object shows.
+func (p *Publisher) knows(o *object) bool {
+	for _, a := range o.status.Addresses {
+		if !p.settled[a.Network] {
+			return false
+		}
+	}
+	return len(p.settled) > 0
+}
+
+// releaseDone is called when the ledgers have no such promise any more. One that is published under the same
+// name from now on is another one.
+func (p *Publisher) releaseDone(key Name, uid types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if uid != "" {
+		p.released[key] = uid
+	}
+	delete(p.promised, key)
+	p.queue.Add(key)
+}
+
+func (p *Publisher) apply(ctx context.Context, key Name, o *object, want *promised, owner types.UID) error {
+	if err := p.mayWrite(key); err != nil {
+		return err
+	}
+	body, err := json.Marshal(want.apply(key, o, owner))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	force := true
+	var now v1alpha1.RetainedIP
+	err = p.client.Patch(types.ApplyPatchType).Namespace(key.Namespace).Resource(retainedIPs).Name(key.Name).
+		VersionedParams(&metav1.PatchOptions{FieldManager: v1alpha1.AgentFieldManager, Force: &force}, metav1.ParameterCodec).
+		Body(body).Do(ctx).Into(&now)
+	if err := p.wrote(ctx, "apply", key, o, err); err != nil {
+		if namespaceNotFound(err) {
+			p.namespaceGone(key, want)
+		}
+		return fmt.Errorf("applying RetainedIP %s: %w", key, err)
+	}
+	p.mu.Lock()
+	delete(p.homeless, key)
+	p.mu.Unlock()
+	p.keepAnswer(&now, want)
+	p.log.Debug("RetainedIP applied", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs, "phase", want.status.Phase, "expires", want.status.Expires)
+	return nil
+}
+
+func (p *Publisher) delete(ctx context.Context, key Name, o *object) error {
+	if err := p.mayWrite(key); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	body, err := json.Marshal(metav1.DeleteOptions{
+		TypeMeta:      metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
+		Preconditions: &metav1.Preconditions{UID: &o.uid, ResourceVersion: &o.version},
+	})
+	if err != nil {
+		return err
+	}
+	err = p.client.Delete().Namespace(key.Namespace).Resource(retainedIPs).Name(key.Name).Body(body).Do(ctx).Error()
+	if objectNotFound(err) {
+		err = nil
+	}
+	if err := p.wrote(ctx, "delete", key, o, err); err != nil {
+		return fmt.Errorf("deleting RetainedIP %s: %w", key, err)
+	}
+	p.forget(key, o.uid)
+	p.log.Debug("RetainedIP deleted", "pod", key.Namespace+"/"+o.spec.PodName, "addrs", o.status.IPs)
+	return nil
+}
+
+// isNamespace and isObject say what was not found.
+func namespaceNotFound(err error) bool { return missing(err) == "namespaces" }
+func objectNotFound(err error) bool    { return missing(err) == retainedIPs }
+
+// missing is the resource of what was not found. An API server that does not (yet, or any longer) know
+// RetainedIPs at all answers 404 as well, but with no Status: what the client makes of that has a cause.
+func missing(err error) string {
+	var s apierrors.APIStatus
+	if !errors.As(err, &s) || !apierrors.IsNotFound(err) || s.Status().Details == nil || apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
+		return ""
+	}
+	return s.Status().Details.Kind
+}
+
+// inNoNamespace says that the namespace of an object is gone or going.
+func inNoNamespace(err error) bool {
+	return namespaceNotFound(err) || apierrors.HasStatusCause(err, namespaceTerminating)
+}
+
+// namespaceTerminating is a constant of k8s.io/api/core/v1, which is large.
+const namespaceTerminating metav1.CauseType = "NamespaceTerminating"
+
+// mayWrite is the pace of one object.
+func (p *Publisher) mayWrite(key Name) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.pace[key]
+	if l == nil {
+		l = rate.NewLimiter(rate.Every(paceEvery), paceBurst)
+		p.pace[key] = l
+	}
+	if !l.Allow() {
+		return tryLater{paceEvery}
+	}
+	return nil
+}
+
+// wrote counts a write. Where it was refused because the object is another by now, that one is fetched.
+func (p *Publisher) wrote(ctx context.Context, verb string, key Name, o *object, err error) error {
+	p.metrics.writes.WithLabelValues(verb, resultOf(err)).Inc()
+	if err == nil || o == nil || !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) && !apierrors.IsBadRequest(err) {
+		return err
+	}
+	var now v1alpha1.RetainedIP
+	getErr := p.client.Get().Namespace(key.Namespace).Resource(retainedIPs).Name(key.Name).Do(ctx).Into(&now)
+	switch {
+	case getErr == nil && now.ResourceVersion != o.version:
+		k, fresh := objectOf(&now)
+		p.mu.Lock()
+		p.objects[k] = fresh
+		p.mu.Unlock()
+		return tryLater{0}
+	case objectNotFound(getErr):
+		p.forget(key, o.uid)
+		return tryLater{0}
+	}
+	return err
+}
+
+// namespaceGone ends a promise whose owner is gone for good: the workload lived in a namespace that does not
+// exist any more, and the policy says Release for that. Only here can this be known, since no object can be
+// there to say it.
+func (p *Publisher) namespaceGone(key Name, want *promised) {
+	now := time.Now()
+	p.mu.Lock()
+	since, ok := p.homeless[key]
+	if !ok {
+		p.homeless[key], since = now, now
+	}
+	p.mu.Unlock()
+	if now.Sub(since) < p.o.NamespaceGrace || want.spec.WhenDeleted != v1alpha1.PolicyRelease || want.status.Phase != v1alpha1.PhaseRetained {
+		return
+	}
+	p.log.Info("The namespace is gone, and with it the workload", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
+	p.o.Release(key, want.claims, func() { p.releaseDone(key, "") })
+}
+
+// keep takes over an object from the watch, unless a newer one is there.
+func (p *Publisher) keep(r *v1alpha1.RetainedIP) { p.keepAnswer(r, nil) }
+
+// keepAnswer takes over the answer to an apply. The watch brings the same version once more, before or after.
+func (p *Publisher) keepAnswer(r *v1alpha1.RetainedIP, applied *promised) {
+	key, o := objectOf(r)
+	o.answer = applied
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if was := p.objects[key]; was != nil && was.uid == o.uid {
+		c, err := resourceversion.CompareResourceVersion(o.version, was.version)
+		if err == nil && c < 0 {
+			return
+		}
+		if err == nil && c == 0 && o.answer == nil {
+			o.answer = was.answer
+		}
+	}
+	p.objects[key] = o
+	p.queue.Add(key)
+}
+
+// forget drops an object that is gone.
+func (p *Publisher) forget(key Name, uid types.UID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o := p.objects[key]; o != nil && o.uid == uid {
+		delete(p.objects, key)
+		p.queue.Add(key)
+	}
+}
+
+// uidOf is the UID of an object, empty where it is not known to be there.
+func (p *Publisher) uidOf(key Name) types.UID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o := p.objects[key]; o != nil {
+		return o.uid
+	}
+	return ""
+}
+
+// resultOf is the label for how a write ended.
+func resultOf(err error) string {
+	var s apierrors.APIStatus
+	switch {
+	case err == nil:
+		return "ok"
+	case !errors.As(err, &s):
+		return "unreachable"
+	}
+	switch s.Status().Code {
+	case http.StatusConflict:
+		return "conflict"
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return "forbidden"
+	case http.StatusNotFound:
+		return "not_found"
+	case http.StatusUnprocessableEntity, http.StatusBadRequest:
+		return "invalid"
+	}
+	return "error"
+}

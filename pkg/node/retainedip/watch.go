@@ -1,0 +1,159 @@
+package retainedip
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// objectStore is where the reflector puts what it is told.
+type objectStore struct{ p *Publisher }
+
+func (s objectStore) Add(obj any) error {
+	s.p.keep(obj.(*v1alpha1.RetainedIP))
+	return nil
+}
+
+func (s objectStore) Update(obj any) error { return s.Add(obj) }
+
+func (s objectStore) Delete(obj any) error {
+	r := obj.(*v1alpha1.RetainedIP)
+	if s.p.uidOf(nameOf(r)) == r.UID {
+		s.p.owner.doubt() // not by us: it may have gone with its Node
+	}
+	s.p.forget(nameOf(r), r.UID)
+	return nil
+}
+
+func (s objectStore) Replace(list []any, version string) error {
+	objects := make(map[Name]*object, len(list))
+	for _, obj := range list {
+		key, o := objectOf(obj.(*v1alpha1.RetainedIP))
+		objects[key] = o
+	}
+	s.p.owner.doubt()
+	s.p.mu.Lock()
+	defer s.p.mu.Unlock()
+	s.p.objects, s.p.listedAt = objects, version
+	return nil
+}
+
+func (objectStore) Resync() error { return nil }
+
+// listWatch asks for this node's objects only.
+type listWatch struct{ p *Publisher }
+
+// IsWatchListSemanticsUnSupported keeps the reflector from a watch that begins with a consistent list: after an
+// outage 5,000 agents would each have the API server ask etcd. An older list is corrected by the watch.
+func (listWatch) IsWatchListSemanticsUnSupported() bool { return true }
+
+func (l listWatch) selector() string {
+	return fields.OneTermEqualSelector("spec.nodeName", l.p.o.Node).String()
+}
+
+func (l listWatch) List(o metav1.ListOptions) (runtime.Object, error) {
+	return l.ListWithContext(context.Background(), o)
+}
+
+func (l listWatch) Watch(o metav1.ListOptions) (watch.Interface, error) {
+	return l.WatchWithContext(context.Background(), o)
+}
+
+func (l listWatch) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	o.FieldSelector = l.selector()
+	list := &v1alpha1.RetainedIPList{}
+	// The reflector knows better than to ask again for a version that the API server has not reached.
+	if err := l.p.client.Get().Resource(retainedIPs).VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(list); err != nil {
+		if !tooOld(err) {
+			l.p.down(fmt.Errorf("listing RetainedIPs: %w", err))
+		}
+		return nil, err
+	}
+	return list, nil
+}
+
+func (l listWatch) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	if err := l.sameHistory(ctx, o.ResourceVersion); err != nil {
+		l.p.down(err)
+		return nil, err
+	}
+	o.FieldSelector, o.Watch = l.selector(), true
+	w, err := l.p.client.Get().Resource(retainedIPs).VersionedParams(&o, metav1.ParameterCodec).
+		Timeout(time.Duration(*o.TimeoutSeconds) * time.Second).Watch(ctx)
+	if err != nil {
+		if !tooOld(err) {
+			l.p.down(fmt.Errorf("watching RetainedIPs: %w", err))
+		}
+		return nil, err
+	}
+	l.p.nowUp()
+	return w, nil
+}
+
+func tooOld(err error) bool { return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) }
+
+// sameHistory makes sure that the API server still knows the version that a watch is to go on from. After a
+// backup of etcd was restored it does not, and would keep silent until it has come that far again.
+func (l listWatch) sameHistory(ctx context.Context, version string) error {
+	l.p.mu.Lock()
+	fresh := version == l.p.listedAt
+	l.p.mu.Unlock()
+	if fresh {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	// The cheapest list that says where etcd is: of one object, which need not be there.
+	var list v1alpha1.RetainedIPList
+	err := l.p.client.Get().Namespace(metav1.NamespaceDefault).Resource(retainedIPs).
+		VersionedParams(&metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "none").String()}, metav1.ParameterCodec).
+		Do(ctx).Into(&list)
+	if err != nil {
+		return fmt.Errorf("asking for the version of the API server: %w", err)
+	}
+	if c, err := resourceversion.CompareResourceVersion(list.ResourceVersion, version); err == nil && c < 0 {
+		l.p.log.Warn("The API server went back in time: a backup was restored", "version", list.ResourceVersion, "seen", version)
+		return apierrors.NewResourceExpired("the API server went back in time")
+	}
+	return nil
+}
+
+// down notes that the API server cannot be followed.
+func (p *Publisher) down(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	level := slog.LevelDebug
+	if p.up || p.trouble != err.Error() {
+		level = slog.LevelWarn // the same again is no news
+	}
+	p.log.Log(context.Background(), level, "The API server cannot be followed, trying again", "err", err)
+	p.up, p.trouble = false, err.Error()
+	p.metrics.up.Set(0)
+}
+
+// nowUp notes that it is, and has everything looked at.
+func (p *Publisher) nowUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.up {
+		p.log.Info("The API server is followed", "node", p.o.Node)
+	}
+	p.up, p.trouble = true, ""
+	p.metrics.up.Set(1)
+	for k := range p.promised {
+		p.queue.Forget(k)
+	}
+	p.queueAll()
+}
