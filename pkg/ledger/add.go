@@ -13,27 +13,30 @@ type AddRequest struct {
 	Attachment Attachment
 	Pod        Pod   // zero: no pod of Kubernetes, nothing is promised
 	Netns      Netns // zero: unknown
-	// Policy is what the pod's annotations say; nil where they did not reach us, the zero Policy where they
-	// ask for nothing.
-	Policy    *Policy
+	// Policy is what the pod's annotations say: nil if they did not reach us, the zero Policy if they ask for nothing.
+	Policy *Policy
+	// Requested are addresses that the result must have, at most one per range set.
 	Requested []netip.Addr
 }
 
-// patience is the longest that an ADD waits for its predecessor: a longer wait can hold up the runtime's
-// other calls, and kubelet tries again every 12 to 14 s.
+// patience is the longest that an ADD waits for its predecessor: a longer wait can hold up the runtime's other
+// calls, and kubelet tries again every 12 to 14 s.
 const patience = 3 * time.Second
 
-// pause is how often a waiting ADD looks again.
+// pause is between two tries of a waiting ADD.
 const pause = 50 * time.Millisecond
 
-// Add gives the attachment one address per range set: those retained for its identity, else fresh ones. It
-// waits for a predecessor that still has them, at most 3 s, and then fails with ErrInUse. A promise is durable
-// when Add returns. After an error nothing is allocated.
+// Add gives the attachment one address per range set: those retained for its identity, else fresh ones. It takes the
+// lock, but not while it waits for a predecessor that still has the addresses, at most 3 s. A promise is durable when
+// Add returns. After an error nothing is allocated.
+//
+// Errors: ErrInUse if the predecessor did not go in time; ErrFull; ErrNotAvailable for a requested address;
+// ErrDuplicate; ErrNetnsGone; ErrNewer. Any other is the disk's.
 func (l *Ledger) Add(req AddRequest) (*Result, error) {
 	var waited time.Duration
 	for {
-		r, again, err := l.tryAdd(req, waited >= l.patience)
-		if !again {
+		r, wait, err := l.tryAdd(req, waited >= l.patience)
+		if !wait {
 			return r, err
 		}
 		l.sleep(pause)
@@ -41,21 +44,22 @@ func (l *Ledger) Add(req AddRequest) (*Result, error) {
 	}
 }
 
-func (l *Ledger) tryAdd(req AddRequest, lastTry bool) (r *Result, again bool, err error) {
+// tryAdd is one try. wait asks for another one, unless this is the last.
+func (l *Ledger) tryAdd(req AddRequest, last bool) (r *Result, wait bool, err error) {
 	s, err := l.begin()
 	if err != nil {
 		return nil, false, err
 	}
 	defer s.end()
-	out, err := transition(s, l.net, s.now, addCommand{req})
+	out, err := s.decide(func(t *decision) error { return t.add(req) })
 	if err != nil {
 		return nil, false, err
 	}
 	if p := out.waitFor; p != nil {
-		if !lastTry {
+		switch {
+		case !last:
 			return nil, true, nil
-		}
-		if !out.soft {
+		case !out.soft:
 			return nil, false, fmt.Errorf("%w: %s is bound to container %s", ErrInUse, req.Pod, p.ContainerID)
 		}
 		// The settle time is counted on the clock of the DEL; a clock that stands still must not stop a pod.
@@ -75,75 +79,83 @@ func (l *Ledger) tryAdd(req AddRequest, lastTry bool) (r *Result, again bool, er
 	return out.result(), false, nil
 }
 
+// adding is the decision of one ADD.
+type adding struct {
+	*decision
+	AddRequest
+	policy *Policy // as far as the network allows it; nil: not known
+	key    Key     // of the pod's claim
+	own    *Claim  // under that key; nil: none
+}
+
 // add gives the pod its retained addresses back, or allocates.
 //
-// Steps of a fresh allocation: index entry, address files, then the claim, durable, and the names of the
-// address files, durable. Killed before the claim is there, nothing was promised, and the entry lets the runtime's DEL undo
-// the rest in O(1). The claim comes after the address files, since a claim on an address that is still free
-// could see it given to somebody else before the next ADD of its owner.
+// Steps of a fresh allocation: index entry, address files, then the claim, durable, and the names of the address
+// files, durable. Killed before the claim is there, nothing was promised, and the entry lets the runtime's DEL undo
+// the rest in O(1). The claim comes after the address files, since a claim on an address that is still free could
+// see it given to another pod before the next ADD of its owner.
 //
 // Steps of a restore: entry, address files, durable; the claim stays as it is. Killed in between, each address is
-// either still retained or bound by an attachment whose entry names the claim: its DEL, its death or the
-// retry of the owner make it whole.
-func (t *decision) add(c addCommand) error {
-	if _, err := t.newcomer(c.Attachment); err != nil {
+// either still retained or bound by an attachment whose entry names the claim: its DEL, its death or the retry of
+// the owner make it whole.
+func (t *decision) add(req AddRequest) error {
+	if _, err := t.newcomer(req.Attachment); err != nil {
 		return err
 	}
-	if c.Pod.Name == "" {
-		return t.allocate(c, nil, nil)
+	a := &adding{decision: t, AddRequest: req}
+	if a.Pod.Name == "" {
+		return a.allocate()
 	}
-
-	var policy *Policy
-	if c.Policy != nil {
-		p, clamped := c.Policy.clamp(t.net.LongestRetention)
+	if a.Policy != nil {
+		p, clamped := a.Policy.clamp(a.net.LongestRetention)
 		if clamped && !p.WhileOwned {
-			t.event(c, EventClamped, fmt.Sprintf("retention %s is longer than the network's longest, %s", c.Policy.Duration(), p.Duration()))
+			a.event(Event{Reason: EventClamped,
+				Message: fmt.Sprintf("retention %s is longer than the network's longest, %s", a.Policy.Duration(), p.Duration())})
 		}
-		policy = &p
+		a.policy = &p
 	}
-	key := NewKey(t.net.Name, c.Pod, valueOf(policy), c.Attachment.IfName)
-	own, err := t.claimOf(key)
-	if err != nil {
+	a.key = NewKey(a.net.Name, a.Pod, valueOf(a.policy), a.Attachment.IfName)
+	var err error
+	if a.own, err = a.claimOf(a.key); err != nil {
 		return err
 	}
-	if own != nil {
-		h, err := t.assess(own, c)
+	if a.own != nil {
+		h, err := a.assess(a.own)
 		if err != nil {
 			return err
 		}
 		switch {
 		case h.lost == nil && h.predecessor == nil:
-			t.restore(c, policy, own, h)
+			a.restore(h)
 			return nil
-		case h.lost == nil && !(valueOf(policy).AllocateNew && !h.soft):
-			t.out.waitFor, t.out.soft = h.predecessor, h.soft
+		case h.lost == nil && !(valueOf(a.policy).AllocateNew && !h.soft):
+			a.out.waitFor, a.out.soft = h.predecessor, h.soft
 			return nil
 		case h.lost == nil:
 			h.lose(MissAllocateNew, "its predecessor is still running and stayput.io/when-in-use is AllocateNew")
 		}
-		t.event(c, EventNotRestored, fmt.Sprintf("%v: %s", own.Addrs, h.lost.why))
-		t.out.events[len(t.out.events)-1].Miss = h.lost.miss
+		a.event(Event{Reason: EventNotRestored, Miss: h.lost.miss, Message: fmt.Sprintf("%v: %s", a.own.Addrs, h.lost.why)})
 	}
-	if key.shared() {
-		siblings, err := t.setClaims(key)
+	if a.key.shared() {
+		siblings, err := a.setClaims(a.key)
 		if err != nil {
 			return err
 		}
 		for _, s := range siblings {
-			if s.Key == key {
+			if s.Key == a.key {
 				continue
 			}
-			h, err := t.assess(s, c)
+			h, err := a.assess(s)
 			if err != nil {
 				return err
 			}
 			if h.lost == nil && h.predecessor == nil && h.retained() {
-				t.takeOver(c, *policy, key, own, s, h)
+				a.takeOver(s, h)
 				return nil
 			}
 		}
 	}
-	return t.allocate(c, policy, own)
+	return a.allocate()
 }
 
 // newcomer returns the entry that an attachment without addresses may still have; with one it is ErrDuplicate.
@@ -157,178 +169,6 @@ func (t *decision) newcomer(att Attachment) (*entry, error) {
 		err = fmt.Errorf("%w: %s has %s", ErrDuplicate, att, mine[0])
 	}
 	return e, err
-}
-
-// restore gives a claim's addresses to the attachment. A policy that is not known leaves the promise as it is.
-func (t *decision) restore(c addCommand, policy *Policy, cl *Claim, h *holding) {
-	t.out.restored = true
-	t.event(c, EventRestored, fmt.Sprint(cl.Addrs))
-	if policy != nil && !policy.Retains() {
-		// The template asks for nothing any more: the pod has its address once more, as an ordinary one.
-		t.out.do(putEntry{entry: t.newEntry(c, "", cl.Addrs, true)})
-		t.bind(c, cl.Addrs, h.slots)
-		t.out.do(dropClaim{cl})
-		t.out.do(syncSlots{})
-		t.dropEnded(h)
-		return
-	}
-	t.out.do(putEntry{entry: t.newEntry(c, cl.Key.hash(), cl.Addrs, policy != nil)})
-	t.bind(c, cl.Addrs, h.slots)
-	next := *cl
-	if policy != nil {
-		next.Policy = *policy
-	}
-	if next.Policy != cl.Policy || t.repair {
-		t.out.do(putClaim{&next, cl})
-	} else {
-		t.out.do(confirmClaim{cl})
-	}
-	t.out.do(syncSlots{})
-	t.dropEnded(h)
-}
-
-// takeOver gives a sibling's retained addresses to another pod of the shared identity. The new claim is made
-// before the address files change, and names the old one in From: killed in between, the files still say the
-// old key and the owner of either can restore.
-func (t *decision) takeOver(c addCommand, policy Policy, key Key, own, sibling *Claim, h *holding) {
-	t.out.restored = true
-	t.event(c, EventRestored, fmt.Sprint(sibling.Addrs))
-	next := &Claim{Version: recordVersion, Key: key, Addrs: sibling.Addrs, Policy: policy, From: sibling.Key.hash()}
-	t.out.do(putEntry{entry: t.newEntry(c, key.hash(), next.Addrs, true)}, putClaim{next, own})
-	t.bind(c, next.Addrs, h.slots)
-	t.out.do(dropClaim{sibling})
-	t.out.do(syncSlots{})
-	t.dropEnded(h)
-}
-
-// allocate takes addresses as host-local does and promises them where the policy says so. own is a claim
-// that could not be restored: the newest wins, so it now promises these addresses and lets the older ones go.
-func (t *decision) allocate(c addCommand, policy *Policy, own *Claim) error {
-	requested := slices.Clone(c.Requested)
-	var addrs []netip.Addr
-	var slots []slot
-	for i, set := range t.net.Ranges {
-		a, s, err := t.pick(i, set, &requested, own)
-		if err != nil {
-			return err
-		}
-		addrs, slots = append(addrs, a), append(slots, s)
-	}
-	if len(requested) > 0 {
-		return fmt.Errorf("%w: %v in no range of the network", ErrNotAvailable, requested)
-	}
-
-	promise := valueOf(policy)
-	if policy == nil && own != nil {
-		promise = own.Policy
-	}
-	key := NewKey(t.net.Name, c.Pod, promise, c.Attachment.IfName)
-	if own == nil && promise.Retains() {
-		refused, err := t.refuse()
-		if err != nil {
-			return err
-		}
-		if refused != "" {
-			t.event(c, EventRefused, refused)
-			promise = Policy{}
-		}
-	}
-
-	claim := ""
-	if promise.Retains() {
-		claim, t.out.promised = key.hash(), true
-	}
-	var expired []*Claim
-	for _, s := range slots {
-		if s.state != slotRetained || own != nil && s.retained.Key == own.Key {
-			continue
-		}
-		victim := s.retained.claim()
-		if !slices.ContainsFunc(expired, func(v *Claim) bool { return v.Key == victim.Key }) {
-			expired = append(expired, victim)
-		}
-	}
-	for _, v := range expired {
-		if err := t.dropPromise(v, addrs); err != nil {
-			return err
-		}
-	}
-	t.out.do(putEntry{entry: t.newEntry(c, claim, addrs, policy != nil)})
-	t.bind(c, addrs, slots)
-	for i, a := range addrs {
-		t.out.do(setLast{i, a})
-	}
-	switch {
-	case claim != "":
-		t.out.do(putClaim{&Claim{Version: recordVersion, Key: key, Addrs: addrs, Policy: promise}, own})
-	case own != nil:
-		t.out.do(dropClaim{own})
-	}
-	if own != nil {
-		if err := t.freeAddrs(own, addrs); err != nil {
-			return err
-		}
-	}
-	if claim != "" {
-		t.out.do(syncSlots{})
-	}
-	return nil
-}
-
-// pick finds the address of one range set: the requested one, else the next free one, else, in a full
-// range, the one whose retention has been over for the longest.
-func (t *decision) pick(i int, set RangeSet, requested *[]netip.Addr, own *Claim) (netip.Addr, slot, error) {
-	for j, a := range *requested {
-		r, ok := set.find(a)
-		if !ok {
-			continue
-		}
-		if set[r].Gateway == a {
-			return a, slot{}, fmt.Errorf("%w: requested %s is the gateway of %s", ErrNotAvailable, a, set[r].Subnet)
-		}
-		s, err := t.slot(a)
-		if err != nil {
-			return a, s, err
-		}
-		if s.state != slotFree && !(s.state == slotRetained && own != nil && s.retained.Key == own.Key) {
-			return a, s, fmt.Errorf("%w: requested %s is taken", ErrNotAvailable, a)
-		}
-		*requested = slices.Delete(slices.Clone(*requested), j, j+1)
-		return a, s, nil
-	}
-	var found, oldest netip.Addr
-	var oldestSlot slot
-	var overdue time.Duration
-	var walkErr error
-	set.walk(t.last(i), func(a netip.Addr) bool {
-		s, err := t.slot(a)
-		if err != nil {
-			walkErr = err
-			return false
-		}
-		switch s.state {
-		case slotFree:
-			found = a
-			return false
-		case slotRetained:
-			if left, ends := s.retained.Expires(t.now); ends && left <= overdue {
-				if _, err := t.claim(s.retained.Key.hash()); errors.Is(err, ErrNewer) {
-					return true // which may have another end
-				}
-				oldest, oldestSlot, overdue = a, s, left
-			}
-		}
-		return true
-	})
-	switch {
-	case walkErr != nil:
-		return found, slot{}, walkErr
-	case found.IsValid():
-		return found, slot{}, nil
-	case oldest.IsValid():
-		return oldest, oldestSlot, nil
-	}
-	return found, slot{}, fmt.Errorf("%w: range set %d: %s", ErrFull, i, set)
 }
 
 // holding is what stands behind a claim.
@@ -349,96 +189,284 @@ func (h *holding) lose(m Miss, format string, args ...any) {
 	h.lost = &loss{m, fmt.Sprintf(format, args...)}
 }
 
-// retained says whether all addresses are kept for the claim and nobody uses them.
+// retained reports whether all addresses are kept for the claim and nothing uses them.
 func (h *holding) retained() bool {
-	for _, s := range h.slots {
-		if s.state == slotFree || s.state == slotGarbage {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(h.slots, func(s slot) bool { return s.state == slotFree || s.state == slotGarbage })
 }
 
-// assess finds out whether the claim's addresses can be given to the attachment of c.
-func (t *decision) assess(cl *Claim, c addCommand) (*holding, error) {
+// assess finds out whether a claim's addresses can be given to the attachment.
+func (a *adding) assess(cl *Claim) (*holding, error) {
 	h := &holding{}
-	if len(cl.Addrs) != len(t.net.Ranges) {
-		h.lose(MissRangeChanged, "the network now has %d range sets", len(t.net.Ranges))
+	if len(cl.Addrs) != len(a.net.Ranges) {
+		h.lose(MissRangeChanged, "the network now has %d range sets", len(a.net.Ranges))
 	}
-	for i, a := range cl.Addrs {
-		if h.lost == nil && !t.net.Ranges[i].allocatable(a) {
-			h.lose(MissRangeChanged, "%s is outside the network's ranges (%s)", a, t.net.Ranges[i])
+	for i, addr := range cl.Addrs {
+		if h.lost == nil && !a.net.Ranges[i].allocatable(addr) {
+			h.lose(MissRangeChanged, "%s is outside the network's ranges (%s)", addr, a.net.Ranges[i])
 		}
 	}
-	for _, a := range c.Requested {
-		if h.lost == nil && !slices.Contains(cl.Addrs, a) {
-			h.lose(MissOtherRequested, "the runtime requested %s", a)
+	for _, addr := range a.Requested {
+		if h.lost == nil && !slices.Contains(cl.Addrs, addr) {
+			h.lose(MissOtherRequested, "the runtime requested %s", addr)
 		}
 	}
-	hash := cl.Key.hash()
-	for _, a := range cl.Addrs {
-		s, err := t.slot(a)
+	for _, addr := range cl.Addrs {
+		s, err := a.slot(addr)
+		if err == nil {
+			h.slots = append(h.slots, s)
+			err = a.assessSlot(h, cl, addr, s)
+		}
 		if err != nil {
 			return nil, err
-		}
-		h.slots = append(h.slots, s)
-		switch s.state {
-		case slotRetained:
-			if k := s.retained.Key.hash(); k != hash && k != cl.From {
-				h.lose(MissRetainedForOther, "%s is retained for %s", a, s.retained.Key)
-				continue
-			}
-			r := s.retained
-			d, sameBoot := r.At.elapsed(t.now)
-			if sameBoot && d < settle && !r.Netns.same(c.Netns) && t.liveness(r.Netns, r.At.Boot) == Alive {
-				h.predecessor, h.soft = &Attachment{IfName: cl.Key.IfName}, true
-			}
-		case slotBound:
-			e, err := t.holder(s.att)
-			if err != nil {
-				return nil, err
-			}
-			switch {
-			case e == nil || e.claim != hash && (e.claim != "" || t.alive(e)):
-				h.lose(MissInUse, "%s is in use by %s", a, s.att)
-			case t.alive(e):
-				h.predecessor, h.soft = &s.att, false
-			default:
-				h.ended = append(h.ended, e)
-			}
-		case slotNewer:
-			return nil, t.newer(a, s)
-		case slotGarbage:
-			// The claim is the authority on the promise, but the file no longer says who has the address.
-			holders, err := t.holders(hash)
-			if err != nil {
-				return nil, err
-			}
-			for _, e := range holders {
-				if t.alive(e) {
-					h.predecessor, h.soft = &e.att, false
-				} else {
-					h.ended = append(h.ended, e)
-				}
-			}
 		}
 	}
 	return h, nil
 }
 
-func (t *decision) newEntry(c addCommand, claim string, addrs []netip.Addr, decided bool) *entry {
-	return &entry{att: c.Attachment, boot: t.now.BootID, open: !decided, claim: claim, addrs: addrs, netns: c.Netns, pod: c.Pod}
-}
-
-func (t *decision) bind(c addCommand, addrs []netip.Addr, slots []slot) {
-	for i, a := range addrs {
-		t.out.do(putSlot{a, encodeBound(c.Attachment), slots[i]})
+// assessSlot adds to h what stands behind one address of a claim.
+func (a *adding) assessSlot(h *holding, cl *Claim, addr netip.Addr, s slot) error {
+	hash := cl.Key.hash()
+	switch s.state {
+	case slotRetained:
+		if k := s.retained.Key.hash(); k != hash && k != cl.From {
+			h.lose(MissRetainedForOther, "%s is retained for %s", addr, s.retained.Key)
+			return nil
+		}
+		r := s.retained
+		d, sameBoot := r.At.elapsed(a.now)
+		if sameBoot && d < settleTime && !r.Netns.same(a.Netns) && a.liveness(r.Netns, r.At.Boot) == Alive {
+			h.predecessor, h.soft = &Attachment{IfName: cl.Key.IfName}, true
+		}
+	case slotBound:
+		e, err := a.holder(s.att)
+		switch {
+		case err != nil:
+			return err
+		case e == nil || e.claim != hash && (e.claim != "" || a.alive(e)):
+			h.lose(MissInUse, "%s is in use by %s", addr, s.att)
+		case a.alive(e):
+			h.predecessor, h.soft = &s.att, false
+		default:
+			h.ended = append(h.ended, e)
+		}
+	case slotNewer:
+		return a.newer(addr, s)
+	case slotGarbage:
+		// The claim is the authority on the promise, but the file no longer says who has the address.
+		holders, err := a.holders(hash)
+		if err != nil {
+			return err
+		}
+		for _, e := range holders {
+			if a.alive(e) {
+				h.predecessor, h.soft = &e.att, false
+			} else {
+				h.ended = append(h.ended, e)
+			}
+		}
 	}
-	t.out.addrs = addrs
+	return nil
 }
 
-func (t *decision) dropEnded(h *holding) {
+// newEntry returns the attachment's entry. Unless the policy is decided, a mark or its DEL may still set it.
+func (a *adding) newEntry(claim string, addrs []netip.Addr, decided bool) *entry {
+	return &entry{
+		att: a.Attachment, boot: a.now.BootID, open: !decided, claim: claim, addrs: addrs, netns: a.Netns, pod: a.Pod,
+	}
+}
+
+func (a *adding) bind(addrs []netip.Addr, slots []slot) {
+	for i, addr := range addrs {
+		a.out.do(putSlot{addr, encodeBound(a.Attachment), slots[i]})
+	}
+	a.out.addrs = addrs
+}
+
+func (a *adding) dropEnded(h *holding) {
 	for _, e := range h.ended {
-		t.out.do(dropEntry{e})
+		a.out.do(dropEntry{e})
 	}
+}
+
+// restore gives the own claim's addresses to the attachment. A policy that is not known leaves the promise as it is.
+func (a *adding) restore(h *holding) {
+	cl := a.own
+	a.out.restored = true
+	a.event(Event{Reason: EventRestored, Message: fmt.Sprint(cl.Addrs)})
+	if a.policy != nil && !a.policy.Retains() {
+		// The template no longer asks for anything: the pod has its address once more, as an ordinary one.
+		a.out.do(putEntry{entry: a.newEntry("", cl.Addrs, true)})
+		a.bind(cl.Addrs, h.slots)
+		a.out.do(dropClaim{cl}, syncSlots{})
+		a.dropEnded(h)
+		return
+	}
+	a.out.do(putEntry{entry: a.newEntry(cl.Key.hash(), cl.Addrs, a.policy != nil)})
+	a.bind(cl.Addrs, h.slots)
+	next := *cl
+	if a.policy != nil {
+		next.Policy = *a.policy
+	}
+	if next.Policy != cl.Policy || a.repair {
+		a.out.do(putClaim{&next, cl})
+	} else {
+		a.out.do(confirmClaim{cl})
+	}
+	a.out.do(syncSlots{})
+	a.dropEnded(h)
+}
+
+// takeOver gives a sibling's retained addresses to another pod of the shared identity. The new claim is made before
+// the address files change, and names the old one in From: killed in between, the files still say the old key and
+// the owner of either can restore.
+func (a *adding) takeOver(sibling *Claim, h *holding) {
+	a.out.restored = true
+	a.event(Event{Reason: EventRestored, Message: fmt.Sprint(sibling.Addrs)})
+	next := &Claim{Version: recordVersion, Key: a.key, Addrs: sibling.Addrs, Policy: *a.policy, From: sibling.Key.hash()}
+	a.out.do(putEntry{entry: a.newEntry(a.key.hash(), next.Addrs, true)}, putClaim{next, a.own})
+	a.bind(next.Addrs, h.slots)
+	a.out.do(dropClaim{sibling}, syncSlots{})
+	a.dropEnded(h)
+}
+
+// allocate takes addresses as host-local does and promises them if the policy says so. An own claim could not be
+// restored: the newest wins, so it now promises these addresses and lets the older ones go.
+func (a *adding) allocate() error {
+	requested := slices.Clone(a.Requested)
+	var addrs []netip.Addr
+	var slots []slot
+	for i, set := range a.net.Ranges {
+		addr, s, err := a.pick(i, set, &requested)
+		if err != nil {
+			return err
+		}
+		addrs, slots = append(addrs, addr), append(slots, s)
+	}
+	if len(requested) > 0 {
+		return fmt.Errorf("%w: %v in no range of the network", ErrNotAvailable, requested)
+	}
+
+	promise := valueOf(a.policy)
+	if a.policy == nil && a.own != nil {
+		promise = a.own.Policy
+	}
+	key := NewKey(a.net.Name, a.Pod, promise, a.Attachment.IfName)
+	if a.own == nil && promise.Retains() {
+		refused, err := a.refuse()
+		if err != nil {
+			return err
+		}
+		if refused != "" {
+			a.event(Event{Reason: EventRefused, Message: refused})
+			promise = Policy{}
+		}
+	}
+	claim := ""
+	if promise.Retains() {
+		claim, a.out.promised = key.hash(), true
+	}
+
+	if err := a.dropExpired(slots, addrs); err != nil {
+		return err
+	}
+	a.out.do(putEntry{entry: a.newEntry(claim, addrs, a.policy != nil)})
+	a.bind(addrs, slots)
+	for i, addr := range addrs {
+		a.out.do(setLast{i, addr})
+	}
+	switch {
+	case claim != "":
+		a.out.do(putClaim{&Claim{Version: recordVersion, Key: key, Addrs: addrs, Policy: promise}, a.own})
+	case a.own != nil:
+		a.out.do(dropClaim{a.own})
+	}
+	if a.own != nil {
+		if err := a.freeAddrs(a.own, addrs); err != nil {
+			return err
+		}
+	}
+	if claim != "" {
+		a.out.do(syncSlots{})
+	}
+	return nil
+}
+
+// dropExpired ends the expired claims whose addresses were picked.
+func (a *adding) dropExpired(slots []slot, picked []netip.Addr) error {
+	seen := map[Key]bool{}
+	for _, s := range slots {
+		if s.state != slotRetained || a.isOwn(s) || seen[s.retained.Key] {
+			continue
+		}
+		seen[s.retained.Key] = true
+		if err := a.dropPromise(s.retained.claim(), picked); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// isOwn reports whether an address is retained for the own claim.
+func (a *adding) isOwn(s slot) bool {
+	return s.state == slotRetained && a.own != nil && s.retained.Key == a.own.Key
+}
+
+// pick finds the address of one range set: the requested one, else the next free one, else, in a full range, the one
+// whose retention has been over for the longest.
+func (a *adding) pick(i int, set RangeSet, requested *[]netip.Addr) (netip.Addr, slot, error) {
+	for j, addr := range *requested {
+		r, ok := set.find(addr)
+		if !ok {
+			continue
+		}
+		if set[r].Gateway == addr {
+			return addr, slot{}, fmt.Errorf("%w: requested %s is the gateway of %s", ErrNotAvailable, addr, set[r].Subnet)
+		}
+		s, err := a.slot(addr)
+		if err == nil && s.state != slotFree && !a.isOwn(s) {
+			err = fmt.Errorf("%w: requested %s is taken", ErrNotAvailable, addr)
+		}
+		*requested = slices.Delete(slices.Clone(*requested), j, j+1)
+		return addr, s, err
+	}
+	var found, oldest netip.Addr
+	var oldestSlot slot
+	var overdue time.Duration
+	var failed error
+	set.walk(a.last(i), func(addr netip.Addr) bool {
+		s, err := a.slot(addr)
+		if err != nil {
+			failed = err
+			return false
+		}
+		switch s.state {
+		case slotFree:
+			found = addr
+			return false
+		case slotRetained:
+			if left, ends := s.retained.Expires(a.now); ends && left <= overdue {
+				if _, err := a.claim(s.retained.Key.hash()); errors.Is(err, ErrNewer) {
+					return true // which may have another end
+				}
+				oldest, oldestSlot, overdue = addr, s, left
+			}
+		}
+		return true
+	})
+	switch {
+	case failed != nil:
+		return found, slot{}, failed
+	case found.IsValid():
+		return found, slot{}, nil
+	case oldest.IsValid():
+		return oldest, oldestSlot, nil
+	}
+	return found, slot{}, fmt.Errorf("%w: range set %d: %s", ErrFull, i, set)
+}
+
+// event adds what the event of an ADD says of it.
+func (a *adding) event(e Event) {
+	e.Key = NewKey(a.net.Name, a.Pod, valueOf(a.Policy), a.Attachment.IfName)
+	e.Pod, e.ContainerID, e.Netns, e.Time = a.Pod, a.Attachment.ContainerID, a.Netns.Path, a.now.Wall
+	a.out.events = append(a.out.events, e)
 }

@@ -9,26 +9,26 @@ import (
 // SetPolicy applies a policy to an attachment whose ADD did not know it, and records its pod and netns where
 // they were unknown. Decided attachments keep their policy. The zero Policy decides that nothing is retained.
 func (l *Ledger) SetPolicy(att Attachment, pod Pod, policy Policy, ns Netns) (*Result, error) {
-	return l.run(policyCommand{att, pod, policy, ns})
+	return l.run(func(t *decision) error { return t.setPolicy(att, pod, policy, ns) })
 }
 
-// policy applies a mark to an attachment that is open.
-func (t *decision) policy(c policyCommand) error {
-	e, mine, err := t.known(c.att)
+// setPolicy applies a policy to an attachment that is open.
+func (t *decision) setPolicy(att Attachment, pod Pod, policy Policy, ns Netns) error {
+	e, mine, err := t.known(att)
 	if err != nil {
 		return err
 	}
 	if len(mine) == 0 {
-		return fmt.Errorf("%w: %s has no address", ErrUnknownAttachment, c.att)
+		return fmt.Errorf("%w: %s has no address", ErrUnknownAttachment, att)
 	}
 	t.out.addrs = mine
 	next := *e
 	next.addrs = mine
 	if next.netns.Path == "" {
-		next.netns = c.netns
+		next.netns = ns
 	}
 	if next.pod.Name == "" {
-		next.pod = c.pod
+		next.pod = pod
 	}
 	if !e.open {
 		if next.netns != e.netns || next.pod != e.pod {
@@ -36,8 +36,8 @@ func (t *decision) policy(c policyCommand) error {
 		}
 		return nil
 	}
-	p, clamped := c.policy.clamp(t.net.LongestRetention)
-	key := NewKey(t.net.Name, c.pod, p, c.att.IfName)
+	p, clamped := policy.clamp(t.net.LongestRetention)
+	key := NewKey(t.net.Name, pod, p, att.IfName)
 	next.open = false
 	var held *Claim // the claim restored under the pod's own name before the policy was known
 	if e.claim != "" {
@@ -59,7 +59,7 @@ func (t *decision) policy(c policyCommand) error {
 		next.claim = key.hash()
 		if clamped && !p.WhileOwned {
 			t.out.events = append(t.out.events, Event{Reason: EventClamped, Key: key, Addrs: mine,
-				Message: fmt.Sprintf("retention %s is longer than the network's longest, %s", c.policy.Duration(), p.Duration())})
+				Message: fmt.Sprintf("retention %s is longer than the network's longest, %s", policy.Duration(), p.Duration())})
 		}
 	}
 	for _, a := range mine {
@@ -82,7 +82,7 @@ func (t *decision) policy(c policyCommand) error {
 // ErrUnknownAttachment. Without Addrs in the result no promise could be made and nothing has changed; an event says
 // why unless a newer attachment of the pod holds its promise.
 func (l *Ledger) Move(from Attachment, to AddRequest) (*Result, error) {
-	return l.run(moveCommand{from, to})
+	return l.run(func(t *decision) error { return t.move(from, to) })
 }
 
 // move gives the addresses of an attachment that is over to the one that really has them, and promises them.
@@ -90,40 +90,41 @@ func (l *Ledger) Move(from Attachment, to AddRequest) (*Result, error) {
 // They are bound at every moment. Steps: the claim, the old entry, which names it and the namespace that lives, the
 // new entry, the address files, durable; the old entry goes last. Killed in between, each address is bound by one
 // of two attachments that hold the claim: the DEL of either, their death or the owner's next ADD make it whole.
-func (t *decision) move(c moveCommand) error {
-	e, mine, err := t.known(c.from)
+func (t *decision) move(from Attachment, to AddRequest) error {
+	e, mine, err := t.known(from)
 	if err != nil {
 		return err
 	}
-	if len(mine) != len(t.net.Ranges) || len(mine) != len(c.to.Requested) ||
-		slices.ContainsFunc(c.to.Requested, func(a netip.Addr) bool { return !slices.Contains(mine, a) }) {
-		return fmt.Errorf("%w: of %v %s has %v", ErrUnknownAttachment, c.to.Requested, c.from, mine)
+	if len(mine) != len(t.net.Ranges) || len(mine) != len(to.Requested) ||
+		slices.ContainsFunc(to.Requested, func(a netip.Addr) bool { return !slices.Contains(mine, a) }) {
+		return fmt.Errorf("%w: of %v %s has %v", ErrUnknownAttachment, to.Requested, from, mine)
 	}
-	if e.netns.Path != "" && !e.netns.same(c.to.Netns) && t.alive(e) {
-		return fmt.Errorf("%w: %s, which has %v, still runs", ErrInUse, c.from, mine)
+	if e.netns.Path != "" && !e.netns.same(to.Netns) && t.alive(e) {
+		return fmt.Errorf("%w: %s, which has %v, still runs", ErrInUse, from, mine)
 	}
-	was, err := t.newcomer(c.to.Attachment)
+	was, err := t.newcomer(to.Attachment)
 	if err != nil {
 		return err
 	}
-	p, _ := valueOf(c.to.Policy).clamp(t.net.LongestRetention)
-	key := NewKey(t.net.Name, c.to.Pod, p, c.to.Attachment.IfName)
+	p, _ := valueOf(to.Policy).clamp(t.net.LongestRetention)
+	key := NewKey(t.net.Name, to.Pod, p, to.Attachment.IfName)
 	cl, err := t.promise(key, p, mine)
 	if err != nil || cl == nil {
 		return err
 	}
 	old := *e
-	old.claim, old.open, old.boot, old.netns = key.hash(), false, t.now.BootID, c.to.Netns
-	t.out.do(putEntry{&old, true}, putEntry{t.newEntry(addCommand{c.to}, key.hash(), mine, true), was != nil})
+	old.claim, old.open, old.boot, old.netns = key.hash(), false, t.now.BootID, to.Netns
+	a := &adding{decision: t, AddRequest: to}
+	t.out.do(putEntry{&old, true}, putEntry{a.newEntry(key.hash(), mine, true), was != nil})
 	var slots []slot
-	for _, a := range mine {
-		s, err := t.slot(a)
+	for _, addr := range mine {
+		s, err := t.slot(addr)
 		if err != nil {
 			return err
 		}
 		slots = append(slots, s)
 	}
-	t.bind(addCommand{c.to}, mine, slots)
+	a.bind(mine, slots)
 	t.out.do(syncSlots{}, dropEntry{&old})
 	return nil
 }

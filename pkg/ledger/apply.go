@@ -28,13 +28,13 @@ func (s *session) do(st step) error {
 	s.touched = true
 	switch st := st.(type) {
 	case putEntry:
-		path := s.state(indexDir, st.entry.att.hash())
+		path := s.inState(indexDir, st.entry.att.hash())
 		if st.again {
 			return s.replace(path, st.entry.encode())
 		}
-		return s.l.fs.WriteFile(path, st.entry.encode(), modeState)
+		return s.fs.WriteFile(path, st.entry.encode(), modeState)
 	case dropEntry:
-		return s.remove(s.state(indexDir, st.was.att.hash()))
+		return s.remove(s.inState(indexDir, st.was.att.hash()))
 	case putSlot:
 		if st.was.state != slotFree {
 			return s.replaceSlot(st.addr, st.data)
@@ -43,9 +43,9 @@ func (s *session) do(st step) error {
 	case freeSlot:
 		return s.remove(s.slotPath(st.addr))
 	case adoptSlot:
-		return s.l.fs.Chmod(s.slotPath(st.addr), modeOurs)
+		return s.fs.Chmod(s.slotPath(st.addr), modeOurs)
 	case syncSlots:
-		return s.l.fs.SyncDir(s.l.dir)
+		return s.fs.SyncDir(s.dir)
 	case setLast:
 		return s.writeLast(st.rangeSet, st.addr)
 	case putClaim:
@@ -67,7 +67,7 @@ func (s *session) do(st step) error {
 func (s *session) undo(st step) error {
 	switch st := st.(type) {
 	case putEntry:
-		return s.remove(s.state(indexDir, st.entry.att.hash()))
+		return s.remove(s.inState(indexDir, st.entry.att.hash()))
 	case dropEntry:
 		return s.do(putEntry{entry: st.was})
 	case putSlot:
@@ -89,7 +89,7 @@ func (s *session) undo(st step) error {
 }
 
 func (s *session) remove(path string) error {
-	if err := s.l.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := s.fs.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -97,11 +97,11 @@ func (s *session) remove(path string) error {
 
 // replace writes a file of the state directory that is whole at every moment, but not durable.
 func (s *session) replace(path string, data []byte) error {
-	tmp := s.state(tempState)
-	if err := s.l.fs.WriteFile(tmp, data, modeState); err != nil {
+	tmp := s.inState(tempState)
+	if err := s.fs.WriteFile(tmp, data, modeState); err != nil {
 		return err
 	}
-	return s.l.fs.Rename(tmp, path)
+	return s.fs.Rename(tmp, path)
 }
 
 // writeLast writes in place where it can: a file that is truncated and written again is flushed to the disk
@@ -111,48 +111,48 @@ func (s *session) writeLast(i int, a netip.Addr) error {
 	was := s.lasts[i]
 	s.lasts[i] = a
 	if was.IsValid() && len(was.String()) == len(text) {
-		return s.l.fs.Overwrite(s.lastPath(i), text)
+		return s.fs.Overwrite(s.lastPath(i), text)
 	}
-	return s.l.fs.WriteFile(s.lastPath(i), text, modeHostLocal)
+	return s.fs.WriteFile(s.lastPath(i), text, modeHostLocal)
 }
 
 func (s *session) writeSlot(a netip.Addr, data []byte) error {
-	tmp := filepath.Join(s.l.dir, tempName)
-	if err := s.l.fs.WriteFile(tmp, data, modeOurs); err != nil {
+	tmp := filepath.Join(s.dir, tempName)
+	if err := s.fs.WriteFile(tmp, data, modeOurs); err != nil {
 		return err
 	}
-	return s.l.fs.Rename(tmp, s.slotPath(a))
+	return s.fs.Rename(tmp, s.slotPath(a))
 }
 
 // replaceSlot writes the file of an address that has one. A rename over a file makes ext4 write the new content
 // out before it returns (auto_da_alloc), which takes longer than all the rest; an exchange does not, and
 // whether the content is on the disk is of no interest here.
 func (s *session) replaceSlot(a netip.Addr, data []byte) error {
-	tmp := filepath.Join(s.l.dir, tempName)
-	if err := s.l.fs.WriteFile(tmp, data, modeOurs); err != nil {
+	tmp := filepath.Join(s.dir, tempName)
+	if err := s.fs.WriteFile(tmp, data, modeOurs); err != nil {
 		return err
 	}
-	err := s.l.fs.Exchange(tmp, s.slotPath(a))
+	err := s.fs.Exchange(tmp, s.slotPath(a))
 	switch {
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, fs.ErrNotExist):
-		return s.l.fs.Rename(tmp, s.slotPath(a))
+		return s.fs.Rename(tmp, s.slotPath(a))
 	case err != nil:
 		return err
 	}
-	s.l.fs.Remove(tmp) // if not, it is written over
+	s.fs.Remove(tmp) // if not, it is written over
 	return nil
 }
 
 // writeClaim returns when the claim is durable: content first, then the name.
 func (s *session) writeClaim(c *Claim) error {
-	tmp := s.state(tempState)
-	if err := s.l.fs.WriteFile(tmp, c.encode(), modeState); err != nil {
+	tmp := s.inState(tempState)
+	if err := s.fs.WriteFile(tmp, c.encode(), modeState); err != nil {
 		return err
 	}
-	if err := s.l.fs.SyncFile(tmp); err != nil {
+	if err := s.fs.SyncFile(tmp); err != nil {
 		return err
 	}
-	if err := s.l.fs.Rename(tmp, s.state(claimsDir, c.Key.hash())); err != nil {
+	if err := s.fs.Rename(tmp, s.inState(claimsDir, c.Key.hash())); err != nil {
 		return err
 	}
 	return s.confirmClaim(c.Key)
@@ -160,36 +160,36 @@ func (s *session) writeClaim(c *Claim) error {
 
 // confirmClaim returns when the claim's name is durable, and remembers that in its mode.
 func (s *session) confirmClaim(k Key) error {
-	path := s.state(claimsDir, k.hash())
-	if mode, err := s.l.fs.Mode(path); err != nil || mode == modeDurable {
+	path := s.inState(claimsDir, k.hash())
+	if mode, err := s.fs.Mode(path); err != nil || mode == modeDurable {
 		return err
 	}
-	if err := s.l.fs.SyncDir(s.state(claimsDir)); err != nil {
+	if err := s.fs.SyncDir(s.inState(claimsDir)); err != nil {
 		return err
 	}
-	return s.l.fs.Chmod(path, modeDurable)
+	return s.fs.Chmod(path, modeDurable)
 }
 
 func (s *session) removeClaim(k Key) error {
 	if k.shared() {
-		set := s.state(setsDir, k.setHash())
+		set := s.inState(setsDir, k.setHash())
 		if err := s.remove(filepath.Join(set, k.hash())); err != nil {
 			return err
 		}
-		s.l.fs.RemoveDir(set) // fails while the set has other claims
+		s.fs.RemoveDir(set) // fails while the set has other claims
 	}
-	if err := s.remove(s.state(claimsDir, k.hash())); err != nil {
+	if err := s.remove(s.inState(claimsDir, k.hash())); err != nil {
 		return err
 	}
-	return s.l.fs.SyncDir(s.state(claimsDir))
+	return s.fs.SyncDir(s.inState(claimsDir))
 }
 
 func (s *session) addToSet(k Key) error {
-	path := s.state(setsDir, k.setHash(), k.hash())
-	err := s.l.fs.WriteFile(path, nil, modeState)
+	path := s.inState(setsDir, k.setHash(), k.hash())
+	err := s.fs.WriteFile(path, nil, modeState)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = s.l.fs.Mkdir(filepath.Dir(path)); err == nil || errors.Is(err, fs.ErrExist) {
-			err = s.l.fs.WriteFile(path, nil, modeState)
+		if err = s.fs.Mkdir(filepath.Dir(path)); err == nil || errors.Is(err, fs.ErrExist) {
+			err = s.fs.WriteFile(path, nil, modeState)
 		}
 	}
 	return err

@@ -6,46 +6,36 @@ import (
 	"slices"
 )
 
-// Check holds the files of the network against the invariants that no single file can break, and returns
-// one sentence for each violation. It takes the lock and repairs nothing. Right after a crash it may find
-// what the next command that touches it completes or undoes; after that command it finds nothing.
+// Check holds the files of the network against the invariants that no single file can break, and returns one sentence
+// for each violation. It takes the lock, reads everything under it, and changes nothing: what a rebuild that is due
+// would mend is no violation. Right after a crash it may find what the next command that touches it completes or
+// undoes; after that command it finds nothing. Errors: ErrNewer, or the disk's.
 func (l *Ledger) Check() ([]string, error) {
-	s, err := l.begin()
+	s, err := l.look()
 	if err != nil {
 		return nil, err
 	}
-	defer s.end()
-	slots, err := s.allSlots()
+	defer s.unlock()
+	p, err := s.picture()
 	if err != nil {
 		return nil, err
 	}
-	all, err := s.allClaims()
-	if err != nil {
-		return nil, err
-	}
-	entries, newerEntries, err := s.allEntries()
-	if err != nil {
-		return nil, err
-	}
+	slots, byAtt := p.slots, p.entriesByAttachment()
 	var bad []string
 	say := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
 
-	for _, c := range all.newer {
-		say("%v", newerError(s.state(claimsDir, c.Key.hash()), c.Version))
+	for _, c := range p.newerClaims {
+		say("%v", newerError(s.inState(claimsDir, c.Key.hash()), c.Version))
 	}
-	for hash := range all.corrupt {
+	for hash := range p.corrupt {
 		say("claim %s does not parse", hash)
-	}
-	byAtt := map[Attachment]*entry{}
-	for _, e := range entries {
-		byAtt[e.att] = e
 	}
 	byKey := map[Key]*Claim{}
 	owner := map[netip.Addr]*Claim{}
-	for _, c := range all.known {
+	for _, c := range p.claims {
 		byKey[c.Key] = c
 		for _, a := range c.Addrs {
-			if s.heldBy(c.Key.hash(), slots[a], byAtt) {
+			if heldBy(c.Key.hash(), slots[a], byAtt) {
 				if o := owner[a]; o != nil {
 					say("I2: %s is promised to both %s and %s", a, o.Key, c.Key)
 				}
@@ -65,7 +55,7 @@ func (l *Ledger) Check() ([]string, error) {
 				say("I5: %s is retained for %s, which has no claim on it", a, sl.retained.Key)
 			}
 			for _, b := range sl.retained.Addrs {
-				if s.heldBy(sl.retained.Key.hash(), slots[b], byAtt) {
+				if heldBy(sl.retained.Key.hash(), slots[b], byAtt) {
 					continue
 				}
 				say("I6: %s is retained for %s, but %s of the same claim is not", a, sl.retained.Key, b)
@@ -73,7 +63,7 @@ func (l *Ledger) Check() ([]string, error) {
 		case slotBound:
 			e := byAtt[sl.att]
 			if e == nil {
-				if s.trusted && !newerEntries[sl.att.hash()] {
+				if (s.trusted || s.due) && p.newerEntries[sl.att.hash()] == nil {
 					say("index: nothing about %s, which has %s", sl.att, a)
 				}
 				continue
@@ -82,7 +72,7 @@ func (l *Ledger) Check() ([]string, error) {
 				say("I1: %s has %s, its index entry says %v", sl.att, a, e.addrs)
 			}
 			for _, b := range e.addrs {
-				if o := slots[b]; (o.state != slotBound || o.att != sl.att) && !s.heldBy(e.claim, o, byAtt) {
+				if o := slots[b]; (o.state != slotBound || o.att != sl.att) && !heldBy(e.claim, o, byAtt) {
 					say("I6: %s has %s but not %s", sl.att, a, b)
 				}
 			}
@@ -92,8 +82,8 @@ func (l *Ledger) Check() ([]string, error) {
 	return bad, nil
 }
 
-// heldBy says whether an address file stands behind the claim of that hash.
-func (s *session) heldBy(claim string, sl slot, byAtt map[Attachment]*entry) bool {
+// heldBy reports whether an address file stands behind the claim of that hash.
+func heldBy(claim string, sl slot, byAtt map[Attachment]*entry) bool {
 	switch sl.state {
 	case slotRetained:
 		return sl.retained.Key.hash() == claim

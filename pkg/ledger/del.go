@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// DelRequest ends an attachment. Pod and Policy serve where its ADD was not ours; Netns where it recorded none.
+// DelRequest ends an attachment. Pod and Policy serve if its ADD was not ours, Netns if that recorded none.
 type DelRequest struct {
 	Attachment Attachment
 	Pod        Pod
@@ -15,67 +15,51 @@ type DelRequest struct {
 	Policy     *Policy
 }
 
-// Del ends an attachment: its addresses become retained or free. An attachment without an address is none of
-// our business, and no error. After an error nothing that is promised was given away; a later command or the
+// Del ends an attachment: its addresses become retained or free. An attachment without an address is none of our
+// business, and no error. It takes the lock.
+//
+// After an error, which is ErrNewer or the disk's, nothing that is promised was given away; a later command or the
 // agent finishes.
-func (l *Ledger) Del(req DelRequest) (*Result, error) { return l.run(delCommand{req}) }
-
-// Reclaim ends an attachment that leaked, as its DEL would: what is promised becomes retained, the rest free.
-func (l *Ledger) Reclaim(att Attachment) (*Result, error) {
-	return l.run(delCommand{DelRequest{Attachment: att}})
+func (l *Ledger) Del(req DelRequest) (*Result, error) {
+	return l.run(func(t *decision) error { return t.del(req, t.entry) })
 }
 
-// Collect ends every attachment that is not in valid, exactly as its DEL would (CNI SPEC 1.1, GC). Retained
-// addresses are nobody's attachment and stay.
+// Reclaim ends an attachment that leaked, as its DEL would: what is promised becomes retained, the rest free. It
+// takes the lock. An attachment without an address is no error; the errors are Del's.
+func (l *Ledger) Reclaim(att Attachment) (*Result, error) {
+	return l.run(func(t *decision) error { return t.del(DelRequest{Attachment: att}, t.holder) })
+}
+
+// Collect ends every attachment that is not in valid, as its DEL would (CNI SPEC 1.1, GC). Retained addresses stay.
+// It takes the lock for each that it ends. The failure of one does not keep the others: the errors are joined.
 func (l *Ledger) Collect(valid []Attachment) error {
-	known := map[Attachment]bool{}
-	for _, a := range valid {
-		known[a] = true
-	}
-	gone, err := l.attachments()
+	p, _, err := l.view()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, e := range gone {
-		if known[e.att] || e.att.IfName == "" && slices.ContainsFunc(valid, func(a Attachment) bool { return a.ContainerID == e.att.ContainerID }) {
+	for _, e := range p.entries {
+		if slices.ContainsFunc(valid, func(a Attachment) bool {
+			return a == e.att || a.ContainerID == e.att.ContainerID && e.att.IfName == ""
+		}) {
 			continue
 		}
-		if _, err := l.Del(DelRequest{Attachment: e.att}); err != nil {
+		if _, err := l.Reclaim(e.att); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", e.att, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// attachments lists the index after completing it.
-func (l *Ledger) attachments() ([]*entry, error) {
-	s, err := l.begin()
-	if err != nil {
-		return nil, err
-	}
-	defer s.end()
-	if !s.trusted {
-		if err := s.scan(); err != nil {
-			return nil, err
-		}
-	}
-	entries, _, err := s.allEntries()
-	return entries, err
-}
-
-// del ends an attachment: its addresses become retained where a claim says so, else free.
+// del ends an attachment: its addresses become retained if a claim says so, else free.
 //
-// DEL decides nothing that ADD or a mark has decided; only an attachment that nobody has yet decided on
-// (host-local made it, or the runtime hands on no annotations) takes its policy now. The index entry goes
-// last: killed before, a repeated DEL finds the rest.
-func (t *decision) del(c delCommand) error {
-	e, err := t.entry(c.Attachment)
-	if err != nil {
-		return err
-	}
-	if e == nil && c.Attachment.IfName != "" {
-		e, err = t.entry(Attachment{ContainerID: c.Attachment.ContainerID}) // host-local before 0.8
+// DEL decides nothing that ADD or a mark has decided; only an attachment that is still open (host-local made it, or
+// the runtime hands on no annotations) takes its policy now. The index entry goes last: killed before, a repeated DEL
+// finds the rest.
+func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) error {
+	e, err := find(req.Attachment)
+	if err == nil && e == nil && req.Attachment.IfName != "" {
+		e, err = find(Attachment{ContainerID: req.Attachment.ContainerID}) // host-local before 0.8
 	}
 	if err != nil || e == nil {
 		return err
@@ -86,13 +70,13 @@ func (t *decision) del(c delCommand) error {
 	}
 	var cl *Claim
 	if len(mine) > 0 {
-		if cl, err = t.claimAtEnd(c, e, mine); err != nil {
+		if cl, err = t.claimAtEnd(req, e, mine); err != nil {
 			return err
 		}
 	}
 	ns := e.netns
 	if ns.Path == "" {
-		ns = c.Netns
+		ns = req.Netns
 	}
 	if cl != nil && e.claim == "" {
 		// Only this call knew the policy: killed behind it, the next one has to find the claim.
@@ -116,9 +100,9 @@ func (t *decision) del(c delCommand) error {
 	return nil
 }
 
-// claimAtEnd is the claim under which the attachment's addresses are retained, nil where they become free.
-func (t *decision) claimAtEnd(c delCommand, e *entry, mine []netip.Addr) (*Claim, error) {
-	pod, p := c.Pod, valueOf(c.Policy)
+// claimAtEnd returns the claim under which the attachment's addresses are retained, nil if they become free.
+func (t *decision) claimAtEnd(req DelRequest, e *entry, mine []netip.Addr) (*Claim, error) {
+	pod, p := req.Pod, valueOf(req.Policy)
 	if !p.Retains() {
 		m, err := t.mark(e.att.ContainerID)
 		if errors.Is(err, ErrNewer) && (e.claim != "" || !e.open) {
@@ -134,7 +118,7 @@ func (t *decision) claimAtEnd(c delCommand, e *entry, mine []netip.Addr) (*Claim
 	p, _ = p.clamp(t.net.LongestRetention)
 	ifname := e.att.IfName
 	if ifname == "" {
-		ifname = c.Attachment.IfName
+		ifname = req.Attachment.IfName
 	}
 	if e.claim != "" {
 		cl, err := t.claim(e.claim)

@@ -14,26 +14,26 @@ type Expired struct {
 	Addrs []netip.Addr
 }
 
-// Expire ends every claim whose retention is over, and drops what an interrupted command has left: claims that
-// no address stands behind, retained records without a claim. next is when it has to be called again, zero where
-// nothing runs. It looks without the lock and takes it for each claim that it ends. One claim's failure does
-// not keep the others: the errors are joined.
+// Expire ends every claim whose retention is over, and drops what an interrupted command has left: claims that no
+// address stands behind, retained records without a claim. next is when it has to be called again, zero if nothing
+// runs. It prepares, looks as List does, and takes the lock for each claim that it ends. The failure of one does not
+// keep the others: the errors are joined.
 func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
-	claims, err := l.claims()
+	if err := l.Prepare(); err != nil {
+		return nil, 0, err
+	}
+	p, now, err := l.view()
 	if err != nil {
 		return nil, 0, err
 	}
-	addrs, err := l.List()
-	if err != nil {
-		return nil, 0, err
-	}
+	addrs := p.addresses(l, now)
 	byAddr := make(map[netip.Addr]*Address, len(addrs))
 	for i := range addrs {
 		byAddr[addrs[i].Addr] = &addrs[i]
 	}
 	var errs []error
-	end := func(k Key, cmd command) {
-		r, err := l.run(cmd)
+	end := func(k Key, f func(*decision) error) {
+		r, err := l.run(f)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", k, err))
 		} else if r.Addrs != nil {
@@ -41,14 +41,14 @@ func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 		}
 	}
 	byKey := map[Key]*Claim{}
-	for _, c := range claims {
+	for _, c := range p.claims {
 		byKey[c.Key] = c
 		running := slices.ContainsFunc(c.Addrs, func(a netip.Addr) bool {
 			ad := byAddr[a]
 			return ad != nil && ad.Key != nil && *ad.Key == c.Key && (ad.State == StateBound || !ad.Ends || ad.Left > 0)
 		})
 		if !running {
-			end(c.Key, expireCommand{c})
+			end(c.Key, func(t *decision) error { return t.expire(c) })
 		}
 	}
 	for _, ad := range addrs {
@@ -56,25 +56,12 @@ func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 			continue
 		}
 		if c := byKey[*ad.Key]; c == nil || !slices.Contains(c.Addrs, ad.Addr) {
-			end(*ad.Key, orphanCommand{ad.Addr})
+			end(*ad.Key, func(t *decision) error { return t.orphan(ad.Addr) })
 		} else if ad.Ends && ad.Left > 0 && (next == 0 || ad.Left < next) {
 			next = ad.Left
 		}
 	}
 	return expired, next, errors.Join(errs...)
-}
-
-func (l *Ledger) claims() ([]*Claim, error) {
-	s, err := l.begin()
-	if err != nil {
-		return nil, err
-	}
-	s.end()
-	claims, err := s.allClaims()
-	if err != nil {
-		return nil, err
-	}
-	return claims.known, nil
 }
 
 // expire drops a claim whose retention is over, or behind which no address stands any more.
@@ -98,13 +85,21 @@ func (t *decision) expire(cl *Claim) error {
 			return nil
 		}
 	}
-	t.out.addrs = cl.Addrs
 	return t.end(cl)
 }
 
-// orphan frees a retained address without a claim.
-func (t *decision) orphan(c orphanCommand) error {
-	s, err := t.slot(c.addr)
+// end drops a promise for good.
+func (t *decision) end(cl *Claim) error {
+	t.out.addrs = cl.Addrs
+	err := t.dropPromise(cl, nil)
+	t.out.do(syncSlots{})
+	return err
+}
+
+// orphan frees a retained address whose claim no longer exists or lists other addresses: between two rebuilds that
+// is what a killed expiry, release or supersede has left.
+func (t *decision) orphan(a netip.Addr) error {
+	s, err := t.slot(a)
 	if err != nil || s.state != slotRetained {
 		return err
 	}
@@ -112,43 +107,34 @@ func (t *decision) orphan(c orphanCommand) error {
 	if err != nil {
 		return err
 	}
-	if cl != nil && slices.Contains(cl.Addrs, c.addr) {
+	if cl != nil && slices.Contains(cl.Addrs, a) {
 		return nil
 	}
-	t.out.addrs = []netip.Addr{c.addr}
-	t.out.do(freeSlot{c.addr, s}, syncSlots{})
+	t.out.addrs = []netip.Addr{a}
+	t.out.do(freeSlot{a, s}, syncSlots{})
 	return nil
 }
 
-// Release ends a claim on purpose. A retained address is free at once; a bound one stays its attachment's
-// and becomes free at its DEL.
+// Release ends a claim on purpose. A retained address is free at once; a bound one stays its attachment's and becomes
+// free at its DEL. It takes the lock. Errors: ErrUnknownClaim, ErrNewer, or the disk's.
 func (l *Ledger) Release(k Key) error {
-	s, err := l.begin()
-	if err != nil {
-		return err
-	}
-	defer s.end()
-	c, err := s.claim(k.hash())
-	if errors.Is(err, ErrCorrupt) {
-		c, err = &Claim{Version: recordVersion, Key: k}, nil
-	}
-	if err != nil {
-		return err
-	}
-	if c == nil {
-		return fmt.Errorf("%w: %s", ErrUnknownClaim, k)
-	}
-	out, err := transition(s, l.net, s.now, releaseCommand{c})
-	if err != nil {
-		return err
-	}
-	return s.apply(out.steps, false)
+	_, err := l.run(func(t *decision) error { return t.release(k) })
+	return err
 }
 
-// release ends a promise on purpose. Bound addresses stay with their attachment until its DEL, which then
-// frees them.
-func (t *decision) release(cl *Claim) error {
-	holders, err := t.holders(cl.Key.hash())
+func (t *decision) release(k Key) error {
+	hash := k.hash()
+	cl, err := t.claim(hash)
+	if errors.Is(err, ErrCorrupt) {
+		cl, err = &Claim{Version: recordVersion, Key: k}, nil
+	}
+	if err == nil && cl == nil {
+		err = fmt.Errorf("%w: %s", ErrUnknownClaim, k)
+	}
+	if err != nil {
+		return err
+	}
+	holders, err := t.holders(hash)
 	if err != nil {
 		return err
 	}
@@ -157,12 +143,12 @@ func (t *decision) release(cl *Claim) error {
 		next.claim, next.open = "", false
 		t.out.do(putEntry{&next, true})
 	}
-	t.out.addrs = cl.Addrs
 	return t.end(cl)
 }
 
-// Drop frees an address whose file says nothing. It is for the agent, after it has made sure that nobody uses
-// the address; a file that says something by now is left alone.
+// Drop frees an address whose file says nothing. It is for a caller that has made sure that nothing uses the address;
+// a file that says something by now is left alone. It takes the lock. ErrNewer means that a newer version has
+// promised the address; any other error is the disk's.
 func (l *Ledger) Drop(a netip.Addr) error {
 	s, err := l.begin()
 	if err != nil {
@@ -179,7 +165,7 @@ func (l *Ledger) Drop(a netip.Addr) error {
 	}
 	for _, c := range claims.newer {
 		if slices.Contains(c.Addrs, a) {
-			return newerError(s.state(claimsDir, c.Key.hash()), c.Version)
+			return newerError(s.inState(claimsDir, c.Key.hash()), c.Version)
 		}
 	}
 	return s.apply([]step{freeSlot{a, sl}}, false)

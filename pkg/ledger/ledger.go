@@ -40,8 +40,6 @@ var (
 	ErrUnknownClaim = errors.New("no such claim")
 )
 
-// This file is what the agent needs beside the commands of CNI.
-
 var errNotADirectory = unix.ENOTDIR
 
 // Options are the seams of a Ledger; every zero field is the machine's own.
@@ -79,11 +77,9 @@ func (o *Options) setDefaults() {
 // Ledger is the book of one network. Its methods may be called from many processes at once; each takes the
 // network's lock for one transition.
 type Ledger struct {
+	files
 	net        *Network
-	configured bool   // net comes from a CNI configuration
-	dir        string // address files
-	state      string // claims, index, sets, marks
-	fs         FileSystem
+	configured bool // net comes from a CNI configuration
 	clock      Clock
 	netns      NetnsProber
 	sleep      func(time.Duration)
@@ -103,7 +99,7 @@ func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
 
 func newLedger(n *Network, o Options) *Ledger {
 	o.setDefaults()
-	l := &Ledger{net: n, fs: o.FS, clock: o.Clock, netns: o.Netns, sleep: o.Sleep, patience: o.Patience}
+	l := &Ledger{files: files{fs: o.FS}, net: n, clock: o.Clock, netns: o.Netns, sleep: o.Sleep, patience: o.Patience}
 	if n.DataDir == "" {
 		n.DataDir = DefaultDataDir
 	}
@@ -163,53 +159,6 @@ type Result struct {
 	// Promised says of an ADD that fresh addresses are promised to the pod from now on.
 	Promised bool
 	Events   []Event
-}
-
-func (l *Ledger) run(cmd command) (*Result, error) {
-	s, err := l.begin()
-	if err != nil {
-		return nil, err
-	}
-	defer s.end()
-	out, err := transition(s, l.net, s.now, cmd)
-	if err != nil {
-		return nil, err
-	}
-	return out.result(), s.apply(out.steps, false)
-}
-
-func (o *outcome) result() *Result {
-	return &Result{Addrs: o.addrs, Restored: o.restored, Promised: o.promised, Events: o.events}
-}
-
-// Find returns the addresses of an attachment, in the order of the range sets; none is ErrUnknownAttachment.
-func (l *Ledger) Find(att Attachment) ([]netip.Addr, error) {
-	s, err := l.begin()
-	if err != nil {
-		return nil, err
-	}
-	defer s.end()
-	e, err := s.entry(att)
-	if err == nil && e == nil {
-		e, err = s.entry(Attachment{ContainerID: att.ContainerID})
-	}
-	if err != nil {
-		return nil, err
-	}
-	if e != nil {
-		d := &decision{book: s}
-		mine, err := d.boundTo(e)
-		if err != nil {
-			return nil, err
-		}
-		if len(mine) == len(e.addrs) {
-			return mine, nil
-		}
-		if len(mine) > 0 {
-			return nil, fmt.Errorf("%w: of %v %s has only %v", ErrUnknownAttachment, e.addrs, att, mine)
-		}
-	}
-	return nil, fmt.Errorf("%w: %s", ErrUnknownAttachment, att)
 }
 
 // Status says whether an ADD could work, without the lock: the data directory can be read. A full or

@@ -1,11 +1,16 @@
 package ledger
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
 )
+
+// This file reads for those who change nothing: no file is written or removed for them. They see what the next
+// command would make of the files before it does its own work.
 
 // State is what an address is.
 type State string
@@ -13,7 +18,7 @@ type State string
 const (
 	StateBound    State = "Bound"
 	StateRetained State = "Retained"
-	// StateUnreadable is an address file that says nothing: taken, by nobody knows whom.
+	// StateUnreadable is an address file that says nothing: taken, though it is unknown by whom.
 	StateUnreadable State = "Unreadable"
 	// StateNewer is an address retained by a newer version of stayput: taken, and not to be touched.
 	StateNewer State = "Newer"
@@ -29,109 +34,160 @@ type Address struct {
 	Pod        Pod
 	Netns      Netns
 	Boot       string
-	// Key and Policy are of the claim, where there is one.
+	// Key and Policy are of the claim, if there is one.
 	Key    *Key
 	Policy Policy
-	// Since and Left are of a retained address; Ends is false where it has no end.
+	// Since and Left are of a retained address; unless Ends it has no end.
 	Since time.Time
 	Left  time.Duration
 	Ends  bool
-	// Newer is set, and satisfies errors.Is with ErrNewer, where a newer version of stayput has decided about
-	// the address. What is known of it then is not enough to act on.
+	// Newer is set, and satisfies errors.Is with ErrNewer, if a newer version of stayput has decided about the
+	// address. What is known of it then is not enough to act on.
 	Newer error
 }
 
-// List returns every address that is not free, sorted. It takes the lock only where a boot has to be rebuilt
-// or the index completed; the picture may be torn by commands that run meanwhile, so whoever acts on it names
-// what it saw, and the command that acts looks again.
-//
-// It also completes an index whose stamp hides what somebody changed without the lock while a command ran: every
-// attachment that it lists can be acted on.
+// List returns every address that is not free, sorted. It takes the lock, but reads the files after giving it back
+// unless a rebuild is due or the index is incomplete. So the picture may be torn by commands that run meanwhile:
+// a command that acts on it gets what was seen, and looks again. ErrNewer is of a record that says too little even
+// to be listed; any other error is the disk's.
 func (l *Ledger) List() ([]Address, error) {
-	addrs, hidden, err := l.list(false)
-	if err == nil && hidden {
-		addrs, _, err = l.list(true)
+	p, now, err := l.view()
+	if err != nil {
+		return nil, err
 	}
-	return addrs, err
+	return p.addresses(l, now), nil
 }
 
-// list completes the index where it must or is told to. hidden says that the index does not know an attachment that
-// has an address.
-func (l *Ledger) list(complete bool) (out []Address, hidden bool, err error) {
-	s, err := l.begin()
-	if err != nil {
-		return nil, false, err
-	}
-	if complete || !s.trusted {
-		err = s.scan()
-	}
-	s.end()
-	if err != nil {
-		return nil, false, err
-	}
-	slots, err := s.allSlots()
-	if err != nil {
-		return nil, false, err
-	}
-	entries, newerEntries, err := s.allEntries()
-	if err != nil {
-		return nil, false, err
-	}
-	byAtt := map[Attachment]*entry{}
-	for _, e := range entries {
-		byAtt[e.att] = e
-	}
-	claims, err := s.allClaims()
-	if err != nil {
-		return nil, false, err
-	}
-	known, newer := map[string]*Claim{}, map[string]*Claim{}
-	for _, c := range claims.known {
-		known[c.Key.hash()] = c
-	}
-	newerOn := map[netip.Addr]*Claim{}
-	for _, c := range claims.newer {
-		newer[c.Key.hash()] = c
-		for _, a := range c.Addrs {
-			newerOn[a] = c
+// view returns the picture with every attachment that has an address in its index.
+func (l *Ledger) view() (p *picture, now Instant, err error) {
+	for _, locked := range []bool{false, true} {
+		s, err := l.look()
+		if err != nil {
+			return nil, Instant{}, err
+		}
+		if locked = locked || s.due || !s.trusted; !locked {
+			s.unlock()
+		}
+		p, err = s.picture()
+		if locked {
+			if err == nil {
+				s.complete(p)
+			}
+			s.unlock()
+		}
+		// What is hidden was DELed in between, or changed without the lock while a command ran that stamped it.
+		if now = s.now; err != nil || locked || !p.hides() {
+			return p, now, err
 		}
 	}
-	newerClaim := func(c *Claim) error { return newerError(s.state(claimsDir, c.Key.hash()), c.Version) }
-	for _, a := range slices.SortedFunc(maps.Keys(slots), netip.Addr.Compare) {
-		switch sl := slots[a]; sl.state {
+	return p, now, err
+}
+
+func (p *picture) addresses(l *Ledger, now Instant) (out []Address) {
+	entries, known := p.entriesByAttachment(), p.claimsByHash()
+	newer := map[string]error{}
+	newerOn := map[netip.Addr]error{}
+	for _, c := range p.newerClaims {
+		hash := c.Key.hash()
+		newer[hash] = newerError(l.inState(claimsDir, hash), c.Version)
+		for _, a := range c.Addrs {
+			newerOn[a] = newer[hash]
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(p.slots), netip.Addr.Compare) {
+		ad := Address{Addr: a}
+		switch sl := p.slots[a]; sl.state {
 		case slotRetained:
 			r := sl.retained
-			if c := newer[r.Key.hash()]; c != nil {
-				out = append(out, Address{Addr: a, State: StateNewer, Newer: newerClaim(c)})
-				continue
+			if ad.Newer = newer[r.Key.hash()]; ad.Newer != nil {
+				ad.State = StateNewer
+				break
 			}
-			ad := Address{Addr: a, State: StateRetained, Key: &r.Key, Policy: r.Policy, Since: r.Since, Netns: r.Netns}
-			ad.Left, ad.Ends = r.Expires(s.now)
-			out = append(out, ad)
+			ad.State, ad.Key, ad.Policy, ad.Since, ad.Netns = StateRetained, &r.Key, r.Policy, r.Since, r.Netns
+			ad.Left, ad.Ends = r.Expires(now)
 		case slotBound:
-			ad := Address{Addr: a, State: StateBound, Attachment: sl.att}
-			if e := byAtt[sl.att]; e != nil {
-				ad.Pod, ad.Netns, ad.Boot = e.pod, e.netns, e.boot
-				if c := newer[e.claim]; c != nil {
-					ad.Newer = newerClaim(c)
-				} else if c := known[e.claim]; c != nil {
-					ad.Key, ad.Policy = &c.Key, c.Policy
-				}
-			} else if hash := sl.att.hash(); newerEntries[hash] {
-				_, ad.Newer = s.readEntry(hash)
-			} else {
-				hidden = true
+			ad.State, ad.Attachment = StateBound, sl.att
+			e := entries[sl.att]
+			if e == nil {
+				ad.Newer = p.newerEntries[sl.att.hash()]
+				break
 			}
-			out = append(out, ad)
+			ad.Pod, ad.Netns, ad.Boot, ad.Newer = e.pod, e.netns, e.boot, newer[e.claim]
+			if c := known[e.claim]; c != nil {
+				ad.Key, ad.Policy = &c.Key, c.Policy
+			}
 		case slotNewer:
-			out = append(out, Address{Addr: a, State: StateNewer, Newer: newerError(s.slotPath(a), sl.retained.Version)})
+			ad.State, ad.Newer = StateNewer, newerError(l.slotPath(a), sl.retained.Version)
 		default:
-			ad := Address{Addr: a, State: StateUnreadable}
-			if c := newerOn[a]; c != nil {
-				ad.State, ad.Newer = StateNewer, newerClaim(c)
+			ad.State = StateUnreadable
+			if ad.Newer = newerOn[a]; ad.Newer != nil {
+				ad.State = StateNewer
 			}
-			out = append(out, ad)
+		}
+		out = append(out, ad)
+	}
+	return out
+}
+
+// Find returns the addresses of an attachment, in the order of the range sets; none, or not all, is
+// ErrUnknownAttachment. It takes the lock.
+func (l *Ledger) Find(att Attachment) ([]netip.Addr, error) {
+	s, err := l.look()
+	if err != nil {
+		return nil, err
+	}
+	defer s.unlock()
+	if !s.due {
+		addrs, err := find(s, att)
+		if !errors.Is(err, errIncomplete) {
+			return addrs, err
 		}
 	}
-	return out, hidden, nil
+	p, err := s.picture()
+	if err != nil {
+		return nil, err
+	}
+	s.complete(p)
+	return find(p, att)
+}
+
+func find(b interface {
+	slot(netip.Addr) (slot, error)
+	entry(Attachment) (*entry, error)
+}, att Attachment) ([]netip.Addr, error) {
+	e, err := b.entry(att)
+	if err == nil && e == nil {
+		e, err = b.entry(Attachment{ContainerID: att.ContainerID})
+	}
+	if err != nil {
+		return nil, err
+	}
+	if e == nil {
+		return nil, fmt.Errorf("%w: %s", ErrUnknownAttachment, att)
+	}
+	mine, err := boundTo(b, e)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(mine) == 0:
+		return nil, fmt.Errorf("%w: %s", ErrUnknownAttachment, att)
+	case len(mine) < len(e.addrs):
+		return nil, fmt.Errorf("%w: of %v %s has only %v", ErrUnknownAttachment, e.addrs, att, mine)
+	}
+	return mine, nil
+}
+
+// Prepare does what every command does before its own work, so that what is read next is in the files: it makes the
+// directories of the network, rebuilds if that is due, and completes the index. It takes the lock. ErrNewer means
+// that the whole network is a newer version's; any other error is the disk's.
+func (l *Ledger) Prepare() error {
+	s, err := l.begin()
+	if err != nil {
+		return err
+	}
+	defer s.end()
+	if s.trusted {
+		return nil
+	}
+	return s.scan()
 }

@@ -3,9 +3,7 @@ package ledger
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -72,7 +70,7 @@ func (l *Ledger) PutMark(m Mark) error {
 
 // Marks lists the marks, without the lock. What does not parse is left out.
 func (l *Ledger) Marks() ([]Mark, error) {
-	marks, _, err := (&session{l: l}).allMarks()
+	marks, _, err := l.allMarks()
 	if err != nil {
 		return nil, err
 	}
@@ -84,11 +82,13 @@ func (l *Ledger) Marks() ([]Mark, error) {
 	return out, nil
 }
 
-// DropMark removes a mark; a missing one is no error.
+// DropMark removes a mark; a missing one is no error. It takes the lock: the first command of a boot has to have read
+// the marks of the one before. Errors: ErrNewer if the whole network is a newer version's, or the disk's.
 func (l *Ledger) DropMark(containerID string) error {
-	err := l.fs.Remove(filepath.Join(l.state, marksDir, hashOf(containerID)))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	s, err := l.begin()
+	if err != nil {
+		return err
 	}
-	return err
+	defer s.end()
+	return s.remove(s.inState(marksDir, hashOf(containerID)))
 }

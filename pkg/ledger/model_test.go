@@ -87,6 +87,7 @@ func history(t *testing.T, seed uint64) {
 				}
 			}
 			w.boot(time.Duration(r.IntN(5)) * time.Minute)
+			w.prepare() // as the agent does when it starts; until then the wall clock counts
 		default:
 			w.killedADD(r, pods[r.IntN(len(pods))])
 		}

@@ -3,26 +3,58 @@ package ledger
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-func (s *session) marker() string { return filepath.Join(s.l.dir, markerName) }
+// The names in a network directory and in a state directory.
+const (
+	lockFile   = "lock" // host-local's
+	lastPrefix = "last_reserved_ip."
+	tempName   = ".stayput.tmp" // the one name every address file is renamed from
+	markerName = ".stayput.boot"
 
-func (s *session) slotPath(a netip.Addr) string { return filepath.Join(s.l.dir, a.String()) }
+	claimsDir = "claims" // <hash of key>: Claim
+	indexDir  = "index"  // <hash of attachment>: entry
+	setsDir   = "sets"   // <hash of identity and ifname>/<hash of key>: empty; which claims a shared identity has
+	marksDir  = "marks"  // <hash of container ID>: Mark
+	infoName  = "network"
+	tempState = ".tmp" // what a file of the state directory is renamed from
+)
 
-func (s *session) lastPath(i int) string { return filepath.Join(s.l.dir, lastPrefix+strconv.Itoa(i)) }
-
-func (s *session) state(elem ...string) string {
-	return filepath.Join(append([]string{s.l.state}, elem...)...)
+// files are the files of one network. Its methods only read; without the lock they may see a command half-way.
+// Absence is a fact, a record that is missing nil without an error; every error means unknown.
+type files struct {
+	fs    FileSystem
+	dir   string // address files
+	state string // claims, index, sets, marks
 }
 
-func (s *session) readLast(i int) (netip.Addr, error) {
-	b, err := s.l.fs.ReadFile(s.lastPath(i))
+func (f *files) marker() string               { return filepath.Join(f.dir, markerName) }
+func (f *files) slotPath(a netip.Addr) string { return filepath.Join(f.dir, a.String()) }
+func (f *files) lastPath(i int) string        { return filepath.Join(f.dir, lastPrefix+strconv.Itoa(i)) }
+func (f *files) inState(elem ...string) string {
+	return filepath.Join(append([]string{f.state}, elem...)...)
+}
+
+// names lists a directory, sorted; one that is missing is empty.
+func (f *files) names(dir string) ([]string, error) {
+	names, err := f.fs.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	slices.Sort(names)
+	return names, err
+}
+
+func (f *files) readLast(i int) (netip.Addr, error) {
+	b, err := f.fs.ReadFile(f.lastPath(i))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return netip.Addr{}, err
 	}
@@ -30,10 +62,8 @@ func (s *session) readLast(i int) (netip.Addr, error) {
 	return a.Unmap(), nil
 }
 
-// The book.
-
-func (s *session) slot(a netip.Addr) (slot, error) {
-	b, err := s.l.fs.ReadFile(s.slotPath(a))
+func (f *files) slot(a netip.Addr) (slot, error) {
+	b, err := f.fs.ReadFile(f.slotPath(a))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return slot{}, nil
@@ -45,17 +75,19 @@ func (s *session) slot(a netip.Addr) (slot, error) {
 	return decodeSlot(b), nil
 }
 
-func (s *session) ours(a netip.Addr) (bool, error) {
-	mode, err := s.l.fs.Mode(s.slotPath(a))
+// ours reports whether stayput wrote the address file.
+func (f *files) ours(a netip.Addr) (bool, error) {
+	mode, err := f.fs.Mode(f.slotPath(a))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	return mode == modeOurs, err
 }
 
-func (s *session) claim(hash string) (*Claim, error) {
-	path := s.state(claimsDir, hash)
-	b, err := s.l.fs.ReadFile(path)
+// claim returns ErrCorrupt for one that does not parse, and ErrNewer beside what is known of a newer one.
+func (f *files) claim(hash string) (*Claim, error) {
+	path := f.inState(claimsDir, hash)
+	b, err := f.fs.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
@@ -64,35 +96,33 @@ func (s *session) claim(hash string) (*Claim, error) {
 	return decodeClaim(b, path)
 }
 
-// readEntry returns nil for an entry that does not parse: the index is a cache, and the scan will find
-// what the address files say.
-func (s *session) readEntry(hash string) (*entry, error) {
-	path := s.state(indexDir, hash)
-	b, err := s.l.fs.ReadFile(path)
+func (f *files) entry(att Attachment) (*entry, error) { return f.entryNamed(att.hash()) }
+
+// entryNamed returns ErrCorrupt for an entry that does not parse, and ErrNewer.
+func (f *files) entryNamed(hash string) (*entry, error) {
+	path := f.inState(indexDir, hash)
+	b, err := f.fs.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
 	e, err := decodeEntry(b, path)
-	if errors.Is(err, ErrNewer) {
-		return nil, err
-	} else if err != nil {
-		s.trusted = false
-		return nil, nil
+	if err == nil && e.att.hash() != hash {
+		return nil, ErrCorrupt
 	}
-	return e, nil
+	return e, err
 }
 
-func (s *session) mark(containerID string) (*Mark, error) {
-	path := s.state(marksDir, hashOf(containerID))
-	b, err := s.l.fs.ReadFile(path)
+// mark returns nil for a mark that does not parse: the agent makes the claim within moments of the mark.
+func (f *files) mark(containerID string) (*Mark, error) {
+	path := f.inState(marksDir, hashOf(containerID))
+	b, err := f.fs.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	// One that does not parse is none: the agent makes the claim within moments of the mark.
 	m, err := decodeMark(b, path)
 	if errors.Is(err, ErrCorrupt) {
 		return nil, nil
@@ -100,17 +130,14 @@ func (s *session) mark(containerID string) (*Mark, error) {
 	return m, err
 }
 
-func (s *session) setClaims(k Key) ([]*Claim, error) {
-	names, err := s.l.fs.ReadDir(s.state(setsDir, k.setHash()))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
+func (f *files) setClaims(k Key) ([]*Claim, error) {
+	names, err := f.names(f.inState(setsDir, k.setHash()))
+	if err != nil {
 		return nil, err
 	}
-	slices.Sort(names)
 	var claims []*Claim
 	for _, hash := range names {
-		c, err := s.claim(hash)
+		c, err := f.claim(hash)
 		if err != nil && !errors.Is(err, ErrCorrupt) {
 			return nil, err
 		}
@@ -121,8 +148,8 @@ func (s *session) setClaims(k Key) ([]*Claim, error) {
 	return claims, nil
 }
 
-func (s *session) retainedFor(k Key) (*Retained, error) {
-	slots, err := s.allSlots()
+func (f *files) retainedFor(k Key) (*Retained, error) {
+	slots, err := f.allSlots()
 	if err != nil {
 		return nil, err
 	}
@@ -131,20 +158,19 @@ func (s *session) retainedFor(k Key) (*Retained, error) {
 		case sl.state == slotRetained && sl.retained.Key == k:
 			return sl.retained, nil
 		case sl.state == slotNewer && sl.retained.Key == k:
-			return nil, newerError(s.slotPath(a), sl.retained.Version)
+			return nil, newerError(f.slotPath(a), sl.retained.Version)
 		}
 	}
 	return nil, nil
 }
 
-func (s *session) countClaims() (int, error) {
-	names, err := s.l.fs.ReadDir(s.state(claimsDir))
+func (f *files) countClaims() (int, error) {
+	names, err := f.fs.ReadDir(f.inState(claimsDir))
 	return len(names), err
 }
 
-// countPromised counts the claims that lie in set and are neither expired nor without an address behind them.
-func (s *session) countPromised(set RangeSet, now Instant) (int, error) {
-	claims, err := s.allClaims()
+func (f *files) countPromised(set RangeSet, now Instant) (int, error) {
+	claims, err := f.allClaims()
 	if err != nil {
 		return 0, err
 	}
@@ -154,22 +180,26 @@ func (s *session) countPromised(set RangeSet, now Instant) (int, error) {
 			if !set.allocatable(a) {
 				continue
 			}
-			sl, err := s.slot(a)
+			sl, err := f.slot(a)
 			if err != nil {
 				return 0, err
 			}
-			if sl.state == slotBound || sl.state == slotGarbage || sl.state == slotNewer || sl.state == slotRetained && !sl.retained.expired(now) {
+			switch sl.state {
+			case slotBound, slotGarbage, slotNewer:
 				n++
+			case slotRetained:
+				if !sl.retained.expired(now) {
+					n++
+				}
 			}
 		}
 	}
 	return n, nil
 }
 
-// Everything at once: for scans.
-
-func (s *session) allSlots() (map[netip.Addr]slot, error) {
-	names, err := s.l.fs.ReadDir(s.l.dir)
+// allSlots returns every address that has a file.
+func (f *files) allSlots() (map[netip.Addr]slot, error) {
+	names, err := f.names(f.dir)
 	if err != nil {
 		return nil, err
 	}
@@ -179,11 +209,11 @@ func (s *session) allSlots() (map[netip.Addr]slot, error) {
 		if err != nil || a.String() != name {
 			continue
 		}
-		sl, err := s.slot(a)
+		sl, err := f.slot(a)
 		if err != nil {
 			return nil, err
 		}
-		if sl.ours, err = s.ours(a); err != nil {
+		if sl.ours, err = f.ours(a); err != nil {
 			return nil, err
 		}
 		if sl.state != slotFree {
@@ -195,80 +225,75 @@ func (s *session) allSlots() (map[netip.Addr]slot, error) {
 
 // claimFiles is what the claims of a network say.
 type claimFiles struct {
-	known   []*Claim
+	known   []*Claim        // in the order of their keys
 	newer   []*Claim        // of a newer version: only version, key and addresses are known
 	corrupt map[string]bool // hashes of those that do not parse
 }
 
-// allClaims fails where a newer claim does not even say whose it is.
-func (s *session) allClaims() (*claimFiles, error) {
-	claims := &claimFiles{corrupt: map[string]bool{}}
-	names, err := s.l.fs.ReadDir(s.state(claimsDir))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+// allClaims fails with ErrNewer if a newer claim does not even say whose it is.
+func (f *files) allClaims() (claims claimFiles, err error) {
+	claims.corrupt = map[string]bool{}
+	names, err := f.names(f.inState(claimsDir))
+	if err != nil {
+		return claims, err
 	}
 	for _, hash := range names {
-		c, err := s.claim(hash)
+		c, err := f.claim(hash)
 		switch {
 		case errors.Is(err, ErrCorrupt):
 			claims.corrupt[hash] = true
 		case errors.Is(err, ErrNewer) && c != nil:
 			claims.newer = append(claims.newer, c)
 		case err != nil:
-			return nil, err
+			return claims, err
 		case c != nil:
 			claims.known = append(claims.known, c)
 		}
 	}
-	slices.SortFunc(claims.known, func(a, b *Claim) int { return slices.Compare([]byte(a.Key.String()), []byte(b.Key.String())) })
+	slices.SortFunc(claims.known, func(a, b *Claim) int { return strings.Compare(a.Key.String(), b.Key.String()) })
 	return claims, nil
 }
 
-// allEntries removes what does not parse. Of newer entries the names are returned, which are the hashes of the
-// attachments.
-func (s *session) allEntries() (entries []*entry, newer map[string]bool, err error) {
-	names, err := s.l.fs.ReadDir(s.state(indexDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, nil
-	} else if err != nil {
-		return nil, nil, err
-	}
-	slices.Sort(names)
-	newer = map[string]bool{}
-	for _, hash := range names {
-		path := s.state(indexDir, hash)
-		b, err := s.l.fs.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		} else if err != nil {
-			return nil, nil, err
-		}
-		e, err := decodeEntry(b, path)
-		if errors.Is(err, ErrNewer) {
-			newer[hash] = true
-			continue
-		}
-		if err != nil || e.att.hash() != hash {
-			s.l.fs.Remove(path)
-			continue
-		}
-		entries = append(entries, e)
-	}
-	return entries, newer, nil
+// indexFiles is what the index of a network says.
+type indexFiles struct {
+	known   []*entry         // in the order of their hashes
+	newer   map[string]error // of a newer version, by the hash of the attachment
+	corrupt []string         // names of those that do not parse
 }
 
-// allMarks returns the marks by container ID, and the names of newer ones, which are the hashes of those.
-func (s *session) allMarks() (marks map[string]*Mark, newer map[string]bool, err error) {
-	names, err := s.l.fs.ReadDir(s.state(marksDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, nil
-	} else if err != nil {
+func (f *files) allEntries() (index indexFiles, err error) {
+	index.newer = map[string]error{}
+	names, err := f.names(f.inState(indexDir))
+	if err != nil {
+		return index, err
+	}
+	for _, hash := range names {
+		e, err := f.entryNamed(hash)
+		switch {
+		case errors.Is(err, ErrNewer):
+			index.newer[hash] = err
+		case errors.Is(err, ErrCorrupt):
+			index.corrupt = append(index.corrupt, hash)
+		case err != nil:
+			return index, err
+		case e != nil:
+			index.known = append(index.known, e)
+		}
+	}
+	return index, nil
+}
+
+// allMarks returns the marks by container ID, and the names of newer ones, which are the hashes of those. It leaves
+// out what does not parse.
+func (f *files) allMarks() (marks map[string]*Mark, newer map[string]bool, err error) {
+	names, err := f.names(f.inState(marksDir))
+	if err != nil {
 		return nil, nil, err
 	}
 	marks, newer = map[string]*Mark{}, map[string]bool{}
 	for _, hash := range names {
-		path := s.state(marksDir, hash)
-		b, err := s.l.fs.ReadFile(path)
+		path := f.inState(marksDir, hash)
+		b, err := f.fs.ReadFile(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, nil, err
 		}
@@ -281,4 +306,102 @@ func (s *session) allMarks() (marks map[string]*Mark, newer map[string]bool, err
 		}
 	}
 	return marks, newer, nil
+}
+
+// picture is everything that the files of a network say.
+type picture struct {
+	slots          map[netip.Addr]slot
+	claims         []*Claim
+	corrupt        map[string]bool // hashes of claims that do not parse
+	entries        []*entry
+	corruptEntries []string         // names of entries that do not parse
+	marks          map[string]*Mark // by container ID
+	// What a newer version wrote: claims of which version, key and addresses are known, entries by the hash of their
+	// attachment, marks by that of their container ID.
+	newerClaims  []*Claim
+	newerEntries map[string]error
+	newerMarks   map[string]bool
+}
+
+// picture reads entries after address files: without the lock, an attachment that has an address is in the index
+// unless it was DELed in between, or the index is incomplete.
+func (f *files) picture(marks bool) (*picture, error) {
+	p := &picture{}
+	var err error
+	if p.slots, err = f.allSlots(); err != nil {
+		return nil, err
+	}
+	index, err := f.allEntries()
+	if err != nil {
+		return nil, err
+	}
+	p.entries, p.newerEntries, p.corruptEntries = index.known, index.newer, index.corrupt
+	claims, err := f.allClaims()
+	if err != nil {
+		return nil, err
+	}
+	p.claims, p.newerClaims, p.corrupt = claims.known, claims.newer, claims.corrupt
+	if marks {
+		p.marks, p.newerMarks, err = f.allMarks()
+	}
+	return p, err
+}
+
+// apply carries out the steps of a rebuild on the picture, not on the files.
+func (p *picture) apply(steps []step) {
+	claims, entries := p.claimsByHash(), p.entriesByAttachment()
+	for _, st := range steps {
+		switch st := st.(type) {
+		case putSlot:
+			s := decodeSlot(st.data)
+			s.ours = true
+			p.slots[st.addr] = s
+		case freeSlot:
+			delete(p.slots, st.addr)
+		case putClaim:
+			claims[st.claim.Key.hash()] = st.claim
+		case putEntry:
+			entries[st.entry.att] = st.entry
+		case dropEntry:
+			delete(entries, st.was.att)
+		}
+	}
+	p.claims = slices.SortedFunc(maps.Values(claims), func(a, b *Claim) int { return strings.Compare(a.Key.String(), b.Key.String()) })
+	p.entries = slices.SortedFunc(maps.Values(entries), func(a, b *entry) int { return strings.Compare(a.att.String(), b.att.String()) })
+}
+
+func (p *picture) claimsByHash() map[string]*Claim {
+	m := make(map[string]*Claim, len(p.claims))
+	for _, c := range p.claims {
+		m[c.Key.hash()] = c
+	}
+	return m
+}
+
+func (p *picture) entriesByAttachment() map[Attachment]*entry {
+	m := make(map[Attachment]*entry, len(p.entries))
+	for _, e := range p.entries {
+		m[e.att] = e
+	}
+	return m
+}
+
+// hides reports whether an attachment has an address and is not in the index.
+func (p *picture) hides() bool {
+	entries := p.entriesByAttachment()
+	for _, s := range p.slots {
+		if s.state == slotBound && entries[s.att] == nil && p.newerEntries[s.att.hash()] == nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *picture) slot(a netip.Addr) (slot, error) { return p.slots[a], nil }
+
+func (p *picture) entry(att Attachment) (*entry, error) {
+	if err := p.newerEntries[att.hash()]; err != nil {
+		return nil, err
+	}
+	return p.entriesByAttachment()[att], nil
 }

@@ -7,20 +7,6 @@ import (
 	"strings"
 )
 
-// picture is everything that the files of a network say, for a rebuild.
-type picture struct {
-	slots   map[netip.Addr]slot
-	claims  []*Claim
-	corrupt map[string]bool // hashes of claims that do not parse
-	entries []*entry
-	marks   map[string]*Mark // by container ID
-	// What a newer version wrote: claims of which version, key and addresses are known, entries by the hash of their
-	// attachment, marks by that of their container ID.
-	newerClaims  []*Claim
-	newerEntries map[string]bool
-	newerMarks   map[string]bool
-}
-
 // rebuild brings the records into agreement: at the first command of a boot, and where the marker or the
 // claims are missing (a data directory on tmpfs, a wiped directory, the first command after a switch from
 // host-local).
@@ -35,8 +21,13 @@ type picture struct {
 //
 // What a newer version promised stays as it is, file by file. An address of such a claim that has no file gets one
 // that says nothing, so that nobody takes it.
-func rebuild(p *picture, n *Network, now Instant, newBoot bool, live func(Netns, string) Liveness) []step {
-	r := &rebuilder{picture: p, net: n, now: now, newBoot: newBoot, claims: map[string]*Claim{}, explained: map[netip.Addr]*entry{}, newer: map[netip.Addr]*Claim{}}
+func rebuild(from *picture, n *Network, now Instant, newBoot bool, live func(Netns, string) Liveness) []step {
+	p := *from
+	p.slots = maps.Clone(from.slots)
+	r := &rebuilder{
+		picture: &p, net: n, now: now, newBoot: newBoot,
+		claims: p.claimsByHash(), explained: map[netip.Addr]*entry{}, newer: map[netip.Addr]*Claim{},
+	}
 	for _, c := range p.newerClaims {
 		for _, a := range c.Addrs {
 			r.newer[a] = c
@@ -44,9 +35,6 @@ func rebuild(p *picture, n *Network, now Instant, newBoot bool, live func(Netns,
 				r.lost = append(r.lost, a)
 			}
 		}
-	}
-	for _, c := range p.claims {
-		r.claims[c.Key.hash()] = c
 	}
 	for _, e := range p.entries {
 		r.placeEntry(e, live)
@@ -82,6 +70,17 @@ func rebuild(p *picture, n *Network, now Instant, newBoot bool, live func(Netns,
 	return r.steps
 }
 
+// ofIndex returns those steps of a rebuild that concern the index alone: a scan.
+func ofIndex(steps []step) []step {
+	return slices.DeleteFunc(steps, func(st step) bool {
+		switch st.(type) {
+		case putEntry, dropEntry:
+			return false
+		}
+		return true
+	})
+}
+
 type rebuilder struct {
 	*picture
 	net       *Network
@@ -104,7 +103,7 @@ func (r *rebuilder) leaveNewer() {
 		claims[c.Key.hash()] = true
 	}
 	keep := func(a netip.Addr, was slot) bool {
-		return r.newer[a] != nil || was.state == slotBound && (r.newerEntries[was.att.hash()] || r.newerMarks[hashOf(was.att.ContainerID)])
+		return r.newer[a] != nil || was.state == slotBound && (r.newerEntries[was.att.hash()] != nil || r.newerMarks[hashOf(was.att.ContainerID)])
 	}
 	r.steps = slices.DeleteFunc(r.steps, func(s step) bool {
 		switch s := s.(type) {
@@ -115,7 +114,7 @@ func (r *rebuilder) leaveNewer() {
 		case putClaim:
 			return claims[s.claim.Key.hash()]
 		case putEntry:
-			return r.newerEntries[s.entry.att.hash()]
+			return r.newerEntries[s.entry.att.hash()] != nil
 		}
 		return false
 	})
@@ -134,10 +133,9 @@ func (r *rebuilder) put(a netip.Addr, data []byte) {
 // placeEntry notes which addresses an entry explains. An address file that is missing under a live
 // attachment of this boot was wiped: it is made again, or somebody else would get the address.
 func (r *rebuilder) placeEntry(e *entry, live func(Netns, string) Liveness) {
-	wiped := e.boot == r.now.BootID && e.netns.Path != "" && live(e.netns, e.boot) != Dead
 	for _, a := range e.addrs {
 		s, there := r.slots[a]
-		if !there && wiped {
+		if !there && e.boot == r.now.BootID && e.netns.Path != "" && live(e.netns, e.boot) != Dead {
 			r.put(a, encodeBound(e.att))
 			s = r.slots[a]
 		}

@@ -8,49 +8,65 @@ import (
 	"slices"
 )
 
-// The names in a network directory and in a state directory.
-const (
-	lockFile   = "lock" // host-local's
-	lastPrefix = "last_reserved_ip."
-	tempName   = ".stayput.tmp" // the one name every address file is renamed from
-	markerName = ".stayput.boot"
-
-	claimsDir = "claims" // <hash of key>: Claim
-	indexDir  = "index"  // <hash of attachment>: entry
-	setsDir   = "sets"   // <hash of identity and ifname>/<hash of key>: empty; which claims a shared identity has
-	marksDir  = "marks"  // <hash of container ID>: Mark
-	infoName  = "network"
-	tempState = ".tmp" // what a file of the state directory is renamed from
-)
-
-// session is one command's hold on a network: the lock is held from begin to end. It is the book that the
-// transition reads, and carries out what the transition returns.
+// session is one command's hold on a network: the lock is held from begin to end. It is the book that the command's
+// decision reads, and it carries out what was decided.
 type session struct {
-	l       *Ledger
-	now     Instant
-	unlock  func()
-	stamp   stamp
-	lasts   []netip.Addr // last_reserved_ip.N as they stand
-	trusted bool         // the stamp agrees with the directory: the index is complete
-	touched bool         // the directory, a last_reserved_ip or the marker have to be stamped anew
+	*Ledger
+	now    Instant
+	unlock func()
+	stamp  stamp
+	lasts  []netip.Addr // last_reserved_ip.N as they stand
+	due    bool         // no command has rebuilt in this boot, or the state was wiped since
+	// trusted: the stamp agrees with the directory, so the index is complete unless somebody works without the lock.
+	// scanned: it was completed under this lock, so it is complete.
+	trusted, scanned bool
+	touched          bool // the directory, a last_reserved_ip or the marker have to be stamped anew
 }
 
-// begin takes the lock and, at the first command of a boot, rebuilds.
+// begin takes the lock for a command that writes. At the first one of a boot it makes the directories and rebuilds.
 func (l *Ledger) begin() (*session, error) {
-	now, err := l.clock.Now()
-	if err != nil {
-		return nil, err
-	}
-	unlock, err := l.fs.Lock(filepath.Join(l.dir, lockFile))
+	s, err := l.lock()
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = MkdirAll(l.fs, l.dir); err == nil {
-			unlock, err = l.fs.Lock(filepath.Join(l.dir, lockFile))
+			s, err = l.lock()
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	s := &session{l: l, now: now, unlock: unlock}
+	if s.due {
+		err = s.rebuild()
+	} else {
+		err = s.recordInfo()
+	}
+	if err != nil {
+		s.unlock()
+		return nil, err
+	}
+	return s, nil
+}
+
+// look takes the lock to read. It changes nothing: due and trusted tell what the next command has to do first.
+func (l *Ledger) look() (*session, error) {
+	s, err := l.lock()
+	if errors.Is(err, fs.ErrNotExist) { // without the directory there is no lock, and nothing but claims to read
+		now, err := l.clock.Now()
+		return &session{Ledger: l, now: now, unlock: func() {}, due: true}, err
+	}
+	return s, err
+}
+
+// lock takes the lock and finds out how the last command left the network.
+func (l *Ledger) lock() (*session, error) {
+	now, err := l.clock.Now()
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := l.fs.Lock(filepath.Join(l.dir, lockFile))
+	if err != nil {
+		return nil, err
+	}
+	s := &session{Ledger: l, now: now, unlock: unlock}
 	if err := s.open(); err != nil {
 		unlock()
 		return nil, err
@@ -58,48 +74,30 @@ func (l *Ledger) begin() (*session, error) {
 	return s, nil
 }
 
-// end stamps the directory as we leave it and gives the lock back. A stamp that cannot be written costs the
-// next command a scan, nothing else.
-func (s *session) end() {
-	if s.touched && s.trusted {
-		if mtime, err := s.l.fs.ChangeTime(s.l.dir); err == nil {
-			s.stamp = stamp{boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config}
-			s.l.fs.Overwrite(s.marker(), s.stamp.encode())
-		}
-	}
-	s.unlock()
-}
-
-// open reads the marker and rebuilds where it must.
 func (s *session) open() error {
-	b, err := s.l.fs.ReadFile(s.marker())
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return s.rebuild(false)
-	case err != nil:
+	b, err := s.fs.ReadFile(s.marker())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if s.stamp, err = decodeStamp(b, s.marker()); err != nil {
 		return err
 	}
 	if s.stamp.boot != s.now.BootID {
-		return s.rebuild(s.stamp.boot != "")
+		s.due = true
+		return nil
 	}
-	if _, err := s.l.fs.Mode(s.state(claimsDir)); errors.Is(err, fs.ErrNotExist) {
-		// The state was wiped. Without the marker a rebuild that is killed begins again.
-		if err := s.remove(s.marker()); err != nil {
-			return err
-		}
-		return s.rebuild(false)
+	if _, err := s.fs.Mode(s.inState(claimsDir)); errors.Is(err, fs.ErrNotExist) {
+		s.due = true
+		return nil
 	} else if err != nil {
 		return err
 	}
-	mtime, err := s.l.fs.ChangeTime(s.l.dir)
+	mtime, err := s.fs.ChangeTime(s.dir)
 	if err != nil {
 		return err
 	}
-	s.lasts = make([]netip.Addr, max(len(s.l.net.Ranges), len(s.stamp.last)))
-	same := len(s.stamp.last) >= len(s.l.net.Ranges)
+	s.lasts = make([]netip.Addr, max(len(s.net.Ranges), len(s.stamp.last)))
+	same := len(s.stamp.last) >= len(s.net.Ranges)
 	for i := range s.lasts {
 		if s.lasts[i], err = s.readLast(i); err != nil {
 			return err
@@ -107,164 +105,187 @@ func (s *session) open() error {
 		same = same && i < len(s.stamp.last) && s.lasts[i] == s.stamp.last[i]
 	}
 	s.trusted = mtime == s.stamp.mtime && same
-	return s.recordInfo()
+	return nil
 }
 
-// recordInfo keeps the network's configuration for those who have no CNI configuration: the agent.
+// end stamps the directory as this command leaves it and gives the lock back. A stamp that cannot be written costs
+// the next command a scan, nothing else.
+func (s *session) end() {
+	if s.touched && s.trusted {
+		if mtime, err := s.fs.ChangeTime(s.dir); err == nil {
+			s.stamp = stamp{boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config}
+			s.fs.Overwrite(s.marker(), s.stamp.encode())
+		}
+	}
+	s.unlock()
+}
+
+// recordInfo keeps the network's configuration for the agent, which has no CNI configuration.
 func (s *session) recordInfo() error {
-	print := s.l.net.fingerprint()
-	if !s.l.configured || s.stamp.config == print {
+	print := s.net.fingerprint()
+	if !s.configured || s.stamp.config == print {
 		return nil
 	}
 	s.stamp.config, s.touched = print, true
-	return s.replace(s.state(infoName), s.l.net.encode())
+	return s.replace(s.inState(infoName), s.net.encode())
 }
+
+// decide makes a decision. If that needs an attachment that the index does not know, though an address file may name
+// it, the index is completed and the decision made once more.
+func (s *session) decide(f func(*decision) error) (*outcome, error) {
+	out, err := decide(s, s.net, s.now, f)
+	if errors.Is(err, errIncomplete) {
+		if err := s.scan(); err != nil {
+			return nil, err
+		}
+		out, err = decide(s, s.net, s.now, f)
+	}
+	return out, err
+}
+
+// The part of the book that is not in files alone.
 
 func (s *session) entry(att Attachment) (*entry, error) {
-	e, err := s.readEntry(att.hash())
-	if err != nil || e != nil && e.att == att {
-		return e, err
-	}
-	if s.trusted {
+	e, err := s.files.entry(att)
+	corrupt := errors.Is(err, ErrCorrupt)
+	switch {
+	case (corrupt || err == nil && e == nil && !s.trusted) && !s.scanned:
+		return nil, errIncomplete
+	case corrupt:
 		return nil, nil
 	}
-	if err := s.scan(); err != nil {
-		return nil, err
-	}
-	e, err = s.readEntry(att.hash())
-	if err != nil || e == nil || e.att != att {
-		return nil, err
-	}
-	return e, nil
+	return e, err
 }
 
-// holder is the entry of an attachment that an address file names. Where there is none the index is
-// incomplete, whatever the stamp says.
 func (s *session) holder(att Attachment) (*entry, error) {
 	e, err := s.entry(att)
-	if err == nil && e == nil {
-		s.trusted = false
-		e, err = s.entry(att)
+	if err == nil && e == nil && !s.scanned {
+		err = errIncomplete
 	}
 	return e, err
 }
 
 func (s *session) holders(claim string) ([]*entry, error) {
-	if !s.trusted {
-		if err := s.scan(); err != nil {
-			return nil, err
-		}
+	index, err := s.allEntries()
+	if err == nil && (!s.trusted || len(index.corrupt) > 0) && !s.scanned {
+		err = errIncomplete
 	}
-	entries, _, err := s.allEntries()
-	return slices.DeleteFunc(entries, func(e *entry) bool { return e.claim != claim }), err
+	return slices.DeleteFunc(index.known, func(e *entry) bool { return e.claim != claim }), err
 }
 
 func (s *session) last(i int) netip.Addr { return s.lasts[i] }
 
 func (s *session) liveness(ns Netns, boot string) Liveness {
-	return liveness(s.l.netns, ns, boot, s.now)
+	return liveness(s.netns, ns, boot, s.now)
 }
 
-// scan completes the index from the address files.
-func (s *session) scan() error { return s.reconcile(false, false) }
+// newBoot reports whether the marker names another boot.
+func (s *session) newBoot() bool { return s.stamp.boot != "" && s.stamp.boot != s.now.BootID }
 
-// rebuild brings everything into agreement and writes the marker last.
-func (s *session) rebuild(newBoot bool) error {
-	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
-		if err := MkdirAll(s.l.fs, s.state(dir)); err != nil {
+// picture reads everything. If a rebuild is due, the picture is what it will make of the files.
+func (s *session) picture() (*picture, error) {
+	p, err := s.files.picture(s.due)
+	if err == nil && s.due {
+		p.apply(rebuild(p, s.net, s.now, s.newBoot(), s.liveness))
+	}
+	return p, err
+}
+
+// complete makes the picture's index what a scan will make it.
+func (s *session) complete(p *picture) {
+	p.apply(ofIndex(rebuild(p, s.net, s.now, false, s.liveness)))
+}
+
+// scan completes the index from the address files, and removes what does not parse from it.
+func (s *session) scan() error {
+	p, err := s.files.picture(false)
+	if err != nil {
+		return err
+	}
+	return s.agree(p, ofIndex(rebuild(p, s.net, s.now, false, s.liveness)))
+}
+
+// agree carries out the steps of a scan or a rebuild.
+func (s *session) agree(p *picture, steps []step) error {
+	for _, name := range p.corruptEntries {
+		if err := s.remove(s.inState(indexDir, name)); err != nil {
 			return err
 		}
 	}
-	if err := syncPathTo(s.l.fs, s.state(claimsDir)); err != nil {
+	if err := s.apply(steps, false); err != nil {
 		return err
 	}
-	if err := syncPathTo(s.l.fs, s.state(marksDir)); err != nil {
+	s.trusted, s.scanned, s.touched = true, true, true
+	return nil
+}
+
+// rebuild brings everything into agreement and writes the marker last.
+func (s *session) rebuild() error {
+	if s.stamp.boot == s.now.BootID {
+		// The state was wiped. Without the marker a rebuild that is killed begins again.
+		if err := s.remove(s.marker()); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
+		if err := MkdirAll(s.fs, s.inState(dir)); err != nil {
+			return err
+		}
+	}
+	if err := syncPathTo(s.fs, s.inState(claimsDir)); err != nil {
+		return err
+	}
+	if err := syncPathTo(s.fs, s.inState(marksDir)); err != nil {
 		return err
 	}
 	// A file system without a journal may have kept both names of a rename: writing to the old one would
 	// write into the new one.
-	for _, tmp := range []string{filepath.Join(s.l.dir, tempName), s.state(tempState)} {
+	for _, tmp := range []string{filepath.Join(s.dir, tempName), s.inState(tempState)} {
 		if err := s.remove(tmp); err != nil {
 			return err
 		}
 	}
-	s.lasts = make([]netip.Addr, len(s.l.net.Ranges))
+	s.lasts = make([]netip.Addr, len(s.net.Ranges))
 	for i := range s.lasts {
 		var err error
 		if s.lasts[i], err = s.readLast(i); err != nil {
 			return err
 		}
 	}
+	newBoot := s.newBoot()
 	s.stamp = stamp{}
 	if err := s.recordInfo(); err != nil {
 		return err
 	}
-	return s.reconcile(newBoot, true)
-}
-
-func (s *session) reconcile(newBoot, full bool) error {
-	p := &picture{}
-	var err error
-	if p.slots, err = s.allSlots(); err != nil {
-		return err
-	}
-	claims, err := s.allClaims()
+	p, err := s.files.picture(true)
 	if err != nil {
 		return err
 	}
-	p.claims, p.newerClaims, p.corrupt = claims.known, claims.newer, claims.corrupt
-	if p.entries, p.newerEntries, err = s.allEntries(); err != nil {
+	if err := s.agree(p, rebuild(p, s.net, s.now, newBoot, s.liveness)); err != nil {
 		return err
 	}
-	if full {
-		if p.marks, p.newerMarks, err = s.allMarks(); err != nil {
-			return err
-		}
-	}
-	steps := rebuild(p, s.l.net, s.now, newBoot, s.liveness)
-	if !full {
-		// A scan is for the index alone.
-		steps = slices.DeleteFunc(steps, func(st step) bool {
-			switch st.(type) {
-			case putEntry, dropEntry:
-				return false
-			}
-			return true
-		})
-	}
-	if err := s.apply(steps, false); err != nil {
-		return err
-	}
-	s.trusted, s.touched = true, true
-	if !full {
-		return nil
-	}
-	if err := s.indexSets(p.claims); err != nil {
-		return err
-	}
-	// Durable, so that a power loss in this boot leaves a marker that names it.
-	st := stamp{boot: s.now.BootID, mtime: -1, config: s.stamp.config}
-	tmp := filepath.Join(s.l.dir, tempName)
-	if err := s.l.fs.WriteFile(tmp, st.encode(), modeState); err != nil {
-		return err
-	}
-	if err := s.l.fs.SyncFile(tmp); err != nil {
-		return err
-	}
-	if err := s.l.fs.Rename(tmp, s.marker()); err != nil {
-		return err
-	}
-	return s.l.fs.SyncDir(s.l.dir)
-}
-
-// indexSets makes the directory of shared identities say which claims there are.
-func (s *session) indexSets(claims []*Claim) error {
-	for _, c := range claims {
+	for _, c := range p.claims {
 		if c.Key.shared() {
 			if err := s.addToSet(c.Key); err != nil {
 				return err
 			}
 		}
 	}
-	return nil
+	return s.writeMarker()
+}
+
+// writeMarker is durable, so that a power loss in this boot leaves a marker that names it.
+func (s *session) writeMarker() error {
+	st := stamp{boot: s.now.BootID, mtime: -1, config: s.stamp.config}
+	tmp := filepath.Join(s.dir, tempName)
+	if err := s.fs.WriteFile(tmp, st.encode(), modeState); err != nil {
+		return err
+	}
+	if err := s.fs.SyncFile(tmp); err != nil {
+		return err
+	}
+	if err := s.fs.Rename(tmp, s.marker()); err != nil {
+		return err
+	}
+	return s.fs.SyncDir(s.dir)
 }

@@ -9,34 +9,39 @@ import (
 	"time"
 )
 
-// settle is how long after a DEL its namespace may keep the address: macvlan and ptp call the IPAM plugin
-// before they delete the link. Longer is a namespace that somebody keeps for another reason.
-const settle = 3 * time.Second
+// settleTime is how long after a DEL its namespace may keep the address: macvlan and ptp call the IPAM plugin before
+// they delete the link. A namespace that stays for longer is kept for another reason.
+const settleTime = 3 * time.Second
 
-// book is what a transition reads. Absence is a fact: a missing record is nil without an error, and an
-// error means unknown, which ends the transition without a step.
+// errIncomplete ends a decision that needs an attachment which the index does not know, though it may not know all.
+var errIncomplete = errors.New("the index is not complete")
+
+// book is what a decision reads. Absence is a fact: a missing record is nil without an error. An error means
+// unknown, and ends the decision without a step.
 type book interface {
 	slot(netip.Addr) (slot, error)
 	ours(netip.Addr) (bool, error)     // whether stayput wrote the address file
-	claim(hash string) (*Claim, error) // ErrCorrupt where it does not parse
+	claim(hash string) (*Claim, error) // ErrCorrupt if it does not parse
+	// entry and holder return errIncomplete for an attachment that is not in an incomplete index. entry believes the
+	// stamp; holder is of an attachment that was seen to have an address, and believes only a scan.
 	entry(Attachment) (*entry, error)
-	holder(Attachment) (*entry, error) // entry of an attachment that an address file names
+	holder(Attachment) (*entry, error)
 	mark(containerID string) (*Mark, error)
 	setClaims(Key) ([]*Claim, error)              // every claim of the key's shared identity and interface
-	holders(claim string) ([]*entry, error)       // attachments whose entries name the claim; slow
-	retainedFor(Key) (*Retained, error)           // the retained slot of a key found by its content; slow
+	holders(claim string) ([]*entry, error)       // attachments whose entries name the claim, or errIncomplete; slow
+	retainedFor(Key) (*Retained, error)           // the retained slot of a key, found by its content; slow
 	countClaims() (int, error)                    // how many claims the network has
-	countPromised(RangeSet, Instant) (int, error) // how many live ones lie in a range set; slow
+	countPromised(RangeSet, Instant) (int, error) // how many of a range set are not over; slow
 	last(rangeSet int) netip.Addr
 	liveness(ns Netns, boot string) Liveness
 }
 
-// The steps that a transition returns. They are carried out in their order, each atomic by itself: the order
-// is the crash argument, given where the steps are made.
+// The steps of an outcome. They are carried out in their order, each atomic by itself: the order is the crash
+// argument, given where the steps are made.
 type (
 	putEntry struct {
 		entry *entry
-		// again says that there is an entry already: it must not be torn, since it knows the netns.
+		// again: there is an entry already, which must not be torn, since it knows the netns.
 		again bool
 	}
 	dropEntry struct{ was *entry }
@@ -53,17 +58,16 @@ type (
 	// putClaim and dropClaim are durable when they return. was is nil for a new claim.
 	putClaim  struct{ claim, was *Claim }
 	dropClaim struct{ was *Claim }
-	// confirmClaim makes sure that a claim that stays as it is became durable: whoever wrote it may have been
-	// killed in between.
+	// confirmClaim makes a claim durable that stays as it is: its writer may have been killed in between.
 	confirmClaim struct{ claim *Claim }
 	// setLast writes host-local's last_reserved_ip.N.
 	setLast struct {
 		rangeSet int
 		addr     netip.Addr
 	}
-	// syncSlots makes durable which address files there are. Without it a power loss could bring back an
-	// older file in the place of a bound one: a retained record that has been running out ever since, or one
-	// of a claim that has ended.
+	// syncSlots makes durable which address files there are. Without it a power loss could bring back an older file
+	// in the place of a bound one: a retained record that has been running out ever since, or one of a claim that
+	// has ended.
 	syncSlots struct{}
 	// adoptSlot marks an address file of host-local as known to stayput.
 	adoptSlot struct{ addr netip.Addr }
@@ -71,14 +75,14 @@ type (
 
 type step any
 
-// outcome is what a transition decided.
+// outcome is what was decided.
 type outcome struct {
 	steps    []step
 	addrs    []netip.Addr
 	restored bool
 	promised bool // fresh addresses
-	// waitFor is set instead of steps where a predecessor must go first; soft where its DEL has come and
-	// only its namespace lingers.
+	// waitFor is set instead of steps if a predecessor must go first; soft if its DEL has come and only its
+	// namespace lingers.
 	waitFor *Attachment
 	soft    bool
 	events  []Event
@@ -86,87 +90,77 @@ type outcome struct {
 
 func (o *outcome) do(s ...step) { o.steps = append(o.steps, s...) }
 
-// command is the input of a transition.
-type command interface{ isCommand() }
+func (o *outcome) result() *Result {
+	return &Result{Addrs: o.addrs, Restored: o.restored, Promised: o.promised, Events: o.events}
+}
 
-type (
-	addCommand struct{ AddRequest }
-	delCommand struct{ DelRequest }
-	// policyCommand sets the policy of an attachment whose ADD did not know it.
-	policyCommand struct {
-		att    Attachment
-		pod    Pod
-		policy Policy
-		netns  Netns
-	}
-	// moveCommand gives the addresses of an attachment to the one that really has them, and promises them.
-	moveCommand struct {
-		from Attachment
-		to   AddRequest
-	}
-	expireCommand  struct{ claim *Claim }
-	releaseCommand struct{ claim *Claim }
-	// orphanCommand frees a retained address whose claim no longer exists or lists other addresses: between
-	// two rebuilds that is what a killed expiry, release or supersede has left.
-	orphanCommand struct{ addr netip.Addr }
-)
-
-func (addCommand) isCommand() {}
-
-func (delCommand) isCommand() {}
-
-func (policyCommand) isCommand() {}
-
-func (moveCommand) isCommand() {}
-
-func (expireCommand) isCommand() {}
-
-func (releaseCommand) isCommand() {}
-
-func (orphanCommand) isCommand() {}
-
-// transition owns every change of the ledger but the rebuild. It reads the book, decides, and changes
-// nothing: equal books give equal outcomes.
-func transition(b book, n *Network, now Instant, cmd command) (*outcome, error) {
+// decide runs one decision: add, del, setPolicy, move, expire, release or orphan. These own every change of the
+// ledger but the rebuild. A decision reads the book, changes nothing, and is the same for the same book.
+func decide(b book, n *Network, now Instant, f func(*decision) error) (*outcome, error) {
 	t := &decision{book: b, net: n, now: now, out: &outcome{}}
-	var err error
-	switch c := cmd.(type) {
-	case addCommand:
-		err = t.add(c)
-	case delCommand:
-		err = t.del(c)
-	case policyCommand:
-		err = t.policy(c)
-	case moveCommand:
-		err = t.move(c)
-	case expireCommand:
-		err = t.expire(c.claim)
-	case releaseCommand:
-		err = t.release(c.claim)
-	case orphanCommand:
-		err = t.orphan(c)
-	}
-	if err != nil {
+	if err := f(t); err != nil {
 		return nil, err
 	}
 	return t.out, nil
 }
 
+// decision is a decision in the making.
 type decision struct {
 	book
 	net *Network
 	now Instant
 	out *outcome
-	// repair says that the claim of the command's key does not parse and was put together again.
+	// repair: the claim of the command's key did not parse and was put together again.
 	repair bool
 }
 
+// run makes a decision under the lock and carries it out.
+func (l *Ledger) run(f func(*decision) error) (*Result, error) {
+	s, err := l.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer s.end()
+	out, err := s.decide(f)
+	if err != nil {
+		return nil, err
+	}
+	return out.result(), s.apply(out.steps, false)
+}
+
+// What the decisions share.
+
 func (t *decision) alive(e *entry) bool { return t.liveness(e.netns, e.boot) != Dead }
 
-// known returns the entry of an attachment and the addresses that are bound to it; without an entry it is
-// ErrUnknownAttachment.
+func valueOf(p *Policy) Policy {
+	if p == nil {
+		return Policy{}
+	}
+	return *p
+}
+
+// boundTo returns the addresses of e whose files agree that e's attachment has them.
+func (t *decision) boundTo(e *entry) ([]netip.Addr, error) { return boundTo(t, e) }
+
+func boundTo(b interface {
+	slot(netip.Addr) (slot, error)
+}, e *entry) (mine []netip.Addr, err error) {
+	for _, a := range e.addrs {
+		s, err := b.slot(a)
+		if err != nil {
+			return nil, err
+		}
+		if s.boundTo(e.att) {
+			mine = append(mine, a)
+		}
+	}
+	return mine, nil
+}
+
+// known returns the entry of an attachment that was seen to have addresses, and those that it has; without an entry
+// it is ErrUnknownAttachment.
 func (t *decision) known(att Attachment) (*entry, []netip.Addr, error) {
-	e, err := t.entry(att)
+	e, err := t.holder(att)
 	if err == nil && e == nil {
 		err = fmt.Errorf("%w: %s", ErrUnknownAttachment, att)
 	}
@@ -177,14 +171,7 @@ func (t *decision) known(att Attachment) (*entry, []netip.Addr, error) {
 	return e, mine, err
 }
 
-func valueOf(p *Policy) Policy {
-	if p == nil {
-		return Policy{}
-	}
-	return *p
-}
-
-// claimOf is the claim of a key. One that does not parse is put together again from what the address files say.
+// claimOf returns the claim of a key. One that does not parse is put together again from what the address files say.
 func (t *decision) claimOf(key Key) (*Claim, error) {
 	c, err := t.claim(key.hash())
 	if !errors.Is(err, ErrCorrupt) {
@@ -210,34 +197,19 @@ func (t *decision) claimOf(key Key) (*Claim, error) {
 	return nil, nil
 }
 
-// lostPolicy stands for a policy whose record was lost: the longest that the network allows, since too long
-// costs an address and too short breaks a promise.
+// lostPolicy stands for a policy whose record was lost: the longest that the network allows, since too long costs an
+// address and too short breaks a promise.
 func (t *decision) lostPolicy() Policy {
 	p, _ := Policy{WhileOwned: true}.clamp(t.net.LongestRetention)
 	return p
 }
 
-// boundTo returns the addresses of e whose files agree that e's attachment has them.
-func (t *decision) boundTo(e *entry) ([]netip.Addr, error) {
-	var mine []netip.Addr
-	for _, a := range e.addrs {
-		s, err := t.slot(a)
-		if err != nil {
-			return nil, err
-		}
-		if s.boundTo(e.att) {
-			mine = append(mine, a)
-		}
-	}
-	return mine, nil
-}
-
-// newer is why nothing is decided about the claim of an address.
+// newer returns the error for an address that a newer version has retained.
 func (t *decision) newer(a netip.Addr, s slot) error {
 	return newerError(filepath.Join(t.net.DataDir, t.net.Name, a.String()), s.retained.Version)
 }
 
-// refuse says why no new promise can be made, or "".
+// refuse returns why no new promise can be made, or "".
 func (t *decision) refuse() (string, error) {
 	n, err := t.countClaims()
 	if err != nil {
@@ -260,7 +232,7 @@ func (t *decision) refuse() (string, error) {
 	return "", nil
 }
 
-// promise makes a claim on addresses that an attachment has already, if that is allowed; else nil.
+// promise makes a claim on addresses that an attachment has already; nil if that is not allowed.
 func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error) {
 	was, err := t.claimOf(key)
 	if err != nil {
@@ -271,8 +243,8 @@ func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error)
 		return was, nil
 	}
 	if was != nil && !slices.Equal(was.Addrs, mine) {
-		// Whoever was ADDed last holds the claim. If that is another attachment that is bound, this one is
-		// the late predecessor.
+		// The last ADD holds the claim. If that was of another attachment that is bound, this one is the late
+		// predecessor.
 		for _, a := range was.Addrs {
 			s, err := t.slot(a)
 			if err != nil {
@@ -304,16 +276,9 @@ func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error)
 	return next, nil
 }
 
-// end drops a promise for good.
-func (t *decision) end(cl *Claim) error {
-	err := t.dropPromise(cl, nil)
-	t.out.do(syncSlots{})
-	return err
-}
-
-// dropPromise drops a claim and frees what is retained for it, but for the addresses in keep. The claim
-// goes first and durably: a power loss must not bring a promise back for an address that was given away.
-// Killed in between, the retained records still hold the addresses, and are due.
+// dropPromise drops a claim and frees what is retained for it, but for the addresses in keep. The claim goes first
+// and durably: a power loss must not bring a promise back for an address that was given away. Killed in between, the
+// retained records still hold the addresses, and are due.
 func (t *decision) dropPromise(cl *Claim, keep []netip.Addr) error {
 	cur, err := t.claim(cl.Key.hash())
 	if err != nil && !errors.Is(err, ErrCorrupt) {
@@ -352,11 +317,4 @@ func (t *decision) freeAddrs(cl *Claim, keep []netip.Addr) error {
 		}
 	}
 	return nil
-}
-
-func (t *decision) event(c addCommand, reason EventReason, message string) {
-	key := NewKey(t.net.Name, c.Pod, valueOf(c.Policy), c.Attachment.IfName)
-	t.out.events = append(t.out.events, Event{
-		Reason: reason, Key: key, Pod: c.Pod, ContainerID: c.Attachment.ContainerID, Netns: c.Netns.Path, Message: message, Time: t.now.Wall,
-	})
 }

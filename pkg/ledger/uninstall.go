@@ -35,14 +35,14 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 		return freed, err
 	}
 	defer unlock()
-	s := &session{l: l, now: now, unlock: unlock, trusted: true}
+	s := &session{Ledger: l, now: now, unlock: unlock}
 
-	entries, _, err := s.allEntries()
+	index, err := s.allEntries()
 	if err != nil {
 		return freed, err
 	}
 	byAtt := map[Attachment]*entry{}
-	for _, e := range entries {
+	for _, e := range index.known {
 		byAtt[e.att] = e
 	}
 	if err := s.removeClaims(); err != nil {
@@ -80,7 +80,7 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 		}
 	}
 	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
-		if err := RemoveAll(l.fs, s.state(dir)); err != nil {
+		if err := RemoveAll(l.fs, s.inState(dir)); err != nil {
 			return freed, err
 		}
 	}
@@ -89,18 +89,18 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 
 // removeClaims removes every claim, durably.
 func (s *session) removeClaims() error {
-	names, err := s.l.fs.ReadDir(s.state(claimsDir))
+	names, err := s.fs.ReadDir(s.inState(claimsDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if err := s.remove(s.state(claimsDir, name)); err != nil {
+		if err := s.remove(s.inState(claimsDir, name)); err != nil {
 			return err
 		}
 	}
-	return s.l.fs.SyncDir(s.state(claimsDir))
+	return s.fs.SyncDir(s.inState(claimsDir))
 }
 
 // RemoveState removes what is left of the state directory once every network was uninstalled: what a kill left of a

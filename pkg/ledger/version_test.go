@@ -299,7 +299,7 @@ func TestUninstallIsFinishedByTheNextOneWhereverItWasKilled(t *testing.T) {
 	}
 }
 
-func check(t *testing.T, err error) {
+func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -257,6 +257,13 @@ func (w *world) boot(off time.Duration) {
 	}
 }
 
+func (w *world) prepare() {
+	w.t.Helper()
+	if err := w.ledger().Prepare(); err != nil {
+		w.failf("Prepare: %v", err)
+	}
+}
+
 // check holds the files against the invariants.
 func (w *world) check() {
 	w.t.Helper()
@@ -277,6 +284,7 @@ func (w *world) settle() {
 		w.del(att)
 	}
 	clear(w.netns)
+	w.prepare()
 	l := w.ledger()
 	addrs, err := l.List()
 	if err != nil {

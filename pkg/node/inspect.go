@@ -46,8 +46,7 @@ const (
 )
 
 // Inspect describes the node: its ledgers, its CNI configuration, its runtime and the agent that runs on it. It
-// is another process than that agent, and changes nothing but what every command of the ledger does at the first
-// look of a boot. What it cannot find out is said in the description.
+// is another process than that agent, and changes nothing. What it cannot find out is said in the description.
 func Inspect(ctx context.Context, o Options, in Inspection) *inspection.Node {
 	o.setDefaults()
 	n := &inspection.Node{

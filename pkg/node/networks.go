@@ -32,11 +32,15 @@ type book struct {
 	addrs  []ledger.Address
 }
 
-// read lists the addresses of every ledger. What cannot be read is in the log and makes whole false.
+// read prepares every ledger and lists its addresses. What cannot be read is in the log and makes whole false.
 func (a *Agent) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
 	whole = true
 	for _, l := range ledgers {
-		addrs, err := l.List()
+		var addrs []ledger.Address
+		err := l.Prepare()
+		if err == nil {
+			addrs, err = l.List()
+		}
 		if err != nil {
 			whole = false
 			a.metrics.networkErrors.Inc()

@@ -126,8 +126,8 @@ func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book
 		if err := a.introduce(ctx, confs[i]); err != nil {
 			a.log.Warn("Cannot introduce the plugin to a network: its pods are adopted with its first command", "network", l.Network().Name, "err", err)
 		}
-		// The first command of a network makes its directories; marks need them.
-		if _, err := l.List(); err != nil {
+		// Marks need the directories.
+		if err := l.Prepare(); err != nil {
 			a.log.Error("Cannot open a network", "network", l.Network().Name, "err", err)
 		}
 	}

@@ -1,0 +1,194 @@
+package ledger
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// halfway is a disk on which a command can be stopped in the middle of writing its index entry.
+type halfway struct {
+	Disk
+	stopped, goOn chan struct{}
+}
+
+func (d halfway) WriteFile(path string, data []byte, mode uint32) error {
+	if filepath.Base(filepath.Dir(path)) != indexDir {
+		return d.Disk.WriteFile(path, data, mode)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, fs.FileMode(mode))
+	if err != nil {
+		return err
+	}
+	close(d.stopped)
+	<-d.goOn
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
+}
+
+// watched is a disk that calls back before the index is listed.
+type watched struct {
+	Disk
+	before func()
+}
+
+func (d watched) ReadDir(path string) ([]string, error) {
+	if filepath.Base(path) == indexDir {
+		d.before()
+	}
+	return d.Disk.ReadDir(path)
+}
+
+func TestAReadLeavesAnEntryThatIsBeingWritten(t *testing.T) {
+	for name, read := range map[string]func(*Ledger) error{
+		"List":  func(l *Ledger) error { _, err := l.List(); return err },
+		"Check": func(l *Ledger) error { _, err := l.Check(); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			on := func(disk FileSystem) *Ledger {
+				n := testNetwork("10.1.0.0/28", "")
+				n.DataDir = filepath.Join(dir, "data")
+				return New(n, Options{StateDir: filepath.Join(dir, "state"), FS: disk})
+			}
+			pod := Pod{Namespace: "default", Name: "web-0"}
+			_, err := on(Disk{}).Add(AddRequest{Attachment: Attachment{"first", "eth0"}, Pod: pod, Policy: ordinary})
+			check(t, err)
+
+			slow := halfway{stopped: make(chan struct{}), goOn: make(chan struct{})}
+			second := Attachment{"second", "eth0"}
+			added := make(chan error, 1)
+			started := false
+			check(t, read(on(watched{before: func() {
+				if started {
+					return
+				}
+				started = true
+				go func() {
+					_, err := on(slow).Add(AddRequest{Attachment: second, Pod: Pod{Namespace: "default", Name: "web-1"}, Policy: ordinary})
+					added <- err
+				}()
+				select {
+				case <-slow.stopped:
+				case <-time.After(200 * time.Millisecond): // it waits for the lock
+				}
+			}})))
+			close(slow.goOn)
+			check(t, <-added)
+
+			_, err = on(Disk{}).Find(second)
+			check(t, err)
+			bad, err := on(Disk{}).Check()
+			check(t, err)
+			if len(bad) > 0 {
+				t.Error(bad)
+			}
+		})
+	}
+}
+
+func TestReadsChangeNothing(t *testing.T) {
+	index := func(w *world) string { return filepath.Join(w.ledger().state, indexDir) }
+	for name, prepare := range map[string]func(*world){
+		"nothing yet":         func(*world) {},
+		"a quiet network":     func(w *world) { w.add("web-1", forever) },
+		"the first of a boot": func(w *world) { w.add("web-1", forever); w.boot(time.Minute) },
+		"no marker":           func(w *world) { check(w.t, w.fs.Remove("/data/net/"+markerName)) },
+		"host-local was at work": func(w *world) {
+			check(w.t, w.fs.WriteFile("/data/net/10.1.0.9", []byte("other\r\neth0"), modeHostLocal))
+		},
+		"the data directory went": func(w *world) { check(w.t, RemoveAll(w.fs, "/data/net")) },
+		"the state went":          func(w *world) { check(w.t, RemoveAll(w.fs, "/state")) },
+		"a torn entry": func(w *world) {
+			att, _, _ := w.add("web-1", forever)
+			check(w.t, w.fs.WriteFile(filepath.Join(index(w), att.hash()), []byte("v1 "), modeState))
+		},
+		"an entry of nothing":      func(w *world) { check(w.t, w.fs.WriteFile(filepath.Join(index(w), "ab"), nil, modeState)) },
+		"a file that says nothing": func(w *world) { check(w.t, w.fs.WriteFile("/data/net/10.1.0.9", nil, modeHostLocal)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+			if name != "nothing yet" {
+				stopped(w, "web-0", tenMinutes)
+			}
+			prepare(w)
+			w.t = t
+			w.fs.before = func(op, path string) error {
+				if !strings.HasSuffix(path, "/"+lockFile) {
+					t.Errorf("%s %s", op, path)
+				}
+				return nil
+			}
+			l := w.ledger()
+			before, err := l.List()
+			check(t, err)
+			_, err = l.Check()
+			check(t, err)
+			_, err = l.Find(Attachment{"nobody", "eth0"})
+			if !errors.Is(err, ErrUnknownAttachment) {
+				t.Error(err)
+			}
+			_, err = l.Marks()
+			check(t, err)
+			check(t, l.Status())
+			var valid []Attachment
+			for _, a := range before {
+				valid = append(valid, a.Attachment)
+			}
+			check(t, l.Collect(valid))
+
+			// What they saw is what the next command makes of the files.
+			w.fs.before = nil
+			check(t, l.Prepare())
+			after, err := l.List()
+			check(t, err)
+			same := func(a, b Address) bool {
+				return a.Addr == b.Addr && a.State == b.State && a.Attachment == b.Attachment && a.Pod == b.Pod && a.Boot == b.Boot &&
+					(a.Key == nil) == (b.Key == nil) && a.Policy == b.Policy && a.Left == b.Left
+			}
+			if !slices.EqualFunc(before, after, same) {
+				w.failf("listed were\n%+v\nand then\n%+v", before, after)
+			}
+		})
+	}
+}
+
+// A mark is all that is known of a pod whose files a power loss took: it stays until a rebuild has read it.
+func TestAMarkOutlivesItsBootUntilTheRebuild(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	att, addrs, _ := w.add("web-0", nil)
+	l := w.ledger()
+	check(t, l.PutMark(Mark{ContainerID: att.ContainerID, Namespace: "default", Name: "web-0", Policy: *tenMinutes, Addrs: addrs, IfName: "eth0"}))
+	check(t, w.fs.Remove(filepath.Join("/data/net", addrs[0].String())))
+	w.boot(time.Minute)
+	check(t, l.DropMark(att.ContainerID))
+	if _, got, err := w.add("web-0", tenMinutes); err != nil || !slices.Equal(got, addrs) {
+		w.failf("it came back with %v, %v; want %v", got, err, addrs)
+	}
+	if _, err := w.fs.ReadFile(filepath.Join(l.state, marksDir, hashOf(att.ContainerID))); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the mark: %v", err)
+	}
+}
+
+func TestReclaimEndsWhatAStampHides(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	w.add("web-0", ordinary)
+	hidden, att := netip.MustParseAddr("10.1.0.9"), Attachment{"somebody", "eth0"}
+	s, err := w.ledger().begin()
+	check(t, err)
+	check(t, w.fs.WriteFile(s.slotPath(hidden), encodeBound(att), modeHostLocal))
+	s.touched, s.trusted = true, true
+	s.end()
+	_, err = w.ledger().Reclaim(att)
+	check(t, err)
+	if _, err := w.fs.ReadFile(s.slotPath(hidden)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("its file: %v", err)
+	}
+	w.check()
+}
