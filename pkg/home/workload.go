@@ -175,3 +175,8 @@ func SplitOrdinal(pod string) (workload string, ordinal int64, ok bool) {
 	}
 	return workload, ordinal, true
 }
+
+// SameOwner reports whether two references are of the same controller; nil is none.
+func SameOwner(a, b *metav1.OwnerReference) bool {
+	return a == b || a != nil && b != nil && a.UID == b.UID
+}

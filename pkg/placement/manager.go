@@ -26,6 +26,8 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/placement/podstate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
@@ -100,12 +102,20 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 // addTo registers all loops with a manager.
 func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	// 1. Indexes: no event costs more because there are more objects.
-	if err := errors.Join(indexRetainedIPs(ctx, mgr.GetFieldIndexer()), indexNodes(ctx, mgr.GetFieldIndexer())); err != nil {
+	if err := errors.Join(indexRetainedIPs(ctx, mgr.GetFieldIndexer()), cluster.IndexNodes(ctx, mgr.GetFieldIndexer())); err != nil {
 		return err
 	}
 
 	// 2. Whether stayput is being uninstalled.
 	memory := newMemory(time.Now)
+	leads := func() bool {
+		select {
+		case <-mgr.Elected():
+			return true
+		default:
+			return false
+		}
+	}
 	uninstalling := func() bool { return false }
 	if o.Namespace != "" {
 		u, err := uninstall.New(mgr, o.Namespace, memory)
@@ -118,8 +128,12 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		uninstalling = u.Begun
 	}
 
-	// 3. PersistentPodStates: generating and recording.
-	states, err := addPersistentPodStates(ctx, mgr, o.CustomKinds, uninstalling)
+	// 3. Workloads, and PersistentPodStates for them.
+	workloads, err := cluster.NewWorkloads(mgr, o.CustomKinds)
+	if err != nil {
+		return err
+	}
+	records, err := podstate.Add(ctx, mgr, workloads, leads, uninstalling)
 	if err != nil {
 		return err
 	}
@@ -127,7 +141,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	// 4. What pods do is followed on every replica, so that the next leader knows it too. So is the rest, so that
 	// it need not read the cluster first.
 	follow := []client.Object{&corev1.Node{}, &appsv1.StatefulSet{}}
-	if states.readable {
+	if records != nil {
 		follow = append(follow, &kruisev1alpha1.PersistentPodState{})
 	}
 	for _, o := range follow {
@@ -150,19 +164,14 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 
 	// 5. Placement and release.
 	place := &placer{
-		client: mgr.GetClient(), records: states.records, memory: memory, now: time.Now, uninstalling: uninstalling,
-		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager), metrics: newPlacementMetrics(metrics.Registry, memory, mgr.Elected()),
-	}
-	if states.readable {
-		if err := metrics.Registry.Register(newStateMetrics(mgr.GetClient(), mgr.Elected())); err != nil {
-			return err
-		}
+		client: mgr.GetClient(), records: records, memory: memory, now: time.Now, uninstalling: uninstalling,
+		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager), metrics: newPlacementMetrics(metrics.Registry, memory, leads),
 	}
 	free := &releaser{
-		client: mgr.GetClient(), reader: mgr.GetAPIReader(), targets: states.targets, now: time.Now,
+		client: mgr.GetClient(), reader: mgr.GetAPIReader(), workloads: workloads, now: time.Now,
 		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 	}
-	if err := errors.Join(place.setUp(mgr, states.readable), free.setUp(mgr)); err != nil {
+	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
 		return err
 	}
 

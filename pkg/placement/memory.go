@@ -13,6 +13,7 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 // memory is what the placer remembers between two looks at a pod. All of it can be lost: a leader that takes
@@ -300,7 +301,7 @@ func (m *memory) waitingFor(node client.Object) []reconcile.Request {
 		return nil
 	}
 	var all []reconcile.Request
-	for _, at := range append(nodeLabels(node), node.GetName()) {
+	for _, at := range append(cluster.NodeLabels(node), node.GetName()) {
 		for key := range m.waiting[at] {
 			all = append(all, reconcile.Request{NamespacedName: key})
 		}

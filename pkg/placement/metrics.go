@@ -1,15 +1,10 @@
 package placement
 
 import (
-	"context"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/apimachinery/pkg/api/meta"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 )
 
@@ -20,8 +15,8 @@ type placementMetrics struct {
 	gated      *prometheus.HistogramVec
 }
 
-// newPlacementMetrics registers with r. elected is closed when this replica leads.
-func newPlacementMetrics(r prometheus.Registerer, m *memory, elected <-chan struct{}) *placementMetrics {
+// newPlacementMetrics registers with r. leads reports whether this replica does.
+func newPlacementMetrics(r prometheus.Registerer, m *memory, leads func() bool) *placementMetrics {
 	p := &placementMetrics{
 		placements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stayput_controller_placements_total",
@@ -39,7 +34,7 @@ func newPlacementMetrics(r prometheus.Registerer, m *memory, elected <-chan stru
 	for _, waited := range []bool{false, true} {
 		p.gated.WithLabelValues(yesNo(waited))
 	}
-	r.MustRegister(p.placements, p.gated, newGateMetrics(m, elected))
+	r.MustRegister(p.placements, p.gated, newGateMetrics(m, leads))
 	return p
 }
 
@@ -58,27 +53,17 @@ func yesNo(b bool) string {
 	return "false"
 }
 
-// leading says whether the channel that is closed when this replica leads is closed.
-func leading(elected <-chan struct{}) bool {
-	select {
-	case <-elected:
-		return true
-	default:
-		return false
-	}
-}
-
 // gateMetrics are of the pods that are gated now, as the leader has them: only it knows which of them wait.
 type gateMetrics struct {
 	memory        *memory
-	elected       <-chan struct{}
+	leads         func() bool
 	gated, oldest *prometheus.Desc
 	waiting       *prometheus.Desc
 }
 
-func newGateMetrics(m *memory, elected <-chan struct{}) *gateMetrics {
+func newGateMetrics(m *memory, leads func() bool) *gateMetrics {
 	return &gateMetrics{
-		memory: m, elected: elected,
+		memory: m, leads: leads,
 		gated: prometheus.NewDesc("stayput_controller_gated_pods",
 			"Pods that are gated, by whether they wait for their home; of the leader only.", []string{"waiting"}, nil),
 		oldest: prometheus.NewDesc("stayput_controller_oldest_gated_pod_age_seconds",
@@ -95,7 +80,7 @@ func (g *gateMetrics) Describe(c chan<- *prometheus.Desc) {
 }
 
 func (g *gateMetrics) Collect(c chan<- prometheus.Metric) {
-	if !leading(g.elected) {
+	if !g.leads() {
 		return
 	}
 	now := g.memory.now()
@@ -108,48 +93,4 @@ func (g *gateMetrics) Collect(c chan<- prometheus.Metric) {
 		c <- prometheus.MustNewConstMetric(g.oldest, prometheus.GaugeValue, age, yesNo(waiting))
 	}
 	c <- prometheus.MustNewConstMetric(g.waiting, prometheus.GaugeValue, g.memory.waitingPods())
-}
-
-// stateMetrics are of the PersistentPodStates as the cache has them.
-type stateMetrics struct {
-	client  client.Reader
-	elected <-chan struct{}
-	desc    *prometheus.Desc
-}
-
-func newStateMetrics(c client.Reader, elected <-chan struct{}) *stateMetrics {
-	return &stateMetrics{client: c, elected: elected, desc: prometheus.NewDesc("stayput_controller_persistent_pod_states",
-		"PersistentPodStates, by what is wrong with them: nothing, Conflict (another one for the same target is obeyed) or Degraded (nothing is recorded, or less than asked for); of the leader only.",
-		[]string{"condition"}, nil)}
-}
-
-func (s *stateMetrics) Describe(c chan<- *prometheus.Desc) { c <- s.desc }
-
-func (s *stateMetrics) Collect(c chan<- prometheus.Metric) {
-	if !leading(s.elected) {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // of the cache, which is read by then
-	defer cancel()
-	var all kruisev1alpha1.PersistentPodStateList
-	if err := s.client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "Cannot count the PersistentPodStates")
-		return
-	}
-	const fine = "none"
-	counts := map[string]int{fine: 0, conditionConflict: 0, conditionDegraded: 0}
-	for i := range all.Items {
-		conditions := all.Items[i].Status.Conditions
-		switch {
-		case meta.IsStatusConditionTrue(conditions, conditionConflict):
-			counts[conditionConflict]++
-		case meta.IsStatusConditionTrue(conditions, conditionDegraded):
-			counts[conditionDegraded]++
-		default:
-			counts[fine]++
-		}
-	}
-	for condition, n := range counts {
-		c <- prometheus.MustNewConstMetric(s.desc, prometheus.GaugeValue, float64(n), condition)
-	}
 }

@@ -1,8 +1,6 @@
 package placement
 
 import (
-	"context"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,39 +10,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
 )
 
-// stateCache is a cache of PersistentPodStates.
-type stateCache struct {
-	client.Reader
-	all []kruisev1alpha1.PersistentPodState
-}
-
-func (s *stateCache) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
-	list.(*kruisev1alpha1.PersistentPodStateList).Items = slices.Clone(s.all)
-	return nil
-}
-
-// troubled is a PersistentPodState with these conditions, all of them true.
-func troubled(conditions ...string) kruisev1alpha1.PersistentPodState {
-	var s kruisev1alpha1.PersistentPodState
-	for _, c := range conditions {
-		s.Status.Conditions = append(s.Status.Conditions, metav1.Condition{Type: c, Status: metav1.ConditionTrue})
-	}
-	return s
-}
-
 func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	r := prometheus.NewPedanticRegistry()
-	elected := make(chan struct{})
-	close(elected)
-	newPlacementMetrics(r, newMemory(time.Now), elected).placed(home.OutcomeHome, time.Second, true)
-	r.MustRegister(newStateMetrics(&stateCache{}, elected))
+	newPlacementMetrics(r, newMemory(time.Now), func() bool { return true }).placed(home.OutcomeHome, time.Second, true)
 	problems, err := testutil.GatherAndLint(r)
 	if err != nil {
 		t.Fatal(err)
@@ -72,14 +45,14 @@ func TestTheLeaderCountsThePodsThatAreGatedAndForHowLongApartFromThoseThatWaitFo
 		t.Error("not the one that waits is said to wait")
 	}
 
-	elected := make(chan struct{})
+	leads := false
 	r := prometheus.NewPedanticRegistry()
-	newPlacementMetrics(r, m, elected)
+	newPlacementMetrics(r, m, func() bool { return leads })
 	names := []string{"stayput_controller_gated_pods", "stayput_controller_oldest_gated_pod_age_seconds", "stayput_controller_waiting_pods"}
 	if n, err := testutil.GatherAndCount(r, names...); err != nil || n > 0 {
 		t.Errorf("one that does not lead exports %d of them, %v", n, err)
 	}
-	close(elected)
+	leads = true
 	want := func(fresh, late string, waits string) {
 		t.Helper()
 		text := `
@@ -109,27 +82,5 @@ stayput_controller_oldest_gated_pod_age_seconds{waiting="true"} 3600
 	want("0", "0", "0")
 	if len(m.gated) > 0 {
 		t.Errorf("remembered for ever: %v", m.gated)
-	}
-}
-
-func TestPersistentPodStatesAreCountedByWhatIsWrongWithThem(t *testing.T) {
-	elected := make(chan struct{})
-	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(newStateMetrics(&stateCache{all: []kruisev1alpha1.PersistentPodState{
-		troubled(), troubled(conditionRecorded), troubled(conditionDegraded), troubled(conditionConflict), troubled(conditionConflict, conditionDegraded),
-	}}, elected))
-	if n, err := testutil.GatherAndCount(r); err != nil || n > 0 {
-		t.Errorf("one that does not lead exports %d, %v", n, err)
-	}
-	close(elected)
-	err := testutil.GatherAndCompare(r, strings.NewReader(`
-# HELP stayput_controller_persistent_pod_states PersistentPodStates, by what is wrong with them: nothing, Conflict (another one for the same target is obeyed) or Degraded (nothing is recorded, or less than asked for); of the leader only.
-# TYPE stayput_controller_persistent_pod_states gauge
-stayput_controller_persistent_pod_states{condition="Conflict"} 2
-stayput_controller_persistent_pod_states{condition="Degraded"} 1
-stayput_controller_persistent_pod_states{condition="none"} 2
-`))
-	if err != nil {
-		t.Error(err)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	retainedipac "github.com/stayput/stayput/pkg/api/stayput/v1alpha1/applyconfiguration/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 // Indexes of RetainedIPs in the cache.
@@ -66,11 +67,11 @@ func indexRetainedIPs(ctx context.Context, indexer client.FieldIndexer) error {
 // releaser says of every RetainedIP which workload it belongs to, and asks for the release of those that belong
 // to none any more.
 type releaser struct {
-	client  client.Client
-	reader  client.Reader // past the cache: what is given up cannot be had back
-	targets *targets
-	events  events.EventRecorder
-	now     func() time.Time
+	client    client.Client
+	reader    client.Reader // past the cache: what is given up cannot be had back
+	workloads *cluster.Workloads
+	events    events.EventRecorder
+	now       func() time.Time
 }
 
 // recheck is when to look again at addresses that their workload may stop to want without the controller hearing
@@ -95,13 +96,9 @@ var ownerMayDiffer = predicate.Funcs{
 	CreateFunc: func(e event.CreateEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
 	DeleteFunc: func(e event.DeleteEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
 	UpdateFunc: func(e event.UpdateEvent) bool {
-		return home.Annotated(e.ObjectNew.GetAnnotations()) && !sameOwner(metav1.GetControllerOf(e.ObjectOld), metav1.GetControllerOf(e.ObjectNew))
+		return home.Annotated(e.ObjectNew.GetAnnotations()) && !home.SameOwner(metav1.GetControllerOf(e.ObjectOld), metav1.GetControllerOf(e.ObjectNew))
 	},
 	GenericFunc: func(event.GenericEvent) bool { return false },
-}
-
-func sameOwner(a, b *metav1.OwnerReference) bool {
-	return a == b || a != nil && b != nil && a.UID == b.UID
 }
 
 func (r *releaser) ofPod(ctx context.Context, o client.Object) []reconcile.Request {
@@ -156,7 +153,7 @@ func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, 
 		return err
 	}
 	release := false
-	if ip.Spec.Retention == stayputv1alpha1.RetentionWhileOwned && ip.Spec.Identity == "" && !r.targets.numbers(pod) {
+	if ip.Spec.Retention == stayputv1alpha1.RetentionWhileOwned && ip.Spec.Identity == "" && !r.workloads.Numbers(pod) {
 		release = true
 		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, fmt.Sprintf(
 			"%s: %s is not possible for a pod of a %s: it needs pods with an ordinal, or the annotation %s; the IP is not retained",
@@ -233,9 +230,9 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (
 	if !ok || ip.Spec.Identity != "" { // the names of its pods tell nothing
 		return reconcile.Result{}, nil
 	}
-	workload, err := r.targets.maker(ctx, ip.Namespace, stem)
+	workload, err := r.workloads.Maker(ctx, ip.Namespace, stem)
 	switch {
-	case errors.Is(err, errUnknownYet), errors.As(err, new(*permissionError)), apierrors.IsForbidden(err):
+	case errors.Is(err, cluster.ErrUnknown), errors.As(err, new(*cluster.PermissionError)), apierrors.IsForbidden(err):
 		log.FromContext(ctx).Info("Not known which workload addresses belong to: they stay", "err", err)
 		return reconcile.Result{RequeueAfter: recheck}, nil
 	case err != nil:
@@ -250,9 +247,9 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (
 // the API server itself.
 func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (why string, again time.Duration, err error) {
 	w := ip.Spec.Workload
-	wants, err := r.targets.wantsLive(ctx, ip.Namespace, *w, ip.Spec.PodName)
+	wants, err := r.workloads.WantsLive(ctx, ip.Namespace, *w, ip.Spec.PodName)
 	switch {
-	case errors.Is(err, errWorkloadGone):
+	case errors.Is(err, cluster.ErrGone):
 		if !whenDeleted {
 			return "", recheck, nil
 		}

@@ -10,8 +10,9 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	discoveryfake "k8s.io/client-go/discovery/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,6 +21,7 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 // indexed registers the indexes of the controller's cache with a fake client.
@@ -35,7 +37,7 @@ func (i indexed) IndexField(_ context.Context, o client.Object, field string, ex
 func fakeAPI(t *testing.T, objects ...client.Object) client.WithWatch {
 	t.Helper()
 	b := indexed{fake.NewClientBuilder().WithScheme(Scheme)}
-	if err := errors.Join(indexRetainedIPs(t.Context(), b), indexNodes(t.Context(), b)); err != nil {
+	if err := errors.Join(indexRetainedIPs(t.Context(), b), cluster.IndexNodes(t.Context(), b)); err != nil {
 		t.Fatal(err)
 	}
 	return b.WithReturnManagedFields().WithObjects(objects...).Build()
@@ -47,15 +49,27 @@ type fakeCache struct {
 	cache.Informers
 }
 
-func testReleaser(c client.Client) (*releaser, *events.FakeRecorder) {
+// What the API server serves beside StatefulSets, as far as a test's releaser has found out.
+type serving string
+
+const (
+	nothing   serving = "nothing"
+	unknown   serving = "unknown"
+	forbidden serving = "a kind that the controller may not read"
+)
+
+func testReleaser(t *testing.T, c client.Client, other serving) (*releaser, *events.FakeRecorder) {
+	t.Helper()
+	d := &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}}
+	if other == forbidden {
+		d.Resources = []*metav1.APIResourceList{{GroupVersion: "apps.kruise.io/v1beta1", APIResources: []metav1.APIResource{{Name: "statefulsets", Kind: "StatefulSet"}}}}
+	}
+	w := cluster.Over(fakeCache{Reader: c}, c, c, d)
+	if other != unknown {
+		w.LookUp(t.Context())
+	}
 	said := events.NewFakeRecorder(10)
-	return &releaser{client: c, reader: c, events: said, now: time.Now, targets: &targets{
-		cache: fakeCache{Reader: c}, live: c, client: c, scales: map[home.Ref]scale{},
-		kinds: map[schema.GroupKind]*kindState{
-			statefulSets.gvk.GroupKind():         {targetKind: statefulSets},
-			advancedStatefulSets.gvk.GroupKind(): {targetKind: advancedStatefulSets, problem: errNotServed},
-		},
-	}}, said
+	return &releaser{client: c, reader: c, events: said, now: time.Now, workloads: w}, said
 }
 
 // settle has the releaser look until it changes nothing more, and returns the object.
@@ -97,7 +111,7 @@ var whileOwned = map[string]string{stayputv1alpha1.AnnotationRetainIP: stayputv1
 func TestAnAddressThatWasPublishedAgainWithoutAPodIsReleasedWithItsWorkload(t *testing.T) {
 	ip, set := owned(stayputv1alpha1.PolicyRetain), statefulSetOf("web", 0, whileOwned)
 	c := fakeAPI(t, ip, set)
-	r, said := testReleaser(c)
+	r, said := testReleaser(t, c, nothing)
 	key := client.ObjectKeyFromObject(ip)
 	if got := settle(t, r, key); got.Spec.Release || got.Spec.Workload == nil || got.Spec.Workload.UID != "of-web" || got.Spec.Workload.Kind != "StatefulSet" {
 		t.Fatalf("of a workload that is scaled to zero: %+v, %+v", got.Spec, got.Spec.Workload)
@@ -119,22 +133,21 @@ func TestAnAddressWhoseWorkloadCannotBeToldStays(t *testing.T) {
 	unnumbered := owned(stayputv1alpha1.PolicyRelease)
 	unnumbered.Spec.PodName = "web"
 	for name, c := range map[string]struct {
-		ip      *stayputv1alpha1.RetainedIP
-		set     *appsv1.StatefulSet
-		problem error // of the other kind
+		ip    *stayputv1alpha1.RetainedIP
+		set   *appsv1.StatefulSet
+		other serving
 	}{
-		"nobody has its name":                       {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("other", 0, whileOwned), errNotServed},
-		"the workload of its name asks for nothing": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, nil), errNotServed},
+		"nobody has its name":                       {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("other", 0, whileOwned), nothing},
+		"the workload of its name asks for nothing": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, nil), nothing},
 		"that of a shared identity": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, map[string]string{
-			stayputv1alpha1.AnnotationRetainIP: stayputv1alpha1.RetentionWhileOwned, stayputv1alpha1.AnnotationIdentity: "x"}), errNotServed},
-		"an identity that is shared":            {shared, statefulSetOf("web", 0, whileOwned), errNotServed},
-		"a name without an ordinal":             {unnumbered, statefulSetOf("web", 0, whileOwned), errNotServed},
-		"another kind may have one of its name": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned), errUnknownYet},
-		"another kind must not be looked at":    {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned), &permissionError{}},
+			stayputv1alpha1.AnnotationRetainIP: stayputv1alpha1.RetentionWhileOwned, stayputv1alpha1.AnnotationIdentity: "x"}), nothing},
+		"an identity that is shared":            {shared, statefulSetOf("web", 0, whileOwned), nothing},
+		"a name without an ordinal":             {unnumbered, statefulSetOf("web", 0, whileOwned), nothing},
+		"another kind may have one of its name": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned), unknown},
+		"another kind must not be looked at":    {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned), forbidden},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r, said := testReleaser(fakeAPI(t, c.ip, c.set))
-			r.targets.kinds[advancedStatefulSets.gvk.GroupKind()].problem = c.problem
+			r, said := testReleaser(t, fakeAPI(t, c.ip, c.set), c.other)
 			if got := settle(t, r, client.ObjectKeyFromObject(c.ip)); got.Spec.Workload != nil || got.Spec.Release || len(said.Events) > 0 {
 				t.Errorf("it is now of %+v, released %v, and %d events", got.Spec.Workload, got.Spec.Release, len(said.Events))
 			}

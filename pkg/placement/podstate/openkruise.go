@@ -1,4 +1,4 @@
-package placement
+package podstate
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/metadata/metadatainformer"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -23,12 +22,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
-	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
-
-// kruiseWebhooks is there where OpenKruise's controller runs, which then sees to PersistentPodStates itself.
-const kruiseWebhooks = "kruise-mutating-webhook-configuration"
 
 // uniqueTargetBinding is of the admission policy that allows one PersistentPodState for a workload, see
 // deploy/chart. The binding of the policy that gates recorded pods stays: without a ConfigMap (gated.go) it does
@@ -36,10 +31,10 @@ const kruiseWebhooks = "kruise-mutating-webhook-configuration"
 // reads such parameters any more (kubernetes/kubernetes#130887).
 const uniqueTargetBinding = "stayput-unique-target"
 
-// kruise follows whether OpenKruise runs in the cluster, and so whether PersistentPodStates are ours.
+// openKruise follows whether OpenKruise runs in the cluster, and so whether PersistentPodStates are ours.
 //
 // Its methods may be called by any goroutine.
-type kruise struct {
+type openKruise struct {
 	client   client.Client
 	informer toolscache.SharedIndexInformer
 }
@@ -50,25 +45,25 @@ var errKruiseUnknown = errors.New("not known yet whether OpenKruise runs")
 // unknownPause is when to ask again what is not known yet.
 const unknownPause = time.Second
 
-func newKruise(mgr ctrl.Manager) (*kruise, error) {
+func newOpenKruise(mgr ctrl.Manager) (*openKruise, error) {
 	c, err := metadata.NewForConfigAndClient(metadata.ConfigFor(mgr.GetConfig()), mgr.GetHTTPClient())
 	if err != nil {
 		return nil, err
 	}
-	k := &kruise{client: mgr.GetClient(), informer: metadatainformer.NewFilteredMetadataInformer(c,
+	k := &openKruise{client: mgr.GetClient(), informer: metadatainformer.NewFilteredMetadataInformer(c,
 		admissionregistrationv1.SchemeGroupVersion.WithResource("mutatingwebhookconfigurations"), "", 0, toolscache.Indexers{},
 		func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, kruiseWebhooks).String()
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, home.KruiseWebhooks).String()
 		},
 	).Informer()}
 	gauge := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "stayput_controller_openkruise",
 		Help: "1 where OpenKruise runs, so that PersistentPodStates are left to it; 0 where they are ours.",
 	}, func() float64 {
-		if on, err := k.on(); on || err != nil {
-			return 0
+		if runs, err := k.runs(); err == nil && runs {
+			return 1
 		}
-		return 1
+		return 0
 	})
 	if err := metrics.Registry.Register(gauge); err != nil {
 		return nil, err
@@ -81,30 +76,30 @@ func newKruise(mgr ctrl.Manager) (*kruise, error) {
 }
 
 // Start follows OpenKruise until ctx ends.
-func (k *kruise) Start(ctx context.Context) error {
+func (k *openKruise) Start(ctx context.Context) error {
 	k.informer.RunWithContext(ctx)
 	return nil
 }
 
 // NeedLeaderElection is false so that a replica that begins to lead knows at once.
-func (k *kruise) NeedLeaderElection() bool { return false }
+func (k *openKruise) NeedLeaderElection() bool { return false }
 
-// on says whether PersistentPodStates are ours.
-func (k *kruise) on() (bool, error) {
+// runs reports whether OpenKruise runs, so that PersistentPodStates are not ours.
+func (k *openKruise) runs() (bool, error) {
 	if !k.informer.HasSynced() {
 		return false, errKruiseUnknown
 	}
-	return len(k.informer.GetStore().ListKeys()) == 0, nil
+	return len(k.informer.GetStore().ListKeys()) > 0, nil
 }
 
 // Reconcile takes the binding away where OpenKruise runs. It does not come back by itself: that would take
 // the right to make admission policies.
-func (k *kruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Result, error) {
-	on, err := k.on()
+func (k *openKruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Result, error) {
+	runs, err := k.runs()
 	switch {
 	case err != nil:
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
-	case on:
+	case !runs:
 		log.FromContext(ctx).Info("OpenKruise does not run any more: PersistentPodStates are ours again. Apply stayput's manifests again for their admission policies")
 		return reconcile.Result{}, nil
 	}
@@ -117,7 +112,7 @@ func (k *kruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Result, e
 }
 
 // watchKruise has a controller look at all these requests when OpenKruise comes or goes.
-func watchKruise[request comparable](k *kruise, c controller.TypedController[request], all func(context.Context) []request) error {
+func watchKruise[request comparable](k *openKruise, c controller.TypedController[request], all func(context.Context) []request) error {
 	return c.Watch(source.TypedFunc[request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
 		enqueue := func(any) {
 			for _, r := range all(ctx) {
@@ -131,52 +126,4 @@ func watchKruise[request comparable](k *kruise, c controller.TypedController[req
 		context.AfterFunc(ctx, func() { _ = k.informer.RemoveEventHandler(registration) })
 		return nil
 	}))
-}
-
-// persistentPodStates is the part of the controller that serves PersistentPodStates.
-type persistentPodStates struct {
-	records recorder
-	targets *targets
-	// readable says that they can be read.
-	readable bool
-}
-
-// addPersistentPodStates registers the loops for PersistentPodStates with a manager: generating, recording, whose
-// pods are gated, and stepping aside for OpenKruise.
-func addPersistentPodStates(ctx context.Context, mgr ctrl.Manager, custom []schema.GroupVersionKind, uninstalling func() bool) (*persistentPodStates, error) {
-	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
-		return nil, err
-	} else if !ok {
-		return doWithout(mgr, custom)
-	}
-	if err := errors.Join(indexPods(ctx, mgr.GetFieldIndexer()), indexStates(ctx, mgr.GetFieldIndexer())); err != nil {
-		return nil, err
-	}
-	k, err := newKruise(mgr)
-	if err != nil {
-		return nil, err
-	}
-	t, err := newTargets(mgr, custom)
-	if err != nil {
-		return nil, err
-	}
-	to := mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
-	generate := &generating{client: mgr.GetClient(), live: mgr.GetAPIReader(), targets: t, kruise: k, events: to}
-	record := &recording{client: mgr.GetClient(), targets: t, kruise: k, events: to, now: time.Now}
-	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling}
-	return &persistentPodStates{&records{client: mgr.GetClient(), targets: t, kruise: k}, t, true},
-		errors.Join(generate.setUp(mgr), record.setUp(mgr), gate.setUp(mgr))
-}
-
-// everyState are requests for all PersistentPodStates.
-func everyState[request comparable](ctx context.Context, from client.Reader, of func(*kruisev1alpha1.PersistentPodState) request) []request {
-	var list kruisev1alpha1.PersistentPodStateList
-	if err := from.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "Listing PersistentPodStates")
-	}
-	all := make([]request, len(list.Items))
-	for i := range list.Items {
-		all[i] = of(&list.Items[i])
-	}
-	return all
 }

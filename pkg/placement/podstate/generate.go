@@ -1,4 +1,4 @@
-package placement
+package podstate
 
 import (
 	"context"
@@ -26,6 +26,7 @@ import (
 	kruiseac "github.com/stayput/stayput/pkg/api/kruise/v1alpha1/applyconfiguration/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 // Reasons of the Events on a workload whose PersistentPodState cannot be generated as asked for.
@@ -158,11 +159,11 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState, all []*
 // generating makes, changes and ends the PersistentPodStates that workloads ask for by annotation. They are known
 // by label and have no owner, so that they outlive a workload that is deleted without its pods and made again.
 type generating struct {
-	client  client.Client
-	live    client.Reader
-	targets *targets
-	kruise  *kruise
-	events  events.EventRecorder
+	client    client.Client
+	live      client.Reader
+	workloads *cluster.Workloads
+	kruise    *openKruise
+	events    events.EventRecorder
 
 	told sync.Map // types.UID of a workload: the finding that it was told last
 }
@@ -173,11 +174,11 @@ func (g *generating) setUp(mgr ctrl.Manager) error {
 		return err
 	}
 	return errors.Join(
-		watchWorkloads(g.targets, c, func(_ context.Context, ref home.Ref) []home.Ref { return []home.Ref{ref} }),
+		cluster.WatchWorkloads(g.workloads, c, func(_ context.Context, ref home.Ref) []home.Ref { return []home.Ref{ref} }),
 		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(g.concerned), stateSpecMoved)),
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, pod *corev1.Pod) []home.Ref { return targetsOfPod(ctx, g.client, pod) }), podGone)),
-		watchKinds(g.targets, c, func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, g.client, gk) }),
+		cluster.WatchKinds(g.workloads, c, func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, g.client, gk) }),
 		watchKruise(g.kruise, c, g.everything),
 	)
 }
@@ -185,8 +186,8 @@ func (g *generating) setUp(mgr ctrl.Manager) error {
 // concerned are the workloads for which an object can matter: its target, and those of its name.
 func (g *generating) concerned(_ context.Context, s *kruisev1alpha1.PersistentPodState) []home.Ref {
 	refs := []home.Ref{home.TargetOf(s)}
-	for _, k := range g.targets.readable() {
-		refs = append(refs, home.Ref{Group: k.gvk.Group, Kind: k.gvk.Kind, Namespace: s.Namespace, Name: s.Name})
+	for _, k := range g.workloads.Readable() {
+		refs = append(refs, home.Ref{Group: k.GVK.Group, Kind: k.GVK.Kind, Namespace: s.Namespace, Name: s.Name})
 	}
 	return refs
 }
@@ -194,10 +195,10 @@ func (g *generating) concerned(_ context.Context, s *kruisev1alpha1.PersistentPo
 // everything is what is looked at when OpenKruise has come or gone.
 func (g *generating) everything(ctx context.Context) []home.Ref {
 	all := everyState(ctx, g.client, home.TargetOf)
-	for _, k := range g.targets.readable() {
-		refs, err := g.targets.list(ctx, k)
+	for _, k := range g.workloads.Readable() {
+		refs, err := g.workloads.List(ctx, k)
 		if err != nil {
-			log.FromContext(ctx).Error(err, "Listing workloads", "kind", k.gvk.String())
+			log.FromContext(ctx).Error(err, "Listing workloads", "kind", k.GVK.String())
 		}
 		all = append(all, refs...)
 	}
@@ -221,19 +222,19 @@ var podGone = predicate.TypedFuncs[*corev1.Pod]{
 
 // Reconcile sees to the generated object of one workload.
 func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Result, error) {
-	switch on, err := g.kruise.on(); {
+	switch runs, err := g.kruise.runs(); {
 	case err != nil:
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
-	case !on:
+	case runs:
 		return reconcile.Result{}, nil
 	}
 	all, err := statesOf(ctx, g.client, ref)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	w, err := g.targets.cached(ctx, ref)
+	w, err := g.workloads.Cached(ctx, ref)
 	switch {
-	case errors.Is(err, errNotTarget), errors.Is(err, errNotServed), errors.Is(err, errUnknownYet), errors.As(err, new(*permissionError)):
+	case errors.Is(err, cluster.ErrNotTarget), errors.Is(err, cluster.ErrNotServed), errors.Is(err, cluster.ErrUnknown), errors.As(err, new(*cluster.PermissionError)):
 		return reconcile.Result{}, nil // the object, if there is one, says so; see watchKinds
 	case err != nil:
 		return reconcile.Result{}, err
@@ -259,7 +260,7 @@ func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Res
 func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref) (*kruisev1alpha1.PersistentPodState, error) {
 	s := &kruisev1alpha1.PersistentPodState{}
 	if err := from.Get(ctx, ref.Key(), s, client.UnsafeDisableDeepCopy); err != nil {
-		if absent(err) {
+		if cluster.Absent(err) {
 			return nil, nil
 		}
 		return nil, fmt.Errorf("looking up PersistentPodState %s: %w", ref.Key(), err)
@@ -273,7 +274,7 @@ func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha
 	if i < 0 {
 		return reconcile.Result{}, nil
 	}
-	if _, err := g.targets.get(ctx, ref); !errors.Is(err, errWorkloadGone) {
+	if _, err := g.workloads.Get(ctx, ref); !errors.Is(err, cluster.ErrGone) {
 		return reconcile.Result{RequeueAfter: unknownPause}, err // the cache is behind
 	}
 	if left, err := leftOf(ctx, g.client, ref); err != nil || left {

@@ -1,4 +1,4 @@
-package placement
+package podstate
 
 import (
 	"context"
@@ -6,15 +6,11 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
-	"github.com/stayput/stayput/pkg/home"
 )
 
 // The definition of PersistentPodStates may be missing, since it is for those who use them, or be OpenKruise's, whose
@@ -62,19 +58,4 @@ func (w without) Start(ctx context.Context) error {
 			}
 		}
 	}
-}
-
-// nothingRecorded is the recorder of a controller that does without.
-type nothingRecorded struct{}
-
-func (nothingRecorded) recordOf(context.Context, *corev1.Pod) (*home.Record, error) { return nil, nil }
-
-// doWithout registers what is left where PersistentPodStates cannot be read.
-func doWithout(mgr ctrl.Manager, custom []schema.GroupVersionKind) (*persistentPodStates, error) {
-	mgr.GetLogger().Info("PersistentPodStates cannot be read: either nobody has defined them, or OpenKruise has and its webhook does not answer. Pods that ask for their addresses are placed without them")
-	t, err := newTargets(mgr, custom)
-	if err != nil {
-		return nil, err
-	}
-	return &persistentPodStates{records: nothingRecorded{}, targets: t}, mgr.Add(without{mgr.GetAPIReader()})
 }

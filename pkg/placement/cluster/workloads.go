@@ -1,4 +1,6 @@
-package placement
+// Package cluster reads what the rules of package home need to know of the cluster: the nodes, and the workloads of all
+// kinds whose pods keep their names. It reads from the manager's cache, and past it where an old answer does harm.
+package cluster
 
 import (
 	"context"
@@ -39,23 +41,23 @@ import (
 
 // What get returns where it cannot return a workload. Any other error means that it is not known.
 var (
-	// errWorkloadGone is returned only where the API server says that there is no such workload.
-	errWorkloadGone = errors.New("there is no such workload")
-	// errNotServed says that the API server does not have the kind now. It may again.
-	errNotServed = errors.New("the API server does not serve this kind")
-	// errNotTarget says that the pods of such a workload never come back under their name.
-	errNotTarget = errors.New("not a kind whose pods keep their names")
-	// errUnknownYet is at the start, before the API server was asked what it serves.
-	errUnknownYet = errors.New("not known yet whether the API server serves this kind")
+	// ErrGone is returned only where the API server says that there is no such workload.
+	ErrGone = errors.New("there is no such workload")
+	// ErrNotServed says that the API server does not have the kind now. It may again.
+	ErrNotServed = errors.New("the API server does not serve this kind")
+	// ErrNotTarget says that the pods of such a workload never come back under their name.
+	ErrNotTarget = errors.New("not a kind whose pods keep their names")
+	// ErrUnknown is at the start, before the API server was asked what it serves.
+	ErrUnknown = errors.New("not known yet whether the API server serves this kind")
 )
 
-// permissionError is what the controller may not do, and who can change that.
-type permissionError struct {
+// PermissionError is what the controller may not do, and who can change that.
+type PermissionError struct {
 	kind    schema.GroupKind
 	missing []string
 }
 
-func (e *permissionError) Error() string {
+func (e *PermissionError) Error() string {
 	return fmt.Sprintf("the controller lacks the permission to %s for kind %s: grant it by a ClusterRole with the label %s: \"true\"",
 		strings.Join(e.missing, ", "), e.kind, aggregateLabel)
 }
@@ -63,60 +65,60 @@ func (e *permissionError) Error() string {
 // aggregateLabel is on the ClusterRoles whose rules the controller gets.
 const aggregateLabel = "rbac.stayput.io/aggregate-to-controller"
 
-// targetKind is a kind of workload whose pods keep their names.
-type targetKind struct {
-	gvk schema.GroupVersionKind
+// Kind is a kind of workload whose pods keep their names.
+type Kind struct {
+	GVK schema.GroupVersionKind
 	// scaled: the replicas are asked of the scale subresource, and the ordinals are 0 to n-1. Of the object itself
 	// only the metadata is read.
 	scaled bool
 }
 
 var (
-	statefulSets         = targetKind{gvk: appsv1.SchemeGroupVersion.WithKind("StatefulSet")}
-	advancedStatefulSets = targetKind{gvk: schema.GroupVersionKind{Group: "apps.kruise.io", Version: "v1beta1", Kind: "StatefulSet"}}
+	statefulSets         = Kind{GVK: appsv1.SchemeGroupVersion.WithKind("StatefulSet")}
+	advancedStatefulSets = Kind{GVK: schema.GroupVersionKind{Group: "apps.kruise.io", Version: "v1beta1", Kind: "StatefulSet"}}
 )
 
 // object returns an empty object of the kind, of the type under which the cache has it.
-func (k targetKind) object() client.Object {
+func (k Kind) object() client.Object {
 	switch {
 	case k.scaled:
 		o := &metav1.PartialObjectMetadata{}
-		o.SetGroupVersionKind(k.gvk)
+		o.SetGroupVersionKind(k.GVK)
 		return o
 	case k == statefulSets:
 		return &appsv1.StatefulSet{}
 	default:
 		o := &unstructured.Unstructured{}
-		o.SetGroupVersionKind(k.gvk)
+		o.SetGroupVersionKind(k.GVK)
 		return o
 	}
 }
 
 // objects is a list of what object returns.
-func (k targetKind) objects() client.ObjectList {
+func (k Kind) objects() client.ObjectList {
 	switch {
 	case k.scaled:
 		l := &metav1.PartialObjectMetadataList{}
-		l.SetGroupVersionKind(k.gvk)
+		l.SetGroupVersionKind(k.GVK)
 		return l
 	case k == statefulSets:
 		return &appsv1.StatefulSetList{}
 	default:
 		l := &unstructured.UnstructuredList{}
-		l.SetGroupVersionKind(k.gvk)
+		l.SetGroupVersionKind(k.GVK)
 		return l
 	}
 }
 
-func (k targetKind) refOf(o client.Object) home.Ref {
-	return home.Ref{Group: k.gvk.Group, Kind: k.gvk.Kind, Namespace: o.GetNamespace(), Name: o.GetName()}
+func (k Kind) RefOf(o client.Object) home.Ref {
+	return home.Ref{Group: k.GVK.Group, Kind: k.GVK.Kind, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// targets are the workloads of all kinds whose pods keep their names. Kinds other than StatefulSet come and go
+// Workloads are the workloads of all kinds whose pods keep their names. Kinds other than StatefulSet come and go
 // with their CRD and with the controller's permissions, which are looked up every so often.
 //
 // Its methods may be called by any goroutine.
-type targets struct {
+type Workloads struct {
 	cache     cache.Cache
 	live      client.Reader // past the cache
 	client    client.Client
@@ -125,13 +127,13 @@ type targets struct {
 
 	mu       sync.Mutex
 	kinds    map[schema.GroupKind]*kindState
-	watchers []func(targetKind) error
+	watchers []func(Kind) error
 	heeders  []func(schema.GroupKind)
 	scales   map[home.Ref]scale
 }
 
 type kindState struct {
-	targetKind
+	Kind
 	problem error // nil: its workloads can be read
 	watched bool
 }
@@ -143,37 +145,44 @@ type scale struct {
 	replicas int32
 }
 
-// lookupEvery is how often it is looked up what the API server serves, and lookupWithin how long anything that
+// LookupEvery is how often it is looked up what the API server serves, and lookupWithin how long anything that
 // depends on a third party's kind may take.
 const (
-	lookupEvery  = 15 * time.Second
+	LookupEvery  = 15 * time.Second
 	lookupWithin = 10 * time.Second
 )
 
-// newTargets makes targets that learn of kinds once the manager leads.
-func newTargets(mgr ctrl.Manager, custom []schema.GroupVersionKind) (*targets, error) {
+// NewWorkloads returns the workloads of the cluster. Kinds other than StatefulSet are unknown until the manager runs.
+func NewWorkloads(mgr ctrl.Manager, custom []schema.GroupVersionKind) (*Workloads, error) {
 	d, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return nil, err
 	}
-	t := &targets{
-		cache: mgr.GetCache(), live: mgr.GetAPIReader(), client: mgr.GetClient(), discovery: d, every: lookupEvery,
-		kinds: map[schema.GroupKind]*kindState{}, scales: map[home.Ref]scale{},
-	}
-	for _, gvk := range custom {
-		t.kinds[gvk.GroupKind()] = &kindState{targetKind: targetKind{gvk, true}, problem: errUnknownYet}
-	}
-	t.kinds[advancedStatefulSets.gvk.GroupKind()] = &kindState{targetKind: advancedStatefulSets, problem: errUnknownYet}
-	t.kinds[statefulSets.gvk.GroupKind()] = &kindState{targetKind: statefulSets, watched: true}
+	t := Over(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), d, custom...)
 	return t, mgr.Add(t)
 }
 
+// Over returns the workloads that these show. live reads past the cache. Kinds other than StatefulSet are unknown until
+// [Workloads.LookUp].
+func Over(c cache.Cache, live client.Reader, cl client.Client, d discovery.DiscoveryInterface, custom ...schema.GroupVersionKind) *Workloads {
+	t := &Workloads{
+		cache: c, live: live, client: cl, discovery: d, every: LookupEvery,
+		kinds: map[schema.GroupKind]*kindState{}, scales: map[home.Ref]scale{},
+	}
+	for _, gvk := range custom {
+		t.kinds[gvk.GroupKind()] = &kindState{Kind: Kind{gvk, true}, problem: ErrUnknown}
+	}
+	t.kinds[advancedStatefulSets.GVK.GroupKind()] = &kindState{Kind: advancedStatefulSets, problem: ErrUnknown}
+	t.kinds[statefulSets.GVK.GroupKind()] = &kindState{Kind: statefulSets, watched: true}
+	return t
+}
+
 // Start looks up what is served until ctx ends.
-func (t *targets) Start(ctx context.Context) error {
+func (t *Workloads) Start(ctx context.Context) error {
 	tick := time.NewTicker(t.every)
 	defer tick.Stop()
 	for {
-		t.lookUp(ctx)
+		t.LookUp(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -183,17 +192,17 @@ func (t *targets) Start(ctx context.Context) error {
 }
 
 // lookUp finds out which kinds can be read, and has those watched that became so.
-func (t *targets) lookUp(ctx context.Context) {
+func (t *Workloads) LookUp(ctx context.Context) {
 	t.mu.Lock()
 	kinds := slices.Collect(maps.Values(t.kinds))
 	t.mu.Unlock()
 	for _, k := range kinds {
-		if k.targetKind == statefulSets {
+		if k.Kind == statefulSets {
 			continue
 		}
-		problem := t.problem(ctx, k.targetKind)
-		if problem != nil && !errors.Is(problem, errNotServed) && !errors.As(problem, new(*permissionError)) {
-			log.FromContext(ctx).Error(problem, "Looking up a kind of workload", "kind", k.gvk.String())
+		problem := t.problem(ctx, k.Kind)
+		if problem != nil && !errors.Is(problem, ErrNotServed) && !errors.As(problem, new(*PermissionError)) {
+			log.FromContext(ctx).Error(problem, "Looking up a kind of workload", "kind", k.GVK.String())
 			continue // not to know changes nothing that was known
 		}
 		t.mu.Lock()
@@ -205,49 +214,49 @@ func (t *targets) lookUp(ctx context.Context) {
 		switch {
 		case watch:
 			for _, w := range watchers {
-				if err := w(k.targetKind); err != nil {
-					log.FromContext(ctx).Error(err, "Watching workloads", "kind", k.gvk.String())
+				if err := w(k.Kind); err != nil {
+					log.FromContext(ctx).Error(err, "Watching workloads", "kind", k.GVK.String())
 				}
 			}
 		case unwatch:
 			if err := t.cache.RemoveInformer(ctx, k.object()); err != nil {
-				log.FromContext(ctx).Error(err, "No longer watching workloads", "kind", k.gvk.String())
+				log.FromContext(ctx).Error(err, "No longer watching workloads", "kind", k.GVK.String())
 			}
 		}
 		if changed {
-			log.FromContext(ctx).Info("A kind of workload", "kind", k.gvk.String(), "readable", problem == nil, "reason", fmt.Sprint(problem))
+			log.FromContext(ctx).Info("A kind of workload", "kind", k.GVK.String(), "readable", problem == nil, "reason", fmt.Sprint(problem))
 			for _, h := range heeders {
-				h(k.gvk.GroupKind())
+				h(k.GVK.GroupKind())
 			}
 		}
 	}
 }
 
 // problem says what keeps a kind from being read.
-func (t *targets) problem(ctx context.Context, k targetKind) error {
+func (t *Workloads) problem(ctx context.Context, k Kind) error {
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()
-	served, err := t.discovery.ServerResourcesForGroupVersion(k.gvk.GroupVersion().String())
+	served, err := t.discovery.ServerResourcesForGroupVersion(k.GVK.GroupVersion().String())
 	switch {
 	case apierrors.IsNotFound(err):
-		return errNotServed
+		return ErrNotServed
 	case err != nil:
 		return err
 	}
 	i := slices.IndexFunc(served.APIResources, func(r metav1.APIResource) bool {
-		return r.Kind == k.gvk.Kind && !strings.Contains(r.Name, "/")
+		return r.Kind == k.GVK.Kind && !strings.Contains(r.Name, "/")
 	})
 	if i < 0 {
-		return errNotServed
+		return ErrNotServed
 	}
 	resource := served.APIResources[i].Name
 	needs := []authorizationv1.ResourceAttributes{{Verb: "get"}, {Verb: "list"}, {Verb: "watch"}}
 	if k.scaled {
 		needs = append(needs, authorizationv1.ResourceAttributes{Verb: "get", Subresource: "scale"})
 	}
-	missing := &permissionError{kind: k.gvk.GroupKind()}
+	missing := &PermissionError{kind: k.GVK.GroupKind()}
 	for _, need := range needs {
-		need.Group, need.Version, need.Resource = k.gvk.Group, k.gvk.Version, resource
+		need.Group, need.Version, need.Resource = k.GVK.Group, k.GVK.Version, resource
 		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &need}}
 		if err := t.client.Create(ctx, review); err != nil {
 			return fmt.Errorf("looking up permissions: %w", err)
@@ -267,7 +276,7 @@ func (t *targets) problem(ctx context.Context, k targetKind) error {
 }
 
 // each calls watch with every kind that can be read, now or whenever that begins.
-func (t *targets) each(watch func(targetKind) error) error {
+func (t *Workloads) each(watch func(Kind) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.watchers = append(t.watchers, watch)
@@ -275,20 +284,20 @@ func (t *targets) each(watch func(targetKind) error) error {
 }
 
 // readable are the kinds whose workloads can be read now.
-func (t *targets) readable() []targetKind {
+func (t *Workloads) Readable() []Kind {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var all []targetKind
+	var all []Kind
 	for _, k := range t.kinds {
 		if k.problem == nil {
-			all = append(all, k.targetKind)
+			all = append(all, k.Kind)
 		}
 	}
 	return all
 }
 
 // list names all workloads of a kind that the cache has.
-func (t *targets) list(ctx context.Context, k targetKind) ([]home.Ref, error) {
+func (t *Workloads) List(ctx context.Context, k Kind) ([]home.Ref, error) {
 	list := k.objects()
 	if err := t.cache.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
@@ -296,7 +305,7 @@ func (t *targets) list(ctx context.Context, k targetKind) ([]home.Ref, error) {
 	var all []home.Ref
 	err := meta.EachListItem(list, func(o runtime.Object) error {
 		if o, ok := o.(client.Object); ok {
-			all = append(all, k.refOf(o))
+			all = append(all, k.RefOf(o))
 		}
 		return nil
 	})
@@ -304,18 +313,18 @@ func (t *targets) list(ctx context.Context, k targetKind) ([]home.Ref, error) {
 }
 
 // kind returns how workloads of a kind are read, or why not.
-func (t *targets) kind(gk schema.GroupKind) (targetKind, error) {
+func (t *Workloads) kind(gk schema.GroupKind) (Kind, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k, ok := t.kinds[gk]
 	if !ok {
-		return targetKind{}, errNotTarget
+		return Kind{}, ErrNotTarget
 	}
-	return k.targetKind, k.problem
+	return k.Kind, k.problem
 }
 
 // of returns the controller of a pod, if it is of a kind whose pods keep their names.
-func (t *targets) of(pod metav1.Object) (home.Ref, types.UID, bool) {
+func (t *Workloads) Of(pod metav1.Object) (home.Ref, types.UID, bool) {
 	ref, uid, ok := home.OwnerOf(pod)
 	if !ok {
 		return ref, uid, false
@@ -327,11 +336,11 @@ func (t *targets) of(pod metav1.Object) (home.Ref, types.UID, bool) {
 }
 
 // numbers says whether a pod has an ordinal, so that its workload can stop to want it.
-func (t *targets) numbers(pod *corev1.Pod) bool {
+func (t *Workloads) Numbers(pod *corev1.Pod) bool {
 	if _, ok := pod.Labels[appsv1.PodIndexLabel]; ok {
 		return true
 	}
-	ref, _, ok := t.of(pod)
+	ref, _, ok := t.Of(pod)
 	if !ok {
 		return false
 	}
@@ -339,10 +348,10 @@ func (t *targets) numbers(pod *corev1.Pod) bool {
 	return numbered && workload == ref.Name
 }
 
-// get returns a workload, from the cache if it is there. The API server is asked before errWorkloadGone is
+// get returns a workload, from the cache if it is there. The API server is asked before ErrGone is
 // returned.
-func (t *targets) get(ctx context.Context, ref home.Ref) (*home.Workload, error) {
-	w, err := t.cached(ctx, ref)
+func (t *Workloads) Get(ctx context.Context, ref home.Ref) (*home.Workload, error) {
+	w, err := t.Cached(ctx, ref)
 	if w != nil || err != nil {
 		return w, err
 	}
@@ -354,33 +363,33 @@ func (t *targets) get(ctx context.Context, ref home.Ref) (*home.Workload, error)
 }
 
 // cached returns a workload as the cache has it, or nil.
-func (t *targets) cached(ctx context.Context, ref home.Ref) (*home.Workload, error) {
+func (t *Workloads) Cached(ctx context.Context, ref home.Ref) (*home.Workload, error) {
 	k, err := t.kind(ref.GroupKind())
 	if err != nil {
 		return nil, err
 	}
 	w, err := t.read(ctx, t.cache, k, ref)
-	if errors.Is(err, errWorkloadGone) {
+	if errors.Is(err, ErrGone) {
 		return nil, nil
 	}
 	return w, err
 }
 
 // read reads a workload. It does not wait for ever for a cache that a lost permission keeps from filling.
-func (t *targets) read(ctx context.Context, from client.Reader, k targetKind, ref home.Ref) (*home.Workload, error) {
+func (t *Workloads) read(ctx context.Context, from client.Reader, k Kind, ref home.Ref) (*home.Workload, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()
 	o := k.object()
 	if err := from.Get(ctx, ref.Key(), o, client.UnsafeDisableDeepCopy); err != nil { // o is only read
-		if absent(err) {
+		if Absent(err) {
 			t.mu.Lock()
 			delete(t.scales, ref)
 			t.mu.Unlock()
-			return nil, errWorkloadGone
+			return nil, ErrGone
 		}
 		return nil, fmt.Errorf("reading %s: %w", ref, err)
 	}
-	w, err := home.WorkloadOf(k.gvk, o)
+	w, err := home.WorkloadOf(k.GVK, o)
 	if err == nil && k.scaled {
 		w.Replicas, err = t.scaleOf(ctx, k, ref, o)
 	}
@@ -390,13 +399,16 @@ func (t *targets) read(ctx context.Context, from client.Reader, k targetKind, re
 	return w, nil
 }
 
-// absent says whether an error means that an object does not exist. That its kind is not served is a 404 as well.
-func absent(err error) bool {
+// CacheLag is how long the news of a write may be on its way to the cache.
+const CacheLag = 20 * time.Millisecond
+
+// Absent reports whether an error means that an object does not exist. That its kind is not served is a 404 as well.
+func Absent(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 // scaleOf asks the scale subresource, once for each version of the object.
-func (t *targets) scaleOf(ctx context.Context, k targetKind, ref home.Ref, o client.Object) (int32, error) {
+func (t *Workloads) scaleOf(ctx context.Context, k Kind, ref home.Ref, o client.Object) (int32, error) {
 	version := o.GetResourceVersion()
 	if g := o.GetGeneration(); g > 0 {
 		version = strconv.FormatInt(g, 10)
@@ -408,14 +420,14 @@ func (t *targets) scaleOf(ctx context.Context, k targetKind, ref home.Ref, o cli
 		return known.replicas, nil
 	}
 	of, sub := &unstructured.Unstructured{}, &unstructured.Unstructured{}
-	of.SetGroupVersionKind(k.gvk)
+	of.SetGroupVersionKind(k.GVK)
 	of.SetNamespace(ref.Namespace)
 	of.SetName(ref.Name)
 	sub.SetGroupVersionKind(schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"})
 	err := t.client.SubResource("scale").Get(ctx, of, sub)
 	switch {
 	case apierrors.IsForbidden(err):
-		return 0, &permissionError{k.gvk.GroupKind(), []string{"get its subresource scale"}}
+		return 0, &PermissionError{k.GVK.GroupKind(), []string{"get its subresource scale"}}
 	case err != nil:
 		return 0, fmt.Errorf("its subresource scale: %w", err)
 	}
@@ -432,19 +444,19 @@ func (t *targets) scaleOf(ctx context.Context, k targetKind, ref home.Ref, o cli
 // wantsLive asks the API server, past the cache, whether a workload wants a pod of this name. A workload of the
 // same name that came after another UID counts: the pod's name, and so its identity, is wanted. Of kinds whose
 // pods do not keep their names it is known only whether the workload exists.
-func (t *targets) wantsLive(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference, pod string) (bool, error) {
+func (t *Workloads) WantsLive(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference, pod string) (bool, error) {
 	gv, err := schema.ParseGroupVersion(of.APIVersion)
 	if err != nil {
 		return false, fmt.Errorf("workload %s %s/%s: %w", of.Kind, namespace, of.Name, err)
 	}
 	ref := home.Ref{Group: gv.Group, Kind: of.Kind, Namespace: namespace, Name: of.Name}
 	k, err := t.kind(ref.GroupKind())
-	if errors.Is(err, errNotTarget) {
+	if errors.Is(err, ErrNotTarget) {
 		o := &metav1.PartialObjectMetadata{}
 		o.SetGroupVersionKind(gv.WithKind(of.Kind))
 		if err := t.live.Get(ctx, ref.Key(), o); err != nil {
-			if absent(err) {
-				return false, errWorkloadGone
+			if Absent(err) {
+				return false, ErrGone
 			}
 			return false, fmt.Errorf("reading %s: %w", ref, err)
 		}
@@ -464,7 +476,7 @@ func (t *targets) wantsLive(ctx context.Context, namespace string, of stayputv1a
 // maker is the workload that makes pods of this stem, told by the name alone: of a kind whose pods keep their names,
 // and with a template that asks for addresses under the pods' own names. nil: there is none, or more than one could be
 // it. An error means that it is not known.
-func (t *targets) maker(ctx context.Context, namespace, stem string) (*stayputv1alpha1.WorkloadReference, error) {
+func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayputv1alpha1.WorkloadReference, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()
 	t.mu.Lock()
@@ -476,17 +488,17 @@ func (t *targets) maker(ctx context.Context, namespace, stem string) (*stayputv1
 	key := types.NamespacedName{Namespace: namespace, Name: stem}
 	var of []schema.GroupVersionKind
 	for _, k := range kinds {
-		if errors.Is(k.problem, errNotServed) {
+		if errors.Is(k.problem, ErrNotServed) {
 			continue
 		}
 		if k.problem != nil {
-			return nil, fmt.Errorf("looking for %s of kind %s: %w", key, k.gvk.GroupKind(), k.problem)
+			return nil, fmt.Errorf("looking for %s of kind %s: %w", key, k.GVK.GroupKind(), k.problem)
 		}
 		switch err := t.cache.Get(ctx, key, k.object(), client.UnsafeDisableDeepCopy); {
 		case err == nil:
-			of = append(of, k.gvk)
-		case !absent(err):
-			return nil, fmt.Errorf("looking for %s of kind %s: %w", key, k.gvk.GroupKind(), err)
+			of = append(of, k.GVK)
+		case !Absent(err):
+			return nil, fmt.Errorf("looking for %s of kind %s: %w", key, k.GVK.GroupKind(), err)
 		}
 	}
 	if len(of) != 1 {
@@ -495,7 +507,7 @@ func (t *targets) maker(ctx context.Context, namespace, stem string) (*stayputv1
 	o := &unstructured.Unstructured{} // the cache does not have its template
 	o.SetGroupVersionKind(of[0])
 	if err := t.live.Get(ctx, key, o); err != nil {
-		if absent(err) {
+		if Absent(err) {
 			return nil, nil
 		}
 		return nil, fmt.Errorf("reading %s %s: %w", of[0].GroupKind(), key, err)
@@ -507,16 +519,16 @@ func (t *targets) maker(ctx context.Context, namespace, stem string) (*stayputv1
 	return &stayputv1alpha1.WorkloadReference{APIVersion: o.GetAPIVersion(), Kind: o.GetKind(), Name: stem, UID: string(o.GetUID())}, nil
 }
 
-// watchWorkloads has a controller look at every workload that can be read, when it comes, goes or changes.
-func watchWorkloads[request comparable](t *targets, c controller.TypedController[request], requests func(context.Context, home.Ref) []request) error {
-	return t.each(func(k targetKind) error {
+// WatchWorkloads has a controller look at every workload that can be read, when it comes, goes or changes.
+func WatchWorkloads[request comparable](t *Workloads, c controller.TypedController[request], requests func(context.Context, home.Ref) []request) error {
+	return t.each(func(k Kind) error {
 		return c.Watch(source.TypedKind(t.cache, k.object(), handler.TypedEnqueueRequestsFromMapFunc(
-			func(ctx context.Context, o client.Object) []request { return requests(ctx, k.refOf(o)) }), workloadMoved))
+			func(ctx context.Context, o client.Object) []request { return requests(ctx, k.RefOf(o)) }), workloadMoved))
 	})
 }
 
-// watchKinds has a controller look at these requests when a kind becomes readable or no longer is.
-func watchKinds[request comparable](t *targets, c controller.TypedController[request], all func(context.Context, schema.GroupKind) []request) error {
+// WatchKinds has a controller look at these requests when a kind becomes readable or no longer is.
+func WatchKinds[request comparable](t *Workloads, c controller.TypedController[request], all func(context.Context, schema.GroupKind) []request) error {
 	return c.Watch(source.TypedFunc[request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -535,81 +547,3 @@ var workloadMoved = predicate.TypedFuncs[client.Object]{UpdateFunc: func(e event
 	return is.GetGeneration() == 0 || was.GetGeneration() != is.GetGeneration() || was.GetUID() != is.GetUID() ||
 		!maps.Equal(was.GetAnnotations(), is.GetAnnotations())
 }}
-
-// indexKey names a workload in the indexes of the cache, which know the namespace already.
-func indexKey(r home.Ref) string { return r.Group + "/" + r.Kind + "/" + r.Name }
-
-// Indexes of pods in the cache, within their namespace.
-const (
-	podsByOwner = "controller" // home.Ref.index of the controller
-	// podsOrphaned has the pods without a controller under the name that their workload had, as their own name
-	// tells it: that of a StatefulSet that was deleted with --cascade=orphan.
-	podsOrphaned = "orphan"
-)
-
-func indexPods(ctx context.Context, indexer client.FieldIndexer) error {
-	return errors.Join(
-		indexer.IndexField(ctx, &corev1.Pod{}, podsByOwner, func(o client.Object) []string {
-			ref, _, ok := home.OwnerOf(o)
-			if !ok {
-				return nil
-			}
-			return []string{indexKey(ref)}
-		}),
-		indexer.IndexField(ctx, &corev1.Pod{}, podsOrphaned, func(o client.Object) []string {
-			stem, ok := orphanOf(o)
-			if !ok {
-				return nil
-			}
-			return []string{stem}
-		}),
-	)
-}
-
-// orphanOf is the name of the workload that a pod without a controller may have belonged to.
-func orphanOf(pod metav1.Object) (string, bool) {
-	if metav1.GetControllerOf(pod) != nil {
-		return "", false
-	}
-	stem, _, ok := home.SplitOrdinal(pod.GetName())
-	return stem, ok
-}
-
-// podsOf are the pods that name a workload as their controller, of whatever UID. They are the cache's own: they
-// must not be changed.
-func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]corev1.Pod, error) {
-	var list corev1.PodList
-	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{podsByOwner: indexKey(ref)}, client.UnsafeDisableDeepCopy)
-	if err != nil {
-		return nil, fmt.Errorf("listing the pods of %s: %w", ref, err)
-	}
-	return list.Items, nil
-}
-
-// leftOf says whether pods of a workload that is gone are left, orphans included: whoever adopts them inherits.
-func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error) {
-	pods, err := podsOf(ctx, from, ref)
-	if err != nil || len(pods) > 0 {
-		return true, err
-	}
-	var orphans corev1.PodList
-	err = from.List(ctx, &orphans, client.InNamespace(ref.Namespace), client.MatchingFields{podsOrphaned: ref.Name}, client.UnsafeDisableDeepCopy)
-	if err != nil {
-		return true, fmt.Errorf("listing the orphans of %s: %w", ref, err)
-	}
-	return len(orphans.Items) > 0, nil
-}
-
-// podMoved picks the moments of a pod at which its record can change.
-var podMoved = predicate.TypedFuncs[*corev1.Pod]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
-	was, is := e.ObjectOld, e.ObjectNew
-	return was.UID != is.UID || was.Spec.NodeName != is.Spec.NodeName || podReady(was) != podReady(is) ||
-		!sameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)) || !maps.Equal(was.Annotations, is.Annotations)
-}}
-
-// podReady says whether a pod is where it is to stay: Ready, and not about to go.
-func podReady(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp.IsZero() && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
-}

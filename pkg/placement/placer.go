@@ -13,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -29,7 +28,9 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/placement/podstate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
@@ -39,7 +40,7 @@ const placementWorkers = 32
 // placer decides where gated pods go. It sees a pod from its creation to its binding.
 type placer struct {
 	client  client.Client
-	records recorder
+	records *podstate.Records
 	memory  *memory
 	events  events.EventRecorder
 	metrics *placementMetrics
@@ -48,12 +49,7 @@ type placer struct {
 	uninstalling func() bool
 }
 
-// recorder looks up what a PersistentPodState says of a pod.
-type recorder interface {
-	recordOf(context.Context, *corev1.Pod) (*home.Record, error)
-}
-
-func (p *placer) setUp(mgr ctrl.Manager, states bool) error {
+func (p *placer) setUp(mgr ctrl.Manager) error {
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("placement").
 		For(&corev1.Pod{}, builder.WithPredicates(undecidedPods)).
@@ -62,7 +58,7 @@ func (p *placer) setUp(mgr ctrl.Manager, states bool) error {
 		}), builder.WithPredicates(nodeMoved)).
 		Watches(&stayputv1alpha1.RetainedIP{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers})
-	if states {
+	if p.records != nil {
 		b = b.Watches(&kruisev1alpha1.PersistentPodState{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes))
 	}
 	return b.Complete(p)
@@ -126,11 +122,11 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("looking up the home of pod %s: %w", req, err)
 	}
-	cache := &cachedNodes{ctx: ctx, client: p.client}
-	s.Nodes = cache
+	nodes := cluster.NewNodes(ctx, p.client)
+	s.Nodes = nodes
 	d := home.Decide(s)
-	if cache.err != nil {
-		return reconcile.Result{}, fmt.Errorf("looking up the nodes for pod %s: %w", req, cache.err)
+	if nodes.Err != nil {
+		return reconcile.Result{}, fmt.Errorf("looking up the nodes for pod %s: %w", req, nodes.Err)
 	}
 	for _, note := range d.Notes {
 		p.say(&pod, corev1.EventTypeWarning, home.ReasonHomeIgnored, note)
@@ -146,15 +142,12 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	switch {
 	case apierrors.IsConflict(err): // it is another pod by now, or has changed
 		log.FromContext(ctx).V(1).Info("The pod has changed", "pod", req, "err", err)
-		return reconcile.Result{RequeueAfter: again}, nil
+		return reconcile.Result{RequeueAfter: cluster.CacheLag}, nil
 	case apierrors.IsNotFound(err):
 		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{RequeueAfter: d.Retry}, err
 }
-
-// again is when a pod that changed under a write is read again. Its news is on its way to the cache.
-const again = 20 * time.Millisecond
 
 // look gathers what the placement of a pod depends on.
 func (p *placer) look(ctx context.Context, pod *corev1.Pod) (home.Situation, error) {
@@ -165,7 +158,7 @@ func (p *placer) look(ctx context.Context, pod *corev1.Pod) (home.Situation, err
 		}
 	}
 	var err error
-	s.Record, err = p.records.recordOf(ctx, pod)
+	s.Record, err = p.records.Of(ctx, pod)
 	return s, err
 }
 
@@ -197,7 +190,7 @@ func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
 	at := d.Node
 	if at == "" {
 		for _, key := range slices.Sorted(maps.Keys(d.Labels)) {
-			at = nodeLabel(key, d.Labels)
+			at = cluster.NodeLabel(key, d.Labels)
 		}
 	}
 	if p.memory.waits(pod, at, d.Reason) {
@@ -303,60 +296,4 @@ func (p *placer) say(pod *corev1.Pod, kind, reason, note string) {
 		return
 	}
 	regarding(p.events, pod, kind, reason, note)
-}
-
-// nodesByLabel is an index of the nodes in the cache by each of their labels.
-const nodesByLabel = "label"
-
-// nodeLabel is a label as the index has it.
-func nodeLabel(key string, of map[string]string) string { return key + "=" + of[key] }
-
-func nodeLabels(node client.Object) (all []string) {
-	for key := range node.GetLabels() {
-		all = append(all, nodeLabel(key, node.GetLabels()))
-	}
-	return all
-}
-
-func indexNodes(ctx context.Context, indexer client.FieldIndexer) error {
-	return indexer.IndexField(ctx, &corev1.Node{}, nodesByLabel, nodeLabels)
-}
-
-// cachedNodes are the nodes in the manager's cache, which is complete before anything is decided. err is the
-// first error: then what was decided is void.
-type cachedNodes struct {
-	ctx    context.Context
-	client client.Reader
-	err    error
-}
-
-func (c *cachedNodes) Node(name string) *corev1.Node {
-	if name == "" {
-		return nil
-	}
-	var n corev1.Node
-	if err := c.client.Get(c.ctx, types.NamespacedName{Name: name}, &n); err != nil {
-		c.fail(client.IgnoreNotFound(err))
-		return nil
-	}
-	return &n
-}
-
-func (c *cachedNodes) Labelled(want map[string]string) []*corev1.Node {
-	var list corev1.NodeList
-	for key := range want { // any one of them goes by the index, the rest by a look
-		c.fail(c.client.List(c.ctx, &list, client.MatchingFields{nodesByLabel: nodeLabel(key, want)}, client.MatchingLabels(want), client.UnsafeDisableDeepCopy))
-		break
-	}
-	all := make([]*corev1.Node, len(list.Items))
-	for i := range list.Items {
-		all[i] = &list.Items[i]
-	}
-	return all
-}
-
-func (c *cachedNodes) fail(err error) {
-	if c.err == nil {
-		c.err = err
-	}
 }

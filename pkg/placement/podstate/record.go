@@ -1,4 +1,4 @@
-package placement
+package podstate
 
 import (
 	"context"
@@ -31,6 +31,7 @@ import (
 	kruiseac "github.com/stayput/stayput/pkg/api/kruise/v1alpha1/applyconfiguration/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 // Conditions of a PersistentPodState, and why they are as they are.
@@ -92,38 +93,13 @@ func statesOf(ctx context.Context, from client.Reader, ref home.Ref) ([]*kruisev
 	return home.ByAge(list.Items), nil
 }
 
-// records looks up what is recorded.
-type records struct {
-	client  client.Reader
-	targets *targets
-	kruise  *kruise
-}
-
-// recordOf returns what is recorded for a pod: nil is for nothing, which is always so where OpenKruise runs. An
-// error means that it is not known. What it returns is the cache's own: it must not be changed.
-func (r *records) recordOf(ctx context.Context, pod *corev1.Pod) (*home.Record, error) {
-	on, err := r.kruise.on()
-	if err != nil {
-		return nil, err
-	}
-	ref, _, ok := r.targets.of(pod)
-	if !on || !ok {
-		return nil, nil
-	}
-	all, err := statesOf(ctx, r.client, ref)
-	if err != nil || len(all) == 0 {
-		return nil, err
-	}
-	return home.RecordIn(all[0], pod.Name), nil
-}
-
 // recording keeps the status of the PersistentPodStates of a workload.
 type recording struct {
-	client  client.Client
-	targets *targets
-	kruise  *kruise
-	events  events.EventRecorder
-	now     func() time.Time
+	client    client.Client
+	workloads *cluster.Workloads
+	kruise    *openKruise
+	events    events.EventRecorder
+	now       func() time.Time
 
 	pace pace
 	// plainUntil: the CRD is OpenKruise's own, which lacks what we add to the status; in nanoseconds.
@@ -140,14 +116,14 @@ func (r *recording) setUp(mgr ctrl.Manager) error {
 	}
 	itself := func(_ context.Context, ref home.Ref) []home.Ref { return []home.Ref{ref} }
 	return errors.Join(
-		watchWorkloads(r.targets, c, itself),
+		cluster.WatchWorkloads(r.workloads, c, itself),
 		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []home.Ref {
 				return []home.Ref{home.TargetOf(s)}
 			}))),
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, pod *corev1.Pod) []home.Ref { return targetsOfPod(ctx, r.client, pod) }), podMoved)),
-		watchKinds(r.targets, c, func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, r.client, gk) }),
+		cluster.WatchKinds(r.workloads, c, func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, r.client, gk) }),
 		watchKruise(r.kruise, c, func(ctx context.Context) []home.Ref { return everyState(ctx, r.client, home.TargetOf) }),
 	)
 }
@@ -190,11 +166,11 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 	if err != nil || len(all) == 0 {
 		return reconcile.Result{}, err
 	}
-	on, err := r.kruise.on()
+	runs, err := r.kruise.runs()
 	if err != nil {
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
 	}
-	if !on {
+	if runs {
 		return r.stepAside(ctx, ref, all)
 	}
 	for _, s := range all[1:] {
@@ -221,7 +197,7 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 func orLater(err error) (reconcile.Result, error) {
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return reconcile.Result{RequeueAfter: again}, nil
+		return reconcile.Result{RequeueAfter: cluster.CacheLag}, nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return reconcile.Result{}, nil
 	}
@@ -232,25 +208,25 @@ func orLater(err error) (reconcile.Result, error) {
 // change while pods without their workload are left.
 func (r *recording) look(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState) (*verdict, error) {
 	kept := verdict{states: s.Status.PodStates, pods: s.Status.Pods}
-	w, err := r.targets.get(ctx, ref)
-	var missing *permissionError
+	w, err := r.workloads.Get(ctx, ref)
+	var missing *cluster.PermissionError
 	switch {
-	case errors.Is(err, errWorkloadGone):
+	case errors.Is(err, cluster.ErrGone):
 		left, err := leftOf(ctx, r.client, ref)
 		if err != nil || left || generated(s) { // what was generated is deleted: see generating
 			return nil, err
 		}
 		return &verdict{pods: new(int32), recorded: finding{reasonTargetNotFound, fmt.Sprintf("there is no %s", ref)}}, nil
-	case errors.Is(err, errUnknownYet):
+	case errors.Is(err, cluster.ErrUnknown):
 		return nil, nil // see watchKinds
-	case errors.Is(err, errNotTarget):
+	case errors.Is(err, cluster.ErrNotTarget):
 		kept.degraded, kept.pods = finding{reasonUnsupportedTarget, unsupported(ref)}, nil
 		return &kept, nil
-	case errors.Is(err, errNotServed):
+	case errors.Is(err, cluster.ErrNotServed):
 		kept.degraded = finding{reasonTargetNotServed, err.Error()}
 		return &kept, nil
 	case errors.As(err, &missing):
-		kept.degraded, kept.retry = finding{reasonPermissionMissing, missing.Error()}, lookupEvery
+		kept.degraded, kept.retry = finding{reasonPermissionMissing, missing.Error()}, cluster.LookupEvery
 		return &kept, nil
 	case err != nil:
 		return nil, err
@@ -259,9 +235,9 @@ func (r *recording) look(ctx context.Context, ref home.Ref, s *kruisev1alpha1.Pe
 	if err != nil {
 		return nil, err
 	}
-	nodes := &cachedNodes{ctx: ctx, client: r.client}
+	nodes := cluster.NewNodes(ctx, r.client)
 	v := recordPods(&s.Spec, w, s.Status.PodStates, pods, nodes)
-	return &v, nodes.err
+	return &v, nodes.Err
 }
 
 // unsupported says why there is nothing to record for a workload.
@@ -392,7 +368,7 @@ func pick(from map[string]string, keys []string) map[string]string {
 // stepAside says on the objects that we generated why nothing is recorded. The others are OpenKruise's alone.
 func (r *recording) stepAside(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
 	for _, s := range all {
-		if s.Labels[stayputv1alpha1.LabelGenerated] != "true" || r.plain() {
+		if !generated(s) || r.plain() {
 			continue
 		}
 		err := r.write(ctx, ref, s, verdict{states: s.Status.PodStates, pods: s.Status.Pods, degraded: finding{

@@ -1,4 +1,4 @@
-package placement
+package podstate
 
 import (
 	"context"
@@ -22,6 +22,7 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
@@ -42,7 +43,7 @@ const gateEvery = 10 * time.Minute
 type gating struct {
 	client client.Client
 	live   client.Reader // ConfigMaps are not cached: the controller may read this one by name alone
-	kruise *kruise
+	kruise *openKruise
 	// uninstalling reports whether stayput is being uninstalled.
 	uninstalling func() bool
 
@@ -75,12 +76,12 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 		g.forget(namespace) // others delete it
 		return reconcile.Result{RequeueAfter: uninstall.RecheckAfter}, nil
 	}
-	on, err := g.kruise.on()
+	runs, err := g.kruise.runs()
 	if err != nil {
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
 	}
 	var all kruisev1alpha1.PersistentPodStateList
-	if on {
+	if !runs {
 		if err := g.client.List(ctx, &all, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
 			return reconcile.Result{}, fmt.Errorf("listing the PersistentPodStates of namespace %s: %w", namespace, err)
 		}
@@ -126,7 +127,7 @@ func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 	}
 	var cm corev1.ConfigMap
 	if err := g.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: gate.Workloads}, &cm); err != nil {
-		if !absent(err) {
+		if !cluster.Absent(err) {
 			return "", fmt.Errorf("reading ConfigMap %s/%s: %w", namespace, gate.Workloads, err)
 		}
 		g.remember(namespace, "")

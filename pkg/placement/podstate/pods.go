@@ -1,0 +1,110 @@
+package podstate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+)
+
+// indexKey names a workload in the indexes of the cache, which know the namespace already.
+func indexKey(r home.Ref) string { return r.Group + "/" + r.Kind + "/" + r.Name }
+
+// Indexes of pods in the cache, within their namespace.
+const (
+	podsByOwner = "controller" // home.Ref.index of the controller
+	// podsOrphaned has the pods without a controller under the name that their workload had, as their own name
+	// tells it: that of a StatefulSet that was deleted with --cascade=orphan.
+	podsOrphaned = "orphan"
+)
+
+func indexPods(ctx context.Context, indexer client.FieldIndexer) error {
+	return errors.Join(
+		indexer.IndexField(ctx, &corev1.Pod{}, podsByOwner, func(o client.Object) []string {
+			ref, _, ok := home.OwnerOf(o)
+			if !ok {
+				return nil
+			}
+			return []string{indexKey(ref)}
+		}),
+		indexer.IndexField(ctx, &corev1.Pod{}, podsOrphaned, func(o client.Object) []string {
+			stem, ok := orphanOf(o)
+			if !ok {
+				return nil
+			}
+			return []string{stem}
+		}),
+	)
+}
+
+// orphanOf is the name of the workload that a pod without a controller may have belonged to.
+func orphanOf(pod metav1.Object) (string, bool) {
+	if metav1.GetControllerOf(pod) != nil {
+		return "", false
+	}
+	stem, _, ok := home.SplitOrdinal(pod.GetName())
+	return stem, ok
+}
+
+// podsOf are the pods that name a workload as their controller, of whatever UID. They are the cache's own: they
+// must not be changed.
+func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]corev1.Pod, error) {
+	var list corev1.PodList
+	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{podsByOwner: indexKey(ref)}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return nil, fmt.Errorf("listing the pods of %s: %w", ref, err)
+	}
+	return list.Items, nil
+}
+
+// leftOf says whether pods of a workload that is gone are left, orphans included: whoever adopts them inherits.
+func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error) {
+	pods, err := podsOf(ctx, from, ref)
+	if err != nil || len(pods) > 0 {
+		return true, err
+	}
+	var orphans corev1.PodList
+	err = from.List(ctx, &orphans, client.InNamespace(ref.Namespace), client.MatchingFields{podsOrphaned: ref.Name}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return true, fmt.Errorf("listing the orphans of %s: %w", ref, err)
+	}
+	return len(orphans.Items) > 0, nil
+}
+
+// podMoved picks the moments of a pod at which its record can change.
+var podMoved = predicate.TypedFuncs[*corev1.Pod]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
+	was, is := e.ObjectOld, e.ObjectNew
+	return was.UID != is.UID || was.Spec.NodeName != is.Spec.NodeName || podReady(was) != podReady(is) ||
+		!home.SameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)) || !maps.Equal(was.Annotations, is.Annotations)
+}}
+
+// podReady says whether a pod is where it is to stay: Ready, and not about to go.
+func podReady(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp.IsZero() && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// everyState are requests for all PersistentPodStates.
+func everyState[request comparable](ctx context.Context, from client.Reader, of func(*kruisev1alpha1.PersistentPodState) request) []request {
+	var list kruisev1alpha1.PersistentPodStateList
+	if err := from.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		log.FromContext(ctx).Error(err, "Listing PersistentPodStates")
+	}
+	all := make([]request, len(list.Items))
+	for i := range list.Items {
+		all[i] = of(&list.Items[i])
+	}
+	return all
+}

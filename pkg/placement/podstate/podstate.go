@@ -1,0 +1,77 @@
+// Package podstate serves PersistentPodStates, the API of OpenKruise: it generates them from the annotations of
+// workloads, records in them where pods are Ready, says whose pods are to be gated because of them, and steps aside
+// where OpenKruise serves them itself.
+//
+// Each loop is a type that owns its state; what they share is read-only: the caches, the workloads, and whether
+// OpenKruise runs. While that is unknown no loop does anything.
+package podstate
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+)
+
+// Records looks up what is recorded. Nil: nothing is, because PersistentPodStates cannot be read.
+type Records struct {
+	client    client.Reader
+	workloads *cluster.Workloads
+	kruise    *openKruise
+}
+
+// Add registers the loops with a manager. If PersistentPodStates cannot be read, the result is nil and the manager ends
+// with an error as soon as they can. leads reports whether this
+// replica leads, uninstalling whether stayput is being uninstalled.
+func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool) (*Records, error) {
+	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
+		return nil, err
+	} else if !ok {
+		mgr.GetLogger().Info("PersistentPodStates cannot be read: either nobody has defined them, or OpenKruise has and its webhook does not answer. Pods that ask for their addresses are placed without them")
+		return nil, mgr.Add(without{mgr.GetAPIReader()})
+	}
+	if err := errors.Join(indexPods(ctx, mgr.GetFieldIndexer()), indexStates(ctx, mgr.GetFieldIndexer())); err != nil {
+		return nil, err
+	}
+	k, err := newOpenKruise(mgr)
+	if err != nil {
+		return nil, err
+	}
+	to := mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
+	generate := &generating{client: mgr.GetClient(), live: mgr.GetAPIReader(), workloads: w, kruise: k, events: to}
+	record := &recording{client: mgr.GetClient(), workloads: w, kruise: k, events: to, now: time.Now}
+	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling}
+	return &Records{mgr.GetClient(), w, k}, errors.Join(
+		metrics.Registry.Register(newStateMetrics(mgr.GetClient(), leads)),
+		generate.setUp(mgr), record.setUp(mgr), gate.setUp(mgr),
+	)
+}
+
+// Of returns what is recorded of a pod; nil: nothing, as wherever OpenKruise runs. An error means that it is not known.
+// The result is the cache's own: it must not be changed.
+func (r *Records) Of(ctx context.Context, pod *corev1.Pod) (*home.Record, error) {
+	if r == nil {
+		return nil, nil
+	}
+	runs, err := r.kruise.runs()
+	if err != nil {
+		return nil, err
+	}
+	ref, _, ok := r.workloads.Of(pod)
+	if runs || !ok {
+		return nil, nil
+	}
+	all, err := statesOf(ctx, r.client, ref)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	return home.RecordIn(all[0], pod.Name), nil
+}
