@@ -91,6 +91,9 @@ func TestThePluginsKeepApart(t *testing.T) {
 	} {
 		forbid(t, "./"+rule.pkg+"/...", rule.trees)
 	}
+	for _, below := range []string{"podstate", "cluster", "gate", "uninstall"} {
+		forbid(t, "./pkg/placement/"+below, nil, module+"/pkg/placement")
+	}
 }
 
 // An agent runs on every node: it knows one kind of object and does not pay for the others.

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -58,13 +59,16 @@ const (
 	forbidden serving = "a kind that the controller may not read"
 )
 
-func testReleaser(t *testing.T, c client.Client, other serving) (*releaser, *events.FakeRecorder) {
+func testReleaser(t *testing.T, c client.WithWatch, other serving) (*releaser, *events.FakeRecorder) {
 	t.Helper()
 	d := &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}}
 	if other == forbidden {
 		d.Resources = []*metav1.APIResourceList{{GroupVersion: "apps.kruise.io/v1beta1", APIResources: []metav1.APIResource{{Name: "statefulsets", Kind: "StatefulSet"}}}}
 	}
-	w := cluster.Over(fakeCache{Reader: c}, c, c, d)
+	denied := interceptor.NewClient(c, interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+		return nil // an access review that allows nothing
+	}})
+	w := cluster.Over(fakeCache{Reader: c}, c, denied, d)
 	if other != unknown {
 		w.LookUp(t.Context())
 	}
