@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/streaming/pkg/httpstream" // whose errors client-go returns
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -52,42 +53,19 @@ const (
 	nodePatience = 30 * time.Second
 )
 
-// askAll calls ask for every node, several at once, and says how far it is.
+// askAll calls ask for every node, even once ctx has ended, several at a time. It shows how far it is.
 func askAll(ctx context.Context, nodes []string, line *progress, ask func(ctx context.Context, i int)) {
-	var wg sync.WaitGroup
 	var mu sync.Mutex
 	asked := 0
-	slots := make(chan struct{}, nodesAtOnce)
-	for i := range nodes {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			ctx, cancel := context.WithTimeout(ctx, nodePatience)
-			defer cancel()
-			ask(ctx, i)
-			mu.Lock()
-			defer mu.Unlock()
-			asked++
-			line.say("asked %d of %d nodes ...", asked, len(nodes))
-		})
-	}
-	wg.Wait()
-}
-
-// agents is how this command reaches nodes: by the pods of their agents.
-func (c *cluster) agents() (Agents, error) {
-	if c.reach != nil {
-		return c.reach, nil
-	}
-	k, err := c.client()
-	if err != nil {
-		return nil, err
-	}
-	config, err := c.config()
-	if err != nil {
-		return nil, err
-	}
-	return &agentPodsOf{client: k, config: config, namespace: c.home}, nil
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), nodesAtOnce, len(nodes), func(i int) {
+		ctx, cancel := context.WithTimeout(ctx, nodePatience)
+		defer cancel()
+		ask(ctx, i)
+		mu.Lock()
+		defer mu.Unlock()
+		asked++
+		line.say("asked %d of %d nodes ...", asked, len(nodes))
+	})
 }
 
 const (
@@ -248,6 +226,3 @@ func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, c
 	}
 	return stdout.Bytes(), nil
 }
-
-// isNoAgent says that a node was not looked into because nobody is there to do it.
-func isNoAgent(err error) bool { return errors.Is(err, ErrNoAgent) }

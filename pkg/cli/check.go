@@ -2,9 +2,9 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,19 +45,26 @@ type Report struct {
 	Failures int       `json:"failures"`
 }
 
-func checkCommand(c *cluster) *cobra.Command {
-	var d document
-	var all bool
+func checkCommand(s *settings) *cobra.Command {
+	var format documentFormat
+	var verbose bool
 	cmd := &cobra.Command{
 		Use:   "check [NODE...]",
-		Short: "Find out what is wrong with stayput, and what to do about it",
-		Long: "Find out what is wrong with stayput, and what to do about it: in the cluster, and on every node or those that are named.\n" +
-			"It takes the right to list nodes, and to list pods and create pods/exec in the namespace of stayput, through whose agents\n" +
-			"nodes are asked. What else may not be looked at is a warning.\n\n" +
-			"The exit code is 1 where a check failed; warnings do not count.",
-		ValidArgsFunction: c.complete(clusterObjects("Node"), 0),
+		Short: "Find out what is wrong with Stayput, and what to do about it",
+		Long: `Find out what is wrong with Stayput in the cluster and on its nodes, or only those
+that are named, and what to do about it.
+
+That requires the right to list nodes, and to list pods and create pods/exec in
+Stayput's namespace: the nodes are checked through their agents. Whatever else may
+not be read is a warning.
+
+The exit code is 1 if a check failed. Warnings do not count.`,
+		Example: `  kubectl stayput check
+  kubectl stayput check node-1 --verbose`,
+		ValidArgsFunction: s.complete(clusterObjects("Node"), 0),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := d.validate(); err != nil {
+			c, err := s.connect()
+			if err != nil {
 				return err
 			}
 			r, err := runChecks(cmd.Context(), c, args, newProgress(cmd.ErrOrStderr()))
@@ -65,75 +72,43 @@ func checkCommand(c *cluster) *cobra.Command {
 				return err
 			}
 			out := cmd.OutOrStdout()
-			if d.asked() {
-				err = d.print(out, r)
-			} else {
-				err = r.write(out, all, width(out), painting(out))
-			}
+			err = format.print(out, r, func() error { return r.write(out, verbose, width(out), painting(out)) })
 			if err == nil && r.Failures > 0 {
-				err = fmt.Errorf("%s failed", count(r.Failures, "check"))
+				err = fmt.Errorf("%s failed", count(r.Failures, "check", "checks"))
 			}
 			return err
 		},
 	}
-	cmd.Flags().BoolVarP(&all, "verbose", "v", false, "say of each node what is in order, not only that all is")
-	d.addFlags(cmd)
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "Print what was found to be in order on each node")
+	format.addFlags(cmd)
 	return cmd
 }
 
 func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (*Report, error) {
-	k, err := c.client()
-	if err != nil {
-		return nil, err
-	}
-	config, err := c.config()
-	if err != nil {
-		return nil, err
-	}
-	reach, err := c.agents()
-	if err != nil {
-		return nil, err
-	}
 	defer line.done()
 
-	// 1. The API server's clock, which is the one that all others are held against.
+	// 1. The API server's clock, to which all others are compared.
 	line.say("asking the API server ...")
-	clock, err := serverClock(ctx, config)
+	clock, err := serverClock(ctx, c.config)
 	if err != nil {
 		return nil, fmt.Errorf("the API server's clock: %w", err)
 	}
 
-	// 2. The nodes, all at once.
-	all, err := listNodes(ctx, k)
+	// 2. The nodes.
+	nodes, err := nodesNamed(ctx, c, args)
 	if err != nil {
 		return nil, err
 	}
-	byName := map[string]*corev1.Node{}
-	for i := range all {
-		byName[all[i].Name] = &all[i]
-	}
-	var nodes []*corev1.Node
-	if len(args) == 0 {
-		for i := range all {
-			nodes = append(nodes, &all[i])
-		}
-	}
-	for _, name := range args {
-		if byName[name] == nil {
-			return nil, fmt.Errorf("NODE: there is no node %q", name)
-		}
-		nodes = append(nodes, byName[name])
-	}
-	looks := inspectAll(ctx, reach, nodes, line)
+	looks := inspectAll(ctx, c.agents, nodes, line)
 
-	// 3. What is found.
+	// 3. The findings.
 	r := &Report{Findings: []Finding{}}
 	now := time.Now().Add(clock.ahead())
-	line.say("looking at the cluster ...")
-	r.add(checkCluster(ctx, k, c.home, now)...)
+	line.say("checking the cluster ...")
+	r.add(checkCluster(ctx, c, c.installation, now)...)
 	r.add(compareVersions(looks)...)
-	for i, n := range nodes {
-		r.add(checkNode(n, looks[i], clock)...)
+	for i := range nodes {
+		r.add(checkNode(&nodes[i], looks[i], clock)...)
 	}
 	return r, nil
 }
@@ -146,7 +121,7 @@ type looked struct {
 	from, to time.Time
 }
 
-func inspectAll(ctx context.Context, reach Agents, nodes []*corev1.Node, line *progress) []looked {
+func inspectAll(ctx context.Context, reach Agents, nodes []corev1.Node, line *progress) []looked {
 	all := make([]looked, len(nodes))
 	names := make([]string, len(nodes))
 	for i, n := range nodes {
@@ -213,7 +188,7 @@ func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
 		say(f)
 	}
 	flush(node)
-	fmt.Fprintf(&b, "\n%d in order, %s, %s\n", r.OK, count(r.Warnings, "warning"), count(r.Failures, "failure"))
+	fmt.Fprintf(&b, "\n%d in order, %s, %s\n", r.OK, count(r.Warnings, "warning", "warnings"), count(r.Failures, "failure", "failures"))
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -230,22 +205,22 @@ func unseen(check string, err error) Finding {
 	return f
 }
 
-// errRight: the API server refuses what a verb cannot do without.
-var errRight = errors.New("it takes the right")
-
-// rightTo names the right that an error is about, where it is about one.
-func rightTo(what string, err error) error {
-	if !apierrors.IsForbidden(err) {
-		return err
-	}
-	return fmt.Errorf("%w to %s: %w", errRight, what, err)
-}
-
-// listNodes lists all of them.
-func listNodes(ctx context.Context, k client.Client) ([]corev1.Node, error) {
+// nodesNamed returns the nodes with these names, or all without names.
+func nodesNamed(ctx context.Context, k client.Client, names []string) ([]corev1.Node, error) {
 	var list corev1.NodeList
 	if err := k.List(ctx, &list); err != nil {
 		return nil, rightTo("list nodes", err)
 	}
-	return list.Items, nil
+	if len(names) == 0 {
+		return list.Items, nil
+	}
+	var named []corev1.Node
+	for _, name := range names {
+		i := slices.IndexFunc(list.Items, func(n corev1.Node) bool { return n.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("NODE: there is no node %q", name)
+		}
+		named = append(named, list.Items[i])
+	}
+	return named, nil
 }

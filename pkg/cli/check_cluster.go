@@ -149,7 +149,7 @@ func checkGated(ctx context.Context, k client.Client, now time.Time) (all []Find
 			continue
 		}
 		if age := now.Sub(p.CreationTimestamp.Time); age > wait+gateSlack {
-			all = append(all, Finding{LevelFail, "", check, fmt.Sprintf("pod %s/%s has been gated for %s, longer than it was to wait (%s)", p.Namespace, p.Name, duration.HumanDuration(age), short(wait)),
+			all = append(all, Finding{LevelFail, "", check, fmt.Sprintf("pod %s/%s has been gated for %s, longer than it was to wait (%s)", p.Namespace, p.Name, duration.HumanDuration(age), duration.HumanDuration(wait)),
 				fmt.Sprintf("kubectl stayput why %s -n %s", p.Name, p.Namespace)})
 		}
 	}
@@ -159,7 +159,7 @@ func checkGated(ctx context.Context, k client.Client, now time.Time) (all []Find
 	if waiting == 0 {
 		return []Finding{{LevelOK, "", check, "no pod waits for its placement", ""}}
 	}
-	return []Finding{{LevelOK, "", check, count(waiting, "pod") + " waiting, none longer than it was to", ""}}
+	return []Finding{{LevelOK, "", check, count(waiting, "pod", "pods") + " waiting, none longer than it was to", ""}}
 }
 
 func compareVersions(all []looked) []Finding {

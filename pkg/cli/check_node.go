@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/home"
@@ -21,7 +23,7 @@ func checkNode(node *corev1.Node, l looked, clock interval) []Finding {
 		switch {
 		case !home.NodeReady(node):
 			f.Level, f.Text, f.Todo = LevelWarn, "the node is not Ready, so that its agent cannot be asked: "+l.err.Error(), "what it keeps is kept; pods wait for it for their home-wait"
-		case !isNoAgent(l.err):
+		case !errors.Is(l.err, ErrNoAgent):
 			f.Todo = "see the log of the agent's pod"
 			if apierrors.IsForbidden(l.err) {
 				f.Todo = askForIt
@@ -162,7 +164,7 @@ func findLedger(n *inspection.Node) (all []Finding) {
 		}
 		// A newer version's records are no contradictions, whether they are of a known address or not.
 		violations := slices.DeleteFunc(slices.Clone(net.Violations), isOfNewer)
-		grace := "the agent reclaims them once nobody has used them for " + short(time.Duration(n.Agent.GracePeriod)*time.Second)
+		grace := "the agent reclaims them once nobody has used them for " + duration.HumanDuration(time.Duration(n.Agent.GracePeriod)*time.Second)
 		if len(unreadable) > 0 {
 			all = append(all, Finding{LevelWarn, "", check, about + "files that say nothing, of " + strings.Join(firstOf(unreadable, mostAddresses), ", "), grace})
 		}
@@ -184,7 +186,7 @@ func findLedger(n *inspection.Node) (all []Finding) {
 		all = append(all, findRoom(net)...)
 	}
 	if len(all) == 0 {
-		all = append(all, Finding{LevelOK, "", check, fmt.Sprintf("%s in %s agree with each other and with the runtime's %s", count2(taken, "address", "addresses"), count(len(n.Networks), "network"), count2(n.Runtime.Sandboxes, "sandbox", "sandboxes")), ""})
+		all = append(all, Finding{LevelOK, "", check, fmt.Sprintf("%s in %s agree with each other and with the runtime's %s", count(taken, "address", "addresses"), count(len(n.Networks), "network", "networks"), count(n.Runtime.Sandboxes, "sandbox", "sandboxes")), ""})
 	}
 	return all
 }

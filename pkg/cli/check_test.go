@@ -193,7 +193,7 @@ func TestEveryStateOfAnAddressIsDrawnAndTold(t *testing.T) {
 
 func TestARightThatIsMissingIsNamed(t *testing.T) {
 	refused := apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no"))
-	if err := rightTo("list nodes", refused); !errors.Is(err, errRight) || !strings.Contains(err.Error(), "it takes the right to list nodes") {
+	if err := rightTo("list nodes", refused); !errors.Is(err, errRight) || !strings.Contains(err.Error(), "missing right to list nodes") {
 		t.Error(err)
 	}
 	if err := rightTo("list nodes", ErrNoAgent); err != ErrNoAgent {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/rest"
 )
 
@@ -75,7 +76,7 @@ func findClock(l looked, server interval) []Finding {
 		if skew < 0 {
 			word = "behind"
 		}
-		f = Finding{LevelWarn, "", check, fmt.Sprintf("at least %s %s the API server's: over a reboot retentions end early or late by that", short(skew.Abs()), word), "let NTP set it"}
+		f = Finding{LevelWarn, "", check, fmt.Sprintf("at least %s %s the API server's: over a reboot retentions end early or late by that", duration.HumanDuration(skew.Abs()), word), "let NTP set it"}
 		if skew.Abs() > skewFail {
 			f.Level = LevelFail
 		}

@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -21,51 +22,62 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// DefaultNamespace is where stayput is installed unless somebody chose another namespace.
+// DefaultNamespace is the namespace in which Stayput is installed by default.
 const DefaultNamespace = "stayput-system"
 
 // Options of the command.
 type Options struct {
-	// Version is of the program.
+	// Version of the program.
 	Version string
-	// Agents replaces the way to the nodes, which otherwise leads through their agents' pods.
+	// Agents replaces the way to the nodes, which leads through their agents' pods by default.
 	Agents Agents
 }
 
-// New is kubectl stayput with all its verbs.
+// New returns the command kubectl stayput with all its verbs.
 func New(o Options) *cobra.Command {
-	c := &cluster{flags: genericclioptions.NewConfigFlags(true), reach: o.Agents}
-	c.flags.WrapConfigFn = func(config *rest.Config) *rest.Config {
+	s := &settings{flags: genericclioptions.NewConfigFlags(true), agents: o.Agents}
+	s.flags.WrapConfigFn = func(config *rest.Config) *rest.Config {
 		config.UserAgent = "kubectl-stayput/" + o.Version
 		config.QPS, config.Burst = 50, 300 // as kubectl has it
 		return config
 	}
 	cmd := &cobra.Command{
 		Use:   "kubectl-stayput",
-		Short: "Addresses that are kept for pods: look, understand, release, diagnose",
-		Long: "Addresses that are kept for pods: look, understand, release, diagnose.\n\n" +
-			"What is kept is in the RetainedIPs of the cluster; verbs that look into a node run `stayput-agent inspect` in the\n" +
-			"pod of its agent, which takes the right to list pods and to create pods/exec in the namespace of stayput.",
+		Short: "Show, explain, release and check the IP addresses that nodes keep for pods",
+		Long: `Show, explain, release and check the IP addresses that nodes keep for pods.
+
+The cluster's RetainedIPs say what is kept. To look into a node, a command runs
+stayput-agent inspect in the agent's pod there. That requires the right to list
+pods and to create pods/exec in Stayput's namespace.`,
 		Version:      o.Version,
 		SilenceUsage: true,
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl stayput"},
 	}
 	f := cmd.PersistentFlags()
-	c.flags.AddFlags(f)
-	f.StringVar(&c.home, "stayput-namespace", DefaultNamespace, "namespace in which stayput is installed")
-	cmd.AddCommand(getCommand(c), whyCommand(c), releaseCommand(c), nodeCommand(c), checkCommand(c), importCommand(c))
-	c.completeFlags(cmd)
+	s.flags.AddFlags(f)
+	f.StringVar(&s.installation, "stayput-namespace", DefaultNamespace, "The namespace in which Stayput is installed")
+	cmd.AddCommand(getCommand(s), whyCommand(s), releaseCommand(s), nodeCommand(s), checkCommand(s), importCommand(s))
+	s.completeFlags(cmd)
 	return cmd
 }
 
-// cluster is what the verbs share: where the cluster is, and as whom.
-type cluster struct {
-	flags *genericclioptions.ConfigFlags
-	home  string // namespace of stayput
-	reach Agents
+// settings are what the user chose for every verb.
+type settings struct {
+	flags        *genericclioptions.ConfigFlags
+	installation string // namespace
+	agents       Agents
 }
 
-// scheme has what the verbs read by its type.
+// cluster is what a verb works with, as the user that the kubeconfig names.
+type cluster struct {
+	client.Client
+	config *rest.Config
+	// namespace is the one that the user means, installation the one of Stayput.
+	namespace, installation string
+	agents                  Agents
+}
+
+// scheme has the types that the verbs read.
 var scheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
@@ -77,33 +89,47 @@ var scheme = func() *runtime.Scheme {
 	return s
 }()
 
-func (c *cluster) config() (*rest.Config, error) { return c.flags.ToRESTConfig() }
-
-func (c *cluster) client() (client.Client, error) {
-	config, err := c.config()
+// connect prepares the cluster. It sends no request.
+func (s *settings) connect() (*cluster, error) {
+	config, err := s.flags.ToRESTConfig()
 	if err != nil {
 		return nil, err
 	}
-	mapper, err := c.flags.ToRESTMapper()
+	mapper, err := s.flags.ToRESTMapper()
 	if err != nil {
 		return nil, err
 	}
-	return client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
-}
-
-// namespace is the one that the user means; empty with all.
-func (c *cluster) namespace(all bool) (string, error) {
-	if all {
-		return "", nil
+	namespace, _, err := s.flags.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return nil, err
 	}
-	ns, _, err := c.flags.ToRawKubeConfigLoader().Namespace()
-	return ns, err
+	k, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{k, config, namespace, s.installation, s.agents}
+	if c.agents == nil {
+		c.agents = &agentPodsOf{client: k, config: config, namespace: s.installation}
+	}
+	return c, nil
 }
 
 // ErrNotInstalled: the cluster does not know RetainedIPs.
-var ErrNotInstalled = errors.New("stayput is not installed in this cluster: it has no CustomResourceDefinition retainedips.stayput.io")
+var ErrNotInstalled = errors.New(
+	"stayput is not installed in this cluster: CustomResourceDefinition retainedips.stayput.io is missing")
 
-// installed says what an error means where it means that.
+// errRight: the API server refuses what a verb cannot do without.
+var errRight = errors.New("missing right")
+
+// rightTo names the right that an error is about, if it is about one.
+func rightTo(what string, err error) error {
+	if !apierrors.IsForbidden(err) {
+		return err
+	}
+	return fmt.Errorf("%w to %s: %w", errRight, what, err)
+}
+
+// installed names the cause if the cluster does not know a kind.
 func installed(err error) error {
 	if meta.IsNoMatchError(err) {
 		return fmt.Errorf("%w (%v)", ErrNotInstalled, err)
@@ -120,9 +146,10 @@ func names(args []string) ([]string, error) {
 			kind, name = "pod", arg
 		}
 		switch strings.ToLower(kind) {
-		case "pod", "pods", "po", "retip", "retainedip", "retainedips", "retainedip.stayput.io", "retainedips.stayput.io":
+		case "pod", "pods", "po",
+			"retip", "retainedip", "retainedips", "retainedip.stayput.io", "retainedips.stayput.io":
 		default:
-			return nil, fmt.Errorf("POD: %q is not valid: expected the name of a pod or of a RetainedIP", arg)
+			name = ""
 		}
 		if name == "" || strings.Contains(name, "/") {
 			return nil, fmt.Errorf("POD: %q is not valid: expected the name of a pod or of a RetainedIP", arg)
@@ -130,4 +157,14 @@ func names(args []string) ([]string, error) {
 		all = append(all, name)
 	}
 	return all, nil
+}
+
+// exactlyOne expects one argument.
+func exactlyOne(name, what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 || args[0] == "" {
+			return fmt.Errorf("%s: got %d arguments: expected %s", name, len(args), what)
+		}
+		return nil
+	}
 }

@@ -29,7 +29,7 @@ func TestABadArgumentIsNamedWithWhatWasExpected(t *testing.T) {
 		{"get -o xml", "--output: unable to match a printer suitable for the output format \"xml\""},
 		{"release", "POD: expected names of pods or RetainedIPs, or --all"},
 		{"release web-0 --all", "POD: names cannot be combined with --all"},
-		{"release web-0 -l app=web", "--selector: expected --all beside it"},
+		{"release web-0 -l app=web", "--selector: can only be used with --all"},
 		{"release web-0 --dry-run=yes", "--dry-run: \"yes\" is not valid: expected none, client or server"},
 		{"release web-0 --timeout=0s", "--timeout: 0s is not valid: expected more than 0"},
 		{"release web-0 -o wide", "--output:"},

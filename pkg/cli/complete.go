@@ -10,32 +10,32 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// completeTimeout is how long somebody who pressed the tab key waits.
+// completeTimeout is how long a shell waits after the tab key.
 const completeTimeout = 3 * time.Second
 
-// completion is a list of what an argument may be.
-type completion func(ctx context.Context, k client.Client, namespace string) ([]string, error)
+// completion lists what an argument may be.
+type completion func(ctx context.Context, c *cluster) ([]string, error)
 
-// complete completes an argument that has not been given yet. Errors are nobody's to see while they type.
-func (c *cluster) complete(from completion, most int) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+// complete completes arguments, at most so many; 0: any number. It leaves out those that were given already. Errors are
+// dropped: they would end up in the middle of a command line.
+func (s *settings) complete(list completion, most int) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if most > 0 && len(args) >= most {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), completeTimeout)
 		defer cancel()
-		ns, err := c.namespace(false)
+		c, err := s.connect()
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		k, err := c.client()
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		all, err := from(ctx, k, ns)
+		all, err := list(ctx, c)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
@@ -45,70 +45,70 @@ func (c *cluster) complete(from completion, most int) cobra.CompletionFunc {
 	}
 }
 
-// completePods completes the pods for which addresses are kept, of which some are gone.
-func (c *cluster) completePods(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
-	return c.complete(keptPods, 0)(cmd, args, prefix)
+// keptPods lists the pods for which addresses are kept, including pods that are gone.
+func keptPods(ctx context.Context, c *cluster) ([]string, error) {
+	return podsOf(ctx, c, func(*stayputv1alpha1.RetainedIP) bool { return true })
 }
 
-func keptPods(ctx context.Context, k client.Client, namespace string) (all []string, err error) {
-	ips, err := retainedIPs(ctx, k, namespace)
-	for _, r := range ips {
-		all = append(all, r.Spec.PodName)
+// retainedPods lists the pods whose addresses can be released.
+func retainedPods(ctx context.Context, c *cluster) ([]string, error) {
+	return podsOf(ctx, c, func(r *stayputv1alpha1.RetainedIP) bool { return r.Status.Phase == stayputv1alpha1.PhaseRetained })
+}
+
+func podsOf(ctx context.Context, c *cluster, has func(*stayputv1alpha1.RetainedIP) bool) (all []string, err error) {
+	ips, err := retainedIPs(ctx, c, c.namespace)
+	for i := range ips {
+		if has(&ips[i]) {
+			all = append(all, ips[i].Spec.PodName)
+		}
 	}
 	return all, err
 }
 
-// anyPods are also those for which nothing is kept.
-func anyPods(ctx context.Context, k client.Client, namespace string) ([]string, error) {
-	all, err := keptPods(ctx, k, namespace)
-	if err != nil {
-		all = nil
-	}
-	var pods metav1.PartialObjectMetadataList
-	pods.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-	if err := k.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
-		return nil, err
-	}
-	for _, p := range pods.Items {
-		all = append(all, p.Name)
-	}
-	return all, nil
+// anyPods lists all pods and those for which addresses are kept.
+func anyPods(ctx context.Context, c *cluster) ([]string, error) {
+	kept, _ := keptPods(ctx, c) // the others will do
+	pods, err := objects(ctx, c, "Pod", client.InNamespace(c.namespace))
+	return append(kept, pods...), err
 }
 
+// clusterObjects lists the objects of a core kind without namespace.
 func clusterObjects(kind string) completion {
-	return func(ctx context.Context, k client.Client, _ string) (all []string, err error) {
-		var list metav1.PartialObjectMetadataList
-		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind + "List"))
-		err = k.List(ctx, &list)
-		for _, o := range list.Items {
-			all = append(all, o.Name)
-		}
-		return all, err
+	return func(ctx context.Context, c *cluster) ([]string, error) { return objects(ctx, c, kind) }
+}
+
+func objects(ctx context.Context, c *cluster, kind string, o ...client.ListOption) (all []string, err error) {
+	var list metav1.PartialObjectMetadataList
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind + "List"))
+	err = c.List(ctx, &list, o...)
+	for i := range list.Items {
+		all = append(all, list.Items[i].Name)
 	}
+	return all, err
 }
 
 // completeFlags completes the values of the flags that every verb has.
-func (c *cluster) completeFlags(cmd *cobra.Command) {
+func (s *settings) completeFlags(cmd *cobra.Command) {
 	namespaces := func(cmd *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
-		return c.complete(clusterObjects("Namespace"), 0)(cmd, nil, prefix)
+		return s.complete(clusterObjects("Namespace"), 0)(cmd, nil, prefix)
 	}
-	fromKubeconfig := func(pick func(contexts, clusters, users []string) []string) cobra.CompletionFunc {
+	kubeconfig := func(list func(api.Config) []string) cobra.CompletionFunc {
 		return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			raw, err := c.flags.ToRawKubeConfigLoader().RawConfig()
+			config, err := s.flags.ToRawKubeConfigLoader().RawConfig()
 			if err != nil {
 				return nil, cobra.ShellCompDirectiveError
 			}
-			return pick(slices.Sorted(maps.Keys(raw.Contexts)), slices.Sorted(maps.Keys(raw.Clusters)), slices.Sorted(maps.Keys(raw.AuthInfos))), cobra.ShellCompDirectiveNoFileComp
+			return list(config), cobra.ShellCompDirectiveNoFileComp
 		}
 	}
 	for flag, f := range map[string]cobra.CompletionFunc{
 		"namespace": namespaces, "stayput-namespace": namespaces,
-		"context": fromKubeconfig(func(contexts, _, _ []string) []string { return contexts }),
-		"cluster": fromKubeconfig(func(_, clusters, _ []string) []string { return clusters }),
-		"user":    fromKubeconfig(func(_, _, users []string) []string { return users }),
+		"context": kubeconfig(func(c api.Config) []string { return slices.Sorted(maps.Keys(c.Contexts)) }),
+		"cluster": kubeconfig(func(c api.Config) []string { return slices.Sorted(maps.Keys(c.Clusters)) }),
+		"user":    kubeconfig(func(c api.Config) []string { return slices.Sorted(maps.Keys(c.AuthInfos)) }),
 	} {
 		if err := cmd.RegisterFlagCompletionFunc(flag, f); err != nil {
-			panic(err) // a flag that is not there
+			panic(err) // there is no such flag
 		}
 	}
 }

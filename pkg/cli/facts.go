@@ -46,7 +46,8 @@ type facts struct {
 // lookPatience is how long a node's agent is waited for. A story without it is still one.
 const lookPatience = 15 * time.Second
 
-func gather(ctx context.Context, k client.Client, reach Agents, installation, ns, name string) (*facts, error) {
+func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
+	ns := k.namespace
 	f := &facts{now: time.Now(), namespace: ns, name: name, looks: map[string]*inspection.Node{}, lookErrors: map[string]error{}}
 	doubt := func(what string, err error) {
 		if err != nil {
@@ -76,7 +77,7 @@ func gather(ctx context.Context, k client.Client, reach Agents, installation, ns
 		}
 	}
 	if f.name != name && f.pod == nil {
-		return gather(ctx, k, reach, installation, ns, f.name)
+		return gather(ctx, k, f.name)
 	}
 	for _, r := range all {
 		if r.Spec.PodName == name || identity != "" && r.Spec.Identity == identity {
@@ -100,7 +101,7 @@ func gather(ctx context.Context, k client.Client, reach Agents, installation, ns
 	doubt("the nodes", err)
 	f.nodes = nodes.Items
 	var lease coordinationv1.Lease
-	err = k.Get(ctx, types.NamespacedName{Namespace: installation, Name: home.LeaseName}, &lease)
+	err = k.Get(ctx, types.NamespacedName{Namespace: k.installation, Name: home.LeaseName}, &lease)
 	if err == nil {
 		f.lease = &lease
 	}
@@ -111,7 +112,7 @@ func gather(ctx context.Context, k client.Client, reach Agents, installation, ns
 	asked, cancel := context.WithTimeout(ctx, lookPatience)
 	defer cancel()
 	for _, node := range f.itsNodes() {
-		n, err := inspect(asked, reach, node)
+		n, err := inspect(asked, k.agents, node)
 		if err != nil {
 			f.lookErrors[node] = err
 			doubt("the ledger of node "+node, err)

@@ -43,7 +43,7 @@ func TestWithoutRightsAStorySaysWhatItDoesNotKnow(t *testing.T) {
 		}
 		return false
 	}, f.pod, f.workload, &f.kept[0])
-	f, err := gather(t.Context(), k, unreachable{}, DefaultNamespace, "default", "web-2")
+	f, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default", installation: DefaultNamespace}, "web-2")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestWithoutRightsAStorySaysWhatItDoesNotKnow(t *testing.T) {
 func TestAPodThatIsGoneIsFoundByItsRetainedIP(t *testing.T) {
 	k := aCluster(nothing, aRetainedIP(), aSet(map[string]any{"replicas": int64(3)}))
 	for _, name := range []string{"web-2", "web-2.node-1"} {
-		f, err := gather(t.Context(), k, unreachable{}, DefaultNamespace, "default", name)
+		f, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default", installation: DefaultNamespace}, name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ func TestAPodThatIsGoneIsFoundByItsRetainedIP(t *testing.T) {
 			t.Errorf("%s: %+v", name, s)
 		}
 	}
-	if _, err := gather(t.Context(), k, unreachable{}, DefaultNamespace, "default", "web-7"); err == nil || !strings.Contains(err.Error(), "there is no pod web-7") {
+	if _, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default", installation: DefaultNamespace}, "web-7"); err == nil || !strings.Contains(err.Error(), "there is no pod web-7") {
 		t.Error(err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -105,7 +106,7 @@ func (f *facts) forecast() Forecast {
 	}
 	wait := "until it can"
 	if d.Retry > 0 {
-		wait = "at most " + short(d.Retry)
+		wait = "at most " + duration.HumanDuration(d.Retry)
 	}
 	ips := ""
 	if there != nil {
@@ -209,7 +210,7 @@ func (f *facts) sayKept(say func(string, ...any)) {
 		if r.Spec.PodName != f.name {
 			continue
 		}
-		ips := strings.Join(r.Status.IPs, ", ")
+		ips := ipsOf(r)
 		switch at, left := until(r, f.now); {
 		case r.Spec.Release:
 			say("%s on node %s is being given up.", ips, r.Spec.NodeName)
@@ -231,5 +232,5 @@ func patience(pod *corev1.Pod) string {
 	if whileKept {
 		return "as long as its address is kept"
 	}
-	return short(wait)
+	return duration.HumanDuration(wait)
 }

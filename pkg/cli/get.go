@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,112 +15,77 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-func getCommand(c *cluster) *cobra.Command {
+func getCommand(s *settings) *cobra.Command {
 	var all, noHeaders bool
 	var selector string
-	p := newPrinting("", true)
+	format := newObjectFormat("", true)
 	cmd := &cobra.Command{
 		Use:   "get [POD...]",
-		Short: "List which addresses are kept where, why and until when",
-		Long: "List which addresses are kept where, why and until when: bound ones are used by their pod, retained ones are kept for\n" +
-			"one that is gone. Without names, all of the namespace.\n\n" +
-			"With -o json or yaml it is a List of the RetainedIPs, also of a single one.",
+		Short: "List the addresses that nodes keep: where, why and until when",
+		Long: `List the addresses that nodes keep for pods: where, why and until when. A bound
+address is in use by its pod, a retained one waits for the pod to come back.
+Without names it lists those of the namespace.
+
+With -o json or yaml it prints a List of RetainedIPs, even of a single one.`,
 		Example: `  kubectl stayput get
   kubectl stayput get web-0 -o wide
   kubectl stayput get -A -l app=web
   kubectl stayput get -o jsonpath='{.items[*].status.ips[0]}'`,
-		ValidArgsFunction: c.completePods,
+		ValidArgsFunction: s.complete(keptPods, 0),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			wanted, err := names(args)
 			if err != nil {
 				return err
 			}
 			if len(wanted) > 0 && (all || selector != "") {
-				return fmt.Errorf("POD: names cannot be combined with --all-namespaces or --selector")
+				return errors.New("POD: names cannot be combined with --all-namespaces or --selector")
 			}
-			print, err := p.printer()
+			print, err := format.printer()
 			if err != nil {
 				return err
 			}
-			ns, err := c.namespace(all)
+			c, err := s.connect()
 			if err != nil {
 				return err
 			}
-			k, err := c.client()
+			if all {
+				c.namespace = ""
+			}
+			ctx, out := cmd.Context(), cmd.OutOrStdout()
+			ips, missing, err := c.kept(ctx, wanted, selector)
 			if err != nil {
 				return err
 			}
-			ips, err := retainedIPs(cmd.Context(), k, ns)
-			if err != nil {
-				return err
-			}
-			if ips, err = matching(cmd.Context(), k, ips, ns, selector); err != nil {
-				return err
-			}
-			ips, missing := pick(ips, wanted)
 			switch {
 			case print != nil:
-				err = print.PrintObj(listOf(ips), cmd.OutOrStdout())
+				err = print.PrintObj(listOf(ips), out)
 			case len(ips) > 0:
-				err = printTable(cmd.OutOrStdout(), tableOf(ips, workloadsOf(cmd.Context(), k, ips), time.Now()),
-					printers.PrintOptions{WithNamespace: all, NoHeaders: noHeaders, Wide: p.wide()})
+				err = printTable(out, tableOf(ips, workloadsOf(ctx, c, ips), time.Now()),
+					printers.PrintOptions{WithNamespace: all, NoHeaders: noHeaders, Wide: format.wide()})
 			case len(wanted) == 0 && all:
 				fmt.Fprintln(cmd.ErrOrStderr(), "No addresses are kept in any namespace.")
 			case len(wanted) == 0:
-				fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are kept in namespace %s.\n", ns)
+				fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are kept in namespace %s.\n", c.namespace)
 			}
-			if err != nil || len(missing) == 0 {
-				return err
-			}
-			return fmt.Errorf("no address is kept for %s in namespace %s", strings.Join(missing, ", "), ns)
+			return errors.Join(append(missing, err)...)
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&all, "all-namespaces", "A", false, "list those of all namespaces")
-	f.StringVarP(&selector, "selector", "l", "", "labels of the pod, or where there is none of its workload's pod template; such as app=web")
-	f.BoolVar(&noHeaders, "no-headers", false, "without the headers of the columns")
-	p.addFlags(cmd)
+	f.BoolVarP(&all, "all-namespaces", "A", false, "List the addresses of all namespaces")
+	f.StringVarP(&selector, "selector", "l", "",
+		"Labels of the pod or, if it is gone, of its workload's pod template, such as app=web")
+	f.BoolVar(&noHeaders, "no-headers", false, "Print no column headers")
+	format.addFlags(cmd)
 	return cmd
 }
 
-// pick takes those that are named, by pod or by RetainedIP, in the order of the names; without names all.
-func pick(ips []stayputv1alpha1.RetainedIP, names []string) (picked []stayputv1alpha1.RetainedIP, missing []string) {
-	if len(names) == 0 {
-		return ips, nil
+var columns = func() []metav1.TableColumnDefinition {
+	all := columnsOf("Pod", "IP", "Node", "Phase", "Until", "Left", "Why", "Network", "Identity", "Workload", "Pod UID")
+	for i := range all[7:] {
+		all[7+i].Priority = 1 // with -o wide
 	}
-	seen := map[string]bool{}
-	for _, name := range names {
-		found := false
-		for _, r := range ips {
-			if r.Spec.PodName != name && r.Name != name {
-				continue
-			}
-			found = true
-			if !seen[r.Name] {
-				picked = append(picked, r)
-			}
-			seen[r.Name] = true
-		}
-		if !found {
-			missing = append(missing, name)
-		}
-	}
-	return picked, missing
-}
-
-var columns = []metav1.TableColumnDefinition{
-	{Name: "Pod", Type: "string"},
-	{Name: "IP", Type: "string"},
-	{Name: "Node", Type: "string"},
-	{Name: "Phase", Type: "string"},
-	{Name: "Until", Type: "string"},
-	{Name: "Left", Type: "string"},
-	{Name: "Why", Type: "string"},
-	{Name: "Network", Type: "string", Priority: 1},
-	{Name: "Identity", Type: "string", Priority: 1},
-	{Name: "Workload", Type: "string", Priority: 1},
-	{Name: "Pod UID", Type: "string", Priority: 1},
-}
+	return all
+}()
 
 func tableOf(ips []stayputv1alpha1.RetainedIP, all workloads, now time.Time) *metav1.Table {
 	table := &metav1.Table{ColumnDefinitions: columns}

@@ -24,8 +24,8 @@ const (
 	sourceSpiderpool = "spiderpool"
 )
 
-func importCommand(c *cluster) *cobra.Command {
-	var d document
+func importCommand(s *settings) *cobra.Command {
+	var format documentFormat
 	var yes bool
 	var retain string
 	cmd := &cobra.Command{
@@ -45,31 +45,31 @@ func importCommand(c *cluster) *cobra.Command {
 			if len(args) == 0 {
 				return []string{sourceOpenKruise, sourceSpiderpool}, cobra.ShellCompDirectiveNoFileComp
 			}
-			return c.complete(clusterObjects("Node"), 0)(cmd, args, prefix)
+			return s.complete(clusterObjects("Node"), 0)(cmd, args, prefix)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := d.validate(); err != nil {
-				return err
-			}
 			if len(args) == 0 || args[0] != sourceOpenKruise && args[0] != sourceSpiderpool {
 				return fmt.Errorf("SOURCE: %q is not valid: expected openkruise or spiderpool", strings.Join(firstOf(args, 1), " "))
 			}
 			if _, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: retain}); err != nil {
 				return fmt.Errorf("--retain-ip: %w", err)
 			}
+			c, err := s.connect()
+			if err != nil {
+				return err
+			}
 			done, failed, err := runImport(cmd.Context(), c, args[0], args[1:], retain, yes, newProgress(cmd.ErrOrStderr()))
 			if err != nil {
 				return err
 			}
 			out := cmd.OutOrStdout()
-			switch {
-			case d.asked():
-				err = d.print(out, done)
-			case len(done.Items) == 0:
-				fmt.Fprintln(cmd.ErrOrStderr(), "There is nothing to import.")
-			default:
-				err = printTable(out, importTable(done), printers.PrintOptions{})
-			}
+			err = format.print(out, done, func() error {
+				if len(done.Items) == 0 {
+					fmt.Fprintln(cmd.ErrOrStderr(), "There is nothing to import.")
+					return nil
+				}
+				return printTable(out, importTable(done), printers.PrintOptions{})
+			})
 			if err == nil && !yes && slices.ContainsFunc(done.Items, willAct) {
 				fmt.Fprintln(cmd.ErrOrStderr(), "This is a plan, nothing was changed. --yes carries it out.")
 			}
@@ -79,7 +79,7 @@ func importCommand(c *cluster) *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVarP(&yes, "yes", "y", false, "carry it out")
 	f.StringVar(&retain, "retain-ip", stayputv1alpha1.RetentionWhileOwned, "with spiderpool: how long the addresses of pods are kept whose template does not say it")
-	d.addFlags(cmd)
+	format.addFlags(cmd)
 	return cmd
 }
 
@@ -89,21 +89,13 @@ func willAct(i inspection.ImportItem) bool {
 
 // runImport asks every node. failed are the nodes that did not answer: what the others say counts.
 func runImport(ctx context.Context, c *cluster, source string, args []string, retain string, act bool, line *progress) (done *inspection.Import, failed, err error) {
-	k, err := c.client()
-	if err != nil {
-		return nil, nil, err
-	}
-	reach, err := c.agents()
-	if err != nil {
-		return nil, nil, err
-	}
 	defer line.done()
 	done = &inspection.Import{Items: []inspection.ImportItem{}}
 	byNode := map[string][]inspection.ImportItem{}
 	switch source {
 	case sourceSpiderpool:
 		line.say("reading SpiderEndpoints ...")
-		items, err := spiderEndpoints(ctx, k, retain)
+		items, err := spiderEndpoints(ctx, c, retain)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -117,26 +109,19 @@ func runImport(ctx context.Context, c *cluster, source string, args []string, re
 			}
 		}
 	default:
-		nodes, err := listNodes(ctx, k)
+		nodes, err := nodesNamed(ctx, c, args)
 		if err != nil {
 			return nil, nil, err
 		}
 		for _, n := range nodes {
-			if len(args) == 0 || slices.Contains(args, n.Name) {
-				byNode[n.Name] = nil
-			}
-		}
-		for _, a := range args {
-			if _, there := byNode[a]; !there {
-				return nil, nil, fmt.Errorf("NODE: there is no node %q", a)
-			}
+			byNode[n.Name] = nil
 		}
 	}
 
 	nodes := slices.Sorted(maps.Keys(byNode))
 	answers, errs := make([]*inspection.Import, len(nodes)), make([]error, len(nodes))
 	askAll(ctx, nodes, line, func(ctx context.Context, i int) {
-		answers[i], errs[i] = importOn(ctx, reach, nodes[i], byNode[nodes[i]], act)
+		answers[i], errs[i] = importOn(ctx, c.agents, nodes[i], byNode[nodes[i]], act)
 	})
 	for i, answer := range answers {
 		if errs[i] != nil {
@@ -185,10 +170,9 @@ func importOn(ctx context.Context, reach Agents, node string, items []inspection
 }
 
 func importTable(done *inspection.Import) *metav1.Table {
-	table := &metav1.Table{ColumnDefinitions: []metav1.TableColumnDefinition{
-		{Name: "Namespace", Type: "string"}, {Name: "Pod", Type: "string"}, {Name: "Node", Type: "string"}, {Name: "IP", Type: "string"},
-		{Name: "Retention", Type: "string"}, {Name: "Action", Type: "string"}, {Name: "Done", Type: "string"}, {Name: "Why", Type: "string"},
-	}}
+	table := &metav1.Table{
+		ColumnDefinitions: columnsOf("Namespace", "Pod", "Node", "IP", "Retention", "Action", "Done", "Why"),
+	}
 	for _, i := range done.Items {
 		var ips []string
 		for _, ip := range i.IPs {

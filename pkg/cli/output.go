@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,78 +22,88 @@ func printTable(w io.Writer, table *metav1.Table, o printers.PrintOptions) error
 	return tabs.Flush()
 }
 
-// printing is the flag -o of kubectl.
-type printing struct {
+// columnsOf returns the columns of a table, all of them strings.
+func columnsOf(names ...string) (all []metav1.TableColumnDefinition) {
+	for _, n := range names {
+		all = append(all, metav1.TableColumnDefinition{Name: n, Type: "string"})
+	}
+	return all
+}
+
+// objectFormat is kubectl's flag --output, for verbs that print objects.
+type objectFormat struct {
 	flags *genericclioptions.PrintFlags
-	table bool // without -o, or with wide, a table is printed
+	table bool // the default is a table; with wide it has all columns
 }
 
-func newPrinting(operation string, table bool) *printing {
-	return &printing{flags: genericclioptions.NewPrintFlags(operation).WithTypeSetter(scheme), table: table}
+func newObjectFormat(operation string, table bool) *objectFormat {
+	return &objectFormat{flags: genericclioptions.NewPrintFlags(operation).WithTypeSetter(scheme), table: table}
 }
 
-func (p *printing) addFlags(cmd *cobra.Command) {
-	p.flags.AddFlags(cmd)
-	if p.table {
+func (o *objectFormat) addFlags(cmd *cobra.Command) {
+	o.flags.AddFlags(cmd)
+	if o.table {
 		f := cmd.Flags().Lookup("output")
 		f.Usage = strings.Replace(f.Usage, "One of: (", "One of: (wide, ", 1)
 	}
 }
 
-func (p *printing) wide() bool { return p.table && *p.flags.OutputFormat == "wide" }
+func (o *objectFormat) wide() bool { return o.table && *o.flags.OutputFormat == "wide" }
 
-// printer is what -o asks for; nil for a table.
-func (p *printing) printer() (printers.ResourcePrinter, error) {
-	if p.table && (*p.flags.OutputFormat == "" || *p.flags.OutputFormat == "wide") {
+// printer returns the printer for the format, or nil for a table.
+func (o *objectFormat) printer() (printers.ResourcePrinter, error) {
+	if o.table && (*o.flags.OutputFormat == "" || o.wide()) {
 		return nil, nil
 	}
-	print, err := p.flags.ToPrinter()
+	print, err := o.flags.ToPrinter()
 	if err != nil {
 		return nil, fmt.Errorf("--output: %w", err)
 	}
 	return print, nil
 }
 
-// document is the flag -o of verbs that print something else than objects.
-type document struct{ format string }
+// documentFormat is the flag --output of verbs that print something else than objects.
+type documentFormat string
 
-func (d *document) validate() error {
-	switch d.format {
-	case "", "json", "yaml":
-		return nil
+// addFlags adds the flag to a verb and has the verb check it first of all.
+func (d *documentFormat) addFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVarP((*string)(d), "output", "o", "", "Output format. One of: (json, yaml). Text by default")
+	err := cmd.RegisterFlagCompletionFunc("output",
+		cobra.FixedCompletions([]string{"json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	if err != nil {
+		panic(err) // there is no such flag
 	}
-	return fmt.Errorf("--output: %q is not valid: expected json or yaml", d.format)
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		switch *d {
+		case "", "json", "yaml":
+			return nil
+		}
+		return fmt.Errorf("--output: %q is not valid: expected json or yaml", *d)
+	}
 }
 
-func (d *document) asked() bool { return d.format != "" }
-
-func (d *document) print(w io.Writer, v any) error {
+// print prints v as a document, or calls text if no format was chosen.
+func (d documentFormat) print(w io.Writer, v any, text func() error) error {
+	if d == "" {
+		return text()
+	}
 	b, err := json.MarshalIndent(v, "", "    ")
 	if err != nil {
 		return err
 	}
-	if d.format == "yaml" {
-		if b, err = yaml.JSONToYAML(b); err != nil {
-			return err
-		}
-		_, err = w.Write(b)
+	if d == "yaml" {
+		b, err = yaml.JSONToYAML(b)
+	} else {
+		b = append(b, '\n')
+	}
+	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s\n", b)
+	_, err = w.Write(b)
 	return err
 }
 
-// exactlyOne wants one argument.
-func exactlyOne(name, what string) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
-		if len(args) != 1 || args[0] == "" {
-			return fmt.Errorf("%s: got %d arguments: expected %s", name, len(args), what)
-		}
-		return nil
-	}
-}
-
-// none is what a column says that has nothing to say, as kubectl writes it.
+// none fills a column that has nothing to say, as kubectl writes it.
 const none = "<none>"
 
 func orNone(s string) string {
@@ -104,14 +113,8 @@ func orNone(s string) string {
 	return s
 }
 
-func count(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
-}
-
-func count2(n int, one, many string) string {
+// count writes a number with its noun.
+func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}
@@ -124,16 +127,4 @@ func firstOf(all []string, most int) []string {
 		return all
 	}
 	return append(slices.Clone(all[:most]), fmt.Sprintf("and %d more", len(all)-most))
-}
-
-// short writes 10m, not 10m0s.
-func short(d time.Duration) string {
-	s := d.Round(time.Second).String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -96,13 +95,13 @@ func (f *facts) promise() (say []string) {
 		if r.Spec.Release {
 			w = "It is being given up, as was asked for by spec.release."
 		} else if at, left := until(&r, f.now); at == "never" {
-			w = fmt.Sprintf("%s is kept on node %s: %s.", strings.Join(r.Status.IPs, ", "), r.Spec.NodeName, reason(&r, f.workloads))
+			w = fmt.Sprintf("%s is kept on node %s: %s.", ipsOf(&r), r.Spec.NodeName, reason(&r, f.workloads))
 		} else if left != none {
-			w = fmt.Sprintf("%s is kept on node %s until %s (%s).", strings.Join(r.Status.IPs, ", "), r.Spec.NodeName, at, left)
+			w = fmt.Sprintf("%s is kept on node %s until %s (%s).", ipsOf(&r), r.Spec.NodeName, at, left)
 		} else if f.pod != nil && r.Spec.NodeName != f.pod.Spec.NodeName && f.pod.Spec.NodeName != "" {
-			w = fmt.Sprintf("Node %s still says that %s is used by a pod of this name: the node or its agent may be down.", r.Spec.NodeName, strings.Join(r.Status.IPs, ", "))
+			w = fmt.Sprintf("Node %s still says that %s is used by a pod of this name: the node or its agent may be down.", r.Spec.NodeName, ipsOf(&r))
 		} else {
-			w = fmt.Sprintf("%s on node %s is promised to it: kept %s.", strings.Join(r.Status.IPs, ", "), r.Spec.NodeName, reason(&r, f.workloads))
+			w = fmt.Sprintf("%s on node %s is promised to it: kept %s.", ipsOf(&r), r.Spec.NodeName, reason(&r, f.workloads))
 		}
 		say = append(say, w)
 	}

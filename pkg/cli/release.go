@@ -13,34 +13,35 @@ import (
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/cli-runtime/pkg/printers"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// fieldManager is what managedFields say of writes by this command.
+// fieldManager owns what this command writes.
 const fieldManager = "kubectl-stayput"
 
 const (
-	// releasePoll is how often an address is looked at that is waited for.
+	// releasePoll is how often an object is read until it is gone.
 	releasePoll = 200 * time.Millisecond
-	// releaseDoubt is how long an object has to stay away that is gone: an agent publishes at once what it still
-	// keeps, and whose object somebody has deleted.
+	// releaseDoubt is how long the object of a freed address has to stay away. If someone else deleted it, the agent
+	// publishes it again at once.
 	releaseDoubt = time.Second
 )
 
 var (
-	// errBound: a release is for addresses that are kept for a pod that is gone.
+	// errBound: only an address whose pod is gone can be released.
 	errBound = errors.New("the address is in use")
-	// errKept: somebody deleted the object that was to be released, which releases nothing.
+	// errKept: the release was undone, or lost with its object before the agent read it.
 	errKept = errors.New("the address is still retained")
-	// errUnknown: the API server does not answer, or the object is gone and no agent runs that could have freed its
-	// addresses.
+	// errUnknown: the API server does not answer, or the object is gone but no agent runs that could have freed the
+	// address.
 	errUnknown = errors.New("it is not known whether the address is free")
 )
 
-// release is what the verb was asked for.
+// release is what the user asked for.
 type release struct {
 	all, yes, wait bool
 	selector       string
@@ -48,39 +49,37 @@ type release struct {
 	timeout        time.Duration
 }
 
-func releaseCommand(c *cluster) *cobra.Command {
+func releaseCommand(s *settings) *cobra.Command {
 	var o release
-	p := newPrinting("released", false)
+	format := newObjectFormat("released", false)
 	cmd := &cobra.Command{
 		Use:   "release (POD... | --all [-l SELECTOR])",
-		Short: "Give up addresses that are kept for pods that are gone",
-		Long: "Give up addresses that are kept for pods that are gone, by the name of the pod or of its RetainedIP. The node frees\n" +
-			"them, and this waits until it has. A bound address is refused: a pod uses it.\n\n" +
-			"Only what was shown is released: what has changed since, such as by a pod that has come back, is refused.",
+		Short: "Release the addresses that are retained for pods that are gone",
+		Long: `Release the addresses that are retained for pods that are gone, and wait until the
+node has freed them. Name the pods or their RetainedIPs. A bound address cannot be
+released: a pod uses it.
+
+An address that has changed since it was read, for example because its pod came
+back, is not released.`,
 		Example: `  kubectl stayput release web-2
   kubectl stayput release web-2.node-1
   kubectl stayput release --all -l app=web --dry-run=server`,
-		ValidArgsFunction: c.complete(func(ctx context.Context, k client.Client, namespace string) (all []string, err error) {
-			ips, err := retainedIPs(ctx, k, namespace)
-			for _, r := range ips {
-				if r.Status.Phase == stayputv1alpha1.PhaseRetained {
-					all = append(all, r.Spec.PodName)
-				}
-			}
-			return all, err
-		}, 0),
-		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd, c, p, args) },
+		ValidArgsFunction: s.complete(retainedPods, 0),
+		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, s, format, args) },
 	}
 	f := cmd.Flags()
-	f.BoolVar(&o.all, "all", false, "all that are kept in the namespace")
-	f.StringVarP(&o.selector, "selector", "l", "", "with --all: labels of the workload's pod template, such as app=web")
-	f.BoolVarP(&o.yes, "yes", "y", false, "with --all: do not ask")
-	f.StringVar(&o.dryRun, "dry-run", "none", "none; client: only say what would be released; server: have the API server judge it, and keep nothing")
-	f.BoolVar(&o.wait, "wait", true, "wait until the addresses are free")
-	f.DurationVar(&o.timeout, "timeout", time.Minute, "how long to wait")
-	p.addFlags(cmd)
-	if err := cmd.RegisterFlagCompletionFunc("dry-run", cobra.FixedCompletions([]string{"none", "client", "server"}, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err)
+	f.BoolVar(&o.all, "all", false, "Release all retained addresses of the namespace")
+	f.StringVarP(&o.selector, "selector", "l", "", "With --all: labels of the workload's pod template, such as app=web")
+	f.BoolVarP(&o.yes, "yes", "y", false, "With --all: do not ask for confirmation")
+	f.StringVar(&o.dryRun, "dry-run", "none",
+		"One of: (none, client, server). client only prints what would be released, server also has the API server validate it")
+	f.BoolVar(&o.wait, "wait", true, "Wait until the addresses are free")
+	f.DurationVar(&o.timeout, "timeout", time.Minute, "How long to wait")
+	format.addFlags(cmd)
+	err := cmd.RegisterFlagCompletionFunc("dry-run",
+		cobra.FixedCompletions([]string{"none", "client", "server"}, cobra.ShellCompDirectiveNoFileComp))
+	if err != nil {
+		panic(err) // there is no such flag
 	}
 	return cmd
 }
@@ -92,7 +91,7 @@ func (o *release) validate(args []string) error {
 	case !o.all && len(args) == 0:
 		return errors.New("POD: expected names of pods or RetainedIPs, or --all")
 	case !o.all && o.selector != "":
-		return errors.New("--selector: expected --all beside it")
+		return errors.New("--selector: can only be used with --all")
 	case o.timeout <= 0:
 		return fmt.Errorf("--timeout: %s is not valid: expected more than 0", o.timeout)
 	}
@@ -103,7 +102,7 @@ func (o *release) validate(args []string) error {
 	return fmt.Errorf("--dry-run: %q is not valid: expected none, client or server", o.dryRun)
 }
 
-func (o *release) run(cmd *cobra.Command, c *cluster, p *printing, args []string) error {
+func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, args []string) error {
 	if err := o.validate(args); err != nil {
 		return err
 	}
@@ -113,66 +112,54 @@ func (o *release) run(cmd *cobra.Command, c *cluster, p *printing, args []string
 	}
 	switch o.dryRun {
 	case "client":
-		err = p.flags.Complete("%s (dry run)")
+		err = format.flags.Complete("%s (dry run)")
 	case "server":
-		err = p.flags.Complete("%s (server dry run)")
+		err = format.flags.Complete("%s (server dry run)")
 	}
 	if err != nil {
 		return err
 	}
-	print, err := p.printer()
+	print, err := format.printer()
+	if err != nil {
+		return err
+	}
+	c, err := s.connect()
 	if err != nil {
 		return err
 	}
 	ctx := cmd.Context()
-	ns, err := c.namespace(false)
-	if err != nil {
-		return err
-	}
-	k, err := c.client()
-	if err != nil {
-		return err
-	}
 
-	// 1. Which ones.
-	ips, err := retainedIPs(ctx, k, ns)
+	// 1. Select.
+	ips, errs, err := c.kept(ctx, wanted, o.selector)
 	if err != nil {
 		return err
 	}
-	ips, missing := pick(ips, wanted)
-	var errs []error
-	for _, name := range missing {
-		errs = append(errs, fmt.Errorf("no address is kept for %s in namespace %s", name, ns))
-	}
-	if ips, err = matching(ctx, k, ips, ns, o.selector); err != nil {
-		return err
-	}
-	var kept []stayputv1alpha1.RetainedIP
+	var retained []stayputv1alpha1.RetainedIP
 	for _, r := range ips {
 		switch {
 		case r.Status.Phase == stayputv1alpha1.PhaseRetained:
-			kept = append(kept, r)
+			retained = append(retained, r)
 		case !o.all:
 			errs = append(errs, bound(&r))
 		}
 	}
-	if o.all && len(kept) == 0 {
-		fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are retained in namespace %s.\n", ns)
+	if o.all && len(retained) == 0 {
+		fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are retained in namespace %s.\n", c.namespace)
 		return nil
 	}
 
-	// 2. Is that meant?
+	// 2. Confirm.
 	if o.all && !o.yes && o.dryRun == "none" {
-		if err := confirm(cmd, kept); err != nil {
+		if err := confirm(cmd, retained); err != nil {
 			return err
 		}
 	}
 
-	// 3. All requests, then all waits: nodes work at the same time.
+	// 3. Ask for all, then wait for all: the nodes work at the same time.
 	var asked []stayputv1alpha1.RetainedIP
-	for _, r := range kept {
+	for _, r := range retained {
 		if o.dryRun != "client" {
-			if err := o.ask(ctx, k, &r); err != nil {
+			if err := o.ask(ctx, c, &r); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -182,12 +169,12 @@ func (o *release) run(cmd *cobra.Command, c *cluster, p *printing, args []string
 	if o.wait && o.dryRun == "none" {
 		line := newProgress(cmd.ErrOrStderr())
 		var failed []error
-		asked, failed = o.await(ctx, k, c.home, asked, line)
+		asked, failed = o.await(ctx, c, asked, line)
 		line.done()
 		errs = append(errs, failed...)
 	}
 	for _, r := range asked {
-		if err := o.print(cmd, print, &r, *p.flags.OutputFormat); err != nil {
+		if err := o.print(cmd, print, &r, *format.flags.OutputFormat); err != nil {
 			return err
 		}
 	}
@@ -198,37 +185,38 @@ func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r *s
 	if format != "" {
 		return print.PrintObj(r, cmd.OutOrStdout())
 	}
-	ips := strings.Join(r.Status.IPs, ", ")
-	word := "released"
+	done := "released"
 	switch {
 	case o.dryRun == "client":
-		word = "released (dry run)"
+		done = "released (dry run)"
 	case o.dryRun == "server":
-		word = "released (server dry run)"
+		done = "released (server dry run)"
 	case !o.wait:
-		word = "release requested"
+		done = "release requested"
 	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "retainedip.stayput.io/%s %s: %s of node %s\n", r.Name, word, ips, r.Spec.NodeName)
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "retainedip.stayput.io/%s %s: %s of node %s\n", r.Name, done, ipsOf(r), r.Spec.NodeName)
 	return err
 }
 
 // bound says why an address in use is not released, and what to do.
 func bound(r *stayputv1alpha1.RetainedIP) error {
-	todo := "delete the pod, or scale its workload down, and release it then"
+	todo := "delete the pod, or scale its workload down, then release it"
 	if w := r.Spec.Workload; w != nil {
-		todo = fmt.Sprintf("scale %s %s down, and release it then", w.Kind, w.Name)
+		todo = fmt.Sprintf("scale %s %s down, then release it", w.Kind, w.Name)
 	}
-	return fmt.Errorf("RetainedIP %s: %w: pod %s has %s on node %s: %s", r.Name, errBound, r.Spec.PodName, strings.Join(r.Status.IPs, ", "), r.Spec.NodeName, todo)
+	return fmt.Errorf("RetainedIP %s: %w: pod %s has %s on node %s: %s",
+		r.Name, errBound, r.Spec.PodName, ipsOf(r), r.Spec.NodeName, todo)
 }
 
 func confirm(cmd *cobra.Command, ips []stayputv1alpha1.RetainedIP) error {
 	w := cmd.ErrOrStderr()
-	fmt.Fprintf(w, "%d addresses are given up; their pods get others when they come back:\n", len(ips))
-	for _, r := range ips {
-		fmt.Fprintf(w, "  %s  %s  node %s\n", r.Spec.PodName, strings.Join(r.Status.IPs, ","), r.Spec.NodeName)
+	fmt.Fprintf(w, "The addresses of %s will be released. The pods get others when they come back:\n",
+		count(len(ips), "pod", "pods"))
+	for i := range ips {
+		fmt.Fprintf(w, "  %s  %s  node %s\n", ips[i].Spec.PodName, ipsOf(&ips[i]), ips[i].Spec.NodeName)
 	}
 	if !interactive(cmd.InOrStdin()) {
-		return errors.New("--all: nobody can be asked here: expected --yes beside it")
+		return errors.New("--all: standard input is not a terminal: confirm with --yes")
 	}
 	fmt.Fprint(w, "Release them? (y/N) ")
 	answer, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
@@ -242,7 +230,7 @@ func confirm(cmd *cobra.Command, ips []stayputv1alpha1.RetainedIP) error {
 	return errors.New("nothing was released")
 }
 
-// ask sets spec.release on the very object that was read.
+// ask sets spec.release on the object exactly as it was read.
 func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": r.UID, "resourceVersion": r.ResourceVersion},
@@ -258,7 +246,7 @@ func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.R
 	was := *r
 	switch err := k.Patch(ctx, r, client.RawPatch(types.MergePatchType, patch), options...); {
 	case apierrors.IsConflict(err):
-		return fmt.Errorf("RetainedIP %s has changed since it was looked at, so that nothing was released: look again and repeat it: %w", was.Name, err)
+		return fmt.Errorf("RetainedIP %s has changed since it was read and was not released: try again: %w", was.Name, err)
 	case apierrors.IsNotFound(err):
 		*r = was // free already
 		return nil
@@ -269,14 +257,15 @@ func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.R
 	return nil
 }
 
-// await waits until the nodes have freed the addresses, and returns those that they have.
-func (o *release) await(ctx context.Context, k client.Client, home string, asked []stayputv1alpha1.RetainedIP, line *progress) (free []stayputv1alpha1.RetainedIP, errs []error) {
+// await waits until the nodes have freed the addresses, and returns those that are free.
+func (o *release) await(ctx context.Context, c *cluster, asked []stayputv1alpha1.RetainedIP, line *progress) (
+	free []stayputv1alpha1.RetainedIP, errs []error) {
 	within, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	var gone []stayputv1alpha1.RetainedIP
 	for i, r := range asked {
-		line.say("%d of %d: waiting until node %s has freed %s ...", i+1, len(asked), r.Spec.NodeName, strings.Join(r.Status.IPs, ", "))
-		if err := freed(within, k, &r); err != nil {
+		line.say("%d of %d: waiting until node %s has freed %s ...", i+1, len(asked), r.Spec.NodeName, ipsOf(&r))
+		if err := awaitOne(within, c, &r); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -285,22 +274,25 @@ func (o *release) await(ctx context.Context, k client.Client, home string, asked
 	if len(gone) == 0 {
 		return nil, errs
 	}
-	line.say("looking whether that lasts ...")
-	if !outlasts(ctx, releaseDoubt) {
+	line.say("making sure that they stay free ...")
+	select {
+	case <-ctx.Done():
 		return nil, append(errs, ctx.Err())
+	case <-time.After(releaseDoubt):
 	}
 	agents := map[string]error{}
 	for _, r := range gone {
 		node := r.Spec.NodeName
-		if _, asked := agents[node]; !asked {
-			_, agents[node] = (&agentPodsOf{client: k, namespace: home}).on(ctx, node)
+		if _, known := agents[node]; !known {
+			_, agents[node] = (&agentPodsOf{client: c, namespace: c.installation}).on(ctx, node)
 		}
-		lasts, err := look(ctx, k, &r)
+		stays, err := isGone(ctx, c, &r)
 		switch {
-		case err == nil && !lasts:
+		case err == nil && !stays:
 			err = late(&r)
-		case err == nil && isNoAgent(agents[node]): // who may not look for agents goes by the object alone
-			err = fmt.Errorf("RetainedIP %s: %w: the object is gone, but %v: look again when it runs", r.Name, errUnknown, agents[node])
+		case err == nil && errors.Is(agents[node], ErrNoAgent): // without the right to list pods the object has to do
+			err = fmt.Errorf("RetainedIP %s: %w: the object is gone, but %v: check again when its agent runs",
+				r.Name, errUnknown, agents[node])
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -311,25 +303,29 @@ func (o *release) await(ctx context.Context, k client.Client, home string, asked
 	return free, errs
 }
 
-// freed waits until the agent has freed the addresses, which it says by deleting the object.
-func freed(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) error {
-	for {
-		if free, err := look(ctx, k, r); free || err != nil && !errors.Is(err, errUnknown) {
-			return err
+// awaitOne waits until the agent has freed an address, upon which it deletes the object.
+func awaitOne(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) error {
+	err := wait.PollUntilContextCancel(ctx, releasePoll, true, func(ctx context.Context) (bool, error) {
+		free, err := isGone(ctx, k, r)
+		if errors.Is(err, errUnknown) {
+			return false, nil
 		}
-		if !outlasts(ctx, releasePoll) {
-			return late(r)
-		}
+		return free, err
+	})
+	if wait.Interrupted(err) {
+		return late(r)
 	}
+	return err
 }
 
 func late(r *stayputv1alpha1.RetainedIP) error {
-	return fmt.Errorf("RetainedIP %s: node %s has not freed %s in time; it will as soon as its agent runs and reaches the API server (kubectl stayput check %s)",
-		r.Name, r.Spec.NodeName, strings.Join(r.Status.IPs, ", "), r.Spec.NodeName)
+	return fmt.Errorf("RetainedIP %s: node %s has not freed %s in time. It will as soon as its agent runs and reaches the API server: "+
+		"see kubectl stayput check %s", r.Name, r.Spec.NodeName, ipsOf(r), r.Spec.NodeName)
 }
 
-// look says whether addresses are free whose release was asked for. With errUnknown it could not be seen.
-func look(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) (bool, error) {
+// isGone reports whether the object of a released address is gone, or is that of another one. With errUnknown it could
+// not be read.
+func isGone(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) (bool, error) {
 	var now stayputv1alpha1.RetainedIP
 	switch err := k.Get(ctx, client.ObjectKeyFromObject(r), &now); {
 	case apierrors.IsNotFound(err):
@@ -340,30 +336,21 @@ func look(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) (
 	return isFree(r, &now)
 }
 
-// isFree compares an object whose release was asked for with the one that has its name now.
+// isFree reports whether a released address is free, given the object that has its name now.
 func isFree(r, now *stayputv1alpha1.RetainedIP) (bool, error) {
 	same := now.UID == r.UID
+	shared := slices.ContainsFunc(now.Status.IPs, func(ip string) bool { return slices.Contains(r.Status.IPs, ip) })
 	switch {
-	case !same && !slices.ContainsFunc(now.Status.IPs, func(ip string) bool { return slices.Contains(r.Status.IPs, ip) }):
-		return true, nil // the promise to a later pod
+	case !same && !shared:
+		return true, nil // the address of a later pod
 	case now.Status.Phase == stayputv1alpha1.PhaseBound:
-		return false, fmt.Errorf("RetainedIP %s: %w: pod %s came back before node %s could free it", r.Name, errBound, r.Spec.PodName, r.Spec.NodeName)
+		return false, fmt.Errorf("RetainedIP %s: %w: pod %s came back before node %s could free it",
+			r.Name, errBound, r.Spec.PodName, r.Spec.NodeName)
 	case now.Spec.Release:
 		return false, nil
 	case same:
-		return false, fmt.Errorf("RetainedIP %s: %w: somebody took the release back", r.Name, errKept)
+		return false, fmt.Errorf("RetainedIP %s: %w: spec.release was unset meanwhile", r.Name, errKept)
 	}
-	return false, fmt.Errorf("RetainedIP %s: %w: somebody deleted the object before node %s saw what was asked for, and it was published again: repeat it", r.Name, errKept, r.Spec.NodeName)
-}
-
-// outlasts waits, and says whether the context lasted as long.
-func outlasts(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
+	return false, fmt.Errorf("RetainedIP %s: %w: the object was deleted before node %s read the request, and was published again: try again",
+		r.Name, errKept, r.Spec.NodeName)
 }

@@ -43,6 +43,51 @@ func retainedIPs(ctx context.Context, c client.Client, namespace string) ([]stay
 	return list.Items, nil
 }
 
+// kept returns the RetainedIPs of the namespace that are named, or that a selector matches, and an error for each name
+// without one.
+func (c *cluster) kept(ctx context.Context, names []string, selector string) (
+	ips []stayputv1alpha1.RetainedIP, missing []error, err error) {
+	ips, err = retainedIPs(ctx, c, c.namespace)
+	if err != nil {
+		return nil, nil, err
+	}
+	ips, err = matching(ctx, c, ips, c.namespace, selector)
+	if err != nil {
+		return nil, nil, err
+	}
+	ips, lost := pick(ips, names)
+	for _, name := range lost {
+		missing = append(missing, fmt.Errorf("no address is kept for %s in namespace %s", name, c.namespace))
+	}
+	return ips, missing, nil
+}
+
+// pick returns the RetainedIPs of the named pods, or with these names, in the order of the names. Without names it
+// returns all.
+func pick(ips []stayputv1alpha1.RetainedIP, names []string) (picked []stayputv1alpha1.RetainedIP, missing []string) {
+	if len(names) == 0 {
+		return ips, nil
+	}
+	seen := map[string]bool{}
+	for _, name := range names {
+		found := false
+		for _, r := range ips {
+			if r.Spec.PodName != name && r.Name != name {
+				continue
+			}
+			found = true
+			if !seen[r.Name] {
+				picked = append(picked, r)
+			}
+			seen[r.Name] = true
+		}
+		if !found {
+			missing = append(missing, name)
+		}
+	}
+	return picked, missing
+}
+
 // comparePods sorts web-2 before web-10.
 func comparePods(a, b string) int {
 	stemA, ordinalA, okA := home.SplitOrdinal(a)
@@ -186,3 +231,6 @@ func workloadName(r *stayputv1alpha1.RetainedIP) string {
 	}
 	return none
 }
+
+// ipsOf returns the addresses of a RetainedIP as text.
+func ipsOf(r *stayputv1alpha1.RetainedIP) string { return strings.Join(r.Status.IPs, ", ") }

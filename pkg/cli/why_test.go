@@ -115,7 +115,7 @@ What is promised
 If it is deleted now
   Node: node-1, and no other as long as it can take the pod.
   IP: 10.1.0.9, kept for 10m from the moment the pod stops.
-  If its home is down, cordoned, tainted or full by then, the new pod waits 1m
+  If its home is down, cordoned, tainted or full by then, the new pod waits 60s
     for it (stayput.io/home-wait), then goes elsewhere with another IP.
 `
 
@@ -138,7 +138,7 @@ func TestWhatWouldHappenFollowsFromTheFacts(t *testing.T) {
 		says    []string
 	}{
 		"a running pod":                          {someFacts(), "If it is deleted now", "home", "node-1", []string{"IP: 10.1.0.9, kept for 10m"}},
-		"its home is cordoned":                   {someFacts(homeCordoned), "If it is deleted now", "wait", "node-1", []string{"is cordoned: the new pod waits for it, gated, at most 1m", "10.1.0.9 if its home is back"}},
+		"its home is cordoned":                   {someFacts(homeCordoned), "If it is deleted now", "wait", "node-1", []string{"is cordoned: the new pod waits for it, gated, at most 60s", "10.1.0.9 if its home is back"}},
 		"its home is gone":                       {someFacts(homeGone), "If it is deleted now", "elsewhere", "", []string{"is gone from the cluster", "IP: another one"}},
 		"it is gone":                             {someFacts(gone), "If it is created now", "home", "node-1", []string{"IP: 10.1.0.9, kept until 2026-01-02T12:05:00Z"}},
 		"it is gone and not wanted":              {someFacts(gone, scaledDown), "If it is created now", "none", "", []string{"does not want a pod of this ordinal", "stays kept until 2026-01-02T12:05:00Z (5m)"}},

@@ -597,7 +597,7 @@ func anHourAhead(t *testing.T, c *lab.Cluster) string {
 
 func TestCheckNamesTheRightThatIsMissing(t *testing.T) {
 	c := installed(t)
-	if s := inside(t, c, "check", "--as=looker"); s.code != 1 || s.out != "" || !strings.Contains(s.err, "it takes the right to list nodes: ") {
+	if s := inside(t, c, "check", "--as=looker"); s.code != 1 || s.out != "" || !strings.Contains(s.err, "missing right to list nodes: ") {
 		t.Errorf("without any right: %+v", s)
 	}
 	kubectl(t, c, "create", "clusterrole", "looker", "--verb=list", "--resource=nodes,pods")
@@ -614,7 +614,7 @@ func TestCheckNamesTheRightThatIsMissing(t *testing.T) {
 		var code int
 		r, code = checked(t, c, "node-1", "--as=looker")
 		return code == 1 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
-			return f.Check == "agent" && f.Level == cli.LevelFail && strings.Contains(f.Text, "it takes the right to create pods/exec in namespace stayput-system") && strings.Contains(f.Todo, "ask for that right")
+			return f.Check == "agent" && f.Level == cli.LevelFail && strings.Contains(f.Text, "missing right to create pods/exec in namespace stayput-system") && strings.Contains(f.Todo, "ask for that right")
 		}) && level(r, "", "definitions") == cli.LevelWarn
 	})
 }
