@@ -62,7 +62,7 @@ func (l *Ledger) tryAdd(req AddRequest, last bool) (r *Result, wait bool, err er
 		case !out.soft:
 			return nil, false, fmt.Errorf("%w: %s is bound to container %s", ErrInUse, req.Pod, p.ContainerID)
 		}
-		// The settle time is counted on the clock of the DEL; a clock that stands still must not stop a pod.
+		// settleTime runs on the clock of the DEL; a clock that stands still must not stop a pod.
 		return nil, false, fmt.Errorf("%w: %s: its network namespace is still there", ErrInUse, req.Pod)
 	}
 	if req.Netns.Ino != 0 {

@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// SetPolicy applies a policy to an attachment whose ADD did not know it, and records its pod and netns where
-// they were unknown. Decided attachments keep their policy. The zero Policy decides that nothing is retained.
+// SetPolicy applies a policy to an attachment whose ADD did not know it, and records its pod and netns if they were
+// unknown. Decided attachments keep their policy. The zero Policy decides that nothing is retained. It takes the lock.
+// Errors: ErrUnknownAttachment, ErrNewer, or the disk's.
 func (l *Ledger) SetPolicy(att Attachment, pod Pod, policy Policy, ns Netns) (*Result, error) {
 	return l.run(func(t *decision) error { return t.setPolicy(att, pod, policy, ns) })
 }
@@ -77,10 +78,12 @@ func (t *decision) setPolicy(att Attachment, pod Pod, policy Policy, ns Netns) e
 }
 
 // Move gives the addresses of from to the attachment of to, which uses them though the ledger does not know it, and
-// promises them to its pod. They are bound all the while, also where it fails. from must be over: while its own
-// network namespace lives it is ErrInUse. Requested is what was seen; where from has other addresses by now it is
-// ErrUnknownAttachment. Without Addrs in the result no promise could be made and nothing has changed; an event says
-// why unless a newer attachment of the pod holds its promise.
+// promises them to its pod. They are bound all the while, also if it fails. Requested is what was seen. Without Addrs
+// in the result no promise could be made and nothing has changed; an event says why unless a newer attachment of the
+// pod holds its promise. It takes the lock.
+//
+// Errors: ErrInUse while from's own network namespace lives; ErrUnknownAttachment if from has other addresses by now;
+// ErrDuplicate if to has some; ErrNewer. Any other is the disk's.
 func (l *Ledger) Move(from Attachment, to AddRequest) (*Result, error) {
 	return l.run(func(t *decision) error { return t.move(from, to) })
 }

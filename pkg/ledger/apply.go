@@ -29,7 +29,7 @@ func (s *session) do(st step) error {
 	switch st := st.(type) {
 	case putEntry:
 		path := s.inState(indexDir, st.entry.att.hash())
-		if st.again {
+		if st.exists {
 			return s.replace(path, st.entry.encode())
 		}
 		return s.fs.WriteFile(path, st.entry.encode(), modeState)
@@ -104,8 +104,7 @@ func (s *session) replace(path string, data []byte) error {
 	return s.fs.Rename(tmp, path)
 }
 
-// writeLast writes in place where it can: a file that is truncated and written again is flushed to the disk
-// by ext4, at ten times the cost.
+// writeLast writes in place if it can: ext4 flushes a file that is truncated and written again, at ten times the cost.
 func (s *session) writeLast(i int, a netip.Addr) error {
 	text := []byte(a.String())
 	was := s.lasts[i]

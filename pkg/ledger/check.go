@@ -11,7 +11,7 @@ import (
 // would mend is no violation. Right after a crash it may find what the next command that touches it completes or
 // undoes; after that command it finds nothing. Errors: ErrNewer, or the disk's.
 func (l *Ledger) Check() ([]string, error) {
-	s, err := l.look()
+	s, err := l.beginRead()
 	if err != nil {
 		return nil, err
 	}

@@ -1,5 +1,5 @@
 // Package ledger is the book of addresses of one CNI network: which address is bound to which attachment,
-// which is retained for which identity, on plain files that stock host-local can read and write as well.
+// which is retained for which identity, on plain files that stock host-local can read and write.
 //
 // # What it promises
 //
@@ -14,7 +14,7 @@
 //     than the agent's grace period.
 //   - I6 an acknowledged ADD has all its address families or none.
 //
-// # Where it says what
+// # Files
 //
 //	<dataDir>/<network>/<ip>                who has the address now: host-local's file, or a retained record
 //	<dataDir>/<network>/lock                host-local's flock, held by every command from begin to end
@@ -22,18 +22,22 @@
 //	<dataDir>/<network>/.stayput.boot       the boot of the last rebuild, and how we left the directory
 //	<dataDir>/<network>/.stayput.tmp        what an address file is renamed from
 //	<stateDir>/<network>-<hash>/claims/     what is promised, durable
-//	<stateDir>/<network>-<hash>/index/      attachments: for O(1) lookups; believed only where the address file agrees
-//	<stateDir>/<network>-<hash>/sets/       the claims of each shared identity, a cache as well
+//	<stateDir>/<network>-<hash>/index/      attachments: a cache, believed only if the address file agrees
+//	<stateDir>/<network>-<hash>/sets/       the claims of each shared identity, a cache
 //	<stateDir>/<network>-<hash>/marks/      policies as the agent saw them, written without the lock
 //	<stateDir>/<network>-<hash>/network     the network's configuration, for the agent
 //
-// The formats are drawn above the code that writes them, in record.go.
+// The formats are drawn above the code that writes them: record.go, marks.go, network.go.
 //
 // # How it stays whole
 //
-// One pure function, transition, decides; session persists its steps in their order. Every step is atomic
-// by itself (a rename or an unlink), and the order is chosen so that each prefix is a state that the next
-// command understands; transition.go gives the reason beside each order.
+// Every write is made under the lock, but for marks, each of which is one atomic rename. Reads (List, Check, Find,
+// Marks, Status) change nothing.
+//
+// A decision (add.go, del.go, adopt.go, expire.go) reads the book and returns steps; apply.go carries them out in their
+// order. Every step is atomic by itself (a rename or an unlink), and the order is chosen so that each prefix is a state
+// that the next command understands; the decisions give the reason beside each order. At the first command of a boot
+// rebuild.go brings everything into agreement.
 //
 // Only promises are made durable. A new or changed claim costs two fsyncs (its content, its name), and an ADD
 // that promises or restores one more, for the names of the address files: a power loss must not bring back

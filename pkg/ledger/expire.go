@@ -16,7 +16,7 @@ type Expired struct {
 
 // Expire ends every claim whose retention is over, and drops what an interrupted command has left: claims that no
 // address stands behind, retained records without a claim. next is when it has to be called again, zero if nothing
-// runs. It prepares, looks as List does, and takes the lock for each claim that it ends. The failure of one does not
+// runs. It prepares, reads as List does, and takes the lock for each claim that it ends. The failure of one does not
 // keep the others: the errors are joined.
 func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 	if err := l.Prepare(); err != nil {

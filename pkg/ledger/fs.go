@@ -30,8 +30,8 @@ type FileSystem interface {
 	SyncDir(path string) error
 	// Rename replaces newpath by oldpath atomically.
 	Rename(oldpath, newpath string) error
-	// Exchange swaps two files atomically, where the file system can; else its error satisfies errors.Is
-	// with errors.ErrUnsupported and nothing has changed.
+	// Exchange swaps two files atomically. If the file system cannot, the error satisfies errors.Is with
+	// errors.ErrUnsupported and nothing has changed.
 	Exchange(path1, path2 string) error
 	// Remove unlinks a file; a missing one is an error.
 	Remove(path string) error
@@ -43,8 +43,8 @@ type FileSystem interface {
 	Mkdir(path string) error
 	// ChangeTime is the modification time of a directory in nanoseconds: it moves when an entry comes or goes.
 	ChangeTime(dir string) (int64, error)
-	// Lock takes the exclusive flock(2) on path, which it creates where it is missing, and blocks until it
-	// has it. The returned function gives it back.
+	// Lock takes the exclusive flock(2) on path, which it creates if necessary, and blocks until it has it.
+	// unlock gives it back.
 	Lock(path string) (unlock func(), err error)
 }
 
@@ -97,7 +97,7 @@ func (Disk) ReadFile(path string) ([]byte, error) {
 		if err != nil {
 			return nil, pathError("read", path, err)
 		}
-		// A file has ended where it gives less than there is room for.
+		// A read that does not fill the buffer was the last.
 		if buf = buf[:len(buf)+n]; len(buf) < cap(buf) || len(buf) > maxFile {
 			return buf, nil
 		}
@@ -220,7 +220,7 @@ func (d Disk) Lock(path string) (func(), error) {
 			unix.Close(fd)
 			return nil, pathError("flock", path, err)
 		}
-		// Somebody may have removed the directory while we waited: then this lock excludes nobody.
+		// If the directory was removed while we waited, this lock excludes no other process.
 		var held, named unix.Stat_t
 		if err := unix.Fstat(fd, &held); err != nil {
 			unix.Close(fd)
@@ -263,8 +263,8 @@ func MkdirAll(fsys FileSystem, path string) error {
 }
 
 // syncPathTo makes every directory entry on the way to path durable: a claim in a directory that a power
-// loss takes away again was never promised. It does not matter who made them, and whether he was killed
-// before he could sync.
+// loss takes away was never promised. It does not matter which process made the entries: it may have been killed before
+// it could sync.
 func syncPathTo(fsys FileSystem, path string) error {
 	for ; path != "/"; path = filepath.Dir(path) {
 		if err := fsys.SyncDir(filepath.Dir(path)); err != nil {

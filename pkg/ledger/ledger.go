@@ -17,12 +17,12 @@ import (
 const (
 	DefaultDataDir  = "/var/lib/cni/networks"
 	DefaultStateDir = "/var/lib/stayput"
-	// DefaultPromisedShare is the share of a range that may be promised where the network does not say.
+	// DefaultPromisedShare is the share of a range that may be promised if the network does not say.
 	DefaultPromisedShare = 0.5
 )
 
-// The errors of the ledger. A caller may try again after ErrInUse and ErrFull, and after every error that is
-// none of these: it came from the disk.
+// The errors of the ledger. A caller may try again after ErrInUse, ErrFull, and every error that is none of these,
+// ErrNewer or ErrCorrupt: it came from the disk.
 var (
 	// ErrInUse: the identity's addresses are still used by its predecessor.
 	ErrInUse = errors.New("the predecessor of this pod still has its address")
@@ -42,13 +42,13 @@ var (
 
 var errNotADirectory = unix.ENOTDIR
 
-// Options are the seams of a Ledger; every zero field is the machine's own.
+// Options are the seams of a Ledger; every zero field is the machine's own, and StateDir DefaultStateDir.
 type Options struct {
 	StateDir string
 	FS       FileSystem
 	Clock    Clock
 	Netns    NetnsProber
-	// Sleep waits between two looks at a predecessor. Patience is how long an ADD waits for it, zero 3 s.
+	// Sleep waits between two tries of an ADD. Patience is how long an ADD waits for its predecessor, zero 3 s.
 	Sleep    func(time.Duration)
 	Patience time.Duration
 }
@@ -74,8 +74,8 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// Ledger is the book of one network. Its methods may be called from many processes at once; each takes the
-// network's lock for one transition.
+// Ledger is the book of one network. Its methods may be called from many goroutines and processes at once. Each says
+// whether it takes the network's lock, which it never holds longer than for one decision.
 type Ledger struct {
 	files
 	net        *Network
@@ -86,15 +86,15 @@ type Ledger struct {
 	patience   time.Duration
 }
 
-// New is the ledger of a network as its CNI configuration describes it. It does not touch the disk.
+// New returns the ledger of a network as its CNI configuration describes it. It does not touch the disk.
 func New(n *Network, o Options) *Ledger {
 	l := newLedger(n, o)
 	l.configured = true
 	return l
 }
 
-// Partial is the ledger of a network of which only the name and the data directory are known: for commands
-// that end attachments and look. It must not Add.
+// Partial returns the ledger of a network of which only the name and the data directory are known: for commands that
+// end attachments, and for reads. It must not Add. It does not touch the disk.
 func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
 
 func newLedger(n *Network, o Options) *Ledger {
@@ -108,8 +108,8 @@ func newLedger(n *Network, o Options) *Ledger {
 	return l
 }
 
-// Networks opens the ledger of every network that the plugin has served under stateDir. A directory whose
-// description cannot be read is in the error, joined; the others are returned.
+// Networks returns the ledger of every network that the plugin has served under StateDir. It takes no lock. The error
+// joins one for each network whose description cannot be read: ErrNewer, ErrCorrupt, or the disk's.
 func Networks(o Options) ([]*Ledger, error) {
 	o.setDefaults()
 	names, err := o.FS.ReadDir(o.StateDir)
@@ -147,7 +147,7 @@ func Networks(o Options) ([]*Ledger, error) {
 	return ledgers, errors.Join(errs...)
 }
 
-// Network is what the ledger is the book of.
+// Network returns the network that l is the book of.
 func (l *Ledger) Network() *Network { return l.net }
 
 // Result is what a command did.
@@ -161,8 +161,8 @@ type Result struct {
 	Events   []Event
 }
 
-// Status says whether an ADD could work, without the lock: the data directory can be read. A full or
-// promised range is no reason to report an error, which would make the node NotReady.
+// Status returns nil if an ADD could work: the data directory can be read. It takes no lock. A full range is no reason
+// for an error, which would make the node NotReady.
 func (l *Ledger) Status() error {
 	_, err := l.fs.ReadDir(l.dir)
 	if errors.Is(err, fs.ErrNotExist) {

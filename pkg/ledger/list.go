@@ -47,9 +47,9 @@ type Address struct {
 }
 
 // List returns every address that is not free, sorted. It takes the lock, but reads the files after giving it back
-// unless a rebuild is due or the index is incomplete. So the picture may be torn by commands that run meanwhile:
-// a command that acts on it gets what was seen, and looks again. ErrNewer is of a record that says too little even
-// to be listed; any other error is the disk's.
+// unless a rebuild is due or the index is incomplete. So commands that run meanwhile may tear the picture: a command
+// that acts on it is told what was seen, and reads for itself. ErrNewer is of a record that says too little even to be
+// listed; any other error is the disk's.
 func (l *Ledger) List() ([]Address, error) {
 	p, now, err := l.view()
 	if err != nil {
@@ -61,7 +61,7 @@ func (l *Ledger) List() ([]Address, error) {
 // view returns the picture with every attachment that has an address in its index.
 func (l *Ledger) view() (p *picture, now Instant, err error) {
 	for _, locked := range []bool{false, true} {
-		s, err := l.look()
+		s, err := l.beginRead()
 		if err != nil {
 			return nil, Instant{}, err
 		}
@@ -132,7 +132,7 @@ func (p *picture) addresses(l *Ledger, now Instant) (out []Address) {
 // Find returns the addresses of an attachment, in the order of the range sets; none, or not all, is
 // ErrUnknownAttachment. It takes the lock.
 func (l *Ledger) Find(att Attachment) ([]netip.Addr, error) {
-	s, err := l.look()
+	s, err := l.beginRead()
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,8 @@ import (
 
 // Mark is a pod's policy as the agent saw it: the second source, for runtimes that hand no annotations to CNI.
 //
-//	{"v":1,"containerID":"…","namespace":"…","name":"…","uid":"…","policy":{…},"addrs":[…],"ifname":"eth0","boot":"…"}
+//	{"v":1,"containerID":"…","namespace":"…","name":"…","uid":"…","policy":{…},
+//	 "addrs":[…],"ifname":"eth0","boot":"…"}     on one line
 type Mark struct {
 	Version     int    `json:"v"`
 	ContainerID string `json:"containerID"`
@@ -43,7 +44,8 @@ func decodeMark(b []byte, path string) (*Mark, error) {
 	return &m, nil
 }
 
-// PutMark records a pod's policy durably and without the lock: it is called while the runtime waits.
+// PutMark records a pod's policy. It is durable on return, and takes no lock: the runtime waits for it. The network's
+// directories must be there (Prepare, or any command). The errors are the disk's.
 func (l *Ledger) PutMark(m Mark) error {
 	now, err := l.clock.Now()
 	if err != nil {
@@ -68,7 +70,8 @@ func (l *Ledger) PutMark(m Mark) error {
 	return l.fs.SyncDir(dir)
 }
 
-// Marks lists the marks, without the lock. What does not parse is left out.
+// Marks returns the marks, sorted by container. It takes no lock. What does not parse, or is of a newer version, is
+// left out; the errors are the disk's.
 func (l *Ledger) Marks() ([]Mark, error) {
 	marks, _, err := l.allMarks()
 	if err != nil {

@@ -20,9 +20,9 @@ const (
 	Dead
 )
 
-// NetnsProber looks at network namespaces.
+// NetnsProber identifies network namespaces.
 type NetnsProber interface {
-	// Identify returns the namespace now at path. ok is false where there is none.
+	// Identify returns the namespace now at path. ok is false if there is none.
 	Identify(path string) (ns Netns, ok bool, err error)
 }
 
@@ -51,7 +51,7 @@ func (SystemNetns) Identify(path string) (Netns, bool, error) {
 	return Netns{Path: path, Dev: st.Dev, Ino: st.Ino}, true, nil
 }
 
-// liveness says whether ns, recorded in the boot bootID, still exists. Only a fact counts as Dead; every
+// liveness returns whether ns, recorded in the boot bootID, still exists. Only a fact counts as Dead; every
 // error is Unknown.
 func liveness(p NetnsProber, ns Netns, bootID string, now Instant) Liveness {
 	switch {

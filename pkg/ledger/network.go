@@ -8,7 +8,10 @@ import (
 	"time"
 )
 
-// Network is one CNI network as its configuration describes it.
+// Network is one CNI network as its configuration describes it. Its JSON, durations in nanoseconds, is the file network
+// of the state directory:
+//
+//	{"v":1,"name":"…","dataDir":"…","ranges":[[{"subnet":"…","start":"…","end":"…","gateway":"…"}]],…}
 type Network struct {
 	Version          int           `json:"v,omitempty"` // of the description that Networks reads; 0 is 1
 	Name             string        `json:"name"`
@@ -25,7 +28,7 @@ func (n *Network) share() float64 {
 	return n.PromisedShare
 }
 
-// MostPromised is how many addresses of a range set may be promised.
+// MostPromised returns how many addresses of a range set may be promised.
 func (n *Network) MostPromised(set RangeSet) int64 {
 	f := float64(set.Size()) * n.share()
 	if f >= math.MaxInt64 { // of an IPv6 range
@@ -44,7 +47,7 @@ func (n *Network) encode() []byte {
 	return append(b, '\n')
 }
 
-// fingerprint changes whenever the configuration does. It is made without JSON: every ADD needs it.
+// fingerprint changes whenever the configuration does. Every ADD makes it, so it does without JSON.
 func (n *Network) fingerprint() string {
 	var b strings.Builder
 	b.WriteString(n.DataDir + "\x00" + n.LongestRetention.String() + "\x00")
@@ -70,7 +73,7 @@ type RangeUse struct {
 	Promisable int64
 }
 
-// Use is how full each range set is with these addresses, as List returns them. Addresses in no range are left out.
+// Use returns how full each range set is with these addresses, which List returned. Those in no range are left out.
 func (n *Network) Use(addrs []Address) []RangeUse {
 	use := make([]RangeUse, len(n.Ranges))
 	for i, set := range n.Ranges {

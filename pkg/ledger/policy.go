@@ -38,10 +38,10 @@ type Policy struct {
 	AllocateNew bool `json:"allocateNew,omitempty"`
 }
 
-// Retains says whether the policy asks for anything.
+// Retains reports whether the policy asks for anything.
 func (p Policy) Retains() bool { return p.WhileOwned || p.Retention > 0 }
 
-// Duration is how long an address stays retained; zero means without end.
+// Duration returns how long an address stays retained; zero means without end.
 func (p Policy) Duration() time.Duration { return time.Duration(p.Retention) }
 
 // RetainIP returns the value of AnnotationRetainIP that asks for p, as people write it: 10m, not 10m0s.
@@ -59,7 +59,7 @@ func (p Policy) RetainIP() string {
 	return s
 }
 
-// clamp shortens the policy to the longest retention of the network, and says whether that changed it.
+// clamp shortens the policy to the longest retention of the network, and reports whether that changed it.
 func (p Policy) clamp(longest time.Duration) (Policy, bool) {
 	if longest <= 0 || !p.Retains() || (p.Retention > 0 && time.Duration(p.Retention) <= longest) {
 		return p, false
@@ -83,10 +83,10 @@ func (e *AnnotationError) Error() string {
 
 const expectedRetainIP = `a positive Go duration such as "10m" or "720h", or "while-owned"`
 
-// ParseAnnotations reads a pod's annotations. answers is false where none of stayput's keys is among them:
+// ParseAnnotations reads a pod's annotations. answers is false if none of stayput's keys is among them:
 // then they say nothing, and another source may. An error is an *AnnotationError.
 //
-// Where both names of the retention are present AnnotationRetainIP counts; both must be valid.
+// If both names of the retention are present, AnnotationRetainIP counts; both must be valid.
 func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, err error) {
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		if key != AnnotationReservedIPDuration && !strings.HasPrefix(key, "stayput.io/") {
@@ -118,7 +118,8 @@ func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, er
 			p.WhenDeleted, err = parseRetainRelease(key, value)
 		case AnnotationIdentity:
 			if !isDNSLabel(value) {
-				err = &AnnotationError{key, value, "a DNS label: 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit"}
+				err = &AnnotationError{key, value,
+					"a DNS label: 1 to 63 of a-z, 0-9 and -, beginning and ending with a letter or digit"}
 			}
 			p.Identity = value
 		case AnnotationWhenInUse:
@@ -139,7 +140,8 @@ func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, er
 		answers = true
 	}
 	if answers && !p.Retains() {
-		return Policy{}, true, &AnnotationError{AnnotationRetainIP, "", expectedRetainIP + " beside the other stayput.io annotations, which mean nothing without it"}
+		return Policy{}, true, &AnnotationError{AnnotationRetainIP, "",
+			expectedRetainIP + " beside the other stayput.io annotations, which mean nothing without it"}
 	}
 	if p.Retains() {
 		byDefault := "Retain"

@@ -27,7 +27,8 @@ func NewRange(subnet netip.Prefix, start, end, gateway netip.Addr) (Range, error
 		return r, fmt.Errorf("subnet: expected an address with a prefix length such as 10.244.1.0/24")
 	}
 	if subnet.Bits() > subnet.Addr().BitLen()-2 {
-		return r, fmt.Errorf("subnet: network %s is too small to allocate from: expected /%d or larger", subnet, subnet.Addr().BitLen()-2)
+		return r, fmt.Errorf("subnet: network %s is too small to allocate from: expected /%d or larger",
+			subnet, subnet.Addr().BitLen()-2)
 	}
 	if subnet.Masked() != subnet {
 		return r, fmt.Errorf("subnet: %s has host bits set: the network address is %s", subnet, subnet.Masked())
@@ -67,7 +68,7 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// Contains says whether a may be allocated from r, but for the gateway.
+// Contains reports whether a may be allocated from r, the gateway included.
 func (r Range) Contains(a netip.Addr) bool {
 	return a.BitLen() == r.Start.BitLen() && !a.Less(r.Start) && !r.End.Less(a)
 }
@@ -102,13 +103,13 @@ func (s RangeSet) find(a netip.Addr) (int, bool) {
 	return 0, false
 }
 
-// allocatable says whether a is in s and no gateway.
+// allocatable reports whether a is in s and no gateway.
 func (s RangeSet) allocatable(a netip.Addr) bool {
 	i, ok := s.find(a)
 	return ok && s[i].Gateway != a
 }
 
-// Size is the number of addresses that s can give, at most math.MaxInt64.
+// Size returns the number of addresses that s can give, at most math.MaxInt64.
 func (s RangeSet) Size() int64 {
 	var n int64
 	for _, r := range s {

@@ -250,9 +250,11 @@ func (f *files) allClaims() (claims claimFiles, err error) {
 			claims.known = append(claims.known, c)
 		}
 	}
-	slices.SortFunc(claims.known, func(a, b *Claim) int { return strings.Compare(a.Key.String(), b.Key.String()) })
+	slices.SortFunc(claims.known, byKey)
 	return claims, nil
 }
+
+func byKey(a, b *Claim) int { return strings.Compare(a.Key.String(), b.Key.String()) }
 
 // indexFiles is what the index of a network says.
 type indexFiles struct {
@@ -366,8 +368,10 @@ func (p *picture) apply(steps []step) {
 			delete(entries, st.was.att)
 		}
 	}
-	p.claims = slices.SortedFunc(maps.Values(claims), func(a, b *Claim) int { return strings.Compare(a.Key.String(), b.Key.String()) })
-	p.entries = slices.SortedFunc(maps.Values(entries), func(a, b *entry) int { return strings.Compare(a.att.String(), b.att.String()) })
+	p.claims = slices.SortedFunc(maps.Values(claims), byKey)
+	p.entries = slices.SortedFunc(maps.Values(entries), func(a, b *entry) int {
+		return strings.Compare(a.att.String(), b.att.String())
+	})
 }
 
 func (p *picture) claimsByHash() map[string]*Claim {

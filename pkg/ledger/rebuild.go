@@ -7,20 +7,20 @@ import (
 	"strings"
 )
 
-// rebuild brings the records into agreement: at the first command of a boot, and where the marker or the
+// rebuild brings the records into agreement: at the first command of a boot, and if the marker or the
 // claims are missing (a data directory on tmpfs, a wiped directory, the first command after a switch from
 // host-local).
 //
 // newBoot says that the marker names another boot, so that no attachment that stayput knew then can still
 // live. Without a marker the boot of a file cannot be told, and what is bound stays bound. A file that
-// stayput did not write and the index does not know may be host-local's from this boot: it stays as well,
-// until its DEL or the agent.
+// stayput did not write and the index does not know may be host-local's from this boot: it stays
+// until its DEL, or until the agent reclaims it.
 //
 // No valid address file is replaced but a dead attachment's. Killed anywhere, the marker still says the old
 // boot, and the next command begins again.
 //
 // What a newer version promised stays as it is, file by file. An address of such a claim that has no file gets one
-// that says nothing, so that nobody takes it.
+// that says nothing, so that it is not given away.
 func rebuild(from *picture, n *Network, now Instant, newBoot bool, live func(Netns, string) Liveness) []step {
 	p := *from
 	p.slots = maps.Clone(from.slots)
@@ -88,12 +88,12 @@ type rebuilder struct {
 	newBoot   bool
 	steps     []step
 	claims    map[string]*Claim     // by hash
-	explained map[netip.Addr]*entry // where entry and file agree
+	explained map[netip.Addr]*entry // entry and file agree
 	newer     map[netip.Addr]*Claim // the newer claim that an address is promised by
 	lost      []netip.Addr          // those of them that have no file
 }
 
-// saysNothing is an address file that is nobody's.
+// saysNothing is an address file of no owner.
 var saysNothing = []byte("{}\n")
 
 // leaveNewer takes out every step that concerns what a newer version wrote.
@@ -103,7 +103,8 @@ func (r *rebuilder) leaveNewer() {
 		claims[c.Key.hash()] = true
 	}
 	keep := func(a netip.Addr, was slot) bool {
-		return r.newer[a] != nil || was.state == slotBound && (r.newerEntries[was.att.hash()] != nil || r.newerMarks[hashOf(was.att.ContainerID)])
+		return r.newer[a] != nil || was.state == slotBound &&
+			(r.newerEntries[was.att.hash()] != nil || r.newerMarks[hashOf(was.att.ContainerID)])
 	}
 	r.steps = slices.DeleteFunc(r.steps, func(s step) bool {
 		switch s := s.(type) {
@@ -131,7 +132,7 @@ func (r *rebuilder) put(a netip.Addr, data []byte) {
 }
 
 // placeEntry notes which addresses an entry explains. An address file that is missing under a live
-// attachment of this boot was wiped: it is made again, or somebody else would get the address.
+// attachment of this boot was wiped: it is made again, or the address would be given away.
 func (r *rebuilder) placeEntry(e *entry, live func(Netns, string) Liveness) {
 	for _, a := range e.addrs {
 		s, there := r.slots[a]
@@ -145,7 +146,7 @@ func (r *rebuilder) placeEntry(e *entry, live func(Netns, string) Liveness) {
 	}
 }
 
-// dead says whether what is bound at a ended with an earlier boot.
+// dead reports whether what is bound at a ended with an earlier boot.
 func (r *rebuilder) dead(a netip.Addr) bool {
 	if r.slots[a].state == slotNewer {
 		return false
@@ -170,7 +171,8 @@ func (r *rebuilder) findClaim(a netip.Addr) {
 			return
 		}
 		p, _ := m.Policy.clamp(r.net.LongestRetention)
-		c = &Claim{Version: recordVersion, Key: NewKey(r.net.Name, m.pod(), p, s.att.IfName), Addrs: r.boundTo(s.att), Policy: p}
+		key := NewKey(r.net.Name, m.pod(), p, s.att.IfName)
+		c = &Claim{Version: recordVersion, Key: key, Addrs: r.boundTo(s.att), Policy: p}
 	default:
 		return
 	}
@@ -180,8 +182,8 @@ func (r *rebuilder) findClaim(a netip.Addr) {
 	}
 }
 
-// findMarked makes the claim of a mark whose address files a power loss has taken. A mark of this boot is
-// somebody's who still runs, and becomes a claim through the agent.
+// findMarked makes the claim of a mark whose address files a power loss has taken. A mark of this boot is of a pod that
+// may still run, and becomes a claim through the agent.
 func (r *rebuilder) findMarked(m *Mark) {
 	if m.Boot == r.now.BootID || m.Boot == "" || !m.Policy.Retains() || len(m.Addrs) != len(r.net.Ranges) {
 		return
@@ -257,12 +259,12 @@ func (r *rebuilder) placeClaim(c *Claim) {
 	}
 }
 
-// placeSlot settles an address file that no claim has settled.
+// placeSlot decides on an address file that no claim has placed.
 func (r *rebuilder) placeSlot(a netip.Addr, claims []*Claim) {
 	s := r.slots[a]
 	switch s.state {
 	case slotGarbage:
-		// No sandbox outlives a boot; in the same boot it may still be somebody's.
+		// No sandbox outlives a boot; in the same boot it may still be in use.
 		if r.newBoot {
 			r.steps = append(r.steps, freeSlot{a, s})
 		}
@@ -288,14 +290,14 @@ func (r *rebuilder) placeSlot(a netip.Addr, claims []*Claim) {
 			r.steps = append(r.steps, putEntry{entry: e})
 		}
 	case slotRetained:
-		// Left over where a supersede was killed: the claim has moved on.
+		// Left over if a supersede was killed: the claim has moved on.
 		if c := r.claims[s.retained.Key.hash()]; c != nil && !slices.Contains(c.Addrs, a) {
 			r.steps = append(r.steps, freeSlot{a, s})
 		}
 	}
 }
 
-// stale says whether an entry explains nothing any more.
+// stale reports whether an entry explains nothing any more.
 func (r *rebuilder) stale(e *entry) bool {
 	if r.corrupt[e.claim] || slices.ContainsFunc(r.newerClaims, func(c *Claim) bool { return c.Key.hash() == e.claim }) {
 		return false

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// recordVersion is the version of every record. What another version of stayput wrote is told apart by it, and
-// the rules are these:
+// recordVersion is the version of every record. It tells apart what another version of stayput wrote:
 //
 //   - An older record is read.
 //   - A newer one is never taken for another thing, changed or removed: ErrNewer. Nothing is decided for the pod
@@ -33,7 +32,7 @@ func newerError(path string, version int) error {
 		ErrNewer, path, version, recordVersion)
 }
 
-// versionOf is what a JSON record says of its version, whatever else it says; 0 where it says nothing.
+// versionOf returns the version of a JSON record, whatever else it says; 0 if it says none.
 func versionOf(b []byte) int {
 	var r struct {
 		Version int `json:"v"`
@@ -66,8 +65,8 @@ type Claim struct {
 	Key     Key          `json:"key"`
 	Addrs   []netip.Addr `json:"addrs"`
 	Policy  Policy       `json:"policy"`
-	// From is the hash of the claim of the same shared identity whose addresses this one took over. Where
-	// a crash left both, this one counts.
+	// From is the hash of the claim of the same shared identity whose addresses this one took over. If a crash left
+	// both, this one counts.
 	From string `json:"from,omitempty"`
 }
 
@@ -95,7 +94,8 @@ func decodeClaim(b []byte, path string) (*Claim, error) {
 		}
 		return nil, fmt.Errorf("%w: claim: %v", ErrCorrupt, err)
 	}
-	if c.Version != recordVersion || c.Key.hash() != hash || len(c.Addrs) == 0 || slices.ContainsFunc(c.Addrs, invalidAddr) {
+	if c.Version != recordVersion || c.Key.hash() != hash ||
+		len(c.Addrs) == 0 || slices.ContainsFunc(c.Addrs, invalidAddr) {
 		return nil, fmt.Errorf("%w: claim of version %d, key %s, addresses %v", ErrCorrupt, c.Version, c.Key, c.Addrs)
 	}
 	return &c, nil
@@ -110,7 +110,7 @@ const (
 	slotFree     slotState = iota // no file
 	slotBound                     // host-local's content
 	slotRetained                  // our JSON line
-	slotGarbage                   // a file that says neither: taken, by nobody knows whom
+	slotGarbage                   // a file that says neither: taken, though it is unknown by whom
 	slotNewer                     // a retained record of a newer version: taken, and left alone
 )
 
@@ -122,7 +122,7 @@ const (
 //
 // Files of host-local before 0.8 lack CR LF ifname. A file that stayput wrote has the sticky bit beside
 // host-local's mode 0600 (it means nothing on a file, and no umask takes it away): after a reboot that tells a
-// bound file of an earlier boot, which stayput wrote and nobody can still be using, from one that host-local may
+// bound file of an earlier boot, which stayput wrote and no container can still be using, from one that host-local may
 // have written in this boot before us.
 //
 // Retained, one line of JSON that begins with {, which no container ID can:
@@ -136,7 +136,7 @@ type slot struct {
 	raw      []byte
 }
 
-// boundTo says whether the file names the attachment, also where its end was cut off.
+// boundTo reports whether the file names the attachment, even if its end was cut off.
 func (s slot) boundTo(att Attachment) bool {
 	return s.state == slotBound && s.att.ContainerID == att.ContainerID && strings.HasPrefix(att.IfName, s.att.IfName)
 }
@@ -145,7 +145,7 @@ const (
 	modeHostLocal = 0o600
 	modeOurs      = 0o1600
 	modeState     = 0o644 // of everything in the state directory
-	// modeDurable marks a claim whose name is known to be durable as well.
+	// modeDurable marks a claim of which the name, too, is known to be durable.
 	modeDurable = 0o1644
 )
 
@@ -158,13 +158,13 @@ type Retained struct {
 	Since   time.Time    `json:"since"`
 	// Run is the retention as it runs; without a Left it has no end.
 	Run anchor `json:"run"`
-	// At is when the attachment ended, and Netns where it was: whoever takes the address over while the
-	// namespace is still there gives the main plugin a moment to take the link away.
+	// At is when the attachment ended, and Netns where it was: an ADD that takes the address over while the namespace
+	// is still there gives the main plugin a moment to take the link away.
 	At    anchor `json:"at"`
 	Netns Netns  `json:"netns,omitzero"`
 }
 
-// Expires is what is left of the retention; ok is false where it has no end.
+// Expires returns what is left of the retention; ok is false if it has no end.
 func (r *Retained) Expires(now Instant) (left time.Duration, ok bool) {
 	if r.Policy.Retention == 0 {
 		return 0, false
@@ -223,7 +223,7 @@ func decodeSlot(b []byte) slot {
 	return s
 }
 
-// isWord is deliberately wide: what could be somebody's container ID is somebody's.
+// isWord is deliberately wide: what could be a container ID is one.
 func isWord(s string) bool {
 	if s == "" || len(s) > 1024 {
 		return false
@@ -247,7 +247,7 @@ func isWord(s string) bool {
 type entry struct {
 	att   Attachment
 	boot  string
-	open  bool   // nobody has said yet what the pod's policy is
+	open  bool   // the pod's policy is not known yet
 	claim string // hash of the claim that the attachment holds, or ""
 	addrs []netip.Addr
 	netns Netns
@@ -271,7 +271,8 @@ func (e *entry) encode() []byte {
 		}
 		b.WriteString(a.String())
 	}
-	b.WriteString("\n" + strconv.FormatUint(e.netns.Dev, 10) + " " + strconv.FormatUint(e.netns.Ino, 10) + " " + strings.ReplaceAll(e.netns.Path, "\n", "") + "\n")
+	b.WriteString("\n" + strconv.FormatUint(e.netns.Dev, 10) + " " + strconv.FormatUint(e.netns.Ino, 10))
+	b.WriteString(" " + strings.ReplaceAll(e.netns.Path, "\n", "") + "\n")
 	b.WriteString(e.pod.Namespace + "/" + e.pod.Name + " " + e.pod.UID + "\n")
 	return []byte(b.String())
 }
@@ -337,17 +338,19 @@ func wordVersion(w string) int {
 //	MTIME LAST0 LAST1 …
 //	FINGERPRINT
 //
-// The first line is the boot in which the ledger was last rebuilt; a later version of everything here begins it
-// with its name, v2. The second is how stayput left the
-// directory: its modification time and the contents of host-local's last_reserved_ip.N. Where it still
-// agrees the index is complete, and an attachment that the index does not know has no address here; where
-// not (host-local has been at work, or we were killed) one scan makes it complete again. Both facts are needed:
+// The first line is the boot in which the ledger was last rebuilt; a later version of everything here begins it with
+// its name, v2.
+//
+// The second is how stayput left the directory: its modification time and the contents of host-local's
+// last_reserved_ip.N. If it still agrees, the index is complete, and an attachment that the index does not know has no
+// address here; if not (host-local has been at work, or we were killed), one scan completes it. Both facts are needed:
 // clocks of older kernels tick in steps of 4 ms, but host-local writes last_reserved_ip.N at each allocation.
+//
 // The third is the fingerprint of the network's configuration as it was last recorded for the agent.
 type stamp struct {
 	boot  string
 	mtime int64
-	last  []netip.Addr // as far as known; the zero Addr where there is no file
+	last  []netip.Addr // as far as known; the zero Addr if there is no file
 	// config is Network.fingerprint
 	config string
 }

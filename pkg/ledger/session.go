@@ -17,7 +17,7 @@ type session struct {
 	stamp  stamp
 	lasts  []netip.Addr // last_reserved_ip.N as they stand
 	due    bool         // no command has rebuilt in this boot, or the state was wiped since
-	// trusted: the stamp agrees with the directory, so the index is complete unless somebody works without the lock.
+	// trusted: the stamp agrees with the directory, so the index is complete unless a file was changed without the lock.
 	// scanned: it was completed under this lock, so it is complete.
 	trusted, scanned bool
 	touched          bool // the directory, a last_reserved_ip or the marker have to be stamped anew
@@ -46,8 +46,8 @@ func (l *Ledger) begin() (*session, error) {
 	return s, nil
 }
 
-// look takes the lock to read. It changes nothing: due and trusted tell what the next command has to do first.
-func (l *Ledger) look() (*session, error) {
+// beginRead takes the lock to read. It changes nothing: due and trusted tell what the next command has to do first.
+func (l *Ledger) beginRead() (*session, error) {
 	s, err := l.lock()
 	if errors.Is(err, fs.ErrNotExist) { // without the directory there is no lock, and nothing but claims to read
 		now, err := l.clock.Now()

@@ -37,12 +37,12 @@ type book interface {
 }
 
 // The steps of an outcome. They are carried out in their order, each atomic by itself: the order is the crash
-// argument, given where the steps are made.
+// argument, given beside the code that makes the steps.
 type (
 	putEntry struct {
 		entry *entry
-		// again: there is an entry already, which must not be torn, since it knows the netns.
-		again bool
+		// exists: there is an entry already, which must not be torn, since it knows the netns.
+		exists bool
 	}
 	dropEntry struct{ was *entry }
 	// putSlot replaces an address file; was is what it said.
@@ -226,7 +226,8 @@ func (t *decision) refuse() (string, error) {
 			return "", err
 		}
 		if int64(exact) >= most {
-			return fmt.Sprintf("%d addresses of %s are promised, of at most %d: the pod keeps an ordinary address", exact, set, most), nil
+			return fmt.Sprintf("%d addresses of %s are promised, of at most %d: the pod keeps an ordinary address",
+				exact, set, most), nil
 		}
 	}
 	return "", nil

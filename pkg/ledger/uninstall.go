@@ -18,7 +18,7 @@ type Freed struct {
 
 // Uninstall ends every promise and leaves the network to host-local: retained addresses become free, bound ones
 // are as host-local would have written them, and nothing of ours is left in the network directory or of its state.
-// Records of other versions go as well. Where there is nothing it makes nothing, so that it may be called again.
+// Records of other versions go too. It makes no file, so that it may be called again.
 //
 // The claims go first and durably, since no power loss may bring a promise back for an address that was given
 // away; the description of the network goes last, since by it Networks finds what is left to do after a kill.

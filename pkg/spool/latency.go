@@ -14,16 +14,15 @@ import (
 )
 
 // How long commands take is counted in one file of fixed size, <stateDir>/latency, which every process of the plugin
-// maps and adds to, ordinary pods' as well:
+// maps and adds to:
 //
 //	word 0                 latencyMagic: what it is, its version, and the order of bytes in a word
 //	then for each Ending   the sum of the durations in nanoseconds, the count of each bucket of LatencyBuckets,
 //	                       and the count of those above the last
 //
-// A word is a uint64 of the machine's order of bytes. The agent makes the file; without one nobody would read it, and
-// the plugin counts nothing. Nothing is synced and nothing depends on it: two words of one command can be seen apart,
-// a power loss takes what was counted last, and a file that is missing, too short, or somebody else's costs nothing
-// but the figures.
+// A word is a uint64 of the machine's order of bytes. The agent makes the file; without it the plugin counts nothing.
+// Nothing is synced and nothing depends on it: a reader may see one word of a command without the other, a power loss
+// takes what was counted last, and a file that is missing, too short, or another program's costs only the figures.
 const (
 	latencyName  = "latency"
 	tmpSuffix    = ".tmp"
@@ -57,7 +56,7 @@ const (
 	lastEnding = DelFailed
 )
 
-// Words are the command and the result, for people.
+// Words returns the command and its result, as the metric names them.
 func (e Ending) Words() (command, result string) {
 	w := [lastEnding][2]string{
 		{"add", "ordinary"}, {"add", "promised"}, {"add", "restored"}, {"add", "in_use"}, {"add", "error"},
@@ -69,11 +68,11 @@ func (e Ending) Words() (command, result string) {
 // ErrNotLatencies: the file is not one of this version.
 var ErrNotLatencies = errors.New("no file of latencies")
 
-// LatencyFile is where commands are counted.
+// LatencyFile returns the path of the file that commands are counted in.
 func (d Dir) LatencyFile() string { return d.path(latencyName) }
 
-// Observe counts a command that took so long. It is for the plugin, when everything else is done: five system calls,
-// no lock and no wait. Without a file it does nothing.
+// Observe counts a command. It is for the plugin, when everything else is done: five system calls, no lock and no wait.
+// Without a file it does nothing. Errors: ErrNotLatencies, or the disk's.
 func (d Dir) Observe(e Ending, took time.Duration) error {
 	path := d.LatencyFile()
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -102,8 +101,8 @@ func (d Dir) Observe(e Ending, took time.Duration) error {
 	return errors.Join(err, unix.Munmap(mapped))
 }
 
-// count adds to a mapped file. Touching a page of it is a read or a write of the disk, and whoever truncates the file
-// now takes the page away: the signal that the kernel sends for either must not end a command that has succeeded.
+// count adds to a mapped file. Touching a page of it is a read or a write of the disk, and truncating the file takes
+// the page away: the signal that the kernel sends for either must not end a command that has succeeded.
 func count(mapped []byte, e Ending, took time.Duration) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -137,11 +136,11 @@ type Latency struct {
 	Count   uint64
 }
 
-// LatencyBuckets are the upper bounds of a Latency's buckets.
+// LatencyBuckets returns the upper bounds of a Latency's buckets.
 func LatencyBuckets() []time.Duration { return latencyBuckets[:] }
 
-// Latencies reads what was counted, an element for every Ending. There is no file before MakeLatencies; one that is
-// none of this version is ErrNotLatencies.
+// Latencies returns what was counted, an element for every Ending in their order. Errors: fs.ErrNotExist before
+// MakeLatencies, ErrNotLatencies, or the disk's.
 func (d Dir) Latencies() ([]Latency, error) {
 	path := d.LatencyFile()
 	b, err := disk.ReadFile(path)
@@ -170,8 +169,8 @@ func (d Dir) Latencies() ([]Latency, error) {
 	return all, nil
 }
 
-// MakeLatencies sees to it that commands are counted. What a file of this version says stays; anything else in its
-// place is replaced. It is for the agent, of which there is one.
+// MakeLatencies makes the file unless there is one of this version; anything else in its place but a directory is
+// replaced. It is for the agent, of which there is one. The errors are the disk's.
 func (d Dir) MakeLatencies() error {
 	_, err := d.Latencies()
 	switch {

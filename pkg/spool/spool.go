@@ -39,7 +39,7 @@ const (
 	slots     = 512
 )
 
-// Events is the directory that Report writes to, to be watched.
+// Events returns the directory that Report writes to.
 func (d Dir) Events() string { return d.path(spoolName) }
 
 // Report leaves events for the agent. It neither waits nor syncs. The errors of the disk are joined.

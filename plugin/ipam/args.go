@@ -12,7 +12,7 @@ type podArgs struct {
 	pod ledger.Pod
 	ip  string
 	// noPod says why pod is empty though there are words for it: runtimes other than kubelet's call their
-	// sandboxes what they like, which is an error only where something is to be kept for that name.
+	// sandboxes what they like, which is an error only if something is to be kept for that name.
 	noPod error
 }
 
@@ -47,7 +47,8 @@ func parseArgs(args string) (podArgs, error) {
 		}
 	}
 	if len(unknown) > 0 && !ignore {
-		return p, fmt.Errorf("CNI_ARGS: unknown args %.256s: expected IgnoreUnknown=1 beside them", strings.Join(unknown, ", "))
+		return p, fmt.Errorf("CNI_ARGS: unknown args %.256s: expected IgnoreUnknown=1 beside them",
+			strings.Join(unknown, ", "))
 	}
 	if !isPod {
 		p.pod = ledger.Pod{}

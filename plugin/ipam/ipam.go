@@ -29,17 +29,18 @@ type Plugin struct {
 	Getenv         func(string) string
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
-	Exit           func(code int) // ends the process where the lock cannot be had
+	Exit           func(code int) // ends the process if the lock cannot be had
 	Version        string         // of the program, for people
 }
 
 // Run carries out the command in CNI_COMMAND and returns the exit code. The result or the error is on Stdout,
-// as the CNI SPEC says. DEL fails only where the call itself cannot be understood: a failing DEL keeps a pod
+// as the CNI SPEC says. DEL fails only if the call itself cannot be understood: a failing DEL keeps a pod
 // from being deleted, and is often never retried.
 func (p *Plugin) Run() int {
 	command := p.Getenv("CNI_COMMAND")
 	if command == "" {
-		fmt.Fprintf(p.Stderr, "CNI plugin stayput %s\nCNI protocol versions supported: %s\n", p.Version, strings.Join(supportedVersions, ", "))
+		fmt.Fprintf(p.Stderr, "CNI plugin stayput %s\nCNI protocol versions supported: %s\n",
+			p.Version, strings.Join(supportedVersions, ", "))
 		return 0
 	}
 	call := &call{Plugin: p, command: command, begin: time.Now()}
@@ -77,10 +78,10 @@ func (c *call) fail(err *Error) {
 	c.write(b)
 }
 
-// observe counts how long the command took, after all its work. Nobody but the counter is told if it cannot.
+// observe counts how long the command took, after all its work. That it cannot is no error of the command.
 func (c *call) observe() {
 	if c.ending == 0 {
-		return // it was not understood, or is none that matters to a pod's start or end
+		return // it was not understood, or does not start or end a pod
 	}
 	if err := spool.Dir(c.conf.StateDir).Observe(c.ending, time.Since(c.begin)); err != nil {
 		fmt.Fprintf(c.Stderr, "stayput: %s %s: not counted: %v\n", c.command, c.att, err)
@@ -97,14 +98,16 @@ func (c *call) write(b []byte) {
 func (c *call) dispatch() *Error {
 	if c.command == "VERSION" {
 		newest := supportedVersions[len(supportedVersions)-1]
-		c.write(fmt.Appendf(nil, `{"cniVersion":%q,"supportedVersions":["%s"]}`, newest, strings.Join(supportedVersions, `","`)))
+		c.write(fmt.Appendf(nil, `{"cniVersion":%q,"supportedVersions":["%s"]}`,
+			newest, strings.Join(supportedVersions, `","`)))
 		return nil
 	}
 	run, ok := map[string]func() *Error{
 		"ADD": c.add, "DEL": c.del, "CHECK": c.check, "GC": c.gc, "STATUS": c.status,
 	}[c.command]
 	if !ok {
-		return errorf(codeInvalidEnv, "CNI_COMMAND: %.64q is unknown: expected ADD, DEL, CHECK, GC, STATUS or VERSION", c.command)
+		return errorf(codeInvalidEnv, "CNI_COMMAND: %.64q is unknown: expected ADD, DEL, CHECK, GC, STATUS or VERSION",
+			c.command)
 	}
 	if err := c.environment(); err != nil {
 		return err
@@ -125,9 +128,11 @@ func (c *call) dispatch() *Error {
 	switch {
 	case !slices.Contains(supportedVersions, conf.CNIVersion):
 		return &Error{Code: codeIncompatibleVersion, Msg: "incompatible CNI versions",
-			Details: fmt.Sprintf("cniVersion: the configuration has %.64q, stayput supports %q", conf.CNIVersion, supportedVersions)}
+			Details: fmt.Sprintf("cniVersion: the configuration has %.64q, stayput supports %q",
+				conf.CNIVersion, supportedVersions)}
 	case needs != "" && !atLeast(conf.CNIVersion, needs):
-		return errorf(codeIncompatibleVersion, "cniVersion: %s does not allow %s: expected %s or newer", conf.CNIVersion, c.command, needs)
+		return errorf(codeIncompatibleVersion, "cniVersion: %s does not allow %s: expected %s or newer",
+			conf.CNIVersion, c.command, needs)
 	}
 	return run()
 }
@@ -155,10 +160,12 @@ func (c *call) environment() *Error {
 		return errorf(codeInvalidEnv, "required env variables %v missing", missing)
 	}
 	if perAttachment && !netconf.ValidName(c.att.ContainerID) {
-		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %.64q is not valid: expected letters, digits, _ . and -", c.att.ContainerID)
+		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %.64q is not valid: expected letters, digits, _ . and -",
+			c.att.ContainerID)
 	}
 	if perAttachment && !isIfName(c.att.IfName) {
-		return errorf(codeInvalidEnv, "CNI_IFNAME: %.64q is not valid: expected an interface name of at most 15 characters without / : and blanks", c.att.IfName)
+		return errorf(codeInvalidEnv, "CNI_IFNAME: %.64q is not valid: expected an interface name of at most 15 characters "+
+			"without / : and blanks", c.att.IfName)
 	}
 	if perAttachment && len(c.att.ContainerID) > 512 {
 		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %d bytes are too long: expected at most 512", len(c.att.ContainerID))
@@ -171,7 +178,8 @@ func (c *call) options() ledger.Options {
 		StateDir: c.conf.StateDir,
 		FS: ledger.Disk{LockTimeout: lockTimeout, OnLockTimeout: func() {
 			if c.command == "DEL" {
-				fmt.Fprintf(c.Stderr, "stayput: DEL %s: the lock of network %s is still held after %s: nothing was changed\n", c.att, c.conf.Name, lockTimeout)
+				fmt.Fprintf(c.Stderr, "stayput: DEL %s: the lock of network %s is still held after %s: nothing was changed\n",
+					c.att, c.conf.Name, lockTimeout)
 				c.observe()
 				c.Exit(0)
 				return
@@ -220,7 +228,9 @@ func (c *call) add() *Error {
 		return cerr
 	}
 
-	r, err := ledger.New(n, c.options()).Add(ledger.AddRequest{Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested})
+	r, err := ledger.New(n, c.options()).Add(ledger.AddRequest{
+		Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested,
+	})
 	switch {
 	case errors.Is(err, ledger.ErrInUse):
 		c.ending = spool.AddInUse
@@ -256,7 +266,8 @@ func (c *call) netns() (ledger.Netns, *Error) {
 	}
 	if o := c.Getenv("CNI_NETNS_OVERRIDE"); o != "1" && !strings.EqualFold(o, "true") {
 		if own, ok, err := probe.Identify("/proc/self/ns/net"); err == nil && ok && own.Dev == ns.Dev && own.Ino == ns.Ino {
-			return ns, errorf(codeInvalidNetns, "CNI_NETNS: %s is the plugin's own network namespace: expected the container's", c.netnsPath)
+			return ns, errorf(codeInvalidNetns,
+				"CNI_NETNS: %s is the plugin's own network namespace: expected the container's", c.netnsPath)
 		}
 	}
 	return ns, nil
@@ -265,7 +276,8 @@ func (c *call) netns() (ledger.Netns, *Error) {
 // addError maps the ledger's errors to CNI's codes: whatever another try can mend is 11.
 func addError(err error) *Error {
 	switch {
-	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable), errors.Is(err, ledger.ErrNewer), errors.Is(err, ledger.ErrUnknownAttachment):
+	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable),
+		errors.Is(err, ledger.ErrNewer), errors.Is(err, ledger.ErrUnknownAttachment):
 		return errorf(codeInternal, "%v", err)
 	case errors.Is(err, ledger.ErrNetnsGone):
 		return errorf(codeInvalidNetns, "%v", err)

@@ -15,7 +15,7 @@ import (
 // The CNI versions that the plugin speaks, oldest first (CNI SPEC, "Protocol parameters").
 var supportedVersions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// atLeast says whether a supported version is v or newer.
+// atLeast reports whether a supported version is v or newer.
 func atLeast(version, v string) bool {
 	return slices.Index(supportedVersions, version) >= slices.Index(supportedVersions, v)
 }
@@ -81,11 +81,12 @@ func (r *result) add(set ledger.RangeSet, a netip.Addr) {
 				family = `"version":"6",`
 			}
 		}
-		r.ips = append(r.ips, fmt.Sprintf(`{%s"address":"%s","gateway":"%s"}`, family, netip.PrefixFrom(a, rg.Subnet.Bits()), rg.Gateway))
+		prefix := netip.PrefixFrom(a, rg.Subnet.Bits())
+		r.ips = append(r.ips, fmt.Sprintf(`{%s"address":"%s","gateway":"%s"}`, family, prefix, rg.Gateway))
 	}
 }
 
-// encode writes the part that every result has by hand, since reflection over structs would cost more than all the rest.
+// encode writes the part that every result has by hand: reflection over structs would cost more than all the rest.
 func (r *result) encode() []byte {
 	b := fmt.Appendf(nil, `{"cniVersion":"%s","ips":[%s]`, r.version, strings.Join(r.ips, ","))
 	if len(r.routes) > 0 {

@@ -1,9 +1,8 @@
-// Package nri is the NRI plugin: it keeps a connection to the runtime's NRI socket and hands the pods that the
-// runtime speaks of to a Handler. It decides nothing and keeps nothing.
+// Package nri is the NRI plugin: it keeps a connection to the runtime's NRI socket and hands the pods of every event to
+// a Handler. It decides nothing and keeps nothing.
 //
-// It promises that a runtime is never held up or a pod failed on its account: no answer of it is an error, and
-// what a Handler does beyond a few milliseconds is the Handler's breach of contract. The connection comes back
-// by itself, however it went, for as long as Run runs.
+// It never holds up a runtime or fails a pod: it answers no event with an error, and a Handler returns within
+// milliseconds. While Run runs, a lost connection is made anew.
 package nri
 
 import (
@@ -23,8 +22,8 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-// Name and Index are what the runtime knows the plugin by: its configuration would be 10-stayput.conf.
-// Nothing depends on the place among other plugins.
+// The runtime knows the plugin by Name and Index: its configuration would be 10-stayput.conf. Nothing depends on its
+// place among other plugins.
 const (
 	Name  = "stayput"
 	Index = "10"
@@ -39,13 +38,13 @@ type Sandbox struct {
 	Addrs       []netip.Addr // of its first interface, in the order of CNI's result
 }
 
-// Handler is told what happens. The runtime waits for every call, with one lock for the whole node, and drops
-// a plugin that takes 2 s: a method must return within milliseconds.
+// Handler gets the events. The runtime waits for every call, with one lock for the whole node, and drops a plugin that
+// takes 2 s: a method must return within milliseconds.
 type Handler interface {
 	RunPodSandbox(Sandbox)
 	StopPodSandbox(Sandbox)
 	RemovePodSandbox(Sandbox)
-	// Synchronize comes at every connection, with every sandbox; one that is being created can be missing.
+	// Synchronize gets every sandbox at every connection; one that is being created can be missing.
 	Synchronize([]Sandbox)
 	// Connected is called when a connection stands and when it is lost.
 	Connected(bool)
@@ -64,13 +63,13 @@ func (SystemClock) Now() time.Time                         { return time.Now() }
 func (SystemClock) After(d time.Duration) <-chan time.Time { return time.After(d) }
 
 const (
-	// startTimeout bounds the registration. The runtime itself gives up after 5 s, but does not always tell.
+	// startTimeout bounds the registration. The runtime gives up after 5 s, but does not always close the connection.
 	startTimeout = 10 * time.Second
 	firstBackoff = 100 * time.Millisecond
 	// longestBackoff keeps a runtime that was down for an hour from starting pods unseen for long.
 	longestBackoff = 5 * time.Second
-	// stable is how long a connection must have stood for the next one to be tried at once again: a runtime
-	// that throws the plugin out after every start must not be hammered.
+	// stable is how long a connection must have stood to reset the backoff: a runtime that drops the plugin after
+	// every start must not be hammered.
 	stable = time.Minute
 )
 
@@ -84,7 +83,7 @@ type Plugin struct {
 	up bool // of Run's goroutine
 }
 
-// Run connects, and connects anew whenever the connection is lost, until ctx is done.
+// Run connects, and reconnects when the connection is lost, until ctx is done.
 func (p *Plugin) Run(ctx context.Context) {
 	if p.Clock == nil {
 		p.Clock = SystemClock{}
@@ -105,8 +104,8 @@ func (p *Plugin) Run(ctx context.Context) {
 			p.setUp(false)
 			level = slog.LevelWarn
 		}
-		p.Log.Log(ctx, level, "No NRI connection, trying again", "socket", p.Socket, "after", backoff, "err", err)
-		level = slog.LevelDebug // the same again is no news
+		p.Log.Log(ctx, level, "No NRI connection, retrying", "socket", p.Socket, "after", backoff, "err", err)
+		level = slog.LevelDebug // only the first failure is news
 		select {
 		case <-ctx.Done():
 		case <-p.Clock.After(jitter(backoff)):
@@ -125,8 +124,7 @@ func (p *Plugin) setUp(up bool) {
 
 var errLost = errors.New("the connection was lost")
 
-// connect makes one connection and returns when it is over. Each gets a stub of its own: a stub whose start
-// failed cannot be used again.
+// connect makes one connection and returns when it is over. Each gets a new stub: one whose start failed is unusable.
 func (p *Plugin) connect(ctx context.Context) error {
 	conn, err := (&net.Dialer{Timeout: startTimeout}).DialContext(ctx, "unix", p.Socket)
 	if err != nil {
@@ -146,8 +144,8 @@ func (p *Plugin) connect(ctx context.Context) error {
 	select {
 	case err = <-started:
 	case <-p.Clock.After(startTimeout):
-		// A Start whose connection dropped between Register and Configure waits for the Configure without
-		// end. It stays behind with its stub: nothing that the stub offers ends it.
+		// A Start whose connection dropped between Register and Configure never returns, and the stub offers nothing
+		// to end it: both stay behind.
 		err = fmt.Errorf("not configured within %s", startTimeout)
 	case <-ctx.Done():
 		err = ctx.Err()
@@ -169,7 +167,9 @@ func (p *Plugin) connect(ctx context.Context) error {
 // hooks is what the stub calls.
 type hooks struct{ handler Handler }
 
-func (h *hooks) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+func (h *hooks) Synchronize(
+	_ context.Context, pods []*api.PodSandbox, _ []*api.Container,
+) ([]*api.ContainerUpdate, error) {
 	all := make([]Sandbox, len(pods))
 	for i, pod := range pods {
 		all[i] = sandbox(pod)
@@ -212,7 +212,7 @@ func sandbox(pod *api.PodSandbox) Sandbox {
 	return s
 }
 
-// logger is the stub's log. Its every step is of interest only to who looks for a fault in it.
+// logger is the stub's log. Its steps are of interest only to find a fault in it.
 type logger struct{ log *slog.Logger }
 
 func (l logger) at(ctx context.Context, level slog.Level, format string, args []any) {
