@@ -12,7 +12,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node"
+	"github.com/stayput/stayput/pkg/node/importer"
 )
 
 func importCommand(o *options) *cobra.Command {
@@ -44,7 +44,7 @@ func importCommand(o *options) *cobra.Command {
 					return err
 				}
 				for _, dir := range dirs {
-					found, err := node.ReservedIPs(dir, time.Now())
+					found, err := importer.ReservedIPs(dir, time.Now())
 					if err != nil {
 						return err
 					}
@@ -53,7 +53,7 @@ func importCommand(o *options) *cobra.Command {
 			default:
 				return fmt.Errorf("source: %q is not valid: expected openkruise or -", args[0])
 			}
-			done, err := node.Import(cmd.Context(), o.node, items, act)
+			done, err := importer.Import(cmd.Context(), importer.Options{StateDir: o.node.StateDir, CRISocket: o.node.CRISocket}, items, act)
 			if err != nil {
 				return err
 			}

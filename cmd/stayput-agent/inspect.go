@@ -6,11 +6,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stayput/stayput/cmd/internal/program"
-	"github.com/stayput/stayput/pkg/node"
+	"github.com/stayput/stayput/pkg/node/inspect"
 )
 
 func inspectCommand(o *options) *cobra.Command {
-	in := node.Inspection{Version: program.Version()}
 	cmd := &cobra.Command{
 		Use:   "inspect",
 		Short: "Print what this node's ledgers, CNI configuration, runtime and agent say, as JSON",
@@ -18,10 +17,13 @@ func inspectCommand(o *options) *cobra.Command {
 			"flags of the daemon and has to be given the same ones; kubectl stayput runs it in the agent's pod that way.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			in.Listen = o.listen
 			e := json.NewEncoder(cmd.OutOrStdout())
 			e.SetIndent("", "  ")
-			return e.Encode(node.Inspect(cmd.Context(), o.node, in))
+			return e.Encode(inspect.Node(cmd.Context(), inspect.Options{
+				Version: program.Version(), Listen: o.listen,
+				StateDir: o.node.StateDir, CNIConfDir: o.node.CNIConfDir, CNIBinDir: o.node.CNIBinDir, CRISocket: o.node.CRISocket,
+				InstallCNI: o.node.InstallCNI, PluginBinary: o.node.PluginBinary, GracePeriod: o.node.GracePeriod,
+			}))
 		},
 	}
 	o.addFlags(cmd)

@@ -18,7 +18,8 @@ func TestInspectPrintsWhatTheNodeSaysAndWhatItCannotFindOut(t *testing.T) {
 	conf := `{"cniVersion":"1.0.0","name":"red","plugins":[{"type":"bridge","capabilities":{"io.kubernetes.cri.pod-annotations":true},"ipam":{"type":"stayput"}}]}`
 	check(t, os.WriteFile(filepath.Join(dir, "10-red.conflist"), []byte(conf), 0o644))
 	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write([]byte("ok\nnri: connected\ncri: degraded: gone\napi: ok\n"))
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(inspection.Status{Ready: true, NRI: "connected", CRI: "degraded: gone", API: "ok"})
 	}))
 	defer agent.Close()
 	out, err := execute("inspect", "--state-dir", state, "--cni-conf-dir", dir, "--cni-bin-dir", dir, "--grace-period=2m",

@@ -38,6 +38,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
+	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/spool"
 )
@@ -105,7 +106,7 @@ type Agent struct {
 	spool   spool.Dir
 	log     *slog.Logger
 	metrics *metrics
-	cri     *cri
+	cri     *cri.Client
 	queue   *queue
 	health  health
 
@@ -197,17 +198,17 @@ func New(o Options) (*Agent, error) {
 	}
 	a.queue = newQueue(a.metrics)
 	var err error
-	if a.cri, err = newCRI(o.CRISocket); err != nil {
+	if a.cri, err = cri.New(o.CRISocket); err != nil {
 		return nil, err
 	}
 	a.keeper = cniconf.New(cniconf.Options{
 		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, Install: o.InstallCNI, Plugin: o.PluginBinary,
 		StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention,
-		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.cni, Log: o.Log, Registry: o.Registry,
+		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, Log: o.Log, Registry: o.Registry,
 		Publish: a.publish, Wrote: a.reconcileNow.up, // the pods that run are stayput's from then on
 	})
 	if a.watch, err = newWatcher(a); err != nil {
-		a.cri.close()
+		a.cri.Close()
 		return nil, err
 	}
 	return a, nil
@@ -238,7 +239,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	leaves := a.departure.wasLeaving(ctx)
 	if leaves {
 		a.watch.close()
-		a.cri.close()
+		a.cri.Close()
 	} else {
 		ended.Go(func() { a.work(working) })
 		leaves = a.departure.awaited(ctx)
@@ -265,7 +266,7 @@ func (a *Agent) work(ctx context.Context) {
 		wg.Go(func() { loop(ctx) })
 	}
 	wg.Wait()
-	a.cri.close()
+	a.cri.Close()
 }
 
 func (a *Agent) keepLoop(ctx context.Context) {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"sync"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
@@ -72,34 +74,63 @@ func (a *Agent) handler() http.Handler {
 		fmt.Fprintln(w, "ok")
 	})
 	// Degraded is ready: an agent without its runtime still expires and counts, and a restart would not help.
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if s := a.leaving.Load(); s != nil {
-			fmt.Fprintf(w, "ok\n%s\n", *s)
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		s := a.status()
+		code := http.StatusOK
+		if !s.Ready {
+			code = http.StatusServiceUnavailable
+		}
+		if r.URL.Query().Get("format") == "json" {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(code)
+			json.NewEncoder(w).Encode(s)
 			return
 		}
-		if !a.reconciled.Load() {
-			http.Error(w, "the first reconciliation has not been tried yet", http.StatusServiceUnavailable)
-			return
+		w.WriteHeader(code)
+		if s.Ready {
+			fmt.Fprintln(w, "ok")
 		}
-		nri, cri := "connected", "ok"
-		if !a.nriUp.Load() {
-			nri = degraded + "not connected"
+		if s.Message != "" {
+			fmt.Fprintln(w, s.Message)
 		}
-		if s := a.criState.Load(); s != nil && *s != "" {
-			cri = degraded + *s
-		}
-		fmt.Fprintf(w, "ok\nnri: %s\ncri: %s\ncni: %s\n", nri, cri, a.keeper.Line())
-		if s := a.newer.Load(); s != nil && *s != "" {
-			fmt.Fprintf(w, "ledger: %s%s\n", degraded, *s)
-		}
-		if a.api == nil {
-			return
-		}
-		if s := a.api.Trouble(); s != "" {
-			fmt.Fprintf(w, "api: %s%s\n", degraded, s)
-		} else {
-			fmt.Fprintln(w, "api: ok")
+		for _, part := range []struct{ name, says string }{
+			{"nri", s.NRI}, {"cri", s.CRI}, {"cni", s.CNI}, {"ledger", s.Ledger}, {"api", s.API},
+		} {
+			if part.says != "" {
+				fmt.Fprintf(w, "%s: %s\n", part.name, part.says)
+			}
 		}
 	})
 	return mux
+}
+
+// status is what the agent says of itself, to people and programs.
+func (a *Agent) status() inspection.Status {
+	if s := a.leaving.Load(); s != nil {
+		return inspection.Status{Ready: true, Message: *s}
+	}
+	if !a.reconciled.Load() {
+		return inspection.Status{Message: "the first reconciliation has not been tried yet"}
+	}
+	cni := a.keeper.Status()
+	s := inspection.Status{
+		Ready: true, NRI: "connected", CRI: "ok",
+		CNI: a.keeper.Line(), CNIState: string(cni.State), CNIMessage: cni.Message,
+	}
+	if !a.nriUp.Load() {
+		s.NRI = degraded + "not connected"
+	}
+	if why := a.criState.Load(); why != nil && *why != "" {
+		s.CRI = degraded + *why
+	}
+	if why := a.newer.Load(); why != nil && *why != "" {
+		s.Ledger = degraded + *why
+	}
+	if a.api != nil {
+		s.API = "ok"
+		if why := a.api.Trouble(); why != "" {
+			s.API = degraded + why
+		}
+	}
+	return s
 }

@@ -98,7 +98,7 @@ func (a *Agent) countSuspects() {
 // ready are the namespaces of the sandboxes that the runtime says are running.
 func (a *Agent) reclaim(ctx context.Context, due []suspect, ready []ledger.Netns) error {
 	defer a.countSuspects()
-	v, err := hostnet.Observe(ctx, a.o.Netns, a.o.NetnsDirs, a.cri.pid())
+	v, err := hostnet.Observe(ctx, a.o.Netns, a.o.NetnsDirs, a.cri.PID())
 	if err == nil {
 		defer v.Close()
 		err = believe(v, ready)

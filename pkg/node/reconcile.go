@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cri"
 )
 
 // reconcileLoop reconciles at the start, when somebody asks for it, when a suspect is due, and at the interval.
@@ -93,7 +94,7 @@ func (a *Agent) reconcile(ctx context.Context) (next time.Duration, err error) {
 		return 0, err
 	}
 	books, allRead := a.read(served)
-	list, err := a.cri.list(ctx)
+	list, err := a.cri.Sandboxes(ctx)
 	a.criAnswered(err)
 	if err != nil {
 		return 0, err
@@ -120,7 +121,7 @@ func (a *Agent) reconcile(ctx context.Context) (next time.Duration, err error) {
 // adopt sees to it that the ledgers know every running sandbox: those that host-local gave an address before
 // stayput came, and those that started while the agent was away. It returns the namespaces of those that have one;
 // whole says that every policy was set.
-func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]listed, marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns, whole bool) {
+func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]cri.Sandbox, marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns, whole bool) {
 	unserved, confs := a.configured(served)
 	for i, l := range unserved {
 		if err := a.introduce(ctx, confs[i]); err != nil {
@@ -141,10 +142,10 @@ func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book
 		if ctx.Err() != nil {
 			return ready, false
 		}
-		if !s.ready {
+		if !s.Ready {
 			continue
 		}
-		o := observe(s.Sandbox)
+		o := observe(Sandbox{ID: s.ID, Pod: s.Pod, Annotations: s.Annotations})
 		if o.answers && o.err == nil {
 			for _, l := range unserved {
 				a.putMissing(l, o, unservedMarks[l])
@@ -156,9 +157,9 @@ func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book
 		for _, at := range bound[id] {
 			ns := at.address.Netns
 			if ns.Path == "" {
-				path, err := a.cri.netns(ctx, id)
+				path, err := a.cri.Netns(ctx, id)
 				if err != nil || path == "" {
-					a.log.Warn("The runtime does not say where the pod's network namespace is", s.attrs("err", err)...)
+					a.log.Warn("The runtime does not say where the pod's network namespace is", o.sandbox.attrs("err", err)...)
 				} else if cur, ok, err := a.o.Netns.Identify(path); err == nil && ok {
 					ns = cur
 				} else {
@@ -230,7 +231,7 @@ func (a *Agent) putMissing(l *ledger.Ledger, o observation, there map[string]led
 
 // dropMarks removes the marks of sandboxes that are gone. One that still has an address leaked, and its mark
 // says what becomes of that.
-func (a *Agent) dropMarks(books []book, list map[string]listed, marks map[*ledger.Ledger]map[string]ledger.Mark) {
+func (a *Agent) dropMarks(books []book, list map[string]cri.Sandbox, marks map[*ledger.Ledger]map[string]ledger.Mark) {
 	bound := boundTo(books)
 	for l, all := range marks {
 		for id := range all {

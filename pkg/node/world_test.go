@@ -61,7 +61,7 @@ func (w *world) newAgent() *Agent {
 	})
 	check(w.t, err)
 	a.markTimeout = time.Hour // a slow disk is no matter here
-	w.t.Cleanup(func() { a.cri.close(); a.watch.close() })
+	w.t.Cleanup(func() { a.cri.Close(); a.watch.close() })
 	return a
 }
 

@@ -51,6 +51,27 @@ type Agent struct {
 	GracePeriod int64 `json:"gracePeriodSeconds"`
 }
 
+// StatusPath is where the daemon serves its Status; without the query it says the same to people.
+const StatusPath = "/readyz?format=json"
+
+// Status is what the daemon says of itself. Each part is "ok", "connected" or a description, and begins with
+// "degraded: " if the part does not work; empty is not said.
+type Status struct {
+	Ready bool `json:"ready"`
+	// Message says why it is not ready, or how far the uninstallation of the node is.
+	Message string `json:"message,omitempty"`
+
+	NRI    string `json:"nri,omitempty"`
+	CRI    string `json:"cri,omitempty"`
+	CNI    string `json:"cni,omitempty"`
+	Ledger string `json:"ledger,omitempty"`
+	API    string `json:"api,omitempty"`
+
+	// CNIState and CNIMessage are State and Message of CNI as the daemon knows them.
+	CNIState   string `json:"cniState,omitempty"`
+	CNIMessage string `json:"cniMessage,omitempty"`
+}
+
 // Runtime is the container runtime.
 type Runtime struct {
 	Sandboxes int    `json:"sandboxes"`

@@ -1,10 +1,13 @@
-package node
+// Package cri asks the container runtime, by CRI, which sandboxes it knows, where their network namespaces are, and how
+// it is configured. It asks and never acts.
+package cri
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -20,21 +23,22 @@ import (
 	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
-// criTimeout bounds one call. A runtime that is slower is asked again at the next reconciliation.
-const criTimeout = 10 * time.Second
+// callTimeout bounds one call. A runtime that is slower is asked again at the next reconciliation.
+const callTimeout = 10 * time.Second
 
 // maxMessage is kubelet's limit for CRI messages: a full node with long annotations passes gRPC's default of 4 MiB.
 const maxMessage = 16 << 20
 
-// cri is the connection to the container runtime. It is made at the first call and given up when idle.
-type cri struct {
+// Client is the connection to the container runtime. It is made at the first call and given up when idle.
+type Client struct {
 	conn    *grpc.ClientConn
 	client  runtimeapi.RuntimeServiceClient
 	peerPID atomic.Int32
 }
 
-func newCRI(socket string) (*cri, error) {
-	c := &cri{}
+// New returns a client of the runtime that listens on a socket.
+func New(socket string) (*Client, error) {
+	c := &Client{}
 	conn, err := grpc.NewClient("passthrough:///unix",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -49,7 +53,7 @@ func newCRI(socket string) (*cri, error) {
 		// A runtime that restarts is back within seconds; gRPC's own back-off would reach two minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
-			MinConnectTimeout: criTimeout,
+			MinConnectTimeout: callTimeout,
 		}),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
@@ -59,10 +63,11 @@ func newCRI(socket string) (*cri, error) {
 	return c, nil
 }
 
-func (c *cri) close() { c.conn.Close() }
+// Close closes the connection. Calls fail from then on.
+func (c *Client) Close() { c.conn.Close() }
 
-// pid is the process that listens on the socket, as our PID namespace sees it; 0 where it does not.
-func (c *cri) pid() int { return int(c.peerPID.Load()) }
+// PID returns the process that listens on the socket, as our PID namespace sees it; 0 if it does not.
+func (c *Client) PID() int { return int(c.peerPID.Load()) }
 
 func peerPID(conn net.Conn) int32 {
 	u, ok := conn.(*net.UnixConn)
@@ -83,37 +88,86 @@ func peerPID(conn net.Conn) int32 {
 	return cred.Pid
 }
 
-// listed is a sandbox in the runtime's list, in which one that is being created is missing.
-type listed struct {
-	Sandbox
-	ready bool
+// Sandbox is a pod sandbox as the runtime lists it.
+type Sandbox struct {
+	ID          string // the containerID of CNI
+	Pod         ledger.Pod
+	Annotations map[string]string
+	Ready       bool
+
+	// Addrs and AddrsErr are of WithAddrs: the addresses of a sandbox that is ready and not on the host's network, or
+	// why they are not known.
+	Addrs    []netip.Addr
+	AddrsErr error
 }
 
-// list is every sandbox that the runtime knows, by ID, without their namespaces.
-func (c *cri) list(ctx context.Context) (map[string]listed, error) {
-	ctx, cancel := context.WithTimeout(ctx, criTimeout)
+// Sandboxes lists every sandbox that the runtime knows, by ID. One that is being created is missing.
+func (c *Client) Sandboxes(ctx context.Context) (map[string]Sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	r, err := c.client.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return nil, fmt.Errorf("CRI ListPodSandbox: %w", err)
 	}
-	all := make(map[string]listed, len(r.Items))
+	all := make(map[string]Sandbox, len(r.Items))
 	for _, s := range r.Items {
 		m := s.GetMetadata()
-		all[s.Id] = listed{
-			Sandbox: Sandbox{
-				ID: s.Id, Annotations: s.Annotations,
-				Pod: ledger.Pod{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid()},
-			},
-			ready: s.State == runtimeapi.PodSandboxState_SANDBOX_READY,
+		all[s.Id] = Sandbox{
+			ID: s.Id, Annotations: s.Annotations,
+			Pod:   ledger.Pod{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid()},
+			Ready: s.State == runtimeapi.PodSandboxState_SANDBOX_READY,
 		}
 	}
 	return all, nil
 }
 
-// cni asks the runtime where it looks. containerd answers with its configuration; of others nothing is known.
-func (c *cri) cni(ctx context.Context) (cniconf.Runtime, error) {
-	ctx, cancel := context.WithTimeout(ctx, criTimeout)
+// WithAddrs lists the sandboxes of the runtime on a socket, those that are ready with their addresses.
+func WithAddrs(ctx context.Context, socket string) (map[string]Sandbox, error) {
+	c, err := New(socket)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, callTimeout/2)
+	defer cancel()
+	all, err := c.Sandboxes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for id, s := range all {
+		if !s.Ready {
+			continue
+		}
+		// One that ended meanwhile has no addresses to compare.
+		r, err := c.client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
+		switch {
+		case status.Code(err) == codes.NotFound:
+		case err != nil:
+			s.AddrsErr = err
+		case r.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() != runtimeapi.NamespaceMode_NODE:
+			s.Addrs = addrsOf(r.GetStatus().GetNetwork())
+		}
+		all[id] = s
+	}
+	return all, ctx.Err()
+}
+
+func addrsOf(s *runtimeapi.PodSandboxNetworkStatus) (addrs []netip.Addr) {
+	ips := []string{s.GetIp()}
+	for _, more := range s.GetAdditionalIps() {
+		ips = append(ips, more.GetIp())
+	}
+	for _, ip := range ips {
+		if a, err := netip.ParseAddr(ip); err == nil {
+			addrs = append(addrs, a.Unmap())
+		}
+	}
+	return addrs
+}
+
+// CNI asks the runtime where it looks. containerd answers with its configuration; of others nothing is known.
+func (c *Client) CNI(ctx context.Context) (cniconf.Runtime, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	r, err := c.client.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 	if status.Code(err) == codes.Unimplemented {
@@ -140,9 +194,9 @@ func (c *cri) cni(ctx context.Context) (cniconf.Runtime, error) {
 	return all, nil
 }
 
-// netns is the path of a sandbox's network namespace; empty where it is the host's.
-func (c *cri) netns(ctx context.Context, id string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, criTimeout)
+// Netns returns the path of a sandbox's network namespace; empty if that is the host's.
+func (c *Client) Netns(ctx context.Context, id string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	r, err := c.client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 	if err != nil {

@@ -1,4 +1,6 @@
-package node
+// Package inspect describes a node as its files, its runtime and its agent have it, for kubectl stayput. It is another
+// process than that agent.
+package inspect
 
 import (
 	"cmp"
@@ -11,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"mime"
 	"net"
 	"net/http"
 	"net/netip"
@@ -21,39 +24,50 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
+	"github.com/stayput/stayput/pkg/node/cri"
 )
 
-// Inspection says what Inspect looks at beside what the agent itself works with.
-type Inspection struct {
+// Options say where everything is on the node.
+type Options struct {
 	Version string // of this program
 	// Listen is where the daemon answers, as its own flag says it.
 	Listen string
+
+	StateDir              string
+	CNIConfDir, CNIBinDir string // of the runtime
+	CRISocket             string
+	InstallCNI            bool   // the daemon installs the plugin and keeps the configuration
+	PluginBinary          string // that it installs
+	GracePeriod           time.Duration
+	Clock                 ledger.Clock
+	Netns                 ledger.NetnsProber
 }
 
 const (
-	// inspectTimeout is for each thing that has to be asked.
-	inspectTimeout = 5 * time.Second
+	// askTimeout is for what the daemon is asked.
+	askTimeout = 5 * time.Second
 	// secondLook is after how long what looked wrong is looked at again: a pod that starts or ends has its address
 	// a moment before or after the runtime lists it.
 	secondLook = 2 * time.Second
 )
 
-// Inspect describes the node: its ledgers, its CNI configuration, its runtime and the agent that runs on it. It
-// is another process than that agent, and changes nothing. What it cannot find out is said in the description.
-func Inspect(ctx context.Context, o Options, in Inspection) *inspection.Node {
-	o.setDefaults()
-	n := &inspection.Node{
-		Format: inspection.Format, Version: in.Version, StateDir: o.StateDir,
-		Agent: askAgent(ctx, in.Listen), CNI: cniOf(o),
+// Node describes the node and changes nothing. What it cannot find out is said in the description.
+func Node(ctx context.Context, o Options) *inspection.Node {
+	if o.Clock == nil {
+		o.Clock = ledger.SystemClock{}
 	}
-	agentKnows(&n.CNI, n.Agent.CNI)
+	if o.Netns == nil {
+		o.Netns = ledger.SystemNetns{}
+	}
+	agent, said := askAgent(ctx, o.Listen)
+	n := &inspection.Node{
+		Format: inspection.Format, Version: o.Version, StateDir: o.StateDir,
+		Agent: agent, CNI: cniOf(o),
+	}
+	agentKnows(&n.CNI, said)
 	if built, ok := debug.ReadBuildInfo(); ok {
 		n.Build = built.Main.Version
 	}
@@ -62,7 +76,7 @@ func Inspect(ctx context.Context, o Options, in Inspection) *inspection.Node {
 	if err != nil {
 		n.NetworksError = err.Error()
 	}
-	sandboxes, err := askRuntime(ctx, o.CRISocket)
+	sandboxes, err := cri.WithAddrs(ctx, o.CRISocket)
 	if err != nil {
 		n.Runtime.Error = err.Error()
 	}
@@ -73,7 +87,7 @@ func Inspect(ctx context.Context, o Options, in Inspection) *inspection.Node {
 	if err == nil {
 		n.Runtime.Sandboxes = len(sandboxes)
 		for _, s := range sandboxes {
-			if s.ready {
+			if s.Ready {
 				n.Runtime.Ready++
 			}
 		}
@@ -138,65 +152,13 @@ func addressOf(a ledger.Address) inspection.Address {
 	return is
 }
 
-// sandboxIPs is a sandbox with its addresses.
-type sandboxIPs struct {
-	listed
-	ips     []netip.Addr
-	unknown error // why it is not known which it has
-}
-
-// askRuntime lists the sandboxes of the runtime, those that run with their addresses.
-func askRuntime(ctx context.Context, socket string) (map[string]sandboxIPs, error) {
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
-	defer cancel()
-	c, err := newCRI(socket)
-	if err != nil {
-		return nil, err
-	}
-	defer c.close()
-	list, err := c.list(ctx)
-	if err != nil {
-		return nil, err
-	}
-	all := make(map[string]sandboxIPs, len(list))
-	for id, s := range list {
-		is := sandboxIPs{listed: s}
-		if s.ready {
-			// One that ended meanwhile has no addresses to compare.
-			r, err := c.client.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
-			switch {
-			case status.Code(err) == codes.NotFound:
-			case err != nil:
-				is.unknown = err
-			case r.GetStatus().GetLinux().GetNamespaces().GetOptions().GetNetwork() != runtimeapi.NamespaceMode_NODE:
-				is.ips = ipsOf(r.GetStatus().GetNetwork())
-			}
-		}
-		all[id] = is
-	}
-	return all, ctx.Err()
-}
-
-func ipsOf(s *runtimeapi.PodSandboxNetworkStatus) (ips []netip.Addr) {
-	words := []string{s.GetIp()}
-	for _, more := range s.GetAdditionalIps() {
-		words = append(words, more.GetIp())
-	}
-	for _, w := range words {
-		if a, err := netip.ParseAddr(w); err == nil {
-			ips = append(ips, a.Unmap())
-		}
-	}
-	return ips
-}
-
 // compareTwice holds the ledgers against the runtime, and what does not agree once more a moment later.
-func compareTwice(ctx context.Context, socket string, ledgers []*ledger.Ledger, n *inspection.Node, sandboxes map[string]sandboxIPs) {
+func compareTwice(ctx context.Context, socket string, ledgers []*ledger.Ledger, n *inspection.Node, sandboxes map[string]cri.Sandbox) {
 	type finding struct {
 		network int
 		inspection.Suspicion
 	}
-	compareAll := func(sandboxes map[string]sandboxIPs) (leaks, doubled []finding) {
+	compareAll := func(sandboxes map[string]cri.Sandbox) (leaks, doubled []finding) {
 		for i := range n.Networks {
 			l, d := compare(&n.Networks[i], sandboxes)
 			for _, s := range l {
@@ -212,14 +174,16 @@ func compareTwice(ctx context.Context, socket string, ledgers []*ledger.Ledger, 
 	if len(leaks)+len(doubled) == 0 {
 		return
 	}
-	if !pause(ctx, secondLook) {
+	select {
+	case <-ctx.Done():
 		n.Runtime.Error = "the ledgers were not compared with it: " + ctx.Err().Error()
 		return
+	case <-time.After(secondLook):
 	}
 	for i, l := range ledgers {
 		n.Networks[i] = inspectNetwork(l)
 	}
-	sandboxes, err := askRuntime(ctx, socket)
+	sandboxes, err := cri.WithAddrs(ctx, socket)
 	if err != nil {
 		n.Runtime.Error = err.Error()
 		return
@@ -237,7 +201,7 @@ func compareTwice(ctx context.Context, socket string, ledgers []*ledger.Ledger, 
 	}
 }
 
-func compare(n *inspection.Network, sandboxes map[string]sandboxIPs) (leaks, doubled []inspection.Suspicion) {
+func compare(n *inspection.Network, sandboxes map[string]cri.Sandbox) (leaks, doubled []inspection.Suspicion) {
 	byIP := map[netip.Addr]inspection.Address{}
 	for _, a := range n.Addresses {
 		byIP[a.IP] = a
@@ -246,7 +210,7 @@ func compare(n *inspection.Network, sandboxes map[string]sandboxIPs) (leaks, dou
 		}
 	}
 	for id, s := range sandboxes {
-		for _, ip := range s.ips {
+		for _, ip := range s.Addrs {
 			if !slices.ContainsFunc(n.RangeSets, func(set inspection.RangeSet) bool {
 				return slices.ContainsFunc(set.Ranges, func(r inspection.Range) bool { return r.Contains(ip) })
 			}) {
@@ -269,51 +233,48 @@ func compare(n *inspection.Network, sandboxes map[string]sandboxIPs) (leaks, dou
 	return leaks, doubled
 }
 
-// askAgent asks the daemon how it is.
-func askAgent(ctx context.Context, listen string) inspection.Agent {
+// askAgent asks the daemon how it is. One of a version that speaks only text says no more than whether it is ready.
+func askAgent(ctx context.Context, listen string) (inspection.Agent, inspection.Status) {
 	if listen == "" {
-		return inspection.Agent{Error: "it has no --listen, so that it cannot be asked"}
+		return inspection.Agent{Error: "it has no --listen, so that it cannot be asked"}, inspection.Status{}
 	}
+	said, err := statusAt(ctx, listen)
+	if err != nil {
+		return inspection.Agent{Ready: said.Ready, Error: err.Error()}, said
+	}
+	return inspection.Agent{Ready: said.Ready, NRI: said.NRI, CRI: said.CRI, API: said.API, CNI: said.CNI, Error: said.Message}, said
+}
+
+// errOnlyText is of an agent that knows no StatusPath.
+var errOnlyText = errors.New("it runs an older version, which does not say its status as JSON")
+
+func statusAt(ctx context.Context, listen string) (said inspection.Status, err error) {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
-		return inspection.Agent{Error: fmt.Sprintf("--listen: %v", err)}
+		return said, fmt.Errorf("--listen: %w", err)
 	}
 	if a, err := netip.ParseAddr(host); host == "" || err == nil && a.IsUnspecified() {
 		host = "localhost"
 	}
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(host, port)+"/readyz", nil)
+	url := "http://" + net.JoinHostPort(host, port) + inspection.StatusPath
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return inspection.Agent{Error: err.Error()}
+		return said, err
 	}
 	answer, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return inspection.Agent{Error: err.Error()}
+		return said, err
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(answer.Body, 64<<10))
-	if err != nil {
-		return inspection.Agent{Error: err.Error()}
+	if kind, _, _ := mime.ParseMediaType(answer.Header.Get("Content-Type")); kind != "application/json" {
+		return inspection.Status{Ready: answer.StatusCode == http.StatusOK}, errOnlyText
 	}
-	is := inspection.Agent{Ready: answer.StatusCode == http.StatusOK}
-	if !is.Ready {
-		is.Error = strings.TrimSpace(string(body))
+	if err := json.NewDecoder(io.LimitReader(answer.Body, 64<<10)).Decode(&said); err != nil {
+		return inspection.Status{}, fmt.Errorf("%s: %w", url, err)
 	}
-	for line := range strings.Lines(string(body)) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		switch key {
-		case "nri":
-			is.NRI = value
-		case "cri":
-			is.CRI = value
-		case "api":
-			is.API = value
-		case "cni":
-			is.CNI = value
-		}
-	}
-	return is
+	return said, nil
 }
 
 // cniOf says how the runtime is configured, as the keeper sees it, and looks at the plugins on disk.
@@ -336,12 +297,11 @@ func cniOf(o Options) inspection.CNI {
 	return is
 }
 
-// agentKnows takes over from what the running agent says of the CNI configuration (keeper.line) the states that
-// cannot be seen on disk: that the source of its file is gone, and that somebody keeps changing the file.
-func agentKnows(c *inspection.CNI, said string) {
-	state, message, _ := strings.Cut(strings.TrimPrefix(said, degraded), ": ")
-	if s := cniconf.State(state); c.Good && (s == cniconf.StateHeld || s == cniconf.StateConflict) {
-		c.State, c.Message, c.Good = state, message, s.Good()
+// agentKnows takes over from what the running agent says the states that cannot be seen on disk: that the source of its
+// file is gone, and that another program keeps changing the file.
+func agentKnows(c *inspection.CNI, said inspection.Status) {
+	if s := cniconf.State(said.CNIState); c.Good && (s == cniconf.StateHeld || s == cniconf.StateConflict) {
+		c.State, c.Message, c.Good = said.CNIState, said.CNIMessage, s.Good()
 	}
 }
 

@@ -1,16 +1,22 @@
-package node
+package cri
 
 import (
+	"path/filepath"
 	"reflect"
 	"testing"
 
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestWhatTheRuntimeSaysAboutItsCNIConfiguration(t *testing.T) {
 	one := 1
-	w := newWorld(t)
+	socket := filepath.Join(t.TempDir(), "cri.sock")
+	runtime := nodetest.StartRuntime(t, socket)
+	c, err := New(socket)
+	must.Do(t, err)
+	defer c.Close()
 	for config, want := range map[string]cniconf.Runtime{
 		`{"cni":{"binDirs":["/a","/b"],"confDir":"/c","maxConfNum":1}}`: {ConfDir: "/c", BinDirs: []string{"/a", "/b"}, MaxConfNum: &one},
 		`{"cni":{"binDir":"/a","confDir":"/c","maxConfNum":1}}`:         {ConfDir: "/c", BinDirs: []string{"/a"}, MaxConfNum: &one}, // containerd 1
@@ -19,13 +25,13 @@ func TestWhatTheRuntimeSaysAboutItsCNIConfiguration(t *testing.T) {
 		`no JSON`:     {},
 		``:            {}, // another runtime
 	} {
-		w.runtime.SetConfig(config)
-		if got, err := w.a.cri.cni(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
+		runtime.SetConfig(config)
+		if got, err := c.CNI(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, %v", config, got, err)
 		}
 	}
-	w.runtime.Fail(nodetest.ErrRuntime)
-	if got, err := w.a.cri.cni(t.Context()); err == nil {
+	runtime.Fail(nodetest.ErrRuntime)
+	if got, err := c.CNI(t.Context()); err == nil {
 		t.Errorf("of one that fails: %+v", got)
 	}
 }

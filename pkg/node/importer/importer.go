@@ -1,6 +1,8 @@
-package node
+// Package importer takes over addresses that another program has promised on this node.
+package importer
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,8 +18,17 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 )
+
+// Options say where the ledgers are and how the runtime is asked.
+type Options struct {
+	StateDir  string
+	CRISocket string
+	Clock     ledger.Clock
+	Netns     ledger.NetnsProber
+}
 
 // Import takes over what another program has promised. Without act it only says what it would do.
 //
@@ -27,13 +38,18 @@ import (
 //
 // The runtime must answer: an address of which it is not known whether a sandbox has it is left alone.
 func Import(ctx context.Context, o Options, items []inspection.ImportItem, act bool) (*inspection.Import, error) {
-	o.setDefaults()
+	if o.Clock == nil {
+		o.Clock = ledger.SystemClock{}
+	}
+	if o.Netns == nil {
+		o.Netns = ledger.SystemNetns{}
+	}
 	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns})
 	if err != nil {
 		return nil, err
 	}
 	im := &importer{options: o, act: act}
-	if im.sandboxes, err = askRuntime(ctx, o.CRISocket); err != nil {
+	if im.sandboxes, err = cri.WithAddrs(ctx, o.CRISocket); err != nil {
 		return nil, fmt.Errorf("the runtime, without which nothing can be imported: %w", err)
 	}
 	for _, l := range ledgers {
@@ -54,7 +70,7 @@ type importer struct {
 	options   Options
 	act       bool
 	books     []book
-	sandboxes map[string]sandboxIPs
+	sandboxes map[string]cri.Sandbox
 }
 
 // one plans a promise, and carries the plan out.
@@ -65,7 +81,7 @@ func (im *importer) one(ctx context.Context, item inspection.ImportItem) inspect
 	p, why := im.plan(&item)
 	item.Why = why
 	if p == nil {
-		set(&item.Action, inspection.ActionRefuse)
+		item.Action = cmp.Or(item.Action, inspection.ActionRefuse)
 		return item
 	}
 	if !im.act {
@@ -83,6 +99,12 @@ func (im *importer) one(ctx context.Context, item inspection.ImportItem) inspect
 	return item
 }
 
+// book is what one network's ledger says.
+type book struct {
+	ledger *ledger.Ledger
+	addrs  []ledger.Address
+}
+
 // planned is what is to be done.
 type planned struct {
 	book   *book
@@ -98,7 +120,7 @@ type planned struct {
 
 // plan says what becomes of a promise. Without a plan the words say why, and item.Action may say that this is fine.
 func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
-	set(&item.Interface, ledger.PodInterface)
+	item.Interface = cmp.Or(item.Interface, ledger.PodInterface)
 	p := &planned{pod: ledger.Pod{Namespace: item.Namespace, Name: item.Pod}, ifname: item.Interface}
 	if err := p.pod.Validate(); err != nil {
 		return nil, err.Error()
@@ -171,10 +193,10 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 
 	// 3. Who has them in the runtime.
 	for id, s := range im.sandboxes {
-		if s.unknown != nil {
-			return nil, fmt.Sprintf("the runtime does not say which addresses sandbox %s of pod %s has: %v", id, s.Pod, s.unknown)
+		if s.AddrsErr != nil {
+			return nil, fmt.Sprintf("the runtime does not say which addresses sandbox %s of pod %s has: %v", id, s.Pod, s.AddrsErr)
 		}
-		if !slices.ContainsFunc(s.ips, func(ip netip.Addr) bool { return slices.Contains(p.addrs, ip) }) {
+		if !slices.ContainsFunc(s.Addrs, func(ip netip.Addr) bool { return slices.Contains(p.addrs, ip) }) {
 			continue
 		}
 		if s.Pod.Namespace != item.Namespace || s.Pod.Name != item.Pod {
@@ -188,7 +210,7 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 	if p.has != nil && p.sandbox == "" && lives {
 		return nil, fmt.Sprintf("%s, which has it in the ledger, is starting or not quite gone: its network namespace is there", p.has.ContainerID)
 	}
-	if p.has != nil && p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].ready {
+	if p.has != nil && p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].Ready {
 		return nil, fmt.Sprintf("sandbox %s, which has it in the ledger, runs with another address", p.has.ContainerID)
 	}
 	item.IPs = p.addrs
@@ -279,12 +301,12 @@ func (im *importer) carryOut(ctx context.Context, p *planned) error {
 
 // netns is the network namespace of a sandbox that runs.
 func (im *importer) netns(ctx context.Context, id string) (ledger.Netns, error) {
-	c, err := newCRI(im.options.CRISocket)
+	c, err := cri.New(im.options.CRISocket)
 	if err != nil {
 		return ledger.Netns{}, err
 	}
-	defer c.close()
-	path, err := c.netns(ctx, id)
+	defer c.Close()
+	path, err := c.Netns(ctx, id)
 	if err != nil {
 		return ledger.Netns{}, err
 	}
