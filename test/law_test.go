@@ -91,6 +91,9 @@ func TestThePluginsKeepApart(t *testing.T) {
 	} {
 		forbid(t, "./"+rule.pkg+"/...", rule.trees)
 	}
+	for _, below := range []string{"cniconf", "cri", "hostnet", "importer", "inspect", "retainedip"} {
+		forbid(t, "./pkg/node/"+below, nil, module+"/pkg/node")
+	}
 	for _, below := range []string{"podstate", "cluster", "gate", "uninstall"} {
 		forbid(t, "./pkg/placement/"+below, nil, module+"/pkg/placement")
 	}

@@ -16,8 +16,8 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 // inCluster gives the world's agent the API side and runs that, and its inotify.

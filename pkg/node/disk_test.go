@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 func TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater(t *testing.T) {

@@ -13,9 +13,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"k8s.io/client-go/rest"
 
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/spool"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 func (w *world) get(path string) (code int, body string) {

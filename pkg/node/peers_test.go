@@ -13,7 +13,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/hostnet"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 // The kernel is the peer in these tests: it is the one that has to understand.

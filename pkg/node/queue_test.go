@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 func TestTheMarkIsThereWhenRunPodSandboxReturns(t *testing.T) {

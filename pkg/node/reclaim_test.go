@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 // leaked returns a pod's address whose sandbox the runtime does not know, beside another pod that runs.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 // hostLocal writes an address file as host-local does.

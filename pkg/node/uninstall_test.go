@@ -22,8 +22,8 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/pkg/uninstall"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 // shortly is what the tests have for the seconds that a runtime and kubectl need.

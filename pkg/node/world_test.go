@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/test/must"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 func TestMain(m *testing.M) { nodetest.Main(m) }

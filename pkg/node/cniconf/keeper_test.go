@@ -20,8 +20,8 @@ import (
 
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/test/must"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 // The tests mount file systems that are full or read-only.

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/pkg/node/cniconf"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/test/must"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 func TestWhatTheRuntimeSaysAboutItsCNIConfiguration(t *testing.T) {

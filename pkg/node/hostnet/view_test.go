@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/test/must"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 func TestMain(m *testing.M) { nodetest.Main(m) }

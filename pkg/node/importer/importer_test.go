@@ -14,8 +14,8 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/node/internal/nodetest"
 	"github.com/stayput/stayput/test/must"
+	"github.com/stayput/stayput/test/nodetest"
 )
 
 func TestMain(m *testing.M) { nodetest.Main(m) }
