@@ -80,7 +80,7 @@ type agentPodsOf struct {
 	namespace string
 }
 
-// ErrNoAgent: no pod of an agent runs on the node.
+// ErrNoAgent says that no agent runs on the node.
 var ErrNoAgent = errors.New("no agent of stayput runs on the node")
 
 // on is the agent's pod on a node.

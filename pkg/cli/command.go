@@ -114,7 +114,7 @@ func (s *settings) connect() (*cluster, error) {
 	return c, nil
 }
 
-// ErrNotInstalled: the cluster does not know RetainedIPs.
+// ErrNotInstalled says that the cluster does not know RetainedIPs.
 var ErrNotInstalled = errors.New(
 	"stayput is not installed in this cluster: CustomResourceDefinition retainedips.stayput.io is missing")
 

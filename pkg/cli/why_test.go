@@ -26,8 +26,6 @@ func aNode(name string, change ...func(*corev1.Node)) corev1.Node {
 	return n
 }
 
-func cordoned(n *corev1.Node) { n.Spec.Unschedulable = true }
-
 // someFacts are of web-2, which runs on node-1 and is promised 10.1.0.9 there.
 func someFacts(change ...func(*facts)) *facts {
 	annotations := map[string]string{stayputv1alpha1.AnnotationRetainIP: "10m"}

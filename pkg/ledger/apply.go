@@ -138,7 +138,7 @@ func (s *session) replaceSlot(a netip.Addr, data []byte) error {
 	case err != nil:
 		return err
 	}
-	s.fs.Remove(tmp) // if not, it is written over
+	_ = s.fs.Remove(tmp) // if not, it is written over
 	return nil
 }
 
@@ -175,7 +175,7 @@ func (s *session) removeClaim(k Key) error {
 		if err := s.remove(filepath.Join(set, k.hash())); err != nil {
 			return err
 		}
-		s.fs.RemoveDir(set) // fails while the set has other claims
+		_ = s.fs.RemoveDir(set) // fails while the set has other claims
 	}
 	if err := s.remove(s.inState(claimsDir, k.hash())); err != nil {
 		return err

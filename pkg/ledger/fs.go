@@ -67,7 +67,7 @@ func pathError(op, path string, err error) error {
 // retry repeats a system call that a signal interrupted (the Go runtime preempts with SIGURG).
 func retry(f func() error) error {
 	for {
-		if err := f(); err != unix.EINTR {
+		if err := f(); !errors.Is(err, unix.EINTR) {
 			return err
 		}
 	}
@@ -231,7 +231,7 @@ func (d Disk) Lock(path string) (func(), error) {
 			return func() { unix.Close(fd) }, nil
 		}
 		unix.Close(fd)
-		if err != nil && err != unix.ENOENT {
+		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return nil, pathError("stat", path, err)
 		}
 	}
@@ -239,7 +239,7 @@ func (d Disk) Lock(path string) (func(), error) {
 
 func (d Disk) flock(fd int) error {
 	err := retry(func() error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
-	if err != unix.EWOULDBLOCK {
+	if !errors.Is(err, unix.EWOULDBLOCK) {
 		return err
 	}
 	if d.OnLockTimeout != nil {

@@ -114,7 +114,7 @@ func (s *session) end() {
 	if s.touched && s.trusted {
 		if mtime, err := s.fs.ChangeTime(s.dir); err == nil {
 			s.stamp = stamp{boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config}
-			s.fs.Overwrite(s.marker(), s.stamp.encode())
+			_ = s.fs.Overwrite(s.marker(), s.stamp.encode())
 		}
 	}
 	s.unlock()

@@ -130,7 +130,7 @@ func RemoveState(o Options) (left int, err error) {
 			errs = append(errs, RemoveAll(o.FS, path))
 		}
 	}
-	o.FS.RemoveDir(o.StateDir) // fails while something is left in it, or it is a mount
+	_ = o.FS.RemoveDir(o.StateDir) // fails while something is left in it, or it is a mount
 	return left, errors.Join(errs...)
 }
 

@@ -256,6 +256,6 @@ func forget(stateDir string) error {
 	if err := atomicfile.Sweep(stateDir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	os.Remove(stateDir)
+	_ = os.Remove(stateDir)
 	return nil
 }

@@ -65,7 +65,7 @@ func (e Ending) Words() (command, result string) {
 	return w[0], w[1]
 }
 
-// ErrNotLatencies: the file is not one of this version.
+// ErrNotLatencies says that the file is not one of this version.
 var ErrNotLatencies = errors.New("no file of latencies")
 
 // LatencyFile returns the path of the file that commands are counted in.
@@ -77,7 +77,7 @@ func (d Dir) Observe(e Ending, took time.Duration) error {
 	path := d.LatencyFile()
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
-	case err == unix.ENOENT:
+	case errors.Is(err, unix.ENOENT):
 		return nil
 	case err != nil:
 		return &fs.PathError{Op: "open", Path: path, Err: err}

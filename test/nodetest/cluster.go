@@ -58,6 +58,7 @@ type Cluster struct {
 	asked     []string                   // method and path of every request
 }
 
+// StartCluster starts an API server that knows what an agent asks for.
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, Objects: map[Name]*v1alpha1.RetainedIP{}, Node: "node-uid", Version: 100, Watches: map[chan metav1.WatchEvent]bool{}, Followers: map[chan metav1.WatchEvent]bool{}}
@@ -113,10 +114,12 @@ func say(w http.ResponseWriter, v any) {
 	json.NewEncoder(w).Encode(v)
 }
 
+// NotFound is the answer that there is no such object.
 func NotFound(resource, name string) *metav1.Status {
 	return &metav1.Status{Code: 404, Reason: metav1.StatusReasonNotFound, Details: &metav1.StatusDetails{Kind: resource, Name: name}}
 }
 
+// Forbidden is the answer that the right lacks.
 func Forbidden() *metav1.Status {
 	return &metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden}
 }
@@ -177,7 +180,7 @@ func (c *Cluster) tell(kind string, v any) {
 	}
 }
 
-// endWatches ends every watch, with an error if there is one to say.
+// EndWatches ends every watch, with an error if there is one to say.
 func (c *Cluster) EndWatches(s *metav1.Status) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -284,7 +287,7 @@ func (c *Cluster) getNode(w http.ResponseWriter, _ *http.Request) {
 	say(w, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: c.Node}})
 }
 
-// object returns the RetainedIP of a pod as it is now; nil: there is none.
+// Object returns the RetainedIP of a pod as it is now; nil: there is none.
 func (c *Cluster) Object(pod string) *v1alpha1.RetainedIP {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -336,7 +339,7 @@ func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
 	say(w, l)
 }
 
-// install makes the installation's object, and uninstall deletes it.
+// Install makes the installation's object, and Uninstall deletes it.
 func (c *Cluster) Install(uid types.UID) { c.setInstalled("ADDED", uid, uid) }
 
 func (c *Cluster) Uninstall() {

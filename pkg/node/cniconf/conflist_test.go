@@ -197,11 +197,11 @@ func load(f confFile) (*libcni.NetworkConfigList, error) {
 	if strings.HasSuffix(f.name, ".conflist") {
 		return libcni.ConfListFromBytes(f.data)
 	}
-	c, err := libcni.ConfFromBytes(f.data)
+	c, err := libcni.ConfFromBytes(f.data) //nolint:staticcheck // runtimes still read the old format
 	if err != nil {
 		return nil, err
 	}
-	return libcni.ConfListFromConf(c)
+	return libcni.ConfListFromConf(c) //nolint:staticcheck // runtimes still read the old format
 }
 
 func jsonOf(t *testing.T, data []byte) map[string]any {

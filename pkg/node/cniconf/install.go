@@ -76,7 +76,7 @@ func statFile(path string) (fileID, error) {
 	if err := unix.Stat(path, &st); err != nil {
 		return fileID{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return fileID{uint64(st.Dev), st.Ino, st.Size, st.Mtim, st.Ctim}, nil
+	return fileID{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}, nil
 }
 
 func (i *installer) target() string { return filepath.Join(i.dir, PluginName) }

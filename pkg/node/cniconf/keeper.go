@@ -147,7 +147,7 @@ func (k *Keeper) Run(ctx context.Context, guard func(look func())) {
 		select {
 		case <-ctx.Done():
 		case <-changes:
-		case <-lost:
+		case <-lost: //nolint:errcheck // which error does not matter
 		case <-timer.C:
 		}
 		if ctx.Err() != nil {
@@ -156,7 +156,7 @@ func (k *Keeper) Run(ctx context.Context, guard func(look func())) {
 		for more := true; more; {
 			select {
 			case <-changes:
-			case <-lost:
+			case <-lost: //nolint:errcheck // which error does not matter
 			default:
 				more = false
 			}

@@ -108,7 +108,7 @@ func RemoveConflist(confDir string) (removed bool, err error) {
 	return removed, errors.Join(atomicfile.Sweep(confDir), retypeFlannel(dir, PluginName, stockIPAM, ""))
 }
 
-// ErrNotRemoved: no configuration names the plugin's binary, but it is not ours, or cannot be removed.
+// ErrNotRemoved says that no configuration names the plugin's binary, but that it is not ours or cannot be removed.
 var ErrNotRemoved = errors.New("it stays")
 
 // RemovePlugin removes the plugin's binary. It comes last, and does nothing while a configuration names the
