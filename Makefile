@@ -36,10 +36,11 @@ manifests: ## deploy/*.yaml from the chart; tests check that they are up to date
 lab: ## all that the tests run on, of pinned versions: containerd, Kubernetes, Helm…; 8 min at first
 	$(GO) run ./test/lab/cmd/labbuild
 
-vet:
+vet: ## gofmt, go vet, and the linters of .golangci.yml
 	@test -z "$$(gofmt -l cmd pkg plugin test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin test; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
+	$(GO) run ./test/lab/cmd/lint run
 
 # -count=1: Go's test cache does not see the binaries that the tests run.
 test: vet lab ## all tests: unit, crash, stories, real containerd

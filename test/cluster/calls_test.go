@@ -194,7 +194,7 @@ func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *te
 			}
 			found++
 			var fields map[string]map[string]json.RawMessage
-			must.Do(t, json.Unmarshal(m.FieldsV1.Raw, &fields))
+			must.Do(t, json.Unmarshal(m.FieldsV1.GetRawBytes(), &fields))
 			var owns []string
 			for of, each := range fields {
 				for field := range each {
@@ -203,7 +203,7 @@ func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *te
 			}
 			slices.Sort(owns)
 			if m.Operation != metav1.ManagedFieldsOperationApply || !slices.Equal(owns, []string{"f:metadata f:annotations", "f:spec f:affinity"}) {
-				t.Errorf("of %s the controller owns by %s %s", name, m.Operation, m.FieldsV1.Raw)
+				t.Errorf("of %s the controller owns by %s %s", name, m.Operation, m.FieldsV1.GetRawBytes())
 			}
 		}
 		if found != 1 {

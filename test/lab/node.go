@@ -301,7 +301,7 @@ func (n *Node) replace(name string, mode os.FileMode, fill func(*os.File) error)
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }()
 	defer f.Close()
 	if err := fill(f); err != nil {
 		return err

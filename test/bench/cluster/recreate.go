@@ -16,10 +16,9 @@ const (
 
 // crowdTimes are of one cluster, in seconds.
 type crowdTimes struct {
-	create      float64
-	again       []float64
-	nodes, ips  int // kept, of crowd * deletes
-	quietBefore bool
+	create     float64
+	again      []float64
+	nodes, ips int // kept, of crowd * deletes
 }
 
 // measureRecreate gives each contestant a cluster of its own in turns: two at a time would share the processors,

@@ -215,7 +215,7 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 	if err := sleep(ctx, time.Duration(min(1, b.scale)*60*float64(time.Second))); err != nil {
 		return nil, err
 	}
-	all, offset, err := w.audit(offset)
+	all, _, err := w.audit(offset)
 	if err != nil {
 		return nil, err
 	}
