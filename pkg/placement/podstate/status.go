@@ -1,0 +1,184 @@
+package podstate
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	kruiseac "github.com/stayput/stayput/pkg/api/kruise/v1alpha1/applyconfiguration/kruise/v1alpha1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+)
+
+// Conditions of a PersistentPodState, and why they are as they are.
+const (
+	conditionRecorded = "Recorded" // every pod that the workload wants is recorded
+	conditionConflict = "Conflict" // another object for the same target is obeyed
+	conditionDegraded = "Degraded" // nothing is recorded, or less than the spec asks for
+
+	reasonAllRecorded       = "AllRecorded"
+	reasonPodsNotReady      = "PodsNotReady"
+	reasonTargetNotFound    = "TargetNotFound"
+	reasonOlderObject       = "OlderObject"
+	reasonObeyed            = "Obeyed"
+	reasonUnsupportedTarget = "UnsupportedTarget"
+	reasonTargetNotServed   = "TargetNotServed"
+	reasonPermissionMissing = "PermissionMissing"
+	reasonTooManyPods       = "TooManyPods"
+	reasonOpenKruise        = "OpenKruise"
+	reasonAsExpected        = "AsExpected"
+)
+
+// recordEvery is the least time between two writes to one object. A rollout of many pods is many changes of it.
+const recordEvery = time.Second
+
+// plainFor is how long it is believed that the CRD lacks our additions.
+const plainFor = 10 * time.Minute
+
+// statusOf is the status that says what was found.
+func statusOf(s *kruisev1alpha1.PersistentPodState, v verdict, now time.Time) kruisev1alpha1.PersistentPodStateStatus {
+	n := int32(len(v.states))
+	status := kruisev1alpha1.PersistentPodStateStatus{
+		ObservedGeneration: s.Generation, PodStates: v.states, Pods: v.pods, Recorded: &n, Conditions: ownConditions(s.Status.Conditions),
+	}
+	set := func(kind string, is metav1.ConditionStatus, f finding) {
+		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: kind, Status: is, Reason: f.reason, Message: f.message, ObservedGeneration: s.Generation, LastTransitionTime: metav1.NewTime(now),
+		})
+	}
+	// What is wrong is said while it is so, and that it is not any more where it once was.
+	wrong := func(kind string, f finding, fine string) {
+		switch {
+		case f.reason != "":
+			set(kind, metav1.ConditionTrue, f)
+		case meta.FindStatusCondition(status.Conditions, kind) != nil:
+			set(kind, metav1.ConditionFalse, finding{fine, ""})
+		}
+	}
+	var conflict finding
+	if v.conflict != "" {
+		conflict = finding{reasonOlderObject, fmt.Sprintf("PersistentPodState %s is for the same target and older: it is obeyed, this one is not", v.conflict)}
+	}
+	wrong(conditionConflict, conflict, reasonObeyed)
+	wrong(conditionDegraded, v.degraded, reasonAsExpected)
+	switch {
+	case v.recorded.reason != "":
+		set(conditionRecorded, metav1.ConditionFalse, v.recorded)
+	case v.of != nil:
+		set(conditionRecorded, metav1.ConditionTrue, finding{reasonAllRecorded, "every pod of the target is recorded"})
+	case v.conflict != "":
+		meta.RemoveStatusCondition(&status.Conditions, conditionRecorded)
+	}
+	return status
+}
+
+// ownConditions are copies of those conditions that are ours, in one order.
+func ownConditions(all []metav1.Condition) []metav1.Condition {
+	var own []metav1.Condition
+	for _, kind := range []string{conditionConflict, conditionDegraded, conditionRecorded} {
+		if c := meta.FindStatusCondition(all, kind); c != nil {
+			own = append(own, *c)
+		}
+	}
+	return own
+}
+
+// write applies a status where it differs.
+func (r *recording) write(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState, v verdict) error {
+	is, want := s.Status, statusOf(s, v, r.now())
+	is.Conditions, want.Conditions = ownConditions(is.Conditions), ownConditions(want.Conditions)
+	if r.plain() {
+		is, want = plain(is), plain(want)
+	}
+	if equality.Semantic.DeepEqual(is, want) {
+		return nil
+	}
+	err := r.apply(ctx, s, want)
+	if err != nil && strings.Contains(err.Error(), "field not declared in schema") && !r.plain() {
+		log.FromContext(ctx).Info("The CRD of PersistentPodState is OpenKruise's: status.conditions, pods and recorded are left out", "reason", err.Error())
+		r.plainUntil.Store(r.now().Add(plainFor).UnixNano())
+		err = r.apply(ctx, s, plain(want))
+	}
+	if err != nil {
+		return fmt.Errorf("applying the status of PersistentPodState %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	r.pace.wrote(ref, len(want.PodStates), r.now())
+	return nil
+}
+
+func (r *recording) plain() bool { return r.now().UnixNano() < r.plainUntil.Load() }
+
+// plain leaves of a status what OpenKruise's CRD knows.
+func plain(s kruisev1alpha1.PersistentPodStateStatus) kruisev1alpha1.PersistentPodStateStatus {
+	return kruisev1alpha1.PersistentPodStateStatus{ObservedGeneration: s.ObservedGeneration, PodStates: s.PodStates}
+}
+
+func (r *recording) apply(ctx context.Context, s *kruisev1alpha1.PersistentPodState, want kruisev1alpha1.PersistentPodStateStatus) error {
+	status := kruiseac.PersistentPodStateStatus().WithObservedGeneration(want.ObservedGeneration)
+	status.Pods, status.Recorded = want.Pods, want.Recorded
+	states := make(map[string]kruiseac.PodStateApplyConfiguration, len(want.PodStates))
+	for name, state := range want.PodStates {
+		states[name] = *kruiseac.PodState().WithNodeName(state.NodeName).WithNodeTopologyLabels(state.NodeTopologyLabels).WithAnnotations(state.Annotations)
+	}
+	status.WithPodStates(states)
+	for _, c := range want.Conditions {
+		status.WithConditions(metav1ac.Condition().WithType(c.Type).WithStatus(c.Status).WithReason(c.Reason).WithMessage(c.Message).
+			WithObservedGeneration(c.ObservedGeneration).WithLastTransitionTime(c.LastTransitionTime))
+	}
+	object := kruiseac.PersistentPodState(s.Name, s.Namespace).WithUID(s.UID).WithResourceVersion(s.ResourceVersion).WithStatus(status)
+	err := r.client.Status().Apply(ctx, object, client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+	if err != nil {
+		return err
+	}
+	// An apply does not take away what somebody else wrote, as OpenKruise did where it ran before.
+	result, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	applied := &kruisev1alpha1.PersistentPodState{}
+	if err := json.Unmarshal(result, applied); err != nil || equality.Semantic.DeepEqual(applied.Status.PodStates, want.PodStates) {
+		return err
+	}
+	clean := applied.DeepCopy()
+	clean.Status.PodStates = want.PodStates
+	return r.client.Status().Patch(ctx, clean, client.MergeFromWithOptions(applied, client.MergeFromWithOptimisticLock{}),
+		client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+}
+
+// pace bounds how often the objects for one workload are written. The zero value is ready.
+type pace struct {
+	mu   sync.Mutex
+	next map[home.Ref]time.Time
+}
+
+// left is how long to wait before the next write.
+func (p *pace) left(ref home.Ref, now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if left := p.next[ref].Sub(now); left > 0 {
+		return left
+	}
+	delete(p.next, ref)
+	return 0
+}
+
+// wrote notes a write of so many records: one of a thousand costs the API server a good part of a second.
+func (p *pace) wrote(ref home.Ref, records int, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.next == nil {
+		p.next = map[home.Ref]time.Time{}
+	}
+	p.next[ref] = now.Add(recordEvery * time.Duration(1+records/1000))
+}

@@ -1,0 +1,62 @@
+package placement
+
+import (
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/stayput/stayput/pkg/home"
+)
+
+// stripPod keeps of a pod what the loops look at: the controller sees every pod of the cluster.
+func stripPod(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	pod.ManagedFields = home.PinnedBy(pod)
+	spec := corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork}
+	if pod.Spec.NodeName == "" { // what decides where it goes
+		spec.SchedulingGates, spec.Affinity = pod.Spec.SchedulingGates, pod.Spec.Affinity
+		spec.NodeSelector, spec.Tolerations = pod.Spec.NodeSelector, pod.Spec.Tolerations
+	}
+	pod.Spec = spec
+	status := corev1.PodStatus{Phase: pod.Status.Phase, PodIP: pod.Status.PodIP, Reason: pod.Status.Reason, StartTime: pod.Status.StartTime}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
+			status.Conditions = append(status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status, Reason: c.Reason})
+		}
+	}
+	pod.Status = status
+	return pod, nil
+}
+
+// stripStatefulSet leaves out what its pods are made of.
+func stripStatefulSet(o any) (any, error) {
+	set, ok := o.(*appsv1.StatefulSet)
+	if !ok {
+		return o, nil
+	}
+	set.ManagedFields = nil
+	set.Spec.Template = corev1.PodTemplateSpec{}
+	set.Spec.VolumeClaimTemplates = nil
+	set.Status = appsv1.StatefulSetStatus{}
+	return set, nil
+}
+
+// stripNode keeps of a node what decides whether it can take a pod.
+func stripNode(o any) (any, error) {
+	node, ok := o.(*corev1.Node)
+	if !ok {
+		return o, nil
+	}
+	node.ManagedFields, node.Annotations = nil, nil
+	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints}
+	var status corev1.NodeStatus
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	node.Status = status
+	return node, nil
+}
