@@ -47,7 +47,7 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	}
 	to := mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
 	generate := &generating{client: mgr.GetClient(), live: mgr.GetAPIReader(), workloads: w, kruise: k, events: to}
-	record := &recording{client: mgr.GetClient(), workloads: w, kruise: k, events: to, now: time.Now}
+	record := &recording{client: mgr.GetClient(), workloads: w, kruise: k, events: to, status: &statusWriter{client: mgr.GetClient(), now: time.Now}}
 	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling}
 	return &Records{mgr.GetClient(), w, k}, errors.Join(
 		metrics.Registry.Register(newStateMetrics(mgr.GetClient(), leads)),

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -25,15 +23,11 @@ import (
 
 // recording keeps the status of the PersistentPodStates of a workload.
 type recording struct {
-	client    client.Client
+	client    client.Reader
 	workloads *cluster.Workloads
 	kruise    *openKruise
 	events    events.EventRecorder
-	now       func() time.Time
-
-	pace pace
-	// plainUntil: the CRD is OpenKruise's own, which lacks what we add to the status; in nanoseconds.
-	plainUntil atomic.Int64
+	status    *statusWriter
 }
 
 func (r *recording) setUp(mgr ctrl.Manager) error {
@@ -57,7 +51,7 @@ func (r *recording) setUp(mgr ctrl.Manager) error {
 
 // Reconcile brings the status of all objects for one workload up to date.
 func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Result, error) {
-	if wait := r.pace.left(ref, r.now()); wait > 0 {
+	if wait := r.status.wait(ref); wait > 0 {
 		return reconcile.Result{RequeueAfter: wait}, nil
 	}
 	all, err := statesOf(ctx, r.client, ref)
@@ -72,15 +66,15 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 		return r.stepAside(ctx, ref, all)
 	}
 	for _, s := range all[1:] {
-		if err := r.write(ctx, ref, s, verdict{conflict: all[0].Name}); err != nil {
+		if err := r.status.write(ctx, ref, s, verdict{conflict: all[0].Name}); err != nil {
 			return orLater(err)
 		}
 	}
-	v, err := r.look(ctx, ref, all[0])
+	v, err := r.observe(ctx, ref, all[0])
 	if err != nil || v == nil {
 		return reconcile.Result{}, err
 	}
-	if err := r.write(ctx, ref, all[0], *v); err != nil {
+	if err := r.status.write(ctx, ref, all[0], *v); err != nil {
 		return orLater(err)
 	}
 	for _, m := range v.moved {
@@ -90,9 +84,9 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 	return reconcile.Result{RequeueAfter: v.retry}, nil
 }
 
-// look finds out what the status of the object that is obeyed is to say; nil: what it says, for nothing may
+// observe finds out what the status of the object that is obeyed is to say; nil: what it says, for nothing may
 // change while pods without their workload are left.
-func (r *recording) look(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState) (*verdict, error) {
+func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState) (*verdict, error) {
 	kept := verdict{states: s.Status.PodStates, pods: s.Status.Pods}
 	w, err := r.workloads.Get(ctx, ref)
 	var missing *cluster.PermissionError
@@ -139,10 +133,10 @@ func unsupported(ref home.Ref) string {
 // stepAside says on the objects that we generated why nothing is recorded. The others are OpenKruise's alone.
 func (r *recording) stepAside(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
 	for _, s := range all {
-		if !generated(s) || r.plain() {
+		if !generated(s) || r.status.plain() {
 			continue
 		}
-		err := r.write(ctx, ref, s, verdict{states: s.Status.PodStates, pods: s.Status.Pods, degraded: finding{
+		err := r.status.write(ctx, ref, s, verdict{states: s.Status.PodStates, pods: s.Status.Pods, degraded: finding{
 			reasonOpenKruise, "OpenKruise runs in this cluster: PersistentPodStates are left to it",
 		}})
 		if err != nil {

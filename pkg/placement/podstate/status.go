@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -94,37 +95,50 @@ func ownConditions(all []metav1.Condition) []metav1.Condition {
 	return own
 }
 
-// write applies a status where it differs.
-func (r *recording) write(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState, v verdict) error {
-	is, want := s.Status, statusOf(s, v, r.now())
+// statusWriter writes the status of PersistentPodStates: those for one workload at a bounded pace.
+type statusWriter struct {
+	client client.Client
+	now    func() time.Time
+	pace   pace
+	// plainUntil is set while the CRD is known to be OpenKruise's own, which lacks our additions; in nanoseconds.
+	plainUntil atomic.Int64
+}
+
+// wait returns how long to wait before the next write for a workload.
+func (w *statusWriter) wait(ref home.Ref) time.Duration { return w.pace.left(ref, w.now()) }
+
+// write applies the status of an object if it differs.
+func (w *statusWriter) write(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState, v verdict) error {
+	is, want := s.Status, statusOf(s, v, w.now())
 	is.Conditions, want.Conditions = ownConditions(is.Conditions), ownConditions(want.Conditions)
-	if r.plain() {
+	if w.plain() {
 		is, want = plain(is), plain(want)
 	}
 	if equality.Semantic.DeepEqual(is, want) {
 		return nil
 	}
-	err := r.apply(ctx, s, want)
-	if err != nil && strings.Contains(err.Error(), "field not declared in schema") && !r.plain() {
+	err := w.apply(ctx, s, want)
+	if err != nil && strings.Contains(err.Error(), "field not declared in schema") && !w.plain() {
 		log.FromContext(ctx).Info("The CRD of PersistentPodState is OpenKruise's: status.conditions, pods and recorded are left out", "reason", err.Error())
-		r.plainUntil.Store(r.now().Add(plainFor).UnixNano())
-		err = r.apply(ctx, s, plain(want))
+		w.plainUntil.Store(w.now().Add(plainFor).UnixNano())
+		err = w.apply(ctx, s, plain(want))
 	}
 	if err != nil {
 		return fmt.Errorf("applying the status of PersistentPodState %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	r.pace.wrote(ref, len(want.PodStates), r.now())
+	w.pace.wrote(ref, len(want.PodStates), w.now())
 	return nil
 }
 
-func (r *recording) plain() bool { return r.now().UnixNano() < r.plainUntil.Load() }
+// plain reports whether our additions have to be left out.
+func (w *statusWriter) plain() bool { return w.now().UnixNano() < w.plainUntil.Load() }
 
 // plain leaves of a status what OpenKruise's CRD knows.
 func plain(s kruisev1alpha1.PersistentPodStateStatus) kruisev1alpha1.PersistentPodStateStatus {
 	return kruisev1alpha1.PersistentPodStateStatus{ObservedGeneration: s.ObservedGeneration, PodStates: s.PodStates}
 }
 
-func (r *recording) apply(ctx context.Context, s *kruisev1alpha1.PersistentPodState, want kruisev1alpha1.PersistentPodStateStatus) error {
+func (w *statusWriter) apply(ctx context.Context, s *kruisev1alpha1.PersistentPodState, want kruisev1alpha1.PersistentPodStateStatus) error {
 	status := kruiseac.PersistentPodStateStatus().WithObservedGeneration(want.ObservedGeneration)
 	status.Pods, status.Recorded = want.Pods, want.Recorded
 	states := make(map[string]kruiseac.PodStateApplyConfiguration, len(want.PodStates))
@@ -137,7 +151,7 @@ func (r *recording) apply(ctx context.Context, s *kruisev1alpha1.PersistentPodSt
 			WithObservedGeneration(c.ObservedGeneration).WithLastTransitionTime(c.LastTransitionTime))
 	}
 	object := kruiseac.PersistentPodState(s.Name, s.Namespace).WithUID(s.UID).WithResourceVersion(s.ResourceVersion).WithStatus(status)
-	err := r.client.Status().Apply(ctx, object, client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+	err := w.client.Status().Apply(ctx, object, client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return err
 	}
@@ -152,7 +166,7 @@ func (r *recording) apply(ctx context.Context, s *kruisev1alpha1.PersistentPodSt
 	}
 	clean := applied.DeepCopy()
 	clean.Status.PodStates = want.PodStates
-	return r.client.Status().Patch(ctx, clean, client.MergeFromWithOptions(applied, client.MergeFromWithOptimisticLock{}),
+	return w.client.Status().Patch(ctx, clean, client.MergeFromWithOptions(applied, client.MergeFromWithOptimisticLock{}),
 		client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 }
 
