@@ -33,7 +33,7 @@ func (l *Ledger) Reclaim(att Attachment) (*Result, error) {
 // Collect ends every attachment that is not in valid, as its DEL would (CNI SPEC 1.1, GC). Retained addresses stay.
 // It takes the lock for each that it ends. The failure of one does not keep the others: the errors are joined.
 func (l *Ledger) Collect(valid []Attachment) error {
-	p, _, err := l.view()
+	p, _, err := l.sweep()
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 	if err := l.Prepare(); err != nil {
 		return nil, 0, err
 	}
-	p, now, err := l.view()
+	p, now, err := l.sweep()
 	if err != nil {
 		return nil, 0, err
 	}

@@ -180,14 +180,26 @@ func find(b interface {
 // Prepare does what every command does before its own work, so that what is read next is in the files: it makes the
 // directories of the network, rebuilds if that is due, and completes the index. It takes the lock. ErrNewer means
 // that the whole network is a newer version's; any other error is the disk's.
-func (l *Ledger) Prepare() error {
+func (l *Ledger) Prepare() error { return l.prepare(false) }
+
+func (l *Ledger) prepare(scan bool) error {
 	s, err := l.begin()
 	if err != nil {
 		return err
 	}
 	defer s.end()
-	if s.trusted {
+	if s.trusted && !scan {
 		return nil
 	}
 	return s.scan()
+}
+
+// sweep returns the view for a command that ends what is over, and rids the index of what does not parse: a kill may
+// have torn the entry of an attachment that no DEL ever names.
+func (l *Ledger) sweep() (*picture, Instant, error) {
+	p, now, err := l.view()
+	if err == nil && len(p.corruptEntries) > 0 {
+		err = l.prepare(true) // a torn entry may also be one that is being written: only the lock can tell
+	}
+	return p, now, err
 }

@@ -141,7 +141,9 @@ func TestReadsChangeNothing(t *testing.T) {
 			for _, a := range before {
 				valid = append(valid, a.Attachment)
 			}
-			check(t, l.Collect(valid))
+			if !strings.Contains(name, "entry") { // which it removes
+				check(t, l.Collect(valid))
+			}
 
 			// What they saw is what the next command makes of the files.
 			w.fs.before = nil
@@ -155,6 +157,26 @@ func TestReadsChangeNothing(t *testing.T) {
 			if !slices.EqualFunc(before, after, same) {
 				w.failf("listed were\n%+v\nand then\n%+v", before, after)
 			}
+		})
+	}
+}
+
+func TestATornEntryOfNobodyIsSweptAway(t *testing.T) {
+	for name, sweep := range map[string]func(*Ledger) error{
+		"Expire":  func(l *Ledger) error { _, _, err := l.Expire(); return err },
+		"Collect": func(l *Ledger) error { return l.Collect(nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+			stopped(w, "web-0", tenMinutes)
+			l := w.ledger()
+			torn := filepath.Join(l.state, indexDir, Attachment{"victim", "eth0"}.hash())
+			check(t, w.fs.WriteFile(torn, nil, modeState))
+			check(t, sweep(l))
+			if _, err := w.fs.ReadFile(torn); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("it is still there: %v", err)
+			}
+			w.check()
 		})
 	}
 }
