@@ -13,7 +13,6 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/ledger"
 )
 
 // checkNode says what is found on a node. clock is the API server's.
@@ -128,15 +127,12 @@ const mostAddresses = 5
 // upgrade is what to do where a newer version has written what this one cannot read.
 const upgrade = "finish the upgrade, or install the newer version again: until then pods that it made promises to do not start here"
 
-// isOfNewer says whether a node complains of a newer version's record.
-func isOfNewer(said string) bool { return strings.Contains(said, ledger.ErrNewer.Error()) }
-
 func findLedger(n *inspection.Node) (all []Finding) {
 	const check = "ledger"
 	report := "keep a copy of the network's directory and of " + n.StateDir + ", and report it: this should never happen"
 	if n.NetworksError != "" {
 		todo := report
-		if isOfNewer(n.NetworksError) {
+		if n.NetworksNewer {
 			todo = upgrade
 		}
 		all = append(all, Finding{LevelFail, "", check, n.NetworksError, todo})
@@ -146,7 +142,7 @@ func findLedger(n *inspection.Node) (all []Finding) {
 		about := "network " + net.Name + ": "
 		if net.Error != "" {
 			todo := "see whether the disk is full, read-only or broken"
-			if isOfNewer(net.Error) {
+			if net.ErrorNewer {
 				todo = upgrade
 			}
 			all = append(all, Finding{LevelFail, "", check, about + net.Error, todo})
@@ -162,8 +158,6 @@ func findLedger(n *inspection.Node) (all []Finding) {
 				newer = append(newer, a.IP.String())
 			}
 		}
-		// A newer version's records are no contradictions, whether they are of a known address or not.
-		violations := slices.DeleteFunc(slices.Clone(net.Violations), isOfNewer)
 		grace := "the agent reclaims them once nobody has used them for " + duration.HumanDuration(time.Duration(n.Agent.GracePeriod)*time.Second)
 		if len(unreadable) > 0 {
 			all = append(all, Finding{LevelWarn, "", check, about + "files that say nothing, of " + strings.Join(firstOf(unreadable, mostAddresses), ", "), grace})
@@ -171,11 +165,11 @@ func findLedger(n *inspection.Node) (all []Finding) {
 		switch {
 		case len(newer) > 0:
 			all = append(all, Finding{LevelFail, "", check, about + "a newer version of stayput keeps " + strings.Join(firstOf(newer, mostAddresses), ", ") + ", which the agent here can only leave alone", upgrade})
-		case len(violations) < len(net.Violations):
-			all = append(all, Finding{LevelFail, "", check, about + net.Violations[slices.IndexFunc(net.Violations, isOfNewer)], upgrade})
+		case len(net.Newer) > 0:
+			all = append(all, Finding{LevelFail, "", check, about + net.Newer[0], upgrade})
 		}
-		if len(violations) > len(unreadable) { // each of those is one
-			all = append(all, Finding{LevelFail, "", check, about + strings.Join(firstOf(violations, mostAddresses), "; "), report})
+		if len(net.Violations) > len(unreadable) { // each of those is one
+			all = append(all, Finding{LevelFail, "", check, about + strings.Join(firstOf(net.Violations, mostAddresses), "; "), report})
 		}
 		if len(net.Leaks) > 0 {
 			all = append(all, Finding{LevelWarn, "", check, about + suspicions(net.Leaks), grace + "; its log says why if it does not"})

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
-	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
@@ -72,15 +71,17 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 			n.Networks[0].Addresses[0].State, n.Networks[0].Violations = inspection.Unreadable, []string{"I5: the file of 10.1.0.2 says nothing"}
 		}), "ledger", LevelWarn, "10.1.0.2"},
 		"an address of a newer version": {node, aLook(func(n *inspection.Node) {
-			n.Networks[0].Addresses[0].State, n.Networks[0].Violations = inspection.Newer, []string{ledger.ErrNewer.Error() + ": /the/file has version 2"}
+			n.Networks[0].Addresses[0].State, n.Networks[0].Newer = inspection.Newer, []string{"/the/file has version 2"}
 		}), "ledger", LevelFail, "a newer version of stayput keeps 10.1.0.2"},
 		"a record of a newer version": {node, aLook(func(n *inspection.Node) {
-			n.Networks[0].Violations = []string{ledger.ErrNewer.Error() + ": /the/file has version 2"}
+			n.Networks[0].Newer = []string{"/the/file has version 2"}
 		}), "ledger", LevelFail, "/the/file has version 2"},
-		"a network of a newer version": {node, aLook(func(n *inspection.Node) { n.Networks[0].Error = ledger.ErrNewer.Error() }), "ledger", LevelFail, "newer version"},
-		"a state that is not known":    {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Good, n.CNI.Message = "upset", false, "it is upset" }), "CNI configuration", LevelFail, "it is upset"},
-		"no clock":                     {node, aLook(func(n *inspection.Node) { n.Clock.Error = "no boot ID" }), "clock", LevelFail, "no boot ID"},
-		"a violation":                  {node, aLook(func(n *inspection.Node) { n.Networks[0].Violations = []string{"I2: promised to both"} }), "ledger", LevelFail, "promised to both"},
+		"a network of a newer version": {node, aLook(func(n *inspection.Node) {
+			n.Networks[0].Error, n.Networks[0].ErrorNewer = "a newer version of stayput", true
+		}), "ledger", LevelFail, "newer version"},
+		"a state that is not known": {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Good, n.CNI.Message = "upset", false, "it is upset" }), "CNI configuration", LevelFail, "it is upset"},
+		"no clock":                  {node, aLook(func(n *inspection.Node) { n.Clock.Error = "no boot ID" }), "clock", LevelFail, "no boot ID"},
+		"a violation":               {node, aLook(func(n *inspection.Node) { n.Networks[0].Violations = []string{"I2: promised to both"} }), "ledger", LevelFail, "promised to both"},
 		"a leak": {node, aLook(func(n *inspection.Node) {
 			n.Networks[0].Leaks = []inspection.Suspicion{{IP: addr("10.1.0.2"), Why: "gone"}}
 		}), "ledger", LevelWarn, "10.1.0.2: gone"},

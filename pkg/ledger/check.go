@@ -4,13 +4,15 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
-// Check holds the files of the network against the invariants that no single file can break, and returns one sentence
-// for each violation. It takes the lock, reads everything under it, and changes nothing: what a rebuild that is due
-// would mend is no violation. Right after a crash it may find what the next command that touches it completes or
-// undoes; after that command it finds nothing. Errors: ErrNewer, or the disk's.
-func (l *Ledger) Check() ([]string, error) {
+// Check holds the files of the network against the invariants that no single file can break, and returns an error for
+// each violation, sorted. What a newer version wrote is among them, and satisfies errors.Is with ErrNewer. It takes the
+// lock, reads everything under it, and changes nothing: what a rebuild that is due would mend is no violation. Right
+// after a crash it may find what the next command that touches it completes or undoes; after that command it finds
+// nothing. Errors of Check itself: ErrNewer, or the disk's.
+func (l *Ledger) Check() ([]error, error) {
 	s, err := l.beginRead()
 	if err != nil {
 		return nil, err
@@ -21,11 +23,11 @@ func (l *Ledger) Check() ([]string, error) {
 		return nil, err
 	}
 	slots, byAtt := p.slots, p.entriesByAttachment()
-	var bad []string
-	say := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
+	var bad []error
+	say := func(format string, args ...any) { bad = append(bad, fmt.Errorf(format, args...)) }
 
 	for _, c := range p.newerClaims {
-		say("%v", newerError(s.inState(claimsDir, c.Key.hash()), c.Version))
+		say("%w", newerError(s.inState(claimsDir, c.Key.hash()), c.Version))
 	}
 	for hash := range p.corrupt {
 		say("claim %s does not parse", hash)
@@ -48,7 +50,7 @@ func (l *Ledger) Check() ([]string, error) {
 		case slotGarbage:
 			say("I5: the file of %s says nothing", a)
 		case slotNewer:
-			say("%v", newerError(s.slotPath(a), sl.retained.Version))
+			say("%w", newerError(s.slotPath(a), sl.retained.Version))
 		case slotRetained:
 			c := byKey[sl.retained.Key]
 			if c == nil || !slices.Contains(c.Addrs, a) {
@@ -78,7 +80,7 @@ func (l *Ledger) Check() ([]string, error) {
 			}
 		}
 	}
-	slices.Sort(bad)
+	slices.SortFunc(bad, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return bad, nil
 }
 

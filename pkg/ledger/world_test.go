@@ -271,7 +271,7 @@ func (w *world) check() {
 		w.failf("Check: %v", err)
 	}
 	if len(bad) > 0 {
-		w.failf("Check: %s", strings.Join(bad, "\n"))
+		w.failf("Check: %v", errors.Join(bad...))
 	}
 }
 

@@ -147,10 +147,7 @@ func checkLedgers() int {
 	for _, l := range ledgers {
 		_, listErr := l.List()
 		bad, checkErr := l.Check()
-		err = errors.Join(err, listErr, checkErr)
-		for _, b := range bad {
-			err = errors.Join(err, errors.New(b))
-		}
+		err = errors.Join(append(bad, err, listErr, checkErr)...)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -25,8 +25,9 @@ type Node struct {
 	Runtime  Runtime   `json:"runtime"`
 	CNI      CNI       `json:"cni"`
 	Networks []Network `json:"networks"`
-	// NetworksError says which networks' descriptions cannot be read.
+	// NetworksError says which networks' descriptions cannot be read, NetworksNewer that a newer version wrote one.
 	NetworksError string `json:"networksError,omitempty"`
+	NetworksNewer bool   `json:"networksNewer,omitempty"`
 }
 
 // Clock is the node's.
@@ -122,14 +123,17 @@ type Network struct {
 	RangeSets        []RangeSet `json:"rangeSets"`
 	// Addresses are those that are not free, sorted.
 	Addresses []Address `json:"addresses"`
-	// Violations are what the files say against each other.
+	// Violations are what the files say against each other, Newer the records that a newer version of stayput wrote.
 	Violations []string `json:"violations,omitempty"`
+	Newer      []string `json:"newer,omitempty"`
 	// Leaks are bound addresses whose sandbox the runtime does not list, seen twice.
 	Leaks []Suspicion `json:"leaks,omitempty"`
 	// Doubled are addresses that a sandbox of the runtime has and the ledger gives to somebody else, or to nobody,
 	// seen twice.
 	Doubled []Suspicion `json:"doubled,omitempty"`
-	Error   string      `json:"error,omitempty"`
+	// ErrorNewer says of Error that a newer version wrote what cannot be read.
+	Error      string `json:"error,omitempty"`
+	ErrorNewer bool   `json:"errorNewer,omitempty"`
 }
 
 // RangeSet is the ranges of which a pod gets one address.

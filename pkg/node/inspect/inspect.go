@@ -74,7 +74,7 @@ func Node(ctx context.Context, o Options) *inspection.Node {
 	n.Agent.GracePeriod = int64(o.GracePeriod.Seconds())
 	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns})
 	if err != nil {
-		n.NetworksError = err.Error()
+		n.NetworksError, n.NetworksNewer = err.Error(), errors.Is(err, ledger.ErrNewer)
 	}
 	sandboxes, err := cri.WithAddrs(ctx, o.CRISocket)
 	if err != nil {
@@ -113,10 +113,18 @@ func inspectNetwork(l *ledger.Ledger) inspection.Network {
 	}
 	addrs, err := l.List()
 	if err == nil {
-		n.Violations, err = l.Check()
+		var bad []error
+		bad, err = l.Check()
+		for _, b := range bad {
+			if errors.Is(b, ledger.ErrNewer) {
+				n.Newer = append(n.Newer, b.Error())
+			} else {
+				n.Violations = append(n.Violations, b.Error())
+			}
+		}
 	}
 	if err != nil {
-		n.Error = err.Error()
+		n.Error, n.ErrorNewer = err.Error(), errors.Is(err, ledger.ErrNewer)
 	}
 	for _, a := range addrs {
 		n.Addresses = append(n.Addresses, addressOf(a))
