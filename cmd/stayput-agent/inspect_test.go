@@ -10,13 +10,14 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestInspectPrintsWhatTheNodeSaysAndWhatItCannotFindOut(t *testing.T) {
 	state, _ := files(t)
 	dir := t.TempDir()
 	conf := `{"cniVersion":"1.0.0","name":"red","plugins":[{"type":"bridge","capabilities":{"io.kubernetes.cri.pod-annotations":true},"ipam":{"type":"stayput"}}]}`
-	check(t, os.WriteFile(filepath.Join(dir, "10-red.conflist"), []byte(conf), 0o644))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "10-red.conflist"), []byte(conf), 0o644))
 	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(inspection.Status{Ready: true, NRI: "connected", CRI: "degraded: gone", API: "ok"})
@@ -24,9 +25,9 @@ func TestInspectPrintsWhatTheNodeSaysAndWhatItCannotFindOut(t *testing.T) {
 	defer agent.Close()
 	out, err := execute("inspect", "--state-dir", state, "--cni-conf-dir", dir, "--cni-bin-dir", dir, "--grace-period=2m",
 		"--cri-socket", filepath.Join(dir, "none.sock"), "--listen", strings.TrimPrefix(agent.URL, "http://"))
-	check(t, err)
+	must.Do(t, err)
 	var n inspection.Node
-	check(t, json.Unmarshal([]byte(out), &n))
+	must.Do(t, json.Unmarshal([]byte(out), &n))
 	if n.Format != inspection.Format || n.StateDir != state || n.Clock.Wall.IsZero() || n.Clock.BootID == "" || n.Clock.Error != "" {
 		t.Errorf("printed %+v", n)
 	}
@@ -58,12 +59,12 @@ func TestInspectPrintsWhatTheNodeSaysAndWhatItCannotFindOut(t *testing.T) {
 func TestInspectSaysThatANetworkCannotBeRead(t *testing.T) {
 	state, _ := files(t)
 	paths, err := filepath.Glob(filepath.Join(state, "red-*", "network"))
-	check(t, err)
-	check(t, os.WriteFile(paths[0], []byte("{"), 0o644))
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(paths[0], []byte("{"), 0o644))
 	out, err := execute("inspect", "--state-dir", state, "--cni-conf-dir", filepath.Join(state, "none"), "--cri-socket", filepath.Join(state, "none.sock"), "--listen=")
-	check(t, err)
+	must.Do(t, err)
 	var n inspection.Node
-	check(t, json.Unmarshal([]byte(out), &n))
+	must.Do(t, json.Unmarshal([]byte(out), &n))
 	if !strings.Contains(n.NetworksError, paths[0]) || len(n.Networks) != 1 || n.Networks[0].Name != "blue" || n.CNI.Good || n.CNI.Message == "" || n.Agent.Error == "" {
 		t.Errorf("printed %+v", n)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/must"
 )
 
 // a node's files with the networks red and blue; each has a retained and a bound address.
@@ -23,19 +24,19 @@ func files(t *testing.T) (state string, ledgers map[string]*ledger.Ledger) {
 	ledgers = map[string]*ledger.Ledger{}
 	for name, subnet := range map[string]string{"red": "192.0.2.0/24", "blue": "198.51.100.0/24"} {
 		r, err := ledger.NewRange(netip.MustParsePrefix(subnet), netip.Addr{}, netip.Addr{}, netip.Addr{})
-		check(t, err)
+		must.Do(t, err)
 		n := &ledger.Network{Name: name, DataDir: filepath.Join(dir, "networks"), Ranges: []ledger.RangeSet{{r}}}
 		l := ledger.New(n, ledger.Options{StateDir: state})
 		ledgers[name] = l
 		policy, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: "10m"})
-		check(t, err)
+		must.Do(t, err)
 		for _, pod := range []string{"kept", "running"} {
 			att := ledger.Attachment{ContainerID: pod, IfName: "eth0"}
 			_, err := l.Add(ledger.AddRequest{Attachment: att, Pod: ledger.Pod{Namespace: "default", Name: pod}, Policy: &policy})
-			check(t, err)
+			must.Do(t, err)
 		}
 		_, err = l.Del(ledger.DelRequest{Attachment: ledger.Attachment{ContainerID: "kept", IfName: "eth0"}})
-		check(t, err)
+		must.Do(t, err)
 	}
 	return state, ledgers
 }
@@ -54,7 +55,7 @@ func TestUninstallFreesWhatIsRetainedInEveryNetworkAndSaysSo(t *testing.T) {
 	state, ledgers := files(t)
 	none := t.TempDir()
 	out, err := execute("uninstall", "--state-dir", state, "--cni-conf-dir", none, "--cni-bin-dir", none)
-	check(t, err)
+	must.Do(t, err)
 	if _, err := os.Stat(state); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("there is still a state directory: %v", err)
 	}
@@ -68,7 +69,7 @@ func TestUninstallFreesWhatIsRetainedInEveryNetworkAndSaysSo(t *testing.T) {
 	}
 	for name, l := range ledgers {
 		addrs, err := l.List()
-		check(t, err)
+		must.Do(t, err)
 		if len(addrs) != 1 || addrs[0].State != ledger.StateBound {
 			t.Errorf("network %s has %+v", name, addrs)
 		}
@@ -81,8 +82,8 @@ func TestUninstallFreesWhatIsRetainedInEveryNetworkAndSaysSo(t *testing.T) {
 func TestUninstallGoesOnAfterANetworkThatItCannotRead(t *testing.T) {
 	state, ledgers := files(t)
 	paths, err := filepath.Glob(filepath.Join(state, "red-*", "network"))
-	check(t, err)
-	check(t, os.WriteFile(paths[0], []byte("{"), 0o644))
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(paths[0], []byte("{"), 0o644))
 	none := t.TempDir()
 	out, err := execute("uninstall", "--state-dir", state, "--cni-conf-dir", none, "--cni-bin-dir", none)
 	if err == nil || !strings.Contains(err.Error(), paths[0]) {
@@ -92,7 +93,7 @@ func TestUninstallGoesOnAfterANetworkThatItCannotRead(t *testing.T) {
 		t.Errorf("printed %q", out)
 	}
 	addrs, err := ledgers["red"].List()
-	check(t, err)
+	must.Do(t, err)
 	if len(addrs) != 2 {
 		t.Errorf("the network that could not be read has %+v", addrs)
 	}
@@ -122,7 +123,7 @@ func TestTheDaemonRunsWithoutARuntimeAndEndsWhenItIsTold(t *testing.T) {
 	go func() { done <- cmd.ExecuteContext(ctx) }()
 	select {
 	case err := <-done:
-		check(t, err)
+		must.Do(t, err)
 	case <-time.After(time.Minute): // bounds a test that hangs
 		t.Fatal("it does not end")
 	}
@@ -139,11 +140,4 @@ func (l *lines) Write(b []byte) (int, error) {
 		l.then()
 	}
 	return len(b), nil
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

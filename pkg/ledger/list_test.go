@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 // halfway is a disk on which a command can be stopped in the middle of writing its index entry.
@@ -59,13 +61,13 @@ func TestAReadLeavesAnEntryThatIsBeingWritten(t *testing.T) {
 			}
 			pod := Pod{Namespace: "default", Name: "web-0"}
 			_, err := on(Disk{}).Add(AddRequest{Attachment: Attachment{"first", "eth0"}, Pod: pod, Policy: ordinary})
-			check(t, err)
+			must.Do(t, err)
 
 			slow := halfway{stopped: make(chan struct{}), goOn: make(chan struct{})}
 			second := Attachment{"second", "eth0"}
 			added := make(chan error, 1)
 			started := false
-			check(t, read(on(watched{before: func() {
+			must.Do(t, read(on(watched{before: func() {
 				if started {
 					return
 				}
@@ -80,12 +82,12 @@ func TestAReadLeavesAnEntryThatIsBeingWritten(t *testing.T) {
 				}
 			}})))
 			close(slow.goOn)
-			check(t, <-added)
+			must.Do(t, <-added)
 
 			_, err = on(Disk{}).Find(second)
-			check(t, err)
+			must.Do(t, err)
 			bad, err := on(Disk{}).Check()
-			check(t, err)
+			must.Do(t, err)
 			if len(bad) > 0 {
 				t.Error(bad)
 			}
@@ -99,18 +101,18 @@ func TestReadsChangeNothing(t *testing.T) {
 		"nothing yet":         func(*world) {},
 		"a quiet network":     func(w *world) { w.add("web-1", forever) },
 		"the first of a boot": func(w *world) { w.add("web-1", forever); w.boot(time.Minute) },
-		"no marker":           func(w *world) { check(w.t, w.fs.Remove("/data/net/"+markerName)) },
+		"no marker":           func(w *world) { must.Do(w.t, w.fs.Remove("/data/net/"+markerName)) },
 		"host-local was at work": func(w *world) {
-			check(w.t, w.fs.WriteFile("/data/net/10.1.0.9", []byte("other\r\neth0"), modeHostLocal))
+			must.Do(w.t, w.fs.WriteFile("/data/net/10.1.0.9", []byte("other\r\neth0"), modeHostLocal))
 		},
-		"the data directory went": func(w *world) { check(w.t, RemoveAll(w.fs, "/data/net")) },
-		"the state went":          func(w *world) { check(w.t, RemoveAll(w.fs, "/state")) },
+		"the data directory went": func(w *world) { must.Do(w.t, RemoveAll(w.fs, "/data/net")) },
+		"the state went":          func(w *world) { must.Do(w.t, RemoveAll(w.fs, "/state")) },
 		"a torn entry": func(w *world) {
 			att, _, _ := w.add("web-1", forever)
-			check(w.t, w.fs.WriteFile(filepath.Join(index(w), att.hash()), []byte("v1 "), modeState))
+			must.Do(w.t, w.fs.WriteFile(filepath.Join(index(w), att.hash()), []byte("v1 "), modeState))
 		},
-		"an entry of nothing":      func(w *world) { check(w.t, w.fs.WriteFile(filepath.Join(index(w), "ab"), nil, modeState)) },
-		"a file that says nothing": func(w *world) { check(w.t, w.fs.WriteFile("/data/net/10.1.0.9", nil, modeHostLocal)) },
+		"an entry of nothing":      func(w *world) { must.Do(w.t, w.fs.WriteFile(filepath.Join(index(w), "ab"), nil, modeState)) },
+		"a file that says nothing": func(w *world) { must.Do(w.t, w.fs.WriteFile("/data/net/10.1.0.9", nil, modeHostLocal)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, testNetwork("10.1.0.0/28", ""))
@@ -127,29 +129,29 @@ func TestReadsChangeNothing(t *testing.T) {
 			}
 			l := w.ledger()
 			before, err := l.List()
-			check(t, err)
+			must.Do(t, err)
 			_, err = l.Check()
-			check(t, err)
+			must.Do(t, err)
 			_, err = l.Find(Attachment{"nobody", "eth0"})
 			if !errors.Is(err, ErrUnknownAttachment) {
 				t.Error(err)
 			}
 			_, err = l.Marks()
-			check(t, err)
-			check(t, l.Status())
+			must.Do(t, err)
+			must.Do(t, l.Status())
 			var valid []Attachment
 			for _, a := range before {
 				valid = append(valid, a.Attachment)
 			}
 			if !strings.Contains(name, "entry") { // which it removes
-				check(t, l.Collect(valid))
+				must.Do(t, l.Collect(valid))
 			}
 
 			// What they saw is what the next command makes of the files.
 			w.fs.before = nil
-			check(t, l.Prepare())
+			must.Do(t, l.Prepare())
 			after, err := l.List()
-			check(t, err)
+			must.Do(t, err)
 			same := func(a, b Address) bool {
 				return a.Addr == b.Addr && a.State == b.State && a.Attachment == b.Attachment && a.Pod == b.Pod && a.Boot == b.Boot &&
 					(a.Key == nil) == (b.Key == nil) && a.Policy == b.Policy && a.Left == b.Left
@@ -171,8 +173,8 @@ func TestATornEntryOfNobodyIsSweptAway(t *testing.T) {
 			stopped(w, "web-0", tenMinutes)
 			l := w.ledger()
 			torn := filepath.Join(l.state, indexDir, Attachment{"victim", "eth0"}.hash())
-			check(t, w.fs.WriteFile(torn, nil, modeState))
-			check(t, sweep(l))
+			must.Do(t, w.fs.WriteFile(torn, nil, modeState))
+			must.Do(t, sweep(l))
 			if _, err := w.fs.ReadFile(torn); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("it is still there: %v", err)
 			}
@@ -186,10 +188,10 @@ func TestAMarkOutlivesItsBootUntilTheRebuild(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 	att, addrs, _ := w.add("web-0", nil)
 	l := w.ledger()
-	check(t, l.PutMark(Mark{ContainerID: att.ContainerID, Namespace: "default", Name: "web-0", Policy: *tenMinutes, Addrs: addrs, IfName: "eth0"}))
-	check(t, w.fs.Remove(filepath.Join("/data/net", addrs[0].String())))
+	must.Do(t, l.PutMark(Mark{ContainerID: att.ContainerID, Namespace: "default", Name: "web-0", Policy: *tenMinutes, Addrs: addrs, IfName: "eth0"}))
+	must.Do(t, w.fs.Remove(filepath.Join("/data/net", addrs[0].String())))
 	w.boot(time.Minute)
-	check(t, l.DropMark(att.ContainerID))
+	must.Do(t, l.DropMark(att.ContainerID))
 	if _, got, err := w.add("web-0", tenMinutes); err != nil || !slices.Equal(got, addrs) {
 		w.failf("it came back with %v, %v; want %v", got, err, addrs)
 	}
@@ -203,12 +205,12 @@ func TestReclaimEndsWhatAStampHides(t *testing.T) {
 	w.add("web-0", ordinary)
 	hidden, att := netip.MustParseAddr("10.1.0.9"), Attachment{"somebody", "eth0"}
 	s, err := w.ledger().begin()
-	check(t, err)
-	check(t, w.fs.WriteFile(s.slotPath(hidden), encodeBound(att), modeHostLocal))
+	must.Do(t, err)
+	must.Do(t, w.fs.WriteFile(s.slotPath(hidden), encodeBound(att), modeHostLocal))
 	s.touched, s.trusted = true, true
 	s.end()
 	_, err = w.ledger().Reclaim(att)
-	check(t, err)
+	must.Do(t, err)
 	if _, err := w.fs.ReadFile(s.slotPath(hidden)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("its file: %v", err)
 	}

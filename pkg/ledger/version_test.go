@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 // newerOf writes a record as a later version might: what the rules above recordVersion leave free has changed.
@@ -88,8 +90,8 @@ func TestWhatANewerVersionPromisedIsNeitherGivenAwayNorLost(t *testing.T) {
 					upgrade = w.downgrade(claim, file)
 				default:
 					upgrade = w.downgrade(claim)
-					check(t, w.fs.Remove(file))
-					check(t, w.fs.Remove("/data/net/"+markerName))
+					must.Do(t, w.fs.Remove(file))
+					must.Do(t, w.fs.Remove("/data/net/"+markerName))
 				}
 				if reboot {
 					w.boot(time.Minute)
@@ -97,7 +99,7 @@ func TestWhatANewerVersionPromisedIsNeitherGivenAwayNorLost(t *testing.T) {
 					w.advance(11 * time.Minute) // what it says of its end is not known
 				}
 				_, _, err := w.ledger().Expire()
-				check(t, err)
+				must.Do(t, err)
 				for range 2 {
 					_, err := w.ledger().Add(AddRequest{Attachment: w.newContainer(), Pod: home, Netns: w.newNetns(), Policy: tenMinutes})
 					want := claim
@@ -117,7 +119,7 @@ func TestWhatANewerVersionPromisedIsNeitherGivenAwayNorLost(t *testing.T) {
 					}
 				}
 				list, err := w.ledger().List()
-				check(t, err)
+				must.Do(t, err)
 				i := slices.IndexFunc(list, func(ad Address) bool { return ad.Addr == addrs[0] })
 				if i < 0 || list[i].State != StateNewer || !errors.Is(list[i].Newer, ErrNewer) {
 					w.failf("%s is listed as %+v", addrs[0], list)
@@ -128,7 +130,7 @@ func TestWhatANewerVersionPromisedIsNeitherGivenAwayNorLost(t *testing.T) {
 				if record == "claim, its address file lost" {
 					// What stands for it says nothing; its rebuild by the newer version is as for any damaged file.
 					b, err := w.fs.ReadFile(file)
-					check(t, err)
+					must.Do(t, err)
 					if string(b) != string(saysNothing) {
 						w.failf("%s says %q", file, b)
 					}
@@ -154,7 +156,7 @@ func TestTheDELOfAPodThatANewerVersionDecidedOnChangesNothing(t *testing.T) {
 			w := newWorld(t, testNetwork("10.0.0.0/28", ""))
 			att, addrs, _ := w.add("web-0", policy)
 			l := w.ledger()
-			check(t, l.PutMark(Mark{ContainerID: att.ContainerID, Namespace: "default", Name: "web-0", Policy: *tenMinutes}))
+			must.Do(t, l.PutMark(Mark{ContainerID: att.ContainerID, Namespace: "default", Name: "web-0", Policy: *tenMinutes}))
 			path := map[string]string{
 				"claim": filepath.Join(l.state, claimsDir, NewKey("net", pod, *tenMinutes, "eth0").hash()),
 				"index": filepath.Join(l.state, indexDir, att.hash()),
@@ -173,12 +175,12 @@ func TestTheDELOfAPodThatANewerVersionDecidedOnChangesNothing(t *testing.T) {
 				w.failf("the address file says %q, %v", b, err)
 			}
 			// A scan, and the rebuild of the next boot, leave it as it is.
-			check(t, w.fs.WriteFile("/data/net/10.0.0.9", []byte("hostlocal\r\neth0"), modeHostLocal))
+			must.Do(t, w.fs.WriteFile("/data/net/10.0.0.9", []byte("hostlocal\r\neth0"), modeHostLocal))
 			_, err = l.List()
-			check(t, err)
+			must.Do(t, err)
 			w.boot(time.Minute)
 			_, err = l.List()
-			check(t, err)
+			must.Do(t, err)
 			upgrade()
 			_, got, err := w.add("web-0", tenMinutes)
 			if record != "mark" && (err != nil || !slices.Equal(got, addrs)) {
@@ -225,8 +227,8 @@ func TestADescriptionOfANewerVersionIsRefusedAndAnOlderOneRead(t *testing.T) {
 	}
 	upgrade()
 	b, err := w.fs.ReadFile(path)
-	check(t, err)
-	check(t, w.fs.WriteFile(path, bytes.Replace(b, []byte(`"v":1,`), nil, 1), modeState)) // as the first version wrote it
+	must.Do(t, err)
+	must.Do(t, w.fs.WriteFile(path, bytes.Replace(b, []byte(`"v":1,`), nil, 1), modeState)) // as the first version wrote it
 	if ledgers, err = Networks(o); err != nil || len(ledgers) != 1 || ledgers[0].Network().Ranges[0].String() != w.net.Ranges[0].String() {
 		t.Errorf("%v, %v", ledgers, err)
 	}
@@ -240,7 +242,7 @@ func TestUninstallEndsWhatANewerVersionPromisedToo(t *testing.T) {
 	l := w.ledger()
 	w.downgrade(filepath.Join("/data/net", addrs[0].String()), filepath.Join(l.state, claimsDir, NewKey("net", Pod{Namespace: "default", Name: "home"}, *tenMinutes, "eth0").hash()))
 	freed, err := l.Uninstall()
-	check(t, err)
+	must.Do(t, err)
 	if !slices.Equal(freed.Addrs, addrs) || freed.InUse != nil {
 		t.Errorf("%+v", freed)
 	}
@@ -258,17 +260,17 @@ func TestUninstallIsFinishedByTheNextOneWhereverItWasKilled(t *testing.T) {
 		job, jobAddrs, _ := w.add("job", ordinary)
 		killed := w.killAt(n, func() {
 			_, err := w.ledger().Uninstall()
-			check(t, err)
+			must.Do(t, err)
 		})
 
 		ledgers, err := Networks(Options{StateDir: "/state", FS: w.fs, Clock: w.clock, Netns: w.netns})
-		check(t, err)
+		must.Do(t, err)
 		for _, l := range ledgers {
 			_, err := l.Uninstall()
-			check(t, err)
+			must.Do(t, err)
 		}
 		names, err := w.fs.ReadDir("/data/net")
-		check(t, err)
+		must.Do(t, err)
 		for _, name := range names {
 			if _, err := netip.ParseAddr(name); err != nil && name != lockFile && !strings.HasPrefix(name, lastPrefix) {
 				w.failf("%s is left", name)
@@ -289,19 +291,12 @@ func TestUninstallIsFinishedByTheNextOneWhereverItWasKilled(t *testing.T) {
 			w.failf("killed at %d: left: %v", n, names)
 		}
 		left, err := RemoveState(Options{StateDir: "/state", FS: w.fs})
-		check(t, err)
+		must.Do(t, err)
 		if names, err := w.fs.ReadDir("/state"); left != 0 || !errors.Is(err, fs.ErrNotExist) {
 			w.failf("killed at %d: of the state there is %v, %v", n, names, err)
 		}
 		if !killed {
 			break
 		}
-	}
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

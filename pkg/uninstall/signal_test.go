@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 // server is an API server with one object that refuses, ends watches and goes back in time on demand, which a real
@@ -104,7 +106,7 @@ func (s *server) endWatches() {
 // watched waits for a watch.
 func (s *server) watched() {
 	s.t.Helper()
-	eventually(s.t, "a watch", func() bool {
+	must.Eventually(s.t, "a watch", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.watches) > 0
@@ -178,15 +180,6 @@ func unchanged(t *testing.T, signal *Signal) {
 	}
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("still not: %s", what)
-		}
-	}
-}
-
 func TestAWatchedDeletionIsASignal(t *testing.T) {
 	s := start(t)
 	s.uid = "a"
@@ -218,7 +211,7 @@ func TestTheAbsenceOfAnObjectThatAnEarlierProcessKnewIsASignal(t *testing.T) {
 func TestTheAbsenceOfAnObjectNeverObservedIsNoSignal(t *testing.T) {
 	s := start(t)
 	signal := observe(t, s, Object{})
-	eventually(t, "the third list", func() bool { s.endWatches(); return s.listed() >= 3 })
+	must.Eventually(t, "the third list", func() bool { s.endWatches(); return s.listed() >= 3 })
 	unchanged(t, signal)
 	if got := signal.Status(); got.State != Unknown {
 		t.Errorf("the status is %+v", got)

@@ -18,6 +18,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/must"
 )
 
 // The counterpart in these tests is the runtime's own half of NRI, in this process, as containerd links it.
@@ -41,7 +42,7 @@ type runtime struct {
 func newRuntime(t *testing.T, pods ...*api.PodSandbox) *runtime {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "nri-") // short: a socket's path has 108 bytes
-	check(t, err)
+	must.Do(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	rt := &runtime{socket: filepath.Join(dir, "nri.sock"), pods: pods}
 	t.Cleanup(rt.stop)
@@ -60,10 +61,10 @@ func (rt *runtime) start(t *testing.T) {
 		adaptation.WithSocketPath(rt.socket+".inner"),
 		adaptation.WithPluginPath(filepath.Join(dir, "plugins")),
 		adaptation.WithPluginConfigPath(filepath.Join(dir, "conf.d")))
-	check(t, err)
-	check(t, r.Start())
+	must.Do(t, err)
+	must.Do(t, r.Start())
 	front, err := net.Listen("unix", rt.socket)
-	check(t, err)
+	must.Do(t, err)
 	rt.r, rt.front = r, front
 	go rt.relay(front)
 }
@@ -226,9 +227,9 @@ func TestTheHandlerIsToldOfEveryPodAsTheRuntimeDescribesIt(t *testing.T) {
 	}
 	rt.settled()
 	ctx := t.Context()
-	check(t, rt.r.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: pod}))
-	check(t, rt.r.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: pod}))
-	check(t, rt.r.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{Pod: pod}))
+	must.Do(t, rt.r.RunPodSandbox(ctx, &api.RunPodSandboxRequest{Pod: pod}))
+	must.Do(t, rt.r.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: pod}))
+	must.Do(t, rt.r.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{Pod: pod}))
 	got := r.want(t, "run", "stop", "remove")["run"].all[0]
 	if got.Pod != (ledger.Pod{Namespace: "default", Name: "web-0", UID: "u1"}) || got.Netns != "/run/netns/x" || got.Annotations["a"] != "b" ||
 		fmt.Sprint(got.Addrs) != "[192.0.2.5 2001:db8::5]" {
@@ -261,7 +262,7 @@ func TestAConnectionThatDropsWhileRegisteringIsAbandoned(t *testing.T) {
 	rt, r := newRuntime(t), newRecorder()
 	// A runtime that dies after Register and before Configure, as the real one can: here it only ever accepts.
 	l, err := net.Listen("unix", rt.socket)
-	check(t, err)
+	must.Do(t, err)
 	accepted := make(chan net.Conn, 10)
 	go func() {
 		for {
@@ -290,11 +291,11 @@ func TestAConnectionThatDropsWhileRegisteringIsAbandoned(t *testing.T) {
 func TestStopEndsARegistrationThatHangs(t *testing.T) {
 	rt, r := newRuntime(t), newRecorder()
 	l, err := net.Listen("unix", rt.socket)
-	check(t, err)
+	must.Do(t, err)
 	defer l.Close()
 	stop := start(t, &Plugin{Socket: rt.socket, Handler: r})
 	c, err := l.Accept()
-	check(t, err)
+	must.Do(t, err)
 	defer c.Close()
 	stop()
 }
@@ -371,13 +372,6 @@ func TestASlowHandlerDoesNotFailThePodAndThePluginComesBack(t *testing.T) {
 }
 
 func TestItsNameSuitsTheRuntimesConfiguration(t *testing.T) {
-	check(t, api.CheckPluginIndex(Index))
-	check(t, api.CheckPluginName(Name))
-}
-
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, api.CheckPluginIndex(Index))
+	must.Do(t, api.CheckPluginName(Name))
 }
