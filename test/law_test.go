@@ -4,111 +4,204 @@ package test
 import (
 	"os"
 	"os/exec"
+	"path"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/must"
 )
 
-const module = "github.com/stayput/stayput"
+const module = "github.com/stayput/stayput/"
 
-// imports are all packages that the packages matching pattern link, themselves included.
-func imports(t *testing.T, format, pattern string) []string {
+// rule is what a package may import of this module, and the trees of packages that it must not link, not even through
+// others.
+type rule struct {
+	pkg         string
+	uses, never []string
+}
+
+// law has a rule for every package; packages without one obey that of their parent. A package imports only what stands
+// above it, so that dependencies point one way and no subpackage imports its parent. Tests import what they like.
+var law = []rule{
+	// What everything rests on. The CNI plugin links it at every start of a pod.
+	{pkg: "pkg/ledger", never: heavy},
+	{pkg: "pkg/atomicfile", never: heavy},
+	{pkg: "pkg/netconf", uses: []string{"pkg/ledger"}, never: heavy},
+	{pkg: "pkg/spool", uses: []string{"pkg/ledger"}, never: heavy},
+
+	// The API, and the rules that controller and kubectl stayput share: no I/O, no client.
+	{pkg: "pkg/api", never: []string{"sigs.k8s.io/controller-runtime"}},
+	{pkg: "pkg/home", uses: []string{"pkg/api"}, never: clients},
+	{pkg: "pkg/uninstall", uses: []string{"pkg/api"}, never: []string{"sigs.k8s.io/controller-runtime"}},
+
+	// The agent. It runs on every node: it knows one kind of object, and does not pay for the others.
+	{pkg: "pkg/node/cniconf", uses: []string{"pkg/ledger", "pkg/atomicfile", "pkg/netconf"}, never: clients},
+	{pkg: "pkg/node/hostnet", uses: []string{"pkg/ledger"}, never: clients},
+	{pkg: "pkg/node/cri", uses: []string{"pkg/ledger", "pkg/node/cniconf"}, never: allClients},
+	{
+		pkg:   "pkg/node/retainedip",
+		uses:  []string{"pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf"},
+		never: allClients,
+	},
+	{
+		pkg:   "pkg/node/importer",
+		uses:  []string{"pkg/ledger", "pkg/api", "pkg/node/cri", "pkg/node/hostnet"},
+		never: allClients,
+	},
+	{
+		pkg:   "pkg/node/inspect",
+		uses:  []string{"pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/node/cri"},
+		never: allClients,
+	},
+	{
+		pkg: "pkg/node",
+		uses: []string{
+			"pkg/ledger", "pkg/atomicfile", "pkg/spool", "pkg/api", "pkg/uninstall",
+			"pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/retainedip",
+		},
+		never: slices.Concat(allClients, []string{"pkg/home", "pkg/placement"}),
+	},
+
+	// The controller. It knows addresses by RetainedIPs only.
+	{pkg: "pkg/placement/cluster", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
+	{pkg: "pkg/placement/gate", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
+	{
+		pkg:   "pkg/placement/uninstall",
+		uses:  []string{"pkg/api", "pkg/home", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate"},
+		never: addresses,
+	},
+	{
+		pkg: "pkg/placement/podstate",
+		uses: []string{
+			"pkg/api", "pkg/home", "pkg/placement/cluster", "pkg/placement/gate", "pkg/placement/uninstall",
+		},
+		never: addresses,
+	},
+	{
+		pkg: "pkg/placement",
+		uses: []string{
+			"pkg/api", "pkg/home", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
+			"pkg/placement/podstate", "pkg/placement/uninstall",
+		},
+		never: addresses,
+	},
+
+	// kubectl stayput asks the agent of a node, and predicts the controller by pkg/home.
+	{
+		pkg:   "pkg/cli",
+		uses:  []string{"pkg/ledger", "pkg/api", "pkg/home"},
+		never: []string{"pkg/node", "pkg/placement", "google.golang.org/grpc", "github.com/containerd"},
+	},
+
+	// What foreign processes call by foreign protocols. Nothing in pkg imports it.
+	{pkg: "plugin/ipam", uses: []string{"pkg/ledger", "pkg/netconf", "pkg/spool"}, never: heavy},
+	{pkg: "plugin/nri", uses: []string{"pkg/ledger"}, never: []string{"k8s.io/client-go"}},
+
+	// The programs.
+	{pkg: "cmd/internal/release", never: heavy},
+	{pkg: "cmd/internal/program", uses: []string{"cmd/internal/release"}},
+	{pkg: "cmd/stayput", uses: []string{"plugin/ipam", "cmd/internal/release"}, never: heavy},
+	{
+		pkg: "cmd/stayput-agent",
+		uses: []string{
+			"pkg/ledger", "pkg/api", "pkg/node", "pkg/node/cniconf", "pkg/node/importer", "pkg/node/inspect",
+			"plugin/nri", "cmd/internal/program",
+		},
+		never: allClients,
+	},
+	{pkg: "cmd/stayput-controller", uses: []string{"pkg/placement", "pkg/placement/uninstall", "cmd/internal/program"}},
+	{pkg: "cmd/kubectl-stayput", uses: []string{"pkg/cli", "cmd/internal/program"}},
+}
+
+var (
+	// heavy makes a program slow to start. Of other modules the rest is golang.org/x/sys.
+	heavy = []string{
+		"net", "net/http", "crypto/tls", "regexp", "text/template", "os/exec",
+		"k8s.io", "sigs.k8s.io", "google.golang.org", "github.com", "gopkg.in", "go.yaml.in", "golang.org/x/net",
+	}
+	clients    = []string{"k8s.io/client-go", "sigs.k8s.io/controller-runtime"}
+	allClients = []string{
+		"sigs.k8s.io/controller-runtime", "k8s.io/client-go/kubernetes", "k8s.io/client-go/informers",
+		"k8s.io/client-go/dynamic", "k8s.io/api/core",
+	}
+	addresses = []string{"pkg/ledger", "pkg/netconf", "pkg/spool", "pkg/node", "plugin"}
+)
+
+func TestEveryPackageObeysTheLawOfImports(t *testing.T) {
+	used := map[int]bool{}
+	for _, p := range packages(t) {
+		row := rowOf(p.name)
+		if row < 0 {
+			t.Errorf("%s has no row", p.name)
+			continue
+		}
+		used[row] = true
+		for _, name := range p.imports {
+			of := rowOf(name)
+			if of >= 0 && of != row && (of > row || !slices.Contains(law[row].uses, law[of].pkg)) {
+				t.Errorf("%s imports %s", p.name, name)
+			}
+		}
+		for _, name := range p.links {
+			if slices.ContainsFunc(law[row].never, func(tree string) bool { return in(name, tree) }) {
+				t.Errorf("%s links %s", p.name, name)
+			}
+		}
+	}
+	for i, row := range law {
+		if !used[i] {
+			t.Errorf("%s has a row, and does not exist", row.pkg)
+		}
+	}
+}
+
+// rowOf returns the row of a package: its own, or else that of the nearest package above it; -1 if there is none.
+func rowOf(pkg string) int {
+	for ; pkg != "."; pkg = path.Dir(pkg) {
+		if i := slices.IndexFunc(law, func(row rule) bool { return row.pkg == pkg }); i >= 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// in reports whether a package is that of the tree, or below it. Of the standard library it must be that itself.
+func in(pkg, tree string) bool {
+	top, _, _ := strings.Cut(tree, "/")
+	ours := slices.Contains([]string{"cmd", "pkg", "plugin"}, top)
+	return pkg == tree || (ours || strings.Contains(top, ".")) && strings.HasPrefix(pkg, tree+"/")
+}
+
+// pkg is a package of this module. Names of those are without the module's.
+type pkg struct {
+	name           string
+	imports, links []string
+}
+
+// packages returns the packages that the programs are made of.
+func packages(t *testing.T) (all []pkg) {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-deps", "-f", format, pattern)
+	cmd := exec.Command("go", "list", "-f", `{{.ImportPath}};{{join .Imports " "}};{{join .Deps " "}}`,
+		"./cmd/...", "./pkg/...", "./plugin/...")
 	cmd.Dir = ".."
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("go list %s: %v", pattern, err)
-	}
-	return strings.Fields(string(out))
-}
-
-// in says whether a package is one of these, or below one.
-func in(pkg string, trees ...string) bool {
-	return slices.ContainsFunc(trees, func(tree string) bool { return pkg == tree || strings.HasPrefix(pkg, tree+"/") })
-}
-
-// forbid fails the test where a package that matches pattern links one of the trees or packages.
-func forbid(t *testing.T, pattern string, trees []string, exactly ...string) {
-	t.Helper()
-	pkgs := imports(t, "{{.ImportPath}}", pattern)
-	if len(pkgs) == 0 {
-		t.Fatalf("%s: no such package", pattern)
-	}
-	for _, p := range pkgs {
-		if in(p, trees...) || slices.Contains(exactly, p) {
-			t.Errorf("%s links %s", pattern, p)
+	must.Do(t, err)
+	for line := range strings.Lines(strings.ReplaceAll(string(out), module, "")) {
+		f := strings.Split(strings.TrimSpace(line), ";")
+		if strings.HasSuffix(f[0], "test") { // for tests
+			continue
 		}
+		all = append(all, pkg{f[0], strings.Fields(f[1]), strings.Fields(f[2])})
 	}
+	return all
 }
 
-func TestTheCNIPluginLinksNothingThatMakesItsStartSlow(t *testing.T) {
-	slow := []string{
-		"k8s.io", "sigs.k8s.io", "google.golang.org", "github.com/containerd", "github.com/prometheus",
-		"github.com/containernetworking", "github.com/spf13", "github.com/vishvananda", "net/http", "crypto/tls",
-		module + "/plugin/nri", module + "/pkg/node",
-	}
-	for _, pattern := range []string{"./cmd/stayput", "./plugin/ipam", "./pkg/netconf"} {
-		forbid(t, pattern, slow, "net", "regexp", "text/template", "os/exec")
-	}
-}
-
-// The plugin links both. The spool carries the ledger's events.
-func TestTheLedgerAndTheSpoolNeedTheStandardLibraryAndSystemCallsOnly(t *testing.T) {
-	for pkg, allowed := range map[string][]string{
-		"pkg/ledger": {module + "/pkg/ledger"},
-		"pkg/spool":  {module + "/pkg/ledger", module + "/pkg/spool"},
-	} {
-		for _, p := range imports(t, "{{if not .Standard}}{{.ImportPath}}{{end}}", "./"+pkg) {
-			if !in(p, append(allowed, "golang.org/x/sys")...) {
-				t.Errorf("%s links %s", pkg, p)
-			}
-		}
-		forbid(t, "./"+pkg, nil, "net", "net/http", "regexp", "os/exec")
-	}
-}
-
-func TestNothingInPkgImportsAPlugin(t *testing.T) {
-	forbid(t, "./pkg/...", []string{module + "/plugin", module + "/cmd", module + "/test"})
-}
-
-func TestThePluginsKeepApart(t *testing.T) {
-	for _, rule := range []struct {
-		pkg   string
-		trees []string
-	}{
-		{"plugin/nri", []string{"k8s.io/client-go", module + "/plugin/ipam"}},
-		{"pkg/placement", []string{module + "/pkg/ledger", module + "/plugin"}},
-		{"pkg/home", []string{
-			"sigs.k8s.io/controller-runtime", "k8s.io/client-go", module + "/pkg/ledger", module + "/pkg/placement", module + "/plugin",
-		}},
-		{"pkg/cli", []string{module + "/pkg/node", module + "/pkg/placement", module + "/plugin", "google.golang.org/grpc", "github.com/containerd"}},
-		{"pkg/api", []string{module + "/pkg/ledger", module + "/pkg/node", module + "/pkg/placement"}},
-	} {
-		forbid(t, "./"+rule.pkg+"/...", rule.trees)
-	}
-	for _, below := range []string{"cniconf", "cri", "hostnet", "importer", "inspect", "retainedip"} {
-		forbid(t, "./pkg/node/"+below, nil, module+"/pkg/node")
-	}
-	for _, below := range []string{"podstate", "cluster", "gate", "uninstall"} {
-		forbid(t, "./pkg/placement/"+below, nil, module+"/pkg/placement")
-	}
-}
-
-// An agent runs on every node: it knows one kind of object and does not pay for the others.
-func TestTheAgentLinksNoClientForAllOfKubernetes(t *testing.T) {
-	forbid(t, "./cmd/stayput-agent", []string{
-		"sigs.k8s.io/controller-runtime", "k8s.io/client-go/kubernetes", "k8s.io/client-go/informers", "k8s.io/client-go/dynamic", "k8s.io/api/core",
-		module + "/pkg/placement",
-	})
-}
-
-// pkg/ledger imports nothing, and pkg/placement not pkg/ledger: the words of both are compared here.
-func TestTheNodeAndTheClusterReadTheSameAnnotations(t *testing.T) {
+// Neither pkg/ledger nor pkg/api imports the other: their words are compared here.
+func TestNodeAndClusterReadTheSameAnnotations(t *testing.T) {
 	for node, cluster := range map[string]string{
 		ledger.AnnotationRetainIP:           v1alpha1.AnnotationRetainIP,
 		ledger.AnnotationWhenScaled:         v1alpha1.AnnotationWhenScaled,
