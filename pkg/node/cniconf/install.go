@@ -19,10 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/atomicfile"
+	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // PluginName is the file name of the plugin, which is its type in a CNI configuration.
-const PluginName = "stayput"
+const PluginName = netconf.Type
 
 // pluginPackage is the main package of the plugin, by which its binary is known.
 const pluginPackage = "github.com/stayput/stayput/cmd/stayput"

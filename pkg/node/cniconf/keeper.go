@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -17,11 +16,11 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // Options are what a Keeper works with.
@@ -68,7 +67,7 @@ const (
 type Keeper struct {
 	o       Options
 	install *installer // nil: it only looks
-	limits  limits
+	limits  netconf.Limits
 	memory  memory
 	writes  *rate.Limiter
 	metrics *metrics
@@ -122,7 +121,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 func New(o Options) *Keeper {
 	k := &Keeper{
 		o: o, writes: rate.NewLimiter(rate.Every(writeEvery), writeBurst), metrics: newMetrics(o.Registry),
-		limits: limits{stateDir: o.StateDir, promisedShare: o.PromisedShare, longestRetention: o.LongestRetention},
+		limits: netconf.Limits{StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention},
 	}
 	if o.Install {
 		k.install = &installer{source: o.Plugin, dir: o.BinDir}
@@ -343,7 +342,7 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 	}
 	if ready == yes && s.State == StateActive {
 		// What cannot be done now is done at the next look, or is reported by the pod's DEL.
-		if err := retypeFlannel(dir, stockIPAM, PluginName, s.Network); err != nil {
+		if err := retypeFlannel(dir, netconf.HostLocal, netconf.Type, s.Network); err != nil {
 			k.o.Log.Warn("Cannot change what flannel remembers of its containers", "err", err)
 			again = keepSoon
 		}
@@ -404,20 +403,20 @@ func (k *Keeper) settle(ready usable, misfit *Status) (plan, error) {
 		return plan{}, err
 	}
 	p := dir.decide(k.limits, &k.memory, now.Boot)
-	own := dir.own()
+	_, ours := dir.own()
 	path := filepath.Join(k.o.ConfDir, ConflistName)
 	switch {
-	case ready == no && own != nil && own.ours:
+	case ready == no && ours:
 		p.remove, p.write = true, nil
 	case ready != yes:
 		p.write = nil
 	}
 	switch {
-	case misfit != nil && own != nil && own.ours:
+	case misfit != nil && ours:
 		p = plan{remove: true, status: misfit}
 	case misfit != nil:
 		p = plan{status: misfit}
-	case k.runtime == nil && own == nil && p.write != nil:
+	case k.runtime == nil && !ours && p.write != nil:
 		p = plan{again: pollEvery}
 	}
 	switch {
@@ -441,91 +440,4 @@ func (k *Keeper) settle(ready usable, misfit *Status) (plan, error) {
 		k.o.Log.Info("Removed the CNI configuration", "file", path)
 	}
 	return p, nil
-}
-
-// longestConf is far more than any configuration has.
-const longestConf = 1 << 20
-
-// readConfDir reads what runtimes read. A directory that does not exist configures nothing.
-func readConfDir(path string) (confDir, error) {
-	var err error
-	for range 10 { // a file that goes between the listing and its reading is listed again
-		var d confDir
-		if d, err = readConfDirOnce(path); !errors.Is(err, fs.ErrNotExist) {
-			return d, err
-		}
-		if _, statErr := os.Stat(path); errors.Is(statErr, fs.ErrNotExist) {
-			return confDir{}, statErr
-		}
-	}
-	return confDir{}, err
-}
-
-func readConfDirOnce(path string) (confDir, error) {
-	entries, err := os.ReadDir(path) // sorted by name
-	if err != nil {
-		return confDir{}, err
-	}
-	d := confDir{folders: map[string][]confFile{}}
-	for _, e := range entries {
-		if e.IsDir() {
-			inside, err := os.ReadDir(filepath.Join(path, e.Name()))
-			if err != nil {
-				return confDir{}, err
-			}
-			for _, f := range inside {
-				if filepath.Ext(f.Name()) != ".conf" || f.IsDir() {
-					continue
-				}
-				c, err := readConfFile(filepath.Join(path, e.Name(), f.Name()))
-				if err != nil {
-					return confDir{}, err
-				}
-				d.folders[e.Name()] = append(d.folders[e.Name()], c)
-			}
-			continue
-		}
-		switch filepath.Ext(e.Name()) {
-		case ".conf", ".conflist", ".json":
-			c, err := readConfFile(filepath.Join(path, e.Name()))
-			if err != nil {
-				return confDir{}, err
-			}
-			d.files = append(d.files, c)
-		}
-	}
-	// Listed, but removed: its mount would show an empty directory for ever.
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return confDir{}, &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if st.Nlink == 0 {
-		return confDir{}, fmt.Errorf("%s was removed and, if it is there again, is another directory than the one mounted here: restart the agent", path)
-	}
-	return d, nil
-}
-
-// readConfFile returns an error where the file has gone; what else is wrong with it is its own.
-func readConfFile(path string) (confFile, error) {
-	f := confFile{name: filepath.Base(path)}
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		if target, linkErr := os.Readlink(path); linkErr == nil {
-			f.err = fmt.Errorf("it links to %s, which does not exist", target)
-			return f, nil
-		}
-		return f, err
-	case err != nil:
-		f.err = err
-	case !info.Mode().IsRegular():
-		f.err = errors.New("not a file")
-	case info.Size() > longestConf:
-		f.err = errors.New("too long for a configuration")
-	default:
-		if f.data, f.err = os.ReadFile(path); errors.Is(f.err, fs.ErrNotExist) {
-			return f, f.err
-		}
-	}
-	return f, nil
 }

@@ -2,7 +2,6 @@ package cniconf
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,26 +10,19 @@ import (
 	"strings"
 
 	"github.com/stayput/stayput/pkg/atomicfile"
+	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // flannel's plugin keeps, for each container, the configuration that it was added with, and ends it with that one
 // whatever the conflist says by then: without more, containers from before would go to host-local for ever, and
 // after the plugin's removal those of stayput could not be ended.
-const defaultFlannelDir = "/var/lib/cni/flannel"
-
+//
 // retypeFlannel changes the IPAM plugin in what flannel remembers; network empty is every one.
 func retypeFlannel(d confDir, from, to, network string) error {
 	dirs := map[string]bool{}
-	for _, f := range d.files {
-		for _, p := range pluginsOf(d.read(f).list) {
-			if typeOf(p) != flannelType {
-				continue
-			}
-			if dir, _ := p["dataDir"].(string); dir != "" {
-				dirs[dir] = true
-			} else {
-				dirs[defaultFlannelDir] = true
-			}
+	for _, f := range d.Files {
+		for _, dir := range d.Conf(f).FlannelDirs() {
+			dirs[dir] = true
 		}
 	}
 	var errs []error
@@ -63,18 +55,8 @@ func retype(dir, from, to, network string) error {
 			errs = append(errs, ignoreGone(err))
 			continue
 		}
-		m, err := decode(data)
-		if err != nil {
-			continue // being written, or none of flannel's
-		}
-		ipam, _ := m["ipam"].(map[string]any)
-		if ipam["type"] != from || network != "" && m["name"] != network {
-			continue
-		}
-		ipam["type"] = to
-		if data, err = json.Marshal(m); err != nil {
-			errs = append(errs, err)
-			continue
+		if data = netconf.Retype(data, from, to, network); data == nil {
+			continue // being written, or another IPAM plugin's
 		}
 		errs = append(errs, ignoreGone(atomicfile.File{Path: path, Mode: 0o600, MustExist: true}.Write(bytes.NewReader(data))))
 	}
@@ -99,13 +81,13 @@ func RemoveConflist(confDir string) (removed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if own := dir.own(); own != nil && own.ours {
+	if _, ours := dir.own(); ours {
 		if err := atomicfile.Remove(filepath.Join(confDir, ConflistName)); ignoreGone(err) != nil {
 			return false, err
 		}
 		removed = true
 	}
-	return removed, errors.Join(atomicfile.Sweep(confDir), retypeFlannel(dir, PluginName, stockIPAM, ""))
+	return removed, errors.Join(atomicfile.Sweep(confDir), retypeFlannel(dir, netconf.Type, netconf.HostLocal, ""))
 }
 
 // ErrNotRemoved says that no configuration names the plugin's binary, but that it is not ours or cannot be removed.
@@ -118,16 +100,16 @@ func RemovePlugin(confDir, binDir string) (removed bool, err error) {
 	if ignoreGone(err) != nil {
 		return false, err
 	}
-	for _, f := range dir.files {
-		if c := dir.read(f); c.kind == byHand {
-			return false, fmt.Errorf("%s names the plugin: write host-local there first", filepath.Join(confDir, f.name))
+	for _, f := range dir.Files {
+		if dir.Conf(f).Kind == netconf.ByHand {
+			return false, fmt.Errorf("%s names the plugin: write host-local there first", filepath.Join(confDir, f.Name))
 		}
 	}
 	if s := dir.status(); s.State == StateActive { // by a copy of the conflist
 		return false, fmt.Errorf("%s: restart multus' pod on this node first", s.Message)
 	}
 	// Once more: an ADD that was under way when the conflist went has left its note since.
-	if err := retypeFlannel(dir, PluginName, stockIPAM, ""); err != nil {
+	if err := retypeFlannel(dir, netconf.Type, netconf.HostLocal, ""); err != nil {
 		return false, err
 	}
 	if err := ignoreGone(atomicfile.Sweep(binDir)); err != nil {

@@ -1,0 +1,481 @@
+package netconf
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// Kind is what stayput can do with a configuration.
+type Kind int
+
+// The kinds.
+const (
+	Broken  Kind = iota // the runtime cannot load it, or it could not be read
+	Stock               // host-local, in a place that is understood
+	ByHand              // it names stayput already
+	Multus              // it hands on to another one, or to a copy of it
+	Foreign             // anything else
+)
+
+// Conf is the configuration in one file.
+type Conf struct {
+	File    string
+	Kind    Kind
+	Why     string // it is Broken or Foreign
+	Network string
+	list    map[string]any // as a configuration list; nil if Broken by its content
+	data    []byte
+}
+
+// callers are the main plugins known to run the IPAM plugin that ipam.type names and to hand it all of their
+// configuration: those of containernetworking/plugins. flannel is one more, which has rules of its own.
+var callers = []string{"bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"}
+
+const flannelType = "flannel"
+
+// reason returns why the addresses of a plugin cannot be kept, "" for a plugin that is not known. A switch, and not a map:
+// the CNI plugin would fill that at every start.
+func reason(plugin string) string {
+	switch plugin {
+	case "antrea":
+		return "antrea-agent runs IPAM itself and refuses every type but host-local and its own"
+	case "aws-cni":
+		return "the AWS VPC CNI takes addresses from the VPC by its own daemon"
+	case "azure-vnet":
+		return "the Azure CNI takes addresses from the virtual network by its own IPAM"
+	case "calico":
+		return "Calico keeps addresses in its own IPAM, and fills in usePodCidr for host-local alone"
+	case "cilium-cni":
+		return "cilium-agent hands out addresses itself"
+	case "kube-ovn":
+		return "Kube-OVN hands out addresses itself; it has fixed addresses of its own"
+	case "ovn-k8s-cni-overlay":
+		return "OVN-Kubernetes hands out addresses itself"
+	case "terway":
+		return "Terway takes addresses from the VPC by its own daemon"
+	case "weave-net":
+		return "Weave Net hands out addresses itself"
+	}
+	return ""
+}
+
+// Conf returns what a file of the directory configures, as go-cni, the library of containerd, loads it.
+func (d Dir) Conf(f File) *Conf {
+	c := &Conf{File: f.Name, data: f.Data}
+	err := f.Err
+	if err == nil {
+		c.list, err = load(f)
+	}
+	if err != nil {
+		c.list, c.Why = nil, err.Error()
+		return c
+	}
+	c.Network, _ = c.list["name"].(string)
+	c.Kind, c.Why = d.classify(c.list)
+	return c
+}
+
+// load decodes a file as a configuration list if libcni accepts it. Numbers stay as they are written.
+func load(f File) (map[string]any, error) {
+	m, err := decode(f.Data)
+	if err != nil {
+		return nil, err
+	}
+	if filepath.Ext(f.Name) != ".conflist" {
+		if err := checkPlugin(m); err != nil {
+			return nil, err
+		}
+		list := map[string]any{"plugins": []any{m}}
+		for _, key := range []string{"name", "cniVersion"} {
+			if v, ok := m[key]; ok {
+				list[key] = v
+			}
+		}
+		m = list
+	}
+	return m, checkList(m)
+}
+
+// checkList refuses what libcni.NetworkConfFromBytes refuses. That function links package net and the tracing libraries of
+// runtimes; a fuzz test holds the two together.
+func checkList(m map[string]any) error {
+	if name, _ := m["name"].(string); name == "" {
+		return errors.New("name: expected the name of the network")
+	}
+	var versions []any
+	for key, v := range m {
+		switch key {
+		case "cniVersion":
+			if _, ok := v.(string); !ok {
+				return fmt.Errorf("cniVersion: expected a string")
+			}
+			if _, listed := m["cniVersions"]; listed {
+				versions = append(versions, v)
+			}
+		case "cniVersions":
+			list, ok := v.([]any)
+			if !ok {
+				return fmt.Errorf("cniVersions: expected a list of versions")
+			}
+			versions = append(versions, list...)
+		case "disableCheck", "disableGC", "loadOnlyInlinedPlugins":
+			s, isString := v.(string)
+			if _, ok := v.(bool); !ok && (!isString || !strings.EqualFold(s, "true") && !strings.EqualFold(s, "false")) {
+				return fmt.Errorf("%s: expected true or false", key)
+			}
+		}
+	}
+	for _, v := range versions {
+		s, ok := v.(string)
+		if !ok {
+			return fmt.Errorf("cniVersions: expected a list of versions")
+		}
+		if err := checkVersion(s); err != nil {
+			return fmt.Errorf("cniVersions: %w", err)
+		}
+	}
+	all, there := m["plugins"]
+	if !there {
+		if inlined(m) {
+			return fmt.Errorf("plugins: expected a list, since loadOnlyInlinedPlugins is true")
+		}
+		return nil
+	}
+	plugins, ok := all.([]any)
+	if !ok || len(plugins) == 0 {
+		return fmt.Errorf("plugins: expected a list of plugins")
+	}
+	for i, p := range plugins {
+		if err := checkPlugin(p); err != nil {
+			return fmt.Errorf("plugins[%d]: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// checkVersion refuses what version.ParseVersion of the CNI library refuses.
+func checkVersion(s string) error {
+	parts := strings.Split(s, ".")
+	if s == "" {
+		return nil
+	}
+	if len(parts) > 3 {
+		return fmt.Errorf("invalid version %.64q: too many parts", s)
+	}
+	for _, part := range parts {
+		if _, err := strconv.Atoi(part); err != nil {
+			return fmt.Errorf("invalid version %.64q: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// pluginConf has the types that the CNI library decodes a plugin's configuration into (types.PluginConf).
+type pluginConf struct {
+	CNIVersion   string
+	Name         string
+	Type         string
+	Capabilities map[string]bool
+	IPAM         struct{ Type string }
+	DNS          struct {
+		Nameservers, Search, Options []string
+		Domain                       string
+	}
+	PrevResult       map[string]any
+	ValidAttachments []struct{ ContainerID, IfName string } `json:"cni.dev/valid-attachments"`
+}
+
+func checkPlugin(p any) error {
+	data, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	var c pluginConf
+	if err := json.Unmarshal(data, &c); err != nil {
+		return err
+	}
+	if c.Type == "" {
+		return errors.New("type: expected the name of a plugin")
+	}
+	return nil
+}
+
+// inlined reports whether libcni ignores the folder named after the network.
+func inlined(list map[string]any) bool {
+	switch v := list["loadOnlyInlinedPlugins"].(type) {
+	case bool:
+		return v
+	case string:
+		return strings.EqualFold(v, "true")
+	}
+	return false
+}
+
+func decode(data []byte) (map[string]any, error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	var m map[string]any
+	if err := d.Decode(&m); err != nil {
+		return nil, err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("expected one JSON object and nothing behind it")
+	}
+	if m == nil {
+		return nil, errors.New("expected a JSON object")
+	}
+	return m, nil
+}
+
+func encode(m map[string]any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	err := e.Encode(m)
+	return b.Bytes(), err
+}
+
+// classify is cautious: a list is Stock only if every plugin of it that has host-local is understood.
+func (d Dir) classify(list map[string]any) (Kind, string) {
+	plugins := pluginsOf(list)
+	if len(plugins) > 0 {
+		if t := typeOf(plugins[0]); t == "multus" || t == "multus-shim" {
+			return Multus, ""
+		}
+	}
+	found := map[Kind]bool{}
+	why := ""
+	for i, p := range plugins {
+		k, reason := classifyPlugin(p)
+		found[k] = true
+		if k == Foreign && why == "" {
+			why = fmt.Sprintf("plugins[%d]: %s", i, reason)
+		}
+	}
+	inFolder := false
+	if !inlined(list) {
+		name, _ := list["name"].(string)
+		for _, f := range d.Folders[name] {
+			var p map[string]any
+			if f.Err != nil || json.Unmarshal(f.Data, &p) != nil {
+				return Broken, "the network's plugin in the folder " + filepath.Join(name, f.Name) + " cannot be read"
+			}
+			k, reason := classifyPlugin(p)
+			inFolder = true
+			if k != plain {
+				return Foreign, fmt.Sprintf("folder %s: addresses are configured in a file of their own there (%s), which is not supported", name, strings.TrimSpace(f.Name+" "+reason))
+			}
+		}
+	}
+	switch {
+	case len(plugins) == 0 && !inFolder:
+		return Broken, "no plugins in it"
+	case found[ByHand]:
+		return ByHand, ""
+	case found[Stock] && !found[Foreign]:
+		return Stock, ""
+	}
+	var types []string
+	for _, p := range plugins {
+		types = append(types, typeOf(p))
+	}
+	for _, t := range types { // a plugin that is known says more than one chained to it that is not
+		if why := reason(t); why != "" {
+			return Foreign, t + ": " + why
+		}
+	}
+	if found[Foreign] {
+		return Foreign, why
+	}
+	return Foreign, fmt.Sprintf("no plugin of it (%s) gives addresses by host-local", strings.Join(types, ", "))
+}
+
+// plain is a plugin that gives no addresses, such as portmap: whatever it is, it stays as it is.
+const plain = Kind(-1)
+
+func classifyPlugin(p map[string]any) (Kind, string) {
+	for _, key := range []string{"type", "ipam", "delegate", "capabilities"} {
+		if other := foldedKey(p, key); other != "" {
+			return Foreign, fmt.Sprintf("key %q: expected it to be written %q", other, key)
+		}
+	}
+	t := typeOf(p)
+	ipam, isObject := p["ipam"].(map[string]any)
+	if p["ipam"] != nil && !isObject {
+		return Foreign, "ipam: expected an object"
+	}
+	if other := foldedKey(ipam, "type"); other != "" {
+		return Foreign, fmt.Sprintf("ipam: key %q: expected it to be written \"type\"", other)
+	}
+	by, isString := ipam["type"].(string)
+	if _, there := ipam["type"]; there && !isString {
+		return Foreign, "ipam.type: expected a string"
+	} else if t == flannelType && !there {
+		by = HostLocal // what it takes by default
+	}
+	switch {
+	case by == Type:
+		return ByHand, ""
+	case by == "" || by != HostLocal && !slices.Contains(callers, t) && t != flannelType && reason(t) == "":
+		return plain, ""
+	case by != HostLocal && reason(t) != "":
+		return Foreign, t + ": " + reason(t)
+	case by != HostLocal:
+		return Foreign, fmt.Sprintf("%s gives addresses by the IPAM plugin %s, not by host-local", t, by)
+	case t == flannelType:
+		return classifyFlannel(p)
+	case slices.Contains(callers, t):
+		return Stock, ""
+	case reason(t) != "":
+		return Foreign, t + ": " + reason(t)
+	}
+	return Foreign, fmt.Sprintf("the plugin %s is not known; if it runs the IPAM plugin that ipam.type names, write \"stayput\" there by hand", t)
+}
+
+// classifyFlannel knows that flannel's plugin makes the IPAM section of the plugin it runs from its own one.
+func classifyFlannel(p map[string]any) (Kind, string) {
+	delegate, isObject := p["delegate"].(map[string]any)
+	if p["delegate"] != nil && !isObject {
+		return Foreign, "delegate: expected an object"
+	}
+	switch t := delegate["type"].(type) {
+	case nil:
+	case string:
+		if !slices.Contains(callers, t) {
+			if why := reason(t); why != "" {
+				return Foreign, fmt.Sprintf("delegate: %s: %s", t, why)
+			}
+			return Foreign, fmt.Sprintf("delegate: the plugin %s is not known", t)
+		}
+	default:
+		return Foreign, "delegate.type: expected a string"
+	}
+	return Stock, ""
+}
+
+// foldedKey returns a key that encoding/json, and with it most plugins, takes for this one though it is written otherwise.
+func foldedKey(m map[string]any, key string) string {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		if k != key && strings.EqualFold(k, key) {
+			return k
+		}
+	}
+	return ""
+}
+
+func pluginsOf(list map[string]any) []map[string]any {
+	var plugins []map[string]any
+	all, _ := list["plugins"].([]any)
+	for _, p := range all {
+		m, _ := p.(map[string]any)
+		plugins = append(plugins, m)
+	}
+	return plugins
+}
+
+func typeOf(p map[string]any) string {
+	t, _ := p["type"].(string)
+	return t
+}
+
+// Stayput returns the configuration that the first main plugin with stayput as its IPAM plugin hands on to it, as far as
+// the file has it: flannel adds the ranges at ADD. It is nil if there is no such plugin.
+func (c *Conf) Stayput() (*Config, error) {
+	for _, p := range pluginsOf(c.list) {
+		if ipamType(p) != Type {
+			continue
+		}
+		given := maps.Clone(p)
+		for _, key := range []string{"name", "cniVersion"} {
+			if v, ok := c.list[key]; ok {
+				given[key] = v
+			}
+		}
+		data, err := json.Marshal(given)
+		if err != nil {
+			return nil, err
+		}
+		conf, err := Parse(data)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", c.File, err)
+		}
+		return conf, nil
+	}
+	return nil, nil
+}
+
+// WithoutAnnotations reports whether a main plugin has stayput as its IPAM plugin but is not given the pods' annotations.
+func (c *Conf) WithoutAnnotations() bool {
+	return slices.ContainsFunc(pluginsOf(c.list), func(p map[string]any) bool {
+		capabilities, _, _ := object{m: p}.obj("capabilities")
+		return ipamType(p) == Type && capabilities.m[AnnotationsCapability] != true
+	})
+}
+
+// Networks returns the networks, name and data directory alone, in which an IPAM plugin that works as host-local does
+// may have addresses.
+func (c *Conf) Networks() (networks []*ledger.Network) {
+	if !validNetwork(c.Network) {
+		return nil
+	}
+	for _, p := range pluginsOf(c.list) {
+		ipam, _, _ := object{m: p}.obj("ipam")
+		dir, _ := ipam.str("dataDir")
+		networks = append(networks, &ledger.Network{Name: c.Network, DataDir: dir})
+	}
+	return networks
+}
+
+func ipamType(p map[string]any) string {
+	ipam, _, _ := object{m: p}.obj("ipam")
+	t, _ := ipam.str("type")
+	return t
+}
+
+// Delegate returns what a configuration of kind Multus hands on to: its copy of another one, or the cluster network, which
+// is a name or the path of a file in the container of multus' daemon. It returns neither if the file does not say.
+func (c *Conf) Delegate() (first *Conf, clusterNetwork string) {
+	plugin := pluginsOf(c.list)[0]
+	clusterNetwork, _ = plugin["clusterNetwork"].(string)
+	delegates, _ := plugin["delegates"].([]any)
+	if len(delegates) == 0 {
+		return nil, clusterNetwork
+	}
+	list, _ := delegates[0].(map[string]any)
+	if _, isList := list["plugins"]; !isList {
+		list = map[string]any{"name": list["name"], "plugins": []any{list}}
+	}
+	first = &Conf{File: c.File, list: list}
+	first.Network, _ = list["name"].(string)
+	first.Kind, first.Why = Dir{}.classify(list)
+	return first, ""
+}
+
+// defaultFlannelDir is where flannel's plugin keeps its notes.
+const defaultFlannelDir = "/var/lib/cni/flannel"
+
+// FlannelDirs returns the directories in which flannel's plugin notes, for each container, the configuration of its ADD.
+func (c *Conf) FlannelDirs() (dirs []string) {
+	for _, p := range pluginsOf(c.list) {
+		if typeOf(p) != flannelType {
+			continue
+		}
+		if dir, _ := p["dataDir"].(string); dir != "" {
+			dirs = append(dirs, dir)
+		} else {
+			dirs = append(dirs, defaultFlannelDir)
+		}
+	}
+	return dirs
+}

@@ -1,0 +1,168 @@
+package netconf
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// A derived configuration is another one with stayput in host-local's place:
+//
+//	{
+//	  "cniVersion": …, "name": …, …               as in the source, numbers and unknown keys included
+//	  "plugins": [                                 as in the source, in its order, and behind them what other
+//	                                               programs have chained to this file (service meshes do)
+//	    { …, "ipam": {…, "type": "stayput"},       host-local's keys stay
+//	      "capabilities": {…, "io.kubernetes.cri.pod-annotations": true} }
+//	  ],
+//	  "stayput.io/derived": {                      known by it; runtimes ignore unknown keys
+//	    "from": "10-flannel.conflist",
+//	    "types": ["flannel", "portmap"],           of the source's plugins: any other was chained since
+//	    "note": "…"
+//	  }
+//	}
+//
+// It keeps the source's network name: the ledger and every later DEL go by that.
+const (
+	derivedKey  = "stayput.io/derived"
+	derivedNote = "Written by stayput-agent, which rewrites it whenever its source changes: edit that file instead."
+)
+
+// Limits are what Derive adds to the IPAM section. Zero fields leave it as it is.
+type Limits struct {
+	StateDir         string
+	PromisedShare    float64
+	LongestRetention time.Duration
+}
+
+// Derive returns the derived configuration list for a source of kind Stock: see the drawing above. own is the derived file
+// as it is now, of which chained plugins stay, or nil.
+func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
+	list := clone(source.list).(map[string]any)
+	plugins, _ := list["plugins"].([]any)
+	types := []any{}
+	for _, p := range plugins {
+		p := p.(map[string]any)
+		types = append(types, typeOf(p))
+		if k, _ := classifyPlugin(p); k != Stock {
+			continue
+		}
+		ipam, _ := p["ipam"].(map[string]any)
+		if ipam == nil {
+			ipam = map[string]any{}
+		}
+		p["ipam"] = ipam
+		ipam["type"] = Type
+		if l.StateDir != "" && l.StateDir != ledger.DefaultStateDir {
+			ipam["stateDir"] = l.StateDir
+		}
+		if l.PromisedShare != 0 {
+			ipam["promisedShare"] = json.Number(strconv.FormatFloat(l.PromisedShare, 'f', -1, 64))
+		}
+		if l.LongestRetention != 0 {
+			ipam["longestRetention"] = l.LongestRetention.String()
+		}
+		capabilities, _ := p["capabilities"].(map[string]any)
+		if capabilities == nil {
+			capabilities = map[string]any{}
+		}
+		p["capabilities"] = capabilities
+		if _, there := capabilities[AnnotationsCapability]; !there {
+			capabilities[AnnotationsCapability] = true
+		}
+	}
+	list["plugins"] = append(plugins, own.chained(types)...)
+	list[derivedKey] = map[string]any{"from": source.File, "types": types, "note": derivedNote}
+	data, err := encode(list)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := load(File{Name: ".conflist", Data: data}); err != nil {
+		return nil, fmt.Errorf("what is derived from %s does not load: %w", source.File, err)
+	}
+	return data, nil
+}
+
+func clone(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		m := make(map[string]any, len(v))
+		for k, e := range v {
+			m[k] = clone(e)
+		}
+		return m
+	case []any:
+		s := make([]any, len(v))
+		for i, e := range v {
+			s[i] = clone(e)
+		}
+		return s
+	}
+	return v
+}
+
+// DerivedFrom returns the name of the file that this one was derived from; ok is false if Derive did not write it.
+func (c *Conf) DerivedFrom() (source string, ok bool) {
+	marker, _ := c.list[derivedKey].(map[string]any)
+	source, ok = marker["from"].(string)
+	return source, ok
+}
+
+// chained returns the plugins that another program has put into the file: their types are neither in the source that the
+// file was derived from nor in the source as it is now.
+func (c *Conf) chained(types []any) []any {
+	if c == nil {
+		return nil
+	}
+	if _, ok := c.DerivedFrom(); !ok {
+		return nil
+	}
+	marker, _ := c.list[derivedKey].(map[string]any)
+	was, _ := marker["types"].([]any)
+	var added []any
+	for _, p := range pluginsOf(c.list) {
+		var t any = typeOf(p)
+		if !slices.Contains(was, t) && !slices.Contains(types, t) {
+			added = append(added, p)
+		}
+	}
+	return added
+}
+
+// Same reports whether the file says what data says: programs that chain a plugin write it in their own way.
+func (c *Conf) Same(data []byte) bool {
+	if bytes.Equal(c.data, data) {
+		return true
+	}
+	want, err := decode(data)
+	if err != nil || c.list == nil {
+		return false
+	}
+	a, errA := encode(c.list)
+	b, errB := encode(want)
+	return errA == nil && errB == nil && bytes.Equal(a, b)
+}
+
+// Retype changes ipam.type in the configuration of one plugin, and nothing else. It returns nil if data is none, has
+// another IPAM plugin than from, or is of another network; network "" is any.
+func Retype(data []byte, from, to, network string) []byte {
+	m, err := decode(data)
+	if err != nil {
+		return nil
+	}
+	ipam, _ := m["ipam"].(map[string]any)
+	if ipam["type"] != from || network != "" && m["name"] != network {
+		return nil
+	}
+	ipam["type"] = to
+	data, err = json.Marshal(m)
+	if err != nil {
+		return nil // decoded values encode
+	}
+	return data
+}

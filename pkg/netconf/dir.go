@@ -1,0 +1,122 @@
+package netconf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// File is a file of a configuration directory.
+type File struct {
+	Name string
+	Data []byte
+	Err  error // of reading it
+}
+
+// Dir is a runtime's configuration directory: the files that runtimes read, sorted by name, and for each folder its
+// *.conf files, which libcni adds to the network of that name.
+type Dir struct {
+	Files   []File
+	Folders map[string][]File
+}
+
+// Find returns the configuration in the file of that name, nil if there is no such file.
+func (d Dir) Find(name string) *Conf {
+	i := slices.IndexFunc(d.Files, func(f File) bool { return f.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return d.Conf(d.Files[i])
+}
+
+// longestFile is far more than any configuration has.
+const longestFile = 1 << 20
+
+// ReadDir reads what runtimes read. A directory that does not exist configures nothing.
+func ReadDir(path string) (Dir, error) {
+	var err error
+	for range 10 { // a file that goes between the listing and its reading is listed again
+		var d Dir
+		if d, err = readDirOnce(path); !errors.Is(err, fs.ErrNotExist) {
+			return d, err
+		}
+		if _, statErr := os.Stat(path); errors.Is(statErr, fs.ErrNotExist) {
+			return Dir{}, statErr
+		}
+	}
+	return Dir{}, err
+}
+
+func readDirOnce(path string) (Dir, error) {
+	entries, err := os.ReadDir(path) // sorted by name
+	if err != nil {
+		return Dir{}, err
+	}
+	d := Dir{Folders: map[string][]File{}}
+	for _, e := range entries {
+		if e.IsDir() {
+			inside, err := os.ReadDir(filepath.Join(path, e.Name()))
+			if err != nil {
+				return Dir{}, err
+			}
+			for _, f := range inside {
+				if filepath.Ext(f.Name()) != ".conf" || f.IsDir() {
+					continue
+				}
+				c, err := readFile(filepath.Join(path, e.Name(), f.Name()))
+				if err != nil {
+					return Dir{}, err
+				}
+				d.Folders[e.Name()] = append(d.Folders[e.Name()], c)
+			}
+			continue
+		}
+		switch filepath.Ext(e.Name()) {
+		case ".conf", ".conflist", ".json":
+			c, err := readFile(filepath.Join(path, e.Name()))
+			if err != nil {
+				return Dir{}, err
+			}
+			d.Files = append(d.Files, c)
+		}
+	}
+	// Listed, but removed: its mount would show an empty directory for ever.
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return Dir{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Nlink == 0 {
+		return Dir{}, fmt.Errorf("%s was removed and, if it is there again, is another directory than the one mounted here: restart the agent", path)
+	}
+	return d, nil
+}
+
+// readFile returns an error where the file has gone; what else is wrong with it is its own.
+func readFile(path string) (File, error) {
+	f := File{Name: filepath.Base(path)}
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if target, linkErr := os.Readlink(path); linkErr == nil {
+			f.Err = fmt.Errorf("it links to %s, which does not exist", target)
+			return f, nil
+		}
+		return f, err
+	case err != nil:
+		f.Err = err
+	case !info.Mode().IsRegular():
+		f.Err = errors.New("not a file")
+	case info.Size() > longestFile:
+		f.Err = errors.New("too long for a configuration")
+	default:
+		if f.Data, f.Err = os.ReadFile(path); errors.Is(f.Err, fs.ErrNotExist) {
+			return f, f.Err
+		}
+	}
+	return f, nil
+}
