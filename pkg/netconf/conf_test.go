@@ -292,3 +292,48 @@ func FuzzWhatIsDerivedLoadsAndKeepsAllOfItsSource(f *testing.F) {
 		derivedFrom(t, file, derived)
 	})
 }
+
+func TestWhatStayputIsGivenByAFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		file, data string
+		dataDir    string
+		ranges     int  // 0: none that are valid
+		with       bool // the pods' annotations
+	}{
+		"a list": {"a.conflist", `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","capabilities":{"io.kubernetes.cri.pod-annotations":true},` +
+			`"ipam":{"type":"stayput","dataDir":"/d","ranges":[[{"subnet":"192.0.2.0/24"}],[{"subnet":"fd00::/64"}]],"promisedShare":0.25}},{"type":"portmap"}]}`, "/d", 2, true},
+		"one plugin": {"a.conf", `{"cniVersion":"0.4.0","name":"pods","type":"ptp","ipam":{"type":"stayput","subnet":"192.0.2.0/24","promisedShare":0.25}}`, "", 1, false},
+		"flannel":    {"a.conflist", `{"cniVersion":"0.3.1","name":"pods","plugins":[{"type":"flannel","ipam":{"type":"stayput"}}]}`, "", 0, false},
+	} {
+		conf := Dir{}.Conf(File{Name: c.file, Data: []byte(c.data)})
+		got, err := conf.Stayput()
+		if err != nil || got == nil || got.Name != "pods" || got.CNIVersion == "" || got.DataDir != c.dataDir {
+			t.Fatalf("%s: %+v, %v", name, got, err)
+		}
+		n, err := got.Network()
+		if (err == nil) != (c.ranges > 0) || c.ranges > 0 && (len(n.Ranges) != c.ranges || n.PromisedShare != 0.25) {
+			t.Errorf("%s: %+v, %v", name, n, err)
+		}
+		if conf.WithoutAnnotations() == c.with {
+			t.Errorf("%s: without annotations %v", name, !c.with)
+		}
+		if all := conf.Networks(); all[0].Name != "pods" || all[0].DataDir != c.dataDir {
+			t.Errorf("%s: networks %+v", name, all[0])
+		}
+	}
+	for name, data := range map[string]string{
+		"another IPAM": `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"host-local"}}]}`,
+		"none":         `{"cniVersion":"1.0.0","name":"lo","plugins":[{"type":"loopback"}]}`,
+		"no JSON":      `{`,
+		"a bad name":   `{"cniVersion":"1.0.0","name":"../pods","plugins":[{"type":"bridge","ipam":{"type":"stayput"}}]}`,
+	} {
+		conf := Dir{}.Conf(File{Name: "a.conflist", Data: []byte(data)})
+		got, err := conf.Stayput()
+		if got != nil || (err != nil) != (name == "a bad name") || conf.WithoutAnnotations() != (name == "a bad name") {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+		if name == "a bad name" && conf.Networks() != nil {
+			t.Errorf("%s: networks %v", name, conf.Networks())
+		}
+	}
+}

@@ -1,12 +1,13 @@
 package node
 
 import (
-	"encoding/json"
+	"cmp"
 	"errors"
-	"os"
+	"io/fs"
 	"path/filepath"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // networks opens the ledger of every network that the plugin has served. It is asked anew each time: it is
@@ -52,66 +53,37 @@ func (a *Agent) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
 	return books, whole
 }
 
-// configured returns the networks that the runtime's configuration gives to stayput and that no command has
-// been asked of yet: the pods in them are host-local's. Of these only name and data directory are told, which
-// is enough for the marks; limits and ranges are the plugin's to read.
-func (a *Agent) configured(served []*ledger.Ledger) (found []*ledger.Ledger, confs [][]byte) {
-	entries, err := os.ReadDir(a.o.CNIConfDir)
+// configured returns the networks that the runtime's configuration gives to stayput and that no command has served yet:
+// the pods in them are host-local's. They have the ranges and limits of the configuration, unless another plugin adds
+// those at ADD, as flannel does.
+func (a *Agent) configured(served []*ledger.Ledger) (found []*ledger.Ledger) {
+	dir, err := netconf.ReadDir(a.o.CNIConfDir)
 	if err != nil {
-		if !errors.Is(err, os.ErrNotExist) {
+		if !errors.Is(err, fs.ErrNotExist) {
 			a.log.Warn("Cannot read the CNI configuration", "err", err)
 		}
-		return nil, nil
+		return nil
 	}
 	known := map[string]bool{}
 	for _, l := range served {
 		known[directory(l)] = true
 	}
-	for _, e := range entries {
-		switch filepath.Ext(e.Name()) {
-		case ".conf", ".conflist", ".json": // as libcni has it
-		default:
-			continue
-		}
-		data, err := os.ReadFile(filepath.Join(a.o.CNIConfDir, e.Name()))
+	for _, f := range dir.Files {
+		c, err := dir.Conf(f).Stayput()
 		if err != nil {
-			a.log.Warn("Cannot read a CNI configuration", "err", err)
+			a.log.Warn("The plugin cannot serve a network", "err", err)
+		}
+		if c == nil || filepath.Clean(cmp.Or(c.StateDir, ledger.DefaultStateDir)) != filepath.Clean(a.o.StateDir) {
 			continue
 		}
-		n := a.networkOf(data)
-		if n == nil {
-			continue
+		l := ledger.Partial(c.Bare(), a.ledgers)
+		if n, err := c.Network(); err == nil {
+			l = ledger.New(n, a.ledgers)
 		}
-		if l := ledger.Partial(n, a.ledgers); !known[directory(l)] {
+		if !known[directory(l)] {
 			known[directory(l)] = true
-			found, confs = append(found, l), append(confs, data)
+			found = append(found, l)
 		}
 	}
-	return found, confs
-}
-
-// networkOf is the network in a configuration list or a configuration of one plugin; nil where its IPAM
-// plugin is another one, or keeps its state elsewhere.
-func (a *Agent) networkOf(data []byte) *ledger.Network {
-	type plugin struct {
-		IPAM struct{ Type, DataDir, StateDir string }
-	}
-	var conf struct {
-		Name    string
-		Plugins []plugin
-		plugin
-	}
-	if json.Unmarshal(data, &conf) != nil || conf.Name == "" {
-		return nil
-	}
-	for _, p := range append(conf.Plugins, conf.plugin) {
-		if p.IPAM.Type != "stayput" {
-			continue
-		}
-		if dir := p.IPAM.StateDir; dir != "" && filepath.Clean(dir) != filepath.Clean(a.o.StateDir) || dir == "" && filepath.Clean(a.o.StateDir) != ledger.DefaultStateDir {
-			return nil
-		}
-		return &ledger.Network{Name: conf.Name, DataDir: p.IPAM.DataDir}
-	}
-	return nil
+	return found
 }

@@ -122,12 +122,10 @@ func (a *Agent) reconcile(ctx context.Context) (next time.Duration, err error) {
 // stayput came, and those that started while the agent was away. It returns the namespaces of those that have one;
 // whole says that every policy was set.
 func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]cri.Sandbox, marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns, whole bool) {
-	unserved, confs := a.configured(served)
-	for i, l := range unserved {
-		if err := a.introduce(ctx, confs[i]); err != nil {
-			a.log.Warn("Cannot introduce the plugin to a network: its pods are adopted with its first command", "network", l.Network().Name, "err", err)
-		}
-		// Marks need the directories.
+	unserved := a.configured(served)
+	for _, l := range unserved {
+		// This describes the network as its first command does, and makes its directories: without that the cluster would
+		// learn of the homes of its pods only when the first of them comes or goes.
 		if err := l.Prepare(); err != nil {
 			a.log.Error("Cannot open a network", "network", l.Network().Name, "err", err)
 		}

@@ -58,6 +58,23 @@ func TestPodsOfANetworkThatStayputHasNotServedYetAreMarked(t *testing.T) {
 	}
 }
 
+func TestPodsFromBeforeStayputArePromisedBeforeTheFirstCommand(t *testing.T) {
+	w := newWorld(t)
+	conf := `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"stayput","subnet":"192.0.2.0/24","dataDir":"` + w.net.DataDir + `","stateDir":"` + w.a.o.StateDir + `"}}]}`
+	check(t, os.WriteFile(filepath.Join(w.dir, "net.d", "10-pods.conflist"), []byte(conf), 0o644))
+	w.hostLocal("192.0.2.9", "c1")
+	w.runs(w.sandbox("c1", "web-0", ten))
+	check(t, w.reconcile()) // it describes the network
+	served, whole := w.a.networks()
+	if !whole || len(served) != 1 || len(served[0].Network().Ranges) != 1 {
+		t.Fatalf("the networks are %v", served)
+	}
+	check(t, w.reconcile())
+	if addrs, err := served[0].List(); err != nil || len(addrs) != 1 || addrs[0].Key == nil {
+		t.Errorf("%+v, %v", addrs, err)
+	}
+}
+
 func TestAMissedMarkIsWrittenAndAGoneSandboxsIsDropped(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", ten)

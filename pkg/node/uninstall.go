@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/spool"
 )
@@ -137,24 +137,12 @@ func (u *uninstaller) endPromises() error {
 	return errors.Join(errs...)
 }
 
-// named are the networks that any CNI configuration names. Of most of them a ledger has a description; not of one
+// named returns the networks that any CNI configuration names. Of most of them a ledger has a description; not of one
 // whose pods were all there before stayput, and whose description was lost.
 func named(confDir string) (networks []*ledger.Network) {
-	type plugin struct{ IPAM struct{ DataDir string } }
-	entries, _ := os.ReadDir(confDir) // without it there is no network
-	for _, e := range entries {
-		var conf struct {
-			Name    string
-			Plugins []plugin
-			plugin
-		}
-		data, err := os.ReadFile(filepath.Join(confDir, e.Name()))
-		if err != nil || json.Unmarshal(data, &conf) != nil || conf.Name == "" || strings.Contains(conf.Name, "/") {
-			continue
-		}
-		for _, p := range append(conf.Plugins, conf.plugin) {
-			networks = append(networks, &ledger.Network{Name: conf.Name, DataDir: p.IPAM.DataDir})
-		}
+	dir, _ := netconf.ReadDir(confDir) // without it there is no network
+	for _, f := range dir.Files {
+		networks = append(networks, dir.Conf(f).Networks()...)
 	}
 	return networks
 }

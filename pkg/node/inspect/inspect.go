@@ -26,6 +26,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/cri"
 )
@@ -300,7 +301,9 @@ func cniOf(o Options) inspection.CNI {
 		is.Plugin.Error = s.Plugin.Problem
 	}
 	if s.State == cniconf.StateByHand {
-		is.WithoutAnnotations = withoutAnnotations(filepath.Join(s.ConfDir, s.File))
+		dir, _ := netconf.ReadDir(s.ConfDir)
+		c := dir.Find(s.File)
+		is.WithoutAnnotations = c != nil && c.WithoutAnnotations()
 	}
 	return is
 }
@@ -311,25 +314,6 @@ func agentKnows(c *inspection.CNI, said inspection.Status) {
 	if s := cniconf.State(said.CNIState); c.Good && (s == cniconf.StateHeld || s == cniconf.StateConflict) {
 		c.State, c.Message, c.Good = said.CNIState, said.CNIMessage, s.Good()
 	}
-}
-
-// withoutAnnotations says whether the entry with stayput in it is not given the pods' annotations.
-func withoutAnnotations(path string) bool {
-	type plugin struct {
-		IPAM         struct{ Type string }
-		Capabilities map[string]bool
-	}
-	var conf struct {
-		Plugins []plugin
-		plugin
-	}
-	data, err := os.ReadFile(path)
-	if err != nil || json.Unmarshal(data, &conf) != nil {
-		return false
-	}
-	return slices.ContainsFunc(append(conf.Plugins, conf.plugin), func(p plugin) bool {
-		return p.IPAM.Type == cniconf.PluginName && !p.Capabilities["io.kubernetes.cri.pod-annotations"]
-	})
 }
 
 // binaryAt describes a program on disk by what the Go linker has put into it.
