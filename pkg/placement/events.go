@@ -6,7 +6,7 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// regarding reports an Event on a pod and, because pods are short-lived, on its controller.
+// regarding reports an Event on a pod and on its controller, which outlives the pod.
 func regarding(to events.EventRecorder, pod *corev1.Pod, kind, reason, note string) {
 	to.Eventf(pod, nil, kind, reason, "Placing", "%s", note)
 	if owner := metav1.GetControllerOf(pod); owner != nil {

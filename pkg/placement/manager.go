@@ -178,7 +178,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	// 6. Health.
 	synced := func(r *http.Request) error {
 		if !mgr.GetCache().WaitForCacheSync(r.Context()) {
-			return errors.New("the objects of the cluster are still being read")
+			return errors.New("caches are still being filled")
 		}
 		return nil
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// placementMetrics are what the controller exports of pods. How long its loops take, its calls of the API server and
-// whether it leads are controller-runtime's and client-go's metrics.
+// placementMetrics are the metrics about pods. Those about the loops, API calls and leadership are controller-runtime's
+// and client-go's.
 type placementMetrics struct {
 	placements *prometheus.CounterVec
 	gated      *prometheus.HistogramVec
@@ -20,11 +20,11 @@ func newPlacementMetrics(r prometheus.Registerer, m *memory, leads func() bool) 
 	p := &placementMetrics{
 		placements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stayput_controller_placements_total",
-			Help: "Pods placed, by outcome: free (had no home), home, elsewhere (the home was given up), evict (deleted, because the home had no room).",
+			Help: "Pods placed by outcome: free (had no home), home, elsewhere (gave its home up), evict (deleted because its home had no room).",
 		}, []string{"outcome"}),
 		gated: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "stayput_controller_gate_duration_seconds",
-			Help:    "How long pods were gated, from their creation, which the API server gives in whole seconds, by whether they waited for their home.",
+			Help:    "Time from the creation of a pod (in whole seconds) to its ungating, by whether it waited for its home.",
 			Buckets: []float64{.1, .25, .5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600},
 		}, []string{"waited"}),
 	}
@@ -38,7 +38,7 @@ func newPlacementMetrics(r prometheus.Registerer, m *memory, leads func() bool) 
 	return p
 }
 
-// placed counts a pod that was gated for so long.
+// placed counts a pod and how long it was gated.
 func (p *placementMetrics) placed(o home.Outcome, gated time.Duration, waited bool) {
 	p.placements.WithLabelValues(string(o)).Inc()
 	if o != home.OutcomeEvict {
@@ -53,7 +53,7 @@ func yesNo(b bool) string {
 	return "false"
 }
 
-// gateMetrics are of the pods that are gated now, as the leader has them: only it knows which of them wait.
+// gateMetrics are about the pods that are gated now. Only the leader knows which of them wait.
 type gateMetrics struct {
 	memory        *memory
 	leads         func() bool
@@ -65,11 +65,11 @@ func newGateMetrics(m *memory, leads func() bool) *gateMetrics {
 	return &gateMetrics{
 		memory: m, leads: leads,
 		gated: prometheus.NewDesc("stayput_controller_gated_pods",
-			"Pods that are gated, by whether they wait for their home; of the leader only.", []string{"waiting"}, nil),
+			"Gated pods by whether they wait for their home. Leader only.", []string{"waiting"}, nil),
 		oldest: prometheus.NewDesc("stayput_controller_oldest_gated_pod_age_seconds",
-			"Age of the pod that has been gated for the longest, 0 if none is, by whether it waits for its home; of the leader only.", []string{"waiting"}, nil),
+			"Age of the oldest gated pod, 0 without any, by whether it waits for its home. Leader only.", []string{"waiting"}, nil),
 		waiting: prometheus.NewDesc("stayput_controller_waiting_pods",
-			"Pods that wait for a home that cannot take them now, gated or let go already; of the leader only.", nil, nil),
+			"Pods that wait for a home that cannot take them now, gated or already ungated. Leader only.", nil, nil),
 	}
 }
 

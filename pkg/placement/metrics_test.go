@@ -27,7 +27,7 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	}
 }
 
-func TestTheLeaderCountsThePodsThatAreGatedAndForHowLongApartFromThoseThatWaitForHome(t *testing.T) {
+func TestTheLeaderCountsGatedPodsByWhetherTheyWaitForTheirHome(t *testing.T) {
 	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
 	aged := func(name string, age time.Duration) *corev1.Pod {
@@ -56,11 +56,11 @@ func TestTheLeaderCountsThePodsThatAreGatedAndForHowLongApartFromThoseThatWaitFo
 	want := func(fresh, late string, waits string) {
 		t.Helper()
 		text := `
-# HELP stayput_controller_gated_pods Pods that are gated, by whether they wait for their home; of the leader only.
+# HELP stayput_controller_gated_pods Gated pods by whether they wait for their home. Leader only.
 # TYPE stayput_controller_gated_pods gauge
 stayput_controller_gated_pods{waiting="false"} ` + fresh + `
 stayput_controller_gated_pods{waiting="true"} ` + waits + `
-# HELP stayput_controller_oldest_gated_pod_age_seconds Age of the pod that has been gated for the longest, 0 if none is, by whether it waits for its home; of the leader only.
+# HELP stayput_controller_oldest_gated_pod_age_seconds Age of the oldest gated pod, 0 without any, by whether it waits for its home. Leader only.
 # TYPE stayput_controller_oldest_gated_pod_age_seconds gauge
 stayput_controller_oldest_gated_pod_age_seconds{waiting="false"} ` + late + `
 stayput_controller_oldest_gated_pod_age_seconds{waiting="true"} 3600

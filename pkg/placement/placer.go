@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/duration"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -34,10 +35,10 @@ import (
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
-// placementWorkers decide at the same time: a decision is two writes to the API server, which waits for its disk.
+// placementWorkers is how many pods are placed at a time: placing one is two writes, each of which waits for etcd's disk.
 const placementWorkers = 32
 
-// placer decides where gated pods go. It sees a pod from its creation to its binding.
+// placer decides where gated pods go. It follows a pod from its creation to its binding.
 type placer struct {
 	client  client.Client
 	records *podstate.Records
@@ -64,18 +65,18 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 	return b.Complete(p)
 }
 
-// waitingIn are the pods that wait in the namespace of an object.
+// waitingIn returns the pods that wait in the namespace of an object.
 func (p *placer) waitingIn(_ context.Context, o client.Object) []reconcile.Request {
 	return p.memory.waitingIn(o.GetNamespace())
 }
 
-// homeGoes picks the moments at which what a pod waits for can end without its time having come.
+// homeGoes picks the changes that can end a wait early: a home that is released, deleted or recorded anew.
 var homeGoes = predicate.Funcs{
 	CreateFunc: func(event.CreateEvent) bool { return false },
 	UpdateFunc: func(e event.UpdateEvent) bool { return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() },
 }
 
-// undecided picks the pods that have no node and are, or were, for us to place.
+// undecided reports whether a pod has no node and is, or was, ours to place.
 func undecided(o client.Object) bool {
 	pod, ok := o.(*corev1.Pod)
 	if !ok || pod.Spec.NodeName != "" {
@@ -84,7 +85,7 @@ func undecided(o client.Object) bool {
 	return home.Gated(pod) || home.Pinned(pod)
 }
 
-// undecidedPods lets the end of being undecided through as well.
+// undecidedPods includes the change by which a pod becomes decided.
 var undecidedPods = predicate.Funcs{
 	CreateFunc:  func(e event.CreateEvent) bool { return undecided(e.Object) },
 	UpdateFunc:  func(e event.UpdateEvent) bool { return undecided(e.ObjectOld) || undecided(e.ObjectNew) },
@@ -92,7 +93,7 @@ var undecidedPods = predicate.Funcs{
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }
 
-// nodeMoved picks the changes of a node that can change whether it takes a pod, not its heartbeats.
+// nodeMoved picks the changes of a node that can decide whether it takes a pod, not its heartbeats.
 var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, okWas := e.ObjectOld.(*corev1.Node)
 	is, okIs := e.ObjectNew.(*corev1.Node)
@@ -101,7 +102,7 @@ var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		!labels.Equals(was.Labels, is.Labels)
 }}
 
-// Reconcile decides where one pod goes, and sees to it.
+// Reconcile places one pod.
 func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	if p.uninstalling() {
 		return reconcile.Result{RequeueAfter: uninstall.RecheckAfter}, nil
@@ -112,13 +113,13 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if p.memory.WasUngated(&pod) {
-		return reconcile.Result{}, nil // the cache has yet to hear of it
+		return reconcile.Result{}, nil // the cache is behind
 	}
 	if !undecided(&pod) || !pod.DeletionTimestamp.IsZero() {
 		p.memory.decided(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
-	s, err := p.look(ctx, &pod)
+	s, err := p.situation(ctx, &pod)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("looking up the home of pod %s: %w", req, err)
 	}
@@ -140,8 +141,8 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 		err = p.place(ctx, &pod, s, d)
 	}
 	switch {
-	case apierrors.IsConflict(err): // it is another pod by now, or has changed
-		log.FromContext(ctx).V(1).Info("The pod has changed", "pod", req, "err", err)
+	case apierrors.IsConflict(err): // another pod by now, or a changed one
+		log.FromContext(ctx).V(1).Info("Pod changed, deciding again", "pod", req, "err", err)
 		return reconcile.Result{RequeueAfter: cluster.CacheLag}, nil
 	case apierrors.IsNotFound(err):
 		return reconcile.Result{}, nil
@@ -149,11 +150,11 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	return reconcile.Result{RequeueAfter: d.Retry}, err
 }
 
-// look gathers what the placement of a pod depends on.
-func (p *placer) look(ctx context.Context, pod *corev1.Pod) (home.Situation, error) {
+// situation gathers what the placement of a pod depends on.
+func (p *placer) situation(ctx context.Context, pod *corev1.Pod) (home.Situation, error) {
 	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod)}
 	if home.Annotated(pod.Annotations) {
-		if err := p.addressHome(ctx, &s); err != nil {
+		if err := p.findAddress(ctx, &s); err != nil {
 			return s, err
 		}
 	}
@@ -162,8 +163,8 @@ func (p *placer) look(ctx context.Context, pod *corev1.Pod) (home.Situation, err
 	return s, err
 }
 
-// addressHome finds the node that keeps an address for a pod.
-func (p *placer) addressHome(ctx context.Context, s *home.Situation) error {
+// findAddress finds the node that keeps the addresses of a pod.
+func (p *placer) findAddress(ctx context.Context, s *home.Situation) error {
 	identity := s.Pod.Annotations[stayputv1alpha1.AnnotationIdentity]
 	field := client.MatchingFields{retainedByPod: s.Pod.Name}
 	if identity != "" {
@@ -185,7 +186,7 @@ func (p *placer) addressHome(ctx context.Context, s *home.Situation) error {
 	return nil
 }
 
-// wait says once that a pod waits, and why; what it waits for wakes it.
+// wait reports once that a pod waits, and why. A change of what it waits for wakes it.
 func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
 	at := d.Node
 	if at == "" {
@@ -196,16 +197,16 @@ func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
 	if p.memory.waits(pod, at, d.Reason) {
 		until := "until it can"
 		if d.Retry > 0 {
-			until = "at most " + d.Retry.Round(time.Second).String()
+			until = "at most " + duration.HumanDuration(d.Retry.Round(time.Second))
 		}
 		p.say(pod, corev1.EventTypeNormal, home.ReasonHomeWait, fmt.Sprintf("its home, %s, %s: the pod waits %s", d.Home, d.Reason, until))
 	}
 }
 
-// place draws a gated pod to where it was decided to go and removes the gate: two writes at most, both bound to
-// the very pod that the home.Decision is about.
+// place pins a gated pod to where it was decided to go and ungates it: at most two writes, both bound to the very pod
+// that the decision is about.
 func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d home.Decision) error {
-	if err := p.draw(ctx, pod, s.Record, d); err != nil {
+	if err := p.pin(ctx, pod, s.Record, d); err != nil {
 		return fmt.Errorf("setting the node affinity of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	if err := gate.Remove(ctx, p.client, pod); err != nil {
@@ -214,17 +215,21 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d
 	p.memory.Ungated(pod)
 	p.metrics.placed(d.Outcome, p.now().Sub(pod.CreationTimestamp.Time), p.memory.waited(pod))
 	if d.Outcome == home.OutcomeElsewhere {
-		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeGivenUp, fmt.Sprintf("its home, %s, %s: the pod goes elsewhere; addresses kept there keep their time", d.Home, d.Reason))
+		note := fmt.Sprintf("its home, %s, %s: the pod goes elsewhere", d.Home, d.Reason)
+		if s.Address.Node != "" {
+			note += "; its address there still expires as scheduled"
+		}
+		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeGivenUp, note)
 	}
 	p.memory.decided(client.ObjectKeyFromObject(pod))
-	log.FromContext(ctx).Info("Placed", "outcome", d.Outcome, "home", d.Home, "reason", d.Reason)
+	log.FromContext(ctx).Info("Placed pod", "outcome", d.Outcome, "home", d.Home, "reason", d.Reason)
 	return nil
 }
 
-// draw applies node affinity and annotations where the pod lacks them. The lists in node affinity are atomic for
-// server-side apply: the pod's own terms are in ours. uid and resourceVersion make it fail where the pod is
-// another one or has changed since it was looked at; without them it could create a pod.
-func (p *placer) draw(ctx context.Context, pod *corev1.Pod, r *home.Record, d home.Decision) error {
+// pin applies the node affinity and annotations that the pod lacks. The lists in node affinity are atomic for
+// server-side apply, so ours contain the pod's own terms. With uid and resourceVersion the apply fails if the pod is
+// another one or has changed since; without them it could create a pod.
+func (p *placer) pin(ctx context.Context, pod *corev1.Pod, r *home.Record, d home.Decision) error {
 	var own *corev1.NodeAffinity
 	if pod.Spec.Affinity != nil {
 		own = pod.Spec.Affinity.NodeAffinity
@@ -233,7 +238,7 @@ func (p *placer) draw(ctx context.Context, pod *corev1.Pod, r *home.Record, d ho
 	if r != nil {
 		maps.Copy(annotations, r.State.Annotations)
 	}
-	// An earlier attempt may have set it; it stays true, because what it says cannot be taken back.
+	// An earlier attempt may have set it. It stays true: a required term cannot be taken back.
 	if home.Pinned(pod) {
 		annotations[stayputv1alpha1.AnnotationHome] = pod.Annotations[stayputv1alpha1.AnnotationHome]
 	}
@@ -261,7 +266,7 @@ func (p *placer) draw(ctx context.Context, pod *corev1.Pod, r *home.Record, d ho
 	return p.client.Apply(ctx, apply, client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 }
 
-// applied is node affinity as an apply configuration: the same fields, so the same JSON.
+// applied returns node affinity as an apply configuration: the same fields, so the same JSON.
 func applied(a *corev1.NodeAffinity) (*corev1ac.NodeAffinityApplyConfiguration, error) {
 	data, err := json.Marshal(a)
 	if err != nil {
@@ -271,11 +276,12 @@ func applied(a *corev1.NodeAffinity) (*corev1ac.NodeAffinityApplyConfiguration, 
 	return ac, json.Unmarshal(data, ac)
 }
 
-// evict deletes a pod that was drawn home and has no place there: what was required of an ungated pod cannot be
-// taken back (KEP-3838), its successor goes free. It never ran. A pod that nobody would make again is left.
+// evict deletes a pod that is pinned to a home without room: a required term of an ungated pod cannot be taken back
+// (KEP-3838). The pod never ran, and its successor goes elsewhere. A pod without a controller is left.
 func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d home.Decision) error {
 	if metav1.GetControllerOf(pod) == nil {
-		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeFull, fmt.Sprintf("its home, %s, %s, and no controller would create the pod again: delete it, and its successor goes elsewhere", d.Home, d.Reason))
+		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeFull, fmt.Sprintf(
+			"its home, %s, %s, and no controller would create the pod again: delete it and create one that goes elsewhere", d.Home, d.Reason))
 		return nil
 	}
 	key := client.ObjectKeyFromObject(pod)
@@ -286,11 +292,12 @@ func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d home.Decision) er
 		return fmt.Errorf("deleting pod %s: %w", key, err)
 	}
 	p.metrics.placed(home.OutcomeEvict, 0, true)
-	p.say(pod, corev1.EventTypeWarning, home.ReasonHomeFull, fmt.Sprintf("its home, %s, %s: the pod is deleted and its successor goes elsewhere", d.Home, d.Reason))
+	p.say(pod, corev1.EventTypeWarning, home.ReasonHomeFull, fmt.Sprintf(
+		"its home, %s, %s: the pod was deleted so that its successor goes elsewhere", d.Home, d.Reason))
 	return nil
 }
 
-// say is an Event on the pod and on its controller, because pods are short-lived.
+// say reports an Event once.
 func (p *placer) say(pod *corev1.Pod, kind, reason, note string) {
 	if !p.memory.first(pod, reason+note) {
 		return

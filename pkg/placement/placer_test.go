@@ -75,7 +75,7 @@ func ownedBySet(p *corev1.Pod) {
 	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "of-web", Controller: &yes}}
 }
 
-// nodesOfPod are the nodes that a pod is drawn to by name.
+// nodesOfPod returns the nodes that a pod is pinned to by name.
 func nodesOfPod(pod *corev1.Pod) (names []string) {
 	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
 		for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
@@ -87,7 +87,7 @@ func nodesOfPod(pod *corev1.Pod) (names []string) {
 	return names
 }
 
-func TestAHomeThatIsFullIsLeftByPodsThatSomebodyMakesAgain(t *testing.T) {
+func TestAFullHomeIsLeftByPodsThatHaveAController(t *testing.T) {
 	for name, made := range map[string]bool{"with a controller": true, "without a controller": false} {
 		t.Run(name, func(t *testing.T) {
 			pod := hometest.Pod()
@@ -116,7 +116,7 @@ func TestAHomeThatIsFullIsLeftByPodsThatSomebodyMakesAgain(t *testing.T) {
 			if made {
 				want = 2 // on the pod and on its controller
 			}
-			says := map[bool]string{true: "the pod is deleted and its successor goes elsewhere", false: "no controller would create the pod again: delete it"}[made]
+			says := map[bool]string{true: "the pod was deleted so that its successor goes elsewhere", false: "no controller would create the pod again: delete it"}[made]
 			if len(notes) != want || !strings.HasPrefix(notes[0], "Warning "+home.ReasonHomeFull+" ") || !strings.Contains(notes[0], "node node-1") || !strings.Contains(notes[0], says) {
 				t.Errorf("said %q", notes)
 			}
@@ -159,26 +159,26 @@ func TestAPodGoesBackToTheNodeItWasLastOnThoughItsFormerOneCameBack(t *testing.T
 			p := testPlacer(fakeAPI(t, append(kept, pod, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"))...))
 			p.memory.deleted(hometest.Pod(hometest.RanOn("node-2")))
 			if is := p.looksAt(t, pod); home.Gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-2"}) {
-				t.Errorf("gated: %v, drawn to %v", home.Gated(is), nodesOfPod(is))
+				t.Errorf("gated: %v, pinned to %v", home.Gated(is), nodesOfPod(is))
 			}
 		})
 	}
 }
 
-func TestOfAPodTheCacheKeepsThatItWasDrawn(t *testing.T) {
+func TestTheCacheKeepsThatAPodIsPinned(t *testing.T) {
 	applied := func(fields string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.ManagedFields[0].FieldsV1 = metav1.NewFieldsV1(fields) }
 	}
 	for name, c := range map[string]struct {
 		pod   *corev1.Pod
-		drawn bool
+		pinned bool
 	}{
-		"drawn":                    {hometest.Pod(hometest.Pinned), true},
+		"pinned":                  {hometest.Pod(hometest.Pinned), true},
 		"by a copied template":     {hometest.Pod(hometest.Pinned, hometest.Copied), false},
-		"not drawn":                {hometest.Pod(), false},
+		"not pinned":              {hometest.Pod(), false},
 		"something else is ours":   {hometest.Pod(hometest.Pinned, applied(`{"f:metadata":{"f:annotations":{"f:stayput.io/home-wait":{}}}}`)), false},
 		"only ungated, by a patch": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.ManagedFields[0].Operation = metav1.ManagedFieldsOperationUpdate }), false},
-		"drawn and changed by many": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
+		"pinned and changed by many": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
 			p.ManagedFields = append(p.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubelet"})
 		}), true},
 	} {
@@ -186,8 +186,8 @@ func TestOfAPodTheCacheKeepsThatItWasDrawn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if undecided(o.(*corev1.Pod)) != (c.drawn || home.Gated(c.pod)) || home.Pinned(o.(*corev1.Pod)) != c.drawn || len(o.(*corev1.Pod).ManagedFields) > 1 {
-			t.Errorf("%s: drawn %v, with %v", name, home.Pinned(o.(*corev1.Pod)), o.(*corev1.Pod).ManagedFields)
+		if undecided(o.(*corev1.Pod)) != (c.pinned || home.Gated(c.pod)) || home.Pinned(o.(*corev1.Pod)) != c.pinned || len(o.(*corev1.Pod).ManagedFields) > 1 {
+			t.Errorf("%s: pinned %v, with %v", name, home.Pinned(o.(*corev1.Pod)), o.(*corev1.Pod).ManagedFields)
 		}
 	}
 }

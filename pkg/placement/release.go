@@ -112,7 +112,7 @@ func (r *releaser) ofWorkload(ctx context.Context, o client.Object) []reconcile.
 func (r *releaser) having(ctx context.Context, namespace string, field client.MatchingFields) []reconcile.Request {
 	var list stayputv1alpha1.RetainedIPList
 	if err := r.client.List(ctx, &list, client.InNamespace(namespace), field, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "Listing RetainedIPs", "namespace", namespace)
+		log.FromContext(ctx).Error(err, "Cannot list RetainedIPs", "namespace", namespace)
 		return nil
 	}
 	all := make([]reconcile.Request, len(list.Items))
@@ -156,7 +156,7 @@ func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, 
 	if ip.Spec.Retention == stayputv1alpha1.RetentionWhileOwned && ip.Spec.Identity == "" && !r.workloads.Numbers(pod) {
 		release = true
 		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, fmt.Sprintf(
-			"%s: %s is not possible for a pod of a %s: it needs pods with an ordinal, or the annotation %s; the IP is not retained",
+			"%s: %s needs pods with an ordinal, which those of a %s lack, or the annotation %s; the IP is not retained",
 			stayputv1alpha1.AnnotationRetainIP, stayputv1alpha1.RetentionWhileOwned, owner.Kind, stayputv1alpha1.AnnotationIdentity))
 	}
 	if ip.Spec.Workload != nil && *ip.Spec.Workload == workload && !release {
@@ -195,7 +195,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	}
 	why, again, err := r.unwanted(ctx, ip, whenScaled, whenDeleted)
 	if apierrors.IsForbidden(err) {
-		log.FromContext(ctx).Info("Not allowed to look up a workload: its addresses stay", "err", err)
+		log.FromContext(ctx).Info("Keeping addresses of a workload that must not be read", "err", err)
 		return reconcile.Result{RequeueAfter: recheck}, nil
 	}
 	if err != nil {
@@ -217,7 +217,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	}
 	w := ip.Spec.Workload
 	r.events.Eventf(&corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: ip.Namespace, Name: w.Name, UID: types.UID(w.UID)},
-		ip, corev1.EventTypeNormal, home.ReasonReleased, "Releasing", "%s", fmt.Sprintf("IP %v of pod %s on node %s is released: %s", ip.Status.IPs, ip.Spec.PodName, ip.Spec.NodeName, why))
+		ip, corev1.EventTypeNormal, home.ReasonReleased, "Releasing", "%s", fmt.Sprintf("releasing %s of pod %s on node %s: %s", strings.Join(ip.Status.IPs, ", "), ip.Spec.PodName, ip.Spec.NodeName, why))
 	return reconcile.Result{}, nil
 }
 
@@ -233,7 +233,7 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (
 	workload, err := r.workloads.Maker(ctx, ip.Namespace, stem)
 	switch {
 	case errors.Is(err, cluster.ErrUnknown), errors.As(err, new(*cluster.PermissionError)), apierrors.IsForbidden(err):
-		log.FromContext(ctx).Info("Not known which workload addresses belong to: they stay", "err", err)
+		log.FromContext(ctx).Info("Keeping addresses of an unknown workload", "err", err)
 		return reconcile.Result{RequeueAfter: recheck}, nil
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("looking for the workload of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
@@ -270,7 +270,7 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 	case wants || !whenScaled:
 		return "", recheck, nil
 	}
-	return fmt.Sprintf("%s %s is scaled down and does not want the pod", w.Kind, w.Name), 0, nil
+	return fmt.Sprintf("%s %s is scaled down and no longer wants the pod", w.Kind, w.Name), 0, nil
 }
 
 // apply writes all that the controller owns of a RetainedIP, which is these two fields.

@@ -58,7 +58,7 @@ type PermissionError struct {
 }
 
 func (e *PermissionError) Error() string {
-	return fmt.Sprintf("the controller lacks the permission to %s for kind %s: grant it by a ClusterRole with the label %s: \"true\"",
+	return fmt.Sprintf("the controller lacks the permission to %s for kind %s: grant it in a ClusterRole labelled %s: \"true\"",
 		strings.Join(e.missing, ", "), e.kind, aggregateLabel)
 }
 
@@ -202,7 +202,7 @@ func (t *Workloads) LookUp(ctx context.Context) {
 		}
 		problem := t.problem(ctx, k.Kind)
 		if problem != nil && !errors.Is(problem, ErrNotServed) && !errors.As(problem, new(*PermissionError)) {
-			log.FromContext(ctx).Error(problem, "Looking up a kind of workload", "kind", k.GVK.String())
+			log.FromContext(ctx).Error(problem, "Cannot look up a kind of workload", "kind", k.GVK.String())
 			continue // not to know changes nothing that was known
 		}
 		t.mu.Lock()
@@ -215,16 +215,16 @@ func (t *Workloads) LookUp(ctx context.Context) {
 		case watch:
 			for _, w := range watchers {
 				if err := w(k.Kind); err != nil {
-					log.FromContext(ctx).Error(err, "Watching workloads", "kind", k.GVK.String())
+					log.FromContext(ctx).Error(err, "Cannot watch workloads", "kind", k.GVK.String())
 				}
 			}
 		case unwatch:
 			if err := t.cache.RemoveInformer(ctx, k.object()); err != nil {
-				log.FromContext(ctx).Error(err, "No longer watching workloads", "kind", k.GVK.String())
+				log.FromContext(ctx).Error(err, "Cannot stop watching workloads", "kind", k.GVK.String())
 			}
 		}
 		if changed {
-			log.FromContext(ctx).Info("A kind of workload", "kind", k.GVK.String(), "readable", problem == nil, "reason", fmt.Sprint(problem))
+			log.FromContext(ctx).Info("Kind of workload changed", "kind", k.GVK.String(), "readable", problem == nil, "reason", fmt.Sprint(problem))
 			for _, h := range heeders {
 				h(k.GVK.GroupKind())
 			}

@@ -79,7 +79,7 @@ func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding
 	}
 	if len(w.required)+len(w.preferred) == 0 {
 		problem = finding{reasonTopologyMissing, fmt.Sprintf(
-			"annotation %s is \"true\", but neither %s nor %s names a node label, such as kubernetes.io/hostname: there is nothing to come back to",
+			"annotation %s is \"true\", but neither %s nor %s names a node label such as kubernetes.io/hostname, so pods have nothing to come back to",
 			kruisev1alpha1.AnnotationAutoGenerate, kruisev1alpha1.AnnotationRequiredTopology, kruisev1alpha1.AnnotationPreferredTopology)}
 	}
 	return w, true, problem
@@ -148,10 +148,10 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState, all []*
 		return plan{} // it says what is asked for already: OpenKruise may have generated it
 	case named != nil:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
-			"PersistentPodState %s exists and is not generated for this workload: it is left alone, and none is generated", named.Name)}}
+			"PersistentPodState %s exists and was not generated for this workload: it stays as it is, and none is generated", named.Name)}}
 	case len(all) > 0:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
-			"PersistentPodState %s is for this workload already: none is generated", all[0].Name)}}
+			"PersistentPodState %s is already for this workload: none is generated", all[0].Name)}}
 	}
 	return plan{apply: &asked}
 }
@@ -198,7 +198,7 @@ func (g *generating) everything(ctx context.Context) []home.Ref {
 	for _, k := range g.workloads.Readable() {
 		refs, err := g.workloads.List(ctx, k)
 		if err != nil {
-			log.FromContext(ctx).Error(err, "Listing workloads", "kind", k.GVK.String())
+			log.FromContext(ctx).Error(err, "Cannot list workloads", "kind", k.GVK.String())
 		}
 		all = append(all, refs...)
 	}
@@ -290,7 +290,7 @@ func (g *generating) delete(ctx context.Context, s *kruisev1alpha1.PersistentPod
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("deleting PersistentPodState %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	log.FromContext(ctx).Info("Deleted a generated PersistentPodState", "namespace", s.Namespace, "name", s.Name)
+	log.FromContext(ctx).Info("Deleted generated PersistentPodState", "namespace", s.Namespace, "name", s.Name)
 	return nil
 }
 

@@ -21,7 +21,7 @@ type stateMetrics struct {
 
 func newStateMetrics(c client.Reader, leads func() bool) *stateMetrics {
 	return &stateMetrics{client: c, leads: leads, desc: prometheus.NewDesc("stayput_controller_persistent_pod_states",
-		"PersistentPodStates, by what is wrong with them: nothing, Conflict (another one for the same target is obeyed) or Degraded (nothing is recorded, or less than asked for); of the leader only.",
+		"PersistentPodStates by what is wrong with them: none, Conflict (another one for the same target is obeyed), Degraded (nothing or less than asked for is recorded). Leader only.",
 		[]string{"condition"}, nil)}
 }
 
@@ -35,7 +35,7 @@ func (s *stateMetrics) Collect(c chan<- prometheus.Metric) {
 	defer cancel()
 	var all kruisev1alpha1.PersistentPodStateList
 	if err := s.client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "Cannot count the PersistentPodStates")
+		log.FromContext(ctx).Error(err, "Cannot count PersistentPodStates")
 		return
 	}
 	const fine = "none"

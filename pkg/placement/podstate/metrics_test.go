@@ -45,7 +45,7 @@ func TestPersistentPodStatesAreCountedByWhatIsWrongWithThem(t *testing.T) {
 	}
 	leads = true
 	err := testutil.GatherAndCompare(r, strings.NewReader(`
-# HELP stayput_controller_persistent_pod_states PersistentPodStates, by what is wrong with them: nothing, Conflict (another one for the same target is obeyed) or Degraded (nothing is recorded, or less than asked for); of the leader only.
+# HELP stayput_controller_persistent_pod_states PersistentPodStates by what is wrong with them: none, Conflict (another one for the same target is obeyed), Degraded (nothing or less than asked for is recorded). Leader only.
 # TYPE stayput_controller_persistent_pod_states gauge
 stayput_controller_persistent_pod_states{condition="Conflict"} 2
 stayput_controller_persistent_pod_states{condition="Degraded"} 1

@@ -25,24 +25,18 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// uniqueTargetBinding is of the admission policy that allows one PersistentPodState for a workload, see
-// deploy/chart. The binding of the policy that gates recorded pods stays: without a ConfigMap (gated.go) it does
-// nothing, and an API server to which the last binding with a parameter kind of its own goes and comes again never
-// reads such parameters any more (kubernetes/kubernetes#130887).
-const uniqueTargetBinding = "stayput-unique-target"
-
-// openKruise follows whether OpenKruise runs in the cluster, and so whether PersistentPodStates are ours.
+// openKruise watches whether OpenKruise runs in the cluster and so serves PersistentPodStates itself.
 //
-// Its methods may be called by any goroutine.
+// Its methods are safe for concurrent use.
 type openKruise struct {
 	client   client.Client
 	informer toolscache.SharedIndexInformer
 }
 
-// errKruiseUnknown is at the start, before the API server has answered.
+// errKruiseUnknown: the API server has not answered yet.
 var errKruiseUnknown = errors.New("not known yet whether OpenKruise runs")
 
-// unknownPause is when to ask again what is not known yet.
+// unknownPause is when to ask again for what is not known yet.
 const unknownPause = time.Second
 
 func newOpenKruise(mgr ctrl.Manager) (*openKruise, error) {
@@ -58,7 +52,7 @@ func newOpenKruise(mgr ctrl.Manager) (*openKruise, error) {
 	).Informer()}
 	gauge := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "stayput_controller_openkruise",
-		Help: "1 where OpenKruise runs, so that PersistentPodStates are left to it; 0 where they are ours.",
+		Help: "1 if OpenKruise runs and serves PersistentPodStates, 0 if stayput does.",
 	}, func() float64 {
 		if runs, err := k.runs(); err == nil && runs {
 			return 1
@@ -75,16 +69,16 @@ func newOpenKruise(mgr ctrl.Manager) (*openKruise, error) {
 	return k, errors.Join(mgr.Add(k), watchKruise(k, loop, func(context.Context) []struct{} { return []struct{}{{}} }))
 }
 
-// Start follows OpenKruise until ctx ends.
+// Start watches until ctx ends.
 func (k *openKruise) Start(ctx context.Context) error {
 	k.informer.RunWithContext(ctx)
 	return nil
 }
 
-// NeedLeaderElection is false so that a replica that begins to lead knows at once.
+// NeedLeaderElection is false, so that a replica knows as soon as it leads.
 func (k *openKruise) NeedLeaderElection() bool { return false }
 
-// runs reports whether OpenKruise runs, so that PersistentPodStates are not ours.
+// runs reports whether OpenKruise runs. An error means that it is not known.
 func (k *openKruise) runs() (bool, error) {
 	if !k.informer.HasSynced() {
 		return false, errKruiseUnknown
@@ -92,26 +86,30 @@ func (k *openKruise) runs() (bool, error) {
 	return len(k.informer.GetStore().ListKeys()) > 0, nil
 }
 
-// Reconcile takes the binding away where OpenKruise runs. It does not come back by itself: that would take
-// the right to make admission policies.
+// Reconcile deletes the binding of the policy about unique targets once OpenKruise runs. Restoring it would take the right
+// to create admission policies.
+//
+// The binding of the policy that gates recorded pods stays. Without a ConfigMap (gating.go) it does nothing, and once an
+// API server has seen the last binding with its parameter kind go, it never again reads such parameters
+// (kubernetes/kubernetes#130887).
 func (k *openKruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Result, error) {
 	runs, err := k.runs()
 	switch {
 	case err != nil:
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
 	case !runs:
-		log.FromContext(ctx).Info("OpenKruise does not run any more: PersistentPodStates are ours again. Apply stayput's manifests again for their admission policies")
+		log.FromContext(ctx).Info("Serving PersistentPodStates again, OpenKruise is gone: apply stayput's manifests again for their admission policies")
 		return reconcile.Result{}, nil
 	}
-	log.FromContext(ctx).Info("OpenKruise runs: PersistentPodStates are left to it")
-	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: uniqueTargetBinding}}
+	log.FromContext(ctx).Info("Leaving PersistentPodStates to OpenKruise")
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyUniqueTarget}}
 	if err := client.IgnoreNotFound(k.client.Delete(ctx, binding)); err != nil {
 		return reconcile.Result{}, fmt.Errorf("deleting the binding %s: %w", binding.GetName(), err)
 	}
 	return reconcile.Result{}, nil
 }
 
-// watchKruise has a controller look at all these requests when OpenKruise comes or goes.
+// watchKruise enqueues these requests when OpenKruise comes or goes.
 func watchKruise[request comparable](k *openKruise, c controller.TypedController[request], all func(context.Context) []request) error {
 	return c.Watch(source.TypedFunc[request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
 		enqueue := func(any) {

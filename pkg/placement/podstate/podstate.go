@@ -35,7 +35,7 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
 		return nil, err
 	} else if !ok {
-		mgr.GetLogger().Info("PersistentPodStates cannot be read: either nobody has defined them, or OpenKruise has and its webhook does not answer. Pods that ask for their addresses are placed without them")
+		mgr.GetLogger().Info("Placing pods without PersistentPodStates, which cannot be read: their CRD is missing, or OpenKruise's webhook does not answer")
 		return nil, mgr.Add(without{mgr.GetAPIReader()})
 	}
 	if err := errors.Join(indexPods(ctx, mgr.GetFieldIndexer()), indexStates(ctx, mgr.GetFieldIndexer())); err != nil {

@@ -82,13 +82,13 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 		}
 	}
 	if recorded < int(w.Replicas) {
-		v.recorded = finding{reasonPodsNotReady, "not every pod is recorded: a pod is when it is Ready for the first time"}
+		v.recorded = finding{reasonPodsNotReady, "some pods are not recorded: a pod is once it has been Ready"}
 	}
 	if len(v.states) >= tooManyPods {
 		for name, state := range v.states {
 			v.states[name] = kruisev1alpha1.PodState{NodeName: state.NodeName}
 		}
-		v.degraded = finding{reasonTooManyPods, fmt.Sprintf("from %d pods on only the name of each pod's node is recorded, because more does not fit: pods come back to the labels that their node has then, without their annotations", tooManyPods)}
+		v.degraded = finding{reasonTooManyPods, fmt.Sprintf("from %d pods on only the name of each pod's node is recorded, because etcd holds no more: pods come back to the labels their node has then, without their annotations", tooManyPods)}
 	}
 	return v
 }

@@ -79,7 +79,7 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 	}
 	for _, m := range v.moved {
 		r.events.Eventf(v.of.Reference(), m.pod, corev1.EventTypeNormal, home.ReasonHomeMoved, "Recording",
-			"pod %s is Ready on node %s, which is its home from now on; it was node %s", m.pod.Name, m.pod.Spec.NodeName, m.from)
+			"pod %s is Ready on node %s, its home from now on; it was on node %s before", m.pod.Name, m.pod.Spec.NodeName, m.from)
 	}
 	return reconcile.Result{RequeueAfter: v.retry}, nil
 }
@@ -124,10 +124,10 @@ func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1
 func unsupported(ref home.Ref) string {
 	switch ref.Kind {
 	case "Deployment", "ReplicaSet":
-		return fmt.Sprintf("the pods of a %s get new names, so that none comes back as what it was. To keep addresses among them, use the annotation %s",
+		return fmt.Sprintf("the pods of a %s get new names, so none of them comes back. To share addresses among them, use the annotation %s",
 			ref.Kind, stayputv1alpha1.AnnotationIdentity)
 	}
-	return fmt.Sprintf("%s is not a kind that the controller is configured for: see its flag --workload-kinds", ref.GroupKind())
+	return fmt.Sprintf("the controller does not know the kind %s: see its flag --workload-kinds", ref.GroupKind())
 }
 
 // stepAside says on the objects that we generated why nothing is recorded. The others are OpenKruise's alone.
@@ -137,7 +137,7 @@ func (r *recording) stepAside(ctx context.Context, ref home.Ref, all []*kruisev1
 			continue
 		}
 		err := r.status.write(ctx, ref, s, verdict{states: s.Status.PodStates, pods: s.Status.Pods, degraded: finding{
-			reasonOpenKruise, "OpenKruise runs in this cluster: PersistentPodStates are left to it",
+			reasonOpenKruise, "OpenKruise runs in this cluster and serves PersistentPodStates",
 		}})
 		if err != nil {
 			return orLater(err)

@@ -69,7 +69,7 @@ func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []ho
 	}
 	var list kruisev1alpha1.PersistentPodStateList
 	if err := from.List(ctx, &list, client.InNamespace(pod.Namespace), field, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "Listing PersistentPodStates", "pod", client.ObjectKeyFromObject(pod))
+		log.FromContext(ctx).Error(err, "Cannot list PersistentPodStates", "pod", client.ObjectKeyFromObject(pod))
 	}
 	var refs []home.Ref
 	for i := range list.Items {
@@ -96,7 +96,7 @@ func orLater(err error) (reconcile.Result, error) {
 func everyState[request comparable](ctx context.Context, from client.Reader, of func(*kruisev1alpha1.PersistentPodState) request) []request {
 	var list kruisev1alpha1.PersistentPodStateList
 	if err := from.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "Listing PersistentPodStates")
+		log.FromContext(ctx).Error(err, "Cannot list PersistentPodStates")
 	}
 	all := make([]request, len(list.Items))
 	for i := range list.Items {

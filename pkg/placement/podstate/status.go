@@ -69,7 +69,7 @@ func statusOf(s *kruisev1alpha1.PersistentPodState, v verdict, now time.Time) kr
 	}
 	var conflict finding
 	if v.conflict != "" {
-		conflict = finding{reasonOlderObject, fmt.Sprintf("PersistentPodState %s is for the same target and older: it is obeyed, this one is not", v.conflict)}
+		conflict = finding{reasonOlderObject, fmt.Sprintf("PersistentPodState %s for the same target is older: it is obeyed, this one is not", v.conflict)}
 	}
 	wrong(conditionConflict, conflict, reasonObeyed)
 	wrong(conditionDegraded, v.degraded, reasonAsExpected)
@@ -119,7 +119,7 @@ func (w *statusWriter) write(ctx context.Context, ref home.Ref, s *kruisev1alpha
 	}
 	err := w.apply(ctx, s, want)
 	if err != nil && strings.Contains(err.Error(), "field not declared in schema") && !w.plain() {
-		log.FromContext(ctx).Info("The CRD of PersistentPodState is OpenKruise's: status.conditions, pods and recorded are left out", "reason", err.Error())
+		log.FromContext(ctx).Info("Leaving out status.conditions, pods and recorded, which OpenKruise's CRD lacks", "reason", err.Error())
 		w.plainUntil.Store(w.now().Add(plainFor).UnixNano())
 		err = w.apply(ctx, s, plain(want))
 	}
