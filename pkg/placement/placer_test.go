@@ -170,12 +170,12 @@ func TestTheCacheKeepsThatAPodIsPinned(t *testing.T) {
 		return func(p *corev1.Pod) { p.ManagedFields[0].FieldsV1 = metav1.NewFieldsV1(fields) }
 	}
 	for name, c := range map[string]struct {
-		pod   *corev1.Pod
+		pod    *corev1.Pod
 		pinned bool
 	}{
-		"pinned":                  {hometest.Pod(hometest.Pinned), true},
+		"pinned":                   {hometest.Pod(hometest.Pinned), true},
 		"by a copied template":     {hometest.Pod(hometest.Pinned, hometest.Copied), false},
-		"not pinned":              {hometest.Pod(), false},
+		"not pinned":               {hometest.Pod(), false},
 		"something else is ours":   {hometest.Pod(hometest.Pinned, applied(`{"f:metadata":{"f:annotations":{"f:stayput.io/home-wait":{}}}}`)), false},
 		"only ungated, by a patch": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.ManagedFields[0].Operation = metav1.ManagedFieldsOperationUpdate }), false},
 		"pinned and changed by many": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
