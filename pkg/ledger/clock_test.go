@@ -32,7 +32,7 @@ func TestSeveralBootsCountEachOnce(t *testing.T) {
 	stopped(w, "web-0", tenMinutes)
 	for range 3 {
 		w.boot(2 * time.Minute)
-		w.del(Attachment{"nobody", "eth0"}) // the first command of the boot
+		w.del(Attachment{"unknown", "eth0"}) // the first command of the boot
 		w.advance(time.Minute)
 	}
 	addrs, err := w.ledger().List()

@@ -57,7 +57,8 @@ func acts() []act {
 		{"ADD of an ordinary pod", func(w *world) { stopped(w, "web-0", tenMinutes) }, addVictim("job", ordinary)},
 		{"restore", func(w *world) { stopped(w, "web-0", tenMinutes) }, addVictim("web-0", tenMinutes)},
 		{"restore with another policy", func(w *world) { stopped(w, "web-0", tenMinutes) }, addVictim("web-0", forever)},
-		{"restore of a pod that asks for nothing any more", func(w *world) { stopped(w, "web-0", tenMinutes) }, addVictim("web-0", ordinary)},
+		{"restore of a pod that asks for nothing any more", func(w *world) { stopped(w, "web-0", tenMinutes) },
+			addVictim("web-0", ordinary)},
 		{"restore over a dead predecessor", func(w *world) {
 			att, _, _ := w.add("web-0", tenMinutes)
 			delete(w.netns, w.live[att].netns.Path)
@@ -120,7 +121,8 @@ func acts() []act {
 			if err != nil {
 				w.failf("List: %v", err)
 			}
-			r, err := w.ledger().Move(from[0].Attachment, AddRequest{Attachment: theAtt, Pod: l.pod, Netns: theNs, Policy: tenMinutes, Requested: l.addrs})
+			r, err := w.ledger().Move(from[0].Attachment,
+				AddRequest{Attachment: theAtt, Pod: l.pod, Netns: theNs, Policy: tenMinutes, Requested: l.addrs})
 			w.logf("Move -> %v %v", addrsOf(r), err)
 			if err == nil {
 				k := NewKey("net", l.pod, *tenMinutes, "eth0")

@@ -73,7 +73,8 @@ func TestAReadLeavesAnEntryThatIsBeingWritten(t *testing.T) {
 				}
 				started = true
 				go func() {
-					_, err := on(slow).Add(AddRequest{Attachment: second, Pod: Pod{Namespace: "default", Name: "web-1"}, Policy: ordinary})
+					_, err := on(slow).Add(AddRequest{Attachment: second, Pod: Pod{Namespace: "default", Name: "web-1"},
+						Policy: ordinary})
 					added <- err
 				}()
 				select {
@@ -111,7 +112,9 @@ func TestReadsChangeNothing(t *testing.T) {
 			att, _, _ := w.add("web-1", forever)
 			must.Do(w.t, w.fs.WriteFile(filepath.Join(index(w), att.hash()), []byte("v1 "), modeState))
 		},
-		"an entry of nothing":      func(w *world) { must.Do(w.t, w.fs.WriteFile(filepath.Join(index(w), "ab"), nil, modeState)) },
+		"an entry of nothing": func(w *world) {
+			must.Do(w.t, w.fs.WriteFile(filepath.Join(index(w), "ab"), nil, modeState))
+		},
 		"a file that says nothing": func(w *world) { must.Do(w.t, w.fs.WriteFile("/data/net/10.1.0.9", nil, modeHostLocal)) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -132,7 +135,7 @@ func TestReadsChangeNothing(t *testing.T) {
 			must.Do(t, err)
 			_, err = l.Check()
 			must.Do(t, err)
-			_, err = l.Find(Attachment{"nobody", "eth0"})
+			_, err = l.Find(Attachment{"unknown", "eth0"})
 			if !errors.Is(err, ErrUnknownAttachment) {
 				t.Error(err)
 			}
@@ -153,7 +156,8 @@ func TestReadsChangeNothing(t *testing.T) {
 			after, err := l.List()
 			must.Do(t, err)
 			same := func(a, b Address) bool {
-				return a.Addr == b.Addr && a.State == b.State && a.Attachment == b.Attachment && a.Pod == b.Pod && a.Boot == b.Boot &&
+				return a.Addr == b.Addr && a.State == b.State && a.Attachment == b.Attachment && a.Pod == b.Pod &&
+					a.Boot == b.Boot &&
 					(a.Key == nil) == (b.Key == nil) && a.Policy == b.Policy && a.Left == b.Left
 			}
 			if !slices.EqualFunc(before, after, same) {
@@ -188,14 +192,16 @@ func TestAMarkOutlivesItsBootUntilTheRebuild(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 	att, addrs, _ := w.add("web-0", nil)
 	l := w.ledger()
-	must.Do(t, l.PutMark(Mark{ContainerID: att.ContainerID, Namespace: "default", Name: "web-0", Policy: *tenMinutes, Addrs: addrs, IfName: "eth0"}))
+	must.Do(t, l.PutMark(Mark{ContainerID: att.ContainerID, Namespace: "default", Name: "web-0", Policy: *tenMinutes,
+		Addrs: addrs, IfName: "eth0"}))
 	must.Do(t, w.fs.Remove(filepath.Join("/data/net", addrs[0].String())))
 	w.boot(time.Minute)
 	must.Do(t, l.DropMark(att.ContainerID))
 	if _, got, err := w.add("web-0", tenMinutes); err != nil || !slices.Equal(got, addrs) {
 		w.failf("it came back with %v, %v; want %v", got, err, addrs)
 	}
-	if _, err := w.fs.ReadFile(filepath.Join(l.state, marksDir, hashOf(att.ContainerID))); !errors.Is(err, fs.ErrNotExist) {
+	_, err := w.fs.ReadFile(filepath.Join(l.state, marksDir, hashOf(att.ContainerID)))
+	if !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the mark: %v", err)
 	}
 }
@@ -203,7 +209,7 @@ func TestAMarkOutlivesItsBootUntilTheRebuild(t *testing.T) {
 func TestReclaimEndsWhatAStampHides(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 	w.add("web-0", ordinary)
-	hidden, att := netip.MustParseAddr("10.1.0.9"), Attachment{"somebody", "eth0"}
+	hidden, att := netip.MustParseAddr("10.1.0.9"), Attachment{"hidden", "eth0"}
 	s, err := w.ledger().begin()
 	must.Do(t, err)
 	must.Do(t, w.fs.WriteFile(s.slotPath(hidden), encodeBound(att), modeHostLocal))

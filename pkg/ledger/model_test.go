@@ -172,12 +172,14 @@ func (w *world) killedADD(r *rand.Rand, pod string) {
 	att, ns := w.newContainer(), w.newNetns()
 	at := r.IntN(25)
 	policy := *tenMinutes // a policy that is new counts from the claim on, acknowledged or not: keep the old
-	if p := w.promises[NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)]; p != nil && !p.policy.AllocateNew {
+	if p := w.promises[NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)]; p != nil &&
+		!p.policy.AllocateNew {
 		policy = p.policy
 	}
 	hit := w.killAt(at, func() { w.addAs(att, ns, pod, &policy) })
 	// It may have taken the place of a dead predecessor; with its DEL the clock runs.
-	if p := w.promises[NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)]; hit && p != nil && p.holder != nil && !w.alive(w.live[*p.holder].netns) {
+	if p := w.promises[NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)]; hit && p != nil &&
+		p.holder != nil && !w.alive(w.live[*p.holder].netns) {
 		w.ended(*p.holder)
 		p.loose = true
 	}
@@ -217,7 +219,8 @@ func FuzzDecodeSlot(f *testing.F) {
 }
 
 func FuzzDecodeEntry(f *testing.F) {
-	f.Add((&entry{att: Attachment{"c", "eth0"}, boot: "b", addrs: testNetwork("10.0.0.0/24", "").Ranges[0].some()}).encode())
+	f.Add((&entry{att: Attachment{"c", "eth0"}, boot: "b",
+		addrs: testNetwork("10.0.0.0/24", "").Ranges[0].some()}).encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if e, err := decodeEntry(b, ""); err == nil {
 			if _, err := decodeEntry(e.encode(), ""); err != nil {
@@ -228,7 +231,8 @@ func FuzzDecodeEntry(f *testing.F) {
 }
 
 func FuzzDecodeClaimMarkAndStamp(f *testing.F) {
-	c := &Claim{Version: 1, Key: Key{Identity: "pod:a/b", Pod: "b"}, Addrs: testNetwork("10.0.0.0/24", "").Ranges[0].some()}
+	c := &Claim{Version: 1, Key: Key{Identity: "pod:a/b", Pod: "b"},
+		Addrs: testNetwork("10.0.0.0/24", "").Ranges[0].some()}
 	f.Add(c.encode(), c.Key.hash())
 	f.Add([]byte("boot\n12 10.0.0.1 -\nabc\n"), "")
 	f.Fuzz(func(t *testing.T, b []byte, hash string) {
@@ -243,7 +247,8 @@ func FuzzDecodeClaimMarkAndStamp(f *testing.F) {
 			t.Fatal(err)
 		}
 		if s.mtime >= 0 {
-			if again, _ := decodeStamp(s.encode(), ""); again.boot != s.boot || again.mtime != s.mtime || !slices.Equal(again.last, s.last) {
+			if again, _ := decodeStamp(s.encode(), ""); again.boot != s.boot || again.mtime != s.mtime ||
+				!slices.Equal(again.last, s.last) {
 				t.Fatalf("%+v is written as %+v", s, again)
 			}
 		}

@@ -17,7 +17,8 @@ func TestWhatAContainerLeftMovesToTheOneThatUsesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	move := func(to Attachment, ns Netns, requested ...netip.Addr) (*Result, error) {
-		return w.ledger().Move(from, AddRequest{Attachment: to, Pod: pod, Netns: ns, Policy: tenMinutes, Requested: requested})
+		return w.ledger().Move(from,
+			AddRequest{Attachment: to, Pod: pod, Netns: ns, Policy: tenMinutes, Requested: requested})
 	}
 	unchanged := func(err, want error) {
 		t.Helper()
@@ -50,7 +51,7 @@ func TestWhatAContainerLeftMovesToTheOneThatUsesIt(t *testing.T) {
 	w.add("web-9", tenMinutes)
 	r, err := move(theAtt, theNs, addrs...)
 	if err != nil || len(r.Addrs) != 0 || len(r.Events) != 1 || r.Events[0].Reason != EventRefused {
-		t.Errorf("where no more can be promised: %+v, %v", r, err)
+		t.Errorf("at the limit of promises: %+v, %v", r, err)
 	}
 	if got, err := w.ledger().Find(from); err != nil || !slices.Equal(got, addrs) {
 		t.Errorf("%s has %v, %v", from, got, err)
@@ -90,7 +91,7 @@ func TestWhatAStampHidesIsFoundByList(t *testing.T) {
 		t.Fatal(err)
 	}
 	hidden := netip.MustParseAddr("10.1.0.9")
-	from := Attachment{ContainerID: "somebody", IfName: "eth0"}
+	from := Attachment{ContainerID: "hidden", IfName: "eth0"}
 	s, err := w.ledger().begin()
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +109,8 @@ func TestWhatAStampHidesIsFoundByList(t *testing.T) {
 	if err != nil || !slices.ContainsFunc(all, func(a Address) bool { return a.Addr == hidden && a.Attachment == from }) {
 		t.Fatalf("listed are %v, %v", all, err)
 	}
-	to := AddRequest{Attachment: theAtt, Pod: Pod{Namespace: "default", Name: "web-9"}, Netns: theNs, Policy: tenMinutes, Requested: []netip.Addr{hidden}}
+	to := AddRequest{Attachment: theAtt, Pod: Pod{Namespace: "default", Name: "web-9"}, Netns: theNs, Policy: tenMinutes,
+		Requested: []netip.Addr{hidden}}
 	if r, err := w.ledger().Move(from, to); err != nil || !slices.Equal(r.Addrs, to.Requested) {
 		t.Errorf("%+v, %v", r, err)
 	}

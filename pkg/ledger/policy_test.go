@@ -12,15 +12,22 @@ func TestAnnotationsThatAreValidMakeAPolicy(t *testing.T) {
 		annotations map[string]string
 		want        Policy
 	}{
-		{map[string]string{AnnotationRetainIP: "10m"}, Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}},
-		{map[string]string{AnnotationRetainIP: "720h"}, Policy{Retention: duration(720 * time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain"}},
-		{map[string]string{AnnotationRetainIP: "while-owned"}, Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release"}},
-		{map[string]string{AnnotationRetainIP: "while-owned", AnnotationWhenScaled: "Retain", AnnotationWhenDeleted: "Delete"},
+		{map[string]string{AnnotationRetainIP: "10m"},
+			Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}},
+		{map[string]string{AnnotationRetainIP: "720h"},
+			Policy{Retention: duration(720 * time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain"}},
+		{map[string]string{AnnotationRetainIP: "while-owned"},
+			Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release"}},
+		{map[string]string{AnnotationRetainIP: "while-owned", AnnotationWhenScaled: "Retain",
+			AnnotationWhenDeleted: "Delete"},
 			Policy{WhileOwned: true, WhenScaled: "Retain", WhenDeleted: "Release"}},
-		{map[string]string{AnnotationReservedIPDuration: "10"}, Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}},
-		{map[string]string{AnnotationReservedIPDuration: "10", AnnotationRetainIP: "1h"}, Policy{Retention: duration(time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain"}},
+		{map[string]string{AnnotationReservedIPDuration: "10"},
+			Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}},
+		{map[string]string{AnnotationReservedIPDuration: "10", AnnotationRetainIP: "1h"},
+			Policy{Retention: duration(time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain"}},
 		{map[string]string{AnnotationRetainIP: "1h", AnnotationIdentity: "db", AnnotationWhenInUse: "AllocateNew"},
-			Policy{Retention: duration(time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain", Identity: "db", AllocateNew: true}},
+			Policy{Retention: duration(time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain", Identity: "db",
+				AllocateNew: true}},
 	} {
 		p, answers, err := ParseAnnotations(c.annotations)
 		if err != nil || !answers || p != c.want {
@@ -39,19 +46,21 @@ func TestAnnotationsOfOthersDoNotAnswer(t *testing.T) {
 
 func TestABadAnnotationIsAnErrorThatNamesItsKeyAndWhatWasExpected(t *testing.T) {
 	for key, values := range map[string][]string{
-		AnnotationRetainIP:           {"-1", "1.5", "10x", "", strings.Repeat("9", 300), "true", "0s", "-10m", "10", " 10m"},
-		AnnotationReservedIPDuration: {"-1", "1.5", "10x", "", strings.Repeat("9", 300), "true", "0", "+10", "10m", "9223372036854775807"},
-		AnnotationWhenScaled:         {"", "retain", "Keep"},
-		AnnotationWhenDeleted:        {"", "release"},
-		AnnotationIdentity:           {"", "a/b", "A", "-a", "a-", strings.Repeat("a", 64)},
-		AnnotationWhenInUse:          {"", "wait"},
+		AnnotationRetainIP: {"-1", "1.5", "10x", "", strings.Repeat("9", 300), "true", "0s", "-10m", "10", " 10m"},
+		AnnotationReservedIPDuration: {"-1", "1.5", "10x", "", strings.Repeat("9", 300), "true", "0", "+10", "10m",
+			"9223372036854775807"},
+		AnnotationWhenScaled:  {"", "retain", "Keep"},
+		AnnotationWhenDeleted: {"", "release"},
+		AnnotationIdentity:    {"", "a/b", "A", "-a", "a-", strings.Repeat("a", 64)},
+		AnnotationWhenInUse:   {"", "wait"},
 	} {
 		for _, v := range values {
 			m := map[string]string{AnnotationRetainIP: "10m"}
 			m[key] = v
 			p, answers, err := ParseAnnotations(m)
 			var bad *AnnotationError
-			if !answers || !errors.As(err, &bad) || bad.Key != key || bad.Expected == "" || p.Retains() || len(err.Error()) > 300 {
+			if !answers || !errors.As(err, &bad) || bad.Key != key || bad.Expected == "" || p.Retains() ||
+				len(err.Error()) > 300 {
 				t.Errorf("%s=%q: %+v %v", key, v, p, err)
 			}
 		}

@@ -87,7 +87,8 @@ func TestTheUseOfARangeSaysWhenPromisesAreRefused(t *testing.T) {
 	for {
 		u := use()[0]
 		r, err := l.Add(AddRequest{
-			Attachment: Attachment{ContainerID: fmt.Sprint("c", pods), IfName: "eth0"}, Pod: Pod{Namespace: "default", Name: fmt.Sprint("web-", pods)}, Policy: policy,
+			Attachment: Attachment{ContainerID: fmt.Sprint("c", pods), IfName: "eth0"},
+			Pod:        Pod{Namespace: "default", Name: fmt.Sprint("web-", pods)}, Policy: policy,
 		})
 		if err != nil {
 			t.Fatal(err)

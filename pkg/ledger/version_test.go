@@ -101,14 +101,15 @@ func TestWhatANewerVersionPromisedIsNeitherGivenAwayNorLost(t *testing.T) {
 				_, _, err := w.ledger().Expire()
 				must.Do(t, err)
 				for range 2 {
-					_, err := w.ledger().Add(AddRequest{Attachment: w.newContainer(), Pod: home, Netns: w.newNetns(), Policy: tenMinutes})
+					_, err := w.ledger().Add(AddRequest{Attachment: w.newContainer(), Pod: home, Netns: w.newNetns(),
+						Policy: tenMinutes})
 					want := claim
 					if record == "slot" {
 						want = file
 					}
 					w.refused("ADD of its pod", err, want)
 				}
-				// The others go on, and nobody gets the address however full it becomes.
+				// The others go on, and no pod gets the address however full it becomes.
 				for i := 0; ; i++ {
 					_, got, err := w.add("other", ordinary)
 					if errors.Is(err, ErrFull) {
@@ -198,7 +199,8 @@ func TestAMarkerOfANewerVersionHasTheWholeNetworkRefused(t *testing.T) {
 	upgrade := w.downgrade(marker)
 	before := w.fs.dump()
 	for range 2 {
-		_, err := w.ledger().Add(AddRequest{Attachment: w.newContainer(), Pod: Pod{Namespace: "default", Name: "job"}, Netns: Netns{}, Policy: ordinary})
+		_, err := w.ledger().Add(AddRequest{Attachment: w.newContainer(), Pod: Pod{Namespace: "default", Name: "job"},
+			Netns: Netns{}, Policy: ordinary})
 		w.refused("ADD", err, marker)
 		_, err = w.ledger().Del(DelRequest{Attachment: att})
 		w.refused("DEL", err, marker)
@@ -228,8 +230,10 @@ func TestADescriptionOfANewerVersionIsRefusedAndAnOlderOneRead(t *testing.T) {
 	upgrade()
 	b, err := w.fs.ReadFile(path)
 	must.Do(t, err)
-	must.Do(t, w.fs.WriteFile(path, bytes.Replace(b, []byte(`"v":1,`), nil, 1), modeState)) // as the first version wrote it
-	if ledgers, err = Networks(o); err != nil || len(ledgers) != 1 || ledgers[0].Network().Ranges[0].String() != w.net.Ranges[0].String() {
+	must.Do(t, w.fs.WriteFile(path, bytes.Replace(b, []byte(`"v":1,`), nil, 1),
+		modeState)) // as the first version wrote it
+	if ledgers, err = Networks(o); err != nil || len(ledgers) != 1 ||
+		ledgers[0].Network().Ranges[0].String() != w.net.Ranges[0].String() {
 		t.Errorf("%v, %v", ledgers, err)
 	}
 }
@@ -240,7 +244,8 @@ func TestUninstallEndsWhatANewerVersionPromisedToo(t *testing.T) {
 	delete(w.netns, w.live[att].netns.Path)
 	w.del(att)
 	l := w.ledger()
-	w.downgrade(filepath.Join("/data/net", addrs[0].String()), filepath.Join(l.state, claimsDir, NewKey("net", Pod{Namespace: "default", Name: "home"}, *tenMinutes, "eth0").hash()))
+	w.downgrade(filepath.Join("/data/net", addrs[0].String()), filepath.Join(l.state, claimsDir,
+		NewKey("net", Pod{Namespace: "default", Name: "home"}, *tenMinutes, "eth0").hash()))
 	freed, err := l.Uninstall()
 	must.Do(t, err)
 	if !slices.Equal(freed.Addrs, addrs) || freed.InUse != nil {

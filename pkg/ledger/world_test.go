@@ -41,7 +41,7 @@ type promise struct {
 	policy Policy
 	holder *Attachment // nil while retained
 	left   time.Duration
-	// Since is where the clock was anchored last: across a boot the wall clock counts from there.
+	// sinceWall is when the clock was last anchored: across a boot the wall clock counts from then.
 	sinceLeft time.Duration
 	sinceWall time.Time
 	loose     bool // the clock may run later than the model's: a power loss set it back
@@ -219,7 +219,8 @@ func (w *world) ended(att Attachment) {
 
 // attachments lists the live ones in the same order for every run.
 func (w *world) attachments() []Attachment {
-	return slices.SortedFunc(maps.Keys(w.live), func(a, b Attachment) int { return strings.Compare(a.String(), b.String()) })
+	return slices.SortedFunc(maps.Keys(w.live),
+		func(a, b Attachment) int { return strings.Compare(a.String(), b.String()) })
 }
 
 func (w *world) advance(d time.Duration) {
@@ -320,7 +321,7 @@ func (w *world) settle() {
 // killed is the panic of a kill -9.
 type killed struct{}
 
-// killAt runs f and kills it before its nth change of the disk. It says whether f got there.
+// killAt runs f and kills it before its nth change of the disk. It reports whether f got there.
 func (w *world) killAt(n int, f func()) (hit bool) {
 	w.fs.before = func(op, path string) error {
 		if n--; n < 0 {

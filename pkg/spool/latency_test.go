@@ -184,7 +184,8 @@ func replacedUntouched(t *testing.T, d Dir) {
 	if err := d.Observe(AddOrdinary, time.Millisecond); err == nil {
 		t.Error("it is counted in it")
 	}
-	if after, err := os.Lstat(d.LatencyFile()); err != nil || after.ModTime() != before.ModTime() || after.Size() != before.Size() {
+	if after, err := os.Lstat(d.LatencyFile()); err != nil || after.ModTime() != before.ModTime() ||
+		after.Size() != before.Size() {
 		t.Errorf("it was touched: %v, %v", after, err)
 	}
 	if _, err := d.Latencies(); err == nil {

@@ -38,7 +38,8 @@ func (c fuzzCall) run(t *testing.T, command string) (code int, stdout string) {
 		return 0, out.String()
 	}
 	var e Error
-	if err := json.Unmarshal(out.Bytes(), &e); err != nil || code != 1 || e.Code == 0 || e.Msg == "" || !slices.Contains(supportedVersions, e.CNIVersion) {
+	if err := json.Unmarshal(out.Bytes(), &e); err != nil || code != 1 || e.Code == 0 || e.Msg == "" ||
+		!slices.Contains(supportedVersions, e.CNIVersion) {
 		t.Fatalf("%s: exit status %d without a CNI error: %v: %s", command, code, err, out.String())
 	}
 	if out.Len() > 4096 {
@@ -47,7 +48,7 @@ func (c fuzzCall) run(t *testing.T, command string) (code int, stdout string) {
 	return int(e.Code), out.String()
 }
 
-// confine turns a configuration into one whose files lie in dir. ok is false where that cannot be made sure of.
+// confine turns a configuration into one whose files lie in dir. ok is false if that cannot be made sure of.
 func confine(stdin []byte, dir string) (out []byte, data string, ok bool) {
 	if _, err := netconf.Parse(stdin); err != nil {
 		return stdin, "", true // it fails before it touches a file
@@ -123,7 +124,8 @@ func FuzzRun(f *testing.F) {
 	} {
 		f.Add([]byte(s.stdin), s.args, "c1", "eth0", "/run/netns/none")
 	}
-	f.Add([]byte(`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"}}`), good, "../../etc/passwd", "eth0/..", "")
+	f.Add([]byte(`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"}}`), good, "../../etc/passwd",
+		"eth0/..", "")
 	f.Fuzz(live)
 }
 
@@ -132,7 +134,8 @@ func FuzzRunFields(f *testing.F) {
 	f.Add("1.1.0", "10.1.0.0/24", "", "", "", "fd00::/64", "", "0.0.0.0/0", "10m", "default", "web-0")
 	f.Add("0.3.1", "10.1.0.0/16", "10.1.2.3", "10.1.2.9", "10.1.2.3", "", "10.1.2.4/16", "", "while-owned", "", "")
 	f.Add("1.0.0", "10.1.0.0/30", "10.1.0.1", "10.1.0.1", "10.1.0.1", "", "", "", "-1", "default", "..")
-	f.Add("1.0.0", "::/0", "ffff::ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "", "0.0.0.0/0", "::ffff:1.2.3.4", "", "720h", "a", "b")
+	f.Add("1.0.0", "::/0", "ffff::ffff", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff", "", "0.0.0.0/0", "::ffff:1.2.3.4", "",
+		"720h", "a", "b")
 	f.Add("0.4.0", "10.1.0.0/24", "10.1.0.255", "", "", "", "", "", "", "a", "b")
 	f.Fuzz(func(t *testing.T, version, subnet, start, end, gateway, second, ip, dst, retain, namespace, pod string) {
 		section := map[string]any{"subnet": subnet, "rangeStart": start, "rangeEnd": end, "gateway": gateway}
@@ -149,7 +152,8 @@ func FuzzRunFields(f *testing.F) {
 		if retain != "" {
 			runtime[netconf.AnnotationsCapability] = map[string]string{ledger.AnnotationRetainIP: retain}
 		}
-		stdin, err := json.Marshal(map[string]any{"cniVersion": version, "name": "podnet", "ipam": section, "runtimeConfig": runtime})
+		stdin, err := json.Marshal(map[string]any{"cniVersion": version, "name": "podnet", "ipam": section,
+			"runtimeConfig": runtime})
 		if err != nil {
 			return
 		}
@@ -203,11 +207,12 @@ func live(t *testing.T, stdin []byte, args, id, ifname, netns string) {
 	c.run(t, "STATUS")
 	c.run(t, "GC")
 
-	// A DEL fails only where the call cannot be understood, which is where the ADD failed too.
+	// A DEL fails only if the call cannot be understood, and then the ADD failed too.
 	for range 2 {
 		if del, answer := c.run(t, "DEL"); del == 0 && answer != "" {
 			t.Fatalf("DEL answered %q", answer)
-		} else if del != 0 && (code == 0 || !slices.Contains([]int{codeIncompatibleVersion, codeInvalidEnv, codeDecoding, codeInvalidConfig}, del)) {
+		} else if del != 0 && (code == 0 ||
+			!slices.Contains([]int{codeIncompatibleVersion, codeInvalidEnv, codeDecoding, codeInvalidConfig}, del)) {
 			t.Fatalf("DEL failed: %s", answer)
 		}
 	}
@@ -228,7 +233,8 @@ func live(t *testing.T, stdin []byte, args, id, ifname, netns string) {
 }
 
 func FuzzParseArgs(f *testing.F) {
-	for _, s := range []string{"", ";", "=", "a=b", "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b", "IP=10.0.0.1/24", "K8S_POD_NAME=..;K8S_POD_NAMESPACE=../.."} {
+	for _, s := range []string{"", ";", "=", "a=b", "IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b", "IP=10.0.0.1/24",
+		"K8S_POD_NAME=..;K8S_POD_NAMESPACE=../.."} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, args string) {

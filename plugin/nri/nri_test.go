@@ -213,7 +213,8 @@ func (c *fakeClock) After(d time.Duration) <-chan time.Time {
 }
 
 var pod = &api.PodSandbox{
-	Id: "c1", Name: "web-0", Namespace: "default", Uid: "u1", Annotations: map[string]string{"a": "b"}, Ips: []string{"192.0.2.5", "2001:db8::5"},
+	Id: "c1", Name: "web-0", Namespace: "default", Uid: "u1", Annotations: map[string]string{"a": "b"},
+	Ips:   []string{"192.0.2.5", "2001:db8::5"},
 	Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "pid"}, {Type: "network", Path: "/run/netns/x"}}},
 }
 
@@ -231,7 +232,8 @@ func TestTheHandlerIsToldOfEveryPodAsTheRuntimeDescribesIt(t *testing.T) {
 	must.Do(t, rt.r.StopPodSandbox(ctx, &api.StopPodSandboxRequest{Pod: pod}))
 	must.Do(t, rt.r.RemovePodSandbox(ctx, &api.RemovePodSandboxRequest{Pod: pod}))
 	got := r.want(t, "run", "stop", "remove")["run"].all[0]
-	if got.Pod != (ledger.Pod{Namespace: "default", Name: "web-0", UID: "u1"}) || got.Netns != "/run/netns/x" || got.Annotations["a"] != "b" ||
+	if got.Pod != (ledger.Pod{Namespace: "default", Name: "web-0", UID: "u1"}) || got.Netns != "/run/netns/x" ||
+		got.Annotations["a"] != "b" ||
 		fmt.Sprint(got.Addrs) != "[192.0.2.5 2001:db8::5]" {
 		t.Errorf("got %+v", got)
 	}
@@ -364,7 +366,8 @@ func TestASlowHandlerDoesNotFailThePodAndThePluginComesBack(t *testing.T) {
 	start(t, &Plugin{Socket: rt.socket, Handler: r})
 	r.want(t, "up", "synchronize")
 	rt.settled()
-	if err := rt.r.RunPodSandbox(t.Context(), &api.RunPodSandboxRequest{Pod: pod}); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+	if err := rt.r.RunPodSandbox(t.Context(), &api.RunPodSandboxRequest{Pod: pod}); err != nil &&
+		!errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the pod failed: %v", err)
 	}
 	close(r.slow)

@@ -61,7 +61,8 @@ var aftermaths = []aftermath{
 		w.before(second)
 		renames := []string{"?rename", "?renameat", "?renameat2"}
 		when := 1 + len(w.n.save(w.t))%3
-		w.after(second, w.strace(second, renames, "-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", strings.Join(renames, ","), when)))
+		w.after(second, w.strace(second, renames, "-e",
+			fmt.Sprintf("inject=%s:signal=KILL:when=%d", strings.Join(renames, ","), when)))
 		olds = append(olds, second.ctr)
 		w.die(olds)
 		w.lateDELs(olds)
@@ -70,21 +71,22 @@ var aftermaths = []aftermath{
 }
 
 // besidePredecessor goes on with a predecessor that keeps running, which only AllocateNew allows.
-var besidePredecessor = aftermath{"the owner comes back beside its predecessor", func(w *world, s scenario, olds []string) {
-	var rest []string
-	for _, ctr := range olds {
-		if w.alive(ctr) {
-			rest = append(rest, ctr)
-		} else {
-			w.delDead(ctr)
+var besidePredecessor = aftermath{"the owner comes back beside its predecessor",
+	func(w *world, s scenario, olds []string) {
+		var rest []string
+		for _, ctr := range olds {
+			if w.alive(ctr) {
+				rest = append(rest, ctr)
+			} else {
+				w.delDead(ctr)
+			}
 		}
-	}
-	w.comeBack(s.owner)
-	for _, ctr := range rest {
-		w.del(ctr)
-	}
-	w.lateDELs(olds)
-}}
+		w.comeBack(s.owner)
+		for _, ctr := range rest {
+			w.del(ctr)
+		}
+		w.lateDELs(olds)
+	}}
 
 func (s scenario) aftermaths() []aftermath {
 	if s.owner.annotations[ledger.AnnotationWhenInUse] == "AllocateNew" {
@@ -119,7 +121,7 @@ func (w *world) lateDELs(ctrs []string) {
 	}
 }
 
-// goOn runs an aftermath, lets everybody else come back who was promised something, and ends it all.
+// goOn runs an aftermath, lets every other pod with a promise come back, and ends it all.
 func (w *world) goOn(s scenario, victim command, a aftermath) {
 	w.t.Helper()
 	w.note("aftermath: %s", a.name)

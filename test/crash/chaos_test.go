@@ -45,7 +45,8 @@ func (c *chaos) process(cmd command, disturb func(*os.Process)) (outcome, error)
 	disturb(p.Process)
 	p.Wait()
 	status, _ := p.ProcessState.Sys().(syscall.WaitStatus)
-	o := outcome{stdout: stdout.String(), stderr: stderr.String(), code: p.ProcessState.ExitCode(), killed: status.Signaled()}
+	o := outcome{stdout: stdout.String(), stderr: stderr.String(), code: p.ProcessState.ExitCode(),
+		killed: status.Signaled()}
 	c.Lock()
 	defer c.Unlock()
 	c.note("%s ends", cmd)
@@ -84,7 +85,7 @@ func (c *chaos) life(p pod, rounds int, rnd *rand.Rand) error {
 		if o.code == 0 {
 			time.Sleep(time.Duration(rnd.Int64N(int64(3 * time.Millisecond))))
 		}
-		// Its address may go to somebody else as soon as a DEL is under way, even one that is killed.
+		// Its address may go to another pod as soon as a DEL is under way, even one that is killed.
 		c.Lock()
 		c.containers[ctr].ended = true
 		c.Unlock()
@@ -180,7 +181,8 @@ func TestAStoppedLockHolderIsWaitedForAndItsDeathFreesTheLock(t *testing.T) {
 			victim := addOf(web)
 			c.before(victim)
 			env, stdin := c.call(victim)
-			holder := exec.Command("strace", "-qq", "-o", c.traceLog(), "-e", "trace=fsync", "-e", "inject=fsync:signal=STOP:when=1", plugin)
+			holder := exec.Command("strace", "-qq", "-o", c.traceLog(), "-e", "trace=fsync", "-e",
+				"inject=fsync:signal=STOP:when=1", plugin)
 			holder.Env, holder.Stdin = append(env, "PATH="+os.Getenv("PATH")), bytes.NewReader(stdin)
 			holder.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 			var stdout bytes.Buffer

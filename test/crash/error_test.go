@@ -18,8 +18,10 @@ var faults = []struct {
 	calls []string // nil: all of them
 }{
 	{"EIO", nil},
-	{"ENOSPC", []string{"open", "openat", "write", "pwrite64", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "fsync", "close"}},
-	{"EROFS", []string{"open", "openat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "chmod", "fchmod", "fchmodat", "utimensat"}},
+	{"ENOSPC", []string{"open", "openat", "write", "pwrite64", "mkdir", "mkdirat", "rename", "renameat", "renameat2",
+		"fsync", "close"}},
+	{"EROFS", []string{"open", "openat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlink", "unlinkat",
+		"rmdir", "chmod", "fchmod", "fchmodat", "utimensat"}},
 	{"EMFILE", []string{"open", "openat"}},
 }
 
@@ -66,7 +68,8 @@ func TestFailingAtAnySystemCallCommandsFailCleanlyAndBreakNoPromise(t *testing.T
 				}
 				errnos := faultsOf(p.name)
 				once := errnos[(i+number)%len(errnos)]
-				fail(once+" once at "+p.String(), []string{p.name}, "-e", fmt.Sprintf("inject=%s:error=%s:when=%d", p.name, once, p.nth))
+				fail(once+" once at "+p.String(), []string{p.name}, "-e",
+					fmt.Sprintf("inject=%s:error=%s:when=%d", p.name, once, p.nth))
 				runs++
 
 				if len(errnos) == 1 {
@@ -122,7 +125,7 @@ func (w *world) failed(c command, o outcome, hit []point) {
 	}
 }
 
-// undone demands that a failed ADD has left nothing bound, where the disk let it clean up.
+// undone demands that a failed ADD has left nothing bound, if the disk let it clean up.
 func (w *world) undone(c command) {
 	w.t.Helper()
 	for _, f := range w.n.save(w.t) {
@@ -140,7 +143,7 @@ func TestOnAFullOrReadOnlyDiskCommandsFailCleanlyAndBreakNoPromise(t *testing.T)
 			found := newComplaints(t)
 			defer found.print()
 			e := &explorer{scenario: s, victim: victim, found: found, seen: map[string]bool{}, brief: true}
-			// try runs the victim on a disk with a limit, and says whether it did its work.
+			// try runs the victim on a disk with a limit, and reports whether it did its work.
 			try := func(how string, flags uintptr, limit func(used unix.Statfs_t) string) bool {
 				must.Do(t, unix.Mount("tmpfs", w.n.disk, "tmpfs", 0, "size=1g,nr_inodes=1m"))
 				defer func() { must.Do(t, unix.Unmount(w.n.disk, unix.MNT_DETACH)) }()

@@ -17,7 +17,8 @@ import (
 // counted are scenarios of every way in which a command is counted that does its work.
 func counted() []scenario {
 	return slices.DeleteFunc(slices.Clone(scenarios), func(s scenario) bool {
-		return !slices.Contains([]string{"an ADD of an ordinary pod", "the first ADD of a retained pod", "a restore", "a DEL that retains", "a DEL that frees"}, s.name)
+		return !slices.Contains([]string{"an ADD of an ordinary pod", "the first ADD of a retained pod", "a restore",
+			"a DEL that retains", "a DEL that frees"}, s.name)
 	})
 }
 
@@ -39,7 +40,8 @@ func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 			traced := append(slices.Clone(calls), "mmap", "munmap")
 			undisturbed := w.strace(victim, traced, "-P", file)
 			points := w.readLog()
-			if undisturbed.code != 0 || len(points) < 3 || !slices.ContainsFunc(points, func(p point) bool { return p.name == "mmap" }) {
+			if undisturbed.code != 0 || len(points) < 3 ||
+				!slices.ContainsFunc(points, func(p point) bool { return p.name == "mmap" }) {
 				t.Fatalf("it does not count: %d %s %v", undisturbed.code, undisturbed.stderr, points)
 			}
 			if n := total(t, dir); n != 1 {
@@ -61,7 +63,8 @@ func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 					how := errno + " at " + p.String()
 					v := w.clone()
 					v.rewind(template)
-					o := v.strace(victim, []string{p.name}, "-P", file, "-e", fmt.Sprintf("inject=%s:error=%s:when=%d", p.name, errno, p.nth))
+					o := v.strace(victim, []string{p.name}, "-P", file, "-e",
+						fmt.Sprintf("inject=%s:error=%s:when=%d", p.name, errno, p.nth))
 					if len(v.injected()) != 1 {
 						t.Fatalf("%s was not hit", how)
 					}
@@ -69,7 +72,8 @@ func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 				}
 				v := w.clone()
 				v.rewind(template)
-				o := v.strace(victim, []string{p.name}, "-P", file, "-e", fmt.Sprintf("inject=%s:signal=KILL:when=%d", p.name, p.nth))
+				o := v.strace(victim, []string{p.name}, "-P", file, "-e",
+					fmt.Sprintf("inject=%s:signal=KILL:when=%d", p.name, p.nth))
 				if !o.killed {
 					t.Fatalf("the kill at %s was not hit", p)
 				}
@@ -94,8 +98,8 @@ func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 			run("without the file", func() { must.Do(t, os.Remove(file)) })
 			run("with an empty file", func() { must.Do(t, os.Truncate(file, 0)) })
 			run("with a file that is cut off", func() { must.Do(t, os.Truncate(file, 100)) })
-			run("with a file that nobody may write", func() { must.Do(t, os.Chmod(file, 0)) })
-			run("with somebody else's file", func() { must.Do(t, os.WriteFile(file, make([]byte, 1<<20), 0o644)) })
+			run("with a file without permissions", func() { must.Do(t, os.Chmod(file, 0)) })
+			run("with another program's file", func() { must.Do(t, os.WriteFile(file, make([]byte, 1<<20), 0o644)) })
 			run("with a directory", func() { must.Do(t, os.Remove(file)); must.Do(t, os.Mkdir(file, 0o755)) })
 			run("with a link to nowhere", func() { must.Do(t, os.Remove(file)); must.Do(t, os.Symlink("/dev/zero", file)) })
 			run("with a pipe", func() { must.Do(t, os.Remove(file)); must.Do(t, unix.Mkfifo(file, 0o644)) })

@@ -3,11 +3,11 @@
 // # How a sweep works
 //
 // A [scenario] prepares the files of a node with real commands and names one more command, the victim. strace
-// runs the victim once to see its file system calls, and then once for every single one of them: in
-// TestKilledAt… the process is killed on the entry of that call, in TestFailing… the call answers ENOSPC,
-// EIO, EROFS or EMFILE, that once or from then on. (TestOnAFull… limits a real file system instead.) strace counts the calls of each name by themselves, and
-// those of the first thread alone, on which cmd/stayput does all its work: so the Nth openat is the same one
-// in every run. A kill sweep goes up to the first run that was not killed, and fails unless each N before it was.
+// runs the victim once to see its file system calls, and then once for every single one of them: in TestKilledAt… the
+// process is killed on the entry of that call, in TestFailing… the call answers ENOSPC, EIO, EROFS or EMFILE, that once
+// or from then on. (TestOnAFull… limits a real file system instead.) strace counts the calls of each name by themselves,
+// and those of the first thread alone, on which cmd/stayput does all its work: so the Nth openat is the same one in
+// every run. A kill sweep goes up to the first run that was not killed, and fails unless each N before it was.
 //
 // What is left on disk is a crash state. The [aftermath] continues from it in all the ways in which a runtime
 // may: the DEL comes once, twice, late or never, other pods come first, the node reboots, the next command
@@ -25,7 +25,7 @@
 // # To add a scenario
 //
 // Add an element to scenarios. prepare runs commands on the world and returns the victim. owner is the pod that
-// the aftermath starts again and that must have its address back if it had been promised one. Where the victim
+// the aftermath starts again and that must have its address back if it had been promised one. If the victim
 // may rightly change an older promise, end prepare with world.doubt for its identity.
 package crash
 
@@ -66,7 +66,8 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	plugin = filepath.Join(dir, "stayput")
-	build := exec.Command("go", "build", "-o", plugin, "-trimpath", "-ldflags", "-s -w", "github.com/stayput/stayput/cmd/stayput")
+	build := exec.Command("go", "build", "-o", plugin, "-trimpath", "-ldflags", "-s -w",
+		"github.com/stayput/stayput/cmd/stayput")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "test/crash: go build: %v\n%s", err, out)

@@ -23,8 +23,8 @@ import (
 // namespace of the thread that made it. Only that thread, and what it starts, sees them; see enter.
 type node struct {
 	root string // a tmpfs
-	// disk is the part of root that save and restore are about: networks and state, and run, where the
-	// containers' network namespaces are.
+	// disk is the part of root that save and restore are about: networks, state, and run with the
+	// containers' network namespaces.
 	disk  string
 	mntns int
 }

@@ -35,7 +35,7 @@ func (s scenario) begin(t *testing.T) (w *world, victim command, template []file
 
 var (
 	web = retained("web-0")
-	// db has an address retained in every scenario: nobody else may ever get it.
+	// db has an address retained in every scenario: no other pod may ever get it.
 	db = retained("db-0")
 )
 
@@ -90,18 +90,20 @@ var scenarios = []scenario{
 		w.doubt(web.identity())
 		return addOf(ordinary("web-0"))
 	}},
-	{"an ADD with AllocateNew beside its predecessor", web.with(ledger.AnnotationWhenInUse, "AllocateNew"), func(w *world) command {
-		bystander(w)
-		p := web.with(ledger.AnnotationWhenInUse, "AllocateNew")
-		w.add(p)
-		w.doubt(p.identity())
-		return addOf(p)
-	}},
-	{"an ADD that takes over a shared identity's address", retained("new", ledger.AnnotationIdentity, "web"), func(w *world) command {
-		bystander(w)
-		w.del(w.add(retained("old", ledger.AnnotationIdentity, "web")))
-		return addOf(retained("new", ledger.AnnotationIdentity, "web"))
-	}},
+	{"an ADD with AllocateNew beside its predecessor", web.with(ledger.AnnotationWhenInUse, "AllocateNew"),
+		func(w *world) command {
+			bystander(w)
+			p := web.with(ledger.AnnotationWhenInUse, "AllocateNew")
+			w.add(p)
+			w.doubt(p.identity())
+			return addOf(p)
+		}},
+	{"an ADD that takes over a shared identity's address", retained("new", ledger.AnnotationIdentity, "web"),
+		func(w *world) command {
+			bystander(w)
+			w.del(w.add(retained("old", ledger.AnnotationIdentity, "web")))
+			return addOf(retained("new", ledger.AnnotationIdentity, "web"))
+		}},
 	{"an ADD that takes expired addresses of a full network", web, func(w *world) command {
 		w.v4 = fiveOfV4
 		return overExpired(w)
@@ -187,7 +189,8 @@ func hostLocal(w *world, ctr string, p pod, addrs ...string) {
 	w.before(command{verb: "ADD", ctr: ctr, pod: p})
 	dir := filepath.Join(w.n.networks(), network)
 	must.Do(w.t, os.MkdirAll(dir, 0o755))
-	parsed, err := addresses(`{"ips":[{"address":"` + strings.Join(addrs, `/24"},{"address":"`) + `/64"}],"dns":{"nameservers":["x"]}}`)
+	parsed, err := addresses(`{"ips":[{"address":"` + strings.Join(addrs,
+		`/24"},{"address":"`) + `/64"}],"dns":{"nameservers":["x"]}}`)
 	must.Do(w.t, err)
 	for i, a := range addrs {
 		must.Do(w.t, os.WriteFile(w.n.addressFile(a), []byte(ctr+"\r\neth0"), 0o600))

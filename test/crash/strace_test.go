@@ -15,8 +15,10 @@ import (
 // calls are the system calls that touch files. The Go runtime's own (futex, nanosleep, mmap, …) come and go
 // from run to run and leave nothing behind. The question mark allows for architectures without the call.
 var calls = []string{
-	"?open", "openat", "read", "write", "pwrite64", "ftruncate", "close", "?stat", "?newfstatat", "fstat", "?statfs", "getdents64",
-	"?chmod", "fchmod", "?fchmodat", "?mkdir", "mkdirat", "?rename", "?renameat", "?renameat2", "?unlink", "unlinkat", "?rmdir", "fsync", "fdatasync",
+	"?open", "openat", "read", "write", "pwrite64", "ftruncate", "close", "?stat", "?newfstatat", "fstat", "?statfs",
+	"getdents64",
+	"?chmod", "fchmod", "?fchmodat", "?mkdir", "mkdirat", "?rename", "?renameat", "?renameat2", "?unlink", "unlinkat",
+	"?rmdir", "fsync", "fdatasync",
 	"?link", "linkat", "?symlink", "symlinkat", "utimensat", "flock",
 }
 
@@ -25,7 +27,8 @@ var calls = []string{
 func (w *world) strace(c command, traced []string, flags ...string) outcome {
 	w.t.Helper()
 	env, stdin := w.call(c)
-	argv := append([]string{"strace", "-qq", "-y", "-e", "signal=none", "-e", "trace=" + strings.Join(traced, ","), "-o", w.traceLog()}, flags...)
+	argv := append([]string{"strace", "-qq", "-y", "-e", "signal=none", "-e", "trace=" + strings.Join(traced, ","), "-o",
+		w.traceLog()}, flags...)
 	o, err := w.n.exec(append(env, "PATH="+os.Getenv("PATH")), stdin, append(argv, plugin)...)
 	must.Do(w.t, err)
 	return o

@@ -77,7 +77,7 @@ func (c command) String() string {
 // attachment is a container that was ADDed.
 type attachment struct {
 	pod   pod
-	addrs []netip.Addr // nil where the ADD was never acknowledged
+	addrs []netip.Addr // nil if the ADD was never acknowledged
 	ended bool         // DEL was acknowledged
 	boot  int
 }
@@ -116,7 +116,8 @@ const (
 )
 
 func newWorld(t testing.TB, n *node) *world {
-	return &world{t: t, n: n, v4: sixOfV4, v6: fiveOfV6, boot: 1, containers: map[string]*attachment{}, promises: map[string]*promise{}}
+	return &world{t: t, n: n, v4: sixOfV4, v6: fiveOfV6, boot: 1, containers: map[string]*attachment{},
+		promises: map[string]*promise{}}
 }
 
 // clone is a world that goes its own way on the same node, from what it knows now.
@@ -151,8 +152,9 @@ func (w *world) call(c command) (env []string, stdin []byte) {
 	conf := map[string]any{
 		"cniVersion": "1.1.0", "name": network, "type": "bridge",
 		"ipam": map[string]any{
-			"type": "stayput", "dataDir": w.n.networks(), "stateDir": w.n.state(), "promisedShare": 1, "resolvConf": w.n.resolvConf(),
-			"ranges": []any{[]any{json.RawMessage(w.v4)}, []any{json.RawMessage(w.v6)}},
+			"type": "stayput", "dataDir": w.n.networks(), "stateDir": w.n.state(), "promisedShare": 1,
+			"resolvConf": w.n.resolvConf(),
+			"ranges":     []any{[]any{json.RawMessage(w.v4)}, []any{json.RawMessage(w.v6)}},
 		},
 	}
 	if c.pod.name != "" {
@@ -236,8 +238,8 @@ func (w *world) after(c command, o outcome) {
 	}
 }
 
-// interrupted is told of a command that was not acknowledged. A killed ADD may have made a promise where there
-// was none.
+// interrupted is told of a command that was not acknowledged. A killed ADD may have made the first
+// promise of its pod.
 func (w *world) interrupted(c command) {
 	id := c.pod.identity()
 	if c.verb == "ADD" && c.pod.retains() && w.promises[id] == nil {
@@ -273,7 +275,7 @@ func addresses(stdout string) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// alive says whether the container runs: it was acknowledged, not ended, and its namespace is there.
+// alive reports whether the container runs: it was acknowledged, not ended, and its namespace is there.
 func (w *world) alive(ctr string) bool {
 	a := w.containers[ctr]
 	if a.addrs == nil || a.ended || a.boot != w.boot {
@@ -303,7 +305,8 @@ func (w *world) added(c command, addrs []netip.Addr) {
 		}
 	}
 	p := w.promises[id]
-	if free := w.due(id); p != nil && p.firm && len(free) > 0 && !slices.ContainsFunc(free, func(s []netip.Addr) bool { return slices.Equal(s, addrs) }) {
+	if free := w.due(id); p != nil && p.firm && len(free) > 0 &&
+		!slices.ContainsFunc(free, func(s []netip.Addr) bool { return slices.Equal(s, addrs) }) {
 		w.violates("I4: %s (%s) gets %v, while %v is promised to it", c.ctr, c.pod.name, addrs, free)
 	}
 	w.containers[c.ctr].addrs = addrs
@@ -317,7 +320,7 @@ func (w *world) added(c command, addrs []netip.Addr) {
 	}
 }
 
-// due returns the promised addresses of an identity that nobody uses, but for those outside today's ranges.
+// due returns the promised addresses of an identity that no pod uses, but for those outside today's ranges.
 func (w *world) due(id string) [][]netip.Addr {
 	p := w.promises[id]
 	if p == nil || !p.firm {
@@ -380,7 +383,7 @@ func (w *world) add(p pod) string {
 	return ctr
 }
 
-// comeBack starts a pod again. Where it has been promised addresses that nobody uses, it must get them; else it
+// comeBack starts a pod again. If it was promised addresses that no pod uses, it must get them; else it
 // may find the network full.
 func (w *world) comeBack(p pod) string {
 	ctr := w.fresh(p)
@@ -400,7 +403,7 @@ func (w *world) comeBack(p pod) string {
 
 func isFull(o outcome) bool { return strings.Contains(o.stdout, ledger.ErrFull.Error()) }
 
-// fill starts pods that nobody promised anything until the network is full.
+// fill starts pods without a promise until the network is full.
 func (w *world) fill() {
 	for i := range 20 {
 		p := ordinary(fmt.Sprintf("other-%d", i))
@@ -476,7 +479,8 @@ type clock struct {
 func (c clock) Now() (ledger.Instant, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)
-	return ledger.Instant{Wall: time.Now().Add(c.ahead), Boot: time.Duration(ts.Nano()) + c.ahead, BootID: bootID(c.boot)}, err
+	return ledger.Instant{Wall: time.Now().Add(c.ahead), Boot: time.Duration(ts.Nano()) + c.ahead, BootID: bootID(c.boot)},
+		err
 }
 
 // ledger opens the network as the agent does.
@@ -513,7 +517,8 @@ func (w *world) audit() {
 	for ctr, a := range w.containers {
 		for _, addr := range a.addrs {
 			if s := has[addr]; w.alive(ctr) && (s.State != ledger.StateBound || s.Attachment.ContainerID != ctr) {
-				w.violates("I3: %s (%s) runs with %s, which the ledger calls %s %v %v", ctr, a.pod.name, addr, s.State, s.Attachment, s.Key)
+				w.violates("I3: %s (%s) runs with %s, which the ledger calls %s %v %v", ctr, a.pod.name, addr, s.State,
+					s.Attachment, s.Key)
 			}
 		}
 	}
@@ -536,7 +541,7 @@ func (w *world) audit() {
 				w.violates("I5: %s is bound to %s, which has never got it", a.Addr, a.Attachment)
 			}
 		case w.promises[a.Key.Identity] == nil:
-			w.violates("I5: %s is retained for %s, which nobody promised it", a.Addr, a.Key)
+			w.violates("I5: %s is retained for %s, which has no promise", a.Addr, a.Key)
 		}
 	}
 }
@@ -578,6 +583,6 @@ func (w *world) settle() {
 	}
 }
 
-// leftover are the files that may remain when nobody has an address: each has one name that is used again.
+// leftover are the files that may remain when every address is free: each has one name that is used again.
 var leftover = regexp.MustCompile(`^/(networks/net/(lock|last_reserved_ip\.[0-9]+|\.stayput\.boot|\.stayput\.tmp)` +
 	`|state/net-[0-9a-f]{8}/(network|\.tmp|network\.tmp|claims/claim\.tmp)|state/spool/\.?[0-9]{1,3})$`)

@@ -8,30 +8,35 @@
 //
 // The stories in testdata/damaged run once for every record on disk ($RECORD) and every damage to it ($HOW).
 //
-// Each story is a node of its own: a data directory $DATA, where host-local would keep its addresses, a state directory
+// Each story is a node of its own: a data directory $DATA, in which host-local would keep its addresses, a state directory
 // $STATE, and in the end, unasked, the epilogue: ledger.Check finds nothing, then every sandbox is DELed, and then
 // no address is bound any more. Every ADD is held against what the story knows: no two owners of one address.
 // The tests need root, since they make network and mount namespaces; these are gone with the process.
 //
 // # Words
 //
-// A network is described once and again whenever its configuration changes. The first one is meant where none is named.
+// A network is described once and again whenever its configuration changes. Without a name the first one is meant.
 //
-//	network NAME RANGES... [KEY=VALUE...]  RANGES is one range set: SUBNET[@FIRST-LAST][,...]; keys of the ipam section, or cniVersion=
+//	network NAME RANGES... [KEY=VALUE...]  RANGES is one range set: SUBNET[@FIRST-LAST][,...];
+//	                                       keys of the ipam section, or cniVersion=
 //	network NAME from FILE                 the whole configuration from a file of the story
 //
 // An attachment is C, C/IF, C@NET or C/IF@NET: container, interface (eth0) and network. Where C alone is DELed, all
 // attachments of the container are; C may be a pattern such as job-*. $C is the first address that ADD gave.
 //
-//	add POD C [OPTION...]        ADD for POD, NAMESPACE/POD, or - for a container without K8S_ args; the sandbox is made. Options:
-//	                             retain=10m, minutes=10, identity=NAME, when-in-use=AllocateNew, KEY/WITH-SLASH=VALUE: annotations;
-//	                             annotations=unknown: the runtime hands none on; ip=, ips=: requested by args, by runtimeConfig;
+//	add POD C [OPTION...]        ADD for POD, NAMESPACE/POD, or - for a container without K8S_ args;
+//	                             the sandbox is made. Options:
+//	                             retain=10m, minutes=10, identity=NAME, when-in-use=AllocateNew,
+//	                             KEY/WITH-SLASH=VALUE: annotations;
+//	                             annotations=unknown: the runtime hands none on;
+//	                             ip=, ips=: requested by args, by runtimeConfig;
 //	                             uid=; by=host-local: the stock plugin
 //	fill C [N]                   ordinary pods C-0, C-1, ..., one after the other, N or until the range is full
 //	crowd N POD C [OPTION...]    N ADDs at the same time, a process each; by=both: every second one by host-local
-//	del C [times=N] [by=...]     DEL, with the namespace if it still is there; ranges=: under another range; annotations as in add
+//	del C [times=N] [by=...]     DEL, with the namespace if it is still there; ranges=: under another range;
+//	                             annotations as in add
 //	remove C [at-once]           what containerd does: DEL, the namespace goes, DEL once more
-//	vanish C                     the namespace goes, nobody says DEL
+//	vanish C                     the namespace goes, without a DEL
 //	check C [prev=ADDRESS/LEN,...], gc [@NET] missing|null|JSON, gc keep C..., status, version
 //	plugin COMMAND FILE [KEY=VALUE...]   the plugin on a file of the story and with this environment
 //	begin NAME add ..., begin NAME del C, end NAME   the same in the background
@@ -57,7 +62,8 @@
 //	cnierror CODE REGEXP         what the last failure said
 //	event REASON POD [REGEXP]    the agent was told, and takes it from the spool
 //	snapshot, unchanged          both directories, byte for byte
-//	alike FILE [adds=N] [KEY=VALUE...]   stayput and host-local answer the same, in every CNI version; with !, both refuse
+//	alike FILE [adds=N] [KEY=VALUE...]   stayput and host-local answer the same, in every CNI version;
+//	                                     with !, both refuse
 //	excuse REGEXP, leaks REGEXP  what the epilogue may find: violations, and addresses that stay bound
 //
 // and testscript's own: exists, stdout, stderr, exec, rm, env, cmp.

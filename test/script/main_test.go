@@ -25,7 +25,7 @@ var stayput, hostLocal string
 const insideEnv = "STAYPUT_STORIES_INSIDE"
 
 // TestMain runs the stories in a mount namespace of their own: the network namespaces, small disks and boot IDs
-// that they mount are seen by nobody else and are gone with the process, however it ends.
+// that they mount are seen by no other process and are gone with this one, however it ends.
 func TestMain(m *testing.M) {
 	var code int
 	var err error
@@ -90,9 +90,11 @@ func build(ctx context.Context, bin string) error {
 	stayput, hostLocal = filepath.Join(bin, "stayput"), filepath.Join(bin, "host-local")
 	for _, p := range []struct{ dir, pkg string }{
 		{root, "./cmd/stayput"},
-		{filepath.Join(root, "test", "lab", "build", "cni"), "github.com/containernetworking/plugins/plugins/ipam/host-local"},
+		{filepath.Join(root, "test", "lab", "build", "cni"),
+			"github.com/containernetworking/plugins/plugins/ipam/host-local"},
 	} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", bin+"/", p.pkg)
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", bin+"/",
+			p.pkg)
 		cmd.Dir = p.dir
 		cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off", "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -142,7 +144,7 @@ func TestDamagedRecords(t *testing.T) {
 
 // after says for which damages a condition of the stories does not hold, RECORD or RECORD/HOW.
 var after = map[string][]string{
-	// kept: the pod gets the same address. Not where nothing says any more that it was its: the file of a running
+	// kept: the pod gets the same address. Not if no record says that it was its: the file of a running
 	// pod names another sandbox; or only the agent's mark says what to do with the address of a running pod.
 	"kept":                     nil,
 	"kept-while-running":       {"address/half", "address/last-byte"},

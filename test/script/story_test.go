@@ -343,7 +343,7 @@ func (s *story) alive(container string) bool {
 	return ok
 }
 
-// alive says whether the attachment's own namespace is there, and not another one under its path.
+// alive reports whether the attachment's own namespace is there, and not another one under its path.
 func (a *attachment) alive() bool {
 	now, ok, _ := ledger.SystemNetns{}.Identify(a.netns.Path)
 	return ok && now == a.netns
@@ -372,8 +372,8 @@ func (s *story) sandbox(container string) (string, error) {
 	return path, <-done
 }
 
-// shareSandbox gives a container a namespace that it shares with others: where nothing is about namespaces, one
-// is enough, and making many is slow.
+// shareSandbox gives a container a namespace that it shares with others: one is enough for a story that is not about
+// namespaces, and making many is slow.
 func (s *story) shareSandbox(container string) error {
 	of, err := s.sandbox("shared")
 	if err != nil || s.alive(container) {

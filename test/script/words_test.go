@@ -239,7 +239,8 @@ func annotationsOf(opts map[string]string) map[string]string {
 }
 
 // describe sets what an ADD says beside the attachment.
-func (s *story) describe(ts *testscript.TestScript, a *attachment, pod string, opts map[string]string) (more map[string]any) {
+func (s *story) describe(ts *testscript.TestScript, a *attachment, pod string,
+	opts map[string]string) (more map[string]any) {
 	a.pod = ledger.Pod{}
 	if a.hasPod = pod != "-"; a.hasPod {
 		a.pod = ledger.Pod{Namespace: "default", Name: pod, UID: "uid-of-" + a.container}
@@ -594,7 +595,8 @@ func gcWord(ts *testscript.TestScript, neg bool, args []string) {
 		return
 	}
 	for _, k := range s.attachments {
-		kept := len(args) > 1 && slices.ContainsFunc(args[1:], func(p string) bool { return slices.Contains(s.matching(ts, p), k) })
+		kept := len(args) > 1 &&
+			slices.ContainsFunc(args[1:], func(p string) bool { return slices.Contains(s.matching(ts, p), k) })
 		if k.network == a.network && !kept {
 			k.bound = false
 		}
@@ -1053,7 +1055,8 @@ func alikeWord(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // session is the same short life with either plugin: ADDs, one DEL in the middle, one more ADD, a CHECK.
-func (s *story) session(ts *testscript.TestScript, program string, extra []string, stdin []byte, adds int) (out []outcome) {
+func (s *story) session(ts *testscript.TestScript, program string, extra []string, stdin []byte,
+	adds int) (out []outcome) {
 	call := func(command string, i int) {
 		netns, err := s.sandbox(fmt.Sprintf("alike-%d", i))
 		ts.Check(err)
