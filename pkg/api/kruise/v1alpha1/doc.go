@@ -1,6 +1,6 @@
 // Package v1alpha1 is the part of OpenKruise's API group apps.kruise.io that stayput serves: PersistentPodState,
 // field for field as in OpenKruise (apis/apps/v1alpha1/persistent_pod_state_types.go there), so that existing
-// manifests apply unchanged. Added are validation, printer columns and status.conditions.
+// manifests apply unchanged. Validation, printer columns and a few fields of the status are added.
 //
 // +kubebuilder:object:generate=true
 // +kubebuilder:ac:generate=true

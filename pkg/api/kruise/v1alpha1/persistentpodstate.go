@@ -6,17 +6,17 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// SchemeGroupVersion is of the objects in this package.
+// SchemeGroupVersion is the group and version of the objects in this package.
 var SchemeGroupVersion = schema.GroupVersion{Group: "apps.kruise.io", Version: "v1alpha1"}
 
-// AddToScheme makes a scheme know the objects in this package.
+// AddToScheme registers the objects of this package with a scheme.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(SchemeGroupVersion, &PersistentPodState{}, &PersistentPodStateList{})
 	metav1.AddToGroupVersion(s, SchemeGroupVersion)
 	return nil
 }
 
-// Annotations of a workload from which a PersistentPodState is generated; lists are separated by commas.
+// Annotations of a workload for which a PersistentPodState is generated. Lists are separated by commas.
 const (
 	AnnotationAutoGenerate      = "kruise.io/auto-generate-persistent-pod-state"
 	AnnotationRequiredTopology  = "kruise.io/required-persistent-topology"
@@ -43,34 +43,34 @@ type PersistentPodState struct {
 	Status PersistentPodStateStatus `json:"status,omitempty"`
 }
 
-// PersistentPodStateSpec says whose pods are recorded, and what of them.
+// PersistentPodStateSpec selects the pods and what is recorded of them.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.requiredPersistentTopology) || (has(self.preferredPersistentTopology) && size(self.preferredPersistentTopology) > 0)",message="at least one of requiredPersistentTopology and preferredPersistentTopology is needed"
 type PersistentPodStateSpec struct {
-	// targetRef is the workload. It cannot be changed, and one workload can have one PersistentPodState.
+	// targetRef names the workload. It is immutable, and a workload can have one PersistentPodState.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.targetRef is immutable: delete the object and make another one"
-	// +kubebuilder:validation:XValidation:rule="!self.apiVersion.startsWith('apps/') || !(self.kind in ['Deployment', 'ReplicaSet'])",message="the pods of a Deployment or ReplicaSet have no stable names, so that none of them is another one's successor: use a StatefulSet"
+	// +kubebuilder:validation:XValidation:rule="!self.apiVersion.startsWith('apps/') || !(self.kind in ['Deployment', 'ReplicaSet'])",message="the pods of a Deployment or ReplicaSet have no stable names, so none of them succeeds another: use a StatefulSet"
 	TargetReference TargetReference `json:"targetRef"`
 
-	// persistentPodAnnotations are annotations of a pod that its successor gets as well.
+	// persistentPodAnnotations are annotations that a pod passes on to its successor.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	PersistentPodAnnotations []PersistentPodAnnotation `json:"persistentPodAnnotations,omitempty"`
 
-	// requiredPersistentTopology are node labels whose values a re-created pod's node must share with the node
-	// of its predecessor, for example kubernetes.io/hostname or topology.kubernetes.io/zone.
+	// requiredPersistentTopology lists topology keys, such as kubernetes.io/hostname or topology.kubernetes.io/zone:
+	// a re-created pod starts only on a node with the same values as the node of its predecessor.
 	// +optional
 	RequiredPersistentTopology *NodeTopologyTerm `json:"requiredPersistentTopology,omitempty"`
 
-	// preferredPersistentTopology are node labels whose values should be shared, by weight.
+	// preferredPersistentTopology lists topology keys whose values should be the same, by weight.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	// +listType=atomic
 	PreferredPersistentTopology []PreferredTopologyTerm `json:"preferredPersistentTopology,omitempty"`
 
-	// persistentPodStateRetentionPolicy is when the record of a pod ends: WhenScaled (the default) once the
-	// workload is scaled down below it, WhenDeleted when the workload is deleted.
+	// persistentPodStateRetentionPolicy says when the record of a pod ends: WhenScaled (the default) once the
+	// workload is scaled down below the pod, WhenDeleted once the workload is deleted.
 	// +optional
 	// +kubebuilder:validation:Enum="";WhenScaled;WhenDeleted
 	PersistentPodStateRetentionPolicy RetentionPolicy `json:"persistentPodStateRetentionPolicy,omitempty"`
@@ -89,19 +89,19 @@ type TargetReference struct {
 	Name string `json:"name"`
 }
 
-// PreferredTopologyTerm is a preference with its weight.
+// PreferredTopologyTerm is a weighted preference.
 type PreferredTopologyTerm struct {
 	// weight of the preference, 1 to 100, as in the pod's own node affinity.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	Weight int32 `json:"weight"`
-	// preference is what is preferred.
+	// preference lists the preferred topology keys.
 	Preference NodeTopologyTerm `json:"preference"`
 }
 
-// NodeTopologyTerm is a list of keys of node labels.
+// NodeTopologyTerm is a list of topology keys.
 type NodeTopologyTerm struct {
-	// nodeTopologyKeys are keys of node labels.
+	// nodeTopologyKeys are the keys of node labels.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MinLength=1
@@ -116,7 +116,7 @@ type PersistentPodAnnotation struct {
 	Key string `json:"key"`
 }
 
-// RetentionPolicy is when the record of a pod ends.
+// RetentionPolicy says when the record of a pod ends.
 type RetentionPolicy string
 
 // The retention policies; the empty one is WhenScaled.
@@ -125,17 +125,17 @@ const (
 	RetentionWhenDeleted RetentionPolicy = "WhenDeleted"
 )
 
-// PersistentPodStateStatus is what is recorded.
+// PersistentPodStateStatus is the record.
 type PersistentPodStateStatus struct {
-	// observedGeneration is the generation of the spec that the record was made by.
+	// observedGeneration is the generation of the spec that the record follows.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
-	// podStates are the records by the name of the pod.
+	// podStates are the records by pod name.
 	// +optional
 	PodStates map[string]PodState `json:"podStates,omitempty"`
 
-	// pods is how many pods the workload is to have. (Not in OpenKruise.)
+	// pods is the number of pods that the workload wants. (Not in OpenKruise.)
 	// +optional
 	Pods *int32 `json:"pods,omitempty"`
 
@@ -143,8 +143,8 @@ type PersistentPodStateStatus struct {
 	// +optional
 	Recorded *int32 `json:"recorded,omitempty"`
 
-	// conditions: Recorded (what is recorded), Conflict (another object for the same target is older), Degraded
-	// (why nothing or less is recorded). (Not in OpenKruise.)
+	// conditions are Recorded (every pod is recorded), Conflict (an older object for the same target takes
+	// precedence) and Degraded (nothing, or less than asked for, is recorded). (Not in OpenKruise.)
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -153,7 +153,7 @@ type PersistentPodStateStatus struct {
 
 // PodState is the record of one pod.
 type PodState struct {
-	// nodeName is where the pod was Ready last.
+	// nodeName is the node on which the pod was last Ready.
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
 	// nodeTopologyLabels are the labels of that node that the spec names.

@@ -7,13 +7,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-func TestTheNameOfAnObjectIsPodAndNodeWhereThatIsAName(t *testing.T) {
+func TestTheNameOfAnObjectIsPodAndNodeIfThatIsValid(t *testing.T) {
 	if got := RetainedIPName("web-0", "node-a.example.com"); got != "web-0.node-a.example.com" {
 		t.Error(got)
 	}
 }
 
-func TestEveryPodAndNodeHaveANameOfTheirOwn(t *testing.T) {
+func TestEveryPodAndNodeGetTheirOwnName(t *testing.T) {
 	long := strings.Repeat("x", 250)
 	names := map[string]string{}
 	for _, c := range [][2]string{

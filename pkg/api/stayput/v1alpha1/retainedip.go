@@ -6,19 +6,19 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// SchemeGroupVersion is of the objects in this package.
+// SchemeGroupVersion is the group and version of the objects in this package.
 var SchemeGroupVersion = schema.GroupVersion{Group: "stayput.io", Version: "v1alpha1"}
 
-// AddToScheme makes a scheme know the objects in this package.
+// AddToScheme registers the objects of this package with a scheme.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(SchemeGroupVersion, &RetainedIP{}, &RetainedIPList{})
 	metav1.AddToGroupVersion(s, SchemeGroupVersion)
 	return nil
 }
 
-// RetainedIP shows the addresses that a node keeps for one pod, and is the home of that pod: the node to which
-// the pod comes back. The node's ledger is the authority; the node's agent publishes it here and publishes it
-// again when somebody deletes this object. To give the addresses up, set spec.release.
+// RetainedIP shows the addresses that a node keeps for a pod and is the home of that pod: the node it comes back
+// to. The node's ledger is the authority; its agent publishes it here, and publishes it again if this object is
+// deleted. To release the addresses, set spec.release.
 //
 // There is one object for each pod and node. It is owned by the Node.
 //
@@ -39,13 +39,13 @@ type RetainedIP struct {
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	Spec RetainedIPSpec `json:"spec"`
-	// status is what the node's ledger says. There is no status subresource: the agent applies all at once.
+	// status is what the node's ledger says. There is no status subresource: the agent applies the whole object.
 	// +optional
 	Status RetainedIPStatus `json:"status,omitempty"`
 }
 
-// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but
-// release and workload.
+// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but release
+// and workload.
 type RetainedIPSpec struct {
 	// nodeName is the node that keeps the addresses.
 	// +kubebuilder:validation:MinLength=1
@@ -56,8 +56,8 @@ type RetainedIPSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	PodName string `json:"podName"`
 
-	// identity is the shared identity (annotation stayput.io/identity) whose addresses they are. It is empty
-	// where they are the pod's own.
+	// identity is the shared identity (annotation stayput.io/identity) whose addresses they are; empty if they are
+	// the pod's own.
 	// +optional
 	Identity string `json:"identity,omitempty"`
 
@@ -65,22 +65,22 @@ type RetainedIPSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	Retention string `json:"retention"`
 
-	// whenScaled says what becomes of the addresses when the workload is scaled down below the pod.
+	// whenScaled says what happens to the addresses when the workload is scaled down below the pod.
 	// +optional
 	// +kubebuilder:validation:Enum=Retain;Release
 	WhenScaled string `json:"whenScaled,omitempty"`
 
-	// whenDeleted says what becomes of the addresses when the workload is deleted.
+	// whenDeleted says what happens to the addresses when the workload is deleted.
 	// +optional
 	// +kubebuilder:validation:Enum=Retain;Release
 	WhenDeleted string `json:"whenDeleted,omitempty"`
 
-	// release gives the addresses up as soon as no pod uses them. It can be set by people and is set by the
-	// controller when the workload no longer wants the pod. The agent deletes the object once it is done.
+	// release releases the addresses as soon as no pod uses them. People may set it; the controller sets it when
+	// the workload no longer wants the pod. The agent deletes the object once that is done.
 	// +optional
 	Release bool `json:"release,omitempty"`
 
-	// workload is the controller of the pod, as far as it is known; the controller of stayput applies it.
+	// workload is the controller of the pod, if it is known. Stayput's controller applies it.
 	// +optional
 	Workload *WorkloadReference `json:"workload,omitempty"`
 }
@@ -93,7 +93,7 @@ type WorkloadReference struct {
 	Kind string `json:"kind"`
 	// name of the workload.
 	Name string `json:"name"`
-	// uid of the workload: one of the same name that is made later is another one.
+	// uid of the workload: one created later under the same name is another one.
 	UID string `json:"uid"`
 }
 
@@ -108,7 +108,7 @@ const (
 	PhaseRetained Phase = "Retained"
 )
 
-// RetainedIPStatus is how the addresses stand.
+// RetainedIPStatus is the state of the addresses.
 type RetainedIPStatus struct {
 	// phase is Bound while a pod uses an address of this object, else Retained.
 	// +optional
@@ -119,14 +119,14 @@ type RetainedIPStatus struct {
 	// +listType=atomic
 	IPs []string `json:"ips,omitempty"`
 
-	// addresses are the same by network and interface.
+	// addresses are the ips by network and interface.
 	// +optional
 	// +listType=map
 	// +listMapKey=network
 	// +listMapKey=interface
 	Addresses []NetworkAddresses `json:"addresses,omitempty"`
 
-	// podUID is the pod that uses the addresses or used them last, as far as it is known.
+	// podUID is the pod that uses the addresses or used them last, if it is known.
 	// +optional
 	PodUID string `json:"podUID,omitempty"`
 
@@ -134,24 +134,24 @@ type RetainedIPStatus struct {
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 
-	// expires is when the addresses become free: a time in RFC 3339, "never" while they are kept without an
-	// end, empty while they are bound. It is a string because kubectl prints times in the future as invalid.
+	// expires is when the addresses become free: a time in RFC 3339, "never" if they are kept without an end, empty
+	// while they are bound. It is a string because kubectl prints times in the future as invalid.
 	// +optional
 	Expires string `json:"expires,omitempty"`
 }
 
 // NetworkAddresses are the addresses of one interface of a pod.
 type NetworkAddresses struct {
-	// network is the name in the CNI configuration.
+	// network is its name in the CNI configuration.
 	Network string `json:"network"`
-	// interface is the name inside the pod.
+	// interface is its name inside the pod.
 	Interface string `json:"interface"`
 	// ips are the addresses, one of each family.
 	// +listType=atomic
 	IPs []string `json:"ips"`
 }
 
-// ExpiresNever is the value of status.expires of addresses that are kept without an end.
+// ExpiresNever is status.expires of addresses that are kept without an end.
 const ExpiresNever = "never"
 
 // RetainedIPList is a list of RetainedIP.

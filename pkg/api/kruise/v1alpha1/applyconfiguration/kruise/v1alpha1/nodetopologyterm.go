@@ -5,9 +5,9 @@ package v1alpha1
 // NodeTopologyTermApplyConfiguration represents a declarative configuration of the NodeTopologyTerm type for use
 // with apply.
 //
-// NodeTopologyTerm is a list of keys of node labels.
+// NodeTopologyTerm is a list of topology keys.
 type NodeTopologyTermApplyConfiguration struct {
-	// nodeTopologyKeys are keys of node labels.
+	// nodeTopologyKeys are the keys of node labels.
 	NodeTopologyKeys []string `json:"nodeTopologyKeys,omitempty"`
 }
 

@@ -9,19 +9,19 @@ import (
 // PersistentPodStateSpecApplyConfiguration represents a declarative configuration of the PersistentPodStateSpec type for use
 // with apply.
 //
-// PersistentPodStateSpec says whose pods are recorded, and what of them.
+// PersistentPodStateSpec selects the pods and what is recorded of them.
 type PersistentPodStateSpecApplyConfiguration struct {
-	// targetRef is the workload. It cannot be changed, and one workload can have one PersistentPodState.
+	// targetRef names the workload. It is immutable, and a workload can have one PersistentPodState.
 	TargetReference *TargetReferenceApplyConfiguration `json:"targetRef,omitempty"`
-	// persistentPodAnnotations are annotations of a pod that its successor gets as well.
+	// persistentPodAnnotations are annotations that a pod passes on to its successor.
 	PersistentPodAnnotations []PersistentPodAnnotationApplyConfiguration `json:"persistentPodAnnotations,omitempty"`
-	// requiredPersistentTopology are node labels whose values a re-created pod's node must share with the node
-	// of its predecessor, for example kubernetes.io/hostname or topology.kubernetes.io/zone.
+	// requiredPersistentTopology lists topology keys, such as kubernetes.io/hostname or topology.kubernetes.io/zone:
+	// a re-created pod starts only on a node with the same values as the node of its predecessor.
 	RequiredPersistentTopology *NodeTopologyTermApplyConfiguration `json:"requiredPersistentTopology,omitempty"`
-	// preferredPersistentTopology are node labels whose values should be shared, by weight.
+	// preferredPersistentTopology lists topology keys whose values should be the same, by weight.
 	PreferredPersistentTopology []PreferredTopologyTermApplyConfiguration `json:"preferredPersistentTopology,omitempty"`
-	// persistentPodStateRetentionPolicy is when the record of a pod ends: WhenScaled (the default) once the
-	// workload is scaled down below it, WhenDeleted when the workload is deleted.
+	// persistentPodStateRetentionPolicy says when the record of a pod ends: WhenScaled (the default) once the
+	// workload is scaled down below the pod, WhenDeleted once the workload is deleted.
 	PersistentPodStateRetentionPolicy *kruisev1alpha1.RetentionPolicy `json:"persistentPodStateRetentionPolicy,omitempty"`
 }
 

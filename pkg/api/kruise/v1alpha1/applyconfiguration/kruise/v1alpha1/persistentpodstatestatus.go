@@ -9,18 +9,18 @@ import (
 // PersistentPodStateStatusApplyConfiguration represents a declarative configuration of the PersistentPodStateStatus type for use
 // with apply.
 //
-// PersistentPodStateStatus is what is recorded.
+// PersistentPodStateStatus is the record.
 type PersistentPodStateStatusApplyConfiguration struct {
-	// observedGeneration is the generation of the spec that the record was made by.
+	// observedGeneration is the generation of the spec that the record follows.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// podStates are the records by the name of the pod.
+	// podStates are the records by pod name.
 	PodStates map[string]PodStateApplyConfiguration `json:"podStates,omitempty"`
-	// pods is how many pods the workload is to have. (Not in OpenKruise.)
+	// pods is the number of pods that the workload wants. (Not in OpenKruise.)
 	Pods *int32 `json:"pods,omitempty"`
 	// recorded is the number of podStates. (Not in OpenKruise.)
 	Recorded *int32 `json:"recorded,omitempty"`
-	// conditions: Recorded (what is recorded), Conflict (another object for the same target is older), Degraded
-	// (why nothing or less is recorded). (Not in OpenKruise.)
+	// conditions are Recorded (every pod is recorded), Conflict (an older object for the same target takes
+	// precedence) and Degraded (nothing, or less than asked for, is recorded). (Not in OpenKruise.)
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 

@@ -7,7 +7,7 @@ package v1alpha1
 //
 // PodState is the record of one pod.
 type PodStateApplyConfiguration struct {
-	// nodeName is where the pod was Ready last.
+	// nodeName is the node on which the pod was last Ready.
 	NodeName *string `json:"nodeName,omitempty"`
 	// nodeTopologyLabels are the labels of that node that the spec names.
 	NodeTopologyLabels map[string]string `json:"nodeTopologyLabels,omitempty"`

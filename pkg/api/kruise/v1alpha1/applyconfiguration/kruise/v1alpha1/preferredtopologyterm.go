@@ -5,11 +5,11 @@ package v1alpha1
 // PreferredTopologyTermApplyConfiguration represents a declarative configuration of the PreferredTopologyTerm type for use
 // with apply.
 //
-// PreferredTopologyTerm is a preference with its weight.
+// PreferredTopologyTerm is a weighted preference.
 type PreferredTopologyTermApplyConfiguration struct {
 	// weight of the preference, 1 to 100, as in the pod's own node affinity.
 	Weight *int32 `json:"weight,omitempty"`
-	// preference is what is preferred.
+	// preference lists the preferred topology keys.
 	Preference *NodeTopologyTermApplyConfiguration `json:"preference,omitempty"`
 }
 

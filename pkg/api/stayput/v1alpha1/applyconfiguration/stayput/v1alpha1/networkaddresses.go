@@ -7,9 +7,9 @@ package v1alpha1
 //
 // NetworkAddresses are the addresses of one interface of a pod.
 type NetworkAddressesApplyConfiguration struct {
-	// network is the name in the CNI configuration.
+	// network is its name in the CNI configuration.
 	Network *string `json:"network,omitempty"`
-	// interface is the name inside the pod.
+	// interface is its name inside the pod.
 	Interface *string `json:"interface,omitempty"`
 	// ips are the addresses, one of each family.
 	IPs []string `json:"ips,omitempty"`

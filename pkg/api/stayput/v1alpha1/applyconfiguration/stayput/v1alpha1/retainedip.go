@@ -14,16 +14,16 @@ import (
 // RetainedIPApplyConfiguration represents a declarative configuration of the RetainedIP type for use
 // with apply.
 //
-// RetainedIP shows the addresses that a node keeps for one pod, and is the home of that pod: the node to which
-// the pod comes back. The node's ledger is the authority; the node's agent publishes it here and publishes it
-// again when somebody deletes this object. To give the addresses up, set spec.release.
+// RetainedIP shows the addresses that a node keeps for a pod and is the home of that pod: the node it comes back
+// to. The node's ledger is the authority; its agent publishes it here, and publishes it again if this object is
+// deleted. To release the addresses, set spec.release.
 //
 // There is one object for each pod and node. It is owned by the Node.
 type RetainedIPApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:",inline"`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
 	Spec                             *RetainedIPSpecApplyConfiguration `json:"spec,omitempty"`
-	// status is what the node's ledger says. There is no status subresource: the agent applies all at once.
+	// status is what the node's ledger says. There is no status subresource: the agent applies the whole object.
 	Status *RetainedIPStatusApplyConfiguration `json:"status,omitempty"`
 }
 

@@ -5,26 +5,26 @@ package v1alpha1
 // RetainedIPSpecApplyConfiguration represents a declarative configuration of the RetainedIPSpec type for use
 // with apply.
 //
-// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but
-// release and workload.
+// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but release
+// and workload.
 type RetainedIPSpecApplyConfiguration struct {
 	// nodeName is the node that keeps the addresses.
 	NodeName *string `json:"nodeName,omitempty"`
 	// podName is the pod, in the namespace of this object, that has the addresses or had them last.
 	PodName *string `json:"podName,omitempty"`
-	// identity is the shared identity (annotation stayput.io/identity) whose addresses they are. It is empty
-	// where they are the pod's own.
+	// identity is the shared identity (annotation stayput.io/identity) whose addresses they are; empty if they are
+	// the pod's own.
 	Identity *string `json:"identity,omitempty"`
 	// retention is how long the addresses are kept once the pod has stopped: a Go duration, or while-owned.
 	Retention *string `json:"retention,omitempty"`
-	// whenScaled says what becomes of the addresses when the workload is scaled down below the pod.
+	// whenScaled says what happens to the addresses when the workload is scaled down below the pod.
 	WhenScaled *string `json:"whenScaled,omitempty"`
-	// whenDeleted says what becomes of the addresses when the workload is deleted.
+	// whenDeleted says what happens to the addresses when the workload is deleted.
 	WhenDeleted *string `json:"whenDeleted,omitempty"`
-	// release gives the addresses up as soon as no pod uses them. It can be set by people and is set by the
-	// controller when the workload no longer wants the pod. The agent deletes the object once it is done.
+	// release releases the addresses as soon as no pod uses them. People may set it; the controller sets it when
+	// the workload no longer wants the pod. The agent deletes the object once that is done.
 	Release *bool `json:"release,omitempty"`
-	// workload is the controller of the pod, as far as it is known; the controller of stayput applies it.
+	// workload is the controller of the pod, if it is known. Stayput's controller applies it.
 	Workload *WorkloadReferenceApplyConfiguration `json:"workload,omitempty"`
 }
 

@@ -10,20 +10,20 @@ import (
 // RetainedIPStatusApplyConfiguration represents a declarative configuration of the RetainedIPStatus type for use
 // with apply.
 //
-// RetainedIPStatus is how the addresses stand.
+// RetainedIPStatus is the state of the addresses.
 type RetainedIPStatusApplyConfiguration struct {
 	// phase is Bound while a pod uses an address of this object, else Retained.
 	Phase *stayputv1alpha1.Phase `json:"phase,omitempty"`
 	// ips are all addresses, of every network of the pod.
 	IPs []string `json:"ips,omitempty"`
-	// addresses are the same by network and interface.
+	// addresses are the ips by network and interface.
 	Addresses []NetworkAddressesApplyConfiguration `json:"addresses,omitempty"`
-	// podUID is the pod that uses the addresses or used them last, as far as it is known.
+	// podUID is the pod that uses the addresses or used them last, if it is known.
 	PodUID *string `json:"podUID,omitempty"`
 	// since is when the phase began.
 	Since *v1.Time `json:"since,omitempty"`
-	// expires is when the addresses become free: a time in RFC 3339, "never" while they are kept without an
-	// end, empty while they are bound. It is a string because kubectl prints times in the future as invalid.
+	// expires is when the addresses become free: a time in RFC 3339, "never" if they are kept without an end, empty
+	// while they are bound. It is a string because kubectl prints times in the future as invalid.
 	Expires *string `json:"expires,omitempty"`
 }
 

@@ -13,7 +13,7 @@ type WorkloadReferenceApplyConfiguration struct {
 	Kind *string `json:"kind,omitempty"`
 	// name of the workload.
 	Name *string `json:"name,omitempty"`
-	// uid of the workload: one of the same name that is made later is another one.
+	// uid of the workload: one created later under the same name is another one.
 	UID *string `json:"uid,omitempty"`
 }
 
