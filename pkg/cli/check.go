@@ -16,10 +16,10 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 )
 
-// Level is how a finding is to be taken.
+// Level is how bad a finding is.
 type Level string
 
-// The levels. Fail is what keeps stayput from doing what it promises.
+// The levels. Fail is what keeps Stayput from doing what it promises.
 const (
 	LevelOK   Level = "OK"
 	LevelWarn Level = "WARN"
@@ -29,11 +29,11 @@ const (
 // Finding is one result of a check.
 type Finding struct {
 	Level Level `json:"level"`
-	// Node is empty for what is about the cluster.
+	// Node is empty if the finding is about the cluster.
 	Node  string `json:"node,omitempty"`
 	Check string `json:"check"`
 	Text  string `json:"text"`
-	// Todo is what to do; empty where nothing needs to be done.
+	// Todo is what to do; empty if nothing needs to be done.
 	Todo string `json:"todo,omitempty"`
 }
 
@@ -113,7 +113,7 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	return r, nil
 }
 
-// looked is how a look into a node ended, and when it began and ended by this machine's clock.
+// looked is what a node answered, and when it was asked and answered by this machine's clock.
 type looked struct {
 	node     string
 	is       *inspection.Node
@@ -150,8 +150,7 @@ func (r *Report) add(all ...Finding) {
 	}
 }
 
-// write prints the findings. Of a node where all is in order, and of what is in order on the others, there is one
-// line, unless all are wanted.
+// write prints the findings. What is in order on a node is one line, unless all of it is wanted.
 func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
 	var b strings.Builder
 	level := func(l Level) string {
@@ -193,16 +192,37 @@ func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
 	return err
 }
 
-// askForIt is what to do where the API server refuses.
-const askForIt = "ask for that right: docs/operations.md says which ones it takes"
+// findings are those of one check.
+type findings struct {
+	check string
+	all   []Finding
+}
 
-// unseen says that something was not looked at.
-func unseen(check string, err error) Finding {
-	f := Finding{LevelWarn, "", check, "not looked at: " + err.Error(), "repeat it, and see how the API server is"}
-	if apierrors.IsForbidden(err) {
-		f.Todo = askForIt
+func (f *findings) add(level Level, text, todo string) {
+	f.all = append(f.all, Finding{Level: level, Check: f.check, Text: text, Todo: todo})
+}
+
+func (f *findings) fail(text, todo string) { f.add(LevelFail, text, todo) }
+func (f *findings) warn(text, todo string) { f.add(LevelWarn, text, todo) }
+
+// orOK returns the findings. If there are none, it is that all is in order.
+func (f *findings) orOK(text string) []Finding {
+	if len(f.all) == 0 {
+		f.add(LevelOK, text, "")
 	}
-	return f
+	return f.all
+}
+
+// askForIt is what to do if the API server refuses.
+const askForIt = "ask for that right: docs/operations.md lists those that are needed"
+
+// unread adds that something could not be read.
+func (f *findings) unread(err error) {
+	todo := "try again, and see whether the API server is well"
+	if apierrors.IsForbidden(err) {
+		todo = askForIt
+	}
+	f.warn("not checked: "+err.Error(), todo)
 }
 
 // nodesNamed returns the nodes with these names, or all without names.

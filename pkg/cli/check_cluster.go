@@ -23,38 +23,35 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// reinstall is what to do where something of the installation is missing.
-const reinstall = "apply the manifests or the Helm chart of stayput again"
+// reinstall is what to do if a part of the installation is missing.
+const reinstall = "apply Stayput's manifests or Helm chart again"
 
-// checkCluster looks at what stayput has in the cluster. now is the API server's time.
+// checkCluster checks what Stayput has in the cluster. now is the API server's time.
 func checkCluster(ctx context.Context, k client.Client, namespace string, now time.Time) []Finding {
 	return slices.Concat(
 		checkDefinitions(ctx, k), checkPolicies(ctx, k), checkLeader(ctx, k, namespace, now), checkGated(ctx, k, now),
 	)
 }
 
-func checkDefinitions(ctx context.Context, k client.Client) (all []Finding) {
-	const check = "definitions"
+func checkDefinitions(ctx context.Context, k client.Client) []Finding {
+	f := findings{check: "definitions"}
 	for _, crd := range []struct {
-		name string
-		miss Level
+		name    string
+		missing Level
 	}{{"retainedips.stayput.io", LevelFail}, {"persistentpodstates.apps.kruise.io", LevelWarn}} {
 		o := &unstructured.Unstructured{}
 		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
 		err := k.Get(ctx, types.NamespacedName{Name: crd.name}, o)
 		switch {
 		case apierrors.IsNotFound(err):
-			all = append(all, Finding{crd.miss, "", check, "CustomResourceDefinition " + crd.name + " is missing", reinstall})
+			f.add(crd.missing, "CustomResourceDefinition "+crd.name+" is missing", reinstall)
 		case err != nil:
-			all = append(all, unseen(check, err))
+			f.unread(err)
 		case !conditionTrue(o, "Established"):
-			all = append(all, Finding{crd.miss, "", check, "CustomResourceDefinition " + crd.name + " is not established", "kubectl describe crd " + crd.name + " says why"})
+			f.add(crd.missing, "CustomResourceDefinition "+crd.name+" is not established", "kubectl describe crd "+crd.name+" says why")
 		}
 	}
-	if len(all) == 0 {
-		all = append(all, Finding{LevelOK, "", check, "the CustomResourceDefinitions are established", ""})
-	}
-	return all
+	return f.orOK("the CustomResourceDefinitions are established")
 }
 
 func conditionTrue(o *unstructured.Unstructured, kind string) bool {
@@ -65,77 +62,101 @@ func conditionTrue(o *unstructured.Unstructured, kind string) bool {
 	})
 }
 
-func checkPolicies(ctx context.Context, k client.Client) (all []Finding) {
-	const check = "policies"
+// policies are the admission policies, whose bindings have the same names.
+var policies = []struct {
+	kind, name, without string
+	missing             Level
+}{
+	{"MutatingAdmissionPolicy", home.PolicyGateAnnotated, "new pods are not gated and can start anywhere", LevelFail},
+	{"MutatingAdmissionPolicy", home.PolicyGateRecorded, "new pods with a PersistentPodState are not gated and can start anywhere", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-annotations", "only nodes refuse invalid annotations, when the pod starts", LevelWarn},
+	{"ValidatingAdmissionPolicy", home.PolicyUniqueTarget, "a workload can have two PersistentPodStates", LevelWarn},
+	{"ValidatingAdmissionPolicy", "stayput-controller", "the controller may change more of a pod than it needs to", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write the RetainedIPs of other nodes", LevelFail},
+}
+
+func checkPolicies(ctx context.Context, k client.Client) []Finding {
+	f := findings{check: "policies"}
 	get := func(kind, name string) error {
 		o := &metav1.PartialObjectMetadata{}
 		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
 		return k.Get(ctx, types.NamespacedName{Name: name}, o)
 	}
 	kruise := get("MutatingWebhookConfiguration", home.KruiseWebhooks) == nil
-	for _, p := range []struct {
-		kind, name, without string
-		miss                Level
-	}{
-		{"MutatingAdmissionPolicy", home.PolicyGateAnnotated, "new pods are not gated, and go wherever the scheduler likes", LevelFail},
-		{"MutatingAdmissionPolicy", home.PolicyGateRecorded, "new pods with a PersistentPodState are not gated, and go wherever the scheduler likes", LevelFail},
-		{"ValidatingAdmissionPolicy", "stayput-annotations", "bad annotations are refused by nodes only", LevelWarn},
-		{"ValidatingAdmissionPolicy", home.PolicyUniqueTarget, "two PersistentPodStates for one workload are not refused", LevelWarn},
-		{"ValidatingAdmissionPolicy", "stayput-controller", "the controller's rights on pods are not narrowed", LevelFail},
-		{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write other nodes' RetainedIPs", LevelFail},
-	} {
+	unserved := false
+	for _, p := range policies {
 		for _, kind := range []string{p.kind, p.kind + "Binding"} {
 			err := get(kind, p.name)
 			switch {
 			case meta.IsNoMatchError(err):
-				text := "the API server does not know " + kind + " (it is Kubernetes 1.36's): " + p.without
-				todo := "write the scheduling gate " + stayputv1alpha1.PlacementGate + " into the pod templates"
-				if !slices.ContainsFunc(all, func(f Finding) bool { return f.Todo == todo }) {
-					all = append(all, Finding{LevelWarn, "", check, text, todo})
+				if !unserved {
+					f.warn("the API server does not serve "+kind+", which Kubernetes has from 1.36 on: "+p.without,
+						"put the scheduling gate "+stayputv1alpha1.PlacementGate+" into the pod templates")
 				}
+				unserved = true
 			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
 			case apierrors.IsNotFound(err):
-				all = append(all, Finding{p.miss, "", check, kind + " " + p.name + " is missing: " + p.without, reinstall})
+				f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, reinstall)
 			case err != nil:
-				all = append(all, unseen(check, err))
+				f.unread(err)
 			}
 		}
 	}
-	if len(all) == 0 {
-		all = append(all, Finding{LevelOK, "", check, "the admission policies and their bindings are there", ""})
-	}
+	all := f.orOK("all admission policies are in place")
 	if kruise {
-		all = append(all, Finding{LevelOK, "", check, "OpenKruise runs here: PersistentPodStates are left to it", ""})
+		all = append(all, Finding{Level: LevelOK, Check: f.check, Text: "OpenKruise runs here and serves PersistentPodStates itself"})
 	}
 	return all
 }
 
 func checkLeader(ctx context.Context, k client.Client, namespace string, now time.Time) []Finding {
-	const check = "controller"
+	f := findings{check: "controller"}
 	var lease coordinationv1.Lease
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: home.LeaseName}, &lease)
-	todo := fmt.Sprintf("kubectl -n %s get pods -l %s=controller; until one leads, new annotated pods stay gated", namespace, labelComponent)
+	todo := fmt.Sprintf("see kubectl -n %s get pods -l %s=controller. Until a controller leads, new annotated pods stay gated",
+		namespace, labelComponent)
 	switch {
 	case apierrors.IsNotFound(err):
-		return []Finding{{LevelFail, "", check, fmt.Sprintf("no controller has ever led: there is no lease %s/%s", namespace, home.LeaseName), todo + "; --stayput-namespace says where to look"}}
+		f.fail(fmt.Sprintf("no controller has led yet: there is no lease %s/%s", namespace, home.LeaseName),
+			todo+". If Stayput is in another namespace, name it by --stayput-namespace")
+		return f.all
 	case err != nil:
-		return []Finding{unseen(check, err)}
+		f.unread(err)
+		return f.all
 	}
 	if why := staleLease(&lease, now); why != "" {
-		return []Finding{{LevelFail, "", check, "no controller leads: " + why, todo}}
+		f.fail("no controller leads: "+why, todo)
+		return f.all
 	}
 	pod, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_") // what follows is a UID
-	return []Finding{{LevelOK, "", check, pod + " leads", ""}}
+	return f.orOK(pod + " leads")
+}
+
+// staleLease returns why no controller leads; empty: one does.
+func staleLease(l *coordinationv1.Lease, now time.Time) string {
+	holder := ""
+	if l.Spec.HolderIdentity != nil {
+		holder = *l.Spec.HolderIdentity
+	}
+	if holder == "" || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
+		return fmt.Sprintf("lease %s/%s has no holder", l.Namespace, l.Name)
+	}
+	// Twice the duration, because the holder's clock may differ from ours.
+	if age := now.Sub(l.Spec.RenewTime.Time); age > 2*time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second {
+		return fmt.Sprintf("%s renewed lease %s/%s last %s ago", holder, l.Namespace, l.Name, duration.HumanDuration(age))
+	}
+	return ""
 }
 
 // gateSlack is how long after its home-wait a pod may still be gated: the controller may have changed meanwhile.
 const gateSlack = 30 * time.Second
 
-func checkGated(ctx context.Context, k client.Client, now time.Time) (all []Finding) {
-	const check = "gated pods"
+func checkGated(ctx context.Context, k client.Client, now time.Time) []Finding {
+	f := findings{check: "gated pods"}
 	var pods corev1.PodList
 	if err := k.List(ctx, &pods, client.MatchingFields{"status.phase": string(corev1.PodPending)}); err != nil {
-		return []Finding{unseen(check, err)}
+		f.unread(err)
+		return f.all
 	}
 	waiting := 0
 	for i := range pods.Items {
@@ -145,21 +166,16 @@ func checkGated(ctx context.Context, k client.Client, now time.Time) (all []Find
 		}
 		waiting++
 		wait, whileKept, _ := home.Wait(p.Annotations) // of an invalid value it is the default
-		if whileKept {
-			continue
+		if age := now.Sub(p.CreationTimestamp.Time); !whileKept && age > wait+gateSlack {
+			f.fail(fmt.Sprintf("pod %s/%s has been gated for %s, longer than its home-wait of %s",
+				p.Namespace, p.Name, duration.HumanDuration(age), duration.HumanDuration(wait)),
+				fmt.Sprintf("kubectl stayput why %s -n %s says what it waits for", p.Name, p.Namespace))
 		}
-		if age := now.Sub(p.CreationTimestamp.Time); age > wait+gateSlack {
-			all = append(all, Finding{LevelFail, "", check, fmt.Sprintf("pod %s/%s has been gated for %s, longer than it was to wait (%s)", p.Namespace, p.Name, duration.HumanDuration(age), duration.HumanDuration(wait)),
-				fmt.Sprintf("kubectl stayput why %s -n %s", p.Name, p.Namespace)})
-		}
-	}
-	if len(all) > 0 {
-		return all
 	}
 	if waiting == 0 {
-		return []Finding{{LevelOK, "", check, "no pod waits for its placement", ""}}
+		return f.orOK("no pod waits for its placement")
 	}
-	return []Finding{{LevelOK, "", check, count(waiting, "pod", "pods") + " waiting, none longer than it was to", ""}}
+	return f.orOK(count(waiting, "pod waits", "pods wait") + " for placement, within the home-wait")
 }
 
 func compareVersions(all []looked) []Finding {
@@ -176,21 +192,8 @@ func compareVersions(all []looked) []Finding {
 	for _, v := range slices.Sorted(maps.Keys(nodes)) {
 		s = append(s, fmt.Sprintf("%s on %s", v, strings.Join(firstOf(nodes[v], 5), ", ")))
 	}
-	return []Finding{{LevelWarn, "", "versions", "agents of several versions run: " + strings.Join(s, "; "), "if no upgrade is under way, look at the DaemonSet stayput-agent"}}
-}
-
-// staleLease says why nobody leads; empty: somebody does.
-func staleLease(l *coordinationv1.Lease, now time.Time) string {
-	holder := ""
-	if l.Spec.HolderIdentity != nil {
-		holder = *l.Spec.HolderIdentity
-	}
-	if holder == "" || l.Spec.RenewTime == nil || l.Spec.LeaseDurationSeconds == nil {
-		return fmt.Sprintf("lease %s/%s has no holder", l.Namespace, l.Name)
-	}
-	// Twice, since the clock of whoever asks is another one.
-	if old := now.Sub(l.Spec.RenewTime.Time); old > 2*time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second {
-		return fmt.Sprintf("lease %s/%s of %s was renewed %s ago", l.Namespace, l.Name, holder, duration.HumanDuration(old))
-	}
-	return ""
+	f := findings{check: "versions"}
+	f.warn("agents of several versions run: "+strings.Join(s, "; "),
+		"unless an upgrade is under way, see why the DaemonSet stayput-agent is not rolled out")
+	return f.all
 }

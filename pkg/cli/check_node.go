@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,174 +16,173 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// checkNode says what is found on a node. clock is the API server's.
+// checkNode returns the findings of a node. clock is the API server's.
 func checkNode(node *corev1.Node, l looked, clock interval) []Finding {
-	if l.err != nil {
-		f := Finding{LevelFail, node.Name, "agent", l.err.Error(), "kubectl describe daemonset stayput-agent, in the namespace of stayput, and the pod's log say why"}
-		switch {
-		case !home.NodeReady(node):
-			f.Level, f.Text, f.Todo = LevelWarn, "the node is not Ready, so that its agent cannot be asked: "+l.err.Error(), "what it keeps is kept; pods wait for it for their home-wait"
-		case !errors.Is(l.err, ErrNoAgent):
-			f.Todo = "see the log of the agent's pod"
-			if apierrors.IsForbidden(l.err) {
-				f.Todo = askForIt
-			}
-		}
-		return []Finding{f}
-	}
 	var all []Finding
-	for _, f := range slices.Concat(findAgent(l.is), findCNI(l.is), findPlugin(l.is), findLedger(l.is), findClock(l, clock)) {
-		f.Node = node.Name
-		all = append(all, f)
+	if l.err != nil {
+		all = findUnreachable(node, l.err)
+	} else {
+		all = slices.Concat(findAgent(l.is), findCNI(l.is), findPlugin(l.is), findLedger(l.is), findClock(l, clock))
+	}
+	for i := range all {
+		all[i].Node = node.Name
 	}
 	return all
 }
 
-func findAgent(n *inspection.Node) (all []Finding) {
-	const check = "agent"
+func findUnreachable(node *corev1.Node, err error) []Finding {
+	f := findings{check: "agent"}
+	switch {
+	case !home.NodeReady(node):
+		f.warn("the node is not Ready, so its agent cannot be asked: "+err.Error(),
+			"bring the node back. Its addresses stay kept, and pods wait for it for their home-wait")
+	case errors.Is(err, ErrNoAgent):
+		f.fail(err.Error(), "see kubectl describe daemonset stayput-agent in Stayput's namespace, and the log of the agent's pod")
+	case apierrors.IsForbidden(err):
+		f.fail(err.Error(), askForIt)
+	default:
+		f.fail(err.Error(), "see the log of the agent's pod")
+	}
+	return f.all
+}
+
+func findAgent(n *inspection.Node) []Finding {
+	f := findings{check: "agent"}
 	if n.Format > inspection.Format {
-		all = append(all, Finding{LevelWarn, "", check, fmt.Sprintf("it says more (format %d) than this command understands (%d)", n.Format, inspection.Format), "use the kubectl-stayput of its version"})
+		f.warn(fmt.Sprintf("the agent's answer has format %d, and this command understands %d", n.Format, inspection.Format),
+			"use kubectl-stayput of the agent's version")
 	}
 	a := n.Agent
 	switch {
 	case a.Error != "" && a.NRI == "":
-		all = append(all, Finding{LevelFail, "", check, "it does not answer: " + a.Error, "the log of its pod says why"})
+		f.fail("the agent does not answer: "+a.Error, "see the log of its pod")
 	case a.NRI != "connected":
-		all = append(all, Finding{LevelFail, "", check, "NRI is " + a.NRI, "enable NRI in the runtime's configuration (containerd 2.0 has it on), and see that its socket's directory is mounted into the agent"})
+		f.fail("NRI is "+a.NRI, "enable NRI in the runtime's configuration (containerd 2.0 has it on), and mount the directory of its socket "+
+			"into the agent")
 	}
 	if a.CRI != "" && a.CRI != "ok" || n.Runtime.Error != "" {
-		why := a.CRI
-		if n.Runtime.Error != "" {
-			why = n.Runtime.Error
-		}
-		all = append(all, Finding{LevelFail, "", check, "the runtime does not answer: " + why, "what leaked is not reclaimed meanwhile; see --cri-socket and the runtime's log"})
+		f.fail("the container runtime does not answer: "+cmp.Or(n.Runtime.Error, a.CRI),
+			"see the agent's flag --cri-socket and the runtime's log. Leaked addresses are not reclaimed meanwhile")
 	}
 	if a.API != "" && a.API != "ok" {
-		all = append(all, Finding{LevelFail, "", check, "the API server: " + a.API, "RetainedIPs are not up to date meanwhile; the agent's log says more"})
+		f.fail("the agent does not reach the API server: "+a.API, "see the agent's log. Its RetainedIPs are out of date meanwhile")
 	}
-	if len(all) == 0 {
-		all = append(all, Finding{LevelOK, "", check, n.Version + ", connected to NRI, CRI and the API server", ""})
-	}
-	return all
+	return f.orOK(n.Version + ", connected to NRI, CRI and the API server")
 }
 
-// cniTodo is what to do in every state of a node's CNI configuration but those where there is nothing to do.
+// cniTodo is what to do about a state of a node's CNI configuration, unless nothing needs to be done.
 var cniTodo = map[string]string{
-	"stock":       "let the agent keep the configuration (agent.cni.install in the Helm chart), or put stayput in the place of host-local there",
+	"stock":       "let the agent keep the configuration (agent.cni.install in the Helm chart), or replace host-local by stayput there",
 	"none":        "install a CNI plugin that takes its addresses from host-local, such as bridge or flannel",
-	"unsupported": "stayput keeps the addresses of CNI plugins that take them from host-local: see docs/networks.md",
-	"broken":      "repair it: until then the runtime starts no pod, or with an older configuration",
-	"held":        "wait for what wrote that file to write it again, or install another CNI plugin; until then pods get their addresses as before",
-	"multus":      "see that the network it hands on to has stayput in it: restart its pod on this node once the agent's file is there",
-	"shadowed":    "rename that file, so that it sorts behind the agent's; a copy that multus has made goes with a restart of its pod on this node",
-	"conflict":    "rename or remove the file that the agent leaves alone, or end the other program that changes it",
-	"no-plugin":   "see --cni-bin-dir of the agent, and its log",
-	"error":       "see --cni-conf-dir of the agent, and its log",
+	"unsupported": "Stayput can only keep the addresses of CNI plugins that take them from host-local: see docs/networks.md",
+	"broken":      "repair the file. Until then the runtime starts no pod, or uses an older configuration",
+	"held":        "wait until the program that wrote the file writes it again, or install another CNI plugin. Until then pods get addresses as before",
+	"multus":      "make sure that the network that Multus delegates to uses stayput: once the agent's file is there, restart the Multus pod of this node",
+	"shadowed":    "rename that file so that it sorts after the agent's. If Multus made it, restart the Multus pod of this node",
+	"conflict":    "rename or remove the file that the agent leaves alone, or stop the other program that changes it",
+	"no-plugin":   "see the agent's flag --cni-bin-dir and its log",
+	"error":       "see the agent's flag --cni-conf-dir and its log",
 }
 
 func findCNI(n *inspection.Node) []Finding {
-	const check = "CNI configuration"
+	f := findings{check: "CNI configuration"}
 	c := n.CNI
-	todo := cniTodo[c.State]
-	if todo == "" {
-		todo = "use the kubectl-stayput of the agent's version, and see the log of the agent" // of a later version
+	todo, known := cniTodo[c.State]
+	if !known { // a state that a later version has
+		todo = "use kubectl-stayput of the agent's version, and see the agent's log"
 	}
 	switch {
-	case c.State == "no-plugin" && n.CNI.Plugin.Error != "": // said of the plugin
+	case c.State == "no-plugin" && c.Plugin.Error != "": // a finding of the plugin
 		return nil
 	case !c.Good:
-		return []Finding{{LevelFail, "", check, c.Message, todo}}
+		f.fail(c.Message, todo)
 	case c.State == "multus" || c.State == "held":
-		return []Finding{{LevelWarn, "", check, c.Message, todo}}
+		f.warn(c.Message, todo)
 	case c.WithoutAnnotations:
-		return []Finding{{LevelWarn, "", check, c.File + " does not hand on the pods' annotations: policies are known by the agent alone",
-			`add "capabilities": {"io.kubernetes.cri.pod-annotations": true} to the entry of the main plugin`}}
+		f.warn(c.File+" does not hand on the pods' annotations: only the agent tells the plugin what to keep",
+			`add "capabilities": {"io.kubernetes.cri.pod-annotations": true} to the entry of the main plugin`)
 	}
-	return []Finding{{LevelOK, "", check, c.Message, ""}}
+	return f.orOK(c.Message)
 }
 
 func findPlugin(n *inspection.Node) []Finding {
-	const check = "plugin"
+	f := findings{check: "plugin"}
 	p, of := n.CNI.Plugin, n.CNI.Image
-	replace := "copy the agent's there"
+	replace := "copy the agent's plugin there"
 	if n.CNI.Installs {
 		replace = "the agent replaces it by itself; its log says why if it does not"
 	}
 	switch {
 	case p.Unseen:
-		return []Finding{{LevelOK, "", check, "its directory is not mounted into the agent, which does not install it: not looked at", ""}}
+		return f.orOK("not checked: the agent does not install it, and its directory is not mounted into the agent")
 	case p.Error != "":
-		return []Finding{{LevelFail, "", check, p.Path + ": " + p.Error + ": no pod can start with a CNI configuration that names it", replace}}
+		f.fail(p.Path+": "+p.Error+": no pod can start with a CNI configuration that names it", replace)
 	case of.SHA256 != "" && of.SHA256 != p.SHA256:
-		return []Finding{{LevelWarn, "", check, fmt.Sprintf("%s (%s) is another one than the agent brought (%s)", p.Path, orNone(p.Version), orNone(of.Version)), replace}}
+		f.warn(fmt.Sprintf("%s (version %s) is not the one that the agent brought (version %s)", p.Path, orNone(p.Version), orNone(of.Version)),
+			replace)
 	case of.SHA256 == "" && p.Version != n.Build:
-		return []Finding{{LevelWarn, "", check, fmt.Sprintf("%s is of version %s, the agent of %s", p.Path, orNone(p.Version), orNone(n.Build)), "install both of one version"}}
+		f.warn(fmt.Sprintf("%s has version %s, the agent has %s", p.Path, orNone(p.Version), orNone(n.Build)), "install the same version of both")
 	}
-	return []Finding{{LevelOK, "", check, p.Path + " is the agent's", ""}}
+	return f.orOK(p.Path + " is the agent's")
 }
 
 // mostAddresses is how many addresses a finding names.
 const mostAddresses = 5
 
-// upgrade is what to do where a newer version has written what this one cannot read.
-const upgrade = "finish the upgrade, or install the newer version again: until then pods that it made promises to do not start here"
+// upgrade is what to do about a record of a newer version, which this one cannot read.
+const upgrade = "finish the upgrade, or install the newer version again. Until then the pods whose addresses it kept do not start here"
 
-func findLedger(n *inspection.Node) (all []Finding) {
-	const check = "ledger"
-	report := "keep a copy of the network's directory and of " + n.StateDir + ", and report it: this should never happen"
-	if n.NetworksError != "" {
-		todo := report
-		if n.NetworksNewer {
-			todo = upgrade
+func findLedger(n *inspection.Node) []Finding {
+	f := findings{check: "ledger"}
+	report := "this should never happen: keep a copy of the network's directory and of " + n.StateDir + ", and report it"
+	// unless returns what to do about an error, unless it is that of a newer version's record.
+	unless := func(newer bool, todo string) string {
+		if newer {
+			return upgrade
 		}
-		all = append(all, Finding{LevelFail, "", check, n.NetworksError, todo})
+		return todo
+	}
+	if n.NetworksError != "" {
+		f.fail(n.NetworksError, unless(n.NetworksNewer, report))
 	}
 	taken := 0
 	for _, net := range n.Networks {
 		about := "network " + net.Name + ": "
 		if net.Error != "" {
-			todo := "see whether the disk is full, read-only or broken"
-			if net.ErrorNewer {
-				todo = upgrade
-			}
-			all = append(all, Finding{LevelFail, "", check, about + net.Error, todo})
+			f.fail(about+net.Error, unless(net.ErrorNewer, "see whether the disk is full, read-only or broken"))
 			continue
 		}
 		taken += len(net.Addresses)
-		var unreadable, newer []string
+		named := map[inspection.State][]string{}
 		for _, a := range net.Addresses {
-			switch a.State {
-			case inspection.Unreadable:
-				unreadable = append(unreadable, a.IP.String())
-			case inspection.Newer:
-				newer = append(newer, a.IP.String())
-			}
+			named[a.State] = append(named[a.State], a.IP.String())
 		}
-		grace := "the agent reclaims them once nobody has used them for " + duration.HumanDuration(time.Duration(n.Agent.GracePeriod)*time.Second)
+		unreadable, newer := named[inspection.Unreadable], named[inspection.Newer]
+		reclaimed := fmt.Sprintf("the agent reclaims them once they have been unused for %s; its log says why if it does not",
+			duration.HumanDuration(time.Duration(n.Agent.GracePeriod)*time.Second))
 		if len(unreadable) > 0 {
-			all = append(all, Finding{LevelWarn, "", check, about + "files that say nothing, of " + strings.Join(firstOf(unreadable, mostAddresses), ", "), grace})
+			f.warn(about+"unreadable address files: "+strings.Join(firstOf(unreadable, mostAddresses), ", "), reclaimed)
 		}
 		switch {
 		case len(newer) > 0:
-			all = append(all, Finding{LevelFail, "", check, about + "a newer version of stayput keeps " + strings.Join(firstOf(newer, mostAddresses), ", ") + ", which the agent here can only leave alone", upgrade})
+			f.fail(about+"a newer version of Stayput keeps "+strings.Join(firstOf(newer, mostAddresses), ", ")+
+				", and the agent can only leave them alone", upgrade)
 		case len(net.Newer) > 0:
-			all = append(all, Finding{LevelFail, "", check, about + net.Newer[0], upgrade})
+			f.fail(about+net.Newer[0], upgrade)
 		}
 		if len(net.Violations) > len(unreadable) { // each of those is one
-			all = append(all, Finding{LevelFail, "", check, about + strings.Join(firstOf(net.Violations, mostAddresses), "; "), report})
+			f.fail(about+strings.Join(firstOf(net.Violations, mostAddresses), "; "), report)
 		}
 		if len(net.Leaks) > 0 {
-			all = append(all, Finding{LevelWarn, "", check, about + suspicions(net.Leaks), grace + "; its log says why if it does not"})
+			f.warn(about+suspicions(net.Leaks), reclaimed)
 		}
 		if len(net.Doubled) > 0 {
-			all = append(all, Finding{LevelFail, "", check, about + suspicions(net.Doubled), "delete the pods that have no right to them, and report it: this should never happen"})
+			f.fail(about+suspicions(net.Doubled), "this should never happen: delete the pods that use an address without owning it, and report it")
 		}
-		all = append(all, findRoom(net)...)
+		f.room(&net)
 	}
-	if len(all) == 0 {
-		all = append(all, Finding{LevelOK, "", check, fmt.Sprintf("%s in %s agree with each other and with the runtime's %s", count(taken, "address", "addresses"), count(len(n.Networks), "network", "networks"), count(n.Runtime.Sandboxes, "sandbox", "sandboxes")), ""})
-	}
-	return all
+	return f.orOK(fmt.Sprintf("%s in %s, consistent with each other and with the runtime's %s", count(taken, "address", "addresses"),
+		count(len(n.Networks), "network", "networks"), count(n.Runtime.Sandboxes, "sandbox", "sandboxes")))
 }
 
 func suspicions(all []inspection.Suspicion) string {
@@ -193,9 +193,8 @@ func suspicions(all []inspection.Suspicion) string {
 	return strings.Join(firstOf(s, mostAddresses), "; ")
 }
 
-// findRoom says where addresses run out.
-func findRoom(net inspection.Network) (all []Finding) {
-	const check = "ledger"
+// room adds which range sets of a network run out of addresses.
+func (f *findings) room(net *inspection.Network) {
 	for i, set := range net.RangeSets {
 		var used, kept int64
 		for _, a := range net.Addresses {
@@ -209,12 +208,11 @@ func findRoom(net inspection.Network) (all []Finding) {
 		about := fmt.Sprintf("network %s, range set %d: ", net.Name, i)
 		switch {
 		case used >= set.Size:
-			all = append(all, Finding{LevelFail, "", check, fmt.Sprintf("%snone of %d addresses is free, %d are retained: no pod can start", about, set.Size, kept),
-				"kubectl stayput release gives retained ones up; enlarge the range, or lower promisedShare"})
+			f.fail(fmt.Sprintf("%snone of %d addresses is free, %d are retained: no pod can start", about, set.Size, kept),
+				"release retained addresses (kubectl stayput release), enlarge the range, or lower promisedShare")
 		case set.Promised >= set.PromiseLimit:
-			all = append(all, Finding{LevelWarn, "", check, fmt.Sprintf("%s%d addresses are promised, of at most %d: further pods get ordinary addresses", about, set.Promised, set.PromiseLimit),
-				"kubectl stayput release gives retained ones up; enlarge the range, or raise promisedShare"})
+			f.warn(fmt.Sprintf("%s%d addresses are promised, of at most %d: further pods get ordinary addresses", about, set.Promised, set.PromiseLimit),
+				"release retained addresses (kubectl stayput release), enlarge the range, or raise promisedShare")
 		}
 	}
-	return all
 }

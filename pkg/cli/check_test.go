@@ -64,7 +64,7 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 		"no annotations":        {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.WithoutAnnotations = "by-hand", true }), "CNI configuration", LevelWarn, "does not hand on"},
 		"the plugin is missing": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error = "missing" }), "plugin", LevelFail, "no pod can start"},
 		"the plugin is older":   {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Version = "v0" }), "plugin", LevelWarn, "version v0"},
-		"the plugin is another": {node, aLook(func(n *inspection.Node) { n.CNI.Image.SHA256 = "2" }), "plugin", LevelWarn, "another one than the agent brought"},
+		"the plugin is another": {node, aLook(func(n *inspection.Node) { n.CNI.Image.SHA256 = "2" }), "plugin", LevelWarn, "not the one that the agent brought"},
 		"no network is read":    {node, aLook(func(n *inspection.Node) { n.NetworksError = "record is corrupt" }), "ledger", LevelFail, "record is corrupt"},
 		"a network is not read": {node, aLook(func(n *inspection.Node) { n.Networks[0].Error = "read-only" }), "ledger", LevelFail, "read-only"},
 		"an unreadable file": {node, aLook(func(n *inspection.Node) {
@@ -72,7 +72,7 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 		}), "ledger", LevelWarn, "10.1.0.2"},
 		"an address of a newer version": {node, aLook(func(n *inspection.Node) {
 			n.Networks[0].Addresses[0].State, n.Networks[0].Newer = inspection.Newer, []string{"/the/file has version 2"}
-		}), "ledger", LevelFail, "a newer version of stayput keeps 10.1.0.2"},
+		}), "ledger", LevelFail, "a newer version of Stayput keeps 10.1.0.2"},
 		"a record of a newer version": {node, aLook(func(n *inspection.Node) {
 			n.Networks[0].Newer = []string{"/the/file has version 2"}
 		}), "ledger", LevelFail, "/the/file has version 2"},
@@ -200,7 +200,8 @@ func TestARightThatIsMissingIsNamed(t *testing.T) {
 	if err := rightTo("list nodes", ErrNoAgent); err != ErrNoAgent {
 		t.Error(err)
 	}
-	if f := unseen("gated pods", refused); f.Level != LevelWarn || f.Todo != askForIt {
+	f := findings{check: "gated pods"}
+	if f.unread(refused); f.all[0].Level != LevelWarn || f.all[0].Todo != askForIt {
 		t.Errorf("found %+v", f)
 	}
 	one := aNode("node-1")

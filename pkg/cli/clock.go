@@ -13,10 +13,10 @@ import (
 // interval is what is known of the difference between a clock and this machine's: at least low, at most high.
 type interval struct{ low, high time.Duration }
 
-// ahead is the likeliest difference.
+// ahead returns the likeliest difference.
 func (i interval) ahead() time.Duration { return (i.low + i.high) / 2 }
 
-// minus is how far a clock is ahead of another one for sure; zero: they may agree.
+// minus returns how far a clock is ahead of another one for certain; zero: they may agree.
 func (i interval) minus(o interval) time.Duration {
 	switch {
 	case i.low > o.high:
@@ -27,10 +27,10 @@ func (i interval) minus(o interval) time.Duration {
 	return 0
 }
 
-// between is the difference of a clock that showed t somewhere between two moments.
+// between returns the difference of a clock that showed t at some moment between two.
 func between(t time.Time, from, to time.Time) interval { return interval{t.Sub(to), t.Sub(from)} }
 
-// serverClock reads the Date of an answer, which has whole seconds.
+// serverClock reads the API server's clock from the Date of an answer, which has whole seconds.
 func serverClock(ctx context.Context, config *rest.Config) (interval, error) {
 	hc, err := rest.HTTPClientFor(config)
 	if err != nil {
@@ -65,21 +65,23 @@ const (
 )
 
 func findClock(l looked, server interval) []Finding {
-	const check = "clock"
+	f := findings{check: "clock"}
 	if l.is.Clock.Error != "" {
-		return []Finding{{LevelFail, "", check, l.is.Clock.Error, "see the log of the agent: without the clock of the boot nothing of this node can expire"}}
+		f.fail(l.is.Clock.Error, "see the agent's log. Without the boot's clock nothing that this node keeps can expire")
+		return f.all
 	}
 	skew := between(l.is.Clock.Wall, l.from, l.to).minus(server)
-	f := Finding{LevelOK, "", check, "agrees with the API server's", ""}
-	if skew.Abs() > skewWarn {
-		word := "ahead of"
-		if skew < 0 {
-			word = "behind"
-		}
-		f = Finding{LevelWarn, "", check, fmt.Sprintf("at least %s %s the API server's: over a reboot retentions end early or late by that", duration.HumanDuration(skew.Abs()), word), "let NTP set it"}
-		if skew.Abs() > skewFail {
-			f.Level = LevelFail
-		}
+	if skew.Abs() <= skewWarn {
+		return f.orOK("agrees with the API server's")
 	}
-	return []Finding{f}
+	level, direction := LevelWarn, "ahead of"
+	if skew < 0 {
+		direction = "behind"
+	}
+	if skew.Abs() > skewFail {
+		level = LevelFail
+	}
+	f.add(level, fmt.Sprintf("at least %s %s the API server's: over a reboot retentions end that much early or late",
+		duration.HumanDuration(skew.Abs()), direction), "have NTP set it")
+	return f.all
 }
