@@ -483,6 +483,18 @@ func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
 	t.Logf("\n%s", text.out)
 	uncordon()
 	ready(t, c, ns, "web-0")
+
+	// A line for each of its lives, and between them that it waited.
+	s = story(t, c, ns, "web-0")
+	if len(s.Lives) != 3 || !s.Lives[2].Present || slices.ContainsFunc(s.Events, func(e cli.Told) bool { return e.Reason == "Started" }) {
+		t.Errorf("the lives are %+v, with %+v", s.Lives, s.Events)
+	}
+	for _, l := range s.Lives {
+		if l.Node != pod.Spec.NodeName || l.From == nil || (l.To == nil || l.State != "stopped") != l.Present {
+			t.Errorf("a life is %+v", l)
+		}
+	}
+	t.Logf("\n%s", inside(t, c, "why", "web-0", "-n", ns).out)
 }
 
 func TestWhyHasTheStoryOfAPodThatIsGone(t *testing.T) {
