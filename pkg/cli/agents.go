@@ -30,7 +30,7 @@ type Agents interface {
 	Run(ctx context.Context, node string, stdin []byte, args ...string) ([]byte, error)
 }
 
-// inspect looks into a node.
+// inspect asks the agent of a node what the node keeps.
 func inspect(ctx context.Context, a Agents, node string) (*inspection.Node, error) {
 	out, err := a.Run(ctx, node, nil, "inspect")
 	if err != nil {
@@ -47,9 +47,9 @@ func inspect(ctx context.Context, a Agents, node string) (*inspection.Node, erro
 }
 
 const (
-	// nodesAtOnce are asked at the same time.
+	// nodesAtOnce is how many nodes are asked at the same time.
 	nodesAtOnce = 16
-	// nodePatience is for one of them.
+	// nodePatience is how long each of them has to answer.
 	nodePatience = 30 * time.Second
 )
 
@@ -73,7 +73,7 @@ const (
 	agentContainer            = "agent"
 )
 
-// agentPodsOf are the Agents in the pods of the DaemonSet.
+// agentPodsOf reaches the Agents by their pods, which the DaemonSet has in a namespace.
 type agentPodsOf struct {
 	client    client.Client
 	config    *rest.Config
@@ -81,9 +81,9 @@ type agentPodsOf struct {
 }
 
 // ErrNoAgent says that no agent runs on the node.
-var ErrNoAgent = errors.New("no agent of stayput runs on the node")
+var ErrNoAgent = errors.New("no agent of Stayput runs on the node")
 
-// on is the agent's pod on a node.
+// on returns the running pod of the agent on a node.
 func (a *agentPodsOf) on(ctx context.Context, node string) (*corev1.Pod, error) {
 	pods, err := agentPods(ctx, a.client, a.namespace, node)
 	if err != nil {
@@ -98,10 +98,11 @@ func (a *agentPodsOf) on(ctx context.Context, node string) (*corev1.Pod, error) 
 	if len(pods) > 0 {
 		return nil, fmt.Errorf("%w: its pod %s/%s is %s", err, pods[0].Namespace, pods[0].Name, podState(&pods[0]))
 	}
-	return nil, fmt.Errorf("%w: there is no pod with %s=agent in namespace %s on it (--stayput-namespace says where to look)", err, labelComponent, a.namespace)
+	return nil, fmt.Errorf("%w: there is no pod with %s=agent on it in namespace %s (see --stayput-namespace)",
+		err, labelComponent, a.namespace)
 }
 
-// agentPods are the agents' pods, of one node or of all. A pod that is about to end comes last.
+// agentPods returns the agents' pods of one node, or of all if it is empty. Those that are being deleted come last.
 func agentPods(ctx context.Context, k client.Client, namespace, node string) ([]corev1.Pod, error) {
 	var list corev1.PodList
 	o := []client.ListOption{client.InNamespace(namespace), client.MatchingLabels{labelName: "stayput", labelComponent: "agent"}}
@@ -112,13 +113,7 @@ func agentPods(ctx context.Context, k client.Client, namespace, node string) ([]
 		return nil, fmt.Errorf("looking for agents: %w", rightTo("list pods in namespace "+namespace, err))
 	}
 	slices.SortStableFunc(list.Items, func(a, b corev1.Pod) int {
-		ending := func(p corev1.Pod) int {
-			if p.DeletionTimestamp != nil {
-				return 1
-			}
-			return 0
-		}
-		return cmp.Compare(ending(a), ending(b))
+		return rank(a.DeletionTimestamp != nil) - rank(b.DeletionTimestamp != nil)
 	})
 	return list.Items, nil
 }
@@ -134,7 +129,7 @@ func container(p *corev1.Pod) *corev1.ContainerStatus {
 	return nil
 }
 
-// podState is what kubectl get shows for a pod.
+// podState returns the state that kubectl get shows for a pod.
 func podState(p *corev1.Pod) string {
 	if s := container(p); s != nil {
 		if s.State.Waiting != nil && s.State.Waiting.Reason != "" {
@@ -161,8 +156,8 @@ func (a *agentPodsOf) Run(ctx context.Context, node string, stdin []byte, args .
 	return out, nil
 }
 
-// daemonFlags are the flags that the daemon was given: what looks at the same things needs the same ones. Those
-// that kubelet fills in from the environment are not among them, and not needed.
+// daemonFlags returns the flags of the agent, so that stayput-agent inspect looks at the same directories. Flags with
+// values from the environment are left out: only kubelet can expand them, and inspect needs none.
 func daemonFlags(pod *corev1.Pod) (flags []string) {
 	for _, c := range pod.Spec.Containers {
 		if c.Name != agentContainer {
@@ -181,7 +176,7 @@ func daemonFlags(pod *corev1.Pod) (flags []string) {
 	return flags
 }
 
-// exec runs a command in the agent's container. Its standard error is in the error.
+// exec runs a command in the agent's container. Its standard error becomes part of the error.
 func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, command []string) ([]byte, error) {
 	config := rest.CopyConfig(a.config)
 	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
@@ -217,7 +212,7 @@ func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, c
 	}
 	if err := executor.StreamWithContext(ctx, streams); err != nil {
 		if refused != nil && strings.HasPrefix(err.Error(), "unable to upgrade connection") {
-			return nil, refused // the second way was refused as well, in words alone
+			return nil, refused // the fallback was refused too, but its error does not say so by its type
 		}
 		if said := strings.TrimSpace(stderr.String()); said != "" {
 			return nil, fmt.Errorf("%w: %s", err, said)

@@ -49,7 +49,7 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 		level Level
 		says  string
 	}{
-		"no agent":         {node, looked{err: ErrNoAgent}, "agent", LevelFail, "no agent of stayput runs"},
+		"no agent":         {node, looked{err: ErrNoAgent}, "agent", LevelFail, "no agent of Stayput runs"},
 		"the node is down": {down, looked{err: ErrNoAgent}, "agent", LevelWarn, "not Ready"},
 		"exec is refused":  {node, looked{err: errors.New("forbidden")}, "agent", LevelFail, "forbidden"},
 		"the agent hangs":  {node, aLook(func(n *inspection.Node) { n.Agent = inspection.Agent{Error: "timeout"} }), "agent", LevelFail, "timeout"},

@@ -25,7 +25,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// facts are all that a story is told from, as they were read. What is not known is in unknown.
+// facts are all that a story is told from, as they were read. What could not be read is in unknown.
 type facts struct {
 	now             time.Time
 	namespace, name string
@@ -39,13 +39,14 @@ type facts struct {
 	events          []corev1.Event
 	looks           map[string]*inspection.Node
 	lookErrors      map[string]error
-	lease           *coordinationv1.Lease // of the controllers; nil: not read, or nobody ever led
+	lease           *coordinationv1.Lease // of the controllers; nil: not read, or none led yet
 	unknown         []string
 }
 
-// lookPatience is how long a node's agent is waited for. A story without it is still one.
+// lookPatience is how long the agents have to answer. A story without their ledgers is still one.
 const lookPatience = 15 * time.Second
 
+// gather reads all that is known of a pod, given its name or that of a RetainedIP.
 func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 	ns := k.namespace
 	f := &facts{now: time.Now(), namespace: ns, name: name, looks: map[string]*inspection.Node{}, lookErrors: map[string]error{}}
@@ -72,7 +73,7 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 		identity = f.pod.Annotations[stayputv1alpha1.AnnotationIdentity]
 	}
 	for _, r := range all {
-		if r.Name == name { // it was asked by the RetainedIP's name
+		if r.Name == name {
 			f.name = r.Spec.PodName
 		}
 	}
@@ -85,11 +86,11 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 		}
 	}
 
-	// 2. Its workload: who would make it again, and how.
+	// 2. Its workload, which would create it again.
 	f.workloads = workloadsOf(ctx, k, f.kept)
 	doubt("its workload", f.findWorkload(ctx, k))
 
-	// 3. What is recorded.
+	// 3. The record of its node.
 	doubt("PersistentPodStates", f.findRecord(ctx, k))
 	if f.pod == nil && len(f.kept) == 0 && f.state == nil {
 		return nil, fmt.Errorf("there is no pod %s in namespace %s, and no address is kept for one", name, ns)
@@ -123,7 +124,7 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 	return f, nil
 }
 
-// itsNodes are where the pod is and where something is kept for it.
+// itsNodes returns the node of the pod and those that keep addresses for it.
 func (f *facts) itsNodes() (all []string) {
 	if f.pod != nil && f.pod.Spec.NodeName != "" {
 		all = append(all, f.pod.Spec.NodeName)
@@ -219,8 +220,7 @@ func refOf(w *unstructured.Unstructured) home.Ref {
 	return home.RefOf(w.GetAPIVersion(), w.GetKind(), w.GetNamespace(), w.GetName())
 }
 
-// findEvents looks for the Events of the pod, its RetainedIPs and its workload. Of the workload's only those that
-// are about the pod.
+// findEvents reads the Events of the pod, of its RetainedIPs, and of its workload if they name the pod.
 func (f *facts) findEvents(ctx context.Context, k client.Client) error {
 	about := map[string]bool{f.name: true}
 	for _, r := range f.kept {
@@ -252,7 +252,7 @@ func (f *facts) findEvents(ctx context.Context, k client.Client) error {
 	return nil
 }
 
-// mentions says whether a text has a name as a word: web-1 is not in web-10.
+// mentions reports whether a text has a name as a word: web-1 is not in web-10.
 func mentions(text, name string) bool {
 	return slices.Contains(strings.FieldsFunc(text, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '.'
@@ -281,7 +281,7 @@ func happened(e *corev1.Event) time.Time {
 	return began(e)
 }
 
-// annotations are the pod's; of one that is gone those of its successor.
+// annotations returns those of the pod or, if it is gone, of its successor.
 func (f *facts) annotations() map[string]string {
 	switch {
 	case f.pod != nil:

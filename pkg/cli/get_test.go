@@ -67,7 +67,7 @@ func TestWhyAnAddressIsKeptIsSaidInWords(t *testing.T) {
 		{aRetainedIP(whileOwned), workloads{"w": aSet(map[string]any{"reserveOrdinals": []any{"x"}})}, "while owned by StatefulSet web"},
 		{aRetainedIP(whileOwned), workloads{"w": nil}, "while owned by StatefulSet web, which is deleted"},
 		{aRetainedIP(whileOwned), workloads{}, "while owned by StatefulSet web"},
-		{aRetainedIP(whileOwned, func(r *stayputv1alpha1.RetainedIP) { r.Spec.Workload = nil }), nil, "while owned, by whom is not known yet"},
+		{aRetainedIP(whileOwned, func(r *stayputv1alpha1.RetainedIP) { r.Spec.Workload = nil }), nil, "while owned, by a workload that is not known yet"},
 		{aRetainedIP(func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = true }), three, "being released"},
 	} {
 		if got := reason(test.r, test.all); got != test.want {

@@ -97,14 +97,12 @@ func (f *facts) lives() []Life {
 		all = append(all, *l)
 	}
 	slices.SortFunc(all, func(a, b Life) int {
-		if a.Present != b.Present {
-			return cmp.Compare(rank(a.Present), rank(b.Present))
-		}
-		return cmp.Or(a.at().Compare(b.at()), strings.Compare(a.UID, b.UID))
+		return cmp.Or(rank(a.Present)-rank(b.Present), a.at().Compare(b.at()), strings.Compare(a.UID, b.UID))
 	})
 	return all
 }
 
+// rank sorts by a bool: true comes last.
 func rank(last bool) int {
 	if last {
 		return 1

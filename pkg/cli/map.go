@@ -9,7 +9,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 )
 
-// mark is how an address is drawn.
+// mark draws an address.
 type mark struct {
 	char   byte
 	colour colour
@@ -25,9 +25,9 @@ func (d *drawing) mark(m mark) string {
 var (
 	markFree       = mark{'.', dim, "free"}
 	markBound      = mark{'b', plain, "bound"}
-	markPromised   = mark{'B', green, "bound, and kept when its pod ends"}
+	markPromised   = mark{'B', green, "bound, and kept after its pod stops"}
 	markRetained   = mark{'R', yellow, "retained"}
-	markNewer      = mark{'N', red, "kept by a newer version of stayput"}
+	markNewer      = mark{'N', red, "kept by a newer version of Stayput"}
 	markUnreadable = mark{'?', red, "unreadable"}
 	markGateway    = mark{'g', dim, "gateway"}
 	markOutside    = mark{'-', dim, "not given to pods"}
@@ -35,8 +35,8 @@ var (
 	marks = []mark{markFree, markBound, markPromised, markRetained, markNewer, markUnreadable, markGateway, markOutside}
 )
 
-// mostDrawn is how large a range may be of which every address is drawn. Of a larger one, as IPv6 has them, only
-// the addresses that are not free are listed.
+// mostDrawn is the size of the largest range that is drawn. Of larger ones, such as those of IPv6, the addresses that
+// are not free are listed.
 const mostDrawn = 4096
 
 func drawNode(w io.Writer, n *inspection.Node, width int, p paint) error {
@@ -45,7 +45,7 @@ func drawNode(w io.Writer, n *inspection.Node, width int, p paint) error {
 		d.line("Some networks cannot be read: %s", n.NetworksError)
 	}
 	if len(n.Networks) == 0 && n.NetworksError == "" {
-		d.line("No pod of this node has got an address from stayput yet.")
+		d.line("Stayput has not given an address to a pod of this node yet.")
 	}
 	for i := range n.Networks {
 		if i > 0 {
@@ -120,7 +120,7 @@ func (d *drawing) network(n *inspection.Network) {
 		}
 	}
 	if len(outside) > 0 {
-		d.line("  %s", wrapped("in none of the ranges any more: "+strings.Join(outside, ", "), "    ", d.width-2))
+		d.line("  %s", wrapped("outside of the current ranges: "+strings.Join(outside, ", "), "    ", d.width-2))
 	}
 }
 
@@ -159,8 +159,8 @@ func (d *drawing) ranged(r inspection.Range, addrs []inspection.Address, byIP ma
 	}
 }
 
-// perLine is how many addresses go on a line: a power of two, so that lines begin at round addresses, in groups
-// of eight.
+// perLine returns how many addresses go on a line, in groups of eight: a power of two, so that lines begin at round
+// addresses.
 func perLine(width int) int {
 	per := 8
 	for per < 64 && per*2+per*2/8-1 <= width {
@@ -169,8 +169,7 @@ func perLine(width int) int {
 	return per
 }
 
-// frame is what of a range is drawn: the whole subnet, with what is never given to pods, where that is small
-// enough, else the range.
+// frame returns what is drawn of a range: the whole subnet if it is small, otherwise the range itself.
 func frame(r inspection.Range) (first netip.Addr, count int, small bool) {
 	bits := r.Subnet.Addr().BitLen() - r.Subnet.Bits()
 	if bits <= 10 {

@@ -46,9 +46,9 @@ const theMap = `Network pods
     R fd00::5
   4611686018427387904 addresses: 4611686018427387903 free, 0 bound, 1 retained
   promised: 1 of at most 2305843009213693952 (promisedShare 0.5)
-  in none of the ranges any more: 10.9.0.1 (bound)
+  outside of the current ranges: 10.9.0.1 (bound)
 
-. free   b bound   B bound, and kept when its pod ends   R retained   N kept by a newer version of stayput   ? unreadable   g gateway   - not given to pods
+. free   b bound   B bound, and kept after its pod stops   R retained   N kept by a newer version of Stayput   ? unreadable   g gateway   - not given to pods
 `
 
 func TestARangeIsDrawnOneCharacterAnAddress(t *testing.T) {

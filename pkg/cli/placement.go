@@ -2,78 +2,80 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 )
 
+// recorded returns what the pod's PersistentPodState records of it.
 func (f *facts) recorded() string {
 	if f.state == nil {
 		return ""
 	}
-	of, there := f.state.Status.PodStates[f.name]
-	if !there {
-		return fmt.Sprintf("PersistentPodState %s has nothing of this pod: it records pods once they are Ready", f.state.Name)
+	of, ok := f.state.Status.PodStates[f.name]
+	if !ok {
+		return fmt.Sprintf("PersistentPodState %s has not recorded the pod: it records pods once they are Ready", f.state.Name)
 	}
-	is := fmt.Sprintf("PersistentPodState %s: it was Ready on node %s last", f.state.Name, of.NodeName)
+	last := fmt.Sprintf("PersistentPodState %s: the pod was last Ready on node %s", f.state.Name, of.NodeName)
 	if len(of.NodeTopologyLabels) > 0 {
-		is += ", with " + metav1.FormatLabelSelector(&metav1.LabelSelector{MatchLabels: of.NodeTopologyLabels})
+		last += ", with " + labels.FormatLabels(of.NodeTopologyLabels)
 	}
-	return is
+	return last
 }
 
-func (f *facts) placement() (say []string) {
+// placement returns how the pod came, or comes, to its node.
+func (f *facts) placement() (all []string) {
 	p := f.pod
 	if p == nil {
 		return nil
 	}
-	if to, pinned := p.Annotations[stayputv1alpha1.AnnotationHome]; pinned {
-		say = append(say, "stayput required its home of it: "+to)
+	if to, ok := p.Annotations[stayputv1alpha1.AnnotationHome]; ok {
+		all = append(all, "Stayput pinned it to its home: "+to)
 	}
+	reasons := []string{home.ReasonHomeGivenUp, home.ReasonHomeFull, home.ReasonHomeIgnored}
 	switch {
 	case home.Gated(p):
-		say = append(say, "it has the scheduling gate "+stayputv1alpha1.PlacementGate+", which the controller takes off")
-		if why, ok := f.lastSaid(home.ReasonHomeWait); ok {
-			say = append(say, why)
-		}
+		all = append(all, "it has the scheduling gate "+stayputv1alpha1.PlacementGate+", which the controller removes")
 		if why := f.leaderless(); why != "" {
-			say = append(say, why)
+			all = append(all, why)
 		}
+		reasons = slices.Insert(reasons, 0, home.ReasonHomeWait)
 	case p.Spec.NodeName == "":
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-				say = append(say, "the scheduler says: "+c.Message)
+				all = append(all, "the scheduler: "+c.Message)
 			}
 		}
 	}
-	for _, r := range []string{home.ReasonHomeGivenUp, home.ReasonHomeFull, home.ReasonHomeIgnored} {
-		if why, ok := f.lastSaid(r); ok {
-			say = append(say, why)
+	for _, r := range reasons {
+		if note := f.lastNote(r); note != "" {
+			all = append(all, note)
 		}
 	}
-	return say
+	return all
 }
 
-// lastSaid is the latest Event with a reason about the pod.
-func (f *facts) lastSaid(reason string) (string, bool) {
-	for i := len(f.events) - 1; i >= 0; i-- {
-		if e := f.events[i]; e.Reason == reason && e.InvolvedObject.Kind == "Pod" && (f.pod == nil || e.InvolvedObject.UID == f.pod.UID) {
-			return e.Message, true
+// lastNote returns what the latest Event with this reason says about the pod.
+func (f *facts) lastNote(reason string) string {
+	for _, e := range slices.Backward(f.events) {
+		if e.Reason == reason && e.InvolvedObject.Kind == "Pod" && e.InvolvedObject.UID == f.pod.UID {
+			return e.Message
 		}
 	}
-	return "", false
+	return ""
 }
 
-// leaderless says that no controller leads, or nothing.
+// leaderless returns that no controller leads and why, empty if one does or that is not known.
 func (f *facts) leaderless() string {
 	if f.lease == nil {
 		return ""
 	}
 	if why := staleLease(f.lease, f.now); why != "" {
-		return "no controller leads, so that gated pods wait: " + why
+		return "no controller leads, so gated pods wait: " + why
 	}
 	return ""
 }

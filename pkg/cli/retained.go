@@ -20,25 +20,18 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// This file reads RetainedIPs and says in words what they mean.
-
-// retainedIPs are those of a namespace, of all with an empty one, sorted as people look for them.
+// retainedIPs returns the RetainedIPs of a namespace, or of all if it is empty, sorted as people look for them.
 func retainedIPs(ctx context.Context, c client.Client, namespace string) ([]stayputv1alpha1.RetainedIP, error) {
 	var list stayputv1alpha1.RetainedIPList
 	if err := c.List(ctx, &list, client.InNamespace(namespace)); err != nil {
-		return nil, installed(err)
+		return nil, installed(rightTo("list retainedips", err))
 	}
 	for i := range list.Items {
 		list.Items[i].SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind("RetainedIP"))
 	}
 	slices.SortFunc(list.Items, func(a, b stayputv1alpha1.RetainedIP) int {
-		if d := strings.Compare(a.Namespace, b.Namespace); d != 0 {
-			return d
-		}
-		if d := comparePods(a.Spec.PodName, b.Spec.PodName); d != 0 {
-			return d
-		}
-		return strings.Compare(a.Spec.NodeName, b.Spec.NodeName)
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), comparePods(a.Spec.PodName, b.Spec.PodName),
+			strings.Compare(a.Spec.NodeName, b.Spec.NodeName))
 	})
 	return list.Items, nil
 }
@@ -98,8 +91,7 @@ func comparePods(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// workloads are the workloads of RetainedIPs, by UID. One that is gone is there as nil; one that cannot be read is
-// not there.
+// workloads are the workloads of RetainedIPs by UID. One that is gone is nil; one that cannot be read is missing.
 type workloads map[string]*unstructured.Unstructured
 
 func workloadsOf(ctx context.Context, c client.Client, ips []stayputv1alpha1.RetainedIP) workloads {
@@ -134,8 +126,9 @@ func wants(w *unstructured.Unstructured, pod string) (wanted, known bool) {
 	return of.Wants(pod)
 }
 
-// matching picks the RetainedIPs whose pod, or where there is none whose workload's template, has certain labels.
-func matching(ctx context.Context, c client.Client, ips []stayputv1alpha1.RetainedIP, namespace, selector string) ([]stayputv1alpha1.RetainedIP, error) {
+// matching returns the RetainedIPs whose pod has certain labels or, if it is gone, the pod template of its workload.
+func matching(ctx context.Context, c client.Client, ips []stayputv1alpha1.RetainedIP, namespace, selector string) (
+	[]stayputv1alpha1.RetainedIP, error) {
 	if selector == "" {
 		return ips, nil
 	}
@@ -171,21 +164,20 @@ func matching(ctx context.Context, c client.Client, ips []stayputv1alpha1.Retain
 	return match, nil
 }
 
-// reason is why addresses are kept, or will be, in words.
+// reason returns in words why addresses are kept, or will be.
 func reason(r *stayputv1alpha1.RetainedIP, all workloads) string {
 	if r.Spec.Release {
 		return "being released"
 	}
-	held := "stopped"
-	if r.Status.Phase == stayputv1alpha1.PhaseBound {
-		held = "stops"
-	}
 	if r.Spec.Retention != stayputv1alpha1.RetentionWhileOwned {
-		return r.Spec.Retention + " after the pod " + held
+		if r.Status.Phase == stayputv1alpha1.PhaseBound {
+			return r.Spec.Retention + " after the pod stops"
+		}
+		return r.Spec.Retention + " after the pod stopped"
 	}
 	w := r.Spec.Workload
 	if w == nil {
-		return "while owned, by whom is not known yet"
+		return "while owned, by a workload that is not known yet"
 	}
 	name := w.Kind + " " + w.Name
 	is, known := all[w.UID]
@@ -210,17 +202,17 @@ func reason(r *stayputv1alpha1.RetainedIP, all workloads) string {
 	return fmt.Sprintf("while owned by %s, ordinal %d not wanted", name, number)
 }
 
-// until is when addresses become free, and how long that is from now.
+// until returns when addresses become free, and how long that is from now.
 func until(r *stayputv1alpha1.RetainedIP, now time.Time) (at, left string) {
 	switch {
 	case r.Status.Phase != stayputv1alpha1.PhaseRetained:
 		return none, none
 	case r.Status.Expires == stayputv1alpha1.ExpiresNever:
-		return "never", none
+		return stayputv1alpha1.ExpiresNever, none
 	}
 	t, err := time.Parse(time.RFC3339, r.Status.Expires)
 	if err != nil {
-		return r.Status.Expires, none // of a later version
+		return r.Status.Expires, none // a later version's
 	}
 	return r.Status.Expires, duration.HumanDuration(max(0, t.Sub(now)))
 }

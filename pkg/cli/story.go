@@ -12,40 +12,41 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// Story is what -o json prints: one pod's address and node.
+// Story is what why -o json prints: all that is known of one pod's address and node.
 type Story struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
-	// State is how the pod is, in words; UID, Node and IPs are empty where there is no pod or it has none.
+	// State is how the pod is, in words. UID, Node and IPs are empty if there is no pod, or it has none.
 	State    string   `json:"state"`
 	UID      string   `json:"uid,omitempty"`
 	Node     string   `json:"node,omitempty"`
 	IPs      []string `json:"ips,omitempty"`
 	Workload string   `json:"workload,omitempty"` // Kind/name
-	// Asked are the annotations about address and node, each with its meaning.
+	// Asked are the annotations about address and node.
 	Asked []Asked `json:"asked"`
-	// Promise says in words what is promised, or why nothing is.
+	// Promise says what is promised, or why nothing is.
 	Promise []string `json:"promise"`
 	Kept    []Kept   `json:"kept"`
 	Record  string   `json:"record,omitempty"`
 	// Placement says how the pod came, or comes, to its node.
 	Placement []string `json:"placement,omitempty"`
-	// Lives are the pods of this name of which something is known, Events what bore on their nodes and addresses.
+	// Lives are the pods of this name that are known, Events those that bear on their nodes and addresses. Both are
+	// sorted by time.
 	Lives     []Life   `json:"lives"`
 	Events    []Told   `json:"events"`
 	IfDeleted Forecast `json:"ifDeleted"`
-	// Unknown is what could not be found out.
+	// Unknown is what could not be read, and why.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// Asked is an annotation.
+// Asked is an annotation and what it means.
 type Asked struct {
 	Annotation string `json:"annotation"`
 	Value      string `json:"value"`
 	Meaning    string `json:"meaning"`
 }
 
-// Kept is a RetainedIP and what the ledger of its node says of it.
+// Kept is a RetainedIP, and what the ledger of its node says of each address.
 type Kept struct {
 	RetainedIP string   `json:"retainedIP"`
 	Node       string   `json:"node"`
@@ -56,10 +57,12 @@ type Kept struct {
 	Ledger     []string `json:"ledger,omitempty"`
 }
 
-// story tells what the facts say.
+// story returns the story that the facts tell.
 func (f *facts) story() *Story {
-	s := &Story{Namespace: f.namespace, Pod: f.name, Asked: []Asked{}, Kept: []Kept{}, Unknown: f.unknown}
-	s.State = f.podIs()
+	s := &Story{
+		Namespace: f.namespace, Pod: f.name, State: f.podIs(), Asked: askedBy(f.annotations()), Promise: f.promise(), Kept: []Kept{},
+		Record: f.recorded(), Placement: f.placement(), Lives: f.lives(), Events: f.told(), IfDeleted: f.forecast(), Unknown: f.unknown,
+	}
 	if f.pod != nil {
 		s.UID, s.Node = string(f.pod.UID), f.pod.Spec.NodeName
 		for _, ip := range f.pod.Status.PodIPs {
@@ -71,15 +74,9 @@ func (f *facts) story() *Story {
 	} else if owner, ok := f.owner(); ok {
 		s.Workload = owner.Kind + "/" + owner.Name
 	}
-	s.Asked = askedBy(f.annotations())
-	s.Promise = f.promise()
 	for i := range f.kept {
 		s.Kept = append(s.Kept, f.keptBy(&f.kept[i]))
 	}
-	s.Record = f.recorded()
-	s.Placement = f.placement()
-	s.Lives, s.Events = f.lives(), f.told()
-	s.IfDeleted = f.forecast()
 	return s
 }
 
@@ -88,21 +85,22 @@ func (f *facts) podIs() string {
 	if p == nil {
 		return "there is no such pod now"
 	}
-	is := fmt.Sprintf("%s on node %s", strings.ToLower(string(p.Status.Phase)), p.Spec.NodeName)
+	state := fmt.Sprintf("%s on node %s", strings.ToLower(string(p.Status.Phase)), p.Spec.NodeName)
 	switch {
-	case p.DeletionTimestamp != nil && p.Spec.NodeName != "":
-		is = "is ending on node " + p.Spec.NodeName
-	case p.Spec.NodeName == "" && home.Gated(p):
-		is = "waits, gated, for its placement by stayput"
-	case p.Spec.NodeName == "" && len(p.Spec.SchedulingGates) > 0:
-		is = "waits, gated by somebody else than stayput"
-	case p.Spec.NodeName == "":
-		is = "waits for the scheduler"
+	case p.Spec.NodeName != "" && p.DeletionTimestamp != nil:
+		state = "ending on node " + p.Spec.NodeName
+	case p.Spec.NodeName != "":
+	case home.Gated(p):
+		state = "gated by Stayput"
+	case len(p.Spec.SchedulingGates) > 0:
+		state = "gated by another program"
+	default:
+		state = "waiting for the scheduler"
 	}
-	return is + ", for " + duration.HumanDuration(f.now.Sub(p.CreationTimestamp.Time))
+	return state + " for " + duration.HumanDuration(f.now.Sub(p.CreationTimestamp.Time))
 }
 
-// write tells a story to people.
+// write writes the story for people.
 func (s *Story) write(w io.Writer, now time.Time) error {
 	most := width(w)
 	var b strings.Builder
@@ -110,14 +108,14 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 	say := func(text string) { fmt.Fprintf(&b, "  %s\n", wrapped(text, "    ", most-2)) }
 
 	fmt.Fprintf(&b, "Pod %s/%s\n", s.Namespace, s.Pod)
-	is := s.State
+	state := s.State
 	if len(s.IPs) > 0 {
-		is += ", with " + strings.Join(s.IPs, ", ")
+		state += ", with " + strings.Join(s.IPs, ", ")
 	}
 	if s.Workload != "" {
-		is += ", of " + strings.Replace(s.Workload, "/", " ", 1)
+		state += ", of " + strings.Replace(s.Workload, "/", " ", 1)
 	}
-	say(is)
+	say(state)
 	if len(s.Asked) > 0 {
 		section("What it asks for")
 		for _, a := range s.Asked {
@@ -154,7 +152,7 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 		say(line)
 	}
 	if len(s.Unknown) > 0 {
-		section("What could not be found out")
+		section("What could not be read")
 		for _, u := range s.Unknown {
 			say(u)
 		}

@@ -99,7 +99,7 @@ func recordedOn(node string) func(*facts) {
 }
 
 const theStory = `Pod default/web-2
-  running on node node-1, for 3h, with 10.1.0.9, of StatefulSet web
+  running on node node-1 for 3h, with 10.1.0.9, of StatefulSet web
 
 What it asks for
   stayput.io/retain-ip: 10m - its address is kept for 10m after the pod stops
@@ -112,7 +112,7 @@ What is promised
 
 If it is deleted now
   Node: node-1, and no other as long as it can take the pod.
-  IP: 10.1.0.9, kept for 10m from the moment the pod stops.
+  IP: 10.1.0.9, kept for 10m after the pod stops.
   If its home is down, cordoned, tainted or full by then, the new pod waits 60s
     for it (stayput.io/home-wait), then goes elsewhere with another IP.
 `
@@ -142,13 +142,13 @@ func TestWhatWouldHappenFollowsFromTheFacts(t *testing.T) {
 		"it is gone and not wanted":              {someFacts(gone, scaledDown), "If it is created now", "none", "", []string{"does not want a pod of this ordinal", "stays kept until 2026-01-02T12:05:00Z (5m)"}},
 		"it waits for a cordoned home":           {someFacts(gatedSince(20*time.Second), homeCordoned), "As things are now", "wait", "node-1", []string{"the pod waits for it, gated, at most 40s"}},
 		"it has waited long enough":              {someFacts(gatedSince(2*time.Minute), homeCordoned), "As things are now", "elsewhere", "", []string{"is cordoned"}},
-		"nothing is asked for":                   {someFacts(notAsked), "If it is deleted now", "free", "", []string{"wherever the scheduler likes", "any that is free"}},
-		"only a record, which is preferred":      {someFacts(notAsked, recordedOn("node-2")), "If it is deleted now", "home", "", []string{"Node: node-2 if the scheduler likes", "no address is kept"}},
-		"of a ReplicaSet without an identity":    {someFacts(byKind("ReplicaSet")), "If it is deleted now", "none", "", []string{"makes another pod, of another name"}},
-		"without a controller":                   {someFacts(func(f *facts) { f.workload, f.template, f.pod.OwnerReferences = nil, nil, nil }), "If it is deleted now", "none", "", []string{"No controller makes the pod again", "a pod of this name that is made by then gets it"}},
-		"the nodes cannot be listed":             {someFacts(func(f *facts) { f.nodes = nil }), "If it is deleted now", "unknown", "", []string{"nothing can be said"}},
-		"its address is outside the ranges now":  {someFacts(func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Ranges[0].End = addr("10.1.0.5") }), "If it is deleted now", "home", "node-1", []string{"IP: another one: 10.1.0.9 is outside the ranges"}},
-		"nobody leads":                           {someFacts(func(f *facts) { f.lease = &coordinationv1.Lease{} }), "If it is deleted now", "home", "node-1", []string{"It waits before all that: no controller leads"}},
+		"nothing is asked for":                   {someFacts(notAsked), "If it is deleted now", "free", "", []string{"Node: any.", "any that is free"}},
+		"only a record, which is preferred":      {someFacts(notAsked, recordedOn("node-2")), "If it is deleted now", "home", "", []string{"Node: preferably node-2", "None is kept for it"}},
+		"of a ReplicaSet without an identity":    {someFacts(byKind("ReplicaSet")), "If it is deleted now", "none", "", []string{"creates a pod of another name"}},
+		"without a controller":                   {someFacts(func(f *facts) { f.workload, f.template, f.pod.OwnerReferences = nil, nil, nil }), "If it is deleted now", "none", "", []string{"it has no controller", "a pod of this name that is created by then gets it"}},
+		"the nodes cannot be listed":             {someFacts(func(f *facts) { f.nodes = nil }), "If it is deleted now", "unknown", "", []string{"which cannot be listed"}},
+		"its address is outside the ranges now":  {someFacts(func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Ranges[0].End = addr("10.1.0.5") }), "If it is deleted now", "home", "node-1", []string{"IP: another one. 10.1.0.9 is outside the ranges"}},
+		"nobody leads":                           {someFacts(func(f *facts) { f.lease = &coordinationv1.Lease{} }), "If it is deleted now", "home", "node-1", []string{"Before that it waits: no controller leads"}},
 		"the template asks for nothing any more": {someFacts(func(f *facts) { f.template = &corev1.PodTemplateSpec{} }), "If it is deleted now", "free", "", []string{"The pod template has changed since"}},
 	} {
 		fc := test.facts.story().IfDeleted
@@ -170,13 +170,13 @@ func TestWhyNothingIsPromisedIsSaid(t *testing.T) {
 	}{
 		"no annotation":        {someFacts(notAsked), "no annotation stayput.io/retain-ip"},
 		"a bad annotation":     {someFacts(notPromised, func(f *facts) { f.pod.Annotations = map[string]string{stayputv1alpha1.AnnotationRetainIP: "true"} }), `annotation stayput.io/retain-ip: "true" is not valid: expected a positive Go duration`},
-		"the host's network":   {someFacts(notPromised, func(f *facts) { f.pod.Spec.HostNetwork = true }), "on the network of its host"},
-		"no agent on its node": {someFacts(notPromised, func(f *facts) { f.looks, f.lookErrors["node-1"] = nil, ErrNoAgent }), "no agent of stayput runs on the node"},
+		"the host's network":   {someFacts(notPromised, func(f *facts) { f.pod.Spec.HostNetwork = true }), "uses its host's network"},
+		"no agent on its node": {someFacts(notPromised, func(f *facts) { f.looks, f.lookErrors["node-1"] = nil, ErrNoAgent }), "no agent of Stayput runs on the node"},
 		"the share is used up": {someFacts(notPromised, func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Promised = 9 }), "9 addresses are promised, of at most 9"},
-		"it came too late":     {someFacts(notPromised), "before the annotation was there"},
+		"it came too late":     {someFacts(notPromised), "without knowing of the annotation"},
 		"another IPAM": {someFacts(notPromised, func(f *facts) {
 			f.looks["node-1"].Networks, f.looks["node-1"].CNI.Message = nil, "10-calico.conflist: its IPAM is calico-ipam"
-		}), "did not come from stayput. The CNI configuration of node node-1: 10-calico.conflist: its IPAM is calico-ipam"},
+		}), "is not from Stayput. The CNI configuration of node node-1: 10-calico.conflist: its IPAM is calico-ipam"},
 		"the node refused": {someFacts(notPromised, func(f *facts) {
 			f.events = []corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "web-2", UID: "p"}, Reason: "IPRetentionRefused", Message: "too many"}}
 		}), "Nothing: too many"},
@@ -197,7 +197,7 @@ func TestWhatCouldNotBeFoundOutIsPartOfTheStory(t *testing.T) {
 	if err := f.story().write(&b, noon); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(b.String(), "What could not be found out\n  the ledger of node node-1: pods/exec is forbidden") || !strings.Contains(b.String(), "IP: 10.1.0.9, kept for 10m") {
+	if !strings.Contains(b.String(), "What could not be read\n  the ledger of node node-1: pods/exec is forbidden") || !strings.Contains(b.String(), "IP: 10.1.0.9, kept for 10m") {
 		t.Errorf("told is\n%s", b.String())
 	}
 }

@@ -411,11 +411,11 @@ func TestNodeDrawsWhatTheLedgerSays(t *testing.T) {
 		t.Errorf("a healthy node is %+v", n)
 	}
 	s = inside(t, c, "node", "node-1")
-	if s.code != 0 || !strings.Contains(s.out, "R retained") || !strings.Contains(s.out, "B bound, and kept when its pod ends") || strings.Contains(s.out, "\x1b") {
+	if s.code != 0 || !strings.Contains(s.out, "R retained") || !strings.Contains(s.out, "B bound, and kept after its pod stops") || strings.Contains(s.out, "\x1b") {
 		t.Errorf("%+v", s)
 	}
 	t.Logf("\n%s", s.out)
-	if s := inside(t, c, "node", "node-9"); s.code != 1 || !strings.Contains(s.err, "no agent of stayput runs on the node") {
+	if s := inside(t, c, "node", "node-9"); s.code != 1 || !strings.Contains(s.err, "no agent of Stayput runs on the node") {
 		t.Errorf("of a node that is not there: %+v", s)
 	}
 }
