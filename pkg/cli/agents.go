@@ -38,10 +38,10 @@ func inspect(ctx context.Context, a Agents, node string) (*inspection.Node, erro
 	}
 	var n inspection.Node
 	if err := json.Unmarshal(out, &n); err != nil {
-		return nil, fmt.Errorf("node %s: what stayput-agent inspect printed: %w", node, err)
+		return nil, fmt.Errorf("node %s: output of stayput-agent inspect: %w", node, err)
 	}
 	if n.Format < 1 {
-		return nil, fmt.Errorf("node %s: what stayput-agent inspect printed has no format: expected 1 or more", node)
+		return nil, fmt.Errorf("node %s: output of stayput-agent inspect: no format: expected 1 or more", node)
 	}
 	return &n, nil
 }

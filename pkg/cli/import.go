@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -30,15 +31,21 @@ func importCommand(s *settings) *cobra.Command {
 	var retain string
 	cmd := &cobra.Command{
 		Use:   "import (openkruise | spiderpool) [NODE...]",
-		Short: "Take over the addresses that another program keeps, so that pods have today's",
-		Long: "Take over the addresses that another program keeps, so that pods keep those that they have today. Without --yes it prints\n" +
-			"the plan and changes nothing.\n\n" +
-			"openkruise: what OpenKruise's patched host-local has reserved on the nodes. Pods that run without a reservation need no\n" +
-			"import: the agent adopts the addresses of host-local by itself. Import within the agent's grace period (10 min) after\n" +
-			"stayput was installed: by then the addresses of pods that are gone count as leaked.\n\n" +
-			"spiderpool: the SpiderEndpoints of StatefulSets' pods. The networks' ranges must contain the addresses, and must have\n" +
-			"been configured for stayput: nothing else can give them to pods any more.\n\n" +
-			"A promise lasts only if the pod template asks for it: put " + stayputv1alpha1.AnnotationRetainIP + " there first.",
+		Short: "Take over the addresses that another program keeps for pods",
+		Long: `Take over the addresses that another program keeps, so that pods keep the addresses
+that they have today. Without --yes it prints the plan and changes nothing.
+
+openkruise: what OpenKruise's patched host-local has reserved on the nodes. Running
+pods without a reservation need no import: the agent adopts them by itself. Import
+within the agent's grace period (10 min) after Stayput was installed. After that the
+addresses of pods that are gone count as leaked.
+
+spiderpool: the SpiderEndpoints of the pods of StatefulSets. The networks' ranges
+must contain the addresses, and must be configured for Stayput, so that no other
+program gives them to pods.
+
+A promise lasts only if the pod template asks for it: first annotate the template
+with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 		Example: `  kubectl stayput import openkruise
   kubectl stayput import spiderpool node-1 --retain-ip=while-owned --yes`,
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
@@ -71,14 +78,15 @@ func importCommand(s *settings) *cobra.Command {
 				return printTable(out, importTable(done), printers.PrintOptions{})
 			})
 			if err == nil && !yes && slices.ContainsFunc(done.Items, willAct) {
-				fmt.Fprintln(cmd.ErrOrStderr(), "This is a plan, nothing was changed. --yes carries it out.")
+				fmt.Fprintln(cmd.ErrOrStderr(), "This is a plan. Nothing was changed. Carry it out by --yes.")
 			}
 			return errors.Join(err, failed)
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&yes, "yes", "y", false, "carry it out")
-	f.StringVar(&retain, "retain-ip", stayputv1alpha1.RetentionWhileOwned, "with spiderpool: how long the addresses of pods are kept whose template does not say it")
+	f.BoolVarP(&yes, "yes", "y", false, "Carry the plan out")
+	f.StringVar(&retain, "retain-ip", stayputv1alpha1.RetentionWhileOwned,
+		"With spiderpool: how long to keep the addresses of pods whose template does not say it")
 	format.addFlags(cmd)
 	return cmd
 }
@@ -87,13 +95,13 @@ func willAct(i inspection.ImportItem) bool {
 	return i.Action == inspection.ActionBind || i.Action == inspection.ActionRetain
 }
 
-// runImport asks every node. failed are the nodes that did not answer: what the others say counts.
-func runImport(ctx context.Context, c *cluster, source string, args []string, retain string, act bool, line *progress) (done *inspection.Import, failed, err error) {
+// runImport has every node take its share over. failed are the nodes that did not answer; done is what the others did.
+func runImport(ctx context.Context, c *cluster, source string, names []string, retain string, act bool, line *progress) (
+	done *inspection.Import, failed, err error) {
 	defer line.done()
+	byNode := map[string][]inspection.ImportItem{} // nil: what the node finds itself
 	done = &inspection.Import{Items: []inspection.ImportItem{}}
-	byNode := map[string][]inspection.ImportItem{}
-	switch source {
-	case sourceSpiderpool:
+	if source == sourceSpiderpool {
 		line.say("reading SpiderEndpoints ...")
 		items, err := spiderEndpoints(ctx, c, retain)
 		if err != nil {
@@ -101,58 +109,53 @@ func runImport(ctx context.Context, c *cluster, source string, args []string, re
 		}
 		for _, i := range items {
 			switch {
-			case len(args) > 0 && !slices.Contains(args, i.Node):
+			case len(names) > 0 && !slices.Contains(names, i.Node):
 			case i.Action != "":
 				done.Items = append(done.Items, i)
 			default:
 				byNode[i.Node] = append(byNode[i.Node], i)
 			}
 		}
-	default:
-		nodes, err := nodesNamed(ctx, c, args)
+	} else {
+		nodes, err := nodesNamed(ctx, c, names)
 		if err != nil {
 			return nil, nil, err
 		}
-		for _, n := range nodes {
-			byNode[n.Name] = nil
+		for i := range nodes {
+			byNode[nodes[i].Name] = nil
 		}
 	}
 
 	nodes := slices.Sorted(maps.Keys(byNode))
-	answers, errs := make([]*inspection.Import, len(nodes)), make([]error, len(nodes))
+	answers, errs := make([]inspection.Import, len(nodes)), make([]error, len(nodes))
 	askAll(ctx, nodes, line, func(ctx context.Context, i int) {
 		answers[i], errs[i] = importOn(ctx, c.agents, nodes[i], byNode[nodes[i]], act)
 	})
 	for i, answer := range answers {
-		if errs[i] != nil {
-			continue
-		}
 		for _, item := range answer.Items {
 			item.Node = nodes[i]
 			done.Items = append(done.Items, item)
 		}
 	}
 	slices.SortStableFunc(done.Items, func(a, b inspection.ImportItem) int {
-		if d := strings.Compare(a.Namespace, b.Namespace); d != 0 {
-			return d
-		}
-		return comparePods(a.Pod, b.Pod)
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), comparePods(a.Pod, b.Pod))
 	})
-	if act && slices.ContainsFunc(done.Items, func(i inspection.ImportItem) bool { return i.Action == inspection.ActionRefuse }) {
+	refused := func(i inspection.ImportItem) bool { return i.Action == inspection.ActionRefuse }
+	if act && slices.ContainsFunc(done.Items, refused) {
 		errs = append(errs, errors.New("some addresses were refused"))
 	}
 	return done, errors.Join(errs...), nil
 }
 
-// importOn has one node take over these items; without items, what OpenKruise has left on it.
-func importOn(ctx context.Context, reach Agents, node string, items []inspection.ImportItem, act bool) (*inspection.Import, error) {
+// importOn has a node take these items over; nil: what OpenKruise has reserved on it.
+func importOn(ctx context.Context, reach Agents, node string, items []inspection.ImportItem, act bool) (
+	answer inspection.Import, err error) {
 	args := []string{"import", "openkruise"}
 	var stdin []byte
 	if items != nil {
 		args[1] = "-"
-		var err error
 		if stdin, err = json.Marshal(inspection.Import{Items: items}); err != nil {
-			return nil, err
+			return answer, err
 		}
 	}
 	if act {
@@ -160,13 +163,12 @@ func importOn(ctx context.Context, reach Agents, node string, items []inspection
 	}
 	out, err := reach.Run(ctx, node, stdin, args...)
 	if err != nil {
-		return nil, err
+		return answer, err
 	}
-	var answer inspection.Import
 	if err := json.Unmarshal(out, &answer); err != nil {
-		return nil, fmt.Errorf("node %s: what stayput-agent import printed: %w", node, err)
+		return answer, fmt.Errorf("node %s: output of stayput-agent import: %w", node, err)
 	}
-	return &answer, nil
+	return answer, nil
 }
 
 func importTable(done *inspection.Import) *metav1.Table {
@@ -178,15 +180,15 @@ func importTable(done *inspection.Import) *metav1.Table {
 		for _, ip := range i.IPs {
 			ips = append(ips, ip.String())
 		}
-		is := none
+		acted := none
 		switch {
 		case i.Done:
-			is = "yes"
+			acted = "yes"
 		case willAct(i):
-			is = "no"
+			acted = "no"
 		}
 		table.Rows = append(table.Rows, metav1.TableRow{Cells: []any{
-			i.Namespace, i.Pod, orNone(i.Node), orNone(strings.Join(ips, ",")), orNone(i.Retention), string(i.Action), is, i.Why,
+			i.Namespace, i.Pod, orNone(i.Node), orNone(strings.Join(ips, ",")), orNone(i.Retention), string(i.Action), acted, i.Why,
 		}})
 	}
 	return table

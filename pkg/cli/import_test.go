@@ -53,7 +53,7 @@ func TestASpiderEndpointThatCannotBeTakenOverSaysWhy(t *testing.T) {
 		annotations map[string]string
 		says        string
 	}{
-		"of a Deployment":     {"web-7d9f-x2x", anEndpoint(t, "Deployment", "node-1", "10.6.0.5/16"), nil, "of a Deployment: no pod of this name comes again"},
+		"of a Deployment":     {"web-7d9f-x2x", anEndpoint(t, "Deployment", "node-1", "10.6.0.5/16"), nil, "belongs to a Deployment: no pod of this name comes again"},
 		"without an ordinal":  {"web", sts("node-1", "10.6.0.5/16"), nil, "no pod of this name comes again"},
 		"without a node":      {"web-0", sts("", "10.6.0.5/16"), nil, "names no node"},
 		"with a bad address":  {"web-0", sts("node-1", "10.6.0.5"), nil, `its address "10.6.0.5" is not valid: expected one such as 10.6.0.10/16`},

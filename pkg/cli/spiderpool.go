@@ -19,7 +19,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-// spiderEndpoint is what is read of a SpiderEndpoint (spidernet-io/spiderpool,
+// spiderEndpoint has the fields of a SpiderEndpoint that matter (spidernet-io/spiderpool,
 // pkg/k8s/apis/spiderpool.spidernet.io/v2beta1/spiderendpoint_types.go). Its name is the pod's.
 type spiderEndpoint struct {
 	Status struct {
@@ -38,13 +38,13 @@ type spiderEndpoint struct {
 
 var spiderEndpointList = schema.GroupVersionKind{Group: "spiderpool.spidernet.io", Version: "v2beta1", Kind: "SpiderEndpointList"}
 
-// spiderEndpoints are the items for what Spiderpool keeps. Those that cannot be taken over say why.
+// spiderEndpoints returns the items for what Spiderpool keeps. Those that cannot be taken over are refused and say why.
 func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]inspection.ImportItem, error) {
 	var list unstructured.UnstructuredList
 	list.SetGroupVersionKind(spiderEndpointList)
 	if err := k.List(ctx, &list); err != nil {
 		if meta.IsNoMatchError(err) {
-			return nil, fmt.Errorf("Spiderpool is not in this cluster: it has no SpiderEndpoints of spiderpool.spidernet.io/v2beta1 (%w)", err)
+			return nil, fmt.Errorf("Spiderpool is not in this cluster: there are no SpiderEndpoints of spiderpool.spidernet.io/v2beta1 (%w)", err)
 		}
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]ins
 	return all, nil
 }
 
-// templateOrPod are the annotations that a new pod of the name would have, as far as that is known.
+// templateOrPod returns the annotations that a new pod of the name would have, as far as that is known.
 func templateOrPod(ctx context.Context, k client.Client, ns, pod, kind, name string) map[string]string {
 	if kind == "StatefulSet" {
 		o := &unstructured.Unstructured{}
@@ -82,7 +82,7 @@ func templateOrPod(ctx context.Context, k client.Client, ns, pod, kind, name str
 	return nil
 }
 
-// itemsOf are the promises of one SpiderEndpoint, one for each interface.
+// itemsOf returns the promises of a SpiderEndpoint, one for each interface.
 func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, retain string) (all []inspection.ImportItem) {
 	policy, asks, err := ledger.ParseAnnotations(annotations)
 	for _, ip := range e.Status.Current.IPs {
@@ -96,7 +96,7 @@ func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, r
 			if word == "" {
 				continue
 			}
-			// With a prefix length, as the pool has it.
+			// It has a prefix length, as in the pool.
 			p, err := netip.ParsePrefix(word)
 			if err != nil {
 				refuse("its address %q is not valid: expected one such as 10.6.0.10/16", word)
@@ -108,14 +108,14 @@ func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, r
 		case err != nil:
 			refuse("%v", err)
 		case asks && policy.Identity != "":
-			refuse("it asks for the shared identity %s: its pods make their promises by themselves", policy.Identity)
+			refuse("it has the shared identity %s: its pods get their promises when they start", policy.Identity)
 		case asks && policy.WhileOwned:
 			item.Retention = stayputv1alpha1.RetentionWhileOwned
 		case asks:
 			item.Retention = policy.Duration().String()
 		}
 		if _, _, numbered := home.SplitOrdinal(pod); e.Status.OwnerControllerType != "StatefulSet" || !numbered {
-			refuse("it is of a %s: no pod of this name comes again", e.Status.OwnerControllerType)
+			refuse("it belongs to a %s: no pod of this name comes again", e.Status.OwnerControllerType)
 		}
 		if item.Node == "" {
 			refuse("it names no node")

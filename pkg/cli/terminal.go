@@ -9,7 +9,8 @@ import (
 	"golang.org/x/term"
 )
 
-// width is how wide text may be: that of the terminal, else 80, so that what is piped does not depend on where.
+// width returns how wide text may be: as wide as the terminal, or 80 if w is not one, so that piped text is always the
+// same.
 func width(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
@@ -19,13 +20,13 @@ func width(w io.Writer) int {
 	return 80
 }
 
-// interactive says whether people read a stream, or write it.
+// interactive reports whether a stream is a terminal.
 func interactive(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// colour is how something is drawn on a terminal.
+// colour is a parameter of the escape sequence for text on a terminal.
 type colour string
 
 const (
@@ -36,7 +37,7 @@ const (
 	red    colour = "31"
 )
 
-// paint is a stream on which colour is used, or not.
+// paint is whether colour is used.
 type paint bool
 
 func painting(w io.Writer) paint {
@@ -51,7 +52,7 @@ func (p paint) text(c colour, s string) string {
 	return "\x1b[" + string(c) + "m" + s + "\x1b[0m"
 }
 
-// progress is one line on a terminal that says what is being done; elsewhere it says nothing.
+// progress is a line on a terminal that says what is being done. On other streams it says nothing.
 type progress struct {
 	w    io.Writer
 	last int
@@ -76,7 +77,7 @@ func (p *progress) say(format string, args ...any) {
 	p.last = len(line)
 }
 
-// done takes the line away.
+// done removes the line.
 func (p *progress) done() {
 	if p.w != nil && p.last > 0 {
 		fmt.Fprint(p.w, "\r", strings.Repeat(" ", p.last), "\r")
@@ -84,8 +85,7 @@ func (p *progress) done() {
 	}
 }
 
-// wrapped breaks text between words, so that no line is longer than most, with indent before every line but
-// the first.
+// wrapped breaks text between words so that no line is longer than most, and indents every line but the first.
 func wrapped(text, indent string, most int) string {
 	var b strings.Builder
 	at := 0
