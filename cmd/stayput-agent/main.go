@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -14,15 +16,8 @@ func main() { os.Exit(program.Run(command())) }
 
 func command() *cobra.Command {
 	var o options
-	cmd := &cobra.Command{
-		Use:           "stayput-agent",
-		Short:         "The node daemon of stayput: policies, leaks, expiry, metrics",
-		Version:       program.Version(),
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: false,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), o, cmd.ErrOrStderr()) },
-	}
+	cmd := program.Daemon("stayput-agent", "The node daemon of stayput: policies, leaks, expiry, metrics",
+		func(ctx context.Context, stderr io.Writer) error { return serve(ctx, o, stderr) })
 	o.addFlags(cmd)
 	cmd.AddCommand(uninstallCommand(&o), inspectCommand(&o), importCommand(&o))
 	return cmd

@@ -19,7 +19,6 @@ import (
 	"github.com/spf13/cobra"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
 	"github.com/stayput/stayput/cmd/internal/program"
@@ -33,35 +32,41 @@ type options struct {
 	nriSocket string
 	listen    string
 	log       program.Log
-	// kubeconfig empty is the cluster that the agent runs in, if it does.
+	// kubeconfig is empty for the cluster that the agent runs in, if any.
 	kubeconfig string
 	node       node.Options
 }
 
 func (o *options) addFlags(cmd *cobra.Command) {
+	n := &o.node
 	p := cmd.PersistentFlags()
-	p.StringVar(&o.node.StateDir, "state-dir", ledger.DefaultStateDir, "directory of stayput's own records")
-	p.StringVar(&o.node.CNIConfDir, "cni-conf-dir", node.DefaultCNIConfDir, "directory of the runtime's CNI configuration")
-	p.StringVar(&o.node.CNIBinDir, "cni-bin-dir", node.DefaultCNIBinDir, "directory of the runtime's CNI plugins")
+	p.StringVar(&n.StateDir, "state-dir", ledger.DefaultStateDir, "directory of stayput's records")
+	p.StringVar(&n.CNIConfDir, "cni-conf-dir", node.DefaultCNIConfDir, "directory of the runtime's CNI configuration")
+	p.StringVar(&n.CNIBinDir, "cni-bin-dir", node.DefaultCNIBinDir, "directory of the runtime's CNI plugins")
 	f := cmd.Flags()
 	f.StringVar(&o.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "NRI socket of the container runtime")
-	f.StringVar(&o.node.CRISocket, "cri-socket", node.DefaultCRISocket, "CRI socket of the container runtime")
-	f.StringVar(&o.node.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
-	f.BoolVar(&o.node.InstallCNI, "install-cni", false, "install the plugin in --cni-bin-dir and keep "+cniconf.ConflistName+" in --cni-conf-dir")
-	f.StringVar(&o.node.PluginBinary, "plugin-binary", node.DefaultPluginBinary, "with --install-cni: the plugin to install")
-	f.Float64Var(&o.node.PromisedShare, "promised-share", 0, "with --install-cni: the share of each range that may be promised, above 0 and at most 1; 0: the plugin's default")
-	f.DurationVar(&o.node.LongestRetention, "longest-retention", 0, "with --install-cni: the longest that an address is retained; 0: no limit")
-	f.DurationVar(&o.node.GracePeriod, "grace-period", node.DefaultGracePeriod, "how long the runtime must not have known a sandbox before its address counts as leaked")
-	f.DurationVar(&o.node.Interval, "reconcile-interval", node.DefaultInterval, "longest time between two reconciliations, jittered")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; empty: the cluster the agent runs in, outside of one none")
-	f.StringVar(&o.node.NodeName, "node-name", "", "name of this node's Node object; empty: $NODE_NAME, else the host name")
-	f.StringVar(&o.node.Namespace, "namespace", "", "namespace that stayput is installed in; empty: $POD_NAMESPACE, else the one of the service account; outside of a cluster none")
-	f.StringVar(&o.listen, "listen", "127.0.0.1:9463", "address of /healthz, /readyz and /metrics; empty: none")
+	f.StringVar(&n.CRISocket, "cri-socket", node.DefaultCRISocket, "CRI socket of the container runtime")
+	f.StringVar(&n.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
+	f.BoolVar(&n.InstallCNI, "install-cni", false,
+		"install the plugin in --cni-bin-dir and maintain "+cniconf.ConflistName+" in --cni-conf-dir")
+	f.StringVar(&n.PluginBinary, "plugin-binary", node.DefaultPluginBinary, "with --install-cni: plugin binary to install")
+	f.Float64Var(&n.PromisedShare, "promised-share", 0,
+		"with --install-cni: share of each range that may be promised, above 0 and at most 1; 0: the plugin's default")
+	f.DurationVar(&n.LongestRetention, "longest-retention", 0,
+		"with --install-cni: longest time that an address is retained; 0: no limit")
+	f.DurationVar(&n.GracePeriod, "grace-period", node.DefaultGracePeriod,
+		"how long the runtime must not list a sandbox before its address counts as leaked")
+	f.DurationVar(&n.Interval, "reconcile-interval", node.DefaultInterval, "longest time between two reconciliations, jittered")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty: the cluster that the agent runs in, if any")
+	f.StringVar(&n.NodeName, "node-name", "", "name of this node's Node object; empty: $NODE_NAME, else the host name")
+	f.StringVar(&n.Namespace, "namespace", "",
+		"namespace that stayput is installed in; empty: $POD_NAMESPACE, else that of the service account, if any")
+	f.StringVar(&o.listen, "listen", "127.0.0.1:9463", "address of /healthz, /readyz and /metrics; empty disables them")
 	o.log.AddFlags(f)
 }
 
-// softMemoryLimit and gcPercent keep the agent small rather than quick: it allocates little, in bursts. The
-// usual variables override them.
+// softMemoryLimit and gcPercent keep the agent small rather than fast: it allocates little, in bursts. GOMEMLIMIT and
+// GOGC override them.
 const (
 	softMemoryLimit = 20 << 20
 	gcPercent       = 25
@@ -76,7 +81,7 @@ func limitMemory() {
 	}
 }
 
-// serve is the daemon.
+// serve runs the agent until ctx is done.
 func serve(ctx context.Context, o options, stderr io.Writer) error {
 	// 1. Logs, memory, metrics.
 	handler, err := o.log.Handler(stderr)
@@ -87,9 +92,10 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	limitMemory()
 	o.node.Log = log
 	o.node.Registry = prometheus.NewRegistry()
-	o.node.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), program.BuildInfo("agent"))
-	klog.SetSlogLogger(log)         // of client-go
-	utilruntime.ErrorHandlers = nil // its loops' errors, which the agent reports by itself, once
+	o.node.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		program.BuildInfo("agent"))
+	klog.SetSlogLogger(log)         // client-go's
+	utilruntime.ErrorHandlers = nil // client-go's errors, which the agent reports itself
 	if o.node.GracePeriod <= 0 || o.node.Interval <= 0 {
 		return errors.New("--grace-period and --reconcile-interval: expected more than 0")
 	}
@@ -100,7 +106,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return errors.New("--longest-retention: expected a duration above 0, or 0 for no limit")
 	}
 
-	// 2. The agent, and the API server where there is one.
+	// 2. The agent, and the API server if there is one.
 	if o.node.API, err = o.apiServer(); err != nil {
 		return err
 	}
@@ -121,10 +127,10 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 
-	// 4. Its ear at the runtime.
+	// 4. Its NRI connection.
 	plugin := &nri.Plugin{Socket: o.nriSocket, Handler: hooks{agent}, Log: log}
 
-	// 5. All of it, until a signal.
+	// 5. Everything, until a signal.
 	log.Info("Running", "version", program.Version(), "state", o.node.StateDir, "listen", o.listen)
 	var wg sync.WaitGroup
 	ctx, stop := context.WithCancel(ctx)
@@ -138,7 +144,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	wg.Wait()
 	log.Info("Ended", "err", why)
 
-	// 6. Scrapes that are under way.
+	// 6. Scrapes under way.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	err = server.Shutdown(last)
@@ -150,21 +156,14 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	return errors.Join(why, err)
 }
 
-// apiServer is how the API server is reached, nil where there is none.
+// apiServer returns nil if there is no API server.
 func (o *options) apiServer() (*rest.Config, error) {
-	var config *rest.Config
-	var err error
-	switch {
-	case o.kubeconfig != "":
-		if config, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig); err != nil {
-			return nil, fmt.Errorf("--kubeconfig: %w", err)
-		}
-	case os.Getenv("KUBERNETES_SERVICE_HOST") != "":
-		if config, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("the cluster that KUBERNETES_SERVICE_HOST says we are in: %w", err)
-		}
-	default:
+	if o.kubeconfig == "" && os.Getenv("KUBERNETES_SERVICE_HOST") == "" {
 		return nil, nil
+	}
+	config, err := program.APIServer(o.kubeconfig)
+	if err != nil {
+		return nil, err
 	}
 	config.UserAgent = "stayput-agent/" + program.Version()
 	return config, nil
@@ -184,7 +183,7 @@ func (o *options) nodeName() (string, error) {
 	return strings.ToLower(name), nil // as kubelet does
 }
 
-// listen serves h on addr. A server without an address never answers.
+// listen serves h on addr; with an empty addr the server never answers.
 func listen(addr string, h http.Handler, log *slog.Logger) (*http.Server, error) {
 	server := &http.Server{
 		Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10,
@@ -199,13 +198,13 @@ func listen(addr string, h http.Handler, log *slog.Logger) (*http.Server, error)
 	}
 	go func() {
 		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("The HTTP endpoints ended", "err", err)
+			log.Error("HTTP server failed", "err", err)
 		}
 	}()
 	return server, nil
 }
 
-// hooks joins the NRI plugin and the agent, which do not know each other.
+// hooks connects the NRI plugin and the agent, which do not know each other.
 type hooks struct{ agent *node.Agent }
 
 func (h hooks) RunPodSandbox(s nri.Sandbox)    { h.agent.RunPodSandbox(node.Sandbox(s)) }

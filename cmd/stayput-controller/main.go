@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -14,14 +16,8 @@ func main() { os.Exit(program.Run(command())) }
 
 func command() *cobra.Command {
 	var o options
-	cmd := &cobra.Command{
-		Use:          "stayput-controller",
-		Short:        "The cluster controller of stayput: brings re-created pods home",
-		Version:      program.Version(),
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
-		RunE:         func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), o, cmd.ErrOrStderr()) },
-	}
+	cmd := program.Daemon("stayput-controller", "The cluster controller of stayput: brings re-created pods home",
+		func(ctx context.Context, stderr io.Writer) error { return serve(ctx, o, stderr) })
 	o.addFlags(cmd)
 	cmd.AddCommand(ungateCommand(&o), uninstallCommand(&o))
 	return cmd

@@ -11,8 +11,6 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,14 +29,18 @@ type options struct {
 
 func (o *options) addFlags(cmd *cobra.Command) {
 	p := cmd.PersistentFlags()
-	p.StringVar(&o.placement.Namespace, "namespace", "", "namespace that stayput is installed in; empty: $POD_NAMESPACE, else the one of the service account, else "+defaultNamespace)
-	p.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty: the service account of the pod")
+	p.StringVar(&o.placement.Namespace, "namespace", "",
+		"namespace that stayput is installed in; empty: $POD_NAMESPACE, else that of the service account, else "+defaultNamespace)
+	p.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty: the pod's service account")
 	f := cmd.Flags()
-	f.StringVar(&o.placement.MetricsAddress, "metrics-bind-address", ":8080", "address of /metrics; 0: none")
-	f.StringVar(&o.placement.HealthAddress, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
-	f.BoolVar(&o.placement.LeaderElection, "leader-elect", true, "take turns with other replicas")
-	f.StringVar(&o.placement.LeaderElectionNamespace, "leader-election-namespace", "", "namespace of the lease; empty: the pod's own")
-	f.StringSliceVar(&o.kinds, "workload-kinds", nil, "further kinds with a scale subresource that a PersistentPodState may name, as Kind.version.group")
+	f.StringVar(&o.placement.MetricsAddress, "metrics-bind-address", ":8080", "address of /metrics; 0 disables it")
+	f.StringVar(&o.placement.HealthAddress, "health-probe-bind-address", ":8081",
+		"address of /healthz and /readyz; 0 disables them")
+	f.BoolVar(&o.placement.LeaderElection, "leader-elect", true, "elect a leader among the replicas")
+	f.StringVar(&o.placement.LeaderElectionNamespace, "leader-election-namespace", "",
+		"namespace of the leader election lease; empty: the pod's own")
+	f.StringSliceVar(&o.kinds, "workload-kinds", nil,
+		"further kinds that a PersistentPodState may name, as Kind.version.group; they need a scale subresource")
 	o.log.AddFlags(f)
 }
 
@@ -48,44 +50,29 @@ func (o *options) namespace() string {
 	return cmp.Or(o.placement.Namespace, program.Namespace(), defaultNamespace)
 }
 
-func (o *options) config() (*rest.Config, error) {
-	if o.kubeconfig == "" {
-		config, err := rest.InClusterConfig()
-		if err != nil {
-			return nil, fmt.Errorf("not in a pod, and no --kubeconfig: %w", err)
-		}
-		return config, nil
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
-	}
-	return config, nil
-}
-
-// client reads from the API server, not from a cache.
+// client returns a client that reads from the API server, not from a cache.
 func (o *options) client() (client.Client, error) {
-	config, err := o.config()
+	config, err := program.APIServer(o.kubeconfig)
 	if err != nil {
 		return nil, err
 	}
 	return client.New(config, client.Options{Scheme: placement.Scheme})
 }
 
-// customKinds reads Kind.version.group.
+// customKinds parses Kind.version.group.
 func (o *options) customKinds() ([]schema.GroupVersionKind, error) {
 	var kinds []schema.GroupVersionKind
 	for _, s := range o.kinds {
 		kind, _ := schema.ParseKindArg(s)
 		if kind == nil || strings.Contains(s, "/") {
-			return nil, fmt.Errorf("--workload-kinds: %q is not valid: expected Kind.version.group, such as Game.v1.example.com", s)
+			return nil, fmt.Errorf("--workload-kinds: %q is not valid: expected Kind.version.group, for example Game.v1.example.com", s)
 		}
 		kinds = append(kinds, *kind)
 	}
 	return kinds, nil
 }
 
-// serve is the controller.
+// serve runs the controller until ctx is done.
 func serve(ctx context.Context, o options, stderr io.Writer) error {
 	handler, err := o.log.Handler(stderr)
 	if err != nil {
@@ -94,7 +81,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	log := logr.FromSlogHandler(handler)
 	ctrl.SetLogger(log)
 	klog.SetLogger(log)
-	config, err := o.config()
+	config, err := program.APIServer(o.kubeconfig)
 	if err != nil {
 		return err
 	}

@@ -2,10 +2,10 @@ package program
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// BuildInfo is a metric that says which version of a component runs.
+// BuildInfo returns the metric of a component's version.
 func BuildInfo(component string) prometheus.Collector {
 	g := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "stayput_build_info", Help: "1, labelled with the component of stayput that runs here and its version.",
+		Name: "stayput_build_info", Help: "Always 1, labelled with the running component of stayput and its version.",
 		ConstLabels: prometheus.Labels{"component": component, "version": Version()},
 	})
 	g.Set(1)

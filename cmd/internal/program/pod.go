@@ -1,17 +1,37 @@
 package program
 
 import (
+	"fmt"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
-// namespaceFile is where kubelet tells a pod that has a service account its namespace.
+// APIServer returns the client configuration of a kubeconfig file, or, if that is empty, of the cluster that the
+// program runs in.
+func APIServer(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		config, err := rest.InClusterConfig()
+		if err != nil {
+			return nil, fmt.Errorf("no --kubeconfig, and no cluster around this process: %w", err)
+		}
+		return config, nil
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
+	}
+	return config, nil
+}
+
+// namespaceFile has the namespace of a pod with a service account.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Namespace is the namespace of the pod that the program runs in: $POD_NAMESPACE, else the one of its service
-// account; empty where it runs in no pod.
+// Namespace returns the namespace of the pod that the program runs in: $POD_NAMESPACE, else the one of its service
+// account. It is empty outside of a pod.
 func Namespace() string {
 	if ns := os.Getenv("POD_NAMESPACE"); ns != "" {
 		return ns
@@ -20,7 +40,7 @@ func Namespace() string {
 	return strings.TrimSpace(string(b))
 }
 
-// Restart replaces this process by a new one of the same program and arguments. It returns only with an error.
+// Restart replaces this process by a new one of the same program and arguments. It returns only after an error.
 func Restart() error {
 	self, err := os.Executable()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package program is what the daemons have in common as programs: how they end, their version, their log flags.
+// Package program is what the programs share: their root command, signals, version, flags and API server.
 package program
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/stayput/stayput/cmd/internal/release"
 )
 
-// Run executes a command until it ends, or is told to by SIGINT or SIGTERM, and returns its exit code.
+// Run executes a command, whose context SIGINT and SIGTERM end, and returns the exit code.
 func Run(cmd *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -25,10 +25,18 @@ func Run(cmd *cobra.Command) int {
 	return 0
 }
 
-// Version is the version of the program.
+// Daemon returns the root command of a program that serves until its context is done.
+func Daemon(name, short string, serve func(ctx context.Context, stderr io.Writer) error) *cobra.Command {
+	return &cobra.Command{
+		Use: name, Short: short, Version: Version(), Args: cobra.NoArgs, SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error { return serve(cmd.Context(), cmd.ErrOrStderr()) },
+	}
+}
+
+// Version returns the version of the program.
 func Version() string { return release.Version() }
 
-// Log says how a program logs.
+// Log is how a program logs.
 type Log struct {
 	level  slog.Level
 	format string
@@ -36,11 +44,11 @@ type Log struct {
 
 // AddFlags adds --log-level and --log-format.
 func (l *Log) AddFlags(f *pflag.FlagSet) {
-	f.TextVar(&l.level, "log-level", slog.LevelInfo, "least level that is logged: debug, info, warn or error")
-	f.StringVar(&l.format, "log-format", "text", "format of the log on standard error: text or json")
+	f.TextVar(&l.level, "log-level", slog.LevelInfo, "minimum level to log: debug, info, warn or error")
+	f.StringVar(&l.format, "log-format", "text", "log format on standard error: text or json")
 }
 
-// Handler writes as the flags say, or is an error that names the flag.
+// Handler returns the handler that the flags ask for. An error names the flag.
 func (l *Log) Handler(w io.Writer) (slog.Handler, error) {
 	o := &slog.HandlerOptions{Level: l.level}
 	switch l.format {
