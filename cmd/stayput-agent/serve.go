@@ -25,6 +25,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node"
 	"github.com/stayput/stayput/pkg/node/cniconf"
+	"github.com/stayput/stayput/pkg/node/uninstall"
 	"github.com/stayput/stayput/plugin/nri"
 )
 
@@ -150,7 +151,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	err = server.Shutdown(last)
 
 	// 7. A new process if stayput was installed again meanwhile.
-	if errors.Is(why, node.ErrInstalledAgain) {
+	if errors.Is(why, uninstall.ErrInstalledAgain) {
 		return program.Restart()
 	}
 	return errors.Join(why, err)

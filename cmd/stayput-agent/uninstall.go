@@ -8,7 +8,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/stayput/stayput/pkg/node"
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/uninstall"
 )
 
 func uninstallCommand(o *options) *cobra.Command {
@@ -16,25 +17,28 @@ func uninstallCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Put this node back as it was before stayput",
-		Long: "Take stayput's CNI configuration away, free what is retained in every network, and remove the plugin and\n" +
-			"stayput's records: what the daemon does when stayput is uninstalled from the cluster, for a node that it\n" +
-			"did not run on at that time. Pods that run keep their addresses, which host-local frees when they end.\n" +
-			"To be run once the daemon has ended; it may be run again. In a container that sees the node's processes\n" +
-			"it is given --root=/proc/1/root.",
+		Long: "Remove stayput's CNI configuration, free the retained addresses of every network, and remove the plugin and\n" +
+			"stayput's records. The daemon does the same when stayput is uninstalled from the cluster; this command is for a\n" +
+			"node whose agent did not run then. Running pods keep their addresses; host-local frees them when they end. Run it\n" +
+			"after the daemon has ended; it may be run more than once. In a container that sees the node's processes, use\n" +
+			"--root=/proc/1/root.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// Not a mount of the node's files, which would not show the network namespaces of pods that start now:
-			// without its namespace a pod counts as ended.
+			// A mount of the node's files would not do: it does not show the network namespaces of pods that start from now
+			// on, and a pod without its namespace counts as ended.
 			if root != "" {
 				if err := chroot(root); err != nil {
 					return fmt.Errorf("--root: %w", err)
 				}
 			}
 			out := slog.New(slog.NewTextHandler(cmd.OutOrStdout(), &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-			return node.Uninstall(cmd.Context(), o.node, out)
+			return uninstall.Node(cmd.Context(), uninstall.Options{
+				Ledgers:    ledger.Options{StateDir: o.node.StateDir},
+				CNIConfDir: o.node.CNIConfDir, CNIBinDir: o.node.CNIBinDir, Log: out,
+			})
 		},
 	}
-	cmd.Flags().StringVar(&root, "root", "", "root directory of the node, if it is not that of this process")
+	cmd.Flags().StringVar(&root, "root", "", "root directory of the node, if not that of this process")
 	return cmd
 }
 
@@ -45,7 +49,7 @@ func chroot(dir string) error {
 	return os.Chdir("/")
 }
 
-// withoutTime is for people who watch.
+// withoutTime omits time and level, for a terminal.
 func withoutTime(_ []string, a slog.Attr) slog.Attr {
 	if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
 		return slog.Attr{}

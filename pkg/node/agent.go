@@ -21,7 +21,7 @@
 //	peers.go      neighbours and connection tracking after a restore
 //	cniconf       a package: the plugin's binary and the conflist that names it
 //	watch.go      inotify, which wakes the others
-//	departure.go  whether stayput is being uninstalled; uninstall.go puts the node back as it was
+//	uninstall     a package: puts the node back as it was once stayput is uninstalled
 package node
 
 import (
@@ -40,6 +40,7 @@ import (
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/pkg/node/uninstall"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -74,7 +75,7 @@ type Options struct {
 	Interval time.Duration
 
 	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there, and
-	// Namespace the one that stayput is installed in; empty: nobody says when it is uninstalled.
+	// Namespace the one that stayput is installed in; empty: an uninstallation goes unnoticed.
 	API       *rest.Config
 	NodeName  string
 	Namespace string
@@ -110,7 +111,7 @@ type Agent struct {
 	queue   *queue
 	health  health
 
-	markTimeout, reloaded time.Duration
+	markTimeout time.Duration
 
 	reconcileNow, bookNow, spoolNow wake
 
@@ -130,8 +131,7 @@ type Agent struct {
 
 	api *retainedip.Publisher // nil: none
 
-	departure *departure             // nil: nobody says when stayput is uninstalled
-	leaving   atomic.Pointer[string] // how the uninstallation stands, for people; nil: there is none
+	uninstaller *uninstall.Uninstaller // nil: an uninstallation goes unnoticed
 
 	keeper *cniconf.Keeper
 	watch  *watcher
@@ -174,7 +174,6 @@ func New(o Options) (*Agent, error) {
 		spool:        spool.Dir(o.StateDir),
 		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
 		markTimeout:  markTimeout,
-		reloaded:     reloaded,
 		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(),
 		restored: make(chan []ledger.Event, 16),
 		suspects: map[suspect]*suspicion{},
@@ -191,7 +190,11 @@ func New(o Options) (*Agent, error) {
 		}
 		a.o.Publisher = publishers{a.o.Publisher, a.api}
 		if o.Namespace != "" {
-			if a.departure, err = a.newDeparture(); err != nil {
+			a.uninstaller, err = uninstall.New(o.API, o.Namespace, uninstall.Options{
+				Ledgers: a.ledgers, CNIConfDir: o.CNIConfDir, CNIBinDir: o.CNIBinDir, MayLeavePlugin: !o.InstallCNI,
+				DeleteObjects: a.api.DeleteAll, Log: o.Log,
+			})
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -221,38 +224,12 @@ func set[T comparable](v *T, byDefault T) {
 	}
 }
 
-// Run runs every loop until ctx is done, or stayput is uninstalled. Then it puts the node back as it was, and idles.
-// Its error is for somebody who asks why it ended: ErrInstalledAgain, or what kept it from completing that.
+// Run runs every loop until ctx is done. If stayput is uninstalled before, it ends them, puts the node back as it was and
+// idles; its errors are those of [uninstall.Uninstaller.Run].
 func (a *Agent) Run(ctx context.Context) error {
-	if a.departure == nil {
-		a.work(ctx)
-		return nil
-	}
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	following, stop := context.WithCancel(ctx)
-	defer stop()
-	wg.Go(func() { a.departure.signal.Run(following) })
-	working, end := context.WithCancel(ctx)
-	defer end()
-	var ended sync.WaitGroup
-	leaves := a.departure.wasLeaving(ctx)
-	if leaves {
-		a.watch.close()
-		a.cri.Close()
-	} else {
-		ended.Go(func() { a.work(working) })
-		leaves = a.departure.awaited(ctx)
-	}
-	if leaves {
-		a.leaving.Store(ptr("uninstalling"))
-	}
-	end()
-	ended.Wait()
-	if !leaves {
-		return nil
-	}
-	return a.leave(ctx)
+	defer a.cri.Close()
+	defer a.watch.close()
+	return a.uninstaller.Run(ctx, a.work)
 }
 
 // work is every loop.
@@ -266,7 +243,6 @@ func (a *Agent) work(ctx context.Context) {
 		wg.Go(func() { loop(ctx) })
 	}
 	wg.Wait()
-	a.cri.Close()
 }
 
 func (a *Agent) keepLoop(ctx context.Context) {
@@ -295,7 +271,7 @@ func (a *Agent) Connected(up bool) {
 // RunPodSandbox is the hook of a sandbox that has just got its addresses. The mark is written before it
 // returns: should everything fall over right after, the pod's DEL still knows the policy.
 func (a *Agent) RunPodSandbox(s Sandbox) {
-	if s.Netns == "" || a.leaving.Load() != nil {
+	if s.Netns == "" || a.uninstaller.Status() != "" {
 		return // on the host's network: CNI had nothing to do with it
 	}
 	o := observe(s)
@@ -314,7 +290,7 @@ func (a *Agent) RemovePodSandbox(Sandbox) { a.bookNow.up() }
 // Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There
 // is no time for marks; the queue makes the promises that they stand for.
 func (a *Agent) Synchronize(all []Sandbox) {
-	if a.leaving.Load() != nil {
+	if a.uninstaller.Status() != "" {
 		return
 	}
 	for _, s := range all {

@@ -106,8 +106,8 @@ func (a *Agent) handler() http.Handler {
 
 // status is what the agent says of itself, to people and programs.
 func (a *Agent) status() inspection.Status {
-	if s := a.leaving.Load(); s != nil {
-		return inspection.Status{Ready: true, Message: *s}
+	if s := a.uninstaller.Status(); s != "" {
+		return inspection.Status{Ready: true, Message: s}
 	}
 	if !a.reconciled.Load() {
 		return inspection.Status{Message: "the first reconciliation has not been tried yet"}

@@ -22,7 +22,8 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
-	"github.com/stayput/stayput/pkg/uninstall"
+	"github.com/stayput/stayput/pkg/node/uninstall"
+	signal "github.com/stayput/stayput/pkg/uninstall"
 	"github.com/stayput/stayput/test/nodetest"
 )
 
@@ -48,7 +49,7 @@ func (w *world) installedIn(c *nodetest.Cluster) *running {
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})
 	check(w.t, err)
-	a.departure.quiet, a.reloaded = shortly, shortly
+	a.uninstaller.Confirm, a.uninstaller.Reload = shortly, shortly
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{a, cancel, make(chan error, 1)}
 	over := make(chan struct{})
@@ -244,7 +245,7 @@ func TestADeletionWhileTheAgentIsAwayIsNoticedAtItsNextStart(t *testing.T) {
 	_, runs, job := w.inUse()
 	r := w.installedIn(c)
 	eventually(t, "remembered", func() bool {
-		_, err := os.Stat(filepath.Join(w.dir, "state", installationFile))
+		_, err := os.Stat(filepath.Join(w.dir, "state", "installation"))
 		return err == nil
 	})
 	check(t, r.stops())
@@ -265,7 +266,7 @@ func TestOneWhoWasKilledWhileItLeftIsFinishedByTheNext(t *testing.T) {
 			w, c := newWorld(t), nodetest.StartCluster(t)
 			_, runs, job := w.inUse()
 			memory := `{"uid":"first","version":"7","leaving":true}`
-			check(t, os.WriteFile(filepath.Join(w.dir, "state", installationFile), []byte(memory), 0o644))
+			check(t, os.WriteFile(filepath.Join(w.dir, "state", "installation"), []byte(memory), 0o644))
 			if away {
 				c.Answers(func(*http.Request) *metav1.Status { return &metav1.Status{Code: 403} })
 			}
@@ -362,7 +363,7 @@ func TestWithoutTheFactOfADeletionNothingIsFreed(t *testing.T) {
 			c.EndWatches(nil)
 		},
 		"nothing is found": func(c *nodetest.Cluster) {
-			c.Answers(func(*http.Request) *metav1.Status { return nodetest.NotFound("configmaps", uninstall.ConfigMap) })
+			c.Answers(func(*http.Request) *metav1.Status { return nodetest.NotFound("configmaps", signal.ConfigMap) })
 			c.EndWatches(nil)
 		},
 		"the API server went back in time": func(c *nodetest.Cluster) {
@@ -411,7 +412,7 @@ func TestWhenItIsInstalledAgainTheAgentBeginsAnew(t *testing.T) {
 	c.Uninstall()
 	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "uninstalled") })
 	c.Install("second")
-	if err := <-r.ended; !errors.Is(err, ErrInstalledAgain) {
+	if err := <-r.ended; !errors.Is(err, uninstall.ErrInstalledAgain) {
 		t.Fatalf("ended with %v", err)
 	}
 	r = w.installedIn(c)

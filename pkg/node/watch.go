@@ -12,6 +12,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/uninstall"
 )
 
 // watcher turns changes of files into wake-ups. Nothing depends on it alone: the loops look by themselves at
@@ -125,7 +126,7 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) || name == installationFile || strings.HasPrefix(name, atomicfile.TempPrefix) {
+		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) || name == uninstall.RecordFile || strings.HasPrefix(name, atomicfile.TempPrefix) {
 			return
 		}
 		w.a.agreed.void()

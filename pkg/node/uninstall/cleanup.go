@@ -1,0 +1,190 @@
+package uninstall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/stayput/stayput/pkg/atomicfile"
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
+	"github.com/stayput/stayput/pkg/node/cniconf"
+	"github.com/stayput/stayput/pkg/spool"
+)
+
+// Options say what is to be put back.
+type Options struct {
+	Ledgers               ledger.Options
+	CNIConfDir, CNIBinDir string // of the runtime
+	// MayLeavePlugin lets the plugin's binary stay if it is not stayput's, or cannot be removed: this agent has not
+	// installed it.
+	MayLeavePlugin bool
+	// DeleteObjects deletes the node's RetainedIPs; nil: there is no API server.
+	DeleteObjects func(context.Context) error
+	// Reload is longer than the runtime needs to notice that a file of its CNI configuration is gone, and than most
+	// CNI commands take that have begun by then. Default 2 s.
+	Reload time.Duration
+	Log    *slog.Logger
+}
+
+func (o *Options) setDefaults() {
+	if o.Reload == 0 {
+		o.Reload = 2 * time.Second
+	}
+}
+
+// Node puts the node back, on a node whose agent does not run. It returns when that is done or fails, and may be run
+// again.
+func Node(ctx context.Context, o Options) error {
+	o.setDefaults()
+	c := &cleanup{Options: o}
+	for tries := 0; ; tries++ {
+		_, complete, err := c.pass(ctx)
+		switch {
+		case complete:
+			return c.forget()
+		case err != nil && tries > 1:
+			return err
+		}
+		select {
+		case <-time.After(o.Reload):
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		}
+	}
+}
+
+// cleanup puts the node back in passes, any of which may be interrupted:
+//
+//  1. It removes the agent's conflist: the runtime uses the file again that it was derived from, which names
+//     host-local. Running pods keep their addresses, whose files are host-local's byte for byte, and so are their DELs.
+//  2. It ends every promise, so that host-local has the whole range.
+//  3. It deletes the node's RetainedIPs, which shows the cluster that this node is done.
+//  4. Once the runtime has surely reloaded its configuration, it does all of that again, for an ADD that was under way,
+//     and removes the plugin's binary and the state directory.
+//
+// It removes what is stayput's even if this agent installs nothing: an earlier one may have.
+type cleanup struct {
+	Options
+	objectsDeleted bool
+	leftPlugin     bool      // the plugin's binary stays, which is logged
+	switched       time.Time // when the runtime's configuration was last found to have changed
+}
+
+// pass does what can be done now. clean reports that nothing is left on the node, complete that its RetainedIPs are
+// gone too: an API server that does not answer keeps no node from being clean. Until a pass is complete another one is
+// due, with or without an error.
+func (c *cleanup) pass(ctx context.Context) (clean, complete bool, err error) {
+	if err := c.handBack(); err != nil {
+		return false, false, err
+	}
+	if !c.objectsDeleted && c.DeleteObjects != nil {
+		err = c.DeleteObjects(ctx)
+	}
+	c.objectsDeleted = err == nil
+	clean, filesErr := c.removeFiles()
+	return clean, clean && c.objectsDeleted, errors.Join(err, filesErr)
+}
+
+// handBack puts host-local in charge, of the whole range.
+func (c *cleanup) handBack() error {
+	removed, err := cniconf.RemoveConflist(c.CNIConfDir)
+	if err != nil {
+		return fmt.Errorf("removing the CNI configuration: %w", err)
+	}
+	if removed {
+		c.Log.Info("Removed the CNI configuration, host-local is in charge", "file", filepath.Join(c.CNIConfDir, cniconf.ConflistName))
+		if s := cniconf.Inspect(c.CNIConfDir, c.CNIBinDir); s.State == cniconf.StateBroken {
+			c.Log.Warn("The CNI configuration without stayput's is broken", "state", s.State, "message", s.Message)
+		}
+	}
+	if removed || c.switched.IsZero() {
+		c.switched = time.Now()
+	}
+	return c.endPromises()
+}
+
+// endPromises goes on after an error: a network that cannot be read must not keep the others' addresses.
+func (c *cleanup) endPromises() error {
+	ledgers, err := ledger.Networks(c.Ledgers)
+	errs := []error{err}
+	known := map[string]bool{} // by the network's directory
+	for _, l := range ledgers {
+		known[directory(l)] = true
+	}
+	for _, n := range configured(c.CNIConfDir) {
+		if l := ledger.Partial(n, c.Ledgers); !known[directory(l)] {
+			known[directory(l)] = true
+			ledgers = append(ledgers, l)
+		}
+	}
+	for _, l := range ledgers {
+		name := l.Network().Name
+		freed, err := l.Uninstall()
+		for _, a := range freed.Addrs {
+			c.Log.Info("Freed", "network", name, "addr", a)
+		}
+		for _, a := range freed.InUse {
+			c.Log.Info("In use, becomes free when its pod ends", "network", name, "addr", a)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("network %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func directory(l *ledger.Ledger) string { return filepath.Join(l.Network().DataDir, l.Network().Name) }
+
+// configured returns the networks of all CNI configurations. Of most of them a ledger has a description; not if all pods
+// of the network are older than stayput and the description was lost.
+func configured(confDir string) (networks []*ledger.Network) {
+	dir, _ := netconf.ReadDir(confDir) // without it there is no network
+	for _, f := range dir.Files {
+		networks = append(networks, dir.Conf(f).Networks()...)
+	}
+	return networks
+}
+
+// removeFiles removes stayput's files once the runtime cannot need them. clean reports that none is left.
+func (c *cleanup) removeFiles() (clean bool, err error) {
+	if time.Since(c.switched) < c.Reload {
+		return false, nil
+	}
+	if s := cniconf.Inspect(c.CNIConfDir, c.CNIBinDir); s.State == cniconf.StateByHand || s.State == cniconf.StateNoPlugin {
+		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall", filepath.Join(c.CNIConfDir, s.File))
+	}
+	removed, err := cniconf.RemovePlugin(c.CNIConfDir, c.CNIBinDir)
+	switch {
+	case errors.Is(err, cniconf.ErrNotRemoved) && c.MayLeavePlugin: // no configuration names it any more
+		if !c.leftPlugin {
+			c.Log.Warn("Left the plugin in place", "why", err)
+		}
+		c.leftPlugin = true
+	case err != nil:
+		return false, fmt.Errorf("removing the plugin: %w", err)
+	case removed:
+		c.Log.Info("Removed the plugin", "dir", c.CNIBinDir)
+	}
+	spoolErr := spool.Dir(c.Ledgers.StateDir).Remove()
+	left, err := ledger.RemoveState(c.Ledgers)
+	err = errors.Join(spoolErr, err)
+	return err == nil && left == 0, err
+}
+
+// forget removes the record of the installation, the last of all files, and the state directory unless it is a mount.
+func (c *cleanup) forget() error {
+	if err := os.Remove(c.recordPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := atomicfile.Sweep(c.Ledgers.StateDir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_ = os.Remove(c.Ledgers.StateDir) // not empty if something of another program is there
+	return nil
+}
