@@ -146,7 +146,8 @@ func TestEveryGuaranteeIsProvedByATestThatExists(t *testing.T) {
 	tests, shown := testsByFolder(t), map[string]bool{}
 	for line := range strings.Lines(guarantees) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-		if !strings.HasPrefix(line, "|") || strings.Trim(line, "|- \n") == "" || strings.TrimSpace(cells[len(cells)-1]) == "test" {
+		if !strings.HasPrefix(line, "|") || strings.Trim(line, "|- \n") == "" ||
+			strings.TrimSpace(cells[len(cells)-1]) == "test" {
 			continue // no row, or the head of the table
 		}
 		if len(cells) != 2 {
@@ -295,7 +296,8 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 					t.Errorf("%s: %s has no verb %s: %q", d.path, program, verb, command)
 				}
 				for _, flag := range longFlag.FindAllStringSubmatch(args, -1) {
-					if !strings.Contains(own, `"`+flag[1]+`"`) && !(program == "/kubectl stayput" && slices.Contains(kubectlFlags, flag[1])) {
+					if !strings.Contains(own, `"`+flag[1]+`"`) &&
+						!(program == "/kubectl stayput" && slices.Contains(kubectlFlags, flag[1])) {
 						t.Errorf("%s: %s has no flag --%s: %q", d.path, program, flag[1], command)
 					}
 				}
@@ -336,7 +338,8 @@ func TestDocumentsNameHelmValuesThatExist(t *testing.T) {
 
 func TestDocumentsNameMetricsReasonsAndAnnotationsThatExist(t *testing.T) {
 	product := strings.Join(slices.Collect(maps.Values(sources(t, isProduct, "cmd", "pkg", "plugin"))), "\n")
-	chart := strings.Join(slices.Collect(maps.Values(sources(t, func(string) bool { return true }, "deploy/chart/templates"))), "\n")
+	chart := strings.Join(slices.Collect(
+		maps.Values(sources(t, func(string) bool { return true }, "deploy/chart/templates"))), "\n")
 	// Not ours: kubelet's and the scheduler's.
 	theirs := []string{"FailedCreatePodSandBox", "SchedulingGated"}
 	metric := regexp.MustCompile(`^stayput_[a-z_]+`)

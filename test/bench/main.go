@@ -164,8 +164,10 @@ func describe(w io.Writer, b *bench) {
 	load, _ := os.ReadFile("/proc/loadavg")
 	fmt.Fprintf(w, "Linux %s, %d CPUs, load %s; files on %s\n", unix.ByteSliceToString(u.Release[:]), cpus(),
 		strings.Join(strings.Fields(string(load))[:3], " "), fileSystem(b.dir))
-	fmt.Fprintln(w, "Ratios of medians, contestants taking turns; whole processes by vfork and exec, configuration on a pipe.")
-	fmt.Fprintln(w, "Host-local is v1.9.1, all programs static and stripped. Bound addresses are files as host-local writes")
+	fmt.Fprintln(w, "Ratios of medians, contestants taking turns; whole processes by vfork and exec, configuration on a "+
+		"pipe.")
+	fmt.Fprintln(w, "Host-local is v1.9.1, all programs static and stripped. Bound addresses are files as host-local "+
+		"writes")
 	fmt.Fprintln(w, "them, which stayput indexed once before the measurement. ± is the 95 % interval, by resampling.")
 }
 

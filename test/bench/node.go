@@ -23,7 +23,9 @@ func podNetwork(ipam string) lab.Network {
 
 // startNode starts a node with stayput installed.
 func (b *bench) startNode(ctx context.Context) (*lab.Node, error) {
-	n, err := lab.StartNode(ctx, lab.NodeOptions{CNIPlugins: []string{b.product.Plugin}, Networks: []lab.Network{podNetwork("host-local")}})
+	n, err := lab.StartNode(ctx, lab.NodeOptions{
+		CNIPlugins: []string{b.product.Plugin}, Networks: []lab.Network{podNetwork("host-local")},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +146,8 @@ func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
 		ours, theirs := times[2*i], times[2*i+1]
 		rows = append(rows, row{
 			what: "RunPodSandbox + StopPodSandbox, " + k.name, against: "host-local, no NRI plugin", target: k.target,
-			figure: ratio(ours, theirs), spread: spread(ours, theirs), n: len(ours), detail: ms(median(ours)) + " / " + ms(median(theirs)),
+			figure: ratio(ours, theirs), spread: spread(ours, theirs), n: len(ours),
+			detail: ms(median(ours)) + " / " + ms(median(theirs)),
 		})
 	}
 	return rows, nil
@@ -221,7 +224,8 @@ func measureAgent(ctx context.Context, b *bench) (rows []row, err error) {
 	return []row{
 		{what: "agent, RSS", against: against, target: 30, unit: " MiB", figure: max(rss, rssAnew), n: 1,
 			detail: fmt.Sprintf("%.1f after %d starts (peak %.1f), %.1f after a restart", rss, residents, peak, rssAnew)},
-		{what: "agent, CPU", against: against, target: 0.1, unit: " %", figure: max(cpu, cpuAnew) / idle.Seconds() * 100, n: 1,
+		{what: "agent, CPU", against: against, target: 0.1, unit: " %", figure: max(cpu, cpuAnew) / idle.Seconds() * 100,
+			n:      1,
 			detail: fmt.Sprintf("of a core; %.0f ms after %d starts, %.0f ms after a restart", cpu*1e3, residents, cpuAnew*1e3)},
 		{what: "  with a reconciliation every 5 min", against: against, target: 0.1, unit: " %", figure: share, n: 1,
 			detail: fmt.Sprintf("one takes %.1f ms of CPU", each*1e3)},

@@ -264,9 +264,13 @@ func measureFloor(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	return []row{
-		{what: "ADD + DEL, 0 bound", against: "an empty static Go program, twice", target: 1.8, figure: ratio(times[0], times[1]), spread: spread(times[0], times[1]), n: n,
+		{what: "ADD + DEL, 0 bound", against: "an empty static Go program, twice", target: 1.8,
+			figure: ratio(times[0], times[1]), spread: spread(times[0], times[1]), n: n,
 			detail: ms(median(times[0])) + " / " + ms(median(times[1]))},
-		{what: "  host-local's", against: "the same", figure: ratio(times[2], times[1]), spread: spread(times[2], times[1]), n: n},
+		{
+			what: "  host-local's", against: "the same", figure: ratio(times[2], times[1]), spread: spread(times[2], times[1]),
+			n: n,
+		},
 	}, nil
 }
 
@@ -363,7 +367,8 @@ const (
 // fsyncs runs the plugin under strace and returns its fsyncs.
 func (w *network) fsyncs(ctx context.Context, verb, id, pod string) ([]synced, error) {
 	log := filepath.Join(w.dir, "strace")
-	cmd := exec.CommandContext(ctx, "strace", "-f", "-qq", "-y", "-e", "signal=none", "-e", "trace=fsync,fdatasync,syncfs,sync", "-o", log, w.plugin)
+	cmd := exec.CommandContext(ctx, "strace", "-f", "-qq", "-y", "-e", "signal=none", "-e",
+		"trace=fsync,fdatasync,syncfs,sync", "-o", log, w.plugin)
 	cmd.Env, cmd.Stdin = w.env(verb, id, pod), bytes.NewReader(w.conf)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%s %s under strace: %w: %s", w.plugin, verb, err, out)

@@ -34,7 +34,8 @@ func Files(ctx context.Context) (map[string][]byte, error) {
 	}
 	ours := slices.Delete(slices.Clone(definitions), theirs, theirs+1)
 	return map[string][]byte{
-		"install.yaml": install, "crds.yaml": file(crdsHead, ours), "persistentpodstates.yaml": file(theirsHead, definitions[theirs:theirs+1]),
+		"install.yaml": install, "crds.yaml": file(crdsHead, ours),
+		"persistentpodstates.yaml": file(theirsHead, definitions[theirs:theirs+1]),
 	}, nil
 }
 

@@ -138,7 +138,8 @@ func TestMakeImageMakesTheImageThatTheManifestsName(t *testing.T) {
 		t.Errorf("the manifests name %v, want %s", images, want)
 	}
 	for _, version := range []string{"", "v9.9.9-1-g0123456"} {
-		make := exec.CommandContext(testContext(t), "make", "--no-print-directory", "-n", "image", "BUILDER=builder", "VERSION="+version)
+		make := exec.CommandContext(testContext(t), "make", "--no-print-directory", "-n", "image", "BUILDER=builder",
+			"VERSION="+version)
 		make.Dir, make.Env = filepath.Join("..", ".."), append(os.Environ(), "MAKEFLAGS=", "MAKEOVERRIDES=")
 		out, err := make.CombinedOutput()
 		must.Do(t, err)
@@ -181,7 +182,8 @@ func TestTheManifestsAreInTheOrderInWhichTheyCanBeDeleted(t *testing.T) {
 		}
 	}
 	rights := slices.IndexFunc(order, func(o string) bool {
-		return !strings.Contains(o, "AdmissionPolicy") && strings.HasSuffix(o, " stayput-controller") && !strings.HasPrefix(o, "Deployment ") && !strings.HasPrefix(o, "PodDisruptionBudget ")
+		return !strings.Contains(o, "AdmissionPolicy") && strings.HasSuffix(o, " stayput-controller") &&
+			!strings.HasPrefix(o, "Deployment ") && !strings.HasPrefix(o, "PodDisruptionBudget ")
 	})
 	for _, o := range order[rights:] {
 		if !strings.Contains(o, " stayput-controller") {
@@ -349,7 +351,8 @@ func TestEveryValueHasADefaultAndIsInTheSchema(t *testing.T) {
 		}
 	}
 	for path := range open {
-		optional := path == ".global" || strings.HasSuffix(path, ".resources.claims") || strings.HasPrefix(path, ".agent.updateStrategy.")
+		optional := path == ".global" || strings.HasSuffix(path, ".resources.claims") ||
+			strings.HasPrefix(path, ".agent.updateStrategy.")
 		if !seen[path] && !optional {
 			t.Errorf("%s is in the schema, and has no default", path)
 		}
@@ -399,7 +402,8 @@ func TestPodsMayDoNoMoreThanTheyHaveTo(t *testing.T) {
 		images := map[string]bool{}
 		for workload, pod := range pods {
 			at := name + ": " + workload
-			if p := pod.SecurityContext; p == nil || p.SeccompProfile == nil || p.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+			if p := pod.SecurityContext; p == nil || p.SeccompProfile == nil ||
+				p.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 				t.Errorf("%s: no seccomp profile", at)
 			}
 			for _, c := range append(pod.InitContainers, pod.Containers...) {
@@ -424,7 +428,8 @@ func TestPodsMayDoNoMoreThanTheyHaveTo(t *testing.T) {
 				if workload == "stayput-agent" {
 					continue
 				}
-				if p := pod.SecurityContext; p.RunAsNonRoot == nil || !*p.RunAsNonRoot || len(s.Capabilities.Add) > 0 || pod.HostNetwork || pod.HostPID || len(pod.Volumes) > 0 {
+				if p := pod.SecurityContext; p.RunAsNonRoot == nil || !*p.RunAsNonRoot || len(s.Capabilities.Add) > 0 ||
+					pod.HostNetwork || pod.HostPID || len(pod.Volumes) > 0 {
 					t.Errorf("%s: is root, on the host, or has capabilities", at)
 				}
 			}
@@ -468,14 +473,17 @@ func TestTwoControllersStandInForEachOther(t *testing.T) {
 		t.Error("one that does not come up keeps its node from being drained")
 	}
 	apart := d.Spec.Template.Spec.Affinity
-	if apart == nil || apart.PodAntiAffinity == nil || len(apart.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
+	if apart == nil || apart.PodAntiAffinity == nil ||
+		len(apart.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
 		t.Fatalf("both may be on one node: %+v", apart)
 	}
 	term := apart.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].PodAffinityTerm
 	if term.TopologyKey != "kubernetes.io/hostname" {
 		t.Errorf("they keep apart by %s", term.TopologyKey)
 	}
-	selectors := map[string]*metav1.LabelSelector{"the Deployment": d.Spec.Selector, "the budget": pdb.Spec.Selector, "the anti-affinity": term.LabelSelector}
+	selectors := map[string]*metav1.LabelSelector{
+		"the Deployment": d.Spec.Selector, "the budget": pdb.Spec.Selector, "the anti-affinity": term.LabelSelector,
+	}
 	for _, spread := range d.Spec.Template.Spec.TopologySpreadConstraints {
 		selectors["the spread by "+spread.TopologyKey] = spread.LabelSelector
 	}
@@ -490,10 +498,12 @@ func TestTwoControllersStandInForEachOther(t *testing.T) {
 	}
 
 	// One alone can never be drained if it has a budget.
-	if find[policyv1.PodDisruptionBudget](t, objects(t, Namespace, "controller: {replicas: 1}"), "PodDisruptionBudget", name) != nil {
+	if find[policyv1.PodDisruptionBudget](t, objects(t, Namespace, "controller: {replicas: 1}"), "PodDisruptionBudget",
+		name) != nil {
 		t.Error("a single replica has a PodDisruptionBudget")
 	}
-	if find[policyv1.PodDisruptionBudget](t, objects(t, Namespace, "controller: {podDisruptionBudget: {enabled: false}}"), "PodDisruptionBudget", name) != nil {
+	if find[policyv1.PodDisruptionBudget](t, objects(t, Namespace, "controller: {podDisruptionBudget: {enabled: false}}"),
+		"PodDisruptionBudget", name) != nil {
 		t.Error("there is a PodDisruptionBudget, though it is switched off")
 	}
 }
@@ -501,7 +511,8 @@ func TestTwoControllersStandInForEachOther(t *testing.T) {
 func TestPodsAreProbedAndGoBeforeOthers(t *testing.T) {
 	pods := podSpecs(t, objects(t, Namespace, ""))
 	for workload, class := range map[string]string{
-		"stayput-agent": "system-node-critical", "stayput-controller": "system-cluster-critical", "stayput-uninstall": "system-cluster-critical",
+		"stayput-agent": "system-node-critical", "stayput-controller": "system-cluster-critical",
+		"stayput-uninstall": "system-cluster-critical",
 	} {
 		pod, ok := pods[workload]
 		if !ok || pod.PriorityClassName != class {
@@ -523,7 +534,8 @@ func TestPodsAreProbedAndGoBeforeOthers(t *testing.T) {
 		}
 	}
 	// An agent that listens on one address is asked there.
-	agent := podSpecs(t, objects(t, Namespace, `agent: {metrics: {bindAddress: 127.0.0.1}}`))["stayput-agent"].Containers[0]
+	agent := podSpecs(t, objects(t, Namespace,
+		`agent: {metrics: {bindAddress: 127.0.0.1}}`))["stayput-agent"].Containers[0]
 	if agent.LivenessProbe.HTTPGet.Host != "127.0.0.1" || agent.ReadinessProbe.HTTPGet.Host != "127.0.0.1" {
 		t.Errorf("asked at %q and %q", agent.LivenessProbe.HTTPGet.Host, agent.ReadinessProbe.HTTPGet.Host)
 	}
@@ -570,7 +582,8 @@ func TestEachCapabilityHasItsReason(t *testing.T) {
 		}
 		reason = is
 	}
-	if pods := podSpecs(t, objects(t, Namespace, "")); n == 0 || n != len(pods["stayput-agent"].Containers[0].SecurityContext.Capabilities.Add) {
+	if pods := podSpecs(t, objects(t, Namespace, "")); n == 0 ||
+		n != len(pods["stayput-agent"].Containers[0].SecurityContext.Capabilities.Add) {
 		t.Errorf("%d capabilities with reasons", n)
 	}
 }
@@ -627,7 +640,8 @@ func TestNothingIsTiedToANamespace(t *testing.T) {
 			if strings.Contains(d.Text, Namespace) {
 				t.Errorf("%s: %s %s names %s", name, d.Kind, d.Name, Namespace)
 			}
-			if clustered := regexp.MustCompile("^(Cluster|.*AdmissionPolicy|CustomResource)").MatchString(d.Kind); !clustered && d.Namespace != "elsewhere" {
+			if clustered := regexp.MustCompile("^(Cluster|.*AdmissionPolicy|CustomResource)").MatchString(d.Kind); !clustered &&
+				d.Namespace != "elsewhere" {
 				t.Errorf("%s: %s %s is in the namespace %q", name, d.Kind, d.Name, d.Namespace)
 			}
 		}
@@ -643,7 +657,8 @@ func TestEveryObjectSaysWhatItBelongsTo(t *testing.T) {
 			must.Do(t, yaml.Unmarshal([]byte(d.Text), &o))
 			want := []string{"app.kubernetes.io/part-of"}
 			if d.Kind != "CustomResourceDefinition" {
-				want = append(want, "app.kubernetes.io/name", "app.kubernetes.io/component", "app.kubernetes.io/managed-by", "app.kubernetes.io/version")
+				want = append(want, "app.kubernetes.io/name", "app.kubernetes.io/component", "app.kubernetes.io/managed-by",
+					"app.kubernetes.io/version")
 			}
 			for _, label := range want {
 				if o.Metadata.Labels[label] == "" {
@@ -698,7 +713,8 @@ func TestThePodsAreScrapedByTheNamesOfTheirPorts(t *testing.T) {
 	must.Do(t, yaml.Unmarshal([]byte(all[i].Text), &dashboard))
 	want, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "files", "dashboard.json"))
 	must.Do(t, err)
-	if got := dashboard.Data["stayput.json"]; strings.TrimSpace(got) != strings.TrimSpace(string(want)) || !json.Valid([]byte(got)) {
+	if got := dashboard.Data["stayput.json"]; strings.TrimSpace(got) != strings.TrimSpace(string(want)) ||
+		!json.Valid([]byte(got)) {
 		t.Errorf("the dashboard is not the file: %.200q", got)
 	}
 	i = slices.IndexFunc(all, func(d Document) bool { return d.Kind == "PrometheusRule" })

@@ -99,9 +99,11 @@ func helm(t *testing.T, c *lab.Cluster, args ...string) string {
 func ours(t *testing.T, c *lab.Cluster) []string {
 	t.Helper()
 	kinds := strings.Join([]string{
-		"mutatingadmissionpolicies", "mutatingadmissionpolicybindings", "validatingadmissionpolicies", "validatingadmissionpolicybindings",
+		"mutatingadmissionpolicies", "mutatingadmissionpolicybindings", "validatingadmissionpolicies",
+		"validatingadmissionpolicybindings",
 		"clusterroles", "clusterrolebindings", "roles", "rolebindings", "serviceaccounts", "configmaps", "namespaces",
-		"daemonsets", "deployments", "jobs", "poddisruptionbudgets", "podmonitors", "prometheusrules", "customresourcedefinitions",
+		"daemonsets", "deployments", "jobs", "poddisruptionbudgets", "podmonitors", "prometheusrules",
+		"customresourcedefinitions",
 	}, ",")
 	out := kubectl(t, c, "get", kinds, "-A", "-l", "app.kubernetes.io/part-of=stayput", "-o", "name")
 	names := strings.Fields(out)
@@ -110,7 +112,9 @@ func ours(t *testing.T, c *lab.Cluster) []string {
 }
 
 func definitions(names []string) []string {
-	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !strings.HasPrefix(n, "customresourcedefinition") })
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
+		return !strings.HasPrefix(n, "customresourcedefinition")
+	})
 }
 
 var bothDefinitions = []string{
@@ -172,8 +176,10 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 	sentinel := uid(t, c, namespace, "configmap", "stayput-installation")
 
 	// Every rendering over every other one.
-	for _, name := range []string{"everything on", "everything off", "the defaults", "everything off", "everything on", "the defaults"} {
-		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--reset-values", "--values", valuesFile(t, renderings[name]))
+	for _, name := range []string{"everything on", "everything off", "the defaults", "everything off", "everything on",
+		"the defaults"} {
+		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--reset-values", "--values",
+			valuesFile(t, renderings[name]))
 		if got := definitions(ours(t, c)); !slices.Equal(got, bothDefinitions) {
 			t.Fatalf("%s: definitions: %q", name, got)
 		}
@@ -185,7 +191,8 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 		t.Errorf("there is %q, was %q", got, installed)
 	}
 	helm(t, c, "rollback", lab.Release, "2", "-n", namespace)
-	if got := kubectl(t, c, "get", "daemonset", "stayput-agent", "-n", namespace, "-o", "jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(got, "--longest-retention=720h") {
+	if got := kubectl(t, c, "get", "daemonset", "stayput-agent", "-n", namespace, "-o",
+		"jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(got, "--longest-retention=720h") {
 		t.Errorf("not the agent of the revision: %s", got)
 	}
 	helm(t, c, "rollback", lab.Release, "1", "-n", namespace)
@@ -198,7 +205,9 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 
 	// The hook needs pods that run: test/cluster.
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
-	must.Within(t, patience, "everything but the definitions to be gone", func() bool { return slices.Equal(ours(t, c), bothDefinitions) })
+	must.Within(t, patience, "everything but the definitions to be gone", func() bool {
+		return slices.Equal(ours(t, c), bothDefinitions)
+	})
 
 	// What was kept is no obstacle to the next installation, and crds.keep=false takes it along.
 	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--set=crds.keep=false")
@@ -238,7 +247,8 @@ func TestOpenKruisesDefinitionIsNotTouched(t *testing.T) {
 	_, err = c.Kubectl(testContext(t), kruiseDefinition, "apply", "-f", "-")
 	must.Do(t, err)
 	was := func() string {
-		return kubectl(t, c, "get", "crd", name, "-o", "jsonpath={.metadata.uid} {.metadata.generation} {.metadata.labels} {.metadata.annotations}")
+		return kubectl(t, c, "get", "crd", name, "-o",
+			"jsonpath={.metadata.uid} {.metadata.generation} {.metadata.labels} {.metadata.annotations}")
 	}
 	before := was()
 	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--create-namespace", "--set=crds.keep=false")
@@ -281,7 +291,9 @@ func TestADefinitionThatOpenKruiseTakesOverIsNotDeleted(t *testing.T) {
 		still("after the upgrade")
 	}
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
-	must.Within(t, patience, "everything but RetainedIP to be gone", func() bool { return slices.Equal(ours(t, c), bothDefinitions[1:]) })
+	must.Within(t, patience, "everything but RetainedIP to be gone", func() bool {
+		return slices.Equal(ours(t, c), bothDefinitions[1:])
+	})
 	still("after the uninstallation")
 }
 
@@ -291,7 +303,8 @@ func TestTheManifestsAreAppliedAndDeletedByKubectlInOneGo(t *testing.T) {
 	must.Do(t, err)
 	defer clean(t, c, Namespace)
 	for _, how := range [][]string{nil, {"--server-side"}} {
-		kubectl(t, c, "apply", "--server-side", "-f", filepath.Join(deploy, "crds.yaml"), "-f", filepath.Join(deploy, "persistentpodstates.yaml"))
+		kubectl(t, c, "apply", "--server-side", "-f", filepath.Join(deploy, "crds.yaml"), "-f",
+			filepath.Join(deploy, "persistentpodstates.yaml"))
 		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
 		// Twice is no different from once.
 		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)

@@ -128,14 +128,16 @@ func startGuard(ctx context.Context) (*guard, error) {
 		config.BearerToken = token
 		return config
 	}
-	g.controller, g.agent, g.stray = as(lab.ControllerAccount, "node-2"), as(lab.AgentAccount, "node-1"), as(lab.AgentAccount, "")
+	g.controller, g.agent, g.stray = as(lab.ControllerAccount, "node-2"), as(lab.AgentAccount, "node-1"),
+		as(lab.AgentAccount, "")
 	return g, err
 }
 
 // kruiseWorkloads are definitions of OpenKruise's workloads that are enough to make objects.
 var kruiseWorkloads = func() string {
 	var all strings.Builder
-	for plural, kind := range map[string]string{"statefulsets": "StatefulSet", "clonesets": "CloneSet", "daemonsets": "DaemonSet"} {
+	for plural, kind := range map[string]string{"statefulsets": "StatefulSet", "clonesets": "CloneSet",
+		"daemonsets": "DaemonSet"} {
 		fmt.Fprintf(&all, `
 ---
 apiVersion: apiextensions.k8s.io/v1
@@ -231,7 +233,9 @@ type try func(ctx context.Context, g *guard, as *rest.Config) (*unstructured.Uns
 
 var dryRun = []string{metav1.DryRunAll}
 
-func (g *guard) resource(as *rest.Config, gvk schema.GroupVersionKind, namespace string) (dynamic.ResourceInterface, error) {
+func (g *guard) resource(
+	as *rest.Config, gvk schema.GroupVersionKind, namespace string,
+) (dynamic.ResourceInterface, error) {
 	mapping, err := g.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 	if err != nil {
 		return nil, err
@@ -267,9 +271,11 @@ func create(text string) try {
 	}
 }
 
-// object is an object to do something with: its kind as Kind.version.group, then its name; in the namespace guarded unless it is
-// namespace/name.
-func object(kind, name string, do func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error)) try {
+type action func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error)
+
+// object is an object to do something with: its kind as Kind.version.group, then its name; in the namespace guarded
+// unless it is namespace/name.
+func object(kind, name string, do action) try {
 	return func(ctx context.Context, g *guard, as *rest.Config) (*unstructured.Unstructured, error) {
 		parts := append(strings.SplitN(kind, ".", 3), "")
 		namespace, name, other := strings.Cut(name, "/")
@@ -285,18 +291,19 @@ func object(kind, name string, do func(ctx context.Context, r dynamic.ResourceIn
 }
 
 func patch(kind, name string, how types.PatchType, text string, subresources ...string) try {
-	return object(kind, name, func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
-		body, err := yaml.YAMLToJSON([]byte(text))
-		if err != nil {
-			return nil, err
-		}
-		options := metav1.PatchOptions{DryRun: dryRun}
-		if how == types.ApplyPatchType {
-			force := true
-			options.FieldManager, options.Force = "test", &force
-		}
-		return r.Patch(ctx, name, how, body, options, subresources...)
-	})
+	return object(kind, name,
+		func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
+			body, err := yaml.YAMLToJSON([]byte(text))
+			if err != nil {
+				return nil, err
+			}
+			options := metav1.PatchOptions{DryRun: dryRun}
+			if how == types.ApplyPatchType {
+				force := true
+				options.FieldManager, options.Force = "test", &force
+			}
+			return r.Patch(ctx, name, how, body, options, subresources...)
+		})
 }
 
 func merge(kind, name, text string, subresources ...string) try {
@@ -304,15 +311,17 @@ func merge(kind, name, text string, subresources ...string) try {
 }
 
 func remove(kind, name string) try {
-	return object(kind, name, func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
-		return nil, r.Delete(ctx, name, metav1.DeleteOptions{DryRun: dryRun})
-	})
+	return object(kind, name,
+		func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
+			return nil, r.Delete(ctx, name, metav1.DeleteOptions{DryRun: dryRun})
+		})
 }
 
 func get(kind, name string) try {
-	return object(kind, name, func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
-		return r.Get(ctx, name, metav1.GetOptions{})
-	})
+	return object(kind, name,
+		func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
+			return r.Get(ctx, name, metav1.GetOptions{})
+		})
 }
 
 func list(kind string, fields string, everywhere bool) try {
@@ -320,10 +329,11 @@ func list(kind string, fields string, everywhere bool) try {
 	if everywhere {
 		namespace = "/"
 	}
-	return object(kind, namespace, func(ctx context.Context, r dynamic.ResourceInterface, _ string) (*unstructured.Unstructured, error) {
-		_, err := r.List(ctx, metav1.ListOptions{FieldSelector: fields})
-		return nil, err
-	})
+	return object(kind, namespace,
+		func(ctx context.Context, r dynamic.ResourceInterface, _ string) (*unstructured.Unstructured, error) {
+			_, err := r.List(ctx, metav1.ListOptions{FieldSelector: fields})
+			return nil, err
+		})
 }
 
 // An attempt is what somebody tries, and what becomes of it.
@@ -347,8 +357,10 @@ const (
 	cmKind     = "ConfigMap.v1."
 	secretKind = "Secret.v1."
 	stsKind    = "StatefulSet.v1.apps"
-	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\nspec: {containers: [{name: c, image: i}]}"
-	newRetp    = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: new}\nspec: {nodeName: %s, podName: web-2, retention: 10m%s}\nstatus: {phase: Bound}"
+	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\nspec: {containers: [{name: c, " +
+		"image: i}]}"
+	newRetp = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: new}\nspec: {nodeName: %s, " +
+		"podName: web-2, retention: 10m%s}\nstatus: {phase: Bound}"
 )
 
 func newState(name, target string) string {
@@ -387,86 +399,209 @@ var attempts = func() []attempt {
 			patch(podKind, "waiting", types.ApplyPatchType, `{apiVersion: v1, kind: Pod, metadata: {name: waiting, annotations: {seen: 'yes'}}, spec: {
 				affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchExpressions: [{key: zone, operator: Exists}]}}]}}}}`), ""},
 		{"the controller changes the image of a pod", asController,
-			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), "may change nothing of a pod but"},
+			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`),
+			"may change nothing of a pod but"},
 		{"the controller changes the image of a running pod", asController,
-			patch(podKind, "placed", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), "may change nothing of a pod but"},
-		{"the controller changes a deadline of a pod", asController, merge(podKind, "waiting", `{spec: {activeDeadlineSeconds: 5}}`), "may change nothing of a pod but"},
-		{"the controller adds a toleration to a pod", asController, patch(podKind, "waiting", types.JSONPatchType, `[{op: add, path: /spec/tolerations/-, value: {key: k, operator: Exists}}]`), "may change nothing of a pod but"},
-		{"the controller changes a label of a pod", asController, merge(podKind, "waiting", `{metadata: {labels: {a: c}}}`), "may change nothing of a pod but"},
-		{"the controller removes a label of a pod", asController, merge(podKind, "waiting", `{metadata: {labels: {a: null}}}`), "may change nothing of a pod but"},
-		{"the controller adds a finalizer to a pod", asController, merge(podKind, "waiting", `{metadata: {finalizers: [example.com/x]}}`), "may change nothing of a pod but"},
+			patch(podKind, "placed", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`),
+			"may change nothing of a pod but"},
+		{
+			"the controller changes a deadline of a pod", asController,
+			merge(podKind, "waiting", `{spec: {activeDeadlineSeconds: 5}}`), "may change nothing of a pod but",
+		},
+		{
+			"the controller adds a toleration to a pod", asController,
+			patch(podKind, "waiting", types.JSONPatchType,
+				`[{op: add, path: /spec/tolerations/-, value: {key: k, operator: Exists}}]`), "may change nothing of a pod but",
+		},
+		{
+			"the controller changes a label of a pod", asController, merge(podKind, "waiting", `{metadata: {labels: {a: c}}}`),
+			"may change nothing of a pod but",
+		},
+		{
+			"the controller removes a label of a pod", asController,
+			merge(podKind, "waiting", `{metadata: {labels: {a: null}}}`), "may change nothing of a pod but",
+		},
+		{
+			"the controller adds a finalizer to a pod", asController,
+			merge(podKind, "waiting", `{metadata: {finalizers: [example.com/x]}}`), "may change nothing of a pod but",
+		},
 		{"the controller gives a pod an owner", asController,
-			merge(podKind, "waiting", `{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: other, uid: u}]}}`), "may change nothing of a pod but"},
-		{"the controller takes somebody else's gate off", asController, merge(podKind, "waiting", `{spec: {schedulingGates: [{name: stayput.io/placement}]}}`), "may take no scheduling gate off but"},
-		{"the controller takes all gates off", asController, merge(podKind, "waiting", `{spec: {schedulingGates: null}}`), "may take no scheduling gate off but"},
+			merge(podKind, "waiting", `{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: other, uid: u}]}}`),
+			"may change nothing of a pod but"},
+		{
+			"the controller takes somebody else's gate off", asController,
+			merge(podKind, "waiting", `{spec: {schedulingGates: [{name: stayput.io/placement}]}}`),
+			"may take no scheduling gate off but",
+		},
+		{
+			"the controller takes all gates off", asController, merge(podKind, "waiting", `{spec: {schedulingGates: null}}`),
+			"may take no scheduling gate off but",
+		},
 		{"the controller deletes a pod that has no node", asController, remove(podKind, "waiting"), ""},
-		{"the controller deletes a pod that has a node", asController, remove(podKind, "placed"), "may delete no pod that has a node"},
+		{
+			"the controller deletes a pod that has a node", asController, remove(podKind, "placed"),
+			"may delete no pod that has a node",
+		},
 
 		// The controller, on other objects.
-		{"the controller writes its ConfigMap", asController, merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), ""},
+		{
+			"the controller writes its ConfigMap", asController,
+			merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), "",
+		},
 		{"the controller applies its ConfigMap where there is none", asController,
-			patch(cmKind, "elsewhere/stayput-gated-workloads", types.ApplyPatchType, `{apiVersion: v1, kind: ConfigMap, metadata: {name: stayput-gated-workloads}, data: {workloads: "\n"}}`), ""},
+			patch(cmKind, "elsewhere/stayput-gated-workloads", types.ApplyPatchType,
+				`{apiVersion: v1, kind: ConfigMap, metadata: {name: stayput-gated-workloads}, data: {workloads: "\n"}}`), ""},
 		{"the controller deletes its ConfigMap", asController, remove(cmKind, "stayput-gated-workloads"), ""},
-		{"the controller makes another ConfigMap", asController, create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write no ConfigMap but"},
+		{
+			"the controller makes another ConfigMap", asController,
+			create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write no ConfigMap but",
+		},
 		{"the controller says whose a RetainedIP is and releases it", asController,
 			patch(retipKind, "web-1.node-2", types.ApplyPatchType, `{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-1.node-2},
 				spec: {release: true, workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}}}`), ""},
-		{"the controller takes a release back", asController, merge(retipKind, "web-0.node-1", `{spec: {release: false}}`), ""},
-		{"the controller changes a retention", asController, merge(retipKind, "web-0.node-1", `{spec: {retention: 1h}}`), "may change nothing of a RetainedIP but"},
-		{"the controller removes a field", asController, merge(retipKind, "web-0.node-1", `{spec: {podName: other}}`), "may change nothing of a RetainedIP but"},
-		{"the controller changes a status", asController, merge(retipKind, "web-0.node-1", `{status: {ips: ["10.0.0.1"]}}`), "may change nothing of a RetainedIP but"},
-		{"the controller changes metadata", asController, merge(retipKind, "web-0.node-1", `{metadata: {labels: {a: b}}}`), "may change nothing of a RetainedIP but"},
-		{"the controller annotates a RetainedIP", asController, merge(retipKind, "web-0.node-1", `{metadata: {annotations: {a: b}}}`), "may change nothing of a RetainedIP but"},
+		{
+			"the controller takes a release back", asController, merge(retipKind, "web-0.node-1", `{spec: {release: false}}`),
+			"",
+		},
+		{
+			"the controller changes a retention", asController, merge(retipKind, "web-0.node-1", `{spec: {retention: 1h}}`),
+			"may change nothing of a RetainedIP but",
+		},
+		{
+			"the controller removes a field", asController, merge(retipKind, "web-0.node-1", `{spec: {podName: other}}`),
+			"may change nothing of a RetainedIP but",
+		},
+		{
+			"the controller changes a status", asController, merge(retipKind, "web-0.node-1", `{status: {ips: ["10.0.0.1"]}}`),
+			"may change nothing of a RetainedIP but",
+		},
+		{
+			"the controller changes metadata", asController, merge(retipKind, "web-0.node-1", `{metadata: {labels: {a: b}}}`),
+			"may change nothing of a RetainedIP but",
+		},
+		{
+			"the controller annotates a RetainedIP", asController,
+			merge(retipKind, "web-0.node-1", `{metadata: {annotations: {a: b}}}`), "may change nothing of a RetainedIP but",
+		},
 
 		// The agent of node-1.
 		{"an agent makes an object of its node", asAgent, create(fmt.Sprintf(newRetp, "node-1", "")), ""},
 		{"an agent applies an object of its node", asAgent, patch(retipKind, "web-3.node-1", types.ApplyPatchType,
 			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-3.node-1}, spec: {nodeName: node-1, podName: web-3, retention: 10m}, status: {phase: Bound}}`), ""},
-		{"an agent applies a change to an object of its node, and leaves release and workload to others", asAgent, patch(retipKind, "web-0.node-1", types.ApplyPatchType,
-			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-0.node-1}, spec: {nodeName: node-1, podName: web-0, retention: 1h}, status: {phase: Bound}}`), ""},
+		{"an agent applies a change to an object of its node, and leaves release and workload to others", asAgent,
+			patch(retipKind, "web-0.node-1", types.ApplyPatchType,
+				`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-0.node-1}, spec: {nodeName: node-1, podName: web-0, retention: 1h}, status: {phase: Bound}}`), ""},
 		{"an agent takes a release back", asAgent, merge(retipKind, "web-0.node-1", `{spec: {release: null}}`), ""},
 		{"an agent deletes an object of its node", asAgent, remove(retipKind, "web-0.node-1"), ""},
-		{"an agent makes an object of another node", asAgent, create(fmt.Sprintf(newRetp, "node-2", "")), "the agent of node node-1 may not write a RetainedIP of node node-2"},
-		{"an agent changes an object of another node", asAgent, merge(retipKind, "web-1.node-2", `{status: {phase: Retained}}`), "the agent of node node-1 may not write a RetainedIP of node node-2"},
-		{"an agent deletes an object of another node", asAgent, remove(retipKind, "web-1.node-2"), "the agent of node node-1 may not write a RetainedIP of node node-2"},
-		{"an agent makes an object that is to be released", asAgent, create(fmt.Sprintf(newRetp, "node-1", ", release: true")), "may not set spec.release"},
-		{"an agent makes an object with a workload", asAgent, create(fmt.Sprintf(newRetp, "node-1", ", workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}")), "may not write spec.workload"},
-		{"an agent changes the workload", asAgent, merge(retipKind, "web-0.node-1", `{spec: {workload: {name: other}}}`), "may not write spec.workload"},
-		{"an agent removes the workload", asAgent, merge(retipKind, "web-0.node-1", `{spec: {workload: null}}`), "may not write spec.workload"},
+		{
+			"an agent makes an object of another node", asAgent, create(fmt.Sprintf(newRetp, "node-2", "")),
+			"the agent of node node-1 may not write a RetainedIP of node node-2",
+		},
+		{
+			"an agent changes an object of another node", asAgent,
+			merge(retipKind, "web-1.node-2", `{status: {phase: Retained}}`),
+			"the agent of node node-1 may not write a RetainedIP of node node-2",
+		},
+		{
+			"an agent deletes an object of another node", asAgent, remove(retipKind, "web-1.node-2"),
+			"the agent of node node-1 may not write a RetainedIP of node node-2",
+		},
+		{
+			"an agent makes an object that is to be released", asAgent,
+			create(fmt.Sprintf(newRetp, "node-1", ", release: true")), "may not set spec.release",
+		},
+		{
+			"an agent makes an object with a workload", asAgent,
+			create(fmt.Sprintf(newRetp, "node-1", ", workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}")),
+			"may not write spec.workload",
+		},
+		{
+			"an agent changes the workload", asAgent, merge(retipKind, "web-0.node-1", `{spec: {workload: {name: other}}}`),
+			"may not write spec.workload",
+		},
+		{
+			"an agent removes the workload", asAgent, merge(retipKind, "web-0.node-1", `{spec: {workload: null}}`),
+			"may not write spec.workload",
+		},
 		{"a token without a node makes an object", asStray, create(fmt.Sprintf(newRetp, "node-1", "")), "names no node"},
-		{"a token without a node changes an object", asStray, merge(retipKind, "web-0.node-1", `{status: {phase: Bound}}`), "names no node"},
+		{
+			"a token without a node changes an object", asStray, merge(retipKind, "web-0.node-1", `{status: {phase: Bound}}`),
+			"names no node",
+		},
 		{"a token without a node deletes an object", asStray, remove(retipKind, "web-0.node-1"), "names no node"},
 
 		// PersistentPodStates.
-		{"a second PersistentPodState for a workload", asAdmin, create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}")), "StatefulSet web has a PersistentPodState already: web"},
-		{"a second PersistentPodState by another version of the group", asAdmin, create(newState("second", "{apiVersion: apps/v1beta2, kind: StatefulSet, name: web}")), "has a PersistentPodState already: web"},
-		{"a PersistentPodState for another workload", asAdmin, create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: db}")), ""},
-		{"a PersistentPodState for a workload of another group", asAdmin, create(newState("second", "{apiVersion: apps.kruise.io/v1beta1, kind: StatefulSet, name: web}")), ""},
-		{"a PersistentPodState for a workload of another kind", asAdmin, create(newState("second", "{apiVersion: apps/v1, kind: Other, name: web}")), ""},
+		{
+			"a second PersistentPodState for a workload", asAdmin,
+			create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}")),
+			"StatefulSet web has a PersistentPodState already: web",
+		},
+		{
+			"a second PersistentPodState by another version of the group", asAdmin,
+			create(newState("second", "{apiVersion: apps/v1beta2, kind: StatefulSet, name: web}")),
+			"has a PersistentPodState already: web",
+		},
+		{
+			"a PersistentPodState for another workload", asAdmin,
+			create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: db}")), "",
+		},
+		{
+			"a PersistentPodState for a workload of another group", asAdmin,
+			create(newState("second", "{apiVersion: apps.kruise.io/v1beta1, kind: StatefulSet, name: web}")), "",
+		},
+		{
+			"a PersistentPodState for a workload of another kind", asAdmin,
+			create(newState("second", "{apiVersion: apps/v1, kind: Other, name: web}")), "",
+		},
 		{"a PersistentPodState for a workload of that name in another namespace", asAdmin,
-			create(strings.Replace(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}"), "metadata: {", "metadata: {namespace: elsewhere, ", 1)), ""},
+			create(strings.Replace(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}"), "metadata: {",
+				"metadata: {namespace: elsewhere, ", 1)), ""},
 
 		// Annotations: where they are looked at. What they may say is in TestAdmissionAndThePluginAgreeOnEveryValue.
 		{"a pod", asAdmin, create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`)), notValid},
 		{"a pod of a workload that is older than the policy, which the node refuses", asAdmin,
-			create(strings.Replace(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""), "labels: {", "labels: {controller-revision-hash: bad-1, ", 1)), ""},
-		{"a pod of a kind that is not looked at", asAdmin, create(ownedPod("guarded", "example.com/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), notValid},
-		{"a pod gets a bad annotation later", asAdmin, merge(podKind, "placed", `{metadata: {annotations: {stayput.io/retain-ip: "true"}}}`), notValid},
-		{"a bad object stays as it is", asAdmin, merge(stsKind, "bad", `{spec: {replicas: 1, template: {metadata: {annotations: {restarted: now}}}}}`), ""},
-		{"a bad object is changed and stays bad", asAdmin, merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/identity: x}}}}}`), notValid},
-		{"a bad object is mended", asAdmin, merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/retain-ip: 10m}}}}}`), ""},
-		{"several bad values are named together", asAdmin, create(template("apps/v1", "StatefulSet", `stayput.io/retain-ip: "true", stayput.io/home-wait: soon`)),
+			create(strings.Replace(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""),
+				"labels: {", "labels: {controller-revision-hash: bad-1, ", 1)), ""},
+		{
+			"a pod of a kind that is not looked at", asAdmin,
+			create(ownedPod("guarded", "example.com/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), notValid,
+		},
+		{
+			"a pod gets a bad annotation later", asAdmin,
+			merge(podKind, "placed", `{metadata: {annotations: {stayput.io/retain-ip: "true"}}}`), notValid,
+		},
+		{
+			"a bad object stays as it is", asAdmin,
+			merge(stsKind, "bad", `{spec: {replicas: 1, template: {metadata: {annotations: {restarted: now}}}}}`), "",
+		},
+		{
+			"a bad object is changed and stays bad", asAdmin,
+			merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/identity: x}}}}}`), notValid,
+		},
+		{
+			"a bad object is mended", asAdmin, merge(stsKind, "bad",
+				`{spec: {template: {metadata: {annotations: {stayput.io/retain-ip: 10m}}}}}`), "",
+		},
+		{"several bad values are named together", asAdmin,
+			create(template("apps/v1", "StatefulSet", `stayput.io/retain-ip: "true", stayput.io/home-wait: soon`)),
 			notValid + `; stayput.io/home-wait: "soon" is not valid: expected a duration such as 60s or 10m, or retention`},
-		{"a workload's own annotations are its own", asAdmin, create(strings.Replace(template("apps/v1", "StatefulSet", ""), "metadata: {name: new}", `metadata: {name: new, annotations: {stayput.io/retain-ip: "true"}}`, 1)), ""},
+		{
+			"a workload's own annotations are its own", asAdmin,
+			create(strings.Replace(template("apps/v1", "StatefulSet", ""), "metadata: {name: new}",
+				`metadata: {name: new, annotations: {stayput.io/retain-ip: "true"}}`, 1)), "",
+		},
 	}
 	for _, kind := range [][2]string{
 		{"apps/v1", "Deployment"}, {"apps/v1", "ReplicaSet"}, {"apps/v1", "StatefulSet"}, {"apps/v1", "DaemonSet"},
 		{"batch/v1", "Job"}, {"batch/v1", "CronJob"}, {"v1", "ReplicationController"},
-		{"apps.kruise.io/v1beta1", "StatefulSet"}, {"apps.kruise.io/v1beta1", "CloneSet"}, {"apps.kruise.io/v1beta1", "DaemonSet"},
+		{"apps.kruise.io/v1beta1", "StatefulSet"}, {"apps.kruise.io/v1beta1", "CloneSet"},
+		{"apps.kruise.io/v1beta1", "DaemonSet"},
 	} {
 		all = append(all,
-			attempt{"a good " + kind[1] + " of " + kind[0], asAdmin, create(template(kind[0], kind[1], `stayput.io/retain-ip: 10m`)), ""},
-			attempt{"a bad " + kind[1] + " of " + kind[0], asAdmin, create(template(kind[0], kind[1], `stayput.io/retain-ip: "true"`)), notValid})
+			attempt{"a good " + kind[1] + " of " + kind[0], asAdmin,
+				create(template(kind[0], kind[1], `stayput.io/retain-ip: 10m`)), ""},
+			attempt{"a bad " + kind[1] + " of " + kind[0], asAdmin,
+				create(template(kind[0], kind[1], `stayput.io/retain-ip: "true"`)), notValid})
 	}
 	return all
 }()
@@ -497,7 +632,8 @@ func TestWithoutThePoliciesEveryAttemptIsAccepted(t *testing.T) {
 		}
 		made, err := create(p.pod)(testContext(t), g, g.admin)
 		must.Do(t, err)
-		if gates := gatesOf(made); slices.Contains(gates, "stayput.io/placement") && !strings.Contains(p.pod, "stayput.io/placement") {
+		if gates := gatesOf(made); slices.Contains(gates, "stayput.io/placement") &&
+			!strings.Contains(p.pod, "stayput.io/placement") {
 			t.Errorf("%s: gated by nobody: %v", p.name, gates)
 		}
 	}
@@ -561,7 +697,8 @@ func ownedPod(namespace, apiVersion, kind, name, annotations, spec string) strin
 }
 
 var gateAttempts = func() []gateAttempt {
-	const ours, retain, reserved = "stayput.io/placement", "stayput.io/retain-ip: 10m", `io.kubernetes.cri/reserved-ip-duration: "10"`
+	const ours, retain, reserved = "stayput.io/placement", "stayput.io/retain-ip: 10m",
+		`io.kubernetes.cri/reserved-ip-duration: "10"`
 	sts := func(name, annotations, spec string) string {
 		return ownedPod("guarded", "apps/v1", "StatefulSet", name, annotations, spec)
 	}
@@ -570,8 +707,13 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod that asks for its address", sts("web", retain, ""), []string{ours}},
 		{"a pod that asks for its address in OpenKruise's words", sts("web", reserved, ""), []string{ours}},
 		{"a pod that asks in both words", sts("web", retain+", "+reserved, ""), []string{ours}},
-		{"a pod with other gates", sts("web", retain, "schedulingGates: [{name: a/b}, {name: c/d}],"), []string{"a/b", "c/d", ours}},
-		{"a pod whose template has the gate", sts("web", retain, "schedulingGates: [{name: stayput.io/placement}, {name: a/b}],"), []string{ours, "a/b"}},
+		{"a pod with other gates", sts("web", retain, "schedulingGates: [{name: a/b}, {name: c/d}],"), []string{
+			"a/b", "c/d", ours,
+		}},
+		{
+			"a pod whose template has the gate",
+			sts("web", retain, "schedulingGates: [{name: stayput.io/placement}, {name: a/b}],"), []string{ours, "a/b"},
+		},
 		{"a pod with a node", sts("web", retain, "nodeName: node-1,"), nil},
 		{"a pod in the node's network", sts("web", retain, "hostNetwork: true,"), nil},
 		{"a pod of a DaemonSet", ownedPod("guarded", "apps/v1", "DaemonSet", "web", retain, ""), nil},
@@ -580,18 +722,38 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod of the system namespace", ownedPod("stayput-system", "apps/v1", "StatefulSet", "web", retain, ""), nil},
 
 		{"a pod of a recorded workload", sts("db", "", ""), []string{ours}},
-		{"a pod of a recorded workload of another group", ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "queue", "", ""), []string{ours}},
+		{
+			"a pod of a recorded workload of another group",
+			ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "queue", "", ""), []string{ours},
+		},
 		{"a pod of a recorded workload in the node's network", sts("db", "", "hostNetwork: true,"), []string{ours}},
 		{"a pod of a recorded workload with a node", sts("db", "", "nodeName: node-1,"), nil},
-		{"a pod of a recorded workload with other gates", sts("db", "", "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
+		{"a pod of a recorded workload with other gates", sts("db", "", "schedulingGates: [{name: a/b}],"), []string{
+			"a/b", ours,
+		}},
 		{"a pod of a recorded workload that asks for its address", sts("db", retain, ""), []string{ours}},
 		{"a pod of a workload whose name begins like a recorded one", sts("d", "", ""), nil},
-		{"a pod of a workload whose kind ends like a recorded one's", ownedPod("guarded", "apps/v1", "Set", "db", "", ""), nil},
-		{"a pod of a workload of that name of another group", ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "db", "", ""), nil},
+		{
+			"a pod of a workload whose kind ends like a recorded one's", ownedPod("guarded", "apps/v1", "Set", "db", "", ""),
+			nil,
+		},
+		{
+			"a pod of a workload of that name of another group",
+			ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "db", "", ""), nil,
+		},
 		{"a pod of a workload of that name of another kind", ownedPod("guarded", "apps/v1", "ReplicaSet", "db", "", ""), nil},
-		{"a pod of a workload of that name in another namespace", ownedPod("elsewhere", "apps/v1", "StatefulSet", "db", "", ""), nil},
-		{"a pod of a recorded workload without the label of a StatefulSet's pods", strings.Replace(sts("db", "", ""), "statefulset.kubernetes.io/pod-name", "a", 1), nil},
-		{"a pod that a recorded workload owns but does not control", strings.Replace(sts("db", "", ""), "controller: true", "controller: false", 1), nil},
+		{
+			"a pod of a workload of that name in another namespace",
+			ownedPod("elsewhere", "apps/v1", "StatefulSet", "db", "", ""), nil,
+		},
+		{
+			"a pod of a recorded workload without the label of a StatefulSet's pods",
+			strings.Replace(sts("db", "", ""), "statefulset.kubernetes.io/pod-name", "a", 1), nil,
+		},
+		{
+			"a pod that a recorded workload owns but does not control",
+			strings.Replace(sts("db", "", ""), "controller: true", "controller: false", 1), nil,
+		},
 	}
 }()
 
@@ -670,16 +832,22 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		}
 	}
 	add(ledger.AnnotationRetainIP,
-		"10m", "720h", "while-owned", "1h30m", "1.5h", ".5h", "1.h", "+10m", "100ms", "1ns", "10us", "10µs", "10μs", "0h0m1s", "1h1h", "0000000000000000000000010m",
-		"2562047h", "2562047h47m16.854775807s", "9223372036854775807ns", "153722867m", "9223372036s", "1.99999999999999999999999999h", "0.00000000000000000001h1ns",
-		"1.12345678h", "1.12345678901m", "1.12345678901s", "9999999999ms", "99999999999us", "12345678901ms5m", many("1s", 500), many("0", 1000)+"1h",
-		"true", "", "0", "+0", "-0", "0s", "-10m", "+-10m", "10", "10 m", " 10m", "10m ", "\n10m", "10m\n", "10M", "1d", "1w", "h", ".", ".h", "1.5.5h", "1,5h", "1e3s", "0x10s", "1_000s", "٣m", "10mm", "m10",
+		"10m", "720h", "while-owned", "1h30m", "1.5h", ".5h", "1.h", "+10m", "100ms", "1ns", "10us", "10µs", "10μs", "0h0m1s",
+		"1h1h", "0000000000000000000000010m",
+		"2562047h", "2562047h47m16.854775807s", "9223372036854775807ns", "153722867m", "9223372036s",
+		"1.99999999999999999999999999h", "0.00000000000000000001h1ns",
+		"1.12345678h", "1.12345678901m", "1.12345678901s", "9999999999ms", "99999999999us", "12345678901ms5m",
+		many("1s", 500), many("0", 1000)+"1h",
+		"true", "", "0", "+0", "-0", "0s", "-10m", "+-10m", "10", "10 m", " 10m", "10m ", "\n10m", "10m\n", "10M", "1d", "1w",
+		"h", ".", ".h", "1.5.5h", "1,5h", "1e3s", "0x10s", "1_000s", "٣m", "10mm", "m10",
 		"while-Owned", "While-owned", "while owned", "forever", "0.1ns", "0.0000000000001h",
-		"2562048h", "2562047h48m", "9223372036854775808ns", "9223372037s", "153722868m", "12345678h", "9999999999m", "99999999999s", "9999999h", "1h12345678h", "9999999999m1ms",
+		"2562048h", "2562047h48m", "9223372036854775808ns", "9223372037s", "153722868m", "12345678h", "9999999999m",
+		"99999999999s", "9999999h", "1h12345678h", "9999999999m1ms",
 		many("9", 300), many("9", 300)+"h", many("1h", 2000)+"x", "a\"b\\c", "\u2028", many("é", 200))
 	add(ledger.AnnotationReservedIPDuration,
 		"1", "10", "010", "153722867", many("0", 100)+"1", "000153722867",
-		"0", "00", "-1", "-0", "+10", "+1", "1.5", "10m", "10x", "", " 10", "10 ", "10\n", "true", "1e3", "1_0", "0x1", "٣", "153722868", "999999999", "1000000000", "9223372036854775807", "9223372036854775808", many("9", 300))
+		"0", "00", "-1", "-0", "+10", "+1", "1.5", "10m", "10x", "", " 10", "10 ", "10\n", "true", "1e3", "1_0", "0x1", "٣",
+		"153722868", "999999999", "1000000000", "9223372036854775807", "9223372036854775808", many("9", 300))
 	add(ledger.AnnotationWhenScaled, "Retain", "Release", "Delete", "", "retain", "Keep", "Retain ", "delete", "Retain\n")
 	add(ledger.AnnotationWhenDeleted, "Retain", "Release", "Delete", "", "release", "RELEASE")
 	add(ledger.AnnotationIdentity, "a", "0", "db", "a-b", "a--b", many("a", 63), "9-a",
@@ -726,7 +894,8 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		}
 		turnedDown++
 		var bad *ledger.AnnotationError
-		if errors.As(want, &bad) && (!strings.Contains(got.Error(), bad.Key) || !strings.Contains(got.Error(), "expected")) && !overflows(bad.Value) {
+		if errors.As(want, &bad) && (!strings.Contains(got.Error(), bad.Key) || !strings.Contains(got.Error(), "expected")) &&
+			!overflows(bad.Value) {
 			t.Errorf("%q: %v names neither %s nor what is expected", annotations, got, bad.Key)
 		}
 		if len(got.Error()) > 600 {
@@ -741,7 +910,9 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		"": false, "0s": false, "-1s": false, "60": false, "Retention": false, "forever": false, "while-owned": false,
 	} {
 		_, err := create(fmt.Sprintf(newPod, fmt.Sprintf("stayput.io/home-wait: %q", value)))(testContext(t), g, g.admin)
-		if (err == nil) != ok || err != nil && !refused(err, fmt.Sprintf("stayput.io/home-wait: %q is not valid: expected a duration such as 60s or 10m, or retention", value)) {
+		if (err == nil) != ok || err != nil &&
+			!refused(err, fmt.Sprintf("stayput.io/home-wait: %q is not valid: expected a duration such as 60s or 10m, or "+
+				"retention", value)) {
 			t.Errorf("home-wait %q: %v", value, err)
 		}
 	}
@@ -759,7 +930,8 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 	g := guardedWith(t, true)
 	target := "{apiVersion: apps/v1, kind: StatefulSet, name: new}"
 	state := func(target, rest string) string {
-		return fmt.Sprintf("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: new}, spec: {targetRef: %s%s}}", target, rest)
+		return fmt.Sprintf("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: new}, spec: "+
+			"{targetRef: %s%s}}", target, rest)
 	}
 	preferred := func(weight int) string {
 		return fmt.Sprintf(", preferredPersistentTopology: [{weight: %d, preference: {nodeTopologyKeys: [zone]}}]", weight)
@@ -773,20 +945,41 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"weight 1", "", create(state(target, preferred(1)))},
 		{"weight 100", "", create(state(target, preferred(100)))},
 		{"weight 101", "weight", create(state(target, preferred(101)))},
-		{"no target", "targetRef", create("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: new}, spec: {requiredPersistentTopology: {nodeTopologyKeys: [zone]}}}")},
+		{
+			"no target", "targetRef", create("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: " +
+				"new}, spec: {requiredPersistentTopology: {nodeTopologyKeys: [zone]}}}"),
+		},
 		{"an empty target", "targetRef.name: Required", create(state("{}", required))},
 		{"a target of empty words", "at least 1 chars", create(state(`{apiVersion: "", kind: "", name: ""}`, required))},
-		{"a target without a name", "targetRef.name: Required", create(state("{apiVersion: apps/v1, kind: StatefulSet}", required))},
+		{
+			"a target without a name", "targetRef.name: Required",
+			create(state("{apiVersion: apps/v1, kind: StatefulSet}", required)),
+		},
 		{"another target", "targetRef is immutable", merge(ppsKind, "web", "{spec: {targetRef: {name: other}}}")},
 		{"a Deployment", "no stable names", create(state("{apiVersion: apps/v1, kind: Deployment, name: web}", required))},
 		{"a ReplicaSet", "no stable names", create(state("{apiVersion: apps/v1, kind: ReplicaSet, name: web}", required))},
-		{"a kind of that name of another group", "", create(state("{apiVersion: example.com/v1, kind: Deployment, name: web}", required))},
+		{
+			"a kind of that name of another group", "",
+			create(state("{apiVersion: example.com/v1, kind: Deployment, name: web}", required)),
+		},
 		{"no topology", "at least one of", create(state(target, ""))},
 		{"an empty list of topologies", "at least one of", create(state(target, ", preferredPersistentTopology: []"))},
-		{"a topology without keys", "at least 1 items", create(state(target, ", requiredPersistentTopology: {nodeTopologyKeys: []}"))},
-		{"a retention policy of another name", "persistentPodStateRetentionPolicy", create(state(target, required+", persistentPodStateRetentionPolicy: Never"))},
-		{"the topology changes", "", merge(ppsKind, "web", "{spec: {requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}}}")},
-		{"a RetainedIP moves to another node", "spec.nodeName is immutable", merge(retipKind, "web-0.node-1", "{spec: {nodeName: node-2}}")},
+		{
+			"a topology without keys", "at least 1 items",
+			create(state(target, ", requiredPersistentTopology: {nodeTopologyKeys: []}")),
+		},
+		{
+			"a retention policy of another name", "persistentPodStateRetentionPolicy",
+			create(state(target, required+", persistentPodStateRetentionPolicy: Never")),
+		},
+		{
+			"the topology changes", "", merge(ppsKind, "web",
+				"{spec: {requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}}}"),
+		},
+		{
+			"a RetainedIP moves to another node", "spec.nodeName is immutable",
+			merge(retipKind, "web-0.node-1", "{spec: {nodeName: node-2}}"),
+		},
 		{"a RetainedIP with another phase", "status.phase", merge(retipKind, "web-0.node-1", "{status: {phase: Free}}")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -879,27 +1072,35 @@ func TestPeopleSeeWhatMatters(t *testing.T) {
 		return rows
 	}
 	retips := fields("get", "retip")
-	want := [][]string{{"NAME", "IP", "NODE", "PHASE", "EXPIRES", "AGE"}, {"web-0.node-1", "10.244.1.5", "node-1", "Retained", "2042-11-21T07:12:55Z"}, {"web-1.node-2", "10.244.2.5", "node-2", "Bound"}}
+	want := [][]string{{"NAME", "IP", "NODE", "PHASE", "EXPIRES", "AGE"},
+		{"web-0.node-1", "10.244.1.5", "node-1", "Retained", "2042-11-21T07:12:55Z"},
+		{"web-1.node-2", "10.244.2.5", "node-2", "Bound"}}
 	for i, row := range want {
 		if len(retips) != len(want) || !slices.Equal(retips[i][:len(row)], row) {
 			t.Fatalf("get retip: %v, want %v", retips, want)
 		}
 	}
-	if wide := kubectl(t, g.c, "get", "retip", "-A", "-o", "wide"); !strings.Contains(wide, `["10.244.1.5","fd00::5"]`) || !strings.HasPrefix(wide, "NAMESPACE") {
+	if wide := kubectl(t, g.c, "get", "retip", "-A", "-o", "wide"); !strings.Contains(wide, `["10.244.1.5","fd00::5"]`) ||
+		!strings.HasPrefix(wide, "NAMESPACE") {
 		t.Errorf("get retip -o wide: %s", wide)
 	}
-	if one := fields("get", "retip", "--field-selector", "spec.nodeName=node-2", "-o", "name"); len(one) != 1 || one[0][0] != "retainedip.stayput.io/web-1.node-2" {
+	if one := fields("get", "retip", "--field-selector", "spec.nodeName=node-2", "-o", "name"); len(one) != 1 ||
+		one[0][0] != "retainedip.stayput.io/web-1.node-2" {
 		t.Errorf("by node: %v", one)
 	}
-	if states := fields("get", "persistentpodstates"); !slices.Equal(states[0], []string{"NAME", "TARGET", "PODS", "RECORDED", "AGE"}) || states[1][1] != "web" {
+	if states := fields("get", "persistentpodstates"); !slices.Equal(states[0],
+		[]string{"NAME", "TARGET", "PODS", "RECORDED", "AGE"}) || states[1][1] != "web" {
 		t.Errorf("get persistentpodstates: %v", states)
 	}
 	for _, field := range []string{
 		"retainedips.spec", "retainedips.spec.release", "retainedips.status.expires", "retainedips.status.ips",
-		"persistentpodstates.spec.targetRef", "persistentpodstates.spec.requiredPersistentTopology", "persistentpodstates.spec.preferredPersistentTopology.weight",
-		"persistentpodstates.spec.persistentPodAnnotations.key", "persistentpodstates.spec.persistentPodStateRetentionPolicy", "persistentpodstates.status.podStates",
+		"persistentpodstates.spec.targetRef", "persistentpodstates.spec.requiredPersistentTopology",
+		"persistentpodstates.spec.preferredPersistentTopology.weight",
+		"persistentpodstates.spec.persistentPodAnnotations.key", "persistentpodstates.spec.persistentPodStateRetentionPolicy",
+		"persistentpodstates.status.podStates",
 	} {
-		if text := kubectl(t, g.c, "explain", field); !strings.Contains(text, "DESCRIPTION:") || strings.Contains(text, "<empty>") {
+		if text := kubectl(t, g.c, "explain", field); !strings.Contains(text, "DESCRIPTION:") ||
+			strings.Contains(text, "<empty>") {
 			t.Errorf("explain %s: %s", field, text)
 		}
 	}
@@ -910,9 +1111,11 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 	g := guardedWith(t, true)
 	ctx := testContext(t)
 	api := g.c.Client().AdmissionregistrationV1()
-	validating, err := api.ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
+	validating, err := api.ValidatingAdmissionPolicies().List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
 	must.Do(t, err)
-	mutating, err := api.MutatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
+	mutating, err := api.MutatingAdmissionPolicies().List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
 	must.Do(t, err)
 	policies := map[string]bool{}
 	for _, p := range validating.Items {
@@ -932,7 +1135,8 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 	for _, p := range mutating.Items {
 		policies[p.Name] = true
 	}
-	want := []string{"stayput-agent", "stayput-annotations", "stayput-controller", "stayput-gate-annotated", "stayput-gate-recorded", "stayput-unique-target"}
+	want := []string{"stayput-agent", "stayput-annotations", "stayput-controller", "stayput-gate-annotated",
+		"stayput-gate-recorded", "stayput-unique-target"}
 	if got := slices.Sorted(maps.Keys(policies)); !slices.Equal(got, want) {
 		t.Errorf("policies %v, want %v", got, want)
 	}

@@ -121,7 +121,9 @@ func logged(t *testing.T, c *lab.Cluster) {
 	ns := namespace(t, c)
 	settled(t, c, ns)
 	until(t, "the audit log to tell of something new", func(context.Context) bool {
-		return slices.ContainsFunc(calls(t, c, ns), func(call string) bool { return strings.HasPrefix(call, "delete persistentpodstates ") })
+		return slices.ContainsFunc(calls(t, c, ns), func(call string) bool {
+			return strings.HasPrefix(call, "delete persistentpodstates ")
+		})
 	})
 }
 
@@ -141,9 +143,11 @@ func TestAnAgentAsksForItsOwnNodesObjectsOnly(t *testing.T) {
 		switch {
 		case r.ObjectRef.Resource == "retainedips" && selector == "spec.nodeName="+node:
 			asked[node+" "+r.Verb] = true
-		case r.ObjectRef.Resource == "retainedips" && r.Verb == "list" && r.ObjectRef.Namespace == metav1.NamespaceDefault && selector == "metadata.name=none":
+		case r.ObjectRef.Resource == "retainedips" && r.Verb == "list" && r.ObjectRef.Namespace == metav1.NamespaceDefault &&
+			selector == "metadata.name=none":
 			// To learn whether the API server went back in time: of an object that there is not.
-		case r.ObjectRef.Resource == "configmaps" && r.ObjectRef.Namespace == lab.SystemNamespace && selector == "metadata.name="+uninstall.ConfigMap:
+		case r.ObjectRef.Resource == "configmaps" && r.ObjectRef.Namespace == lab.SystemNamespace &&
+			selector == "metadata.name="+uninstall.ConfigMap:
 		default:
 			t.Errorf("the agent of %s: %s %s", node, r.Verb, r.RequestURI)
 		}
@@ -161,13 +165,17 @@ const nodeOfToken = "authentication.kubernetes.io/node-name"
 func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, workloadAnnotated(statefulSet("web", 3, map[string]string{retainIP: "10m"}), map[string]string{auto: "true", required: hostname}))
+	apply(t, c, ns, workloadAnnotated(statefulSet("web", 3, map[string]string{retainIP: "10m"}), map[string]string{
+		auto: "true", required: hostname,
+	}))
 	pods := places(t, c, ns, "web", 3, nil)
 	comesTo(t, c, ns, "web", "to record three pods", recordsAll(3))
 	known := func() {
 		t.Helper()
 		for name, pod := range pods {
-			shows(t, c, ns, name, pod.Spec.NodeName, "bound", func(r *v1alpha1.RetainedIP) bool { return boundTo(pod)(r) && r.Spec.Workload != nil })
+			shows(t, c, ns, name, pod.Spec.NodeName, "bound", func(r *v1alpha1.RetainedIP) bool {
+				return boundTo(pod)(r) && r.Spec.Workload != nil
+			})
 		}
 		logged(t, c)
 	}
@@ -202,7 +210,8 @@ func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *te
 				}
 			}
 			slices.Sort(owns)
-			if m.Operation != metav1.ManagedFieldsOperationApply || !slices.Equal(owns, []string{"f:metadata f:annotations", "f:spec f:affinity"}) {
+			if m.Operation != metav1.ManagedFieldsOperationApply ||
+				!slices.Equal(owns, []string{"f:metadata f:annotations", "f:spec f:affinity"}) {
 				t.Errorf("of %s the controller owns by %s %s", name, m.Operation, m.FieldsV1.GetRawBytes())
 			}
 		}
@@ -215,10 +224,15 @@ func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *te
 func TestAControllerThatStartsWritesNothingNeedlessly(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, workloadAnnotated(statefulSet("web", 2, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}), map[string]string{auto: "true", required: hostname}))
+	apply(t, c, ns, workloadAnnotated(statefulSet("web", 2,
+		map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}), map[string]string{
+		auto: "true", required: hostname,
+	}))
 	pods := places(t, c, ns, "web", 2, nil)
 	for name, pod := range pods {
-		shows(t, c, ns, name, pod.Spec.NodeName, "bound", func(r *v1alpha1.RetainedIP) bool { return boundTo(pod)(r) && r.Spec.Workload != nil })
+		shows(t, c, ns, name, pod.Spec.NodeName, "bound", func(r *v1alpha1.RetainedIP) bool {
+			return boundTo(pod)(r) && r.Spec.Workload != nil
+		})
 	}
 	scale(t, c, ns, "web", 1)
 	shows(t, c, ns, "web-1", pods["web-1"].Spec.NodeName, "retained", retained)
@@ -229,11 +243,14 @@ func TestAControllerThatStartsWritesNothingNeedlessly(t *testing.T) {
 	// What is new is written after whatever there was to say about the rest.
 	apply(t, c, ns, statefulSet("late", 1, map[string]string{retainIP: "10m"}))
 	late := ready(t, c, ns, "late-0")
-	shows(t, c, ns, "late-0", late.Spec.NodeName, "of its workload", func(r *v1alpha1.RetainedIP) bool { return r.Spec.Workload != nil })
+	shows(t, c, ns, "late-0", late.Spec.NodeName, "of its workload", func(r *v1alpha1.RetainedIP) bool {
+		return r.Spec.Workload != nil
+	})
 	logged(t, c)
 	all := writes(t, c, lab.ControllerAccount, ns, since)
 	slices.Sort(all)
-	if want := []string{"patch pods  late-0", "patch retainedips  " + v1alpha1.RetainedIPName("late-0", late.Spec.NodeName)}; !slices.Equal(all, want) {
+	if want := []string{"patch pods  late-0",
+		"patch retainedips  " + v1alpha1.RetainedIPName("late-0", late.Spec.NodeName)}; !slices.Equal(all, want) {
 		t.Errorf("the controllers wrote %q, want %q", all, want)
 	}
 }

@@ -32,7 +32,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// pluginDir has the kubectl plugin as people install it: the program, and its link for completion. It goes with the cluster.
+// pluginDir has the kubectl plugin as people install it: the program, and its link for completion. It goes with the
+// cluster.
 func pluginDir(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
 	dir := filepath.Join(c.Dir, "plugin")

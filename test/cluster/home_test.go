@@ -23,7 +23,9 @@ type place struct{ node, ip string }
 
 // places waits until pods 0 to n-1 of a StatefulSet are Ready, and are others than those before, and says where
 // they are.
-func places(t *testing.T, c *lab.Cluster, ns, name string, n int, before map[string]*corev1.Pod) map[string]*corev1.Pod {
+func places(
+	t *testing.T, c *lab.Cluster, ns, name string, n int, before map[string]*corev1.Pod,
+) map[string]*corev1.Pod {
 	t.Helper()
 	pods := map[string]*corev1.Pod{}
 	for i := range n {
@@ -43,7 +45,8 @@ func cameHome(t *testing.T, before, after map[string]*corev1.Pod) {
 	for name, was := range before {
 		is := after[name]
 		if (place{was.Spec.NodeName, was.Status.PodIP}) != (place{is.Spec.NodeName, is.Status.PodIP}) {
-			t.Errorf("%s was on %s with %s and is on %s with %s", name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName, is.Status.PodIP)
+			t.Errorf("%s was on %s with %s and is on %s with %s", name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName,
+				is.Status.PodIP)
 		}
 	}
 }
@@ -51,12 +54,15 @@ func cameHome(t *testing.T, before, after map[string]*corev1.Pod) {
 // deletePods deletes all pods of a StatefulSet at once.
 func deletePods(t *testing.T, c *lab.Cluster, ns, name string) {
 	t.Helper()
-	must.Do(t, c.Client().CoreV1().Pods(ns).DeleteCollection(testContext(t), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "app=" + name}))
+	must.Do(t, c.Client().CoreV1().Pods(ns).DeleteCollection(testContext(t), metav1.DeleteOptions{},
+		metav1.ListOptions{LabelSelector: "app=" + name}))
 }
 
 // tilted is a StatefulSet whose pods start on two nodes only, so that a third is emptier, where the scheduler
 // would rather have them.
-func tilted(t *testing.T, c *lab.Cluster, ns, name string, replicas int, annotations map[string]string) map[string]*corev1.Pod {
+func tilted(
+	t *testing.T, c *lab.Cluster, ns, name string, replicas int, annotations map[string]string,
+) map[string]*corev1.Pod {
 	t.Helper()
 	return tiltedBy(t, c, ns, name, replicas, statefulSet(name, replicas, annotations))
 }
@@ -107,7 +113,9 @@ func saysOf(t *testing.T, c *lab.Cluster, ns, kind, name, reason string) string 
 }
 
 func isGated(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == "stayput.io/placement" })
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name == "stayput.io/placement"
+	})
 }
 
 // getPod returns a pod that need not be Ready; nil: there is none.
@@ -177,14 +185,16 @@ func TestAPodThatWasNeverReadyComesHome(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	kubectl(t, c, "cordon", "node-3")
-	apply(t, c, ns, strings.ReplaceAll(statefulSet("crash", 4, map[string]string{retainIP: "10m"}), "readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}", `command: ["/nosuchfile"]`))
+	apply(t, c, ns, strings.ReplaceAll(statefulSet("crash", 4, map[string]string{retainIP: "10m"}),
+		"readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}", `command: ["/nosuchfile"]`))
 	started := func(before map[string]*corev1.Pod) map[string]*corev1.Pod {
 		pods := map[string]*corev1.Pod{}
 		for i := range 4 {
 			name := fmt.Sprintf("crash-%d", i)
 			until(t, name+" to have an address", func(context.Context) bool {
 				pods[name] = getPod(t, c, ns, name)
-				return pods[name] != nil && pods[name].Status.PodIP != "" && (before[name] == nil || before[name].UID != pods[name].UID)
+				return pods[name] != nil && pods[name].Status.PodIP != "" &&
+					(before[name] == nil || before[name].UID != pods[name].UID)
 			})
 		}
 		return pods
@@ -247,7 +257,9 @@ spec: {policyName: %[1]s}
 	})
 	until(t, "the other policy to be in force", func(ctx context.Context) bool {
 		pod, err := c.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+			ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: corev1.PodSpec{
+				Containers: []corev1.Container{{Name: "c", Image: "none"}},
+			},
 		}, metav1.CreateOptions{DryRun: []string{"All"}})
 		return err == nil && pod.Labels["added"] == "too"
 	})
@@ -255,9 +267,11 @@ spec: {policyName: %[1]s}
 	for name, was := range before {
 		until(t, name+" to have no gate but the other policy's", func(context.Context) bool {
 			pod := getPod(t, c, ns, name)
-			return pod != nil && pod.UID != was.UID && !isGated(pod) && len(pod.Spec.SchedulingGates) == 1 && pod.Spec.SchedulingGates[0].Name == "example.com/added"
+			return pod != nil && pod.UID != was.UID && !isGated(pod) && len(pod.Spec.SchedulingGates) == 1 &&
+				pod.Spec.SchedulingGates[0].Name == "example.com/added"
 		})
-		kubectl(t, c, "patch", "pod", name, "-n", ns, "--type=json", "-p", `[{"op": "remove", "path": "/spec/schedulingGates"}]`)
+		kubectl(t, c, "patch", "pod", name, "-n", ns, "--type=json", "-p",
+			`[{"op": "remove", "path": "/spec/schedulingGates"}]`)
 	}
 	after := places(t, c, ns, "web", 4, before)
 	cameHome(t, before, after)
@@ -274,7 +288,9 @@ spec: {policyName: %[1]s}
 		if !equality.Semantic.DeepEqual(pod.Spec.Affinity, want) {
 			t.Errorf("%s has the affinity\n%+v\nwant\n%+v", name, pod.Spec.Affinity, want)
 		}
-		if pod.Labels["added"] != "too" || !slices.ContainsFunc(pod.Spec.Tolerations, func(o corev1.Toleration) bool { return o.Key == "added" }) {
+		if pod.Labels["added"] != "too" || !slices.ContainsFunc(pod.Spec.Tolerations, func(o corev1.Toleration) bool {
+			return o.Key == "added"
+		}) {
 			t.Errorf("%s has lost what the other policy added", name)
 		}
 	}
@@ -282,21 +298,25 @@ spec: {policyName: %[1]s}
 
 // named is what matches a node by its name.
 func named(node string) corev1.NodeSelectorRequirement {
-	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
+	return corev1.NodeSelectorRequirement{
+		Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
+	}
 }
 
 func TestANodeSelectorOfTheUserIsNotOverwrittenButReported(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m"})["web-0"]
-	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "-p", `{"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-3"}}}}}`)
+	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "-p",
+		`{"spec": {"template": {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-3"}}}}}`)
 	after := successor(t, c, before)
 	if after.Spec.NodeName != "node-3" || after.Spec.NodeSelector["kubernetes.io/hostname"] != "node-3" {
 		t.Errorf("it is on %s with the selector %v", after.Spec.NodeName, after.Spec.NodeSelector)
 	}
 	for _, about := range []string{"Pod web-0", "StatefulSet web"} {
 		kind, name, _ := strings.Cut(about, " ")
-		if message := saysOf(t, c, ns, kind, name, "HomeGivenUp"); !strings.Contains(message, "node "+before.Spec.NodeName) || !strings.Contains(message, "node selector") {
+		if message := saysOf(t, c, ns, kind, name, "HomeGivenUp"); !strings.Contains(message, "node "+before.Spec.NodeName) ||
+			!strings.Contains(message, "node selector") {
 			t.Errorf("the Event about %s says %q", about, message)
 		}
 	}
@@ -351,7 +371,8 @@ func TestAPodGoesElsewhereOnceItHasWaitedForItsHome(t *testing.T) {
 	keepsItsTime := func(when string) {
 		t.Helper()
 		old := retainedIP(t, c, ns, "web-0", before.Spec.NodeName)
-		if old == nil || !retained(old) || old.Status.IPs[0] != before.Status.PodIP || old.Status.Expires != atHome.Status.Expires {
+		if old == nil || !retained(old) || old.Status.IPs[0] != before.Status.PodIP ||
+			old.Status.Expires != atHome.Status.Expires {
 			t.Errorf("%s, there is %+v at the old home, where there was %+v", when, old, atHome.Status)
 		}
 	}
@@ -396,15 +417,18 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	yaml := strings.Replace(statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "10m"}),
-		"imagePullPolicy: Never", "imagePullPolicy: Never\n        resources: {requests: {example.com/seat: 1}, limits: {example.com/seat: 1}}", 1)
+		"imagePullPolicy: Never", "imagePullPolicy: Never\n        resources: {requests: {example.com/seat: 1}, limits: "+
+			"{example.com/seat: 1}}", 1)
 	for _, node := range []string{"node-1", "node-2"} { // one seat each
-		kubectl(t, c, "patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status": {"capacity": {"example.com/seat": "1"}}}`)
+		kubectl(t, c, "patch", "node", node, "--subresource=status", "--type=merge", "-p",
+			`{"status": {"capacity": {"example.com/seat": "1"}}}`)
 	}
 	apply(t, c, ns, yaml)
 	before := ready(t, c, ns, "web-0")
 	t.Cleanup(func() {
 		for _, node := range []string{"node-1", "node-2"} {
-			_, err := c.Kubectl(context.Background(), "", "patch", "node", node, "--subresource=status", "--type=merge", "-p", `{"status": {"capacity": {"example.com/seat": null}}}`)
+			_, err := c.Kubectl(context.Background(), "", "patch", "node", node, "--subresource=status", "--type=merge", "-p",
+				`{"status": {"capacity": {"example.com/seat": null}}}`)
 			must.Do(t, err)
 		}
 	})
@@ -420,16 +444,18 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 		scale(t, c, ns, "web", 1)
 		until(t, "web-0 not to find room", func(context.Context) bool {
 			waiting = getPod(t, c, ns, "web-0")
-			return waiting != nil && waiting.UID != before.UID && slices.ContainsFunc(waiting.Status.Conditions, func(c corev1.PodCondition) bool {
-				return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable
-			})
+			return waiting != nil && waiting.UID != before.UID &&
+				slices.ContainsFunc(waiting.Status.Conditions, func(c corev1.PodCondition) bool {
+					return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable
+				})
 		})
 		return waiting
 	}
 
 	// It goes in time.
 	waiting := finds()
-	if message := saysOf(t, c, ns, "Pod", "web-0", "WaitingForHome"); !strings.Contains(message, before.Spec.NodeName+", has no room for the pod") {
+	if message := saysOf(t, c, ns, "Pod", "web-0", "WaitingForHome"); !strings.Contains(message,
+		before.Spec.NodeName+", has no room for the pod") {
 		t.Errorf("the Event says %q", message)
 	}
 	scale(t, c, ns, "taker", 0)
@@ -441,7 +467,8 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 
 	// It does not.
 	scale(t, c, ns, "web", 0)
-	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "-p", `{"spec": {"template": {"metadata": {"annotations": {"stayput.io/home-wait": "5s"}}}}}`)
+	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "-p",
+		`{"spec": {"template": {"metadata": {"annotations": {"stayput.io/home-wait": "5s"}}}}}`)
 	before = after
 	waiting = finds()
 	after = successor(t, c, waiting)
@@ -481,7 +508,8 @@ func TestPodsThatAreNeitherAnnotatedNorRecordedAreNotTouched(t *testing.T) {
 func TestAPodThatWaitsForItsAddressGoesOnceThatIsReleased(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "while-owned", "stayput.io/home-wait": "retention"})["web-0"]
+	before := tilted(t, c, ns, "web", 1,
+		map[string]string{retainIP: "while-owned", "stayput.io/home-wait": "retention"})["web-0"]
 	shows(t, c, ns, before.Name, before.Spec.NodeName, "bound", boundTo(before))
 	kubectl(t, c, "cordon", before.Spec.NodeName)
 	defer kubectl(t, c, "uncordon", before.Spec.NodeName)

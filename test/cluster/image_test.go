@@ -61,11 +61,14 @@ func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
 		}
 	}
 	must.Do(t, json.Unmarshal(parts["/"+manifest[0].Config].data, &image))
-	if c := image.Config; len(c.Entrypoint)+len(c.Cmd) > 0 || c.User != "" || c.Labels["org.opencontainers.image.version"] != version {
+	if c := image.Config; len(c.Entrypoint)+len(c.Cmd) > 0 || c.User != "" ||
+		c.Labels["org.opencontainers.image.version"] != version {
 		t.Errorf("the configuration of the image is %+v", c)
 	}
 
-	programs := map[string]string{"/stayput": built.Plugin, "/stayput-agent": built.Agent, "/stayput-controller": built.Controller}
+	programs := map[string]string{
+		"/stayput": built.Plugin, "/stayput-agent": built.Agent, "/stayput-controller": built.Controller,
+	}
 	for _, layer := range manifest[0].Layers {
 		for name, file := range unpack(t, bytes.NewReader(parts[path.Clean("/"+layer)].data)) {
 			if name == "/" && file.Typeflag == tar.TypeDir {

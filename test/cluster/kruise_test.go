@@ -25,7 +25,8 @@ import (
 // OpenKruise's webhook, which is what that says. It has no conditions, and its status must have an observedGeneration.
 func openKruise(webhook string) string {
 	version := func(name, keys string, storage bool) string {
-		topology := fmt.Sprintf("{type: object, required: [%[1]s], properties: {%[1]s: {type: array, items: {type: string}}}}", keys)
+		topology := fmt.Sprintf("{type: object, required: [%[1]s], properties: {%[1]s: {type: array, items: {type: "+
+			"string}}}}", keys)
 		return fmt.Sprintf(`
   - name: %s
     served: true
@@ -73,8 +74,9 @@ spec:
       clientConfig: ` + webhook
 }
 
-// serveConversion converts PersistentPodStates as OpenKruise's controller does, which cannot run here, for the API server
-// of a cluster alone. It returns the clientConfig by which that finds it. When stop is called it does not answer any more.
+// serveConversion converts PersistentPodStates as OpenKruise's controller does, which cannot run here, for the API
+// server of a cluster alone. It returns the clientConfig by which that finds it. When stop is called it does not answer
+// any more.
 func serveConversion(t *testing.T, c *lab.Cluster, address string) (clientConfig string, stop func()) {
 	t.Helper()
 	listener, err := c.Control.Listen(testContext(t), "tcp", address)
@@ -85,7 +87,8 @@ func serveConversion(t *testing.T, c *lab.Cluster, address string) (clientConfig
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	return fmt.Sprintf("{url: %q, caBundle: %s}", server.URL+"/convert", base64.StdEncoding.EncodeToString(authority)), server.Close
+	return fmt.Sprintf("{url: %q, caBundle: %s}", server.URL+"/convert", base64.StdEncoding.EncodeToString(authority)),
+		server.Close
 }
 
 // conversionReview is the ConversionReview of apiextensions.k8s.io/v1.
@@ -122,8 +125,8 @@ func convert(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(review) // whoever is not there any more gets no answer
 }
 
-// converted is a PersistentPodState in another version. Like OpenKruise's, whose Go types are between, it drops what these
-// do not know and always has an observedGeneration.
+// converted is a PersistentPodState in another version. Like OpenKruise's, whose Go types are between, it drops what
+// these do not know and always has an observedGeneration.
 func converted(raw []byte, version string) ([]byte, error) {
 	var o map[string]any
 	if err := json.Unmarshal(raw, &o); err != nil {
@@ -172,7 +175,8 @@ func TestOpenKruisesDefinitionInEitherVersionMayBeThereOrComeLater(t *testing.T)
 	_, err := c.Kubectl(testContext(t), openKruise(""), "apply", "-f", "-")
 	must.Do(t, err)
 	definition := func() string {
-		return kubectl(t, c, "get", "crd", "persistentpodstates.apps.kruise.io", "-o", "jsonpath={.metadata.uid} {.metadata.generation} {.metadata.labels}")
+		return kubectl(t, c, "get", "crd", "persistentpodstates.apps.kruise.io", "-o",
+			"jsonpath={.metadata.uid} {.metadata.generation} {.metadata.labels}")
 	}
 	theirs := definition()
 	unchanged := func() {
@@ -250,7 +254,10 @@ spec:
 		}
 	}
 	placed("newer", "v1beta1", "keys")
-	if now := stateOf(t, c, ns, "db"); now == nil || !maps.EqualFunc(now.Status.PodStates, recorded.Status.PodStates, func(a, b kruisev1alpha1.PodState) bool { return a.NodeName == b.NodeName }) {
+	if now := stateOf(t, c, ns, "db"); now == nil ||
+		!maps.EqualFunc(now.Status.PodStates, recorded.Status.PodStates, func(a, b kruisev1alpha1.PodState) bool {
+			return a.NodeName == b.NodeName
+		}) {
 		t.Errorf("the record was %+v and is %+v", recorded, now)
 	}
 

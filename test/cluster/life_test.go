@@ -169,7 +169,8 @@ func unique(t *testing.T, c *lab.Cluster) {
 	owner := map[string]string{}
 	for i := range all.Items {
 		pod := &all.Items[i]
-		if pod.Spec.HostNetwork || pod.DeletionTimestamp != nil || pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning {
+		if pod.Spec.HostNetwork || pod.DeletionTimestamp != nil || pod.Status.PodIP == "" ||
+			pod.Status.Phase != corev1.PodRunning {
 			continue
 		}
 		name := pod.Namespace + "/" + pod.Name
@@ -195,48 +196,52 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 		// end uninstalls what was installed again, definitions and all, under worse circumstances.
 		end func(*testing.T, *lab.Cluster)
 	}{
-		{"by Helm", lab.InstallOptions{}, lab.InstallOptions{Values: map[string]any{"crds": map[string]any{"keep": false}}}, func(t *testing.T, c *lab.Cluster) {
-			out, err := c.Uninstall(testContext(t))
-			t.Log(out)
-			must.Do(t, err)
-			kubectl(t, c, "delete", "namespace", lab.SystemNamespace)
-			if left := kubectl(t, c, "get", "retainedips", "-A", "-o", "name"); left != "" {
-				t.Errorf("left: %s", left)
-			}
-		}, func(t *testing.T, c *lab.Cluster) {
-			// A node without an agent is named, and its RetainedIPs are no obstacle.
-			n := c.Nodes[1]
-			must.Do(t, n.Agent.Stop(testContext(t)))
-			out, err := c.Uninstall(testContext(t))
-			t.Log(out)
-			must.Do(t, err)
-			if want := "no agent runs on these nodes, whose promises stay: " + n.Name; !strings.Contains(out, want) {
-				t.Errorf("Helm does not say %q", want)
-			}
-			if _, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist")); err != nil {
-				t.Errorf("the node without an agent: %v", err)
-			}
-			// By the command that is said for it.
-			version, err := lab.ChartVersion(filepath.Join(deploy, "chart"))
-			must.Do(t, err)
-			t.Log(kubectl(t, c, "debug", "node/"+n.Name, "--attach", "--profile=sysadmin", "--image="+lab.ProductImage+":"+version, "--",
-				"/stayput-agent", "uninstall", "--root=/proc/1/root"))
-		}},
-		{"by kubectl", lab.InstallOptions{Manifests: true}, lab.InstallOptions{Manifests: true}, func(t *testing.T, c *lab.Cluster) {
-			t.Log(kubectl(t, c, "delete", "-f", install))
-		}, func(t *testing.T, c *lab.Cluster) {
-			// In the wrong order, under running agents.
-			if kubectl(t, c, "get", "retainedips", "-A", "-o", "name") == "" {
-				t.Error("there are no RetainedIPs")
-			}
-			kubectl(t, c, "delete", "-f", definitions, "-f", ofOpenKruise, "--timeout=30s")
-			config, err := c.Kubeconfig()
-			must.Do(t, err)
-			out, err := exec.CommandContext(testContext(t), product.Controller, "uninstall", "--kubeconfig="+config).CombinedOutput()
-			t.Logf("%s", out)
-			must.Do(t, err)
-			kubectl(t, c, "delete", "-f", install, "--ignore-not-found")
-		}},
+		{"by Helm", lab.InstallOptions{}, lab.InstallOptions{Values: map[string]any{"crds": map[string]any{"keep": false}}},
+			func(t *testing.T, c *lab.Cluster) {
+				out, err := c.Uninstall(testContext(t))
+				t.Log(out)
+				must.Do(t, err)
+				kubectl(t, c, "delete", "namespace", lab.SystemNamespace)
+				if left := kubectl(t, c, "get", "retainedips", "-A", "-o", "name"); left != "" {
+					t.Errorf("left: %s", left)
+				}
+			}, func(t *testing.T, c *lab.Cluster) {
+				// A node without an agent is named, and its RetainedIPs are no obstacle.
+				n := c.Nodes[1]
+				must.Do(t, n.Agent.Stop(testContext(t)))
+				out, err := c.Uninstall(testContext(t))
+				t.Log(out)
+				must.Do(t, err)
+				if want := "no agent runs on these nodes, whose promises stay: " + n.Name; !strings.Contains(out, want) {
+					t.Errorf("Helm does not say %q", want)
+				}
+				if _, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist")); err != nil {
+					t.Errorf("the node without an agent: %v", err)
+				}
+				// By the command that is said for it.
+				version, err := lab.ChartVersion(filepath.Join(deploy, "chart"))
+				must.Do(t, err)
+				t.Log(kubectl(t, c, "debug", "node/"+n.Name, "--attach", "--profile=sysadmin",
+					"--image="+lab.ProductImage+":"+version, "--",
+					"/stayput-agent", "uninstall", "--root=/proc/1/root"))
+			}},
+		{"by kubectl", lab.InstallOptions{Manifests: true}, lab.InstallOptions{Manifests: true},
+			func(t *testing.T, c *lab.Cluster) {
+				t.Log(kubectl(t, c, "delete", "-f", install))
+			}, func(t *testing.T, c *lab.Cluster) {
+				// In the wrong order, under running agents.
+				if kubectl(t, c, "get", "retainedips", "-A", "-o", "name") == "" {
+					t.Error("there are no RetainedIPs")
+				}
+				kubectl(t, c, "delete", "-f", definitions, "-f", ofOpenKruise, "--timeout=30s")
+				config, err := c.Kubeconfig()
+				must.Do(t, err)
+				out, err := exec.CommandContext(testContext(t), product.Controller, "uninstall",
+					"--kubeconfig="+config).CombinedOutput()
+				t.Logf("%s", out)
+				must.Do(t, err)
+				kubectl(t, c, "delete", "-f", install, "--ignore-not-found")
+			}},
 	} {
 		t.Run(how.name, func(t *testing.T) {
 			t.Parallel()
@@ -294,7 +299,8 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			for _, was := range []map[string]*corev1.Pod{web, plain} {
 				for name, before := range was {
 					after := ready(t, c, ns, name)
-					if after.UID != before.UID || after.Status.PodIP != before.Status.PodIP || after.Status.ContainerStatuses[0].RestartCount != 0 {
+					if after.UID != before.UID || after.Status.PodIP != before.Status.PodIP ||
+						after.Status.ContainerStatuses[0].RestartCount != 0 {
 						t.Errorf("%s was touched", name)
 					}
 				}
@@ -317,7 +323,8 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 				t.Errorf("left: %v", left)
 			}
 			kubectl(t, c, "get", "crd", "retainedips.stayput.io", "persistentpodstates.apps.kruise.io")
-			t.Logf("RetainedIPs: %q", kubectl(t, c, "get", "retainedips", "-A", "-o", "name")) // kubectl leaves the agents no time for them
+			// kubectl leaves the agents no time for them
+			t.Logf("RetainedIPs: %q", kubectl(t, c, "get", "retainedips", "-A", "-o", "name"))
 
 			// host-local is in charge: it takes back what stayput gave, and gives the next.
 			deletePods(t, c, ns, "web")
@@ -340,7 +347,8 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			for _, n := range c.Nodes {
 				hostLocalAlone(t, c, n)
 			}
-			if left := kubectl(t, c, "get", "crd", "retainedips.stayput.io", "persistentpodstates.apps.kruise.io", "--ignore-not-found", "-o", "name"); left != "" {
+			if left := kubectl(t, c, "get", "crd", "retainedips.stayput.io", "persistentpodstates.apps.kruise.io",
+				"--ignore-not-found", "-o", "name"); left != "" {
 				t.Errorf("left: %s", left)
 			}
 			untouched(t, c, last)

@@ -5,8 +5,8 @@
 //	installed_test.go  the cluster of most others, with stayput installed from its image
 //	without_test.go    the lab itself, on stock host-local
 //
-// Tests share these clusters, one after the other in the order of the files, and have a namespace each. A test
-// that breaks what others need, such as a node, restores it before it ends. A test that needs a cluster of its own calls
+// Tests share these clusters, one after the other in the order of the files, and have a namespace each. A test that
+// breaks what others need, such as a node, restores it before it ends. A test that needs a cluster of its own calls
 // alone, and so comes last, beside others of its kind. Tests wait for conditions and assert no times.
 //
 // # To add a test
@@ -254,7 +254,8 @@ func reaches(t *testing.T, c *lab.Cluster, from, to *corev1.Pod) {
 	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), ip(t, to))
 	must.Do(t, err)
 	if answer.Name != to.Name || !answer.Has(ip(t, to)) {
-		t.Errorf("%s asks %v, the address of %s, and %s with %v answers", from.Name, ip(t, to), to.Name, answer.Name, answer.Addrs)
+		t.Errorf("%s asks %v, the address of %s, and %s with %v answers", from.Name, ip(t, to), to.Name, answer.Name,
+			answer.Addrs)
 	}
 }
 

@@ -29,7 +29,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// resting are the counters of rules and dashboard that nothing in a healthy cluster moves, and the tests that move them.
+// resting are the counters of rules and dashboard that nothing in a healthy cluster moves, and the tests that move
+// them.
 var resting = map[string]string{
 	"stayput_agent_mark_errors_total":                 "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
 	"stayput_agent_policy_errors_total":               "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
@@ -93,12 +94,14 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 			names[name] = true
 		}
 	}
-	p.until(t, "all targets to be scraped", func() bool { return len(p.query(t, "up == 1")) == 5 }) // one is on the control plane's node
+	// one is on the control plane's node
+	p.until(t, "all targets to be scraped", func() bool { return len(p.query(t, "up == 1")) == 5 })
 	instances := map[string][]string{}
 	for _, up := range p.query(t, "up") {
 		instances[up["job"]] = append(instances[up["job"]], up["instance"])
 	}
-	for job, want := range map[string][]string{"stayput-agent": nodeNames(t, c), "stayput-controller": podNames(t, c, "controller")} {
+	for job, want := range map[string][]string{"stayput-agent": nodeNames(t, c),
+		"stayput-controller": podNames(t, c, "controller")} {
 		if slices.Sort(instances[job]); !slices.Equal(instances[job], want) {
 			t.Errorf("%s is scraped from %v, want %v", job, instances[job], want)
 		}
@@ -109,13 +112,17 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	apply(t, c, ns, statefulSet("web", 2, map[string]string{retainIP: "10m"}))
 	before := places(t, c, ns, "web", 2, nil)
 	until(t, "the pods to be known where they are", func(context.Context) bool {
-		return retainedIP(t, c, ns, "web-0", before["web-0"].Spec.NodeName) != nil && retainedIP(t, c, ns, "web-1", before["web-1"].Spec.NodeName) != nil
+		return retainedIP(t, c, ns, "web-0", before["web-0"].Spec.NodeName) != nil &&
+			retainedIP(t, c, ns, "web-1", before["web-1"].Spec.NodeName) != nil
 	})
 	deletePods(t, c, ns, "web")
 	cameHome(t, before, places(t, c, ns, "web", 2, before))
-	p.moved(t, `stayput_restores_total`, `stayput_controller_placements_total{outcome="home"}`, `stayput_controller_placements_total{outcome="free"}`,
-		`stayput_controller_gate_duration_seconds_count{waited="false"}`, `stayput_plugin_duration_seconds_count{command="add",result="restored"}`,
-		`stayput_plugin_duration_seconds_count{command="add",result="promised"}`, `stayput_plugin_duration_seconds_count{command="del",result="retained"}`)
+	p.moved(t, `stayput_restores_total`, `stayput_controller_placements_total{outcome="home"}`,
+		`stayput_controller_placements_total{outcome="free"}`,
+		`stayput_controller_gate_duration_seconds_count{waited="false"}`,
+		`stayput_plugin_duration_seconds_count{command="add",result="restored"}`,
+		`stayput_plugin_duration_seconds_count{command="add",result="promised"}`,
+		`stayput_plugin_duration_seconds_count{command="del",result="retained"}`)
 
 	scale(t, c, ns, "web", 0) // and while it is, its home becomes one that takes nobody
 	home := before["web-0"].Spec.NodeName
@@ -126,7 +133,8 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	kubectl(t, c, "cordon", home)
 	scale(t, c, ns, "web", 1)
 	p.until(t, "web-0 to wait for its home", func() bool {
-		return len(p.query(t, `stayput_controller_gated_pods{waiting="true"} == 1 and ignoring(waiting) stayput_controller_waiting_pods == 1`)) == 1 &&
+		return len(p.query(t, `stayput_controller_gated_pods{waiting="true"} == 1 and ignoring(waiting) " +
+			"stayput_controller_waiting_pods == 1`)) == 1 &&
 			len(p.query(t, `stayput_controller_oldest_gated_pod_age_seconds{waiting="true"} > 0`)) == 1
 	})
 	kubectl(t, c, "uncordon", home)
@@ -141,7 +149,8 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 
 	// Networks of their own, on the first node, with so few addresses that what else can happen does.
 	node := c.Nodes[0]
-	few := cni{node: node.Node, network: "few", ipam: `"ranges":[[{"subnet":"10.99.0.0/28"}]],"promisedShare":0.2,"longestRetention":"1h"`}
+	few := cni{node: node.Node, network: "few",
+		ipam: `"ranges":[[{"subnet":"10.99.0.0/28"}]],"promisedShare":0.2,"longestRetention":"1h"`}
 	short := cni{node: node.Node, network: "short", ipam: `"ranges":[[{"subnet":"10.98.0.0/28"}]]`}
 	for _, n := range []cni{few, short} {
 		n.cycle(t, "first", ns, "first", "", "") // a counter rises from where it was first seen
@@ -155,10 +164,13 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	few.cycle(t, "c1", ns, "late", "10m", "")          // refused
 	few.call(t, "ADD", "d1", ns, "leaks", "", "")      // and no DEL
 	short.cycle(t, "e1", ns, "short", "1s", "")
-	p.moved(t, `stayput_restore_misses_total{network="few",reason="other_requested"}`, `stayput_retentions_clamped_total{network="few"}`,
-		`stayput_retentions_refused_total{network="few"}`, `stayput_addresses_reclaimed_total{network="few"}`, `stayput_retentions_expired_total{network="short"}`)
+	p.moved(t, `stayput_restore_misses_total{network="few",reason="other_requested"}`,
+		`stayput_retentions_clamped_total{network="few"}`,
+		`stayput_retentions_refused_total{network="few"}`, `stayput_addresses_reclaimed_total{network="few"}`,
+		`stayput_retentions_expired_total{network="short"}`)
 	p.until(t, "the limit of promises to be reached", func() bool {
-		return len(p.query(t, `stayput_range_promised_addresses{network="few"} == 2 and stayput_range_promisable_addresses == 2 and stayput_range_addresses == 13`)) == 1
+		return len(p.query(t, `stayput_range_promised_addresses{network="few"} == 2 and stayput_range_promisable_addresses " +
+			"== 2 and stayput_range_addresses == 13`)) == 1
 	})
 	setRelease(t, c, shows(t, c, ns, "kept", node.Name, "to be retained", retained))
 	p.moved(t, `stayput_retentions_released_total{network="few"}`)
@@ -166,7 +178,9 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	// A CNI configuration that vanishes, a record that cannot be read, and a runtime that is away.
 	must.Do(t, os.Remove(node.Path("/etc/cni/net.d/00-stayput.conflist")))
 	p.moved(t, `stayput_agent_cni_config_writes_total`)
-	p.until(t, "the agents' configurations to be in force", func() bool { return len(p.query(t, `stayput_agent_cni_config{state="active"} == 1`)) == 3 })
+	p.until(t, "the agents' configurations to be in force", func() bool {
+		return len(p.query(t, `stayput_agent_cni_config{state="active"} == 1`)) == 3
+	})
 	const broken = "/var/lib/stayput/broken-00000000/network"
 	must.Do(t, os.MkdirAll(filepath.Dir(node.Path(broken)), 0o755))
 	must.Do(t, node.WriteFile(broken, []byte("{")))
@@ -177,7 +191,8 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 		return len(p.query(t, `stayput_agent_cri_up == 0 and on(instance) stayput_agent_nri_connected == 0`)) == 1
 	})
 	must.Do(t, node.StartContainerd(testContext(t)))
-	p.moved(t, `stayput_agent_nri_connections_total{instance="`+node.Name+`"}`, `stayput_agent_reconcile_errors_total{instance="`+node.Name+`"}`)
+	p.moved(t, `stayput_agent_nri_connections_total{instance="`+node.Name+`"}`,
+		`stayput_agent_reconcile_errors_total{instance="`+node.Name+`"}`)
 
 	// Everything that is looked at has been there, and what counts has counted.
 	kinds := p.kinds(t)
@@ -202,7 +217,9 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 		}
 	}
 	for _, name := range []string{"StayputRestoreMisses", "StayputRetentionsRefused", "StayputAddressesLeaked"} {
-		p.until(t, name+" to fire", func() bool { return len(p.query(t, `ALERTS{alertstate="firing",alertname="`+name+`"}`)) > 0 })
+		p.until(t, name+" to fire", func() bool {
+			return len(p.query(t, `ALERTS{alertstate="firing",alertname="`+name+`"}`)) > 0
+		})
 	}
 	// Of every label that a query asks for a value, there has been a series with that value: one that is written
 	// otherwise would make an alert that never fires, or always.
@@ -251,7 +268,8 @@ func nodeNames(t *testing.T, c *lab.Cluster) (names []string) {
 // podNames are those of stayput's own pods.
 func podNames(t *testing.T, c *lab.Cluster, component string) (names []string) {
 	t.Helper()
-	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t),
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
 	must.Do(t, err)
 	for _, pod := range list.Items {
 		names = append(names, pod.Name)
@@ -277,10 +295,11 @@ func forbid(t *testing.T, c *lab.Cluster, do func()) {
 	must.Do(t, err)
 	must.Do(t, bindings.Delete(testContext(t), binding.Name, metav1.DeleteOptions{}))
 	until(t, "the controller's rights to be gone", func(ctx context.Context) bool {
-		review, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-			User:               "system:serviceaccount:" + lab.SystemNamespace + ":" + lab.ControllerAccount,
-			ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "patch", Resource: "pods"},
-		}}, metav1.CreateOptions{})
+		review, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(ctx,
+			&authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+				User:               "system:serviceaccount:" + lab.SystemNamespace + ":" + lab.ControllerAccount,
+				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: "patch", Resource: "pods"},
+			}}, metav1.CreateOptions{})
 		return err == nil && !review.Status.Allowed
 	})
 	do()
@@ -319,7 +338,8 @@ func (n cni) call(t *testing.T, verb, ctr, namespace, pod, retain, ip string) {
 		args += ";IP=" + ip
 	}
 	// The namespace of a container that has died already: nobody has its address.
-	env := []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + ctr, "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/" + ctr, "CNI_PATH=/opt/cni/bin", "CNI_ARGS=" + args}
+	env := []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + ctr, "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/" + ctr,
+		"CNI_PATH=/opt/cni/bin", "CNI_ARGS=" + args}
 	stdin := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"type":"bridge","ipam":{"type":"stayput",%s},"runtimeConfig":{"io.kubernetes.cri.pod-annotations":%s}}`, n.network, n.ipam, notes)
 	_, err = n.node.RunInput(testContext(t), env, []byte(stdin), "/opt/cni/bin/stayput")
 	must.Do(t, err)
@@ -339,8 +359,8 @@ type prometheus struct {
 
 const prometheusAddress = "127.0.0.1:9090"
 
-// startPrometheus starts one that scrapes every second what the chart's PodMonitor selects, with the rules of the chart's
-// PrometheusRule.
+// startPrometheus starts one that scrapes every second what the chart's PodMonitor selects, with the rules of the
+// chart's PrometheusRule.
 func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 	t.Helper()
 	must.Do(t, lab.Need(testContext(t), "prometheus"))
@@ -359,7 +379,8 @@ func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 		must.Do(t, os.MkdirAll(c.Control.Path(dir), 0o755))
 		must.Do(t, c.Control.WriteFile(dir+name, data))
 	}
-	_, err = c.Control.Start("prometheus", nil, program, "--config.file="+dir+"prometheus.yml", "--storage.tsdb.path=/var/tmp/prometheus",
+	_, err = c.Control.Start("prometheus", nil, program, "--config.file="+dir+"prometheus.yml",
+		"--storage.tsdb.path=/var/tmp/prometheus",
 		"--web.listen-address="+prometheusAddress, "--log.level=warn")
 	must.Do(t, err)
 	p := &prometheus{client: &http.Client{Transport: &http.Transport{
@@ -436,12 +457,13 @@ func monitors(t *testing.T) (monitor podMonitor, rules any) {
 	return monitor, rules
 }
 
-// scrapeConfigs are what the Prometheus operator makes of a PodMonitor: labels that say where a series comes from, which
-// the PodMonitor's own relabelings come after. Debian's Prometheus is built without the discovery of pods; their labels
-// are made here as it does, the rest is Prometheus' own.
+// scrapeConfigs are what the Prometheus operator makes of a PodMonitor: labels that say where a series comes from,
+// which the PodMonitor's own relabelings come after. Debian's Prometheus is built without the discovery of pods; their
+// labels are made here as it does, the rest is Prometheus' own.
 func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []any) {
 	t.Helper()
-	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t), metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&monitor.Spec.Selector)})
+	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t),
+		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(&monitor.Spec.Selector)})
 	must.Do(t, err)
 	unfit := regexp.MustCompile(`[^a-zA-Z0-9_]`)
 	for i, endpoint := range monitor.Spec.PodMetricsEndpoints {
@@ -453,7 +475,8 @@ func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []
 						continue
 					}
 					labels := map[string]string{
-						"__meta_kubernetes_namespace": pod.Namespace, "__meta_kubernetes_pod_name": pod.Name, "__meta_kubernetes_pod_node_name": pod.Spec.NodeName,
+						"__meta_kubernetes_namespace": pod.Namespace, "__meta_kubernetes_pod_name": pod.Name,
+						"__meta_kubernetes_pod_node_name":      pod.Spec.NodeName,
 						"__meta_kubernetes_pod_container_name": container.Name, "__meta_kubernetes_pod_container_port_name": port.Name,
 					}
 					for name, value := range pod.Labels {
@@ -475,7 +498,8 @@ func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []
 			relabelings = append(relabelings, r.config())
 		}
 		configs = append(configs, map[string]any{
-			"job_name": fmt.Sprintf("podMonitor/%s/stayput/%d", lab.SystemNamespace, i), "static_configs": targets, "relabel_configs": relabelings,
+			"job_name": fmt.Sprintf("podMonitor/%s/stayput/%d", lab.SystemNamespace, i), "static_configs": targets,
+			"relabel_configs": relabelings,
 		})
 	}
 	return configs

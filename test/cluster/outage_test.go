@@ -20,7 +20,8 @@ import (
 // addresses, but not their nodes.
 func recordedSet(name string, replicas int, topology string) string {
 	return strings.Replace(statefulSet(name, replicas, nil), "metadata:\n  name: "+name+"\n", fmt.Sprintf(
-		"metadata:\n  name: %s\n  annotations: {kruise.io/auto-generate-persistent-pod-state: \"true\", %s: kubernetes.io/hostname}\n", name, topology), 1)
+		"metadata:\n  name: %s\n  annotations: {kruise.io/auto-generate-persistent-pod-state: \"true\", %s: "+
+			"kubernetes.io/hostname}\n", name, topology), 1)
 }
 
 func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
@@ -29,7 +30,9 @@ func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
 	before := tilted(t, c, ns, "web", 2, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5m"})
 	was := before["web-0"]
 	node := c.Node(was.Spec.NodeName)
-	hasty := startedOn(t, c, ns, "hasty", node.Name, statefulSet("hasty", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5s"}))
+	hasty := startedOn(t, c, ns, "hasty", node.Name, statefulSet("hasty", 1, map[string]string{
+		retainIP: "10m", "stayput.io/home-wait": "5s",
+	}))
 	must.Do(t, node.PowerLoss())
 	must.Do(t, c.WaitNotReady(testContext(t), node))
 	// The pods are given up by force, as an operator would; the successor of one must not start elsewhere.
@@ -64,12 +67,14 @@ func TestADeletedNodeIsNotWaitedFor(t *testing.T) {
 		must.Do(t, c.WaitReady(ctx, node))
 	})
 	now := int64(0)
-	_ = c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{GracePeriodSeconds: &now}) // or the garbage collector was first
+	// or the garbage collector was first
+	_ = c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{GracePeriodSeconds: &now})
 	after := successor(t, c, before)
 	if after.Spec.NodeName == node.Name {
 		t.Errorf("it is on the node that was deleted")
 	}
-	if message := saysOf(t, c, ns, "Pod", "web-0", "HomeGivenUp"); !strings.Contains(message, node.Name+", is gone from the cluster") {
+	if message := saysOf(t, c, ns, "Pod", "web-0", "HomeGivenUp"); !strings.Contains(message,
+		node.Name+", is gone from the cluster") {
 		t.Errorf("the Event says %q", message)
 	}
 }
@@ -135,7 +140,8 @@ func TestAnAPIServerThatRestartsWhilePodsAreReplacedLosesNothing(t *testing.T) {
 	apply(t, c, ns, recordedSet("plain", 2, "kruise.io/required-persistent-topology"))
 	recorded := places(t, c, ns, "plain", 2, nil)
 	until(t, "both pods to be recorded", func(context.Context) bool {
-		return kubectl(t, c, "get", "persistentpodstate", "plain", "-n", ns, "-o", "jsonpath={.status.recorded}", "--ignore-not-found") == "2"
+		return kubectl(t, c, "get", "persistentpodstate", "plain", "-n", ns, "-o", "jsonpath={.status.recorded}",
+			"--ignore-not-found") == "2"
 	})
 	until(t, "pods to be gated for their record", func(ctx context.Context) bool {
 		pod, err := c.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
@@ -163,7 +169,8 @@ func TestUngateAllLetsEveryPodGo(t *testing.T) {
 	ns := namespace(t, c)
 	must.Do(t, c.Controllers.Kill(testContext(t)))
 	defer onceStarted(t, c)()
-	yaml := strings.Replace(statefulSet("web", 3, map[string]string{retainIP: "10m"}), "      terminationGracePeriodSeconds: 1\n",
+	yaml := strings.Replace(statefulSet("web", 3, map[string]string{retainIP: "10m"}),
+		"      terminationGracePeriodSeconds: 1\n",
 		"      terminationGracePeriodSeconds: 1\n      schedulingGates: [{name: example.com/other}]\n", 1)
 	apply(t, c, ns, yaml)
 	apply(t, c, ns, statefulSet("free", 3, map[string]string{retainIP: "10m"}))
@@ -185,7 +192,8 @@ func TestUngateAllLetsEveryPodGo(t *testing.T) {
 	}
 	places(t, c, ns, "free", 3, nil)
 	for i := range 3 { // what is not ours stays
-		if pod := getPod(t, c, ns, fmt.Sprintf("web-%d", i)); len(pod.Spec.SchedulingGates) != 1 || pod.Spec.SchedulingGates[0].Name != "example.com/other" {
+		if pod := getPod(t, c, ns, fmt.Sprintf("web-%d", i)); len(pod.Spec.SchedulingGates) != 1 ||
+			pod.Spec.SchedulingGates[0].Name != "example.com/other" {
 			t.Errorf("%s has the gates %v", pod.Name, pod.Spec.SchedulingGates)
 		}
 	}
@@ -194,13 +202,15 @@ func TestUngateAllLetsEveryPodGo(t *testing.T) {
 // runController runs stayput-controller to its end, as the account of the controllers, and returns what it says.
 func runController(t *testing.T, c *lab.Cluster, args ...string) string {
 	t.Helper()
-	deployment, err := c.Client().AppsV1().Deployments(lab.SystemNamespace).Get(testContext(t), "stayput-controller", metav1.GetOptions{})
+	deployment, err := c.Client().AppsV1().Deployments(lab.SystemNamespace).Get(testContext(t), "stayput-controller",
+		metav1.GetOptions{})
 	must.Do(t, err)
 	spec := deployment.Spec.Template.Spec
 	spec.Containers[0].Args, spec.Containers[0].ReadinessProbe, spec.Containers[0].LivenessProbe = args, nil, nil
 	spec.RestartPolicy = corev1.RestartPolicyNever
 	pods := c.Client().CoreV1().Pods(lab.SystemNamespace)
-	pod, err := pods.Create(testContext(t), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "run-"}, Spec: spec}, metav1.CreateOptions{})
+	pod, err := pods.Create(testContext(t), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "run-"}, Spec: spec},
+		metav1.CreateOptions{})
 	must.Do(t, err)
 	t.Cleanup(func() { must.Do(t, pods.Delete(context.Background(), pod.Name, metav1.DeleteOptions{})) })
 	until(t, "stayput-controller "+strings.Join(args, " ")+" to end", func(ctx context.Context) bool {
@@ -208,7 +218,8 @@ func runController(t *testing.T, c *lab.Cluster, args ...string) string {
 		return err == nil && (pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed)
 	})
 	out := kubectl(t, c, "logs", pod.Name, "-n", lab.SystemNamespace)
-	if pod, err := pods.Get(testContext(t), pod.Name, metav1.GetOptions{}); err != nil || pod.Status.Phase != corev1.PodSucceeded {
+	if pod, err := pods.Get(testContext(t), pod.Name, metav1.GetOptions{}); err != nil ||
+		pod.Status.Phase != corev1.PodSucceeded {
 		t.Fatalf("stayput-controller %v failed: %v\n%s", args, err, out)
 	}
 	return out
@@ -260,7 +271,9 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 			}
 			if round < 3 {
 				now, uid := int64(0), after[name].UID
-				must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid}}))
+				must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{
+					GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &uid},
+				}))
 			}
 		}
 		before = after
@@ -303,7 +316,8 @@ func TestPodsComeHomeAfterARestartOfTheirKubeletAndACrashedContainerStaysWhereIt
 	after := map[string]*corev1.Pod{"web-0": successor(t, c, before["web-0"])}
 	for _, name := range []string{"web-1", "web-2", "web-3"} {
 		after[name] = ready(t, c, ns, name)
-		if after[name].UID != before[name].UID || after[name].Status.ContainerStatuses[0].RestartCount != 0 || sandbox(t, c, after[name]).ID != sandboxes[name] {
+		if after[name].UID != before[name].UID || after[name].Status.ContainerStatuses[0].RestartCount != 0 ||
+			sandbox(t, c, after[name]).ID != sandboxes[name] {
 			t.Errorf("%s is not the pod that it was: %+v", name, after[name].Status)
 		}
 	}

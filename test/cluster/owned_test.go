@@ -24,11 +24,23 @@ var kept = []struct {
 	scaled, deleted bool // whether they are kept
 }{
 	{"a duration", map[string]string{retainIP: "10m"}, true, true},
-	{"a duration, released when scaled", map[string]string{retainIP: "10m", "stayput.io/when-scaled": "Release"}, false, true},
-	{"a duration, released when deleted", map[string]string{retainIP: "10m", "stayput.io/when-deleted": "Delete"}, true, false},
+	{
+		"a duration, released when scaled", map[string]string{retainIP: "10m", "stayput.io/when-scaled": "Release"}, false,
+		true,
+	},
+	{
+		"a duration, released when deleted", map[string]string{retainIP: "10m", "stayput.io/when-deleted": "Delete"}, true,
+		false,
+	},
 	{"while owned", map[string]string{retainIP: "while-owned"}, false, false},
-	{"while owned, retained when scaled", map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}, true, false},
-	{"while owned, retained when deleted", map[string]string{retainIP: "while-owned", "stayput.io/when-deleted": "Retain"}, false, true},
+	{
+		"while owned, retained when scaled", map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"},
+		true, false,
+	},
+	{
+		"while owned, retained when deleted", map[string]string{retainIP: "while-owned", "stayput.io/when-deleted": "Retain"},
+		false, true,
+	},
 }
 
 // freedOrKept checks what has become of addresses whose pods have ended.
@@ -134,7 +146,8 @@ func TestOrphansKeepWhatTheirWorkloadHad(t *testing.T) {
 // deployment is the YAML of a Deployment of the web image, with annotations for its pods.
 func deployment(name string, replicas int, annotations map[string]string) string {
 	yaml := strings.Replace(statefulSet(name, replicas, annotations), "kind: StatefulSet", "kind: Deployment", 1)
-	return strings.Replace(strings.Replace(yaml, "  serviceName: "+name+"\n", "", 1), "  podManagementPolicy: Parallel\n", "", 1)
+	return strings.Replace(strings.Replace(yaml, "  serviceName: "+name+"\n", "", 1), "  podManagementPolicy: Parallel\n",
+		"", 1)
 }
 
 // deployed waits until a Deployment has n Ready pods, none of which is among those before.
@@ -165,12 +178,16 @@ func TestPodsWithASharedIdentityTakeItsAddressesWhereTheyAre(t *testing.T) {
 	before := deployed(t, c, ns, "front", 3, nil)
 	kubectl(t, c, "uncordon", "node-3")
 	for _, pod := range before {
-		r := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound, of a Deployment", func(r *v1alpha1.RetainedIP) bool { return bound(r) && r.Spec.Workload != nil })
+		r := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound, of a Deployment", func(r *v1alpha1.RetainedIP) bool {
+			return bound(r) && r.Spec.Workload != nil
+		})
 		if r.Spec.Identity != "front" || r.Spec.Workload.Kind != "Deployment" || r.Spec.Workload.Name != "front" {
 			t.Errorf("%s belongs to %+v", r.Name, r.Spec)
 		}
 	}
-	scaleDeployment := func(replicas string) { kubectl(t, c, "scale", "deployment/front", "--replicas="+replicas, "-n", ns) }
+	scaleDeployment := func(replicas string) {
+		kubectl(t, c, "scale", "deployment/front", "--replicas="+replicas, "-n", ns)
+	}
 	scaleDeployment("0")
 	for _, pod := range before {
 		shows(t, c, ns, pod.Name, pod.Spec.NodeName, "retained", retained)
@@ -196,7 +213,8 @@ func TestWhileOwnedNeedsPodsThatKeepTheirNames(t *testing.T) {
 	ns := namespace(t, c)
 	apply(t, c, ns, deployment("front", 1, map[string]string{retainIP: "while-owned"}))
 	pod := deployed(t, c, ns, "front", 1, nil)[0]
-	if message := saysOf(t, c, ns, "Pod", pod.Name, "WhileOwnedWithoutOrdinal"); !strings.Contains(message, "stayput.io/identity") {
+	if message := saysOf(t, c, ns, "Pod", pod.Name, "WhileOwnedWithoutOrdinal"); !strings.Contains(message,
+		"stayput.io/identity") {
 		t.Errorf("the Event says %q", message)
 	}
 	kubectl(t, c, "delete", "deployment", "front", "-n", ns)

@@ -57,7 +57,9 @@ func stateOf(t *testing.T, c *lab.Cluster, ns, name string) *kruisev1alpha1.Pers
 }
 
 // comesTo waits until a PersistentPodState is as it should be.
-func comesTo(t *testing.T, c *lab.Cluster, ns, name, what string, ok func(*kruisev1alpha1.PersistentPodState) bool) *kruisev1alpha1.PersistentPodState {
+func comesTo(
+	t *testing.T, c *lab.Cluster, ns, name, what string, ok func(*kruisev1alpha1.PersistentPodState) bool,
+) *kruisev1alpha1.PersistentPodState {
 	t.Helper()
 	var s *kruisev1alpha1.PersistentPodState
 	defer func() {
@@ -75,7 +77,8 @@ func comesTo(t *testing.T, c *lab.Cluster, ns, name, what string, ok func(*kruis
 // recordsAll is that so many pods are recorded, and no more wanted.
 func recordsAll(n int32) func(*kruisev1alpha1.PersistentPodState) bool {
 	return func(s *kruisev1alpha1.PersistentPodState) bool {
-		return s.Status.Pods != nil && *s.Status.Pods == n && s.Status.Recorded != nil && *s.Status.Recorded == n && len(s.Status.PodStates) == int(n) &&
+		return s.Status.Pods != nil && *s.Status.Pods == n && s.Status.Recorded != nil && *s.Status.Recorded == n &&
+			len(s.Status.PodStates) == int(n) &&
 			s.Status.ObservedGeneration == s.Generation && isTrue(s, "Recorded", "AllRecorded")
 	}
 }
@@ -133,7 +136,8 @@ spec:
 func followed(t *testing.T, c *lab.Cluster, ns, name string) func(why string) []*kruisev1alpha1.PersistentPodState {
 	t.Helper()
 	const last = "test.stayput.io/last"
-	w, err := typed(t, c).Watch(testContext(t), &kruisev1alpha1.PersistentPodStateList{}, client.InNamespace(ns), client.MatchingFields{"metadata.name": name})
+	w, err := typed(t, c).Watch(testContext(t), &kruisev1alpha1.PersistentPodStateList{}, client.InNamespace(ns),
+		client.MatchingFields{"metadata.name": name})
 	must.Do(t, err)
 	t.Cleanup(w.Stop)
 	states := make(chan []*kruisev1alpha1.PersistentPodState, 1)
@@ -167,25 +171,31 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 	c := installed(t)
 	racks(t, c)
 	ns := namespace(t, c)
-	apply(t, c, ns, workloadAnnotated(statefulSet("web", 5, nil), map[string]string{auto: "true", required: rack, preferred: hostname + ", " + rack + " ,"}))
+	apply(t, c, ns, workloadAnnotated(statefulSet("web", 5, nil), map[string]string{
+		auto: "true", required: rack, preferred: hostname + ", " + rack + " ,",
+	}))
 	before := places(t, c, ns, "web", 5, nil)
 	s := comesTo(t, c, ns, "web", "to record five pods", recordsAll(5))
 	if s.Labels["stayput.io/generated"] != "true" || len(s.OwnerReferences) != 0 {
 		t.Errorf("it has the labels %v and the owners %v", s.Labels, s.OwnerReferences)
 	}
-	if p := s.Spec.PreferredPersistentTopology; len(p) != 2 || p[0].Weight != 100 || !slices.Equal(p[0].Preference.NodeTopologyKeys, []string{hostname}) ||
+	if p := s.Spec.PreferredPersistentTopology; len(p) != 2 || p[0].Weight != 100 ||
+		!slices.Equal(p[0].Preference.NodeTopologyKeys, []string{hostname}) ||
 		!slices.Equal(s.Spec.RequiredPersistentTopology.NodeTopologyKeys, []string{rack}) {
 		t.Errorf("its spec is %+v", s.Spec)
 	}
 	for name, pod := range before {
 		node, err := c.Client().CoreV1().Nodes().Get(testContext(t), pod.Spec.NodeName, metav1.GetOptions{})
 		must.Do(t, err)
-		want := kruisev1alpha1.PodState{NodeName: node.Name, NodeTopologyLabels: map[string]string{hostname: node.Labels[hostname], rack: node.Labels[rack]}}
+		want := kruisev1alpha1.PodState{
+			NodeName: node.Name, NodeTopologyLabels: map[string]string{hostname: node.Labels[hostname], rack: node.Labels[rack]},
+		}
 		if got := s.Status.PodStates[name]; !equality.Semantic.DeepEqual(got, want) {
 			t.Errorf("%s is recorded as %+v, want %+v", name, got, want)
 		}
 	}
-	if out := strings.Fields(kubectl(t, c, "get", "persistentpodstates", "web", "-n", ns, "--no-headers")); len(out) != 5 || !slices.Equal(out[:4], []string{"web", "web", "5", "5"}) {
+	if out := strings.Fields(kubectl(t, c, "get", "persistentpodstates", "web", "-n", ns, "--no-headers")); len(
+		out) != 5 || !slices.Equal(out[:4], []string{"web", "web", "5", "5"}) {
 		t.Errorf("kubectl shows %q", out)
 	}
 
@@ -197,7 +207,8 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 	after := places(t, c, ns, "web", 5, before)
 	for name, was := range before {
 		if is := after[name]; is.Spec.NodeName != was.Spec.NodeName || is.Spec.Containers[0].Image != lab.PauseImage {
-			t.Errorf("%s was on %s and is on %s with the image %s", name, was.Spec.NodeName, is.Spec.NodeName, is.Spec.Containers[0].Image)
+			t.Errorf("%s was on %s and is on %s with the image %s", name, was.Spec.NodeName, is.Spec.NodeName,
+				is.Spec.Containers[0].Image)
 		}
 	}
 	settled(t, c, ns)
@@ -217,7 +228,8 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 		}
 		return recordsAll(5)(s)
 	})
-	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, required+"="+rack, preferred+"="+hostname+","+rack, "--overwrite")
+	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, required+"="+rack, preferred+"="+hostname+","+rack,
+		"--overwrite")
 	comesTo(t, c, ns, "web", "to record both labels again", func(is *kruisev1alpha1.PersistentPodState) bool {
 		return equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates)
 	})
@@ -258,8 +270,12 @@ func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *te
 	c := installed(t)
 	racks(t, c)
 	ns := namespace(t, c)
-	apply(t, c, ns, stateFor("by-hand", "web", byHostname+"  preferredPersistentTopology: [{weight: 7, preference: {nodeTopologyKeys: ["+rack+"]}}]\n  persistentPodAnnotations: [{key: kept}]\n"))
-	until(t, "the pods of the workload to be gated", func(ctx context.Context) bool { return gates(t, c, ns, "StatefulSet.apps.web") })
+	apply(t, c, ns, stateFor("by-hand", "web",
+		byHostname+"  preferredPersistentTopology: [{weight: 7, preference: {nodeTopologyKeys: ["+rack+"]}}]\n  "+
+			"persistentPodAnnotations: [{key: kept}]\n"))
+	until(t, "the pods of the workload to be gated", func(ctx context.Context) bool {
+		return gates(t, c, ns, "StatefulSet.apps.web")
+	})
 	before := tiltedBy(t, c, ns, "web", 4, strings.Replace(statefulSet("web", 4, map[string]string{"stayput.io/home-wait": "5s"}), "      terminationGracePeriodSeconds: 1\n", `      terminationGracePeriodSeconds: 1
       affinity:
         nodeAffinity:
@@ -273,7 +289,8 @@ func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *te
 	deletePods(t, c, ns, "web")
 	after := places(t, c, ns, "web", 4, before)
 	labelled := func(key, value string) corev1.NodeSelectorTerm {
-		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}}}
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key,
+			Operator: corev1.NodeSelectorOpIn, Values: []string{value}}}}
 	}
 	for name, was := range before {
 		is := after[name]
@@ -282,7 +299,9 @@ func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *te
 		}
 		// What the record says joins what the template says.
 		want := &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{labelled(hostname, was.Spec.NodeName)}},
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{labelled(hostname, was.Spec.NodeName)},
+			},
 			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{
 				{Weight: 3, Preference: labelled(hostname, "node-3")}, {Weight: 7, Preference: labelled(rack, "r1")},
 			},
@@ -342,7 +361,8 @@ func TestTheRecordOutlivesAWorkloadThatIsDeletedWithoutItsPods(t *testing.T) {
 	s := comesTo(t, c, ns, "web", "to record three pods", recordsAll(3))
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
 	settled(t, c, ns)
-	if is := stateOf(t, c, ns, "web"); is == nil || is.UID != s.UID || !equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates) {
+	if is := stateOf(t, c, ns, "web"); is == nil || is.UID != s.UID ||
+		!equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates) {
 		t.Fatalf("while the orphans are alone there is %+v", is)
 	}
 	apply(t, c, ns, yaml)
@@ -351,7 +371,8 @@ func TestTheRecordOutlivesAWorkloadThatIsDeletedWithoutItsPods(t *testing.T) {
 		return pod != nil && metav1.GetControllerOf(pod) != nil
 	})
 	settled(t, c, ns)
-	if is := stateOf(t, c, ns, "web"); is == nil || is.UID != s.UID || !equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates) {
+	if is := stateOf(t, c, ns, "web"); is == nil || is.UID != s.UID ||
+		!equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates) {
 		t.Fatalf("after the adoption there is %+v", is)
 	}
 	deletePods(t, c, ns, "web")
@@ -386,14 +407,17 @@ func TestAHandWrittenObjectIsEmptiedWhenItsWorkloadIsDeletedAndKeepsAllBeforeIfT
 		return len(s.Status.PodStates) == 5 && *s.Status.Pods == 1
 	})
 	// What somebody else recorded before us ends as well: so it is where OpenKruise ran.
-	kubectl(t, c, "patch", "persistentpodstate", "by-hand", "-n", ns, "--type=merge", "-p", `{"spec": {"persistentPodStateRetentionPolicy": "WhenScaled"}}`)
+	kubectl(t, c, "patch", "persistentpodstate", "by-hand", "-n", ns, "--type=merge", "-p",
+		`{"spec": {"persistentPodStateRetentionPolicy": "WhenScaled"}}`)
 	kubectl(t, c, "patch", "persistentpodstate", "by-hand", "-n", ns, "--subresource=status", "--type=merge", "-p",
 		`{"status": {"podStates": {"web-7": {"nodeName": "node-1"}, "web-0": {"nodeTopologyLabels": {"other": "label"}}}}}`)
 	comesTo(t, c, ns, "by-hand", "to have one record left", func(s *kruisev1alpha1.PersistentPodState) bool {
 		return recordsAll(1)(s) && len(s.Status.PodStates["web-0"].NodeTopologyLabels) == 1
 	})
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
-	comesTo(t, c, ns, "by-hand", "to be empty", func(s *kruisev1alpha1.PersistentPodState) bool { return len(s.Status.PodStates) == 0 })
+	comesTo(t, c, ns, "by-hand", "to be empty", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return len(s.Status.PodStates) == 0
+	})
 }
 
 func TestAHandWrittenObjectIsNeverTakenOver(t *testing.T) {
@@ -408,7 +432,8 @@ func TestAHandWrittenObjectIsNeverTakenOver(t *testing.T) {
 	settled(t, c, ns)
 	for name, target := range map[string]string{"web": "other", "mine": "own"} {
 		s := stateOf(t, c, ns, name)
-		if s == nil || len(s.Labels) != 0 || s.Spec.TargetReference.Name != target || s.Spec.PreferredPersistentTopology != nil {
+		if s == nil || len(s.Labels) != 0 || s.Spec.TargetReference.Name != target ||
+			s.Spec.PreferredPersistentTopology != nil {
 			t.Errorf("it became %+v", s)
 		}
 	}
@@ -462,27 +487,33 @@ func TestTwoObjectsForOneWorkloadAreRefusedAndOfTwoThatSlippedInTheOlderCounts(t
 		t.Errorf("a second one: %v", err)
 	}
 
-	binding, err := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(testContext(t), "stayput-unique-target", metav1.GetOptions{})
+	binding, err := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(testContext(t),
+		"stayput-unique-target", metav1.GetOptions{})
 	must.Do(t, err)
 	kubectl(t, c, "delete", "validatingadmissionpolicybinding", binding.Name)
 	t.Cleanup(func() {
 		binding.ResourceVersion, binding.UID = "", ""
-		_, err := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(context.Background(), binding, metav1.CreateOptions{})
+		_, err := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(context.Background(),
+			binding, metav1.CreateOptions{})
 		must.Do(t, err)
 	})
 	until(t, "a second one to slip in", func(ctx context.Context) bool {
-		_, err := c.Kubectl(ctx, stateFor("a-second", "web", "  preferredPersistentTopology: [{weight: 1, preference: {nodeTopologyKeys: [kubernetes.io/hostname]}}]\n"), "create", "-n", ns, "-f", "-")
+		_, err := c.Kubectl(ctx, stateFor("a-second", "web",
+			"  preferredPersistentTopology: [{weight: 1, preference: {nodeTopologyKeys: [kubernetes.io/hostname]}}]\n"),
+			"create", "-n", ns, "-f", "-")
 		return err == nil
 	})
 	comesTo(t, c, ns, "a-second", "to be in conflict", func(s *kruisev1alpha1.PersistentPodState) bool {
-		return isTrue(s, "Conflict", "OlderObject") && strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Conflict").Message, "z-first") &&
+		return isTrue(s, "Conflict", "OlderObject") &&
+			strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Conflict").Message, "z-first") &&
 			len(s.Status.PodStates) == 0
 	})
 	comesTo(t, c, ns, "z-first", "to be obeyed", recordsAll(1))
 	kubectl(t, c, "delete", "persistentpodstate", "z-first", "-n", ns)
 	comesTo(t, c, ns, "a-second", "to take over", func(s *kruisev1alpha1.PersistentPodState) bool {
 		conflict := meta.FindStatusCondition(s.Status.Conditions, "Conflict")
-		return recordsAll(1)(s) && conflict != nil && conflict.Status == metav1.ConditionFalse && s.Status.PodStates["web-0"].NodeName == pod.Spec.NodeName
+		return recordsAll(1)(s) && conflict != nil && conflict.Status == metav1.ConditionFalse &&
+			s.Status.PodStates["web-0"].NodeName == pod.Spec.NodeName
 	})
 }
 
@@ -491,12 +522,14 @@ func TestWhatCannotBeRecordedIsRefusedWhenItIsApplied(t *testing.T) {
 	ns := namespace(t, c)
 	const weight = "  preferredPersistentTopology: [{weight: %d, preference: {nodeTopologyKeys: [a]}}]\n"
 	for name, yaml := range map[string]string{
-		"a weight of 0":           stateFor("x", "web", fmt.Sprintf(weight, 0)),
-		"a weight of 101":         stateFor("x", "web", fmt.Sprintf(weight, 101)),
-		"an empty target":         stateFor("x", `""`, byHostname),
-		"a target without kind":   strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet, ", "", 1),
-		"a Deployment":            strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: Deployment", 1),
-		"a ReplicaSet":            strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: ReplicaSet", 1),
+		"a weight of 0":         stateFor("x", "web", fmt.Sprintf(weight, 0)),
+		"a weight of 101":       stateFor("x", "web", fmt.Sprintf(weight, 101)),
+		"an empty target":       stateFor("x", `""`, byHostname),
+		"a target without kind": strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet, ", "", 1),
+		"a Deployment": strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: Deployment",
+			1),
+		"a ReplicaSet": strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: ReplicaSet",
+			1),
 		"no topology":             stateFor("x", "web", ""),
 		"an empty topology":       stateFor("x", "web", "  requiredPersistentTopology: {nodeTopologyKeys: []}\n"),
 		"no preferences":          stateFor("x", "web", "  preferredPersistentTopology: []\n"),
@@ -510,7 +543,8 @@ func TestWhatCannotBeRecordedIsRefusedWhenItIsApplied(t *testing.T) {
 	for _, w := range []int{1, 100} {
 		apply(t, c, ns, stateFor("fine", "web", fmt.Sprintf(weight, w)))
 	}
-	if _, err := c.Kubectl(testContext(t), stateFor("fine", "another", byHostname), "apply", "-n", ns, "-f", "-"); err == nil || !strings.Contains(err.Error(), "immutable") {
+	if _, err := c.Kubectl(testContext(t), stateFor("fine", "another", byHostname), "apply", "-n", ns, "-f",
+		"-"); err == nil || !strings.Contains(err.Error(), "immutable") {
 		t.Errorf("another target: %v", err)
 	}
 }
@@ -547,7 +581,8 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	ns := namespace(t, c)
 	yaml := strings.Replace(statefulSet("web", 1, nil), "terminationGracePeriodSeconds: 1\n",
 		"terminationGracePeriodSeconds: 300\n      readinessGates: [{conditionType: test.stayput.io/ready}]\n", 1)
-	yaml = strings.Replace(yaml, "image: ", "lifecycle: {preStop: {sleep: {seconds: 300}}}\n        image: ", 1) // it ends when it is killed
+	// it ends when it is killed
+	yaml = strings.Replace(yaml, "image: ", "lifecycle: {preStop: {sleep: {seconds: 300}}}\n        image: ", 1)
 	apply(t, c, ns, workloadAnnotated(yaml, map[string]string{auto: "true", preferred: hostname}))
 	started := func(uid types.UID) *corev1.Pod {
 		var pod *corev1.Pod
@@ -560,12 +595,15 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	stays := func(when string, node string, n int) {
 		t.Helper()
 		settled(t, c, ns)
-		if s := stateOf(t, c, ns, "web"); s == nil || len(s.Status.PodStates) != n || s.Status.PodStates["web-0"].NodeName != node {
+		if s := stateOf(t, c, ns, "web"); s == nil || len(s.Status.PodStates) != n ||
+			s.Status.PodStates["web-0"].NodeName != node {
 			t.Fatalf("%s, recorded is %+v", when, s)
 		}
 	}
 	first := started("")
-	comesTo(t, c, ns, "web", "to wait for the pod", func(s *kruisev1alpha1.PersistentPodState) bool { return *s.Status.Pods == 1 })
+	comesTo(t, c, ns, "web", "to wait for the pod", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return *s.Status.Pods == 1
+	})
 	stays("never Ready", "", 0)
 	gate(t, c, ns, "web-0", true)
 	comesTo(t, c, ns, "web", "to record the pod", recordsAll(1))
@@ -578,7 +616,9 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	kubectl(t, c, "cordon", home)
 	defer kubectl(t, c, "uncordon", home)
 	kubectl(t, c, "delete", "pod", "web-0", "-n", ns, "--wait=false")
-	until(t, "web-0 to terminate", func(context.Context) bool { return getPod(t, c, ns, "web-0").DeletionTimestamp != nil })
+	until(t, "web-0 to terminate", func(context.Context) bool {
+		return getPod(t, c, ns, "web-0").DeletionTimestamp != nil
+	})
 	stays("terminating", home, 1)
 
 	// It comes up elsewhere, as its home is only preferred and cordoned.
@@ -590,9 +630,11 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	stays("not Ready elsewhere", home, 1)
 	gate(t, c, ns, "web-0", true)
 	comesTo(t, c, ns, "web", "to move the record", func(s *kruisev1alpha1.PersistentPodState) bool {
-		return s.Status.PodStates["web-0"].NodeName == second.Spec.NodeName && s.Status.PodStates["web-0"].NodeTopologyLabels[hostname] == second.Spec.NodeName
+		return s.Status.PodStates["web-0"].NodeName == second.Spec.NodeName &&
+			s.Status.PodStates["web-0"].NodeTopologyLabels[hostname] == second.Spec.NodeName
 	})
-	if message := saysOf(t, c, ns, "StatefulSet", "web", "HomeMoved"); !strings.Contains(message, home) || !strings.Contains(message, second.Spec.NodeName) {
+	if message := saysOf(t, c, ns, "StatefulSet", "web", "HomeMoved"); !strings.Contains(message, home) ||
+		!strings.Contains(message, second.Spec.NodeName) {
 		t.Errorf("the Event says %q", message)
 	}
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
@@ -604,7 +646,8 @@ func TestAKindThatTheControllerIsNotToldOfIsRefusedWithTheReason(t *testing.T) {
 	ns := namespace(t, c)
 	apply(t, c, ns, strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet,", "kind: DaemonSet,", 1))
 	comesTo(t, c, ns, "x", "to say why", func(s *kruisev1alpha1.PersistentPodState) bool {
-		return isTrue(s, "Degraded", "UnsupportedTarget") && strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Degraded").Message, "--workload-kinds")
+		return isTrue(s, "Degraded", "UnsupportedTarget") &&
+			strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Degraded").Message, "--workload-kinds")
 	})
 }
 
@@ -649,7 +692,8 @@ func podBy(t *testing.T, c *lab.Cluster, ns, name, apiVersion, kind, owner, uid 
 		}},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: new(int64),
-			Containers:                    []corev1.Container{{Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever}},
+			Containers: []corev1.Container{{Name: "web", Image: lab.WebImage,
+				ImagePullPolicy: corev1.PullNever}},
 		},
 	}, metav1.CreateOptions{})
 	must.Do(t, err)
@@ -666,11 +710,13 @@ func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	const target = "{apiVersion: apps.kruise.io/v1beta1, kind: StatefulSet, name: web}"
-	apply(t, c, ns, strings.Replace(stateFor("by-hand", "web", byHostname), "{apiVersion: apps/v1, kind: StatefulSet, name: web}", target, 1))
+	apply(t, c, ns, strings.Replace(stateFor("by-hand", "web", byHostname),
+		"{apiVersion: apps/v1, kind: StatefulSet, name: web}", target, 1))
 	comesTo(t, c, ns, "by-hand", "to say that there is no such kind", func(s *kruisev1alpha1.PersistentPodState) bool {
 		return isTrue(s, "Degraded", "TargetNotServed")
 	})
-	made(t, c, "statefulsets.apps.kruise.io", crd("apps.kruise.io", "v1beta1", "statefulsets", "StatefulSet", "{status: {}}"))
+	made(t, c, "statefulsets.apps.kruise.io",
+		crd("apps.kruise.io", "v1beta1", "statefulsets", "StatefulSet", "{status: {}}"))
 	set := func(spec string) {
 		t.Helper()
 		apply(t, c, ns, "apiVersion: apps.kruise.io/v1beta1\nkind: StatefulSet\nmetadata: {name: web}\nspec: "+spec)
@@ -689,7 +735,9 @@ func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
 	settled(t, c, ns)
 	comesTo(t, c, ns, "by-hand", "to have three records", recordsAll(3))
 	set(`{replicas: 3, reserveOrdinals: [1, 2, "3-4"]}`)
-	s = comesTo(t, c, ns, "by-hand", "to have two records left", func(s *kruisev1alpha1.PersistentPodState) bool { return len(s.Status.PodStates) == 2 })
+	s = comesTo(t, c, ns, "by-hand", "to have two records left", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return len(s.Status.PodStates) == 2
+	})
 	if _, ok := s.Status.PodStates["web-5"]; !ok {
 		t.Errorf("recorded are %v", s.Status.PodStates)
 	}
@@ -698,7 +746,8 @@ func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
 
 	// Its pods are gated and come home as well.
 	kubectl(t, c, "delete", "pod", "web-6", "-n", ns)
-	if again := podBy(t, c, ns, "web-6", "apps.kruise.io/v1beta1", "StatefulSet", "web", uid); again.Spec.NodeName != pod.Spec.NodeName || again.Spec.Affinity == nil {
+	if again := podBy(t, c, ns, "web-6", "apps.kruise.io/v1beta1", "StatefulSet", "web",
+		uid); again.Spec.NodeName != pod.Spec.NodeName || again.Spec.Affinity == nil {
 		t.Errorf("it was on %s and is on %s, drawn by %+v", pod.Spec.NodeName, again.Spec.NodeName, again.Spec.Affinity)
 	}
 }
@@ -710,15 +759,20 @@ var customKind = map[string]any{"group": "test.stayput.io", "version": "v1", "ki
 func TestACustomKindIsServedAsFarAsThereIsPermission(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	made(t, c, "games.test.stayput.io", crd("test.stayput.io", "v1", "games", "Game", "{scale: {specReplicasPath: .spec.size, statusReplicasPath: .status.size}}"))
+	made(t, c, "games.test.stayput.io",
+		crd("test.stayput.io", "v1", "games", "Game",
+			"{scale: {specReplicasPath: .spec.size, statusReplicasPath: .status.size}}"))
 	game := func(size int) {
 		t.Helper()
-		apply(t, c, ns, fmt.Sprintf("apiVersion: test.stayput.io/v1\nkind: Game\nmetadata: {name: chess, annotations: {%s: \"true\", %s: %s}}\nspec: {size: %d}", auto, required, hostname, size))
+		apply(t, c, ns, fmt.Sprintf("apiVersion: test.stayput.io/v1\nkind: Game\nmetadata: {name: chess, annotations: {%s: "+
+			"\"true\", %s: %s}}\nspec: {size: %d}", auto, required, hostname, size))
 	}
-	apply(t, c, ns, strings.Replace(stateFor("by-hand", "go", byHostname), "apiVersion: apps/v1, kind: StatefulSet", "apiVersion: test.stayput.io/v1, kind: Game", 1))
+	apply(t, c, ns, strings.Replace(stateFor("by-hand", "go", byHostname), "apiVersion: apps/v1, kind: StatefulSet",
+		"apiVersion: test.stayput.io/v1, kind: Game", 1))
 	apply(t, c, ns, "apiVersion: test.stayput.io/v1\nkind: Game\nmetadata: {name: go}\nspec: {size: 0}")
 	comesTo(t, c, ns, "by-hand", "to say what permission is missing", func(s *kruisev1alpha1.PersistentPodState) bool {
-		return isTrue(s, "Degraded", "PermissionMissing") && strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Degraded").Message, "get games/scale")
+		return isTrue(s, "Degraded", "PermissionMissing") &&
+			strings.Contains(meta.FindStatusCondition(s.Status.Conditions, "Degraded").Message, "get games/scale")
 	})
 	_, err := c.Kubectl(testContext(t), `
 apiVersion: rbac.authorization.k8s.io/v1
@@ -745,7 +799,8 @@ rules:
 	kubectl(t, c, "delete", "pod", "chess-0", "chess-1", "-n", ns)
 	game(1)
 	comesTo(t, c, ns, "chess", "to have one record left", recordsAll(1))
-	if again := podBy(t, c, ns, "chess-0", "test.stayput.io/v1", "Game", "chess", uid); again.Spec.NodeName != first.Spec.NodeName || again.Spec.Affinity == nil {
+	if again := podBy(t, c, ns, "chess-0", "test.stayput.io/v1", "Game", "chess",
+		uid); again.Spec.NodeName != first.Spec.NodeName || again.Spec.Affinity == nil {
 		t.Errorf("it was on %s and is on %s, drawn by %+v", first.Spec.NodeName, again.Spec.NodeName, again.Spec.Affinity)
 	}
 	// Without the permission nothing is known, so nothing is dropped.
@@ -780,9 +835,12 @@ webhooks: []
 		must.Do(t, c.Reinstate(ctx))
 	})
 	defer restore()
-	comesTo(t, c, ns, "web", "to say so", func(s *kruisev1alpha1.PersistentPodState) bool { return isTrue(s, "Degraded", "OpenKruise") })
+	comesTo(t, c, ns, "web", "to say so", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return isTrue(s, "Degraded", "OpenKruise")
+	})
 	until(t, "the binding to be gone", func(ctx context.Context) bool {
-		_, unique := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(ctx, "stayput-unique-target", metav1.GetOptions{})
+		_, unique := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(ctx,
+			"stayput-unique-target", metav1.GetOptions{})
 		return apierrors.IsNotFound(unique)
 	})
 	until(t, "no pods to be gated", func(context.Context) bool { return !gates(t, c, ns, "StatefulSet.apps.web") })
@@ -834,7 +892,9 @@ func TestOpenKruisesOwnCRDIsEnoughThoughItLacksTheConditions(t *testing.T) {
 
 	apply(t, c, ns, workloadAnnotated(statefulSet("web", 2, nil), map[string]string{auto: "true", required: hostname}))
 	before := places(t, c, ns, "web", 2, nil)
-	s := comesTo(t, c, ns, "web", "to record two pods", func(s *kruisev1alpha1.PersistentPodState) bool { return len(s.Status.PodStates) == 2 })
+	s := comesTo(t, c, ns, "web", "to record two pods", func(s *kruisev1alpha1.PersistentPodState) bool {
+		return len(s.Status.PodStates) == 2
+	})
 	if s.Status.Conditions != nil || s.Status.Pods != nil {
 		t.Errorf("the test is wrong: there is %+v", s.Status)
 	}

@@ -37,7 +37,8 @@ func on(node, yaml string) string {
 func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.RetainedIP {
 	t.Helper()
 	var r v1alpha1.RetainedIP
-	err := typed(t, c).Get(testContext(t), types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)}, &r)
+	err := typed(t, c).Get(testContext(t), types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)},
+		&r)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -46,7 +47,9 @@ func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.Re
 }
 
 // shows waits until a pod's RetainedIP is as ok wants it. An API that is not there is waited for.
-func shows(t *testing.T, c *lab.Cluster, ns, pod, node, what string, ok func(*v1alpha1.RetainedIP) bool) *v1alpha1.RetainedIP {
+func shows(
+	t *testing.T, c *lab.Cluster, ns, pod, node, what string, ok func(*v1alpha1.RetainedIP) bool,
+) *v1alpha1.RetainedIP {
 	t.Helper()
 	var r v1alpha1.RetainedIP
 	cl := typed(t, c)
@@ -98,7 +101,8 @@ func freed(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) {
 
 func setRelease(t *testing.T, c *lab.Cluster, r *v1alpha1.RetainedIP) {
 	t.Helper()
-	must.Do(t, typed(t, c).Patch(testContext(t), r.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":true}}`))))
+	must.Do(t, typed(t, c).Patch(testContext(t), r.DeepCopy(),
+		client.RawPatch(types.MergePatchType, []byte(`{"spec":{"release":true}}`))))
 }
 
 func scale(t *testing.T, c *lab.Cluster, ns, name string, replicas int) {
@@ -116,9 +120,10 @@ func stopped(t *testing.T, c *lab.Cluster, pod *corev1.Pod) *v1alpha1.RetainedIP
 // ask is an HTTP GET at the agent of a node.
 func ask(t *testing.T, n *lab.ClusterNode, path string) string {
 	t.Helper()
-	cl := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return n.Dial(ctx, network, "127.0.0.1:9463")
-	}}}
+	cl := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return n.Dial(ctx, network, "127.0.0.1:9463")
+		}}}
 	req, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://agent"+path, nil)
 	must.Do(t, err)
 	answer, err := cl.Do(req)
@@ -150,14 +155,17 @@ func TestARetainedIPShowsHowAnAddressStands(t *testing.T) {
 	r := shows(t, c, ns, pod.Name, "node-1", "bound", bound)
 	node, err := c.Client().CoreV1().Nodes().Get(testContext(t), "node-1", metav1.GetOptions{})
 	must.Do(t, err)
-	if len(r.OwnerReferences) != 1 || r.OwnerReferences[0].UID != node.UID || r.OwnerReferences[0].BlockOwnerDeletion != nil {
+	if len(r.OwnerReferences) != 1 || r.OwnerReferences[0].UID != node.UID ||
+		r.OwnerReferences[0].BlockOwnerDeletion != nil {
 		t.Errorf("owners %+v", r.OwnerReferences)
 	}
-	if !slices.Equal(r.Status.IPs, []string{pod.Status.PodIP}) || r.Status.PodUID != string(pod.UID) || r.Status.Expires != "" || r.Status.Since == nil {
+	if !slices.Equal(r.Status.IPs, []string{pod.Status.PodIP}) || r.Status.PodUID != string(pod.UID) ||
+		r.Status.Expires != "" || r.Status.Since == nil {
 		t.Errorf("status %+v", r.Status)
 	}
 	r.Spec.Workload = nil
-	if (r.Spec != v1alpha1.RetainedIPSpec{NodeName: "node-1", PodName: "web-0", Retention: "10m", WhenScaled: "Retain", WhenDeleted: "Retain"}) {
+	if (r.Spec != v1alpha1.RetainedIPSpec{NodeName: "node-1", PodName: "web-0", Retention: "10m", WhenScaled: "Retain",
+		WhenDeleted: "Retain"}) {
 		t.Errorf("spec %+v", r.Spec)
 	}
 
@@ -171,14 +179,16 @@ func TestARetainedIPShowsHowAnAddressStands(t *testing.T) {
 	}
 	expires, err := time.Parse(time.RFC3339, r.Status.Expires)
 	must.Do(t, err)
-	if left := expires.Sub(r.Status.Since.Time); left < 10*time.Minute-2*time.Second || left > 10*time.Minute+2*time.Second {
+	if left := expires.Sub(r.Status.Since.Time); left < 10*time.Minute-2*time.Second ||
+		left > 10*time.Minute+2*time.Second {
 		t.Errorf("since %s, expires %s", r.Status.Since, r.Status.Expires)
 	}
 	if !slices.Equal(r.Status.IPs, []string{pod.Status.PodIP}) || r.Status.PodUID != string(pod.UID) {
 		t.Errorf("status %+v", r.Status)
 	}
 	line := kubectl(t, c, "get", "retip", "-n", ns, "--no-headers")
-	if f := strings.Fields(line); len(f) != 6 || f[1] != pod.Status.PodIP || f[2] != "node-1" || f[3] != "Retained" || f[4] != r.Status.Expires {
+	if f := strings.Fields(line); len(f) != 6 || f[1] != pod.Status.PodIP || f[2] != "node-1" || f[3] != "Retained" ||
+		f[4] != r.Status.Expires {
 		t.Errorf("kubectl get retip says %q", line)
 	}
 
@@ -210,9 +220,12 @@ func TestARetentionThatEndsTakesItsObjectWithIt(t *testing.T) {
 func TestReleaseFreesARetainedAddress(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"})))
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{
+		retainIP: "while-owned", "stayput.io/when-scaled": "Retain",
+	})))
 	r := stopped(t, c, ready(t, c, ns, "web-0"))
-	if r.Status.Expires != v1alpha1.ExpiresNever || r.Spec.Retention != v1alpha1.RetentionWhileOwned || r.Spec.WhenDeleted != "Release" {
+	if r.Status.Expires != v1alpha1.ExpiresNever || r.Spec.Retention != v1alpha1.RetentionWhileOwned ||
+		r.Spec.WhenDeleted != "Release" {
 		t.Errorf("%+v %+v", r.Spec, r.Status)
 	}
 	setRelease(t, c, r)
@@ -282,7 +295,8 @@ func TestADeletedObjectIsPublishedAgain(t *testing.T) {
 		again := shows(t, c, ns, pod.Name, "node-1", "another one", func(is *v1alpha1.RetainedIP) bool {
 			return is.Status.Phase == r.Status.Phase && is.UID != r.UID
 		})
-		if !slices.Equal(again.Status.IPs, r.Status.IPs) || again.Status.Expires != r.Status.Expires || again.Status.PodUID != r.Status.PodUID {
+		if !slices.Equal(again.Status.IPs, r.Status.IPs) || again.Status.Expires != r.Status.Expires ||
+			again.Status.PodUID != r.Status.PodUID {
 			t.Errorf("was %+v, is %+v", r.Status, again.Status)
 		}
 	}
@@ -291,7 +305,8 @@ func TestADeletedObjectIsPublishedAgain(t *testing.T) {
 func TestASharedIdentityHasAnObjectForThePodThatHasTheAddress(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	deployment := strings.NewReplacer("kind: StatefulSet", "kind: Deployment", "  serviceName: front\n", "", "  podManagementPolicy: Parallel\n", "  strategy: {type: Recreate}\n").
+	deployment := strings.NewReplacer("kind: StatefulSet", "kind: Deployment", "  serviceName: front\n", "",
+		"  podManagementPolicy: Parallel\n", "  strategy: {type: Recreate}\n").
 		Replace(on("node-1", statefulSet("front", 1, map[string]string{retainIP: "10m", "stayput.io/identity": "front"})))
 	apply(t, c, ns, deployment)
 	var has v1alpha1.RetainedIP
@@ -432,7 +447,8 @@ func TestADefinitionThatIsRemovedTakesNoPromiseWithIt(t *testing.T) {
 	if _, there := addressFile(t, n, r); !there {
 		t.Error("the address was freed")
 	}
-	_, err := c.Kubectl(testContext(t), "", "apply", "--server-side", "-f", "../../deploy/chart/files/crds/stayput.io_retainedips.yaml")
+	_, err := c.Kubectl(testContext(t), "", "apply", "--server-side", "-f",
+		"../../deploy/chart/files/crds/stayput.io_retainedips.yaml")
 	must.Do(t, err)
 	back := time.Now()
 	shows(t, c, ns, "web-0", "node-1", "bound", boundTo(pods["web-0"]))

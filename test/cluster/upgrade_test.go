@@ -85,7 +85,8 @@ func (tr *traffic) each(f func(i int)) {
 func (tr *traffic) same(before, after map[string]*corev1.Pod) {
 	for name, was := range before {
 		if is := after[name]; (place{was.Spec.NodeName, was.Status.PodIP}) != (place{is.Spec.NodeName, is.Status.PodIP}) {
-			tr.t.Errorf("%s was on %s with %s and is on %s with %s", name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName, is.Status.PodIP)
+			tr.t.Errorf("%s was on %s with %s and is on %s with %s", name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName,
+				is.Status.PodIP)
 		}
 	}
 }
@@ -107,7 +108,8 @@ func (tr *traffic) wait(what string, ok func(context.Context) bool) {
 func (tr *traffic) recreate(was *corev1.Pod) (is *corev1.Pod) {
 	pods := tr.c.Client().CoreV1().Pods(tr.ns)
 	tr.wait(was.Name+" to be deleted", func(ctx context.Context) bool {
-		return pods.Delete(ctx, was.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(was.UID))}) == nil
+		return pods.Delete(ctx, was.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(
+			string(was.UID))}) == nil
 	})
 	tr.wait("the successor of "+was.Name, func(ctx context.Context) bool {
 		var err error
@@ -124,7 +126,8 @@ func (tr *traffic) ordinary(name string) {
 	now := int64(1)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
 		TerminationGracePeriodSeconds: &now,
-		Containers:                    []corev1.Container{{Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever}},
+		Containers: []corev1.Container{{Name: "web", Image: lab.WebImage,
+			ImagePullPolicy: corev1.PullNever}},
 	}}
 	tr.wait(name+" to be created", func(ctx context.Context) bool {
 		_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
@@ -134,7 +137,9 @@ func (tr *traffic) ordinary(name string) {
 		p, err := pods.Get(ctx, name, metav1.GetOptions{})
 		return err == nil && p.Status.Phase == corev1.PodRunning
 	})
-	tr.wait(name+" to be deleted", func(ctx context.Context) bool { return pods.Delete(ctx, name, metav1.DeleteOptions{}) == nil })
+	tr.wait(name+" to be deleted", func(ctx context.Context) bool {
+		return pods.Delete(ctx, name, metav1.DeleteOptions{}) == nil
+	})
 	tr.came.Add(1)
 }
 
@@ -151,17 +156,21 @@ func (tr *traffic) stop() {
 func (tr *traffic) more(n int64) {
 	tr.t.Helper()
 	to := tr.came.Load() + n
-	until(tr.t, fmt.Sprintf("%d more pods", n), func(context.Context) bool { return tr.came.Load() >= to || tr.t.Failed() })
+	until(tr.t, fmt.Sprintf("%d more pods", n), func(context.Context) bool {
+		return tr.came.Load() >= to || tr.t.Failed()
+	})
 }
 
 // noneFailed checks that no sandbox could not be made.
 func (tr *traffic) noneFailed() {
 	tr.t.Helper()
-	events, err := tr.c.Client().CoreV1().Events(tr.ns).List(testContext(tr.t), metav1.ListOptions{FieldSelector: "type=Warning"})
+	events, err := tr.c.Client().CoreV1().Events(tr.ns).List(testContext(tr.t),
+		metav1.ListOptions{FieldSelector: "type=Warning"})
 	must.Do(tr.t, err)
 	for _, e := range events.Items {
 		switch e.Reason {
-		case "FailedCreatePodSandBox", "InvalidAnnotation", "IPNotRestored", "IPRetentionRefused", "IPNotConfigured", "Failed":
+		case "FailedCreatePodSandBox", "InvalidAnnotation", "IPNotRestored", "IPRetentionRefused", "IPNotConfigured",
+			"Failed":
 			tr.t.Errorf("%s: %s: %s", e.InvolvedObject.Name, e.Reason, e.Message)
 		}
 	}
@@ -221,12 +230,14 @@ const shape = "jsonpath-as-json={.spec.versions[0].additionalPrinterColumns[*].n
 // uids are those of the namespace's RetainedIPs.
 func uids(t *testing.T, c *lab.Cluster, ns string) string {
 	t.Helper()
-	return kubectl(t, c, "get", "retainedips", "-n", ns, "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+	return kubectl(t, c, "get", "retainedips", "-n", ns, "-o",
+		`jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
 }
 
 // allRun says whether so many pods of a component, and no others, run and are Ready, all of one version.
 func allRun(ctx context.Context, c *lab.Cluster, component, version string, n int) bool {
-	pods, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
+	pods, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(ctx,
+		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
 	if err != nil || len(pods.Items) != n {
 		return false
 	}
@@ -258,7 +269,8 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	must.Do(t, c.LoadImage(testContext(t), image))
 	plugins(t, c, before.Plugin)
 	defined := func() string {
-		return kubectl(t, c, "get", "crd", "retainedips.stayput.io", "-o", shape) + kubectl(t, c, "get", "crd", "persistentpodstates.apps.kruise.io", "-o", shape)
+		return kubectl(t, c, "get", "crd", "retainedips.stayput.io", "-o", shape) +
+			kubectl(t, c, "get", "crd", "persistentpodstates.apps.kruise.io", "-o", shape)
 	}
 	definedBefore, definedNow := defined(), ""
 	for _, file := range []string{"crds.yaml", "persistentpodstates.yaml"} {
@@ -281,7 +293,9 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 		plugin                  string
 		by                      func(context.Context) error
 	}{
-		{"upgrade", versionBefore, version, definedNow, now.Plugin, func(ctx context.Context) error { return c.Upgrade(ctx, nil) }},
+		{"upgrade", versionBefore, version, definedNow, now.Plugin, func(ctx context.Context) error {
+			return c.Upgrade(ctx, nil)
+		}},
 		{"rollback", version, versionBefore, definedBefore, before.Plugin, func(ctx context.Context) error {
 			if _, err := c.Helm(ctx, "rollback", lab.Release, "--namespace="+lab.SystemNamespace); err != nil {
 				return err
@@ -295,7 +309,9 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 		defer cancel()
 		began := tr.came.Load()
 		go func() { done <- change.by(ctx) }()
-		until(t, "the agents of the "+change.name, func(ctx context.Context) bool { return allRun(ctx, c, "agent", change.to, agents) })
+		until(t, "the agents of the "+change.name, func(ctx context.Context) bool {
+			return allRun(ctx, c, "agent", change.to, agents)
+		})
 		plugins(t, c, change.plugin)
 		rolled := tr.came.Load()
 		tr.more(20)
@@ -308,9 +324,12 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 		apart := tr.came.Load()
 		kubectl(t, c, "rollout", "resume", "deployment", "stayput-controller", "-n", lab.SystemNamespace)
 		must.Do(t, <-done)
-		until(t, "the controllers of the "+change.name, func(ctx context.Context) bool { return allRun(ctx, c, "controller", change.to, controllers) })
+		until(t, "the controllers of the "+change.name, func(ctx context.Context) bool {
+			return allRun(ctx, c, "controller", change.to, controllers)
+		})
 		ended := tr.came.Load()
-		t.Logf("%s: %d pods came while the agents were replaced, %d beside controllers of another version, %d while those were replaced", change.name, rolled-began, apart-rolled, ended-apart)
+		t.Logf("%s: %d pods came while the agents were replaced, %d beside controllers of another version, %d while those "+
+			"were replaced", change.name, rolled-began, apart-rolled, ended-apart)
 		if rolled == began || ended == apart {
 			t.Errorf("during the %s no pod came", change.name)
 		}

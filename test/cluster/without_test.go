@@ -32,12 +32,14 @@ func TestWithoutStayputTheVerbsSayThatItIsNotInstalled(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
 	for _, args := range [][]string{{"get"}, {"why", "web-0"}, {"release", "web-0"}} {
-		if s := stayput(t, c, ns, args...); s.code != 1 || !strings.Contains(s.err, "stayput is not installed in this cluster") {
+		if s := stayput(t, c, ns, args...); s.code != 1 ||
+			!strings.Contains(s.err, "stayput is not installed in this cluster") {
 			t.Errorf("%v: %+v", args, s)
 		}
 	}
 	r, code := checked(t, c)
-	if code != 1 || level(r, "", "definitions") != cli.LevelFail || level(r, "", "policies") != cli.LevelFail || level(r, "", "controller") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelFail {
+	if code != 1 || level(r, "", "definitions") != cli.LevelFail || level(r, "", "policies") != cli.LevelFail ||
+		level(r, "", "controller") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelFail {
 		t.Errorf("%d %+v", code, r)
 	}
 }
@@ -189,7 +191,8 @@ func TestTheMachineKeepsItsSysctls(t *testing.T) {
 // sysctls are the values before any cluster of this process.
 var sysctls = func() map[string]string {
 	values := map[string]string{}
-	for _, file := range []string{"/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/panic", "/proc/sys/kernel/panic_on_oops"} {
+	for _, file := range []string{"/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/panic",
+		"/proc/sys/kernel/panic_on_oops"} {
 		value, _ := os.ReadFile(file) // "" is not what it is read as later
 		values[file] = string(value)
 	}

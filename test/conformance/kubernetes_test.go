@@ -15,8 +15,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// statefulSets are all tests of [sig-apps] StatefulSet that are [Conformance]. "Scaling should happen" takes a minute, or
-// six where the machine is busy: then it waits for a pod that its own StatefulSet has already deleted.
+// statefulSets are all tests of [sig-apps] StatefulSet that are [Conformance]. "Scaling should happen" takes a minute,
+// or six where the machine is busy: then it waits for a pod that its own StatefulSet has already deleted.
 var statefulSets = withPrefix("[sig-apps] StatefulSet Basic StatefulSet functionality [StatefulSetBasic] ",
 	"Burst scaling should run to completion even with unhealthy pods [Slow] [Conformance]",
 	"Scaling should happen in predictable order and halt if any stateful pod is unhealthy [Slow] [Conformance]",
@@ -46,9 +46,9 @@ func withPrefix(prefix string, names ...string) []string {
 
 const retainIP, retention = "stayput.io/retain-ip", "10m"
 
-// annotate puts stayput.io/retain-ip on the template of every StatefulSet, and on every other pod. On the template is where
-// it belongs: the API server asks policies in no certain order, so that the one that gates may have seen a pod before
-// it was annotated.
+// annotate puts stayput.io/retain-ip on the template of every StatefulSet, and on every other pod. On the template is
+// where it belongs: the API server asks policies in no certain order, so that the one that gates may have seen a pod
+// before it was annotated.
 const annotate = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
@@ -163,5 +163,6 @@ const e2eTest = "/opt/conformance/e2e.test"
 func runKubernetes(t *testing.T, c *lab.Cluster, patience time.Duration, names []string) {
 	t.Helper()
 	runSuite(t, c.Control, patience, names, e2eTest,
-		"-kubeconfig=/etc/kubernetes/"+lab.Admin+".kubeconfig", "-kubectl-path=/opt/lab/kubernetes/kubectl", "-provider=skeleton", "-disable-log-dump")
+		"-kubeconfig=/etc/kubernetes/"+lab.Admin+".kubeconfig", "-kubectl-path=/opt/lab/kubernetes/kubectl",
+		"-provider=skeleton", "-disable-log-dump")
 }

@@ -88,8 +88,8 @@ func watchPods(t *testing.T, c *lab.Cluster) func() []*life {
 	}
 }
 
-// everyPodKeepsItsAddress checks that every pod asked for its address to be kept, and that the nodes do keep the addresses
-// of those that are gone.
+// everyPodKeepsItsAddress checks that every pod asked for its address to be kept, and that the nodes do keep the
+// addresses of those that are gone.
 func everyPodKeepsItsAddress(t *testing.T, c *lab.Cluster, pods []*life) {
 	t.Helper()
 	newest := map[types.NamespacedName]*life{}
@@ -112,7 +112,8 @@ func everyPodKeepsItsAddress(t *testing.T, c *lab.Cluster, pods []*life) {
 		file := path.Join("/var/lib/cni/networks/pods", pod.Status.PodIP)
 		data, err := os.ReadFile(c.Node(pod.Spec.NodeName).Path(file))
 		record := string(data)
-		if !strings.HasPrefix(record, "{") || !strings.Contains(record, pod.Namespace) || !strings.Contains(record, pod.Name) {
+		if !strings.HasPrefix(record, "{") || !strings.Contains(record, pod.Namespace) ||
+			!strings.Contains(record, pod.Name) {
 			t.Errorf("%s does not keep %s for %s: %q, %v", pod.Spec.NodeName, pod.Status.PodIP, l.name(), record, err)
 			continue
 		}

@@ -104,7 +104,8 @@ func judge(suites report, tests []string) (wrong []string) {
 			case s.State == "skipped" && !named:
 				continue
 			case s.State != "passed":
-				wrong = append(wrong, fmt.Sprintf("%s %s is %s: %s\n%s:%d\n%s%s", s.LeafNodeType, s.name(), s.State, s.Failure.Message,
+				wrong = append(wrong, fmt.Sprintf("%s %s is %s: %s\n%s:%d\n%s%s", s.LeafNodeType, s.name(), s.State,
+					s.Failure.Message,
 					s.Failure.Location.FileName, s.Failure.Location.LineNumber, s.CapturedGinkgoWriterOutput, s.CapturedStdOutErr))
 			case test && !named:
 				wrong = append(wrong, s.name()+" is not named, or ran twice")
@@ -138,8 +139,10 @@ func TestOnlyAReportOfExactlyTheNamedTestsIsGood(t *testing.T) {
 		"one was pending":  {before + strings.Replace(one, "passed", "pending", 1) + two + after, "It a one is pending"},
 		"another ran, too": {before + one + two + strings.Replace(one, "one", "three", 1) + after, "a three is not named"},
 		"one ran twice":    {before + one + one + two + after, "a one is not named, or ran twice"},
-		"the suite failed": {strings.Replace(before+one+two+after, `Suite", "State": "passed"`, `Suite", "State": "panicked"`, 1), "is panicked"},
-		"it took too long": {strings.Replace(before+one+two+after, `{"Spec`, `{"SpecialSuiteFailureReasons": ["Suite Timeout Elapsed"], "Spec`, 1), "Elapsed"},
+		"the suite failed": {strings.Replace(before+one+two+after, `Suite", "State": "passed"`, `Suite", "State": "panicked"`,
+			1), "is panicked"},
+		"it took too long": {strings.Replace(before+one+two+after, `{"Spec`,
+			`{"SpecialSuiteFailureReasons": ["Suite Timeout Elapsed"], "Spec`, 1), "Elapsed"},
 	} {
 		var suites report
 		must.Do(t, json.Unmarshal([]byte(c.report), &suites))

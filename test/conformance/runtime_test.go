@@ -35,10 +35,14 @@ const (
 
 // sandboxes are all tests of critest that are about pod sandboxes and their network.
 var sandboxes = withPrefix("[k8s.io] ",
-	"PodSandbox runtime should support basic operations on PodSandbox runtime should support running PodSandbox [Conformance]",
-	"PodSandbox runtime should support basic operations on PodSandbox runtime should support stopping PodSandbox [Conformance]",
-	"PodSandbox runtime should support basic operations on PodSandbox runtime should support removing PodSandbox [Conformance]",
-	"PodSandbox runtime should support basic operations on PodSandbox runtime should support preserving PodSandbox attributes [Conformance]",
+	"PodSandbox runtime should support basic operations on PodSandbox runtime should support running PodSandbox "+
+		"[Conformance]",
+	"PodSandbox runtime should support basic operations on PodSandbox runtime should support stopping PodSandbox "+
+		"[Conformance]",
+	"PodSandbox runtime should support basic operations on PodSandbox runtime should support removing PodSandbox "+
+		"[Conformance]",
+	"PodSandbox runtime should support basic operations on PodSandbox runtime should support preserving PodSandbox "+
+		"attributes [Conformance]",
 	"PodSandbox runtime should support sysctls should support safe sysctls",
 	"PodSandbox runtime should support sysctls should support unsafe sysctls",
 	"Idempotence StopPodSandbox should not return an error if not found",
@@ -46,8 +50,10 @@ var sandboxes = withPrefix("[k8s.io] ",
 	"Idempotence RemovePodSandbox should not return an error if not found",
 	"Networking runtime should support networking runtime should support DNS config [Conformance]",
 	"Networking runtime should support networking runtime should support set hostname [Conformance]",
-	"Networking runtime should support networking runtime should support port mapping with only container port [Conformance]",
-	"Networking runtime should support networking runtime should support port mapping with host port and container port [Conformance]",
+	"Networking runtime should support networking runtime should support port mapping with only container port "+
+		"[Conformance]",
+	"Networking runtime should support networking runtime should support port mapping with host port and container port "+
+		"[Conformance]",
 	"Multiple Containers [Conformance] when running multiple containers in a pod should support network",
 	"Security Context NamespaceOption runtime should support HostNetwork is true",
 	"Security Context NamespaceOption runtime should support HostNetwork is false",

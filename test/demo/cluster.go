@@ -73,7 +73,8 @@ func (s *stage) spare() *lab.ClusterNode { return s.Nodes[len(s.Nodes)-1] }
 func (s *stage) install(ctx context.Context) error {
 	s.out.step("stayput is installed: an agent on every node, which brings the IPAM plugin, and two controllers")
 	s.installed = true
-	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/crds.yaml", "-f", "deploy/persistentpodstates.yaml", "-f", "deploy/install.yaml"})
+	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/crds.yaml", "-f",
+		"deploy/persistentpodstates.yaml", "-f", "deploy/install.yaml"})
 	return s.Install(ctx, lab.InstallOptions{Manifests: true})
 }
 
@@ -143,7 +144,9 @@ func ready(p *corev1.Pod) bool {
 }
 
 // again waits until all pods are Ready, those that were restarted with another container than before.
-func (s *stage) again(ctx context.Context, before map[string]pod, restarted func(node string) bool) (map[string]pod, error) {
+func (s *stage) again(
+	ctx context.Context, before map[string]pod, restarted func(node string) bool,
+) (map[string]pod, error) {
 	var now map[string]pod
 	return now, await(ctx, "the pods to run", func() (bool, error) {
 		var err error
@@ -171,7 +174,8 @@ func (s *stage) load(ctx context.Context, homes map[string]pod) error {
 	for _, n := range s.Nodes {
 		if !isHome[n.Name] {
 			now := int64(0)
-			if err := pods.Delete(ctx, "ballast-"+n.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil && !apierrors.IsNotFound(err) {
+			if err := pods.Delete(ctx, "ballast-"+n.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil &&
+				!apierrors.IsNotFound(err) {
 				return err
 			}
 			continue

@@ -6,7 +6,8 @@
 //	client.go    the client that notices how long they are away
 //	screen.go    how it is told
 //
-// It exits with 1 if stayput lost a pod's node or IP, or if anything else goes wrong. It needs root and builds what it runs.
+// It exits with 1 if stayput lost a pod's node or IP, or if anything else goes wrong. It needs root and builds what it
+// runs.
 package main
 
 import (

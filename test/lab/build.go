@@ -120,7 +120,8 @@ var conformanceComponents = []component{
 }
 
 // kubernetesVersion is what Kubernetes' programs say of themselves; its modules do not know it.
-const kubernetesVersion = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1" +
+const kubernetesVersion = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X " +
+	"k8s.io/component-base/version.gitMajor=1" +
 	" -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/component-base/version.gitTreeState=clean"
 
 // kubernetesPrograms are the names that the program of the kubernetes component answers to.

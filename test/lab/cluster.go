@@ -300,7 +300,8 @@ func (c *Cluster) Kubectl(ctx context.Context, stdin string, args ...string) (st
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(stderr.Bytes()))
+		return stdout.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err,
+			bytes.TrimSpace(stderr.Bytes()))
 	}
 	return stdout.String(), nil
 }
@@ -362,7 +363,8 @@ func (c *Cluster) WriteLogs(w io.Writer) {
 	}
 	for _, m := range c.machines() {
 		logs, _ := filepath.Glob(m.LogFile("*"))
-		pods, _ := filepath.Glob(m.disk("/var/log/pods/" + SystemNamespace + "_*/*/*.log")) // namespace_pod_uid/container/restart.log
+		// namespace_pod_uid/container/restart.log
+		pods, _ := filepath.Glob(m.disk("/var/log/pods/" + SystemNamespace + "_*/*/*.log"))
 		for _, log := range append(logs, pods...) {
 			data, err := os.ReadFile(log)
 			if err != nil {

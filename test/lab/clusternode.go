@@ -95,10 +95,11 @@ func (n *ClusterNode) addKubelet() error {
 			return err
 		}
 	}
-	n.Kubelet = &Service{node: n.Node, name: "kubelet", ready: getFrom(n.Node, "http://127.0.0.1:10248/healthz"), argv: []string{
-		labKubernetes + "kubelet", "--config=" + kubeletConfigFile, "--kubeconfig=" + kubeletKubeconfig,
-		"--node-ip=" + n.IP.String(),
-	}}
+	n.Kubelet = &Service{node: n.Node, name: "kubelet", ready: getFrom(n.Node, "http://127.0.0.1:10248/healthz"),
+		argv: []string{
+			labKubernetes + "kubelet", "--config=" + kubeletConfigFile, "--kubeconfig=" + kubeletKubeconfig,
+			"--node-ip=" + n.IP.String(),
+		}}
 	return nil
 }
 
@@ -127,7 +128,8 @@ func (c *Cluster) startControlNode(ctx context.Context) error {
 	if err := c.WaitReady(ctx, n); err != nil {
 		return err
 	}
-	if _, err := c.Kubectl(ctx, "", "label", "node", n.Name, controlPlaneTaint+"="); err != nil { // a kubelet must not give it to itself
+	// a kubelet must not give it to itself
+	if _, err := c.Kubectl(ctx, "", "label", "node", n.Name, controlPlaneTaint+"="); err != nil {
 		return err
 	}
 	c.ControlNode = n
@@ -144,8 +146,10 @@ func (n *ClusterNode) kubeletConfig() map[string]any {
 		"kind":       "KubeletConfiguration",
 
 		// Nothing from outside the fabric can reach a kubelet.
-		"authentication": map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
-		"authorization":  map[string]any{"mode": "AlwaysAllow"},
+		"authentication": map[string]any{
+			"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false},
+		},
+		"authorization": map[string]any{"mode": "AlwaysAllow"},
 
 		"containerRuntimeEndpoint": "unix://" + CRISocket,
 		"cgroupDriver":             "cgroupfs",
@@ -154,8 +158,9 @@ func (n *ClusterNode) kubeletConfig() map[string]any {
 		"failSwapOn":               false,
 		"oomScoreAdj":              0,                                // lowering it needs CAP_SYS_RESOURCE
 		"volumePluginDir":          "/var/lib/kubelet/volumeplugins", // the default is in /usr
-		"clusterDNS":               []string{"10.96.0.10"},           // nobody is there, but its absence would be an event per pod
-		"clusterDomain":            "cluster.local",
+		// nobody is there, but its absence would be an event per pod
+		"clusterDNS":    []string{"10.96.0.10"},
+		"clusterDomain": "cluster.local",
 
 		// A container that a test kills comes back within seconds, however often.
 		"featureGates":     map[string]any{"KubeletCrashLoopBackOffMax": true},
@@ -236,7 +241,9 @@ func (n *ClusterNode) Sandbox(ctx context.Context, namespace, name string) (Pod,
 	if len(list.Items) == 0 {
 		return Pod{}, fmt.Errorf("no sandbox of %s/%s runs on %s", namespace, name, n.Name)
 	}
-	newest := slices.MaxFunc(list.Items, func(a, b *runtimeapi.PodSandbox) int { return cmp.Compare(a.CreatedAt, b.CreatedAt) })
+	newest := slices.MaxFunc(list.Items, func(a, b *runtimeapi.PodSandbox) int {
+		return cmp.Compare(a.CreatedAt, b.CreatedAt)
+	})
 	status, err := n.PodStatus(ctx, newest.Id)
 	if err != nil {
 		return Pod{}, err

@@ -63,7 +63,8 @@ func writeConformanceImages(dir string) error {
 		}
 	}
 	images := []Image{busybox, {
-		Ref: upstreamPauseImage, Entrypoint: []string{"/agnhost", "pause"}, Files: map[string]string{"/agnhost": agnhost.Files["/agnhost"]},
+		Ref: upstreamPauseImage, Entrypoint: []string{"/agnhost", "pause"},
+		Files: map[string]string{"/agnhost": agnhost.Files["/agnhost"]},
 	}}
 	for _, ref := range agnhostImages {
 		agnhost.Ref = ref

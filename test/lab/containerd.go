@@ -300,7 +300,8 @@ func (n *Node) waitCNI(ctx context.Context) error {
 	for {
 		r, err := n.CRI().Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 		switch {
-		case status.Code(err) == codes.Unavailable || status.Code(err) == codes.Unimplemented: // it listens before the CRI plugin has started
+		// it listens before the CRI plugin has started
+		case status.Code(err) == codes.Unavailable || status.Code(err) == codes.Unimplemented:
 		case err != nil:
 			return err
 		default:

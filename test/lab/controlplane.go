@@ -54,24 +54,25 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 		// A test is about power losses of nodes, not of etcd's machine.
 		"--unsafe-no-fsync",
 	}}
-	c.APIServer = &Service{node: control, name: "kube-apiserver", ready: getFrom(control, serverURL+"/readyz"), argv: append([]string{
-		labKubernetes + "kube-apiserver",
-		"--etcd-servers=http://127.0.0.1:2379",
-		"--secure-port=" + serverPort,
-		"--advertise-address=" + serverIP.String(),
-		"--service-cluster-ip-range=10.96.0.0/16",
-		"--endpoint-reconciler-type=none",
-		"--tls-cert-file=" + serverCertFile,
-		"--tls-private-key-file=" + serverKeyFile,
-		"--token-auth-file=" + tokensFile,
-		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-signing-key-file=" + accountsKeyFile,
-		"--service-account-key-file=" + accountsKeyFile,
-		"--authorization-mode=Node,RBAC",
-		"--enable-admission-plugins=NodeRestriction",
-		"--allow-privileged",
-		"--kubelet-preferred-address-types=InternalIP",
-	}, o.APIServerArgs...)}
+	c.APIServer = &Service{node: control, name: "kube-apiserver", ready: getFrom(control, serverURL+"/readyz"),
+		argv: append([]string{
+			labKubernetes + "kube-apiserver",
+			"--etcd-servers=http://127.0.0.1:2379",
+			"--secure-port=" + serverPort,
+			"--advertise-address=" + serverIP.String(),
+			"--service-cluster-ip-range=10.96.0.0/16",
+			"--endpoint-reconciler-type=none",
+			"--tls-cert-file=" + serverCertFile,
+			"--tls-private-key-file=" + serverKeyFile,
+			"--token-auth-file=" + tokensFile,
+			"--service-account-issuer=https://kubernetes.default.svc",
+			"--service-account-signing-key-file=" + accountsKeyFile,
+			"--service-account-key-file=" + accountsKeyFile,
+			"--authorization-mode=Node,RBAC",
+			"--enable-admission-plugins=NodeRestriction",
+			"--allow-privileged",
+			"--kubelet-preferred-address-types=InternalIP",
+		}, o.APIServerArgs...)}
 	c.ControllerManager = &Service{node: control, keep: true, name: "kube-controller-manager", argv: append([]string{
 		labKubernetes + "kube-controller-manager",
 		"--kubeconfig=" + controlConfig + "system:kube-controller-manager.kubeconfig",

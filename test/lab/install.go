@@ -166,7 +166,8 @@ func (c *Cluster) release(ctx context.Context, chart, verb string, args ...strin
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		return err
 	}
-	_, err = c.Helm(ctx, append([]string{verb, Release, chart, "--namespace=" + SystemNamespace, "--values=" + file}, args...)...)
+	_, err = c.Helm(ctx, append([]string{verb, Release, chart, "--namespace=" + SystemNamespace, "--values=" + file},
+		args...)...)
 	return err
 }
 

@@ -81,8 +81,8 @@ func (n *ClusterNode) StartAgent(ctx context.Context, args ...string) error {
 	return n.AgentProcess.Start(ctx)
 }
 
-// ControllerProcess is one stayput-controller without a pod. Its machine has nothing else on it, so that controllers do not share
-// ports, and stands for the node that its pod would be on.
+// ControllerProcess is one stayput-controller without a pod. Its machine has nothing else on it, so that controllers do
+// not share ports, and stands for the node that its pod would be on.
 type ControllerProcess struct {
 	*Service
 	Node *Node
@@ -104,7 +104,8 @@ func (c *Cluster) StartController(ctx context.Context, args ...string) (*Control
 	}
 	controller := &ControllerProcess{Node: machine, Service: &Service{
 		node: machine, name: "controller", ready: getFrom(machine, controllerHealth), argv: append([]string{
-			controllerFile, "--kubeconfig=" + productConfig, "--leader-election-namespace=" + SystemNamespace, "--log-level=debug",
+			controllerFile, "--kubeconfig=" + productConfig, "--leader-election-namespace=" + SystemNamespace,
+			"--log-level=debug",
 		}, args...),
 	}}
 	c.ControllerProcesses = append(c.ControllerProcesses, controller)

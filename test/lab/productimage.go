@@ -104,8 +104,10 @@ func buildah(ctx context.Context, dir, dockerfile string, programs []string, tag
 	}
 	// Nothing is run for the image, so that the isolation, which needs no other program, isolates nothing. Nothing is
 	// pulled either, and in a network namespace of its own buildah has no network to do it by.
-	cmd := exec.CommandContext(ctx, "buildah", "--root="+filepath.Join(dir, "root"), "--runroot="+filepath.Join(dir, "run"), "--storage-driver=vfs",
-		"build", "--isolation=chroot", "--pull-never", "--timestamp=0", "--file="+dockerfile, "--build-arg=VERSION="+tag, "--tag=docker-archive:"+made+":"+ProductImage+":"+tag, sources)
+	cmd := exec.CommandContext(ctx, "buildah", "--root="+filepath.Join(dir, "root"),
+		"--runroot="+filepath.Join(dir, "run"), "--storage-driver=vfs",
+		"build", "--isolation=chroot", "--pull-never", "--timestamp=0", "--file="+dockerfile, "--build-arg=VERSION="+tag,
+		"--tag=docker-archive:"+made+":"+ProductImage+":"+tag, sources)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "TMPDIR=" + tmp}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -47,7 +47,8 @@ func (a *Agent) Start(ctx context.Context) error {
 
 func (a *Agent) label(ctx context.Context, value string) error {
 	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, noAgent, value)
-	_, err := a.node.cluster.client.CoreV1().Nodes().Patch(ctx, a.node.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := a.node.cluster.client.CoreV1().Nodes().Patch(ctx, a.node.Name, types.MergePatchType, []byte(patch),
+		metav1.PatchOptions{})
 	return err
 }
 
@@ -59,7 +60,8 @@ func (a *Agent) Restart(ctx context.Context) error {
 		return err
 	}
 	for _, pod := range pods {
-		if err := c.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		if err := c.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{}); err != nil &&
+			!apierrors.IsNotFound(err) {
 			return err
 		}
 	}
@@ -141,7 +143,8 @@ func (s *Controllers) Kill(ctx context.Context) error {
 	// again.
 	for _, sig := range []string{"STOP", "KILL"} {
 		for i := range pods {
-			if err := s.cluster.Node(pods[i].Spec.NodeName).signalContainer(ctx, &pods[i], controllerComponent, sig); err != nil {
+			if err := s.cluster.Node(pods[i].Spec.NodeName).signalContainer(ctx, &pods[i], controllerComponent,
+				sig); err != nil {
 				return err
 			}
 		}
@@ -196,7 +199,8 @@ func (s *Controllers) WaitReady(ctx context.Context) error {
 			return false, err
 		}
 		want := *d.Spec.Replicas
-		current := d.Status.ObservedGeneration == d.Generation && d.Status.UpdatedReplicas == want && d.Status.Replicas == want
+		current := d.Status.ObservedGeneration == d.Generation && d.Status.UpdatedReplicas == want &&
+			d.Status.Replicas == want
 		pods, err := s.Pods(ctx)
 		if err != nil || !current || len(pods) != int(want) {
 			return false, err
@@ -205,7 +209,8 @@ func (s *Controllers) WaitReady(ctx context.Context) error {
 			if !podRuns(&pods[i]) {
 				return false, nil
 			}
-			if err := getFrom(s.cluster.Control, "http://"+net.JoinHostPort(pods[i].Status.PodIP, "8081")+"/readyz")(ctx); err != nil {
+			if err := getFrom(s.cluster.Control, "http://"+net.JoinHostPort(pods[i].Status.PodIP, "8081")+"/readyz")(
+				ctx); err != nil {
 				return false, err
 			}
 		}
@@ -215,7 +220,8 @@ func (s *Controllers) WaitReady(ctx context.Context) error {
 
 func (s *Controllers) scale(ctx context.Context, replicas int32) error {
 	patch := fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas)
-	_, err := s.cluster.client.AppsV1().Deployments(SystemNamespace).Patch(ctx, controllerWorkload, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := s.cluster.client.AppsV1().Deployments(SystemNamespace).Patch(ctx, controllerWorkload, types.MergePatchType,
+		[]byte(patch), metav1.PatchOptions{})
 	return err
 }
 
@@ -257,7 +263,8 @@ func (c *Cluster) waitAgents(ctx context.Context) error {
 			return false, err
 		}
 		s := d.Status
-		return s.ObservedGeneration == d.Generation && s.DesiredNumberScheduled > 0 && s.UpdatedNumberScheduled == s.DesiredNumberScheduled, nil
+		return s.ObservedGeneration == d.Generation && s.DesiredNumberScheduled > 0 &&
+			s.UpdatedNumberScheduled == s.DesiredNumberScheduled, nil
 	})
 	if err != nil {
 		return err
@@ -274,7 +281,9 @@ func (c *Cluster) waitAgents(ctx context.Context) error {
 
 func podRuns(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && len(pod.Status.ContainerStatuses) > 0 &&
-		!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running == nil })
+		!slices.ContainsFunc(pod.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
+			return s.State.Running == nil
+		})
 }
 
 // KillContainer ends a container of a pod of the node with SIGKILL, and waits until the API server has it that it
@@ -308,7 +317,9 @@ func (n *ClusterNode) signalContainer(ctx context.Context, pod *corev1.Pod, cont
 }
 
 // Container is a running container of a pod: its ID, and its process as the node sees it.
-func (n *ClusterNode) Container(ctx context.Context, pod *corev1.Pod, container string) (id string, pid int, err error) {
+func (n *ClusterNode) Container(
+	ctx context.Context, pod *corev1.Pod, container string,
+) (id string, pid int, err error) {
 	list, err := n.CRI().ListContainers(ctx, &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{
 		State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
 		LabelSelector: map[string]string{
@@ -319,7 +330,8 @@ func (n *ClusterNode) Container(ctx context.Context, pod *corev1.Pod, container 
 		return "", 0, err
 	}
 	if len(list.Containers) != 1 {
-		return "", 0, fmt.Errorf("%d containers %s of %s/%s run on %s", len(list.Containers), container, pod.Namespace, pod.Name, n.Name)
+		return "", 0, fmt.Errorf("%d containers %s of %s/%s run on %s", len(list.Containers), container, pod.Namespace,
+			pod.Name, n.Name)
 	}
 	id = list.Containers[0].Id
 	status, err := n.CRI().ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})

@@ -1,5 +1,6 @@
-// Package monitoring reads what deploy/chart/files has for Prometheus and Grafana. Its tests hold the rules and the dashboard
-// against the real promtool; that a real Prometheus finds on a real cluster what they name is a test of test/cluster.
+// Package monitoring reads what deploy/chart/files has for Prometheus and Grafana. Its tests hold the rules and the
+// dashboard against the real promtool; that a real Prometheus finds on a real cluster what they name is a test of
+// test/cluster.
 package monitoring
 
 import (
@@ -53,7 +54,8 @@ func ReadDashboard(file string) (*Dashboard, error) {
 }
 
 // variables are Grafana's, as a query has them that is for everything.
-var variables = strings.NewReplacer("$__rate_interval", "5m", "$__interval", "1m", "$__range", "6h", "$node", ".*", "$network", ".*")
+var variables = strings.NewReplacer("$__rate_interval", "5m", "$__interval", "1m", "$__range", "6h", "$node", ".*",
+	"$network", ".*")
 
 // Queries are those of all panels and variables.
 func (d *Dashboard) Queries() (all []Query) {
@@ -99,7 +101,9 @@ var (
 	grouping = regexp.MustCompile(`\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)`)
 	// A name that a parenthesis follows is a function's.
 	name     = regexp.MustCompile(`\b[a-zA-Z_:][a-zA-Z0-9_:]*\b(\s*\()?`)
-	keywords = []string{"and", "or", "unless", "bool", "offset", "inf", "nan", "by", "without", "on", "ignoring", "group_left", "group_right"}
+	keywords = []string{
+		"and", "or", "unless", "bool", "offset", "inf", "nan", "by", "without", "on", "ignoring", "group_left", "group_right",
+	}
 )
 
 // Matcher is what a selector asks of a label of a metric.

@@ -13,7 +13,8 @@ import (
 )
 
 func TestPromtoolTakesTheRules(t *testing.T) {
-	if out, err := exec.Command("promtool", "check", "rules", "--lint=all", "--lint-fatal", rulesFile).CombinedOutput(); err != nil {
+	if out, err := exec.Command("promtool", "check", "rules", "--lint=all", "--lint-fatal",
+		rulesFile).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 }
@@ -31,10 +32,12 @@ func TestEveryAlertSaysHowBadItIsWhatIsWrongAndWhatToDo(t *testing.T) {
 		if s := a.Labels["severity"]; !slices.Contains([]string{"critical", "warning", "info"}, s) {
 			t.Errorf("%s: severity %q", a.Alert, s)
 		}
-		if a.Annotations["summary"] == "" || a.Annotations["description"] == "" || strings.Contains(a.Annotations["summary"], "{{") {
+		if a.Annotations["summary"] == "" || a.Annotations["description"] == "" ||
+			strings.Contains(a.Annotations["summary"], "{{") {
 			t.Errorf("%s: a summary, the same for every instance, and a description are expected: %v", a.Alert, a.Annotations)
 		}
-		if got, want := a.Annotations["runbook_url"], "https://github.com/stayput/stayput/blob/main/docs/runbooks.md#"+strings.ToLower(a.Alert); got != want {
+		if got, want := a.Annotations["runbook_url"],
+			"https://github.com/stayput/stayput/blob/main/docs/runbooks.md#"+strings.ToLower(a.Alert); got != want {
 			t.Errorf("%s: runbook_url %s, want %s", a.Alert, got, want)
 		}
 	}

@@ -97,7 +97,9 @@ func TestOnlyWhatLeakedIsReclaimed(t *testing.T) {
 	untilMetric(t, n, `stayput_addresses_reclaimed_total{network="pods"}`, "3")
 	// By now the others have been suspects for longer, and were looked at once more at least.
 	looked := metric(t, n, "stayput_agent_reconcile_duration_seconds_count")
-	must.Within(t, patience, "another reconciliation", func() bool { return metric(t, n, "stayput_agent_reconcile_duration_seconds_count") != looked })
+	must.Within(t, patience, "another reconciliation", func() bool {
+		return metric(t, n, "stayput_agent_reconcile_duration_seconds_count") != looked
+	})
 	owned(t, n, "nerdctl")
 	owned(t, n, "cnitool")
 	wantState(t, n, pod.IP(), pod.ID)

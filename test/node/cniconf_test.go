@@ -42,7 +42,8 @@ func cnis(t *testing.T) map[string]cni {
 	t.Helper()
 	flannel, err := lab.BuildFlannel(testContext(t))
 	must.Do(t, err)
-	const ipam = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/28"}]], "routes": [{"dst": "0.0.0.0/0"}]}`
+	const ipam = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/28"}]], "routes": [{"dst": " +
+		""0.0.0.0/0"}]}`
 	const portmap = `{"type": "portmap", "capabilities": {"portMappings": true}}`
 	list := func(version, plugin string) string {
 		return fmt.Sprintf(`{"cniVersion": %q, "name": "pods", "plugins": [%s, %s]}`, version, plugin, portmap)
@@ -51,8 +52,9 @@ func cnis(t *testing.T) map[string]cni {
 		"bridge": {conflist: list("1.0.0", `{"type": "bridge", "bridge": "cni0", "isGateway": true, `+ipam+`}`), near: true},
 		"ptp":    {conflist: list("0.3.1", `{"type": "ptp", "mtu": 1400, `+ipam+`}`), near: true},
 		"kind's ptp": { // its files are gone after a reboot, as the pods are
-			conflist: list("0.3.1", `{"type": "ptp", "ipMasq": false, "mtu": 1500, `+strings.Replace(ipam, `"ranges"`, `"dataDir": "/run/cni-ipam-state", "ranges"`, 1)+`}`),
-			dataDir:  "/run/cni-ipam-state", near: true,
+			conflist: list("0.3.1", `{"type": "ptp", "ipMasq": false, "mtu": 1500, `+strings.Replace(ipam, `"ranges"`,
+				`"dataDir": "/run/cni-ipam-state", "ranges"`, 1)+`}`),
+			dataDir: "/run/cni-ipam-state", near: true,
 		},
 		"macvlan": {conflist: list("1.0.0", `{"type": "macvlan", "master": "`+lab.Uplink+`", `+ipam+`}`)},
 		"flannel": {
@@ -75,7 +77,8 @@ func (c cni) start(t *testing.T) *lab.Node {
 	must.Do(t, n.Install(product.Agent, agentPath))
 	must.Do(t, n.Install(product.Plugin, pluginPath))
 	t.Cleanup(func() { holds(t, n) })
-	const recorder = "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] && echo $CNI_CONTAINERID >>/var/log/host-local\nexec /opt/lab/cni/host-local\n"
+	const recorder = "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] && echo $CNI_CONTAINERID >>/var/log/host-local\nexec " +
+		"/opt/lab/cni/host-local\n"
 	must.Do(t, n.WriteFile("/opt/stayput/host-local", []byte(recorder)))
 	must.Do(t, n.Install(n.Path("/opt/stayput/host-local"), "/opt/cni/bin/host-local"))
 	if c.subnets != "" {
@@ -223,7 +226,8 @@ func TestAnAgentThatIsToldOtherDirectoriesThanTheRuntimeWritesNothing(t *testing
 		must.Do(t, os.MkdirAll(n.Path(c.dir), 0o755))
 		agent := startAgent(t, n, append(install, c.flag+"="+c.dir)...)
 		untilCNI(t, n, c.state)
-		if ready, err := scrape(t, n, "/readyz"); err != nil || !strings.Contains(ready, c.says) || !strings.Contains(ready, c.flag) {
+		if ready, err := scrape(t, n, "/readyz"); err != nil || !strings.Contains(ready, c.says) ||
+			!strings.Contains(ready, c.flag) {
 			t.Errorf("%v: it does not say %s and %s:\n%s", err, c.says, c.flag, ready)
 		}
 		must.Do(t, agent.Kill())
@@ -249,7 +253,8 @@ func TestPodsWithSeveralNetworksGetNoneMore(t *testing.T) {
 		t.Errorf("there is a file: %v", err)
 	}
 	pod := runPod(t, n, other(0))
-	if configured, err := n.Addresses(pod.NetNS); err != nil || len(configured["eth0"]) == 0 || len(configured["eth1"]) == 0 {
+	if configured, err := n.Addresses(pod.NetNS); err != nil || len(configured["eth0"]) == 0 ||
+		len(configured["eth1"]) == 0 {
 		t.Errorf("the pod has %v, %v", configured, err)
 	}
 }

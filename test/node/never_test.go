@@ -55,7 +55,8 @@ func TestLateAndRepeatedDelsDoNotTouchTheNewPod(t *testing.T) {
 	// And of any other runtime, as often as it likes.
 	for i := range 4 {
 		_, err := n.CNI(testContext(t), lab.CNICall{
-			Plugin: "bridge", Command: "DEL", ContainerID: old.ID, Args: kubernetesArgs(old), Config: withAnnotations(t, w, old.Annotations),
+			Plugin: "bridge", Command: "DEL", ContainerID: old.ID, Args: kubernetesArgs(old),
+			Config: withAnnotations(t, w, old.Annotations),
 		})
 		must.Do(t, err)
 		untouched(fmt.Sprintf("DEL number %d", i+1))
@@ -72,14 +73,16 @@ func TestAForceDeletedPodsReplacementGetsTheAddressOnceTheOldOneIsGone(t *testin
 	old := runPod(t, n, web(0))
 
 	const why = "the predecessor of this pod still has its address"
-	if p, err := n.RunPod(testContext(t), web(0)); err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), old.ID) {
+	if p, err := n.RunPod(testContext(t), web(0)); err == nil || !strings.Contains(err.Error(), why) ||
+		!strings.Contains(err.Error(), old.ID) {
 		t.Errorf("a replacement beside the old pod: %v, error %v", p.IPs, err)
 	}
 	// CRI's error is text; what containerd was told has the code for "try again later".
 	netNS, err := n.NewNetNS(testContext(t), "replacement")
 	must.Do(t, err)
 	out, err := n.CNI(testContext(t), lab.CNICall{
-		Plugin: "bridge", Command: "ADD", ContainerID: "replacement", NetNS: netNS, Args: kubernetesArgs(old), Config: withAnnotations(t, w, old.Annotations),
+		Plugin: "bridge", Command: "ADD", ContainerID: "replacement", NetNS: netNS, Args: kubernetesArgs(old),
+		Config: withAnnotations(t, w, old.Annotations),
 	})
 	var said struct {
 		Code int
@@ -193,7 +196,8 @@ func TestARetainedAddressGoesToNobodyElse(t *testing.T) {
 	elsewhere := web(0)
 	elsewhere.Namespace = "elsewhere"
 	for _, spec := range []lab.PodSpec{other(9), web(1), shared, elsewhere} {
-		if p, err := n.RunPod(testContext(t), spec); err == nil || !strings.Contains(err.Error(), "no IP addresses available") {
+		if p, err := n.RunPod(testContext(t), spec); err == nil ||
+			!strings.Contains(err.Error(), "no IP addresses available") {
 			t.Errorf("%s in a range without a free address: %v, error %v", spec.Name, p.IPs, err)
 		}
 	}

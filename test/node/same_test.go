@@ -74,7 +74,8 @@ func TestTheWholeRangeWalkedRoundInBetweenLeavesThePodItsAddress(t *testing.T) {
 		pods = append(pods, runPod(t, n, other(1+i)))
 	}
 	distinct(t, pods...)
-	if p, err := n.RunPod(testContext(t), other(12)); err == nil || !strings.Contains(err.Error(), "no IP addresses available") {
+	if p, err := n.RunPod(testContext(t), other(12)); err == nil ||
+		!strings.Contains(err.Error(), "no IP addresses available") {
 		t.Errorf("a pod in a full range: %v, error %v", p.IPs, err)
 	}
 	// ... and once more, past the one that is retained.
@@ -259,7 +260,9 @@ func TestAPodComesBackWithItsAddressAfterContainerdsStateWasWiped(t *testing.T) 
 	sameIP(t, n, again, pod)
 	answers(t, n, again)
 	// Nobody waits for the other one; it is cleared away all the same.
-	must.Within(t, patience, "the address of the ordinary pod to be free", func() bool { return state(t, n, ordinary.IP()) == free })
+	must.Within(t, patience, "the address of the ordinary pod to be free", func() bool {
+		return state(t, n, ordinary.IP()) == free
+	})
 	for _, p := range []lab.Pod{pod, ordinary} {
 		if _, err := os.Stat(n.Path(p.NetNS)); !os.IsNotExist(err) {
 			t.Errorf("the network namespace that %s left behind is still there: %v", p.Name, err)

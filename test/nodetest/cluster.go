@@ -61,7 +61,8 @@ type Cluster struct {
 // StartCluster starts an API server that knows what an agent asks for.
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, Objects: map[Name]*v1alpha1.RetainedIP{}, Node: "node-uid", Version: 100, Watches: map[chan metav1.WatchEvent]bool{}, Followers: map[chan metav1.WatchEvent]bool{}}
+	c := &Cluster{t: t, Objects: map[Name]*v1alpha1.RetainedIP{}, Node: "node-uid", Version: 100,
+		Watches: map[chan metav1.WatchEvent]bool{}, Followers: map[chan metav1.WatchEvent]bool{}}
 	mux := http.NewServeMux()
 	const all = "/apis/stayput.io/v1alpha1/retainedips"
 	const one = "/apis/stayput.io/v1alpha1/namespaces/{ns}/retainedips/{name}"
@@ -116,7 +117,9 @@ func say(w http.ResponseWriter, v any) {
 
 // NotFound is the answer that there is no such object.
 func NotFound(resource, name string) *metav1.Status {
-	return &metav1.Status{Code: 404, Reason: metav1.StatusReasonNotFound, Details: &metav1.StatusDetails{Kind: resource, Name: name}}
+	return &metav1.Status{
+		Code: 404, Reason: metav1.StatusReasonNotFound, Details: &metav1.StatusDetails{Kind: resource, Name: name},
+	}
 }
 
 // Forbidden is the answer that the right lacks.
@@ -216,7 +219,8 @@ func (c *Cluster) apply(w http.ResponseWriter, r *http.Request) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
 	was := c.Objects[keyOf(r)]
-	if was == nil && (o.UID != "" || o.ResourceVersion != "") || was != nil && o.ResourceVersion != "" && o.ResourceVersion != was.ResourceVersion {
+	if was == nil && (o.UID != "" || o.ResourceVersion != "") ||
+		was != nil && o.ResourceVersion != "" && o.ResourceVersion != was.ResourceVersion {
 		refuse(w, &metav1.Status{Code: 409, Reason: metav1.StatusReasonConflict})
 		return
 	}
@@ -261,7 +265,8 @@ func (c *Cluster) delete(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case was == nil:
 		refuse(w, NotFound("retainedips", keyOf(r).Name))
-	case o.Preconditions == nil || *o.Preconditions.UID != was.UID || o.Preconditions.ResourceVersion != nil && *o.Preconditions.ResourceVersion != was.ResourceVersion:
+	case o.Preconditions == nil || *o.Preconditions.UID != was.UID ||
+		o.Preconditions.ResourceVersion != nil && *o.Preconditions.ResourceVersion != was.ResourceVersion:
 		refuse(w, &metav1.Status{Code: 409, Reason: metav1.StatusReasonConflict})
 	default:
 		c.RemoveLocked(keyOf(r))
@@ -316,8 +321,10 @@ func (c *Cluster) Answers(f func(*http.Request) *metav1.Status) {
 
 func sentinel(uid types.UID, version int) *metav1.PartialObjectMetadata {
 	return &metav1.PartialObjectMetadata{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: uninstall.ConfigMap, UID: uid, ResourceVersion: strconv.Itoa(version)},
+		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "stayput-system", Name: uninstall.ConfigMap, UID: uid, ResourceVersion: strconv.Itoa(version),
+		},
 	}
 }
 
@@ -331,7 +338,9 @@ func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer c.Mu.Unlock()
-	l := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}}
+	l := metav1.PartialObjectMetadataList{
+		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
+	}
 	l.ResourceVersion = strconv.Itoa(c.Version)
 	if c.Installed != "" {
 		l.Items = append(l.Items, *sentinel(c.Installed, c.Version))
@@ -343,7 +352,11 @@ func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
 func (c *Cluster) Install(uid types.UID) { c.setInstalled("ADDED", uid, uid) }
 
 func (c *Cluster) Uninstall() {
-	must.Eventually(c.t, "the agent follows the installation", func() bool { c.Mu.Lock(); defer c.Mu.Unlock(); return len(c.Followers) > 0 })
+	must.Eventually(c.t, "the agent follows the installation", func() bool {
+		c.Mu.Lock()
+		defer c.Mu.Unlock()
+		return len(c.Followers) > 0
+	})
 	c.Mu.Lock()
 	was := c.Installed
 	c.Mu.Unlock()

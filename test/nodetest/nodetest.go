@@ -139,7 +139,9 @@ type Clock struct {
 
 // NewClock returns a clock in the first boot of a machine.
 func NewClock() *Clock {
-	return &Clock{now: ledger.Instant{Wall: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Boot: time.Hour, BootID: "boot-1"}}
+	return &Clock{
+		now: ledger.Instant{Wall: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Boot: time.Hour, BootID: "boot-1"},
+	}
 }
 
 // Now implements ledger.Clock.

@@ -45,13 +45,17 @@ func StartRuntime(t testing.TB, socket string) *Runtime {
 	return r
 }
 
-func (r *Runtime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+func (r *Runtime) ListPodSandbox(
+	context.Context, *runtimeapi.ListPodSandboxRequest,
+) (*runtimeapi.ListPodSandboxResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &runtimeapi.ListPodSandboxResponse{Items: r.sandboxes}, r.err
 }
 
-func (r *Runtime) PodSandboxStatus(_ context.Context, q *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
+func (r *Runtime) PodSandboxStatus(
+	_ context.Context, q *runtimeapi.PodSandboxStatusRequest,
+) (*runtimeapi.PodSandboxStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
@@ -72,7 +76,8 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, q *runtimeapi.PodSandboxSt
 	}
 	return &runtimeapi.PodSandboxStatusResponse{
 		Status: &runtimeapi.PodSandboxStatus{Id: q.PodSandboxId, Network: network},
-		Info:   map[string]string{"info": fmt.Sprintf(`{"runtimeSpec":{"linux":{"namespaces":[{"type":"pid"},{"type":"network","path":%q}]}}}`, r.netns[q.PodSandboxId])},
+		Info: map[string]string{"info": fmt.Sprintf(
+			`{"runtimeSpec":{"linux":{"namespaces":[{"type":"pid"},{"type":"network","path":%q}]}}}`, r.netns[q.PodSandboxId])},
 	}, nil
 }
 

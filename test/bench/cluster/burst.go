@@ -54,7 +54,8 @@ func measureBurst(ctx context.Context, b *bench) (rows []row, err error) {
 		pod := plainPod(namespace, podName(i), nil)
 		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{home(i)}}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn,
+					Values: []string{home(i)}}},
 			}}},
 		}}
 		return pod
@@ -107,21 +108,27 @@ func measureBurst(ctx context.Context, b *bench) (rows []row, err error) {
 	const s = "%.2f s"
 	return []row{
 		{
-			what: fmt.Sprintf("%d gated pods at once -> last ungated", burst), against: "the scheduler's first to last bind, after that",
-			goal: atMost(1.5), figure: measured("", ratio, ungate, bind),
-			detail: fmt.Sprintf("from the first create call %s, of which until the last call's return %s, then %s; scheduler (alone, without a limit of requests) %s; ratios %s",
+			what:    fmt.Sprintf("%d gated pods at once -> last ungated", burst),
+			against: "the scheduler's first to last bind, after that",
+			goal:    atMost(1.5), figure: measured("", ratio, ungate, bind),
+			detail: fmt.Sprintf("from the first create call %s, of which until the last call's return %s, then %s; scheduler "+
+				"(alone, without a limit of requests) %s; ratios %s",
 				extent(s, ungate), extent(s, create), extent(s, fromLast), extent(s, bind), extent("%.2f", ratios)),
 		},
 		{
-			what: "  with the scheduler beside it -> last bound", against: "the same pods without stayput, pinned in the template",
-			figure: measured("", ratio, besideBound, without),
-			detail: fmt.Sprintf("last ungated %s, last bound %s; without stayput %s", extent(s, beside), extent(s, besideBound), extent(s, without)),
+			what:    "  with the scheduler beside it -> last bound",
+			against: "the same pods without stayput, pinned in the template",
+			figure:  measured("", ratio, besideBound, without),
+			detail: fmt.Sprintf("last ungated %s, last bound %s; without stayput %s", extent(s, beside), extent(s, besideBound),
+				extent(s, without)),
 		},
 	}, nil
 }
 
 // runBurst creates the pods at once and follows them until all are bound. then is called once all are ungated.
-func (w *world) runBurst(ctx context.Context, namespace string, pod func(int) *corev1.Pod, home func(int) string, then func(*progress) error) (p progress, err error) {
+func (w *world) runBurst(
+	ctx context.Context, namespace string, pod func(int) *corev1.Pod, home func(int) string, then func(*progress) error,
+) (p progress, err error) {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	events, err := w.watchPods(watching, namespace)
@@ -135,7 +142,9 @@ func (w *world) runBurst(ctx context.Context, namespace string, pod func(int) *c
 	created := make(chan error, 1)
 	p.begin = time.Now()
 	go func() {
-		err := parallel(ctx, burst, burstClients, func(ctx context.Context, _, i int) error { return w.client.Create(ctx, pod(i)) })
+		err := parallel(ctx, burst, burstClients, func(ctx context.Context, _, i int) error {
+			return w.client.Create(ctx, pod(i))
+		})
 		p.created = time.Since(p.begin)
 		created <- err
 	}()
@@ -162,7 +171,8 @@ func (w *world) runBurst(ctx context.Context, namespace string, pod func(int) *c
 			}
 		}
 	}
-	if _, err := await(ctx, "all pods to be ungated", events, func(e podEvent) bool { look(e); return len(ungated) == burst }); err != nil {
+	if _, err := await(ctx, "all pods to be ungated", events,
+		func(e podEvent) bool { look(e); return len(ungated) == burst }); err != nil {
 		return p, err
 	}
 	if err := <-created; err != nil {
@@ -174,7 +184,8 @@ func (w *world) runBurst(ctx context.Context, namespace string, pod func(int) *c
 		}
 	}
 	if len(bound) < burst {
-		if _, err := await(ctx, "all pods to be bound", events, func(e podEvent) bool { look(e); return len(bound) == burst }); err != nil {
+		if _, err := await(ctx, "all pods to be bound", events,
+			func(e podEvent) bool { look(e); return len(bound) == burst }); err != nil {
 			return p, err
 		}
 	}

@@ -87,7 +87,9 @@ func (c *creator) pod(kind, name string, i int) *corev1.Pod {
 	pod := plainPod(createsNamespace, name, nil)
 	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: holdGate}}
 	owned := func(owner metav1.Object, kind string) {
-		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, appsv1.SchemeGroupVersion.WithKind(kind))}
+		pod.OwnerReferences = []metav1.OwnerReference{
+			*metav1.NewControllerRef(owner, appsv1.SchemeGroupVersion.WithKind(kind)),
+		}
 	}
 	other := &metav1.ObjectMeta{Name: "other", UID: "f2b3c4d5-0000-4000-8000-000000000001"}
 	switch kind {
@@ -200,8 +202,10 @@ func measureCreates(ctx context.Context, b *bench) (rows []row, err error) {
 			}
 		}
 		rows = append(rows, row{
-			what: fmt.Sprintf("creates of pods per second, %s, %s", k.pods, k.how), against: "a cluster without stayput", goal: atLeast(0.9),
-			figure: measured("", ratio, rates[ours], rates[stock]), detail: extent("%.0f/s", rates[ours]) + " / " + extent("%.0f/s", rates[stock]),
+			what: fmt.Sprintf("creates of pods per second, %s, %s", k.pods, k.how), against: "a cluster without stayput",
+			goal:   atLeast(0.9),
+			figure: measured("", ratio, rates[ours], rates[stock]),
+			detail: extent("%.0f/s", rates[ours]) + " / " + extent("%.0f/s", rates[stock]),
 		})
 	}
 	// What the API server itself makes of a pod of a recorded workload, for the latency that a batch hides.
@@ -218,7 +222,8 @@ func measureCreates(ctx context.Context, b *bench) (rows []row, err error) {
 		}
 	}
 	rows = append(rows, row{
-		what: "  one create, " + annotated + ", dry-run", against: "a cluster without stayput", figure: measured("", ratio, latency[ours], latency[stock]),
+		what: "  one create, " + annotated + ", dry-run", against: "a cluster without stayput",
+		figure: measured("", ratio, latency[ours], latency[stock]),
 		detail: fmt.Sprintf("%.2f ms / %.2f ms", median(latency[ours]), median(latency[stock])),
 	})
 	return rows, nil

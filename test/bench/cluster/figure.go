@@ -126,7 +126,8 @@ func print(w io.Writer, rows []row) {
 		if r.figure.spread > 0 {
 			value += fmt.Sprintf(" ±%.3f", r.figure.spread)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s%s\t%s\t%d\t%s\n", r.what, r.against, target, value, r.figure.unit, reached, r.figure.n, r.detail)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s%s\t%s\t%d\t%s\n", r.what, r.against, target, value, r.figure.unit, reached, r.figure.n,
+			r.detail)
 	}
 	_ = t.Flush()
 }

@@ -12,7 +12,9 @@ import (
 
 // placeOne creates a gated pod whose home is known and returns when its watch showed it with the affinity and
 // without the gate: counted from before the call that creates it, and from its return.
-func (w *world) placeOne(ctx context.Context, events <-chan podEvent, pod *corev1.Pod, home string) (whole, rest time.Duration, err error) {
+func (w *world) placeOne(
+	ctx context.Context, events <-chan podEvent, pod *corev1.Pod, home string,
+) (whole, rest time.Duration, err error) {
 	begin := time.Now()
 	if err := w.client.Create(ctx, pod); err != nil {
 		return 0, 0, err
@@ -21,7 +23,9 @@ func (w *world) placeOne(ctx context.Context, events <-chan podEvent, pod *corev
 	if !gated(pod) {
 		return 0, 0, fmt.Errorf("pod %s was not gated", pod.Name)
 	}
-	e, err := await(ctx, "pod "+pod.Name+" to be ungated", events, func(e podEvent) bool { return e.pod.UID == pod.UID && !gated(e.pod) })
+	e, err := await(ctx, "pod "+pod.Name+" to be ungated", events, func(e podEvent) bool {
+		return e.pod.UID == pod.UID && !gated(e.pod)
+	})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -36,7 +40,9 @@ func (w *world) gone(ctx context.Context, events <-chan podEvent, pod *corev1.Po
 	if err := w.remove(ctx, pod); err != nil {
 		return err
 	}
-	_, err := await(ctx, "pod "+pod.Name+" to be gone", events, func(e podEvent) bool { return e.pod.UID == pod.UID && e.kind == watch.Deleted })
+	_, err := await(ctx, "pod "+pod.Name+" to be gone", events, func(e podEvent) bool {
+		return e.pod.UID == pod.UID && e.kind == watch.Deleted
+	})
 	return err
 }
 
@@ -75,7 +81,8 @@ func measureLatency(ctx context.Context, b *bench) (rows []row, err error) {
 			whole, rest = append(whole, a), append(rest, c)
 		}
 		// The scheduler's part is not in it, and is over before the next.
-		if _, err := await(ctx, "pod "+pod.Name+" to be bound", events, func(e podEvent) bool { return e.pod.UID == pod.UID && e.pod.Spec.NodeName != "" }); err != nil {
+		if _, err := await(ctx, "pod "+pod.Name+" to be bound", events,
+			func(e podEvent) bool { return e.pod.UID == pod.UID && e.pod.Spec.NodeName != "" }); err != nil {
 			return nil, err
 		}
 		if err := w.gone(ctx, events, pod); err != nil {
@@ -90,8 +97,14 @@ func measureLatency(ctx context.Context, b *bench) (rows []row, err error) {
 		return fmt.Sprintf("with the call that creates it; from its return %.2f ms", quantile(q)(ms(rest)))
 	}
 	return []row{
-		{what: "created gated -> affinity and ungated, p50", against: against, goal: below(20), figure: measured(" ms", quantile(0.5), ms(whole)), detail: detail(0.5)},
-		{what: "  p99", against: against, goal: below(100), figure: measured(" ms", quantile(0.99), ms(whole)), detail: detail(0.99)},
+		{
+			what: "created gated -> affinity and ungated, p50", against: against, goal: below(20),
+			figure: measured(" ms", quantile(0.5), ms(whole)), detail: detail(0.5),
+		},
+		{
+			what: "  p99", against: against, goal: below(100), figure: measured(" ms", quantile(0.99), ms(whole)),
+			detail: detail(0.99),
+		},
 	}, nil
 }
 

@@ -39,7 +39,9 @@ var sections = []section{
 	{"burst", "1,000 gated pods at once, and what the scheduler then takes for them", measureBurst},
 	{"writes", "API writes for the re-creation of a pod", measureWrites},
 	{"recreate", "90 pods of a StatefulSet deleted at once, against stock host-local", measureRecreate},
-	{"creates", "pod creates per second with 1,000 PersistentPodStates, against a cluster without stayput", measureCreates},
+	{
+		"creates", "pod creates per second with 1,000 PersistentPodStates, against a cluster without stayput", measureCreates,
+	},
 	{"scale", "the controller with 5,000 nodes, 100,000 pods and as many RetainedIPs", measureScale},
 }
 
@@ -64,7 +66,8 @@ func run() int {
 	for i, s := range sections {
 		names[i] = s.name
 	}
-	only := flag.String("only", "", "comma-separated sections to measure, of "+strings.Join(names, ",")+"; NAME=FACTOR gives one a -scale of its own")
+	only := flag.String("only", "", "comma-separated sections to measure, of "+strings.Join(names,
+		",")+"; NAME=FACTOR gives one a -scale of its own")
 	scale := flag.Float64("scale", 1, "factor for the numbers of runs and, in the section scale, of objects")
 	flag.Parse()
 	chosen, err := choose(names, *only, *scale)
@@ -150,9 +153,11 @@ func measure(ctx context.Context, chosen map[string]float64) (err error) {
 func describe(w io.Writer) {
 	var u unix.Utsname
 	_ = unix.Uname(&u) // never fails
-	fmt.Fprintf(w, "Linux %s, %d CPUs, load %s; Kubernetes 1.36.3, containerd 2.4.2, all of the cluster and the clients on this machine\n",
+	fmt.Fprintf(w, "Linux %s, %d CPUs, load %s; Kubernetes 1.36.3, containerd 2.4.2, all of the cluster and the clients "+
+		"on this machine\n",
 		unix.ByteSliceToString(u.Release[:]), cpus(), load())
-	fmt.Fprintln(w, "etcd without fsync; kube-controller-manager without its limit of 20 requests per second, which would hide")
+	fmt.Fprintln(w, "etcd without fsync; kube-controller-manager without its limit of 20 requests per second, which "+
+		"would hide")
 	fmt.Fprintln(w, "much of what stayput costs. ± is the 95 % interval, by resampling; [least greatest] beside a median.")
 }
 

@@ -37,7 +37,8 @@ func measureRecreate(ctx context.Context, b *bench) (rows []row, err error) {
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", names[which], err)
 			}
-			say("recreate: %s: created in %.1f s, again in %.1f s; %d nodes and %d IPs kept of %d", names[which], t.create, t.again, t.nodes, t.ips, crowd*deletes)
+			say("recreate: %s: created in %.1f s, again in %.1f s; %d nodes and %d IPs kept of %d", names[which], t.create,
+				t.again, t.nodes, t.ips, crowd*deletes)
 			create[which], again[which] = append(create[which], t.create), append(again[which], t.again...)
 			nodes[which] += t.nodes
 			ips[which] += t.ips
@@ -48,20 +49,25 @@ func measureRecreate(ctx context.Context, b *bench) (rows []row, err error) {
 	share := figure{value: float64(ips[ours]) / float64(all) * 100, unit: " %", n: all}
 	return []row{
 		{
-			what: fmt.Sprintf("%d pods deleted at once -> all new ones Ready", crowd), against: "stock host-local, no stayput", goal: atMost(1.05),
-			figure: measured("", ratio, again[ours], again[stock]), detail: extent(s, again[ours]) + " / " + extent(s, again[stock]),
+			what: fmt.Sprintf("%d pods deleted at once -> all new ones Ready", crowd), against: "stock host-local, no stayput",
+			goal:   atMost(1.05),
+			figure: measured("", ratio, again[ours], again[stock]),
+			detail: extent(s, again[ours]) + " / " + extent(s, again[stock]),
 		},
 		{
 			what: "  with node and IP kept", against: "all of them", goal: atLeast(100), figure: share,
-			detail: fmt.Sprintf("nodes %d, IPs %d of %d; stock: nodes %d, IPs %d", nodes[ours], ips[ours], all, nodes[stock], ips[stock]),
+			detail: fmt.Sprintf("nodes %d, IPs %d of %d; stock: nodes %d, IPs %d", nodes[ours], ips[ours], all, nodes[stock],
+				ips[stock]),
 		},
 		{
 			what: "  created -> all Ready", against: "stock host-local, no stayput",
-			figure: measured("", ratio, create[ours], create[stock]), detail: extent(s, create[ours]) + " / " + extent(s, create[stock]),
+			figure: measured("", ratio, create[ours], create[stock]),
+			detail: extent(s, create[ours]) + " / " + extent(s, create[stock]),
 		},
 		{
 			what: "  deleted -> Ready, in times of its own creation", against: "its own creation",
-			figure: measured("", ratio, again[ours], create[ours]), detail: fmt.Sprintf("stock %.2f", ratio(again[stock], create[stock])),
+			figure: measured("", ratio, again[ours], create[ours]),
+			detail: fmt.Sprintf("stock %.2f", ratio(again[stock], create[stock])),
 		},
 	}, nil
 }

@@ -121,7 +121,8 @@ func measureScale(ctx context.Context, b *bench) (rows []row, err error) {
 		return nil, err
 	}
 	// From now on nobody acts on the objects but stayput's controller, whose time is measured.
-	err = errors.Join(l.controller.Stop(), w.ControllerManager.Stop(), w.Scheduler.Stop(), w.Nodes[0].AgentProcess.Stop(), w.Nodes[0].Kubelet.Stop())
+	err = errors.Join(l.controller.Stop(), w.ControllerManager.Stop(), w.Scheduler.Stop(), w.Nodes[0].AgentProcess.Stop(),
+		w.Nodes[0].Kubelet.Stop())
 	if err != nil {
 		return nil, err
 	}
@@ -135,16 +136,19 @@ func measureScale(ctx context.Context, b *bench) (rows []row, err error) {
 	}
 	small, whole := sizes[0], sizes[1]
 	size := func(f *figures) string {
-		return fmt.Sprintf("%d nodes, %d pods, %d StatefulSets, %d RetainedIPs, %d watches", f.nodes, f.pods, f.sets, f.pods, f.watch)
+		return fmt.Sprintf("%d nodes, %d pods, %d StatefulSets, %d RetainedIPs, %d watches", f.nodes, f.pods, f.sets, f.pods,
+			f.watch)
 	}
 	const s = " s"
 	for _, f := range sizes {
 		against := size(f)
 		rows = append(rows,
 			row{what: "controller, RSS", against: against, figure: figure{value: f.rss, unit: " MiB", n: 1},
-				detail: fmt.Sprintf("peak %.0f MiB; kube-apiserver %.0f MiB; set up in %.0f s, watches in %.1f s", f.peak, f.serverRSS, f.setUp.Seconds(), f.watchUp.Seconds())},
+				detail: fmt.Sprintf("peak %.0f MiB; kube-apiserver %.0f MiB; set up in %.0f s, watches in %.1f s", f.peak,
+					f.serverRSS, f.setUp.Seconds(), f.watchUp.Seconds())},
 			row{what: "  start -> first placement", against: against, figure: figure{value: f.first.Seconds(), unit: s, n: 1},
-				detail: fmt.Sprintf("at rest after %.1f s and %.1f s of CPU; idle %.2f %% of a core", f.calm.Seconds(), f.calmCPU.Seconds(), f.idleCPU*100)},
+				detail: fmt.Sprintf("at rest after %.1f s and %.1f s of CPU; idle %.2f %% of a core", f.calm.Seconds(),
+					f.calmCPU.Seconds(), f.idleCPU*100)},
 			row{what: "  one placement, p50", against: against, figure: measured(" ms", median, f.latency),
 				detail: fmt.Sprintf("p99 %.1f ms", quantile(0.99)(f.latency))},
 		)
@@ -158,8 +162,9 @@ func measureScale(ctx context.Context, b *bench) (rows []row, err error) {
 	}
 	const update = "RetainedIP update"
 	rows = append(rows, row{
-		what: "kube-apiserver's CPU for one " + update, against: fmt.Sprintf("%d watches of agents, not %d", whole.watch, small.watch),
-		figure: measured("", ratio, whole.serverCPU[update], small.serverCPU[update]),
+		what:    "kube-apiserver's CPU for one " + update,
+		against: fmt.Sprintf("%d watches of agents, not %d", whole.watch, small.watch),
+		figure:  measured("", ratio, whole.serverCPU[update], small.serverCPU[update]),
 		detail: extent("%.0f µs", whole.serverCPU[update]) + " / " + extent("%.0f µs", small.serverCPU[update]) +
 			fmt.Sprintf("; the agents received %.0f bytes for each", whole.bytesPerEvent),
 	})
@@ -186,7 +191,8 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 	if err := settleBelow(ctx, quiet, server, l.Etcd.Process()); err != nil {
 		return nil, err
 	}
-	say("scale: %d nodes, %d pods, %d watches are there after %.0f s; %d watches were begun anew", f.nodes, f.pods, f.watch, f.setUp.Seconds(), l.lost.Load())
+	say("scale: %d nodes, %d pods, %d watches are there after %.0f s; %d watches were begun anew", f.nodes, f.pods,
+		f.watch, f.setUp.Seconds(), l.lost.Load())
 
 	// 1. Its start, with a pod that waits for it.
 	events, err := l.watchPods(ctx, scaleNamespace)
@@ -197,7 +203,9 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 	if err := l.client.Create(ctx, first); err != nil {
 		return nil, err
 	}
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: lab.SystemNamespace, Name: lab.ControllerAccount}}
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: lab.SystemNamespace, Name: lab.ControllerAccount},
+	}
 	if err := client.IgnoreNotFound(l.client.Delete(ctx, lease)); err != nil { // its old holder was not asked
 		return nil, err
 	}
@@ -206,7 +214,9 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 		return nil, err
 	}
 	controller := l.controller.Process()
-	e, err := await(ctx, "the first placement", events, func(e podEvent) bool { return e.pod.UID == first.UID && !gated(e.pod) })
+	e, err := await(ctx, "the first placement", events, func(e podEvent) bool {
+		return e.pod.UID == first.UID && !gated(e.pod)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -289,14 +299,18 @@ func (l *landscape) grow(ctx context.Context, nodes, sets int) error {
 	l.workloads = append(l.workloads, make([]*stayputv1alpha1.WorkloadReference, sets-len(l.workloads))...)
 	err := l.store(ctx, nodes-fromNode, func(i int) []client.Object {
 		i += fromNode
-		return []client.Object{l.copyNode(i), l.copyRetainedIP(scaleNamespace, podName(i), fakeNode(i), nil, retained(addressOf(1<<20+i)))}
+		return []client.Object{
+			l.copyNode(i), l.copyRetainedIP(scaleNamespace, podName(i), fakeNode(i), nil, retained(addressOf(1<<20+i))),
+		}
 	})
 	if err != nil {
 		return err
 	}
 	err = l.store(ctx, sets-fromSet, func(i int) []client.Object {
 		set := l.copySet(fromSet + i)
-		l.workloads[fromSet+i] = &stayputv1alpha1.WorkloadReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: set.Name, UID: string(set.UID)}
+		l.workloads[fromSet+i] = &stayputv1alpha1.WorkloadReference{
+			APIVersion: "apps/v1", Kind: "StatefulSet", Name: set.Name, UID: string(set.UID),
+		}
 		return []client.Object{set}
 	})
 	if err != nil {
@@ -309,10 +323,12 @@ func (l *landscape) grow(ctx context.Context, nodes, sets int) error {
 		}
 		pod := l.copyPod(from + i)
 		since := metav1.Now()
-		return []client.Object{pod, l.copyRetainedIP(pod.Namespace, pod.Name, pod.Spec.NodeName, l.workloads[(from+i)/podsOfSet],
+		return []client.Object{pod, l.copyRetainedIP(pod.Namespace, pod.Name, pod.Spec.NodeName,
+			l.workloads[(from+i)/podsOfSet],
 			stayputv1alpha1.RetainedIPStatus{
 				Phase: stayputv1alpha1.PhaseBound, IPs: []string{pod.Status.PodIP}, Since: &since, PodUID: string(pod.UID),
-				Addresses: []stayputv1alpha1.NetworkAddresses{{Network: "pods", Interface: "eth0", IPs: []string{pod.Status.PodIP}}},
+				Addresses: []stayputv1alpha1.NetworkAddresses{{Network: "pods", Interface: "eth0",
+					IPs: []string{pod.Status.PodIP}}},
 			})}
 	})
 	if err != nil {
@@ -377,21 +393,28 @@ func (l *landscape) makeModels(ctx context.Context) error {
 	}
 	pod := plainPod(scaleNamespace, name+"-0", asked)
 	pod.Labels = map[string]string{
-		"app": name, appsv1.StatefulSetPodNameLabel: pod.Name, appsv1.PodIndexLabel: "0", appsv1.ControllerRevisionHashLabelKey: name + "-5d5f6c7b8d",
+		"app": name, appsv1.StatefulSetPodNameLabel: pod.Name, appsv1.PodIndexLabel: "0",
+		appsv1.ControllerRevisionHashLabelKey: name + "-5d5f6c7b8d",
 	}
-	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("StatefulSet"))}
+	pod.OwnerReferences = []metav1.OwnerReference{
+		*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("StatefulSet")),
+	}
 	pod.Spec.NodeName, pod.Spec.Hostname, pod.Spec.Subdomain = fakeNode(0), pod.Name, name
 	if err := l.client.Create(ctx, pod); err != nil {
 		return err
 	}
 	now := metav1.Now()
 	pod.Status.Phase, pod.Status.StartTime = corev1.PodRunning, &now
-	for _, kind := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady} {
-		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: kind, Status: corev1.ConditionTrue, LastTransitionTime: now})
+	for _, kind := range []corev1.PodConditionType{corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady,
+		corev1.PodReady} {
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{
+			Type: kind, Status: corev1.ConditionTrue, LastTransitionTime: now,
+		})
 	}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{
-		Name: "web", Ready: true, Image: lab.WebImage, ImageID: "sha256:" + strings.Repeat("0", 64), ContainerID: "containerd://" + strings.Repeat("0", 64),
-		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}},
+		Name: "web", Ready: true, Image: lab.WebImage, ImageID: "sha256:" + strings.Repeat("0", 64),
+		ContainerID: "containerd://" + strings.Repeat("0", 64),
+		State:       corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}},
 	}}
 	if err := l.client.Status().Update(ctx, pod); err != nil {
 		return err
@@ -436,13 +459,16 @@ func (l *landscape) copyPod(i int) *corev1.Pod {
 	pod.Namespace, pod.Name, pod.Spec.NodeName = podOf(i)
 	pod.UID = uuid.NewUUID()
 	pod.OwnerReferences[0].Name, pod.OwnerReferences[0].UID = workload.Name, types.UID(workload.UID)
-	pod.Labels["app"], pod.Labels[appsv1.StatefulSetPodNameLabel], pod.Labels[appsv1.PodIndexLabel] = workload.Name, pod.Name, fmt.Sprint(i%podsOfSet)
+	pod.Labels["app"], pod.Labels[appsv1.StatefulSetPodNameLabel], pod.Labels[appsv1.PodIndexLabel] = workload.Name,
+		pod.Name, fmt.Sprint(i%podsOfSet)
 	pod.Spec.Hostname, pod.Spec.Subdomain = pod.Name, workload.Name
 	pod.Status.PodIP, pod.Status.PodIPs = addressOf(i), []corev1.PodIP{{IP: addressOf(i)}}
 	return pod
 }
 
-func (l *landscape) copyRetainedIP(namespace, pod, node string, workload *stayputv1alpha1.WorkloadReference, status stayputv1alpha1.RetainedIPStatus) *stayputv1alpha1.RetainedIP {
+func (l *landscape) copyRetainedIP(
+	namespace, pod, node string, workload *stayputv1alpha1.WorkloadReference, status stayputv1alpha1.RetainedIPStatus,
+) *stayputv1alpha1.RetainedIP {
 	ip := l.models.ip.DeepCopy()
 	ip.Namespace, ip.Name, ip.UID = namespace, pod+"."+node, uuid.NewUUID()
 	ip.Spec.NodeName, ip.Spec.PodName, ip.Spec.Workload = node, pod, workload
@@ -486,7 +512,9 @@ func (l *landscape) wait(ctx context.Context) error {
 		return err
 	}
 	pod.Labels = map[string]string{"app": waiter, appsv1.StatefulSetPodNameLabel: pod.Name, appsv1.PodIndexLabel: "0"}
-	pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("StatefulSet"))}
+	pod.OwnerReferences = []metav1.OwnerReference{
+		*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("StatefulSet")),
+	}
 	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: stayputv1alpha1.PlacementGate}}
 	if err := l.client.Create(ctx, pod); err != nil {
 		return err
@@ -523,7 +551,8 @@ func (l *landscape) watchAsAgents(ctx context.Context) error {
 			"watch": {"1"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {"0"},
 			"fieldSelector": {"spec.nodeName=" + fakeNode(i)}, "timeoutSeconds": {"86400"},
 		}
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+"/apis/stayput.io/v1alpha1/retainedips?"+query.Encode(), nil)
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet,
+			config.Host+"/apis/stayput.io/v1alpha1/retainedips?"+query.Encode(), nil)
 		if err != nil {
 			return err
 		}
@@ -537,8 +566,8 @@ func (l *landscape) watchAsAgents(ctx context.Context) error {
 	return until(ctx, "the watches to stand", func() (bool, error) { return l.watching.Load() == int64(l.nodes), nil })
 }
 
-// drain reads a watch and forgets what it says. One that ends, as of a server that is too busy to answer a ping, is begun
-// anew, as an agent does.
+// drain reads a watch and forgets what it says. One that ends, as of a server that is too busy to answer a ping, is
+// begun anew, as an agent does.
 func (l *landscape) drain(client *http.Client, request *http.Request) {
 	for request.Context().Err() == nil {
 		if err := l.drainOnce(client, request); err != nil {
@@ -621,11 +650,13 @@ var eventKinds = []eventKind{
 	}, nil},
 	{"heartbeat of a node", func(ctx context.Context, l *landscape, c client.Client, _ int) error {
 		o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fakeNode(rand.IntN(l.nodes))}}
-		patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","lastHeartbeatTime":%q}]}}`, time.Now().Add(time.Duration(rand.IntN(1e6))*time.Second).UTC().Format(time.RFC3339))
+		patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","lastHeartbeatTime":%q}]}}`,
+			time.Now().Add(time.Duration(rand.IntN(1e6))*time.Second).UTC().Format(time.RFC3339))
 		return c.SubResource("status").Patch(ctx, o, client.RawPatch(types.StrategicMergePatchType, []byte(patch)))
 	}, nil},
 	{"node change that a pod waits for", func(ctx context.Context, l *landscape, c client.Client, _ int) error {
-		o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fakeNode(rand.IntN(l.nodes/cordonedEvery)*cordonedEvery + cordonedEvery - 1)}}
+		o := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fakeNode(
+			rand.IntN(l.nodes/cordonedEvery)*cordonedEvery + cordonedEvery - 1)}}
 		patch := fmt.Sprintf(`{"metadata":{"labels":{"bench.stayput.test/changed":"%d"}}}`, rand.Int())
 		return c.Patch(ctx, o, client.RawPatch(types.MergePatchType, []byte(patch)))
 	}, nil},
@@ -665,14 +696,18 @@ func both(controller, server *lab.Process) (c, s time.Duration, err error) {
 
 // cost makes a batch of events happen and returns what each cost the controller and the API server, in µs of
 // CPU, without what they use when nothing happens.
-func (l *landscape) cost(ctx context.Context, kind eventKind, controller, server *lab.Process, idle, serverIdle float64, f *figures) (c, s float64, err error) {
+func (l *landscape) cost(
+	ctx context.Context, kind eventKind, controller, server *lab.Process, idle, serverIdle float64, f *figures,
+) (c, s float64, err error) {
 	n := min(eventsOfBatch, l.openNodes())
 	c1, s1, err := both(controller, server)
 	if err != nil {
 		return 0, 0, err
 	}
 	begin, bytes := time.Now(), l.seen.Load()
-	err = parallel(ctx, n, scaleClients, func(ctx context.Context, worker, i int) error { return kind.happen(ctx, l, l.clients[worker], i) })
+	err = parallel(ctx, n, scaleClients, func(ctx context.Context, worker, i int) error {
+		return kind.happen(ctx, l, l.clients[worker], i)
+	})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -696,7 +731,8 @@ func (l *landscape) cost(ctx context.Context, kind eventKind, controller, server
 		f.bytesPerEvent = float64(l.seen.Load()-bytes) / float64(n)
 	}
 	if kind.done != nil {
-		err = l.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(scaleNamespace), client.MatchingLabels{"app": "bench"}, client.GracePeriodSeconds(0))
+		err = l.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(scaleNamespace),
+			client.MatchingLabels{"app": "bench"}, client.GracePeriodSeconds(0))
 		if err == nil {
 			err = settle(ctx, controller)
 		}

@@ -37,7 +37,8 @@ func (w *world) newStore() *store {
 		},
 	}}}
 	for _, version := range []schema.GroupVersion{corev1.SchemeGroupVersion, appsv1.SchemeGroupVersion} {
-		s.encoders[version] = serializer.NewCodecFactory(scheme).EncoderForVersion(protobuf.NewSerializer(scheme, scheme), version)
+		s.encoders[version] = serializer.NewCodecFactory(scheme).EncoderForVersion(protobuf.NewSerializer(scheme, scheme),
+			version)
 	}
 	return s
 }

@@ -21,7 +21,8 @@ func TestStoredObjectsReadBackAsTheyWere(t *testing.T) {
 	pod.ResourceVersion = "17"
 	set := statefulSet("ns", "web", 3, nil, asked)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", Labels: map[string]string{"a": "b"}}}
-	ip := &stayputv1alpha1.RetainedIP{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-0.node", ResourceVersion: "17"}, Status: retained("10.0.0.1")}
+	ip := &stayputv1alpha1.RetainedIP{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-0.node",
+		ResourceVersion: "17"}, Status: retained("10.0.0.1")}
 	for _, c := range []struct {
 		object client.Object
 		read   runtime.Object
@@ -61,7 +62,8 @@ func TestStoredObjectsReadBackAsTheyWere(t *testing.T) {
 	if err := json.Unmarshal(p.Value, &read); err != nil {
 		t.Fatal(err)
 	}
-	if read.APIVersion != "stayput.io/v1alpha1" || read.Kind != "RetainedIP" || read.Metadata.Name != ip.Name || read.Metadata.ResourceVersion != "" {
+	if read.APIVersion != "stayput.io/v1alpha1" || read.Kind != "RetainedIP" || read.Metadata.Name != ip.Name ||
+		read.Metadata.ResourceVersion != "" {
 		t.Errorf("stored as %s", p.Value)
 	}
 	if string(p.Key) != "/registry/stayput.io/retainedips/ns/web-0.node" {

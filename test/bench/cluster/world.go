@@ -74,7 +74,9 @@ func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, contro
 		return nil, err
 	}
 	quietly := []string{"--log-level=info"} // as installed; the lab logs more
-	err = w.InstallProcesses(ctx, lab.ProcessOptions{Controllers: controllers, AgentArgs: quietly, ControllerArgs: quietly})
+	err = w.InstallProcesses(ctx, lab.ProcessOptions{
+		Controllers: controllers, AgentArgs: quietly, ControllerArgs: quietly,
+	})
 	if err != nil {
 		return nil, w.end(ctx, err)
 	}
@@ -93,7 +95,8 @@ func (w *world) keepControllers() {
 			if c.Process() != nil {
 				continue
 			}
-			say("controller %d has ended and is started again in %v: the figures of this run are not those of an idle machine", i+1, backOff)
+			say("controller %d has ended and is started again in %v: the figures of this run are not those of an idle machine",
+				i+1, backOff)
 			if sleep(w.life, backOff) != nil {
 				return
 			}
@@ -218,15 +221,18 @@ func (w *world) makeNode(ctx context.Context, name, zone string, cordoned bool) 
 		corev1.NodeDiskPressure: corev1.ConditionFalse, corev1.NodePIDPressure: corev1.ConditionFalse,
 	} {
 		conditions = append(conditions, corev1.NodeCondition{
-			Type: kind, Status: status, Reason: "Bench", Message: "nobody runs this node", LastHeartbeatTime: now, LastTransitionTime: now,
+			Type: kind, Status: status, Reason: "Bench", Message: "nobody runs this node", LastHeartbeatTime: now,
+			LastTransitionTime: now,
 		})
 	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-			corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", corev1.LabelTopologyZone: zone,
+			corev1.LabelHostname: name, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64",
+			corev1.LabelTopologyZone: zone,
 		}},
-		Spec:   corev1.NodeSpec{Unschedulable: cordoned},
-		Status: corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: conditions, NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
+		Spec: corev1.NodeSpec{Unschedulable: cordoned},
+		Status: corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: conditions,
+			NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
 	}
 	if err := w.client.Create(ctx, node); err != nil {
 		return err
@@ -237,7 +243,9 @@ func (w *world) makeNode(ctx context.Context, name, zone string, cordoned bool) 
 
 // makeHome makes the RetainedIP by which a node is the home of a pod, as an agent would have published it. The
 // pod has no workload if that is nil.
-func (w *world) makeHome(ctx context.Context, c client.Client, namespace, pod, node, ip string, workload *stayputv1alpha1.WorkloadReference) error {
+func (w *world) makeHome(
+	ctx context.Context, c client.Client, namespace, pod, node, ip string, workload *stayputv1alpha1.WorkloadReference,
+) error {
 	return c.Create(ctx, &stayputv1alpha1.RetainedIP{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pod + "." + node},
 		Spec: stayputv1alpha1.RetainedIPSpec{
@@ -284,7 +292,9 @@ func plainPod(namespace, name string, annotations map[string]string) *corev1.Pod
 }
 
 func gated(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == stayputv1alpha1.PlacementGate })
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name == stayputv1alpha1.PlacementGate
+	})
 }
 
 // mustRunOn says whether the pod's node affinity names that node.
@@ -340,7 +350,8 @@ func (w *world) watchPods(ctx context.Context, namespace string) (<-chan podEven
 				return
 			}
 			say("the watch of namespace %s was cut", namespace)
-			stream, err = w.client.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
+			stream, err = w.client.Watch(ctx, &corev1.PodList{}, client.InNamespace(namespace),
+				&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: version}})
 			if err != nil {
 				say("the watch of namespace %s: %v", namespace, err)
 				return

@@ -139,7 +139,10 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 	}{
 		{"annotated", nil, map[string]string{"stayput.io/retain-ip": "10m"}, "retain-ip"},
 		{"recorded", state, nil, "PersistentPodState"},
-		{"both", state, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"}, "PersistentPodState and reserved-ip-duration"},
+		{
+			"both", state, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"},
+			"PersistentPodState and reserved-ip-duration",
+		},
 	}
 	followers := map[string]*follower{}
 	for _, k := range kinds {
@@ -239,7 +242,9 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 		maps.Copy(detail, more)
 		sum += other
 		rows = append(rows, row{
-			what: "  besides, per minute, " + who.name, against: "not for a pod", figure: figure{value: float64(sum) / seconds * 60, unit: " writes", n: 1},
+			what: "  besides, per minute, " + who.name, against: "not for a pod", figure: figure{
+				value: float64(sum) / seconds * 60, unit: " writes", n: 1,
+			},
 			detail: spell(detail, int(seconds/60)+1),
 		})
 	}
@@ -255,7 +260,8 @@ func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f
 		return nil, err
 	}
 	binding = &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: binding.Name, Labels: binding.Labels}, RoleRef: binding.RoleRef, Subjects: binding.Subjects,
+		ObjectMeta: metav1.ObjectMeta{Name: binding.Name, Labels: binding.Labels}, RoleRef: binding.RoleRef,
+		Subjects: binding.Subjects,
 	}
 	allow := func(yes bool) error {
 		var err error
@@ -301,7 +307,10 @@ func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f
 		if err := w.deleteAll(ctx, namespace, map[string]place{name: before[name]}); err != nil {
 			return nil, err
 		}
-		at, err := f.until(ctx, "pod "+name+" to be Ready", func() bool { p, ok := f.ready[name]; return ok && p.uid != before[name].uid })
+		at, err := f.until(ctx, "pod "+name+" to be Ready", func() bool {
+			p, ok := f.ready[name]
+			return ok && p.uid != before[name].uid
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -334,6 +343,7 @@ func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f
 	return []row{{
 		what: "deleted -> Ready, every write of the agents refused", against: "the same with the agents' writes",
 		figure: measured("", ratio, times[refused], times[allowed]),
-		detail: fmt.Sprintf("%s / %s; %d of %d re-creations lost node or IP; %d writes refused", extent("%.0f ms", times[refused]), extent("%.0f ms", times[allowed]), lost, 2*n, tries),
+		detail: fmt.Sprintf("%s / %s; %d of %d re-creations lost node or IP; %d writes refused",
+			extent("%.0f ms", times[refused]), extent("%.0f ms", times[allowed]), lost, 2*n, tries),
 	}}, nil
 }
