@@ -31,7 +31,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
-// Scheme knows every object that the controller reads or writes by its type.
+// Scheme has the types of all objects that the controller reads or writes.
 var Scheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(s))
@@ -42,9 +42,9 @@ var Scheme = func() *runtime.Scheme {
 
 // Options of the controller.
 type Options struct {
-	// MetricsAddress and HealthAddress are where /metrics, and /healthz and /readyz, are served; "0" is nowhere.
+	// MetricsAddress serves /metrics, HealthAddress /healthz and /readyz; "0": not served.
 	MetricsAddress, HealthAddress string
-	// LeaderElection makes replicas take turns. The lease lies in LeaderElectionNamespace; empty: the pod's own.
+	// LeaderElection lets one replica lead. The Lease is in LeaderElectionNamespace; empty: the pod's own.
 	LeaderElection          bool
 	LeaderElectionNamespace string
 	// Namespace is where stayput is installed; empty: an uninstallation goes unnoticed.
@@ -54,19 +54,19 @@ type Options struct {
 	Log         logr.Logger
 }
 
-// The lease is short because gated pods wait for the leader. It is released when the process ends on a signal,
-// so that this matters for killed leaders only.
+// The lease is short because gated pods wait for the leader. A leader that ends on a signal releases it, so this matters
+// for killed ones only.
 const (
 	leaseDuration = 5 * time.Second
 	renewDeadline = 4 * time.Second
 	retryPeriod   = time.Second
 )
 
-// Run is the controller until ctx ends. It returns an error when it cannot begin, or has lost its lease: then
-// another replica leads, and this process must end.
+// Run runs the controller until ctx ends. It returns an error if it cannot start or has lost its lease: then another
+// replica leads, and this process must end.
 func Run(ctx context.Context, config *rest.Config, o Options) error {
 	config = rest.CopyConfig(config)
-	// The API server's priority and fairness limits us; a limit of our own would be the latency of gated pods.
+	// The API server's priority and fairness limits us; a limit of our own would only delay gated pods.
 	config.QPS, config.Burst = -1, -1
 	lease, renew, retry := leaseDuration, renewDeadline, retryPeriod
 	mgr, err := ctrl.NewManager(config, ctrl.Options{
@@ -101,7 +101,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 
 // addTo registers all loops with a manager.
 func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
-	// 1. Indexes: no event costs more because there are more objects.
+	// 1. Indexes, so that no event costs more because there are more objects.
 	if err := errors.Join(indexRetainedIPs(ctx, mgr.GetFieldIndexer()), cluster.IndexNodes(ctx, mgr.GetFieldIndexer())); err != nil {
 		return err
 	}
@@ -138,8 +138,8 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		return err
 	}
 
-	// 4. What pods do is followed on every replica, so that the next leader knows it too. So is the rest, so that
-	// it need not read the cluster first.
+	// 4. Every replica follows pods and RetainedIPs, so that the next leader knows what they did, and fills the other
+	// caches, so that it can lead at once.
 	follow := []client.Object{&corev1.Node{}, &appsv1.StatefulSet{}}
 	if records != nil {
 		follow = append(follow, &kruisev1alpha1.PersistentPodState{})

@@ -16,37 +16,36 @@ import (
 	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
-// memory is what the placer remembers between two looks at a pod. All of it can be lost: a leader that takes
-// over finds pods gated and decides anew. What that costs is said at each part.
+// memory is what the placer remembers of pods between decisions. All of it can be lost: a new leader finds pods gated
+// and decides anew. Each part says what its loss costs.
 //
-// Its methods may be called by any goroutine.
+// Its methods are safe for concurrent use.
 type memory struct {
 	now func() time.Time
 
 	mu sync.Mutex
-	// waiting are the pods that wait, by what they wait for: the name of a node, or a label of nodes as
-	// nodeLabel writes it.
-	// Lost: found again at the first look, and at the latest when their wait ends.
+	// waiting are the pods that wait, by what they wait for: the name of a node or, as cluster.NodeLabel writes it, a
+	// label of nodes. pods has the same by pod, and what its owner was told already.
+	// Lost: rebuilt by the next decisions.
 	waiting map[string]map[types.NamespacedName]struct{}
 	pods    map[types.NamespacedName]*undecidedPod
-	// givenUp are pods that were deleted because their home had no room, until one of their name has a node. They
-	// stand for a successor that is created soon: see succeeds.
-	// Lost in the moment between the deletion and the successor's placement: it waits for its home once more.
-	givenUp map[types.NamespacedName]givenUpHome
-	// last is where annotated pods were when they were deleted, for as long as their RetainedIP may be on its
-	// way or a successor is gated. Lost: see newest; and a pod deleted within seconds of its first start has no
-	// home.
-	last  map[types.NamespacedName]endedPod
-	order []lastSeen
-	// assigned are the addresses of a shared identity that a pod without a node was drawn to. Lost: two pods may
-	// be drawn to one address, and one of them gets another.
-	assigned map[types.NamespacedName]types.UID
-	// ungated are the pods that were let go and that the cache still has as gated. Lost: a patch that the API
-	// server refuses.
+	// gated are the gated pods, since their creation. Every replica follows them.
+	gated map[types.NamespacedName]gatedPod
+	// ungated are the pods that were ungated though the cache still shows their gate.
+	// Lost: the API server refuses a patch.
 	ungated map[types.NamespacedName]types.UID
-	// gated are the pods that are gated, since their creation. Every replica follows them.
-	gated map[types.NamespacedName]gatedSince
-	holds map[types.UID]types.NamespacedName
+	// givenUp are pods that were deleted because their home had no room, until one of their name has a node.
+	// Lost between the deletion and the successor's placement: the successor waits for its home once more.
+	givenUp map[types.NamespacedName]givenUpHome
+	// last is where annotated pods were deleted, for as long as their RetainedIP may be on its way or a successor is
+	// gated; order has the same by age. Lost: a pod that was deleted within seconds of its first start has no home, and
+	// of several nodes that keep addresses the newest counts.
+	last  map[types.NamespacedName]endedPod
+	order []endedKey
+	// assigned are the addresses of a shared identity that are assigned to pods without a node; holds has the same by
+	// pod. Lost: two pods may be pinned to one address, and one of them gets another.
+	assigned map[types.NamespacedName]types.UID
+	holds    map[types.UID]types.NamespacedName
 }
 
 type undecidedPod struct {
@@ -62,27 +61,26 @@ type givenUpHome struct {
 	at  time.Time
 }
 
-type gatedSince struct {
-	uid types.UID
-	at  time.Time
+type gatedPod struct {
+	uid   types.UID
+	since time.Time
 }
 
 // endedPod is where a pod was when it was deleted.
 type endedPod struct {
 	home.Ended
-	// looked is when the entry was made, or found to be needed for longer.
-	looked time.Time
+	renewed time.Time // when the entry was made, or found to be still needed
 }
 
-type lastSeen struct {
-	pod    types.NamespacedName
-	looked time.Time
+type endedKey struct {
+	pod     types.NamespacedName
+	renewed time.Time
 }
 
-// succeeds is how long after a pod was deleted for want of room another of its name is taken for its successor. A
-// workload's controller creates it at once; a pod that is created later, such as by scaling up again, finds another
-// cluster, and begins with its home.
-const succeeds = 5 * time.Minute
+// succession is how long after a pod was evicted another one of its name counts as its successor. A workload's controller
+// creates that at once. One that is created later, such as by scaling up again, finds a different cluster and tries its
+// home first.
+const succession = 5 * time.Minute
 
 func newMemory(now func() time.Time) *memory {
 	return &memory{
@@ -93,12 +91,12 @@ func newMemory(now func() time.Time) *memory {
 		last:     map[types.NamespacedName]endedPod{},
 		assigned: map[types.NamespacedName]types.UID{},
 		ungated:  map[types.NamespacedName]types.UID{},
-		gated:    map[types.NamespacedName]gatedSince{},
+		gated:    map[types.NamespacedName]gatedPod{},
 		holds:    map[types.UID]types.NamespacedName{},
 	}
 }
 
-// handler follows the pods; on the replica that is not the leader as well.
+// handler follows the pods, on every replica.
 func (m *memory) handler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(is any) {
@@ -126,7 +124,7 @@ func (m *memory) seen(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if key := client.ObjectKeyFromObject(pod); home.Gated(pod) {
-		m.gated[key] = gatedSince{pod.UID, pod.CreationTimestamp.Time}
+		m.gated[key] = gatedPod{pod.UID, pod.CreationTimestamp.Time}
 	} else {
 		delete(m.ungated, key)
 		delete(m.gated, key)
@@ -171,22 +169,22 @@ func (m *memory) deleted(pod *corev1.Pod) {
 	}
 	fresh := pod.Status.StartTime == nil || now.Sub(pod.Status.StartTime.Time) < home.Publishing
 	m.last[key] = endedPod{home.Ended{Node: pod.Spec.NodeName, At: now, Fresh: fresh}, now}
-	m.order = append(m.order, lastSeen{key, now})
+	m.order = append(m.order, endedKey{key, now})
 }
 
-// forgetLastLocked forgets where pods were, but not of a gated one: it may wait for that very node.
+// forgetLastLocked forgets where pods ended, except for those with a gated successor: it may wait for that very node.
 func (m *memory) forgetLastLocked(now time.Time) {
-	for len(m.order) > 0 && now.Sub(m.order[0].looked) > home.Publishing {
+	for len(m.order) > 0 && now.Sub(m.order[0].renewed) > home.Publishing {
 		old := m.order[0]
 		m.order = m.order[1:]
 		l, ok := m.last[old.pod]
-		if !ok || !l.looked.Equal(old.looked) {
+		if !ok || !l.renewed.Equal(old.renewed) {
 			continue
 		}
 		if _, waits := m.gated[old.pod]; waits {
-			l.looked = now
+			l.renewed = now
 			m.last[old.pod] = l
-			m.order = append(m.order, lastSeen{old.pod, now})
+			m.order = append(m.order, endedKey{old.pod, now})
 			continue
 		}
 		delete(m.last, old.pod)
@@ -200,7 +198,7 @@ func (m *memory) ended(pod types.NamespacedName) home.Ended {
 	return m.last[pod].Ended
 }
 
-// releases follows the RetainedIPs: the place of one that was given up on purpose is no home any more.
+// releases follows the RetainedIPs: a node that releases its address is no longer a home.
 func (m *memory) releases() cache.ResourceEventHandler {
 	forget := func(o any) {
 		if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
@@ -217,14 +215,14 @@ func (m *memory) releases() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, is any) { forget(is) }, DeleteFunc: forget}
 }
 
-// giveUp remembers that the successor of a pod is to go free.
+// giveUp remembers that the successor of a pod does not go home.
 func (m *memory) giveUp(pod types.NamespacedName, uid types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
 	maps.DeleteFunc(m.givenUp, func(of types.NamespacedName, g givenUpHome) bool {
 		_, waits := m.gated[of]
-		return !waits && now.Sub(g.at) > succeeds
+		return !waits && now.Sub(g.at) > succession
 	})
 	m.givenUp[pod] = givenUpHome{uid, now}
 }
@@ -235,16 +233,16 @@ func (m *memory) forgetGivenUp(pod types.NamespacedName) {
 	delete(m.givenUp, pod)
 }
 
-// gaveUp says whether a pod is the successor of one whose home was given up.
+// gaveUp reports whether a pod is the successor of one that gave its home up.
 func (m *memory) gaveUp(pod *corev1.Pod) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	g, ok := m.givenUp[client.ObjectKeyFromObject(pod)]
-	return ok && g.pod != pod.UID && pod.CreationTimestamp.Sub(g.at) < succeeds
+	return ok && g.pod != pod.UID && pod.CreationTimestamp.Sub(g.at) < succession
 }
 
-// assign gives a pod of a shared identity one of the addresses that nobody uses or is drawn to; nil: there is
-// none. A pod that has one keeps it.
+// assign returns one of the addresses of a shared identity that is neither in use nor assigned to another pod; nil: there
+// is none. A pod that has one keeps it.
 func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now time.Time) *stayputv1alpha1.RetainedIP {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -275,7 +273,7 @@ func (m *memory) unassignLocked(pod types.UID) {
 	}
 }
 
-// waits notes that a pod waits for a node, or for nodes with a label, and returns whether that, or why, is news.
+// waits notes that a pod waits for a node, or for nodes with a label, and reports whether that or the reason is news.
 func (m *memory) waits(pod *corev1.Pod, node, reason string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -293,7 +291,7 @@ func (m *memory) waits(pod *corev1.Pod, node, reason string) bool {
 	return true
 }
 
-// waitingFor are the pods that a change of a node may concern.
+// waitingFor returns the pods that may wait for a node.
 func (m *memory) waitingFor(node client.Object) []reconcile.Request {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -309,7 +307,7 @@ func (m *memory) waitingFor(node client.Object) []reconcile.Request {
 	return all
 }
 
-// waitingIn are the pods that wait in a namespace.
+// waitingIn returns the pods that wait in a namespace.
 func (m *memory) waitingIn(namespace string) []reconcile.Request {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -324,7 +322,7 @@ func (m *memory) waitingIn(namespace string) []reconcile.Request {
 	return all
 }
 
-// waitingPods is how many pods wait for their home.
+// waitingPods returns how many pods wait for their home.
 func (m *memory) waitingPods() float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -335,7 +333,7 @@ func (m *memory) waitingPods() float64 {
 	return float64(n)
 }
 
-// waited says whether a pod waits for its home.
+// waited reports whether a pod waits for its home.
 func (m *memory) waited(pod *corev1.Pod) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -347,13 +345,13 @@ func (m *memory) waitsLocked(key types.NamespacedName, uid types.UID) bool {
 	return u != nil && u.uid == uid && u.waits
 }
 
-// gatedCount is how many pods are gated, and since when the first of them is.
+// gatedCount is how many pods are gated, and since when the oldest is.
 type gatedCount struct {
 	pods   int
 	oldest time.Time
 }
 
-// gatedPods are the pods that are gated, by whether they wait for their home.
+// gatedPods counts the gated pods by whether they wait for their home.
 func (m *memory) gatedPods() map[bool]gatedCount {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -361,8 +359,8 @@ func (m *memory) gatedPods() map[bool]gatedCount {
 	for key, g := range m.gated {
 		waits := m.waitsLocked(key, g.uid)
 		c := counts[waits]
-		if c.pods == 0 || g.at.Before(c.oldest) {
-			c.oldest = g.at
+		if c.pods == 0 || g.since.Before(c.oldest) {
+			c.oldest = g.since
 		}
 		c.pods++
 		counts[waits] = c
@@ -370,7 +368,7 @@ func (m *memory) gatedPods() map[bool]gatedCount {
 	return counts
 }
 
-// first says whether something is said of a pod for the first time.
+// first reports whether a text about a pod is news, and notes it.
 func (m *memory) first(pod *corev1.Pod, text string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -380,7 +378,7 @@ func (m *memory) first(pod *corev1.Pod, text string) bool {
 	return !said
 }
 
-// decided forgets a pod that has been placed or is no more.
+// decided forgets a pod that is placed or gone.
 func (m *memory) decided(key types.NamespacedName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"github.com/stayput/stayput/pkg/home/hometest"
 )
 
-func TestThePlaceOfAPodThatWasDeletedIsKnownForAMoment(t *testing.T) {
+func TestWhereAPodEndedIsRememberedForAWhile(t *testing.T) {
 	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
 	key := client.ObjectKeyFromObject(hometest.Pod())
@@ -39,7 +39,7 @@ func TestThePlaceOfAPodThatWasDeletedIsKnownForAMoment(t *testing.T) {
 	}
 }
 
-func TestThePlaceOfAPodIsRememberedWhileItsSuccessorIsGated(t *testing.T) {
+func TestWhereAPodEndedIsRememberedWhileItsSuccessorIsGated(t *testing.T) {
 	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
 	key := client.ObjectKeyFromObject(hometest.Pod())
@@ -73,7 +73,7 @@ func TestAPodThatRanForLongHasBeenPublished(t *testing.T) {
 	}
 }
 
-func TestThePlaceOfAnAddressThatWasGivenUpIsForgotten(t *testing.T) {
+func TestTheNodeOfAReleasedAddressIsForgotten(t *testing.T) {
 	m := newMemory(func() time.Time { return hometest.Noon })
 	m.deleted(hometest.Pod(hometest.RanOn("node-1")))
 	r := &stayputv1alpha1.RetainedIP{
@@ -90,7 +90,7 @@ func TestThePlaceOfAnAddressThatWasGivenUpIsForgotten(t *testing.T) {
 	}
 }
 
-func TestAGivenUpHomeIsForTheSuccessorUntilItHasANode(t *testing.T) {
+func TestAnEvictedPodIsRememberedUntilItsSuccessorHasANode(t *testing.T) {
 	m := newMemory(func() time.Time { return hometest.Noon })
 	pod := hometest.Pod()
 	m.giveUp(client.ObjectKeyFromObject(pod), "old")
@@ -104,7 +104,7 @@ func TestAGivenUpHomeIsForTheSuccessorUntilItHasANode(t *testing.T) {
 	}
 }
 
-func TestAGivenUpHomeIsNotForAPodThatIsCreatedDaysLater(t *testing.T) {
+func TestAPodCreatedDaysLaterSucceedsNoEvictedOne(t *testing.T) {
 	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
 	m.giveUp(client.ObjectKeyFromObject(hometest.Pod()), "old")
@@ -124,12 +124,12 @@ func TestAGivenUpHomeIsNotForAPodThatIsCreatedDaysLater(t *testing.T) {
 	}
 }
 
-func TestAPodThatWasLetGoIsLeftAloneWhileItLooksGated(t *testing.T) {
+func TestAnUngatedPodIsLeftAloneWhileItLooksGated(t *testing.T) {
 	m := newMemory(time.Now)
 	pod := hometest.Pod()
 	m.Ungated(pod)
 	if !m.WasUngated(pod) || m.WasUngated(hometest.Pod(func(p *corev1.Pod) { p.UID = "another" })) {
-		t.Error("it is not the pod that was let go that is left alone")
+		t.Error("another pod than the ungated one is left alone")
 	}
 	m.seen(hometest.Pod(func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }))
 	if len(m.ungated) > 0 {
@@ -137,7 +137,7 @@ func TestAPodThatWasLetGoIsLeftAloneWhileItLooksGated(t *testing.T) {
 	}
 }
 
-func TestPodsThatWaitAreWokenByTheNodesTheyWaitForAndByTheirNamespace(t *testing.T) {
+func TestWaitingPodsAreWokenByTheirNodesAndByTheirNamespace(t *testing.T) {
 	m := newMemory(time.Now)
 	pod := hometest.Pod()
 	const cordoned, notReady = "is cordoned", "is not Ready"
@@ -200,13 +200,13 @@ func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
 	}
 	first, second := m.assign(pods[0], kept, hometest.Noon), m.assign(pods[1], kept, hometest.Noon)
 	if first == nil || second == nil || first == second || first.Status.Phase != stayputv1alpha1.PhaseRetained || second.Status.Phase != stayputv1alpha1.PhaseRetained {
-		t.Fatalf("two pods were drawn to %v and %v", first, second)
+		t.Fatalf("two pods were assigned %v and %v", first, second)
 	}
 	if third := m.assign(pods[2], kept, hometest.Noon); third != nil {
-		t.Errorf("a third was drawn to %v", third)
+		t.Errorf("a third was assigned %v", third)
 	}
 	if again := m.assign(pods[0], kept, hometest.Noon); again != first {
-		t.Errorf("the first was drawn to %v and %v", first, again)
+		t.Errorf("the first was assigned %v and %v", first, again)
 	}
 	m.deleted(pods[0])
 	if third := m.assign(pods[2], kept, hometest.Noon); third != first {

@@ -52,7 +52,7 @@ func (p *placing) looksAt(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	return is
 }
 
-// notes are the Events since the last call.
+// notes returns the Events since the last call.
 func (p *placing) notes() (all []string) {
 	for len(p.said.Events) > 0 {
 		all = append(all, <-p.said.Events)
@@ -149,7 +149,7 @@ func TestWhatAPodAsksInVainIsSaidOnce(t *testing.T) {
 	}
 }
 
-func TestAPodGoesBackToTheNodeItWasLastOnThoughItsFormerOneCameBack(t *testing.T) {
+func TestAPodGoesBackToItsLastNodeThoughAFormerOneReturned(t *testing.T) {
 	for name, kept := range map[string][]client.Object{
 		"its last node is silent":       {keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon), keptOn("node-2", stayputv1alpha1.PhaseBound, hometest.Noon.Add(-time.Minute))},
 		"its last node is yet to speak": {keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)},

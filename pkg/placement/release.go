@@ -28,9 +28,9 @@ import (
 	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
-// Indexes of RetainedIPs in the cache.
+// Indexes of the cached RetainedIPs.
 const (
-	retainedByPod      = "stayput.io/pod" // whose own identity it is
+	retainedByPod      = "stayput.io/pod" // without a shared identity
 	retainedByName     = "spec.podName"
 	retainedByIdentity = "spec.identity"
 	retainedByWorkload = "spec.workload.uid"
@@ -64,19 +64,18 @@ func indexRetainedIPs(ctx context.Context, indexer client.FieldIndexer) error {
 	return errors.Join(errs...)
 }
 
-// releaser says of every RetainedIP which workload it belongs to, and asks for the release of those that belong
-// to none any more.
+// releaser notes on every RetainedIP which workload it belongs to, and requests the release of those that no workload
+// wants any more.
 type releaser struct {
 	client    client.Client
-	reader    client.Reader // past the cache: what is given up cannot be had back
+	reader    client.Reader // past the cache: a release is final
 	workloads *cluster.Workloads
 	events    events.EventRecorder
 	now       func() time.Time
 }
 
-// recheck is when to look again at addresses that their workload may stop to want without the controller hearing
-// of it: workloads of kinds that it does not watch. recheckLeft is the same while their workload is gone and other
-// pods of it are left, which mostly are about to end.
+// recheck is when to look again at addresses whose workload may be of a kind that the controller does not watch.
+// recheckLeft is the same while the workload is gone but other pods of it are left, which are mostly about to end.
 const (
 	recheck     = time.Minute
 	recheckLeft = 5 * time.Second
@@ -91,7 +90,7 @@ func (r *releaser) setUp(mgr ctrl.Manager) error {
 		Complete(r)
 }
 
-// ownerMayDiffer picks the moments at which a pod can have come to another owner: its first, its adoption, its end.
+// ownerMayDiffer picks the changes by which a pod can get another owner: its creation, its adoption, its end.
 var ownerMayDiffer = predicate.Funcs{
 	CreateFunc: func(e event.CreateEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
 	DeleteFunc: func(e event.DeleteEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
@@ -122,7 +121,7 @@ func (r *releaser) having(ctx context.Context, namespace string, field client.Ma
 	return all
 }
 
-// Reconcile looks at one RetainedIP.
+// Reconcile sees to one RetainedIP.
 func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	var ip stayputv1alpha1.RetainedIP
 	if err := r.client.Get(ctx, req.NamespacedName, &ip); err != nil {
@@ -141,8 +140,8 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 	return reconcile.Result{}, r.withPod(ctx, &ip, &pod)
 }
 
-// withPod says which workload the addresses belong to: the one that controls the pod that has them, or whose
-// name they will go to. A pod without a controller leaves what was known: it may be adopted again.
+// withPod notes which workload the addresses belong to: the controller of the pod that has them or will get them by its
+// name. A pod without a controller changes nothing: it may be adopted again.
 func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) error {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil {
@@ -165,7 +164,7 @@ func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, 
 	return r.apply(ctx, ip, workload, release)
 }
 
-// workloadOf is what a pod's controller stands for: of a ReplicaSet its Deployment, which outlives it.
+// workloadOf returns what a pod's controller stands for: for a ReplicaSet its Deployment, which outlives it.
 func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedIP, owner *metav1.OwnerReference) (stayputv1alpha1.WorkloadReference, error) {
 	workload := stayputv1alpha1.WorkloadReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: string(owner.UID)}
 	if owner.Kind != "ReplicaSet" || owner.APIVersion != appsv1.SchemeGroupVersion.String() {
@@ -184,7 +183,7 @@ func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	return workload, nil
 }
 
-// withoutPod gives up what its workload does not want any more, by the policy of the addresses.
+// withoutPod releases the addresses if their policy says so and their workload no longer wants them.
 func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
 	whenScaled, whenDeleted := ip.Spec.WhenScaled == stayputv1alpha1.PolicyRelease, ip.Spec.WhenDeleted == stayputv1alpha1.PolicyRelease
 	if ip.Status.Phase != stayputv1alpha1.PhaseRetained || !whenScaled && !whenDeleted {
@@ -193,7 +192,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	if ip.Spec.Workload == nil {
 		return r.recall(ctx, ip)
 	}
-	why, again, err := r.unwanted(ctx, ip, whenScaled, whenDeleted)
+	why, retry, err := r.unwanted(ctx, ip, whenScaled, whenDeleted)
 	if apierrors.IsForbidden(err) {
 		log.FromContext(ctx).Info("Keeping addresses of a workload that must not be read", "err", err)
 		return reconcile.Result{RequeueAfter: recheck}, nil
@@ -202,9 +201,9 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 		return reconcile.Result{}, fmt.Errorf("looking up the workload of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
 	}
 	if why == "" {
-		return reconcile.Result{RequeueAfter: again}, nil
+		return reconcile.Result{RequeueAfter: retry}, nil
 	}
-	// The caches follow one another at a distance; a pod of that name that the API server knows is not in ours yet.
+	// The caches do not move in step: the API server may know a pod of that name that is not in ours yet.
 	live := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
 	switch err := r.reader.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}, live); {
 	case err == nil:
@@ -221,13 +220,13 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	return reconcile.Result{}, nil
 }
 
-// recall finds out whose addresses without a pod are that do not say it: the object was deleted and published
-// again, which the agent does without the workload, or no controller ran while the pod lived. It can be told only
-// while the workload exists and its pods keep their names. All others stay for as long as the node's agent allows:
-// not to know who wants an address is no reason to give it up.
+// recall finds the workload of addresses that have neither a pod nor a workload: the object was deleted and the agent
+// published it again, which it does without the workload, or no controller ran while the pod did. Only a workload that
+// exists and whose pods keep their names can be found. Other addresses stay until they expire: an unknown owner is no
+// reason to release them.
 func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
 	stem, _, ok := home.SplitOrdinal(ip.Spec.PodName)
-	if !ok || ip.Spec.Identity != "" { // the names of its pods tell nothing
+	if !ok || ip.Spec.Identity != "" { // the pod's name does not tell
 		return reconcile.Result{}, nil
 	}
 	workload, err := r.workloads.Maker(ctx, ip.Namespace, stem)
@@ -240,12 +239,12 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (
 	case workload == nil:
 		return reconcile.Result{RequeueAfter: recheck}, nil
 	}
-	return reconcile.Result{}, r.apply(ctx, ip, *workload, false) // which leads here again
+	return reconcile.Result{}, r.apply(ctx, ip, *workload, false) // which brings it back here
 }
 
-// unwanted says why nobody wants addresses any more; empty: somebody may, and again is when to ask again. It asks
-// the API server itself.
-func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (why string, again time.Duration, err error) {
+// unwanted returns why addresses are no longer wanted. If that is empty they may be, and retry is when to ask again. It
+// asks the API server, not the cache.
+func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (why string, retry time.Duration, err error) {
 	w := ip.Spec.Workload
 	wants, err := r.workloads.WantsLive(ctx, ip.Namespace, *w, ip.Spec.PodName)
 	switch {
@@ -253,7 +252,7 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 		if !whenDeleted {
 			return "", recheck, nil
 		}
-		// Orphans: whoever adopts them inherits.
+		// Orphans may be adopted, with their addresses.
 		var siblings stayputv1alpha1.RetainedIPList
 		if err := r.client.List(ctx, &siblings, client.InNamespace(ip.Namespace), client.MatchingFields{retainedByWorkload: w.UID}, client.UnsafeDisableDeepCopy); err != nil {
 			return "", 0, err
@@ -273,7 +272,7 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 	return fmt.Sprintf("%s %s is scaled down and no longer wants the pod", w.Kind, w.Name), 0, nil
 }
 
-// apply writes all that the controller owns of a RetainedIP, which is these two fields.
+// apply writes the two fields of a RetainedIP that the controller owns.
 func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w stayputv1alpha1.WorkloadReference, release bool) error {
 	spec := retainedipac.RetainedIPSpec().WithWorkload(retainedipac.WorkloadReference().
 		WithAPIVersion(w.APIVersion).WithKind(w.Kind).WithName(w.Name).WithUID(w.UID))

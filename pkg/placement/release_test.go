@@ -76,8 +76,8 @@ func testReleaser(t *testing.T, c client.WithWatch, other serving) (*releaser, *
 	return &releaser{client: c, reader: c, events: said, now: time.Now, workloads: w}, said
 }
 
-// settle has the releaser look until it changes nothing more, and returns the object.
-func settle(t *testing.T, r *releaser, key types.NamespacedName) *stayputv1alpha1.RetainedIP {
+// released reconciles until nothing changes any more, and returns the object.
+func released(t *testing.T, r *releaser, key types.NamespacedName) *stayputv1alpha1.RetainedIP {
 	t.Helper()
 	for version := ""; ; {
 		if _, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
@@ -112,18 +112,18 @@ func statefulSetOf(name string, replicas int32, annotations map[string]string) *
 
 var whileOwned = map[string]string{stayputv1alpha1.AnnotationRetainIP: stayputv1alpha1.RetentionWhileOwned}
 
-func TestAnAddressThatWasPublishedAgainWithoutAPodIsReleasedWithItsWorkload(t *testing.T) {
+func TestAnAddressPublishedAgainIsReleasedWithItsWorkload(t *testing.T) {
 	ip, set := owned(stayputv1alpha1.PolicyRetain), statefulSetOf("web", 0, whileOwned)
 	c := fakeAPI(t, ip, set)
 	r, said := testReleaser(t, c, nothing)
 	key := client.ObjectKeyFromObject(ip)
-	if got := settle(t, r, key); got.Spec.Release || got.Spec.Workload == nil || got.Spec.Workload.UID != "of-web" || got.Spec.Workload.Kind != "StatefulSet" {
+	if got := released(t, r, key); got.Spec.Release || got.Spec.Workload == nil || got.Spec.Workload.UID != "of-web" || got.Spec.Workload.Kind != "StatefulSet" {
 		t.Fatalf("of a workload that is scaled to zero: %+v, %+v", got.Spec, got.Spec.Workload)
 	}
 	if err := c.Delete(t.Context(), set); err != nil {
 		t.Fatal(err)
 	}
-	if got := settle(t, r, key); !got.Spec.Release {
+	if got := released(t, r, key); !got.Spec.Release {
 		t.Errorf("its workload is deleted: %+v", got.Spec)
 	}
 	if note := <-said.Events; !strings.Contains(note, home.ReasonReleased) || !strings.Contains(note, "192.0.2.7") || !strings.Contains(note, "StatefulSet web is deleted") {
@@ -131,7 +131,7 @@ func TestAnAddressThatWasPublishedAgainWithoutAPodIsReleasedWithItsWorkload(t *t
 	}
 }
 
-func TestAnAddressWhoseWorkloadCannotBeToldStays(t *testing.T) {
+func TestAnAddressOfAnUnknownWorkloadStays(t *testing.T) {
 	shared := owned(stayputv1alpha1.PolicyRelease)
 	shared.Spec.Identity = "front"
 	unnumbered := owned(stayputv1alpha1.PolicyRelease)
@@ -141,7 +141,7 @@ func TestAnAddressWhoseWorkloadCannotBeToldStays(t *testing.T) {
 		set   *appsv1.StatefulSet
 		other serving
 	}{
-		"nobody has its name":                       {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("other", 0, whileOwned), nothing},
+		"no workload has its name":                  {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("other", 0, whileOwned), nothing},
 		"the workload of its name asks for nothing": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, nil), nothing},
 		"that of a shared identity": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, map[string]string{
 			stayputv1alpha1.AnnotationRetainIP: stayputv1alpha1.RetentionWhileOwned, stayputv1alpha1.AnnotationIdentity: "x"}), nothing},
@@ -152,7 +152,7 @@ func TestAnAddressWhoseWorkloadCannotBeToldStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, said := testReleaser(t, fakeAPI(t, c.ip, c.set), c.other)
-			if got := settle(t, r, client.ObjectKeyFromObject(c.ip)); got.Spec.Workload != nil || got.Spec.Release || len(said.Events) > 0 {
+			if got := released(t, r, client.ObjectKeyFromObject(c.ip)); got.Spec.Workload != nil || got.Spec.Release || len(said.Events) > 0 {
 				t.Errorf("it is now of %+v, released %v, and %d events", got.Spec.Workload, got.Spec.Release, len(said.Events))
 			}
 		})

@@ -7,7 +7,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// stripPod keeps of a pod what the loops look at: the controller sees every pod of the cluster.
+// stripPod keeps what the loops need of a pod: the cache has every pod of the cluster.
 func stripPod(o any) (any, error) {
 	pod, ok := o.(*corev1.Pod)
 	if !ok {
@@ -15,7 +15,7 @@ func stripPod(o any) (any, error) {
 	}
 	pod.ManagedFields = home.PinnedBy(pod)
 	spec := corev1.PodSpec{NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork}
-	if pod.Spec.NodeName == "" { // what decides where it goes
+	if pod.Spec.NodeName == "" { // what its placement depends on
 		spec.SchedulingGates, spec.Affinity = pod.Spec.SchedulingGates, pod.Spec.Affinity
 		spec.NodeSelector, spec.Tolerations = pod.Spec.NodeSelector, pod.Spec.Tolerations
 	}
@@ -30,7 +30,7 @@ func stripPod(o any) (any, error) {
 	return pod, nil
 }
 
-// stripStatefulSet leaves out what its pods are made of.
+// stripStatefulSet keeps what the rules need of a StatefulSet.
 func stripStatefulSet(o any) (any, error) {
 	set, ok := o.(*appsv1.StatefulSet)
 	if !ok {
@@ -43,7 +43,7 @@ func stripStatefulSet(o any) (any, error) {
 	return set, nil
 }
 
-// stripNode keeps of a node what decides whether it can take a pod.
+// stripNode keeps what decides whether a node can take a pod.
 func stripNode(o any) (any, error) {
 	node, ok := o.(*corev1.Node)
 	if !ok {

@@ -39,19 +39,19 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// What get returns where it cannot return a workload. Any other error means that it is not known.
+// Why [Workloads.Get] returns no workload. Any other error means that it is not known.
 var (
-	// ErrGone is returned only where the API server says that there is no such workload.
+	// ErrGone: the API server says that there is no such workload.
 	ErrGone = errors.New("there is no such workload")
-	// ErrNotServed says that the API server does not have the kind now. It may again.
+	// ErrNotServed: the API server does not serve the kind now. It may later.
 	ErrNotServed = errors.New("the API server does not serve this kind")
-	// ErrNotTarget says that the pods of such a workload never come back under their name.
+	// ErrNotTarget: pods of such a workload never come back under their name.
 	ErrNotTarget = errors.New("not a kind whose pods keep their names")
-	// ErrUnknown is at the start, before the API server was asked what it serves.
+	// ErrUnknown: the API server has not been asked yet what it serves.
 	ErrUnknown = errors.New("not known yet whether the API server serves this kind")
 )
 
-// PermissionError is what the controller may not do, and who can change that.
+// PermissionError says what the controller may not do, and how to grant it.
 type PermissionError struct {
 	kind    schema.GroupKind
 	missing []string
@@ -62,14 +62,14 @@ func (e *PermissionError) Error() string {
 		strings.Join(e.missing, ", "), e.kind, aggregateLabel)
 }
 
-// aggregateLabel is on the ClusterRoles whose rules the controller gets.
+// aggregateLabel marks ClusterRoles whose rules the controller gets.
 const aggregateLabel = "rbac.stayput.io/aggregate-to-controller"
 
 // Kind is a kind of workload whose pods keep their names.
 type Kind struct {
 	GVK schema.GroupVersionKind
-	// scaled: the replicas are asked of the scale subresource, and the ordinals are 0 to n-1. Of the object itself
-	// only the metadata is read.
+	// scaled: the replicas are read from the scale subresource, and the ordinals are 0 to n-1. Only the metadata of the
+	// object itself is read.
 	scaled bool
 }
 
@@ -78,7 +78,7 @@ var (
 	advancedStatefulSets = Kind{GVK: schema.GroupVersionKind{Group: "apps.kruise.io", Version: "v1beta1", Kind: "StatefulSet"}}
 )
 
-// object returns an empty object of the kind, of the type under which the cache has it.
+// object returns an empty object of the type under which the cache has the kind.
 func (k Kind) object() client.Object {
 	switch {
 	case k.scaled:
@@ -94,7 +94,7 @@ func (k Kind) object() client.Object {
 	}
 }
 
-// objects is a list of what object returns.
+// objects returns an empty list of such objects.
 func (k Kind) objects() client.ObjectList {
 	switch {
 	case k.scaled:
@@ -114,10 +114,10 @@ func (k Kind) RefOf(o client.Object) home.Ref {
 	return home.Ref{Group: k.GVK.Group, Kind: k.GVK.Kind, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// Workloads are the workloads of all kinds whose pods keep their names. Kinds other than StatefulSet come and go
-// with their CRD and with the controller's permissions, which are looked up every so often.
+// Workloads are the workloads of all kinds whose pods keep their names. Kinds other than StatefulSet come and go with their
+// CRD and with the controller's permissions, which are looked up every [LookupEvery].
 //
-// Its methods may be called by any goroutine.
+// Its methods are safe for concurrent use.
 type Workloads struct {
 	cache     cache.Cache
 	live      client.Reader // past the cache
@@ -125,11 +125,11 @@ type Workloads struct {
 	discovery discovery.DiscoveryInterface
 	every     time.Duration
 
-	mu       sync.Mutex
-	kinds    map[schema.GroupKind]*kindState
-	watchers []func(Kind) error
-	heeders  []func(schema.GroupKind)
-	scales   map[home.Ref]scale
+	mu          sync.Mutex
+	kinds       map[schema.GroupKind]*kindState
+	watchers    []func(Kind) error
+	subscribers []func(schema.GroupKind)
+	scales      map[home.Ref]scale
 }
 
 type kindState struct {
@@ -138,15 +138,15 @@ type kindState struct {
 	watched bool
 }
 
-// scale is the answer of a scale subresource, which holds as long as the object does not change.
+// scale is the answer of a scale subresource, valid until the object changes.
 type scale struct {
 	uid      types.UID
 	version  string
 	replicas int32
 }
 
-// LookupEvery is how often it is looked up what the API server serves, and lookupWithin how long anything that
-// depends on a third party's kind may take.
+// LookupEvery is how often the API server is asked what it serves, lookupWithin how long anything that depends on a third
+// party's kind may take.
 const (
 	LookupEvery  = 15 * time.Second
 	lookupWithin = 10 * time.Second
@@ -177,7 +177,7 @@ func Over(c cache.Cache, live client.Reader, cl client.Client, d discovery.Disco
 	return t
 }
 
-// Start looks up what is served until ctx ends.
+// Start looks kinds up until ctx ends.
 func (t *Workloads) Start(ctx context.Context) error {
 	tick := time.NewTicker(t.every)
 	defer tick.Stop()
@@ -191,7 +191,7 @@ func (t *Workloads) Start(ctx context.Context) error {
 	}
 }
 
-// lookUp finds out which kinds can be read, and has those watched that became so.
+// LookUp finds out which kinds can be read, and has those watched that became so.
 func (t *Workloads) LookUp(ctx context.Context) {
 	t.mu.Lock()
 	kinds := slices.Collect(maps.Values(t.kinds))
@@ -203,13 +203,13 @@ func (t *Workloads) LookUp(ctx context.Context) {
 		problem := t.problem(ctx, k.Kind)
 		if problem != nil && !errors.Is(problem, ErrNotServed) && !errors.As(problem, new(*PermissionError)) {
 			log.FromContext(ctx).Error(problem, "Cannot look up a kind of workload", "kind", k.GVK.String())
-			continue // not to know changes nothing that was known
+			continue // what was known stays
 		}
 		t.mu.Lock()
 		changed := fmt.Sprint(problem) != fmt.Sprint(k.problem)
 		watch, unwatch := problem == nil && !k.watched, problem != nil && k.watched
 		k.problem, k.watched = problem, problem == nil
-		watchers, heeders := slices.Clone(t.watchers), slices.Clone(t.heeders)
+		watchers, subscribers := slices.Clone(t.watchers), slices.Clone(t.subscribers)
 		t.mu.Unlock()
 		switch {
 		case watch:
@@ -225,14 +225,14 @@ func (t *Workloads) LookUp(ctx context.Context) {
 		}
 		if changed {
 			log.FromContext(ctx).Info("Kind of workload changed", "kind", k.GVK.String(), "readable", problem == nil, "reason", fmt.Sprint(problem))
-			for _, h := range heeders {
-				h(k.GVK.GroupKind())
+			for _, changed := range subscribers {
+				changed(k.GVK.GroupKind())
 			}
 		}
 	}
 }
 
-// problem says what keeps a kind from being read.
+// problem returns what keeps a kind from being read.
 func (t *Workloads) problem(ctx context.Context, k Kind) error {
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()
@@ -275,7 +275,7 @@ func (t *Workloads) problem(ctx context.Context, k Kind) error {
 	return nil
 }
 
-// each calls watch with every kind that can be read, now or whenever that begins.
+// each calls watch with every kind that can be read, now or as soon as it can.
 func (t *Workloads) each(watch func(Kind) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -283,7 +283,7 @@ func (t *Workloads) each(watch func(Kind) error) error {
 	return watch(statefulSets)
 }
 
-// readable are the kinds whose workloads can be read now.
+// Readable returns the kinds whose workloads can be read now.
 func (t *Workloads) Readable() []Kind {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -296,7 +296,7 @@ func (t *Workloads) Readable() []Kind {
 	return all
 }
 
-// list names all workloads of a kind that the cache has.
+// List names all workloads of a kind.
 func (t *Workloads) List(ctx context.Context, k Kind) ([]home.Ref, error) {
 	list := k.objects()
 	if err := t.cache.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
@@ -312,7 +312,7 @@ func (t *Workloads) List(ctx context.Context, k Kind) ([]home.Ref, error) {
 	return all, err
 }
 
-// kind returns how workloads of a kind are read, or why not.
+// kind returns how workloads of a kind are read, or why they cannot be.
 func (t *Workloads) kind(gk schema.GroupKind) (Kind, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -323,7 +323,7 @@ func (t *Workloads) kind(gk schema.GroupKind) (Kind, error) {
 	return k.Kind, k.problem
 }
 
-// of returns the controller of a pod, if it is of a kind whose pods keep their names.
+// Of returns the controller of a pod if it is of a kind whose pods keep their names.
 func (t *Workloads) Of(pod metav1.Object) (home.Ref, types.UID, bool) {
 	ref, uid, ok := home.OwnerOf(pod)
 	if !ok {
@@ -335,7 +335,7 @@ func (t *Workloads) Of(pod metav1.Object) (home.Ref, types.UID, bool) {
 	return ref, uid, ok
 }
 
-// numbers says whether a pod has an ordinal, so that its workload can stop to want it.
+// Numbers reports whether a pod has an ordinal, so that its workload can stop to want it.
 func (t *Workloads) Numbers(pod *corev1.Pod) bool {
 	if _, ok := pod.Labels[appsv1.PodIndexLabel]; ok {
 		return true
@@ -348,8 +348,7 @@ func (t *Workloads) Numbers(pod *corev1.Pod) bool {
 	return numbered && workload == ref.Name
 }
 
-// get returns a workload, from the cache if it is there. The API server is asked before ErrGone is
-// returned.
+// Get returns a workload, from the cache if it is there. Before it returns [ErrGone] it asks the API server.
 func (t *Workloads) Get(ctx context.Context, ref home.Ref) (*home.Workload, error) {
 	w, err := t.Cached(ctx, ref)
 	if w != nil || err != nil {
@@ -362,7 +361,7 @@ func (t *Workloads) Get(ctx context.Context, ref home.Ref) (*home.Workload, erro
 	return t.read(ctx, t.live, k, ref)
 }
 
-// cached returns a workload as the cache has it, or nil.
+// Cached returns a workload from the cache, or nil.
 func (t *Workloads) Cached(ctx context.Context, ref home.Ref) (*home.Workload, error) {
 	k, err := t.kind(ref.GroupKind())
 	if err != nil {
@@ -375,7 +374,7 @@ func (t *Workloads) Cached(ctx context.Context, ref home.Ref) (*home.Workload, e
 	return w, err
 }
 
-// read reads a workload. It does not wait for ever for a cache that a lost permission keeps from filling.
+// read reads a workload, within a time: a lost permission may keep a cache from ever filling.
 func (t *Workloads) read(ctx context.Context, from client.Reader, k Kind, ref home.Ref) (*home.Workload, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()
@@ -402,12 +401,12 @@ func (t *Workloads) read(ctx context.Context, from client.Reader, k Kind, ref ho
 // CacheLag is how long the news of a write may be on its way to the cache.
 const CacheLag = 20 * time.Millisecond
 
-// Absent reports whether an error means that an object does not exist. That its kind is not served is a 404 as well.
+// Absent reports whether an error means that an object does not exist. The 404 for a kind that is not served does not.
 func Absent(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// scaleOf asks the scale subresource, once for each version of the object.
+// scaleOf reads the scale subresource, once for each version of the object.
 func (t *Workloads) scaleOf(ctx context.Context, k Kind, ref home.Ref, o client.Object) (int32, error) {
 	version := o.GetResourceVersion()
 	if g := o.GetGeneration(); g > 0 {
@@ -441,7 +440,7 @@ func (t *Workloads) scaleOf(ctx context.Context, k Kind, ref home.Ref, o client.
 	return int32(replicas), nil
 }
 
-// wantsLive asks the API server, past the cache, whether a workload wants a pod of this name. A workload of the
+// WantsLive asks the API server, past the cache, whether a workload wants a pod of this name. A workload of the
 // same name that came after another UID counts: the pod's name, and so its identity, is wanted. Of kinds whose
 // pods do not keep their names it is known only whether the workload exists.
 func (t *Workloads) WantsLive(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference, pod string) (bool, error) {
@@ -473,7 +472,7 @@ func (t *Workloads) WantsLive(ctx context.Context, namespace string, of stayputv
 	return wanted || !numbered, nil
 }
 
-// maker is the workload that makes pods of this stem, told by the name alone: of a kind whose pods keep their names,
+// Maker is the workload that makes pods of this stem, told by the name alone: of a kind whose pods keep their names,
 // and with a template that asks for addresses under the pods' own names. nil: there is none, or more than one could be
 // it. An error means that it is not known.
 func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayputv1alpha1.WorkloadReference, error) {
@@ -519,7 +518,7 @@ func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayput
 	return &stayputv1alpha1.WorkloadReference{APIVersion: o.GetAPIVersion(), Kind: o.GetKind(), Name: stem, UID: string(o.GetUID())}, nil
 }
 
-// WatchWorkloads has a controller look at every workload that can be read, when it comes, goes or changes.
+// WatchWorkloads enqueues every workload that can be read when it comes, goes or changes.
 func WatchWorkloads[request comparable](t *Workloads, c controller.TypedController[request], requests func(context.Context, home.Ref) []request) error {
 	return t.each(func(k Kind) error {
 		return c.Watch(source.TypedKind(t.cache, k.object(), handler.TypedEnqueueRequestsFromMapFunc(
@@ -527,12 +526,12 @@ func WatchWorkloads[request comparable](t *Workloads, c controller.TypedControll
 	})
 }
 
-// WatchKinds has a controller look at these requests when a kind becomes readable or no longer is.
+// WatchKinds enqueues these requests when a kind becomes readable or ceases to be.
 func WatchKinds[request comparable](t *Workloads, c controller.TypedController[request], all func(context.Context, schema.GroupKind) []request) error {
 	return c.Watch(source.TypedFunc[request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.heeders = append(t.heeders, func(gk schema.GroupKind) {
+		t.subscribers = append(t.subscribers, func(gk schema.GroupKind) {
 			for _, r := range all(ctx, gk) {
 				queue.Add(r)
 			}

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-func TestAKindThatIsNotServedDoesNotMeanThatItsObjectIsGone(t *testing.T) {
+func TestAnObjectOfAKindThatIsNotServedIsNotAbsent(t *testing.T) {
 	gone := apierrors.NewNotFound(schema.GroupResource{Group: "apps", Resource: "statefulsets"}, "web")
 	notServed := apierrors.NewGenericServerResponse(404, "get", schema.GroupResource{Group: "apps.kruise.io", Resource: "statefulsets"}, "web", "404 page not found", 0, true)
 	if !apierrors.IsNotFound(notServed) {
