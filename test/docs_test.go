@@ -103,6 +103,10 @@ func sources(t *testing.T, match func(name string) bool, folders ...string) map[
 	return all
 }
 
+func text(files map[string]string) string {
+	return strings.Join(slices.Collect(maps.Values(files)), "\n")
+}
+
 func isTest(name string) bool    { return strings.HasSuffix(name, "_test.go") }
 func isProduct(name string) bool { return strings.HasSuffix(name, ".go") && !isTest(name) }
 
@@ -146,9 +150,9 @@ func TestEveryGuaranteeIsProvedByATestThatExists(t *testing.T) {
 	tests, shown := testsByFolder(t), map[string]bool{}
 	for line := range strings.Lines(guarantees) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-		if !strings.HasPrefix(line, "|") || strings.Trim(line, "|- \n") == "" ||
-			strings.TrimSpace(cells[len(cells)-1]) == "test" {
-			continue // no row, or the head of the table
+		isRow := strings.HasPrefix(line, "|") && strings.Trim(line, "|- \n") != ""
+		if !isRow || strings.TrimSpace(cells[len(cells)-1]) == "test" {
+			continue // or the head of the table
 		}
 		if len(cells) != 2 {
 			t.Errorf("a row of %d columns: %s", len(cells), line)
@@ -264,7 +268,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 		"/stayput-controller": {"cmd/stayput-controller", "cmd/internal"},
 		"/kubectl stayput":    {"pkg/cli"},
 	}
-	all := strings.Join(slices.Collect(maps.Values(sources(t, isProduct, "cmd", "pkg/cli"))), "\n")
+	all := text(sources(t, isProduct, "cmd", "pkg/cli"))
 	checked := 0
 	for _, d := range documents(t) {
 		for _, command := range d.commands() {
@@ -286,7 +290,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 					continue
 				}
 				checked++
-				own := strings.Join(slices.Collect(maps.Values(sources(t, isProduct, folders...))), "\n")
+				own := text(sources(t, isProduct, folders...))
 				var verbs []string
 				for _, found := range ourVerb.FindAllStringSubmatch(own, -1) {
 					verbs = append(verbs, found[1])
@@ -296,8 +300,8 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 					t.Errorf("%s: %s has no verb %s: %q", d.path, program, verb, command)
 				}
 				for _, flag := range longFlag.FindAllStringSubmatch(args, -1) {
-					if !strings.Contains(own, `"`+flag[1]+`"`) &&
-						!(program == "/kubectl stayput" && slices.Contains(kubectlFlags, flag[1])) {
+					theirs := program == "/kubectl stayput" && slices.Contains(kubectlFlags, flag[1])
+					if !theirs && !strings.Contains(own, `"`+flag[1]+`"`) {
 						t.Errorf("%s: %s has no flag --%s: %q", d.path, program, flag[1], command)
 					}
 				}
@@ -312,7 +316,8 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 func TestDocumentsNameHelmValuesThatExist(t *testing.T) {
 	var values map[string]any
 	must.Do(t, yaml.Unmarshal([]byte(read(t, "deploy/chart/values.yaml")), &values))
-	word := regexp.MustCompile(`(?:^|[\s,])((?:agent|apiServer|controller|crds|image|monitoring|namespace|uninstall)\.[a-zA-Z.]+)`)
+	const sections = `agent|apiServer|controller|crds|image|monitoring|namespace|uninstall`
+	word := regexp.MustCompile(`(?:^|[\s,])((?:` + sections + `)\.[a-zA-Z.]+)`)
 	checked := 0
 	for _, d := range documents(t) {
 		for _, command := range d.commands() {
@@ -337,9 +342,8 @@ func TestDocumentsNameHelmValuesThatExist(t *testing.T) {
 }
 
 func TestDocumentsNameMetricsReasonsAndAnnotationsThatExist(t *testing.T) {
-	product := strings.Join(slices.Collect(maps.Values(sources(t, isProduct, "cmd", "pkg", "plugin"))), "\n")
-	chart := strings.Join(slices.Collect(
-		maps.Values(sources(t, func(string) bool { return true }, "deploy/chart/templates"))), "\n")
+	product := text(sources(t, isProduct, "cmd", "pkg", "plugin"))
+	chart := text(sources(t, func(string) bool { return true }, "deploy/chart/templates"))
 	// Not ours: kubelet's and the scheduler's.
 	theirs := []string{"FailedCreatePodSandBox", "SchedulingGated"}
 	metric := regexp.MustCompile(`^stayput_[a-z_]+`)
@@ -374,6 +378,34 @@ func TestDocumentsHaveLinesOfAtMost120Columns(t *testing.T) {
 			if len([]rune(line)) > 120 && !strings.HasPrefix(line, "|") && !strings.Contains(line, "](") {
 				t.Errorf("%s:%d has %d columns", d.path, number, len([]rune(line)))
 			}
+		}
+	}
+}
+
+// The layout names every package of the product, or a folder of packages that belong together.
+func TestTheLayoutNamesEveryPackage(t *testing.T) {
+	_, layout, _ := strings.Cut(read(t, "docs/development.md"), "\n## Packages\n")
+	layout, _, ok := strings.Cut(layout, "\n## ")
+	if !ok {
+		t.Fatal("docs/development.md has no section Packages")
+	}
+	var named []string
+	for line := range strings.Lines(layout) {
+		if name, _, _ := strings.Cut(strings.TrimSpace(line), " "); inTree.MatchString(name + "/.") {
+			named = append(named, name)
+			if !exists(name) {
+				t.Errorf("docs/development.md: no %s", name)
+			}
+		}
+	}
+	for name := range sources(t, isProduct, "cmd", "pkg", "plugin") {
+		// Only cmd and pkg/api stand for the packages below them as well.
+		folder := path.Dir(name)
+		if strings.HasSuffix(folder, "test") {
+			continue // helpers of tests
+		}
+		if !slices.Contains(named, folder) && !strings.HasPrefix(folder, "cmd/") && !strings.HasPrefix(folder, "pkg/api/") {
+			t.Errorf("docs/development.md does not name %s", folder)
 		}
 	}
 }
