@@ -144,21 +144,17 @@ func (s *session) replaceSlot(a netip.Addr, data []byte) error {
 
 // writeClaim returns when the claim is durable: content first, then the name.
 func (s *session) writeClaim(c *Claim) error {
-	if err := s.writeSynced(s.inState(tempState), s.inState(claimsDir, c.Key.hash()), c.encode()); err != nil {
+	tmp := s.inState(tempState)
+	if err := s.fs.WriteFile(tmp, c.encode(), modeState); err != nil {
+		return err
+	}
+	if err := s.fs.SyncFile(tmp); err != nil {
+		return err
+	}
+	if err := s.fs.Rename(tmp, s.inState(claimsDir, c.Key.hash())); err != nil {
 		return err
 	}
 	return s.confirmClaim(c.Key)
-}
-
-// writeSynced replaces path by a file whose content is durable; the name is not before the directory is synced.
-func (l *Ledger) writeSynced(tmp, path string, data []byte) error {
-	if err := l.fs.WriteFile(tmp, data, modeState); err != nil {
-		return err
-	}
-	if err := l.fs.SyncFile(tmp); err != nil {
-		return err
-	}
-	return l.fs.Rename(tmp, path)
 }
 
 // confirmClaim returns when the claim's name is durable, and remembers that in its mode.

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-func TestARetentionRunsOnBoottimeAndAcrossBootsOnTheWallClock(t *testing.T) {
+func TestARetentionRunsOnBoottimeWithinABootAndOnTheWallClockAcrossBoots(t *testing.T) {
 	at := Instant{Wall: time.Unix(1_700_000_000, 0), Boot: time.Hour, BootID: "a"}
 	a := anchorAt(at, 10*time.Minute)
 	for _, c := range []struct {

@@ -184,7 +184,7 @@ func prepared(t *testing.T, a act) *world {
 	return w
 }
 
-func TestKilledAtEveryOperationPromisesAreKept(t *testing.T) {
+func TestKilledAtEveryOperationTheNextCommandsFindAllPromises(t *testing.T) {
 	for _, a := range acts() {
 		t.Run(a.name, func(t *testing.T) {
 			points := 0
@@ -210,7 +210,7 @@ func TestKilledAtEveryOperationPromisesAreKept(t *testing.T) {
 	}
 }
 
-func TestPowerLossAtEveryOperationPromisesAreKept(t *testing.T) {
+func TestPowerLossAtEveryOperationKeepsWhatWasAcknowledged(t *testing.T) {
 	for _, a := range acts() {
 		t.Run(a.name, func(t *testing.T) {
 			for n := 0; ; n++ {

@@ -33,7 +33,7 @@ func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 // pod can have a claim: runtimes other than kubelet's put into these words what they like.
 func (p Pod) Validate() error {
 	switch {
-	case !isDNSLabel(p.Namespace):
+	case !isSubdomain(p.Namespace, 63) || strings.Contains(p.Namespace, "."):
 		return fmt.Errorf("K8S_POD_NAMESPACE: %.64q is not valid: expected a DNS label", p.Namespace)
 	case !isSubdomain(p.Name, 253):
 		return fmt.Errorf("K8S_POD_NAME: %.64q is not valid: expected a DNS subdomain", p.Name)

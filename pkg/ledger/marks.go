@@ -56,11 +56,18 @@ func (l *Ledger) PutMark(m Mark) error {
 	if err != nil {
 		return err
 	}
-	path := l.inState(marksDir, hashOf(m.ContainerID))
-	if err := l.writeSynced(path+".tmp", path, append(b, '\n')); err != nil {
+	dir := filepath.Join(l.state, marksDir)
+	path := filepath.Join(dir, hashOf(m.ContainerID))
+	if err := l.fs.WriteFile(path+".tmp", append(b, '\n'), modeState); err != nil {
 		return err
 	}
-	return l.fs.SyncDir(l.inState(marksDir))
+	if err := l.fs.SyncFile(path + ".tmp"); err != nil {
+		return err
+	}
+	if err := l.fs.Rename(path+".tmp", path); err != nil {
+		return err
+	}
+	return l.fs.SyncDir(dir)
 }
 
 // Marks returns the marks, sorted by container. It takes no lock. What does not parse, or is of a newer version, is

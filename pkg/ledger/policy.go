@@ -178,4 +178,15 @@ func parseRetainRelease(key, value string) (string, error) {
 }
 
 // isDNSLabel follows RFC 1123 as Kubernetes reads it.
-func isDNSLabel(s string) bool { return isSubdomain(s, 63) && !strings.Contains(s, ".") }
+func isDNSLabel(s string) bool {
+	if len(s) == 0 || len(s) > 63 || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return true
+}

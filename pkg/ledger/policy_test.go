@@ -44,7 +44,7 @@ func TestAnnotationsOfOthersDoNotAnswer(t *testing.T) {
 	}
 }
 
-func TestABadAnnotationIsNamed(t *testing.T) {
+func TestABadAnnotationIsAnErrorThatNamesItsKeyAndWhatWasExpected(t *testing.T) {
 	for key, values := range map[string][]string{
 		AnnotationRetainIP: {"-1", "1.5", "10x", "", strings.Repeat("9", 300), "true", "0s", "-10m", "10", " 10m"},
 		AnnotationReservedIPDuration: {"-1", "1.5", "10x", "", strings.Repeat("9", 300), "true", "0", "+10", "10m",
@@ -67,7 +67,7 @@ func TestABadAnnotationIsNamed(t *testing.T) {
 	}
 }
 
-func TestAnAnnotationBesideNoRetentionIsAnError(t *testing.T) {
+func TestAnAnnotationThatMeansNothingAloneIsNotSilentlyIgnored(t *testing.T) {
 	for _, key := range []string{AnnotationIdentity, AnnotationWhenInUse, AnnotationWhenScaled} {
 		value := map[string]string{AnnotationIdentity: "db", AnnotationWhenInUse: "Wait", AnnotationWhenScaled: "Retain"}[key]
 		_, _, err := ParseAnnotations(map[string]string{key: value})

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestARangeWalkVisitsEachAddressOnce(t *testing.T) {
+func TestARangeWalkVisitsEachAddressOnceBeginningBehindTheLast(t *testing.T) {
 	a := func(s string) netip.Addr { return netip.MustParseAddr(s) }
 	r1, err := NewRange(netip.MustParsePrefix("10.0.0.0/29"), netip.Addr{}, netip.Addr{}, netip.Addr{})
 	if err != nil {

@@ -28,8 +28,6 @@ const (
 	tempState = ".tmp" // what a file of the state directory is renamed from
 )
 
-var stateDirs = []string{claimsDir, indexDir, setsDir, marksDir}
-
 // files are the files of one network. Its methods only read; without the lock they may see a command half-way.
 // Absence is a fact, a record that is missing nil without an error; every error means unknown.
 type files struct {

@@ -227,7 +227,7 @@ func (s *session) rebuild() error {
 			return err
 		}
 	}
-	for _, dir := range stateDirs {
+	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
 		if err := MkdirAll(s.fs, s.inState(dir)); err != nil {
 			return err
 		}
@@ -277,7 +277,14 @@ func (s *session) rebuild() error {
 // writeMarker is durable, so that a power loss in this boot leaves a marker that names it.
 func (s *session) writeMarker() error {
 	st := stamp{boot: s.now.BootID, mtime: -1, config: s.stamp.config}
-	if err := s.writeSynced(filepath.Join(s.dir, tempName), s.marker(), st.encode()); err != nil {
+	tmp := filepath.Join(s.dir, tempName)
+	if err := s.fs.WriteFile(tmp, st.encode(), modeState); err != nil {
+		return err
+	}
+	if err := s.fs.SyncFile(tmp); err != nil {
+		return err
+	}
+	if err := s.fs.Rename(tmp, s.marker()); err != nil {
 		return err
 	}
 	return s.fs.SyncDir(s.dir)

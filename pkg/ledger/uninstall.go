@@ -79,7 +79,7 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 			return freed, err
 		}
 	}
-	for _, dir := range stateDirs {
+	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
 		if err := RemoveAll(l.fs, s.inState(dir)); err != nil {
 			return freed, err
 		}
@@ -125,7 +125,7 @@ func RemoveState(o Options) (left int, err error) {
 		case slices.Contains(sub, infoName):
 			left++
 		case !slices.ContainsFunc(sub, func(s string) bool {
-			return s != tempState && !slices.Contains(stateDirs, s)
+			return !slices.Contains([]string{claimsDir, indexDir, setsDir, marksDir, tempState}, s)
 		}):
 			errs = append(errs, RemoveAll(o.FS, path))
 		}

@@ -64,7 +64,7 @@ func (w *world) refused(what string, err error, path string) {
 	}
 }
 
-func TestANewerVersionsPromiseIsKept(t *testing.T) {
+func TestWhatANewerVersionPromisedIsNeitherGivenAwayNorLost(t *testing.T) {
 	home := Pod{Namespace: "default", Name: "home"}
 	for _, record := range []string{"claim", "slot", "claim and slot", "claim, its address file lost"} {
 		for _, reboot := range []bool{false, true} {
@@ -150,7 +150,7 @@ func TestANewerVersionsPromiseIsKept(t *testing.T) {
 	}
 }
 
-func TestDELLeavesANewerVersionsPodAlone(t *testing.T) {
+func TestTheDELOfAPodThatANewerVersionDecidedOnChangesNothing(t *testing.T) {
 	pod := Pod{Namespace: "default", Name: "web-0"}
 	for record, policy := range map[string]*Policy{"claim": tenMinutes, "index": tenMinutes, "mark": nil} {
 		t.Run(record, func(t *testing.T) {
@@ -192,7 +192,7 @@ func TestDELLeavesANewerVersionsPodAlone(t *testing.T) {
 	}
 }
 
-func TestANewerMarkerRefusesTheNetwork(t *testing.T) {
+func TestAMarkerOfANewerVersionHasTheWholeNetworkRefused(t *testing.T) {
 	w := newWorld(t, testNetwork("10.0.0.0/28", ""))
 	att, _, _ := w.add("web-0", tenMinutes)
 	marker := "/data/net/" + markerName
@@ -216,7 +216,7 @@ func TestANewerMarkerRefusesTheNetwork(t *testing.T) {
 	w.del(att)
 }
 
-func TestANewerDescriptionIsRefusedAndAnOlderOneRead(t *testing.T) {
+func TestADescriptionOfANewerVersionIsRefusedAndAnOlderOneRead(t *testing.T) {
 	w := newWorld(t, testNetwork("10.0.0.0/28", ""))
 	w.add("web-0", tenMinutes)
 	o := Options{StateDir: "/state", FS: w.fs, Clock: w.clock, Netns: w.netns}
@@ -238,7 +238,7 @@ func TestANewerDescriptionIsRefusedAndAnOlderOneRead(t *testing.T) {
 	}
 }
 
-func TestUninstallEndsANewerVersionsPromises(t *testing.T) {
+func TestUninstallEndsWhatANewerVersionPromisedToo(t *testing.T) {
 	w := newWorld(t, testNetwork("10.0.0.0/28", ""))
 	att, addrs, _ := w.add("home", tenMinutes)
 	delete(w.netns, w.live[att].netns.Path)
@@ -253,7 +253,7 @@ func TestUninstallEndsANewerVersionsPromises(t *testing.T) {
 	}
 }
 
-func TestAKilledUninstallIsFinishedByTheNext(t *testing.T) {
+func TestUninstallIsFinishedByTheNextOneWhereverItWasKilled(t *testing.T) {
 	for n := 0; ; n++ {
 		w := newWorld(t, testNetwork("10.0.0.0/28", "fd00::/64"))
 		w.net.PromisedShare = 1

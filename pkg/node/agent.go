@@ -4,23 +4,26 @@
 // # What it promises
 //
 //   - No pod needs it to start or to stop. It is away, late or restarted, and nothing is lost but time: what
-//     it keeps is in the files of pkg/ledger, and every loop begins by looking at the world as it is.
+//     it keeps is in the files of pkg/ledger, and every loop starts from the world as it is.
 //   - The runtime never waits for more than a small write: RunPodSandbox leaves the pod's policy mark and
 //     queues the rest.
-//   - Nothing is freed on ignorance. A leaked address falls only to two successful looks at the runtime, a
-//     grace period apart, and one at every network namespace of the machine; any error in them means wait.
+//   - Nothing is freed on ignorance. A leaked address is freed only after two lists of the runtime without its sandbox,
+//     a grace period apart, and one view of every network namespace of the machine; any error means wait.
 //   - Without NRI, without CRI, without the API server it is degraded, says so on /readyz, and goes on with the rest.
 //
 // # Its loops
 //
-//	queue.go      what follows RunPodSandbox and Synchronize: policy, verification
-//	reconcile.go  agreement with the runtime; reclaim.go ends what leaked, on the word of view.go
+// The Agent only wires them and runs them. Each owns its state; a pod's way through them is one:
+//
+//	nri_hooks.go  what the runtime calls: a mark, and into the queue
+//	queue.go      what follows: policy.go sets the policy and verifies the addresses
+//	reconcile.go  agreement with the runtime; reclaim.go ends what leaked, on the word of hostnet's view
 //	book.go       what is bound and retained: published, counted, expired at its time, released when asked
-//	apiserver.go  RetainedIPs and Events in the cluster, and releases that are asked for there
 //	spool.go      what the plugin reports
 //	peers.go      neighbours and connection tracking after a restore
-//	cniconf       a package: the plugin's binary and the conflist that names it
 //	watch.go      inotify, which wakes the others
+//	cniconf       a package: the plugin's binary and the conflist that names it
+//	retainedip    a package: RetainedIPs and Events in the cluster, and releases that are asked for there
 //	uninstall     a package: puts the node back as it was once stayput is uninstalled
 package node
 
@@ -28,7 +31,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"net/netip"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -43,15 +46,6 @@ import (
 	"github.com/stayput/stayput/pkg/node/uninstall"
 	"github.com/stayput/stayput/pkg/spool"
 )
-
-// Sandbox is a pod sandbox as the runtime describes it.
-type Sandbox struct {
-	ID          string // the containerID of CNI
-	Pod         ledger.Pod
-	Annotations map[string]string
-	Netns       string       // path; empty for a pod on the host's network and for one that has ended
-	Addrs       []netip.Addr // of its first interface, in the order of CNI's result; none where that is not known
-}
 
 // Options say where everything is. Every zero field has the default of the machine.
 type Options struct {
@@ -100,41 +94,27 @@ const (
 	DefaultInterval    = 5 * time.Minute
 )
 
-// Agent is the agent of one node. Its hooks may be called from any goroutine, before Run as well.
+// Agent is the agent of one node. Its hooks may be called from any goroutine, even before Run.
 type Agent struct {
 	o       Options
 	ledgers ledger.Options
-	spool   spool.Dir
 	log     *slog.Logger
 	metrics *metrics
-	cri     *cri.Client
-	queue   *queue
 	health  health
+	nriUp   atomic.Bool
+	cri     *cri.Client
 
-	markTimeout time.Duration
-
-	reconcileNow, bookNow, spoolNow wake
-
-	restored chan []ledger.Event // to the peers loop
-
-	nriUp      atomic.Bool
-	reconciled atomic.Bool
-	newer      atomic.Pointer[string] // what only a newer version can read; nil: never looked
-	sweep      atomic.Bool            // the book loop is to expire whatever the clock says
-	criState   atomic.Pointer[string] // nil: never asked; empty: it answered
-
-	suspects  map[suspect]*suspicion // of the reconcile loop
-	published retainedip.Promises    // as last published, of the book loop
-	ended     bool                   // a claim was ended since, of the book loop
-	agreed    agreement
-	releases  releases
-
-	api *retainedip.Publisher // nil: none
+	hooks      *hooks
+	queue      *queue
+	reconciler *reconciler
+	book       *bookKeeper
+	spool      *spoolReader
+	announcer  *announcer
+	watch      *watcher
+	keeper     *cniconf.Keeper
+	api        *retainedip.Publisher // nil: none
 
 	uninstaller *uninstall.Uninstaller // nil: an uninstallation goes unnoticed
-
-	keeper *cniconf.Keeper
-	watch  *watcher
 }
 
 func (o *Options) setDefaults() {
@@ -171,24 +151,27 @@ func New(o Options) (*Agent, error) {
 	o.setDefaults()
 	a := &Agent{
 		o: o, log: o.Log,
-		spool:        spool.Dir(o.StateDir),
-		ledgers:      ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
-		markTimeout:  markTimeout,
-		reconcileNow: newWake(), bookNow: newWake(), spoolNow: newWake(),
-		restored: make(chan []ledger.Event, 16),
-		suspects: map[suspect]*suspicion{},
+		ledgers: ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
+		metrics: newMetrics(o.Registry),
 	}
-	a.metrics = newMetrics(o.Registry)
-	newLatencyMetrics(o.Registry, a.spool, a.log)
+	reconcileNow, bookNow, spoolNow := newWake(), newWake(), newWake()
+	agreed := &agreement{}
+	reports := spool.Dir(o.StateDir)
+	restored := make(chan []ledger.Event, 16)
+	newLatencyMetrics(o.Registry, reports, o.Log)
+
+	// 1. The API server, if there is one.
+	publisher := publishers{o.Publisher}
 	if o.API != nil {
 		var err error
 		a.api, err = retainedip.New(retainedip.Options{
-			API: o.API, Node: o.NodeName, NamespaceGrace: o.GracePeriod, Release: a.release, Log: o.Log, Registry: o.Registry,
+			API: o.API, Node: o.NodeName, NamespaceGrace: o.GracePeriod, Log: o.Log, Registry: o.Registry,
+			Release: func(name retainedip.Name, claims []ledger.Key, done func()) { a.book.release(name, claims, done) },
 		})
 		if err != nil {
 			return nil, err
 		}
-		a.o.Publisher = publishers{a.o.Publisher, a.api}
+		publisher = append(publisher, a.api)
 		if o.Namespace != "" {
 			a.uninstaller, err = uninstall.New(o.API, o.Namespace, uninstall.Options{
 				Ledgers: a.ledgers, CNIConfDir: o.CNIConfDir, CNIBinDir: o.CNIBinDir, MayLeavePlugin: !o.InstallCNI,
@@ -199,21 +182,60 @@ func New(o Options) (*Agent, error) {
 			}
 		}
 	}
-	a.queue = newQueue(a.metrics)
 	var err error
 	if a.cri, err = cri.New(o.CRISocket); err != nil {
 		return nil, err
 	}
+
+	// 2. What the loops share.
+	news := &news{publisher: publisher, clock: o.Clock, metrics: a.metrics}
+	networks := &networks{ledgers: a.ledgers, confDir: o.CNIConfDir, metrics: a.metrics, log: o.Log}
+	policies := &policies{networks: networks, cacheDir: o.CNICacheDir, netns: o.Netns, news: news, metrics: a.metrics, log: o.Log}
+
+	// 3. The loops.
+	a.watch = &watcher{
+		stateDir: filepath.Clean(o.StateDir), spool: reports.Events(), latency: reports.LatencyFile(),
+		agreed: agreed, reconcileNow: reconcileNow, bookNow: bookNow, spoolNow: spoolNow, log: o.Log,
+	}
+	a.queue = newQueue(policies, a.health.loop("queue"), a.metrics)
+	a.reconciler = &reconciler{
+		interval: o.Interval, now: reconcileNow, cri: a.cri, networks: networks, policies: policies,
+		agreed: agreed, spool: reports, clock: o.Clock, netns: o.Netns, beat: a.health.loop("reconcile"), metrics: a.metrics, log: o.Log,
+		reclaimer: &reclaimer{
+			grace: o.GracePeriod, netns: o.Netns, netnsDirs: o.NetnsDirs, runtime: a.cri.PID,
+			news: news, metrics: a.metrics, log: o.Log, suspects: map[suspect]*suspicion{},
+		},
+		reconciled: func() {
+			a.book.sweep.Store(true) // what has no address behind it has no time at which it would be noticed
+			bookNow.up()
+			spoolNow.up() // a wake-up by inotify may have been lost
+		},
+	}
+	a.book = &bookKeeper{
+		now: bookNow, networks: networks, agreed: agreed, follow: a.watch.follow,
+		news: news, beat: a.health.loop("book"), metrics: a.metrics, log: o.Log,
+	}
+	a.spool = &spoolReader{
+		spool: reports, now: spoolNow, news: news, restored: restored, beat: a.health.loop("spool"), metrics: a.metrics, log: o.Log,
+	}
+	a.announcer = &announcer{restored: restored, clock: o.Clock, beat: a.health.loop("peers"), metrics: a.metrics, log: o.Log}
 	a.keeper = cniconf.New(cniconf.Options{
 		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, Install: o.InstallCNI, Plugin: o.PluginBinary,
 		StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention,
 		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, Log: o.Log, Registry: o.Registry,
-		Publish: a.publish, Wrote: a.reconcileNow.up, // the pods that run are stayput's from then on
+		Publish: news.publish, Wrote: reconcileNow.up, // the pods that run are stayput's from then on
 	})
-	if a.watch, err = newWatcher(a); err != nil {
+
+	// 4. The hooks.
+	a.hooks = &hooks{
+		queue: a.queue, policies: policies, markTimeout: markTimeout, reconcile: reconcileNow, book: bookNow,
+		uninstalling: func() bool { return a.uninstaller.Status() != "" }, metrics: a.metrics, log: o.Log,
+	}
+	if err := a.watch.start(); err != nil {
 		a.cri.Close()
 		return nil, err
 	}
+	countCommands(reports, o.Log)
 	return a, nil
 }
 
@@ -232,10 +254,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	return a.uninstaller.Run(ctx, a.work)
 }
 
-// work is every loop.
+// work runs every loop.
 func (a *Agent) work(ctx context.Context) {
 	var wg sync.WaitGroup
-	loops := []func(context.Context){a.watch.run, a.queueLoop, a.reconcileLoop, a.bookLoop, a.spoolLoop, a.peersLoop, a.keepLoop}
+	loops := []func(context.Context){a.watch.run, a.queue.run, a.reconciler.run, a.book.run, a.spool.run, a.announcer.run, a.keep}
 	if a.api != nil {
 		loops = append(loops, a.api.Run)
 	}
@@ -245,7 +267,7 @@ func (a *Agent) work(ctx context.Context) {
 	wg.Wait()
 }
 
-func (a *Agent) keepLoop(ctx context.Context) {
+func (a *Agent) keep(ctx context.Context) {
 	beat := a.health.loop("cni")
 	a.keeper.Run(ctx, func(look func()) {
 		beat.begin()
@@ -256,70 +278,3 @@ func (a *Agent) keepLoop(ctx context.Context) {
 
 // Handler serves /healthz, /readyz and /metrics.
 func (a *Agent) Handler() http.Handler { return a.handler() }
-
-// Connected tells that the NRI connection stands or was lost.
-func (a *Agent) Connected(up bool) {
-	a.nriUp.Store(up)
-	if up {
-		a.metrics.nriConnected.Set(1)
-		a.metrics.nriConnections.Inc()
-	} else {
-		a.metrics.nriConnected.Set(0)
-	}
-}
-
-// RunPodSandbox is the hook of a sandbox that has just got its addresses. The mark is written before it
-// returns: should everything fall over right after, the pod's DEL still knows the policy.
-func (a *Agent) RunPodSandbox(s Sandbox) {
-	if s.Netns == "" || a.uninstaller.Status() != "" {
-		return // on the host's network: CNI had nothing to do with it
-	}
-	o := observe(s)
-	if o.answers && o.err == nil {
-		a.markInTime(o)
-	}
-	a.enqueue(o)
-}
-
-// StopPodSandbox is the hook of a sandbox that is about to lose its addresses. It changes no policy.
-func (a *Agent) StopPodSandbox(Sandbox) { a.bookNow.up() }
-
-// RemovePodSandbox is the hook of a sandbox that is gone.
-func (a *Agent) RemovePodSandbox(Sandbox) { a.bookNow.up() }
-
-// Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There
-// is no time for marks; the queue makes the promises that they stand for.
-func (a *Agent) Synchronize(all []Sandbox) {
-	if a.uninstaller.Status() != "" {
-		return
-	}
-	for _, s := range all {
-		if s.Netns != "" {
-			a.enqueue(observe(s))
-		}
-	}
-	a.reconcileNow.up()
-}
-
-func (a *Agent) enqueue(o observation) {
-	if !a.queue.put(o) {
-		a.log.Warn("The queue is full, a reconciliation will do this pod's work", o.sandbox.attrs()...)
-		a.reconcileNow.up()
-	}
-}
-
-func (s Sandbox) attrs(more ...any) []any {
-	return append([]any{"pod", s.Pod.String(), "sandbox", s.ID}, more...)
-}
-
-// wake is a signal that is never lost and never piles up.
-type wake chan struct{}
-
-func newWake() wake { return make(wake, 1) }
-
-func (w wake) up() {
-	select {
-	case w <- struct{}{}:
-	default:
-	}
-}

@@ -4,40 +4,59 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 )
 
-// bookLoop follows what the ledgers say. It is woken by inotify on the address files, so that a retention
-// which began without us hearing of it is known, and by the clock at the next expiry.
-func (a *Agent) bookLoop(ctx context.Context) {
-	beat := a.health.loop("book")
+// bookKeeper publishes, counts and expires what the ledgers promise. It is woken by inotify on the address files, by
+// releases, and by the clock at the next expiry.
+type bookKeeper struct {
+	now      wake
+	networks *networks
+	agreed   *agreement
+	// follow has the address files of these networks watched.
+	follow  func([]*ledger.Ledger)
+	news    *news
+	beat    *beat
+	metrics *metrics
+	log     *slog.Logger
+
+	releases  releases
+	sweep     atomic.Bool            // it is to expire whatever the clock says
+	newer     atomic.Pointer[string] // what only a newer version can read; nil: never read
+	published retainedip.Promises    // as last published
+	released  bool                   // a claim was released since
+}
+
+func (k *bookKeeper) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.bookNow:
+		case <-k.now:
 		case <-timer.C:
 		}
-		beat.begin()
-		again := a.endReleased()
-		next, ends := a.refresh()
-		if ends && next <= 0 || a.sweep.Swap(false) {
-			next, ends = a.expire()
+		k.beat.begin()
+		retry := k.endReleased()
+		next, ends := k.refresh()
+		if ends && next <= 0 || k.sweep.Swap(false) {
+			next, ends = k.expire()
 		}
-		beat.end()
+		k.beat.end()
 		timer.Stop()
-		if again && (!ends || next > releaseRetry) {
+		if retry && (!ends || next > releaseRetry) {
 			next, ends = releaseRetry, true
 		}
 		if ends {
-			// Never at once again: what cannot be expired is in the log once a second at most.
+			// Never at once: what cannot be expired is logged once a second at most.
 			timer.Reset(max(next, minPause))
 		}
 		if !pause(ctx, minPause) {
@@ -46,29 +65,29 @@ func (a *Agent) bookLoop(ctx context.Context) {
 	}
 }
 
-// refresh counts and publishes what is bound and retained. left is until the next retention ends, if ends.
-func (a *Agent) refresh() (left time.Duration, ends bool) {
-	ledgers, opened := a.networks()
-	books, whole := a.read(ledgers)
-	a.watch.follow(ledgers) // reading makes a directory that is missing
+// refresh counts and publishes what is bound and retained. left is the time until the next expiry, if ends.
+func (k *bookKeeper) refresh() (left time.Duration, ends bool) {
+	ledgers, opened := k.networks.open()
+	books, whole := k.networks.read(ledgers)
+	k.follow(ledgers) // reading makes a directory that is missing
 	for _, b := range books {
-		a.metrics.know(b.ledger.Network().Name)
+		k.metrics.know(b.ledger.Network().Name)
 		for _, ad := range b.addrs {
 			if ad.State == ledger.StateRetained && ad.Ends && (!ends || ad.Left < left) {
 				left, ends = ad.Left, true
 			}
 		}
 	}
-	a.noteNewer(books)
-	wall := a.wall()
-	a.metrics.books.set(books, wall)
+	k.noteNewer(books)
+	wall := wall(k.news.clock)
+	k.metrics.books.set(books, wall)
 	if !opened || !whole {
-		return left, ends // half a picture would take the other half's claims away
+		return left, ends // a partial list would delete the claims that it lacks
 	}
-	now := retainedip.Promises{Claims: claimsOf(books, wall), Settled: a.settled(books)}
-	if a.ended || !sameClaims(now.Claims, a.published.Claims) || !slices.Equal(now.Settled, a.published.Settled) {
-		a.published, a.ended = now, false
-		a.o.Publisher.PublishClaims(retainedip.Promises{Claims: slices.Clone(now.Claims), Settled: slices.Clone(now.Settled)})
+	now := retainedip.Promises{Claims: claimsOf(books, wall), Settled: k.agreed.networks(books)}
+	if k.released || !sameClaims(now.Claims, k.published.Claims) || !slices.Equal(now.Settled, k.published.Settled) {
+		k.published, k.released = now, false
+		k.news.publisher.PublishClaims(retainedip.Promises{Claims: slices.Clone(now.Claims), Settled: slices.Clone(now.Settled)})
 	}
 	return left, ends
 }
@@ -83,8 +102,8 @@ func (b book) newer() error {
 	return nil
 }
 
-// noteNewer keeps for /readyz, and says once, what only a newer version can read.
-func (a *Agent) noteNewer(books []book) {
+// noteNewer keeps for /readyz, and logs once, what only a newer version can read.
+func (k *bookKeeper) noteNewer(books []book) {
 	said, n := "", 0
 	for _, b := range books {
 		for _, ad := range b.addrs {
@@ -97,71 +116,16 @@ func (a *Agent) noteNewer(books []book) {
 	if n > 0 {
 		said = fmt.Sprintf("%d addresses are left alone, one of them: %s", n, said)
 	}
-	if was := a.newer.Swap(&said); said != "" && (was == nil || *was != said) {
-		a.log.Error("A newer version of stayput ran on this node", "err", said)
-	}
-}
-
-// settled names those of the networks that have been reconciled with the runtime, and of which every record can be
-// read.
-func (a *Agent) settled(books []book) (names []string) {
-	a.agreed.mu.Lock()
-	defer a.agreed.mu.Unlock()
-	open := map[string]bool{}
-	for _, b := range books {
-		if !a.agreed.dirs[directory(b.ledger)] || b.newer() != nil {
-			open[b.ledger.Network().Name] = true
-		}
-	}
-	for _, b := range books {
-		if name := b.ledger.Network().Name; !open[name] && !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// agreement is which networks were found to agree with the runtime, by the directories of their addresses. It is
-// void when something appears or vanishes in the state directory: a ledger whose state was wiped knows what is
-// retained, but not yet what is bound and promised.
-type agreement struct {
-	mu   sync.Mutex
-	dirs map[string]bool
-	// epoch counts how often the agreement was void.
-	epoch int
-}
-
-func (g *agreement) now() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.epoch
-}
-
-func (g *agreement) void() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.dirs = nil
-	g.epoch++
-}
-
-// reached tells that these networks agreed, as seen since epoch.
-func (g *agreement) reached(epoch int, ledgers []*ledger.Ledger) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if epoch != g.epoch {
-		return
-	}
-	g.dirs = map[string]bool{}
-	for _, l := range ledgers {
-		g.dirs[directory(l)] = true
+	if was := k.newer.Swap(&said); said != "" && (was == nil || *was != said) {
+		k.log.Error("Records of a newer version of stayput", "err", said)
 	}
 }
 
 // releaseRetry is between two attempts at a release that a ledger could not carry out.
 const releaseRetry = 5 * time.Second
 
-// releases are the promises that somebody wants ended. The book loop ends them, so that what it publishes next
-// was read after that.
+// releases are the promises to be ended on request. The book keeper ends them, so that what it publishes next was
+// read after that.
 type releases struct {
 	mu    sync.Mutex
 	asked map[retainedip.Name]releaseAsked
@@ -172,102 +136,102 @@ type releaseAsked struct {
 	done   func()
 }
 
-// release ends claims and then calls done. Asking again before that changes nothing.
-func (a *Agent) release(key retainedip.Name, claims []ledger.Key, done func()) {
-	a.releases.mu.Lock()
-	defer a.releases.mu.Unlock()
-	if a.releases.asked == nil {
-		a.releases.asked = map[retainedip.Name]releaseAsked{}
+// release ends claims and then calls done. Another call before that changes nothing.
+func (k *bookKeeper) release(key retainedip.Name, claims []ledger.Key, done func()) {
+	k.releases.mu.Lock()
+	defer k.releases.mu.Unlock()
+	if k.releases.asked == nil {
+		k.releases.asked = map[retainedip.Name]releaseAsked{}
 	}
-	a.releases.asked[key] = releaseAsked{claims, done}
-	a.bookNow.up()
+	k.releases.asked[key] = releaseAsked{claims, done}
+	k.now.up()
 }
 
-// endReleased carries out what was asked for. again says that some of it must be tried again.
-func (a *Agent) endReleased() (again bool) {
-	a.releases.mu.Lock()
-	asked := a.releases.asked
-	a.releases.asked = nil
-	a.releases.mu.Unlock()
+// endReleased carries out the releases. retry: some could not be.
+func (k *bookKeeper) endReleased() (retry bool) {
+	k.releases.mu.Lock()
+	asked := k.releases.asked
+	k.releases.asked = nil
+	k.releases.mu.Unlock()
 	if len(asked) == 0 {
 		return false
 	}
-	ledgers, opened := a.networks()
+	ledgers, opened := k.networks.open()
 	for key, r := range asked {
-		if err := a.endClaims(ledgers, opened, r.claims); err != nil {
-			again = true
-			a.metrics.releaseErrors.Inc()
-			a.log.Error("Cannot release addresses, trying again", "object", key.String(), "err", err)
-			a.releases.mu.Lock()
-			if a.releases.asked == nil {
-				a.releases.asked = map[retainedip.Name]releaseAsked{}
+		if err := k.endClaims(ledgers, opened, r.claims); err != nil {
+			retry = true
+			k.metrics.releaseErrors.Inc()
+			k.log.Error("Cannot release addresses, retrying", "object", key.String(), "err", err)
+			k.releases.mu.Lock()
+			if k.releases.asked == nil {
+				k.releases.asked = map[retainedip.Name]releaseAsked{}
 			}
-			if _, newer := a.releases.asked[key]; !newer {
-				a.releases.asked[key] = r
+			if _, newer := k.releases.asked[key]; !newer {
+				k.releases.asked[key] = r
 			}
-			a.releases.mu.Unlock()
+			k.releases.mu.Unlock()
 			continue
 		}
-		a.ended = true
+		k.released = true
 		r.done()
 	}
-	return again
+	return retry
 }
 
-// endClaims ends the claims of one pod. One that is no more is no error.
-func (a *Agent) endClaims(ledgers []*ledger.Ledger, opened bool, keys []ledger.Key) error {
-	for _, k := range keys {
+// endClaims ends the claims of one pod. A claim that has ended is no error.
+func (k *bookKeeper) endClaims(ledgers []*ledger.Ledger, opened bool, keys []ledger.Key) error {
+	for _, key := range keys {
 		var c retainedip.Claim
-		if i := slices.IndexFunc(a.published.Claims, func(c retainedip.Claim) bool { return c.Key == k }); i >= 0 {
-			c = a.published.Claims[i]
+		if i := slices.IndexFunc(k.published.Claims, func(c retainedip.Claim) bool { return c.Key == key }); i >= 0 {
+			c = k.published.Claims[i]
 		}
-		tried, ended := false, false
+		tried, released := false, false
 		for _, l := range ledgers {
-			if l.Network().Name != k.Network {
+			if l.Network().Name != key.Network {
 				continue
 			}
 			tried = true
-			switch err := l.Release(k); {
+			switch err := l.Release(key); {
 			case err == nil:
-				ended = true
+				released = true
 			case !errors.Is(err, ledger.ErrUnknownClaim):
-				return fmt.Errorf("network %s: %w", k.Network, err)
+				return fmt.Errorf("network %s: %w", key.Network, err)
 			}
 		}
 		if !tried && !opened {
-			return fmt.Errorf("network %s cannot be opened", k.Network)
+			return fmt.Errorf("network %s cannot be opened", key.Network)
 		}
-		if !ended {
+		if !released {
 			continue
 		}
-		a.metrics.released.WithLabelValues(k.Network).Inc()
-		e := ledger.Event{Reason: retainedip.EventReleased, Key: k, Pod: c.Pod, ContainerID: c.ContainerID, Addrs: c.Addrs, Time: a.wall(),
-			Message: fmt.Sprintf("%v of network %s is free again, as was asked for", c.Addrs, k.Network)}
+		k.metrics.released.WithLabelValues(key.Network).Inc()
+		e := ledger.Event{Reason: retainedip.EventReleased, Key: key, Pod: c.Pod, ContainerID: c.ContainerID, Addrs: c.Addrs,
+			Message: fmt.Sprintf("%v of network %s was released on request", c.Addrs, key.Network)}
 		if c.Phase == retainedip.PhaseBound {
-			e.Message = fmt.Sprintf("%v of network %s becomes free when its pod ends, as was asked for", c.Addrs, k.Network)
+			e.Message = fmt.Sprintf("%v of network %s is released when its pod ends, as requested", c.Addrs, key.Network)
 		}
-		a.publish(e)
+		k.news.publish(e)
 	}
 	return nil
 }
 
-// expire ends what is due in every network, and what has no address behind it any more.
-func (a *Agent) expire() (next time.Duration, ends bool) {
-	ledgers, _ := a.networks()
+// expire ends what is due in every network, and promises without an address behind them.
+func (k *bookKeeper) expire() (next time.Duration, ends bool) {
+	ledgers, _ := k.networks.open()
 	for _, l := range ledgers {
 		network := l.Network().Name
 		expired, _, err := l.Expire()
 		if err != nil {
-			a.metrics.expireErrors.Inc()
-			a.log.Error("Cannot expire everything that is due", "network", network, "err", err)
+			k.metrics.expireErrors.Inc()
+			k.log.Error("Cannot expire every retention", "network", network, "err", err)
 		}
 		for _, e := range expired {
-			a.metrics.expired.WithLabelValues(network).Inc()
-			a.publish(ledger.Event{
+			k.metrics.expired.WithLabelValues(network).Inc()
+			k.news.publish(ledger.Event{
 				Reason: retainedip.EventExpired, Key: e.Key, Pod: ledger.Pod{Namespace: e.Key.Namespace(), Name: e.Key.Pod}, Addrs: e.Addrs,
-				Message: fmt.Sprintf("%v of network %s is no longer retained: its time was over", e.Addrs, network), Time: a.wall(),
+				Message: fmt.Sprintf("%v of network %s is no longer retained: its retention expired", e.Addrs, network),
 			})
 		}
 	}
-	return a.refresh()
+	return k.refresh()
 }

@@ -30,16 +30,16 @@ func (w *world) retained(id string) netip.Addr {
 func TestARetentionEndsAtItsTimeAndNotBefore(t *testing.T) {
 	w := newWorld(t)
 	addr := w.retained("c1")
-	left, ends := w.a.refresh()
+	left, ends := w.a.book.refresh()
 	if !ends || left != 10*time.Minute {
 		t.Errorf("next expiry in %s, %t", left, ends)
 	}
 	w.clock.Pass(left - time.Second)
-	w.a.expire()
+	w.a.book.expire()
 	w.want(addr, ledger.StateRetained)
 	w.wantSaid()
 	w.clock.Pass(time.Second)
-	if _, ends := w.a.expire(); ends {
+	if _, ends := w.a.book.expire(); ends {
 		t.Error("something is left to expire")
 	}
 	w.want(addr, "")
@@ -55,7 +55,7 @@ func TestTheRunningAgentExpiresWhatItDidNotSeeBegin(t *testing.T) {
 	done := make(chan struct{})
 	go func() { w.a.Run(ctx); close(done) }()
 	defer func() { cancel(); <-done }()
-	eventually(t, "reconciled", w.a.reconciled.Load)
+	eventually(t, "reconciled", w.a.reconciler.tried.Load)
 
 	// No hook is called: the plugin alone sees the pod come and go. The agent hears of it by inotify.
 	addr := w.retained("c1")
@@ -79,8 +79,8 @@ func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 	w.add(w.sandbox("c2", "ordinary", nil))
 	last := func() []retainedip.Claim { return w.said.claims[len(w.said.claims)-1] }
 
-	w.a.refresh()
-	w.a.refresh()
+	w.a.book.refresh()
+	w.a.book.refresh()
 	if n := len(w.said.claims); n != 1 {
 		t.Fatalf("published %d times", n)
 	}
@@ -89,9 +89,9 @@ func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 		t.Errorf("bound: %+v", c)
 	}
 	w.del(s)
-	w.a.refresh()
+	w.a.book.refresh()
 	w.clock.Pass(time.Minute)
-	w.a.refresh()
+	w.a.book.refresh()
 	if n := len(w.said.claims); n != 2 {
 		t.Fatalf("published %d times", n)
 	}
@@ -101,7 +101,7 @@ func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 		t.Errorf("retained: %+v", c)
 	}
 	check(t, w.ledger.Release(c[0].Key))
-	w.a.refresh()
+	w.a.book.refresh()
 	if c := last(); len(c) != 0 {
 		t.Errorf("released: %+v", c)
 	}
@@ -116,7 +116,7 @@ func TestANetworkIsAdoptedAtItsFirstCommand(t *testing.T) {
 	done := make(chan struct{})
 	go func() { w.a.Run(ctx); close(done) }()
 	defer func() { cancel(); <-done }()
-	eventually(t, "reconciled", w.a.reconciled.Load)
+	eventually(t, "reconciled", w.a.reconciler.tried.Load)
 	w.add(w.sandbox("c2", "other", nil))
 	eventually(t, "adopted", func() bool {
 		addrs, err := w.ledger.List()
@@ -133,9 +133,9 @@ func TestANetworkIsAdoptedAtItsFirstCommand(t *testing.T) {
 func TestAWallClockThatIsSetMovesWhenClaimsExpire(t *testing.T) {
 	w := newWorld(t)
 	w.retained("c1")
-	w.a.refresh()
+	w.a.book.refresh()
 	w.clock.SetWall(w.clock.Wall().Add(time.Hour)) // what is left is counted by the other clock
-	w.a.refresh()
+	w.a.book.refresh()
 	if n := len(w.said.claims); n != 2 {
 		t.Fatalf("published %d times", n)
 	}
@@ -147,9 +147,9 @@ func TestAWallClockThatIsSetMovesWhenClaimsExpire(t *testing.T) {
 func TestNoClaimIsTakenBackWhileANetworkCannotBeRead(t *testing.T) {
 	w := newWorld(t)
 	w.retained("c1")
-	w.a.refresh()
+	w.a.book.refresh()
 	w.corrupt()
-	w.a.refresh()
+	w.a.book.refresh()
 	if n := len(w.said.claims); n != 1 {
 		t.Errorf("published %d times: %v", n, w.said.claims)
 	}
@@ -171,7 +171,7 @@ func TestANetworksDescriptionAsksForAReconciliationWhenItIsThere(t *testing.T) {
 	for name, asks := range map[string]bool{"pods-0123/network": true, "spool/7": false} {
 		w.a.watch.see(fsnotify.Event{Name: filepath.Join(w.a.o.StateDir, name), Op: fsnotify.Create})
 		select {
-		case <-w.a.reconcileNow:
+		case <-w.a.reconciler.now:
 			if !asks {
 				t.Errorf("%s asks for one", name)
 			}
@@ -188,14 +188,14 @@ func TestWithoutInotifyTheLoopsAreWokenByTheClock(t *testing.T) {
 	w.a.watch.close()
 	w.a.watch.fs = nil // as where every instance is taken, which a test must not do to its machine
 	w.a.watch.follow(nil)
-	for _, pending := range []wake{w.a.bookNow, w.a.spoolNow} {
+	for _, pending := range []wake{w.a.book.now, w.a.spool.now} {
 		select {
 		case <-pending:
 		default:
 		}
 	}
 	go w.a.watch.run(t.Context())
-	for name, woken := range map[string]wake{"book": w.a.bookNow, "spool": w.a.spoolNow} {
+	for name, woken := range map[string]wake{"book": w.a.book.now, "spool": w.a.spool.now} {
 		select {
 		case <-woken:
 		case <-time.After(time.Minute): // bounds a test that hangs

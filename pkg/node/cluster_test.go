@@ -25,10 +25,10 @@ func (w *world) inCluster(c *nodetest.Cluster) *Agent {
 	w.t.Helper()
 	a := w.a
 	p, err := retainedip.New(retainedip.Options{
-		API: &rest.Config{Host: c.URL}, Node: "n1", NamespaceGrace: a.o.GracePeriod, Release: a.release, Log: a.log, Registry: prometheus.NewRegistry(),
+		API: &rest.Config{Host: c.URL}, Node: "n1", NamespaceGrace: a.o.GracePeriod, Release: a.book.release, Log: a.log, Registry: prometheus.NewRegistry(),
 	})
 	check(w.t, err)
-	a.api, a.o.Publisher = p, publishers{w.said, p}
+	a.api, a.book.news.publisher = p, publishers{w.said, p}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { p.Run(ctx) })
@@ -68,17 +68,17 @@ func TestAnObjectIsDeletedOnceItsNetworkHasBeenReconciled(t *testing.T) {
 	c.Put(unseen)
 	a := w.inCluster(c)
 	w.promises("c1", "web-0", ten)
-	a.refresh()
+	a.book.refresh()
 	eventually(t, "published", func() bool { return c.Object("web-0") != nil })
 	if c.Object("ghost") == nil {
 		t.Fatal("deleted before the runtime was asked")
 	}
 	eventually(t, "the agreement to hold", func() bool { // making the network's directory may void the first
 		check(t, w.reconcile())
-		a.refresh()
-		a.agreed.mu.Lock()
-		defer a.agreed.mu.Unlock()
-		return len(a.agreed.dirs) == 1
+		a.book.refresh()
+		a.book.agreed.mu.Lock()
+		defer a.book.agreed.mu.Unlock()
+		return len(a.book.agreed.dirs) == 1
 	})
 	eventually(t, "deleted", func() bool { return c.Object("ghost") == nil })
 	if c.Object("unseen") == nil || c.Object("web-0") == nil {
@@ -92,8 +92,8 @@ func TestAStateDirectoryThatIsWipedDeletesNoObject(t *testing.T) {
 	w.promises("c1", "web-0", ten)
 	settled := func() bool {
 		check(t, w.reconcile())
-		a.refresh()
-		return slices.Contains(a.published.Settled, "pods")
+		a.book.refresh()
+		return slices.Contains(a.book.published.Settled, "pods")
 	}
 	eventually(t, "settled", settled)
 	eventually(t, "published", func() bool { return c.Object("web-0") != nil })
@@ -102,20 +102,24 @@ func TestAStateDirectoryThatIsWipedDeletesNoObject(t *testing.T) {
 	entries, err := filepath.Glob(filepath.Join(a.o.StateDir, "pods-*"))
 	check(t, err)
 	check(t, os.RemoveAll(entries[0]))
-	eventually(t, "noticed", func() bool { a.agreed.mu.Lock(); defer a.agreed.mu.Unlock(); return a.agreed.dirs == nil })
-	a.refresh()
+	eventually(t, "noticed", func() bool {
+		a.book.agreed.mu.Lock()
+		defer a.book.agreed.mu.Unlock()
+		return a.book.agreed.dirs == nil
+	})
+	a.book.refresh()
 	w.promises("c2", "web-1", ten) // the next ADD makes the ledger anew: it knows the address of web-0, but no promise
-	a.refresh()
+	a.book.refresh()
 	eventually(t, "the other published", func() bool { return c.Object("web-1") != nil })
 	if is := c.Object("web-0"); is == nil || is.UID != was.UID {
 		t.Fatalf("the object is %+v", is)
 	}
 	eventually(t, "settled", settled)
-	if !slices.ContainsFunc(a.published.Claims, func(c retainedip.Claim) bool { return c.Key.Pod == "web-0" }) {
+	if !slices.ContainsFunc(a.book.published.Claims, func(c retainedip.Claim) bool { return c.Key.Pod == "web-0" }) {
 		t.Fatal("the promise was not made again")
 	}
 	w.promises("c3", "web-2", ten)
-	a.refresh()
+	a.book.refresh()
 	eventually(t, "the third published", func() bool { return c.Object("web-2") != nil })
 	if is := c.Object("web-0"); is == nil || is.UID != was.UID {
 		t.Errorf("the object is %+v", is)
@@ -127,7 +131,7 @@ func TestAReleaseThatTheLedgerCannotCarryOutIsTriedAgain(t *testing.T) {
 	a := w.inCluster(c)
 	s := w.promises("c1", "web-0", ten)
 	w.del(s)
-	a.refresh()
+	a.book.refresh()
 	eventually(t, "published", func() bool { return c.Object("web-0") != nil })
 	claims, err := filepath.Glob(filepath.Join(a.o.StateDir, "pods-*", "network"))
 	check(t, err)
@@ -137,8 +141,12 @@ func TestAReleaseThatTheLedgerCannotCarryOutIsTriedAgain(t *testing.T) {
 	o := c.Object("web-0")
 	o.Spec.Release = true
 	c.Put(o)
-	eventually(t, "asked", func() bool { a.releases.mu.Lock(); defer a.releases.mu.Unlock(); return len(a.releases.asked) == 1 })
-	if !a.endReleased() {
+	eventually(t, "asked", func() bool {
+		a.book.releases.mu.Lock()
+		defer a.book.releases.mu.Unlock()
+		return len(a.book.releases.asked) == 1
+	})
+	if !a.book.endReleased() {
 		t.Error("it need not be tried again")
 	}
 	if n := testutil.ToFloat64(a.metrics.releaseErrors); n != 1 {
@@ -148,10 +156,10 @@ func TestAReleaseThatTheLedgerCannotCarryOutIsTriedAgain(t *testing.T) {
 		t.Error("the object was deleted")
 	}
 	check(t, os.WriteFile(claims[0], description, 0o644))
-	if a.endReleased() {
+	if a.book.endReleased() {
 		t.Error("it must be tried again")
 	}
-	a.refresh()
+	a.book.refresh()
 	eventually(t, "deleted", func() bool { return c.Object("web-0") == nil })
 	w.wantSaid(retainedip.EventReleased)
 }

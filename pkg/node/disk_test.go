@@ -18,7 +18,7 @@ func TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater(t *testing
 	s := w.sandbox("c2", "web-1", ten)
 	addr := w.add(s)
 	nodetest.Configure(t, s.Netns, addr)
-	check(t, w.a.spool.Report([]ledger.Event{{Reason: ledger.EventRefused, Key: ledger.Key{Network: "pods"}}}))
+	check(t, w.a.spool.spool.Report([]ledger.Event{{Reason: ledger.EventRefused, Key: ledger.Key{Network: "pods"}}}))
 	check(t, unix.Mount(w.dir, w.dir, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(w.dir, unix.MNT_DETACH) })
 	check(t, unix.Mount("", w.dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
@@ -26,8 +26,8 @@ func TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater(t *testing
 		w.clock.Pass(10 * time.Minute)
 		w.a.RunPodSandbox(s)
 		w.settle()
-		w.a.expire()
-		w.a.takeReports(t.Context())
+		w.a.book.expire()
+		w.a.spool.take(t.Context())
 	}
 	errors := map[string]prometheus.Counter{
 		"mark": w.a.metrics.markErrors, "policy": w.a.metrics.policyErrors, "expire": w.a.metrics.expireErrors, "spool": w.a.metrics.spoolErrors,

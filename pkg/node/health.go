@@ -83,7 +83,7 @@ func (a *Agent) handler() http.Handler {
 		if r.URL.Query().Get("format") == "json" {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(code)
-			json.NewEncoder(w).Encode(s)
+			_ = json.NewEncoder(w).Encode(s)
 			return
 		}
 		w.WriteHeader(code)
@@ -109,8 +109,8 @@ func (a *Agent) status() inspection.Status {
 	if s := a.uninstaller.Status(); s != "" {
 		return inspection.Status{Ready: true, Message: s}
 	}
-	if !a.reconciled.Load() {
-		return inspection.Status{Message: "the first reconciliation has not been tried yet"}
+	if !a.reconciler.tried.Load() {
+		return inspection.Status{Message: "no reconciliation yet"}
 	}
 	cni := a.keeper.Status()
 	s := inspection.Status{
@@ -120,10 +120,10 @@ func (a *Agent) status() inspection.Status {
 	if !a.nriUp.Load() {
 		s.NRI = degraded + "not connected"
 	}
-	if why := a.criState.Load(); why != nil && *why != "" {
+	if why := a.reconciler.criErr.Load(); why != nil && *why != "" {
 		s.CRI = degraded + *why
 	}
-	if why := a.newer.Load(); why != nil && *why != "" {
+	if why := a.book.newer.Load(); why != nil && *why != "" {
 		s.Ledger = degraded + *why
 	}
 	if a.api != nil {

@@ -33,14 +33,14 @@ func TestItIsReadyOnceItHasTriedToReconcileAndSaysWhatIsDegraded(t *testing.T) {
 		t.Errorf("before: %d %s", code, body)
 	}
 	w.runtime.Fail(nodetest.ErrRuntime)
-	w.a.reconcileAndReport(t.Context())
+	w.a.reconciler.reconcileAndReport(t.Context())
 	code, body := w.get("/readyz")
 	if code != http.StatusOK || !strings.Contains(body, "nri: degraded") || !strings.Contains(body, "cri: degraded") || !strings.Contains(body, nodetest.ErrRuntime.Error()) {
 		t.Errorf("without a runtime: %d %s", code, body)
 	}
 	w.runtime.Fail(nil)
 	w.a.Connected(true)
-	w.a.reconcileAndReport(t.Context())
+	w.a.reconciler.reconcileAndReport(t.Context())
 	if code, body := w.get("/readyz"); code != http.StatusOK || strings.Contains(body, "degraded") {
 		t.Errorf("with one: %d %s", code, body)
 	}
@@ -75,14 +75,15 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	_, err := retainedip.New(retainedip.Options{API: &rest.Config{Host: "http://192.0.2.1"}, Registry: w.a.o.Registry}) // as in a cluster
 	check(t, err)
 	w.retained("c1") // so that the metrics with labels are there
-	w.clock.Pass(settleTime)
+	w.clock.Pass(configureTime)
 	s := w.sandbox("c2", "web-0", nil)
 	w.add(s)
-	w.a.takeReports(t.Context())
+	w.a.spool.take(t.Context())
 	w.add(w.sandbox("c3", "other", nil))
-	check(t, w.a.spool.Observe(spool.DelRetained, 2*time.Millisecond))
-	w.a.reconcileAndReport(t.Context())
-	w.a.refresh()
+	check(t, w.a.spool.spool.Observe(spool.DelRetained, 2*time.Millisecond))
+	w.a.reconciler.reconcileAndReport(t.Context())
+	w.a.book.refresh()
+	w.a.StopPodSandbox(s)
 	code, text := w.get("/metrics")
 	if code != http.StatusOK {
 		t.Fatalf("%d %s", code, text)
@@ -93,6 +94,8 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}
 	for _, line := range []string{
+		`stayput_agent_nri_hook_duration_seconds_count{hook="StopPodSandbox"} 1`,
+		`stayput_agent_nri_hook_duration_seconds_count{hook="RunPodSandbox"} 0`,
 		`stayput_addresses{network="pods",state="bound"} 2`,
 		`stayput_addresses{network="pods",state="retained"} 0`,
 		`stayput_restores_total{network="pods"} 1`,
@@ -139,14 +142,14 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 func TestTheOldestRetentionAndTheNextExpiryAreThereWhileThereAreAny(t *testing.T) {
 	w := newWorld(t)
 	const oldest, next = `stayput_oldest_retained_timestamp_seconds{network="pods"} `, `stayput_next_expiry_timestamp_seconds{network="pods"} `
-	w.a.refresh()
+	w.a.book.refresh()
 	if _, text := w.get("/metrics"); strings.Contains(text, oldest) || strings.Contains(text, next) {
 		t.Errorf("nothing is retained, and yet:\n%s", text)
 	}
-	began := w.a.wall()
+	began := w.clock.Wall()
 	w.retained("c1")
 	w.clock.Pass(time.Minute)
-	w.a.refresh()
+	w.a.book.refresh()
 	_, text := w.get("/metrics")
 	for line, want := range map[string]time.Time{oldest: began, next: began.Add(10 * time.Minute)} {
 		_, after, found := strings.Cut(text, line)

@@ -32,6 +32,7 @@ type metrics struct {
 
 	nriConnected      prometheus.Gauge
 	nriConnections    prometheus.Counter
+	hookDuration      *prometheus.HistogramVec
 	criUp             prometheus.Gauge
 	reconcileDuration prometheus.Histogram
 	reconcileErrors   prometheus.Counter
@@ -71,43 +72,53 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		r.MustRegister(h)
 		return h
 	}
+	histograms := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+		r.MustRegister(h)
+		return h
+	}
 	m := &metrics{
 		registry:  r,
 		books:     newBookMetrics(r),
-		restores:  counters("stayput_restores_total", "Pods that got the addresses back that were retained for them.", "network"),
-		misses:    counters("stayput_restore_misses_total", "Pods that were promised addresses and got others, by reason.", "network", "reason"),
-		refused:   counters("stayput_retentions_refused_total", "Pods whose addresses are not retained because too many are promised already.", "network"),
-		clamped:   counters("stayput_retentions_clamped_total", "Retentions that were shortened to the network's longest.", "network"),
-		expired:   counters("stayput_retentions_expired_total", "Retentions that ended by time.", "network"),
-		released:  counters("stayput_retentions_released_total", "Retentions that ended because somebody asked for it.", "network"),
-		reclaimed: counters("stayput_addresses_reclaimed_total", "Addresses that leaked and were taken back.", "network"),
+		restores:  counters("stayput_restores_total", "Pods given back their retained addresses.", "network"),
+		misses:    counters("stayput_restore_misses_total", "Pods given other addresses than those promised, by reason.", "network", "reason"),
+		refused:   counters("stayput_retentions_refused_total", "Retentions refused because too many addresses are promised.", "network"),
+		clamped:   counters("stayput_retentions_clamped_total", "Retentions shortened to the network's maximum.", "network"),
+		expired:   counters("stayput_retentions_expired_total", "Retentions expired.", "network"),
+		released:  counters("stayput_retentions_released_total", "Retentions ended on request.", "network"),
+		reclaimed: counters("stayput_addresses_reclaimed_total", "Leaked addresses reclaimed.", "network"),
 
-		badAnnotations: counter("stayput_invalid_annotations_total", "Running pods seen with annotations that cannot be honoured."),
-		verifyFailures: counter("stayput_verify_failures_total", "Pods in which an address was not configured that is bound to them."),
+		badAnnotations: counter("stayput_invalid_annotations_total", "Running pods observed with invalid annotations."),
+		verifyFailures: counter("stayput_verify_failures_total", "Pods without an address that is bound to them."),
 
-		nriConnected:      gauge("stayput_agent_nri_connected", "Whether the NRI connection stands."),
-		nriConnections:    counter("stayput_agent_nri_connections_total", "NRI connections made; beyond the first these are reconnects."),
-		criUp:             gauge("stayput_agent_cri_up", "Whether the last call of the container runtime succeeded."),
-		reconcileDuration: histogram("stayput_agent_reconcile_duration_seconds", "Time one reconciliation took.", .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 30),
-		reconcileErrors:   counter("stayput_agent_reconcile_errors_total", "Reconciliations that failed, whole or in part."),
-		queueDropped:      counter("stayput_agent_queue_dropped_total", "Sandboxes that did not fit into the queue and were left to a reconciliation."),
-		suspects:          gauge("stayput_agent_leak_suspects", "Attachments and unreadable files with an address that no listed sandbox explains."),
-		held:              gauge("stayput_agent_leak_suspects_held", "Suspects past their grace period that are kept because somebody may use their addresses, or that cannot be found out."),
-		leftovers:         counter("stayput_agent_leftover_namespaces_removed_total", "Network namespaces removed that a gone runtime had left behind."),
-		markErrors:        counter("stayput_agent_mark_errors_total", "Policy marks that could not be written."),
-		policyErrors:      counter("stayput_agent_policy_errors_total", "Policies that could not be set."),
-		networkErrors:     counter("stayput_agent_network_errors_total", "Networks that could not be read."),
-		expireErrors:      counter("stayput_agent_expire_errors_total", "Sweeps that could not end everything that was due."),
-		releaseErrors:     counter("stayput_agent_release_errors_total", "Releases that could not be carried out yet."),
-		spoolErrors:       counter("stayput_agent_spool_errors_total", "Reports of the plugin that could not be read."),
-		announced:         counter("stayput_agent_announcements_total", "Announcements of restored addresses to their peers."),
-		connections:       counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods that were flushed."),
-		peerErrors:        counter("stayput_agent_peer_errors_total", "Failures to tell the peers of a restored address."),
+		nriConnected:   gauge("stayput_agent_nri_connected", "Whether the agent is connected to NRI."),
+		nriConnections: counter("stayput_agent_nri_connections_total", "NRI connections established; those after the first are reconnects."),
+		hookDuration: histograms("stayput_agent_nri_hook_duration_seconds", "Duration of NRI hooks. The runtime disconnects an agent that takes more than 2 s.",
+			[]float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2}, "hook"),
+		criUp:             gauge("stayput_agent_cri_up", "Whether the last CRI call succeeded."),
+		reconcileDuration: histogram("stayput_agent_reconcile_duration_seconds", "Duration of reconciliations.", .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 30),
+		reconcileErrors:   counter("stayput_agent_reconcile_errors_total", "Reconciliations that failed, in whole or in part."),
+		queueDropped:      counter("stayput_agent_queue_dropped_total", "Sandboxes dropped from the full queue, left to the next reconciliation."),
+		suspects:          gauge("stayput_agent_leak_suspects", "Attachments and unreadable files that hold an address without a sandbox in the runtime."),
+		held:              gauge("stayput_agent_leak_suspects_held", "Leak suspects kept past the grace period because their addresses are, or may be, in use."),
+		leftovers:         counter("stayput_agent_leftover_namespaces_removed_total", "Leftover network namespaces removed."),
+		markErrors:        counter("stayput_agent_mark_errors_total", "Failures to write a policy mark."),
+		policyErrors:      counter("stayput_agent_policy_errors_total", "Failures to set a pod's policy."),
+		networkErrors:     counter("stayput_agent_network_errors_total", "Failures to read a network."),
+		expireErrors:      counter("stayput_agent_expire_errors_total", "Failures to expire every retention that is due."),
+		releaseErrors:     counter("stayput_agent_release_errors_total", "Failures to release addresses, each retried."),
+		spoolErrors:       counter("stayput_agent_spool_errors_total", "Failures to read a report of the plugin."),
+		announced:         counter("stayput_agent_announcements_total", "Announcements of restored addresses."),
+		connections:       counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods flushed."),
+		peerErrors:        counter("stayput_agent_peer_errors_total", "Failures to announce an address or to flush connections."),
+	}
+	for _, hook := range []string{"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "Synchronize"} {
+		m.hookDuration.WithLabelValues(hook)
 	}
 	return m
 }
 
-// know makes the counters of a network begin at 0: of one that begins at 1 nobody sees it rise.
+// know starts a network's counters at 0, so that rate() sees the first increment.
 func (m *metrics) know(network string) {
 	for _, c := range []*prometheus.CounterVec{m.restores, m.refused, m.clamped, m.expired, m.released, m.reclaimed} {
 		c.WithLabelValues(network)
@@ -117,7 +128,7 @@ func (m *metrics) know(network string) {
 	}
 }
 
-// bookMetrics are what the ledgers say, as of the last look at them. They change together: no scrape sees a part.
+// bookMetrics are what the ledgers said when they were last read. They change together: no scrape sees a part.
 type bookMetrics struct {
 	addresses, oldest, next, size, taken, promised, promisable *prometheus.Desc
 
@@ -130,13 +141,13 @@ func newBookMetrics(r *prometheus.Registry) *bookMetrics {
 		return prometheus.NewDesc(name, help, append([]string{"network"}, labels...), nil)
 	}
 	m := &bookMetrics{
-		addresses:  desc("stayput_addresses", "Addresses that are not free, by state: bound, retained, or unreadable.", "state"),
-		oldest:     desc("stayput_oldest_retained_timestamp_seconds", "Since when the address is retained that has been for the longest, in seconds since the epoch; missing where none is."),
-		next:       desc("stayput_next_expiry_timestamp_seconds", "When the next retention ends, in seconds since the epoch; missing where none does."),
-		size:       desc("stayput_range_addresses", "Addresses that a range set can give.", "range"),
-		taken:      desc("stayput_range_taken_addresses", "Addresses of a range set that are not free.", "range"),
-		promised:   desc("stayput_range_promised_addresses", "Addresses of a range set that are promised, bound and retained together.", "range"),
-		promisable: desc("stayput_range_promisable_addresses", "The most addresses of a range set that may be promised.", "range"),
+		addresses:  desc("stayput_addresses", "Addresses by state: bound, retained, newer or unreadable.", "state"),
+		oldest:     desc("stayput_oldest_retained_timestamp_seconds", "Time since which the longest retained address is retained, in seconds since the epoch; absent if none is."),
+		next:       desc("stayput_next_expiry_timestamp_seconds", "Time of the next expiry, in seconds since the epoch; absent if none is due."),
+		size:       desc("stayput_range_addresses", "Addresses in a range set.", "range"),
+		taken:      desc("stayput_range_taken_addresses", "Addresses in a range set that are not free.", "range"),
+		promised:   desc("stayput_range_promised_addresses", "Promised addresses in a range set, bound and retained.", "range"),
+		promisable: desc("stayput_range_promisable_addresses", "Maximum of promised addresses in a range set.", "range"),
 	}
 	r.MustRegister(m)
 	return m
@@ -225,7 +236,7 @@ type latencyMetrics struct {
 
 func newLatencyMetrics(r *prometheus.Registry, dir spool.Dir, log *slog.Logger) {
 	r.MustRegister(&latencyMetrics{dir: dir, log: log, desc: prometheus.NewDesc("stayput_plugin_duration_seconds",
-		"Time that a command of the CNI plugin took, waiting included, by how it ended: an ADD with addresses that are ordinary, promised from now on, or restored, or with in_use, to be tried again; a DEL with addresses retained or freed.",
+		"Duration of CNI plugin commands, waiting included, by result. ADD: ordinary, promised, restored or in_use, which is retried. DEL: retained or freed.",
 		[]string{"command", "result"}, nil)})
 }
 
@@ -235,7 +246,7 @@ func (m *latencyMetrics) Collect(c chan<- prometheus.Metric) {
 	all, err := m.dir.Latencies()
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) { // the state was removed; the next reconciliation makes it again
-			m.log.Warn("Cannot read what the plugin has counted", "err", err)
+			m.log.Warn("Cannot read the plugin's latencies", "err", err)
 		}
 		return
 	}
@@ -252,7 +263,7 @@ func (m *latencyMetrics) Collect(c chan<- prometheus.Metric) {
 // observeQueue exports the depth of the queue.
 func (m *metrics) observeQueue(depth func() float64) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "stayput_agent_queue_depth", Help: "Sandboxes that wait for their policy to be set and their addresses to be verified.",
+		Name: "stayput_agent_queue_depth", Help: "Sandboxes queued for policy and verification.",
 	}, depth))
 }
 

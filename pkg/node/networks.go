@@ -4,25 +4,33 @@ import (
 	"cmp"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"path/filepath"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
 )
 
-// networks opens the ledger of every network that the plugin has served. It is asked anew each time: it is
-// one small file each, and a network that appears is there at once. What cannot be opened is in the log and
-// makes whole false.
-func (a *Agent) networks() (ledgers []*ledger.Ledger, whole bool) {
-	ledgers, err := ledger.Networks(a.ledgers)
+// networks finds the ledgers of the node's networks.
+type networks struct {
+	ledgers ledger.Options
+	confDir string // of the runtime
+	metrics *metrics
+	log     *slog.Logger
+}
+
+// open opens the ledger of every network that the plugin has served. They are opened anew each time, one small file
+// each, so that a network that appears is there at once. What cannot be opened is logged and makes whole false.
+func (n *networks) open() (ledgers []*ledger.Ledger, whole bool) {
+	ledgers, err := ledger.Networks(n.ledgers)
 	if err != nil {
-		a.metrics.networkErrors.Inc()
-		a.log.Error("Cannot open every network", "err", err)
+		n.metrics.networkErrors.Inc()
+		n.log.Error("Cannot open every network", "err", err)
 	}
 	return ledgers, err == nil
 }
 
-// directory is where a network's address files are.
+// directory returns the directory of a network's address files.
 func directory(l *ledger.Ledger) string {
 	return filepath.Join(l.Network().DataDir, l.Network().Name)
 }
@@ -33,8 +41,8 @@ type book struct {
 	addrs  []ledger.Address
 }
 
-// read prepares every ledger and lists its addresses. What cannot be read is in the log and makes whole false.
-func (a *Agent) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
+// read prepares every ledger and lists its addresses. What cannot be read is logged and makes whole false.
+func (n *networks) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
 	whole = true
 	for _, l := range ledgers {
 		var addrs []ledger.Address
@@ -44,8 +52,8 @@ func (a *Agent) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
 		}
 		if err != nil {
 			whole = false
-			a.metrics.networkErrors.Inc()
-			a.log.Error("Cannot read the addresses of a network", "network", l.Network().Name, "err", err)
+			n.metrics.networkErrors.Inc()
+			n.log.Error("Cannot read the addresses of a network", "network", l.Network().Name, "err", err)
 			continue
 		}
 		books = append(books, book{l, addrs})
@@ -56,11 +64,11 @@ func (a *Agent) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
 // configured returns the networks that the runtime's configuration gives to stayput and that no command has served yet:
 // the pods in them are host-local's. They have the ranges and limits of the configuration, unless another plugin adds
 // those at ADD, as flannel does.
-func (a *Agent) configured(served []*ledger.Ledger) (found []*ledger.Ledger) {
-	dir, err := netconf.ReadDir(a.o.CNIConfDir)
+func (n *networks) configured(served []*ledger.Ledger) (found []*ledger.Ledger) {
+	dir, err := netconf.ReadDir(n.confDir)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			a.log.Warn("Cannot read the CNI configuration", "err", err)
+			n.log.Warn("Cannot read the CNI configuration", "err", err)
 		}
 		return nil
 	}
@@ -71,14 +79,14 @@ func (a *Agent) configured(served []*ledger.Ledger) (found []*ledger.Ledger) {
 	for _, f := range dir.Files {
 		c, err := dir.Conf(f).Stayput()
 		if err != nil {
-			a.log.Warn("The plugin cannot serve a network", "err", err)
+			n.log.Warn("The plugin cannot serve a network", "err", err)
 		}
-		if c == nil || filepath.Clean(cmp.Or(c.StateDir, ledger.DefaultStateDir)) != filepath.Clean(a.o.StateDir) {
+		if c == nil || filepath.Clean(cmp.Or(c.StateDir, ledger.DefaultStateDir)) != filepath.Clean(n.ledgers.StateDir) {
 			continue
 		}
-		l := ledger.Partial(c.Bare(), a.ledgers)
-		if n, err := c.Network(); err == nil {
-			l = ledger.New(n, a.ledgers)
+		l := ledger.Partial(c.Bare(), n.ledgers)
+		if network, err := c.Network(); err == nil {
+			l = ledger.New(network, n.ledgers)
 		}
 		if !known[directory(l)] {
 			known[directory(l)] = true

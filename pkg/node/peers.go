@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,31 +15,39 @@ import (
 )
 
 // A restored address comes back with another link-layer address, and the old pod's connections are still
-// tracked. Peers would find out by themselves, in seconds to minutes.
+// tracked. Without an announcement peers notice in seconds to minutes.
 const (
 	// announceAgain is when an announcement is repeated (RFC 5227 says twice; the first one may meet a bridge
 	// port that does not forward yet).
 	announceAgain = time.Second
-	// settleTime is how long the main plugin may take, after the ledger has answered, until the address is up.
-	settleTime  = 10 * time.Second
-	firstRetry  = 20 * time.Millisecond
-	longestWait = time.Second
+	// configureTime is how long the main plugin may take, after the ledger has answered, until the address is up.
+	configureTime = 10 * time.Second
+	firstRetry    = 20 * time.Millisecond
+	longestWait   = time.Second
 	// stale is how old a report may be for the connections of its address to be taken for the old pod's: the
 	// new one has no address yet, and no container for some time longer.
 	stale = 2 * time.Second
 )
 
-// announcement is an address whose peers have not all been told.
+// announcement is an address that is to be announced to its peers.
 type announcement struct {
 	event  ledger.Event
 	wait   time.Duration // before the next try
 	due    time.Time
 	giveUp time.Time
-	again  bool // it was made once
+	made   bool // once
 }
 
-func (a *Agent) peersLoop(ctx context.Context) {
-	beat := a.health.loop("peers")
+// announcer tells the peers of restored addresses.
+type announcer struct {
+	restored <-chan []ledger.Event
+	clock    ledger.Clock
+	beat     *beat
+	metrics  *metrics
+	log      *slog.Logger
+}
+
+func (a *announcer) run(ctx context.Context) {
 	var pending []*announcement
 	timer := time.NewTimer(0)
 	timer.Stop()
@@ -48,17 +57,17 @@ func (a *Agent) peersLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case events := <-a.restored:
-			beat.begin()
+			a.beat.begin()
 			a.forgetConnections(events)
 			now := time.Now()
 			for _, e := range events {
-				pending = append(pending, &announcement{event: e, wait: firstRetry, due: now, giveUp: now.Add(settleTime)})
+				pending = append(pending, &announcement{event: e, wait: firstRetry, due: now, giveUp: now.Add(configureTime)})
 			}
 		case <-timer.C:
-			beat.begin()
+			a.beat.begin()
 		}
 		pending = a.announceDue(pending)
-		beat.end()
+		a.beat.end()
 		timer.Stop()
 		if len(pending) > 0 {
 			next := slices.MinFunc(pending, func(a, b *announcement) int { return a.due.Compare(b.due) })
@@ -67,8 +76,8 @@ func (a *Agent) peersLoop(ctx context.Context) {
 	}
 }
 
-// announceDue makes what announcements it can and returns those that have to be made later.
-func (a *Agent) announceDue(pending []*announcement) (later []*announcement) {
+// announceDue makes the announcements that are due, and returns those to be made later.
+func (a *announcer) announceDue(pending []*announcement) (later []*announcement) {
 	now := time.Now()
 	mac := map[netip.Addr]net.HardwareAddr{}
 	for _, p := range pending {
@@ -88,15 +97,15 @@ func (a *Agent) announceDue(pending []*announcement) (later []*announcement) {
 				}
 			}
 			a.log.Debug("Announced", append(attrs, "mac", hw.String())...)
-			if !p.again {
-				p.again, p.due = true, now.Add(announceAgain)
+			if !p.made {
+				p.made, p.due = true, now.Add(announceAgain)
 				later = append(later, p)
 			}
-		case errors.Is(err, fs.ErrNotExist) || p.again:
-			a.log.Debug("The pod is gone, nothing to announce", append(attrs, "err", err)...)
+		case errors.Is(err, fs.ErrNotExist) || p.made:
+			a.log.Debug("Nothing to announce, the pod has ended", append(attrs, "err", err)...)
 		case now.After(p.giveUp):
 			a.metrics.peerErrors.Inc()
-			a.log.Warn("The pod's peers could not be told of its address", append(attrs, "err", err)...)
+			a.log.Warn("Cannot announce the pod's address to its peers", append(attrs, "err", err)...)
 		default:
 			p.due = now.Add(p.wait)
 			p.wait = min(2*p.wait, longestWait)
@@ -114,10 +123,10 @@ func (a *Agent) announceDue(pending []*announcement) (later []*announcement) {
 
 // forgetConnections flushes the tracked connections of addresses that have just been restored, in one pass for
 // all of them. It comes before the new pod has its address, so whatever there is was the old pod's; a report
-// that is older than that proves nothing any more.
-func (a *Agent) forgetConnections(events []ledger.Event) {
+// that is older than that proves nothing.
+func (a *announcer) forgetConnections(events []ledger.Event) {
 	addrs := map[netip.Addr]bool{}
-	wall := a.wall()
+	wall := wall(a.clock)
 	for _, e := range events {
 		if wall.Sub(e.Time) > stale {
 			a.log.Info("Too late to flush the old pod's connections", "pod", e.Pod.String(), "sandbox", e.ContainerID, "addrs", e.Addrs)

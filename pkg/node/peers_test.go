@@ -145,17 +145,17 @@ func TestAnAddressIsAnnouncedOnceTheMainPluginHasConfiguredIt(t *testing.T) {
 	pod, peer := w.pair()
 	remember(t, peer, oldMAC, netlink.NUD_STALE)
 	now := time.Now()
-	p := &announcement{event: restoredEvent(pod), wait: firstRetry, due: now, giveUp: now.Add(settleTime)}
-	pending := w.a.announceDue([]*announcement{p})
-	if len(pending) != 1 || p.again {
+	p := &announcement{event: restoredEvent(pod), wait: firstRetry, due: now, giveUp: now.Add(configureTime)}
+	pending := w.a.announcer.announceDue([]*announcement{p})
+	if len(pending) != 1 || p.made {
 		t.Fatal("an address was announced that the pod has not got")
 	}
 	mac := address(t, pod)
 	eventually(t, "the peer knows", func() bool {
-		pending = w.a.announceDue(pending)
+		pending = w.a.announcer.announceDue(pending)
 		return bytes.Equal(remembered(t, peer, podAddrs[0]), mac) && bytes.Equal(remembered(t, peer, podAddrs[1]), mac)
 	})
-	eventually(t, "nothing is left to announce", func() bool { pending = w.a.announceDue(pending); return len(pending) == 0 })
+	eventually(t, "nothing is left to announce", func() bool { pending = w.a.announcer.announceDue(pending); return len(pending) == 0 })
 }
 
 func TestAPodThatNeverGetsItsAddressIsGivenUp(t *testing.T) {
@@ -163,7 +163,7 @@ func TestAPodThatNeverGetsItsAddressIsGivenUp(t *testing.T) {
 	pod, _ := w.pair()
 	now := time.Now()
 	p := &announcement{event: restoredEvent(pod), due: now, giveUp: now.Add(-time.Second)}
-	if later := w.a.announceDue([]*announcement{p}); len(later) != 0 {
+	if later := w.a.announcer.announceDue([]*announcement{p}); len(later) != 0 {
 		t.Errorf("still pending: %v", later)
 	}
 	if n := testutil.ToFloat64(w.a.metrics.peerErrors); n != 1 {
@@ -228,7 +228,7 @@ func TestTrackedConnectionsOfARestoredAddressAreFlushedAndNoOthers(t *testing.T)
 		}
 		e := restoredEvent("")
 		e.Time = w.clock.Wall()
-		w.a.forgetConnections([]ledger.Event{e})
+		w.a.announcer.forgetConnections([]ledger.Event{e})
 		if n := testutil.ToFloat64(w.a.metrics.connections); n != 3 {
 			t.Errorf("flushed %v, want 3", n)
 		}
@@ -264,7 +264,7 @@ func TestALateReportFlushesNothingOfTheNewPod(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		w.a.forgetConnections([]ledger.Event{e})
+		w.a.announcer.forgetConnections([]ledger.Event{e})
 		left, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
 		if len(left) != 1 {
 			t.Errorf("left: %v", left)

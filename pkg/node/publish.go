@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -57,53 +56,41 @@ func (p LogPublisher) PublishEvent(e ledger.Event) {
 	p.Log.Log(context.Background(), level, string(e.Reason), "pod", pod, "sandbox", e.ContainerID, "addrs", e.Addrs, "network", e.Key.Network, "message", e.Message)
 }
 
-func (a *Agent) publish(e ledger.Event) { a.o.Publisher.PublishEvent(e) }
-
-// claimsOf is what the books promise. at is the time that what is left of a retention counts from.
-func claimsOf(books []book, at time.Time) []retainedip.Claim {
-	byKey := map[ledger.Key]*retainedip.Claim{}
-	var all []*retainedip.Claim
-	for _, b := range books {
-		for _, ad := range b.addrs {
-			if ad.Key == nil {
-				continue
-			}
-			c := byKey[*ad.Key]
-			if c == nil {
-				c = &retainedip.Claim{Key: *ad.Key, Policy: ad.Policy, Phase: retainedip.PhaseRetained, Pod: ledger.Pod{Namespace: ad.Key.Namespace(), Name: ad.Key.Pod}}
-				byKey[*ad.Key] = c
-				all = append(all, c)
-			}
-			c.Addrs = append(c.Addrs, ad.Addr)
-			switch {
-			case ad.State == ledger.StateBound: // of any address: the claim is in use
-				c.Phase, c.ContainerID, c.Since, c.Expires = retainedip.PhaseBound, ad.Attachment.ContainerID, time.Time{}, time.Time{}
-				if ad.Pod.Name != "" {
-					c.Pod = ad.Pod
-				}
-			case c.Phase == retainedip.PhaseRetained:
-				c.Since = ad.Since
-				if ad.Ends {
-					c.Expires = at.Add(ad.Left)
-				}
-			}
-		}
-	}
-	claims := make([]retainedip.Claim, len(all))
-	for i, c := range all {
-		claims[i] = *c
-	}
-	slices.SortFunc(claims, func(a, b retainedip.Claim) int {
-		return slices.Compare([]byte(a.Key.Network+"\x00"+a.Key.String()), []byte(b.Key.Network+"\x00"+b.Key.String()))
-	})
-	return claims
+// news is what the agent tells: it counts what happened and publishes it.
+type news struct {
+	publisher Publisher
+	clock     ledger.Clock
+	metrics   *metrics
 }
 
-// sameClaims compares as people would: when a claim expires is computed from clocks that run apart.
-func sameClaims(a, b []retainedip.Claim) bool {
-	return slices.EqualFunc(a, b, func(a, b retainedip.Claim) bool {
-		apart := a.Expires.Sub(b.Expires).Abs()
-		return a.Key == b.Key && slices.Equal(a.Addrs, b.Addrs) && a.Phase == b.Phase && a.Policy == b.Policy &&
-			a.ContainerID == b.ContainerID && a.Pod == b.Pod && a.Since.Equal(b.Since) && apart < 2*time.Second
-	})
+// publish publishes an event of now, unless it has a time.
+func (n *news) publish(e ledger.Event) {
+	if e.Time.IsZero() {
+		e.Time = wall(n.clock)
+	}
+	n.publisher.PublishEvent(e)
+}
+
+// report counts an event of the ledger and publishes it.
+func (n *news) report(e ledger.Event) {
+	network := e.Key.Network
+	switch e.Reason {
+	case ledger.EventRestored:
+		n.metrics.restores.WithLabelValues(network).Inc()
+	case ledger.EventNotRestored:
+		n.metrics.misses.WithLabelValues(network, e.Miss.String()).Inc()
+	case ledger.EventRefused:
+		n.metrics.refused.WithLabelValues(network).Inc()
+	case ledger.EventClamped:
+		n.metrics.clamped.WithLabelValues(network).Inc()
+	}
+	n.publish(e)
+}
+
+// wall is the time for people.
+func wall(c ledger.Clock) time.Time {
+	if now, err := c.Now(); err == nil {
+		return now.Wall
+	}
+	return time.Now()
 }

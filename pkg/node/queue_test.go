@@ -47,7 +47,7 @@ func TestAPromiseEndsThatTheTemplateNoLongerMakes(t *testing.T) {
 	w.want(addr, ledger.StateRetained)
 
 	second := w.sandbox("c2", "web-0", nil)
-	w.clock.Pass(settleTime) // the first one's link is gone
+	w.clock.Pass(configureTime) // the first one's link is gone
 	if got := w.add(second); got != addr {
 		t.Fatalf("got %s, want %s back", got, addr)
 	}
@@ -144,13 +144,13 @@ func TestAFullQueueLeavesThePodToAReconciliation(t *testing.T) {
 		w.a.RunPodSandbox(s)
 	}
 	select {
-	case <-w.a.reconcileNow:
+	case <-w.a.reconciler.now:
 		t.Fatal("a reconciliation was asked for before the queue was full")
 	default:
 	}
 	w.a.RunPodSandbox(s)
 	select {
-	case <-w.a.reconcileNow:
+	case <-w.a.reconciler.now:
 	default:
 		t.Error("no reconciliation was asked for")
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"time"
 
@@ -22,7 +23,7 @@ type suspect struct {
 
 // suspicion is what is known of a suspect.
 type suspicion struct {
-	since time.Duration // CLOCK_BOOTTIME of the first successful look that did not find it
+	since time.Duration // CLOCK_BOOTTIME of the first list that lacked it
 	why   string        // why it was not freed when it was due, as last logged
 	book  *ledger.Ledger
 	addrs []netip.Addr
@@ -30,10 +31,23 @@ type suspicion struct {
 	netns ledger.Netns
 }
 
+// reclaimer ends what leaked. It is the reconciler's, and keeps what is suspected between two of its runs.
+type reclaimer struct {
+	grace     time.Duration // how long the runtime must not have known a suspect
+	netns     ledger.NetnsProber
+	netnsDirs []string
+	runtime   func() int // a PID of the runtime
+	news      *news
+	metrics   *metrics
+	log       *slog.Logger
+
+	suspects map[suspect]*suspicion
+}
+
 // suspectAll compares the ledgers with the sandboxes that the runtime listed, and returns those suspects that
-// have been unknown to it for a grace period. The list lacks a sandbox during its ADD, and an address file is
-// there before its sandbox is: once is no evidence. next is when the next one is due, 0 if none is.
-func (a *Agent) suspectAll(books []book, listed map[string]bool, now time.Duration) (due []suspect, next time.Duration) {
+// have been unknown to it for a grace period. During its ADD a sandbox has an address file but is not listed: once is
+// no evidence. next is when the next one is due, 0 if none is.
+func (r *reclaimer) suspectAll(books []book, listed map[string]bool, now time.Duration) (due []suspect, next time.Duration) {
 	seen := map[suspect]bool{}
 	for _, b := range books {
 		dir := directory(b.ledger)
@@ -53,12 +67,12 @@ func (a *Agent) suspectAll(books []book, listed map[string]bool, now time.Durati
 			default:
 				continue
 			}
-			s := a.suspects[k]
+			s := r.suspects[k]
 			if s == nil {
 				s = &suspicion{since: now}
-				a.suspects[k] = s
-				a.log.Info("The runtime does not know who has this address", "network", b.ledger.Network().Name,
-					"addr", addr.Addr, "sandbox", k.att.ContainerID, "pod", addr.Pod.String(), "grace", a.o.GracePeriod)
+				r.suspects[k] = s
+				r.log.Info("Address of a sandbox that the runtime does not list", "network", b.ledger.Network().Name,
+					"addr", addr.Addr, "sandbox", k.att.ContainerID, "pod", addr.Pod.String(), "grace", r.grace)
 			}
 			if !seen[k] {
 				s.addrs = nil
@@ -68,65 +82,65 @@ func (a *Agent) suspectAll(books []book, listed map[string]bool, now time.Durati
 			s.addrs = append(s.addrs, addr.Addr)
 		}
 	}
-	for k, s := range a.suspects {
-		left := s.since + a.o.GracePeriod - now
+	for k, s := range r.suspects {
+		left := s.since + r.grace - now
 		switch {
 		case !seen[k]:
-			delete(a.suspects, k)
+			delete(r.suspects, k)
 		case left <= 0:
 			due = append(due, k)
 		case next == 0 || left < next:
 			next = left
 		}
 	}
-	a.countSuspects()
+	r.countSuspects()
 	return due, next
 }
 
-func (a *Agent) countSuspects() {
+func (r *reclaimer) countSuspects() {
 	held := 0
-	for _, s := range a.suspects {
+	for _, s := range r.suspects {
 		if s.why != "" {
 			held++
 		}
 	}
-	a.metrics.suspects.Set(float64(len(a.suspects)))
-	a.metrics.held.Set(float64(held))
+	r.metrics.suspects.Set(float64(len(r.suspects)))
+	r.metrics.held.Set(float64(held))
 }
 
-// reclaim frees those suspects of whom one look at the machine proves that nobody uses their addresses.
+// reclaim frees those suspects whose addresses one view of the machine proves unused.
 // ready are the namespaces of the sandboxes that the runtime says are running.
-func (a *Agent) reclaim(ctx context.Context, due []suspect, ready []ledger.Netns) error {
-	defer a.countSuspects()
-	v, err := hostnet.Observe(ctx, a.o.Netns, a.o.NetnsDirs, a.cri.PID())
+func (r *reclaimer) reclaim(ctx context.Context, due []suspect, ready []ledger.Netns) error {
+	defer r.countSuspects()
+	v, err := hostnet.Observe(ctx, r.netns, r.netnsDirs, r.runtime())
 	if err == nil {
 		defer v.Close()
 		err = believe(v, ready)
 	}
 	if err != nil {
 		for _, k := range due {
-			a.hold(k, err.Error())
+			r.hold(k, err.Error())
 		}
 		return fmt.Errorf("nothing can be reclaimed: %w", err)
 	}
 	var errs []error
 	for _, k := range due {
-		s := a.suspects[k]
+		s := r.suspects[k]
 		leftover, why, err := judge(v, s)
 		if err != nil {
-			a.hold(k, err.Error())
+			r.hold(k, err.Error())
 			errs = append(errs, err)
 			continue
 		}
 		if why != "" {
-			a.hold(k, why)
+			r.hold(k, why)
 			continue
 		}
-		if err := a.free(v, k, s, leftover); err != nil {
+		if err := r.free(v, k, s, leftover); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		delete(a.suspects, k)
+		delete(r.suspects, k)
 	}
 	return errors.Join(errs...)
 }
@@ -171,27 +185,27 @@ func judge(v *hostnet.View, s *suspicion) (leftover *hostnet.Space, why string, 
 }
 
 // hold reports why a suspect stays, once for each reason.
-func (a *Agent) hold(k suspect, why string) {
-	s := a.suspects[k]
+func (r *reclaimer) hold(k suspect, why string) {
+	s := r.suspects[k]
 	if s.why != why {
-		a.log.Warn("Not reclaimed", a.suspectAttrs(k, s, "because", why)...)
+		r.log.Warn("Not reclaimed", suspectAttrs(k, s, "because", why)...)
 	}
 	s.why = why
 }
 
-func (a *Agent) suspectAttrs(k suspect, s *suspicion, more ...any) []any {
+func suspectAttrs(k suspect, s *suspicion, more ...any) []any {
 	return append([]any{"network", s.book.Network().Name, "addrs", s.addrs, "sandbox", k.att.ContainerID,
 		"ifname", k.att.IfName, "pod", s.pod.String()}, more...)
 }
 
-func (a *Agent) free(v *hostnet.View, k suspect, s *suspicion, leftover *hostnet.Space) error {
+func (r *reclaimer) free(v *hostnet.View, k suspect, s *suspicion, leftover *hostnet.Space) error {
 	if leftover != nil {
 		if err := v.Remove(leftover, s.netns); err != nil {
-			a.hold(k, err.Error())
+			r.hold(k, err.Error())
 			return err
 		}
-		a.metrics.leftovers.Inc()
-		a.log.Info("Removed a leftover network namespace", a.suspectAttrs(k, s, "netns", s.netns.Path)...)
+		r.metrics.leftovers.Inc()
+		r.log.Info("Removed a leftover network namespace", suspectAttrs(k, s, "netns", s.netns.Path)...)
 	}
 	network := s.book.Network().Name
 	if k.addr.IsValid() {
@@ -201,11 +215,10 @@ func (a *Agent) free(v *hostnet.View, k suspect, s *suspicion, leftover *hostnet
 	} else if _, err := s.book.Reclaim(k.att); err != nil {
 		return fmt.Errorf("reclaiming %s of network %s: %w", k.att, network, err)
 	}
-	a.metrics.reclaimed.WithLabelValues(network).Add(float64(len(s.addrs)))
-	a.publish(ledger.Event{
-		Reason: retainedip.EventReclaimed, Key: ledger.Key{Network: network}, Pod: s.pod, ContainerID: k.att.ContainerID, Netns: s.netns.Path, Addrs: s.addrs, Time: a.wall(),
-		Message: fmt.Sprintf("%v of network %s leaked: the runtime has not known its sandbox for %s", s.addrs, network, a.o.GracePeriod),
+	r.metrics.reclaimed.WithLabelValues(network).Add(float64(len(s.addrs)))
+	r.news.publish(ledger.Event{
+		Reason: retainedip.EventReclaimed, Key: ledger.Key{Network: network}, Pod: s.pod, ContainerID: k.att.ContainerID, Netns: s.netns.Path, Addrs: s.addrs,
+		Message: fmt.Sprintf("%v of network %s leaked and was reclaimed: the runtime has not listed its sandbox for %s", s.addrs, network, r.grace),
 	})
-	a.bookNow.up()
 	return nil
 }

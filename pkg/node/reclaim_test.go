@@ -50,7 +50,7 @@ func TestALeakIsReclaimedAfterTwoLooksAGracePeriodApart(t *testing.T) {
 	check(t, w.reconcile())
 	w.want(addr, ledger.StateBound)
 	w.clock.Pass(w.a.o.GracePeriod - time.Second)
-	next, err := w.a.reconcile(t.Context())
+	next, err := w.a.reconciler.reconcile(t.Context())
 	check(t, err)
 	if next != time.Second {
 		t.Errorf("to be looked at again after %s", next)
@@ -194,7 +194,7 @@ func TestAnUnreadableAddressFileIsDroppedOnceNobodyUsesTheAddress(t *testing.T) 
 
 func TestALeftoverOutsideTheNamespaceDirectoriesIsNotTouched(t *testing.T) {
 	w, s, addr := leaked(t, nil)
-	w.a.o.NetnsDirs = []string{filepath.Join(w.dir, "elsewhere")}
+	w.a.reconciler.reclaimer.netnsDirs = []string{filepath.Join(w.dir, "elsewhere")}
 	w.runtime.Forget("witness") // which would not be visible there
 	if err := w.graceTwice(); err == nil {
 		t.Error("no error")

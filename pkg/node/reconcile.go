@@ -3,33 +3,55 @@ package node
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
-// reconcileLoop reconciles at the start, when somebody asks for it, when a suspect is due, and at the interval.
-func (a *Agent) reconcileLoop(ctx context.Context) {
-	beat := a.health.loop("reconcile")
+// reconciler brings the ledgers and the runtime into agreement: at the start, when it is woken, when a suspect is due,
+// and at the interval.
+type reconciler struct {
+	interval  time.Duration
+	now       wake
+	cri       *cri.Client
+	networks  *networks
+	policies  *policies
+	reclaimer *reclaimer
+	agreed    *agreement
+	spool     spool.Dir
+	// reconciled is called after every reconciliation.
+	reconciled func()
+	clock      ledger.Clock
+	netns      ledger.NetnsProber
+	beat       *beat
+	metrics    *metrics
+	log        *slog.Logger
+
+	tried  atomic.Bool            // a reconciliation was, with or without success
+	criErr atomic.Pointer[string] // why the runtime does not answer; nil: never asked; empty: it answered
+}
+
+func (r *reconciler) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.reconcileNow:
+		case <-r.now:
 		case <-timer.C:
 		}
-		beat.begin()
-		next := a.reconcileAndReport(ctx)
-		beat.end()
-		a.sweep.Store(true) // what has no address behind it has no time at which it would be noticed
-		a.bookNow.up()
-		a.spoolNow.up() // a wake-up by inotify may have been lost
+		r.beat.begin()
+		next := r.reconcileAndReport(ctx)
+		r.beat.end()
+		r.reconciled()
 		// Jittered, so that the nodes of a cluster that came up together do not work in step.
-		wait := a.o.Interval*9/10 + rand.N(a.o.Interval/5+1)
+		wait := r.interval*9/10 + rand.N(r.interval/5+1)
 		if next > 0 {
 			wait = min(wait, max(next, minPause))
 		}
@@ -40,99 +62,77 @@ func (a *Agent) reconcileLoop(ctx context.Context) {
 	}
 }
 
-// minPause is between two runs of a loop, however often it is woken.
-const minPause = time.Second
-
-// pause waits, or returns false where there is no more to wait for.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
-func (a *Agent) reconcileAndReport(ctx context.Context) (next time.Duration) {
+func (r *reconciler) reconcileAndReport(ctx context.Context) (next time.Duration) {
 	start := time.Now()
-	a.countCommands()
-	next, err := a.reconcile(ctx)
+	countCommands(r.spool, r.log)
+	next, err := r.reconcile(ctx)
 	if ctx.Err() != nil {
 		return 0
 	}
-	a.metrics.reconcileDuration.Observe(time.Since(start).Seconds())
+	r.metrics.reconcileDuration.Observe(time.Since(start).Seconds())
 	if err != nil {
-		a.metrics.reconcileErrors.Inc()
-		a.log.Error("Reconciliation failed", "err", err)
+		r.metrics.reconcileErrors.Inc()
+		r.log.Error("Reconciliation failed", "err", err)
 	}
-	a.reconciled.Store(true)
+	r.tried.Store(true)
 	return next
-}
-
-// countCommands has the plugin count its commands. That cannot keep the agent from anything.
-func (a *Agent) countCommands() {
-	if err := a.spool.MakeLatencies(); err != nil {
-		a.log.Warn("The plugin's commands are not counted", "err", err)
-	}
 }
 
 // reconcile brings the ledgers and the runtime into agreement: running sandboxes have their policy and their
 // marks, sandboxes that are gone have none, and what leaked is reclaimed. next is when a suspect is due.
-func (a *Agent) reconcile(ctx context.Context) (next time.Duration, err error) {
-	now, err := a.o.Clock.Now()
+func (r *reconciler) reconcile(ctx context.Context) (next time.Duration, err error) {
+	now, err := r.clock.Now()
 	if err != nil {
 		return 0, err
 	}
-	epoch := a.agreed.now()
+	epoch := r.agreed.now()
 	// This order makes absence evidence: a mark is written after its address file, and an address file is there
 	// before the runtime lists the sandbox.
-	served, allOpened := a.networks()
+	served, allOpened := r.networks.open()
 	marks, err := marksOf(served)
 	if err != nil {
 		return 0, err
 	}
-	books, allRead := a.read(served)
-	list, err := a.cri.Sandboxes(ctx)
-	a.criAnswered(err)
+	books, allRead := r.networks.read(served)
+	list, err := r.cri.Sandboxes(ctx)
+	r.criAnswered(err)
 	if err != nil {
 		return 0, err
 	}
-	ready, adopted := a.adopt(ctx, served, books, list, marks)
+	ready, adopted := r.adopt(ctx, served, books, list, marks)
 	if allOpened && allRead {
-		a.dropMarks(books, list, marks)
+		r.dropMarks(books, list, marks)
 		if adopted {
-			a.agreed.reached(epoch, served)
+			r.agreed.reached(epoch, served)
 		}
 	}
 	known := make(map[string]bool, len(list))
 	for id := range list {
 		known[id] = true
 	}
-	due, next := a.suspectAll(books, known, now.Boot)
+	due, next := r.reclaimer.suspectAll(books, known, now.Boot)
 	if len(due) > 0 {
-		err = a.reclaim(ctx, due, ready)
-		next = a.o.GracePeriod // those that stayed are looked at again
+		err = r.reclaimer.reclaim(ctx, due, ready)
+		next = r.reclaimer.grace // those that stayed are looked at again
 	}
 	return next, err
 }
 
 // adopt sees to it that the ledgers know every running sandbox: those that host-local gave an address before
 // stayput came, and those that started while the agent was away. It returns the namespaces of those that have one;
-// whole says that every policy was set.
-func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]cri.Sandbox, marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns, whole bool) {
-	unserved := a.configured(served)
+// whole: every policy was set.
+func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]cri.Sandbox, marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns, whole bool) {
+	unserved := r.networks.configured(served)
 	for _, l := range unserved {
 		// This describes the network as its first command does, and makes its directories: without that the cluster would
 		// learn of the homes of its pods only when the first of them comes or goes.
 		if err := l.Prepare(); err != nil {
-			a.log.Error("Cannot open a network", "network", l.Network().Name, "err", err)
+			r.log.Error("Cannot open a network", "network", l.Network().Name, "err", err)
 		}
 	}
 	unservedMarks, err := marksOf(unserved)
 	if err != nil {
-		a.log.Error("Cannot read policy marks", "err", err)
+		r.log.Error("Cannot read policy marks", "err", err)
 	}
 	bound := boundTo(books)
 	whole = true
@@ -146,19 +146,19 @@ func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book
 		o := observe(Sandbox{ID: s.ID, Pod: s.Pod, Annotations: s.Annotations})
 		if o.answers && o.err == nil {
 			for _, l := range unserved {
-				a.putMissing(l, o, unservedMarks[l])
+				r.policies.markMissing(l, o, unservedMarks[l])
 			}
 			for _, l := range served {
-				a.putMissing(l, o, marks[l])
+				r.policies.markMissing(l, o, marks[l])
 			}
 		}
 		for _, at := range bound[id] {
 			ns := at.address.Netns
 			if ns.Path == "" {
-				path, err := a.cri.Netns(ctx, id)
+				path, err := r.cri.Netns(ctx, id)
 				if err != nil || path == "" {
-					a.log.Warn("The runtime does not say where the pod's network namespace is", o.sandbox.attrs("err", err)...)
-				} else if cur, ok, err := a.o.Netns.Identify(path); err == nil && ok {
+					r.log.Warn("Cannot learn the pod's network namespace from the runtime", o.sandbox.attrs("err", err)...)
+				} else if cur, ok, err := r.netns.Identify(path); err == nil && ok {
 					ns = cur
 				} else {
 					ns = ledger.Netns{Path: path} // it counts as not visible
@@ -170,7 +170,7 @@ func (a *Agent) adopt(ctx context.Context, served []*ledger.Ledger, books []book
 			if ns.Ino == 0 {
 				ns = ledger.Netns{} // never recorded: a path alone would pass for any later namespace there
 			}
-			if _, ok := a.setPolicy(attached{at.ledger, at.address.Attachment}, o, ns); !ok {
+			if _, ok := r.policies.set(attached{at.ledger, at.address.Attachment}, o, ns); !ok {
 				whole = false
 			}
 		}
@@ -215,21 +215,9 @@ func marksOf(ledgers []*ledger.Ledger) (map[*ledger.Ledger]map[string]ledger.Mar
 	return all, errors.Join(errs...)
 }
 
-// putMissing writes a mark unless it is there already.
-func (a *Agent) putMissing(l *ledger.Ledger, o observation, there map[string]ledger.Mark) {
-	s, m := o.sandbox, o.mark()
-	if was, ok := there[s.ID]; ok && was.Policy == m.Policy && was.UID == m.UID {
-		return
-	}
-	if err := l.PutMark(m); err != nil {
-		a.metrics.markErrors.Inc()
-		a.log.Error("Cannot write the pod's policy mark", s.attrs("network", l.Network().Name, "err", err)...)
-	}
-}
-
 // dropMarks removes the marks of sandboxes that are gone. One that still has an address leaked, and its mark
 // says what becomes of that.
-func (a *Agent) dropMarks(books []book, list map[string]cri.Sandbox, marks map[*ledger.Ledger]map[string]ledger.Mark) {
+func (r *reconciler) dropMarks(books []book, list map[string]cri.Sandbox, marks map[*ledger.Ledger]map[string]ledger.Mark) {
 	bound := boundTo(books)
 	for l, all := range marks {
 		for id := range all {
@@ -237,19 +225,19 @@ func (a *Agent) dropMarks(books []book, list map[string]cri.Sandbox, marks map[*
 				continue
 			}
 			if err := l.DropMark(id); err != nil {
-				a.log.Warn("Cannot remove a policy mark", "network", l.Network().Name, "sandbox", id, "err", err)
+				r.log.Warn("Cannot remove a policy mark", "network", l.Network().Name, "sandbox", id, "err", err)
 			}
 		}
 	}
 }
 
 // criAnswered keeps for /readyz and the metrics how the last call of the runtime went.
-func (a *Agent) criAnswered(err error) {
+func (r *reconciler) criAnswered(err error) {
 	said := ""
-	a.metrics.criUp.Set(1)
+	r.metrics.criUp.Set(1)
 	if err != nil {
 		said = err.Error()
-		a.metrics.criUp.Set(0)
+		r.metrics.criUp.Set(0)
 	}
-	a.criState.Store(&said)
+	r.criErr.Store(&said)
 }

@@ -65,7 +65,7 @@ func TestPodsFromBeforeStayputArePromisedBeforeTheFirstCommand(t *testing.T) {
 	w.hostLocal("192.0.2.9", "c1")
 	w.runs(w.sandbox("c1", "web-0", ten))
 	check(t, w.reconcile()) // it describes the network
-	served, whole := w.a.networks()
+	served, whole := w.a.book.networks.open()
 	if !whole || len(served) != 1 || len(served[0].Network().Ranges) != 1 {
 		t.Fatalf("the networks are %v", served)
 	}

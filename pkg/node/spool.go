@@ -2,36 +2,47 @@ package node
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
-// spoolLoop takes the plugin's reports as soon as they are there.
-func (a *Agent) spoolLoop(ctx context.Context) {
-	beat := a.health.loop("spool")
+// spoolReader takes the plugin's reports as soon as they are there.
+type spoolReader struct {
+	spool    spool.Dir
+	now      wake
+	news     *news
+	restored chan<- []ledger.Event // to the announcer
+	beat     *beat
+	metrics  *metrics
+	log      *slog.Logger
+}
+
+func (r *spoolReader) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.spoolNow:
+		case <-r.now:
 		}
-		beat.begin()
-		a.takeReports(ctx)
-		beat.end()
+		r.beat.begin()
+		r.take(ctx)
+		r.beat.end()
 	}
 }
 
-func (a *Agent) takeReports(ctx context.Context) {
-	events, err := a.spool.Take()
+func (r *spoolReader) take(ctx context.Context) {
+	events, err := r.spool.Take()
 	if err != nil {
-		a.metrics.spoolErrors.Inc()
-		a.log.Error("Cannot read every report of the plugin", "err", err)
+		r.metrics.spoolErrors.Inc()
+		r.log.Error("Cannot read every report of the plugin", "err", err)
 	}
 	slices.SortFunc(events, func(a, b ledger.Event) int { return a.Time.Compare(b.Time) })
 	var restored []ledger.Event
 	for _, e := range events {
-		a.report(e)
+		r.news.report(e)
 		if e.Reason == ledger.EventRestored {
 			restored = append(restored, e)
 		}
@@ -40,23 +51,14 @@ func (a *Agent) takeReports(ctx context.Context) {
 		return
 	}
 	select {
-	case a.restored <- restored:
+	case r.restored <- restored:
 	case <-ctx.Done():
 	}
 }
 
-// report counts an event and passes it on.
-func (a *Agent) report(e ledger.Event) {
-	network := e.Key.Network
-	switch e.Reason {
-	case ledger.EventRestored:
-		a.metrics.restores.WithLabelValues(network).Inc()
-	case ledger.EventNotRestored:
-		a.metrics.misses.WithLabelValues(network, e.Miss.String()).Inc()
-	case ledger.EventRefused:
-		a.metrics.refused.WithLabelValues(network).Inc()
-	case ledger.EventClamped:
-		a.metrics.clamped.WithLabelValues(network).Inc()
+// countCommands has the plugin count its commands. A failure keeps the agent from nothing.
+func countCommands(d spool.Dir, log *slog.Logger) {
+	if err := d.MakeLatencies(); err != nil {
+		log.Warn("Cannot count the plugin's commands", "err", err)
 	}
-	a.publish(e)
 }

@@ -16,22 +16,22 @@ func TestWhatThePluginReportsIsCountedAndPublished(t *testing.T) {
 	policy, _, err := ledger.ParseAnnotations(ten)
 	check(t, err)
 	again := w.sandbox("c2", "web-0", ten)
-	w.clock.Pass(settleTime)
+	w.clock.Pass(configureTime)
 	w.addOn(w.ledger, again, "eth0", &policy)
-	w.a.takeReports(t.Context())
+	w.a.spool.take(t.Context())
 	w.wantSaid(ledger.EventRestored)
 	if n := testutil.ToFloat64(w.a.metrics.restores.WithLabelValues("pods")); n != 1 {
 		t.Errorf("restores: %v", n)
 	}
 	select {
-	case events := <-w.a.restored:
+	case events := <-w.a.announcer.restored:
 		if len(events) != 1 || events[0].Netns != again.Netns || len(events[0].Addrs) != 1 {
 			t.Errorf("for the peers: %+v", events)
 		}
 	default:
 		t.Error("the peers are not told")
 	}
-	w.a.takeReports(t.Context())
+	w.a.spool.take(t.Context())
 	w.wantSaid(ledger.EventRestored) // once
 }
 
@@ -49,7 +49,7 @@ func TestWhyAnAddressIsNotRestoredIsALabel(t *testing.T) {
 		t.Run(reason, func(t *testing.T) {
 			w := newWorld(t)
 			w.retained("c1")
-			w.clock.Pass(settleTime)
+			w.clock.Pass(configureTime)
 			policy, _, err := ledger.ParseAnnotations(ten)
 			check(t, err)
 			w.wantMiss(miss(w, &policy), reason)
@@ -74,8 +74,8 @@ func (w *world) wantMiss(req ledger.AddRequest, reason string) {
 	req.Attachment, req.Pod, req.Netns = ledger.Attachment{ContainerID: s.ID, IfName: "eth0"}, s.Pod, ns
 	r, err := w.ledger.Add(req)
 	check(w.t, err)
-	check(w.t, w.a.spool.Report(r.Events))
-	w.a.takeReports(w.t.Context())
+	check(w.t, w.a.spool.spool.Report(r.Events))
+	w.a.spool.take(w.t.Context())
 	if n := testutil.ToFloat64(w.a.metrics.misses.WithLabelValues("pods", reason)); n != 1 {
 		w.t.Errorf("counted %v, events %+v", n, r.Events)
 	}

@@ -442,7 +442,7 @@ func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
 	})
 	asked := c.Count("GET /apis/stayput.io")
 	eventually(t, "looked", func() bool { return c.Count("GET /apis/stayput.io") > asked || r.api.Trouble() == "" })
-	r.reconcileNow.up()
+	r.reconciler.now.up()
 	pause(t.Context(), minPause+10*shortly)
 	if c.Object("kept") == nil || c.Object("runs") == nil {
 		t.Error("a RetainedIP was deleted though its promise stands")

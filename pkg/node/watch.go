@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,33 +16,34 @@ import (
 	"github.com/stayput/stayput/pkg/node/uninstall"
 )
 
-// watcher turns changes of files into wake-ups. Nothing depends on it alone: the loops look by themselves at
-// the interval of the reconciliation.
+// watcher turns changes of files into wake-ups. Nothing depends on it alone: a reconciliation wakes the same loops.
 type watcher struct {
-	a        *Agent
 	fs       *fsnotify.Watcher // nil: the node has no inotify instance left, and the loops are woken by the clock
 	stateDir string
 	spool    string
 	latency  string // what the plugin counts: no news
+
+	agreed                          *agreement
+	reconcileNow, bookNow, spoolNow wake
+	log                             *slog.Logger
 }
 
-func newWatcher(a *Agent) (*watcher, error) {
-	w := &watcher{a: a, stateDir: filepath.Clean(a.o.StateDir), spool: a.spool.Events(), latency: a.spool.LatencyFile()}
+// start makes the directories that are watched, and begins.
+func (w *watcher) start() error {
 	dirs := []string{w.stateDir, w.spool}
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	a.countCommands()
-	w.start(dirs)
-	a.spoolNow.up() // what came before
-	return w, nil
+	w.open(dirs)
+	w.spoolNow.up() // what came before
+	return nil
 }
 
-// start begins to watch. Instances of inotify are few, and other programs of the node may have taken them all:
+// open begins to watch. Instances of inotify are few, and other programs of the node may have taken them all:
 // that costs seconds, not the agent.
-func (w *watcher) start(dirs []string) {
+func (w *watcher) open(dirs []string) {
 	fs, err := fsnotify.NewBufferedWatcher(64)
 	for _, dir := range dirs {
 		if err == nil {
@@ -51,13 +53,13 @@ func (w *watcher) start(dirs []string) {
 		}
 	}
 	if err != nil {
-		w.a.log.Warn("No inotify: files are looked at every so often instead; raise fs.inotify.max_user_instances", "every", pollEvery, "err", err)
+		w.log.Warn("Polling files, inotify is unavailable: raise fs.inotify.max_user_instances", "every", pollEvery, "err", err)
 		return
 	}
 	w.fs = fs
 }
 
-// pollEvery is how often files are looked at that cannot be watched.
+// pollEvery is how often the loops are woken without inotify.
 const pollEvery = 2 * time.Second
 
 // poll wakes the loops by the clock. What has appeared or vanished in between is not known: nothing counts as
@@ -70,9 +72,9 @@ func (w *watcher) poll(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			w.a.agreed.void()
-			w.a.spoolNow.up()
-			w.a.bookNow.up()
+			w.agreed.void()
+			w.spoolNow.up()
+			w.bookNow.up()
 		}
 	}
 }
@@ -91,7 +93,7 @@ func (w *watcher) follow(ledgers []*ledger.Ledger) {
 	for _, l := range ledgers {
 		// A directory that was removed and made again has lost its watch; adding one twice costs nothing.
 		if err := w.fs.Add(directory(l)); err != nil {
-			w.a.log.Warn("Cannot watch a network", "network", l.Network().Name, "err", err)
+			w.log.Warn("Cannot watch a network", "network", l.Network().Name, "err", err)
 		}
 	}
 }
@@ -107,10 +109,10 @@ func (w *watcher) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case err := <-w.fs.Errors:
-			// An overflow: whatever was missed, look at everything.
-			w.a.log.Debug("inotify", "err", err)
-			w.a.spoolNow.up()
-			w.a.bookNow.up()
+			// An overflow: anything may have been missed.
+			w.log.Debug("Lost inotify events", "err", err)
+			w.spoolNow.up()
+			w.bookNow.up()
 		case e := <-w.fs.Events:
 			w.see(e)
 		}
@@ -122,32 +124,32 @@ func (w *watcher) see(e fsnotify.Event) {
 	switch filepath.Clean(dir) {
 	case w.spool:
 		if name != "" && name[0] != '.' && e.Has(fsnotify.Create) {
-			w.a.spoolNow.up()
+			w.spoolNow.up()
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
 		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) || name == uninstall.RecordFile || strings.HasPrefix(name, atomicfile.TempPrefix) {
 			return
 		}
-		w.a.agreed.void()
+		w.agreed.void()
 		if e.Has(fsnotify.Create) {
 			// Its description comes last.
 			if err := w.fs.Add(e.Name); err != nil {
-				w.a.log.Warn("Cannot watch a network", "err", err)
+				w.log.Warn("Cannot watch a network", "err", err)
 			}
-			w.a.reconcileNow.up()
+			w.reconcileNow.up()
 		}
 	default:
 		if filepath.Dir(filepath.Clean(dir)) == w.stateDir {
 			if e.Has(fsnotify.Create) || e.Has(fsnotify.Remove) {
-				w.a.agreed.void()
-				w.a.reconcileNow.up()
+				w.agreed.void()
+				w.reconcileNow.up()
 			}
 			return
 		}
-		// Beside the addresses there are the lock and temporary files, which we write as well.
+		// Beside the addresses are the lock and temporary files, which the agent writes, too.
 		if _, err := netip.ParseAddr(name); err == nil {
-			w.a.bookNow.up()
+			w.bookNow.up()
 		}
 	}
 }

@@ -60,7 +60,7 @@ func (w *world) newAgent() *Agent {
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	check(w.t, err)
-	a.markTimeout = time.Hour // a slow disk is no matter here
+	a.hooks.markTimeout = time.Hour // a slow disk is no matter here
 	w.t.Cleanup(func() { a.cri.Close(); a.watch.close() })
 	return a
 }
@@ -135,7 +135,7 @@ func (w *world) addOn(l *ledger.Ledger, s Sandbox, ifname string, policy *ledger
 	}
 	r, err := l.Add(ledger.AddRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: ifname}, Pod: s.Pod, Netns: ns, Policy: policy})
 	check(w.t, err)
-	check(w.t, w.a.spool.Report(r.Events))
+	check(w.t, w.a.spool.spool.Report(r.Events))
 	return r.Addrs
 }
 
@@ -149,12 +149,12 @@ func (w *world) del(s Sandbox) {
 func (w *world) settle() {
 	w.t.Helper()
 	for len(w.a.queue.c) > 0 {
-		w.a.settle(<-w.a.queue.c)
+		w.a.queue.policies.apply(<-w.a.queue.c)
 	}
 }
 
 func (w *world) reconcile() error {
-	_, err := w.a.reconcile(w.t.Context())
+	_, err := w.a.reconciler.reconcile(w.t.Context())
 	return err
 }
 

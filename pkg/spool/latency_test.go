@@ -41,7 +41,7 @@ func observe(t *testing.T, d Dir, e Ending, took time.Duration) {
 	}
 }
 
-func TestACommandIsCountedByEndingAndDuration(t *testing.T) {
+func TestACommandIsCountedByHowItEndedInTheBucketOfItsDuration(t *testing.T) {
 	d := latencies(t)
 	for e := AddOrdinary; e <= lastEnding; e++ {
 		for range e {
@@ -105,7 +105,7 @@ func TestCommandsThatEndAtOnceAreAllCounted(t *testing.T) {
 	}
 }
 
-func TestWithoutAnAgentNothingIsCounted(t *testing.T) {
+func TestWithoutAnAgentNothingIsCountedAndNoFileIsMade(t *testing.T) {
 	d := Dir(t.TempDir())
 	observe(t, d, AddOrdinary, time.Millisecond)
 	if names, err := os.ReadDir(string(d)); err != nil || len(names) > 0 {
@@ -127,7 +127,7 @@ func TestWhatWasCountedOutlivesTheAgent(t *testing.T) {
 	}
 }
 
-func TestAnotherFileIsReplacedByTheAgentAlone(t *testing.T) {
+func TestAFileThatIsNoneOfLatenciesIsNotTouchedAndIsReplacedByTheAgent(t *testing.T) {
 	whole, err := os.ReadFile(latencies(t).LatencyFile())
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +204,7 @@ func replacedUntouched(t *testing.T, d Dir) {
 }
 
 // The kernel answers a touch of such a page with a signal.
-func TestAFileCutOffWhileMappedIsAnError(t *testing.T) {
+func TestAFileThatIsCutOffWhileItIsMappedIsAnErrorAndNotTheEndOfTheCommand(t *testing.T) {
 	path := filepath.Join(t.TempDir(), latencyName)
 	if err := os.WriteFile(path, make([]byte, latencySize), 0o644); err != nil {
 		t.Fatal(err)

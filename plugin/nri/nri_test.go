@@ -218,7 +218,7 @@ var pod = &api.PodSandbox{
 	Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "pid"}, {Type: "network", Path: "/run/netns/x"}}},
 }
 
-func TestTheHandlerGetsEveryPod(t *testing.T) {
+func TestTheHandlerIsToldOfEveryPodAsTheRuntimeDescribesIt(t *testing.T) {
 	rt, r := newRuntime(t, pod), newRecorder()
 	rt.start(t)
 	start(t, &Plugin{Socket: rt.socket, Handler: r})
@@ -260,7 +260,7 @@ func TestItWaitsForARuntimeThatIsNotThereYet(t *testing.T) {
 	r.want(t, "up", "synchronize")
 }
 
-func TestADropDuringRegistrationIsAbandoned(t *testing.T) {
+func TestAConnectionThatDropsWhileRegisteringIsAbandoned(t *testing.T) {
 	rt, r := newRuntime(t), newRecorder()
 	// A runtime that dies after Register and before Configure, as the real one can: here it only ever accepts.
 	l, err := net.Listen("unix", rt.socket)
@@ -357,7 +357,7 @@ func TestABackoffGrowsAndIsResetByAStableConnection(t *testing.T) {
 	}
 }
 
-func TestASlowHandlerDoesNotFailThePod(t *testing.T) {
+func TestASlowHandlerDoesNotFailThePodAndThePluginComesBack(t *testing.T) {
 	adaptation.SetPluginRequestTimeout(50 * time.Millisecond)
 	t.Cleanup(func() { adaptation.SetPluginRequestTimeout(adaptation.DefaultPluginRequestTimeout) })
 	rt, r := newRuntime(t), newRecorder()

@@ -111,7 +111,7 @@ func (c *chaos) life(p pod, rounds int, rnd *rand.Rand) error {
 	return nil
 }
 
-func TestKillsAndStopsUnderLoadBreakNoPromise(t *testing.T) {
+func TestProcessesKilledAndStoppedAtRandomUnderLoadBreakNoPromise(t *testing.T) {
 	t.Parallel()
 	seed := *seedFlag
 	if seed == 0 {
@@ -169,7 +169,7 @@ func (n *node) waiters(t *testing.T) int {
 	return count
 }
 
-func TestTheDeathOfAStoppedLockHolderFreesTheLock(t *testing.T) {
+func TestAStoppedLockHolderIsWaitedForAndItsDeathFreesTheLock(t *testing.T) {
 	for _, end := range []unix.Signal{unix.SIGCONT, unix.SIGKILL} {
 		t.Run(unix.SignalName(end), func(t *testing.T) {
 			t.Parallel()
@@ -261,7 +261,7 @@ func stoppedChild(t *testing.T, log string, strace int) int {
 	return 0
 }
 
-func TestALockNeverReleasedFailsADDAndNotDEL(t *testing.T) {
+func TestALockThatIsNeverGivenBackFailsADDToBeTriedAgainAndLeavesDELSuccessful(t *testing.T) {
 	t.Parallel()
 	c := &chaos{world: newWorld(t, newNode(t))}
 	bystander(c.world)

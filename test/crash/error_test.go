@@ -35,7 +35,7 @@ func faultsOf(call string) (errnos []string) {
 	return errnos
 }
 
-func TestFailingAtAnySystemCallBreaksNoPromise(t *testing.T) {
+func TestFailingAtAnySystemCallCommandsFailCleanlyAndBreakNoPromise(t *testing.T) {
 	for number, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
@@ -135,7 +135,7 @@ func (w *world) undone(c command) {
 	}
 }
 
-func TestOnAFullOrReadOnlyDiskNoPromiseBreaks(t *testing.T) {
+func TestOnAFullOrReadOnlyDiskCommandsFailCleanlyAndBreakNoPromise(t *testing.T) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestKilledAtAnySystemCallPromisesAreKept(t *testing.T) {
+func TestKilledAtAnySystemCallTheNextCommandsFindEveryPromiseKept(t *testing.T) {
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()

@@ -23,7 +23,7 @@ func counted() []scenario {
 }
 
 // Counting comes last: whatever happens to it happens to a command whose work is done and whose answer is out.
-func TestCountingChangesNoCommand(t *testing.T) {
+func TestACommandIsTheSameWhateverHappensToTheCountOfIt(t *testing.T) {
 	for _, s := range counted() {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()

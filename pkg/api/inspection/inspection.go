@@ -11,8 +11,7 @@ import (
 // Format is of this package. A reader that meets a larger one knows less than the node says.
 const Format = 1
 
-// Node is a node at one moment. What could not be looked at is said where it would be, in an Error field:
-// unknown is never shown as empty.
+// Node is a node at one moment. What could not be observed is an Error in its place: unknown is never shown as empty.
 type Node struct {
 	Format int `json:"format"`
 	// Version is of the program that looked, which is the agent's; Build is the version of the module that it was
@@ -48,11 +47,11 @@ type Agent struct {
 	// CNI is what it says of the runtime's configuration, as in /readyz.
 	CNI   string `json:"cni,omitempty"`
 	Error string `json:"error,omitempty"`
-	// GracePeriod is how long what nobody knows is kept, in seconds.
+	// GracePeriod is how long a suspected leak is kept, in seconds.
 	GracePeriod int64 `json:"gracePeriodSeconds"`
 }
 
-// StatusPath is where the daemon serves its Status; without the query it says the same to people.
+// StatusPath is the daemon's path for its Status as JSON. Without the query it serves the same as text.
 const StatusPath = "/readyz?format=json"
 
 // Status is what the daemon says of itself. Each part is "ok", "connected" or a description, and begins with
@@ -83,19 +82,19 @@ type Runtime struct {
 // CNI is how the runtime is configured, and the plugin that it would run.
 type CNI struct {
 	// State is active, by-hand, stock, none, unsupported, broken, held, multus, shadowed, conflict, no-plugin or
-	// error; Message says what that means here. Good says that addresses are kept, as far as it is known.
+	// error; Message is what that means here. Good: addresses are kept, as far as is known.
 	State   string `json:"state"`
 	Message string `json:"message"`
 	Good    bool   `json:"good"`
 	Dir     string `json:"dir"`
 	// File is the one that the runtime uses, Network the one that pods are in, Source what the agent's file is
-	// derived from, where there is one.
+	// derived from, if there is one.
 	File    string `json:"file,omitempty"`
 	Network string `json:"network,omitempty"`
 	Source  string `json:"source,omitempty"`
-	// WithoutAnnotations says of a file that people wrote that it does not hand on the pods' annotations.
+	// WithoutAnnotations: a file written by hand does not pass on the pods' annotations.
 	WithoutAnnotations bool `json:"withoutAnnotations,omitempty"`
-	// Installs says that the agent installs the plugin and keeps the configuration.
+	// Installs: the agent installs the plugin and keeps the configuration.
 	Installs bool `json:"installs"`
 	// Plugin is the binary that the runtime runs, Image the one that the agent brought with it.
 	Plugin Binary `json:"plugin"`
@@ -107,9 +106,9 @@ type Binary struct {
 	Path    string `json:"path"`
 	Version string `json:"version,omitempty"`
 	SHA256  string `json:"sha256,omitempty"`
-	// Error is empty where the file is there and can be run.
+	// Error is empty if the file exists and can be run.
 	Error string `json:"error,omitempty"`
-	// Unseen says that not even its directory is there, as in a container that does not mount it.
+	// Unseen: not even its directory exists, as in a container that does not mount it.
 	Unseen bool `json:"unseen,omitempty"`
 }
 
@@ -128,8 +127,7 @@ type Network struct {
 	Newer      []string `json:"newer,omitempty"`
 	// Leaks are bound addresses whose sandbox the runtime does not list, seen twice.
 	Leaks []Suspicion `json:"leaks,omitempty"`
-	// Doubled are addresses that a sandbox of the runtime has and the ledger gives to somebody else, or to nobody,
-	// seen twice.
+	// Doubled are addresses that a sandbox of the runtime has and the ledger has as another's or as free, seen twice.
 	Doubled []Suspicion `json:"doubled,omitempty"`
 	// ErrorNewer says of Error that a newer version wrote what cannot be read.
 	Error      string `json:"error,omitempty"`
@@ -154,7 +152,7 @@ type Range struct {
 	Gateway netip.Addr   `json:"gateway"`
 }
 
-// Contains says whether a is in the range.
+// Contains reports whether a is in the range.
 func (r Range) Contains(a netip.Addr) bool {
 	return a.BitLen() == r.Start.BitLen() && !a.Less(r.Start) && !r.End.Less(a)
 }
@@ -167,7 +165,7 @@ const (
 	Bound      State = "Bound"
 	Retained   State = "Retained"
 	Newer      State = "Newer"      // retained by a newer version of stayput than the agent's
-	Unreadable State = "Unreadable" // its file says nothing: taken, by nobody knows whom
+	Unreadable State = "Unreadable" // its file is damaged: taken, the owner is unknown
 )
 
 // Address is one that is not free.
@@ -181,9 +179,9 @@ type Address struct {
 	Namespace string `json:"namespace,omitempty"`
 	Pod       string `json:"pod,omitempty"`
 	UID       string `json:"uid,omitempty"`
-	// Promise is nil where the address becomes free with its pod.
+	// Promise is nil if the address becomes free with its pod.
 	Promise *Promise `json:"promise,omitempty"`
-	// Since and LeftSeconds are of a retained address; LeftSeconds is nil where it has no end.
+	// Since and LeftSeconds are of a retained address; LeftSeconds is nil if it never expires.
 	Since       *time.Time `json:"since,omitempty"`
 	LeftSeconds *int64     `json:"leftSeconds,omitempty"`
 }

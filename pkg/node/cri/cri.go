@@ -165,7 +165,7 @@ func addrsOf(s *runtimeapi.PodSandboxNetworkStatus) (addrs []netip.Addr) {
 	return addrs
 }
 
-// CNI asks the runtime where it looks. containerd answers with its configuration; of others nothing is known.
+// CNI returns what the runtime says of its CNI configuration: containerd all of it, others nothing.
 func (c *Client) CNI(ctx context.Context) (cniconf.Runtime, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -24,7 +24,7 @@ type View struct {
 	spaces map[nsID]*Space
 	// dirs are where namespaces are mounted by name.
 	dirs []string
-	// roots are where a path is looked up: our own root and the runtime's.
+	// roots are the root directories in which a path is sought: our own and the runtime's.
 	roots []string
 	probe ledger.NetnsProber
 }
@@ -33,7 +33,7 @@ type nsID struct{ dev, ino uint64 }
 
 // Space is one network namespace of a View.
 type Space struct {
-	Path    string // where it was found
+	Path    string // at which it was found
 	Process int    // a PID in it; 0: none
 
 	id    nsID
@@ -207,7 +207,7 @@ func numbers(dir string) ([]int, error) {
 	return out, err
 }
 
-// places are where a path is looked up. /var/run is commonly an absolute link to /run, which below the
+// places returns the paths at which path is sought. /var/run is commonly an absolute link to /run, which below the
 // runtime's root would lead back to ours.
 func (v *View) places(path string) []string {
 	var all []string

@@ -22,7 +22,7 @@ import (
 	"github.com/stayput/stayput/pkg/node/hostnet"
 )
 
-// Options say where the ledgers are and how the runtime is asked.
+// Options locate the ledgers and the runtime.
 type Options struct {
 	StateDir  string
 	CRISocket string
@@ -236,7 +236,7 @@ func (im *importer) lives(ns ledger.Netns) bool {
 	return there || err != nil
 }
 
-// fits says why addresses are not what a pod of the network would get.
+// fits returns why addresses are not what a pod of the network would get, or "".
 func fits(p *planned, n *ledger.Network) string {
 	if len(p.addrs) != len(n.Ranges) {
 		return fmt.Sprintf("a pod of network %s has %d addresses, one of each range set, and here are %d", n.Name, len(n.Ranges), len(p.addrs))
@@ -382,7 +382,7 @@ func reservedIP(b []byte, namespace, pod string, now time.Time) inspection.Impor
 	kept := policy.Duration()
 	item.Retention = policy.RetainIP()
 	if r.ReleaseTime != nil && !now.Before(r.ReleaseTime.Add(kept)) {
-		item.Action, item.Why = inspection.ActionNone, "its time was over at "+r.ReleaseTime.Add(kept).UTC().Format(time.RFC3339)
+		item.Action, item.Why = inspection.ActionNone, "it expired at "+r.ReleaseTime.Add(kept).UTC().Format(time.RFC3339)
 	}
 	return item
 }

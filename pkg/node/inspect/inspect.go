@@ -31,10 +31,10 @@ import (
 	"github.com/stayput/stayput/pkg/node/cri"
 )
 
-// Options say where everything is on the node.
+// Options locate everything on the node.
 type Options struct {
 	Version string // of this program
-	// Listen is where the daemon answers, as its own flag says it.
+	// Listen is the address of the daemon, as in its flag.
 	Listen string
 
 	StateDir              string
@@ -230,11 +230,11 @@ func compare(n *inspection.Network, sandboxes map[string]cri.Sandbox) (leaks, do
 			case taken && a.State == inspection.Bound && a.ContainerID == id:
 				continue
 			case !taken:
-				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but the ledger says that it is free", s.Pod)})
+				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but in the ledger it is free", s.Pod)})
 			case a.State == inspection.Bound:
-				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but the ledger says that it is bound to sandbox %s", s.Pod, a.ContainerID)})
+				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but in the ledger it is bound to sandbox %s", s.Pod, a.ContainerID)})
 			default:
-				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but the ledger says that it is %s", s.Pod, strings.ToLower(string(a.State)))})
+				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but in the ledger it is %s", s.Pod, strings.ToLower(string(a.State)))})
 			}
 		}
 	}

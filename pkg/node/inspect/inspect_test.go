@@ -110,9 +110,9 @@ func TestWhatTheLedgerAndTheRuntimeSayOfAnAddressIsCompared(t *testing.T) {
 	for _, d := range doubled {
 		said = append(said, d.IP.String()+" "+d.Why)
 	}
-	want := "10.1.0.4 pod default/b has it, but the ledger says that it is bound to sandbox d\n" +
-		"10.1.0.5 pod default/c has it, but the ledger says that it is retained\n" +
-		"10.1.0.6 pod default/d has it, but the ledger says that it is free"
+	want := "10.1.0.4 pod default/b has it, but in the ledger it is bound to sandbox d\n" +
+		"10.1.0.5 pod default/c has it, but in the ledger it is retained\n" +
+		"10.1.0.6 pod default/d has it, but in the ledger it is free"
 	if strings.Join(said, "\n") != want {
 		t.Errorf("doubled %s", strings.Join(said, "\n"))
 	}

@@ -13,15 +13,15 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// DeleteAll deletes the node's RetainedIPs. It is no error that it may not, or that nobody knows of RetainedIPs any
-// more: the rights, the objects and their definition may all be going at the same time.
+// DeleteAll deletes the node's RetainedIPs. Lost rights or a deleted definition are no error: an uninstallation may
+// remove rights, objects and definition at the same time.
 func (p *Publisher) DeleteAll(ctx context.Context) error {
 	inTime, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	list, err := listWatch{p}.ListWithContext(inTime, metav1.ListOptions{})
 	if err != nil {
 		if pointless(err) {
-			p.log.Warn("This node's RetainedIPs cannot be deleted any more; if they are still there: kubectl delete retainedips -A --field-selector spec.nodeName="+p.o.Node, "err", err)
+			p.log.Warn("No longer allowed to delete this node's RetainedIPs; if any are left: kubectl delete retainedips -A --field-selector spec.nodeName="+p.o.Node, "err", err)
 			return nil
 		}
 		return fmt.Errorf("listing RetainedIPs: %w", err)
@@ -35,7 +35,7 @@ func (p *Publisher) DeleteAll(ctx context.Context) error {
 		}
 	}
 	if len(errs) == 0 && len(items) > 0 {
-		p.log.Info("Deleted the RetainedIPs of this node", "number", len(items))
+		p.log.Info("Deleted this node's RetainedIPs", "number", len(items))
 	}
 	return errors.Join(errs...)
 }

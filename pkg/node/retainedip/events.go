@@ -103,7 +103,7 @@ func newEventSink(client *rest.RESTClient, node string, m *metrics, log *slog.Lo
 	return &eventSink{client: client, node: node, metrics: m, log: log, uidOf: uidOf, c: make(chan *event, eventsQueued), limit: rate.NewLimiter(eventsPerSecond, eventsBurst), recent: map[string]time.Time{}}
 }
 
-// put queues an Event, or drops it where too many are waiting.
+// put queues an Event, or drops it if too many are waiting.
 func (s *eventSink) put(e ledger.Event) {
 	ev := s.make(e)
 	if ev == nil {
@@ -116,8 +116,8 @@ func (s *eventSink) put(e ledger.Event) {
 	}
 }
 
-// make is the Event for what happened, about the pod where its UID is known, else about its RetainedIP, else
-// about the node; nil where it is none.
+// make returns the Event for e: about the pod if its UID is known, else about its RetainedIP, else about the node.
+// nil: e is none.
 func (s *eventSink) make(e ledger.Event) *event {
 	kind, ok := eventKinds[e.Reason]
 	if !ok {
@@ -130,7 +130,7 @@ func (s *eventSink) make(e ledger.Event) *event {
 	var about objectReference
 	switch {
 	case pod == "":
-		namespace = metav1.NamespaceDefault // where the Events of objects without a namespace are
+		namespace = metav1.NamespaceDefault // which has the Events of objects without a namespace
 		about = objectReference{APIVersion: "v1", Kind: "Node", Name: s.node}
 	case e.Pod.UID != "":
 		about = objectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: pod, UID: types.UID(e.Pod.UID)}
@@ -169,7 +169,7 @@ func (s *eventSink) run(ctx context.Context) {
 	}
 }
 
-// repeats says whether the same was said a short while ago.
+// repeats reports whether the same Event was sent within repeatAfter.
 func (s *eventSink) repeats(e *event) bool {
 	now := time.Now()
 	for what, at := range s.recent {
@@ -178,7 +178,7 @@ func (s *eventSink) repeats(e *event) bool {
 		}
 	}
 	what := e.Regarding.Namespace + "/" + e.Regarding.Name + " " + string(e.Regarding.UID) + " " + e.Reason + " " + e.Note
-	if _, again := s.recent[what]; again {
+	if _, ok := s.recent[what]; ok {
 		return true
 	}
 	if len(s.recent) < eventsQueued {
@@ -199,7 +199,7 @@ func (s *eventSink) deliver(ctx context.Context, e *event) {
 		case errors.As(err, &answer) && answer.Status().Code < 500 && !apierrors.IsTooManyRequests(err) && !apierrors.IsUnauthorized(err),
 			time.Since(e.EventTime.Time) > eventAge, ctx.Err() != nil:
 			s.metrics.eventsDropped.Inc()
-			s.log.Warn("An Event is lost", "reason", e.Reason, "about", e.Regarding.Kind+" "+e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
+			s.log.Warn("Dropped an Event", "reason", e.Reason, "about", e.Regarding.Kind+" "+e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
 			return
 		}
 		select {

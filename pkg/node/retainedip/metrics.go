@@ -15,16 +15,16 @@ type metrics struct {
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		up: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "stayput_agent_api_up", Help: "Whether the API server is followed; while it is not no object is written.",
+			Name: "stayput_agent_api_up", Help: "Whether the agent watches RetainedIPs; it writes none while it does not.",
 		}),
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "stayput_agent_api_writes_total", Help: "Writes of RetainedIPs, by verb and by how the API server answered.",
+			Name: "stayput_agent_api_writes_total", Help: "Writes of RetainedIPs, by verb and result.",
 		}, []string{"verb", "result"}),
 		eventsSent: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "stayput_agent_events_sent_total", Help: "Kubernetes Events sent.",
 		}),
 		eventsDropped: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "stayput_agent_events_dropped_total", Help: "Kubernetes Events that were too many, too old, or refused.",
+			Name: "stayput_agent_events_dropped_total", Help: "Kubernetes Events dropped: too many, too old or refused.",
 		}),
 	}
 	for _, verb := range []string{"apply", "delete"} {

@@ -27,12 +27,12 @@ func (n Name) String() string { return n.Namespace + "/" + n.Name }
 type object struct {
 	uid      types.UID
 	version  string
-	owner    types.UID // of the Node that owns it; empty where that is not all of its owners
+	owner    types.UID // of the Node that owns it; empty unless it is the only owner
 	deleting bool
 	release  bool
 	spec     v1alpha1.RetainedIPSpec // without release and workload, which are not the agent's
 	status   v1alpha1.RetainedIPStatus
-	// answer is what was applied where this was the answer to it. A definition of another version may lack fields.
+	// answer is what was applied if this object was the answer to it. A definition of another version may lack fields.
 	answer *promised
 }
 
@@ -120,7 +120,7 @@ func specOf(c Claim, node string) v1alpha1.RetainedIPSpec {
 	return s
 }
 
-// statusOf merges the claims of one pod. It is bound where one of them is; it ends where the last one does.
+// statusOf merges the claims of one pod. It is bound if one of them is, and expires with the last.
 func statusOf(claims []Claim, now time.Time) v1alpha1.RetainedIPStatus {
 	s := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained}
 	var since, expires time.Time
@@ -165,8 +165,8 @@ func words(addrs []netip.Addr) []string {
 	return all
 }
 
-// after is a status that follows another one: it keeps what the ledger does not know and what has not changed
-// but for the clocks.
+// after returns the status that follows another: with what the ledger does not know, and without changes that only
+// the clocks made.
 func after(was, is v1alpha1.RetainedIPStatus) v1alpha1.RetainedIPStatus {
 	if is.Phase == v1alpha1.PhaseRetained && is.PodUID == "" {
 		is.PodUID = was.PodUID
@@ -179,14 +179,14 @@ func after(was, is v1alpha1.RetainedIPStatus) v1alpha1.RetainedIPStatus {
 	}
 	a, errA := time.Parse(time.RFC3339, was.Expires)
 	b, errB := time.Parse(time.RFC3339, is.Expires)
-	if errA == nil && errB == nil && a.Sub(b).Abs() < apart {
+	if errA == nil && errB == nil && a.Sub(b).Abs() < clockSkew {
 		is.Expires = was.Expires
 	}
 	return is
 }
 
-// apart is how far two clocks' ideas of when a retention ends must differ to be worth telling.
-const apart = 2 * time.Second
+// clockSkew is how much two computations of one expiry may differ: both clocks drift.
+const clockSkew = 2 * time.Second
 
 func sameStatus(a, b v1alpha1.RetainedIPStatus) bool {
 	order := func(s v1alpha1.RetainedIPStatus) []v1alpha1.NetworkAddresses { // of a list that is a map
@@ -249,7 +249,7 @@ func (p *promised) apply(key Name, was *object, owner types.UID) *v1alpha1.Retai
 	return r
 }
 
-// shows says whether an apply over the object would change nothing.
+// shows reports whether an apply over the object would change nothing.
 func (o *object) shows(p *promised, owner types.UID) bool {
 	if o.answer != nil && o.answer.same(p) && o.owner == owner {
 		return true

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// nodeOwner is the Node object that owns the RetainedIPs. Its UID changes when somebody deletes the Node and
+// nodeOwner is the Node object that owns the RetainedIPs. Its UID changes if the Node is deleted and
 // kubelet makes a new one.
 type nodeOwner struct {
 	client *rest.RESTClient

@@ -92,7 +92,7 @@ const (
 	// good is asked by 5,000 agents with 100 pods each: that bounds the frequency from above.
 	apiRetryFirst, apiRetryLast = 500 * time.Millisecond, time.Minute
 	// paceBurst writes of one object are made as they come, more of them only at paceEvery: a pod that crashes
-	// in a loop, or somebody who writes against us.
+	// in a loop, or another writer that works against us.
 	paceBurst, paceEvery = 6, 2 * time.Second
 )
 
@@ -158,7 +158,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// PublishClaims takes over what is promised, and has every object looked at that this may concern.
+// PublishClaims takes over what is promised, and queues every object that differs.
 func (p *Publisher) PublishClaims(all Promises) {
 	next := promisedBy(all.Claims, p.o.Node, time.Now())
 	settled := map[string]bool{}
@@ -173,9 +173,9 @@ func (p *Publisher) PublishClaims(all Promises) {
 			n.status = after(was[k].status, n.status)
 		}
 	}
-	again := !maps.Equal(settled, p.settled)
+	changed := !maps.Equal(settled, p.settled)
 	p.promised, p.settled = next, settled
-	if again {
+	if changed {
 		p.queueAll()
 		return
 	}
@@ -197,7 +197,7 @@ func (p *Publisher) PublishClaims(all Promises) {
 // PublishEvent sends e if it is one that people should see, unless too many are waiting.
 func (p *Publisher) PublishEvent(e ledger.Event) { p.events.put(e) }
 
-// queueAll has everything looked at. A look at what is in order costs no request.
+// queueAll queues every name. One that is in order costs no request.
 func (p *Publisher) queueAll() {
 	if !p.up {
 		return
@@ -249,7 +249,7 @@ func (p *Publisher) work(ctx context.Context) bool {
 		return true
 	}
 	if ctx.Err() == nil && !inNoNamespace(err) && (was == nil || was.Error() != err.Error()) {
-		p.log.Warn("Cannot bring a RetainedIP up to date, trying again", "object", key.String(), "err", err)
+		p.log.Warn("Cannot update RetainedIP, retrying", "object", key.String(), "err", err)
 	}
 	p.queue.AddRateLimited(key)
 	return true
@@ -292,7 +292,7 @@ func (p *Publisher) sync(ctx context.Context, key Name) error {
 			p.o.Release(key, want.claims, func() { p.releaseDone(key, o.uid) })
 			return nil
 		case requestIsOver:
-			p.log.Info("A release was asked for before the pod came back: it is not obeyed", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
+			p.log.Info("Ignored a release requested before the pod came back", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
 			return p.delete(ctx, key, o)
 		default:
 			return nil
@@ -308,7 +308,7 @@ func (p *Publisher) sync(ctx context.Context, key Name) error {
 	return p.apply(ctx, key, o, want, owner)
 }
 
-// knows says whether the ledgers that were read would have the promise that an object shows.
+// knows reports whether a promise that an object shows would be among those published.
 func (p *Publisher) knows(o *object) bool {
 	for _, a := range o.status.Addresses {
 		if !p.settled[a.Network] {
@@ -318,8 +318,8 @@ func (p *Publisher) knows(o *object) bool {
 	return len(p.settled) > 0
 }
 
-// releaseDone is called when the ledgers have no such promise any more. One that is published under the same
-// name from now on is another one.
+// releaseDone is called once the ledgers have ended the promise. One published under the same name from then on is
+// another.
 func (p *Publisher) releaseDone(key Name, uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -355,7 +355,7 @@ func (p *Publisher) apply(ctx context.Context, key Name, o *object, want *promis
 	delete(p.homeless, key)
 	p.mu.Unlock()
 	p.keepAnswer(&now, want)
-	p.log.Debug("RetainedIP applied", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs, "phase", want.status.Phase, "expires", want.status.Expires)
+	p.log.Debug("Applied RetainedIP", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs, "phase", want.status.Phase, "expires", want.status.Expires)
 	return nil
 }
 
@@ -380,7 +380,7 @@ func (p *Publisher) delete(ctx context.Context, key Name, o *object) error {
 		return fmt.Errorf("deleting RetainedIP %s: %w", key, err)
 	}
 	p.forget(key, o.uid)
-	p.log.Debug("RetainedIP deleted", "pod", key.Namespace+"/"+o.spec.PodName, "addrs", o.status.IPs)
+	p.log.Debug("Deleted RetainedIP", "pod", key.Namespace+"/"+o.spec.PodName, "addrs", o.status.IPs)
 	return nil
 }
 
@@ -388,8 +388,8 @@ func (p *Publisher) delete(ctx context.Context, key Name, o *object) error {
 func namespaceNotFound(err error) bool { return missing(err) == "namespaces" }
 func objectNotFound(err error) bool    { return missing(err) == retainedIPs }
 
-// missing is the resource of what was not found. An API server that does not (yet, or any longer) know
-// RetainedIPs at all answers 404 as well, but with no Status: what the client makes of that has a cause.
+// missing is the resource of what was not found. An API server without RetainedIPs answers 404, too, but with no
+// Status: what the client makes of that has a cause.
 func missing(err error) string {
 	var s apierrors.APIStatus
 	if !errors.As(err, &s) || !apierrors.IsNotFound(err) || s.Status().Details == nil || apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
@@ -398,7 +398,7 @@ func missing(err error) string {
 	return s.Status().Details.Kind
 }
 
-// inNoNamespace says that the namespace of an object is gone or going.
+// inNoNamespace reports whether the namespace of an object does not exist or is terminating.
 func inNoNamespace(err error) bool {
 	return namespaceNotFound(err) || apierrors.HasStatusCause(err, namespaceTerminating)
 }
@@ -421,7 +421,7 @@ func (p *Publisher) mayWrite(key Name) error {
 	return nil
 }
 
-// wrote counts a write. Where it was refused because the object is another by now, that one is fetched.
+// wrote counts a write. If it was refused because the object has changed, the new one is fetched.
 func (p *Publisher) wrote(ctx context.Context, verb string, key Name, o *object, err error) error {
 	p.metrics.writes.WithLabelValues(verb, resultOf(err)).Inc()
 	if err == nil || o == nil || !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) && !apierrors.IsBadRequest(err) {
@@ -443,9 +443,8 @@ func (p *Publisher) wrote(ctx context.Context, verb string, key Name, o *object,
 	return err
 }
 
-// namespaceGone ends a promise whose owner is gone for good: the workload lived in a namespace that does not
-// exist any more, and the policy says Release for that. Only here can this be known, since no object can be
-// there to say it.
+// namespaceGone ends a promise whose workload went with its namespace, if its policy is Release. Only the agent can
+// know: without the namespace there is no object on which a release could be requested.
 func (p *Publisher) namespaceGone(key Name, want *promised) {
 	now := time.Now()
 	p.mu.Lock()
@@ -457,7 +456,7 @@ func (p *Publisher) namespaceGone(key Name, want *promised) {
 	if now.Sub(since) < p.o.NamespaceGrace || want.spec.WhenDeleted != v1alpha1.PolicyRelease || want.status.Phase != v1alpha1.PhaseRetained {
 		return
 	}
-	p.log.Info("The namespace is gone, and with it the workload", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
+	p.log.Info("Releasing, the workload's namespace was deleted", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
 	p.o.Release(key, want.claims, func() { p.releaseDone(key, "") })
 }
 
@@ -493,7 +492,7 @@ func (p *Publisher) forget(key Name, uid types.UID) {
 	}
 }
 
-// uidOf is the UID of an object, empty where it is not known to be there.
+// uidOf returns the UID of an object, empty if none is known.
 func (p *Publisher) uidOf(key Name) types.UID {
 	p.mu.Lock()
 	defer p.mu.Unlock()

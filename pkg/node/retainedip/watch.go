@@ -16,7 +16,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// objectStore is where the reflector puts what it is told.
+// objectStore receives what the reflector lists and watches.
 type objectStore struct{ p *Publisher }
 
 func (s objectStore) Add(obj any) error {
@@ -115,7 +115,7 @@ func (l listWatch) sameHistory(ctx context.Context, version string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	// The cheapest list that says where etcd is: of one object, which need not be there.
+	// The cheapest list that shows etcd's revision: of one object, which need not exist.
 	var list v1alpha1.RetainedIPList
 	err := l.p.client.Get().Namespace(metav1.NamespaceDefault).Resource(retainedIPs).
 		VersionedParams(&metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "none").String()}, metav1.ParameterCodec).
@@ -124,13 +124,13 @@ func (l listWatch) sameHistory(ctx context.Context, version string) error {
 		return fmt.Errorf("asking for the version of the API server: %w", err)
 	}
 	if c, err := resourceversion.CompareResourceVersion(list.ResourceVersion, version); err == nil && c < 0 {
-		l.p.log.Warn("The API server went back in time: a backup was restored", "version", list.ResourceVersion, "seen", version)
+		l.p.log.Warn("API server went back in time, a backup was restored", "version", list.ResourceVersion, "seen", version)
 		return apierrors.NewResourceExpired("the API server went back in time")
 	}
 	return nil
 }
 
-// down notes that the API server cannot be followed.
+// down notes that there is no watch.
 func (p *Publisher) down(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,17 +138,17 @@ func (p *Publisher) down(err error) {
 	if p.up || p.trouble != err.Error() {
 		level = slog.LevelWarn // the same again is no news
 	}
-	p.log.Log(context.Background(), level, "The API server cannot be followed, trying again", "err", err)
+	p.log.Log(context.Background(), level, "Cannot watch RetainedIPs, retrying", "err", err)
 	p.up, p.trouble = false, err.Error()
 	p.metrics.up.Set(0)
 }
 
-// nowUp notes that it is, and has everything looked at.
+// nowUp notes that there is one, and queues everything.
 func (p *Publisher) nowUp() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.up {
-		p.log.Info("The API server is followed", "node", p.o.Node)
+		p.log.Info("Watching RetainedIPs", "node", p.o.Node)
 	}
 	p.up, p.trouble = true, ""
 	p.metrics.up.Set(1)

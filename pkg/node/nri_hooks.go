@@ -1,0 +1,122 @@
+package node
+
+import (
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// Sandbox is a pod sandbox as the runtime describes it.
+type Sandbox struct {
+	ID          string // the containerID of CNI
+	Pod         ledger.Pod
+	Annotations map[string]string
+	Netns       string       // path; empty for a pod on the host's network and for one that has ended
+	Addrs       []netip.Addr // of its first interface, in the order of CNI's result; none if they are not known
+}
+
+func (s Sandbox) attrs(more ...any) []any {
+	return append([]any{"pod", s.Pod.String(), "sandbox", s.ID}, more...)
+}
+
+// hooks is what the runtime calls. It disconnects a plugin that needs more than 2 s, and makes all events of the node
+// wait meanwhile: a hook is a small write at most, and leaves the rest to the queue. Each exported hook times its
+// unexported twin.
+type hooks struct {
+	queue       *queue
+	policies    *policies
+	markTimeout time.Duration
+	// uninstalling reports whether the node is being put back: from then on the hooks do nothing.
+	uninstalling func() bool
+	reconcile    wake
+	book         wake
+	metrics      *metrics
+	log          *slog.Logger
+}
+
+func (h *hooks) timed(hook string, f func()) {
+	start := time.Now()
+	defer func() { h.metrics.hookDuration.WithLabelValues(hook).Observe(time.Since(start).Seconds()) }()
+	f()
+}
+
+// RunPodSandbox is the hook of a sandbox that has just got its addresses. The mark is written before it
+// returns: should everything fall over right after, the pod's DEL still knows the policy.
+func (a *Agent) RunPodSandbox(s Sandbox) {
+	a.hooks.timed("RunPodSandbox", func() { a.hooks.runPodSandbox(s) })
+}
+
+func (h *hooks) runPodSandbox(s Sandbox) {
+	if s.Netns == "" || h.uninstalling() {
+		return // on the host's network: CNI had nothing to do with it
+	}
+	o := observe(s)
+	if o.answers && o.err == nil {
+		h.markInTime(o)
+	}
+	h.enqueue(o)
+}
+
+// StopPodSandbox is the hook of a sandbox that is about to lose its addresses. It changes no policy.
+func (a *Agent) StopPodSandbox(Sandbox) { a.hooks.timed("StopPodSandbox", a.hooks.book.up) }
+
+// RemovePodSandbox is the hook of a sandbox that has gone.
+func (a *Agent) RemovePodSandbox(Sandbox) { a.hooks.timed("RemovePodSandbox", a.hooks.book.up) }
+
+// Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There
+// is no time for marks; the queue makes the promises that they stand for.
+func (a *Agent) Synchronize(all []Sandbox) {
+	a.hooks.timed("Synchronize", func() { a.hooks.synchronize(all) })
+}
+
+func (h *hooks) synchronize(all []Sandbox) {
+	if h.uninstalling() {
+		return
+	}
+	for _, s := range all {
+		if s.Netns != "" {
+			h.enqueue(observe(s))
+		}
+	}
+	h.reconcile.up()
+}
+
+// Connected is the hook of an NRI connection that was made or lost.
+func (a *Agent) Connected(up bool) {
+	a.nriUp.Store(up)
+	if up {
+		a.metrics.nriConnected.Set(1)
+		a.metrics.nriConnections.Inc()
+	} else {
+		a.metrics.nriConnected.Set(0)
+	}
+}
+
+func (h *hooks) enqueue(o observation) {
+	if !h.queue.put(o) {
+		h.log.Warn("Queue full, left to a reconciliation", o.sandbox.attrs()...)
+		h.reconcile.up()
+	}
+}
+
+// markTimeout is a quarter of what the runtime grants. A disk that needs longer for two fsyncs is in
+// trouble; the write goes on behind the answer.
+const markTimeout = 500 * time.Millisecond
+
+// markInTime writes the marks and returns when they are durable, or the time is up.
+func (h *hooks) markInTime(o observation) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		h.policies.mark(o)
+	}()
+	late := time.NewTimer(h.markTimeout)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+		h.log.Warn("Disk slow, policy mark not written yet", o.sandbox.attrs()...)
+	}
+}

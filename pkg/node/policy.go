@@ -1,0 +1,196 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/hostnet"
+	"github.com/stayput/stayput/pkg/node/retainedip"
+)
+
+// observation is a sandbox that was observed to run, with the policy of its annotations.
+type observation struct {
+	sandbox Sandbox
+	policy  ledger.Policy
+	answers bool
+	err     error // of the annotations
+}
+
+func observe(s Sandbox) observation {
+	o := observation{sandbox: s}
+	o.policy, o.answers, o.err = ledger.ParseAnnotations(s.Annotations)
+	if o.err == nil && o.policy.Retains() {
+		o.err = s.Pod.Validate() // nothing is kept for a name that no pod of Kubernetes has
+	}
+	return o
+}
+
+// policies brings the ledgers and the sandboxes that run into agreement.
+type policies struct {
+	networks *networks
+	cacheDir string // of libcni
+	netns    ledger.NetnsProber
+	news     *news
+	metrics  *metrics
+	log      *slog.Logger
+}
+
+// mark leaves the pod's policy for its DEL, in every network: which ones the pod is attached to is not known
+// without reading more files than the runtime should wait for.
+func (p *policies) mark(o observation) {
+	ledgers, _ := p.networks.open()
+	for _, l := range ledgers {
+		p.putMark(l, o)
+	}
+}
+
+// markMissing writes a mark unless it is there already.
+func (p *policies) markMissing(l *ledger.Ledger, o observation, there map[string]ledger.Mark) {
+	s, m := o.sandbox, o.mark()
+	if was, ok := there[s.ID]; ok && was.Policy == m.Policy && was.UID == m.UID {
+		return
+	}
+	p.putMark(l, o)
+}
+
+func (p *policies) putMark(l *ledger.Ledger, o observation) {
+	if err := l.PutMark(o.mark()); err != nil {
+		p.metrics.markErrors.Inc()
+		p.log.Error("Cannot write the pod's policy mark", o.sandbox.attrs("network", l.Network().Name, "err", err)...)
+	}
+}
+
+func (o observation) mark() ledger.Mark {
+	s := o.sandbox
+	m := ledger.Mark{ContainerID: s.ID, Namespace: s.Pod.Namespace, Name: s.Pod.Name, UID: s.Pod.UID, Policy: o.policy}
+	if len(s.Addrs) > 0 {
+		m.Addrs, m.IfName = s.Addrs, ledger.PodInterface
+	}
+	return m
+}
+
+// apply brings the ledgers and a running sandbox into agreement.
+func (p *policies) apply(o observation) {
+	s := o.sandbox
+	if o.err != nil {
+		p.metrics.badAnnotations.Inc()
+		p.news.publish(ledger.Event{
+			Reason: retainedip.EventInvalidAnnotation, Pod: s.Pod, ContainerID: s.ID, Netns: s.Netns,
+			Message: o.err.Error() + ": nothing is retained",
+		})
+	}
+	ns, ok, err := p.netns.Identify(s.Netns)
+	if err != nil || !ok {
+		// It has ended meanwhile, or cannot be identified; its policy is in the mark.
+		p.log.Debug("No network namespace", s.attrs("netns", s.Netns, "err", err)...)
+		ns = ledger.Netns{}
+	}
+	ledgers, _ := p.networks.open()
+	for _, at := range p.attachments(s.ID, ledgers) {
+		addrs, _ := p.set(at, o, ns)
+		if len(addrs) > 0 && ok {
+			p.verify(at, s, addrs)
+		}
+	}
+}
+
+// set hands the pod's policy to the ledger and returns the addresses of the attachment. A pod without
+// annotations is decided, too: it asks for nothing. One with bad annotations is left as it is. ok is false if the
+// ledger could not be written.
+func (p *policies) set(at attached, o observation, ns ledger.Netns) (addrs []netip.Addr, ok bool) {
+	s := o.sandbox
+	log := p.log.With(s.attrs("network", at.ledger.Network().Name, "ifname", at.att.IfName)...)
+	var err error
+	if o.err != nil {
+		addrs, err = at.ledger.Find(at.att)
+	} else {
+		var r *ledger.Result
+		if r, err = at.ledger.SetPolicy(at.att, s.Pod, o.policy, ns); err == nil {
+			addrs = r.Addrs
+			for _, e := range r.Events {
+				e.Pod, e.ContainerID, e.Netns = s.Pod, s.ID, s.Netns
+				p.news.report(e)
+			}
+		}
+	}
+	switch {
+	case errors.Is(err, ledger.ErrUnknownAttachment):
+		return nil, true // not of this network, or ended meanwhile
+	case err != nil:
+		p.metrics.policyErrors.Inc()
+		log.Error("Cannot set the pod's policy", "err", err)
+		return nil, false
+	}
+	log.Debug("Set the pod's policy", "addrs", addrs, "retains", o.policy.Retains())
+	return addrs, true
+}
+
+// attached is an attachment in the ledger of its network.
+type attached struct {
+	ledger *ledger.Ledger
+	att    ledger.Attachment
+}
+
+// attachments finds a sandbox's interfaces by the names of libcni's cache files, which say it all:
+//
+//	<cni-cache-dir>/results/<network>-<containerID>-<ifname>
+//
+// If there are none (a runtime with a cache of its own) kubelet's one interface is assumed.
+func (p *policies) attachments(containerID string, ledgers []*ledger.Ledger) []attached {
+	dir := filepath.Join(p.cacheDir, "results")
+	d, err := os.Open(dir)
+	var names []string
+	if err == nil {
+		names, err = d.Readdirnames(-1)
+		d.Close()
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		p.log.Warn("Cannot read libcni's cache", "err", err)
+	}
+	var found []attached
+	for _, name := range names {
+		network, ifname, ok := strings.Cut(name, "-"+containerID+"-")
+		if !ok || network == "" || ifname == "" {
+			continue
+		}
+		for _, l := range ledgers {
+			if l.Network().Name == network {
+				found = append(found, attached{l, ledger.Attachment{ContainerID: containerID, IfName: ifname}})
+			}
+		}
+	}
+	if found == nil {
+		for _, l := range ledgers {
+			found = append(found, attached{l, ledger.Attachment{ContainerID: containerID, IfName: ledger.PodInterface}})
+		}
+	}
+	return found
+}
+
+// verify holds what the ledger says against what is configured in the pod.
+func (p *policies) verify(at attached, s Sandbox, addrs []netip.Addr) {
+	missing, err := hostnet.Missing(s.Netns, addrs)
+	if err != nil {
+		p.log.Warn("Cannot verify the pod's addresses", s.attrs("addrs", addrs, "err", err)...)
+		return
+	}
+	if len(missing) == 0 {
+		return
+	}
+	// The pod may have ended meanwhile.
+	if still, err := at.ledger.Find(at.att); err != nil || len(still) == 0 {
+		return
+	}
+	p.metrics.verifyFailures.Inc()
+	p.news.publish(ledger.Event{
+		Reason: retainedip.EventNotConfigured, Key: ledger.Key{Network: at.ledger.Network().Name, IfName: at.att.IfName},
+		Pod: s.Pod, ContainerID: s.ID, Netns: s.Netns, Addrs: missing,
+		Message: fmt.Sprintf("%v of network %s is not configured in the pod", missing, at.ledger.Network().Name),
+	})
+}
