@@ -15,7 +15,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-// Kind is what stayput can do with a configuration.
+// Kind classifies a configuration by what stayput can do with it.
 type Kind int
 
 // The kinds.
@@ -23,28 +23,28 @@ const (
 	Broken  Kind = iota // the runtime cannot load it, or it could not be read
 	Stock               // host-local, in a place that is understood
 	ByHand              // it names stayput already
-	Multus              // it hands on to another one, or to a copy of it
+	Multus              // it delegates to another one, or to a copy of it
 	Foreign             // anything else
 )
 
 // Conf is the configuration in one file.
 type Conf struct {
-	File    string
+	File    string // its name
 	Kind    Kind
-	Why     string // it is Broken or Foreign
-	Network string
+	Why     string         // of Broken and Foreign, for people
+	Network string         // its name; empty if Broken
 	list    map[string]any // as a configuration list; nil if Broken by its content
 	data    []byte
 }
 
-// callers are the main plugins known to run the IPAM plugin that ipam.type names and to hand it all of their
-// configuration: those of containernetworking/plugins. flannel is one more, which has rules of its own.
+// callers are the main plugins known to run the IPAM plugin in ipam.type and to hand it all of their configuration:
+// those of containernetworking/plugins. flannel does too, by rules of its own.
 var callers = []string{"bridge", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"}
 
 const flannelType = "flannel"
 
-// reason returns why the addresses of a plugin cannot be kept, "" for a plugin that is not known. A switch, and not a map:
-// the CNI plugin would fill that at every start.
+// reason returns why the addresses of a plugin cannot be kept, "" for an unknown plugin. It is no map because the CNI
+// plugin would fill that at every start.
 func reason(plugin string) string {
 	switch plugin {
 	case "antrea":
@@ -69,7 +69,7 @@ func reason(plugin string) string {
 	return ""
 }
 
-// Conf returns what a file of the directory configures, as go-cni, the library of containerd, loads it.
+// Conf returns the configuration in a file of the directory, as go-cni, the library of containerd, loads it.
 func (d Dir) Conf(f File) *Conf {
 	c := &Conf{File: f.Name, data: f.Data}
 	err := f.Err
@@ -106,8 +106,8 @@ func load(f File) (map[string]any, error) {
 	return m, checkList(m)
 }
 
-// checkList refuses what libcni.NetworkConfFromBytes refuses. That function links package net and the tracing libraries of
-// runtimes; a fuzz test holds the two together.
+// checkList refuses what libcni.NetworkConfFromBytes refuses, which is too heavy for the CNI plugin: it links package
+// net. A fuzz test compares the two.
 func checkList(m map[string]any) error {
 	if name, _ := m["name"].(string); name == "" {
 		return errors.New("name: expected the name of the network")
@@ -163,7 +163,7 @@ func checkList(m map[string]any) error {
 	return nil
 }
 
-// checkVersion refuses what version.ParseVersion of the CNI library refuses.
+// checkVersion refuses what version.ParseVersion of libcni refuses.
 func checkVersion(s string) error {
 	parts := strings.Split(s, ".")
 	if s == "" {
@@ -180,7 +180,7 @@ func checkVersion(s string) error {
 	return nil
 }
 
-// pluginConf has the types that the CNI library decodes a plugin's configuration into (types.PluginConf).
+// pluginConf has the fields of types.PluginConf, into which libcni decodes the configuration of a plugin.
 type pluginConf struct {
 	CNIVersion   string
 	Name         string
@@ -274,7 +274,8 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 			k, reason := classifyPlugin(p)
 			inFolder = true
 			if k != plain {
-				return Foreign, fmt.Sprintf("folder %s: addresses are configured in a file of their own there (%s), which is not supported", name, strings.TrimSpace(f.Name+" "+reason))
+				return Foreign, fmt.Sprintf("folder %s: a file of its own there configures addresses (%s), which is not supported",
+					name, strings.TrimSpace(f.Name+" "+reason))
 			}
 		}
 	}
@@ -290,7 +291,7 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 	for _, p := range plugins {
 		types = append(types, typeOf(p))
 	}
-	for _, t := range types { // a plugin that is known says more than one chained to it that is not
+	for _, t := range types { // a known plugin says more than an unknown one that is chained to it
 		if why := reason(t); why != "" {
 			return Foreign, t + ": " + why
 		}
@@ -298,10 +299,10 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 	if found[Foreign] {
 		return Foreign, why
 	}
-	return Foreign, fmt.Sprintf("no plugin of it (%s) gives addresses by host-local", strings.Join(types, ", "))
+	return Foreign, fmt.Sprintf("no plugin of it (%s) uses host-local", strings.Join(types, ", "))
 }
 
-// plain is a plugin that gives no addresses, such as portmap: whatever it is, it stays as it is.
+// plain is a plugin without IPAM, such as portmap. It stays as it is.
 const plain = Kind(-1)
 
 func classifyPlugin(p map[string]any) (Kind, string) {
@@ -332,7 +333,7 @@ func classifyPlugin(p map[string]any) (Kind, string) {
 	case by != HostLocal && reason(t) != "":
 		return Foreign, t + ": " + reason(t)
 	case by != HostLocal:
-		return Foreign, fmt.Sprintf("%s gives addresses by the IPAM plugin %s, not by host-local", t, by)
+		return Foreign, fmt.Sprintf("%s uses the IPAM plugin %s, not host-local", t, by)
 	case t == flannelType:
 		return classifyFlannel(p)
 	case slices.Contains(callers, t):
@@ -340,10 +341,11 @@ func classifyPlugin(p map[string]any) (Kind, string) {
 	case reason(t) != "":
 		return Foreign, t + ": " + reason(t)
 	}
-	return Foreign, fmt.Sprintf("the plugin %s is not known; if it runs the IPAM plugin that ipam.type names, write \"stayput\" there by hand", t)
+	return Foreign, fmt.Sprintf(
+		"the plugin %s is not known; if it runs the IPAM plugin in ipam.type, write \"stayput\" there by hand", t)
 }
 
-// classifyFlannel knows that flannel's plugin makes the IPAM section of the plugin it runs from its own one.
+// classifyFlannel goes by the plugin that flannel's delegates to, whose IPAM section it makes from its own.
 func classifyFlannel(p map[string]any) (Kind, string) {
 	delegate, isObject := p["delegate"].(map[string]any)
 	if p["delegate"] != nil && !isObject {
@@ -364,7 +366,7 @@ func classifyFlannel(p map[string]any) (Kind, string) {
 	return Stock, ""
 }
 
-// foldedKey returns a key that encoding/json, and with it most plugins, takes for this one though it is written otherwise.
+// foldedKey returns a key that encoding/json, and with it most plugins, takes for key although its case differs.
 func foldedKey(m map[string]any, key string) string {
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		if k != key && strings.EqualFold(k, key) {
@@ -389,8 +391,8 @@ func typeOf(p map[string]any) string {
 	return t
 }
 
-// Stayput returns the configuration that the first main plugin with stayput as its IPAM plugin hands on to it, as far as
-// the file has it: flannel adds the ranges at ADD. It is nil if there is no such plugin.
+// Stayput returns the configuration that stayput is given by the first plugin that names it, as far as the file has it:
+// flannel adds the ranges at ADD. It returns nil if no plugin names stayput, and an error of Parse.
 func (c *Conf) Stayput() (*Config, error) {
 	for _, p := range pluginsOf(c.list) {
 		if ipamType(p) != Type {
@@ -415,7 +417,7 @@ func (c *Conf) Stayput() (*Config, error) {
 	return nil, nil
 }
 
-// WithoutAnnotations reports whether a main plugin has stayput as its IPAM plugin but is not given the pods' annotations.
+// WithoutAnnotations reports whether a plugin names stayput but does not ask for the pods' annotations.
 func (c *Conf) WithoutAnnotations() bool {
 	return slices.ContainsFunc(pluginsOf(c.list), func(p map[string]any) bool {
 		capabilities, _, _ := object{m: p}.obj("capabilities")
@@ -423,8 +425,8 @@ func (c *Conf) WithoutAnnotations() bool {
 	})
 }
 
-// Networks returns the networks, name and data directory alone, in which an IPAM plugin that works as host-local does
-// may have addresses.
+// Networks returns the networks, with name and data directory alone, in which stayput may once have kept addresses,
+// whatever the IPAM plugin is now.
 func (c *Conf) Networks() (networks []*ledger.Network) {
 	if !validNetwork(c.Network) {
 		return nil
@@ -443,8 +445,9 @@ func ipamType(p map[string]any) string {
 	return t
 }
 
-// Delegate returns what a configuration of kind Multus hands on to: its copy of another one, or the cluster network, which
-// is a name or the path of a file in the container of multus' daemon. It returns neither if the file does not say.
+// Delegate returns what a configuration of kind Multus delegates to: a copy of another one in the same file, or the
+// cluster network, which is a name or a path in the container of multus' daemon. It returns nil and "" if the file does
+// not say.
 func (c *Conf) Delegate() (first *Conf, clusterNetwork string) {
 	plugin := pluginsOf(c.list)[0]
 	clusterNetwork, _ = plugin["clusterNetwork"].(string)
@@ -465,7 +468,7 @@ func (c *Conf) Delegate() (first *Conf, clusterNetwork string) {
 // defaultFlannelDir is where flannel's plugin keeps its notes.
 const defaultFlannelDir = "/var/lib/cni/flannel"
 
-// FlannelDirs returns the directories in which flannel's plugin notes, for each container, the configuration of its ADD.
+// FlannelDirs returns the directories in which flannel's plugin notes the configuration of each container's ADD.
 func (c *Conf) FlannelDirs() (dirs []string) {
 	for _, p := range pluginsOf(c.list) {
 		if typeOf(p) != flannelType {

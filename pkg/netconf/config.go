@@ -1,8 +1,8 @@
-// Package netconf reads CNI configurations: what a runtime hands to the IPAM plugin, and the files of its configuration
-// directory. It is the only reader, so that plugin and agent cannot disagree about a network.
+// Package netconf reads CNI configurations: the one that the IPAM plugin is given on stdin, and the files of a
+// runtime's configuration directory. It is the only reader, so that plugin and agent cannot disagree about a network.
 //
-// The plugin links it, and a pod waits for every plugin's start: standard library and pkg/ledger only, nothing that does
-// work at start-up.
+// Every start of a pod waits for the start of the plugin, which links this package: it imports only what pkg/ledger
+// does, and does nothing at start-up.
 package netconf
 
 import (
@@ -21,7 +21,7 @@ const (
 	HostLocal = "host-local"
 )
 
-// AnnotationsCapability makes the runtime hand the pod's annotations to the plugin (containerd and CRI-O know it).
+// AnnotationsCapability asks the runtime for the pod's annotations at every command (containerd, CRI-O).
 const AnnotationsCapability = "io.kubernetes.cri.pod-annotations"
 
 // ErrSyntax is wrapped by the error of Parse if the configuration is not a JSON object.
@@ -40,8 +40,9 @@ type Config struct {
 	root, ipam        object
 }
 
-// Parse decodes a plugin's configuration as far as every command needs it: the exported fields. The Config is never
-// nil, and has what could be decoded before an error.
+// Parse decodes a plugin's configuration as far as every command needs it. The Config is never nil: with an error it
+// has the fields that were decoded before. ErrSyntax means that stdin is not a JSON object; any other error names a
+// field.
 func Parse(stdin []byte) (*Config, error) {
 	c := &Config{}
 	var err error
@@ -286,8 +287,8 @@ func (c *Config) Policy() (*ledger.Policy, error) {
 	return &p, err
 }
 
-// Requested returns the addresses that the runtime asks for, from all three places that host-local knows: IP in CNI_ARGS,
-// which is fromArgs, args.cni.ips and runtimeConfig.ips.
+// Requested returns the addresses that the runtime asks for, from all three places that host-local knows: IP in
+// CNI_ARGS, which is fromArgs, args.cni.ips and runtimeConfig.ips.
 func (c *Config) Requested(fromArgs string) ([]netip.Addr, error) {
 	var out []netip.Addr
 	add := func(field, s string) error {

@@ -40,8 +40,8 @@ type Limits struct {
 	LongestRetention time.Duration
 }
 
-// Derive returns the derived configuration list for a source of kind Stock: see the drawing above. own is the derived file
-// as it is now, of which chained plugins stay, or nil.
+// Derive returns the configuration list derived from a source of kind Stock, in the form drawn above. Plugins that
+// other programs have chained to own, the derived file as it is now, stay; own may be nil.
 func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 	list := clone(source.list).(map[string]any)
 	plugins, _ := list["plugins"].([]any)
@@ -106,15 +106,15 @@ func clone(v any) any {
 	return v
 }
 
-// DerivedFrom returns the name of the file that this one was derived from; ok is false if Derive did not write it.
+// DerivedFrom returns the name of the source; ok is false if the configuration is not a derived one.
 func (c *Conf) DerivedFrom() (source string, ok bool) {
 	marker, _ := c.list[derivedKey].(map[string]any)
 	source, ok = marker["from"].(string)
 	return source, ok
 }
 
-// chained returns the plugins that another program has put into the file: their types are neither in the source that the
-// file was derived from nor in the source as it is now.
+// chained returns the plugins that other programs have added: their types are neither in the source as it was then nor
+// in types, those of the source now.
 func (c *Conf) chained(types []any) []any {
 	if c == nil {
 		return nil
@@ -134,7 +134,8 @@ func (c *Conf) chained(types []any) []any {
 	return added
 }
 
-// Same reports whether the file says what data says: programs that chain a plugin write it in their own way.
+// Same reports whether the configuration equals the one in data, whatever the formatting: programs that chain a plugin
+// have their own.
 func (c *Conf) Same(data []byte) bool {
 	if bytes.Equal(c.data, data) {
 		return true
@@ -148,8 +149,8 @@ func (c *Conf) Same(data []byte) bool {
 	return errA == nil && errB == nil && bytes.Equal(a, b)
 }
 
-// Retype changes ipam.type in the configuration of one plugin, and nothing else. It returns nil if data is none, has
-// another IPAM plugin than from, or is of another network; network "" is any.
+// Retype returns the configuration of one plugin with ipam.type changed, or nil if that is not from, the network is
+// another one, or data is not a configuration. An empty network is any.
 func Retype(data []byte, from, to, network string) []byte {
 	m, err := decode(data)
 	if err != nil {

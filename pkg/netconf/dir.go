@@ -34,13 +34,14 @@ func (d Dir) Find(name string) *Conf {
 	return d.Conf(d.Files[i])
 }
 
-// longestFile is far more than any configuration has.
+// longestFile is far more than any configuration has, in bytes.
 const longestFile = 1 << 20
 
-// ReadDir reads what runtimes read. A directory that does not exist configures nothing.
+// ReadDir reads the files that runtimes read: *.conf, *.conflist and *.json. It returns fs.ErrNotExist if there is no
+// such directory; a file that cannot be read has its error in File.Err.
 func ReadDir(path string) (Dir, error) {
 	var err error
-	for range 10 { // a file that goes between the listing and its reading is listed again
+	for range 10 { // again if a file is removed between the listing and its reading
 		var d Dir
 		if d, err = readDirOnce(path); !errors.Is(err, fs.ErrNotExist) {
 			return d, err
@@ -85,18 +86,18 @@ func readDirOnce(path string) (Dir, error) {
 			d.Files = append(d.Files, c)
 		}
 	}
-	// Listed, but removed: its mount would show an empty directory for ever.
+	// A directory that was removed: a mount of it stays empty for ever.
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		return Dir{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	if st.Nlink == 0 {
-		return Dir{}, fmt.Errorf("%s was removed and, if it is there again, is another directory than the one mounted here: restart the agent", path)
+		return Dir{}, fmt.Errorf("%s was removed; if it is back, it is not the one mounted here: restart the agent", path)
 	}
 	return d, nil
 }
 
-// readFile returns an error where the file has gone; what else is wrong with it is its own.
+// readFile returns fs.ErrNotExist if the file is gone; any other error is in File.Err.
 func readFile(path string) (File, error) {
 	f := File{Name: filepath.Base(path)}
 	info, err := os.Stat(path)

@@ -53,7 +53,7 @@ func (o object) wrong(key, expected string, v any) error {
 	return fmt.Errorf("%s: %.64s is not valid: expected %s", o.name(key), b, expected)
 }
 
-// str returns a string field, "" where it is missing or null.
+// str returns a string field, "" if it is missing or null.
 func (o object) str(key string) (string, error) {
 	v, _ := o.lookup(key)
 	if v == nil {
@@ -66,7 +66,7 @@ func (o object) str(key string) (string, error) {
 	return s, nil
 }
 
-// obj returns an object field; ok is false where it is missing or null.
+// obj returns an object field; ok is false if it is missing or null.
 func (o object) obj(key string) (sub object, ok bool, err error) {
 	v, _ := o.lookup(key)
 	if v == nil {

@@ -1,6 +1,6 @@
-// Package cniconf keeps the CNI configuration of a node: it installs the plugin's binary, and a configuration list of
-// the agent's own that names it in host-local's place. It takes both away again. No other program's file is ever written,
-// but for what flannel remembers of its containers.
+// Package cniconf keeps the CNI configuration of a node: the plugin's binary, and a configuration list of the agent's
+// own that names the plugin in host-local's place. It also removes both. Of other programs' files it changes only the
+// notes that flannel's plugin keeps of its containers.
 package cniconf
 
 import (
@@ -31,7 +31,7 @@ func (d confDir) own() (own *netconf.Conf, ours bool) {
 	return own, ours
 }
 
-// first is the first foreign configuration other than multus', which is a copy of what comes next.
+// first returns the first foreign configuration other than multus', which is a copy of the one after it.
 func (d confDir) first() *netconf.Conf {
 	for _, f := range d.Files {
 		if f.Name == ConflistName {
@@ -46,8 +46,8 @@ func (d confDir) first() *netconf.Conf {
 	return nil
 }
 
-// bypassed is multus' file where it is the runtime's but for ours, which sorts before it: pods would lose the networks
-// that multus gives them.
+// bypassed returns multus' file if the runtime would use it but for ours, which sorts before it: pods would lose the
+// networks that multus attaches. Otherwise it returns nil.
 func (d confDir) bypassed() *netconf.Conf {
 	for _, f := range d.Files {
 		if f.Name == ConflistName {
@@ -61,48 +61,49 @@ func (d confDir) bypassed() *netconf.Conf {
 	return nil
 }
 
-// State is a word for how the node's CNI configuration stands.
+// State is the state of a node's CNI configuration, also as a metric's label.
 type State string
 
 // The states.
 const (
 	StateActive      State = "active"      // the runtime uses the agent's file
-	StateByHand      State = "by-hand"     // stayput stands in somebody else's file
+	StateByHand      State = "by-hand"     // another program's file, or a person's, names stayput
 	StateStock       State = "stock"       // host-local, which could be replaced
 	StateNone        State = "none"        // no network is configured
 	StateUnsupported State = "unsupported" // addresses come from elsewhere: pods start as without stayput
 	StateBroken      State = "broken"      // the file that counts cannot be loaded
 	StateHeld        State = "held"        // the source is gone; the agent's file stays for a while
-	StateMultus      State = "multus"      // multus comes first, and it cannot be seen what it hands on to
+	StateMultus      State = "multus"      // multus comes first, and its delegate is not on this node
 	StateShadowed    State = "shadowed"    // the runtime uses another file than the agent's
-	StateConflict    State = "conflict"    // somebody else's file has the agent's name, or somebody keeps changing it
+	StateConflict    State = "conflict"    // a foreign file has the agent's name, or another program keeps changing ours
 	StateNoPlugin    State = "no-plugin"   // the plugin's binary is missing or cannot be run
 	StateError       State = "error"       // the directory cannot be read or written
 )
 
 var states = []State{
-	StateActive, StateByHand, StateStock, StateNone, StateUnsupported, StateBroken, StateHeld, StateMultus, StateShadowed, StateConflict, StateNoPlugin, StateError,
+	StateActive, StateByHand, StateStock, StateNone, StateUnsupported, StateBroken,
+	StateHeld, StateMultus, StateShadowed, StateConflict, StateNoPlugin, StateError,
 }
 
-// Good says whether addresses are kept in this state, as far as it is known.
+// Good reports whether addresses are kept in this state, as far as is known.
 func (s State) Good() bool {
 	return s == StateActive || s == StateByHand || s == StateMultus || s == StateHeld
 }
 
-// Status is how the node's CNI configuration stands.
+// Status describes a node's CNI configuration.
 type Status struct {
 	State   State  `json:"state"`
 	Message string `json:"message"`
 	ConfDir string `json:"confDir"`
-	// File is the one that the runtime uses, Network the one that pods are in.
+	// File is the one that the runtime uses, and Network the network in it.
 	File    string `json:"file,omitempty"`
 	Network string `json:"network,omitempty"`
-	// Source is what the agent's file is derived from, where there is one.
+	// Source is the file that the agent's is derived from.
 	Source string       `json:"source,omitempty"`
 	Plugin PluginStatus `json:"plugin"`
 }
 
-// status says what the runtime makes of the directory.
+// status returns what the runtime makes of the directory, as far as the files say.
 func (d confDir) status() Status {
 	if len(d.Files) == 0 {
 		return Status{State: StateNone, Message: "no network is configured"}
@@ -119,48 +120,51 @@ func (d confDir) status() Status {
 	}
 	switch {
 	case own != nil && !ours && own.Kind != netconf.ByHand:
-		return say(StateConflict, "%s has not been written by stayput, which leaves it alone: rename or remove it", ConflistName)
+		return say(StateConflict, "%s was not written by stayput: rename or remove it", ConflistName)
 	case ours && c.File == ConflistName && d.bypassed() != nil:
-		return say(StateUnsupported, "%s comes before %s, and takes the networks from pods that multus gives them: remove it", ConflistName, d.bypassed().File)
+		return say(StateUnsupported, "%s sorts before %s, so pods lose the networks that multus attaches: remove it",
+			ConflistName, d.bypassed().File)
 	case ours && c.File == ConflistName:
 		return say(StateActive, "%s, derived from %s", ConflistName, s.Source)
 	case c.Kind == netconf.Multus:
 		return d.throughMultus(s, c, ours)
 	case ours && c.Kind != netconf.ByHand:
-		return say(StateShadowed, "%s sorts before %s, so that the runtime uses it: rename it", c.File, ConflistName)
+		return say(StateShadowed, "%s sorts before %s, so the runtime uses it: rename it", c.File, ConflistName)
 	}
 	switch c.Kind {
 	case netconf.Broken:
 		return say(StateBroken, "%s: %s", c.File, c.Why)
 	case netconf.ByHand:
-		return say(StateByHand, "%s has stayput in it", c.File)
+		return say(StateByHand, "%s names stayput", c.File)
 	case netconf.Stock:
-		return say(StateStock, "%s gives addresses by host-local", c.File)
+		return say(StateStock, "%s uses host-local", c.File)
 	}
 	return say(StateUnsupported, "%s: %s", c.File, c.Why)
 }
 
-// throughMultus says what is known of the network that multus hands on to. It is never edited.
+// throughMultus returns the status of the network that multus delegates to. Its file is never edited.
 func (d confDir) throughMultus(s Status, c *netconf.Conf, ours bool) Status {
-	const again = "multus copies the first configuration when it starts: restart its pod on this node"
+	const restart = "multus copies the first configuration when it starts: restart its pod on this node"
 	first, network := c.Delegate()
 	if first == nil {
 		s.State = StateMultus
 		if strings.Contains(network, "/") {
 			return d.throughFile(s, c, filepath.Base(network), ours)
 		} else if network != "" {
-			s.Message = fmt.Sprintf("%s hands on to the cluster network %s; whether that has stayput in it cannot be seen here", c.File, network)
+			s.Message = fmt.Sprintf("%s delegates to the cluster network %s, which is configured elsewhere", c.File, network)
 		} else {
-			s.Message = fmt.Sprintf("%s does not say what it hands on to; %s after %s was written", c.File, again, ConflistName)
+			s.Message = fmt.Sprintf("%s does not say what it delegates to; %s once %s is there", c.File, restart, ConflistName)
 		}
 		return s
 	}
 	s.Network = first.Network
 	switch {
 	case first.Kind == netconf.ByHand:
-		s.State, s.Message = StateActive, fmt.Sprintf("%s hands on to a network with stayput in it", c.File)
+		s.State, s.Message = StateActive, fmt.Sprintf("%s delegates to a network that names stayput", c.File)
 	case first.Kind == netconf.Stock && ours:
-		s.State, s.Message = StateShadowed, fmt.Sprintf("%s has a copy of a network with host-local; %s, and it copies %s", c.File, again, ConflistName)
+		s.State = StateShadowed
+		s.Message = fmt.Sprintf("%s has a copy of a network with host-local; %s, and it copies %s",
+			c.File, restart, ConflistName)
 	case first.Kind == netconf.Stock:
 		s.State, s.Message = StateStock, fmt.Sprintf("%s has a copy of a network with host-local", c.File)
 	default:
@@ -169,52 +173,55 @@ func (d confDir) throughMultus(s Status, c *netconf.Conf, ours bool) Status {
 	return s
 }
 
-// throughFile says what is known of the file that multus' daemon hands on to. It was the first one of the directory
-// when the daemon started, and is read at every ADD, by its path in the daemon's container.
+// throughFile returns the status of the file that multus' daemon delegates to. It was the first of the directory when
+// the daemon started, and the daemon reads it at every ADD.
 func (d confDir) throughFile(s Status, c *netconf.Conf, name string, ours bool) Status {
 	to := d.Find(name)
 	if to == nil {
 		s.State = StateBroken
-		s.Message = fmt.Sprintf("%s hands on to %s, which is gone; until multus' pod on this node is restarted no pod can start", c.File, name)
+		s.Message = fmt.Sprintf(
+			"%s delegates to %s, which is gone: no pod can start until multus' pod on this node is restarted", c.File, name)
 		return s
 	}
 	s.Network = to.Network
 	switch {
 	case to.Kind == netconf.ByHand:
-		s.State, s.Message = StateActive, fmt.Sprintf("%s hands on to %s, which has stayput in it", c.File, name)
+		s.State, s.Message = StateActive, fmt.Sprintf("%s delegates to %s, which names stayput", c.File, name)
 	case to.Kind == netconf.Stock && ours:
-		s.State, s.Message = StateShadowed, fmt.Sprintf("%s hands on to %s; multus takes the first configuration when it starts: restart its pod on this node, and it takes %s", c.File, name, ConflistName)
+		s.State = StateShadowed
+		s.Message = fmt.Sprintf("%s delegates to %s, the first configuration when multus started: "+
+			"restart its pod on this node, and it takes %s", c.File, name, ConflistName)
 	case to.Kind == netconf.Stock:
-		s.State, s.Message = StateStock, fmt.Sprintf("%s hands on to %s, which has host-local", c.File, name)
+		s.State, s.Message = StateStock, fmt.Sprintf("%s delegates to %s, which uses host-local", c.File, name)
 	case to.Kind == netconf.Broken:
-		s.State, s.Message = StateBroken, fmt.Sprintf("%s hands on to %s: %s", c.File, name, to.Why)
+		s.State, s.Message = StateBroken, fmt.Sprintf("%s delegates to %s: %s", c.File, name, to.Why)
 	default:
-		s.State, s.Message = StateUnsupported, fmt.Sprintf("%s hands on to %s: %s", c.File, name, to.Why)
+		s.State, s.Message = StateUnsupported, fmt.Sprintf("%s delegates to %s: %s", c.File, name, to.Why)
 	}
 	return s
 }
 
-// plan is what to do about the agent's file. Nothing, where both are zero.
+// plan is what to do about the agent's file: nothing if it neither writes nor removes.
 type plan struct {
 	write  []byte
 	remove bool
-	status *Status       // what to say instead of what the directory says
-	again  time.Duration // when to look again, though nothing has changed
+	status *Status       // instead of the directory's
+	again  time.Duration // when to decide again though nothing has changed
 }
 
-// memory is what the keeper remembers from one look at the directory to the next.
+// memory is what decide remembers from one time to the next.
 type memory struct {
-	known map[string]bool // the files when the source was last there, or that were there at the first look
-	gone  time.Duration   // CLOCK_BOOTTIME when the source was first seen to be missing; 0: it is there
+	known map[string]bool // the files when the source was last there, or at first
+	gone  time.Duration   // CLOCK_BOOTTIME when the source was first found missing; 0: it is there
 }
 
-// sourceHold is how long the agent's file outlives the file that it is derived from. Installers remove a file and
-// write it again: a container starts in between, or an image is pulled first. Taking ours away meanwhile would
-// let pods start on host-local between the return of theirs and of ours.
+// sourceHold is how long the agent's file outlives its source. Installers remove a file and write it again, with a
+// container's start or an image's download in between. Were ours removed meanwhile, pods would start on host-local
+// between the return of theirs and of ours.
 const sourceHold = 10 * time.Minute
 
-// decide compares the directory with what should be there. It acts only on what is definite: a file that cannot
-// be loaded may be half written, and one that has vanished may come back.
+// decide compares the directory with what should be there. It acts only on what is definite: a broken file may be half
+// written, and one that has vanished may come back.
 func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 	own, ours := d.own()
 	if own != nil && !ours {
@@ -226,8 +233,8 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 		p := plan{remove: own != nil}
 		if d.throughMultus(Status{}, c, false).State != StateActive {
 			p.status = &Status{State: StateUnsupported, Message: fmt.Sprintf(
-				"%s sorts after %s, which would take the networks from pods that multus gives them: rename it to 00-multus.conf, or write \"stayput\" by hand where it hands on to",
-				c.File, ConflistName)}
+				"%s sorts after %s, so pods would lose the networks that multus attaches: "+
+					"rename it to 00-multus.conf, or name stayput in its delegate by hand", c.File, ConflistName)}
 		}
 		return p
 	}
@@ -235,8 +242,9 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 		*m = memory{}
 	} else if source, _ := own.DerivedFrom(); d.held(source, first, m, now) {
 		return plan{
-			again:  max(sourceHold-(now-m.gone), time.Second),
-			status: &Status{State: StateHeld, Message: fmt.Sprintf("%s is gone; %s stays for %s, should it come back; remove %[2]s to end that now", source, ConflistName, sourceHold)},
+			again: max(sourceHold-(now-m.gone), time.Second),
+			status: &Status{State: StateHeld, Message: fmt.Sprintf(
+				"%s is gone; %s stays for %s in case it returns; remove %[2]s to end that now", source, ConflistName, sourceHold)},
 		}
 	}
 	switch {
@@ -249,12 +257,14 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 		if own == nil {
 			return plan{}
 		}
-		return plan{status: &Status{State: StateBroken, Message: fmt.Sprintf("%s cannot be loaded, %s stays as it is: %s", first.File, ConflistName, first.Why)}}
+		return plan{status: &Status{State: StateBroken, Message: fmt.Sprintf(
+			"%s cannot be loaded, %s stays as it is: %s", first.File, ConflistName, first.Why)}}
 	case first.File < ConflistName:
 		// Ours would not be used.
 		return plan{remove: own != nil, status: &Status{
-			State:   StateShadowed,
-			Message: fmt.Sprintf("%s sorts before %s, so that the runtime would use it: rename it to sort later", first.File, ConflistName),
+			State: StateShadowed,
+			Message: fmt.Sprintf("%s sorts before %s, so the runtime would use it: rename it to sort later",
+				first.File, ConflistName),
 		}}
 	}
 	data, err := netconf.Derive(first, l, own)
@@ -267,8 +277,8 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 	return plan{write: data}
 }
 
-// held says whether the agent's file is to stay because its source has vanished a short while ago. A file that has
-// appeared since is news, and ends it; one that lay there all along is not.
+// held reports whether the agent's file stays because its source vanished less than sourceHold ago. A file that has
+// appeared since ends that; one that lay there all along does not.
 func (d confDir) held(source string, first *netconf.Conf, m *memory, now time.Duration) bool {
 	names := map[string]bool{}
 	for _, f := range d.Files {

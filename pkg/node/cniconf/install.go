@@ -25,19 +25,19 @@ import (
 // PluginName is the file name of the plugin, which is its type in a CNI configuration.
 const PluginName = netconf.Type
 
-// pluginPackage is the main package of the plugin, by which its binary is known.
+// pluginPackage is the main package of the plugin, which identifies its binary.
 const pluginPackage = "github.com/stayput/stayput/cmd/stayput"
 
-// PluginStatus is how the plugin's binary stands.
+// PluginStatus describes the plugin's binary.
 type PluginStatus struct {
 	Path      string `json:"path"`
 	Installed bool   `json:"installed"`
 	Version   string `json:"version,omitempty"`
-	// Problem is why it is not there, cannot be run, or is not the one that the agent brings.
+	// Problem is why the binary is missing, cannot be run, or is not the agent's own.
 	Problem string `json:"problem,omitempty"`
 }
 
-// inspectPlugin looks at the binary without running it.
+// inspectPlugin describes the binary without running it.
 func inspectPlugin(binDir string) PluginStatus {
 	s := PluginStatus{Path: filepath.Join(binDir, PluginName)}
 	info, err := buildinfo.ReadFile(s.Path)
@@ -60,9 +60,9 @@ func inspectPlugin(binDir string) PluginStatus {
 // installer keeps the plugin's binary in place.
 type installer struct {
 	source, dir string
-	tried       fileID // the binary that was last run
-	answered    error  // what became of that
-	same        [2]fileID
+	tried       fileID    // the binary that was last run
+	answered    error     // what became of that
+	same        [2]fileID // source and target when their content was last the same
 }
 
 // fileID tells one content of a file from another without reading it.
@@ -82,21 +82,21 @@ func statFile(path string) (fileID, error) {
 
 func (i *installer) target() string { return filepath.Join(i.dir, PluginName) }
 
-// usable is what is known of the binary that is in place.
-type usable int
+// pluginState is what is known of the binary that is in place.
+type pluginState int
 
 const (
-	unknown usable = iota
-	yes
-	no // it is not there, or it cannot be run
+	pluginUnknown pluginState = iota
+	pluginRuns
+	pluginFails // it is missing, or cannot be run
 )
 
-// ensure puts the binary in place unless it is there already. It replaces a whole file by a whole file that has
-// been seen to run; the old one may be running meanwhile. With an error an older one may still be usable.
-func (i *installer) ensure(ctx context.Context) (usable, error) {
+// ensure puts the binary in place unless it is there already, and tries it first: the old one may be running meanwhile.
+// With an error an older one may still run.
+func (i *installer) ensure(ctx context.Context) (pluginState, error) {
 	err := i.install(ctx)
-	u, runErr := i.try(ctx)
-	return u, errors.Join(err, runErr)
+	state, runErr := i.try(ctx)
+	return state, errors.Join(err, runErr)
 }
 
 func (i *installer) install(ctx context.Context) error {
@@ -120,7 +120,8 @@ func (i *installer) install(ctx context.Context) error {
 			return err
 		}
 		defer source.Close()
-		f := atomicfile.File{Path: i.target(), Mode: 0o755, Accept: func(temp string) error { return answersVersion(ctx, temp) }}
+		f := atomicfile.File{Path: i.target(), Mode: 0o755}
+		f.Accept = func(temp string) error { return answersVersion(ctx, temp) }
 		if err := f.Write(source); err != nil {
 			return err
 		}
@@ -167,19 +168,19 @@ func sameContent(a, b string) (bool, error) {
 			}
 		}
 		if errA != nil {
-			return true, nil // as much was read of both, so that both have ended
+			return true, nil // both have ended
 		}
 	}
 }
 
-// try runs the binary once for each content that it has.
-func (i *installer) try(ctx context.Context) (usable, error) {
+// try runs the binary once for each content.
+func (i *installer) try(ctx context.Context) (pluginState, error) {
 	id, err := statFile(i.target())
 	if errors.Is(err, fs.ErrNotExist) {
-		return no, err
+		return pluginFails, err
 	}
 	if err != nil {
-		return unknown, err
+		return pluginUnknown, err
 	}
 	if id != i.tried {
 		err := answersVersion(ctx, i.target())
@@ -187,19 +188,19 @@ func (i *installer) try(ctx context.Context) (usable, error) {
 			err = fmt.Errorf("%s: %w", i.target(), err)
 		}
 		if errors.Is(err, errNoAnswer) {
-			return unknown, err
+			return pluginUnknown, err
 		}
 		i.tried, i.answered = id, err
 	}
 	if i.answered != nil {
-		// What it lacks may be outside of it: a mount with noexec, a right.
+		// The reason may lie outside of the file, such as a mount with noexec: try again next time.
 		i.tried = fileID{}
-		return no, i.answered
+		return pluginFails, i.answered
 	}
-	return yes, nil
+	return pluginRuns, nil
 }
 
-// errNoAnswer: it was not the plugin that failed, or that is not known.
+// errNoAnswer says that it is not known whether the plugin runs.
 var errNoAnswer = errors.New("no answer")
 
 const versionTimeout = 30 * time.Second
@@ -225,7 +226,8 @@ func answersVersion(ctx context.Context, path string) error {
 			case <-time.After(10 * time.Millisecond):
 			}
 			continue
-		case errors.As(err, &exit) && exit.Exited(), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOEXEC):
+		case errors.As(err, &exit) && exit.Exited(), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist),
+			errors.Is(err, syscall.ENOEXEC):
 			return fmt.Errorf("it cannot be run: %w", cause(err))
 		case err != nil: // killed, or the machine is out of processes or memory
 			return fmt.Errorf("it does not answer VERSION: %w: %w", errNoAnswer, cause(err))
@@ -236,6 +238,7 @@ func answersVersion(ctx context.Context, path string) error {
 	}
 }
 
+// cause returns the system's error number in err, or err if there is none.
 func cause(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {

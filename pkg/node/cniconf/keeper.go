@@ -27,29 +27,29 @@ import (
 type Options struct {
 	ConfDir, BinDir string // of the runtime
 
-	// Install has the keeper install Plugin in BinDir and keep its own file in ConfDir; otherwise it only looks.
+	// Install has the keeper install Plugin in BinDir and keep its own file in ConfDir; otherwise it only observes.
 	Install bool
 	Plugin  string
 
-	// These go into the file; zero is left out.
+	// Limits of the plugin, which go into the file. Zero is left out.
 	StateDir         string
 	PromisedShare    float64
 	LongestRetention time.Duration
 
-	// Interval is the longest time between two looks, jittered.
+	// Interval is the longest time between two observations, jittered.
 	Interval time.Duration
 
 	Clock ledger.Clock
 	// Runtime asks the runtime for its CNI configuration.
 	Runtime func(context.Context) (Runtime, error)
-	// Publish is given an Event for every change that lasts, and Wrote is called after every write of the file.
+	// Publish is called with an Event for every change that lasts, and Wrote after every write of the file.
 	Publish  func(ledger.Event)
 	Wrote    func()
 	Log      *slog.Logger
 	Registry prometheus.Registerer
 }
 
-// Runtime is what the runtime says about its CNI configuration. A zero field it does not say.
+// Runtime is what the runtime says about its CNI configuration. It does not say the zero fields.
 type Runtime struct {
 	ConfDir    string
 	BinDirs    []string
@@ -62,11 +62,11 @@ const (
 	EventNotConfigured ledger.EventReason = "CNINotConfigured"
 )
 
-// Keeper keeps the plugin's binary and the agent's conflist in place, see conflist.go for what that is. Nobody
-// else's file is ever written. It is the only one that writes; it runs in one goroutine, but for the status.
+// Keeper keeps the plugin's binary and the agent's file in place. It runs in one goroutine; Status and Line may be
+// called from any.
 type Keeper struct {
 	o       Options
-	install *installer // nil: it only looks
+	install *installer // nil: it only observes
 	limits  netconf.Limits
 	memory  memory
 	writes  *rate.Limiter
@@ -75,24 +75,24 @@ type Keeper struct {
 	runtime   *Runtime // as it last answered; nil: never
 	runtimeAt time.Time
 
-	said  Status    // last
-	since time.Time // when the state became what it is
+	reported Status    // last
+	since    time.Time // when the state became what it is
 
 	mu     sync.Mutex
 	status Status
 }
 
 const (
-	// keepSoon is when a look that failed is repeated.
+	// keepSoon is the wait after a failure.
 	keepSoon = 10 * time.Second
-	// lasting is for how long a state has to last that installers go through: half a file, and none.
+	// lasting is how long a state that installers go through (half a file, and none) lasts before it is reported.
 	lasting = 10 * time.Second
-	// keepPause is between two looks, however often files change.
+	// keepPause is the least wait, however often files change.
 	keepPause = 100 * time.Millisecond
-	// pollEvery is how often directories are looked at that cannot be watched.
+	// pollEvery is the longest wait if a directory cannot be watched.
 	pollEvery = 2 * time.Second
-	// Each write makes the runtime load its configuration, which makes CNI calls wait: a fight with another program
-	// over the file must not become one with the runtime.
+	// Each write makes the runtime load its configuration, and CNI calls wait for that: a fight with another program
+	// over the file must not stall the runtime.
 	writeEvery, writeBurst = time.Minute, 10
 )
 
@@ -104,13 +104,16 @@ type metrics struct {
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		config: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "stayput_agent_cni_config", Help: "How the node's CNI configuration stands: 1 for the state it is in, 0 for all others.",
+			Name: "stayput_agent_cni_config",
+			Help: "State of the node's CNI configuration: 1 for the current state, 0 for all others.",
 		}, []string{"state"}),
 		writes: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "stayput_agent_cni_config_writes_total", Help: "Times the agent wrote or removed its CNI configuration, each of which makes the runtime load it.",
+			Name: "stayput_agent_cni_config_writes_total",
+			Help: "Writes and removals of the agent's CNI configuration, each of which makes the runtime reload.",
 		}),
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "stayput_agent_cni_config_errors_total", Help: "Looks at the CNI configuration or the plugin's binary that failed, whole or in part.",
+			Name: "stayput_agent_cni_config_errors_total",
+			Help: "Failures to read or write the CNI configuration or the plugin's binary.",
 		}),
 	}
 	r.MustRegister(m.config, m.writes, m.errors)
@@ -129,13 +132,15 @@ func New(o Options) *Keeper {
 	return k
 }
 
-// Run looks whenever a file has changed, and by the clock, until ctx is done. Each look is made inside of guard.
-func (k *Keeper) Run(ctx context.Context, guard func(look func())) {
+// Run observes, and writes, whenever a file has changed and at least once per interval, until ctx is done. It calls
+// guard for each time.
+func (k *Keeper) Run(ctx context.Context, guard func(observe func())) {
 	var changes <-chan fsnotify.Event
 	var lost <-chan error
 	watch, err := fsnotify.NewBufferedWatcher(64)
 	if err != nil {
-		k.o.Log.Warn("No inotify: the CNI configuration is looked at every so often instead; raise fs.inotify.max_user_instances", "every", pollEvery, "err", err)
+		k.o.Log.Warn("No inotify, polling the CNI configuration: raise fs.inotify.max_user_instances",
+			"every", pollEvery, "err", err)
 	} else {
 		defer watch.Close()
 		changes, lost = watch.Events, watch.Errors
@@ -162,7 +167,7 @@ func (k *Keeper) Run(ctx context.Context, guard func(look func())) {
 		}
 		watched := k.follow(watch)
 		var again time.Duration
-		guard(func() { again = k.look(ctx) })
+		guard(func() { again = k.observe(ctx) })
 		wait := k.o.Interval*9/10 + rand.N(k.o.Interval/5+1)
 		if again > 0 {
 			wait = min(wait, again)
@@ -178,8 +183,8 @@ func (k *Keeper) Run(ctx context.Context, guard func(look func())) {
 	}
 }
 
-// follow watches the directories. It is false if one cannot be watched, such as one that does not exist yet. A directory
-// that was removed and made again has lost its watch; adding one twice costs nothing.
+// follow watches the directories and reports whether it could: not one that does not exist yet, say. A directory that
+// was removed and made again has lost its watch; adding one twice costs nothing.
 func (k *Keeper) follow(watch *fsnotify.Watcher) bool {
 	if watch == nil {
 		return false
@@ -191,20 +196,20 @@ func (k *Keeper) follow(watch *fsnotify.Watcher) bool {
 	return all
 }
 
-// Status is how the node's CNI configuration stood when the keeper last looked.
+// Status returns what the keeper last observed, zero before the first time.
 func (k *Keeper) Status() Status {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.status
 }
 
-// Inspect looks at the node's CNI configuration as it is on disk, without a keeper.
+// Inspect returns the status of the CNI configuration on disk, without a keeper.
 func Inspect(confDir, binDir string) Status {
 	s := InspectFiles(confDir, binDir)
 	return s.withoutPlugin()
 }
 
-// InspectFiles is Inspect for somebody who cannot see whether the plugin is there.
+// InspectFiles is Inspect without a judgement about the plugin, for a caller that may not see BinDir.
 func InspectFiles(confDir, binDir string) Status {
 	dir, err := readConfDir(confDir)
 	s := dir.status()
@@ -216,14 +221,14 @@ func InspectFiles(confDir, binDir string) Status {
 	return s
 }
 
-// Degraded begins what Line says of a node on which addresses are not kept.
+// Degraded begins the Line of a node on which addresses are not kept.
 const Degraded = "degraded: "
 
-// Line is what /readyz says.
+// Line returns the status as a line of /readyz.
 func (k *Keeper) Line() string {
 	s := k.Status()
 	if s.State == "" {
-		return "not looked at yet"
+		return "not observed yet"
 	}
 	line := string(s.State) + ": " + s.Message
 	if s.Plugin.Problem != "" && s.State != StateNoPlugin && k.install != nil {
@@ -235,16 +240,18 @@ func (k *Keeper) Line() string {
 	return line
 }
 
-// withoutPlugin is the status in view of the binary: a configuration that names a missing plugin starts no pod.
+// withoutPlugin returns the status in view of the binary: with a configuration that names a missing plugin no pod
+// starts.
 func (s Status) withoutPlugin() Status {
 	if !s.Plugin.Installed && (s.State == StateActive || s.State == StateByHand) {
-		s.State, s.Message = StateNoPlugin, fmt.Sprintf("%s: %s; no pod can start on this node", s.Plugin.Path, s.Plugin.Problem)
+		s.State = StateNoPlugin
+		s.Message = fmt.Sprintf("%s: %s; no pod can start on this node", s.Plugin.Path, s.Plugin.Problem)
 	}
 	return s
 }
 
-// look keeps the files and says what has changed, once.
-func (k *Keeper) look(ctx context.Context) (again time.Duration) {
+// observe keeps the files and reports what has changed, once.
+func (k *Keeper) observe(ctx context.Context) (again time.Duration) {
 	s, again, err := k.keep(ctx)
 	if ctx.Err() != nil {
 		return 0
@@ -265,7 +272,8 @@ func (k *Keeper) look(ctx context.Context) (again time.Duration) {
 	}
 	if s.State != was.State {
 		k.since = time.Now()
-	} else if s == k.said {
+	}
+	if s == k.reported {
 		return again
 	}
 	if left := lasting - time.Since(k.since); left > 0 && (s.State == StateBroken || s.State == StateHeld) {
@@ -274,36 +282,34 @@ func (k *Keeper) look(ctx context.Context) (again time.Duration) {
 		}
 		return min(again, left)
 	}
-	was, k.said = k.said, s
-	if s == was {
-		return again
-	}
-	attrs := []any{"state", s.State, "message", s.Message, "file", s.File, "network", s.Network, "source", s.Source, "plugin", s.Plugin.Version, "problem", s.Plugin.Problem}
-	if k.install == nil {
-		k.o.Log.Info("CNI configuration", attrs...)
-		return again
-	}
+	k.report(s, k.reported)
+	k.reported = s
+	return again
+}
+
+// report logs a changed status, and publishes an Event if this node's configuration is the keeper's business.
+func (k *Keeper) report(s, was Status) {
 	good := s.State.Good() && s.Plugin.Problem == ""
-	if good {
-		k.o.Log.Info("CNI configuration", attrs...)
-	} else {
-		k.o.Log.Warn("CNI configuration", attrs...)
+	level := slog.LevelInfo
+	if k.install != nil && !good {
+		level = slog.LevelWarn
 	}
-	if s.State == was.State && s.Message == was.Message || s.State == StateNone {
-		return again
+	k.o.Log.Log(context.Background(), level, "CNI configuration", "state", s.State, "message", s.Message, "file", s.File,
+		"network", s.Network, "source", s.Source, "plugin", s.Plugin.Version, "problem", s.Plugin.Problem)
+	if k.install == nil || s.State == was.State && s.Message == was.Message || s.State == StateNone {
+		return
 	}
 	e := ledger.Event{Reason: EventConfigured, Message: fmt.Sprintf("CNI configuration: %s: %s", s.State, s.Message)}
 	if !good {
 		e.Reason = EventNotConfigured
 	}
 	k.o.Publish(e)
-	return again
 }
 
-// keep makes the files what they should be. What cannot be read or written is left as it is, and tried again.
+// keep makes the files what they should be. What cannot be read or written stays as it is until again.
 func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err error) {
 	var did plan
-	ready := unknown
+	ready := pluginUnknown
 	var pluginErr error
 	if k.install != nil {
 		// The plugin first: a conflist that names a missing one breaks every pod.
@@ -311,7 +317,7 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 		if pluginErr == nil {
 			pluginErr = atomicfile.Sweep(k.install.dir)
 		}
-		did, err = k.settle(ready, k.misfit(ctx))
+		did, err = k.write(ready, k.misfit(ctx))
 	}
 	dir, readErr := readConfDir(k.o.ConfDir)
 	if err = errors.Join(err, readErr); err != nil {
@@ -324,12 +330,12 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 	if pluginErr != nil {
 		s.Plugin.Problem = pluginErr.Error()
 	}
-	if ready == no && s.State != StateError && s.State != StateUnsupported && s.State != StateNone {
+	if ready == pluginFails && s.State != StateError && s.State != StateUnsupported && s.State != StateNone {
 		s.State, s.Message = StateNoPlugin, s.Plugin.Problem
 	}
 	s = s.withoutPlugin()
 	if k.install == nil && s.State == StateActive && s.Source != "" {
-		s.Message += ", which --install-cni was for: without it nobody follows the changes of that"
+		s.Message += ", whose changes are not followed without --install-cni"
 	}
 	s.Message, s.Plugin.Problem = oneLine(s.Message), oneLine(s.Plugin.Problem)
 	err = errors.Join(err, pluginErr)
@@ -338,23 +344,22 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 	} else if did.again > 0 {
 		again = did.again
 	} else if did.write != nil {
-		again = keepSoon // for what an ADD leaves that was under way
+		again = keepSoon // for the note of an ADD that was under way
 	}
-	if ready == yes && s.State == StateActive {
-		// What cannot be done now is done at the next look, or is reported by the pod's DEL.
+	if ready == pluginRuns && s.State == StateActive {
 		if err := retypeFlannel(dir, netconf.HostLocal, netconf.Type, s.Network); err != nil {
-			k.o.Log.Warn("Cannot change what flannel remembers of its containers", "err", err)
+			k.o.Log.Warn("Cannot change flannel's notes of its containers", "err", err)
 			again = keepSoon
 		}
 	}
 	return s, again, err
 }
 
-// oneLine is what several errors say.
+// oneLine returns joined errors as one line.
 func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 
-// misfit is why the agent's file would do harm, or nothing, with the runtime as it is configured; nil where it
-// would not, or where the runtime does not say. A runtime that does not answer starts no pod either.
+// misfit returns why the agent's file would do harm, or nothing, with the runtime as it is configured. It returns nil
+// if the file fits, or the runtime does not say.
 func (k *Keeper) misfit(ctx context.Context) *Status {
 	if k.runtime == nil || time.Since(k.runtimeAt) > k.o.Interval {
 		r, err := k.o.Runtime(ctx)
@@ -362,20 +367,24 @@ func (k *Keeper) misfit(ctx context.Context) *Status {
 		if err == nil {
 			k.runtime = &r
 		} else {
-			k.o.Log.Debug("The runtime does not say where it looks for CNI", "err", err)
+			k.o.Log.Debug("Cannot ask the runtime for its CNI configuration", "err", err)
 		}
 	}
 	if k.runtime == nil {
 		return nil
 	}
 	r := k.runtime
+	inUse := func(binDir string) bool { return sameDir(binDir, k.install.dir) }
 	switch {
 	case r.ConfDir != "" && !sameDir(r.ConfDir, k.o.ConfDir):
-		return &Status{State: StateError, Message: fmt.Sprintf("the runtime reads %s: expected --cni-conf-dir to be that", r.ConfDir)}
-	case len(r.BinDirs) > 0 && !slices.ContainsFunc(r.BinDirs, func(dir string) bool { return sameDir(dir, k.install.dir) }):
-		return &Status{State: StateNoPlugin, Message: fmt.Sprintf("the runtime runs the plugins of %s: expected --cni-bin-dir to be that", strings.Join(r.BinDirs, " and "))}
+		return &Status{State: StateError, Message: fmt.Sprintf("the runtime reads %s: set --cni-conf-dir to that", r.ConfDir)}
+	case len(r.BinDirs) > 0 && !slices.ContainsFunc(r.BinDirs, inUse):
+		return &Status{State: StateNoPlugin, Message: fmt.Sprintf(
+			"the runtime runs the plugins of %s: set --cni-bin-dir to that", strings.Join(r.BinDirs, " and "))}
 	case r.MaxConfNum != nil && *r.MaxConfNum != 1:
-		return &Status{State: StateUnsupported, Message: fmt.Sprintf("the runtime attaches pods to more than one configuration (max_conf_num = %d), so that the agent's would be one more: write \"stayput\" by hand", *r.MaxConfNum)}
+		return &Status{State: StateUnsupported, Message: fmt.Sprintf(
+			"the runtime attaches pods to more than one configuration (max_conf_num = %d), and the agent's would be one more: "+
+				"write \"stayput\" by hand", *r.MaxConfNum)}
 	}
 	return nil
 }
@@ -389,8 +398,8 @@ func sameDir(a, b string) bool {
 	return errA == nil && errB == nil && os.SameFile(infoA, infoB)
 }
 
-// settle writes or removes the agent's conflist.
-func (k *Keeper) settle(ready usable, misfit *Status) (plan, error) {
+// write writes or removes the agent's file.
+func (k *Keeper) write(ready pluginState, misfit *Status) (plan, error) {
 	dir, err := readConfDir(k.o.ConfDir)
 	if err != nil {
 		return plan{}, err
@@ -406,9 +415,9 @@ func (k *Keeper) settle(ready usable, misfit *Status) (plan, error) {
 	_, ours := dir.own()
 	path := filepath.Join(k.o.ConfDir, ConflistName)
 	switch {
-	case ready == no && ours:
+	case ready == pluginFails && ours:
 		p.remove, p.write = true, nil
-	case ready != yes:
+	case ready != pluginRuns:
 		p.write = nil
 	}
 	switch {
@@ -421,9 +430,9 @@ func (k *Keeper) settle(ready usable, misfit *Status) (plan, error) {
 	}
 	switch {
 	case p.write != nil && k.writes.Tokens() < 1:
-		return plan{again: writeEvery, status: &Status{
-			State: StateConflict, Message: fmt.Sprintf("%s was written %d times in a short while: another program keeps changing or removing it", ConflistName, writeBurst),
-		}}, nil
+		return plan{again: writeEvery, status: &Status{State: StateConflict, Message: fmt.Sprintf(
+			"%s was written %d times in a short while: another program keeps changing or removing it",
+			ConflistName, writeBurst)}}, nil
 	case p.write != nil:
 		if err := (atomicfile.File{Path: path, Mode: 0o644}).Write(bytes.NewReader(p.write)); err != nil {
 			return plan{}, err
@@ -431,7 +440,7 @@ func (k *Keeper) settle(ready usable, misfit *Status) (plan, error) {
 		k.writes.Allow()
 		k.metrics.writes.Inc()
 		k.o.Log.Info("Wrote the CNI configuration", "file", path)
-		k.o.Wrote() // the pods that run are stayput's from now on
+		k.o.Wrote()
 	case p.remove:
 		if err := atomicfile.Remove(path); err != nil {
 			return plan{}, err

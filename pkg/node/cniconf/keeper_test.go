@@ -97,7 +97,7 @@ func (w *confWorld) remove(path ...string) {
 // look has the keeper look once and fails the test unless it is in this state then.
 func (w *confWorld) look(want State) Status {
 	w.t.Helper()
-	w.k.look(w.t.Context())
+	w.k.observe(w.t.Context())
 	s := w.k.Status()
 	if s.State != want {
 		w.t.Errorf("state %s (%s), want %s", s.State, s.Message, want)
@@ -170,7 +170,7 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	before := stat()
 	w.look(StateActive)
 	w.restart()
-	w.k.look(t.Context())
+	w.k.observe(t.Context())
 	if after := stat(); !slices.Equal(before, after) {
 		t.Errorf("%v became %v", before, after)
 	}
@@ -190,7 +190,7 @@ func TestAnAgentThatIsNotToInstallOnlyLooks(t *testing.T) {
 	}
 	w.write(ConflistName, ownOf(t, "10-pods.conflist", bridgeConf)) // from when it was to install
 	must.Do(t, exec.Command("cp", w.o.Plugin, w.bins).Run())
-	if s := w.look(StateActive); !strings.Contains(s.Message, "nobody follows") {
+	if s := w.look(StateActive); !strings.Contains(s.Message, "not followed") {
 		t.Errorf("it says %s", s.Message)
 	}
 	w.remove(w.bins, PluginName)
@@ -423,7 +423,7 @@ func TestChangesAreFollowedAsTheyHappen(t *testing.T) {
 	w := newConfWorld(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	wg.Go(func() { w.k.Run(ctx, func(look func()) { look() }) })
+	wg.Go(func() { w.k.Run(ctx, func(observe func()) { observe() }) })
 	defer wg.Wait()
 	defer cancel()
 	state := func(s State) func() bool { return func() bool { return w.k.Status().State == s } }
@@ -585,7 +585,7 @@ func TestWhatPassesIsNotAnnounced(t *testing.T) {
 	w.wantSaid(EventConfigured)
 	w.write("10-pods.conflist", "")
 	w.look(StateBroken)
-	if again := w.k.look(t.Context()); again <= 0 || again > lasting {
+	if again := w.k.observe(t.Context()); again <= 0 || again > lasting {
 		t.Errorf("it looks again after %s", again)
 	}
 	w.k.since = w.k.since.Add(-lasting)
@@ -632,7 +632,7 @@ func TestTheFirstFileWaitsForTheRuntimesWord(t *testing.T) {
 	w.runtimeErr = errors.New("the runtime is upset")
 	w.write("10-pods.conflist", bridgeConf)
 	w.look(StateStock)
-	if again := w.k.look(t.Context()); again <= 0 || again > pollEvery || w.own() != "" {
+	if again := w.k.observe(t.Context()); again <= 0 || again > pollEvery || w.own() != "" {
 		t.Errorf("it looks again after %s, and the file is\n%s", again, w.own())
 	}
 	w.runtimeErr = nil

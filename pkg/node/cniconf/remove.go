@@ -13,11 +13,11 @@ import (
 	"github.com/stayput/stayput/pkg/netconf"
 )
 
-// flannel's plugin keeps, for each container, the configuration that it was added with, and ends it with that one
-// whatever the conflist says by then: without more, containers from before would go to host-local for ever, and
-// after the plugin's removal those of stayput could not be ended.
+// retypeFlannel changes the IPAM plugin in the notes of flannel's plugin for a network, or for all if network is empty.
 //
-// retypeFlannel changes the IPAM plugin in what flannel remembers; network empty is every one.
+// That plugin notes the configuration of each container's ADD, and its DEL uses the note whatever the conflist says by
+// then: the DEL of containers from before stayput would go to host-local for ever, and after the removal of stayput's
+// plugin, that of its containers would fail.
 func retypeFlannel(d confDir, from, to, network string) error {
 	dirs := map[string]bool{}
 	for _, f := range d.Files {
@@ -47,32 +47,33 @@ func retype(dir, from, to, network string) error {
 			continue
 		}
 		if strings.HasPrefix(e.Name(), atomicfile.TempPrefix) {
-			errs = append(errs, ignoreGone(os.Remove(path)))
+			errs = append(errs, ignoreMissing(os.Remove(path)))
 			continue
 		}
 		data, err := os.ReadFile(path)
 		if err != nil {
-			errs = append(errs, ignoreGone(err))
+			errs = append(errs, ignoreMissing(err))
 			continue
 		}
 		if data = netconf.Retype(data, from, to, network); data == nil {
 			continue // being written, or another IPAM plugin's
 		}
-		errs = append(errs, ignoreGone(atomicfile.File{Path: path, Mode: 0o600, MustExist: true}.Write(bytes.NewReader(data))))
+		f := atomicfile.File{Path: path, Mode: 0o600, MustExist: true} // a DEL may remove it at any moment
+		errs = append(errs, ignoreMissing(f.Write(bytes.NewReader(data))))
 	}
 	return errors.Join(errs...)
 }
 
-func ignoreGone(err error) error {
+func ignoreMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// RemoveConflist takes the agent's file away, so that the runtime uses the one again that it was derived from. It
-// comes first when stayput is removed. A file of that name that is
-// not the agent's stays. It may be run again.
+// RemoveConflist hands the configuration back: it removes the agent's file, so that the runtime uses its source again,
+// and changes flannel's notes. removed reports whether there was one; a foreign file of that name stays. It is the
+// first step of an uninstallation, and may be repeated.
 func RemoveConflist(confDir string) (removed bool, err error) {
 	dir, err := readConfDir(confDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -82,7 +83,7 @@ func RemoveConflist(confDir string) (removed bool, err error) {
 		return false, err
 	}
 	if _, ours := dir.own(); ours {
-		if err := atomicfile.Remove(filepath.Join(confDir, ConflistName)); ignoreGone(err) != nil {
+		if err := atomicfile.Remove(filepath.Join(confDir, ConflistName)); ignoreMissing(err) != nil {
 			return false, err
 		}
 		removed = true
@@ -93,11 +94,12 @@ func RemoveConflist(confDir string) (removed bool, err error) {
 // ErrNotRemoved says that no configuration names the plugin's binary, but that it is not ours or cannot be removed.
 var ErrNotRemoved = errors.New("it stays")
 
-// RemovePlugin removes the plugin's binary. It comes last, and does nothing while a configuration names the
-// plugin: no pod could start. It may be run again.
+// RemovePlugin removes the plugin's binary, unless a configuration names the plugin: no pod could start then. removed
+// reports whether there was one; a binary that stays is ErrNotRemoved. It is the last step of an uninstallation, and
+// may be repeated.
 func RemovePlugin(confDir, binDir string) (removed bool, err error) {
 	dir, err := readConfDir(confDir)
-	if ignoreGone(err) != nil {
+	if ignoreMissing(err) != nil {
 		return false, err
 	}
 	for _, f := range dir.Files {
@@ -105,14 +107,14 @@ func RemovePlugin(confDir, binDir string) (removed bool, err error) {
 			return false, fmt.Errorf("%s names the plugin: write host-local there first", filepath.Join(confDir, f.Name))
 		}
 	}
-	if s := dir.status(); s.State == StateActive { // by a copy of the conflist
+	if s := dir.status(); s.State == StateActive { // multus has a copy of the conflist
 		return false, fmt.Errorf("%s: restart multus' pod on this node first", s.Message)
 	}
-	// Once more: an ADD that was under way when the conflist went has left its note since.
+	// Again, for the note of an ADD that was under way when the conflist went.
 	if err := retypeFlannel(dir, netconf.Type, netconf.HostLocal, ""); err != nil {
 		return false, err
 	}
-	if err := ignoreGone(atomicfile.Sweep(binDir)); err != nil {
+	if err := ignoreMissing(atomicfile.Sweep(binDir)); err != nil {
 		return false, err
 	}
 	s := inspectPlugin(binDir)
