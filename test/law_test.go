@@ -53,13 +53,13 @@ var law = []rule{
 	},
 	{
 		pkg:   "pkg/node/inspect",
-		uses:  []string{"pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/node/cri"},
+		uses:  []string{"pkg/ledger", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/node/cri"},
 		never: allClients,
 	},
 	{
 		pkg: "pkg/node",
 		uses: []string{
-			"pkg/ledger", "pkg/atomicfile", "pkg/spool", "pkg/api", "pkg/uninstall",
+			"pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
 			"pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/retainedip",
 		},
 		never: slices.Concat(allClients, []string{"pkg/home", "pkg/placement"}),
