@@ -398,9 +398,12 @@ func TestTheLayoutNamesEveryPackage(t *testing.T) {
 			}
 		}
 	}
+	folders := map[string]bool{}
 	for name := range sources(t, isProduct, "cmd", "pkg", "plugin") {
+		folders[path.Dir(name)] = true
+	}
+	for folder := range folders {
 		// Only cmd and pkg/api stand for the packages below them as well.
-		folder := path.Dir(name)
 		if strings.HasSuffix(folder, "test") {
 			continue // helpers of tests
 		}
