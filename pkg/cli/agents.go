@@ -105,7 +105,9 @@ func (a *agentPodsOf) on(ctx context.Context, node string) (*corev1.Pod, error) 
 // agentPods returns the agents' pods of one node, or of all if it is empty. Those that are being deleted come last.
 func agentPods(ctx context.Context, k client.Client, namespace, node string) ([]corev1.Pod, error) {
 	var list corev1.PodList
-	o := []client.ListOption{client.InNamespace(namespace), client.MatchingLabels{labelName: "stayput", labelComponent: "agent"}}
+	o := []client.ListOption{
+		client.InNamespace(namespace), client.MatchingLabels{labelName: "stayput", labelComponent: "agent"},
+	}
 	if node != "" {
 		o = append(o, client.MatchingFields{"spec.nodeName": node})
 	}
@@ -186,7 +188,9 @@ func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, c
 		return nil, err
 	}
 	url := core.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: agentContainer, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true}, runtime.NewParameterCodec(scheme)).URL()
+		VersionedParams(&corev1.PodExecOptions{
+			Container: agentContainer, Command: command, Stdin: stdin != nil, Stdout: true, Stderr: true,
+		}, runtime.NewParameterCodec(scheme)).URL()
 	spdy, err := remotecommand.NewSPDYExecutor(config, "POST", url)
 	if err != nil {
 		return nil, err
@@ -197,7 +201,8 @@ func (a *agentPodsOf) exec(ctx context.Context, pod *corev1.Pod, stdin []byte, c
 	}
 	var refused error
 	executor, err := remotecommand.NewFallbackExecutor(socket, spdy, func(err error) bool {
-		if failure := (*httpstream.UpgradeFailureError)(nil); errors.As(err, &failure) && apierrors.IsForbidden(failure.Cause) {
+		var failure *httpstream.UpgradeFailureError
+		if errors.As(err, &failure) && apierrors.IsForbidden(failure.Cause) {
 			refused = failure.Cause
 		}
 		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err) // as kubectl has it

@@ -187,7 +187,8 @@ func (r *Report) write(w io.Writer, all bool, most int, p paint) error {
 		say(f)
 	}
 	flush(node)
-	fmt.Fprintf(&b, "\n%d in order, %s, %s\n", r.OK, count(r.Warnings, "warning", "warnings"), count(r.Failures, "failure", "failures"))
+	fmt.Fprintf(&b, "\n%d in order, %s, %s\n", r.OK,
+		count(r.Warnings, "warning", "warnings"), count(r.Failures, "failure", "failures"))
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -40,7 +40,8 @@ func checkDefinitions(ctx context.Context, k client.Client) []Finding {
 		missing Level
 	}{{"retainedips.stayput.io", LevelFail}, {"persistentpodstates.apps.kruise.io", LevelWarn}} {
 		o := &unstructured.Unstructured{}
-		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+		o.SetAPIVersion("apiextensions.k8s.io/v1")
+		o.SetKind("CustomResourceDefinition")
 		err := k.Get(ctx, types.NamespacedName{Name: crd.name}, o)
 		switch {
 		case apierrors.IsNotFound(err):
@@ -48,7 +49,8 @@ func checkDefinitions(ctx context.Context, k client.Client) []Finding {
 		case err != nil:
 			f.unread(err)
 		case !conditionTrue(o, "Established"):
-			f.add(crd.missing, "CustomResourceDefinition "+crd.name+" is not established", "kubectl describe crd "+crd.name+" says why")
+			f.add(crd.missing, "CustomResourceDefinition "+crd.name+" is not established",
+				"kubectl describe crd "+crd.name+" says why")
 		}
 	}
 	return f.orOK("the CustomResourceDefinitions are established")
@@ -68,10 +70,13 @@ var policies = []struct {
 	missing             Level
 }{
 	{"MutatingAdmissionPolicy", home.PolicyGateAnnotated, "new pods are not gated and can start anywhere", LevelFail},
-	{"MutatingAdmissionPolicy", home.PolicyGateRecorded, "new pods with a PersistentPodState are not gated and can start anywhere", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-annotations", "only nodes refuse invalid annotations, when the pod starts", LevelWarn},
+	{"MutatingAdmissionPolicy", home.PolicyGateRecorded,
+		"new pods with a PersistentPodState are not gated and can start anywhere", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-annotations",
+		"only nodes refuse invalid annotations, when the pod starts", LevelWarn},
 	{"ValidatingAdmissionPolicy", home.PolicyUniqueTarget, "a workload can have two PersistentPodStates", LevelWarn},
-	{"ValidatingAdmissionPolicy", "stayput-controller", "the controller may change more of a pod than it needs to", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-controller",
+		"the controller may change more of a pod than it needs to", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write the RetainedIPs of other nodes", LevelFail},
 }
 
@@ -102,18 +107,19 @@ func checkPolicies(ctx context.Context, k client.Client) []Finding {
 			}
 		}
 	}
-	all := f.orOK("all admission policies are in place")
+	f.orOK("all admission policies are in place")
 	if kruise {
-		all = append(all, Finding{Level: LevelOK, Check: f.check, Text: "OpenKruise runs here and serves PersistentPodStates itself"})
+		f.add(LevelOK, "OpenKruise runs here and serves PersistentPodStates itself", "")
 	}
-	return all
+	return f.all
 }
 
 func checkLeader(ctx context.Context, k client.Client, namespace string, now time.Time) []Finding {
 	f := findings{check: "controller"}
 	var lease coordinationv1.Lease
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: home.LeaseName}, &lease)
-	todo := fmt.Sprintf("see kubectl -n %s get pods -l %s=controller. Until a controller leads, new annotated pods stay gated",
+	todo := fmt.Sprintf("see kubectl -n %s get pods -l %s=controller. "+
+		"Until a controller leads, new annotated pods stay gated",
 		namespace, labelComponent)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -143,7 +149,8 @@ func staleLease(l *coordinationv1.Lease, now time.Time) string {
 	}
 	// Twice the duration, because the holder's clock may differ from ours.
 	if age := now.Sub(l.Spec.RenewTime.Time); age > 2*time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second {
-		return fmt.Sprintf("%s renewed lease %s/%s last %s ago", holder, l.Namespace, l.Name, duration.HumanDuration(age))
+		return fmt.Sprintf("%s renewed lease %s/%s last %s ago",
+			holder, l.Namespace, l.Name, duration.HumanDuration(age))
 	}
 	return ""
 }

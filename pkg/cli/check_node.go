@@ -37,7 +37,8 @@ func findUnreachable(node *corev1.Node, err error) []Finding {
 		f.warn("the node is not Ready, so its agent cannot be asked: "+err.Error(),
 			"bring the node back. Its addresses stay kept, and pods wait for it for their home-wait")
 	case errors.Is(err, ErrNoAgent):
-		f.fail(err.Error(), "see kubectl describe daemonset stayput-agent in Stayput's namespace, and the log of the agent's pod")
+		f.fail(err.Error(),
+			"see kubectl describe daemonset stayput-agent in Stayput's namespace, and the log of the agent's pod")
 	case apierrors.IsForbidden(err):
 		f.fail(err.Error(), askForIt)
 	default:
@@ -49,7 +50,8 @@ func findUnreachable(node *corev1.Node, err error) []Finding {
 func findAgent(n *inspection.Node) []Finding {
 	f := findings{check: "agent"}
 	if n.Format > inspection.Format {
-		f.warn(fmt.Sprintf("the agent's answer has format %d, and this command understands %d", n.Format, inspection.Format),
+		f.warn(fmt.Sprintf("the agent's answer has format %d, and this command understands %d",
+			n.Format, inspection.Format),
 			"use kubectl-stayput of the agent's version")
 	}
 	a := n.Agent
@@ -57,31 +59,36 @@ func findAgent(n *inspection.Node) []Finding {
 	case a.Error != "" && a.NRI == "":
 		f.fail("the agent does not answer: "+a.Error, "see the log of its pod")
 	case a.NRI != "connected":
-		f.fail("NRI is "+a.NRI, "enable NRI in the runtime's configuration (containerd 2.0 has it on), and mount the directory of its socket "+
-			"into the agent")
+		f.fail("NRI is "+a.NRI, "enable NRI in the runtime's configuration (containerd 2.0 has it on), "+
+			"and mount the directory of its socket into the agent")
 	}
 	if a.CRI != "" && a.CRI != "ok" || n.Runtime.Error != "" {
 		f.fail("the container runtime does not answer: "+cmp.Or(n.Runtime.Error, a.CRI),
 			"see the agent's flag --cri-socket and the runtime's log. Leaked addresses are not reclaimed meanwhile")
 	}
 	if a.API != "" && a.API != "ok" {
-		f.fail("the agent does not reach the API server: "+a.API, "see the agent's log. Its RetainedIPs are out of date meanwhile")
+		f.fail("the agent does not reach the API server: "+a.API,
+			"see the agent's log. Its RetainedIPs are out of date meanwhile")
 	}
 	return f.orOK(n.Version + ", connected to NRI, CRI and the API server")
 }
 
 // cniTodo is what to do about a state of a node's CNI configuration, unless nothing needs to be done.
 var cniTodo = map[string]string{
-	"stock":       "let the agent keep the configuration (agent.cni.install in the Helm chart), or replace host-local by stayput there",
+	"stock": "let the agent keep the configuration (agent.cni.install in the Helm chart), " +
+		"or replace host-local by stayput there",
 	"none":        "install a CNI plugin that takes its addresses from host-local, such as bridge or flannel",
-	"unsupported": "Stayput can only keep the addresses of CNI plugins that take them from host-local: see docs/networks.md",
+	"unsupported": "Stayput keeps only addresses that a CNI plugin takes from host-local: see docs/networks.md",
 	"broken":      "repair the file. Until then the runtime starts no pod, or uses an older configuration",
-	"held":        "wait until the program that wrote the file writes it again, or install another CNI plugin. Until then pods get addresses as before",
-	"multus":      "make sure that the network that Multus delegates to uses stayput: once the agent's file is there, restart the Multus pod of this node",
-	"shadowed":    "rename that file so that it sorts after the agent's. If Multus made it, restart the Multus pod of this node",
-	"conflict":    "rename or remove the file that the agent leaves alone, or stop the other program that changes it",
-	"no-plugin":   "see the agent's flag --cni-bin-dir and its log",
-	"error":       "see the agent's flag --cni-conf-dir and its log",
+	"held": "wait until the program that wrote the file writes it again, or install another CNI plugin. " +
+		"Until then pods get addresses as before",
+	"multus": "make sure that the network that Multus delegates to uses stayput: " +
+		"once the agent's file is there, restart the Multus pod of this node",
+	"shadowed": "rename that file so that it sorts after the agent's. " +
+		"If Multus made it, restart the Multus pod of this node",
+	"conflict":  "rename or remove the file that the agent leaves alone, or stop the other program that changes it",
+	"no-plugin": "see the agent's flag --cni-bin-dir and its log",
+	"error":     "see the agent's flag --cni-conf-dir and its log",
 }
 
 func findCNI(n *inspection.Node) []Finding {
@@ -118,10 +125,11 @@ func findPlugin(n *inspection.Node) []Finding {
 	case p.Error != "":
 		f.fail(p.Path+": "+p.Error+": no pod can start with a CNI configuration that names it", replace)
 	case of.SHA256 != "" && of.SHA256 != p.SHA256:
-		f.warn(fmt.Sprintf("%s (version %s) is not the one that the agent brought (version %s)", p.Path, orNone(p.Version), orNone(of.Version)),
-			replace)
+		f.warn(fmt.Sprintf("%s (version %s) is not the one that the agent brought (version %s)",
+			p.Path, orNone(p.Version), orNone(of.Version)), replace)
 	case of.SHA256 == "" && p.Version != n.Build:
-		f.warn(fmt.Sprintf("%s has version %s, the agent has %s", p.Path, orNone(p.Version), orNone(n.Build)), "install the same version of both")
+		f.warn(fmt.Sprintf("%s has version %s, the agent has %s", p.Path, orNone(p.Version), orNone(n.Build)),
+			"install the same version of both")
 	}
 	return f.orOK(p.Path + " is the agent's")
 }
@@ -130,11 +138,13 @@ func findPlugin(n *inspection.Node) []Finding {
 const mostAddresses = 5
 
 // upgrade is what to do about a record of a newer version, which this one cannot read.
-const upgrade = "finish the upgrade, or install the newer version again. Until then the pods whose addresses it kept do not start here"
+const upgrade = "finish the upgrade, or install the newer version again. " +
+	"Until then the pods whose addresses it kept do not start here"
 
 func findLedger(n *inspection.Node) []Finding {
 	f := findings{check: "ledger"}
-	report := "this should never happen: keep a copy of the network's directory and of " + n.StateDir + ", and report it"
+	report := "this should never happen: keep a copy of the network's directory and of " + n.StateDir +
+		", and report it"
 	// unless returns what to do about an error, unless it is that of a newer version's record.
 	unless := func(newer bool, todo string) string {
 		if newer {
@@ -158,8 +168,8 @@ func findLedger(n *inspection.Node) []Finding {
 			named[a.State] = append(named[a.State], a.IP.String())
 		}
 		unreadable, newer := named[inspection.Unreadable], named[inspection.Newer]
-		reclaimed := fmt.Sprintf("the agent reclaims them once they have been unused for %s; its log says why if it does not",
-			duration.HumanDuration(time.Duration(n.Agent.GracePeriod)*time.Second))
+		reclaimed := fmt.Sprintf("the agent reclaims them once they have been unused for %s; "+
+			"its log says why if it does not", duration.HumanDuration(time.Duration(n.Agent.GracePeriod)*time.Second))
 		if len(unreadable) > 0 {
 			f.warn(about+"unreadable address files: "+strings.Join(firstOf(unreadable, mostAddresses), ", "), reclaimed)
 		}
@@ -177,12 +187,14 @@ func findLedger(n *inspection.Node) []Finding {
 			f.warn(about+suspicions(net.Leaks), reclaimed)
 		}
 		if len(net.Doubled) > 0 {
-			f.fail(about+suspicions(net.Doubled), "this should never happen: delete the pods that use an address without owning it, and report it")
+			f.fail(about+suspicions(net.Doubled),
+				"this should never happen: delete the pods that use an address without owning it, and report it")
 		}
 		f.room(&net)
 	}
-	return f.orOK(fmt.Sprintf("%s in %s, consistent with each other and with the runtime's %s", count(taken, "address", "addresses"),
-		count(len(n.Networks), "network", "networks"), count(n.Runtime.Sandboxes, "sandbox", "sandboxes")))
+	return f.orOK(fmt.Sprintf("%s in %s, consistent with each other and with the runtime's %s",
+		count(taken, "address", "addresses"), count(len(n.Networks), "network", "networks"),
+		count(n.Runtime.Sandboxes, "sandbox", "sandboxes")))
 }
 
 func suspicions(all []inspection.Suspicion) string {
@@ -208,10 +220,11 @@ func (f *findings) room(net *inspection.Network) {
 		about := fmt.Sprintf("network %s, range set %d: ", net.Name, i)
 		switch {
 		case used >= set.Size:
-			f.fail(fmt.Sprintf("%snone of %d addresses is free, %d are retained: no pod can start", about, set.Size, kept),
+			f.fail(about+fmt.Sprintf("none of %d addresses is free, %d are retained: no pod can start", set.Size, kept),
 				"release retained addresses (kubectl stayput release), enlarge the range, or lower promisedShare")
 		case set.Promised >= set.PromiseLimit:
-			f.warn(fmt.Sprintf("%s%d addresses are promised, of at most %d: further pods get ordinary addresses", about, set.Promised, set.PromiseLimit),
+			f.warn(about+fmt.Sprintf("%d addresses are promised, of at most %d: further pods get ordinary addresses",
+				set.Promised, set.PromiseLimit),
 				"release retained addresses (kubectl stayput release), enlarge the range, or raise promisedShare")
 		}
 	}

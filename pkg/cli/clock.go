@@ -67,7 +67,8 @@ const (
 func findClock(l looked, server interval) []Finding {
 	f := findings{check: "clock"}
 	if l.is.Clock.Error != "" {
-		f.fail(l.is.Clock.Error, "see the agent's log. Without the boot's clock nothing that this node keeps can expire")
+		f.fail(l.is.Clock.Error,
+			"see the agent's log. Without the boot's clock nothing that this node keeps can expire")
 		return f.all
 	}
 	skew := between(l.is.Clock.Wall, l.from, l.to).minus(server)

@@ -39,7 +39,9 @@ func (s *settings) complete(list completion, most int) cobra.CompletionFunc {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		all = slices.DeleteFunc(all, func(s string) bool { return !strings.HasPrefix(s, prefix) || slices.Contains(args, s) })
+		all = slices.DeleteFunc(all, func(s string) bool {
+			return !strings.HasPrefix(s, prefix) || slices.Contains(args, s)
+		})
 		slices.SortFunc(all, comparePods)
 		return slices.Compact(all), cobra.ShellCompDirectiveNoFileComp
 	}
@@ -52,7 +54,9 @@ func keptPods(ctx context.Context, c *cluster) ([]string, error) {
 
 // retainedPods lists the pods whose addresses can be released.
 func retainedPods(ctx context.Context, c *cluster) ([]string, error) {
-	return podsOf(ctx, c, func(r *stayputv1alpha1.RetainedIP) bool { return r.Status.Phase == stayputv1alpha1.PhaseRetained })
+	return podsOf(ctx, c, func(r *stayputv1alpha1.RetainedIP) bool {
+		return r.Status.Phase == stayputv1alpha1.PhaseRetained
+	})
 }
 
 func podsOf(ctx context.Context, c *cluster, has func(*stayputv1alpha1.RetainedIP) bool) (all []string, err error) {

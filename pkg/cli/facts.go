@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -49,7 +48,10 @@ const lookPatience = 15 * time.Second
 // gather reads all that is known of a pod, given its name or that of a RetainedIP.
 func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 	ns := k.namespace
-	f := &facts{now: time.Now(), namespace: ns, name: name, looks: map[string]*inspection.Node{}, lookErrors: map[string]error{}}
+	f := &facts{
+		now: time.Now(), namespace: ns, name: name,
+		looks: map[string]*inspection.Node{}, lookErrors: map[string]error{},
+	}
 	doubt := func(what string, err error) {
 		if err != nil {
 			f.unknown = append(f.unknown, what+": "+err.Error())
@@ -233,7 +235,7 @@ func (f *facts) findEvents(ctx context.Context, k client.Client) error {
 	}
 	for name := range about {
 		var list corev1.EventList
-		err := k.List(ctx, &list, client.InNamespace(f.namespace), client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("involvedObject.name", name)})
+		err := k.List(ctx, &list, client.InNamespace(f.namespace), client.MatchingFields{"involvedObject.name": name})
 		if err != nil {
 			return err
 		}

@@ -48,11 +48,13 @@ func (f *facts) successor() (pod *corev1.Pod, none string) {
 	case "ReplicaSet", "Deployment", "ReplicationController", "Job", "DaemonSet":
 		if f.template.Annotations[stayputv1alpha1.AnnotationIdentity] == "" {
 			return nil, fmt.Sprintf("%s %s creates a pod of another name, which gets nothing of this one's. "+
-				"With the annotation %s it would share its addresses.", kind, f.workload.GetName(), stayputv1alpha1.AnnotationIdentity)
+				"With the annotation %s it would share its addresses.",
+				kind, f.workload.GetName(), stayputv1alpha1.AnnotationIdentity)
 		}
 	default:
 		if wanted, known := wants(f.workload, f.name); known && !wanted {
-			return nil, fmt.Sprintf("%s %s does not want a pod of this ordinal: it is not created again until the workload is scaled up.",
+			return nil, fmt.Sprintf("%s %s does not want a pod of this ordinal: "+
+				"it is not created again until the workload is scaled up.",
 				kind, f.workload.GetName())
 		}
 	}
@@ -90,7 +92,7 @@ func (f *facts) forecast() Forecast {
 		return fc
 	}
 	if f.pod != nil && home.Annotated(f.pod.Annotations) != home.Annotated(pod.Annotations) {
-		fc.say("The pod template has changed since the pod was created. This is about a pod as it would be created now.")
+		fc.say("The pod template has changed since: this is about a pod as it would be created now.")
 	}
 	kept := f.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity])
 	d, node := home.Foresee(f.now, pod, kept, f.state, f.nodes)
@@ -112,7 +114,8 @@ func (f *facts) forecast() Forecast {
 		}
 		fc.say("Node: %s, and no other as long as it can take the pod.", name)
 		f.foretellIP(&fc, there)
-		fc.say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), then goes elsewhere with another IP.",
+		fc.say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), "+
+			"then goes elsewhere with another IP.",
 			who, patience(pod), stayputv1alpha1.AnnotationHomeWait)
 	case home.OutcomeWait:
 		fc.Node = node
@@ -122,7 +125,8 @@ func (f *facts) forecast() Forecast {
 		}
 		fc.say("Node: its home, %s, %s: %s waits for it, gated, %s, then goes elsewhere.", d.Home, d.Reason, who, wait)
 		if there != nil {
-			fc.say("IP: %s if its home is back by then, otherwise another one. The old one still expires as scheduled.", ipsOf(there))
+			fc.say("IP: %s if its home is back by then, otherwise another one. The old one still expires as scheduled.",
+				ipsOf(there))
 		}
 	case home.OutcomeElsewhere:
 		fc.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
@@ -192,7 +196,8 @@ func (f *facts) outside(r *stayputv1alpha1.RetainedIP) string {
 			}
 			for _, ip := range of.IPs {
 				if a, err := netip.ParseAddr(ip); err == nil && !inRanges(net.RangeSets, a) {
-					return fmt.Sprintf("%s is outside the ranges that network %s has on node %s now.", ip, net.Name, r.Spec.NodeName)
+					return fmt.Sprintf("%s is outside the ranges that network %s has on node %s now.",
+						ip, net.Name, r.Spec.NodeName)
 				}
 			}
 		}

@@ -99,7 +99,8 @@ func tableOf(ips []stayputv1alpha1.RetainedIP, all workloads, now time.Time) *me
 		table.Rows = append(table.Rows, metav1.TableRow{
 			Object: runtime.RawExtension{Object: r},
 			Cells: []any{
-				r.Spec.PodName, orNone(strings.Join(r.Status.IPs, ",")), r.Spec.NodeName, orNone(string(r.Status.Phase)), at, left, reason(r, all),
+				r.Spec.PodName, orNone(strings.Join(r.Status.IPs, ",")), r.Spec.NodeName,
+				orNone(string(r.Status.Phase)), at, left, reason(r, all),
 				orNone(strings.Join(networks, ",")), orNone(r.Spec.Identity), workloadName(r), orNone(r.Status.PodUID),
 			},
 		})
@@ -109,7 +110,9 @@ func tableOf(ips []stayputv1alpha1.RetainedIP, all workloads, now time.Time) *me
 
 // listOf is what kubectl prints for several objects, so that what reads it need not know how many there were.
 func listOf(ips []stayputv1alpha1.RetainedIP) runtime.Object {
-	list := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{"resourceVersion": ""}}}
+	list := &unstructured.UnstructuredList{Object: map[string]any{
+		"apiVersion": "v1", "kind": "List", "metadata": map[string]any{"resourceVersion": ""},
+	}}
 	for i := range ips {
 		o, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&ips[i])
 		if err != nil {

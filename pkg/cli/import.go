@@ -56,7 +56,8 @@ with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 || args[0] != sourceOpenKruise && args[0] != sourceSpiderpool {
-				return fmt.Errorf("SOURCE: %q is not valid: expected openkruise or spiderpool", strings.Join(firstOf(args, 1), " "))
+				return fmt.Errorf("SOURCE: %q is not valid: expected openkruise or spiderpool",
+					strings.Join(firstOf(args, 1), " "))
 			}
 			if _, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: retain}); err != nil {
 				return fmt.Errorf("--retain-ip: %w", err)
@@ -65,7 +66,8 @@ with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 			if err != nil {
 				return err
 			}
-			done, failed, err := runImport(cmd.Context(), c, args[0], args[1:], retain, yes, newProgress(cmd.ErrOrStderr()))
+			line := newProgress(cmd.ErrOrStderr())
+			done, failed, err := runImport(cmd.Context(), c, args[0], args[1:], retain, yes, line)
 			if err != nil {
 				return err
 			}
@@ -96,8 +98,8 @@ func willAct(i inspection.ImportItem) bool {
 }
 
 // runImport has every node take its share over. failed are the nodes that did not answer; done is what the others did.
-func runImport(ctx context.Context, c *cluster, source string, names []string, retain string, act bool, line *progress) (
-	done *inspection.Import, failed, err error) {
+func runImport(ctx context.Context, c *cluster, source string, names []string, retain string, act bool,
+	line *progress) (done *inspection.Import, failed, err error) {
 	defer line.done()
 	byNode := map[string][]inspection.ImportItem{} // nil: what the node finds itself
 	done = &inspection.Import{Items: []inspection.ImportItem{}}
@@ -188,7 +190,8 @@ func importTable(done *inspection.Import) *metav1.Table {
 			acted = "no"
 		}
 		table.Rows = append(table.Rows, metav1.TableRow{Cells: []any{
-			i.Namespace, i.Pod, orNone(i.Node), orNone(strings.Join(ips, ",")), orNone(i.Retention), string(i.Action), acted, i.Why,
+			i.Namespace, i.Pod, orNone(i.Node), orNone(strings.Join(ips, ",")),
+			orNone(i.Retention), string(i.Action), acted, i.Why,
 		}})
 	}
 	return table

@@ -98,12 +98,16 @@ func (d *drawing) network(n *inspection.Network) {
 				}
 			}
 		}
-		taken := counts[inspection.Bound] + counts[inspection.Retained] + counts[inspection.Newer] + counts[inspection.Unreadable]
+		var taken int64
+		for _, n := range counts {
+			taken += n
+		}
 		for _, r := range set.Ranges {
 			d.line("  %s  %s - %s", r.Subnet, r.Start, r.End)
 			d.ranged(r, n.Addresses, byIP)
 		}
-		total := fmt.Sprintf("  %d addresses: %d free, %d bound, %d retained", set.Size, set.Size-taken, counts[inspection.Bound], counts[inspection.Retained])
+		total := fmt.Sprintf("  %d addresses: %d free, %d bound, %d retained",
+			set.Size, set.Size-taken, counts[inspection.Bound], counts[inspection.Retained])
 		if c := counts[inspection.Newer]; c > 0 {
 			total += fmt.Sprintf(", %d kept by a newer version", c)
 		}

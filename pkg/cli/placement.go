@@ -18,7 +18,7 @@ func (f *facts) recorded() string {
 	}
 	of, ok := f.state.Status.PodStates[f.name]
 	if !ok {
-		return fmt.Sprintf("PersistentPodState %s has not recorded the pod: it records pods once they are Ready", f.state.Name)
+		return "PersistentPodState " + f.state.Name + " has not recorded the pod: it records pods once they are Ready"
 	}
 	last := fmt.Sprintf("PersistentPodState %s: the pod was last Ready on node %s", f.state.Name, of.NodeName)
 	if len(of.NodeTopologyLabels) > 0 {

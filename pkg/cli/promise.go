@@ -100,7 +100,8 @@ func (f *facts) promiseOf(r *stayputv1alpha1.RetainedIP) string {
 	at, left := until(r, f.now)
 	switch {
 	case r.Spec.Release:
-		return fmt.Sprintf("%s on node %s is being released: spec.release of its RetainedIP is set.", ipsOf(r), r.Spec.NodeName)
+		return fmt.Sprintf("%s on node %s is being released: spec.release of its RetainedIP is set.",
+			ipsOf(r), r.Spec.NodeName)
 	case at == stayputv1alpha1.ExpiresNever:
 		return fmt.Sprintf("%s is kept on node %s: %s.", ipsOf(r), r.Spec.NodeName, reason(r, f.workloads))
 	case left != none:
@@ -140,30 +141,35 @@ func (f *facts) whyNothing() string {
 	node := f.pod.Spec.NodeName
 	n := f.looks[node]
 	if n == nil {
-		return fmt.Sprintf("Nothing is published. The ledger of its node, which would say why, cannot be read: %v", f.lookErrors[node])
+		return fmt.Sprintf("Nothing is published. The ledger of its node, which would say why, cannot be read: %v",
+			f.lookErrors[node])
 	}
 	net, a := addressOf(n, f.pod.Status.PodIP)
 	switch {
 	case net == nil:
-		return fmt.Sprintf("Nothing: its address is not from Stayput. The CNI configuration of node %s: %s (kubectl stayput check %s)",
+		return fmt.Sprintf("Nothing: its address is not from Stayput. The CNI configuration of node %s: %s "+
+			"(kubectl stayput check %s)",
 			node, n.CNI.Message, node)
 	case a.Promise != nil:
-		return fmt.Sprintf("The ledger of node %s has the promise, but there is no RetainedIP. The agent's connection to the API server: %s",
+		return fmt.Sprintf("The ledger of node %s has the promise, but there is no RetainedIP. "+
+			"The agent's connection to the API server: %s",
 			node, cmp.Or(n.Agent.API, "it has none"))
 	}
 	for _, set := range net.RangeSets {
 		if set.Promised >= set.PromiseLimit && inRanges([]inspection.RangeSet{set}, a.IP) {
-			return fmt.Sprintf("Nothing: of network %s on node %s %d addresses are promised, of at most %d (promisedShare %g). "+
-				"The pod has an ordinary address.", net.Name, node, set.Promised, set.PromiseLimit, net.PromisedShare)
+			return fmt.Sprintf("Nothing: of network %s on node %s %d addresses are promised, of at most %d "+
+				"(promisedShare %g). The pod has an ordinary address.",
+				net.Name, node, set.Promised, set.PromiseLimit, net.PromisedShare)
 		}
 	}
-	return fmt.Sprintf("Nothing: node %s gave it an address without knowing of the annotation, which may be newer than the pod. "+
-		"Its successor gets a promise.", node)
+	return fmt.Sprintf("Nothing: node %s gave it an address without knowing of the annotation, "+
+		"which may be newer than the pod. Its successor gets a promise.", node)
 }
 
 func (f *facts) keptBy(r *stayputv1alpha1.RetainedIP) Kept {
 	k := Kept{
-		RetainedIP: r.Name, Node: r.Spec.NodeName, IPs: r.Status.IPs, Phase: string(r.Status.Phase), Why: reason(r, f.workloads),
+		RetainedIP: r.Name, Node: r.Spec.NodeName, IPs: r.Status.IPs,
+		Phase: string(r.Status.Phase), Why: reason(r, f.workloads),
 	}
 	if r.Status.Phase == stayputv1alpha1.PhaseRetained {
 		k.Until = r.Status.Expires

@@ -72,7 +72,8 @@ back, is not released.`,
 	f.StringVarP(&o.selector, "selector", "l", "", "With --all: labels of the workload's pod template, such as app=web")
 	f.BoolVarP(&o.yes, "yes", "y", false, "With --all: do not ask for confirmation")
 	f.StringVar(&o.dryRun, "dry-run", "none",
-		"One of: (none, client, server). client only prints what would be released, server also has the API server validate it")
+		"One of: (none, client, server). With client, only print what would be released;\n"+
+			"with server, the API server also validates it")
 	f.BoolVar(&o.wait, "wait", true, "Wait until the addresses are free")
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "How long to wait")
 	format.addFlags(cmd)
@@ -181,7 +182,8 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 	return errors.Join(errs...)
 }
 
-func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r *stayputv1alpha1.RetainedIP, format string) error {
+func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r *stayputv1alpha1.RetainedIP,
+	format string) error {
 	if format != "" {
 		return print.PrintObj(r, cmd.OutOrStdout())
 	}
@@ -194,7 +196,8 @@ func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r *s
 	case !o.wait:
 		done = "release requested"
 	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "retainedip.stayput.io/%s %s: %s of node %s\n", r.Name, done, ipsOf(r), r.Spec.NodeName)
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "retainedip.stayput.io/%s %s: %s of node %s\n",
+		r.Name, done, ipsOf(r), r.Spec.NodeName)
 	return err
 }
 
@@ -246,7 +249,8 @@ func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.R
 	was := *r
 	switch err := k.Patch(ctx, r, client.RawPatch(types.MergePatchType, patch), options...); {
 	case apierrors.IsConflict(err):
-		return fmt.Errorf("RetainedIP %s has changed since it was read and was not released: try again: %w", was.Name, err)
+		return fmt.Errorf("RetainedIP %s has changed since it was read and was not released: try again: %w",
+			was.Name, err)
 	case apierrors.IsNotFound(err):
 		*r = was // free already
 		return nil
@@ -319,8 +323,9 @@ func awaitOne(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedI
 }
 
 func late(r *stayputv1alpha1.RetainedIP) error {
-	return fmt.Errorf("RetainedIP %s: node %s has not freed %s in time. It will as soon as its agent runs and reaches the API server: "+
-		"see kubectl stayput check %s", r.Name, r.Spec.NodeName, ipsOf(r), r.Spec.NodeName)
+	return fmt.Errorf("RetainedIP %s: node %s has not freed %s in time. "+
+		"It will as soon as its agent runs and reaches the API server: see kubectl stayput check %s",
+		r.Name, r.Spec.NodeName, ipsOf(r), r.Spec.NodeName)
 }
 
 // isGone reports whether the object of a released address is gone, or is that of another one. With errUnknown it could
@@ -351,6 +356,7 @@ func isFree(r, now *stayputv1alpha1.RetainedIP) (bool, error) {
 	case same:
 		return false, fmt.Errorf("RetainedIP %s: %w: spec.release was unset meanwhile", r.Name, errKept)
 	}
-	return false, fmt.Errorf("RetainedIP %s: %w: the object was deleted before node %s read the request, and was published again: try again",
+	return false, fmt.Errorf("RetainedIP %s: %w: the object was deleted before node %s read the request, "+
+		"and was published again: try again",
 		r.Name, errKept, r.Spec.NodeName)
 }

@@ -36,7 +36,9 @@ type spiderEndpoint struct {
 	} `json:"status"`
 }
 
-var spiderEndpointList = schema.GroupVersionKind{Group: "spiderpool.spidernet.io", Version: "v2beta1", Kind: "SpiderEndpointList"}
+var spiderEndpointList = schema.GroupVersionKind{
+	Group: "spiderpool.spidernet.io", Version: "v2beta1", Kind: "SpiderEndpointList",
+}
 
 // spiderEndpoints returns the items for what Spiderpool keeps. Those that cannot be taken over are refused and say why.
 func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]inspection.ImportItem, error) {
@@ -44,7 +46,8 @@ func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]ins
 	list.SetGroupVersionKind(spiderEndpointList)
 	if err := k.List(ctx, &list); err != nil {
 		if meta.IsNoMatchError(err) {
-			return nil, fmt.Errorf("Spiderpool is not in this cluster: there are no SpiderEndpoints of spiderpool.spidernet.io/v2beta1 (%w)", err)
+			return nil, fmt.Errorf("Spiderpool is not in this cluster: "+
+				"there are no SpiderEndpoints of spiderpool.spidernet.io/v2beta1 (%w)", err)
 		}
 		return nil, err
 	}
@@ -59,7 +62,8 @@ func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]ins
 		if err := json.Unmarshal(b, &e); err != nil {
 			return nil, fmt.Errorf("SpiderEndpoint %s/%s: %w", o.GetNamespace(), o.GetName(), err)
 		}
-		asked := templateOrPod(ctx, k, o.GetNamespace(), o.GetName(), e.Status.OwnerControllerType, e.Status.OwnerControllerName)
+		of := e.Status
+		asked := templateOrPod(ctx, k, o.GetNamespace(), o.GetName(), of.OwnerControllerType, of.OwnerControllerName)
 		all = append(all, itemsOf(o.GetNamespace(), o.GetName(), &e, asked, retain)...)
 	}
 	return all, nil
@@ -83,10 +87,14 @@ func templateOrPod(ctx context.Context, k client.Client, ns, pod, kind, name str
 }
 
 // itemsOf returns the promises of a SpiderEndpoint, one for each interface.
-func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, retain string) (all []inspection.ImportItem) {
+func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, retain string) (
+	all []inspection.ImportItem) {
 	policy, asks, err := ledger.ParseAnnotations(annotations)
 	for _, ip := range e.Status.Current.IPs {
-		item := inspection.ImportItem{Namespace: ns, Pod: pod, Node: e.Status.Current.Node, Interface: ip.Interface, Retention: retain, IPs: []netip.Addr{}}
+		item := inspection.ImportItem{
+			Namespace: ns, Pod: pod, Node: e.Status.Current.Node,
+			Interface: ip.Interface, Retention: retain, IPs: []netip.Addr{},
+		}
 		refuse := func(format string, args ...any) {
 			if item.Action == "" {
 				item.Action, item.Why = inspection.ActionRefuse, fmt.Sprintf(format, args...)

@@ -60,8 +60,9 @@ type Kept struct {
 // story returns the story that the facts tell.
 func (f *facts) story() *Story {
 	s := &Story{
-		Namespace: f.namespace, Pod: f.name, State: f.podIs(), Asked: askedBy(f.annotations()), Promise: f.promise(), Kept: []Kept{},
-		Record: f.recorded(), Placement: f.placement(), Lives: f.lives(), Events: f.told(), IfDeleted: f.forecast(), Unknown: f.unknown,
+		Namespace: f.namespace, Pod: f.name, State: f.podIs(),
+		Asked: askedBy(f.annotations()), Promise: f.promise(), Kept: []Kept{}, Record: f.recorded(),
+		Placement: f.placement(), Lives: f.lives(), Events: f.told(), IfDeleted: f.forecast(), Unknown: f.unknown,
 	}
 	if f.pod != nil {
 		s.UID, s.Node = string(f.pod.UID), f.pod.Spec.NodeName
