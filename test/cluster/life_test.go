@@ -33,12 +33,7 @@ func ownCluster(t *testing.T, o *lab.ClusterOptions) *lab.Cluster {
 	}
 	c, err := lab.StartCluster(testContext(t), *o)
 	must.Do(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.WriteLogs(t.Output())
-		}
-		must.Do(t, c.Close())
-	})
+	must.Close(t, c)
 	return c
 }
 

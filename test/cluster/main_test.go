@@ -213,21 +213,9 @@ func ready(t *testing.T, c *lab.Cluster, namespace, name string) *corev1.Pod {
 	until(t, name+" to be Ready", func(ctx context.Context) bool {
 		var err error
 		pod, err = c.Client().CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-		return err == nil && isReady(pod)
+		return err == nil && lab.Ready(pod)
 	})
 	return pod
-}
-
-func isReady(pod *corev1.Pod) bool {
-	if pod.DeletionTimestamp != nil {
-		return false
-	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // successor returns the pod once it is Ready and another than the one before.

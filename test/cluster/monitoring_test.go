@@ -79,12 +79,7 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 		Values: map[string]any{"agent": map[string]any{"gracePeriod": "3s", "reconcileInterval": "2s"}},
 	})
 	if c != nil {
-		t.Cleanup(func() {
-			if t.Failed() {
-				c.WriteLogs(t.Output())
-			}
-			must.Do(t, c.Close())
-		})
+		must.Close(t, c)
 	}
 	must.Do(t, err)
 	p := startPrometheus(t, c)

@@ -295,7 +295,7 @@ func TestPodsComeHomeAfterARestartOfTheirKubeletAndACrashedContainerStaysWhereIt
 	crashed := before["web-0"]
 	until(t, "web-0 to be Ready again", func(context.Context) bool {
 		crashed = getPod(t, c, ns, "web-0")
-		return isReady(crashed) && crashed.Status.ContainerStatuses[0].RestartCount == 1
+		return lab.Ready(crashed) && crashed.Status.ContainerStatuses[0].RestartCount == 1
 	})
 	if crashed.UID != before["web-0"].UID {
 		t.Error("it is another pod")

@@ -161,7 +161,7 @@ func deployed(t *testing.T, c *lab.Cluster, ns, name string, n int, before []*co
 		pods = nil
 		for i := range list.Items {
 			pod := &list.Items[i]
-			if isReady(pod) && !slices.ContainsFunc(before, func(b *corev1.Pod) bool { return b.UID == pod.UID }) {
+			if lab.Ready(pod) && !slices.ContainsFunc(before, func(b *corev1.Pod) bool { return b.UID == pod.UID }) {
 				pods = append(pods, pod)
 			}
 		}

@@ -609,7 +609,7 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	comesTo(t, c, ns, "web", "to record the pod", recordsAll(1))
 	home := first.Spec.NodeName
 	gate(t, c, ns, "web-0", false)
-	until(t, "web-0 not to be Ready", func(context.Context) bool { return !isReady(getPod(t, c, ns, "web-0")) })
+	until(t, "web-0 not to be Ready", func(context.Context) bool { return !lab.Ready(getPod(t, c, ns, "web-0")) })
 	stays("not Ready any more", home, 1)
 	gate(t, c, ns, "web-0", true)
 	ready(t, c, ns, "web-0")

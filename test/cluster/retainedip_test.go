@@ -502,12 +502,7 @@ func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
 		Values: map[string]any{"controller": map[string]any{"replicas": 1}},
 	})
 	if c != nil {
-		t.Cleanup(func() {
-			if t.Failed() {
-				c.WriteLogs(t.Output())
-			}
-			must.Do(t, c.Close())
-		})
+		must.Close(t, c)
 	}
 	must.Do(t, err)
 	ns := namespace(t, c)

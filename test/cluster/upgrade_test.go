@@ -114,7 +114,7 @@ func (tr *traffic) recreate(was *corev1.Pod) (is *corev1.Pod) {
 	tr.wait("the successor of "+was.Name, func(ctx context.Context) bool {
 		var err error
 		is, err = pods.Get(ctx, was.Name, metav1.GetOptions{})
-		return err == nil && is.UID != was.UID && isReady(is)
+		return err == nil && is.UID != was.UID && lab.Ready(is)
 	})
 	tr.same(map[string]*corev1.Pod{was.Name: was}, map[string]*corev1.Pod{was.Name: is})
 	tr.came.Add(1)
@@ -242,7 +242,7 @@ func allRun(ctx context.Context, c *lab.Cluster, component, version string, n in
 		return false
 	}
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; !isReady(pod) || pod.Spec.Containers[0].Image != lab.ProductImage+":"+version {
+		if pod := &pods.Items[i]; !lab.Ready(pod) || pod.Spec.Containers[0].Image != lab.ProductImage+":"+version {
 			return false
 		}
 	}

@@ -122,12 +122,7 @@ func startCluster(t *testing.T, product lab.Product, tests lab.ConformanceBin) *
 	ctx := testContext(t, patience)
 	c, err := lab.StartCluster(ctx, lab.ClusterOptions{Product: product})
 	must.Do(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.WriteLogs(t.Output())
-		}
-		must.Do(t, c.Close())
-	})
+	must.Close(t, c)
 	must.Do(t, c.Install(ctx, lab.InstallOptions{}))
 	must.Do(t, c.LoadImage(ctx, tests.Images))
 	must.Do(t, c.Control.Install(tests.E2E, e2eTest))

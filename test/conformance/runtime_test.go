@@ -68,12 +68,7 @@ func TestTheRuntimeConformsWithStayputAsItsIPAM(t *testing.T) {
 		Networks: []lab.Network{}, CNIPlugins: []string{product.Plugin}, Idle: true,
 	})
 	must.Do(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			n.WriteLogs(t.Output())
-		}
-		must.Do(t, n.Close())
-	})
+	must.Close(t, n)
 	must.Do(t, n.WriteFile("/etc/cni/net.d/10-pods.conflist", conflist(t)))
 	must.Do(t, n.StartContainerd(testContext(t, patience)))
 	loadImages(t, n, product, tests)

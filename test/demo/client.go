@@ -96,7 +96,7 @@ func (c client) talk(ctx context.Context, name string, ip netip.Addr) *talk {
 // hear waits until a question that is still to be asked is answered.
 func (t *talk) hear(ctx context.Context) error {
 	now := time.Now()
-	return await(ctx, fmt.Sprintf("%s to answer at %v", t.name, t.ip), func() (bool, error) {
+	return lab.Until(ctx, fmt.Sprintf("%s to answer at %v", t.name, t.ip), func() (bool, error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		return slices.ContainsFunc(t.questions, func(q question) bool { return q.answered && q.sent.After(now) }), nil

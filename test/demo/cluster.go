@@ -3,11 +3,8 @@ package main
 import (
 	"context"
 	_ "embed"
-	"errors"
-	"fmt"
 	"net/netip"
 	"path/filepath"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -59,7 +56,7 @@ func (s *stage) prepare(ctx context.Context) error {
 		return err
 	}
 	s.client.node = s.spare()
-	return await(ctx, "the client", func() (bool, error) {
+	return lab.Until(ctx, "the client", func() (bool, error) {
 		var err error
 		s.client.pod, err = s.spare().Sandbox(ctx, namespace, pod.Name)
 		return err == nil, err
@@ -121,7 +118,7 @@ func (s *stage) pods(ctx context.Context) (map[string]pod, error) {
 		pods[p.Name] = pod{
 			place:     place{p.Spec.NodeName, ip},
 			container: runs(&p),
-			ready:     err == nil && p.DeletionTimestamp == nil && ready(&p),
+			ready:     err == nil && lab.Ready(&p),
 		}
 	}
 	return pods, nil
@@ -134,21 +131,12 @@ func runs(p *corev1.Pod) string {
 	return p.Status.ContainerStatuses[0].ContainerID
 }
 
-func ready(p *corev1.Pod) bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
 // again waits until all pods are Ready, those that were restarted with another container than before.
 func (s *stage) again(
 	ctx context.Context, before map[string]pod, restarted func(node string) bool,
 ) (map[string]pod, error) {
 	var now map[string]pod
-	return now, await(ctx, "the pods to run", func() (bool, error) {
+	return now, lab.Until(ctx, "the pods to run", func() (bool, error) {
 		var err error
 		if now, err = s.pods(ctx); err != nil || len(now) < replicas {
 			return false, err
@@ -193,13 +181,13 @@ func (s *stage) load(ctx context.Context, homes map[string]pod) error {
 			return err
 		}
 	}
-	return await(ctx, "the ballast", func() (bool, error) {
+	return lab.Until(ctx, "the ballast", func() (bool, error) {
 		list, err := pods.List(ctx, metav1.ListOptions{LabelSelector: "app=ballast"})
 		if err != nil {
 			return false, err
 		}
 		for _, p := range list.Items {
-			if !ready(&p) {
+			if !lab.Ready(&p) {
 				return false, nil
 			}
 		}
@@ -234,21 +222,6 @@ func (s *stage) show(ctx context.Context, args ...string) error {
 	text, err := s.Kubectl(ctx, "", args...)
 	s.out.printed(text)
 	return err
-}
-
-// await waits until ok.
-func await(ctx context.Context, what string, ok func() (bool, error)) error {
-	for {
-		done, err := ok()
-		if done {
-			return nil
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s: %w", what, errors.Join(ctx.Err(), err))
-		}
-	}
 }
 
 // wait leaves the cluster to the people who want to look at it.

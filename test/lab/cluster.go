@@ -167,7 +167,7 @@ func (c *Cluster) WaitReady(ctx context.Context, n *ClusterNode) error {
 	if err != nil {
 		return err
 	}
-	return poll(ctx, n.Name+" to be Ready", func() (bool, error) {
+	return Until(ctx, n.Name+" to be Ready", func() (bool, error) {
 		node, err := c.client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -180,7 +180,7 @@ func (c *Cluster) WaitReady(ctx context.Context, n *ClusterNode) error {
 
 // WaitNotReady waits until the API server takes the node for lost.
 func (c *Cluster) WaitNotReady(ctx context.Context, n *ClusterNode) error {
-	return poll(ctx, n.Name+" to be NotReady", func() (bool, error) {
+	return Until(ctx, n.Name+" to be NotReady", func() (bool, error) {
 		node, err := c.client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
 		return err == nil && !nodeReady(node), err
 	})
@@ -203,7 +203,7 @@ func nodeReady(node *corev1.Node) bool {
 
 // waitDefaultAccount waits for what every pod needs and the controller manager makes.
 func (c *Cluster) waitDefaultAccount(ctx context.Context) error {
-	return poll(ctx, "the default service account", func() (bool, error) {
+	return Until(ctx, "the default service account", func() (bool, error) {
 		_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
 		if err == nil {
 			_, err = c.client.CoreV1().ConfigMaps("default").Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
@@ -212,8 +212,9 @@ func (c *Cluster) waitDefaultAccount(ctx context.Context) error {
 	})
 }
 
-// poll waits until ok. An error is not the end: the API server may be away. It is told if time runs out.
-func poll(ctx context.Context, what string, ok func() (bool, error)) error {
+// Until calls ok until it returns true, or ctx is done. It goes on after an error, the last of which it returns: the API
+// server may be away.
+func Until(ctx context.Context, what string, ok func() (bool, error)) error {
 	for {
 		done, err := ok()
 		if done {
@@ -407,4 +408,17 @@ func (c *Cluster) end() error {
 	}
 	machines := c.machines()
 	return errors.Join(err, together(len(machines), func(i int) error { return machines[i].Close() }))
+}
+
+// Ready reports whether a pod is Ready and not being deleted.
+func Ready(pod *corev1.Pod) bool {
+	if pod.DeletionTimestamp != nil {
+		return false
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
 }

@@ -128,7 +128,7 @@ func (c *Cluster) WaitInstalled(ctx context.Context) error {
 
 // waitStayput waits until containerd has loaded a configuration with stayput.
 func (n *ClusterNode) waitStayput(ctx context.Context) error {
-	err := poll(ctx, "stayput in the CNI configuration of "+n.Name, func() (bool, error) {
+	err := Until(ctx, "stayput in the CNI configuration of "+n.Name, func() (bool, error) {
 		lists, err := n.cniConfigs()
 		return err == nil && len(lists) > 0 && bytes.Contains([]byte(lists[0]), []byte(`"stayput"`)), err
 	})

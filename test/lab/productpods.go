@@ -99,7 +99,7 @@ func (a *Agent) pods(ctx context.Context) ([]corev1.Pod, error) {
 // WaitReady waits until the agent runs and says that it is ready. Its kubelet asks every few seconds only.
 func (a *Agent) WaitReady(ctx context.Context) error {
 	ask := getFrom(a.node.Node, agentReady)
-	return poll(ctx, "the agent of "+a.node.Name+" to be ready", func() (bool, error) {
+	return Until(ctx, "the agent of "+a.node.Name+" to be ready", func() (bool, error) {
 		pod, err := a.Pod(ctx)
 		if err != nil || !podRuns(pod) {
 			return false, err
@@ -154,7 +154,7 @@ func (s *Controllers) Kill(ctx context.Context) error {
 		if err := s.scale(ctx, 0); err != nil {
 			return err
 		}
-		err := poll(ctx, "the controllers to be deleted", func() (bool, error) {
+		err := Until(ctx, "the controllers to be deleted", func() (bool, error) {
 			left, err := s.Pods(ctx)
 			return err == nil && len(left) == 0, err
 		})
@@ -193,7 +193,7 @@ func (s *Controllers) KillOne(ctx context.Context, i int) error {
 // WaitReady waits until there are as many controllers as the Deployment wants, of its current kind, which all run
 // and say that they are ready.
 func (s *Controllers) WaitReady(ctx context.Context) error {
-	return poll(ctx, "the controllers to be Ready", func() (bool, error) {
+	return Until(ctx, "the controllers to be Ready", func() (bool, error) {
 		d, err := s.cluster.client.AppsV1().Deployments(SystemNamespace).Get(ctx, controllerWorkload, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -240,7 +240,7 @@ func (c *Cluster) productPods(ctx context.Context, component, fields string) ([]
 // waitPodsGone waits until pods, which something deletes, are not there any more: nothing of them runs then.
 func (c *Cluster) waitPodsGone(ctx context.Context, pods []corev1.Pod) error {
 	for _, pod := range pods {
-		err := poll(ctx, pod.Name+" to be gone", func() (bool, error) {
+		err := Until(ctx, pod.Name+" to be gone", func() (bool, error) {
 			now, err := c.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				return true, nil
@@ -257,7 +257,7 @@ func (c *Cluster) waitPodsGone(ctx context.Context, pods []corev1.Pod) error {
 // waitAgents waits until the DaemonSet has an agent of its current kind on every node that it wants one on, and all
 // of them are ready.
 func (c *Cluster) waitAgents(ctx context.Context) error {
-	err := poll(ctx, "the agents to run", func() (bool, error) {
+	err := Until(ctx, "the agents to run", func() (bool, error) {
 		d, err := c.client.AppsV1().DaemonSets(SystemNamespace).Get(ctx, agentWorkload, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -296,7 +296,7 @@ func (n *ClusterNode) KillContainer(ctx context.Context, pod *corev1.Pod, contai
 	if err := n.signalContainer(ctx, pod, container, "KILL"); err != nil {
 		return err
 	}
-	return poll(ctx, "the end of "+pod.Name+" to be seen", func() (bool, error) {
+	return Until(ctx, "the end of "+pod.Name+" to be seen", func() (bool, error) {
 		now, err := n.cluster.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		if err != nil {
 			return apierrors.IsNotFound(err), err

@@ -2,6 +2,7 @@
 package must
 
 import (
+	"io"
 	"testing"
 	"time"
 )
@@ -34,4 +35,21 @@ func Within(t testing.TB, patience time.Duration, what string, ok func() bool) {
 			t.Fatalf("waited for %s: %v", what, t.Context().Err())
 		}
 	}
+}
+
+// Machine is a node or a cluster of the lab.
+type Machine interface {
+	WriteLogs(io.Writer)
+	Close() error
+}
+
+// Close closes the machine when the test has ended. If that failed, it prints the machine's logs before.
+func Close(t testing.TB, m Machine) {
+	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			m.WriteLogs(t.Output())
+		}
+		Do(t, m.Close())
+	})
 }

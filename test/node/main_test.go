@@ -90,12 +90,7 @@ func startNode(t *testing.T, o lab.NodeOptions) *lab.Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			n.WriteLogs(t.Output())
-		}
-		must.Do(t, n.Close())
-	})
+	must.Close(t, n)
 	return n
 }
 

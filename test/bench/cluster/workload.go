@@ -53,18 +53,6 @@ type place struct {
 	node, ip string
 }
 
-func isReady(pod *corev1.Pod) bool {
-	if pod.DeletionTimestamp != nil {
-		return false
-	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
 // follower knows which pods of a namespace are Ready.
 type follower struct {
 	events <-chan podEvent
@@ -79,7 +67,7 @@ func (w *world) follow(ctx context.Context, namespace string) (*follower, error)
 // until reads events until ok, and returns when the last of them was seen.
 func (f *follower) until(ctx context.Context, what string, ok func() bool) (time.Time, error) {
 	e, err := await(ctx, what, f.events, func(e podEvent) bool {
-		if e.kind != watch.Deleted && isReady(e.pod) {
+		if e.kind != watch.Deleted && lab.Ready(e.pod) {
 			f.ready[e.pod.Name] = place{e.pod.UID, e.pod.Spec.NodeName, e.pod.Status.PodIP}
 		} else if f.ready[e.pod.Name].uid == e.pod.UID {
 			delete(f.ready, e.pod.Name)
