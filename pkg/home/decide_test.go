@@ -41,7 +41,7 @@ func recordWith(required, preferred []string) *Record {
 	return r
 }
 
-func TestWhereAPodGoes(t *testing.T) {
+func TestDecisions(t *testing.T) {
 	healthy := hometest.Nodes{hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), hometest.Node("node-3", "b")}
 	with := func(change ...func(*corev1.Node)) hometest.Nodes {
 		return hometest.Nodes{hometest.Node("node-1", "a", change...), hometest.Node("node-2", "a"), hometest.Node("node-3", "b")}
@@ -87,7 +87,7 @@ func TestWhereAPodGoes(t *testing.T) {
 		{name: "a required host that is cordoned", s: Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelHostname}, nil)}, outcome: OutcomeWait, retry: 50 * time.Second, says: "is cordoned"},
 		{name: "a required host that is gone", s: Situation{Nodes: healthy[1:], Record: recordWith([]string{corev1.LabelHostname}, []string{corev1.LabelTopologyZone})}, outcome: OutcomeElsewhere, preferred: 1, says: "are gone"},
 		{name: "a required zone takes another node of it", s: Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelTopologyZone}, nil)}, outcome: OutcomeHome, required: []string{"topology.kubernetes.io/zone=a"}},
-		{name: "a label that the node did not have draws nowhere", s: Situation{Nodes: healthy, Record: recordWith([]string{"rack"}, []string{"rack"})}, outcome: OutcomeFree},
+		{name: "a label that the node lacked requires nothing", s: Situation{Nodes: healthy, Record: recordWith([]string{"rack"}, []string{"rack"})}, outcome: OutcomeFree},
 		{name: "address and record together", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Record: recordWith([]string{corev1.LabelTopologyZone}, []string{corev1.LabelHostname})},
 			outcome: OutcomeHome, node: "node-1", required: []string{"topology.kubernetes.io/zone=a"}, preferred: 1},
 		{name: "the address wins over a record of another place", s: Situation{Nodes: healthy, Address: Address{Node: "node-3"}, Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
@@ -96,12 +96,12 @@ func TestWhereAPodGoes(t *testing.T) {
 		{name: "an ungated pod is not ours until the scheduler has spoken", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.Status.Conditions = nil }), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
 		{name: "a full home is waited for", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned)}, outcome: OutcomeWait, retry: 50 * time.Second, says: "no room"},
 		{name: "a home that stays full is given up", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned), Now: noon.Add(50 * time.Second)}, outcome: OutcomeEvict, says: "no room"},
-		{name: "the wait for room begins when the pod is drawn, such as after an outage", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
+		{name: "the wait for room begins when the pod is pinned, such as after an outage", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
 			p.CreationTimestamp = metav1.NewTime(noon.Add(-time.Hour))
 		}), Now: noon.Add(49 * time.Second)}, outcome: OutcomeWait, retry: time.Second, says: "no room"},
 		{name: "the wait for room as long as the address is kept", s: Situation{Nodes: healthy, Address: Address{Node: "node-1", Until: noon.Add(time.Hour)},
 			Pod: hometest.Pod(hometest.Pinned, hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait, retry: time.Hour},
-		{name: "a pod that was not drawn is never evicted", s: Situation{Nodes: healthy, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { delete(p.Annotations, stayputv1alpha1.AnnotationHome) }), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
+		{name: "a pod that is not pinned is never evicted", s: Situation{Nodes: healthy, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { delete(p.Annotations, stayputv1alpha1.AnnotationHome) }), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
 		{name: "nor one whose template was copied from a pod that was", s: Situation{Nodes: healthy, Pod: hometest.Pod(hometest.Pinned, hometest.Copied), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -176,7 +176,7 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 	}
 }
 
-func TestAPodCanCountOnItsAddressFromItsCreationIfItsNodeIsSilent(t *testing.T) {
+func TestAnAddressOfASilentNodeIsKeptFromThePodsCreationOn(t *testing.T) {
 	silent := &stayputv1alpha1.RetainedIP{
 		Spec:   stayputv1alpha1.RetainedIPSpec{Retention: "10m"},
 		Status: stayputv1alpha1.RetainedIPStatus{Phase: stayputv1alpha1.PhaseBound},

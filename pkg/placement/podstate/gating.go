@@ -36,13 +36,13 @@ import (
 // for every pod.
 const gatedWorkloadsKey = "workloads"
 
-// gateEvery is how often the ConfigMap of a namespace is looked at, in case somebody has changed it.
+// gateEvery is how often the ConfigMap of a namespace is read again, in case it was changed.
 const gateEvery = 10 * time.Minute
 
-// gating says to the admission policy whose pods are to be gated.
+// gating tells the admission policy whose pods to gate.
 type gating struct {
 	client client.Client
-	live   client.Reader // ConfigMaps are not cached: the controller may read this one by name alone
+	live   client.Reader // ConfigMaps are not cached: the controller may only read this one by name
 	kruise *openKruise
 	// uninstalling reports whether stayput is being uninstalled.
 	uninstalling func() bool
@@ -51,7 +51,7 @@ type gating struct {
 	said map[string]said // by namespace
 }
 
-// said is what a ConfigMap says, and until when that is believed. Empty: there is none.
+// said is what a ConfigMap says, and until when that is trusted. Empty: there is none.
 type said struct {
 	lines string
 	until time.Time
@@ -103,8 +103,8 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 	return reconcile.Result{RequeueAfter: gateEvery}, nil
 }
 
-// gateLines names the workloads whose pods are to be gated because of their PersistentPodStates; empty: none.
-// Pods that are annotated are gated for that already, and the policy leaves them alone.
+// gateLines names the workloads whose pods are gated because of their PersistentPodStates; empty: none. The policy leaves
+// annotated pods alone, which are gated anyway.
 func gateLines(all []kruisev1alpha1.PersistentPodState) string {
 	names := map[string]struct{}{}
 	for i := range all {
@@ -135,15 +135,15 @@ func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 	}
 	lines := cm.Data[gatedWorkloadsKey]
 	if lines == "" {
-		lines = "nothing" // which nobody wants it to say
+		lines = "nothing" // differs from whatever it should say
 	}
 	g.remember(namespace, lines)
 	return lines, nil
 }
 
-// say makes the ConfigMap of a namespace say this; empty: it is not to be there.
+// say makes the ConfigMap of a namespace say this; empty: deletes it.
 func (g *gating) say(ctx context.Context, namespace, lines string) error {
-	g.forget(namespace) // whatever happens now
+	g.forget(namespace) // a write that fails may have happened
 	if lines == "" {
 		cm := &corev1.ConfigMap{}
 		cm.Namespace, cm.Name = namespace, gate.Workloads

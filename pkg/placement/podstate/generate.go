@@ -29,7 +29,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
-// Reasons of the Events on a workload whose PersistentPodState cannot be generated as asked for.
+// Reasons of the Events on a workload whose PersistentPodState cannot be generated.
 const (
 	reasonTopologyMissing = "TopologyMissing"
 	reasonNotGenerated    = "PersistentPodStateExists"
@@ -38,7 +38,7 @@ const (
 // generatedWeight is the weight of each preferred key, as in OpenKruise.
 const generatedWeight = 100
 
-// generated says whether the controller made an object; whoever takes the label away takes the object over.
+// generated reports whether the controller made an object. Removing the label takes it over.
 func generated(s *kruisev1alpha1.PersistentPodState) bool {
 	return s.Labels[stayputv1alpha1.LabelGenerated] == "true"
 }
@@ -48,8 +48,8 @@ type wish struct {
 	required, preferred, annotations []string
 }
 
-// wishOf reads the annotations of a workload. wanted is false where they ask for nothing; what is wrong with them
-// is in problem, and then nothing can be done about them.
+// wishOf reads the annotations of a workload. wanted is false if they ask for nothing. If they are not valid, problem says
+// why, and the wish is void.
 func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding) {
 	switch value := annotations[kruisev1alpha1.AnnotationAutoGenerate]; value {
 	case "", "false":
@@ -70,7 +70,7 @@ func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding
 			if key = strings.TrimSpace(key); key == "" || slices.Contains(*list.keys, key) {
 				continue
 			}
-			// The keys of annotations may be in capitals, see apimachinery's ValidateAnnotations.
+			// Annotation keys may have capitals: see apimachinery's ValidateAnnotations.
 			if wrong := validation.IsQualifiedName(strings.ToLower(key)); len(wrong) > 0 {
 				return w, true, finding{home.ReasonInvalidAnnotation, fmt.Sprintf("annotation %s: %q is not a valid key: %s", list.name, key, wrong[0])}
 			}
@@ -85,7 +85,7 @@ func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding
 	return w, true, problem
 }
 
-// in says whether a spec says what is wished. What else it says is the user's.
+// in reports whether a spec says what is wished. The rest of it is the user's.
 func (w wish) in(spec *kruisev1alpha1.PersistentPodStateSpec) bool {
 	var is wish
 	if spec.RequiredPersistentTopology != nil {
@@ -103,7 +103,7 @@ func (w wish) in(spec *kruisev1alpha1.PersistentPodStateSpec) bool {
 	return slices.Equal(is.required, w.required) && slices.Equal(is.preferred, w.preferred) && slices.Equal(is.annotations, w.annotations)
 }
 
-// spec is the wish as an apply configuration.
+// spec returns the wish as an apply configuration.
 func (w wish) spec(of *home.Workload) *kruiseac.PersistentPodStateSpecApplyConfiguration {
 	spec := kruiseac.PersistentPodStateSpec().WithTargetReference(
 		kruiseac.TargetReference().WithAPIVersion(of.APIVersion).WithKind(of.Ref.Kind).WithName(of.Ref.Name))
@@ -124,12 +124,12 @@ func (w wish) spec(of *home.Workload) *kruiseac.PersistentPodStateSpecApplyConfi
 type plan struct {
 	apply  *wish
 	delete *kruisev1alpha1.PersistentPodState
-	// problem is what to tell the workload.
+	// problem is reported on the workload.
 	problem finding
 }
 
-// planFor decides what becomes of the generated object of a workload that exists. named is the object with the
-// workload's name, if any; all are those for it. What people made is left alone, and stands in the way.
+// planFor decides about the generated object of a workload that exists. named is the object with the workload's name, if
+// any; all are those for it. What people made is left alone and keeps anything from being generated.
 func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState, all []*kruisev1alpha1.PersistentPodState) plan {
 	asked, wanted, problem := wishOf(w.Annotations)
 	ours := named != nil && generated(named) && home.TargetOf(named) == w.Ref
@@ -145,7 +145,7 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState, all []*
 	case ours:
 		return plan{apply: &asked}
 	case named != nil && home.TargetOf(named) == w.Ref && asked.in(&named.Spec):
-		return plan{} // it says what is asked for already: OpenKruise may have generated it
+		return plan{} // it says the same already: OpenKruise may have generated it
 	case named != nil:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
 			"PersistentPodState %s exists and was not generated for this workload: it stays as it is, and none is generated", named.Name)}}
@@ -156,8 +156,8 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState, all []*
 	return plan{apply: &asked}
 }
 
-// generating makes, changes and ends the PersistentPodStates that workloads ask for by annotation. They are known
-// by label and have no owner, so that they outlive a workload that is deleted without its pods and made again.
+// generating creates, changes and deletes the PersistentPodStates that workloads ask for by annotation. They are known by
+// label and have no owner, so that they outlive a workload that is deleted without its pods and created again.
 type generating struct {
 	client    client.Client
 	live      client.Reader
@@ -183,7 +183,7 @@ func (g *generating) setUp(mgr ctrl.Manager) error {
 	)
 }
 
-// concerned are the workloads for which an object can matter: its target, and those of its name.
+// concerned returns the workloads to which an object can matter: its target, and those of its name.
 func (g *generating) concerned(_ context.Context, s *kruisev1alpha1.PersistentPodState) []home.Ref {
 	refs := []home.Ref{home.TargetOf(s)}
 	for _, k := range g.workloads.Readable() {
@@ -192,7 +192,7 @@ func (g *generating) concerned(_ context.Context, s *kruisev1alpha1.PersistentPo
 	return refs
 }
 
-// everything is what is looked at when OpenKruise has come or gone.
+// everything returns the workloads to reconcile when OpenKruise has come or gone.
 func (g *generating) everything(ctx context.Context) []home.Ref {
 	all := everyState(ctx, g.client, home.TargetOf)
 	for _, k := range g.workloads.Readable() {
@@ -205,7 +205,7 @@ func (g *generating) everything(ctx context.Context) []home.Ref {
 	return all
 }
 
-// stateSpecMoved lets through what is not merely a new status.
+// stateSpecMoved filters changes of the mere status out.
 var stateSpecMoved = predicate.TypedFuncs[*kruisev1alpha1.PersistentPodState]{
 	UpdateFunc: func(e event.TypedUpdateEvent[*kruisev1alpha1.PersistentPodState]) bool {
 		was, is := e.ObjectOld, e.ObjectNew
@@ -214,7 +214,7 @@ var stateSpecMoved = predicate.TypedFuncs[*kruisev1alpha1.PersistentPodState]{
 	},
 }
 
-// podGone lets only the end of a pod through: the end of the last one ends what its deleted workload had.
+// podGone picks the end of a pod: with the last one ends what a deleted workload had.
 var podGone = predicate.TypedFuncs[*corev1.Pod]{
 	CreateFunc: func(event.TypedCreateEvent[*corev1.Pod]) bool { return false },
 	UpdateFunc: func(event.TypedUpdateEvent[*corev1.Pod]) bool { return false },
@@ -235,7 +235,7 @@ func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Res
 	w, err := g.workloads.Cached(ctx, ref)
 	switch {
 	case errors.Is(err, cluster.ErrNotTarget), errors.Is(err, cluster.ErrNotServed), errors.Is(err, cluster.ErrUnknown), errors.As(err, new(*cluster.PermissionError)):
-		return reconcile.Result{}, nil // the object, if there is one, says so; see watchKinds
+		return reconcile.Result{}, nil // recording says so on the object; watchKinds brings it back here
 	case err != nil:
 		return reconcile.Result{}, err
 	case w == nil:
@@ -256,7 +256,7 @@ func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Res
 	return orLater(err)
 }
 
-// named returns the object with a workload's name, or nil. It may be the cache's own: it must not be changed.
+// named returns the object with a workload's name, or nil. It may be the cache's own and must not be changed.
 func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref) (*kruisev1alpha1.PersistentPodState, error) {
 	s := &kruisev1alpha1.PersistentPodState{}
 	if err := from.Get(ctx, ref.Key(), s, client.UnsafeDisableDeepCopy); err != nil {
@@ -268,7 +268,7 @@ func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref
 	return s, nil
 }
 
-// end deletes the generated object of a workload that is gone, and all its pods with it.
+// end deletes the generated object of a workload that is gone with all its pods.
 func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
 	i := slices.IndexFunc(all, generated)
 	if i < 0 {
@@ -283,7 +283,7 @@ func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha
 	return orLater(g.delete(ctx, all[i]))
 }
 
-// delete deletes the very object that was decided on.
+// delete deletes the very object that the decision was about.
 func (g *generating) delete(ctx context.Context, s *kruisev1alpha1.PersistentPodState) error {
 	err := g.client.Delete(ctx, &kruisev1alpha1.PersistentPodState{ObjectMeta: *s.ObjectMeta.DeepCopy()},
 		client.Preconditions{UID: &s.UID, ResourceVersion: &s.ResourceVersion})
@@ -294,7 +294,7 @@ func (g *generating) delete(ctx context.Context, s *kruisev1alpha1.PersistentPod
 	return nil
 }
 
-// apply makes the generated object, or changes it to what is wished.
+// apply creates the generated object or changes it to what is wished.
 func (g *generating) apply(ctx context.Context, w *home.Workload, is *kruisev1alpha1.PersistentPodState, wished wish) error {
 	object := kruiseac.PersistentPodState(w.Ref.Name, w.Ref.Namespace).
 		WithLabels(map[string]string{stayputv1alpha1.LabelGenerated: "true"}).WithSpec(wished.spec(w))
@@ -303,8 +303,8 @@ func (g *generating) apply(ctx context.Context, w *home.Workload, is *kruisev1al
 		object.WithUID(is.UID).WithResourceVersion(is.ResourceVersion)
 		options = append(options, client.ForceOwnership)
 	} else if made, err := g.named(ctx, g.live, w.Ref); err != nil || made != nil {
-		// An apply cannot say "only if there is none". Somebody's object that is not in the cache yet is seen here,
-		// and what slips through is refused unless it says the same.
+		// An apply cannot say "only if there is none": an object that is not in the cache yet is found here. What slips
+		// through is refused unless it says the same.
 		return err
 	}
 	if err := g.client.Apply(ctx, object, options...); err != nil {
@@ -313,7 +313,7 @@ func (g *generating) apply(ctx context.Context, w *home.Workload, is *kruisev1al
 	return nil
 }
 
-// tell reports a problem to a workload when it is news.
+// tell reports a problem on a workload once.
 func (g *generating) tell(w *home.Workload, problem finding) {
 	if problem.reason == "" {
 		g.told.Delete(w.UID)

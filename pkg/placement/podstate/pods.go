@@ -16,14 +16,14 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// indexKey names a workload in the indexes of the cache, which know the namespace already.
+// indexKey names a workload in the indexes of the cache, which are by namespace.
 func indexKey(r home.Ref) string { return r.Group + "/" + r.Kind + "/" + r.Name }
 
-// Indexes of pods in the cache, within their namespace.
+// Indexes of the cached pods, by namespace.
 const (
-	podsByOwner = "controller" // home.Ref.index of the controller
-	// podsOrphaned has the pods without a controller under the name that their workload had, as their own name
-	// tells it: that of a StatefulSet that was deleted with --cascade=orphan.
+	podsByOwner = "controller" // indexKey of the controller
+	// podsOrphaned has the pods without a controller, by the name of the workload that their own name suggests, such as a
+	// StatefulSet that was deleted with --cascade=orphan.
 	podsOrphaned = "orphan"
 )
 
@@ -46,7 +46,7 @@ func indexPods(ctx context.Context, indexer client.FieldIndexer) error {
 	)
 }
 
-// orphanOf is the name of the workload that a pod without a controller may have belonged to.
+// orphanOf returns the name of the workload that a pod without a controller may have belonged to.
 func orphanOf(pod metav1.Object) (string, bool) {
 	if metav1.GetControllerOf(pod) != nil {
 		return "", false
@@ -55,8 +55,8 @@ func orphanOf(pod metav1.Object) (string, bool) {
 	return stem, ok
 }
 
-// podsOf are the pods that name a workload as their controller, of whatever UID. They are the cache's own: they
-// must not be changed.
+// podsOf returns the pods that name a workload as their controller, of whatever UID. They are the cache's own and must
+// not be changed.
 func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]corev1.Pod, error) {
 	var list corev1.PodList
 	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{podsByOwner: indexKey(ref)}, client.UnsafeDisableDeepCopy)
@@ -66,7 +66,7 @@ func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]corev1.Pod
 	return list.Items, nil
 }
 
-// leftOf says whether pods of a workload that is gone are left, orphans included: whoever adopts them inherits.
+// leftOf reports whether a workload that is gone has pods left. Orphans count: a new workload may adopt them.
 func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error) {
 	pods, err := podsOf(ctx, from, ref)
 	if err != nil || len(pods) > 0 {
@@ -80,14 +80,14 @@ func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error)
 	return len(orphans.Items) > 0, nil
 }
 
-// podMoved picks the moments of a pod at which its record can change.
+// podMoved picks the changes of a pod that can change its record.
 var podMoved = predicate.TypedFuncs[*corev1.Pod]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
 	was, is := e.ObjectOld, e.ObjectNew
 	return was.UID != is.UID || was.Spec.NodeName != is.Spec.NodeName || podReady(was) != podReady(is) ||
 		!home.SameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)) || !maps.Equal(was.Annotations, is.Annotations)
 }}
 
-// podReady says whether a pod is where it is to stay: Ready, and not about to go.
+// podReady reports whether a pod is Ready and not being deleted.
 func podReady(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp.IsZero() && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue

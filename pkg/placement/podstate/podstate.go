@@ -29,8 +29,8 @@ type Records struct {
 }
 
 // Add registers the loops with a manager. If PersistentPodStates cannot be read, the result is nil and the manager ends
-// with an error as soon as they can. leads reports whether this
-// replica leads, uninstalling whether stayput is being uninstalled.
+// with an error as soon as they can. leads reports whether this replica leads, uninstalling whether stayput is being
+// uninstalled.
 func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool) (*Records, error) {
 	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
 		return nil, err
@@ -55,8 +55,8 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	)
 }
 
-// Of returns what is recorded of a pod; nil: nothing, as wherever OpenKruise runs. An error means that it is not known.
-// The result is the cache's own: it must not be changed.
+// Of returns what is recorded of a pod; nil: nothing, as always while OpenKruise runs. An error means that it is not known.
+// The result is the cache's own and must not be changed.
 func (r *Records) Of(ctx context.Context, pod *corev1.Pod) (*home.Record, error) {
 	if r == nil {
 		return nil, nil

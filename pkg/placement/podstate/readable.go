@@ -13,20 +13,20 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 )
 
-// The definition of PersistentPodStates may be missing, since it is for those who use them, or be OpenKruise's, whose
-// newer one is read through a webhook that may not answer. Then a controller that begins does without
-// PersistentPodStates, as where OpenKruise runs: pods that ask for their addresses must not wait for that.
+// The CRD of PersistentPodStates may be missing, since only those who use them need it, or be a newer one of OpenKruise,
+// which is read through a webhook that may not answer. The controller then starts without PersistentPodStates, as if
+// OpenKruise ran: annotated pods must not wait for that.
 
-// errReadable ends a controller that did without.
+// errReadable ends a controller that started without.
 var errReadable = errors.New("PersistentPodStates can be read now")
 
 const (
 	readTimeout = 10 * time.Second
-	// readAgain is how often one that does without looks whether it still has to.
+	// readAgain is how often it checks whether it still has to do without.
 	readAgain = 30 * time.Second
 )
 
-// readable says whether PersistentPodStates can be read. An error is unknown.
+// readable reports whether PersistentPodStates can be read. An error means that it is not known.
 func readable(ctx context.Context, live client.Reader) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -40,7 +40,7 @@ func readable(ctx context.Context, live client.Reader) (bool, error) {
 	return false, err
 }
 
-// without waits until PersistentPodStates can be read, and then has the controller begin anew.
+// without ends the manager once PersistentPodStates can be read, so that the controller starts anew.
 type without struct{ live client.Reader }
 
 func (without) NeedLeaderElection() bool { return false }

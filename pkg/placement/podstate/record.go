@@ -11,17 +11,17 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// tooManyPods is from how many records on only the nodes' names are kept: an object of 5,000 full ones does not
-// fit into etcd. What labels a pod is drawn by is then asked of its node, see recorded.
+// tooManyPods is the number of records from which only the nodes' names are kept: an object of 5,000 full ones does not
+// fit into etcd. The labels for the affinity of a pod are then those of its node: see home.Record.
 const tooManyPods = 3000
 
-// verdict is what the status of an object is to say.
+// verdict is what the status of an object should say.
 type verdict struct {
 	states map[string]kruisev1alpha1.PodState
 	pods   *int32
 	// conflict is the object that is obeyed instead, if any.
 	conflict string
-	// recorded is why not every pod is recorded; degraded what is wrong. Empty: all is well.
+	// recorded is why some pod is not recorded, degraded what is wrong. Empty: all is well.
 	recorded, degraded finding
 
 	of    *home.Workload
@@ -29,7 +29,7 @@ type verdict struct {
 	retry time.Duration // zero: when something changes
 }
 
-// finding is why a condition is as it is.
+// finding is the reason of a condition or an Event.
 type finding struct{ reason, message string }
 
 // move is a pod that is Ready elsewhere than recorded.
@@ -38,11 +38,11 @@ type move struct {
 	from string
 }
 
-// nodePause is when to look again for a node that is not in the cache yet.
+// nodePause is when to try again for a node that is not in the cache yet.
 const nodePause = 2 * time.Second
 
-// recordPods is what is recorded of a workload's pods, given what was. A pod is recorded where it is Ready. Until
-// then, and when it is gone, its record stays as long as the retention policy says.
+// recordPods returns what is recorded of a workload's pods, given what was. A pod is recorded on the node where it is
+// Ready. Until then, and when it is gone, its record stays for as long as the retention policy says.
 func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, was map[string]kruisev1alpha1.PodState, pods []corev1.Pod, nodes home.Nodes) verdict {
 	v := verdict{of: w, pods: &w.Replicas, states: make(map[string]kruisev1alpha1.PodState, len(was))}
 	topology, annotations := keysOf(spec)
@@ -93,8 +93,8 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 	return v
 }
 
-// keepsRecord says whether the record of a pod that is gone is kept. live is how many pods there are: where names
-// do not tell what is wanted, a gone pod is not once all others are there.
+// keepsRecord reports whether the record of a pod that is gone stays. live is how many pods exist: if names do not tell
+// which pods are wanted, a gone one is not wanted once as many as the replicas exist.
 func keepsRecord(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, name string, live int) bool {
 	if spec.PersistentPodStateRetentionPolicy == kruisev1alpha1.RetentionWhenDeleted {
 		return true
@@ -103,7 +103,7 @@ func keepsRecord(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, 
 	return wanted || !numbered && live < int(w.Replicas)
 }
 
-// keysOf are the keys of the node labels and of the pod annotations that a spec names.
+// keysOf returns the keys of the node labels and of the pod annotations that a spec names.
 func keysOf(spec *kruisev1alpha1.PersistentPodStateSpec) (topology, annotations []string) {
 	if spec.RequiredPersistentTopology != nil {
 		topology = append(topology, spec.RequiredPersistentTopology.NodeTopologyKeys...)

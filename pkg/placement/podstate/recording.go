@@ -21,7 +21,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
-// recording keeps the status of the PersistentPodStates of a workload.
+// recording keeps the status of the PersistentPodStates of a workload up to date.
 type recording struct {
 	client    client.Reader
 	workloads *cluster.Workloads
@@ -49,7 +49,7 @@ func (r *recording) setUp(mgr ctrl.Manager) error {
 	)
 }
 
-// Reconcile brings the status of all objects for one workload up to date.
+// Reconcile updates the status of all objects for one workload.
 func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Result, error) {
 	if wait := r.status.wait(ref); wait > 0 {
 		return reconcile.Result{RequeueAfter: wait}, nil
@@ -84,8 +84,8 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 	return reconcile.Result{RequeueAfter: v.retry}, nil
 }
 
-// observe finds out what the status of the object that is obeyed is to say; nil: what it says, for nothing may
-// change while pods without their workload are left.
+// observe returns what the status of the obeyed object should say; nil: what it says now, because nothing changes while
+// a deleted workload has pods left.
 func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState) (*verdict, error) {
 	kept := verdict{states: s.Status.PodStates, pods: s.Status.Pods}
 	w, err := r.workloads.Get(ctx, ref)
@@ -93,7 +93,7 @@ func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1
 	switch {
 	case errors.Is(err, cluster.ErrGone):
 		left, err := leftOf(ctx, r.client, ref)
-		if err != nil || left || generated(s) { // what was generated is deleted: see generating
+		if err != nil || left || generated(s) { // generating deletes what was generated
 			return nil, err
 		}
 		return &verdict{pods: new(int32), recorded: finding{reasonTargetNotFound, fmt.Sprintf("there is no %s", ref)}}, nil
@@ -120,7 +120,7 @@ func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1
 	return &v, nodes.Err
 }
 
-// unsupported says why there is nothing to record for a workload.
+// unsupported returns why nothing is recorded for a workload.
 func unsupported(ref home.Ref) string {
 	switch ref.Kind {
 	case "Deployment", "ReplicaSet":
@@ -130,7 +130,7 @@ func unsupported(ref home.Ref) string {
 	return fmt.Sprintf("the controller does not know the kind %s: see its flag --workload-kinds", ref.GroupKind())
 }
 
-// stepAside says on the objects that we generated why nothing is recorded. The others are OpenKruise's alone.
+// stepAside notes on generated objects why nothing is recorded. The others are OpenKruise's alone.
 func (r *recording) stepAside(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
 	for _, s := range all {
 		if !generated(s) || r.status.plain() {

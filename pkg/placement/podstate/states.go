@@ -20,7 +20,7 @@ import (
 
 // Indexes of PersistentPodStates in the cache, within their namespace.
 const (
-	statesByTarget     = "target" // home.Ref.index of the target
+	statesByTarget     = "target" // indexKey of the target
 	statesByTargetName = "spec.targetRef.Name"
 )
 
@@ -40,8 +40,7 @@ func indexStates(ctx context.Context, indexer client.FieldIndexer) error {
 	)
 }
 
-// statesOf returns the objects for a workload, the one that is obeyed first. They are the cache's own: they must
-// not be changed.
+// statesOf returns the objects for a workload, the obeyed one first. They are the cache's own and must not be changed.
 func statesOf(ctx context.Context, from client.Reader, ref home.Ref) ([]*kruisev1alpha1.PersistentPodState, error) {
 	var list kruisev1alpha1.PersistentPodStateList
 	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{statesByTarget: indexKey(ref)}, client.UnsafeDisableDeepCopy)
@@ -51,12 +50,12 @@ func statesOf(ctx context.Context, from client.Reader, ref home.Ref) ([]*kruisev
 	return home.ByAge(list.Items), nil
 }
 
-// targetsOfKind are the workloads of a kind that have a PersistentPodState.
+// targetsOfKind returns the workloads of a kind that have a PersistentPodState.
 func targetsOfKind(ctx context.Context, from client.Reader, gk schema.GroupKind) []home.Ref {
 	return slices.DeleteFunc(everyState(ctx, from, home.TargetOf), func(ref home.Ref) bool { return ref.GroupKind() != gk })
 }
 
-// targetsOfPod are the workloads with a PersistentPodState that a pod belongs to or, an orphan, may have belonged to.
+// targetsOfPod returns the workloads with a PersistentPodState that a pod belongs to or, as an orphan, may have belonged to.
 func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []home.Ref {
 	ref, _, owned := home.OwnerOf(pod)
 	field := client.MatchingFields{statesByTarget: indexKey(ref)}
@@ -80,8 +79,8 @@ func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []ho
 	return refs
 }
 
-// orLater takes it as news on its way to the cache that an object has changed under a write. In a namespace that
-// is being deleted there is nothing more to do.
+// orLater turns the error of a write to a changed object into a retry once the cache has caught up. In a namespace that
+// is being deleted there is nothing left to do.
 func orLater(err error) (reconcile.Result, error) {
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
@@ -92,7 +91,7 @@ func orLater(err error) (reconcile.Result, error) {
 	return reconcile.Result{}, err
 }
 
-// everyState are requests for all PersistentPodStates.
+// everyState returns a request for each PersistentPodState.
 func everyState[request comparable](ctx context.Context, from client.Reader, of func(*kruisev1alpha1.PersistentPodState) request) []request {
 	var list kruisev1alpha1.PersistentPodStateList
 	if err := from.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {

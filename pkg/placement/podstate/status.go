@@ -22,7 +22,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 )
 
-// Conditions of a PersistentPodState, and why they are as they are.
+// Conditions of a PersistentPodState and their reasons.
 const (
 	conditionRecorded = "Recorded" // every pod that the workload wants is recorded
 	conditionConflict = "Conflict" // another object for the same target is obeyed
@@ -41,13 +41,13 @@ const (
 	reasonAsExpected        = "AsExpected"
 )
 
-// recordEvery is the least time between two writes to one object. A rollout of many pods is many changes of it.
+// recordEvery is the least time between two writes of one object: a rollout changes it with every pod.
 const recordEvery = time.Second
 
-// plainFor is how long it is believed that the CRD lacks our additions.
+// plainFor is how long the CRD is assumed to lack our additions once it did.
 const plainFor = 10 * time.Minute
 
-// statusOf is the status that says what was found.
+// statusOf returns the status for a verdict.
 func statusOf(s *kruisev1alpha1.PersistentPodState, v verdict, now time.Time) kruisev1alpha1.PersistentPodStateStatus {
 	n := int32(len(v.states))
 	status := kruisev1alpha1.PersistentPodStateStatus{
@@ -58,7 +58,7 @@ func statusOf(s *kruisev1alpha1.PersistentPodState, v verdict, now time.Time) kr
 			Type: kind, Status: is, Reason: f.reason, Message: f.message, ObservedGeneration: s.Generation, LastTransitionTime: metav1.NewTime(now),
 		})
 	}
-	// What is wrong is said while it is so, and that it is not any more where it once was.
+	// A problem has a condition while it lasts, and a false one afterwards.
 	wrong := func(kind string, f finding, fine string) {
 		switch {
 		case f.reason != "":
@@ -84,7 +84,7 @@ func statusOf(s *kruisev1alpha1.PersistentPodState, v verdict, now time.Time) kr
 	return status
 }
 
-// ownConditions are copies of those conditions that are ours, in one order.
+// ownConditions returns copies of our conditions, in a fixed order.
 func ownConditions(all []metav1.Condition) []metav1.Condition {
 	var own []metav1.Condition
 	for _, kind := range []string{conditionConflict, conditionDegraded, conditionRecorded} {
@@ -133,7 +133,7 @@ func (w *statusWriter) write(ctx context.Context, ref home.Ref, s *kruisev1alpha
 // plain reports whether our additions have to be left out.
 func (w *statusWriter) plain() bool { return w.now().UnixNano() < w.plainUntil.Load() }
 
-// plain leaves of a status what OpenKruise's CRD knows.
+// plain returns the part of a status that OpenKruise's CRD has.
 func plain(s kruisev1alpha1.PersistentPodStateStatus) kruisev1alpha1.PersistentPodStateStatus {
 	return kruisev1alpha1.PersistentPodStateStatus{ObservedGeneration: s.ObservedGeneration, PodStates: s.PodStates}
 }
@@ -155,7 +155,7 @@ func (w *statusWriter) apply(ctx context.Context, s *kruisev1alpha1.PersistentPo
 	if err != nil {
 		return err
 	}
-	// An apply does not take away what somebody else wrote, as OpenKruise did where it ran before.
+	// An apply leaves what another manager wrote, such as OpenKruise if it ran before.
 	result, err := json.Marshal(object)
 	if err != nil {
 		return err
@@ -176,7 +176,7 @@ type pace struct {
 	next map[home.Ref]time.Time
 }
 
-// left is how long to wait before the next write.
+// left returns how long to wait before the next write.
 func (p *pace) left(ref home.Ref, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,7 +187,7 @@ func (p *pace) left(ref home.Ref, now time.Time) time.Duration {
 	return 0
 }
 
-// wrote notes a write of so many records: one of a thousand costs the API server a good part of a second.
+// wrote notes a write of so many records. A thousand cost the API server a good part of a second.
 func (p *pace) wrote(ref home.Ref, records int, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
