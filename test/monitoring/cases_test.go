@@ -231,8 +231,9 @@ var cases = map[string]alertCase{
 	},
 	"StayputPodsWaitForHome": {
 		fires: []string{`stayput_controller_oldest_gated_pod_age_seconds{instance="controller-1",waiting="true"} = 0+60x90`},
-		quiet: []string{`stayput_controller_oldest_gated_pod_age_seconds{instance="controller-1",waiting="true"} = 0+60x50 " +
-			"0x40`},
+		quiet: []string{
+			`stayput_controller_oldest_gated_pod_age_seconds{instance="controller-1",waiting="true"} = 0+60x50 0x40`,
+		},
 		after: "70m",
 		says: "A pod has been gated for 1h 10m 0s because the node that keeps its address cannot take it and its home-wait " +
 			"is not over.",
