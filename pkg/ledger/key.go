@@ -70,8 +70,8 @@ type Key struct {
 	IfName   string `json:"ifname"`
 }
 
-// NewKey is the key of the claim of a pod's interface under a policy: the two kinds of identity are two
-// key spaces, so that a shared identity named as a pod is never that pod.
+// NewKey returns the key of the claim of a pod's interface under a policy. The two kinds of identity are two key
+// spaces: a shared identity named as a pod is never that pod.
 func NewKey(network string, pod Pod, policy Policy, ifname string) Key {
 	k := Key{Network: network, Pod: pod.Name, IfName: ifname}
 	if policy.Identity != "" {
@@ -82,7 +82,7 @@ func NewKey(network string, pod Pod, policy Policy, ifname string) Key {
 	return k
 }
 
-// Namespace is the namespace that the identity lives in.
+// Namespace returns the namespace that the identity lives in.
 func (k Key) Namespace() string {
 	_, s, _ := strings.Cut(k.Identity, ":")
 	ns, _, _ := strings.Cut(s, "/")

@@ -152,8 +152,8 @@ func (l *Ledger) Network() *Network { return l.net }
 
 // Result is what a command did.
 type Result struct {
-	// Addrs are the addresses concerned: of an ADD one per range set in their order, of a DEL those that
-	// became retained.
+	// Addrs are of an ADD its addresses, one per range set in their order; of a DEL those that became retained; of
+	// SetPolicy and Move those of the attachment.
 	Addrs    []netip.Addr
 	Restored bool
 	// Promised says of an ADD that fresh addresses are promised to the pod from now on.

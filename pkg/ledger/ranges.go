@@ -17,10 +17,11 @@ type Range struct {
 	Gateway netip.Addr   `json:"gateway"` // never allocated
 }
 
-// RangeSet is the ranges of which a pod gets one address.
+// RangeSet is several ranges, of which a pod gets one address.
 type RangeSet []Range
 
-// NewRange completes and validates a range; start, end and gateway may be the zero Addr. Its errors name the field.
+// NewRange completes and validates a range; start, end and gateway may be the zero Addr. Its errors begin with the
+// field of the configuration.
 func NewRange(subnet netip.Prefix, start, end, gateway netip.Addr) (Range, error) {
 	r := Range{Subnet: subnet, Start: start, End: end, Gateway: gateway}
 	if !subnet.IsValid() {
@@ -68,7 +69,7 @@ func lastAddr(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// Contains reports whether a may be allocated from r, the gateway included.
+// Contains reports whether a lies in r, from Start to End. The gateway may lie there too.
 func (r Range) Contains(a netip.Addr) bool {
 	return a.BitLen() == r.Start.BitLen() && !a.Less(r.Start) && !r.End.Less(a)
 }
@@ -128,7 +129,7 @@ func (s RangeSet) String() string {
 	return strings.Join(out, ",")
 }
 
-// ValidateRangeSets refuses what cannot be allocated from: empty sets, mixed families in a set, overlaps.
+// ValidateRangeSets returns an error for what cannot be allocated from: empty sets, mixed families in a set, overlaps.
 func ValidateRangeSets(sets []RangeSet) error {
 	if len(sets) == 0 {
 		return fmt.Errorf("no IP ranges specified: expected ipam.subnet or ipam.ranges")

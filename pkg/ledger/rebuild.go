@@ -7,17 +7,16 @@ import (
 	"strings"
 )
 
-// rebuild brings the records into agreement: at the first command of a boot, and if the marker or the
-// claims are missing (a data directory on tmpfs, a wiped directory, the first command after a switch from
-// host-local).
+// rebuild returns the steps that bring the records into agreement: at the first command of a boot, and if the marker or
+// the claims are missing (a data directory on tmpfs, a wiped directory, the first command after a switch from
+// host-local). It leaves the picture as it is.
 //
-// newBoot says that the marker names another boot, so that no attachment that stayput knew then can still
-// live. Without a marker the boot of a file cannot be told, and what is bound stays bound. A file that
-// stayput did not write and the index does not know may be host-local's from this boot: it stays
-// until its DEL, or until the agent reclaims it.
+// newBoot: the marker names another boot, so that no attachment that stayput knew then can still live. Without a marker
+// the boot of a file is unknown, and what is bound stays bound. A file that stayput did not write and the index does not
+// know may be host-local's from this boot: it stays until its DEL, or until the agent reclaims it.
 //
-// No valid address file is replaced but a dead attachment's. Killed anywhere, the marker still says the old
-// boot, and the next command begins again.
+// No valid address file is replaced but a dead attachment's. Killed anywhere, the marker still says the old boot, and
+// the next command begins again.
 //
 // What a newer version promised stays as it is, file by file. An address of such a claim that has no file gets one
 // that says nothing, so that it is not given away.

@@ -16,12 +16,13 @@ type Freed struct {
 	Addrs, InUse []netip.Addr
 }
 
-// Uninstall ends every promise and leaves the network to host-local: retained addresses become free, bound ones
-// are as host-local would have written them, and nothing of ours is left in the network directory or of its state.
-// Records of other versions go too. It makes no file, so that it may be called again.
+// Uninstall ends every promise and leaves the network to host-local: retained addresses become free, bound ones are as
+// host-local would have written them, and nothing of ours is left in the network directory or of its state. Records of
+// newer versions go too. It takes the lock, and may be called again. Freed is never nil, and true after an error, which
+// is the disk's.
 //
-// The claims go first and durably, since no power loss may bring a promise back for an address that was given
-// away; the description of the network goes last, since by it Networks finds what is left to do after a kill.
+// The claims go first and durably, since no power loss may bring a promise back for an address that was given away; the
+// description of the network goes last, since by it Networks finds what is left to do after a kill.
 func (l *Ledger) Uninstall() (*Freed, error) {
 	freed := &Freed{}
 	now, err := l.clock.Now()
@@ -106,6 +107,7 @@ func (s *session) removeClaims() error {
 // RemoveState removes what is left of the state directory once every network was uninstalled: what a kill left of a
 // network without its description, and the directory itself. What is not of a ledger stays. So does a network that
 // still has a description, because it could not be uninstalled or is in use again: left says how many there are.
+// It takes no lock. The errors are the disk's, joined.
 func RemoveState(o Options) (left int, err error) {
 	o.setDefaults()
 	names, err := o.FS.ReadDir(o.StateDir)
