@@ -12,8 +12,8 @@ import (
 // host-local). It leaves the picture as it is.
 //
 // newBoot: the marker names another boot, so that no attachment that stayput knew then can still live. Without a marker
-// the boot of a file is unknown, and what is bound stays bound. A file that stayput did not write and the index does not
-// know may be host-local's from this boot: it stays until its DEL, or until the agent reclaims it.
+// the boot of a file is unknown, and what is bound stays bound. A file that stayput did not write and the index does
+// not know may be host-local's from this boot: it stays until its DEL, or until the agent reclaims it.
 //
 // No valid address file is replaced but a dead attachment's. Killed anywhere, the marker still says the old boot, and
 // the next command begins again.

@@ -315,6 +315,12 @@ func (w *world) settle() {
 			w.failf("I5: leaked %+v", a)
 		}
 	}
+	if err := l.Collect(nil); err != nil { // entries of attachments that got no address and no DEL
+		w.failf("GC: %v", err)
+	}
+	if index, err := w.ledger().names(w.ledger().inState(indexDir)); err != nil || len(index) > 0 {
+		w.failf("I5: left in the index: %v, %v", index, err)
+	}
 	w.check()
 }
 
