@@ -39,7 +39,7 @@ func aLook(change ...func(*inspection.Node)) looked {
 	return looked{node: "node-1", is: n, from: noon.Add(-time.Second), to: noon.Add(time.Second)}
 }
 
-func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
+func TestEveryFindingSaysWhatToDo(t *testing.T) {
 	node := aNode("node-1")
 	down := aNode("node-1", func(n *corev1.Node) { n.Status.Conditions = nil })
 	for name, test := range map[string]struct {
@@ -102,7 +102,7 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 				t.Errorf("%s: found %+v", name, f)
 			}
 			if f.Todo == "" {
-				t.Errorf("%s: nothing is said of what to do: %+v", name, f)
+				t.Errorf("%s: it does not say what to do: %+v", name, f)
 			}
 			if strings.Contains(name, "newer version") && f.Todo != upgrade {
 				t.Errorf("%s: to do is %s", name, f.Todo)
@@ -116,11 +116,11 @@ func TestEachThingThatIsWrongWithANodeIsFoundWithWhatToDo(t *testing.T) {
 	all := checkNode(&node, aLook(), interval{-time.Second, time.Second})
 	for _, f := range all {
 		if f.Level != LevelOK {
-			t.Errorf("where all is well: %+v", f)
+			t.Errorf("if all is well: %+v", f)
 		}
 	}
 	if len(all) != 5 {
-		t.Errorf("where all is well there are %d findings", len(all))
+		t.Errorf("if all is well there are %d findings", len(all))
 	}
 }
 
@@ -160,7 +160,7 @@ func constants(t *testing.T, dir, of string) (values []string) {
 	return values
 }
 
-func TestEveryStateOfTheCNIConfigurationThatIsNotFineSaysWhatToDo(t *testing.T) {
+func TestEveryBadCNIStateSaysWhatToDo(t *testing.T) {
 	for _, state := range constants(t, "../node/cniconf", "State") {
 		good := cniconf.State(state).Good()
 		if _, there := cniTodo[state]; there == (state == "active" || state == "by-hand") {
@@ -192,7 +192,7 @@ func TestEveryStateOfAnAddressIsDrawnAndTold(t *testing.T) {
 	}
 }
 
-func TestARightThatIsMissingIsNamed(t *testing.T) {
+func TestAMissingRightIsNamed(t *testing.T) {
 	refused := apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no"))
 	if err := rightTo("list nodes", refused); !errors.Is(err, errRight) || !strings.Contains(err.Error(), "missing right to list nodes") {
 		t.Error(err)
@@ -210,7 +210,7 @@ func TestARightThatIsMissingIsNamed(t *testing.T) {
 	}
 }
 
-func TestClocksDifferOnlyWhereThatIsSure(t *testing.T) {
+func TestClocksDifferOnlyForCertain(t *testing.T) {
 	server := interval{-500 * time.Millisecond, 500 * time.Millisecond}
 	for _, test := range []struct {
 		node, want time.Duration
@@ -231,7 +231,7 @@ FAIL  node-3: agent: none
 4 in order, 1 warning, 1 failure
 `
 
-func TestAReportIsShortWhereAllIsInOrder(t *testing.T) {
+func TestAReportIsShortIfAllIsInOrder(t *testing.T) {
 	r := &Report{}
 	r.add(
 		Finding{LevelOK, "", "policies", "there", ""},

@@ -20,7 +20,7 @@ func execute(t *testing.T, args ...string) error {
 	return cmd.ExecuteContext(t.Context())
 }
 
-func TestABadArgumentIsNamedWithWhatWasExpected(t *testing.T) {
+func TestABadArgumentIsNamed(t *testing.T) {
 	for _, test := range []struct{ args, says string }{
 		{"get deployment/web", "POD: \"deployment/web\" is not valid: expected the name of a pod or of a RetainedIP"},
 		{"get pod/", "POD: \"pod/\" is not valid"},
@@ -49,7 +49,7 @@ func TestABadArgumentIsNamedWithWhatWasExpected(t *testing.T) {
 	}
 }
 
-func TestAgentsAreInspectedWithTheFlagsOfTheirDaemon(t *testing.T) {
+func TestInspectGetsTheFlagsOfTheAgent(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
 		{Name: "other", Args: []string{"--state-dir=/elsewhere"}},
 		{Name: "agent", Command: []string{"/stayput-agent", "--listen=:9463"}, Args: []string{"--install-cni", "--node-name=$(NODE_NAME)", "--state-dir=/var/lib/stayput"}},

@@ -51,7 +51,7 @@ func aSet(spec map[string]any) *unstructured.Unstructured {
 	}}
 }
 
-func TestWhyAnAddressIsKeptIsSaidInWords(t *testing.T) {
+func TestTheReasonIsInWords(t *testing.T) {
 	three, one := workloads{"w": aSet(map[string]any{"replicas": int64(3)})}, workloads{"w": aSet(map[string]any{"replicas": int64(1)})}
 	for _, test := range []struct {
 		r    *stayputv1alpha1.RetainedIP
@@ -76,7 +76,7 @@ func TestWhyAnAddressIsKeptIsSaidInWords(t *testing.T) {
 	}
 }
 
-func TestOrdinalsAreWantedAsTheirWorkloadCountsThem(t *testing.T) {
+func TestOrdinalsAreWantedByTheirWorkload(t *testing.T) {
 	for _, test := range []struct {
 		spec          map[string]any
 		pod           string

@@ -35,7 +35,7 @@ func TestASpiderEndpointIsAPromiseForEachInterface(t *testing.T) {
 	}
 }
 
-func TestWhatThePodTemplateAsksForComesBeforeTheFlag(t *testing.T) {
+func TestThePodTemplateComesBeforeTheFlag(t *testing.T) {
 	e := anEndpoint(t, "StatefulSet", "node-1", "10.6.0.5/16")
 	for annotation, want := range map[string]string{"stayput.io/retain-ip: 10m": "10m0s", "io.kubernetes.cri/reserved-ip-duration: 20": "20m0s", "stayput.io/retain-ip: while-owned": "while-owned"} {
 		key, value, _ := strings.Cut(annotation, ": ")

@@ -7,7 +7,7 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-func TestAnAddressIsReleasedOnlyIfItsNodeKeepsItNoLonger(t *testing.T) {
+func TestAReleasedAddressIsKeptNoLonger(t *testing.T) {
 	type change = func(*stayputv1alpha1.RetainedIP)
 	released := func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = true }
 	another := func(r *stayputv1alpha1.RetainedIP) { r.UID = "another" }
@@ -17,14 +17,14 @@ func TestAnAddressIsReleasedOnlyIfItsNodeKeepsItNoLonger(t *testing.T) {
 		free bool
 		err  error
 	}{
-		"it is still asked for":                                {[]change{released}, false, nil},
-		"somebody took the release back":                       {nil, false, errKept},
-		"its pod came back":                                    {[]change{released, isBound}, false, errBound},
-		"its pod came back, and the release is over":           {[]change{another, isBound}, false, errBound},
-		"somebody deleted it, and it was published again":      {[]change{another}, false, errKept},
-		"and somebody asked once more":                         {[]change{another, released}, false, nil},
-		"a later pod of that name has another address":         {[]change{another, isBound, elsewhere}, true, nil},
-		"a later pod of that name had another address as well": {[]change{another, elsewhere}, true, nil},
+		"it is still asked for":                        {[]change{released}, false, nil},
+		"spec.release was unset":                       {nil, false, errKept},
+		"its pod came back":                            {[]change{released, isBound}, false, errBound},
+		"its pod came back, and the release is over":   {[]change{another, isBound}, false, errBound},
+		"it was deleted and published again":           {[]change{another}, false, errKept},
+		"and its release was requested again":          {[]change{another, released}, false, nil},
+		"a later pod of that name has another address": {[]change{another, isBound, elsewhere}, true, nil},
+		"a later pod of that name had another address": {[]change{another, elsewhere}, true, nil},
 	} {
 		free, err := isFree(aRetainedIP(released), aRetainedIP(test.now...))
 		if free != test.free || !errors.Is(err, test.err) || err != nil && test.err == nil {

@@ -127,7 +127,7 @@ func TestAStoryIsToldInWords(t *testing.T) {
 	}
 }
 
-func TestWhatWouldHappenFollowsFromTheFacts(t *testing.T) {
+func TestTheForecastFollowsFromTheFacts(t *testing.T) {
 	for name, test := range map[string]struct {
 		facts   *facts
 		title   string
@@ -148,7 +148,7 @@ func TestWhatWouldHappenFollowsFromTheFacts(t *testing.T) {
 		"without a controller":                   {someFacts(func(f *facts) { f.workload, f.template, f.pod.OwnerReferences = nil, nil, nil }), "If it is deleted now", "none", "", []string{"it has no controller", "a pod of this name that is created by then gets it"}},
 		"the nodes cannot be listed":             {someFacts(func(f *facts) { f.nodes = nil }), "If it is deleted now", "unknown", "", []string{"which cannot be listed"}},
 		"its address is outside the ranges now":  {someFacts(func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Ranges[0].End = addr("10.1.0.5") }), "If it is deleted now", "home", "node-1", []string{"IP: another one. 10.1.0.9 is outside the ranges"}},
-		"nobody leads":                           {someFacts(func(f *facts) { f.lease = &coordinationv1.Lease{} }), "If it is deleted now", "home", "node-1", []string{"Before that it waits: no controller leads"}},
+		"no controller leads":                    {someFacts(func(f *facts) { f.lease = &coordinationv1.Lease{} }), "If it is deleted now", "home", "node-1", []string{"Before that it waits: no controller leads"}},
 		"the template asks for nothing any more": {someFacts(func(f *facts) { f.template = &corev1.PodTemplateSpec{} }), "If it is deleted now", "free", "", []string{"The pod template has changed since"}},
 	} {
 		fc := test.facts.story().IfDeleted
@@ -188,7 +188,7 @@ func TestWhyNothingIsPromisedIsSaid(t *testing.T) {
 	}
 }
 
-func TestWhatCouldNotBeFoundOutIsPartOfTheStory(t *testing.T) {
+func TestTheStorySaysWhatIsUnknown(t *testing.T) {
 	f := someFacts(func(f *facts) {
 		f.looks, f.lookErrors["node-1"] = nil, errors.New("pods/exec is forbidden")
 		f.unknown = []string{"the ledger of node node-1: pods/exec is forbidden"}
@@ -202,7 +202,7 @@ func TestWhatCouldNotBeFoundOutIsPartOfTheStory(t *testing.T) {
 	}
 }
 
-func TestAnEventOfTheWorkloadIsThePodsWhereItNamesIt(t *testing.T) {
+func TestAnEventThatNamesThePodIsAboutIt(t *testing.T) {
 	for text, want := range map[string]bool{
 		"pod web-1: waits": true, "create Pod web-1 in StatefulSet web": true, "pod web-10: waits": false, "web-1.node-1": false, "web": false,
 	} {
