@@ -190,7 +190,8 @@ func New(o Options) (*Agent, error) {
 	// 2. What the loops share.
 	news := &news{publisher: publisher, clock: o.Clock, metrics: a.metrics}
 	networks := &networks{ledgers: a.ledgers, confDir: o.CNIConfDir, metrics: a.metrics, log: o.Log}
-	policies := &policies{networks: networks, cacheDir: o.CNICacheDir, netns: o.Netns, news: news, metrics: a.metrics, log: o.Log}
+	policies := &policies{networks: networks, cacheDir: o.CNICacheDir, netns: o.Netns, news: news, metrics: a.metrics,
+		log: o.Log}
 
 	// 3. The loops.
 	a.watch = &watcher{
@@ -200,7 +201,8 @@ func New(o Options) (*Agent, error) {
 	a.queue = newQueue(policies, a.health.loop("queue"), a.metrics)
 	a.reconciler = &reconciler{
 		interval: o.Interval, now: reconcileNow, cri: a.cri, networks: networks, policies: policies,
-		agreed: agreed, spool: reports, clock: o.Clock, netns: o.Netns, beat: a.health.loop("reconcile"), metrics: a.metrics, log: o.Log,
+		agreed: agreed, spool: reports, clock: o.Clock, netns: o.Netns, beat: a.health.loop("reconcile"), metrics: a.metrics,
+		log: o.Log,
 		reclaimer: &reclaimer{
 			grace: o.GracePeriod, netns: o.Netns, netnsDirs: o.NetnsDirs, runtime: a.cri.PID,
 			news: news, metrics: a.metrics, log: o.Log, suspects: map[suspect]*suspicion{},
@@ -216,9 +218,11 @@ func New(o Options) (*Agent, error) {
 		news: news, beat: a.health.loop("book"), metrics: a.metrics, log: o.Log,
 	}
 	a.spool = &spoolReader{
-		spool: reports, now: spoolNow, news: news, restored: restored, beat: a.health.loop("spool"), metrics: a.metrics, log: o.Log,
+		spool: reports, now: spoolNow, news: news, restored: restored, beat: a.health.loop("spool"), metrics: a.metrics,
+		log: o.Log,
 	}
-	a.announcer = &announcer{restored: restored, clock: o.Clock, beat: a.health.loop("peers"), metrics: a.metrics, log: o.Log}
+	a.announcer = &announcer{restored: restored, clock: o.Clock, beat: a.health.loop("peers"), metrics: a.metrics,
+		log: o.Log}
 	a.keeper = cniconf.New(cniconf.Options{
 		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, Install: o.InstallCNI, Plugin: o.PluginBinary,
 		StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention,
@@ -246,8 +250,8 @@ func set[T comparable](v *T, byDefault T) {
 	}
 }
 
-// Run runs every loop until ctx is done. If stayput is uninstalled before, it ends them, puts the node back as it was and
-// idles; its errors are those of [uninstall.Uninstaller.Run].
+// Run runs every loop until ctx is done. If stayput is uninstalled before, it ends them, puts the node back as it was
+// and idles; its errors are those of [uninstall.Uninstaller.Run].
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.cri.Close()
 	defer a.watch.close()
@@ -257,7 +261,8 @@ func (a *Agent) Run(ctx context.Context) error {
 // work runs every loop.
 func (a *Agent) work(ctx context.Context) {
 	var wg sync.WaitGroup
-	loops := []func(context.Context){a.watch.run, a.queue.run, a.reconciler.run, a.book.run, a.spool.run, a.announcer.run, a.keep}
+	loops := []func(context.Context){a.watch.run, a.queue.run, a.reconciler.run, a.book.run, a.spool.run, a.announcer.run,
+		a.keep}
 	if a.api != nil {
 		loops = append(loops, a.api.Run)
 	}

@@ -87,7 +87,8 @@ func (k *bookKeeper) refresh() (left time.Duration, ends bool) {
 	now := retainedip.Promises{Claims: claimsOf(books, wall), Settled: k.agreed.networks(books)}
 	if k.released || !sameClaims(now.Claims, k.published.Claims) || !slices.Equal(now.Settled, k.published.Settled) {
 		k.published, k.released = now, false
-		k.news.publisher.PublishClaims(retainedip.Promises{Claims: slices.Clone(now.Claims), Settled: slices.Clone(now.Settled)})
+		k.news.publisher.PublishClaims(retainedip.Promises{Claims: slices.Clone(now.Claims),
+			Settled: slices.Clone(now.Settled)})
 	}
 	return left, ends
 }
@@ -228,7 +229,8 @@ func (k *bookKeeper) expire() (next time.Duration, ends bool) {
 		for _, e := range expired {
 			k.metrics.expired.WithLabelValues(network).Inc()
 			k.news.publish(ledger.Event{
-				Reason: retainedip.EventExpired, Key: e.Key, Pod: ledger.Pod{Namespace: e.Key.Namespace(), Name: e.Key.Pod}, Addrs: e.Addrs,
+				Reason: retainedip.EventExpired, Key: e.Key, Pod: ledger.Pod{Namespace: e.Key.Namespace(),
+					Name: e.Key.Pod}, Addrs: e.Addrs,
 				Message: fmt.Sprintf("%v of network %s is no longer retained: its retention expired", e.Addrs, network),
 			})
 		}

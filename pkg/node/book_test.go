@@ -85,7 +85,8 @@ func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 		t.Fatalf("published %d times", n)
 	}
 	c := last()
-	if len(c) != 1 || c[0].Phase != retainedip.PhaseBound || c[0].Pod != s.Pod || c[0].ContainerID != "c1" || c[0].Addrs[0] != addr || !c[0].Expires.IsZero() {
+	if len(c) != 1 || c[0].Phase != retainedip.PhaseBound || c[0].Pod != s.Pod || c[0].ContainerID != "c1" ||
+		c[0].Addrs[0] != addr || !c[0].Expires.IsZero() {
 		t.Errorf("bound: %+v", c)
 	}
 	w.del(s)
@@ -97,7 +98,8 @@ func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 	}
 	now, _ := w.clock.Now()
 	c = last()
-	if len(c) != 1 || c[0].Phase != retainedip.PhaseRetained || c[0].ContainerID != "" || !c[0].Expires.Equal(now.Wall.Add(9*time.Minute)) {
+	if len(c) != 1 || c[0].Phase != retainedip.PhaseRetained || c[0].ContainerID != "" ||
+		!c[0].Expires.Equal(now.Wall.Add(9*time.Minute)) {
 		t.Errorf("retained: %+v", c)
 	}
 	check(t, w.ledger.Release(c[0].Key))

@@ -19,7 +19,8 @@ func claimsOf(books []book, at time.Time) []retainedip.Claim {
 			}
 			c := byKey[*ad.Key]
 			if c == nil {
-				c = &retainedip.Claim{Key: *ad.Key, Policy: ad.Policy, Phase: retainedip.PhaseRetained, Pod: ledger.Pod{Namespace: ad.Key.Namespace(), Name: ad.Key.Pod}}
+				c = &retainedip.Claim{Key: *ad.Key, Policy: ad.Policy, Phase: retainedip.PhaseRetained,
+					Pod: ledger.Pod{Namespace: ad.Key.Namespace(), Name: ad.Key.Pod}}
 				byKey[*ad.Key] = c
 				all = append(all, c)
 			}

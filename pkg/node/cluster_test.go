@@ -25,7 +25,8 @@ func (w *world) inCluster(c *nodetest.Cluster) *Agent {
 	w.t.Helper()
 	a := w.a
 	p, err := retainedip.New(retainedip.Options{
-		API: &rest.Config{Host: c.URL}, Node: "n1", NamespaceGrace: a.o.GracePeriod, Release: a.book.release, Log: a.log, Registry: prometheus.NewRegistry(),
+		API: &rest.Config{Host: c.URL}, Node: "n1", NamespaceGrace: a.o.GracePeriod, Release: a.book.release, Log: a.log,
+		Registry: prometheus.NewRegistry(),
 	})
 	check(w.t, err)
 	a.api, a.book.news.publisher = p, publishers{w.said, p}

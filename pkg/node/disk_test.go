@@ -30,7 +30,8 @@ func TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater(t *testing
 		w.a.spool.take(t.Context())
 	}
 	errors := map[string]prometheus.Counter{
-		"mark": w.a.metrics.markErrors, "policy": w.a.metrics.policyErrors, "expire": w.a.metrics.expireErrors, "spool": w.a.metrics.spoolErrors,
+		"mark": w.a.metrics.markErrors, "policy": w.a.metrics.policyErrors, "expire": w.a.metrics.expireErrors,
+		"spool": w.a.metrics.spoolErrors,
 	}
 	work()
 	for what, c := range errors {

@@ -35,7 +35,8 @@ func TestItIsReadyOnceItHasTriedToReconcileAndSaysWhatIsDegraded(t *testing.T) {
 	w.runtime.Fail(nodetest.ErrRuntime)
 	w.a.reconciler.reconcileAndReport(t.Context())
 	code, body := w.get("/readyz")
-	if code != http.StatusOK || !strings.Contains(body, "nri: degraded") || !strings.Contains(body, "cri: degraded") || !strings.Contains(body, nodetest.ErrRuntime.Error()) {
+	if code != http.StatusOK || !strings.Contains(body, "nri: degraded") || !strings.Contains(body, "cri: degraded") ||
+		!strings.Contains(body, nodetest.ErrRuntime.Error()) {
 		t.Errorf("without a runtime: %d %s", code, body)
 	}
 	w.runtime.Fail(nil)
@@ -72,7 +73,8 @@ func TestItIsHealthyUnlessALoopIsStuck(t *testing.T) {
 
 func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	w := newWorld(t)
-	_, err := retainedip.New(retainedip.Options{API: &rest.Config{Host: "http://192.0.2.1"}, Registry: w.a.o.Registry}) // as in a cluster
+	_, err := retainedip.New(retainedip.Options{API: &rest.Config{Host: "http://192.0.2.1"},
+		Registry: w.a.o.Registry}) // as in a cluster
 	check(t, err)
 	w.retained("c1") // so that the metrics with labels are there
 	w.clock.Pass(configureTime)

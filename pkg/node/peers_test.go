@@ -92,7 +92,8 @@ func remember(t *testing.T, netns string, mac net.HardwareAddr, state int) {
 			return err
 		}
 		for _, a := range podAddrs {
-			if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: a.AsSlice(), HardwareAddr: mac, State: state}); err != nil {
+			if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: a.AsSlice(), HardwareAddr: mac,
+				State: state}); err != nil {
 				return err
 			}
 		}
@@ -117,7 +118,8 @@ func remembered(t *testing.T, netns string, addr netip.Addr) (mac net.HardwareAd
 
 func restoredEvent(netns string) ledger.Event {
 	return ledger.Event{
-		Reason: ledger.EventRestored, Key: ledger.Key{Network: "pods", IfName: "eth0"}, Pod: ledger.Pod{Namespace: "default", Name: "web-0"},
+		Reason: ledger.EventRestored, Key: ledger.Key{Network: "pods", IfName: "eth0"}, Pod: ledger.Pod{Namespace: "default",
+			Name: "web-0"},
 		ContainerID: "c1", Netns: netns, Addrs: podAddrs,
 	}
 }
@@ -155,7 +157,8 @@ func TestAnAddressIsAnnouncedOnceTheMainPluginHasConfiguredIt(t *testing.T) {
 		pending = w.a.announcer.announceDue(pending)
 		return bytes.Equal(remembered(t, peer, podAddrs[0]), mac) && bytes.Equal(remembered(t, peer, podAddrs[1]), mac)
 	})
-	eventually(t, "nothing is left to announce", func() bool { pending = w.a.announcer.announceDue(pending); return len(pending) == 0 })
+	eventually(t, "nothing is left to announce",
+		func() bool { pending = w.a.announcer.announceDue(pending); return len(pending) == 0 })
 }
 
 func TestAPodThatNeverGetsItsAddressIsGivenUp(t *testing.T) {

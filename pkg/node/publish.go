@@ -39,7 +39,8 @@ type LogPublisher struct{ Log *slog.Logger }
 
 func (p LogPublisher) PublishClaims(all retainedip.Promises) {
 	for _, c := range all.Claims {
-		p.Log.Debug("Claim", "key", c.Key.String(), "network", c.Key.Network, "addrs", c.Addrs, "phase", c.Phase, "expires", c.Expires)
+		p.Log.Debug("Claim", "key", c.Key.String(), "network", c.Key.Network, "addrs", c.Addrs, "phase", c.Phase, "expires",
+			c.Expires)
 	}
 }
 
@@ -53,7 +54,8 @@ func (p LogPublisher) PublishEvent(e ledger.Event) {
 	if e.Pod.Name == "" && e.Key.Pod != "" {
 		pod = e.Key.Namespace() + "/" + e.Key.Pod
 	}
-	p.Log.Log(context.Background(), level, string(e.Reason), "pod", pod, "sandbox", e.ContainerID, "addrs", e.Addrs, "network", e.Key.Network, "message", e.Message)
+	p.Log.Log(context.Background(), level, string(e.Reason), "pod", pod, "sandbox", e.ContainerID, "addrs", e.Addrs,
+		"network", e.Key.Network, "message", e.Message)
 }
 
 // news is what the agent tells: it counts what happened and publishes it.

@@ -79,7 +79,8 @@ func TestABadAnnotationIsReportedAndSetsNothing(t *testing.T) {
 	// Nor has it decided that nothing is to be retained: a runtime that hands on corrected annotations is heard.
 	policy, _, err := ledger.ParseAnnotations(ten)
 	check(t, err)
-	_, err = w.ledger.Del(ledger.DelRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: "eth0"}, Pod: s.Pod, Policy: &policy})
+	_, err = w.ledger.Del(ledger.DelRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: "eth0"}, Pod: s.Pod,
+		Policy: &policy})
 	check(t, err)
 	w.want(addr, ledger.StateRetained)
 }
@@ -107,7 +108,8 @@ func TestEveryInterfaceThatLibcniKnowsIsDecided(t *testing.T) {
 	w.addOn(w.ledger, s, "eth0", nil)
 	w.addOn(w.ledger, s, "net-1", nil)
 	w.addOn(other, s, "net2", nil)
-	for _, name := range []string{"pods-c1-eth0", "pods-c1-net-1", "pods-blue-c1-net2", "pods-c11-eth0", "cni-loopback-c1-lo"} {
+	for _, name := range []string{"pods-c1-eth0", "pods-c1-net-1", "pods-blue-c1-net2", "pods-c11-eth0",
+		"cni-loopback-c1-lo"} {
 		check(t, os.WriteFile(filepath.Join(w.dir, "cni/results", name), nil, 0o600))
 	}
 	w.a.RunPodSandbox(s)
@@ -172,7 +174,8 @@ func TestSynchronizeCatchesUpWithPodsThatStartedUnseen(t *testing.T) {
 
 func TestNothingIsKeptForANameThatNoPodOfKubernetesHas(t *testing.T) {
 	retain := map[string]string{ledger.AnnotationRetainIP: "10m"}
-	if o := observe(Sandbox{Pod: ledger.Pod{Namespace: "default", Name: "create-PodSandbox"}, Annotations: retain}); o.err == nil {
+	if o := observe(Sandbox{Pod: ledger.Pod{Namespace: "default", Name: "create-PodSandbox"},
+		Annotations: retain}); o.err == nil {
 		t.Error("it is kept")
 	}
 	if o := observe(Sandbox{Pod: ledger.Pod{Namespace: "default", Name: "create-PodSandbox"}}); o.err != nil {

@@ -47,7 +47,9 @@ type reclaimer struct {
 // suspectAll compares the ledgers with the sandboxes that the runtime listed, and returns those suspects that
 // have been unknown to it for a grace period. During its ADD a sandbox has an address file but is not listed: once is
 // no evidence. next is when the next one is due, 0 if none is.
-func (r *reclaimer) suspectAll(books []book, listed map[string]bool, now time.Duration) (due []suspect, next time.Duration) {
+func (r *reclaimer) suspectAll(
+	books []book, listed map[string]bool, now time.Duration,
+) (due []suspect, next time.Duration) {
 	seen := map[suspect]bool{}
 	for _, b := range books {
 		dir := directory(b.ledger)
@@ -217,8 +219,10 @@ func (r *reclaimer) free(v *hostnet.View, k suspect, s *suspicion, leftover *hos
 	}
 	r.metrics.reclaimed.WithLabelValues(network).Add(float64(len(s.addrs)))
 	r.news.publish(ledger.Event{
-		Reason: retainedip.EventReclaimed, Key: ledger.Key{Network: network}, Pod: s.pod, ContainerID: k.att.ContainerID, Netns: s.netns.Path, Addrs: s.addrs,
-		Message: fmt.Sprintf("%v of network %s leaked and was reclaimed: the runtime has not listed its sandbox for %s", s.addrs, network, r.grace),
+		Reason: retainedip.EventReclaimed, Key: ledger.Key{Network: network}, Pod: s.pod, ContainerID: k.att.ContainerID,
+		Netns: s.netns.Path, Addrs: s.addrs,
+		Message: fmt.Sprintf("%v of network %s leaked and was reclaimed: the runtime has not listed its sandbox for %s",
+			s.addrs, network, r.grace),
 	})
 	return nil
 }

@@ -121,7 +121,8 @@ func (r *reconciler) reconcile(ctx context.Context) (next time.Duration, err err
 // adopt sees to it that the ledgers know every running sandbox: those that host-local gave an address before
 // stayput came, and those that started while the agent was away. It returns the namespaces of those that have one;
 // whole: every policy was set.
-func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]cri.Sandbox, marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns, whole bool) {
+func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]cri.Sandbox,
+	marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns, whole bool) {
 	unserved := r.networks.configured(served)
 	for _, l := range unserved {
 		// This describes the network as its first command does, and makes its directories: without that the cluster would
@@ -217,7 +218,8 @@ func marksOf(ledgers []*ledger.Ledger) (map[*ledger.Ledger]map[string]ledger.Mar
 
 // dropMarks removes the marks of sandboxes that are gone. One that still has an address leaked, and its mark
 // says what becomes of that.
-func (r *reconciler) dropMarks(books []book, list map[string]cri.Sandbox, marks map[*ledger.Ledger]map[string]ledger.Mark) {
+func (r *reconciler) dropMarks(books []book, list map[string]cri.Sandbox,
+	marks map[*ledger.Ledger]map[string]ledger.Mark) {
 	bound := boundTo(books)
 	for l, all := range marks {
 		for id := range all {

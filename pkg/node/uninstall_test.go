@@ -41,7 +41,8 @@ type running struct {
 func (w *world) installedIn(c *nodetest.Cluster) *running {
 	w.t.Helper()
 	a, err := New(Options{
-		StateDir: filepath.Join(w.dir, "state"), CNICacheDir: filepath.Join(w.dir, "cni"), CNIConfDir: filepath.Join(w.dir, "net.d"),
+		StateDir: filepath.Join(w.dir, "state"), CNICacheDir: filepath.Join(w.dir, "cni"), CNIConfDir: filepath.Join(w.dir,
+			"net.d"),
 		CNIBinDir: filepath.Join(w.dir, "bin"),
 		NetnsDirs: []string{filepath.Join(w.dir, "netns")}, CRISocket: filepath.Join(w.dir, "cri.sock"),
 		API: &rest.Config{Host: c.URL}, NodeName: "n1", Namespace: "stayput-system",
@@ -229,7 +230,8 @@ func TestAConfigurationThatCannotBeTakenAwayKeepsThePromises(t *testing.T) {
 	cl.Uninstall()
 	eventually(t, "said", func() bool {
 		s := r.says(t)
-		return strings.Contains(s, "uninstalling: degraded: removing the CNI configuration") && strings.Contains(s, "read-only")
+		return strings.Contains(s, "uninstalling: degraded: removing the CNI configuration") &&
+			strings.Contains(s, "read-only")
 	})
 	w.want(kept, ledger.StateRetained)
 	w.want(runs, ledger.StateBound)
@@ -438,7 +440,8 @@ func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
 	r = w.installedIn(c)
 	eventually(t, "reported", func() bool {
 		s := r.says(t)
-		return strings.Contains(s, "ledger: degraded: 2 addresses are left alone") && strings.Contains(s, "has version 2, this stayput reads up to 1")
+		return strings.Contains(s, "ledger: degraded: 2 addresses are left alone") &&
+			strings.Contains(s, "has version 2, this stayput reads up to 1")
 	})
 	asked := c.Count("GET /apis/stayput.io")
 	eventually(t, "looked", func() bool { return c.Count("GET /apis/stayput.io") > asked || r.api.Trouble() == "" })

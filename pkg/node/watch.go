@@ -53,7 +53,8 @@ func (w *watcher) open(dirs []string) {
 		}
 	}
 	if err != nil {
-		w.log.Warn("Polling files, inotify is unavailable: raise fs.inotify.max_user_instances", "every", pollEvery, "err", err)
+		w.log.Warn("Polling files, inotify is unavailable: raise fs.inotify.max_user_instances", "every", pollEvery, "err",
+			err)
 		return
 	}
 	w.fs = fs
@@ -128,7 +129,8 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) || name == uninstall.RecordFile || strings.HasPrefix(name, atomicfile.TempPrefix) {
+		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) || name == uninstall.RecordFile ||
+			strings.HasPrefix(name, atomicfile.TempPrefix) {
 			return
 		}
 		w.agreed.void()

@@ -54,7 +54,8 @@ func newWorld(t *testing.T) *world {
 func (w *world) newAgent() *Agent {
 	w.t.Helper()
 	a, err := New(Options{
-		StateDir: filepath.Join(w.dir, "state"), CNICacheDir: filepath.Join(w.dir, "cni"), CNIConfDir: filepath.Join(w.dir, "net.d"),
+		StateDir: filepath.Join(w.dir, "state"), CNICacheDir: filepath.Join(w.dir, "cni"), CNIConfDir: filepath.Join(w.dir,
+			"net.d"),
 		NetnsDirs: []string{filepath.Join(w.dir, "netns")}, CRISocket: filepath.Join(w.dir, "cri.sock"),
 		Clock: w.clock, Publisher: w.said,
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -120,7 +121,8 @@ var ten = map[string]string{ledger.AnnotationRetainIP: "10m"}
 // sandbox is a sandbox with a namespace of its own.
 func (w *world) sandbox(id, pod string, annotations map[string]string) Sandbox {
 	w.t.Helper()
-	return Sandbox{ID: id, Pod: ledger.Pod{Namespace: "default", Name: pod, UID: "uid-" + id}, Annotations: annotations, Netns: w.netns(id)}
+	return Sandbox{ID: id, Pod: ledger.Pod{Namespace: "default", Name: pod, UID: "uid-" + id}, Annotations: annotations,
+		Netns: w.netns(id)}
 }
 
 // add is the plugin's ADD for a runtime that hands on no annotations.
@@ -133,7 +135,8 @@ func (w *world) addOn(l *ledger.Ledger, s Sandbox, ifname string, policy *ledger
 	if !ok {
 		ns = ledger.Netns{}
 	}
-	r, err := l.Add(ledger.AddRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: ifname}, Pod: s.Pod, Netns: ns, Policy: policy})
+	r, err := l.Add(ledger.AddRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: ifname}, Pod: s.Pod,
+		Netns: ns, Policy: policy})
 	check(w.t, err)
 	check(w.t, w.a.spool.spool.Report(r.Events))
 	return r.Addrs

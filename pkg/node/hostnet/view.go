@@ -288,7 +288,8 @@ func (v *View) Remove(s *Space, ns ledger.Netns) error {
 		if !ok || idOf(is) != idOf(ns) && path != ns.Path {
 			continue
 		}
-		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&
+			!errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("unmounting %s: %w", path, err)
 		}
 	}

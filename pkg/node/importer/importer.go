@@ -140,7 +140,8 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 			continue
 		}
 		if p.book != nil {
-			return nil, fmt.Sprintf("%s is in the ranges of two networks, %s and %s", item.IPs[0], p.book.ledger.Network().Name, b.ledger.Network().Name)
+			return nil, fmt.Sprintf("%s is in the ranges of two networks, %s and %s", item.IPs[0], p.book.ledger.Network().Name,
+				b.ledger.Network().Name)
 		}
 		p.book = b
 	}
@@ -173,7 +174,8 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 		case a.Key != nil:
 			return nil, fmt.Sprintf("%s is promised to %s", ip, a.Key)
 		case p.has != nil && *p.has != a.Attachment:
-			return nil, fmt.Sprintf("%v are bound to two sandboxes, %s and %s", item.IPs, p.has.ContainerID, a.Attachment.ContainerID)
+			return nil, fmt.Sprintf("%v are bound to two sandboxes, %s and %s", item.IPs, p.has.ContainerID,
+				a.Attachment.ContainerID)
 		default:
 			p.has = &a.Attachment
 			lives = im.lives(a.Netns)
@@ -194,7 +196,8 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 	// 3. Who has them in the runtime.
 	for id, s := range im.sandboxes {
 		if s.AddrsErr != nil {
-			return nil, fmt.Sprintf("the runtime does not say which addresses sandbox %s of pod %s has: %v", id, s.Pod, s.AddrsErr)
+			return nil, fmt.Sprintf("the runtime does not say which addresses sandbox %s of pod %s has: %v", id, s.Pod,
+				s.AddrsErr)
 		}
 		if !slices.ContainsFunc(s.Addrs, func(ip netip.Addr) bool { return slices.Contains(p.addrs, ip) }) {
 			continue
@@ -239,7 +242,8 @@ func (im *importer) lives(ns ledger.Netns) bool {
 // fits returns why addresses are not what a pod of the network would get, or "".
 func fits(p *planned, n *ledger.Network) string {
 	if len(p.addrs) != len(n.Ranges) {
-		return fmt.Sprintf("a pod of network %s has %d addresses, one of each range set, and here are %d", n.Name, len(n.Ranges), len(p.addrs))
+		return fmt.Sprintf("a pod of network %s has %d addresses, one of each range set, and here are %d", n.Name,
+			len(n.Ranges), len(p.addrs))
 	}
 	for i, use := range n.Use(p.book.addrs) {
 		if !slices.ContainsFunc(p.addrs, func(a netip.Addr) bool { return within(use.RangeSet, a) }) {
@@ -290,7 +294,8 @@ func (im *importer) carryOut(ctx context.Context, p *planned) error {
 	if err != nil {
 		return err
 	}
-	if refused := slices.IndexFunc(r.Events, func(e ledger.Event) bool { return e.Reason == ledger.EventRefused }); refused >= 0 {
+	if refused := slices.IndexFunc(r.Events,
+		func(e ledger.Event) bool { return e.Reason == ledger.EventRefused }); refused >= 0 {
 		return fmt.Errorf("%w: %s", errNotKept, r.Events[refused].Message)
 	}
 	if len(r.Addrs) != len(p.addrs) {

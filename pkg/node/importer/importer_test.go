@@ -64,7 +64,8 @@ func (w *world) add(s sandbox) netip.Addr {
 	w.t.Helper()
 	ns, _, err := ledger.SystemNetns{}.Identify(s.Netns)
 	must.Do(w.t, err)
-	r, err := w.ledger.Add(ledger.AddRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: "eth0"}, Pod: s.Pod, Netns: ns})
+	r, err := w.ledger.Add(ledger.AddRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: "eth0"}, Pod: s.Pod,
+		Netns: ns})
 	must.Do(w.t, err)
 	return r.Addrs[0]
 }
@@ -99,7 +100,8 @@ func (w *world) importing() (pod sandbox, ip netip.Addr) {
 
 func (w *world) imports(ip netip.Addr) inspection.ImportItem {
 	w.t.Helper()
-	done, err := Import(w.t.Context(), w.options(), []inspection.ImportItem{{Namespace: "default", Pod: "web-0", IPs: []netip.Addr{ip}, Retention: "10m"}}, true)
+	done, err := Import(w.t.Context(), w.options(), []inspection.ImportItem{{Namespace: "default", Pod: "web-0",
+		IPs: []netip.Addr{ip}, Retention: "10m"}}, true)
 	must.Do(w.t, err)
 	return done.Items[0]
 }
@@ -147,8 +149,11 @@ func TestAnImportThatFailsLeavesTheAddressOfAPodThatRunsBound(t *testing.T) {
 				return nil
 			})
 		}, nodetest.ErrRuntime.Error()},
-		"its namespace cannot be seen":                  {func(w *world, pod sandbox) { w.runtime.SetNetns(pod.ID, "/run/netns/elsewhere") }, "cannot be seen"},
-		"the sandbox has another address in the ledger": {func(w *world, pod sandbox) { w.add(pod) }, ledger.ErrDuplicate.Error()},
+		"its namespace cannot be seen": {func(w *world, pod sandbox) {
+			w.runtime.SetNetns(pod.ID, "/run/netns/elsewhere")
+		}, "cannot be seen"},
+		"the sandbox has another address in the ledger": {func(w *world, pod sandbox) { w.add(pod) },
+			ledger.ErrDuplicate.Error()},
 		"the runtime does not say what a sandbox has": {func(w *world, pod sandbox) {
 			w.runtime.BeforeStatus(func(string, bool) error { return status.Error(codes.Unavailable, "later") })
 		}, "does not say"},
@@ -181,7 +186,8 @@ func TestAnImportKeepsTheAddressOfAPodThatIsGone(t *testing.T) {
 		t.Errorf("%+v", i)
 	}
 	w.want(ip, ledger.StateRetained)
-	done, err := Import(t.Context(), w.options(), []inspection.ImportItem{{Namespace: "default", Pod: "web-1", IPs: []netip.Addr{free}, Retention: "10m"}}, true)
+	done, err := Import(t.Context(), w.options(), []inspection.ImportItem{{Namespace: "default", Pod: "web-1",
+		IPs: []netip.Addr{free}, Retention: "10m"}}, true)
 	must.Do(t, err)
 	if i := done.Items[0]; i.Action != inspection.ActionRetain || !i.Done {
 		t.Errorf("%+v", i)
@@ -200,7 +206,8 @@ func TestReservationsOfOpenKruisesHostLocalAreRead(t *testing.T) {
 		`{"containerId":`: {Action: inspection.ActionRefuse, Why: "its reservation does not parse: unexpected end of JSON input"},
 	} {
 		got := reservedIP([]byte(content), "default", "web-0", now)
-		if got.Namespace != "default" || got.Pod != "web-0" || got.Interface != want.Interface || got.Retention != want.Retention || got.Action != want.Action || got.Why != want.Why {
+		if got.Namespace != "default" || got.Pod != "web-0" || got.Interface != want.Interface ||
+			got.Retention != want.Retention || got.Action != want.Action || got.Why != want.Why {
 			t.Errorf("%s is %+v", content, got)
 		}
 		if want.Action != inspection.ActionRefuse && (len(got.IPs) != 1 || got.IPs[0].String() != "10.244.1.5") {

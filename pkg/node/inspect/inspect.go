@@ -148,7 +148,8 @@ func addressOf(a ledger.Address) inspection.Address {
 	if k := a.Key; k != nil {
 		is.Namespace, is.Pod, is.Interface = k.Namespace(), k.Pod, k.IfName
 		is.Promise = &inspection.Promise{
-			Identity: k.Identity, Retention: a.Policy.RetainIP(), WhenScaled: a.Policy.WhenScaled, WhenDeleted: a.Policy.WhenDeleted,
+			Identity: k.Identity, Retention: a.Policy.RetainIP(), WhenScaled: a.Policy.WhenScaled,
+			WhenDeleted: a.Policy.WhenDeleted,
 		}
 	}
 	if a.State == ledger.StateRetained {
@@ -162,7 +163,8 @@ func addressOf(a ledger.Address) inspection.Address {
 }
 
 // compareTwice holds the ledgers against the runtime, and what does not agree once more a moment later.
-func compareTwice(ctx context.Context, socket string, ledgers []*ledger.Ledger, n *inspection.Node, sandboxes map[string]cri.Sandbox) {
+func compareTwice(ctx context.Context, socket string, ledgers []*ledger.Ledger, n *inspection.Node,
+	sandboxes map[string]cri.Sandbox) {
 	type finding struct {
 		network int
 		inspection.Suspicion
@@ -215,7 +217,8 @@ func compare(n *inspection.Network, sandboxes map[string]cri.Sandbox) (leaks, do
 	for _, a := range n.Addresses {
 		byIP[a.IP] = a
 		if _, known := sandboxes[a.ContainerID]; a.State == inspection.Bound && !known {
-			leaks = append(leaks, inspection.Suspicion{IP: a.IP, Why: "bound to sandbox " + a.ContainerID + ", which the runtime does not list"})
+			leaks = append(leaks, inspection.Suspicion{IP: a.IP, Why: "bound to sandbox " + a.ContainerID +
+				", which the runtime does not list"})
 		}
 	}
 	for id, s := range sandboxes {
@@ -230,15 +233,20 @@ func compare(n *inspection.Network, sandboxes map[string]cri.Sandbox) (leaks, do
 			case taken && a.State == inspection.Bound && a.ContainerID == id:
 				continue
 			case !taken:
-				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but in the ledger it is free", s.Pod)})
+				doubled = append(doubled, inspection.Suspicion{IP: ip,
+					Why: fmt.Sprintf("pod %s has it, but in the ledger it is free", s.Pod)})
 			case a.State == inspection.Bound:
-				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but in the ledger it is bound to sandbox %s", s.Pod, a.ContainerID)})
+				doubled = append(doubled, inspection.Suspicion{IP: ip,
+					Why: fmt.Sprintf("pod %s has it, but in the ledger it is bound to sandbox %s", s.Pod, a.ContainerID)})
 			default:
-				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but in the ledger it is %s", s.Pod, strings.ToLower(string(a.State)))})
+				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but in the ledger it is %s",
+					s.Pod, strings.ToLower(string(a.State)))})
 			}
 		}
 	}
-	slices.SortFunc(doubled, func(a, b inspection.Suspicion) int { return cmp.Or(a.IP.Compare(b.IP), strings.Compare(a.Why, b.Why)) })
+	slices.SortFunc(doubled, func(a, b inspection.Suspicion) int {
+		return cmp.Or(a.IP.Compare(b.IP), strings.Compare(a.Why, b.Why))
+	})
 	return leaks, doubled
 }
 
@@ -251,7 +259,8 @@ func askAgent(ctx context.Context, listen string) (inspection.Agent, inspection.
 	if err != nil {
 		return inspection.Agent{Ready: said.Ready, Error: err.Error()}, said
 	}
-	return inspection.Agent{Ready: said.Ready, NRI: said.NRI, CRI: said.CRI, API: said.API, CNI: said.CNI, Error: said.Message}, said
+	return inspection.Agent{Ready: said.Ready, NRI: said.NRI, CRI: said.CRI, API: said.API, CNI: said.CNI,
+		Error: said.Message}, said
 }
 
 // errOnlyText is of an agent that knows no StatusPath.
@@ -294,7 +303,8 @@ func cniOf(o Options) inspection.CNI {
 		s = cniconf.InspectFiles(o.CNIConfDir, o.CNIBinDir)
 	}
 	is := inspection.CNI{
-		State: string(s.State), Message: s.Message, Good: s.State.Good(), Dir: s.ConfDir, File: s.File, Network: s.Network, Source: s.Source,
+		State: string(s.State), Message: s.Message, Good: s.State.Good(), Dir: s.ConfDir, File: s.File, Network: s.Network,
+		Source:   s.Source,
 		Installs: o.InstallCNI, Plugin: plugin, Image: binaryAt(o.PluginBinary),
 	}
 	if is.Plugin.Error == "" && !s.Plugin.Installed {

@@ -28,7 +28,8 @@ func TestAnInspectionSaysHowTheRuntimeIsConfigured(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "10-net.conflist"), []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if c := cniOf(Options{CNIConfDir: dir, CNIBinDir: dir}); c.State != want.State || c.Good || c.Message == "" || c.File != "10-net.conflist" || c.Plugin.Error != "missing" {
+		if c := cniOf(Options{CNIConfDir: dir, CNIBinDir: dir}); c.State != want.State || c.Good || c.Message == "" ||
+			c.File != "10-net.conflist" || c.Plugin.Error != "missing" {
 			t.Errorf("%s: %+v", content, c)
 		}
 	}
@@ -43,9 +44,11 @@ func TestAnInspectionSaysWhatOnlyTheRunningAgentKnows(t *testing.T) {
 		said   inspection.Status
 		want   inspection.CNI
 	}{
-		"all is well":            {active, inspection.Status{CNIState: "active", CNIMessage: "fine"}, active},
-		"without its source":     {active, inspection.Status{CNIState: "held", CNIMessage: "gone"}, inspection.CNI{State: "held", Message: "gone", Good: true}},
-		"in a fight":             {active, inspection.Status{CNIState: "conflict", CNIMessage: "9 times"}, inspection.CNI{State: "conflict", Message: "9 times"}},
+		"all is well": {active, inspection.Status{CNIState: "active", CNIMessage: "fine"}, active},
+		"without its source": {active, inspection.Status{CNIState: "held", CNIMessage: "gone"},
+			inspection.CNI{State: "held", Message: "gone", Good: true}},
+		"in a fight": {active, inspection.Status{CNIState: "conflict", CNIMessage: "9 times"},
+			inspection.CNI{State: "conflict", Message: "9 times"}},
 		"the disk knows better":  {shadowed, inspection.Status{CNIState: "held", CNIMessage: "gone"}, shadowed},
 		"the agent says nothing": {active, inspection.Status{}, active},
 	} {
@@ -64,7 +67,8 @@ func TestAnInspectionAsksTheAgentHowItIs(t *testing.T) {
 	}{
 		"ready":     {"application/json", 200, `{"ready":true,"nri":"connected","cri":"ok","cni":"active: x","cniState":"active"}`, inspection.Agent{Ready: true, NRI: "connected", CRI: "ok", CNI: "active: x"}},
 		"not ready": {"application/json", 503, `{"ready":false,"message":"too early"}`, inspection.Agent{Error: "too early"}},
-		"older":     {"text/plain; charset=utf-8", 200, "ok\nnri: connected\n", inspection.Agent{Ready: true, Error: errOnlyText.Error()}},
+		"older": {"text/plain; charset=utf-8", 200, "ok\nnri: connected\n",
+			inspection.Agent{Ready: true, Error: errOnlyText.Error()}},
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.String() != inspection.StatusPath {

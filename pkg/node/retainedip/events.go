@@ -99,8 +99,10 @@ type objectReference struct {
 	UID        types.UID `json:"uid,omitempty"`
 }
 
-func newEventSink(client *rest.RESTClient, node string, m *metrics, log *slog.Logger, uidOf func(Name) types.UID) *eventSink {
-	return &eventSink{client: client, node: node, metrics: m, log: log, uidOf: uidOf, c: make(chan *event, eventsQueued), limit: rate.NewLimiter(eventsPerSecond, eventsBurst), recent: map[string]time.Time{}}
+func newEventSink(client *rest.RESTClient, node string, m *metrics, log *slog.Logger,
+	uidOf func(Name) types.UID) *eventSink {
+	return &eventSink{client: client, node: node, metrics: m, log: log, uidOf: uidOf, c: make(chan *event, eventsQueued),
+		limit: rate.NewLimiter(eventsPerSecond, eventsBurst), recent: map[string]time.Time{}}
 }
 
 // put queues an Event, or drops it if too many are waiting.
@@ -136,7 +138,8 @@ func (s *eventSink) make(e ledger.Event) *event {
 		about = objectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: pod, UID: types.UID(e.Pod.UID)}
 	default:
 		key := Name{namespace, v1alpha1.RetainedIPName(pod, s.node)}
-		about = objectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "RetainedIP", Namespace: namespace, Name: key.Name, UID: s.uidOf(key)}
+		about = objectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "RetainedIP", Namespace: namespace,
+			Name: key.Name, UID: s.uidOf(key)}
 	}
 	at := e.Time
 	if at.IsZero() {
@@ -196,10 +199,12 @@ func (s *eventSink) deliver(ctx context.Context, e *event) {
 		case err == nil, apierrors.IsAlreadyExists(err):
 			s.metrics.eventsSent.Inc()
 			return
-		case errors.As(err, &answer) && answer.Status().Code < 500 && !apierrors.IsTooManyRequests(err) && !apierrors.IsUnauthorized(err),
+		case errors.As(err, &answer) && answer.Status().Code < 500 && !apierrors.IsTooManyRequests(err) &&
+			!apierrors.IsUnauthorized(err),
 			time.Since(e.EventTime.Time) > eventAge, ctx.Err() != nil:
 			s.metrics.eventsDropped.Inc()
-			s.log.Warn("Dropped an Event", "reason", e.Reason, "about", e.Regarding.Kind+" "+e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
+			s.log.Warn("Dropped an Event", "reason", e.Reason, "about",
+				e.Regarding.Kind+" "+e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
 			return
 		}
 		select {
@@ -216,5 +221,6 @@ func (s *eventSink) post(ctx context.Context, e *event) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return s.client.Post().AbsPath("/apis/events.k8s.io/v1/namespaces", e.Metadata.Namespace, "events").Body(body).Do(ctx).Error()
+	return s.client.Post().AbsPath("/apis/events.k8s.io/v1/namespaces", e.Metadata.Namespace,
+		"events").Body(body).Do(ctx).Error()
 }

@@ -92,12 +92,14 @@ func byPod(claims []Claim) [][]Claim {
 	slices.SortFunc(claims, func(a, b Claim) int {
 		return cmp.Or(
 			strings.Compare(a.Key.Namespace(), b.Key.Namespace()), strings.Compare(a.Key.Pod, b.Key.Pod), rank(a)-rank(b),
-			strings.Compare(a.Key.Network, b.Key.Network), strings.Compare(a.Key.IfName, b.Key.IfName), strings.Compare(a.Key.Identity, b.Key.Identity))
+			strings.Compare(a.Key.Network, b.Key.Network), strings.Compare(a.Key.IfName,
+				b.Key.IfName), strings.Compare(a.Key.Identity, b.Key.Identity))
 	})
 	var groups [][]Claim
 	for from := 0; from < len(claims); {
 		to := from + 1
-		for to < len(claims) && claims[to].Key.Pod == claims[from].Key.Pod && claims[to].Key.Namespace() == claims[from].Key.Namespace() {
+		for to < len(claims) && claims[to].Key.Pod == claims[from].Key.Pod &&
+			claims[to].Key.Namespace() == claims[from].Key.Namespace() {
 			to++
 		}
 		groups = append(groups, claims[from:to])
@@ -132,7 +134,8 @@ func statusOf(claims []Claim, now time.Time) v1alpha1.RetainedIPStatus {
 		}); i >= 0 {
 			s.Addresses[i].IPs = append(s.Addresses[i].IPs, ips...) // of two identities
 		} else {
-			s.Addresses = append(s.Addresses, v1alpha1.NetworkAddresses{Network: c.Key.Network, Interface: c.Key.IfName, IPs: ips})
+			s.Addresses = append(s.Addresses, v1alpha1.NetworkAddresses{Network: c.Key.Network, Interface: c.Key.IfName,
+				IPs: ips})
 		}
 		if c.Phase == PhaseBound {
 			s.Phase = v1alpha1.PhaseBound
@@ -194,7 +197,8 @@ func sameStatus(a, b v1alpha1.RetainedIPStatus) bool {
 			return cmp.Or(strings.Compare(a.Network, b.Network), strings.Compare(a.Interface, b.Interface))
 		})
 	}
-	return a.Phase == b.Phase && slices.Equal(a.IPs, b.IPs) && a.PodUID == b.PodUID && a.Since.Equal(b.Since) && a.Expires == b.Expires &&
+	return a.Phase == b.Phase && slices.Equal(a.IPs, b.IPs) && a.PodUID == b.PodUID && a.Since.Equal(b.Since) &&
+		a.Expires == b.Expires &&
 		slices.EqualFunc(order(a), order(b), func(a, b v1alpha1.NetworkAddresses) bool {
 			return a.Network == b.Network && a.Interface == b.Interface && slices.Equal(a.IPs, b.IPs)
 		})

@@ -26,7 +26,8 @@ func claimOf(t *testing.T, network, pod, ifname, addr string) Claim {
 	t.Helper()
 	return Claim{
 		Key:   ledger.Key{Network: network, Identity: "pod:default/" + pod, Pod: pod, IfName: ifname},
-		Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Phase: PhaseBound, Policy: policyOf(t, "10m"), Pod: ledger.Pod{Namespace: "default", Name: pod, UID: "u1"},
+		Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Phase: PhaseBound, Policy: policyOf(t,
+			"10m"), Pod: ledger.Pod{Namespace: "default", Name: pod, UID: "u1"},
 	}
 }
 
@@ -44,15 +45,18 @@ func TestAPodWithSeveralNetworksHasOneObject(t *testing.T) {
 		t.Fatalf("%d objects", len(all))
 	}
 	p := all[Name{"default", "web-0.node-a"}]
-	if !slices.Equal(p.status.IPs, []string{"192.0.2.7", "198.51.100.7"}) || len(p.status.Addresses) != 2 || len(p.claims) != 2 {
+	if !slices.Equal(p.status.IPs, []string{"192.0.2.7", "198.51.100.7"}) || len(p.status.Addresses) != 2 ||
+		len(p.claims) != 2 {
 		t.Errorf("%+v", p)
 	}
 	// It is bound while one of them is, and ends with the last.
-	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), web}, "node-a", noon)[Name{"default", "web-0.node-a"}]
+	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), web}, "node-a",
+		noon)[Name{"default", "web-0.node-a"}]
 	if p.status.Phase != v1alpha1.PhaseBound || p.status.Expires != "" {
 		t.Errorf("%+v", p.status)
 	}
-	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), retainedUntil(web, noon.Add(-time.Hour), noon)}, "node-a", noon)[Name{"default", "web-0.node-a"}]
+	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), retainedUntil(web, noon.Add(-time.Hour), noon)},
+		"node-a", noon)[Name{"default", "web-0.node-a"}]
 	if p.status.Expires != "2026-01-02T13:00:00Z" || !p.status.Since.Time.Equal(noon) {
 		t.Errorf("%+v", p.status)
 	}
@@ -63,14 +67,16 @@ func TestTwoIdentitiesOfOneInterfaceAreOneEntry(t *testing.T) {
 	shared := claimOf(t, "pods", "web-0", "eth0", "192.0.2.8")
 	shared.Key.Identity, shared.Policy.Identity = "set:default/front", "front"
 	p := promisedBy([]Claim{own, shared}, "node-a", noon)[Name{"default", "web-0.node-a"}]
-	if len(p.status.Addresses) != 1 || !slices.Equal(p.status.Addresses[0].IPs, []string{"192.0.2.8", "192.0.2.7"}) || p.spec.Identity != "front" {
+	if len(p.status.Addresses) != 1 || !slices.Equal(p.status.Addresses[0].IPs, []string{"192.0.2.8", "192.0.2.7"}) ||
+		p.spec.Identity != "front" {
 		t.Errorf("%+v", p)
 	}
 }
 
 func TestARetentionIsWrittenAsPeopleWriteIt(t *testing.T) {
 	for written, shown := range map[string]string{
-		"10m": "10m", "720h": "720h", "1h30m": "1h30m", "90s": "1m30s", "30s": "30s", "100ms": "100ms", "while-owned": "while-owned", "1h0m5s": "1h0m5s",
+		"10m": "10m", "720h": "720h", "1h30m": "1h30m", "90s": "1m30s", "30s": "30s", "100ms": "100ms",
+		"while-owned": "while-owned", "1h0m5s": "1h0m5s",
 	} {
 		if got := policyOf(t, written).RetainIP(); got != shown {
 			t.Errorf("%s is shown as %s", written, got)
@@ -91,7 +97,8 @@ func TestAPolicyThatWasPutTogetherAgainHasTheDefaults(t *testing.T) {
 }
 
 func TestAnExpiryMovesByTwoSecondsOrNotAtAll(t *testing.T) {
-	was := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained, PodUID: "u1", Since: &metav1.Time{Time: noon}, Expires: "2026-01-02T12:10:00Z"}
+	was := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained, PodUID: "u1", Since: &metav1.Time{Time: noon},
+		Expires: "2026-01-02T12:10:00Z"}
 	for expires, shown := range map[string]string{
 		"2026-01-02T12:10:01Z": "2026-01-02T12:10:00Z", "2026-01-02T12:09:59Z": "2026-01-02T12:10:00Z",
 		"2026-01-02T12:10:02Z": "2026-01-02T12:10:02Z", v1alpha1.ExpiresNever: v1alpha1.ExpiresNever,
@@ -106,10 +113,12 @@ func TestAnExpiryMovesByTwoSecondsOrNotAtAll(t *testing.T) {
 func TestBoundSinceIsKeptForThePodOnly(t *testing.T) {
 	was := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u1", Since: &metav1.Time{Time: noon}}
 	later := &metav1.Time{Time: noon.Add(time.Hour)}
-	if got := after(was, v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u1", Since: later}); !got.Since.Time.Equal(noon) {
+	if got := after(was, v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u1",
+		Since: later}); !got.Since.Time.Equal(noon) {
 		t.Errorf("since %s", got.Since)
 	}
-	if got := after(was, v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u2", Since: later}); !got.Since.Equal(later) {
+	if got := after(was, v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u2",
+		Since: later}); !got.Since.Equal(later) {
 		t.Errorf("since %s", got.Since)
 	}
 }

@@ -142,9 +142,10 @@ func (j jittered) When(k Name) time.Duration {
 // Run publishes until ctx is done.
 func (p *Publisher) Run(ctx context.Context) {
 	var wg sync.WaitGroup
-	reflector := cache.NewReflectorWithOptions(listWatch{p}, &v1alpha1.RetainedIP{}, objectStore{p}, cache.ReflectorOptions{
-		Name: retainedIPs, Backoff: &p.backoff,
-	})
+	reflector := cache.NewReflectorWithOptions(listWatch{p}, &v1alpha1.RetainedIP{}, objectStore{p},
+		cache.ReflectorOptions{
+			Name: retainedIPs, Backoff: &p.backoff,
+		})
 	wg.Go(func() { reflector.RunWithContext(ctx) })
 	for range apiWriters {
 		wg.Go(func() {
@@ -292,7 +293,8 @@ func (p *Publisher) sync(ctx context.Context, key Name) error {
 			p.o.Release(key, want.claims, func() { p.releaseDone(key, o.uid) })
 			return nil
 		case requestIsOver:
-			p.log.Info("Ignored a release requested before the pod came back", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
+			p.log.Info("Ignored a release requested before the pod came back", "pod", key.Namespace+"/"+want.spec.PodName,
+				"addrs", want.status.IPs)
 			return p.delete(ctx, key, o)
 		default:
 			return nil
@@ -355,7 +357,8 @@ func (p *Publisher) apply(ctx context.Context, key Name, o *object, want *promis
 	delete(p.homeless, key)
 	p.mu.Unlock()
 	p.keepAnswer(&now, want)
-	p.log.Debug("Applied RetainedIP", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs, "phase", want.status.Phase, "expires", want.status.Expires)
+	p.log.Debug("Applied RetainedIP", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs, "phase",
+		want.status.Phase, "expires", want.status.Expires)
 	return nil
 }
 
@@ -392,7 +395,8 @@ func objectNotFound(err error) bool    { return missing(err) == retainedIPs }
 // Status: what the client makes of that has a cause.
 func missing(err error) string {
 	var s apierrors.APIStatus
-	if !errors.As(err, &s) || !apierrors.IsNotFound(err) || s.Status().Details == nil || apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
+	if !errors.As(err, &s) || !apierrors.IsNotFound(err) || s.Status().Details == nil ||
+		apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
 		return ""
 	}
 	return s.Status().Details.Kind
@@ -424,7 +428,8 @@ func (p *Publisher) mayWrite(key Name) error {
 // wrote counts a write. If it was refused because the object has changed, the new one is fetched.
 func (p *Publisher) wrote(ctx context.Context, verb string, key Name, o *object, err error) error {
 	p.metrics.writes.WithLabelValues(verb, resultOf(err)).Inc()
-	if err == nil || o == nil || !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) && !apierrors.IsBadRequest(err) {
+	if err == nil || o == nil || !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) &&
+		!apierrors.IsBadRequest(err) {
 		return err
 	}
 	var now v1alpha1.RetainedIP
@@ -453,10 +458,12 @@ func (p *Publisher) namespaceGone(key Name, want *promised) {
 		p.homeless[key], since = now, now
 	}
 	p.mu.Unlock()
-	if now.Sub(since) < p.o.NamespaceGrace || want.spec.WhenDeleted != v1alpha1.PolicyRelease || want.status.Phase != v1alpha1.PhaseRetained {
+	if now.Sub(since) < p.o.NamespaceGrace || want.spec.WhenDeleted != v1alpha1.PolicyRelease ||
+		want.status.Phase != v1alpha1.PhaseRetained {
 		return
 	}
-	p.log.Info("Releasing, the workload's namespace was deleted", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
+	p.log.Info("Releasing, the workload's namespace was deleted", "pod", key.Namespace+"/"+want.spec.PodName, "addrs",
+		want.status.IPs)
 	p.o.Release(key, want.claims, func() { p.releaseDone(key, "") })
 }
 

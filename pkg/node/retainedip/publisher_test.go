@@ -152,7 +152,10 @@ func TestAWatchThatIsTooOldIsBegunAnew(t *testing.T) {
 	c.Mu.Unlock()
 	must.Eventually(t, "watched", func() bool { c.Mu.Lock(); defer c.Mu.Unlock(); return len(c.Watches) == 1 })
 	c.EndWatches(&metav1.Status{Code: 410, Reason: metav1.StatusReasonExpired})
-	must.Eventually(t, "published again", func() bool { return c.Object("web-0") != nil && c.Object("web-0").UID != was.UID })
+	must.Eventually(t, "published again", func() bool {
+		return c.Object("web-0") != nil &&
+			c.Object("web-0").UID != was.UID
+	})
 }
 
 func TestAnAPIServerThatWentBackInTimeIsListedAnew(t *testing.T) {
@@ -230,7 +233,10 @@ func TestObjectsWaitForTheirNode(t *testing.T) {
 	c.Node = "third"
 	c.RemoveLocked(nodetest.Name{Namespace: "default", Name: "web-0.n1"})
 	c.Mu.Unlock()
-	must.Eventually(t, "published for the third", func() bool { return c.Object("web-0") != nil && c.Object("web-0").OwnerReferences[0].UID == "third" })
+	must.Eventually(t, "published for the third", func() bool {
+		return c.Object("web-0") != nil &&
+			c.Object("web-0").OwnerReferences[0].UID == "third"
+	})
 }
 
 func TestSomebodyWhoWritesAgainstTheAgentDoesNotKeepItBusy(t *testing.T) {
@@ -261,8 +267,10 @@ func TestAnEventIsAboutThePodWhereItsUIDIsKnown(t *testing.T) {
 	key := ledger.Key{Network: "pods", Identity: "pod:default/web-0", Pod: "web-0", IfName: "eth0"}
 	for _, e := range []ledger.Event{
 		{Reason: ledger.EventRestored, Key: key, Time: noon, Message: "ordinary"},
-		{Reason: ledger.EventNotRestored, Key: key, Pod: ledger.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Time: noon, Message: "why"},
-		{Reason: ledger.EventNotRestored, Key: key, Pod: ledger.Pod{Namespace: "default", Name: "web-0", UID: "u1"}, Time: noon, Message: "why"},
+		{Reason: ledger.EventNotRestored, Key: key, Pod: ledger.Pod{Namespace: "default", Name: "web-0", UID: "u1"},
+			Time: noon, Message: "why"},
+		{Reason: ledger.EventNotRestored, Key: key, Pod: ledger.Pod{Namespace: "default", Name: "web-0", UID: "u1"},
+			Time: noon, Message: "why"},
 		{Reason: EventExpired, Key: key, Time: noon, Message: "over"},
 		{Reason: EventReclaimed, Key: ledger.Key{Network: "pods"}, Time: noon, Message: strings.Repeat("x", 2000)},
 	} {
@@ -272,14 +280,16 @@ func TestAnEventIsAboutThePodWhereItsUIDIsKnown(t *testing.T) {
 	about := map[string]nodetest.Reference{}
 	for _, e := range c.Events {
 		about[e.Reason] = e.Regarding
-		if e.EventTime.IsZero() || e.Action == "" || e.ReportingInstance != "n1" || e.ReportingController != "stayput-agent" || len(e.Note) > longestNote {
+		if e.EventTime.IsZero() || e.Action == "" || e.ReportingInstance != "n1" ||
+			e.ReportingController != "stayput-agent" || len(e.Note) > longestNote {
 			t.Errorf("%+v", e)
 		}
 	}
 	want := map[string]nodetest.Reference{
 		"IPNotRestored": {APIVersion: "v1", Kind: "Pod", Namespace: "default", Name: "web-0", UID: "u1"},
-		"IPExpired":     {APIVersion: "stayput.io/v1alpha1", Kind: "RetainedIP", Namespace: "default", Name: "web-0.n1", UID: c.Object("web-0").UID},
-		"IPReclaimed":   {APIVersion: "v1", Kind: "Node", Name: "n1"},
+		"IPExpired": {APIVersion: "stayput.io/v1alpha1", Kind: "RetainedIP", Namespace: "default", Name: "web-0.n1",
+			UID: c.Object("web-0").UID},
+		"IPReclaimed": {APIVersion: "v1", Kind: "Node", Name: "n1"},
 	}
 	if !maps.Equal(about, want) {
 		t.Errorf("about %+v", about)
@@ -290,7 +300,8 @@ func TestEventsThatAreTooManyAreDroppedAndCounted(t *testing.T) {
 	p, err := New(options(t, "http://192.0.2.1"))
 	must.Do(t, err)
 	for i := range eventsQueued + 10 {
-		p.PublishEvent(ledger.Event{Reason: EventExpired, Key: ledger.Key{Identity: "pod:default/web", Pod: fmt.Sprint("web-", i)}, Time: noon})
+		p.PublishEvent(ledger.Event{Reason: EventExpired, Key: ledger.Key{Identity: "pod:default/web",
+			Pod: fmt.Sprint("web-", i)}, Time: noon})
 	}
 	if n := testutil.ToFloat64(p.metrics.eventsDropped); n != 10 {
 		t.Errorf("%v dropped", n)
@@ -319,5 +330,6 @@ func TestADefinitionThatLacksAFieldIsWrittenToOnce(t *testing.T) {
 		t.Errorf("%d writes of what never changed", n)
 	}
 	p.retain()
-	must.Eventually(t, "told of the next state", func() bool { return c.Object("web-0").Status.Phase == v1alpha1.PhaseRetained })
+	must.Eventually(t, "told of the next state",
+		func() bool { return c.Object("web-0").Status.Phase == v1alpha1.PhaseRetained })
 }
