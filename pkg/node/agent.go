@@ -190,15 +190,17 @@ func New(o Options) (*Agent, error) {
 	// 2. What the loops share.
 	news := &news{publisher: publisher, clock: o.Clock, metrics: a.metrics}
 	networks := &networks{ledgers: a.ledgers, confDir: o.CNIConfDir, metrics: a.metrics, log: o.Log}
-	policies := &policies{networks: networks, cacheDir: o.CNICacheDir, netns: o.Netns, news: news, metrics: a.metrics,
-		log: o.Log}
+	policies := &policies{
+		networks: networks, cacheDir: o.CNICacheDir, netns: o.Netns, news: news, markTimeout: markTimeout,
+		metrics: a.metrics, log: o.Log,
+	}
 
 	// 3. The loops.
 	a.watch = &watcher{
 		stateDir: filepath.Clean(o.StateDir), spool: reports.Events(), latency: reports.LatencyFile(),
 		agreed: agreed, reconcileNow: reconcileNow, bookNow: bookNow, spoolNow: spoolNow, log: o.Log,
 	}
-	a.queue = newQueue(policies, a.health.loop("queue"), a.metrics)
+	a.queue = newQueue(policies, reconcileNow, a.health.loop("queue"), a.metrics, o.Log)
 	a.reconciler = &reconciler{
 		interval: o.Interval, now: reconcileNow, cri: a.cri, networks: networks, policies: policies,
 		agreed: agreed, spool: reports, clock: o.Clock, netns: o.Netns, beat: a.health.loop("reconcile"), metrics: a.metrics,
@@ -232,8 +234,8 @@ func New(o Options) (*Agent, error) {
 
 	// 4. The hooks.
 	a.hooks = &hooks{
-		queue: a.queue, policies: policies, markTimeout: markTimeout, reconcile: reconcileNow, book: bookNow,
-		uninstalling: func() bool { return a.uninstaller.Status() != "" }, metrics: a.metrics, log: o.Log,
+		policies: policies, queue: a.queue, reconcile: reconcileNow, book: bookNow,
+		uninstalling: func() bool { return a.uninstaller.Status() != "" }, metrics: a.metrics,
 	}
 	if err := a.watch.start(); err != nil {
 		a.cri.Close()

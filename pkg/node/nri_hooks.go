@@ -1,7 +1,6 @@
 package node
 
 import (
-	"log/slog"
 	"net/netip"
 	"time"
 
@@ -25,15 +24,13 @@ func (s Sandbox) attrs(more ...any) []any {
 // wait meanwhile: a hook is a small write at most, and leaves the rest to the queue. Each exported hook times its
 // unexported twin.
 type hooks struct {
-	queue       *queue
-	policies    *policies
-	markTimeout time.Duration
+	policies *policies
+	queue    *queue
 	// uninstalling reports whether the node is being put back: from then on the hooks do nothing.
 	uninstalling func() bool
 	reconcile    wake
 	book         wake
 	metrics      *metrics
-	log          *slog.Logger
 }
 
 func (h *hooks) timed(hook string, f func()) {
@@ -53,10 +50,8 @@ func (h *hooks) runPodSandbox(s Sandbox) {
 		return // on the host's network: CNI had nothing to do with it
 	}
 	o := observe(s)
-	if o.answers && o.err == nil {
-		h.markInTime(o)
-	}
-	h.enqueue(o)
+	h.policies.markInTime(o)
+	h.queue.put(o)
 }
 
 // StopPodSandbox is the hook of a sandbox that is about to lose its addresses. It changes no policy.
@@ -77,7 +72,7 @@ func (h *hooks) synchronize(all []Sandbox) {
 	}
 	for _, s := range all {
 		if s.Netns != "" {
-			h.enqueue(observe(s))
+			h.queue.put(observe(s))
 		}
 	}
 	h.reconcile.up()
@@ -91,32 +86,5 @@ func (a *Agent) Connected(up bool) {
 		a.metrics.nriConnections.Inc()
 	} else {
 		a.metrics.nriConnected.Set(0)
-	}
-}
-
-func (h *hooks) enqueue(o observation) {
-	if !h.queue.put(o) {
-		h.log.Warn("Queue full, left to a reconciliation", o.sandbox.attrs()...)
-		h.reconcile.up()
-	}
-}
-
-// markTimeout is a quarter of what the runtime grants. A disk that needs longer for two fsyncs is in
-// trouble; the write goes on behind the answer.
-const markTimeout = 500 * time.Millisecond
-
-// markInTime writes the marks and returns when they are durable, or the time is up.
-func (h *hooks) markInTime(o observation) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		h.policies.mark(o)
-	}()
-	late := time.NewTimer(h.markTimeout)
-	defer late.Stop()
-	select {
-	case <-done:
-	case <-late.C:
-		h.log.Warn("Disk slow, policy mark not written yet", o.sandbox.attrs()...)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/hostnet"
@@ -35,10 +36,35 @@ func observe(s Sandbox) observation {
 type policies struct {
 	networks *networks
 	cacheDir string // of libcni
-	netns    ledger.NetnsProber
-	news     *news
-	metrics  *metrics
-	log      *slog.Logger
+	// markTimeout is how long a hook waits for a mark.
+	markTimeout time.Duration
+	netns       ledger.NetnsProber
+	news        *news
+	metrics     *metrics
+	log         *slog.Logger
+}
+
+// markTimeout is a quarter of what the runtime grants. A disk that needs longer for two fsyncs is in
+// trouble; the write goes on behind the answer.
+const markTimeout = 500 * time.Millisecond
+
+// markInTime leaves the policy that a pod asks for, and returns when it is durable or the time is up.
+func (p *policies) markInTime(o observation) {
+	if !o.answers || o.err != nil {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.mark(o)
+	}()
+	late := time.NewTimer(p.markTimeout)
+	defer late.Stop()
+	select {
+	case <-done:
+	case <-late.C:
+		p.log.Warn("Disk slow, policy mark not written yet", o.sandbox.attrs()...)
+	}
 }
 
 // mark leaves the pod's policy for its DEL, in every network: which ones the pod is attached to is not known

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"log/slog"
 )
 
 // queueLength is some minutes' worth of pods starting as fast as a node can; what does not fit is left to
@@ -12,24 +13,27 @@ const queueLength = 1024
 type queue struct {
 	c        chan observation
 	policies *policies
-	beat     *beat
-	metrics  *metrics
+	// reconcile is woken for what has no room.
+	reconcile wake
+	beat      *beat
+	metrics   *metrics
+	log       *slog.Logger
 }
 
-func newQueue(p *policies, b *beat, m *metrics) *queue {
-	q := &queue{c: make(chan observation, queueLength), policies: p, beat: b, metrics: m}
+func newQueue(p *policies, reconcile wake, b *beat, m *metrics, log *slog.Logger) *queue {
+	q := &queue{c: make(chan observation, queueLength), policies: p, reconcile: reconcile, beat: b, metrics: m, log: log}
 	m.observeQueue(func() float64 { return float64(len(q.c)) })
 	return q
 }
 
-// put never blocks; false means that there was no room.
-func (q *queue) put(o observation) bool {
+// put never blocks: a reconciliation does the work of what has no room.
+func (q *queue) put(o observation) {
 	select {
 	case q.c <- o:
-		return true
 	default:
 		q.metrics.queueDropped.Inc()
-		return false
+		q.log.Warn("Queue full, left to a reconciliation", o.sandbox.attrs()...)
+		q.reconcile.up()
 	}
 }
 
