@@ -108,7 +108,7 @@ var configurations = map[string]struct {
 	"no plugins":      {"10-x.conflist", `{"cniVersion":"0.4.0","name":"x"}`, Broken, "no plugins"},
 }
 
-func TestConfigurationsOfOthersAreKnownForWhatTheyAre(t *testing.T) {
+func TestInstallersConfigurationsAreClassified(t *testing.T) {
 	for name, c := range configurations {
 		t.Run(name, func(t *testing.T) {
 			got := Dir{}.Conf(File{Name: c.file, Data: []byte(c.data)})
@@ -119,7 +119,7 @@ func TestConfigurationsOfOthersAreKnownForWhatTheyAre(t *testing.T) {
 	}
 }
 
-func TestWhatIsDerivedIsTheSourceWithStayputInHostLocalsPlace(t *testing.T) {
+func TestDeriveReplacesHostLocalAndNothingElse(t *testing.T) {
 	for name, c := range configurations {
 		if c.kind != Stock {
 			continue
@@ -220,7 +220,7 @@ func TestNumbersAndUnknownKeysAreKeptExactly(t *testing.T) {
 	}
 }
 
-func TestLimitsGoIntoTheIPAMSectionOnlyWhereTheyAreSet(t *testing.T) {
+func TestLimitsGoIntoTheIPAMSectionIfTheyAreSet(t *testing.T) {
 	f := File{Name: "10-x.conf", Data: []byte(`{"name":"x","type":"bridge","ipam":{"type":"host-local"}}`)}
 	ipam := func(l Limits) map[string]any {
 		data, err := Derive(Dir{}.Conf(f), l, nil)

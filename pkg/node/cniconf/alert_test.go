@@ -10,7 +10,7 @@ import (
 )
 
 // The alert is the only one that judges a word which another program chose. A state that it does not know is not good.
-func TestTheAlertAboutTheCNIConfigurationIsQuietInEveryGoodStateAndInNoOther(t *testing.T) {
+func TestTheAlertFiresInEveryStateThatIsNotGood(t *testing.T) {
 	rules, err := monitoring.RuleQueries("../../../deploy/chart/files/rules.yaml")
 	must.Do(t, err)
 	i := slices.IndexFunc(rules, func(q monitoring.Query) bool { return q.Where == "StayputCNIConfigurationNotOurs" })

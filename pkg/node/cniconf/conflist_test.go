@@ -13,7 +13,7 @@ import (
 
 // A service mesh chains its plugin to the file that comes first, by writing it anew in its own way, and takes it out
 // again when it is removed.
-func TestWhatOthersChainToTheFileStaysInIt(t *testing.T) {
+func TestChainedPluginsStay(t *testing.T) {
 	const source = "10-flannel.conflist"
 	var list map[string]any
 	must.Do(t, json.Unmarshal([]byte(ownOf(t, source, flannelConf)), &list))
@@ -138,7 +138,7 @@ func TestTheFileFollowsItsSource(t *testing.T) {
 	}
 }
 
-func TestAFileOutlivesItsSourceUntilThatIsGoneForGoodOrReplaced(t *testing.T) {
+func TestAFileOutlivesItsSourceForAWhile(t *testing.T) {
 	own := ownOf(t, "10-pods.conflist", bridgeConf)
 	whole := dirOf(ConflistName, own, "10-pods.conflist", bridgeConf, "99-lo.conf", loConf)
 	gone := dirOf(ConflistName, own, "99-lo.conf", loConf)

@@ -176,7 +176,7 @@ func TestNothingIsWrittenWithoutNeed(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatIsNotToInstallOnlyLooks(t *testing.T) {
+func TestWithoutInstallItOnlyObserves(t *testing.T) {
 	w := newConfWorld(t)
 	w.o.Install = false
 	w.restart()
@@ -202,7 +202,7 @@ func TestAnAgentThatIsNotToInstallOnlyLooks(t *testing.T) {
 	}
 }
 
-func TestAnotherBinaryIsReplacedAlsoWhileItRuns(t *testing.T) {
+func TestAnotherBinaryIsReplacedEvenWhileItRuns(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
 	target := filepath.Join(w.bins, PluginName)
@@ -297,7 +297,7 @@ func (w *confWorld) mount(options string) {
 }
 
 // An upgrade that does not fit on the disk is no reason to stop: the plugin from before still runs.
-func TestAnOlderPluginServesWhereTheNewOneCannotBeInstalled(t *testing.T) {
+func TestAnOlderPluginServesIfTheNewOneCannotBeInstalled(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
 	w.look(StateActive)
@@ -384,7 +384,7 @@ func TestAFullDiskLeavesTheOldConfigurationWhole(t *testing.T) {
 	}
 }
 
-func TestADirectoryThatIsMissingIsWaitedFor(t *testing.T) {
+func TestAMissingDirectoryIsAwaited(t *testing.T) {
 	w := newConfWorld(t)
 	must.Do(t, os.RemoveAll(w.conf))
 	w.look(StateError)
@@ -402,7 +402,7 @@ func TestADirectoryThatIsMissingIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestWhoeverRemovesTheFileEndsItsTimeWithoutASource(t *testing.T) {
+func TestRemovingTheFileEndsItsHold(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
 	w.write("20-calico.conflist", calicoConf)
@@ -528,7 +528,7 @@ func TestThePluginStaysWhileMultusHasACopyOfTheConflist(t *testing.T) {
 }
 
 // flannel ends a container with the configuration that it was added with.
-func TestWhatFlannelRemembersGoesToWhoeverKeepsTheAddresses(t *testing.T) {
+func TestFlannelsNotesNameThePluginThatKeepsTheAddresses(t *testing.T) {
 	w := newConfWorld(t)
 	notes := filepath.Join(w.dir, "flannel")
 	must.Do(t, os.Mkdir(notes, 0o700))
