@@ -32,8 +32,8 @@ func promised(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
 		want := pod.Spec.NodeName + " Bound " + pod.Status.PodIP + "\n"
 		until(t, "the address of "+name+" to be promised", func(ctx context.Context) bool {
 			said, err := c.Kubectl(ctx, "", "get", "retainedips", "-n", pod.Namespace,
-				"-o", `jsonpath={range .items[?(@.spec.podName=="`+name+`")]}{.spec.nodeName} {.status.phase} " +
-					"{.status.ips[0]}{"\n"}{end}`)
+				"-o", `jsonpath={range .items[?(@.spec.podName=="`+name+`")]}{.spec.nodeName} {.status.phase} `+
+					`{.status.ips[0]}{"\n"}{end}`)
 			return err == nil && said == want
 		})
 	}

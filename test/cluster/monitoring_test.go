@@ -128,8 +128,8 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	kubectl(t, c, "cordon", home)
 	scale(t, c, ns, "web", 1)
 	p.until(t, "web-0 to wait for its home", func() bool {
-		return len(p.query(t, `stayput_controller_gated_pods{waiting="true"} == 1 and ignoring(waiting) " +
-			"stayput_controller_waiting_pods == 1`)) == 1 &&
+		return len(p.query(t, `stayput_controller_gated_pods{waiting="true"} == 1 and ignoring(waiting) `+
+			`stayput_controller_waiting_pods == 1`)) == 1 &&
 			len(p.query(t, `stayput_controller_oldest_gated_pod_age_seconds{waiting="true"} > 0`)) == 1
 	})
 	kubectl(t, c, "uncordon", home)
@@ -164,8 +164,8 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 		`stayput_retentions_refused_total{network="few"}`, `stayput_addresses_reclaimed_total{network="few"}`,
 		`stayput_retentions_expired_total{network="short"}`)
 	p.until(t, "the limit of promises to be reached", func() bool {
-		return len(p.query(t, `stayput_range_promised_addresses{network="few"} == 2 and stayput_range_promisable_addresses " +
-			"== 2 and stayput_range_addresses == 13`)) == 1
+		return len(p.query(t, `stayput_range_promised_addresses{network="few"} == 2 and stayput_range_promisable_addresses `+
+			`== 2 and stayput_range_addresses == 13`)) == 1
 	})
 	setRelease(t, c, shows(t, c, ns, "kept", node.Name, "to be retained", retained))
 	p.moved(t, `stayput_retentions_released_total{network="few"}`)

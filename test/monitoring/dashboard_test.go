@@ -92,8 +92,8 @@ func TestTheNamesOfMetricsAreFoundInAnExpression(t *testing.T) {
 }
 
 func TestWhatSelectorsAskOfLabelsIsFoundInAnExpression(t *testing.T) {
-	got, err := Query{"", `sum by (a) (rate(x_bucket{result!~"in_use|error",le="+Inf", node=~".*"}[15m])) / on (b) " +
-		"y{z!="}{"} > c`}.Matchers()
+	got, err := Query{"", `sum by (a) (rate(x_bucket{result!~"in_use|error",le="+Inf", node=~".*"}[15m])) / on (b) ` +
+		`y{z!="}{"} > c`}.Matchers()
 	must.Do(t, err)
 	want := []Matcher{{"x_bucket", "result", "in_use", false}, {"x_bucket", "result", "error", false},
 		{"x_bucket", "le", "+Inf", false},

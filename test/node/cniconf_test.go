@@ -42,8 +42,8 @@ func cnis(t *testing.T) map[string]cni {
 	t.Helper()
 	flannel, err := lab.BuildFlannel(testContext(t))
 	must.Do(t, err)
-	const ipam = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/28"}]], "routes": [{"dst": " +
-		""0.0.0.0/0"}]}`
+	const ipam = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/28"}]], "routes": [{"dst": ` +
+		`"0.0.0.0/0"}]}`
 	const portmap = `{"type": "portmap", "capabilities": {"portMappings": true}}`
 	list := func(version, plugin string) string {
 		return fmt.Sprintf(`{"cniVersion": %q, "name": "pods", "plugins": [%s, %s]}`, version, plugin, portmap)
