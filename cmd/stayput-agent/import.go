@@ -21,9 +21,12 @@ func importCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import (openkruise | -)",
 		Short: "Take over addresses that another program has promised on this node",
-		Long: "Take over addresses that another program has promised on this node: openkruise is what its patched host-local has\n" +
-			"reserved; - reads a list from standard input, in the form that is printed. Without --act it only prints what it would do.\n" +
-			"It takes the flags of the daemon and has to be given the same ones; kubectl stayput import runs it in the agent's pod.",
+		Long: "Take over addresses that another program has promised on this node: openkruise is what its patched " +
+			"host-local has\n" +
+			"reserved; - reads a list from standard input, in the form that is printed. Without --act it only prints what it " +
+			"would do.\n" +
+			"It takes the flags of the daemon and has to be given the same ones; kubectl stayput import runs it in the agent's " +
+			"pod.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var items []inspection.ImportItem
@@ -53,7 +56,8 @@ func importCommand(o *options) *cobra.Command {
 			default:
 				return fmt.Errorf("source: %q is not valid: expected openkruise or -", args[0])
 			}
-			done, err := importer.Import(cmd.Context(), importer.Options{StateDir: o.node.StateDir, CRISocket: o.node.CRISocket}, items, act)
+			done, err := importer.Import(cmd.Context(), importer.Options{StateDir: o.node.StateDir, CRISocket: o.node.CRISocket},
+				items, act)
 			if err != nil {
 				return err
 			}
@@ -65,7 +69,8 @@ func importCommand(o *options) *cobra.Command {
 	o.addFlags(cmd)
 	f := cmd.Flags()
 	f.BoolVar(&act, "act", false, "carry it out")
-	f.StringSliceVar(&dataDirs, "data-dir", nil, "data directories of host-local, beside those of the networks that stayput serves and "+ledger.DefaultDataDir)
+	f.StringSliceVar(&dataDirs, "data-dir", nil,
+		"data directories of host-local, beside those of the networks that stayput serves and "+ledger.DefaultDataDir)
 	return cmd
 }
 

@@ -13,7 +13,8 @@ func inspectCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect",
 		Short: "Print what this node's ledgers, CNI configuration, runtime and agent say, as JSON",
-		Long: "Print what this node's ledgers, CNI configuration, runtime and agent say, as JSON. It changes nothing. It takes the\n" +
+		Long: "Print what this node's ledgers, CNI configuration, runtime and agent say, as JSON. It changes nothing. It " +
+			"takes the\n" +
 			"flags of the daemon and has to be given the same ones; kubectl stayput runs it in the agent's pod that way.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -28,27 +28,33 @@ func TestInspectPrintsWhatTheNodeSaysAndWhatItCannotFindOut(t *testing.T) {
 	must.Do(t, err)
 	var n inspection.Node
 	must.Do(t, json.Unmarshal([]byte(out), &n))
-	if n.Format != inspection.Format || n.StateDir != state || n.Clock.Wall.IsZero() || n.Clock.BootID == "" || n.Clock.Error != "" {
+	if n.Format != inspection.Format || n.StateDir != state || n.Clock.Wall.IsZero() || n.Clock.BootID == "" ||
+		n.Clock.Error != "" {
 		t.Errorf("printed %+v", n)
 	}
-	if a := n.Agent; !a.Ready || a.NRI != "connected" || a.CRI != "degraded: gone" || a.API != "ok" || a.GracePeriod != 120 {
+	if a := n.Agent; !a.Ready || a.NRI != "connected" || a.CRI != "degraded: gone" || a.API != "ok" ||
+		a.GracePeriod != 120 {
 		t.Errorf("of the agent %+v", a)
 	}
 	if n.Runtime.Error == "" {
 		t.Error("nothing is said of a runtime that does not answer")
 	}
-	if c := n.CNI; c.File != "10-red.conflist" || c.State != "no-plugin" || c.WithoutAnnotations || c.Plugin.Error != "missing" || c.Plugin.Unseen {
+	if c := n.CNI; c.File != "10-red.conflist" || c.State != "no-plugin" || c.WithoutAnnotations ||
+		c.Plugin.Error != "missing" || c.Plugin.Unseen {
 		t.Errorf("of CNI %+v", c)
 	}
 	if len(n.Networks) != 2 || n.Networks[0].Name != "blue" || n.Networks[1].Name != "red" {
 		t.Fatalf("networks %+v", n.Networks)
 	}
 	red := n.Networks[1]
-	if set := red.RangeSets[0]; set.Size != 253 || set.Promised != 2 || set.PromiseLimit != 126 || red.PromisedShare != 0.5 {
+	if set := red.RangeSets[0]; set.Size != 253 || set.Promised != 2 || set.PromiseLimit != 126 ||
+		red.PromisedShare != 0.5 {
 		t.Errorf("of red %+v", red)
 	}
-	if len(red.Addresses) != 2 || red.Addresses[0].State != inspection.Retained || red.Addresses[0].Pod != "kept" || *red.Addresses[0].LeftSeconds > 600 ||
-		red.Addresses[0].Promise.Retention != "10m" || red.Addresses[1].State != inspection.Bound || red.Addresses[1].ContainerID != "running" || red.Addresses[1].Promise == nil {
+	if len(red.Addresses) != 2 || red.Addresses[0].State != inspection.Retained || red.Addresses[0].Pod != "kept" ||
+		*red.Addresses[0].LeftSeconds > 600 ||
+		red.Addresses[0].Promise.Retention != "10m" || red.Addresses[1].State != inspection.Bound ||
+		red.Addresses[1].ContainerID != "running" || red.Addresses[1].Promise == nil {
 		t.Errorf("of red %+v", red.Addresses)
 	}
 	if len(red.Violations)+len(red.Leaks)+len(red.Doubled) > 0 {
@@ -61,21 +67,25 @@ func TestInspectSaysThatANetworkCannotBeRead(t *testing.T) {
 	paths, err := filepath.Glob(filepath.Join(state, "red-*", "network"))
 	must.Do(t, err)
 	must.Do(t, os.WriteFile(paths[0], []byte("{"), 0o644))
-	out, err := execute("inspect", "--state-dir", state, "--cni-conf-dir", filepath.Join(state, "none"), "--cri-socket", filepath.Join(state, "none.sock"), "--listen=")
+	out, err := execute("inspect", "--state-dir", state, "--cni-conf-dir", filepath.Join(state, "none"), "--cri-socket",
+		filepath.Join(state, "none.sock"), "--listen=")
 	must.Do(t, err)
 	var n inspection.Node
 	must.Do(t, json.Unmarshal([]byte(out), &n))
-	if !strings.Contains(n.NetworksError, paths[0]) || len(n.Networks) != 1 || n.Networks[0].Name != "blue" || n.CNI.Good || n.CNI.Message == "" || n.Agent.Error == "" {
+	if !strings.Contains(n.NetworksError, paths[0]) || len(n.Networks) != 1 || n.Networks[0].Name != "blue" ||
+		n.CNI.Good || n.CNI.Message == "" || n.Agent.Error == "" {
 		t.Errorf("printed %+v", n)
 	}
 }
 
 func TestImportNeedsASourceAndTheRuntime(t *testing.T) {
 	state, _ := files(t)
-	if _, err := execute("import", "calico", "--state-dir", state); err == nil || !strings.Contains(err.Error(), `"calico" is not valid: expected openkruise or -`) {
+	if _, err := execute("import", "calico", "--state-dir", state); err == nil ||
+		!strings.Contains(err.Error(), `"calico" is not valid: expected openkruise or -`) {
 		t.Errorf("of another source: %v", err)
 	}
-	if _, err := execute("import", "openkruise", "--state-dir", state, "--cri-socket", filepath.Join(state, "none.sock"), "--act"); err == nil || !strings.Contains(err.Error(), "without which nothing can be imported") {
+	if _, err := execute("import", "openkruise", "--state-dir", state, "--cri-socket", filepath.Join(state, "none.sock"),
+		"--act"); err == nil || !strings.Contains(err.Error(), "without which nothing can be imported") {
 		t.Errorf("without a runtime: %v", err)
 	}
 }

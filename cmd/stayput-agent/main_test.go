@@ -32,7 +32,9 @@ func files(t *testing.T) (state string, ledgers map[string]*ledger.Ledger) {
 		must.Do(t, err)
 		for _, pod := range []string{"kept", "running"} {
 			att := ledger.Attachment{ContainerID: pod, IfName: "eth0"}
-			_, err := l.Add(ledger.AddRequest{Attachment: att, Pod: ledger.Pod{Namespace: "default", Name: pod}, Policy: &policy})
+			_, err := l.Add(ledger.AddRequest{
+				Attachment: att, Pod: ledger.Pod{Namespace: "default", Name: pod}, Policy: &policy,
+			})
 			must.Do(t, err)
 		}
 		_, err = l.Del(ledger.DelRequest{Attachment: ledger.Attachment{ContainerID: "kept", IfName: "eth0"}})
@@ -61,7 +63,8 @@ func TestUninstallFreesWhatIsRetainedInEveryNetworkAndSaysSo(t *testing.T) {
 	}
 	for _, line := range []string{
 		"msg=Freed network=red addr=192.0.2.2", `msg="In use, becomes free when its pod ends" network=red addr=192.0.2.3`,
-		"msg=Freed network=blue addr=198.51.100.2", `msg="In use, becomes free when its pod ends" network=blue addr=198.51.100.3`,
+		"msg=Freed network=blue addr=198.51.100.2",
+		`msg="In use, becomes free when its pod ends" network=blue addr=198.51.100.3`,
 	} {
 		if !strings.Contains(out, line+"\n") {
 			t.Errorf("does not say %q:\n%s", line, out)
@@ -74,7 +77,8 @@ func TestUninstallFreesWhatIsRetainedInEveryNetworkAndSaysSo(t *testing.T) {
 			t.Errorf("network %s has %+v", name, addrs)
 		}
 	}
-	if out, err := execute("uninstall", "--state-dir", filepath.Join(state, "none"), "--cni-conf-dir", none, "--cni-bin-dir", none); err != nil || out != "" {
+	if out, err := execute("uninstall", "--state-dir", filepath.Join(state, "none"), "--cni-conf-dir", none,
+		"--cni-bin-dir", none); err != nil || out != "" {
 		t.Errorf("where nothing is installed: %q, %v", out, err)
 	}
 }
@@ -100,7 +104,9 @@ func TestUninstallGoesOnAfterANetworkThatItCannotRead(t *testing.T) {
 }
 
 func TestFlagsThatMakeNoSenseAreRefused(t *testing.T) {
-	for _, flag := range []string{"--grace-period=0s", "--reconcile-interval=-1s", "--log-level=loud", "--log-format=xml", "--listen=nowhere:x", "--kubeconfig=/nonexistent", "--promised-share=1.5", "--promised-share=NaN", "--longest-retention=-1h"} {
+	for _, flag := range []string{"--grace-period=0s", "--reconcile-interval=-1s", "--log-level=loud", "--log-format=xml",
+		"--listen=nowhere:x", "--kubeconfig=/nonexistent", "--promised-share=1.5", "--promised-share=NaN",
+		"--longest-retention=-1h"} {
 		_, err := execute(flag, "--state-dir", t.TempDir())
 		name, _, _ := strings.Cut(flag, "=")
 		if err == nil || !strings.Contains(err.Error(), strings.TrimPrefix(name, "--")) {

@@ -57,7 +57,8 @@ func (o *options) addFlags(cmd *cobra.Command) {
 		"with --install-cni: longest time that an address is retained; 0: no limit")
 	f.DurationVar(&n.GracePeriod, "grace-period", node.DefaultGracePeriod,
 		"how long the runtime must not list a sandbox before its address counts as leaked")
-	f.DurationVar(&n.Interval, "reconcile-interval", node.DefaultInterval, "longest time between two reconciliations, jittered")
+	f.DurationVar(&n.Interval, "reconcile-interval", node.DefaultInterval,
+		"longest time between two reconciliations, jittered")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty: the cluster that the agent runs in, if any")
 	f.StringVar(&n.NodeName, "node-name", "", "name of this node's Node object; empty: $NODE_NAME, else the host name")
 	f.StringVar(&n.Namespace, "namespace", "",
@@ -93,7 +94,8 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	limitMemory()
 	o.node.Log = log
 	o.node.Registry = prometheus.NewRegistry()
-	o.node.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	o.node.Registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		program.BuildInfo("agent"))
 	klog.SetSlogLogger(log)         // client-go's
 	utilruntime.ErrorHandlers = nil // client-go's errors, which the agent reports itself
@@ -187,8 +189,9 @@ func (o *options) nodeName() (string, error) {
 // listen serves h on addr; with an empty addr the server never answers.
 func listen(addr string, h http.Handler, log *slog.Logger) (*http.Server, error) {
 	server := &http.Server{
-		Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 8 << 10,
+		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	if addr == "" {
 		return server, nil

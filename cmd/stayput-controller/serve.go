@@ -30,7 +30,8 @@ type options struct {
 func (o *options) addFlags(cmd *cobra.Command) {
 	p := cmd.PersistentFlags()
 	p.StringVar(&o.placement.Namespace, "namespace", "",
-		"namespace that stayput is installed in; empty: $POD_NAMESPACE, else that of the service account, else "+defaultNamespace)
+		"namespace that stayput is installed in; empty: $POD_NAMESPACE, else that of the service account, else "+
+			""+defaultNamespace)
 	p.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty: the pod's service account")
 	f := cmd.Flags()
 	f.StringVar(&o.placement.MetricsAddress, "metrics-bind-address", ":8080", "address of /metrics; 0 disables it")
@@ -65,7 +66,8 @@ func (o *options) customKinds() ([]schema.GroupVersionKind, error) {
 	for _, s := range o.kinds {
 		kind, _ := schema.ParseKindArg(s)
 		if kind == nil || strings.Contains(s, "/") {
-			return nil, fmt.Errorf("--workload-kinds: %q is not valid: expected Kind.version.group, for example Game.v1.example.com", s)
+			return nil, fmt.Errorf("--workload-kinds: %q is not valid: expected Kind.version.group, for example "+
+				"Game.v1.example.com", s)
 		}
 		kinds = append(kinds, *kind)
 	}
@@ -104,8 +106,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 const restartAfter = time.Second
 
 // restart replaces this process by a new one, which contends for the lease anew. A controller that could not renew its
-// lease in time must stop all its work, which a new process is sure to have done. It does not exit, as other controllers
-// do, because each restart of the container comes after a longer pause, of up to five minutes, in which pods stay gated.
+// lease in time must stop all its work, which a new process is sure to have done. It does not exit, as other
+// controllers do, because each restart of the container comes after a longer pause, of up to five minutes, in which
+// pods stay gated.
 //
 // It returns nil if ctx is done, else an error.
 func restart(ctx context.Context, log logr.Logger, why error) error {

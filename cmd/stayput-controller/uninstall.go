@@ -14,7 +14,8 @@ func uninstallCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Prepare the cluster for the removal of stayput",
-		Long: "Delete the bindings that gate pods and the ConfigMap stayput-installation, ungate every pod, and wait until the\n" +
+		Long: "Delete the bindings that gate pods and the ConfigMap stayput-installation, ungate every pod, and wait until " +
+			"the\n" +
 			"running agents have put their nodes back. Then everything else of stayput can be deleted. Helm runs this before\n" +
 			"it deletes a release. It may be run by hand, and more than once.",
 		Args: cobra.NoArgs,
@@ -35,7 +36,8 @@ func ungateCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ungate --all",
 		Short: "Ungate every pod that waits for its placement",
-		Long: "Ungate every pod that waits for its placement: the scheduler is free to place it. For use during an uninstallation,\n" +
+		Long: "Ungate every pod that waits for its placement: the scheduler is free to place it. For use during an " +
+			"uninstallation,\n" +
 			"after the admission policies that gate pods are gone. It may be run more than once.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

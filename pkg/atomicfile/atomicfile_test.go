@@ -61,7 +61,8 @@ func TestARefusedOrFailedWriteLeavesEverythingAsItWas(t *testing.T) {
 		"a directory": {File{Path: filepath.Join(dir, "none", "f")}, fs.ErrNotExist},
 	} {
 		err := c.file.Write(strings.NewReader("new"))
-		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.file.Path) || strings.Contains(err.Error(), TempPrefix) {
+		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.file.Path) ||
+			strings.Contains(err.Error(), TempPrefix) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if got := names(t, dir); len(got) != 0 {

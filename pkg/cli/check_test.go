@@ -25,11 +25,13 @@ func aLook(change ...func(*inspection.Node)) looked {
 		Agent:   inspection.Agent{Ready: true, NRI: "connected", CRI: "ok", API: "ok", GracePeriod: 600},
 		Runtime: inspection.Runtime{Sandboxes: 3, Ready: 3},
 		CNI: inspection.CNI{
-			State: "active", Message: "00-stayput.conflist, derived from 10-flannel.conflist", Good: true, File: "00-stayput.conflist",
+			State: "active", Message: "00-stayput.conflist, derived from 10-flannel.conflist", Good: true,
+			File:   "00-stayput.conflist",
 			Plugin: inspection.Binary{Path: "/opt/cni/bin/stayput", Version: "v1", SHA256: "1"},
 		},
 		Networks: []inspection.Network{{
-			Name: "pods", RangeSets: []inspection.RangeSet{{Ranges: []inspection.Range{rangeOf("10.1.0.0/29", "10.1.0.1", "10.1.0.6", "10.1.0.1")}, Size: 5, Promised: 1, PromiseLimit: 2}},
+			Name: "pods", RangeSets: []inspection.RangeSet{{Ranges: []inspection.Range{rangeOf("10.1.0.0/29", "10.1.0.1",
+				"10.1.0.6", "10.1.0.1")}, Size: 5, Promised: 1, PromiseLimit: 2}},
 			Addresses: []inspection.Address{{IP: addr("10.1.0.2"), State: inspection.Bound}},
 		}},
 	}
@@ -52,23 +54,37 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 		"no agent":         {node, looked{err: ErrNoAgent}, "agent", LevelFail, "no agent of Stayput runs"},
 		"the node is down": {down, looked{err: ErrNoAgent}, "agent", LevelWarn, "not Ready"},
 		"exec is refused":  {node, looked{err: errors.New("forbidden")}, "agent", LevelFail, "forbidden"},
-		"the agent hangs":  {node, aLook(func(n *inspection.Node) { n.Agent = inspection.Agent{Error: "timeout"} }), "agent", LevelFail, "timeout"},
-		"no NRI":           {node, aLook(func(n *inspection.Node) { n.Agent.NRI = "degraded: not connected" }), "agent", LevelFail, "NRI is degraded"},
-		"no CRI":           {node, aLook(func(n *inspection.Node) { n.Runtime.Error = "no such socket" }), "agent", LevelFail, "no such socket"},
-		"no API server":    {node, aLook(func(n *inspection.Node) { n.Agent.API = "degraded: refused" }), "agent", LevelFail, "degraded: refused"},
-		"a newer agent":    {node, aLook(func(n *inspection.Node) { n.Format++ }), "agent", LevelWarn, "understands"},
+		"the agent hangs": {node, aLook(func(n *inspection.Node) { n.Agent = inspection.Agent{Error: "timeout"} }), "agent",
+			LevelFail, "timeout"},
+		"no NRI": {node, aLook(func(n *inspection.Node) { n.Agent.NRI = "degraded: not connected" }), "agent",
+			LevelFail, "NRI is degraded"},
+		"no CRI": {node, aLook(func(n *inspection.Node) { n.Runtime.Error = "no such socket" }), "agent", LevelFail,
+			"no such socket"},
+		"no API server": {node, aLook(func(n *inspection.Node) { n.Agent.API = "degraded: refused" }), "agent", LevelFail,
+			"degraded: refused"},
+		"a newer agent": {node, aLook(func(n *inspection.Node) { n.Format++ }), "agent", LevelWarn, "understands"},
 		"host-local counts": {node, aLook(func(n *inspection.Node) {
 			n.CNI.State, n.CNI.Good, n.CNI.Message = "stock", false, "10-flannel.conflist gives addresses by host-local"
 		}), "CNI configuration", LevelFail, "host-local"},
-		"multus comes first":    {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Message = "multus", "it cannot be seen" }), "CNI configuration", LevelWarn, "cannot be seen"},
-		"no annotations":        {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.WithoutAnnotations = "by-hand", true }), "CNI configuration", LevelWarn, "does not hand on"},
-		"the plugin is missing": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error = "missing" }), "plugin", LevelFail, "no pod can start"},
-		"the plugin is older":   {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Version = "v0" }), "plugin", LevelWarn, "version v0"},
-		"the plugin is another": {node, aLook(func(n *inspection.Node) { n.CNI.Image.SHA256 = "2" }), "plugin", LevelWarn, "not the one that the agent brought"},
-		"no network is read":    {node, aLook(func(n *inspection.Node) { n.NetworksError = "record is corrupt" }), "ledger", LevelFail, "record is corrupt"},
-		"a network is not read": {node, aLook(func(n *inspection.Node) { n.Networks[0].Error = "read-only" }), "ledger", LevelFail, "read-only"},
+		"multus comes first": {node, aLook(
+			func(n *inspection.Node) { n.CNI.State, n.CNI.Message = "multus", "it cannot be seen" }), "CNI configuration",
+			LevelWarn, "cannot be seen"},
+		"no annotations": {node, aLook(
+			func(n *inspection.Node) { n.CNI.State, n.CNI.WithoutAnnotations = "by-hand", true }), "CNI configuration",
+			LevelWarn, "does not hand on"},
+		"the plugin is missing": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Error = "missing" }), "plugin",
+			LevelFail, "no pod can start"},
+		"the plugin is older": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Version = "v0" }), "plugin", LevelWarn,
+			"version v0"},
+		"the plugin is another": {node, aLook(func(n *inspection.Node) { n.CNI.Image.SHA256 = "2" }), "plugin", LevelWarn,
+			"not the one that the agent brought"},
+		"no network is read": {node, aLook(func(n *inspection.Node) { n.NetworksError = "record is corrupt" }), "ledger",
+			LevelFail, "record is corrupt"},
+		"a network is not read": {node, aLook(func(n *inspection.Node) { n.Networks[0].Error = "read-only" }), "ledger",
+			LevelFail, "read-only"},
 		"an unreadable file": {node, aLook(func(n *inspection.Node) {
-			n.Networks[0].Addresses[0].State, n.Networks[0].Violations = inspection.Unreadable, []string{"I5: the file of 10.1.0.2 says nothing"}
+			n.Networks[0].Addresses[0].State, n.Networks[0].Violations = inspection.Unreadable,
+				[]string{"I5: the file of 10.1.0.2 says nothing"}
 		}), "ledger", LevelWarn, "10.1.0.2"},
 		"an address of a newer version": {node, aLook(func(n *inspection.Node) {
 			n.Networks[0].Addresses[0].State, n.Networks[0].Newer = inspection.Newer, []string{"/the/file has version 2"}
@@ -79,19 +95,28 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 		"a network of a newer version": {node, aLook(func(n *inspection.Node) {
 			n.Networks[0].Error, n.Networks[0].ErrorNewer = "a newer version of stayput", true
 		}), "ledger", LevelFail, "newer version"},
-		"a state that is not known": {node, aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Good, n.CNI.Message = "upset", false, "it is upset" }), "CNI configuration", LevelFail, "it is upset"},
-		"no clock":                  {node, aLook(func(n *inspection.Node) { n.Clock.Error = "no boot ID" }), "clock", LevelFail, "no boot ID"},
-		"a violation":               {node, aLook(func(n *inspection.Node) { n.Networks[0].Violations = []string{"I2: promised to both"} }), "ledger", LevelFail, "promised to both"},
+		"a state that is not known": {node,
+			aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Good, n.CNI.Message = "upset", false, "it is upset" }),
+			"CNI configuration", LevelFail, "it is upset"},
+		"no clock": {node, aLook(func(n *inspection.Node) { n.Clock.Error = "no boot ID" }), "clock",
+			LevelFail, "no boot ID"},
+		"a violation": {node,
+			aLook(func(n *inspection.Node) { n.Networks[0].Violations = []string{"I2: promised to both"} }), "ledger", LevelFail,
+			"promised to both"},
 		"a leak": {node, aLook(func(n *inspection.Node) {
 			n.Networks[0].Leaks = []inspection.Suspicion{{IP: addr("10.1.0.2"), Why: "gone"}}
 		}), "ledger", LevelWarn, "10.1.0.2: gone"},
 		"a doubled address": {node, aLook(func(n *inspection.Node) {
 			n.Networks[0].Doubled = []inspection.Suspicion{{IP: addr("10.1.0.2"), Why: "twice"}}
 		}), "ledger", LevelFail, "twice"},
-		"the share is used":            {node, aLook(func(n *inspection.Node) { n.Networks[0].RangeSets[0].Promised = 2 }), "ledger", LevelWarn, "ordinary addresses"},
-		"the range is full":            {node, aLook(func(n *inspection.Node) { n.Networks[0].RangeSets[0].Size = 1 }), "ledger", LevelFail, "no pod can start"},
-		"a clock that is a bit wrong":  {node, aLook(func(n *inspection.Node) { n.Clock.Wall = noon.Add(10 * time.Second) }), "clock", LevelWarn, "ahead of"},
-		"a clock that is a year wrong": {node, aLook(func(n *inspection.Node) { n.Clock.Wall = noon.AddDate(-1, 0, 0) }), "clock", LevelFail, "behind"},
+		"the share is used": {node, aLook(func(n *inspection.Node) { n.Networks[0].RangeSets[0].Promised = 2 }),
+			"ledger", LevelWarn, "ordinary addresses"},
+		"the range is full": {node, aLook(func(n *inspection.Node) { n.Networks[0].RangeSets[0].Size = 1 }),
+			"ledger", LevelFail, "no pod can start"},
+		"a clock that is a bit wrong": {node, aLook(func(n *inspection.Node) { n.Clock.Wall = noon.Add(10 * time.Second) }),
+			"clock", LevelWarn, "ahead of"},
+		"a clock that is a year wrong": {node, aLook(func(n *inspection.Node) { n.Clock.Wall = noon.AddDate(-1, 0, 0) }),
+			"clock", LevelFail, "behind"},
 	} {
 		found := false
 		for _, f := range checkNode(&test.node, test.look, interval{-time.Second, time.Second}) {
@@ -166,7 +191,10 @@ func TestEveryBadCNIStateSaysWhatToDo(t *testing.T) {
 		if _, there := cniTodo[state]; there == (state == "active" || state == "by-hand") {
 			t.Errorf("%s: what to do is %q", state, cniTodo[state])
 		}
-		for _, f := range findCNI(aLook(func(n *inspection.Node) { n.CNI.State, n.CNI.Good, n.CNI.Message = state, good, "so it is" }).is) {
+		for _, f := range findCNI(aLook(func(n *inspection.Node) {
+			n.CNI.State, n.CNI.Good, n.CNI.Message = state, good,
+				"so it is"
+		}).is) {
 			if f.Todo != cniTodo[state] || (f.Level == LevelFail) == good {
 				t.Errorf("%s: %+v", state, f)
 			}
@@ -181,7 +209,8 @@ func TestEveryStateOfAnAddressIsDrawnAndTold(t *testing.T) {
 		left := int64(60)
 		n := aLook(func(n *inspection.Node) {
 			a := &n.Networks[0].Addresses[0]
-			a.State, a.Promise, a.LeftSeconds = inspection.State(state), &inspection.Promise{Identity: "pod:default/web-0"}, &left
+			a.State, a.Promise, a.LeftSeconds = inspection.State(state), &inspection.Promise{Identity: "pod:default/web-0"},
+				&left
 		}).is
 		a := n.Networks[0].Addresses[0]
 		drawn[markOf(n.Networks[0].RangeSets[0].Ranges[0], a.IP, a, true)] = true
@@ -194,7 +223,8 @@ func TestEveryStateOfAnAddressIsDrawnAndTold(t *testing.T) {
 
 func TestAMissingRightIsNamed(t *testing.T) {
 	refused := apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no"))
-	if err := rightTo("list nodes", refused); !errors.Is(err, errRight) || !strings.Contains(err.Error(), "missing right to list nodes") {
+	if err := rightTo("list nodes", refused); !errors.Is(err, errRight) ||
+		!strings.Contains(err.Error(), "missing right to list nodes") {
 		t.Error(err)
 	}
 	if err := rightTo("list nodes", ErrNoAgent); err != ErrNoAgent {
@@ -205,7 +235,8 @@ func TestAMissingRightIsNamed(t *testing.T) {
 		t.Errorf("found %+v", f)
 	}
 	one := aNode("node-1")
-	if f := checkNode(&one, looked{err: rightTo("create pods/exec", refused)}, interval{})[0]; f.Level != LevelFail || f.Todo != askForIt {
+	if f := checkNode(&one, looked{err: rightTo("create pods/exec", refused)}, interval{})[0]; f.Level != LevelFail ||
+		f.Todo != askForIt {
 		t.Errorf("found %+v", f)
 	}
 }
@@ -214,8 +245,10 @@ func TestClocksDifferOnlyForCertain(t *testing.T) {
 	server := interval{-500 * time.Millisecond, 500 * time.Millisecond}
 	for _, test := range []struct {
 		node, want time.Duration
-	}{{0, 0}, {1400 * time.Millisecond, 0}, {3 * time.Second, 1500 * time.Millisecond}, {-3 * time.Second, -1500 * time.Millisecond}} {
-		if got := between(noon.Add(test.node), noon.Add(-time.Second), noon.Add(time.Second)).minus(server); got != test.want {
+	}{{0, 0}, {1400 * time.Millisecond, 0}, {3 * time.Second, 1500 * time.Millisecond},
+		{-3 * time.Second, -1500 * time.Millisecond}} {
+		if got := between(noon.Add(test.node), noon.Add(-time.Second),
+			noon.Add(time.Second)).minus(server); got != test.want {
 			t.Errorf("a clock off by %s is off by %s for sure", test.node, got)
 		}
 	}
@@ -259,7 +292,8 @@ func TestAReportIsShortIfAllIsInOrder(t *testing.T) {
 
 func TestAgentsOfSeveralVersionsAreFound(t *testing.T) {
 	other := aLook(func(n *inspection.Node) { n.Version = "v2" })
-	if f := compareVersions([]looked{aLook(), other}); len(f) != 1 || f[0].Level != LevelWarn || !strings.Contains(f[0].Text, "v1 on node-1; v2 on node-1") {
+	if f := compareVersions([]looked{aLook(), other}); len(f) != 1 || f[0].Level != LevelWarn ||
+		!strings.Contains(f[0].Text, "v1 on node-1; v2 on node-1") {
 		t.Errorf("found %+v", f)
 	}
 	if f := compareVersions([]looked{aLook(), aLook(), {err: ErrNoAgent}}); len(f) != 0 {

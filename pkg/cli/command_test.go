@@ -52,15 +52,19 @@ func TestABadArgumentIsNamed(t *testing.T) {
 func TestInspectGetsTheFlagsOfTheAgent(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
 		{Name: "other", Args: []string{"--state-dir=/elsewhere"}},
-		{Name: "agent", Command: []string{"/stayput-agent", "--listen=:9463"}, Args: []string{"--install-cni", "--node-name=$(NODE_NAME)", "--state-dir=/var/lib/stayput"}},
+		{Name: "agent", Command: []string{"/stayput-agent", "--listen=:9463"}, Args: []string{
+			"--install-cni", "--node-name=$(NODE_NAME)", "--state-dir=/var/lib/stayput",
+		}},
 	}}}
-	if flags := daemonFlags(pod); !slices.Equal(flags, []string{"--listen=:9463", "--install-cni", "--state-dir=/var/lib/stayput"}) {
+	if flags := daemonFlags(pod); !slices.Equal(flags,
+		[]string{"--listen=:9463", "--install-cni", "--state-dir=/var/lib/stayput"}) {
 		t.Errorf("the flags are %q", flags)
 	}
 }
 
 func TestTextIsWrappedBetweenWords(t *testing.T) {
-	if got := wrapped("one two  three four-and-a-long-word five", "  ", 10); got != "one two\n  three\n  four-and-a-long-word\n  five" {
+	if got := wrapped("one two  three four-and-a-long-word five", "  ",
+		10); got != "one two\n  three\n  four-and-a-long-word\n  five" {
 		t.Errorf("wrapped is %q", got)
 	}
 }

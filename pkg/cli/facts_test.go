@@ -24,7 +24,8 @@ func aCluster(forbidden func(client.ObjectList) bool, objects ...client.Object) 
 		WithIndex(&corev1.Event{}, "involvedObject.name", func(o client.Object) []string {
 			return []string{o.(*corev1.Event).InvolvedObject.Name}
 		}).
-		WithInterceptorFuncs(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+		WithInterceptorFuncs(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList,
+			o ...client.ListOption) error {
 			if forbidden(list) {
 				return apierrors.NewForbidden(corev1.Resource("things"), "", nil)
 			}
@@ -43,7 +44,8 @@ func TestWithoutRightsAStorySaysWhatItDoesNotKnow(t *testing.T) {
 		}
 		return false
 	}, f.pod, f.workload, &f.kept[0])
-	f, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default", installation: DefaultNamespace}, "web-2")
+	f, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default",
+		installation: DefaultNamespace}, "web-2")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,15 +65,18 @@ func TestWithoutRightsAStorySaysWhatItDoesNotKnow(t *testing.T) {
 func TestAPodThatIsGoneIsFoundByItsRetainedIP(t *testing.T) {
 	k := aCluster(nothing, aRetainedIP(), aSet(map[string]any{"replicas": int64(3)}))
 	for _, name := range []string{"web-2", "web-2.node-1"} {
-		f, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default", installation: DefaultNamespace}, name)
+		f, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default",
+			installation: DefaultNamespace}, name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := f.story(); s.Pod != "web-2" || s.Workload != "StatefulSet/web" || len(s.Lives) != 1 || s.Lives[0].State != "stopped" {
+		if s := f.story(); s.Pod != "web-2" || s.Workload != "StatefulSet/web" || len(s.Lives) != 1 ||
+			s.Lives[0].State != "stopped" {
 			t.Errorf("%s: %+v", name, s)
 		}
 	}
-	if _, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default", installation: DefaultNamespace}, "web-7"); err == nil || !strings.Contains(err.Error(), "there is no pod web-7") {
+	if _, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default",
+		installation: DefaultNamespace}, "web-7"); err == nil || !strings.Contains(err.Error(), "there is no pod web-7") {
 		t.Error(err)
 	}
 }

@@ -23,7 +23,8 @@ func aRetainedIP(change ...func(*stayputv1alpha1.RetainedIP)) *stayputv1alpha1.R
 			Workload: &stayputv1alpha1.WorkloadReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "w"},
 		},
 		Status: stayputv1alpha1.RetainedIPStatus{
-			Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"10.1.0.9"}, PodUID: "p", Since: &metav1.Time{Time: noon.Add(-5 * time.Minute)}, Expires: "2026-01-02T12:05:00Z",
+			Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"10.1.0.9"}, PodUID: "p",
+			Since: &metav1.Time{Time: noon.Add(-5 * time.Minute)}, Expires: "2026-01-02T12:05:00Z",
 			Addresses: []stayputv1alpha1.NetworkAddresses{{Network: "pods", Interface: "eth0", IPs: []string{"10.1.0.9"}}},
 		},
 	}
@@ -47,12 +48,14 @@ func retainedWhenScaled(r *stayputv1alpha1.RetainedIP) { r.Spec.WhenScaled = "Re
 // aSet is StatefulSet web.
 func aSet(spec map[string]any) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": map[string]any{"name": "web", "namespace": "default", "uid": "w"}, "spec": spec,
+		"apiVersion": "apps/v1", "kind": "StatefulSet",
+		"metadata": map[string]any{"name": "web", "namespace": "default", "uid": "w"}, "spec": spec,
 	}}
 }
 
 func TestTheReasonIsInWords(t *testing.T) {
-	three, one := workloads{"w": aSet(map[string]any{"replicas": int64(3)})}, workloads{"w": aSet(map[string]any{"replicas": int64(1)})}
+	three, one := workloads{"w": aSet(map[string]any{"replicas": int64(3)})},
+		workloads{"w": aSet(map[string]any{"replicas": int64(1)})}
 	for _, test := range []struct {
 		r    *stayputv1alpha1.RetainedIP
 		all  workloads
@@ -62,12 +65,24 @@ func TestTheReasonIsInWords(t *testing.T) {
 		{aRetainedIP(isBound), three, "10m after the pod stops"},
 		{aRetainedIP(whileOwned), three, "while owned by StatefulSet web, ordinal 2 wanted"},
 		{aRetainedIP(whileOwned), one, "while owned by StatefulSet web, ordinal 2 not wanted"},
-		{aRetainedIP(whileOwned, retainedWhenScaled), one, "while owned by StatefulSet web, ordinal 2 not wanted, when-scaled is Retain"},
-		{aRetainedIP(whileOwned), workloads{"w": aSet(map[string]any{"replicas": int64(2), "reserveOrdinals": []any{"0-1"}})}, "while owned by StatefulSet web, ordinal 2 wanted"},
-		{aRetainedIP(whileOwned), workloads{"w": aSet(map[string]any{"reserveOrdinals": []any{"x"}})}, "while owned by StatefulSet web"},
+		{
+			aRetainedIP(whileOwned, retainedWhenScaled), one,
+			"while owned by StatefulSet web, ordinal 2 not wanted, when-scaled is Retain",
+		},
+		{
+			aRetainedIP(whileOwned), workloads{"w": aSet(map[string]any{"replicas": int64(2), "reserveOrdinals": []any{"0-1"}})},
+			"while owned by StatefulSet web, ordinal 2 wanted",
+		},
+		{
+			aRetainedIP(whileOwned), workloads{"w": aSet(map[string]any{"reserveOrdinals": []any{"x"}})},
+			"while owned by StatefulSet web",
+		},
 		{aRetainedIP(whileOwned), workloads{"w": nil}, "while owned by StatefulSet web, which is deleted"},
 		{aRetainedIP(whileOwned), workloads{}, "while owned by StatefulSet web"},
-		{aRetainedIP(whileOwned, func(r *stayputv1alpha1.RetainedIP) { r.Spec.Workload = nil }), nil, "while owned, by a workload that is not known yet"},
+		{
+			aRetainedIP(whileOwned, func(r *stayputv1alpha1.RetainedIP) { r.Spec.Workload = nil }), nil,
+			"while owned, by a workload that is not known yet",
+		},
 		{aRetainedIP(func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = true }), three, "being released"},
 	} {
 		if got := reason(test.r, test.all); got != test.want {

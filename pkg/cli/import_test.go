@@ -25,11 +25,13 @@ func anEndpoint(t *testing.T, owner, node, ip string) *spiderEndpoint {
 
 func TestASpiderEndpointIsAPromiseForEachInterface(t *testing.T) {
 	all := itemsOf("default", "web-0", anEndpoint(t, "StatefulSet", "node-1", "10.6.0.5/16"), nil, "while-owned")
-	if len(all) != 2 || fmt.Sprint(all[0].IPs) != "[10.6.0.5 fd00::5]" || fmt.Sprint(all[1].IPs) != "[10.7.0.5]" || all[0].Interface != "eth0" || all[1].Interface != "net1" {
+	if len(all) != 2 || fmt.Sprint(all[0].IPs) != "[10.6.0.5 fd00::5]" || fmt.Sprint(all[1].IPs) != "[10.7.0.5]" ||
+		all[0].Interface != "eth0" || all[1].Interface != "net1" {
 		t.Fatalf("%+v", all)
 	}
 	for _, i := range all {
-		if i.Namespace != "default" || i.Pod != "web-0" || i.Node != "node-1" || i.Retention != "while-owned" || i.Action != "" {
+		if i.Namespace != "default" || i.Pod != "web-0" || i.Node != "node-1" || i.Retention != "while-owned" ||
+			i.Action != "" {
 			t.Errorf("%+v", i)
 		}
 	}
@@ -37,9 +39,11 @@ func TestASpiderEndpointIsAPromiseForEachInterface(t *testing.T) {
 
 func TestThePodTemplateComesBeforeTheFlag(t *testing.T) {
 	e := anEndpoint(t, "StatefulSet", "node-1", "10.6.0.5/16")
-	for annotation, want := range map[string]string{"stayput.io/retain-ip: 10m": "10m0s", "io.kubernetes.cri/reserved-ip-duration: 20": "20m0s", "stayput.io/retain-ip: while-owned": "while-owned"} {
+	for annotation, want := range map[string]string{"stayput.io/retain-ip: 10m": "10m0s",
+		"io.kubernetes.cri/reserved-ip-duration: 20": "20m0s", "stayput.io/retain-ip: while-owned": "while-owned"} {
 		key, value, _ := strings.Cut(annotation, ": ")
-		if all := itemsOf("default", "web-0", e, map[string]string{key: value}, "1h"); all[0].Retention != want || all[0].Action != "" {
+		if all := itemsOf("default", "web-0", e, map[string]string{key: value}, "1h"); all[0].Retention != want ||
+			all[0].Action != "" {
 			t.Errorf("%s: %+v", annotation, all[0])
 		}
 	}
@@ -53,15 +57,21 @@ func TestASpiderEndpointThatCannotBeTakenOverSaysWhy(t *testing.T) {
 		annotations map[string]string
 		says        string
 	}{
-		"of a Deployment":     {"web-7d9f-x2x", anEndpoint(t, "Deployment", "node-1", "10.6.0.5/16"), nil, "belongs to a Deployment: no pod of this name comes again"},
-		"without an ordinal":  {"web", sts("node-1", "10.6.0.5/16"), nil, "no pod of this name comes again"},
-		"without a node":      {"web-0", sts("", "10.6.0.5/16"), nil, "names no node"},
-		"with a bad address":  {"web-0", sts("node-1", "10.6.0.5"), nil, `its address "10.6.0.5" is not valid: expected one such as 10.6.0.10/16`},
-		"with a bad template": {"web-0", sts("node-1", "10.6.0.5/16"), map[string]string{"stayput.io/retain-ip": "true"}, `"true" is not valid`},
-		"of a shared identity": {"web-0", sts("node-1", "10.6.0.5/16"), map[string]string{"stayput.io/retain-ip": "10m", "stayput.io/identity": "x"},
+		"of a Deployment": {"web-7d9f-x2x", anEndpoint(t, "Deployment", "node-1", "10.6.0.5/16"), nil,
+			"belongs to a Deployment: no pod of this name comes again"},
+		"without an ordinal": {"web", sts("node-1", "10.6.0.5/16"), nil, "no pod of this name comes again"},
+		"without a node":     {"web-0", sts("", "10.6.0.5/16"), nil, "names no node"},
+		"with a bad address": {"web-0", sts("node-1", "10.6.0.5"), nil,
+			`its address "10.6.0.5" is not valid: expected one such as 10.6.0.10/16`},
+		"with a bad template": {"web-0", sts("node-1", "10.6.0.5/16"), map[string]string{"stayput.io/retain-ip": "true"},
+			`"true" is not valid`},
+		"of a shared identity": {"web-0", sts("node-1", "10.6.0.5/16"), map[string]string{
+			"stayput.io/retain-ip": "10m", "stayput.io/identity": "x",
+		},
 			"shared identity x"},
 	} {
-		if all := itemsOf("default", test.pod, test.e, test.annotations, "10m"); all[0].Action != inspection.ActionRefuse || !strings.Contains(all[0].Why, test.says) {
+		if all := itemsOf("default", test.pod, test.e, test.annotations, "10m"); all[0].Action != inspection.ActionRefuse ||
+			!strings.Contains(all[0].Why, test.says) {
 			t.Errorf("%s: %+v", name, all[0])
 		}
 	}
@@ -76,7 +86,9 @@ default     web-2   <none>   <none>     <none>      Refuse   <none>   it names n
 func TestAPlanIsATable(t *testing.T) {
 	var b strings.Builder
 	i := func(pod, node, ip, retention string, action inspection.Action, done bool, why string) inspection.ImportItem {
-		item := inspection.ImportItem{Namespace: "default", Pod: pod, Node: node, Retention: retention, Action: action, Done: done, Why: why}
+		item := inspection.ImportItem{
+			Namespace: "default", Pod: pod, Node: node, Retention: retention, Action: action, Done: done, Why: why,
+		}
 		if ip != "" {
 			item.IPs = append(item.IPs, addr(ip))
 		}

@@ -26,7 +26,8 @@ func anEvent(uid string, at time.Time, reason, message string) corev1.Event {
 	}
 	if reason == eventScheduled || reason == "FailedScheduling" {
 		e.Source = corev1.EventSource{}
-		e.ReportingController, e.LastTimestamp, e.FirstTimestamp, e.EventTime = "default-scheduler", metav1.Time{}, metav1.Time{}, metav1.NewMicroTime(at)
+		e.ReportingController, e.LastTimestamp, e.FirstTimestamp, e.EventTime = "default-scheduler", metav1.Time{},
+			metav1.Time{}, metav1.NewMicroTime(at)
 	}
 	return e
 }
@@ -56,10 +57,12 @@ func restarted(f *facts) {
 	}
 	f.events = append(f.events,
 		fromController("p", noon.Add(-5*time.Minute), "WaitingForHome", "its home, node node-1, is cordoned: the pod waits"),
-		fromController("p", noon.Add(-5*time.Minute), "WaitingForHome", "its home, node node-1, is cordoned: the pod still waits"),
+		fromController("p", noon.Add(-5*time.Minute), "WaitingForHome",
+			"its home, node node-1, is cordoned: the pod still waits"),
 		anEvent("p", noon.Add(-4*time.Minute), eventScheduled, "Successfully assigned default/web-2 to node-1"),
 		anEvent("p", noon.Add(-4*time.Minute), eventStarted, "Container started"))
-	f.pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(noon.Add(-4 * time.Minute))}}
+	f.pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+		LastTransitionTime: metav1.NewTime(noon.Add(-4 * time.Minute))}}
 }
 
 const tenRestarts = `What happened
@@ -95,7 +98,8 @@ func TestTenRestartsAreALineEach(t *testing.T) {
 		t.Errorf("told is\n%s", out)
 	}
 	lives := f.story().Lives
-	if len(lives) != 11 || lives[0].UID != "p0" || lives[0].Present || !lives[10].Present || lives[10].To != nil || lives[0].IPs != nil {
+	if len(lives) != 11 || lives[0].UID != "p0" || lives[0].Present || !lives[10].Present || lives[10].To != nil ||
+		lives[0].IPs != nil {
 		t.Errorf("the lives are %+v", lives)
 	}
 }
@@ -104,7 +108,10 @@ func TestALifeIsToldByAllThatKnowsOfIt(t *testing.T) {
 	withUID := func(f *facts) {
 		left, since := int64(60), noon.Add(-4*time.Minute)
 		f.looks["node-1"].Networks[0].Addresses = []inspection.Address{
-			{IP: addr("10.1.0.7"), State: inspection.Retained, UID: "before", Since: &since, LeftSeconds: &left, Promise: &inspection.Promise{}},
+			{
+				IP: addr("10.1.0.7"), State: inspection.Retained, UID: "before", Since: &since, LeftSeconds: &left,
+				Promise: &inspection.Promise{},
+			},
 		}
 	}
 	from := noon.Add(-10 * time.Minute)
@@ -112,26 +119,36 @@ func TestALifeIsToldByAllThatKnowsOfIt(t *testing.T) {
 		facts *facts
 		want  string
 	}{
-		"gone, its address kept":    {someFacts(gone), "node-1 [10.1.0.9] - -5m stopped"},
-		"gone, with its Events":     {someFacts(gone, func(f *facts) { f.events = aLife("p", from) }), "node-1 [10.1.0.9] -10m -5m stopped"},
-		"gated, after one that ran": {someFacts(gatedSince(time.Minute), func(f *facts) { f.pod.UID = "now" }), "node-1 [10.1.0.9] - -5m stopped"},
-		"gated, the first":          {someFacts(gatedSince(time.Minute), func(f *facts) { f.kept = nil; f.events = []corev1.Event{fromController("p", from, "HomeIgnored", "")} }), ""},
-		"in the ledger alone":       {someFacts(gone, withUID, func(f *facts) { f.kept, f.events = nil, aLife("before", from)[:4] }), "node-1 [10.1.0.7] -10m -4m stopped"},
-		"cut off":                   {someFacts(gone, func(f *facts) { f.kept, f.events = nil, aLife("p", from)[:4] }), "node-1 [] -10m - unknown"},
+		"gone, its address kept": {someFacts(gone), "node-1 [10.1.0.9] - -5m stopped"},
+		"gone, with its Events": {someFacts(gone, func(f *facts) { f.events = aLife("p", from) }),
+			"node-1 [10.1.0.9] -10m -5m stopped"},
+		"gated, after one that ran": {someFacts(gatedSince(time.Minute), func(f *facts) { f.pod.UID = "now" }),
+			"node-1 [10.1.0.9] - -5m stopped"},
+		"gated, the first": {someFacts(gatedSince(time.Minute),
+			func(f *facts) { f.kept = nil; f.events = []corev1.Event{fromController("p", from, "HomeIgnored", "")} }), ""},
+		"in the ledger alone": {someFacts(gone, withUID,
+			func(f *facts) { f.kept, f.events = nil, aLife("before", from)[:4] }), "node-1 [10.1.0.7] -10m -4m stopped"},
+		"cut off": {someFacts(gone, func(f *facts) { f.kept, f.events = nil, aLife("p", from)[:4] }),
+			"node-1 [] -10m - unknown"},
 		"evicted": {someFacts(gone, func(f *facts) {
 			f.kept, f.events = nil, append(aLife("p", from)[:4], anEvent("p", from.Add(time.Minute), "Evicted", "low on memory"))
 		}), "node-1 [] -10m - evicted"},
 		"an eviction called off": {someFacts(gone, func(f *facts) {
-			f.kept, f.events = nil, append(aLife("p", from)[:4], anEvent("p", from.Add(time.Minute), eventTainted, "Cancelling deletion of Pod default/web-2"))
+			f.kept, f.events = nil, append(aLife("p", from)[:4],
+				anEvent("p", from.Add(time.Minute), eventTainted, "Cancelling deletion of Pod default/web-2"))
 		}), "node-1 [] -10m - unknown"},
 		"a container started again": {someFacts(gone, func(f *facts) {
-			f.kept, f.events = nil, append(aLife("p", from), anEvent("p", from.Add(5*time.Minute), eventStarted, "Container started"))
+			f.kept, f.events = nil, append(aLife("p", from),
+				anEvent("p", from.Add(5*time.Minute), eventStarted, "Container started"))
 		}), "node-1 [] -10m - unknown"},
-		"its beginning is forgotten": {someFacts(gone, func(f *facts) { f.kept, f.events = nil, aLife("p", from)[3:] }), "node-1 [] - -6m stopped"},
+		"its beginning is forgotten": {someFacts(gone, func(f *facts) { f.kept, f.events = nil, aLife("p", from)[3:] }),
+			"node-1 [] - -6m stopped"},
 		"running, Events may not be listed": {someFacts(func(f *facts) {
 			f.unknown = []string{"Events: " + apierrors.NewForbidden(corev1.Resource("events"), "", errors.New("no")).Error()}
 		}), "node-1 [10.1.0.9] -180m - running"},
-		"running, nothing else may be read": {someFacts(func(f *facts) { f.kept, f.looks, f.nodes, f.workload, f.template = nil, nil, nil, nil, nil }), "node-1 [10.1.0.9] -180m - running"},
+		"running, nothing else may be read": {someFacts(
+			func(f *facts) { f.kept, f.looks, f.nodes, f.workload, f.template = nil, nil, nil, nil, nil }),
+			"node-1 [10.1.0.9] -180m - running"},
 	} {
 		minutes := func(at *time.Time) string {
 			if at == nil {
@@ -151,7 +168,8 @@ func TestALifeIsToldByAllThatKnowsOfIt(t *testing.T) {
 
 func TestOnlyWhatBearsOnNodeAndAddressIsTold(t *testing.T) {
 	f := someFacts(restarted, func(f *facts) {
-		f.events = append(f.events, anEvent("p", noon, "Unhealthy", "Readiness probe failed"), anEvent("p", noon, "FailedCreatePodSandBox", "no address"))
+		f.events = append(f.events, anEvent("p", noon, "Unhealthy", "Readiness probe failed"),
+			anEvent("p", noon, "FailedCreatePodSandBox", "no address"))
 	})
 	var reasons []string
 	for _, e := range f.story().Events {

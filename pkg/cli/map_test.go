@@ -11,7 +11,9 @@ import (
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func rangeOf(subnet, start, end, gateway string) inspection.Range {
-	return inspection.Range{Subnet: netip.MustParsePrefix(subnet), Start: addr(start), End: addr(end), Gateway: addr(gateway)}
+	return inspection.Range{
+		Subnet: netip.MustParsePrefix(subnet), Start: addr(start), End: addr(end), Gateway: addr(gateway),
+	}
 }
 
 // aNetwork has every mark, in a range with room at both ends, and a family that is too large to be drawn.
@@ -20,8 +22,14 @@ func aNetwork() inspection.Network {
 	return inspection.Network{
 		Name: "pods", PromisedShare: 0.5,
 		RangeSets: []inspection.RangeSet{
-			{Ranges: []inspection.Range{rangeOf("10.1.0.0/27", "10.1.0.1", "10.1.0.20", "10.1.0.1")}, Size: 19, Promised: 2, PromiseLimit: 9},
-			{Ranges: []inspection.Range{rangeOf("fd00::/64", "fd00::1", "fd00::ffff:ffff:ffff:ffff", "fd00::1")}, Size: 1 << 62, Promised: 1, PromiseLimit: 1 << 61},
+			{
+				Ranges: []inspection.Range{rangeOf("10.1.0.0/27", "10.1.0.1", "10.1.0.20", "10.1.0.1")}, Size: 19, Promised: 2,
+				PromiseLimit: 9,
+			},
+			{
+				Ranges: []inspection.Range{rangeOf("fd00::/64", "fd00::1", "fd00::ffff:ffff:ffff:ffff", "fd00::1")}, Size: 1 << 62,
+				Promised: 1, PromiseLimit: 1 << 61,
+			},
 		},
 		Addresses: []inspection.Address{
 			{IP: addr("10.1.0.2"), State: inspection.Bound, ContainerID: "a", Promise: promise},
@@ -103,7 +111,9 @@ func TestColourIsOnlyForTerminals(t *testing.T) {
 
 func TestANetworkThatCannotBeReadIsSaidToBe(t *testing.T) {
 	var b strings.Builder
-	n := &inspection.Node{NetworksError: "record is corrupt", Networks: []inspection.Network{{Name: "pods", Error: "input/output error"}}}
+	n := &inspection.Node{
+		NetworksError: "record is corrupt", Networks: []inspection.Network{{Name: "pods", Error: "input/output error"}},
+	}
 	if err := drawNode(&b, n, 80, false); err != nil {
 		t.Fatal(err)
 	}

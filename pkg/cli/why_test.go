@@ -18,7 +18,9 @@ import (
 func aNode(name string, change ...func(*corev1.Node)) corev1.Node {
 	n := corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}},
-		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+		Status: corev1.NodeStatus{
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		},
 	}
 	for _, f := range change {
 		f(&n)
@@ -33,8 +35,10 @@ func someFacts(change ...func(*facts)) *facts {
 		now: noon, namespace: "default", name: "web-2",
 		pod: &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
-				Namespace: "default", Name: "web-2", UID: "p", Annotations: annotations, CreationTimestamp: metav1.NewTime(noon.Add(-3 * time.Hour)),
-				OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "w", Controller: new(true)}},
+				Namespace: "default", Name: "web-2", UID: "p", Annotations: annotations,
+				CreationTimestamp: metav1.NewTime(noon.Add(-3 * time.Hour)),
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "w",
+					Controller: new(true)}},
 			},
 			Spec:   corev1.PodSpec{NodeName: "node-1"},
 			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.1.0.9", PodIPs: []corev1.PodIP{{IP: "10.1.0.9"}}},
@@ -44,9 +48,11 @@ func someFacts(change ...func(*facts)) *facts {
 		kept:     []stayputv1alpha1.RetainedIP{*aRetainedIP(isBound)},
 		nodes:    []corev1.Node{aNode("node-1"), aNode("node-2")},
 		looks: map[string]*inspection.Node{"node-1": {Networks: []inspection.Network{{
-			Name:      "pods",
-			RangeSets: []inspection.RangeSet{{Ranges: []inspection.Range{rangeOf("10.1.0.0/27", "10.1.0.1", "10.1.0.20", "10.1.0.1")}, Size: 19, PromiseLimit: 9}},
-			Addresses: []inspection.Address{{IP: addr("10.1.0.9"), State: inspection.Bound, ContainerID: "0123456789abcdef", Promise: &inspection.Promise{Identity: "pod:default/web-2"}}},
+			Name: "pods",
+			RangeSets: []inspection.RangeSet{{Ranges: []inspection.Range{rangeOf("10.1.0.0/27", "10.1.0.1", "10.1.0.20",
+				"10.1.0.1")}, Size: 19, PromiseLimit: 9}},
+			Addresses: []inspection.Address{{IP: addr("10.1.0.9"), State: inspection.Bound, ContainerID: "0123456789abcdef",
+				Promise: &inspection.Promise{Identity: "pod:default/web-2"}}},
 		}}}},
 		lookErrors: map[string]error{},
 	}
@@ -135,21 +141,43 @@ func TestTheForecastFollowsFromTheFacts(t *testing.T) {
 		node    string
 		says    []string
 	}{
-		"a running pod":                          {someFacts(), "If it is deleted now", "home", "node-1", []string{"IP: 10.1.0.9, kept for 10m"}},
-		"its home is cordoned":                   {someFacts(homeCordoned), "If it is deleted now", "wait", "node-1", []string{"is cordoned: the new pod waits for it, gated, at most 60s", "10.1.0.9 if its home is back"}},
-		"its home is gone":                       {someFacts(homeGone), "If it is deleted now", "elsewhere", "", []string{"is gone from the cluster", "IP: another one"}},
-		"it is gone":                             {someFacts(gone), "If it is created now", "home", "node-1", []string{"IP: 10.1.0.9, kept until 2026-01-02T12:05:00Z"}},
-		"it is gone and not wanted":              {someFacts(gone, scaledDown), "If it is created now", "none", "", []string{"does not want a pod of this ordinal", "stays kept until 2026-01-02T12:05:00Z (5m)"}},
-		"it waits for a cordoned home":           {someFacts(gatedSince(20*time.Second), homeCordoned), "As things are now", "wait", "node-1", []string{"the pod waits for it, gated, at most 40s"}},
-		"it has waited long enough":              {someFacts(gatedSince(2*time.Minute), homeCordoned), "As things are now", "elsewhere", "", []string{"is cordoned"}},
-		"nothing is asked for":                   {someFacts(notAsked), "If it is deleted now", "free", "", []string{"Node: any.", "any that is free"}},
-		"only a record, which is preferred":      {someFacts(notAsked, recordedOn("node-2")), "If it is deleted now", "home", "", []string{"Node: preferably node-2", "None is kept for it"}},
-		"of a ReplicaSet without an identity":    {someFacts(byKind("ReplicaSet")), "If it is deleted now", "none", "", []string{"creates a pod of another name"}},
-		"without a controller":                   {someFacts(func(f *facts) { f.workload, f.template, f.pod.OwnerReferences = nil, nil, nil }), "If it is deleted now", "none", "", []string{"it has no controller", "a pod of this name that is created by then gets it"}},
-		"the nodes cannot be listed":             {someFacts(func(f *facts) { f.nodes = nil }), "If it is deleted now", "unknown", "", []string{"which cannot be listed"}},
-		"its address is outside the ranges now":  {someFacts(func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Ranges[0].End = addr("10.1.0.5") }), "If it is deleted now", "home", "node-1", []string{"IP: another one. 10.1.0.9 is outside the ranges"}},
-		"no controller leads":                    {someFacts(func(f *facts) { f.lease = &coordinationv1.Lease{} }), "If it is deleted now", "home", "node-1", []string{"Before that it waits: no controller leads"}},
-		"the template asks for nothing any more": {someFacts(func(f *facts) { f.template = &corev1.PodTemplateSpec{} }), "If it is deleted now", "free", "", []string{"The pod template has changed since"}},
+		"a running pod": {someFacts(), "If it is deleted now", "home", "node-1", []string{
+			"IP: 10.1.0.9, kept for 10m",
+		}},
+		"its home is cordoned": {someFacts(homeCordoned), "If it is deleted now", "wait", "node-1",
+			[]string{"is cordoned: the new pod waits for it, gated, at most 60s", "10.1.0.9 if its home is back"}},
+		"its home is gone": {someFacts(homeGone), "If it is deleted now", "elsewhere", "", []string{
+			"is gone from the cluster", "IP: another one",
+		}},
+		"it is gone": {someFacts(gone), "If it is created now", "home", "node-1", []string{
+			"IP: 10.1.0.9, kept until 2026-01-02T12:05:00Z",
+		}},
+		"it is gone and not wanted": {someFacts(gone, scaledDown), "If it is created now", "none", "", []string{
+			"does not want a pod of this ordinal", "stays kept until 2026-01-02T12:05:00Z (5m)",
+		}},
+		"it waits for a cordoned home": {someFacts(gatedSince(20*time.Second), homeCordoned), "As things are now",
+			"wait", "node-1", []string{"the pod waits for it, gated, at most 40s"}},
+		"it has waited long enough": {someFacts(gatedSince(2*time.Minute), homeCordoned), "As things are now",
+			"elsewhere", "", []string{"is cordoned"}},
+		"nothing is asked for": {someFacts(notAsked), "If it is deleted now", "free", "", []string{
+			"Node: any.", "any that is free",
+		}},
+		"only a record, which is preferred": {someFacts(notAsked, recordedOn("node-2")), "If it is deleted now", "home",
+			"", []string{"Node: preferably node-2", "None is kept for it"}},
+		"of a ReplicaSet without an identity": {someFacts(byKind("ReplicaSet")), "If it is deleted now", "none", "",
+			[]string{"creates a pod of another name"}},
+		"without a controller": {someFacts(
+			func(f *facts) { f.workload, f.template, f.pod.OwnerReferences = nil, nil, nil }), "If it is deleted now", "none",
+			"", []string{"it has no controller", "a pod of this name that is created by then gets it"}},
+		"the nodes cannot be listed": {someFacts(func(f *facts) { f.nodes = nil }), "If it is deleted now",
+			"unknown", "", []string{"which cannot be listed"}},
+		"its address is outside the ranges now": {someFacts(
+			func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Ranges[0].End = addr("10.1.0.5") }),
+			"If it is deleted now", "home", "node-1", []string{"IP: another one. 10.1.0.9 is outside the ranges"}},
+		"no controller leads": {someFacts(func(f *facts) { f.lease = &coordinationv1.Lease{} }),
+			"If it is deleted now", "home", "node-1", []string{"Before that it waits: no controller leads"}},
+		"the template asks for nothing any more": {someFacts(func(f *facts) { f.template = &corev1.PodTemplateSpec{} }),
+			"If it is deleted now", "free", "", []string{"The pod template has changed since"}},
 	} {
 		fc := test.facts.story().IfDeleted
 		if fc.Title != test.title || fc.Outcome != test.outcome || fc.Node != test.node {
@@ -168,19 +196,28 @@ func TestWhyNothingIsPromisedIsSaid(t *testing.T) {
 		facts *facts
 		says  string
 	}{
-		"no annotation":        {someFacts(notAsked), "no annotation stayput.io/retain-ip"},
-		"a bad annotation":     {someFacts(notPromised, func(f *facts) { f.pod.Annotations = map[string]string{stayputv1alpha1.AnnotationRetainIP: "true"} }), `annotation stayput.io/retain-ip: "true" is not valid: expected a positive Go duration`},
-		"the host's network":   {someFacts(notPromised, func(f *facts) { f.pod.Spec.HostNetwork = true }), "uses its host's network"},
-		"no agent on its node": {someFacts(notPromised, func(f *facts) { f.looks, f.lookErrors["node-1"] = nil, ErrNoAgent }), "no agent of Stayput runs on the node"},
-		"the share is used up": {someFacts(notPromised, func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Promised = 9 }), "9 addresses are promised, of at most 9"},
-		"it came too late":     {someFacts(notPromised), "without knowing of the annotation"},
+		"no annotation": {someFacts(notAsked), "no annotation stayput.io/retain-ip"},
+		"a bad annotation": {someFacts(notPromised,
+			func(f *facts) { f.pod.Annotations = map[string]string{stayputv1alpha1.AnnotationRetainIP: "true"} }),
+			`annotation stayput.io/retain-ip: "true" is not valid: expected a positive Go duration`},
+		"the host's network": {someFacts(notPromised, func(f *facts) { f.pod.Spec.HostNetwork = true }),
+			"uses its host's network"},
+		"no agent on its node": {someFacts(notPromised, func(f *facts) { f.looks, f.lookErrors["node-1"] = nil, ErrNoAgent }),
+			"no agent of Stayput runs on the node"},
+		"the share is used up": {someFacts(notPromised,
+			func(f *facts) { f.looks["node-1"].Networks[0].RangeSets[0].Promised = 9 }),
+			"9 addresses are promised, of at most 9"},
+		"it came too late": {someFacts(notPromised), "without knowing of the annotation"},
 		"another IPAM": {someFacts(notPromised, func(f *facts) {
 			f.looks["node-1"].Networks, f.looks["node-1"].CNI.Message = nil, "10-calico.conflist: its IPAM is calico-ipam"
 		}), "is not from Stayput. The CNI configuration of node node-1: 10-calico.conflist: its IPAM is calico-ipam"},
 		"the node refused": {someFacts(notPromised, func(f *facts) {
-			f.events = []corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "web-2", UID: "p"}, Reason: "IPRetentionRefused", Message: "too many"}}
+			f.events = []corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "web-2", UID: "p"},
+				Reason: "IPRetentionRefused", Message: "too many"}}
 		}), "Nothing: too many"},
-		"the API server was not told": {someFacts(func(f *facts) { f.kept = nil; f.looks["node-1"].Agent.API = "degraded: connection refused" }), "degraded: connection refused"},
+		"the API server was not told": {someFacts(
+			func(f *facts) { f.kept = nil; f.looks["node-1"].Agent.API = "degraded: connection refused" }),
+			"degraded: connection refused"},
 	} {
 		if p := test.facts.story().Promise; len(p) != 1 || !strings.Contains(p[0], test.says) {
 			t.Errorf("%s: %q, expected %q", name, p, test.says)
@@ -197,14 +234,16 @@ func TestTheStorySaysWhatIsUnknown(t *testing.T) {
 	if err := f.story().write(&b, noon); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(b.String(), "What could not be read\n  the ledger of node node-1: pods/exec is forbidden") || !strings.Contains(b.String(), "IP: 10.1.0.9, kept for 10m") {
+	if !strings.Contains(b.String(), "What could not be read\n  the ledger of node node-1: pods/exec is forbidden") ||
+		!strings.Contains(b.String(), "IP: 10.1.0.9, kept for 10m") {
 		t.Errorf("told is\n%s", b.String())
 	}
 }
 
 func TestAnEventThatNamesThePodIsAboutIt(t *testing.T) {
 	for text, want := range map[string]bool{
-		"pod web-1: waits": true, "create Pod web-1 in StatefulSet web": true, "pod web-10: waits": false, "web-1.node-1": false, "web": false,
+		"pod web-1: waits": true, "create Pod web-1 in StatefulSet web": true, "pod web-10: waits": false,
+		"web-1.node-1": false, "web": false,
 	} {
 		if mentions(text, "web-1") != want {
 			t.Errorf("%q names web-1: %v", text, !want)
@@ -222,7 +261,9 @@ func TestARecordIsOfTheWorkloadOfItsGroup(t *testing.T) {
 	}
 	f := someFacts(func(f *facts) { f.workload.Object["metadata"].(map[string]any)["namespace"] = "" })
 	f.namespace = ""
-	all := []kruisev1alpha1.PersistentPodState{of("apps/v1", at(time.Minute)), of("apps.kruise.io/v1beta1", at(time.Hour)), of("apps/v1beta2", at(2*time.Minute))}
+	all := []kruisev1alpha1.PersistentPodState{
+		of("apps/v1", at(time.Minute)), of("apps.kruise.io/v1beta1", at(time.Hour)), of("apps/v1beta2", at(2*time.Minute)),
+	}
 	if s := f.recordAmong(all); s == nil || s.Name != "2m0s" {
 		t.Errorf("the record of a StatefulSet of group apps is %+v", s)
 	}

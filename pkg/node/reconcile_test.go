@@ -41,9 +41,11 @@ func TestAPodThatRanBeforeStayputIsAdopted(t *testing.T) {
 
 func TestPodsOfANetworkThatStayputHasNotServedYetAreMarked(t *testing.T) {
 	w := newWorld(t)
-	conf := `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"stayput","dataDir":"` + w.net.DataDir + `","stateDir":"` + w.a.o.StateDir + `"}}]}`
+	conf := `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"stayput","dataDir":"` +
+		w.net.DataDir + `","stateDir":"` + w.a.o.StateDir + `"}}]}`
 	check(t, os.WriteFile(filepath.Join(w.dir, "net.d", "10-pods.conflist"), []byte(conf), 0o644))
-	check(t, os.WriteFile(filepath.Join(w.dir, "net.d", "20-other.conf"), []byte(`{"name":"other","ipam":{"type":"host-local"}}`), 0o644))
+	check(t, os.WriteFile(filepath.Join(w.dir, "net.d", "20-other.conf"),
+		[]byte(`{"name":"other","ipam":{"type":"host-local"}}`), 0o644))
 	check(t, os.WriteFile(filepath.Join(w.dir, "net.d", "30-bad.conf"), []byte(`{`), 0o644))
 	old := w.sandbox("c1", "web-0", ten)
 	w.hostLocal("192.0.2.9", "c1")

@@ -229,7 +229,8 @@ func (s *Signal) absent(version string) {
 		return
 	}
 	if c, err := resourceversion.CompareResourceVersion(version, known.Version); err != nil || c < 0 {
-		s.log.Warn("The API server was restored from a backup without this object, so its absence is not taken for an uninstallation",
+		s.log.Warn("The API server was restored from a backup without this object, so its absence is not taken for an "+
+			"uninstallation",
 			"version", version, "known", known.Version, "err", err)
 		s.setLocked(Unknown, Object{})
 		return

@@ -49,7 +49,8 @@ func (s *server) object() *metav1.PartialObjectMetadata {
 }
 
 func (s *server) serve(w http.ResponseWriter, r *http.Request) {
-	if want := "metadata.name=" + ConfigMap; r.URL.Path != "/api/v1/namespaces/ns/configmaps" || r.URL.Query().Get("fieldSelector") != want {
+	if want := "metadata.name=" + ConfigMap; r.URL.Path != "/api/v1/namespaces/ns/configmaps" ||
+		r.URL.Query().Get("fieldSelector") != want {
 		s.t.Errorf("asked for %s", r.URL)
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -58,12 +59,16 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request) {
 		code := s.refuse
 		s.mu.Unlock()
 		w.WriteHeader(code)
-		json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code)})
+		json.NewEncoder(w).Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code),
+		})
 		return
 	}
 	if r.URL.Query().Get("watch") == "" {
 		s.lists++
-		l := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"}}
+		l := metav1.PartialObjectMetadataList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
+		}
 		l.ResourceVersion = strconv.Itoa(s.version)
 		if s.uid != "" {
 			l.Items = append(l.Items, *s.object())

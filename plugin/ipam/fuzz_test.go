@@ -107,14 +107,28 @@ func FuzzRun(f *testing.F) {
 	const good = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0;K8S_POD_UID=u"
 	for _, s := range []struct{ stdin, args string }{
 		{`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"}}`, good},
-		{`{"cniVersion":"0.3.1","name":"podnet","ipam":{"ranges":[[{"subnet":"10.1.0.0/29","rangeStart":"10.1.0.3","rangeEnd":"10.1.0.4","gateway":"10.1.0.3"}],[{"subnet":"fd00::/64"}]]}}`, good},
-		{`{"cniVersion":"1.0.0","name":"podnet","ipam":{"ranges":[[{"subnet":"10.1.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0","gw":"10.1.0.9","mtu":1400}]},"runtimeConfig":{"ips":["10.1.0.77"],"ipRanges":[[{"subnet":"10.2.0.0/24"}]],"io.kubernetes.cri.pod-annotations":{"stayput.io/retain-ip":"10m"}}}`, good},
-		{`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24","longestRetention":"1h","promisedShare":0.5},"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"stayput.io/retain-ip":"while-owned","stayput.io/identity":"web","stayput.io/when-in-use":"AllocateNew"}}}`, good},
-		{`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"},"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"io.kubernetes.cri/reserved-ip-duration":"10"}}}`, good},
-		{`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"},"args":{"cni":{"ips":["10.1.0.5/24"]}},"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.5/24"}]}}`, "IP=10.1.0.5"},
-		{`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"},"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]}`, ""},
+		{
+			`{"cniVersion":"0.3.1","name":"podnet","ipam":{"ranges":[[{"subnet":"10.1.0.0/29","rangeStart":"10.1.0.3","rangeEnd":"10.1.0.4","gateway":"10.1.0.3"}],[{"subnet":"fd00::/64"}]]}}`, good,
+		},
+		{
+			`{"cniVersion":"1.0.0","name":"podnet","ipam":{"ranges":[[{"subnet":"10.1.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0","gw":"10.1.0.9","mtu":1400}]},"runtimeConfig":{"ips":["10.1.0.77"],"ipRanges":[[{"subnet":"10.2.0.0/24"}]],"io.kubernetes.cri.pod-annotations":{"stayput.io/retain-ip":"10m"}}}`, good,
+		},
+		{
+			`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24","longestRetention":"1h","promisedShare":0.5},"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"stayput.io/retain-ip":"while-owned","stayput.io/identity":"web","stayput.io/when-in-use":"AllocateNew"}}}`, good,
+		},
+		{
+			`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"},"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"io.kubernetes.cri/reserved-ip-duration":"10"}}}`, good,
+		},
+		{
+			`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"},"args":{"cni":{"ips":["10.1.0.5/24"]}},"prevResult":{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.5/24"}]}}`, "IP=10.1.0.5",
+		},
+		{
+			`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"},"cni.dev/valid-attachments":[{"containerID":"c1","ifname":"eth0"}]}`, "",
+		},
 		{`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"},"cni.dev/valid-attachments":null}`, ""},
-		{`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"::/0","rangeEnd":"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}}`, good},
+		{
+			`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"::/0","rangeEnd":"ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}}`, good,
+		},
 		{`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"0.0.0.0/0","rangeStart":"255.255.255.255"}}`, good},
 		{`{"CNIVERSION":"1.1.0","Name":"podnet","IPAM":{"Subnet":"10.1.0.0/24","SUBNET":"10.2.0.0/24"}}`, good},
 		{`{"cniVersion":"1.1.0","name":"../x","ipam":{}}`, "K8S_POD_NAMESPACE=..;K8S_POD_NAME=../../x"},

@@ -42,7 +42,8 @@ func pluginDir(t *testing.T, c *lab.Cluster) string {
 	if _, err := os.Stat(dir); err == nil {
 		return dir
 	}
-	must.Do(t, says(t, exec.Command("go", "build", "-o", dir+"/", "github.com/stayput/stayput/cmd/kubectl-stayput")).error())
+	must.Do(t, says(t, exec.Command("go", "build", "-o", dir+"/",
+		"github.com/stayput/stayput/cmd/kubectl-stayput")).error())
 	must.Do(t, os.Symlink("kubectl-stayput", filepath.Join(dir, "kubectl_complete-stayput")))
 	return dir
 }
@@ -151,11 +152,16 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 		t.Errorf("where nothing is kept: %+v", s)
 	}
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
-	apply(t, c, ns, on("node-2", statefulSet("db", 2, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"})))
+	apply(t, c, ns, on("node-2", statefulSet("db", 2, map[string]string{
+		retainIP: "while-owned", "stayput.io/when-scaled": "Retain",
+	})))
 	web, db := ready(t, c, ns, "web-0"), ready(t, c, ns, "db-1")
 	ready(t, c, ns, "db-0")
-	shows(t, c, ns, "web-0", "node-1", "bound with its workload", func(r *v1alpha1.RetainedIP) bool { return boundTo(web)(r) && r.Spec.Workload != nil })
-	if r := row(t, works(t, c, ns, "get", "web-0"), "web-0"); r["IP"] != web.Status.PodIP || r["NODE"] != "node-1" || r["PHASE"] != "Bound" ||
+	shows(t, c, ns, "web-0", "node-1", "bound with its workload", func(r *v1alpha1.RetainedIP) bool {
+		return boundTo(web)(r) && r.Spec.Workload != nil
+	})
+	if r := row(t, works(t, c, ns, "get", "web-0"), "web-0"); r["IP"] != web.Status.PodIP || r["NODE"] != "node-1" ||
+		r["PHASE"] != "Bound" ||
 		r["UNTIL"] != "<none>" || r["WHY"] != "10m after the pod stops" {
 		t.Errorf("of a running pod %v", r)
 	}
@@ -163,11 +169,15 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 	kept := stopped(t, c, web)
 	shows(t, c, ns, "db-1", "node-2", "retained", retained)
 	all := works(t, c, ns, "get", "-o", "wide")
-	if r := row(t, all, "web-0"); r["IP"] != web.Status.PodIP || r["PHASE"] != "Retained" || r["UNTIL"] != kept.Status.Expires || r["LEFT"] == "<none>" ||
-		r["WHY"] != "10m after the pod stopped" || r["WORKLOAD"] != "StatefulSet/web" || r["NETWORK"] != kept.Status.Addresses[0].Network || r["POD UID"] != string(web.UID) {
+	if r := row(t, all, "web-0"); r["IP"] != web.Status.PodIP || r["PHASE"] != "Retained" ||
+		r["UNTIL"] != kept.Status.Expires || r["LEFT"] == "<none>" ||
+		r["WHY"] != "10m after the pod stopped" || r["WORKLOAD"] != "StatefulSet/web" ||
+		r["NETWORK"] != kept.Status.Addresses[0].Network || r["POD UID"] != string(web.UID) {
 		t.Errorf("of a pod that is gone %v", r)
 	}
-	if r := row(t, all, "db-1"); r["UNTIL"] != "never" || r["WHY"] != "while owned by StatefulSet db, ordinal 1 not wanted, when-scaled is Retain" || r["IP"] != db.Status.PodIP {
+	if r := row(t, all, "db-1"); r["UNTIL"] != "never" ||
+		r["WHY"] != "while owned by StatefulSet db, ordinal 1 not wanted, when-scaled is Retain" ||
+		r["IP"] != db.Status.PodIP {
 		t.Errorf("of a pod that is not wanted %v", r)
 	}
 	if r := row(t, all, "db-0"); r["WHY"] != "while owned by StatefulSet db, ordinal 0 wanted" {
@@ -179,16 +189,19 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 		Items            []v1alpha1.RetainedIP
 	}
 	must.Do(t, json.Unmarshal([]byte(works(t, c, ns, "get", "web-0", "-o", "json")), &list))
-	if list.APIVersion != "v1" || list.Kind != "List" || len(list.Items) != 1 || list.Items[0].Kind != "RetainedIP" || list.Items[0].Status.IPs[0] != web.Status.PodIP {
+	if list.APIVersion != "v1" || list.Kind != "List" || len(list.Items) != 1 || list.Items[0].Kind != "RetainedIP" ||
+		list.Items[0].Status.IPs[0] != web.Status.PodIP {
 		t.Errorf("as JSON %+v", list)
 	}
 	if out := works(t, c, ns, "get", "web-0.node-1", "-o", "name"); out != "retainedip.stayput.io/web-0.node-1\n" {
 		t.Errorf("as a name %q", out)
 	}
-	if out := works(t, c, ns, "get", "-A", "-l", "app=web", "-o", "jsonpath={.items[*].spec.podName}"); !slices.Contains(strings.Fields(out), "web-0") || strings.Contains(out, "db-") {
+	if out := works(t, c, ns, "get", "-A", "-l", "app=web", "-o",
+		"jsonpath={.items[*].spec.podName}"); !slices.Contains(strings.Fields(out), "web-0") || strings.Contains(out, "db-") {
 		t.Errorf("by label %q", out)
 	}
-	if s := stayput(t, c, ns, "get", "web-0", "web-7"); s.code != 1 || !strings.Contains(s.err, "web-7") || !strings.Contains(s.out, "web-0") {
+	if s := stayput(t, c, ns, "get", "web-0", "web-7"); s.code != 1 || !strings.Contains(s.err, "web-7") ||
+		!strings.Contains(s.out, "web-0") {
 		t.Errorf("with a name for which nothing is kept: %+v", s)
 	}
 }
@@ -202,21 +215,25 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	scale(t, c, ns, "web", 1)
 	kept := shows(t, c, ns, "web-1", "node-1", "retained", retained)
 
-	if s := stayput(t, c, ns, "release", "web-0"); s.code != 1 || !strings.Contains(s.err, "in use") || !strings.Contains(s.err, "scale StatefulSet web down") {
+	if s := stayput(t, c, ns, "release", "web-0"); s.code != 1 || !strings.Contains(s.err, "in use") ||
+		!strings.Contains(s.err, "scale StatefulSet web down") {
 		t.Errorf("of a bound one: %+v", s)
 	}
 	for _, how := range []string{"client", "server"} {
-		if out := works(t, c, ns, "release", "web-1", "--dry-run="+how); !strings.Contains(out, "dry run") || !strings.Contains(out, kept.Status.IPs[0]) {
+		if out := works(t, c, ns, "release", "web-1", "--dry-run="+how); !strings.Contains(out, "dry run") ||
+			!strings.Contains(out, kept.Status.IPs[0]) {
 			t.Errorf("--dry-run=%s: %q", how, out)
 		}
 	}
 	if _, there := addressFile(t, c.Node("node-1"), kept); !there {
 		t.Fatal("a dry run has released it")
 	}
-	if s := stayput(t, c, ns, "release", "--all"); s.code != 1 || !strings.Contains(s.err, "--yes") || !strings.Contains(s.err, kept.Status.IPs[0]) {
+	if s := stayput(t, c, ns, "release", "--all"); s.code != 1 || !strings.Contains(s.err, "--yes") ||
+		!strings.Contains(s.err, kept.Status.IPs[0]) {
 		t.Errorf("--all where nobody can be asked: %+v", s)
 	}
-	if out := works(t, c, ns, "release", "web-1"); out != "retainedip.stayput.io/web-1.node-1 released: "+kept.Status.IPs[0]+" of node node-1\n" {
+	if out := works(t, c, ns, "release",
+		"web-1"); out != "retainedip.stayput.io/web-1.node-1 released: "+kept.Status.IPs[0]+" of node node-1\n" {
 		t.Errorf("printed %q", out)
 	}
 	if _, there := addressFile(t, c.Node("node-1"), kept); there {
@@ -229,14 +246,16 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	// On a terminal it asks, and shows what it waits for.
 	kept = stopped(t, c, first)
 	screen, err := onTerminal(t, c, "Release them? (y/N) ", "n\n", "release", "--all", "-n", ns)
-	if err == nil || !strings.Contains(screen, "web-0  "+kept.Status.IPs[0]+"  node node-1") || !strings.Contains(screen, "nothing was released") {
+	if err == nil || !strings.Contains(screen, "web-0  "+kept.Status.IPs[0]+"  node node-1") ||
+		!strings.Contains(screen, "nothing was released") {
 		t.Errorf("answered no: %v, on the screen is %q", err, screen)
 	}
 	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || r.Spec.Release {
 		t.Fatalf("answered no, it is %+v", r)
 	}
 	screen, err = onTerminal(t, c, "Release them? (y/N) ", "y\n", "release", "--all", "-n", ns)
-	if err != nil || !strings.Contains(screen, "\r1 of 1: waiting until node node-1 has freed "+kept.Status.IPs[0]) || !strings.Contains(screen, "web-0.node-1 released: ") {
+	if err != nil || !strings.Contains(screen, "\r1 of 1: waiting until node node-1 has freed "+kept.Status.IPs[0]) ||
+		!strings.Contains(screen, "web-0.node-1 released: ") {
 		t.Errorf("answered yes: %v, on the screen is %q", err, screen)
 	}
 	if _, there := addressFile(t, c.Node("node-1"), kept); there {
@@ -318,7 +337,8 @@ func TestEveryVerbPrintsTheFormatsThatKubectlHas(t *testing.T) {
 			}
 		}
 	}
-	if out := works(t, c, ns, "release", "--all", "-l", "app=web", "--yes", "-o", "name"); out != "retainedip.stayput.io/web-0.node-1\n" {
+	if out := works(t, c, ns, "release", "--all", "-l", "app=web", "--yes", "-o",
+		"name"); out != "retainedip.stayput.io/web-0.node-1\n" {
 		t.Errorf("--all printed %q", out)
 	}
 }
@@ -331,7 +351,8 @@ func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
 	must.Do(t, c.Node("node-1").Agent.Stop(testContext(t)))
 	start := once(func() { must.Do(t, c.Node("node-1").Agent.Start(testContext(t))) })
 	defer start()
-	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 || !strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
+	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 ||
+		!strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
 		t.Errorf("%+v", s)
 	}
 
@@ -345,7 +366,8 @@ func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
 		t.Errorf("with the object gone and no agent: %+v", s)
 	}
 	start()
-	if r := shows(t, c, ns, "web-0", "node-1", "retained", retained); r.Spec.Release || r.Status.IPs[0] != kept.Status.IPs[0] {
+	if r := shows(t, c, ns, "web-0", "node-1", "retained", retained); r.Spec.Release ||
+		r.Status.IPs[0] != kept.Status.IPs[0] {
 		t.Errorf("published again is %+v %+v", r.Spec, r.Status)
 	}
 	works(t, c, ns, "release", "web-0")
@@ -408,15 +430,18 @@ func TestNodeDrawsWhatTheLedgerSays(t *testing.T) {
 	if set := n.Networks[0].RangeSets[0]; set.Promised < 2 || set.PromiseLimit != set.Size/2 {
 		t.Errorf("the range set is %+v", set)
 	}
-	if len(n.Networks[0].Violations) > 0 || len(n.Networks[0].Leaks) > 0 || len(n.Networks[0].Doubled) > 0 || n.Runtime.Error != "" || n.Agent.NRI != "connected" {
+	if len(n.Networks[0].Violations) > 0 || len(n.Networks[0].Leaks) > 0 || len(n.Networks[0].Doubled) > 0 ||
+		n.Runtime.Error != "" || n.Agent.NRI != "connected" {
 		t.Errorf("a healthy node is %+v", n)
 	}
 	s = inside(t, c, "node", "node-1")
-	if s.code != 0 || !strings.Contains(s.out, "R retained") || !strings.Contains(s.out, "B bound, and kept after its pod stops") || strings.Contains(s.out, "\x1b") {
+	if s.code != 0 || !strings.Contains(s.out, "R retained") ||
+		!strings.Contains(s.out, "B bound, and kept after its pod stops") || strings.Contains(s.out, "\x1b") {
 		t.Errorf("%+v", s)
 	}
 	t.Logf("\n%s", s.out)
-	if s := inside(t, c, "node", "node-9"); s.code != 1 || !strings.Contains(s.err, "no agent of Stayput runs on the node") {
+	if s := inside(t, c, "node", "node-9"); s.code != 1 ||
+		!strings.Contains(s.err, "no agent of Stayput runs on the node") {
 		t.Errorf("of a node that is not there: %+v", s)
 	}
 }
@@ -437,17 +462,22 @@ func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5m"}))
 	pod := ready(t, c, ns, "web-0")
-	shows(t, c, ns, "web-0", pod.Spec.NodeName, "bound with its workload", func(r *v1alpha1.RetainedIP) bool { return boundTo(pod)(r) && r.Spec.Workload != nil })
+	shows(t, c, ns, "web-0", pod.Spec.NodeName, "bound with its workload", func(r *v1alpha1.RetainedIP) bool {
+		return boundTo(pod)(r) && r.Spec.Workload != nil
+	})
 
 	s := story(t, c, ns, "web-0")
-	if s.IfDeleted.Outcome != "home" || s.IfDeleted.Node != pod.Spec.NodeName || !slices.Equal(s.IfDeleted.IPs, []string{pod.Status.PodIP}) || len(s.Unknown) > 0 {
+	if s.IfDeleted.Outcome != "home" || s.IfDeleted.Node != pod.Spec.NodeName ||
+		!slices.Equal(s.IfDeleted.IPs, []string{pod.Status.PodIP}) || len(s.Unknown) > 0 {
 		t.Errorf("of a running pod: %+v", s)
 	}
-	if s.Workload != "StatefulSet/web" || len(s.Kept) != 1 || len(s.Kept[0].Ledger) != 1 || !strings.Contains(s.Kept[0].Ledger[0], "bound to sandbox") {
+	if s.Workload != "StatefulSet/web" || len(s.Kept) != 1 || len(s.Kept[0].Ledger) != 1 ||
+		!strings.Contains(s.Kept[0].Ledger[0], "bound to sandbox") {
 		t.Errorf("of a running pod: %+v", s)
 	}
 	text := inside(t, c, "why", "web-0", "-n", ns)
-	if !strings.Contains(text.out, "Node: "+pod.Spec.NodeName+", and no other") || !strings.Contains(text.out, "IP: "+pod.Status.PodIP+", kept for 10m") {
+	if !strings.Contains(text.out, "Node: "+pod.Spec.NodeName+", and no other") ||
+		!strings.Contains(text.out, "IP: "+pod.Status.PodIP+", kept for 10m") {
 		t.Errorf("in words: %+v", text)
 	}
 	t.Logf("\n%s", text.out)
@@ -467,16 +497,20 @@ func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
 		}
 	}
 	defer uncordon()
-	if s := story(t, c, ns, "web-0"); s.IfDeleted.Outcome != "wait" || !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "is cordoned") || !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "at most 5m") {
+	if s := story(t, c, ns, "web-0"); s.IfDeleted.Outcome != "wait" ||
+		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "is cordoned") ||
+		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "at most 5m") {
 		t.Errorf("with its home cordoned: %+v", s.IfDeleted)
 	}
 	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
 	until(t, "the Event that it waits", func(context.Context) bool {
 		p := getPod(t, c, ns, "web-0")
-		return p != nil && p.UID != again.UID && len(p.Spec.SchedulingGates) > 0 && saysOf(t, c, ns, "Pod", "web-0", "WaitingForHome") != ""
+		return p != nil && p.UID != again.UID && len(p.Spec.SchedulingGates) > 0 &&
+			saysOf(t, c, ns, "Pod", "web-0", "WaitingForHome") != ""
 	})
 	s = story(t, c, ns, "web-0")
-	if !strings.Contains(s.State, "gated") || !strings.Contains(strings.Join(s.Placement, " "), "is cordoned") || s.IfDeleted.Outcome != "wait" ||
+	if !strings.Contains(s.State, "gated") || !strings.Contains(strings.Join(s.Placement, " "), "is cordoned") ||
+		s.IfDeleted.Outcome != "wait" ||
 		!slices.ContainsFunc(s.Events, func(e cli.Told) bool { return e.Reason == "WaitingForHome" }) {
 		t.Errorf("of a pod that waits: %+v", s)
 	}
@@ -487,7 +521,9 @@ func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
 
 	// A line for each of its lives, and between them that it waited.
 	s = story(t, c, ns, "web-0")
-	if len(s.Lives) != 3 || !s.Lives[2].Present || slices.ContainsFunc(s.Events, func(e cli.Told) bool { return e.Reason == "Started" }) {
+	if len(s.Lives) != 3 || !s.Lives[2].Present || slices.ContainsFunc(s.Events, func(e cli.Told) bool {
+		return e.Reason == "Started"
+	}) {
 		t.Errorf("the lives are %+v, with %+v", s.Lives, s.Events)
 	}
 	for _, l := range s.Lives {
@@ -506,8 +542,10 @@ func TestWhyHasTheStoryOfAPodThatIsGone(t *testing.T) {
 	kept := stopped(t, c, pod)
 	until(t, "the pod to be gone", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
 	s := story(t, c, ns, "web-0")
-	if s.IfDeleted.Outcome != "none" || !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "does not want a pod of this ordinal") ||
-		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), kept.Status.Expires) || len(s.Kept) != 1 || !strings.Contains(s.Kept[0].Ledger[0], "retained for pod:"+ns+"/web-0") {
+	if s.IfDeleted.Outcome != "none" ||
+		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "does not want a pod of this ordinal") ||
+		!strings.Contains(strings.Join(s.IfDeleted.Lines, " "), kept.Status.Expires) || len(s.Kept) != 1 ||
+		!strings.Contains(s.Kept[0].Ledger[0], "retained for pod:"+ns+"/web-0") {
 		t.Errorf("%+v", s)
 	}
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
@@ -525,7 +563,8 @@ func TestWhySaysWhyNothingIsPromised(t *testing.T) {
 	apply(t, c, ns, statefulSet("plain", 1, nil))
 	ready(t, c, ns, "plain-0")
 	s := story(t, c, ns, "plain-0")
-	if len(s.Promise) != 1 || !strings.Contains(s.Promise[0], "no annotation stayput.io/retain-ip") || s.IfDeleted.Outcome != "free" {
+	if len(s.Promise) != 1 || !strings.Contains(s.Promise[0], "no annotation stayput.io/retain-ip") ||
+		s.IfDeleted.Outcome != "free" {
 		t.Errorf("%+v", s)
 	}
 }
@@ -564,7 +603,8 @@ func fails(t *testing.T, c *lab.Cluster, check, text, todo string) {
 		var code int
 		r, code = checked(t, c, "node-2")
 		return code == 1 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
-			return f.Node == "node-2" && f.Check == check && f.Level == cli.LevelFail && strings.Contains(f.Text, text) && strings.Contains(f.Todo, todo)
+			return f.Node == "node-2" && f.Check == check && f.Level == cli.LevelFail && strings.Contains(f.Text, text) &&
+				strings.Contains(f.Todo, todo)
 		})
 	})
 }
@@ -572,7 +612,9 @@ func fails(t *testing.T, c *lab.Cluster, check, text, todo string) {
 // readyzSays waits until the agent of a node says a line that begins so.
 func readyzSays(t *testing.T, n *lab.ClusterNode, line string) {
 	t.Helper()
-	until(t, "/readyz to say "+line, func(context.Context) bool { return strings.Contains(ask(t, n, "/readyz"), "\n"+line) })
+	until(t, "/readyz to say "+line, func(context.Context) bool {
+		return strings.Contains(ask(t, n, "/readyz"), "\n"+line)
+	})
 }
 
 // nodeSays waits for an Event about node-2.
@@ -610,7 +652,8 @@ func anHourAhead(t *testing.T, c *lab.Cluster) string {
 
 func TestCheckNamesTheRightThatIsMissing(t *testing.T) {
 	c := installed(t)
-	if s := inside(t, c, "check", "--as=looker"); s.code != 1 || s.out != "" || !strings.Contains(s.err, "missing right to list nodes: ") {
+	if s := inside(t, c, "check", "--as=looker"); s.code != 1 || s.out != "" ||
+		!strings.Contains(s.err, "missing right to list nodes: ") {
 		t.Errorf("without any right: %+v", s)
 	}
 	kubectl(t, c, "create", "clusterrole", "looker", "--verb=list", "--resource=nodes,pods")
@@ -627,7 +670,9 @@ func TestCheckNamesTheRightThatIsMissing(t *testing.T) {
 		var code int
 		r, code = checked(t, c, "node-1", "--as=looker")
 		return code == 1 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
-			return f.Check == "agent" && f.Level == cli.LevelFail && strings.Contains(f.Text, "missing right to create pods/exec in namespace stayput-system") && strings.Contains(f.Todo, "ask for that right")
+			return f.Check == "agent" && f.Level == cli.LevelFail &&
+				strings.Contains(f.Text, "missing right to create pods/exec in namespace stayput-system") &&
+				strings.Contains(f.Todo, "ask for that right")
 		}) && level(r, "", "definitions") == cli.LevelWarn
 	})
 }
@@ -651,7 +696,8 @@ func TestCheckFindsNothingWrongWithAHealthyCluster(t *testing.T) {
 		}
 	}
 	s := inside(t, c, "check")
-	if s.code != 0 || !strings.Contains(s.out, "node-1: agent, CNI configuration, plugin, ledger, clock") || !strings.Contains(s.out, "0 failures") {
+	if s.code != 0 || !strings.Contains(s.out, "node-1: agent, CNI configuration, plugin, ledger, clock") ||
+		!strings.Contains(s.out, "0 failures") {
 		t.Errorf("%+v", s)
 	}
 	t.Logf("\n%s", s.out)
@@ -664,7 +710,8 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	// An agent that is down.
 	must.Do(t, node.Agent.Stop(testContext(t)))
 	r, code := checked(t, c)
-	if code != 1 || level(r, "node-2", "agent") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelOK || level(r, "node-3", "ledger") != cli.LevelOK {
+	if code != 1 || level(r, "node-2", "agent") != cli.LevelFail || level(r, "node-1", "agent") != cli.LevelOK ||
+		level(r, "node-3", "ledger") != cli.LevelOK {
 		t.Errorf("with an agent down: %d %+v", code, r)
 	}
 	must.Do(t, node.Agent.Start(testContext(t)))
@@ -685,7 +732,8 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	for _, f := range r.Findings {
 		text += f.Text + " " + f.Todo + "\n"
 	}
-	if code != 0 || level(r, "node-2", "ledger") != cli.LevelWarn || !strings.Contains(text, "10.244.2.240") || !strings.Contains(text, "10.244.2.241") || !strings.Contains(text, "reclaims them") {
+	if code != 0 || level(r, "node-2", "ledger") != cli.LevelWarn || !strings.Contains(text, "10.244.2.240") ||
+		!strings.Contains(text, "10.244.2.241") || !strings.Contains(text, "reclaims them") {
 		t.Errorf("with a leak: %d %+v", code, r)
 	}
 
@@ -703,11 +751,14 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 		t.Helper()
 		until(t, "node-2 to be in order again", func(context.Context) bool {
 			r, code := checked(t, c, "node-2")
-			return code == 0 && level(r, "node-2", "agent") == cli.LevelOK && level(r, "node-2", "CNI configuration") == cli.LevelOK && level(r, "node-2", "plugin") == cli.LevelOK
+			return code == 0 && level(r, "node-2", "agent") == cli.LevelOK &&
+				level(r, "node-2", "CNI configuration") == cli.LevelOK && level(r, "node-2", "plugin") == cli.LevelOK
 		})
 	}
 	calico := node.Path("/etc/cni/net.d/05-calico.conflist")
-	must.Do(t, os.WriteFile(calico, []byte(`{"cniVersion":"0.3.1","name":"k8s-pod-network","plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}}]}`), 0o600))
+	must.Do(t, os.WriteFile(calico, []byte(
+		`{"cniVersion":"0.3.1","name":"k8s-pod-network","plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}}]}`),
+		0o600))
 	defer os.Remove(calico)
 	fails(t, c, "CNI configuration", "Calico keeps addresses in its own IPAM", "see docs/networks.md")
 	readyzSays(t, node, "cni: degraded: unsupported: 05-calico.conflist: calico: ")
@@ -733,7 +784,8 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	binary := node.Path("/opt/cni/bin/stayput")
 	ours, err := os.ReadFile(binary)
 	must.Do(t, err)
-	_, err = node.Run(testContext(t), "/usr/bin/cp", "--remove-destination", "-L", "/opt/cni/bin/host-local", "/opt/cni/bin/stayput")
+	_, err = node.Run(testContext(t), "/usr/bin/cp", "--remove-destination", "-L", "/opt/cni/bin/host-local",
+		"/opt/cni/bin/stayput")
 	must.Do(t, err)
 	until(t, "the agent to have its plugin there again", func(context.Context) bool {
 		is, err := os.ReadFile(binary)
@@ -771,7 +823,8 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 
 	// A clock that is behind. That of a node is the machine's, and cannot be set: the API server's is shown to be an
 	// hour ahead.
-	if r, code := checked(t, c, "node-2", "--server="+anHourAhead(t, c)); code != 1 || level(r, "node-2", "clock") != cli.LevelFail || level(r, "node-2", "agent") != cli.LevelOK {
+	if r, code := checked(t, c, "node-2", "--server="+anHourAhead(t, c)); code != 1 ||
+		level(r, "node-2", "clock") != cli.LevelFail || level(r, "node-2", "agent") != cli.LevelOK {
 		t.Errorf("with a clock that is behind: %d %+v", code, r)
 	}
 
@@ -831,7 +884,8 @@ func reserve(t *testing.T, n *lab.ClusterNode, ns, pod, container, ip string, re
 		Duration    time.Duration   `json:"duration"` // minutes
 		ReleaseTime *time.Time      `json:"releaseTime,omitempty"`
 	}{
-		container, "eth0", &types.IPConfig{Address: net.IPNet{IP: net.ParseIP(ip), Mask: net.CIDRMask(24, 32)}, Gateway: net.ParseIP("10.244.3.1")}, 10, released,
+		container, "eth0", &types.IPConfig{Address: net.IPNet{IP: net.ParseIP(ip), Mask: net.CIDRMask(24, 32)},
+			Gateway: net.ParseIP("10.244.3.1")}, 10, released,
 	}
 	b, err := json.Marshal(reserved)
 	must.Do(t, err)
@@ -855,7 +909,8 @@ func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
 	reserve(t, node, ns, "web-3", "fedcba9876543212", "10.99.0.1", &now)
 
 	for pod, want := range map[string]inspection.Action{
-		"web-0": inspection.ActionRetain, "web-1": inspection.ActionRetain, "web-2": inspection.ActionNone, "web-3": inspection.ActionRefuse,
+		"web-0": inspection.ActionRetain, "web-1": inspection.ActionRetain, "web-2": inspection.ActionNone,
+		"web-3": inspection.ActionRefuse,
 	} {
 		if i, code := imported(t, c, pod, "openkruise", "node-3"); i.Action != want || i.Done || code != 0 {
 			t.Errorf("the plan for %s is %+v (%d)", pod, i, code)
@@ -864,7 +919,8 @@ func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
 	if b, err := os.ReadFile(bound); err != nil || string(b) != "0123456789abcdef\r\neth0" {
 		t.Fatalf("a plan has changed the file: %q, %v", b, err)
 	}
-	if i, code := imported(t, c, "web-0", "openkruise", "node-3", "--yes"); !i.Done || code != 1 { // of the one that is refused
+	// of the one that is refused
+	if i, code := imported(t, c, "web-0", "openkruise", "node-3", "--yes"); !i.Done || code != 1 {
 		t.Errorf("done is %+v (%d)", i, code)
 	}
 	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
@@ -872,7 +928,8 @@ func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
 		if r.Status.IPs[0] != ip || r.Spec.Retention != "10m" {
 			t.Errorf("of %s is kept %+v %+v", pod, r.Spec, r.Status)
 		}
-		if i, _ := imported(t, c, pod, "openkruise", "node-3", "--yes"); i.Action != inspection.ActionNone || !strings.Contains(i.Why, "already") {
+		if i, _ := imported(t, c, pod, "openkruise", "node-3", "--yes"); i.Action != inspection.ActionNone ||
+			!strings.Contains(i.Why, "already") {
 			t.Errorf("a second time: %+v", i)
 		}
 	}
@@ -955,7 +1012,8 @@ status:
 func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	if s := inside(t, c, "import", "spiderpool"); s.code != 1 || !strings.Contains(s.err, "Spiderpool is not in this cluster") {
+	if s := inside(t, c, "import", "spiderpool"); s.code != 1 ||
+		!strings.Contains(s.err, "Spiderpool is not in this cluster") {
 		t.Errorf("without Spiderpool: %+v", s)
 	}
 	served(t, c, ns, "node-3")
@@ -970,12 +1028,14 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	apply(t, c, ns, spiderEndpoint("web-5f7d-x2", "node-3", "10.244.3.211", "Deployment"))
 	apply(t, c, ns, on("node-3", statefulSet("web", 0, nil)))
 
-	for pod, why := range map[string]string{"web-1": "in the ranges of none", "web-5f7d-x2": "no pod of this name comes again"} {
+	for pod, why := range map[string]string{"web-1": "in the ranges of none",
+		"web-5f7d-x2": "no pod of this name comes again"} {
 		if i, _ := imported(t, c, pod, "spiderpool"); i.Action != inspection.ActionRefuse || !strings.Contains(i.Why, why) {
 			t.Errorf("%s: %+v", pod, i)
 		}
 	}
-	if i, _ := imported(t, c, "web-0", "spiderpool", "--yes", "--retain-ip=20m"); i.Action != inspection.ActionRetain || !i.Done || i.Network != "pods" {
+	if i, _ := imported(t, c, "web-0", "spiderpool", "--yes", "--retain-ip=20m"); i.Action != inspection.ActionRetain ||
+		!i.Done || i.Network != "pods" {
 		t.Errorf("%+v", i)
 	}
 	r := shows(t, c, ns, "web-0", "node-3", "retained", retained)

@@ -2,12 +2,12 @@
 //
 // # How a sweep works
 //
-// A [scenario] prepares the files of a node with real commands and names one more command, the victim. strace
-// runs the victim once to see its file system calls, and then once for every single one of them: in TestKilledAt… the
-// process is killed on the entry of that call, in TestFailing… the call answers ENOSPC, EIO, EROFS or EMFILE, that once
-// or from then on. (TestOnAFull… limits a real file system instead.) strace counts the calls of each name by themselves,
-// and those of the first thread alone, on which cmd/stayput does all its work: so the Nth openat is the same one in
-// every run. A kill sweep goes up to the first run that was not killed, and fails unless each N before it was.
+// A [scenario] prepares the files of a node with real commands and names one more command, the victim. strace runs the
+// victim once to see its file system calls, and then once for every single one of them: in TestKilledAt… the process is
+// killed on the entry of that call, in TestFailing… the call answers ENOSPC, EIO, EROFS or EMFILE, that once or from
+// then on. (TestOnAFull… limits a real file system instead.) strace counts the calls of each name by themselves, and
+// those of the first thread alone, on which cmd/stayput does all its work: so the Nth openat is the same one in every
+// run. A kill sweep goes up to the first run that was not killed, and fails unless each N before it was.
 //
 // What is left on disk is a crash state. The [aftermath] continues from it in all the ways in which a runtime
 // may: the DEL comes once, twice, late or never, other pods come first, the node reboots, the next command

@@ -212,8 +212,8 @@ func (c *Cluster) waitDefaultAccount(ctx context.Context) error {
 	})
 }
 
-// Until calls ok until it returns true, or ctx is done. It goes on after an error, the last of which it returns: the API
-// server may be away.
+// Until calls ok until it returns true, or ctx is done. It goes on after an error, the last of which it returns: the
+// API server may be away.
 func Until(ctx context.Context, what string, ok func() (bool, error)) error {
 	for {
 		done, err := ok()

@@ -8,10 +8,10 @@
 //
 // The stories in testdata/damaged run once for every record on disk ($RECORD) and every damage to it ($HOW).
 //
-// Each story is a node of its own: a data directory $DATA, in which host-local would keep its addresses, a state directory
-// $STATE, and in the end, unasked, the epilogue: ledger.Check finds nothing, then every sandbox is DELed, and then
-// no address is bound any more. Every ADD is held against what the story knows: no two owners of one address.
-// The tests need root, since they make network and mount namespaces; these are gone with the process.
+// Each story is a node of its own: a data directory $DATA, in which host-local would keep its addresses, a state
+// directory $STATE, and in the end, unasked, the epilogue: ledger.Check finds nothing, then every sandbox is DELed, and
+// then no address is bound any more. Every ADD is held against what the story knows: no two owners of one address. The
+// tests need root, since they make network and mount namespaces; these are gone with the process.
 //
 // # Words
 //

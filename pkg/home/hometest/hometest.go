@@ -40,8 +40,12 @@ func (n Nodes) Labelled(want map[string]string) (all []*corev1.Node) {
 // Node makes a node that is Ready.
 func Node(name, zone string, change ...func(*corev1.Node)) *corev1.Node {
 	n := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelTopologyZone: zone}},
-		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: map[string]string{corev1.LabelHostname: name, corev1.LabelTopologyZone: zone},
+		},
+		Status: corev1.NodeStatus{
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+		},
 	}
 	for _, c := range change {
 		c(n)
@@ -52,7 +56,9 @@ func Node(name, zone string, change ...func(*corev1.Node)) *corev1.Node {
 // Cordoned cordons a node.
 func Cordoned(n *corev1.Node) {
 	n.Spec.Unschedulable = true
-	n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule})
+	n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{
+		Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule,
+	})
 }
 
 // Pod makes web-0, gated and annotated, created ten seconds before noon.
@@ -93,7 +99,8 @@ func Pinned(p *corev1.Pod) {
 		FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:stayput.io/home":{}}},` +
 			`"f:spec":{"f:affinity":{"f:nodeAffinity":{"f:requiredDuringSchedulingIgnoredDuringExecution":{}}}}}`),
 	}}
-	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+		Reason: corev1.PodReasonUnschedulable}}
 }
 
 // Copied makes of a pinned pod one whose template was copied from it, with all that it says.

@@ -18,8 +18,11 @@ func TestWhatTheRuntimeSaysAboutItsCNIConfiguration(t *testing.T) {
 	must.Do(t, err)
 	defer c.Close()
 	for config, want := range map[string]cniconf.Runtime{
-		`{"cni":{"binDirs":["/a","/b"],"confDir":"/c","maxConfNum":1}}`: {ConfDir: "/c", BinDirs: []string{"/a", "/b"}, MaxConfNum: &one},
-		`{"cni":{"binDir":"/a","confDir":"/c","maxConfNum":1}}`:         {ConfDir: "/c", BinDirs: []string{"/a"}, MaxConfNum: &one}, // containerd 1
+		`{"cni":{"binDirs":["/a","/b"],"confDir":"/c","maxConfNum":1}}`: {ConfDir: "/c", BinDirs: []string{"/a", "/b"},
+			MaxConfNum: &one},
+		// containerd 1
+		`{"cni":{"binDir":"/a","confDir":"/c","maxConfNum":1}}`: {ConfDir: "/c", BinDirs: []string{"/a"},
+			MaxConfNum: &one},
 		`{"other":1}`: {},
 		`{}`:          {},
 		`no JSON`:     {},

@@ -21,7 +21,8 @@ func (p *Publisher) DeleteAll(ctx context.Context) error {
 	list, err := listWatch{p}.ListWithContext(inTime, metav1.ListOptions{})
 	if err != nil {
 		if pointless(err) {
-			p.log.Warn("No longer allowed to delete this node's RetainedIPs; if any are left: kubectl delete retainedips -A --field-selector spec.nodeName="+p.o.Node, "err", err)
+			p.log.Warn("No longer allowed to delete this node's RetainedIPs; if any are left: kubectl delete retainedips -A "+
+				"--field-selector spec.nodeName="+p.o.Node, "err", err)
 			return nil
 		}
 		return fmt.Errorf("listing RetainedIPs: %w", err)

@@ -98,7 +98,8 @@ func (c *cleanup) handBack() error {
 		return fmt.Errorf("removing the CNI configuration: %w", err)
 	}
 	if removed {
-		c.Log.Info("Removed the CNI configuration, host-local is in charge", "file", filepath.Join(c.CNIConfDir, cniconf.ConflistName))
+		c.Log.Info("Removed the CNI configuration, host-local is in charge", "file",
+			filepath.Join(c.CNIConfDir, cniconf.ConflistName))
 		if s := cniconf.Inspect(c.CNIConfDir, c.CNIBinDir); s.State == cniconf.StateBroken {
 			c.Log.Warn("The CNI configuration without stayput's is broken", "state", s.State, "message", s.Message)
 		}
@@ -141,8 +142,8 @@ func (c *cleanup) endPromises() error {
 
 func directory(l *ledger.Ledger) string { return filepath.Join(l.Network().DataDir, l.Network().Name) }
 
-// configured returns the networks of all CNI configurations. Of most of them a ledger has a description; not if all pods
-// of the network are older than stayput and the description was lost.
+// configured returns the networks of all CNI configurations. Of most of them a ledger has a description; not if all
+// pods of the network are older than stayput and the description was lost.
 func configured(confDir string) (networks []*ledger.Network) {
 	dir, _ := netconf.ReadDir(confDir) // without it there is no network
 	for _, f := range dir.Files {
@@ -156,8 +157,10 @@ func (c *cleanup) removeFiles() (clean bool, err error) {
 	if time.Since(c.switched) < c.Reload {
 		return false, nil
 	}
-	if s := cniconf.Inspect(c.CNIConfDir, c.CNIBinDir); s.State == cniconf.StateByHand || s.State == cniconf.StateNoPlugin {
-		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall", filepath.Join(c.CNIConfDir, s.File))
+	if s := cniconf.Inspect(c.CNIConfDir, c.CNIBinDir); s.State == cniconf.StateByHand ||
+		s.State == cniconf.StateNoPlugin {
+		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall",
+			filepath.Join(c.CNIConfDir, s.File))
 	}
 	removed, err := cniconf.RemovePlugin(c.CNIConfDir, c.CNIBinDir)
 	switch {

@@ -75,7 +75,8 @@ func New(config *rest.Config, namespace string, o Options) (*Uninstaller, error)
 		return nil, err
 	}
 	if err == nil && json.Unmarshal(b, &u.record) != nil {
-		u.Log.Warn("Cannot read the record of the installation, an uninstallation in the agent's absence goes unnoticed", "file", u.path)
+		u.Log.Warn("Cannot read the record of the installation, an uninstallation in the agent's absence goes unnoticed",
+			"file", u.path)
 		u.record = record{}
 	}
 	u.signal, err = uninstall.NewSignal(config, namespace, u.record.Object, o.Log)
@@ -215,7 +216,8 @@ func (u *Uninstaller) putBack(ctx context.Context) error {
 			return c.forget()
 		}
 		if working.Err() != nil {
-			return fmt.Errorf("the uninstallation is not complete, run stayput-agent uninstall: %w", errors.Join(err, working.Err()))
+			return fmt.Errorf("the uninstallation is not complete, run stayput-agent uninstall: %w",
+				errors.Join(err, working.Err()))
 		}
 		pause, end := min(retryAfter, u.Reload), working.Done()
 		if complete {

@@ -67,7 +67,8 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	}
 	say("no pod is gated")
 	if err := deleteGatedWorkloads(ctx, c); err != nil {
-		say("%v; they have no effect any more, to delete them: kubectl delete configmaps -A --field-selector metadata.name=%s", err, gate.Workloads)
+		say("%v; they have no effect any more, to delete them: kubectl delete configmaps -A --field-selector "+
+			"metadata.name=%s", err, gate.Workloads)
 	}
 	return waitForAgents(ctx, c, namespace, say)
 }
@@ -93,8 +94,10 @@ func waitForAgents(ctx context.Context, c client.Client, namespace string, say f
 				return nil
 			}
 			say("no agent runs on these nodes, whose promises stay: %s", strings.Join(alone, ", "))
-			say("on each of them, with stayput's image: kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- /stayput-agent uninstall --root=/proc/1/root")
-			say("and then: kubectl delete retainedips -A --field-selector spec.nodeName=NODE; a node that is gone for good needs neither")
+			say("on each of them, with stayput's image: kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- " +
+				"/stayput-agent uninstall --root=/proc/1/root")
+			say("and then: kubectl delete retainedips -A --field-selector spec.nodeName=NODE; a node that is gone for good " +
+				"needs neither")
 			say("the agents of the other nodes have put them back")
 			return nil
 		case err == nil:
@@ -113,7 +116,8 @@ func waitForAgents(ctx context.Context, c client.Client, namespace string, say f
 		if err != nil {
 			return fmt.Errorf("%w: the last error was: %w", ErrNotClean, err)
 		}
-		return fmt.Errorf("%w: the agents of these nodes have not finished: %s; see their logs, or run stayput-agent uninstall there",
+		return fmt.Errorf("%w: the agents of these nodes have not finished: %s; see their logs, or run stayput-agent "+
+			"uninstall there",
 			ErrNotClean, strings.Join(busy, ", "))
 	}
 }

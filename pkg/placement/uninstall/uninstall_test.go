@@ -62,7 +62,8 @@ func TestADeletedGateBindingAloneCountsForAWhile(t *testing.T) {
 		t.Error("begun without a signal")
 	}
 	deleted := uninstall.Status{State: uninstall.Deleted, Since: now}
-	if !begun(uninstall.Status{}, deleted, now.Add(bindingAlone-1)) || begun(uninstall.Status{}, deleted, now.Add(bindingAlone)) {
+	if !begun(uninstall.Status{}, deleted, now.Add(bindingAlone-1)) ||
+		begun(uninstall.Status{}, deleted, now.Add(bindingAlone)) {
 		t.Errorf("it does not count for %v", bindingAlone)
 	}
 	if !begun(deleted, uninstall.Status{}, now.Add(time.Hour)) {
