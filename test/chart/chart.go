@@ -51,12 +51,12 @@ const theirsHead = `# The custom resource definition of PersistentPodStates, for
 const installHead = `# stayput, without its custom resource definitions, which are in crds.yaml and
 # persistentpodstates.yaml. Made from the chart by make manifests.
 #
-# kubectl applies and deletes in the order of the file, and the order is for deleting. First the permission without
-# which no pod is gated, and the bindings by which pods are; their deletion tells the controllers to let all gated pods
-# go. Then, after the policies, the Namespace, which is above what lies in it because that can only be applied after it;
-# its contents go in the background. Then the ConfigMap whose deletion tells the agents to clean their nodes. What the
-# controllers need comes last: their rights are the end of the file. At an application the pods wait for their accounts a
-# moment.
+# kubectl applies and deletes in the order of the file, which is made for deleting. First come the permission without
+# which no pod is gated, and the bindings by which pods are: their deletion makes the controllers ungate every pod. Then,
+# after the policies, comes the Namespace, above its contents because they can only be applied after it; they are deleted
+# in the background. Then comes the ConfigMap whose deletion is the agents' signal to put their nodes back. The
+# controllers' rights, which they need until then, are the end of the file. When the file is applied, the pods wait a
+# moment for their accounts.
 `
 
 // installation is everything but the definitions, in the order that its head explains.

@@ -400,47 +400,47 @@ var attempts = func() []attempt {
 				affinity: {nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 1, preference: {matchExpressions: [{key: zone, operator: Exists}]}}]}}}}`), ""},
 		{"the controller changes the image of a pod", asController,
 			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`),
-			"may change nothing of a pod but"},
+			"may change only the annotations, node affinity, "},
 		{"the controller changes the image of a running pod", asController,
 			patch(podKind, "placed", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`),
-			"may change nothing of a pod but"},
+			"may change only the annotations, node affinity, "},
 		{
 			"the controller changes a deadline of a pod", asController,
-			merge(podKind, "waiting", `{spec: {activeDeadlineSeconds: 5}}`), "may change nothing of a pod but",
+			merge(podKind, "waiting", `{spec: {activeDeadlineSeconds: 5}}`), "may change only the annotations, node affinity, ",
 		},
 		{
 			"the controller adds a toleration to a pod", asController,
 			patch(podKind, "waiting", types.JSONPatchType,
-				`[{op: add, path: /spec/tolerations/-, value: {key: k, operator: Exists}}]`), "may change nothing of a pod but",
+				`[{op: add, path: /spec/tolerations/-, value: {key: k, operator: Exists}}]`), "may change only the annotations, node affinity, ",
 		},
 		{
 			"the controller changes a label of a pod", asController, merge(podKind, "waiting", `{metadata: {labels: {a: c}}}`),
-			"may change nothing of a pod but",
+			"may change only the annotations, node affinity, ",
 		},
 		{
 			"the controller removes a label of a pod", asController,
-			merge(podKind, "waiting", `{metadata: {labels: {a: null}}}`), "may change nothing of a pod but",
+			merge(podKind, "waiting", `{metadata: {labels: {a: null}}}`), "may change only the annotations, node affinity, ",
 		},
 		{
 			"the controller adds a finalizer to a pod", asController,
-			merge(podKind, "waiting", `{metadata: {finalizers: [example.com/x]}}`), "may change nothing of a pod but",
+			merge(podKind, "waiting", `{metadata: {finalizers: [example.com/x]}}`), "may change only the annotations, node affinity, ",
 		},
 		{"the controller gives a pod an owner", asController,
 			merge(podKind, "waiting", `{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: other, uid: u}]}}`),
-			"may change nothing of a pod but"},
+			"may change only the annotations, node affinity, "},
 		{
 			"the controller takes somebody else's gate off", asController,
 			merge(podKind, "waiting", `{spec: {schedulingGates: [{name: stayput.io/placement}]}}`),
-			"may take no scheduling gate off but",
+			"may remove only the scheduling gate",
 		},
 		{
 			"the controller takes all gates off", asController, merge(podKind, "waiting", `{spec: {schedulingGates: null}}`),
-			"may take no scheduling gate off but",
+			"may remove only the scheduling gate",
 		},
 		{"the controller deletes a pod that has no node", asController, remove(podKind, "waiting"), ""},
 		{
 			"the controller deletes a pod that has a node", asController, remove(podKind, "placed"),
-			"may delete no pod that has a node",
+			"may not delete a pod that has a node",
 		},
 
 		// The controller, on other objects.
@@ -454,7 +454,7 @@ var attempts = func() []attempt {
 		{"the controller deletes its ConfigMap", asController, remove(cmKind, "stayput-gated-workloads"), ""},
 		{
 			"the controller makes another ConfigMap", asController,
-			create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write no ConfigMap but",
+			create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write only the ConfigMap",
 		},
 		{"the controller says whose a RetainedIP is and releases it", asController,
 			patch(retipKind, "web-1.node-2", types.ApplyPatchType, `{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-1.node-2},
@@ -465,23 +465,23 @@ var attempts = func() []attempt {
 		},
 		{
 			"the controller changes a retention", asController, merge(retipKind, "web-0.node-1", `{spec: {retention: 1h}}`),
-			"may change nothing of a RetainedIP but",
+			"may change only spec.workload and spec.release",
 		},
 		{
 			"the controller removes a field", asController, merge(retipKind, "web-0.node-1", `{spec: {podName: other}}`),
-			"may change nothing of a RetainedIP but",
+			"may change only spec.workload and spec.release",
 		},
 		{
 			"the controller changes a status", asController, merge(retipKind, "web-0.node-1", `{status: {ips: ["10.0.0.1"]}}`),
-			"may change nothing of a RetainedIP but",
+			"may change only spec.workload and spec.release",
 		},
 		{
 			"the controller changes metadata", asController, merge(retipKind, "web-0.node-1", `{metadata: {labels: {a: b}}}`),
-			"may change nothing of a RetainedIP but",
+			"may change only spec.workload and spec.release",
 		},
 		{
 			"the controller annotates a RetainedIP", asController,
-			merge(retipKind, "web-0.node-1", `{metadata: {annotations: {a: b}}}`), "may change nothing of a RetainedIP but",
+			merge(retipKind, "web-0.node-1", `{metadata: {annotations: {a: b}}}`), "may change only spec.workload and spec.release",
 		},
 
 		// The agent of node-1.
@@ -534,12 +534,12 @@ var attempts = func() []attempt {
 		{
 			"a second PersistentPodState for a workload", asAdmin,
 			create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}")),
-			"StatefulSet web has a PersistentPodState already: web",
+			"StatefulSet web already has a PersistentPodState: web",
 		},
 		{
 			"a second PersistentPodState by another version of the group", asAdmin,
 			create(newState("second", "{apiVersion: apps/v1beta2, kind: StatefulSet, name: web}")),
-			"has a PersistentPodState already: web",
+			"already has a PersistentPodState: web",
 		},
 		{
 			"a PersistentPodState for another workload", asAdmin,

@@ -27,8 +27,8 @@ var cases = map[string]alertCase{
 		},
 		after: "14m", labels: on("job", "stayput-agent"),
 		says: "stayput-agent on node-1 has not answered for 10 minutes. Pods start and stop as before and keep their " +
-			"addresses; expired addresses are not freed at their time, leaks are not reclaimed, and RetainedIPs of this node " +
-			"are out of date, so that pods may be sent home late.",
+			"addresses, but expired addresses are not freed, leaks are not reclaimed, and RetainedIPs of this node " +
+			"are out of date: pods may come home late.",
 	},
 	"StayputAgentsAbsent": {
 		fires: []string{`stayput_build_info{instance="controller-1",component="controller"} = 1x20`},
@@ -39,23 +39,23 @@ var cases = map[string]alertCase{
 		fires: []string{`stayput_agent_nri_connected{instance="node-1"} = 0x20`},
 		quiet: []string{`stayput_agent_nri_connected{instance="node-1"} = 0x5 1x20`},
 		after: "12m", labels: on(),
-		says: "stayput-agent on node-1 has had no NRI connection for 10 minutes. Pods whose annotations do not reach the " +
-			"plugin by the CNI configuration are promised nothing until the next reconciliation, and addresses are not " +
-			"verified.",
+		says: "stayput-agent on node-1 has had no NRI connection for 10 minutes. Pods whose annotations do not reach " +
+			"the plugin through the CNI configuration get no promise until the next reconciliation, and addresses are " +
+			"not verified.",
 	},
 	"StayputCRIUnreachable": {
 		fires: []string{`stayput_agent_cri_up{instance="node-1"} = 0x20`},
 		quiet: []string{`stayput_agent_cri_up{instance="node-1"} = 0x10 1x20`},
 		after: "17m", labels: on(),
-		says: "The last call of the container runtime by stayput-agent on node-1 failed, for 15 minutes. Nothing is " +
-			"reclaimed on this node meanwhile.",
+		says: "The calls of stayput-agent on node-1 to its container runtime have failed for 15 minutes. Until they " +
+			"succeed, no leaked address is reclaimed on this node.",
 	},
 	"StayputAPIServerUnreachable": {
 		fires: []string{`stayput_agent_api_up{instance="node-1"} = 0x20`},
 		quiet: []string{`stayput_agent_api_up{instance="node-1"} = 0x10 1x20`},
 		after: "17m", labels: on(),
-		says: "stayput-agent on node-1 has not followed the API server for 15 minutes. Its RetainedIPs are out of date: " +
-			"pods that lived here may be placed elsewhere, and releases are not carried out.",
+		says: "stayput-agent on node-1 has had no connection to the API server for 15 minutes. Its RetainedIPs are out " +
+			"of date: pods from this node may be placed elsewhere, and releases are not carried out.",
 	},
 	"StayputAPIWritesFail": {
 		fires: []string{`stayput_agent_api_writes_total{instance="node-1",verb="apply",result="forbidden"} = 0+1x40`},
@@ -70,7 +70,7 @@ var cases = map[string]alertCase{
 		fires: []string{`stayput_agent_api_writes_total{instance="node-1",verb="apply",result="conflict"} = 0+4x40`},
 		quiet: []string{`stayput_agent_api_writes_total{instance="node-1",verb="apply",result="conflict"} = 0+1x40`},
 		after: "32m", labels: on(),
-		says: "60 writes of RetainedIPs by stayput-agent on node-1 met another writer within 15 minutes.",
+		says: "60 writes of RetainedIPs by stayput-agent on node-1 conflicted with another writer's within 15 minutes.",
 	},
 	"StayputCNIConfigurationNotOurs": {
 		fires: []string{`stayput_agent_cni_config{instance="node-1",state="shadowed"} = 1x20`,
@@ -84,22 +84,22 @@ var cases = map[string]alertCase{
 			`stayput_agent_cni_config{instance="node-5",state="none"} = 1x20`, // a node that waits for its network
 		},
 		after: "17m", labels: on("state", "shadowed"),
-		says: "The CNI configuration of node-1 has been in the state shadowed for 15 minutes. New pods of this node may be " +
-			"promised no address.",
+		says: "The CNI configuration of node-1 has been in the state shadowed for 15 minutes. New pods of this node may " +
+			"get no promise of their address.",
 	},
 	"StayputCNIConfigurationErrors": {
 		fires: []string{`stayput_agent_cni_config_errors_total{instance="node-1"} = 0+1x40`},
 		quiet: []string{`stayput_agent_cni_config_errors_total{instance="node-1"} = 0x2 1x40`},
 		after: "25m", labels: on(),
-		says: "stayput-agent on node-1 has failed for 15 minutes to read or write the CNI configuration or the plugin's " +
-			"binary.",
+		says: "For 15 minutes, stayput-agent on node-1 has failed to read or write the CNI configuration or the " +
+			"plugin's binary.",
 	},
 	"StayputLedgerErrors": {
 		fires: errors("0+1x40"),
 		quiet: errors("0x2 1x40"), // once: the disk was full for a moment
 		after: "25m", labels: on(),
-		says: "Reads or writes of the records in /var/lib/stayput and of the network directories have failed on node-1 for " +
-			"15 minutes: a full, read-only or broken disk. Promises that were acknowledged stay; new ones may fail.",
+		says: "Reads or writes of the records in /var/lib/stayput and in the network directories have failed on node-1 " +
+			"for 15 minutes: the disk is full, read-only or broken. Acknowledged promises stand; new ones may fail.",
 	},
 	"StayputReconciliationFails": {
 		fires: []string{`stayput_agent_reconcile_errors_total{instance="node-1"} = 0 0 0+0.2x80`},
@@ -116,15 +116,15 @@ var cases = map[string]alertCase{
 			`stayput_restore_misses_total{instance="node-1",network="pods",reason="allocate_new"} = 0+1x20`, // as was asked for
 		},
 		after: "14m", labels: on("network", "pods", "reason", "range_changed"),
-		says: "2 pods on node-1 that were promised an address of network pods got another one within 15 minutes: " +
+		says: "2 pods on node-1 with a promised address of network pods got another one within 15 minutes: " +
 			"range_changed.",
 	},
 	"StayputRetentionsRefused": {
 		fires: []string{`stayput_retentions_refused_total{instance="node-1",network="pods"} = 0x10 3x10`},
 		quiet: []string{`stayput_retentions_refused_total{instance="node-1",network="pods"} = 3x20`},
 		after: "14m", labels: on("network", "pods"),
-		says: "3 pods on node-1 started with an ordinary address within 15 minutes: the promised share of network pods is " +
-			"used up.",
+		says: "3 pods on node-1 started with an ordinary address within 15 minutes: the share of network pods that may " +
+			"be promised is used up.",
 	},
 	"StayputPromisesNearLimit": {
 		fires: []string{`stayput_range_promised_addresses{` + pods + `} = 120x20`,
@@ -132,8 +132,8 @@ var cases = map[string]alertCase{
 		quiet: []string{`stayput_range_promised_addresses{` + pods + `} = 100x20`,
 			`stayput_range_promisable_addresses{` + pods + `} = 125x20`},
 		after: "17m", labels: on("network", "pods", "range", "10.244.1.1-10.244.1.254"),
-		says: "96% of the promises that range 10.244.1.1-10.244.1.254 of network pods on node-1 allows are made. Beyond it " +
-			"pods start with ordinary addresses.",
+		says: "96% of the promises that range 10.244.1.1-10.244.1.254 of network pods on node-1 allows are made. Beyond " +
+			"the limit pods start with ordinary addresses.",
 	},
 	"StayputRangeNearlyFull": {
 		fires: []string{
@@ -143,7 +143,7 @@ var cases = map[string]alertCase{
 			`stayput_range_taken_addresses{` + pods + `} = 240x5 200x20`, `stayput_range_addresses{` + pods + `} = 250x20`,
 		},
 		after: "17m", labels: on("network", "pods", "range", "10.244.1.1-10.244.1.254"),
-		says: "96% of range 10.244.1.1-10.244.1.254 of network pods on node-1 are bound or retained.",
+		says: "96% of range 10.244.1.1-10.244.1.254 of network pods on node-1 is bound or retained.",
 	},
 	"StayputRangeFull": {
 		fires: []string{
@@ -153,42 +153,42 @@ var cases = map[string]alertCase{
 			`stayput_range_taken_addresses{` + pods + `} = 249x20`, `stayput_range_addresses{` + pods + `} = 250x20`,
 		},
 		after: "4m", labels: on("network", "pods", "range", "10.244.1.1-10.244.1.254"),
-		says: "Every address of range 10.244.1.1-10.244.1.254 of network pods on node-1 is bound or retained. New pods of " +
-			"this node do not start.",
+		says: "Every address of range 10.244.1.1-10.244.1.254 of network pods on node-1 is bound or retained. New pods " +
+			"cannot start on this node.",
 	},
 	"StayputExpiryOverdue": {
 		fires: []string{`stayput_next_expiry_timestamp_seconds{instance="node-1",network="pods"} = 60x30`},
 		quiet: []string{`stayput_next_expiry_timestamp_seconds{instance="node-1",network="pods"} = 60x2 1200x30`},
 		after: "20m", labels: on("network", "pods"),
-		says: "The retention of an address of network pods on node-1 ended 19m 0s ago, and it is not free.",
+		says: "The retention of an address of network pods on node-1 expired 19m 0s ago, and the address is not free.",
 	},
 	"StayputAddressesLeaked": {
 		fires: []string{`stayput_addresses_reclaimed_total{instance="node-1",network="pods"} = 0x10 2x10`},
 		quiet: []string{`stayput_addresses_reclaimed_total{instance="node-1",network="pods"} = 2x20`},
 		after: "14m", labels: on("network", "pods"),
-		says: "2 addresses of network pods on node-1 had an owner that the runtime has not known for the grace period, and " +
-			"are free again.",
+		says: "2 addresses of network pods on node-1 belonged to sandboxes that the runtime had not listed for the " +
+			"grace period. They are free again.",
 	},
 	"StayputLeakSuspectsStay": {
 		fires: []string{`stayput_agent_leak_suspects_held{instance="node-1"} = 2x80`},
 		quiet: []string{`stayput_agent_leak_suspects_held{instance="node-1"} = 2x30 0x50`,
 			`stayput_agent_leak_suspects{instance="node-1"} = 5x80`},
 		after: "65m", labels: on(),
-		says: "2 attachments on node-1 have an address, are unknown to the runtime, and cannot be proven dead.",
+		says: "2 attachments on node-1 hold an address, are unknown to the runtime, and cannot be proven dead.",
 	},
 	"StayputAddressNotConfigured": {
 		fires: []string{`stayput_verify_failures_total{instance="node-1"} = 0x10 1x10`},
 		quiet: []string{`stayput_verify_failures_total{instance="node-1"} = 1x20`},
 		after: "14m", labels: on(),
-		says: "stayput-agent on node-1 found 1 pods within 15 minutes in which an address is not configured that is bound " +
-			"to them.",
+		says: "stayput-agent on node-1 found 1 pods within 15 minutes whose network namespace lacks an address that is " +
+			"bound to them.",
 	},
 	"StayputInvalidAnnotations": {
 		fires: []string{`stayput_invalid_annotations_total{instance="node-1"} = 0x10 1x10`},
 		quiet: []string{`stayput_invalid_annotations_total{instance="node-1"} = 1x20`},
 		after: "14m", labels: on(),
-		says: "1 pods on node-1 were seen within 15 minutes whose stayput.io annotations are not valid: nothing is retained " +
-			"for them.",
+		says: "1 pods with invalid stayput.io annotations were seen on node-1 within 15 minutes. Their addresses are " +
+			"not retained.",
 	},
 	"StayputPluginFails": {
 		fires: []string{`stayput_plugin_duration_seconds_count{instance="node-1",command="add",result="error"} = 0+1x40`},
@@ -205,8 +205,8 @@ var cases = map[string]alertCase{
 		quiet: append(durations("ordinary", "0+10x60", "0+10x60", "0+10x60"),
 			durations("in_use", "0x60", "0x60", "0+10x60")...),
 		after: "40m", labels: on("command", "add"),
-		says: "One in ten add calls of the plugin on node-1 takes more than 2.233s: a slow disk, or somebody holds the " +
-			"network's lock.",
+		says: "One in ten add calls of the plugin on node-1 takes longer than 2.233s: the disk is slow, or another " +
+			"process holds the network's lock.",
 	},
 
 	"StayputNoControllerLeads": {
@@ -218,7 +218,8 @@ var cases = map[string]alertCase{
 		fires: []string{`up{instance="controller-1",job="stayput-controller"} = 0x20`},
 		quiet: []string{`up{instance="controller-1",job="stayput-controller"} = 0x5 1x20`},
 		after: "12m", labels: map[string]string{"instance": "controller-1", "job": "stayput-controller"},
-		says: "stayput-controller controller-1 has not answered for 10 minutes. Without a second one nobody takes over.",
+		says: "stayput-controller controller-1 has not answered for 10 minutes. If it is the only replica, nothing " +
+			"takes over.",
 	},
 	"StayputPodsGatedTooLong": {
 		fires: []string{`stayput_controller_oldest_gated_pod_age_seconds{instance="controller-1",waiting="false"} = 0+60x20`},
@@ -235,7 +236,7 @@ var cases = map[string]alertCase{
 			`stayput_controller_oldest_gated_pod_age_seconds{instance="controller-1",waiting="true"} = 0+60x50 0x40`,
 		},
 		after: "70m",
-		says: "A pod has been gated for 1h 10m 0s because the node that keeps its address cannot take it and its home-wait " +
+		says: "A pod has been gated for 1h 10m 0s: the node that retains its address cannot take it, and its home-wait " +
 			"is not over.",
 	},
 	"StayputHomesGivenUp": {
@@ -252,7 +253,7 @@ var cases = map[string]alertCase{
 			`controller_runtime_reconcile_errors_total{instance="other",job="other",controller="placement"} = 0+2x40`,
 		},
 		after: "32m", labels: map[string]string{"controller": "placement"},
-		says: "30 runs of the loop placement of stayput-controller failed within 15 minutes.",
+		says: "30 reconciliations by placement of stayput-controller failed within 15 minutes.",
 	},
 	"StayputPersistentPodStatesTroubled": {
 		fires: []string{`stayput_controller_persistent_pod_states{instance="controller-1",condition="Conflict"} = 1x20`},
@@ -267,7 +268,7 @@ var cases = map[string]alertCase{
 		quiet: []string{`stayput_build_info{instance="node-1",component="agent",version="v1.1.0"} = 1x80`,
 			`stayput_build_info{instance="controller-1",component="controller",version="v1.1.0"} = 1x80`},
 		after: "65m",
-		says:  "2 versions of stayput have been running for an hour: a rollout is stuck, or was forgotten.",
+		says:  "2 versions of stayput have been running for an hour: a rollout is stuck or incomplete.",
 	},
 }
 
