@@ -26,6 +26,7 @@ func importCommand(o *options) *cobra.Command {
 			"reserved; - reads a list from standard input, in the form that is printed. Without --act it only prints what it " +
 			"would do.\n" +
 			"It takes the flags of the daemon and has to be given the same ones; kubectl stayput import runs it in the agent's " +
+			"" +
 			"pod.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -75,10 +75,14 @@ var configurations = map[string]struct {
 	"macvlan":          {"10-macvlan.conf", `{"cniVersion":"0.3.1","name":"lan","type":"macvlan","master":"eth0","mode":"bridge","ipam":{"type":"host-local","subnet":"192.168.1.0/24","rangeStart":"192.168.1.200","rangeEnd":"192.168.1.216","gateway":"192.168.1.1"}}`, Stock, ""},
 	"ipvlan":           {"10-ipvlan.json", `{"cniVersion":"0.4.0","name":"lan","type":"ipvlan","master":"eth0","ipam":{"type":"host-local","subnet":"10.1.2.0/24"}}`, Stock, ""},
 	"a chained Cilium": {"05-cilium.conflist", `{"cniVersion":"0.3.1","name":"flannel","plugins":[{"type":"flannel","delegate":{"isDefaultGateway":true}},{"type":"portmap","capabilities":{"portMappings":true}},{"type":"cilium-cni"}]}`, Stock, ""},
-	"written by hand":  {"10-pods.conflist", `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"stayput","subnet":"10.1.0.0/24"}}]}`, ByHand, ""},
+	"written by hand": {"10-pods.conflist",
+		`{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"stayput","subnet":"10.1.0.0/24"}}]}`,
+		ByHand, ""},
 
-	"multus, thin":  {"00-multus.conf", `{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","kubeconfig":"/etc/cni/net.d/multus.d/multus.kubeconfig","delegates":[{"cniVersion":"0.3.1","name":"cbr0","plugins":[{"type":"flannel","delegate":{"isDefaultGateway":true}}]}]}`, Multus, ""},
-	"multus, thick": {"00-multus.conf", `{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus-shim","socketDir":"/host/run/multus/"}`, Multus, ""},
+	"multus, thin": {"00-multus.conf", `{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus","kubeconfig":"/etc/cni/net.d/multus.d/multus.kubeconfig","delegates":[{"cniVersion":"0.3.1","name":"cbr0","plugins":[{"type":"flannel","delegate":{"isDefaultGateway":true}}]}]}`, Multus, ""},
+	"multus, thick": {"00-multus.conf",
+		`{"cniVersion":"0.3.1","name":"multus-cni-network","type":"multus-shim","socketDir":"/host/run/multus/"}`, Multus,
+		""},
 
 	"Calico": {"10-calico.conflist", `{"name":"k8s-pod-network","cniVersion":"0.3.1","plugins":[{"type":"calico","datastore_type":"kubernetes","mtu":0,"nodename":"n","ipam":{"type":"calico-ipam"},"policy":{"type":"k8s"}},{"type":"portmap","snat":true,"capabilities":{"portMappings":true}},{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`,
 		Foreign, "Calico keeps addresses in its own IPAM"},
@@ -96,10 +100,11 @@ var configurations = map[string]struct {
 		Foreign, "Azure CNI"},
 	"OVN-Kubernetes": {"10-ovn-kubernetes.conf", `{"cniVersion":"0.4.0","name":"ovn-kubernetes","type":"ovn-k8s-cni-overlay","ipam":{},"dns":{},"logFile":"/var/log/ovn-kubernetes/ovn-k8s-cni-overlay.log"}`,
 		Foreign, "OVN-Kubernetes hands out"},
-	"Weave":           {"10-weave.conflist", `{"cniVersion":"0.3.0","name":"weave","plugins":[{"name":"weave","type":"weave-net","hairpinMode":true},{"type":"portmap","capabilities":{"portMappings":true},"snat":true}]}`, Foreign, "Weave Net"},
-	"DHCP":            {"10-lan.conf", `{"cniVersion":"0.4.0","name":"lan","type":"macvlan","master":"eth0","ipam":{"type":"dhcp"}}`, Foreign, "IPAM plugin dhcp"},
-	"another plugin":  {"10-x.conf", `{"cniVersion":"0.4.0","name":"x","type":"cnv-net","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}`, Foreign, "cnv-net is not known"},
-	"loopback":        {"99-loopback.conf", `{"cniVersion":"0.2.0","name":"lo","type":"loopback"}`, Foreign, "no plugin of it (loopback)"},
+	"Weave":          {"10-weave.conflist", `{"cniVersion":"0.3.0","name":"weave","plugins":[{"name":"weave","type":"weave-net","hairpinMode":true},{"type":"portmap","capabilities":{"portMappings":true},"snat":true}]}`, Foreign, "Weave Net"},
+	"DHCP":           {"10-lan.conf", `{"cniVersion":"0.4.0","name":"lan","type":"macvlan","master":"eth0","ipam":{"type":"dhcp"}}`, Foreign, "IPAM plugin dhcp"},
+	"another plugin": {"10-x.conf", `{"cniVersion":"0.4.0","name":"x","type":"cnv-net","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}`, Foreign, "cnv-net is not known"},
+	"loopback": {"99-loopback.conf", `{"cniVersion":"0.2.0","name":"lo","type":"loopback"}`, Foreign,
+		"no plugin of it (loopback)"},
 	"letters":         {"10-x.conf", `{"cniVersion":"0.4.0","name":"x","type":"bridge","IPAM":{"type":"host-local","subnet":"10.1.0.0/24"}}`, Foreign, `"IPAM"`},
 	"a list in .conf": {"10-x.conf", `{"cniVersion":"0.4.0","name":"x","plugins":[{"type":"bridge"}]}`, Broken, "type"},
 	"half written":    {"10-x.conflist", `{"cniVersion":"0.4.0","name":"x","plugins":[{"type":"bri`, Broken, "unexpected"},
@@ -231,11 +236,14 @@ func TestLimitsGoIntoTheIPAMSectionIfTheyAreSet(t *testing.T) {
 		must.Do(t, json.Unmarshal(data, &list))
 		return list.Plugins[0].IPAM
 	}
-	if got, want := ipam(Limits{StateDir: "/var/lib/stayput"}), map[string]any{"type": "stayput"}; !reflect.DeepEqual(got, want) {
+	if got, want := ipam(Limits{StateDir: "/var/lib/stayput"}),
+		map[string]any{"type": "stayput"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("without limits: %v", got)
 	}
 	got := ipam(Limits{StateDir: "/srv/stayput", PromisedShare: 0.25, LongestRetention: 720 * time.Hour})
-	want := map[string]any{"type": "stayput", "stateDir": "/srv/stayput", "promisedShare": 0.25, "longestRetention": "720h0m0s"}
+	want := map[string]any{
+		"type": "stayput", "stateDir": "/srv/stayput", "promisedShare": 0.25, "longestRetention": "720h0m0s",
+	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("with limits: %v, want %v", got, want)
 	}
@@ -252,18 +260,22 @@ func TestACapabilityThatWasSwitchedOffStaysOff(t *testing.T) {
 }
 
 func TestPluginsInFilesOfTheirOwnAreNotOverlooked(t *testing.T) {
-	list := File{Name: "10-x.conflist", Data: []byte(`{"cniVersion":"1.1.0","name":"x","plugins":[{"type":"bridge","ipam":{"type":"host-local"}}]}`)}
+	list := File{Name: "10-x.conflist",
+		Data: []byte(`{"cniVersion":"1.1.0","name":"x","plugins":[{"type":"bridge","ipam":{"type":"host-local"}}]}`)}
 	for content, want := range map[string]Kind{
 		`{"type":"portmap"}`:                              Stock,
 		`{"type":"macvlan","ipam":{"type":"host-local"}}`: Foreign,
 		`{"type":"mac`:                                    Broken,
 	} {
-		d := Dir{Files: []File{list}, Folders: map[string][]File{"x": {{Name: "5-a.conf", Data: []byte(content)}}, "y": {{Name: "a.conf", Data: []byte("{")}}}}
+		d := Dir{Files: []File{list}, Folders: map[string][]File{
+			"x": {{Name: "5-a.conf", Data: []byte(content)}}, "y": {{Name: "a.conf", Data: []byte("{")}},
+		}}
 		if c := d.Conf(list); c.Kind != want {
 			t.Errorf("%s: %d %s, want %d", content, c.Kind, c.Why, want)
 		}
 	}
-	if c := (Dir{}).Conf(File{Name: "10-x.conflist", Data: []byte(`{"name":"x","cniVersion":"1.1.0"}`)}); c.Kind != Broken {
+	if c := (Dir{}).Conf(File{Name: "10-x.conflist",
+		Data: []byte(`{"name":"x","cniVersion":"1.1.0"}`)}); c.Kind != Broken {
 		t.Errorf("a list without plugins is %d", c.Kind)
 	}
 }

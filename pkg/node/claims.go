@@ -27,7 +27,8 @@ func claimsOf(books []book, at time.Time) []retainedip.Claim {
 			c.Addrs = append(c.Addrs, ad.Addr)
 			switch {
 			case ad.State == ledger.StateBound: // of any address: the claim is in use
-				c.Phase, c.ContainerID, c.Since, c.Expires = retainedip.PhaseBound, ad.Attachment.ContainerID, time.Time{}, time.Time{}
+				c.Phase, c.ContainerID, c.Since, c.Expires = retainedip.PhaseBound, ad.Attachment.ContainerID, time.Time{},
+					time.Time{}
 				if ad.Pod.Name != "" {
 					c.Pod = ad.Pod
 				}

@@ -64,7 +64,8 @@ func TestAnObjectIsDeletedOnceItsNetworkHasBeenReconciled(t *testing.T) {
 		},
 	}
 	unseen := ghost.DeepCopy()
-	unseen.Name, unseen.UID, unseen.Spec.PodName, unseen.Status.Addresses[0].Network = "unseen.n1", "unseen", "unseen", "unseen"
+	unseen.Name, unseen.UID, unseen.Spec.PodName, unseen.Status.Addresses[0].Network = "unseen.n1", "unseen", "unseen",
+		"unseen"
 	c.Put(ghost)
 	c.Put(unseen)
 	a := w.inCluster(c)

@@ -143,7 +143,8 @@ func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 
 func TestTheOldestRetentionAndTheNextExpiryAreThereWhileThereAreAny(t *testing.T) {
 	w := newWorld(t)
-	const oldest, next = `stayput_oldest_retained_timestamp_seconds{network="pods"} `, `stayput_next_expiry_timestamp_seconds{network="pods"} `
+	const oldest, next = `stayput_oldest_retained_timestamp_seconds{network="pods"} `,
+		`stayput_next_expiry_timestamp_seconds{network="pods"} `
 	w.a.book.refresh()
 	if _, text := w.get("/metrics"); strings.Contains(text, oldest) || strings.Contains(text, next) {
 		t.Errorf("nothing is retained, and yet:\n%s", text)

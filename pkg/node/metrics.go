@@ -249,7 +249,8 @@ type latencyMetrics struct {
 
 func newLatencyMetrics(r *prometheus.Registry, dir spool.Dir, log *slog.Logger) {
 	r.MustRegister(&latencyMetrics{dir: dir, log: log, desc: prometheus.NewDesc("stayput_plugin_duration_seconds",
-		"Duration of CNI plugin commands, waiting included, by result. ADD: ordinary, promised, restored or in_use, which is retried. DEL: retained or freed.",
+		"Duration of CNI plugin commands, waiting included, by result. ADD: ordinary, promised, restored or in_use, which "+
+			"is retried. DEL: retained or freed.",
 		[]string{"command", "result"}, nil)})
 }
 

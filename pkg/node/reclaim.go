@@ -156,7 +156,8 @@ func believe(v *hostnet.View, ready []ledger.Netns) error {
 		}
 	}
 	if len(ready) > 0 {
-		return fmt.Errorf("none of the namespaces of %d running sandboxes is visible, such as %s: the agent's mounts are not the host's", len(ready), ready[0].Path)
+		return fmt.Errorf("none of the namespaces of %d running sandboxes is visible, such as %s: the agent's mounts are "+
+			"not the host's", len(ready), ready[0].Path)
 	}
 	return nil
 }

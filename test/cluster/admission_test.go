@@ -947,6 +947,7 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"weight 101", "weight", create(state(target, preferred(101)))},
 		{
 			"no target", "targetRef", create("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: " +
+				"" +
 				"new}, spec: {requiredPersistentTopology: {nodeTopologyKeys: [zone]}}}"),
 		},
 		{"an empty target", "targetRef.name: Required", create(state("{}", required))},

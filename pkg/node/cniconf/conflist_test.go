@@ -25,14 +25,16 @@ func TestChainedPluginsStay(t *testing.T) {
 		t.Errorf("it is written again: %+v", p)
 	}
 	// The source changes: the chained one stays, one that the source itself no longer has goes.
-	dir.Files[1].Data = []byte(strings.ReplaceAll(`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","delegate":{"mtu":1400}}]}`, "\n", ""))
+	dir.Files[1].Data = []byte(strings.ReplaceAll(
+		`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","delegate":{"mtu":1400}}]}`, "\n", ""))
 	p := dir.decide(netconf.Limits{}, &memory{}, 1)
 	if types := typesOf(t, p.write); !slices.Equal(types, []string{"flannel", "istio-cni"}) {
 		t.Errorf("plugins %v", types)
 	}
 	// The source gets it too: not twice.
 	dir.Files[1].Data = []byte(`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel"},{"type":"istio-cni"}]}`)
-	if types := typesOf(t, dir.decide(netconf.Limits{}, &memory{}, 1).write); !slices.Equal(types, []string{"flannel", "istio-cni"}) {
+	if types := typesOf(t, dir.decide(netconf.Limits{}, &memory{}, 1).write); !slices.Equal(types,
+		[]string{"flannel", "istio-cni"}) {
 		t.Errorf("plugins %v", types)
 	}
 }
@@ -89,35 +91,49 @@ func TestTheFileFollowsItsSource(t *testing.T) {
 		remove bool
 		says   State // of the plan
 	}{
-		"nothing there":                 {dirOf(), "", false, ""},
-		"a source":                      {dirOf("10-pods.conflist", bridgeConf), own, false, ""},
-		"all done":                      {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf), "", false, ""},
-		"all done, and others behind":   {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf, "20-calico.conflist", calicoConf), "", false, ""},
-		"a changed source":              {dirOf(ConflistName, own, "10-pods.conflist", bridge2Conf), ownOf(t, "10-pods.conflist", bridge2Conf), false, ""},
-		"a half-written source":         {dirOf(ConflistName, own, "10-pods.conflist", bridge2Conf[:40]), "", false, StateBroken},
-		"an empty source":               {dirOf(ConflistName, own, "10-pods.conflist", ""), "", false, StateBroken},
-		"a half-written first source":   {dirOf("10-pods.conflist", bridgeConf[:40]), "", false, ""},
-		"a source without host-local":   {dirOf(ConflistName, own, "10-pods.conflist", calicoConf), "", true, ""},
-		"a source that has stayput":     {dirOf(ConflistName, own, "10-pods.conflist", handConf), "", true, ""},
-		"another source before it":      {dirOf(ConflistName, own, "05-new.conflist", bridge2Conf, "10-pods.conflist", bridgeConf), other, false, ""},
-		"another CNI before it":         {dirOf(ConflistName, own, "05-new.conflist", calicoConf, "10-pods.conflist", bridgeConf), "", true, ""},
-		"a half-written CNI before it":  {dirOf(ConflistName, own, "05-new.conflist", calicoConf[:30], "10-pods.conflist", bridgeConf), "", false, StateBroken},
+		"nothing there": {dirOf(), "", false, ""},
+		"a source":      {dirOf("10-pods.conflist", bridgeConf), own, false, ""},
+		"all done":      {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf), "", false, ""},
+		"all done, and others behind": {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf, "20-calico.conflist",
+			calicoConf), "", false, ""},
+		"a changed source": {dirOf(ConflistName, own, "10-pods.conflist", bridge2Conf),
+			ownOf(t, "10-pods.conflist", bridge2Conf), false, ""},
+		"a half-written source": {dirOf(ConflistName, own, "10-pods.conflist", bridge2Conf[:40]), "", false,
+			StateBroken},
+		"an empty source":             {dirOf(ConflistName, own, "10-pods.conflist", ""), "", false, StateBroken},
+		"a half-written first source": {dirOf("10-pods.conflist", bridgeConf[:40]), "", false, ""},
+		"a source without host-local": {dirOf(ConflistName, own, "10-pods.conflist", calicoConf), "", true, ""},
+		"a source that has stayput":   {dirOf(ConflistName, own, "10-pods.conflist", handConf), "", true, ""},
+		"another source before it": {dirOf(ConflistName, own, "05-new.conflist", bridge2Conf, "10-pods.conflist",
+			bridgeConf), other, false, ""},
+		"another CNI before it": {dirOf(ConflistName, own, "05-new.conflist", calicoConf, "10-pods.conflist",
+			bridgeConf), "", true, ""},
+		"a half-written CNI before it": {dirOf(ConflistName, own, "05-new.conflist", calicoConf[:30], "10-pods.conflist",
+			bridgeConf), "", false, StateBroken},
 		"the source gone":               {dirOf(ConflistName, own), "", false, StateHeld},
 		"the source gone, others there": {dirOf(ConflistName, own, "99-lo.conf", loConf), "", false, StateHeld},
 		"one that sorts before ours":    {dirOf("00-a.conflist", bridgeConf), "", false, StateShadowed},
-		"one that came before ours":     {dirOf("00-a.conflist", bridgeConf, ConflistName, own, "10-pods.conflist", bridgeConf), "", true, StateShadowed},
-		"multus before ours":            {dirOf("00-multus.conf", multusConf, "10-pods.conflist", bridgeConf), own, false, ""},
-		"a half-written multus":         {dirOf("00-multus.conf", "{", "10-pods.conflist", bridgeConf), own, false, ""},
-		"multus after ours":             {dirOf("05-multus.conf", multusConf, "10-pods.conflist", bridgeConf), "", false, StateUnsupported},
-		"multus after ours, thick":      {dirOf("05-multus.conf", shimConf, "10-pods.conflist", bridgeConf), "", false, StateUnsupported},
-		"multus last":                   {dirOf("70-multus.conf", multusConf), "", false, StateUnsupported},
-		"multus that came after ours":   {dirOf(ConflistName, own, "05-multus.conf", multusConf, "10-pods.conflist", bridgeConf), "", true, StateUnsupported},
-		"multus in the source's place":  {dirOf(ConflistName, own, "70-multus.conf", multusConf), "", true, StateUnsupported},
-		"multus with stayput by hand":   {dirOf(ConflistName, own, "70-multus.conf", `{"name":"m","type":"multus","delegates":[`+handConf+`]}`), "", true, ""},
-		"a half-written multus after":   {dirOf(ConflistName, own, "05-multus.conf", "{", "10-pods.conflist", bridgeConf), "", false, StateBroken},
-		"multus that nobody uses":       {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf, "70-multus.conf", multusConf), "", false, ""},
-		"somebody else's of our name":   {dirOf(ConflistName, bridge2Conf, "10-pods.conflist", bridgeConf), "", false, ""},
-		"a torn one of our name":        {dirOf(ConflistName, own[:50], "10-pods.conflist", bridgeConf), "", false, ""},
+		"one that came before ours": {dirOf("00-a.conflist", bridgeConf, ConflistName, own, "10-pods.conflist",
+			bridgeConf), "", true, StateShadowed},
+		"multus before ours": {dirOf("00-multus.conf", multusConf, "10-pods.conflist", bridgeConf), own, false,
+			""},
+		"a half-written multus": {dirOf("00-multus.conf", "{", "10-pods.conflist", bridgeConf), own, false, ""},
+		"multus after ours": {dirOf("05-multus.conf", multusConf, "10-pods.conflist", bridgeConf), "", false,
+			StateUnsupported},
+		"multus after ours, thick": {dirOf("05-multus.conf", shimConf, "10-pods.conflist", bridgeConf), "", false,
+			StateUnsupported},
+		"multus last": {dirOf("70-multus.conf", multusConf), "", false, StateUnsupported},
+		"multus that came after ours": {dirOf(ConflistName, own, "05-multus.conf", multusConf, "10-pods.conflist",
+			bridgeConf), "", true, StateUnsupported},
+		"multus in the source's place": {dirOf(ConflistName, own, "70-multus.conf", multusConf), "", true, StateUnsupported},
+		"multus with stayput by hand": {dirOf(ConflistName, own, "70-multus.conf",
+			`{"name":"m","type":"multus","delegates":[`+handConf+`]}`), "", true, ""},
+		"a half-written multus after": {dirOf(ConflistName, own, "05-multus.conf", "{", "10-pods.conflist", bridgeConf), "",
+			false, StateBroken},
+		"multus that nobody uses": {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf, "70-multus.conf",
+			multusConf), "", false, ""},
+		"somebody else's of our name": {dirOf(ConflistName, bridge2Conf, "10-pods.conflist", bridgeConf), "", false, ""},
+		"a torn one of our name":      {dirOf(ConflistName, own[:50], "10-pods.conflist", bridgeConf), "", false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := c.dir.decide(netconf.Limits{}, &memory{}, time.Hour)
@@ -161,7 +177,8 @@ func TestAFileOutlivesItsSourceForAWhile(t *testing.T) {
 	m = &memory{}
 	step(whole, m, time.Hour, false, false)
 	step(gone, m, time.Hour+1, false, false)
-	step(dirOf(ConflistName, own, "10-calico.conflist", calicoConf[:20], "99-lo.conf", loConf), m, time.Hour+2, false, false)
+	step(dirOf(ConflistName, own, "10-calico.conflist", calicoConf[:20], "99-lo.conf", loConf), m, time.Hour+2, false,
+		false)
 	step(dirOf(ConflistName, own, "10-calico.conflist", calicoConf, "99-lo.conf", loConf), m, time.Hour+3, true, false)
 	m = &memory{}
 	step(whole, m, time.Hour, false, false)
@@ -184,30 +201,50 @@ func TestTheStatusSaysWhatTheRuntimeUses(t *testing.T) {
 		network string
 		says    string
 	}{
-		"nothing":                  {dirOf(), StateNone, "", "", "no network"},
-		"ours":                     {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf), StateActive, ConflistName, "pods", "10-pods.conflist"},
-		"stock":                    {dirOf("10-pods.conflist", bridgeConf), StateStock, "10-pods.conflist", "pods", "host-local"},
-		"by hand":                  {dirOf("10-pods.conflist", handConf), StateByHand, "10-pods.conflist", "pods", "stayput"},
-		"by hand, under our name":  {dirOf(ConflistName, handConf), StateByHand, ConflistName, "pods", "stayput"},
-		"somebody's with our name": {dirOf(ConflistName, bridgeConf), StateConflict, ConflistName, "pods", "rename or remove"},
-		"Calico":                   {dirOf("10-calico.conflist", calicoConf), StateUnsupported, "10-calico.conflist", "k8s-pod-network", "Calico"},
-		"half written":             {dirOf("10-calico.conflist", "{"), StateBroken, "10-calico.conflist", "", "EOF"},
-		"shadowed":                 {dirOf("00-a.conflist", bridgeConf, ConflistName, own), StateShadowed, "00-a.conflist", "pods", "rename"},
-		"multus with our copy":     {dirOf("00-multus.conf", multusOf(own), ConflistName, own), StateActive, "00-multus.conf", "pods", "delegates"},
-		"multus with an old copy":  {dirOf("00-multus.conf", multusOf(bridgeConf), ConflistName, own), StateShadowed, "00-multus.conf", "pods", "restart its pod"},
-		"multus without ours":      {dirOf("00-multus.conf", multusOf(bridgeConf), "10-pods.conflist", bridgeConf), StateStock, "00-multus.conf", "pods", "host-local"},
-		"multus with one plugin":   {dirOf("00-multus.conf", multusOf(`{"name":"p","type":"ptp","ipam":{"type":"stayput"}}`)), StateActive, "00-multus.conf", "p", "delegates"},
-		"multus with Calico":       {dirOf("00-multus.conf", multusOf(calicoConf), ConflistName, own), StateUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
-		"multus with a name":       {dirOf("00-multus.conf", `{"name":"m","type":"multus","clusterNetwork":"pods"}`, ConflistName, own), StateMultus, "00-multus.conf", "m", "cluster network pods"},
-		"multus' daemon with ours": {dirOf("00-multus.conf", daemonOf(ConflistName), ConflistName, own, "10-pods.conflist", bridgeConf), StateActive, "00-multus.conf", "pods", "which names stayput"},
-		"it from before":           {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), ConflistName, own, "10-pods.conflist", bridgeConf), StateShadowed, "00-multus.conf", "pods", "restart its pod"},
-		"it without ours":          {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), "10-pods.conflist", bridgeConf), StateStock, "00-multus.conf", "pods", "host-local"},
-		"it after ours went":       {dirOf("00-multus.conf", daemonOf(ConflistName), "10-pods.conflist", bridgeConf), StateBroken, "00-multus.conf", "multus-cni-network", "no pod can start"},
-		"it with Calico":           {dirOf("00-multus.conf", daemonOf("10-calico.conflist"), "10-calico.conflist", calicoConf), StateUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
-		"it with half a file":      {dirOf("00-multus.conf", daemonOf("10-x.conflist"), "10-x.conflist", "{"), StateBroken, "00-multus.conf", "", "EOF"},
-		"multus after ours":        {dirOf(ConflistName, own, "05-multus.conf", multusOf(bridgeConf), "10-pods.conflist", bridgeConf), StateUnsupported, ConflistName, "pods", "05-multus.conf"},
-		"multus alone, by hand":    {dirOf("70-multus.conf", multusOf(handConf)), StateActive, "70-multus.conf", "pods", "delegates"},
-		"multus, thick":            {dirOf("00-multus.conf", shimConf, ConflistName, own), StateMultus, "00-multus.conf", "multus-cni-network", "restart its pod"},
+		"nothing": {dirOf(), StateNone, "", "", "no network"},
+		"ours": {dirOf(ConflistName, own, "10-pods.conflist", bridgeConf), StateActive, ConflistName,
+			"pods", "10-pods.conflist"},
+		"stock": {dirOf("10-pods.conflist", bridgeConf), StateStock, "10-pods.conflist", "pods",
+			"host-local"},
+		"by hand":                 {dirOf("10-pods.conflist", handConf), StateByHand, "10-pods.conflist", "pods", "stayput"},
+		"by hand, under our name": {dirOf(ConflistName, handConf), StateByHand, ConflistName, "pods", "stayput"},
+		"somebody's with our name": {dirOf(ConflistName, bridgeConf), StateConflict, ConflistName, "pods",
+			"rename or remove"},
+		"Calico": {dirOf("10-calico.conflist", calicoConf), StateUnsupported, "10-calico.conflist",
+			"k8s-pod-network", "Calico"},
+		"half written": {dirOf("10-calico.conflist", "{"), StateBroken, "10-calico.conflist", "", "EOF"},
+		"shadowed": {dirOf("00-a.conflist", bridgeConf, ConflistName, own), StateShadowed, "00-a.conflist",
+			"pods", "rename"},
+		"multus with our copy": {dirOf("00-multus.conf", multusOf(own), ConflistName, own), StateActive, "00-multus.conf",
+			"pods", "delegates"},
+		"multus with an old copy": {dirOf("00-multus.conf", multusOf(bridgeConf), ConflistName, own), StateShadowed,
+			"00-multus.conf", "pods", "restart its pod"},
+		"multus without ours": {dirOf("00-multus.conf", multusOf(bridgeConf), "10-pods.conflist", bridgeConf),
+			StateStock, "00-multus.conf", "pods", "host-local"},
+		"multus with one plugin": {dirOf("00-multus.conf", multusOf(`{"name":"p","type":"ptp","ipam":{"type":"stayput"}}`)),
+			StateActive, "00-multus.conf", "p", "delegates"},
+		"multus with Calico": {dirOf("00-multus.conf", multusOf(calicoConf), ConflistName, own), StateUnsupported,
+			"00-multus.conf", "k8s-pod-network", "Calico"},
+		"multus with a name": {dirOf("00-multus.conf", `{"name":"m","type":"multus","clusterNetwork":"pods"}`,
+			ConflistName, own), StateMultus, "00-multus.conf", "m", "cluster network pods"},
+		"multus' daemon with ours": {dirOf("00-multus.conf", daemonOf(ConflistName), ConflistName, own, "10-pods.conflist",
+			bridgeConf), StateActive, "00-multus.conf", "pods", "which names stayput"},
+		"it from before": {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), ConflistName, own,
+			"10-pods.conflist", bridgeConf), StateShadowed, "00-multus.conf", "pods", "restart its pod"},
+		"it without ours": {dirOf("00-multus.conf", daemonOf("10-pods.conflist"), "10-pods.conflist", bridgeConf),
+			StateStock, "00-multus.conf", "pods", "host-local"},
+		"it after ours went": {dirOf("00-multus.conf", daemonOf(ConflistName), "10-pods.conflist", bridgeConf),
+			StateBroken, "00-multus.conf", "multus-cni-network", "no pod can start"},
+		"it with Calico": {dirOf("00-multus.conf", daemonOf("10-calico.conflist"), "10-calico.conflist",
+			calicoConf), StateUnsupported, "00-multus.conf", "k8s-pod-network", "Calico"},
+		"it with half a file": {dirOf("00-multus.conf", daemonOf("10-x.conflist"), "10-x.conflist", "{"), StateBroken,
+			"00-multus.conf", "", "EOF"},
+		"multus after ours": {dirOf(ConflistName, own, "05-multus.conf", multusOf(bridgeConf), "10-pods.conflist",
+			bridgeConf), StateUnsupported, ConflistName, "pods", "05-multus.conf"},
+		"multus alone, by hand": {dirOf("70-multus.conf", multusOf(handConf)), StateActive, "70-multus.conf", "pods",
+			"delegates"},
+		"multus, thick": {dirOf("00-multus.conf", shimConf, ConflistName, own), StateMultus, "00-multus.conf",
+			"multus-cni-network", "restart its pod"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := c.dir.status()

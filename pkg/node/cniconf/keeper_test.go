@@ -131,7 +131,8 @@ func TestItInstallsThePluginAndItsConfiguration(t *testing.T) {
 	w.look(StateNone)
 	w.write("10-pods.conflist", bridgeConf)
 	s := w.look(StateActive)
-	if s.File != ConflistName || s.Network != "pods" || s.Source != "10-pods.conflist" || !s.Plugin.Installed || s.Plugin.Version == "" || s.Plugin.Problem != "" {
+	if s.File != ConflistName || s.Network != "pods" || s.Source != "10-pods.conflist" || !s.Plugin.Installed ||
+		s.Plugin.Version == "" || s.Plugin.Problem != "" {
 		t.Errorf("status %+v", s)
 	}
 	info, err := os.Stat(filepath.Join(w.bins, PluginName))
@@ -238,12 +239,21 @@ func TestAnotherBinaryIsReplacedEvenWhileItRuns(t *testing.T) {
 
 func TestWithoutAPluginThatRunsNoConfigurationNamesIt(t *testing.T) {
 	for name, spoil := range map[string]func(w *confWorld){
-		"nothing to install":  func(w *confWorld) { w.k.install.source = filepath.Join(w.dir, "none") },
-		"no such directory":   func(w *confWorld) { must.Do(w.t, os.RemoveAll(w.bins)) },
-		"another program":     func(w *confWorld) { w.k.install.source = "/bin/true" },
-		"a mount with noexec": func(w *confWorld) { w.mount("noexec"); must.Do(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName))) },
-		"a read-only mount":   func(w *confWorld) { must.Do(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName))); w.mount("ro") },
-		"a full disk":         func(w *confWorld) { must.Do(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName))); w.mount("size=64k") },
+		"nothing to install": func(w *confWorld) { w.k.install.source = filepath.Join(w.dir, "none") },
+		"no such directory":  func(w *confWorld) { must.Do(w.t, os.RemoveAll(w.bins)) },
+		"another program":    func(w *confWorld) { w.k.install.source = "/bin/true" },
+		"a mount with noexec": func(w *confWorld) {
+			w.mount("noexec")
+			must.Do(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName)))
+		},
+		"a read-only mount": func(w *confWorld) {
+			must.Do(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName)))
+			w.mount("ro")
+		},
+		"a full disk": func(w *confWorld) {
+			must.Do(w.t, os.RemoveAll(filepath.Join(w.bins, PluginName)))
+			w.mount("size=64k")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newConfWorld(t)
@@ -435,7 +445,10 @@ func TestChangesAreFollowedAsTheyHappen(t *testing.T) {
 	w.remove(w.conf, ConflistName)
 	must.Eventually(t, "the file to be back", func() bool { return strings.Contains(w.own(), "10.2.0.0/24") })
 	w.remove(w.bins, PluginName)
-	must.Eventually(t, "the plugin to be back", func() bool { _, err := os.Stat(filepath.Join(w.bins, PluginName)); return err == nil })
+	must.Eventually(t, "the plugin to be back", func() bool {
+		_, err := os.Stat(filepath.Join(w.bins, PluginName))
+		return err == nil
+	})
 	w.write("10-pods.conflist", calicoConf)
 	must.Eventually(t, "the file to go", func() bool { return w.own() == "" })
 	must.Eventually(t, "the word", state(StateUnsupported))
@@ -503,7 +516,8 @@ func TestThePluginStaysWhileAConfigurationNamesIt(t *testing.T) {
 	if w.own() != "" {
 		t.Error("two files do the same")
 	}
-	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil || !strings.Contains(err.Error(), "10-pods.conflist") {
+	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil ||
+		!strings.Contains(err.Error(), "10-pods.conflist") {
 		t.Errorf("%v, %v", removed, err)
 	}
 }
@@ -518,7 +532,8 @@ func TestThePluginStaysWhileMultusHasACopyOfTheConflist(t *testing.T) {
 	if removed, err := RemoveConflist(w.conf); !removed || err != nil {
 		t.Errorf("the conflist: %v, %v", removed, err)
 	}
-	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil || !strings.Contains(err.Error(), "restart multus") {
+	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil ||
+		!strings.Contains(err.Error(), "restart multus") {
 		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
@@ -601,13 +616,21 @@ func TestARuntimeThatLooksElsewhereIsNotGivenAFile(t *testing.T) {
 		state   State
 		says    string
 	}{
-		"as expected":        {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &one} }, StateActive, "derived"},
-		"by another name":    {func(conf, bins string) Runtime { return Runtime{conf + "/", []string{"/x", bins + "/../bin/"}, &one} }, StateActive, "derived"},
-		"says nothing":       {func(conf, bins string) Runtime { return Runtime{} }, StateActive, "derived"},
-		"another directory":  {func(conf, bins string) Runtime { return Runtime{"/var/lib/k3s/net.d", []string{bins}, &one} }, StateError, "/var/lib/k3s/net.d"},
-		"other plugins":      {func(conf, bins string) Runtime { return Runtime{conf, []string{"/x", "/y"}, &one} }, StateNoPlugin, "/x and /y"},
-		"several networks":   {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &two} }, StateUnsupported, "max_conf_num = 2"},
-		"any number of them": {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &any} }, StateUnsupported, "max_conf_num = 0"},
+		"as expected": {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &one} }, StateActive,
+			"derived"},
+		"by another name": {func(conf, bins string) Runtime {
+			return Runtime{conf + "/", []string{"/x", bins + "/../bin/"},
+				&one}
+		}, StateActive, "derived"},
+		"says nothing": {func(conf, bins string) Runtime { return Runtime{} }, StateActive, "derived"},
+		"another directory": {func(conf, bins string) Runtime { return Runtime{"/var/lib/k3s/net.d", []string{bins}, &one} },
+			StateError, "/var/lib/k3s/net.d"},
+		"other plugins": {func(conf, bins string) Runtime { return Runtime{conf, []string{"/x", "/y"}, &one} },
+			StateNoPlugin, "/x and /y"},
+		"several networks": {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &two} },
+			StateUnsupported, "max_conf_num = 2"},
+		"any number of them": {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &any} },
+			StateUnsupported, "max_conf_num = 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newConfWorld(t)

@@ -126,7 +126,8 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 		return nil, err.Error()
 	}
 	var err error
-	if p.policy, _, err = ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: item.Retention}); err != nil {
+	if p.policy, _, err = ledger.ParseAnnotations(
+		map[string]string{ledger.AnnotationRetainIP: item.Retention}); err != nil {
 		return nil, err.Error()
 	}
 	if len(item.IPs) == 0 {
@@ -146,7 +147,8 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 		p.book = b
 	}
 	if p.book == nil {
-		return nil, fmt.Sprintf("%s is in the ranges of none of the networks that stayput has served on this node; it knows the ranges of a network once it has started a pod in it", item.IPs[0])
+		return nil, fmt.Sprintf("%s is in the ranges of none of the networks that stayput has served on this node; it knows "+
+			"the ranges of a network once it has started a pod in it", item.IPs[0])
 	}
 	network := p.book.ledger.Network()
 	item.Network = network.Name
@@ -211,7 +213,8 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 		p.sandbox, p.pod = id, s.Pod
 	}
 	if p.has != nil && p.sandbox == "" && lives {
-		return nil, fmt.Sprintf("%s, which has it in the ledger, is starting or not quite gone: its network namespace is there", p.has.ContainerID)
+		return nil, fmt.Sprintf("%s, which has it in the ledger, is starting or not quite gone: its network namespace is "+
+			"there", p.has.ContainerID)
 	}
 	if p.has != nil && p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].Ready {
 		return nil, fmt.Sprintf("sandbox %s, which has it in the ledger, runs with another address", p.has.ContainerID)
@@ -380,7 +383,9 @@ func reservedIP(b []byte, namespace, pod string, now time.Time) inspection.Impor
 		return refuse("its reservation has the address %.64q: expected one such as 10.244.1.5/24", r.IPConf.Address)
 	}
 	item.IPs = []netip.Addr{ip.Addr().Unmap()}
-	policy, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationReservedIPDuration: strconv.FormatInt(r.Duration, 10)})
+	policy, _, err := ledger.ParseAnnotations(map[string]string{
+		ledger.AnnotationReservedIPDuration: strconv.FormatInt(r.Duration, 10),
+	})
 	if err != nil {
 		return refuse("its reservation is for %d minutes: expected more than 0", r.Duration)
 	}

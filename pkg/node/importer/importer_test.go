@@ -203,7 +203,8 @@ func TestReservationsOfOpenKruisesHostLocalAreRead(t *testing.T) {
 		`{"containerId":"c","ifName":"eth0","IPConf":{"address":"10.244.1.5/24"},"duration":10,"releaseTime":"2026-01-02T11:50:00Z"}`:           {Interface: "eth0", Retention: "10m", Action: inspection.ActionNone, Why: "it expired at 2026-01-02T12:00:00Z"},
 		`{"containerId":"c","ifName":"eth0","IPConf":{"address":"10.244.1.5/24"},"duration":0}`:                                                 {Interface: "eth0", Action: inspection.ActionRefuse, Why: "its reservation is for 0 minutes: expected more than 0"},
 		`{"containerId":"c","ifName":"eth0","IPConf":{"address":"10.244.1.5"},"duration":10}`:                                                   {Interface: "eth0", Action: inspection.ActionRefuse, Why: `its reservation has the address "10.244.1.5": expected one such as 10.244.1.5/24`},
-		`{"containerId":`: {Action: inspection.ActionRefuse, Why: "its reservation does not parse: unexpected end of JSON input"},
+		`{"containerId":`: {Action: inspection.ActionRefuse,
+			Why: "its reservation does not parse: unexpected end of JSON input"},
 	} {
 		got := reservedIP([]byte(content), "default", "web-0", now)
 		if got.Namespace != "default" || got.Pod != "web-0" || got.Interface != want.Interface ||

@@ -17,7 +17,8 @@ import (
 
 func TestAnInspectionSaysHowTheRuntimeIsConfigured(t *testing.T) {
 	entry := func(capabilities string) string {
-		return `{"cniVersion":"1.0.0","name":"cbr0","plugins":[{"type":"bridge",` + capabilities + `"ipam":{"type":"stayput","ranges":[[{"subnet":"10.1.0.0/24"}]]}}]}`
+		return `{"cniVersion":"1.0.0","name":"cbr0","plugins":[{"type":"bridge",` + capabilities +
+			`"ipam":{"type":"stayput","ranges":[[{"subnet":"10.1.0.0/24"}]]}}]}`
 	}
 	for content, want := range map[string]inspection.CNI{
 		entry(`"capabilities":{"io.kubernetes.cri.pod-annotations":true},`): {State: "no-plugin"},
@@ -65,7 +66,10 @@ func TestAnInspectionAsksTheAgentHowItIs(t *testing.T) {
 		body string
 		want inspection.Agent
 	}{
-		"ready":     {"application/json", 200, `{"ready":true,"nri":"connected","cri":"ok","cni":"active: x","cniState":"active"}`, inspection.Agent{Ready: true, NRI: "connected", CRI: "ok", CNI: "active: x"}},
+		"ready": {"application/json", 200,
+			`{"ready":true,"nri":"connected","cri":"ok","cni":"active: x","cniState":"active"}`, inspection.Agent{
+				Ready: true, NRI: "connected", CRI: "ok", CNI: "active: x",
+			}},
 		"not ready": {"application/json", 503, `{"ready":false,"message":"too early"}`, inspection.Agent{Error: "too early"}},
 		"older": {"text/plain; charset=utf-8", 200, "ok\nnri: connected\n",
 			inspection.Agent{Ready: true, Error: errOnlyText.Error()}},
