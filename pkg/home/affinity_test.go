@@ -19,18 +19,22 @@ func TestMergingLosesNothingOfThePodsOwnAffinity(t *testing.T) {
 			{}, // matches nothing, and must not begin to
 		}},
 		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{
-			{Weight: 1, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("rack", "r1")}}},
+			{Weight: 1, Preference: corev1.NodeSelectorTerm{
+				MatchExpressions: []corev1.NodeSelectorRequirement{in("rack", "r1")}}},
 		},
 	}
 	before := own.DeepCopy()
 	p := Affinity{
 		Node: "node-1", Required: []corev1.NodeSelectorRequirement{in("zone", "a")},
-		Preferred: []corev1.PreferredSchedulingTerm{{Weight: 50, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("host", "h")}}}},
+		Preferred: []corev1.PreferredSchedulingTerm{{Weight: 50,
+			Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{in("host", "h")}}}},
 	}
 	want := &corev1.NodeAffinity{
 		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-			{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd"), in("zone", "a")}, MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "node-1")}},
-			{MatchExpressions: []corev1.NodeSelectorRequirement{in("zone", "a")}, MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "node-9"), in("metadata.name", "node-1")}},
+			{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd"), in("zone", "a")},
+				MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "node-1")}},
+			{MatchExpressions: []corev1.NodeSelectorRequirement{in("zone", "a")},
+				MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "node-9"), in("metadata.name", "node-1")}},
 			{},
 		}},
 		PreferredDuringSchedulingIgnoredDuringExecution: append(before.DeepCopy().PreferredDuringSchedulingIgnoredDuringExecution, p.Preferred...),
@@ -50,7 +54,8 @@ func TestMergingLosesNothingOfThePodsOwnAffinity(t *testing.T) {
 func TestAPodWithoutAffinityGetsOneTerm(t *testing.T) {
 	merged := Affinity{Node: "node-1"}.Merge(nil)
 	terms := merged.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
-	if len(terms) != 1 || len(terms[0].MatchExpressions) != 0 || !sameRequirements(terms[0].MatchFields, []corev1.NodeSelectorRequirement{in("metadata.name", "node-1")}) {
+	if len(terms) != 1 || len(terms[0].MatchExpressions) != 0 ||
+		!sameRequirements(terms[0].MatchFields, []corev1.NodeSelectorRequirement{in("metadata.name", "node-1")}) {
 		t.Errorf("merged into %+v", merged)
 	}
 	if merged := (Affinity{}).Merge(nil); merged.RequiredDuringSchedulingIgnoredDuringExecution != nil {

@@ -20,7 +20,8 @@ var noon = hometest.Noon
 func notReady(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }
 
 func tainted(n *corev1.Node) {
-	n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: "dedicated", Value: "batch", Effect: corev1.TaintEffectNoSchedule})
+	n.Spec.Taints = append(n.Spec.Taints,
+		corev1.Taint{Key: "dedicated", Value: "batch", Effect: corev1.TaintEffectNoSchedule})
 }
 
 func recordWith(required, preferred []string) *Record {
@@ -36,7 +37,8 @@ func recordWith(required, preferred []string) *Record {
 	}
 	for _, key := range preferred {
 		r.Spec.PreferredPersistentTopology = append(r.Spec.PreferredPersistentTopology,
-			kruisev1alpha1.PreferredTopologyTerm{Weight: 7, Preference: kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{key}}})
+			kruisev1alpha1.PreferredTopologyTerm{Weight: 7,
+				Preference: kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{key}}})
 	}
 	return r
 }
@@ -44,7 +46,8 @@ func recordWith(required, preferred []string) *Record {
 func TestDecisions(t *testing.T) {
 	healthy := hometest.Nodes{hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), hometest.Node("node-3", "b")}
 	with := func(change ...func(*corev1.Node)) hometest.Nodes {
-		return hometest.Nodes{hometest.Node("node-1", "a", change...), hometest.Node("node-2", "a"), hometest.Node("node-3", "b")}
+		return hometest.Nodes{hometest.Node("node-1", "a", change...), hometest.Node("node-2", "a"),
+			hometest.Node("node-3", "b")}
 	}
 	for _, c := range []struct {
 		name      string
@@ -57,52 +60,111 @@ func TestDecisions(t *testing.T) {
 		says      string
 	}{
 		{name: "a pod without a home goes anywhere", s: Situation{Nodes: healthy}, outcome: OutcomeFree},
-		{name: "a healthy home takes its pod", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}}, outcome: OutcomeHome, node: "node-1"},
-		{name: "a cordoned home is waited for", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}}, outcome: OutcomeWait, retry: 50 * time.Second, says: "is cordoned"},
-		{name: "a tolerated cordon is no reason to wait", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Pod: hometest.Pod(func(p *corev1.Pod) {
-			p.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists}}
-		})}, outcome: OutcomeHome, node: "node-1"},
-		{name: "a home that is not Ready is waited for", s: Situation{Nodes: with(notReady), Address: Address{Node: "node-1"}}, outcome: OutcomeWait, retry: 50 * time.Second, says: "is not Ready"},
-		{name: "a tainted home is waited for", s: Situation{Nodes: with(tainted), Address: Address{Node: "node-1"}}, outcome: OutcomeWait, retry: 50 * time.Second, says: "dedicated=batch:NoSchedule"},
-		{name: "a wait ends", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50 * time.Second)}, outcome: OutcomeElsewhere, says: "is cordoned"},
-		{name: "a wait does not end early", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50*time.Second - 1)}, outcome: OutcomeWait, retry: 1},
-		{name: "home-wait of the template", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "5m"))}, outcome: OutcomeWait, retry: 290 * time.Second},
-		{name: "home-wait of zero does not wait", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "0s"))}, outcome: OutcomeElsewhere},
-		{name: "home-wait as long as the address is kept", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1", Until: noon.Add(time.Hour)},
-			Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait, retry: time.Hour},
-		{name: "home-wait as long as an address without an end", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
-			Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait},
-		{name: "a home-wait that cannot be read is the default, and said", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
-			Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "soon"))}, outcome: OutcomeWait, retry: 50 * time.Second, says: `"soon" is not valid: expected a duration`},
-		{name: "a guess is waited for until it is known", s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1", Guess: noon.Add(7 * time.Second)},
-			Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait, retry: 7 * time.Second},
-		{name: "a deleted home is not waited for", s: Situation{Nodes: healthy[1:], Address: Address{Node: "node-1"}}, outcome: OutcomeElsewhere, says: "is gone"},
-		{name: "a home that the pod's own selector excludes is reported, not enforced", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(func(p *corev1.Pod) {
-			p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "node-2"}
-		})}, outcome: OutcomeElsewhere, says: "node selector"},
-		{name: "a pod whose predecessor waited in vain goes free", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, GivenUp: true}, outcome: OutcomeElsewhere, says: "no room"},
+		{name: "a healthy home takes its pod", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}},
+			outcome: OutcomeHome, node: "node-1"},
+		{name: "a cordoned home is waited for",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}}, outcome: OutcomeWait,
+			retry: 50 * time.Second, says: "is cordoned"},
+		{name: "a tolerated cordon is no reason to wait",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(func(p *corev1.Pod) {
+					p.Spec.Tolerations = []corev1.Toleration{{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists}}
+				})}, outcome: OutcomeHome, node: "node-1"},
+		{name: "a home that is not Ready is waited for",
+			s: Situation{Nodes: with(notReady), Address: Address{Node: "node-1"}}, outcome: OutcomeWait, retry: 50 * time.Second,
+			says: "is not Ready"},
+		{name: "a tainted home is waited for", s: Situation{Nodes: with(tainted), Address: Address{Node: "node-1"}},
+			outcome: OutcomeWait, retry: 50 * time.Second, says: "dedicated=batch:NoSchedule"},
+		{name: "a wait ends",
+			s:       Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50 * time.Second)},
+			outcome: OutcomeElsewhere, says: "is cordoned"},
+		{name: "a wait does not end early",
+			s:       Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50*time.Second - 1)},
+			outcome: OutcomeWait, retry: 1},
+		{name: "home-wait of the template",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "5m"))}, outcome: OutcomeWait,
+			retry: 290 * time.Second},
+		{name: "home-wait of zero does not wait",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "0s"))}, outcome: OutcomeElsewhere},
+		{name: "home-wait as long as the address is kept",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1", Until: noon.Add(time.Hour)},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait,
+			retry: time.Hour},
+		{name: "home-wait as long as an address without an end",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait},
+		{name: "a home-wait that cannot be read is the default, and said",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "soon"))}, outcome: OutcomeWait,
+			retry: 50 * time.Second, says: `"soon" is not valid: expected a duration`},
+		{name: "a guess is waited for until it is known",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1", Guess: noon.Add(7 * time.Second)},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait,
+			retry: 7 * time.Second},
+		{name: "a deleted home is not waited for", s: Situation{Nodes: healthy[1:], Address: Address{Node: "node-1"}},
+			outcome: OutcomeElsewhere, says: "is gone"},
+		{name: "a home that the pod's own selector excludes is reported, not enforced",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(func(p *corev1.Pod) {
+				p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: "node-2"}
+			})}, outcome: OutcomeElsewhere, says: "node selector"},
+		{name: "a pod whose predecessor waited in vain goes free",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, GivenUp: true}, outcome: OutcomeElsewhere,
+			says: "no room"},
 
-		{name: "what is preferred holds nobody up", s: Situation{Nodes: with(hometest.Cordoned), Record: recordWith(nil, []string{corev1.LabelHostname})}, outcome: OutcomeHome, preferred: 1},
-		{name: "a required host", s: Situation{Nodes: healthy, Record: recordWith([]string{corev1.LabelHostname}, nil)}, outcome: OutcomeHome, required: []string{"kubernetes.io/hostname=node-1"}},
-		{name: "a required host that is cordoned", s: Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelHostname}, nil)}, outcome: OutcomeWait, retry: 50 * time.Second, says: "is cordoned"},
-		{name: "a required host that is gone", s: Situation{Nodes: healthy[1:], Record: recordWith([]string{corev1.LabelHostname}, []string{corev1.LabelTopologyZone})}, outcome: OutcomeElsewhere, preferred: 1, says: "are gone"},
-		{name: "a required zone takes another node of it", s: Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelTopologyZone}, nil)}, outcome: OutcomeHome, required: []string{"topology.kubernetes.io/zone=a"}},
-		{name: "a label that the node lacked requires nothing", s: Situation{Nodes: healthy, Record: recordWith([]string{"rack"}, []string{"rack"})}, outcome: OutcomeFree},
-		{name: "address and record together", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Record: recordWith([]string{corev1.LabelTopologyZone}, []string{corev1.LabelHostname})},
+		{name: "what is preferred holds nobody up",
+			s:       Situation{Nodes: with(hometest.Cordoned), Record: recordWith(nil, []string{corev1.LabelHostname})},
+			outcome: OutcomeHome, preferred: 1},
+		{name: "a required host", s: Situation{Nodes: healthy, Record: recordWith([]string{corev1.LabelHostname}, nil)},
+			outcome: OutcomeHome, required: []string{"kubernetes.io/hostname=node-1"}},
+		{name: "a required host that is cordoned",
+			s:       Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelHostname}, nil)},
+			outcome: OutcomeWait, retry: 50 * time.Second, says: "is cordoned"},
+		{name: "a required host that is gone",
+			s: Situation{Nodes: healthy[1:],
+				Record: recordWith([]string{corev1.LabelHostname}, []string{corev1.LabelTopologyZone})}, outcome: OutcomeElsewhere,
+			preferred: 1, says: "are gone"},
+		{name: "a required zone takes another node of it",
+			s:       Situation{Nodes: with(hometest.Cordoned), Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
+			outcome: OutcomeHome, required: []string{"topology.kubernetes.io/zone=a"}},
+		{name: "a label that the node lacked requires nothing",
+			s: Situation{Nodes: healthy, Record: recordWith([]string{"rack"}, []string{"rack"})}, outcome: OutcomeFree},
+		{name: "address and record together",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
+				Record: recordWith([]string{corev1.LabelTopologyZone}, []string{corev1.LabelHostname})},
 			outcome: OutcomeHome, node: "node-1", required: []string{"topology.kubernetes.io/zone=a"}, preferred: 1},
-		{name: "the address wins over a record of another place", s: Situation{Nodes: healthy, Address: Address{Node: "node-3"}, Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
+		{name: "the address wins over a record of another place",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-3"},
+				Record: recordWith([]string{corev1.LabelTopologyZone}, nil)},
 			outcome: OutcomeHome, node: "node-3", says: "the IP's node is taken"},
 
-		{name: "an ungated pod is not ours until the scheduler has spoken", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.Status.Conditions = nil }), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
-		{name: "a full home is waited for", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned)}, outcome: OutcomeWait, retry: 50 * time.Second, says: "no room"},
-		{name: "a home that stays full is given up", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned), Now: noon.Add(50 * time.Second)}, outcome: OutcomeEvict, says: "no room"},
-		{name: "the wait for room begins when the pod is pinned, such as after an outage", s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
-			p.CreationTimestamp = metav1.NewTime(noon.Add(-time.Hour))
-		}), Now: noon.Add(49 * time.Second)}, outcome: OutcomeWait, retry: time.Second, says: "no room"},
-		{name: "the wait for room as long as the address is kept", s: Situation{Nodes: healthy, Address: Address{Node: "node-1", Until: noon.Add(time.Hour)},
-			Pod: hometest.Pod(hometest.Pinned, hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait, retry: time.Hour},
-		{name: "a pod that is not pinned is never evicted", s: Situation{Nodes: healthy, Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { delete(p.Annotations, stayputv1alpha1.AnnotationHome) }), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
-		{name: "nor one whose template was copied from a pod that was", s: Situation{Nodes: healthy, Pod: hometest.Pod(hometest.Pinned, hometest.Copied), Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
+		{name: "an ungated pod is not ours until the scheduler has spoken",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.Status.Conditions = nil }), Now: noon.Add(time.Hour)},
+			outcome: OutcomeFree},
+		{name: "a full home is waited for",
+			s:       Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned)},
+			outcome: OutcomeWait, retry: 50 * time.Second, says: "no room"},
+		{name: "a home that stays full is given up",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned),
+				Now: noon.Add(50 * time.Second)}, outcome: OutcomeEvict, says: "no room"},
+		{name: "the wait for room begins when the pod is pinned, such as after an outage",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
+					p.CreationTimestamp = metav1.NewTime(noon.Add(-time.Hour))
+				}), Now: noon.Add(49 * time.Second)}, outcome: OutcomeWait, retry: time.Second, says: "no room"},
+		{name: "the wait for room as long as the address is kept",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1", Until: noon.Add(time.Hour)},
+				Pod: hometest.Pod(hometest.Pinned, hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))},
+			outcome: OutcomeWait, retry: time.Hour},
+		{name: "a pod that is not pinned is never evicted",
+			s: Situation{Nodes: healthy,
+				Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { delete(p.Annotations, stayputv1alpha1.AnnotationHome) }),
+				Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
+		{name: "nor one whose template was copied from a pod that was",
+			s:       Situation{Nodes: healthy, Pod: hometest.Pod(hometest.Pinned, hometest.Copied), Now: noon.Add(time.Hour)},
+			outcome: OutcomeFree},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.s.Now.IsZero() {
@@ -116,7 +178,8 @@ func TestDecisions(t *testing.T) {
 			for _, r := range d.Affinity.Required {
 				required = append(required, r.Key+"="+strings.Join(r.Values, ","))
 			}
-			if d.Outcome != c.outcome || d.Affinity.Node != c.node || !slices.Equal(required, c.required) || len(d.Affinity.Preferred) != c.preferred || d.Retry != c.retry {
+			if d.Outcome != c.outcome || d.Affinity.Node != c.node || !slices.Equal(required, c.required) ||
+				len(d.Affinity.Preferred) != c.preferred || d.Retry != c.retry {
 				t.Errorf("decided %+v", d)
 			}
 			if said := d.Reason + " " + strings.Join(d.Notes, " "); !strings.Contains(said, c.says) {
@@ -138,7 +201,7 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 	released := at("node-2", stayputv1alpha1.PhaseRetained, -time.Minute, "never")
 	released.Spec.Release = true
 	expired := at("node-3", stayputv1alpha1.PhaseRetained, -time.Minute, noon.Format(time.RFC3339))
-	stale := at("node-4", stayputv1alpha1.PhaseBound, -time.Minute, "") // its agent is down: nobody says that the pod has ended
+	stale := at("node-4", stayputv1alpha1.PhaseBound, -time.Minute, "") // down, so it does not report the pod's end
 	// A node that lost its power came back, and noticed the end of the pod only then.
 	back := at("node-5", stayputv1alpha1.PhaseRetained, -time.Second, "never")
 	type kept = []*stayputv1alpha1.RetainedIP
@@ -152,14 +215,21 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 		{"nowhere", nil, Ended{}, "", false},
 		{"what is released or expired is no home", kept{old, released, expired}, Ended{}, "node-1", false},
 		{"unless it was seen, the newest, whatever its phase", kept{stale, old}, Ended{}, "node-4", false},
-		{"where it was seen, though another node says so later", kept{back, stale}, Ended{Node: "node-4", At: noon}, "node-4", false},
-		{"where it was seen, however long ago", kept{back, stale}, Ended{Node: "node-4", At: noon.Add(-time.Hour)}, "node-4", false},
-		{"where it was seen, though that is not published yet", kept{back}, Ended{Node: "node-4", At: noon, Fresh: true}, "node-4", true},
+		{"where it was seen, though another node says so later", kept{back, stale}, Ended{Node: "node-4", At: noon}, "node-4",
+			false},
+		{"where it was seen, however long ago", kept{back, stale}, Ended{Node: "node-4", At: noon.Add(-time.Hour)}, "node-4",
+			false},
+		{"where it was seen, though that is not published yet", kept{back}, Ended{Node: "node-4", At: noon, Fresh: true},
+			"node-4", true},
 		{"where it was seen, if nobody keeps anything", nil, Ended{Node: "node-4", At: noon}, "node-4", true},
-		{"not where it was seen for so long that what is kept there would be published", kept{back}, Ended{Node: "node-4", At: noon}, "node-5", false},
-		{"not where it was seen if nothing of it was published in time", kept{back}, Ended{Node: "node-4", At: noon.Add(-Publishing), Fresh: true}, "node-5", false},
-		{"not where it was seen if that was released", kept{released, back}, Ended{Node: "node-2", At: noon, Fresh: true}, "node-5", false},
-		{"nor if that has expired, and nobody else keeps anything", kept{expired}, Ended{Node: "node-3", At: noon, Fresh: true}, "", false},
+		{"not where it was seen for so long that what is kept there would be published", kept{back},
+			Ended{Node: "node-4", At: noon}, "node-5", false},
+		{"not where it was seen if nothing of it was published in time", kept{back},
+			Ended{Node: "node-4", At: noon.Add(-Publishing), Fresh: true}, "node-5", false},
+		{"not where it was seen if that was released", kept{released, back}, Ended{Node: "node-2", At: noon, Fresh: true},
+			"node-5", false},
+		{"nor if that has expired, and nobody else keeps anything", kept{expired},
+			Ended{Node: "node-3", At: noon, Fresh: true}, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := AddressOf(hometest.Pod(), c.kept, c.last, noon)

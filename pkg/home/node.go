@@ -40,12 +40,14 @@ func obstacleTo(node *corev1.Node, pod *corev1.Pod) obstacle {
 		return obstacle{"is not allowed by the pod's own node selector or node affinity", true}
 	case !NodeReady(node):
 		return obstacle{reason: "is not Ready"}
-	case node.Spec.Unschedulable && !tolerates(pod, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}):
+	case node.Spec.Unschedulable &&
+		!tolerates(pod, corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}):
 		return obstacle{reason: "is cordoned"}
 	}
-	taint, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints, pod.Spec.Tolerations, func(t *corev1.Taint) bool {
-		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
-	}, true)
+	taint, untolerated := corev1helpers.FindMatchingUntoleratedTaint(klog.Background(), node.Spec.Taints,
+		pod.Spec.Tolerations, func(t *corev1.Taint) bool {
+			return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+		}, true)
 	switch {
 	case !untolerated:
 		return obstacle{}

@@ -73,8 +73,8 @@ func unschedulable(pod *corev1.Pod) bool {
 // DefaultWait is how long a pod waits for a home that cannot take it, unless its template says otherwise.
 const DefaultWait = 60 * time.Second
 
-// Wait returns how long a pod with these annotations waits for a home that cannot take it: a duration, or for as long as
-// its address is kept. A value that is not valid counts as [DefaultWait], and the error says so.
+// Wait returns how long a pod with these annotations waits for a home that cannot take it: a duration, or for as long
+// as its address is kept. A value that is not valid counts as [DefaultWait], and the error says so.
 func Wait(annotations map[string]string) (wait time.Duration, whileKept bool, err error) {
 	value, ok := annotations[stayputv1alpha1.AnnotationHomeWait]
 	switch {
@@ -84,8 +84,9 @@ func Wait(annotations map[string]string) (wait time.Duration, whileKept bool, er
 		return 0, true, nil
 	}
 	if wait, err = time.ParseDuration(value); err != nil || wait < 0 {
-		return DefaultWait, false, fmt.Errorf("annotation %s: %q is not valid: expected a duration such as 60s or 10m, or %s; it is taken as %s",
-			stayputv1alpha1.AnnotationHomeWait, value, stayputv1alpha1.HomeWaitRetention, DefaultWait)
+		return DefaultWait, false,
+			fmt.Errorf("annotation %s: %q is not valid: expected a duration such as 60s or 10m, or %s; it is taken as %s",
+				stayputv1alpha1.AnnotationHomeWait, value, stayputv1alpha1.HomeWaitRetention, DefaultWait)
 	}
 	return wait, false, nil
 }

@@ -89,5 +89,6 @@ func (r *Record) affinity(nodes Nodes) (required map[string]string, a Affinity) 
 
 // lost reports whether what a record requires cannot be told any more: it has no labels, and its node is gone.
 func (r *Record) lost(nodes Nodes) bool {
-	return r != nil && r.Spec.RequiredPersistentTopology != nil && len(r.State.NodeTopologyLabels) == 0 && nodes.Node(r.State.NodeName) == nil
+	return r != nil && r.Spec.RequiredPersistentTopology != nil && len(r.State.NodeTopologyLabels) == 0 &&
+		nodes.Node(r.State.NodeName) == nil
 }

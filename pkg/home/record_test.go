@@ -12,11 +12,13 @@ import (
 
 func TestTheOldestObjectForATargetIsObeyedThenTheFirstByName(t *testing.T) {
 	object := func(name string, age time.Duration) kruisev1alpha1.PersistentPodState {
-		return kruisev1alpha1.PersistentPodState{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(noon.Add(-age))}}
+		return kruisev1alpha1.PersistentPodState{ObjectMeta: metav1.ObjectMeta{Name: name,
+			CreationTimestamp: metav1.NewTime(noon.Add(-age))}}
 	}
 	deleted := object("deleted", time.Hour)
 	deleted.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-	all := []kruisev1alpha1.PersistentPodState{object("young", 0), object("z", time.Minute), object("a", time.Minute), deleted}
+	all := []kruisev1alpha1.PersistentPodState{object("young", 0), object("z", time.Minute), object("a", time.Minute),
+		deleted}
 	for range 2 {
 		var names []string
 		for _, s := range ByAge(all) {

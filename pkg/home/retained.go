@@ -43,7 +43,8 @@ func AddressOf(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, ended Ended,
 	return AddressIn(newest, pod)
 }
 
-// AddressIn returns where the addresses of a RetainedIP are kept and for how long a pod can count on them; nil: nowhere.
+// AddressIn returns where the addresses of a RetainedIP are kept and for how long a pod can count on them; nil:
+// nowhere.
 func AddressIn(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) Address {
 	if r == nil {
 		return Address{}

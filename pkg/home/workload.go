@@ -130,8 +130,8 @@ func parseReserved(list []any) ([]ordinals, error) {
 	return merged, nil
 }
 
-// Wants reports whether the workload wants a pod of this name. If the name does not end in an ordinal, numbered is false
-// and the size of the workload does not tell.
+// Wants reports whether the workload wants a pod of this name. If the name does not end in an ordinal, numbered is
+// false and the size of the workload does not tell.
 func (w *Workload) Wants(pod string) (wanted, numbered bool) {
 	stem, o, numbered := SplitOrdinal(pod)
 	if !numbered || stem != w.Ref.Name {
@@ -158,11 +158,12 @@ func (w *Workload) wantsOrdinal(o int64) bool {
 
 // Reference returns the workload as the subject of an Event.
 func (w *Workload) Reference() *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Ref.Kind, Namespace: w.Ref.Namespace, Name: w.Ref.Name, UID: w.UID}
+	return &corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Ref.Kind, Namespace: w.Ref.Namespace,
+		Name: w.Ref.Name, UID: w.UID}
 }
 
-// SplitOrdinal splits the name of a pod into the name of its workload and its ordinal, written as StatefulSet writes it:
-// web-01 and web--1 are no pods of web.
+// SplitOrdinal splits the name of a pod into the name of its workload and its ordinal, written as StatefulSet writes
+// it: web-01 and web--1 are no pods of web.
 func SplitOrdinal(pod string) (workload string, ordinal int64, ok bool) {
 	i := strings.LastIndexByte(pod, '-')
 	if i <= 0 {

@@ -35,8 +35,9 @@ func TestAWorkloadWantsAsManyOrdinalsAsReplicasFromItsStartOn(t *testing.T) {
 	}{
 		"no replicas given": {appsv1.StatefulSetSpec{}, []int64{0}},
 		"two":               {appsv1.StatefulSetSpec{Replicas: &two}, []int64{0, 1}},
-		"from five on":      {appsv1.StatefulSetSpec{Replicas: &two, Ordinals: &appsv1.StatefulSetOrdinals{Start: five}}, []int64{5, 6}},
-		"none":              {appsv1.StatefulSetSpec{Replicas: new(int32)}, nil},
+		"from five on": {appsv1.StatefulSetSpec{Replicas: &two, Ordinals: &appsv1.StatefulSetOrdinals{Start: five}},
+			[]int64{5, 6}},
+		"none": {appsv1.StatefulSetSpec{Replicas: new(int32)}, nil},
 	} {
 		w, err := WorkloadOf(statefulSet, &appsv1.StatefulSet{Spec: c.spec})
 		if err != nil || !slices.Equal(wantedOf(w), c.want) {
@@ -76,7 +77,8 @@ func TestAnAdvancedStatefulSetSkipsReservedOrdinals(t *testing.T) {
 }
 
 func TestOrdinalsAreReadFromNamesAsStatefulSetWritesThem(t *testing.T) {
-	for pod, want := range map[string]int64{"web-0": 0, "web-12": 12, "web-01": -1, "web--1": -1, "web-": -1, "web": -1, "web-x": -1, "other-1": -1, "web-a-1": -1} {
+	for pod, want := range map[string]int64{"web-0": 0, "web-12": 12, "web-01": -1, "web--1": -1, "web-": -1, "web": -1,
+		"web-x": -1, "other-1": -1, "web-a-1": -1} {
 		workload, o, ok := SplitOrdinal(pod)
 		if ok = ok && workload == "web"; ok != (want >= 0) || ok && o != want {
 			t.Errorf("%s: %s, %d, %v, want %d", pod, workload, o, ok, want)
@@ -86,7 +88,8 @@ func TestOrdinalsAreReadFromNamesAsStatefulSetWritesThem(t *testing.T) {
 
 func TestTheControllerOfAPodIsNamedByGroupWhateverTheVersion(t *testing.T) {
 	yes := true
-	for version, group := range map[string]string{"apps/v1": "apps", "apps/v1beta2": "apps", "v1": "", "game.example.com/v1": "game.example.com"} {
+	for version, group := range map[string]string{"apps/v1": "apps", "apps/v1beta2": "apps", "v1": "",
+		"game.example.com/v1": "game.example.com"} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", OwnerReferences: []metav1.OwnerReference{
 			{APIVersion: "v1", Kind: "ConfigMap", Name: "not-the-controller"},
 			{APIVersion: version, Kind: "Set", Name: "web", UID: "1", Controller: &yes},

@@ -54,8 +54,8 @@ type Options struct {
 	Log         logr.Logger
 }
 
-// The lease is short because gated pods wait for the leader. A leader that ends on a signal releases it, so this matters
-// for killed ones only.
+// The lease is short because gated pods wait for the leader. A leader that ends on a signal releases it, so this
+// matters for killed ones only.
 const (
 	leaseDuration = 5 * time.Second
 	renewDeadline = 4 * time.Second
@@ -102,7 +102,8 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 // addTo registers all loops with a manager.
 func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	// 1. Indexes, so that no event costs more because there are more objects.
-	if err := errors.Join(indexRetainedIPs(ctx, mgr.GetFieldIndexer()), cluster.IndexNodes(ctx, mgr.GetFieldIndexer())); err != nil {
+	if err := errors.Join(indexRetainedIPs(ctx, mgr.GetFieldIndexer()),
+		cluster.IndexNodes(ctx, mgr.GetFieldIndexer())); err != nil {
 		return err
 	}
 
@@ -165,7 +166,8 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	// 5. Placement and release.
 	place := &placer{
 		client: mgr.GetClient(), records: records, memory: memory, now: time.Now, uninstalling: uninstalling,
-		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager), metrics: newPlacementMetrics(metrics.Registry, memory, leads),
+		events:  mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
+		metrics: newPlacementMetrics(metrics.Registry, memory, leads),
 	}
 	free := &releaser{
 		client: mgr.GetClient(), reader: mgr.GetAPIReader(), workloads: workloads, now: time.Now,

@@ -77,9 +77,9 @@ type endedKey struct {
 	renewed time.Time
 }
 
-// succession is how long after a pod was evicted another one of its name counts as its successor. A workload's controller
-// creates that at once. One that is created later, such as by scaling up again, finds a different cluster and tries its
-// home first.
+// succession is how long after a pod was evicted another one of its name counts as its successor. A workload's
+// controller creates that at once. One that is created later, such as by scaling up again, finds a different cluster
+// and tries its home first.
 const succession = 5 * time.Minute
 
 func newMemory(now func() time.Time) *memory {
@@ -241,9 +241,10 @@ func (m *memory) gaveUp(pod *corev1.Pod) bool {
 	return ok && g.pod != pod.UID && pod.CreationTimestamp.Sub(g.at) < succession
 }
 
-// assign returns one of the addresses of a shared identity that is neither in use nor assigned to another pod; nil: there
-// is none. A pod that has one keeps it.
-func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now time.Time) *stayputv1alpha1.RetainedIP {
+// assign returns one of the addresses of a shared identity that is neither in use nor assigned to another pod; nil:
+// there is none. A pod that has one keeps it.
+func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP,
+	now time.Time) *stayputv1alpha1.RetainedIP {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var free *stayputv1alpha1.RetainedIP

@@ -77,7 +77,8 @@ func TestTheNodeOfAReleasedAddressIsForgotten(t *testing.T) {
 	m := newMemory(func() time.Time { return hometest.Noon })
 	m.deleted(hometest.Pod(hometest.RanOn("node-1")))
 	r := &stayputv1alpha1.RetainedIP{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, Spec: stayputv1alpha1.RetainedIPSpec{PodName: "web-0", NodeName: "node-1"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default"},
+		Spec:       stayputv1alpha1.RetainedIPSpec{PodName: "web-0", NodeName: "node-1"},
 	}
 	m.releases().OnDelete(r) // it vanished: that says nothing
 	if l := m.ended(client.ObjectKeyFromObject(hometest.Pod())); l.Node != "node-1" || !l.At.Equal(hometest.Noon) {
@@ -192,14 +193,16 @@ func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
 			Status:     stayputv1alpha1.RetainedIPStatus{Phase: phase, Since: &since, Expires: stayputv1alpha1.ExpiresNever},
 		}
 	}
-	kept := []*stayputv1alpha1.RetainedIP{at("node-1", stayputv1alpha1.PhaseRetained), at("node-2", stayputv1alpha1.PhaseBound), at("node-3", stayputv1alpha1.PhaseRetained)}
+	kept := []*stayputv1alpha1.RetainedIP{at("node-1", stayputv1alpha1.PhaseRetained),
+		at("node-2", stayputv1alpha1.PhaseBound), at("node-3", stayputv1alpha1.PhaseRetained)}
 	m := newMemory(time.Now)
 	pods := make([]*corev1.Pod, 3)
 	for i := range pods {
 		pods[i] = hometest.Pod(func(p *corev1.Pod) { p.UID = types.UID(rune('a' + i)) })
 	}
 	first, second := m.assign(pods[0], kept, hometest.Noon), m.assign(pods[1], kept, hometest.Noon)
-	if first == nil || second == nil || first == second || first.Status.Phase != stayputv1alpha1.PhaseRetained || second.Status.Phase != stayputv1alpha1.PhaseRetained {
+	if first == nil || second == nil || first == second || first.Status.Phase != stayputv1alpha1.PhaseRetained ||
+		second.Status.Phase != stayputv1alpha1.PhaseRetained {
 		t.Fatalf("two pods were assigned %v and %v", first, second)
 	}
 	if third := m.assign(pods[2], kept, hometest.Noon); third != nil {

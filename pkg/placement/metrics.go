@@ -67,7 +67,8 @@ func newGateMetrics(m *memory, leads func() bool) *gateMetrics {
 		gated: prometheus.NewDesc("stayput_controller_gated_pods",
 			"Gated pods by whether they wait for their home. Leader only.", []string{"waiting"}, nil),
 		oldest: prometheus.NewDesc("stayput_controller_oldest_gated_pod_age_seconds",
-			"Age of the oldest gated pod, 0 without any, by whether it waits for its home. Leader only.", []string{"waiting"}, nil),
+			"Age of the oldest gated pod, 0 without any, by whether it waits for its home. Leader only.", []string{"waiting"},
+			nil),
 		waiting: prometheus.NewDesc("stayput_controller_waiting_pods",
 			"Pods that wait for a home that cannot take them now, gated or already ungated. Leader only.", nil, nil),
 	}

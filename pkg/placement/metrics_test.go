@@ -48,7 +48,8 @@ func TestTheLeaderCountsGatedPodsByWhetherTheyWaitForTheirHome(t *testing.T) {
 	leads := false
 	r := prometheus.NewPedanticRegistry()
 	newPlacementMetrics(r, m, func() bool { return leads })
-	names := []string{"stayput_controller_gated_pods", "stayput_controller_oldest_gated_pod_age_seconds", "stayput_controller_waiting_pods"}
+	names := []string{"stayput_controller_gated_pods", "stayput_controller_oldest_gated_pod_age_seconds",
+		"stayput_controller_waiting_pods"}
 	if n, err := testutil.GatherAndCount(r, names...); err != nil || n > 0 {
 		t.Errorf("one that does not lead exports %d of them, %v", n, err)
 	}

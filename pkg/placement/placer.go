@@ -35,7 +35,8 @@ import (
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
-// placementWorkers is how many pods are placed at a time: placing one is two writes, each of which waits for etcd's disk.
+// placementWorkers is how many pods are placed at a time: placing one is two writes, each of which waits for etcd's
+// disk.
 const placementWorkers = 32
 
 // placer decides where gated pods go. It follows a pod from its creation to its binding.
@@ -54,13 +55,16 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("placement").
 		For(&corev1.Pod{}, builder.WithPredicates(undecidedPods)).
-		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, n client.Object) []reconcile.Request {
-			return p.memory.waitingFor(n)
-		}), builder.WithPredicates(nodeMoved)).
-		Watches(&stayputv1alpha1.RetainedIP{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes)).
+		Watches(&corev1.Node{},
+			handler.EnqueueRequestsFromMapFunc(func(_ context.Context, n client.Object) []reconcile.Request {
+				return p.memory.waitingFor(n)
+			}), builder.WithPredicates(nodeMoved)).
+		Watches(&stayputv1alpha1.RetainedIP{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn),
+			builder.WithPredicates(homeGoes)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers})
 	if p.records != nil {
-		b = b.Watches(&kruisev1alpha1.PersistentPodState{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn), builder.WithPredicates(homeGoes))
+		b = b.Watches(&kruisev1alpha1.PersistentPodState{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn),
+			builder.WithPredicates(homeGoes))
 	}
 	return b.Complete(p)
 }
@@ -97,8 +101,10 @@ var undecidedPods = predicate.Funcs{
 var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, okWas := e.ObjectOld.(*corev1.Node)
 	is, okIs := e.ObjectNew.(*corev1.Node)
-	return !okWas || !okIs || home.NodeReady(was) != home.NodeReady(is) || was.Spec.Unschedulable != is.Spec.Unschedulable ||
-		!slices.EqualFunc(was.Spec.Taints, is.Spec.Taints, func(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }) ||
+	return !okWas || !okIs || home.NodeReady(was) != home.NodeReady(is) ||
+		was.Spec.Unschedulable != is.Spec.Unschedulable ||
+		!slices.EqualFunc(was.Spec.Taints, is.Spec.Taints,
+			func(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }) ||
 		!labels.Equals(was.Labels, is.Labels)
 }}
 
@@ -171,7 +177,8 @@ func (p *placer) findAddress(ctx context.Context, s *home.Situation) error {
 		field = client.MatchingFields{retainedByIdentity: identity}
 	}
 	var list stayputv1alpha1.RetainedIPList
-	if err := p.client.List(ctx, &list, client.InNamespace(s.Pod.Namespace), field, client.UnsafeDisableDeepCopy); err != nil {
+	if err := p.client.List(ctx, &list, client.InNamespace(s.Pod.Namespace), field,
+		client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
 	kept := make([]*stayputv1alpha1.RetainedIP, len(list.Items))
@@ -199,7 +206,8 @@ func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
 		if d.Retry > 0 {
 			until = "at most " + duration.HumanDuration(d.Retry.Round(time.Second))
 		}
-		p.say(pod, corev1.EventTypeNormal, home.ReasonHomeWait, fmt.Sprintf("its home, %s, %s: the pod waits %s", d.Home, d.Reason, until))
+		p.say(pod, corev1.EventTypeNormal, home.ReasonHomeWait,
+			fmt.Sprintf("its home, %s, %s: the pod waits %s", d.Home, d.Reason, until))
 	}
 }
 
@@ -245,7 +253,8 @@ func (p *placer) pin(ctx context.Context, pod *corev1.Pod, r *home.Record, d hom
 	if d.Affinity.Requires() {
 		annotations[stayputv1alpha1.AnnotationHome] = d.Home
 	}
-	apply := corev1ac.Pod(pod.Name, pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).WithAnnotations(annotations)
+	apply := corev1ac.Pod(pod.Name,
+		pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).WithAnnotations(annotations)
 	same := true
 	for k, v := range annotations {
 		has, ok := pod.Annotations[k]
@@ -281,12 +290,14 @@ func applied(a *corev1.NodeAffinity) (*corev1ac.NodeAffinityApplyConfiguration, 
 func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d home.Decision) error {
 	if metav1.GetControllerOf(pod) == nil {
 		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeFull, fmt.Sprintf(
-			"its home, %s, %s, and no controller would create the pod again: delete it and create one that goes elsewhere", d.Home, d.Reason))
+			"its home, %s, %s, and no controller would create the pod again: delete it and create one that goes elsewhere",
+			d.Home, d.Reason))
 		return nil
 	}
 	key := client.ObjectKeyFromObject(pod)
 	p.memory.giveUp(key, pod.UID)
-	err := p.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion}, client.GracePeriodSeconds(0))
+	err := p.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion},
+		client.GracePeriodSeconds(0))
 	if client.IgnoreNotFound(err) != nil {
 		p.memory.forgetGivenUp(key)
 		return fmt.Errorf("deleting pod %s: %w", key, err)

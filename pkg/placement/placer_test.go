@@ -72,12 +72,14 @@ func keptOn(node string, phase stayputv1alpha1.Phase, since time.Time) *stayputv
 
 func ownedBySet(p *corev1.Pod) {
 	yes := true
-	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "of-web", Controller: &yes}}
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "of-web",
+		Controller: &yes}}
 }
 
 // nodesOfPod returns the nodes that a pod is pinned to by name.
 func nodesOfPod(pod *corev1.Pod) (names []string) {
-	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil &&
+		a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
 		for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
 			for _, f := range term.MatchFields {
 				names = append(names, f.Values...)
@@ -94,12 +96,14 @@ func TestAFullHomeIsLeftByPodsThatHaveAController(t *testing.T) {
 			if made {
 				ownedBySet(pod)
 			}
-			p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"), keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
+			p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"),
+				keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
 			is := p.looksAt(t, pod)
 			if home.Gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-1"}) || !home.Pinned(is) {
 				t.Fatalf("placed by %+v", is)
 			}
-			is.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+			is.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+				Reason: corev1.PodReasonUnschedulable}}
 			if err := p.client.Status().Update(t.Context(), is); err != nil {
 				t.Fatal(err)
 			}
@@ -116,8 +120,10 @@ func TestAFullHomeIsLeftByPodsThatHaveAController(t *testing.T) {
 			if made {
 				want = 2 // on the pod and on its controller
 			}
-			says := map[bool]string{true: "the pod was deleted so that its successor goes elsewhere", false: "no controller would create the pod again: delete it"}[made]
-			if len(notes) != want || !strings.HasPrefix(notes[0], "Warning "+home.ReasonHomeFull+" ") || !strings.Contains(notes[0], "node node-1") || !strings.Contains(notes[0], says) {
+			says := map[bool]string{true: "the pod was deleted so that its successor goes elsewhere",
+				false: "no controller would create the pod again: delete it"}[made]
+			if len(notes) != want || !strings.HasPrefix(notes[0], "Warning "+home.ReasonHomeFull+" ") ||
+				!strings.Contains(notes[0], "node node-1") || !strings.Contains(notes[0], says) {
 				t.Errorf("said %q", notes)
 			}
 			successor := hometest.Pod(func(p *corev1.Pod) {
@@ -138,10 +144,13 @@ func TestAFullHomeIsLeftByPodsThatHaveAController(t *testing.T) {
 
 func TestWhatAPodAsksInVainIsSaidOnce(t *testing.T) {
 	pod := hometest.Pod(ownedBySet, hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "soon"))
-	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a", hometest.Cordoned), keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
+	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a", hometest.Cordoned),
+		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
 	p.looksAt(t, pod)
-	ignored := slices.DeleteFunc(p.notes(), func(n string) bool { return !strings.HasPrefix(n, "Warning "+home.ReasonHomeIgnored+" ") })
-	if len(ignored) != 2 || !strings.Contains(ignored[0], `"soon" is not valid`) || !strings.Contains(ignored[1], "pod web-0: ") {
+	ignored := slices.DeleteFunc(p.notes(),
+		func(n string) bool { return !strings.HasPrefix(n, "Warning "+home.ReasonHomeIgnored+" ") })
+	if len(ignored) != 2 || !strings.Contains(ignored[0], `"soon" is not valid`) ||
+		!strings.Contains(ignored[1], "pod web-0: ") {
 		t.Errorf("said of the pod and its controller: %q", ignored)
 	}
 	if p.looksAt(t, pod); len(p.notes()) > 0 {
@@ -151,7 +160,8 @@ func TestWhatAPodAsksInVainIsSaidOnce(t *testing.T) {
 
 func TestAPodGoesBackToItsLastNodeThoughAFormerOneReturned(t *testing.T) {
 	for name, kept := range map[string][]client.Object{
-		"its last node is silent":       {keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon), keptOn("node-2", stayputv1alpha1.PhaseBound, hometest.Noon.Add(-time.Minute))},
+		"its last node is silent": {keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon),
+			keptOn("node-2", stayputv1alpha1.PhaseBound, hometest.Noon.Add(-time.Minute))},
 		"its last node is yet to speak": {keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -173,11 +183,13 @@ func TestTheCacheKeepsThatAPodIsPinned(t *testing.T) {
 		pod    *corev1.Pod
 		pinned bool
 	}{
-		"pinned":                   {hometest.Pod(hometest.Pinned), true},
-		"by a copied template":     {hometest.Pod(hometest.Pinned, hometest.Copied), false},
-		"not pinned":               {hometest.Pod(), false},
-		"something else is ours":   {hometest.Pod(hometest.Pinned, applied(`{"f:metadata":{"f:annotations":{"f:stayput.io/home-wait":{}}}}`)), false},
-		"only ungated, by a patch": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.ManagedFields[0].Operation = metav1.ManagedFieldsOperationUpdate }), false},
+		"pinned":               {hometest.Pod(hometest.Pinned), true},
+		"by a copied template": {hometest.Pod(hometest.Pinned, hometest.Copied), false},
+		"not pinned":           {hometest.Pod(), false},
+		"something else is ours": {hometest.Pod(hometest.Pinned,
+			applied(`{"f:metadata":{"f:annotations":{"f:stayput.io/home-wait":{}}}}`)), false},
+		"only ungated, by a patch": {hometest.Pod(hometest.Pinned,
+			func(p *corev1.Pod) { p.ManagedFields[0].Operation = metav1.ManagedFieldsOperationUpdate }), false},
 		"pinned and changed by many": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
 			p.ManagedFields = append(p.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubelet"})
 		}), true},
@@ -186,7 +198,8 @@ func TestTheCacheKeepsThatAPodIsPinned(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if undecided(o.(*corev1.Pod)) != (c.pinned || home.Gated(c.pod)) || home.Pinned(o.(*corev1.Pod)) != c.pinned || len(o.(*corev1.Pod).ManagedFields) > 1 {
+		if undecided(o.(*corev1.Pod)) != (c.pinned || home.Gated(c.pod)) || home.Pinned(o.(*corev1.Pod)) != c.pinned ||
+			len(o.(*corev1.Pod).ManagedFields) > 1 {
 			t.Errorf("%s: pinned %v, with %v", name, home.Pinned(o.(*corev1.Pod)), o.(*corev1.Pod).ManagedFields)
 		}
 	}

@@ -86,7 +86,8 @@ func (r *releaser) setUp(mgr ctrl.Manager) error {
 		Named("release").
 		For(&stayputv1alpha1.RetainedIP{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.ofPod), builder.WithPredicates(ownerMayDiffer)).
-		Watches(&appsv1.StatefulSet{}, handler.EnqueueRequestsFromMapFunc(r.ofWorkload), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&appsv1.StatefulSet{}, handler.EnqueueRequestsFromMapFunc(r.ofWorkload),
+			builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Complete(r)
 }
 
@@ -95,7 +96,8 @@ var ownerMayDiffer = predicate.Funcs{
 	CreateFunc: func(e event.CreateEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
 	DeleteFunc: func(e event.DeleteEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
 	UpdateFunc: func(e event.UpdateEvent) bool {
-		return home.Annotated(e.ObjectNew.GetAnnotations()) && !home.SameOwner(metav1.GetControllerOf(e.ObjectOld), metav1.GetControllerOf(e.ObjectNew))
+		return home.Annotated(e.ObjectNew.GetAnnotations()) &&
+			!home.SameOwner(metav1.GetControllerOf(e.ObjectOld), metav1.GetControllerOf(e.ObjectNew))
 	},
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }
@@ -156,7 +158,8 @@ func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, 
 		release = true
 		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, fmt.Sprintf(
 			"%s: %s needs pods with an ordinal, which those of a %s lack, or the annotation %s; the IP is not retained",
-			stayputv1alpha1.AnnotationRetainIP, stayputv1alpha1.RetentionWhileOwned, owner.Kind, stayputv1alpha1.AnnotationIdentity))
+			stayputv1alpha1.AnnotationRetainIP, stayputv1alpha1.RetentionWhileOwned, owner.Kind,
+			stayputv1alpha1.AnnotationIdentity))
 	}
 	if ip.Spec.Workload != nil && *ip.Spec.Workload == workload && !release {
 		return nil
@@ -165,8 +168,10 @@ func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, 
 }
 
 // workloadOf returns what a pod's controller stands for: for a ReplicaSet its Deployment, which outlives it.
-func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedIP, owner *metav1.OwnerReference) (stayputv1alpha1.WorkloadReference, error) {
-	workload := stayputv1alpha1.WorkloadReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: string(owner.UID)}
+func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
+	owner *metav1.OwnerReference) (stayputv1alpha1.WorkloadReference, error) {
+	workload := stayputv1alpha1.WorkloadReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
+		UID: string(owner.UID)}
 	if owner.Kind != "ReplicaSet" || owner.APIVersion != appsv1.SchemeGroupVersion.String() {
 		return workload, nil
 	}
@@ -178,14 +183,16 @@ func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedI
 		return workload, fmt.Errorf("looking up the Deployment of ReplicaSet %s/%s: %w", ip.Namespace, owner.Name, err)
 	}
 	if above := metav1.GetControllerOf(set); above != nil {
-		return stayputv1alpha1.WorkloadReference{APIVersion: above.APIVersion, Kind: above.Kind, Name: above.Name, UID: string(above.UID)}, nil
+		return stayputv1alpha1.WorkloadReference{APIVersion: above.APIVersion, Kind: above.Kind, Name: above.Name,
+			UID: string(above.UID)}, nil
 	}
 	return workload, nil
 }
 
 // withoutPod releases the addresses if their policy says so and their workload no longer wants them.
 func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
-	whenScaled, whenDeleted := ip.Spec.WhenScaled == stayputv1alpha1.PolicyRelease, ip.Spec.WhenDeleted == stayputv1alpha1.PolicyRelease
+	whenScaled, whenDeleted := ip.Spec.WhenScaled == stayputv1alpha1.PolicyRelease,
+		ip.Spec.WhenDeleted == stayputv1alpha1.PolicyRelease
 	if ip.Status.Phase != stayputv1alpha1.PhaseRetained || !whenScaled && !whenDeleted {
 		return reconcile.Result{}, nil
 	}
@@ -215,8 +222,11 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 		return reconcile.Result{}, err
 	}
 	w := ip.Spec.Workload
-	r.events.Eventf(&corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: ip.Namespace, Name: w.Name, UID: types.UID(w.UID)},
-		ip, corev1.EventTypeNormal, home.ReasonReleased, "Releasing", "%s", fmt.Sprintf("releasing %s of pod %s on node %s: %s", strings.Join(ip.Status.IPs, ", "), ip.Spec.PodName, ip.Spec.NodeName, why))
+	r.events.Eventf(&corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: ip.Namespace, Name: w.Name,
+		UID: types.UID(w.UID)},
+		ip, corev1.EventTypeNormal, home.ReasonReleased, "Releasing", "%s",
+		fmt.Sprintf("releasing %s of pod %s on node %s: %s", strings.Join(ip.Status.IPs, ", "), ip.Spec.PodName,
+			ip.Spec.NodeName, why))
 	return reconcile.Result{}, nil
 }
 
@@ -244,7 +254,8 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (
 
 // unwanted returns why addresses are no longer wanted. If that is empty they may be, and retry is when to ask again. It
 // asks the API server, not the cache.
-func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (why string, retry time.Duration, err error) {
+func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled,
+	whenDeleted bool) (why string, retry time.Duration, err error) {
 	w := ip.Spec.Workload
 	wants, err := r.workloads.WantsLive(ctx, ip.Namespace, *w, ip.Spec.PodName)
 	switch {
@@ -254,11 +265,13 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 		}
 		// Orphans may be adopted, with their addresses.
 		var siblings stayputv1alpha1.RetainedIPList
-		if err := r.client.List(ctx, &siblings, client.InNamespace(ip.Namespace), client.MatchingFields{retainedByWorkload: w.UID}, client.UnsafeDisableDeepCopy); err != nil {
+		if err := r.client.List(ctx, &siblings, client.InNamespace(ip.Namespace),
+			client.MatchingFields{retainedByWorkload: w.UID}, client.UnsafeDisableDeepCopy); err != nil {
 			return "", 0, err
 		}
 		for i := range siblings.Items {
-			err := r.client.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: siblings.Items[i].Spec.PodName}, &corev1.Pod{})
+			err := r.client.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: siblings.Items[i].Spec.PodName},
+				&corev1.Pod{})
 			if !apierrors.IsNotFound(err) {
 				return "", recheckLeft, err
 			}
@@ -273,13 +286,15 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 }
 
 // apply writes the two fields of a RetainedIP that the controller owns.
-func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w stayputv1alpha1.WorkloadReference, release bool) error {
+func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w stayputv1alpha1.WorkloadReference,
+	release bool) error {
 	spec := retainedipac.RetainedIPSpec().WithWorkload(retainedipac.WorkloadReference().
 		WithAPIVersion(w.APIVersion).WithKind(w.Kind).WithName(w.Name).WithUID(w.UID))
 	if release {
 		spec.WithRelease(true)
 	}
-	err := r.client.Apply(ctx, retainedipac.RetainedIP(ip.Name, ip.Namespace).WithUID(ip.UID).WithResourceVersion(ip.ResourceVersion).WithSpec(spec),
+	err := r.client.Apply(ctx,
+		retainedipac.RetainedIP(ip.Name, ip.Namespace).WithUID(ip.UID).WithResourceVersion(ip.ResourceVersion).WithSpec(spec),
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return fmt.Errorf("applying RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)

@@ -63,11 +63,13 @@ func testReleaser(t *testing.T, c client.WithWatch, other serving) (*releaser, *
 	t.Helper()
 	d := &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}}
 	if other == forbidden {
-		d.Resources = []*metav1.APIResourceList{{GroupVersion: "apps.kruise.io/v1beta1", APIResources: []metav1.APIResource{{Name: "statefulsets", Kind: "StatefulSet"}}}}
+		d.Resources = []*metav1.APIResourceList{{GroupVersion: "apps.kruise.io/v1beta1",
+			APIResources: []metav1.APIResource{{Name: "statefulsets", Kind: "StatefulSet"}}}}
 	}
-	denied := interceptor.NewClient(c, interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
-		return nil // an access review that allows nothing
-	}})
+	denied := interceptor.NewClient(c,
+		interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+			return nil // an access review that allows nothing
+		}})
 	w := cluster.Over(fakeCache{Reader: c}, c, denied, d)
 	if other != unknown {
 		w.LookUp(t.Context())
@@ -97,16 +99,19 @@ func released(t *testing.T, r *releaser, key types.NamespacedName) *stayputv1alp
 func owned(whenScaled string) *stayputv1alpha1.RetainedIP {
 	return &stayputv1alpha1.RetainedIP{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0.node-1", UID: "ip"},
-		Spec: stayputv1alpha1.RetainedIPSpec{NodeName: "node-1", PodName: "web-0", Retention: stayputv1alpha1.RetentionWhileOwned,
+		Spec: stayputv1alpha1.RetainedIPSpec{NodeName: "node-1", PodName: "web-0",
+			Retention:  stayputv1alpha1.RetentionWhileOwned,
 			WhenScaled: whenScaled, WhenDeleted: stayputv1alpha1.PolicyRelease},
-		Status: stayputv1alpha1.RetainedIPStatus{Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"192.0.2.7"}, Expires: stayputv1alpha1.ExpiresNever},
+		Status: stayputv1alpha1.RetainedIPStatus{Phase: stayputv1alpha1.PhaseRetained, IPs: []string{"192.0.2.7"},
+			Expires: stayputv1alpha1.ExpiresNever},
 	}
 }
 
 func statefulSetOf(name string, replicas int32, annotations map[string]string) *appsv1.StatefulSet {
 	return &appsv1.StatefulSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("of-" + name)},
-		Spec:       appsv1.StatefulSetSpec{Replicas: &replicas, Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}}},
+		Spec: appsv1.StatefulSetSpec{Replicas: &replicas,
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}}},
 	}
 }
 
@@ -117,7 +122,8 @@ func TestAnAddressPublishedAgainIsReleasedWithItsWorkload(t *testing.T) {
 	c := fakeAPI(t, ip, set)
 	r, said := testReleaser(t, c, nothing)
 	key := client.ObjectKeyFromObject(ip)
-	if got := released(t, r, key); got.Spec.Release || got.Spec.Workload == nil || got.Spec.Workload.UID != "of-web" || got.Spec.Workload.Kind != "StatefulSet" {
+	if got := released(t, r, key); got.Spec.Release || got.Spec.Workload == nil || got.Spec.Workload.UID != "of-web" ||
+		got.Spec.Workload.Kind != "StatefulSet" {
 		t.Fatalf("of a workload that is scaled to zero: %+v, %+v", got.Spec, got.Spec.Workload)
 	}
 	if err := c.Delete(t.Context(), set); err != nil {
@@ -126,7 +132,8 @@ func TestAnAddressPublishedAgainIsReleasedWithItsWorkload(t *testing.T) {
 	if got := released(t, r, key); !got.Spec.Release {
 		t.Errorf("its workload is deleted: %+v", got.Spec)
 	}
-	if note := <-said.Events; !strings.Contains(note, home.ReasonReleased) || !strings.Contains(note, "192.0.2.7") || !strings.Contains(note, "StatefulSet web is deleted") {
+	if note := <-said.Events; !strings.Contains(note, home.ReasonReleased) || !strings.Contains(note, "192.0.2.7") ||
+		!strings.Contains(note, "StatefulSet web is deleted") {
 		t.Errorf("said %q", note)
 	}
 }
@@ -141,18 +148,24 @@ func TestAnAddressOfAnUnknownWorkloadStays(t *testing.T) {
 		set   *appsv1.StatefulSet
 		other serving
 	}{
-		"no workload has its name":                  {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("other", 0, whileOwned), nothing},
-		"the workload of its name asks for nothing": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, nil), nothing},
+		"no workload has its name": {owned(stayputv1alpha1.PolicyRelease),
+			statefulSetOf("other", 0, whileOwned), nothing},
+		"the workload of its name asks for nothing": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, nil),
+			nothing},
 		"that of a shared identity": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, map[string]string{
-			stayputv1alpha1.AnnotationRetainIP: stayputv1alpha1.RetentionWhileOwned, stayputv1alpha1.AnnotationIdentity: "x"}), nothing},
-		"an identity that is shared":            {shared, statefulSetOf("web", 0, whileOwned), nothing},
-		"a name without an ordinal":             {unnumbered, statefulSetOf("web", 0, whileOwned), nothing},
-		"another kind may have one of its name": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned), unknown},
-		"another kind must not be looked at":    {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned), forbidden},
+			stayputv1alpha1.AnnotationRetainIP: stayputv1alpha1.RetentionWhileOwned, stayputv1alpha1.AnnotationIdentity: "x"}),
+			nothing},
+		"an identity that is shared": {shared, statefulSetOf("web", 0, whileOwned), nothing},
+		"a name without an ordinal":  {unnumbered, statefulSetOf("web", 0, whileOwned), nothing},
+		"another kind may have one of its name": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned),
+			unknown},
+		"another kind must not be looked at": {owned(stayputv1alpha1.PolicyRelease), statefulSetOf("web", 0, whileOwned),
+			forbidden},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, said := testReleaser(t, fakeAPI(t, c.ip, c.set), c.other)
-			if got := released(t, r, client.ObjectKeyFromObject(c.ip)); got.Spec.Workload != nil || got.Spec.Release || len(said.Events) > 0 {
+			if got := released(t, r, client.ObjectKeyFromObject(c.ip)); got.Spec.Workload != nil || got.Spec.Release ||
+				len(said.Events) > 0 {
 				t.Errorf("it is now of %+v, released %v, and %d events", got.Spec.Workload, got.Spec.Release, len(said.Events))
 			}
 		})

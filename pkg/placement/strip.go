@@ -20,7 +20,8 @@ func stripPod(o any) (any, error) {
 		spec.NodeSelector, spec.Tolerations = pod.Spec.NodeSelector, pod.Spec.Tolerations
 	}
 	pod.Spec = spec
-	status := corev1.PodStatus{Phase: pod.Status.Phase, PodIP: pod.Status.PodIP, Reason: pod.Status.Reason, StartTime: pod.Status.StartTime}
+	status := corev1.PodStatus{Phase: pod.Status.Phase, PodIP: pod.Status.PodIP, Reason: pod.Status.Reason,
+		StartTime: pod.Status.StartTime}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
 			status.Conditions = append(status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status, Reason: c.Reason})

@@ -56,7 +56,8 @@ func (n *Nodes) Node(name string) *corev1.Node {
 func (n *Nodes) Labelled(want map[string]string) []*corev1.Node {
 	var list corev1.NodeList
 	for key := range want { // any one of them goes by the index
-		n.fail(n.client.List(n.ctx, &list, client.MatchingFields{nodesByLabel: NodeLabel(key, want)}, client.MatchingLabels(want), client.UnsafeDisableDeepCopy))
+		n.fail(n.client.List(n.ctx, &list, client.MatchingFields{nodesByLabel: NodeLabel(key, want)},
+			client.MatchingLabels(want), client.UnsafeDisableDeepCopy))
 		break
 	}
 	all := make([]*corev1.Node, len(list.Items))

@@ -75,7 +75,8 @@ type Kind struct {
 
 var (
 	statefulSets         = Kind{GVK: appsv1.SchemeGroupVersion.WithKind("StatefulSet")}
-	advancedStatefulSets = Kind{GVK: schema.GroupVersionKind{Group: "apps.kruise.io", Version: "v1beta1", Kind: "StatefulSet"}}
+	advancedStatefulSets = Kind{GVK: schema.GroupVersionKind{Group: "apps.kruise.io", Version: "v1beta1",
+		Kind: "StatefulSet"}}
 )
 
 // object returns an empty object of the type under which the cache has the kind.
@@ -114,8 +115,8 @@ func (k Kind) RefOf(o client.Object) home.Ref {
 	return home.Ref{Group: k.GVK.Group, Kind: k.GVK.Kind, Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// Workloads are the workloads of all kinds whose pods keep their names. Kinds other than StatefulSet come and go with their
-// CRD and with the controller's permissions, which are looked up every [LookupEvery].
+// Workloads are the workloads of all kinds whose pods keep their names. Kinds other than StatefulSet come and go with
+// their CRD and with the controller's permissions, which are looked up every [LookupEvery].
 //
 // Its methods are safe for concurrent use.
 type Workloads struct {
@@ -145,8 +146,8 @@ type scale struct {
 	replicas int32
 }
 
-// LookupEvery is how often the API server is asked what it serves, lookupWithin how long anything that depends on a third
-// party's kind may take.
+// LookupEvery is how often the API server is asked what it serves, lookupWithin how long anything that depends on a
+// third party's kind may take.
 const (
 	LookupEvery  = 15 * time.Second
 	lookupWithin = 10 * time.Second
@@ -164,7 +165,8 @@ func NewWorkloads(mgr ctrl.Manager, custom []schema.GroupVersionKind) (*Workload
 
 // Over returns the workloads that these show. live reads past the cache. Kinds other than StatefulSet are unknown until
 // [Workloads.LookUp].
-func Over(c cache.Cache, live client.Reader, cl client.Client, d discovery.DiscoveryInterface, custom ...schema.GroupVersionKind) *Workloads {
+func Over(c cache.Cache, live client.Reader, cl client.Client, d discovery.DiscoveryInterface,
+	custom ...schema.GroupVersionKind) *Workloads {
 	t := &Workloads{
 		cache: c, live: live, client: cl, discovery: d, every: LookupEvery,
 		kinds: map[schema.GroupKind]*kindState{}, scales: map[home.Ref]scale{},
@@ -224,7 +226,8 @@ func (t *Workloads) LookUp(ctx context.Context) {
 			}
 		}
 		if changed {
-			log.FromContext(ctx).Info("Kind of workload changed", "kind", k.GVK.String(), "readable", problem == nil, "reason", fmt.Sprint(problem))
+			log.FromContext(ctx).Info("Kind of workload changed", "kind", k.GVK.String(), "readable", problem == nil, "reason",
+				fmt.Sprint(problem))
 			for _, changed := range subscribers {
 				changed(k.GVK.GroupKind())
 			}
@@ -443,7 +446,8 @@ func (t *Workloads) scaleOf(ctx context.Context, k Kind, ref home.Ref, o client.
 // WantsLive asks the API server, past the cache, whether a workload wants a pod of this name. A workload of the
 // same name that came after another UID counts: the pod's name, and so its identity, is wanted. Of kinds whose
 // pods do not keep their names it is known only whether the workload exists.
-func (t *Workloads) WantsLive(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference, pod string) (bool, error) {
+func (t *Workloads) WantsLive(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference,
+	pod string) (bool, error) {
 	gv, err := schema.ParseGroupVersion(of.APIVersion)
 	if err != nil {
 		return false, fmt.Errorf("workload %s %s/%s: %w", of.Kind, namespace, of.Name, err)
@@ -515,11 +519,13 @@ func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayput
 	if err != nil || !home.Annotated(asks) || asks[stayputv1alpha1.AnnotationIdentity] != "" {
 		return nil, nil // its pods ask for nothing, so that it is not theirs, or it has no template
 	}
-	return &stayputv1alpha1.WorkloadReference{APIVersion: o.GetAPIVersion(), Kind: o.GetKind(), Name: stem, UID: string(o.GetUID())}, nil
+	return &stayputv1alpha1.WorkloadReference{APIVersion: o.GetAPIVersion(), Kind: o.GetKind(), Name: stem,
+		UID: string(o.GetUID())}, nil
 }
 
 // WatchWorkloads enqueues every workload that can be read when it comes, goes or changes.
-func WatchWorkloads[request comparable](t *Workloads, c controller.TypedController[request], requests func(context.Context, home.Ref) []request) error {
+func WatchWorkloads[request comparable](t *Workloads, c controller.TypedController[request],
+	requests func(context.Context, home.Ref) []request) error {
 	return t.each(func(k Kind) error {
 		return c.Watch(source.TypedKind(t.cache, k.object(), handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, o client.Object) []request { return requests(ctx, k.RefOf(o)) }), workloadMoved))
@@ -527,8 +533,10 @@ func WatchWorkloads[request comparable](t *Workloads, c controller.TypedControll
 }
 
 // WatchKinds enqueues these requests when a kind becomes readable or ceases to be.
-func WatchKinds[request comparable](t *Workloads, c controller.TypedController[request], all func(context.Context, schema.GroupKind) []request) error {
-	return c.Watch(source.TypedFunc[request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
+func WatchKinds[request comparable](t *Workloads, c controller.TypedController[request],
+	all func(context.Context, schema.GroupKind) []request) error {
+	return c.Watch(source.TypedFunc[request](func(ctx context.Context,
+		queue workqueue.TypedRateLimitingInterface[request]) error {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.subscribers = append(t.subscribers, func(gk schema.GroupKind) {

@@ -11,7 +11,8 @@ import (
 
 func TestAnObjectOfAKindThatIsNotServedIsNotAbsent(t *testing.T) {
 	gone := apierrors.NewNotFound(schema.GroupResource{Group: "apps", Resource: "statefulsets"}, "web")
-	notServed := apierrors.NewGenericServerResponse(404, "get", schema.GroupResource{Group: "apps.kruise.io", Resource: "statefulsets"}, "web", "404 page not found", 0, true)
+	notServed := apierrors.NewGenericServerResponse(404, "get",
+		schema.GroupResource{Group: "apps.kruise.io", Resource: "statefulsets"}, "web", "404 page not found", 0, true)
 	if !apierrors.IsNotFound(notServed) {
 		t.Fatal("the test is wrong: both are a 404")
 	}

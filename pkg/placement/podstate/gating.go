@@ -58,14 +58,17 @@ type said struct {
 }
 
 func (g *gating) setUp(mgr ctrl.Manager) error {
-	c, err := controller.NewTyped("gating", mgr, controller.TypedOptions[string]{Reconciler: g, MaxConcurrentReconciles: 4})
+	c, err := controller.NewTyped("gating", mgr,
+		controller.TypedOptions[string]{Reconciler: g, MaxConcurrentReconciles: 4})
 	if err != nil {
 		return err
 	}
 	namespaceOf := func(s *kruisev1alpha1.PersistentPodState) string { return s.Namespace }
 	return errors.Join(
-		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(
-			func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []string { return []string{s.Namespace} }), stateSpecMoved)),
+		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{},
+			handler.TypedEnqueueRequestsFromMapFunc(
+				func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []string { return []string{s.Namespace} }),
+			stateSpecMoved)),
 		watchKruise(g.kruise, c, func(ctx context.Context) []string { return everyState(ctx, g.client, namespaceOf) }),
 	)
 }
@@ -103,8 +106,8 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 	return reconcile.Result{RequeueAfter: gateEvery}, nil
 }
 
-// gateLines names the workloads whose pods are gated because of their PersistentPodStates; empty: none. The policy leaves
-// annotated pods alone, which are gated anyway.
+// gateLines names the workloads whose pods are gated because of their PersistentPodStates; empty: none. The policy
+// leaves annotated pods alone, which are gated anyway.
 func gateLines(all []kruisev1alpha1.PersistentPodState) string {
 	names := map[string]struct{}{}
 	for i := range all {
@@ -152,7 +155,8 @@ func (g *gating) say(ctx context.Context, namespace, lines string) error {
 		}
 		return nil
 	}
-	err := g.client.Apply(ctx, corev1ac.ConfigMap(gate.Workloads, namespace).WithData(map[string]string{gatedWorkloadsKey: lines}),
+	err := g.client.Apply(ctx,
+		corev1ac.ConfigMap(gate.Workloads, namespace).WithData(map[string]string{gatedWorkloadsKey: lines}),
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return fmt.Errorf("applying ConfigMap %s/%s: %w", namespace, gate.Workloads, err)

@@ -17,7 +17,8 @@ func TestPodsAreGatedThatAPersistentPodStateIsFor(t *testing.T) {
 		of("a", "apps/v1", "StatefulSet", "web"), of("b", "apps/v1", "StatefulSet", "web"), // in conflict: one line
 		of("d", "apps.kruise.io/v1beta1", "StatefulSet", "web"), of("e", "example.com/v1", "Game", "g"),
 	}
-	if lines, want := gateLines(all), "\nGame.example.com.g\nStatefulSet.apps.kruise.io.web\nStatefulSet.apps.web\n"; lines != want {
+	if lines, want := gateLines(all),
+		"\nGame.example.com.g\nStatefulSet.apps.kruise.io.web\nStatefulSet.apps.web\n"; lines != want {
 		t.Errorf("the lines are %q, want %q", lines, want)
 	}
 	if lines := gateLines(nil); lines != "" {

@@ -48,15 +48,17 @@ type wish struct {
 	required, preferred, annotations []string
 }
 
-// wishOf reads the annotations of a workload. wanted is false if they ask for nothing. If they are not valid, problem says
-// why, and the wish is void.
+// wishOf reads the annotations of a workload. wanted is false if they ask for nothing. If they are not valid, problem
+// says why, and the wish is void.
 func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding) {
 	switch value := annotations[kruisev1alpha1.AnnotationAutoGenerate]; value {
 	case "", "false":
 		return w, false, problem
 	case "true":
 	default:
-		return w, true, finding{home.ReasonInvalidAnnotation, fmt.Sprintf("annotation %s: %q is not valid: expected \"true\" or \"false\"", kruisev1alpha1.AnnotationAutoGenerate, value)}
+		return w, true, finding{home.ReasonInvalidAnnotation,
+			fmt.Sprintf("annotation %s: %q is not valid: expected \"true\" or \"false\"", kruisev1alpha1.AnnotationAutoGenerate,
+				value)}
 	}
 	for _, list := range []struct {
 		name string
@@ -72,7 +74,8 @@ func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding
 			}
 			// Annotation keys may have capitals: see apimachinery's ValidateAnnotations.
 			if wrong := validation.IsQualifiedName(strings.ToLower(key)); len(wrong) > 0 {
-				return w, true, finding{home.ReasonInvalidAnnotation, fmt.Sprintf("annotation %s: %q is not a valid key: %s", list.name, key, wrong[0])}
+				return w, true, finding{home.ReasonInvalidAnnotation,
+					fmt.Sprintf("annotation %s: %q is not a valid key: %s", list.name, key, wrong[0])}
 			}
 			*list.keys = append(*list.keys, key)
 		}
@@ -80,7 +83,8 @@ func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding
 	if len(w.required)+len(w.preferred) == 0 {
 		problem = finding{reasonTopologyMissing, fmt.Sprintf(
 			"annotation %s is \"true\", but neither %s nor %s names a node label such as kubernetes.io/hostname, so pods have nothing to come back to",
-			kruisev1alpha1.AnnotationAutoGenerate, kruisev1alpha1.AnnotationRequiredTopology, kruisev1alpha1.AnnotationPreferredTopology)}
+			kruisev1alpha1.AnnotationAutoGenerate, kruisev1alpha1.AnnotationRequiredTopology,
+			kruisev1alpha1.AnnotationPreferredTopology)}
 	}
 	return w, true, problem
 }
@@ -100,7 +104,8 @@ func (w wish) in(spec *kruisev1alpha1.PersistentPodStateSpec) bool {
 	for _, a := range spec.PersistentPodAnnotations {
 		is.annotations = append(is.annotations, a.Key)
 	}
-	return slices.Equal(is.required, w.required) && slices.Equal(is.preferred, w.preferred) && slices.Equal(is.annotations, w.annotations)
+	return slices.Equal(is.required, w.required) && slices.Equal(is.preferred, w.preferred) &&
+		slices.Equal(is.annotations, w.annotations)
 }
 
 // spec returns the wish as an apply configuration.
@@ -128,9 +133,10 @@ type plan struct {
 	problem finding
 }
 
-// planFor decides about the generated object of a workload that exists. named is the object with the workload's name, if
-// any; all are those for it. What people made is left alone and keeps anything from being generated.
-func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState, all []*kruisev1alpha1.PersistentPodState) plan {
+// planFor decides about the generated object of a workload that exists. named is the object with the workload's name,
+// if any; all are those for it. What people made is left alone and keeps anything from being generated.
+func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState,
+	all []*kruisev1alpha1.PersistentPodState) plan {
 	asked, wanted, problem := wishOf(w.Annotations)
 	ours := named != nil && generated(named) && home.TargetOf(named) == w.Ref
 	switch {
@@ -148,7 +154,8 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState, all []*
 		return plan{} // it says the same already: OpenKruise may have generated it
 	case named != nil:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
-			"PersistentPodState %s exists and was not generated for this workload: it stays as it is, and none is generated", named.Name)}}
+			"PersistentPodState %s exists and was not generated for this workload: it stays as it is, and none is generated",
+			named.Name)}}
 	case len(all) > 0:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
 			"PersistentPodState %s is already for this workload: none is generated", all[0].Name)}}
@@ -156,8 +163,8 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState, all []*
 	return plan{apply: &asked}
 }
 
-// generating creates, changes and deletes the PersistentPodStates that workloads ask for by annotation. They are known by
-// label and have no owner, so that they outlive a workload that is deleted without its pods and created again.
+// generating creates, changes and deletes the PersistentPodStates that workloads ask for by annotation. They are known
+// by label and have no owner, so that they outlive a workload that is deleted without its pods and created again.
 type generating struct {
 	client    client.Client
 	live      client.Reader
@@ -169,16 +176,19 @@ type generating struct {
 }
 
 func (g *generating) setUp(mgr ctrl.Manager) error {
-	c, err := controller.NewTyped("generating", mgr, controller.TypedOptions[home.Ref]{Reconciler: g, MaxConcurrentReconciles: 4})
+	c, err := controller.NewTyped("generating", mgr,
+		controller.TypedOptions[home.Ref]{Reconciler: g, MaxConcurrentReconciles: 4})
 	if err != nil {
 		return err
 	}
 	return errors.Join(
 		cluster.WatchWorkloads(g.workloads, c, func(_ context.Context, ref home.Ref) []home.Ref { return []home.Ref{ref} }),
-		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(g.concerned), stateSpecMoved)),
+		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{},
+			handler.TypedEnqueueRequestsFromMapFunc(g.concerned), stateSpecMoved)),
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, pod *corev1.Pod) []home.Ref { return targetsOfPod(ctx, g.client, pod) }), podGone)),
-		cluster.WatchKinds(g.workloads, c, func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, g.client, gk) }),
+		cluster.WatchKinds(g.workloads, c,
+			func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, g.client, gk) }),
 		watchKruise(g.kruise, c, g.everything),
 	)
 }
@@ -234,7 +244,8 @@ func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Res
 	}
 	w, err := g.workloads.Cached(ctx, ref)
 	switch {
-	case errors.Is(err, cluster.ErrNotTarget), errors.Is(err, cluster.ErrNotServed), errors.Is(err, cluster.ErrUnknown), errors.As(err, new(*cluster.PermissionError)):
+	case errors.Is(err, cluster.ErrNotTarget), errors.Is(err, cluster.ErrNotServed), errors.Is(err, cluster.ErrUnknown),
+		errors.As(err, new(*cluster.PermissionError)):
 		return reconcile.Result{}, nil // recording says so on the object; watchKinds brings it back here
 	case err != nil:
 		return reconcile.Result{}, err
@@ -257,7 +268,8 @@ func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Res
 }
 
 // named returns the object with a workload's name, or nil. It may be the cache's own and must not be changed.
-func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref) (*kruisev1alpha1.PersistentPodState, error) {
+func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref) (*kruisev1alpha1.PersistentPodState,
+	error) {
 	s := &kruisev1alpha1.PersistentPodState{}
 	if err := from.Get(ctx, ref.Key(), s, client.UnsafeDisableDeepCopy); err != nil {
 		if cluster.Absent(err) {
@@ -269,7 +281,8 @@ func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref
 }
 
 // end deletes the generated object of a workload that is gone with all its pods.
-func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
+func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result,
+	error) {
 	i := slices.IndexFunc(all, generated)
 	if i < 0 {
 		return reconcile.Result{}, nil
@@ -295,7 +308,8 @@ func (g *generating) delete(ctx context.Context, s *kruisev1alpha1.PersistentPod
 }
 
 // apply creates the generated object or changes it to what is wished.
-func (g *generating) apply(ctx context.Context, w *home.Workload, is *kruisev1alpha1.PersistentPodState, wished wish) error {
+func (g *generating) apply(ctx context.Context, w *home.Workload, is *kruisev1alpha1.PersistentPodState,
+	wished wish) error {
 	object := kruiseac.PersistentPodState(w.Ref.Name, w.Ref.Namespace).
 		WithLabels(map[string]string{stayputv1alpha1.LabelGenerated: "true"}).WithSpec(wished.spec(w))
 	options := []client.ApplyOption{client.FieldOwner(stayputv1alpha1.ControllerFieldManager)}

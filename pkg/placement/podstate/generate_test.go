@@ -20,20 +20,24 @@ func TestAnnotationsOfAWorkloadAreReadForgivingly(t *testing.T) {
 		wanted      bool
 		problem     string
 	}{
-		"nothing":             {nil, wish{}, false, ""},
-		"false":               {map[string]string{auto: "false", required: "a"}, wish{}, false, ""},
-		"neither":             {map[string]string{auto: "yes", required: "a"}, wish{}, true, home.ReasonInvalidAnnotation},
-		"required":            {map[string]string{auto: "true", required: "a"}, wish{required: []string{"a"}}, true, ""},
-		"blanks, none, twice": {map[string]string{auto: "true", preferred: " a, b ,,a,"}, wish{preferred: []string{"a", "b"}}, true, ""},
+		"nothing":  {nil, wish{}, false, ""},
+		"false":    {map[string]string{auto: "false", required: "a"}, wish{}, false, ""},
+		"neither":  {map[string]string{auto: "yes", required: "a"}, wish{}, true, home.ReasonInvalidAnnotation},
+		"required": {map[string]string{auto: "true", required: "a"}, wish{required: []string{"a"}}, true, ""},
+		"blanks, none, twice": {map[string]string{auto: "true", preferred: " a, b ,,a,"}, wish{preferred: []string{"a", "b"}},
+			true, ""},
 		"all": {map[string]string{auto: "true", required: "x.io/a", preferred: "b", notes: "X.io/N, m"},
 			wish{required: []string{"x.io/a"}, preferred: []string{"b"}, annotations: []string{"X.io/N", "m"}}, true, ""},
-		"no topology":       {map[string]string{auto: "true", notes: "n"}, wish{annotations: []string{"n"}}, true, reasonTopologyMissing},
-		"only blanks":       {map[string]string{auto: "true", required: " , "}, wish{}, true, reasonTopologyMissing},
-		"not a key":         {map[string]string{auto: "true", required: "a b"}, wish{}, true, home.ReasonInvalidAnnotation},
-		"not an annotation": {map[string]string{auto: "true", required: "a", notes: "/x"}, wish{required: []string{"a"}}, true, home.ReasonInvalidAnnotation},
+		"no topology": {map[string]string{auto: "true", notes: "n"}, wish{annotations: []string{"n"}}, true,
+			reasonTopologyMissing},
+		"only blanks": {map[string]string{auto: "true", required: " , "}, wish{}, true, reasonTopologyMissing},
+		"not a key":   {map[string]string{auto: "true", required: "a b"}, wish{}, true, home.ReasonInvalidAnnotation},
+		"not an annotation": {map[string]string{auto: "true", required: "a", notes: "/x"}, wish{required: []string{"a"}},
+			true, home.ReasonInvalidAnnotation},
 	} {
 		got, wanted, problem := wishOf(c.annotations)
-		if !reflect.DeepEqual(got, c.want) || wanted != c.wanted || problem.reason != c.problem || (problem.message == "") != (c.problem == "") {
+		if !reflect.DeepEqual(got, c.want) || wanted != c.wanted || problem.reason != c.problem ||
+			(problem.message == "") != (c.problem == "") {
 			t.Errorf("%s: %+v, %v, %v, want %+v, %v, %s", name, got, wanted, problem, c.want, c.wanted, c.problem)
 		}
 	}
@@ -60,20 +64,21 @@ func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
 		apply, delete bool
 		problem       string
 	}{
-		"asked for":                           {asked(""), nil, nil, true, false, ""},
-		"there already":                       {asked(""), &ours, objects{&ours}, false, false, ""},
-		"there, and says something else":      {asked(zone), &ours, objects{&ours}, true, false, ""},
-		"there, with a second one by hand":    {asked(zone), &ours, objects{&handOther, &ours}, true, false, ""},
-		"not asked for":                       {web(1), nil, nil, false, false, ""},
-		"not asked for any more":              {web(1), &ours, objects{&ours}, false, true, ""},
-		"not asked for, by hand":              {web(1), &hand, objects{&hand}, false, false, ""},
-		"not asked for, another kind's":       {web(1), &oursOther, nil, false, false, ""},
-		"by hand under its name":              {asked(zone), &hand, objects{&hand}, false, false, reasonNotGenerated},
-		"by hand, saying the same":            {asked(""), &hand, objects{&hand}, false, false, ""},
-		"by hand under another name":          {asked(""), nil, objects{&handOther}, false, false, reasonNotGenerated},
-		"another kind's under its name":       {asked(""), &oursOther, nil, false, false, reasonNotGenerated},
-		"asked for wrongly":                   {asked("no key"), nil, nil, false, false, home.ReasonInvalidAnnotation},
-		"asked for wrongly, it is left alone": {asked("no key"), &ours, objects{&ours}, false, false, home.ReasonInvalidAnnotation},
+		"asked for":                        {asked(""), nil, nil, true, false, ""},
+		"there already":                    {asked(""), &ours, objects{&ours}, false, false, ""},
+		"there, and says something else":   {asked(zone), &ours, objects{&ours}, true, false, ""},
+		"there, with a second one by hand": {asked(zone), &ours, objects{&handOther, &ours}, true, false, ""},
+		"not asked for":                    {web(1), nil, nil, false, false, ""},
+		"not asked for any more":           {web(1), &ours, objects{&ours}, false, true, ""},
+		"not asked for, by hand":           {web(1), &hand, objects{&hand}, false, false, ""},
+		"not asked for, another kind's":    {web(1), &oursOther, nil, false, false, ""},
+		"by hand under its name":           {asked(zone), &hand, objects{&hand}, false, false, reasonNotGenerated},
+		"by hand, saying the same":         {asked(""), &hand, objects{&hand}, false, false, ""},
+		"by hand under another name":       {asked(""), nil, objects{&handOther}, false, false, reasonNotGenerated},
+		"another kind's under its name":    {asked(""), &oursOther, nil, false, false, reasonNotGenerated},
+		"asked for wrongly":                {asked("no key"), nil, nil, false, false, home.ReasonInvalidAnnotation},
+		"asked for wrongly, it is left alone": {asked("no key"), &ours, objects{&ours}, false, false,
+			home.ReasonInvalidAnnotation},
 	} {
 		p := planFor(c.w, c.named, c.all)
 		if (p.apply != nil) != c.apply || (p.delete != nil) != c.delete || p.problem.reason != c.problem {

@@ -38,7 +38,8 @@ func TestPersistentPodStatesAreCountedByWhatIsWrongWithThem(t *testing.T) {
 	leads := false
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(newStateMetrics(&stateCache{all: []kruisev1alpha1.PersistentPodState{
-		troubled(), troubled(conditionRecorded), troubled(conditionDegraded), troubled(conditionConflict), troubled(conditionConflict, conditionDegraded),
+		troubled(), troubled(conditionRecorded), troubled(conditionDegraded), troubled(conditionConflict),
+		troubled(conditionConflict, conditionDegraded),
 	}}, func() bool { return leads }))
 	if n, err := testutil.GatherAndCount(r); err != nil || n > 0 {
 		t.Errorf("one that does not lead exports %d, %v", n, err)

@@ -45,7 +45,8 @@ func newOpenKruise(mgr ctrl.Manager) (*openKruise, error) {
 		return nil, err
 	}
 	k := &openKruise{client: mgr.GetClient(), informer: metadatainformer.NewFilteredMetadataInformer(c,
-		admissionregistrationv1.SchemeGroupVersion.WithResource("mutatingwebhookconfigurations"), "", 0, toolscache.Indexers{},
+		admissionregistrationv1.SchemeGroupVersion.WithResource("mutatingwebhookconfigurations"), "", 0,
+		toolscache.Indexers{},
 		func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, home.KruiseWebhooks).String()
 		},
@@ -86,11 +87,11 @@ func (k *openKruise) runs() (bool, error) {
 	return len(k.informer.GetStore().ListKeys()) > 0, nil
 }
 
-// Reconcile deletes the binding of the policy about unique targets once OpenKruise runs. Restoring it would take the right
-// to create admission policies.
+// Reconcile deletes the binding of the policy about unique targets once OpenKruise runs. Restoring it would take the
+// right to create admission policies.
 //
-// The binding of the policy that gates recorded pods stays. Without a ConfigMap (gating.go) it does nothing, and once an
-// API server has seen the last binding with its parameter kind go, it never again reads such parameters
+// The binding of the policy that gates recorded pods stays. Without a ConfigMap (gating.go) it does nothing, and once
+// an API server has seen the last binding with its parameter kind go, it never again reads such parameters
 // (kubernetes/kubernetes#130887).
 func (k *openKruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Result, error) {
 	runs, err := k.runs()
@@ -110,14 +111,17 @@ func (k *openKruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Resul
 }
 
 // watchKruise enqueues these requests when OpenKruise comes or goes.
-func watchKruise[request comparable](k *openKruise, c controller.TypedController[request], all func(context.Context) []request) error {
-	return c.Watch(source.TypedFunc[request](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[request]) error {
+func watchKruise[request comparable](k *openKruise, c controller.TypedController[request],
+	all func(context.Context) []request) error {
+	return c.Watch(source.TypedFunc[request](func(ctx context.Context,
+		queue workqueue.TypedRateLimitingInterface[request]) error {
 		enqueue := func(any) {
 			for _, r := range all(ctx) {
 				queue.Add(r)
 			}
 		}
-		registration, err := k.informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: enqueue, DeleteFunc: enqueue})
+		registration, err := k.informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: enqueue,
+			DeleteFunc: enqueue})
 		if err != nil {
 			return err
 		}

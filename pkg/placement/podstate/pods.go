@@ -59,7 +59,8 @@ func orphanOf(pod metav1.Object) (string, bool) {
 // not be changed.
 func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]corev1.Pod, error) {
 	var list corev1.PodList
-	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{podsByOwner: indexKey(ref)}, client.UnsafeDisableDeepCopy)
+	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{podsByOwner: indexKey(ref)},
+		client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return nil, fmt.Errorf("listing the pods of %s: %w", ref, err)
 	}
@@ -73,7 +74,8 @@ func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error)
 		return true, err
 	}
 	var orphans corev1.PodList
-	err = from.List(ctx, &orphans, client.InNamespace(ref.Namespace), client.MatchingFields{podsOrphaned: ref.Name}, client.UnsafeDisableDeepCopy)
+	err = from.List(ctx, &orphans, client.InNamespace(ref.Namespace), client.MatchingFields{podsOrphaned: ref.Name},
+		client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return true, fmt.Errorf("listing the orphans of %s: %w", ref, err)
 	}
@@ -84,7 +86,8 @@ func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error)
 var podMoved = predicate.TypedFuncs[*corev1.Pod]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
 	was, is := e.ObjectOld, e.ObjectNew
 	return was.UID != is.UID || was.Spec.NodeName != is.Spec.NodeName || podReady(was) != podReady(is) ||
-		!home.SameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)) || !maps.Equal(was.Annotations, is.Annotations)
+		!home.SameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)) ||
+		!maps.Equal(was.Annotations, is.Annotations)
 }}
 
 // podReady reports whether a pod is Ready and not being deleted.

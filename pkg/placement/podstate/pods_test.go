@@ -12,8 +12,9 @@ func TestAnOrphanTellsTheNameOfItsWorkload(t *testing.T) {
 		pod  metav1.ObjectMeta
 		want string
 	}{
-		"orphan":        {metav1.ObjectMeta{Name: "my-web-3"}, "my-web"},
-		"owned":         {metav1.ObjectMeta{Name: "my-web-3", OwnerReferences: []metav1.OwnerReference{{Controller: &yes}}}, ""},
+		"orphan": {metav1.ObjectMeta{Name: "my-web-3"}, "my-web"},
+		"owned": {metav1.ObjectMeta{Name: "my-web-3", OwnerReferences: []metav1.OwnerReference{{Controller: &yes}}},
+			""},
 		"no ordinal":    {metav1.ObjectMeta{Name: "my-web"}, ""},
 		"only a number": {metav1.ObjectMeta{Name: "-3"}, ""},
 	} {

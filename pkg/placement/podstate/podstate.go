@@ -31,7 +31,8 @@ type Records struct {
 // Add registers the loops with a manager. If PersistentPodStates cannot be read, the result is nil and the manager ends
 // with an error as soon as they can. leads reports whether this replica leads, uninstalling whether stayput is being
 // uninstalled.
-func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool) (*Records, error) {
+func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool) (*Records,
+	error) {
 	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
 		return nil, err
 	} else if !ok {
@@ -47,7 +48,8 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	}
 	to := mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
 	generate := &generating{client: mgr.GetClient(), live: mgr.GetAPIReader(), workloads: w, kruise: k, events: to}
-	record := &recording{client: mgr.GetClient(), workloads: w, kruise: k, events: to, status: &statusWriter{client: mgr.GetClient(), now: time.Now}}
+	record := &recording{client: mgr.GetClient(), workloads: w, kruise: k, events: to,
+		status: &statusWriter{client: mgr.GetClient(), now: time.Now}}
 	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling}
 	return &Records{mgr.GetClient(), w, k}, errors.Join(
 		metrics.Registry.Register(newStateMetrics(mgr.GetClient(), leads)),
@@ -55,8 +57,8 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	)
 }
 
-// Of returns what is recorded of a pod; nil: nothing, as always while OpenKruise runs. An error means that it is not known.
-// The result is the cache's own and must not be changed.
+// Of returns what is recorded of a pod; nil: nothing, as always while OpenKruise runs. An error means that it is not
+// known. The result is the cache's own and must not be changed.
 func (r *Records) Of(ctx context.Context, pod *corev1.Pod) (*home.Record, error) {
 	if r == nil {
 		return nil, nil

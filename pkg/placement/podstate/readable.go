@@ -13,9 +13,9 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 )
 
-// The CRD of PersistentPodStates may be missing, since only those who use them need it, or be a newer one of OpenKruise,
-// which is read through a webhook that may not answer. The controller then starts without PersistentPodStates, as if
-// OpenKruise ran: annotated pods must not wait for that.
+// The CRD of PersistentPodStates may be missing, since only those who use them need it, or be a newer one of
+// OpenKruise, which is read through a webhook that may not answer. The controller then starts without
+// PersistentPodStates, as if OpenKruise ran: annotated pods must not wait for that.
 
 // errReadable ends a controller that started without.
 var errReadable = errors.New("PersistentPodStates can be read now")
@@ -34,7 +34,8 @@ func readable(ctx context.Context, live client.Reader) (bool, error) {
 	switch {
 	case err == nil:
 		return true, nil
-	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsInternalError(err) && strings.Contains(err.Error(), "conversion webhook"):
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsInternalError(err) &&
+		strings.Contains(err.Error(), "conversion webhook"):
 		return false, nil
 	}
 	return false, err

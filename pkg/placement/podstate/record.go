@@ -43,7 +43,8 @@ const nodePause = 2 * time.Second
 
 // recordPods returns what is recorded of a workload's pods, given what was. A pod is recorded on the node where it is
 // Ready. Until then, and when it is gone, its record stays for as long as the retention policy says.
-func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, was map[string]kruisev1alpha1.PodState, pods []corev1.Pod, nodes home.Nodes) verdict {
+func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, was map[string]kruisev1alpha1.PodState,
+	pods []corev1.Pod, nodes home.Nodes) verdict {
 	v := verdict{of: w, pods: &w.Replicas, states: make(map[string]kruisev1alpha1.PodState, len(was))}
 	topology, annotations := keysOf(spec)
 	there := make(map[string]bool, len(pods))
@@ -62,7 +63,8 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 			continue
 		}
 		v.states[pod.Name] = kruisev1alpha1.PodState{
-			NodeName: node.Name, NodeTopologyLabels: pick(node.Labels, topology), Annotations: pick(pod.Annotations, annotations),
+			NodeName: node.Name, NodeTopologyLabels: pick(node.Labels, topology),
+			Annotations: pick(pod.Annotations, annotations),
 		}
 		if from := was[pod.Name].NodeName; from != "" && from != node.Name {
 			v.moved = append(v.moved, move{pod, from})
@@ -72,7 +74,8 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 		if _, ok := v.states[name]; ok || !there[name] && !keepsRecord(spec, w, name, len(there)) {
 			continue
 		}
-		state.NodeTopologyLabels, state.Annotations = pick(state.NodeTopologyLabels, topology), pick(state.Annotations, annotations)
+		state.NodeTopologyLabels, state.Annotations = pick(state.NodeTopologyLabels, topology),
+			pick(state.Annotations, annotations)
 		v.states[name] = state
 	}
 	recorded := 0
@@ -88,7 +91,8 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 		for name, state := range v.states {
 			v.states[name] = kruisev1alpha1.PodState{NodeName: state.NodeName}
 		}
-		v.degraded = finding{reasonTooManyPods, fmt.Sprintf("from %d pods on only the name of each pod's node is recorded, because etcd holds no more: pods come back to the labels their node has then, without their annotations", tooManyPods)}
+		v.degraded = finding{reasonTooManyPods,
+			fmt.Sprintf("from %d pods on only the name of each pod's node is recorded, because etcd holds no more: pods come back to the labels their node has then, without their annotations", tooManyPods)}
 	}
 	return v
 }

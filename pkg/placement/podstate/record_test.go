@@ -27,7 +27,8 @@ const (
 var zonedNodes = hometest.Nodes{labelledNode("a", "east"), labelledNode("b", "west"), labelledNode("c", "")}
 
 func labelledNode(name, zoneOf string) *corev1.Node {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{hostname: "host-" + name, "other": "x"}}}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name,
+		Labels: map[string]string{hostname: "host-" + name, "other": "x"}}}
 	if zoneOf != "" {
 		n.Labels[zone] = zoneOf
 	}
@@ -42,9 +43,10 @@ func podOn(uid, name, node string, is bool) corev1.Pod {
 		status = corev1.ConditionTrue
 	}
 	return corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Annotations: map[string]string{"keep": "v-" + name, "drop": "x"}, OwnerReferences: []metav1.OwnerReference{
-			{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: types.UID(uid), Controller: &yes},
-		}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
+			Annotations: map[string]string{"keep": "v-" + name, "drop": "x"}, OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: types.UID(uid), Controller: &yes},
+			}},
 		Spec:   corev1.PodSpec{NodeName: node},
 		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}},
 	}
@@ -57,7 +59,8 @@ func terminating(pod corev1.Pod) corev1.Pod {
 
 func web(replicas int32) *home.Workload {
 	return &home.Workload{
-		Ref: home.Ref{Group: "apps", Kind: "StatefulSet", Namespace: "ns", Name: "web"}, APIVersion: "apps/v1", UID: "1", Replicas: replicas,
+		Ref: home.Ref{Group: "apps", Kind: "StatefulSet", Namespace: "ns", Name: "web"}, APIVersion: "apps/v1", UID: "1",
+		Replicas: replicas,
 	}
 }
 
@@ -78,7 +81,8 @@ func nodesOf(all map[string]kruisev1alpha1.PodState) map[string]string {
 }
 
 var byHostname = kruisev1alpha1.PersistentPodStateSpec{
-	PreferredPersistentTopology: []kruisev1alpha1.PreferredTopologyTerm{{Weight: 100, Preference: kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{hostname}}}},
+	PreferredPersistentTopology: []kruisev1alpha1.PreferredTopologyTerm{{Weight: 100,
+		Preference: kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{hostname}}}},
 }
 
 func TestARecordFollowsThePodWhereItIsReadyAndStaysMeanwhile(t *testing.T) {
@@ -93,26 +97,40 @@ func TestARecordFollowsThePodWhereItIsReadyAndStaysMeanwhile(t *testing.T) {
 		moved    []string
 		complete bool
 	}{
-		"Ready":               {byHostname, web(2), nil, []corev1.Pod{podOn("1", "web-0", "a", true), podOn("1", "web-1", "b", true)}, map[string]string{"web-0": "a", "web-1": "b"}, nil, true},
-		"never Ready":         {byHostname, web(1), nil, []corev1.Pod{podOn("1", "web-0", "a", false)}, nil, nil, false},
-		"not Ready any more":  {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("1", "web-0", "a", false)}, map[string]string{"web-0": "a"}, nil, true},
-		"not Ready elsewhere": {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("1", "web-0", "b", false)}, map[string]string{"web-0": "a"}, nil, true},
-		"Ready elsewhere":     {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("1", "web-0", "b", true)}, map[string]string{"web-0": "b"}, []string{"web-0 from a"}, true},
-		"terminating":         {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{terminating(podOn("1", "web-0", "b", true))}, map[string]string{"web-0": "a"}, nil, true},
-		"gone":                {byHostname, web(1), map[string]string{"web-0": "a"}, nil, map[string]string{"web-0": "a"}, nil, true},
-		"without a node":      {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("1", "web-0", "", false)}, map[string]string{"web-0": "a"}, nil, true},
+		"Ready": {byHostname, web(2), nil,
+			[]corev1.Pod{podOn("1", "web-0", "a", true), podOn("1", "web-1", "b", true)},
+			map[string]string{"web-0": "a", "web-1": "b"}, nil, true},
+		"never Ready": {byHostname, web(1), nil, []corev1.Pod{podOn("1", "web-0", "a", false)}, nil, nil, false},
+		"not Ready any more": {byHostname, web(1), map[string]string{"web-0": "a"},
+			[]corev1.Pod{podOn("1", "web-0", "a", false)}, map[string]string{"web-0": "a"}, nil, true},
+		"not Ready elsewhere": {byHostname, web(1), map[string]string{"web-0": "a"},
+			[]corev1.Pod{podOn("1", "web-0", "b", false)}, map[string]string{"web-0": "a"}, nil, true},
+		"Ready elsewhere": {byHostname, web(1), map[string]string{"web-0": "a"},
+			[]corev1.Pod{podOn("1", "web-0", "b", true)}, map[string]string{"web-0": "b"}, []string{"web-0 from a"}, true},
+		"terminating": {byHostname, web(1), map[string]string{"web-0": "a"},
+			[]corev1.Pod{terminating(podOn("1", "web-0", "b", true))}, map[string]string{"web-0": "a"}, nil, true},
+		"gone": {byHostname, web(1), map[string]string{"web-0": "a"}, nil, map[string]string{"web-0": "a"},
+			nil, true},
+		"without a node": {byHostname, web(1), map[string]string{"web-0": "a"},
+			[]corev1.Pod{podOn("1", "web-0", "", false)}, map[string]string{"web-0": "a"}, nil, true},
 		"a node not in the cache yet": {byHostname, web(1), map[string]string{"web-0": "a"},
 			[]corev1.Pod{podOn("1", "web-0", "new", true)}, map[string]string{"web-0": "a"}, nil, true},
-		"of a namesake":            {byHostname, web(1), nil, []corev1.Pod{podOn("another", "web-0", "a", true)}, nil, nil, false},
-		"of a namesake, recorded":  {byHostname, web(1), map[string]string{"web-0": "a"}, []corev1.Pod{podOn("another", "web-0", "b", true)}, map[string]string{"web-0": "a"}, nil, true},
-		"scaled down, still there": {byHostname, web(0), map[string]string{"web-0": "a"}, []corev1.Pod{terminating(podOn("1", "web-0", "a", true))}, map[string]string{"web-0": "a"}, nil, true},
-		"scaled down, gone":        {byHostname, web(1), map[string]string{"web-0": "a", "web-4": "b"}, []corev1.Pod{podOn("1", "web-0", "a", true)}, map[string]string{"web-0": "a"}, nil, true},
-		"scaled down, kept until the workload is deleted": {whenDeleted, web(1), map[string]string{"web-0": "a", "web-4": "b"},
+		"of a namesake": {byHostname, web(1), nil, []corev1.Pod{podOn("another", "web-0", "a", true)}, nil, nil,
+			false},
+		"of a namesake, recorded": {byHostname, web(1), map[string]string{"web-0": "a"},
+			[]corev1.Pod{podOn("another", "web-0", "b", true)}, map[string]string{"web-0": "a"}, nil, true},
+		"scaled down, still there": {byHostname, web(0), map[string]string{"web-0": "a"},
+			[]corev1.Pod{terminating(podOn("1", "web-0", "a", true))}, map[string]string{"web-0": "a"}, nil, true},
+		"scaled down, gone": {byHostname, web(1), map[string]string{"web-0": "a", "web-4": "b"},
+			[]corev1.Pod{podOn("1", "web-0", "a", true)}, map[string]string{"web-0": "a"}, nil, true},
+		"scaled down, kept until the workload is deleted": {whenDeleted, web(1),
+			map[string]string{"web-0": "a", "web-4": "b"},
 			[]corev1.Pod{podOn("1", "web-0", "a", true)}, map[string]string{"web-0": "a", "web-4": "b"}, nil, true},
 		"names without ordinals, one missing": {byHostname, web(2), map[string]string{"x": "a", "y": "b"},
 			[]corev1.Pod{podOn("1", "x", "a", true)}, map[string]string{"x": "a", "y": "b"}, nil, true},
 		"names without ordinals, replaced": {byHostname, web(2), map[string]string{"x": "a", "y": "b"},
-			[]corev1.Pod{podOn("1", "x", "a", true), podOn("1", "z", "c", true)}, map[string]string{"x": "a", "z": "c"}, nil, true},
+			[]corev1.Pod{podOn("1", "x", "a", true), podOn("1", "z", "c", true)}, map[string]string{"x": "a", "z": "c"}, nil,
+			true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := recordPods(&c.spec, c.w, states(c.was), c.pods, zonedNodes)
@@ -149,9 +167,12 @@ func TestTheRecordHasTheKeysThatTheSpecNames(t *testing.T) {
 	pods := []corev1.Pod{podOn("1", "web-0", "a", true), podOn("1", "web-1", "c", true), podOn("1", "web-2", "b", true)}
 	v := recordPods(&spec, web(3), nil, pods, zonedNodes)
 	want := map[string]kruisev1alpha1.PodState{
-		"web-0": {NodeName: "a", NodeTopologyLabels: map[string]string{zone: "east", hostname: "host-a"}, Annotations: map[string]string{"keep": "v-web-0"}},
-		"web-1": {NodeName: "c", NodeTopologyLabels: map[string]string{hostname: "host-c"}, Annotations: map[string]string{"keep": "v-web-1"}},
-		"web-2": {NodeName: "b", NodeTopologyLabels: map[string]string{zone: "west", hostname: "host-b"}, Annotations: map[string]string{"keep": "v-web-2"}},
+		"web-0": {NodeName: "a", NodeTopologyLabels: map[string]string{zone: "east", hostname: "host-a"},
+			Annotations: map[string]string{"keep": "v-web-0"}},
+		"web-1": {NodeName: "c", NodeTopologyLabels: map[string]string{hostname: "host-c"},
+			Annotations: map[string]string{"keep": "v-web-1"}},
+		"web-2": {NodeName: "b", NodeTopologyLabels: map[string]string{zone: "west", hostname: "host-b"},
+			Annotations: map[string]string{"keep": "v-web-2"}},
 	}
 	if !reflect.DeepEqual(v.states, want) {
 		t.Errorf("recorded %v, want %v", v.states, want)
@@ -177,7 +198,8 @@ func TestFromThreeThousandPodsOnOnlyNodesAreRecorded(t *testing.T) {
 		}
 		v := recordPods(&byHostname, web(int32(n)), nil, pods, zonedNodes)
 		one, tooMany := v.states["web-7"], n >= tooManyPods
-		if len(v.states) != n || one.NodeName != "a" || (one.NodeTopologyLabels == nil) != tooMany || (v.degraded.reason == reasonTooManyPods) != tooMany {
+		if len(v.states) != n || one.NodeName != "a" || (one.NodeTopologyLabels == nil) != tooMany ||
+			(v.degraded.reason == reasonTooManyPods) != tooMany {
 			t.Errorf("%d pods: %d recorded, such as %v, %v", n, len(v.states), one, v.degraded)
 		}
 	}
@@ -198,7 +220,8 @@ func TestAPodOfThousandsComesHomeByTheLabelsOfItsNode(t *testing.T) {
 	}
 	nodes := hometest.Nodes{hometest.Node("node-1", "a"), hometest.Node("node-2", "b")}
 	v := recordPods(&spec, web(tooManyPods), nil, pods, nodes)
-	s := home.Situation{Now: hometest.Noon, Nodes: nodes, Pod: hometest.Pod(), Record: &home.Record{Spec: spec, State: v.states["web-7"]}}
+	s := home.Situation{Now: hometest.Noon, Nodes: nodes, Pod: hometest.Pod(),
+		Record: &home.Record{Spec: spec, State: v.states["web-7"]}}
 	if len(s.Record.State.NodeTopologyLabels) > 0 {
 		t.Fatal("the labels are recorded: the test shows nothing")
 	}
@@ -218,7 +241,8 @@ func TestAPodOfThousandsComesHomeByTheLabelsOfItsNode(t *testing.T) {
 		t.Errorf("its node is cordoned: decided %+v", d)
 	}
 	s.Nodes = nodes[1:]
-	if d := home.Decide(s); d.Outcome != home.OutcomeElsewhere || d.Home != "node node-1" || d.Reason != "is gone from the cluster" {
+	if d := home.Decide(s); d.Outcome != home.OutcomeElsewhere || d.Home != "node node-1" ||
+		d.Reason != "is gone from the cluster" {
 		t.Errorf("its node is gone: decided %+v", d)
 	}
 }

@@ -31,20 +31,23 @@ type recording struct {
 }
 
 func (r *recording) setUp(mgr ctrl.Manager) error {
-	c, err := controller.NewTyped("recording", mgr, controller.TypedOptions[home.Ref]{Reconciler: r, MaxConcurrentReconciles: 8})
+	c, err := controller.NewTyped("recording", mgr,
+		controller.TypedOptions[home.Ref]{Reconciler: r, MaxConcurrentReconciles: 8})
 	if err != nil {
 		return err
 	}
 	itself := func(_ context.Context, ref home.Ref) []home.Ref { return []home.Ref{ref} }
 	return errors.Join(
 		cluster.WatchWorkloads(r.workloads, c, itself),
-		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{}, handler.TypedEnqueueRequestsFromMapFunc(
-			func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []home.Ref {
-				return []home.Ref{home.TargetOf(s)}
-			}))),
+		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{},
+			handler.TypedEnqueueRequestsFromMapFunc(
+				func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []home.Ref {
+					return []home.Ref{home.TargetOf(s)}
+				}))),
 		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, pod *corev1.Pod) []home.Ref { return targetsOfPod(ctx, r.client, pod) }), podMoved)),
-		cluster.WatchKinds(r.workloads, c, func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, r.client, gk) }),
+		cluster.WatchKinds(r.workloads, c,
+			func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, r.client, gk) }),
 		watchKruise(r.kruise, c, func(ctx context.Context) []home.Ref { return everyState(ctx, r.client, home.TargetOf) }),
 	)
 }
@@ -79,7 +82,8 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 	}
 	for _, m := range v.moved {
 		r.events.Eventf(v.of.Reference(), m.pod, corev1.EventTypeNormal, home.ReasonHomeMoved, "Recording",
-			"pod %s is Ready on node %s, its home from now on; it was on node %s before", m.pod.Name, m.pod.Spec.NodeName, m.from)
+			"pod %s is Ready on node %s, its home from now on; it was on node %s before", m.pod.Name, m.pod.Spec.NodeName,
+			m.from)
 	}
 	return reconcile.Result{RequeueAfter: v.retry}, nil
 }
@@ -131,7 +135,8 @@ func unsupported(ref home.Ref) string {
 }
 
 // stepAside notes on generated objects why nothing is recorded. The others are OpenKruise's alone.
-func (r *recording) stepAside(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
+func (r *recording) stepAside(ctx context.Context, ref home.Ref,
+	all []*kruisev1alpha1.PersistentPodState) (reconcile.Result, error) {
 	for _, s := range all {
 		if !generated(s) || r.status.plain() {
 			continue

@@ -43,7 +43,8 @@ func indexStates(ctx context.Context, indexer client.FieldIndexer) error {
 // statesOf returns the objects for a workload, the obeyed one first. They are the cache's own and must not be changed.
 func statesOf(ctx context.Context, from client.Reader, ref home.Ref) ([]*kruisev1alpha1.PersistentPodState, error) {
 	var list kruisev1alpha1.PersistentPodStateList
-	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{statesByTarget: indexKey(ref)}, client.UnsafeDisableDeepCopy)
+	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{statesByTarget: indexKey(ref)},
+		client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return nil, fmt.Errorf("listing the PersistentPodStates for %s: %w", ref, err)
 	}
@@ -52,10 +53,12 @@ func statesOf(ctx context.Context, from client.Reader, ref home.Ref) ([]*kruisev
 
 // targetsOfKind returns the workloads of a kind that have a PersistentPodState.
 func targetsOfKind(ctx context.Context, from client.Reader, gk schema.GroupKind) []home.Ref {
-	return slices.DeleteFunc(everyState(ctx, from, home.TargetOf), func(ref home.Ref) bool { return ref.GroupKind() != gk })
+	return slices.DeleteFunc(everyState(ctx, from, home.TargetOf),
+		func(ref home.Ref) bool { return ref.GroupKind() != gk })
 }
 
-// targetsOfPod returns the workloads with a PersistentPodState that a pod belongs to or, as an orphan, may have belonged to.
+// targetsOfPod returns the workloads with a PersistentPodState that a pod belongs to or, as an orphan, may have
+// belonged to.
 func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []home.Ref {
 	ref, _, owned := home.OwnerOf(pod)
 	field := client.MatchingFields{statesByTarget: indexKey(ref)}
@@ -92,7 +95,8 @@ func orLater(err error) (reconcile.Result, error) {
 }
 
 // everyState returns a request for each PersistentPodState.
-func everyState[request comparable](ctx context.Context, from client.Reader, of func(*kruisev1alpha1.PersistentPodState) request) []request {
+func everyState[request comparable](ctx context.Context, from client.Reader,
+	of func(*kruisev1alpha1.PersistentPodState) request) []request {
 	var list kruisev1alpha1.PersistentPodStateList
 	if err := from.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		log.FromContext(ctx).Error(err, "Cannot list PersistentPodStates")

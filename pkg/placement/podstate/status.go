@@ -51,11 +51,13 @@ const plainFor = 10 * time.Minute
 func statusOf(s *kruisev1alpha1.PersistentPodState, v verdict, now time.Time) kruisev1alpha1.PersistentPodStateStatus {
 	n := int32(len(v.states))
 	status := kruisev1alpha1.PersistentPodStateStatus{
-		ObservedGeneration: s.Generation, PodStates: v.states, Pods: v.pods, Recorded: &n, Conditions: ownConditions(s.Status.Conditions),
+		ObservedGeneration: s.Generation, PodStates: v.states, Pods: v.pods, Recorded: &n,
+		Conditions: ownConditions(s.Status.Conditions),
 	}
 	set := func(kind string, is metav1.ConditionStatus, f finding) {
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: kind, Status: is, Reason: f.reason, Message: f.message, ObservedGeneration: s.Generation, LastTransitionTime: metav1.NewTime(now),
+			Type: kind, Status: is, Reason: f.reason, Message: f.message, ObservedGeneration: s.Generation,
+			LastTransitionTime: metav1.NewTime(now),
 		})
 	}
 	// A problem has a condition while it lasts, and a false one afterwards.
@@ -69,7 +71,8 @@ func statusOf(s *kruisev1alpha1.PersistentPodState, v verdict, now time.Time) kr
 	}
 	var conflict finding
 	if v.conflict != "" {
-		conflict = finding{reasonOlderObject, fmt.Sprintf("PersistentPodState %s for the same target is older: it is obeyed, this one is not", v.conflict)}
+		conflict = finding{reasonOlderObject,
+			fmt.Sprintf("PersistentPodState %s for the same target is older: it is obeyed, this one is not", v.conflict)}
 	}
 	wrong(conditionConflict, conflict, reasonObeyed)
 	wrong(conditionDegraded, v.degraded, reasonAsExpected)
@@ -119,7 +122,8 @@ func (w *statusWriter) write(ctx context.Context, ref home.Ref, s *kruisev1alpha
 	}
 	err := w.apply(ctx, s, want)
 	if err != nil && strings.Contains(err.Error(), "field not declared in schema") && !w.plain() {
-		log.FromContext(ctx).Info("Leaving out status.conditions, pods and recorded, which OpenKruise's CRD lacks", "reason", err.Error())
+		log.FromContext(ctx).Info("Leaving out status.conditions, pods and recorded, which OpenKruise's CRD lacks", "reason",
+			err.Error())
 		w.plainUntil.Store(w.now().Add(plainFor).UnixNano())
 		err = w.apply(ctx, s, plain(want))
 	}
@@ -138,7 +142,8 @@ func plain(s kruisev1alpha1.PersistentPodStateStatus) kruisev1alpha1.PersistentP
 	return kruisev1alpha1.PersistentPodStateStatus{ObservedGeneration: s.ObservedGeneration, PodStates: s.PodStates}
 }
 
-func (w *statusWriter) apply(ctx context.Context, s *kruisev1alpha1.PersistentPodState, want kruisev1alpha1.PersistentPodStateStatus) error {
+func (w *statusWriter) apply(ctx context.Context, s *kruisev1alpha1.PersistentPodState,
+	want kruisev1alpha1.PersistentPodStateStatus) error {
 	status := kruiseac.PersistentPodStateStatus().WithObservedGeneration(want.ObservedGeneration)
 	status.Pods, status.Recorded = want.Pods, want.Recorded
 	states := make(map[string]kruiseac.PodStateApplyConfiguration, len(want.PodStates))
@@ -150,8 +155,10 @@ func (w *statusWriter) apply(ctx context.Context, s *kruisev1alpha1.PersistentPo
 		status.WithConditions(metav1ac.Condition().WithType(c.Type).WithStatus(c.Status).WithReason(c.Reason).WithMessage(c.Message).
 			WithObservedGeneration(c.ObservedGeneration).WithLastTransitionTime(c.LastTransitionTime))
 	}
-	object := kruiseac.PersistentPodState(s.Name, s.Namespace).WithUID(s.UID).WithResourceVersion(s.ResourceVersion).WithStatus(status)
-	err := w.client.Status().Apply(ctx, object, client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+	object := kruiseac.PersistentPodState(s.Name,
+		s.Namespace).WithUID(s.UID).WithResourceVersion(s.ResourceVersion).WithStatus(status)
+	err := w.client.Status().Apply(ctx, object, client.ForceOwnership,
+		client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return err
 	}
@@ -161,7 +168,8 @@ func (w *statusWriter) apply(ctx context.Context, s *kruisev1alpha1.PersistentPo
 		return err
 	}
 	applied := &kruisev1alpha1.PersistentPodState{}
-	if err := json.Unmarshal(result, applied); err != nil || equality.Semantic.DeepEqual(applied.Status.PodStates, want.PodStates) {
+	if err := json.Unmarshal(result, applied); err != nil ||
+		equality.Semantic.DeepEqual(applied.Status.PodStates, want.PodStates) {
 		return err
 	}
 	clean := applied.DeepCopy()

@@ -13,7 +13,8 @@ import (
 
 func object(name string, age time.Duration) kruisev1alpha1.PersistentPodState {
 	return kruisev1alpha1.PersistentPodState{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Generation: 3, CreationTimestamp: metav1.NewTime(time.Unix(1000, 0).Add(-age))},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Generation: 3,
+			CreationTimestamp: metav1.NewTime(time.Unix(1000, 0).Add(-age))},
 		Spec: kruisev1alpha1.PersistentPodStateSpec{
 			TargetReference:             kruisev1alpha1.TargetReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web"},
 			PreferredPersistentTopology: byHostname.PreferredPersistentTopology,
@@ -33,7 +34,8 @@ func TestConditionsSayWhatIsWrongWhileItIsSoAndThatItIsNotAnyMore(t *testing.T) 
 			}
 			return
 		}
-		if c == nil || c.Status != want || c.Reason != reason || !c.LastTransitionTime.Equal(&metav1.Time{Time: at}) || c.ObservedGeneration != 3 {
+		if c == nil || c.Status != want || c.Reason != reason || !c.LastTransitionTime.Equal(&metav1.Time{Time: at}) ||
+			c.ObservedGeneration != 3 {
 			t.Errorf("%s: %+v, want %s because of %s since %s", kind, c, want, reason, at)
 		}
 	}

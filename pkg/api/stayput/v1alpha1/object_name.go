@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// RetainedIPName returns the name of the RetainedIP of a pod and node: POD.NODE. If that is no valid name, or could stand
-// for another pod and node (a dot in the pod's name), it ends in - and 8 hex digits of a SHA-256.
+// RetainedIPName returns the name of the RetainedIP of a pod and node: POD.NODE. If that is no valid name, or could
+// stand for another pod and node (a dot in the pod's name), it ends in - and 8 hex digits of a SHA-256.
 func RetainedIPName(pod, node string) string {
 	name := pod + "." + node
 	if !strings.Contains(pod, ".") && len(validation.IsDNS1123Subdomain(name)) == 0 {
