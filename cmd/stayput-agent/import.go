@@ -21,13 +21,10 @@ func importCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import (openkruise | -)",
 		Short: "Take over addresses that another program has promised on this node",
-		Long: "Take over addresses that another program has promised on this node: openkruise is what its patched " +
-			"host-local has\n" +
-			"reserved; - reads a list from standard input, in the form that is printed. Without --act it only prints what it " +
-			"would do.\n" +
-			"It takes the flags of the daemon and has to be given the same ones; kubectl stayput import runs it in the agent's " +
-			"" +
-			"pod.",
+		Long: `Take over addresses that another program has promised on this node: openkruise is what its patched host-local
+has reserved; - reads a list from standard input, in the form that is printed. Without --act it only prints what
+it would do. It takes the flags of the daemon and has to be given the same ones; kubectl stayput import runs it
+in the agent's pod.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var items []inspection.ImportItem

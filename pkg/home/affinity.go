@@ -52,7 +52,8 @@ func (a Affinity) Merge(own *corev1.NodeAffinity) *corev1.NodeAffinity {
 				return t.Weight == term.Weight && len(t.Preference.MatchFields) == 0 &&
 					sameRequirements(t.Preference.MatchExpressions, term.Preference.MatchExpressions)
 			}) {
-			merged.PreferredDuringSchedulingIgnoredDuringExecution = append(merged.PreferredDuringSchedulingIgnoredDuringExecution, term)
+			merged.PreferredDuringSchedulingIgnoredDuringExecution = append(
+				merged.PreferredDuringSchedulingIgnoredDuringExecution, term)
 		}
 	}
 	return merged

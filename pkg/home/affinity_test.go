@@ -37,7 +37,8 @@ func TestMergingLosesNothingOfThePodsOwnAffinity(t *testing.T) {
 				MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "node-9"), in("metadata.name", "node-1")}},
 			{},
 		}},
-		PreferredDuringSchedulingIgnoredDuringExecution: append(before.DeepCopy().PreferredDuringSchedulingIgnoredDuringExecution, p.Preferred...),
+		PreferredDuringSchedulingIgnoredDuringExecution: append(
+			before.DeepCopy().PreferredDuringSchedulingIgnoredDuringExecution, p.Preferred...),
 	}
 	merged := p.Merge(own)
 	if !equality.Semantic.DeepEqual(merged, want) {

@@ -34,7 +34,8 @@ const (
 	OutcomeHome      Outcome = "home"      // to its home
 	OutcomeWait      Outcome = "wait"      // its home cannot take it now
 	OutcomeElsewhere Outcome = "elsewhere" // has a home that cannot take it: anywhere
-	OutcomeEvict     Outcome = "evict"     // pinned to a home that has no room: to be deleted, its successor goes elsewhere
+	// pinned to a home that has no room: to be deleted, its successor goes elsewhere
+	OutcomeEvict Outcome = "evict"
 )
 
 // Decision is what becomes of a pod now.
@@ -84,7 +85,8 @@ func Decide(s Situation) Decision {
 		return d
 	case s.Address.Node != "" && node != nil && !hasLabels(node, required):
 		d.Notes = append(d.Notes,
-			fmt.Sprintf("PersistentPodState %s records %s, but node %s, which keeps the pod's IP, has other labels: the IP's node is taken",
+			fmt.Sprintf("PersistentPodState %s records %s, but node %s, which keeps the pod's IP, has other labels: the IP's "+
+				"node is taken",
 				s.Record.Object.Name, spell(required), s.Address.Node))
 		d.Affinity.Required, required = nil, nil
 	}

@@ -76,10 +76,14 @@ func TestDecisions(t *testing.T) {
 		{name: "a tainted home is waited for", s: Situation{Nodes: with(tainted), Address: Address{Node: "node-1"}},
 			outcome: OutcomeWait, retry: 50 * time.Second, says: "dedicated=batch:NoSchedule"},
 		{name: "a wait ends",
-			s:       Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50 * time.Second)},
+			s: Situation{
+				Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50 * time.Second),
+			},
 			outcome: OutcomeElsewhere, says: "is cordoned"},
 		{name: "a wait does not end early",
-			s:       Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50*time.Second - 1)},
+			s: Situation{
+				Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"}, Now: noon.Add(50*time.Second - 1),
+			},
 			outcome: OutcomeWait, retry: 1},
 		{name: "home-wait of the template",
 			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},

@@ -7,7 +7,7 @@
 //     means to try again, never "there is no home" or "no workload wants it".
 //   - No pod stays gated for ever: a pod without a home goes at once, one whose home cannot take it after
 //     stayput.io/home-wait.
-//   - Every write is a server-side apply under one field manager, bound to the uid and resourceVersion that the decision
+//   - Every write is a server-side apply under one field manager, bound to the uid and resourceVersion the decision
 //     was made on, and only if something differs. What is the user's own is not lost.
 //   - Nothing that is remembered in memory alone is needed for that: see memory.
 //

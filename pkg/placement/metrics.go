@@ -20,7 +20,8 @@ func newPlacementMetrics(r prometheus.Registerer, m *memory, leads func() bool) 
 	p := &placementMetrics{
 		placements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stayput_controller_placements_total",
-			Help: "Pods placed by outcome: free (had no home), home, elsewhere (gave its home up), evict (deleted because its home had no room).",
+			Help: "Pods placed by outcome: free (had no home), home, elsewhere (gave its home up), evict (deleted because its " +
+				"home had no room).",
 		}, []string{"outcome"}),
 		gated: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "stayput_controller_gate_duration_seconds",

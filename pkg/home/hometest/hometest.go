@@ -88,11 +88,12 @@ func Ungated(p *corev1.Pod) { p.Spec.SchedulingGates = nil }
 func Pinned(p *corev1.Pod) {
 	Ungated(p)
 	p.Annotations[stayputv1alpha1.AnnotationHome] = "node node-1"
-	p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
-			{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"node-1"}},
-		}}},
-	}}}
+	p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"node-1"}},
+			}}},
+		}}}
 	at := p.CreationTimestamp
 	p.ManagedFields = []metav1.ManagedFieldsEntry{{
 		Manager: stayputv1alpha1.ControllerFieldManager, Operation: metav1.ManagedFieldsOperationApply, Time: &at,

@@ -58,7 +58,8 @@ type PermissionError struct {
 }
 
 func (e *PermissionError) Error() string {
-	return fmt.Sprintf("the controller lacks the permission to %s for kind %s: grant it in a ClusterRole labelled %s: \"true\"",
+	return fmt.Sprintf("the controller lacks the permission to %s for kind %s: grant it in a ClusterRole labelled %s: "+
+		"\"true\"",
 		strings.Join(e.missing, ", "), e.kind, aggregateLabel)
 }
 
@@ -260,7 +261,9 @@ func (t *Workloads) problem(ctx context.Context, k Kind) error {
 	missing := &PermissionError{kind: k.GVK.GroupKind()}
 	for _, need := range needs {
 		need.Group, need.Version, need.Resource = k.GVK.Group, k.GVK.Version, resource
-		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &need}}
+		review := &authorizationv1.SelfSubjectAccessReview{
+			Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &need},
+		}
 		if err := t.client.Create(ctx, review); err != nil {
 			return fmt.Errorf("looking up permissions: %w", err)
 		}

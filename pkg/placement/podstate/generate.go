@@ -82,7 +82,8 @@ func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding
 	}
 	if len(w.required)+len(w.preferred) == 0 {
 		problem = finding{reasonTopologyMissing, fmt.Sprintf(
-			"annotation %s is \"true\", but neither %s nor %s names a node label such as kubernetes.io/hostname, so pods have nothing to come back to",
+			"annotation %s is \"true\", but neither %s nor %s names a node label such as kubernetes.io/hostname, so pods have "+
+				"nothing to come back to",
 			kruisev1alpha1.AnnotationAutoGenerate, kruisev1alpha1.AnnotationRequiredTopology,
 			kruisev1alpha1.AnnotationPreferredTopology)}
 	}

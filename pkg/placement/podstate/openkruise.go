@@ -99,11 +99,14 @@ func (k *openKruise) Reconcile(ctx context.Context, _ struct{}) (reconcile.Resul
 	case err != nil:
 		return reconcile.Result{RequeueAfter: unknownPause}, nil
 	case !runs:
-		log.FromContext(ctx).Info("Serving PersistentPodStates again, OpenKruise is gone: apply stayput's manifests again for their admission policies")
+		log.FromContext(ctx).Info("Serving PersistentPodStates again, OpenKruise is gone: apply stayput's manifests again " +
+			"for their admission policies")
 		return reconcile.Result{}, nil
 	}
 	log.FromContext(ctx).Info("Leaving PersistentPodStates to OpenKruise")
-	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyUniqueTarget}}
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: home.PolicyUniqueTarget},
+	}
 	if err := client.IgnoreNotFound(k.client.Delete(ctx, binding)); err != nil {
 		return reconcile.Result{}, fmt.Errorf("deleting the binding %s: %w", binding.GetName(), err)
 	}

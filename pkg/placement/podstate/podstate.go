@@ -36,7 +36,8 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
 		return nil, err
 	} else if !ok {
-		mgr.GetLogger().Info("Placing pods without PersistentPodStates, which cannot be read: their CRD is missing, or OpenKruise's webhook does not answer")
+		mgr.GetLogger().Info("Placing pods without PersistentPodStates, which cannot be read: their CRD is missing, or " +
+			"OpenKruise's webhook does not answer")
 		return nil, mgr.Add(without{mgr.GetAPIReader()})
 	}
 	if err := errors.Join(indexPods(ctx, mgr.GetFieldIndexer()), indexStates(ctx, mgr.GetFieldIndexer())); err != nil {

@@ -92,7 +92,8 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 			v.states[name] = kruisev1alpha1.PodState{NodeName: state.NodeName}
 		}
 		v.degraded = finding{reasonTooManyPods,
-			fmt.Sprintf("from %d pods on only the name of each pod's node is recorded, because etcd holds no more: pods come back to the labels their node has then, without their annotations", tooManyPods)}
+			fmt.Sprintf("from %d pods on only the name of each pod's node is recorded, because etcd holds no more: pods come "+
+				"back to the labels their node has then, without their annotations", tooManyPods)}
 	}
 	return v
 }

@@ -128,7 +128,8 @@ func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1
 func unsupported(ref home.Ref) string {
 	switch ref.Kind {
 	case "Deployment", "ReplicaSet":
-		return fmt.Sprintf("the pods of a %s get new names, so none of them comes back. To share addresses among them, use the annotation %s",
+		return fmt.Sprintf("the pods of a %s get new names, so none of them comes back. To share addresses among them, use "+
+			"the annotation %s",
 			ref.Kind, stayputv1alpha1.AnnotationIdentity)
 	}
 	return fmt.Sprintf("the controller does not know the kind %s: see its flag --workload-kinds", ref.GroupKind())

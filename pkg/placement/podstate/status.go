@@ -148,11 +148,13 @@ func (w *statusWriter) apply(ctx context.Context, s *kruisev1alpha1.PersistentPo
 	status.Pods, status.Recorded = want.Pods, want.Recorded
 	states := make(map[string]kruiseac.PodStateApplyConfiguration, len(want.PodStates))
 	for name, state := range want.PodStates {
-		states[name] = *kruiseac.PodState().WithNodeName(state.NodeName).WithNodeTopologyLabels(state.NodeTopologyLabels).WithAnnotations(state.Annotations)
+		states[name] = *kruiseac.PodState().WithNodeName(state.NodeName).WithNodeTopologyLabels(
+			state.NodeTopologyLabels).WithAnnotations(state.Annotations)
 	}
 	status.WithPodStates(states)
 	for _, c := range want.Conditions {
-		status.WithConditions(metav1ac.Condition().WithType(c.Type).WithStatus(c.Status).WithReason(c.Reason).WithMessage(c.Message).
+		status.WithConditions(metav1ac.Condition().WithType(c.Type).WithStatus(c.Status).WithReason(c.Reason).WithMessage(
+			c.Message).
 			WithObservedGeneration(c.ObservedGeneration).WithLastTransitionTime(c.LastTransitionTime))
 	}
 	object := kruiseac.PersistentPodState(s.Name,

@@ -48,7 +48,9 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	defer cancel()
 	say := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
 	for _, o := range []client.Object{
-		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateAnnotated}},
+		&admissionregistrationv1.MutatingAdmissionPolicyBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateAnnotated},
+		},
 		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateRecorded}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: uninstall.ConfigMap}},
 	} {
