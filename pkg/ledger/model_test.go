@@ -162,6 +162,7 @@ func (w *world) setPolicy(att Attachment, p *Policy) {
 		return // a newer attachment of the pod holds the promise
 	}
 	if p.Retains() && !slices.ContainsFunc(r.Events, func(e Event) bool { return e.Reason == EventRefused }) {
+		delete(w.maybe, key)
 		w.promises[key] = &promise{addrs: l.addrs, policy: *p, holder: &att}
 		l.key = &key
 	}
@@ -185,8 +186,11 @@ func (w *world) killedADD(r *rand.Rand, pod string) {
 	}
 	w.logf("ADD %s %s killed at operation %d: %t", att, pod, at, hit)
 	if hit {
-		if p := w.promises[NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)]; p != nil {
+		key := NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)
+		if p := w.promises[key]; p != nil {
 			p.unsure = true
+		} else {
+			w.maybe[key] = policy
 		}
 		if r.IntN(2) == 0 {
 			delete(w.netns, ns.Path)
@@ -194,6 +198,28 @@ func (w *world) killedADD(r *rand.Rand, pod string) {
 		w.del(att)
 		delete(w.netns, ns.Path)
 		w.expire() // an expiry that was killed half-way is finished by the agent
+	}
+}
+
+// The newest wins, also if its promise is one that a killed ADD made.
+func TestAPromiseRestoredByANewerAttachmentStaysWithIt(t *testing.T) {
+	for n, hit := 0, true; hit; n++ {
+		w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+		older, _, _ := w.add("web-0", nil)
+		killed, ns := w.newContainer(), w.newNetns()
+		if hit = w.killAt(n, func() { w.addAs(killed, ns, "web-0", tenMinutes) }); hit {
+			w.maybe[NewKey("net", w.live[older].pod, *tenMinutes, "eth0")] = *tenMinutes
+		}
+		delete(w.netns, ns.Path)
+		w.del(killed)
+		newer, _, _ := w.add("web-0", nil)
+		w.setPolicy(older, tenMinutes)
+		for _, att := range []Attachment{newer, older} {
+			delete(w.netns, w.live[att].netns.Path)
+			w.del(att)
+		}
+		w.add("web-0", tenMinutes)
+		w.settle()
 	}
 }
 

@@ -24,7 +24,10 @@ type world struct {
 
 	live     map[Attachment]*liveAttachment // ADD acknowledged, no DEL acknowledged
 	promises map[Key]*promise
-	log      []string
+	// maybe is the policy of a promise that the ledger may still keep, though nothing demands it: its ADD was killed, or
+	// its end is uncertain.
+	maybe map[Key]Policy
+	log   []string
 }
 
 type liveAttachment struct {
@@ -69,6 +72,7 @@ func newWorld(t testing.TB, n *Network) *world {
 		clock:    &fakeClock{Instant{Wall: time.Unix(1_700_000_000, 0), Boot: time.Hour, BootID: "boot-0"}},
 		live:     map[Attachment]*liveAttachment{},
 		promises: map[Key]*promise{},
+		maybe:    map[Key]Policy{},
 	}
 }
 
@@ -180,7 +184,14 @@ func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r
 	promised := valueOf(policy)
 	if policy == nil && pr != nil {
 		promised = pr.policy
+	} else if policy == nil && (r.Restored || r.Promised) {
+		kept, ok := w.maybe[key]
+		if !ok {
+			w.failf("%s was promised nothing and got %v as promised", key, r.Addrs)
+		}
+		promised = kept
 	}
+	delete(w.maybe, key) // this ADD has completed or undone it
 	if promised.Retains() && !refused {
 		w.promises[key] = &promise{addrs: r.Addrs, policy: promised, holder: &att}
 		l.key = &key
@@ -249,6 +260,7 @@ func (w *world) boot(off time.Duration) {
 	for k, p := range w.promises {
 		if w.expired(p) || p.unsure { // whatever the wall clock says afterwards
 			delete(w.promises, k)
+			w.maybe[k] = p.policy
 			continue
 		}
 		p.left = p.sinceLeft - max(0, w.clock.now.Wall.Sub(p.sinceWall))
