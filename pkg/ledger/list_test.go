@@ -222,3 +222,14 @@ func TestReclaimEndsWhatAStampHides(t *testing.T) {
 	}
 	w.check()
 }
+
+func TestWhatARebuildMendsIsNoViolation(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	stopped(w, "web-0", tenMinutes)
+	key := NewKey("net", Pod{Namespace: "default", Name: "web-0"}, *tenMinutes, "eth0")
+	must.Do(t, w.fs.WriteFile(w.ledger().inState(claimsDir, key.hash()), nil, modeDurable))
+	w.boot(time.Minute)
+	w.check()
+	w.prepare()
+	w.check()
+}

@@ -362,6 +362,7 @@ func (p *picture) apply(steps []step) {
 			delete(p.slots, st.addr)
 		case putClaim:
 			claims[st.claim.Key.hash()] = st.claim
+			delete(p.corrupt, st.claim.Key.hash())
 		case putEntry:
 			entries[st.entry.att] = st.entry
 		case dropEntry:
