@@ -61,6 +61,9 @@ func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 			next = ad.Left
 		}
 	}
+	if p.ahead { // of an index that its stamp calls complete: without a scan the DEL would find nothing
+		errs = append(errs, l.prepare(true))
+	}
 	return expired, next, errors.Join(errs...)
 }
 

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -206,19 +208,50 @@ func TestAMarkOutlivesItsBootUntilTheRebuild(t *testing.T) {
 	}
 }
 
+// hide binds an address without the lock while a command runs, whose stamp then says that the index is complete.
+func hide(w *world, a netip.Addr, att Attachment) {
+	s, err := w.ledger().begin()
+	must.Do(w.t, err)
+	must.Do(w.t, w.fs.WriteFile(s.slotPath(a), encodeBound(att), modeHostLocal))
+	s.touched, s.trusted = true, true
+	s.end()
+}
+
 func TestReclaimEndsWhatAStampHides(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 	w.add("web-0", ordinary)
 	hidden, att := netip.MustParseAddr("10.1.0.9"), Attachment{"hidden", "eth0"}
-	s, err := w.ledger().begin()
+	hide(w, hidden, att)
+	_, err := w.ledger().Reclaim(att)
 	must.Do(t, err)
-	must.Do(t, w.fs.WriteFile(s.slotPath(hidden), encodeBound(att), modeHostLocal))
-	s.touched, s.trusted = true, true
-	s.end()
-	_, err = w.ledger().Reclaim(att)
-	must.Do(t, err)
-	if _, err := w.fs.ReadFile(s.slotPath(hidden)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := w.fs.ReadFile(w.ledger().slotPath(hidden)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("its file: %v", err)
+	}
+	w.check()
+}
+
+func TestExpireCompletesAnIndexThatAStampHides(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	stopped(w, "web-0", tenMinutes)
+	hidden, att := netip.MustParseAddr("10.1.0.9"), Attachment{"hidden", "eth0"}
+	hide(w, hidden, att)
+	w.advance(11 * time.Minute)
+	w.fs.before = func(op, path string) error {
+		if filepath.Base(filepath.Dir(path)) == indexDir {
+			return unix.ENOSPC
+		}
+		return nil
+	}
+	expired, _, err := w.ledger().Expire()
+	if !errors.Is(err, unix.ENOSPC) || len(expired) != 1 {
+		t.Errorf("on a full disk: expired %v, %v", expired, err)
+	}
+	w.fs.before = nil
+	w.expire()
+	_, err = w.ledger().Del(DelRequest{Attachment: att})
+	must.Do(t, err)
+	if _, err := w.fs.ReadFile(w.ledger().slotPath(hidden)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("its file after its DEL: %v", err)
 	}
 	w.check()
 }

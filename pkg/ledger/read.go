@@ -323,6 +323,7 @@ type picture struct {
 	newerClaims  []*Claim
 	newerEntries map[string]error
 	newerMarks   map[string]bool
+	ahead        bool // a scan has yet to make the index what entries say
 }
 
 // picture reads entries after address files: without the lock, an attachment that has an address is in the index

@@ -193,7 +193,9 @@ func (s *session) picture() (*picture, error) {
 
 // complete makes the picture's index what a scan will make it.
 func (s *session) complete(p *picture) {
-	p.apply(ofIndex(rebuild(p, s.net, s.now, false, s.liveness)))
+	steps := ofIndex(rebuild(p, s.net, s.now, false, s.liveness))
+	p.ahead = len(steps) > 0
+	p.apply(steps)
 }
 
 // scan completes the index from the address files, and removes what does not parse from it.
