@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bin says where the built components are.
+// Bin holds the paths of the built components of a node.
 type Bin struct {
 	Containerd string // folder with containerd, containerd-shim-runc-v2 and ctr
 	Runc       string // folder with runc
@@ -30,29 +30,29 @@ type Bin struct {
 	Images     string // docker-archive with the pause and the web image
 }
 
-// A component is built by one go command into one cache folder, which is keyed by its sources.
+// A component is built by one go command into one cache folder keyed by its sources.
 type component struct {
 	name     string
 	dir      string   // below test/lab, where the go command runs
-	sources  []string // below test/lab: files and folders that the key is made of
+	sources  []string // below test/lab: files and folders hashed into the key
 	pkg      string   // "tool": all tools of the go.mod in dir
-	tests    bool     // the package's tests are built, not the package
+	tests    bool     // build the package's tests, not the package
 	cgo      bool
 	tags     string
 	ldflags  string
-	parallel int      // most compilers at once; 0: as many as there are processors
-	packages []string // Debian packages the build needs
+	parallel int      // limit of concurrent compilers; 0: one per processor
+	packages []string // Debian packages required by the build
 	finish   func(dir string) error
 }
 
-// nodeComponents are what a node is made of. The versions are pinned by the go.mod and go.sum of each component.
+// nodeComponents make up a node. The go.mod and go.sum of each component pin its version.
 var nodeComponents = []component{
 	{
 		name: "containerd", dir: "build/containerd", sources: []string{"build/containerd"}, pkg: "tool",
 		tags: "no_zfs no_btrfs no_devmapper",
 	},
 	{
-		// Without seccomp the sandboxes of a kubelet, which asks for RuntimeDefault, would fail.
+		// Without seccomp, sandboxes fail under a kubelet: it asks for RuntimeDefault.
 		name: "runc", dir: "build/runc", sources: []string{"build/runc"}, pkg: "tool",
 		cgo: true, tags: "seccomp urfave_cli_no_docs netgo osusergo",
 		ldflags:  "-linkmode external -extldflags -static",
@@ -63,11 +63,11 @@ var nodeComponents = []component{
 	{name: "images", dir: "podimage", sources: []string{"podimage", "image.go"}, pkg: ".", finish: writeImages},
 }
 
-// flannelComponent is flannel's CNI plugin from before it left containernetworking/plugins: the module proxy does not
-// have the module it is today. Both use IPAM in the same way.
+// flannelComponent is flannel's CNI plugin from before it left containernetworking/plugins: the module proxy lacks
+// today's module. Both use IPAM in the same way.
 var flannelComponent = component{name: "flannel", dir: "build/flannel", sources: []string{"build/flannel"}, pkg: "tool"}
 
-// clusterComponents are what a cluster has besides its nodes.
+// clusterComponents make up a cluster, besides its nodes.
 var clusterComponents = []component{
 	{
 		name: "etcd", dir: "build/etcd", sources: []string{"build/etcd"}, pkg: "tool",
@@ -76,7 +76,7 @@ var clusterComponents = []component{
 		},
 	},
 	{
-		// It takes minutes and, with two compilers at once, 2.4 GB.
+		// Takes minutes and, with two compilers at once, 2.4 GB.
 		name: "kubernetes", dir: "build/kubernetes", sources: []string{"build/kubernetes"}, pkg: ".", parallel: 2,
 		ldflags: kubernetesVersion,
 		finish: func(dir string) error {
@@ -100,7 +100,7 @@ var linterComponent = component{
 	name: "golangci-lint", dir: "build/golangci-lint", sources: []string{"build/golangci-lint"}, pkg: "tool",
 }
 
-// conformanceComponents are upstream's own tests. They take as long as all other components.
+// conformanceComponents are the upstream test suites. They take as long as all other components.
 var conformanceComponents = []component{
 	{
 		name: "e2e", dir: "build/kubernetes", sources: []string{"build/kubernetes"},
@@ -119,18 +119,18 @@ var conformanceComponents = []component{
 	},
 }
 
-// kubernetesVersion is what Kubernetes' programs say of themselves; its modules do not know it.
+// kubernetesVersion is the version that the Kubernetes programs report; their modules do not know it.
 const kubernetesVersion = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X " +
 	"k8s.io/component-base/version.gitMajor=1" +
 	" -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/component-base/version.gitTreeState=clean"
 
-// kubernetesPrograms are the names that the program of the kubernetes component answers to.
+// kubernetesPrograms are the names that the kubernetes component's program runs under.
 var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
 
-// Each Build function builds what the cache does not have, says on stderr how far it is, and returns where it all is.
-// Several processes may call them at once: the first builds, the others wait.
+// Each Build function builds what the cache lacks, reports progress on stderr and returns the paths. Processes may call
+// them concurrently: the first builds, the others wait.
 
-// Build builds what a node is made of.
+// Build builds the components of a node.
 func Build(ctx context.Context) (Bin, error) {
 	dirs, err := buildAll(ctx, nodeComponents...)
 	if err != nil {
@@ -149,14 +149,14 @@ func nodeBin(dirs map[string]string) Bin {
 	}
 }
 
-// ClusterBin says where the built components of a cluster are.
+// ClusterBin holds the paths of the built components of a cluster.
 type ClusterBin struct {
 	Bin
 	Kubernetes string // folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and kubectl
 	Etcd       string // folder with etcd, etcdctl and etcdutl
 }
 
-// BuildCluster builds what a cluster is made of, nodes included: five minutes on two processors with an empty cache.
+// BuildCluster builds the components of a cluster, nodes included: five minutes on two processors with an empty cache.
 func BuildCluster(ctx context.Context) (ClusterBin, error) {
 	dirs, err := buildAll(ctx, slices.Concat(nodeComponents, clusterComponents)...)
 	if err != nil {
@@ -165,22 +165,22 @@ func BuildCluster(ctx context.Context) (ClusterBin, error) {
 	return ClusterBin{Bin: nodeBin(dirs), Kubernetes: dirs["kubernetes"], Etcd: dirs["etcd"]}, nil
 }
 
-// BuildEverything builds all that the tests need, but for upstream's own.
+// BuildEverything builds everything the tests need except the upstream test suites.
 func BuildEverything(ctx context.Context) error {
 	all := slices.Concat(nodeComponents, clusterComponents, []component{helmComponent, flannelComponent})
 	_, err := buildAll(ctx, all...)
 	return err
 }
 
-// ConformanceBin says where upstream's own tests are.
+// ConformanceBin holds the paths of the upstream test suites.
 type ConformanceBin struct {
-	E2E     string // e2e.test, the tests of Kubernetes
-	Images  string // docker-archive with the images that many of them run
-	Critest string // critest, the tests of container runtimes
+	E2E     string // e2e.test, the Kubernetes tests
+	Images  string // docker-archive of the images they run
+	Critest string // critest, the container runtime tests
 	Crictl  string // crictl
 }
 
-// BuildConformance builds upstream's own tests: with an empty cache in as long as [BuildCluster].
+// BuildConformance builds the upstream test suites. With an empty cache it takes as long as [BuildCluster].
 func BuildConformance(ctx context.Context) (ConformanceBin, error) {
 	dirs, err := buildAll(ctx, conformanceComponents...)
 	if err != nil {
@@ -194,28 +194,28 @@ func BuildConformance(ctx context.Context) (ConformanceBin, error) {
 	}, nil
 }
 
-// BuildHelm builds helm, and returns its path.
+// BuildHelm builds helm and returns its path.
 func BuildHelm(ctx context.Context) (string, error) { return buildProgram(ctx, helmComponent) }
 
-// BuildFlannel builds flannel's CNI plugin, and returns its path.
+// BuildFlannel builds flannel's CNI plugin and returns its path.
 func BuildFlannel(ctx context.Context) (string, error) { return buildProgram(ctx, flannelComponent) }
 
-// BuildLinter builds golangci-lint, and returns its path.
+// BuildLinter builds golangci-lint and returns its path.
 func BuildLinter(ctx context.Context) (string, error) { return buildProgram(ctx, linterComponent) }
 
-// buildProgram builds a component that is one program of the same name.
+// buildProgram builds a component that consists of one program of the same name.
 func buildProgram(ctx context.Context, c component) (string, error) {
 	dirs, err := buildAll(ctx, c)
 	return filepath.Join(dirs[c.name], c.name), err
 }
 
-// built keeps the folders of components for the next call in this process.
+// built remembers the folders of components for later calls in this process.
 var built struct {
 	sync.Mutex
 	dirs map[string]string
 }
 
-// buildAll builds the components that neither this process nor the cache has, and returns their folders.
+// buildAll builds the components missing from this process and from the cache, and returns the folders of all.
 func buildAll(ctx context.Context, components ...component) (map[string]string, error) {
 	built.Lock()
 	defer built.Unlock()
@@ -257,7 +257,7 @@ func buildAll(ctx context.Context, components ...component) (map[string]string, 
 	return maps.Clone(built.dirs), nil
 }
 
-// Product says where the binaries of this repository are.
+// Product holds the paths of this repository's binaries.
 type Product struct {
 	Plugin     string // the CNI plugin, stayput
 	Agent      string // the daemon, stayput-agent
@@ -265,23 +265,24 @@ type Product struct {
 	Kubectl    string // kubectl-stayput; "" from BuildProduct
 }
 
-// BuildProduct builds the two programs of a node, stayput and stayput-agent, into dir, as they are released.
+// BuildProduct builds a node's two programs, stayput and stayput-agent, into dir as they are released.
 func BuildProduct(ctx context.Context, dir string) (Product, error) {
 	return makeProduct(ctx, dir, "", "./cmd/stayput ./cmd/stayput-agent")
 }
 
-// BuildWholeProduct builds all programs of this repository into dir, as they are released.
+// BuildWholeProduct builds all programs of this repository into dir as they are released.
 func BuildWholeProduct(ctx context.Context, dir string) (Product, error) {
 	return makeProduct(ctx, dir, "", "./cmd/...")
 }
 
-// BuildRelease builds all programs as those of a release, so that they differ from those of any other.
+// BuildRelease is [BuildWholeProduct] with a release's version, so that the programs differ from those of other
+// releases.
 func BuildRelease(ctx context.Context, dir, version string) (Product, error) {
 	return makeProduct(ctx, dir, version, "./cmd/...")
 }
 
-// makeProduct builds by the repository's Makefile, which knows how the programs are released. The programs of no
-// version know their commit by themselves.
+// makeProduct builds with the repository's Makefile, which defines how the programs are released. Without a version the
+// programs report their commit.
 func makeProduct(ctx context.Context, dir, version, programs string) (Product, error) {
 	progress("building stayput")
 	root, _, err := moduleRoot(ctx)
@@ -303,8 +304,8 @@ func makeProduct(ctx context.Context, dir, version, programs string) (Product, e
 	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "build",
 		"GO=go", "BIN="+dir, "PROGRAMS="+programs, "VERSION="+version)
 	cmd.Dir = root
-	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) } // which it hands on to the compiler
-	// The flags of a make that has called us are not for this one.
+	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) } // make passes it on to the compiler
+	// The flags of an enclosing make are not for this one.
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKEOVERRIDES=", "GOFLAGS=", "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return Product{}, fmt.Errorf("make build: %w\n%s", err, out)
@@ -321,14 +322,14 @@ func makeProduct(ctx context.Context, dir, version, programs string) (Product, e
 	}, nil
 }
 
-// build builds the component into dir, which is in the cache. place says which of how many it is.
+// build builds the component into dir, a folder of the cache. place is its position among the components to build.
 func (c component) build(ctx context.Context, lab, cache, dir, place string) error {
 	unlock, err := lock(cache, c.name, "builds "+c.name)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if exists(dir) { // another process has built it meanwhile
+	if exists(dir) { // built by another process in the meantime
 		return nil
 	}
 	if err := Need(ctx, c.packages...); err != nil {
@@ -336,7 +337,7 @@ func (c component) build(ctx context.Context, lab, cache, dir, place string) err
 	}
 	start := time.Now()
 	progress("building %s (%s)", c.name, place)
-	// A leftover of a build that was killed: the lock is held.
+	// Left over from a killed build: the lock is held.
 	tmp := filepath.Join(cache, c.name+".tmp")
 	if err := os.RemoveAll(tmp); err != nil {
 		return err
@@ -374,7 +375,7 @@ func (c component) build(ctx context.Context, lab, cache, dir, place string) err
 	return nil
 }
 
-// key is a hash of all that decides what the component becomes.
+// key returns a hash of everything that determines the built component.
 func (c component) key(lab, goVersion string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n%s\n%v\n%s\n%s\n", goVersion, c.pkg, c.cgo, c.tags, c.ldflags)
@@ -404,7 +405,7 @@ func (c component) key(lab, goVersion string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
 }
 
-// goCommand runs go with -v among args, and calls report now and then with the number of packages compiled so far.
+// goCommand runs go with -v among args and regularly calls report with the number of packages compiled so far.
 func goCommand(ctx context.Context, dir string, cgo bool, report func(packages int), args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -421,12 +422,12 @@ func goCommand(ctx context.Context, dir string, cgo bool, report func(packages i
 	return nil
 }
 
-// compilerOutput counts the packages that go names, a line each, and keeps what else it says.
+// compilerOutput counts the packages that go lists, one per line, and keeps the rest of the output.
 type compilerOutput struct {
 	said     bytes.Buffer
 	packages int
 	report   func(packages int)
-	last     time.Time // of the reports
+	last     time.Time // report
 }
 
 func (o *compilerOutput) Write(b []byte) (int, error) {
@@ -444,8 +445,8 @@ func (o *compilerOutput) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// moduleRoot returns the folder of this repository's go.mod, seen from the working directory, where go test
-// and go run are, and the version of Go.
+// moduleRoot returns the folder of this repository's go.mod, found from the working directory of go test or go run, and
+// the Go version.
 func moduleRoot(ctx context.Context) (root, goVersion string, err error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD", "GOVERSION").Output()
 	if err != nil {
@@ -454,18 +455,18 @@ func moduleRoot(ctx context.Context) (root, goVersion string, err error) {
 	mod, version, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
 	root = filepath.Dir(mod)
 	if !exists(filepath.Join(root, "test", "lab", "build")) {
-		return "", "", errors.New("the lab is built from its sources: run this inside the repository")
+		return "", "", errors.New("the lab is built from source: run this inside the repository")
 	}
 	return root, version, nil
 }
 
-// cacheDir returns the folder of what was built, made if needed.
+// cacheDir returns the cache folder, creating it if needed.
 func cacheDir() (string, error) {
 	base := os.Getenv("STAYPUT_CACHE")
 	if base == "" {
 		user, err := os.UserCacheDir() // $XDG_CACHE_HOME, else $HOME/.cache
 		if err != nil {
-			return "", fmt.Errorf("no folder for the cache, set STAYPUT_CACHE: %w", err)
+			return "", fmt.Errorf("no cache folder, set STAYPUT_CACHE: %w", err)
 		}
 		base = filepath.Join(user, "stayput")
 	}
@@ -476,7 +477,7 @@ func cacheDir() (string, error) {
 	return dir, os.MkdirAll(dir, 0o755)
 }
 
-// lock keeps other processes and goroutines from what this one does. The kernel releases it if this one dies.
+// lock excludes other processes and goroutines. If this process dies, the kernel releases the lock.
 func lock(dir, name, does string) (unlock func(), err error) {
 	f, err := os.OpenFile(filepath.Join(dir, name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {

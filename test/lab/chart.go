@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 )
 
-// Release is the name of the release of the chart.
+// Release is the chart's release name.
 const Release = "stayput"
 
-// Template returns what helm template prints for the chart of this repository, released as [Release] into a
-// namespace. args are further flags of it, such as --set.
+// Template returns the output of helm template for the repository's chart, released as [Release] into the namespace.
+// args are additional flags, such as --set.
 func Template(ctx context.Context, namespace string, args ...string) ([]byte, error) {
 	chart, err := Chart(ctx)
 	if err != nil {
@@ -22,7 +22,7 @@ func Template(ctx context.Context, namespace string, args ...string) ([]byte, er
 	return Helm(ctx, append([]string{"template", Release, chart, "--namespace", namespace}, args...)...)
 }
 
-// Chart returns the folder of the chart.
+// Chart returns the path of the chart.
 func Chart(ctx context.Context) (string, error) {
 	root, _, err := moduleRoot(ctx)
 	if err != nil {
@@ -31,13 +31,13 @@ func Chart(ctx context.Context) (string, error) {
 	return filepath.Join(root, "deploy", "chart"), nil
 }
 
-// Helm runs helm and returns its standard output. Its errors have what it said.
+// Helm runs helm and returns its standard output. Errors include its standard error.
 func Helm(ctx context.Context, args ...string) ([]byte, error) {
 	out, _, err := helm(ctx, nil, args...)
 	return out, err
 }
 
-// Helm runs helm as [Admin] of the cluster.
+// Helm runs helm as the cluster's [Admin].
 func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
 	out, _, err := c.helm(ctx, args...)
 	return string(out), err

@@ -21,41 +21,41 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ClusterOptions say what a cluster is made of. The zero value is three nodes with stock host-local.
+// ClusterOptions configure a cluster. The zero value is three nodes with stock host-local.
 type ClusterOptions struct {
-	// Nodes is how many nodes there are, node-1 and so on; 3 if 0.
+	// Nodes is the number of nodes, named node-1 and so on; 3 if 0.
 	Nodes int
-	// IPAM is the IPAM plugin in the nodes' CNI configuration: host-local (if empty) or stayput.
+	// IPAM is the IPAM plugin in the nodes' CNI configuration, host-local or stayput; host-local if empty.
 	IPAM string
-	// NoAnnotations leaves the capability for the pods' annotations out of the CNI configuration.
+	// NoAnnotations leaves the capability for pod annotations out of the CNI configuration.
 	NoAnnotations bool
-	// Product is what [Cluster.Install] and [Cluster.InstallProcesses] install. Its plugin is in /opt/cni/bin of the
-	// nodes beforehand where IPAM is stayput.
+	// Product is what [Cluster.Install] and [Cluster.InstallProcesses] install. If IPAM is stayput, its plugin is in the
+	// nodes' /opt/cni/bin from the start.
 	Product Product
-	// NodeMonitorGracePeriod is how long after its last sign of life a node becomes NotReady; 16 s if 0.
+	// NodeMonitorGracePeriod is how long a node may be silent before it becomes NotReady; 16 s if 0.
 	NodeMonitorGracePeriod time.Duration
-	// More flags of the control plane's programs, and more fields of kubelet's configuration.
+	// Additional flags of the control plane's programs, and additional fields of the kubelet configuration.
 	APIServerArgs, ControllerManagerArgs, SchedulerArgs []string
 	KubeletConfig                                       map[string]any
-	// ControlFiles are more files of the control plane's machine, by path, for those flags to name.
+	// ControlFiles are additional files of the control plane's machine, by path, for those flags to name.
 	ControlFiles map[string][]byte
 }
 
-// Cluster is a Kubernetes cluster of lab nodes, see the fabric for its addresses.
+// Cluster is a Kubernetes cluster of lab nodes. fabric.go lists its addresses.
 type Cluster struct {
-	// Control is the machine of the control plane; the fabric is its network namespace.
+	// Control is the control plane's machine; the fabric is its network namespace.
 	Control *Node
 	// The services of the control plane.
 	Etcd, APIServer, ControllerManager, Scheduler *Service
 	// Nodes are node-1, node-2, ...
 	Nodes []*ClusterNode
-	// ControlNode is the node on the control plane's machine, for pods that tolerate it; nil until Install.
+	// ControlNode is the node on the control plane's machine, for pods that tolerate its taint; nil until Install.
 	ControlNode *ClusterNode
 	// Controllers are the pods of stayput-controller; nil until Install.
 	Controllers *Controllers
-	// ControllerProcesses are those without a pod, started by StartController.
+	// ControllerProcesses are the controllers without a pod, started by StartController.
 	ControllerProcesses []*ControllerProcess
-	// Dir is a folder for files about the cluster, which goes with it.
+	// Dir is a folder for files about the cluster, removed by Close.
 	Dir string
 
 	options     ClusterOptions
@@ -63,11 +63,11 @@ type Cluster struct {
 	credentials *credentials
 	listener    net.Listener // of the relay to the API server
 	client      *kubernetes.Clientset
-	values      map[string]any // of the release that Install made
+	values      map[string]any // of Install's release
 	close       func() error
 }
 
-// StartCluster starts a cluster and waits until its nodes are Ready. The caller closes it.
+// StartCluster starts a cluster and waits until its nodes are Ready. The caller must close it.
 func StartCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 	if os.Geteuid() != 0 {
 		return nil, errNotRoot
@@ -120,7 +120,7 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	if err := c.makeControlPlane(ctx); err != nil {
 		return err
 	}
-	// The API server takes longest; the nodes come up beside it.
+	// The API server takes longest; the nodes come up in parallel.
 	c.Nodes = make([]*ClusterNode, c.options.Nodes)
 	err = together(len(c.Nodes)+1, func(i int) error {
 		if i == len(c.Nodes) {
@@ -145,7 +145,7 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	return c.waitDefaultAccount(ctx)
 }
 
-// together runs f for 0 to n-1 at once and waits for all.
+// together runs f for 0 to n-1 concurrently and waits for all of them.
 func together(n int, f func(i int) error) error {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -156,12 +156,12 @@ func together(n int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// binds are the folders of the cluster's components in every machine.
+// binds are the cluster component folders mounted into every machine.
 func (c *Cluster) binds() map[string]string {
 	return map[string]string{"/opt/lab/kubernetes": c.bin.Kubernetes, "/opt/lab/etcd": c.bin.Etcd}
 }
 
-// WaitReady waits until the API server says that the node is Ready, as of its running kubelet.
+// WaitReady waits until the API server reports the node Ready since the start of its running kubelet.
 func (c *Cluster) WaitReady(ctx context.Context, n *ClusterNode) error {
 	bootID, err := os.ReadFile(filepath.Join(n.dir, "boot_id"))
 	if err != nil {
@@ -172,13 +172,13 @@ func (c *Cluster) WaitReady(ctx context.Context, n *ClusterNode) error {
 		if err != nil {
 			return false, err
 		}
-		// The condition of the last boot stays until it is found out, or is written anew.
+		// After a boot the old condition persists until the kubelet or the node lifecycle controller updates it.
 		current := node.Status.NodeInfo.BootID == strings.TrimSpace(string(bootID))
 		return current && nodeReady(node), nil
 	})
 }
 
-// WaitNotReady waits until the API server takes the node for lost.
+// WaitNotReady waits until the API server reports the node as lost.
 func (c *Cluster) WaitNotReady(ctx context.Context, n *ClusterNode) error {
 	return Until(ctx, n.Name+" to be NotReady", func() (bool, error) {
 		node, err := c.client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
@@ -186,7 +186,7 @@ func (c *Cluster) WaitNotReady(ctx context.Context, n *ClusterNode) error {
 	})
 }
 
-// nodeReady says whether pods can be scheduled: the taint goes a moment after the condition.
+// nodeReady reports whether pods can be scheduled: the taint is removed a moment after the condition changes.
 func nodeReady(node *corev1.Node) bool {
 	for _, taint := range node.Spec.Taints {
 		if strings.HasPrefix(taint.Key, "node.kubernetes.io/") && taint.Key != corev1.TaintNodeUnschedulable {
@@ -201,7 +201,7 @@ func nodeReady(node *corev1.Node) bool {
 	return false
 }
 
-// waitDefaultAccount waits for what every pod needs and the controller manager makes.
+// waitDefaultAccount waits for the service account that every pod needs, created by the controller manager.
 func (c *Cluster) waitDefaultAccount(ctx context.Context) error {
 	return Until(ctx, "the default service account", func() (bool, error) {
 		_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
@@ -212,8 +212,8 @@ func (c *Cluster) waitDefaultAccount(ctx context.Context) error {
 	})
 }
 
-// Until calls ok until it returns true, or ctx is done. It goes on after an error, the last of which it returns: the
-// API server may be away.
+// Until calls ok until it returns true or ctx is done. It continues after errors, since the API server may be away, and
+// returns the last one.
 func Until(ctx context.Context, what string, ok func() (bool, error)) error {
 	for {
 		done, err := ok()
@@ -232,7 +232,7 @@ func (c *Cluster) dialServer(ctx context.Context) (net.Conn, error) {
 	return c.Control.Dial(ctx, "tcp", net.JoinHostPort(serverIP.String(), serverPort))
 }
 
-// RESTConfig lets this process talk to the API server as [Admin], without a limit of its own.
+// RESTConfig lets this process talk to the API server as [Admin], without client-side rate limiting.
 func (c *Cluster) RESTConfig() *rest.Config { return c.restConfig(c.credentials.tokens[Admin]) }
 
 func (c *Cluster) restConfig(token string) *rest.Config {
@@ -245,8 +245,8 @@ func (c *Cluster) restConfig(token string) *rest.Config {
 	}
 }
 
-// RESTConfigAs is RESTConfig as another user by impersonation. The groups of a service account come by
-// themselves; what a token says besides, such as a node's name, is missing, see [Cluster.AccountToken].
+// RESTConfigAs is RESTConfig impersonating another user. The groups of a service account are implied; other claims of a
+// token, such as a node name, are missing: see [Cluster.AccountToken].
 func (c *Cluster) RESTConfigAs(user string, groups ...string) *rest.Config {
 	config := c.RESTConfig()
 	if parts := strings.Split(user, ":"); len(parts) == 4 && strings.HasPrefix(user, "system:serviceaccount:") {
@@ -256,16 +256,16 @@ func (c *Cluster) RESTConfigAs(user string, groups ...string) *rest.Config {
 	return config
 }
 
-// Client is a client of RESTConfig.
+// Client returns a client that uses RESTConfig.
 func (c *Cluster) Client() *kubernetes.Clientset { return c.client }
 
-// kubeconfigFor is for a program in the fabric that has a static token.
+// kubeconfigFor returns a kubeconfig for a program in the fabric, with the user's static token.
 func (c *Cluster) kubeconfigFor(user string) []byte {
 	return c.credentials.kubeconfig(serverURL, map[string]any{"token": c.credentials.tokens[user]})
 }
 
-// Kubeconfig writes a kubeconfig of [Admin] for programs of this machine, such as kubectl, and returns its path.
-// They reach the API server by a loopback port as long as this process lives and the cluster is open.
+// Kubeconfig writes [Admin]'s kubeconfig for programs of this machine, such as kubectl, and returns its path. They
+// reach the API server through a loopback port while this process lives and the cluster is open.
 func (c *Cluster) Kubeconfig() (string, error) {
 	return c.writeKubeconfig("kubeconfig", c.credentials.tokens[Admin])
 }
@@ -273,7 +273,7 @@ func (c *Cluster) Kubeconfig() (string, error) {
 func (c *Cluster) writeKubeconfig(name, token string) (string, error) {
 	file := filepath.Join(c.Dir, name)
 	data := c.credentials.kubeconfig("https://"+c.listener.Addr().String(), map[string]any{"token": token})
-	// By rename: another kubectl may be reading it.
+	// Renamed into place: another kubectl may be reading it.
 	f, err := os.CreateTemp(c.Dir, ".kubeconfig")
 	if err != nil {
 		return "", err
@@ -285,17 +285,17 @@ func (c *Cluster) writeKubeconfig(name, token string) (string, error) {
 	return file, os.Rename(f.Name(), file)
 }
 
-// KubectlPath is the path of kubectl on this machine.
+// KubectlPath returns the path of kubectl on this machine.
 func (c *Cluster) KubectlPath() string { return filepath.Join(c.bin.Kubernetes, "kubectl") }
 
-// Kubectl runs kubectl as [Admin] and returns its standard output. Its standard error is in the error.
+// Kubectl runs kubectl as [Admin] and returns its standard output. Errors include its standard error.
 func (c *Cluster) Kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
 	file, err := c.Kubeconfig()
 	if err != nil {
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, c.KubectlPath(), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+file, "HOME="+c.Dir) // its cache goes with the cluster
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+file, "HOME="+c.Dir) // its cache is removed with the cluster
 	cmd.Stdin = strings.NewReader(stdin)
 	cmd.WaitDelay = time.Second
 	var stdout, stderr bytes.Buffer
@@ -307,8 +307,8 @@ func (c *Cluster) Kubectl(ctx context.Context, stdin string, args ...string) (st
 	return stdout.String(), nil
 }
 
-// Command is a program of this machine that runs in the fabric's network, where it reaches nodes and pods by
-// their addresses, with a kubeconfig of [Admin] in its environment.
+// Command returns a program of this machine to run in the fabric's network namespace, which reaches nodes and pods by
+// address, with [Admin]'s kubeconfig in its environment.
 func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	netns := fmt.Sprintf("--net=/proc/%d/ns/net", c.Control.Pid())
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{netns, "--", name}, args...)...)
@@ -323,7 +323,7 @@ func (c *Cluster) LoadImage(ctx context.Context, archive string) error {
 	return together(len(nodes), func(i int) error { return nodes[i].LoadImage(ctx, archive) })
 }
 
-// allNodes are the Nodes and the ControlNode.
+// allNodes returns Nodes and ControlNode.
 func (c *Cluster) allNodes() []*ClusterNode {
 	if c.ControlNode == nil {
 		return c.Nodes
@@ -331,7 +331,7 @@ func (c *Cluster) allNodes() []*ClusterNode {
 	return append(slices.Clone(c.Nodes), c.ControlNode)
 }
 
-// Node returns the node of that name; nil if there is none.
+// Node returns the node with that name; nil if there is none.
 func (c *Cluster) Node(name string) *ClusterNode {
 	for _, n := range c.allNodes() {
 		if n.Name == name {
@@ -341,11 +341,10 @@ func (c *Cluster) Node(name string) *ClusterNode {
 	return nil
 }
 
-// logTail is how many bytes of a log tell a failed test's story.
+// logTail is how many trailing bytes of a log explain a failed test.
 const logTail = 8 << 10
 
-// WriteLogs writes what the API server knows of nodes, pods and events, and the ends of all logs, for a test
-// that failed.
+// WriteLogs writes the API server's nodes, pods and events and the end of every log, for a failed test.
 func (c *Cluster) WriteLogs(w io.Writer) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -379,7 +378,7 @@ func (c *Cluster) WriteLogs(w io.Writer) {
 	}
 }
 
-// machines are all machines of the cluster, the control plane's last.
+// machines returns all machines of the cluster, the control plane's last.
 func (c *Cluster) machines() []*Node {
 	var machines []*Node
 	for _, n := range c.Nodes {
@@ -396,7 +395,7 @@ func (c *Cluster) machines() []*Node {
 	return machines
 }
 
-// Close ends the cluster and removes everything of it. It may be called again.
+// Close stops the cluster and removes everything that belongs to it. It may be called again.
 func (c *Cluster) Close() error { return c.close() }
 
 func (c *Cluster) end() error {

@@ -26,30 +26,30 @@ const (
 // ClusterNode is a node of a cluster: a [Node] with a kubelet.
 type ClusterNode struct {
 	*Node
-	// Name is the host name and the name of the Node object.
+	// Name is the host name and the Node object's name.
 	Name string
 	// IP is the node's address in the fabric.
 	IP netip.Addr
-	// Pods is the subnet of its pods.
+	// Pods is its pods' subnet.
 	Pods netip.Prefix
-	// Kubelet is started by StartCluster and by Boot.
+	// Kubelet is started by StartCluster and Boot.
 	Kubelet *Service
-	// Agent is the pod of stayput-agent on the node, from [Cluster.Install] on.
+	// Agent is the node's stayput-agent pod, from [Cluster.Install] on.
 	Agent *Agent
-	// AgentProcess is stayput-agent without a pod; nil until [ClusterNode.StartAgent], then started by Boot as well.
+	// AgentProcess is stayput-agent without a pod; nil until [ClusterNode.StartAgent], then started by Boot.
 	AgentProcess *Service
 
 	cluster *Cluster
 }
 
-// podNetwork is the network of a node's pods, before anybody installs anything.
+// podNetwork is the network of a node's pods before an installation.
 func (c *Cluster) podNetwork(pods netip.Prefix) Network {
 	ipam := RangeIPAM(c.options.IPAM, pods.String())
 	ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}}
 	return Network{IPAM: ipam, Annotations: !c.options.NoAnnotations}
 }
 
-// makeNode boots node m and starts its containerd, but no kubelet: that needs the API server.
+// makeNode boots node m and starts its containerd, but not its kubelet, which needs the API server.
 func (c *Cluster) makeNode(ctx context.Context, m int) (*ClusterNode, error) {
 	o := c.options
 	n := &ClusterNode{Name: nodeName(m), IP: nodeIP(m), Pods: podSubnet(m), cluster: c}
@@ -71,7 +71,7 @@ func (c *Cluster) makeNode(ctx context.Context, m int) (*ClusterNode, error) {
 	return n, n.StartContainerd(ctx)
 }
 
-// cniPlugins are those that the cluster's nodes have besides the stock ones.
+// cniPlugins are the cluster's CNI plugins besides the stock ones.
 func (c *Cluster) cniPlugins() []string {
 	if c.options.IPAM != "stayput" {
 		return nil
@@ -79,7 +79,7 @@ func (c *Cluster) cniPlugins() []string {
 	return []string{c.options.Product.Plugin}
 }
 
-// addKubelet lays out the kubelet of the node.
+// addKubelet sets up the node's kubelet.
 func (n *ClusterNode) addKubelet() error {
 	config, err := json.Marshal(n.kubeletConfig())
 	if err != nil {
@@ -103,12 +103,12 @@ func (n *ClusterNode) addKubelet() error {
 	return nil
 }
 
-// controlPlaneTaint keeps pods from the control plane's node that do not ask for it, as kubeadm has it. The label
+// controlPlaneTaint keeps pods that do not tolerate it off the control plane's node, as kubeadm does. The node's label
 // has the same name.
 const controlPlaneTaint = "node-role.kubernetes.io/control-plane"
 
-// startControlNode makes the control plane's machine a node for pods of the cluster's own, which tests that break
-// nodes leave alone.
+// startControlNode makes the control plane's machine a node for the cluster's own pods, safe from tests that break
+// nodes.
 func (c *Cluster) startControlNode(ctx context.Context) error {
 	n := &ClusterNode{Node: c.Control, Name: controlPlane, IP: serverIP, Pods: podSubnet(0), cluster: c}
 	for _, plugin := range c.cniPlugins() {
@@ -128,7 +128,7 @@ func (c *Cluster) startControlNode(ctx context.Context) error {
 	if err := c.WaitReady(ctx, n); err != nil {
 		return err
 	}
-	// a kubelet must not give it to itself
+	// A kubelet may not set this label itself.
 	if _, err := c.Kubectl(ctx, "", "label", "node", n.Name, controlPlaneTaint+"="); err != nil {
 		return err
 	}
@@ -138,14 +138,14 @@ func (c *Cluster) startControlNode(ctx context.Context) error {
 
 func nodeName(m int) string { return fmt.Sprintf("node-%d", m) }
 
-// kubeletConfig is kubelet's default but for what a folder on a shared machine cannot do, and for what would
-// make a test wait.
+// kubeletConfig is kubelet's default, except for what a folder on a shared machine cannot do and what would make tests
+// wait.
 func (n *ClusterNode) kubeletConfig() map[string]any {
 	config := map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1",
 		"kind":       "KubeletConfiguration",
 
-		// Nothing from outside the fabric can reach a kubelet.
+		// A kubelet cannot be reached from outside the fabric.
 		"authentication": map[string]any{
 			"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false},
 		},
@@ -158,21 +158,21 @@ func (n *ClusterNode) kubeletConfig() map[string]any {
 		"failSwapOn":               false,
 		"oomScoreAdj":              0,                                // lowering it needs CAP_SYS_RESOURCE
 		"volumePluginDir":          "/var/lib/kubelet/volumeplugins", // the default is in /usr
-		// nobody is there, but its absence would be an event per pod
+		// Not served, but without an address every pod would have an Event.
 		"clusterDNS":    []string{"10.96.0.10"},
 		"clusterDomain": "cluster.local",
 
-		// A container that a test kills comes back within seconds, however often.
+		// A container killed by a test is back within seconds, however often.
 		"featureGates":     map[string]any{"KubeletCrashLoopBackOffMax": true},
 		"crashLoopBackOff": map[string]any{"maxContainerRestartPeriod": "2s"},
 
-		// The disk is the machine's, and how full that is must not matter.
+		// The disk is the machine's: its usage must not matter.
 		"imageGCHighThresholdPercent": 100,
 		"evictionHard": map[string]any{
 			"memory.available": "1Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%",
 		},
 
-		// The lease is renewed four times in its life, and the node is NotReady once that is over.
+		// The kubelet renews the lease four times within its duration; the node is NotReady once it expires.
 		"nodeLeaseDurationSeconds":  int(n.cluster.options.NodeMonitorGracePeriod.Seconds()),
 		"nodeStatusUpdateFrequency": "1s",
 	}
@@ -183,7 +183,7 @@ func (n *ClusterNode) kubeletConfig() map[string]any {
 	return config
 }
 
-// startKubelet makes the cgroup of the node, which a power loss removes, and starts kubelet.
+// startKubelet makes the node's cgroup, which a power loss removes, and starts kubelet.
 func (n *ClusterNode) startKubelet(ctx context.Context) error {
 	if err := cgroups.Make(n.id); err != nil {
 		return fmt.Errorf("making the cgroup of %s: %w", n.Name, err)
@@ -191,8 +191,8 @@ func (n *ClusterNode) startKubelet(ctx context.Context) error {
 	return n.Kubelet.Start(ctx)
 }
 
-// Boot switches a node on after a PowerLoss: containerd and kubelet, which starts the pods again, and the agent
-// where it is no pod.
+// Boot powers the node on after a PowerLoss: containerd, kubelet, which restarts the pods, and the agent if it is a
+// process.
 func (n *ClusterNode) Boot(ctx context.Context) error {
 	if err := n.Node.Boot(ctx); err != nil {
 		return err
@@ -227,7 +227,7 @@ func (n *ClusterNode) LoadImage(ctx context.Context, archive string) error {
 	return errors.Join(err, os.Remove(n.Path(inside)))
 }
 
-// Sandbox returns the running sandbox of a pod on the node, as containerd has it; of several the newest.
+// Sandbox returns a pod's running sandbox on the node according to containerd: the newest if there are several.
 func (n *ClusterNode) Sandbox(ctx context.Context, namespace, name string) (Pod, error) {
 	list, err := n.CRI().ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{
 		State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_READY},

@@ -32,8 +32,8 @@ const (
 	NRISocket = "/run/nri/nri.sock"
 )
 
-// containerdConfig leaves everything at its default but what the lab is about: the network, NRI, an image that
-// is not pulled, and a root without CAP_SYS_RESOURCE, which cannot lower an oom_score_adj.
+// containerdConfig is containerd's default except for the network, NRI, an image that is never pulled, and a root
+// without CAP_SYS_RESOURCE, which cannot lower an oom_score_adj.
 func containerdConfig(o NodeOptions) string {
 	return fmt.Sprintf(`version = 4
 
@@ -59,8 +59,8 @@ func containerdConfig(o NodeOptions) string {
 
 const containerSpecFile = "/etc/containerd/container.json"
 
-// containerSpec is what containerd makes every container from: its default, with a hook that lets the container see
-// the boot ID of its node. That is a file in the node's /proc, and a container has a /proc of its own.
+// containerSpec is containerd's base specification of every container: its default, plus a hook that shows the
+// container its node's boot ID. That is a file in the node's /proc, and a container has its own /proc.
 func containerSpec(ctx context.Context, bin Bin) ([]byte, error) {
 	out, err := exec.CommandContext(ctx, filepath.Join(bin.Containerd, "ctr"), "oci", "spec").Output()
 	if err != nil {
@@ -68,12 +68,12 @@ func containerSpec(ctx context.Context, bin Bin) ([]byte, error) {
 	}
 	var spec specs.Spec
 	if err := json.Unmarshal(out, &spec); err != nil {
-		return nil, fmt.Errorf("reading what ctr oci spec says: %w", err)
+		return nil, fmt.Errorf("reading the output of ctr oci spec: %w", err)
 	}
-	// Without a file containerd would do this by itself.
+	// Without a file containerd sets this itself.
 	spec.Process.Rlimits, spec.Process.ApparmorProfile, spec.Linux.Seccomp = nil, "", nil
 	const bootID = "proc/sys/kernel/random/boot_id"
-	// It runs among the mounts of the node and in the root of the container.
+	// The hook runs among the node's mounts and in the container's root.
 	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{
 		Path: "/usr/bin/mount", Args: []string{"mount", "--no-mtab", "--bind", "/" + bootID, bootID},
 	}}}
@@ -82,11 +82,10 @@ func containerSpec(ctx context.Context, bin Bin) ([]byte, error) {
 
 func (o NodeOptions) interfaces() int { return max(o.Interfaces, 1) }
 
-// StartContainerd starts containerd, waits until it can run pods and loads the lab's images if it has not got
-// them.
+// StartContainerd starts containerd, waits until it can run pods and loads the lab's images if they are missing.
 func (n *Node) StartContainerd(ctx context.Context) error {
 	if n.running() {
-		return errors.New("containerd runs already")
+		return errors.New("containerd is already running")
 	}
 	p, err := n.Start("containerd", nil, "/opt/lab/containerd/containerd")
 	if err != nil {
@@ -99,7 +98,7 @@ func (n *Node) StartContainerd(ctx context.Context) error {
 	n.mu.Lock()
 	n.containerd, n.conn = p, conn
 	n.mu.Unlock()
-	// A containerd that cannot start ends at once; do not wait for its socket then.
+	// A containerd that cannot start exits at once: stop waiting for its socket then.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
@@ -127,14 +126,14 @@ func dialCRI(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
-		// The socket is there within a tenth of a second; the default is to try again after a second.
+		// The socket appears within a tenth of a second; by default gRPC retries only after a second.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1, MaxDelay: 5 * time.Millisecond},
 			MinConnectTimeout: time.Second,
 		}))
 }
 
-// CRI is the runtime service of the node's containerd.
+// CRI returns the runtime service of the node's containerd.
 func (n *Node) CRI() runtimeapi.RuntimeServiceClient {
 	return runtimeapi.NewRuntimeServiceClient(n.client())
 }
@@ -148,10 +147,10 @@ func (n *Node) client() grpc.ClientConnInterface {
 	return n.conn
 }
 
-// noConn answers for a containerd that was not started, or stopped.
+// noConn stands in for a containerd that is not running.
 type noConn struct{}
 
-var errNoContainerd = errors.New("containerd does not run")
+var errNoContainerd = errors.New("containerd is not running")
 
 func (noConn) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
 	return errNoContainerd
@@ -167,17 +166,17 @@ func (n *Node) running() bool {
 	return n.containerd != nil
 }
 
-// Containerd is the running containerd; nil if there is none.
+// Containerd returns the running containerd; nil if there is none.
 func (n *Node) Containerd() *Process {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.containerd
 }
 
-// StopContainerd ends containerd as an upgrade does, with SIGTERM. Pods go on.
+// StopContainerd stops containerd with SIGTERM, as an upgrade does. Pods keep running.
 func (n *Node) StopContainerd() error { return n.endContainerd(syscall.SIGTERM) }
 
-// KillContainerd ends containerd as a crash does, with SIGKILL. Pods go on.
+// KillContainerd ends containerd with SIGKILL, as a crash does. Pods keep running.
 func (n *Node) KillContainerd() error { return n.endContainerd(syscall.SIGKILL) }
 
 func (n *Node) endContainerd(sig syscall.Signal) error {
@@ -206,9 +205,8 @@ func (n *Node) RestartContainerd(ctx context.Context) error {
 	return n.StartContainerd(ctx)
 }
 
-// WipeContainerd loses all that containerd knows: it kills containerd, its shims and the pods, and empties its
-// folders. What is left are the pods' network namespaces, still mounted, and what CNI plugins keep.
-// StartContainerd starts afresh.
+// WipeContainerd loses containerd's entire state: it kills containerd, its shims and the pods, and empties its folders.
+// The pods' network namespaces stay mounted, and CNI plugins keep their state. StartContainerd starts afresh.
 func (n *Node) WipeContainerd() error {
 	if n.running() {
 		if err := n.KillContainerd(); err != nil {
@@ -248,7 +246,7 @@ func (n *Node) WipeContainerd() error {
 	return nil
 }
 
-// mountsBelow returns the mount points below these folders of the node, the last mounted first.
+// mountsBelow returns the mount points below these folders of the node, the latest first.
 func (n *Node) mountsBelow(dirs ...string) ([]string, error) {
 	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", n.Pid()))
 	if err != nil {
@@ -267,7 +265,7 @@ func (n *Node) mountsBelow(dirs ...string) ([]string, error) {
 	return mounts, nil
 }
 
-// killPods kills the shims and what runs in the pods and waits until they are gone.
+// killPods kills the shims and the pods' processes and waits until they are gone.
 func (n *Node) killPods() error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		pids := cgroups.Procs(n.id)
@@ -284,23 +282,23 @@ func (n *Node) killPods() error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("processes of pods do not end: %v", pids)
+			return fmt.Errorf("pod processes do not exit: %v", pids)
 		}
 		for _, pid := range pids {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may be gone meanwhile
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have exited
 		}
 	}
 }
 
-// WaitCNI waits until containerd has loaded the CNI configurations that are on the disk.
+// WaitCNI waits until containerd has loaded the CNI configurations on the disk.
 func (n *Node) WaitCNI(ctx context.Context) error { return n.waitCNI(ctx) }
 
-// waitCNI waits until containerd answers and has loaded the CNI configurations that are on the disk.
+// waitCNI waits until containerd answers and has loaded the CNI configurations on the disk.
 func (n *Node) waitCNI(ctx context.Context) error {
 	for {
 		r, err := n.CRI().Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 		switch {
-		// it listens before the CRI plugin has started
+		// containerd listens before its CRI plugin has started.
 		case status.Code(err) == codes.Unavailable || status.Code(err) == codes.Unimplemented:
 		case err != nil:
 			return err
@@ -346,7 +344,7 @@ func loadedConfigs(r *runtimeapi.StatusResponse) ([]string, error) {
 	return sources, nil
 }
 
-// cniConfigs returns the configuration lists on the disk that containerd is to load, in order.
+// cniConfigs returns, in order, the configuration lists on the disk for containerd to load.
 func (n *Node) cniConfigs() ([]string, error) {
 	files, err := os.ReadDir(n.Path(cniDir)) // sorted by name
 	if err != nil {
@@ -359,7 +357,7 @@ func (n *Node) cniConfigs() ([]string, error) {
 		}
 		data, err := os.ReadFile(path.Join(n.Path(cniDir), f.Name()))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // an agent may have removed it meanwhile
+			continue // an agent may have removed it
 		}
 		if err != nil {
 			return nil, err
@@ -369,7 +367,7 @@ func (n *Node) cniConfigs() ([]string, error) {
 	return sources, nil
 }
 
-// loadImages imports the lab's images unless containerd has them, and waits until CRI sees them.
+// loadImages imports the lab's images unless containerd has them, and waits until they appear in CRI.
 func (n *Node) loadImages(ctx context.Context) error {
 	images := runtimeapi.NewImageServiceClient(n.client())
 	has := func(ref string) (bool, error) {
@@ -395,7 +393,7 @@ func (n *Node) loadImages(ctx context.Context) error {
 				imported = true
 				continue
 			}
-			// CRI learns of it by an event.
+			// CRI is notified by an event.
 			select {
 			case <-time.After(time.Millisecond):
 			case <-ctx.Done():

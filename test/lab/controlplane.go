@@ -13,12 +13,12 @@ import (
 	"time"
 )
 
-// serverPort is 443 because the Service kubernetes is the API server itself, see the fabric.
+// serverPort is 443 because the API server itself holds the kubernetes Service's address: see the fabric.
 const serverPort = "443"
 
 var serverURL = "https://" + net.JoinHostPort(serverIP.String(), serverPort)
 
-// controlPlane is the name of the control plane's machine, and of its Node.
+// controlPlane is the name of the control plane's machine and of its Node.
 const controlPlane = "control-plane"
 
 const (
@@ -28,7 +28,7 @@ const (
 	controlConfig = "/etc/kubernetes/" // + user + ".kubeconfig"
 )
 
-// makeControlPlane boots the machine of the control plane, with the fabric, and lays out its services.
+// makeControlPlane boots the control plane's machine with the fabric and sets up its services.
 func (c *Cluster) makeControlPlane(ctx context.Context) error {
 	o := c.options
 	control, err := startNode(ctx, c.bin.Bin, NodeOptions{
@@ -51,7 +51,7 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 	}
 	c.Etcd = &Service{node: control, name: "etcd", ready: getFrom(control, "http://127.0.0.1:2379/health"), argv: []string{
 		labEtcd + "etcd", "--data-dir=" + etcdDir, "--log-level=warn",
-		// A test is about power losses of nodes, not of etcd's machine.
+		// Tests cut the power of nodes, never of etcd's machine.
 		"--unsafe-no-fsync",
 	}}
 	c.APIServer = &Service{node: control, name: "kube-apiserver", ready: getFrom(control, serverURL+"/readyz"),
@@ -82,7 +82,7 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 		"--root-ca-file=" + serverCertFile,
 		"--flex-volume-plugin-dir=/var/lib/kubernetes/volumeplugins", // the default is in /usr
 		"--node-monitor-period=1s",
-		// Its controllers start one by one, each with an account, and the default limit makes that take seconds.
+		// Its controllers start one by one, each creating an account; the default rate limit would make that take seconds.
 		"--kube-api-qps=1000", "--kube-api-burst=1000",
 		"--node-monitor-grace-period=" + o.NodeMonitorGracePeriod.String(),
 	}, o.ControllerManagerArgs...)}
@@ -94,11 +94,11 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 	return nil
 }
 
-// getFrom asks for a page from within a machine: one try for [Service].
+// getFrom returns a [Service]'s readiness check: one GET of a URL from within a machine.
 func getFrom(machine *Node, url string) func(context.Context) error {
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // it asks for readiness, not who answers
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // checks readiness, not identity
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return machine.Dial(ctx, network, address)
 		},
@@ -137,10 +137,10 @@ func (c *Cluster) SaveEtcd(ctx context.Context, file string) error {
 	return copyFile(c.Control.Path(snapshot), file)
 }
 
-// RestoreEtcd replaces what etcd has by a snapshot, as from a backup: the control plane is down meanwhile,
-// kubelets, agents and controllers are not told. args are for etcdutl snapshot restore; with --bump-revision
-// and --mark-compacted watches notice, as the manual of etcd advises for Kubernetes, without them the revisions
-// run backwards.
+// RestoreEtcd replaces etcd's data by a snapshot, as if from a backup. The control plane is down meanwhile; kubelets,
+// agents and controllers are not told. args are for etcdutl snapshot restore: with --bump-revision and
+// --mark-compacted, which etcd's manual recommends for Kubernetes, watches notice; without them revisions run
+// backwards.
 func (c *Cluster) RestoreEtcd(ctx context.Context, file string, args ...string) error {
 	const snapshot = "/var/tmp/restore.db"
 	if err := copyFile(file, c.Control.Path(snapshot)); err != nil {
@@ -162,7 +162,7 @@ func (c *Cluster) RestoreEtcd(ctx context.Context, file string, args ...string) 
 	return c.startControlPlane(ctx)
 }
 
-// startControlPlane starts its services and waits for the API server.
+// startControlPlane starts the services and waits for the API server.
 func (c *Cluster) startControlPlane(ctx context.Context) error {
 	for _, s := range []*Service{c.Etcd, c.APIServer, c.ControllerManager, c.Scheduler} {
 		if err := s.Start(ctx); err != nil {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Paths in the control plane's machine.
+// Paths on the control plane's machine.
 const (
 	serverCertFile  = "/etc/kubernetes/server.crt" // its own authority
 	serverKeyFile   = "/etc/kubernetes/server.key"
@@ -23,10 +23,10 @@ const (
 	tokensFile      = "/etc/kubernetes/tokens.csv"
 )
 
-// Admin may do everything.
+// Admin is unrestricted.
 const Admin = "admin"
 
-// credentials are what the API server is trusted by and trusts.
+// credentials are the API server's own and those it accepts.
 type credentials struct {
 	cert, key   []byte            // of the API server, PEM
 	accountsKey []byte            // signs the tokens of service accounts, PEM
@@ -44,7 +44,7 @@ func newCredentials(nodes []string) (*credentials, error) {
 		Subject:      pkix.Name{CommonName: "lab"},
 		DNSNames:     []string{"kubernetes", "kubernetes.default.svc", "localhost"},
 		IPAddresses:  []net.IP{serverIP.AsSlice(), serviceIP.AsSlice(), net.IPv4(127, 0, 0, 1)},
-		// Tests move the clock within a node, not here.
+		// Tests change a node's clock, never this machine's.
 		NotBefore:             time.Now().Add(-time.Hour),
 		NotAfter:              time.Now().AddDate(1, 0, 0),
 		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
@@ -90,7 +90,7 @@ func pemKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
 }
 
-// files are what the control plane reads, by path.
+// files returns the files that the control plane reads, by path.
 func (c *credentials) files() map[string][]byte {
 	var tokens strings.Builder
 	for user, token := range c.tokens {
@@ -101,18 +101,18 @@ func (c *credentials) files() map[string][]byte {
 	}
 }
 
-// kubeconfig is what lets a program talk to the API server at that address, by a token or by a file with one.
+// kubeconfig returns a kubeconfig for the API server at that address, with a token or a file that holds one.
 func (c *credentials) kubeconfig(server string, user map[string]any) []byte {
 	data, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Config", "current-context": "lab",
 		"clusters": []any{map[string]any{"name": "lab", "cluster": map[string]any{
-			"server": server, "certificate-authority-data": c.cert, // base64, as JSON has it for bytes
+			"server": server, "certificate-authority-data": c.cert, // base64: JSON's encoding of bytes
 		}}},
 		"users":    []any{map[string]any{"name": "lab", "user": user}},
 		"contexts": []any{map[string]any{"name": "lab", "context": map[string]any{"cluster": "lab", "user": "lab"}}},
 	})
 	if err != nil {
-		panic(err) // it holds only strings and bytes
+		panic(err) // only strings and bytes
 	}
 	return data
 }

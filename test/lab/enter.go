@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onThread runs f on a thread of its own, which f may move into other namespaces: it ends with f, so that
-// nothing leaks to other goroutines.
+// onThread runs f on a thread of its own, which f may move into other namespaces. The thread ends with f, so that other
+// goroutines never run in them.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -18,16 +18,16 @@ func onThread(f func() error) error {
 			done <- f()
 			return // still locked: the runtime ends the thread
 		}
-		// The main thread cannot end, and it is what /proc/self shows. As long as this goroutine holds it,
-		// another one gets another thread.
+		// The main thread cannot end, and /proc/self shows it. While this goroutine holds it, another one gets another
+		// thread.
 		done <- onThread(f)
 		runtime.UnlockOSThread()
 	}()
 	return <-done
 }
 
-// inside runs f in those namespaces of the process pid that flags, of CLONE_NEW*, name. With CLONE_NEWPID it
-// is f's children that are born there. Only what f does on its own goroutine happens inside.
+// inside runs f in the namespaces of process pid named by flags, a set of CLONE_NEW*. With CLONE_NEWPID only f's
+// children are in the namespace. Only f's own goroutine runs inside.
 func inside(pid int, flags int, f func() error) error {
 	return onThread(func() error {
 		fd, err := unix.PidfdOpen(pid, 0)
@@ -36,7 +36,7 @@ func inside(pid int, flags int, f func() error) error {
 		}
 		defer unix.Close(fd)
 		if flags&unix.CLONE_NEWNS != 0 {
-			// Threads share their root and working directory, which a mount namespace brings along.
+			// Threads share their root and working directory, which setns to a mount namespace changes.
 			if err := unix.Unshare(unix.CLONE_FS); err != nil {
 				return fmt.Errorf("entering the node: %w", err)
 			}

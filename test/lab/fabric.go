@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The fabric is a bridge in the network namespace of the control plane's machine. Every other machine of the
-// cluster has one link to it. It has no link to the machine's own network: nothing can leave it.
+// The fabric is a bridge in the network namespace of the control plane's machine. Every other machine of the cluster
+// has one link to it. It has no link to the machine's own network, so packets cannot leave it.
 //
-//	172.30.0.1     the control plane, with the pods 10.244.0.0/24 behind it where it is a node, too
+//	172.30.0.1     the control plane, with the pods 10.244.0.0/24 behind it once it is a node
 //	172.30.0.10+M  node M, with the pods 10.244.M.0/24 behind it
 //	172.30.0.100+N controller N
 //	10.96.0.1      the Service kubernetes, an address of the control plane: no kube-proxy is needed for it
@@ -39,7 +39,7 @@ func network(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// makeFabric makes the bridge, and the routes to the pods of that many nodes, in the control plane's machine.
+// makeFabric makes the bridge in the control plane's machine, and the routes to the nodes' pods.
 func makeFabric(pid, nodes int) error {
 	return withNetlink(pid, func(h *netlink.Handle) error {
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fabricBridge}}
@@ -58,11 +58,11 @@ func makeFabric(pid, nodes int) error {
 	})
 }
 
-// plug connects a machine, by its pid 1, to the fabric of the control plane's machine. port is the name of the
-// link's end at the fabric; own is the number of the node, 0 if it is none.
+// plug connects a machine, by its pid 1, to the fabric. port names the link's end at the fabric; own is the node's
+// number, 0 for other machines.
 func plug(fabric, pid int, port string, ip netip.Addr, nodes, own int) error {
 	err := withNetlink(fabric, func(h *netlink.Handle) error {
-		// The link of the machine's last boot may still be there: a network namespace goes away asynchronously.
+		// The link of the machine's last boot may linger: the kernel removes network namespaces asynchronously.
 		var missing netlink.LinkNotFoundError
 		if old, err := h.LinkByName(port); err == nil {
 			if err := h.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
@@ -98,7 +98,7 @@ func plug(fabric, pid int, port string, ip netip.Addr, nodes, own int) error {
 		if err := setUp(h, Uplink); err != nil {
 			return err
 		}
-		// For the Service address; kubelet, too, expects that there is one.
+		// For the Service address; kubelet expects a default route as well.
 		if err := h.RouteAdd(&netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: serverIP.AsSlice()}); err != nil {
 			return fmt.Errorf("adding the default route: %w", err)
 		}
@@ -106,7 +106,7 @@ func plug(fabric, pid int, port string, ip netip.Addr, nodes, own int) error {
 	})
 }
 
-// routePods adds the routes to the pods of all nodes but its own.
+// routePods adds the routes to the pods of all other nodes.
 func routePods(h *netlink.Handle, link netlink.Link, nodes, own int) error {
 	for m := 1; m <= nodes; m++ {
 		if m == own {
@@ -120,7 +120,7 @@ func routePods(h *netlink.Handle, link netlink.Link, nodes, own int) error {
 	return nil
 }
 
-// relay forwards what connects to a port of this machine to where dial leads, until the listener is closed.
+// relay forwards connections to a port of this machine to dial's target until the listener is closed.
 func relay(l net.Listener, dial func(context.Context) (net.Conn, error)) {
 	for {
 		client, err := l.Accept()
@@ -131,7 +131,7 @@ func relay(l net.Listener, dial func(context.Context) (net.Conn, error)) {
 			defer client.Close()
 			server, err := dial(context.Background())
 			if err != nil {
-				return // the client sees the end of its connection
+				return // the client sees its connection close
 			}
 			defer server.Close()
 			go func() {

@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inotifyLimit is the one sysctl of the machine that the lab changes: it counts what a user has in all namespaces,
-// so that a node cannot have its own. A node with a kubelet takes up to ten instances, and a distribution that gives
-// a user 128 runs out of them with three or four clusters.
+// inotifyLimit is the one sysctl of the machine that the lab changes. It counts a user's instances across all
+// namespaces, so a node cannot have its own. A node with a kubelet takes up to ten; distributions that allow 128 per
+// user run out with three or four clusters.
 const (
 	inotifyLimit  = "/proc/sys/fs/inotify/max_user_instances"
 	inotifyWanted = 1024
 )
 
-// holdInotify raises the limit until release is called for the last time, in whichever process of the lab that is.
-// A process that is killed is not counted any more; the next one that releases puts back what was there before.
+// holdInotify raises the limit until the last release in any process of the lab. Killed processes no longer count; the
+// next release restores the limit.
 func holdInotify() (release func() error, err error) {
-	users := filepath.Join(os.TempDir(), "stayput-lab.inotify") // contains what to put back
+	users := filepath.Join(os.TempDir(), "stayput-lab.inotify") // holds the original limit
 	hold, err := os.OpenFile(users, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func holdInotify() (release func() error, err error) {
 			}
 			before, err := io.ReadAll(hold)
 			if err != nil || len(before) == 0 {
-				return err // it was high enough
+				return err // already high enough
 			}
 			limit, err := strconv.Atoi(string(before))
 			if err != nil {
@@ -65,7 +65,7 @@ func holdInotify() (release func() error, err error) {
 	}, nil
 }
 
-// inotifyAlone runs f while no other process or goroutine raises or puts back the limit.
+// inotifyAlone runs f while no other process or goroutine raises or restores the limit.
 func inotifyAlone(users string, f func() error) error {
 	unlock, err := lock(filepath.Dir(users), filepath.Base(users), "changes the number of inotify instances")
 	if err != nil {

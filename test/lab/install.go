@@ -17,29 +17,29 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What the chart calls its parts.
+// The chart's names of its parts.
 const (
 	SystemNamespace   = "stayput-system"
 	AgentAccount      = "stayput-agent"
 	ControllerAccount = "stayput-controller"
 
-	agentWorkload, agentComponent           = "stayput-agent", "agent" // and the container
+	agentWorkload, agentComponent           = "stayput-agent", "agent" // the container's name too
 	controllerWorkload, controllerComponent = "stayput-controller", "controller"
 )
 
-// InstallOptions say how the product is installed.
+// InstallOptions configure the product's installation.
 type InstallOptions struct {
-	// Values are for the chart, over those of [Cluster.Values].
+	// Values are chart values that override those of [Cluster.Values].
 	Values map[string]any
-	// Chart is the folder of a chart of another version; empty: the repository's.
+	// Chart is the path of another version's chart; empty for the repository's.
 	Chart string
-	// Manifests has kubectl apply the manifests in deploy/ as they are. There are no values then.
+	// Manifests applies the manifests in deploy/ unchanged with kubectl, without values.
 	Manifests bool
 }
 
-// Install installs stayput from the image of the cluster's Product, by Helm or as the options say, and waits until
-// agents and controllers are ready and the nodes' pods get their addresses from stayput. Before that it makes the
-// control plane's machine a node, where the controllers are by Values.
+// Install installs stayput from the image of the cluster's Product, with Helm unless the options say otherwise, and
+// waits until agents and controllers are ready and the nodes' pods get their addresses from stayput. It first makes the
+// control plane's machine a node: Values place the controllers there.
 func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	if c.ControlNode == nil {
 		if err := c.startControlNode(ctx); err != nil {
@@ -78,19 +78,18 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	return c.WaitInstalled(ctx)
 }
 
-// Upgrade upgrades what Install has installed by Helm to the chart of the repository, whose image was loaded, and
-// waits as Install does. values are over those it has.
+// Upgrade upgrades Install's Helm release to the repository's chart, whose image must be loaded, and waits as Install
+// does. values override the current ones.
 func (c *Cluster) Upgrade(ctx context.Context, values map[string]any) error {
 	return c.upgrade(ctx, values)
 }
 
-// Reinstate makes good what somebody has changed or deleted of what Install has installed by Helm.
+// Reinstate restores changed or deleted objects of Install's Helm release.
 func (c *Cluster) Reinstate(ctx context.Context) error {
 	return c.upgrade(ctx, nil, "--force-conflicts")
 }
 
-// Uninstall has Helm uninstall what Install has installed, and returns what it says, to which belongs the log of the
-// chart's hook.
+// Uninstall uninstalls Install's Helm release and returns helm's output, which includes the log of the chart's hook.
 func (c *Cluster) Uninstall(ctx context.Context) (string, error) {
 	out, said, err := c.helm(ctx, "uninstall", Release, "--namespace="+SystemNamespace, "--wait")
 	return string(out) + string(said), err
@@ -108,8 +107,8 @@ func (c *Cluster) upgrade(ctx context.Context, values map[string]any, args ...st
 	return c.WaitInstalled(ctx)
 }
 
-// WaitInstalled waits until agents and controllers are as the API server has them, and ready, and until containerd
-// asks stayput for the addresses of pods.
+// WaitInstalled waits until agents and controllers match their specs and are ready, and containerd gets pod addresses
+// from stayput.
 func (c *Cluster) WaitInstalled(ctx context.Context) error {
 	d, err := c.client.AppsV1().Deployments(SystemNamespace).Get(ctx, controllerWorkload, metav1.GetOptions{})
 	if err != nil {
@@ -126,7 +125,7 @@ func (c *Cluster) WaitInstalled(ctx context.Context) error {
 	return together(len(nodes), func(i int) error { return nodes[i].waitStayput(ctx) })
 }
 
-// waitStayput waits until containerd has loaded a configuration with stayput.
+// waitStayput waits until containerd has loaded a configuration that names stayput.
 func (n *ClusterNode) waitStayput(ctx context.Context) error {
 	err := Until(ctx, "stayput in the CNI configuration of "+n.Name, func() (bool, error) {
 		lists, err := n.cniConfigs()
@@ -138,9 +137,8 @@ func (n *ClusterNode) waitStayput(ctx context.Context) error {
 	return n.waitCNI(ctx)
 }
 
-// Values are what a cluster of the lab needs: its controllers are where tests break nothing, its agents can be kept
-// from a node, and there is more to read when something fails. Where the nodes have stayput as their IPAM plugin
-// already, the agent leaves their configuration alone.
+// Values are the chart values for a lab cluster: controllers where tests break nothing, agents that can be kept off a
+// node, and debug logs. If the nodes' IPAM plugin is already stayput, the agent leaves their CNI configuration alone.
 func (c *Cluster) Values() map[string]any {
 	term := map[string]any{"matchExpressions": []any{map[string]any{"key": noAgent, "operator": "DoesNotExist"}}}
 	return map[string]any{
@@ -171,7 +169,7 @@ func (c *Cluster) release(ctx context.Context, chart, verb string, args ...strin
 	return err
 }
 
-// merged is a with b over it, key by key, as Helm merges values.
+// merged returns a overridden by b, key by key, as Helm merges values.
 func merged(a, b map[string]any) map[string]any {
 	all := maps.Clone(a)
 	for key, value := range b {
@@ -185,7 +183,7 @@ func merged(a, b map[string]any) map[string]any {
 	return all
 }
 
-// applyManifests applies what is for those who do not use Helm.
+// applyManifests applies the manifests for users without Helm.
 func (c *Cluster) applyManifests(ctx context.Context) error {
 	root, _, err := moduleRoot(ctx)
 	if err != nil {
@@ -199,7 +197,7 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 	return nil
 }
 
-// ChartVersion is the version of the product that a chart installs: the tag of its image.
+// ChartVersion returns the product version that a chart installs: its image tag.
 func ChartVersion(chart string) (string, error) {
 	file := filepath.Join(chart, "Chart.yaml")
 	data, err := os.ReadFile(file)
@@ -216,8 +214,8 @@ func ChartVersion(chart string) (string, error) {
 	return is.AppVersion, nil
 }
 
-// AccountToken returns a token of a service account. With a node it is bound to a pod of that account on that
-// node, and says so, as the token in such a pod does; the pod is made if there is none.
+// AccountToken returns a service account's token. With a node, the token is bound to a pod of that account on that node
+// and names it, as in such a pod; the pod is created if there is none.
 func (c *Cluster) AccountToken(ctx context.Context, namespace, account, node string) (string, error) {
 	seconds := int64(24 * 60 * 60) // longer than any cluster
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds}}
@@ -237,7 +235,7 @@ func (c *Cluster) AccountToken(ctx context.Context, namespace, account, node str
 	return answer.Status.Token, nil
 }
 
-// placeholder stands for the pod of a DaemonSet on the node. It takes no pod address.
+// placeholder returns a stand-in for a DaemonSet's pod on the node. It takes no pod address.
 func (c *Cluster) placeholder(ctx context.Context, namespace, account, node string) (*corev1.Pod, error) {
 	pods := c.client.CoreV1().Pods(namespace)
 	name := account + "-" + node

@@ -16,7 +16,7 @@ import (
 // cniDir is where containerd looks for CNI configurations.
 const cniDir = "/etc/cni/net.d"
 
-// AnnotationsCapability makes containerd hand a pod's annotations to the plugins that declare it.
+// AnnotationsCapability makes containerd pass a pod's annotations to the plugins that declare it.
 const AnnotationsCapability = "io.kubernetes.cri.pod-annotations"
 
 // Network is a CNI network of a node, written as a configuration list with one plugin.
@@ -25,7 +25,7 @@ type Network struct {
 	Name string
 	// File is the name of the configuration file; 10-<name>.conflist if empty.
 	File string
-	// Type is the plugin: bridge (if empty), ptp or macvlan. The node itself reaches pods of the first two.
+	// Type is the main plugin: bridge (if empty), ptp or macvlan. The node itself reaches pods of the first two.
 	Type string
 	// CNIVersion is the version of the configuration; 1.0.0 if empty.
 	CNIVersion string
@@ -35,8 +35,8 @@ type Network struct {
 	Annotations bool
 }
 
-// RangeIPAM returns the configuration of an IPAM plugin, host-local or stayput, with one set of one range for
-// each subnet: one address of each for every pod.
+// RangeIPAM returns the configuration of an IPAM plugin, host-local or stayput, with one range set per subnet: every
+// pod gets one address of each.
 func RangeIPAM(plugin string, subnets ...string) map[string]any {
 	sets := make([]any, 0, len(subnets))
 	for _, s := range subnets {
@@ -64,7 +64,7 @@ func (w Network) withDefaults() Network {
 	return w
 }
 
-// plugin is the entry of the main plugin.
+// plugin returns the main plugin's entry.
 func (w Network) plugin() map[string]any {
 	p := map[string]any{"type": w.Type, "ipam": w.IPAM}
 	switch w.Type {
@@ -80,7 +80,7 @@ func (w Network) plugin() map[string]any {
 	return p
 }
 
-// Conflist is the configuration list of the network.
+// Conflist returns the network's configuration list.
 func (w Network) Conflist() []byte {
 	w = w.withDefaults()
 	data, err := json.MarshalIndent(map[string]any{
@@ -92,7 +92,7 @@ func (w Network) Conflist() []byte {
 	return append(data, '\n')
 }
 
-// NetConf is what the main plugin hands to the IPAM plugin on standard input, for [Node.CNI].
+// NetConf returns the main plugin's input to the IPAM plugin, for [Node.CNI].
 func (w Network) NetConf() []byte {
 	w = w.withDefaults()
 	p := w.plugin()
@@ -104,8 +104,8 @@ func (w Network) NetConf() []byte {
 	return data
 }
 
-// SetNetworks replaces the networks of the node, those of its options or of the last SetNetworks, and waits
-// until containerd, if it runs, has loaded what is there now. Files of others stay.
+// SetNetworks replaces the node's networks, from its options or the last SetNetworks, and waits until a running
+// containerd has loaded the new ones. Other configuration files stay.
 func (n *Node) SetNetworks(ctx context.Context, networks ...Network) error {
 	keep := map[string]bool{}
 	for _, w := range networks {
@@ -129,8 +129,7 @@ func (n *Node) SetNetworks(ctx context.Context, networks ...Network) error {
 	return n.waitCNI(ctx)
 }
 
-// NewNetNS makes a network namespace in the node, as runtimes other than containerd's CRI have it, and returns
-// its path.
+// NewNetNS makes a network namespace in the node, as runtimes other than containerd's CRI do, and returns its path.
 func (n *Node) NewNetNS(ctx context.Context, name string) (string, error) {
 	file := path.Join("/var/run/netns", name)
 	if err := n.WriteFile(file, nil); err != nil {
@@ -140,7 +139,7 @@ func (n *Node) NewNetNS(ctx context.Context, name string) (string, error) {
 	return file, err
 }
 
-// DeleteNetNS removes a network namespace of the node by its path.
+// DeleteNetNS removes a network namespace of the node.
 func (n *Node) DeleteNetNS(netNS string) error {
 	err := inside(n.Pid(), unix.CLONE_NEWNS, func() error { return unix.Unmount(netNS, unix.MNT_DETACH) })
 	if err != nil {
@@ -149,7 +148,7 @@ func (n *Node) DeleteNetNS(netNS string) error {
 	return os.Remove(n.Path(netNS))
 }
 
-// CNICall is one call of a CNI plugin as a runtime, or a main plugin for its IPAM plugin, makes it.
+// CNICall is a call of a CNI plugin, as a runtime or, for an IPAM plugin, a main plugin makes it.
 type CNICall struct {
 	Plugin      string // name in /opt/cni/bin
 	Command     string // ADD, DEL, ...
@@ -160,8 +159,7 @@ type CNICall struct {
 	Config      []byte // standard input
 }
 
-// CNI calls a CNI plugin in the node and returns what it printed: the result, or the CNI error if err is not
-// nil.
+// CNI calls a CNI plugin in the node and returns its output: the result, or the CNI error if err is not nil.
 func (n *Node) CNI(ctx context.Context, c CNICall) ([]byte, error) {
 	if c.IfName == "" {
 		c.IfName = "eth0"

@@ -26,29 +26,29 @@ import (
 	"github.com/stayput/stayput/test/lab/internal/cgroups"
 )
 
-// NodeOptions say what a node is made of. The zero value is a node with one bridge network, 10.88.0.0/16 by
-// stock host-local, and NRI.
+// NodeOptions configure a node. The zero value is a node with NRI and one bridge network, 10.88.0.0/16 by stock
+// host-local.
 type NodeOptions struct {
 	// Name is the host name; "node" if empty.
 	Name string
 	// Networks is the CNI configuration. Nil means one [Network] with its defaults.
 	Networks []Network
-	// Interfaces is how many of the networks, in the order of their file names, a pod is attached to; 0
-	// means 1, as containerd has it.
+	// Interfaces is how many networks, in the order of their file names, a pod is attached to; 1 if 0, containerd's
+	// default.
 	Interfaces int
 	// NoNRI starts containerd without NRI.
 	NoNRI bool
 	// CNIPlugins are plugin binaries to install besides the stock ones, such as [Product].Plugin.
 	CNIPlugins []string
-	// Idle leaves containerd to be started by [Node.StartContainerd].
+	// Idle leaves starting containerd to [Node.StartContainerd].
 	Idle bool
 
-	binds   map[string]string   // more read-only folders: path in the node -> path on the machine
-	connect func(pid int) error // connects the node to other nodes; nil: it has nothing but its own wire
+	binds   map[string]string   // additional read-only folders: path in the node -> path on the machine
+	connect func(pid int) error // connects the node to others; nil: it has only its own wire
 }
 
-// Node is a machine with its own disk that can run pods. Its methods may be used by several goroutines as
-// long as none of them starts or stops the node or containerd.
+// Node is a machine with its own disk that can run pods. Its methods may be called concurrently, except those that
+// start or stop the node or containerd.
 type Node struct {
 	id      string // names the folder and the cgroups
 	dir     string
@@ -57,7 +57,7 @@ type Node struct {
 
 	close func() error
 
-	networkFiles []string // written by SetNetworks
+	networkFiles []string // SetNetworks wrote them
 
 	mu         sync.Mutex
 	closed     bool
@@ -70,15 +70,15 @@ type Node struct {
 // initProcess is pid 1.
 type initProcess struct {
 	cmd  *exec.Cmd
-	life io.Closer // the end of the pipe whose closing ends the node
+	life io.Closer // closing this end of the pipe ends the node
 	done chan struct{}
 }
 
 // stockCNI are the plugins of the cni component; nodes find them in /opt/cni/bin.
 var stockCNI = []string{"bridge", "host-local", "loopback", "macvlan", "portmap", "ptp", "tuning"}
 
-// StartNode boots a node and, unless told otherwise, starts containerd and waits until it can run pods. The
-// caller closes the node.
+// StartNode boots a node and, unless o.Idle, starts containerd and waits until it can run pods. The caller must close
+// the node.
 func StartNode(ctx context.Context, o NodeOptions) (*Node, error) {
 	if os.Geteuid() != 0 {
 		return nil, errNotRoot
@@ -135,7 +135,7 @@ func (n *Node) start(ctx context.Context) error {
 	return n.StartContainerd(ctx)
 }
 
-// binds are the read-only folders of the machine in a node.
+// binds are the machine's folders mounted read-only into a node.
 func (n *Node) binds() map[string]string {
 	binds := map[string]string{
 		"/usr":                "/usr",
@@ -148,8 +148,8 @@ func (n *Node) binds() map[string]string {
 	return binds
 }
 
-// kubeletSysctls are what a kubelet sets, and not per network namespace. A node shows files of its own in their
-// places, so that the machine keeps its values whatever happens to the node.
+// kubeletSysctls are those that a kubelet sets and that have no network namespace. A node mounts its own files over
+// them, so that the machine's values never change.
 var kubeletSysctls = map[string]string{
 	"vm/overcommit_memory":      "0",
 	"vm/panic_on_oom":           "0",
@@ -159,12 +159,12 @@ var kubeletSysctls = map[string]string{
 	"kernel/keys/root_maxbytes": "20000",
 }
 
-// writeSysctls returns the files of the kubeletSysctls, with their values at boot.
+// writeSysctls writes the files of the kubeletSysctls, with their values at boot, and returns their paths.
 func (n *Node) writeSysctls() (map[string]string, error) {
 	files := map[string]string{}
 	for name, value := range kubeletSysctls {
 		if !exists(filepath.Join("/proc/sys", name)) {
-			continue // the kernel is built without it
+			continue // not in this kernel
 		}
 		file := filepath.Join(n.dir, "sysctl", name)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -178,7 +178,7 @@ func (n *Node) writeSysctls() (map[string]string, error) {
 	return files, nil
 }
 
-// makeDisk lays out the root of a freshly installed machine.
+// makeDisk lays out a freshly installed machine's root.
 func (n *Node) makeDisk(ctx context.Context) error {
 	spec, err := containerSpec(ctx, n.bin)
 	if err != nil {
@@ -200,7 +200,7 @@ func (n *Node) makeDisk(ctx context.Context) error {
 	if err := os.Mkdir(filepath.Join(n.dir, "log"), 0o755); err != nil {
 		return err
 	}
-	// Relative, so that they lead to the right place from outside as well.
+	// Relative, so that they also resolve from outside.
 	links := map[string]string{"var/run": "../run"}
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
 		if exists(filepath.Join("/usr", dir)) {
@@ -237,11 +237,11 @@ func (n *Node) makeDisk(ctx context.Context) error {
 	return nil
 }
 
-// disk maps a path of the node to its place on the machine.
+// disk maps a node's path to its place on the machine.
 func (n *Node) disk(name string) string { return filepath.Join(n.dir, "disk", name) }
 
-// Path maps an absolute path of the node to one that this process can use. What is below /run, /proc and
-// /sys is there only while the node is up.
+// Path maps an absolute path of the node to one usable by this process. /run, /proc and /sys exist only while the node
+// is up.
 func (n *Node) Path(name string) string {
 	name = path.Clean(name)
 	if rest, ok := strings.CutPrefix(name, "/var/run/"); ok {
@@ -255,8 +255,8 @@ func (n *Node) Path(name string) string {
 	return n.disk(name)
 }
 
-// Pid is the node's pid 1 as this process sees it, 0 while the power is off. Its /proc/<pid>/ns are the
-// namespaces of the node.
+// Pid is the node's pid 1 as seen by this process, 0 while the power is off. /proc/<pid>/ns holds the node's
+// namespaces.
 func (n *Node) Pid() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -266,7 +266,7 @@ func (n *Node) Pid() int {
 	return n.init.cmd.Process.Pid
 }
 
-// WriteFile writes a file of the node by rename, with its folder if that is missing.
+// WriteFile writes a file of the node atomically, creating its folder if needed.
 func (n *Node) WriteFile(name string, data []byte) error {
 	return n.replace(name, 0o644, func(f *os.File) error {
 		_, err := f.Write(data)
@@ -292,11 +292,11 @@ func (n *Node) replace(name string, mode os.FileMode, fill func(*os.File) error)
 	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
 		return err
 	}
-	// A process that another goroutine forks meanwhile would have the file open for writing until its exec, and
-	// to run it would be ETXTBSY.
+	// Otherwise a process forked by another goroutine would hold the file open for writing until its exec, and running it
+	// would fail with ETXTBSY.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	// The name starts with a dot and has no ending: containerd must not take it for a CNI configuration.
+	// The leading dot and the missing ending keep containerd from taking it for a CNI configuration.
 	f, err := os.CreateTemp(filepath.Dir(target), ".lab")
 	if err != nil {
 		return err
@@ -315,8 +315,8 @@ func (n *Node) replace(name string, mode os.FileMode, fill func(*os.File) error)
 	return os.Rename(f.Name(), target)
 }
 
-// Boot switches the power on: a new boot ID, an empty /run, no process. StartNode has done it once; after
-// [Node.PowerLoss] it is the caller's.
+// Boot switches the power on: a new boot ID, an empty /run, no processes. StartNode does it once; after
+// [Node.PowerLoss] it is up to the caller.
 func (n *Node) Boot(ctx context.Context) error {
 	bootID := filepath.Join(n.dir, "boot_id")
 	if err := os.WriteFile(bootID, []byte(newUUID()+"\n"), 0o444); err != nil {
@@ -345,7 +345,7 @@ func (n *Node) Boot(ctx context.Context) error {
 	cmd.Env = []string{}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
-		Setsid:     true, // the terminal's Ctrl-C is for this process alone
+		Setsid:     true, // the terminal's Ctrl-C is for this process only
 	}
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
@@ -364,7 +364,7 @@ func (n *Node) Boot(ctx context.Context) error {
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	p := &initProcess{cmd: cmd, life: stdin, done: make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // it ends by being killed
+		_ = cmd.Wait() // killed, hence an error
 		close(p.done)
 	}()
 	if line != "ready\n" {
@@ -383,8 +383,8 @@ func (n *Node) Boot(ctx context.Context) error {
 	return nil
 }
 
-// Uplink is the node's network interface, one end of a veth pair. The other end of a node without a cluster,
-// [Wire], is in the node too, so that nothing leaves it. It is the master of macvlan networks.
+// Uplink is the node's network interface, one end of a veth pair. On a node without a cluster the other end, [Wire], is
+// in the node, so that packets cannot leave it. macvlan networks use it as their master.
 const (
 	Uplink = "uplink"
 	Wire   = "wire"
@@ -393,8 +393,8 @@ const (
 // setUpNetwork prepares the network namespace of a node.
 func setUpNetwork(pid int) error {
 	err := inside(pid, unix.CLONE_NEWNET, func() error {
-		// /proc/sys/net shows the network namespace of the reader. Without duplicate address detection the
-		// gateway addresses of bridges can be used at once, not a second or two later.
+		// /proc/sys/net shows the reader's network namespace. Without duplicate address detection a bridge's gateway
+		// addresses are usable at once, not after a second or two.
 		for name, value := range map[string]string{"disable_ipv6": "0", "accept_dad": "0"} {
 			for _, conf := range []string{"all", "default"} {
 				if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+conf+"/"+name, []byte(value), 0); err != nil {
@@ -410,7 +410,7 @@ func setUpNetwork(pid int) error {
 	return withNetlink(pid, func(h *netlink.Handle) error { return setUp(h, "lo") })
 }
 
-// addWire adds the interface of a node without a cluster.
+// addWire adds a standalone node's interface.
 func addWire(pid int) error {
 	return withNetlink(pid, func(h *netlink.Handle) error {
 		uplink := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: Uplink}, PeerName: Wire}
@@ -421,7 +421,7 @@ func addWire(pid int) error {
 	})
 }
 
-// withNetlink runs f with a handle in the network namespace of the process.
+// withNetlink runs f with a handle in the process's network namespace.
 func withNetlink(pid int, f func(*netlink.Handle) error) error {
 	ns, err := netns.GetFromPid(pid)
 	if err != nil {
@@ -447,8 +447,8 @@ func setUp(h *netlink.Handle, name string) error {
 	return nil
 }
 
-// PowerLoss kills every process of the node at once. Its disk stays, /run and everything in memory goes.
-// Boot switches it on again.
+// PowerLoss kills every process of the node at once. Its disk survives; /run and memory are lost. Boot switches it on
+// again.
 func (n *Node) PowerLoss() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -459,7 +459,7 @@ func (n *Node) PowerLoss() error {
 		_ = n.conn.Close()
 		n.conn = nil
 	}
-	// The kernel kills all processes of a pid namespace with its pid 1, and the namespaces go with them.
+	// The kernel kills a pid namespace's processes along with its pid 1, and the namespaces go with them.
 	if err := n.init.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
@@ -480,7 +480,7 @@ func (n *Node) Reboot(ctx context.Context) error {
 	return n.StartContainerd(ctx)
 }
 
-// Close ends the node and removes everything of it. It may be called again.
+// Close ends the node and removes everything that belongs to it. It may be called again.
 func (n *Node) Close() error { return n.close() }
 
 func (n *Node) end() error {
@@ -496,8 +496,8 @@ func (n *Node) end() error {
 	return err
 }
 
-// Processes returns the processes in the node's pid namespace but for its pid 1, as this process sees them:
-// pid -> command.
+// Processes returns the processes in the node's pid namespace except pid 1, with the pids that this process sees: pid
+// -> command.
 func (n *Node) Processes() (map[int]string, error) {
 	init := n.Pid()
 	own, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", init))
@@ -510,7 +510,7 @@ func (n *Node) Processes() (map[int]string, error) {
 	}
 	found := map[int]string{}
 	for _, entry := range entries {
-		// Errors: the process is gone meanwhile.
+		// On an error the process has exited.
 		if ns, err := os.Readlink(entry + "/ns/pid"); err != nil || ns != own {
 			continue
 		}

@@ -16,12 +16,12 @@ import (
 	"github.com/stayput/stayput/test/lab/internal/cgroups"
 )
 
-// Everything a node leaves outside its namespaces, its folder and its cgroups, carries the name
-// stayput-lab-<pid>-<start time>-<number>-<node>: pid and start time are those of the owning process, so that
-// another one can tell whether it lives.
+// Whatever a node leaves outside its namespaces, its folder and its cgroups, is named stayput-lab-<pid>-<start
+// time>-<number>-<node>. Pid and start time are the owning process's, so that other processes can tell whether it
+// lives.
 const ownedPrefix = "stayput-lab-"
 
-// owned returns a new name for something that belongs to this process.
+// owned returns a new name for something owned by this process.
 func owned(name string) (string, error) {
 	start, err := startTime(os.Getpid())
 	if err != nil {
@@ -33,8 +33,7 @@ func owned(name string) (string, error) {
 	return fmt.Sprintf("%s%d-%s-%d-%s", ownedPrefix, os.Getpid(), start, live.number, name), nil
 }
 
-// sweep removes what dead owners left behind. Their processes and mounts are gone: pid 1 of a node ends with
-// its owner.
+// sweep removes what dead owners left behind. Their processes and mounts are gone: a node's pid 1 ends with its owner.
 func sweep() {
 	abandoned := func(path string) bool {
 		parts := strings.SplitN(strings.TrimPrefix(filepath.Base(path), ownedPrefix), "-", 3)
@@ -61,13 +60,13 @@ func sweep() {
 	}
 }
 
-// startTime tells a process from a later one with the same pid.
+// startTime distinguishes a process from later ones with the same pid.
 func startTime(pid int) (string, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "", err
 	}
-	// The second field is the command in parentheses and may contain anything; start time is field 22.
+	// The second field, the command in parentheses, may contain anything; the start time is field 22.
 	_, rest, _ := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')'):]), " ")
 	fields := strings.Fields(rest)
 	if len(fields) < 20 {
@@ -76,8 +75,8 @@ func startTime(pid int) (string, error) {
 	return fields[19], nil
 }
 
-// TempDir makes a folder that is removed when remove is called, or when this process is told to end, or, if it
-// is killed, by the next [StartNode].
+// TempDir makes a folder that is removed by remove, by a signal that ends this process or, if the process is killed, by
+// the next [StartNode].
 func TempDir(name string) (dir string, remove func() error, err error) {
 	id, err := owned(name)
 	if err != nil {
@@ -91,14 +90,14 @@ func TempDir(name string) (dir string, remove func() error, err error) {
 	return dir, remove, nil
 }
 
-// live is what to close when this process is told to end.
+// live holds what to close when a signal ends this process.
 var live struct {
 	sync.Mutex
 	closers map[int]func() error
 	number  int
 }
 
-// atEnd has f called when this process is told to end. It returns f as it is to be called otherwise.
+// atEnd registers f to be called when a signal ends this process. Callers use the returned function instead of f.
 func atEnd(f func() error) (closer func() error) {
 	live.Lock()
 	defer live.Unlock()
@@ -118,8 +117,8 @@ func atEnd(f func() error) (closer func() error) {
 	}
 }
 
-// closeOnSignal closes all on SIGINT and SIGTERM and then lets the signal do what it does by default. Without
-// it the nodes would die as well, but their folders would stay until the next run.
+// closeOnSignal closes everything on SIGINT and SIGTERM, then lets the signal take its default effect. Without it the
+// nodes would die too, but their folders would stay until the next run.
 func closeOnSignal() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)

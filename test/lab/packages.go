@@ -13,8 +13,7 @@ import (
 
 var aptUpdate sync.Once
 
-// Need makes sure that Debian packages are there: as root it installs the missing ones, otherwise its error
-// names what to install.
+// Need makes sure that Debian packages are installed: as root it installs missing ones, otherwise its error names them.
 func Need(ctx context.Context, packages ...string) error {
 	var missing []string
 	for _, p := range packages {

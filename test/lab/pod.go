@@ -25,17 +25,17 @@ import (
 	"github.com/stayput/stayput/test/lab/internal/cgroups"
 )
 
-// PodSpec is what a kubelet tells the runtime of a pod.
+// PodSpec is what a kubelet tells the runtime about a pod.
 type PodSpec struct {
 	Namespace   string // "default" if empty
 	Name        string
-	UID         string // a new one if empty, as for a pod that was created again
+	UID         string // a new one if empty, as for a recreated pod
 	Attempt     uint32
 	Annotations map[string]string
 	Labels      map[string]string // besides kubelet's own
 }
 
-// Pod is a sandbox that runs.
+// Pod is a running sandbox.
 type Pod struct {
 	PodSpec
 	ID    string       // of the sandbox; the containerID of CNI
@@ -95,7 +95,7 @@ func (s PodSpec) withDefaults() PodSpec {
 	return s
 }
 
-// SandboxConfig is what RunPod asks the runtime for, for those who call CRI themselves.
+// SandboxConfig returns RunPod's request, for callers of CRI.
 func (n *Node) SandboxConfig(spec PodSpec) *runtimeapi.PodSandboxConfig {
 	spec = spec.withDefaults()
 	labels := map[string]string{
@@ -115,7 +115,7 @@ func (n *Node) SandboxConfig(spec PodSpec) *runtimeapi.PodSandboxConfig {
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent: "/" + n.id,
 			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-				// One process namespace per container, as kubelet asks for by default.
+				// One process namespace per container: kubelet's default.
 				NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
 				Seccomp:          &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_RuntimeDefault},
 			},
@@ -123,7 +123,7 @@ func (n *Node) SandboxConfig(spec PodSpec) *runtimeapi.PodSandboxConfig {
 	}
 }
 
-// netNSOf reads the network namespace from a verbose status; "" if the sandbox has none any more.
+// netNSOf reads the network namespace from a verbose status; "" if the sandbox no longer has one.
 func netNSOf(status *runtimeapi.PodSandboxStatusResponse) (string, error) {
 	var info struct {
 		RuntimeSpec struct {
@@ -143,24 +143,24 @@ func netNSOf(status *runtimeapi.PodSandboxStatusResponse) (string, error) {
 	return "", nil
 }
 
-// PodStatus returns the status of a sandbox with containerd's own words in Info.
+// PodStatus returns a sandbox's verbose status: Info holds containerd's own details.
 func (n *Node) PodStatus(ctx context.Context, id string) (*runtimeapi.PodSandboxStatusResponse, error) {
 	return n.CRI().PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id, Verbose: true})
 }
 
-// Pods lists the sandboxes, dead ones as well.
+// Pods lists the sandboxes, including dead ones.
 func (n *Node) Pods(ctx context.Context) ([]*runtimeapi.PodSandbox, error) {
 	r, err := n.CRI().ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	return r.GetItems(), err
 }
 
-// StopPod stops a sandbox: CNI DEL comes here.
+// StopPod stops a sandbox, which calls CNI DEL.
 func (n *Node) StopPod(ctx context.Context, id string) error {
 	_, err := n.CRI().StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 	return err
 }
 
-// RemovePod stops a sandbox, with another CNI DEL, and removes it.
+// RemovePod stops a sandbox, which calls CNI DEL again, and removes it.
 func (n *Node) RemovePod(ctx context.Context, id string) error {
 	_, err := n.CRI().RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: id})
 	return err
@@ -195,9 +195,9 @@ func (n *Node) RunContainer(ctx context.Context, pod Pod, name string) (string, 
 	return c.ContainerId, nil
 }
 
-// KillPause kills the pause process of a pod with SIGKILL and waits until containerd has noticed.
+// KillPause kills a pod's pause process with SIGKILL and waits until containerd has noticed.
 func (n *Node) KillPause(ctx context.Context, pod Pod) error {
-	// runc names the cgroup after the container, and a sandbox is the container of its pause process.
+	// runc names the cgroup after the container, and a sandbox's ID is that of its pause container.
 	pids := cgroups.Procs(filepath.Join(n.id, pod.ID))
 	if len(pids) == 0 {
 		return fmt.Errorf("pod %s has no pause process", pod.Name)
@@ -219,8 +219,8 @@ func (n *Node) KillPause(ctx context.Context, pod Pod) error {
 	}
 }
 
-// Addresses returns the addresses that are configured in a network namespace of the node, by interface,
-// without those of the loopback and link-local ones.
+// Addresses returns the addresses configured in a network namespace of the node, by interface, except loopback and
+// link-local ones.
 func (n *Node) Addresses(netNS string) (map[string][]netip.Prefix, error) {
 	ns, err := netns.GetFromPath(n.Path(netNS))
 	if err != nil {
@@ -265,7 +265,7 @@ func (n *Node) DialFrom(ctx context.Context, from Pod, network, address string) 
 	return dialIn(ctx, n.Path(from.NetNS), network, address)
 }
 
-// Listen listens for what connects to an address of the node.
+// Listen listens on an address of the node.
 func (n *Node) Listen(ctx context.Context, network, address string) (l net.Listener, err error) {
 	err = inside(n.Pid(), unix.CLONE_NEWNET, func() error {
 		l, err = new(net.ListenConfig).Listen(ctx, network, address)
@@ -276,26 +276,26 @@ func (n *Node) Listen(ctx context.Context, network, address string) (l net.Liste
 
 func dialIn(ctx context.Context, ns, network, address string) (conn net.Conn, err error) {
 	err = insideNetNS(ns, func() error {
-		// With a literal address the socket is made on this goroutine, and stays in its namespace.
+		// With a literal address the socket is created on this goroutine and stays in its namespace.
 		conn, err = new(net.Dialer).DialContext(ctx, network, address)
 		return err
 	})
 	return conn, err
 }
 
-// Answer is what a pod says of itself by HTTP.
+// Answer is a pod's description of itself over HTTP.
 type Answer struct {
 	Name  string       // host name, which is the pod's name
-	Addrs []netip.Addr // of all its interfaces
+	Addrs []netip.Addr // all interfaces
 }
 
-// Has says whether the pod that answered has the address.
+// Has reports whether the answering pod has the address.
 func (a Answer) Has(ip netip.Addr) bool { return slices.Contains(a.Addrs, ip) }
 
-// Get asks the pod with that address, on the port of its pause process, from the node.
+// Get asks the pod with that address, on its pause process's port, from the node.
 //
-// The bridge plugin does not tell the node when a pod comes with an address that another had: as long as the
-// node's neighbour table has the old one's MAC address, half a minute, Get waits.
+// The bridge plugin does not announce a pod that takes over another's address: Get waits while the node's neighbour
+// table has the old MAC address, half a minute.
 func (n *Node) Get(ctx context.Context, ip netip.Addr) (Answer, error) {
 	return n.get(ctx, fmt.Sprintf("/proc/%d/ns/net", n.Pid()), ip)
 }
@@ -312,7 +312,7 @@ func (n *Node) get(ctx context.Context, ns string, ip netip.Addr) (Answer, error
 			return dialIn(ctx, ns, network, address)
 		},
 	}}
-	// The pause process may not listen yet when RunPodSandbox returns: it is refused then.
+	// The pause process may not be listening yet when RunPodSandbox returns; the connection is refused then.
 	var resp *http.Response
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+netip.AddrPortFrom(ip, pausePort).String(), nil)

@@ -27,18 +27,18 @@ var nodeEnv = []string{
 
 // Process is a command that runs in a node.
 type Process struct {
-	// Pid is the process as this process sees it, not as the node does.
+	// Pid is the pid as seen by this process, not by the node.
 	Pid int
 	// Log is the file with its standard output and error.
 	Log string
 
 	cmd  *exec.Cmd
 	done chan struct{}
-	err  error // of Wait; set before done is closed
+	err  error // from Wait; set before done is closed
 }
 
-// Start runs a command in the node, with its output appended to the log of that name. env is added to the
-// node's own environment. argv[0] is an absolute path of the node.
+// Start runs a command in the node and appends its output to the named log. env extends the node's environment. argv[0]
+// is an absolute path of the node.
 func (n *Node) Start(log string, env []string, argv ...string) (*Process, error) {
 	file := n.LogFile(log)
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
@@ -53,20 +53,20 @@ func (n *Node) Start(log string, env []string, argv ...string) (*Process, error)
 	}
 	p := &Process{Pid: cmd.Process.Pid, Log: file, cmd: cmd, done: make(chan struct{})}
 	go func() {
-		// Waiting is not only for the caller: a node does not end while one of its processes is a zombie.
+		// Reaped even if the caller never waits: a node does not end while one of its processes is a zombie.
 		p.err = cmd.Wait()
 		close(p.done)
 	}()
 	return p, nil
 }
 
-// Run runs a command in the node and returns its standard output; what it wrote to standard error is in the
-// error. argv[0] is an absolute path of the node.
+// Run runs a command in the node and returns its standard output; errors include its standard error. argv[0] is an
+// absolute path of the node.
 func (n *Node) Run(ctx context.Context, argv ...string) ([]byte, error) {
 	return n.RunInput(ctx, nil, nil, argv...)
 }
 
-// RunInput is Run with additions to the environment and a standard input.
+// RunInput is Run with additional environment variables and standard input.
 func (n *Node) RunInput(ctx context.Context, env []string, stdin []byte, argv ...string) ([]byte, error) {
 	cmd := n.command(ctx, env, argv)
 	var stdout, stderr bytes.Buffer
@@ -89,12 +89,12 @@ func (n *Node) command(ctx context.Context, env, argv []string) *exec.Cmd {
 	cmd.Env = append(append([]string{}, nodeEnv...), env...)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // as for pid 1
-	// An orphan may hold the pipes of a command that was killed.
+	// An orphan may hold the pipes of a killed command.
 	cmd.WaitDelay = time.Second
 	return cmd
 }
 
-// enter runs f, which starts a command, in all namespaces of the node.
+// enter runs f, which starts a command, in all of the node's namespaces.
 func (n *Node) enter(f func() error) error {
 	pid := n.Pid()
 	if pid == 0 {
@@ -106,7 +106,7 @@ func (n *Node) enter(f func() error) error {
 // Signal sends a signal to the process.
 func (p *Process) Signal(sig os.Signal) error { return p.cmd.Process.Signal(sig) }
 
-// Kill ends the process with SIGKILL and waits until it is gone.
+// Kill ends the process with SIGKILL and waits until it has exited.
 func (p *Process) Kill() error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -115,20 +115,19 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Wait waits until the process has ended and returns how, as [exec.Cmd.Wait] does.
+// Wait waits until the process has exited and returns what [exec.Cmd.Wait] does.
 func (p *Process) Wait() error {
 	<-p.done
 	return p.err
 }
 
-// Done is closed when the process has ended.
+// Done is closed when the process has exited.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// LogFile is the path of the log with that name; containerd's is "containerd".
+// LogFile returns the path of the named log; containerd's is "containerd".
 func (n *Node) LogFile(name string) string { return filepath.Join(n.dir, "log", name+".log") }
 
-// WriteLogs writes all logs of the node, for a test that failed, but for what containerd says of itself when
-// it starts.
+// WriteLogs writes all logs of the node for a failed test, except containerd's messages about starting up.
 func (n *Node) WriteLogs(w io.Writer) {
 	logs, _ := filepath.Glob(n.LogFile("*"))
 	for _, log := range logs {

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Where the product's programs are on machines on which they are no pods.
+// Paths and URLs of the product's programs on machines without their pods.
 const (
 	agentFile        = "/opt/stayput/stayput-agent"
 	controllerFile   = "/opt/stayput/stayput-controller"
@@ -21,18 +21,17 @@ const (
 	controllerHealth = "http://127.0.0.1:8081/healthz"
 )
 
-// ProcessOptions say how the product runs without pods.
+// ProcessOptions configure an installation without pods.
 type ProcessOptions struct {
-	// Controllers is how many controllers run; one of them leads.
+	// Controllers is the number of controllers; one of them leads.
 	Controllers int
-	// More flags.
+	// Additional flags.
 	AgentArgs, ControllerArgs []string
 }
 
-// InstallProcesses applies what the chart says but for its workloads, and runs the agents and controllers as
-// processes of the nodes and of machines of their own, each with the service account that its workload would have.
-// It is for benches, which stop kubelets and measure the controller as a process of this machine; everybody else
-// has [Cluster.Install].
+// InstallProcesses applies the chart without its workloads, and runs the agents and controllers as processes of the
+// nodes and of separate machines, each with the service account of its workload. It is for benchmarks, which stop
+// kubelets and measure the controller as a process of this machine; use [Cluster.Install] otherwise.
 func (c *Cluster) InstallProcesses(ctx context.Context, o ProcessOptions) error {
 	if err := c.ApplyManifests(ctx); err != nil {
 		return err
@@ -49,7 +48,7 @@ func (c *Cluster) InstallProcesses(ctx context.Context, o ProcessOptions) error 
 	return nil
 }
 
-// writeAccount writes a token of a service account and a kubeconfig with it to a machine of the cluster.
+// writeAccount writes a service account's token, and a kubeconfig that uses it, to a machine of the cluster.
 func (c *Cluster) writeAccount(ctx context.Context, machine *Node, account, node string) error {
 	token, err := c.AccountToken(ctx, SystemNamespace, account, node)
 	if err != nil {
@@ -81,14 +80,14 @@ func (n *ClusterNode) StartAgent(ctx context.Context, args ...string) error {
 	return n.AgentProcess.Start(ctx)
 }
 
-// ControllerProcess is one stayput-controller without a pod. Its machine has nothing else on it, so that controllers do
-// not share ports, and stands for the node that its pod would be on.
+// ControllerProcess is a stayput-controller without a pod. It has a machine of its own, so that controllers do not
+// share ports; it stands for the node of its pod.
 type ControllerProcess struct {
 	*Service
 	Node *Node
 }
 
-// StartController starts one more stayput-controller.
+// StartController starts another stayput-controller.
 func (c *Cluster) StartController(ctx context.Context, args ...string) (*ControllerProcess, error) {
 	if c.options.Product.Controller == "" {
 		return nil, errors.New("the cluster was started without Product.Controller")
@@ -118,8 +117,7 @@ func (c *Cluster) StartController(ctx context.Context, args ...string) (*Control
 	return controller, controller.Start(ctx)
 }
 
-// ApplyManifests applies the manifests in deploy/ but for their workloads, by force where somebody
-// else has changed them.
+// ApplyManifests applies the manifests in deploy/ except workloads, overwriting fields of other field managers.
 func (c *Cluster) ApplyManifests(ctx context.Context) error {
 	root, _, err := moduleRoot(ctx)
 	if err != nil {

@@ -15,16 +15,16 @@ import (
 	"time"
 )
 
-// ProductImage is the name of the image of this repository, without its tag.
+// ProductImage is the name of this repository's image, without a tag.
 const ProductImage = "ghcr.io/stayput/stayput"
 
-// imageKept is for how long after its last use an image of the product stays in the cache: for as long as a run of
-// all tests takes. Every change of the product makes another one.
+// imageKept is how long after its last use an image stays in the cache: about as long as a run of all tests. Every
+// change of the product makes a new one.
 const imageKept = time.Hour
 
-// BuildImage builds the image of the repository's Dockerfile from the binaries of a product, by buildah and without
-// a network, and returns a docker-archive with [ProductImage] and the tag, which [Cluster.LoadImage] takes. Another
-// process that wants the same image is given the same file: it is in the cache, and not the caller's.
+// BuildImage builds the repository's Dockerfile from a product's binaries, with buildah and without a network, and
+// returns a docker-archive of [ProductImage] with the tag, for [Cluster.LoadImage]. The file belongs to the cache, not
+// to the caller: other processes that want the same image get the same file.
 func BuildImage(ctx context.Context, p Product, tag string) (archive string, err error) {
 	root, _, err := moduleRoot(ctx)
 	if err != nil {
@@ -85,8 +85,8 @@ func BuildImage(ctx context.Context, p Product, tag string) (archive string, err
 	return archive, os.Rename(partly, archive)
 }
 
-// buildah builds the Dockerfile over bin/ with those programs, as `make build` leaves them, and keeps all that it
-// needs below dir, but for a list of digests that it insists on having in /var/lib/containers/cache.
+// buildah builds the Dockerfile over bin/ with those programs, as left by `make build`, and keeps its state below dir,
+// except for a list of digests that it insists on keeping in /var/lib/containers/cache.
 func buildah(ctx context.Context, dir, dockerfile string, programs []string, tag string) (archive string, err error) {
 	made := filepath.Join(dir, "image.tar")
 	sources := filepath.Join(dir, "context")
@@ -102,8 +102,8 @@ func buildah(ctx context.Context, dir, dockerfile string, programs []string, tag
 			return "", err
 		}
 	}
-	// Nothing is run for the image, so that the isolation, which needs no other program, isolates nothing. Nothing is
-	// pulled either, and in a network namespace of its own buildah has no network to do it by.
+	// The Dockerfile runs nothing, so the isolation that needs no other program is enough. Nothing is pulled either: in
+	// its own network namespace buildah has no network.
 	cmd := exec.CommandContext(ctx, "buildah", "--root="+filepath.Join(dir, "root"),
 		"--runroot="+filepath.Join(dir, "run"), "--storage-driver=vfs",
 		"build", "--isolation=chroot", "--pull-never", "--timestamp=0", "--file="+dockerfile, "--build-arg=VERSION="+tag,

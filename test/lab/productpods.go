@@ -17,15 +17,15 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Agent is the pod of the DaemonSet stayput-agent on a node.
+// Agent is a node's pod of the DaemonSet stayput-agent.
 type Agent struct{ node *ClusterNode }
 
 const agentReady = "http://127.0.0.1:9463/readyz"
 
-// noAgent is the label of a node that the lab's installation keeps the agent from.
+// noAgent labels nodes that the lab's installation keeps the agent off.
 const noAgent = "lab.stayput.test/no-agent"
 
-// Stop has the agent ended, and keeps the DaemonSet from making another one.
+// Stop ends the agent and keeps the DaemonSet from creating another one.
 func (a *Agent) Stop(ctx context.Context) error {
 	pods, err := a.pods(ctx)
 	if err != nil {
@@ -37,7 +37,7 @@ func (a *Agent) Stop(ctx context.Context) error {
 	return a.node.cluster.waitPodsGone(ctx, pods)
 }
 
-// Start lets the DaemonSet make an agent again, and waits until it is Ready.
+// Start lets the DaemonSet create an agent again and waits until it is Ready.
 func (a *Agent) Start(ctx context.Context) error {
 	if err := a.label(ctx, "null"); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (a *Agent) Restart(ctx context.Context) error {
 	return a.WaitReady(ctx)
 }
 
-// Kill ends the agent with SIGKILL. Its kubelet starts it again.
+// Kill ends the agent with SIGKILL. Its kubelet restarts it.
 func (a *Agent) Kill(ctx context.Context) error {
 	pod, err := a.Pod(ctx)
 	if err != nil {
@@ -80,7 +80,7 @@ func (a *Agent) Kill(ctx context.Context) error {
 	return a.node.KillContainer(ctx, pod, agentComponent)
 }
 
-// Pod is the agent's pod.
+// Pod returns the agent's pod.
 func (a *Agent) Pod(ctx context.Context) (*corev1.Pod, error) {
 	pods, err := a.pods(ctx)
 	if err != nil {
@@ -96,7 +96,8 @@ func (a *Agent) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return a.node.cluster.productPods(ctx, agentComponent, "spec.nodeName="+a.node.Name)
 }
 
-// WaitReady waits until the agent runs and says that it is ready. Its kubelet asks every few seconds only.
+// WaitReady waits until the agent is running and reports that it is ready. It asks the agent itself: kubelet probes only
+// every few seconds.
 func (a *Agent) WaitReady(ctx context.Context) error {
 	ask := getFrom(a.node.Node, agentReady)
 	return Until(ctx, "the agent of "+a.node.Name+" to be ready", func() (bool, error) {
@@ -115,13 +116,13 @@ type Controllers struct {
 	replicas int32 // while they are not stopped
 }
 
-// Pods are those that are not being deleted, by name.
+// Pods returns the pods that are not being deleted, by name.
 func (s *Controllers) Pods(ctx context.Context) ([]corev1.Pod, error) {
 	pods, err := s.cluster.productPods(ctx, controllerComponent, "")
 	return slices.DeleteFunc(pods, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil }), err
 }
 
-// Stop has all controllers ended, and none made.
+// Stop scales the controllers to zero.
 func (s *Controllers) Stop(ctx context.Context) error {
 	pods, err := s.Pods(ctx)
 	if err != nil {
@@ -133,14 +134,14 @@ func (s *Controllers) Stop(ctx context.Context) error {
 	return s.cluster.waitPodsGone(ctx, pods)
 }
 
-// Kill ends all controllers without a chance to do anything, such as to give their lease back, and has none made.
+// Kill kills all controllers and keeps them away. They cannot clean up, such as by releasing their lease.
 func (s *Controllers) Kill(ctx context.Context) error {
 	pods, err := s.Pods(ctx)
 	if err != nil {
 		return err
 	}
-	// Frozen they do not see the SIGTERM of their deletion, and are killed only when kubelet does not start them
-	// again.
+	// Frozen, they do not see the SIGTERM of their deletion, and they are killed only once kubelet no longer restarts
+	// them.
 	for _, sig := range []string{"STOP", "KILL"} {
 		for i := range pods {
 			if err := s.cluster.Node(pods[i].Spec.NodeName).signalContainer(ctx, &pods[i], controllerComponent,
@@ -165,7 +166,7 @@ func (s *Controllers) Kill(ctx context.Context) error {
 	return s.cluster.waitPodsGone(ctx, pods)
 }
 
-// Start has the controllers made again after Stop or Kill, and waits until they are Ready.
+// Start scales the controllers up again after Stop or Kill and waits until they are Ready.
 func (s *Controllers) Start(ctx context.Context) error {
 	if err := s.scale(ctx, s.replicas); err != nil {
 		return err
@@ -181,7 +182,7 @@ func (s *Controllers) Restart(ctx context.Context) error {
 	return s.Start(ctx)
 }
 
-// KillOne ends one controller, of the list of Pods, with SIGKILL. Its kubelet starts it again, in the same pod.
+// KillOne ends the i-th controller of Pods with SIGKILL. Its kubelet restarts it in the same pod.
 func (s *Controllers) KillOne(ctx context.Context, i int) error {
 	pods, err := s.Pods(ctx)
 	if err != nil {
@@ -190,8 +191,8 @@ func (s *Controllers) KillOne(ctx context.Context, i int) error {
 	return s.cluster.Node(pods[i].Spec.NodeName).KillContainer(ctx, &pods[i], controllerComponent)
 }
 
-// WaitReady waits until there are as many controllers as the Deployment wants, of its current kind, which all run
-// and say that they are ready.
+// WaitReady waits until the Deployment has all its controllers, of its current template, running and reporting that
+// they are ready.
 func (s *Controllers) WaitReady(ctx context.Context) error {
 	return Until(ctx, "the controllers to be Ready", func() (bool, error) {
 		d, err := s.cluster.client.AppsV1().Deployments(SystemNamespace).Get(ctx, controllerWorkload, metav1.GetOptions{})
@@ -225,7 +226,7 @@ func (s *Controllers) scale(ctx context.Context, replicas int32) error {
 	return err
 }
 
-// productPods are the pods of a component, by name.
+// productPods returns the pods of a component, by name.
 func (c *Cluster) productPods(ctx context.Context, component, fields string) ([]corev1.Pod, error) {
 	list, err := c.client.CoreV1().Pods(SystemNamespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app.kubernetes.io/name=stayput,app.kubernetes.io/component=" + component, FieldSelector: fields,
@@ -237,7 +238,7 @@ func (c *Cluster) productPods(ctx context.Context, component, fields string) ([]
 	return list.Items, nil
 }
 
-// waitPodsGone waits until pods, which something deletes, are not there any more: nothing of them runs then.
+// waitPodsGone waits until pods being deleted no longer exist: none of their processes runs then.
 func (c *Cluster) waitPodsGone(ctx context.Context, pods []corev1.Pod) error {
 	for _, pod := range pods {
 		err := Until(ctx, pod.Name+" to be gone", func() (bool, error) {
@@ -254,8 +255,7 @@ func (c *Cluster) waitPodsGone(ctx context.Context, pods []corev1.Pod) error {
 	return nil
 }
 
-// waitAgents waits until the DaemonSet has an agent of its current kind on every node that it wants one on, and all
-// of them are ready.
+// waitAgents waits until the DaemonSet has a ready agent of its current template on every node that it wants one on.
 func (c *Cluster) waitAgents(ctx context.Context) error {
 	err := Until(ctx, "the agents to run", func() (bool, error) {
 		d, err := c.client.AppsV1().DaemonSets(SystemNamespace).Get(ctx, agentWorkload, metav1.GetOptions{})
@@ -286,8 +286,8 @@ func podRuns(pod *corev1.Pod) bool {
 		})
 }
 
-// KillContainer ends a container of a pod of the node with SIGKILL, and waits until the API server has it that it
-// has ended or runs again.
+// KillContainer ends a container of a pod on the node with SIGKILL, and waits until the API server shows that it has
+// ended or been restarted.
 func (n *ClusterNode) KillContainer(ctx context.Context, pod *corev1.Pod, container string) error {
 	id, _, err := n.Container(ctx, pod, container)
 	if err != nil {
@@ -316,7 +316,7 @@ func (n *ClusterNode) signalContainer(ctx context.Context, pod *corev1.Pod, cont
 	return err
 }
 
-// Container is a running container of a pod: its ID, and its process as the node sees it.
+// Container returns a pod's running container: its ID, and its pid as seen by the node.
 func (n *ClusterNode) Container(
 	ctx context.Context, pod *corev1.Pod, container string,
 ) (id string, pid int, err error) {

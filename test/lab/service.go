@@ -10,31 +10,31 @@ import (
 	"time"
 )
 
-// Service is a program of a machine of a cluster that can be stopped and started again, such as kubelet. Its
-// methods may be used by several goroutines.
+// Service is a program of a cluster's machine that can be stopped and restarted, such as kubelet. Its methods may be
+// called concurrently.
 type Service struct {
 	node  *Node
-	name  string // of its log
+	name  string // and its log's
 	env   []string
 	argv  []string
-	ready func(context.Context) error // one try; nil: it is ready when it runs
-	// keep has it start again when it ends by itself, as kubelet does with a static pod: the scheduler ends where it
-	// cannot believe what it sees, such as a pod that was replaced while the API server was away (cache.UpdatePod).
+	ready func(context.Context) error // one try; nil: ready once it runs
+	// keep restarts it when it exits by itself, as kubelet does with a static pod: the scheduler exits on a state that it
+	// cannot believe, such as a pod replaced while the API server was away (cache.UpdatePod).
 	keep bool
 
 	mu sync.Mutex
 	p  *Process
 }
 
-// stopPatience is how long a service may take to end by itself. kube-apiserver would wait for its clients.
+// stopPatience is how long a service may take to exit. kube-apiserver would wait for its clients.
 const stopPatience = 500 * time.Millisecond
 
-// Start starts the service and waits until it is ready. It is an error if it runs already.
+// Start starts the service and waits until it is ready. Starting a running service is an error.
 func (s *Service) Start(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.p != nil && !ended(s.p) {
-		return fmt.Errorf("%s runs already", s.name)
+		return fmt.Errorf("%s is already running", s.name)
 	}
 	p, err := s.launch()
 	if err != nil {
@@ -58,7 +58,7 @@ func (s *Service) Start(ctx context.Context) error {
 	}
 }
 
-// launch starts the program, with the lock held.
+// launch starts the program; the lock is held.
 func (s *Service) launch() (*Process, error) {
 	p, err := s.node.Start(s.name, s.env, s.argv...)
 	if err != nil {
@@ -71,10 +71,10 @@ func (s *Service) launch() (*Process, error) {
 	return p, nil
 }
 
-// keepAfter is how long a service that is kept up stays away.
+// keepAfter is how long a service with keep stays down.
 const keepAfter = time.Second
 
-// keepUp starts the service again once p has ended, unless somebody has stopped it.
+// keepUp restarts the service once p has exited, unless it was stopped.
 func (s *Service) keepUp(p *Process) {
 	<-p.Done()
 	time.Sleep(keepAfter)
@@ -85,7 +85,7 @@ func (s *Service) keepUp(p *Process) {
 	}
 }
 
-// Stop ends the service with SIGTERM, and with SIGKILL if it takes longer than half a second.
+// Stop stops the service with SIGTERM, then with SIGKILL after half a second.
 func (s *Service) Stop() error { return s.end(syscall.SIGTERM) }
 
 // Kill ends the service with SIGKILL.
@@ -111,7 +111,7 @@ func (s *Service) end(sig os.Signal) error {
 	return nil
 }
 
-// Restart stops the service, if it runs, and starts it.
+// Restart stops the service if it is running, and starts it.
 func (s *Service) Restart(ctx context.Context) error {
 	if err := s.Stop(); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (s *Service) Restart(ctx context.Context) error {
 	return s.Start(ctx)
 }
 
-// Process is the running process; nil if there is none.
+// Process returns the running process; nil if there is none.
 func (s *Service) Process() *Process {
 	s.mu.Lock()
 	defer s.mu.Unlock()
