@@ -128,16 +128,18 @@ func startGuard(ctx context.Context) (*guard, error) {
 		config.BearerToken = token
 		return config
 	}
-	g.controller, g.agent, g.stray = as(lab.ControllerAccount, "node-2"), as(lab.AgentAccount, "node-1"),
-		as(lab.AgentAccount, "")
+	g.controller = as(lab.ControllerAccount, "node-2")
+	g.agent = as(lab.AgentAccount, "node-1")
+	g.stray = as(lab.AgentAccount, "")
 	return g, err
 }
 
 // kruiseWorkloads are definitions of OpenKruise's workloads that are enough to make objects.
 var kruiseWorkloads = func() string {
 	var all strings.Builder
-	for plural, kind := range map[string]string{"statefulsets": "StatefulSet", "clonesets": "CloneSet",
-		"daemonsets": "DaemonSet"} {
+	for plural, kind := range map[string]string{
+		"statefulsets": "StatefulSet", "clonesets": "CloneSet", "daemonsets": "DaemonSet",
+	} {
 		fmt.Fprintf(&all, `
 ---
 apiVersion: apiextensions.k8s.io/v1
@@ -357,10 +359,10 @@ const (
 	cmKind     = "ConfigMap.v1."
 	secretKind = "Secret.v1."
 	stsKind    = "StatefulSet.v1.apps"
-	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\nspec: {containers: [{name: c, " +
-		"image: i}]}"
-	newRetp = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: new}\nspec: {nodeName: %s, " +
-		"podName: web-2, retention: 10m%s}\nstatus: {phase: Bound}"
+	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\n" +
+		"spec: {containers: [{name: c, image: i}]}"
+	newRetp = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: new}\n" +
+		"spec: {nodeName: %s, podName: web-2, retention: 10m%s}\nstatus: {phase: Bound}"
 )
 
 func newState(name, target string) string {
@@ -404,85 +406,55 @@ var attempts = func() []attempt {
 		{"the controller changes the image of a running pod", asController,
 			patch(podKind, "placed", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`),
 			"may change only the annotations, node affinity, "},
-		{
-			"the controller changes a deadline of a pod", asController,
-			merge(podKind, "waiting", `{spec: {activeDeadlineSeconds: 5}}`), "may change only the annotations, node affinity, ",
-		},
-		{
-			"the controller adds a toleration to a pod", asController,
-			patch(podKind, "waiting", types.JSONPatchType,
-				`[{op: add, path: /spec/tolerations/-, value: {key: k, operator: Exists}}]`), "may change only the annotations, node affinity, ",
-		},
-		{
-			"the controller changes a label of a pod", asController, merge(podKind, "waiting", `{metadata: {labels: {a: c}}}`),
-			"may change only the annotations, node affinity, ",
-		},
-		{
-			"the controller removes a label of a pod", asController,
-			merge(podKind, "waiting", `{metadata: {labels: {a: null}}}`), "may change only the annotations, node affinity, ",
-		},
-		{
-			"the controller adds a finalizer to a pod", asController,
-			merge(podKind, "waiting", `{metadata: {finalizers: [example.com/x]}}`), "may change only the annotations, node affinity, ",
-		},
+		{"the controller changes a deadline of a pod", asController,
+			merge(podKind, "waiting", `{spec: {activeDeadlineSeconds: 5}}`), "may change only the annotations, node affinity, "},
+		{"the controller adds a toleration to a pod", asController,
+			patch(podKind, "waiting", types.JSONPatchType, `[{op: add, path: /spec/tolerations/-, value: {key: k, operator: Exists}}]`),
+			"may change only the annotations, node affinity, "},
+		{"the controller changes a label of a pod", asController,
+			merge(podKind, "waiting", `{metadata: {labels: {a: c}}}`), "may change only the annotations, node affinity, "},
+		{"the controller removes a label of a pod", asController,
+			merge(podKind, "waiting", `{metadata: {labels: {a: null}}}`), "may change only the annotations, node affinity, "},
+		{"the controller adds a finalizer to a pod", asController,
+			merge(podKind, "waiting", `{metadata: {finalizers: [example.com/x]}}`),
+			"may change only the annotations, node affinity, "},
 		{"the controller gives a pod an owner", asController,
 			merge(podKind, "waiting", `{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: other, uid: u}]}}`),
 			"may change only the annotations, node affinity, "},
-		{
-			"the controller takes somebody else's gate off", asController,
+		{"the controller takes somebody else's gate off", asController,
 			merge(podKind, "waiting", `{spec: {schedulingGates: [{name: stayput.io/placement}]}}`),
-			"may remove only the scheduling gate",
-		},
-		{
-			"the controller takes all gates off", asController, merge(podKind, "waiting", `{spec: {schedulingGates: null}}`),
-			"may remove only the scheduling gate",
-		},
+			"may remove only the scheduling gate"},
+		{"the controller takes all gates off", asController,
+			merge(podKind, "waiting", `{spec: {schedulingGates: null}}`), "may remove only the scheduling gate"},
 		{"the controller deletes a pod that has no node", asController, remove(podKind, "waiting"), ""},
-		{
-			"the controller deletes a pod that has a node", asController, remove(podKind, "placed"),
-			"may not delete a pod that has a node",
-		},
+		{"the controller deletes a pod that has a node", asController,
+			remove(podKind, "placed"), "may not delete a pod that has a node"},
 
 		// The controller, on other objects.
-		{
-			"the controller writes its ConfigMap", asController,
-			merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), "",
-		},
+		{"the controller writes its ConfigMap", asController,
+			merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), ""},
 		{"the controller applies its ConfigMap where there is none", asController,
 			patch(cmKind, "elsewhere/stayput-gated-workloads", types.ApplyPatchType,
 				`{apiVersion: v1, kind: ConfigMap, metadata: {name: stayput-gated-workloads}, data: {workloads: "\n"}}`), ""},
 		{"the controller deletes its ConfigMap", asController, remove(cmKind, "stayput-gated-workloads"), ""},
-		{
-			"the controller makes another ConfigMap", asController,
-			create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write only the ConfigMap",
-		},
+		{"the controller makes another ConfigMap", asController,
+			create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write only the ConfigMap"},
 		{"the controller says whose a RetainedIP is and releases it", asController,
 			patch(retipKind, "web-1.node-2", types.ApplyPatchType, `{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-1.node-2},
 				spec: {release: true, workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}}}`), ""},
-		{
-			"the controller takes a release back", asController, merge(retipKind, "web-0.node-1", `{spec: {release: false}}`),
-			"",
-		},
-		{
-			"the controller changes a retention", asController, merge(retipKind, "web-0.node-1", `{spec: {retention: 1h}}`),
-			"may change only spec.workload and spec.release",
-		},
-		{
-			"the controller removes a field", asController, merge(retipKind, "web-0.node-1", `{spec: {podName: other}}`),
-			"may change only spec.workload and spec.release",
-		},
-		{
-			"the controller changes a status", asController, merge(retipKind, "web-0.node-1", `{status: {ips: ["10.0.0.1"]}}`),
-			"may change only spec.workload and spec.release",
-		},
-		{
-			"the controller changes metadata", asController, merge(retipKind, "web-0.node-1", `{metadata: {labels: {a: b}}}`),
-			"may change only spec.workload and spec.release",
-		},
-		{
-			"the controller annotates a RetainedIP", asController,
-			merge(retipKind, "web-0.node-1", `{metadata: {annotations: {a: b}}}`), "may change only spec.workload and spec.release",
-		},
+		{"the controller takes a release back", asController,
+			merge(retipKind, "web-0.node-1", `{spec: {release: false}}`), ""},
+		{"the controller changes a retention", asController,
+			merge(retipKind, "web-0.node-1", `{spec: {retention: 1h}}`), "may change only spec.workload and spec.release"},
+		{"the controller removes a field", asController,
+			merge(retipKind, "web-0.node-1", `{spec: {podName: other}}`), "may change only spec.workload and spec.release"},
+		{"the controller changes a status", asController,
+			merge(retipKind, "web-0.node-1", `{status: {ips: ["10.0.0.1"]}}`), "may change only spec.workload and spec.release"},
+		{"the controller changes metadata", asController,
+			merge(retipKind, "web-0.node-1", `{metadata: {labels: {a: b}}}`), "may change only spec.workload and spec.release"},
+		{"the controller annotates a RetainedIP", asController,
+			merge(retipKind, "web-0.node-1", `{metadata: {annotations: {a: b}}}`),
+			"may change only spec.workload and spec.release"},
 
 		// The agent of node-1.
 		{"an agent makes an object of its node", asAgent, create(fmt.Sprintf(newRetp, "node-1", "")), ""},
@@ -493,66 +465,40 @@ var attempts = func() []attempt {
 				`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-0.node-1}, spec: {nodeName: node-1, podName: web-0, retention: 1h}, status: {phase: Bound}}`), ""},
 		{"an agent takes a release back", asAgent, merge(retipKind, "web-0.node-1", `{spec: {release: null}}`), ""},
 		{"an agent deletes an object of its node", asAgent, remove(retipKind, "web-0.node-1"), ""},
-		{
-			"an agent makes an object of another node", asAgent, create(fmt.Sprintf(newRetp, "node-2", "")),
-			"the agent of node node-1 may not write a RetainedIP of node node-2",
-		},
-		{
-			"an agent changes an object of another node", asAgent,
+		{"an agent makes an object of another node", asAgent,
+			create(fmt.Sprintf(newRetp, "node-2", "")), "the agent of node node-1 may not write a RetainedIP of node node-2"},
+		{"an agent changes an object of another node", asAgent,
 			merge(retipKind, "web-1.node-2", `{status: {phase: Retained}}`),
-			"the agent of node node-1 may not write a RetainedIP of node node-2",
-		},
-		{
-			"an agent deletes an object of another node", asAgent, remove(retipKind, "web-1.node-2"),
-			"the agent of node node-1 may not write a RetainedIP of node node-2",
-		},
-		{
-			"an agent makes an object that is to be released", asAgent,
-			create(fmt.Sprintf(newRetp, "node-1", ", release: true")), "may not set spec.release",
-		},
-		{
-			"an agent makes an object with a workload", asAgent,
+			"the agent of node node-1 may not write a RetainedIP of node node-2"},
+		{"an agent deletes an object of another node", asAgent,
+			remove(retipKind, "web-1.node-2"), "the agent of node node-1 may not write a RetainedIP of node node-2"},
+		{"an agent makes an object that is to be released", asAgent,
+			create(fmt.Sprintf(newRetp, "node-1", ", release: true")), "may not set spec.release"},
+		{"an agent makes an object with a workload", asAgent,
 			create(fmt.Sprintf(newRetp, "node-1", ", workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}")),
-			"may not write spec.workload",
-		},
-		{
-			"an agent changes the workload", asAgent, merge(retipKind, "web-0.node-1", `{spec: {workload: {name: other}}}`),
-			"may not write spec.workload",
-		},
-		{
-			"an agent removes the workload", asAgent, merge(retipKind, "web-0.node-1", `{spec: {workload: null}}`),
-			"may not write spec.workload",
-		},
+			"may not write spec.workload"},
+		{"an agent changes the workload", asAgent,
+			merge(retipKind, "web-0.node-1", `{spec: {workload: {name: other}}}`), "may not write spec.workload"},
+		{"an agent removes the workload", asAgent,
+			merge(retipKind, "web-0.node-1", `{spec: {workload: null}}`), "may not write spec.workload"},
 		{"a token without a node makes an object", asStray, create(fmt.Sprintf(newRetp, "node-1", "")), "names no node"},
-		{
-			"a token without a node changes an object", asStray, merge(retipKind, "web-0.node-1", `{status: {phase: Bound}}`),
-			"names no node",
-		},
+		{"a token without a node changes an object", asStray,
+			merge(retipKind, "web-0.node-1", `{status: {phase: Bound}}`), "names no node"},
 		{"a token without a node deletes an object", asStray, remove(retipKind, "web-0.node-1"), "names no node"},
 
 		// PersistentPodStates.
-		{
-			"a second PersistentPodState for a workload", asAdmin,
+		{"a second PersistentPodState for a workload", asAdmin,
 			create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}")),
-			"StatefulSet web already has a PersistentPodState: web",
-		},
-		{
-			"a second PersistentPodState by another version of the group", asAdmin,
+			"StatefulSet web already has a PersistentPodState: web"},
+		{"a second PersistentPodState by another version of the group", asAdmin,
 			create(newState("second", "{apiVersion: apps/v1beta2, kind: StatefulSet, name: web}")),
-			"already has a PersistentPodState: web",
-		},
-		{
-			"a PersistentPodState for another workload", asAdmin,
-			create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: db}")), "",
-		},
-		{
-			"a PersistentPodState for a workload of another group", asAdmin,
-			create(newState("second", "{apiVersion: apps.kruise.io/v1beta1, kind: StatefulSet, name: web}")), "",
-		},
-		{
-			"a PersistentPodState for a workload of another kind", asAdmin,
-			create(newState("second", "{apiVersion: apps/v1, kind: Other, name: web}")), "",
-		},
+			"already has a PersistentPodState: web"},
+		{"a PersistentPodState for another workload", asAdmin,
+			create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: db}")), ""},
+		{"a PersistentPodState for a workload of another group", asAdmin,
+			create(newState("second", "{apiVersion: apps.kruise.io/v1beta1, kind: StatefulSet, name: web}")), ""},
+		{"a PersistentPodState for a workload of another kind", asAdmin,
+			create(newState("second", "{apiVersion: apps/v1, kind: Other, name: web}")), ""},
 		{"a PersistentPodState for a workload of that name in another namespace", asAdmin,
 			create(strings.Replace(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}"), "metadata: {",
 				"metadata: {namespace: elsewhere, ", 1)), ""},
@@ -562,34 +508,22 @@ var attempts = func() []attempt {
 		{"a pod of a workload that is older than the policy, which the node refuses", asAdmin,
 			create(strings.Replace(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""),
 				"labels: {", "labels: {controller-revision-hash: bad-1, ", 1)), ""},
-		{
-			"a pod of a kind that is not looked at", asAdmin,
-			create(ownedPod("guarded", "example.com/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), notValid,
-		},
-		{
-			"a pod gets a bad annotation later", asAdmin,
-			merge(podKind, "placed", `{metadata: {annotations: {stayput.io/retain-ip: "true"}}}`), notValid,
-		},
-		{
-			"a bad object stays as it is", asAdmin,
-			merge(stsKind, "bad", `{spec: {replicas: 1, template: {metadata: {annotations: {restarted: now}}}}}`), "",
-		},
-		{
-			"a bad object is changed and stays bad", asAdmin,
-			merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/identity: x}}}}}`), notValid,
-		},
-		{
-			"a bad object is mended", asAdmin, merge(stsKind, "bad",
-				`{spec: {template: {metadata: {annotations: {stayput.io/retain-ip: 10m}}}}}`), "",
-		},
+		{"a pod of a kind that is not looked at", asAdmin,
+			create(ownedPod("guarded", "example.com/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), notValid},
+		{"a pod gets a bad annotation later", asAdmin,
+			merge(podKind, "placed", `{metadata: {annotations: {stayput.io/retain-ip: "true"}}}`), notValid},
+		{"a bad object stays as it is", asAdmin,
+			merge(stsKind, "bad", `{spec: {replicas: 1, template: {metadata: {annotations: {restarted: now}}}}}`), ""},
+		{"a bad object is changed and stays bad", asAdmin,
+			merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/identity: x}}}}}`), notValid},
+		{"a bad object is mended", asAdmin,
+			merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/retain-ip: 10m}}}}}`), ""},
 		{"several bad values are named together", asAdmin,
 			create(template("apps/v1", "StatefulSet", `stayput.io/retain-ip: "true", stayput.io/home-wait: soon`)),
 			notValid + `; stayput.io/home-wait: "soon" is not valid: expected a duration such as 60s or 10m, or retention`},
-		{
-			"a workload's own annotations are its own", asAdmin,
+		{"a workload's own annotations are its own", asAdmin,
 			create(strings.Replace(template("apps/v1", "StatefulSet", ""), "metadata: {name: new}",
-				`metadata: {name: new, annotations: {stayput.io/retain-ip: "true"}}`, 1)), "",
-		},
+				`metadata: {name: new, annotations: {stayput.io/retain-ip: "true"}}`, 1)), ""},
 	}
 	for _, kind := range [][2]string{
 		{"apps/v1", "Deployment"}, {"apps/v1", "ReplicaSet"}, {"apps/v1", "StatefulSet"}, {"apps/v1", "DaemonSet"},
@@ -697,8 +631,11 @@ func ownedPod(namespace, apiVersion, kind, name, annotations, spec string) strin
 }
 
 var gateAttempts = func() []gateAttempt {
-	const ours, retain, reserved = "stayput.io/placement", "stayput.io/retain-ip: 10m",
-		`io.kubernetes.cri/reserved-ip-duration: "10"`
+	const (
+		ours     = "stayput.io/placement"
+		retain   = "stayput.io/retain-ip: 10m"
+		reserved = `io.kubernetes.cri/reserved-ip-duration: "10"`
+	)
 	sts := func(name, annotations, spec string) string {
 		return ownedPod("guarded", "apps/v1", "StatefulSet", name, annotations, spec)
 	}
@@ -707,13 +644,10 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod that asks for its address", sts("web", retain, ""), []string{ours}},
 		{"a pod that asks for its address in OpenKruise's words", sts("web", reserved, ""), []string{ours}},
 		{"a pod that asks in both words", sts("web", retain+", "+reserved, ""), []string{ours}},
-		{"a pod with other gates", sts("web", retain, "schedulingGates: [{name: a/b}, {name: c/d}],"), []string{
-			"a/b", "c/d", ours,
-		}},
-		{
-			"a pod whose template has the gate",
-			sts("web", retain, "schedulingGates: [{name: stayput.io/placement}, {name: a/b}],"), []string{ours, "a/b"},
-		},
+		{"a pod with other gates",
+			sts("web", retain, "schedulingGates: [{name: a/b}, {name: c/d}],"), []string{"a/b", "c/d", ours}},
+		{"a pod whose template has the gate",
+			sts("web", retain, "schedulingGates: [{name: stayput.io/placement}, {name: a/b}],"), []string{ours, "a/b"}},
 		{"a pod with a node", sts("web", retain, "nodeName: node-1,"), nil},
 		{"a pod in the node's network", sts("web", retain, "hostNetwork: true,"), nil},
 		{"a pod of a DaemonSet", ownedPod("guarded", "apps/v1", "DaemonSet", "web", retain, ""), nil},
@@ -722,38 +656,26 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod of the system namespace", ownedPod("stayput-system", "apps/v1", "StatefulSet", "web", retain, ""), nil},
 
 		{"a pod of a recorded workload", sts("db", "", ""), []string{ours}},
-		{
-			"a pod of a recorded workload of another group",
-			ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "queue", "", ""), []string{ours},
-		},
+		{"a pod of a recorded workload of another group",
+			ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "queue", "", ""), []string{ours}},
 		{"a pod of a recorded workload in the node's network", sts("db", "", "hostNetwork: true,"), []string{ours}},
 		{"a pod of a recorded workload with a node", sts("db", "", "nodeName: node-1,"), nil},
-		{"a pod of a recorded workload with other gates", sts("db", "", "schedulingGates: [{name: a/b}],"), []string{
-			"a/b", ours,
-		}},
+		{"a pod of a recorded workload with other gates",
+			sts("db", "", "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
 		{"a pod of a recorded workload that asks for its address", sts("db", retain, ""), []string{ours}},
 		{"a pod of a workload whose name begins like a recorded one", sts("d", "", ""), nil},
-		{
-			"a pod of a workload whose kind ends like a recorded one's", ownedPod("guarded", "apps/v1", "Set", "db", "", ""),
-			nil,
-		},
-		{
-			"a pod of a workload of that name of another group",
-			ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "db", "", ""), nil,
-		},
-		{"a pod of a workload of that name of another kind", ownedPod("guarded", "apps/v1", "ReplicaSet", "db", "", ""), nil},
-		{
-			"a pod of a workload of that name in another namespace",
-			ownedPod("elsewhere", "apps/v1", "StatefulSet", "db", "", ""), nil,
-		},
-		{
-			"a pod of a recorded workload without the label of a StatefulSet's pods",
-			strings.Replace(sts("db", "", ""), "statefulset.kubernetes.io/pod-name", "a", 1), nil,
-		},
-		{
-			"a pod that a recorded workload owns but does not control",
-			strings.Replace(sts("db", "", ""), "controller: true", "controller: false", 1), nil,
-		},
+		{"a pod of a workload whose kind ends like a recorded one's",
+			ownedPod("guarded", "apps/v1", "Set", "db", "", ""), nil},
+		{"a pod of a workload of the same name in another group",
+			ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "db", "", ""), nil},
+		{"a pod of a workload of the same name and another kind",
+			ownedPod("guarded", "apps/v1", "ReplicaSet", "db", "", ""), nil},
+		{"a pod of a workload of the same name in another namespace",
+			ownedPod("elsewhere", "apps/v1", "StatefulSet", "db", "", ""), nil},
+		{"a pod of a recorded workload without the label of a StatefulSet's pods",
+			strings.Replace(sts("db", "", ""), "statefulset.kubernetes.io/pod-name", "a", 1), nil},
+		{"a pod that a recorded workload owns but does not control",
+			strings.Replace(sts("db", "", ""), "controller: true", "controller: false", 1), nil},
 	}
 }()
 
@@ -832,8 +754,8 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		}
 	}
 	add(ledger.AnnotationRetainIP,
-		"10m", "720h", "while-owned", "1h30m", "1.5h", ".5h", "1.h", "+10m", "100ms", "1ns", "10us", "10µs", "10μs", "0h0m1s",
-		"1h1h", "0000000000000000000000010m",
+		"10m", "720h", "while-owned", "1h30m", "1.5h", ".5h", "1.h", "+10m", "100ms", "1ns", "10us", "10µs", "10μs",
+		"0h0m1s", "1h1h", "0000000000000000000000010m",
 		"2562047h", "2562047h47m16.854775807s", "9223372036854775807ns", "153722867m", "9223372036s",
 		"1.99999999999999999999999999h", "0.00000000000000000001h1ns",
 		"1.12345678h", "1.12345678901m", "1.12345678901s", "9999999999ms", "99999999999us", "12345678901ms5m",
@@ -910,9 +832,9 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		"": false, "0s": false, "-1s": false, "60": false, "Retention": false, "forever": false, "while-owned": false,
 	} {
 		_, err := create(fmt.Sprintf(newPod, fmt.Sprintf("stayput.io/home-wait: %q", value)))(testContext(t), g, g.admin)
-		if (err == nil) != ok || err != nil &&
-			!refused(err, fmt.Sprintf("stayput.io/home-wait: %q is not valid: expected a duration such as 60s or 10m, or "+
-				"retention", value)) {
+		invalid := fmt.Sprintf("stayput.io/home-wait: %q is not valid: "+
+			"expected a duration such as 60s or 10m, or retention", value)
+		if (err == nil) != ok || err != nil && !refused(err, invalid) {
 			t.Errorf("home-wait %q: %v", value, err)
 		}
 	}
@@ -930,8 +852,8 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 	g := guardedWith(t, true)
 	target := "{apiVersion: apps/v1, kind: StatefulSet, name: new}"
 	state := func(target, rest string) string {
-		return fmt.Sprintf("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: new}, spec: "+
-			"{targetRef: %s%s}}", target, rest)
+		return fmt.Sprintf("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: new}, "+
+			"spec: {targetRef: %s%s}}", target, rest)
 	}
 	preferred := func(weight int) string {
 		return fmt.Sprintf(", preferredPersistentTopology: [{weight: %d, preference: {nodeTopologyKeys: [zone]}}]", weight)
@@ -945,42 +867,28 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"weight 1", "", create(state(target, preferred(1)))},
 		{"weight 100", "", create(state(target, preferred(100)))},
 		{"weight 101", "weight", create(state(target, preferred(101)))},
-		{
-			"no target", "targetRef", create("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: " +
-				"" +
-				"new}, spec: {requiredPersistentTopology: {nodeTopologyKeys: [zone]}}}"),
-		},
+		{"no target", "targetRef",
+			create("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: new}, " +
+				"spec: {requiredPersistentTopology: {nodeTopologyKeys: [zone]}}}")},
 		{"an empty target", "targetRef.name: Required", create(state("{}", required))},
 		{"a target of empty words", "at least 1 chars", create(state(`{apiVersion: "", kind: "", name: ""}`, required))},
-		{
-			"a target without a name", "targetRef.name: Required",
-			create(state("{apiVersion: apps/v1, kind: StatefulSet}", required)),
-		},
+		{"a target without a name", "targetRef.name: Required",
+			create(state("{apiVersion: apps/v1, kind: StatefulSet}", required))},
 		{"another target", "targetRef is immutable", merge(ppsKind, "web", "{spec: {targetRef: {name: other}}}")},
 		{"a Deployment", "no stable names", create(state("{apiVersion: apps/v1, kind: Deployment, name: web}", required))},
 		{"a ReplicaSet", "no stable names", create(state("{apiVersion: apps/v1, kind: ReplicaSet, name: web}", required))},
-		{
-			"a kind of that name of another group", "",
-			create(state("{apiVersion: example.com/v1, kind: Deployment, name: web}", required)),
-		},
+		{"a kind of that name of another group", "",
+			create(state("{apiVersion: example.com/v1, kind: Deployment, name: web}", required))},
 		{"no topology", "at least one of", create(state(target, ""))},
 		{"an empty list of topologies", "at least one of", create(state(target, ", preferredPersistentTopology: []"))},
-		{
-			"a topology without keys", "at least 1 items",
-			create(state(target, ", requiredPersistentTopology: {nodeTopologyKeys: []}")),
-		},
-		{
-			"a retention policy of another name", "persistentPodStateRetentionPolicy",
-			create(state(target, required+", persistentPodStateRetentionPolicy: Never")),
-		},
-		{
-			"the topology changes", "", merge(ppsKind, "web",
-				"{spec: {requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}}}"),
-		},
-		{
-			"a RetainedIP moves to another node", "spec.nodeName is immutable",
-			merge(retipKind, "web-0.node-1", "{spec: {nodeName: node-2}}"),
-		},
+		{"a topology without keys", "at least 1 items",
+			create(state(target, ", requiredPersistentTopology: {nodeTopologyKeys: []}"))},
+		{"a retention policy of another name", "persistentPodStateRetentionPolicy",
+			create(state(target, required+", persistentPodStateRetentionPolicy: Never"))},
+		{"the topology changes", "",
+			merge(ppsKind, "web", "{spec: {requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}}}")},
+		{"a RetainedIP moves to another node", "spec.nodeName is immutable",
+			merge(retipKind, "web-0.node-1", "{spec: {nodeName: node-2}}")},
 		{"a RetainedIP with another phase", "status.phase", merge(retipKind, "web-0.node-1", "{status: {phase: Free}}")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -1136,8 +1044,10 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 	for _, p := range mutating.Items {
 		policies[p.Name] = true
 	}
-	want := []string{"stayput-agent", "stayput-annotations", "stayput-controller", "stayput-gate-annotated",
-		"stayput-gate-recorded", "stayput-unique-target"}
+	want := []string{
+		"stayput-agent", "stayput-annotations", "stayput-controller",
+		"stayput-gate-annotated", "stayput-gate-recorded", "stayput-unique-target",
+	}
 	if got := slices.Sorted(maps.Keys(policies)); !slices.Equal(got, want) {
 		t.Errorf("policies %v, want %v", got, want)
 	}

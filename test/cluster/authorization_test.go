@@ -69,14 +69,14 @@ func uninstallRights(ctx context.Context) (string, error) {
 
 // follow begins to watch objects, of all namespaces if it names none, and ends at once.
 func follow(kind, namespace, fields string) try {
-	return object(kind, namespace+"/", func(ctx context.Context, r dynamic.ResourceInterface,
-		_ string) (*unstructured.Unstructured, error) {
-		w, err := r.Watch(ctx, metav1.ListOptions{FieldSelector: fields})
-		if err == nil {
-			w.Stop()
-		}
-		return nil, err
-	})
+	return object(kind, namespace+"/",
+		func(ctx context.Context, r dynamic.ResourceInterface, _ string) (*unstructured.Unstructured, error) {
+			w, err := r.Watch(ctx, metav1.ListOptions{FieldSelector: fields})
+			if err == nil {
+				w.Stop()
+			}
+			return nil, err
+		})
 }
 
 // makeToken makes a token of the controller.
@@ -117,10 +117,8 @@ var rights = func() []right {
 		{"watch its objects", asAgent, list(retipKind, "spec.nodeName=node-1", true), true},
 		{"read its node", asAgent, get(nodeKind, "node-1"), true},
 		{"say what happened", asAgent, create(newEvent("events.k8s.io/v1", "guarded")), true},
-		{
-			"change the spec of a pod", asAgent,
-			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), false,
-		},
+		{"change the spec of a pod", asAgent,
+			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), false},
 		{"read a pod", asAgent, get(podKind, "waiting"), false},
 		{"list pods", asAgent, list(podKind, "", true), false},
 		{"delete a pod", asAgent, remove(podKind, "waiting"), false},
@@ -141,41 +139,31 @@ var rights = func() []right {
 		{"look up a ReplicaSet", asController, get("ReplicaSet.v1.apps", "none"), true},
 		{"read RetainedIPs", asController, list(retipKind, "", true), true},
 		{"read PersistentPodStates", asController, list(ppsKind, "", true), true},
-		{
-			"make a PersistentPodState", asController,
-			create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), true,
-		},
+		{"make a PersistentPodState", asController,
+			create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), true},
 		{"apply a PersistentPodState", asController, merge(ppsKind, "web", `{metadata: {labels: {a: b}}}`), true},
 		{"delete a PersistentPodState", asController, remove(ppsKind, "web"), true},
 		{"record", asController, merge(ppsKind, "web", `{status: {pods: 1}}`, "status"), true},
 		{"say what happened", asController, create(newEvent("events.k8s.io/v1", "guarded")), true},
 		{"say who leads", asController, create(newEvent("v1", "stayput-system")), true},
-		{
-			"take the lease", asController, create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: stayput-system}}`), true,
-		},
+		{"take the lease", asController,
+			create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: stayput-system}}`),
+			true},
 		{"find the ConfigMaps of the gate", asController, list(cmKind, "metadata.name=stayput-gated-workloads", true), true},
 		{"read the ConfigMap of the gate", asController, get(cmKind, "stayput-gated-workloads"), true},
-		{
-			"look for OpenKruise", asController, follow(webhookKind, "", "metadata.name=kruise-mutating-webhook-configuration"),
-			true,
-		},
-		{
-			"follow whether its gate is there", asController, follow(mapBindingKind, "", "metadata.name=stayput-gate-annotated"),
-			true,
-		},
+		{"look for OpenKruise", asController,
+			follow(webhookKind, "", "metadata.name=kruise-mutating-webhook-configuration"), true},
+		{"follow whether its gate is there", asController,
+			follow(mapBindingKind, "", "metadata.name=stayput-gate-annotated"), true},
 		{"switch the uniqueness of targets off", asController, remove(vapBindingKind, "stayput-unique-target"), true},
 
 		{"make a pod", asController, create(fmt.Sprintf(newPod, "")), false},
-		{
-			"bind a pod", asController, create(
-				`{apiVersion: v1, kind: Binding, metadata: {name: waiting}, target: {kind: Node, name: node-1}}`), false,
-		},
+		{"bind a pod", asController,
+			create(`{apiVersion: v1, kind: Binding, metadata: {name: waiting}, target: {kind: Node, name: node-1}}`), false},
 		{"change the status of a pod", asController, merge(podKind, "waiting", `{status: {phase: Failed}}`, "status"), false},
 		{"resize a pod", asController, merge(podKind, "placed", `{spec: {containers: []}}`, "resize"), false},
-		{
-			"change ephemeral containers of a pod", asController,
-			merge(podKind, "placed", `{spec: {ephemeralContainers: []}}`, "ephemeralcontainers"), false,
-		},
+		{"change ephemeral containers of a pod", asController,
+			merge(podKind, "placed", `{spec: {ephemeralContainers: []}}`, "ephemeralcontainers"), false},
 		{"list Deployments", asController, list("Deployment.v1.apps", "", true), false},
 		{"change a node", asController, merge(nodeKind, "node-1", `{spec: {unschedulable: true}}`), false},
 		{"change a workload", asController, merge(stsKind, "bad", `{spec: {replicas: 1}}`), false},
@@ -188,51 +176,39 @@ var rights = func() []right {
 		{"delete another ConfigMap", asController, remove(cmKind, "settings"), false},
 		{"say what happened by the old API", asController, create(newEvent("v1", "guarded")), false},
 		{"look at another lease", asController, get(leaseKind, "stayput-system/other"), false},
-		{
-			"take a lease elsewhere", asController, create(
-				`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: kube-system}}`),
-			false,
-		},
+		{"take a lease elsewhere", asController,
+			create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: kube-system}}`),
+			false},
 		{"read a namespace", asController, get("Namespace.v1.", "guarded"), false},
 		{"read a node", asController, get(nodeKind, "node-1"), false},
-		{
-			"watch the ConfigMaps of the gate", asController, follow(cmKind, "", "metadata.name=stayput-gated-workloads"), false,
-		},
-		{
-			"read the definition of PersistentPodStates", asController, get(crdKind, "persistentpodstates.apps.kruise.io"),
-			false,
-		},
+		{"watch the ConfigMaps of the gate", asController,
+			follow(cmKind, "", "metadata.name=stayput-gated-workloads"), false},
+		{"read the definition of PersistentPodStates", asController,
+			get(crdKind, "persistentpodstates.apps.kruise.io"), false},
 		{"list definitions", asController, list(crdKind, "", true), false},
-		{
-			"change the definition of PersistentPodStates", asController,
-			merge(crdKind, "persistentpodstates.apps.kruise.io", `{metadata: {labels: {a: b}}}`), false,
-		},
+		{"change the definition of PersistentPodStates", asController,
+			merge(crdKind, "persistentpodstates.apps.kruise.io", `{metadata: {labels: {a: b}}}`), false},
 		{"list webhooks", asController, list(webhookKind, "", true), false},
 		{"list webhooks that validate", asController, list(validatingKind, "", true), false},
-		{
-			"list OpenKruise's webhook that validates", asController,
-			list(validatingKind, "metadata.name=kruise-validating-webhook-configuration", true), false,
-		},
+		{"list OpenKruise's webhook that validates", asController,
+			list(validatingKind, "metadata.name=kruise-validating-webhook-configuration", true), false},
 		{"switch its own limits off", asController, remove(vapBindingKind, "stayput-controller"), false},
 		{"switch the limits of agents off", asController, remove(vapBindingKind, "stayput-agent"), false},
 		{"switch the gate of recorded pods off", asController, remove(mapBindingKind, "stayput-gate-recorded"), false},
 		{"switch the gate of annotated pods off", asController, remove(mapBindingKind, "stayput-gate-annotated"), false},
-		{
-			"change its own limits", asController, merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`),
-			false,
-		},
-		{
-			"make a binding", asController, create(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: new}, spec: {policyName: x, validationActions: [Deny]}}`), false,
-		},
+		{"change its own limits", asController,
+			merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false},
+		{"make a binding", asController,
+			create(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: new}, spec: {policyName: x, validationActions: [Deny]}}`),
+			false},
 
 		{"switch the gate of annotated pods off", asUninstall, remove(mapBindingKind, "stayput-gate-annotated"), true},
 		{"switch the gate of recorded pods off", asUninstall, remove(mapBindingKind, "stayput-gate-recorded"), true},
 		{"end the installation", asUninstall, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), true},
 		{"find gated pods", asUninstall, list(podKind, "spec.nodeName=", true), true},
-		{
-			"let a pod go", asUninstall, patch(podKind, "waiting", types.StrategicMergePatchType,
-				`{spec: {schedulingGates: [{$patch: delete, name: stayput.io/placement}]}}`), true,
-		},
+		{"let a pod go", asUninstall,
+			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {schedulingGates: [{$patch: delete, name: stayput.io/placement}]}}`),
+			true},
 		{"see what the agents have left", asUninstall, list(retipKind, "", true), true},
 		{"find the ConfigMaps of the gate", asUninstall, list(cmKind, "metadata.name=stayput-gated-workloads", true), true},
 		{"delete the ConfigMap of the gate", asUninstall, remove(cmKind, "stayput-gated-workloads"), true},
@@ -240,9 +216,8 @@ var rights = func() []right {
 		{"delete a pod", asUninstall, remove(podKind, "waiting"), false},
 		{"change the status of a pod", asUninstall, merge(podKind, "waiting", `{status: {phase: Failed}}`, "status"), false},
 		{"resize a pod", asUninstall, merge(podKind, "placed", `{spec: {containers: []}}`, "resize"), false},
-		{
-			"bind a pod", asUninstall, create(`{apiVersion: v1, kind: Binding, metadata: {name: waiting}, target: {kind: Node, name: node-1}}`), false,
-		},
+		{"bind a pod", asUninstall,
+			create(`{apiVersion: v1, kind: Binding, metadata: {name: waiting}, target: {kind: Node, name: node-1}}`), false},
 		{"list nodes", asUninstall, list(nodeKind, "", true), false},
 		{"list workloads", asUninstall, list(stsKind, "", true), false},
 		{"scale a workload", asUninstall, merge(stsKind, "bad", `{spec: {replicas: 1}}`, "scale"), false},
@@ -253,43 +228,32 @@ var rights = func() []right {
 		{"list ConfigMaps", asUninstall, list(cmKind, "", true), false},
 		{"make a ConfigMap", asUninstall, create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), false},
 		{"delete another ConfigMap", asUninstall, remove(cmKind, "settings"), false},
-		{
-			"delete another ConfigMap of its own namespace", asUninstall,
-			remove(cmKind, lab.SystemNamespace+"/kube-root-ca.crt"), false,
-		},
+		{"delete another ConfigMap of its own namespace", asUninstall,
+			remove(cmKind, lab.SystemNamespace+"/kube-root-ca.crt"), false},
 		{"switch the limits of the controller off", asUninstall, remove(vapBindingKind, "stayput-controller"), false},
-		{
-			"change the limits of the controller", asUninstall,
-			merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false,
-		},
+		{"change the limits of the controller", asUninstall,
+			merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false},
 		{"list definitions", asUninstall, list(crdKind, "", true), false},
-		{
-			"delete the definition of PersistentPodStates", asUninstall, remove(crdKind, "persistentpodstates.apps.kruise.io"),
-			false,
-		},
+		{"delete the definition of PersistentPodStates", asUninstall,
+			remove(crdKind, "persistentpodstates.apps.kruise.io"), false},
 
 		{"look at RetainedIPs", asViewer, list(retipKind, "", false), true},
 		{"look at PersistentPodStates", asViewer, list(ppsKind, "", false), true},
 		{"release an address", asViewer, merge(retipKind, "web-0.node-1", `{spec: {release: true}}`), false},
-		{
-			"make a PersistentPodState", asViewer,
-			create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), false,
-		},
+		{"make a PersistentPodState", asViewer,
+			create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), false},
 		{"look at RetainedIPs", asEditor, list(retipKind, "", false), true},
 		{"release an address", asEditor, merge(retipKind, "web-0.node-1", `{spec: {release: true}}`), true},
-		{
-			"make a PersistentPodState", asEditor,
-			create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), true,
-		},
+		{"make a PersistentPodState", asEditor,
+			create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), true},
 		{"make a RetainedIP", asEditor, create(fmt.Sprintf(newRetp, "node-1", "")), false},
 		{"record", asEditor, merge(ppsKind, "web", `{status: {pods: 1}}`, "status"), false},
 		{"look elsewhere", asEditor, list(retipKind, "", true), false},
 	}
 	for _, as := range []func(*guard) *rest.Config{asAgent, asController} {
 		all = append(all,
-			right{
-				"follow the installation", as, follow(cmKind, lab.SystemNamespace, "metadata.name=stayput-installation"), true,
-			},
+			right{"follow the installation", as,
+				follow(cmKind, lab.SystemNamespace, "metadata.name=stayput-installation"), true},
 			right{"read the installation", as, get(cmKind, lab.SystemNamespace+"/stayput-installation"), false},
 			right{"end the installation", as, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), false},
 		)
@@ -367,8 +331,8 @@ func TestWhatIsRefusedCanBeDoneByAnAdministrator(t *testing.T) {
 			continue
 		}
 		_, err := r.do(testContext(t), g, g.admin)
-		if want := answers[r.name]; want == "" && err != nil || want != "" &&
-			(err == nil || !strings.Contains(err.Error(), want)) {
+		want := answers[r.name]
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", r.name, err, want)
 		}
 	}
