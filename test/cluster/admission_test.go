@@ -30,22 +30,22 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// guard is a cluster that has the manifests of stayput and none of its programs, so that nothing but the API
-// server answers. What is tried on it is tried twice: before the admission policies are there, and with them.
+// guard is a cluster with the manifests of stayput but none of its programs, so that only the API server answers.
+// Every attempt is made twice: before the admission policies exist, and with them.
 type guard struct {
 	c      *lab.Cluster
 	mapper meta.RESTMapper
-	// Who tries something.
-	admin, controller, agent, stray, nobody *rest.Config
+	// The users and accounts that make attempts.
+	admin, controller, agent, stray *rest.Config
 }
 
-// guarded is the guard, once it has been started. policies says that they are there.
+// guarded is the guard, once it has been started. policies is true once they are applied.
 var guarded struct {
 	*guard
 	policies bool
 }
 
-// manifests are the objects of the chart whose templates match one of the patterns, in their order.
+// manifests returns the objects of the chart whose templates match the patterns, in the order of the patterns.
 func manifests(ctx context.Context, patterns ...string) (string, error) {
 	objects, err := chart.Render(ctx, "--no-hooks", "--set=namespace.create=true")
 	if err != nil {
@@ -71,13 +71,13 @@ func manifests(ctx context.Context, patterns ...string) (string, error) {
 	return all.String(), nil
 }
 
-// The manifests that admission is made of.
+// The templates of the admission policies and of their bindings.
 const (
 	bindingFiles = "00-*.yaml"
 	policyFiles  = "2*-policy-*.yaml"
 )
 
-// guardedWith returns the guard, without or with the policies. Tests that need it without come first.
+// guardedWith returns the guard, with or without the policies. Tests without them run first.
 func guardedWith(t *testing.T, policies bool) *guard {
 	t.Helper()
 	shared(t, "without programs", func() (*lab.Cluster, error) {
@@ -90,7 +90,7 @@ func guardedWith(t *testing.T, policies bool) *guard {
 	})
 	switch {
 	case !policies && guarded.policies:
-		t.Fatal("the policies are there already: the tests without them have to run first")
+		t.Fatal("the policies already exist: tests without them have to run first")
 	case policies && !guarded.policies:
 		files, err := manifests(testContext(t), bindingFiles, policyFiles)
 		must.Do(t, err)
@@ -106,7 +106,7 @@ func startGuard(ctx context.Context) (*guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{c: c, admin: c.RESTConfig(), nobody: c.RESTConfigAs("nobody")}
+	g := &guard{c: c, admin: c.RESTConfig()}
 	files, err := manifests(ctx, "10-*.yaml", "[23]*-rbac-*.yaml", "05-crds.yaml")
 	if err != nil {
 		return g, err
@@ -134,7 +134,7 @@ func startGuard(ctx context.Context) (*guard, error) {
 	return g, err
 }
 
-// kruiseWorkloads are definitions of OpenKruise's workloads that are enough to make objects.
+// kruiseWorkloads defines OpenKruise's workloads well enough to create objects.
 var kruiseWorkloads = func() string {
 	var all strings.Builder
 	for plural, kind := range map[string]string{
@@ -156,7 +156,7 @@ spec:
 	return all.String()
 }()
 
-// fixtures are there before any policy is.
+// fixtures are applied before any policy.
 const fixtures = `
 apiVersion: v1
 kind: Namespace
@@ -230,7 +230,7 @@ spec:
     spec: {containers: [{name: c, image: i}]}
 `
 
-// try is one request, dry-run: admission sees it, nothing stays of it.
+// try makes one dry-run request: admission sees it, and nothing is stored.
 type try func(ctx context.Context, g *guard, as *rest.Config) (*unstructured.Unstructured, error)
 
 var dryRun = []string{metav1.DryRunAll}
@@ -254,7 +254,7 @@ func (g *guard) resource(
 	return client.Resource(mapping.Resource).Namespace(namespace), nil
 }
 
-// create makes an object of the YAML, in the namespace guarded unless it names one.
+// create creates an object from YAML, in the namespace guarded unless it names another.
 func create(text string) try {
 	return func(ctx context.Context, g *guard, as *rest.Config) (*unstructured.Unstructured, error) {
 		object := &unstructured.Unstructured{}
@@ -275,8 +275,8 @@ func create(text string) try {
 
 type action func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error)
 
-// object is an object to do something with: its kind as Kind.version.group, then its name; in the namespace guarded
-// unless it is namespace/name.
+// object calls do for an object. Its kind is written Kind.version.group, its name as name or namespace/name; the
+// default namespace is guarded.
 func object(kind, name string, do action) try {
 	return func(ctx context.Context, g *guard, as *rest.Config) (*unstructured.Unstructured, error) {
 		parts := append(strings.SplitN(kind, ".", 3), "")
@@ -338,12 +338,12 @@ func list(kind string, fields string, everywhere bool) try {
 		})
 }
 
-// An attempt is what somebody tries, and what becomes of it.
+// An attempt is a request, and how admission should answer it.
 type attempt struct {
 	name string
 	as   func(*guard) *rest.Config
 	do   try
-	// refusal is a part of the message by which a policy refuses it; empty: it is accepted.
+	// refusal is part of the policy's message; if empty, the request is accepted.
 	refusal string
 }
 
@@ -370,7 +370,7 @@ func newState(name, target string) string {
 spec: {targetRef: %s, preferredPersistentTopology: [{weight: 1, preference: {nodeTopologyKeys: [zone]}}]}}`, name, target)
 }
 
-// template wraps annotations of a pod template in a workload of a kind.
+// template returns a workload of a kind whose pod template has the annotations.
 func template(apiVersion, kind, annotations string) string {
 	pods := fmt.Sprintf(`{metadata: {labels: {a: b}, annotations: {%s}}, spec: {restartPolicy: %s, containers: [{name: c, image: i}]}}`,
 		annotations, map[bool]string{true: "Never", false: "Always"}[strings.HasSuffix(kind, "Job")])
@@ -388,12 +388,12 @@ func template(apiVersion, kind, annotations string) string {
 	return fmt.Sprintf("{apiVersion: %s, kind: %s, metadata: {name: new}, spec: %s}", apiVersion, kind, spec)
 }
 
-// attempts are what the policies are about, all of it allowed by RBAC.
+// attempts cover what the policies decide; RBAC allows all of them.
 var attempts = func() []attempt {
 	const notValid = `stayput.io/retain-ip: "true" is not valid: expected a duration such as 10m or 720h, or while-owned`
 	all := []attempt{
 		// The controller, on pods.
-		{"the controller sets node affinity, node selector and annotations of a pod and takes our gate off", asController,
+		{"the controller sets node affinity, node selector and annotations of a pod and removes our gate", asController,
 			patch(podKind, "waiting", types.StrategicMergePatchType, `{metadata: {annotations: {seen: "yes"}}, spec: {
 				nodeSelector: {zone: a}, schedulingGates: [{$patch: delete, name: stayput.io/placement}],
 				affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: Exists}]}]}}}}}`), ""},
@@ -421,10 +421,10 @@ var attempts = func() []attempt {
 		{"the controller gives a pod an owner", asController,
 			merge(podKind, "waiting", `{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: other, uid: u}]}}`),
 			"may change only the annotations, node affinity, "},
-		{"the controller takes somebody else's gate off", asController,
+		{"the controller removes a foreign gate", asController,
 			merge(podKind, "waiting", `{spec: {schedulingGates: [{name: stayput.io/placement}]}}`),
 			"may remove only the scheduling gate"},
-		{"the controller takes all gates off", asController,
+		{"the controller removes all gates", asController,
 			merge(podKind, "waiting", `{spec: {schedulingGates: null}}`), "may remove only the scheduling gate"},
 		{"the controller deletes a pod that has no node", asController, remove(podKind, "waiting"), ""},
 		{"the controller deletes a pod that has a node", asController,
@@ -433,16 +433,16 @@ var attempts = func() []attempt {
 		// The controller, on other objects.
 		{"the controller writes its ConfigMap", asController,
 			merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), ""},
-		{"the controller applies its ConfigMap where there is none", asController,
+		{"the controller applies its ConfigMap in a namespace without it", asController,
 			patch(cmKind, "elsewhere/stayput-gated-workloads", types.ApplyPatchType,
 				`{apiVersion: v1, kind: ConfigMap, metadata: {name: stayput-gated-workloads}, data: {workloads: "\n"}}`), ""},
 		{"the controller deletes its ConfigMap", asController, remove(cmKind, "stayput-gated-workloads"), ""},
-		{"the controller makes another ConfigMap", asController,
+		{"the controller creates another ConfigMap", asController,
 			create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), "may write only the ConfigMap"},
-		{"the controller says whose a RetainedIP is and releases it", asController,
+		{"the controller sets the workload of a RetainedIP and releases it", asController,
 			patch(retipKind, "web-1.node-2", types.ApplyPatchType, `{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-1.node-2},
 				spec: {release: true, workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}}}`), ""},
-		{"the controller takes a release back", asController,
+		{"the controller withdraws a release", asController,
 			merge(retipKind, "web-0.node-1", `{spec: {release: false}}`), ""},
 		{"the controller changes a retention", asController,
 			merge(retipKind, "web-0.node-1", `{spec: {retention: 1h}}`), "may change only spec.workload and spec.release"},
@@ -457,31 +457,31 @@ var attempts = func() []attempt {
 			"may change only spec.workload and spec.release"},
 
 		// The agent of node-1.
-		{"an agent makes an object of its node", asAgent, create(fmt.Sprintf(newRetp, "node-1", "")), ""},
+		{"an agent creates an object of its node", asAgent, create(fmt.Sprintf(newRetp, "node-1", "")), ""},
 		{"an agent applies an object of its node", asAgent, patch(retipKind, "web-3.node-1", types.ApplyPatchType,
 			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-3.node-1}, spec: {nodeName: node-1, podName: web-3, retention: 10m}, status: {phase: Bound}}`), ""},
-		{"an agent applies a change to an object of its node, and leaves release and workload to others", asAgent,
+		{"an agent applies a change to an object of its node, without release and workload", asAgent,
 			patch(retipKind, "web-0.node-1", types.ApplyPatchType,
 				`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-0.node-1}, spec: {nodeName: node-1, podName: web-0, retention: 1h}, status: {phase: Bound}}`), ""},
-		{"an agent takes a release back", asAgent, merge(retipKind, "web-0.node-1", `{spec: {release: null}}`), ""},
+		{"an agent withdraws a release", asAgent, merge(retipKind, "web-0.node-1", `{spec: {release: null}}`), ""},
 		{"an agent deletes an object of its node", asAgent, remove(retipKind, "web-0.node-1"), ""},
-		{"an agent makes an object of another node", asAgent,
+		{"an agent creates an object of another node", asAgent,
 			create(fmt.Sprintf(newRetp, "node-2", "")), "the agent of node node-1 may not write a RetainedIP of node node-2"},
 		{"an agent changes an object of another node", asAgent,
 			merge(retipKind, "web-1.node-2", `{status: {phase: Retained}}`),
 			"the agent of node node-1 may not write a RetainedIP of node node-2"},
 		{"an agent deletes an object of another node", asAgent,
 			remove(retipKind, "web-1.node-2"), "the agent of node node-1 may not write a RetainedIP of node node-2"},
-		{"an agent makes an object that is to be released", asAgent,
+		{"an agent creates an object with spec.release", asAgent,
 			create(fmt.Sprintf(newRetp, "node-1", ", release: true")), "may not set spec.release"},
-		{"an agent makes an object with a workload", asAgent,
+		{"an agent creates an object with a workload", asAgent,
 			create(fmt.Sprintf(newRetp, "node-1", ", workload: {apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}")),
 			"may not write spec.workload"},
 		{"an agent changes the workload", asAgent,
 			merge(retipKind, "web-0.node-1", `{spec: {workload: {name: other}}}`), "may not write spec.workload"},
 		{"an agent removes the workload", asAgent,
 			merge(retipKind, "web-0.node-1", `{spec: {workload: null}}`), "may not write spec.workload"},
-		{"a token without a node makes an object", asStray, create(fmt.Sprintf(newRetp, "node-1", "")), "names no node"},
+		{"a token without a node creates an object", asStray, create(fmt.Sprintf(newRetp, "node-1", "")), "names no node"},
 		{"a token without a node changes an object", asStray,
 			merge(retipKind, "web-0.node-1", `{status: {phase: Bound}}`), "names no node"},
 		{"a token without a node deletes an object", asStray, remove(retipKind, "web-0.node-1"), "names no node"},
@@ -499,16 +499,16 @@ var attempts = func() []attempt {
 			create(newState("second", "{apiVersion: apps.kruise.io/v1beta1, kind: StatefulSet, name: web}")), ""},
 		{"a PersistentPodState for a workload of another kind", asAdmin,
 			create(newState("second", "{apiVersion: apps/v1, kind: Other, name: web}")), ""},
-		{"a PersistentPodState for a workload of that name in another namespace", asAdmin,
-			create(strings.Replace(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}"), "metadata: {",
-				"metadata: {namespace: elsewhere, ", 1)), ""},
+		{"a PersistentPodState for a workload of the same name in another namespace", asAdmin,
+			create(strings.Replace(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}"),
+				"metadata: {", "metadata: {namespace: elsewhere, ", 1)), ""},
 
-		// Annotations: where they are looked at. What they may say is in TestAdmissionAndThePluginAgreeOnEveryValue.
+		// The objects whose annotations are checked. For the values, see TestAdmissionAndThePluginAgreeOnEveryValue.
 		{"a pod", asAdmin, create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`)), notValid},
-		{"a pod of a workload that is older than the policy, which the node refuses", asAdmin,
+		{"a pod of a workload that is older than the policy", asAdmin,
 			create(strings.Replace(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""),
 				"labels: {", "labels: {controller-revision-hash: bad-1, ", 1)), ""},
-		{"a pod of a kind that is not looked at", asAdmin,
+		{"a pod of a kind that the policy does not check", asAdmin,
 			create(ownedPod("guarded", "example.com/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), notValid},
 		{"a pod gets a bad annotation later", asAdmin,
 			merge(podKind, "placed", `{metadata: {annotations: {stayput.io/retain-ip: "true"}}}`), notValid},
@@ -516,9 +516,9 @@ var attempts = func() []attempt {
 			merge(stsKind, "bad", `{spec: {replicas: 1, template: {metadata: {annotations: {restarted: now}}}}}`), ""},
 		{"a bad object is changed and stays bad", asAdmin,
 			merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/identity: x}}}}}`), notValid},
-		{"a bad object is mended", asAdmin,
+		{"a bad object is fixed", asAdmin,
 			merge(stsKind, "bad", `{spec: {template: {metadata: {annotations: {stayput.io/retain-ip: 10m}}}}}`), ""},
-		{"several bad values are named together", asAdmin,
+		{"several bad values are reported together", asAdmin,
 			create(template("apps/v1", "StatefulSet", `stayput.io/retain-ip: "true", stayput.io/home-wait: soon`)),
 			notValid + `; stayput.io/home-wait: "soon" is not valid: expected a duration such as 60s or 10m, or retention`},
 		{"a workload's own annotations are its own", asAdmin,
@@ -540,18 +540,18 @@ var attempts = func() []attempt {
 	return all
 }()
 
-// refused says whether the error is this refusal of an admission policy.
+// refused reports whether an admission policy refused a request with this message.
 func refused(err error, why string) bool {
 	return err != nil && strings.Contains(err.Error(), "ValidatingAdmissionPolicy") && strings.Contains(err.Error(), why)
 }
 
-// This comes first: what the policies refuse is allowed by everything else, so that it is they who refuse it.
+// It runs first, and shows that what the policies refuse is refused by nothing else.
 func TestWithoutThePoliciesEveryAttemptIsAccepted(t *testing.T) {
 	g := guardedWith(t, false)
 	for _, a := range attempts {
 		t.Run(a.name, func(t *testing.T) {
-			// RBAC comes by a cache of the API server.
-			until(t, "it to be accepted", func(ctx context.Context) bool {
+			// The API server caches RBAC.
+			until(t, "the attempt to be accepted", func(ctx context.Context) bool {
 				_, err := a.do(ctx, g, a.as(g))
 				if err != nil && !apierrors.IsForbidden(err) {
 					t.Fatal(err)
@@ -568,19 +568,19 @@ func TestWithoutThePoliciesEveryAttemptIsAccepted(t *testing.T) {
 		must.Do(t, err)
 		if gates := gatesOf(made); slices.Contains(gates, "stayput.io/placement") &&
 			!strings.Contains(p.pod, "stayput.io/placement") {
-			t.Errorf("%s: gated by nobody: %v", p.name, gates)
+			t.Errorf("%s: gated without a policy: %v", p.name, gates)
 		}
 	}
 }
 
-func TestThePoliciesRefuseWhatTheyAreForAndNothingElse(t *testing.T) {
+func TestThePoliciesRefuseWhatTheyShouldAndNothingElse(t *testing.T) {
 	g := guardedWith(t, true)
 	for _, a := range attempts {
 		if a.refusal == "" {
 			continue
 		}
 		t.Run(a.name, func(t *testing.T) {
-			// A policy is in force a second or two after it is applied.
+			// A policy takes effect a second or two after it is applied.
 			var err error
 			until(t, "the refusal", func(ctx context.Context) bool {
 				_, err = a.do(ctx, g, a.as(g))
@@ -603,7 +603,7 @@ func TestThePoliciesRefuseWhatTheyAreForAndNothingElse(t *testing.T) {
 }
 
 // The policy for the controller relies on it.
-func TestOfAPodsAffinityNobodyCanChangeMoreThanTheNodeAffinity(t *testing.T) {
+func TestOnlyTheNodeAffinityOfAPodCanBeChanged(t *testing.T) {
 	g := guardedWith(t, true)
 	for _, text := range []string{
 		`{spec: {affinity: {podAntiAffinity: null}}}`,
@@ -617,7 +617,7 @@ func TestOfAPodsAffinityNobodyCanChangeMoreThanTheNodeAffinity(t *testing.T) {
 	}
 }
 
-// A gateAttempt is a pod, and its gates once it is made.
+// A gateAttempt is a pod, and its gates once it has been created.
 type gateAttempt struct {
 	name  string
 	pod   string
@@ -642,14 +642,14 @@ var gateAttempts = func() []gateAttempt {
 	return []gateAttempt{
 		{"a pod that asks for nothing", sts("web", "", ""), nil},
 		{"a pod that asks for its address", sts("web", retain, ""), []string{ours}},
-		{"a pod that asks for its address in OpenKruise's words", sts("web", reserved, ""), []string{ours}},
-		{"a pod that asks in both words", sts("web", retain+", "+reserved, ""), []string{ours}},
+		{"a pod with OpenKruise's annotation", sts("web", reserved, ""), []string{ours}},
+		{"a pod with both annotations", sts("web", retain+", "+reserved, ""), []string{ours}},
 		{"a pod with other gates",
 			sts("web", retain, "schedulingGates: [{name: a/b}, {name: c/d}],"), []string{"a/b", "c/d", ours}},
 		{"a pod whose template has the gate",
 			sts("web", retain, "schedulingGates: [{name: stayput.io/placement}, {name: a/b}],"), []string{ours, "a/b"}},
 		{"a pod with a node", sts("web", retain, "nodeName: node-1,"), nil},
-		{"a pod in the node's network", sts("web", retain, "hostNetwork: true,"), nil},
+		{"a pod in the host network", sts("web", retain, "hostNetwork: true,"), nil},
 		{"a pod of a DaemonSet", ownedPod("guarded", "apps/v1", "DaemonSet", "web", retain, ""), nil},
 		{"a pod without an owner", fmt.Sprintf(newPod, retain), []string{ours}},
 		{"a pod that only has another annotation of ours", sts("web", "stayput.io/home-wait: 10s", ""), nil},
@@ -658,7 +658,7 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod of a recorded workload", sts("db", "", ""), []string{ours}},
 		{"a pod of a recorded workload of another group",
 			ownedPod("guarded", "apps.kruise.io/v1beta1", "StatefulSet", "queue", "", ""), []string{ours}},
-		{"a pod of a recorded workload in the node's network", sts("db", "", "hostNetwork: true,"), []string{ours}},
+		{"a pod of a recorded workload in the host network", sts("db", "", "hostNetwork: true,"), []string{ours}},
 		{"a pod of a recorded workload with a node", sts("db", "", "nodeName: node-1,"), nil},
 		{"a pod of a recorded workload with other gates",
 			sts("db", "", "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
@@ -688,10 +688,10 @@ func gatesOf(pod *unstructured.Unstructured) (names []string) {
 	return names
 }
 
-func TestPodsThatMayHaveAHomeAreGatedAndNoOthers(t *testing.T) {
+func TestOnlyPodsThatMayHaveAHomeAreGated(t *testing.T) {
 	g := guardedWith(t, true)
 	for _, p := range slices.SortedFunc(slices.Values(gateAttempts), func(a, b gateAttempt) int {
-		return len(b.gates) - len(a.gates) // those that wait for the policies first
+		return len(b.gates) - len(a.gates) // first the gated ones, which wait for the policies
 	}) {
 		t.Run(p.name, func(t *testing.T) {
 			var gates []string
@@ -714,7 +714,7 @@ func TestPodsThatMayHaveAHomeAreGatedAndNoOthers(t *testing.T) {
 	}
 }
 
-// A custom resource as the policy's parameter would be unknown for 30 s here, and pods would slip through.
+// If the policy's parameter were a custom resource, it would be unknown for 30 s here, and pods would slip through.
 func TestPodsAreGatedFromTheAPIServersFirstRequestOn(t *testing.T) {
 	g := guardedWith(t, true)
 	must.Do(t, g.c.APIServer.Kill())
@@ -727,7 +727,7 @@ func TestPodsAreGatedFromTheAPIServersFirstRequestOn(t *testing.T) {
 		} {
 			made, err := create(pod)(testContext(t), g, g.admin)
 			if err != nil {
-				continue // it has only just begun
+				continue // the API server is still starting
 			}
 			created++
 			if !slices.Contains(gatesOf(made), "stayput.io/placement") {
@@ -736,7 +736,7 @@ func TestPodsAreGatedFromTheAPIServersFirstRequestOn(t *testing.T) {
 		}
 	}
 	if created < 10 {
-		t.Errorf("only %d pods could be made", created)
+		t.Errorf("only %d pods were created", created)
 	}
 }
 
@@ -826,7 +826,7 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 	}
 	t.Logf("%d accepted, %d refused", accepted, turnedDown)
 
-	// home-wait is the controller's alone.
+	// Only the controller reads home-wait.
 	for value, ok := range map[string]bool{
 		"60s": true, "10m": true, "retention": true, "1h30m": true, "+1s": true,
 		"": false, "0s": false, "-1s": false, "60": false, "Retention": false, "forever": false, "while-owned": false,
@@ -840,8 +840,8 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 	}
 }
 
-// overflows says whether the value is a duration of Go but for its size, 292 years and more. The API server's own
-// words refuse those that the pattern for the plainly too large ones does not catch.
+// overflows reports whether the value would be a Go duration if it were not longer than 292 years. The policy's pattern
+// only catches much larger ones; for these, the API server reports an error of its own.
 func overflows(value string) bool {
 	return slices.Contains([]string{
 		"2562048h", "2562047h48m", "9223372036854775808ns", "9223372037s", "153722868m", "9999999h",
@@ -871,25 +871,25 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 			create("{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: new}, " +
 				"spec: {requiredPersistentTopology: {nodeTopologyKeys: [zone]}}}")},
 		{"an empty target", "targetRef.name: Required", create(state("{}", required))},
-		{"a target of empty words", "at least 1 chars", create(state(`{apiVersion: "", kind: "", name: ""}`, required))},
+		{"a target of empty strings", "at least 1 chars", create(state(`{apiVersion: "", kind: "", name: ""}`, required))},
 		{"a target without a name", "targetRef.name: Required",
 			create(state("{apiVersion: apps/v1, kind: StatefulSet}", required))},
 		{"another target", "targetRef is immutable", merge(ppsKind, "web", "{spec: {targetRef: {name: other}}}")},
 		{"a Deployment", "no stable names", create(state("{apiVersion: apps/v1, kind: Deployment, name: web}", required))},
 		{"a ReplicaSet", "no stable names", create(state("{apiVersion: apps/v1, kind: ReplicaSet, name: web}", required))},
-		{"a kind of that name of another group", "",
+		{"a kind of the same name in another group", "",
 			create(state("{apiVersion: example.com/v1, kind: Deployment, name: web}", required))},
 		{"no topology", "at least one of", create(state(target, ""))},
 		{"an empty list of topologies", "at least one of", create(state(target, ", preferredPersistentTopology: []"))},
 		{"a topology without keys", "at least 1 items",
 			create(state(target, ", requiredPersistentTopology: {nodeTopologyKeys: []}"))},
-		{"a retention policy of another name", "persistentPodStateRetentionPolicy",
+		{"an unknown retention policy", "persistentPodStateRetentionPolicy",
 			create(state(target, required+", persistentPodStateRetentionPolicy: Never"))},
 		{"the topology changes", "",
 			merge(ppsKind, "web", "{spec: {requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}}}")},
 		{"a RetainedIP moves to another node", "spec.nodeName is immutable",
 			merge(retipKind, "web-0.node-1", "{spec: {nodeName: node-2}}")},
-		{"a RetainedIP with another phase", "status.phase", merge(retipKind, "web-0.node-1", "{status: {phase: Free}}")},
+		{"a RetainedIP with an unknown phase", "status.phase", merge(retipKind, "web-0.node-1", "{status: {phase: Free}}")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := c.do(testContext(t), g, g.admin)
@@ -903,7 +903,7 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 	}
 }
 
-// The manifests of OpenKruise's manual, user-manuals/persistentpodstate, but for the images.
+// The manifests of OpenKruise's manual, user-manuals/persistentpodstate, with other images.
 const kruiseManual = `
 apiVersion: apps.kruise.io/v1alpha1
 kind: PersistentPodState
@@ -968,11 +968,11 @@ func TestTheManifestsOfOpenKruisesManualApply(t *testing.T) {
 	g := guardedWith(t, true)
 	_, err := g.c.Kubectl(testContext(t), kruiseManual, "apply", "--server-side", "-f", "-")
 	must.Do(t, err)
-	_, err = g.c.Kubectl(testContext(t), kruiseManual, "apply", "-f", "-") // and as most people do
+	_, err = g.c.Kubectl(testContext(t), kruiseManual, "apply", "-f", "-") // client-side, as most people do
 	must.Do(t, err)
 }
 
-func TestPeopleSeeWhatMatters(t *testing.T) {
+func TestKubectlShowsTheColumnsAndDescriptions(t *testing.T) {
 	g := guardedWith(t, true)
 	fields := func(args ...string) (rows [][]string) {
 		for line := range strings.Lines(kubectl(t, g.c, append([]string{"-n", "guarded"}, args...)...)) {
@@ -981,50 +981,51 @@ func TestPeopleSeeWhatMatters(t *testing.T) {
 		return rows
 	}
 	retips := fields("get", "retip")
-	want := [][]string{{"NAME", "IP", "NODE", "PHASE", "EXPIRES", "AGE"},
+	want := [][]string{
+		{"NAME", "IP", "NODE", "PHASE", "EXPIRES", "AGE"},
 		{"web-0.node-1", "10.244.1.5", "node-1", "Retained", "2042-11-21T07:12:55Z"},
-		{"web-1.node-2", "10.244.2.5", "node-2", "Bound"}}
+		{"web-1.node-2", "10.244.2.5", "node-2", "Bound"},
+	}
 	for i, row := range want {
 		if len(retips) != len(want) || !slices.Equal(retips[i][:len(row)], row) {
 			t.Fatalf("get retip: %v, want %v", retips, want)
 		}
 	}
-	if wide := kubectl(t, g.c, "get", "retip", "-A", "-o", "wide"); !strings.Contains(wide, `["10.244.1.5","fd00::5"]`) ||
-		!strings.HasPrefix(wide, "NAMESPACE") {
+	wide := kubectl(t, g.c, "get", "retip", "-A", "-o", "wide")
+	if !strings.Contains(wide, `["10.244.1.5","fd00::5"]`) || !strings.HasPrefix(wide, "NAMESPACE") {
 		t.Errorf("get retip -o wide: %s", wide)
 	}
-	if one := fields("get", "retip", "--field-selector", "spec.nodeName=node-2", "-o", "name"); len(one) != 1 ||
-		one[0][0] != "retainedip.stayput.io/web-1.node-2" {
+	one := fields("get", "retip", "--field-selector", "spec.nodeName=node-2", "-o", "name")
+	if len(one) != 1 || one[0][0] != "retainedip.stayput.io/web-1.node-2" {
 		t.Errorf("by node: %v", one)
 	}
-	if states := fields("get", "persistentpodstates"); !slices.Equal(states[0],
-		[]string{"NAME", "TARGET", "PODS", "RECORDED", "AGE"}) || states[1][1] != "web" {
+	states := fields("get", "persistentpodstates")
+	if !slices.Equal(states[0], []string{"NAME", "TARGET", "PODS", "RECORDED", "AGE"}) || states[1][1] != "web" {
 		t.Errorf("get persistentpodstates: %v", states)
 	}
 	for _, field := range []string{
 		"retainedips.spec", "retainedips.spec.release", "retainedips.status.expires", "retainedips.status.ips",
 		"persistentpodstates.spec.targetRef", "persistentpodstates.spec.requiredPersistentTopology",
 		"persistentpodstates.spec.preferredPersistentTopology.weight",
-		"persistentpodstates.spec.persistentPodAnnotations.key", "persistentpodstates.spec.persistentPodStateRetentionPolicy",
-		"persistentpodstates.status.podStates",
+		"persistentpodstates.spec.persistentPodAnnotations.key",
+		"persistentpodstates.spec.persistentPodStateRetentionPolicy", "persistentpodstates.status.podStates",
 	} {
-		if text := kubectl(t, g.c, "explain", field); !strings.Contains(text, "DESCRIPTION:") ||
-			strings.Contains(text, "<empty>") {
+		text := kubectl(t, g.c, "explain", field)
+		if !strings.Contains(text, "DESCRIPTION:") || strings.Contains(text, "<empty>") {
 			t.Errorf("explain %s: %s", field, text)
 		}
 	}
 }
 
-// The admission plugins say what they cannot compile in the status of a policy and nowhere else.
+// The admission plugins report compile errors only in the status of a policy.
 func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 	g := guardedWith(t, true)
 	ctx := testContext(t)
 	api := g.c.Client().AdmissionregistrationV1()
-	validating, err := api.ValidatingAdmissionPolicies().List(ctx,
-		metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
+	ours := metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"}
+	validating, err := api.ValidatingAdmissionPolicies().List(ctx, ours)
 	must.Do(t, err)
-	mutating, err := api.MutatingAdmissionPolicies().List(ctx,
-		metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stayput"})
+	mutating, err := api.MutatingAdmissionPolicies().List(ctx, ours)
 	must.Do(t, err)
 	policies := map[string]bool{}
 	for _, p := range validating.Items {

@@ -21,7 +21,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// A right is what somebody tries, and whether RBAC lets it through.
+// A right is a request, and whether RBAC allows it.
 type right struct {
 	name    string
 	as      func(*guard) *rest.Config
@@ -52,7 +52,7 @@ func asUninstall(g *guard) *rest.Config {
 
 const uninstallAccount = "stayput-uninstall"
 
-// uninstallRights are the objects that helm uninstall makes before it runs its Job.
+// uninstallRights returns the objects that helm uninstall creates before it runs its Job.
 func uninstallRights(ctx context.Context) (string, error) {
 	objects, err := chart.Render(ctx, "--show-only=templates/50-uninstall.yaml")
 	if err != nil {
@@ -67,7 +67,7 @@ func uninstallRights(ctx context.Context) (string, error) {
 	return all.String(), nil
 }
 
-// follow begins to watch objects, of all namespaces if it names none, and ends at once.
+// follow starts a watch, of all namespaces if namespace is empty, and stops it at once.
 func follow(kind, namespace, fields string) try {
 	return object(kind, namespace+"/",
 		func(ctx context.Context, r dynamic.ResourceInterface, _ string) (*unstructured.Unstructured, error) {
@@ -79,7 +79,7 @@ func follow(kind, namespace, fields string) try {
 		})
 }
 
-// makeToken makes a token of the controller.
+// makeToken creates a token of the controller.
 func makeToken(ctx context.Context, _ *guard, as *rest.Config) (*unstructured.Unstructured, error) {
 	client, err := kubernetes.NewForConfig(as)
 	if err != nil {
@@ -90,7 +90,7 @@ func makeToken(ctx context.Context, _ *guard, as *rest.Config) (*unstructured.Un
 	return nil, err
 }
 
-// people have the roles that every cluster has.
+// people bind users to the default roles view and edit.
 const people = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
@@ -110,13 +110,13 @@ func newEvent(apiVersion, namespace string) string {
 eventTime: "2026-01-01T00:00:00.000000Z", reportingController: test, reportingComponent: test, reportingInstance: test, action: Test, reason: Test, type: Normal}`, apiVersion, namespace)
 }
 
-// rights are what the programs need, and what they must not have. What RBAC allows and a policy refuses is in
+// rights lists what the programs need and what they must not have. What RBAC allows and a policy refuses is in
 // attempts.
 var rights = func() []right {
 	all := []right{
 		{"watch its objects", asAgent, list(retipKind, "spec.nodeName=node-1", true), true},
 		{"read its node", asAgent, get(nodeKind, "node-1"), true},
-		{"say what happened", asAgent, create(newEvent("events.k8s.io/v1", "guarded")), true},
+		{"create an Event", asAgent, create(newEvent("events.k8s.io/v1", "guarded")), true},
 		{"change the spec of a pod", asAgent,
 			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {containers: [{name: c, image: evil}]}}`), false},
 		{"read a pod", asAgent, get(podKind, "waiting"), false},
@@ -139,25 +139,25 @@ var rights = func() []right {
 		{"look up a ReplicaSet", asController, get("ReplicaSet.v1.apps", "none"), true},
 		{"read RetainedIPs", asController, list(retipKind, "", true), true},
 		{"read PersistentPodStates", asController, list(ppsKind, "", true), true},
-		{"make a PersistentPodState", asController,
+		{"create a PersistentPodState", asController,
 			create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), true},
 		{"apply a PersistentPodState", asController, merge(ppsKind, "web", `{metadata: {labels: {a: b}}}`), true},
 		{"delete a PersistentPodState", asController, remove(ppsKind, "web"), true},
-		{"record", asController, merge(ppsKind, "web", `{status: {pods: 1}}`, "status"), true},
-		{"say what happened", asController, create(newEvent("events.k8s.io/v1", "guarded")), true},
-		{"say who leads", asController, create(newEvent("v1", "stayput-system")), true},
+		{"update the status of a PersistentPodState", asController, merge(ppsKind, "web", `{status: {pods: 1}}`, "status"), true},
+		{"create an Event", asController, create(newEvent("events.k8s.io/v1", "guarded")), true},
+		{"report the leader", asController, create(newEvent("v1", "stayput-system")), true},
 		{"take the lease", asController,
 			create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: stayput-system}}`),
 			true},
 		{"find the ConfigMaps of the gate", asController, list(cmKind, "metadata.name=stayput-gated-workloads", true), true},
 		{"read the ConfigMap of the gate", asController, get(cmKind, "stayput-gated-workloads"), true},
-		{"look for OpenKruise", asController,
+		{"watch OpenKruise's mutating webhook", asController,
 			follow(webhookKind, "", "metadata.name=kruise-mutating-webhook-configuration"), true},
-		{"follow whether its gate is there", asController,
+		{"watch the binding of its gate", asController,
 			follow(mapBindingKind, "", "metadata.name=stayput-gate-annotated"), true},
-		{"switch the uniqueness of targets off", asController, remove(vapBindingKind, "stayput-unique-target"), true},
+		{"delete the binding that keeps targets unique", asController, remove(vapBindingKind, "stayput-unique-target"), true},
 
-		{"make a pod", asController, create(fmt.Sprintf(newPod, "")), false},
+		{"create a pod", asController, create(fmt.Sprintf(newPod, "")), false},
 		{"bind a pod", asController,
 			create(`{apiVersion: v1, kind: Binding, metadata: {name: waiting}, target: {kind: Node, name: node-1}}`), false},
 		{"change the status of a pod", asController, merge(podKind, "waiting", `{status: {phase: Failed}}`, "status"), false},
@@ -168,15 +168,15 @@ var rights = func() []right {
 		{"change a node", asController, merge(nodeKind, "node-1", `{spec: {unschedulable: true}}`), false},
 		{"change a workload", asController, merge(stsKind, "bad", `{spec: {replicas: 1}}`), false},
 		{"scale a workload", asController, merge(stsKind, "bad", `{spec: {replicas: 1}}`, "scale"), false},
-		{"make a RetainedIP", asController, create(fmt.Sprintf(newRetp, "node-1", "")), false},
+		{"create a RetainedIP", asController, create(fmt.Sprintf(newRetp, "node-1", "")), false},
 		{"delete a RetainedIP", asController, remove(retipKind, "web-0.node-1"), false},
 		{"read another ConfigMap", asController, get(cmKind, "settings"), false},
 		{"list ConfigMaps", asController, list(cmKind, "", true), false},
 		{"change another ConfigMap", asController, merge(cmKind, "settings", `{data: {a: b}}`), false},
 		{"delete another ConfigMap", asController, remove(cmKind, "settings"), false},
-		{"say what happened by the old API", asController, create(newEvent("v1", "guarded")), false},
-		{"look at another lease", asController, get(leaseKind, "stayput-system/other"), false},
-		{"take a lease elsewhere", asController,
+		{"create an Event by the core API", asController, create(newEvent("v1", "guarded")), false},
+		{"read another lease", asController, get(leaseKind, "stayput-system/other"), false},
+		{"take a lease in another namespace", asController,
 			create(`{apiVersion: coordination.k8s.io/v1, kind: Lease, metadata: {name: stayput-controller, namespace: kube-system}}`),
 			false},
 		{"read a namespace", asController, get("Namespace.v1.", "guarded"), false},
@@ -189,27 +189,27 @@ var rights = func() []right {
 		{"change the definition of PersistentPodStates", asController,
 			merge(crdKind, "persistentpodstates.apps.kruise.io", `{metadata: {labels: {a: b}}}`), false},
 		{"list webhooks", asController, list(webhookKind, "", true), false},
-		{"list webhooks that validate", asController, list(validatingKind, "", true), false},
-		{"list OpenKruise's webhook that validates", asController,
+		{"list validating webhooks", asController, list(validatingKind, "", true), false},
+		{"list OpenKruise's validating webhook", asController,
 			list(validatingKind, "metadata.name=kruise-validating-webhook-configuration", true), false},
-		{"switch its own limits off", asController, remove(vapBindingKind, "stayput-controller"), false},
-		{"switch the limits of agents off", asController, remove(vapBindingKind, "stayput-agent"), false},
-		{"switch the gate of recorded pods off", asController, remove(mapBindingKind, "stayput-gate-recorded"), false},
-		{"switch the gate of annotated pods off", asController, remove(mapBindingKind, "stayput-gate-annotated"), false},
-		{"change its own limits", asController,
+		{"delete the binding of its own policy", asController, remove(vapBindingKind, "stayput-controller"), false},
+		{"delete the binding of the agents' policy", asController, remove(vapBindingKind, "stayput-agent"), false},
+		{"delete the binding that gates recorded pods", asController, remove(mapBindingKind, "stayput-gate-recorded"), false},
+		{"delete the binding that gates annotated pods", asController, remove(mapBindingKind, "stayput-gate-annotated"), false},
+		{"change its own policy", asController,
 			merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false},
-		{"make a binding", asController,
+		{"create a binding", asController,
 			create(`{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicyBinding, metadata: {name: new}, spec: {policyName: x, validationActions: [Deny]}}`),
 			false},
 
-		{"switch the gate of annotated pods off", asUninstall, remove(mapBindingKind, "stayput-gate-annotated"), true},
-		{"switch the gate of recorded pods off", asUninstall, remove(mapBindingKind, "stayput-gate-recorded"), true},
+		{"delete the binding that gates annotated pods", asUninstall, remove(mapBindingKind, "stayput-gate-annotated"), true},
+		{"delete the binding that gates recorded pods", asUninstall, remove(mapBindingKind, "stayput-gate-recorded"), true},
 		{"end the installation", asUninstall, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), true},
 		{"find gated pods", asUninstall, list(podKind, "spec.nodeName=", true), true},
-		{"let a pod go", asUninstall,
+		{"ungate a pod", asUninstall,
 			patch(podKind, "waiting", types.StrategicMergePatchType, `{spec: {schedulingGates: [{$patch: delete, name: stayput.io/placement}]}}`),
 			true},
-		{"see what the agents have left", asUninstall, list(retipKind, "", true), true},
+		{"list RetainedIPs", asUninstall, list(retipKind, "", true), true},
 		{"find the ConfigMaps of the gate", asUninstall, list(cmKind, "metadata.name=stayput-gated-workloads", true), true},
 		{"delete the ConfigMap of the gate", asUninstall, remove(cmKind, "stayput-gated-workloads"), true},
 
@@ -226,33 +226,33 @@ var rights = func() []right {
 		{"read a PersistentPodState", asUninstall, get(ppsKind, "web"), false},
 		{"delete a PersistentPodState", asUninstall, remove(ppsKind, "web"), false},
 		{"list ConfigMaps", asUninstall, list(cmKind, "", true), false},
-		{"make a ConfigMap", asUninstall, create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), false},
+		{"create a ConfigMap", asUninstall, create(`{apiVersion: v1, kind: ConfigMap, metadata: {name: other}}`), false},
 		{"delete another ConfigMap", asUninstall, remove(cmKind, "settings"), false},
 		{"delete another ConfigMap of its own namespace", asUninstall,
 			remove(cmKind, lab.SystemNamespace+"/kube-root-ca.crt"), false},
-		{"switch the limits of the controller off", asUninstall, remove(vapBindingKind, "stayput-controller"), false},
-		{"change the limits of the controller", asUninstall,
+		{"delete the binding of the controller's policy", asUninstall, remove(vapBindingKind, "stayput-controller"), false},
+		{"change the controller's policy", asUninstall,
 			merge(vapPolicyKind, "stayput-controller", `{spec: {failurePolicy: Ignore}}`), false},
 		{"list definitions", asUninstall, list(crdKind, "", true), false},
 		{"delete the definition of PersistentPodStates", asUninstall,
 			remove(crdKind, "persistentpodstates.apps.kruise.io"), false},
 
-		{"look at RetainedIPs", asViewer, list(retipKind, "", false), true},
-		{"look at PersistentPodStates", asViewer, list(ppsKind, "", false), true},
+		{"list RetainedIPs", asViewer, list(retipKind, "", false), true},
+		{"list PersistentPodStates", asViewer, list(ppsKind, "", false), true},
 		{"release an address", asViewer, merge(retipKind, "web-0.node-1", `{spec: {release: true}}`), false},
-		{"make a PersistentPodState", asViewer,
+		{"create a PersistentPodState", asViewer,
 			create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), false},
-		{"look at RetainedIPs", asEditor, list(retipKind, "", false), true},
+		{"list RetainedIPs", asEditor, list(retipKind, "", false), true},
 		{"release an address", asEditor, merge(retipKind, "web-0.node-1", `{spec: {release: true}}`), true},
-		{"make a PersistentPodState", asEditor,
+		{"create a PersistentPodState", asEditor,
 			create(newState("new", "{apiVersion: apps/v1, kind: StatefulSet, name: new}")), true},
-		{"make a RetainedIP", asEditor, create(fmt.Sprintf(newRetp, "node-1", "")), false},
-		{"record", asEditor, merge(ppsKind, "web", `{status: {pods: 1}}`, "status"), false},
-		{"look elsewhere", asEditor, list(retipKind, "", true), false},
+		{"create a RetainedIP", asEditor, create(fmt.Sprintf(newRetp, "node-1", "")), false},
+		{"update the status of a PersistentPodState", asEditor, merge(ppsKind, "web", `{status: {pods: 1}}`, "status"), false},
+		{"list RetainedIPs of all namespaces", asEditor, list(retipKind, "", true), false},
 	}
 	for _, as := range []func(*guard) *rest.Config{asAgent, asController} {
 		all = append(all,
-			right{"follow the installation", as,
+			right{"watch the installation", as,
 				follow(cmKind, lab.SystemNamespace, "metadata.name=stayput-installation"), true},
 			right{"read the installation", as, get(cmKind, lab.SystemNamespace+"/stayput-installation"), false},
 			right{"end the installation", as, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), false},
@@ -264,9 +264,9 @@ var rights = func() []right {
 			right{"list secrets", as, list(secretKind, "", true), false},
 			right{"list secrets of its own namespace", as, list(secretKind, "", false), false},
 			right{"write a secret", as, merge(secretKind, "password", `{stringData: {a: b}}`), false},
-			right{"make a pod", as, create(fmt.Sprintf(newPod, "")), false},
+			right{"create a pod", as, create(fmt.Sprintf(newPod, "")), false},
 			right{"read service accounts", as, list(accountKind, "", true), false},
-			right{"make a token of its account", as, makeToken, false},
+			right{"create a token of its account", as, makeToken, false},
 			right{"give itself rights", as, merge(clusterRoleKind, "stayput-agent", `{rules: []}`), false},
 			right{"read roles", as, list(clusterRoleKind, "", true), false},
 		)
@@ -274,7 +274,7 @@ var rights = func() []right {
 	return all
 }()
 
-func TestEveryProgramAndPersonHasTheRightsItNeedsAndNoOthers(t *testing.T) {
+func TestProgramsAndPeopleHaveTheRightsTheyNeedAndNoOthers(t *testing.T) {
 	g := guardedWith(t, true)
 	uninstall, err := uninstallRights(testContext(t))
 	must.Do(t, err)
@@ -294,13 +294,13 @@ func TestEveryProgramAndPersonHasTheRightsItNeedsAndNoOthers(t *testing.T) {
 		t.Run(name+" may or may not "+r.name, func(t *testing.T) {
 			if !r.allowed {
 				_, err := r.do(testContext(t), g, r.as(g))
-				if !apierrors.IsForbidden(err) || refused(err, "") { // a policy would be the second fence
-					t.Errorf("%v, want a refusal of RBAC", err)
+				if !apierrors.IsForbidden(err) || refused(err, "") { // a policy must not be what refuses it
+					t.Errorf("%v, want a refusal by RBAC", err)
 				}
 				return
 			}
 			var err error
-			until(t, "the right", func(ctx context.Context) bool { // roles are aggregated within a moment
+			until(t, "the right", func(ctx context.Context) bool { // roles are aggregated after a moment
 				_, err = r.do(ctx, g, r.as(g))
 				return !apierrors.IsForbidden(err)
 			})
@@ -314,14 +314,14 @@ func TestEveryProgramAndPersonHasTheRightsItNeedsAndNoOthers(t *testing.T) {
 	}
 }
 
-// What is refused above exists and can be done by those who may: else a slip in the request would be the refusal.
-func TestWhatIsRefusedCanBeDoneByAnAdministrator(t *testing.T) {
+// It shows that the requests refused above are valid.
+func TestAnAdministratorMayDoWhatIsRefused(t *testing.T) {
 	g := guardedWith(t, true)
 	const lease = "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {name: other, namespace: " +
 		lab.SystemNamespace + "}\n"
 	_, err := g.c.Kubectl(testContext(t), lease, "apply", "--server-side", "-f", "-")
 	must.Do(t, err)
-	// What these ask for cannot be done to these pods; that is not said before everything else was right.
+	// These two are impossible for these pods, which the API server reports only if everything else is right.
 	answers := map[string]string{
 		"bind a pod":   "pod waiting has non-empty .spec.schedulingGates",
 		"resize a pod": "containers may not be added or removed on resize",
@@ -338,8 +338,8 @@ func TestWhatIsRefusedCanBeDoneByAnAdministrator(t *testing.T) {
 	}
 }
 
-// RBAC knows no fields: of a pod the Job may take off a gate and no more than the controller may.
-func TestThePoliciesHoldTheUninstallationToWhatTheControllerMayDo(t *testing.T) {
+// RBAC knows no fields: the Job may ungate a pod, but change no more of it than the controller may.
+func TestThePoliciesLimitTheUninstallJobLikeTheController(t *testing.T) {
 	g := guardedWith(t, true)
 	uninstall, err := uninstallRights(testContext(t))
 	must.Do(t, err)
@@ -350,18 +350,18 @@ func TestThePoliciesHoldTheUninstallationToWhatTheControllerMayDo(t *testing.T) 
 		`{metadata: {labels: {a: c}}}`:                                           "may change nothing of a pod but",
 		`{spec: {schedulingGates: [{$patch: delete, name: example.com/quota}]}}`: "may take no scheduling gate off but",
 	} {
-		until(t, "the refusal of "+change, func(ctx context.Context) bool { // the rights come within a moment
+		until(t, "the refusal of "+change, func(ctx context.Context) bool { // the rights take effect after a moment
 			_, err = patch(podKind, "waiting", types.StrategicMergePatchType, change)(ctx, g, asUninstall(g))
 			return !apierrors.IsForbidden(err) || refused(err, "")
 		})
 		if !refused(err, why) {
-			t.Errorf("%s: %v, want a refusal of the policy", change, err)
+			t.Errorf("%s: %v, want a refusal by the policy", change, err)
 		}
 	}
 }
 
-// The rights for workloads of further kinds come by a label.
-func TestAClusterRoleWithTheLabelIsTheControllersToo(t *testing.T) {
+// A label adds the rights for workloads of further kinds.
+func TestTheControllerHasTheRightsOfALabelledClusterRole(t *testing.T) {
 	g := guardedWith(t, true)
 	const kind = "CloneSet.v1beta1.apps.kruise.io"
 	if _, err := list(kind, "", true)(testContext(t), g, g.controller); !apierrors.IsForbidden(err) {

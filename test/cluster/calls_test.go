@@ -23,7 +23,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// The audit log of the cluster with stayput: every request of its agents and controllers, without bodies.
+// The audit log of the cluster with stayput has every request of its agents and controllers, without bodies.
 const (
 	auditPolicyFile = "/etc/kubernetes/audit-policy.yaml"
 	auditLog        = "/var/log/audit.log"
@@ -51,7 +51,7 @@ type request struct {
 		Username string
 		Extra    map[string][]string
 	}
-	// RequestReceivedTimestamp is by the clock of this machine. The line is written a moment after the answer.
+	// RequestReceivedTimestamp is by this machine's clock. The line is written a moment after the answer.
 	RequestReceivedTimestamp time.Time
 	ResponseStatus           struct{ Code int }
 }
@@ -60,12 +60,12 @@ func (r request) String() string {
 	return strings.Join([]string{r.Verb, r.ObjectRef.Resource, r.ObjectRef.Subresource, r.ObjectRef.Name}, " ")
 }
 
-// by says whether an account of stayput's asked.
+// by reports whether this account of stayput made the request.
 func (r request) by(account string) bool {
 	return r.User.Username == "system:serviceaccount:"+lab.SystemNamespace+":"+account
 }
 
-// requests are all of stayput's.
+// requests returns all of stayput's requests.
 func requests(t *testing.T, c *lab.Cluster) (all []request) {
 	t.Helper()
 	f, err := os.Open(c.Control.Path(auditLog))
@@ -75,7 +75,7 @@ func requests(t *testing.T, c *lab.Cluster) (all []request) {
 	for {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return all // what is there of a line without an end is still being written
+			return all // an incomplete line is still being written
 		}
 		must.Do(t, err)
 		var r request
@@ -84,7 +84,7 @@ func requests(t *testing.T, c *lab.Cluster) (all []request) {
 	}
 }
 
-// calls are the requests about objects of a namespace as VERB RESOURCE SUBRESOURCE NAME.
+// calls returns the requests for objects of a namespace as VERB RESOURCE SUBRESOURCE NAME.
 func calls(t *testing.T, c *lab.Cluster, namespace string) (all []string) {
 	t.Helper()
 	for _, r := range requests(t, c) {
@@ -95,8 +95,8 @@ func calls(t *testing.T, c *lab.Cluster, namespace string) (all []string) {
 	return all
 }
 
-// writes are the calls by which an account has changed objects of a namespace since then, Events excepted. What the
-// programs count themselves does not serve: it is counted after the answer, and has the objects of other tests in it.
+// writes returns the calls of an account that changed objects of a namespace since then, except Events. The programs'
+// own counters will not do: they rise after the answer and include the objects of other tests.
 func writes(t *testing.T, c *lab.Cluster, account, namespace string, since time.Time) (all []string) {
 	t.Helper()
 	for _, r := range requests(t, c) {
@@ -109,25 +109,25 @@ func writes(t *testing.T, c *lab.Cluster, account, namespace string, since time.
 	return all
 }
 
-// agentWrites are the writes of agents.
+// agentWrites returns the writes of agents.
 func agentWrites(t *testing.T, c *lab.Cluster, namespace string, since time.Time) []string {
 	t.Helper()
 	return writes(t, c, lab.AgentAccount, namespace, since)
 }
 
-// logged waits until the audit log has all that the controller had to do before now.
+// logged waits until the audit log has everything that the controller had to do until now.
 func logged(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	ns := namespace(t, c)
 	settled(t, c, ns)
-	until(t, "the audit log to tell of something new", func(context.Context) bool {
+	until(t, "the audit log to have the latest call", func(context.Context) bool {
 		return slices.ContainsFunc(calls(t, c, ns), func(call string) bool {
 			return strings.HasPrefix(call, "delete persistentpodstates ")
 		})
 	})
 }
 
-func TestAnAgentAsksForItsOwnNodesObjectsOnly(t *testing.T) {
+func TestAnAgentReadsOnlyItsOwnNodesObjects(t *testing.T) {
 	c := installed(t)
 	asked := map[string]bool{}
 	for _, r := range requests(t, c) {
@@ -137,7 +137,7 @@ func TestAnAgentAsksForItsOwnNodesObjectsOnly(t *testing.T) {
 		uri, err := url.ParseRequestURI(r.RequestURI)
 		must.Do(t, err)
 		if len(r.User.Extra[nodeOfToken]) != 1 {
-			t.Fatalf("the test is wrong: who asked for %s is %v", r.RequestURI, r.User.Extra)
+			t.Fatalf("the test is wrong: the user of %s is %v", r.RequestURI, r.User.Extra)
 		}
 		node, selector := r.User.Extra[nodeOfToken][0], uri.Query().Get("fieldSelector")
 		switch {
@@ -145,7 +145,7 @@ func TestAnAgentAsksForItsOwnNodesObjectsOnly(t *testing.T) {
 			asked[node+" "+r.Verb] = true
 		case r.ObjectRef.Resource == "retainedips" && r.Verb == "list" && r.ObjectRef.Namespace == metav1.NamespaceDefault &&
 			selector == "metadata.name=none":
-			// To learn whether the API server went back in time: of an object that there is not.
+			// The agent lists an object that never exists to learn whether the API server went back in time.
 		case r.ObjectRef.Resource == "configmaps" && r.ObjectRef.Namespace == lab.SystemNamespace &&
 			selector == "metadata.name="+uninstall.ConfigMap:
 		default:
@@ -154,20 +154,20 @@ func TestAnAgentAsksForItsOwnNodesObjectsOnly(t *testing.T) {
 	}
 	for _, n := range c.Nodes {
 		if !asked[n.Name+" list"] || !asked[n.Name+" watch"] {
-			t.Errorf("of %s the log tells nothing: %v", n.Name, asked)
+			t.Errorf("the log has no list and watch by %s: %v", n.Name, asked)
 		}
 	}
 }
 
-// nodeOfToken is what the token of a pod says of whoever has it.
+// nodeOfToken is the key of the node in the user info of a pod's token.
 const nodeOfToken = "authentication.kubernetes.io/node-name"
 
-func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *testing.T) {
+// Of the pod, it owns only its annotation and the node affinity.
+func TestTheControllerWritesTwiceForAReplacedPod(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, workloadAnnotated(statefulSet("web", 3, map[string]string{retainIP: "10m"}), map[string]string{
-		auto: "true", required: hostname,
-	}))
+	apply(t, c, ns, workloadAnnotated(statefulSet("web", 3, map[string]string{retainIP: "10m"}),
+		map[string]string{auto: "true", required: hostname}))
 	pods := places(t, c, ns, "web", 3, nil)
 	comesTo(t, c, ns, "web", "to record three pods", recordsAll(3))
 	known := func() {
@@ -192,7 +192,7 @@ func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *te
 		want = append(want, patch, patch)
 	}
 	if !slices.Equal(all, want) {
-		t.Errorf("for three pods made again the controller wrote %q", all)
+		t.Errorf("for three replaced pods the controller wrote %q, want %q", all, want)
 	}
 	for name, pod := range pods {
 		found := 0
@@ -212,7 +212,7 @@ func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *te
 			slices.Sort(owns)
 			if m.Operation != metav1.ManagedFieldsOperationApply ||
 				!slices.Equal(owns, []string{"f:metadata f:annotations", "f:spec f:affinity"}) {
-				t.Errorf("of %s the controller owns by %s %s", name, m.Operation, m.FieldsV1.GetRawBytes())
+				t.Errorf("%s: the controller owns by %s %s", name, m.Operation, m.FieldsV1.GetRawBytes())
 			}
 		}
 		if found != 1 {
@@ -221,13 +221,11 @@ func TestTheControllerWritesTwiceForAPodThatIsMadeAgainAndOwnsItsPullAlone(t *te
 	}
 }
 
-func TestAControllerThatStartsWritesNothingNeedlessly(t *testing.T) {
+func TestAControllerRestartCausesNoNeedlessWrites(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	apply(t, c, ns, workloadAnnotated(statefulSet("web", 2,
-		map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}), map[string]string{
-		auto: "true", required: hostname,
-	}))
+	yaml := statefulSet("web", 2, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"})
+	apply(t, c, ns, workloadAnnotated(yaml, map[string]string{auto: "true", required: hostname}))
 	pods := places(t, c, ns, "web", 2, nil)
 	for name, pod := range pods {
 		shows(t, c, ns, name, pod.Spec.NodeName, "bound", func(r *v1alpha1.RetainedIP) bool {
@@ -240,17 +238,20 @@ func TestAControllerThatStartsWritesNothingNeedlessly(t *testing.T) {
 	logged(t, c)
 	since := time.Now()
 	must.Do(t, c.Controllers.Restart(testContext(t)))
-	// What is new is written after whatever there was to say about the rest.
+	// A write for a new pod comes after any for the old ones.
 	apply(t, c, ns, statefulSet("late", 1, map[string]string{retainIP: "10m"}))
 	late := ready(t, c, ns, "late-0")
-	shows(t, c, ns, "late-0", late.Spec.NodeName, "of its workload", func(r *v1alpha1.RetainedIP) bool {
+	shows(t, c, ns, "late-0", late.Spec.NodeName, "assigned to its workload", func(r *v1alpha1.RetainedIP) bool {
 		return r.Spec.Workload != nil
 	})
 	logged(t, c)
 	all := writes(t, c, lab.ControllerAccount, ns, since)
 	slices.Sort(all)
-	if want := []string{"patch pods  late-0",
-		"patch retainedips  " + v1alpha1.RetainedIPName("late-0", late.Spec.NodeName)}; !slices.Equal(all, want) {
+	want := []string{
+		"patch pods  late-0",
+		"patch retainedips  " + v1alpha1.RetainedIPName("late-0", late.Spec.NodeName),
+	}
+	if !slices.Equal(all, want) {
 		t.Errorf("the controllers wrote %q, want %q", all, want)
 	}
 }

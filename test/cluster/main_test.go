@@ -1,13 +1,13 @@
 // Package cluster holds the tests that run on a real Kubernetes: etcd, API server, controller manager, scheduler
 // and nodes with kubelet and containerd, see package lab.
 //
-//	admission_test.go  and authorization_test.go: a cluster with the manifests of stayput and none of its programs
-//	installed_test.go  the cluster of most others, with stayput installed from its image
+//	admission_test.go  and authorization_test.go: a cluster with the manifests of stayput but none of its programs
+//	installed_test.go  the cluster of most tests, with stayput installed from its image
 //	without_test.go    the lab itself, on stock host-local
 //
 // Tests share these clusters, one after the other in the order of the files, and have a namespace each. A test that
-// breaks what others need, such as a node, restores it before it ends. A test that needs a cluster of its own calls
-// alone, and so comes last, beside others of its kind. Tests wait for conditions and assert no times.
+// breaks what others need, such as a node, restores it before it ends. A test with a cluster of its own calls alone,
+// and so runs last, in parallel with others of its kind. Tests wait for conditions and assert no times.
 //
 // # To add a test
 //
@@ -50,7 +50,7 @@ func run(m *testing.M) int {
 	return code
 }
 
-// patience bounds a test that hangs; it is no measure of anything.
+// patience bounds a test that hangs; it asserts nothing.
 const patience = 2 * time.Minute
 
 func testContext(t *testing.T) context.Context {
@@ -60,7 +60,7 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// common is the cluster that tests share. There is one at a time: an idle one takes a quarter of a core.
+// common is the cluster that tests share, one at a time: an idle cluster takes a quarter of a core.
 var common struct {
 	sync.Mutex
 	name    string
@@ -68,8 +68,8 @@ var common struct {
 	err     error
 }
 
-// shared returns the common cluster of that name, started if it is not there, and ends that of another name. Its logs
-// are printed if the test fails. One that did not come up whole is kept with its error, to be closed.
+// shared returns the common cluster with the name, and starts it if another one is running, which it ends. If the test
+// fails, the cluster's logs are printed. A cluster that failed to start is kept with its error, to be closed.
 func shared(t *testing.T, name string, start func() (*lab.Cluster, error)) *lab.Cluster {
 	t.Helper()
 	common.Lock()
@@ -104,28 +104,28 @@ func endLocked() error {
 	return ended.Close()
 }
 
-// alone says of a test that it has a cluster of its own. It runs when all tests that share one have ended.
+// alone marks a test with a cluster of its own. The test runs after all tests that share one.
 func alone(t *testing.T) {
 	t.Helper()
 	t.Parallel()
 	must.Do(t, endCommon())
 }
 
-// once returns a function that calls f at its first call. f may end the test and be deferred as well: of that
-// sync.OnceFunc makes a panic, which ends all tests.
+// once returns a function that calls f at its first call. Unlike with sync.OnceFunc, f may end the test although the
+// function is also deferred: OnceFunc would panic at the second call and end all tests.
 func once(f func()) func() {
 	var o sync.Once
 	return func() { o.Do(f) }
 }
 
-// until waits until ok.
+// until waits until ok returns true.
 func until(t *testing.T, what string, ok func(context.Context) bool) {
 	t.Helper()
 	ctx := testContext(t)
 	must.Within(t, patience, what, func() bool { return ok(ctx) })
 }
 
-// kubectl runs kubectl and returns what it printed.
+// kubectl runs kubectl and returns its output.
 func kubectl(t *testing.T, c *lab.Cluster, args ...string) string {
 	t.Helper()
 	out, err := c.Kubectl(testContext(t), "", args...)
@@ -140,7 +140,7 @@ func apply(t *testing.T, c *lab.Cluster, namespace, yaml string) {
 	must.Do(t, err)
 }
 
-// namespace makes a namespace for one test, in which pods can be made, and removes it without waiting.
+// namespace creates a namespace for one test, ready for pods, and deletes it without waiting.
 func namespace(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
 	ctx := testContext(t)
@@ -152,7 +152,7 @@ func namespace(t *testing.T, c *lab.Cluster) string {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		now := int64(0)
-		// With hundreds of pods it can take longer than the API server gives a request.
+		// With hundreds of pods it can take longer than the API server's limit for a request.
 		for ctx.Err() == nil {
 			err = c.Client().CoreV1().Pods(made.Name).DeleteCollection(ctx,
 				metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{})
@@ -170,7 +170,7 @@ func namespace(t *testing.T, c *lab.Cluster) string {
 	return made.Name
 }
 
-// statefulSet is the YAML of a StatefulSet of the web image, with annotations for its pods.
+// statefulSet returns the YAML of a StatefulSet of the web image, with annotations for its pods.
 func statefulSet(name string, replicas int, annotations map[string]string) string {
 	var notes strings.Builder
 	for key, value := range annotations {
@@ -218,7 +218,7 @@ func ready(t *testing.T, c *lab.Cluster, namespace, name string) *corev1.Pod {
 	return pod
 }
 
-// successor returns the pod once it is Ready and another than the one before.
+// successor returns the pod that replaces the one before, once it is Ready.
 func successor(t *testing.T, c *lab.Cluster, before *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	until(t, "another "+before.Name, func(ctx context.Context) bool {
@@ -228,7 +228,7 @@ func successor(t *testing.T, c *lab.Cluster, before *corev1.Pod) *corev1.Pod {
 	return ready(t, c, before.Namespace, before.Name)
 }
 
-// sandbox returns the pod as the containerd of its node has it.
+// sandbox returns the pod's sandbox in the containerd of its node.
 func sandbox(t *testing.T, c *lab.Cluster, pod *corev1.Pod) lab.Pod {
 	t.Helper()
 	s, err := c.Node(pod.Spec.NodeName).Sandbox(testContext(t), pod.Namespace, pod.Name)
@@ -242,8 +242,8 @@ func reaches(t *testing.T, c *lab.Cluster, from, to *corev1.Pod) {
 	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), ip(t, to))
 	must.Do(t, err)
 	if answer.Name != to.Name || !answer.Has(ip(t, to)) {
-		t.Errorf("%s asks %v, the address of %s, and %s with %v answers", from.Name, ip(t, to), to.Name, answer.Name,
-			answer.Addrs)
+		t.Errorf("%s asks %v, the address of %s, and %s with %v answers",
+			from.Name, ip(t, to), to.Name, answer.Name, answer.Addrs)
 	}
 }
 

@@ -352,7 +352,7 @@ func TestAnObjectThatNoLedgerStandsBehindIsDeleted(t *testing.T) {
 	kubectl(t, c, "delete", "retip", "-n", ns, v1alpha1.RetainedIPName("unknown", "node-1"))
 }
 
-func TestAnAgentThatStartsWritesNothingNeedlessly(t *testing.T) {
+func TestAnAgentRestartCausesNoNeedlessWrites(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 3, map[string]string{retainIP: "10m"})))
