@@ -92,9 +92,8 @@ func (im *importer) one(ctx context.Context, item inspection.ImportItem) inspect
 		return item
 	}
 	item.Done = true
-	addrs, err := p.book.ledger.List() // for the items that follow
-	if err == nil {
-		p.book.addrs = addrs
+	if addrs, err := p.book.ledger.List(); err == nil {
+		p.book.addrs = addrs // for the items that follow
 	}
 	return item
 }
@@ -111,113 +110,42 @@ type planned struct {
 	pod    ledger.Pod
 	policy ledger.Policy
 	addrs  []netip.Addr
-	// has is the attachment that has the addresses in the ledger, to be ended; nil: they are free.
-	has *ledger.Attachment
+	// has is the attachment that has the addresses in the ledger, to be ended; nil: they are free. netns is its own.
+	has   *ledger.Attachment
+	netns ledger.Netns
 	// sandbox is the pod's, which has the addresses; empty: none has.
 	sandbox string
 	ifname  string
 }
 
 // plan says what becomes of a promise. Without a plan the words say why, and item.Action may say that this is fine.
-func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
+func (im *importer) plan(item *inspection.ImportItem) (p *planned, why string) {
 	item.Interface = cmp.Or(item.Interface, ledger.PodInterface)
-	p := &planned{pod: ledger.Pod{Namespace: item.Namespace, Name: item.Pod}, ifname: item.Interface}
+	p = &planned{pod: ledger.Pod{Namespace: item.Namespace, Name: item.Pod}, ifname: item.Interface}
 	if err := p.pod.Validate(); err != nil {
 		return nil, err.Error()
 	}
 	var err error
-	if p.policy, _, err = ledger.ParseAnnotations(
-		map[string]string{ledger.AnnotationRetainIP: item.Retention}); err != nil {
+	p.policy, _, err = ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: item.Retention})
+	if err != nil {
 		return nil, err.Error()
 	}
 	if len(item.IPs) == 0 {
 		return nil, "it names no address"
 	}
-
-	// 1. Whose range.
-	for i := range im.books {
-		b := &im.books[i]
-		if !slices.ContainsFunc(b.ledger.Network().Ranges, func(s ledger.RangeSet) bool { return within(s, item.IPs[0]) }) {
-			continue
-		}
-		if p.book != nil {
-			return nil, fmt.Sprintf("%s is in the ranges of two networks, %s and %s", item.IPs[0], p.book.ledger.Network().Name,
-				b.ledger.Network().Name)
-		}
-		p.book = b
-	}
-	if p.book == nil {
-		return nil, fmt.Sprintf("%s is in the ranges of none of the networks that stayput has served on this node; it knows "+
-			"the ranges of a network once it has started a pod in it", item.IPs[0])
+	if p.book, why = im.bookOf(item.IPs[0]); p.book == nil {
+		return nil, why
 	}
 	network := p.book.ledger.Network()
 	item.Network = network.Name
-
-	// 2. Who has the addresses in the ledger.
-	for _, a := range p.book.addrs {
-		if a.Key != nil && a.Key.Pod == item.Pod && a.Key.Namespace() == item.Namespace && a.Key.IfName == item.Interface {
-			if slices.Contains(item.IPs, a.Addr) {
-				item.Action = inspection.ActionNone
-				return nil, "it is promised to the pod already"
-			}
-			return nil, fmt.Sprintf("the pod has the promise of %s already", a.Addr)
-		}
-	}
-	p.addrs = item.IPs
-	lives := false
-	for _, ip := range item.IPs {
-		i := slices.IndexFunc(p.book.addrs, func(a ledger.Address) bool { return a.Addr == ip })
-		if i < 0 {
-			continue
-		}
-		switch a := p.book.addrs[i]; {
-		case a.State == ledger.StateUnreadable:
-			return nil, fmt.Sprintf("the file of %s says nothing", ip)
-		case a.Key != nil:
-			return nil, fmt.Sprintf("%s is promised to %s", ip, a.Key)
-		case p.has != nil && *p.has != a.Attachment:
-			return nil, fmt.Sprintf("%v are bound to two sandboxes, %s and %s", item.IPs, p.has.ContainerID,
-				a.Attachment.ContainerID)
-		default:
-			p.has = &a.Attachment
-			lives = im.lives(a.Netns)
-		}
-	}
-	if p.has != nil { // its other families, of which a record may lack some
-		p.addrs = nil
-		for _, a := range p.book.addrs {
-			if a.State == ledger.StateBound && a.Attachment == *p.has {
-				p.addrs = append(p.addrs, a.Addr)
-			}
-		}
+	if why := p.findInLedger(item); why != "" {
+		return nil, why
 	}
 	if why := fits(p, network); why != "" {
 		return nil, why
 	}
-
-	// 3. Who has them in the runtime.
-	for id, s := range im.sandboxes {
-		if s.AddrsErr != nil {
-			return nil, fmt.Sprintf("the runtime does not say which addresses sandbox %s of pod %s has: %v", id, s.Pod,
-				s.AddrsErr)
-		}
-		if !slices.ContainsFunc(s.Addrs, func(ip netip.Addr) bool { return slices.Contains(p.addrs, ip) }) {
-			continue
-		}
-		if s.Pod.Namespace != item.Namespace || s.Pod.Name != item.Pod {
-			return nil, fmt.Sprintf("pod %s has %s", s.Pod, p.addrs[0])
-		}
-		if p.sandbox != "" {
-			return nil, fmt.Sprintf("two sandboxes of the pod have %s", p.addrs[0])
-		}
-		p.sandbox, p.pod = id, s.Pod
-	}
-	if p.has != nil && p.sandbox == "" && lives {
-		return nil, fmt.Sprintf("%s, which has it in the ledger, is starting or not quite gone: its network namespace is "+
-			"there", p.has.ContainerID)
-	}
-	if p.has != nil && p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].Ready {
-		return nil, fmt.Sprintf("sandbox %s, which has it in the ledger, runs with another address", p.has.ContainerID)
+	if why := im.findSandbox(p); why != "" {
+		return nil, why
 	}
 	item.IPs = p.addrs
 	switch {
@@ -230,6 +158,98 @@ func (im *importer) plan(item *inspection.ImportItem) (*planned, string) {
 	}
 	item.Action = inspection.ActionBind
 	return p, "the pod runs: its address is promised to it"
+}
+
+// bookOf returns the book of the network whose range an address is in, or why there is none.
+func (im *importer) bookOf(ip netip.Addr) (of *book, why string) {
+	for i := range im.books {
+		b := &im.books[i]
+		if !slices.ContainsFunc(b.ledger.Network().Ranges, func(s ledger.RangeSet) bool { return within(s, ip) }) {
+			continue
+		}
+		if of != nil {
+			return nil, fmt.Sprintf("%s is in the ranges of two networks, %s and %s",
+				ip, of.ledger.Network().Name, b.ledger.Network().Name)
+		}
+		of = b
+	}
+	if of == nil {
+		return nil, fmt.Sprintf("%s is in the ranges of none of the networks that stayput has served on this node; "+
+			"it knows the ranges of a network once it has started a pod in it", ip)
+	}
+	return of, ""
+}
+
+// findInLedger finds what has the addresses in the ledger, and completes them by those of its other families, of which
+// a record may lack some. It returns why they cannot be promised, or have no need to be.
+func (p *planned) findInLedger(item *inspection.ImportItem) (why string) {
+	for _, a := range p.book.addrs {
+		if a.Key == nil || a.Key.Pod != item.Pod || a.Key.Namespace() != item.Namespace || a.Key.IfName != item.Interface {
+			continue
+		}
+		if slices.Contains(item.IPs, a.Addr) {
+			item.Action = inspection.ActionNone
+			return "it is promised to the pod already"
+		}
+		return fmt.Sprintf("the pod has the promise of %s already", a.Addr)
+	}
+	for _, ip := range item.IPs {
+		i := slices.IndexFunc(p.book.addrs, func(a ledger.Address) bool { return a.Addr == ip })
+		if i < 0 {
+			continue
+		}
+		switch a := p.book.addrs[i]; {
+		case a.State == ledger.StateUnreadable:
+			return fmt.Sprintf("the file of %s says nothing", ip)
+		case a.Key != nil:
+			return fmt.Sprintf("%s is promised to %s", ip, a.Key)
+		case p.has != nil && *p.has != a.Attachment:
+			return fmt.Sprintf("%v are bound to two sandboxes, %s and %s",
+				item.IPs, p.has.ContainerID, a.Attachment.ContainerID)
+		default:
+			p.has, p.netns = &a.Attachment, a.Netns
+		}
+	}
+	if p.has == nil {
+		p.addrs = item.IPs
+		return ""
+	}
+	for _, a := range p.book.addrs {
+		if a.State == ledger.StateBound && a.Attachment == *p.has {
+			p.addrs = append(p.addrs, a.Addr)
+		}
+	}
+	return ""
+}
+
+// findSandbox finds the pod's sandbox in the runtime. It returns why the addresses are, or may be, another's.
+func (im *importer) findSandbox(p *planned) (why string) {
+	want := p.pod
+	for id, s := range im.sandboxes {
+		if s.AddrsErr != nil {
+			return fmt.Sprintf("the runtime does not say which addresses sandbox %s of pod %s has: %v", id, s.Pod, s.AddrsErr)
+		}
+		if !slices.ContainsFunc(s.Addrs, func(ip netip.Addr) bool { return slices.Contains(p.addrs, ip) }) {
+			continue
+		}
+		if s.Pod.Namespace != want.Namespace || s.Pod.Name != want.Name {
+			return fmt.Sprintf("pod %s has %s", s.Pod, p.addrs[0])
+		}
+		if p.sandbox != "" {
+			return fmt.Sprintf("two sandboxes of the pod have %s", p.addrs[0])
+		}
+		p.sandbox, p.pod = id, s.Pod
+	}
+	switch {
+	case p.has == nil:
+		return ""
+	case p.sandbox == "" && im.lives(p.netns):
+		return fmt.Sprintf("%s, which has it in the ledger, is starting or not quite gone: its network namespace is there",
+			p.has.ContainerID)
+	case p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].Ready:
+		return fmt.Sprintf("sandbox %s, which has it in the ledger, runs with another address", p.has.ContainerID)
+	}
+	return ""
 }
 
 // lives says of a recorded network namespace whether it may still be there. The runtime lists no sandbox that it is
@@ -245,8 +265,8 @@ func (im *importer) lives(ns ledger.Netns) bool {
 // fits returns why addresses are not what a pod of the network would get, or "".
 func fits(p *planned, n *ledger.Network) string {
 	if len(p.addrs) != len(n.Ranges) {
-		return fmt.Sprintf("a pod of network %s has %d addresses, one of each range set, and here are %d", n.Name,
-			len(n.Ranges), len(p.addrs))
+		return fmt.Sprintf("a pod of network %s has %d addresses, one of each range set, and here are %d",
+			n.Name, len(n.Ranges), len(p.addrs))
 	}
 	for i, use := range n.Use(p.book.addrs) {
 		if !slices.ContainsFunc(p.addrs, func(a netip.Addr) bool { return within(use.RangeSet, a) }) {
@@ -297,9 +317,10 @@ func (im *importer) carryOut(ctx context.Context, p *planned) error {
 	if err != nil {
 		return err
 	}
-	if refused := slices.IndexFunc(r.Events,
-		func(e ledger.Event) bool { return e.Reason == ledger.EventRefused }); refused >= 0 {
-		return fmt.Errorf("%w: %s", errNotKept, r.Events[refused].Message)
+	for _, e := range r.Events {
+		if e.Reason == ledger.EventRefused {
+			return fmt.Errorf("%w: %s", errNotKept, e.Message)
+		}
 	}
 	if len(r.Addrs) != len(p.addrs) {
 		return fmt.Errorf("%w: of %v it keeps %v", errNotKept, p.addrs, r.Addrs)
