@@ -162,27 +162,18 @@ func addressOf(a ledger.Address) inspection.Address {
 	return is
 }
 
+// finding is what does not agree in one network, by its index.
+type finding struct {
+	network int
+	doubled bool // else a leak
+	inspection.Suspicion
+}
+
 // compareTwice holds the ledgers against the runtime, and what does not agree once more a moment later.
 func compareTwice(ctx context.Context, socket string, ledgers []*ledger.Ledger, n *inspection.Node,
 	sandboxes map[string]cri.Sandbox) {
-	type finding struct {
-		network int
-		inspection.Suspicion
-	}
-	compareAll := func(sandboxes map[string]cri.Sandbox) (leaks, doubled []finding) {
-		for i := range n.Networks {
-			l, d := compare(&n.Networks[i], sandboxes)
-			for _, s := range l {
-				leaks = append(leaks, finding{i, s})
-			}
-			for _, s := range d {
-				doubled = append(doubled, finding{i, s})
-			}
-		}
-		return leaks, doubled
-	}
-	leaks, doubled := compareAll(sandboxes)
-	if len(leaks)+len(doubled) == 0 {
+	found := compare(n.Networks, sandboxes)
+	if len(found) == 0 {
 		return
 	}
 	select {
@@ -199,55 +190,57 @@ func compareTwice(ctx context.Context, socket string, ledgers []*ledger.Ledger, 
 		n.Runtime.Error = err.Error()
 		return
 	}
-	leaksNow, doubledNow := compareAll(sandboxes)
-	for _, f := range leaksNow {
-		if slices.Contains(leaks, f) {
-			n.Networks[f.network].Leaks = append(n.Networks[f.network].Leaks, f.Suspicion)
+	for _, f := range compare(n.Networks, sandboxes) {
+		if !slices.Contains(found, f) {
+			continue
 		}
-	}
-	for _, f := range doubledNow {
-		if slices.Contains(doubled, f) {
-			n.Networks[f.network].Doubled = append(n.Networks[f.network].Doubled, f.Suspicion)
+		if net := &n.Networks[f.network]; f.doubled {
+			net.Doubled = append(net.Doubled, f.Suspicion)
+		} else {
+			net.Leaks = append(net.Leaks, f.Suspicion)
 		}
 	}
 }
 
-func compare(n *inspection.Network, sandboxes map[string]cri.Sandbox) (leaks, doubled []inspection.Suspicion) {
-	byIP := map[netip.Addr]inspection.Address{}
-	for _, a := range n.Addresses {
-		byIP[a.IP] = a
-		if _, known := sandboxes[a.ContainerID]; a.State == inspection.Bound && !known {
-			leaks = append(leaks, inspection.Suspicion{IP: a.IP, Why: "bound to sandbox " + a.ContainerID +
-				", which the runtime does not list"})
-		}
-	}
-	for id, s := range sandboxes {
-		for _, ip := range s.Addrs {
-			if !slices.ContainsFunc(n.RangeSets, func(set inspection.RangeSet) bool {
-				return slices.ContainsFunc(set.Ranges, func(r inspection.Range) bool { return r.Contains(ip) })
-			}) {
-				continue
-			}
-			a, taken := byIP[ip]
-			switch {
-			case taken && a.State == inspection.Bound && a.ContainerID == id:
-				continue
-			case !taken:
-				doubled = append(doubled, inspection.Suspicion{IP: ip,
-					Why: fmt.Sprintf("pod %s has it, but in the ledger it is free", s.Pod)})
-			case a.State == inspection.Bound:
-				doubled = append(doubled, inspection.Suspicion{IP: ip,
-					Why: fmt.Sprintf("pod %s has it, but in the ledger it is bound to sandbox %s", s.Pod, a.ContainerID)})
-			default:
-				doubled = append(doubled, inspection.Suspicion{IP: ip, Why: fmt.Sprintf("pod %s has it, but in the ledger it is %s",
-					s.Pod, strings.ToLower(string(a.State)))})
+func compare(networks []inspection.Network, sandboxes map[string]cri.Sandbox) (found []finding) {
+	for i, n := range networks {
+		byIP := map[netip.Addr]inspection.Address{}
+		for _, a := range n.Addresses {
+			byIP[a.IP] = a
+			if _, known := sandboxes[a.ContainerID]; a.State == inspection.Bound && !known {
+				why := "bound to sandbox " + a.ContainerID + ", which the runtime does not list"
+				found = append(found, finding{i, false, inspection.Suspicion{IP: a.IP, Why: why}})
 			}
 		}
+		leaks := len(found)
+		for id, s := range sandboxes {
+			for _, ip := range s.Addrs {
+				is := "free"
+				if a, taken := byIP[ip]; taken && a.State == inspection.Bound {
+					if a.ContainerID == id {
+						continue
+					}
+					is = "bound to sandbox " + a.ContainerID
+				} else if taken {
+					is = strings.ToLower(string(a.State))
+				}
+				if inRanges(n.RangeSets, ip) {
+					why := fmt.Sprintf("pod %s has it, but in the ledger it is %s", s.Pod, is)
+					found = append(found, finding{i, true, inspection.Suspicion{IP: ip, Why: why}})
+				}
+			}
+		}
+		slices.SortFunc(found[leaks:], func(a, b finding) int {
+			return cmp.Or(a.IP.Compare(b.IP), strings.Compare(a.Why, b.Why))
+		})
 	}
-	slices.SortFunc(doubled, func(a, b inspection.Suspicion) int {
-		return cmp.Or(a.IP.Compare(b.IP), strings.Compare(a.Why, b.Why))
+	return found
+}
+
+func inRanges(sets []inspection.RangeSet, ip netip.Addr) bool {
+	return slices.ContainsFunc(sets, func(s inspection.RangeSet) bool {
+		return slices.ContainsFunc(s.Ranges, func(r inspection.Range) bool { return r.Contains(ip) })
 	})
-	return leaks, doubled
 }
 
 // askAgent asks the daemon how it is. One of a version that speaks only text says no more than whether it is ready.
@@ -259,8 +252,9 @@ func askAgent(ctx context.Context, listen string) (inspection.Agent, inspection.
 	if err != nil {
 		return inspection.Agent{Ready: said.Ready, Error: err.Error()}, said
 	}
-	return inspection.Agent{Ready: said.Ready, NRI: said.NRI, CRI: said.CRI, API: said.API, CNI: said.CNI,
-		Error: said.Message}, said
+	return inspection.Agent{
+		Ready: said.Ready, NRI: said.NRI, CRI: said.CRI, API: said.API, CNI: said.CNI, Error: said.Message,
+	}, said
 }
 
 // errOnlyText is of an agent that knows no StatusPath.
@@ -304,8 +298,7 @@ func cniOf(o Options) inspection.CNI {
 	}
 	is := inspection.CNI{
 		State: string(s.State), Message: s.Message, Good: s.State.Good(), Dir: s.ConfDir, File: s.File, Network: s.Network,
-		Source:   s.Source,
-		Installs: o.InstallCNI, Plugin: plugin, Image: binaryAt(o.PluginBinary),
+		Source: s.Source, Installs: o.InstallCNI, Plugin: plugin, Image: binaryAt(o.PluginBinary),
 	}
 	if is.Plugin.Error == "" && !s.Plugin.Installed {
 		is.Plugin.Error = s.Plugin.Problem
@@ -336,9 +329,8 @@ func binaryAt(path string) inspection.Binary {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		b.Error = "missing"
-		if _, err := os.Stat(filepath.Dir(path)); err != nil {
-			b.Unseen = true // the agent's container has no such directory
-		}
+		_, err := os.Stat(filepath.Dir(path))
+		b.Unseen = err != nil // the agent's container has no such directory
 		return b
 	case err != nil:
 		b.Error = err.Error()

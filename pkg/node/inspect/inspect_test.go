@@ -107,16 +107,21 @@ func TestWhatTheLedgerAndTheRuntimeSayOfAnAddressIsCompared(t *testing.T) {
 			{IP: ip("10.1.0.5"), State: inspection.Retained},
 		},
 	}
-	leaks, doubled := compare(&n, map[string]cri.Sandbox{
+	found := compare([]inspection.Network{n}, map[string]cri.Sandbox{
 		"a": pod("a", "10.1.0.2"), "b": pod("b", "10.1.0.4"), "c": pod("c", "10.1.0.5"), "d": pod("d", "10.1.0.6"),
 		"elsewhere": pod("e", "10.9.0.1"), "host": pod("f"),
 	})
+	var leaks []inspection.Suspicion
+	var said []string
+	for _, f := range found {
+		if f.doubled {
+			said = append(said, f.IP.String()+" "+f.Why)
+		} else {
+			leaks = append(leaks, f.Suspicion)
+		}
+	}
 	if len(leaks) != 1 || leaks[0].IP != ip("10.1.0.3") || !strings.Contains(leaks[0].Why, "sandbox gone") {
 		t.Errorf("leaks %+v", leaks)
-	}
-	var said []string
-	for _, d := range doubled {
-		said = append(said, d.IP.String()+" "+d.Why)
 	}
 	want := "10.1.0.4 pod default/b has it, but in the ledger it is bound to sandbox d\n" +
 		"10.1.0.5 pod default/c has it, but in the ledger it is retained\n" +
