@@ -30,7 +30,6 @@ package node
 import (
 	"context"
 	"log/slog"
-	"net/http"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -160,27 +159,13 @@ func New(o Options) (*Agent, error) {
 	restored := make(chan []ledger.Event, 16)
 	newLatencyMetrics(o.Registry, reports, o.Log)
 
-	// 1. The API server, if there is one.
+	// 1. The API server, if there is one, and the runtime.
 	publisher := publishers{o.Publisher}
 	if o.API != nil {
-		var err error
-		a.api, err = retainedip.New(retainedip.Options{
-			API: o.API, Node: o.NodeName, NamespaceGrace: o.GracePeriod, Log: o.Log, Registry: o.Registry,
-			Release: func(name retainedip.Name, claims []ledger.Key, done func()) { a.book.release(name, claims, done) },
-		})
-		if err != nil {
+		if err := a.joinCluster(); err != nil {
 			return nil, err
 		}
 		publisher = append(publisher, a.api)
-		if o.Namespace != "" {
-			a.uninstaller, err = uninstall.New(o.API, o.Namespace, uninstall.Options{
-				Ledgers: a.ledgers, CNIConfDir: o.CNIConfDir, CNIBinDir: o.CNIBinDir, MayLeavePlugin: !o.InstallCNI,
-				DeleteObjects: a.api.DeleteAll, Log: o.Log,
-			})
-			if err != nil {
-				return nil, err
-			}
-		}
 	}
 	var err error
 	if a.cri, err = cri.New(o.CRISocket); err != nil {
@@ -203,8 +188,8 @@ func New(o Options) (*Agent, error) {
 	a.queue = newQueue(policies, reconcileNow, a.health.loop("queue"), a.metrics, o.Log)
 	a.reconciler = &reconciler{
 		interval: o.Interval, now: reconcileNow, cri: a.cri, networks: networks, policies: policies,
-		agreed: agreed, spool: reports, clock: o.Clock, netns: o.Netns, beat: a.health.loop("reconcile"), metrics: a.metrics,
-		log: o.Log,
+		agreed: agreed, spool: reports, clock: o.Clock, netns: o.Netns,
+		beat: a.health.loop("reconcile"), metrics: a.metrics, log: o.Log,
 		reclaimer: &reclaimer{
 			grace: o.GracePeriod, netns: o.Netns, netnsDirs: o.NetnsDirs, runtime: a.cri.PID,
 			news: news, metrics: a.metrics, log: o.Log, suspects: map[suspect]*suspicion{},
@@ -220,11 +205,12 @@ func New(o Options) (*Agent, error) {
 		news: news, beat: a.health.loop("book"), metrics: a.metrics, log: o.Log,
 	}
 	a.spool = &spoolReader{
-		spool: reports, now: spoolNow, news: news, restored: restored, beat: a.health.loop("spool"), metrics: a.metrics,
-		log: o.Log,
+		spool: reports, now: spoolNow, news: news, restored: restored,
+		beat: a.health.loop("spool"), metrics: a.metrics, log: o.Log,
 	}
-	a.announcer = &announcer{restored: restored, clock: o.Clock, beat: a.health.loop("peers"), metrics: a.metrics,
-		log: o.Log}
+	a.announcer = &announcer{
+		restored: restored, clock: o.Clock, beat: a.health.loop("peers"), metrics: a.metrics, log: o.Log,
+	}
 	a.keeper = cniconf.New(cniconf.Options{
 		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, Install: o.InstallCNI, Plugin: o.PluginBinary,
 		StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention,
@@ -245,6 +231,23 @@ func New(o Options) (*Agent, error) {
 	return a, nil
 }
 
+// joinCluster makes what works with the API server.
+func (a *Agent) joinCluster() (err error) {
+	o := &a.o
+	a.api, err = retainedip.New(retainedip.Options{
+		API: o.API, Node: o.NodeName, NamespaceGrace: o.GracePeriod, Log: o.Log, Registry: o.Registry,
+		Release: func(name retainedip.Name, claims []ledger.Key, done func()) { a.book.release(name, claims, done) },
+	})
+	if err != nil || o.Namespace == "" {
+		return err
+	}
+	a.uninstaller, err = uninstall.New(o.API, o.Namespace, uninstall.Options{
+		Ledgers: a.ledgers, CNIConfDir: o.CNIConfDir, CNIBinDir: o.CNIBinDir, MayLeavePlugin: !o.InstallCNI,
+		DeleteObjects: a.api.DeleteAll, Log: o.Log,
+	})
+	return err
+}
+
 func set[T comparable](v *T, byDefault T) {
 	var zero T
 	if *v == zero {
@@ -263,8 +266,9 @@ func (a *Agent) Run(ctx context.Context) error {
 // work runs every loop.
 func (a *Agent) work(ctx context.Context) {
 	var wg sync.WaitGroup
-	loops := []func(context.Context){a.watch.run, a.queue.run, a.reconciler.run, a.book.run, a.spool.run, a.announcer.run,
-		a.keep}
+	loops := []func(context.Context){
+		a.watch.run, a.queue.run, a.reconciler.run, a.book.run, a.spool.run, a.announcer.run, a.keep,
+	}
 	if a.api != nil {
 		loops = append(loops, a.api.Run)
 	}
@@ -282,6 +286,3 @@ func (a *Agent) keep(ctx context.Context) {
 		look()
 	})
 }
-
-// Handler serves /healthz, /readyz and /metrics.
-func (a *Agent) Handler() http.Handler { return a.handler() }

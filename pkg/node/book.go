@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -84,11 +85,10 @@ func (k *bookKeeper) refresh() (left time.Duration, ends bool) {
 	if !opened || !whole {
 		return left, ends // a partial list would delete the claims that it lacks
 	}
-	now := retainedip.Promises{Claims: claimsOf(books, wall), Settled: k.agreed.networks(books)}
-	if k.released || !sameClaims(now.Claims, k.published.Claims) || !slices.Equal(now.Settled, k.published.Settled) {
-		k.published, k.released = now, false
-		k.news.publisher.PublishClaims(retainedip.Promises{Claims: slices.Clone(now.Claims),
-			Settled: slices.Clone(now.Settled)})
+	claims, settled := claimsOf(books, wall), k.agreed.networks(books)
+	if k.released || !sameClaims(claims, k.published.Claims) || !slices.Equal(settled, k.published.Settled) {
+		k.published, k.released = retainedip.Promises{Claims: claims, Settled: settled}, false
+		k.news.publisher.PublishClaims(retainedip.Promises{Claims: slices.Clone(claims), Settled: slices.Clone(settled)})
 	}
 	return left, ends
 }
@@ -158,24 +158,22 @@ func (k *bookKeeper) endReleased() (retry bool) {
 		return false
 	}
 	ledgers, opened := k.networks.open()
+	failed := map[retainedip.Name]releaseAsked{}
 	for key, r := range asked {
 		if err := k.endClaims(ledgers, opened, r.claims); err != nil {
-			retry = true
+			failed[key] = r
 			k.metrics.releaseErrors.Inc()
 			k.log.Error("Cannot release addresses, retrying", "object", key.String(), "err", err)
-			k.releases.mu.Lock()
-			if k.releases.asked == nil {
-				k.releases.asked = map[retainedip.Name]releaseAsked{}
-			}
-			if _, newer := k.releases.asked[key]; !newer {
-				k.releases.asked[key] = r
-			}
-			k.releases.mu.Unlock()
 			continue
 		}
 		k.released = true
 		r.done()
 	}
+	retry = len(failed) > 0
+	k.releases.mu.Lock()
+	defer k.releases.mu.Unlock()
+	maps.Copy(failed, k.releases.asked) // what was asked meanwhile counts
+	k.releases.asked = failed
 	return retry
 }
 
@@ -206,12 +204,14 @@ func (k *bookKeeper) endClaims(ledgers []*ledger.Ledger, opened bool, keys []led
 			continue
 		}
 		k.metrics.released.WithLabelValues(key.Network).Inc()
-		e := ledger.Event{Reason: retainedip.EventReleased, Key: key, Pod: c.Pod, ContainerID: c.ContainerID, Addrs: c.Addrs,
-			Message: fmt.Sprintf("%v of network %s was released on request", c.Addrs, key.Network)}
+		what := "was released on request"
 		if c.Phase == retainedip.PhaseBound {
-			e.Message = fmt.Sprintf("%v of network %s is released when its pod ends, as requested", c.Addrs, key.Network)
+			what = "is released when its pod ends, as requested"
 		}
-		k.news.publish(e)
+		k.news.publish(ledger.Event{
+			Reason: retainedip.EventReleased, Key: key, Pod: c.Pod, ContainerID: c.ContainerID, Addrs: c.Addrs,
+			Message: fmt.Sprintf("%v of network %s %s", c.Addrs, key.Network, what),
+		})
 	}
 	return nil
 }
@@ -229,8 +229,8 @@ func (k *bookKeeper) expire() (next time.Duration, ends bool) {
 		for _, e := range expired {
 			k.metrics.expired.WithLabelValues(network).Inc()
 			k.news.publish(ledger.Event{
-				Reason: retainedip.EventExpired, Key: e.Key, Pod: ledger.Pod{Namespace: e.Key.Namespace(),
-					Name: e.Key.Pod}, Addrs: e.Addrs,
+				Reason: retainedip.EventExpired, Key: e.Key, Addrs: e.Addrs,
+				Pod:     ledger.Pod{Namespace: e.Key.Namespace(), Name: e.Key.Pod},
 				Message: fmt.Sprintf("%v of network %s is no longer retained: its retention expired", e.Addrs, network),
 			})
 		}

@@ -1,7 +1,9 @@
 package node
 
 import (
+	"cmp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -10,25 +12,28 @@ import (
 
 // claimsOf is what the books promise. at is the time that what is left of a retention counts from.
 func claimsOf(books []book, at time.Time) []retainedip.Claim {
-	byKey := map[ledger.Key]*retainedip.Claim{}
-	var all []*retainedip.Claim
+	var claims []retainedip.Claim
+	index := map[ledger.Key]int{}
 	for _, b := range books {
 		for _, ad := range b.addrs {
 			if ad.Key == nil {
 				continue
 			}
-			c := byKey[*ad.Key]
-			if c == nil {
-				c = &retainedip.Claim{Key: *ad.Key, Policy: ad.Policy, Phase: retainedip.PhaseRetained,
-					Pod: ledger.Pod{Namespace: ad.Key.Namespace(), Name: ad.Key.Pod}}
-				byKey[*ad.Key] = c
-				all = append(all, c)
+			i, known := index[*ad.Key]
+			if !known {
+				i = len(claims)
+				index[*ad.Key] = i
+				claims = append(claims, retainedip.Claim{
+					Key: *ad.Key, Policy: ad.Policy, Phase: retainedip.PhaseRetained,
+					Pod: ledger.Pod{Namespace: ad.Key.Namespace(), Name: ad.Key.Pod},
+				})
 			}
+			c := &claims[i]
 			c.Addrs = append(c.Addrs, ad.Addr)
 			switch {
 			case ad.State == ledger.StateBound: // of any address: the claim is in use
-				c.Phase, c.ContainerID, c.Since, c.Expires = retainedip.PhaseBound, ad.Attachment.ContainerID, time.Time{},
-					time.Time{}
+				c.Phase, c.ContainerID = retainedip.PhaseBound, ad.Attachment.ContainerID
+				c.Since, c.Expires = time.Time{}, time.Time{}
 				if ad.Pod.Name != "" {
 					c.Pod = ad.Pod
 				}
@@ -40,12 +45,8 @@ func claimsOf(books []book, at time.Time) []retainedip.Claim {
 			}
 		}
 	}
-	claims := make([]retainedip.Claim, len(all))
-	for i, c := range all {
-		claims[i] = *c
-	}
 	slices.SortFunc(claims, func(a, b retainedip.Claim) int {
-		return slices.Compare([]byte(a.Key.Network+"\x00"+a.Key.String()), []byte(b.Key.Network+"\x00"+b.Key.String()))
+		return cmp.Or(strings.Compare(a.Key.Network, b.Key.Network), strings.Compare(a.Key.String(), b.Key.String()))
 	})
 	return claims
 }

@@ -63,7 +63,8 @@ func (h *health) stuck(now time.Time) (names []string) {
 	return names
 }
 
-func (a *Agent) handler() http.Handler {
+// Handler serves /healthz, /readyz and /metrics.
+func (a *Agent) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(a.o.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: 2}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/spool"
@@ -52,30 +53,15 @@ type metrics struct {
 }
 
 func newMetrics(r *prometheus.Registry) *metrics {
+	register := promauto.With(r)
 	counter := func(name, help string) prometheus.Counter {
-		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-		r.MustRegister(c)
-		return c
+		return register.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
 	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-		r.MustRegister(c)
-		return c
+		return register.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	gauge := func(name, help string) prometheus.Gauge {
-		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-		r.MustRegister(g)
-		return g
-	}
-	histogram := func(name, help string, buckets ...float64) prometheus.Histogram {
-		h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
-		r.MustRegister(h)
-		return h
-	}
-	histograms := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
-		r.MustRegister(h)
-		return h
+		return register.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
 	m := &metrics{
 		registry: r,
@@ -96,12 +82,16 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		nriConnected: gauge("stayput_agent_nri_connected", "Whether the agent is connected to NRI."),
 		nriConnections: counter("stayput_agent_nri_connections_total",
 			"NRI connections established; those after the first are reconnects."),
-		hookDuration: histograms("stayput_agent_nri_hook_duration_seconds",
-			"Duration of NRI hooks. The runtime disconnects an agent that takes more than 2 s.",
-			[]float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2}, "hook"),
+		hookDuration: register.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "stayput_agent_nri_hook_duration_seconds",
+			Help:    "Duration of NRI hooks. The runtime disconnects an agent that takes more than 2 s.",
+			Buckets: []float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2},
+		}, []string{"hook"}),
 		criUp: gauge("stayput_agent_cri_up", "Whether the last CRI call succeeded."),
-		reconcileDuration: histogram("stayput_agent_reconcile_duration_seconds", "Duration of reconciliations.", .005, .01,
-			.025, .05, .1, .25, .5, 1, 2.5, 10, 30),
+		reconcileDuration: register.NewHistogram(prometheus.HistogramOpts{
+			Name: "stayput_agent_reconcile_duration_seconds", Help: "Duration of reconciliations.",
+			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 30},
+		}),
 		reconcileErrors: counter("stayput_agent_reconcile_errors_total",
 			"Reconciliations that failed, in whole or in part."),
 		queueDropped: counter("stayput_agent_queue_dropped_total",

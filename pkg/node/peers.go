@@ -129,8 +129,8 @@ func (a *announcer) forgetConnections(events []ledger.Event) {
 	wall := wall(a.clock)
 	for _, e := range events {
 		if wall.Sub(e.Time) > stale {
-			a.log.Info("Too late to flush the old pod's connections", "pod", e.Pod.String(), "sandbox", e.ContainerID, "addrs",
-				e.Addrs)
+			a.log.Info("Too late to flush the old pod's connections",
+				"pod", e.Pod.String(), "sandbox", e.ContainerID, "addrs", e.Addrs)
 			continue
 		}
 		for _, addr := range e.Addrs {

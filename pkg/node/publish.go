@@ -39,8 +39,8 @@ type LogPublisher struct{ Log *slog.Logger }
 
 func (p LogPublisher) PublishClaims(all retainedip.Promises) {
 	for _, c := range all.Claims {
-		p.Log.Debug("Claim", "key", c.Key.String(), "network", c.Key.Network, "addrs", c.Addrs, "phase", c.Phase, "expires",
-			c.Expires)
+		p.Log.Debug("Claim", "key", c.Key.String(), "network", c.Key.Network, "addrs", c.Addrs,
+			"phase", c.Phase, "expires", c.Expires)
 	}
 }
 

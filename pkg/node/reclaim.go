@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 )
@@ -47,9 +48,8 @@ type reclaimer struct {
 // suspectAll compares the ledgers with the sandboxes that the runtime listed, and returns those suspects that
 // have been unknown to it for a grace period. During its ADD a sandbox has an address file but is not listed: once is
 // no evidence. next is when the next one is due, 0 if none is.
-func (r *reclaimer) suspectAll(
-	books []book, listed map[string]bool, now time.Duration,
-) (due []suspect, next time.Duration) {
+func (r *reclaimer) suspectAll(books []book, listed map[string]cri.Sandbox, now time.Duration) (
+	due []suspect, next time.Duration) {
 	seen := map[suspect]bool{}
 	for _, b := range books {
 		dir := directory(b.ledger)
@@ -60,7 +60,7 @@ func (r *reclaimer) suspectAll(
 			k := suspect{dir: dir}
 			switch addr.State {
 			case ledger.StateBound:
-				if listed[addr.Attachment.ContainerID] {
+				if _, ok := listed[addr.Attachment.ContainerID]; ok {
 					continue
 				}
 				k.att = addr.Attachment
@@ -156,8 +156,8 @@ func believe(v *hostnet.View, ready []ledger.Netns) error {
 		}
 	}
 	if len(ready) > 0 {
-		return fmt.Errorf("none of the namespaces of %d running sandboxes is visible, such as %s: the agent's mounts are "+
-			"not the host's", len(ready), ready[0].Path)
+		return fmt.Errorf("none of the namespaces of %d running sandboxes is visible, such as %s: "+
+			"the agent's mounts are not the host's", len(ready), ready[0].Path)
 	}
 	return nil
 }

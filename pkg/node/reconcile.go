@@ -106,11 +106,7 @@ func (r *reconciler) reconcile(ctx context.Context) (next time.Duration, err err
 			r.agreed.reached(epoch, served)
 		}
 	}
-	known := make(map[string]bool, len(list))
-	for id := range list {
-		known[id] = true
-	}
-	due, next := r.reclaimer.suspectAll(books, known, now.Boot)
+	due, next := r.reclaimer.suspectAll(books, list, now.Boot)
 	if len(due) > 0 {
 		err = r.reclaimer.reclaim(ctx, due, ready)
 		next = r.reclaimer.grace // those that stayed are looked at again
@@ -146,24 +142,17 @@ func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books [
 		}
 		o := observe(Sandbox{ID: s.ID, Pod: s.Pod, Annotations: s.Annotations})
 		if o.answers && o.err == nil {
-			for _, l := range unserved {
-				r.policies.markMissing(l, o, unservedMarks[l])
+			for l, there := range unservedMarks {
+				r.policies.markMissing(l, o, there)
 			}
-			for _, l := range served {
-				r.policies.markMissing(l, o, marks[l])
+			for l, there := range marks {
+				r.policies.markMissing(l, o, there)
 			}
 		}
 		for _, at := range bound[id] {
 			ns := at.address.Netns
 			if ns.Path == "" {
-				path, err := r.cri.Netns(ctx, id)
-				if err != nil || path == "" {
-					r.log.Warn("Cannot learn the pod's network namespace from the runtime", o.sandbox.attrs("err", err)...)
-				} else if cur, ok, err := r.netns.Identify(path); err == nil && ok {
-					ns = cur
-				} else {
-					ns = ledger.Netns{Path: path} // it counts as not visible
-				}
+				ns = r.netnsOf(ctx, o.sandbox)
 			}
 			if ns.Path != "" {
 				ready = append(ready, ns)
@@ -177,6 +166,21 @@ func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books [
 		}
 	}
 	return ready, whole
+}
+
+// netnsOf returns the network namespace of a running sandbox; without an inode if it cannot be seen, zero if the runtime
+// does not say.
+func (r *reconciler) netnsOf(ctx context.Context, s Sandbox) ledger.Netns {
+	path, err := r.cri.Netns(ctx, s.ID)
+	if err != nil || path == "" {
+		r.log.Warn("Cannot learn the pod's network namespace from the runtime", s.attrs("err", err)...)
+		return ledger.Netns{}
+	}
+	ns, ok, err := r.netns.Identify(path)
+	if err != nil || !ok {
+		return ledger.Netns{Path: path}
+	}
+	return ns
 }
 
 // boundAddress is one attachment as its first address has it.

@@ -53,8 +53,8 @@ func (w *watcher) open(dirs []string) {
 		}
 	}
 	if err != nil {
-		w.log.Warn("Polling files, inotify is unavailable: raise fs.inotify.max_user_instances", "every", pollEvery, "err",
-			err)
+		w.log.Warn("Polling files, inotify is unavailable: raise fs.inotify.max_user_instances",
+			"every", pollEvery, "err", err)
 		return
 	}
 	w.fs = fs
