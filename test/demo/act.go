@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// place is where a pod is.
+// place is a pod's node and IP.
 type place struct {
 	node string
 	ip   netip.Addr
@@ -17,20 +17,20 @@ type place struct {
 
 func (p place) String() string { return p.node + " " + p.ip.String() }
 
-// step is something that happens to the pods.
+// step is an event in the pods' lives.
 type step struct {
 	title string
-	// restarts says whether the pods of a node are restarted.
+	// restarts reports whether the step restarts the pods of a node.
 	restarts func(node string) bool
 	run      func(context.Context) error
 }
 
-// row is what a step did to a pod.
+// row is a step's effect on a pod.
 type row struct {
 	pod           string
 	before, after place
 	restarted     bool
-	away          time.Duration // as the client saw it
+	away          time.Duration // according to the client
 }
 
 func (r row) lost() bool { return r.before != r.after }
@@ -38,7 +38,7 @@ func (r row) lost() bool { return r.before != r.after }
 func (r row) verdict() string {
 	switch {
 	case r.before.node != r.after.node:
-		return "NODE LOST" // and the IP, which is of that node's range
+		return "NODE LOST" // and the IP, which belongs to the node's range
 	case r.before.ip != r.after.ip:
 		return "IP LOST"
 	case r.restarted:
@@ -57,7 +57,7 @@ func (r row) heard() string {
 	return fmt.Sprintf("away %5d ms", r.away.Milliseconds())
 }
 
-// tally counts what became of the pods in an act.
+// tally counts the outcomes of an act.
 type tally struct {
 	restarts   int
 	nodes, ips int // lost
@@ -86,7 +86,7 @@ func (t tally) String() string {
 	return fmt.Sprintf("%d restarts: %d nodes and %d IPs lost", t.restarts, t.nodes, t.ips)
 }
 
-// act starts the workloads and does everything to them.
+// act starts the workloads and runs every step on them.
 func (s *stage) act(ctx context.Context) (tally, error) {
 	var t tally
 	if err := s.deploy(ctx); err != nil {
@@ -103,8 +103,8 @@ func (s *stage) act(ctx context.Context) (tally, error) {
 	return t, nil
 }
 
-// play does one step and waits for its end: all pods run again, and the client has heard of those that are where
-// they were. home is the node of the single pod, and of one of the others at first.
+// play runs one step and waits until all pods run again and the client has an answer from each pod that kept its place.
+// home is the node of the single pod and, at first, of one other.
 func (s *stage) play(ctx context.Context, next func(home string) step) ([]row, error) {
 	ctx, hush := context.WithCancel(ctx)
 	defer hush()
@@ -145,12 +145,12 @@ func (s *stage) play(ctx context.Context, next func(home string) step) ([]row, e
 	return rows, nil
 }
 
-// all is of a step that restarts every pod.
+// all is for steps that restart every pod.
 func all(string) bool { return true }
 
 func (s *stage) powerCycle(home string) step {
 	return step{
-		title:    home + " loses its power, and is switched on again",
+		title:    home + " loses power and is switched on again",
 		restarts: func(node string) bool { return node == home },
 		run: func(ctx context.Context) error {
 			node := s.Node(home)
@@ -174,15 +174,15 @@ func (s *stage) rollout(string) step {
 	}}
 }
 
-// maintenance is how long a drained node is away, at least.
+// maintenance is the least time that a drained node is away.
 const maintenance = 2 * time.Second
 
 func (s *stage) drain(home string) step {
 	return step{
-		title:    home + " is drained for maintenance, and comes back",
+		title:    home + " is drained for maintenance and comes back",
 		restarts: func(node string) bool { return node == home },
 		run: func(ctx context.Context) error {
-			// Only the pods that matter: the ballast would not come back.
+			// Only the workloads: the ballast would not come back.
 			if err := s.command(ctx, "drain", home, "--pod-selector", workloads); err != nil {
 				return err
 			}

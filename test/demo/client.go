@@ -15,7 +15,7 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// client is a pod that keeps asking other pods who they are, each by its IP and on a new connection.
+// client is a pod that keeps asking other pods for their names, each by its IP and on a new connection.
 type client struct {
 	node *lab.ClusterNode
 	pod  lab.Pod
@@ -23,12 +23,12 @@ type client struct {
 
 const (
 	askEvery = 50 * time.Millisecond
-	// askFor is how long the client waits for an answer; it asks on meanwhile. On a busy machine answers are late,
-	// but after a second a lost packet is sent again, and that would be an answer to an old question.
+	// askFor is how long the client waits for an answer, while it keeps asking. On a busy machine answers are late, but
+	// after a second a lost packet is resent, and the answer would be to an old question.
 	askFor = 900 * time.Millisecond
 )
 
-// ask returns the name that the pod with the IP gives.
+// ask returns the name given by the pod with the IP.
 func (c client) ask(ctx context.Context, ip netip.Addr) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askFor)
 	defer cancel()
@@ -51,7 +51,7 @@ func (c client) ask(ctx context.Context, ip netip.Addr) (string, error) {
 	return strings.TrimSpace(name), err
 }
 
-// talk is what the client hears from one pod at one IP.
+// talk is the conversation with one pod at one IP.
 type talk struct {
 	name string
 	ip   netip.Addr
@@ -59,7 +59,7 @@ type talk struct {
 	done chan struct{} // closed when the last question has ended
 
 	mu        sync.Mutex
-	questions []question // that have ended
+	questions []question // ended ones
 }
 
 type question struct {
@@ -67,7 +67,7 @@ type question struct {
 	answered    bool // by that pod
 }
 
-// talk asks the pod of that name at the IP until the talk is ended.
+// talk asks the named pod at the IP until the talk ends.
 func (c client) talk(ctx context.Context, name string, ip netip.Addr) *talk {
 	asking, stop := context.WithCancel(ctx)
 	t := &talk{name: name, ip: ip, stop: stop, done: make(chan struct{})}
@@ -93,7 +93,7 @@ func (c client) talk(ctx context.Context, name string, ip netip.Addr) *talk {
 	return t
 }
 
-// hear waits until a question that is still to be asked is answered.
+// hear waits for the answer to a question asked from now on.
 func (t *talk) hear(ctx context.Context) error {
 	now := time.Now()
 	return lab.Until(ctx, fmt.Sprintf("%s to answer at %v", t.name, t.ip), func() (bool, error) {
@@ -103,7 +103,7 @@ func (t *talk) hear(ctx context.Context) error {
 	})
 }
 
-// end waits for one more answer, and returns the longest time without any in which the client asked in vain.
+// end waits for one more answer, and returns the longest time between two answers with failed questions in between.
 func (t *talk) end(ctx context.Context) (time.Duration, error) {
 	err := t.hear(ctx)
 	t.stop()

@@ -26,14 +26,14 @@ const (
 	namespace = "default"
 	workloads = "app in (echoserver,web)"
 	replicas  = 3       // of both
-	single    = "web-0" // the pod of the one with one replica
+	single    = "web-0" // the pod of the workload with one replica
 
-	// Both images are the lab's under another name.
+	// Both images are the lab's web image under another name.
 	firstImage = "cilium/echoserver:latest"
 	nextImage  = "cilium/echoserver:next"
 )
 
-// stage is the cluster with what the demo runs on it.
+// stage is the demo's cluster and what runs on it.
 type stage struct {
 	*lab.Cluster
 	out       *screen
@@ -41,7 +41,7 @@ type stage struct {
 	installed bool // stayput
 }
 
-// prepare brings the images and the client.
+// prepare loads the images and starts the client.
 func (s *stage) prepare(ctx context.Context) error {
 	for _, n := range s.Nodes {
 		for _, image := range []string{firstImage, nextImage} {
@@ -63,21 +63,21 @@ func (s *stage) prepare(ctx context.Context) error {
 	})
 }
 
-// spare is the node without the workloads at first: the emptiest one from then on.
+// spare is the node without workloads at first, hence the emptiest one.
 func (s *stage) spare() *lab.ClusterNode { return s.Nodes[len(s.Nodes)-1] }
 
-// install installs stayput on the cluster as it is: the pods of the nodes run on.
+// install installs stayput on the running cluster: its pods keep running.
 func (s *stage) install(ctx context.Context) error {
-	s.out.step("stayput is installed: an agent on every node, which brings the IPAM plugin, and two controllers")
+	s.out.step("stayput is installed: an agent with the IPAM plugin on every node, and two controllers")
 	s.installed = true
 	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/crds.yaml", "-f",
 		"deploy/persistentpodstates.yaml", "-f", "deploy/install.yaml"})
 	return s.Install(ctx, lab.InstallOptions{Manifests: true})
 }
 
-// deploy starts the workloads on all nodes but the spare one.
+// deploy starts the workloads on all nodes except the spare one.
 func (s *stage) deploy(ctx context.Context) error {
-	s.out.step("The workloads start; %s is added when they run", s.spare().Name)
+	s.out.step("The workloads start; %s joins once they run", s.spare().Name)
 	if _, err := s.Kubectl(ctx, "", "cordon", s.spare().Name); err != nil {
 		return err
 	}
@@ -99,14 +99,14 @@ func (s *stage) clear(ctx context.Context) error {
 	return err
 }
 
-// pod is a pod of the workloads.
+// pod is a workload's pod.
 type pod struct {
 	place
 	container string
 	ready     bool
 }
 
-// pods returns the pods of the workloads by name.
+// pods returns the workloads' pods by name.
 func (s *stage) pods(ctx context.Context) (map[string]pod, error) {
 	list, err := s.Client().CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: workloads})
 	if err != nil {
@@ -131,7 +131,7 @@ func runs(p *corev1.Pod) string {
 	return p.Status.ContainerStatuses[0].ContainerID
 }
 
-// again waits until all pods are Ready, those that were restarted with another container than before.
+// again waits until all pods are Ready, restarted ones with a new container.
 func (s *stage) again(
 	ctx context.Context, before map[string]pod, restarted func(node string) bool,
 ) (map[string]pod, error) {
@@ -151,8 +151,8 @@ func (s *stage) again(
 	})
 }
 
-// load puts half a node's worth of ballast on each node that is a home, and on no other: to the scheduler any
-// other node is a better place.
+// load puts ballast for half a node on every home and removes it from other nodes, so that the scheduler prefers any
+// other node.
 func (s *stage) load(ctx context.Context, homes map[string]pod) error {
 	pods := s.Client().CoreV1().Pods(namespace)
 	isHome := map[string]bool{}
@@ -195,7 +195,7 @@ func (s *stage) load(ctx context.Context, homes map[string]pod) error {
 	})
 }
 
-// pinned is a pod that does nothing on its node but take room.
+// pinned returns a pod that only takes up room on its node.
 func pinned(kind, node string, room corev1.ResourceList) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: kind + "-" + node, Labels: map[string]string{"app": kind}},
@@ -209,14 +209,14 @@ func pinned(kind, node string, room corev1.ResourceList) *corev1.Pod {
 	}
 }
 
-// command runs kubectl before the audience.
+// command shows a kubectl command and runs it.
 func (s *stage) command(ctx context.Context, args ...string) error {
 	s.out.command(append([]string{"kubectl"}, args...))
 	_, err := s.Kubectl(ctx, "", args...)
 	return err
 }
 
-// show is command with what kubectl prints.
+// show is command with kubectl's output.
 func (s *stage) show(ctx context.Context, args ...string) error {
 	s.out.command(append([]string{"kubectl"}, args...))
 	text, err := s.Kubectl(ctx, "", args...)
@@ -224,13 +224,13 @@ func (s *stage) show(ctx context.Context, args ...string) error {
 	return err
 }
 
-// wait leaves the cluster to the people who want to look at it.
+// wait leaves the cluster up for users to explore.
 func (s *stage) wait(ctx context.Context) error {
 	config, err := s.Kubeconfig()
 	if err != nil {
 		return err
 	}
-	s.out.line("\nThe cluster stays until Ctrl-C, or until this make is ended; then everything of it is removed.")
+	s.out.line("\nThe cluster stays up until Ctrl-C or until this make ends, and is then removed completely.")
 	s.out.line("In another shell:\n")
 	s.out.line("  export KUBECONFIG=%s", config)
 	s.out.line("  export PATH=$PATH:%s", filepath.Dir(s.KubectlPath()))

@@ -1,12 +1,12 @@
-// Demo shows the main job on a real Kubernetes of three nodes: stateful pods whose node loses its power, that are
-// deleted, rolled and drained, while other nodes are emptier than theirs. First without stayput, then with it.
+// Demo shows the main job on a real Kubernetes of three nodes: stateful pods lose their node's power, are deleted,
+// rolled and drained while other nodes are emptier; first without stayput, then with it.
 //
-//	cluster.go   the cluster and what runs on it
-//	act.go       what happens to the pods, and what becomes of their nodes and IPs
-//	client.go    the client that notices how long they are away
-//	screen.go    how it is told
+//	cluster.go   the cluster and its workloads
+//	act.go       the steps, and their effects on the pods' nodes and IPs
+//	client.go    the client that measures how long pods are away
+//	screen.go    the output
 //
-// It exits with 1 if stayput lost a pod's node or IP, or if anything else goes wrong. It needs root and builds what it
+// It exits with 1 if a pod lost its node or IP with stayput, or on any other error. It needs root and builds what it
 // runs.
 package main
 
@@ -29,13 +29,13 @@ func main() { os.Exit(run()) }
 func run() int {
 	keep := flag.Bool("keep", false, "leave the cluster up at the end, until SIGINT or SIGTERM")
 	flag.Parse()
-	// The lab closes its machines on the first two as well; here they end what waits.
+	// The lab closes its machines on the first two signals itself; here they end the waiting.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	_, with, err := demo(ctx, newScreen(os.Stdout), *keep)
 	switch {
 	case ctx.Err() != nil:
-		fmt.Fprintln(os.Stderr, "demo: ended, the cluster is gone")
+		fmt.Fprintln(os.Stderr, "demo: interrupted, the cluster is removed")
 		return 130
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -46,12 +46,12 @@ func run() int {
 	return 0
 }
 
-// patience bounds a story that hangs; it is no measure of anything.
+// patience bounds a hanging story; it measures nothing.
 const patience = 6 * time.Minute
 
-// demo tells the whole story and returns what became of the pods. The cluster is gone by then.
+// demo runs the whole story and returns its outcomes. The cluster is gone by then.
 func demo(ctx context.Context, out *screen, keep bool) (without, with tally, err error) {
-	out.line("Building containerd, etcd, Kubernetes and stayput, unless they are in the cache: minutes the first time.")
+	out.line("Building containerd, etcd, Kubernetes and stayput, unless cached: minutes the first time.")
 	if _, err := lab.BuildCluster(ctx); err != nil {
 		return without, with, err
 	}
@@ -66,10 +66,10 @@ func demo(ctx context.Context, out *screen, keep bool) (without, with tally, err
 	}
 
 	out.start = time.Now()
-	out.step("A Kubernetes of three nodes starts")
-	out.says(`echoserver   2 pods, of OpenKruise's manual: io.kubernetes.cri/reserved-ip-duration: "10"`)
+	out.step("A Kubernetes cluster of three nodes starts")
+	out.says(`echoserver   2 pods, from OpenKruise's manual: io.kubernetes.cri/reserved-ip-duration: "10"`)
 	out.says(`web          1 pod: stayput.io/retain-ip: 10m`)
-	out.says(`client       asks each pod for its name, by its IP, %d times a second`, time.Second/askEvery)
+	out.says(`client       asks each pod's IP for its name, %d times a second`, time.Second/askEvery)
 	c, err := lab.StartCluster(ctx, lab.ClusterOptions{Product: product})
 	if err != nil {
 		return without, with, err
@@ -87,7 +87,7 @@ func demo(ctx context.Context, out *screen, keep bool) (without, with tally, err
 	return without, with, err
 }
 
-// story is the same act twice.
+// story plays the same act twice.
 func (s *stage) story(ctx context.Context) (without, with tally, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -112,7 +112,7 @@ func (s *stage) story(ctx context.Context) (without, with tally, err error) {
 	return without, with, nil
 }
 
-// writeLogs keeps what the machines have to say of what went wrong.
+// writeLogs saves the logs of all machines.
 func writeLogs(c *lab.Cluster) error {
 	name := filepath.Join(os.TempDir(), fmt.Sprintf("stayput-demo-%d.log", os.Getpid()))
 	f, err := os.Create(name)
@@ -120,6 +120,6 @@ func writeLogs(c *lab.Cluster) error {
 		return err
 	}
 	c.WriteLogs(f)
-	fmt.Fprintln(os.Stderr, "demo: the logs of the cluster are in", name)
+	fmt.Fprintln(os.Stderr, "demo: cluster logs written to", name)
 	return f.Close()
 }

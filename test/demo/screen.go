@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// screen tells the story in less than 100 columns.
+// screen prints the story in less than 100 columns.
 type screen struct {
 	out   io.Writer
 	color bool
-	start time.Time // set when the story begins
+	start time.Time // of the story
 }
 
 func newScreen(f *os.File) *screen {
@@ -39,18 +39,18 @@ func (s *screen) line(format string, args ...any) {
 	fmt.Fprintln(s.out, strings.TrimRight(fmt.Sprintf(format, args...), " "))
 }
 
-// act begins an act.
+// act prints an act's title.
 func (s *screen) act(title string) { s.line("\n%s", s.paint(bold, strings.ToUpper(title))) }
 
-// step begins a step, with the time that has passed.
+// step prints a step's title and the elapsed time.
 func (s *screen) step(format string, args ...any) {
 	s.line("\n%6.1f s  %s", time.Since(s.start).Seconds(), s.paint(bold, fmt.Sprintf(format, args...)))
 }
 
-// says is a line that belongs to the step.
+// says prints a line that belongs to the step.
 func (s *screen) says(format string, args ...any) { s.line("          "+format, args...) }
 
-// command is a command that the step runs.
+// command prints a command that the step runs.
 func (s *screen) command(argv []string) {
 	for i, arg := range argv {
 		if strings.ContainsAny(arg, " *()") {
@@ -60,14 +60,14 @@ func (s *screen) command(argv []string) {
 	s.says("%s", s.paint(dim, "$ "+strings.Join(argv, " ")))
 }
 
-// printed is what a command printed.
+// printed prints a command's output.
 func (s *screen) printed(text string) {
 	for line := range strings.Lines(text) {
 		s.says("%s", strings.TrimRight(line, "\n"))
 	}
 }
 
-// table tells the end of a step.
+// table prints a step's outcome.
 func (s *screen) table(rows []row) {
 	s.says("%s", s.paint(dim, fmt.Sprintf("%-12s  %-18s    %-18s  %-9s  %s", "pod", "before", "after", "", "client")))
 	for _, r := range rows {
@@ -76,7 +76,7 @@ func (s *screen) table(rows []row) {
 	}
 }
 
-// summary is the end of the story.
+// summary prints the outcome of both acts.
 func (s *screen) summary(without, with tally) {
 	s.line("")
 	for _, t := range []struct {
@@ -85,7 +85,7 @@ func (s *screen) summary(without, with tally) {
 	}{{"without stayput", without}, {"with stayput", with}} {
 		s.line("%-16s %s", t.act, s.paint(verdictStyle(t.lost()), t.String()))
 	}
-	s.line("%-16s %.0f s", "all of this took", time.Since(s.start).Seconds())
+	s.line("%-16s %.0f s", "total time", time.Since(s.start).Seconds())
 }
 
 func verdictStyle(lost bool) string {
