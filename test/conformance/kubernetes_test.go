@@ -15,8 +15,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// statefulSets are all tests of [sig-apps] StatefulSet that are [Conformance]. "Scaling should happen" takes a minute,
-// or six where the machine is busy: then it waits for a pod that its own StatefulSet has already deleted.
+// statefulSets are all [Conformance] tests of [sig-apps] StatefulSet. "Scaling should happen" takes a minute, or six on
+// a busy machine, when it waits for a pod that its own StatefulSet has already deleted.
 var statefulSets = withPrefix("[sig-apps] StatefulSet Basic StatefulSet functionality [StatefulSetBasic] ",
 	"Burst scaling should run to completion even with unhealthy pods [Slow] [Conformance]",
 	"Scaling should happen in predictable order and halt if any stateful pod is unhealthy [Slow] [Conformance]",
@@ -28,8 +28,8 @@ var statefulSets = withPrefix("[sig-apps] StatefulSet Basic StatefulSet function
 	"should validate Statefulset Status endpoints [Conformance]",
 )
 
-// podNetworking are all tests of [sig-network] Networking that are [Conformance]. Those of Services need a kube-proxy
-// and are none.
+// podNetworking are all [Conformance] tests of [sig-network] Networking. Those of Services need a kube-proxy and are
+// not among them.
 var podNetworking = withPrefix("[sig-network] Networking Granular Checks: Pods should function for ",
 	"intra-pod communication: http [NodeConformance] [Conformance]",
 	"intra-pod communication: udp [NodeConformance] [Conformance]",
@@ -46,9 +46,8 @@ func withPrefix(prefix string, names ...string) []string {
 
 const retainIP, retention = "stayput.io/retain-ip", "10m"
 
-// annotate puts stayput.io/retain-ip on the template of every StatefulSet, and on every other pod. On the template is
-// where it belongs: the API server asks policies in no certain order, so that the one that gates may have seen a pod
-// before it was annotated.
+// annotate adds stayput.io/retain-ip to every StatefulSet's template and to every other pod. The template is the right
+// place: the API server calls policies in no particular order, so the gating one may see a pod before it is annotated.
 const annotate = `
 apiVersion: admissionregistration.k8s.io/v1
 kind: MutatingAdmissionPolicy
@@ -95,7 +94,7 @@ metadata: {name: conformance-pods}
 spec: {policyName: conformance-pods}
 `
 
-func TestStatefulSetsConformWithTheAddressOfEveryPodKept(t *testing.T) {
+func TestStatefulSetsConformWithAllAddressesRetained(t *testing.T) {
 	product, tests := build(t)
 	c := startCluster(t, product, tests)
 	pods := watchPods(t, c)
@@ -103,11 +102,11 @@ func TestStatefulSetsConformWithTheAddressOfEveryPodKept(t *testing.T) {
 	seen := pods()
 	everyPodKeepsItsAddress(t, c, seen)
 	if n := everyStatefulSetsPodComesHome(t, seen); n == 0 {
-		t.Error("no pod was ever made again: that it comes home was not tested")
+		t.Error("no pod was ever recreated, so none was seen to come home")
 	}
 }
 
-func TestPodsReachOneAnotherWithTheAddressOfEveryPodKept(t *testing.T) {
+func TestPodNetworkingConformsWithAllAddressesRetained(t *testing.T) {
 	product, tests := build(t)
 	c := startCluster(t, product, tests)
 	pods := watchPods(t, c)
@@ -115,8 +114,8 @@ func TestPodsReachOneAnotherWithTheAddressOfEveryPodKept(t *testing.T) {
 	everyPodKeepsItsAddress(t, c, pods())
 }
 
-// startCluster starts a cluster with stayput on it, as it is installed: every node has an agent, which has made stayput
-// the node's IPAM, and there are two controllers.
+// startCluster starts a cluster with stayput installed as by users: two controllers, and on every node an agent that
+// has made stayput the node's IPAM plugin.
 func startCluster(t *testing.T, product lab.Product, tests lab.ConformanceBin) *lab.Cluster {
 	t.Helper()
 	ctx := testContext(t, patience)
@@ -128,11 +127,11 @@ func startCluster(t *testing.T, product lab.Product, tests lab.ConformanceBin) *
 	must.Do(t, c.Control.Install(tests.E2E, e2eTest))
 	_, err = c.Kubectl(ctx, annotate, "apply", "-f", "-")
 	must.Do(t, err)
-	must.Within(t, patience, "the policies that annotate to be in force", func() bool { return annotated(ctx, c) })
+	must.Within(t, patience, "the annotating policies to take effect", func() bool { return annotated(ctx, c) })
 	return c
 }
 
-// annotated says whether the policies are in force: all pods, and all templates, get the annotation.
+// annotated reports whether the policies are in effect: all pods and all templates get the annotation.
 func annotated(ctx context.Context, c *lab.Cluster) bool {
 	template := corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Name: "probe", Labels: map[string]string{"a": "b"}},
@@ -153,8 +152,8 @@ func annotated(ctx context.Context, c *lab.Cluster) bool {
 
 const e2eTest = "/opt/conformance/e2e.test"
 
-// runKubernetes runs tests of Kubernetes on the control plane's machine, where they reach nodes and pods by their
-// addresses and end with it.
+// runKubernetes runs Kubernetes tests on the control plane's machine, which reaches nodes and pods by address and ends
+// them with itself.
 func runKubernetes(t *testing.T, c *lab.Cluster, patience time.Duration, names []string) {
 	t.Helper()
 	runSuite(t, c.Control, patience, names, e2eTest,

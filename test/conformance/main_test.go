@@ -1,16 +1,16 @@
 //go:build conformance
 
-// Package conformance runs the tests that others wrote for what stayput is a part of, against stayput.
+// Package conformance runs the upstream test suites of the systems that stayput is part of, against stayput.
 //
-//	kubernetes_test.go  e2e.test of Kubernetes on a cluster with stayput, which keeps the address of every pod they make
+//	kubernetes_test.go  Kubernetes' e2e.test on a cluster with stayput, which retains the address of every pod
 //	runtime_test.go     critest on a node with stayput
-//	pods_test.go        what became of the pods meanwhile: upstream knows nothing of homes and addresses
-//	report_test.go      which tests ran, and how they ended
+//	pods_test.go        the pods' homes and addresses meanwhile, which upstream does not check
+//	report_test.go      which tests ran, and their results
 //
-// The tests are named one by one. That none ran, or another one than named, is a failure.
+// Every test is named. A named test that did not run, or another one that did, is a failure.
 //
-// Building them takes as long as building Kubernetes, therefore they have a build tag and a target of the Makefile,
-// make conformance.
+// Building them takes as long as building Kubernetes, so they have a build tag and a Makefile target of their own: make
+// conformance.
 package conformance
 
 import (
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// patience bounds a step that hangs; it is no measure of anything.
+// patience bounds a hanging step; it measures nothing.
 const patience = 3 * time.Minute
 
 func testContext(t *testing.T, patience time.Duration) context.Context {
@@ -43,10 +43,10 @@ func testContext(t *testing.T, patience time.Duration) context.Context {
 	return ctx
 }
 
-// build returns stayput and upstream's tests.
+// build returns stayput and the upstream test suites.
 func build(t *testing.T) (lab.Product, lab.ConformanceBin) {
 	t.Helper()
-	_, err := lab.BuildCluster(t.Context()) // as long as a compiler takes
+	_, err := lab.BuildCluster(t.Context()) // may take as long as the compiler
 	must.Do(t, err)
 	tests, err := lab.BuildConformance(t.Context())
 	must.Do(t, err)

@@ -22,24 +22,24 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// life is a pod from its creation to its end.
+// life is a pod from its creation to its deletion.
 type life struct {
 	born, last *corev1.Pod
-	end        time.Time // when its deletion was seen; zero as long as it is there
+	end        time.Time // when its deletion was observed; zero before
 }
 
 func (l *life) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: l.born.Namespace, Name: l.born.Name}
 }
 
-// stateful says whether the pod is of a StatefulSet.
+// stateful reports whether the pod belongs to a StatefulSet.
 func (l *life) stateful() bool {
 	owner := metav1.GetControllerOf(l.born)
 	return owner != nil && owner.Kind == "StatefulSet"
 }
 
-// watchPods sees every pod that is made from now on. The function it returns ends that, and returns them in the order
-// of their creation.
+// watchPods observes every pod created from now on. The returned function ends the watch and returns the pods in the
+// order of their creation.
 func watchPods(t *testing.T, c *lab.Cluster) func() []*life {
 	t.Helper()
 	pods := c.Client().CoreV1().Pods("")
@@ -74,7 +74,7 @@ func watchPods(t *testing.T, c *lab.Cluster) func() []*life {
 				l = &life{born: pod}
 				byUID[pod.UID] = l
 				lives = append(lives, l)
-			case l == nil: // older than the watch
+			case l == nil: // created before the watch
 				continue
 			case event.Type == watch.Deleted:
 				l.end = time.Now()
@@ -88,8 +88,8 @@ func watchPods(t *testing.T, c *lab.Cluster) func() []*life {
 	}
 }
 
-// everyPodKeepsItsAddress checks that every pod asked for its address to be kept, and that the nodes do keep the
-// addresses of those that are gone.
+// everyPodKeepsItsAddress checks that every pod asked for its address to be retained, and that the nodes retain the
+// addresses of deleted pods.
 func everyPodKeepsItsAddress(t *testing.T, c *lab.Cluster, pods []*life) {
 	t.Helper()
 	newest := map[types.NamespacedName]*life{}
@@ -100,13 +100,13 @@ func everyPodKeepsItsAddress(t *testing.T, c *lab.Cluster, pods []*life) {
 	for _, l := range pods {
 		pod := l.last
 		if l.born.Annotations[retainIP] != retention {
-			t.Errorf("%s was made without %s", l.name(), retainIP)
+			t.Errorf("%s was created without %s", l.name(), retainIP)
 		}
 		if pod.Spec.HostNetwork || pod.Status.PodIP == "" {
 			continue
 		}
 		addresses++
-		if l != newest[l.name()] || l.end.IsZero() || time.Since(l.end) > 9*time.Minute { // of the ten
+		if l != newest[l.name()] || l.end.IsZero() || time.Since(l.end) > 9*time.Minute { // of ten
 			continue
 		}
 		file := path.Join("/var/lib/cni/networks/pods", pod.Status.PodIP)
@@ -119,17 +119,17 @@ func everyPodKeepsItsAddress(t *testing.T, c *lab.Cluster, pods []*life) {
 		}
 		kept++
 	}
-	t.Logf("%d pods were made, %d had an address of their own, of which %d are kept", len(pods), addresses, kept)
+	t.Logf("%d pods were created, %d had their own address, %d of these are retained", len(pods), addresses, kept)
 	if kept == 0 {
-		t.Error("no address is kept")
+		t.Error("no address is retained")
 	}
 	for _, n := range c.Nodes {
 		holds(t, n.Node)
 	}
 }
 
-// everyStatefulSetsPodComesHome checks that pods of StatefulSets were gated until they were sent home, to the node and
-// address of their predecessors. It returns how many came home.
+// everyStatefulSetsPodComesHome checks that pods of StatefulSets were gated and then placed on their predecessor's node
+// with its address. It returns how many came home.
 func everyStatefulSetsPodComesHome(t *testing.T, pods []*life) int {
 	t.Helper()
 	home := map[types.NamespacedName]*corev1.Pod{}
@@ -141,10 +141,10 @@ func everyStatefulSetsPodComesHome(t *testing.T, pods []*life) int {
 		pod, name := l.last, l.name()
 		gate := corev1.PodSchedulingGate{Name: "stayput.io/placement"}
 		if l.born.Spec.NodeName == "" && !slices.Contains(l.born.Spec.SchedulingGates, gate) {
-			t.Errorf("%s was made without the gate", name)
+			t.Errorf("%s was created without the gate", name)
 		}
 		if pod.Status.PodIP == "" {
-			continue // it has not started
+			continue // not started
 		}
 		if before := home[name]; before != nil {
 			if pod.Spec.NodeName != before.Spec.NodeName || pod.Status.PodIP != before.Status.PodIP {

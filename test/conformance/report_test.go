@@ -17,7 +17,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// report is a suite's JSON report, as far as it matters here.
+// report is the part of a suite's JSON report that matters here.
 type report []struct {
 	SpecialSuiteFailureReasons []string
 	SpecReports                []spec
@@ -38,13 +38,13 @@ type spec struct {
 	CapturedGinkgoWriterOutput, CapturedStdOutErr string
 }
 
-// name is what --ginkgo.focus is matched against, and what the suites print.
+// name returns what --ginkgo.focus matches and the suites print.
 func (s spec) name() string {
 	return strings.TrimSpace(strings.Join(append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText), " "))
 }
 
-// runSuite runs a Ginkgo suite, a program in a machine of the lab, and fails the test unless exactly the tests with
-// these names ran and passed.
+// runSuite runs a Ginkgo suite, a program on a machine of the lab, and fails the test unless exactly the named tests
+// ran and passed.
 func runSuite(t *testing.T, machine *lab.Node, patience time.Duration, tests []string, argv ...string) {
 	t.Helper()
 	var focus []string
@@ -58,7 +58,7 @@ func runSuite(t *testing.T, machine *lab.Node, patience time.Duration, tests []s
 	)
 	p, err := machine.Start("suite", nil, argv...)
 	must.Do(t, err)
-	ctx := testContext(t, patience+time.Minute) // the suite's own end says more
+	ctx := testContext(t, patience+time.Minute) // the suite's own timeout reports more
 	select {
 	case <-p.Done():
 	case <-ctx.Done():
@@ -89,7 +89,7 @@ func runSuite(t *testing.T, machine *lab.Node, patience time.Duration, tests []s
 	}
 }
 
-// judge returns what is wrong with a report of which exactly these tests should have passed.
+// judge returns a report's failures, given that exactly these tests should have passed.
 func judge(suites report, tests []string) (wrong []string) {
 	missing := map[string]bool{}
 	for _, name := range tests {
@@ -98,7 +98,7 @@ func judge(suites report, tests []string) (wrong []string) {
 	for _, suite := range suites {
 		wrong = append(wrong, suite.SpecialSuiteFailureReasons...)
 		for _, s := range suite.SpecReports {
-			test := s.LeafNodeType == "It" // else what comes before and after all tests
+			test := s.LeafNodeType == "It" // not a node that runs before or after all tests
 			named := missing[s.name()]
 			switch {
 			case s.State == "skipped" && !named:
@@ -121,7 +121,7 @@ func judge(suites report, tests []string) (wrong []string) {
 	return wrong
 }
 
-func TestOnlyAReportOfExactlyTheNamedTestsIsGood(t *testing.T) {
+func TestAReportMustListExactlyTheNamedTests(t *testing.T) {
 	const before, after = `[{"SpecReports": [
 		{"LeafNodeType": "SynchronizedBeforeSuite", "State": "passed"},
 		{"ContainerHierarchyTexts": ["a"], "LeafNodeType": "It", "LeafNodeText": "other", "State": "skipped"},

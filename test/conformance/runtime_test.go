@@ -25,15 +25,15 @@ const (
 	agentPath   = "/opt/stayput/stayput-agent"
 	critestPath = "/opt/conformance/critest"
 
-	// busyboxImage, of the images for Kubernetes' tests, is what critest's containers are to be made of.
+	// busyboxImage, one of the images for the Kubernetes tests, is the base of critest's containers.
 	busyboxImage = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
-	// These are the images of web servers that critest names. The lab's own stands for them.
+	// These are critest's web server images; the lab's own stands in for them.
 	nginxImage   = "registry.k8s.io/e2e-test-images/nginx:1.14-2"
 	httpdImage   = "registry.k8s.io/e2e-test-images/httpd:2.4.39-4"
 	hostNetImage = "gcr.io/k8s-staging-cri-tools/hostnet-nginx-" + runtime.GOARCH + ":latest"
 )
 
-// sandboxes are all tests of critest that are about pod sandboxes and their network.
+// sandboxes are all critest tests of pod sandboxes and their network.
 var sandboxes = withPrefix("[k8s.io] ",
 	"PodSandbox runtime should support basic operations on PodSandbox runtime should support running PodSandbox "+
 		"[Conformance]",
@@ -83,13 +83,13 @@ func TestTheRuntimeConformsWithStayputAsItsIPAM(t *testing.T) {
 	runSuite(t, n, 15*time.Minute, sandboxes, critestPath, "-test-images-file="+images)
 
 	if !connected(testContext(t, patience), n) {
-		t.Error("the agent is not connected any more")
+		t.Error("the agent is no longer connected")
 	}
 	holds(t, n)
 	nothingIsLeft(t, n)
 }
 
-// conflist is a network of stayput with host ports.
+// conflist returns the configuration of a stayput network with host ports.
 func conflist(t *testing.T) []byte {
 	t.Helper()
 	data, err := json.Marshal(map[string]any{
@@ -106,12 +106,12 @@ func conflist(t *testing.T) []byte {
 	return data
 }
 
-// loadImages loads what critest would pull.
+// loadImages loads the images that critest would pull.
 func loadImages(t *testing.T, n *lab.Node, product lab.Product, tests lab.ConformanceBin) {
 	t.Helper()
 	bin, err := lab.Build(t.Context())
 	must.Do(t, err)
-	servers := filepath.Join(filepath.Dir(product.Plugin), "servers.tar") // it goes with the product
+	servers := filepath.Join(filepath.Dir(product.Plugin), "servers.tar") // removed with the product
 	server := map[string]string{"/podimage": filepath.Join(filepath.Dir(bin.Images), "podimage")}
 	must.Do(t, lab.WriteImages(servers,
 		lab.Image{Ref: nginxImage, Entrypoint: []string{"/podimage", ":80"}, Files: server},
@@ -126,7 +126,7 @@ func loadImages(t *testing.T, n *lab.Node, product lab.Product, tests lab.Confor
 	}
 }
 
-// connected says whether the agent is connected to NRI and CRI.
+// connected reports whether the agent is connected to NRI and CRI.
 func connected(ctx context.Context, n *lab.Node) bool {
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -147,7 +147,7 @@ func connected(ctx context.Context, n *lab.Node) bool {
 	return err == nil && strings.Contains(string(body), "nri: connected\ncri: ok\n")
 }
 
-// nothingIsLeft checks that stayput gave out addresses, and that none is in use or kept.
+// nothingIsLeft checks that stayput assigned addresses and that none is still in use or retained.
 func nothingIsLeft(t *testing.T, n *lab.Node) {
 	t.Helper()
 	const dir = "/var/lib/cni/networks/pods"
@@ -160,9 +160,9 @@ func nothingIsLeft(t *testing.T, n *lab.Node) {
 			continue
 		}
 		data, err := os.ReadFile(n.Path(path.Join(dir, f.Name())))
-		t.Errorf("the address %s is left: %q, %v", f.Name(), data, err)
+		t.Errorf("address %s is still taken: %q, %v", f.Name(), data, err)
 	}
 	if !used {
-		t.Errorf("no address was ever taken: %v", files)
+		t.Errorf("no address was ever assigned: %v", files)
 	}
 }
