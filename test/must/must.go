@@ -1,4 +1,4 @@
-// Package must ends a test that cannot go on. It is for tests alone: no program links it.
+// Package must ends a test that cannot continue. Only tests import it.
 package must
 
 import (
@@ -15,14 +15,14 @@ func Do(t testing.TB, err error) {
 	}
 }
 
-// Eventually is [Within] for what takes milliseconds: its patience of 30 s only bounds a test that hangs.
+// Eventually is [Within] for conditions that take milliseconds: its patience of 30 s only bounds a hanging test.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	Within(t, 30*time.Second, what, ok)
 }
 
-// Within calls ok until it returns true, and ends the test if that takes longer than patience, or than the test may.
-// what completes the sentence "waited for …".
+// Within polls ok until it returns true, and ends the test after patience or when the test's context ends. what
+// completes the sentence "waiting for …".
 func Within(t testing.TB, patience time.Duration, what string, ok func() bool) {
 	t.Helper()
 	start, end := time.Now(), time.After(patience)
@@ -30,9 +30,9 @@ func Within(t testing.TB, patience time.Duration, what string, ok func() bool) {
 		select {
 		case <-time.After(min(max(time.Since(start)/10, 5*time.Millisecond), 50*time.Millisecond)):
 		case <-end:
-			t.Fatalf("waited for %s in vain, for %v", what, patience)
+			t.Fatalf("timed out after %v waiting for %s", patience, what)
 		case <-t.Context().Done():
-			t.Fatalf("waited for %s: %v", what, t.Context().Err())
+			t.Fatalf("waiting for %s: %v", what, t.Context().Err())
 		}
 	}
 }
@@ -43,7 +43,7 @@ type Machine interface {
 	Close() error
 }
 
-// Close closes the machine when the test has ended. If that failed, it prints the machine's logs before.
+// Close closes the machine at the end of the test. If the test failed, it prints the machine's logs first.
 func Close(t testing.TB, m Machine) {
 	t.Helper()
 	t.Cleanup(func() {

@@ -10,7 +10,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// spy is a test that notes how it ended.
+// spy is a test that records how it ended.
 type spy struct {
 	testing.TB
 	fatal string
@@ -25,7 +25,7 @@ func (s *spy) Fatal(args ...any) {
 
 func (s *spy) Fatalf(format string, args ...any) { s.Fatal(fmt.Sprintf(format, args...)) }
 
-// end returns how a test of that body ends: "" if it goes on.
+// end returns the message with which body ended its test: "" if it did not.
 func end(t *testing.T, body func(testing.TB)) string {
 	s := &spy{TB: t}
 	done := make(chan struct{})
@@ -49,7 +49,7 @@ func TestAnErrorEndsTheTest(t *testing.T) {
 func TestAConditionThatNeverHoldsEndsTheTest(t *testing.T) {
 	never := func() bool { return false }
 	got := end(t, func(t testing.TB) { must.Within(t, time.Millisecond, "nothing", never) })
-	if got != "waited for nothing in vain, for 1ms" {
+	if got != "timed out after 1ms waiting for nothing" {
 		t.Errorf("never: %q", got)
 	}
 	calls := 0
