@@ -1,10 +1,9 @@
-// Bench measures stayput against stock host-local and prints a table of ratios. It needs root, builds what it
-// runs, and ends with 0 whatever the figures are: they are figures, not tests.
+// Bench measures stayput against stock host-local and prints a table of ratios. It needs root, builds what it runs, and
+// exits with 0 whatever the figures are: it is not a test.
 //
-// Every ratio is of medians of runs in this one process, the contestants taking turns, so that what else the
-// machine does meets both. A plugin runs as a runtime runs it: a whole process, started by vfork and exec
-// (syscall.ForkExec, which is what posix_spawn does), with its configuration on a pipe; its time is from before
-// the fork until it has been waited for.
+// Every ratio is one of medians of runs in this one process. The contestants take turns, so that other load on the
+// machine affects both. A plugin runs as under a runtime: a whole process, started by vfork and exec (syscall.ForkExec,
+// equivalent to posix_spawn), with its configuration on a pipe; it is timed from before the fork until it is reaped.
 package main
 
 import (

@@ -16,7 +16,7 @@ import (
 
 const agentPath = "/opt/stayput/stayput-agent"
 
-// podNetwork is the network of a node. Both IPAM plugins get everything that a node with stayput has.
+// podNetwork is a node's network. Both IPAM plugins get the full configuration of a node with stayput.
 func podNetwork(ipam string) lab.Network {
 	return lab.Network{IPAM: lab.RangeIPAM(ipam, "10.88.0.0/16"), Annotations: true}
 }
@@ -35,7 +35,7 @@ func (b *bench) startNode(ctx context.Context) (*lab.Node, error) {
 	return n, nil
 }
 
-// startAgent starts the agent with its defaults and waits until it is connected.
+// startAgent starts the agent with its default flags and waits until it is connected.
 func startAgent(ctx context.Context, n *lab.Node, args ...string) (*lab.Process, error) {
 	p, err := n.Start("agent", nil, append([]string{agentPath}, args...)...)
 	if err != nil {
@@ -59,10 +59,10 @@ func startAgent(ctx context.Context, n *lab.Node, args ...string) (*lab.Process,
 	}
 }
 
-// lastStart is where the last agent began to log.
+// lastStart returns the offset at which the last agent's log begins.
 func lastStart(log []byte) int { return max(0, strings.LastIndex(string(log), "msg=Running")) }
 
-// runAndStop times RunPodSandbox and StopPodSandbox. The removal is not in it.
+// runAndStop times RunPodSandbox and StopPodSandbox, without the removal.
 func runAndStop(ctx context.Context, n *lab.Node, spec lab.PodSpec) (time.Duration, error) {
 	config := n.SandboxConfig(spec)
 	begin := time.Now()
@@ -77,8 +77,7 @@ func runAndStop(ctx context.Context, n *lab.Node, spec lab.PodSpec) (time.Durati
 	return took, n.RemovePod(ctx, r.PodSandboxId)
 }
 
-// measurePods takes turns between two nodes that are alike, but that one has stayput and its agent. Half-way they
-// change roles.
+// measurePods takes turns between two nodes that differ only in stayput and its agent. Half-way they swap roles.
 func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
 	var nodes [2]*lab.Node
 	for i := range nodes {
@@ -92,7 +91,7 @@ func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
 			}
 			err = errors.Join(err, n.Close())
 		}()
-		// One pod keeps the bridge's carrier, as there is always one.
+		// One pod keeps the bridge's carrier up, as on a real node.
 		if _, err := n.RunPod(ctx, lab.PodSpec{Name: "resident"}); err != nil {
 			return nil, err
 		}
@@ -156,12 +155,11 @@ func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
 const (
 	residents = 200
 	idle      = 60 * time.Second
-	// often is a reconciliation interval at which the work of one shows.
+	// often is a reconciliation interval short enough to measure one reconciliation's cost.
 	often = 2 * time.Second
 )
 
-// measureAgent looks at the agent on a node with many pods that all ask for their address, in which nothing
-// happens any more.
+// measureAgent observes an idle agent on a node with many pods whose addresses are all retained.
 func measureAgent(ctx context.Context, b *bench) (rows []row, err error) {
 	n, err := b.startNode(ctx)
 	if err != nil {
@@ -185,7 +183,7 @@ func measureAgent(ctx context.Context, b *bench) (rows []row, err error) {
 			return nil, err
 		}
 	}
-	// 1. After 200 starts.
+	// 1. After 200 pod starts.
 	rss, cpu, err := watch(ctx, agent, idle)
 	if err != nil {
 		return nil, err
@@ -197,7 +195,7 @@ func measureAgent(ctx context.Context, b *bench) (rows []row, err error) {
 	if err := agent.Kill(); err != nil {
 		return nil, err
 	}
-	// 2. After a start with 200 pods, which Synchronize brings at once.
+	// 2. After a restart with 200 pods, which Synchronize reports at once.
 	if agent, err = startAgent(ctx, n); err != nil {
 		return nil, err
 	}
@@ -208,7 +206,7 @@ func measureAgent(ctx context.Context, b *bench) (rows []row, err error) {
 	if err := agent.Kill(); err != nil {
 		return nil, err
 	}
-	// 3. With many reconciliations, for the share of those which come too rarely to be in a minute.
+	// 3. With frequent reconciliations, whose share is too rare to show in a minute otherwise.
 	if agent, err = startAgent(ctx, n, "--reconcile-interval="+often.String()); err != nil {
 		return nil, err
 	}
@@ -232,8 +230,8 @@ func measureAgent(ctx context.Context, b *bench) (rows []row, err error) {
 	}, nil
 }
 
-// watch waits until the agent has nothing to do and then watches it for a while: its RSS in MiB, the highest of
-// one look a second, and its CPU time in seconds.
+// watch waits until the agent is idle and then observes it for a while. It returns the RSS in MiB, the maximum of one
+// sample a second, and the CPU time in seconds.
 func watch(ctx context.Context, p *lab.Process, while time.Duration) (rss, cpu float64, err error) {
 	wait := func(d time.Duration) error {
 		select {
@@ -245,8 +243,7 @@ func watch(ctx context.Context, p *lab.Process, while time.Duration) (rss, cpu f
 			return nil
 		}
 	}
-	// Nothing to do: no tick of CPU time for five seconds. An agent that is made to reconcile often has always
-	// something to do.
+	// Idle: no tick of CPU time for five seconds. An agent with frequent reconciliations is never idle.
 	for last, quiet, looks := -1.0, 0, 0; quiet < 5 && looks < 30; quiet, looks = quiet+1, looks+1 {
 		now, err := cpuTime(p)
 		if err != nil {
@@ -277,7 +274,7 @@ func watch(ctx context.Context, p *lab.Process, while time.Duration) (rss, cpu f
 	return rss, after - before, err
 }
 
-// cpuTime is utime and stime of /proc/PID/stat in seconds.
+// cpuTime returns utime and stime of /proc/PID/stat in seconds.
 func cpuTime(p *lab.Process) (float64, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid))
 	if err != nil {
@@ -296,7 +293,7 @@ func cpuTime(p *lab.Process) (float64, error) {
 	return ticks / 100, nil // USER_HZ is 100 everywhere
 }
 
-// memory is a line of /proc/PID/status in MiB.
+// memory returns a line of /proc/PID/status in MiB.
 func memory(p *lab.Process, name string) (float64, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// network is one IPAM plugin with the files of one network.
+// network is an IPAM plugin with the files of one network.
 type network struct {
 	plugin string
 	dir    string // dataDir, and stateDir below it
@@ -83,7 +83,7 @@ func (w *network) bound() (int, error) {
 	return len(files), err
 }
 
-// newID is a container ID.
+// newID returns a container ID.
 func newID() string {
 	var b strings.Builder
 	for range 4 {
@@ -92,7 +92,7 @@ func newID() string {
 	return b.String()
 }
 
-// env is what containerd tells a plugin of a pod.
+// env returns containerd's environment for a plugin call.
 func (w *network) env(verb, id, pod string) []string {
 	return []string{
 		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + id, "CNI_NETNS=" + w.netns, "CNI_IFNAME=eth0", "CNI_PATH=/opt/cni/bin",
@@ -106,7 +106,7 @@ func (w *network) call(verb, id, pod string) (time.Duration, error) {
 	return timed([]string{w.plugin}, w.env(verb, id, pod), w.conf)
 }
 
-// cycle is an ADD and a DEL of a new container of the pod; "" is a pod of its own.
+// cycle times an ADD and a DEL of a new container of the pod; "" stands for a new pod.
 func (w *network) cycle(pod string) (time.Duration, error) {
 	id := newID()
 	if pod == "" {
@@ -120,7 +120,7 @@ func (w *network) cycle(pod string) (time.Duration, error) {
 	return add + del, err
 }
 
-// quietly runs f on a thread of its own and without garbage collections in between.
+// quietly runs f on a thread of its own and without garbage collections.
 func quietly(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -128,7 +128,7 @@ func quietly(f func() error) error {
 	return f()
 }
 
-// turns calls the contestants n times in turns, each time in the other order, and returns their times.
+// turns calls the contestants n times in turns, reversing the order each time, and returns their times.
 func turns(ctx context.Context, n int, contestants ...func() (time.Duration, error)) ([][]time.Duration, error) {
 	times := make([][]time.Duration, len(contestants))
 	err := quietly(func() error {
@@ -160,7 +160,7 @@ func newNetNS() (path string, done func(), err error) {
 	var f *os.File
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
 			f, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
 		}
@@ -172,7 +172,7 @@ func newNetNS() (path string, done func(), err error) {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()), func() { f.Close() }, nil
 }
 
-// ordinary are the annotations of a pod that asks for nothing.
+// ordinary are the annotations of a pod without any request.
 var ordinary = map[string]string{"team": "a"}
 
 func measureAdd(ctx context.Context, b *bench) ([]row, error) {
@@ -195,7 +195,7 @@ func measureAdd(ctx context.Context, b *bench) ([]row, error) {
 			if err := w.bind(c.bound); err != nil {
 				return nil, err
 			}
-			// What comes once in a boot is not measured: stayput indexes what host-local left.
+			// Once per boot stayput indexes host-local's files; that is not measured.
 			for range 3 {
 				if _, err := w.cycle(""); err != nil {
 					return nil, err
@@ -302,7 +302,7 @@ func measureRestore(ctx context.Context, b *bench) ([]row, error) {
 			}
 		}
 	}
-	// Which fsyncs a restore and a retaining DEL make.
+	// The fsyncs that a restore and a retaining DEL make.
 	id := newID()
 	add, err := ours.fsyncs(ctx, "ADD", id, pod)
 	if err != nil {
@@ -335,13 +335,13 @@ func measureRestore(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	for _, w := range []*network{ours, theirs} {
-		// Ours is retained, as it was all the time: otherwise something else was measured.
+		// The address must still be retained: otherwise something else was measured.
 		want := 0
 		if w == ours {
 			want = 1
 		}
 		if kept, err := w.bound(); err != nil || kept != want {
-			return nil, errors.Join(err, fmt.Errorf("%s: %d addresses are kept at the end, want %d", w.plugin, kept, want))
+			return nil, errors.Join(err, fmt.Errorf("%s: %d addresses are retained at the end, want %d", w.plugin, kept, want))
 		}
 	}
 	sum := make([]time.Duration, n)
@@ -356,7 +356,7 @@ func measureRestore(ctx context.Context, b *bench) ([]row, error) {
 	}}, nil
 }
 
-// synced is what an fsync was made on.
+// synced is the kind of file that was fsynced.
 type synced int
 
 const (
@@ -386,7 +386,7 @@ func (w *network) fsyncs(ctx context.Context, verb, id, pod string) ([]synced, e
 			continue
 		}
 		path, _, _ = strings.Cut(path, ">")
-		kind := file // a temporary one, gone by now
+		kind := file // a temporary one, already gone
 		if info, err := os.Stat(path); err == nil && info.IsDir() {
 			kind = directory
 		}
@@ -395,8 +395,8 @@ func (w *network) fsyncs(ctx context.Context, verb, id, pod string) ([]synced, e
 	return found, nil
 }
 
-// syncAlone makes those fsyncs, each on something that was changed as a plugin changes it, and returns how
-// long they took without the changes.
+// syncAlone makes those fsyncs, each on something changed as the plugin changes it, and returns their total time
+// without the changes.
 func syncAlone(dir string, kinds []synced) (sum time.Duration, err error) {
 	name := filepath.Join(dir, "record")
 	for _, kind := range kinds {
@@ -432,7 +432,7 @@ func syncAlone(dir string, kinds []synced) (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// atOnce is how many pods start at the same time.
+// atOnce is the number of pods that start at the same time.
 const atOnce = 64
 
 func measureParallel(ctx context.Context, b *bench) ([]row, error) {
@@ -467,8 +467,7 @@ func measureParallel(ctx context.Context, b *bench) ([]row, error) {
 	}}, nil
 }
 
-// burst starts the ADDs of many pods at once and returns how long it took until the last had ended. The DELs
-// are not in it.
+// burst starts the ADDs of many pods at once and returns the time until the last has ended. The DELs are not included.
 func (w *network) burst() (time.Duration, error) {
 	ids := make([]string, atOnce)
 	children := make([]*child, atOnce)

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// child is a process that is ready to be started: its pipes are there, its input is written.
+// child is a process ready to start: its pipes exist and its input is written.
 type child struct {
 	argv, env []string
 	stdin     *os.File
@@ -25,7 +25,7 @@ func newChild(argv, env []string, input []byte) (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Less than a pipe holds: nobody has to read for it to be written.
+	// Less than a pipe holds: writing does not block without a reader.
 	_, err = in.Write(input)
 	in.Close()
 	if err != nil {
@@ -61,7 +61,7 @@ func (c *child) wait() error {
 	if status.ExitStatus() != 0 {
 		c.outW.Close()
 		said, _ := io.ReadAll(c.out)
-		return fmt.Errorf("%s ended with %d: %s", c.argv[0], status.ExitStatus(), strings.TrimSpace(string(said)))
+		return fmt.Errorf("%s exited with %d: %s", c.argv[0], status.ExitStatus(), strings.TrimSpace(string(said)))
 	}
 	return nil
 }
@@ -72,7 +72,7 @@ func (c *child) close() {
 	}
 }
 
-// timed runs a program and returns how long it took.
+// timed runs a program and returns its running time.
 func timed(argv, env []string, input []byte) (time.Duration, error) {
 	c, err := newChild(argv, env, input)
 	if err != nil {
@@ -94,7 +94,7 @@ func median(d []time.Duration) time.Duration {
 
 func ratio(a, b []time.Duration) float64 { return float64(median(a)) / float64(median(b)) }
 
-// spread is half of the interval that holds the ratio with 95 %, by bootstrap.
+// spread returns half the ratio's 95 % interval, by bootstrap.
 func spread(a, b []time.Duration) float64 {
 	sample := func(d []time.Duration) []time.Duration {
 		s := make([]time.Duration, len(d))
@@ -112,5 +112,5 @@ func spread(a, b []time.Duration) float64 {
 	return (ratios[samples*975/1000] - ratios[samples*25/1000]) / 2
 }
 
-// ms prints a duration in milliseconds.
+// ms formats a duration in milliseconds.
 func ms(d time.Duration) string { return fmt.Sprintf("%.2f ms", d.Seconds()*1e3) }

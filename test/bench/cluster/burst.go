@@ -15,18 +15,18 @@ const (
 	burstClients = 16
 )
 
-// progress follows pods from their creation to their binding.
+// progress tracks pods from their creation to their binding.
 type progress struct {
 	begin              time.Time
-	created            time.Duration // the last call returned
-	ungated            time.Duration // the last one was without its gate
+	created            time.Duration // when the last call returned
+	ungated            time.Duration // when the last pod was ungated
 	firstBound, bound  time.Duration
 	notHome, everGated int
 }
 
 func measureBurst(ctx context.Context, b *bench) (rows []row, err error) {
 	o := objectsOnly
-	// Its own limit of 50 requests per second would make the scheduler slower than it is.
+	// The scheduler's default limit of 50 requests per second would slow it down.
 	o.SchedulerArgs = []string{"--kube-api-qps=100000", "--kube-api-burst=100000"}
 	w, err := b.startInstalled(ctx, o, replicas)
 	if err != nil {
@@ -49,7 +49,7 @@ func measureBurst(ctx context.Context, b *bench) (rows []row, err error) {
 		return nil, err
 	}
 	annotated := func(i int) *corev1.Pod { return plainPod(namespace, podName(i), asked) }
-	// What the scheduler gets to see of an annotated pod in the end, without stayput.
+	// What the scheduler finally sees of an annotated pod, without stayput.
 	pinned := func(i int) *corev1.Pod {
 		pod := plainPod(namespace, podName(i), nil)
 		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
@@ -84,7 +84,7 @@ func measureBurst(ctx context.Context, b *bench) (rows []row, err error) {
 		if alone.everGated != burst {
 			return nil, fmt.Errorf("%d of %d pods were gated", alone.everGated, burst)
 		}
-		// 2. Both at once, as it is in life; and the same pods without stayput.
+		// 2. Both at once, as in production; and the same pods without stayput.
 		together, err := w.runBurst(ctx, namespace, annotated, home, nil)
 		if err != nil {
 			return nil, err
@@ -125,7 +125,7 @@ func measureBurst(ctx context.Context, b *bench) (rows []row, err error) {
 	}, nil
 }
 
-// runBurst creates the pods at once and follows them until all are bound. then is called once all are ungated.
+// runBurst creates the pods at once and follows them until all are bound. It calls then once all are ungated.
 func (w *world) runBurst(
 	ctx context.Context, namespace string, pod func(int) *corev1.Pod, home func(int) string, then func(*progress) error,
 ) (p progress, err error) {
@@ -191,7 +191,7 @@ func (w *world) runBurst(
 	}
 	p.everGated = len(waits)
 	if p.notHome > 0 {
-		return p, fmt.Errorf("%d pods are not at home", p.notHome)
+		return p, fmt.Errorf("%d pods are not on their home node", p.notHome)
 	}
 	return p, w.clear(ctx, namespace)
 }

@@ -19,14 +19,14 @@ const (
 	createClients     = 8
 	createBatch       = 600
 	createsNamespace  = "creates"
-	// holdGate keeps pods from being scheduled, with stayput and without.
+	// holdGate keeps pods from being scheduled, with and without stayput.
 	holdGate = "bench.stayput.test/hold"
 )
 
 // creator creates pods in one cluster.
 type creator struct {
 	*world
-	clients []client.WithWatch // each with a connection of its own
+	clients []client.WithWatch // each with its own connection
 	sets    []*appsv1.StatefulSet
 }
 
@@ -48,7 +48,7 @@ func (w *world) newCreator(ctx context.Context) (*creator, error) {
 	})
 }
 
-// record makes a PersistentPodState for each StatefulSet and waits until the controller has seen all.
+// record creates a PersistentPodState for each StatefulSet and waits until the controller has observed all.
 func (c *creator) record(ctx context.Context) error {
 	begin := time.Now()
 	err := parallel(ctx, len(c.sets), createClients, func(ctx context.Context, worker, i int) error {
@@ -73,7 +73,7 @@ func (c *creator) record(ctx context.Context) error {
 	})
 }
 
-// The kinds of pods, with the labels and the owner that the controllers of their workloads give them.
+// The kinds of pods, with the labels and the owner set by their workloads' controllers.
 const (
 	bare        = "bare"
 	replicaSets = "of a Deployment"
@@ -82,7 +82,7 @@ const (
 	recorded    = "of a StatefulSet with a PersistentPodState"
 )
 
-// pod is the i-th one of a kind.
+// pod returns the i-th pod of a kind.
 func (c *creator) pod(kind, name string, i int) *corev1.Pod {
 	pod := plainPod(createsNamespace, name, nil)
 	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: holdGate}}
@@ -109,7 +109,7 @@ func (c *creator) pod(kind, name string, i int) *corev1.Pod {
 	return pod
 }
 
-// batch returns how many pods of a kind were created per second.
+// batch returns the rate at which pods of a kind were created, per second.
 func (c *creator) batch(ctx context.Context, kind string, options ...client.CreateOption) (float64, error) {
 	pods := make([]*corev1.Pod, createBatch)
 	for i := range pods {
@@ -177,7 +177,7 @@ func measureCreates(ctx context.Context, b *bench) (rows []row, err error) {
 		}
 	}
 	for _, c := range both {
-		// It would delete the stored pods, which no workload wants.
+		// It would delete the stored pods, which belong to no workload.
 		if err := c.ControllerManager.Stop(); err != nil {
 			return nil, err
 		}
@@ -208,7 +208,7 @@ func measureCreates(ctx context.Context, b *bench) (rows []row, err error) {
 			detail: extent("%.0f/s", rates[ours]) + " / " + extent("%.0f/s", rates[stock]),
 		})
 	}
-	// What the API server itself makes of a pod of a recorded workload, for the latency that a batch hides.
+	// The API server's own latency for a pod of a recorded workload, which a batch hides.
 	var latency [2][]float64
 	for i := range b.times(400) {
 		for turn := range both {

@@ -10,8 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// placeOne creates a gated pod whose home is known and returns when its watch showed it with the affinity and
-// without the gate: counted from before the call that creates it, and from its return.
+// placeOne creates a gated pod with a known home and returns once its watch showed it ungated with the affinity. It
+// returns the time since before the create call, and since the call returned.
 func (w *world) placeOne(
 	ctx context.Context, events <-chan podEvent, pod *corev1.Pod, home string,
 ) (whole, rest time.Duration, err error) {
@@ -30,12 +30,12 @@ func (w *world) placeOne(
 		return 0, 0, err
 	}
 	if !mustRunOn(e.pod, home) {
-		return 0, 0, fmt.Errorf("pod %s was let go without its home %s", pod.Name, home)
+		return 0, 0, fmt.Errorf("pod %s was ungated without its home %s", pod.Name, home)
 	}
 	return e.at.Sub(begin), e.at.Sub(created), nil
 }
 
-// gone deletes a pod and waits until the watch showed its end.
+// gone deletes a pod and waits until the watch showed its deletion.
 func (w *world) gone(ctx context.Context, events <-chan podEvent, pod *corev1.Pod) error {
 	if err := w.remove(ctx, pod); err != nil {
 		return err
@@ -80,7 +80,7 @@ func measureLatency(ctx context.Context, b *bench) (rows []row, err error) {
 		if i >= warmUp {
 			whole, rest = append(whole, a), append(rest, c)
 		}
-		// The scheduler's part is not in it, and is over before the next.
+		// The scheduler's share is excluded, and over before the next pod.
 		if _, err := await(ctx, "pod "+pod.Name+" to be bound", events,
 			func(e podEvent) bool { return e.pod.UID == pod.UID && e.pod.Spec.NodeName != "" }); err != nil {
 			return nil, err

@@ -12,8 +12,8 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// cpuTime is how long a process has been on a processor. It reads the process's own clock, which counts
-// nanoseconds: /proc counts ticks of 10 ms.
+// cpuTime returns a process's CPU time. It reads the process's own clock, which counts nanoseconds; /proc counts ticks
+// of 10 ms.
 func cpuTime(p *lab.Process) (time.Duration, error) {
 	const cpuclockSched = 2 // of the whole process; see MAKE_PROCESS_CPUCLOCK in the kernel
 	var ts unix.Timespec
@@ -23,7 +23,7 @@ func cpuTime(p *lab.Process) (time.Duration, error) {
 	return time.Duration(ts.Nano()), nil
 }
 
-// memory is a line of /proc/PID/status in MiB.
+// memory returns a line of /proc/PID/status in MiB.
 func memory(p *lab.Process, name string) (float64, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
 	if err != nil {
@@ -35,12 +35,12 @@ func memory(p *lab.Process, name string) (float64, error) {
 	return kib / 1024, err
 }
 
-// settle waits until all these processes together use little of a processor for a second.
+// settle waits until these processes together use little CPU for a second.
 func settle(ctx context.Context, processes ...*lab.Process) error {
 	return settleBelow(ctx, 0.1, processes...)
 }
 
-// settleBelow is settle for processes that use some of a core, quiet, also when nothing happens.
+// settleBelow is settle for processes that use a share of a core, quiet, even when idle.
 func settleBelow(ctx context.Context, quiet float64, processes ...*lab.Process) error {
 	const (
 		look  = 250 * time.Millisecond
@@ -61,7 +61,7 @@ func settleBelow(ctx context.Context, quiet float64, processes ...*lab.Process) 
 	last, err := sum()
 	for calm := 0; err == nil && calm < looks; {
 		if time.Since(begin) > limit {
-			return fmt.Errorf("the cluster does not come to rest within %v", limit)
+			return fmt.Errorf("the cluster was not idle within %v", limit)
 		}
 		if err := sleep(ctx, look); err != nil {
 			return err

@@ -14,15 +14,15 @@ const (
 	deletes = 2  // in the life of one cluster
 )
 
-// crowdTimes are of one cluster, in seconds.
+// crowdTimes are a cluster's results, times in seconds.
 type crowdTimes struct {
 	create     float64
 	again      []float64
-	nodes, ips int // kept, of crowd * deletes
+	nodes, ips int // kept, out of crowd * deletes
 }
 
-// measureRecreate gives each contestant a cluster of its own in turns: two at a time would share the processors,
-// and one after the other in one cluster would not be stock.
+// measureRecreate gives each contestant its own cluster, in turns: concurrent clusters would share the processors, and
+// a cluster used by both would not be stock.
 func measureRecreate(ctx context.Context, b *bench) (rows []row, err error) {
 	const ours, stock = 0, 1
 	names := [2]string{"stayput", "stock"}
@@ -72,7 +72,7 @@ func measureRecreate(ctx context.Context, b *bench) (rows []row, err error) {
 	}, nil
 }
 
-// crowd is the life of one cluster.
+// crowd runs one cluster's whole life.
 func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err error) {
 	var w *world
 	var ofPods map[string]string
@@ -94,7 +94,7 @@ func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err er
 	if err != nil {
 		return t, err
 	}
-	if err := sleep(ctx, 3*time.Second); err != nil { // the start of the cluster is over
+	if err := sleep(ctx, 3*time.Second); err != nil { // the cluster has started up
 		return t, err
 	}
 	begin := time.Now()
@@ -112,7 +112,7 @@ func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err er
 				return t, err
 			}
 		}
-		// Late DELs of the last sandboxes, and whatever else is left to do.
+		// Late DELs of the last sandboxes, and other remaining work.
 		if err := sleep(ctx, 5*time.Second); err != nil {
 			return t, err
 		}

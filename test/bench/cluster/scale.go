@@ -26,7 +26,7 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// The whole size. Every StatefulSet has podsOfSet pods, every pod a RetainedIP.
+// The full size. Every StatefulSet has podsOfSet pods, every pod a RetainedIP.
 const (
 	scaleNodes      = 5000
 	scaleSets       = 5000
@@ -35,16 +35,16 @@ const (
 	// firstShare of it is measured first.
 	firstShare = 0.1
 
-	scaleNamespace = "bench" // of the pods that are placed
+	scaleNamespace = "bench" // of the placed pods
 	scaleClients   = 4
-	// bookmarks is the share of a core that the API server may take for one watch at which nothing happens: it tells
-	// each of its resource version every minute.
+	// bookmarks is the share of a core that the API server may use per idle watch: every minute it sends each its resource
+	// version.
 	bookmarks = 1e-4
-	// watchesOfConnection is below what the API server allows on one connection, 250.
+	// watchesOfConnection is below the API server's limit for one connection, 250.
 	watchesOfConnection = 200
 )
 
-// landscape is a cluster full of objects that nobody runs: no scheduler, no controller manager, no kubelet.
+// landscape is a cluster full of objects without running pods: no scheduler, no controller manager, no kubelet.
 type landscape struct {
 	*world
 	clients     []client.WithWatch
@@ -53,9 +53,9 @@ type landscape struct {
 	models      models
 	workloads   []*stayputv1alpha1.WorkloadReference
 	watches     []context.CancelFunc
-	watching    atomic.Int64 // watches that stand
-	lost        atomic.Int64 // watches that ended, or could not be begun
-	seen        atomic.Int64 // bytes that watches brought
+	watching    atomic.Int64 // established watches
+	lost        atomic.Int64 // watches that ended or could not be started
+	seen        atomic.Int64 // bytes received by watches
 	controller  *lab.ControllerProcess
 }
 
@@ -63,8 +63,8 @@ func fakeNode(i int) string     { return fmt.Sprintf("fake-%04d", i) }
 func setNamespace(s int) string { return fmt.Sprintf("scale-%03d", s/setsOfNamespace) }
 func setName(s int) string      { return fmt.Sprintf("set-%04d", s) }
 
-// podOf is the i-th pod: its namespace, its name and its node. As many StatefulSets as each has pods share as many
-// nodes, so that every node has as many pods, whatever the size.
+// podOf returns the i-th pod's namespace, name and node. Nodes are assigned in groups of as many StatefulSets as each
+// has pods, so that every node has the same number of pods, whatever the size.
 func podOf(i int) (namespace, name, node string) {
 	set, pod := i/podsOfSet, i%podsOfSet
 	return setNamespace(set), fmt.Sprintf("%s-%d", setName(set), pod), fakeNode(set/podsOfSet*podsOfSet + pod)
@@ -72,7 +72,7 @@ func podOf(i int) (namespace, name, node string) {
 
 func (l *landscape) pods() int { return l.sets * podsOfSet }
 
-// Every tenth node is in a zone in which no node takes pods.
+// Every tenth node is in a zone whose nodes are all cordoned.
 const (
 	cordonedEvery = 10
 	closedZone    = "zone-closed"
@@ -80,15 +80,15 @@ const (
 
 func cordoned(node int) bool { return node%cordonedEvery == cordonedEvery-1 }
 
-// openNode is the n-th node that takes pods; openNodes is how many there are.
+// openNode is the n-th schedulable node; openNodes is their number.
 func openNode(n int) int            { return n/(cordonedEvery-1)*cordonedEvery + n%(cordonedEvery-1) }
 func (l *landscape) openNodes() int { return l.nodes / cordonedEvery * (cordonedEvery - 1) }
 
-// figures are what one size came to.
+// figures are the measurements at one size.
 type figures struct {
 	setUp                    time.Duration
 	watchUp                  time.Duration
-	first, calm              time.Duration // from the controller's start: until the first placement, until it rests
+	first, calm              time.Duration // from the controller's start to the first placement, and to idle
 	calmCPU                  time.Duration
 	rss, peak, serverRSS     float64
 	latency                  []float64            // ms, of one placement
@@ -120,7 +120,7 @@ func measureScale(ctx context.Context, b *bench) (rows []row, err error) {
 	if err := w.namespace(ctx, scaleNamespace); err != nil {
 		return nil, err
 	}
-	// From now on nobody acts on the objects but stayput's controller, whose time is measured.
+	// From now on only stayput's controller, which is measured, acts on the objects.
 	err = errors.Join(l.controller.Stop(), w.ControllerManager.Stop(), w.Scheduler.Stop(), w.Nodes[0].AgentProcess.Stop(),
 		w.Nodes[0].Kubelet.Stop())
 	if err != nil {
@@ -171,7 +171,7 @@ func measureScale(ctx context.Context, b *bench) (rows []row, err error) {
 	return rows, nil
 }
 
-// measureSize brings the cluster to a size, starts the controller and measures.
+// measureSize grows the cluster to a size, starts the controller and measures.
 func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) (*figures, error) {
 	f := &figures{cpu: map[string][]float64{}, serverCPU: map[string][]float64{}}
 	begin := time.Now()
@@ -194,7 +194,7 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 	say("scale: %d nodes, %d pods, %d watches are there after %.0f s; %d watches were begun anew", f.nodes, f.pods,
 		f.watch, f.setUp.Seconds(), l.lost.Load())
 
-	// 1. Its start, with a pod that waits for it.
+	// 1. Its start, with a pod waiting for it.
 	events, err := l.watchPods(ctx, scaleNamespace)
 	if err != nil {
 		return nil, err
@@ -206,7 +206,7 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: lab.SystemNamespace, Name: lab.ControllerAccount},
 	}
-	if err := client.IgnoreNotFound(l.client.Delete(ctx, lease)); err != nil { // its old holder was not asked
+	if err := client.IgnoreNotFound(l.client.Delete(ctx, lease)); err != nil { // the last controller did not release it
 		return nil, err
 	}
 	begin = time.Now()
@@ -222,7 +222,7 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 	}
 	f.first = e.at.Sub(begin)
 	if !mustRunOn(e.pod, fakeNode(0)) {
-		return nil, errors.New("the first pod was let go without its home")
+		return nil, errors.New("the first pod was ungated without its home")
 	}
 	if err := settle(ctx, controller); err != nil {
 		return nil, err
@@ -253,7 +253,7 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 		return nil, err
 	}
 
-	// 3. What it costs to be there, and each kind of event.
+	// 3. The cost of idling, and of each kind of event.
 	if err := settleBelow(ctx, quiet, controller, server); err != nil {
 		return nil, err
 	}
@@ -272,7 +272,7 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 		}
 	}
 
-	// 4. Memory, once all of that has been seen.
+	// 4. Memory, once all of that has been processed.
 	if f.rss, err = memory(controller, "VmRSS"); err != nil {
 		return nil, err
 	}
@@ -285,9 +285,8 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 	return f, l.controller.Stop()
 }
 
-// grow makes what is missing: nodes, the homes of the pods that are placed, StatefulSets with their pods, each
-// pod Running on its node with a RetainedIP that is bound. The first of each kind is made by the API server, the
-// others are copies of it.
+// grow creates what is missing: nodes, the homes of the placed pods, StatefulSets with their pods, each pod Running on
+// its node with a bound RetainedIP. The API server creates the first of each kind; the others are copies.
 func (l *landscape) grow(ctx context.Context, nodes, sets int) error {
 	if l.models.node == nil {
 		if err := l.makeModels(ctx); err != nil {
@@ -337,7 +336,7 @@ func (l *landscape) grow(ctx context.Context, nodes, sets int) error {
 	for _, kind := range []struct {
 		name string
 		list client.ObjectList
-		want int // placed pods and the nodes of the lab come on top
+		want int // without placed pods and the lab's nodes
 	}{
 		{"nodes", &corev1.NodeList{}, nodes}, {"StatefulSets", &appsv1.StatefulSetList{}, sets},
 		{"pods", &corev1.PodList{}, l.pods()}, {"RetainedIPs", &stayputv1alpha1.RetainedIPList{}, l.pods() + nodes},
@@ -357,9 +356,9 @@ func (l *landscape) grow(ctx context.Context, nodes, sets int) error {
 	return nil
 }
 
-// store stores what f makes for 0 to n-1.
+// store stores the objects returned by f for 0 to n-1.
 func (l *landscape) store(ctx context.Context, n int, f func(i int) []client.Object) error {
-	each := mostPuts / 2 // f makes two at most
+	each := mostPuts / 2 // f returns at most two
 	return parallel(ctx, (n+each-1)/each, scaleClients, func(ctx context.Context, _, batch int) error {
 		var objects []client.Object
 		for i := batch * each; i < min(n, (batch+1)*each); i++ {
@@ -369,7 +368,7 @@ func (l *landscape) store(ctx context.Context, n int, f func(i int) []client.Obj
 	})
 }
 
-// models are what copies are made of.
+// models are the templates of the copies.
 type models struct {
 	node *corev1.Node
 	set  *appsv1.StatefulSet
@@ -377,8 +376,8 @@ type models struct {
 	ip   *stayputv1alpha1.RetainedIP
 }
 
-// makeModels has the API server make one object of each kind: a node that stays, and a pod with its RetainedIP in a
-// StatefulSet, which go once they have been read.
+// makeModels has the API server create one object of each kind: a node, which stays, and a StatefulSet's pod with its
+// RetainedIP, which are deleted once read.
 func (l *landscape) makeModels(ctx context.Context) error {
 	if err := l.makeNode(ctx, fakeNode(0), zoneOf(0), false); err != nil {
 		return err
@@ -476,11 +475,11 @@ func (l *landscape) copyRetainedIP(
 	return ip
 }
 
-// The waiter is a pod whose PersistentPodState requires the closed zone: it stays gated, and whatever changes about
-// a node may be what it waits for.
+// The waiter is a pod whose PersistentPodState requires the closed zone: it stays gated, and any node change may
+// concern it.
 const waiter = "waiter"
 
-// wait makes the waiter, unless it waits already, and leaves it waiting.
+// wait creates the waiter unless it exists.
 func (l *landscape) wait(ctx context.Context) error {
 	pod := plainPod(scaleNamespace, waiter+"-0", map[string]string{stayputv1alpha1.AnnotationHomeWait: "24h"})
 	switch err := l.client.Get(ctx, client.ObjectKeyFromObject(pod), pod); {
@@ -508,7 +507,7 @@ func (l *landscape) wait(ctx context.Context) error {
 	if err := l.client.Status().Patch(ctx, state, client.RawPatch(types.MergePatchType, []byte(record))); err != nil {
 		return err
 	}
-	if err := sleep(ctx, 3*time.Second); err != nil { // the record is in the controller's cache
+	if err := sleep(ctx, 3*time.Second); err != nil { // until the record is in the controller's cache
 		return err
 	}
 	pod.Labels = map[string]string{"app": waiter, appsv1.StatefulSetPodNameLabel: pod.Name, appsv1.PodIndexLabel: "0"}
@@ -526,13 +525,13 @@ func (l *landscape) wait(ctx context.Context) error {
 		return err
 	}
 	if !gated(pod) {
-		return errors.New("the pod whose zone takes no pods was let go")
+		return errors.New("the pod whose zone is cordoned was ungated")
 	}
 	return nil
 }
 
-// watchAsAgents has one watch for each node, of the node's own RetainedIPs, as its agent does, and waits until
-// each has brought something.
+// watchAsAgents starts a watch per node of the node's own RetainedIPs, as its agent does, and waits until each has
+// received something.
 func (l *landscape) watchAsAgents(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	l.watches = append(l.watches, cancel)
@@ -563,17 +562,19 @@ func (l *landscape) watchAsAgents(ctx context.Context) error {
 			}
 		}
 	}
-	return until(ctx, "the watches to stand", func() (bool, error) { return l.watching.Load() == int64(l.nodes), nil })
+	return until(ctx, "the watches to be established", func() (bool, error) {
+		return l.watching.Load() == int64(l.nodes), nil
+	})
 }
 
-// drain reads a watch and forgets what it says. One that ends, as of a server that is too busy to answer a ping, is
-// begun anew, as an agent does.
+// drain reads a watch and discards its events. One that ends, such as when the server is too busy to answer a ping, is
+// restarted, as an agent does.
 func (l *landscape) drain(client *http.Client, request *http.Request) {
 	for request.Context().Err() == nil {
 		if err := l.drainOnce(client, request); err != nil {
 			l.lost.Add(1)
 		}
-		_ = sleep(request.Context(), time.Second) // the loop asks why
+		_ = sleep(request.Context(), time.Second) // the loop checks the cause
 	}
 }
 
@@ -613,12 +614,11 @@ func (l *landscape) stopWatches() {
 	l.watches = nil
 }
 
-// eventKind is something that happens to an object and that the controller gets to hear of. happen makes the
-// n-th of a batch happen.
+// eventKind is a kind of event on an object, delivered to the controller. happen causes the n-th of a batch.
 type eventKind struct {
 	name   string
 	happen func(ctx context.Context, l *landscape, c client.Client, n int) error
-	done   func(ctx context.Context, l *landscape) error // nil: nothing is left behind
+	done   func(ctx context.Context, l *landscape) error // nil: no cleanup
 }
 
 const eventsOfBatch = 400
@@ -668,12 +668,12 @@ var eventKinds = []eventKind{
 	}, nil},
 }
 
-// placeEvent creates a gated pod with a home. Its end is not in what it costs.
+// placeEvent creates a gated pod with a home. Its deletion is not part of the cost.
 func placeEvent(ctx context.Context, l *landscape, c client.Client, n int) error {
 	return c.Create(ctx, plainPod(scaleNamespace, podName(openNode(n)), asked))
 }
 
-// idle is how much of a core the controller and the API server use when nothing happens.
+// idle returns the shares of a core that the controller and the API server use when idle.
 func (l *landscape) idle(ctx context.Context, controller, server *lab.Process) (float64, float64, error) {
 	const while = 10 * time.Second
 	c, s, err := both(controller, server)
@@ -694,8 +694,8 @@ func both(controller, server *lab.Process) (c, s time.Duration, err error) {
 	return c, s, err
 }
 
-// cost makes a batch of events happen and returns what each cost the controller and the API server, in µs of
-// CPU, without what they use when nothing happens.
+// cost causes a batch of events and returns the CPU time of each in the controller and the API server, in µs, less
+// their idle use.
 func (l *landscape) cost(
 	ctx context.Context, kind eventKind, controller, server *lab.Process, idle, serverIdle float64, f *figures,
 ) (c, s float64, err error) {

@@ -21,9 +21,9 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// store writes objects straight into etcd, as the API server stores them: through the API server the objects of
-// the whole size take a quarter of an hour. They are copies of objects that the API server made, and it takes
-// them for its own: it hears of them by its watch of etcd.
+// store writes objects straight into etcd, in the API server's format: creating the full size through the API server
+// takes a quarter of an hour. The objects are copies of objects created by the API server, which learns about them from
+// its etcd watch.
 type store struct {
 	http     *http.Client
 	encoders map[schema.GroupVersion]runtime.Encoder
@@ -43,13 +43,13 @@ func (w *world) newStore() *store {
 	return s
 }
 
-// pair is an object in etcd. JSON has both parts in base64, as etcd's gateway takes them.
+// pair is an object in etcd. JSON encodes both parts in base64, as etcd's gateway expects.
 type pair struct {
 	Key   []byte `json:"key"`
 	Value []byte `json:"value"`
 }
 
-// pair is how the API server stores an object: what is built in as protobuf, custom resources as JSON.
+// pair encodes an object as the API server does: built-in types as protobuf, custom resources as JSON.
 func (s *store) pair(o client.Object) (pair, error) {
 	o.SetResourceVersion("")
 	name := o.GetNamespace() + "/" + o.GetName()
@@ -67,13 +67,13 @@ func (s *store) pair(o client.Object) (pair, error) {
 		data, err := json.Marshal(o)
 		return pair{[]byte("/registry/stayput.io/retainedips/" + name), data}, err
 	default:
-		return pair{}, fmt.Errorf("%T is not stored here", o)
+		return pair{}, fmt.Errorf("%T is not supported", o)
 	}
 	data, err := runtime.Encode(s.encoders[version], o)
 	return pair{[]byte(prefix + name), data}, err
 }
 
-// mostPuts is below what etcd takes in one transaction, 128.
+// mostPuts is below etcd's limit for one transaction, 128.
 const mostPuts = 100
 
 // put stores objects, at most mostPuts, in one transaction.

@@ -15,7 +15,7 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-func TestStoredObjectsReadBackAsTheyWere(t *testing.T) {
+func TestStoredObjectsReadBackUnchanged(t *testing.T) {
 	s := (&world{}).newStore()
 	pod := plainPod("ns", "web-0", asked)
 	pod.ResourceVersion = "17"

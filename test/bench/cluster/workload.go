@@ -17,7 +17,7 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// statefulSet is one of the web image, spread over the nodes.
+// statefulSet returns a StatefulSet of the web image, spread over the nodes.
 func statefulSet(namespace, name string, replicas int32, own, ofPods map[string]string) *appsv1.StatefulSet {
 	labels := map[string]string{"app": name}
 	second := int64(1)
@@ -47,13 +47,13 @@ func statefulSet(namespace, name string, replicas int32, own, ofPods map[string]
 	}
 }
 
-// place is where a pod runs.
+// place is a pod's node and address.
 type place struct {
 	uid      types.UID
 	node, ip string
 }
 
-// follower knows which pods of a namespace are Ready.
+// follower tracks which pods of a namespace are Ready.
 type follower struct {
 	events <-chan podEvent
 	ready  map[string]place
@@ -64,7 +64,7 @@ func (w *world) follow(ctx context.Context, namespace string) (*follower, error)
 	return &follower{events, map[string]place{}}, err
 }
 
-// until reads events until ok, and returns when the last of them was seen.
+// until reads events until ok, and returns when the last of them arrived.
 func (f *follower) until(ctx context.Context, what string, ok func() bool) (time.Time, error) {
 	e, err := await(ctx, what, f.events, func(e podEvent) bool {
 		if e.kind != watch.Deleted && lab.Ready(e.pod) {
@@ -77,7 +77,7 @@ func (f *follower) until(ctx context.Context, what string, ok func() bool) (time
 	return e.at, err
 }
 
-// allReady waits until so many pods are Ready, none of them one of before.
+// allReady waits until n pods are Ready, none of them one of before.
 func (f *follower) allReady(ctx context.Context, n int, before map[string]place) (time.Time, error) {
 	return f.until(ctx, fmt.Sprintf("%d pods to be Ready", n), func() bool {
 		if len(f.ready) != n {
@@ -92,8 +92,7 @@ func (f *follower) allReady(ctx context.Context, n int, before map[string]place)
 	})
 }
 
-// published waits until the RetainedIPs of a namespace say what is so: bound, by the pods that are Ready, with
-// their addresses.
+// published waits until the RetainedIPs of a namespace match reality: bound by the Ready pods, with their addresses.
 func (w *world) published(ctx context.Context, namespace string, ready map[string]place) error {
 	return until(ctx, "the RetainedIPs of namespace "+namespace, func() (bool, error) {
 		var list stayputv1alpha1.RetainedIPList
@@ -112,7 +111,7 @@ func (w *world) published(ctx context.Context, namespace string, ready map[strin
 	})
 }
 
-// deleteAll deletes pods at once, as kubectl delete does, with one call for each.
+// deleteAll deletes pods at once with one call each, as kubectl delete does.
 func (w *world) deleteAll(ctx context.Context, namespace string, pods map[string]place) error {
 	var names []string
 	for name := range pods {
@@ -123,7 +122,7 @@ func (w *world) deleteAll(ctx context.Context, namespace string, pods map[string
 	})
 }
 
-// kept counts the pods that are at the same node, and those that have the same address there.
+// kept counts the pods on the same node as before, and those that also have the same address.
 func kept(before, after map[string]place) (nodes, ips int) {
 	for name, b := range before {
 		if a := after[name]; a.node == b.node {

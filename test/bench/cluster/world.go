@@ -34,7 +34,7 @@ var scheme = func() *runtime.Scheme {
 	return s
 }()
 
-// world is a cluster and a client of it, as administrator.
+// world is a cluster and an administrator's client for it.
 type world struct {
 	*lab.Cluster
 	client client.WithWatch
@@ -42,8 +42,8 @@ type world struct {
 	stop   context.CancelFunc
 }
 
-// objectsOnly is for clusters in which pods are objects that no kubelet runs: one node, which holds none of
-// them, and as much patience with nodes as it needs for Node objects that nobody keeps alive.
+// objectsOnly is for clusters whose pods run on no kubelet: one real node without them, and a long grace period for
+// Node objects without heartbeats.
 var objectsOnly = lab.ClusterOptions{Nodes: 1, NodeMonitorGracePeriod: 24 * time.Hour}
 
 // start starts a cluster.
@@ -62,18 +62,18 @@ func (b *bench) start(ctx context.Context, o lab.ClusterOptions) (*world, error)
 	return w, nil
 }
 
-// replicas is how many controllers an installation has.
+// replicas is the number of controllers in an installation.
 const replicas = 2
 
-// startInstalled starts a cluster and installs stayput, as processes: what they take is measured, and not what a
-// container and its kubelet take, which some benches stop.
+// startInstalled starts a cluster and installs stayput as processes: they are measured without containers and kubelets,
+// which some benchmarks stop.
 func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, controllers int) (*world, error) {
 	o.Product, o.IPAM = b.product, "stayput"
 	w, err := b.start(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	quietly := []string{"--log-level=info"} // as installed; the lab logs more
+	quietly := []string{"--log-level=info"} // the product's default; the lab logs more
 	err = w.InstallProcesses(ctx, lab.ProcessOptions{
 		Controllers: controllers, AgentArgs: quietly, ControllerArgs: quietly,
 	})
@@ -86,8 +86,8 @@ func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, contro
 	return w, nil
 }
 
-// keepControllers starts controllers that have ended again, as kubelet would: one that cannot renew its lease ends.
-// On a machine with nothing else to do that does not happen.
+// keepControllers restarts controllers that exit, as kubelet would: one that cannot renew its lease exits, which an
+// otherwise idle machine never sees.
 func (w *world) keepControllers() {
 	const backOff = 10 * time.Second
 	for sleep(w.life, time.Second) == nil {
@@ -95,7 +95,7 @@ func (w *world) keepControllers() {
 			if c.Process() != nil {
 				continue
 			}
-			say("controller %d has ended and is started again in %v: the figures of this run are not those of an idle machine",
+			say("controller %d has exited and restarts in %v: this run's figures are not those of an idle machine",
 				i+1, backOff)
 			if sleep(w.life, backOff) != nil {
 				return
@@ -107,7 +107,7 @@ func (w *world) keepControllers() {
 	}
 }
 
-// end closes the cluster. With an error it prints its logs before, and returns it.
+// end closes the cluster. On an error it prints the logs first; it returns the error.
 func (w *world) end(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() == nil {
 		w.WriteLogs(os.Stderr)
@@ -116,12 +116,12 @@ func (w *world) end(ctx context.Context, err error) error {
 	return errors.Join(err, w.Close())
 }
 
-// newClient returns a client with a connection of its own.
+// newClient returns a client with its own connection.
 func (w *world) newClient() (client.WithWatch, error) {
 	return client.NewWithWatch(w.RESTConfig(), client.Options{Scheme: scheme})
 }
 
-// settle waits until the cluster has nothing to do.
+// settle waits until the cluster is idle.
 func (w *world) settle(ctx context.Context) error {
 	var all []*lab.Process
 	for _, s := range []*lab.Service{w.Etcd, w.APIServer, w.ControllerManager, w.Scheduler} {
@@ -137,7 +137,7 @@ func (w *world) settle(ctx context.Context) error {
 	return settle(ctx, all...)
 }
 
-// namespace makes a namespace in which pods can be made.
+// namespace creates a namespace and waits until pods can be created in it.
 func (w *world) namespace(ctx context.Context, name string) error {
 	err := w.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
 	if err != nil {
@@ -149,10 +149,10 @@ func (w *world) namespace(ctx context.Context, name string) error {
 	})
 }
 
-// patience bounds what hangs; it is no measure of anything.
+// patience bounds what hangs; it measures nothing.
 const patience = 5 * time.Minute
 
-// until waits until ok, and for no error.
+// until waits until ok; an error ends it.
 func until(ctx context.Context, what string, ok func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -170,7 +170,7 @@ func until(ctx context.Context, what string, ok func() (bool, error)) error {
 	}
 }
 
-// parallel calls f for 0 to n-1 from so many workers until one fails.
+// parallel calls f for 0 to n-1 from that many workers until one fails.
 func parallel(ctx context.Context, n, workers int, f func(ctx context.Context, worker, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -199,7 +199,7 @@ func parallel(ctx context.Context, n, workers int, f func(ctx context.Context, w
 	return context.Cause(ctx)
 }
 
-// makeNodes makes Node objects that look healthy and have room, and waits until the scheduler may use them.
+// makeNodes creates healthy-looking Node objects with free resources, and waits until the scheduler may use them.
 func (w *world) makeNodes(ctx context.Context, n int) ([]string, error) {
 	names := make([]string, n)
 	err := parallel(ctx, n, 8, func(ctx context.Context, _, i int) error {
@@ -237,12 +237,12 @@ func (w *world) makeNode(ctx context.Context, name, zone string, cordoned bool) 
 	if err := w.client.Create(ctx, node); err != nil {
 		return err
 	}
-	// Every new node is tainted until something has seen that it is Ready.
+	// Every new node is tainted until it has been observed as Ready.
 	return w.client.Patch(ctx, node, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"taints":null}}`)))
 }
 
-// makeHome makes the RetainedIP by which a node is the home of a pod, as an agent would have published it. The
-// pod has no workload if that is nil.
+// makeHome creates the RetainedIP that makes a node a pod's home, as an agent would have published it. Without a
+// workload the pod has none.
 func (w *world) makeHome(
 	ctx context.Context, c client.Client, namespace, pod, node, ip string, workload *stayputv1alpha1.WorkloadReference,
 ) error {
@@ -256,7 +256,7 @@ func (w *world) makeHome(
 	})
 }
 
-// retained is the status of an address that nobody uses.
+// retained returns the status of an unused address.
 func retained(ip string) stayputv1alpha1.RetainedIPStatus {
 	since := metav1.Now()
 	return stayputv1alpha1.RetainedIPStatus{
@@ -266,13 +266,13 @@ func retained(ip string) stayputv1alpha1.RetainedIPStatus {
 	}
 }
 
-// addressOf is a made-up address.
+// addressOf returns a made-up address.
 func addressOf(i int) string { return fmt.Sprintf("10.%d.%d.%d", 100+i>>16, i>>8&255, i&255) }
 
-// asked are the annotations of a pod that asks for its address to be retained.
+// asked are the annotations of a pod whose address is to be retained.
 var asked = map[string]string{stayputv1alpha1.AnnotationRetainIP: "720h"}
 
-// plainPod is a pod with the labels of one of a StatefulSet, of which there is no object.
+// plainPod returns a pod with the labels of a StatefulSet's, without a StatefulSet.
 func plainPod(namespace, name string, annotations map[string]string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -297,7 +297,7 @@ func gated(pod *corev1.Pod) bool {
 	})
 }
 
-// mustRunOn says whether the pod's node affinity names that node.
+// mustRunOn reports whether the pod's node affinity requires that node.
 func mustRunOn(pod *corev1.Pod, node string) bool {
 	a := pod.Spec.Affinity
 	if a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
@@ -313,15 +313,15 @@ func mustRunOn(pod *corev1.Pod, node string) bool {
 	return false
 }
 
-// podEvent is what a watch showed, and when.
+// podEvent is an event of a watch, and when it arrived.
 type podEvent struct {
 	kind watch.EventType
 	pod  *corev1.Pod
 	at   time.Time
 }
 
-// watchPods watches the pods of a namespace until ctx ends. The channel is closed when the watch ends for good:
-// one that the API server gave up, because this process was slow to read, goes on where it was.
+// watchPods watches the pods of a namespace until ctx ends. The channel is closed when the watch ends for good; one
+// that the API server closed because this process read too slowly resumes where it was.
 func (w *world) watchPods(ctx context.Context, namespace string) (<-chan podEvent, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	context.AfterFunc(w.life, cancel)
@@ -330,7 +330,7 @@ func (w *world) watchPods(ctx context.Context, namespace string) (<-chan podEven
 		cancel()
 		return nil, err
 	}
-	seen := make(chan podEvent, 100_000) // nobody waits for the one who reads
+	seen := make(chan podEvent, 100_000) // room for a slow reader
 	go func() {
 		defer cancel()
 		defer close(seen)
@@ -361,7 +361,7 @@ func (w *world) watchPods(ctx context.Context, namespace string) (<-chan podEven
 	return seen, nil
 }
 
-// await reads events until ok, and returns the one.
+// await reads events until ok, and returns the last one.
 func await(ctx context.Context, what string, events <-chan podEvent, ok func(podEvent) bool) (podEvent, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -380,7 +380,7 @@ func await(ctx context.Context, what string, events <-chan podEvent, ok func(pod
 	}
 }
 
-// clear deletes all pods of a namespace at once and waits until the cluster has got over it.
+// clear deletes all pods of a namespace at once and waits until the cluster is idle again.
 func (w *world) clear(ctx context.Context, namespace string) error {
 	err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(namespace), client.GracePeriodSeconds(0))
 	if err != nil {
@@ -397,7 +397,7 @@ func (w *world) clear(ctx context.Context, namespace string) error {
 	return w.settle(ctx)
 }
 
-// remove deletes one pod at once; that it is gone is fine.
+// remove deletes one pod at once; it may be gone already.
 func (w *world) remove(ctx context.Context, pod *corev1.Pod) error {
 	err := w.client.Delete(ctx, pod, client.GracePeriodSeconds(0))
 	if apierrors.IsNotFound(err) {

@@ -23,7 +23,7 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// The API server notes every write, when it has answered it.
+// The API server logs every write once it has answered it.
 const (
 	auditPolicyFile = "/etc/kubernetes/audit-policy.yaml"
 	auditLog        = "/var/log/audit.log"
@@ -56,7 +56,7 @@ type write struct {
 	At time.Time `json:"requestReceivedTimestamp"`
 }
 
-// what is the write without its object.
+// what returns the write without its object.
 func (w write) what() string {
 	s := w.Verb + " " + w.ObjectRef.Resource
 	if w.ObjectRef.Subresource != "" {
@@ -68,7 +68,7 @@ func (w write) what() string {
 	return s
 }
 
-// audit reads what was written since an offset of the log, and returns the offset of its end.
+// audit reads the writes since an offset of the log, and returns the log's end.
 func (w *world) audit(since int64) ([]write, int64, error) {
 	data, err := os.ReadFile(w.Control.Path(auditLog))
 	if err != nil {
@@ -94,7 +94,7 @@ const (
 	agentUser      = "system:serviceaccount:" + lab.SystemNamespace + ":" + lab.AgentAccount
 )
 
-// tally is how often one user wrote what in one namespace.
+// tally counts a user's writes in one namespace by kind.
 func tally(all []write, user, namespace string) (sum int, detail map[string]int) {
 	detail = map[string]int{}
 	for _, one := range all {
@@ -164,7 +164,7 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 			}
 		}
 	}
-	// What is still under way belongs to the first creation.
+	// Writes still in progress belong to the first creation.
 	if err := sleep(ctx, 5*time.Second); err != nil {
 		return nil, err
 	}
@@ -214,7 +214,7 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 			}
 		}
 	}
-	// The last DELs of a sandbox come up to a minute after it.
+	// A sandbox's last DELs come up to a minute later.
 	if err := sleep(ctx, time.Duration(min(1, b.scale)*60*float64(time.Second))); err != nil {
 		return nil, err
 	}
@@ -228,7 +228,7 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 		for _, who := range []struct{ name, user string }{{"controller", controllerUser}, {"agent", agentUser}} {
 			sum, detail := tally(all, who.user, k.name)
 			if k.ofPods == nil && who.name == "agent" && sum == 0 {
-				continue // nothing of the node is promised
+				continue // no node is promised
 			}
 			rows = append(rows, row{
 				what: "API writes per re-creation, " + who.name, against: k.what, goal: atMost(2),
@@ -252,8 +252,8 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 	return append(rows, more...), err
 }
 
-// withoutAgents measures whether pods wait for what agents write: in turns, the API server refuses that. The
-// pods' homes are known, from before.
+// withoutAgents measures whether pods wait for agents' writes: the API server refuses them in turns. The pods' homes
+// are already known.
 func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f *follower) ([]row, error) {
 	binding := &rbacv1.ClusterRoleBinding{}
 	if err := w.client.Get(ctx, types.NamespacedName{Name: lab.AgentAccount}, binding); err != nil {
@@ -293,7 +293,7 @@ func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f
 	lost := 0
 	for i := range 2 * n {
 		which := allowed
-		if (i+i/2)%2 == 0 { // in turns, each time in the other order
+		if (i+i/2)%2 == 0 { // in turns, reversing the order each time
 			which = refused
 		}
 		if which == refused {
@@ -338,12 +338,12 @@ func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f
 		}
 	}
 	if tries == 0 {
-		return nil, errors.New("no write of an agent was refused")
+		return nil, errors.New("no write by an agent was refused")
 	}
 	return []row{{
 		what: "deleted -> Ready, every write of the agents refused", against: "the same with the agents' writes",
 		figure: measured("", ratio, times[refused], times[allowed]),
-		detail: fmt.Sprintf("%s / %s; %d of %d re-creations lost node or IP; %d writes refused",
+		detail: fmt.Sprintf("%s / %s; %d of %d re-creations lost their node or IP; %d writes refused",
 			extent("%.0f ms", times[refused]), extent("%.0f ms", times[allowed]), lost, 2*n, tries),
 	}}, nil
 }

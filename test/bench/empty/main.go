@@ -1,4 +1,4 @@
-// Empty does nothing: what it takes to start it is the floor under every program of its kind.
+// Empty does nothing: its start-up time is the lower bound for every program of its kind.
 package main
 
 func main() {}
