@@ -18,14 +18,14 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// The programs of the stories.
+// The programs under test.
 var stayput, hostLocal string
 
-// insideEnv says that this process already has a mount namespace of its own.
+// insideEnv marks a process that already has its own mount namespace.
 const insideEnv = "STAYPUT_STORIES_INSIDE"
 
-// TestMain runs the stories in a mount namespace of their own: the network namespaces, small disks and boot IDs
-// that they mount are seen by no other process and are gone with this one, however it ends.
+// TestMain runs the stories in their own mount namespace: the network namespaces, small disks and boot IDs that they
+// mount are invisible to other processes and end with this one.
 func TestMain(m *testing.M) {
 	var code int
 	var err error
@@ -45,7 +45,7 @@ func runInside() (int, error) {
 	if os.Geteuid() != 0 {
 		return 0, errors.New("the stories make network and mount namespaces: run them as root")
 	}
-	runtime.LockOSThread() // Pdeathsig is about the thread
+	runtime.LockOSThread() // Pdeathsig watches the thread
 	signal.Ignore(os.Interrupt)
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), insideEnv+"=1")
@@ -80,7 +80,7 @@ func run(m *testing.M) (int, error) {
 	return m.Run(), nil
 }
 
-// build builds the plugin of this repository and the stock host-local that test/lab/build/cni pins.
+// build builds this repository's plugin and the stock host-local pinned by test/lab/build/cni.
 func build(ctx context.Context, bin string) error {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	if err != nil {
@@ -115,7 +115,7 @@ func TestStories(t *testing.T) {
 	})
 }
 
-// TestDamagedRecords runs the stories about damage for every record and every way in which it can be damaged.
+// TestDamagedRecords runs the stories about damage for every record and every kind of damage.
 func TestDamagedRecords(t *testing.T) {
 	for _, record := range records {
 		for _, how := range damages {
@@ -130,7 +130,7 @@ func TestDamagedRecords(t *testing.T) {
 					},
 					Cmds: words,
 					Condition: func(cond string) (bool, error) {
-						list, ok := after[cond]
+						list, ok := exceptions[cond]
 						if !ok {
 							return false, fmt.Errorf("unknown condition %q", cond)
 						}
@@ -142,20 +142,20 @@ func TestDamagedRecords(t *testing.T) {
 	}
 }
 
-// after says for which damages a condition of the stories does not hold, RECORD or RECORD/HOW.
-var after = map[string][]string{
-	// kept: the pod gets the same address. Not if no record says that it was its: the file of a running
-	// pod names another sandbox; or only the agent's mark says what to do with the address of a running pod.
+// exceptions lists, by condition, the damages for which it does not hold, as RECORD or RECORD/HOW.
+var exceptions = map[string][]string{
+	// kept: the pod gets the same address. Not if no record identifies it as its own: a running pod's address file names
+	// another sandbox, or only the agent's mark decides about a running pod's address.
 	"kept":                     nil,
 	"kept-while-running":       {"address/half", "address/last-byte"},
 	"kept-by-mark":             {"address", "mark"},
 	"kept-by-mark-over-reboot": {"address", "mark"},
-	// clean: nothing is left for the agent to clear away.
+	// clean: the agent has nothing to clean up.
 	"clean":             {"address"},
 	"clean-over-reboot": {"address/half", "address/last-byte"},
 }
 
-// goOnToTheirEnd refuses the words of testscript with which a story could pass without having been told.
+// goOnToTheirEnd rejects testscript commands with which an unfinished story could pass.
 func goOnToTheirEnd(t *testing.T, dir string) {
 	files, err := filepath.Glob(filepath.Join(dir, "*", "*.txtar"))
 	if err != nil || len(files) == 0 {

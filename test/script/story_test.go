@@ -29,20 +29,20 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-// story is one node as a story sees it: its disks, its networks, its clock and what the runtime has ADDed.
+// story is a node as a story sees it: its disks, networks, clock and ADDed attachments.
 type story struct {
 	work, data, state string
 	networks          []*network
 	attachments       []*attachment // in the order of their first ADD
-	last              outcome       // of the plugin's last run
+	last              outcome       // last run of the plugin
 	background        map[string]*running
 	lock              *os.File
 	events            []ledger.Event
-	seen              string // what snapshot saw
+	seen              string // by snapshot
 	excused           []*regexp.Regexp
 	leaking           []*regexp.Regexp
 
-	// The boot: a file to mount over boot_id, empty for the machine's own, and what CLOCK_BOOTTIME is shifted by.
+	// The boot: a file to mount over boot_id, empty for the machine's own, and the shift of CLOCK_BOOTTIME.
 	bootFile, bootID string
 	boottime         time.Duration
 }
@@ -52,12 +52,12 @@ type network struct {
 	conf map[string]any
 }
 
-// attachment is one that a story has named: C, C/IF, C@NET or C/IF@NET.
+// attachment is an attachment named by the story: C, C/IF, C@NET or C/IF@NET.
 type attachment struct {
 	name, container, ifname string
 	network                 *network
 	pod                     ledger.Pod
-	hasPod                  bool // the runtime hands on K8S_ args
+	hasPod                  bool // the runtime passes K8S_ args
 	annotations             map[string]string
 	addrs                   []netip.Addr
 	result                  json.RawMessage
@@ -85,8 +85,8 @@ func newStory(env *testscript.Env) error {
 	return nil
 }
 
-// end is the epilogue of every story: whatever runs is stopped, the invariants hold, and once every sandbox
-// has been DELed nothing is bound any more.
+// end is every story's epilogue: background processes are stopped, the invariants hold, and once every sandbox is DELed
+// no address is bound.
 func (s *story) end(t testscript.T) {
 	tb := t.(testing.TB)
 	for _, r := range s.background {
@@ -106,10 +106,10 @@ func (s *story) end(t testscript.T) {
 			}
 		}
 	}
-	s.checkInvariants(tb, "after every sandbox was DELed")
+	s.checkInvariants(tb, "after the DEL of every sandbox")
 	for _, b := range s.filesWith(func(b []byte) bool { return !bytes.HasPrefix(b, []byte("{")) }) {
 		if !slices.ContainsFunc(s.leaking, func(r *regexp.Regexp) bool { return r.MatchString(b) }) {
-			tb.Errorf("every sandbox was DELed, and this address is still bound: %q", b)
+			tb.Errorf("this address is still bound after the DEL of every sandbox: %q", b)
 		}
 	}
 }
@@ -134,7 +134,7 @@ func (s *story) checkInvariants(tb testing.TB, when string) {
 
 func (s *story) options() ledger.Options { return ledger.Options{StateDir: s.state, Clock: clock{s}} }
 
-// ledgers opens the books of all networks: those that the plugin has recorded, else as far as the story knows them.
+// ledgers opens the ledgers of all networks: as recorded by the plugin, otherwise as far as the story knows them.
 func (s *story) ledgers() ([]*ledger.Ledger, error) {
 	ledgers, err := ledger.Networks(s.options())
 	if errors.Is(err, ledger.ErrCorrupt) {
@@ -155,7 +155,7 @@ func (s *story) partial(n *network) *ledger.Ledger {
 	return ledger.Partial(&ledger.Network{Name: n.name, DataDir: s.data}, s.options())
 }
 
-// clock is the node's clock, for what the story calls in this process.
+// clock is the node's clock, for calls from this process.
 type clock struct{ s *story }
 
 func (c clock) Now() (ledger.Instant, error) {
@@ -181,10 +181,10 @@ func (o outcome) String() string {
 type running struct {
 	cmd            *exec.Cmd
 	stdout, stderr bytes.Buffer
-	att            *attachment // of an ADD, with what it is about
+	att            *attachment // of an ADD
 }
 
-// start starts a plugin on the story's node: with its boot ID, and its CLOCK_BOOTTIME.
+// start starts a plugin on the story's node, with its boot ID and CLOCK_BOOTTIME.
 func (s *story) start(program string, env []string, stdin []byte) (*running, error) {
 	args := []string{program}
 	if s.boottime != 0 {
@@ -239,7 +239,7 @@ func (a *attachment) env(command, netns string) []string {
 	return env
 }
 
-// stdin is the network's configuration as the main plugin hands it on.
+// stdin returns the network's configuration as the main plugin passes it on.
 func (s *story) stdin(a *attachment, by string, more map[string]any) []byte {
 	conf := maps.Clone(a.network.conf)
 	conf["name"] = a.network.name
@@ -285,7 +285,7 @@ func (s *story) startAdd(a *attachment, more map[string]any) (*running, error) {
 	return r, err
 }
 
-// added records the result of an ADD and holds it against what the story knows: an address has one owner.
+// added records an ADD's result and checks that no address gets a second owner.
 func (s *story) added(a *attachment, o outcome) error {
 	if o.code != 0 {
 		return fmt.Errorf("ADD %s failed: %s", a.name, o)
@@ -318,7 +318,7 @@ func (s *story) added(a *attachment, o outcome) error {
 	return nil
 }
 
-// del is the runtime's DEL: with the sandbox's namespace while it is there, else without.
+// del is the runtime's DEL, with the sandbox's namespace while it exists.
 func (s *story) del(a *attachment, more map[string]any) outcome {
 	netns := s.netns(a.container)
 	if !s.alive(a.container) {
@@ -334,7 +334,7 @@ func (s *story) del(a *attachment, more map[string]any) outcome {
 	return o
 }
 
-// Sandboxes: a network namespace each.
+// Sandboxes, one network namespace each.
 
 func (s *story) netns(container string) string { return filepath.Join(s.work, "netns", container) }
 
@@ -343,7 +343,7 @@ func (s *story) alive(container string) bool {
 	return ok
 }
 
-// alive reports whether the attachment's own namespace is there, and not another one under its path.
+// alive reports whether the attachment's own namespace exists, not another one under its path.
 func (a *attachment) alive() bool {
 	now, ok, _ := ledger.SystemNetns{}.Identify(a.netns.Path)
 	return ok && now == a.netns
@@ -372,8 +372,8 @@ func (s *story) sandbox(container string) (string, error) {
 	return path, <-done
 }
 
-// shareSandbox gives a container a namespace that it shares with others: one is enough for a story that is not about
-// namespaces, and making many is slow.
+// shareSandbox gives a container a namespace shared with others: making many is slow, and one is enough for stories
+// about other things.
 func (s *story) shareSandbox(container string) error {
 	of, err := s.sandbox("shared")
 	if err != nil || s.alive(container) {
@@ -416,7 +416,7 @@ func (s *story) unmountAll(tb testing.TB) {
 	}
 }
 
-// reboot ends every sandbox and begins another boot, whose CLOCK_BOOTTIME begins near zero.
+// reboot ends every sandbox and begins another boot, with CLOCK_BOOTTIME near zero.
 func (s *story) reboot() error {
 	for _, a := range s.attachments {
 		a.bound = false
@@ -437,7 +437,7 @@ func (s *story) reboot() error {
 	return err
 }
 
-// The lock, as another process would hold it.
+// The lock, as held by another process.
 
 func (s *story) lockPath(n *network) string { return filepath.Join(s.data, n.name, "lock") }
 
@@ -460,7 +460,7 @@ func (s *story) unlock() {
 	}
 }
 
-// blocked waits until n processes wait for the lock.
+// blocked waits until n processes are blocked on the lock.
 func (s *story) blocked(ctx context.Context, n int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(s.lock.Fd()), &st); err != nil {
@@ -483,13 +483,13 @@ func (s *story) blocked(ctx context.Context, n int) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%d processes wait for the lock, expected %d", waiting, n)
+			return fmt.Errorf("%d processes are blocked on the lock, expected %d", waiting, n)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
 }
 
-// What is on the disk, read as the design draws it and not by the ledger.
+// The files on disk, read by the documented format, independently of the ledger.
 
 func hashOf(parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
@@ -504,7 +504,7 @@ func (s *story) addressFile(n *network, addr string) string {
 	return filepath.Join(s.data, n.name, addr)
 }
 
-// filesWith returns the address files of every network whose content satisfies f.
+// filesWith returns the address files of all networks whose content satisfies f.
 func (s *story) filesWith(f func([]byte) bool) []string {
 	var out []string
 	paths, _ := filepath.Glob(filepath.Join(s.data, "*", "*"))
@@ -519,7 +519,7 @@ func (s *story) filesWith(f func([]byte) bool) []string {
 	return out
 }
 
-// listing is everything under the data and state directories: names, permissions and contents.
+// listing returns everything below the data and state directories: names, permissions and contents.
 func (s *story) listing() (string, error) {
 	var b strings.Builder
 	for _, root := range []string{s.data, s.state} {
@@ -552,7 +552,7 @@ func (s *story) listing() (string, error) {
 	return b.String(), nil
 }
 
-// The records, and the ways in which one can be damaged.
+// The records, and how they can be damaged.
 
 var (
 	records = []string{"address", "claim", "index", "marker", "mark", "last", "network"}
@@ -586,7 +586,7 @@ func (s *story) recordPath(record string, a *attachment) (string, error) {
 func damage(path, how string) error {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // a record that is not there can still turn up damaged
+		err = nil // a missing record can still turn up damaged
 	}
 	if err != nil {
 		return err
@@ -608,7 +608,7 @@ func damage(path, how string) error {
 		b = []byte("{}\n")
 	case "version":
 		b = bytes.Replace(bytes.Replace(b, []byte(`"v":1`), []byte(`"v":0`), 1), []byte("v1 "), []byte("v0 "), 1)
-	case "newer": // which is no damage
+	case "newer": // not a damage
 		b = bytes.Replace(bytes.Replace(b, []byte(`"v":1`), []byte(`"v":2`), 1), []byte("v1 "), []byte("v2 "), 1)
 		if filepath.Base(path) == ".stayput.boot" {
 			b = append([]byte("v2 "), b...)

@@ -30,19 +30,19 @@ import (
 	"github.com/stayput/stayput/pkg/spool"
 )
 
-// words are the commands of the stories, beside testscript's own. doc.go says what each of them means.
+// words are the stories' commands, besides testscript's own. doc.go explains them.
 var words = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	"network": networkWord,
-	// What a runtime does.
+	// The runtime.
 	"add": addWord, "del": delWord, "remove": removeWord, "vanish": vanishWord, "crowd": crowdWord, "fill": fillWord,
 	"check": checkWord, "gc": gcWord, "status": statusWord, "version": versionWord, "plugin": pluginWord,
 	"begin": beginWord, "end": endWord,
-	// What happens to a node.
+	// The node.
 	"advance": advanceWord, "wallclock": wallclockWord, "reboot": rebootWord, "damage": damageWord, "disk": diskWord,
 	"lock": lockWord, "unlock": unlockWord, "blocked": blockedWord,
-	// What the agent does.
+	// The agent.
 	"mark": markWord, "sweep": sweepWord, "uninstall": uninstallWord,
-	// What has to be true.
+	// Assertions.
 	"has": hasWord, "same-address": sameAddressWord, "address": addressWord, "bound": boundWord, "promises": promisesWord,
 	"cnierror": cnierrorWord, "event": eventWord, "alike": alikeWord, "snapshot": snapshotWord, "unchanged": unchangedWord,
 	"excuse": excuseWord, "leaks": leaksWord,
@@ -75,7 +75,7 @@ func count(ts *testscript.TestScript, args []string, least, most int, usage stri
 
 func noNeg(ts *testscript.TestScript, neg bool) {
 	if neg {
-		ts.Fatalf("this word has no !")
+		ts.Fatalf("this word does not take !")
 	}
 }
 
@@ -122,7 +122,7 @@ func (s *story) known(ts *testscript.TestScript, name string) *attachment {
 	return nil
 }
 
-// exactly is the one attachment of that name, or those that a pattern names.
+// exactly returns the attachment with that name, or those matching a pattern.
 func (s *story) exactly(ts *testscript.TestScript, name string) []*attachment {
 	if strings.ContainsAny(name, "*[") {
 		return s.matching(ts, name)
@@ -130,7 +130,7 @@ func (s *story) exactly(ts *testscript.TestScript, name string) []*attachment {
 	return []*attachment{s.known(ts, name)}
 }
 
-// matching are the attachments of the containers that a pattern names, or the one attachment of that name.
+// matching returns the attachments of the containers matching a pattern, or the attachment with that name.
 func (s *story) matching(ts *testscript.TestScript, pattern string) []*attachment {
 	var out []*attachment
 	for _, a := range s.attachments {
@@ -148,7 +148,7 @@ func (s *story) matching(ts *testscript.TestScript, pattern string) []*attachmen
 	return out
 }
 
-// answer keeps the outcome of the plugin and holds its form against the CNI SPEC: a failure is an error result.
+// answer records the plugin's outcome and checks its form against the CNI SPEC: a failure is an error result.
 func (s *story) answer(ts *testscript.TestScript, o outcome) {
 	s.last = o
 	fmt.Fprint(ts.Stdout(), o.stdout)
@@ -221,7 +221,7 @@ func networkWord(ts *testscript.TestScript, neg bool, args []string) {
 
 var addOptions = []string{"by", "ip", "ips", "uid", "retain", "minutes", "identity", "when-in-use", "annotations"}
 
-// annotationsOf are a pod's annotations as the options say them.
+// annotationsOf returns the pod annotations given by the options.
 func annotationsOf(opts map[string]string) map[string]string {
 	short := map[string]string{
 		"retain": ledger.AnnotationRetainIP, "minutes": ledger.AnnotationReservedIPDuration,
@@ -238,7 +238,7 @@ func annotationsOf(opts map[string]string) map[string]string {
 	return out
 }
 
-// describe sets what an ADD says beside the attachment.
+// describe sets an ADD's options on the attachment.
 func (s *story) describe(ts *testscript.TestScript, a *attachment, pod string,
 	opts map[string]string) (more map[string]any) {
 	a.pod = ledger.Pod{}
@@ -300,7 +300,7 @@ func (s *story) finishAdd(ts *testscript.TestScript, neg bool, a *attachment, r 
 		if o.code == 0 {
 			ts.Fatalf("ADD %s succeeded: %s", a.name, o.stdout)
 		}
-		a.owed = true // the runtime DELs what it could not ADD
+		a.owed = true // the runtime DELs after a failed ADD
 		return
 	}
 	ts.Check(s.added(a, o))
@@ -432,7 +432,7 @@ func removeWord(ts *testscript.TestScript, neg bool, args []string) {
 	for _, a := range atts {
 		ts.Check(s.removeSandbox(a.container))
 	}
-	// containerd says it once more when the sandbox is removed, without a namespace.
+	// containerd calls it again when the sandbox is removed, without a namespace.
 	if len(args) == 1 {
 		for _, a := range atts {
 			if o := s.del(a, nil); o.code != 0 {
@@ -478,7 +478,7 @@ func crowdWord(ts *testscript.TestScript, neg bool, args []string) {
 		if s.describe(ts, a, pod, opts) != nil {
 			ts.Fatalf("crowd: a crowd cannot request addresses")
 		}
-		// The sandboxes are made first, so that the ADDs come close together.
+		// The sandboxes are made first, so that the ADDs start close together.
 		_, err := s.sandbox(a.container)
 		ts.Check(err)
 		atts = append(atts, a)
@@ -694,7 +694,7 @@ func wallclockWord(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Check(os.WriteFile(p, append(b, '\n'), 0o644))
 	}
 	if shifted == 0 {
-		ts.Fatalf("nothing is retained, so no record keeps the wall clock")
+		ts.Fatalf("nothing is retained, so no record holds the wall clock")
 	}
 }
 
@@ -1002,7 +1002,7 @@ func leaksWord(ts *testscript.TestScript, neg bool, args []string) {
 	s.leaking = append(s.leaking, re)
 }
 
-// The differential word.
+// The differential test of stayput and host-local.
 
 var versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
@@ -1040,7 +1040,7 @@ func alikeWord(ts *testscript.TestScript, neg bool, args []string) {
 			stdin, err := json.Marshal(conf)
 			ts.Check(err)
 			if neg {
-				adds = 0 // the one ADD that is refused
+				adds = 0 // only the refused ADD
 			}
 			answers[i] = s.session(ts, program, env, stdin, adds)
 			if neg != (answers[i][0].code != 0) {
@@ -1054,7 +1054,7 @@ func alikeWord(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// session is the same short life with either plugin: ADDs, one DEL in the middle, one more ADD, a CHECK.
+// session is the same short life with either plugin: ADDs, a DEL in the middle, another ADD, a CHECK.
 func (s *story) session(ts *testscript.TestScript, program string, extra []string, stdin []byte,
 	adds int) (out []outcome) {
 	call := func(command string, i int) {
@@ -1078,11 +1078,11 @@ func (s *story) session(ts *testscript.TestScript, program string, extra []strin
 	if !bytes.Contains(stdin, []byte(`"cniVersion":"0.3`)) {
 		call("CHECK", adds)
 	}
-	call("ADD", adds) // twice without a DEL
+	call("ADD", adds) // again without a DEL
 	return out
 }
 
-// sameAnswer compares two answers as the CNI library reads them.
+// sameAnswer compares two answers as parsed by the CNI library.
 func sameAnswer(version string, theirs, ours outcome) error {
 	differ := func(why string) error {
 		return fmt.Errorf("CNI %s: %s\nhost-local: %sstayput: %s", version, why, theirs, ours)
