@@ -1,4 +1,4 @@
-// Package chart makes the manifests in deploy/ from the chart, for those who do not use Helm.
+// Package chart renders the manifests in deploy/ from the chart, for users without Helm.
 package chart
 
 import (
@@ -15,10 +15,10 @@ import (
 	"github.com/stayput/stayput/test/lab"
 )
 
-// Namespace is where install.yaml installs.
+// Namespace is install.yaml's namespace.
 const Namespace = lab.SystemNamespace
 
-// Files are the manifests, by their name in deploy/.
+// Files returns the manifests by their name in deploy/.
 func Files(ctx context.Context) (map[string][]byte, error) {
 	install, err := installation(ctx)
 	if err != nil {
@@ -59,7 +59,7 @@ const installHead = `# stayput, without its custom resource definitions, which a
 # moment for their accounts.
 `
 
-// installation is everything but the definitions, in the order that its head explains.
+// installation returns everything except the definitions, in the order explained by its head.
 func installation(ctx context.Context) ([]byte, error) {
 	all, err := Render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true")
 	if err != nil {
@@ -71,7 +71,7 @@ func installation(ctx context.Context) ([]byte, error) {
 	return file(installHead, all), nil
 }
 
-// turn is when an object has its turn in install.yaml.
+// turn returns an object's position in install.yaml.
 func turn(d Document) int {
 	switch d.Kind {
 	case "MutatingAdmissionPolicyBinding":
@@ -94,24 +94,24 @@ func turn(d Document) int {
 	return 7
 }
 
-// Document is one object of a rendering.
+// Document is an object of a rendering.
 type Document struct {
 	Kind, Namespace, Name string
 	Source                string // the template
 	Text                  string // with its comments
 }
 
-// Render renders the chart, with such flags of helm template, as it is applied without Helm.
+// Render renders the chart with these flags of helm template, for use without Helm.
 func Render(ctx context.Context, args ...string) ([]Document, error) {
 	out, err := lab.Template(ctx, Namespace, args...)
 	if err != nil {
 		return nil, err
 	}
-	// Nobody manages the objects but who applies them.
+	// Without Helm, Helm manages no object.
 	return Split(regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/managed-by: Helm\n`).ReplaceAll(out, nil))
 }
 
-// Split takes what helm template prints apart.
+// Split splits the output of helm template.
 func Split(rendering []byte) ([]Document, error) {
 	var all []Document
 	for text := range strings.SplitSeq("\n"+string(rendering), "\n---\n") {
@@ -122,7 +122,7 @@ func Split(rendering []byte) ([]Document, error) {
 			if text == "" {
 				continue
 			}
-			return nil, fmt.Errorf("a document that does not begin with its source: %.80q", text)
+			return nil, fmt.Errorf("document without its source: %.80q", text)
 		}
 		var o struct {
 			Kind     string
@@ -131,7 +131,7 @@ func Split(rendering []byte) ([]Document, error) {
 		if err := yaml.Unmarshal([]byte(rest), &o); err != nil {
 			return nil, fmt.Errorf("%s: %w", source, err)
 		}
-		if o.Kind == "" { // comments alone
+		if o.Kind == "" { // only comments
 			continue
 		}
 		all = append(all, Document{

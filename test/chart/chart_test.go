@@ -26,7 +26,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// patience bounds a test that hangs; it is no measure of anything.
+// patience bounds a hanging test; it measures nothing.
 const patience = 5 * time.Minute
 
 func testContext(t *testing.T) context.Context {
@@ -36,7 +36,7 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// renderings are values that between them reach every branch of the templates.
+// renderings are values that together reach every branch of the templates.
 var renderings = map[string]string{
 	"the defaults": ``,
 	"everything on": `
@@ -91,7 +91,7 @@ uninstall: {job: false}
 `,
 }
 
-// valuesFile is a file with a rendering's values.
+// valuesFile writes a rendering's values to a file.
 func valuesFile(t *testing.T, values string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
@@ -108,26 +108,26 @@ func objects(t *testing.T, namespace, values string, args ...string) []Document 
 	return all
 }
 
-func TestTheManifestsAreThoseOfTheChart(t *testing.T) {
+func TestManifestsMatchTheChart(t *testing.T) {
 	files, err := Files(testContext(t))
 	must.Do(t, err)
 	for name, want := range files {
 		got, err := os.ReadFile(filepath.Join("..", "..", "deploy", name))
 		must.Do(t, err)
 		if !bytes.Equal(got, want) {
-			t.Errorf("deploy/%s is not what the chart says: run make manifests", name)
+			t.Errorf("deploy/%s differs from the chart: run make manifests", name)
 		}
 	}
 }
 
-// Between two tags as well: who makes the image by hand finds it where the manifests look for it.
-func TestMakeImageMakesTheImageThatTheManifestsName(t *testing.T) {
+// Between two tags as well: a locally built image must have the name in the manifests.
+func TestMakeImageBuildsTheImageOfTheManifests(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "Chart.yaml"))
 	must.Do(t, err)
 	var about struct{ Version, AppVersion string }
 	must.Do(t, yaml.Unmarshal(data, &about))
 	if about.AppVersion != "v"+about.Version {
-		t.Errorf("the chart %s is of %s", about.Version, about.AppVersion)
+		t.Errorf("chart version %s has appVersion %s", about.Version, about.AppVersion)
 	}
 	images := map[string]bool{}
 	for _, pod := range podSpecs(t, objects(t, Namespace, "")) {
@@ -144,14 +144,14 @@ func TestMakeImageMakesTheImageThatTheManifestsName(t *testing.T) {
 		out, err := make.CombinedOutput()
 		must.Do(t, err)
 		if !strings.HasSuffix(strings.TrimSpace(string(out)), " -t "+want+" .") {
-			t.Errorf("of version %q make image does:\n%s", version, out)
+			t.Errorf("with version %q, make image runs:\n%s", version, out)
 		}
 	}
 }
 
-// Whoever deletes the manifests in their order ends the gating before anything else, and tells those who are to clean
-// up before their rights go.
-func TestTheManifestsAreInTheOrderInWhichTheyCanBeDeleted(t *testing.T) {
+// Deleting the manifests in order ends the gating first, and announces the uninstallation before the agents and
+// controllers lose their rights.
+func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 	all, err := installation(testContext(t))
 	must.Do(t, err)
 	var order []string
@@ -178,7 +178,7 @@ func TestTheManifestsAreInTheOrderInWhichTheyCanBeDeleted(t *testing.T) {
 	}
 	for _, o := range order[namespace:] {
 		if strings.Contains(o, "AdmissionPolicy") {
-			t.Errorf("%s comes after the namespace, with which accounts and rights begin to go", o)
+			t.Errorf("%s comes after the namespace, whose deletion begins to remove accounts and rights", o)
 		}
 	}
 	rights := slices.IndexFunc(order, func(o string) bool {
@@ -187,17 +187,17 @@ func TestTheManifestsAreInTheOrderInWhichTheyCanBeDeleted(t *testing.T) {
 	})
 	for _, o := range order[rights:] {
 		if !strings.Contains(o, " stayput-controller") {
-			t.Errorf("%s comes after the rights of the controller", o)
+			t.Errorf("%s comes after the controller's rights", o)
 		}
 	}
 	for _, o := range []string{"CustomResourceDefinition", "Job"} {
 		if slices.ContainsFunc(order, func(s string) bool { return strings.HasPrefix(s, o+" ") }) {
-			t.Errorf("there is a %s among %q", o, order)
+			t.Errorf("%s is among %q", o, order)
 		}
 	}
 }
 
-func TestHelmFindsNothingToSayAgainstTheChart(t *testing.T) {
+func TestHelmLintPasses(t *testing.T) {
 	dir, err := lab.Chart(testContext(t))
 	must.Do(t, err)
 	for name, values := range renderings {
@@ -208,7 +208,7 @@ func TestHelmFindsNothingToSayAgainstTheChart(t *testing.T) {
 	}
 }
 
-func TestAValueThatMakesNoSenseIsRefusedByItsName(t *testing.T) {
+func TestErrorsNameTheInvalidValue(t *testing.T) {
 	dir, err := lab.Chart(testContext(t))
 	must.Do(t, err)
 	for _, value := range []string{
@@ -283,8 +283,8 @@ func TestAValueThatMakesNoSenseIsRefusedByItsName(t *testing.T) {
 	}
 }
 
-// names says whether helm's error is about the value at a path: it names the value, or as much of its path as there is
-// in the schema and the first word beyond.
+// names reports whether helm's error is about the value at a path: it names the value, or the part of its path that is
+// in the schema and the first field beyond.
 func names(said, path string) bool {
 	path = strings.NewReplacer(`\.`, "\x00", "[", ".", "]", "").Replace(path)
 	var fields []string
@@ -301,7 +301,7 @@ func names(said, path string) bool {
 	return false
 }
 
-// leaves are the paths of the schema's or of the default values, down to what has no named parts.
+// leaves returns the paths in the schema or in the default values, down to fields without named parts.
 func leaves(path string, of any, parts func(any) map[string]any) []string {
 	named := parts(of)
 	if len(named) == 0 {
@@ -327,11 +327,11 @@ func TestEveryValueHasADefaultAndIsInTheSchema(t *testing.T) {
 		properties, _ := s.(map[string]any)["properties"].(map[string]any)
 		return properties
 	})
-	open := map[string]bool{} // those whose parts the schema does not name
+	open := map[string]bool{} // fields whose parts are not in the schema
 	for _, path := range inSchema {
 		open[path] = true
 	}
-	// Defaults may go deeper than the schema, as those of resources and tolerations do, and not as deep.
+	// Defaults may be deeper than the schema, such as those of resources and tolerations, or less deep.
 	seen := map[string]bool{}
 	var walk func(path string, v any)
 	walk = func(path string, v any) {
@@ -347,14 +347,14 @@ func TestEveryValueHasADefaultAndIsInTheSchema(t *testing.T) {
 	walk("", values)
 	for path := range seen {
 		if !open[path] {
-			t.Errorf("%s has a default, and is not in the schema", path)
+			t.Errorf("%s has a default but is not in the schema", path)
 		}
 	}
 	for path := range open {
 		optional := path == ".global" || strings.HasSuffix(path, ".resources.claims") ||
 			strings.HasPrefix(path, ".agent.updateStrategy.")
 		if !seen[path] && !optional {
-			t.Errorf("%s is in the schema, and has no default", path)
+			t.Errorf("%s is in the schema but has no default", path)
 		}
 	}
 	var closed func(path string, s map[string]any)
@@ -364,7 +364,7 @@ func TestEveryValueHasADefaultAndIsInTheSchema(t *testing.T) {
 			return
 		}
 		if s["additionalProperties"] != false {
-			t.Errorf("%s accepts names that mean nothing", path)
+			t.Errorf("%s accepts unknown fields", path)
 		}
 		for name, part := range properties {
 			closed(path+"."+name, part.(map[string]any))
@@ -373,7 +373,7 @@ func TestEveryValueHasADefaultAndIsInTheSchema(t *testing.T) {
 	closed("", schema)
 }
 
-// podSpecs are the pods of a rendering, by the name of their workload.
+// podSpecs returns the pods of a rendering by workload name.
 func podSpecs(t *testing.T, all []Document) map[string]corev1.PodSpec {
 	t.Helper()
 	pods := map[string]corev1.PodSpec{}
@@ -392,7 +392,7 @@ func podSpecs(t *testing.T, all []Document) map[string]corev1.PodSpec {
 	return pods
 }
 
-func TestPodsMayDoNoMoreThanTheyHaveTo(t *testing.T) {
+func TestPodsHaveLeastPrivileges(t *testing.T) {
 	for name, values := range renderings {
 		all := objects(t, Namespace, values)
 		pods := podSpecs(t, all)
@@ -413,17 +413,17 @@ func TestPodsMayDoNoMoreThanTheyHaveTo(t *testing.T) {
 				case s == nil || s.Capabilities == nil || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}):
 					t.Errorf("%s: does not drop all capabilities", at)
 				case s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem:
-					t.Errorf("%s: the root file system can be written", at)
+					t.Errorf("%s: the root file system is writable", at)
 				case s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation:
-					t.Errorf("%s: may escalate its privileges", at)
+					t.Errorf("%s: allows privilege escalation", at)
 				case s.Privileged != nil && *s.Privileged:
 					t.Errorf("%s: is privileged", at)
 				}
 				if c.Resources.Requests.Memory().IsZero() || c.Resources.Requests.Cpu().IsZero() {
-					t.Errorf("%s: asks for no CPU or memory", at)
+					t.Errorf("%s: requests no CPU or memory", at)
 				}
 				if !c.Resources.Limits.Cpu().IsZero() {
-					t.Errorf("%s: its CPU is limited", at)
+					t.Errorf("%s: has a CPU limit", at)
 				}
 				if workload == "stayput-agent" {
 					continue
@@ -440,7 +440,7 @@ func TestPodsMayDoNoMoreThanTheyHaveTo(t *testing.T) {
 	}
 }
 
-// find is the object of this kind and name in a rendering, nil if there is none.
+// find returns the object of this kind and name in a rendering, nil if there is none.
 func find[object any](t *testing.T, all []Document, kind, name string) *object {
 	t.Helper()
 	i := slices.IndexFunc(all, func(d Document) bool { return d.Kind == kind && d.Name == name })
@@ -452,7 +452,7 @@ func find[object any](t *testing.T, all []Document, kind, name string) *object {
 	return &o
 }
 
-func TestTwoControllersStandInForEachOther(t *testing.T) {
+func TestTwoControllersAreRedundant(t *testing.T) {
 	const name = "stayput-controller"
 	all := objects(t, Namespace, "")
 	d := find[appsv1.Deployment](t, all, "Deployment", name)
@@ -464,22 +464,22 @@ func TestTwoControllersStandInForEachOther(t *testing.T) {
 		t.Errorf("%v replicas", d.Spec.Replicas)
 	}
 	if r := d.Spec.Strategy.RollingUpdate; r == nil || r.MaxUnavailable.IntValue() != 0 || r.MaxSurge.IntValue() != 1 {
-		t.Errorf("an upgrade leaves fewer than there are to be: %+v", d.Spec.Strategy)
+		t.Errorf("an upgrade leaves too few controllers: %+v", d.Spec.Strategy)
 	}
 	if pdb.Namespace != Namespace || pdb.Spec.MinAvailable != nil || pdb.Spec.MaxUnavailable.String() != "1" {
-		t.Errorf("more than one may be evicted, or none: %+v", pdb)
+		t.Errorf("not exactly one may be evicted: %+v", pdb)
 	}
 	if p := pdb.Spec.UnhealthyPodEvictionPolicy; p == nil || *p != policyv1.AlwaysAllow {
-		t.Error("one that does not come up keeps its node from being drained")
+		t.Error("a controller that never becomes ready blocks its node's drain")
 	}
 	apart := d.Spec.Template.Spec.Affinity
 	if apart == nil || apart.PodAntiAffinity == nil ||
 		len(apart.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
-		t.Fatalf("both may be on one node: %+v", apart)
+		t.Fatalf("both may share a node: %+v", apart)
 	}
 	term := apart.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution[0].PodAffinityTerm
 	if term.TopologyKey != "kubernetes.io/hostname" {
-		t.Errorf("they keep apart by %s", term.TopologyKey)
+		t.Errorf("the anti-affinity's topology key is %s", term.TopologyKey)
 	}
 	selectors := map[string]*metav1.LabelSelector{
 		"the Deployment": d.Spec.Selector, "the budget": pdb.Spec.Selector, "the anti-affinity": term.LabelSelector,
@@ -493,22 +493,22 @@ func TestTwoControllersStandInForEachOther(t *testing.T) {
 		selector, err := metav1.LabelSelectorAsSelector(s)
 		must.Do(t, err)
 		if !selector.Matches(own) || selector.Matches(agents) {
-			t.Errorf("%s selects %s, and the controller's labels are %v", who, selector, own)
+			t.Errorf("%s selects %s, but the controller's labels are %v", who, selector, own)
 		}
 	}
 
-	// One alone can never be drained if it has a budget.
+	// A budget would keep a single replica's node from being drained.
 	if find[policyv1.PodDisruptionBudget](t, objects(t, Namespace, "controller: {replicas: 1}"), "PodDisruptionBudget",
 		name) != nil {
 		t.Error("a single replica has a PodDisruptionBudget")
 	}
 	if find[policyv1.PodDisruptionBudget](t, objects(t, Namespace, "controller: {podDisruptionBudget: {enabled: false}}"),
 		"PodDisruptionBudget", name) != nil {
-		t.Error("there is a PodDisruptionBudget, though it is switched off")
+		t.Error("there is a PodDisruptionBudget although it is disabled")
 	}
 }
 
-func TestPodsAreProbedAndGoBeforeOthers(t *testing.T) {
+func TestPodsHaveProbesAndPriorityClasses(t *testing.T) {
 	pods := podSpecs(t, objects(t, Namespace, ""))
 	for workload, class := range map[string]string{
 		"stayput-agent": "system-node-critical", "stayput-controller": "system-cluster-critical",
@@ -528,20 +528,20 @@ func TestPodsAreProbedAndGoBeforeOthers(t *testing.T) {
 			}
 			for path, probe := range map[string]*corev1.Probe{"/healthz": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
 				if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != path || probe.HTTPGet.Port.String() != port {
-					t.Errorf("%s: %s is not asked for %s at its port %s: %+v", name, workload, path, port, probe)
+					t.Errorf("%s: %s is not probed for %s on its port %s: %+v", name, workload, path, port, probe)
 				}
 			}
 		}
 	}
-	// An agent that listens on one address is asked there.
+	// An agent that listens on one address is probed there.
 	agent := podSpecs(t, objects(t, Namespace,
 		`agent: {metrics: {bindAddress: 127.0.0.1}}`))["stayput-agent"].Containers[0]
 	if agent.LivenessProbe.HTTPGet.Host != "127.0.0.1" || agent.ReadinessProbe.HTTPGet.Host != "127.0.0.1" {
-		t.Errorf("asked at %q and %q", agent.LivenessProbe.HTTPGet.Host, agent.ReadinessProbe.HTTPGet.Host)
+		t.Errorf("probed at %q and %q", agent.LivenessProbe.HTTPGet.Host, agent.ReadinessProbe.HTTPGet.Host)
 	}
 }
 
-// Nothing of stayput is called by the API server: what it has to say at admission are policies.
+// The API server calls nothing of stayput: its admission logic consists of policies.
 func TestThereIsNoWebhook(t *testing.T) {
 	for name, values := range renderings {
 		for _, d := range objects(t, Namespace, values) {
@@ -559,7 +559,7 @@ func TestThereIsNoWebhook(t *testing.T) {
 	}
 }
 
-func TestEachCapabilityHasItsReason(t *testing.T) {
+func TestEveryCapabilityHasAReason(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join("..", "..", "deploy", "chart", "templates", "41-agent.yaml"))
 	must.Do(t, err)
 	_, list, ok := strings.Cut(string(data), "            add:\n")
@@ -584,11 +584,11 @@ func TestEachCapabilityHasItsReason(t *testing.T) {
 	}
 	if pods := podSpecs(t, objects(t, Namespace, "")); n == 0 ||
 		n != len(pods["stayput-agent"].Containers[0].SecurityContext.Capabilities.Add) {
-		t.Errorf("%d capabilities with reasons", n)
+		t.Errorf("only %d capabilities with reasons", n)
 	}
 }
 
-func TestTheAgentSeesTheNodeUnderTheNodesPaths(t *testing.T) {
+func TestTheAgentMountsTheNodesPathsUnchanged(t *testing.T) {
 	for name, values := range renderings {
 		pod := podSpecs(t, objects(t, Namespace, values))["stayput-agent"]
 		if !pod.HostNetwork || !pod.HostPID {
@@ -619,22 +619,22 @@ func TestTheAgentSeesTheNodeUnderTheNodesPaths(t *testing.T) {
 				t.Errorf("%s: %s is not mounted", name, path)
 			}
 		}
-		// Also by an agent that installs nothing: it takes away what an earlier one installed.
+		// Also by an agent that installs nothing: it removes what an earlier one installed.
 		for _, path := range []string{flags["--cni-conf-dir"], flags["--cni-bin-dir"]} {
 			if mounts[path].ReadOnly {
-				t.Errorf("%s: %s cannot be written", name, path)
+				t.Errorf("%s: %s is not writable", name, path)
 			}
 		}
 		for _, path := range []string{"/run/netns", "/var/run/netns"} {
 			if p := mounts[path].MountPropagation; p == nil || *p != corev1.MountPropagationHostToContainer {
-				t.Errorf("%s: a namespace that appears at %s is not seen", name, path)
+				t.Errorf("%s: new namespaces at %s are not visible", name, path)
 			}
 		}
 	}
 }
 
-// The namespace is that of the release, wherever the objects say it.
-func TestNothingIsTiedToANamespace(t *testing.T) {
+// Objects use the release's namespace throughout.
+func TestNoObjectHardcodesTheNamespace(t *testing.T) {
 	for name, values := range renderings {
 		for _, d := range objects(t, "elsewhere", values) {
 			if strings.Contains(d.Text, Namespace) {
@@ -648,7 +648,7 @@ func TestNothingIsTiedToANamespace(t *testing.T) {
 	}
 }
 
-func TestEveryObjectSaysWhatItBelongsTo(t *testing.T) {
+func TestEveryObjectHasTheRecommendedLabels(t *testing.T) {
 	for name, values := range renderings {
 		for _, d := range objects(t, Namespace, values) {
 			var o struct {
@@ -669,7 +669,7 @@ func TestEveryObjectSaysWhatItBelongsTo(t *testing.T) {
 	}
 }
 
-func TestKubernetesBefore136GetsNoPolicyThatItDoesNotKnow(t *testing.T) {
+func TestKubernetesBefore136GetsNoUnsupportedPolicies(t *testing.T) {
 	gates := func(args ...string) (n int) {
 		for _, d := range objects(t, Namespace, "", args...) {
 			if strings.HasPrefix(d.Kind, "Mutating") {
@@ -689,13 +689,13 @@ func TestKubernetesBefore136GetsNoPolicyThatItDoesNotKnow(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "1.30") {
 		t.Errorf("Kubernetes 1.29: %v", err)
 	}
-	// The rest is the same.
+	// The rest is unchanged.
 	if all := objects(t, Namespace, "", "--kube-version=1.30.0"); len(all) < 30 {
 		t.Errorf("only %d objects", len(all))
 	}
 }
 
-func TestThePodsAreScrapedByTheNamesOfTheirPorts(t *testing.T) {
+func TestPodsAreScrapedByPortName(t *testing.T) {
 	all := objects(t, Namespace, renderings["everything on"])
 	for name, pod := range podSpecs(t, all) {
 		if name == "stayput-uninstall" {

@@ -21,8 +21,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// the is the cluster of the package. Its node runs no pod of ours: it has no image of them. What running ones do is
-// shown in test/cluster.
+// the is the package's cluster. Its node runs no stayput pods, since it lacks their image: test/cluster tests running
+// ones.
 var the struct {
 	sync.Mutex
 	cluster *lab.Cluster
@@ -56,7 +56,7 @@ func cluster(t *testing.T) *lab.Cluster {
 	return the.cluster
 }
 
-// definePrometheusOperator applies the definitions of PodMonitor and PrometheusRule, from the operator's own module.
+// definePrometheusOperator applies the definitions of PodMonitor and PrometheusRule from the operator's own module.
 func definePrometheusOperator(ctx context.Context, c *lab.Cluster) error {
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", "github.com/prometheus-operator/prometheus-operator")
 	cmd.Dir = filepath.Join("testdata", "prometheus-operator")
@@ -95,7 +95,8 @@ func helm(t *testing.T, c *lab.Cluster, args ...string) string {
 	return out
 }
 
-// ours are the objects of the cluster that carry our label, as KIND/NAME, but for those that others make of them.
+// ours returns the cluster's objects that carry our label, as KIND/NAME, except those derived by Kubernetes'
+// controllers.
 func ours(t *testing.T, c *lab.Cluster) []string {
 	t.Helper()
 	kinds := strings.Join([]string{
@@ -122,7 +123,7 @@ var bothDefinitions = []string{
 	"customresourcedefinition.apiextensions.k8s.io/retainedips.stayput.io",
 }
 
-// clean removes what a test has left.
+// clean removes a test's leftovers.
 func clean(t *testing.T, c *lab.Cluster, namespace string) {
 	t.Helper()
 	kubectl(t, c, "delete", "namespace", namespace, "--ignore-not-found")
@@ -151,7 +152,7 @@ func TestTheAPIServerAcceptsEveryFieldOfEveryRendering(t *testing.T) {
 	}
 }
 
-// deployed is what a release says of itself.
+// deployed returns a release's revision and status.
 func deployed(t *testing.T, c *lab.Cluster, namespace string) (revision int, status string) {
 	t.Helper()
 	var is struct {
@@ -188,28 +189,28 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 		}
 	}
 	if got := ours(t, c); !slices.Equal(got, installed) {
-		t.Errorf("there is %q, was %q", got, installed)
+		t.Errorf("got %q, want %q", got, installed)
 	}
 	helm(t, c, "rollback", lab.Release, "2", "-n", namespace)
 	if got := kubectl(t, c, "get", "daemonset", "stayput-agent", "-n", namespace, "-o",
 		"jsonpath={.spec.template.spec.containers[0].args}"); !strings.Contains(got, "--longest-retention=720h") {
-		t.Errorf("not the agent of the revision: %s", got)
+		t.Errorf("not the revision's agent: %s", got)
 	}
 	helm(t, c, "rollback", lab.Release, "1", "-n", namespace)
 	if got := ours(t, c); !slices.Equal(got, installed) {
-		t.Errorf("there is %q, was %q", got, installed)
+		t.Errorf("got %q, want %q", got, installed)
 	}
 	if got := uid(t, c, namespace, "configmap", "stayput-installation"); got != sentinel {
-		t.Error("the ConfigMap whose deletion means uninstalled was deleted meanwhile")
+		t.Error("the ConfigMap whose deletion means uninstalled was deleted in between")
 	}
 
-	// The hook needs pods that run: test/cluster.
+	// The hook needs running pods: see test/cluster.
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
 	must.Within(t, patience, "everything but the definitions to be gone", func() bool {
 		return slices.Equal(ours(t, c), bothDefinitions)
 	})
 
-	// What was kept is no obstacle to the next installation, and crds.keep=false takes it along.
+	// Leftovers do not obstruct the next installation, and crds.keep=false removes them.
 	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--set=crds.keep=false")
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
 	must.Within(t, patience, "everything to be gone", func() bool { return len(ours(t, c)) == 0 })
@@ -220,7 +221,7 @@ func uid(t *testing.T, c *lab.Cluster, namespace, kind, name string) string {
 	return kubectl(t, c, "get", kind, name, "-n", namespace, "-o", "jsonpath={.metadata.uid}")
 }
 
-// kruiseDefinition is OpenKruise's, as far as it matters: it does not carry our label.
+// kruiseDefinition is the relevant part of OpenKruise's, without our label.
 const kruiseDefinition = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -261,8 +262,8 @@ func TestOpenKruisesDefinitionIsNotTouched(t *testing.T) {
 	}
 }
 
-// OpenKruise's chart, or whoever replaces the definition, makes it theirs: an upgrade of ours leaves it alone.
-func TestADefinitionThatOpenKruiseTakesOverIsNotDeleted(t *testing.T) {
+// When OpenKruise's chart takes over the definition or replaces it, our upgrades leave it alone.
+func TestADefinitionTakenOverByOpenKruiseIsNotDeleted(t *testing.T) {
 	c := cluster(t)
 	const namespace = "before-kruise"
 	const name = "persistentpodstates.apps.kruise.io"
@@ -284,7 +285,7 @@ func TestADefinitionThatOpenKruiseTakesOverIsNotDeleted(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), advice) {
 		t.Errorf("the upgrade says %v, want the advice %q", err, advice)
 	}
-	still("after the upgrade that was refused")
+	still("after the refused upgrade")
 	kubectl(t, c, strings.Fields(advice)[1:]...)
 	for range 2 {
 		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace)
@@ -297,7 +298,7 @@ func TestADefinitionThatOpenKruiseTakesOverIsNotDeleted(t *testing.T) {
 	still("after the uninstallation")
 }
 
-func TestTheManifestsAreAppliedAndDeletedByKubectlInOneGo(t *testing.T) {
+func TestKubectlAppliesAndDeletesTheManifestsInOneGo(t *testing.T) {
 	c := cluster(t)
 	deploy, err := filepath.Abs(filepath.Join("..", "..", "deploy"))
 	must.Do(t, err)
@@ -306,9 +307,9 @@ func TestTheManifestsAreAppliedAndDeletedByKubectlInOneGo(t *testing.T) {
 		kubectl(t, c, "apply", "--server-side", "-f", filepath.Join(deploy, "crds.yaml"), "-f",
 			filepath.Join(deploy, "persistentpodstates.yaml"))
 		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
-		// Twice is no different from once.
+		// Applying twice changes nothing.
 		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
-		must.Within(t, patience, "the pods to be made, though their accounts came last", func() bool {
+		must.Within(t, patience, "the pods to be created, although their accounts came last", func() bool {
 			pods := kubectl(t, c, "get", "pods", "-n", Namespace, "-o", "name")
 			return strings.Count(pods, "pod/stayput-controller-") == 2 && strings.Count(pods, "pod/stayput-agent-") == 1
 		})
@@ -335,6 +336,6 @@ func TestKustomizeKeepsTheOrderOfTheManifests(t *testing.T) {
 	must.Do(t, err)
 	want := append(names(string(files["install.yaml"])), names(string(files["crds.yaml"]))...)
 	if got := names(kubectl(t, c, "kustomize", deploy)); !slices.Equal(got, want) {
-		t.Errorf("there is %q, want %q", got, want)
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -1,12 +1,12 @@
 package monitoring
 
-// alertCase is an alert's two histories, of a value each minute as promtool takes them, the time after which it is
-// asked, and what it says then.
+// alertCase is an alert's two histories, one value a minute in promtool's notation, the time of its evaluation, and the
+// text expected then.
 type alertCase struct {
 	fires, quiet []string
 	after        string
 	labels       map[string]string // besides the severity
-	says         string            // empty: what the rule says, which is the same for all
+	says         string            // empty: the rule's own text, the same for all instances
 }
 
 func on(more ...string) map[string]string {
@@ -79,9 +79,9 @@ var cases = map[string]alertCase{
 			`stayput_agent_cni_config{instance="node-1",state="shadowed"} = 1x5 0x20`,
 			`stayput_agent_cni_config{instance="node-1",state="active"} = 0x5 1x20`,
 			`stayput_agent_cni_config{instance="node-2",state="by-hand"} = 1x20`,
-			`stayput_agent_cni_config{instance="node-3",state="multus"} = 1x20`, // which hands on to nobody knows whom
+			`stayput_agent_cni_config{instance="node-3",state="multus"} = 1x20`, // whose delegate is unknown
 			`stayput_agent_cni_config{instance="node-4",state="held"} = 1x20`,
-			`stayput_agent_cni_config{instance="node-5",state="none"} = 1x20`, // a node that waits for its network
+			`stayput_agent_cni_config{instance="node-5",state="none"} = 1x20`, // a node waiting for its network
 		},
 		after: "17m", labels: on("state", "shadowed"),
 		says: "The CNI configuration of node-1 has been in the state shadowed for 15 minutes. New pods of this node may " +
@@ -96,7 +96,7 @@ var cases = map[string]alertCase{
 	},
 	"StayputLedgerErrors": {
 		fires: errors("0+1x40"),
-		quiet: errors("0x2 1x40"), // once: the disk was full for a moment
+		quiet: errors("0x2 1x40"), // once: the disk was briefly full
 		after: "25m", labels: on(),
 		says: "Reads or writes of the records in /var/lib/stayput and in the network directories have failed on node-1 " +
 			"for 15 minutes: the disk is full, read-only or broken. Acknowledged promises stand; new ones may fail.",
@@ -113,7 +113,7 @@ var cases = map[string]alertCase{
 		fires: []string{`stayput_restore_misses_total{instance="node-1",network="pods",reason="range_changed"} = 0x10 2x10`},
 		quiet: []string{
 			`stayput_restore_misses_total{instance="node-1",network="pods",reason="range_changed"} = 7x20`,
-			`stayput_restore_misses_total{instance="node-1",network="pods",reason="allocate_new"} = 0+1x20`, // as was asked for
+			`stayput_restore_misses_total{instance="node-1",network="pods",reason="allocate_new"} = 0+1x20`, // as requested
 		},
 		after: "14m", labels: on("network", "pods", "reason", "range_changed"),
 		says: "2 pods on node-1 with a promised address of network pods got another one within 15 minutes: " +
@@ -194,7 +194,7 @@ var cases = map[string]alertCase{
 		fires: []string{`stayput_plugin_duration_seconds_count{instance="node-1",command="add",result="error"} = 0+1x40`},
 		quiet: []string{
 			`stayput_plugin_duration_seconds_count{instance="node-1",command="add",result="error"} = 0x10 2x30`,
-			// kubelet tries again
+			// kubelet retries
 			`stayput_plugin_duration_seconds_count{instance="node-1",command="add",result="in_use"} = 0+5x40`,
 		},
 		after: "22m", labels: on("command", "add"),
@@ -247,9 +247,9 @@ var cases = map[string]alertCase{
 		says: "2 pods went elsewhere within 30 minutes because their home could not take them in time (elsewhere).",
 	},
 	"StayputControllerErrors": {
-		fires: []string{`controller_runtime_reconcile_errors_total{instance="controller-1",job="stayput-controller",controller="placement"} = 0+2x40`},
+		fires: []string{placementErrors + `0+2x40`},
 		quiet: []string{
-			`controller_runtime_reconcile_errors_total{instance="controller-1",job="stayput-controller",controller="placement"} = 0x5 8x40`,
+			placementErrors + `0x5 8x40`,
 			`controller_runtime_reconcile_errors_total{instance="other",job="other",controller="placement"} = 0+2x40`,
 		},
 		after: "32m", labels: map[string]string{"controller": "placement"},
@@ -272,7 +272,10 @@ var cases = map[string]alertCase{
 	},
 }
 
-// errors are all counters of what can go wrong with the records; of one the values are given.
+const placementErrors = `controller_runtime_reconcile_errors_total{instance="controller-1",job="stayput-controller",` +
+	`controller="placement"} = `
+
+// errors returns all error counters of the records; values are those of one.
 func errors(values string) []string {
 	all := []string{`stayput_agent_policy_errors_total{instance="node-1"} = ` + values}
 	for _, what := range []string{"mark", "network", "expire", "release", "spool"} {
@@ -281,7 +284,7 @@ func errors(values string) []string {
 	return all
 }
 
-// durations are the buckets of a histogram of ADDs.
+// durations returns the buckets of an ADD histogram.
 func durations(result string, tenth, second, all string) []string {
 	series := `stayput_plugin_duration_seconds_bucket{instance="node-1",command="add",result="` + result + `",le="`
 	return []string{series + `0.1"} = ` + tenth, series + `2.5"} = ` + second, series + `+Inf"} = ` + all}

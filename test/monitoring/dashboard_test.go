@@ -17,12 +17,12 @@ func dashboard(t *testing.T) *Dashboard {
 	return d
 }
 
-func TestPromtoolTakesEveryQueryOfTheDashboard(t *testing.T) {
+func TestPromtoolAcceptsEveryDashboardQuery(t *testing.T) {
 	var rules []any
 	queries := dashboard(t).Queries()
 	for i, q := range queries {
 		if strings.Contains(q.Expr, "$") {
-			t.Errorf("%s: a variable that this test does not know: %s", q.Where, q.Expr)
+			t.Errorf("%s: unknown variable: %s", q.Where, q.Expr)
 		}
 		rules = append(rules, map[string]any{"record": fmt.Sprintf("query:%d", i), "expr": q.Expr})
 	}
@@ -33,10 +33,10 @@ func TestPromtoolTakesEveryQueryOfTheDashboard(t *testing.T) {
 	if out, err := promtool(t, groups, "check", "rules"); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
-	// That it would say so is seen with one that does not parse.
+	// A query that does not parse proves that promtool checks them.
 	rules[0].(map[string]any)["expr"] = "sum by (le (up)"
 	if out, err := promtool(t, groups, "check", "rules"); err == nil {
-		t.Errorf("promtool takes anything: %s", out)
+		t.Errorf("promtool accepts an invalid query: %s", out)
 	}
 }
 
@@ -50,19 +50,19 @@ func TestTheDashboardIsWellFormed(t *testing.T) {
 		kinds[v.Name] = v.Type
 	}
 	if kinds["datasource"] != "datasource" || kinds["node"] != "query" || kinds["network"] != "query" {
-		t.Errorf("the variables are %v", kinds)
+		t.Errorf("variables: %v", kinds)
 	}
 	ids := map[int]bool{}
 	taken := map[[2]int]string{}
 	for _, p := range d.Panels {
 		if p.ID == 0 || ids[p.ID] || p.Title == "" {
-			t.Errorf("panel %q: id %d is missing or there twice", p.Title, p.ID)
+			t.Errorf("panel %q: id %d is missing or a duplicate", p.Title, p.ID)
 		}
 		ids[p.ID] = true
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
 				if other := taken[[2]int{x, y}]; other != "" || x >= 24 {
-					t.Fatalf("panel %q is over %q or beyond the edge", p.Title, other)
+					t.Fatalf("panel %q overlaps %q or exceeds the grid", p.Title, other)
 				}
 				taken[[2]int{x, y}] = p.Title
 			}
@@ -71,13 +71,13 @@ func TestTheDashboardIsWellFormed(t *testing.T) {
 			continue
 		}
 		if len(p.Targets) == 0 || p.Datasource == nil || p.Datasource.UID != "${datasource}" {
-			t.Errorf("panel %q: queries of the chosen data source are expected", p.Title)
+			t.Errorf("panel %q: want queries of the selected data source", p.Title)
 		}
 	}
 }
 
-// Names of metrics are found without a parser; what that could get wrong is seen here.
-func TestTheNamesOfMetricsAreFoundInAnExpression(t *testing.T) {
+// Metric names are found without a parser; this covers the pitfalls.
+func TestMetricsFindsTheNamesInAnExpression(t *testing.T) {
 	for expr, want := range map[string][]string{
 		`up{job="a_b"} == 0`: {"up"},
 		`sum by (instance, le) (rate(x_bucket{result!~"in_use|error"}[15m])) > 1`:              {"x_bucket"},
@@ -91,7 +91,7 @@ func TestTheNamesOfMetricsAreFoundInAnExpression(t *testing.T) {
 	}
 }
 
-func TestWhatSelectorsAskOfLabelsIsFoundInAnExpression(t *testing.T) {
+func TestMatchersFindsTheConditionsInAnExpression(t *testing.T) {
 	got, err := Query{"", `sum by (a) (rate(x_bucket{result!~"in_use|error",le="+Inf", node=~".*"}[15m])) / on (b) ` +
 		`y{z!="}{"} > c`}.Matchers()
 	must.Do(t, err)
@@ -114,7 +114,7 @@ func TestWhatSelectorsAskOfLabelsIsFoundInAnExpression(t *testing.T) {
 	}
 }
 
-func TestRulesAndDashboardNameOnlyMetricsOfStayputsPrograms(t *testing.T) {
+func TestRulesAndDashboardNameOnlyKnownMetrics(t *testing.T) {
 	known := regexp.MustCompile(`^(stayput_[a-z_]+|up|ALERTS|leader_election_master_status|(controller_runtime|workqueue|rest_client|process)_[a-z_]+)$`)
 	rules, err := RuleQueries(rulesFile)
 	must.Do(t, err)
@@ -125,7 +125,7 @@ func TestRulesAndDashboardNameOnlyMetricsOfStayputsPrograms(t *testing.T) {
 		}
 		for _, n := range names {
 			if !known.MatchString(n) {
-				t.Errorf("%s: %s is no metric of stayput's programs", q.Where, n)
+				t.Errorf("%s: %s is not a metric of stayput's programs", q.Where, n)
 			}
 		}
 	}

@@ -55,7 +55,7 @@ func alerts(t *testing.T) []alert {
 	return all
 }
 
-// promtool runs promtool on a file of this content, which is written as YAML.
+// promtool runs promtool on a file with this content, written as YAML.
 func promtool(t *testing.T, content any, verb ...string) (output string, err error) {
 	t.Helper()
 	data, err := yaml.Marshal(content)

@@ -1,6 +1,6 @@
-// Package monitoring reads what deploy/chart/files has for Prometheus and Grafana. Its tests hold the rules and the
-// dashboard against the real promtool; that a real Prometheus finds on a real cluster what they name is a test of
-// test/cluster.
+// Package monitoring reads the Prometheus and Grafana files in deploy/chart/files. Its tests check the rules and the
+// dashboard with the real promtool; test/cluster checks that a real Prometheus on a real cluster finds the metrics that
+// they name.
 package monitoring
 
 import (
@@ -27,10 +27,10 @@ type Panel struct {
 	GridPos     struct{ X, Y, W, H int }
 	Datasource  *struct{ Type, UID string }
 	Targets     []struct{ RefID, Expr string }
-	Panels      []Panel // of a row that is folded
+	Panels      []Panel // of a collapsed row
 }
 
-// Dashboard is as much of Grafana's model as there are promises about.
+// Dashboard is the tested part of Grafana's model.
 type Dashboard struct {
 	UID, Title    string
 	SchemaVersion int
@@ -53,11 +53,11 @@ func ReadDashboard(file string) (*Dashboard, error) {
 	return d, json.Unmarshal(data, d)
 }
 
-// variables are Grafana's, as a query has them that is for everything.
+// variables replaces Grafana's variables by a selection of everything.
 var variables = strings.NewReplacer("$__rate_interval", "5m", "$__interval", "1m", "$__range", "6h", "$node", ".*",
 	"$network", ".*")
 
-// Queries are those of all panels and variables.
+// Queries returns the queries of all panels and variables.
 func (d *Dashboard) Queries() (all []Query) {
 	for _, p := range d.Panels {
 		for _, t := range p.Targets {
@@ -73,7 +73,7 @@ func (d *Dashboard) Queries() (all []Query) {
 	return all
 }
 
-// RuleQueries are the expressions of rules.yaml.
+// RuleQueries returns the expressions of rules.yaml.
 func RuleQueries(file string) (all []Query, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -99,22 +99,22 @@ var (
 	quoted   = regexp.MustCompile(`"(\\.|[^"\\])*"|'(\\.|[^'\\])*'`)
 	matchers = regexp.MustCompile(`\{[^}]*\}|\[[^\]]*\]`)
 	grouping = regexp.MustCompile(`\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)`)
-	// A name that a parenthesis follows is a function's.
+	// A name followed by a parenthesis is a function.
 	name     = regexp.MustCompile(`\b[a-zA-Z_:][a-zA-Z0-9_:]*\b(\s*\()?`)
 	keywords = []string{
 		"and", "or", "unless", "bool", "offset", "inf", "nan", "by", "without", "on", "ignoring", "group_left", "group_right",
 	}
 )
 
-// Matcher is what a selector asks of a label of a metric.
+// Matcher is a selector's condition on a label of a metric.
 type Matcher struct {
 	Metric, Label string
 	Value         string
-	// Pattern says that the value is a regular expression; one that is only a choice of words is a Matcher for each.
+	// Pattern reports that the value is a regular expression; a mere choice of words becomes one Matcher each.
 	Pattern bool
 }
 
-// Series is a selector that finds something only if a series has the label with such a value.
+// Series returns a selector that matches only if a series has the label with such a value.
 func (m Matcher) Series() string {
 	if m.Pattern {
 		return fmt.Sprintf(`%s{%s=~%q,%[2]s!=""}`, m.Metric, m.Label, m.Value)
@@ -128,8 +128,8 @@ var (
 	words    = regexp.MustCompile(`^[a-zA-Z0-9_ -]+(\|[a-zA-Z0-9_ -]+)*$`)
 )
 
-// Matchers are what the selectors of an expression ask for, or that it be not so: either way the value should be one
-// that there can be. A selector without a metric, and a string in single quotes, are errors.
+// Matchers returns the label conditions of an expression's selectors, negated or not: either way the value should be a
+// possible one. A selector without a metric, and a string in single quotes, are errors.
 func (q Query) Matchers() (all []Matcher, err error) {
 	rest := q.Expr
 	for _, s := range selector.FindAllStringSubmatch(q.Expr, -1) {
@@ -150,16 +150,16 @@ func (q Query) Matchers() (all []Matcher, err error) {
 			}
 		}
 		if left = strings.Trim(left, ", "); left != "" {
-			return nil, fmt.Errorf("%s: expected matchers, there is %s", q.Where, left)
+			return nil, fmt.Errorf("%s: want matchers, got %s", q.Where, left)
 		}
 	}
 	if strings.ContainsAny(rest, "{}") {
-		return nil, fmt.Errorf("%s: expected selectors that begin with a metric: %s", q.Where, q.Expr)
+		return nil, fmt.Errorf("%s: want selectors that begin with a metric: %s", q.Where, q.Expr)
 	}
 	return all, nil
 }
 
-// Metrics are the names of the metrics in an expression.
+// Metrics returns the metric names in an expression.
 func (q Query) Metrics() (names []string) {
 	expr := grouping.ReplaceAllString(matchers.ReplaceAllString(quoted.ReplaceAllString(q.Expr, `""`), ""), "")
 	for _, n := range name.FindAllString(expr, -1) {

@@ -12,29 +12,29 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-func TestPromtoolTakesTheRules(t *testing.T) {
+func TestPromtoolAcceptsTheRules(t *testing.T) {
 	if out, err := exec.Command("promtool", "check", "rules", "--lint=all", "--lint-fatal",
 		rulesFile).CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-func TestEveryAlertSaysHowBadItIsWhatIsWrongAndWhatToDo(t *testing.T) {
+func TestEveryAlertHasSeverityTextAndRunbook(t *testing.T) {
 	seen := map[string]bool{}
 	for _, a := range alerts(t) {
 		if seen[a.Alert] {
-			t.Errorf("%s is there twice", a.Alert)
+			t.Errorf("%s is a duplicate", a.Alert)
 		}
 		seen[a.Alert] = true
 		if !strings.HasPrefix(a.Alert, "Stayput") {
-			t.Errorf("%s: expected a name that says whose it is", a.Alert)
+			t.Errorf("%s: want a name that begins with the product's", a.Alert)
 		}
 		if s := a.Labels["severity"]; !slices.Contains([]string{"critical", "warning", "info"}, s) {
 			t.Errorf("%s: severity %q", a.Alert, s)
 		}
 		if a.Annotations["summary"] == "" || a.Annotations["description"] == "" ||
 			strings.Contains(a.Annotations["summary"], "{{") {
-			t.Errorf("%s: a summary, the same for every instance, and a description are expected: %v", a.Alert, a.Annotations)
+			t.Errorf("%s: want a description and a summary without variables: %v", a.Alert, a.Annotations)
 		}
 		if got, want := a.Annotations["runbook_url"],
 			"https://github.com/stayput/stayput/blob/main/docs/runbooks.md#"+strings.ToLower(a.Alert); got != want {
@@ -43,7 +43,7 @@ func TestEveryAlertSaysHowBadItIsWhatIsWrongAndWhatToDo(t *testing.T) {
 	}
 }
 
-func TestEveryAlertHasItsRunbookAndEveryRunbookItsAlert(t *testing.T) {
+func TestAlertsAndRunbooksMatch(t *testing.T) {
 	runbooks, err := os.ReadFile("../../docs/runbooks.md")
 	must.Do(t, err)
 	var headings, names []string
@@ -58,12 +58,12 @@ func TestEveryAlertHasItsRunbookAndEveryRunbookItsAlert(t *testing.T) {
 	slices.Sort(headings)
 	slices.Sort(names)
 	if !slices.Equal(headings, names) {
-		t.Errorf("docs/runbooks.md has the headings %q, and the alerts are %q", headings, names)
+		t.Errorf("docs/runbooks.md has the headings %q, but the alerts are %q", headings, names)
 	}
 }
 
-// Every alert has one history in which it fires after the one time, and one in which it is quiet then.
-func TestAlertsFireWhenTheyShouldAndNotOtherwise(t *testing.T) {
+// Every alert has one history in which it fires at the given time, and one in which it is quiet then.
+func TestAlertsFireOnlyWhenTheyShould(t *testing.T) {
 	rules, err := filepath.Abs(rulesFile)
 	must.Do(t, err)
 	all := alerts(t)

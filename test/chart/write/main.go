@@ -1,4 +1,4 @@
-// Write writes the manifests that are made from the chart into the folder that it is given.
+// Write writes the chart's manifests into the folder given as its argument.
 package main
 
 import (
