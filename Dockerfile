@@ -1,4 +1,4 @@
-# The three programs, static, and nothing else: see deploy/ for how each is run. make image builds it.
+# Only the three static programs. deploy/ runs them; make image builds the image.
 FROM scratch
 ARG VERSION=
 LABEL org.opencontainers.image.title="stayput" \

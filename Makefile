@@ -1,69 +1,69 @@
-# Everything below installs what it needs, as root with apt-get, or says what to install. What is built for the tests
-# is kept by pinned version in $STAYPUT_CACHE, by default ~/.cache/stayput.
+# The targets install what they need with apt-get if run as root, and otherwise name it. Components built for the tests
+# are cached by pinned version in $STAYPUT_CACHE, by default ~/.cache/stayput.
 
 GO      ?= go
-# The release to build. Without a tag, or outside of git, the programs know the commit by themselves.
+# The release to build. Without a tag, or outside of git, the programs report their commit.
 VERSION ?= $(shell git describe --tags --dirty --match 'v[0-9]*' 2>/dev/null)
 LDFLAGS := -s -w $(if $(VERSION),-X github.com/stayput/stayput/cmd/internal/release.version=$(VERSION))
 # Without grpcnotrace golang.org/x/net/trace keeps the linker from dropping unused code.
 BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 
-# Nothing here needs C, and Go's own linker is faster.
+# No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
 .PHONY: all build image manifests test lab vet demo conformance bench bench-cluster fuzz clean
 
 all: build
 
-# The lab builds by this: what is tested is what is released.
+# The lab builds with this target, so that the tested programs are the released ones.
 BIN      ?= bin
 PROGRAMS ?= ./cmd/...
 build: ## the static binaries, in bin/ (BIN)
 	$(BUILD) -o $(BIN)/ $(PROGRAMS)
 	@if [ -e $(BIN)/kubectl-stayput ]; then ln -sf kubectl-stayput $(BIN)/kubectl_complete-stayput; fi
 
-# The release whose image the manifests name: the chart's.
+# The release in the manifests' image: the chart's.
 RELEASE := $(shell sed -n 's/^appVersion: *//p' deploy/chart/Chart.yaml)
 BUILDER ?= $(firstword $(foreach b,docker buildah,$(if $(shell command -v $(b)),$(b))) docker)
 IMAGE   ?= ghcr.io/stayput/stayput:$(RELEASE)
-image: build ## the image that the manifests name, or IMAGE, by docker or buildah (BUILDER)
+image: build ## the manifests' image, or IMAGE, with docker or buildah (BUILDER)
 	$(BUILDER) build --build-arg VERSION=$(or $(VERSION),$(RELEASE)) -t $(IMAGE) .
 
-manifests: ## deploy/*.yaml from the chart; tests check that they are up to date
+manifests: ## deploy/*.yaml from the chart; a test checks that they are current
 	$(GO) generate ./pkg/api/...
 	$(GO) run ./test/chart/write deploy
 
-lab: ## all that the tests run on, of pinned versions: containerd, Kubernetes, Helm…; 8 min at first
+lab: ## the pinned components for the tests: containerd, Kubernetes, Helm…; 8 min the first time
 	$(GO) run ./test/lab/cmd/labbuild
 
-vet: ## gofmt, go vet, and the linters of .golangci.yml
+vet: ## gofmt, go vet and the linters of .golangci.yml
 	@test -z "$$(gofmt -l cmd pkg plugin test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin test; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
 	$(GO) run ./test/lab/cmd/lint run
 
-# -count=1: Go's test cache does not see the binaries that the tests run.
+# -count=1: Go's test cache does not notice changes of the binaries under test.
 test: vet lab ## all tests: unit, crash, stories, real containerd
 	$(GO) test -count=1 -timeout 60m ./...
 
-# It builds what it needs of the lab. Not by go run, which would not hand on the signal that ends make.
-demo: ## stateful pods on Kubernetes, without stayput and with it; KEEP=1 leaves the cluster up until Ctrl-C
+# Builds the components it needs. Not with go run, which would not forward the signal that ends make.
+demo: ## stateful pods on Kubernetes without and with stayput; KEEP=1 leaves the cluster up until Ctrl-C
 	$(GO) build -o bin/demo ./test/demo
 	bin/demo $(if $(KEEP),--keep)
 
-conformance: ## upstream's own tests of StatefulSets, pod networking and sandboxes: 10 min, 5 more at first
+conformance: ## upstream tests of StatefulSets, pod networking and sandboxes: 10 min, 5 more the first time
 	$(GO) run ./test/lab/cmd/labbuild conformance
 	$(GO) test -count=1 -v -timeout 90m -tags conformance ./test/conformance
 
 bench: ## ratios against host-local, measured in one run
 	$(GO) run ./test/bench
 
-bench-cluster: ## the same for clusters: latency, throughput, API writes, size; about an hour
+bench-cluster: ## the same on clusters: latency, throughput, API writes, scale; about an hour
 	$(GO) build -o bin/bench-cluster ./test/bench/cluster
 	bin/bench-cluster $(BENCHFLAGS)
 
 FUZZTIME ?= 30s
-fuzz: ## new histories of the model test, and every fuzz target for FUZZTIME
+fuzz: ## new random histories of the model test, and each fuzz target for FUZZTIME
 	$(GO) test -count=1 -timeout 0 -run RandomHistories ./pkg/ledger -model.base=0 -model.histories=20000
 	@for pkg in ./pkg/ledger ./plugin/ipam; do \
 		for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
