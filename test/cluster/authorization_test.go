@@ -346,9 +346,9 @@ func TestThePoliciesLimitTheUninstallJobLikeTheController(t *testing.T) {
 	_, err = g.c.Kubectl(testContext(t), uninstall, "apply", "--server-side", "-f", "-")
 	must.Do(t, err)
 	for change, why := range map[string]string{
-		`{spec: {containers: [{name: c, image: evil}]}}`:                         "may change nothing of a pod but",
-		`{metadata: {labels: {a: c}}}`:                                           "may change nothing of a pod but",
-		`{spec: {schedulingGates: [{$patch: delete, name: example.com/quota}]}}`: "may take no scheduling gate off but",
+		`{spec: {containers: [{name: c, image: evil}]}}`:                         "may change only the annotations, node affinity, ",
+		`{metadata: {labels: {a: c}}}`:                                           "may change only the annotations, node affinity, ",
+		`{spec: {schedulingGates: [{$patch: delete, name: example.com/quota}]}}`: "may remove only the scheduling gate",
 	} {
 		until(t, "the refusal of "+change, func(ctx context.Context) bool { // the rights take effect after a moment
 			_, err = patch(podKind, "waiting", types.StrategicMergePatchType, change)(ctx, g, asUninstall(g))
