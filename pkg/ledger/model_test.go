@@ -189,9 +189,8 @@ func (w *world) killedADD(r *rand.Rand, pod string) {
 		key := NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)
 		if p := w.promises[key]; p != nil {
 			p.unsure = true
-		} else {
-			w.maybe[key] = policy
 		}
+		w.maybe[key] = policy // new, or with a retention begun anew
 		if r.IntN(2) == 0 {
 			delete(w.netns, ns.Path)
 		}
