@@ -74,7 +74,6 @@ type Options struct {
 	Namespace string
 
 	Clock     ledger.Clock
-	Netns     ledger.NetnsProber
 	Publisher Publisher
 	Log       *slog.Logger
 	Registry  *prometheus.Registry
@@ -131,9 +130,6 @@ func (o *Options) setDefaults() {
 	if o.Clock == nil {
 		o.Clock = ledger.SystemClock{}
 	}
-	if o.Netns == nil {
-		o.Netns = ledger.SystemNetns{}
-	}
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
@@ -150,7 +146,7 @@ func New(o Options) (*Agent, error) {
 	o.setDefaults()
 	a := &Agent{
 		o: o, log: o.Log,
-		ledgers: ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns},
+		ledgers: ledger.Options{StateDir: o.StateDir, Clock: o.Clock},
 		metrics: newMetrics(o.Registry),
 	}
 	reconcileNow, bookNow, spoolNow := newWake(), newWake(), newWake()
@@ -176,7 +172,7 @@ func New(o Options) (*Agent, error) {
 	news := &news{publisher: publisher, clock: o.Clock, metrics: a.metrics}
 	networks := &networks{ledgers: a.ledgers, confDir: o.CNIConfDir, metrics: a.metrics, log: o.Log}
 	policies := &policies{
-		networks: networks, cacheDir: o.CNICacheDir, netns: o.Netns, news: news, markTimeout: markTimeout,
+		networks: networks, cacheDir: o.CNICacheDir, news: news, markTimeout: markTimeout,
 		metrics: a.metrics, log: o.Log,
 	}
 
@@ -188,11 +184,11 @@ func New(o Options) (*Agent, error) {
 	a.queue = newQueue(policies, reconcileNow, a.health.loop("queue"), a.metrics, o.Log)
 	a.reconciler = &reconciler{
 		interval: o.Interval, now: reconcileNow, cri: a.cri, networks: networks, policies: policies,
-		agreed: agreed, spool: reports, clock: o.Clock, netns: o.Netns,
+		agreed: agreed, spool: reports, clock: o.Clock,
 		beat: a.health.loop("reconcile"), metrics: a.metrics, log: o.Log,
 		reclaimer: &reclaimer{
-			grace: o.GracePeriod, netns: o.Netns, netnsDirs: o.NetnsDirs, runtime: a.cri.PID,
-			news: news, metrics: a.metrics, log: o.Log, suspects: map[suspect]*suspicion{},
+			grace: o.GracePeriod, netnsDirs: o.NetnsDirs, runtime: a.cri.PID, news: news, metrics: a.metrics,
+			log: o.Log, suspects: map[suspect]*suspicion{},
 		},
 		reconciled: func() {
 			a.book.sweep.Store(true) // what has no address behind it has no time at which it would be noticed

@@ -38,7 +38,6 @@ type policies struct {
 	cacheDir string // of libcni
 	// markTimeout is how long a hook waits for a mark.
 	markTimeout time.Duration
-	netns       ledger.NetnsProber
 	news        *news
 	metrics     *metrics
 	log         *slog.Logger
@@ -111,7 +110,7 @@ func (p *policies) apply(o observation) {
 			Message: o.err.Error() + ": nothing is retained",
 		})
 	}
-	ns, ok, err := p.netns.Identify(s.Netns)
+	ns, ok, err := ledger.SystemNetns{}.Identify(s.Netns)
 	if err != nil || !ok {
 		// It has ended meanwhile, or cannot be identified; its policy is in the mark.
 		p.log.Debug("No network namespace", s.attrs("netns", s.Netns, "err", err)...)

@@ -35,7 +35,6 @@ type suspicion struct {
 // reclaimer ends what leaked. It is the reconciler's, and keeps what is suspected between two of its runs.
 type reclaimer struct {
 	grace     time.Duration // how long the runtime must not have known a suspect
-	netns     ledger.NetnsProber
 	netnsDirs []string
 	runtime   func() int // a PID of the runtime
 	news      *news
@@ -114,7 +113,7 @@ func (r *reclaimer) countSuspects() {
 // ready are the namespaces of the sandboxes that the runtime says are running.
 func (r *reclaimer) reclaim(ctx context.Context, due []suspect, ready []ledger.Netns) error {
 	defer r.countSuspects()
-	v, err := hostnet.Observe(ctx, r.netns, r.netnsDirs, r.runtime())
+	v, err := hostnet.Observe(ctx, r.netnsDirs, r.runtime())
 	if err == nil {
 		defer v.Close()
 		err = believe(v, ready)

@@ -27,7 +27,6 @@ type reconciler struct {
 	// reconciled is called after every reconciliation.
 	reconciled func()
 	clock      ledger.Clock
-	netns      ledger.NetnsProber
 	beat       *beat
 	metrics    *metrics
 	log        *slog.Logger
@@ -176,7 +175,7 @@ func (r *reconciler) netnsOf(ctx context.Context, s Sandbox) ledger.Netns {
 		r.log.Warn("Cannot learn the pod's network namespace from the runtime", s.attrs("err", err)...)
 		return ledger.Netns{}
 	}
-	ns, ok, err := r.netns.Identify(path)
+	ns, ok, err := ledger.SystemNetns{}.Identify(path)
 	if err != nil || !ok {
 		return ledger.Netns{Path: path}
 	}

@@ -26,7 +26,6 @@ type View struct {
 	dirs []string
 	// roots are the root directories in which a path is sought: our own and the runtime's.
 	roots []string
-	probe ledger.NetnsProber
 }
 
 type nsID struct{ dev, ino uint64 }
@@ -45,7 +44,7 @@ func idOf(ns ledger.Netns) nsID { return nsID{ns.Dev, ns.Ino} }
 
 // Observe takes a view, to be closed. dirs are where namespaces are mounted by name. runtimePID is a process that
 // shares the runtime's namespaces: that it shows in our /proc proves that the pods' processes would.
-func Observe(ctx context.Context, probe ledger.NetnsProber, dirs []string, runtimePID int) (*View, error) {
+func Observe(ctx context.Context, dirs []string, runtimePID int) (*View, error) {
 	if runtimePID <= 0 {
 		return nil, errors.New("the runtime's process is not visible: the agent needs the host's PID namespace")
 	}
@@ -53,7 +52,7 @@ func Observe(ctx context.Context, probe ledger.NetnsProber, dirs []string, runti
 	if _, err := os.Stat(root + "/"); err != nil {
 		return nil, fmt.Errorf("the runtime's view of the file system: %w", err)
 	}
-	v := &View{spaces: map[nsID]*Space{}, dirs: dirs, roots: []string{"", root}, probe: probe}
+	v := &View{spaces: map[nsID]*Space{}, dirs: dirs, roots: []string{"", root}}
 	if err := v.take(ctx); err != nil {
 		v.Close()
 		return nil, err
@@ -150,7 +149,7 @@ func (v *View) addMounted(dir string) error {
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		ns, ok, err := v.probe.Identify(path)
+		ns, ok, err := ledger.SystemNetns{}.Identify(path)
 		if err != nil {
 			return err
 		}
@@ -224,7 +223,7 @@ func (v *View) places(path string) []string {
 // view was taken is an error.
 func (v *View) Find(ns ledger.Netns) (*Space, error) {
 	for _, path := range v.places(ns.Path) {
-		id, there, err := at(v.probe, path, ns)
+		id, there, err := at(path, ns)
 		if err != nil {
 			return nil, err
 		}
@@ -241,19 +240,19 @@ func (v *View) Find(ns ledger.Netns) (*Space, error) {
 
 // Sees reports whether the namespace that is at the recorded path now is in the view.
 func (v *View) Sees(ns ledger.Netns) (bool, error) {
-	cur, ok, err := v.probe.Identify(ns.Path)
+	cur, ok, err := ledger.SystemNetns{}.Identify(ns.Path)
 	return err == nil && ok && v.spaces[idOf(cur)] != nil, err
 }
 
 // Exists reports whether the recorded namespace is still at its path.
-func Exists(probe ledger.NetnsProber, ns ledger.Netns) (bool, error) {
-	_, there, err := at(probe, ns.Path, ns)
+func Exists(ns ledger.Netns) (bool, error) {
+	_, there, err := at(ns.Path, ns)
 	return there, err
 }
 
 // at reports whether the recorded namespace is at path. One recorded without an inode is any that is there.
-func at(probe ledger.NetnsProber, path string, ns ledger.Netns) (id nsID, there bool, err error) {
-	cur, ok, err := probe.Identify(path)
+func at(path string, ns ledger.Netns) (id nsID, there bool, err error) {
+	cur, ok, err := ledger.SystemNetns{}.Identify(path)
 	if err != nil || !ok || ns.Ino != 0 && idOf(cur) != idOf(ns) {
 		return nsID{}, false, err
 	}
@@ -281,7 +280,7 @@ func (v *View) Remove(s *Space, ns ledger.Netns) error {
 	name := strings.TrimPrefix(ns.Path, v.dirs[i])
 	for _, dir := range v.dirs {
 		path := dir + name
-		is, ok, err := v.probe.Identify(path)
+		is, ok, err := ledger.SystemNetns{}.Identify(path)
 		if err != nil {
 			return err
 		}
@@ -297,7 +296,7 @@ func (v *View) Remove(s *Space, ns ledger.Netns) error {
 		return err
 	}
 	for _, path := range v.places(ns.Path) {
-		if _, there, err := at(v.probe, path, ns); err != nil || there {
+		if _, there, err := at(path, ns); err != nil || there {
 			return errors.Join(err, fmt.Errorf("its leftover network namespace %s is still there", ns.Path))
 		}
 	}

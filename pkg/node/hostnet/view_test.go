@@ -17,7 +17,7 @@ import (
 func TestMain(m *testing.M) { nodetest.Main(m) }
 
 func TestThereIsNoViewWithoutTheHostsProcesses(t *testing.T) {
-	if _, err := Observe(t.Context(), ledger.SystemNetns{}, nil, 0); err == nil {
+	if _, err := Observe(t.Context(), nil, 0); err == nil {
 		t.Error("a view without the runtime's process")
 	}
 }
@@ -51,8 +51,8 @@ func TestALeftoverNamespaceGoesFromTheNodeThoughTheAgentHasItTwice(t *testing.T)
 			done <- err
 			return
 		}
-		v := &View{dirs: mounts, roots: []string{""}, probe: ledger.SystemNetns{}}
-		ns, ok, err := v.probe.Identify(filepath.Join(dirs["var-run"], "left"))
+		v := &View{dirs: mounts, roots: []string{""}}
+		ns, ok, err := ledger.SystemNetns{}.Identify(filepath.Join(dirs["var-run"], "left"))
 		if err == nil && !ok {
 			err = errors.New("the namespace is not visible")
 		}

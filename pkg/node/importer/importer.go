@@ -27,7 +27,6 @@ type Options struct {
 	StateDir  string
 	CRISocket string
 	Clock     ledger.Clock
-	Netns     ledger.NetnsProber
 }
 
 // Import takes over what another program has promised. Without act it only says what it would do.
@@ -38,13 +37,7 @@ type Options struct {
 //
 // The runtime must answer: an address of which it is not known whether a sandbox has it is left alone.
 func Import(ctx context.Context, o Options, items []inspection.ImportItem, act bool) (*inspection.Import, error) {
-	if o.Clock == nil {
-		o.Clock = ledger.SystemClock{}
-	}
-	if o.Netns == nil {
-		o.Netns = ledger.SystemNetns{}
-	}
-	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns})
+	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock})
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +236,7 @@ func (im *importer) findSandbox(p *planned) (why string) {
 	switch {
 	case p.has == nil:
 		return ""
-	case p.sandbox == "" && im.lives(p.netns):
+	case p.sandbox == "" && lives(p.netns):
 		return fmt.Sprintf("%s, which has it in the ledger, is starting or not quite gone: its network namespace is there",
 			p.has.ContainerID)
 	case p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].Ready:
@@ -254,11 +247,11 @@ func (im *importer) findSandbox(p *planned) (why string) {
 
 // lives says of a recorded network namespace whether it may still be there. The runtime lists no sandbox that it is
 // about to create.
-func (im *importer) lives(ns ledger.Netns) bool {
+func lives(ns ledger.Netns) bool {
 	if ns.Path == "" {
 		return false
 	}
-	there, err := hostnet.Exists(im.options.Netns, ns)
+	there, err := hostnet.Exists(ns)
 	return there || err != nil
 }
 
@@ -339,7 +332,7 @@ func (im *importer) netns(ctx context.Context, id string) (ledger.Netns, error) 
 	if err != nil {
 		return ledger.Netns{}, err
 	}
-	ns, ok, err := im.options.Netns.Identify(path)
+	ns, ok, err := ledger.SystemNetns{}.Identify(path)
 	if err == nil && !ok {
 		err = fmt.Errorf("the network namespace of sandbox %s, %s, cannot be seen from here", id, path)
 	}
