@@ -21,8 +21,7 @@ func (s Sandbox) attrs(more ...any) []any {
 }
 
 // hooks is what the runtime calls. It disconnects a plugin that needs more than 2 s, and makes all events of the node
-// wait meanwhile: a hook is a small write at most, and leaves the rest to the queue. Each exported hook times its
-// unexported twin.
+// wait meanwhile: a hook is a small write at most, and leaves the rest to the queue.
 type hooks struct {
 	policies *policies
 	queue    *queue
@@ -33,19 +32,17 @@ type hooks struct {
 	metrics      *metrics
 }
 
-func (h *hooks) timed(hook string, f func()) {
+// timed measures a hook until its result is called.
+func (h *hooks) timed(hook string) (done func()) {
 	start := time.Now()
-	defer func() { h.metrics.hookDuration.WithLabelValues(hook).Observe(time.Since(start).Seconds()) }()
-	f()
+	return func() { h.metrics.hookDuration.WithLabelValues(hook).Observe(time.Since(start).Seconds()) }
 }
 
 // RunPodSandbox is the hook of a sandbox that has just got its addresses. The mark is written before it
 // returns: should everything fall over right after, the pod's DEL still knows the policy.
 func (a *Agent) RunPodSandbox(s Sandbox) {
-	a.hooks.timed("RunPodSandbox", func() { a.hooks.runPodSandbox(s) })
-}
-
-func (h *hooks) runPodSandbox(s Sandbox) {
+	h := a.hooks
+	defer h.timed("RunPodSandbox")()
 	if s.Netns == "" || h.uninstalling() {
 		return // on the host's network: CNI had nothing to do with it
 	}
@@ -55,18 +52,22 @@ func (h *hooks) runPodSandbox(s Sandbox) {
 }
 
 // StopPodSandbox is the hook of a sandbox that is about to lose its addresses. It changes no policy.
-func (a *Agent) StopPodSandbox(Sandbox) { a.hooks.timed("StopPodSandbox", a.hooks.book.up) }
+func (a *Agent) StopPodSandbox(Sandbox) {
+	defer a.hooks.timed("StopPodSandbox")()
+	a.hooks.book.up()
+}
 
 // RemovePodSandbox is the hook of a sandbox that has gone.
-func (a *Agent) RemovePodSandbox(Sandbox) { a.hooks.timed("RemovePodSandbox", a.hooks.book.up) }
+func (a *Agent) RemovePodSandbox(Sandbox) {
+	defer a.hooks.timed("RemovePodSandbox")()
+	a.hooks.book.up()
+}
 
 // Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There
 // is no time for marks; the queue makes the promises that they stand for.
 func (a *Agent) Synchronize(all []Sandbox) {
-	a.hooks.timed("Synchronize", func() { a.hooks.synchronize(all) })
-}
-
-func (h *hooks) synchronize(all []Sandbox) {
+	h := a.hooks
+	defer h.timed("Synchronize")()
 	if h.uninstalling() {
 		return
 	}
