@@ -210,7 +210,7 @@ func (f *findings) room(net *inspection.Network) {
 	for i, set := range net.RangeSets {
 		var used, kept int64
 		for _, a := range net.Addresses {
-			if inRanges([]inspection.RangeSet{set}, a.IP) {
+			if set.Contains(a.IP) {
 				used++
 				if a.State == inspection.Retained {
 					kept++

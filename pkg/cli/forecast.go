@@ -195,7 +195,9 @@ func (f *facts) outside(r *stayputv1alpha1.RetainedIP) string {
 				continue
 			}
 			for _, ip := range of.IPs {
-				if a, err := netip.ParseAddr(ip); err == nil && !inRanges(net.RangeSets, a) {
+				a, err := netip.ParseAddr(ip)
+				within := func(s inspection.RangeSet) bool { return s.Contains(a) }
+				if err == nil && !slices.ContainsFunc(net.RangeSets, within) {
 					return fmt.Sprintf("%s is outside the ranges that network %s has on node %s now.",
 						ip, net.Name, r.Spec.NodeName)
 				}
@@ -203,12 +205,6 @@ func (f *facts) outside(r *stayputv1alpha1.RetainedIP) string {
 		}
 	}
 	return ""
-}
-
-func inRanges(sets []inspection.RangeSet, a netip.Addr) bool {
-	return slices.ContainsFunc(sets, func(s inspection.RangeSet) bool {
-		return slices.ContainsFunc(s.Ranges, func(r inspection.Range) bool { return r.Contains(a) })
-	})
 }
 
 // foretellKept says what becomes of the addresses if no pod is created.

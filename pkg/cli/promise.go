@@ -156,7 +156,7 @@ func (f *facts) whyNothing() string {
 			node, cmp.Or(n.Agent.API, "it has none"))
 	}
 	for _, set := range net.RangeSets {
-		if set.Promised >= set.PromiseLimit && inRanges([]inspection.RangeSet{set}, a.IP) {
+		if set.Promised >= set.PromiseLimit && set.Contains(a.IP) {
 			return fmt.Sprintf("Nothing: of network %s on node %s %d addresses are promised, of at most %d "+
 				"(promisedShare %g). The pod has an ordinary address.",
 				net.Name, node, set.Promised, set.PromiseLimit, net.PromisedShare)

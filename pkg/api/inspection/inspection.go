@@ -5,6 +5,7 @@ package inspection
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -142,6 +143,11 @@ type RangeSet struct {
 	Size         int64 `json:"size"`
 	Promised     int64 `json:"promised"`
 	PromiseLimit int64 `json:"promiseLimit"`
+}
+
+// Contains reports whether a is in one of the ranges.
+func (s RangeSet) Contains(a netip.Addr) bool {
+	return slices.ContainsFunc(s.Ranges, func(r Range) bool { return r.Contains(a) })
 }
 
 // Range is a stretch of a subnet; Start and End belong to it. Gateway is never given to a pod.

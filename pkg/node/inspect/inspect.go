@@ -43,8 +43,6 @@ type Options struct {
 	InstallCNI            bool   // the daemon installs the plugin and keeps the configuration
 	PluginBinary          string // that it installs
 	GracePeriod           time.Duration
-	Clock                 ledger.Clock
-	Netns                 ledger.NetnsProber
 }
 
 const (
@@ -57,12 +55,6 @@ const (
 
 // Node describes the node and changes nothing. What it cannot find out is said in the description.
 func Node(ctx context.Context, o Options) *inspection.Node {
-	if o.Clock == nil {
-		o.Clock = ledger.SystemClock{}
-	}
-	if o.Netns == nil {
-		o.Netns = ledger.SystemNetns{}
-	}
 	agent, said := askAgent(ctx, o.Listen)
 	n := &inspection.Node{
 		Format: inspection.Format, Version: o.Version, StateDir: o.StateDir,
@@ -73,7 +65,7 @@ func Node(ctx context.Context, o Options) *inspection.Node {
 		n.Build = built.Main.Version
 	}
 	n.Agent.GracePeriod = int64(o.GracePeriod.Seconds())
-	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir, Clock: o.Clock, Netns: o.Netns})
+	ledgers, err := ledger.Networks(ledger.Options{StateDir: o.StateDir})
 	if err != nil {
 		n.NetworksError, n.NetworksNewer = err.Error(), errors.Is(err, ledger.ErrNewer)
 	}
@@ -95,7 +87,7 @@ func Node(ctx context.Context, o Options) *inspection.Node {
 		compareTwice(ctx, o.CRISocket, ledgers, n, sandboxes)
 	}
 	n.Clock.Wall = time.Now().UTC()
-	if now, err := o.Clock.Now(); err != nil {
+	if now, err := (ledger.SystemClock{}).Now(); err != nil {
 		n.Clock.Error = err.Error()
 	} else {
 		n.Clock.Wall, n.Clock.BootID = now.Wall.UTC().Round(0), now.BootID
@@ -224,7 +216,7 @@ func compare(networks []inspection.Network, sandboxes map[string]cri.Sandbox) (f
 				} else if taken {
 					is = strings.ToLower(string(a.State))
 				}
-				if inRanges(n.RangeSets, ip) {
+				if slices.ContainsFunc(n.RangeSets, func(s inspection.RangeSet) bool { return s.Contains(ip) }) {
 					why := fmt.Sprintf("pod %s has it, but in the ledger it is %s", s.Pod, is)
 					found = append(found, finding{i, true, inspection.Suspicion{IP: ip, Why: why}})
 				}
@@ -235,12 +227,6 @@ func compare(networks []inspection.Network, sandboxes map[string]cri.Sandbox) (f
 		})
 	}
 	return found
-}
-
-func inRanges(sets []inspection.RangeSet, ip netip.Addr) bool {
-	return slices.ContainsFunc(sets, func(s inspection.RangeSet) bool {
-		return slices.ContainsFunc(s.Ranges, func(r inspection.Range) bool { return r.Contains(ip) })
-	})
 }
 
 // askAgent asks the daemon how it is. One of a version that speaks only text says no more than whether it is ready.
