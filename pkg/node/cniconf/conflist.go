@@ -114,63 +114,61 @@ func (d confDir) status() Status {
 	if ours {
 		s.Source, _ = own.DerivedFrom()
 	}
-	say := func(state State, format string, args ...any) Status {
-		s.State, s.Message = state, fmt.Sprintf(format, args...)
-		return s
-	}
 	switch {
 	case own != nil && !ours && own.Kind != netconf.ByHand:
-		return say(StateConflict, "%s was not written by stayput: rename or remove it", ConflistName)
+		return s.says(StateConflict, "%s was not written by stayput: rename or remove it", ConflistName)
 	case ours && c.File == ConflistName && d.bypassed() != nil:
-		return say(StateUnsupported, "%s sorts before %s, so pods lose the networks that multus attaches: remove it",
+		return s.says(StateUnsupported, "%s sorts before %s, so pods lose the networks that multus attaches: remove it",
 			ConflistName, d.bypassed().File)
 	case ours && c.File == ConflistName:
-		return say(StateActive, "%s, derived from %s", ConflistName, s.Source)
+		return s.says(StateActive, "%s, derived from %s", ConflistName, s.Source)
 	case c.Kind == netconf.Multus:
 		return d.throughMultus(s, c, ours)
 	case ours && c.Kind != netconf.ByHand:
-		return say(StateShadowed, "%s sorts before %s, so the runtime uses it: rename it", c.File, ConflistName)
+		return s.says(StateShadowed, "%s sorts before %s, so the runtime uses it: rename it", c.File, ConflistName)
 	}
 	switch c.Kind {
 	case netconf.Broken:
-		return say(StateBroken, "%s: %s", c.File, c.Why)
+		return s.says(StateBroken, "%s: %s", c.File, c.Why)
 	case netconf.ByHand:
-		return say(StateByHand, "%s names stayput", c.File)
+		return s.says(StateByHand, "%s names stayput", c.File)
 	case netconf.Stock:
-		return say(StateStock, "%s uses host-local", c.File)
+		return s.says(StateStock, "%s uses host-local", c.File)
 	}
-	return say(StateUnsupported, "%s: %s", c.File, c.Why)
+	return s.says(StateUnsupported, "%s: %s", c.File, c.Why)
+}
+
+// says returns the status with another state and message.
+func (s Status) says(state State, format string, args ...any) Status {
+	s.State, s.Message = state, fmt.Sprintf(format, args...)
+	return s
 }
 
 // throughMultus returns the status of the network that multus delegates to. Its file is never edited.
 func (d confDir) throughMultus(s Status, c *netconf.Conf, ours bool) Status {
 	const restart = "multus copies the first configuration when it starts: restart its pod on this node"
 	first, network := c.Delegate()
-	if first == nil {
-		s.State = StateMultus
-		if strings.Contains(network, "/") {
-			return d.throughFile(s, c, filepath.Base(network), ours)
-		} else if network != "" {
-			s.Message = fmt.Sprintf("%s delegates to the cluster network %s, which is configured elsewhere", c.File, network)
-		} else {
-			s.Message = fmt.Sprintf("%s does not say what it delegates to; %s once %s is there", c.File, restart, ConflistName)
-		}
-		return s
+	switch {
+	case first != nil:
+	case strings.Contains(network, "/"):
+		return d.throughFile(s, c, filepath.Base(network), ours)
+	case network != "":
+		return s.says(StateMultus, "%s delegates to the cluster network %s, which is configured elsewhere", c.File, network)
+	default:
+		return s.says(StateMultus, "%s does not say what it delegates to; %s once %s is there",
+			c.File, restart, ConflistName)
 	}
 	s.Network = first.Network
 	switch {
 	case first.Kind == netconf.ByHand:
-		s.State, s.Message = StateActive, fmt.Sprintf("%s delegates to a network that names stayput", c.File)
+		return s.says(StateActive, "%s delegates to a network that names stayput", c.File)
 	case first.Kind == netconf.Stock && ours:
-		s.State = StateShadowed
-		s.Message = fmt.Sprintf("%s has a copy of a network with host-local; %s, and it copies %s",
+		return s.says(StateShadowed, "%s has a copy of a network with host-local; %s, and it copies %s",
 			c.File, restart, ConflistName)
 	case first.Kind == netconf.Stock:
-		s.State, s.Message = StateStock, fmt.Sprintf("%s has a copy of a network with host-local", c.File)
-	default:
-		s.State, s.Message = StateUnsupported, fmt.Sprintf("%s: delegates[0]: %s", c.File, first.Why)
+		return s.says(StateStock, "%s has a copy of a network with host-local", c.File)
 	}
-	return s
+	return s.says(StateUnsupported, "%s: delegates[0]: %s", c.File, first.Why)
 }
 
 // throughFile returns the status of the file that multus' daemon delegates to. It was the first of the directory when
@@ -178,34 +176,29 @@ func (d confDir) throughMultus(s Status, c *netconf.Conf, ours bool) Status {
 func (d confDir) throughFile(s Status, c *netconf.Conf, name string, ours bool) Status {
 	to := d.Find(name)
 	if to == nil {
-		s.State = StateBroken
-		s.Message = fmt.Sprintf(
+		return s.says(StateBroken,
 			"%s delegates to %s, which is gone: no pod can start until multus' pod on this node is restarted", c.File, name)
-		return s
 	}
 	s.Network = to.Network
 	switch {
 	case to.Kind == netconf.ByHand:
-		s.State, s.Message = StateActive, fmt.Sprintf("%s delegates to %s, which names stayput", c.File, name)
+		return s.says(StateActive, "%s delegates to %s, which names stayput", c.File, name)
 	case to.Kind == netconf.Stock && ours:
-		s.State = StateShadowed
-		s.Message = fmt.Sprintf("%s delegates to %s, the first configuration when multus started: "+
+		return s.says(StateShadowed, "%s delegates to %s, the first configuration when multus started: "+
 			"restart its pod on this node, and it takes %s", c.File, name, ConflistName)
 	case to.Kind == netconf.Stock:
-		s.State, s.Message = StateStock, fmt.Sprintf("%s delegates to %s, which uses host-local", c.File, name)
+		return s.says(StateStock, "%s delegates to %s, which uses host-local", c.File, name)
 	case to.Kind == netconf.Broken:
-		s.State, s.Message = StateBroken, fmt.Sprintf("%s delegates to %s: %s", c.File, name, to.Why)
-	default:
-		s.State, s.Message = StateUnsupported, fmt.Sprintf("%s delegates to %s: %s", c.File, name, to.Why)
+		return s.says(StateBroken, "%s delegates to %s: %s", c.File, name, to.Why)
 	}
-	return s
+	return s.says(StateUnsupported, "%s delegates to %s: %s", c.File, name, to.Why)
 }
 
 // plan is what to do about the agent's file: nothing if it neither writes nor removes.
 type plan struct {
 	write  []byte
 	remove bool
-	status *Status       // instead of the directory's
+	status Status        // instead of the directory's; zero: none
 	again  time.Duration // when to decide again though nothing has changed
 }
 
@@ -232,9 +225,9 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 		*m = memory{}
 		p := plan{remove: own != nil}
 		if d.throughMultus(Status{}, c, false).State != StateActive {
-			p.status = &Status{State: StateUnsupported, Message: fmt.Sprintf(
+			p.status = Status{}.says(StateUnsupported,
 				"%s sorts after %s, so pods would lose the networks that multus attaches: "+
-					"rename it to 00-multus.conf, or name stayput in its delegate by hand", c.File, ConflistName)}
+					"rename it to 00-multus.conf, or name stayput in its delegate by hand", c.File, ConflistName)
 		}
 		return p
 	}
@@ -243,33 +236,27 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 	} else if source, _ := own.DerivedFrom(); d.held(source, first, m, now) {
 		return plan{
 			again: max(sourceHold-(now-m.gone), time.Second),
-			status: &Status{State: StateHeld, Message: fmt.Sprintf(
-				"%s is gone; %s stays for %s in case it returns; remove %[2]s to end that now", source, ConflistName, sourceHold)},
+			status: Status{}.says(StateHeld, "%s is gone; %s stays for %s in case it returns; remove %[2]s to end that now",
+				source, ConflistName, sourceHold),
 		}
 	}
 	switch {
 	case first == nil || first.Kind == netconf.ByHand || first.Kind == netconf.Foreign:
-		if own == nil {
-			return plan{}
-		}
-		return plan{remove: true}
+		return plan{remove: own != nil}
 	case first.Kind == netconf.Broken:
 		if own == nil {
 			return plan{}
 		}
-		return plan{status: &Status{State: StateBroken, Message: fmt.Sprintf(
-			"%s cannot be loaded, %s stays as it is: %s", first.File, ConflistName, first.Why)}}
+		return plan{status: Status{}.says(StateBroken, "%s cannot be loaded, %s stays as it is: %s",
+			first.File, ConflistName, first.Why)}
 	case first.File < ConflistName:
 		// Ours would not be used.
-		return plan{remove: own != nil, status: &Status{
-			State: StateShadowed,
-			Message: fmt.Sprintf("%s sorts before %s, so the runtime would use it: rename it to sort later",
-				first.File, ConflistName),
-		}}
+		return plan{remove: own != nil, status: Status{}.says(StateShadowed,
+			"%s sorts before %s, so the runtime would use it: rename it to sort later", first.File, ConflistName)}
 	}
 	data, err := netconf.Derive(first, l, own)
 	if err != nil {
-		return plan{status: &Status{State: StateUnsupported, Message: err.Error()}}
+		return plan{status: Status{State: StateUnsupported, Message: err.Error()}}
 	}
 	if own != nil && own.Same(data) {
 		return plan{}

@@ -205,8 +205,7 @@ func (k *Keeper) Status() Status {
 
 // Inspect returns the status of the CNI configuration on disk, without a keeper.
 func Inspect(confDir, binDir string) Status {
-	s := InspectFiles(confDir, binDir)
-	return s.withoutPlugin()
+	return InspectFiles(confDir, binDir).withoutPlugin()
 }
 
 // InspectFiles is Inspect without a judgement about the plugin, for a caller that may not see BinDir.
@@ -244,8 +243,7 @@ func (k *Keeper) Line() string {
 // starts.
 func (s Status) withoutPlugin() Status {
 	if !s.Plugin.Installed && (s.State == StateActive || s.State == StateByHand) {
-		s.State = StateNoPlugin
-		s.Message = fmt.Sprintf("%s: %s; no pod can start on this node", s.Plugin.Path, s.Plugin.Problem)
+		return s.says(StateNoPlugin, "%s: %s; no pod can start on this node", s.Plugin.Path, s.Plugin.Problem)
 	}
 	return s
 }
@@ -322,7 +320,7 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 	dir, readErr := readConfDir(k.o.ConfDir)
 	if err = errors.Join(err, readErr); err != nil {
 		s = Status{State: StateError, Message: err.Error()}
-	} else if s = dir.status(); did.status != nil {
+	} else if s = dir.status(); did.status.State != "" {
 		s.State, s.Message = did.status.State, did.status.Message
 	}
 	s.ConfDir = k.o.ConfDir
@@ -358,9 +356,9 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 // oneLine returns joined errors as one line.
 func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
 
-// misfit returns why the agent's file would do harm, or nothing, with the runtime as it is configured. It returns nil
-// if the file fits, or the runtime does not say.
-func (k *Keeper) misfit(ctx context.Context) *Status {
+// misfit returns why the agent's file would do harm, or nothing, with the runtime as it is configured: a zero Status if
+// the file fits, or the runtime does not say.
+func (k *Keeper) misfit(ctx context.Context) (s Status) {
 	if k.runtime == nil || time.Since(k.runtimeAt) > k.o.Interval {
 		r, err := k.o.Runtime(ctx)
 		k.runtimeAt = time.Now()
@@ -370,23 +368,22 @@ func (k *Keeper) misfit(ctx context.Context) *Status {
 			k.o.Log.Debug("Cannot ask the runtime for its CNI configuration", "err", err)
 		}
 	}
-	if k.runtime == nil {
-		return nil
-	}
 	r := k.runtime
+	if r == nil {
+		return s
+	}
 	inUse := func(binDir string) bool { return sameDir(binDir, k.install.dir) }
 	switch {
 	case r.ConfDir != "" && !sameDir(r.ConfDir, k.o.ConfDir):
-		return &Status{State: StateError, Message: fmt.Sprintf("the runtime reads %s: set --cni-conf-dir to that", r.ConfDir)}
+		return s.says(StateError, "the runtime reads %s: set --cni-conf-dir to that", r.ConfDir)
 	case len(r.BinDirs) > 0 && !slices.ContainsFunc(r.BinDirs, inUse):
-		return &Status{State: StateNoPlugin, Message: fmt.Sprintf(
-			"the runtime runs the plugins of %s: set --cni-bin-dir to that", strings.Join(r.BinDirs, " and "))}
+		return s.says(StateNoPlugin, "the runtime runs the plugins of %s: set --cni-bin-dir to that",
+			strings.Join(r.BinDirs, " and "))
 	case r.MaxConfNum != nil && *r.MaxConfNum != 1:
-		return &Status{State: StateUnsupported, Message: fmt.Sprintf(
-			"the runtime attaches pods to more than one configuration (max_conf_num = %d), and the agent's would be one more: "+
-				"write \"stayput\" by hand", *r.MaxConfNum)}
+		return s.says(StateUnsupported, "the runtime attaches pods to more than one configuration (max_conf_num = %d), "+
+			"and the agent's would be one more: write \"stayput\" by hand", *r.MaxConfNum)
 	}
-	return nil
+	return s
 }
 
 func sameDir(a, b string) bool {
@@ -399,7 +396,7 @@ func sameDir(a, b string) bool {
 }
 
 // write writes or removes the agent's file.
-func (k *Keeper) write(ready pluginState, misfit *Status) (plan, error) {
+func (k *Keeper) write(ready pluginState, misfit Status) (plan, error) {
 	dir, err := readConfDir(k.o.ConfDir)
 	if err != nil {
 		return plan{}, err
@@ -421,18 +418,16 @@ func (k *Keeper) write(ready pluginState, misfit *Status) (plan, error) {
 		p.write = nil
 	}
 	switch {
-	case misfit != nil && ours:
-		p = plan{remove: true, status: misfit}
-	case misfit != nil:
-		p = plan{status: misfit}
+	case misfit.State != "":
+		p = plan{remove: ours, status: misfit}
 	case k.runtime == nil && !ours && p.write != nil:
 		p = plan{again: pollEvery}
 	}
 	switch {
 	case p.write != nil && k.writes.Tokens() < 1:
-		return plan{again: writeEvery, status: &Status{State: StateConflict, Message: fmt.Sprintf(
+		return plan{again: writeEvery, status: Status{}.says(StateConflict,
 			"%s was written %d times in a short while: another program keeps changing or removing it",
-			ConflistName, writeBurst)}}, nil
+			ConflistName, writeBurst)}, nil
 	case p.write != nil:
 		if err := (atomicfile.File{Path: path, Mode: 0o644}).Write(bytes.NewReader(p.write)); err != nil {
 			return plan{}, err
