@@ -2,6 +2,7 @@ package netconf
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -474,11 +475,8 @@ func (c *Conf) FlannelDirs() (dirs []string) {
 		if typeOf(p) != flannelType {
 			continue
 		}
-		if dir, _ := p["dataDir"].(string); dir != "" {
-			dirs = append(dirs, dir)
-		} else {
-			dirs = append(dirs, defaultFlannelDir)
-		}
+		dir, _ := p["dataDir"].(string)
+		dirs = append(dirs, cmp.Or(dir, defaultFlannelDir))
 	}
 	return dirs
 }

@@ -52,11 +52,7 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		if k, _ := classifyPlugin(p); k != Stock {
 			continue
 		}
-		ipam, _ := p["ipam"].(map[string]any)
-		if ipam == nil {
-			ipam = map[string]any{}
-		}
-		p["ipam"] = ipam
+		ipam := section(p, "ipam")
 		ipam["type"] = Type
 		if l.StateDir != "" && l.StateDir != ledger.DefaultStateDir {
 			ipam["stateDir"] = l.StateDir
@@ -67,11 +63,7 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		if l.LongestRetention != 0 {
 			ipam["longestRetention"] = l.LongestRetention.String()
 		}
-		capabilities, _ := p["capabilities"].(map[string]any)
-		if capabilities == nil {
-			capabilities = map[string]any{}
-		}
-		p["capabilities"] = capabilities
+		capabilities := section(p, "capabilities")
 		if _, there := capabilities[AnnotationsCapability]; !there {
 			capabilities[AnnotationsCapability] = true
 		}
@@ -86,6 +78,16 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		return nil, fmt.Errorf("what is derived from %s does not load: %w", source.File, err)
 	}
 	return data, nil
+}
+
+// section returns an object in the configuration of a plugin, and makes it if it is missing.
+func section(p map[string]any, key string) map[string]any {
+	s, _ := p[key].(map[string]any)
+	if s == nil {
+		s = map[string]any{}
+		p[key] = s
+	}
+	return s
 }
 
 func clone(v any) any {
