@@ -2,7 +2,6 @@ package retainedip
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -21,8 +20,8 @@ func (p *Publisher) DeleteAll(ctx context.Context) error {
 	list, err := listWatch{p}.ListWithContext(inTime, metav1.ListOptions{})
 	if err != nil {
 		if pointless(err) {
-			p.log.Warn("No longer allowed to delete this node's RetainedIPs; if any are left: kubectl delete retainedips -A "+
-				"--field-selector spec.nodeName="+p.o.Node, "err", err)
+			p.log.Warn("No longer allowed to delete this node's RetainedIPs; if any are left: "+
+				"kubectl delete retainedips -A --field-selector spec.nodeName="+p.o.Node, "err", err)
 			return nil
 		}
 		return fmt.Errorf("listing RetainedIPs: %w", err)
@@ -42,16 +41,9 @@ func (p *Publisher) DeleteAll(ctx context.Context) error {
 }
 
 func (p *Publisher) deleteOne(ctx context.Context, r *v1alpha1.RetainedIP) error {
-	body, err := json.Marshal(metav1.DeleteOptions{
-		TypeMeta:      metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
-		Preconditions: &metav1.Preconditions{UID: &r.UID},
-	})
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err = p.client.Delete().Namespace(r.Namespace).Resource(retainedIPs).Name(r.Name).Body(body).Do(ctx).Error()
+	err := p.remove(ctx, nameOf(r), metav1.Preconditions{UID: &r.UID})
 	p.metrics.writes.WithLabelValues("delete", resultOf(err)).Inc()
 	return err
 }

@@ -101,8 +101,10 @@ type objectReference struct {
 
 func newEventSink(client *rest.RESTClient, node string, m *metrics, log *slog.Logger,
 	uidOf func(Name) types.UID) *eventSink {
-	return &eventSink{client: client, node: node, metrics: m, log: log, uidOf: uidOf, c: make(chan *event, eventsQueued),
-		limit: rate.NewLimiter(eventsPerSecond, eventsBurst), recent: map[string]time.Time{}}
+	return &eventSink{
+		client: client, node: node, metrics: m, log: log, uidOf: uidOf, c: make(chan *event, eventsQueued),
+		limit: rate.NewLimiter(eventsPerSecond, eventsBurst), recent: map[string]time.Time{},
+	}
 }
 
 // put queues an Event, or drops it if too many are waiting.
@@ -203,8 +205,8 @@ func (s *eventSink) deliver(ctx context.Context, e *event) {
 			!apierrors.IsUnauthorized(err),
 			time.Since(e.EventTime.Time) > eventAge, ctx.Err() != nil:
 			s.metrics.eventsDropped.Inc()
-			s.log.Warn("Dropped an Event", "reason", e.Reason, "about",
-				e.Regarding.Kind+" "+e.Regarding.Namespace+"/"+e.Regarding.Name, "err", err)
+			about := e.Regarding.Kind + " " + e.Regarding.Namespace + "/" + e.Regarding.Name
+			s.log.Warn("Dropped an Event", "reason", e.Reason, "about", about, "err", err)
 			return
 		}
 		select {
@@ -221,6 +223,6 @@ func (s *eventSink) post(ctx context.Context, e *event) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return s.client.Post().AbsPath("/apis/events.k8s.io/v1/namespaces", e.Metadata.Namespace,
-		"events").Body(body).Do(ctx).Error()
+	return s.client.Post().AbsPath("/apis/events.k8s.io/v1/namespaces", e.Metadata.Namespace, "events").
+		Body(body).Do(ctx).Error()
 }

@@ -64,13 +64,12 @@ func (p *promised) same(q *promised) bool {
 func promisedBy(claims []Claim, node string, now time.Time) map[Name]*promised {
 	all := map[Name]*promised{}
 	for _, of := range byPod(claims) {
-		first := of[0]
-		key := Name{first.Key.Namespace(), v1alpha1.RetainedIPName(first.Key.Pod, node)}
-		p := &promised{spec: specOf(first, node), status: statusOf(of, now)}
+		p := &promised{spec: specOf(of[0], node), status: statusOf(of, now)}
 		for _, c := range of {
 			p.claims = append(p.claims, c.Key)
 		}
-		all[key] = p
+		key := of[0].Key
+		all[Name{key.Namespace(), v1alpha1.RetainedIPName(key.Pod, node)}] = p
 	}
 	return all
 }
@@ -91,9 +90,9 @@ func byPod(claims []Claim) [][]Claim {
 	}
 	slices.SortFunc(claims, func(a, b Claim) int {
 		return cmp.Or(
-			strings.Compare(a.Key.Namespace(), b.Key.Namespace()), strings.Compare(a.Key.Pod, b.Key.Pod), rank(a)-rank(b),
-			strings.Compare(a.Key.Network, b.Key.Network), strings.Compare(a.Key.IfName,
-				b.Key.IfName), strings.Compare(a.Key.Identity, b.Key.Identity))
+			strings.Compare(a.Key.Namespace(), b.Key.Namespace()), strings.Compare(a.Key.Pod, b.Key.Pod),
+			rank(a)-rank(b), strings.Compare(a.Key.Network, b.Key.Network),
+			strings.Compare(a.Key.IfName, b.Key.IfName), strings.Compare(a.Key.Identity, b.Key.Identity))
 	})
 	var groups [][]Claim
 	for from := 0; from < len(claims); {
@@ -134,8 +133,8 @@ func statusOf(claims []Claim, now time.Time) v1alpha1.RetainedIPStatus {
 		}); i >= 0 {
 			s.Addresses[i].IPs = append(s.Addresses[i].IPs, ips...) // of two identities
 		} else {
-			s.Addresses = append(s.Addresses, v1alpha1.NetworkAddresses{Network: c.Key.Network, Interface: c.Key.IfName,
-				IPs: ips})
+			s.Addresses = append(s.Addresses,
+				v1alpha1.NetworkAddresses{Network: c.Key.Network, Interface: c.Key.IfName, IPs: ips})
 		}
 		if c.Phase == PhaseBound {
 			s.Phase = v1alpha1.PhaseBound

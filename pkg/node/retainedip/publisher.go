@@ -143,9 +143,7 @@ func (j jittered) When(k Name) time.Duration {
 func (p *Publisher) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	reflector := cache.NewReflectorWithOptions(listWatch{p}, &v1alpha1.RetainedIP{}, objectStore{p},
-		cache.ReflectorOptions{
-			Name: retainedIPs, Backoff: &p.backoff,
-		})
+		cache.ReflectorOptions{Name: retainedIPs, Backoff: &p.backoff})
 	wg.Go(func() { reflector.RunWithContext(ctx) })
 	for range apiWriters {
 		wg.Go(func() {
@@ -293,8 +291,8 @@ func (p *Publisher) sync(ctx context.Context, key Name) error {
 			p.o.Release(key, want.claims, func() { p.releaseDone(key, o.uid) })
 			return nil
 		case requestIsOver:
-			p.log.Info("Ignored a release requested before the pod came back", "pod", key.Namespace+"/"+want.spec.PodName,
-				"addrs", want.status.IPs)
+			p.log.Info("Ignored a release requested before the pod came back",
+				"pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
 			return p.delete(ctx, key, o)
 		default:
 			return nil
@@ -356,9 +354,9 @@ func (p *Publisher) apply(ctx context.Context, key Name, o *object, want *promis
 	p.mu.Lock()
 	delete(p.homeless, key)
 	p.mu.Unlock()
-	p.keepAnswer(&now, want)
-	p.log.Debug("Applied RetainedIP", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs, "phase",
-		want.status.Phase, "expires", want.status.Expires)
+	p.keep(&now, want)
+	p.log.Debug("Applied RetainedIP", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs,
+		"phase", want.status.Phase, "expires", want.status.Expires)
 	return nil
 }
 
@@ -368,14 +366,7 @@ func (p *Publisher) delete(ctx context.Context, key Name, o *object) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	body, err := json.Marshal(metav1.DeleteOptions{
-		TypeMeta:      metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"},
-		Preconditions: &metav1.Preconditions{UID: &o.uid, ResourceVersion: &o.version},
-	})
-	if err != nil {
-		return err
-	}
-	err = p.client.Delete().Namespace(key.Namespace).Resource(retainedIPs).Name(key.Name).Body(body).Do(ctx).Error()
+	err := p.remove(ctx, key, metav1.Preconditions{UID: &o.uid, ResourceVersion: &o.version})
 	if objectNotFound(err) {
 		err = nil
 	}
@@ -387,7 +378,17 @@ func (p *Publisher) delete(ctx context.Context, key Name, o *object) error {
 	return nil
 }
 
-// isNamespace and isObject say what was not found.
+// remove deletes an object if it is still the one meant.
+func (p *Publisher) remove(ctx context.Context, key Name, only metav1.Preconditions) error {
+	body, err := json.Marshal(metav1.DeleteOptions{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, Preconditions: &only,
+	})
+	if err != nil {
+		return err
+	}
+	return p.client.Delete().Namespace(key.Namespace).Resource(retainedIPs).Name(key.Name).Body(body).Do(ctx).Error()
+}
+
 func namespaceNotFound(err error) bool { return missing(err) == "namespaces" }
 func objectNotFound(err error) bool    { return missing(err) == retainedIPs }
 
@@ -428,8 +429,9 @@ func (p *Publisher) mayWrite(key Name) error {
 // wrote counts a write. If it was refused because the object has changed, the new one is fetched.
 func (p *Publisher) wrote(ctx context.Context, verb string, key Name, o *object, err error) error {
 	p.metrics.writes.WithLabelValues(verb, resultOf(err)).Inc()
-	if err == nil || o == nil || !apierrors.IsConflict(err) && !apierrors.IsInvalid(err) && !apierrors.IsNotFound(err) &&
-		!apierrors.IsBadRequest(err) {
+	changed := apierrors.IsConflict(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) ||
+		apierrors.IsBadRequest(err)
+	if o == nil || !changed {
 		return err
 	}
 	var now v1alpha1.RetainedIP
@@ -462,16 +464,14 @@ func (p *Publisher) namespaceGone(key Name, want *promised) {
 		want.status.Phase != v1alpha1.PhaseRetained {
 		return
 	}
-	p.log.Info("Releasing, the workload's namespace was deleted", "pod", key.Namespace+"/"+want.spec.PodName, "addrs",
-		want.status.IPs)
+	p.log.Info("Releasing, the workload's namespace was deleted",
+		"pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs)
 	p.o.Release(key, want.claims, func() { p.releaseDone(key, "") })
 }
 
-// keep takes over an object from the watch, unless a newer one is there.
-func (p *Publisher) keep(r *v1alpha1.RetainedIP) { p.keepAnswer(r, nil) }
-
-// keepAnswer takes over the answer to an apply. The watch brings the same version once more, before or after.
-func (p *Publisher) keepAnswer(r *v1alpha1.RetainedIP, applied *promised) {
+// keep takes over an object, unless a newer one is there: from the watch, or as the answer to what was applied. The
+// watch brings the same version once more, before or after.
+func (p *Publisher) keep(r *v1alpha1.RetainedIP, applied *promised) {
 	key, o := objectOf(r)
 	o.answer = applied
 	p.mu.Lock()

@@ -20,7 +20,7 @@ import (
 type objectStore struct{ p *Publisher }
 
 func (s objectStore) Add(obj any) error {
-	s.p.keep(obj.(*v1alpha1.RetainedIP))
+	s.p.keep(obj.(*v1alpha1.RetainedIP), nil)
 	return nil
 }
 
@@ -75,8 +75,9 @@ func (l listWatch) ListWithContext(ctx context.Context, o metav1.ListOptions) (r
 	o.FieldSelector = l.selector()
 	list := &v1alpha1.RetainedIPList{}
 	// The reflector knows better than to ask again for a version that the API server has not reached.
-	if err := l.p.client.Get().Resource(retainedIPs).VersionedParams(&o,
-		metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(list); err != nil {
+	err := l.p.client.Get().Resource(retainedIPs).VersionedParams(&o, metav1.ParameterCodec).
+		MaxRetries(0).Do(ctx).Into(list)
+	if err != nil {
 		if !tooOld(err) {
 			l.p.down(fmt.Errorf("listing RetainedIPs: %w", err))
 		}
@@ -118,10 +119,9 @@ func (l listWatch) sameHistory(ctx context.Context, version string) error {
 	defer cancel()
 	// The cheapest list that shows etcd's revision: of one object, which need not exist.
 	var list v1alpha1.RetainedIPList
+	one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "none").String()}
 	err := l.p.client.Get().Namespace(metav1.NamespaceDefault).Resource(retainedIPs).
-		VersionedParams(&metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", "none").String()},
-			metav1.ParameterCodec).
-		Do(ctx).Into(&list)
+		VersionedParams(&one, metav1.ParameterCodec).Do(ctx).Into(&list)
 	if err != nil {
 		return fmt.Errorf("asking for the version of the API server: %w", err)
 	}
