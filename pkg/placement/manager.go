@@ -117,16 +117,9 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 			return false
 		}
 	}
-	uninstalling := func() bool { return false }
-	if o.Namespace != "" {
-		u, err := uninstall.New(mgr, o.Namespace, memory)
-		if err != nil {
-			return err
-		}
-		if err := mgr.Add(u); err != nil {
-			return err
-		}
-		uninstalling = u.Begun
+	uninstalling, err := addUninstall(mgr, o.Namespace, memory)
+	if err != nil {
+		return err
 	}
 
 	// 3. Workloads, and PersistentPodStates for them.
@@ -139,28 +132,9 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		return err
 	}
 
-	// 4. Every replica follows pods and RetainedIPs, so that the next leader knows what they did, and fills the other
-	// caches, so that it can lead at once.
-	follow := []client.Object{&corev1.Node{}, &appsv1.StatefulSet{}}
-	if records != nil {
-		follow = append(follow, &kruisev1alpha1.PersistentPodState{})
-	}
-	for _, o := range follow {
-		if _, err := mgr.GetCache().GetInformer(ctx, o); err != nil {
-			return err
-		}
-	}
-	for _, of := range []struct {
-		object  client.Object
-		handler toolscache.ResourceEventHandler
-	}{{&corev1.Pod{}, memory.handler()}, {&stayputv1alpha1.RetainedIP{}, memory.releases()}} {
-		informer, err := mgr.GetCache().GetInformer(ctx, of.object)
-		if err != nil {
-			return err
-		}
-		if _, err := informer.AddEventHandler(of.handler); err != nil {
-			return err
-		}
+	// 4. What every replica follows.
+	if err := follow(ctx, mgr.GetCache(), memory, records != nil); err != nil {
+		return err
 	}
 
 	// 5. Placement and release.
@@ -185,4 +159,42 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		return nil
 	}
 	return errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("caches", synced))
+}
+
+// addUninstall registers the loop that ungates all pods when stayput is uninstalled from a namespace, if one is given.
+// begun reports whether that has begun.
+func addUninstall(mgr ctrl.Manager, namespace string, m *memory) (begun func() bool, err error) {
+	if namespace == "" {
+		return func() bool { return false }, nil
+	}
+	u, err := uninstall.New(mgr, namespace, m)
+	if err != nil {
+		return nil, err
+	}
+	return u.Begun, mgr.Add(u)
+}
+
+// follow has every replica follow pods and RetainedIPs, so that the next leader knows what they did, and fill the other
+// caches, so that it can lead at once.
+func follow(ctx context.Context, c cache.Cache, m *memory, records bool) error {
+	handlers := map[client.Object]toolscache.ResourceEventHandler{
+		&corev1.Pod{}: m.handler(), &stayputv1alpha1.RetainedIP{}: m.releases(),
+		&corev1.Node{}: nil, &appsv1.StatefulSet{}: nil,
+	}
+	if records {
+		handlers[&kruisev1alpha1.PersistentPodState{}] = nil
+	}
+	for object, handler := range handlers {
+		informer, err := c.GetInformer(ctx, object)
+		if err != nil {
+			return err
+		}
+		if handler == nil {
+			continue
+		}
+		if _, err := informer.AddEventHandler(handler); err != nil {
+			return err
+		}
+	}
+	return nil
 }

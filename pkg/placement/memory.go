@@ -98,17 +98,14 @@ func newMemory(now func() time.Time) *memory {
 
 // handler follows the pods, on every replica.
 func (m *memory) handler() cache.ResourceEventHandler {
+	seen := func(is any) {
+		if pod, ok := is.(*corev1.Pod); ok {
+			m.seen(pod)
+		}
+	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(is any) {
-			if pod, ok := is.(*corev1.Pod); ok {
-				m.seen(pod)
-			}
-		},
-		UpdateFunc: func(_, is any) {
-			if pod, ok := is.(*corev1.Pod); ok {
-				m.seen(pod)
-			}
-		},
+		AddFunc:    seen,
+		UpdateFunc: func(_, is any) { seen(is) },
 		DeleteFunc: func(was any) {
 			if gone, ok := was.(cache.DeletedFinalStateUnknown); ok {
 				was = gone.Obj
@@ -123,14 +120,15 @@ func (m *memory) handler() cache.ResourceEventHandler {
 func (m *memory) seen(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if key := client.ObjectKeyFromObject(pod); home.Gated(pod) {
+	key := client.ObjectKeyFromObject(pod)
+	if home.Gated(pod) {
 		m.gated[key] = gatedPod{pod.UID, pod.CreationTimestamp.Time}
 	} else {
 		delete(m.ungated, key)
 		delete(m.gated, key)
 	}
 	if pod.Spec.NodeName != "" {
-		delete(m.givenUp, client.ObjectKeyFromObject(pod))
+		delete(m.givenUp, key)
 		m.unassignLocked(pod.UID)
 	}
 }
@@ -243,11 +241,10 @@ func (m *memory) gaveUp(pod *corev1.Pod) bool {
 
 // assign returns one of the addresses of a shared identity that is neither in use nor assigned to another pod; nil:
 // there is none. A pod that has one keeps it.
-func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP,
-	now time.Time) *stayputv1alpha1.RetainedIP {
+func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now time.Time) (
+	free *stayputv1alpha1.RetainedIP) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var free *stayputv1alpha1.RetainedIP
 	for _, r := range kept {
 		if !home.Keeps(r, now) || r.Status.Phase != stayputv1alpha1.PhaseRetained {
 			continue
@@ -391,14 +388,14 @@ func (m *memory) decided(key types.NamespacedName) {
 
 func (m *memory) podLocked(key types.NamespacedName, uid types.UID) *undecidedPod {
 	u := m.pods[key]
-	if u == nil || u.uid != uid {
-		if u != nil {
-			m.leaveLocked(key, u)
-		}
-		u = &undecidedPod{uid: uid, noticed: map[string]struct{}{}}
-		m.pods[key] = u
+	if u != nil && u.uid == uid {
+		return u
 	}
-	return u
+	if u != nil {
+		m.leaveLocked(key, u)
+	}
+	m.pods[key] = &undecidedPod{uid: uid, noticed: map[string]struct{}{}}
+	return m.pods[key]
 }
 
 func (m *memory) leaveLocked(key types.NamespacedName, u *undecidedPod) {

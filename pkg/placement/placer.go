@@ -253,8 +253,8 @@ func (p *placer) pin(ctx context.Context, pod *corev1.Pod, r *home.Record, d hom
 	if d.Affinity.Requires() {
 		annotations[stayputv1alpha1.AnnotationHome] = d.Home
 	}
-	apply := corev1ac.Pod(pod.Name,
-		pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).WithAnnotations(annotations)
+	apply := corev1ac.Pod(pod.Name, pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).
+		WithAnnotations(annotations)
 	same := true
 	for k, v := range annotations {
 		has, ok := pod.Annotations[k]
@@ -310,8 +310,7 @@ func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d home.Decision) er
 
 // say reports an Event once.
 func (p *placer) say(pod *corev1.Pod, kind, reason, note string) {
-	if !p.memory.first(pod, reason+note) {
-		return
+	if p.memory.first(pod, reason+note) {
+		regarding(p.events, pod, kind, reason, note)
 	}
-	regarding(p.events, pod, kind, reason, note)
 }

@@ -170,8 +170,7 @@ func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, 
 // workloadOf returns what a pod's controller stands for: for a ReplicaSet its Deployment, which outlives it.
 func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 	owner *metav1.OwnerReference) (stayputv1alpha1.WorkloadReference, error) {
-	workload := stayputv1alpha1.WorkloadReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
-		UID: string(owner.UID)}
+	workload := reference(owner)
 	if owner.Kind != "ReplicaSet" || owner.APIVersion != appsv1.SchemeGroupVersion.String() {
 		return workload, nil
 	}
@@ -183,16 +182,19 @@ func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedI
 		return workload, fmt.Errorf("looking up the Deployment of ReplicaSet %s/%s: %w", ip.Namespace, owner.Name, err)
 	}
 	if above := metav1.GetControllerOf(set); above != nil {
-		return stayputv1alpha1.WorkloadReference{APIVersion: above.APIVersion, Kind: above.Kind, Name: above.Name,
-			UID: string(above.UID)}, nil
+		return reference(above), nil
 	}
 	return workload, nil
 }
 
+func reference(o *metav1.OwnerReference) stayputv1alpha1.WorkloadReference {
+	return stayputv1alpha1.WorkloadReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: string(o.UID)}
+}
+
 // withoutPod releases the addresses if their policy says so and their workload no longer wants them.
 func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
-	whenScaled, whenDeleted := ip.Spec.WhenScaled == stayputv1alpha1.PolicyRelease,
-		ip.Spec.WhenDeleted == stayputv1alpha1.PolicyRelease
+	whenScaled := ip.Spec.WhenScaled == stayputv1alpha1.PolicyRelease
+	whenDeleted := ip.Spec.WhenDeleted == stayputv1alpha1.PolicyRelease
 	if ip.Status.Phase != stayputv1alpha1.PhaseRetained || !whenScaled && !whenDeleted {
 		return reconcile.Result{}, nil
 	}
@@ -222,11 +224,12 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 		return reconcile.Result{}, err
 	}
 	w := ip.Spec.Workload
-	r.events.Eventf(&corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: ip.Namespace, Name: w.Name,
-		UID: types.UID(w.UID)},
-		ip, corev1.EventTypeNormal, home.ReasonReleased, "Releasing", "%s",
-		fmt.Sprintf("releasing %s of pod %s on node %s: %s", strings.Join(ip.Status.IPs, ", "), ip.Spec.PodName,
-			ip.Spec.NodeName, why))
+	about := &corev1.ObjectReference{
+		APIVersion: w.APIVersion, Kind: w.Kind, Namespace: ip.Namespace, Name: w.Name, UID: types.UID(w.UID),
+	}
+	r.events.Eventf(about, ip, corev1.EventTypeNormal, home.ReasonReleased, "Releasing",
+		"releasing %s of pod %s on node %s: %s",
+		strings.Join(ip.Status.IPs, ", "), ip.Spec.PodName, ip.Spec.NodeName, why)
 	return reconcile.Result{}, nil
 }
 
@@ -254,8 +257,8 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (
 
 // unwanted returns why addresses are no longer wanted. If that is empty they may be, and retry is when to ask again. It
 // asks the API server, not the cache.
-func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled,
-	whenDeleted bool) (why string, retry time.Duration, err error) {
+func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (
+	why string, retry time.Duration, err error) {
 	w := ip.Spec.Workload
 	wants, err := r.workloads.WantsLive(ctx, ip.Namespace, *w, ip.Spec.PodName)
 	switch {
@@ -270,8 +273,8 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 			return "", 0, err
 		}
 		for i := range siblings.Items {
-			err := r.client.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: siblings.Items[i].Spec.PodName},
-				&corev1.Pod{})
+			key := types.NamespacedName{Namespace: ip.Namespace, Name: siblings.Items[i].Spec.PodName}
+			err := r.client.Get(ctx, key, &corev1.Pod{})
 			if !apierrors.IsNotFound(err) {
 				return "", recheckLeft, err
 			}
@@ -293,8 +296,9 @@ func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w 
 	if release {
 		spec.WithRelease(true)
 	}
-	err := r.client.Apply(ctx,
-		retainedipac.RetainedIP(ip.Name, ip.Namespace).WithUID(ip.UID).WithResourceVersion(ip.ResourceVersion).WithSpec(spec),
+	object := retainedipac.RetainedIP(ip.Name, ip.Namespace).
+		WithUID(ip.UID).WithResourceVersion(ip.ResourceVersion).WithSpec(spec)
+	err := r.client.Apply(ctx, object,
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return fmt.Errorf("applying RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
