@@ -46,14 +46,14 @@ func (a Affinity) Merge(own *corev1.NodeAffinity) *corev1.NodeAffinity {
 			}
 		}
 	}
+	preferred := &merged.PreferredDuringSchedulingIgnoredDuringExecution
 	for _, term := range a.Preferred {
-		if !slices.ContainsFunc(merged.PreferredDuringSchedulingIgnoredDuringExecution,
-			func(t corev1.PreferredSchedulingTerm) bool {
-				return t.Weight == term.Weight && len(t.Preference.MatchFields) == 0 &&
-					sameRequirements(t.Preference.MatchExpressions, term.Preference.MatchExpressions)
-			}) {
-			merged.PreferredDuringSchedulingIgnoredDuringExecution = append(
-				merged.PreferredDuringSchedulingIgnoredDuringExecution, term)
+		there := slices.ContainsFunc(*preferred, func(t corev1.PreferredSchedulingTerm) bool {
+			return t.Weight == term.Weight && len(t.Preference.MatchFields) == 0 &&
+				sameRequirements(t.Preference.MatchExpressions, term.Preference.MatchExpressions)
+		})
+		if !there {
+			*preferred = append(*preferred, term)
 		}
 	}
 	return merged
@@ -72,8 +72,9 @@ func (a Affinity) narrow(t *corev1.NodeSelectorTerm) {
 // byName requires one node whatever its labels say. The scheduler then filters this node alone, however many there
 // are.
 func byName(node string) corev1.NodeSelectorRequirement {
-	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn,
-		Values: []string{node}}
+	return corev1.NodeSelectorRequirement{
+		Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
+	}
 }
 
 func and(all []corev1.NodeSelectorRequirement, r corev1.NodeSelectorRequirement) []corev1.NodeSelectorRequirement {

@@ -84,10 +84,8 @@ func Decide(s Situation) Decision {
 		}
 		return d
 	case s.Address.Node != "" && node != nil && !hasLabels(node, required):
-		d.Notes = append(d.Notes,
-			fmt.Sprintf("PersistentPodState %s records %s, but node %s, which keeps the pod's IP, has other labels: the IP's "+
-				"node is taken",
-				s.Record.Object.Name, spell(required), s.Address.Node))
+		d.Notes = append(d.Notes, fmt.Sprintf("PersistentPodState %s records %s, but node %s, which keeps the pod's IP, "+
+			"has other labels: the IP's node is taken", s.Record.Object.Name, spell(required), s.Address.Node))
 		d.Affinity.Required, required = nil, nil
 	}
 

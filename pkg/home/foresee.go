@@ -16,8 +16,7 @@ import (
 // the RetainedIPs of the pod's identity, state is its PersistentPodState (nil: it has none), all are the cluster's
 // nodes.
 func Foresee(now time.Time, pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP,
-	state *kruisev1alpha1.PersistentPodState,
-	all []corev1.Node) (Decision, string) {
+	state *kruisev1alpha1.PersistentPodState, all []corev1.Node) (Decision, string) {
 	pod = pod.DeepCopy()
 	last := pod.Spec.NodeName
 	if !Gated(pod) {
