@@ -119,8 +119,7 @@ func checkLeader(ctx context.Context, k client.Client, namespace string, now tim
 	var lease coordinationv1.Lease
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: home.LeaseName}, &lease)
 	todo := fmt.Sprintf("see kubectl -n %s get pods -l %s=controller. "+
-		"Until a controller leads, new annotated pods stay gated",
-		namespace, labelComponent)
+		"Until a controller leads, new annotated pods stay gated", namespace, labelComponent)
 	switch {
 	case apierrors.IsNotFound(err):
 		f.fail(fmt.Sprintf("no controller has led yet: there is no lease %s/%s", namespace, home.LeaseName),

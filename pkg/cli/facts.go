@@ -47,83 +47,80 @@ const lookPatience = 15 * time.Second
 
 // gather reads all that is known of a pod, given its name or that of a RetainedIP.
 func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
-	ns := k.namespace
 	f := &facts{
-		now: time.Now(), namespace: ns, name: name,
+		now: time.Now(), namespace: k.namespace, name: name,
 		looks: map[string]*inspection.Node{}, lookErrors: map[string]error{},
 	}
-	doubt := func(what string, err error) {
-		if err != nil {
-			f.unknown = append(f.unknown, what+": "+err.Error())
-		}
-	}
-
-	// 1. The pod, and what is kept under its name.
-	var pod corev1.Pod
-	switch err := k.Get(ctx, types.NamespacedName{Namespace: ns, Name: name}, &pod); {
-	case err == nil:
-		f.pod = &pod
-	case !apierrors.IsNotFound(err):
+	if err := f.findPod(ctx, k); err != nil {
 		return nil, err
 	}
-	all, err := retainedIPs(ctx, k, ns)
-	if err != nil {
-		return nil, err
-	}
-	identity := ""
-	if f.pod != nil {
-		identity = f.pod.Annotations[stayputv1alpha1.AnnotationIdentity]
-	}
-	for _, r := range all {
-		if r.Name == name {
-			f.name = r.Spec.PodName
-		}
-	}
-	if f.name != name && f.pod == nil {
-		return gather(ctx, k, f.name)
-	}
-	for _, r := range all {
-		if r.Spec.PodName == name || identity != "" && r.Spec.Identity == identity {
-			f.kept = append(f.kept, r)
-		}
-	}
-
-	// 2. Its workload, which would create it again.
 	f.workloads = workloadsOf(ctx, k, f.kept)
-	doubt("its workload", f.findWorkload(ctx, k))
-
-	// 3. The record of its node.
-	doubt("PersistentPodStates", f.findRecord(ctx, k))
+	f.doubt("its workload", f.findWorkload(ctx, k))
+	f.doubt("PersistentPodStates", f.findRecord(ctx, k))
 	if f.pod == nil && len(f.kept) == 0 && f.state == nil {
-		return nil, fmt.Errorf("there is no pod %s in namespace %s, and no address is kept for one", name, ns)
+		return nil, fmt.Errorf("there is no pod %s in namespace %s, and no address is kept for one", f.name, f.namespace)
 	}
-
-	// 4. Nodes, the controllers' lease, Events.
 	var nodes corev1.NodeList
-	err = k.List(ctx, &nodes)
-	doubt("the nodes", err)
+	f.doubt("the nodes", k.List(ctx, &nodes))
 	f.nodes = nodes.Items
 	var lease coordinationv1.Lease
-	err = k.Get(ctx, types.NamespacedName{Namespace: k.installation, Name: home.LeaseName}, &lease)
+	err := k.Get(ctx, types.NamespacedName{Namespace: k.installation, Name: home.LeaseName}, &lease)
 	if err == nil {
 		f.lease = &lease
 	}
-	doubt("whether a controller leads", err)
-	doubt("Events", f.findEvents(ctx, k))
+	f.doubt("whether a controller leads", err)
+	f.doubt("Events", f.findEvents(ctx, k))
+	f.askNodes(ctx, k.agents)
+	return f, nil
+}
 
-	// 5. The ledgers.
-	asked, cancel := context.WithTimeout(ctx, lookPatience)
+// doubt notes what could not be read, if there is an error.
+func (f *facts) doubt(what string, err error) {
+	if err != nil {
+		f.unknown = append(f.unknown, what+": "+err.Error())
+	}
+}
+
+// findPod reads the pod, and what is kept under its name or identity. If there is none, the name may be that of a
+// RetainedIP, which has the pod's.
+func (f *facts) findPod(ctx context.Context, k client.Client) error {
+	var pod corev1.Pod
+	identity := ""
+	switch err := k.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: f.name}, &pod); {
+	case err == nil:
+		f.pod, identity = &pod, pod.Annotations[stayputv1alpha1.AnnotationIdentity]
+	case !apierrors.IsNotFound(err):
+		return err
+	}
+	all, err := retainedIPs(ctx, k, f.namespace)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if f.pod == nil && r.Name == f.name && r.Spec.PodName != f.name {
+			f.name, f.kept = r.Spec.PodName, nil
+			return f.findPod(ctx, k)
+		}
+		if r.Spec.PodName == f.name || identity != "" && r.Spec.Identity == identity {
+			f.kept = append(f.kept, r)
+		}
+	}
+	return nil
+}
+
+// askNodes asks the agents of the pod's nodes for their ledgers.
+func (f *facts) askNodes(ctx context.Context, agents Agents) {
+	ctx, cancel := context.WithTimeout(ctx, lookPatience)
 	defer cancel()
 	for _, node := range f.itsNodes() {
-		n, err := inspect(asked, k.agents, node)
+		n, err := inspect(ctx, agents, node)
 		if err != nil {
 			f.lookErrors[node] = err
-			doubt("the ledger of node "+node, err)
+			f.doubt("the ledger of node "+node, err)
 			continue
 		}
 		f.looks[node] = n
 	}
-	return f, nil
 }
 
 // itsNodes returns the node of the pod and those that keep addresses for it.

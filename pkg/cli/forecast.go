@@ -47,15 +47,13 @@ func (f *facts) successor() (pod *corev1.Pod, none string) {
 	switch kind := f.workload.GetKind(); kind {
 	case "ReplicaSet", "Deployment", "ReplicationController", "Job", "DaemonSet":
 		if f.template.Annotations[stayputv1alpha1.AnnotationIdentity] == "" {
-			return nil, fmt.Sprintf("%s %s creates a pod of another name, which gets nothing of this one's. "+
-				"With the annotation %s it would share its addresses.",
-				kind, f.workload.GetName(), stayputv1alpha1.AnnotationIdentity)
+			return nil, fmt.Sprintf("%s %s creates a pod of another name, which gets nothing of this one's. With the "+
+				"annotation %s it would share its addresses.", kind, f.workload.GetName(), stayputv1alpha1.AnnotationIdentity)
 		}
 	default:
 		if wanted, known := wants(f.workload, f.name); known && !wanted {
 			return nil, fmt.Sprintf("%s %s does not want a pod of this ordinal: "+
-				"it is not created again until the workload is scaled up.",
-				kind, f.workload.GetName())
+				"it is not created again until the workload is scaled up.", kind, f.workload.GetName())
 		}
 	}
 	pod = &corev1.Pod{
@@ -73,12 +71,11 @@ func (f *facts) successor() (pod *corev1.Pod, none string) {
 // forecast asks the controller's rules.
 func (f *facts) forecast() Forecast {
 	fc := Forecast{Title: "If it is deleted now", Outcome: "none"}
-	who := "the new pod"
 	switch {
 	case f.pod == nil:
 		fc.Title = "If it is created now"
 	case f.pod.Spec.NodeName == "":
-		fc.Title, who = "As things are now", "the pod"
+		fc.Title = "As things are now"
 	}
 	pod, none := f.successor()
 	if pod == nil {
@@ -94,6 +91,15 @@ func (f *facts) forecast() Forecast {
 	if f.pod != nil && home.Annotated(f.pod.Annotations) != home.Annotated(pod.Annotations) {
 		fc.say("The pod template has changed since: this is about a pod as it would be created now.")
 	}
+	f.foretell(&fc, pod)
+	if why := f.leaderless(); why != "" && home.Annotated(pod.Annotations) {
+		fc.say("Before that it waits: %s.", why)
+	}
+	return fc
+}
+
+// foretell says what the controller would decide for the successor.
+func (f *facts) foretell(fc *Forecast, pod *corev1.Pod) {
 	kept := f.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity])
 	d, node := home.Foresee(f.now, pod, kept, f.state, f.nodes)
 	fc.Outcome = string(d.Outcome)
@@ -103,20 +109,23 @@ func (f *facts) forecast() Forecast {
 			there = r
 		}
 	}
+	who := "the new pod"
+	if f.pod != nil && f.pod.Spec.NodeName == "" {
+		who = "the pod"
+	}
 	switch d.Outcome {
 	case home.OutcomeHome:
 		fc.Node = node
 		name := strings.TrimPrefix(strings.Replace(d.Home, "nodes with ", "one with ", 1), "node ")
 		if !d.Affinity.Requires() {
 			fc.say("Node: preferably %s, but the scheduler may choose another one.", name)
-			f.foretellIP(&fc, there)
+			f.foretellIP(fc, there)
 			break
 		}
 		fc.say("Node: %s, and no other as long as it can take the pod.", name)
-		f.foretellIP(&fc, there)
+		f.foretellIP(fc, there)
 		fc.say("If its home is down, cordoned, tainted or full by then, %s waits %s for it (%s), "+
-			"then goes elsewhere with another IP.",
-			who, patience(pod), stayputv1alpha1.AnnotationHomeWait)
+			"then goes elsewhere with another IP.", who, patience(pod), stayputv1alpha1.AnnotationHomeWait)
 	case home.OutcomeWait:
 		fc.Node = node
 		wait := "until it can take the pod"
@@ -139,10 +148,6 @@ func (f *facts) forecast() Forecast {
 		}
 	}
 	fc.Lines = append(fc.Lines, d.Notes...)
-	if why := f.leaderless(); why != "" && home.Annotated(pod.Annotations) {
-		fc.say("Before that it waits: %s.", why)
-	}
-	return fc
 }
 
 // keptFor returns the RetainedIPs of a shared identity, or without one those of the pod's own.

@@ -89,18 +89,13 @@ func (d *drawing) network(n *inspection.Network) {
 		if len(n.RangeSets) > 1 {
 			d.line("  Range set %d", i)
 		}
-		var counts = map[inspection.State]int64{}
+		counts, taken := map[inspection.State]int64{}, int64(0)
 		for _, a := range n.Addresses {
-			for _, r := range set.Ranges {
-				if r.Contains(a.IP) {
-					counts[a.State]++
-					drawn[a.IP] = true
-				}
+			if set.Contains(a.IP) {
+				counts[a.State]++
+				taken++
+				drawn[a.IP] = true
 			}
-		}
-		var taken int64
-		for _, n := range counts {
-			taken += n
 		}
 		for _, r := range set.Ranges {
 			d.line("  %s  %s - %s", r.Subnet, r.Start, r.End)

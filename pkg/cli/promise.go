@@ -148,12 +148,10 @@ func (f *facts) whyNothing() string {
 	switch {
 	case net == nil:
 		return fmt.Sprintf("Nothing: its address is not from Stayput. The CNI configuration of node %s: %s "+
-			"(kubectl stayput check %s)",
-			node, n.CNI.Message, node)
+			"(kubectl stayput check %[1]s)", node, n.CNI.Message)
 	case a.Promise != nil:
 		return fmt.Sprintf("The ledger of node %s has the promise, but there is no RetainedIP. "+
-			"The agent's connection to the API server: %s",
-			node, cmp.Or(n.Agent.API, "it has none"))
+			"The agent's connection to the API server: %s", node, cmp.Or(n.Agent.API, "it has none"))
 	}
 	for _, set := range net.RangeSets {
 		if set.Promised >= set.PromiseLimit && set.Contains(a.IP) {

@@ -111,16 +111,7 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 	if err != nil {
 		return err
 	}
-	switch o.dryRun {
-	case "client":
-		err = format.flags.Complete("%s (dry run)")
-	case "server":
-		err = format.flags.Complete("%s (server dry run)")
-	}
-	if err != nil {
-		return err
-	}
-	print, err := format.printer()
+	print, err := o.printer(format)
 	if err != nil {
 		return err
 	}
@@ -129,49 +120,32 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 		return err
 	}
 	ctx := cmd.Context()
-
-	// 1. Select.
-	ips, errs, err := c.kept(ctx, wanted, o.selector)
+	retained, errs, err := o.choose(ctx, c, wanted)
 	if err != nil {
 		return err
-	}
-	var retained []stayputv1alpha1.RetainedIP
-	for _, r := range ips {
-		switch {
-		case r.Status.Phase == stayputv1alpha1.PhaseRetained:
-			retained = append(retained, r)
-		case !o.all:
-			errs = append(errs, bound(&r))
-		}
 	}
 	if o.all && len(retained) == 0 {
 		fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are retained in namespace %s.\n", c.namespace)
 		return nil
 	}
-
-	// 2. Confirm.
 	if o.all && !o.yes && o.dryRun == "none" {
 		if err := confirm(cmd, retained); err != nil {
 			return err
 		}
 	}
 
-	// 3. Ask for all, then wait for all: the nodes work at the same time.
+	// Ask for all, then wait for all: the nodes work at the same time.
 	var asked []stayputv1alpha1.RetainedIP
 	for _, r := range retained {
-		if o.dryRun != "client" {
-			if err := o.ask(ctx, c, &r); err != nil {
-				errs = append(errs, err)
-				continue
-			}
+		if err := o.ask(ctx, c, &r); err != nil {
+			errs = append(errs, err)
+			continue
 		}
 		asked = append(asked, r)
 	}
 	if o.wait && o.dryRun == "none" {
-		line := newProgress(cmd.ErrOrStderr())
 		var failed []error
-		asked, failed = o.await(ctx, c, asked, line)
-		line.done()
+		asked, failed = o.await(ctx, c, asked, newProgress(cmd.ErrOrStderr()))
 		errs = append(errs, failed...)
 	}
 	for _, r := range asked {
@@ -180,6 +154,39 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// printer returns the printer for the format, which says that a dry run is one.
+func (o *release) printer(format *objectFormat) (printers.ResourcePrinter, error) {
+	var err error
+	switch o.dryRun {
+	case "client":
+		err = format.flags.Complete("%s (dry run)")
+	case "server":
+		err = format.flags.Complete("%s (server dry run)")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return format.printer()
+}
+
+// choose returns the addresses that can be released, and an error for each named one that cannot.
+func (o *release) choose(ctx context.Context, c *cluster, names []string) (
+	retained []stayputv1alpha1.RetainedIP, errs []error, err error) {
+	ips, errs, err := c.kept(ctx, names, o.selector)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, r := range ips {
+		switch {
+		case r.Status.Phase == stayputv1alpha1.PhaseRetained:
+			retained = append(retained, r)
+		case !o.all:
+			errs = append(errs, bound(&r))
+		}
+	}
+	return retained, errs, nil
 }
 
 func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r *stayputv1alpha1.RetainedIP,
@@ -235,6 +242,9 @@ func confirm(cmd *cobra.Command, ips []stayputv1alpha1.RetainedIP) error {
 
 // ask sets spec.release on the object exactly as it was read.
 func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) error {
+	if o.dryRun == "client" {
+		return nil
+	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": r.UID, "resourceVersion": r.ResourceVersion},
 		"spec":     map[string]any{"release": true},
@@ -264,6 +274,7 @@ func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.R
 // await waits until the nodes have freed the addresses, and returns those that are free.
 func (o *release) await(ctx context.Context, c *cluster, asked []stayputv1alpha1.RetainedIP, line *progress) (
 	free []stayputv1alpha1.RetainedIP, errs []error) {
+	defer line.done()
 	within, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
 	var gone []stayputv1alpha1.RetainedIP
@@ -357,6 +368,5 @@ func isFree(r, now *stayputv1alpha1.RetainedIP) (bool, error) {
 		return false, fmt.Errorf("RetainedIP %s: %w: spec.release was unset meanwhile", r.Name, errKept)
 	}
 	return false, fmt.Errorf("RetainedIP %s: %w: the object was deleted before node %s read the request, "+
-		"and was published again: try again",
-		r.Name, errKept, r.Spec.NodeName)
+		"and was published again: try again", r.Name, errKept, r.Spec.NodeName)
 }

@@ -44,8 +44,7 @@ func (c *cluster) kept(ctx context.Context, names []string, selector string) (
 	if err != nil {
 		return nil, nil, err
 	}
-	ips, err = matching(ctx, c, ips, c.namespace, selector)
-	if err != nil {
+	if ips, err = matching(ctx, c, ips, c.namespace, selector); err != nil {
 		return nil, nil, err
 	}
 	ips, lost := pick(ips, names)
