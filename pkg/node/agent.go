@@ -39,6 +39,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/retainedip"
@@ -209,7 +210,9 @@ func New(o Options) (*Agent, error) {
 	}
 	a.keeper = cniconf.New(cniconf.Options{
 		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, Install: o.InstallCNI, Plugin: o.PluginBinary,
-		StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention,
+		Limits: netconf.Limits{
+			StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention,
+		},
 		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, Log: o.Log, Registry: o.Registry,
 		Publish: news.publish, Wrote: reconcileNow.up, // the pods that run are stayput's from then on
 	})

@@ -31,10 +31,8 @@ type Options struct {
 	Install bool
 	Plugin  string
 
-	// Limits of the plugin, which go into the file. Zero is left out.
-	StateDir         string
-	PromisedShare    float64
-	LongestRetention time.Duration
+	// Limits go into the file.
+	Limits netconf.Limits
 
 	// Interval is the longest time between two observations, jittered.
 	Interval time.Duration
@@ -67,7 +65,6 @@ const (
 type Keeper struct {
 	o       Options
 	install *installer // nil: it only observes
-	limits  netconf.Limits
 	memory  memory
 	writes  *rate.Limiter
 	metrics *metrics
@@ -124,7 +121,6 @@ func newMetrics(r prometheus.Registerer) *metrics {
 func New(o Options) *Keeper {
 	k := &Keeper{
 		o: o, writes: rate.NewLimiter(rate.Every(writeEvery), writeBurst), metrics: newMetrics(o.Registry),
-		limits: netconf.Limits{StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention},
 	}
 	if o.Install {
 		k.install = &installer{source: o.Plugin, dir: o.BinDir}
@@ -408,7 +404,7 @@ func (k *Keeper) write(ready pluginState, misfit Status) (plan, error) {
 	if err != nil {
 		return plan{}, err
 	}
-	p := dir.decide(k.limits, &k.memory, now.Boot)
+	p := dir.decide(k.o.Limits, &k.memory, now.Boot)
 	_, ours := dir.own()
 	path := filepath.Join(k.o.ConfDir, ConflistName)
 	switch {

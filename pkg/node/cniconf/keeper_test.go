@@ -20,6 +20,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/test/must"
 	"github.com/stayput/stayput/test/nodetest"
 )
@@ -61,7 +62,8 @@ func newConfWorld(t *testing.T) *confWorld {
 	must.Do(t, os.MkdirAll(w.conf, 0o755))
 	must.Do(t, os.MkdirAll(w.bins, 0o755))
 	w.o = Options{
-		ConfDir: w.conf, BinDir: w.bins, Install: true, Plugin: binary, StateDir: filepath.Join(w.dir, "state"),
+		ConfDir: w.conf, BinDir: w.bins, Install: true, Plugin: binary,
+		Limits:   netconf.Limits{StateDir: filepath.Join(w.dir, "state")},
 		Interval: 1000 * time.Hour, Clock: nodetest.NewClock(), Registry: prometheus.NewRegistry(),
 		Runtime: func(context.Context) (Runtime, error) { return w.runtime, w.runtimeErr },
 		Publish: func(e ledger.Event) { w.said = append(w.said, e.Reason) }, Wrote: func() {},
@@ -143,7 +145,7 @@ func TestItInstallsThePluginAndItsConfiguration(t *testing.T) {
 	if got := list(t, w.bins); !slices.Equal(got, []string{PluginName}) {
 		t.Errorf("beside the plugin there are %v", got)
 	}
-	if !strings.Contains(w.own(), w.o.StateDir) {
+	if !strings.Contains(w.own(), w.o.Limits.StateDir) {
 		t.Errorf("the plugin is not told where the agent keeps its state:\n%s", w.own())
 	}
 	w.wantSaid(EventConfigured)
