@@ -32,8 +32,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// pluginDir has the kubectl plugin as people install it: the program, and its link for completion. It goes with the
-// cluster.
+// pluginDir returns a directory with the kubectl plugin as people install it: the program, and its link for completion.
+// It is removed with the cluster.
 func pluginDir(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
 	dir := filepath.Join(c.Dir, "plugin")
@@ -42,15 +42,15 @@ func pluginDir(t *testing.T, c *lab.Cluster) string {
 	if _, err := os.Stat(dir); err == nil {
 		return dir
 	}
-	must.Do(t, says(t, exec.Command("go", "build", "-o", dir+"/",
-		"github.com/stayput/stayput/cmd/kubectl-stayput")).error())
+	compile := exec.Command("go", "build", "-o", dir+"/", "github.com/stayput/stayput/cmd/kubectl-stayput")
+	must.Do(t, says(t, compile).error())
 	must.Do(t, os.Symlink("kubectl-stayput", filepath.Join(dir, "kubectl_complete-stayput")))
 	return dir
 }
 
 var build sync.Mutex
 
-// said is what a command printed and how it ended.
+// said is a command's output and exit code.
 type said struct {
 	out, err string
 	code     int
@@ -75,7 +75,7 @@ func says(t *testing.T, cmd *exec.Cmd) said {
 	return said{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
 }
 
-// plugin runs kubectl with the plugin beside it.
+// plugin runs kubectl with the plugin in its PATH.
 func plugin(t *testing.T, c *lab.Cluster, args ...string) said {
 	t.Helper()
 	return says(t, pluginCommand(t, c, args...))
@@ -97,13 +97,13 @@ func stayput(t *testing.T, c *lab.Cluster, ns string, args ...string) said {
 	return plugin(t, c, append([]string{"stayput"}, append(args, "-n", ns)...)...)
 }
 
-// inside is kubectl stayput where the namespace is among the arguments, or does not matter.
-func inside(t *testing.T, c *lab.Cluster, args ...string) said {
+// anywhere runs kubectl stayput without a namespace besides the arguments.
+func anywhere(t *testing.T, c *lab.Cluster, args ...string) said {
 	t.Helper()
 	return plugin(t, c, append([]string{"stayput"}, args...)...)
 }
 
-// works is stayput where an error is none of the test's business.
+// works is stayput for commands that must succeed; it returns the output.
 func works(t *testing.T, c *lab.Cluster, ns string, args ...string) string {
 	t.Helper()
 	s := stayput(t, c, ns, args...)
@@ -113,7 +113,7 @@ func works(t *testing.T, c *lab.Cluster, ns string, args ...string) string {
 	return s.out
 }
 
-// row is the line of a table that begins with a word, by the words of its header.
+// row returns the line of a table that begins with a word, keyed by the columns of the header.
 func row(t *testing.T, table, first string) map[string]string {
 	t.Helper()
 	lines := strings.Split(strings.TrimRight(table, "\n"), "\n")
@@ -149,7 +149,7 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	if s := stayput(t, c, ns, "get"); s.code != 0 || s.out != "" || !strings.Contains(s.err, ns) {
-		t.Errorf("where nothing is kept: %+v", s)
+		t.Errorf("with nothing kept: %+v", s)
 	}
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
 	apply(t, c, ns, on("node-2", statefulSet("db", 2, map[string]string{
@@ -160,10 +160,10 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 	shows(t, c, ns, "web-0", "node-1", "bound with its workload", func(r *v1alpha1.RetainedIP) bool {
 		return boundTo(web)(r) && r.Spec.Workload != nil
 	})
-	if r := row(t, works(t, c, ns, "get", "web-0"), "web-0"); r["IP"] != web.Status.PodIP || r["NODE"] != "node-1" ||
-		r["PHASE"] != "Bound" ||
+	r := row(t, works(t, c, ns, "get", "web-0"), "web-0")
+	if r["IP"] != web.Status.PodIP || r["NODE"] != "node-1" || r["PHASE"] != "Bound" ||
 		r["UNTIL"] != "<none>" || r["WHY"] != "10m after the pod stops" {
-		t.Errorf("of a running pod %v", r)
+		t.Errorf("a running pod: %v", r)
 	}
 	scale(t, c, ns, "db", 1)
 	kept := stopped(t, c, web)
@@ -173,15 +173,15 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 		r["UNTIL"] != kept.Status.Expires || r["LEFT"] == "<none>" ||
 		r["WHY"] != "10m after the pod stopped" || r["WORKLOAD"] != "StatefulSet/web" ||
 		r["NETWORK"] != kept.Status.Addresses[0].Network || r["POD UID"] != string(web.UID) {
-		t.Errorf("of a pod that is gone %v", r)
+		t.Errorf("a deleted pod: %v", r)
 	}
 	if r := row(t, all, "db-1"); r["UNTIL"] != "never" ||
 		r["WHY"] != "while owned by StatefulSet db, ordinal 1 not wanted, when-scaled is Retain" ||
 		r["IP"] != db.Status.PodIP {
-		t.Errorf("of a pod that is not wanted %v", r)
+		t.Errorf("an unwanted pod: %v", r)
 	}
 	if r := row(t, all, "db-0"); r["WHY"] != "while owned by StatefulSet db, ordinal 0 wanted" {
-		t.Errorf("of a pod that is wanted %v", r)
+		t.Errorf("a wanted pod: %v", r)
 	}
 
 	var list struct {
@@ -196,13 +196,13 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 	if out := works(t, c, ns, "get", "web-0.node-1", "-o", "name"); out != "retainedip.stayput.io/web-0.node-1\n" {
 		t.Errorf("as a name %q", out)
 	}
-	if out := works(t, c, ns, "get", "-A", "-l", "app=web", "-o",
-		"jsonpath={.items[*].spec.podName}"); !slices.Contains(strings.Fields(out), "web-0") || strings.Contains(out, "db-") {
+	out := works(t, c, ns, "get", "-A", "-l", "app=web", "-o", "jsonpath={.items[*].spec.podName}")
+	if !slices.Contains(strings.Fields(out), "web-0") || strings.Contains(out, "db-") {
 		t.Errorf("by label %q", out)
 	}
 	if s := stayput(t, c, ns, "get", "web-0", "web-7"); s.code != 1 || !strings.Contains(s.err, "web-7") ||
 		!strings.Contains(s.out, "web-0") {
-		t.Errorf("with a name for which nothing is kept: %+v", s)
+		t.Errorf("with the name of a pod for which nothing is kept: %+v", s)
 	}
 }
 
@@ -217,7 +217,7 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 
 	if s := stayput(t, c, ns, "release", "web-0"); s.code != 1 || !strings.Contains(s.err, "in use") ||
 		!strings.Contains(s.err, "scale StatefulSet web down") {
-		t.Errorf("of a bound one: %+v", s)
+		t.Errorf("release of a bound address: %+v", s)
 	}
 	for _, how := range []string{"client", "server"} {
 		if out := works(t, c, ns, "release", "web-1", "--dry-run="+how); !strings.Contains(out, "dry run") ||
@@ -230,20 +230,20 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	}
 	if s := stayput(t, c, ns, "release", "--all"); s.code != 1 || !strings.Contains(s.err, "--yes") ||
 		!strings.Contains(s.err, kept.Status.IPs[0]) {
-		t.Errorf("--all where nobody can be asked: %+v", s)
+		t.Errorf("--all without a terminal: %+v", s)
 	}
-	if out := works(t, c, ns, "release",
-		"web-1"); out != "retainedip.stayput.io/web-1.node-1 released: "+kept.Status.IPs[0]+" of node node-1\n" {
+	out := works(t, c, ns, "release", "web-1")
+	if out != "retainedip.stayput.io/web-1.node-1 released: "+kept.Status.IPs[0]+" of node node-1\n" {
 		t.Errorf("printed %q", out)
 	}
 	if _, there := addressFile(t, c.Node("node-1"), kept); there {
 		t.Errorf("%s is not free after the command", kept.Status.IPs[0])
 	}
 	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || !boundTo(first)(r) {
-		t.Errorf("the other one is %+v", r)
+		t.Errorf("the other pod's is %+v", r)
 	}
 
-	// On a terminal it asks, and shows what it waits for.
+	// On a terminal it asks for confirmation and shows progress.
 	kept = stopped(t, c, first)
 	screen, err := onTerminal(t, c, "Release them? (y/N) ", "n\n", "release", "--all", "-n", ns)
 	if err == nil || !strings.Contains(screen, "web-0  "+kept.Status.IPs[0]+"  node node-1") ||
@@ -263,8 +263,7 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	}
 }
 
-// onTerminal runs kubectl stayput on a terminal, gives the answer when it is asked, and returns what is on the screen
-// in the end.
+// onTerminal runs kubectl stayput on a terminal, answers the question, and returns what is on the screen at the end.
 func onTerminal(t *testing.T, c *lab.Cluster, question, answer string, args ...string) (string, error) {
 	t.Helper()
 	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -281,13 +280,13 @@ func onTerminal(t *testing.T, c *lab.Cluster, question, answer string, args ...s
 	cmd := pluginCommand(t, c, append([]string{"stayput"}, args...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
 	must.Do(t, cmd.Start())
-	must.Do(t, tty.Close()) // so that the screen ends with the command
+	must.Do(t, tty.Close()) // so that the screen reads EOF when the command ends
 	var shown []byte
 	asked := false
 	for b := make([]byte, 1024); ; {
 		n, err := screen.Read(b)
 		if err != nil {
-			break // EIO: nobody has the other end open any more
+			break // EIO: the other end is closed
 		}
 		shown = append(shown, b[:n]...)
 		if !asked && bytes.Contains(shown, []byte(question)) {
@@ -299,7 +298,7 @@ func onTerminal(t *testing.T, c *lab.Cluster, question, answer string, args ...s
 	return string(shown), cmd.Wait()
 }
 
-func TestEveryVerbPrintsTheFormatsThatKubectlHas(t *testing.T) {
+func TestEveryVerbPrintsKubectlsFormats(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
@@ -337,13 +336,13 @@ func TestEveryVerbPrintsTheFormatsThatKubectlHas(t *testing.T) {
 			}
 		}
 	}
-	if out := works(t, c, ns, "release", "--all", "-l", "app=web", "--yes", "-o",
-		"name"); out != "retainedip.stayput.io/web-0.node-1\n" {
+	out := works(t, c, ns, "release", "--all", "-l", "app=web", "--yes", "-o", "name")
+	if out != "retainedip.stayput.io/web-0.node-1\n" {
 		t.Errorf("--all printed %q", out)
 	}
 }
 
-func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
+func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
@@ -356,7 +355,7 @@ func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 
-	// Somebody deletes the object meanwhile, which releases nothing.
+	// Deleting the object meanwhile releases nothing.
 	kubectl(t, c, "patch", "retip", "web-0.node-1", "-n", ns, "--type=merge", `-p={"spec":{"release":false}}`)
 	waits := make(chan said)
 	go func() { waits <- stayput(t, c, ns, "release", "web-0") }()
@@ -368,7 +367,7 @@ func TestReleaseSaysThatANodeHasNotFreedTheAddressYet(t *testing.T) {
 	start()
 	if r := shows(t, c, ns, "web-0", "node-1", "retained", retained); r.Spec.Release ||
 		r.Status.IPs[0] != kept.Status.IPs[0] {
-		t.Errorf("published again is %+v %+v", r.Spec, r.Status)
+		t.Errorf("the object published again is %+v %+v", r.Spec, r.Status)
 	}
 	works(t, c, ns, "release", "web-0")
 	if _, there := addressFile(t, c.Node("node-1"), kept); there {
@@ -401,12 +400,12 @@ func TestCompletionOffersPodsAndNodes(t *testing.T) {
 			got = append(got, word)
 		}
 		if strings.Join(got, " ") != test.want {
-			t.Errorf("%v is completed by %q, expected %q (%s)", test.args, got, test.want, s.err)
+			t.Errorf("%v is completed by %q, want %q (%s)", test.args, got, test.want, s.err)
 		}
 	}
 }
 
-func TestNodeDrawsWhatTheLedgerSays(t *testing.T) {
+func TestNodeShowsTheLedger(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
@@ -415,7 +414,7 @@ func TestNodeDrawsWhatTheLedgerSays(t *testing.T) {
 	scale(t, c, ns, "web", 1)
 	kept := shows(t, c, ns, "web-1", "node-1", "retained", retained)
 
-	s := inside(t, c, "node", "node-1", "-o", "json")
+	s := anywhere(t, c, "node", "node-1", "-o", "json")
 	var n inspection.Node
 	if err := json.Unmarshal([]byte(s.out), &n); err != nil {
 		t.Fatalf("%v: %+v", err, s)
@@ -434,22 +433,22 @@ func TestNodeDrawsWhatTheLedgerSays(t *testing.T) {
 		n.Runtime.Error != "" || n.Agent.NRI != "connected" {
 		t.Errorf("a healthy node is %+v", n)
 	}
-	s = inside(t, c, "node", "node-1")
+	s = anywhere(t, c, "node", "node-1")
 	if s.code != 0 || !strings.Contains(s.out, "R retained") ||
 		!strings.Contains(s.out, "B bound, and kept after its pod stops") || strings.Contains(s.out, "\x1b") {
 		t.Errorf("%+v", s)
 	}
 	t.Logf("\n%s", s.out)
-	if s := inside(t, c, "node", "node-9"); s.code != 1 ||
-		!strings.Contains(s.err, "no agent of Stayput runs on the node") {
-		t.Errorf("of a node that is not there: %+v", s)
+	s = anywhere(t, c, "node", "node-9")
+	if s.code != 1 || !strings.Contains(s.err, "no agent of Stayput runs on the node") {
+		t.Errorf("a node that does not exist: %+v", s)
 	}
 }
 
-// story is what why says of a pod.
+// story returns the report of why about a pod.
 func story(t *testing.T, c *lab.Cluster, ns, pod string) cli.Story {
 	t.Helper()
-	s := inside(t, c, "why", pod, "-n", ns, "-o", "json")
+	s := anywhere(t, c, "why", pod, "-n", ns, "-o", "json")
 	var is cli.Story
 	if err := json.Unmarshal([]byte(s.out), &is); err != nil {
 		t.Fatalf("%v: %+v", err, s)
@@ -457,7 +456,7 @@ func story(t *testing.T, c *lab.Cluster, ns, pod string) cli.Story {
 	return is
 }
 
-func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
+func TestWhatWhyPredictsForADeletedPodComesTrue(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5m"}))
@@ -469,13 +468,13 @@ func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
 	s := story(t, c, ns, "web-0")
 	if s.IfDeleted.Outcome != "home" || s.IfDeleted.Node != pod.Spec.NodeName ||
 		!slices.Equal(s.IfDeleted.IPs, []string{pod.Status.PodIP}) || len(s.Unknown) > 0 {
-		t.Errorf("of a running pod: %+v", s)
+		t.Errorf("a running pod: %+v", s)
 	}
 	if s.Workload != "StatefulSet/web" || len(s.Kept) != 1 || len(s.Kept[0].Ledger) != 1 ||
 		!strings.Contains(s.Kept[0].Ledger[0], "bound to sandbox") {
-		t.Errorf("of a running pod: %+v", s)
+		t.Errorf("a running pod: %+v", s)
 	}
-	text := inside(t, c, "why", "web-0", "-n", ns)
+	text := anywhere(t, c, "why", "web-0", "-n", ns)
 	if !strings.Contains(text.out, "Node: "+pod.Spec.NodeName+", and no other") ||
 		!strings.Contains(text.out, "IP: "+pod.Status.PodIP+", kept for 10m") {
 		t.Errorf("in words: %+v", text)
@@ -484,10 +483,10 @@ func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
 	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
 	again := successor(t, c, pod)
 	if again.Spec.NodeName != s.IfDeleted.Node || again.Status.PodIP != s.IfDeleted.IPs[0] {
-		t.Errorf("foretold was %+v, it has come to %s with %s", s.IfDeleted, again.Spec.NodeName, again.Status.PodIP)
+		t.Errorf("predicted %+v, but it came to %s with %s", s.IfDeleted, again.Spec.NodeName, again.Status.PodIP)
 	}
 
-	// With its home cordoned it is to wait.
+	// With its home cordoned, it has to wait.
 	kubectl(t, c, "cordon", pod.Spec.NodeName)
 	uncordoned := false
 	uncordon := func() {
@@ -512,18 +511,17 @@ func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
 	if !strings.Contains(s.State, "gated") || !strings.Contains(strings.Join(s.Placement, " "), "is cordoned") ||
 		s.IfDeleted.Outcome != "wait" ||
 		!slices.ContainsFunc(s.Events, func(e cli.Told) bool { return e.Reason == "WaitingForHome" }) {
-		t.Errorf("of a pod that waits: %+v", s)
+		t.Errorf("a waiting pod: %+v", s)
 	}
-	text = inside(t, c, "why", "web-0", "-n", ns)
+	text = anywhere(t, c, "why", "web-0", "-n", ns)
 	t.Logf("\n%s", text.out)
 	uncordon()
 	ready(t, c, ns, "web-0")
 
-	// A line for each of its lives, and between them that it waited.
+	// There is a line for each of its lives, and in between, that it waited.
 	s = story(t, c, ns, "web-0")
-	if len(s.Lives) != 3 || !s.Lives[2].Present || slices.ContainsFunc(s.Events, func(e cli.Told) bool {
-		return e.Reason == "Started"
-	}) {
+	started := func(e cli.Told) bool { return e.Reason == "Started" }
+	if len(s.Lives) != 3 || !s.Lives[2].Present || slices.ContainsFunc(s.Events, started) {
 		t.Errorf("the lives are %+v, with %+v", s.Lives, s.Events)
 	}
 	for _, l := range s.Lives {
@@ -531,10 +529,10 @@ func TestWhatWhyForetellsOfADeletedPodComesTrue(t *testing.T) {
 			t.Errorf("a life is %+v", l)
 		}
 	}
-	t.Logf("\n%s", inside(t, c, "why", "web-0", "-n", ns).out)
+	t.Logf("\n%s", anywhere(t, c, "why", "web-0", "-n", ns).out)
 }
 
-func TestWhyHasTheStoryOfAPodThatIsGone(t *testing.T) {
+func TestWhyKnowsADeletedPod(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-2", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
@@ -552,8 +550,8 @@ func TestWhyHasTheStoryOfAPodThatIsGone(t *testing.T) {
 	if s := story(t, c, ns, "web-0"); !strings.Contains(strings.Join(s.IfDeleted.Lines, " "), "No workload is known") {
 		t.Errorf("without its workload: %+v", s.IfDeleted)
 	}
-	if s := inside(t, c, "why", "web-1", "-n", ns); s.code != 1 || !strings.Contains(s.err, "there is no pod web-1") {
-		t.Errorf("of a pod of which nobody knows: %+v", s)
+	if s := anywhere(t, c, "why", "web-1", "-n", ns); s.code != 1 || !strings.Contains(s.err, "there is no pod web-1") {
+		t.Errorf("an unknown pod: %+v", s)
 	}
 }
 
@@ -569,17 +567,17 @@ func TestWhySaysWhyNothingIsPromised(t *testing.T) {
 	}
 }
 
-// checked is the report of check, and its exit code.
+// checked returns the report of check and its exit code.
 func checked(t *testing.T, c *lab.Cluster, nodes ...string) (r cli.Report, code int) {
 	t.Helper()
-	s := inside(t, c, append([]string{"check", "-o", "json"}, nodes...)...)
+	s := anywhere(t, c, append([]string{"check", "-o", "json"}, nodes...)...)
 	if err := json.Unmarshal([]byte(s.out), &r); err != nil {
 		t.Fatalf("%v: %+v", err, s)
 	}
 	return r, s.code
 }
 
-// level is the worst level of the findings of a check about a node, or about the cluster.
+// level returns the worst level of a check's findings about a node, or about the cluster if node is empty.
 func level(r cli.Report, node, check string) cli.Level {
 	is := cli.Level("")
 	for _, f := range r.Findings {
@@ -590,7 +588,7 @@ func level(r cli.Report, node, check string) cli.Level {
 	return is
 }
 
-// fails waits until a check of node-2 has failed, and compares what is said of it.
+// fails waits until a check of node-2 fails with this text and advice.
 func fails(t *testing.T, c *lab.Cluster, check, text, todo string) {
 	t.Helper()
 	var r cli.Report
@@ -609,7 +607,7 @@ func fails(t *testing.T, c *lab.Cluster, check, text, todo string) {
 	})
 }
 
-// readyzSays waits until the agent of a node says a line that begins so.
+// readyzSays waits until /readyz of a node's agent has a line with this prefix.
 func readyzSays(t *testing.T, n *lab.ClusterNode, line string) {
 	t.Helper()
 	until(t, "/readyz to say "+line, func(context.Context) bool {
@@ -626,7 +624,7 @@ func nodeSays(t *testing.T, c *lab.Cluster, reason, message string) {
 	})
 }
 
-// anHourAhead is the URL of a proxy that stands before the API server and has another clock.
+// anHourAhead returns the URL of a proxy of the API server whose clock is an hour ahead.
 func anHourAhead(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
 	config := c.RESTConfig()
@@ -650,9 +648,9 @@ func anHourAhead(t *testing.T, c *lab.Cluster) string {
 	return server.URL
 }
 
-func TestCheckNamesTheRightThatIsMissing(t *testing.T) {
+func TestCheckNamesTheMissingRight(t *testing.T) {
 	c := installed(t)
-	if s := inside(t, c, "check", "--as=looker"); s.code != 1 || s.out != "" ||
+	if s := anywhere(t, c, "check", "--as=looker"); s.code != 1 || s.out != "" ||
 		!strings.Contains(s.err, "missing right to list nodes: ") {
 		t.Errorf("without any right: %+v", s)
 	}
@@ -666,7 +664,7 @@ func TestCheckNamesTheRightThatIsMissing(t *testing.T) {
 			t.Logf("check says %+v", r)
 		}
 	}()
-	until(t, "check to say what is missing to look into nodes", func(context.Context) bool {
+	until(t, "check to name the right that inspecting nodes needs", func(context.Context) bool {
 		var code int
 		r, code = checked(t, c, "node-1", "--as=looker")
 		return code == 1 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
@@ -695,7 +693,7 @@ func TestCheckFindsNothingWrongWithAHealthyCluster(t *testing.T) {
 			}
 		}
 	}
-	s := inside(t, c, "check")
+	s := anywhere(t, c, "check")
 	if s.code != 0 || !strings.Contains(s.out, "node-1: agent, CNI configuration, plugin, ledger, clock") ||
 		!strings.Contains(s.out, "0 failures") {
 		t.Errorf("%+v", s)
@@ -703,7 +701,7 @@ func TestCheckFindsNothingWrongWithAHealthyCluster(t *testing.T) {
 	t.Logf("\n%s", s.out)
 }
 
-func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
+func TestCheckReportsWhatIsWrongAndWhatToDo(t *testing.T) {
 	c := installed(t)
 	node := c.Node("node-2")
 
@@ -715,12 +713,12 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 		t.Errorf("with an agent down: %d %+v", code, r)
 	}
 	must.Do(t, node.Agent.Start(testContext(t)))
-	until(t, "the agent to be well again", func(context.Context) bool {
+	until(t, "the agent to be healthy again", func(context.Context) bool {
 		r, code := checked(t, c, "node-2")
 		return code == 0 && r.Warnings == 0
 	})
 
-	// An address file that says nothing, and one of a sandbox that nobody knows.
+	// An empty address file, and one of an unknown sandbox.
 	networks := node.Path("/var/lib/cni/networks/pods")
 	for name, content := range map[string]string{"10.244.2.240": "", "10.244.2.241": "0123456789ab\r\neth0"} {
 		file := filepath.Join(networks, name)
@@ -737,7 +735,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 		t.Errorf("with a leak: %d %+v", code, r)
 	}
 
-	// A configuration that comes before ours.
+	// A configuration that sorts before ours.
 	foreign := node.Path("/etc/cni/net.d/00-foreign.conflist")
 	must.Do(t, os.WriteFile(foreign, []byte(`{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.9.0.0/24"}}]}`), 0o600))
 	defer os.Remove(foreign)
@@ -746,7 +744,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	}
 	must.Do(t, os.Remove(foreign))
 
-	// Another network, which stayput does not understand, in the place of ours.
+	// A network that stayput does not support, instead of ours.
 	inOrder := func() {
 		t.Helper()
 		until(t, "node-2 to be in order again", func(context.Context) bool {
@@ -756,9 +754,9 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 		})
 	}
 	calico := node.Path("/etc/cni/net.d/05-calico.conflist")
-	must.Do(t, os.WriteFile(calico, []byte(
-		`{"cniVersion":"0.3.1","name":"k8s-pod-network","plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}}]}`),
-		0o600))
+	const theirs = `{"cniVersion":"0.3.1","name":"k8s-pod-network",` +
+		`"plugins":[{"type":"calico","ipam":{"type":"calico-ipam"}}]}`
+	must.Do(t, os.WriteFile(calico, []byte(theirs), 0o600))
 	defer os.Remove(calico)
 	fails(t, c, "CNI configuration", "Calico keeps addresses in its own IPAM", "see docs/networks.md")
 	readyzSays(t, node, "cni: degraded: unsupported: 05-calico.conflist: calico: ")
@@ -767,7 +765,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	inOrder()
 	readyzSays(t, node, "cni: active: 00-stayput.conflist")
 
-	// The file that the agent's is derived from goes: that it was there is known to nobody but the running agent.
+	// The source of the agent's file is removed: only the running agent knows that it existed.
 	source := node.Path("/etc/cni/net.d/10-pods.conflist")
 	aside := source + ".aside"
 	must.Do(t, os.Rename(source, aside))
@@ -780,14 +778,14 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	comesBack()
 	inOrder()
 
-	// Another program in the place of the plugin: the agent puts its own back. Where it cannot, it says so.
+	// Another program replaces the plugin: the agent restores its own. If it cannot, it says so.
 	binary := node.Path("/opt/cni/bin/stayput")
 	ours, err := os.ReadFile(binary)
 	must.Do(t, err)
 	_, err = node.Run(testContext(t), "/usr/bin/cp", "--remove-destination", "-L", "/opt/cni/bin/host-local",
 		"/opt/cni/bin/stayput")
 	must.Do(t, err)
-	until(t, "the agent to have its plugin there again", func(context.Context) bool {
+	until(t, "the agent to restore its plugin", func(context.Context) bool {
 		is, err := os.ReadFile(binary)
 		return err == nil && bytes.Equal(is, ours)
 	})
@@ -795,7 +793,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	must.Do(t, os.Remove(binary))
 	must.Do(t, os.Mkdir(binary, 0o755))
 	defer os.Remove(filepath.Join(binary, "in-the-way"))
-	must.Do(t, os.WriteFile(filepath.Join(binary, "in-the-way"), nil, 0o600)) // a rename does not replace it
+	must.Do(t, os.WriteFile(filepath.Join(binary, "in-the-way"), nil, 0o600)) // so that a rename cannot replace it
 	fails(t, c, "plugin", "/opt/cni/bin/stayput: ", "the agent replaces it by itself; its log says why if it does not")
 	readyzSays(t, node, "cni: degraded: no-plugin: ")
 	nodeSays(t, c, "CNINotConfigured", "no-plugin: ")
@@ -821,8 +819,7 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	restore()
 	inOrder()
 
-	// A clock that is behind. That of a node is the machine's, and cannot be set: the API server's is shown to be an
-	// hour ahead.
+	// A clock that is behind. A node's clock is the machine's and cannot be set, so the API server's seems an hour ahead.
 	if r, code := checked(t, c, "node-2", "--server="+anHourAhead(t, c)); code != 1 ||
 		level(r, "node-2", "clock") != cli.LevelFail || level(r, "node-2", "agent") != cli.LevelOK {
 		t.Errorf("with a clock that is behind: %d %+v", code, r)
@@ -832,24 +829,24 @@ func TestCheckFailsWhereSomethingIsWrongAndSaysWhatToDo(t *testing.T) {
 	must.Do(t, c.Controllers.Kill(testContext(t)))
 	start := onceStarted(t, c)
 	defer start()
-	until(t, "check to see that nobody leads", func(context.Context) bool {
+	until(t, "check to see no leader", func(context.Context) bool {
 		r, code = checked(t, c, "node-1")
 		return code == 1 && level(r, "", "controller") == cli.LevelFail
 	})
 	start()
-	until(t, "check to see that somebody leads", func(context.Context) bool {
+	until(t, "check to see a leader", func(context.Context) bool {
 		r, code = checked(t, c, "node-1")
 		return code == 0
 	})
-	if s := inside(t, c, "check", "node-9"); s.code != 1 || !strings.Contains(s.err, `no node "node-9"`) {
-		t.Errorf("of a node that is not there: %+v", s)
+	if s := anywhere(t, c, "check", "node-9"); s.code != 1 || !strings.Contains(s.err, `no node "node-9"`) {
+		t.Errorf("a node that does not exist: %+v", s)
 	}
 }
 
-// imported is what import says of a pod.
+// imported returns what import reports for a pod, and the exit code.
 func imported(t *testing.T, c *lab.Cluster, pod string, args ...string) (inspection.ImportItem, int) {
 	t.Helper()
-	s := inside(t, c, append([]string{"import", "-o", "json"}, args...)...)
+	s := anywhere(t, c, append([]string{"import", "-o", "json"}, args...)...)
 	var is inspection.Import
 	if err := json.Unmarshal([]byte(s.out), &is); err != nil {
 		t.Fatalf("%v: %+v", err, s)
@@ -859,19 +856,19 @@ func imported(t *testing.T, c *lab.Cluster, pod string, args ...string) (inspect
 			return i, s.code
 		}
 	}
-	t.Fatalf("nothing is said of %s: %+v", pod, s)
+	t.Fatalf("no report for %s: %+v", pod, s)
 	return inspection.ImportItem{}, 0
 }
 
-// served has stayput start a pod on a node, by which it knows the network's ranges.
+// served starts a pod on a node, from which stayput learns the network's ranges.
 func served(t *testing.T, c *lab.Cluster, ns, node string) {
 	t.Helper()
 	apply(t, c, ns, on(node, statefulSet("first", 1, nil)))
 	ready(t, c, ns, "first-0")
 }
 
-// reserve writes a reservation as OpenKruise's host-local does, whose source is no Go module that can be had: with
-// this type of the CNI library in it, and in folders without any rights.
+// reserve writes a reservation as OpenKruise's host-local does, whose source is not available as a Go module: with
+// types.IPConfig of the CNI library, in directories without permissions.
 func reserve(t *testing.T, n *lab.ClusterNode, ns, pod, container, ip string, released *time.Time) {
 	t.Helper()
 	file := n.Path("/var/lib/cni/networks/reserved/" + ns + "/" + pod)
@@ -884,22 +881,28 @@ func reserve(t *testing.T, n *lab.ClusterNode, ns, pod, container, ip string, re
 		Duration    time.Duration   `json:"duration"` // minutes
 		ReleaseTime *time.Time      `json:"releaseTime,omitempty"`
 	}{
-		container, "eth0", &types.IPConfig{Address: net.IPNet{IP: net.ParseIP(ip), Mask: net.CIDRMask(24, 32)},
-			Gateway: net.ParseIP("10.244.3.1")}, 10, released,
+		ContainerID: container,
+		IfName:      "eth0",
+		IPConf: &types.IPConfig{
+			Address: net.IPNet{IP: net.ParseIP(ip), Mask: net.CIDRMask(24, 32)},
+			Gateway: net.ParseIP("10.244.3.1"),
+		},
+		Duration:    10,
+		ReleaseTime: released,
 	}
 	b, err := json.Marshal(reserved)
 	must.Do(t, err)
 	must.Do(t, os.WriteFile(file, b, 0o644))
 }
 
-func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
+func TestImportKeepsTheReservationsOfOpenKruisesHostLocal(t *testing.T) {
 	c := installed(t)
 	node := c.Node("node-3")
 	ns := namespace(t, c)
 	served(t, c, ns, "node-3")
 	now := time.Now()
-	// One that is gone: its address file stays bound to the container that it had. One whose file is gone as well,
-	// one whose time is over, one that the ledger of nobody can contain.
+	// A deleted pod whose address file is still bound to its old container; one whose file is gone, too; one whose
+	// time is over; and one outside of every ledger's ranges.
 	bound := node.Path("/var/lib/cni/networks/pods/10.244.3.200")
 	must.Do(t, os.WriteFile(bound, []byte("0123456789abcdef\r\neth0"), 0o600))
 	reserve(t, node, ns, "web-0", "0123456789abcdef", "10.244.3.200", &now)
@@ -919,14 +922,13 @@ func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
 	if b, err := os.ReadFile(bound); err != nil || string(b) != "0123456789abcdef\r\neth0" {
 		t.Fatalf("a plan has changed the file: %q, %v", b, err)
 	}
-	// of the one that is refused
-	if i, code := imported(t, c, "web-0", "openkruise", "node-3", "--yes"); !i.Done || code != 1 {
+	if i, code := imported(t, c, "web-0", "openkruise", "node-3", "--yes"); !i.Done || code != 1 { // web-3 is refused
 		t.Errorf("done is %+v (%d)", i, code)
 	}
 	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
 		r := shows(t, c, ns, pod, "node-3", "retained", retained)
 		if r.Status.IPs[0] != ip || r.Spec.Retention != "10m" {
-			t.Errorf("of %s is kept %+v %+v", pod, r.Spec, r.Status)
+			t.Errorf("for %s is kept %+v %+v", pod, r.Spec, r.Status)
 		}
 		if i, _ := imported(t, c, pod, "openkruise", "node-3", "--yes"); i.Action != inspection.ActionNone ||
 			!strings.Contains(i.Why, "already") {
@@ -937,24 +939,24 @@ func TestImportKeepsWhatOpenKruisesHostLocalHasReserved(t *testing.T) {
 		t.Errorf("check says %+v", r)
 	}
 
-	// They come back as they were.
+	// They come back with their addresses.
 	apply(t, c, ns, statefulSet("web", 2, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"}))
 	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
 		if p := ready(t, c, ns, pod); p.Spec.NodeName != "node-3" || p.Status.PodIP != ip {
-			t.Errorf("%s has come to %s with %s", pod, p.Spec.NodeName, p.Status.PodIP)
+			t.Errorf("%s came to %s with %s", pod, p.Spec.NodeName, p.Status.PodIP)
 		}
 	}
 }
 
-func TestImportPromisesARunningPodTheAddressThatItHas(t *testing.T) {
+func TestImportPromisesARunningPodItsAddress(t *testing.T) {
 	c := installed(t)
 	node := c.Node("node-3")
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-3", statefulSet("web", 1, nil)))
 	pod := ready(t, c, ns, "web-0")
-	// As the patched host-local leaves it after a restore: the address file names the container before.
+	// The patched host-local leaves the previous container in the address file after a restore.
 	address := node.Path("/var/lib/cni/networks/pods/" + pod.Status.PodIP)
-	must.Do(t, os.Remove(address)) // a file that is changed in place is no other one to the ledger
+	must.Do(t, os.Remove(address)) // the ledger does not notice a file changed in place
 	must.Do(t, os.WriteFile(address, []byte("0123456789abcdee\r\neth0"), 0o600))
 	id := sandbox(t, c, pod).ID
 	reserve(t, node, ns, "web-0", id, pod.Status.PodIP, nil)
@@ -977,7 +979,7 @@ func TestImportPromisesARunningPodTheAddressThatItHas(t *testing.T) {
 	stopped(t, c, pod)
 }
 
-// Spiderpool's definition, as far as import reads its objects; the lab has no Spiderpool.
+// The part of Spiderpool's definition that import reads; the lab has no Spiderpool.
 const spiderEndpointCRD = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -1012,7 +1014,7 @@ status:
 func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	if s := inside(t, c, "import", "spiderpool"); s.code != 1 ||
+	if s := anywhere(t, c, "import", "spiderpool"); s.code != 1 ||
 		!strings.Contains(s.err, "Spiderpool is not in this cluster") {
 		t.Errorf("without Spiderpool: %+v", s)
 	}
@@ -1028,8 +1030,9 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	apply(t, c, ns, spiderEndpoint("web-5f7d-x2", "node-3", "10.244.3.211", "Deployment"))
 	apply(t, c, ns, on("node-3", statefulSet("web", 0, nil)))
 
-	for pod, why := range map[string]string{"web-1": "in the ranges of none",
-		"web-5f7d-x2": "no pod of this name comes again"} {
+	for pod, why := range map[string]string{
+		"web-1": "in the ranges of none", "web-5f7d-x2": "no pod of this name comes again",
+	} {
 		if i, _ := imported(t, c, pod, "spiderpool"); i.Action != inspection.ActionRefuse || !strings.Contains(i.Why, why) {
 			t.Errorf("%s: %+v", pod, i)
 		}

@@ -21,8 +21,7 @@ const retainIP = "stayput.io/retain-ip"
 // place is where a pod is.
 type place struct{ node, ip string }
 
-// places waits until pods 0 to n-1 of a StatefulSet are Ready, and are others than those before, and says where
-// they are.
+// places waits until pods 0 to n-1 of a StatefulSet are Ready and replace those before, and returns them.
 func places(
 	t *testing.T, c *lab.Cluster, ns, name string, n int, before map[string]*corev1.Pod,
 ) map[string]*corev1.Pod {
@@ -39,14 +38,14 @@ func places(
 	return pods
 }
 
-// cameHome checks that pods are where their predecessors were, with their addresses.
+// cameHome checks that pods have the nodes and addresses of their predecessors.
 func cameHome(t *testing.T, before, after map[string]*corev1.Pod) {
 	t.Helper()
 	for name, was := range before {
 		is := after[name]
 		if (place{was.Spec.NodeName, was.Status.PodIP}) != (place{is.Spec.NodeName, is.Status.PodIP}) {
-			t.Errorf("%s was on %s with %s and is on %s with %s", name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName,
-				is.Status.PodIP)
+			t.Errorf("%s was on %s with %s and is on %s with %s",
+				name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName, is.Status.PodIP)
 		}
 	}
 }
@@ -58,8 +57,8 @@ func deletePods(t *testing.T, c *lab.Cluster, ns, name string) {
 		metav1.ListOptions{LabelSelector: "app=" + name}))
 }
 
-// tilted is a StatefulSet whose pods start on two nodes only, so that a third is emptier, where the scheduler
-// would rather have them.
+// tilted starts the pods of a StatefulSet on two nodes only, so that the scheduler would rather have them on the third,
+// emptier one.
 func tilted(
 	t *testing.T, c *lab.Cluster, ns, name string, replicas int, annotations map[string]string,
 ) map[string]*corev1.Pod {
@@ -67,7 +66,7 @@ func tilted(
 	return tiltedBy(t, c, ns, name, replicas, statefulSet(name, replicas, annotations))
 }
 
-// tiltedBy is tilted with YAML of the StatefulSet.
+// tiltedBy is tilted with the YAML of the StatefulSet.
 func tiltedBy(t *testing.T, c *lab.Cluster, ns, name string, replicas int, yaml string) map[string]*corev1.Pod {
 	t.Helper()
 	kubectl(t, c, "cordon", "node-3")
@@ -76,13 +75,13 @@ func tiltedBy(t *testing.T, c *lab.Cluster, ns, name string, replicas int, yaml 
 	pods := places(t, c, ns, name, replicas, nil)
 	for _, pod := range pods {
 		if pod.Spec.NodeName == "node-3" {
-			t.Fatalf("%s is on the node that is to be empty", pod.Name)
+			t.Fatalf("%s is on the node that should be empty", pod.Name)
 		}
 	}
 	return pods
 }
 
-// startedOn starts the one pod of a StatefulSet on a node that it is not bound to.
+// startedOn starts the only pod of a StatefulSet on a node without pinning it there.
 func startedOn(t *testing.T, c *lab.Cluster, ns, name, node, yaml string) *corev1.Pod {
 	t.Helper()
 	for _, n := range c.Nodes {
@@ -118,7 +117,7 @@ func isGated(pod *corev1.Pod) bool {
 	})
 }
 
-// getPod returns a pod that need not be Ready; nil: there is none.
+// getPod returns a pod, Ready or not, or nil if there is none.
 func getPod(t *testing.T, c *lab.Cluster, ns, name string) *corev1.Pod {
 	t.Helper()
 	pod, err := c.Client().CoreV1().Pods(ns).Get(testContext(t), name, metav1.GetOptions{})
@@ -141,16 +140,16 @@ func waitsFor(t *testing.T, c *lab.Cluster, was *corev1.Pod, why string) (waitin
 	return waiting
 }
 
-// soon is longer than a pod waits whose home-wait is 5s, and shorter than the default.
+// soon is longer than a home-wait of 5s, and shorter than the default.
 const soon = 30 * time.Second
 
-// wentElsewhere waits until the successor of a pod, with a home-wait of 5s, is Ready on another node, and checks
-// how long it waited and what was said.
+// wentElsewhere waits until the successor of a pod with a home-wait of 5s is Ready on another node, and checks how long
+// it waited and what the Event says.
 func wentElsewhere(t *testing.T, c *lab.Cluster, was *corev1.Pod, why string) *corev1.Pod {
 	t.Helper()
 	after := successor(t, c, was)
 	if after.Spec.NodeName == was.Spec.NodeName {
-		t.Errorf("%s is on its home, which %s", was.Name, why)
+		t.Errorf("%s is at home, which %s", was.Name, why)
 	}
 	if waited := scheduledAt(after).Sub(after.CreationTimestamp.Time); waited < 4*time.Second || waited > soon {
 		t.Errorf("%s waited for %s", was.Name, waited)
@@ -205,11 +204,13 @@ func TestAPodThatWasNeverReadyComesHome(t *testing.T) {
 	cameHome(t, before, started(before))
 }
 
-func TestAPullJoinsThePodsOwnAffinityAndWhatAnotherPolicyAdds(t *testing.T) {
+func TestNodeAffinityJoinsThatOfThePodAndOfAnotherPolicy(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	// Four pods on two nodes: at least two of them would rather not be where they are.
-	before := tiltedBy(t, c, ns, "web", 4, strings.Replace(statefulSet("web", 4, map[string]string{retainIP: "10m"}), "      terminationGracePeriodSeconds: 1\n", `      terminationGracePeriodSeconds: 1
+	// With four pods on two nodes, the anti-affinity would rather move at least two of them.
+	yaml := statefulSet("web", 4, map[string]string{retainIP: "10m"})
+	before := tiltedBy(t, c, ns, "web", 4, strings.Replace(yaml, "      terminationGracePeriodSeconds: 1\n",
+		`      terminationGracePeriodSeconds: 1
       affinity:
         podAntiAffinity:
           preferredDuringSchedulingIgnoredDuringExecution:
@@ -257,9 +258,8 @@ spec: {policyName: %[1]s}
 	})
 	until(t, "the other policy to be in force", func(ctx context.Context) bool {
 		pod, err := c.Client().CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: corev1.PodSpec{
-				Containers: []corev1.Container{{Name: "c", Image: "none"}},
-			},
+			ObjectMeta: metav1.ObjectMeta{Name: "probe"},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 		}, metav1.CreateOptions{DryRun: []string{"All"}})
 		return err == nil && pod.Labels["added"] == "too"
 	})
@@ -288,22 +288,21 @@ spec: {policyName: %[1]s}
 		if !equality.Semantic.DeepEqual(pod.Spec.Affinity, want) {
 			t.Errorf("%s has the affinity\n%+v\nwant\n%+v", name, pod.Spec.Affinity, want)
 		}
-		if pod.Labels["added"] != "too" || !slices.ContainsFunc(pod.Spec.Tolerations, func(o corev1.Toleration) bool {
-			return o.Key == "added"
-		}) {
-			t.Errorf("%s has lost what the other policy added", name)
+		added := func(o corev1.Toleration) bool { return o.Key == "added" }
+		if pod.Labels["added"] != "too" || !slices.ContainsFunc(pod.Spec.Tolerations, added) {
+			t.Errorf("%s has lost what the other policy adds", name)
 		}
 	}
 }
 
-// named is what matches a node by its name.
+// named matches a node by its name.
 func named(node string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{
 		Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
 	}
 }
 
-func TestANodeSelectorOfTheUserIsNotOverwrittenButReported(t *testing.T) {
+func TestAConflictingNodeSelectorIsReportedNotOverwritten(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m"})["web-0"]
@@ -315,8 +314,8 @@ func TestANodeSelectorOfTheUserIsNotOverwrittenButReported(t *testing.T) {
 	}
 	for _, about := range []string{"Pod web-0", "StatefulSet web"} {
 		kind, name, _ := strings.Cut(about, " ")
-		if message := saysOf(t, c, ns, kind, name, "HomeGivenUp"); !strings.Contains(message, "node "+before.Spec.NodeName) ||
-			!strings.Contains(message, "node selector") {
+		message := saysOf(t, c, ns, kind, name, "HomeGivenUp")
+		if !strings.Contains(message, "node "+before.Spec.NodeName) || !strings.Contains(message, "node selector") {
 			t.Errorf("the Event about %s says %q", about, message)
 		}
 	}
@@ -325,25 +324,35 @@ func TestANodeSelectorOfTheUserIsNotOverwrittenButReported(t *testing.T) {
 func TestAPodWaitsForAHomeThatComesBackInTime(t *testing.T) {
 	for _, away := range []struct {
 		name, why string
-		leave     func(*testing.T, *lab.Cluster, string)
-		back      func(*testing.T, *lab.Cluster, string)
+		leave     []string // arguments of kubectl, with NODE for the node
+		back      []string
 	}{
-		{"cordoned", "is cordoned", func(t *testing.T, c *lab.Cluster, node string) { kubectl(t, c, "cordon", node) },
-			func(t *testing.T, c *lab.Cluster, node string) { kubectl(t, c, "uncordon", node) }},
-		{"tainted", "has the taint dedicated=batch:NoSchedule", func(t *testing.T, c *lab.Cluster, node string) {
-			kubectl(t, c, "taint", "node", node, "dedicated=batch:NoSchedule")
-		}, func(t *testing.T, c *lab.Cluster, node string) { kubectl(t, c, "taint", "node", node, "dedicated-") }},
-		{"drained", "is cordoned", func(t *testing.T, c *lab.Cluster, node string) {
-			kubectl(t, c, "drain", node, "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--pod-selector=app=web")
-		}, func(t *testing.T, c *lab.Cluster, node string) { kubectl(t, c, "uncordon", node) }},
+		{"cordoned", "is cordoned", []string{"cordon", "NODE"}, []string{"uncordon", "NODE"}},
+		{
+			"tainted", "has the taint dedicated=batch:NoSchedule",
+			[]string{"taint", "node", "NODE", "dedicated=batch:NoSchedule"},
+			[]string{"taint", "node", "NODE", "dedicated-"},
+		},
+		{
+			"drained", "is cordoned",
+			[]string{
+				"drain", "NODE", "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--pod-selector=app=web",
+			},
+			[]string{"uncordon", "NODE"},
+		},
 	} {
 		t.Run(away.name, func(t *testing.T) {
 			c := installed(t)
 			ns := namespace(t, c)
 			before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m"})
 			was := before["web-0"]
-			away.leave(t, c, was.Spec.NodeName)
-			back := once(func() { away.back(t, c, was.Spec.NodeName) })
+			run := func(args []string) {
+				args = slices.Clone(args)
+				args[slices.Index(args, "NODE")] = was.Spec.NodeName
+				kubectl(t, c, args...)
+			}
+			run(away.leave)
+			back := once(func() { run(away.back) })
 			defer back()
 			deletePods(t, c, ns, "web")
 			waiting := waitsFor(t, c, was, away.why)
@@ -351,13 +360,13 @@ func TestAPodWaitsForAHomeThatComesBackInTime(t *testing.T) {
 			after := places(t, c, ns, "web", 1, before)
 			cameHome(t, before, after)
 			if after["web-0"].UID != waiting.UID {
-				t.Error("it is another pod than the one that waited")
+				t.Error("it is not the pod that waited")
 			}
 		})
 	}
 }
 
-func TestAPodGoesElsewhereOnceItHasWaitedForItsHome(t *testing.T) {
+func TestAPodGoesElsewhereAfterWaitingForItsHome(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "5s"})["web-0"]
@@ -367,26 +376,26 @@ func TestAPodGoesElsewhereOnceItHasWaitedForItsHome(t *testing.T) {
 	waitsFor(t, c, before, "is cordoned")
 	atHome := shows(t, c, ns, "web-0", before.Spec.NodeName, "retained", retained)
 	after := wentElsewhere(t, c, before, "is cordoned")
-	// The address at the old home keeps its time.
-	keepsItsTime := func(when string) {
+	// The address at the old home keeps its expiry.
+	keepsItsExpiry := func(when string) {
 		t.Helper()
 		old := retainedIP(t, c, ns, "web-0", before.Spec.NodeName)
 		if old == nil || !retained(old) || old.Status.IPs[0] != before.Status.PodIP ||
 			old.Status.Expires != atHome.Status.Expires {
-			t.Errorf("%s, there is %+v at the old home, where there was %+v", when, old, atHome.Status)
+			t.Errorf("%s, the address at the old home is %+v, was %+v", when, old, atHome.Status)
 		}
 	}
-	keepsItsTime("when it has moved")
+	keepsItsExpiry("after the move")
 	// And the new node is home from now on.
 	shows(t, c, ns, "web-0", after.Spec.NodeName, "bound", boundTo(after))
 	deletePods(t, c, ns, "web")
 	again := successor(t, c, after)
 	cameHome(t, map[string]*corev1.Pod{"web-0": after}, map[string]*corev1.Pod{"web-0": again})
 	shows(t, c, ns, "web-0", again.Spec.NodeName, "bound", boundTo(again))
-	keepsItsTime("when it was deleted at its new home")
+	keepsItsExpiry("after the deletion at the new home")
 }
 
-func TestAnAddressWhosePodHasGoneElsewhereExpiresAtItsTime(t *testing.T) {
+func TestAnAddressExpiresOnTimeAfterItsPodWentElsewhere(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "15s", "stayput.io/home-wait": "5s"})["web-0"]
@@ -399,7 +408,7 @@ func TestAnAddressWhosePodHasGoneElsewhereExpiresAtItsTime(t *testing.T) {
 	vanishes(t, c, atHome)
 	freed(t, c.Node(before.Spec.NodeName), atHome)
 	if expires, err := time.Parse(time.RFC3339, atHome.Status.Expires); err != nil || time.Now().Before(expires) {
-		t.Errorf("the address is gone before %s", atHome.Status.Expires)
+		t.Errorf("the address was freed before %s", atHome.Status.Expires)
 	}
 	shows(t, c, ns, "web-0", after.Spec.NodeName, "bound", boundTo(after))
 }
@@ -417,8 +426,8 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	yaml := strings.Replace(statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "10m"}),
-		"imagePullPolicy: Never", "imagePullPolicy: Never\n        resources: {requests: {example.com/seat: 1}, limits: "+
-			"{example.com/seat: 1}}", 1)
+		"imagePullPolicy: Never", "imagePullPolicy: Never\n"+
+			"        resources: {requests: {example.com/seat: 1}, limits: {example.com/seat: 1}}", 1)
 	for _, node := range []string{"node-1", "node-2"} { // one seat each
 		kubectl(t, c, "patch", "node", node, "--subresource=status", "--type=merge", "-p",
 			`{"status": {"capacity": {"example.com/seat": "1"}}}`)
@@ -427,22 +436,22 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 	before := ready(t, c, ns, "web-0")
 	t.Cleanup(func() {
 		for _, node := range []string{"node-1", "node-2"} {
-			_, err := c.Kubectl(context.Background(), "", "patch", "node", node, "--subresource=status", "--type=merge", "-p",
-				`{"status": {"capacity": {"example.com/seat": null}}}`)
+			_, err := c.Kubectl(context.Background(), "", "patch", "node", node, "--subresource=status", "--type=merge",
+				"-p", `{"status": {"capacity": {"example.com/seat": null}}}`)
 			must.Do(t, err)
 		}
 	})
 	taker := strings.ReplaceAll(strings.Replace(yaml, "name: web\n", "name: taker\n", 1), "{app: web}", "{app: taker}")
 	apply(t, c, ns, on(before.Spec.NodeName, strings.Replace(taker, "replicas: 1", "replicas: 0", 1)))
-	// Somebody takes the seat at home while the pod is away.
-	finds := func() (waiting *corev1.Pod) {
+	// takeSeat gives the seat at home to another pod while web-0 is away.
+	takeSeat := func() (waiting *corev1.Pod) {
 		t.Helper()
 		scale(t, c, ns, "web", 0)
 		until(t, "web-0 to end", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
 		scale(t, c, ns, "taker", 1)
 		ready(t, c, ns, "taker-0")
 		scale(t, c, ns, "web", 1)
-		until(t, "web-0 not to find room", func(context.Context) bool {
+		until(t, "web-0 to find no room", func(context.Context) bool {
 			waiting = getPod(t, c, ns, "web-0")
 			return waiting != nil && waiting.UID != before.UID &&
 				slices.ContainsFunc(waiting.Status.Conditions, func(c corev1.PodCondition) bool {
@@ -452,25 +461,25 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 		return waiting
 	}
 
-	// It goes in time.
-	waiting := finds()
-	if message := saysOf(t, c, ns, "Pod", "web-0", "WaitingForHome"); !strings.Contains(message,
-		before.Spec.NodeName+", has no room for the pod") {
+	// The other pod ends in time.
+	waiting := takeSeat()
+	message := saysOf(t, c, ns, "Pod", "web-0", "WaitingForHome")
+	if !strings.Contains(message, before.Spec.NodeName+", has no room for the pod") {
 		t.Errorf("the Event says %q", message)
 	}
 	scale(t, c, ns, "taker", 0)
 	after := ready(t, c, ns, "web-0")
 	if after.UID != waiting.UID {
-		t.Error("it is another pod than the one that waited")
+		t.Error("it is not the pod that waited")
 	}
 	cameHome(t, map[string]*corev1.Pod{"web-0": before}, map[string]*corev1.Pod{"web-0": after})
 
-	// It does not.
+	// The other pod stays.
 	scale(t, c, ns, "web", 0)
 	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "-p",
 		`{"spec": {"template": {"metadata": {"annotations": {"stayput.io/home-wait": "5s"}}}}}`)
 	before = after
-	waiting = finds()
+	waiting = takeSeat()
 	after = successor(t, c, waiting)
 	if after.Spec.NodeName == before.Spec.NodeName {
 		t.Fatal("there is room at home after all")
@@ -483,7 +492,7 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestPodsThatAreNeitherAnnotatedNorRecordedAreNotTouched(t *testing.T) {
+func TestPodsNeitherAnnotatedNorRecordedAreLeftAlone(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("plain", 2, nil))
@@ -495,17 +504,17 @@ func TestPodsThatAreNeitherAnnotatedNorRecordedAreNotTouched(t *testing.T) {
 		}
 	}
 	if all := calls(t, c, ns); len(all) > 0 {
-		t.Errorf("for these pods the API server was asked %d times: %q", len(all), all)
+		t.Errorf("%d requests for these pods: %q", len(all), all)
 	}
-	// The log would tell.
+	// The log does show requests.
 	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m"}))
 	ready(t, c, ns, "web-0")
 	if all := calls(t, c, ns); !slices.Contains(all, "patch pods  web-0") {
-		t.Errorf("of a pod that was gated the log tells %q", all)
+		t.Errorf("the log of a gated pod has %q", all)
 	}
 }
 
-func TestAPodThatWaitsForItsAddressGoesOnceThatIsReleased(t *testing.T) {
+func TestAWaitingPodIsPlacedOnceItsAddressIsReleased(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 1,
@@ -517,6 +526,6 @@ func TestAPodThatWaitsForItsAddressGoesOnceThatIsReleased(t *testing.T) {
 	waitsFor(t, c, before, "is cordoned")
 	setRelease(t, c, shows(t, c, ns, before.Name, before.Spec.NodeName, "retained", retained))
 	if after := successor(t, c, before); after.Spec.NodeName == before.Spec.NodeName {
-		t.Error("it is on its home, which is cordoned")
+		t.Error("it is at home, which is cordoned")
 	}
 }
