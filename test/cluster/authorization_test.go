@@ -106,8 +106,11 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: editor}]
 `
 
 func newEvent(apiVersion, namespace string) string {
-	return fmt.Sprintf(`{apiVersion: %s, kind: Event, metadata: {name: new, namespace: %s}, involvedObject: {namespace: %[2]s}, regarding: {namespace: %[2]s},
-eventTime: "2026-01-01T00:00:00.000000Z", reportingController: test, reportingComponent: test, reportingInstance: test, action: Test, reason: Test, type: Normal}`, apiVersion, namespace)
+	const event = `{apiVersion: %s, kind: Event, metadata: {name: new, namespace: %s}, ` +
+		`involvedObject: {namespace: %[2]s}, regarding: {namespace: %[2]s}, eventTime: "2026-01-01T00:00:00.000000Z", ` +
+		`reportingController: test, reportingComponent: test, reportingInstance: test, ` +
+		`action: Test, reason: Test, type: Normal}`
+	return fmt.Sprintf(event, apiVersion, namespace)
 }
 
 // rights lists what the programs need and what they must not have. What RBAC allows and a policy refuses is in

@@ -119,7 +119,7 @@ func agentWrites(t *testing.T, c *lab.Cluster, namespace string, since time.Time
 func logged(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	ns := namespace(t, c)
-	settled(t, c, ns)
+	caughtUp(t, c, ns)
 	until(t, "the audit log to have the latest call", func(context.Context) bool {
 		return slices.ContainsFunc(calls(t, c, ns), func(call string) bool {
 			return strings.HasPrefix(call, "delete persistentpodstates ")

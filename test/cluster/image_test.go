@@ -15,7 +15,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// unpack returns what is in a tar archive, by its name.
+// unpack returns the files of a tar archive by path.
 func unpack(t *testing.T, archive io.Reader) map[string]*unpacked {
 	t.Helper()
 	files := map[string]*unpacked{}
@@ -36,9 +36,9 @@ type unpacked struct {
 	data []byte
 }
 
-// It is the image that the tests install. No shell, no loader, no certificates, no user database: there is nothing in
-// it that could be out of date or of use to an intruder.
-func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
+// This is the image that the tests install. Without shell, loader, certificates and user database, nothing in it can be
+// out of date or help an intruder.
+func TestTheImageHasOnlyTheThreeStaticPrograms(t *testing.T) {
 	built, version, archive := builtImage(t)
 	f, err := os.Open(archive)
 	must.Do(t, err)
@@ -76,12 +76,12 @@ func TestTheImageHasTheThreeStaticProgramsAndNothingElse(t *testing.T) {
 			}
 			program, ok := programs[name]
 			if !ok {
-				t.Errorf("%s is in the image", name)
+				t.Errorf("unexpected file %s in the image", name)
 				continue
 			}
 			delete(programs, name)
 			if file.Typeflag != tar.TypeReg || file.Mode&0o7777 != 0o755 || file.Uid != 0 || file.Gid != 0 {
-				t.Errorf("%s is of type %c, with the mode %o, of %d:%d", name, file.Typeflag, file.Mode, file.Uid, file.Gid)
+				t.Errorf("%s has type %c, mode %o and owner %d:%d", name, file.Typeflag, file.Mode, file.Uid, file.Gid)
 			}
 			want, err := os.ReadFile(program)
 			must.Do(t, err)

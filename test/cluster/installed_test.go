@@ -10,9 +10,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// installed returns the cluster with stayput on it that the tests share, as Helm installs it on nodes with stock
-// host-local: every node has the pod of an agent, which makes stayput the node's IPAM, and there are two pods of
-// controllers on the control plane's node, where no other pod is.
+// installed returns the shared cluster with stayput, as Helm installs it on nodes with stock host-local: an agent on
+// every node makes stayput the IPAM, and two controllers run on the control plane's node, alone.
 func installed(t *testing.T) *lab.Cluster {
 	t.Helper()
 	return shared(t, "with stayput", func() (*lab.Cluster, error) {
@@ -22,8 +21,8 @@ func installed(t *testing.T) *lab.Cluster {
 	})
 }
 
-// built is the product that the tests install, compiled once for all of them: its links take longer than a cluster
-// does to start. remove is called by TestMain.
+// built is the product under test, compiled once: linking it takes longer than starting a cluster. TestMain calls
+// remove.
 var built struct {
 	sync.Mutex
 	product lab.Product
@@ -48,7 +47,7 @@ func buildOnce(ctx context.Context) (lab.Product, error) {
 	return product, nil
 }
 
-// builtImage is the product, and the image that is installed of it, with its tag.
+// builtImage returns the product and its image, with the image's tag and archive.
 func builtImage(t *testing.T) (product lab.Product, version, archive string) {
 	t.Helper()
 	product, err := buildOnce(t.Context())
@@ -62,11 +61,11 @@ func builtImage(t *testing.T) (product lab.Product, version, archive string) {
 	return product, version, archive
 }
 
-// startProduct starts a cluster with stayput on it. One that did not come up whole is returned with the error, to
-// be closed.
+// startProduct starts a cluster and installs stayput. If that fails after the start, it returns the cluster with the
+// error, to be closed.
 func startProduct(o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, error) {
 	var err error
-	if o.Product, err = buildOnce(context.Background()); err != nil { // as long as a compiler takes
+	if o.Product, err = buildOnce(context.Background()); err != nil { // without a timeout: it compiles
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -20,13 +20,13 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// openKruise is OpenKruise's definition of PersistentPodStates as its releases have it: in the older ones v1alpha1 is
-// all there is, in the newer ones it is converted to v1beta1, where the topology keys have another name, by
-// OpenKruise's webhook, which is what that says. It has no conditions, and its status must have an observedGeneration.
+// openKruise returns OpenKruise's definition of PersistentPodStates: without a webhook that of older releases, with
+// v1alpha1 alone; otherwise that of newer ones, which convert v1alpha1 to v1beta1, with another name for the topology
+// keys, by the webhook of this clientConfig. Neither has conditions, and both require status.observedGeneration.
 func openKruise(webhook string) string {
 	version := func(name, keys string, storage bool) string {
-		topology := fmt.Sprintf("{type: object, required: [%[1]s], properties: {%[1]s: {type: array, items: {type: "+
-			"string}}}}", keys)
+		topology := fmt.Sprintf("{type: object, required: [%[1]s], "+
+			"properties: {%[1]s: {type: array, items: {type: string}}}}", keys)
 		return fmt.Sprintf(`
   - name: %s
     served: true
@@ -74,9 +74,8 @@ spec:
       clientConfig: ` + webhook
 }
 
-// serveConversion converts PersistentPodStates as OpenKruise's controller does, which cannot run here, for the API
-// server of a cluster alone. It returns the clientConfig by which that finds it. When stop is called it does not answer
-// any more.
+// serveConversion serves OpenKruise's conversion webhook to a cluster's API server, as OpenKruise's controller cannot
+// run here. It returns the webhook's clientConfig; stop ends it.
 func serveConversion(t *testing.T, c *lab.Cluster, address string) (clientConfig string, stop func()) {
 	t.Helper()
 	listener, err := c.Control.Listen(testContext(t), "tcp", address)
@@ -122,11 +121,11 @@ func convert(w http.ResponseWriter, r *http.Request) {
 		review.Response.ConvertedObjects = append(review.Response.ConvertedObjects, object)
 	}
 	review.Request = nil
-	_ = json.NewEncoder(w).Encode(review) // whoever is not there any more gets no answer
+	_ = json.NewEncoder(w).Encode(review) // the client may be gone
 }
 
-// converted is a PersistentPodState in another version. Like OpenKruise's, whose Go types are between, it drops what
-// these do not know and always has an observedGeneration.
+// converted returns a PersistentPodState in another version. As OpenKruise converts by way of its Go types, the result
+// lacks all unknown fields and always has an observedGeneration.
 func converted(raw []byte, version string) ([]byte, error) {
 	var o map[string]any
 	if err := json.Unmarshal(raw, &o); err != nil {
@@ -168,8 +167,8 @@ func converted(raw []byte, version string) ([]byte, error) {
 	return json.Marshal(o)
 }
 
-// OpenKruise itself is not there, only its definition, so that PersistentPodStates are stayput's to serve.
-func TestOpenKruisesDefinitionInEitherVersionMayBeThereOrComeLater(t *testing.T) {
+// With OpenKruise's definition but no OpenKruise, stayput serves PersistentPodStates.
+func TestEitherVersionOfOpenKruisesDefinitionMayComeFirstOrLater(t *testing.T) {
 	alone(t)
 	c := ownCluster(t, &lab.ClusterOptions{})
 	_, err := c.Kubectl(testContext(t), openKruise(""), "apply", "-f", "-")
@@ -192,7 +191,7 @@ func TestOpenKruisesDefinitionInEitherVersionMayBeThereOrComeLater(t *testing.T)
 		return func(s *kruisev1alpha1.PersistentPodState) bool { return len(s.Status.PodStates) == n }
 	}
 
-	// It is recorded in what their definition has room for, and not written to again and again for what it lacks.
+	// The record has the fields of their definition, and is not written again and again for those that it lacks.
 	apply(t, c, ns, statefulSet("db", 3, nil))
 	apply(t, c, ns, `
 apiVersion: apps.kruise.io/v1alpha1
@@ -203,19 +202,19 @@ spec:
   preferredPersistentTopology: [{weight: 100, preference: {nodeTopologyKeys: [kubernetes.io/hostname]}}]
 `)
 	recorded := comesTo(t, c, ns, "db", "recorded", all(3))
-	comes := func(name string) {
+	comeHome := func(name string) {
 		t.Helper()
 		apply(t, c, ns, statefulSet(name, 2, map[string]string{retainIP: "1h"}))
 		before := places(t, c, ns, name, 2, nil)
 		deletePods(t, c, ns, name)
 		cameHome(t, before, places(t, c, ns, name, 2, before))
 	}
-	comes("first")
+	comeHome("first")
 	if now := stateOf(t, c, ns, "db"); now.ResourceVersion != recorded.ResourceVersion {
-		t.Errorf("the record was written again: %+v was %+v", now.Status, recorded.Status)
+		t.Errorf("the record was written again: %+v, was %+v", now.Status, recorded.Status)
 	}
 
-	// OpenKruise is upgraded under stayput: objects are stored in the newer version and written in either.
+	// An upgrade of OpenKruise under stayput: objects are stored in the newer version and written in either.
 	const address = "127.0.0.1:9443"
 	webhook, stop := serveConversion(t, c, address)
 	_, err = c.Kubectl(testContext(t), openKruise(webhook), "apply", "-f", "-")
@@ -225,7 +224,7 @@ spec:
 		t.Helper()
 		apply(t, c, ns, statefulSet(name, 2, nil))
 		before := places(t, c, ns, name, 2, nil)
-		until(t, "the version "+version, func(ctx context.Context) bool { // it is served within a moment
+		until(t, "the version "+version, func(ctx context.Context) bool { // it is served after a moment
 			_, err = c.Kubectl(ctx, fmt.Sprintf(`
 apiVersion: apps.kruise.io/%[2]s
 kind: PersistentPodState
@@ -238,7 +237,7 @@ spec:
 		})
 		s := comesTo(t, c, ns, name, "recorded", all(2))
 		if r := s.Spec.RequiredPersistentTopology; r == nil || len(r.NodeTopologyKeys) != 1 {
-			t.Errorf("%s is about %+v", name, r)
+			t.Errorf("%s requires %+v", name, r)
 		}
 		gated := func() bool {
 			cm, err := c.Client().CoreV1().ConfigMaps(ns).Get(testContext(t), "stayput-gated-workloads", metav1.GetOptions{})
@@ -261,13 +260,13 @@ spec:
 		t.Errorf("the record was %+v and is %+v", recorded, now)
 	}
 
-	// The webhook does not answer: nobody can read a PersistentPodState any more. Pods that ask for their address know
-	// nothing of that, whoever leads.
+	// The webhook is down, so PersistentPodStates cannot be read. Pods that ask for their address are not affected,
+	// even after a change of leader.
 	stop()
-	comes("second")
+	comeHome("second")
 	must.Do(t, c.Controllers.Kill(testContext(t)))
 	must.Do(t, c.Controllers.Start(testContext(t)))
-	comes("third")
+	comeHome("third")
 	uninstall := func() {
 		t.Helper()
 		_, err := c.Uninstall(testContext(t))
@@ -276,12 +275,12 @@ spec:
 	}
 	uninstall()
 
-	// The newer one, with its records, is there when stayput comes.
+	// The newer definition, with its records, exists when stayput is installed.
 	webhook, _ = serveConversion(t, c, address)
 	_, err = c.Kubectl(testContext(t), openKruise(webhook), "apply", "-f", "-")
 	must.Do(t, err)
 	theirs = definition()
-	// Without this recorded pods would not be gated after a second installation (kubernetes/kubernetes#130887).
+	// Otherwise, recorded pods would not be gated after a second installation (kubernetes/kubernetes#130887).
 	must.Do(t, c.APIServer.Restart(testContext(t)))
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
 	unchanged()

@@ -22,8 +22,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// ownCluster returns a cluster for one test, which does to stayput what others could not live with. It is not
-// installed yet.
+// ownCluster returns a cluster without stayput for one test, which would disturb others in a shared one.
 func ownCluster(t *testing.T, o *lab.ClusterOptions) *lab.Cluster {
 	t.Helper()
 	if o.Product == (lab.Product{}) {
@@ -37,8 +36,8 @@ func ownCluster(t *testing.T, o *lab.ClusterOptions) *lab.Cluster {
 	return c
 }
 
-// stream creates pods that ask for their address, one after the other, and none of them can be scheduled: what is
-// looked at is whether they are gated. It ends, without an error for any pod, when the returned function is called.
+// stream creates pods that ask for their address, one after the other, until the returned function is called. They
+// cannot be scheduled: only whether they are gated matters. If one cannot be created, the test fails.
 func stream(t *testing.T, c *lab.Cluster, ns string) (end func() int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -47,7 +46,9 @@ func stream(t *testing.T, c *lab.Cluster, ns string) (end func() int) {
 	wg.Go(func() {
 		for i := 0; ctx.Err() == nil; i++ {
 			pod := &corev1.Pod{
-				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("stream-%d", i), Annotations: map[string]string{retainIP: "10m"}},
+				ObjectMeta: metav1.ObjectMeta{
+					Name: fmt.Sprintf("stream-%d", i), Annotations: map[string]string{retainIP: "10m"},
+				},
 				Spec: corev1.PodSpec{
 					NodeSelector: map[string]string{"no": "node"},
 					Containers:   []corev1.Container{{Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever}},
@@ -73,7 +74,7 @@ func stream(t *testing.T, c *lab.Cluster, ns string) (end func() int) {
 	return end
 }
 
-// gatedPods are the pods of the cluster that have our gate.
+// gatedPods returns the pods of the cluster with our gate.
 func gatedPods(t *testing.T, c *lab.Cluster) (names []string) {
 	t.Helper()
 	all, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
@@ -86,7 +87,7 @@ func gatedPods(t *testing.T, c *lab.Cluster) (names []string) {
 	return names
 }
 
-// podNetworkOf is the folder of a node's address files.
+// podNetworkOf returns the directory of a node's address files.
 func podNetworkOf(t *testing.T, n *lab.ClusterNode) string {
 	t.Helper()
 	dirs, err := filepath.Glob(n.Path("/var/lib/cni/networks") + "/*")
@@ -97,7 +98,7 @@ func podNetworkOf(t *testing.T, n *lab.ClusterNode) string {
 	return dirs[0]
 }
 
-// hostLocalAlone checks that a node has nothing of stayput's, and that each of its addresses is a running pod's.
+// hostLocalAlone checks that a node has nothing of stayput, and that running pods have all its addresses in use.
 func hostLocalAlone(t *testing.T, c *lab.Cluster, n *lab.ClusterNode) {
 	t.Helper()
 	for _, path := range []string{"/etc/cni/net.d/00-stayput.conflist", "/opt/cni/bin/stayput"} {
@@ -155,8 +156,8 @@ func hostLocalAlone(t *testing.T, c *lab.Cluster, n *lab.ClusterNode) {
 	})
 }
 
-// unique checks that no two running pods have one address. One that is being deleted may have given it back before
-// the API server knows that it has ended.
+// unique checks that no two running pods share an address, except terminating ones: those may have freed theirs before
+// the API server knows that they ended.
 func unique(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	all, err := c.Client().CoreV1().Pods("").List(testContext(t), metav1.ListOptions{})
@@ -188,7 +189,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 		name           string
 		install, again lab.InstallOptions
 		uninstall      func(*testing.T, *lab.Cluster)
-		// end uninstalls what was installed again, definitions and all, under worse circumstances.
+		// end uninstalls the second installation, with its definitions, under harder conditions.
 		end func(*testing.T, *lab.Cluster)
 	}{
 		{"by Helm", lab.InstallOptions{}, lab.InstallOptions{Values: map[string]any{"crds": map[string]any{"keep": false}}},
@@ -201,7 +202,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 					t.Errorf("left: %s", left)
 				}
 			}, func(t *testing.T, c *lab.Cluster) {
-				// A node without an agent is named, and its RetainedIPs are no obstacle.
+				// A node without an agent is reported, and its RetainedIPs do not block the uninstallation.
 				n := c.Nodes[1]
 				must.Do(t, n.Agent.Stop(testContext(t)))
 				out, err := c.Uninstall(testContext(t))
@@ -213,12 +214,11 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 				if _, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist")); err != nil {
 					t.Errorf("the node without an agent: %v", err)
 				}
-				// By the command that is said for it.
+				// The documented command cleans it up.
 				version, err := lab.ChartVersion(filepath.Join(deploy, "chart"))
 				must.Do(t, err)
 				t.Log(kubectl(t, c, "debug", "node/"+n.Name, "--attach", "--profile=sysadmin",
-					"--image="+lab.ProductImage+":"+version, "--",
-					"/stayput-agent", "uninstall", "--root=/proc/1/root"))
+					"--image="+lab.ProductImage+":"+version, "--", "/stayput-agent", "uninstall", "--root=/proc/1/root"))
 			}},
 		{"by kubectl", lab.InstallOptions{Manifests: true}, lab.InstallOptions{Manifests: true},
 			func(t *testing.T, c *lab.Cluster) {
@@ -244,7 +244,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			must.Do(t, c.Install(testContext(t), how.install))
 			ns := namespace(t, c)
 
-			// Pods that run, addresses that are retained, and pods that wait for a home that cannot take them.
+			// There are running pods, retained addresses, and pods that wait for a home that cannot take them.
 			apply(t, c, ns, statefulSet("web", 6, map[string]string{retainIP: "1h"}))
 			apply(t, c, ns, statefulSet("plain", 3, nil))
 			apply(t, c, ns, statefulSet("kept", 3, map[string]string{retainIP: "1h"}))
@@ -260,7 +260,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			kubectl(t, c, "cordon", "node-3")
 			kubectl(t, c, "scale", "statefulset", "kept", "--replicas=0", "-n", ns)
 			deletePods(t, c, ns, "waits")
-			until(t, "all of them to be gated", func(context.Context) bool {
+			until(t, "all waiting pods to be gated", func(context.Context) bool {
 				n := 0
 				for _, name := range gatedPods(t, c) {
 					if strings.HasPrefix(name, ns+"/waits-") {
@@ -288,7 +288,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			moved := places(t, c, ns, "waits", waiting, waits)
 			for name, pod := range moved {
 				if pod.Spec.NodeName == "node-3" {
-					t.Errorf("%s is on the node that is cordoned", name)
+					t.Errorf("%s is on the cordoned node", name)
 				}
 			}
 			for _, was := range []map[string]*corev1.Pod{web, plain} {
@@ -304,24 +304,27 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			reaches(t, c, moved["waits-0"], web["web-1"])
 			unique(t, c)
 
-			// Nothing is left but the definitions, which nobody asked to be deleted.
+			// Only the definitions are left, as an uninstallation keeps them.
 			for _, n := range c.Nodes {
 				hostLocalAlone(t, c, n)
 			}
 			left = nil
-			for line := range strings.Lines(kubectl(t, c, "get", "-A", "-o", "name", "-l", "app.kubernetes.io/part-of=stayput",
-				"namespaces,configmaps,serviceaccounts,deployments,daemonsets,jobs,pods,poddisruptionbudgets,clusterroles,clusterrolebindings,roles,rolebindings,"+
-					"mutatingadmissionpolicies,mutatingadmissionpolicybindings,validatingadmissionpolicies,validatingadmissionpolicybindings")) {
+			const kinds = "namespaces,configmaps,serviceaccounts,deployments,daemonsets,jobs,pods,poddisruptionbudgets," +
+				"clusterroles,clusterrolebindings,roles,rolebindings," +
+				"mutatingadmissionpolicies,mutatingadmissionpolicybindings," +
+				"validatingadmissionpolicies,validatingadmissionpolicybindings"
+			ours := kubectl(t, c, "get", "-A", "-o", "name", "-l", "app.kubernetes.io/part-of=stayput", kinds)
+			for line := range strings.Lines(ours) {
 				left = append(left, strings.TrimSpace(line))
 			}
 			if len(left) > 0 {
 				t.Errorf("left: %v", left)
 			}
 			kubectl(t, c, "get", "crd", "retainedips.stayput.io", "persistentpodstates.apps.kruise.io")
-			// kubectl leaves the agents no time for them
+			// kubectl leaves the agents no time to delete them.
 			t.Logf("RetainedIPs: %q", kubectl(t, c, "get", "retainedips", "-A", "-o", "name"))
 
-			// host-local is in charge: it takes back what stayput gave, and gives the next.
+			// host-local frees addresses that stayput allocated, and allocates the next ones.
 			deletePods(t, c, ns, "web")
 			again := places(t, c, ns, "web", 6, web)
 			reaches(t, c, again["web-0"], moved["waits-0"])
@@ -330,7 +333,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 				hostLocalAlone(t, c, n)
 			}
 
-			// And stayput may come again.
+			// Stayput can be installed again.
 			kubectl(t, c, "uncordon", "node-3")
 			must.Do(t, c.Install(testContext(t), how.again))
 			promised(t, c, again)

@@ -12,7 +12,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// untouched checks that pods are the very same, and none of their containers started again.
+// untouched checks that pods were neither replaced nor restarted.
 func untouched(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
 	t.Helper()
 	for name, was := range pods {
@@ -24,26 +24,26 @@ func untouched(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
 	}
 }
 
-// promised waits until the address of each of these pods is promised on its node, and nowhere else: what was there
-// before an uninstallation by kubectl is corrected by the agents that come again.
+// promised waits until each pod's address is promised on its node and nowhere else: agents installed again correct the
+// objects that an uninstallation by kubectl left.
 func promised(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
 	t.Helper()
 	for name, pod := range pods {
 		want := pod.Spec.NodeName + " Bound " + pod.Status.PodIP + "\n"
 		until(t, "the address of "+name+" to be promised", func(ctx context.Context) bool {
-			said, err := c.Kubectl(ctx, "", "get", "retainedips", "-n", pod.Namespace,
-				"-o", `jsonpath={range .items[?(@.spec.podName=="`+name+`")]}{.spec.nodeName} {.status.phase} `+
-					`{.status.ips[0]}{"\n"}{end}`)
+			said, err := c.Kubectl(ctx, "", "get", "retainedips", "-n", pod.Namespace, "-o",
+				`jsonpath={range .items[?(@.spec.podName=="`+name+`")]}`+
+					`{.spec.nodeName} {.status.phase} {.status.ips[0]}{"\n"}{end}`)
 			return err == nil && said == want
 		})
 	}
 }
 
-func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.T) {
+func TestPodsOfHostLocalKeepTheirAddressesWhenStayputIsInstalled(t *testing.T) {
 	alone(t)
 	c := ownCluster(t, &lab.ClusterOptions{})
 	ns := namespace(t, c)
-	// The annotation may be there before stayput is: it means nothing to anybody.
+	// The annotation may be set before stayput is installed: it is ignored.
 	apply(t, c, ns, statefulSet("web", 6, map[string]string{retainIP: "1h"}))
 	apply(t, c, ns, statefulSet("plain", 3, nil))
 	web, plain := places(t, c, ns, "web", 6, nil), places(t, c, ns, "plain", 3, nil)
@@ -53,7 +53,7 @@ func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.
 	untouched(t, c, plain)
 	promised(t, c, web)
 
-	// From now on they come back as they were.
+	// From now on they come home.
 	for range 2 {
 		deletePods(t, c, ns, "web")
 		after := places(t, c, ns, "web", 6, web)
@@ -61,7 +61,7 @@ func TestPodsOfHostLocalKeepTheAddressesThatTheyHadBeforeStayputCame(t *testing.
 		web = after
 	}
 	untouched(t, c, plain)
-	// The ordinary ones end as ever.
+	// Ordinary pods end as before.
 	deletePods(t, c, ns, "plain")
 	plain = places(t, c, ns, "plain", 3, plain)
 	unique(t, c)

@@ -29,7 +29,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// resting are the counters of rules and dashboard that nothing in a healthy cluster moves, and the tests that move
+// resting lists the counters of rules and dashboard that do not move in a healthy cluster, and the tests that move
 // them.
 var resting = map[string]string{
 	"stayput_agent_mark_errors_total":                 "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
@@ -47,7 +47,7 @@ var resting = map[string]string{
 	"stayput_invalid_annotations_total":               "pkg/node.TestABadAnnotationIsReportedAndSetsNothing",
 }
 
-func TestEveryCounterThatRestsInAHealthyClusterHasATestThatMovesIt(t *testing.T) {
+func TestEveryRestingCounterHasATestThatMovesIt(t *testing.T) {
 	names := map[string]bool{}
 	for _, q := range watched(t) {
 		for _, name := range q.Metrics() {
@@ -56,7 +56,7 @@ func TestEveryCounterThatRestsInAHealthyClusterHasATestThatMovesIt(t *testing.T)
 	}
 	for counter, test := range resting {
 		if !names[counter] {
-			t.Errorf("%s is said to rest and nobody looks at it", counter)
+			t.Errorf("%s is listed as resting, but no rule or panel uses it", counter)
 		}
 		dir, function, _ := strings.Cut(test, ".")
 		files, err := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))
@@ -66,13 +66,13 @@ func TestEveryCounterThatRestsInAHealthyClusterHasATestThatMovesIt(t *testing.T)
 			must.Do(t, err)
 			return bytes.Contains(source, []byte("\nfunc "+function+"(t *testing.T) {\n"))
 		}) {
-			t.Errorf("%s: there is no %s", counter, test)
+			t.Errorf("%s: %s does not exist", counter, test)
 		}
 	}
 }
 
-// A Prometheus that scrapes a cluster in which everything happens that stayput counts.
-func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) {
+// A Prometheus scrapes a cluster, in which everything happens that stayput counts.
+func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 	alone(t)
 	// On stock host-local, so that the agents keep a configuration of their own.
 	c, err := startProduct(lab.ClusterOptions{Nodes: 2, IPAM: "host-local"}, lab.InstallOptions{
@@ -89,24 +89,25 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 			names[name] = true
 		}
 	}
-	// one is on the control plane's node
+	// The fifth is on the control plane's node.
 	p.until(t, "all targets to be scraped", func() bool { return len(p.query(t, "up == 1")) == 5 })
 	instances := map[string][]string{}
 	for _, up := range p.query(t, "up") {
 		instances[up["job"]] = append(instances[up["job"]], up["instance"])
 	}
-	for job, want := range map[string][]string{"stayput-agent": nodeNames(t, c),
-		"stayput-controller": podNames(t, c, "controller")} {
+	for job, want := range map[string][]string{
+		"stayput-agent": nodeNames(t, c), "stayput-controller": podNames(t, c, "controller"),
+	} {
 		if slices.Sort(instances[job]); !slices.Equal(instances[job], want) {
 			t.Errorf("%s is scraped from %v, want %v", job, instances[job], want)
 		}
 	}
 
-	// What happens, each with the series that it moves.
+	// Each step moves its series.
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 2, map[string]string{retainIP: "10m"}))
 	before := places(t, c, ns, "web", 2, nil)
-	until(t, "the pods to be known where they are", func(context.Context) bool {
+	until(t, "the pods' addresses to be published", func(context.Context) bool {
 		return retainedIP(t, c, ns, "web-0", before["web-0"].Spec.NodeName) != nil &&
 			retainedIP(t, c, ns, "web-1", before["web-1"].Spec.NodeName) != nil
 	})
@@ -119,7 +120,7 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 		`stayput_plugin_duration_seconds_count{command="add",result="promised"}`,
 		`stayput_plugin_duration_seconds_count{command="del",result="retained"}`)
 
-	scale(t, c, ns, "web", 0) // and while it is, its home becomes one that takes nobody
+	scale(t, c, ns, "web", 0) // meanwhile, its home is cordoned
 	home := before["web-0"].Spec.NodeName
 	until(t, "web-0 to be retained", func(context.Context) bool {
 		r := retainedIP(t, c, ns, "web-0", home)
@@ -136,19 +137,21 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	ready(t, c, ns, "web-0")
 	p.moved(t, `stayput_controller_gate_duration_seconds_count{waited="true"}`)
 
-	forbid(t, c, func() { // the controller to place a pod
+	forbid(t, c, func() { // so that it cannot place a pod
 		scale(t, c, ns, "web", 2)
 		p.moved(t, `controller_runtime_reconcile_errors_total{job="stayput-controller",controller="placement"}`)
 	})
 	ready(t, c, ns, "web-1")
 
-	// Networks of their own, on the first node, with so few addresses that what else can happen does.
+	// Two more networks on the first node are small enough to move the remaining series.
 	node := c.Nodes[0]
-	few := cni{node: node.Node, network: "few",
-		ipam: `"ranges":[[{"subnet":"10.99.0.0/28"}]],"promisedShare":0.2,"longestRetention":"1h"`}
+	few := cni{
+		node: node.Node, network: "few",
+		ipam: `"ranges":[[{"subnet":"10.99.0.0/28"}]],"promisedShare":0.2,"longestRetention":"1h"`,
+	}
 	short := cni{node: node.Node, network: "short", ipam: `"ranges":[[{"subnet":"10.98.0.0/28"}]]`}
 	for _, n := range []cni{few, short} {
-		n.cycle(t, "first", ns, "first", "", "") // a counter rises from where it was first seen
+		n.cycle(t, "first", ns, "first", "", "") // a counter must be scraped before it can rise
 		p.until(t, "network "+n.network+" to be known", func() bool {
 			return len(p.query(t, `stayput_retentions_expired_total{network="`+n.network+`"} == 0`)) == 1
 		})
@@ -160,17 +163,16 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	few.call(t, "ADD", "d1", ns, "leaks", "", "")      // and no DEL
 	short.cycle(t, "e1", ns, "short", "1s", "")
 	p.moved(t, `stayput_restore_misses_total{network="few",reason="other_requested"}`,
-		`stayput_retentions_clamped_total{network="few"}`,
-		`stayput_retentions_refused_total{network="few"}`, `stayput_addresses_reclaimed_total{network="few"}`,
-		`stayput_retentions_expired_total{network="short"}`)
+		`stayput_retentions_clamped_total{network="few"}`, `stayput_retentions_refused_total{network="few"}`,
+		`stayput_addresses_reclaimed_total{network="few"}`, `stayput_retentions_expired_total{network="short"}`)
 	p.until(t, "the limit of promises to be reached", func() bool {
-		return len(p.query(t, `stayput_range_promised_addresses{network="few"} == 2 and stayput_range_promisable_addresses `+
-			`== 2 and stayput_range_addresses == 13`)) == 1
+		return len(p.query(t, `stayput_range_promised_addresses{network="few"} == 2 and `+
+			`stayput_range_promisable_addresses == 2 and stayput_range_addresses == 13`)) == 1
 	})
 	setRelease(t, c, shows(t, c, ns, "kept", node.Name, "to be retained", retained))
 	p.moved(t, `stayput_retentions_released_total{network="few"}`)
 
-	// A CNI configuration that vanishes, a record that cannot be read, and a runtime that is away.
+	// A CNI configuration is removed, a record is unreadable, and a runtime stops.
 	must.Do(t, os.Remove(node.Path("/etc/cni/net.d/00-stayput.conflist")))
 	p.moved(t, `stayput_agent_cni_config_writes_total`)
 	p.until(t, "the agents' configurations to be in force", func() bool {
@@ -189,7 +191,7 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 	p.moved(t, `stayput_agent_nri_connections_total{instance="`+node.Name+`"}`,
 		`stayput_agent_reconcile_errors_total{instance="`+node.Name+`"}`)
 
-	// Everything that is looked at has been there, and what counts has counted.
+	// Every watched metric exists, and every counter among them has risen.
 	kinds := p.kinds(t)
 	for name := range names {
 		if len(p.query(t, `count_over_time(`+name+`[1h])`)) == 0 {
@@ -197,15 +199,15 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 			continue
 		}
 		if kind := kinds[name]; kind == "" && name != "up" && name != "ALERTS" {
-			t.Errorf("%s: its type is not known", name)
+			t.Errorf("%s: unknown type", name)
 		} else if why := resting[name]; why == "" && (kind == "counter" || kind == "histogram") {
 			p.moved(t, name)
 		} else if moved := p.rose(t, name); why != "" && moved {
-			t.Logf("%s has moved, though it takes %s", name, why) // a busy machine
+			t.Logf("%s has moved, although it should take %s", name, why) // a busy machine
 		}
 	}
 
-	// The rules have been evaluated all the while, and those that need no patience fire.
+	// All rules have been evaluated, and those without a long "for" fire.
 	for _, rule := range p.rules(t) {
 		if rule.Health != "ok" {
 			t.Errorf("alert %s: %s: %s", rule.Name, rule.Health, rule.LastError)
@@ -216,11 +218,10 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 			return len(p.query(t, `ALERTS{alertstate="firing",alertname="`+name+`"}`)) > 0
 		})
 	}
-	// Of every label that a query asks for a value, there has been a series with that value: one that is written
-	// otherwise would make an alert that never fires, or always.
+	// Every label value in a query has occurred in a series: after a typo, an alert would never fire, or always.
 	asked := map[string]string{}
 	for _, query := range watched(t) {
-		p.query(t, query.Expr) // that it is one for this Prometheus
+		p.query(t, query.Expr) // it fails if the expression is invalid
 		matchers, err := query.Matchers()
 		must.Do(t, err)
 		for _, m := range matchers {
@@ -228,15 +229,15 @@ func TestPrometheusFindsEveryMetricOfRulesAndDashboardAndTheyMove(t *testing.T) 
 		}
 	}
 	if len(asked) < 50 {
-		t.Errorf("only %d were found: %v", len(asked), asked)
+		t.Errorf("only %d label values found: %v", len(asked), asked)
 	}
 	for series, where := range asked {
 		if len(p.query(t, `count_over_time(`+series+`[1h])`)) == 0 {
-			t.Errorf("%s: there is never a series %s", where, series)
+			t.Errorf("%s: there has never been a series %s", where, series)
 		}
 	}
 
-	// By promtool, as it is served.
+	// promtool accepts the metrics as they are served.
 	for _, target := range p.targets(t) {
 		families := own(p.get(t, target))
 		if !strings.Contains(families, "stayput_build_info{") {
@@ -260,7 +261,7 @@ func nodeNames(t *testing.T, c *lab.Cluster) (names []string) {
 	return names
 }
 
-// podNames are those of stayput's own pods.
+// podNames returns the pods of a component of stayput.
 func podNames(t *testing.T, c *lab.Cluster, component string) (names []string) {
 	t.Helper()
 	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t),
@@ -272,7 +273,7 @@ func podNames(t *testing.T, c *lab.Cluster, component string) (names []string) {
 	return names
 }
 
-// watched are all queries of rules and dashboard.
+// watched returns all queries of rules and dashboard.
 func watched(t *testing.T) []monitoring.Query {
 	t.Helper()
 	rules, err := monitoring.RuleQueries("../../deploy/chart/files/rules.yaml")
@@ -282,7 +283,7 @@ func watched(t *testing.T) []monitoring.Query {
 	return append(rules, dashboard.Queries()...)
 }
 
-// forbid does something while the controller has lost its rights. What it watches already it goes on to watch.
+// forbid calls do while the controller has no rights; its open watches go on.
 func forbid(t *testing.T, c *lab.Cluster, do func()) {
 	t.Helper()
 	bindings := c.Client().RbacV1().ClusterRoleBindings()
@@ -303,7 +304,7 @@ func forbid(t *testing.T, c *lab.Cluster, do func()) {
 	must.Do(t, err)
 }
 
-// own are the families of metrics that are stayput's and not a library's.
+// own returns the metric families of stayput itself, without those of libraries.
 func own(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
@@ -314,7 +315,7 @@ func own(text string) string {
 	return b.String()
 }
 
-// cni is a network of a node whose plugin a test calls as a runtime would, for pods that are none.
+// cni is a network of a node whose plugin a test calls as a runtime would, for pods that do not exist.
 type cni struct {
 	node          *lab.Node
 	network, ipam string
@@ -332,30 +333,33 @@ func (n cni) call(t *testing.T, verb, ctr, namespace, pod, retain, ip string) {
 	if ip != "" {
 		args += ";IP=" + ip
 	}
-	// The namespace of a container that has died already: nobody has its address.
-	env := []string{"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + ctr, "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/" + ctr,
-		"CNI_PATH=/opt/cni/bin", "CNI_ARGS=" + args}
-	stdin := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"type":"bridge","ipam":{"type":"stayput",%s},"runtimeConfig":{"io.kubernetes.cri.pod-annotations":%s}}`, n.network, n.ipam, notes)
+	// The netns does not exist, as of a container that died: its address is not in use.
+	env := []string{
+		"CNI_COMMAND=" + verb, "CNI_CONTAINERID=" + ctr, "CNI_IFNAME=eth0", "CNI_NETNS=/run/netns/" + ctr,
+		"CNI_PATH=/opt/cni/bin", "CNI_ARGS=" + args,
+	}
+	stdin := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"type":"bridge","ipam":{"type":"stayput",%s},`+
+		`"runtimeConfig":{"io.kubernetes.cri.pod-annotations":%s}}`, n.network, n.ipam, notes)
 	_, err = n.node.RunInput(testContext(t), env, []byte(stdin), "/opt/cni/bin/stayput")
 	must.Do(t, err)
 }
 
-// cycle is a container that comes and goes.
+// cycle starts and ends a container.
 func (n cni) cycle(t *testing.T, ctr, namespace, pod, retain, ip string) {
 	t.Helper()
 	n.call(t, "ADD", ctr, namespace, pod, retain, ip)
 	n.call(t, "DEL", ctr, namespace, pod, retain, ip)
 }
 
-// prometheus is a Prometheus on the control plane's machine of a cluster, with which it ends.
+// prometheus is a Prometheus on the control plane's machine of a cluster. It ends with the cluster.
 type prometheus struct {
 	client *http.Client
 }
 
 const prometheusAddress = "127.0.0.1:9090"
 
-// startPrometheus starts one that scrapes every second what the chart's PodMonitor selects, with the rules of the
-// chart's PrometheusRule.
+// startPrometheus starts a Prometheus that scrapes what the chart's PodMonitor selects every second, with the rules of
+// the chart's PrometheusRule.
 func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 	t.Helper()
 	must.Do(t, lab.Need(testContext(t), "prometheus"))
@@ -375,15 +379,14 @@ func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 		must.Do(t, c.Control.WriteFile(dir+name, data))
 	}
 	_, err = c.Control.Start("prometheus", nil, program, "--config.file="+dir+"prometheus.yml",
-		"--storage.tsdb.path=/var/tmp/prometheus",
-		"--web.listen-address="+prometheusAddress, "--log.level=warn")
+		"--storage.tsdb.path=/var/tmp/prometheus", "--web.listen-address="+prometheusAddress, "--log.level=warn")
 	must.Do(t, err)
 	p := &prometheus{client: &http.Client{Transport: &http.Transport{
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return c.Control.Dial(ctx, network, address)
 		},
 	}}}
-	until(t, "Prometheus", func(ctx context.Context) bool {
+	until(t, "Prometheus to be ready", func(ctx context.Context) bool {
 		answer, err := p.client.Get("http://" + prometheusAddress + "/-/ready")
 		if err != nil {
 			return false
@@ -394,7 +397,7 @@ func startPrometheus(t *testing.T, c *lab.Cluster) *prometheus {
 	return p
 }
 
-// podMonitor is as much of a PodMonitor as the chart uses.
+// podMonitor has the fields of a PodMonitor that the chart uses.
 type podMonitor struct {
 	metav1.TypeMeta
 	Metadata metav1.ObjectMeta `json:"metadata"`
@@ -415,7 +418,7 @@ type relabeling struct {
 	Replacement  string   `json:"replacement"`
 }
 
-// config is the relabeling as Prometheus has it.
+// config returns the relabeling in Prometheus' configuration.
 func (r relabeling) config() map[string]any {
 	config := map[string]any{"target_label": r.TargetLabel}
 	if len(r.SourceLabels) > 0 {
@@ -430,7 +433,7 @@ func (r relabeling) config() map[string]any {
 	return config
 }
 
-// monitors are the chart's PodMonitor and what is in its PrometheusRule.
+// monitors returns the chart's PodMonitor and the spec of its PrometheusRule.
 func monitors(t *testing.T) (monitor podMonitor, rules any) {
 	t.Helper()
 	documents, err := chart.Render(testContext(t), "--show-only=templates/60-monitoring.yaml",
@@ -452,9 +455,9 @@ func monitors(t *testing.T) (monitor podMonitor, rules any) {
 	return monitor, rules
 }
 
-// scrapeConfigs are what the Prometheus operator makes of a PodMonitor: labels that say where a series comes from,
-// which the PodMonitor's own relabelings come after. Debian's Prometheus is built without the discovery of pods; their
-// labels are made here as it does, the rest is Prometheus' own.
+// scrapeConfigs returns what the Prometheus operator makes of a PodMonitor: labels for the source of a series, followed
+// by the PodMonitor's own relabelings. Debian's Prometheus is built without the discovery of pods, so the labels that
+// discovery would add are added here.
 func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []any) {
 	t.Helper()
 	list, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(testContext(t),
@@ -470,9 +473,11 @@ func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []
 						continue
 					}
 					labels := map[string]string{
-						"__meta_kubernetes_namespace": pod.Namespace, "__meta_kubernetes_pod_name": pod.Name,
-						"__meta_kubernetes_pod_node_name":      pod.Spec.NodeName,
-						"__meta_kubernetes_pod_container_name": container.Name, "__meta_kubernetes_pod_container_port_name": port.Name,
+						"__meta_kubernetes_namespace":               pod.Namespace,
+						"__meta_kubernetes_pod_name":                pod.Name,
+						"__meta_kubernetes_pod_node_name":           pod.Spec.NodeName,
+						"__meta_kubernetes_pod_container_name":      container.Name,
+						"__meta_kubernetes_pod_container_port_name": port.Name,
 					}
 					for name, value := range pod.Labels {
 						labels["__meta_kubernetes_pod_label_"+unfit.ReplaceAllString(name, "_")] = value
@@ -493,14 +498,15 @@ func scrapeConfigs(t *testing.T, c *lab.Cluster, monitor podMonitor) (configs []
 			relabelings = append(relabelings, r.config())
 		}
 		configs = append(configs, map[string]any{
-			"job_name": fmt.Sprintf("podMonitor/%s/stayput/%d", lab.SystemNamespace, i), "static_configs": targets,
+			"job_name":        fmt.Sprintf("podMonitor/%s/stayput/%d", lab.SystemNamespace, i),
+			"static_configs":  targets,
 			"relabel_configs": relabelings,
 		})
 	}
 	return configs
 }
 
-// targets are where Prometheus scrapes.
+// targets returns the URLs that Prometheus scrapes.
 func (p *prometheus) targets(t *testing.T) (urls []string) {
 	t.Helper()
 	var data struct{ ActiveTargets []struct{ ScrapeURL string } }
@@ -524,14 +530,14 @@ func (p *prometheus) get(t *testing.T, address string) string {
 	return string(body)
 }
 
-// ask reads the answer of Prometheus' API.
+// ask decodes an answer of Prometheus' API.
 func (p *prometheus) ask(t *testing.T, path string, into any) {
 	t.Helper()
 	answer := struct{ Data any }{into}
 	must.Do(t, json.Unmarshal([]byte(p.get(t, "http://"+prometheusAddress+"/api/v1/"+path)), &answer))
 }
 
-// query returns the series that an expression gives now.
+// query returns the current series of an expression.
 func (p *prometheus) query(t *testing.T, expr string) []map[string]string {
 	t.Helper()
 	var data struct {
@@ -556,13 +562,13 @@ func (p *prometheus) until(t *testing.T, what string, ok func() bool) {
 	until(t, what, func(context.Context) bool { return ok() })
 }
 
-// rose says whether a series of a counter, which may have labels, has risen since Prometheus runs.
+// rose reports whether a counter's series, which may have labels, has risen since Prometheus started.
 func (p *prometheus) rose(t *testing.T, series string) bool {
 	t.Helper()
 	return len(p.query(t, "max_over_time("+series+"[1h]) - min_over_time("+series+"[1h]) > 0")) > 0
 }
 
-// moved waits until every one of these has risen.
+// moved waits until all these series have risen.
 func (p *prometheus) moved(t *testing.T, series ...string) {
 	t.Helper()
 	for _, s := range series {
@@ -570,7 +576,7 @@ func (p *prometheus) moved(t *testing.T, series ...string) {
 	}
 }
 
-// kinds are the types of metrics as the programs declare them, by every name that a query can have.
+// kinds returns the declared types of metrics, by every name that a query may use.
 func (p *prometheus) kinds(t *testing.T) map[string]string {
 	t.Helper()
 	var data map[string][]struct{ Type string }

@@ -16,12 +16,10 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// recordedSet is statefulSet with a PersistentPodState instead of annotations of its pods: they lose their
-// addresses, but not their nodes.
+// recordedSet is statefulSet with a PersistentPodState instead of annotations of its pods, which lose their addresses
+// but not their nodes.
 func recordedSet(name string, replicas int, topology string) string {
-	return strings.Replace(statefulSet(name, replicas, nil), "metadata:\n  name: "+name+"\n", fmt.Sprintf(
-		"metadata:\n  name: %s\n  annotations: {kruise.io/auto-generate-persistent-pod-state: \"true\", %s: "+
-			"kubernetes.io/hostname}\n", name, topology), 1)
+	return workloadAnnotated(statefulSet(name, replicas, nil), map[string]string{auto: "true", topology: hostname})
 }
 
 func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
@@ -35,7 +33,7 @@ func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
 	}))
 	must.Do(t, node.PowerLoss())
 	must.Do(t, c.WaitNotReady(testContext(t), node))
-	// The pods are given up by force, as an operator would; the successor of one must not start elsewhere.
+	// The pods are deleted by force, as an operator would; the successor of web-0 must not start elsewhere.
 	now := int64(0)
 	for _, name := range []string{"web-0", "hasty-0"} {
 		must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
@@ -44,7 +42,7 @@ func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
 	waitsFor(t, c, hasty, "is not Ready")
 	wentElsewhere(t, c, hasty, "is not Ready")
 	if pod := getPod(t, c, ns, "web-0"); !isGated(pod) {
-		t.Errorf("web-0 does not wait any longer, and is on %q", pod.Spec.NodeName)
+		t.Errorf("web-0 no longer waits and is on %q", pod.Spec.NodeName)
 	}
 	must.Do(t, node.Boot(testContext(t)))
 	must.Do(t, c.WaitReady(testContext(t), node))
@@ -52,10 +50,10 @@ func TestPodsComeHomeAfterAPowerLossOfTheirNode(t *testing.T) {
 	cameHome(t, map[string]*corev1.Pod{"web-0": was}, map[string]*corev1.Pod{"web-0": after})
 }
 
-func TestADeletedNodeIsNotWaitedFor(t *testing.T) {
+func TestPodsDoNotWaitForADeletedNode(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	// A node without a kubelet can be deleted without coming back; it takes pods that never start.
+	// Without a kubelet, a deleted node does not come back.
 	before := tilted(t, c, ns, "web", 1, map[string]string{retainIP: "10m", "stayput.io/home-wait": "retention"})["web-0"]
 	node := c.Node(before.Spec.NodeName)
 	must.Do(t, node.Kubelet.Stop())
@@ -67,14 +65,14 @@ func TestADeletedNodeIsNotWaitedFor(t *testing.T) {
 		must.Do(t, c.WaitReady(ctx, node))
 	})
 	now := int64(0)
-	// or the garbage collector was first
+	// It fails if the garbage collector was faster.
 	_ = c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{GracePeriodSeconds: &now})
 	after := successor(t, c, before)
 	if after.Spec.NodeName == node.Name {
-		t.Errorf("it is on the node that was deleted")
+		t.Errorf("it is on the deleted node")
 	}
-	if message := saysOf(t, c, ns, "Pod", "web-0", "HomeGivenUp"); !strings.Contains(message,
-		node.Name+", is gone from the cluster") {
+	message := saysOf(t, c, ns, "Pod", "web-0", "HomeGivenUp")
+	if !strings.Contains(message, node.Name+", is gone from the cluster") {
 		t.Errorf("the Event says %q", message)
 	}
 }
@@ -99,7 +97,7 @@ func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
 	cameHome(t, before, places(t, c, ns, "web", 3, before))
 }
 
-// onceStarted starts the controllers again, once.
+// onceStarted returns a function that starts the controllers again at its first call.
 func onceStarted(t *testing.T, c *lab.Cluster) func() {
 	return once(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -133,7 +131,7 @@ func noneGated(t *testing.T, c *lab.Cluster) {
 	}
 }
 
-func TestAnAPIServerThatRestartsWhilePodsAreReplacedLosesNothing(t *testing.T) {
+func TestAnAPIServerRestartDuringReplacementsLosesNothing(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
@@ -153,7 +151,7 @@ func TestAnAPIServerThatRestartsWhilePodsAreReplacedLosesNothing(t *testing.T) {
 	deletePods(t, c, ns, "web")
 	deletePods(t, c, ns, "plain")
 	must.Do(t, c.APIServer.Kill())
-	time.Sleep(7 * time.Second) // longer than the leader's lease: the controllers have to begin anew
+	time.Sleep(7 * time.Second) // longer than the leader's lease, so that the controllers restart
 	must.Do(t, c.APIServer.Start(testContext(t)))
 	cameHome(t, before, places(t, c, ns, "web", 4, before))
 	for name, pod := range places(t, c, ns, "plain", 2, recorded) {
@@ -164,7 +162,7 @@ func TestAnAPIServerThatRestartsWhilePodsAreReplacedLosesNothing(t *testing.T) {
 	noneGated(t, c)
 }
 
-func TestUngateAllLetsEveryPodGo(t *testing.T) {
+func TestUngateAllUngatesEveryPod(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	must.Do(t, c.Controllers.Kill(testContext(t)))
@@ -188,10 +186,10 @@ func TestUngateAllLetsEveryPodGo(t *testing.T) {
 	})
 	out := runController(t, c, "ungate", "--all")
 	if n := strings.Count(out, "ungated"); n != 6 {
-		t.Errorf("it says\n%s", out)
+		t.Errorf("the output is\n%s", out)
 	}
 	places(t, c, ns, "free", 3, nil)
-	for i := range 3 { // what is not ours stays
+	for i := range 3 { // other gates stay
 		if pod := getPod(t, c, ns, fmt.Sprintf("web-%d", i)); len(pod.Spec.SchedulingGates) != 1 ||
 			pod.Spec.SchedulingGates[0].Name != "example.com/other" {
 			t.Errorf("%s has the gates %v", pod.Name, pod.Spec.SchedulingGates)
@@ -199,7 +197,7 @@ func TestUngateAllLetsEveryPodGo(t *testing.T) {
 	}
 }
 
-// runController runs stayput-controller to its end, as the account of the controllers, and returns what it says.
+// runController runs stayput-controller to its end with the controllers' account, and returns its output.
 func runController(t *testing.T, c *lab.Cluster, args ...string) string {
 	t.Helper()
 	deployment, err := c.Client().AppsV1().Deployments(lab.SystemNamespace).Get(testContext(t), "stayput-controller",
@@ -225,11 +223,10 @@ func runController(t *testing.T, c *lab.Cluster, args ...string) string {
 	return out
 }
 
-func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *testing.T) {
+func TestAPodReplacedBeforeItsAddressIsPublishedComesHome(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	// Agents publish at about the moment at which a pod is seen to have its address. Without them none is published
-	// for sure.
+	// Agents publish an address at about the time when the pod's status has it; without agents, it is not published.
 	for _, node := range []string{"node-1", "node-2"} {
 		must.Do(t, c.Node(node).Agent.Stop(testContext(t)))
 	}
@@ -250,12 +247,12 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 			return pod != nil && pod.Spec.NodeName != ""
 		})
 	}
-	kubectl(t, c, "uncordon", "node-3") // the emptiest one, then
+	kubectl(t, c, "uncordon", "node-3") // now the emptiest node
 	before := map[string]*corev1.Pod{}
 	for round := range 4 {
 		after := map[string]*corev1.Pod{}
 		for _, name := range names {
-			// As soon as it has an address, whether Ready or not.
+			// As soon as it has an address, Ready or not.
 			until(t, "an address of another "+name, func(context.Context) bool {
 				pod := getPod(t, c, ns, name)
 				after[name] = pod
@@ -286,7 +283,7 @@ func TestAPodReplacedWithinMillisecondsBeforeItsAddressIsPublishedComesHome(t *t
 	}
 }
 
-func TestPodsComeHomeAfterARestartOfTheirKubeletAndACrashedContainerStaysWhereItIs(t *testing.T) {
+func TestPodsComeHomeAfterAKubeletRestartAndCrashedContainersStay(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
@@ -298,7 +295,7 @@ func TestPodsComeHomeAfterARestartOfTheirKubeletAndACrashedContainerStaysWhereIt
 		return lab.Ready(crashed) && crashed.Status.ContainerStatuses[0].RestartCount == 1
 	})
 	if crashed.UID != before["web-0"].UID {
-		t.Error("it is another pod")
+		t.Error("the pod was replaced")
 	}
 	cameHome(t, map[string]*corev1.Pod{"web-0": before["web-0"]}, map[string]*corev1.Pod{"web-0": crashed})
 
@@ -306,7 +303,7 @@ func TestPodsComeHomeAfterARestartOfTheirKubeletAndACrashedContainerStaysWhereIt
 	for name, pod := range before {
 		sandboxes[name] = sandbox(t, c, pod).ID
 	}
-	// The kubelet ends while it ends a pod.
+	// The kubelet is killed while it stops a pod.
 	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
 	must.Do(t, node.Kubelet.Kill())
 	if was := getPod(t, c, ns, "web-0"); was == nil || was.UID != before["web-0"].UID {
@@ -318,7 +315,7 @@ func TestPodsComeHomeAfterARestartOfTheirKubeletAndACrashedContainerStaysWhereIt
 		after[name] = ready(t, c, ns, name)
 		if after[name].UID != before[name].UID || after[name].Status.ContainerStatuses[0].RestartCount != 0 ||
 			sandbox(t, c, after[name]).ID != sandboxes[name] {
-			t.Errorf("%s is not the pod that it was: %+v", name, after[name].Status)
+			t.Errorf("%s was replaced or restarted: %+v", name, after[name].Status)
 		}
 	}
 	cameHome(t, before, after)

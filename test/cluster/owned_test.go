@@ -16,34 +16,26 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// kept says of each annotation set what becomes of the addresses of pods that a workload does not want for a
-// while: scaled down, scaled to zero, or deleted.
+// kept lists sets of annotations, and whether they keep the addresses of pods that their workload does not want for a
+// while: because it is scaled down or to zero, or deleted.
 var kept = []struct {
 	name            string
 	annotations     map[string]string
 	scaled, deleted bool // whether they are kept
 }{
 	{"a duration", map[string]string{retainIP: "10m"}, true, true},
-	{
-		"a duration, released when scaled", map[string]string{retainIP: "10m", "stayput.io/when-scaled": "Release"}, false,
-		true,
-	},
-	{
-		"a duration, released when deleted", map[string]string{retainIP: "10m", "stayput.io/when-deleted": "Delete"}, true,
-		false,
-	},
+	{"a duration, released when scaled",
+		map[string]string{retainIP: "10m", "stayput.io/when-scaled": "Release"}, false, true},
+	{"a duration, released when deleted",
+		map[string]string{retainIP: "10m", "stayput.io/when-deleted": "Delete"}, true, false},
 	{"while owned", map[string]string{retainIP: "while-owned"}, false, false},
-	{
-		"while owned, retained when scaled", map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"},
-		true, false,
-	},
-	{
-		"while owned, retained when deleted", map[string]string{retainIP: "while-owned", "stayput.io/when-deleted": "Retain"},
-		false, true,
-	},
+	{"while owned, retained when scaled",
+		map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}, true, false},
+	{"while owned, retained when deleted",
+		map[string]string{retainIP: "while-owned", "stayput.io/when-deleted": "Retain"}, false, true},
 }
 
-// freedOrKept checks what has become of addresses whose pods have ended.
+// freedOrKept checks that the addresses of ended pods are freed or kept.
 func freedOrKept(t *testing.T, c *lab.Cluster, ns string, pods []*corev1.Pod, keep bool) {
 	t.Helper()
 	for _, pod := range pods {
@@ -58,11 +50,11 @@ func freedOrKept(t *testing.T, c *lab.Cluster, ns string, pods []*corev1.Pod, ke
 			IPs: []string{pod.Status.PodIP}, Addresses: []v1alpha1.NetworkAddresses{{Network: "pods"}},
 		}})
 	}
-	if keep { // not just not yet
+	if keep { // a release may come late
 		time.Sleep(2 * time.Second)
 		for _, pod := range pods {
 			if r := retainedIP(t, c, ns, pod.Name, pod.Spec.NodeName); r == nil || r.Spec.Release {
-				t.Errorf("the address of %s is given up", pod.Name)
+				t.Errorf("the address of %s is released", pod.Name)
 			}
 		}
 	}
@@ -75,7 +67,7 @@ func values(pods map[string]*corev1.Pod) (all []*corev1.Pod) {
 	return all
 }
 
-func TestAddressesOfPodsThatAreNotWantedGoByTheirPolicy(t *testing.T) {
+func TestAddressesOfUnwantedPodsFollowTheirPolicy(t *testing.T) {
 	for _, policy := range kept {
 		t.Run(strings.ReplaceAll(policy.name, ",", ""), func(t *testing.T) {
 			c := installed(t)
@@ -97,7 +89,7 @@ func TestAddressesOfPodsThatAreNotWantedGoByTheirPolicy(t *testing.T) {
 			for _, pod := range after {
 				shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
 			}
-			// Deleted, and made again.
+			// Deleted, and created again.
 			kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
 			freedOrKept(t, c, ns, values(after), policy.deleted)
 			apply(t, c, ns, statefulSet("web", 2, policy.annotations))
@@ -109,7 +101,7 @@ func TestAddressesOfPodsThatAreNotWantedGoByTheirPolicy(t *testing.T) {
 	}
 }
 
-func TestAnAddressWhoseObjectWasDeletedStillGoesWithItsWorkload(t *testing.T) {
+func TestAnAddressWhoseObjectWasDeletedIsFreedWithItsWorkload(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}))
@@ -118,14 +110,14 @@ func TestAnAddressWhoseObjectWasDeletedStillGoesWithItsWorkload(t *testing.T) {
 	scale(t, c, ns, "web", 0)
 	was := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "retained", retained)
 	kubectl(t, c, "delete", "retainedip", was.Name, "-n", ns)
-	shows(t, c, ns, pod.Name, pod.Spec.NodeName, "published again, of its workload", func(r *v1alpha1.RetainedIP) bool {
+	shows(t, c, ns, pod.Name, pod.Spec.NodeName, "published again, with its workload", func(r *v1alpha1.RetainedIP) bool {
 		return r.UID != was.UID && retained(r) && !r.Spec.Release && r.Spec.Workload != nil && r.Spec.Workload.Name == "web"
 	})
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
 	freedOrKept(t, c, ns, []*corev1.Pod{pod}, false)
 }
 
-func TestOrphansKeepWhatTheirWorkloadHad(t *testing.T) {
+func TestOrphansKeepTheirAddresses(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 2, map[string]string{retainIP: "while-owned"})
@@ -143,11 +135,11 @@ func TestOrphansKeepWhatTheirWorkloadHad(t *testing.T) {
 	}
 }
 
-// deployment is the YAML of a Deployment of the web image, with annotations for its pods.
+// deployment returns the YAML of a Deployment of the web image, with annotations for its pods.
 func deployment(name string, replicas int, annotations map[string]string) string {
 	yaml := strings.Replace(statefulSet(name, replicas, annotations), "kind: StatefulSet", "kind: Deployment", 1)
-	return strings.Replace(strings.Replace(yaml, "  serviceName: "+name+"\n", "", 1), "  podManagementPolicy: Parallel\n",
-		"", 1)
+	yaml = strings.Replace(yaml, "  serviceName: "+name+"\n", "", 1)
+	return strings.Replace(yaml, "  podManagementPolicy: Parallel\n", "", 1)
 }
 
 // deployed waits until a Deployment has n Ready pods, none of which is among those before.
@@ -170,7 +162,7 @@ func deployed(t *testing.T, c *lab.Cluster, ns, name string, n int, before []*co
 	return pods
 }
 
-func TestPodsWithASharedIdentityTakeItsAddressesWhereTheyAre(t *testing.T) {
+func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	kubectl(t, c, "cordon", "node-3")
@@ -178,7 +170,7 @@ func TestPodsWithASharedIdentityTakeItsAddressesWhereTheyAre(t *testing.T) {
 	before := deployed(t, c, ns, "front", 3, nil)
 	kubectl(t, c, "uncordon", "node-3")
 	for _, pod := range before {
-		r := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound, of a Deployment", func(r *v1alpha1.RetainedIP) bool {
+		r := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound, with its Deployment", func(r *v1alpha1.RetainedIP) bool {
 			return bound(r) && r.Spec.Workload != nil
 		})
 		if r.Spec.Identity != "front" || r.Spec.Workload.Kind != "Deployment" || r.Spec.Workload.Name != "front" {
@@ -213,8 +205,8 @@ func TestWhileOwnedNeedsPodsThatKeepTheirNames(t *testing.T) {
 	ns := namespace(t, c)
 	apply(t, c, ns, deployment("front", 1, map[string]string{retainIP: "while-owned"}))
 	pod := deployed(t, c, ns, "front", 1, nil)[0]
-	if message := saysOf(t, c, ns, "Pod", pod.Name, "WhileOwnedWithoutOrdinal"); !strings.Contains(message,
-		"stayput.io/identity") {
+	message := saysOf(t, c, ns, "Pod", pod.Name, "WhileOwnedWithoutOrdinal")
+	if !strings.Contains(message, "stayput.io/identity") {
 		t.Errorf("the Event says %q", message)
 	}
 	kubectl(t, c, "delete", "deployment", "front", "-n", ns)

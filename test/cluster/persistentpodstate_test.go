@@ -25,10 +25,10 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// rack is a label that every node of these tests has; node-1 and node-2 share one.
+// rack is a topology label of every node in these tests; node-1 and node-2 share its value.
 const rack = "test.stayput.io/rack"
 
-// racks puts the label on the nodes.
+// racks labels the nodes.
 func racks(t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	for node, r := range map[string]string{"node-1": "r1", "node-2": "r1", "node-3": "r2"} {
@@ -36,7 +36,7 @@ func racks(t *testing.T, c *lab.Cluster) {
 	}
 }
 
-// typed reads and watches what clientset does not know.
+// typed returns a client for stayput's and OpenKruise's kinds.
 func typed(t *testing.T, c *lab.Cluster) client.WithWatch {
 	t.Helper()
 	w, err := client.NewWithWatch(c.RESTConfig(), client.Options{Scheme: placement.Scheme})
@@ -44,7 +44,7 @@ func typed(t *testing.T, c *lab.Cluster) client.WithWatch {
 	return w
 }
 
-// stateOf returns a PersistentPodState; nil: there is none.
+// stateOf returns a PersistentPodState, or nil if there is none.
 func stateOf(t *testing.T, c *lab.Cluster, ns, name string) *kruisev1alpha1.PersistentPodState {
 	t.Helper()
 	s := &kruisev1alpha1.PersistentPodState{}
@@ -56,7 +56,7 @@ func stateOf(t *testing.T, c *lab.Cluster, ns, name string) *kruisev1alpha1.Pers
 	return s
 }
 
-// comesTo waits until a PersistentPodState is as it should be.
+// comesTo waits until a PersistentPodState exists and ok accepts it.
 func comesTo(
 	t *testing.T, c *lab.Cluster, ns, name, what string, ok func(*kruisev1alpha1.PersistentPodState) bool,
 ) *kruisev1alpha1.PersistentPodState {
@@ -74,12 +74,12 @@ func comesTo(
 	return s
 }
 
-// recordsAll is that so many pods are recorded, and no more wanted.
+// recordsAll accepts a PersistentPodState that wants and records n pods.
 func recordsAll(n int32) func(*kruisev1alpha1.PersistentPodState) bool {
 	return func(s *kruisev1alpha1.PersistentPodState) bool {
 		return s.Status.Pods != nil && *s.Status.Pods == n && s.Status.Recorded != nil && *s.Status.Recorded == n &&
-			len(s.Status.PodStates) == int(n) &&
-			s.Status.ObservedGeneration == s.Generation && isTrue(s, "Recorded", "AllRecorded")
+			len(s.Status.PodStates) == int(n) && s.Status.ObservedGeneration == s.Generation &&
+			isTrue(s, "Recorded", "AllRecorded")
 	}
 }
 
@@ -88,20 +88,22 @@ func isTrue(s *kruisev1alpha1.PersistentPodState, condition, reason string) bool
 	return c != nil && c.Status == metav1.ConditionTrue && c.Reason == reason
 }
 
-// gone waits until there is no such PersistentPodState.
-func gone(t *testing.T, c *lab.Cluster, ns, name string) {
+// untilDeleted waits until there is no such PersistentPodState.
+func untilDeleted(t *testing.T, c *lab.Cluster, ns, name string) {
 	t.Helper()
-	until(t, "the end of PersistentPodState "+name, func(context.Context) bool { return stateOf(t, c, ns, name) == nil })
+	until(t, "PersistentPodState "+name+" to be deleted", func(context.Context) bool {
+		return stateOf(t, c, ns, name) == nil
+	})
 }
 
-// settled waits until the controller has done all that it had to do before now: it answers to something new.
-func settled(t *testing.T, c *lab.Cluster, ns string) {
+// caughtUp waits until the controller has done everything that it had to do until now: it has handled a new object.
+func caughtUp(t *testing.T, c *lab.Cluster, ns string) {
 	t.Helper()
-	name := "settled-" + rand.String(6)
+	name := "caught-up-" + rand.String(6)
 	apply(t, c, ns, workloadAnnotated(statefulSet(name, 0, nil), map[string]string{auto: "true", preferred: hostname}))
 	comesTo(t, c, ns, name, "to be generated", func(*kruisev1alpha1.PersistentPodState) bool { return true })
 	kubectl(t, c, "delete", "statefulset", name, "-n", ns)
-	gone(t, c, ns, name)
+	untilDeleted(t, c, ns, name)
 }
 
 const (
@@ -120,7 +122,7 @@ func workloadAnnotated(yaml string, annotations map[string]string) string {
 	return strings.Replace(yaml, "metadata:\n", lines, 1)
 }
 
-// stateFor is the YAML of a PersistentPodState for a StatefulSet; spec is more of its spec.
+// stateFor returns the YAML of a PersistentPodState for a StatefulSet; spec has further lines of its spec.
 func stateFor(name, target, spec string) string {
 	return fmt.Sprintf(`
 apiVersion: apps.kruise.io/v1alpha1
@@ -131,8 +133,8 @@ spec:
 %s`, name, target, spec)
 }
 
-// followed collects every state of a PersistentPodState from now on. What it returns makes a last one, which has an
-// annotation, and hands them all out once that has come: by then the watch has told of all before.
+// followed collects every state of a PersistentPodState from now on. The returned function adds an annotation, waits
+// until the watch has shown it, and returns all states up to then.
 func followed(t *testing.T, c *lab.Cluster, ns, name string) func(why string) []*kruisev1alpha1.PersistentPodState {
 	t.Helper()
 	const last = "test.stayput.io/last"
@@ -157,7 +159,7 @@ func followed(t *testing.T, c *lab.Cluster, ns, name string) func(why string) []
 	return func(why string) []*kruisev1alpha1.PersistentPodState {
 		t.Helper()
 		kubectl(t, c, "annotate", "persistentpodstate", name, "-n", ns, last+"="+why)
-		all := <-states // the watch ends with the patience of the test
+		all := <-states // the watch ends when patience runs out
 		if n := len(all); n < 2 || all[n-1].Annotations[last] != why {
 			t.Fatalf("the watch ended too early, after %d states", n)
 		}
@@ -167,7 +169,7 @@ func followed(t *testing.T, c *lab.Cluster, ns, name string) func(why string) []
 
 const byHostname = "  requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}\n"
 
-func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWanted(t *testing.T) {
+func TestRecordsHoldTheNamedLabelsWhileTheirPodsAreWanted(t *testing.T) {
 	c := installed(t)
 	racks(t, c)
 	ns := namespace(t, c)
@@ -177,7 +179,7 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 	before := places(t, c, ns, "web", 5, nil)
 	s := comesTo(t, c, ns, "web", "to record five pods", recordsAll(5))
 	if s.Labels["stayput.io/generated"] != "true" || len(s.OwnerReferences) != 0 {
-		t.Errorf("it has the labels %v and the owners %v", s.Labels, s.OwnerReferences)
+		t.Errorf("it has labels %v and owners %v", s.Labels, s.OwnerReferences)
 	}
 	if p := s.Spec.PreferredPersistentTopology; len(p) != 2 || p[0].Weight != 100 ||
 		!slices.Equal(p[0].Preference.NodeTopologyKeys, []string{hostname}) ||
@@ -188,18 +190,19 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 		node, err := c.Client().CoreV1().Nodes().Get(testContext(t), pod.Spec.NodeName, metav1.GetOptions{})
 		must.Do(t, err)
 		want := kruisev1alpha1.PodState{
-			NodeName: node.Name, NodeTopologyLabels: map[string]string{hostname: node.Labels[hostname], rack: node.Labels[rack]},
+			NodeName:           node.Name,
+			NodeTopologyLabels: map[string]string{hostname: node.Labels[hostname], rack: node.Labels[rack]},
 		}
 		if got := s.Status.PodStates[name]; !equality.Semantic.DeepEqual(got, want) {
 			t.Errorf("%s is recorded as %+v, want %+v", name, got, want)
 		}
 	}
-	if out := strings.Fields(kubectl(t, c, "get", "persistentpodstates", "web", "-n", ns, "--no-headers")); len(
-		out) != 5 || !slices.Equal(out[:4], []string{"web", "web", "5", "5"}) {
+	out := strings.Fields(kubectl(t, c, "get", "persistentpodstates", "web", "-n", ns, "--no-headers"))
+	if len(out) != 5 || !slices.Equal(out[:4], []string{"web", "web", "5", "5"}) {
 		t.Errorf("kubectl shows %q", out)
 	}
 
-	// Another image: every pod is made again on its node, and the record never differs.
+	// With another image, every pod is replaced on its node, and the record never changes.
 	statesUntil := followed(t, c, ns, "web")
 	kubectl(t, c, "patch", "statefulset", "web", "-n", ns, "--type=json", "-p", fmt.Sprintf(`[
 		{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": %q},
@@ -207,18 +210,18 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 	after := places(t, c, ns, "web", 5, before)
 	for name, was := range before {
 		if is := after[name]; is.Spec.NodeName != was.Spec.NodeName || is.Spec.Containers[0].Image != lab.PauseImage {
-			t.Errorf("%s was on %s and is on %s with the image %s", name, was.Spec.NodeName, is.Spec.NodeName,
-				is.Spec.Containers[0].Image)
+			t.Errorf("%s was on %s and is on %s with the image %s",
+				name, was.Spec.NodeName, is.Spec.NodeName, is.Spec.Containers[0].Image)
 		}
 	}
-	settled(t, c, ns)
+	caughtUp(t, c, ns)
 	for _, o := range statesUntil("the rollout is over") {
 		if !equality.Semantic.DeepEqual(o.Status.PodStates, s.Status.PodStates) {
 			t.Errorf("during the rollout the record was %v", o.Status.PodStates)
 		}
 	}
 
-	// Fewer keys.
+	// Fewer topology keys.
 	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, required+"-", preferred+"="+hostname, "--overwrite")
 	comesTo(t, c, ns, "web", "to record one label for each pod", func(s *kruisev1alpha1.PersistentPodState) bool {
 		for name, state := range s.Status.PodStates {
@@ -228,8 +231,8 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 		}
 		return recordsAll(5)(s)
 	})
-	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, required+"="+rack, preferred+"="+hostname+","+rack,
-		"--overwrite")
+	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns,
+		required+"="+rack, preferred+"="+hostname+","+rack, "--overwrite")
 	comesTo(t, c, ns, "web", "to record both labels again", func(is *kruisev1alpha1.PersistentPodState) bool {
 		return equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates)
 	})
@@ -240,43 +243,45 @@ func TestPodsAreRecordedWithTheNamedLabelsAndTheRecordLivesAsLongAsItsPodIsWante
 	kubectl(t, c, "scale", "statefulset", "web", "--replicas=5", "-n", ns)
 	s = comesTo(t, c, ns, "web", "to record five pods again", recordsAll(5))
 
-	// Not asked for any more, and again.
+	// The annotation is removed, and added again.
 	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"-")
-	gone(t, c, ns, "web")
-	settled(t, c, ns)
+	untilDeleted(t, c, ns, "web")
+	caughtUp(t, c, ns)
 	if stateOf(t, c, ns, "web") != nil {
-		t.Error("it came back though nobody asks for it")
+		t.Error("it came back without the annotation")
 	}
 	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=true")
 	again := comesTo(t, c, ns, "web", "to record five pods again", recordsAll(5))
 	if !equality.Semantic.DeepEqual(again.Status.PodStates, s.Status.PodStates) {
-		t.Errorf("recorded is %v, before it was %v", again.Status.PodStates, s.Status.PodStates)
+		t.Errorf("the records are %v, were %v", again.Status.PodStates, s.Status.PodStates)
 	}
 	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=false", "--overwrite")
-	gone(t, c, ns, "web")
+	untilDeleted(t, c, ns, "web")
 	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=true", "--overwrite")
 	comesTo(t, c, ns, "web", "to record five pods once more", recordsAll(5))
 
-	// The end of the workload is the end of all.
+	// Deleting the workload deletes everything.
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
-	gone(t, c, ns, "web")
-	until(t, "the end of the ConfigMap that gates", func(ctx context.Context) bool {
+	untilDeleted(t, c, ns, "web")
+	until(t, "the ConfigMap of the gate to be deleted", func(ctx context.Context) bool {
 		_, err := c.Client().CoreV1().ConfigMaps(ns).Get(ctx, "stayput-gated-workloads", metav1.GetOptions{})
 		return apierrors.IsNotFound(err)
 	})
 }
 
-func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *testing.T) {
+func TestRecordedPodsComeHomeAlthoughOtherNodesAreEmptier(t *testing.T) {
 	c := installed(t)
 	racks(t, c)
 	ns := namespace(t, c)
 	apply(t, c, ns, stateFor("by-hand", "web",
-		byHostname+"  preferredPersistentTopology: [{weight: 7, preference: {nodeTopologyKeys: ["+rack+"]}}]\n  "+
-			"persistentPodAnnotations: [{key: kept}]\n"))
+		byHostname+"  preferredPersistentTopology: [{weight: 7, preference: {nodeTopologyKeys: ["+rack+"]}}]\n"+
+			"  persistentPodAnnotations: [{key: kept}]\n"))
 	until(t, "the pods of the workload to be gated", func(ctx context.Context) bool {
 		return gates(t, c, ns, "StatefulSet.apps.web")
 	})
-	before := tiltedBy(t, c, ns, "web", 4, strings.Replace(statefulSet("web", 4, map[string]string{"stayput.io/home-wait": "5s"}), "      terminationGracePeriodSeconds: 1\n", `      terminationGracePeriodSeconds: 1
+	yaml := statefulSet("web", 4, map[string]string{"stayput.io/home-wait": "5s"})
+	before := tiltedBy(t, c, ns, "web", 4, strings.Replace(yaml, "      terminationGracePeriodSeconds: 1\n",
+		`      terminationGracePeriodSeconds: 1
       affinity:
         nodeAffinity:
           preferredDuringSchedulingIgnoredDuringExecution:
@@ -289,15 +294,16 @@ func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *te
 	deletePods(t, c, ns, "web")
 	after := places(t, c, ns, "web", 4, before)
 	labelled := func(key, value string) corev1.NodeSelectorTerm {
-		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key,
-			Operator: corev1.NodeSelectorOpIn, Values: []string{value}}}}
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}},
+		}}
 	}
 	for name, was := range before {
 		is := after[name]
 		if is.Spec.NodeName != was.Spec.NodeName {
 			t.Errorf("%s was on %s and is on %s", name, was.Spec.NodeName, is.Spec.NodeName)
 		}
-		// What the record says joins what the template says.
+		// The record's node affinity joins that of the template.
 		want := &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 				NodeSelectorTerms: []corev1.NodeSelectorTerm{labelled(hostname, was.Spec.NodeName)},
@@ -314,7 +320,7 @@ func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *te
 		t.Errorf("the annotations of the new pod are %v", a)
 	}
 
-	// A node with the recorded labels that cannot take the pod is waited for, and then given up.
+	// The pod waits for a cordoned node with the recorded labels, and then gives it up.
 	home := after["web-0"]
 	kubectl(t, c, "cordon", home.Spec.NodeName)
 	defer kubectl(t, c, "uncordon", home.Spec.NodeName)
@@ -323,7 +329,7 @@ func TestRecordedPodsThatAreNotAnnotatedComeHomeThoughOtherNodesAreEmptier(t *te
 	wentElsewhere(t, c, home, "node "+home.Spec.NodeName+" is cordoned")
 }
 
-// gates says whether the pods of a workload are gated because of a PersistentPodState.
+// gates reports whether the pods of a workload are gated because of a PersistentPodState.
 func gates(t *testing.T, c *lab.Cluster, ns, key string) bool {
 	t.Helper()
 	cm, err := c.Client().CoreV1().ConfigMaps(ns).Get(testContext(t), "stayput-gated-workloads", metav1.GetOptions{})
@@ -346,13 +352,13 @@ func TestTheGateFollowsTheObjects(t *testing.T) {
 	is("the pods to be gated", true)
 	apply(t, c, ns, stateFor("other", "other", byHostname))
 	kubectl(t, c, "delete", "persistentpodstate", "a", "-n", ns)
-	is("the pods not to be gated any more", false)
+	is("the pods to be no longer gated", false)
 	if !gates(t, c, ns, "StatefulSet.apps.other") {
-		t.Error("another workload's pods are not gated any more")
+		t.Error("the pods of another workload are no longer gated")
 	}
 }
 
-func TestTheRecordOutlivesAWorkloadThatIsDeletedWithoutItsPods(t *testing.T) {
+func TestTheRecordOutlivesAWorkloadDeletedWithoutItsPods(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	yaml := workloadAnnotated(statefulSet("web", 3, nil), map[string]string{auto: "true", required: hostname})
@@ -360,20 +366,20 @@ func TestTheRecordOutlivesAWorkloadThatIsDeletedWithoutItsPods(t *testing.T) {
 	before := places(t, c, ns, "web", 3, nil)
 	s := comesTo(t, c, ns, "web", "to record three pods", recordsAll(3))
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
-	settled(t, c, ns)
+	caughtUp(t, c, ns)
 	if is := stateOf(t, c, ns, "web"); is == nil || is.UID != s.UID ||
 		!equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates) {
-		t.Fatalf("while the orphans are alone there is %+v", is)
+		t.Fatalf("with orphaned pods, the object is %+v", is)
 	}
 	apply(t, c, ns, yaml)
 	until(t, "the pods to be adopted", func(context.Context) bool {
 		pod := getPod(t, c, ns, "web-2")
 		return pod != nil && metav1.GetControllerOf(pod) != nil
 	})
-	settled(t, c, ns)
+	caughtUp(t, c, ns)
 	if is := stateOf(t, c, ns, "web"); is == nil || is.UID != s.UID ||
 		!equality.Semantic.DeepEqual(is.Status.PodStates, s.Status.PodStates) {
-		t.Fatalf("after the adoption there is %+v", is)
+		t.Fatalf("after the adoption, the object is %+v", is)
 	}
 	deletePods(t, c, ns, "web")
 	for name, pod := range places(t, c, ns, "web", 3, before) {
@@ -382,13 +388,13 @@ func TestTheRecordOutlivesAWorkloadThatIsDeletedWithoutItsPods(t *testing.T) {
 		}
 	}
 
-	// Orphans that end before somebody adopts them end the record.
+	// If the orphans end before they are adopted, the record is deleted.
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns, "--cascade=orphan")
 	deletePods(t, c, ns, "web")
-	gone(t, c, ns, "web")
+	untilDeleted(t, c, ns, "web")
 }
 
-func TestAHandWrittenObjectIsEmptiedWhenItsWorkloadIsDeletedAndKeepsAllBeforeIfToldSo(t *testing.T) {
+func TestAHandWrittenObjectFollowsItsRetentionPolicy(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, stateFor("by-hand", "web", byHostname+"  persistentPodStateRetentionPolicy: WhenDeleted\n"))
@@ -402,11 +408,11 @@ func TestAHandWrittenObjectIsEmptiedWhenItsWorkloadIsDeletedAndKeepsAllBeforeIfT
 	until(t, "four pods to end", func(context.Context) bool {
 		return getPod(t, c, ns, "web-1") == nil && getPod(t, c, ns, "web-4") == nil
 	})
-	settled(t, c, ns)
+	caughtUp(t, c, ns)
 	comesTo(t, c, ns, "by-hand", "to record five pods still", func(s *kruisev1alpha1.PersistentPodState) bool {
 		return len(s.Status.PodStates) == 5 && *s.Status.Pods == 1
 	})
-	// What somebody else recorded before us ends as well: so it is where OpenKruise ran.
+	// Foreign records, as OpenKruise would leave them, are deleted, too.
 	kubectl(t, c, "patch", "persistentpodstate", "by-hand", "-n", ns, "--type=merge", "-p",
 		`{"spec": {"persistentPodStateRetentionPolicy": "WhenScaled"}}`)
 	kubectl(t, c, "patch", "persistentpodstate", "by-hand", "-n", ns, "--subresource=status", "--type=merge", "-p",
@@ -429,31 +435,31 @@ func TestAHandWrittenObjectIsNeverTakenOver(t *testing.T) {
 		apply(t, c, ns, workloadAnnotated(statefulSet(name, 0, nil), map[string]string{auto: "true", preferred: rack}))
 		saysOf(t, c, ns, "StatefulSet", name, "PersistentPodStateExists")
 	}
-	settled(t, c, ns)
+	caughtUp(t, c, ns)
 	for name, target := range map[string]string{"web": "other", "mine": "own"} {
 		s := stateOf(t, c, ns, name)
 		if s == nil || len(s.Labels) != 0 || s.Spec.TargetReference.Name != target ||
 			s.Spec.PreferredPersistentTopology != nil {
-			t.Errorf("it became %+v", s)
+			t.Errorf("%s is now %+v", name, s)
 		}
 	}
 	if s := stateOf(t, c, ns, "own"); s != nil {
-		t.Errorf("generated beside it was %+v", s)
+		t.Errorf("%+v was generated besides it", s)
 	}
-	// Nor does the end of the annotation or of the workload end it.
+	// It also survives the removal of the annotation and of the workload.
 	kubectl(t, c, "annotate", "statefulset", "own", "-n", ns, auto+"-")
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
-	settled(t, c, ns)
+	caughtUp(t, c, ns)
 	if stateOf(t, c, ns, "web") == nil || stateOf(t, c, ns, "mine") == nil {
 		t.Error("it was deleted")
 	}
-	// Once the name is free, there is one.
+	// Once it is deleted, one is generated.
 	kubectl(t, c, "delete", "persistentpodstate", "mine", "-n", ns)
 	kubectl(t, c, "annotate", "statefulset", "own", "-n", ns, auto+"=true")
 	comesTo(t, c, ns, "own", "to be generated", func(*kruisev1alpha1.PersistentPodState) bool { return true })
 }
 
-func TestAnnotationsThatCannotBeObeyedAreReportedOnTheWorkload(t *testing.T) {
+func TestInvalidAnnotationsAreReportedOnTheWorkload(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	for name, want := range map[string]struct {
@@ -470,12 +476,12 @@ func TestAnnotationsThatCannotBeObeyedAreReportedOnTheWorkload(t *testing.T) {
 			t.Errorf("the Event says %q, not %s", message, want.says)
 		}
 		if s := stateOf(t, c, ns, name); s != nil {
-			t.Errorf("generated was %+v", s.Spec)
+			t.Errorf("%+v was generated", s.Spec)
 		}
 	}
 }
 
-func TestTwoObjectsForOneWorkloadAreRefusedAndOfTwoThatSlippedInTheOlderCounts(t *testing.T) {
+func TestASecondObjectForAWorkloadIsRefusedOrIgnored(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, nil))
@@ -517,24 +523,25 @@ func TestTwoObjectsForOneWorkloadAreRefusedAndOfTwoThatSlippedInTheOlderCounts(t
 	})
 }
 
-func TestWhatCannotBeRecordedIsRefusedWhenItIsApplied(t *testing.T) {
+func TestAnInvalidPersistentPodStateIsRefused(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
+	ofKind := func(kind string) string {
+		return strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: "+kind, 1)
+	}
 	const weight = "  preferredPersistentTopology: [{weight: %d, preference: {nodeTopologyKeys: [a]}}]\n"
 	for name, yaml := range map[string]string{
-		"a weight of 0":         stateFor("x", "web", fmt.Sprintf(weight, 0)),
-		"a weight of 101":       stateFor("x", "web", fmt.Sprintf(weight, 101)),
-		"an empty target":       stateFor("x", `""`, byHostname),
-		"a target without kind": strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet, ", "", 1),
-		"a Deployment": strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: Deployment",
-			1),
-		"a ReplicaSet": strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: ReplicaSet",
-			1),
-		"no topology":             stateFor("x", "web", ""),
-		"an empty topology":       stateFor("x", "web", "  requiredPersistentTopology: {nodeTopologyKeys: []}\n"),
-		"no preferences":          stateFor("x", "web", "  preferredPersistentTopology: []\n"),
-		"another retention":       stateFor("x", "web", byHostname+"  persistentPodStateRetentionPolicy: Never\n"),
-		"an annotation without a": stateFor("x", "web", byHostname+"  persistentPodAnnotations: [{}]\n"),
+		"a weight of 0":               stateFor("x", "web", fmt.Sprintf(weight, 0)),
+		"a weight of 101":             stateFor("x", "web", fmt.Sprintf(weight, 101)),
+		"an empty target":             stateFor("x", `""`, byHostname),
+		"a target without kind":       strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet, ", "", 1),
+		"a Deployment":                ofKind("Deployment"),
+		"a ReplicaSet":                ofKind("ReplicaSet"),
+		"no topology":                 stateFor("x", "web", ""),
+		"an empty topology":           stateFor("x", "web", "  requiredPersistentTopology: {nodeTopologyKeys: []}\n"),
+		"no preferences":              stateFor("x", "web", "  preferredPersistentTopology: []\n"),
+		"another retention":           stateFor("x", "web", byHostname+"  persistentPodStateRetentionPolicy: Never\n"),
+		"an annotation without a key": stateFor("x", "web", byHostname+"  persistentPodAnnotations: [{}]\n"),
 	} {
 		if out, err := c.Kubectl(testContext(t), yaml, "apply", "-n", ns, "-f", "-"); err == nil {
 			t.Errorf("%s is accepted: %s", name, out)
@@ -543,13 +550,13 @@ func TestWhatCannotBeRecordedIsRefusedWhenItIsApplied(t *testing.T) {
 	for _, w := range []int{1, 100} {
 		apply(t, c, ns, stateFor("fine", "web", fmt.Sprintf(weight, w)))
 	}
-	if _, err := c.Kubectl(testContext(t), stateFor("fine", "another", byHostname), "apply", "-n", ns, "-f",
-		"-"); err == nil || !strings.Contains(err.Error(), "immutable") {
+	_, err := c.Kubectl(testContext(t), stateFor("fine", "another", byHostname), "apply", "-n", ns, "-f", "-")
+	if err == nil || !strings.Contains(err.Error(), "immutable") {
 		t.Errorf("another target: %v", err)
 	}
 }
 
-func TestOrdinalsThatStartLaterAreTheWantedOnes(t *testing.T) {
+func TestTheStartOrdinalIsRespected(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	yaml := strings.Replace(statefulSet("web", 2, nil), "spec:\n", "spec:\n  ordinals: {start: 5}\n", 1)
@@ -565,7 +572,7 @@ func TestOrdinalsThatStartLaterAreTheWantedOnes(t *testing.T) {
 	}
 }
 
-// gate sets the readiness gate of a pod made by gatedReadiness.
+// gate sets the condition of a pod's readiness gate.
 func gate(t *testing.T, c *lab.Cluster, ns, pod string, is bool) {
 	t.Helper()
 	status := "False"
@@ -581,7 +588,7 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	ns := namespace(t, c)
 	yaml := strings.Replace(statefulSet("web", 1, nil), "terminationGracePeriodSeconds: 1\n",
 		"terminationGracePeriodSeconds: 300\n      readinessGates: [{conditionType: test.stayput.io/ready}]\n", 1)
-	// it ends when it is killed
+	// The pod ends only when it is killed.
 	yaml = strings.Replace(yaml, "image: ", "lifecycle: {preStop: {sleep: {seconds: 300}}}\n        image: ", 1)
 	apply(t, c, ns, workloadAnnotated(yaml, map[string]string{auto: "true", preferred: hostname}))
 	started := func(uid types.UID) *corev1.Pod {
@@ -594,10 +601,10 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	}
 	stays := func(when string, node string, n int) {
 		t.Helper()
-		settled(t, c, ns)
+		caughtUp(t, c, ns)
 		if s := stateOf(t, c, ns, "web"); s == nil || len(s.Status.PodStates) != n ||
 			s.Status.PodStates["web-0"].NodeName != node {
-			t.Fatalf("%s, recorded is %+v", when, s)
+			t.Fatalf("%s, the object is %+v", when, s)
 		}
 	}
 	first := started("")
@@ -610,7 +617,7 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	home := first.Spec.NodeName
 	gate(t, c, ns, "web-0", false)
 	until(t, "web-0 not to be Ready", func(context.Context) bool { return !lab.Ready(getPod(t, c, ns, "web-0")) })
-	stays("not Ready any more", home, 1)
+	stays("no longer Ready", home, 1)
 	gate(t, c, ns, "web-0", true)
 	ready(t, c, ns, "web-0")
 	kubectl(t, c, "cordon", home)
@@ -621,7 +628,7 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	})
 	stays("terminating", home, 1)
 
-	// It comes up elsewhere, as its home is only preferred and cordoned.
+	// It starts elsewhere, as its home is only preferred, and cordoned.
 	kubectl(t, c, "delete", "pod", "web-0", "-n", ns, "--grace-period=0", "--force")
 	second := started(first.UID)
 	if second.Spec.NodeName == home {
@@ -641,7 +648,7 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 	kubectl(t, c, "delete", "pod", "web-0", "-n", ns, "--grace-period=0", "--force", "--ignore-not-found")
 }
 
-func TestAKindThatTheControllerIsNotToldOfIsRefusedWithTheReason(t *testing.T) {
+func TestAnUnknownWorkloadKindIsReported(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet,", "kind: DaemonSet,", 1))
@@ -651,7 +658,7 @@ func TestAKindThatTheControllerIsNotToldOfIsRefusedWithTheReason(t *testing.T) {
 	})
 }
 
-// crd is the YAML of a custom resource definition that takes everything.
+// crd returns the YAML of a custom resource definition without a schema.
 func crd(group, version, plural, kind, subresources string) string {
 	return fmt.Sprintf(`
 apiVersion: apiextensions.k8s.io/v1
@@ -670,8 +677,8 @@ spec:
 `, group, version, plural, kind, subresources, strings.ToLower(kind))
 }
 
-// made makes the custom resource definition, and removes it at the end.
-func made(t *testing.T, c *lab.Cluster, name, yaml string) {
+// define applies a custom resource definition, and deletes it at the end of the test.
+func define(t *testing.T, c *lab.Cluster, name, yaml string) {
 	t.Helper()
 	_, err := c.Kubectl(testContext(t), yaml, "apply", "-f", "-")
 	must.Do(t, err)
@@ -682,25 +689,26 @@ func made(t *testing.T, c *lab.Cluster, name, yaml string) {
 	kubectl(t, c, "wait", "--for=condition=Established", "crd/"+name)
 }
 
-// podBy makes a pod of a workload that nobody else makes pods for, and waits until it is Ready.
+// podBy creates a pod of a workload without a controller of its own, and waits until it is Ready.
 func podBy(t *testing.T, c *lab.Cluster, ns, name, apiVersion, kind, owner, uid string) *corev1.Pod {
 	t.Helper()
-	yes := true
+	controller := true
 	_, err := c.Client().CoreV1().Pods(ns).Create(testContext(t), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: []metav1.OwnerReference{
-			{APIVersion: apiVersion, Kind: kind, Name: owner, UID: types.UID(uid), Controller: &yes},
+			{APIVersion: apiVersion, Kind: kind, Name: owner, UID: types.UID(uid), Controller: &controller},
 		}},
 		Spec: corev1.PodSpec{
 			TerminationGracePeriodSeconds: new(int64),
-			Containers: []corev1.Container{{Name: "web", Image: lab.WebImage,
-				ImagePullPolicy: corev1.PullNever}},
+			Containers: []corev1.Container{
+				{Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever},
+			},
 		},
 	}, metav1.CreateOptions{})
 	must.Do(t, err)
 	return ready(t, c, ns, name)
 }
 
-// uidOf is the UID of any object.
+// uidOf returns the UID of any object.
 func uidOf(t *testing.T, c *lab.Cluster, ns, what string) string {
 	t.Helper()
 	return kubectl(t, c, "get", what, "-n", ns, "-o", "jsonpath={.metadata.uid}")
@@ -715,7 +723,7 @@ func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
 	comesTo(t, c, ns, "by-hand", "to say that there is no such kind", func(s *kruisev1alpha1.PersistentPodState) bool {
 		return isTrue(s, "Degraded", "TargetNotServed")
 	})
-	made(t, c, "statefulsets.apps.kruise.io",
+	define(t, c, "statefulsets.apps.kruise.io",
 		crd("apps.kruise.io", "v1beta1", "statefulsets", "StatefulSet", "{status: {}}"))
 	set := func(spec string) {
 		t.Helper()
@@ -732,7 +740,7 @@ func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
 	}
 	// Without its pod, a record stays as long as the ordinal is wanted.
 	kubectl(t, c, "delete", "pod", "web-2", "-n", ns)
-	settled(t, c, ns)
+	caughtUp(t, c, ns)
 	comesTo(t, c, ns, "by-hand", "to have three records", recordsAll(3))
 	set(`{replicas: 3, reserveOrdinals: [1, 2, "3-4"]}`)
 	s = comesTo(t, c, ns, "by-hand", "to have two records left", func(s *kruisev1alpha1.PersistentPodState) bool {
@@ -744,28 +752,29 @@ func TestReservedOrdinalsOfAnAdvancedStatefulSetAreNotWanted(t *testing.T) {
 	pod := podBy(t, c, ns, "web-6", "apps.kruise.io/v1beta1", "StatefulSet", "web", uid)
 	comesTo(t, c, ns, "by-hand", "to record three pods", recordsAll(3))
 
-	// Its pods are gated and come home as well.
+	// Its pods are gated and come home.
 	kubectl(t, c, "delete", "pod", "web-6", "-n", ns)
-	if again := podBy(t, c, ns, "web-6", "apps.kruise.io/v1beta1", "StatefulSet", "web",
-		uid); again.Spec.NodeName != pod.Spec.NodeName || again.Spec.Affinity == nil {
-		t.Errorf("it was on %s and is on %s, drawn by %+v", pod.Spec.NodeName, again.Spec.NodeName, again.Spec.Affinity)
+	again := podBy(t, c, ns, "web-6", "apps.kruise.io/v1beta1", "StatefulSet", "web", uid)
+	if again.Spec.NodeName != pod.Spec.NodeName || again.Spec.Affinity == nil {
+		t.Errorf("it was on %s and is on %s with the affinity %+v",
+			pod.Spec.NodeName, again.Spec.NodeName, again.Spec.Affinity)
 	}
 }
 
-// customKind is what the controllers of the shared cluster are told to serve, by the name of a resource that is not
-// the kind's: the permission for it is to be missing at first.
+// customKind is a further workload kind of the shared cluster's controllers. Its resource is not the kind's, so that
+// the permission is missing at first.
 var customKind = map[string]any{"group": "test.stayput.io", "version": "v1", "kind": "Game", "resource": "boards"}
 
-func TestACustomKindIsServedAsFarAsThereIsPermission(t *testing.T) {
+func TestACustomKindIsServedOnceThereIsPermission(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	made(t, c, "games.test.stayput.io",
+	define(t, c, "games.test.stayput.io",
 		crd("test.stayput.io", "v1", "games", "Game",
 			"{scale: {specReplicasPath: .spec.size, statusReplicasPath: .status.size}}"))
 	game := func(size int) {
 		t.Helper()
-		apply(t, c, ns, fmt.Sprintf("apiVersion: test.stayput.io/v1\nkind: Game\nmetadata: {name: chess, annotations: {%s: "+
-			"\"true\", %s: %s}}\nspec: {size: %d}", auto, required, hostname, size))
+		apply(t, c, ns, fmt.Sprintf("apiVersion: test.stayput.io/v1\nkind: Game\n"+
+			"metadata: {name: chess, annotations: {%s: \"true\", %s: %s}}\nspec: {size: %d}", auto, required, hostname, size))
 	}
 	apply(t, c, ns, strings.Replace(stateFor("by-hand", "go", byHostname), "apiVersion: apps/v1, kind: StatefulSet",
 		"apiVersion: test.stayput.io/v1, kind: Game", 1))
@@ -799,11 +808,12 @@ rules:
 	kubectl(t, c, "delete", "pod", "chess-0", "chess-1", "-n", ns)
 	game(1)
 	comesTo(t, c, ns, "chess", "to have one record left", recordsAll(1))
-	if again := podBy(t, c, ns, "chess-0", "test.stayput.io/v1", "Game", "chess",
-		uid); again.Spec.NodeName != first.Spec.NodeName || again.Spec.Affinity == nil {
-		t.Errorf("it was on %s and is on %s, drawn by %+v", first.Spec.NodeName, again.Spec.NodeName, again.Spec.Affinity)
+	again := podBy(t, c, ns, "chess-0", "test.stayput.io/v1", "Game", "chess", uid)
+	if again.Spec.NodeName != first.Spec.NodeName || again.Spec.Affinity == nil {
+		t.Errorf("it was on %s and is on %s with the affinity %+v",
+			first.Spec.NodeName, again.Spec.NodeName, again.Spec.Affinity)
 	}
-	// Without the permission nothing is known, so nothing is dropped.
+	// Without the permission the workload is unknown, so no record is dropped.
 	kubectl(t, c, "delete", "clusterrole", "test-games")
 	kubectl(t, c, "delete", "pod", "chess-0", "-n", ns)
 	comesTo(t, c, ns, "chess", "to say what permission is missing", func(s *kruisev1alpha1.PersistentPodState) bool {
@@ -811,7 +821,7 @@ rules:
 	})
 }
 
-func TestWhereOpenKruiseRunsPersistentPodStatesAreLeftToIt(t *testing.T) {
+func TestPersistentPodStatesAreLeftToARunningOpenKruise(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, workloadAnnotated(statefulSet("web", 1, nil), map[string]string{auto: "true", required: hostname}))
@@ -838,26 +848,28 @@ webhooks: []
 	comesTo(t, c, ns, "web", "to say so", func(s *kruisev1alpha1.PersistentPodState) bool {
 		return isTrue(s, "Degraded", "OpenKruise")
 	})
-	until(t, "the binding to be gone", func(ctx context.Context) bool {
+	until(t, "the binding to be deleted", func(ctx context.Context) bool {
 		_, unique := c.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Get(ctx,
 			"stayput-unique-target", metav1.GetOptions{})
 		return apierrors.IsNotFound(unique)
 	})
-	until(t, "no pods to be gated", func(context.Context) bool { return !gates(t, c, ns, "StatefulSet.apps.web") })
+	until(t, "the pods to be no longer gated", func(context.Context) bool {
+		return !gates(t, c, ns, "StatefulSet.apps.web")
+	})
 	kubectl(t, c, "annotate", "statefulset", "web", "-n", ns, auto+"=false", "--overwrite")
 	apply(t, c, ns, workloadAnnotated(statefulSet("new", 0, nil), map[string]string{auto: "true", required: hostname}))
 	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
 	if is := successor(t, c, was); is.Spec.Affinity != nil {
-		t.Errorf("it was placed by us: %+v", is.Spec.Affinity)
+		t.Errorf("it was pinned: %+v", is.Spec.Affinity)
 	}
 	if stateOf(t, c, ns, "web") == nil || stateOf(t, c, ns, "new") != nil {
-		t.Error("objects are generated or deleted all the same")
+		t.Error("objects were generated or deleted")
 	}
 	if is := stateOf(t, c, ns, "by-hand"); is.ResourceVersion != hand.ResourceVersion {
 		t.Errorf("a hand-written object was written: %+v", is)
 	}
 
-	// Annotated pods go on.
+	// Annotated pods still come home.
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
 	before := tilted(t, c, ns, "kept", 1, map[string]string{retainIP: "10m"})
 	deletePods(t, c, ns, "kept")
@@ -865,17 +877,17 @@ webhooks: []
 
 	restore()
 	comesTo(t, c, ns, "new", "to be generated again", func(*kruisev1alpha1.PersistentPodState) bool { return true })
-	gone(t, c, ns, "web")
+	untilDeleted(t, c, ns, "web")
 }
 
-func TestOpenKruisesOwnCRDIsEnoughThoughItLacksTheConditions(t *testing.T) {
+func TestOpenKruisesCRDWithoutConditionsIsEnough(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	const name = "persistentpodstates.apps.kruise.io"
 	data := kubectl(t, c, "get", "crd", name, "-o", "json")
 	t.Cleanup(func() {
 		must.Do(t, c.Reinstate(context.Background()))
-		must.Do(t, c.Controllers.Restart(context.Background())) // they would believe it for some minutes more
+		must.Do(t, c.Controllers.Restart(context.Background())) // they would rely on it for minutes
 	})
 	var definition map[string]any
 	must.Do(t, json.Unmarshal([]byte(data), &definition))
@@ -896,7 +908,7 @@ func TestOpenKruisesOwnCRDIsEnoughThoughItLacksTheConditions(t *testing.T) {
 		return len(s.Status.PodStates) == 2
 	})
 	if s.Status.Conditions != nil || s.Status.Pods != nil {
-		t.Errorf("the test is wrong: there is %+v", s.Status)
+		t.Errorf("the test is wrong: the status is %+v", s.Status)
 	}
 	deletePods(t, c, ns, "web")
 	for name, pod := range places(t, c, ns, "web", 2, before) {

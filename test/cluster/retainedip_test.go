@@ -27,18 +27,18 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// on pins the pods of a StatefulSet to a node, so that what happens there does not hang on the scheduler.
+// on adds a node selector to the pods of a StatefulSet, so that they do not depend on the scheduler.
 func on(node, yaml string) string {
 	return strings.ReplaceAll(yaml, "      terminationGracePeriodSeconds: 1\n",
 		"      terminationGracePeriodSeconds: 1\n      nodeSelector: {kubernetes.io/hostname: "+node+"}\n")
 }
 
-// retainedIP returns a pod's RetainedIP, nil where there is none.
+// retainedIP returns a pod's RetainedIP, or nil if there is none.
 func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.RetainedIP {
 	t.Helper()
 	var r v1alpha1.RetainedIP
-	err := typed(t, c).Get(testContext(t), types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)},
-		&r)
+	key := types.NamespacedName{Namespace: ns, Name: v1alpha1.RetainedIPName(pod, node)}
+	err := typed(t, c).Get(testContext(t), key, &r)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -46,7 +46,7 @@ func retainedIP(t *testing.T, c *lab.Cluster, ns, pod, node string) *v1alpha1.Re
 	return &r
 }
 
-// shows waits until a pod's RetainedIP is as ok wants it. An API that is not there is waited for.
+// shows waits until a pod's RetainedIP exists and ok accepts it. The definition may be missing at first.
 func shows(
 	t *testing.T, c *lab.Cluster, ns, pod, node, what string, ok func(*v1alpha1.RetainedIP) bool,
 ) *v1alpha1.RetainedIP {
@@ -64,12 +64,12 @@ func shows(
 func bound(r *v1alpha1.RetainedIP) bool    { return r.Status.Phase == v1alpha1.PhaseBound }
 func retained(r *v1alpha1.RetainedIP) bool { return r.Status.Phase == v1alpha1.PhaseRetained }
 
-// boundTo is bound to this very pod.
+// boundTo accepts a RetainedIP that is bound to this very pod.
 func boundTo(pod *corev1.Pod) func(*v1alpha1.RetainedIP) bool {
 	return func(r *v1alpha1.RetainedIP) bool { return bound(r) && r.Status.PodUID == string(pod.UID) }
 }
 
-// vanishes waits until an object is not there any more, though another of its name may be.
+// vanishes waits until an object is deleted; another may have its name.
 func vanishes(t *testing.T, c *lab.Cluster, was *v1alpha1.RetainedIP) {
 	t.Helper()
 	cl := typed(t, c)
@@ -80,7 +80,7 @@ func vanishes(t *testing.T, c *lab.Cluster, was *v1alpha1.RetainedIP) {
 	})
 }
 
-// addressFile says whether the node's ledger has an address, and what its file says.
+// addressFile returns the address file of a RetainedIP in the node's ledger, and whether it exists.
 func addressFile(t *testing.T, n *lab.ClusterNode, r *v1alpha1.RetainedIP) (content string, there bool) {
 	t.Helper()
 	b, err := os.ReadFile(n.Path(filepath.Join("/var/lib/cni/networks", r.Status.Addresses[0].Network, r.Status.IPs[0])))
@@ -110,20 +110,22 @@ func scale(t *testing.T, c *lab.Cluster, ns, name string, replicas int) {
 	kubectl(t, c, "scale", "statefulset/"+name, "--replicas="+strconv.Itoa(replicas), "-n", ns)
 }
 
-// stopped scales a StatefulSet of one to zero and returns the RetainedIP of its pod once it is retained.
+// stopped scales a StatefulSet of one pod to zero, and returns the pod's RetainedIP once it is retained.
 func stopped(t *testing.T, c *lab.Cluster, pod *corev1.Pod) *v1alpha1.RetainedIP {
 	t.Helper()
 	scale(t, c, pod.Namespace, strings.TrimSuffix(pod.Name, "-0"), 0)
 	return shows(t, c, pod.Namespace, pod.Name, pod.Spec.NodeName, "retained", retained)
 }
 
-// ask is an HTTP GET at the agent of a node.
+// ask returns the answer of a node's agent to an HTTP GET.
 func ask(t *testing.T, n *lab.ClusterNode, path string) string {
 	t.Helper()
-	cl := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+	cl := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return n.Dial(ctx, network, "127.0.0.1:9463")
-		}}}
+		},
+	}}
 	req, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://agent"+path, nil)
 	must.Do(t, err)
 	answer, err := cl.Do(req)
@@ -147,7 +149,7 @@ func apiSays(t *testing.T, n *lab.ClusterNode) string {
 // promptly is how late a RetainedIP may be.
 const promptly = 2 * time.Second
 
-func TestARetainedIPShowsHowAnAddressStands(t *testing.T) {
+func TestARetainedIPShowsTheStateOfItsAddress(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
@@ -164,23 +166,24 @@ func TestARetainedIPShowsHowAnAddressStands(t *testing.T) {
 		t.Errorf("status %+v", r.Status)
 	}
 	r.Spec.Workload = nil
-	if (r.Spec != v1alpha1.RetainedIPSpec{NodeName: "node-1", PodName: "web-0", Retention: "10m", WhenScaled: "Retain",
-		WhenDeleted: "Retain"}) {
+	if (r.Spec != v1alpha1.RetainedIPSpec{
+		NodeName: "node-1", PodName: "web-0", Retention: "10m", WhenScaled: "Retain", WhenDeleted: "Retain",
+	}) {
 		t.Errorf("spec %+v", r.Spec)
 	}
 
-	// Bound -> Retained, timed by the API server's own clock for the pod's end.
+	// Bound -> Retained, timed from the pod's end in the API server.
 	scale(t, c, ns, "web", 0)
 	until(t, "the pod to be gone", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
-	gone := time.Now()
+	ended := time.Now()
 	r = shows(t, c, ns, pod.Name, "node-1", "retained", retained)
-	if late := time.Since(gone); late > promptly {
-		t.Errorf("retained is shown %s after the pod was gone", late)
+	if late := time.Since(ended); late > promptly {
+		t.Errorf("the object shows Retained %s after the pod ended", late)
 	}
 	expires, err := time.Parse(time.RFC3339, r.Status.Expires)
 	must.Do(t, err)
-	if left := expires.Sub(r.Status.Since.Time); left < 10*time.Minute-2*time.Second ||
-		left > 10*time.Minute+2*time.Second {
+	left := expires.Sub(r.Status.Since.Time)
+	if left < 10*time.Minute-2*time.Second || left > 10*time.Minute+2*time.Second {
 		t.Errorf("since %s, expires %s", r.Status.Since, r.Status.Expires)
 	}
 	if !slices.Equal(r.Status.IPs, []string{pod.Status.PodIP}) || r.Status.PodUID != string(pod.UID) {
@@ -189,7 +192,7 @@ func TestARetainedIPShowsHowAnAddressStands(t *testing.T) {
 	line := kubectl(t, c, "get", "retip", "-n", ns, "--no-headers")
 	if f := strings.Fields(line); len(f) != 6 || f[1] != pod.Status.PodIP || f[2] != "node-1" || f[3] != "Retained" ||
 		f[4] != r.Status.Expires {
-		t.Errorf("kubectl get retip says %q", line)
+		t.Errorf("kubectl get retip prints %q", line)
 	}
 
 	// Retained -> Bound.
@@ -198,14 +201,14 @@ func TestARetainedIPShowsHowAnAddressStands(t *testing.T) {
 	was := time.Now()
 	shows(t, c, ns, pod.Name, "node-1", "bound to the new pod", boundTo(again))
 	if late := time.Since(was); late > promptly {
-		t.Errorf("bound is shown %s after the pod was Ready", late)
+		t.Errorf("the object shows Bound %s after the pod was Ready", late)
 	}
 	if again.Status.PodIP != pod.Status.PodIP {
 		t.Errorf("the pod had %s and has %s", pod.Status.PodIP, again.Status.PodIP)
 	}
 }
 
-func TestARetentionThatEndsTakesItsObjectWithIt(t *testing.T) {
+func TestAnExpiredRetentionTakesItsObjectWithIt(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "5s"})))
@@ -253,11 +256,11 @@ func TestReleaseLeavesARunningPodItsAddressUntilItEnds(t *testing.T) {
 	scale(t, c, ns, "web", 0)
 	freed(t, c.Node("node-1"), r)
 	if again := retainedIP(t, c, ns, pod.Name, "node-1"); again != nil {
-		t.Errorf("there is an object again: %+v", again.Status)
+		t.Errorf("the object was published again: %+v", again.Status)
 	}
 }
 
-func TestAReleaseOfAnEarlierPodDoesNotHitItsSuccessor(t *testing.T) {
+func TestAReleaseDoesNotAffectTheNextPod(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
@@ -271,13 +274,13 @@ func TestAReleaseOfAnEarlierPodDoesNotHitItsSuccessor(t *testing.T) {
 	must.Do(t, n.Agent.Start(testContext(t)))
 	fresh := shows(t, c, ns, pod.Name, "node-1", "bound to the new pod", boundTo(again))
 	if fresh.UID == r.UID || fresh.Spec.Release {
-		t.Errorf("the object is still the one of the release: %+v", fresh.Spec)
+		t.Errorf("the object is still the released one: %+v", fresh.Spec)
 	}
 	if again.Status.PodIP != pod.Status.PodIP {
 		t.Errorf("the pod had %s and has %s", pod.Status.PodIP, again.Status.PodIP)
 	}
 	if kept := stopped(t, c, again); kept.Status.IPs[0] != pod.Status.PodIP {
-		t.Errorf("retained is %v", kept.Status.IPs)
+		t.Errorf("the pod had %s, but %v is retained", pod.Status.PodIP, kept.Status.IPs)
 	}
 }
 
@@ -302,13 +305,13 @@ func TestADeletedObjectIsPublishedAgain(t *testing.T) {
 	}
 }
 
-func TestASharedIdentityHasAnObjectForThePodThatHasTheAddress(t *testing.T) {
+func TestTheObjectOfASharedIdentityFollowsTheAddress(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	deployment := strings.NewReplacer("kind: StatefulSet", "kind: Deployment", "  serviceName: front\n", "",
-		"  podManagementPolicy: Parallel\n", "  strategy: {type: Recreate}\n").
-		Replace(on("node-1", statefulSet("front", 1, map[string]string{retainIP: "10m", "stayput.io/identity": "front"})))
-	apply(t, c, ns, deployment)
+	toDeployment := strings.NewReplacer("kind: StatefulSet", "kind: Deployment", "  serviceName: front\n", "",
+		"  podManagementPolicy: Parallel\n", "  strategy: {type: Recreate}\n")
+	yaml := statefulSet("front", 1, map[string]string{retainIP: "10m", "stayput.io/identity": "front"})
+	apply(t, c, ns, toDeployment.Replace(on("node-1", yaml)))
 	var has v1alpha1.RetainedIP
 	hasOne := func(not string) func(context.Context) bool {
 		return func(ctx context.Context) bool {
@@ -332,7 +335,7 @@ func TestASharedIdentityHasAnObjectForThePodThatHasTheAddress(t *testing.T) {
 	}
 }
 
-func TestAnObjectThatNoLedgerStandsBehindIsDeleted(t *testing.T) {
+func TestAnObjectWithoutAnAddressInTheLedgerIsDeleted(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
@@ -342,12 +345,12 @@ func TestAnObjectThatNoLedgerStandsBehindIsDeleted(t *testing.T) {
 			status: {phase: Retained, ips: [192.0.2.1], addresses: [{network: %s, interface: eth0, ips: [192.0.2.1]}]}}`,
 			v1alpha1.RetainedIPName(pod, "node-1"), pod, network)
 	}
-	// Of a network that the node does not know nothing is known.
+	// Of an unknown network, the agent knows nothing, so it keeps the object.
 	apply(t, c, ns, manifest("unknown", "unseen"))
 	apply(t, c, ns, manifest("ghost", network))
 	until(t, "the ghost to be gone", func(context.Context) bool { return retainedIP(t, c, ns, "ghost", "node-1") == nil })
 	if retainedIP(t, c, ns, "unknown", "node-1") == nil {
-		t.Error("an object of a network that was never seen was deleted")
+		t.Error("the object of an unknown network was deleted")
 	}
 	kubectl(t, c, "delete", "retip", "-n", ns, v1alpha1.RetainedIPName("unknown", "node-1"))
 }
@@ -368,7 +371,7 @@ func TestAnAgentRestartCausesNoNeedlessWrites(t *testing.T) {
 	since := time.Now()
 	must.Do(t, n.Agent.Start(testContext(t)))
 	until(t, "the agent to follow the API server", func(context.Context) bool { return apiSays(t, n) == "ok" })
-	// A later change is written after whatever it had to say about the others.
+	// A later change is written after any other.
 	scale(t, c, ns, "web", 0)
 	shows(t, c, ns, "web-0", "node-1", "retained", retained)
 	change := "patch retainedips  " + v1alpha1.RetainedIPName("web-0", "node-1")
@@ -382,7 +385,7 @@ func TestAnAgentRestartCausesNoNeedlessWrites(t *testing.T) {
 	}
 }
 
-func TestAnAgentWritesTwiceForAPodThatIsMadeAgain(t *testing.T) {
+func TestAnAgentWritesTwiceForAReplacedPod(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-2", statefulSet("web", 5, map[string]string{retainIP: "10m"})))
@@ -399,19 +402,19 @@ func TestAnAgentWritesTwiceForAPodThatIsMadeAgain(t *testing.T) {
 			shows(t, c, ns, pod.Name, "node-2", "bound", boundTo(pod))
 		}
 	}
-	// At least one write each made the objects show the last pods.
+	// Each pod took at least one write.
 	var writes []string
 	until(t, "the audit log to have the last writes", func(context.Context) bool {
 		writes = agentWrites(t, c, ns, since)
 		return len(writes) >= 5*rounds
 	})
 	if len(writes) > 2*5*rounds {
-		t.Errorf("%d writes for %d pods made again: %q", len(writes), 5*rounds, writes)
+		t.Errorf("%d writes for %d replaced pods: %q", len(writes), 5*rounds, writes)
 	}
-	t.Logf("%d writes for %d pods made again", len(writes), 5*rounds)
+	t.Logf("%d writes for %d replaced pods", len(writes), 5*rounds)
 }
 
-func TestADeletedNodeObjectTakesNoPromiseWithIt(t *testing.T) {
+func TestDeletingANodeObjectLosesNoPromise(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-3", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
@@ -422,7 +425,7 @@ func TestADeletedNodeObjectTakesNoPromiseWithIt(t *testing.T) {
 	if file, there := addressFile(t, n, r); !there || !strings.HasPrefix(file, "{") {
 		t.Errorf("the address file says %q", file)
 	}
-	must.Do(t, n.Kubelet.Restart(testContext(t))) // which makes a new Node
+	must.Do(t, n.Kubelet.Restart(testContext(t))) // which registers a new Node
 	must.Do(t, c.WaitReady(testContext(t), n))
 	node, err := c.Client().CoreV1().Nodes().Get(testContext(t), "node-3", metav1.GetOptions{})
 	must.Do(t, err)
@@ -434,7 +437,7 @@ func TestADeletedNodeObjectTakesNoPromiseWithIt(t *testing.T) {
 	}
 }
 
-func TestADefinitionThatIsRemovedTakesNoPromiseWithIt(t *testing.T) {
+func TestRemovingTheDefinitionLosesNoPromise(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
@@ -459,7 +462,7 @@ func TestADefinitionThatIsRemovedTakesNoPromiseWithIt(t *testing.T) {
 	}
 }
 
-func TestObjectsCatchUpWithWhatHappenedWhileTheAPIServerWasDown(t *testing.T) {
+func TestObjectsCatchUpAfterAnAPIServerOutage(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
@@ -483,19 +486,19 @@ func TestObjectsCatchUpWithWhatHappenedWhileTheAPIServerWasDown(t *testing.T) {
 	}
 	freed(t, n, short)
 	if said := apiSays(t, n); !strings.HasPrefix(said, "degraded: ") {
-		t.Errorf("the agent says %q of the API server", said)
+		t.Errorf("the agent reports %q for the API server", said)
 	}
 	must.Do(t, c.APIServer.Start(testContext(t)))
 	back := time.Now()
 	vanishes(t, c, short)
 	t.Logf("caught up after %s", time.Since(back).Round(100*time.Millisecond))
 	shows(t, c, ns, pod.Name, "node-1", "bound", boundTo(pod))
-	until(t, "the agent to be content", func(context.Context) bool { return apiSays(t, n) == "ok" })
+	until(t, "the agent to report no trouble", func(context.Context) bool { return apiSays(t, n) == "ok" })
 }
 
-func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
+func TestRestoringAnEtcdBackupFreesNothing(t *testing.T) {
 	alone(t)
-	// Its own cluster: a kubelet does not notice that the API server went back in time.
+	// It has its own cluster because a kubelet does not notice that the API server went back in time.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	c, err := startProduct(lab.ClusterOptions{Nodes: 1}, lab.InstallOptions{
@@ -527,7 +530,7 @@ func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
 		}
 	}
 
-	must.Do(t, c.RestoreEtcd(ctx, backup)) // its versions run backwards
+	must.Do(t, c.RestoreEtcd(ctx, backup)) // resource versions go back
 	back := time.Now()
 	again := shows(t, c, ns, "later-0", "node-1", "published again", isKept(later))
 	t.Logf("published again after %s", time.Since(back).Round(100*time.Millisecond))
@@ -542,7 +545,7 @@ func TestABackupOfEtcdThatIsRestoredFreesNothing(t *testing.T) {
 			t.Errorf("the address file of %s says %q", r.Spec.PodName, file)
 		}
 	}
-	// What is asked for from now on is heard.
+	// A new release is carried out.
 	setRelease(t, c, again)
 	vanishes(t, c, again)
 	freed(t, n, later)

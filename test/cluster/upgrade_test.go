@@ -21,8 +21,8 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// traffic is pods that come and go: those of a StatefulSet that are deleted one by one and must come home, those of
-// one that is rolled again and again, and ordinary ones.
+// traffic is a stream of pods that come and go: those of a StatefulSet are deleted one by one and must come home, those
+// of another are rolled again and again, and others are ordinary.
 type traffic struct {
 	t        *testing.T
 	c        *lab.Cluster
@@ -34,7 +34,7 @@ type traffic struct {
 
 const lanes = 4
 
-// startTraffic returns once everything has begun.
+// startTraffic returns once the pods of both StatefulSets are Ready.
 func startTraffic(t *testing.T, c *lab.Cluster, ns string) *traffic {
 	t.Helper()
 	tr := &traffic{t: t, c: c, ns: ns, stopping: make(chan struct{})}
@@ -85,13 +85,13 @@ func (tr *traffic) each(f func(i int)) {
 func (tr *traffic) same(before, after map[string]*corev1.Pod) {
 	for name, was := range before {
 		if is := after[name]; (place{was.Spec.NodeName, was.Status.PodIP}) != (place{is.Spec.NodeName, is.Status.PodIP}) {
-			tr.t.Errorf("%s was on %s with %s and is on %s with %s", name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName,
-				is.Status.PodIP)
+			tr.t.Errorf("%s was on %s with %s and is on %s with %s",
+				name, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName, is.Status.PodIP)
 		}
 	}
 }
 
-// wait returns once ok, or when patience ends, which is an error.
+// wait waits until ok returns true; if that takes longer than patience, the test fails.
 func (tr *traffic) wait(what string, ok func(context.Context) bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -108,8 +108,8 @@ func (tr *traffic) wait(what string, ok func(context.Context) bool) {
 func (tr *traffic) recreate(was *corev1.Pod) (is *corev1.Pod) {
 	pods := tr.c.Client().CoreV1().Pods(tr.ns)
 	tr.wait(was.Name+" to be deleted", func(ctx context.Context) bool {
-		return pods.Delete(ctx, was.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(
-			string(was.UID))}) == nil
+		thisOne := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(was.UID))}
+		return pods.Delete(ctx, was.Name, thisOne) == nil
 	})
 	tr.wait("the successor of "+was.Name, func(ctx context.Context) bool {
 		var err error
@@ -124,11 +124,15 @@ func (tr *traffic) recreate(was *corev1.Pod) (is *corev1.Pod) {
 func (tr *traffic) ordinary(name string) {
 	pods := tr.c.Client().CoreV1().Pods(tr.ns)
 	now := int64(1)
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{
-		TerminationGracePeriodSeconds: &now,
-		Containers: []corev1.Container{{Name: "web", Image: lab.WebImage,
-			ImagePullPolicy: corev1.PullNever}},
-	}}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PodSpec{
+			TerminationGracePeriodSeconds: &now,
+			Containers: []corev1.Container{
+				{Name: "web", Image: lab.WebImage, ImagePullPolicy: corev1.PullNever},
+			},
+		},
+	}
 	tr.wait(name+" to be created", func(ctx context.Context) bool {
 		_, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 		return err == nil
@@ -152,7 +156,7 @@ func (tr *traffic) stop() {
 	tr.group.Wait()
 }
 
-// more waits until so many more pods have come.
+// more waits until n more pods have come.
 func (tr *traffic) more(n int64) {
 	tr.t.Helper()
 	to := tr.came.Load() + n
@@ -161,7 +165,7 @@ func (tr *traffic) more(n int64) {
 	})
 }
 
-// noneFailed checks that no sandbox could not be made.
+// noneFailed checks that no sandbox failed and no address was refused.
 func (tr *traffic) noneFailed() {
 	tr.t.Helper()
 	events, err := tr.c.Client().CoreV1().Events(tr.ns).List(testContext(tr.t),
@@ -169,14 +173,14 @@ func (tr *traffic) noneFailed() {
 	must.Do(tr.t, err)
 	for _, e := range events.Items {
 		switch e.Reason {
-		case "FailedCreatePodSandBox", "InvalidAnnotation", "IPNotRestored", "IPRetentionRefused", "IPNotConfigured",
-			"Failed":
+		case "FailedCreatePodSandBox", "InvalidAnnotation",
+			"IPNotRestored", "IPRetentionRefused", "IPNotConfigured", "Failed":
 			tr.t.Errorf("%s: %s: %s", e.InvolvedObject.Name, e.Reason, e.Message)
 		}
 	}
 }
 
-// plugins checks that every node has this plugin.
+// plugins waits until every node has this plugin.
 func plugins(t *testing.T, c *lab.Cluster, want string) {
 	t.Helper()
 	content, err := os.ReadFile(want)
@@ -191,8 +195,8 @@ func plugins(t *testing.T, c *lab.Cluster, want string) {
 
 const versionBefore = "v0.0.9"
 
-// chartBefore makes the chart of the version before this one. Its definitions lack what this one has added: a property
-// of RetainedIP, and a column of both.
+// chartBefore creates the chart of an earlier version, whose definitions lack a property of RetainedIP and a column of
+// both kinds.
 func chartBefore(t *testing.T) string {
 	t.Helper()
 	now, err := lab.Chart(t.Context())
@@ -224,17 +228,18 @@ func chartBefore(t *testing.T) string {
 	return dir
 }
 
-// shape is the columns of definitions and the properties of their specs.
-const shape = "jsonpath-as-json={.spec.versions[0].additionalPrinterColumns[*].name}{.spec.versions[0].schema.openAPIV3Schema.properties.spec.properties}"
+// shape selects the columns of a definition and the properties of its spec.
+const shape = "jsonpath-as-json={.spec.versions[0].additionalPrinterColumns[*].name}" +
+	"{.spec.versions[0].schema.openAPIV3Schema.properties.spec.properties}"
 
-// uids are those of the namespace's RetainedIPs.
+// uids returns the names and UIDs of the namespace's RetainedIPs.
 func uids(t *testing.T, c *lab.Cluster, ns string) string {
 	t.Helper()
 	return kubectl(t, c, "get", "retainedips", "-n", ns, "-o",
 		`jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
 }
 
-// allRun says whether so many pods of a component, and no others, run and are Ready, all of one version.
+// allRun reports whether a component has exactly n pods, all Ready and of this version.
 func allRun(ctx context.Context, c *lab.Cluster, component, version string, n int) bool {
 	pods, err := c.Client().CoreV1().Pods(lab.SystemNamespace).List(ctx,
 		metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
@@ -249,10 +254,10 @@ func allRun(ctx context.Context, c *lab.Cluster, component, version string, n in
 	return true
 }
 
-// Helm changes the definitions first, and then agents and controllers at the same time: which are through first is
-// chance. Here the controllers are held back, so that the agents are of the new version and the controllers of the
-// old one at the upgrade, and the other way round at the rollback, while pods go on coming and going.
-func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
+// Helm changes the definitions first, and then agents and controllers at the same time, in no fixed order. Here the
+// controllers are held back: at the upgrade, new agents run with old controllers, and at the rollback, old agents with
+// new controllers, while pods come and go.
+func TestPodsDoNotNoticeAnUpgradeAndItsRollback(t *testing.T) {
 	alone(t)
 	dir, remove, err := lab.TempDir("release")
 	must.Do(t, err)
@@ -264,7 +269,9 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	must.Do(t, err)
 
 	c := ownCluster(t, &lab.ClusterOptions{Product: before})
-	install := lab.InstallOptions{Chart: chartBefore(t), Values: map[string]any{"uninstall": map[string]any{"job": false}}}
+	install := lab.InstallOptions{
+		Chart: chartBefore(t), Values: map[string]any{"uninstall": map[string]any{"job": false}},
+	}
 	must.Do(t, c.Install(testContext(t), install))
 	must.Do(t, c.LoadImage(testContext(t), image))
 	plugins(t, c, before.Plugin)
@@ -277,7 +284,7 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 		definedNow += kubectl(t, c, "create", "--dry-run=client", "-f", filepath.Join(filepath.Dir(chart), file), "-o", shape)
 	}
 	if definedBefore == definedNow {
-		t.Fatal("the definitions of the version before are those of this one")
+		t.Fatal("the definitions of both versions are the same")
 	}
 	ns := namespace(t, c)
 	tr := startTraffic(t, c, ns)
@@ -316,26 +323,26 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 		rolled := tr.came.Load()
 		tr.more(20)
 		if is := defined(); is != change.defined {
-			t.Errorf("after the %s there is defined %s, want %s", change.name, is, change.defined)
+			t.Errorf("after the %s the definitions are %s, want %s", change.name, is, change.defined)
 		}
 		if !allRun(ctx, c, "controller", change.from, controllers) {
 			t.Errorf("in the middle of the %s the controllers are not all of %s", change.name, change.from)
 		}
-		apart := tr.came.Load()
+		mixed := tr.came.Load()
 		kubectl(t, c, "rollout", "resume", "deployment", "stayput-controller", "-n", lab.SystemNamespace)
 		must.Do(t, <-done)
 		until(t, "the controllers of the "+change.name, func(ctx context.Context) bool {
 			return allRun(ctx, c, "controller", change.to, controllers)
 		})
-		ended := tr.came.Load()
-		t.Logf("%s: %d pods came while the agents were replaced, %d beside controllers of another version, %d while those "+
-			"were replaced", change.name, rolled-began, apart-rolled, ended-apart)
-		if rolled == began || ended == apart {
+		finished := tr.came.Load()
+		t.Logf("%s: %d pods came while the agents were replaced, %d with controllers of the other version, "+
+			"%d while the controllers were replaced", change.name, rolled-began, mixed-rolled, finished-mixed)
+		if rolled == began || finished == mixed {
 			t.Errorf("during the %s no pod came", change.name)
 		}
 		tr.more(10)
 		if is := uids(t, c, ns); is != ids {
-			t.Errorf("after the %s there are other RetainedIPs:\n%swere\n%s", change.name, is, ids)
+			t.Errorf("after the %s the RetainedIPs are\n%swant\n%s", change.name, is, ids)
 		}
 	}
 	tr.stop()
@@ -343,7 +350,7 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	tr.noneFailed()
 	unique(t, c)
 
-	// Uninstalled without the Job, of which nobody is told, and installed again: the promises stay all the while.
+	// After an uninstallation without the Job, the agents keep all promises until stayput is installed again.
 	churned := places(t, c, ns, "churn", lanes, nil)
 	_, err = c.Uninstall(testContext(t))
 	must.Do(t, err)
@@ -360,7 +367,7 @@ func TestAnUpgradeAndItsRollbackAreNotNoticedByPods(t *testing.T) {
 	must.Do(t, c.Install(testContext(t), install))
 	promised(t, c, churned)
 	if is := uids(t, c, ns); is != ids {
-		t.Errorf("installed again there are other RetainedIPs:\n%swere\n%s", is, ids)
+		t.Errorf("after the second installation the RetainedIPs are\n%swant\n%s", is, ids)
 	}
 	deletePods(t, c, ns, "churn")
 	cameHome(t, churned, places(t, c, ns, "churn", lanes, churned))

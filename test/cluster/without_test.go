@@ -28,7 +28,7 @@ func withoutStayput(t *testing.T) *lab.Cluster {
 	})
 }
 
-func TestWithoutStayputTheVerbsSayThatItIsNotInstalled(t *testing.T) {
+func TestTheVerbsReportThatStayputIsNotInstalled(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
 	for _, args := range [][]string{{"get"}, {"why", "web-0"}, {"release", "web-0"}} {
@@ -80,14 +80,14 @@ func TestAPodRunsAgainAfterAPowerLossOfItsNode(t *testing.T) {
 	})
 	after := ready(t, c, ns, before.Name)
 	if after.UID != before.UID {
-		t.Errorf("the pod is another one: it was not away long enough to be evicted")
+		t.Errorf("the pod was replaced: its node was not away long enough for an eviction")
 	}
 	reaches(t, c, after, other)
 	reaches(t, c, other, after)
 }
 
-// As it does where kubelet runs it.
-func TestASchedulerThatEndsByItselfStartsAgain(t *testing.T) {
+// As it would if kubelet ran it.
+func TestAKilledSchedulerStartsAgain(t *testing.T) {
 	c := withoutStayput(t)
 	must.Do(t, c.Scheduler.Process().Kill())
 	ns := namespace(t, c)
@@ -95,7 +95,7 @@ func TestASchedulerThatEndsByItselfStartsAgain(t *testing.T) {
 	ready(t, c, ns, "web-0")
 }
 
-func TestTheControlPlaneCanBeAwayAndComesBackFromABackup(t *testing.T) {
+func TestTheControlPlaneComesBackFromABackup(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, nil))
@@ -106,7 +106,7 @@ func TestTheControlPlaneCanBeAwayAndComesBackFromABackup(t *testing.T) {
 
 	must.Do(t, c.APIServer.Kill())
 	if _, err := c.Client().CoreV1().Pods(ns).List(testContext(t), metav1.ListOptions{}); err == nil {
-		t.Error("the API server answers though it is dead")
+		t.Error("the API server answers after it was killed")
 	}
 	if answer, err := c.Node(pod.Spec.NodeName).Get(testContext(t), ip(t, pod)); err != nil || answer.Name != pod.Name {
 		t.Errorf("the pod does not go on without the API server: %v, %v", answer, err)
@@ -114,7 +114,7 @@ func TestTheControlPlaneCanBeAwayAndComesBackFromABackup(t *testing.T) {
 	must.Do(t, c.RestoreEtcd(testContext(t), backup, "--bump-revision=1000000000", "--mark-compacted"))
 
 	if after := ready(t, c, ns, pod.Name); after.UID != pod.UID {
-		t.Error("the pod of the backup is another one")
+		t.Error("the pod of the backup was replaced")
 	}
 	if maps := kubectl(t, c, "get", "configmaps", "-n", ns, "-o", "name"); maps != "configmap/kube-root-ca.crt\n" {
 		t.Errorf("after the backup there is %q", maps)
@@ -131,7 +131,7 @@ func TestAPodReachesTheAPIServerByItsServiceAddress(t *testing.T) {
 	must.Do(t, conn.Close())
 }
 
-// What dates from an earlier boot is told by the boot ID, by agents in containers as well.
+// Agents in containers recognise what dates from an earlier boot by the boot ID.
 func TestAContainerSeesTheBootIDOfItsNode(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
@@ -170,14 +170,14 @@ func TestATokenBoundToAPodNamesItsNode(t *testing.T) {
 	}
 }
 
-// What a kubelet sets and has no namespace would stay on the machine that the tests run on.
+// Sysctls without a namespace that a kubelet sets would stay set on the machine of the tests.
 func TestTheMachineKeepsItsSysctls(t *testing.T) {
 	c := withoutStayput(t)
 	const name = "/proc/sys/vm/overcommit_memory"
 	inside, err := c.Nodes[0].Run(testContext(t), "/usr/bin/cat", name)
 	must.Do(t, err)
 	if strings.TrimSpace(string(inside)) != "1" {
-		t.Errorf("kubelet has not set %s but left %q: this test shows nothing", name, inside)
+		t.Errorf("kubelet left %s at %q: this test shows nothing", name, inside)
 	}
 	for file, before := range sysctls {
 		after, err := os.ReadFile(file)
@@ -188,12 +188,13 @@ func TestTheMachineKeepsItsSysctls(t *testing.T) {
 	}
 }
 
-// sysctls are the values before any cluster of this process.
+// sysctls are the values before this process started any cluster.
 var sysctls = func() map[string]string {
 	values := map[string]string{}
-	for _, file := range []string{"/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/panic",
-		"/proc/sys/kernel/panic_on_oops"} {
-		value, _ := os.ReadFile(file) // "" is not what it is read as later
+	for _, file := range []string{
+		"/proc/sys/vm/overcommit_memory", "/proc/sys/kernel/panic", "/proc/sys/kernel/panic_on_oops",
+	} {
+		value, _ := os.ReadFile(file) // after an error, "" differs from any later value
 		values[file] = string(value)
 	}
 	return values
