@@ -170,7 +170,8 @@ func (w *world) call(c command) (env []string, stdin []byte) {
 	} else {
 		env = append(env, "CNI_CONTAINERID="+c.ctr, "CNI_IFNAME=eth0")
 		if c.pod.name != "" {
-			env = append(env, "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+c.pod.name+";K8S_POD_INFRA_CONTAINER_ID="+c.ctr)
+			env = append(env, "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;"+
+				"K8S_POD_NAME="+c.pod.name+";K8S_POD_INFRA_CONTAINER_ID="+c.ctr)
 		}
 	}
 	if c.verb == "ADD" || c.verb == "CHECK" || c.netns {
