@@ -21,7 +21,7 @@ import (
 // Name names a RetainedIP.
 type Name struct{ Namespace, Name string }
 
-// Event is what tests want to know of an Event.
+// Event has the fields of an Event that tests check.
 type Event struct {
 	EventTime           metav1.MicroTime
 	Reason              string
@@ -32,14 +32,14 @@ type Event struct {
 	ReportingInstance   string
 }
 
-// Reference says what an Event is about.
+// Reference is the object of an Event.
 type Reference struct {
 	APIVersion, Kind, Namespace, Name string
 	UID                               types.UID
 }
 
-// Cluster is as much of an API server as an agent sees, for what the real one cannot be made to do at a test's
-// word: to refuse, to forget, to know no Node. test/cluster has the rest.
+// Cluster is the part of an API server that an agent uses, for what a real one does not do on demand: refuse requests,
+// lose objects, have no Node. test/cluster covers the rest.
 type Cluster struct {
 	t testing.TB
 	*httptest.Server
@@ -47,18 +47,18 @@ type Cluster struct {
 	Objects map[Name]*v1alpha1.RetainedIP
 	Events  []Event
 	Version int
-	Node    types.UID // empty: there is no Node
-	// answer, if it returns a status, is what a request gets instead.
+	Node    types.UID // empty if there is no Node
+	// answer returns a status to refuse a request, or nil.
 	answer  func(*http.Request) *metav1.Status
 	Watches map[chan metav1.WatchEvent]bool
-	// The ConfigMap that says that stayput is Installed: its UID, empty where there is none, and who watches it.
+	// Installed is the UID of the installation's ConfigMap, empty if there is none; Followers watch it.
 	Installed types.UID
 	Followers map[chan metav1.WatchEvent]bool
-	Drops     func(*v1alpha1.RetainedIP) // takes out of an object what the definition does not have
+	Drops     func(*v1alpha1.RetainedIP) // removes fields that the definition lacks
 	asked     []string                   // method and path of every request
 }
 
-// StartCluster starts an API server that knows what an agent asks for.
+// StartCluster starts an API server that serves what an agent requests.
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, Objects: map[Name]*v1alpha1.RetainedIP{}, Node: "node-uid", Version: 100,
@@ -115,14 +115,14 @@ func say(w http.ResponseWriter, v any) {
 	json.NewEncoder(w).Encode(v)
 }
 
-// NotFound is the answer that there is no such object.
+// NotFound returns the status for an object that does not exist.
 func NotFound(resource, name string) *metav1.Status {
 	return &metav1.Status{
 		Code: 404, Reason: metav1.StatusReasonNotFound, Details: &metav1.StatusDetails{Kind: resource, Name: name},
 	}
 }
 
-// Forbidden is the answer that the right lacks.
+// Forbidden returns the status for a missing permission.
 func Forbidden() *metav1.Status {
 	return &metav1.Status{Code: 403, Reason: metav1.StatusReasonForbidden}
 }
@@ -172,7 +172,7 @@ func serveWatch(w http.ResponseWriter, r *http.Request, ch chan metav1.WatchEven
 	}
 }
 
-// tell is called with the lock.
+// tell notifies all watches; the caller holds the lock.
 func (c *Cluster) tell(kind string, v any) {
 	raw, err := json.Marshal(v)
 	must.Do(c.t, err)
@@ -183,7 +183,7 @@ func (c *Cluster) tell(kind string, v any) {
 	}
 }
 
-// EndWatches ends every watch, with an error if there is one to say.
+// EndWatches ends every watch, with an error unless s is nil.
 func (c *Cluster) EndWatches(s *metav1.Status) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -244,6 +244,7 @@ func (c *Cluster) putLocked(kind string, o *v1alpha1.RetainedIP) {
 	c.tell(kind, o)
 }
 
+// Put stores an object and notifies the watches.
 func (c *Cluster) Put(o *v1alpha1.RetainedIP) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -274,6 +275,7 @@ func (c *Cluster) delete(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// RemoveLocked deletes an object and notifies the watches; the caller holds Mu.
 func (c *Cluster) RemoveLocked(key Name) {
 	c.Version++
 	o := c.Objects[key]
@@ -292,7 +294,7 @@ func (c *Cluster) getNode(w http.ResponseWriter, _ *http.Request) {
 	say(w, metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: c.Node}})
 }
 
-// Object returns the RetainedIP of a pod as it is now; nil: there is none.
+// Object returns the current RetainedIP of a pod, or nil if there is none.
 func (c *Cluster) Object(pod string) *v1alpha1.RetainedIP {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -302,6 +304,7 @@ func (c *Cluster) Object(pod string) *v1alpha1.RetainedIP {
 	return nil
 }
 
+// Count returns the number of requests so far whose method and path begin with what.
 func (c *Cluster) Count(what string) (n int) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -313,6 +316,7 @@ func (c *Cluster) Count(what string) (n int) {
 	return n
 }
 
+// Answers has f answer requests: if it returns a status, the request is refused with it.
 func (c *Cluster) Answers(f func(*http.Request) *metav1.Status) {
 	c.Mu.Lock()
 	c.answer = f
@@ -348,9 +352,10 @@ func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
 	say(w, l)
 }
 
-// Install makes the installation's object, and Uninstall deletes it.
+// Install creates the installation's ConfigMap.
 func (c *Cluster) Install(uid types.UID) { c.setInstalled("ADDED", uid, uid) }
 
+// Uninstall deletes the installation's ConfigMap, once an agent watches it.
 func (c *Cluster) Uninstall() {
 	must.Eventually(c.t, "the agent follows the installation", func() bool {
 		c.Mu.Lock()

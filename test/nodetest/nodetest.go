@@ -1,5 +1,5 @@
-// Package nodetest is what the tests of pkg/node and of the packages below it share: network namespaces to work in,
-// a clock that a test moves, and a container runtime that a test makes list, change and fail.
+// Package nodetest has the fixtures of the tests of pkg/node and its subpackages: network namespaces, a clock that
+// tests move, an API server, and a container runtime whose answers tests control.
 package nodetest
 
 import (
@@ -24,15 +24,15 @@ import (
 // inside tells the test binary that it runs in its own namespaces.
 const inside = "STAYPUT_TEST_INSIDE"
 
-// Main runs the tests in namespaces of their own for processes, mounts and network: the agent looks at every process
-// of the machine, refuses to judge where it may not, and changes the machine's neighbours.
+// Main runs the tests in process, mount and network namespaces of their own: the agent inspects every process of the
+// machine, refuses to act if it may not, and changes the machine's neighbour tables.
 func Main(m *testing.M) {
 	if os.Getenv(inside) != "" {
 		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
 			fmt.Fprintln(os.Stderr, "mounting /proc:", err)
 			os.Exit(1)
 		}
-		if err := loopbackUp(); err != nil { // the tests' API server listens there
+		if err := loopbackUp(); err != nil { // for the tests' API server
 			fmt.Fprintln(os.Stderr, "loopback:", err)
 			os.Exit(1)
 		}
@@ -58,7 +58,7 @@ func loopbackUp() error {
 	return netlink.LinkSetUp(lo)
 }
 
-// Netns makes a network namespace, mounted under a name in dir as a runtime does it.
+// Netns creates a network namespace and mounts it in dir, as a runtime does.
 func Netns(t testing.TB, dir, name string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -73,7 +73,7 @@ func Netns(t testing.TB, dir, name string) string {
 	return path
 }
 
-// onThread runs f on a thread that ends afterwards.
+// onThread runs f on a thread of its own.
 func onThread(f func() error) error {
 	done := make(chan error)
 	go func() {
@@ -97,14 +97,14 @@ func In(t testing.TB, path string, f func() error) {
 	}))
 }
 
-// Unmount ends a namespace that no process is in.
+// Unmount removes a namespace without processes.
 func Unmount(t testing.TB, path string) {
 	t.Helper()
 	must.Do(t, unix.Unmount(path, unix.MNT_DETACH))
 	must.Do(t, os.Remove(path))
 }
 
-// Configure gives a namespace addresses, as the main plugin does.
+// Configure adds addresses to a namespace, as the main plugin does.
 func Configure(t testing.TB, netns string, addrs ...netip.Addr) {
 	t.Helper()
 	In(t, netns, func() error {
@@ -121,7 +121,7 @@ func Configure(t testing.TB, netns string, addrs ...netip.Addr) {
 	})
 }
 
-// Process runs a process in a namespace until the returned function ends it.
+// Process starts a process in a namespace; kill ends it.
 func Process(t testing.TB, netns string) (kill func()) {
 	t.Helper()
 	cmd := exec.Command("sleep", "1000")
@@ -137,7 +137,7 @@ type Clock struct {
 	now ledger.Instant
 }
 
-// NewClock returns a clock in the first boot of a machine.
+// NewClock returns a clock in a machine's first boot.
 func NewClock() *Clock {
 	return &Clock{
 		now: ledger.Instant{Wall: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Boot: time.Hour, BootID: "boot-1"},
@@ -151,20 +151,20 @@ func (c *Clock) Now() (ledger.Instant, error) {
 	return c.now, nil
 }
 
-// Wall is the time for people.
+// Wall returns the wall clock's time.
 func (c *Clock) Wall() time.Time {
 	now, _ := c.Now()
 	return now.Wall
 }
 
-// Pass moves the clock.
+// Pass moves the clock forward.
 func (c *Clock) Pass(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now.Wall, c.now.Boot = c.now.Wall.Add(d), c.now.Boot+d
 }
 
-// SetWall moves the wall clock alone, as people do.
+// SetWall sets the wall clock alone, as an administrator does.
 func (c *Clock) SetWall(to time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

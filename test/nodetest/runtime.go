@@ -16,18 +16,18 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// ErrRuntime is for Runtime.Fail.
+// ErrRuntime is an error for Runtime.Fail.
 var ErrRuntime = errors.New("the runtime is upset")
 
-// Runtime is the part of CRI that the agent calls. The real one cannot be made to list what a test needs, to change
-// that between two calls or to fail.
+// Runtime is the part of CRI that the agent calls. A real one cannot be made to list what a test needs, to change it
+// between two calls, or to fail.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	mu        sync.Mutex
 	sandboxes []*runtimeapi.PodSandbox
 	netns     map[string]string
 	ips       map[string][]string // of a sandbox
-	config    string              // as containerd says it; empty: it is another runtime
+	config    string              // as containerd reports it; empty for another runtime
 	err       error
 	says      func(id string, verbose bool) error
 }
@@ -104,43 +104,43 @@ func (r *Runtime) Run(id string, pod ledger.Pod, annotations map[string]string, 
 	})
 }
 
-// Forget makes the runtime list a sandbox no more.
+// Forget removes a sandbox from the runtime's list.
 func (r *Runtime) Forget(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sandboxes = slices.DeleteFunc(r.sandboxes, func(s *runtimeapi.PodSandbox) bool { return s.Id == id })
 }
 
-// Fail makes every call fail, until it is called with nil.
+// Fail makes every call fail with err, until Fail(nil).
 func (r *Runtime) Fail(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.err = err
 }
 
-// SetAddrs says which addresses the runtime reports of a sandbox.
+// SetAddrs sets the addresses that the runtime reports for a sandbox.
 func (r *Runtime) SetAddrs(id string, ips ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ips[id] = ips
 }
 
-// SetNetns says where the runtime reports the namespace of a sandbox.
+// SetNetns sets the netns path that the runtime reports for a sandbox.
 func (r *Runtime) SetNetns(id, path string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.netns[id] = path
 }
 
-// SetConfig has the runtime report its configuration as containerd does.
+// SetConfig makes the runtime report a configuration as containerd does.
 func (r *Runtime) SetConfig(config string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.config = config
 }
 
-// BeforeStatus has f called for the status of a sandbox, whose error the runtime answers; verbose is asked for its
-// namespaces.
+// BeforeStatus calls f before each status of a sandbox, which fails with f's error. Requests for its namespaces are
+// verbose.
 func (r *Runtime) BeforeStatus(f func(id string, verbose bool) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
