@@ -19,7 +19,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// attach calls CNI as nerdctl, podman or cnitool does: nothing says that there is a pod.
+// attach calls CNI as nerdctl, podman or cnitool do, without a pod.
 func attach(t *testing.T, n *lab.Node, verb, plugin, id, netNS string) {
 	t.Helper()
 	_, err := n.CNI(testContext(t), lab.CNICall{
@@ -28,7 +28,7 @@ func attach(t *testing.T, n *lab.Node, verb, plugin, id, netNS string) {
 	must.Do(t, err)
 }
 
-// owned returns the address of a container by the files of the network.
+// owned returns the address of a container, as the network's files have it.
 func owned(t *testing.T, n *lab.Node, id string) netip.Addr {
 	t.Helper()
 	files, err := os.ReadDir(n.Path("/var/lib/cni/networks/pods"))
@@ -42,7 +42,7 @@ func owned(t *testing.T, n *lab.Node, id string) netip.Addr {
 	return netip.Addr{}
 }
 
-func TestOnlyWhatLeakedIsReclaimed(t *testing.T) {
+func TestOnlyLeakedAddressesAreReclaimed(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	startAgent(t, n, "--grace-period=1s", "--reconcile-interval=500ms")
@@ -50,7 +50,7 @@ func TestOnlyWhatLeakedIsReclaimed(t *testing.T) {
 	stopped := runPod(t, n, web(1))
 	deletePod(t, n, stopped)
 
-	// A container of nerdctl, whose namespace is its process's.
+	// A container of nerdctl with its process's netns.
 	p, err := n.Start("nerdctl", nil, "/usr/bin/unshare", "--net", "/bin/sleep", "1000")
 	must.Do(t, err)
 	var pid int
@@ -70,12 +70,12 @@ func TestOnlyWhatLeakedIsReclaimed(t *testing.T) {
 	must.Do(t, err)
 	attach(t, n, "ADD", "bridge", "nerdctl", fmt.Sprintf("/proc/%d/ns/net", pid))
 
-	// One of cnitool, whose namespace has a name and no process.
+	// One of cnitool with a named netns without a process.
 	named, err := n.NewNetNS(testContext(t), "cnitool")
 	must.Do(t, err)
 	attach(t, n, "ADD", "bridge", "cnitool", named)
 
-	// And three that leaked: their namespaces are gone and nobody calls DEL.
+	// Three leaked ones: their netns is gone, and no DEL comes.
 	leak := func(id, plugin, args string, annotations map[string]string) netip.Addr {
 		netNS, err := n.NewNetNS(testContext(t), id)
 		must.Do(t, err)
@@ -95,10 +95,10 @@ func TestOnlyWhatLeakedIsReclaimed(t *testing.T) {
 		return state(t, n, orphan) == free && state(t, n, ordinary) == free && state(t, n, promised) == retained
 	})
 	untilMetric(t, n, `stayput_addresses_reclaimed_total{network="pods"}`, "3")
-	// By now the others have been suspects for longer, and were looked at once more at least.
-	looked := metric(t, n, "stayput_agent_reconcile_duration_seconds_count")
+	// By now the others have been suspects for longer, and were checked at least once more.
+	reconciled := metric(t, n, "stayput_agent_reconcile_duration_seconds_count")
 	must.Within(t, patience, "another reconciliation", func() bool {
-		return metric(t, n, "stayput_agent_reconcile_duration_seconds_count") != looked
+		return metric(t, n, "stayput_agent_reconcile_duration_seconds_count") != reconciled
 	})
 	owned(t, n, "nerdctl")
 	owned(t, n, "cnitool")
@@ -117,13 +117,13 @@ func TestOnlyWhatLeakedIsReclaimed(t *testing.T) {
 	attach(t, n, "DEL", "bridge", "nerdctl", fmt.Sprintf("/proc/%d/ns/net", pid))
 }
 
-// A peer that knows the old pod's link-layer address would use it for half a minute. Here it would for an hour:
-// only the agent's announcement can make it forget.
+// Peers would use the old pod's link-layer address for half a minute, and here for an hour: only the agent's
+// announcement can correct them.
 func TestPeersReachARestoredPodAtOnce(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t, network("10.88.0.0/24", "fd00:88::/64"))
 	startAgent(t, n)
-	peer := runPod(t, n, other(1)) // it keeps the bridge's carrier as well
+	peer := runPod(t, n, other(1)) // it also keeps the bridge's carrier
 	pod := runPod(t, n, web(0))
 	const long = `for f in /proc/sys/net/ipv[46]/neigh/*/base_reachable_time_ms; do echo 3600000 >$f; done`
 	_, err := n.Run(testContext(t), "/bin/sh", "-c", long)
@@ -159,7 +159,7 @@ func TestPeersReachARestoredPodAtOnce(t *testing.T) {
 	}
 }
 
-// mac is the link-layer address of a pod.
+// mac returns the link-layer address of a pod.
 func mac(t *testing.T, n *lab.Node, p lab.Pod) string {
 	t.Helper()
 	ns, err := netns.GetFromPath(n.Path(p.NetNS))
@@ -209,7 +209,7 @@ func TestRestoresAreInTheMetrics(t *testing.T) {
 func TestTheAgentReconnectsAfterARestartOfContainerd(t *testing.T) {
 	t.Parallel()
 	w := network("10.88.0.0/24")
-	w.Annotations = false // what the agent misses is lost
+	w.Annotations = false // so that only the agent sees annotations
 	n := startStayput(t, w)
 	startAgent(t, n)
 	runPod(t, n, other(1))
@@ -226,8 +226,8 @@ func TestTheAgentReconnectsAfterARestartOfContainerd(t *testing.T) {
 	}
 }
 
-// A pod that started while the agent was away is caught up with by Synchronize.
-func TestAPodThatStartedWithoutTheAgentIsRetainedOnceItIsBack(t *testing.T) {
+// By Synchronize, the agent learns of pods that started without it.
+func TestTheAgentMarksAPodThatStartedWithoutIt(t *testing.T) {
 	t.Parallel()
 	w := network("10.88.0.0/24")
 	w.Annotations = false
@@ -243,7 +243,7 @@ func TestAPodThatStartedWithoutTheAgentIsRetainedOnceItIsBack(t *testing.T) {
 	sameIP(t, n, runPod(t, n, web(0)), pod)
 }
 
-// stateDir is stayput's own folder of the one network.
+// stateDir returns stayput's own directory of the only network.
 func stateDir(t *testing.T, n *lab.Node) string {
 	t.Helper()
 	const dir = "/var/lib/stayput"
@@ -254,11 +254,11 @@ func stateDir(t *testing.T, n *lab.Node) string {
 			return path.Join(dir, e.Name())
 		}
 	}
-	t.Fatalf("no folder of the network in %s", dir)
+	t.Fatalf("no directory of the network in %s", dir)
 	return ""
 }
 
-func TestARetainedAddressExpiresAtItsTime(t *testing.T) {
+func TestARetainedAddressExpiresOnTime(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	startAgent(t, n)
@@ -271,15 +271,15 @@ func TestARetainedAddressExpiresAtItsTime(t *testing.T) {
 	wantState(t, n, pod.IP(), free)
 	wantState(t, n, long.IP(), retained)
 	sameIP(t, n, runPod(t, n, web(1)), long)
-	// The time begins anew with every stop.
+	// Every stop restarts the retention.
 	pod = runPod(t, n, short)
 	deletePod(t, n, pod)
 	wantState(t, n, pod.IP(), retained)
 	must.Within(t, patience, "the address to expire again", func() bool { return state(t, n, pod.IP()) == free })
 }
 
-// What is due when the agent starts was due without it.
-func TestAnAddressThatExpiredWithoutTheAgentIsFreedWhenItIsBack(t *testing.T) {
+// The agent frees on its start what expired before.
+func TestAnAddressThatExpiredWithoutTheAgentIsFreedOnItsStart(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	spec := web(0)
@@ -287,7 +287,7 @@ func TestAnAddressThatExpiredWithoutTheAgentIsFreedWhenItIsBack(t *testing.T) {
 	pod := runPod(t, n, spec)
 	deletePod(t, n, pod)
 	time.Sleep(200 * time.Millisecond)
-	wantState(t, n, pod.IP(), retained) // nobody needs it
+	wantState(t, n, pod.IP(), retained) // it is freed on demand only
 	startAgent(t, n)
 	must.Within(t, patience, "the address to expire", func() bool { return state(t, n, pod.IP()) == free })
 }

@@ -28,22 +28,22 @@ const (
 	subnetFile  = "/run/flannel/subnet.env"
 )
 
-// A cni is a node's network as its owner configures it.
+// A cni is a node's network as its administrator configures it.
 type cni struct {
 	conflist string
 	subnets  string // flannel's file, which its daemon writes at every boot
-	binary   string // besides the stock ones
-	dataDir  string // of host-local, where it is another one
-	near     bool   // the node itself reaches the pods
+	binary   string // a plugin besides the stock ones
+	dataDir  string // host-local's, unless the default
+	near     bool   // whether the node itself reaches the pods
 }
 
-// cnis are the networks that stayput keeps addresses in, made of their real plugins.
+// cnis returns the supported networks, with their real plugins.
 func cnis(t *testing.T) map[string]cni {
 	t.Helper()
 	flannel, err := lab.BuildFlannel(testContext(t))
 	must.Do(t, err)
-	const ipam = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/28"}]], "routes": [{"dst": ` +
-		`"0.0.0.0/0"}]}`
+	const ipam = `"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/28"}]], ` +
+		`"routes": [{"dst": "0.0.0.0/0"}]}`
 	const portmap = `{"type": "portmap", "capabilities": {"portMappings": true}}`
 	list := func(version, plugin string) string {
 		return fmt.Sprintf(`{"cniVersion": %q, "name": "pods", "plugins": [%s, %s]}`, version, plugin, portmap)
@@ -51,7 +51,7 @@ func cnis(t *testing.T) map[string]cni {
 	return map[string]cni{
 		"bridge": {conflist: list("1.0.0", `{"type": "bridge", "bridge": "cni0", "isGateway": true, `+ipam+`}`), near: true},
 		"ptp":    {conflist: list("0.3.1", `{"type": "ptp", "mtu": 1400, `+ipam+`}`), near: true},
-		"kind's ptp": { // its files are gone after a reboot, as the pods are
+		"kind's ptp": { // which loses its files in a reboot
 			conflist: list("0.3.1", `{"type": "ptp", "ipMasq": false, "mtu": 1500, `+strings.Replace(ipam, `"ranges"`,
 				`"dataDir": "/run/cni-ipam-state", "ranges"`, 1)+`}`),
 			dataDir: "/run/cni-ipam-state", near: true,
@@ -65,8 +65,8 @@ func cnis(t *testing.T) map[string]cni {
 	}
 }
 
-// start starts a node with this network on stock host-local, as it is before stayput comes to it. Whoever uses
-// host-local for an ADD is written down.
+// start starts a node with this network on stock host-local, as before an installation of stayput. Every ADD by
+// host-local is recorded.
 func (c cni) start(t *testing.T) *lab.Node {
 	t.Helper()
 	o := lab.NodeOptions{Networks: []lab.Network{}}
@@ -77,8 +77,9 @@ func (c cni) start(t *testing.T) *lab.Node {
 	must.Do(t, n.Install(product.Agent, agentPath))
 	must.Do(t, n.Install(product.Plugin, pluginPath))
 	t.Cleanup(func() { holds(t, n) })
-	const recorder = "#!/bin/sh\n[ \"$CNI_COMMAND\" = ADD ] && echo $CNI_CONTAINERID >>/var/log/host-local\nexec " +
-		"/opt/lab/cni/host-local\n"
+	const recorder = "#!/bin/sh\n" +
+		"[ \"$CNI_COMMAND\" = ADD ] && echo $CNI_CONTAINERID >>/var/log/host-local\n" +
+		"exec /opt/lab/cni/host-local\n"
 	must.Do(t, n.WriteFile("/opt/stayput/host-local", []byte(recorder)))
 	must.Do(t, n.Install(n.Path("/opt/stayput/host-local"), "/opt/cni/bin/host-local"))
 	if c.subnets != "" {
@@ -89,7 +90,7 @@ func (c cni) start(t *testing.T) *lab.Node {
 	return n
 }
 
-// byHostLocal are the sandboxes that got their addresses from host-local.
+// byHostLocal returns the sandboxes with addresses from host-local.
 func byHostLocal(t *testing.T, n *lab.Node) []string {
 	t.Helper()
 	data, err := os.ReadFile(n.Path("/var/log/host-local"))
@@ -99,7 +100,7 @@ func byHostLocal(t *testing.T, n *lab.Node) []string {
 	return strings.Fields(string(data))
 }
 
-// startKeeper starts an agent that installs, and waits until the runtime uses what it installed.
+// startKeeper starts an agent that keeps the CNI configuration, and waits until the runtime uses it.
 func startKeeper(t *testing.T, n *lab.Node, args ...string) *lab.Process {
 	t.Helper()
 	p := startAgent(t, n, append([]string{"--install-cni", "--plugin-binary=" + pluginPath}, args...)...)
@@ -120,7 +121,7 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			n := c.start(t)
 			pod, running, ordinary := runPod(t, n, web(0)), runPod(t, n, web(1)), runPod(t, n, other(1))
 			if got := byHostLocal(t, n); len(got) != 3 {
-				t.Fatalf("host-local gave addresses to %v before stayput came", got)
+				t.Fatalf("host-local gave addresses to %v before stayput was installed", got)
 			}
 			wantState := func(ip netip.Addr, want string) {
 				t.Helper()
@@ -129,7 +130,7 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 				}
 			}
 			agent := startKeeper(t, n)
-			must.Within(t, patience, "it to have adopted them", func() bool {
+			must.Within(t, patience, "the agent to adopt them", func() bool {
 				marks, err := filepath.Glob(n.Path("/var/lib/stayput/pods-*/marks/*"))
 				must.Do(t, err)
 				return len(marks) == 2
@@ -148,7 +149,7 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 				answers(t, n, running)
 			}
 
-			// The annotations come by the configuration as well: nobody else knows them now.
+			// Without the agent, the annotations come from the configuration alone.
 			must.Do(t, agent.Kill())
 			late := runPod(t, n, web(2))
 			deletePod(t, n, late)
@@ -158,7 +159,7 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 				t.Errorf("host-local gave addresses to %v, of which only three are from before", got)
 			}
 
-			// And back. What flannel remembers of its containers must not lead to a plugin that is gone.
+			// After the uninstallation, flannel's cached configurations must not refer to a removed plugin.
 			_, err := n.Run(testContext(t), agentPath, "uninstall")
 			must.Do(t, err)
 			must.Do(t, n.WaitCNI(testContext(t)))
@@ -179,7 +180,7 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 	}
 }
 
-func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
+func TestASourceChangeReachesTheNextPod(t *testing.T) {
 	t.Parallel()
 	n := cnis(t)["ptp"].start(t)
 	startKeeper(t, n)
@@ -187,14 +188,14 @@ func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
 	source, err := os.ReadFile(n.Path(sourceFile))
 	must.Do(t, err)
 
-	// Half of it, as a program that does not rename writes it: nothing changes, and pods start.
+	// Half of it, as a program leaves it that does not rename: nothing changes, and pods start.
 	own, err := os.ReadFile(n.Path(ownConflist))
 	must.Do(t, err)
 	must.Do(t, os.WriteFile(n.Path(sourceFile), source[:len(source)/2], 0o644))
 	untilCNI(t, n, cniconf.StateBroken)
 	runPod(t, n, other(0))
 	if now, err := os.ReadFile(n.Path(ownConflist)); err != nil || string(now) != string(own) {
-		t.Errorf("%v; it is now\n%s", err, now)
+		t.Errorf("the agent's file is now (%v)\n%s", err, now)
 	}
 
 	moved := strings.ReplaceAll(string(source), "10.88.0.0/28", "10.88.0.64/28")
@@ -211,7 +212,7 @@ func TestAChangeOfTheSourceReachesTheNextPod(t *testing.T) {
 	}
 }
 
-func TestAnAgentThatIsToldOtherDirectoriesThanTheRuntimeWritesNothing(t *testing.T) {
+func TestAnAgentWithOtherDirectoriesThanTheRuntimeWritesNothing(t *testing.T) {
 	t.Parallel()
 	n := cnis(t)["bridge"].start(t)
 	install := []string{"--install-cni", "--plugin-binary=" + pluginPath}
@@ -240,8 +241,8 @@ func TestAnAgentThatIsToldOtherDirectoriesThanTheRuntimeWritesNothing(t *testing
 	runPod(t, n, other(0))
 }
 
-// With two networks a pod each file is one: the agent's would be the second, or third.
-func TestPodsWithSeveralNetworksGetNoneMore(t *testing.T) {
+// If the runtime attaches pods to several networks, each file is one: the agent's would be an additional network.
+func TestPodsWithSeveralNetworksGetNoAdditionalOne(t *testing.T) {
 	t.Parallel()
 	two := stock("10.88.0.0/28")
 	two.Name, two.File = "second", "20-second.conflist"
@@ -259,7 +260,7 @@ func TestPodsWithSeveralNetworksGetNoneMore(t *testing.T) {
 	}
 }
 
-// installer is what a CNI's init container does at every start, a shell script with time in between.
+// installer rewrites the file slowly, as the shell script of a CNI's init container does at every start.
 func installer(t *testing.T, n *lab.Node, conflist string) {
 	t.Helper()
 	must.Do(t, os.Remove(n.Path(sourceFile)))
@@ -276,7 +277,7 @@ func installer(t *testing.T, n *lab.Node, conflist string) {
 	}
 }
 
-func TestNoPodStartsOnHostLocalWhileAnInstallerWritesItsFileAnew(t *testing.T) {
+func TestNoPodStartsOnHostLocalWhileAnInstallerRewritesItsFile(t *testing.T) {
 	for name, c := range cnis(t) {
 		if name != "bridge" && name != "flannel" {
 			continue
@@ -311,8 +312,8 @@ func TestNoPodStartsOnHostLocalWhileAnInstallerWritesItsFileAnew(t *testing.T) {
 			must.Do(t, failed)
 			untilCNI(t, n, cniconf.StateActive)
 
-			// And over a reboot: the file was removed at shutdown and comes back late; pods start at once, the agent
-			// in the middle of it.
+			// Over a reboot: the file was removed at shutdown and comes back late; pods start at once, and the agent
+			// starts in between.
 			must.Do(t, n.PowerLoss())
 			must.Do(t, os.Remove(n.Path(sourceFile)))
 			must.Do(t, n.Boot(testContext(t)))

@@ -22,9 +22,9 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// The tests of this file are about the lab itself, on stock host-local: what the other tests rely on.
+// The tests in this file cover the lab itself on stock host-local, on which the other tests rely.
 
-func TestAPodHasAnAddressAndAnswersUnderIt(t *testing.T) {
+func TestAPodAnswersOnItsAddress(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, lab.NodeOptions{})
 	pod := runPod(t, n, lab.PodSpec{Name: "web-0"})
@@ -42,7 +42,7 @@ func TestAPodHasAnAddressAndAnswersUnderIt(t *testing.T) {
 	pods, err := n.Pods(testContext(t))
 	must.Do(t, err)
 	if len(pods) != 0 {
-		t.Errorf("after the pod was deleted there is still %v", pods)
+		t.Errorf("after the pod was deleted, %v remain", pods)
 	}
 	if _, err := os.Stat(n.Path(pod.NetNS)); !os.IsNotExist(err) {
 		t.Errorf("after the pod was deleted its network namespace is still there: %v", err)
@@ -59,7 +59,7 @@ func TestPodsReachEachOther(t *testing.T) {
 				subnets = append(subnets, "fd00:88::/64")
 			}
 			ipam := lab.RangeIPAM("host-local", subnets...)
-			ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}} // ptp needs it to reach other pods
+			ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}} // ptp needs the route to reach other pods
 			n := startNode(t, lab.NodeOptions{Networks: []lab.Network{{Type: plugin, IPAM: ipam}}})
 			a := runPod(t, n, lab.PodSpec{Name: "a"})
 			b := runPod(t, n, lab.PodSpec{Name: "b"})
@@ -73,7 +73,7 @@ func TestPodsReachEachOther(t *testing.T) {
 					t.Errorf("%s answers as %q, want b", ip, answer.Name)
 				}
 			}
-			if plugin != "macvlan" { // whose pods do not talk with their own node
+			if plugin != "macvlan" { // whose pods cannot reach their own node
 				answers(t, n, b)
 			}
 		})
@@ -94,7 +94,7 @@ func TestAPodOnTwoNetworksHasTwoInterfaces(t *testing.T) {
 	}
 }
 
-func TestASmallRangeRunsFull(t *testing.T) {
+func TestASmallRangeFillsUp(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, lab.NodeOptions{Networks: []lab.Network{{IPAM: lab.RangeIPAM("host-local", "10.88.0.0/30")}}})
 	runPod(t, n, lab.PodSpec{Name: "a"})
@@ -111,7 +111,7 @@ func TestNetworksChangeUnderARunningContainerd(t *testing.T) {
 	wantIP(t, runPod(t, n, lab.PodSpec{Name: "web-0"}).IP(), "10.9.0.2")
 }
 
-func TestAnIPAMPluginIsGivenThePodsAnnotations(t *testing.T) {
+func TestAnIPAMPluginReceivesThePodsAnnotations(t *testing.T) {
 	t.Parallel()
 	const script = `#!/bin/sh
 cat >/var/log/$CNI_COMMAND
@@ -132,7 +132,7 @@ echo '{"cniVersion":"1.0.0","ips":[{"address":"10.88.0.9/24"}]}'
 		}
 		must.Do(t, json.Unmarshal(data, &conf))
 		if conf.RuntimeConfig[lab.AnnotationsCapability]["color"] != "red" {
-			t.Errorf("%s is not given the annotation: %s", command, data)
+			t.Errorf("%s does not receive the annotation: %s", command, data)
 		}
 	}
 }
@@ -187,7 +187,7 @@ func TestAKilledPauseEndsThePodNotItsAddress(t *testing.T) {
 	pod := runPod(t, n, lab.PodSpec{Name: "web-0"})
 	must.Do(t, n.KillPause(testContext(t), pod))
 	if _, err := os.Stat(n.Path("/var/lib/cni/networks/pods/" + pod.IP().String())); err != nil {
-		t.Errorf("nobody called DEL yet, but %v", err)
+		t.Errorf("the address is gone before any DEL: %v", err)
 	}
 	must.Do(t, n.DeletePod(testContext(t), pod.ID))
 }
@@ -233,7 +233,7 @@ func TestPowerLossKeepsTheDiskAndNothingElse(t *testing.T) {
 
 	must.Do(t, n.PowerLoss())
 	if agent.Wait() == nil {
-		t.Error("a process outlived the power")
+		t.Error("a process outlived the power loss")
 	}
 	must.Do(t, n.Boot(testContext(t)))
 	if after := bootID(); after == before || len(after) != len(before) {
@@ -304,7 +304,7 @@ func TestClosingANodeLeavesNothing(t *testing.T) {
 	runPod(t, n, lab.PodSpec{Name: "web-0"})
 	pid := n.Pid()
 	if len(leftovers("closed")) == 0 {
-		t.Fatal("looking for leftovers in the wrong place")
+		t.Fatal("the test is wrong: leftovers finds nothing of a running node")
 	}
 	must.Do(t, n.Close())
 	must.Do(t, n.Close())
@@ -326,7 +326,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// leftovers are the folders and cgroups of nodes with that name.
+// leftovers returns the directories and cgroups of nodes with this name.
 func leftovers(name string) []string {
 	var found []string
 	for _, dir := range []string{os.TempDir(), "/sys/fs/cgroup", "/sys/fs/cgroup/*"} {
@@ -338,8 +338,7 @@ func leftovers(name string) []string {
 
 const ownerEnv = "STAYPUT_TEST_OWNER"
 
-// ownNode is the main function of a process that starts a node with a pod, prints the pid of the node and
-// then ends as it is told.
+// ownNode is the main function of a process that starts a node with a pod, prints the node's pid, and ends as how says.
 func ownNode(how string) int {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -386,8 +385,8 @@ func TestANodeDoesNotOutliveItsOwner(t *testing.T) {
 			if status, ok := owner.ProcessState.Sys().(syscall.WaitStatus); sig != 0 && (!ok || status.Signal() != sig) {
 				t.Errorf("the owner ended with %v, want signal %v", err, sig)
 			}
-			// When its pid 1 has left its namespaces, all is dead. The zombies stay for as long as their new
-			// parent, the machine's pid 1, takes to collect them.
+			// Once the node's pid 1 has left its namespaces, all its processes are dead. Zombies remain until their
+			// new parent, the machine's pid 1, collects them.
 			ctx := testContext(t)
 			for exists(fmt.Sprintf("/proc/%d/ns/net", node)) {
 				time.Sleep(time.Millisecond)

@@ -2,18 +2,18 @@
 //
 //	lab_test.go      the lab itself, on stock host-local
 //	same_test.go     a pod comes back with its address, whatever happened in between
-//	never_test.go    what must not happen to anybody's address
+//	never_test.go    what must never happen to an address
 //	swap_test.go     from host-local to stayput and back, under running pods
 //	cniconf_test.go  the agent installs the plugin and keeps the CNI configuration
-//	agent_test.go    what the agent does by itself: leaks, expiry, peers, metrics
+//	agent_test.go    the agent's own work: leaks, expiry, peers, metrics
 //
-// Every test has a node of its own, which starts within a second. At the end of a test the ledger's invariants
-// are checked in the node. Tests wait for conditions and assert no times.
+// Every test has a node of its own, which starts within a second. At the end of a test, the invariants of the node's
+// ledger are checked. Tests wait for conditions and assert no times.
 //
 // # To add a test
 //
-// Start a node with startStayput, run pods with runPod, end them with deletePod, and say with sameIP or state
-// what must have become of an address. Name it after the behaviour.
+// Start a node with startStayput, run pods with runPod, end them with deletePod, and check an address with sameIP or
+// wantState. Name the test after the behaviour.
 package node
 
 import (
@@ -37,7 +37,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// product is what is tested.
+// product is the product under test.
 var product lab.Product
 
 func TestMain(m *testing.M) {
@@ -64,7 +64,7 @@ func run(m *testing.M) int {
 	explicit := false
 	flag.Visit(func(f *flag.Flag) { explicit = explicit || f.Name == "test.parallel" })
 	if !explicit {
-		// Much of a test is waiting: for a grace period, a predecessor, a boot.
+		// Tests mostly wait: for a grace period, a predecessor, a boot.
 		if err := flag.Set("test.parallel", "4"); err != nil {
 			fmt.Fprintln(os.Stderr, "test/node:", err)
 			return 1
@@ -73,7 +73,7 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// patience bounds a test that hangs; it is no measure of anything.
+// patience bounds a test that hangs; it asserts nothing.
 const patience = 2 * time.Minute
 
 func testContext(t *testing.T) context.Context {
@@ -83,7 +83,7 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// startNode starts a node for one test, which prints its logs if the test fails.
+// startNode starts a node for one test. If the test fails, it prints the node's logs.
 func startNode(t *testing.T, o lab.NodeOptions) *lab.Node {
 	t.Helper()
 	n, err := lab.StartNode(testContext(t), o)
@@ -94,14 +94,14 @@ func startNode(t *testing.T, o lab.NodeOptions) *lab.Node {
 	return n
 }
 
-// network is a network of stayput that hands it the annotations of pods.
+// network returns a network whose IPAM is stayput, with the annotations of pods.
 func network(subnets ...string) lab.Network {
 	return lab.Network{IPAM: lab.RangeIPAM("stayput", subnets...), Annotations: true}
 }
 
 const agentPath = "/opt/stayput/stayput-agent"
 
-// startStayput starts a node with stayput installed; no agent runs. Without networks it is one, 10.88.0.0/24.
+// startStayput starts a node with stayput installed but no agent. The default network is 10.88.0.0/24.
 func startStayput(t *testing.T, networks ...lab.Network) *lab.Node {
 	t.Helper()
 	if networks == nil {
@@ -128,15 +128,15 @@ func holds(t *testing.T, n *lab.Node) {
 	must.Do(t, err)
 	const inside = "/opt/stayput/check"
 	must.Do(t, n.Install(exe, inside))
-	ctx, cancel := context.WithTimeout(context.Background(), patience) // the test's own is over
+	ctx, cancel := context.WithTimeout(context.Background(), patience) // the test's own has ended
 	defer cancel()
 	if _, err := n.RunInput(ctx, []string{checkEnv + "=1"}, nil, inside); err != nil {
 		t.Errorf("the ledger does not hold: %v", err)
 	}
 }
 
-// checkLedgers is the main function of a process in a node. What a command that was killed has left is
-// completed by the next one that touches it, so a List comes first.
+// checkLedgers is the main function of a process in a node. The next command completes what a killed one left, so it
+// calls List first.
 func checkLedgers() int {
 	ledgers, err := ledger.Networks(ledger.Options{})
 	for _, l := range ledgers {
@@ -151,7 +151,7 @@ func checkLedgers() int {
 	return 0
 }
 
-// startAgent starts the agent and waits until it is connected to NRI and CRI. What it says is in the node's logs.
+// startAgent starts the agent and waits until it is connected to NRI and CRI. It logs to the node's logs.
 func startAgent(t *testing.T, n *lab.Node, args ...string) *lab.Process {
 	t.Helper()
 	p, err := n.Start("agent", nil, append([]string{agentPath, "--log-level=debug"}, args...)...)
@@ -169,7 +169,7 @@ func connected(t *testing.T, n *lab.Node) {
 	})
 }
 
-// scrape gets a page of the agent from inside the node.
+// scrape returns a page of the agent's HTTP server, requested from inside the node.
 func scrape(t *testing.T, n *lab.Node, page string) (string, error) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{
@@ -192,7 +192,7 @@ func scrape(t *testing.T, n *lab.Node, page string) (string, error) {
 	return string(body), err
 }
 
-// metric returns the value of a series, "" if there is none.
+// metric returns the value of a series, or "" if there is none.
 func metric(t *testing.T, n *lab.Node, series string) string {
 	t.Helper()
 	page, err := scrape(t, n, "/metrics")
@@ -211,7 +211,7 @@ func untilMetric(t *testing.T, n *lab.Node, series, want string) {
 	must.Within(t, patience, series+" to be "+want, func() bool { return metric(t, n, series) == want })
 }
 
-// web is the pod of most tests: it asks for its address for ten minutes.
+// web is the pod of most tests, with a retention of ten minutes.
 func web(ordinal int) lab.PodSpec {
 	return lab.PodSpec{Name: fmt.Sprintf("web-%d", ordinal), Annotations: asking("10m")}
 }
@@ -234,7 +234,7 @@ func deletePod(t *testing.T, n *lab.Node, pod lab.Pod) {
 	must.Do(t, n.DeletePod(testContext(t), pod.ID))
 }
 
-// untilPod runs a pod as kubelet does, which tries again after an error.
+// untilPod runs a pod as kubelet does, with retries.
 func untilPod(t *testing.T, n *lab.Node, spec lab.PodSpec) lab.Pod {
 	t.Helper()
 	ctx := testContext(t)
@@ -246,12 +246,12 @@ func untilPod(t *testing.T, n *lab.Node, spec lab.PodSpec) lab.Pod {
 		if ctx.Err() != nil {
 			t.Fatalf("the pod does not start: %v", err)
 		}
-		t.Logf("again, since %v", err)
+		t.Logf("retrying: %v", err)
 		time.Sleep(100 * time.Millisecond)
 	}
 }
 
-// answers fails the test unless the pod answers from the node under all its addresses.
+// answers checks that the pod answers the node on all its addresses.
 func answers(t *testing.T, n *lab.Node, pod lab.Pod) {
 	t.Helper()
 	for _, ip := range pod.IPs {
@@ -263,7 +263,7 @@ func answers(t *testing.T, n *lab.Node, pod lab.Pod) {
 	}
 }
 
-// sameIP fails the test unless a pod has all the addresses that it had before, also in its network namespace.
+// sameIP checks that a pod has all its earlier addresses, in its network namespace, too.
 func sameIP(t *testing.T, n *lab.Node, now, before lab.Pod) {
 	t.Helper()
 	if now.ID == before.ID {
@@ -281,7 +281,7 @@ func sameIP(t *testing.T, n *lab.Node, now, before lab.Pod) {
 	}
 }
 
-// distinct fails the test if two pods have the same address.
+// distinct checks that no two pods share an address.
 func distinct(t *testing.T, pods ...lab.Pod) {
 	t.Helper()
 	owner := map[netip.Addr]string{}
@@ -301,7 +301,7 @@ const (
 	retained = "retained"
 )
 
-// stateIn says whose an address of a network is, by its file.
+// stateIn returns the state of an address in a network, as its file has it.
 func stateIn(t *testing.T, n *lab.Node, network string, ip netip.Addr) string {
 	t.Helper()
 	return stateBelow(t, n, defaultDataDir, network, ip)
@@ -310,7 +310,7 @@ func stateIn(t *testing.T, n *lab.Node, network string, ip netip.Addr) string {
 // defaultDataDir is host-local's.
 const defaultDataDir = "/var/lib/cni/networks"
 
-// stateBelow is stateIn of a network whose files are elsewhere.
+// stateBelow is stateIn for a network with another data directory.
 func stateBelow(t *testing.T, n *lab.Node, dataDir, network string, ip netip.Addr) string {
 	t.Helper()
 	data, err := os.ReadFile(n.Path(path.Join(dataDir, network, ip.String())))
@@ -325,7 +325,7 @@ func stateBelow(t *testing.T, n *lab.Node, dataDir, network string, ip netip.Add
 	return id
 }
 
-// state is stateIn of the network that most tests have.
+// state is stateIn for the network of most tests.
 func state(t *testing.T, n *lab.Node, ip netip.Addr) string {
 	t.Helper()
 	return stateIn(t, n, "pods", ip)

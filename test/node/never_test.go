@@ -12,13 +12,13 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// kubernetesArgs are the CNI_ARGS of a pod.
+// kubernetesArgs returns the CNI_ARGS of a pod.
 func kubernetesArgs(p lab.Pod) string {
 	return fmt.Sprintf("IgnoreUnknown=1;K8S_POD_NAMESPACE=%s;K8S_POD_NAME=%s;K8S_POD_INFRA_CONTAINER_ID=%s;K8S_POD_UID=%s",
 		p.Namespace, p.Name, p.ID, p.UID)
 }
 
-// withAnnotations is what containerd hands to the main plugin of a network for a pod.
+// withAnnotations returns the configuration that containerd passes to the main plugin of a network for a pod.
 func withAnnotations(t *testing.T, w lab.Network, annotations map[string]string) []byte {
 	t.Helper()
 	var conf map[string]any
@@ -45,14 +45,14 @@ func TestLateAndRepeatedDelsDoNotTouchTheNewPod(t *testing.T) {
 		}
 		answers(t, n, pod)
 	}
-	// containerd's, for kubelet's garbage collection.
+	// From containerd, for kubelet's garbage collection.
 	must.Do(t, n.StopPod(testContext(t), old.ID))
 	untouched("a second stop")
 	must.Do(t, n.RemovePod(testContext(t), old.ID))
 	untouched("the removal")
 	must.Do(t, n.RemovePod(testContext(t), old.ID))
 	untouched("a second removal")
-	// And of any other runtime, as often as it likes.
+	// From any other runtime, repeatedly.
 	for i := range 4 {
 		_, err := n.CNI(testContext(t), lab.CNICall{
 			Plugin: "bridge", Command: "DEL", ContainerID: old.ID, Args: kubernetesArgs(old),
@@ -65,7 +65,7 @@ func TestLateAndRepeatedDelsDoNotTouchTheNewPod(t *testing.T) {
 	wantState(t, n, pod.IP(), retained)
 }
 
-func TestAForceDeletedPodsReplacementGetsTheAddressOnceTheOldOneIsGone(t *testing.T) {
+func TestTheReplacementOfAForceDeletedPodGetsItsAddress(t *testing.T) {
 	t.Parallel()
 	w := network("10.88.0.0/24")
 	n := startStayput(t, w)
@@ -77,7 +77,7 @@ func TestAForceDeletedPodsReplacementGetsTheAddressOnceTheOldOneIsGone(t *testin
 		!strings.Contains(err.Error(), old.ID) {
 		t.Errorf("a replacement beside the old pod: %v, error %v", p.IPs, err)
 	}
-	// CRI's error is text; what containerd was told has the code for "try again later".
+	// CRI's error is mere text; the plugin's has the code for "try again later".
 	netNS, err := n.NewNetNS(testContext(t), "replacement")
 	must.Do(t, err)
 	out, err := n.CNI(testContext(t), lab.CNICall{
@@ -91,7 +91,7 @@ func TestAForceDeletedPodsReplacementGetsTheAddressOnceTheOldOneIsGone(t *testin
 	if err == nil || json.Unmarshal(out, &said) != nil || said.Code != 11 || !strings.Contains(said.Msg, why) {
 		t.Errorf("ADD of a replacement beside the old pod: %v, %s", err, out)
 	}
-	// What was refused leaves nothing, and the old one is as it was.
+	// The refused ADD leaves nothing behind, and the old pod is unaffected.
 	wantState(t, n, old.IP(), old.ID)
 	answers(t, n, old)
 
@@ -101,7 +101,7 @@ func TestAForceDeletedPodsReplacementGetsTheAddressOnceTheOldOneIsGone(t *testin
 	answers(t, n, pod)
 }
 
-// The replacement's sandbox was asked for before the old one was stopped.
+// The replacement's sandbox is requested before the old one is stopped.
 func TestAWaitingReplacementGetsTheAddressWithoutARetry(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
@@ -135,7 +135,7 @@ func TestAWaitingReplacementGetsTheAddressWithoutARetry(t *testing.T) {
 	answers(t, n, r.pod)
 }
 
-func TestAReplacementThatMayNotWaitKeepsItsFreshAddressFromThenOn(t *testing.T) {
+func TestAReplacementWithAllocateNewKeepsItsNewAddress(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	startAgent(t, n)
@@ -153,11 +153,11 @@ func TestAReplacementThatMayNotWaitKeepsItsFreshAddressFromThenOn(t *testing.T) 
 	sameIP(t, n, runPod(t, n, spec), fresh)
 }
 
-func TestABadAnnotationIsAClearErrorOfTheRuntimeAndLeavesNothing(t *testing.T) {
+func TestABadAnnotationIsAClearErrorAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	startAgent(t, n)
-	runPod(t, n, other(1)) // the bridge plugin cannot use a bridge on which no ADD ever succeeded
+	runPod(t, n, other(1)) // the bridge plugin cannot use a bridge without any successful ADD
 	for key, value := range map[string]string{
 		ledger.AnnotationRetainIP:           "true",
 		ledger.AnnotationReservedIPDuration: "10m",
@@ -167,7 +167,7 @@ func TestABadAnnotationIsAClearErrorOfTheRuntimeAndLeavesNothing(t *testing.T) {
 			t.Fatalf("%s: %q was accepted", key, value)
 		}
 		for _, want := range []string{"annotation " + key, fmt.Sprintf("%q", value), "is not valid", "expected"} {
-			// CRI quotes what the plugin said.
+			// CRI quotes the plugin's message.
 			if !strings.Contains(strings.ReplaceAll(err.Error(), `\"`, `"`), want) {
 				t.Errorf("the error does not say %s: %v", want, err)
 			}
@@ -178,11 +178,11 @@ func TestABadAnnotationIsAClearErrorOfTheRuntimeAndLeavesNothing(t *testing.T) {
 	pods, err := n.Pods(testContext(t))
 	must.Do(t, err)
 	if len(pods) != 2 {
-		t.Errorf("%d sandboxes are left, want those of the good pods alone", len(pods))
+		t.Errorf("%d sandboxes are left, want those of the two good pods", len(pods))
 	}
 }
 
-func TestARetainedAddressGoesToNobodyElse(t *testing.T) {
+func TestARetainedAddressGoesToNoOtherPod(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t, network("10.88.0.0/29")) // five addresses
 	startAgent(t, n)
@@ -204,9 +204,9 @@ func TestARetainedAddressGoesToNobodyElse(t *testing.T) {
 	sameIP(t, n, runPod(t, n, web(0)), pod)
 }
 
-// containerd 2.4 never calls GC, and the bridge plugin 1.9 does not hand it on. Who calls it, such as CRI-O, lists
-// what the runtime knows.
-func TestGarbageCollectionByTheRuntimesListLeavesRunningPodsAndRetainedAddresses(t *testing.T) {
+// containerd 2.4 never calls GC, and the bridge plugin 1.9 does not pass it on. Other runtimes, such as CRI-O, call it
+// with the attachments that they know.
+func TestGCLeavesRunningPodsAndRetainedAddresses(t *testing.T) {
 	t.Parallel()
 	w := network("10.88.0.0/24")
 	w.CNIVersion = "1.1.0"

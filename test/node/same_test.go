@@ -23,7 +23,7 @@ func TestAStoppedPodComesBackWithItsAddress(t *testing.T) {
 			t.Parallel()
 			w := network("10.88.0.0/24")
 			w.Type = plugin
-			w.IPAM["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}} // ptp needs it to reach other pods
+			w.IPAM["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}} // ptp needs the route to reach other pods
 			n := startStayput(t, w)
 			startAgent(t, n)
 			neighbour := runPod(t, n, other(1))
@@ -44,14 +44,14 @@ func TestAStoppedPodComesBackWithItsAddress(t *testing.T) {
 				}
 				pod = again
 			}
-			if plugin != "macvlan" { // whose pods do not talk with their own node
+			if plugin != "macvlan" { // whose pods cannot reach their own node
 				answers(t, n, pod)
 			}
 		})
 	}
 }
 
-func TestTheAnnotationOfOpenKruiseBringsAPodBackWithItsAddress(t *testing.T) {
+func TestAPodWithOpenKruisesAnnotationComesBackWithItsAddress(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	spec := lab.PodSpec{Name: "web-0", Annotations: map[string]string{ledger.AnnotationReservedIPDuration: "10"}}
@@ -61,14 +61,14 @@ func TestTheAnnotationOfOpenKruiseBringsAPodBackWithItsAddress(t *testing.T) {
 	sameIP(t, n, runPod(t, n, spec), pod)
 }
 
-func TestTheWholeRangeWalkedRoundInBetweenLeavesThePodItsAddress(t *testing.T) {
+func TestAPodComesBackWithItsAddressAfterTheRangeWrappedAround(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t, network("10.88.0.0/28"))
 	startAgent(t, n)
 	runPod(t, n, other(0))
 	pod := runPod(t, n, web(0))
 	deletePod(t, n, pod)
-	// The others take all that is free of the 13 addresses ...
+	// The others take all free addresses of the 13 ...
 	pods := []lab.Pod{pod}
 	for i := range 11 {
 		pods = append(pods, runPod(t, n, other(1+i)))
@@ -78,7 +78,7 @@ func TestTheWholeRangeWalkedRoundInBetweenLeavesThePodItsAddress(t *testing.T) {
 		!strings.Contains(err.Error(), "no IP addresses available") {
 		t.Errorf("a pod in a full range: %v, error %v", p.IPs, err)
 	}
-	// ... and once more, past the one that is retained.
+	// ... and once more, past the retained one.
 	for i := range 3 {
 		deletePod(t, n, pods[1+i])
 	}
@@ -110,7 +110,7 @@ func TestAPodWhosePauseWasKilledComesBackWithItsAddress(t *testing.T) {
 	answers(t, n, again)
 }
 
-// Of a pod from before its restart containerd sends no NRI event when it stops.
+// When a pod stops that started before containerd's restart, containerd sends no NRI event.
 func TestAPodStoppedAfterContainerdWasKilledComesBackWithItsAddress(t *testing.T) {
 	t.Parallel()
 	byMark := network("10.88.0.0/24")
@@ -131,7 +131,7 @@ func TestAPodStoppedAfterContainerdWasKilledComesBackWithItsAddress(t *testing.T
 	}
 }
 
-func TestAPodComesBackWithItsAddressWhileTheAgentIsDownForTheWholeTime(t *testing.T) {
+func TestAPodComesBackWithItsAddressWithoutAnAgent(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	pod := runPod(t, n, web(0))
@@ -139,14 +139,14 @@ func TestAPodComesBackWithItsAddressWhileTheAgentIsDownForTheWholeTime(t *testin
 	distinct(t, pod, runPod(t, n, other(1)))
 	again := runPod(t, n, web(0))
 	sameIP(t, n, again, pod)
-	// An agent that comes only now changes nothing.
+	// An agent that starts only now changes nothing.
 	startAgent(t, n)
 	deletePod(t, n, again)
 	distinct(t, pod, runPod(t, n, other(2)))
 	sameIP(t, n, runPod(t, n, web(0)), pod)
 }
 
-func TestAPolicyKnownOnlyByTheAgentsMarkRetainsTheAddress(t *testing.T) {
+func TestTheAgentsMarkAloneRetainsTheAddress(t *testing.T) {
 	t.Parallel()
 	w := network("10.88.0.0/24")
 	w.Annotations = false
@@ -176,7 +176,7 @@ func TestAMarkOutlivesTheAgentThatWroteIt(t *testing.T) {
 	deletePod(t, n, pod)
 	wantState(t, n, pod.IP(), retained)
 	distinct(t, pod, runPod(t, n, other(2)))
-	again := runPod(t, n, web(0)) // nobody says any more what it asks for, but it has a promise
+	again := runPod(t, n, web(0)) // its annotations are unknown, but it has a promise
 	sameIP(t, n, again, pod)
 	startAgent(t, n)
 	deletePod(t, n, again)
@@ -190,7 +190,7 @@ func TestAnAgentKilledInTheMiddleLosesNothing(t *testing.T) {
 	pod := runPod(t, n, web(0))
 	for i := range 6 {
 		agent := startAgent(t, n)
-		// Sooner and later, while a pod stops, another one starts and the pod starts.
+		// Kill the agent at various moments while a pod stops, another one starts, and the pod starts.
 		killed := make(chan error)
 		go func() {
 			time.Sleep(time.Duration(i) * 50 * time.Millisecond)
@@ -208,7 +208,7 @@ func TestAnAgentKilledInTheMiddleLosesNothing(t *testing.T) {
 	}
 }
 
-// The CNI plugin of a killed containerd ends as an orphan; what it took belongs to a sandbox that nobody knows.
+// The CNI plugin of a killed containerd finishes as an orphan; its addresses belong to an unknown sandbox.
 func TestContainerdKilledDuringARestoreLosesNothing(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
@@ -227,7 +227,7 @@ func TestContainerdKilledDuringARestoreLosesNothing(t *testing.T) {
 		<-failed
 		must.Do(t, n.StartContainerd(testContext(t)))
 		connected(t, n)
-		// kubelet removes what it does not know before it starts anew.
+		// kubelet removes unknown sandboxes before it starts new ones.
 		pods, err := n.Pods(testContext(t))
 		must.Do(t, err)
 		for _, p := range pods {
@@ -235,7 +235,7 @@ func TestContainerdKilledDuringARestoreLosesNothing(t *testing.T) {
 				must.Do(t, n.DeletePod(testContext(t), p.Id))
 			}
 		}
-		// Its snapshots may be in the way of new ones after a kill; kubelet tries again.
+		// After a kill, old snapshots may block new ones; kubelet retries.
 		distinct(t, pod, untilPod(t, n, other(i)))
 		again := untilPod(t, n, web(0))
 		sameIP(t, n, again, pod)
@@ -251,7 +251,7 @@ func TestAPodComesBackWithItsAddressAfterContainerdsStateWasWiped(t *testing.T) 
 	must.Do(t, n.WipeContainerd())
 	for _, p := range []lab.Pod{pod, ordinary} {
 		if addrs, err := n.Addresses(p.NetNS); err != nil || len(addrs["eth0"]) == 0 {
-			t.Fatalf("the network namespace of %s is to be left behind: %v, %v", p.Name, addrs, err)
+			t.Fatalf("the network namespace of %s should be left behind: %v, %v", p.Name, addrs, err)
 		}
 	}
 	must.Do(t, n.StartContainerd(testContext(t)))
@@ -259,7 +259,7 @@ func TestAPodComesBackWithItsAddressAfterContainerdsStateWasWiped(t *testing.T) 
 	again := untilPod(t, n, web(0))
 	sameIP(t, n, again, pod)
 	answers(t, n, again)
-	// Nobody waits for the other one; it is cleared away all the same.
+	// The other one is reclaimed, although no pod needs its address.
 	must.Within(t, patience, "the address of the ordinary pod to be free", func() bool {
 		return state(t, n, ordinary.IP()) == free
 	})
@@ -313,7 +313,7 @@ func TestAPodComesBackWithItsAddressAfterAPowerLoss(t *testing.T) {
 			sameIP(t, n, again, pod)
 			sameIP(t, n, runPod(t, n, web(1)), gone)
 			answers(t, n, again)
-			// Late, as kubelet's garbage collection does it.
+			// The late DELs of kubelet's garbage collection.
 			must.Do(t, n.RemovePod(testContext(t), pod.ID))
 			must.Do(t, n.RemovePod(testContext(t), ordinary.ID))
 			wantState(t, n, pod.IP(), again.ID)
@@ -342,7 +342,7 @@ func TestADualStackPodComesBackWithBothAddresses(t *testing.T) {
 	answers(t, n, again)
 }
 
-func TestEveryNetworkOfAPodGivesItItsAddressBack(t *testing.T) {
+func TestAPodComesBackWithItsAddressInEveryNetwork(t *testing.T) {
 	t.Parallel()
 	red, blue := network("10.1.0.0/24"), network("10.2.0.0/24")
 	red.Name, blue.Name, blue.File = "red", "blue", "20-blue.conflist"
@@ -364,7 +364,7 @@ func TestEveryNetworkOfAPodGivesItItsAddressBack(t *testing.T) {
 	}
 }
 
-// A second interface in the same network comes from a meta plugin, such as Multus, which calls CNI by itself.
+// A meta plugin, such as Multus, may add a second interface in the same network.
 func TestEveryInterfaceOfAPodInANetworkKeepsItsAddress(t *testing.T) {
 	t.Parallel()
 	w := network("10.88.0.0/24")
@@ -395,12 +395,12 @@ func TestEveryInterfaceOfAPodInANetworkKeepsItsAddress(t *testing.T) {
 		t.Errorf("the pod came back with %s, it had %s", now, before)
 	}
 	attach("DEL", again)
-	// The other interface is not concerned.
+	// The other interface is unaffected.
 	wantState(t, n, netip.MustParseAddr("10.88.0.3"), retained)
 	wantState(t, n, again.IP(), again.ID)
 }
 
-func TestManyPodsThatStartAtOnceAllComeBackWithTheirAddresses(t *testing.T) {
+func TestManyPodsAtOnceComeBackWithTheirAddresses(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	startAgent(t, n)

@@ -8,7 +8,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// stock is network with host-local.
+// stock is network with host-local as IPAM.
 func stock(subnets ...string) lab.Network {
 	w := network(subnets...)
 	w.IPAM["type"] = "host-local"
@@ -27,10 +27,10 @@ func TestPodsOfHostLocalComeBackWithTheirAddressesAfterTheSwap(t *testing.T) {
 		before, after lab.Network
 		agent         bool
 	}{
-		"with agent and annotations":                 {stock(subnet), network(subnet), true},
-		"with agent alone":                           {without(stock(subnet)), without(network(subnet)), true},
-		"with annotations alone":                     {stock(subnet), network(subnet), false},
-		"with annotations that come only after that": {without(stock(subnet)), network(subnet), false},
+		"with agent and annotations":           {stock(subnet), network(subnet), true},
+		"with agent alone":                     {without(stock(subnet)), without(network(subnet)), true},
+		"with annotations alone":               {stock(subnet), network(subnet), false},
+		"with annotations only after the swap": {without(stock(subnet)), network(subnet), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -58,7 +58,7 @@ func TestPodsOfHostLocalComeBackWithTheirAddressesAfterTheSwap(t *testing.T) {
 			}
 			again := runPod(t, n, web(0))
 			sameIP(t, n, again, pod)
-			if c.agent { // without it the node has the old pod's link-layer address for half a minute
+			if c.agent { // without it, the node uses the old pod's link-layer address for half a minute
 				answers(t, n, again)
 			}
 			answers(t, n, running)
@@ -76,7 +76,7 @@ func TestHostLocalTakesOverAfterUninstall(t *testing.T) {
 	setNetwork(t, n, stock("10.88.0.0/29"))
 	wantState(t, n, kept.IP(), retained)
 	o := runPod(t, n, other(0))
-	distinct(t, kept, running, o) // host-local leaves alone what is retained
+	distinct(t, kept, running, o) // host-local does not touch retained addresses
 	must.Do(t, agent.Kill())
 	out, err := n.Run(testContext(t), agentPath, "uninstall")
 	must.Do(t, err)
@@ -120,8 +120,8 @@ func TestHostLocalTakesOverWhileTheAgentExpiresWhatIsRetained(t *testing.T) {
 	distinct(t, pods...)
 }
 
-// What host-local did meanwhile wins over what stayput remembers.
-func TestAPodThatHostLocalGaveAnotherAddressIsNotDoubledWhenStayputReturns(t *testing.T) {
+// What host-local allocated meanwhile takes precedence over stayput's promises.
+func TestAnAddressReusedByHostLocalIsNotRestored(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t, network("10.88.0.0/29"))
 	startAgent(t, n)
