@@ -427,7 +427,7 @@ func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
 	w, c := newWorld(t), nodetest.StartCluster(t)
 	kept, _, _ := w.inUse()
 	r := w.installedIn(c)
-	eventually(t, "published", func() bool { return c.Object("kept") != nil })
+	eventually(t, "published", func() bool { return c.Object("kept") != nil && c.Object("runs") != nil })
 	check(t, r.stops())
 	claims, err := filepath.Glob(filepath.Join(w.dir, "state", "pods-*", "claims", "*"))
 	check(t, err)
