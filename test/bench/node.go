@@ -11,6 +11,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/stayput/stayput/test/bench/internal/table"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -78,7 +79,7 @@ func runAndStop(ctx context.Context, n *lab.Node, spec lab.PodSpec) (time.Durati
 }
 
 // measurePods takes turns between two nodes that differ only in stayput and its agent. Half-way they swap roles.
-func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
+func measurePods(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	var nodes [2]*lab.Node
 	for i := range nodes {
 		n, err := b.startNode(ctx)
@@ -139,14 +140,14 @@ func measurePods(ctx context.Context, b *bench) (rows []row, err error) {
 		}
 	}
 	for i, k := range []struct {
-		name   string
-		target float64
-	}{{"ordinary pod", 1.03}, {"restored pod", 0}} {
+		name string
+		goal table.Goal
+	}{{"ordinary pod", table.AtMost(1.03)}, {name: "restored pod"}} {
 		ours, theirs := times[2*i], times[2*i+1]
-		rows = append(rows, row{
-			what: "RunPodSandbox + StopPodSandbox, " + k.name, against: "host-local, no NRI plugin", target: k.target,
-			figure: ratio(ours, theirs), spread: spread(ours, theirs), n: len(ours),
-			detail: ms(median(ours)) + " / " + ms(median(theirs)),
+		rows = append(rows, table.Row{
+			What: "RunPodSandbox + StopPodSandbox, " + k.name, Against: "host-local, no NRI plugin", Goal: k.goal,
+			Figure: compared(ours, theirs),
+			Detail: ms(median(ours)) + " / " + ms(median(theirs)),
 		})
 	}
 	return rows, nil
@@ -160,7 +161,7 @@ const (
 )
 
 // measureAgent observes an idle agent on a node with many pods whose addresses are all retained.
-func measureAgent(ctx context.Context, b *bench) (rows []row, err error) {
+func measureAgent(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	n, err := b.startNode(ctx)
 	if err != nil {
 		return nil, err
@@ -219,14 +220,22 @@ func measureAgent(ctx context.Context, b *bench) (rows []row, err error) {
 	share := (cpu/idle.Seconds() + each/(5*60)) * 100
 
 	against := fmt.Sprintf("%d pods, idle for %.0f s", residents, idle.Seconds())
-	return []row{
-		{what: "agent, RSS", against: against, target: 30, unit: " MiB", figure: max(rss, rssAnew), n: 1,
-			detail: fmt.Sprintf("%.1f after %d starts (peak %.1f), %.1f after a restart", rss, residents, peak, rssAnew)},
-		{what: "agent, CPU", against: against, target: 0.1, unit: " %", figure: max(cpu, cpuAnew) / idle.Seconds() * 100,
-			n:      1,
-			detail: fmt.Sprintf("of a core; %.0f ms after %d starts, %.0f ms after a restart", cpu*1e3, residents, cpuAnew*1e3)},
-		{what: "  with a reconciliation every 5 min", against: against, target: 0.1, unit: " %", figure: share, n: 1,
-			detail: fmt.Sprintf("one takes %.1f ms of CPU", each*1e3)},
+	return []table.Row{
+		{
+			What: "agent, RSS", Against: against, Goal: table.AtMost(30),
+			Figure: table.Figure{Value: max(rss, rssAnew), Unit: " MiB", N: 1},
+			Detail: fmt.Sprintf("%.1f after %d starts (peak %.1f), %.1f after a restart", rss, residents, peak, rssAnew),
+		},
+		{
+			What: "agent, CPU", Against: against, Goal: table.AtMost(0.1),
+			Figure: table.Figure{Value: max(cpu, cpuAnew) / idle.Seconds() * 100, Unit: " %", N: 1},
+			Detail: fmt.Sprintf("of a core; %.0f ms after %d starts, %.0f ms after a restart", cpu*1e3, residents, cpuAnew*1e3),
+		},
+		{
+			What: "  with a reconciliation every 5 min", Against: against, Goal: table.AtMost(0.1),
+			Figure: table.Figure{Value: share, Unit: " %", N: 1},
+			Detail: fmt.Sprintf("one takes %.1f ms of CPU", each*1e3),
+		},
 	}, nil
 }
 

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/spool"
+	"github.com/stayput/stayput/test/bench/internal/table"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -175,13 +176,13 @@ func newNetNS() (path string, done func(), err error) {
 // ordinary are the annotations of a pod without any request.
 var ordinary = map[string]string{"team": "a"}
 
-func measureAdd(ctx context.Context, b *bench) ([]row, error) {
+func measureAdd(ctx context.Context, b *bench) ([]table.Row, error) {
 	netns, done, err := newNetNS()
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	var rows []row
+	var rows []table.Row
 	for _, c := range []struct {
 		bound, n int
 		target   float64
@@ -218,16 +219,16 @@ func measureAdd(ctx context.Context, b *bench) ([]row, error) {
 				return nil, err
 			}
 		}
-		rows = append(rows, row{
-			what: fmt.Sprintf("ADD + DEL, %d bound", c.bound), against: "host-local", target: c.target,
-			figure: ratio(times[0], times[1]), spread: spread(times[0], times[1]), n: n,
-			detail: ms(median(times[0])) + " / " + ms(median(times[1])),
+		rows = append(rows, table.Row{
+			What: fmt.Sprintf("ADD + DEL, %d bound", c.bound), Against: "host-local", Goal: table.AtMost(c.target),
+			Figure: compared(times[0], times[1]),
+			Detail: ms(median(times[0])) + " / " + ms(median(times[1])),
 		})
 	}
 	return rows, nil
 }
 
-func measureFloor(ctx context.Context, b *bench) ([]row, error) {
+func measureFloor(ctx context.Context, b *bench) ([]table.Row, error) {
 	netns, done, err := newNetNS()
 	if err != nil {
 		return nil, err
@@ -263,13 +264,12 @@ func measureFloor(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []row{
-		{what: "ADD + DEL, 0 bound", against: "an empty static Go program, twice", target: 1.8,
-			figure: ratio(times[0], times[1]), spread: spread(times[0], times[1]), n: n,
-			detail: ms(median(times[0])) + " / " + ms(median(times[1]))},
+	return []table.Row{
+		{What: "ADD + DEL, 0 bound", Against: "an empty static Go program, twice", Goal: table.AtMost(1.8),
+			Figure: compared(times[0], times[1]),
+			Detail: ms(median(times[0])) + " / " + ms(median(times[1]))},
 		{
-			what: "  host-local's", against: "the same", figure: ratio(times[2], times[1]), spread: spread(times[2], times[1]),
-			n: n,
+			What: "  host-local's", Against: "the same", Figure: compared(times[2], times[1]),
 		},
 	}, nil
 }
@@ -277,7 +277,7 @@ func measureFloor(ctx context.Context, b *bench) ([]row, error) {
 // asked are the annotations of a pod whose address is retained.
 var asked = map[string]string{"stayput.io/retain-ip": "10m"}
 
-func measureRestore(ctx context.Context, b *bench) ([]row, error) {
+func measureRestore(ctx context.Context, b *bench) ([]table.Row, error) {
 	if err := lab.Need(ctx, "strace"); err != nil {
 		return nil, err
 	}
@@ -348,10 +348,10 @@ func measureRestore(ctx context.Context, b *bench) ([]row, error) {
 	for i := range sum {
 		sum[i] = times[1][i] + times[2][i]
 	}
-	return []row{{
-		what: "restore ADD + retaining DEL", against: "host-local's ADD + DEL and the fsyncs", target: 1.1,
-		figure: ratio(times[0], sum), spread: spread(times[0], sum), n: n,
-		detail: fmt.Sprintf("%s / %s + %s; fsyncs: stayput ADD %d, DEL %d; host-local ADD %d, DEL %d",
+	return []table.Row{{
+		What: "restore ADD + retaining DEL", Against: "host-local's ADD + DEL and the fsyncs", Goal: table.AtMost(1.1),
+		Figure: compared(times[0], sum),
+		Detail: fmt.Sprintf("%s / %s + %s; fsyncs: stayput ADD %d, DEL %d; host-local ADD %d, DEL %d",
 			ms(median(times[0])), ms(median(times[1])), ms(median(times[2])), len(add), len(del), len(theirAdd), len(theirDel)),
 	}}, nil
 }
@@ -435,7 +435,7 @@ func syncAlone(dir string, kinds []synced) (sum time.Duration, err error) {
 // atOnce is the number of pods that start at the same time.
 const atOnce = 64
 
-func measureParallel(ctx context.Context, b *bench) ([]row, error) {
+func measureParallel(ctx context.Context, b *bench) ([]table.Row, error) {
 	netns, done, err := newNetNS()
 	if err != nil {
 		return nil, err
@@ -460,10 +460,10 @@ func measureParallel(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []row{{
-		what: fmt.Sprintf("%d ADDs at once, until the last", atOnce), against: "host-local", target: 1.0,
-		figure: ratio(times[0], times[1]), spread: spread(times[0], times[1]), n: n,
-		detail: ms(median(times[0])) + " / " + ms(median(times[1])),
+	return []table.Row{{
+		What: fmt.Sprintf("%d ADDs at once, until the last", atOnce), Against: "host-local", Goal: table.AtMost(1.0),
+		Figure: compared(times[0], times[1]),
+		Detail: ms(median(times[0])) + " / " + ms(median(times[1])),
 	}}, nil
 }
 

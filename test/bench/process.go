@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/stayput/stayput/test/bench/internal/table"
 )
 
 // child is a process ready to start: its pipes exist and its input is written.
@@ -110,6 +112,11 @@ func spread(a, b []time.Duration) float64 {
 	}
 	slices.Sort(ratios)
 	return (ratios[samples*975/1000] - ratios[samples*25/1000]) / 2
+}
+
+// compared returns the ratio of two contestants' medians.
+func compared(a, b []time.Duration) table.Figure {
+	return table.Figure{Value: ratio(a, b), Spread: spread(a, b), N: len(a)}
 }
 
 // ms formats a duration in milliseconds.

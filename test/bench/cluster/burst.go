@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/stayput/stayput/test/bench/internal/table"
 )
 
 const (
@@ -24,7 +26,7 @@ type progress struct {
 	notHome, everGated int
 }
 
-func measureBurst(ctx context.Context, b *bench) (rows []row, err error) {
+func measureBurst(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	o := objectsOnly
 	// The scheduler's default limit of 50 requests per second would slow it down.
 	o.SchedulerArgs = []string{"--kube-api-qps=100000", "--kube-api-burst=100000"}
@@ -106,20 +108,20 @@ func measureBurst(ctx context.Context, b *bench) (rows []row, err error) {
 		without = append(without, stock.bound.Seconds())
 	}
 	const s = "%.2f s"
-	return []row{
+	return []table.Row{
 		{
-			what:    fmt.Sprintf("%d gated pods at once -> last ungated", burst),
-			against: "the scheduler's first to last bind, after that",
-			goal:    atMost(1.5), figure: measured("", ratio, ungate, bind),
-			detail: fmt.Sprintf("from the first create call %s, of which until the last call's return %s, then %s; scheduler "+
+			What:    fmt.Sprintf("%d gated pods at once -> last ungated", burst),
+			Against: "the scheduler's first to last bind, after that",
+			Goal:    table.AtMost(1.5), Figure: measured("", ratio, ungate, bind),
+			Detail: fmt.Sprintf("from the first create call %s, of which until the last call's return %s, then %s; scheduler "+
 				"(alone, without a limit of requests) %s; ratios %s",
 				extent(s, ungate), extent(s, create), extent(s, fromLast), extent(s, bind), extent("%.2f", ratios)),
 		},
 		{
-			what:    "  with the scheduler beside it -> last bound",
-			against: "the same pods without stayput, pinned in the template",
-			figure:  measured("", ratio, besideBound, without),
-			detail: fmt.Sprintf("last ungated %s, last bound %s; without stayput %s", extent(s, beside), extent(s, besideBound),
+			What:    "  with the scheduler beside it -> last bound",
+			Against: "the same pods without stayput, pinned in the template",
+			Figure:  measured("", ratio, besideBound, without),
+			Detail: fmt.Sprintf("last ungated %s, last bound %s; without stayput %s", extent(s, beside), extent(s, besideBound),
 				extent(s, without)),
 		},
 	}, nil

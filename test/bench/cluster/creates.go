@@ -12,6 +12,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+
+	"github.com/stayput/stayput/test/bench/internal/table"
 )
 
 const (
@@ -129,7 +131,7 @@ func (c *creator) batch(ctx context.Context, kind string, options ...client.Crea
 	return createBatch / took.Seconds(), err
 }
 
-func measureCreates(ctx context.Context, b *bench) (rows []row, err error) {
+func measureCreates(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	var both [2]*creator
 	const ours, stock = 0, 1
 	for i := range both {
@@ -201,11 +203,11 @@ func measureCreates(ctx context.Context, b *bench) (rows []row, err error) {
 				}
 			}
 		}
-		rows = append(rows, row{
-			what: fmt.Sprintf("creates of pods per second, %s, %s", k.pods, k.how), against: "a cluster without stayput",
-			goal:   atLeast(0.9),
-			figure: measured("", ratio, rates[ours], rates[stock]),
-			detail: extent("%.0f/s", rates[ours]) + " / " + extent("%.0f/s", rates[stock]),
+		rows = append(rows, table.Row{
+			What: fmt.Sprintf("creates of pods per second, %s, %s", k.pods, k.how), Against: "a cluster without stayput",
+			Goal:   table.AtLeast(0.9),
+			Figure: measured("", ratio, rates[ours], rates[stock]),
+			Detail: extent("%.0f/s", rates[ours]) + " / " + extent("%.0f/s", rates[stock]),
 		})
 	}
 	// The API server's own latency for a pod of a recorded workload, which a batch hides.
@@ -221,10 +223,10 @@ func measureCreates(ctx context.Context, b *bench) (rows []row, err error) {
 			latency[which] = append(latency[which], time.Since(begin).Seconds()*1e3)
 		}
 	}
-	rows = append(rows, row{
-		what: "  one create, " + annotated + ", dry-run", against: "a cluster without stayput",
-		figure: measured("", ratio, latency[ours], latency[stock]),
-		detail: fmt.Sprintf("%.2f ms / %.2f ms", median(latency[ours]), median(latency[stock])),
+	rows = append(rows, table.Row{
+		What: "  one create, " + annotated + ", dry-run", Against: "a cluster without stayput",
+		Figure: measured("", ratio, latency[ours], latency[stock]),
+		Detail: fmt.Sprintf("%.2f ms / %.2f ms", median(latency[ours]), median(latency[stock])),
 	})
 	return rows, nil
 }

@@ -2,49 +2,12 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
-	"text/tabwriter"
 	"time"
+
+	"github.com/stayput/stayput/test/bench/internal/table"
 )
-
-// row is one line of the table.
-type row struct {
-	what, against string
-	goal          goal
-	figure        figure
-	detail        string
-}
-
-// figure is what was measured.
-type figure struct {
-	value  float64
-	spread float64 // half of the interval that holds the value with 95 %, by resampling; 0: not known
-	unit   string  // empty: a ratio
-	n      int
-}
-
-// goal is what to reach; without a sense the figure is for information.
-type goal struct {
-	sense string // <, <= or >=
-	value float64
-}
-
-func below(v float64) goal   { return goal{"<", v} }
-func atMost(v float64) goal  { return goal{"<=", v} }
-func atLeast(v float64) goal { return goal{">=", v} }
-
-func (g goal) reachedBy(v float64) bool {
-	switch g.sense {
-	case "<":
-		return v < g.value
-	case "<=":
-		return v <= g.value
-	default:
-		return v >= g.value
-	}
-}
 
 // statistic makes one number of the samples of one or more contestants.
 type statistic func(samples ...[]float64) float64
@@ -67,7 +30,7 @@ func median(samples ...[]float64) float64 { return quantile(0.5)(samples...) }
 func ratio(samples ...[]float64) float64 { return median(samples[0]) / median(samples[1]) }
 
 // measured is the statistic of the samples, with its spread.
-func measured(unit string, of statistic, samples ...[]float64) figure {
+func measured(unit string, of statistic, samples ...[]float64) table.Figure {
 	const rounds = 1000
 	values := make([]float64, rounds)
 	drawn := make([][]float64, len(samples))
@@ -83,9 +46,9 @@ func measured(unit string, of statistic, samples ...[]float64) figure {
 		values[r] = of(drawn...)
 	}
 	slices.Sort(values)
-	return figure{
-		value: of(samples...), unit: unit, n: len(samples[0]),
-		spread: (values[rounds*975/1000] - values[rounds*25/1000]) / 2,
+	return table.Figure{
+		Value: of(samples...), Unit: unit, N: len(samples[0]),
+		Spread: (values[rounds*975/1000] - values[rounds*25/1000]) / 2,
 	}
 }
 
@@ -101,33 +64,4 @@ func ms(durations []time.Duration) []float64 {
 // extent prints the least and the greatest of the samples, with their median.
 func extent(format string, s []float64) string {
 	return fmt.Sprintf(format+" ["+format+" "+format+"]", median(s), slices.Min(s), slices.Max(s))
-}
-
-// print prints the table.
-func print(w io.Writer, rows []row) {
-	if len(rows) == 0 {
-		return
-	}
-	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "WHAT\tAGAINST\tTARGET\tFIGURE\tREACHED\tN\tDETAIL")
-	for _, r := range rows {
-		target, reached := "-", "-"
-		if r.goal.sense != "" {
-			target, reached = fmt.Sprintf("%s %.4g%s", r.goal.sense, r.goal.value, r.figure.unit), "MISSED"
-			if r.goal.reachedBy(r.figure.value) {
-				reached = "yes"
-			}
-		}
-		value := fmt.Sprintf("%.3g", r.figure.value)
-		if r.figure.spread > 0 || r.figure.unit == "" {
-			value = fmt.Sprintf("%.3f", r.figure.value)
-		}
-		if r.figure.spread > 0 {
-			value += fmt.Sprintf(" ±%.3f", r.figure.spread)
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s%s\t%s\t%d\t%s\n", r.what, r.against, target, value, r.figure.unit, reached, r.figure.n,
-			r.detail)
-	}
-	_ = t.Flush()
 }

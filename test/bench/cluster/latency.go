@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/stayput/stayput/test/bench/internal/table"
 )
 
 // placeOne creates a gated pod with a known home and returns once its watch showed it ungated with the affinity. It
@@ -46,7 +48,7 @@ func (w *world) gone(ctx context.Context, events <-chan podEvent, pod *corev1.Po
 	return err
 }
 
-func measureLatency(ctx context.Context, b *bench) (rows []row, err error) {
+func measureLatency(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	w, err := b.startInstalled(ctx, objectsOnly, replicas)
 	if err != nil {
 		return nil, err
@@ -96,14 +98,14 @@ func measureLatency(ctx context.Context, b *bench) (rows []row, err error) {
 	detail := func(q float64) string {
 		return fmt.Sprintf("with the call that creates it; from its return %.2f ms", quantile(q)(ms(rest)))
 	}
-	return []row{
+	return []table.Row{
 		{
-			what: "created gated -> affinity and ungated, p50", against: against, goal: below(20),
-			figure: measured(" ms", quantile(0.5), ms(whole)), detail: detail(0.5),
+			What: "created gated -> affinity and ungated, p50", Against: against, Goal: table.Below(20),
+			Figure: measured(" ms", quantile(0.5), ms(whole)), Detail: detail(0.5),
 		},
 		{
-			what: "  p99", against: against, goal: below(100), figure: measured(" ms", quantile(0.99), ms(whole)),
-			detail: detail(0.99),
+			What: "  p99", Against: against, Goal: table.Below(100), Figure: measured(" ms", quantile(0.99), ms(whole)),
+			Detail: detail(0.99),
 		},
 	}, nil
 }

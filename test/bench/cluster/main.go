@@ -1,11 +1,10 @@
 // Command cluster measures stayput on real clusters of the lab and prints a table. It needs root, builds what it
-// runs, and ends with 0 whatever the figures are: they are figures, not tests. A target that was not reached says
-// MISSED.
+// runs, and exits with 0 whatever the figures are: it is not a test. Missed targets are marked MISSED.
 //
 // Everything shares the processors of one machine: etcd (without fsync), API server, controller manager, scheduler,
-// stayput's controllers and agents, the nodes, and the clients that measure. Times are from before the client's
-// call until the client's watch shows the result, and nothing is subtracted from them. What is compared with a
-// peer takes turns with it in one run, each time in the other order.
+// stayput's controllers and agents, the nodes and the measuring clients. Times run from before the client's call
+// until the client's watch shows the result, without deductions. Contestants take turns in one run, reversing the
+// order each time.
 package main
 
 import (
@@ -15,37 +14,35 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/stayput/stayput/test/bench/internal/table"
 	"github.com/stayput/stayput/test/lab"
 )
 
-// section measures some rows.
-type section struct {
-	name, about string
-	measure     func(context.Context, *bench) ([]row, error)
-}
-
-var sections = []section{
-	{"latency", "from the creation of a gated pod until it has its affinity and no gate, one at a time", measureLatency},
-	{"burst", "1,000 gated pods at once, and what the scheduler then takes for them", measureBurst},
-	{"writes", "API writes for the re-creation of a pod", measureWrites},
-	{"recreate", "90 pods of a StatefulSet deleted at once, against stock host-local", measureRecreate},
+var sections = []table.Section[*bench]{
 	{
-		"creates", "pod creates per second with 1,000 PersistentPodStates, against a cluster without stayput", measureCreates,
+		Name: "latency", Measure: measureLatency,
+		About: "from the creation of a gated pod until it is ungated with its affinity, one at a time",
 	},
-	{"scale", "the controller with 5,000 nodes, 100,000 pods and as many RetainedIPs", measureScale},
+	{Name: "burst", About: "1,000 gated pods at once, against the scheduler's time for them", Measure: measureBurst},
+	{Name: "writes", About: "API writes for the re-creation of a pod", Measure: measureWrites},
+	{
+		Name: "recreate", Measure: measureRecreate,
+		About: "90 pods of a StatefulSet deleted at once, against stock host-local",
+	},
+	{
+		Name: "creates", Measure: measureCreates,
+		About: "pod creations per second with 1,000 PersistentPodStates, against no stayput",
+	},
+	{Name: "scale", About: "the controller with 5,000 nodes, 100,000 pods and as many RetainedIPs", Measure: measureScale},
 }
 
-// bench is what the sections share.
+// bench is shared by the sections.
 type bench struct {
 	product lab.Product
 	scale   float64
@@ -54,7 +51,7 @@ type bench struct {
 // times scales a number of runs.
 func (b *bench) times(n int) int { return max(2, int(float64(n)*b.scale)) }
 
-// say tells how far it has come.
+// say reports progress.
 func say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s bench: %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
 }
@@ -62,12 +59,9 @@ func say(format string, args ...any) {
 func main() { os.Exit(run()) }
 
 func run() int {
-	names := make([]string, len(sections))
-	for i, s := range sections {
-		names[i] = s.name
-	}
-	only := flag.String("only", "", "comma-separated sections to measure, of "+strings.Join(names,
-		",")+"; NAME=FACTOR gives one a -scale of its own")
+	names := table.Names(sections)
+	only := flag.String("only", "",
+		"comma-separated sections to measure: "+strings.Join(names, ",")+"; NAME=FACTOR gives one its own -scale")
 	scale := flag.Float64("scale", 1, "factor for the numbers of runs and, in the section scale, of objects")
 	flag.Parse()
 	chosen, err := choose(names, *only, *scale)
@@ -75,22 +69,7 @@ func run() int {
 		fmt.Fprintln(os.Stderr, "bench: -only:", err)
 		return 2
 	}
-	if os.Geteuid() != 0 {
-		fmt.Fprintln(os.Stderr, "bench: it makes namespaces and runs clusters: run it as root")
-		return 1
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	err = measure(ctx, chosen)
-	switch {
-	case ctx.Err() != nil:
-		fmt.Fprintln(os.Stderr, "bench: interrupted, cleaned up")
-		return 130
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		return 1
-	}
-	return 0
+	return table.Run("makes namespaces and runs clusters", func(ctx context.Context) error { return measure(ctx, chosen) })
 }
 
 // choose returns the sections to measure, each with its scale.
@@ -102,7 +81,7 @@ func choose(names []string, only string, scale float64) (map[string]float64, err
 	for one := range strings.SplitSeq(only, ",") {
 		name, factor, own := strings.Cut(one, "=")
 		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("there is no section %q, only %s", name, strings.Join(names, ", "))
+			return nil, fmt.Errorf("unknown section %q, want one of %s", name, strings.Join(names, ", "))
 		}
 		chosen[name] = scale
 		if own {
@@ -126,54 +105,33 @@ func measure(ctx context.Context, chosen map[string]float64) (err error) {
 		return err
 	}
 	describe(os.Stdout)
-	var rows []row
+	var rows []table.Row
 	for _, s := range sections {
 		var ok bool
-		if b.scale, ok = chosen[s.name]; !ok {
+		if b.scale, ok = chosen[s.Name]; !ok {
 			continue
 		}
-		say("%s: %s (load %s)", s.name, s.about, load())
-		more, failed := s.measure(ctx, b)
+		say("%s: %s (load %s)", s.Name, s.About, table.Load())
+		more, failed := s.Measure(ctx, b)
 		rows = append(rows, more...)
 		if failed != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", s.name, failed))
+			err = errors.Join(err, fmt.Errorf("%s: %w", s.Name, failed))
 		}
 		if ctx.Err() != nil {
 			break
 		}
 		if len(chosen) > 1 {
-			print(os.Stderr, more) // the rest takes long
+			table.Print(os.Stderr, more) // the rest takes long
 		}
 	}
-	print(os.Stdout, rows)
+	table.Print(os.Stdout, rows)
 	return err
 }
 
-// describe says what the figures depend on.
+// describe prints the conditions of the measurement.
 func describe(w io.Writer) {
-	var u unix.Utsname
-	_ = unix.Uname(&u) // never fails
-	fmt.Fprintf(w, "Linux %s, %d CPUs, load %s; Kubernetes 1.36.3, containerd 2.4.2, all of the cluster and the clients "+
-		"on this machine\n",
-		unix.ByteSliceToString(u.Release[:]), cpus(), load())
-	fmt.Fprintln(w, "etcd without fsync; kube-controller-manager without its limit of 20 requests per second, which "+
-		"would hide")
-	fmt.Fprintln(w, "much of what stayput costs. ± is the 95 % interval, by resampling; [least greatest] beside a median.")
-}
-
-// load tells a machine that has nothing else to do.
-func load() string {
-	data, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "unknown"
-	}
-	return strings.Join(strings.Fields(string(data))[:3], " ")
-}
-
-func cpus() int {
-	var set unix.CPUSet
-	if unix.SchedGetaffinity(0, &set) != nil {
-		return 0
-	}
-	return set.Count()
+	fmt.Fprintf(w, "%s; Kubernetes 1.36.3, containerd 2.4.2, all of the cluster and the clients on this machine\n",
+		table.Machine())
+	fmt.Fprintln(w, "etcd without fsync; kube-controller-manager without its limit of 20 requests per second, which hides")
+	fmt.Fprintln(w, "much of stayput's cost. ± is the 95 % interval, by resampling; [min max] follows a median.")
 }

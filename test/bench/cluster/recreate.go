@@ -6,6 +6,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/stayput/stayput/test/bench/internal/table"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -23,7 +24,7 @@ type crowdTimes struct {
 
 // measureRecreate gives each contestant its own cluster, in turns: concurrent clusters would share the processors, and
 // a cluster used by both would not be stock.
-func measureRecreate(ctx context.Context, b *bench) (rows []row, err error) {
+func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	const ours, stock = 0, 1
 	names := [2]string{"stayput", "stock"}
 	var again, create [2][]float64
@@ -46,28 +47,28 @@ func measureRecreate(ctx context.Context, b *bench) (rows []row, err error) {
 	}
 	all := rounds * deletes * crowd
 	const s = "%.1f s"
-	share := figure{value: float64(ips[ours]) / float64(all) * 100, unit: " %", n: all}
-	return []row{
+	share := table.Figure{Value: float64(ips[ours]) / float64(all) * 100, Unit: " %", N: all}
+	return []table.Row{
 		{
-			what: fmt.Sprintf("%d pods deleted at once -> all new ones Ready", crowd), against: "stock host-local, no stayput",
-			goal:   atMost(1.05),
-			figure: measured("", ratio, again[ours], again[stock]),
-			detail: extent(s, again[ours]) + " / " + extent(s, again[stock]),
+			What: fmt.Sprintf("%d pods deleted at once -> all new ones Ready", crowd), Against: "stock host-local, no stayput",
+			Goal:   table.AtMost(1.05),
+			Figure: measured("", ratio, again[ours], again[stock]),
+			Detail: extent(s, again[ours]) + " / " + extent(s, again[stock]),
 		},
 		{
-			what: "  with node and IP kept", against: "all of them", goal: atLeast(100), figure: share,
-			detail: fmt.Sprintf("nodes %d, IPs %d of %d; stock: nodes %d, IPs %d", nodes[ours], ips[ours], all, nodes[stock],
+			What: "  with node and IP kept", Against: "all of them", Goal: table.AtLeast(100), Figure: share,
+			Detail: fmt.Sprintf("nodes %d, IPs %d of %d; stock: nodes %d, IPs %d", nodes[ours], ips[ours], all, nodes[stock],
 				ips[stock]),
 		},
 		{
-			what: "  created -> all Ready", against: "stock host-local, no stayput",
-			figure: measured("", ratio, create[ours], create[stock]),
-			detail: extent(s, create[ours]) + " / " + extent(s, create[stock]),
+			What: "  created -> all Ready", Against: "stock host-local, no stayput",
+			Figure: measured("", ratio, create[ours], create[stock]),
+			Detail: extent(s, create[ours]) + " / " + extent(s, create[stock]),
 		},
 		{
-			what: "  deleted -> Ready, in times of its own creation", against: "its own creation",
-			figure: measured("", ratio, again[ours], create[ours]),
-			detail: fmt.Sprintf("stock %.2f", ratio(again[stock], create[stock])),
+			What: "  deleted -> Ready, in times of its own creation", Against: "its own creation",
+			Figure: measured("", ratio, again[ours], create[ours]),
+			Detail: fmt.Sprintf("stock %.2f", ratio(again[stock], create[stock])),
 		},
 	}, nil
 }

@@ -23,6 +23,7 @@ import (
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/bench/internal/table"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -98,7 +99,7 @@ type figures struct {
 	nodes, sets, pods, watch int
 }
 
-func measureScale(ctx context.Context, b *bench) (rows []row, err error) {
+func measureScale(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	w, err := b.startInstalled(ctx, objectsOnly, 1)
 	if err != nil {
 		return nil, err
@@ -143,29 +144,30 @@ func measureScale(ctx context.Context, b *bench) (rows []row, err error) {
 	for _, f := range sizes {
 		against := size(f)
 		rows = append(rows,
-			row{what: "controller, RSS", against: against, figure: figure{value: f.rss, unit: " MiB", n: 1},
-				detail: fmt.Sprintf("peak %.0f MiB; kube-apiserver %.0f MiB; set up in %.0f s, watches in %.1f s", f.peak,
+			table.Row{What: "controller, RSS", Against: against, Figure: table.Figure{Value: f.rss, Unit: " MiB", N: 1},
+				Detail: fmt.Sprintf("peak %.0f MiB; kube-apiserver %.0f MiB; set up in %.0f s, watches in %.1f s", f.peak,
 					f.serverRSS, f.setUp.Seconds(), f.watchUp.Seconds())},
-			row{what: "  start -> first placement", against: against, figure: figure{value: f.first.Seconds(), unit: s, n: 1},
-				detail: fmt.Sprintf("at rest after %.1f s and %.1f s of CPU; idle %.2f %% of a core", f.calm.Seconds(),
+			table.Row{What: "  start -> first placement", Against: against,
+				Figure: table.Figure{Value: f.first.Seconds(), Unit: s, N: 1},
+				Detail: fmt.Sprintf("at rest after %.1f s and %.1f s of CPU; idle %.2f %% of a core", f.calm.Seconds(),
 					f.calmCPU.Seconds(), f.idleCPU*100)},
-			row{what: "  one placement, p50", against: against, figure: measured(" ms", median, f.latency),
-				detail: fmt.Sprintf("p99 %.1f ms", quantile(0.99)(f.latency))},
+			table.Row{What: "  one placement, p50", Against: against, Figure: measured(" ms", median, f.latency),
+				Detail: fmt.Sprintf("p99 %.1f ms", quantile(0.99)(f.latency))},
 		)
 	}
 	for _, kind := range eventKinds {
-		rows = append(rows, row{
-			what: "controller's CPU for one " + kind.name, against: "a tenth of the objects", goal: atMost(1.25),
-			figure: measured("", ratio, whole.cpu[kind.name], small.cpu[kind.name]),
-			detail: extent("%.0f µs", whole.cpu[kind.name]) + " / " + extent("%.0f µs", small.cpu[kind.name]),
+		rows = append(rows, table.Row{
+			What: "controller's CPU for one " + kind.name, Against: "a tenth of the objects", Goal: table.AtMost(1.25),
+			Figure: measured("", ratio, whole.cpu[kind.name], small.cpu[kind.name]),
+			Detail: extent("%.0f µs", whole.cpu[kind.name]) + " / " + extent("%.0f µs", small.cpu[kind.name]),
 		})
 	}
 	const update = "RetainedIP update"
-	rows = append(rows, row{
-		what:    "kube-apiserver's CPU for one " + update,
-		against: fmt.Sprintf("%d watches of agents, not %d", whole.watch, small.watch),
-		figure:  measured("", ratio, whole.serverCPU[update], small.serverCPU[update]),
-		detail: extent("%.0f µs", whole.serverCPU[update]) + " / " + extent("%.0f µs", small.serverCPU[update]) +
+	rows = append(rows, table.Row{
+		What:    "kube-apiserver's CPU for one " + update,
+		Against: fmt.Sprintf("%d watches of agents, not %d", whole.watch, small.watch),
+		Figure:  measured("", ratio, whole.serverCPU[update], small.serverCPU[update]),
+		Detail: extent("%.0f µs", whole.serverCPU[update]) + " / " + extent("%.0f µs", small.serverCPU[update]) +
 			fmt.Sprintf("; the agents received %.0f bytes for each", whole.bytesPerEvent),
 	})
 	return rows, nil

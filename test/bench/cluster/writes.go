@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/test/bench/internal/table"
 	"github.com/stayput/stayput/test/lab"
 )
 
@@ -118,7 +119,7 @@ func spell(detail map[string]int, n int) string {
 	return strings.Join(s, ", ")
 }
 
-func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
+func measureWrites(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	w, err := b.startInstalled(ctx, lab.ClusterOptions{
 		APIServerArgs: []string{"--audit-policy-file=" + auditPolicyFile, "--audit-log-path=" + auditLog},
 		ControlFiles:  map[string][]byte{auditPolicyFile: []byte(auditPolicy)},
@@ -230,9 +231,9 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 			if k.ofPods == nil && who.name == "agent" && sum == 0 {
 				continue // no node is promised
 			}
-			rows = append(rows, row{
-				what: "API writes per re-creation, " + who.name, against: k.what, goal: atMost(2),
-				figure: figure{value: float64(sum) / float64(n), unit: " writes", n: n}, detail: spell(detail, n),
+			rows = append(rows, table.Row{
+				What: "API writes per re-creation, " + who.name, Against: k.what, Goal: table.AtMost(2),
+				Figure: table.Figure{Value: float64(sum) / float64(n), Unit: " writes", N: n}, Detail: spell(detail, n),
 			})
 		}
 	}
@@ -241,11 +242,11 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 		other, more := tally(all, who.user, "")
 		maps.Copy(detail, more)
 		sum += other
-		rows = append(rows, row{
-			what: "  besides, per minute, " + who.name, against: "not for a pod", figure: figure{
-				value: float64(sum) / seconds * 60, unit: " writes", n: 1,
+		rows = append(rows, table.Row{
+			What: "  besides, per minute, " + who.name, Against: "not for a pod", Figure: table.Figure{
+				Value: float64(sum) / seconds * 60, Unit: " writes", N: 1,
 			},
-			detail: spell(detail, int(seconds/60)+1),
+			Detail: spell(detail, int(seconds/60)+1),
 		})
 	}
 	more, err := w.withoutAgents(ctx, b, kinds[0].name, followers[kinds[0].name])
@@ -254,7 +255,7 @@ func measureWrites(ctx context.Context, b *bench) (rows []row, err error) {
 
 // withoutAgents measures whether pods wait for agents' writes: the API server refuses them in turns. The pods' homes
 // are already known.
-func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f *follower) ([]row, error) {
+func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f *follower) ([]table.Row, error) {
 	binding := &rbacv1.ClusterRoleBinding{}
 	if err := w.client.Get(ctx, types.NamespacedName{Name: lab.AgentAccount}, binding); err != nil {
 		return nil, err
@@ -340,10 +341,10 @@ func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f
 	if tries == 0 {
 		return nil, errors.New("no write by an agent was refused")
 	}
-	return []row{{
-		what: "deleted -> Ready, every write of the agents refused", against: "the same with the agents' writes",
-		figure: measured("", ratio, times[refused], times[allowed]),
-		detail: fmt.Sprintf("%s / %s; %d of %d re-creations lost their node or IP; %d writes refused",
+	return []table.Row{{
+		What: "deleted -> Ready, every write of the agents refused", Against: "the same with the agents' writes",
+		Figure: measured("", ratio, times[refused], times[allowed]),
+		Detail: fmt.Sprintf("%s / %s; %d of %d re-creations lost their node or IP; %d writes refused",
 			extent("%.0f ms", times[refused]), extent("%.0f ms", times[allowed]), lost, 2*n, tries),
 	}}, nil
 }
