@@ -9,8 +9,8 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-// aftermath is one way in which things go on after the victim was broken. olds are the containers that the
-// runtime now gets rid of: the victim's and those of the owner.
+// aftermath is one way to continue after the crash. olds are the containers that the runtime now removes: the victim's
+// and the owner's.
 type aftermath struct {
 	name string
 	run  func(w *world, s scenario, olds []string)
@@ -95,7 +95,7 @@ func (s scenario) aftermaths() []aftermath {
 	return aftermaths
 }
 
-// olds are the containers of the owner, and the victim's.
+// olds returns the containers of the owner, and the victim's.
 func (w *world) olds(s scenario, victim command) []string {
 	var out []string
 	for _, ctr := range slices.Sorted(maps.Keys(w.containers)) {
@@ -135,14 +135,14 @@ func (w *world) goOn(s scenario, victim command, a aftermath) {
 	w.settle()
 }
 
-// rewind makes node and disk what they were.
+// rewind restores node and disk.
 func (w *world) rewind(disk []file) {
 	w.t.Helper()
 	w.n.restore(w.t, disk)
 	w.n.reboot(w.t, w.boot)
 }
 
-// explorer goes on from crash states, from each that it has not seen.
+// explorer continues from every crash state that it has not seen.
 type explorer struct {
 	scenario
 	victim command

@@ -27,7 +27,7 @@ type chaos struct {
 	commands int
 }
 
-// process runs a command in a process of its own and lets disturb have it meanwhile.
+// process runs a command in a process of its own, and calls disturb meanwhile.
 func (c *chaos) process(cmd command, disturb func(*os.Process)) (outcome, error) {
 	c.Lock()
 	c.before(cmd)
@@ -54,7 +54,7 @@ func (c *chaos) process(cmd command, disturb func(*os.Process)) (outcome, error)
 	return o, nil
 }
 
-// life runs one pod again and again, as a runtime on whose node any process may die at any moment.
+// life starts and ends one pod repeatedly, while its processes may die at any moment.
 func (c *chaos) life(p pod, rounds int, rnd *rand.Rand) error {
 	disturb := func(proc *os.Process) {
 		switch rnd.IntN(4) {
@@ -119,7 +119,7 @@ func TestProcessesKilledAndStoppedAtRandomUnderLoadBreakNoPromise(t *testing.T) 
 	}
 	t.Logf("-seed=%d", seed)
 	c := &chaos{world: newWorld(t, newNode(t))}
-	// Far more than the five addresses are enough for.
+	// Far more pods than the five addresses suffice for.
 	pods := []pod{web, db, retained("web-1"), {}}
 	for i := range 36 {
 		pods = append(pods, ordinary(fmt.Sprintf("app-%d", i)))

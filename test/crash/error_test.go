@@ -12,7 +12,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// faults are what a disk or a busy machine answers. Every call of a sweep gets one of them that it can meet.
+// faults are the errors of a disk or a busy machine. Every call of a sweep gets one that it can return.
 var faults = []struct {
 	errno string
 	calls []string // nil: all of them
@@ -25,7 +25,7 @@ var faults = []struct {
 	{"EMFILE", []string{"open", "openat"}},
 }
 
-// faultsOf are the errors that a call can meet.
+// faultsOf returns the errors that a call can return.
 func faultsOf(call string) (errnos []string) {
 	for _, f := range faults {
 		if f.calls == nil || slices.Contains(f.calls, call) {
@@ -102,7 +102,7 @@ func (p point) standardStream() bool {
 	return strings.HasPrefix(p.args, "0<") || strings.HasPrefix(p.args, "1<") || strings.HasPrefix(p.args, "2<")
 }
 
-// failed is told how a command ended some of whose calls failed.
+// failed records how a command with failed calls ended.
 func (w *world) failed(c command, o outcome, hit []point) {
 	w.after(c, o)
 	if c.verb == "DEL" {

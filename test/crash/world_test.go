@@ -30,7 +30,7 @@ type pod struct {
 
 func (p pod) retains() bool { return p.annotations[ledger.AnnotationRetainIP] != "" }
 
-// identity is whose the pod's addresses are.
+// identity returns the owner of the pod's addresses.
 func (p pod) identity() string {
 	if id := p.annotations[ledger.AnnotationIdentity]; id != "" {
 		return "set:default/" + id
@@ -90,8 +90,7 @@ type promise struct {
 	pod  pod            // one that they are for
 }
 
-// world is what a runtime knows: everything that was acknowledged. It drives the plugin and holds its answers
-// against that.
+// world is what a runtime knows: everything that was acknowledged. It drives the plugin and checks its answers.
 type world struct {
 	t testing.TB
 	n *node
@@ -182,7 +181,7 @@ func (w *world) call(c command) (env []string, stdin []byte) {
 	return env, stdin
 }
 
-// before does what a runtime does before the command, and is told of it.
+// before prepares a command as a runtime does, and records it.
 func (w *world) before(c command) {
 	w.note("%s", c)
 	if c.verb != "ADD" {
@@ -206,7 +205,7 @@ func (w *world) run(c command) outcome {
 	return o
 }
 
-// after is told how a command ended.
+// after records how a command ended.
 func (w *world) after(c command, o outcome) {
 	if s := strings.TrimSpace(o.stdout + o.stderr); s != "" {
 		w.note("   -> %d %s", o.code, s)
@@ -239,8 +238,7 @@ func (w *world) after(c command, o outcome) {
 	}
 }
 
-// interrupted is told of a command that was not acknowledged. A killed ADD may have made the first
-// promise of its pod.
+// interrupted records a command that was not acknowledged. A killed ADD may have made its pod's first promise.
 func (w *world) interrupted(c command) {
 	id := c.pod.identity()
 	if c.verb == "ADD" && c.pod.retains() && w.promises[id] == nil {
@@ -290,7 +288,7 @@ func overlap(a, b []netip.Addr) bool {
 	return slices.ContainsFunc(a, func(x netip.Addr) bool { return slices.Contains(b, x) })
 }
 
-// added is told of an acknowledged ADD.
+// added records an acknowledged ADD.
 func (w *world) added(c command, addrs []netip.Addr) {
 	id := c.pod.identity()
 	for ctr, a := range w.containers {
@@ -506,7 +504,7 @@ func (w *world) clean(when string, l *ledger.Ledger) {
 	}
 }
 
-// audit holds the files against what was acknowledged.
+// audit checks the files against what was acknowledged.
 func (w *world) audit() {
 	w.t.Helper()
 	addrs, err := w.ledger(0).List()
