@@ -167,8 +167,8 @@ func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books [
 	return ready, whole
 }
 
-// netnsOf returns the network namespace of a running sandbox; without an inode if it cannot be seen, zero if the runtime
-// does not say.
+// netnsOf returns the network namespace of a running sandbox; without an inode if it cannot be seen, zero if the
+// runtime does not say.
 func (r *reconciler) netnsOf(ctx context.Context, s Sandbox) ledger.Netns {
 	path, err := r.cri.Netns(ctx, s.ID)
 	if err != nil || path == "" {

@@ -96,8 +96,8 @@ func (a *Agent) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return a.node.cluster.productPods(ctx, agentComponent, "spec.nodeName="+a.node.Name)
 }
 
-// WaitReady waits until the agent is running and reports that it is ready. It asks the agent itself: kubelet probes only
-// every few seconds.
+// WaitReady waits until the agent is running and reports that it is ready. It asks the agent itself, because kubelet
+// probes only every few seconds.
 func (a *Agent) WaitReady(ctx context.Context) error {
 	ask := getFrom(a.node.Node, agentReady)
 	return Until(ctx, "the agent of "+a.node.Name+" to be ready", func() (bool, error) {

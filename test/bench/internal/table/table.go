@@ -72,9 +72,13 @@ type Goal struct {
 	value float64
 }
 
-// Below, AtMost and AtLeast are the goals of a figure.
-func Below(v float64) Goal   { return Goal{"<", v} }
-func AtMost(v float64) Goal  { return Goal{"<=", v} }
+// Below is the goal of a figure that must be less than v.
+func Below(v float64) Goal { return Goal{"<", v} }
+
+// AtMost is the goal of a figure that must not exceed v.
+func AtMost(v float64) Goal { return Goal{"<=", v} }
+
+// AtLeast is the goal of a figure that must reach v.
 func AtLeast(v float64) Goal { return Goal{">=", v} }
 
 func (g Goal) reachedBy(v float64) bool {
