@@ -57,8 +57,8 @@ func newMetrics(r *prometheus.Registry) *metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return register.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
 	}
-	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return register.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	perNetwork := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return register.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append([]string{"network"}, labels...))
 	}
 	gauge := func(name, help string) prometheus.Gauge {
 		return register.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
@@ -66,15 +66,15 @@ func newMetrics(r *prometheus.Registry) *metrics {
 	m := &metrics{
 		registry: r,
 		books:    newBookMetrics(r),
-		restores: counters("stayput_restores_total", "Pods given back their retained addresses.", "network"),
-		misses: counters("stayput_restore_misses_total", "Pods given other addresses than those promised, by reason.",
-			"network", "reason"),
-		refused: counters("stayput_retentions_refused_total", "Retentions refused because too many addresses are promised.",
-			"network"),
-		clamped:   counters("stayput_retentions_clamped_total", "Retentions shortened to the network's maximum.", "network"),
-		expired:   counters("stayput_retentions_expired_total", "Retentions expired.", "network"),
-		released:  counters("stayput_retentions_released_total", "Retentions ended on request.", "network"),
-		reclaimed: counters("stayput_addresses_reclaimed_total", "Leaked addresses reclaimed.", "network"),
+		restores: perNetwork("stayput_restores_total", "Pods given back their retained addresses."),
+		misses: perNetwork("stayput_restore_misses_total",
+			"Pods given other addresses than those promised, by reason.", "reason"),
+		refused: perNetwork("stayput_retentions_refused_total",
+			"Retentions refused because too many addresses are promised."),
+		clamped:   perNetwork("stayput_retentions_clamped_total", "Retentions shortened to the network's maximum."),
+		expired:   perNetwork("stayput_retentions_expired_total", "Retentions expired."),
+		released:  perNetwork("stayput_retentions_released_total", "Retentions ended on request."),
+		reclaimed: perNetwork("stayput_addresses_reclaimed_total", "Leaked addresses reclaimed."),
 
 		badAnnotations: counter("stayput_invalid_annotations_total", "Running pods observed with invalid annotations."),
 		verifyFailures: counter("stayput_verify_failures_total", "Pods without an address that is bound to them."),
