@@ -227,8 +227,8 @@ func (t *Workloads) LookUp(ctx context.Context) {
 			}
 		}
 		if changed {
-			log.FromContext(ctx).Info("Kind of workload changed", "kind", k.GVK.String(), "readable", problem == nil, "reason",
-				fmt.Sprint(problem))
+			log.FromContext(ctx).Info("Kind of workload changed", "kind", k.GVK.String(), "readable", problem == nil,
+				"reason", fmt.Sprint(problem))
 			for _, changed := range subscribers {
 				changed(k.GVK.GroupKind())
 			}

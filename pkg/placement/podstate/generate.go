@@ -269,8 +269,8 @@ func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Res
 }
 
 // named returns the object with a workload's name, or nil. It may be the cache's own and must not be changed.
-func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref) (*kruisev1alpha1.PersistentPodState,
-	error) {
+func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref) (
+	*kruisev1alpha1.PersistentPodState, error) {
 	s := &kruisev1alpha1.PersistentPodState{}
 	if err := from.Get(ctx, ref.Key(), s, client.UnsafeDisableDeepCopy); err != nil {
 		if cluster.Absent(err) {
@@ -282,8 +282,8 @@ func (g *generating) named(ctx context.Context, from client.Reader, ref home.Ref
 }
 
 // end deletes the generated object of a workload that is gone with all its pods.
-func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (reconcile.Result,
-	error) {
+func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha1.PersistentPodState) (
+	reconcile.Result, error) {
 	i := slices.IndexFunc(all, generated)
 	if i < 0 {
 		return reconcile.Result{}, nil

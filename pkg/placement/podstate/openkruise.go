@@ -123,8 +123,8 @@ func watchKruise[request comparable](k *openKruise, c controller.TypedController
 				queue.Add(r)
 			}
 		}
-		registration, err := k.informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: enqueue,
-			DeleteFunc: enqueue})
+		handler := toolscache.ResourceEventHandlerFuncs{AddFunc: enqueue, DeleteFunc: enqueue}
+		registration, err := k.informer.AddEventHandler(handler)
 		if err != nil {
 			return err
 		}

@@ -31,8 +31,8 @@ type Records struct {
 // Add registers the loops with a manager. If PersistentPodStates cannot be read, the result is nil and the manager ends
 // with an error as soon as they can. leads reports whether this replica leads, uninstalling whether stayput is being
 // uninstalled.
-func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool) (*Records,
-	error) {
+func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool) (
+	*Records, error) {
 	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
 		return nil, err
 	} else if !ok {

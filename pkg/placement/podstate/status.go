@@ -122,8 +122,8 @@ func (w *statusWriter) write(ctx context.Context, ref home.Ref, s *kruisev1alpha
 	}
 	err := w.apply(ctx, s, want)
 	if err != nil && strings.Contains(err.Error(), "field not declared in schema") && !w.plain() {
-		log.FromContext(ctx).Info("Leaving out status.conditions, pods and recorded, which OpenKruise's CRD lacks", "reason",
-			err.Error())
+		log.FromContext(ctx).Info("Leaving out status.conditions, pods and recorded, which OpenKruise's CRD lacks",
+			"reason", err.Error())
 		w.plainUntil.Store(w.now().Add(plainFor).UnixNano())
 		err = w.apply(ctx, s, plain(want))
 	}
@@ -148,17 +148,17 @@ func (w *statusWriter) apply(ctx context.Context, s *kruisev1alpha1.PersistentPo
 	status.Pods, status.Recorded = want.Pods, want.Recorded
 	states := make(map[string]kruiseac.PodStateApplyConfiguration, len(want.PodStates))
 	for name, state := range want.PodStates {
-		states[name] = *kruiseac.PodState().WithNodeName(state.NodeName).WithNodeTopologyLabels(
-			state.NodeTopologyLabels).WithAnnotations(state.Annotations)
+		states[name] = *kruiseac.PodState().WithNodeName(state.NodeName).
+			WithNodeTopologyLabels(state.NodeTopologyLabels).WithAnnotations(state.Annotations)
 	}
 	status.WithPodStates(states)
 	for _, c := range want.Conditions {
-		status.WithConditions(metav1ac.Condition().WithType(c.Type).WithStatus(c.Status).WithReason(c.Reason).WithMessage(
-			c.Message).
+		status.WithConditions(metav1ac.Condition().WithType(c.Type).WithStatus(c.Status).
+			WithReason(c.Reason).WithMessage(c.Message).
 			WithObservedGeneration(c.ObservedGeneration).WithLastTransitionTime(c.LastTransitionTime))
 	}
-	object := kruiseac.PersistentPodState(s.Name,
-		s.Namespace).WithUID(s.UID).WithResourceVersion(s.ResourceVersion).WithStatus(status)
+	object := kruiseac.PersistentPodState(s.Name, s.Namespace).
+		WithUID(s.UID).WithResourceVersion(s.ResourceVersion).WithStatus(status)
 	err := w.client.Status().Apply(ctx, object, client.ForceOwnership,
 		client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
