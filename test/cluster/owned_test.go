@@ -169,14 +169,18 @@ func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
 	apply(t, c, ns, deployment("front", 3, map[string]string{retainIP: "while-owned", "stayput.io/identity": "front"}))
 	before := deployed(t, c, ns, "front", 3, nil)
 	kubectl(t, c, "uncordon", "node-3")
-	for _, pod := range before {
-		r := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound, with its Deployment", func(r *v1alpha1.RetainedIP) bool {
-			return bound(r) && r.Spec.Workload != nil
-		})
-		if r.Spec.Identity != "front" || r.Spec.Workload.Kind != "Deployment" || r.Spec.Workload.Name != "front" {
-			t.Errorf("%s belongs to %+v", r.Name, r.Spec)
+	// The controller learns the Deployment from the pod's ReplicaSet, which must still exist then.
+	belong := func(pods []*corev1.Pod) {
+		for _, pod := range pods {
+			r := shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound, with its Deployment", func(r *v1alpha1.RetainedIP) bool {
+				return bound(r) && r.Spec.Workload != nil
+			})
+			if r.Spec.Identity != "front" || r.Spec.Workload.Kind != "Deployment" || r.Spec.Workload.Name != "front" {
+				t.Errorf("%s belongs to %+v", r.Name, r.Spec)
+			}
 		}
 	}
+	belong(before)
 	scaleDeployment := func(replicas string) {
 		kubectl(t, c, "scale", "deployment/front", "--replicas="+replicas, "-n", ns)
 	}
@@ -196,6 +200,7 @@ func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
 	if !slices.Equal(at(before), at(after)) {
 		t.Errorf("the addresses were %v and are %v", at(before), at(after))
 	}
+	belong(after)
 	kubectl(t, c, "delete", "deployment", "front", "-n", ns)
 	freedOrKept(t, c, ns, after, false)
 }
