@@ -17,13 +17,11 @@ func uninstallCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Put this node back as it was before stayput",
-		Long: "Remove stayput's CNI configuration, free the retained addresses of every network, and remove the plugin " +
-			"and\n" +
-			"stayput's records. The daemon does the same when stayput is uninstalled from the cluster; this command is for a\n" +
-			"node whose agent did not run then. Running pods keep their addresses; host-local frees them when they end. Run " +
-			"it\n" +
-			"after the daemon has ended; it may be run more than once. In a container that sees the node's processes, use\n" +
-			"--root=/proc/1/root.",
+		Long: `Remove stayput's CNI configuration, free the retained addresses of every network, and remove the plugin and
+stayput's records. The daemon does the same when stayput is uninstalled from the cluster; this command is for a
+node whose agent did not run then. Running pods keep their addresses; host-local frees them when they end. Run it
+after the daemon has ended; it may be run more than once. In a container that sees the node's processes, use
+--root=/proc/1/root.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// A mount of the node's files would not do: it does not show the network namespaces of pods that start from now

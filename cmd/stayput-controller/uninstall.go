@@ -36,9 +36,8 @@ func ungateCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ungate --all",
 		Short: "Ungate every pod that waits for its placement",
-		Long: "Ungate every pod that waits for its placement: the scheduler is free to place it. For use during an " +
-			"uninstallation,\n" +
-			"after the admission policies that gate pods are gone. It may be run more than once.",
+		Long: `Ungate every pod that waits for its placement: the scheduler is free to place it. For use during an
+uninstallation, after the admission policies that gate pods are gone. It may be run more than once.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !all {
