@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -287,8 +288,8 @@ func (c *Config) Policy() (*ledger.Policy, error) {
 	return &p, err
 }
 
-// Requested returns the addresses that the runtime asks for, from all three places that host-local knows: IP in
-// CNI_ARGS, which is fromArgs, args.cni.ips and runtimeConfig.ips.
+// Requested returns the addresses that the runtime asks for, each once, from all three places that host-local knows: IP
+// in CNI_ARGS, which is fromArgs, args.cni.ips and runtimeConfig.ips. Multus fills in more than one of them.
 func (c *Config) Requested(fromArgs string) ([]netip.Addr, error) {
 	var out []netip.Addr
 	add := func(field, s string) error {
@@ -296,7 +297,9 @@ func (c *Config) Requested(fromArgs string) ([]netip.Addr, error) {
 		if err != nil {
 			return fmt.Errorf("%s: %w", field, err)
 		}
-		out = append(out, a)
+		if !slices.Contains(out, a) {
+			out = append(out, a)
+		}
 		return nil
 	}
 	if fromArgs != "" {
