@@ -286,6 +286,9 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 	case found[ByHand]:
 		return ByHand, ""
 	case found[Stock] && !found[Foreign]:
+		if why := unspoken(list); why != "" {
+			return Foreign, why
+		}
 		return Stock, ""
 	}
 	var types []string
@@ -301,6 +304,24 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 		return Foreign, why
 	}
 	return Foreign, fmt.Sprintf("no plugin of it (%s) uses host-local", strings.Join(types, ", "))
+}
+
+// unspoken returns which version of a list the plugin does not speak, "" if it speaks all: host-local may be a newer
+// program, and the runtime takes the newest of cniVersions that it knows itself.
+func unspoken(list map[string]any) string {
+	one := []any{list["cniVersion"]}
+	several, _ := list["cniVersions"].([]any)
+	for i, v := range slices.Concat(one, several) {
+		if v, _ := v.(string); v != "" && !Speaks(v) {
+			key := "cniVersion"
+			if i > 0 {
+				key = "cniVersions"
+			}
+			return fmt.Sprintf("%s: %.64q is none that the plugin speaks (%s to %s)",
+				key, v, Versions[0], Versions[len(Versions)-1])
+		}
+	}
+	return ""
 }
 
 // plain is a plugin without IPAM, such as portmap. It stays as it is.

@@ -6,6 +6,8 @@
 package netconf
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -28,6 +30,9 @@ const AnnotationsCapability = "io.kubernetes.cri.pod-annotations"
 // ErrSyntax is wrapped by the error of Parse if the configuration is not a JSON object.
 var ErrSyntax = errors.New("the network configuration does not parse")
 
+// Versions are those of the CNI specification that the plugin speaks, oldest first (CNI SPEC, "Protocol parameters").
+var Versions = [...]string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
 // Config is the configuration that the main plugin hands on: host-local's, with stayput's own keys beside them in the
 // ipam section (https://www.cni.dev/plugins/current/ipam/host-local/):
 //
@@ -36,7 +41,9 @@ var ErrSyntax = errors.New("the network configuration does not parse")
 //	promisedShare     the share of each range that may be promised, bound and retained together: more than
 //	                  0, at most 1; default 0.5
 type Config struct {
-	Name, CNIVersion  string
+	Name string
+	// CNIVersion is one of Versions, or whatever else the configuration says: Speaks tells. Without one it is 0.1.0.
+	CNIVersion        string
 	DataDir, StateDir string // empty: the default
 	root, ipam        object
 }
@@ -50,9 +57,7 @@ func Parse(stdin []byte) (*Config, error) {
 	if c.root, err = parseObject(stdin); err != nil {
 		return c, fmt.Errorf("%w: %v", ErrSyntax, err)
 	}
-	if c.CNIVersion, err = c.root.str("cniVersion"); err != nil {
-		return c, err
-	}
+	c.CNIVersion = c.root.version()
 	if c.Name, err = c.root.str("name"); err != nil {
 		return c, err
 	}
@@ -70,6 +75,22 @@ func Parse(stdin []byte) (*Config, error) {
 	}
 	c.StateDir, err = c.directory("stateDir")
 	return c, err
+}
+
+// Speaks reports whether the plugin speaks a version of CNI.
+func Speaks(version string) bool { return slices.Contains(Versions[:], version) }
+
+// version returns the version that a configuration says, JSON if it is no string: a DEL does not depend on it.
+func (o object) version() string {
+	switch v, _ := o.lookup("cniVersion"); v := v.(type) {
+	case nil:
+		return Versions[0]
+	case string:
+		return cmp.Or(v, Versions[0])
+	default:
+		b, _ := json.Marshal(v)
+		return string(b)
+	}
 }
 
 // ValidName reports whether s is a container ID or network name that CNI allows: [a-zA-Z0-9][a-zA-Z0-9_.\-]*, as

@@ -40,7 +40,7 @@ func (p *Plugin) Run() int {
 	command := p.Getenv("CNI_COMMAND")
 	if command == "" {
 		fmt.Fprintf(p.Stderr, "CNI plugin stayput %s\nCNI protocol versions supported: %s\n",
-			p.Version, strings.Join(supportedVersions, ", "))
+			p.Version, strings.Join(netconf.Versions[:], ", "))
 		return 0
 	}
 	call := &call{Plugin: p, command: command, begin: time.Now()}
@@ -70,8 +70,8 @@ type call struct {
 }
 
 func (c *call) fail(err *Error) {
-	err.CNIVersion = supportedVersions[len(supportedVersions)-1]
-	if c.conf != nil && slices.Contains(supportedVersions, c.conf.CNIVersion) {
+	err.CNIVersion = newest()
+	if c.conf != nil && netconf.Speaks(c.conf.CNIVersion) {
 		err.CNIVersion = c.conf.CNIVersion
 	}
 	b, _ := json.Marshal(err) // strings and a number marshal
@@ -97,9 +97,8 @@ func (c *call) write(b []byte) {
 
 func (c *call) dispatch() *Error {
 	if c.command == "VERSION" {
-		newest := supportedVersions[len(supportedVersions)-1]
 		c.write(fmt.Appendf(nil, `{"cniVersion":%q,"supportedVersions":["%s"]}`,
-			newest, strings.Join(supportedVersions, `","`)))
+			newest(), strings.Join(netconf.Versions[:], `","`)))
 		return nil
 	}
 	run, ok := map[string]func() *Error{
@@ -126,10 +125,11 @@ func (c *call) dispatch() *Error {
 	}
 	needs := map[string]string{"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}[c.command]
 	switch {
-	case !slices.Contains(supportedVersions, conf.CNIVersion):
+	case c.command == "DEL": // it has no result, and must work however the configuration has changed since the ADD
+	case !netconf.Speaks(conf.CNIVersion):
 		return &Error{Code: codeIncompatibleVersion, Msg: "incompatible CNI versions",
 			Details: fmt.Sprintf("cniVersion: the configuration has %.64q, stayput supports %q",
-				conf.CNIVersion, supportedVersions)}
+				conf.CNIVersion, netconf.Versions)}
 	case needs != "" && !atLeast(conf.CNIVersion, needs):
 		return errorf(codeIncompatibleVersion, "cniVersion: %s does not allow %s: expected %s or newer",
 			conf.CNIVersion, c.command, needs)
@@ -195,6 +195,9 @@ func (c *call) add() *Error {
 	c.ending = spool.AddFailed
 	n, err := c.conf.Network()
 	if err != nil {
+		return configError(err)
+	}
+	if err := fits(c.conf.CNIVersion, n.Ranges); err != nil {
 		return configError(err)
 	}
 	args, err := parseArgs(c.Getenv("CNI_ARGS"))

@@ -12,12 +12,12 @@ import (
 	"github.com/stayput/stayput/pkg/netconf"
 )
 
-// The CNI versions that the plugin speaks, oldest first (CNI SPEC, "Protocol parameters").
-var supportedVersions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+// newest is the version that the plugin speaks if it is not told one.
+func newest() string { return netconf.Versions[len(netconf.Versions)-1] }
 
-// atLeast reports whether a supported version is v or newer.
+// atLeast reports whether a version that the plugin speaks is v or newer.
 func atLeast(version, v string) bool {
-	return slices.Index(supportedVersions, version) >= slices.Index(supportedVersions, v)
+	return slices.Index(netconf.Versions[:], version) >= slices.Index(netconf.Versions[:], v)
 }
 
 // The error codes of the CNI SPEC, section "Error", that the plugin answers with.
@@ -56,9 +56,14 @@ func errorf(code uint, format string, args ...any) *Error {
 // result is an IPAM plugin's ADD result (CNI SPEC, "Delegated Plugins (IPAM)"): without interfaces.
 type result struct {
 	version string
-	ips     []string // encoded
+	ips     []ipConfig
 	routes  []map[string]any
 	dns     *dns
+}
+
+type ipConfig struct {
+	address netip.Prefix
+	gateway netip.Addr
 }
 
 type dns struct {
@@ -68,27 +73,35 @@ type dns struct {
 	Options     []string `json:"options,omitempty"`
 }
 
-// add appends an address with its range's prefix length and gateway. Until 0.4.0 it also says its family.
+// add appends an address with its range's prefix length and gateway.
 func (r *result) add(set ledger.RangeSet, a netip.Addr) {
 	for _, rg := range set {
-		if !rg.Contains(a) {
-			continue
+		if rg.Contains(a) {
+			r.ips = append(r.ips, ipConfig{netip.PrefixFrom(a, rg.Subnet.Bits()), rg.Gateway})
 		}
-		family := ""
-		if !atLeast(r.version, "1.0.0") {
-			family = `"version":"4",`
-			if a.Is6() {
-				family = `"version":"6",`
-			}
-		}
-		prefix := netip.PrefixFrom(a, rg.Subnet.Bits())
-		r.ips = append(r.ips, fmt.Sprintf(`{%s"address":"%s","gateway":"%s"}`, family, prefix, rg.Gateway))
 	}
 }
 
 // encode writes the part that every result has by hand: reflection over structs would cost more than all the rest.
 func (r *result) encode() []byte {
-	b := fmt.Appendf(nil, `{"cniVersion":"%s","ips":[%s]`, r.version, strings.Join(r.ips, ","))
+	if !atLeast(r.version, "0.3.0") {
+		return r.encodeByFamily()
+	}
+	b := fmt.Appendf(nil, `{"cniVersion":"%s","ips":[`, r.version)
+	for i, ip := range r.ips {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		family := ""
+		if !atLeast(r.version, "1.0.0") {
+			family = `"version":"4",`
+			if ip.address.Addr().Is6() {
+				family = `"version":"6",`
+			}
+		}
+		b = fmt.Appendf(b, `{%s"address":"%s","gateway":"%s"}`, family, ip.address, ip.gateway)
+	}
+	b = append(b, ']')
 	if len(r.routes) > 0 {
 		routes, _ := json.Marshal(r.routes) // strings and numbers marshal
 		b = append(append(b, `,"routes":`...), routes...)
@@ -98,6 +111,58 @@ func (r *result) encode() []byte {
 		b = append(append(b, `,"dns":`...), dns...)
 	}
 	return append(b, '}')
+}
+
+// encodeByFamily writes a result of CNI before 0.3.0: one address of each family at most, with the routes of its
+// family, of which only destination and gateway are said.
+func (r *result) encodeByFamily() []byte {
+	type route struct {
+		Dst any `json:"dst"`
+		GW  any `json:"gw,omitempty"`
+	}
+	type family struct {
+		IP      netip.Prefix `json:"ip"`
+		Gateway netip.Addr   `json:"gateway"`
+		Routes  []route      `json:"routes,omitempty"`
+	}
+	out := struct {
+		CNIVersion string  `json:"cniVersion"`
+		IP4        *family `json:"ip4,omitempty"`
+		IP6        *family `json:"ip6,omitempty"`
+		DNS        *dns    `json:"dns,omitempty"`
+	}{CNIVersion: r.version, DNS: r.dns}
+	for _, ip := range r.ips {
+		f := &family{IP: ip.address, Gateway: ip.gateway}
+		is4 := ip.address.Addr().Is4()
+		for _, rt := range r.routes {
+			dst, _ := rt["dst"].(string)
+			if p, err := netip.ParsePrefix(dst); err == nil && p.Addr().Unmap().Is4() == is4 {
+				f.Routes = append(f.Routes, route{dst, rt["gw"]})
+			}
+		}
+		if is4 {
+			out.IP4 = f
+		} else {
+			out.IP6 = f
+		}
+	}
+	b, _ := json.Marshal(out) // strings, addresses and lists of them marshal
+	return b
+}
+
+// fits returns an error if a result of the version cannot say an address of each range set.
+func fits(version string, sets []ledger.RangeSet) error {
+	if atLeast(version, "0.3.0") {
+		return nil
+	}
+	count := map[bool]int{}
+	for _, set := range sets {
+		is4 := set[0].Start.Is4()
+		if count[is4]++; count[is4] > 1 {
+			return fmt.Errorf("ipam.ranges: %d range sets: cniVersion %s allows one address of each family", len(sets), version)
+		}
+	}
+	return nil
 }
 
 // resolvConf returns what ipam.resolvConf names, nil without it.

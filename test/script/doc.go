@@ -62,8 +62,9 @@
 //	cnierror CODE REGEXP         the last failure
 //	event REASON POD [REGEXP]    the agent finds the event in the spool
 //	snapshot, unchanged          both directories, byte for byte
-//	alike FILE [adds=N] [KEY=VALUE...]   stayput and host-local answer the same, in every CNI version;
-//	                                     with !, both refuse
+//	alike FILE [adds=N] [from=VERSION] [to=VERSION] [KEY=VALUE...]
+//	                             stayput and host-local answer the same, in every CNI version or in these; with !, both
+//	                             refuse
 //	excuse REGEXP, leaks REGEXP  what the epilogue may find: violations, addresses that remain bound
 //
 // and testscript's own: exists, stdout, stderr, exec, rm, env, cmp.
