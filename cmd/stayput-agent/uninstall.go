@@ -24,8 +24,6 @@ after the daemon has ended; it may be run more than once. In a container that se
 --root=/proc/1/root.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// A mount of the node's files would not do: it does not show the network namespaces of pods that start from now
-			// on, and a pod without its namespace counts as ended.
 			if root != "" {
 				if err := chroot(root); err != nil {
 					return fmt.Errorf("--root: %w", err)

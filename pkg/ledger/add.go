@@ -102,6 +102,7 @@ func (t *decision) add(req AddRequest) error {
 	if _, err := t.newcomer(req.Attachment); err != nil {
 		return err
 	}
+	t.own = req.Netns
 	a := &adding{decision: t, AddRequest: req}
 	if a.Pod.Name == "" {
 		return a.allocate()

@@ -94,6 +94,7 @@ func (l *Ledger) Move(from Attachment, to AddRequest) (*Result, error) {
 // new entry, the address files, durable; the old entry goes last. Killed in between, each address is bound by one
 // of two attachments that hold the claim: the DEL of either, their death or the owner's next ADD make it whole.
 func (t *decision) move(from Attachment, to AddRequest) error {
+	t.own = to.Netns
 	e, mine, err := t.known(from)
 	if err != nil {
 		return err

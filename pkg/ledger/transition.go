@@ -112,6 +112,9 @@ type decision struct {
 	out *outcome
 	// repair: the claim of the command's key did not parse and was put together again.
 	repair bool
+	// own is the namespace of the command's own attachment; zero: it has none. That it is visible shows that others would
+	// be, too.
+	own Netns
 }
 
 // run makes a decision under the lock and carries it out.
@@ -130,7 +133,13 @@ func (l *Ledger) run(f func(*decision) error) (*Result, error) {
 
 // What the decisions share.
 
-func (t *decision) alive(e *entry) bool { return t.liveness(e.netns, e.boot) != Dead }
+// alive reports whether an attachment may still run. One of this boot has ended if its namespace is gone, but only in
+// the eyes of those who would see it: an agent without mount propagation sees none of a pod that started after it.
+func (t *decision) alive(e *entry) bool {
+	return t.liveness(e.netns, e.boot) != Dead || e.boot == t.now.BootID && !t.sees()
+}
+
+func (t *decision) sees() bool { return t.own.Ino != 0 && t.liveness(t.own, "") == Alive }
 
 func valueOf(p *Policy) Policy {
 	if p == nil {

@@ -11,8 +11,8 @@ import (
 
 // Freed is what Uninstall did.
 type Freed struct {
-	// Addrs were retained, or left behind by an attachment that is dead, and are free. InUse were promised to
-	// attachments that live: they are ordinary ones now, and become free when these end.
+	// Addrs were retained, or bound in an earlier boot, and are free. InUse were promised to attachments of this boot:
+	// they are ordinary ones now, and become free at the DELs of these.
 	Addrs, InUse []netip.Addr
 }
 
@@ -58,7 +58,7 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 		e := byAtt[sl.att]
 		switch {
 		case sl.state == slotRetained, sl.state == slotNewer, sl.state == slotGarbage && len(sl.raw) > 0 && sl.raw[0] == '{',
-			sl.state == slotBound && e != nil && e.claim != "" && s.liveness(e.netns, e.boot) == Dead:
+			sl.state == slotBound && e != nil && e.claim != "" && e.boot != now.BootID:
 			if err := s.remove(s.slotPath(a)); err != nil {
 				return freed, err
 			}

@@ -260,8 +260,8 @@ func TestUninstallIsFinishedByTheNextOneWhereverItWasKilled(t *testing.T) {
 		stopped(w, "home", tenMinutes)
 		stopped(w, "set", shared)
 		running, addrs, _ := w.add("running", forever)
-		dead, _, _ := w.add("dead", forever)
-		delete(w.netns, w.live[dead].netns.Path)
+		dead, deadAddrs, _ := w.add("dead", forever)
+		delete(w.netns, w.live[dead].netns.Path) // its DEL is host-local's
 		job, jobAddrs, _ := w.add("job", ordinary)
 		killed := w.killAt(n, func() {
 			_, err := w.ledger().Uninstall()
@@ -281,7 +281,7 @@ func TestUninstallIsFinishedByTheNextOneWhereverItWasKilled(t *testing.T) {
 				w.failf("%s is left", name)
 			}
 		}
-		for att, addrs := range map[Attachment][]netip.Addr{running: addrs, job: jobAddrs} {
+		for att, addrs := range map[Attachment][]netip.Addr{running: addrs, dead: deadAddrs, job: jobAddrs} {
 			for _, a := range addrs {
 				path := filepath.Join("/data/net", a.String())
 				b, err := w.fs.ReadFile(path)
@@ -303,5 +303,17 @@ func TestUninstallIsFinishedByTheNextOneWhereverItWasKilled(t *testing.T) {
 		if !killed {
 			break
 		}
+	}
+}
+
+func TestUninstallFreesWhatWasPromisedToThePodsOfAnEarlierBoot(t *testing.T) {
+	w := newWorld(t, testNetwork("10.0.0.0/28", ""))
+	_, addrs, err := w.add("home", tenMinutes)
+	must.Do(t, err)
+	w.boot(time.Minute)
+	freed, err := w.ledger().Uninstall()
+	must.Do(t, err)
+	if !slices.Equal(freed.Addrs, addrs) || freed.InUse != nil {
+		t.Errorf("%+v", freed)
 	}
 }
