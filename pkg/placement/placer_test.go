@@ -204,3 +204,29 @@ func TestTheCacheKeepsThatAPodIsPinned(t *testing.T) {
 		}
 	}
 }
+
+func TestTheCacheKeepsWhatTheSchedulerSaysOfAPodWithoutANode(t *testing.T) {
+	const full = "0/3 nodes are available: 1 Insufficient cpu."
+	never := corev1.PreemptNever
+	said := func(p *corev1.Pod) {
+		p.Spec.PreemptionPolicy = &never
+		p.Status.NominatedNodeName, p.Status.Conditions[0].Message = "node-1", full
+	}
+	for name, c := range map[string]struct {
+		pod  *corev1.Pod
+		kept bool
+	}{
+		"without a node": {hometest.Pod(hometest.Pinned, said), true},
+		"with a node":    {hometest.Pod(hometest.Pinned, said, func(p *corev1.Pod) { p.Spec.NodeName = "node-1" }), false},
+	} {
+		o, err := stripPod(c.pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := o.(*corev1.Pod)
+		if (pod.Status.NominatedNodeName == "node-1" && pod.Spec.PreemptionPolicy != nil) != c.kept ||
+			pod.Status.Conditions[0].Message != full {
+			t.Errorf("%s: kept %+v, %+v", name, pod.Spec, pod.Status)
+		}
+	}
+}

@@ -18,16 +18,24 @@ func stripPod(o any) (any, error) {
 	if pod.Spec.NodeName == "" { // what its placement depends on
 		spec.SchedulingGates, spec.Affinity = pod.Spec.SchedulingGates, pod.Spec.Affinity
 		spec.NodeSelector, spec.Tolerations = pod.Spec.NodeSelector, pod.Spec.Tolerations
+		spec.PreemptionPolicy = pod.Spec.PreemptionPolicy
 	}
-	pod.Spec = spec
 	status := corev1.PodStatus{Phase: pod.Status.Phase, PodIP: pod.Status.PodIP, Reason: pod.Status.Reason,
 		StartTime: pod.Status.StartTime}
 	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady || c.Type == corev1.PodScheduled {
-			status.Conditions = append(status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status, Reason: c.Reason})
+		if c.Type != corev1.PodReady && c.Type != corev1.PodScheduled {
+			continue
 		}
+		kept := corev1.PodCondition{Type: c.Type, Status: c.Status, Reason: c.Reason}
+		if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable {
+			kept.Message = c.Message // whether its home is the cause
+		}
+		status.Conditions = append(status.Conditions, kept)
 	}
-	pod.Status = status
+	if pod.Spec.NodeName == "" {
+		status.NominatedNodeName = pod.Status.NominatedNodeName
+	}
+	pod.Spec, pod.Status = spec, status
 	return pod, nil
 }
 
@@ -55,7 +63,9 @@ func stripNode(o any) (any, error) {
 	var status corev1.NodeStatus
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
-			status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
+			status.Conditions = []corev1.NodeCondition{{
+				Type: c.Type, Status: c.Status, LastTransitionTime: c.LastTransitionTime,
+			}}
 		}
 	}
 	node.Status = status
