@@ -90,7 +90,11 @@ func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) er
 			return err
 		}
 		if cl != nil && slices.Contains(cl.Addrs, a) {
-			t.out.do(putSlot{a, retainedOf(cl, t.now, ns).encode(), s})
+			r := retainedOf(cl, t.now, ns)
+			if r.Bound, err = t.written(a); err != nil {
+				return err
+			}
+			t.out.do(putSlot{a, r.encode(), s})
 			t.out.addrs = append(t.out.addrs, a)
 		} else {
 			t.out.do(freeSlot{a, s})

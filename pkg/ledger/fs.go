@@ -41,8 +41,9 @@ type FileSystem interface {
 	Chmod(path string, mode uint32) error
 	// Mkdir makes one directory; an existing one is an error that satisfies fs.ErrExist.
 	Mkdir(path string) error
-	// ChangeTime is the modification time of a directory in nanoseconds: it moves when an entry comes or goes.
-	ChangeTime(dir string) (int64, error)
+	// ChangeTime is the modification time of a file or directory in nanoseconds: that of a file moves when it is written,
+	// that of a directory when an entry comes or goes.
+	ChangeTime(path string) (int64, error)
 	// Lock takes the exclusive flock(2) on path, which it creates if necessary, and blocks until it has it.
 	// unlock gives it back.
 	Lock(path string) (unlock func(), err error)
@@ -200,10 +201,10 @@ func (Disk) Chmod(path string, mode uint32) error {
 }
 func (Disk) Mkdir(path string) error { return pathError("mkdir", path, unix.Mkdir(path, 0o755)) }
 
-func (Disk) ChangeTime(dir string) (int64, error) {
+func (Disk) ChangeTime(path string) (int64, error) {
 	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil {
-		return 0, pathError("stat", dir, err)
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, pathError("stat", path, err)
 	}
 	return st.Mtim.Nano(), nil
 }

@@ -37,6 +37,8 @@ type Address struct {
 	// Key and Policy are of the claim, if there is one.
 	Key    *Key
 	Policy Policy
+	// Bound is when the address was bound for the last time; zero: not known.
+	Bound time.Time
 	// Since and Left are of a retained address; unless Ends it has no end.
 	Since time.Time
 	Left  time.Duration
@@ -103,10 +105,11 @@ func (p *picture) addresses(l *Ledger, now Instant) (out []Address) {
 				ad.State = StateNewer
 				break
 			}
-			ad.State, ad.Key, ad.Policy, ad.Since, ad.Netns = StateRetained, &r.Key, r.Policy, r.Since, r.Netns
+			ad.State, ad.Key, ad.Policy, ad.Netns = StateRetained, &r.Key, r.Policy, r.Netns
+			ad.Bound, ad.Since = r.Bound, r.Since
 			ad.Left, ad.Ends = r.Expires(now)
 		case slotBound:
-			ad.State, ad.Attachment = StateBound, sl.att
+			ad.State, ad.Attachment, ad.Bound = StateBound, sl.att, sl.written
 			e := entries[sl.att]
 			if e == nil {
 				ad.Newer = p.newerEntries[sl.att.hash()]

@@ -18,7 +18,8 @@ import (
 // of them for each, independently: changes may be dropped and reordered, and unsynced content is torn.
 type memFS struct {
 	root   *memNode
-	mtime  int64
+	mtime  int64      // of the directory that changed last: no two have the same
+	clock  *fakeClock // of the files
 	locked bool
 	// before is called before every operation that changes something. An error fails the operation; a
 	// panic is a kill -9.
@@ -37,7 +38,7 @@ type memNode struct {
 
 func newMemDir() *memNode { return &memNode{isDir: true, dir: map[string][]*memNode{}, mode: 0o755} }
 
-func newMemFS() *memFS { return &memFS{root: newMemDir()} }
+func newMemFS(clock *fakeClock) *memFS { return &memFS{root: newMemDir(), clock: clock} }
 
 func (m *memFS) change(op, path string) error {
 	m.ops++
@@ -149,6 +150,7 @@ func (m *memFS) WriteFile(path string, data []byte, mode uint32) error {
 		n.content = append(n.content, []byte{})
 	}
 	n.sized = false
+	n.mtime = m.clock.now.Wall.UnixNano()
 	if err := m.change("write", path); err != nil {
 		return err
 	}
@@ -306,10 +308,10 @@ func (m *memFS) Mkdir(path string) error {
 	return nil
 }
 
-func (m *memFS) ChangeTime(dir string) (int64, error) {
-	n := m.walk(dir)
+func (m *memFS) ChangeTime(path string) (int64, error) {
+	n := m.walk(path)
 	if n == nil {
-		return 0, pathError("stat", dir, unix.ENOENT)
+		return 0, pathError("stat", path, unix.ENOENT)
 	}
 	return n.mtime, nil
 }

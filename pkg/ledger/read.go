@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -82,6 +83,15 @@ func (f *files) ours(a netip.Addr) (bool, error) {
 		return false, nil
 	}
 	return mode == modeOurs, err
+}
+
+// written returns when an address was bound, which is when its file was written; the zero time if there is no file.
+func (f *files) written(a netip.Addr) (time.Time, error) {
+	at, err := f.fs.ChangeTime(f.slotPath(a))
+	if errors.Is(err, fs.ErrNotExist) {
+		return time.Time{}, nil
+	}
+	return time.Unix(0, at).UTC(), err
 }
 
 // claim returns ErrCorrupt for one that does not parse, and ErrNewer beside what is known of a newer one.
@@ -215,6 +225,11 @@ func (f *files) allSlots() (map[netip.Addr]slot, error) {
 		}
 		if sl.ours, err = f.ours(a); err != nil {
 			return nil, err
+		}
+		if sl.state == slotBound {
+			if sl.written, err = f.written(a); err != nil {
+				return nil, err
+			}
 		}
 		if sl.state != slotFree {
 			slots[a] = sl

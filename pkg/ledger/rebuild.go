@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 )
 
 // rebuild returns the steps that bring the records into agreement: at the first command of a boot, and if the marker or
@@ -126,7 +127,7 @@ func (r *rebuilder) leaveNewer() {
 func (r *rebuilder) put(a netip.Addr, data []byte) {
 	r.steps = append(r.steps, putSlot{a, data, r.slots[a]})
 	s := decodeSlot(data)
-	s.ours = true
+	s.ours, s.written = true, r.now.Wall
 	r.slots[a] = s
 }
 
@@ -225,13 +226,14 @@ func (r *rebuilder) boundTo(att Attachment) []netip.Addr {
 }
 
 // placeClaim makes the address files say what the claim promises, with one clock for all of them: a
-// record that survived says what is left.
+// record that survived says since when, and what is left.
 func (r *rebuilder) placeClaim(c *Claim) {
 	fresh := retainedOf(c, r.now, Netns{})
 	for _, a := range c.Addrs {
 		if s := r.slots[a]; s.state == slotRetained && s.retained.Key == c.Key {
+			fresh.Since = s.retained.Since
 			if left, ends := s.retained.Expires(r.now); ends {
-				fresh.Since, fresh.Run = s.retained.Since, anchorAt(r.now, left)
+				fresh.Run = anchorAt(r.now, left)
 			}
 		}
 	}
@@ -239,15 +241,18 @@ func (r *rebuilder) placeClaim(c *Claim) {
 	for _, a := range c.Addrs {
 		s, there := r.slots[a]
 		var mine bool
+		fresh.Bound = time.Time{}
 		switch s.state {
 		case slotFree:
 			mine = !there
 		case slotGarbage:
 			mine = true
 		case slotBound:
+			fresh.Bound = s.written
 			e := r.explained[a]
 			mine = r.dead(a) && (e == nil || e.open || e.claim == hash || e.claim == c.From && c.From != "")
 		case slotRetained:
+			fresh.Bound = s.retained.Bound
 			k := s.retained.Key.hash()
 			mine = k == hash && s.retained.Run.Boot != r.now.BootID || k == c.From
 		}

@@ -127,11 +127,12 @@ const (
 //
 // Retained, one line of JSON that begins with {, which no container ID can:
 //
-//	{"v":1,"key":{…},"addrs":[…],"policy":{…},"since":"…","ends":{…},"netns":{…}}
+//	{"v":1,"key":{…},"addrs":[…],"policy":{…},"bound":"…","since":"…","run":{…},"at":{…},"netns":{…}}
 type slot struct {
 	state    slotState
 	att      Attachment // of a bound slot
 	ours     bool       // stayput wrote the file; only a picture knows
+	written  time.Time  // when a bound slot was; only a picture knows
 	retained *Retained  // of a newer record the version and, as far as known, key and addresses
 	raw      []byte
 }
@@ -155,7 +156,10 @@ type Retained struct {
 	Key     Key          `json:"key"`
 	Addrs   []netip.Addr `json:"addrs"`
 	Policy  Policy       `json:"policy"`
-	Since   time.Time    `json:"since"`
+	// Bound is when the address was bound for the last time, Since when that ended. A zero Bound is not known: an older
+	// version wrote the record, or a power loss took the file that told.
+	Bound time.Time `json:"bound,omitzero"`
+	Since time.Time `json:"since"`
 	// Run is the retention as it runs; without a Left it has no end.
 	Run anchor `json:"run"`
 	// At is when the attachment ended, and Netns where it was: an ADD that takes the address over while the namespace

@@ -20,7 +20,8 @@ var errIncomplete = errors.New("the index is not complete")
 // unknown, and ends the decision without a step.
 type book interface {
 	slot(netip.Addr) (slot, error)
-	ours(netip.Addr) (bool, error)     // whether stayput wrote the address file
+	ours(netip.Addr) (bool, error) // whether stayput wrote the address file
+	written(netip.Addr) (time.Time, error)
 	claim(hash string) (*Claim, error) // ErrCorrupt if it does not parse
 	// entry and holder return errIncomplete for an attachment that is not in an incomplete index. entry believes the
 	// stamp; holder is of an attachment that was seen to have an address, and believes only a scan.

@@ -67,9 +67,9 @@ func testNetwork(v4, v6 string) *Network {
 }
 
 func newWorld(t testing.TB, n *Network) *world {
+	clock := &fakeClock{Instant{Wall: time.Unix(1_700_000_000, 0), Boot: time.Hour, BootID: "boot-0"}}
 	return &world{
-		t: t, fs: newMemFS(), netns: fakeNetns{}, net: n,
-		clock:    &fakeClock{Instant{Wall: time.Unix(1_700_000_000, 0), Boot: time.Hour, BootID: "boot-0"}},
+		t: t, fs: newMemFS(clock), netns: fakeNetns{}, net: n, clock: clock,
 		live:     map[Attachment]*liveAttachment{},
 		promises: map[Key]*promise{},
 		maybe:    map[Key]Policy{},
