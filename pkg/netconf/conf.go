@@ -286,7 +286,7 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 	case found[ByHand]:
 		return ByHand, ""
 	case found[Stock] && !found[Foreign]:
-		if why := unspoken(list); why != "" {
+		if why := refusal(list); why != "" {
 			return Foreign, why
 		}
 		return Stock, ""
@@ -306,11 +306,11 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 	return Foreign, fmt.Sprintf("no plugin of it (%s) uses host-local", strings.Join(types, ", "))
 }
 
-// unspoken returns which version of a list the plugin does not speak, "" if it speaks all: host-local may be a newer
-// program, and the runtime takes the newest of cniVersions that it knows itself.
-func unspoken(list map[string]any) string {
+// refusal returns why the plugin would refuse a configuration of kind Stock that host-local may accept, "" if it would
+// not: then no pod could start.
+func refusal(list map[string]any) string {
 	one := []any{list["cniVersion"]}
-	several, _ := list["cniVersions"].([]any)
+	several, _ := list["cniVersions"].([]any) // of which the runtime takes the newest that it knows
 	for i, v := range slices.Concat(one, several) {
 		if v, _ := v.(string); v != "" && !Speaks(v) {
 			key := "cniVersion"
@@ -319,6 +319,16 @@ func unspoken(list map[string]any) string {
 			}
 			return fmt.Sprintf("%s: %.64q is none that the plugin speaks (%s to %s)",
 				key, v, Versions[0], Versions[len(Versions)-1])
+		}
+	}
+	for _, p := range pluginsOf(list) {
+		if k, _ := classifyPlugin(p); k != Stock {
+			continue
+		}
+		p = clone(p).(map[string]any)
+		section(p, "ipam") // of flannel's it may be missing
+		if _, err := parseGiven(list, p); err != nil {
+			return err.Error()
 		}
 	}
 	return ""
@@ -420,23 +430,28 @@ func (c *Conf) Stayput() (*Config, error) {
 		if ipamType(p) != Type {
 			continue
 		}
-		given := maps.Clone(p)
-		for _, key := range []string{"name", "cniVersion"} {
-			if v, ok := c.list[key]; ok {
-				given[key] = v
-			}
-		}
-		data, err := json.Marshal(given)
-		if err != nil {
-			return nil, err
-		}
-		conf, err := Parse(data)
+		conf, err := parseGiven(c.list, p)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", c.File, err)
 		}
 		return conf, nil
 	}
 	return nil, nil
+}
+
+// parseGiven parses what the runtime makes of a plugin of a list.
+func parseGiven(list, plugin map[string]any) (*Config, error) {
+	given := maps.Clone(plugin)
+	for _, key := range []string{"name", "cniVersion"} {
+		if v, ok := list[key]; ok {
+			given[key] = v
+		}
+	}
+	data, err := json.Marshal(given)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(data)
 }
 
 // WithoutAnnotations reports whether a plugin names stayput but does not ask for the pods' annotations.
