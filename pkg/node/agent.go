@@ -179,7 +179,7 @@ func New(o Options) (*Agent, error) {
 
 	// 3. The loops.
 	a.watch = &watcher{
-		stateDir: filepath.Clean(o.StateDir), spool: reports.Events(), latency: reports.LatencyFile(),
+		stateDir: filepath.Clean(o.StateDir), reports: reports,
 		agreed: agreed, reconcileNow: reconcileNow, bookNow: bookNow, spoolNow: spoolNow, log: o.Log,
 	}
 	a.queue = newQueue(policies, reconcileNow, a.health.loop("queue"), a.metrics, o.Log)

@@ -170,7 +170,10 @@ func (w *world) corrupt() {
 
 func TestANetworksDescriptionAsksForAReconciliationWhenItIsThere(t *testing.T) {
 	w := newWorld(t)
-	for name, asks := range map[string]bool{"pods-0123/network": true, "spool/7": false} {
+	for name, asks := range map[string]bool{
+		"pods-0123/network": true, "latency-0123": true, "latency.pods-0123": true, "spool-0123": true,
+		"spool/7": false, "spool": false, "latency": false, "latency.tmp": false,
+	} {
 		w.a.watch.see(fsnotify.Event{Name: filepath.Join(w.a.o.StateDir, name), Op: fsnotify.Create})
 		select {
 		case <-w.a.reconciler.now:

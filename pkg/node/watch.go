@@ -14,14 +14,14 @@ import (
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/uninstall"
+	"github.com/stayput/stayput/pkg/spool"
 )
 
 // watcher turns changes of files into wake-ups. Nothing depends on it alone: a reconciliation wakes the same loops.
 type watcher struct {
 	fs       *fsnotify.Watcher // nil: the node has no inotify instance left, and the loops are woken by the clock
 	stateDir string
-	spool    string
-	latency  string // what the plugin counts: no news
+	reports  spool.Dir // what else the plugin keeps in stateDir is no news
 
 	agreed                          *agreement
 	reconcileNow, bookNow, spoolNow wake
@@ -30,7 +30,7 @@ type watcher struct {
 
 // start makes the directories that are watched, and begins.
 func (w *watcher) start() error {
-	dirs := []string{w.stateDir, w.spool}
+	dirs := []string{w.stateDir, w.reports.Events()}
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
@@ -123,14 +123,13 @@ func (w *watcher) run(ctx context.Context) {
 func (w *watcher) see(e fsnotify.Event) {
 	dir, name := filepath.Split(e.Name)
 	switch filepath.Clean(dir) {
-	case w.spool:
+	case w.reports.Events():
 		if name != "" && name[0] != '.' && e.Has(fsnotify.Create) {
 			w.spoolNow.up()
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if e.Name == w.spool || strings.HasPrefix(e.Name, w.latency) || name == uninstall.RecordFile ||
-			strings.HasPrefix(name, atomicfile.TempPrefix) {
+		if w.reports.Keeps(e.Name) || name == uninstall.RecordFile || strings.HasPrefix(name, atomicfile.TempPrefix) {
 			return
 		}
 		w.agreed.void()

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -97,10 +98,18 @@ func (d Dir) Take() ([]ledger.Event, error) {
 	return events, errors.Join(errs...)
 }
 
+// files are what is kept in the state directory itself. A network's directory there may begin with the same word.
+func (d Dir) files() []string {
+	return []string{d.Events(), d.LatencyFile(), d.LatencyFile() + tmpSuffix}
+}
+
+// Keeps reports whether path is one of the files of the state directory that this package keeps there.
+func (d Dir) Keeps(path string) bool { return slices.Contains(d.files(), filepath.Clean(path)) }
+
 // Remove removes the spool and the latencies. A missing state directory is no error.
 func (d Dir) Remove() error {
-	errs := []error{ledger.RemoveAll(disk, d.Events())}
-	for _, path := range []string{d.LatencyFile(), d.LatencyFile() + tmpSuffix} {
+	var errs []error
+	for _, path := range d.files() {
 		errs = append(errs, ledger.RemoveAll(disk, path))
 	}
 	return errors.Join(errs...)

@@ -1,8 +1,10 @@
 package spool
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -42,5 +44,29 @@ func TestRecordsOfOtherVersionsAreRead(t *testing.T) {
 		if err != nil || len(events) != 1 || events[0].Reason != ledger.EventNotRestored || events[0].Miss != want {
 			t.Errorf("%s: took %+v, %v", record, events, err)
 		}
+	}
+}
+
+func TestWhatANetworkKeepsIsNotTheSpools(t *testing.T) {
+	d := Dir(t.TempDir())
+	if err := errors.Join(d.MakeLatencies(), d.Report([]ledger.Event{{Reason: ledger.EventRefused}})); err != nil {
+		t.Fatal(err)
+	}
+	networks := []string{"latency-01234567", "latency.pods-01234567", "latency.tmp-01234567", "spool-01234567"}
+	for _, n := range networks {
+		if err := os.MkdirAll(filepath.Join(string(d), n, "claims"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if d.Keeps(filepath.Join(string(d), n)) {
+			t.Errorf("%s is the spool's", n)
+		}
+	}
+	if err := d.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	left, err := disk.ReadDir(string(d))
+	slices.Sort(left)
+	if err != nil || !slices.Equal(left, networks) {
+		t.Errorf("left are %v, %v", left, err)
 	}
 }
