@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strings"
+	"unicode"
 )
 
 // Attachment is one interface of one container that the runtime has ADDed: what every DEL names.
@@ -14,6 +15,13 @@ type Attachment struct {
 
 // PodInterface is what every kubelet runtime calls the interface whose addresses it reports as the pod's.
 const PodInterface = "eth0"
+
+// ValidIfName reports whether s can be the name of an interface, as host-local and the kernel decide: any bytes, at most
+// 15, but / : and blanks. An address file can say every such name, so that a DEL finds what an ADD wrote.
+func ValidIfName(s string) bool {
+	return s != "" && len(s) <= 15 && s != "." && s != ".." &&
+		!strings.ContainsFunc(s, func(r rune) bool { return r == '/' || r == ':' || r == 0 || unicode.IsSpace(r) })
+}
 
 func (a Attachment) String() string { return a.ContainerID + "/" + a.IfName }
 
@@ -73,7 +81,8 @@ type Key struct {
 // NewKey returns the key of the claim of a pod's interface under a policy. The two kinds of identity are two key
 // spaces: a shared identity named as a pod is never that pod.
 func NewKey(network string, pod Pod, policy Policy, ifname string) Key {
-	k := Key{Network: network, Pod: pod.Name, IfName: ifname}
+	// A record is JSON, which cannot say bytes that are no UTF-8.
+	k := Key{Network: network, Pod: pod.Name, IfName: strings.ToValidUTF8(ifname, "\uFFFD")}
 	if policy.Identity != "" {
 		k.Identity = "set:" + pod.Namespace + "/" + policy.Identity
 	} else {

@@ -137,9 +137,10 @@ type slot struct {
 	raw      []byte
 }
 
-// boundTo reports whether the file names the attachment, even if its end was cut off.
+// boundTo reports whether the file names the attachment. One that names no interface is of every interface of its
+// container, as host-local reads it.
 func (s slot) boundTo(att Attachment) bool {
-	return s.state == slotBound && s.att.ContainerID == att.ContainerID && strings.HasPrefix(att.IfName, s.att.IfName)
+	return s.state == slotBound && s.att.ContainerID == att.ContainerID && (s.att.IfName == "" || s.att.IfName == att.IfName)
 }
 
 const (
@@ -221,7 +222,7 @@ func decodeSlot(b []byte) slot {
 		return s
 	}
 	id, ifname, _ := strings.Cut(string(bytes.TrimSpace(b)), "\r\n")
-	if isWord(id) && (ifname == "" || isWord(ifname)) {
+	if isWord(id) && (ifname == "" || ValidIfName(ifname)) {
 		s.state, s.att = slotBound, Attachment{id, ifname}
 	}
 	return s

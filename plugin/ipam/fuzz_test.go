@@ -143,6 +143,11 @@ func FuzzRun(f *testing.F) {
 	}
 	f.Add([]byte(`{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"}}`), good, "../../etc/passwd",
 		"eth0/..", "")
+	const retained = `{"cniVersion":"1.1.0","name":"podnet","ipam":{"subnet":"10.1.0.0/24"},"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"stayput.io/retain-ip":"10m"}}}`
+	for _, ifname := range []string{"netzwerk-ü", "接口0", "\x01", "a\x7f", "eth\xff", "eth\xff\xfe", "\u2003x", "x\u2003", "{", "ø\x00", "a\u0085"} {
+		f.Add([]byte(retained), good, "c1", ifname, "/run/netns/none")
+		f.Add([]byte(retained), "", "c1", ifname, "/run/netns/none")
+	}
 	f.Fuzz(live)
 }
 

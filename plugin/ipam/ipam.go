@@ -163,11 +163,11 @@ func (c *call) environment() *Error {
 		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %.64q is not valid: expected letters, digits, _ . and -",
 			c.att.ContainerID)
 	}
-	if perAttachment && !isIfName(c.att.IfName) {
+	if perAttachment && !ledger.ValidIfName(c.att.IfName) {
 		return errorf(codeInvalidEnv, "CNI_IFNAME: %.64q is not valid: expected an interface name of at most 15 characters "+
 			"without / : and blanks", c.att.IfName)
 	}
-	if perAttachment && len(c.att.ContainerID) > 512 {
+	if c.command == "ADD" && len(c.att.ContainerID) > 512 {
 		return errorf(codeInvalidEnv, "CNI_CONTAINERID: %d bytes are too long: expected at most 512", len(c.att.ContainerID))
 	}
 	return nil

@@ -199,8 +199,3 @@ func parseResolvConf(data []byte) *dns {
 	}
 	return d
 }
-
-// isIfName is the kernel's rule for interface names.
-func isIfName(s string) bool {
-	return s != "" && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n\v\f\r\u0085\u00a0")
-}
