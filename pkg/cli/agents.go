@@ -158,8 +158,9 @@ func (a *agentPodsOf) Run(ctx context.Context, node string, stdin []byte, args .
 	return out, nil
 }
 
-// daemonFlags returns the flags of the agent, so that stayput-agent inspect looks at the same directories. Flags with
-// values from the environment are left out: only kubelet can expand them, and inspect needs none.
+// daemonFlags returns the flags of the agent, so that stayput-agent inspect looks at the same directories and asks the
+// same address. Of the environment, which kubelet expands, it knows the node's address; other flags that refer to it
+// are left out, and inspect needs none.
 func daemonFlags(pod *corev1.Pod) (flags []string) {
 	for _, c := range pod.Spec.Containers {
 		if c.Name != agentContainer {
@@ -170,6 +171,11 @@ func daemonFlags(pod *corev1.Pod) (flags []string) {
 			args = slices.Concat(c.Command[1:], args)
 		}
 		for _, arg := range args {
+			for _, v := range c.Env {
+				if v.ValueFrom != nil && v.ValueFrom.FieldRef != nil && v.ValueFrom.FieldRef.FieldPath == "status.hostIP" {
+					arg = strings.ReplaceAll(arg, "$("+v.Name+")", pod.Status.HostIP)
+				}
+			}
 			if !strings.Contains(arg, "$(") {
 				flags = append(flags, arg)
 			}

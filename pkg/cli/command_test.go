@@ -52,12 +52,14 @@ func TestABadArgumentIsNamed(t *testing.T) {
 func TestInspectGetsTheFlagsOfTheAgent(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{
 		{Name: "other", Args: []string{"--state-dir=/elsewhere"}},
-		{Name: "agent", Command: []string{"/stayput-agent", "--listen=:9463"}, Args: []string{
+		{Name: "agent", Command: []string{"/stayput-agent", "--listen=[$(HOST_IP)]:9463"}, Args: []string{
 			"--install-cni", "--node-name=$(NODE_NAME)", "--state-dir=/var/lib/stayput",
-		}},
-	}}}
+		}, Env: []corev1.EnvVar{{Name: "HOST_IP", ValueFrom: &corev1.EnvVarSource{
+			FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.hostIP"},
+		}}}},
+	}}, Status: corev1.PodStatus{HostIP: "10.0.0.1"}}
 	if flags := daemonFlags(pod); !slices.Equal(flags,
-		[]string{"--listen=:9463", "--install-cni", "--state-dir=/var/lib/stayput"}) {
+		[]string{"--listen=[10.0.0.1]:9463", "--install-cni", "--state-dir=/var/lib/stayput"}) {
 		t.Errorf("the flags are %q", flags)
 	}
 }

@@ -17,6 +17,9 @@ import (
 // plugin's 60 s on a network's lock included.
 const stuckAfter = 5 * time.Minute
 
+// gatherTimeout is how long a page of metrics may take, Prometheus' default scrape_timeout.
+const gatherTimeout = 10 * time.Second
+
 // degraded begins what /readyz says of a part that does not work as it should.
 const degraded = cniconf.Degraded
 
@@ -66,7 +69,10 @@ func (h *health) stuck(now time.Time) (names []string) {
 // Handler serves /healthz, /readyz and /metrics.
 func (a *Agent) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(a.o.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: 2}))
+	// A page is complete before the first byte goes out, so that a slow reader occupies no place in flight.
+	mux.Handle("GET /metrics", http.TimeoutHandler(
+		promhttp.HandlerFor(a.o.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: 2}),
+		gatherTimeout, "the metrics were not gathered in time"))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		if stuck := a.health.stuck(time.Now()); len(stuck) > 0 {
 			http.Error(w, fmt.Sprintf("stuck: %v", stuck), http.StatusServiceUnavailable)

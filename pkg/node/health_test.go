@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -178,4 +179,42 @@ func TestTheAgentEndsWhenItIsTold(t *testing.T) {
 			return false
 		}
 	})
+}
+
+// stalled is a reader that has taken the headers of its answer and takes nothing more.
+type stalled struct {
+	header  http.Header
+	reached chan<- struct{}
+	until   <-chan struct{}
+}
+
+func (s stalled) Header() http.Header { return s.header }
+func (s stalled) WriteHeader(int)     {}
+func (s stalled) Write(b []byte) (int, error) {
+	s.reached <- struct{}{}
+	<-s.until
+	return len(b), nil
+}
+
+func TestSlowReadersKeepNobodyFromTheMetrics(t *testing.T) {
+	w := newWorld(t)
+	handler := w.a.Handler()
+	reached, until := make(chan struct{}, 100), make(chan struct{})
+	var wg sync.WaitGroup
+	t.Cleanup(func() {
+		close(until)
+		wg.Wait()
+	})
+	for range 5 {
+		wg.Go(func() {
+			handler.ServeHTTP(stalled{http.Header{}, reached, until},
+				httptest.NewRequestWithContext(context.WithoutCancel(t.Context()), http.MethodGet, "/metrics", nil))
+		})
+		<-reached
+	}
+	r := httptest.NewRecorder()
+	handler.ServeHTTP(r, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
+	if r.Code != http.StatusOK {
+		t.Errorf("while five readers are slow: %d %s", r.Code, r.Body)
+	}
 }

@@ -123,7 +123,7 @@ func ask(t *testing.T, n *lab.ClusterNode, path string) string {
 	cl := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return n.Dial(ctx, network, "127.0.0.1:9463")
+			return n.Dial(ctx, network, n.Agent.Address().String())
 		},
 	}}
 	req, err := http.NewRequestWithContext(testContext(t), http.MethodGet, "http://agent"+path, nil)

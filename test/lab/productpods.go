@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,7 +21,8 @@ import (
 // Agent is a node's pod of the DaemonSet stayput-agent.
 type Agent struct{ node *ClusterNode }
 
-const agentReady = "http://127.0.0.1:9463/readyz"
+// agentPort is that of every agent's HTTP server, on the node's own address.
+const agentPort = 9463
 
 // noAgent labels nodes that the lab's installation keeps the agent off.
 const noAgent = "lab.stayput.test/no-agent"
@@ -96,10 +98,13 @@ func (a *Agent) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return a.node.cluster.productPods(ctx, agentComponent, "spec.nodeName="+a.node.Name)
 }
 
+// Address returns where the agent serves HTTP.
+func (a *Agent) Address() netip.AddrPort { return netip.AddrPortFrom(a.node.IP, agentPort) }
+
 // WaitReady waits until the agent is running and reports that it is ready. It asks the agent itself, because kubelet
 // probes only every few seconds.
 func (a *Agent) WaitReady(ctx context.Context) error {
-	ask := getFrom(a.node.Node, agentReady)
+	ask := getFrom(a.node.Node, "http://"+a.Address().String()+"/readyz")
 	return Until(ctx, "the agent of "+a.node.Name+" to be ready", func() (bool, error) {
 		pod, err := a.Pod(ctx)
 		if err != nil || !podRuns(pod) {

@@ -49,6 +49,11 @@ server's kinds where it speaks to one; otherwise, as with helm template, the ver
 {{ if contains ":" $host }}[{{ $host }}]{{ else }}{{ $host }}{{ end }}:{{ index . 1 }}
 {{- end }}
 
+{{/* Where the agent listens. Brackets are right around an IPv4 address, too: kubelet fills in either family. */}}
+{{- define "stayput.agentListen" -}}
+{{- if .bindAddress }}{{ include "stayput.hostPort" (list .bindAddress .port) }}{{ else }}[$(HOST_IP)]:{{ .port }}{{ end }}
+{{- end }}
+
 {{/* kubelet asks the node's address, unless the agent listens on another one only. */}}
 {{- define "stayput.probeHost" -}}
 {{- if not (has . (list "" "0.0.0.0" "::")) -}}
