@@ -38,7 +38,10 @@ type running struct {
 }
 
 // installedIn makes an agent that is installed in the cluster, and runs it.
-func (w *world) installedIn(c *nodetest.Cluster) *running {
+func (w *world) installedIn(c *nodetest.Cluster) *running { return w.holdsIn(c, shortly) }
+
+// holdsIn is installedIn for an agent that holds promises for a time of its own.
+func (w *world) holdsIn(c *nodetest.Cluster, hold time.Duration) *running {
 	w.t.Helper()
 	a, err := New(Options{
 		StateDir: filepath.Join(w.dir, "state"), CNICacheDir: filepath.Join(w.dir, "cni"), CNIConfDir: filepath.Join(w.dir,
@@ -50,7 +53,7 @@ func (w *world) installedIn(c *nodetest.Cluster) *running {
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})
 	check(w.t, err)
-	a.uninstaller.Confirm, a.uninstaller.Reload = shortly, shortly
+	a.uninstaller.Confirm, a.uninstaller.Hold, a.uninstaller.Reload = shortly, hold, shortly
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{a, cancel, make(chan error, 1)}
 	over := make(chan struct{})
@@ -145,6 +148,52 @@ func TestWhenItsObjectIsDeletedTheNodeIsPutBackAsItWas(t *testing.T) {
 	}
 	w.stateIsGone()
 	w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+}
+
+func TestPromisesOutliveAnInstallationThatComesBack(t *testing.T) {
+	w, c := newWorld(t), nodetest.StartCluster(t)
+	c.Install("first")
+	kept, runs, _ := w.inUse()
+	conf := filepath.Join(w.dir, "net.d")
+	check(t, os.WriteFile(filepath.Join(conf, cniconf.ConflistName), []byte(derivedConf), 0o644))
+	r := w.holdsIn(c, time.Hour)
+	eventually(t, "published", func() bool { return c.Object("kept") != nil })
+	c.Uninstall()
+	eventually(t, "said", func() bool { return strings.Contains(r.says(t), "promises end at") })
+	if names := list(t, conf); len(names) > 0 {
+		t.Errorf("the CNI configuration is not handed back, there are %v", names)
+	}
+	c.Install("second")
+	if err := <-r.ended; !errors.Is(err, uninstall.ErrInstalledAgain) {
+		t.Errorf("ended with %v", err)
+	}
+	w.want(kept, ledger.StateRetained)
+	w.want(runs, ledger.StateBound)
+	if c.Object("kept") == nil {
+		t.Error("the RetainedIP is gone")
+	}
+}
+
+func TestHeldPromisesEndWithTheAgentOrAtAWord(t *testing.T) {
+	for name, confirmed := range map[string]bool{"confirmed": true, "the agent is deleted too": false} {
+		t.Run(name, func(t *testing.T) {
+			w, c := newWorld(t), nodetest.StartCluster(t)
+			c.Install("first")
+			_, runs, job := w.inUse()
+			r := w.holdsIn(c, time.Hour)
+			eventually(t, "published", func() bool { return c.Object("kept") != nil })
+			says := "promises end at"
+			if confirmed {
+				c.ConfirmUninstall()
+				says = "uninstalled: nothing of stayput is left"
+			}
+			c.Uninstall()
+			eventually(t, "said", func() bool { return strings.Contains(r.says(t), says) })
+			check(t, r.stops())
+			w.stateIsGone()
+			w.asHostLocal(map[netip.Addr]string{runs: "c2", job: "c3"})
+		})
+	}
 }
 
 const (

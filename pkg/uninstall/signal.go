@@ -26,8 +26,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// ConfigMap is the name of the ConfigMap whose deletion is the signal.
-const ConfigMap = "stayput-installation"
+const (
+	// ConfigMap is the name of the ConfigMap whose deletion is the signal.
+	ConfigMap = "stayput-installation"
+	// AnnotationConfirmed on the ConfigMap, with the value "true", says that its deletion is meant: promises end at once.
+	AnnotationConfirmed = "stayput.io/uninstall"
+)
 
 var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 
@@ -48,6 +52,8 @@ type Object struct {
 	UID types.UID `json:"uid"`
 	// Version is a resource version of the API server at which the object existed.
 	Version string `json:"version"`
+	// Confirmed reports whether it had AnnotationConfirmed.
+	Confirmed bool `json:"confirmed,omitempty"`
 }
 
 // Status is an object's state.
@@ -165,7 +171,7 @@ func (s *Signal) watch(ctx context.Context, established func()) error {
 		}
 		switch e.Type {
 		case watch.Added, watch.Modified:
-			s.present(o.UID, o.ResourceVersion)
+			s.present(objectOf(o, o.ResourceVersion))
 		case watch.Deleted:
 			s.deleted(o.UID)
 		}
@@ -184,7 +190,7 @@ func (s *Signal) list(ctx context.Context) (version string, err error) {
 	}
 	for i := range list.Items {
 		if o := &list.Items[i]; o.Name == s.name {
-			s.present(o.UID, list.ResourceVersion)
+			s.present(objectOf(o, list.ResourceVersion))
 			return list.ResourceVersion, nil
 		}
 	}
@@ -201,14 +207,18 @@ func (s *Signal) Ask(ctx context.Context) Status {
 	return s.Status()
 }
 
+func objectOf(o *metav1.PartialObjectMetadata, version string) Object {
+	return Object{UID: o.UID, Version: version, Confirmed: o.Annotations[AnnotationConfirmed] == "true"}
+}
+
 // present takes in that the object exists.
-func (s *Signal) present(uid types.UID, version string) {
+func (s *Signal) present(o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.status.State != Present || s.status.Object.UID != uid {
-		s.setLocked(Present, Object{UID: uid})
+	if s.status.State != Present || s.status.Object.UID != o.UID {
+		s.setLocked(Present, o)
 	}
-	s.status.Object.Version = version
+	s.status.Object = o
 }
 
 // deleted takes in a watch event, which is about an object that existed when the watch began or has come since.

@@ -210,7 +210,7 @@ func TestADeletionBetweenTwoWatchesIsASignal(t *testing.T) {
 }
 
 func TestTheAbsenceOfAnObjectThatAnEarlierProcessKnewIsASignal(t *testing.T) {
-	next(t, observe(t, start(t), Object{"a", "7"}), Deleted, "a")
+	next(t, observe(t, start(t), Object{UID: "a", Version: "7"}), Deleted, "a")
 }
 
 func TestTheAbsenceOfAnObjectNeverObservedIsNoSignal(t *testing.T) {

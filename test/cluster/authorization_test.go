@@ -207,6 +207,9 @@ var rights = func() []right {
 
 		{"delete the binding that gates annotated pods", asUninstall, remove(mapBindingKind, "stayput-gate-annotated"), true},
 		{"delete the binding that gates recorded pods", asUninstall, remove(mapBindingKind, "stayput-gate-recorded"), true},
+		{"confirm the end of the installation", asUninstall,
+			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{metadata: {annotations: {stayput.io/uninstall: "true"}}}`),
+			true},
 		{"end the installation", asUninstall, remove(cmKind, lab.SystemNamespace+"/stayput-installation"), true},
 		{"find gated pods", asUninstall, list(podKind, "spec.nodeName=", true), true},
 		{"ungate a pod", asUninstall,

@@ -53,6 +53,7 @@ type Cluster struct {
 	Watches map[chan metav1.WatchEvent]bool
 	// Installed is the UID of the installation's ConfigMap, empty if there is none; Followers watch it.
 	Installed types.UID
+	confirmed bool // it has AnnotationConfirmed
 	Followers map[chan metav1.WatchEvent]bool
 	Drops     func(*v1alpha1.RetainedIP) // removes fields that the definition lacks
 	asked     []string                   // method and path of every request
@@ -323,13 +324,17 @@ func (c *Cluster) Answers(f func(*http.Request) *metav1.Status) {
 	c.Mu.Unlock()
 }
 
-func sentinel(uid types.UID, version int) *metav1.PartialObjectMetadata {
-	return &metav1.PartialObjectMetadata{
+func sentinel(uid types.UID, version int, confirmed bool) *metav1.PartialObjectMetadata {
+	o := &metav1.PartialObjectMetadata{
 		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "stayput-system", Name: uninstall.ConfigMap, UID: uid, ResourceVersion: strconv.Itoa(version),
 		},
 	}
+	if confirmed {
+		o.Annotations = map[string]string{uninstall.AnnotationConfirmed: "true"}
+	}
+	return o
 }
 
 func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
@@ -347,13 +352,22 @@ func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
 	}
 	l.ResourceVersion = strconv.Itoa(c.Version)
 	if c.Installed != "" {
-		l.Items = append(l.Items, *sentinel(c.Installed, c.Version))
+		l.Items = append(l.Items, *sentinel(c.Installed, c.Version, c.confirmed))
 	}
 	say(w, l)
 }
 
 // Install creates the installation's ConfigMap.
 func (c *Cluster) Install(uid types.UID) { c.setInstalled("ADDED", uid, uid) }
+
+// ConfirmUninstall annotates the installation's ConfigMap.
+func (c *Cluster) ConfirmUninstall() {
+	c.Mu.Lock()
+	c.confirmed = true
+	uid := c.Installed
+	c.Mu.Unlock()
+	c.setInstalled("MODIFIED", uid, uid)
+}
 
 // Uninstall deletes the installation's ConfigMap, once an agent watches it.
 func (c *Cluster) Uninstall() {
@@ -375,7 +389,7 @@ func (c *Cluster) setInstalled(kind string, uid, now types.UID) {
 	c.Installed = now
 	e := metav1.WatchEvent{Type: kind}
 	var err error
-	e.Object.Raw, err = json.Marshal(sentinel(uid, c.Version))
+	e.Object.Raw, err = json.Marshal(sentinel(uid, c.Version, c.confirmed))
 	must.Do(c.t, err)
 	for ch := range c.Followers {
 		ch <- e

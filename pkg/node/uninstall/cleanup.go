@@ -68,9 +68,12 @@ func Node(ctx context.Context, o Options) error {
 //  4. Once the runtime has surely reloaded its configuration, it does all of that again, for an ADD that was under way,
 //     and removes the plugin's binary and the state directory.
 //
+// Until the time in hold it does no more than step 1.
+//
 // It removes what is stayput's even if this agent installs nothing: an earlier one may have.
 type cleanup struct {
 	Options
+	hold           time.Time // promises stay until then
 	objectsDeleted bool
 	leftPlugin     bool      // the plugin's binary stays, which is logged
 	switched       time.Time // when the runtime's configuration was last found to have changed
@@ -80,7 +83,10 @@ type cleanup struct {
 // gone too: an API server that does not answer keeps no node from being clean. Until a pass is complete another one is
 // due, with or without an error.
 func (c *cleanup) pass(ctx context.Context) (clean, complete bool, err error) {
-	if err := c.handBack(); err != nil {
+	if err := c.handBack(); err != nil || c.held() {
+		return false, false, err
+	}
+	if err := c.endPromises(); err != nil {
 		return false, false, err
 	}
 	if !c.objectsDeleted && c.DeleteObjects != nil {
@@ -91,7 +97,9 @@ func (c *cleanup) pass(ctx context.Context) (clean, complete bool, err error) {
 	return clean, clean && c.objectsDeleted, errors.Join(err, filesErr)
 }
 
-// handBack puts host-local in charge, of the whole range.
+func (c *cleanup) held() bool { return time.Now().Before(c.hold) }
+
+// handBack puts host-local in charge.
 func (c *cleanup) handBack() error {
 	removed, err := cniconf.RemoveConflist(c.CNIConfDir)
 	if err != nil {
@@ -107,10 +115,10 @@ func (c *cleanup) handBack() error {
 	if removed || c.switched.IsZero() {
 		c.switched = time.Now()
 	}
-	return c.endPromises()
+	return nil
 }
 
-// endPromises goes on after an error: a network that cannot be read must not keep the others' addresses.
+// endPromises gives host-local the whole range. It goes on after an error: a network that cannot be read must not keep the others' addresses.
 func (c *cleanup) endPromises() error {
 	ledgers, err := ledger.Networks(c.Ledgers)
 	errs := []error{err}

@@ -58,6 +58,10 @@ type Uninstaller struct {
 	// Confirm is how long the installation must have been deleted: kubectl replace --force deletes it for a moment.
 	// After that the API server is not asked again, since the rights may be gone. New sets it; change it before Run.
 	Confirm time.Duration
+	// Hold is how long promises outlive the installation. A ConfigMap that was pruned or is being restored comes back
+	// in that time. They end at once if its deletion was confirmed, or if the agent is deleted too, that is, told to
+	// end. New sets it; change it before Run.
+	Hold time.Duration
 	Options
 
 	signal *uninstall.Signal
@@ -69,7 +73,7 @@ type Uninstaller struct {
 // New returns an Uninstaller for stayput in a namespace of the cluster of config.
 func New(config *rest.Config, namespace string, o Options) (*Uninstaller, error) {
 	o.setDefaults()
-	u := &Uninstaller{Confirm: 2 * time.Second, Options: o, path: o.recordPath()}
+	u := &Uninstaller{Confirm: 2 * time.Second, Hold: 10 * time.Minute, Options: o, path: o.recordPath()}
 	b, err := os.ReadFile(u.path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -188,17 +192,30 @@ func (u *Uninstaller) await(ctx context.Context) bool {
 // putBack puts the node back, and then idles until ctx is done.
 func (u *Uninstaller) putBack(ctx context.Context) error {
 	u.Log.Info("Uninstalling: putting this node back as it was")
-	if err := u.save(record{Object: u.record.Object, Begun: true}); err != nil {
+	object := u.record.Object
+	object.Confirmed = object.Confirmed || u.signal.Status().Object.Confirmed
+	if err := u.save(record{Object: object, Begun: true}); err != nil {
 		u.Log.Warn("If this process is killed, the next one may not complete the uninstallation", "err", err)
 	}
 	c := &cleanup{Options: u.Options}
+	if !object.Confirmed {
+		c.hold = time.Now().Add(u.Hold)
+		u.Log.Warn("The installation's ConfigMap was deleted without the annotation "+uninstall.AnnotationConfirmed+
+			": host-local takes over at once, promises end later", "configmap", uninstall.ConfigMap, "end", c.hold)
+	}
 	working, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastWords, cancel) })()
 	logged := ""
 	for {
+		if ctx.Err() != nil {
+			c.hold = time.Time{}
+		}
 		clean, complete, err := c.pass(working)
 		switch {
+		case err == nil && c.held():
+			u.setStatus("uninstalling: ConfigMap " + uninstall.ConfigMap + " is gone; promises end at " +
+				c.hold.UTC().Format(time.RFC3339) + " unless it comes back")
 		case complete:
 			status := "uninstalled: nothing of stayput is left on this node"
 			if c.leftPlugin {

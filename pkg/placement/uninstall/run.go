@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -37,7 +38,8 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 // Run uninstalls stayput as far as the rest of its objects can then be deleted in any order. It may be run again.
 //
 //  1. It deletes the gate bindings, so that no further pod is gated.
-//  2. It deletes the installation's ConfigMap, the signal for running agents and controllers.
+//  2. It deletes the installation's ConfigMap, the signal for running agents and controllers, and confirms that before,
+//     so that promises end at once.
 //  3. It ungates every pod.
 //  4. It waits until the RetainedIPs of all nodes with a running agent are gone: such an agent has put its node back.
 //
@@ -47,12 +49,17 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	say := func(format string, args ...any) { fmt.Fprintf(out, format+"\n", args...) }
+	installation := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: uninstall.ConfigMap}}
+	confirm := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"true"}}}`, uninstall.AnnotationConfirmed)
+	if err := c.Patch(ctx, installation, client.RawPatch(types.MergePatchType, confirm)); err != nil && !missing(err) {
+		return fmt.Errorf("annotating %s: %w", uninstall.ConfigMap, err)
+	}
 	for _, o := range []client.Object{
 		&admissionregistrationv1.MutatingAdmissionPolicyBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateAnnotated},
 		},
 		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateRecorded}},
-		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: uninstall.ConfigMap}},
+		installation,
 	} {
 		name := o.GetName()
 		switch err := c.Delete(ctx, o); {
