@@ -254,7 +254,7 @@ var (
 // What others define: kubectl's flag sets for kubectl stayput, and Helm.
 var (
 	kubectlFlags = []string{"dry-run", "show-managed-fields", "namespace", "kubeconfig", "context"}
-	helmFlags    = []string{"force-conflicts", "kube-version"}
+	helmFlags    = []string{"api-versions", "force-conflicts", "kube-version"}
 )
 
 func TestDocumentsShowCommandsThatExist(t *testing.T) {

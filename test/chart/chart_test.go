@@ -695,6 +695,50 @@ func TestKubernetesBefore136GetsNoUnsupportedPolicies(t *testing.T) {
 	}
 }
 
+// As Argo CD renders: it looks nothing up, but hands in every kind of the cluster.
+func TestOpenKruisesDefinitionIsLeftAloneWithoutALookup(t *testing.T) {
+	for kinds, want := range map[string]bool{
+		"v1/Pod": true,
+		"v1/Pod,apps.kruise.io/v1alpha1/PersistentPodState":                                  true, // perhaps ours
+		"v1/Pod,apps.kruise.io/v1alpha1/PersistentPodState,apps.kruise.io/v1alpha1/CloneSet": false,
+	} {
+		var args []string
+		for _, kind := range strings.Split(kinds, ",") {
+			args = append(args, "--api-versions="+kind)
+		}
+		all := objects(t, Namespace, "", args...)
+		ours := slices.ContainsFunc(all, func(d Document) bool { return d.Name == persistentPodStates })
+		if ours != want {
+			t.Errorf("with %s, the definition is in the chart: %v, want %v", kinds, ours, want)
+		}
+	}
+}
+
+// Argo CD knows PreDelete hooks by its own annotation, and takes over no definition by a prune.
+func TestArgoCDRunsTheHooksAndPrunesNoDefinition(t *testing.T) {
+	hooks, definitions := 0, 0
+	for _, d := range objects(t, Namespace, "") {
+		var o metav1.PartialObjectMetadata
+		must.Do(t, yaml.Unmarshal([]byte(d.Text), &o))
+		if o.Annotations["helm.sh/hook"] != "" {
+			hooks++
+			if o.Annotations["helm.sh/hook"] != "pre-delete" || o.Annotations["argocd.argoproj.io/hook"] != "PreDelete" ||
+				o.Annotations["argocd.argoproj.io/hook-delete-policy"] != "BeforeHookCreation,HookSucceeded" {
+				t.Errorf("%s %s has the annotations %v", d.Kind, d.Name, o.Annotations)
+			}
+		}
+		if d.Kind == "CustomResourceDefinition" {
+			definitions++
+			if o.Annotations["argocd.argoproj.io/sync-options"] != "Prune=false,Delete=false" {
+				t.Errorf("%s %s has the annotations %v", d.Kind, d.Name, o.Annotations)
+			}
+		}
+	}
+	if hooks == 0 || definitions != 2 {
+		t.Errorf("there are %d hooks and %d definitions", hooks, definitions)
+	}
+}
+
 func TestPodsAreScrapedByPortName(t *testing.T) {
 	all := objects(t, Namespace, renderings["everything on"])
 	for name, pod := range podSpecs(t, all) {

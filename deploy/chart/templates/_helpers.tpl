@@ -103,12 +103,17 @@ state as well, below which it can be told to mount the namespaces. */ -}}
 Whether the definition of PersistentPodState is ours to install. It is OpenKruise's by origin: where somebody else has
 it in the cluster, it is left alone. Helm deletes at an upgrade what the last revision had and the new one has not,
 with every object of the kind: a definition that was ours and was taken over must be safe from that first.
+
+Programs that render without looking into the cluster, such as Argo CD, hand in its kinds: where there are CloneSets
+there is OpenKruise. PersistentPodStates say nothing, they may be ours.
 */}}
 {{- define "stayput.persistentPodState" -}}
 {{- if .Values.crds.install -}}
 {{- $name := "persistentpodstates.apps.kruise.io" -}}
 {{- $there := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name -}}
-{{- if or (not $there) (eq "stayput" (dig "metadata" "labels" "app.kubernetes.io/part-of" "" $there)) -}}
+{{- if not $there -}}
+{{- if not (.Capabilities.APIVersions.Has "apps.kruise.io/v1alpha1/CloneSet") }}true{{ end -}}
+{{- else if eq "stayput" (dig "metadata" "labels" "app.kubernetes.io/part-of" "" $there) -}}
 true
 {{- else if ne "keep" (dig "metadata" "annotations" "helm.sh/resource-policy" "" $there) -}}
 {{- $was := lookup "v1" "ConfigMap" .Release.Namespace "stayput-installation" | default dict -}}
