@@ -16,7 +16,7 @@
 //	placer.go    the loop that places gated pods; memory.go what it remembers of them
 //	release.go   addresses that no workload wants any more
 //	manager.go   all of it together; strip.go what the caches keep
-//	cluster      nodes and workloads, as the rules ask for them
+//	cluster      pods as the caches keep them, and nodes and workloads as the rules ask for them
 //	podstate     PersistentPodStates: generating, recording, gating, stepping aside for OpenKruise
 //	gate         the scheduling gate and how it is removed; uninstall, which removes all of them
 //

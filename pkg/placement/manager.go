@@ -40,6 +40,16 @@ var Scheme = func() *runtime.Scheme {
 	return s
 }()
 
+// cacheScheme has the types of all objects that are cached. The rest is only written, or read from the API server.
+var cacheScheme = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	cluster.AddToScheme(s)
+	utilruntime.Must(appsv1.AddToScheme(s))
+	utilruntime.Must(stayputv1alpha1.AddToScheme(s))
+	utilruntime.Must(kruisev1alpha1.AddToScheme(s))
+	return s
+}()
+
 // Options of the controller.
 type Options struct {
 	// MetricsAddress serves /metrics, HealthAddress /healthz and /readyz; "0": not served.
@@ -82,9 +92,10 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 		RenewDeadline:                 &renew,
 		RetryPeriod:                   &retry,
 		Cache: cache.Options{
+			Scheme:           cacheScheme,
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
-				&corev1.Pod{}:         {Transform: stripPod},
+				&cluster.Pod{}:        {Transform: asItIs},
 				&corev1.Node{}:        {Transform: stripNode},
 				&appsv1.StatefulSet{}: {Transform: stripStatefulSet},
 			},
@@ -139,12 +150,12 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 
 	// 5. Placement and release.
 	place := &placer{
-		client: mgr.GetClient(), records: records, memory: memory, now: time.Now, uninstalling: uninstalling,
+		client: mgr.GetClient(), cache: mgr.GetCache(), records: records, memory: memory, now: time.Now, uninstalling: uninstalling,
 		events:  mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 		metrics: newPlacementMetrics(metrics.Registry, memory, leads),
 	}
 	free := &releaser{
-		client: mgr.GetClient(), reader: mgr.GetAPIReader(), workloads: workloads, now: time.Now,
+		client: mgr.GetClient(), cache: mgr.GetCache(), reader: mgr.GetAPIReader(), workloads: workloads, now: time.Now,
 		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 	}
 	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
@@ -178,7 +189,7 @@ func addUninstall(mgr ctrl.Manager, namespace string, m *memory) (begun func() b
 // caches, so that it can lead at once.
 func follow(ctx context.Context, c cache.Cache, m *memory, records bool) error {
 	handlers := map[client.Object]toolscache.ResourceEventHandler{
-		&corev1.Pod{}: m.handler(), &stayputv1alpha1.RetainedIP{}: m.releases(),
+		&cluster.Pod{}: m.handler(), &stayputv1alpha1.RetainedIP{}: m.releases(),
 		&corev1.Node{}: nil, &appsv1.StatefulSet{}: nil,
 	}
 	if records {

@@ -99,8 +99,8 @@ func newMemory(now func() time.Time) *memory {
 // handler follows the pods, on every replica.
 func (m *memory) handler() cache.ResourceEventHandler {
 	seen := func(is any) {
-		if pod, ok := is.(*corev1.Pod); ok {
-			m.seen(pod)
+		if pod, ok := is.(*cluster.Pod); ok {
+			m.seen(pod.Core())
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -110,8 +110,8 @@ func (m *memory) handler() cache.ResourceEventHandler {
 			if gone, ok := was.(cache.DeletedFinalStateUnknown); ok {
 				was = gone.Obj
 			}
-			if pod, ok := was.(*corev1.Pod); ok {
-				m.deleted(pod)
+			if pod, ok := was.(*cluster.Pod); ok {
+				m.deleted(pod.Core())
 			}
 		},
 	}

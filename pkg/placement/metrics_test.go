@@ -13,6 +13,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
@@ -37,7 +38,7 @@ func TestTheLeaderCountsGatedPodsByWhetherTheyWaitForTheirHome(t *testing.T) {
 	}
 	events := m.handler()
 	for _, p := range []*corev1.Pod{aged("fresh", time.Second), aged("late", time.Minute), aged("waits", time.Hour)} {
-		events.OnAdd(p, true)
+		events.OnAdd(cluster.PodOf(p), true)
 	}
 	waiting := aged("waits", time.Hour)
 	m.waits(waiting, "node-1", "is cordoned")
@@ -76,10 +77,10 @@ stayput_controller_oldest_gated_pod_age_seconds{waiting="true"} 3600
 	want("2", "60", "1")
 	ungated := aged("late", time.Minute)
 	ungated.Spec.SchedulingGates = nil
-	events.OnUpdate(aged("late", time.Minute), ungated)
+	events.OnUpdate(cluster.PodOf(aged("late", time.Minute)), cluster.PodOf(ungated))
 	want("1", "1", "1")
-	events.OnDelete(aged("fresh", time.Second))
-	events.OnDelete(waiting)
+	events.OnDelete(cluster.PodOf(aged("fresh", time.Second)))
+	events.OnDelete(cluster.PodOf(waiting))
 	want("0", "0", "0")
 	if len(m.gated) > 0 {
 		t.Errorf("remembered for ever: %v", m.gated)

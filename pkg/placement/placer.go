@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -42,6 +43,7 @@ const placementWorkers = 32
 // placer decides where gated pods go. It follows a pod from its creation to its binding.
 type placer struct {
 	client  client.Client
+	cache   client.Reader // has Pods
 	records *podstate.Records
 	memory  *memory
 	events  events.EventRecorder
@@ -54,7 +56,8 @@ type placer struct {
 func (p *placer) setUp(mgr ctrl.Manager) error {
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("placement").
-		For(&corev1.Pod{}, builder.WithPredicates(undecidedPods)).
+		WatchesRawSource(source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{}, &handler.EnqueueRequestForObject{},
+			undecidedPods)).
 		Watches(&corev1.Node{},
 			handler.EnqueueRequestsFromMapFunc(func(_ context.Context, n client.Object) []reconcile.Request {
 				return p.memory.waitingFor(n)
@@ -82,10 +85,11 @@ var homeGoes = predicate.Funcs{
 
 // undecided reports whether a pod has no node and is, or was, ours to place.
 func undecided(o client.Object) bool {
-	pod, ok := o.(*corev1.Pod)
-	if !ok || pod.Spec.NodeName != "" {
+	p, ok := o.(*cluster.Pod)
+	if !ok || p.Node() != "" {
 		return false
 	}
+	pod := p.Core()
 	return home.Gated(pod) || home.Pinned(pod)
 }
 
@@ -113,19 +117,20 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	if p.uninstalling() {
 		return reconcile.Result{RequeueAfter: uninstall.RecheckAfter}, nil
 	}
-	var pod corev1.Pod
-	if err := p.client.Get(ctx, req.NamespacedName, &pod); err != nil {
+	var cached cluster.Pod
+	if err := p.cache.Get(ctx, req.NamespacedName, &cached); err != nil {
 		p.memory.decided(req.NamespacedName)
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if p.memory.WasUngated(&pod) {
+	pod := cached.Core()
+	if p.memory.WasUngated(pod) {
 		return reconcile.Result{}, nil // the cache is behind
 	}
-	if !undecided(&pod) || !pod.DeletionTimestamp.IsZero() {
+	if !undecided(&cached) || !pod.DeletionTimestamp.IsZero() {
 		p.memory.decided(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
-	s, err := p.situation(ctx, &pod)
+	s, err := p.situation(ctx, pod)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("looking up the home of pod %s: %w", req, err)
 	}
@@ -136,15 +141,15 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 		return reconcile.Result{}, fmt.Errorf("looking up the nodes for pod %s: %w", req, nodes.Err)
 	}
 	for _, note := range d.Notes {
-		p.say(&pod, corev1.EventTypeWarning, home.ReasonHomeIgnored, note)
+		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeIgnored, note)
 	}
 	switch {
 	case d.Outcome == home.OutcomeWait:
-		p.wait(&pod, d)
+		p.wait(pod, d)
 	case d.Outcome == home.OutcomeEvict:
-		err = p.evict(ctx, &pod, d)
-	case home.Gated(&pod):
-		err = p.place(ctx, &pod, s, d)
+		err = p.evict(ctx, pod, d)
+	case home.Gated(pod):
+		err = p.place(ctx, pod, s, d)
 	}
 	switch {
 	case apierrors.IsConflict(err): // another pod by now, or a changed one

@@ -17,6 +17,7 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 // placing is a placer with a clock of its own.
@@ -30,7 +31,7 @@ func testPlacer(c client.Client) *placing {
 	p := &placing{said: events.NewFakeRecorder(10), time: hometest.Noon}
 	now := func() time.Time { return p.time }
 	m := newMemory(now)
-	p.placer = &placer{client: c, memory: m, events: p.said, now: now, uninstalling: func() bool { return false },
+	p.placer = &placer{client: c, cache: c, memory: m, events: p.said, now: now, uninstalling: func() bool { return false },
 		metrics: newPlacementMetrics(prometheus.NewRegistry(), m, nil)}
 	return p
 }
@@ -194,13 +195,10 @@ func TestTheCacheKeepsThatAPodIsPinned(t *testing.T) {
 			p.ManagedFields = append(p.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubelet"})
 		}), true},
 	} {
-		o, err := stripPod(c.pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if undecided(o.(*corev1.Pod)) != (c.pinned || home.Gated(c.pod)) || home.Pinned(o.(*corev1.Pod)) != c.pinned ||
-			len(o.(*corev1.Pod).ManagedFields) > 1 {
-			t.Errorf("%s: pinned %v, with %v", name, home.Pinned(o.(*corev1.Pod)), o.(*corev1.Pod).ManagedFields)
+		cached := cluster.PodOf(c.pod)
+		if is := cached.Core(); undecided(cached) != (c.pinned || home.Gated(c.pod)) || home.Pinned(is) != c.pinned ||
+			len(is.ManagedFields) > 1 {
+			t.Errorf("%s: pinned %v, with %v", name, home.Pinned(is), is.ManagedFields)
 		}
 	}
 }
@@ -219,13 +217,9 @@ func TestTheCacheKeepsWhatTheSchedulerSaysOfAPodWithoutANode(t *testing.T) {
 		"without a node": {hometest.Pod(hometest.Pinned, said), true},
 		"with a node":    {hometest.Pod(hometest.Pinned, said, func(p *corev1.Pod) { p.Spec.NodeName = "node-1" }), false},
 	} {
-		o, err := stripPod(c.pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pod := o.(*corev1.Pod)
-		if (pod.Status.NominatedNodeName == "node-1" && pod.Spec.PreemptionPolicy != nil) != c.kept ||
-			pod.Status.Conditions[0].Message != full {
+		pod := cluster.PodOf(c.pod).Core()
+		if (pod.Status.NominatedNodeName == "node-1" && pod.Spec.PreemptionPolicy != nil &&
+			pod.Status.Conditions[0].Message == full) != c.kept {
 			t.Errorf("%s: kept %+v, %+v", name, pod.Spec, pod.Status)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	retainedipac "github.com/stayput/stayput/pkg/api/stayput/v1alpha1/applyconfiguration/stayput/v1alpha1"
@@ -68,6 +69,7 @@ func indexRetainedIPs(ctx context.Context, indexer client.FieldIndexer) error {
 // wants any more.
 type releaser struct {
 	client    client.Client
+	cache     client.Reader // has Pods
 	reader    client.Reader // past the cache: a release is final
 	workloads *cluster.Workloads
 	events    events.EventRecorder
@@ -85,7 +87,8 @@ func (r *releaser) setUp(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("release").
 		For(&stayputv1alpha1.RetainedIP{}).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.ofPod), builder.WithPredicates(ownerMayDiffer)).
+		WatchesRawSource(source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{},
+			handler.EnqueueRequestsFromMapFunc(r.ofPod), ownerMayDiffer)).
 		Watches(&appsv1.StatefulSet{}, handler.EnqueueRequestsFromMapFunc(r.ofWorkload),
 			builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Complete(r)
@@ -132,14 +135,14 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 	if ip.Spec.Release || !ip.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
-	var pod corev1.Pod
-	switch err := r.client.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}, &pod); {
+	var pod cluster.Pod
+	switch err := r.cache.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}, &pod); {
 	case apierrors.IsNotFound(err):
 		return r.withoutPod(ctx, &ip)
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s: %w", req, err)
 	}
-	return reconcile.Result{}, r.withPod(ctx, &ip, &pod)
+	return reconcile.Result{}, r.withPod(ctx, &ip, pod.Core())
 }
 
 // withPod notes which workload the addresses belong to: the controller of the pod that has them or will get them by its
@@ -274,7 +277,7 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 		}
 		for i := range siblings.Items {
 			key := types.NamespacedName{Namespace: ip.Namespace, Name: siblings.Items[i].Spec.PodName}
-			err := r.client.Get(ctx, key, &corev1.Pod{})
+			err := r.cache.Get(ctx, key, &cluster.Pod{})
 			if !apierrors.IsNotFound(err) {
 				return "", recheckLeft, err
 			}

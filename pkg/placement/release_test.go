@@ -41,7 +41,22 @@ func fakeAPI(t *testing.T, objects ...client.Object) client.WithWatch {
 	if err := errors.Join(indexRetainedIPs(t.Context(), b), cluster.IndexNodes(t.Context(), b)); err != nil {
 		t.Fatal(err)
 	}
-	return b.WithReturnManagedFields().WithObjects(objects...).Build()
+	return interceptor.NewClient(b.WithReturnManagedFields().WithObjects(objects...).Build(), interceptor.Funcs{Get: getCached})
+}
+
+// getCached gets pods as the cache has them, too.
+func getCached(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+	options ...client.GetOption) error {
+	cached, ok := o.(*cluster.Pod)
+	if !ok {
+		return c.Get(ctx, key, o, options...)
+	}
+	var pod corev1.Pod
+	if err := c.Get(ctx, key, &pod, options...); err != nil {
+		return err
+	}
+	*cached = *cluster.PodOf(&pod)
+	return nil
 }
 
 // fakeCache is the cache of a fake client.
@@ -75,7 +90,7 @@ func testReleaser(t *testing.T, c client.WithWatch, other serving) (*releaser, *
 		w.LookUp(t.Context())
 	}
 	said := events.NewFakeRecorder(10)
-	return &releaser{client: c, reader: c, events: said, now: time.Now, workloads: w}, said
+	return &releaser{client: c, cache: c, reader: c, events: said, now: time.Now, workloads: w}, said
 }
 
 // released reconciles until nothing changes any more, and returns the object.

@@ -168,6 +168,7 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState,
 // by label and have no owner, so that they outlive a workload that is deleted without its pods and created again.
 type generating struct {
 	client    client.Client
+	cache     client.Reader // has Pods
 	live      client.Reader
 	workloads *cluster.Workloads
 	kruise    *openKruise
@@ -186,8 +187,8 @@ func (g *generating) setUp(mgr ctrl.Manager) error {
 		cluster.WatchWorkloads(g.workloads, c, func(_ context.Context, ref home.Ref) []home.Ref { return []home.Ref{ref} }),
 		c.Watch(source.TypedKind(mgr.GetCache(), &kruisev1alpha1.PersistentPodState{},
 			handler.TypedEnqueueRequestsFromMapFunc(g.concerned), stateSpecMoved)),
-		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
-			func(ctx context.Context, pod *corev1.Pod) []home.Ref { return targetsOfPod(ctx, g.client, pod) }), podGone)),
+		c.Watch(source.TypedKind(mgr.GetCache(), &cluster.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
+			func(ctx context.Context, pod *cluster.Pod) []home.Ref { return targetsOfPod(ctx, g.client, pod) }), podGone)),
 		cluster.WatchKinds(g.workloads, c,
 			func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, g.client, gk) }),
 		watchKruise(g.kruise, c, g.everything),
@@ -226,9 +227,9 @@ var stateSpecMoved = predicate.TypedFuncs[*kruisev1alpha1.PersistentPodState]{
 }
 
 // podGone picks the end of a pod: with the last one ends what a deleted workload had.
-var podGone = predicate.TypedFuncs[*corev1.Pod]{
-	CreateFunc: func(event.TypedCreateEvent[*corev1.Pod]) bool { return false },
-	UpdateFunc: func(event.TypedUpdateEvent[*corev1.Pod]) bool { return false },
+var podGone = predicate.TypedFuncs[*cluster.Pod]{
+	CreateFunc: func(event.TypedCreateEvent[*cluster.Pod]) bool { return false },
+	UpdateFunc: func(event.TypedUpdateEvent[*cluster.Pod]) bool { return false },
 }
 
 // Reconcile sees to the generated object of one workload.
@@ -291,7 +292,7 @@ func (g *generating) end(ctx context.Context, ref home.Ref, all []*kruisev1alpha
 	if _, err := g.workloads.Get(ctx, ref); !errors.Is(err, cluster.ErrGone) {
 		return reconcile.Result{RequeueAfter: unknownPause}, err // the cache is behind
 	}
-	if left, err := leftOf(ctx, g.client, ref); err != nil || left {
+	if left, err := leftOf(ctx, g.cache, ref); err != nil || left {
 		return reconcile.Result{}, err
 	}
 	return orLater(g.delete(ctx, all[i]))

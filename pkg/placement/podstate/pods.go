@@ -4,16 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 // indexKey names a workload in the indexes of the cache, which are by namespace.
@@ -29,14 +27,14 @@ const (
 
 func indexPods(ctx context.Context, indexer client.FieldIndexer) error {
 	return errors.Join(
-		indexer.IndexField(ctx, &corev1.Pod{}, podsByOwner, func(o client.Object) []string {
+		indexer.IndexField(ctx, &cluster.Pod{}, podsByOwner, func(o client.Object) []string {
 			ref, _, ok := home.OwnerOf(o)
 			if !ok {
 				return nil
 			}
 			return []string{indexKey(ref)}
 		}),
-		indexer.IndexField(ctx, &corev1.Pod{}, podsOrphaned, func(o client.Object) []string {
+		indexer.IndexField(ctx, &cluster.Pod{}, podsOrphaned, func(o client.Object) []string {
 			stem, ok := orphanOf(o)
 			if !ok {
 				return nil
@@ -57,8 +55,8 @@ func orphanOf(pod metav1.Object) (string, bool) {
 
 // podsOf returns the pods that name a workload as their controller, of whatever UID. They are the cache's own and must
 // not be changed.
-func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]corev1.Pod, error) {
-	var list corev1.PodList
+func podsOf(ctx context.Context, from client.Reader, ref home.Ref) ([]cluster.Pod, error) {
+	var list cluster.PodList
 	err := from.List(ctx, &list, client.InNamespace(ref.Namespace), client.MatchingFields{podsByOwner: indexKey(ref)},
 		client.UnsafeDisableDeepCopy)
 	if err != nil {
@@ -73,7 +71,7 @@ func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error)
 	if err != nil || len(pods) > 0 {
 		return true, err
 	}
-	var orphans corev1.PodList
+	var orphans cluster.PodList
 	err = from.List(ctx, &orphans, client.InNamespace(ref.Namespace), client.MatchingFields{podsOrphaned: ref.Name},
 		client.UnsafeDisableDeepCopy)
 	if err != nil {
@@ -83,16 +81,12 @@ func leftOf(ctx context.Context, from client.Reader, ref home.Ref) (bool, error)
 }
 
 // podMoved picks the changes of a pod that can change its record.
-var podMoved = predicate.TypedFuncs[*corev1.Pod]{UpdateFunc: func(e event.TypedUpdateEvent[*corev1.Pod]) bool {
+var podMoved = predicate.TypedFuncs[*cluster.Pod]{UpdateFunc: func(e event.TypedUpdateEvent[*cluster.Pod]) bool {
 	was, is := e.ObjectOld, e.ObjectNew
-	return was.UID != is.UID || was.Spec.NodeName != is.Spec.NodeName || podReady(was) != podReady(is) ||
+	return was.GetUID() != is.GetUID() || was.Node() != is.Node() || podReady(was) != podReady(is) ||
 		!home.SameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)) ||
-		!maps.Equal(was.Annotations, is.Annotations)
+		!was.AnnotationsEqual(is)
 }}
 
 // podReady reports whether a pod is Ready and not being deleted.
-func podReady(pod *corev1.Pod) bool {
-	return pod.DeletionTimestamp.IsZero() && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
-}
+func podReady(pod *cluster.Pod) bool { return pod.GetDeletionTimestamp() == nil && pod.Ready() }

@@ -40,7 +40,8 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 			"OpenKruise's webhook does not answer")
 		return nil, mgr.Add(without{mgr.GetAPIReader()})
 	}
-	if err := errors.Join(indexPods(ctx, mgr.GetFieldIndexer()), indexStates(ctx, mgr.GetFieldIndexer())); err != nil {
+	if err := errors.Join(indexPods(ctx, cluster.Indexes(mgr.GetCache())),
+		indexStates(ctx, mgr.GetFieldIndexer())); err != nil {
 		return nil, err
 	}
 	k, err := newOpenKruise(mgr)
@@ -48,8 +49,9 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 		return nil, err
 	}
 	to := mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
-	generate := &generating{client: mgr.GetClient(), live: mgr.GetAPIReader(), workloads: w, kruise: k, events: to}
-	record := &recording{client: mgr.GetClient(), workloads: w, kruise: k, events: to,
+	generate := &generating{client: mgr.GetClient(), cache: mgr.GetCache(), live: mgr.GetAPIReader(), workloads: w,
+		kruise: k, events: to}
+	record := &recording{cache: mgr.GetCache(), workloads: w, kruise: k, events: to,
 		status: &statusWriter{client: mgr.GetClient(), now: time.Now}}
 	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling}
 	return &Records{mgr.GetClient(), w, k}, errors.Join(

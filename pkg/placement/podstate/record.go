@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 // tooManyPods is the number of records from which only the nodes' names are kept: an object of 5,000 full ones does not
@@ -34,7 +34,7 @@ type finding struct{ reason, message string }
 
 // move is a pod that is Ready elsewhere than recorded.
 type move struct {
-	pod  *corev1.Pod
+	pod  *cluster.Pod
 	from string
 }
 
@@ -44,7 +44,7 @@ const nodePause = 2 * time.Second
 // recordPods returns what is recorded of a workload's pods, given what was. A pod is recorded on the node where it is
 // Ready. Until then, and when it is gone, its record stays for as long as the retention policy says.
 func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, was map[string]kruisev1alpha1.PodState,
-	pods []corev1.Pod, nodes home.Nodes) verdict {
+	pods []cluster.Pod, nodes home.Nodes) verdict {
 	v := verdict{of: w, pods: &w.Replicas, states: make(map[string]kruisev1alpha1.PodState, len(was))}
 	topology, annotations := keysOf(spec)
 	there := make(map[string]bool, len(pods))
@@ -53,20 +53,20 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 		if owner := metav1.GetControllerOf(pod); owner == nil || owner.UID != w.UID {
 			continue // of a workload that had this name before
 		}
-		there[pod.Name] = true
-		if !podReady(pod) || pod.Spec.NodeName == "" {
+		there[pod.GetName()] = true
+		if !podReady(pod) || pod.Node() == "" {
 			continue
 		}
-		node := nodes.Node(pod.Spec.NodeName)
+		node := nodes.Node(pod.Node())
 		if node == nil {
 			v.retry = nodePause
 			continue
 		}
-		v.states[pod.Name] = kruisev1alpha1.PodState{
+		v.states[pod.GetName()] = kruisev1alpha1.PodState{
 			NodeName: node.Name, NodeTopologyLabels: pick(node.Labels, topology),
-			Annotations: pick(pod.Annotations, annotations),
+			Annotations: pick(pod.GetAnnotations(), annotations),
 		}
-		if from := was[pod.Name].NodeName; from != "" && from != node.Name {
+		if from := was[pod.GetName()].NodeName; from != "" && from != node.Name {
 			v.moved = append(v.moved, move{pod, from})
 		}
 	}

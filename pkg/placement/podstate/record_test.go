@@ -16,6 +16,7 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
 const (
@@ -50,6 +51,15 @@ func podOn(uid, name, node string, is bool) corev1.Pod {
 		Spec:   corev1.PodSpec{NodeName: node},
 		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: status}}},
 	}
+}
+
+// cached returns pods as the cache has them.
+func cached(pods ...corev1.Pod) []cluster.Pod {
+	kept := make([]cluster.Pod, len(pods))
+	for i := range pods {
+		kept[i] = *cluster.PodOf(&pods[i])
+	}
+	return kept
 }
 
 func terminating(pod corev1.Pod) corev1.Pod {
@@ -133,13 +143,13 @@ func TestARecordFollowsThePodWhereItIsReadyAndStaysMeanwhile(t *testing.T) {
 			true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := recordPods(&c.spec, c.w, states(c.was), c.pods, zonedNodes)
+			v := recordPods(&c.spec, c.w, states(c.was), cached(c.pods...), zonedNodes)
 			if got := nodesOf(v.states); !equality.Semantic.DeepEqual(got, c.want) {
 				t.Errorf("recorded: %v, want %v", got, c.want)
 			}
 			var moved []string
 			for _, m := range v.moved {
-				moved = append(moved, m.pod.Name+" from "+m.from)
+				moved = append(moved, m.pod.GetName()+" from "+m.from)
 			}
 			if !slices.Equal(moved, c.moved) {
 				t.Errorf("moved: %v, want %v", moved, c.moved)
@@ -152,7 +162,7 @@ func TestARecordFollowsThePodWhereItIsReadyAndStaysMeanwhile(t *testing.T) {
 }
 
 func TestANodeThatIsNotInTheCacheYetIsLookedForAgain(t *testing.T) {
-	v := recordPods(&byHostname, web(1), nil, []corev1.Pod{podOn("1", "web-0", "new", true)}, zonedNodes)
+	v := recordPods(&byHostname, web(1), nil, cached(podOn("1", "web-0", "new", true)), zonedNodes)
 	if v.retry == 0 {
 		t.Error("nothing would make the controller look again")
 	}
@@ -165,7 +175,7 @@ func TestTheRecordHasTheKeysThatTheSpecNames(t *testing.T) {
 		PersistentPodAnnotations:    []kruisev1alpha1.PersistentPodAnnotation{{Key: "keep"}, {Key: "absent"}},
 	}
 	pods := []corev1.Pod{podOn("1", "web-0", "a", true), podOn("1", "web-1", "c", true), podOn("1", "web-2", "b", true)}
-	v := recordPods(&spec, web(3), nil, pods, zonedNodes)
+	v := recordPods(&spec, web(3), nil, cached(pods...), zonedNodes)
 	want := map[string]kruisev1alpha1.PodState{
 		"web-0": {NodeName: "a", NodeTopologyLabels: map[string]string{zone: "east", hostname: "host-a"},
 			Annotations: map[string]string{"keep": "v-web-0"}},
@@ -179,7 +189,7 @@ func TestTheRecordHasTheKeysThatTheSpecNames(t *testing.T) {
 	}
 
 	// Without the required key and the annotations, for pods that are Ready, not Ready and gone.
-	v = recordPods(&byHostname, web(3), v.states, []corev1.Pod{pods[0], podOn("1", "web-1", "c", false)}, zonedNodes)
+	v = recordPods(&byHostname, web(3), v.states, cached(pods[0], podOn("1", "web-1", "c", false)), zonedNodes)
 	want = map[string]kruisev1alpha1.PodState{
 		"web-0": {NodeName: "a", NodeTopologyLabels: map[string]string{hostname: "host-a"}},
 		"web-1": {NodeName: "c", NodeTopologyLabels: map[string]string{hostname: "host-c"}},
@@ -196,7 +206,7 @@ func TestFromThreeThousandPodsOnOnlyNodesAreRecorded(t *testing.T) {
 		for i := range n {
 			pods = append(pods, podOn("1", fmt.Sprintf("web-%d", i), "a", true))
 		}
-		v := recordPods(&byHostname, web(int32(n)), nil, pods, zonedNodes)
+		v := recordPods(&byHostname, web(int32(n)), nil, cached(pods...), zonedNodes)
 		one, tooMany := v.states["web-7"], n >= tooManyPods
 		if len(v.states) != n || one.NodeName != "a" || (one.NodeTopologyLabels == nil) != tooMany ||
 			(v.degraded.reason == reasonTooManyPods) != tooMany {
@@ -219,7 +229,7 @@ func TestAPodOfThousandsComesHomeByTheLabelsOfItsNode(t *testing.T) {
 		pods = append(pods, podOn("1", fmt.Sprintf("web-%d", i), "node-1", true))
 	}
 	nodes := hometest.Nodes{hometest.Node("node-1", "a"), hometest.Node("node-2", "b")}
-	v := recordPods(&spec, web(tooManyPods), nil, pods, nodes)
+	v := recordPods(&spec, web(tooManyPods), nil, cached(pods...), nodes)
 	s := home.Situation{Now: hometest.Noon, Nodes: nodes, Pod: hometest.Pod(),
 		Record: &home.Record{Spec: spec, State: v.states["web-7"]}}
 	if len(s.Record.State.NodeTopologyLabels) > 0 {

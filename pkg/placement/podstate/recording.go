@@ -23,7 +23,7 @@ import (
 
 // recording keeps the status of the PersistentPodStates of a workload up to date.
 type recording struct {
-	client    client.Reader
+	cache     client.Reader
 	workloads *cluster.Workloads
 	kruise    *openKruise
 	events    events.EventRecorder
@@ -44,11 +44,11 @@ func (r *recording) setUp(mgr ctrl.Manager) error {
 				func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []home.Ref {
 					return []home.Ref{home.TargetOf(s)}
 				}))),
-		c.Watch(source.TypedKind(mgr.GetCache(), &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
-			func(ctx context.Context, pod *corev1.Pod) []home.Ref { return targetsOfPod(ctx, r.client, pod) }), podMoved)),
+		c.Watch(source.TypedKind(mgr.GetCache(), &cluster.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
+			func(ctx context.Context, pod *cluster.Pod) []home.Ref { return targetsOfPod(ctx, r.cache, pod) }), podMoved)),
 		cluster.WatchKinds(r.workloads, c,
-			func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, r.client, gk) }),
-		watchKruise(r.kruise, c, func(ctx context.Context) []home.Ref { return everyState(ctx, r.client, home.TargetOf) }),
+			func(ctx context.Context, gk schema.GroupKind) []home.Ref { return targetsOfKind(ctx, r.cache, gk) }),
+		watchKruise(r.kruise, c, func(ctx context.Context) []home.Ref { return everyState(ctx, r.cache, home.TargetOf) }),
 	)
 }
 
@@ -57,7 +57,7 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 	if wait := r.status.wait(ref); wait > 0 {
 		return reconcile.Result{RequeueAfter: wait}, nil
 	}
-	all, err := statesOf(ctx, r.client, ref)
+	all, err := statesOf(ctx, r.cache, ref)
 	if err != nil || len(all) == 0 {
 		return reconcile.Result{}, err
 	}
@@ -81,8 +81,8 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 		return orLater(err)
 	}
 	for _, m := range v.moved {
-		r.events.Eventf(v.of.Reference(), m.pod, corev1.EventTypeNormal, home.ReasonHomeMoved, "Recording",
-			"pod %s is Ready on node %s, its home from now on; it was on node %s before", m.pod.Name, m.pod.Spec.NodeName,
+		r.events.Eventf(v.of.Reference(), m.pod.Core(), corev1.EventTypeNormal, home.ReasonHomeMoved, "Recording",
+			"pod %s is Ready on node %s, its home from now on; it was on node %s before", m.pod.GetName(), m.pod.Node(),
 			m.from)
 	}
 	return reconcile.Result{RequeueAfter: v.retry}, nil
@@ -96,7 +96,7 @@ func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1
 	var missing *cluster.PermissionError
 	switch {
 	case errors.Is(err, cluster.ErrGone):
-		left, err := leftOf(ctx, r.client, ref)
+		left, err := leftOf(ctx, r.cache, ref)
 		if err != nil || left || generated(s) { // generating deletes what was generated
 			return nil, err
 		}
@@ -115,11 +115,11 @@ func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1
 	case err != nil:
 		return nil, err
 	}
-	pods, err := podsOf(ctx, r.client, ref)
+	pods, err := podsOf(ctx, r.cache, ref)
 	if err != nil {
 		return nil, err
 	}
-	nodes := cluster.NewNodes(ctx, r.client)
+	nodes := cluster.NewNodes(ctx, r.cache)
 	v := recordPods(&s.Spec, w, s.Status.PodStates, pods, nodes)
 	return &v, nodes.Err
 }

@@ -59,7 +59,7 @@ func targetsOfKind(ctx context.Context, from client.Reader, gk schema.GroupKind)
 
 // targetsOfPod returns the workloads with a PersistentPodState that a pod belongs to or, as an orphan, may have
 // belonged to.
-func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []home.Ref {
+func targetsOfPod(ctx context.Context, from client.Reader, pod *cluster.Pod) []home.Ref {
 	ref, _, owned := home.OwnerOf(pod)
 	field := client.MatchingFields{statesByTarget: indexKey(ref)}
 	if !owned {
@@ -70,7 +70,7 @@ func targetsOfPod(ctx context.Context, from client.Reader, pod *corev1.Pod) []ho
 		field = client.MatchingFields{statesByTargetName: stem}
 	}
 	var list kruisev1alpha1.PersistentPodStateList
-	if err := from.List(ctx, &list, client.InNamespace(pod.Namespace), field, client.UnsafeDisableDeepCopy); err != nil {
+	if err := from.List(ctx, &list, client.InNamespace(pod.GetNamespace()), field, client.UnsafeDisableDeepCopy); err != nil {
 		log.FromContext(ctx).Error(err, "Cannot list PersistentPodStates", "pod", client.ObjectKeyFromObject(pod))
 	}
 	var refs []home.Ref

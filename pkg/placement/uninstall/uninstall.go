@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/uninstall"
 )
@@ -142,12 +143,18 @@ func (u *Uninstaller) ungate(ctx context.Context) {
 
 // pass ungates the pods that the cache shows to be gated.
 func (u *Uninstaller) pass(ctx context.Context) (found int, err error) {
-	var all corev1.PodList
+	var all cluster.PodList
 	if err := u.cache.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
 		return 0, fmt.Errorf("listing pods: %w", err)
 	}
-	gated := func(pod *corev1.Pod) bool { return home.Gated(pod) && !u.memory.WasUngated(pod) }
-	return ungate(all.Items, gated, func(pod *corev1.Pod) error {
+	var gated []corev1.Pod
+	for i := range all.Items {
+		if all.Items[i].Gated() {
+			gated = append(gated, *all.Items[i].Core())
+		}
+	}
+	left := func(pod *corev1.Pod) bool { return !u.memory.WasUngated(pod) }
+	return ungate(gated, left, func(pod *corev1.Pod) error {
 		err := client.IgnoreNotFound(gate.Remove(ctx, u.live, pod))
 		switch {
 		case err == nil:

@@ -1,0 +1,421 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+	"unique"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+)
+
+// Pod is what the caches keep of a pod. They have every pod of the cluster, of which few wait to be placed: of one that
+// has a node it is little more than its name, read off the wire without decoding the rest.
+//
+// It is read-only, and what has no method here is not kept: asking for it panics.
+type Pod struct {
+	metav1.Object // nil
+
+	name, version, uid, ip      string
+	namespace, node, phase      unique.Handle[string]
+	labels, annotations, owners unique.Handle[string] // fields of ObjectMeta on the wire; many pods have the same
+
+	created, deleted, started, readied int64 // Unix time in seconds; 0: unknown, or it has not happened
+	ready, hostNetwork                 bool
+
+	waiting *corev1.Pod // the pod, as far as the rules ask for it, if it has no node
+}
+
+// PodList is a list of Pods.
+type PodList struct {
+	metav1.ListMeta
+	Items []Pod
+}
+
+// PodOf returns what the caches keep of a pod.
+func PodOf(pod *corev1.Pod) *Pod {
+	p := &Pod{}
+	wire, err := pod.Marshal()
+	if err == nil {
+		err = p.Unmarshal(wire)
+	}
+	if err != nil {
+		panic(err) // a decoded pod can be encoded
+	}
+	return p
+}
+
+// Core returns a copy of the pod with all that is kept.
+func (p *Pod) Core() *corev1.Pod {
+	if p.waiting != nil {
+		return p.waiting.DeepCopy()
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: p.meta(p.labels, p.annotations, p.owners),
+		Spec:       corev1.PodSpec{NodeName: p.Node(), HostNetwork: p.hostNetwork},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodPhase(valueOf(p.phase)), PodIP: p.ip, StartTime: timeAt(p.started),
+		},
+	}
+	pod.Namespace, pod.Name, pod.UID, pod.ResourceVersion = p.GetNamespace(), p.name, p.GetUID(), p.version
+	pod.CreationTimestamp, pod.DeletionTimestamp = p.GetCreationTimestamp(), p.GetDeletionTimestamp()
+	if p.ready {
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		if p.readied != 0 {
+			pod.Status.Conditions[0].LastTransitionTime = *timeAt(p.readied)
+		}
+	}
+	return pod
+}
+
+// Node returns the name of the pod's node; empty: it has none yet.
+func (p *Pod) Node() string { return valueOf(p.node) }
+
+// Ready reports whether the pod has a node and is Ready.
+func (p *Pod) Ready() bool { return p.ready }
+
+// Gated reports whether the pod waits for the controller to place it.
+func (p *Pod) Gated() bool { return p.waiting != nil && home.Gated(p.waiting) }
+
+func (p *Pod) GetNamespace() string                 { return valueOf(p.namespace) }
+func (p *Pod) GetName() string                      { return p.name }
+func (p *Pod) GetUID() types.UID                    { return types.UID(p.uid) }
+func (p *Pod) GetResourceVersion() string           { return p.version }
+func (p *Pod) GetDeletionTimestamp() *metav1.Time   { return timeAt(p.deleted) }
+func (p *Pod) GetLabels() map[string]string         { return p.meta(p.labels).Labels }
+func (p *Pod) GetAnnotations() map[string]string    { return p.meta(p.annotations).Annotations }
+func (p *Pod) GetObjectKind() schema.ObjectKind     { return schema.EmptyObjectKind }
+func (l *PodList) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+
+func (p *Pod) GetCreationTimestamp() metav1.Time {
+	if at := timeAt(p.created); at != nil {
+		return *at
+	}
+	return metav1.Time{}
+}
+
+func (p *Pod) GetOwnerReferences() []metav1.OwnerReference {
+	return p.meta(p.owners).OwnerReferences
+}
+
+// DeepCopyObject returns a copy, which shares what nobody changes.
+func (p *Pod) DeepCopyObject() runtime.Object {
+	copied := *p
+	return &copied
+}
+
+// DeepCopyObject returns a copy, whose Pods share what nobody changes.
+func (l *PodList) DeepCopyObject() runtime.Object {
+	return &PodList{ListMeta: *l.ListMeta.DeepCopy(), Items: append([]Pod(nil), l.Items...)}
+}
+
+// AnnotationsEqual reports whether two Pods have the same annotations, as far as they are kept.
+func (p *Pod) AnnotationsEqual(q *Pod) bool { return p.annotations == q.annotations }
+
+// meta decodes fields of ObjectMeta.
+func (p *Pod) meta(fields ...unique.Handle[string]) (m metav1.ObjectMeta) {
+	var wire []byte
+	for _, f := range fields {
+		wire = append(wire, valueOf(f)...)
+	}
+	if err := m.Unmarshal(wire); err != nil {
+		panic(err) // they were decoded before
+	}
+	return m
+}
+
+// UnmarshalJSON reads a pod as kubectl prints it.
+func (p *Pod) UnmarshalJSON(text []byte) error {
+	var core corev1.Pod
+	if err := json.Unmarshal(text, &core); err != nil {
+		return err
+	}
+	*p = *PodOf(&core)
+	return nil
+}
+
+// UnmarshalJSON reads a list of pods.
+func (l *PodList) UnmarshalJSON(text []byte) error {
+	var list struct {
+		metav1.ListMeta `json:"metadata"`
+		Items           []Pod `json:"items"`
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return err
+	}
+	l.ListMeta, l.Items = list.ListMeta, list.Items
+	return nil
+}
+
+// Reset empties the pod, for Unmarshal.
+func (p *Pod) Reset() { *p = Pod{} }
+
+// Reset empties the list, for Unmarshal.
+func (l *PodList) Reset() { *l = PodList{} }
+
+// Unmarshal reads a list of pods off the wire.
+func (l *PodList) Unmarshal(wire []byte) error {
+	return eachField(wire, func(f field) error {
+		switch f.number {
+		case 1: // metadata
+			return l.ListMeta.Unmarshal(f.bytes)
+		case 2: // items
+			l.Items = append(l.Items, Pod{})
+			return l.Items[len(l.Items)-1].Unmarshal(f.bytes)
+		}
+		return nil
+	})
+}
+
+// Unmarshal reads a pod off the wire. The field numbers are those of k8s.io/api/core/v1/generated.proto.
+func (p *Pod) Unmarshal(wire []byte) error {
+	var meta, spec, status []byte
+	err := eachField(wire, func(f field) error {
+		switch f.number {
+		case 1:
+			meta = f.bytes
+		case 2:
+			spec = f.bytes
+		case 3:
+			status = f.bytes
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := eachField(spec, func(f field) error {
+		switch f.number {
+		case 10:
+			p.node = unique.Make(string(f.bytes))
+		case 11:
+			p.hostNetwork = f.varint != 0
+		}
+		return nil
+	}); err != nil {
+		return fmt.Errorf("spec: %w", err)
+	}
+	if err := p.readMeta(meta); err != nil {
+		return fmt.Errorf("metadata: %w", err)
+	}
+	if p.Node() == "" {
+		p.waiting, err = waitingPod(wire)
+		return err
+	}
+	if err := p.readStatus(status); err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	return nil
+}
+
+// waitingPod decodes a pod without a node and strips it of what no rule asks for.
+func waitingPod(wire []byte) (*corev1.Pod, error) {
+	var pod corev1.Pod
+	if err := pod.Unmarshal(wire); err != nil {
+		return nil, err
+	}
+	pod.ManagedFields = home.PinnedBy(&pod)
+	pod.Spec = corev1.PodSpec{
+		HostNetwork: pod.Spec.HostNetwork, SchedulingGates: pod.Spec.SchedulingGates, Affinity: pod.Spec.Affinity,
+		NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations,
+		PreemptionPolicy: pod.Spec.PreemptionPolicy,
+	}
+	status := corev1.PodStatus{
+		Phase: pod.Status.Phase, Reason: pod.Status.Reason, NominatedNodeName: pod.Status.NominatedNodeName,
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			status.Conditions = append(status.Conditions, c)
+		}
+	}
+	pod.Status = status
+	return &pod, nil
+}
+
+// readMeta reads ObjectMeta. Of the labels only the ordinal is kept, and of a pod that never comes back under its name
+// only the annotations of stayput: no PersistentPodState can name others.
+func (p *Pod) readMeta(wire []byte) error {
+	const labels, annotations, owners = 11, 12, 13
+	var ordinal, ours, all, by []byte
+	comesBack := false
+	err := eachField(wire, func(f field) error {
+		switch f.number {
+		case 1:
+			p.name = string(f.bytes)
+		case 3:
+			p.namespace = unique.Make(string(f.bytes))
+		case 5:
+			p.uid = string(f.bytes)
+		case 6:
+			p.version = string(f.bytes)
+		case 8, 9:
+			at, err := secondsOf(f.bytes)
+			if f.number == 8 {
+				p.created = at
+			} else {
+				p.deleted = at
+			}
+			return err
+		case labels, annotations:
+			key, err := keyOf(f.bytes)
+			switch {
+			case f.number == labels && key == appsv1.PodIndexLabel:
+				ordinal = f.appendTo(ordinal)
+			case f.number == annotations && readOfAll(key):
+				ours, all = f.appendTo(ours), f.appendTo(all)
+			case f.number == annotations:
+				all = f.appendTo(all)
+			}
+			return err
+		case owners:
+			var owner metav1.OwnerReference
+			if err := owner.Unmarshal(f.bytes); err != nil {
+				return err
+			}
+			by = f.appendTo(by)
+			comesBack = comesBack || owner.Controller != nil && *owner.Controller && keepsNames(owner.APIVersion, owner.Kind)
+		}
+		return nil
+	})
+	if !comesBack {
+		all = ours
+	}
+	p.labels, p.annotations, p.owners = unique.Make(string(ordinal)), unique.Make(string(all)), unique.Make(string(by))
+	return err
+}
+
+// readOfAll reports whether an annotation is read of every object.
+func readOfAll(annotation string) bool {
+	return strings.HasPrefix(annotation, annotationPrefix) ||
+		annotation == stayputv1alpha1.AnnotationReservedIPDuration || annotation == metav1.InitialEventsAnnotationKey
+}
+
+const annotationPrefix = "stayput.io/"
+
+// keepsNames reports whether the pods of a controller may come back under their name. Of kinds that are not known
+// here, they may.
+func keepsNames(apiVersion, kind string) bool {
+	switch apiVersion {
+	case appsv1.SchemeGroupVersion.String():
+		return kind == "StatefulSet"
+	case batchv1.SchemeGroupVersion.String(), corev1.SchemeGroupVersion.String():
+		return false // Jobs; ReplicationControllers and Nodes
+	}
+	return true
+}
+
+// readStatus reads PodStatus.
+func (p *Pod) readStatus(wire []byte) error {
+	return eachField(wire, func(f field) (err error) {
+		switch f.number {
+		case 1:
+			p.phase = unique.Make(string(f.bytes))
+		case 2: // a condition
+			var kind, is string
+			var since int64
+			err = eachField(f.bytes, func(f field) (err error) {
+				switch f.number {
+				case 1:
+					kind = string(f.bytes)
+				case 2:
+					is = string(f.bytes)
+				case 4:
+					since, err = secondsOf(f.bytes)
+				}
+				return err
+			})
+			if kind == string(corev1.PodReady) && is == string(corev1.ConditionTrue) {
+				p.ready, p.readied = true, since
+			}
+		case 6:
+			p.ip = string(f.bytes)
+		case 7:
+			p.started, err = secondsOf(f.bytes)
+		}
+		return err
+	})
+}
+
+// field is one field of a message on the wire.
+type field struct {
+	number protowire.Number
+	varint uint64
+	bytes  []byte
+	whole  []byte // with its tag
+}
+
+func (f field) appendTo(wire []byte) []byte { return append(wire, f.whole...) }
+
+// eachField calls f with each field of a message, and returns its first error.
+func eachField(wire []byte, f func(field) error) error {
+	for len(wire) > 0 {
+		number, kind, n := protowire.ConsumeTag(wire)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		one, size := field{number: number}, 0
+		switch kind {
+		case protowire.BytesType:
+			one.bytes, size = protowire.ConsumeBytes(wire[n:])
+		case protowire.VarintType:
+			one.varint, size = protowire.ConsumeVarint(wire[n:])
+		default:
+			size = protowire.ConsumeFieldValue(number, kind, wire[n:])
+		}
+		if size < 0 {
+			return protowire.ParseError(size)
+		}
+		one.whole, wire = wire[:n+size], wire[n+size:]
+		if err := f(one); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keyOf returns the key of an entry of a map.
+func keyOf(entry []byte) (key string, err error) {
+	err = eachField(entry, func(f field) error {
+		if f.number == 1 {
+			key = string(f.bytes)
+		}
+		return nil
+	})
+	return key, err
+}
+
+// secondsOf returns a metav1.Time in Unix time.
+func secondsOf(wire []byte) (at int64, err error) {
+	err = eachField(wire, func(f field) error {
+		if f.number == 1 {
+			at = int64(f.varint)
+		}
+		return nil
+	})
+	return at, err
+}
+
+func timeAt(seconds int64) *metav1.Time {
+	if seconds == 0 {
+		return nil
+	}
+	return &metav1.Time{Time: time.Unix(seconds, 0)}
+}
+
+func valueOf(h unique.Handle[string]) string {
+	if h == (unique.Handle[string]{}) {
+		return ""
+	}
+	return h.Value()
+}

@@ -1,0 +1,211 @@
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
+	"github.com/stayput/stayput/test/must"
+)
+
+// runningPod is the i-th pod of a StatefulSet as the API server sends it.
+func runningPod(i int) *corev1.Pod {
+	yes, at := true, metav1.NewTime(hometest.Noon.Local())
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: fmt.Sprint("web-", i), GenerateName: "web-", UID: types.UID(fmt.Sprint("uid-", i)),
+			ResourceVersion: fmt.Sprint(1000 + i), CreationTimestamp: at,
+			Labels:      map[string]string{"app": "web", appsv1.PodIndexLabel: fmt.Sprint(i)},
+			Annotations: map[string]string{stayputv1alpha1.AnnotationRetainIP: "10m", "other": "x"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "of-web",
+				Controller: &yes, BlockOwnerDeletion: &yes}},
+			Finalizers: []string{"example.com/hold"},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", Time: &at,
+				FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:podIP":{}}}`)}},
+		},
+		Spec: corev1.PodSpec{
+			NodeName: "node-1", Containers: []corev1.Container{{Name: "web", Image: "web:1"}},
+			Tolerations: []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}},
+		},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodRunning, PodIP: "192.0.2.7", HostIP: "192.0.2.1", StartTime: &at,
+			Conditions: []corev1.PodCondition{
+				{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: at},
+				{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: at},
+			},
+			ContainerStatuses: []corev1.ContainerStatus{{Name: "web", Ready: true, ContainerID: "containerd://0"}},
+		},
+	}
+}
+
+func TestOfAPodWithANodeItIsKeptWhoseItIsAndWhereItRuns(t *testing.T) {
+	at := metav1.NewTime(hometest.Noon.Local())
+	want := func(change ...func(*corev1.Pod)) *corev1.Pod {
+		all := runningPod(3)
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: all.Namespace, Name: all.Name, UID: all.UID, ResourceVersion: all.ResourceVersion,
+				CreationTimestamp: all.CreationTimestamp, Annotations: all.Annotations, OwnerReferences: all.OwnerReferences,
+				Labels: map[string]string{appsv1.PodIndexLabel: "3"},
+			},
+			Spec: corev1.PodSpec{NodeName: "node-1"},
+			Status: corev1.PodStatus{
+				Phase: corev1.PodRunning, PodIP: "192.0.2.7", StartTime: &at,
+				Conditions: []corev1.PodCondition{
+					{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: at},
+				},
+			},
+		}
+		for _, c := range change {
+			c(pod)
+		}
+		return pod
+	}
+	of := func(kind, version string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.OwnerReferences[0].Kind, p.OwnerReferences[0].APIVersion = kind, version }
+	}
+	oursOnly := func(p *corev1.Pod) { delete(p.Annotations, "other") }
+	for name, c := range map[string]struct{ change, kept func(*corev1.Pod) }{
+		"of a StatefulSet": {func(*corev1.Pod) {}, func(*corev1.Pod) {}},
+		"not Ready": {func(p *corev1.Pod) { p.Status.Conditions[1].Status = corev1.ConditionFalse },
+			func(p *corev1.Pod) { p.Status.Conditions = nil }},
+		"being deleted": {func(p *corev1.Pod) { p.DeletionTimestamp = &at },
+			func(p *corev1.Pod) { p.DeletionTimestamp = &at }},
+		"on its node's network": {func(p *corev1.Pod) { p.Spec.HostNetwork = true },
+			func(p *corev1.Pod) { p.Spec.HostNetwork = true }},
+		"without an IP yet": {func(p *corev1.Pod) { p.Status = corev1.PodStatus{} },
+			func(p *corev1.Pod) { p.Status = corev1.PodStatus{} }},
+		"of a kind that is configured": {of("Game", "example.com/v1"), of("Game", "example.com/v1")},
+		"of a Deployment": {of("ReplicaSet", "apps/v1"),
+			func(p *corev1.Pod) { of("ReplicaSet", "apps/v1")(p); oursOnly(p) }},
+		"of a Job": {of("Job", "batch/v1"), func(p *corev1.Pod) { of("Job", "batch/v1")(p); oursOnly(p) }},
+		"without an owner": {func(p *corev1.Pod) { p.OwnerReferences = nil },
+			func(p *corev1.Pod) { p.OwnerReferences = nil; oursOnly(p) }},
+	} {
+		sent := runningPod(3)
+		c.change(sent)
+		if is, want := PodOf(sent).Core(), want(c.kept); !equality.Semantic.DeepEqual(is, want) {
+			t.Errorf("%s:\n%+v, want\n%+v", name, is, want)
+		}
+	}
+}
+
+func TestOfAPodWithoutANodeItIsKeptWhatItsPlacementDependsOn(t *testing.T) {
+	conditions := []corev1.PodCondition{{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+		Message: "0/3 nodes", LastTransitionTime: metav1.NewTime(hometest.Noon.Local()),
+	}}
+	sent := hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
+		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "other"}, {Name: stayputv1alpha1.PlacementGate}}
+		p.Spec.NodeSelector = map[string]string{"disk": "ssd"}
+		p.Spec.Tolerations = []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}
+		p.Status.NominatedNodeName, p.Status.Conditions = "node-2", conditions
+		p.CreationTimestamp = metav1.NewTime(p.CreationTimestamp.Local())
+		p.ManagedFields[0].Time = &p.CreationTimestamp
+	})
+	want := sent.DeepCopy()
+	sent.Spec.Containers = []corev1.Container{{Name: "web"}}
+	sent.ManagedFields = append(sent.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubectl"})
+	is := PodOf(sent)
+	if !equality.Semantic.DeepEqual(is.Core(), want) || !is.Gated() || is.Node() != "" {
+		t.Errorf("%+v, want\n%+v", is.Core(), want)
+	}
+	is.Core().Annotations["changed"] = "by its reader"
+	if !equality.Semantic.DeepEqual(is.Core(), want) {
+		t.Error("a reader changed it")
+	}
+}
+
+func TestAPodIsTheSameInEachEncoding(t *testing.T) {
+	sent := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "7"},
+		Items: []corev1.Pod{*runningPod(0), *hometest.Pod(), *runningPod(1)}}
+	wire, err := sent.Marshal()
+	must.Do(t, err)
+	text, err := json.Marshal(sent)
+	must.Do(t, err)
+	var fromWire, fromText PodList
+	must.Do(t, fromWire.Unmarshal(wire))
+	must.Do(t, json.Unmarshal(text, &fromText))
+	for _, list := range []PodList{fromWire, fromText} {
+		if list.ResourceVersion != "7" || len(list.Items) != len(sent.Items) {
+			t.Fatalf("%d pods of version %q", len(list.Items), list.ResourceVersion)
+		}
+		for i := range list.Items {
+			if is, want := list.Items[i].Core(), PodOf(&sent.Items[i]).Core(); !equality.Semantic.DeepEqual(is, want) {
+				t.Errorf("%+v, want\n%+v", is, want)
+			}
+		}
+	}
+}
+
+func TestAPodThatIsCutOffIsAnError(t *testing.T) {
+	wire, err := runningPod(0).Marshal()
+	must.Do(t, err)
+	whole := 0
+	for n := range wire {
+		if err := new(Pod).Unmarshal(wire[:n]); err == nil {
+			whole++
+		}
+	}
+	if whole > 3 { // nothing, metadata alone, and metadata with a spec are messages too
+		t.Errorf("%d beginnings of a pod are read as one", whole)
+	}
+}
+
+func TestTheEndOfAListThatIsStreamedIsSeen(t *testing.T) {
+	end := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "7",
+		Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}
+	is := PodOf(end)
+	if is.GetAnnotations()[metav1.InitialEventsAnnotationKey] != "true" || is.GetResourceVersion() != "7" {
+		t.Errorf("%v", is.GetAnnotations())
+	}
+}
+
+func TestOwnersAndReadinessAreReadWithoutACopy(t *testing.T) {
+	is := PodOf(runningPod(0))
+	ref, uid, ok := home.OwnerOf(is)
+	if want := (home.Ref{Group: "apps", Kind: "StatefulSet", Namespace: "default", Name: "web"}); ref != want ||
+		uid != "of-web" || !ok || !is.Ready() || is.Gated() || is.Node() != "node-1" {
+		t.Errorf("%v %s, Ready %v on %s", ref, uid, is.Ready(), is.Node())
+	}
+	if !is.GetCreationTimestamp().Time.Equal(hometest.Noon) || is.GetDeletionTimestamp() != nil {
+		t.Errorf("created %s, deleted %s", is.GetCreationTimestamp(), is.GetDeletionTimestamp())
+	}
+	if at := new(Pod).GetCreationTimestamp(); !at.IsZero() || time.Since(at.Time) < 0 {
+		t.Errorf("an unknown creation is at %s", at)
+	}
+}
+
+// The cache has every pod of the cluster: 100,000 that were kept as they are would need more than the controller has.
+func TestAPodWithANodeTakesATenthOfThePodItIs(t *testing.T) {
+	const pods = 5000
+	heap := func(make func(i int) any) uint64 {
+		kept := [pods]any{}
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		for i := range kept {
+			kept[i] = make(i % 20)
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		runtime.KeepAlive(&kept)
+		return (after.HeapAlloc - before.HeapAlloc) / pods
+	}
+	slim := heap(func(i int) any { return PodOf(runningPod(i)) })
+	whole := heap(func(i int) any { return runningPod(i) })
+	if t.Logf("%d bytes of %d", slim, whole); slim > whole/10 {
+		t.Errorf("it takes %d bytes of the %d of the pod", slim, whole)
+	}
+}
