@@ -13,6 +13,7 @@ import (
 func (s *session) apply(steps []step, undo bool) error {
 	for i, st := range steps {
 		if err := s.do(st); err != nil {
+			s.trusted = false // what could not be taken back is found by a scan
 			for j := i; undo && j >= 0; j-- {
 				if s.undo(steps[j]) != nil {
 					break
@@ -187,7 +188,7 @@ func (s *session) addToSet(k Key) error {
 	path := s.inState(setsDir, k.setHash(), k.hash())
 	err := s.fs.WriteFile(path, nil, modeState)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = s.fs.Mkdir(filepath.Dir(path)); err == nil || errors.Is(err, fs.ErrExist) {
+		if err = MkdirAll(s.fs, filepath.Dir(path)); err == nil {
 			err = s.fs.WriteFile(path, nil, modeState)
 		}
 	}

@@ -9,7 +9,8 @@ import (
 
 // Check holds the files of the network against the invariants that no single file can break, and returns an error for
 // each violation, sorted. What a newer version wrote is among them, and satisfies errors.Is with ErrNewer. It takes the
-// lock, reads everything under it, and changes nothing: what a rebuild that is due would mend is no violation. Right
+// lock, reads everything under it, and changes nothing: what the rebuild or scan that is due will mend is no
+// violation. Right
 // after a crash it may find what the next command that touches it completes or undoes; after that command it finds
 // nothing. Errors of Check itself: ErrNewer, or the disk's.
 func (l *Ledger) Check() ([]error, error) {
@@ -21,6 +22,9 @@ func (l *Ledger) Check() ([]error, error) {
 	p, err := s.picture()
 	if err != nil {
 		return nil, err
+	}
+	if !s.trusted {
+		s.complete(p)
 	}
 	slots, byAtt := p.slots, p.entriesByAttachment()
 	var bad []error
@@ -65,7 +69,7 @@ func (l *Ledger) Check() ([]error, error) {
 		case slotBound:
 			e := byAtt[sl.att]
 			if e == nil {
-				if (s.trusted || s.due) && p.newerEntries[sl.att.hash()] == nil {
+				if p.newerEntries[sl.att.hash()] == nil {
 					say("index: nothing about %s, which has %s", sl.att, a)
 				}
 				continue

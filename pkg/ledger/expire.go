@@ -14,9 +14,8 @@ type Expired struct {
 	Addrs []netip.Addr
 }
 
-// Expire ends every claim whose retention is over, and drops what an interrupted command has left: claims that no
-// address stands behind, retained records without a claim. next is when it has to be called again, zero if nothing
-// runs. It prepares, reads as List does, and takes the lock for each claim that it ends. The failure of one does not
+// Expire ends every claim whose retention is over, or behind which no address stands any more. next is when it has to
+// be called again, zero if nothing runs. It prepares, reads as List does, and takes the lock for each claim that it ends. The failure of one does not
 // keep the others: the errors are joined.
 func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 	if err := l.Prepare(); err != nil {
@@ -40,9 +39,7 @@ func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 			expired = append(expired, Expired{k, r.Addrs})
 		}
 	}
-	byKey := map[Key]*Claim{}
 	for _, c := range p.claims {
-		byKey[c.Key] = c
 		running := slices.ContainsFunc(c.Addrs, func(a netip.Addr) bool {
 			ad := byAddr[a]
 			return ad != nil && ad.Key != nil && *ad.Key == c.Key && (ad.State == StateBound || !ad.Ends || ad.Left > 0)
@@ -52,16 +49,11 @@ func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 		}
 	}
 	for _, ad := range addrs {
-		if ad.State != StateRetained {
-			continue
-		}
-		if c := byKey[*ad.Key]; c == nil || !slices.Contains(c.Addrs, ad.Addr) {
-			end(*ad.Key, func(t *decision) error { return t.orphan(ad.Addr) })
-		} else if ad.Ends && ad.Left > 0 && (next == 0 || ad.Left < next) {
+		if ad.State == StateRetained && ad.Ends && ad.Left > 0 && (next == 0 || ad.Left < next) {
 			next = ad.Left
 		}
 	}
-	if p.ahead { // of an index that its stamp calls complete: without a scan the DEL would find nothing
+	if p.ahead { // of files that their stamp calls complete: without a scan the DEL would find nothing
 		errs = append(errs, l.prepare(true))
 	}
 	return expired, next, errors.Join(errs...)
@@ -97,25 +89,6 @@ func (t *decision) end(cl *Claim) error {
 	err := t.dropPromise(cl, nil)
 	t.out.do(syncSlots{})
 	return err
-}
-
-// orphan frees a retained address whose claim no longer exists or lists other addresses: between two rebuilds that
-// is what a killed expiry, release or supersede has left.
-func (t *decision) orphan(a netip.Addr) error {
-	s, err := t.slot(a)
-	if err != nil || s.state != slotRetained {
-		return err
-	}
-	cl, err := t.claim(s.retained.Key.hash())
-	if err != nil {
-		return err
-	}
-	if cl != nil && slices.Contains(cl.Addrs, a) {
-		return nil
-	}
-	t.out.addrs = []netip.Addr{a}
-	t.out.do(freeSlot{a, s}, syncSlots{})
-	return nil
 }
 
 // Release ends a claim on purpose. A retained address is free at once; a bound one stays its attachment's and becomes

@@ -29,6 +29,9 @@ const (
 	tempState = ".tmp" // what a file of the state directory is renamed from
 )
 
+// stampedDirs are the directories of the state whose content the stamp vouches for.
+var stampedDirs = []string{claimsDir, indexDir, setsDir}
+
 // files are the files of one network. Its methods only read; without the lock they may see a command half-way.
 // Absence is a fact, a record that is missing nil without an error; every error means unknown.
 type files struct {
@@ -54,13 +57,29 @@ func (f *files) names(dir string) ([]string, error) {
 	return names, err
 }
 
-func (f *files) readLast(i int) (netip.Addr, error) {
+// readLast returns the zero Addr for a file that cannot be parsed, which host-local ignores too, and reports whether
+// there is one.
+func (f *files) readLast(i int) (a netip.Addr, there bool, err error) {
 	b, err := f.fs.ReadFile(f.lastPath(i))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return netip.Addr{}, err
+	if errors.Is(err, fs.ErrNotExist) {
+		return a, false, nil
+	} else if err != nil {
+		return a, false, err
 	}
-	a, _ := netip.ParseAddr(string(b)) // host-local ignores what it cannot parse, too
-	return a.Unmap(), nil
+	a, _ = netip.ParseAddr(string(b))
+	return a.Unmap(), true, nil
+}
+
+// stampState returns the modification times of stampedDirs; fs.ErrNotExist if one is missing.
+func (f *files) stampState() ([]int64, error) {
+	mtimes := make([]int64, len(stampedDirs))
+	for i, dir := range stampedDirs {
+		var err error
+		if mtimes[i], err = f.fs.ChangeTime(f.inState(dir)); err != nil {
+			return nil, err
+		}
+	}
+	return mtimes, nil
 }
 
 func (f *files) slot(a netip.Addr) (slot, error) {
@@ -338,7 +357,7 @@ type picture struct {
 	newerClaims  []*Claim
 	newerEntries map[string]error
 	newerMarks   map[string]bool
-	ahead        bool // a scan has yet to make the index what entries say
+	ahead        bool // a scan has yet to make the files what entries and claims say
 }
 
 // picture reads entries after address files: without the lock, an attachment that has an address is in the index
@@ -407,11 +426,17 @@ func (p *picture) entriesByAttachment() map[Attachment]*entry {
 	return m
 }
 
-// hides reports whether an attachment has an address and is not in the index.
+// hides reports whether an attachment has an address and is not in the index, or an address is retained without a
+// claim.
 func (p *picture) hides() bool {
 	entries := p.entriesByAttachment()
+	claims := p.claimsByHash()
+	for _, c := range p.newerClaims {
+		claims[c.Key.hash()] = c
+	}
 	for _, s := range p.slots {
-		if s.state == slotBound && entries[s.att] == nil && p.newerEntries[s.att.hash()] == nil {
+		if s.state == slotBound && entries[s.att] == nil && p.newerEntries[s.att.hash()] == nil ||
+			s.state == slotRetained && claims[s.retained.Key.hash()] == nil {
 			return true
 		}
 	}

@@ -22,12 +22,49 @@ import (
 // What a newer version promised stays as it is, file by file. An address of such a claim that has no file gets one
 // that says nothing, so that it is not given away.
 func rebuild(from *picture, n *Network, now Instant, newBoot bool, live func(Netns, string) Liveness) []step {
+	return newRebuilder(from, n, now, newBoot).run(live)
+}
+
+// scan returns the steps that complete the index and the claims from the address files. These it takes as they are, but
+// for a retained record that its claim has left behind: the entry of an attachment that has no address is what a killed
+// ADD left, and must go before the address is another's.
+func scan(from *picture, n *Network, now Instant, live func(Netns, string) Liveness) []step {
+	r := newRebuilder(from, n, now, false)
+	r.scanning = true
+	return slices.DeleteFunc(r.run(live), func(st step) bool {
+		switch st := st.(type) {
+		case putEntry, dropEntry, putClaim:
+			return false
+		case freeSlot:
+			return st.was.state != slotRetained
+		}
+		return true
+	})
+}
+
+func newRebuilder(from *picture, n *Network, now Instant, newBoot bool) *rebuilder {
 	p := *from
 	p.slots = maps.Clone(from.slots)
 	r := &rebuilder{
 		picture: &p, net: n, now: now, newBoot: newBoot,
-		claims: p.claimsByHash(), explained: map[netip.Addr]*entry{}, newer: map[netip.Addr]*Claim{},
+		claims: p.claimsByHash(), promised: map[netip.Addr]string{}, bound: map[Attachment][]netip.Addr{},
+		explained: map[netip.Addr]*entry{}, newer: map[netip.Addr]*Claim{},
 	}
+	for a, s := range p.slots {
+		if s.state == slotBound {
+			r.bound[s.att] = append(r.bound[s.att], a)
+		}
+	}
+	for hash, c := range r.claims {
+		for _, a := range c.Addrs {
+			r.promised[a] = hash
+		}
+	}
+	return r
+}
+
+func (r *rebuilder) run(live func(Netns, string) Liveness) []step {
+	p := r.picture
 	for _, c := range p.newerClaims {
 		for _, a := range c.Addrs {
 			r.newer[a] = c
@@ -47,17 +84,22 @@ func rebuild(from *picture, n *Network, now Instant, newBoot bool, live func(Net
 		r.findMarked(p.marks[id])
 	}
 	// A claim that took over another's addresses comes before it.
-	inOrder := slices.SortedFunc(maps.Values(r.claims), func(a, b *Claim) int {
-		if c := strings.Compare(b.From, a.From); c != 0 {
+	inOrder := slices.SortedFunc(maps.Keys(r.claims), func(a, b string) int {
+		if c := strings.Compare(r.claims[b].From, r.claims[a].From); c != 0 {
 			return c
 		}
-		return strings.Compare(a.Key.hash(), b.Key.hash())
+		return strings.Compare(a, b)
 	})
-	for _, c := range inOrder {
-		r.placeClaim(c)
+	for _, hash := range inOrder {
+		r.placeClaim(hash, r.claims[hash])
+	}
+	for _, hash := range slices.Backward(inOrder) {
+		for _, a := range r.claims[hash].Addrs {
+			r.promised[a] = hash // in the end by the first
+		}
 	}
 	for _, a := range addrs {
-		r.placeSlot(a, inOrder)
+		r.placeSlot(a)
 	}
 	for _, e := range p.entries {
 		if r.stale(e) {
@@ -70,27 +112,19 @@ func rebuild(from *picture, n *Network, now Instant, newBoot bool, live func(Net
 	return r.steps
 }
 
-// ofIndex returns those steps of a rebuild that concern the index alone: a scan.
-func ofIndex(steps []step) []step {
-	return slices.DeleteFunc(steps, func(st step) bool {
-		switch st.(type) {
-		case putEntry, dropEntry:
-			return false
-		}
-		return true
-	})
-}
-
 type rebuilder struct {
 	*picture
 	net       *Network
 	now       Instant
 	newBoot   bool
+	scanning  bool
 	steps     []step
-	claims    map[string]*Claim     // by hash
-	explained map[netip.Addr]*entry // entry and file agree
-	newer     map[netip.Addr]*Claim // the newer claim that an address is promised by
-	lost      []netip.Addr          // those of them that have no file
+	claims    map[string]*Claim           // by hash
+	promised  map[netip.Addr]string       // hash of a claim on the address
+	bound     map[Attachment][]netip.Addr // as the address files said at first
+	explained map[netip.Addr]*entry       // entry and file agree
+	newer     map[netip.Addr]*Claim       // the newer claim that an address is promised by
+	lost      []netip.Addr                // those of them that have no file
 }
 
 // saysNothing is an address file of no owner.
@@ -136,8 +170,9 @@ func (r *rebuilder) put(a netip.Addr, data []byte) {
 func (r *rebuilder) placeEntry(e *entry, live func(Netns, string) Liveness) {
 	for _, a := range e.addrs {
 		s, there := r.slots[a]
-		if !there && e.boot == r.now.BootID && e.netns.Path != "" && live(e.netns, e.boot) != Dead {
+		if !there && !r.scanning && e.boot == r.now.BootID && e.netns.Path != "" && live(e.netns, e.boot) != Dead {
 			r.put(a, encodeBound(e.att))
+			r.bound[e.att] = append(r.bound[e.att], a)
 			s = r.slots[a]
 		}
 		if s.state == slotBound && s.att == e.att {
@@ -176,10 +211,20 @@ func (r *rebuilder) findClaim(a netip.Addr) {
 	default:
 		return
 	}
-	if r.claims[c.Key.hash()] == nil {
-		r.claims[c.Key.hash()] = c
-		r.steps = append(r.steps, putClaim{c, nil})
+	r.claim(c)
+}
+
+// claim makes a claim unless there is one of its key.
+func (r *rebuilder) claim(c *Claim) {
+	hash := c.Key.hash()
+	if r.claims[hash] != nil {
+		return
 	}
+	r.claims[hash] = c
+	for _, a := range c.Addrs {
+		r.promised[a] = hash
+	}
+	r.steps = append(r.steps, putClaim{c, nil})
 }
 
 // findMarked makes the claim of a mark whose address files a power loss has taken. A mark of this boot is of a pod that
@@ -194,22 +239,20 @@ func (r *rebuilder) findMarked(m *Mark) {
 			return
 		}
 	}
-	p, _ := m.Policy.clamp(r.net.LongestRetention)
-	c := &Claim{Version: recordVersion, Key: NewKey(r.net.Name, m.pod(), p, m.IfName), Addrs: m.Addrs, Policy: p}
-	for _, o := range r.claims {
-		if o.Key == c.Key || slices.ContainsFunc(o.Addrs, func(a netip.Addr) bool { return slices.Contains(c.Addrs, a) }) {
+	for _, a := range m.Addrs {
+		if r.promised[a] != "" {
 			return
 		}
 	}
-	r.claims[c.Key.hash()] = c
-	r.steps = append(r.steps, putClaim{c, nil})
+	p, _ := m.Policy.clamp(r.net.LongestRetention)
+	r.claim(&Claim{Version: recordVersion, Key: NewKey(r.net.Name, m.pod(), p, m.IfName), Addrs: m.Addrs, Policy: p})
 }
 
 // boundTo returns an attachment's addresses in the order of the range sets.
 func (r *rebuilder) boundTo(att Attachment) []netip.Addr {
 	var addrs []netip.Addr
-	for a, s := range r.slots {
-		if s.state == slotBound && s.att == att {
+	for _, a := range r.bound[att] {
+		if s := r.slots[a]; s.state == slotBound && s.att == att {
 			addrs = append(addrs, a)
 		}
 	}
@@ -227,7 +270,7 @@ func (r *rebuilder) boundTo(att Attachment) []netip.Addr {
 
 // placeClaim makes the address files say what the claim promises, with one clock for all of them: a
 // record that survived says since when, and what is left.
-func (r *rebuilder) placeClaim(c *Claim) {
+func (r *rebuilder) placeClaim(hash string, c *Claim) {
 	fresh := retainedOf(c, r.now, Netns{})
 	for _, a := range c.Addrs {
 		if s := r.slots[a]; s.state == slotRetained && s.retained.Key == c.Key {
@@ -237,7 +280,6 @@ func (r *rebuilder) placeClaim(c *Claim) {
 			}
 		}
 	}
-	hash := c.Key.hash()
 	for _, a := range c.Addrs {
 		s, there := r.slots[a]
 		var mine bool
@@ -264,7 +306,7 @@ func (r *rebuilder) placeClaim(c *Claim) {
 }
 
 // placeSlot decides on an address file that no claim has placed.
-func (r *rebuilder) placeSlot(a netip.Addr, claims []*Claim) {
+func (r *rebuilder) placeSlot(a netip.Addr) {
 	s := r.slots[a]
 	switch s.state {
 	case slotGarbage:
@@ -282,9 +324,8 @@ func (r *rebuilder) placeSlot(a netip.Addr, claims []*Claim) {
 		case e == nil:
 			// Of this boot, but unknown: host-local's, or ours under an index that was lost.
 			e = &entry{att: s.att, boot: r.now.BootID, open: true, addrs: r.boundTo(s.att)}
-			i := slices.IndexFunc(claims, func(c *Claim) bool { return slices.Contains(c.Addrs, a) })
-			if s.ours && i >= 0 {
-				e.claim = claims[i].Key.hash()
+			if hash := r.promised[a]; s.ours && hash != "" {
+				e.claim = hash
 			} else if c := r.newer[a]; s.ours && c != nil {
 				e.claim = c.Key.hash()
 			}

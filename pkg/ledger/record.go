@@ -342,14 +342,17 @@ func wordVersion(w string) int {
 //	BOOT-ID
 //	MTIME LAST0 LAST1 …
 //	FINGERPRINT
+//	MTIME MTIME MTIME
 //
 // The first line is the boot in which the ledger was last rebuilt; a later version of everything here begins it with
 // its name, v2.
 //
 // The second is how stayput left the directory: its modification time and the contents of host-local's
-// last_reserved_ip.N. If it still agrees, the index is complete, and an attachment that the index does not know has no
-// address here; if not (host-local has been at work, or we were killed), one scan completes it. Both facts are needed:
-// clocks of older kernels tick in steps of 4 ms, but host-local writes last_reserved_ip.N at each allocation.
+// last_reserved_ip.N; the fourth the modification times of claims, index and sets. If all still agree, the index is
+// complete, and an attachment that the index does not know has no address here; if not (host-local has been at work, we
+// were killed, somebody removed files), one scan completes it. Both facts of the directory are needed: clocks of older
+// kernels tick in steps of 4 ms, but host-local writes last_reserved_ip.N at each allocation. And nobody removes these:
+// if one is missing that stayput has seen, so are address files.
 //
 // The third is the fingerprint of the network's configuration as it was last recorded for the agent.
 type stamp struct {
@@ -358,6 +361,7 @@ type stamp struct {
 	last  []netip.Addr // as far as known; the zero Addr if there is no file
 	// config is Network.fingerprint
 	config string
+	state  []int64 // of stampedDirs, in their order
 }
 
 func (s *stamp) encode() []byte {
@@ -371,6 +375,13 @@ func (s *stamp) encode() []byte {
 		}
 	}
 	b.WriteString("\n" + s.config + "\n")
+	for i, mtime := range s.state {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(strconv.FormatInt(mtime, 10))
+	}
+	b.WriteByte('\n')
 	// Overwritten in place, and never shorter than before: a power loss leaves a mixture of old and new
 	// bytes, whose first line is the same in both.
 	for b.Len()%512 != 0 {
@@ -393,10 +404,16 @@ func decodeStamp(b []byte, path string) (stamp, error) {
 func decodeStampLines(boot, rest string) stamp {
 	s := stamp{boot: boot, mtime: -1}
 	line, rest, _ := strings.Cut(rest, "\n")
-	config, _, whole := strings.Cut(rest, "\n")
+	config, rest, whole := strings.Cut(rest, "\n")
 	f := strings.Fields(line)
 	if !whole || len(f) == 0 {
 		return s
+	}
+	state, _, _ := strings.Cut(rest, "\n") // missing in what an older version wrote
+	for w := range strings.FieldsSeq(state) {
+		if n, err := strconv.ParseInt(w, 10, 64); err == nil {
+			s.state = append(s.state, n)
+		}
 	}
 	var last []netip.Addr
 	for _, w := range f[1:] {

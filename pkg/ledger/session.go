@@ -16,9 +16,9 @@ type session struct {
 	unlock func()
 	stamp  stamp
 	lasts  []netip.Addr // last_reserved_ip.N as they stand
-	due    bool         // no command has rebuilt in this boot, or the state was wiped since
-	// trusted: the stamp agrees with the directory, so the index is complete unless a file was changed without the lock.
-	// scanned: it was completed under this lock, so it is complete.
+	due    bool         // no command has rebuilt in this boot, or something was wiped since
+	// trusted: the stamp agrees with the directories, so index and claims are complete unless a file was changed without
+	// the lock. scanned: they were completed under this lock, so they are complete.
 	trusted, scanned bool
 	touched          bool // the directory, a last_reserved_ip or the marker have to be stamped anew
 }
@@ -86,7 +86,8 @@ func (s *session) open() error {
 		s.due = true
 		return nil
 	}
-	if _, err := s.fs.Mode(s.inState(claimsDir)); errors.Is(err, fs.ErrNotExist) {
+	state, err := s.stampState()
+	if errors.Is(err, fs.ErrNotExist) {
 		s.due = true
 		return nil
 	} else if err != nil {
@@ -99,12 +100,18 @@ func (s *session) open() error {
 	s.lasts = make([]netip.Addr, max(len(s.net.Ranges), len(s.stamp.last)))
 	same := len(s.stamp.last) >= len(s.net.Ranges)
 	for i := range s.lasts {
-		if s.lasts[i], err = s.readLast(i); err != nil {
+		var there bool
+		if s.lasts[i], there, err = s.readLast(i); err != nil {
 			return err
 		}
-		same = same && i < len(s.stamp.last) && s.lasts[i] == s.stamp.last[i]
+		if known := i < len(s.stamp.last); known && s.stamp.last[i].IsValid() && !there {
+			s.due = true // as if the marker were missing: who removed this file removed others, too
+			return nil
+		} else if !known || s.lasts[i] != s.stamp.last[i] {
+			same = false
+		}
 	}
-	s.trusted = mtime == s.stamp.mtime && same
+	s.trusted = mtime == s.stamp.mtime && same && slices.Equal(state, s.stamp.state)
 	return nil
 }
 
@@ -112,8 +119,10 @@ func (s *session) open() error {
 // the next command a scan, nothing else.
 func (s *session) end() {
 	if s.touched && s.trusted {
-		if mtime, err := s.fs.ChangeTime(s.dir); err == nil {
-			s.stamp = stamp{boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config}
+		mtime, err1 := s.fs.ChangeTime(s.dir)
+		state, err2 := s.stampState()
+		if err1 == nil && err2 == nil {
+			s.stamp = stamp{boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config, state: state}
 			_ = s.fs.Overwrite(s.marker(), s.stamp.encode())
 		}
 	}
@@ -144,6 +153,14 @@ func (s *session) decide(f func(*decision) error) (*outcome, error) {
 }
 
 // The part of the book that is not in files alone.
+
+func (s *session) claim(hash string) (*Claim, error) {
+	c, err := s.files.claim(hash)
+	if (errors.Is(err, ErrCorrupt) || err == nil && c == nil && !s.trusted) && !s.scanned {
+		return nil, errIncomplete
+	}
+	return c, err
+}
 
 func (s *session) entry(att Attachment) (*entry, error) {
 	e, err := s.files.entry(att)
@@ -191,20 +208,20 @@ func (s *session) picture() (*picture, error) {
 	return p, err
 }
 
-// complete makes the picture's index what a scan will make it.
+// complete makes the picture what a scan will make of the files.
 func (s *session) complete(p *picture) {
-	steps := ofIndex(rebuild(p, s.net, s.now, false, s.liveness))
+	steps := scan(p, s.net, s.now, s.liveness)
 	p.ahead = len(steps) > 0
 	p.apply(steps)
 }
 
-// scan completes the index from the address files, and removes what does not parse from it.
+// scan completes the index and the claims from the address files, and removes what does not parse from the index.
 func (s *session) scan() error {
 	p, err := s.files.picture(false)
 	if err != nil {
 		return err
 	}
-	return s.agree(p, ofIndex(rebuild(p, s.net, s.now, false, s.liveness)))
+	return s.agree(p, scan(p, s.net, s.now, s.liveness))
 }
 
 // agree carries out the steps of a scan or a rebuild.
@@ -217,6 +234,13 @@ func (s *session) agree(p *picture, steps []step) error {
 	if err := s.apply(steps, false); err != nil {
 		return err
 	}
+	for _, c := range p.claims {
+		if c.Key.shared() {
+			if err := s.addToSet(c.Key); err != nil {
+				return err
+			}
+		}
+	}
 	s.trusted, s.scanned, s.touched = true, true, true
 	return nil
 }
@@ -224,7 +248,7 @@ func (s *session) agree(p *picture, steps []step) error {
 // rebuild brings everything into agreement and writes the marker last.
 func (s *session) rebuild() error {
 	if s.stamp.boot == s.now.BootID {
-		// The state was wiped. Without the marker a rebuild that is killed begins again.
+		// Something was wiped. Without the marker a rebuild that is killed begins again.
 		if err := s.remove(s.marker()); err != nil {
 			return err
 		}
@@ -247,12 +271,8 @@ func (s *session) rebuild() error {
 			return err
 		}
 	}
-	s.lasts = make([]netip.Addr, len(s.net.Ranges))
-	for i := range s.lasts {
-		var err error
-		if s.lasts[i], err = s.readLast(i); err != nil {
-			return err
-		}
+	if err := s.rebuildLasts(); err != nil {
+		return err
 	}
 	newBoot := s.newBoot()
 	s.stamp = stamp{}
@@ -266,19 +286,41 @@ func (s *session) rebuild() error {
 	if err := s.agree(p, rebuild(p, s.net, s.now, newBoot, s.liveness)); err != nil {
 		return err
 	}
-	for _, c := range p.claims {
-		if c.Key.shared() {
-			if err := s.addToSet(c.Key); err != nil {
+	return s.writeMarker()
+}
+
+// rebuildLasts makes a last_reserved_ip.N for every range set, which from now on must be there for as long as the
+// address files are: as the last stamp knew it, or so that allocation begins at the beginning.
+func (s *session) rebuildLasts() error {
+	s.lasts = make([]netip.Addr, max(len(s.net.Ranges), len(s.stamp.last)))
+	for i := range s.lasts {
+		a, there, err := s.readLast(i)
+		if err != nil {
+			return err
+		}
+		if s.lasts[i] = a; there {
+			continue
+		}
+		var was netip.Addr
+		if i < len(s.stamp.last) {
+			was = s.stamp.last[i]
+		}
+		if !was.IsValid() && i < len(s.net.Ranges) {
+			set := s.net.Ranges[i]
+			was = set[len(set)-1].End
+		}
+		if was.IsValid() {
+			if err := s.writeLast(i, was); err != nil {
 				return err
 			}
 		}
 	}
-	return s.writeMarker()
+	return nil
 }
 
 // writeMarker is durable, so that a power loss in this boot leaves a marker that names it.
 func (s *session) writeMarker() error {
-	st := stamp{boot: s.now.BootID, mtime: -1, config: s.stamp.config}
+	st := stamp{boot: s.now.BootID, mtime: -1, last: s.lasts, config: s.stamp.config}
 	tmp := filepath.Join(s.dir, tempName)
 	if err := s.fs.WriteFile(tmp, st.encode(), modeState); err != nil {
 		return err

@@ -95,7 +95,7 @@ func (o *outcome) result() *Result {
 	return &Result{Addrs: o.addrs, Restored: o.restored, Promised: o.promised, Events: o.events}
 }
 
-// decide runs one decision: add, del, setPolicy, move, expire, release or orphan. These own every change of the
+// decide runs one decision: add, del, setPolicy, move, expire or release. These own every change of the
 // ledger but the rebuild. A decision reads the book, changes nothing, and is the same for the same book.
 func decide(b book, n *Network, now Instant, f func(*decision) error) (*outcome, error) {
 	t := &decision{book: b, net: n, now: now, out: &outcome{}}

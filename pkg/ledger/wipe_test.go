@@ -1,0 +1,174 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/test/must"
+)
+
+// wipe removes from a directory the entries that match.
+func (w *world) wipe(dir string, match func(name string) bool) {
+	w.t.Helper()
+	names, err := w.fs.ReadDir(dir)
+	must.Do(w.t, err)
+	for _, name := range names {
+		if match(name) {
+			must.Do(w.t, RemoveAll(w.fs, filepath.Join(dir, name)))
+		}
+	}
+	w.logf("wiped %s", dir)
+}
+
+func all(string) bool { return true }
+
+// glob is what * of a shell matches.
+func glob(name string) bool { return !strings.HasPrefix(name, ".") }
+
+// inhabited has one pod of each kind, and says what each address was.
+func inhabited(t *testing.T) (w *world, retained []netip.Addr, promised, job Attachment) {
+	w = newWorld(t, testNetwork("10.1.0.0/28", "fd00::/64"))
+	w.net.PromisedShare = 1
+	att, retained, err := w.add("web-0", tenMinutes)
+	must.Do(t, err)
+	delete(w.netns, w.live[att].netns.Path)
+	w.del(att)
+	promised, _, err = w.add("web-1", tenMinutes)
+	must.Do(t, err)
+	job, _, err = w.add("job", ordinary)
+	must.Do(t, err)
+	return w, retained, promised, job
+}
+
+// What was lost must cost nobody an address: neither what runs, nor what is promised. The model sees to it at each ADD.
+func TestAWipeGivesNoAddressAwayAndEndsNoPromise(t *testing.T) {
+	state := newWorld(t, testNetwork("10.1.0.0/28", "")).ledger().state
+	for name, wipe := range map[string]func(w *world){
+		"the network directory":      func(w *world) { must.Do(w.t, RemoveAll(w.fs, "/data/net")) },
+		"the network directory's *":  func(w *world) { w.wipe("/data/net", glob) },
+		"the marker":                 func(w *world) { must.Do(w.t, w.fs.Remove("/data/net/"+markerName)) },
+		"the round robin":            func(w *world) { must.Do(w.t, w.fs.Remove("/data/net/"+lastPrefix+"0")) },
+		"the index":                  func(w *world) { must.Do(w.t, RemoveAll(w.fs, filepath.Join(state, indexDir))) },
+		"the index's files":          func(w *world) { w.wipe(filepath.Join(state, indexDir), all) },
+		"the claims of what stopped": wipeRetainedClaims,
+		"the sets":                   func(w *world) { must.Do(w.t, RemoveAll(w.fs, filepath.Join(state, setsDir))) },
+		"the network directory's *, after a restore": func(w *world) {
+			must.Do(w.t, RemoveAll(w.fs, "/data/net"))
+			w.prepare()
+			w.wipe("/data/net", glob)
+		},
+	} {
+		for _, first := range []string{"ADD", "DEL", "sweep", "reboot"} {
+			t.Run(name+", then "+first, func(t *testing.T) {
+				w, retained, promised, job := inhabited(t)
+				wipe(w)
+				switch first {
+				case "DEL":
+					for _, att := range []Attachment{promised, job} {
+						delete(w.netns, w.live[att].netns.Path)
+						w.del(att)
+					}
+				case "sweep":
+					w.expire()
+				case "reboot":
+					w.boot(time.Minute)
+				}
+				for i := 0; ; i++ {
+					if _, _, err := w.add(fmt.Sprintf("other-%d", i), ordinary); errors.Is(err, ErrFull) {
+						break
+					}
+				}
+				w.expire()
+				w.check()
+				if l := w.live[promised]; l != nil {
+					delete(w.netns, l.netns.Path)
+					w.del(promised)
+				}
+				if _, addrs, err := w.add("web-0", tenMinutes); err != nil || !slices.Equal(addrs, retained) {
+					w.failf("web-0 had %v and got %v, %v", retained, addrs, err)
+				}
+				w.add("web-1", tenMinutes)
+				w.settle()
+			})
+		}
+	}
+}
+
+// wipeRetainedClaims removes the claim of every address that is retained.
+func wipeRetainedClaims(w *world) {
+	l := w.ledger()
+	slots, err := l.allSlots()
+	must.Do(w.t, err)
+	for _, s := range slots {
+		if s.state == slotRetained {
+			must.Do(w.t, RemoveAll(w.fs, l.inState(claimsDir, s.retained.Key.hash())))
+		}
+	}
+}
+
+// The entry that a killed ADD left must not be taken for the owner's: not by a rebuild either, for which the
+// address files are lost.
+func TestAKilledADDsEntryNeverBeatsTheOwners(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		for n, hit := 0, true; hit; n++ {
+			w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+			stopped(w, "web-0", tenMinutes)
+			for range 6 { // of which one may come before the owner in the index
+				victim, ns := w.newContainer(), w.newNetns() // which lives on
+				run := func(w *world) { w.addAs(victim, ns, "job", ordinary) }
+				if fails {
+					hit = w.broken(n, run)
+				} else {
+					hit = w.killAt(n, func() { run(w) })
+				}
+			}
+			for i := range 12 {
+				w.add(fmt.Sprintf("other-%d", i), ordinary)
+			}
+			before := w.owners()
+			must.Do(t, RemoveAll(w.fs, "/data/net"))
+			w.prepare()
+			for a, att := range w.owners() {
+				if was, there := before[a]; there && att != was {
+					w.failf("at operation %d: %s was %s's and is %s's", n, a, was, att)
+				}
+			}
+		}
+	}
+}
+
+// broken runs a command on a disk that fails for good from its nth change on, but for the marker.
+func (w *world) broken(n int, run func(*world)) (hit bool) {
+	w.fs.before = func(op, path string) error {
+		if n--; n < 0 && filepath.Base(path) != markerName {
+			hit = true
+			return unix.EIO
+		}
+		return nil
+	}
+	defer func() { w.fs.before = nil }()
+	w.tolerant(run)
+	return hit
+}
+
+// owners is who has which address.
+func (w *world) owners() map[netip.Addr]Attachment {
+	w.t.Helper()
+	list, err := w.ledger().List()
+	must.Do(w.t, err)
+	owners := map[netip.Addr]Attachment{}
+	for _, ad := range list {
+		if ad.State == StateBound {
+			owners[ad.Addr] = ad.Attachment
+		}
+	}
+	return owners
+}
