@@ -151,8 +151,7 @@ func (t *decision) add(req AddRequest) error {
 				return err
 			}
 			if h.lost == nil && h.predecessor == nil && h.retained() {
-				a.takeOver(s, h)
-				return nil
+				return a.takeOver(s, h)
 			}
 		}
 	}
@@ -319,15 +318,22 @@ func (a *adding) restore(h *holding) {
 
 // takeOver gives a sibling's retained addresses to another pod of the shared identity. The new claim is made before
 // the address files change, and names the old one in From: killed in between, the files still say the old key and
-// the owner of either can restore.
-func (a *adding) takeOver(sibling *Claim, h *holding) {
+// the owner of either can restore. What an own claim that could not be restored still holds goes, as in allocate.
+func (a *adding) takeOver(sibling *Claim, h *holding) error {
 	a.out.restored = true
 	a.event(Event{Reason: EventRestored, Message: fmt.Sprint(sibling.Addrs)})
 	next := &Claim{Version: recordVersion, Key: a.key, Addrs: sibling.Addrs, Policy: *a.policy, From: sibling.Key.hash()}
 	a.out.do(putEntry{entry: a.newEntry(a.key.hash(), next.Addrs, true)}, putClaim{next, a.own})
 	a.bind(next.Addrs, h.slots)
-	a.out.do(dropClaim{sibling}, syncSlots{})
+	a.out.do(dropClaim{sibling})
+	if a.own != nil {
+		if err := a.freeAddrs(a.own, next.Addrs); err != nil {
+			return err
+		}
+	}
+	a.out.do(syncSlots{})
 	a.dropEnded(h)
+	return nil
 }
 
 // allocate takes addresses as host-local does and promises them if the policy says so. An own claim could not be

@@ -114,6 +114,22 @@ func wipeRetainedClaims(w *world) {
 	}
 }
 
+// A shared identity's pod that cannot have its own old addresses takes another pod's, and leaves none behind.
+func TestATakeOverLetsTheOlderAddressesGo(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	stopped(w, "web-a", shared)
+	other := w.promises[NewKey("net", Pod{Namespace: "default", Name: "web-a"}, *shared, "eth0")].addrs
+	w.net.Ranges[0][0].Start = netip.MustParseAddr("10.1.0.8") // web-a's address is in the range no more
+	stopped(w, "web-b", shared)
+	clear(w.promises)
+	w.add("web-a", shared)
+	w.check()
+	if s, err := w.ledger().slot(other[0]); err != nil || s.state != slotFree {
+		w.failf("%s, which nobody is promised, says %q, %v", other[0], s.raw, err)
+	}
+	w.settle()
+}
+
 // The entry that a killed ADD left must not be taken for the owner's: not by a rebuild either, for which the
 // address files are lost.
 func TestAKilledADDsEntryNeverBeatsTheOwners(t *testing.T) {
