@@ -207,6 +207,12 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 	expired := at("node-3", stayputv1alpha1.PhaseRetained, -time.Minute, noon.Format(time.RFC3339))
 	stale := at("node-4", stayputv1alpha1.PhaseBound, -time.Minute, "") // down, so it does not report the pod's end
 	// A node that lost its power came back, and noticed the end of the pod only then.
+	lastBound := func(at time.Duration, r *stayputv1alpha1.RetainedIP) *stayputv1alpha1.RetainedIP {
+		when := metav1.NewTime(noon.Add(at))
+		r = r.DeepCopy()
+		r.Status.LastBoundTime = &when
+		return r
+	}
 	back := at("node-5", stayputv1alpha1.PhaseRetained, -time.Second, "never")
 	type kept = []*stayputv1alpha1.RetainedIP
 	for _, c := range []struct {
@@ -219,6 +225,17 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 		{"nowhere", nil, Ended{}, "", false},
 		{"what is released or expired is no home", kept{old, released, expired}, Ended{}, "node-1", false},
 		{"unless it was seen, the newest, whatever its phase", kept{stale, old}, Ended{}, "node-4", false},
+		{"where it was bound last, though another node noticed its end later",
+			kept{lastBound(-2*time.Hour, back), lastBound(-time.Hour, stale)}, Ended{}, "node-4", false},
+		{"where it was bound last, though it still seems to run elsewhere",
+			kept{lastBound(-time.Hour, back), lastBound(-2*time.Hour, stale)}, Ended{}, "node-5", false},
+		{"a node that does not say when it was bound last says when its phase began",
+			kept{lastBound(-30*time.Second, back), stale}, Ended{}, "node-5", false},
+		{"and may have been the last", kept{lastBound(-2*time.Minute, back), stale}, Ended{}, "node-4", false},
+		{"not where it will be bound", kept{lastBound(-time.Hour, back), lastBound(time.Hour, stale)}, Ended{}, "node-5",
+			false},
+		{"unless the clocks just differ", kept{lastBound(-time.Hour, back), lastBound(time.Second, stale)}, Ended{},
+			"node-4", false},
 		{"where it was seen, though another node says so later", kept{back, stale}, Ended{Node: "node-4", At: noon}, "node-4",
 			false},
 		{"where it was seen, however long ago", kept{back, stale}, Ended{Node: "node-4", At: noon.Add(-time.Hour)}, "node-4",

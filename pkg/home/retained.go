@@ -1,6 +1,7 @@
 package home
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -53,9 +54,8 @@ func AddressIn(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) Address {
 }
 
 // newestOf returns the RetainedIP of the node where the pod was last; nil: none is kept any more. ended is the node on
-// which its predecessor was seen to end. If that is empty, it is the node whose phase began last: of several clocks,
-// and a node that comes back notices only then that the pod left it. But the phase itself tells less: a node that is
-// still down says Bound of a pod that left it long ago.
+// which its predecessor was seen to end. If that is empty, it is the node on which they were bound last. Phases tell
+// less: a node that is down says Bound of a pod that left it long ago, and notices that only when it comes back.
 func newestOf(kept []*stayputv1alpha1.RetainedIP, ended string, now time.Time) *stayputv1alpha1.RetainedIP {
 	var newest *stayputv1alpha1.RetainedIP
 	for _, r := range kept {
@@ -63,7 +63,7 @@ func newestOf(kept []*stayputv1alpha1.RetainedIP, ended string, now time.Time) *
 		case !Keeps(r, now):
 		case ended != "" && r.Spec.NodeName == ended:
 			return r
-		case newest == nil || Began(r).After(Began(newest)):
+		case newest == nil || LastBound(r, now).After(LastBound(newest, now)):
 			newest = r
 		}
 	}
@@ -76,12 +76,18 @@ func Keeps(r *stayputv1alpha1.RetainedIP, now time.Time) bool {
 	return !r.Spec.Release && r.DeletionTimestamp.IsZero() && (until.IsZero() || now.Before(until))
 }
 
-// Began returns when the phase of a RetainedIP began, as far as that is known.
-func Began(r *stayputv1alpha1.RetainedIP) time.Time {
-	if r.Status.Since != nil {
-		return r.Status.Since.Time
+// ahead is how far the clock of a node may be ahead of the controller's.
+const ahead = time.Minute
+
+// LastBound returns when the addresses of a RetainedIP were bound last, by the clock of the node. One that does not say
+// so is of an agent of the release before, or lost it: then it is when the phase began, which for retained addresses is
+// when they were not bound any more. No time that has yet to come is believed.
+func LastBound(r *stayputv1alpha1.RetainedIP, now time.Time) time.Time {
+	t := cmp.Or(r.Status.LastBoundTime, r.Status.Since)
+	if t == nil || t.Time.After(now.Add(ahead)) {
+		return r.CreationTimestamp.Time
 	}
-	return r.CreationTimestamp.Time
+	return t.Time
 }
 
 // keptUntil returns when the addresses become free; zero: no end is known.

@@ -30,6 +30,9 @@ func claimsOf(books []book, at time.Time) []retainedip.Claim {
 			}
 			c := &claims[i]
 			c.Addrs = append(c.Addrs, ad.Addr)
+			if ad.Bound.After(c.Bound) {
+				c.Bound = ad.Bound
+			}
 			switch {
 			case ad.State == ledger.StateBound: // of any address: the claim is in use
 				c.Phase, c.ContainerID = retainedip.PhaseBound, ad.Attachment.ContainerID
@@ -56,6 +59,7 @@ func sameClaims(a, b []retainedip.Claim) bool {
 	return slices.EqualFunc(a, b, func(a, b retainedip.Claim) bool {
 		apart := a.Expires.Sub(b.Expires).Abs()
 		return a.Key == b.Key && slices.Equal(a.Addrs, b.Addrs) && a.Phase == b.Phase && a.Policy == b.Policy &&
-			a.ContainerID == b.ContainerID && a.Pod == b.Pod && a.Since.Equal(b.Since) && apart < 2*time.Second
+			a.ContainerID == b.ContainerID && a.Pod == b.Pod && a.Bound.Equal(b.Bound) && a.Since.Equal(b.Since) &&
+			apart < 2*time.Second
 	})
 }

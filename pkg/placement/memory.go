@@ -252,7 +252,7 @@ func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now
 		switch owner, taken := m.assigned[client.ObjectKeyFromObject(r)]; {
 		case taken && owner == pod.UID:
 			return r
-		case !taken && (free == nil || home.Began(r).After(home.Began(free))):
+		case !taken && (free == nil || home.LastBound(r, now).After(home.LastBound(free, now))):
 			free = r
 		}
 	}

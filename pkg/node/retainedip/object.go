@@ -59,12 +59,11 @@ func (p *promised) same(q *promised) bool {
 	return p.spec == q.spec && sameStatus(p.status, q.status) && slices.Equal(p.claims, q.claims)
 }
 
-// promisedBy makes the objects of all claims of a node. now is when a claim is taken to have become bound: the
-// ledger does not say.
-func promisedBy(claims []Claim, node string, now time.Time) map[Name]*promised {
+// promisedBy makes the objects of all claims of a node.
+func promisedBy(claims []Claim, node string) map[Name]*promised {
 	all := map[Name]*promised{}
 	for _, of := range byPod(claims) {
-		p := &promised{spec: specOf(of[0], node), status: statusOf(of, now)}
+		p := &promised{spec: specOf(of[0], node), status: statusOf(of)}
 		for _, c := range of {
 			p.claims = append(p.claims, c.Key)
 		}
@@ -122,9 +121,9 @@ func specOf(c Claim, node string) v1alpha1.RetainedIPSpec {
 }
 
 // statusOf merges the claims of one pod. It is bound if one of them is, and expires with the last.
-func statusOf(claims []Claim, now time.Time) v1alpha1.RetainedIPStatus {
+func statusOf(claims []Claim) v1alpha1.RetainedIPStatus {
 	s := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained}
-	var since, expires time.Time
+	var bound, since, expires time.Time
 	for _, c := range claims {
 		ips := words(c.Addrs)
 		s.IPs = append(s.IPs, ips...)
@@ -135,6 +134,9 @@ func statusOf(claims []Claim, now time.Time) v1alpha1.RetainedIPStatus {
 		} else {
 			s.Addresses = append(s.Addresses,
 				v1alpha1.NetworkAddresses{Network: c.Key.Network, Interface: c.Key.IfName, IPs: ips})
+		}
+		if c.Bound.After(bound) {
+			bound = c.Bound
 		}
 		if c.Phase == PhaseBound {
 			s.Phase = v1alpha1.PhaseBound
@@ -151,12 +153,20 @@ func statusOf(claims []Claim, now time.Time) v1alpha1.RetainedIPStatus {
 		}
 	}
 	if s.Phase == v1alpha1.PhaseBound {
-		since, s.Expires = now, ""
+		since, s.Expires = bound, ""
 	} else if s.Expires == "" {
 		s.Expires = expires.UTC().Format(time.RFC3339)
 	}
-	s.Since = &metav1.Time{Time: since.UTC().Truncate(time.Second)}
+	s.LastBoundTime, s.Since = shown(bound), shown(since)
 	return s
+}
+
+// shown is a time as the API has it; nil: not known.
+func shown(t time.Time) *metav1.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &metav1.Time{Time: t.UTC().Truncate(time.Second)}
 }
 
 func words(addrs []netip.Addr) []string {
@@ -173,10 +183,15 @@ func after(was, is v1alpha1.RetainedIPStatus) v1alpha1.RetainedIPStatus {
 	if is.Phase == v1alpha1.PhaseRetained && is.PodUID == "" {
 		is.PodUID = was.PodUID
 	}
+	if is.LastBoundTime == nil { // a power loss took it, or an agent published was that did not know of it
+		if is.LastBoundTime = was.LastBoundTime; is.LastBoundTime == nil && was.Phase == v1alpha1.PhaseBound {
+			is.LastBoundTime = was.Since
+		}
+	}
 	if is.Phase != was.Phase {
 		return is
 	}
-	if is.Phase == v1alpha1.PhaseBound && is.PodUID == was.PodUID && was.Since != nil {
+	if is.Since == nil {
 		is.Since = was.Since
 	}
 	a, errA := time.Parse(time.RFC3339, was.Expires)
@@ -197,7 +212,7 @@ func sameStatus(a, b v1alpha1.RetainedIPStatus) bool {
 		})
 	}
 	return a.Phase == b.Phase && slices.Equal(a.IPs, b.IPs) && a.PodUID == b.PodUID && a.Since.Equal(b.Since) &&
-		a.Expires == b.Expires &&
+		a.LastBoundTime.Equal(b.LastBoundTime) && a.Expires == b.Expires &&
 		slices.EqualFunc(order(a), order(b), func(a, b v1alpha1.NetworkAddresses) bool {
 			return a.Network == b.Network && a.Interface == b.Interface && slices.Equal(a.IPs, b.IPs)
 		})

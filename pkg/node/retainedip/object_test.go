@@ -40,7 +40,7 @@ func TestAPodWithSeveralNetworksHasOneObject(t *testing.T) {
 	web := claimOf(t, "pods", "web-0", "eth0", "192.0.2.7")
 	side := claimOf(t, "aside", "web-0", "net1", "198.51.100.7")
 	other := claimOf(t, "pods", "web-1", "eth0", "192.0.2.8")
-	all := promisedBy([]Claim{side, web, other}, "node-a", noon)
+	all := promisedBy([]Claim{side, web, other}, "node-a")
 	if len(all) != 2 {
 		t.Fatalf("%d objects", len(all))
 	}
@@ -50,13 +50,12 @@ func TestAPodWithSeveralNetworksHasOneObject(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	// It is bound while one of them is, and ends with the last.
-	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), web}, "node-a",
-		noon)[Name{"default", "web-0.node-a"}]
+	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), web}, "node-a")[Name{"default", "web-0.node-a"}]
 	if p.status.Phase != v1alpha1.PhaseBound || p.status.Expires != "" {
 		t.Errorf("%+v", p.status)
 	}
 	p = promisedBy([]Claim{retainedUntil(side, noon, noon.Add(time.Hour)), retainedUntil(web, noon.Add(-time.Hour), noon)},
-		"node-a", noon)[Name{"default", "web-0.node-a"}]
+		"node-a")[Name{"default", "web-0.node-a"}]
 	if p.status.Expires != "2026-01-02T13:00:00Z" || !p.status.Since.Time.Equal(noon) {
 		t.Errorf("%+v", p.status)
 	}
@@ -66,7 +65,7 @@ func TestTwoIdentitiesOfOneInterfaceAreOneEntry(t *testing.T) {
 	own := retainedUntil(claimOf(t, "pods", "web-0", "eth0", "192.0.2.7"), noon, noon.Add(time.Hour))
 	shared := claimOf(t, "pods", "web-0", "eth0", "192.0.2.8")
 	shared.Key.Identity, shared.Policy.Identity = "set:default/front", "front"
-	p := promisedBy([]Claim{own, shared}, "node-a", noon)[Name{"default", "web-0.node-a"}]
+	p := promisedBy([]Claim{own, shared}, "node-a")[Name{"default", "web-0.node-a"}]
 	if len(p.status.Addresses) != 1 || !slices.Equal(p.status.Addresses[0].IPs, []string{"192.0.2.8", "192.0.2.7"}) ||
 		p.spec.Identity != "front" {
 		t.Errorf("%+v", p)
@@ -110,16 +109,41 @@ func TestAnExpiryMovesByTwoSecondsOrNotAtAll(t *testing.T) {
 	}
 }
 
-func TestBoundSinceIsKeptForThePodOnly(t *testing.T) {
-	was := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u1", Since: &metav1.Time{Time: noon}}
-	later := &metav1.Time{Time: noon.Add(time.Hour)}
-	if got := after(was, v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u1",
-		Since: later}); !got.Since.Time.Equal(noon) {
-		t.Errorf("since %s", got.Since)
+func TestWhenAnAddressWasBoundLastIsPublished(t *testing.T) {
+	web, side := claimOf(t, "pods", "web-0", "eth0", "192.0.2.7"), claimOf(t, "aside", "web-0", "net1", "198.51.100.7")
+	web.Bound, side.Bound = noon.Add(time.Second), noon
+	is := statusOf([]Claim{web, side})
+	if at := web.Bound; !is.LastBoundTime.Time.Equal(at) || !is.Since.Time.Equal(at) {
+		t.Errorf("bound at %s, since %s", is.LastBoundTime, is.Since)
 	}
-	if got := after(was, v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseBound, PodUID: "u2",
-		Since: later}); !got.Since.Equal(later) {
-		t.Errorf("since %s", got.Since)
+	hour := noon.Add(time.Hour)
+	is = statusOf([]Claim{retainedUntil(web, hour, time.Time{}), retainedUntil(side, hour, time.Time{})})
+	if !is.LastBoundTime.Time.Equal(web.Bound) || !is.Since.Time.Equal(hour) {
+		t.Errorf("bound at %s, since %s", is.LastBoundTime, is.Since)
+	}
+}
+
+func TestWhatTheLedgerLostTheObjectStillSays(t *testing.T) {
+	at := func(when time.Time) *metav1.Time { return &metav1.Time{Time: when} }
+	hour := at(noon.Add(time.Hour))
+	is := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained, Since: hour}
+	for what, was := range map[string]v1alpha1.RetainedIPStatus{
+		"what it said":                              {Phase: v1alpha1.PhaseRetained, LastBoundTime: at(noon)},
+		"what it said of a pod":                     {Phase: v1alpha1.PhaseBound, Since: hour, LastBoundTime: at(noon)},
+		"what an agent said that published no time": {Phase: v1alpha1.PhaseBound, Since: at(noon)},
+	} {
+		if got := after(was, is); got.LastBoundTime == nil || !got.LastBoundTime.Time.Equal(noon) || got.Since != hour {
+			t.Errorf("%s: %+v", what, got)
+		}
+	}
+	was := v1alpha1.RetainedIPStatus{Phase: v1alpha1.PhaseRetained, Since: at(noon)}
+	if got := after(was, is); got.LastBoundTime != nil {
+		t.Errorf("that it was retained does not say when it was bound: %+v", got)
+	}
+	is.LastBoundTime = hour
+	was.LastBoundTime = at(noon.Add(10000 * time.Hour)) // by a clock that was wrong then
+	if got := after(was, is); !got.LastBoundTime.Equal(hour) {
+		t.Errorf("the ledger is the authority: %+v", got)
 	}
 }
 

@@ -159,7 +159,7 @@ func (p *Publisher) Run(ctx context.Context) {
 
 // PublishClaims takes over what is promised, and queues every object that differs.
 func (p *Publisher) PublishClaims(all Promises) {
-	next := promisedBy(all.Claims, p.o.Node, time.Now())
+	next := promisedBy(all.Claims, p.o.Node)
 	settled := map[string]bool{}
 	for _, n := range all.Settled {
 		settled[n] = true

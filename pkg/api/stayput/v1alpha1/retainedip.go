@@ -134,6 +134,11 @@ type RetainedIPStatus struct {
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 
+	// lastBoundTime is when a pod got the addresses for the last time, by the clock of the node. Of all nodes that keep
+	// addresses of a pod, the one with the latest is its home. It is missing if the node does not know it.
+	// +optional
+	LastBoundTime *metav1.Time `json:"lastBoundTime,omitempty"`
+
 	// expires is when the addresses become free: a time in RFC 3339, "never" if they are kept without an end, empty
 	// while they are bound. It is a string because kubectl prints times in the future as invalid.
 	// +optional

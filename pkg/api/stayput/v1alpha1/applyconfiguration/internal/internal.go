@@ -106,6 +106,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    - name: lastBoundTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
     - name: phase
       type:
         namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.Phase

@@ -22,6 +22,9 @@ type RetainedIPStatusApplyConfiguration struct {
 	PodUID *string `json:"podUID,omitempty"`
 	// since is when the phase began.
 	Since *v1.Time `json:"since,omitempty"`
+	// lastBoundTime is when a pod got the addresses for the last time, by the clock of the node. Of all nodes that keep
+	// addresses of a pod, the one with the latest is its home. It is missing if the node does not know it.
+	LastBoundTime *v1.Time `json:"lastBoundTime,omitempty"`
 	// expires is when the addresses become free: a time in RFC 3339, "never" if they are kept without an end, empty
 	// while they are bound. It is a string because kubectl prints times in the future as invalid.
 	Expires *string `json:"expires,omitempty"`
@@ -77,6 +80,14 @@ func (b *RetainedIPStatusApplyConfiguration) WithPodUID(value string) *RetainedI
 // If called multiple times, the Since field is set to the value of the last call.
 func (b *RetainedIPStatusApplyConfiguration) WithSince(value v1.Time) *RetainedIPStatusApplyConfiguration {
 	b.Since = &value
+	return b
+}
+
+// WithLastBoundTime sets the LastBoundTime field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the LastBoundTime field is set to the value of the last call.
+func (b *RetainedIPStatusApplyConfiguration) WithLastBoundTime(value v1.Time) *RetainedIPStatusApplyConfiguration {
+	b.LastBoundTime = &value
 	return b
 }
 
