@@ -110,8 +110,7 @@ func (t *decision) add(req AddRequest) error {
 	if a.Policy != nil {
 		p, clamped := a.Policy.clamp(a.net.LongestRetention)
 		if clamped && !p.WhileOwned {
-			a.event(Event{Reason: EventClamped,
-				Message: fmt.Sprintf("retention %s is longer than the network's longest, %s", a.Policy.Duration(), p.Duration())})
+			a.event(clampedEvent(Key{}, *a.Policy, p))
 		}
 		a.policy = &p
 	}

@@ -59,8 +59,9 @@ func (t *decision) setPolicy(att Attachment, pod Pod, policy Policy, ns Netns) e
 	if cl != nil {
 		next.claim = key.hash()
 		if clamped && !p.WhileOwned {
-			t.out.events = append(t.out.events, Event{Reason: EventClamped, Key: key, Addrs: mine,
-				Message: fmt.Sprintf("retention %s is longer than the network's longest, %s", policy.Duration(), p.Duration())})
+			ev := clampedEvent(key, policy, p)
+			ev.Addrs = mine
+			t.out.events = append(t.out.events, ev)
 		}
 	}
 	for _, a := range mine {

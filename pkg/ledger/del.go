@@ -119,7 +119,8 @@ func (t *decision) claimAtEnd(req DelRequest, e *entry, mine []netip.Addr) (*Cla
 			pod, p = m.pod(), m.Policy
 		}
 	}
-	p, _ = p.clamp(t.net.LongestRetention)
+	asked := p
+	p, clamped := p.clamp(t.net.LongestRetention)
 	ifname := e.att.IfName
 	if ifname == "" {
 		ifname = req.Attachment.IfName
@@ -146,5 +147,14 @@ func (t *decision) claimAtEnd(req DelRequest, e *entry, mine []netip.Addr) (*Cla
 	if !e.open || pod.Name == "" || !p.Retains() {
 		return nil, nil
 	}
-	return t.promise(NewKey(t.net.Name, pod, p, ifname), p, mine)
+	key := NewKey(t.net.Name, pod, p, ifname)
+	cl, err := t.promise(key, p, mine)
+	if cl != nil && clamped && !p.WhileOwned {
+		t.out.events = append(t.out.events, clampedEvent(key, asked, p))
+	}
+	for i := range t.out.events {
+		ev := &t.out.events[i]
+		ev.Pod, ev.ContainerID, ev.Netns, ev.Addrs, ev.Time = pod, e.att.ContainerID, e.netns.Path, mine, t.now.Wall
+	}
+	return cl, err
 }

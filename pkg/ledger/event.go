@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -58,4 +59,10 @@ type Event struct {
 	Message     string       `json:"message,omitempty"`
 	Miss        Miss         `json:"miss,omitzero"` // of EventNotRestored
 	Time        time.Time    `json:"time"`
+}
+
+// clampedEvent says that a pod asked for more than the network allows, which is p.
+func clampedEvent(key Key, asked, p Policy) Event {
+	return Event{Reason: EventClamped, Key: key,
+		Message: fmt.Sprintf("retention %s is longer than the network's longest, %s", asked.Duration(), p.Duration())}
 }

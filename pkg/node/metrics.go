@@ -47,6 +47,7 @@ type metrics struct {
 	expireErrors      prometheus.Counter
 	releaseErrors     prometheus.Counter
 	spoolErrors       prometheus.Counter
+	reportsLost       prometheus.Counter
 	announced         prometheus.Counter
 	connections       prometheus.Counter
 	peerErrors        prometheus.Counter
@@ -107,8 +108,10 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		expireErrors:  counter("stayput_agent_expire_errors_total", "Failures to expire every retention that is due."),
 		releaseErrors: counter("stayput_agent_release_errors_total", "Failures to release addresses, each retried."),
 		spoolErrors:   counter("stayput_agent_spool_errors_total", "Failures to read a report of the plugin."),
-		announced:     counter("stayput_agent_announcements_total", "Announcements of restored addresses."),
-		connections:   counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods flushed."),
+		reportsLost: counter("stayput_agent_reports_lost_total",
+			"Reports of the plugin lost because more came than the spool holds while no agent read it."),
+		announced:   counter("stayput_agent_announcements_total", "Announcements of restored addresses."),
+		connections: counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods flushed."),
 		peerErrors: counter("stayput_agent_peer_errors_total",
 			"Failures to announce an address or to flush connections."),
 	}

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"log/slog"
-	"slices"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/spool"
@@ -34,12 +33,15 @@ func (r *spoolReader) run(ctx context.Context) {
 }
 
 func (r *spoolReader) take(ctx context.Context) {
-	events, err := r.spool.Take()
+	events, lost, err := r.spool.Take()
 	if err != nil {
 		r.metrics.spoolErrors.Inc()
 		r.log.Error("Cannot read every report of the plugin", "err", err)
 	}
-	slices.SortFunc(events, func(a, b ledger.Event) int { return a.Time.Compare(b.Time) })
+	if lost > 0 {
+		r.metrics.reportsLost.Add(float64(lost))
+		r.log.Warn("Reports of the plugin were lost: more came than the spool holds while the agent was away", "lost", lost)
+	}
 	var restored []ledger.Event
 	for _, e := range events {
 		r.news.report(e)

@@ -35,6 +35,20 @@ func TestWhatThePluginReportsIsCountedAndPublished(t *testing.T) {
 	w.wantSaid(ledger.EventRestored) // once
 }
 
+func TestReportsThatTheSpoolCouldNotHoldAreCounted(t *testing.T) {
+	w := newWorld(t)
+	const many = 700
+	for range many {
+		check(t, w.a.spool.spool.Report([]ledger.Event{{Reason: ledger.EventRefused, Key: ledger.Key{Network: "pods"}}}))
+	}
+	w.a.spool.take(t.Context())
+	told := testutil.ToFloat64(w.a.metrics.refused.WithLabelValues("pods"))
+	lost := testutil.ToFloat64(w.a.metrics.reportsLost)
+	if told == 0 || lost == 0 || told+lost != many {
+		t.Errorf("of %d reports %v were told and %v lost", many, told, lost)
+	}
+}
+
 func TestWhyAnAddressIsNotRestoredIsALabel(t *testing.T) {
 	// The words are the ledger's own: it makes them here.
 	for reason, miss := range map[string]func(*world, *ledger.Policy) ledger.AddRequest{

@@ -1,19 +1,26 @@
 // Package spool carries what the plugin has to tell from its processes to the agent: events for people, and how long
 // commands took. It is telemetry: no address depends on it, and its errors are for the log.
 //
-//	<stateDir>/spool/<slot>  a ring of events, one JSON record a file
-//	<stateDir>/latency       how long commands took: one file of fixed size
+//	<stateDir>/spool/<nanoseconds>-<pid>-<n>  an event, one JSON record a file
+//	<stateDir>/latency                        how long commands took: one file of fixed size
 //
 // Both may be deleted at any time; what they held is lost, and nothing else happens.
 package spool
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
 )
@@ -33,27 +40,38 @@ func (d Dir) path(name string) string {
 	return filepath.Join(string(d), name)
 }
 
-// The spool is a ring: the slot of an event is its time in microseconds modulo the slots. An agent that is away
-// loses the oldest.
+// The spool holds the newest events: what comes when it is full takes the place of the oldest, which an agent that is
+// away loses. Processes that report at the same moment may exceed the bound by one event each.
 const (
 	spoolName = "spool"
-	slots     = 512
+	most      = 512
 )
+
+// record is a file of the spool. Lost is how many events this one has taken the place of, with what those had: however
+// often it happens, the sum stays right.
+type record struct {
+	ledger.Event
+	Lost int `json:"lost,omitempty"`
+}
 
 // Events returns the directory that Report writes to.
 func (d Dir) Events() string { return d.path(spoolName) }
 
+// reported makes the names of one process' events differ.
+var reported atomic.Uint64
+
 // Report leaves events for the agent. It neither waits nor syncs. The errors of the disk are joined.
 func (d Dir) Report(events []ledger.Event) error {
 	dir := d.Events()
-	var errs []error
+	lost, err := makeRoom(dir, len(events))
+	errs := []error{err}
 	for _, e := range events {
-		b, err := json.Marshal(e)
+		b, err := json.Marshal(record{e, lost})
 		if err != nil {
 			return err
 		}
-		slot := strconv.FormatInt((e.Time.UnixNano()/1000)%slots, 10)
-		tmp := filepath.Join(dir, "."+slot) // two writers of one slot at once lose an event, no more
+		name := fmt.Sprintf("%d-%d-%d", time.Now().UnixNano(), unix.Getpid(), reported.Add(1))
+		tmp := filepath.Join(dir, "."+name)
 		err = disk.WriteFile(tmp, b, mode)
 		if errors.Is(err, fs.ErrNotExist) {
 			if err = ledger.MkdirAll(disk, dir); err == nil {
@@ -61,41 +79,90 @@ func (d Dir) Report(events []ledger.Event) error {
 			}
 		}
 		if err == nil {
-			err = disk.Rename(tmp, filepath.Join(dir, slot))
+			err = disk.Rename(tmp, filepath.Join(dir, name))
+		}
+		if err == nil {
+			lost = 0
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// Take returns the events of the spool, in no order, and removes them. A file that does not parse is removed too.
-// The errors of the disk are joined; what could be read is returned beside them.
-func (d Dir) Take() ([]ledger.Event, error) {
-	dir := d.Events()
+// makeRoom removes the oldest files until n more are within the bound, and returns how many events were lost with them.
+func makeRoom(dir string, n int) (lost int, err error) {
+	names, err := oldestFirst(dir)
+	if err != nil || len(names)+n <= most {
+		return 0, err
+	}
+	var errs []error
+	for _, name := range names[:min(len(names)+n-most, len(names))] {
+		path := filepath.Join(dir, name)
+		b, err := disk.ReadFile(path)
+		var r record
+		if err == nil {
+			_ = json.Unmarshal(b, &r)
+			err = disk.Remove(path)
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // another process was faster
+		case err != nil:
+			errs = append(errs, err)
+		case name[0] != '.':
+			lost += 1 + r.Lost
+		}
+	}
+	return lost, errors.Join(errs...)
+}
+
+// oldestFirst lists the spool in the order in which it was written; a missing one is empty.
+func oldestFirst(dir string) ([]string, error) {
 	names, err := disk.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	} else if err != nil {
-		return nil, err
 	}
-	var events []ledger.Event
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(born(a), born(b)), strings.Compare(a, b)) })
+	return names, err
+}
+
+// born returns when a file was written, in nanoseconds. The names of earlier versions were small numbers.
+func born(name string) int64 {
+	digits, _, _ := strings.Cut(strings.TrimPrefix(name, "."), "-")
+	n, _ := strconv.ParseInt(digits, 10, 64)
+	return n
+}
+
+// Take returns the events of the spool, the oldest first, and removes them; lost is how many more there were. A file
+// that does not parse is removed too. The errors of the disk are joined; what could be read is returned beside them.
+func (d Dir) Take() (events []ledger.Event, lost int, err error) {
+	dir := d.Events()
+	names, err := oldestFirst(dir)
+	if err != nil {
+		return nil, 0, err
+	}
 	var errs []error
 	for _, name := range names {
-		if name[0] == '.' {
-			continue
-		}
 		path := filepath.Join(dir, name)
-		b, err := disk.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) {
+		if name[0] == '.' {
+			// It is being written, unless its process was killed.
+			if time.Since(time.Unix(0, born(name))) > time.Minute {
+				errs = append(errs, ledger.RemoveAll(disk, path))
+			}
 			continue
 		}
-		var e ledger.Event
-		if err == nil && json.Unmarshal(b, &e) == nil {
-			events = append(events, e)
+		b, err := disk.ReadFile(path)
+		removed := disk.Remove(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(removed, fs.ErrNotExist) {
+			continue // a process that needed the room was faster, and counts it
 		}
-		errs = append(errs, err, disk.Remove(path))
+		var r record
+		if err == nil && json.Unmarshal(b, &r) == nil {
+			events = append(events, r.Event)
+			lost += r.Lost
+		}
+		errs = append(errs, err, removed)
 	}
-	return events, errors.Join(errs...)
+	return events, lost, errors.Join(errs...)
 }
 
 // files are what is kept in the state directory itself. A network's directory there may begin with the same word.

@@ -251,12 +251,18 @@ func (c *call) add() *Error {
 		res.add(n.Ranges[i], a)
 	}
 	c.write(res.encode())
-	if len(r.Events) > 0 {
-		if err := spool.Dir(c.conf.StateDir).Report(r.Events); err != nil {
-			fmt.Fprintf(c.Stderr, "stayput: ADD %s: spool: %v\n", c.att, err)
-		}
-	}
+	c.report(r.Events)
 	return nil
+}
+
+// report leaves events for the agent. That it cannot is no error of the command.
+func (c *call) report(events []ledger.Event) {
+	if len(events) == 0 {
+		return
+	}
+	if err := spool.Dir(c.conf.StateDir).Report(events); err != nil {
+		fmt.Fprintf(c.Stderr, "stayput: %s %s: not reported: %v\n", c.command, c.att, err)
+	}
 }
 
 // netns identifies CNI_NETNS. The plugin's own namespace is refused before anything is allocated, unless
@@ -310,9 +316,12 @@ func (c *call) del() *Error {
 		l = ledger.New(n, c.options())
 	}
 	r, err := l.Del(req)
-	switch {
-	case err != nil:
+	if err != nil {
 		fmt.Fprintf(c.Stderr, "stayput: DEL %s: %v: the addresses stay as they are\n", c.att, err)
+		return nil
+	}
+	c.report(r.Events)
+	switch {
 	case len(r.Addrs) > 0:
 		c.ending = spool.DelRetained
 	default:

@@ -36,6 +36,7 @@ var resting = map[string]string{
 	"stayput_agent_policy_errors_total":               "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
 	"stayput_agent_expire_errors_total":               "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
 	"stayput_agent_spool_errors_total":                "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
+	"stayput_agent_reports_lost_total":                "pkg/node.TestReportsThatTheSpoolCouldNotHoldAreCounted",
 	"stayput_agent_release_errors_total":              "pkg/node.TestAReleaseThatTheLedgerCannotCarryOutIsTriedAgain",
 	"stayput_agent_cni_config_errors_total":           "pkg/node/cniconf.TestADirectoryThatCannotBeWrittenIsReportedAndTriedAgain",
 	"stayput_agent_peer_errors_total":                 "pkg/node.TestAPodThatNeverGetsItsAddressIsGivenUp",

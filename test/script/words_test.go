@@ -948,7 +948,7 @@ func cnierrorWord(ts *testscript.TestScript, neg bool, args []string) {
 func eventWord(ts *testscript.TestScript, neg bool, args []string) {
 	s := storyOf(ts)
 	count(ts, args, 2, 3, "event REASON POD [REGEXP]")
-	events, err := spool.Dir(s.state).Take()
+	events, _, err := spool.Dir(s.state).Take()
 	ts.Check(err)
 	s.events = append(s.events, events...)
 	re := regexp.MustCompile("")
