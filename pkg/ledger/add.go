@@ -267,7 +267,7 @@ func (a *adding) assessSlot(h *holding, cl *Claim, addr netip.Addr, s slot) erro
 	return nil
 }
 
-// newEntry returns the attachment's entry. Unless the policy is decided, a mark or its DEL may still set it.
+// newEntry returns the attachment's entry. Unless the policy is decided, the agent or its DEL may still set it.
 func (a *adding) newEntry(claim string, addrs []netip.Addr, decided bool) *entry {
 	return &entry{
 		att: a.Attachment, boot: a.now.BootID, open: !decided, claim: claim, addrs: addrs, netns: a.Netns, pod: a.Pod,

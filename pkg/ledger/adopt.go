@@ -13,6 +13,13 @@ func (l *Ledger) SetPolicy(att Attachment, pod Pod, policy Policy, ns Netns) (*R
 	return l.run(func(t *decision) error { return t.setPolicy(att, pod, policy, ns) })
 }
 
+// Undecided reports whether the attachment has an entry that leaves its policy to SetPolicy. It takes no lock, and does
+// not bring the index up to date; what it cannot read is decided by SetPolicy all the same.
+func (l *Ledger) Undecided(att Attachment) bool {
+	e, err := l.entry(att)
+	return err != nil || e != nil && e.open
+}
+
 // setPolicy applies a policy to an attachment that is open.
 func (t *decision) setPolicy(att Attachment, pod Pod, policy Policy, ns Netns) error {
 	e, mine, err := t.known(att)

@@ -96,7 +96,7 @@ func acts() []act {
 			err := w.ledger().Release(k)
 			w.logf("release -> %v", err)
 		}},
-		{"policy by mark", func(w *world) {
+		{"policy by the agent", func(w *world) {
 			w.netns[theNs.Path] = theNs
 			w.addAs(theAtt, theNs, "web-0", nil)
 		}, func(w *world) {

@@ -53,8 +53,8 @@ func (l *Ledger) Collect(valid []Attachment) error {
 
 // del ends an attachment: its addresses become retained if a claim says so, else free.
 //
-// DEL decides nothing that ADD or a mark has decided; only an attachment that is still open (host-local made it, or
-// the runtime hands on no annotations) takes its policy now. The index entry goes last: killed before, a repeated DEL
+// DEL decides nothing that ADD or the agent has decided; only an attachment that is still open (host-local made it, or
+// the runtime hands ADD no annotations) takes its policy now. The index entry goes last: killed before, a repeated DEL
 // finds the rest.
 func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) error {
 	e, err := find(req.Attachment)
@@ -106,21 +106,8 @@ func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) er
 
 // claimAtEnd returns the claim under which the attachment's addresses are retained, nil if they become free.
 func (t *decision) claimAtEnd(req DelRequest, e *entry, mine []netip.Addr) (*Claim, error) {
-	pod, p := req.Pod, valueOf(req.Policy)
-	if !p.Retains() {
-		m, err := t.mark(e.att.ContainerID)
-		if errors.Is(err, ErrNewer) && (e.claim != "" || !e.open) {
-			err = nil // it was decided without the mark
-		}
-		if err != nil {
-			return nil, err
-		}
-		if m != nil {
-			pod, p = m.pod(), m.Policy
-		}
-	}
-	asked := p
-	p, clamped := p.clamp(t.net.LongestRetention)
+	pod, asked := req.Pod, valueOf(req.Policy)
+	p, clamped := asked.clamp(t.net.LongestRetention)
 	ifname := e.att.IfName
 	if ifname == "" {
 		ifname = req.Attachment.IfName

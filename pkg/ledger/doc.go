@@ -9,7 +9,7 @@
 //   - I2 a retained address goes to no other claim before it expires or is released.
 //   - I3 a DEL for an attachment never touches an address that is not that attachment's.
 //   - I4 an acknowledged ADD of a retained pod is remembered: after a power loss the claim still has that
-//     address. A policy known only by mark counts from the mark on.
+//     address. A policy that only the agent knows counts from SetPolicy on.
 //   - I5 every address that is not free is explained by a live sandbox, an unexpired claim, or is younger
 //     than the agent's grace period.
 //   - I6 an acknowledged ADD has all its address families or none.
@@ -24,15 +24,13 @@
 //	<stateDir>/<network>-<hash>/claims/     what is promised, durable
 //	<stateDir>/<network>-<hash>/index/      attachments: a cache, believed only if the address file agrees
 //	<stateDir>/<network>-<hash>/sets/       the claims of each shared identity, a cache
-//	<stateDir>/<network>-<hash>/marks/      policies as the agent saw them, written without the lock
 //	<stateDir>/<network>-<hash>/network     the network's configuration, for the agent
 //
-// The formats are drawn above the code that writes them: record.go, marks.go, network.go.
+// The formats are drawn above the code that writes them: record.go, network.go.
 //
 // # How it stays whole
 //
-// Every write is made under the lock, but for marks, each of which is one atomic rename. Reads (List, Check, Find,
-// Marks, Status) change nothing.
+// Every write is made under the lock. Reads (List, Check, Find, Undecided, Status) change nothing.
 //
 // A decision (add.go, del.go, adopt.go, expire.go) reads the book and returns steps; apply.go carries them out in their
 // order. Every step is atomic by itself (a rename or an unlink), and the order is chosen so that each prefix is a state

@@ -141,8 +141,7 @@ func TestReadsChangeNothing(t *testing.T) {
 			if !errors.Is(err, ErrUnknownAttachment) {
 				t.Error(err)
 			}
-			_, err = l.Marks()
-			must.Do(t, err)
+			l.Undecided(Attachment{"unknown", "eth0"})
 			must.Do(t, l.Status())
 			var valid []Attachment
 			for _, a := range before {
@@ -186,25 +185,6 @@ func TestATornEntryOfNobodyIsSweptAway(t *testing.T) {
 			}
 			w.check()
 		})
-	}
-}
-
-// A mark is all that is known of a pod whose files a power loss took: it stays until a rebuild has read it.
-func TestAMarkOutlivesItsBootUntilTheRebuild(t *testing.T) {
-	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
-	att, addrs, _ := w.add("web-0", nil)
-	l := w.ledger()
-	must.Do(t, l.PutMark(Mark{ContainerID: att.ContainerID, Namespace: "default", Name: "web-0", Policy: *tenMinutes,
-		Addrs: addrs, IfName: "eth0"}))
-	must.Do(t, w.fs.Remove(filepath.Join("/data/net", addrs[0].String())))
-	w.boot(time.Minute)
-	must.Do(t, l.DropMark(att.ContainerID))
-	if _, got, err := w.add("web-0", tenMinutes); err != nil || !slices.Equal(got, addrs) {
-		w.failf("it came back with %v, %v; want %v", got, err, addrs)
-	}
-	_, err := w.fs.ReadFile(filepath.Join(l.state, marksDir, hashOf(att.ContainerID)))
-	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the mark: %v", err)
 	}
 }
 

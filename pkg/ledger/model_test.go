@@ -255,16 +255,13 @@ func FuzzDecodeEntry(f *testing.F) {
 	})
 }
 
-func FuzzDecodeClaimMarkAndStamp(f *testing.F) {
+func FuzzDecodeClaimAndStamp(f *testing.F) {
 	c := &Claim{Version: 1, Key: Key{Identity: "pod:a/b", Pod: "b"},
 		Addrs: testNetwork("10.0.0.0/24", "").Ranges[0].some()}
 	f.Add(c.encode(), c.Key.hash())
 	f.Add([]byte("boot\n12 10.0.0.1 -\nabc\n"), "")
 	f.Fuzz(func(t *testing.T, b []byte, hash string) {
 		if c, err := decodeClaim(b, hash); err == nil && (c.Key.hash() != hash || len(c.Addrs) == 0) {
-			t.Fatalf("%q was taken for %s", b, hash)
-		}
-		if m, err := decodeMark(b, hash); err == nil && hashOf(m.ContainerID) != hash {
 			t.Fatalf("%q was taken for %s", b, hash)
 		}
 		s, err := decodeStamp(b, "")

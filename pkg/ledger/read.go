@@ -24,9 +24,9 @@ const (
 	claimsDir = "claims" // <hash of key>: Claim
 	indexDir  = "index"  // <hash of attachment>: entry
 	setsDir   = "sets"   // <hash of identity and ifname>/<hash of key>: empty; which claims a shared identity has
-	marksDir  = "marks"  // <hash of container ID>: Mark
 	infoName  = "network"
-	tempState = ".tmp" // what a file of the state directory is renamed from
+	oldMarks  = "marks" // policies, of versions before the first release
+	tempState = ".tmp"  // what a file of the state directory is renamed from
 )
 
 // stampedDirs are the directories of the state whose content the stamp vouches for.
@@ -37,7 +37,7 @@ var stampedDirs = []string{claimsDir, indexDir, setsDir}
 type files struct {
 	fs    FileSystem
 	dir   string // address files
-	state string // claims, index, sets, marks
+	state string // claims, index, sets
 }
 
 func (f *files) marker() string               { return filepath.Join(f.dir, markerName) }
@@ -141,22 +141,6 @@ func (f *files) entryNamed(hash string) (*entry, error) {
 		return nil, ErrCorrupt
 	}
 	return e, err
-}
-
-// mark returns nil for a mark that does not parse: the agent makes the claim within moments of the mark.
-func (f *files) mark(containerID string) (*Mark, error) {
-	path := f.inState(marksDir, hashOf(containerID))
-	b, err := f.fs.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
-		return nil, err
-	}
-	m, err := decodeMark(b, path)
-	if errors.Is(err, ErrCorrupt) {
-		return nil, nil
-	}
-	return m, err
 }
 
 func (f *files) setClaims(k Key) ([]*Claim, error) {
@@ -319,50 +303,23 @@ func (f *files) allEntries() (index indexFiles, err error) {
 	return index, nil
 }
 
-// allMarks returns the marks by container ID, and the names of newer ones, which are the hashes of those. It leaves
-// out what does not parse.
-func (f *files) allMarks() (marks map[string]*Mark, newer map[string]bool, err error) {
-	names, err := f.names(f.inState(marksDir))
-	if err != nil {
-		return nil, nil, err
-	}
-	marks, newer = map[string]*Mark{}, map[string]bool{}
-	for _, hash := range names {
-		path := f.inState(marksDir, hash)
-		b, err := f.fs.ReadFile(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, nil, err
-		}
-		m, err := decodeMark(b, path)
-		switch {
-		case err == nil:
-			marks[m.ContainerID] = m
-		case errors.Is(err, ErrNewer):
-			newer[hash] = true
-		}
-	}
-	return marks, newer, nil
-}
-
 // picture is everything that the files of a network say.
 type picture struct {
 	slots          map[netip.Addr]slot
 	claims         []*Claim
 	corrupt        map[string]bool // hashes of claims that do not parse
 	entries        []*entry
-	corruptEntries []string         // names of entries that do not parse
-	marks          map[string]*Mark // by container ID
+	corruptEntries []string // names of entries that do not parse
 	// What a newer version wrote: claims of which version, key and addresses are known, entries by the hash of their
-	// attachment, marks by that of their container ID.
+	// attachment.
 	newerClaims  []*Claim
 	newerEntries map[string]error
-	newerMarks   map[string]bool
 	ahead        bool // a scan has yet to make the files what entries and claims say
 }
 
 // picture reads entries after address files: without the lock, an attachment that has an address is in the index
 // unless it was DELed in between, or the index is incomplete.
-func (f *files) picture(marks bool) (*picture, error) {
+func (f *files) picture() (*picture, error) {
 	p := &picture{}
 	var err error
 	if p.slots, err = f.allSlots(); err != nil {
@@ -378,10 +335,7 @@ func (f *files) picture(marks bool) (*picture, error) {
 		return nil, err
 	}
 	p.claims, p.newerClaims, p.corrupt = claims.known, claims.newer, claims.corrupt
-	if marks {
-		p.marks, p.newerMarks, err = f.allMarks()
-	}
-	return p, err
+	return p, nil
 }
 
 // apply carries out the steps of a rebuild on the picture, not on the files.

@@ -55,11 +55,6 @@ func newRebuilder(from *picture, n *Network, now Instant, newBoot bool) *rebuild
 			r.bound[s.att] = append(r.bound[s.att], a)
 		}
 	}
-	for hash, c := range r.claims {
-		for _, a := range c.Addrs {
-			r.promised[a] = hash
-		}
-	}
 	return r
 }
 
@@ -79,9 +74,6 @@ func (r *rebuilder) run(live func(Netns, string) Liveness) []step {
 	addrs := slices.SortedFunc(maps.Keys(p.slots), netip.Addr.Compare)
 	for _, a := range addrs {
 		r.findClaim(a)
-	}
-	for _, id := range slices.Sorted(maps.Keys(p.marks)) {
-		r.findMarked(p.marks[id])
 	}
 	// A claim that took over another's addresses comes before it.
 	inOrder := slices.SortedFunc(maps.Keys(r.claims), func(a, b string) int {
@@ -106,7 +98,7 @@ func (r *rebuilder) run(live func(Netns, string) Liveness) []step {
 			r.steps = append(r.steps, dropEntry{e})
 		}
 	}
-	if len(p.newerClaims)+len(p.newerEntries)+len(p.newerMarks) > 0 {
+	if len(p.newerClaims)+len(p.newerEntries) > 0 {
 		r.leaveNewer()
 	}
 	return r.steps
@@ -137,8 +129,7 @@ func (r *rebuilder) leaveNewer() {
 		claims[c.Key.hash()] = true
 	}
 	keep := func(a netip.Addr, was slot) bool {
-		return r.newer[a] != nil || was.state == slotBound &&
-			(r.newerEntries[was.att.hash()] != nil || r.newerMarks[hashOf(was.att.ContainerID)])
+		return r.newer[a] != nil || was.state == slotBound && r.newerEntries[was.att.hash()] != nil
 	}
 	r.steps = slices.DeleteFunc(r.steps, func(s step) bool {
 		switch s := s.(type) {
@@ -192,60 +183,17 @@ func (r *rebuilder) dead(a netip.Addr) bool {
 	return r.newBoot && r.slots[a].ours
 }
 
-// findClaim makes the claims that only an address file still knows: a retained record whose claim was lost,
-// and a dead attachment whose mark had not yet become a claim.
+// findClaim makes the claim of a retained record whose claim was lost.
 func (r *rebuilder) findClaim(a netip.Addr) {
 	s := r.slots[a]
-	var c *Claim
-	switch {
-	case s.state == slotRetained:
-		c = s.retained.claim()
-	case s.state == slotBound && r.dead(a):
-		m := r.marks[s.att.ContainerID]
-		if e := r.explained[a]; m == nil || !m.Policy.Retains() || e != nil && !e.open {
-			return
-		}
-		p, _ := m.Policy.clamp(r.net.LongestRetention)
-		key := NewKey(r.net.Name, m.pod(), p, s.att.IfName)
-		c = &Claim{Version: recordVersion, Key: key, Addrs: r.boundTo(s.att), Policy: p}
-	default:
+	if s.state != slotRetained {
 		return
 	}
-	r.claim(c)
-}
-
-// claim makes a claim unless there is one of its key.
-func (r *rebuilder) claim(c *Claim) {
-	hash := c.Key.hash()
-	if r.claims[hash] != nil {
-		return
+	hash := s.retained.Key.hash()
+	if r.claims[hash] == nil {
+		r.claims[hash] = s.retained.claim()
+		r.steps = append(r.steps, putClaim{r.claims[hash], nil})
 	}
-	r.claims[hash] = c
-	for _, a := range c.Addrs {
-		r.promised[a] = hash
-	}
-	r.steps = append(r.steps, putClaim{c, nil})
-}
-
-// findMarked makes the claim of a mark whose address files a power loss has taken. A mark of this boot is of a pod that
-// may still run, and becomes a claim through the agent.
-func (r *rebuilder) findMarked(m *Mark) {
-	if m.Boot == r.now.BootID || m.Boot == "" || !m.Policy.Retains() || len(m.Addrs) != len(r.net.Ranges) {
-		return
-	}
-	for i, a := range m.Addrs {
-		s, there := r.slots[a]
-		if !r.net.Ranges[i].allocatable(a) || r.newer[a] != nil || there && s.state != slotGarbage && !r.dead(a) {
-			return
-		}
-	}
-	for _, a := range m.Addrs {
-		if r.promised[a] != "" {
-			return
-		}
-	}
-	p, _ := m.Policy.clamp(r.net.LongestRetention)
-	r.claim(&Claim{Version: recordVersion, Key: NewKey(r.net.Name, m.pod(), p, m.IfName), Addrs: m.Addrs, Policy: p})
 }
 
 // boundTo returns an attachment's addresses in the order of the range sets.

@@ -135,6 +135,10 @@ func (s *session) recordInfo() error {
 	if !s.configured || s.stamp.config == print {
 		return nil
 	}
+	// A version before this one kept policies here, and described the network otherwise.
+	if err := RemoveAll(s.fs, s.inState(oldMarks)); err != nil {
+		return err
+	}
 	s.stamp.config, s.touched = print, true
 	return s.replace(s.inState(infoName), s.net.encode())
 }
@@ -201,7 +205,7 @@ func (s *session) newBoot() bool { return s.stamp.boot != "" && s.stamp.boot != 
 
 // picture reads everything. If a rebuild is due, the picture is what it will make of the files.
 func (s *session) picture() (*picture, error) {
-	p, err := s.files.picture(s.due)
+	p, err := s.files.picture()
 	if err == nil && s.due {
 		p.apply(rebuild(p, s.net, s.now, s.newBoot(), s.liveness))
 	}
@@ -217,7 +221,7 @@ func (s *session) complete(p *picture) {
 
 // scan completes the index and the claims from the address files, and removes what does not parse from the index.
 func (s *session) scan() error {
-	p, err := s.files.picture(false)
+	p, err := s.files.picture()
 	if err != nil {
 		return err
 	}
@@ -253,15 +257,12 @@ func (s *session) rebuild() error {
 			return err
 		}
 	}
-	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
+	for _, dir := range []string{claimsDir, indexDir, setsDir} {
 		if err := MkdirAll(s.fs, s.inState(dir)); err != nil {
 			return err
 		}
 	}
 	if err := syncPathTo(s.fs, s.inState(claimsDir)); err != nil {
-		return err
-	}
-	if err := syncPathTo(s.fs, s.inState(marksDir)); err != nil {
 		return err
 	}
 	// A file system without a journal may have kept both names of a rename: writing to the old one would
@@ -279,7 +280,7 @@ func (s *session) rebuild() error {
 	if err := s.recordInfo(); err != nil {
 		return err
 	}
-	p, err := s.files.picture(true)
+	p, err := s.files.picture()
 	if err != nil {
 		return err
 	}

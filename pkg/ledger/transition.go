@@ -27,7 +27,6 @@ type book interface {
 	// stamp; holder is of an attachment that was seen to have an address, and believes only a scan.
 	entry(Attachment) (*entry, error)
 	holder(Attachment) (*entry, error)
-	mark(containerID string) (*Mark, error)
 	setClaims(Key) ([]*Claim, error)              // every claim of the key's shared identity and interface
 	holders(claim string) ([]*entry, error)       // attachments whose entries name the claim, or errIncomplete; slow
 	retainedFor(Key) (*Retained, error)           // the retained slot of a key, found by its content; slow

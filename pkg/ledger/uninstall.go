@@ -80,7 +80,7 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 			return freed, err
 		}
 	}
-	for _, dir := range []string{claimsDir, indexDir, setsDir, marksDir} {
+	for _, dir := range []string{claimsDir, indexDir, setsDir, oldMarks} {
 		if err := RemoveAll(l.fs, s.inState(dir)); err != nil {
 			return freed, err
 		}
@@ -127,7 +127,7 @@ func RemoveState(o Options) (left int, err error) {
 		case slices.Contains(sub, infoName):
 			left++
 		case !slices.ContainsFunc(sub, func(s string) bool {
-			return !slices.Contains([]string{claimsDir, indexDir, setsDir, marksDir, tempState}, s)
+			return !slices.Contains([]string{claimsDir, indexDir, setsDir, oldMarks, tempState}, s)
 		}):
 			errs = append(errs, RemoveAll(o.FS, path))
 		}

@@ -5,8 +5,7 @@
 //
 //   - No pod needs it to start or to stop. It is away, late or restarted, and nothing is lost but time: what
 //     it keeps is in the files of pkg/ledger, and every loop starts from the world as it is.
-//   - The runtime never waits for more than a small write: RunPodSandbox leaves the pod's policy mark and
-//     queues the rest.
+//   - The runtime never waits for more than one promise, and half a second: RunPodSandbox queues the rest.
 //   - Nothing is freed on ignorance. A leaked address is freed only after two lists of the runtime without its sandbox,
 //     a grace period apart, and one view of every network namespace of the machine; any error means wait.
 //   - Without NRI, without CRI, without the API server it is degraded, says so on /readyz, and goes on with the rest.
@@ -15,7 +14,7 @@
 //
 // The Agent only wires them and runs them. Each owns its state; a pod's way through them is one:
 //
-//	nri_hooks.go  what the runtime calls: a mark, and into the queue
+//	nri_hooks.go  what the runtime calls: a promise, and into the queue
 //	queue.go      what follows: policy.go sets the policy and verifies the addresses
 //	reconcile.go  agreement with the runtime; reclaim.go ends what leaked, on the word of hostnet's view
 //	book.go       what is bound and retained: published, counted, expired at its time, released when asked
@@ -173,7 +172,7 @@ func New(o Options) (*Agent, error) {
 	news := &news{publisher: publisher, clock: o.Clock, metrics: a.metrics}
 	networks := &networks{ledgers: a.ledgers, confDir: o.CNIConfDir, metrics: a.metrics, log: o.Log}
 	policies := &policies{
-		networks: networks, cacheDir: o.CNICacheDir, news: news, markTimeout: markTimeout,
+		networks: networks, cacheDir: o.CNICacheDir, news: news, hookTimeout: hookTimeout,
 		metrics: a.metrics, log: o.Log,
 	}
 

@@ -41,7 +41,6 @@ type metrics struct {
 	suspects          prometheus.Gauge
 	held              prometheus.Gauge
 	leftovers         prometheus.Counter
-	markErrors        prometheus.Counter
 	policyErrors      prometheus.Counter
 	networkErrors     prometheus.Counter
 	expireErrors      prometheus.Counter
@@ -102,7 +101,6 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		held: gauge("stayput_agent_leak_suspects_held",
 			"Leak suspects kept past the grace period because their addresses are, or may be, in use."),
 		leftovers:     counter("stayput_agent_leftover_namespaces_removed_total", "Leftover network namespaces removed."),
-		markErrors:    counter("stayput_agent_mark_errors_total", "Failures to write a policy mark."),
 		policyErrors:  counter("stayput_agent_policy_errors_total", "Failures to set a pod's policy."),
 		networkErrors: counter("stayput_agent_network_errors_total", "Failures to read a network."),
 		expireErrors:  counter("stayput_agent_expire_errors_total", "Failures to expire every retention that is due."),

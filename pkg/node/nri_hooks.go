@@ -1,7 +1,6 @@
 package node
 
 import (
-	"net/netip"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -12,8 +11,7 @@ type Sandbox struct {
 	ID          string // the containerID of CNI
 	Pod         ledger.Pod
 	Annotations map[string]string
-	Netns       string       // path; empty for a pod on the host's network and for one that has ended
-	Addrs       []netip.Addr // of its first interface, in the order of CNI's result; none if they are not known
+	Netns       string // path; empty for a pod on the host's network and for one that has ended
 }
 
 func (s Sandbox) attrs(more ...any) []any {
@@ -21,7 +19,7 @@ func (s Sandbox) attrs(more ...any) []any {
 }
 
 // hooks is what the runtime calls. It disconnects a plugin that needs more than 2 s, and makes all events of the node
-// wait meanwhile: a hook is a small write at most, and leaves the rest to the queue.
+// wait meanwhile: a hook makes one promise at most, and leaves the rest to the queue.
 type hooks struct {
 	policies *policies
 	queue    *queue
@@ -38,8 +36,8 @@ func (h *hooks) timed(hook string) (done func()) {
 	return func() { h.metrics.hookDuration.WithLabelValues(hook).Observe(time.Since(start).Seconds()) }
 }
 
-// RunPodSandbox is the hook of a sandbox that has just got its addresses. The mark is written before it
-// returns: should everything fall over right after, the pod's DEL still knows the policy.
+// RunPodSandbox is the hook of a sandbox that has just got its addresses. What it asks for is promised before it
+// returns: should everything fall over right after, the pod still comes back with its address.
 func (a *Agent) RunPodSandbox(s Sandbox) {
 	h := a.hooks
 	defer h.timed("RunPodSandbox")()
@@ -47,7 +45,7 @@ func (a *Agent) RunPodSandbox(s Sandbox) {
 		return // on the host's network: CNI had nothing to do with it
 	}
 	o := observe(s)
-	h.policies.markInTime(o)
+	h.policies.promiseInTime(o)
 	h.queue.put(o)
 }
 
@@ -64,7 +62,7 @@ func (a *Agent) RemovePodSandbox(Sandbox) {
 }
 
 // Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There
-// is no time for marks; the queue makes the promises that they stand for.
+// is no time for promises: the queue makes them.
 func (a *Agent) Synchronize(all []Sandbox) {
 	h := a.hooks
 	defer h.timed("Synchronize")()

@@ -36,68 +36,45 @@ func observe(s Sandbox) observation {
 type policies struct {
 	networks *networks
 	cacheDir string // of libcni
-	// markTimeout is how long a hook waits for a mark.
-	markTimeout time.Duration
+	// hookTimeout is how long a hook waits for a promise.
+	hookTimeout time.Duration
 	news        *news
 	metrics     *metrics
 	log         *slog.Logger
 }
 
-// markTimeout is a quarter of what the runtime grants. A disk that needs longer for two fsyncs is in
-// trouble; the write goes on behind the answer.
-const markTimeout = 500 * time.Millisecond
+// hookTimeout is a quarter of what the runtime grants. A disk that needs longer for a promise is in trouble; the write
+// goes on behind the answer.
+const hookTimeout = 500 * time.Millisecond
 
-// markInTime leaves the policy that a pod asks for, and returns when it is durable or the time is up.
-func (p *policies) markInTime(o observation) {
-	if !o.answers || o.err != nil {
+// promiseInTime makes the promises that ADD could not make because the runtime handed it no annotations, and returns
+// when they are durable or the time is up. If ADD has decided, it only reads.
+func (p *policies) promiseInTime(o observation) {
+	if o.err != nil || !o.policy.Retains() {
 		return
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		p.mark(o)
+		p.promise(o)
 	}()
-	late := time.NewTimer(p.markTimeout)
+	late := time.NewTimer(p.hookTimeout)
 	defer late.Stop()
 	select {
 	case <-done:
 	case <-late.C:
-		p.log.Warn("Disk slow, policy mark not written yet", o.sandbox.attrs()...)
+		p.log.Warn("Disk slow, the pod's address is not promised yet", o.sandbox.attrs()...)
 	}
 }
 
-// mark leaves the pod's policy for its DEL, in every network: which ones the pod is attached to is not known
-// without reading more files than the runtime should wait for.
-func (p *policies) mark(o observation) {
+// promise sets the policy of the sandbox's attachments on which nobody has decided.
+func (p *policies) promise(o observation) {
 	ledgers, _ := p.networks.open()
-	for _, l := range ledgers {
-		p.putMark(l, o)
+	for _, at := range p.attachments(o.sandbox.ID, ledgers) {
+		if at.ledger.Undecided(at.att) {
+			p.set(at, o, p.identify(o.sandbox))
+		}
 	}
-}
-
-// markMissing writes a mark unless it is there already.
-func (p *policies) markMissing(l *ledger.Ledger, o observation, there map[string]ledger.Mark) {
-	s, m := o.sandbox, o.mark()
-	if was, ok := there[s.ID]; ok && was.Policy == m.Policy && was.UID == m.UID {
-		return
-	}
-	p.putMark(l, o)
-}
-
-func (p *policies) putMark(l *ledger.Ledger, o observation) {
-	if err := l.PutMark(o.mark()); err != nil {
-		p.metrics.markErrors.Inc()
-		p.log.Error("Cannot write the pod's policy mark", o.sandbox.attrs("network", l.Network().Name, "err", err)...)
-	}
-}
-
-func (o observation) mark() ledger.Mark {
-	s := o.sandbox
-	m := ledger.Mark{ContainerID: s.ID, Namespace: s.Pod.Namespace, Name: s.Pod.Name, UID: s.Pod.UID, Policy: o.policy}
-	if len(s.Addrs) > 0 {
-		m.Addrs, m.IfName = s.Addrs, ledger.PodInterface
-	}
-	return m
 }
 
 // apply brings the ledgers and a running sandbox into agreement.
@@ -110,19 +87,24 @@ func (p *policies) apply(o observation) {
 			Message: o.err.Error() + ": nothing is retained",
 		})
 	}
-	ns, ok, err := ledger.SystemNetns{}.Identify(s.Netns)
-	if err != nil || !ok {
-		// It has ended meanwhile, or cannot be identified; its policy is in the mark.
-		p.log.Debug("No network namespace", s.attrs("netns", s.Netns, "err", err)...)
-		ns = ledger.Netns{}
-	}
+	ns := p.identify(s)
 	ledgers, _ := p.networks.open()
 	for _, at := range p.attachments(s.ID, ledgers) {
 		addrs, _ := p.set(at, o, ns)
-		if len(addrs) > 0 && ok {
+		if len(addrs) > 0 && ns.Path != "" {
 			p.verify(at, s, addrs)
 		}
 	}
+}
+
+// identify returns the sandbox's network namespace; zero if it has ended meanwhile or cannot be identified.
+func (p *policies) identify(s Sandbox) ledger.Netns {
+	ns, ok, err := ledger.SystemNetns{}.Identify(s.Netns)
+	if err != nil || !ok {
+		p.log.Debug("No network namespace", s.attrs("netns", s.Netns, "err", err)...)
+		return ledger.Netns{}
+	}
+	return ns
 }
 
 // set hands the pod's policy to the ledger and returns the addresses of the attachment. A pod without

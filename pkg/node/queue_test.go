@@ -12,12 +12,12 @@ import (
 	"github.com/stayput/stayput/test/nodetest"
 )
 
-func TestTheMarkIsThereWhenRunPodSandboxReturns(t *testing.T) {
+func TestThePromiseIsThereWhenRunPodSandboxReturns(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", ten)
 	addr := w.add(s)
 	w.a.RunPodSandbox(s)
-	// The agent dies here. The DEL of a runtime that hands on no annotations finds the mark.
+	// The agent dies here, and the runtime hands on no annotations.
 	w.del(s)
 	w.want(addr, ledger.StateRetained)
 }
@@ -70,11 +70,6 @@ func TestABadAnnotationIsReportedAndSetsNothing(t *testing.T) {
 	}
 	if n := testutil.ToFloat64(w.a.metrics.badAnnotations); n != 1 {
 		t.Errorf("counted %v", n)
-	}
-	marks, err := w.ledger.Marks()
-	check(t, err)
-	if len(marks) != 0 {
-		t.Errorf("marks %v", marks)
 	}
 	// Nor has it decided that nothing is to be retained: a runtime that hands on corrected annotations is heard.
 	policy, _, err := ledger.ParseAnnotations(ten)
@@ -133,9 +128,6 @@ func TestAPodOnTheHostsNetworkIsLeftAlone(t *testing.T) {
 	w.a.Synchronize([]Sandbox{s})
 	if n := len(w.a.queue.c); n != 0 {
 		t.Errorf("%d queued", n)
-	}
-	if marks, err := w.ledger.Marks(); err != nil || len(marks) != 0 {
-		t.Errorf("marks %v, %v", marks, err)
 	}
 }
 

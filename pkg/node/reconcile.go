@@ -2,9 +2,9 @@ package node
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -77,33 +77,25 @@ func (r *reconciler) reconcileAndReport(ctx context.Context) (next time.Duration
 	return next
 }
 
-// reconcile brings the ledgers and the runtime into agreement: running sandboxes have their policy and their
-// marks, sandboxes that are gone have none, and what leaked is reclaimed. next is when a suspect is due.
+// reconcile brings the ledgers and the runtime into agreement: running sandboxes have their policy, and what leaked is
+// reclaimed. next is when a suspect is due.
 func (r *reconciler) reconcile(ctx context.Context) (next time.Duration, err error) {
 	now, err := r.clock.Now()
 	if err != nil {
 		return 0, err
 	}
 	epoch := r.agreed.now()
-	// This order makes absence evidence: a mark is written after its address file, and an address file is there
-	// before the runtime lists the sandbox.
+	// Addresses before sandboxes: what a sandbox that the runtime lists has, was there before.
 	served, allOpened := r.networks.open()
-	marks, err := marksOf(served)
-	if err != nil {
-		return 0, err
-	}
 	books, allRead := r.networks.read(served)
 	list, err := r.cri.Sandboxes(ctx)
 	r.criAnswered(err)
 	if err != nil {
 		return 0, err
 	}
-	ready, adopted := r.adopt(ctx, served, books, list, marks)
-	if allOpened && allRead {
-		r.dropMarks(books, list, marks)
-		if adopted {
-			r.agreed.reached(epoch, served)
-		}
+	ready, adopted := r.adopt(ctx, served, books, list)
+	if allOpened && allRead && adopted {
+		r.agreed.reached(epoch, served)
 	}
 	due, next := r.reclaimer.suspectAll(books, list, now.Boot)
 	if len(due) > 0 {
@@ -116,21 +108,12 @@ func (r *reconciler) reconcile(ctx context.Context) (next time.Duration, err err
 // adopt sees to it that the ledgers know every running sandbox: those that host-local gave an address before
 // stayput came, and those that started while the agent was away. It returns the namespaces of those that have one;
 // whole: every policy was set.
-func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books []book, list map[string]cri.Sandbox,
-	marks map[*ledger.Ledger]map[string]ledger.Mark) (ready []ledger.Netns, whole bool) {
-	unserved := r.networks.configured(served)
-	for _, l := range unserved {
-		// This describes the network as its first command does, and makes its directories: without that the cluster would
-		// learn of the homes of its pods only when the first of them comes or goes.
-		if err := l.Prepare(); err != nil {
-			r.log.Error("Cannot open a network", "network", l.Network().Name, "err", err)
-		}
-	}
-	unservedMarks, err := marksOf(unserved)
-	if err != nil {
-		r.log.Error("Cannot read policy marks", "err", err)
-	}
-	bound := boundTo(books)
+func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books []book,
+	list map[string]cri.Sandbox) (ready []ledger.Netns, whole bool) {
+	// Reading describes the network as its first command does, and makes its directories: without that the cluster would
+	// learn of the homes of its pods only when the first of them comes or goes.
+	unserved, _ := r.networks.read(r.networks.configured(served))
+	bound := boundTo(slices.Concat(books, unserved))
 	whole = true
 	for id, s := range list {
 		if ctx.Err() != nil {
@@ -140,14 +123,6 @@ func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books [
 			continue
 		}
 		o := observe(Sandbox{ID: s.ID, Pod: s.Pod, Annotations: s.Annotations})
-		if o.answers && o.err == nil {
-			for l, there := range unservedMarks {
-				r.policies.markMissing(l, o, there)
-			}
-			for l, there := range marks {
-				r.policies.markMissing(l, o, there)
-			}
-		}
 		for _, at := range bound[id] {
 			ns := at.address.Netns
 			if ns.Path == "" {
@@ -203,37 +178,6 @@ func boundTo(books []book) map[string][]boundAddress {
 		}
 	}
 	return bound
-}
-
-func marksOf(ledgers []*ledger.Ledger) (map[*ledger.Ledger]map[string]ledger.Mark, error) {
-	all := map[*ledger.Ledger]map[string]ledger.Mark{}
-	var errs []error
-	for _, l := range ledgers {
-		marks, err := l.Marks()
-		errs = append(errs, err)
-		all[l] = map[string]ledger.Mark{}
-		for _, m := range marks {
-			all[l][m.ContainerID] = m
-		}
-	}
-	return all, errors.Join(errs...)
-}
-
-// dropMarks removes the marks of sandboxes that are gone. One that still has an address leaked, and its mark
-// says what becomes of that.
-func (r *reconciler) dropMarks(books []book, list map[string]cri.Sandbox,
-	marks map[*ledger.Ledger]map[string]ledger.Mark) {
-	bound := boundTo(books)
-	for l, all := range marks {
-		for id := range all {
-			if _, ok := list[id]; ok || bound[id] != nil {
-				continue
-			}
-			if err := l.DropMark(id); err != nil {
-				r.log.Warn("Cannot remove a policy mark", "network", l.Network().Name, "sandbox", id, "err", err)
-			}
-		}
-	}
 }
 
 // criAnswered keeps for /readyz and the metrics how the last call of the runtime went.

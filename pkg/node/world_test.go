@@ -61,7 +61,7 @@ func (w *world) newAgent() *Agent {
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	check(w.t, err)
-	a.queue.policies.markTimeout = time.Hour // a slow disk is no matter here
+	a.queue.policies.hookTimeout = time.Hour // a slow disk is no matter here
 	w.t.Cleanup(func() { a.cri.Close(); a.watch.close() })
 	return a
 }

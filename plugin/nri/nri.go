@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -34,8 +33,7 @@ type Sandbox struct {
 	ID          string // the containerID of CNI
 	Pod         ledger.Pod
 	Annotations map[string]string
-	Netns       string       // path; empty for a pod on the host's network and for one that has ended
-	Addrs       []netip.Addr // of its first interface, in the order of CNI's result
+	Netns       string // path; empty for a pod on the host's network and for one that has ended
 }
 
 // Handler gets the events. The runtime waits for every call, with one lock for the whole node, and drops a plugin that
@@ -202,11 +200,6 @@ func sandbox(pod *api.PodSandbox) Sandbox {
 	for _, ns := range pod.GetLinux().GetNamespaces() {
 		if ns.GetType() == "network" {
 			s.Netns = ns.GetPath()
-		}
-	}
-	for _, ip := range pod.GetIps() {
-		if a, err := netip.ParseAddr(ip); err == nil {
-			s.Addrs = append(s.Addrs, a.Unmap())
 		}
 	}
 	return s

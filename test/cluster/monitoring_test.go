@@ -32,7 +32,6 @@ import (
 // resting lists the counters of rules and dashboard that do not move in a healthy cluster, and the tests that move
 // them.
 var resting = map[string]string{
-	"stayput_agent_mark_errors_total":                 "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
 	"stayput_agent_policy_errors_total":               "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
 	"stayput_agent_expire_errors_total":               "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",
 	"stayput_agent_spool_errors_total":                "pkg/node.TestADiskThatCannotBeWrittenIsCountedAndWhatWasMissedIsDoneLater",

@@ -278,7 +278,7 @@ const placementErrors = `controller_runtime_reconcile_errors_total{instance="con
 // errors returns all error counters of the records; values are those of one.
 func errors(values string) []string {
 	all := []string{`stayput_agent_policy_errors_total{instance="node-1"} = ` + values}
-	for _, what := range []string{"mark", "network", "expire", "release", "spool"} {
+	for _, what := range []string{"network", "expire", "release", "spool"} {
 		all = append(all, "stayput_agent_"+what+`_errors_total{instance="node-1"} = 0x80`)
 	}
 	return all

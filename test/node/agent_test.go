@@ -227,16 +227,16 @@ func TestTheAgentReconnectsAfterARestartOfContainerd(t *testing.T) {
 }
 
 // By Synchronize, the agent learns of pods that started without it.
-func TestTheAgentMarksAPodThatStartedWithoutIt(t *testing.T) {
+func TestTheAgentPromisesToAPodThatStartedWithoutIt(t *testing.T) {
 	t.Parallel()
 	w := network("10.88.0.0/24")
 	w.Annotations = false
 	n := startStayput(t, w)
 	pod := runPod(t, n, web(0))
 	startAgent(t, n)
-	must.Within(t, patience, "the mark", func() bool {
-		marks, err := os.ReadDir(n.Path(path.Join(stateDir(t, n), "marks")))
-		return err == nil && len(marks) == 1
+	must.Within(t, patience, "the promise", func() bool {
+		claims, err := os.ReadDir(n.Path(path.Join(stateDir(t, n), "claims")))
+		return err == nil && len(claims) == 1
 	})
 	deletePod(t, n, pod)
 	wantState(t, n, pod.IP(), retained)

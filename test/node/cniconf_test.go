@@ -131,9 +131,9 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 			}
 			agent := startKeeper(t, n)
 			must.Within(t, patience, "the agent to adopt them", func() bool {
-				marks, err := filepath.Glob(n.Path("/var/lib/stayput/pods-*/marks/*"))
+				claims, err := filepath.Glob(n.Path("/var/lib/stayput/pods-*/claims/*"))
 				must.Do(t, err)
-				return len(marks) == 2
+				return len(claims) == 2
 			})
 			deletePod(t, n, pod)
 			wantState(pod.IP(), retained)

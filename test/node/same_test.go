@@ -113,9 +113,9 @@ func TestAPodWhosePauseWasKilledComesBackWithItsAddress(t *testing.T) {
 // When a pod stops that started before containerd's restart, containerd sends no NRI event.
 func TestAPodStoppedAfterContainerdWasKilledComesBackWithItsAddress(t *testing.T) {
 	t.Parallel()
-	byMark := network("10.88.0.0/24")
-	byMark.Annotations = false
-	for name, w := range map[string]lab.Network{"annotations": network("10.88.0.0/24"), "mark": byMark} {
+	byAgent := network("10.88.0.0/24")
+	byAgent.Annotations = false
+	for name, w := range map[string]lab.Network{"annotations": network("10.88.0.0/24"), "agent": byAgent} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := startStayput(t, w)

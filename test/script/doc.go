@@ -46,12 +46,12 @@
 //	advance DURATION             CLOCK_BOOTTIME advances; the wall clock stands still
 //	wallclock DURATION           the wall clock is set forward (or back) after addresses were retained
 //	reboot                       every namespace is gone, a new boot ID, CLOCK_BOOTTIME restarts
-//	damage RECORD C HOW          a record of C is damaged: address, claim, index, mark, marker, last or network
+//	damage RECORD C HOW          a record of C is damaged: address, claim, index, marker, last or network
 //	damage RECORD C newer|older  the record becomes a newer version's; it becomes ours again
 //	disk small|full|roomy|readonly|writable DIRECTORY
 //	lock, blocked N, unlock      another process holds the network's lock; wait until N are blocked
 //
-// The ledger's part of the agent: mark C OPTION..., sweep (expire what is due), uninstall.
+// The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall.
 //
 // Assertions:
 //

@@ -145,11 +145,9 @@ func TestDamagedRecords(t *testing.T) {
 // exceptions lists, by condition, the damages for which it does not hold, as RECORD or RECORD/HOW.
 var exceptions = map[string][]string{
 	// kept: the pod gets the same address. Not if no record identifies it as its own: a running pod's address file names
-	// another sandbox, or only the agent's mark decides about a running pod's address.
-	"kept":                     nil,
-	"kept-while-running":       {"address/half", "address/last-byte"},
-	"kept-by-mark":             {"address", "mark"},
-	"kept-by-mark-over-reboot": {"address", "mark"},
+	// another sandbox.
+	"kept":               nil,
+	"kept-while-running": {"address/half", "address/last-byte"},
 	// their-own: the file of a running pod's address names its sandbox and interface.
 	"their-own": {"address/last-byte"},
 	// clean: the agent has nothing to clean up.

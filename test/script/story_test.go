@@ -555,7 +555,7 @@ func (s *story) listing() (string, error) {
 // The records, and how they can be damaged.
 
 var (
-	records = []string{"address", "claim", "index", "marker", "mark", "last", "network"}
+	records = []string{"address", "claim", "index", "marker", "last", "network"}
 	damages = []string{"empty", "half", "last-byte", "zeros", "binary", "text", "brace", "version"}
 )
 
@@ -571,8 +571,6 @@ func (s *story) recordPath(record string, a *attachment) (string, error) {
 		return filepath.Join(s.stateOf(a.network), "claims", hashOf(a.network.name, identity, a.pod.Name, a.ifname)), nil
 	case "index":
 		return filepath.Join(s.stateOf(a.network), "index", hashOf(a.container, a.ifname)), nil
-	case "mark":
-		return filepath.Join(s.stateOf(a.network), "marks", hashOf(a.container)), nil
 	case "marker":
 		return filepath.Join(s.data, a.network.name, ".stayput.boot"), nil
 	case "last":

@@ -43,7 +43,7 @@ var words = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	"advance": advanceWord, "wallclock": wallclockWord, "reboot": rebootWord, "damage": damageWord, "disk": diskWord,
 	"lock": lockWord, "unlock": unlockWord, "blocked": blockedWord,
 	// The agent.
-	"mark": markWord, "sweep": sweepWord, "uninstall": uninstallWord,
+	"policy": policyWord, "sweep": sweepWord, "uninstall": uninstallWord,
 	// Assertions.
 	"has": hasWord, "same-address": sameAddressWord, "address": addressWord, "bound": boundWord, "promises": promisesWord,
 	"cnierror": cnierrorWord, "event": eventWord, "alike": alikeWord, "snapshot": snapshotWord, "unchanged": unchangedWord,
@@ -772,20 +772,20 @@ func blockedWord(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(storyOf(ts).blocked(ctx, n))
 }
 
-// mark C OPTION...
-func markWord(ts *testscript.TestScript, neg bool, args []string) {
+// policy C OPTION...
+func policyWord(ts *testscript.TestScript, neg bool, args []string) {
 	noNeg(ts, neg)
 	s := storyOf(ts)
 	args, opts := options(ts, args, addOptions...)
-	count(ts, args, 1, 1, "mark C [OPTION...]")
+	count(ts, args, 1, 1, "policy C [OPTION...]")
 	a := s.known(ts, args[0])
 	asked := &attachment{}
 	s.describe(ts, asked, "-", opts)
 	policy, _, err := ledger.ParseAnnotations(asked.annotations)
 	ts.Check(err)
-	ts.Check(s.partial(a.network).PutMark(ledger.Mark{
-		ContainerID: a.container, Namespace: a.pod.Namespace, Name: a.pod.Name, UID: a.pod.UID, Policy: policy,
-	}))
+	_, err = s.partial(a.network).SetPolicy(ledger.Attachment{ContainerID: a.container, IfName: a.ifname}, a.pod, policy,
+		ledger.Netns{})
+	ts.Check(err)
 }
 
 // sweep
