@@ -188,6 +188,26 @@ func TestATornEntryOfNobodyIsSweptAway(t *testing.T) {
 	}
 }
 
+// A power loss can bring back what was written of an attachment that was over: its claim is gone, and the address
+// promised to somebody else since.
+func TestADeadAttachmentWithoutAClaimLeavesItsAddressToTheClaimThatHasIt(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/29", ""))
+	_, addrs, _ := w.add("web-0", tenMinutes)
+	l := w.ledger()
+	old := &entry{att: Attachment{"old", "eth0"}, boot: w.clock.now.BootID, claim: hashOf("gone"), addrs: addrs}
+	must.Do(t, w.fs.WriteFile(l.inState(indexDir, old.att.hash()), old.encode(), modeState))
+	must.Do(t, w.fs.WriteFile(l.slotPath(addrs[0]), encodeBound(old.att), modeOurs))
+	w.boot(time.Minute)
+	for full := false; !full; {
+		_, _, err := w.add("job", ordinary)
+		full = errors.Is(err, ErrFull)
+	}
+	if _, got, err := w.add("web-0", tenMinutes); err != nil || !slices.Equal(got, addrs) {
+		w.failf("it came back with %v, %v; want %v", got, err, addrs)
+	}
+	w.check()
+}
+
 // hide binds an address without the lock while a command runs, whose stamp then says that the index is complete.
 func hide(w *world, a netip.Addr, att Attachment) {
 	s, err := w.ledger().begin()

@@ -239,8 +239,7 @@ func (r *rebuilder) placeClaim(hash string, c *Claim) {
 			mine = true
 		case slotBound:
 			fresh.Bound = s.written
-			e := r.explained[a]
-			mine = r.dead(a) && (e == nil || e.open || e.claim == hash || e.claim == c.From && c.From != "")
+			mine = r.dead(a) && !r.promisedTo(r.explained[a], c, a)
 		case slotRetained:
 			fresh.Bound = s.retained.Bound
 			k := s.retained.Key.hash()
@@ -251,6 +250,16 @@ func (r *rebuilder) placeClaim(hash string, c *Claim) {
 			delete(r.explained, a)
 		}
 	}
+}
+
+// promisedTo reports whether a dead attachment held a by another claim than c, which is still there and counts before
+// it. Its word alone is none: a power loss can bring back what was written of it.
+func (r *rebuilder) promisedTo(e *entry, c *Claim, a netip.Addr) bool {
+	if e == nil || e.claim == c.Key.hash() || e.claim == c.From {
+		return false
+	}
+	other := r.claims[e.claim]
+	return other != nil && slices.Contains(other.Addrs, a)
 }
 
 // placeSlot decides on an address file that no claim has placed.
