@@ -239,7 +239,7 @@ func (r *rebuilder) placeClaim(hash string, c *Claim) {
 			mine = true
 		case slotBound:
 			fresh.Bound = s.written
-			mine = r.dead(a) && !r.promisedTo(r.explained[a], c, a)
+			mine = r.dead(a) && !r.promisedTo(r.explained[a], hash, c.From, a)
 		case slotRetained:
 			fresh.Bound = s.retained.Bound
 			k := s.retained.Key.hash()
@@ -252,10 +252,10 @@ func (r *rebuilder) placeClaim(hash string, c *Claim) {
 	}
 }
 
-// promisedTo reports whether a dead attachment held a by another claim than c, which is still there and counts before
-// it. Its word alone is none: a power loss can bring back what was written of it.
-func (r *rebuilder) promisedTo(e *entry, c *Claim, a netip.Addr) bool {
-	if e == nil || e.claim == c.Key.hash() || e.claim == c.From {
+// promisedTo reports whether a dead attachment held the address by another claim than these two that is still there.
+// Its word alone counts nothing: a power loss can bring back what was written of it.
+func (r *rebuilder) promisedTo(e *entry, claim, from string, a netip.Addr) bool {
+	if e == nil || e.claim == claim || e.claim == from {
 		return false
 	}
 	other := r.claims[e.claim]
