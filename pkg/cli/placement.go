@@ -33,13 +33,17 @@ func (f *facts) placement() (all []string) {
 	if p == nil {
 		return nil
 	}
-	if to, ok := p.Annotations[stayputv1alpha1.AnnotationHome]; ok {
+	if to, ok := p.Annotations[stayputv1alpha1.AnnotationPinned]; ok {
 		all = append(all, "Stayput pinned it to its home: "+to)
 	}
 	reasons := []string{home.ReasonHomeGivenUp, home.ReasonHomeFull, home.ReasonHomeIgnored}
 	switch {
 	case home.Gated(p):
-		all = append(all, "it has the scheduling gate "+stayputv1alpha1.PlacementGate+", which the controller removes")
+		gate := "it has the scheduling gate " + stayputv1alpha1.PlacementGate + ", which the controller removes"
+		if !home.LastGate(p) {
+			gate += " once it is the last one: other programs hold the pod too"
+		}
+		all = append(all, gate)
 		if why := f.leaderless(); why != "" {
 			all = append(all, why)
 		}

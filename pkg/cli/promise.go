@@ -20,7 +20,7 @@ var annotationsOfPods = []string{
 	stayputv1alpha1.AnnotationRetainIP, stayputv1alpha1.AnnotationReservedIPDuration,
 	stayputv1alpha1.AnnotationWhenInUse, stayputv1alpha1.AnnotationIdentity,
 	stayputv1alpha1.AnnotationWhenScaled, stayputv1alpha1.AnnotationWhenDeleted,
-	stayputv1alpha1.AnnotationHomeWait, stayputv1alpha1.AnnotationHome,
+	stayputv1alpha1.AnnotationHomeWait, stayputv1alpha1.AnnotationHome, stayputv1alpha1.AnnotationPinned,
 }
 
 // askedBy explains annotations.
@@ -71,6 +71,11 @@ func meaning(annotations map[string]string, key, value string) string {
 		}
 		return "a new pod waits " + value + " for a home that cannot take it"
 	case stayputv1alpha1.AnnotationHome:
+		if value == stayputv1alpha1.HomePreferred {
+			return "a new pod is drawn to the node that keeps its address, but may start elsewhere"
+		}
+		return "a new pod starts only on the node that keeps its address, as long as that can take it"
+	case stayputv1alpha1.AnnotationPinned:
 		return "set by Stayput: the home to which it pinned the pod"
 	}
 	return ""

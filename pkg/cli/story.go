@@ -91,7 +91,7 @@ func (f *facts) podIs() string {
 	case p.Spec.NodeName != "" && p.DeletionTimestamp != nil:
 		state = "ending on node " + p.Spec.NodeName
 	case p.Spec.NodeName != "":
-	case home.Gated(p):
+	case home.LastGate(p):
 		state = "gated by Stayput"
 	case len(p.Spec.SchedulingGates) > 0:
 		state = "gated by another program"

@@ -49,7 +49,8 @@ func (a Affinity) Merge(own *corev1.NodeAffinity) *corev1.NodeAffinity {
 	preferred := &merged.PreferredDuringSchedulingIgnoredDuringExecution
 	for _, term := range a.Preferred {
 		there := slices.ContainsFunc(*preferred, func(t corev1.PreferredSchedulingTerm) bool {
-			return t.Weight == term.Weight && len(t.Preference.MatchFields) == 0 &&
+			return t.Weight == term.Weight &&
+				sameRequirements(t.Preference.MatchFields, term.Preference.MatchFields) &&
 				sameRequirements(t.Preference.MatchExpressions, term.Preference.MatchExpressions)
 		})
 		if !there {

@@ -22,7 +22,11 @@ type Situation struct {
 	Record *Record
 	// GivenUp: the pod's predecessor waited for its home in vain.
 	GivenUp bool
-	Nodes   Nodes
+	// Since is when the wait of the pod began; zero: at its creation.
+	Since time.Time
+	// Waited is the home for which the pod is known to have waited until now; empty: none.
+	Waited string
+	Nodes  Nodes
 }
 
 // Outcome of a decision.
@@ -43,6 +47,8 @@ type Decision struct {
 	Outcome Outcome
 	// Affinity to give the pod.
 	Affinity Affinity
+	// Nominate is the node that the scheduler is asked to try before all others; empty: none. It holds the pod nowhere.
+	Nominate string
 	// Home is where the pod goes, what it waits for or what it gives up, for people.
 	Home string
 	// Reason says why the pod waits or goes elsewhere. It continues the sentence "home … ".
@@ -52,6 +58,8 @@ type Decision struct {
 	// Node or, if it is empty, the nodes with Labels are what a pod waits for: a change of theirs can end the wait.
 	Node   string
 	Labels map[string]string
+	// Lost is the home for which the pod waited, if it is not its home any more; empty otherwise.
+	Lost string
 	// Notes are what else the owner of the pod should know.
 	Notes []string
 }
@@ -63,12 +71,23 @@ const forever = time.Duration(1<<63 - 1)
 func Decide(s Situation) Decision {
 	d := Decision{Outcome: OutcomeFree}
 	left, err := s.patience()
-	if err != nil {
-		d.Notes = append(d.Notes, err.Error())
+	prefers, errPrefers := Prefers(s.Pod.Annotations)
+	for _, err := range []error{err, errPrefers} {
+		if err != nil {
+			d.Notes = append(d.Notes, err.Error())
+		}
 	}
 	if !Gated(s.Pod) {
 		return decidePinned(s, d, left)
 	}
+	d = decideGated(s, d, left, prefers)
+	if s.Waited != d.Home {
+		d.Lost = s.Waited
+	}
+	return d
+}
+
+func decideGated(s Situation, d Decision, left time.Duration, prefers bool) Decision {
 
 	// 1. The home. The address comes first: a record of another place is older than it.
 	required, affinity := s.Record.affinity(s.Nodes)
@@ -76,7 +95,7 @@ func Decide(s Situation) Decision {
 	node := s.Nodes.Node(s.Address.Node)
 	switch {
 	case s.Address.Node == "" && len(required) == 0 && s.Record.lost(s.Nodes):
-		d.Outcome, d.Home, d.Reason = OutcomeElsewhere, "node "+s.Record.State.NodeName, "is gone from the cluster"
+		d.Outcome, d.Home, d.Reason = OutcomeElsewhere, NodeHome(s.Record.State.NodeName), "is gone from the cluster"
 		return d
 	case s.Address.Node == "" && len(required) == 0:
 		if !d.Affinity.Empty() {
@@ -92,17 +111,21 @@ func Decide(s Situation) Decision {
 	// 2. Whether it can take the pod.
 	var o obstacle
 	if s.Address.Node != "" {
-		d.Home = "node " + s.Address.Node
+		d.Home = NodeHome(s.Address.Node)
 		o = obstacleTo(node, s.Pod)
 	} else {
 		d.Home = "nodes with " + spell(required)
 		o = obstacleToAll(s.Nodes, s.Record.State.NodeName, required, s.Pod)
 	}
 	switch {
-	case o.reason == "" && !s.GivenUp:
-		d.Outcome, d.Affinity.Node = OutcomeHome, s.Address.Node
-	case o.reason == "":
+	case o.reason == "" && s.GivenUp:
 		d.elsewhere("had no room for the pod")
+		d.pull(s, required) // there may be room by now
+	case o.reason == "" && s.Address.Node != "" && prefers:
+		d.Outcome = OutcomeHome
+		d.pull(s, nil)
+	case o.reason == "":
+		d.Outcome, d.Affinity.Node = OutcomeHome, s.Address.Node
 	case !o.permanent && !s.GivenUp && left > 0:
 		d.Affinity = Affinity{}
 		d.wait(s, o.reason, required, left)
@@ -112,21 +135,61 @@ func Decide(s Situation) Decision {
 	return d
 }
 
+// NodeHome writes a node as a home, for people.
+func NodeHome(node string) string { return "node " + node }
+
 // decidePinned is for a pod that is no longer gated and has no node yet. Only the scheduler can say that there is no
 // room for it; until it has, it may just be slow.
 func decidePinned(s Situation, d Decision, left time.Duration) Decision {
-	if !Pinned(s.Pod) || s.Pod.Spec.NodeName != "" || !unschedulable(s.Pod) {
+	says, refused := Refused(s.Pod)
+	if !Pinned(s.Pod) || s.Pod.Spec.NodeName != "" || !refused {
 		return d
 	}
 	const full = "has no room for the pod"
-	d.Home = s.Pod.Annotations[stayputv1alpha1.AnnotationHome]
-	if left > 0 {
-		required, _ := s.Record.affinity(s.Nodes)
-		d.wait(s, full, required, left)
-		return d
+	d.Home = s.Pod.Annotations[stayputv1alpha1.AnnotationPinned]
+	required, _ := s.Record.affinity(s.Nodes)
+	var o obstacle
+	if node, ok := strings.CutPrefix(d.Home, NodeHome("")); ok {
+		o = obstacleTo(s.Nodes.Node(node), s.Pod)
 	}
-	d.Outcome, d.Reason = OutcomeEvict, full
+	switch {
+	case o.permanent:
+		d.Outcome, d.Reason = OutcomeEvict, o.reason
+	case left > 0:
+		d.wait(s, full, required, left)
+	default:
+		d.Outcome, d.Reason = OutcomeEvict, full+" ("+gist(says)+")"
+	}
 	return d
+}
+
+// gist shortens what the scheduler says to why no node takes the pod.
+func gist(says string) string {
+	says, _, _ = strings.Cut(says, " preemption: ")
+	if runes := []rune(says); len(runes) > 400 { // an Event takes 1,024 characters
+		says = string(runes[:400]) + "…"
+	}
+	return strings.TrimSuffix(says, ".")
+}
+
+// pull draws the pod to its home without holding it there.
+func (d *Decision) pull(s Situation, required map[string]string) {
+	var home corev1.NodeSelectorTerm
+	switch {
+	case s.Address.Node != "":
+		home.MatchFields = []corev1.NodeSelectorRequirement{byName(s.Address.Node)}
+		// The scheduler would never take the nomination of such a pod back, and autoscalers add no node for it.
+		if p := s.Pod.Spec.PreemptionPolicy; p == nil || *p != corev1.PreemptNever {
+			d.Nominate = s.Address.Node
+		}
+	default:
+		for _, key := range slices.Sorted(maps.Keys(required)) {
+			home.MatchExpressions = append(home.MatchExpressions, corev1.NodeSelectorRequirement{
+				Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{required[key]},
+			})
+		}
+	}
+	d.Affinity.Preferred = append(d.Affinity.Preferred, corev1.PreferredSchedulingTerm{Weight: 100, Preference: home})
 }
 
 func (d *Decision) wait(s Situation, reason string, required map[string]string, left time.Duration) {
@@ -146,7 +209,10 @@ func (d *Decision) elsewhere(reason string) {
 
 // patience returns how much longer the pod waits for its home.
 func (s Situation) patience() (left time.Duration, err error) {
-	since := waitsSince(s.Pod)
+	since := s.Since
+	if since.IsZero() {
+		since = s.Pod.CreationTimestamp.Time
+	}
 	wait, whileKept, err := Wait(s.Pod.Annotations)
 	switch {
 	case !whileKept:

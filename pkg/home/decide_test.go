@@ -24,6 +24,19 @@ func tainted(n *corev1.Node) {
 		corev1.Taint{Key: "dedicated", Value: "batch", Effect: corev1.TaintEffectNoSchedule})
 }
 
+// removedBy has an autoscaler remove a node.
+func removedBy(key, value string) func(*corev1.Node) {
+	return func(n *corev1.Node) {
+		n.Spec.Taints = append(n.Spec.Taints,
+			corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffectNoSchedule})
+	}
+}
+
+func deleted(n *corev1.Node) {
+	at := metav1.NewTime(noon)
+	n.DeletionTimestamp = &at
+}
+
 func recordWith(required, preferred []string) *Record {
 	r := &Record{
 		Object: types.NamespacedName{Namespace: "default", Name: "web"},
@@ -54,6 +67,8 @@ func TestDecisions(t *testing.T) {
 		s         Situation
 		outcome   Outcome
 		node      string
+		nominate  string
+		lost      string
 		required  []string
 		preferred int
 		retry     time.Duration
@@ -107,6 +122,25 @@ func TestDecisions(t *testing.T) {
 			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1", Guess: noon.Add(7 * time.Second)},
 				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))}, outcome: OutcomeWait,
 			retry: 7 * time.Second},
+		{name: "a home that is being deleted is not waited for",
+			s: Situation{Nodes: with(hometest.Cordoned, deleted), Address: Address{Node: "node-1"}}, outcome: OutcomeElsewhere,
+			says: "is being deleted"},
+		{name: "nor one that cluster-autoscaler removes",
+			s: Situation{Nodes: with(removedBy("ToBeDeletedByClusterAutoscaler", "1790000000")),
+				Address: Address{Node: "node-1"}}, outcome: OutcomeElsewhere, says: "is being removed by cluster-autoscaler"},
+		{name: "nor one that Karpenter removes",
+			s:       Situation{Nodes: with(removedBy("karpenter.sh/disrupted", "")), Address: Address{Node: "node-1"}},
+			outcome: OutcomeElsewhere, says: "is being removed by Karpenter"},
+		{name: "nor one that an older Karpenter removes, whatever the pod tolerates",
+			s: Situation{Nodes: with(removedBy("karpenter.sh/disruption", "disrupting")), Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(func(p *corev1.Pod) {
+					p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+				})}, outcome: OutcomeElsewhere, says: "is being removed by Karpenter"},
+		{name: "a home that an autoscaler only considers to remove takes its pod",
+			s: Situation{Nodes: with(func(n *corev1.Node) {
+				n.Spec.Taints = []corev1.Taint{{Key: "DeletionCandidateOfClusterAutoscaler",
+					Effect: corev1.TaintEffectPreferNoSchedule}}
+			}), Address: Address{Node: "node-1"}}, outcome: OutcomeHome, node: "node-1"},
 		{name: "a deleted home is not waited for", s: Situation{Nodes: healthy[1:], Address: Address{Node: "node-1"}},
 			outcome: OutcomeElsewhere, says: "is gone"},
 		{name: "a home that the pod's own selector excludes is reported, not enforced",
@@ -115,7 +149,41 @@ func TestDecisions(t *testing.T) {
 			})}, outcome: OutcomeElsewhere, says: "node selector"},
 		{name: "a pod whose predecessor waited in vain goes free",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, GivenUp: true}, outcome: OutcomeElsewhere,
-			says: "no room"},
+			nominate: "node-1", preferred: 1, says: "no room"},
+		{name: "and so does one of a recorded place",
+			s:       Situation{Nodes: healthy, Record: recordWith([]string{corev1.LabelTopologyZone}, nil), GivenUp: true},
+			outcome: OutcomeElsewhere, preferred: 1, says: "no room"},
+		{name: "a pod that prefers its home is drawn there and held nowhere",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "Preferred"))},
+			outcome: OutcomeHome, nominate: "node-1", preferred: 1},
+		{name: "what its record requires still is",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
+				Record: recordWith([]string{corev1.LabelTopologyZone}, nil),
+				Pod:    hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "Preferred"))},
+			outcome: OutcomeHome, nominate: "node-1", preferred: 1, required: []string{"topology.kubernetes.io/zone=a"}},
+		{name: "it waits like others for a home that cannot take it now",
+			s: Situation{Nodes: with(hometest.Cordoned), Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "Preferred"))},
+			outcome: OutcomeWait, retry: 50 * time.Second, says: "is cordoned"},
+		{name: "one that never preempts is not nominated: the scheduler would not take that back",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "Preferred"), func(p *corev1.Pod) {
+					never := corev1.PreemptNever
+					p.Spec.PreemptionPolicy = &never
+				})}, outcome: OutcomeHome, preferred: 1},
+		{name: "neither required nor preferred is required, and said",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
+				Pod: hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHome, "preferred"))},
+			outcome: OutcomeHome, node: "node-1", says: `"preferred" is not valid: expected Required or Preferred`},
+		{name: "a home that vanished while it was waited for is said to be lost",
+			s: Situation{Nodes: healthy, Waited: "node node-1"}, outcome: OutcomeFree, lost: "node node-1"},
+		{name: "and so it is if an older home is left",
+			s:       Situation{Nodes: healthy, Address: Address{Node: "node-2"}, Waited: "node node-1"},
+			outcome: OutcomeHome, node: "node-2", lost: "node node-1"},
+		{name: "a home that is back is not lost",
+			s:       Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Waited: "node node-1"},
+			outcome: OutcomeHome, node: "node-1"},
 
 		{name: "what is preferred holds nobody up",
 			s:       Situation{Nodes: with(hometest.Cordoned), Record: recordWith(nil, []string{corev1.LabelHostname})},
@@ -153,18 +221,39 @@ func TestDecisions(t *testing.T) {
 		{name: "a home that stays full is given up",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Pod: hometest.Pod(hometest.Pinned),
 				Now: noon.Add(50 * time.Second)}, outcome: OutcomeEvict, says: "no room"},
-		{name: "the wait for room begins when the pod is pinned, such as after an outage",
+		{name: "the wait begins when nothing else holds the pod, or when the scheduler first finds no room",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"},
 				Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
 					p.CreationTimestamp = metav1.NewTime(noon.Add(-time.Hour))
-				}), Now: noon.Add(49 * time.Second)}, outcome: OutcomeWait, retry: time.Second, says: "no room"},
+				}), Since: noon.Add(-59 * time.Second)}, outcome: OutcomeWait, retry: time.Second, says: "no room"},
+		{name: "a pod for which the scheduler makes room is never evicted",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Now: noon.Add(time.Hour),
+				Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { p.Status.NominatedNodeName = "node-1" })},
+			outcome: OutcomeFree},
+		{name: "nor one that no node would take",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Now: noon.Add(time.Hour),
+				Pod: hometest.Pod(hometest.Pinned, hometest.Refused(`0/3 nodes are available: persistentvolumeclaim "data-web-0" `+
+					`not found. preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling.`))},
+			outcome: OutcomeFree},
+		{name: "one whose volume is on another node is",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Now: noon.Add(time.Hour),
+				Pod: hometest.Pod(hometest.Pinned, hometest.Refused(`0/3 nodes are available: node(s) didn't satisfy plugin(s) `+
+					`[NodeAffinity VolumeBinding] simultaneously.`))},
+			outcome: OutcomeEvict, says: "VolumeBinding"},
+		{name: "and one of which another scheduler speaks",
+			s: Situation{Nodes: healthy, Address: Address{Node: "node-1"}, Now: noon.Add(time.Hour),
+				Pod: hometest.Pod(hometest.Pinned, hometest.Refused("all nodes are unavailable"))},
+			outcome: OutcomeEvict, says: "all nodes are unavailable"},
+		{name: "a pod whose home is removed while it waits for room there waits no longer",
+			s:       Situation{Nodes: with(removedBy("karpenter.sh/disrupted", "")), Pod: hometest.Pod(hometest.Pinned)},
+			outcome: OutcomeEvict, says: "is being removed by Karpenter"},
 		{name: "the wait for room as long as the address is kept",
 			s: Situation{Nodes: healthy, Address: Address{Node: "node-1", Until: noon.Add(time.Hour)},
 				Pod: hometest.Pod(hometest.Pinned, hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "retention"))},
 			outcome: OutcomeWait, retry: time.Hour},
 		{name: "a pod that is not pinned is never evicted",
 			s: Situation{Nodes: healthy,
-				Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { delete(p.Annotations, stayputv1alpha1.AnnotationHome) }),
+				Pod: hometest.Pod(hometest.Pinned, func(p *corev1.Pod) { delete(p.Annotations, stayputv1alpha1.AnnotationPinned) }),
 				Now: noon.Add(time.Hour)}, outcome: OutcomeFree},
 		{name: "nor one whose template was copied from a pod that was",
 			s:       Situation{Nodes: healthy, Pod: hometest.Pod(hometest.Pinned, hometest.Copied), Now: noon.Add(time.Hour)},
@@ -182,7 +271,8 @@ func TestDecisions(t *testing.T) {
 			for _, r := range d.Affinity.Required {
 				required = append(required, r.Key+"="+strings.Join(r.Values, ","))
 			}
-			if d.Outcome != c.outcome || d.Affinity.Node != c.node || !slices.Equal(required, c.required) ||
+			if d.Outcome != c.outcome || d.Affinity.Node != c.node || d.Nominate != c.nominate ||
+				d.Lost != c.lost || !slices.Equal(required, c.required) ||
 				len(d.Affinity.Preferred) != c.preferred || d.Retry != c.retry {
 				t.Errorf("decided %+v", d)
 			}
@@ -253,11 +343,43 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 			Ended{Node: "node-3", At: noon, Fresh: true}, "", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			a := AddressOf(hometest.Pod(), c.kept, c.last, noon)
+			a := AddressOf(hometest.Pod(), c.kept, c.last, hometest.Nodes{hometest.Node("node-4", "a")}, noon)
 			if a.Node != c.home || a.Guess.IsZero() == c.guess {
 				t.Errorf("home %q, a guess until %v, not %q", a.Node, a.Guess, c.home)
 			}
 		})
+	}
+
+	for _, c := range []struct {
+		name     string
+		kept     kept
+		vanished *stayputv1alpha1.RetainedIP
+		after    time.Duration
+		node     func(*corev1.Node)
+		home     string
+	}{
+		{"a node whose object vanished keeps it", nil, stale, 0, func(*corev1.Node) {}, "node-4"},
+		{"and is newer than others", kept{old}, stale, 0, func(*corev1.Node) {}, "node-4"},
+		{"or older", kept{back}, stale, 0, func(*corev1.Node) {}, "node-5"},
+		{"it would have published it again by now", nil, stale, Publishing, func(*corev1.Node) {}, ""},
+		{"while it is not Ready it publishes nothing", nil, stale, time.Hour, notReady, "node-4"},
+		{"it needs a moment when it is back", nil, stale, time.Hour, func(n *corev1.Node) {
+			n.Status.Conditions[0].LastTransitionTime = metav1.NewTime(noon.Add(time.Hour - Publishing/2))
+		}, "node-4"},
+		{"what has expired is kept nowhere", nil, expired, 0, notReady, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			nodes := hometest.Nodes{hometest.Node("node-4", "a", c.node), hometest.Node("node-3", "a", c.node)}
+			gone := Ended{Vanished: []Vanished{{c.vanished, noon}}}
+			if a := AddressOf(hometest.Pod(), c.kept, gone, nodes, noon.Add(c.after)); a.Node != c.home {
+				t.Errorf("home %q, not %q", a.Node, c.home)
+			}
+		})
+	}
+	down := hometest.Nodes{hometest.Node("node-4", "a", notReady)}
+	a := AddressOf(hometest.Pod(), nil, Ended{Node: "node-4", At: noon.Add(-time.Hour)}, down, noon)
+	if a.Node != "node-4" || !a.Until.Equal(noon.Add(10*time.Minute-10*time.Second)) {
+		t.Errorf("of a node that is down since the pod was deleted: %+v", a)
 	}
 
 	running := hometest.Pod(hometest.RanOn("node-4"))

@@ -24,6 +24,9 @@ func Foresee(now time.Time, pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP,
 		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: stayputv1alpha1.PlacementGate}}
 	}
 	s := Situation{Now: now, Pod: pod, Nodes: nodeList(all)}
+	if !LastGate(pod) {
+		s.Since = now // at the earliest
+	}
 	if Annotated(pod.Annotations) {
 		s.Address = AddressIn(newestOf(kept, last, now), pod)
 	}

@@ -36,6 +36,8 @@ func obstacleTo(node *corev1.Node, pod *corev1.Pod) obstacle {
 	switch {
 	case node == nil:
 		return obstacle{"is gone from the cluster", true}
+	case leaving(node) != "": // whatever the pod tolerates
+		return obstacle{leaving(node), true}
 	case !accepts(pod, node):
 		return obstacle{"is not allowed by the pod's own node selector or node affinity", true}
 	case !NodeReady(node):
@@ -59,6 +61,24 @@ func obstacleTo(node *corev1.Node, pod *corev1.Pod) obstacle {
 	default:
 		return obstacle{reason: "has the taint " + taint.ToString() + ", which the pod does not tolerate"}
 	}
+}
+
+// leaving says that a node is being removed for good, and by whom; empty: it is not. That somebody drains it by hand
+// does not say so: it may be for a repair.
+func leaving(node *corev1.Node) string {
+	if !node.DeletionTimestamp.IsZero() {
+		return "is being deleted"
+	}
+	for _, t := range node.Spec.Taints {
+		switch {
+		case t.Key == "ToBeDeletedByClusterAutoscaler":
+			return "is being removed by cluster-autoscaler"
+		case t.Key == "karpenter.sh/disrupted",
+			t.Key == "karpenter.sh/disruption" && t.Value == "disrupting": // before Karpenter 1.0
+			return "is being removed by Karpenter"
+		}
+	}
+	return ""
 }
 
 // obstacleToAll returns what keeps every node with these labels from taking a pod. It tries the node called first

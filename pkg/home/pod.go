@@ -30,16 +30,20 @@ func GateOf(pod *corev1.Pod) int {
 	})
 }
 
+// LastGate reports whether our gate is the only one that a pod has left. Before, another program may still change what
+// the pod needs, or hold it for hours.
+func LastGate(pod *corev1.Pod) bool { return Gated(pod) && len(pod.Spec.SchedulingGates) == 1 }
+
 // Pinned reports whether the controller narrowed the node affinity of a pod to its home. The annotation alone does not
 // tell: a template that was copied from such a pod has it too, and so has every pod made from it.
 func Pinned(pod *corev1.Pod) bool { return len(PinnedBy(pod)) > 0 }
 
 // PinnedBy returns the managed fields by which [Pinned] knows. The rest of them does not matter to any rule.
 func PinnedBy(pod *corev1.Pod) (ours []metav1.ManagedFieldsEntry) {
-	if _, ok := pod.Annotations[stayputv1alpha1.AnnotationHome]; !ok {
+	if _, ok := pod.Annotations[stayputv1alpha1.AnnotationPinned]; !ok {
 		return nil // almost every pod: spares it the search
 	}
-	field := strconv.Quote("f:" + stayputv1alpha1.AnnotationHome)
+	field := strconv.Quote("f:" + stayputv1alpha1.AnnotationPinned)
 	for _, e := range pod.ManagedFields {
 		if e.Manager == stayputv1alpha1.ControllerFieldManager && e.Operation == metav1.ManagedFieldsOperationApply &&
 			e.FieldsV1 != nil && strings.Contains(e.FieldsV1.GetRawString(), field) {
@@ -49,25 +53,23 @@ func PinnedBy(pod *corev1.Pod) (ours []metav1.ManagedFieldsEntry) {
 	return ours
 }
 
-// waitsSince returns when the wait of a pod for its home began: at its creation, or for one that is ungated when it was
-// pinned. Before that there may have been no leader, and from then on it waits for something else: room.
-func waitsSince(pod *corev1.Pod) time.Time {
-	since := pod.CreationTimestamp.Time
-	if Gated(pod) {
-		return since
-	}
-	for _, e := range PinnedBy(pod) {
-		if e.Time != nil && e.Time.After(since) {
-			since = e.Time.Time
-		}
-	}
-	return since
-}
-
-func unschedulable(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+// Refused reports whether the scheduler finds no room for a pod where it may go, and what it says. It does not count if
+// the scheduler makes room by preemption, or if no node at all would take the pod, for example because a volume or
+// resource claim of its does not exist yet: another home would not help.
+func Refused(pod *corev1.Pod) (says string, refused bool) {
+	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
 	})
+	if i < 0 || pod.Status.NominatedNodeName != "" {
+		return "", false
+	}
+	says = pod.Status.Conditions[i].Message
+	// "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) …" counts nodes; what keeps the pod from all of them is
+	// said without a count. Another scheduler may say anything.
+	if _, cause, ok := strings.Cut(says, " nodes are available: "); ok && !strings.HasPrefix(cause, "node(s) ") {
+		return says, cause != "" && '0' <= cause[0] && cause[0] <= '9'
+	}
+	return says, true
 }
 
 // DefaultWait is how long a pod waits for a home that cannot take it, unless its template says otherwise.
@@ -89,4 +91,18 @@ func Wait(annotations map[string]string) (wait time.Duration, whileKept bool, er
 				stayputv1alpha1.AnnotationHomeWait, value, stayputv1alpha1.HomeWaitRetention, DefaultWait)
 	}
 	return wait, false, nil
+}
+
+// Prefers reports whether a pod with these annotations only prefers the home that keeps its address, so that it is
+// never held there. A value that is not valid counts as Required, and the error says so.
+func Prefers(annotations map[string]string) (bool, error) {
+	switch value := annotations[stayputv1alpha1.AnnotationHome]; value {
+	case "", stayputv1alpha1.HomeRequired:
+		return false, nil
+	case stayputv1alpha1.HomePreferred:
+		return true, nil
+	default:
+		return false, fmt.Errorf("annotation %s: %q is not valid: expected %s or %s; it is taken as %[3]s",
+			stayputv1alpha1.AnnotationHome, value, stayputv1alpha1.HomeRequired, stayputv1alpha1.HomePreferred)
+	}
 }

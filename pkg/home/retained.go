@@ -30,18 +30,73 @@ type Ended struct {
 	At   time.Time
 	// Fresh: it had run for so short a time that its RetainedIP may still be on its way.
 	Fresh bool
+	// Vanished are the pod's RetainedIPs that were deleted though nobody had released them. Their nodes keep the addresses
+	// all the same, and publish them again.
+	Vanished []Vanished
+}
+
+// Vanished is a RetainedIP as it was when it was deleted.
+type Vanished struct {
+	*stayputv1alpha1.RetainedIP
+	At time.Time
 }
 
 // AddressOf returns where the addresses of a pod are kept, given the RetainedIPs of its own name. A node on which its
 // predecessor ended counts before it has published that it keeps them, for as long as [Publishing]: another node where
-// the pod ran before may keep some too.
-func AddressOf(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, ended Ended, now time.Time) Address {
-	newest, published := newestOf(kept, ended.Node, now), ended.At.Add(Publishing)
-	silent := !slices.ContainsFunc(kept, func(r *stayputv1alpha1.RetainedIP) bool { return r.Spec.NodeName == ended.Node })
-	if ended.Node != "" && silent && (newest == nil || ended.Fresh) && now.Before(published) {
-		return Address{Node: ended.Node, Guess: published}
+// the pod ran before may keep some too. So does a node whose RetainedIP vanished. While a node is not Ready it
+// publishes nothing, and that time does not count.
+func AddressOf(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, ended Ended, nodes Nodes, now time.Time) Address {
+	speaks := func(node string) bool {
+		return slices.ContainsFunc(kept, func(r *stayputv1alpha1.RetainedIP) bool { return r.Spec.NodeName == node })
 	}
-	return AddressIn(newest, pod)
+	guesses, all := map[*stayputv1alpha1.RetainedIP]time.Time{}, slices.Clip(kept)
+	for _, v := range ended.Vanished {
+		node := v.Spec.NodeName
+		if until := published(nodes.Node(node), v.At, now); !speaks(node) && now.Before(until) {
+			guesses[v.RetainedIP], all = until, append(all, v.RetainedIP)
+		}
+	}
+	newest := newestOf(all, ended.Node, now)
+	if newest == nil || newest.Spec.NodeName != ended.Node {
+		until := published(nodes.Node(ended.Node), ended.At, now)
+		if ended.Node != "" && !speaks(ended.Node) && (newest == nil || ended.Fresh) && now.Before(until) {
+			return Address{Node: ended.Node, Until: asked(pod), Guess: until}
+		}
+	}
+	a := AddressIn(newest, pod)
+	a.Guess = guesses[newest]
+	return a
+}
+
+// published returns until when a node may still publish what it has kept since then.
+func published(node *corev1.Node, since, now time.Time) time.Time {
+	if node == nil {
+		return since.Add(Publishing)
+	}
+	for _, c := range node.Status.Conditions {
+		switch {
+		case c.Type != corev1.NodeReady:
+		case c.Status != corev1.ConditionTrue:
+			since = now
+		case c.LastTransitionTime.After(since):
+			since = c.LastTransitionTime.Time
+		}
+	}
+	return since.Add(Publishing)
+}
+
+// asked returns until when a node keeps addresses for a pod at least, if it keeps what the pod asks for; zero: no end
+// is known.
+func asked(pod *corev1.Pod) time.Time {
+	retention, ours := pod.Annotations[stayputv1alpha1.AnnotationRetainIP]
+	if !ours {
+		retention = pod.Annotations[stayputv1alpha1.AnnotationReservedIPDuration] + "m"
+	}
+	d, err := time.ParseDuration(retention)
+	if err != nil {
+		return time.Time{} // while-owned
+	}
+	return pod.CreationTimestamp.Add(d)
 }
 
 // AddressIn returns where the addresses of a RetainedIP are kept and for how long a pod can count on them; nil:

@@ -61,7 +61,10 @@ type Options struct {
 	Namespace string
 	// CustomKinds are further kinds of workload, with a scale subresource, that a PersistentPodState may name.
 	CustomKinds []schema.GroupVersionKind
-	Log         logr.Logger
+	// NominateHomes has the scheduler try the home of a pod first that only prefers it. It takes the right to patch the
+	// status of pods.
+	NominateHomes bool
+	Log           logr.Logger
 }
 
 // The lease is short because gated pods wait for the leader. A leader that ends on a signal releases it, so this
@@ -150,7 +153,8 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 
 	// 5. Placement and release.
 	place := &placer{
-		client: mgr.GetClient(), cache: mgr.GetCache(), records: records, memory: memory, now: time.Now, uninstalling: uninstalling,
+		client: mgr.GetClient(), cache: mgr.GetCache(), records: records, memory: memory, now: time.Now,
+		uninstalling: uninstalling, nominates: o.NominateHomes,
 		events:  mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 		metrics: newPlacementMetrics(metrics.Registry, memory, leads),
 	}

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,17 +30,22 @@ type memory struct {
 	// Lost: rebuilt by the next decisions.
 	waiting map[string]map[types.NamespacedName]struct{}
 	pods    map[types.NamespacedName]*undecidedPod
-	// gated are the gated pods, since their creation. Every replica follows them.
-	gated map[types.NamespacedName]gatedPod
+	// gated are the gated pods, refused those that were ungated and for which the scheduler finds no room. Every replica
+	// follows them. Lost: their wait begins again, that of a gated pod at its creation.
+	gated   map[types.NamespacedName]gatedPod
+	refused map[types.NamespacedName]refusedPod
 	// ungated are the pods that were ungated though the cache still shows their gate.
 	// Lost: the API server refuses a patch.
 	ungated map[types.NamespacedName]types.UID
 	// givenUp are pods that were deleted because their home had no room, until one of their name has a node.
 	// Lost between the deletion and the successor's placement: the successor waits for its home once more.
 	givenUp map[types.NamespacedName]givenUpHome
-	// last is where annotated pods were deleted, for as long as their RetainedIP may be on its way or a successor is
-	// gated; order has the same by age. Lost: a pod that was deleted within seconds of its first start has no home, and
-	// of several nodes that keep addresses the newest counts.
+	// full are the homes that had no room for pods of a shared identity, whose successors have other names, since when.
+	// Lost: the next pod that gets an address there waits in vain once more.
+	full map[sharedHome]time.Time
+	// last is where annotated pods were deleted, and which RetainedIPs of theirs vanished, for as long as a RetainedIP may
+	// be on its way or a successor is gated; order has the same by age. Lost: a pod that was deleted within seconds of its
+	// first start, or whose RetainedIP vanished, has no home, and of several nodes that keep addresses the newest counts.
 	last  map[types.NamespacedName]endedPod
 	order []endedKey
 	// assigned are the addresses of a shared identity that are assigned to pods without a node; holds has the same by
@@ -52,6 +58,7 @@ type undecidedPod struct {
 	uid     types.UID
 	node    string
 	waits   bool
+	home    string
 	reason  string
 	noticed map[string]struct{}
 }
@@ -61,7 +68,17 @@ type givenUpHome struct {
 	at  time.Time
 }
 
+// sharedHome is a home of a shared identity.
+type sharedHome struct{ namespace, identity, home string }
+
 type gatedPod struct {
+	uid types.UID
+	// since is when the pod was created or, if it had other gates, lost the last of them; held: it still has some.
+	since time.Time
+	held  bool
+}
+
+type refusedPod struct {
 	uid   types.UID
 	since time.Time
 }
@@ -88,10 +105,12 @@ func newMemory(now func() time.Time) *memory {
 		waiting:  map[string]map[types.NamespacedName]struct{}{},
 		pods:     map[types.NamespacedName]*undecidedPod{},
 		givenUp:  map[types.NamespacedName]givenUpHome{},
+		full:     map[sharedHome]time.Time{},
 		last:     map[types.NamespacedName]endedPod{},
 		assigned: map[types.NamespacedName]types.UID{},
 		ungated:  map[types.NamespacedName]types.UID{},
 		gated:    map[types.NamespacedName]gatedPod{},
+		refused:  map[types.NamespacedName]refusedPod{},
 		holds:    map[types.UID]types.NamespacedName{},
 	}
 }
@@ -121,16 +140,53 @@ func (m *memory) seen(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := client.ObjectKeyFromObject(pod)
-	if home.Gated(pod) {
-		m.gated[key] = gatedPod{pod.UID, pod.CreationTimestamp.Time}
-	} else {
-		delete(m.ungated, key)
-		delete(m.gated, key)
-	}
+	m.followLocked(key, pod)
 	if pod.Spec.NodeName != "" {
 		delete(m.givenUp, key)
 		m.unassignLocked(pod.UID)
 	}
+}
+
+// followLocked notes whether a pod is gated or refused, and since when.
+func (m *memory) followLocked(key types.NamespacedName, pod *corev1.Pod) {
+	if home.Gated(pod) {
+		is := gatedPod{pod.UID, pod.CreationTimestamp.Time, !home.LastGate(pod)}
+		if was := m.gated[key]; was.uid == pod.UID && !is.held {
+			is.since = was.since
+			if was.held {
+				is.since = m.now()
+			}
+		}
+		m.gated[key] = is
+	} else {
+		delete(m.ungated, key)
+		delete(m.gated, key)
+	}
+	switch _, refused := home.Refused(pod); {
+	case !refused || pod.Spec.NodeName != "" || !home.Pinned(pod):
+		delete(m.refused, key)
+	case m.refused[key].uid != pod.UID:
+		m.refused[key] = refusedPod{pod.UID, m.now()}
+	}
+}
+
+// waitsSince returns when the wait of a pod for its home began: for a gated one when nothing but our gate held it any
+// more, for a pinned one when the scheduler first found no room. The condition that says so does not tell: it has been
+// false since the pod's creation.
+func (m *memory) waitsSince(pod *corev1.Pod) time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := client.ObjectKeyFromObject(pod)
+	g, r := m.gated[key], m.refused[key]
+	switch {
+	case home.Gated(pod) && g.uid == pod.UID && !g.held:
+		return g.since
+	case home.Gated(pod) && g.uid != pod.UID:
+		return pod.CreationTimestamp.Time
+	case !home.Gated(pod) && r.uid == pod.UID:
+		return r.since
+	}
+	return m.now() // the cache is ahead of what was followed
 }
 
 // Ungated remembers that a pod was ungated.
@@ -158,15 +214,26 @@ func (m *memory) deleted(pod *corev1.Pod) {
 	if m.gated[key].uid == pod.UID {
 		delete(m.gated, key)
 	}
+	if m.refused[key].uid == pod.UID {
+		delete(m.refused, key)
+	}
 	now := m.now()
 	m.forgetLastLocked(now)
-	// Without an IP it never had a claim.
-	if pod.Spec.NodeName == "" || pod.Status.PodIP == "" || pod.Spec.HostNetwork || !home.Annotated(pod.Annotations) ||
+	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || !home.Annotated(pod.Annotations) ||
 		pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" {
 		return
 	}
-	fresh := pod.Status.StartTime == nil || now.Sub(pod.Status.StartTime.Time) < home.Publishing
-	m.last[key] = endedPod{home.Ended{Node: pod.Spec.NodeName, At: now, Fresh: fresh}, now}
+	// Without an IP it may have had a claim or not: it was deleted before its kubelet had said.
+	fresh := pod.Status.PodIP != "" &&
+		(pod.Status.StartTime == nil || now.Sub(pod.Status.StartTime.Time) < home.Publishing)
+	m.rememberLocked(key, home.Ended{
+		Node: pod.Spec.NodeName, At: now, Fresh: fresh, Vanished: m.last[key].Vanished,
+	}, now)
+}
+
+// rememberLocked remembers what became of the predecessor of a pod.
+func (m *memory) rememberLocked(key types.NamespacedName, ended home.Ended, now time.Time) {
+	m.last[key] = endedPod{ended, now}
 	m.order = append(m.order, endedKey{key, now})
 }
 
@@ -196,39 +263,69 @@ func (m *memory) ended(pod types.NamespacedName) home.Ended {
 	return m.last[pod].Ended
 }
 
-// releases follows the RetainedIPs: a node that releases its address is no longer a home.
+// releases follows the RetainedIPs: a node that releases its address is no longer a home, one whose object was deleted
+// still is.
 func (m *memory) releases() cache.ResourceEventHandler {
-	forget := func(o any) {
-		if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
-			o = gone.Obj
-		}
-		if r, ok := o.(*stayputv1alpha1.RetainedIP); ok && r.Spec.Release {
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			if key := (types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName}); m.last[key].Node == r.Spec.NodeName {
-				delete(m.last, key)
-			}
-		}
+	is := func(o any) { m.published(o, false) }
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: is, UpdateFunc: func(_, o any) { is(o) }, DeleteFunc: func(o any) { m.published(o, true) },
 	}
-	return cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, is any) { forget(is) }, DeleteFunc: forget}
 }
 
-// giveUp remembers that the successor of a pod does not go home.
-func (m *memory) giveUp(pod types.NamespacedName, uid types.UID) {
+func (m *memory) published(o any, deleted bool) {
+	if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
+		o = gone.Obj
+	}
+	r, ok := o.(*stayputv1alpha1.RetainedIP)
+	if !ok || r.Spec.Identity != "" {
+		return
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := m.now()
+	key, now := types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName}, m.now()
+	m.forgetLastLocked(now)
+	was, known := m.last[key]
+	ended := was.Ended
+	if r.Spec.Release && ended.Node == r.Spec.NodeName {
+		ended.Node, ended.At, ended.Fresh = "", time.Time{}, false
+	}
+	ended.Vanished = slices.DeleteFunc(slices.Clone(ended.Vanished),
+		func(v home.Vanished) bool { return v.Spec.NodeName == r.Spec.NodeName })
+	vanished := r.DeepCopy()
+	vanished.DeletionTimestamp = nil
+	switch {
+	case deleted && home.Keeps(vanished, now):
+		ended.Vanished = append(ended.Vanished, home.Vanished{RetainedIP: vanished, At: now})
+		m.rememberLocked(key, ended, now)
+	case known && ended.Node == "" && len(ended.Vanished) == 0:
+		delete(m.last, key)
+	case known:
+		m.last[key] = endedPod{ended, was.renewed}
+	}
+}
+
+// giveUp remembers that a home had no room for a pod: its successor does not go there.
+func (m *memory) giveUp(pod *corev1.Pod, at string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key, now := client.ObjectKeyFromObject(pod), m.now()
+	if identity := pod.Annotations[stayputv1alpha1.AnnotationIdentity]; identity != "" {
+		maps.DeleteFunc(m.full, func(_ sharedHome, since time.Time) bool { return now.Sub(since) > succession })
+		m.full[sharedHome{pod.Namespace, identity, at}] = now
+	}
 	maps.DeleteFunc(m.givenUp, func(of types.NamespacedName, g givenUpHome) bool {
 		_, waits := m.gated[of]
 		return !waits && now.Sub(g.at) > succession
 	})
-	m.givenUp[pod] = givenUpHome{uid, now}
+	m.givenUp[key] = givenUpHome{pod.UID, now}
 }
 
-func (m *memory) forgetGivenUp(pod types.NamespacedName) {
+// keepHome forgets what giveUp remembered.
+func (m *memory) keepHome(pod *corev1.Pod, at string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.givenUp, pod)
+	delete(m.givenUp, client.ObjectKeyFromObject(pod))
+	delete(m.full, sharedHome{pod.Namespace, pod.Annotations[stayputv1alpha1.AnnotationIdentity], at})
 }
 
 // gaveUp reports whether a pod is the successor of one that gave its home up.
@@ -240,20 +337,25 @@ func (m *memory) gaveUp(pod *corev1.Pod) bool {
 }
 
 // assign returns one of the addresses of a shared identity that is neither in use nor assigned to another pod; nil:
-// there is none. A pod that has one keeps it.
+// there is none. A pod that has one keeps it. One whose home had no room lately is the last choice, and then full.
 func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now time.Time) (
-	free *stayputv1alpha1.RetainedIP) {
+	free *stayputv1alpha1.RetainedIP, full bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range kept {
 		if !home.Keeps(r, now) || r.Status.Phase != stayputv1alpha1.PhaseRetained {
 			continue
 		}
-		switch owner, taken := m.assigned[client.ObjectKeyFromObject(r)]; {
-		case taken && owner == pod.UID:
-			return r
-		case !taken && (free == nil || home.LastBound(r, now).After(home.LastBound(free, now))):
-			free = r
+		since, wasFull := m.full[sharedHome{r.Namespace, r.Spec.Identity, home.NodeHome(r.Spec.NodeName)}]
+		wasFull = wasFull && now.Sub(since) <= succession
+		owner, taken := m.assigned[client.ObjectKeyFromObject(r)]
+		switch {
+		case taken && owner != pod.UID:
+		case taken && (!wasFull || !home.Gated(pod)):
+			return r, wasFull
+		case free == nil || full && !wasFull,
+			full == wasFull && home.LastBound(r, now).After(home.LastBound(free, now)):
+			free, full = r, wasFull
 		}
 	}
 	m.unassignLocked(pod.UID)
@@ -261,7 +363,7 @@ func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now
 		key := client.ObjectKeyFromObject(free)
 		m.assigned[key], m.holds[pod.UID] = pod.UID, key
 	}
-	return free
+	return free, full
 }
 
 func (m *memory) unassignLocked(pod types.UID) {
@@ -271,8 +373,9 @@ func (m *memory) unassignLocked(pod types.UID) {
 	}
 }
 
-// waits notes that a pod waits for a node, or for nodes with a label, and reports whether that or the reason is news.
-func (m *memory) waits(pod *corev1.Pod, node, reason string) bool {
+// waits notes that a pod waits for its home, which is a node, or nodes with a label, and reports whether that or the
+// reason is news.
+func (m *memory) waits(pod *corev1.Pod, at, node, reason string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := client.ObjectKeyFromObject(pod)
@@ -281,7 +384,7 @@ func (m *memory) waits(pod *corev1.Pod, node, reason string) bool {
 		return false
 	}
 	m.leaveLocked(key, u)
-	u.waits, u.node, u.reason = true, node, reason
+	u.waits, u.home, u.node, u.reason = true, at, node, reason
 	if m.waiting[node] == nil {
 		m.waiting[node] = map[types.NamespacedName]struct{}{}
 	}
@@ -331,11 +434,14 @@ func (m *memory) waitingPods() float64 {
 	return float64(n)
 }
 
-// waited reports whether a pod waits for its home.
-func (m *memory) waited(pod *corev1.Pod) bool {
+// waited returns the home for which a pod waits; empty: for none.
+func (m *memory) waited(pod *corev1.Pod) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.waitsLocked(client.ObjectKeyFromObject(pod), pod.UID)
+	if key := client.ObjectKeyFromObject(pod); m.waitsLocked(key, pod.UID) {
+		return m.pods[key].home
+	}
+	return ""
 }
 
 func (m *memory) waitsLocked(key types.NamespacedName, uid types.UID) bool {
@@ -349,12 +455,15 @@ type gatedCount struct {
 	oldest time.Time
 }
 
-// gatedPods counts the gated pods by whether they wait for their home.
+// gatedPods counts the pods that only our gate holds by whether they wait for their home.
 func (m *memory) gatedPods() map[bool]gatedCount {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	counts := map[bool]gatedCount{false: {}, true: {}}
 	for key, g := range m.gated {
+		if g.held {
+			continue
+		}
 		waits := m.waitsLocked(key, g.uid)
 		c := counts[waits]
 		if c.pods == 0 || g.since.Before(c.oldest) {

@@ -19,10 +19,13 @@ func TestWhereAPodEndedIsRememberedForAWhile(t *testing.T) {
 	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
 	key := client.ObjectKeyFromObject(hometest.Pod())
-	m.deleted(hometest.Pod(hometest.RanOn("node-1"), func(p *corev1.Pod) { p.Status.PodIP = "" }))
 	m.deleted(hometest.Pod(hometest.RanOn("node-1"), func(p *corev1.Pod) { p.Annotations = nil }))
 	if node := m.ended(key).Node; node != "" {
-		t.Fatalf("a pod that had no address, or asked for none, was on %q", node)
+		t.Fatalf("a pod that asked for no address was on %q", node)
+	}
+	m.deleted(hometest.Pod(hometest.RanOn("node-0"), func(p *corev1.Pod) { p.Status.PodIP = "" }))
+	if e := m.ended(key); e.Node != "node-0" || e.Fresh {
+		t.Fatalf("a pod of which no IP was known yet ended as %+v", e)
 	}
 	m.deleted(hometest.Pod(hometest.RanOn("node-1")))
 	now = now.Add(home.Publishing / 2)
@@ -94,8 +97,8 @@ func TestTheNodeOfAReleasedAddressIsForgotten(t *testing.T) {
 func TestAnEvictedPodIsRememberedUntilItsSuccessorHasANode(t *testing.T) {
 	m := newMemory(func() time.Time { return hometest.Noon })
 	pod := hometest.Pod()
-	m.giveUp(client.ObjectKeyFromObject(pod), "old")
 	old := hometest.Pod(func(p *corev1.Pod) { p.UID = "old" })
+	m.giveUp(old, "node node-1")
 	if m.gaveUp(old) || !m.gaveUp(pod) {
 		t.Error("it is for the pod itself, or not for its successor")
 	}
@@ -108,7 +111,7 @@ func TestAnEvictedPodIsRememberedUntilItsSuccessorHasANode(t *testing.T) {
 func TestAPodCreatedDaysLaterSucceedsNoEvictedOne(t *testing.T) {
 	now := hometest.Noon
 	m := newMemory(func() time.Time { return now })
-	m.giveUp(client.ObjectKeyFromObject(hometest.Pod()), "old")
+	m.giveUp(hometest.Pod(func(p *corev1.Pod) { p.UID = "old" }), "node node-1")
 	created := func(at time.Time) *corev1.Pod {
 		return hometest.Pod(func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(at) })
 	}
@@ -119,7 +122,7 @@ func TestAPodCreatedDaysLaterSucceedsNoEvictedOne(t *testing.T) {
 	if m.gaveUp(created(now)) {
 		t.Error("it is for whoever comes")
 	}
-	m.giveUp(types.NamespacedName{Namespace: "default", Name: "web-1"}, "another")
+	m.giveUp(hometest.Pod(func(p *corev1.Pod) { p.Name, p.UID = "web-1", "another" }), "node node-1")
 	if len(m.givenUp) != 1 {
 		t.Errorf("%v are remembered for ever", m.givenUp)
 	}
@@ -142,14 +145,14 @@ func TestWaitingPodsAreWokenByTheirNodesAndByTheirNamespace(t *testing.T) {
 	m := newMemory(time.Now)
 	pod := hometest.Pod()
 	const cordoned, notReady = "is cordoned", "is not Ready"
-	if !m.waits(pod, "node-1", cordoned) || m.waits(pod, "node-1", cordoned) {
+	if !m.waits(pod, "node node-1", "node-1", cordoned) || m.waits(pod, "node node-1", "node-1", cordoned) {
 		t.Error("that it waits is not said once")
 	}
-	if !m.waits(pod, "node-1", notReady) {
+	if !m.waits(pod, "node node-1", "node-1", notReady) {
 		t.Error("another reason is not said")
 	}
 	anywhere := hometest.Pod(func(p *corev1.Pod) { p.Name = "anywhere" })
-	m.waits(anywhere, corev1.LabelTopologyZone+"=a", notReady)
+	m.waits(anywhere, "nodes with zone a", corev1.LabelTopologyZone+"=a", notReady)
 	names := func(all []types.NamespacedName) []string {
 		var n []string
 		for _, k := range all {
@@ -200,19 +203,23 @@ func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
 	for i := range pods {
 		pods[i] = hometest.Pod(func(p *corev1.Pod) { p.UID = types.UID(rune('a' + i)) })
 	}
-	first, second := m.assign(pods[0], kept, hometest.Noon), m.assign(pods[1], kept, hometest.Noon)
+	assign := func(pod *corev1.Pod) *stayputv1alpha1.RetainedIP {
+		r, _ := m.assign(pod, kept, hometest.Noon)
+		return r
+	}
+	first, second := assign(pods[0]), assign(pods[1])
 	if first == nil || second == nil || first == second || first.Status.Phase != stayputv1alpha1.PhaseRetained ||
 		second.Status.Phase != stayputv1alpha1.PhaseRetained {
 		t.Fatalf("two pods were assigned %v and %v", first, second)
 	}
-	if third := m.assign(pods[2], kept, hometest.Noon); third != nil {
+	if third := assign(pods[2]); third != nil {
 		t.Errorf("a third was assigned %v", third)
 	}
-	if again := m.assign(pods[0], kept, hometest.Noon); again != first {
+	if again := assign(pods[0]); again != first {
 		t.Errorf("the first was assigned %v and %v", first, again)
 	}
 	m.deleted(pods[0])
-	if third := m.assign(pods[2], kept, hometest.Noon); third != first {
+	if third := assign(pods[2]); third != first {
 		t.Errorf("what the first left was not given to the third, but %v", third)
 	}
 	m.deleted(pods[1])

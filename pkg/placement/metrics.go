@@ -24,8 +24,9 @@ func newPlacementMetrics(r prometheus.Registerer, m *memory, leads func() bool) 
 				"home had no room).",
 		}, []string{"outcome"}),
 		gated: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "stayput_controller_gate_duration_seconds",
-			Help:    "Time from the creation of a pod (in whole seconds) to its ungating, by whether it waited for its home.",
+			Name: "stayput_controller_gate_duration_seconds",
+			Help: "Time from the creation of a pod (in whole seconds), or the end of its other gates, to its ungating, by " +
+				"whether it waited for its home.",
 			Buckets: []float64{.1, .25, .5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600},
 		}, []string{"waited"}),
 	}
@@ -66,10 +67,10 @@ func newGateMetrics(m *memory, leads func() bool) *gateMetrics {
 	return &gateMetrics{
 		memory: m, leads: leads,
 		gated: prometheus.NewDesc("stayput_controller_gated_pods",
-			"Gated pods by whether they wait for their home. Leader only.", []string{"waiting"}, nil),
+			"Pods that only Stayput's gate holds, by whether they wait for their home. Leader only.", []string{"waiting"}, nil),
 		oldest: prometheus.NewDesc("stayput_controller_oldest_gated_pod_age_seconds",
-			"Age of the oldest gated pod, 0 without any, by whether it waits for its home. Leader only.", []string{"waiting"},
-			nil),
+			"Age of the oldest pod that only Stayput's gate holds, 0 without any, by whether it waits for its home. "+
+				"Leader only.", []string{"waiting"}, nil),
 		waiting: prometheus.NewDesc("stayput_controller_waiting_pods",
 			"Pods that wait for a home that cannot take them now, gated or already ungated. Leader only.", nil, nil),
 	}

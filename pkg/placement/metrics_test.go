@@ -41,8 +41,8 @@ func TestTheLeaderCountsGatedPodsByWhetherTheyWaitForTheirHome(t *testing.T) {
 		events.OnAdd(cluster.PodOf(p), true)
 	}
 	waiting := aged("waits", time.Hour)
-	m.waits(waiting, "node-1", "is cordoned")
-	if !m.waited(waiting) || m.waited(aged("late", time.Minute)) {
+	m.waits(waiting, "node node-1", "node-1", "is cordoned")
+	if m.waited(waiting) == "" || m.waited(aged("late", time.Minute)) != "" {
 		t.Error("not the one that waits is said to wait")
 	}
 
@@ -58,11 +58,11 @@ func TestTheLeaderCountsGatedPodsByWhetherTheyWaitForTheirHome(t *testing.T) {
 	want := func(fresh, late string, waits string) {
 		t.Helper()
 		text := `
-# HELP stayput_controller_gated_pods Gated pods by whether they wait for their home. Leader only.
+# HELP stayput_controller_gated_pods Pods that only Stayput's gate holds, by whether they wait for their home. Leader only.
 # TYPE stayput_controller_gated_pods gauge
 stayput_controller_gated_pods{waiting="false"} ` + fresh + `
 stayput_controller_gated_pods{waiting="true"} ` + waits + `
-# HELP stayput_controller_oldest_gated_pod_age_seconds Age of the oldest gated pod, 0 without any, by whether it waits for its home. Leader only.
+# HELP stayput_controller_oldest_gated_pod_age_seconds Age of the oldest pod that only Stayput's gate holds, 0 without any, by whether it waits for its home. Leader only.
 # TYPE stayput_controller_oldest_gated_pod_age_seconds gauge
 stayput_controller_oldest_gated_pod_age_seconds{waiting="false"} ` + late + `
 stayput_controller_oldest_gated_pod_age_seconds{waiting="true"} 3600

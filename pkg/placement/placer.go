@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/tools/events"
@@ -49,6 +50,8 @@ type placer struct {
 	events  events.EventRecorder
 	metrics *placementMetrics
 	now     func() time.Time
+	// nominates: the controller may nominate nodes for pods.
+	nominates bool
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
 }
@@ -106,7 +109,7 @@ var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	was, okWas := e.ObjectOld.(*corev1.Node)
 	is, okIs := e.ObjectNew.(*corev1.Node)
 	return !okWas || !okIs || home.NodeReady(was) != home.NodeReady(is) ||
-		was.Spec.Unschedulable != is.Spec.Unschedulable ||
+		was.Spec.Unschedulable != is.Spec.Unschedulable || was.DeletionTimestamp.IsZero() != is.DeletionTimestamp.IsZero() ||
 		!slices.EqualFunc(was.Spec.Taints, is.Spec.Taints,
 			func(a, b corev1.Taint) bool { return a.MatchTaint(&b) && a.Value == b.Value }) ||
 		!labels.Equals(was.Labels, is.Labels)
@@ -130,12 +133,14 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 		p.memory.decided(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
-	s, err := p.situation(ctx, pod)
+	if home.Gated(pod) && !home.LastGate(pod) {
+		return reconcile.Result{}, nil // the end of another gate wakes it
+	}
+	nodes := cluster.NewNodes(ctx, p.client)
+	s, err := p.situation(ctx, pod, nodes)
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("looking up the home of pod %s: %w", req, err)
 	}
-	nodes := cluster.NewNodes(ctx, p.client)
-	s.Nodes = nodes
 	d := home.Decide(s)
 	if nodes.Err != nil {
 		return reconcile.Result{}, fmt.Errorf("looking up the nodes for pod %s: %w", req, nodes.Err)
@@ -162,8 +167,9 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 }
 
 // situation gathers what the placement of a pod depends on.
-func (p *placer) situation(ctx context.Context, pod *corev1.Pod) (home.Situation, error) {
-	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod)}
+func (p *placer) situation(ctx context.Context, pod *corev1.Pod, nodes home.Nodes) (home.Situation, error) {
+	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod), Since: p.memory.waitsSince(pod),
+		Waited: p.memory.waited(pod), Nodes: nodes}
 	if home.Annotated(pod.Annotations) {
 		if err := p.findAddress(ctx, &s); err != nil {
 			return s, err
@@ -191,9 +197,10 @@ func (p *placer) findAddress(ctx context.Context, s *home.Situation) error {
 		kept[i] = &list.Items[i]
 	}
 	if identity != "" {
-		s.Address = home.AddressIn(p.memory.assign(s.Pod, kept, s.Now), s.Pod)
+		assigned, full := p.memory.assign(s.Pod, kept, s.Now)
+		s.Address, s.GivenUp = home.AddressIn(assigned, s.Pod), s.GivenUp || full
 	} else {
-		s.Address = home.AddressOf(s.Pod, kept, p.memory.ended(client.ObjectKeyFromObject(s.Pod)), s.Now)
+		s.Address = home.AddressOf(s.Pod, kept, p.memory.ended(client.ObjectKeyFromObject(s.Pod)), s.Nodes, s.Now)
 	}
 	return nil
 }
@@ -206,7 +213,7 @@ func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
 			at = cluster.NodeLabel(key, d.Labels)
 		}
 	}
-	if p.memory.waits(pod, at, d.Reason) {
+	if p.memory.waits(pod, d.Home, at, d.Reason) {
 		until := "until it can"
 		if d.Retry > 0 {
 			until = "at most " + duration.HumanDuration(d.Retry.Round(time.Second))
@@ -222,13 +229,27 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d
 	if err := p.pin(ctx, pod, s.Record, d); err != nil {
 		return fmt.Errorf("setting the node affinity of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
+	if err := p.nominate(ctx, pod, d.Nominate); err != nil {
+		return fmt.Errorf("nominating node %s for pod %s/%s: %w", d.Nominate, pod.Namespace, pod.Name, err)
+	}
 	if err := gate.Remove(ctx, p.client, pod); err != nil {
 		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	p.memory.Ungated(pod)
-	p.metrics.placed(d.Outcome, p.now().Sub(pod.CreationTimestamp.Time), p.memory.waited(pod))
+	p.metrics.placed(d.Outcome, p.now().Sub(s.Since), s.Waited != "")
+	if d.Lost != "" {
+		to := "anywhere"
+		if d.Outcome == home.OutcomeHome {
+			to = "to " + d.Home
+		}
+		p.say(pod, corev1.EventTypeWarning, home.ReasonHomeGivenUp,
+			fmt.Sprintf("%s, for which it waited, is no longer its home: the pod goes %s", d.Lost, to))
+	}
 	if d.Outcome == home.OutcomeElsewhere {
 		note := fmt.Sprintf("its home, %s, %s: the pod goes elsewhere", d.Home, d.Reason)
+		if d.Nominate != "" {
+			note += " unless there is room by now"
+		}
 		if s.Address.Node != "" {
 			note += "; its address there still expires as scheduled"
 		}
@@ -253,10 +274,10 @@ func (p *placer) pin(ctx context.Context, pod *corev1.Pod, r *home.Record, d hom
 	}
 	// An earlier attempt may have set it. It stays true: a required term cannot be taken back.
 	if home.Pinned(pod) {
-		annotations[stayputv1alpha1.AnnotationHome] = pod.Annotations[stayputv1alpha1.AnnotationHome]
+		annotations[stayputv1alpha1.AnnotationPinned] = pod.Annotations[stayputv1alpha1.AnnotationPinned]
 	}
 	if d.Affinity.Requires() {
-		annotations[stayputv1alpha1.AnnotationHome] = d.Home
+		annotations[stayputv1alpha1.AnnotationPinned] = d.Home
 	}
 	apply := corev1ac.Pod(pod.Name, pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).
 		WithAnnotations(annotations)
@@ -280,6 +301,28 @@ func (p *placer) pin(ctx context.Context, pod *corev1.Pod, r *home.Record, d hom
 	return p.client.Apply(ctx, apply, client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 }
 
+// nominate asks the scheduler to try a node first, if that is allowed. Whatever it does then, the nomination is gone.
+func (p *placer) nominate(ctx context.Context, pod *corev1.Pod, node string) error {
+	if node == "" || !p.nominates || pod.Status.NominatedNodeName == node {
+		return nil
+	}
+	patch, err := json.Marshal([]map[string]any{
+		{"op": "test", "path": "/metadata/uid", "value": pod.UID},
+		{"op": "add", "path": "/status/nominatedNodeName", "value": node},
+	})
+	if err != nil {
+		return err
+	}
+	err = p.client.Status().Patch(ctx,
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
+		client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+	if apierrors.IsForbidden(err) { // the pod goes without
+		log.FromContext(ctx).Error(err, "Cannot nominate a node", "pod", client.ObjectKeyFromObject(pod), "node", node)
+		return nil
+	}
+	return err
+}
+
 // applied returns node affinity as an apply configuration: the same fields, so the same JSON.
 func applied(a *corev1.NodeAffinity) (*corev1ac.NodeAffinityApplyConfiguration, error) {
 	data, err := json.Marshal(a)
@@ -300,11 +343,11 @@ func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d home.Decision) er
 		return nil
 	}
 	key := client.ObjectKeyFromObject(pod)
-	p.memory.giveUp(key, pod.UID)
+	p.memory.giveUp(pod, d.Home)
 	err := p.client.Delete(ctx, pod, client.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion},
 		client.GracePeriodSeconds(0))
 	if client.IgnoreNotFound(err) != nil {
-		p.memory.forgetGivenUp(key)
+		p.memory.keepHome(pod, d.Home)
 		return fmt.Errorf("deleting pod %s: %w", key, err)
 	}
 	p.metrics.placed(home.OutcomeEvict, 0, true)

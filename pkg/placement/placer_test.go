@@ -10,7 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -40,6 +42,11 @@ func testPlacer(c client.Client) *placing {
 func (p *placing) looksAt(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	key := client.ObjectKeyFromObject(pod)
+	before := &corev1.Pod{}
+	if err := p.client.Get(t.Context(), key, before); err != nil {
+		t.Fatal(err)
+	}
+	p.memory.seen(before)
 	if _, err := p.Reconcile(t.Context(), reconcile.Request{NamespacedName: key}); err != nil {
 		t.Fatal(err)
 	}
@@ -103,16 +110,12 @@ func TestAFullHomeIsLeftByPodsThatHaveAController(t *testing.T) {
 			if home.Gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-1"}) || !home.Pinned(is) {
 				t.Fatalf("placed by %+v", is)
 			}
-			is.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-				Reason: corev1.PodReasonUnschedulable}}
-			if err := p.client.Status().Update(t.Context(), is); err != nil {
-				t.Fatal(err)
-			}
+			p.refuse(t, is)
 			if notes := p.notes(); p.looksAt(t, pod) == nil || len(notes) > 0 {
 				t.Fatalf("it is gone before its wait is over, or %q", notes)
 			}
-			p.notes()                          // that it waits
-			p.time = time.Now().Add(time.Hour) // the API server has a clock of its own
+			p.notes() // that it waits
+			p.time = p.time.Add(home.DefaultWait)
 
 			if is := p.looksAt(t, pod); (is == nil) != made {
 				t.Fatalf("it is gone: %v", is == nil)
@@ -128,7 +131,7 @@ func TestAFullHomeIsLeftByPodsThatHaveAController(t *testing.T) {
 				t.Errorf("said %q", notes)
 			}
 			successor := hometest.Pod(func(p *corev1.Pod) {
-				p.UID, p.CreationTimestamp = "successor", metav1.NewTime(time.Now().Add(time.Hour))
+				p.UID, p.CreationTimestamp = "successor", metav1.NewTime(hometest.Noon.Add(home.DefaultWait))
 			})
 			if p.memory.gaveUp(successor) != made {
 				t.Errorf("its successor goes free: %v", !made)
@@ -138,6 +141,187 @@ func TestAFullHomeIsLeftByPodsThatHaveAController(t *testing.T) {
 			}
 			if p.looksAt(t, pod); len(p.notes()) > 0 {
 				t.Error("it is said again")
+			}
+		})
+	}
+}
+
+// refuse has the scheduler find no room for a pod.
+func (p *placing) refuse(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+		Reason: corev1.PodReasonUnschedulable, Message: "0/2 nodes are available: 1 Insufficient cpu."}}
+	if err := p.client.Status().Update(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAPodOfASharedIdentityDoesNotGoWhereAnotherFoundNoRoom(t *testing.T) {
+	named := func(name string) *corev1.Pod {
+		return hometest.Pod(ownedBySet, hometest.Annotation(stayputv1alpha1.AnnotationIdentity, "front"),
+			func(p *corev1.Pod) { p.Name, p.UID = name, types.UID(name) })
+	}
+	kept := func(node string, since time.Time) *stayputv1alpha1.RetainedIP {
+		r := keptOn(node, stayputv1alpha1.PhaseRetained, since)
+		r.Spec.Identity = "front"
+		return r
+	}
+	first, second, third := named("front-a"), named("front-b"), named("front-c")
+	p := testPlacer(fakeAPI(t, first, second, third, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"),
+		kept("node-1", hometest.Noon), kept("node-2", hometest.Noon.Add(-time.Minute))))
+	p.nominates = true
+
+	is := p.looksAt(t, first)
+	if !slices.Equal(nodesOfPod(is), []string{"node-1"}) {
+		t.Fatalf("it goes to %v", nodesOfPod(is))
+	}
+	p.refuse(t, is)
+	if p.looksAt(t, first) == nil {
+		t.Fatal("it is gone before its wait is over")
+	}
+	p.time = p.time.Add(home.DefaultWait)
+	if p.looksAt(t, first) != nil {
+		t.Fatal("it is still there")
+	}
+	p.memory.deleted(is)
+	if is := p.looksAt(t, second); !slices.Equal(nodesOfPod(is), []string{"node-2"}) {
+		t.Errorf("its successor goes to %v, though another home has an address for it", nodesOfPod(is))
+	}
+	p.notes()
+	is = p.looksAt(t, third)
+	if nodes := nodesOfPod(is); home.Gated(is) || len(nodes) > 0 || is.Status.NominatedNodeName != "node-1" {
+		t.Errorf("another one is required on %v, nominated for %q", nodes, is.Status.NominatedNodeName)
+	}
+	if notes := p.notes(); len(notes) == 0 || !strings.Contains(notes[0], "had no room") {
+		t.Errorf("said %q", notes)
+	}
+
+	p.time = p.time.Add(succession + time.Second)
+	later := named("front-d")
+	p.memory.deleted(third)
+	if err := p.client.Create(t.Context(), later); err != nil {
+		t.Fatal(err)
+	}
+	if is := p.looksAt(t, later); !slices.Equal(nodesOfPod(is), []string{"node-1"}) {
+		t.Errorf("for ever: %v", nodesOfPod(is))
+	}
+}
+
+func TestAPodIsPlacedOnceNoOtherGateHoldsIt(t *testing.T) {
+	pod := hometest.Pod(ownedBySet, func(p *corev1.Pod) {
+		p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "kueue.x-k8s.io/admission"})
+	})
+	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a", hometest.Cordoned),
+		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
+	p.time = hometest.Noon.Add(time.Hour)
+	is := p.looksAt(t, pod)
+	if len(is.Spec.SchedulingGates) != 2 || home.Pinned(is) || len(p.notes()) > 0 {
+		t.Fatalf("it is placed while another gate holds it: %+v", is.Spec)
+	}
+	if p.memory.gatedPods()[false].pods > 0 {
+		t.Error("it counts as a pod that only our gate holds")
+	}
+	is.Spec.SchedulingGates = is.Spec.SchedulingGates[:1]
+	if err := p.client.Update(t.Context(), is); err != nil {
+		t.Fatal(err)
+	}
+	if is := p.looksAt(t, pod); !home.Gated(is) || len(p.notes()) == 0 {
+		t.Error("it does not wait for its home, as if it had been its turn for an hour")
+	}
+	p.time = p.time.Add(home.DefaultWait)
+	if is := p.looksAt(t, pod); home.Gated(is) {
+		t.Error("it waits longer than it should")
+	}
+}
+
+func TestARefusalThatComesLateIsNoReasonToDeleteThePodAtOnce(t *testing.T) {
+	pod := hometest.Pod(ownedBySet)
+	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"),
+		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
+	is := p.looksAt(t, pod)
+	p.time = p.time.Add(time.Hour) // without a scheduler
+	p.refuse(t, is)
+	if p.looksAt(t, pod) == nil {
+		t.Error("it is deleted at the first refusal")
+	}
+}
+
+func TestAHomeThatVanishedWhileItsPodWaitedIsNotForgotten(t *testing.T) {
+	pod := hometest.Pod(ownedBySet, hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "10m"))
+	off := hometest.Node("node-1", "a", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown })
+	kept := keptOn("node-1", stayputv1alpha1.PhaseBound, hometest.Noon)
+	older := keptOn("node-2", stayputv1alpha1.PhaseRetained, hometest.Noon.Add(-time.Hour))
+	p := testPlacer(fakeAPI(t, pod, off, hometest.Node("node-2", "a"), kept, older))
+	p.looksAt(t, pod)
+	if err := p.client.Delete(t.Context(), kept); err != nil {
+		t.Fatal(err)
+	}
+	p.memory.releases().OnDelete(kept)
+	p.notes()
+	for range 3 {
+		p.time = p.time.Add(home.Publishing + time.Second)
+		if is := p.looksAt(t, pod); !home.Gated(is) {
+			t.Fatalf("it is placed on %v", nodesOfPod(is))
+		}
+	}
+	off.Status.Conditions[0].Status = corev1.ConditionTrue
+	off.Status.Conditions[0].LastTransitionTime = metav1.NewTime(p.time)
+	if err := p.client.Status().Update(t.Context(), off); err != nil {
+		t.Fatal(err)
+	}
+	if is := p.looksAt(t, pod); !slices.Equal(nodesOfPod(is), []string{"node-1"}) {
+		t.Errorf("it goes to %v when its home is back", nodesOfPod(is))
+	}
+}
+
+func TestAPodThatWaitedIsToldThatItsHomeIsLost(t *testing.T) {
+	for name, older := range map[string]bool{"and no other is left": false, "and an older one is left": true} {
+		t.Run(name, func(t *testing.T) {
+			pod := hometest.Pod(ownedBySet)
+			kept := keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)
+			objects := []client.Object{pod, kept, hometest.Node("node-1", "a", hometest.Cordoned), hometest.Node("node-2", "a")}
+			if older {
+				objects = append(objects, keptOn("node-2", stayputv1alpha1.PhaseRetained, hometest.Noon.Add(-time.Hour)))
+			}
+			p := testPlacer(fakeAPI(t, objects...))
+			if is := p.looksAt(t, pod); !home.Gated(is) || len(p.notes()) == 0 {
+				t.Fatal("it does not wait")
+			}
+			kept.Spec.Release = true
+			if err := p.client.Update(t.Context(), kept); err != nil {
+				t.Fatal(err)
+			}
+			is := p.looksAt(t, pod)
+			want := map[bool]string{false: "anywhere", true: "to node node-2"}[older]
+			notes := p.notes()
+			if home.Gated(is) || len(notes) != 2 || !strings.HasPrefix(notes[0], "Warning "+home.ReasonHomeGivenUp+" ") ||
+				!strings.Contains(notes[0], "node node-1, for which it waited, is no longer its home: the pod goes "+want) {
+				t.Errorf("said %q of %+v", notes, is.Spec)
+			}
+		})
+	}
+}
+
+func TestAPodThatPrefersItsHomeIsNominatedAndNotPinned(t *testing.T) {
+	for name, allowed := range map[string]bool{"if the controller may": true, "if it may not": false} {
+		t.Run(name, func(t *testing.T) {
+			pod := hometest.Pod(ownedBySet, hometest.Annotation(stayputv1alpha1.AnnotationHome, stayputv1alpha1.HomePreferred))
+			p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"),
+				keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
+			p.nominates = allowed
+			is := p.looksAt(t, pod)
+			if home.Gated(is) || home.Pinned(is) || len(nodesOfPod(is)) > 0 ||
+				(is.Status.NominatedNodeName == "node-1") != allowed {
+				t.Errorf("placed by %+v, nominated for %q", is.Spec, is.Status.NominatedNodeName)
+			}
+			// An autoscaler that simulates its move finds another node that would take it.
+			if ok, err := nodeaffinity.GetRequiredNodeAffinity(is).Match(hometest.Node("node-2", "a")); !ok || err != nil {
+				t.Errorf("it could not be moved: %v", err)
+			}
+			p.refuse(t, is)
+			p.time = p.time.Add(time.Hour)
+			if p.looksAt(t, pod) == nil {
+				t.Error("it is deleted for lack of room")
 			}
 		})
 	}

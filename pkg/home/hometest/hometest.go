@@ -87,7 +87,7 @@ func Ungated(p *corev1.Pod) { p.Spec.SchedulingGates = nil }
 // Pinned makes of a pod one that was pinned to node-1 when it was created, and for which the scheduler finds no room.
 func Pinned(p *corev1.Pod) {
 	Ungated(p)
-	p.Annotations[stayputv1alpha1.AnnotationHome] = "node node-1"
+	p.Annotations[stayputv1alpha1.AnnotationPinned] = "node node-1"
 	p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
 		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
@@ -97,11 +97,16 @@ func Pinned(p *corev1.Pod) {
 	at := p.CreationTimestamp
 	p.ManagedFields = []metav1.ManagedFieldsEntry{{
 		Manager: stayputv1alpha1.ControllerFieldManager, Operation: metav1.ManagedFieldsOperationApply, Time: &at,
-		FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:stayput.io/home":{}}},` +
+		FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:stayput.io/pinned":{}}},` +
 			`"f:spec":{"f:affinity":{"f:nodeAffinity":{"f:requiredDuringSchedulingIgnoredDuringExecution":{}}}}}`),
 	}}
 	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
 		Reason: corev1.PodReasonUnschedulable}}
+}
+
+// Refused has the scheduler say why it finds no room for a pinned pod.
+func Refused(message string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Status.Conditions[0].Message = message }
 }
 
 // Copied makes of a pinned pod one whose template was copied from it, with all that it says.

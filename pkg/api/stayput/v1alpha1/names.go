@@ -12,6 +12,15 @@ const (
 	// AnnotationHomeWait is how long a pod waits for a home that cannot take it: a Go duration, 60s by default, or
 	// [HomeWaitRetention].
 	AnnotationHomeWait = "stayput.io/home-wait"
+	// AnnotationHome is whether a pod can start only at the home that keeps its address, while that can take it:
+	// [HomeRequired], the default, or [HomePreferred].
+	AnnotationHome = "stayput.io/home"
+)
+
+// Values of [AnnotationHome].
+const (
+	HomeRequired  = "Required"
+	HomePreferred = "Preferred"
 )
 
 // HomeWaitRetention is the value of [AnnotationHomeWait] for a pod that waits as long as its address is kept.
@@ -29,8 +38,8 @@ const (
 // LabelGenerated marks a PersistentPodState that the controller generated from a workload's annotations.
 const LabelGenerated = "stayput.io/generated"
 
-// AnnotationHome is put on a pod that the controller has pinned to a home, which is its value.
-const AnnotationHome = "stayput.io/home"
+// AnnotationPinned is put on a pod that the controller has pinned to a home, which is its value.
+const AnnotationPinned = "stayput.io/pinned"
 
 // RetentionWhileOwned keeps addresses for as long as their workload wants the pod.
 const RetentionWhileOwned = "while-owned"
