@@ -16,8 +16,9 @@ var (
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
 
-// Random histories of every command, kills, clock jumps and reboots against a plain map. A failure prints the
-// seed and the history; -model.seed replays it. The same histories run each time; -model.base=0 makes new ones.
+// Random histories of every command, kills, clock jumps and reboots, of host-local beside, new configurations and
+// processes that see no namespaces, against a plain map. A failure prints the seed and the history; -model.seed replays
+// it. The same histories run each time; -model.base makes others, or new ones if it is 0.
 func TestRandomHistoriesAgreeWithAMap(t *testing.T) {
 	if *modelSeed != 0 {
 		history(t, *modelSeed)
@@ -27,77 +28,189 @@ func TestRandomHistoriesAgreeWithAMap(t *testing.T) {
 	if base == 0 {
 		base = uint64(time.Now().UnixNano())
 	}
+	t.Logf("seeds %d to %d", base, base+uint64(*modelHistories)-1)
 	for i := range *modelHistories {
 		history(t, base+uint64(i))
 	}
 }
 
+// deeds are what can happen to a node, each as often as its weight says. What it may do to the promises is in the model,
+// as docs/guarantees.md has it, not as the code does.
+var deeds = []struct {
+	weight int
+	do     func(*world, *rand.Rand)
+}{
+	{36, func(w *world, r *rand.Rand) { w.addSomewhere(r) }},
+	{22, func(w *world, r *rand.Rand) { w.stopSome(r) }},
+	{5, func(w *world, r *rand.Rand) { // the runtime loses a sandbox without a DEL
+		if l := w.live[pickOne(r, w.known)]; l != nil {
+			w.logf("netns %s is gone", l.netns.Path)
+			delete(w.netns, l.netns.Path)
+		}
+	}},
+	{7, func(w *world, r *rand.Rand) { w.advance(time.Duration(r.IntN(8)) * time.Minute) }},
+	{2, func(w *world, r *rand.Rand) {
+		w.logf("the wall clock jumps")
+		w.clock.now.Wall = w.clock.now.Wall.Add(time.Duration(r.IntN(200)-100) * time.Hour)
+	}},
+	{4, func(w *world, r *rand.Rand) { w.expireBy(w.agent(r)) }},
+	{3, func(w *world, r *rand.Rand) { w.collect(r) }},
+	{4, func(w *world, r *rand.Rand) { w.setPolicy(pickOne(r, w.known), pickOne(r, policies)) }},
+	{3, func(w *world, r *rand.Rand) { w.powerLoss(r) }},
+	{6, func(w *world, r *rand.Rand) { w.killedADD(r, pickOne(r, pods)) }},
+	{3, func(w *world, r *rand.Rand) { w.killedAndForgotten(r, pickOne(r, pods)) }},
+	{3, func(w *world, r *rand.Rand) { w.reclaim(pickOne(r, w.known)) }},
+	{2, func(w *world, r *rand.Rand) { w.release(r) }},
+	{1, func(w *world, r *rand.Rand) { w.uninstall(w.agent(r)) }},
+	{2, func(w *world, r *rand.Rand) { w.configure(r) }},
+	{2, func(w *world, r *rand.Rand) { w.addAgain(pickOne(r, w.known)) }},
+	{3, func(w *world, r *rand.Rand) { w.addBlindly(r) }},
+	{4, func(w *world, r *rand.Rand) { w.hostLocalAdd() }},
+	{4, func(w *world, r *rand.Rand) { w.hostLocalDel(pickOne(r, w.known)) }},
+}
+
+var (
+	pods     = []string{"web-0", "web-1", "web-2", "job", "web"}
+	policies = []*Policy{nil, ordinary, tenMinutes, tenMinutes, tenMinutes, forever, newOne, shared, shared}
+)
+
+// pickOne returns the zero value if there is nothing to pick from.
+func pickOne[T any](r *rand.Rand, from []T) (one T) {
+	if len(from) == 0 {
+		return one
+	}
+	return from[r.IntN(len(from))]
+}
+
 func history(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
-	n := testNetwork("10.1.0.0/28", "")
-	if r.IntN(2) == 0 {
-		n = testNetwork("10.1.0.0/28", "fd00::/64")
-	}
-	n.PromisedShare = []float64{0, 1}[r.IntN(2)]
-	w := newWorld(t, n)
+	w := newWorld(t, pickOne(r, configurations()[:2]))
+	w.net.PromisedShare = float64(r.IntN(2))
 	w.logf("seed %d", seed)
-	var known []Attachment // every attachment there ever was, for late DELs
-	pods := []string{"web-0", "web-1", "web-2", "job", "web"}
-	policies := []*Policy{nil, ordinary, tenMinutes, tenMinutes, tenMinutes, forever, newOne, shared, shared}
+	total := 0
+	for _, d := range deeds {
+		total += d.weight
+	}
 	for range 30 + r.IntN(40) {
-		switch k := r.IntN(100); {
-		case k < 40:
-			pod := pods[r.IntN(len(pods))]
-			att, _, _ := w.add(pod, policies[r.IntN(len(policies))])
-			known = append(known, att)
-		case k < 65 && len(known) > 0:
-			att := known[r.IntN(len(known))]
-			if l := w.live[att]; l != nil && r.IntN(4) > 0 {
-				delete(w.netns, l.netns.Path)
+		k := r.IntN(total)
+		for _, d := range deeds {
+			if k -= d.weight; k < 0 {
+				d.do(w, r)
+				break
 			}
-			for range 1 + r.IntN(2) {
-				w.del(att)
-			}
-		case k < 70 && len(known) > 0: // the runtime loses a sandbox without a DEL
-			if l := w.live[known[r.IntN(len(known))]]; l != nil {
-				w.logf("netns %s is gone", l.netns.Path)
-				delete(w.netns, l.netns.Path)
-			}
-		case k < 78:
-			w.advance(time.Duration(r.IntN(8)) * time.Minute)
-		case k < 80:
-			w.logf("the wall clock jumps")
-			w.clock.now.Wall = w.clock.now.Wall.Add(time.Duration(r.IntN(200)-100) * time.Hour)
-		case k < 84:
-			w.expire()
-		case k < 87:
-			w.collect(r)
-		case k < 90 && len(known) > 0:
-			w.setPolicy(known[r.IntN(len(known))], policies[r.IntN(len(policies))])
-		case k < 93:
-			if r.IntN(2) == 0 {
-				keep := []string{"durable", "all", "torn", "mixed"}[r.IntN(4)]
-				w.logf("power loss keeping %s", keep)
-				if *modelSeed != 0 {
-					t.Log(w.fs.dump())
-				}
-				w.fs.lose(keep, r)
-				if *modelSeed != 0 {
-					t.Log(w.fs.dump())
-				}
-			}
-			w.boot(time.Duration(r.IntN(5)) * time.Minute)
-			w.prepare() // as the agent does when it starts; until then the wall clock counts
-		default:
-			w.killedADD(r, pods[r.IntN(len(pods))])
 		}
 		w.check()
+		w.explained()
 	}
 	w.settle()
 }
 
-func (w *world) expire() {
-	expired, _, err := w.ledger().Expire()
+// addSomewhere ADDs a pod, or one more interface to a pod that runs. Of the interfaces one's name begins with
+// another's.
+func (w *world) addSomewhere(r *rand.Rand) {
+	policy := pickOne(r, policies)
+	if r.IntN(4) == 0 {
+		if att, l := w.another(r); l != nil {
+			w.addAs(att, l.netns, l.pod.Name, policy)
+			w.known = append(w.known, att)
+			return
+		}
+	}
+	att, _, _ := w.add(pickOne(r, pods), policy)
+	w.known = append(w.known, att)
+}
+
+// another is one more interface of a container that runs, nil if there is none.
+func (w *world) another(r *rand.Rand) (Attachment, *liveAttachment) {
+	att := pickOne(r, w.known)
+	l := w.live[att]
+	if l == nil || !w.alive(l.netns) {
+		return att, nil
+	}
+	att.IfName = pickOne(r, interfaces)
+	if slices.Contains(w.known, att) {
+		return att, nil
+	}
+	return att, l
+}
+
+var interfaces = []string{"eth0", "net1", "net10"}
+
+// stopSome is a DEL, or several: of a pod that runs, or a late one.
+func (w *world) stopSome(r *rand.Rand) {
+	att := pickOne(r, w.known)
+	if att.ContainerID == "" {
+		return
+	}
+	if l := w.live[att]; l != nil && r.IntN(4) > 0 {
+		delete(w.netns, l.netns.Path)
+	}
+	for range 1 + r.IntN(2) {
+		w.del(att)
+	}
+}
+
+func (w *world) powerLoss(r *rand.Rand) {
+	if r.IntN(2) == 0 {
+		keep := []string{"durable", "all", "torn", "mixed"}[r.IntN(4)]
+		w.logf("power loss keeping %s", keep)
+		if *modelSeed != 0 {
+			w.t.Log(w.fs.dump())
+		}
+		w.fs.lose(keep, r)
+		if *modelSeed != 0 {
+			w.t.Log(w.fs.dump())
+		}
+	}
+	w.boot(time.Duration(r.IntN(5)) * time.Minute)
+	raw := w.raw
+	w.prepare() // as the agent does when it starts; until then the wall clock counts
+	if raw {    // without a marker a file that says nothing may be of this boot
+		w.dropUnreadable()
+	}
+}
+
+// dropUnreadable is an agent that has proved that nothing uses the addresses whose files say nothing.
+func (w *world) dropUnreadable() {
+	w.t.Helper()
+	addrs, err := w.ledger().List()
+	if err != nil {
+		w.failf("List: %v", err)
+	}
+	for _, a := range addrs {
+		if a.State != StateUnreadable {
+			continue
+		}
+		if err := w.ledger().Drop(a.Addr); err != nil {
+			w.failf("Drop: %v", err)
+		}
+	}
+}
+
+// agent returns the namespaces as an agent sees them: all, none, or none that it can tell anything of.
+func (w *world) agent(r *rand.Rand) NetnsProber {
+	switch r.IntN(4) {
+	case 0:
+		w.logf("the next one sees no namespace")
+		return fakeNetns{}
+	case 1:
+		w.logf("the next one cannot tell namespaces")
+		return sightless{}
+	}
+	return w.netns
+}
+
+type sightless struct{}
+
+func (sightless) Identify(string) (Netns, bool, error) {
+	return Netns{}, false, errors.New("cannot tell")
+}
+
+func (w *world) expire() { w.expireBy(w.netns) }
+
+func (w *world) expireBy(sees NetnsProber) {
+	expired, _, err := w.ledgerOf(sees).Expire()
+	w.raw = false
 	w.logf("expire -> %v %v", expired, err)
 	if err != nil {
 		w.failf("Expire: %v", err)
@@ -146,10 +259,11 @@ func (w *world) setPolicy(att Attachment, p *Policy) {
 		return
 	}
 	r, err := w.ledger().SetPolicy(att, l.pod, *p, l.netns)
-	w.logf("SetPolicy %s %s -> %v %v", att, describe(p), r, err)
+	w.logf("SetPolicy %s %s -> %v %v", att, described{p}, r, err)
 	if err != nil {
 		w.failf("SetPolicy: %v", err)
 	}
+	l.foreign, l.vague = false, false
 	l.policy = p
 	if l.key != nil {
 		if held := w.promises[*l.key]; held != nil && held.holder != nil && *held.holder == att {
@@ -168,6 +282,19 @@ func (w *world) setPolicy(att Attachment, p *Policy) {
 	}
 }
 
+// forget takes a promise for one that the ledger may still keep.
+func (w *world) forget(key Key) {
+	if p := w.promises[key]; p != nil {
+		w.maybe[key] = p.policy
+		delete(w.promises, key)
+	}
+	for _, l := range w.live {
+		if l.key != nil && *l.key == key {
+			l.key = nil
+		}
+	}
+}
+
 // killedADD is an ADD that is killed somewhere; half the time the runtime sends its DEL.
 func (w *world) killedADD(r *rand.Rand, pod string) {
 	att, ns := w.newContainer(), w.newNetns()
@@ -176,6 +303,10 @@ func (w *world) killedADD(r *rand.Rand, pod string) {
 	if p := w.promises[NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)]; p != nil &&
 		!p.policy.AllocateNew {
 		policy = p.policy
+	}
+	if key := NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName); w.promises[key] != nil &&
+		!w.inRanges(w.promises[key].addrs) {
+		w.forget(key) // the kill may come before or after other addresses have taken the place of these
 	}
 	hit := w.killAt(at, func() { w.addAs(att, ns, pod, &policy) })
 	// It may have taken the place of a dead predecessor; with its DEL the clock runs.

@@ -1,0 +1,276 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// What the world beside the plugin does to a network, for the random histories: each deed with what it may change.
+
+// configurations are what an administrator may write: another family, a part of the range, another range.
+func configurations() []*Network {
+	return []*Network{
+		testNetwork("10.1.0.0/28", ""),
+		testNetwork("10.1.0.0/28", "fd00::/64"),
+		testNetwork("10.1.0.0/29", ""),
+		testNetwork("10.2.0.0/28", ""),
+		testNetwork("10.2.0.0/28", "fd00::/64"),
+	}
+}
+
+// configure changes the network under running pods. What they were promised stays theirs: while it is outside the
+// ranges it is not given back, and to nobody else.
+func (w *world) configure(r *rand.Rand) {
+	share := w.net.PromisedShare
+	switch r.IntN(3) {
+	case 0:
+		share = []float64{0, 0.2, 1}[r.IntN(3)]
+	default:
+		w.net = pickOne(r, configurations())
+	}
+	w.net.PromisedShare = share
+	w.logf("configured: %v, share %v", w.net.Ranges, share)
+}
+
+// addAgain is a second ADD of an attachment that has addresses: an error that changes nothing.
+func (w *world) addAgain(att Attachment) {
+	l := w.live[att]
+	if l == nil || !w.alive(l.netns) {
+		return
+	}
+	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: l.pod, Netns: l.netns, Policy: l.policy})
+	w.logf("ADD %s again -> %v %v", att, addrsOf(r), err)
+	if !errors.Is(err, ErrDuplicate) {
+		w.failf("a second ADD of %s gave %v, %v", att, addrsOf(r), err)
+	}
+}
+
+// addBlindly is an ADD of a runtime whose plugin sees no network namespace, not even the pod's own. It may wait in vain
+// for a predecessor that is gone. (One that sees its own pod's and no other's cannot be told from one that sees all.)
+func (w *world) addBlindly(r *rand.Rand) {
+	att, ns := w.newContainer(), w.newNetns()
+	w.known = append(w.known, att)
+	var sees NetnsProber = fakeNetns{}
+	if r.IntN(2) == 0 {
+		sees = sightless{}
+	}
+	pod, policy := Pod{Namespace: "default", Name: pickOne(r, pods)}, pickOne(r, policies)
+	res, err := w.ledgerOf(sees).Add(AddRequest{Attachment: att, Pod: pod, Netns: Netns{Path: ns.Path}, Policy: policy})
+	w.logf("blind ADD %s %s %s -> %v %v", att, pod, described{policy}, addrsOf(res), err)
+	if errors.Is(err, ErrInUse) && w.predecessor(att, pod, func(*liveAttachment) bool { return true }) {
+		return
+	}
+	w.acknowledge(att, ns, pod, policy, res, err)
+}
+
+// release ends a promise on purpose. Its address stays the running pod's until the DEL.
+func (w *world) release(r *rand.Rand) {
+	keys := slices.SortedFunc(maps.Keys(w.promises), func(a, b Key) int { return strings.Compare(a.String(), b.String()) })
+	if len(keys) == 0 {
+		return
+	}
+	key := pickOne(r, keys)
+	p := w.promises[key]
+	err := w.ledgerOf(w.agent(r)).Release(key)
+	w.logf("release %s -> %v", key, err)
+	if err != nil && !(errors.Is(err, ErrUnknownClaim) && (w.expired(p) || p.loose)) {
+		w.failf("Release: %v", err)
+	}
+	delete(w.promises, key)
+	delete(w.maybe, key)
+	if p.holder != nil {
+		l := w.live[*p.holder]
+		l.key, l.policy = nil, ordinary // decided, or the agent would promise it again
+	}
+}
+
+// uninstall leaves the network to host-local: every promise ends, and no running pod loses its address. Stayput's next
+// command installs it again.
+func (w *world) uninstall(sees NetnsProber) {
+	freed, err := w.ledgerOf(sees).Uninstall()
+	w.logf("uninstall -> %+v %v", freed, err)
+	if err != nil {
+		w.failf("Uninstall: %v", err)
+	}
+	clear(w.promises)
+	clear(w.maybe)
+	for att, l := range w.live {
+		l.key, l.foreign, l.vague = nil, true, true
+		for _, a := range l.addrs {
+			if s, err := w.ledger().slot(a); w.alive(l.netns) && (err != nil || !s.boundTo(att)) {
+				w.failf("I1: uninstall took %s from %s: %+v, %v", a, att, s, err)
+			}
+		}
+	}
+	w.raw = true
+}
+
+// reclaim is an agent that has proved on the whole machine that an attachment is over.
+func (w *world) reclaim(att Attachment) {
+	l := w.live[att]
+	if l == nil {
+		l = w.limbo[att]
+	}
+	if l == nil || w.alive(l.netns) {
+		return
+	}
+	r, err := w.ledger().Reclaim(att)
+	w.logf("reclaim %s -> %v %v", att, addrsOf(r), err)
+	if err != nil {
+		w.failf("Reclaim: %v", err)
+	}
+	w.ended(att)
+}
+
+// killedAndForgotten is an ADD that is killed somewhere and whose DEL, if ever, comes late.
+func (w *world) killedAndForgotten(r *rand.Rand, pod string) {
+	att, ns := w.newContainer(), Netns{}
+	if other, l := w.another(r); l != nil && r.IntN(2) == 0 {
+		att, ns, pod = other, l.netns, l.pod.Name
+	} else {
+		ns = w.newNetns()
+	}
+	p := Pod{Namespace: "default", Name: pod}
+	policy := pickOne(r, []*Policy{ordinary, tenMinutes})
+	key := NewKey(w.net.Name, p, *policy, att.IfName)
+	// What a killed restore does to a promise is killedADD's business.
+	if w.promises[key] != nil || w.predecessor(att, p, func(*liveAttachment) bool { return true }) {
+		return
+	}
+	if _, maybe := w.maybe[key]; maybe {
+		return
+	}
+	at := r.IntN(25)
+	w.known = append(w.known, att)
+	hit := w.killAt(at, func() { w.addAs(att, ns, pod, policy) })
+	w.logf("ADD %s %s killed at operation %d: %t", att, pod, at, hit)
+	if !hit {
+		return
+	}
+	w.limbo[att] = &liveAttachment{pod: p, policy: policy, netns: ns}
+	w.maybe[key] = *policy
+	if r.IntN(2) == 0 {
+		delete(w.netns, ns.Path)
+	}
+}
+
+// hostLocalAdd is an ADD of host-local's beside stayput (plugins/ipam/host-local/backend/allocator/allocator.go).
+func (w *world) hostLocalAdd() {
+	if w.raw {
+		return // what was wiped is not there for it either; stayput's next command writes it again
+	}
+	att, ns := w.newContainer(), w.newNetns()
+	w.known = append(w.known, att)
+	var addrs []netip.Addr
+	err := w.hostLocal(func(dir string) error {
+		for i, set := range w.net.Ranges {
+			got, err := w.hostLocalReserve(dir, i, set, att)
+			if err != nil {
+				return err
+			}
+			addrs = append(addrs, got)
+		}
+		return nil
+	})
+	if errors.Is(err, ErrFull) {
+		err = w.hostLocalRelease(att)
+		addrs = nil
+	}
+	w.logf("host-local ADD %s -> %v %v", att, addrs, err)
+	if err != nil {
+		w.failf("host-local: %v", err)
+	}
+	if addrs == nil {
+		return
+	}
+	w.acknowledge(att, ns, Pod{}, ordinary, &Result{Addrs: addrs}, nil)
+	l := w.live[att]
+	l.policy, l.foreign, l.vague = nil, true, true
+	l.pod = Pod{Namespace: "default", Name: "web-0"}
+}
+
+func (w *world) hostLocalReserve(dir string, i int, set RangeSet, att Attachment) (got netip.Addr, err error) {
+	lastPath := filepath.Join(dir, fmt.Sprintf("%s%d", lastPrefix, i))
+	var last netip.Addr
+	if b, err := w.fs.ReadFile(lastPath); err == nil {
+		last, _ = netip.ParseAddr(string(b))
+	}
+	set.walk(last, func(a netip.Addr) bool {
+		if _, err := w.fs.Mode(filepath.Join(dir, a.String())); errors.Is(err, fs.ErrNotExist) {
+			got = a
+		}
+		return !got.IsValid()
+	})
+	if !got.IsValid() {
+		return got, ErrFull
+	}
+	if err := w.fs.WriteFile(filepath.Join(dir, got.String()), encodeBound(att), modeHostLocal); err != nil {
+		return got, err
+	}
+	return got, w.fs.WriteFile(lastPath, []byte(got.String()), modeHostLocal)
+}
+
+// hostLocalDel is a DEL that host-local carries out, also of what stayput has bound: a promise behind that is nobody's
+// business any more, since anybody may have the address from now on.
+func (w *world) hostLocalDel(att Attachment) {
+	if w.raw || att.ContainerID == "" {
+		return
+	}
+	err := w.hostLocalRelease(att)
+	w.logf("host-local DEL %s -> %v", att, err)
+	if err != nil {
+		w.failf("host-local: %v", err)
+	}
+	delete(w.limbo, att)
+	if l := w.live[att]; l != nil {
+		delete(w.live, att)
+		if l.key != nil && w.promises[*l.key] != nil {
+			w.freed[*l.key] = true
+			w.forget(*l.key)
+			// The agent starts with a sweep when the network is stayput's again. Without that a claim is left on an address that
+			// another one may get, and after a power loss either may have it.
+			w.expire()
+		}
+	}
+}
+
+func (w *world) hostLocalRelease(att Attachment) error {
+	return w.hostLocal(func(dir string) error {
+		names, err := w.fs.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			b, err := w.fs.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				return err
+			}
+			if strings.TrimSpace(string(b)) == att.ContainerID+"\r\n"+att.IfName {
+				if err := w.fs.Remove(filepath.Join(dir, name)); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func (w *world) hostLocal(f func(dir string) error) error {
+	dir := filepath.Join(w.net.DataDir, w.net.Name)
+	if err := MkdirAll(w.fs, dir); err != nil {
+		return err
+	}
+	unlock, err := w.fs.Lock(filepath.Join(dir, lockFile))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return f(dir)
+}
