@@ -80,6 +80,9 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 			return freed, err
 		}
 	}
+	if err := l.fs.SyncDir(l.dir); err != nil { // a retained record is a promise of its own
+		return freed, err
+	}
 	for _, dir := range []string{claimsDir, indexDir, setsDir, oldMarks} {
 		if err := RemoveAll(l.fs, s.inState(dir)); err != nil {
 			return freed, err

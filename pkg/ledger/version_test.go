@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io/fs"
+	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -312,5 +313,21 @@ func TestUninstallFreesWhatWasPromisedToThePodsOfAnEarlierBoot(t *testing.T) {
 	must.Do(t, err)
 	if !slices.Equal(freed.Addrs, addrs) || freed.InUse != nil {
 		t.Errorf("%+v", freed)
+	}
+}
+
+func TestAPowerLossAfterAnUninstallBringsNoPromiseBack(t *testing.T) {
+	for seed := range uint64(20) {
+		w := newWorld(t, testNetwork("10.0.0.0/28", "fd00::/64"))
+		stopped(w, "home", forever)
+		w.boot(time.Minute)
+		w.prepare() // which writes the record durably
+		_, err := w.ledger().Uninstall()
+		must.Do(t, err)
+		w.fs.lose("mixed", rand.New(rand.NewPCG(seed, 0)))
+		w.boot(time.Minute)
+		if addrs, err := w.ledger().List(); err != nil || len(addrs) > 0 {
+			w.failf("%+v, %v", addrs, err)
+		}
 	}
 }
