@@ -11,7 +11,7 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo conformance bench bench-cluster fuzz fuzz-model clean
+.PHONY: all build image manifests test lab vet demo chaos conformance bench bench-cluster fuzz fuzz-model clean
 
 all: build
 
@@ -50,6 +50,13 @@ test: vet lab ## all tests: unit, crash, stories, real containerd
 demo: ## stateful pods on Kubernetes without and with stayput; KEEP=1 leaves the cluster up until Ctrl-C
 	$(GO) build -o bin/demo ./test/demo
 	bin/demo $(if $(KEEP),--keep)
+
+# Built first for the same reason.
+FOR  ?= 30m
+SEED ?= 0
+chaos: ## random faults on a real Kubernetes while every promise is watched, for FOR=30m; SEED=N repeats a run
+	$(GO) build -o bin/chaos ./test/chaos
+	bin/chaos -for=$(FOR) -seed=$(SEED)
 
 conformance: ## upstream tests of StatefulSets, pod networking and sandboxes: 10 min, 5 more the first time
 	$(GO) run ./test/lab/cmd/labbuild conformance

@@ -222,9 +222,14 @@ func (n *Node) KillPause(ctx context.Context, pod Pod) error {
 // Addresses returns the addresses configured in a network namespace of the node, by interface, except loopback and
 // link-local ones.
 func (n *Node) Addresses(netNS string) (map[string][]netip.Prefix, error) {
-	ns, err := netns.GetFromPath(n.Path(netNS))
+	return AddressesIn(n.Path(netNS))
+}
+
+// AddressesIn is [Node.Addresses] for a namespace by its path on this machine.
+func AddressesIn(path string) (map[string][]netip.Prefix, error) {
+	ns, err := netns.GetFromPath(path)
 	if err != nil {
-		return nil, fmt.Errorf("opening %s: %w", netNS, err)
+		return nil, fmt.Errorf("opening %s: %w", path, err)
 	}
 	defer ns.Close()
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+// part is what can be down of a machine.
+type part string
+
+const (
+	power      part = "power"
+	containerd part = "containerd"
+	kubelet    part = "kubelet"
+)
+
+// machine is a node of which several faults at once want something down: it is up again once none does.
+type machine struct {
+	*lab.ClusterNode
+	weather *weather
+
+	mu   sync.Mutex // held while something is started or stopped
+	down map[part]int
+}
+
+// healing bounds the start of a program on a busy machine.
+const healing = 5 * time.Minute
+
+// take takes something down by kill, unless it is down already, and returns how to have it up again. what says how it
+// went down.
+func (m *machine) take(p part, what string, kill func() error) (heal func(context.Context) error, err error) {
+	ends := m.weather.begins(m.Name, what)
+	agentEnds := m.weather.begins(agentOf(m.Name), what)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.down[p]++
+	if m.runsLocked(p) {
+		err = kill()
+	}
+	return func(ctx context.Context) error {
+		defer ends()
+		defer m.weather.strikes(agentOf(m.Name), what, lately) // it begins anew
+		defer agentEnds()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.down[p]--
+		return m.settleLocked(ctx)
+	}, err
+}
+
+func (m *machine) runsLocked(p part) bool {
+	switch {
+	case m.Pid() == 0:
+		return false
+	case p == containerd:
+		return m.Containerd() != nil
+	case p == kubelet:
+		return m.Kubelet.Process() != nil
+	}
+	return true
+}
+
+// settleLocked starts what is down though no fault wants it to be, and the other way round.
+func (m *machine) settleLocked(ctx context.Context) error {
+	if m.down[power] > 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, healing)
+	defer cancel()
+	if m.Pid() == 0 {
+		// Starts containerd and kubelet as well.
+		if err := m.Boot(ctx); err != nil {
+			return fmt.Errorf("booting %s: %w", m.Name, err)
+		}
+	}
+	for _, s := range []struct {
+		part  part
+		start func(context.Context) error
+		kill  func() error
+	}{
+		{containerd, m.StartContainerd, m.KillContainerd},
+		{kubelet, m.Kubelet.Start, m.Kubelet.Kill},
+	} {
+		switch runs := m.runsLocked(s.part); {
+		case m.down[s.part] > 0 && runs:
+			if err := s.kill(); err != nil {
+				return fmt.Errorf("killing %s on %s: %w", s.part, m.Name, err)
+			}
+		case m.down[s.part] == 0 && !runs:
+			if err := s.start(ctx); err != nil {
+				return fmt.Errorf("starting %s on %s: %w", s.part, m.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// restartKubelet starts kubelet anew, which registers its node again, unless it is down anyway.
+func (m *machine) restartKubelet(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.runsLocked(kubelet) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, healing)
+	defer cancel()
+	return m.Kubelet.Restart(ctx)
+}
+
+// up reports whether containers of the machine can be reached.
+func (m *machine) up() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.runsLocked(power) && m.runsLocked(containerd)
+}

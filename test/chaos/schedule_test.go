@@ -1,0 +1,42 @@
+package main
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestASeedAlwaysGivesTheSameFaults(t *testing.T) {
+	for round := range 3 {
+		steps := drawRound(7, round, 3, 8)
+		if !slices.Equal(steps, drawRound(7, round, 3, 8)) {
+			t.Errorf("round %d differs from itself", round)
+		}
+		if slices.Equal(steps, drawRound(8, round, 3, 8)) || slices.Equal(steps, drawRound(7, round+1, 3, 8)) {
+			t.Errorf("round %d is the same with another seed, or as the next one", round)
+		}
+	}
+}
+
+func TestEveryFaultHappensAloneAndCombined(t *testing.T) {
+	seen, joined := map[kind]int{}, map[kind]int{}
+	for round := range 100 {
+		steps := drawRound(1, round, 3, 8)
+		if len(steps) == 0 {
+			t.Errorf("round %d is empty", round)
+		}
+		for i, s := range steps {
+			if s.node >= 3 || s.set >= 8 || s.after > longestPause {
+				t.Errorf("out of bounds: %+v", s)
+			}
+			seen[s.kind]++
+			if i > 0 && s.after < steps[i-1].lasts {
+				joined[s.kind]++
+			}
+		}
+	}
+	for _, f := range faults {
+		if seen[f.kind] == 0 || joined[f.kind] == 0 || joined[f.kind] == seen[f.kind] {
+			t.Errorf("%s: %d times, %d of them while the fault before lasts", f.kind, seen[f.kind], joined[f.kind])
+		}
+	}
+}
