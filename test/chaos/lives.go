@@ -34,7 +34,7 @@ type life struct {
 
 	before    []*life  // of the same name, the newest last
 	records   []string // the nodes that the PersistentPodState had at its creation and when it got a node
-	published bool   // the RetainedIP of the place it is due at was there when it got a node
+	published bool     // the RetainedIP of the place it is due at was there when it got a node
 	gatedFor  time.Duration
 	waitsFor  time.Duration // gated although its home could take it
 }
@@ -50,8 +50,8 @@ func (l *life) String() string {
 	return s
 }
 
-// lives follows the pods, and judges them by what docs/guarantees.md promises: it is the observer of the API. Its methods may
-// be called concurrently.
+// lives follows the pods, and judges them by what docs/guarantees.md promises: it is the observer of the API. Its
+// methods may be called concurrently.
 type lives struct {
 	report  *report
 	weather *weather
@@ -329,7 +329,8 @@ func (l *lives) changedLocked(is *life, was netip.Addr, now time.Time) {
 		l.report.count(tableExcused, "the promise was over")
 		return
 	}
-	l.report.violation(fmt.Sprint("address of ", is.uid, was), "%s had %s, and started again with another address", is, was)
+	l.report.violation(fmt.Sprint("address of ", is.uid, was), "%s had %s, and started again with another address",
+		is, was)
 }
 
 // patience is how long a pod may be gated after its time is over, or while its home can take it, in a cluster with API
@@ -357,7 +358,8 @@ func (l *lives) gateLocked(is *life, passed time.Duration, now time.Time) {
 	}
 	wait := is.set.homeWait()
 	if wait != forever && is.gatedFor > wait+patience || is.waitsFor > patience {
-		l.report.violation("gate of "+is.uid, "%s has been gated for %s with a controller at work, %s of it with all nodes up",
+		l.report.violation("gate of "+is.uid,
+			"%s has been gated for %s with a controller at work, %s of it with all nodes up",
 			is, is.gatedFor.Round(time.Second), is.waitsFor.Round(time.Second))
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/lab"
 )
 
 const (
@@ -212,10 +213,13 @@ func (s *session) musterShared(ctx context.Context, set *workload) error {
 	if err := s.breaker.setScale(ctx, set, 0); err != nil {
 		return err
 	}
-	for len(s.lives.pods(set)) > 0 || !s.allRetained(set) {
-		if !sleep(ctx, time.Second) {
-			return ctx.Err()
-		}
+	waiting, cancel := context.WithTimeout(ctx, resting)
+	defer cancel()
+	err := lab.Until(waiting, "the addresses of "+set.name+" to be retained", func() (bool, error) {
+		return s.allRetained(waiting, set)
+	})
+	if err != nil {
+		return err
 	}
 	kept := s.keptFor(set)
 	if err := s.breaker.setScale(ctx, set, set.replicas); err != nil {
@@ -235,14 +239,23 @@ func (s *session) musterShared(ctx context.Context, set *workload) error {
 	return nil
 }
 
-// allRetained reports whether no address of a shared identity is bound.
-func (s *session) allRetained(set *workload) bool {
+// allRetained reports whether a shared identity has no bound address, and all RetainedIPs say so.
+func (s *session) allRetained(ctx context.Context, set *workload) (bool, error) {
 	for _, state := range s.keptFor(set) {
 		if state != ledger.StateRetained {
-			return false
+			return false, nil
 		}
 	}
-	return true
+	var objects v1alpha1.RetainedIPList
+	if err := s.client.List(ctx, &objects, client.InNamespace(namespace)); err != nil {
+		return false, err
+	}
+	for _, r := range objects.Items {
+		if r.Spec.Identity == set.identity && r.Status.Phase != v1alpha1.PhaseRetained {
+			return false, nil
+		}
+	}
+	return len(s.lives.pods(set)) == 0, nil
 }
 
 // keptFor returns the addresses of a shared identity on all nodes.

@@ -49,7 +49,10 @@ var sets = []*workload{
 	{name: "brief", replicas: 2, retain: "30s", scaledDown: true, wait: 10 * time.Second},
 	{name: "owned", replicas: 4, retain: v1alpha1.RetentionWhileOwned, scaledDown: true},
 	{name: "wanted", replicas: 3, retain: v1alpha1.RetentionWhileOwned},
-	{name: "front", replicas: 3, retain: v1alpha1.RetentionWhileOwned, identity: "front", deployment: true, scaledDown: true},
+	{
+		name: "front", deployment: true, replicas: 3,
+		retain: v1alpha1.RetentionWhileOwned, identity: "front", scaledDown: true,
+	},
 	{name: "recorded", replicas: 3, recorded: true},
 	{name: "plain", replicas: 6, deployment: true},
 }
