@@ -3,10 +3,13 @@ package retainedip
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -17,6 +20,7 @@ import (
 type nodeOwner struct {
 	client *rest.RESTClient
 	node   string
+	log    *slog.Logger
 
 	mu    sync.Mutex
 	uid   types.UID
@@ -24,6 +28,9 @@ type nodeOwner struct {
 	err   error
 	stale bool
 }
+
+// errNoNode: the Node was deleted, or kubelet has not made it yet. It is logged once, not for every object.
+var errNoNode = errors.New("the object that would own the RetainedIPs does not exist")
 
 // ownerPause is between two questions for a Node that is not there.
 const ownerPause = 3 * time.Second
@@ -47,14 +54,23 @@ func (n *nodeOwner) get(ctx context.Context) (types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var meta metav1.PartialObjectMetadata
-	b, err := n.client.Get().AbsPath("/api/v1/nodes", n.node).
-		SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx).Raw()
-	if err == nil {
+	answer := n.client.Get().AbsPath("/api/v1/nodes", n.node).
+		SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx)
+	err := answer.Error() // unlike Raw's, what the API server says
+	if b, _ := answer.Raw(); err == nil {
 		err = json.Unmarshal(b, &meta)
 	}
+	was := n.err
 	n.asked, n.err = time.Now(), nil
-	if err != nil {
+	switch {
+	case apierrors.IsNotFound(err):
+		if n.err = fmt.Errorf("%w: Node %s", errNoNode, n.node); !errors.Is(was, errNoNode) {
+			n.log.Warn("Publishing nothing, retrying", "err", n.err)
+		}
+	case err != nil:
 		n.err = fmt.Errorf("Node %s, the owner of its RetainedIPs: %w", n.node, err)
+	}
+	if n.err != nil {
 		return "", n.err
 	}
 	n.uid, n.stale = meta.UID, false

@@ -124,7 +124,7 @@ func New(o Options) (*Publisher, error) {
 		homeless: map[Name]time.Time{}, failing: map[Name]error{}, pace: map[Name]*rate.Limiter{},
 		backoff: watchBackoff, trouble: "not connected yet",
 	}
-	p.owner = nodeOwner{client: client, node: o.Node}
+	p.owner = nodeOwner{client: client, node: o.Node, log: o.Log}
 	p.events = newEventSink(client, o.Node, p.metrics, o.Log, p.uidOf)
 	return p, nil
 }
@@ -247,7 +247,7 @@ func (p *Publisher) work(ctx context.Context) bool {
 		p.queue.Forget(key)
 		return true
 	}
-	if ctx.Err() == nil && !inNoNamespace(err) && (was == nil || was.Error() != err.Error()) {
+	if ctx.Err() == nil && !inNoNamespace(err) && !errors.Is(err, errNoNode) && (was == nil || was.Error() != err.Error()) {
 		p.log.Warn("Cannot update RetainedIP, retrying", "object", key.String(), "err", err)
 	}
 	p.queue.AddRateLimited(key)

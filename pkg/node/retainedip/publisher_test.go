@@ -34,9 +34,13 @@ type publishing struct {
 	claims []Claim
 }
 
-func inCluster(t *testing.T, c *nodetest.Cluster) *publishing {
+func inCluster(t *testing.T, c *nodetest.Cluster, change ...func(*Options)) *publishing {
 	t.Helper()
-	p, err := New(options(t, c.URL))
+	o := options(t, c.URL)
+	for _, change := range change {
+		change(&o)
+	}
+	p, err := New(o)
 	must.Do(t, err)
 	p.backoff.Cap = time.Second // what counts is that it tries again
 	ctx, cancel := context.WithCancel(context.Background())
@@ -211,13 +215,41 @@ func TestANamespaceThatIsGoneEndsWhatItsWorkloadsOwned(t *testing.T) {
 	}
 }
 
+// lines are those of a log.
+type lines struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (l *lines) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, string(line))
+	return len(line), nil
+}
+
+// with returns the lines with a text.
+func (l *lines) with(text string) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(l.all), func(line string) bool { return !strings.Contains(line, text) })
+}
+
 func TestObjectsWaitForTheirNode(t *testing.T) {
 	c := nodetest.StartCluster(t)
 	c.Node = ""
-	p := inCluster(t, c)
+	var log lines
+	p := inCluster(t, c, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	p.bind("web-0")
+	p.bind("web-1")
 	must.Eventually(t, "asked for the Node", func() bool { return c.Count("GET /api/v1/nodes/n1") > 0 })
-	must.Eventually(t, "said so", func() bool { return strings.Contains(p.Trouble(), "Node n1") })
+	must.Eventually(t, "said so", func() bool { return strings.Contains(p.Trouble(), "does not exist: Node n1") })
+	for _, pod := range []string{"web-0", "web-1"} {
+		must.Eventually(t, pod+" tried again", func() bool { return p.queue.NumRequeues(Name{"default", pod + ".n1"}) >= 2 })
+	}
+	if said := log.with("Node"); len(said) != 1 {
+		t.Errorf("the log says %q", said)
+	}
 	if n := c.Count("PATCH"); n != 0 {
 		t.Errorf("%d writes", n)
 	}
