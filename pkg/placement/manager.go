@@ -67,12 +67,13 @@ type Options struct {
 	Log           logr.Logger
 }
 
-// The lease is short because gated pods wait for the leader. A leader that ends on a signal releases it, so this
-// matters for killed ones only.
+// The lease is as long as those of Kubernetes' own controllers: an API server that is slow for a few seconds must not
+// end the leader, which has read the whole cluster. A leader that ends on a signal releases the lease, so gated pods
+// wait this long for the next one only if it was killed.
 const (
-	leaseDuration = 5 * time.Second
-	renewDeadline = 4 * time.Second
-	retryPeriod   = time.Second
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	retryPeriod   = 2 * time.Second
 )
 
 // Run runs the controller until ctx ends. It returns an error if it cannot start or has lost its lease: then another
