@@ -83,7 +83,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 	// The API server's priority and fairness limits us; a limit of our own would only delay gated pods.
 	config.QPS, config.Burst = -1, -1
 	lease, renew, retry := leaseDuration, renewDeadline, retryPeriod
-	mgr, err := ctrl.NewManager(config, ctrl.Options{
+	options := ctrl.Options{
 		Scheme:                        Scheme,
 		Logger:                        o.Log,
 		Metrics:                       server.Options{BindAddress: o.MetricsAddress},
@@ -104,14 +104,41 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 				&appsv1.StatefulSet{}: {Transform: stripStatefulSet},
 			},
 		},
-	})
-	if err != nil {
+	}
+	var mgr ctrl.Manager
+	if err := persist(ctx, o.Log, time.Second, func() (err error) {
+		mgr, err = ctrl.NewManager(config, options)
+		return err
+	}); err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
 	if err := addTo(ctx, mgr, o); err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
 	return mgr.Start(ctx)
+}
+
+// persist calls f, which asks the API server, again and again until it succeeds or ctx ends. An outage is logged once a
+// minute, not as often as that.
+func persist(ctx context.Context, log logr.Logger, every time.Duration, f func() error) error {
+	var logged time.Time
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		if time.Since(logged) > time.Minute {
+			logged = time.Now()
+			log.Error(err, "Cannot ask the API server what it serves, retrying", "every", every)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(every):
+		}
+		if ctx.Err() != nil {
+			return err
+		}
+	}
 }
 
 // addTo registers all loops with a manager.
