@@ -99,9 +99,10 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 			Scheme:           cacheScheme,
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
-				&cluster.Pod{}:        {Transform: asItIs},
-				&corev1.Node{}:        {Transform: stripNode},
-				&appsv1.StatefulSet{}: {Transform: stripStatefulSet},
+				&cluster.Pod{}:                {Transform: asItIs},
+				&corev1.Node{}:                {Transform: stripNode},
+				&appsv1.StatefulSet{}:         {Transform: stripStatefulSet},
+				&stayputv1alpha1.RetainedIP{}: {Transform: retainedIPStripper()},
 			},
 		},
 	}
@@ -144,7 +145,7 @@ func persist(ctx context.Context, log logr.Logger, every time.Duration, f func()
 // addTo registers all loops with a manager.
 func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	// 1. Indexes, so that no event costs more because there are more objects.
-	if err := errors.Join(indexRetainedIPs(ctx, mgr.GetFieldIndexer()),
+	if err := errors.Join(indexRetainedIPs(ctx, cluster.Indexes(mgr.GetCache())),
 		cluster.IndexNodes(ctx, mgr.GetFieldIndexer())); err != nil {
 		return err
 	}

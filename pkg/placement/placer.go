@@ -192,9 +192,11 @@ func (p *placer) findAddress(ctx context.Context, s *home.Situation) error {
 		client.UnsafeDisableDeepCopy); err != nil {
 		return err
 	}
-	kept := make([]*stayputv1alpha1.RetainedIP, len(list.Items))
+	var kept []*stayputv1alpha1.RetainedIP
 	for i := range list.Items {
-		kept[i] = &list.Items[i]
+		if r := &list.Items[i]; r.Spec.Identity == identity { // a pod of that name may have shared some
+			kept = append(kept, r)
+		}
 	}
 	if identity != "" {
 		assigned, full := p.memory.assign(s.Pod, kept, s.Now)

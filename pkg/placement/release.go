@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -31,28 +30,21 @@ import (
 
 // Indexes of the cached RetainedIPs.
 const (
-	retainedByPod      = "stayput.io/pod" // without a shared identity
-	retainedByName     = "spec.podName"
+	retainedByPod      = "spec.podName"
 	retainedByIdentity = "spec.identity"
-	retainedByWorkload = "spec.workload.uid"
+	retainedByWorkload = "spec.workload" // workloadKey
 )
 
 func indexRetainedIPs(ctx context.Context, indexer client.FieldIndexer) error {
 	var errs []error
 	for field, value := range map[string]func(*stayputv1alpha1.RetainedIP) string{
-		retainedByPod: func(r *stayputv1alpha1.RetainedIP) string {
-			if r.Spec.Identity != "" {
-				return ""
-			}
-			return r.Spec.PodName
-		},
-		retainedByName:     func(r *stayputv1alpha1.RetainedIP) string { return r.Spec.PodName },
+		retainedByPod:      func(r *stayputv1alpha1.RetainedIP) string { return r.Spec.PodName },
 		retainedByIdentity: func(r *stayputv1alpha1.RetainedIP) string { return r.Spec.Identity },
 		retainedByWorkload: func(r *stayputv1alpha1.RetainedIP) string {
 			if r.Spec.Workload == nil {
 				return ""
 			}
-			return r.Spec.Workload.UID
+			return workloadKey(workloadOf(r))
 		},
 	} {
 		errs = append(errs, indexer.IndexField(ctx, &stayputv1alpha1.RetainedIP{}, field, func(o client.Object) []string {
@@ -65,6 +57,15 @@ func indexRetainedIPs(ctx context.Context, indexer client.FieldIndexer) error {
 	return errors.Join(errs...)
 }
 
+// workloadOf names the workload of a RetainedIP that has one.
+func workloadOf(r *stayputv1alpha1.RetainedIP) home.Ref {
+	return home.RefOf(r.Spec.Workload.APIVersion, r.Spec.Workload.Kind, r.Namespace, r.Spec.Workload.Name)
+}
+
+// workloadKey names a workload within its namespace. One that is created anew under the same name wants the addresses
+// of the old one.
+func workloadKey(ref home.Ref) string { return ref.Group + "/" + ref.Kind + "/" + ref.Name }
+
 // releaser notes on every RetainedIP which workload it belongs to, and requests the release of those that no workload
 // wants any more.
 type releaser struct {
@@ -76,7 +77,7 @@ type releaser struct {
 	now       func() time.Time
 }
 
-// recheck is when to look again at addresses whose workload may be of a kind that the controller does not watch.
+// recheck is when to look again at addresses whose workload is of a kind that the controller does not watch.
 // recheckLeft is the same while the workload is gone but other pods of it are left, which are mostly about to end.
 const (
 	recheck     = time.Minute
@@ -84,14 +85,16 @@ const (
 )
 
 func (r *releaser) setUp(mgr ctrl.Manager) error {
-	return ctrl.NewControllerManagedBy(mgr).
+	c, err := ctrl.NewControllerManagedBy(mgr).
 		Named("release").
 		For(&stayputv1alpha1.RetainedIP{}).
 		WatchesRawSource(source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{},
 			handler.EnqueueRequestsFromMapFunc(r.ofPod), ownerMayDiffer)).
-		Watches(&appsv1.StatefulSet{}, handler.EnqueueRequestsFromMapFunc(r.ofWorkload),
-			builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Complete(r)
+		Build(r)
+	if err != nil {
+		return err
+	}
+	return cluster.WatchWorkloads(r.workloads, c, r.ofWorkload)
 }
 
 // ownerMayDiffer picks the changes by which a pod can get another owner: its creation, its adoption, its end.
@@ -106,11 +109,11 @@ var ownerMayDiffer = predicate.Funcs{
 }
 
 func (r *releaser) ofPod(ctx context.Context, o client.Object) []reconcile.Request {
-	return r.having(ctx, o.GetNamespace(), client.MatchingFields{retainedByName: o.GetName()})
+	return r.having(ctx, o.GetNamespace(), client.MatchingFields{retainedByPod: o.GetName()})
 }
 
-func (r *releaser) ofWorkload(ctx context.Context, o client.Object) []reconcile.Request {
-	return r.having(ctx, o.GetNamespace(), client.MatchingFields{retainedByWorkload: string(o.GetUID())})
+func (r *releaser) ofWorkload(ctx context.Context, ref home.Ref) []reconcile.Request {
+	return r.having(ctx, ref.Namespace, client.MatchingFields{retainedByWorkload: workloadKey(ref)})
 }
 
 func (r *releaser) having(ctx context.Context, namespace string, field client.MatchingFields) []reconcile.Request {
@@ -258,21 +261,24 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (
 	return reconcile.Result{}, r.apply(ctx, ip, *workload, false) // which brings it back here
 }
 
-// unwanted returns why addresses are no longer wanted. If that is empty they may be, and retry is when to ask again. It
-// asks the API server, not the cache.
+// unwanted returns why addresses are no longer wanted. If that is empty they may be, and retry is when to ask again;
+// zero: when their workload changes.
 func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (
 	why string, retry time.Duration, err error) {
 	w := ip.Spec.Workload
-	wants, err := r.workloads.WantsLive(ctx, ip.Namespace, *w, ip.Spec.PodName)
+	wants, watched, err := r.workloads.Wants(ctx, ip.Namespace, *w, ip.Spec.PodName)
+	if !watched {
+		retry = recheck
+	}
 	switch {
 	case errors.Is(err, cluster.ErrGone):
 		if !whenDeleted {
-			return "", recheck, nil
+			return "", retry, nil
 		}
 		// Orphans may be adopted, with their addresses.
 		var siblings stayputv1alpha1.RetainedIPList
 		if err := r.client.List(ctx, &siblings, client.InNamespace(ip.Namespace),
-			client.MatchingFields{retainedByWorkload: w.UID}, client.UnsafeDisableDeepCopy); err != nil {
+			client.MatchingFields{retainedByWorkload: workloadKey(workloadOf(ip))}, client.UnsafeDisableDeepCopy); err != nil {
 			return "", 0, err
 		}
 		for i := range siblings.Items {
@@ -286,7 +292,7 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 	case err != nil:
 		return "", 0, err
 	case wants || !whenScaled:
-		return "", recheck, nil
+		return "", retry, nil
 	}
 	return fmt.Sprintf("%s %s is scaled down and no longer wants the pod", w.Kind, w.Name), 0, nil
 }

@@ -3,6 +3,8 @@ package placement
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,5 +186,80 @@ func TestAnAddressOfAnUnknownWorkloadStays(t *testing.T) {
 				t.Errorf("it is now of %+v, released %v, and %d events", got.Spec.Workload, got.Spec.Release, len(said.Events))
 			}
 		})
+	}
+}
+
+// asking counts the requests for single objects that pass the cache by.
+type asking struct {
+	client.Reader
+	gets int
+}
+
+func (a *asking) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+	a.gets++
+	return a.Reader.Get(ctx, key, o, options...)
+}
+
+func TestAddressesWithoutAPodCostNoRequestsWhileTheirWorkloadWantsThem(t *testing.T) {
+	const pods = 3
+	shared := func(kind, version string) (all []client.Object) {
+		for i := range pods {
+			ip := owned(stayputv1alpha1.PolicyRelease)
+			ip.Name, ip.Spec.PodName = fmt.Sprintf("web-%d.node-1", i), fmt.Sprint("web-", i)
+			ip.Spec.Workload = &stayputv1alpha1.WorkloadReference{APIVersion: version, Kind: kind, Name: "web", UID: "of-web"}
+			all = append(all, ip)
+		}
+		return all
+	}
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "of-web"}}
+	for name, c := range map[string]struct {
+		workload client.Object
+		ips      []client.Object
+		gets     int
+		again    bool
+	}{
+		"of a StatefulSet, which is watched":  {statefulSetOf("web", pods, nil), shared("StatefulSet", "apps/v1"), 0, false},
+		"of a Deployment, which is not":       {deployment, shared("Deployment", "apps/v1"), 1, true},
+		"found again by name, but not theirs": {statefulSetOf("web", pods, nil), shared("", ""), 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, o := range c.ips {
+				if ip := o.(*stayputv1alpha1.RetainedIP); ip.Spec.Workload.Kind == "" {
+					ip.Spec.Workload = nil
+				}
+			}
+			c.workload.SetGeneration(1)
+			api := fakeAPI(t, append(c.ips, c.workload)...)
+			live := &asking{Reader: api}
+			r, _ := testReleaser(t, api, nothing)
+			r.reader = live
+			r.workloads = cluster.Over(fakeCache{Reader: api}, live, api, &discoveryfake.FakeDiscovery{
+				Fake: &clienttesting.Fake{}})
+			r.workloads.LookUp(t.Context())
+			for _, ip := range c.ips {
+				again, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(ip)})
+				if err != nil || (again.RequeueAfter > 0) != c.again {
+					t.Errorf("%s: again after %s, %v", ip.GetName(), again.RequeueAfter, err)
+				}
+			}
+			if live.gets != c.gets {
+				t.Errorf("%d requests for %d addresses, want %d", live.gets, pods, c.gets)
+			}
+		})
+	}
+}
+
+func TestAWorkloadOfTheSameNameDecidesOnTheOldOnesAddresses(t *testing.T) {
+	ip := owned(stayputv1alpha1.PolicyRelease)
+	ip.Spec.Workload = &stayputv1alpha1.WorkloadReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web",
+		UID: "before"}
+	r, _ := testReleaser(t, fakeAPI(t, ip), nothing)
+	of := r.ofWorkload(t.Context(), home.Ref{Group: "apps", Kind: "StatefulSet", Namespace: "default", Name: "web"})
+	if want := []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(ip)}}; !slices.Equal(of, want) {
+		t.Errorf("its coming concerns %v", of)
+	}
+	other := home.Ref{Group: "apps.kruise.io", Kind: "StatefulSet", Namespace: "default", Name: "web"}
+	if of := r.ofWorkload(t.Context(), other); len(of) > 0 {
+		t.Errorf("one of another group concerns %v", of)
 	}
 }

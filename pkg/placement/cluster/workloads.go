@@ -132,6 +132,23 @@ type Workloads struct {
 	watchers    []func(Kind) error
 	subscribers []func(schema.GroupKind)
 	scales      map[home.Ref]scale
+	polled      map[home.Ref]polled
+	others      map[home.Ref]otherMaker
+}
+
+// polled is what the API server said of a workload of a kind that is not watched: nil, that it exists.
+type polled struct {
+	at  time.Time
+	err error
+}
+
+// pollEvery is how long that is good for: less than a minute, after which the addresses of its pods ask again.
+const pollEvery = 30 * time.Second
+
+// otherMaker is a version of a workload whose template asks for no addresses.
+type otherMaker struct {
+	uid        types.UID
+	generation int64
 }
 
 type kindState struct {
@@ -170,7 +187,8 @@ func Over(c cache.Cache, live client.Reader, cl client.Client, d discovery.Disco
 	custom ...schema.GroupVersionKind) *Workloads {
 	t := &Workloads{
 		cache: c, live: live, client: cl, discovery: d, every: LookupEvery,
-		kinds: map[schema.GroupKind]*kindState{}, scales: map[home.Ref]scale{},
+		kinds: map[schema.GroupKind]*kindState{}, scales: map[home.Ref]scale{}, polled: map[home.Ref]polled{},
+		others: map[home.Ref]otherMaker{},
 	}
 	for _, gvk := range custom {
 		t.kinds[gvk.GroupKind()] = &kindState{Kind: Kind{gvk, true}, problem: ErrUnknown}
@@ -446,37 +464,66 @@ func (t *Workloads) scaleOf(ctx context.Context, k Kind, ref home.Ref, o client.
 	return int32(replicas), nil
 }
 
-// WantsLive asks the API server, past the cache, whether a workload wants a pod of this name. A workload of the
-// same name that came after another UID counts: the pod's name, and so its identity, is wanted. Of kinds whose
-// pods do not keep their names it is known only whether the workload exists.
-func (t *Workloads) WantsLive(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference,
-	pod string) (bool, error) {
+// Wants reports whether a workload wants a pod of this name, and whether [WatchWorkloads] tells if that changes. A
+// workload of the same name that came after another UID counts: the pod's name, and so its identity, is wanted. Of
+// kinds whose pods do not keep their names it is known only whether the workload exists.
+//
+// That it wants the pod may be what the cache says or, of a kind that is not watched, what the API server said a moment
+// ago, for another pod perhaps. Everything else is what it says now.
+func (t *Workloads) Wants(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference, pod string) (
+	wanted, watched bool, err error) {
 	gv, err := schema.ParseGroupVersion(of.APIVersion)
 	if err != nil {
-		return false, fmt.Errorf("workload %s %s/%s: %w", of.Kind, namespace, of.Name, err)
+		return false, false, fmt.Errorf("workload %s %s/%s: %w", of.Kind, namespace, of.Name, err)
 	}
 	ref := home.Ref{Group: gv.Group, Kind: of.Kind, Namespace: namespace, Name: of.Name}
 	k, err := t.kind(ref.GroupKind())
 	if errors.Is(err, ErrNotTarget) {
-		o := &metav1.PartialObjectMetadata{}
-		o.SetGroupVersionKind(gv.WithKind(of.Kind))
-		if err := t.live.Get(ctx, ref.Key(), o); err != nil {
-			if Absent(err) {
-				return false, ErrGone
-			}
-			return false, fmt.Errorf("reading %s: %w", ref, err)
+		err := t.poll(ctx, gv.WithKind(of.Kind), ref)
+		return err == nil, false, err
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("reading %s: %w", ref, err)
+	}
+	for _, from := range []client.Reader{t.cache, t.live} {
+		var w *home.Workload
+		if w, err = t.read(ctx, from, k, ref); err != nil {
+			continue
 		}
-		return true, nil
+		in, numbered := w.Wants(pod)
+		if wanted = in || !numbered; wanted {
+			break
+		}
 	}
-	if err != nil {
-		return false, fmt.Errorf("reading %s: %w", ref, err)
+	return wanted && err == nil, true, err
+}
+
+// poll returns nil if a workload of a kind that is not watched exists.
+func (t *Workloads) poll(ctx context.Context, kind schema.GroupVersionKind, ref home.Ref) error {
+	t.mu.Lock()
+	said, ok := t.polled[ref]
+	t.mu.Unlock()
+	if ok && time.Since(said.at) < pollEvery {
+		return said.err
 	}
-	w, err := t.read(ctx, t.live, k, ref)
-	if err != nil {
-		return false, err
+	o := &metav1.PartialObjectMetadata{}
+	o.SetGroupVersionKind(kind)
+	err := t.live.Get(ctx, ref.Key(), o)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.polled, ref)
+	switch {
+	case err == nil:
+		t.polled[ref] = polled{at: time.Now()}
+	case Absent(err):
+		return ErrGone
+	default:
+		err = fmt.Errorf("reading %s: %w", ref, err)
+		if apierrors.IsForbidden(err) {
+			t.polled[ref] = polled{time.Now(), err}
+		}
 	}
-	wanted, numbered := w.Wants(pod)
-	return wanted || !numbered, nil
+	return err
 }
 
 // Maker is the workload that makes pods of this stem, told by the name alone: of a kind whose pods keep their names,
@@ -493,6 +540,7 @@ func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayput
 	t.mu.Unlock()
 	key := types.NamespacedName{Namespace: namespace, Name: stem}
 	var of []schema.GroupVersionKind
+	var found client.Object
 	for _, k := range kinds {
 		if errors.Is(k.problem, ErrNotServed) {
 			continue
@@ -500,14 +548,23 @@ func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayput
 		if k.problem != nil {
 			return nil, fmt.Errorf("looking for %s of kind %s: %w", key, k.GVK.GroupKind(), k.problem)
 		}
-		switch err := t.cache.Get(ctx, key, k.object(), client.UnsafeDisableDeepCopy); {
+		o := k.object()
+		switch err := t.cache.Get(ctx, key, o, client.UnsafeDisableDeepCopy); {
 		case err == nil:
-			of = append(of, k.GVK)
+			of, found = append(of, k.GVK), o
 		case !Absent(err):
 			return nil, fmt.Errorf("looking for %s of kind %s: %w", key, k.GVK.GroupKind(), err)
 		}
 	}
 	if len(of) != 1 {
+		return nil, nil
+	}
+	ref := home.Ref{Group: of[0].Group, Kind: of[0].Kind, Namespace: namespace, Name: stem}
+	version := otherMaker{found.GetUID(), found.GetGeneration()}
+	t.mu.Lock()
+	known, ok := t.others[ref]
+	t.mu.Unlock()
+	if ok && known == version {
 		return nil, nil
 	}
 	o := &unstructured.Unstructured{} // the cache does not have its template
@@ -520,6 +577,11 @@ func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayput
 	}
 	asks, _, err := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "annotations")
 	if err != nil || !home.Annotated(asks) || asks[stayputv1alpha1.AnnotationIdentity] != "" {
+		if version.generation > 0 {
+			t.mu.Lock()
+			t.others[ref] = otherMaker{o.GetUID(), o.GetGeneration()}
+			t.mu.Unlock()
+		}
 		return nil, nil // its pods ask for nothing, so that it is not theirs, or it has no template
 	}
 	return &stayputv1alpha1.WorkloadReference{APIVersion: o.GetAPIVersion(), Kind: o.GetKind(), Name: stem,
