@@ -95,6 +95,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	if err := metrics.Registry.Register(program.BuildInfo("controller")); err != nil {
 		return err
 	}
+	program.LimitMemory()
 	log.Info("Running", "version", program.Version())
 	if err := placement.Run(ctx, config, o.placement); err != nil && ctx.Err() == nil {
 		return restart(ctx, log, err)

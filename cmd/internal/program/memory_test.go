@@ -1,0 +1,42 @@
+package program
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"testing"
+
+	"github.com/stayput/stayput/test/must"
+)
+
+func TestTheRuntimeStaysBelowTheLimitOfTheContainer(t *testing.T) {
+	limit, percent := debug.SetMemoryLimit(-1), debug.SetGCPercent(100)
+	t.Cleanup(func() { debug.SetMemoryLimit(limit); debug.SetGCPercent(percent) })
+	for name, c := range map[string]struct {
+		file, gomemlimit, gogc string
+		limit                  int64
+		percent                int
+	}{
+		"512Mi":              {"536870912\n", "", "", 536870912 / 100 * memoryShare, garbage},
+		"without a limit":    {"max\n", "", "", math.MaxInt64, garbage},
+		"not in a container": {"", "", "", math.MaxInt64, garbage},
+		"set by hand":        {"536870912\n", "1GiB", "80", math.MaxInt64, 100},
+	} {
+		t.Setenv("GOMEMLIMIT", c.gomemlimit)
+		t.Setenv("GOGC", c.gogc)
+		debug.SetMemoryLimit(math.MaxInt64)
+		debug.SetGCPercent(100)
+		file := filepath.Join(t.TempDir(), "memory.max")
+		if c.file != "" {
+			must.Do(t, os.WriteFile(file, []byte(c.file), 0o600))
+		}
+		limitMemory(file)
+		if is := debug.SetMemoryLimit(-1); is != c.limit {
+			t.Errorf("%s: the limit is %d, want %d", name, is, c.limit)
+		}
+		if is := debug.SetGCPercent(100); is != c.percent {
+			t.Errorf("%s: the percentage is %d, want %d", name, is, c.percent)
+		}
+	}
+}
