@@ -86,6 +86,9 @@ type adding struct {
 	policy *Policy // as far as the network allows it; nil: not known
 	key    Key     // of the pod's claim
 	own    *Claim  // under that key; nil: none
+	// was is the entry that the attachment has already, and has its addresses, which are of other ranges.
+	was *entry
+	has []netip.Addr
 }
 
 // add gives the pod its retained addresses back, or allocates.
@@ -97,13 +100,21 @@ type adding struct {
 //
 // Steps of a restore: entry, address files, durable; the claim stays as it is. Killed in between, each address is
 // either still retained or bound by an attachment whose entry names the claim: its DEL, its death or the retry of
-// the owner make it whole.
+// the owner make it whole. If the ranges have changed, the claim that says so comes after the address files, as of a
+// fresh allocation; until then the entry's own ones are ordinary.
 func (t *decision) add(req AddRequest) error {
-	if _, err := t.newcomer(req.Attachment); err != nil {
+	a := &adding{decision: t, AddRequest: req}
+	var err error
+	if a.was, a.has, err = t.newcomer(req.Attachment); err != nil {
 		return err
 	}
+	// As host-local: one address of each range set, and others may have been of other ranges.
+	for _, addr := range a.has {
+		if slices.ContainsFunc(a.net.Ranges, func(s RangeSet) bool { return s.allocatable(addr) }) {
+			return duplicate(req.Attachment, addr)
+		}
+	}
 	t.own = req.Netns
-	a := &adding{decision: t, AddRequest: req}
 	if a.Pod.Name == "" {
 		return a.allocate()
 	}
@@ -115,7 +126,6 @@ func (t *decision) add(req AddRequest) error {
 		a.policy = &p
 	}
 	a.key = NewKey(a.net.Name, a.Pod, valueOf(a.policy), a.Attachment.IfName)
-	var err error
 	if a.own, err = a.claimOf(a.key); err != nil {
 		return err
 	}
@@ -126,8 +136,7 @@ func (t *decision) add(req AddRequest) error {
 		}
 		switch {
 		case h.lost == nil && h.predecessor == nil:
-			a.restore(h)
-			return nil
+			return a.restore(h)
 		case h.lost == nil && !(valueOf(a.policy).AllocateNew && !h.soft):
 			a.out.waitFor, a.out.soft = h.predecessor, h.soft
 			return nil
@@ -157,17 +166,18 @@ func (t *decision) add(req AddRequest) error {
 	return a.allocate()
 }
 
-// newcomer returns the entry that an attachment without addresses may still have; with one it is ErrDuplicate.
-func (t *decision) newcomer(att Attachment) (*entry, error) {
+// newcomer returns the entry that an attachment may have already, and the addresses that it has.
+func (t *decision) newcomer(att Attachment) (*entry, []netip.Addr, error) {
 	e, err := t.entry(att)
 	if err != nil || e == nil {
-		return nil, err
+		return nil, nil, err
 	}
 	mine, err := t.boundTo(e)
-	if err == nil && len(mine) > 0 {
-		err = fmt.Errorf("%w: %s has %s", ErrDuplicate, att, mine[0])
-	}
-	return e, err
+	return e, mine, err
+}
+
+func duplicate(att Attachment, has netip.Addr) error {
+	return fmt.Errorf("%w: %s has %s", ErrDuplicate, att, has)
 }
 
 // holding is what stands behind a claim.
@@ -175,8 +185,22 @@ type holding struct {
 	lost        *loss // why the claim's addresses cannot be given back; nil: they can
 	predecessor *Attachment
 	soft        bool
-	slots       []slot
-	ended       []*entry // attachments that are dead but have not been DELed
+	// addrs are those of the claim by range set, zero where it has none, and slots what their files say.
+	addrs   []netip.Addr
+	slots   []slot
+	outside []netip.Addr // what else the claim has
+	ended   []*entry     // attachments that are dead but have not been DELed
+}
+
+// kept returns the addresses of the claim that are in the ranges.
+func (h *holding) kept() []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(h.addrs), invalidAddr)
+}
+
+// nothing is what stands behind no claim.
+func (a *adding) nothing() *holding {
+	n := len(a.net.Ranges)
+	return &holding{addrs: make([]netip.Addr, n), slots: make([]slot, n)}
 }
 
 type loss struct {
@@ -188,31 +212,44 @@ func (h *holding) lose(m Miss, format string, args ...any) {
 	h.lost = &loss{m, fmt.Sprintf(format, args...)}
 }
 
-// retained reports whether all addresses are kept for the claim and nothing uses them.
+// retained reports whether the addresses are kept for the claim and nothing uses them.
 func (h *holding) retained() bool {
-	return !slices.ContainsFunc(h.slots, func(s slot) bool { return s.state == slotFree || s.state == slotGarbage })
-}
-
-// assess finds out whether a claim's addresses can be given to the attachment.
-func (a *adding) assess(cl *Claim) (*holding, error) {
-	h := &holding{}
-	if len(cl.Addrs) != len(a.net.Ranges) {
-		h.lose(MissRangeChanged, "the network now has %d range sets", len(a.net.Ranges))
-	}
-	for i, addr := range cl.Addrs {
-		if h.lost == nil && !a.net.Ranges[i].allocatable(addr) {
-			h.lose(MissRangeChanged, "%s is outside the network's ranges (%s)", addr, a.net.Ranges[i])
+	for i, addr := range h.addrs {
+		if state := h.slots[i].state; addr.IsValid() && (state == slotFree || state == slotGarbage) {
+			return false
 		}
 	}
+	return true
+}
+
+// assess finds out whether a claim's addresses can be given to the attachment. Those that are outside the ranges, as
+// those of a family that the network no longer has, do not keep it from the others.
+func (a *adding) assess(cl *Claim) (*holding, error) {
+	h := a.nothing()
+	for _, addr := range cl.Addrs {
+		i := slices.IndexFunc(a.net.Ranges, func(s RangeSet) bool { return s.allocatable(addr) })
+		if i < 0 || h.addrs[i].IsValid() {
+			h.outside = append(h.outside, addr)
+			continue
+		}
+		h.addrs[i] = addr
+	}
+	if len(h.outside) == len(cl.Addrs) {
+		h.lose(MissRangeChanged, "%s is outside the network's ranges (%s)", h.outside[0], a.net.Ranges)
+	}
 	for _, addr := range a.Requested {
-		if h.lost == nil && !slices.Contains(cl.Addrs, addr) {
+		i := slices.IndexFunc(a.net.Ranges, func(s RangeSet) bool { return s.allocatable(addr) })
+		if h.lost == nil && (i < 0 || h.addrs[i].IsValid() && h.addrs[i] != addr) {
 			h.lose(MissOtherRequested, "the runtime requested %s", addr)
 		}
 	}
-	for _, addr := range cl.Addrs {
+	for i, addr := range h.addrs {
+		if !addr.IsValid() {
+			continue
+		}
 		s, err := a.slot(addr)
 		if err == nil {
-			h.slots = append(h.slots, s)
+			h.slots[i] = s
 			err = a.assessSlot(h, cl, addr, s)
 		}
 		if err != nil {
@@ -270,15 +307,72 @@ func (a *adding) assessSlot(h *holding, cl *Claim, addr netip.Addr, s slot) erro
 // newEntry returns the attachment's entry. Unless the policy is decided, the agent or its DEL may still set it.
 func (a *adding) newEntry(claim string, addrs []netip.Addr, decided bool) *entry {
 	return &entry{
-		att: a.Attachment, boot: a.now.BootID, open: !decided, claim: claim, addrs: addrs, netns: a.Netns, pod: a.Pod,
+		att: a.Attachment, boot: a.now.BootID, open: !decided, claim: claim, addrs: slices.Concat(addrs, a.has),
+		netns: a.Netns, pod: a.Pod,
 	}
 }
 
-func (a *adding) bind(addrs []netip.Addr, slots []slot) {
-	for i, addr := range addrs {
-		a.out.do(putSlot{addr, encodeBound(a.Attachment), slots[i]})
+// enter makes the attachment's entry the first step.
+func (a *adding) enter(claim string, addrs []netip.Addr, decided bool) {
+	st := putEntry{entry: a.newEntry(claim, addrs, decided)}
+	if len(a.has) > 0 {
+		st.was = a.was
 	}
-	a.out.addrs = addrs
+	a.out.do(st)
+}
+
+func (a *adding) bind(addr netip.Addr, s slot) { a.out.do(putSlot{addr, encodeBound(a.Attachment), s}) }
+
+// grant is what an attachment gets: an address of each range set.
+type grant struct {
+	addrs []netip.Addr
+	slots []slot // what their files say
+	fresh []bool // which of them it has not from the claim
+}
+
+// complete adds fresh addresses to what stands behind a claim, and ends the expired claims that they are taken from.
+func (a *adding) complete(h *holding) (g grant, err error) {
+	requested := slices.DeleteFunc(slices.Clone(a.Requested), func(addr netip.Addr) bool { return slices.Contains(h.addrs, addr) })
+	var overdue []slot
+	for i, set := range a.net.Ranges {
+		addr, s, fresh := h.addrs[i], h.slots[i], false
+		if !addr.IsValid() {
+			if addr, s, err = a.pick(i, set, &requested); err != nil {
+				return g, err
+			}
+			fresh, overdue = true, append(overdue, s)
+		}
+		g.addrs, g.slots, g.fresh = append(g.addrs, addr), append(g.slots, s), append(g.fresh, fresh)
+	}
+	if len(requested) > 0 {
+		return g, fmt.Errorf("%w: %v in no range of the network", ErrNotAvailable, requested)
+	}
+	a.out.addrs = g.addrs
+	return g, a.dropExpired(overdue, g.addrs)
+}
+
+// bindEach binds the fresh addresses or the others.
+func (a *adding) bindEach(g grant, fresh bool) {
+	for i, addr := range g.addrs {
+		if g.fresh[i] == fresh {
+			a.bind(addr, g.slots[i])
+		}
+	}
+	for i, addr := range g.addrs {
+		if fresh && g.fresh[i] {
+			a.out.do(setLast{i, addr})
+		}
+	}
+}
+
+// restored says that addresses of a claim were given back, and which could not be.
+func (a *adding) restored(h *holding) {
+	a.out.restored = true
+	if len(h.outside) > 0 {
+		a.event(Event{Reason: EventNotRestored, Miss: MissRangeChanged,
+			Message: fmt.Sprintf("%v: outside the network's ranges (%s)", h.outside, a.net.Ranges)})
+	}
+	a.event(Event{Reason: EventRestored, Message: fmt.Sprint(h.kept())})
 }
 
 func (a *adding) dropEnded(h *holding) {
@@ -287,46 +381,65 @@ func (a *adding) dropEnded(h *holding) {
 	}
 }
 
-// restore gives the own claim's addresses to the attachment. A policy that is not known leaves the promise as it is.
-func (a *adding) restore(h *holding) {
+// restore gives the own claim's addresses to the attachment, and fresh ones of the range sets that it has none of. A
+// policy that is not known leaves the promise as it is.
+func (a *adding) restore(h *holding) error {
 	cl := a.own
-	a.out.restored = true
-	a.event(Event{Reason: EventRestored, Message: fmt.Sprint(cl.Addrs)})
-	if a.policy != nil && !a.policy.Retains() {
-		// The template no longer asks for anything: the pod has its address once more, as an ordinary one.
-		a.out.do(putEntry{entry: a.newEntry("", cl.Addrs, true)})
-		a.bind(cl.Addrs, h.slots)
-		a.out.do(dropClaim{cl}, syncSlots{})
-		a.dropEnded(h)
-		return
+	g, err := a.complete(h)
+	if err != nil {
+		return err
 	}
-	a.out.do(putEntry{entry: a.newEntry(cl.Key.hash(), cl.Addrs, a.policy != nil)})
-	a.bind(cl.Addrs, h.slots)
+	a.restored(h)
 	next := *cl
+	next.Addrs = g.addrs
 	if a.policy != nil {
 		next.Policy = *a.policy
 	}
-	if next.Policy != cl.Policy || a.repair {
+	hash := ""
+	if next.Policy.Retains() {
+		hash = cl.Key.hash()
+	}
+	a.enter(hash, g.addrs, a.policy != nil)
+	a.bindEach(g, true)
+	a.bindEach(g, false)
+	switch {
+	case hash == "":
+		// The template no longer asks for anything: the pod has its address once more, as an ordinary one.
+		a.out.do(dropClaim{cl})
+	case next.Policy != cl.Policy || !slices.Equal(next.Addrs, cl.Addrs) || a.repair:
 		a.out.do(putClaim{&next, cl})
-	} else {
+	default:
 		a.out.do(confirmClaim{cl})
+	}
+	if err := a.freeAddrs(cl, g.addrs); err != nil {
+		return err
 	}
 	a.out.do(syncSlots{})
 	a.dropEnded(h)
+	return nil
 }
 
 // takeOver gives a sibling's retained addresses to another pod of the shared identity. The new claim is made before
 // the address files change, and names the old one in From: killed in between, the files still say the old key and
-// the owner of either can restore. What an own claim that could not be restored still holds goes, as in allocate.
+// the owner of either can restore. Fresh addresses, of range sets that the sibling has none of, are bound before it, as
+// in allocate. What an own claim that could not be restored still holds goes, as there.
 func (a *adding) takeOver(sibling *Claim, h *holding) error {
-	a.out.restored = true
-	a.event(Event{Reason: EventRestored, Message: fmt.Sprint(sibling.Addrs)})
-	next := &Claim{Version: recordVersion, Key: a.key, Addrs: sibling.Addrs, Policy: *a.policy, From: sibling.Key.hash()}
-	a.out.do(putEntry{entry: a.newEntry(a.key.hash(), next.Addrs, true)}, putClaim{next, a.own})
-	a.bind(next.Addrs, h.slots)
+	g, err := a.complete(h)
+	if err != nil {
+		return err
+	}
+	a.restored(h)
+	next := &Claim{Version: recordVersion, Key: a.key, Addrs: g.addrs, Policy: *a.policy, From: sibling.Key.hash()}
+	a.enter(a.key.hash(), next.Addrs, true)
+	a.bindEach(g, true)
+	a.out.do(putClaim{next, a.own})
+	a.bindEach(g, false)
 	a.out.do(dropClaim{sibling})
-	if a.own != nil {
-		if err := a.freeAddrs(a.own, next.Addrs); err != nil {
+	for _, cl := range []*Claim{a.own, sibling} {
+		if cl == nil {
+			continue
+		}
+		if err := a.freeAddrs(cl, next.Addrs); err != nil {
 			return err
 		}
 	}
@@ -338,20 +451,10 @@ func (a *adding) takeOver(sibling *Claim, h *holding) error {
 // allocate takes addresses as host-local does and promises them if the policy says so. An own claim could not be
 // restored: the newest wins, so it now promises these addresses and lets the older ones go.
 func (a *adding) allocate() error {
-	requested := slices.Clone(a.Requested)
-	var addrs []netip.Addr
-	var slots []slot
-	for i, set := range a.net.Ranges {
-		addr, s, err := a.pick(i, set, &requested)
-		if err != nil {
-			return err
-		}
-		addrs, slots = append(addrs, addr), append(slots, s)
+	g, err := a.complete(a.nothing())
+	if err != nil {
+		return err
 	}
-	if len(requested) > 0 {
-		return fmt.Errorf("%w: %v in no range of the network", ErrNotAvailable, requested)
-	}
-
 	promise := valueOf(a.policy)
 	if a.policy == nil && a.own != nil {
 		promise = a.own.Policy
@@ -372,22 +475,16 @@ func (a *adding) allocate() error {
 		claim, a.out.promised = key.hash(), true
 	}
 
-	if err := a.dropExpired(slots, addrs); err != nil {
-		return err
-	}
-	a.out.do(putEntry{entry: a.newEntry(claim, addrs, a.policy != nil)})
-	a.bind(addrs, slots)
-	for i, addr := range addrs {
-		a.out.do(setLast{i, addr})
-	}
+	a.enter(claim, g.addrs, a.policy != nil)
+	a.bindEach(g, true)
 	switch {
 	case claim != "":
-		a.out.do(putClaim{&Claim{Version: recordVersion, Key: key, Addrs: addrs, Policy: promise}, a.own})
+		a.out.do(putClaim{&Claim{Version: recordVersion, Key: key, Addrs: g.addrs, Policy: promise}, a.own})
 	case a.own != nil:
 		a.out.do(dropClaim{a.own})
 	}
 	if a.own != nil {
-		if err := a.freeAddrs(a.own, addrs); err != nil {
+		if err := a.freeAddrs(a.own, g.addrs); err != nil {
 			return err
 		}
 	}
@@ -397,7 +494,7 @@ func (a *adding) allocate() error {
 	return nil
 }
 
-// dropExpired ends the expired claims whose addresses were picked.
+// dropExpired ends the expired claims whose addresses are in slots.
 func (a *adding) dropExpired(slots []slot, picked []netip.Addr) error {
 	seen := map[Key]bool{}
 	for _, s := range slots {
@@ -430,7 +527,9 @@ func (a *adding) pick(i int, set RangeSet, requested *[]netip.Addr) (netip.Addr,
 		}
 		s, err := a.slot(addr)
 		if err == nil && s.state != slotFree && !a.isOwn(s) {
-			err = fmt.Errorf("%w: requested %s is taken", ErrNotAvailable, addr)
+			if _, over := a.overdue(s); !over {
+				err = fmt.Errorf("%w: requested %s is taken", ErrNotAvailable, addr)
+			}
 		}
 		*requested = slices.Delete(slices.Clone(*requested), j, j+1)
 		return addr, s, err
@@ -450,10 +549,7 @@ func (a *adding) pick(i int, set RangeSet, requested *[]netip.Addr) (netip.Addr,
 			found = addr
 			return false
 		case slotRetained:
-			if left, ends := s.retained.Expires(a.now); ends && left <= overdue {
-				if _, err := a.claim(s.retained.Key.hash()); errors.Is(err, ErrNewer) {
-					return true // which may have another end
-				}
+			if left, over := a.overdue(s); over && left <= overdue {
 				oldest, oldestSlot, overdue = addr, s, left
 			}
 		}
@@ -468,6 +564,19 @@ func (a *adding) pick(i int, set RangeSet, requested *[]netip.Addr) (netip.Addr,
 		return oldest, oldestSlot, nil
 	}
 	return found, slot{}, fmt.Errorf("%w: range set %d: %s", ErrFull, i, set)
+}
+
+// overdue reports whether an address is retained for longer than it was promised, and for how long, as a negative
+// duration: another pod may have it.
+func (a *adding) overdue(s slot) (left time.Duration, over bool) {
+	if s.state != slotRetained || !s.retained.expired(a.now) {
+		return 0, false
+	}
+	if _, err := a.claim(s.retained.Key.hash()); errors.Is(err, ErrNewer) {
+		return 0, false // it may have another end
+	}
+	left, _ = s.retained.Expires(a.now)
+	return left, true
 }
 
 // event adds what the event of an ADD says of it.

@@ -40,7 +40,7 @@ func (t *decision) setPolicy(att Attachment, pod Pod, policy Policy, ns Netns) e
 	}
 	if !e.open {
 		if next.netns != e.netns || next.pod != e.pod {
-			t.out.do(putEntry{&next, true})
+			t.out.do(putEntry{&next, e})
 		}
 		return nil
 	}
@@ -78,7 +78,7 @@ func (t *decision) setPolicy(att Attachment, pod Pod, policy Policy, ns Netns) e
 			t.out.do(adoptSlot{a})
 		}
 	}
-	t.out.do(putEntry{&next, true})
+	t.out.do(putEntry{&next, e})
 	if held != nil && held.Key.hash() != next.claim {
 		t.out.do(dropClaim{held})
 	}
@@ -114,7 +114,10 @@ func (t *decision) move(from Attachment, to AddRequest) error {
 	if e.netns.Path != "" && !e.netns.same(to.Netns) && t.alive(e) {
 		return fmt.Errorf("%w: %s, which has %v, still runs", ErrInUse, from, mine)
 	}
-	was, err := t.newcomer(to.Attachment)
+	was, has, err := t.newcomer(to.Attachment)
+	if err == nil && len(has) > 0 {
+		err = duplicate(to.Attachment, has[0])
+	}
 	if err != nil {
 		return err
 	}
@@ -127,16 +130,15 @@ func (t *decision) move(from Attachment, to AddRequest) error {
 	old := *e
 	old.claim, old.open, old.boot, old.netns = key.hash(), false, t.now.BootID, to.Netns
 	a := &adding{decision: t, AddRequest: to}
-	t.out.do(putEntry{&old, true}, putEntry{a.newEntry(key.hash(), mine, true), was != nil})
-	var slots []slot
+	t.out.do(putEntry{&old, e}, putEntry{a.newEntry(key.hash(), mine, true), was})
 	for _, addr := range mine {
 		s, err := t.slot(addr)
 		if err != nil {
 			return err
 		}
-		slots = append(slots, s)
+		a.bind(addr, s)
 	}
-	a.bind(mine, slots)
+	t.out.addrs = mine
 	t.out.do(syncSlots{}, dropEntry{&old})
 	return nil
 }

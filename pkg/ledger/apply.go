@@ -30,7 +30,7 @@ func (s *session) do(st step) error {
 	switch st := st.(type) {
 	case putEntry:
 		path := s.inState(indexDir, st.entry.att.hash())
-		if st.exists {
+		if st.was != nil {
 			return s.replace(path, st.entry.encode())
 		}
 		return s.fs.WriteFile(path, st.entry.encode(), modeState)
@@ -68,6 +68,9 @@ func (s *session) do(st step) error {
 func (s *session) undo(st step) error {
 	switch st := st.(type) {
 	case putEntry:
+		if st.was != nil {
+			return s.do(putEntry{st.was, st.was})
+		}
 		return s.remove(s.inState(indexDir, st.entry.att.hash()))
 	case dropEntry:
 		return s.do(putEntry{entry: st.was})

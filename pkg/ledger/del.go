@@ -82,7 +82,7 @@ func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) er
 		// Only this call knew the policy: killed behind it, the next one has to find the claim.
 		next := *e
 		next.claim, next.open, next.netns = cl.Key.hash(), false, ns
-		t.out.do(putEntry{&next, true})
+		t.out.do(putEntry{&next, e})
 	}
 	for _, a := range mine {
 		s, err := t.slot(a)

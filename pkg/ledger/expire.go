@@ -117,7 +117,7 @@ func (t *decision) release(k Key) error {
 	for _, e := range holders {
 		next := *e
 		next.claim, next.open = "", false
-		t.out.do(putEntry{&next, true})
+		t.out.do(putEntry{&next, e})
 	}
 	return t.end(cl)
 }

@@ -41,8 +41,8 @@ type book interface {
 type (
 	putEntry struct {
 		entry *entry
-		// exists: there is an entry already, which must not be torn, since it knows the netns.
-		exists bool
+		// was is the entry that there is already, which must not be torn, since it knows the netns; nil: none.
+		was *entry
 	}
 	dropEntry struct{ was *entry }
 	// putSlot replaces an address file; was is what it said.

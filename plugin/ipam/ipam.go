@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -346,17 +347,19 @@ func (c *call) check() *Error {
 	if !ok {
 		return nil
 	}
+	ours := func(a netip.Addr) bool {
+		return slices.ContainsFunc(n.Ranges, func(s ledger.RangeSet) bool {
+			return slices.ContainsFunc(s, func(r ledger.Range) bool { return r.Contains(a) })
+		})
+	}
 	for _, a := range addrs {
-		if !slices.Contains(prev, a) {
+		if ours(a) && !slices.Contains(prev, a) {
 			return errorf(codeInternal, "%s has %s, which is not in prevResult (%v)", c.att, a, prev)
 		}
 	}
 	// Other plugins of the chain may have added addresses of their own.
 	for _, a := range prev {
-		ours := slices.ContainsFunc(n.Ranges, func(s ledger.RangeSet) bool {
-			return slices.ContainsFunc(s, func(r ledger.Range) bool { return r.Contains(a) })
-		})
-		if ours && !slices.Contains(addrs, a) {
+		if ours(a) && !slices.Contains(addrs, a) {
 			return errorf(codeInternal, "prevResult has %s, which is not recorded for %s (%v)", a, c.att, addrs)
 		}
 	}

@@ -57,6 +57,7 @@
 //
 //	has C ADDRESS...             the addresses assigned by ADD
 //	same-address C D             and ! same-address; C1,C2 D1,D2 in any order; patterns pair by pair
+//	same-first C D               the first address of each
 //	address [@NET] ADDRESS free | bound C | retained POD      the state on disk
 //	bound N, promises N          the numbers of bound address files and of claims
 //	cnierror CODE REGEXP         the last failure

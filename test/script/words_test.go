@@ -45,7 +45,7 @@ var words = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	// The agent.
 	"policy": policyWord, "sweep": sweepWord, "uninstall": uninstallWord,
 	// Assertions.
-	"has": hasWord, "same-address": sameAddressWord, "address": addressWord, "bound": boundWord, "promises": promisesWord,
+	"has": hasWord, "same-address": sameAddressWord, "same-first": sameFirstWord, "address": addressWord, "bound": boundWord, "promises": promisesWord,
 	"cnierror": cnierrorWord, "event": eventWord, "alike": alikeWord, "snapshot": snapshotWord, "unchanged": unchangedWord,
 	"excuse": excuseWord, "leaks": leaksWord,
 }
@@ -866,6 +866,17 @@ func sameAddressWord(ts *testscript.TestScript, neg bool, args []string) {
 		if b := now[i]; len(a.addrs) == 0 || !slices.Equal(a.addrs, b.addrs) {
 			ts.Fatalf("%s had %v, %s has %v", a.name, a.addrs, b.name, b.addrs)
 		}
+	}
+}
+
+// same-first C D
+func sameFirstWord(ts *testscript.TestScript, neg bool, args []string) {
+	noNeg(ts, neg)
+	s := storyOf(ts)
+	count(ts, args, 2, 2, "same-first C D")
+	c, d := s.known(ts, args[0]), s.known(ts, args[1])
+	if len(c.addrs) == 0 || len(d.addrs) == 0 || c.addrs[0] != d.addrs[0] {
+		ts.Fatalf("%s had %v, %s has %v", c.name, c.addrs, d.name, d.addrs)
 	}
 }
 
