@@ -69,6 +69,39 @@ func acts() []act {
 			w.net = testNetwork("10.9.0.0/28", "fd09::/64")
 			clear(w.promises) // what lies outside the ranges is not restored
 		}, addVictim("web-0", tenMinutes)},
+		{"restore after the network became dual-stack", func(w *world) {
+			dual := w.net
+			w.net = testNetwork("10.1.0.0/28", "")
+			stopped(w, "web-0", tenMinutes)
+			w.net = dual
+		}, addVictim("web-0", tenMinutes)},
+		{"restore after the network became single-stack", func(w *world) {
+			stopped(w, "web-0", tenMinutes)
+			w.net = testNetwork("10.1.0.0/28", "")
+		}, addVictim("web-0", tenMinutes)},
+		{"take-over after the network became dual-stack", func(w *world) {
+			dual := w.net
+			w.net = testNetwork("10.1.0.0/28", "")
+			stopped(w, "web-a", shared)
+			w.net = dual
+		}, addVictim("web-b", shared)},
+		{"ADD of addresses that are overdue for another pod", func(w *world) {
+			stopped(w, "web-0", tenMinutes)
+			w.advance(11 * time.Minute)
+		}, func(w *world) {
+			k := NewKey("net", Pod{Namespace: "default", Name: "web-0"}, *tenMinutes, "eth0")
+			w.netns[theNs.Path] = theNs
+			pod := Pod{Namespace: "default", Name: "web-1"}
+			r, err := w.ledger().Add(AddRequest{Attachment: theAtt, Pod: pod, Netns: theNs, Policy: tenMinutes,
+				Requested: w.promises[k].addrs})
+			w.logf("ADD %s %v -> %v %v", pod, w.promises[k].addrs, addrsOf(r), err)
+			w.acknowledge(theAtt, theNs, pod, tenMinutes, r, err)
+		}},
+		{"second ADD of an attachment under other ranges", func(w *world) {
+			addVictim("web-0", tenMinutes)(w)
+			w.net = testNetwork("10.9.0.0/28", "fd09::/64")
+			clear(w.promises) // what lies outside the ranges is not restored
+		}, addVictim("web-0", tenMinutes)},
 		{"take-over in a shared identity", func(w *world) { stopped(w, "web-a", shared) }, addVictim("web-b", shared)},
 		{"DEL that retains", addVictim("web-0", tenMinutes), func(w *world) { w.del(theAtt) }},
 		{"DEL that frees", addVictim("job", ordinary), func(w *world) { w.del(theAtt) }},

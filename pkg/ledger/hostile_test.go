@@ -39,7 +39,8 @@ func (w *world) configure(r *rand.Rand) {
 	w.logf("configured: %v, share %v", w.net.Ranges, share)
 }
 
-// addAgain is a second ADD of an attachment that has addresses: an error that changes nothing.
+// addAgain is a second ADD of an attachment that has addresses: an error that changes nothing, but if all of them are
+// outside the ranges, the attachment gets others beside them.
 func (w *world) addAgain(att Attachment) {
 	l := w.live[att]
 	if l == nil || !w.alive(l.netns) {
@@ -47,6 +48,16 @@ func (w *world) addAgain(att Attachment) {
 	}
 	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: l.pod, Netns: l.netns, Policy: l.policy})
 	w.logf("ADD %s again -> %v %v", att, addrsOf(r), err)
+	if !slices.ContainsFunc(l.addrs, w.gives) {
+		if errors.Is(err, ErrInUse) {
+			return // of another container of the pod
+		}
+		w.acknowledge(att, l.netns, l.pod, l.policy, r, err)
+		if err == nil {
+			w.live[att].addrs = slices.Concat(r.Addrs, l.addrs)
+		}
+		return
+	}
 	if !errors.Is(err, ErrDuplicate) {
 		w.failf("a second ADD of %s gave %v, %v", att, addrsOf(r), err)
 	}

@@ -196,7 +196,7 @@ func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r
 		}
 	}
 	superseded := pr != nil && pr.holder != nil && valueOf(policy).AllocateNew
-	if pr != nil && !superseded && !w.expired(pr) && w.inRanges(pr.addrs) && !slices.Equal(r.Addrs, pr.addrs) {
+	if pr != nil && !superseded && !w.expired(pr) && !w.holds(r.Addrs, pr.addrs) {
 		w.failf("I4: %s was promised %v and got %v", key, pr.addrs, r.Addrs)
 	}
 	l := &liveAttachment{pod: pod, policy: policy, addrs: r.Addrs, netns: ns}
@@ -252,6 +252,16 @@ func (w *world) inRanges(addrs []netip.Addr) bool {
 		}
 	}
 	return true
+}
+
+// holds reports whether an ADD gave what was promised, as far as the network still has it. It may add a family.
+func (w *world) holds(given, promised []netip.Addr) bool {
+	return !slices.ContainsFunc(promised, func(a netip.Addr) bool { return w.gives(a) && !slices.Contains(given, a) })
+}
+
+// gives reports whether the network as it is now can give an address to a pod.
+func (w *world) gives(a netip.Addr) bool {
+	return slices.ContainsFunc(w.net.Ranges, func(s RangeSet) bool { return s.allocatable(a) })
 }
 
 func (w *world) expired(p *promise) bool {
