@@ -42,6 +42,8 @@ func (o *options) addFlags(cmd *cobra.Command) {
 		"namespace of the leader election lease; empty: the pod's own")
 	f.StringSliceVar(&o.kinds, "workload-kinds", nil,
 		"further kinds that a PersistentPodState may name, as Kind.version.group; they need a scale subresource")
+	f.BoolVar(&o.placement.NominateHomes, "nominate-homes", false,
+		"have the scheduler try the home of a pod first that only prefers it; needs the right to patch pods/status")
 	o.log.AddFlags(f)
 }
 

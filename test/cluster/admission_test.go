@@ -47,7 +47,7 @@ var guarded struct {
 
 // manifests returns the objects of the chart whose templates match the patterns, in the order of the patterns.
 func manifests(ctx context.Context, patterns ...string) (string, error) {
-	objects, err := chart.Render(ctx, "--no-hooks", "--set=namespace.create=true")
+	objects, err := chart.Render(ctx, "--no-hooks", "--set=namespace.create=true,controller.nominateHomes=true")
 	if err != nil {
 		return "", err
 	}
@@ -424,6 +424,16 @@ var attempts = func() []attempt {
 		{"the controller removes a foreign gate", asController,
 			merge(podKind, "waiting", `{spec: {schedulingGates: [{name: stayput.io/placement}]}}`),
 			"may remove only the scheduling gate"},
+		{"the controller nominates a node for a gated pod", asController,
+			merge(podKind, "waiting", `{status: {nominatedNodeName: node-1}}`, "status"), ""},
+		{"the controller nominates a node for a pod that has one", asController,
+			merge(podKind, "placed", `{status: {nominatedNodeName: ""}}`, "status"), "may change only nominatedNodeName"},
+		{"the controller gives a pod an address", asController,
+			merge(podKind, "waiting", `{status: {podIP: 192.0.2.7, podIPs: [{ip: 192.0.2.7}]}}`, "status"),
+			"may change only nominatedNodeName"},
+		{"the controller annotates a pod by its status", asController,
+			merge(podKind, "waiting", `{metadata: {annotations: {seen: "yes"}}, status: {nominatedNodeName: node-1}}`, "status"),
+			"may change only nominatedNodeName"},
 		{"the controller removes all gates", asController,
 			merge(podKind, "waiting", `{spec: {schedulingGates: null}}`), "may remove only the scheduling gate"},
 		{"the controller deletes a pod that has no node", asController, remove(podKind, "waiting"), ""},
@@ -826,7 +836,7 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 	}
 	t.Logf("%d accepted, %d refused", accepted, turnedDown)
 
-	// Only the controller reads home-wait.
+	// Only the controller reads home-wait and home.
 	for value, ok := range map[string]bool{
 		"60s": true, "10m": true, "retention": true, "1h30m": true, "+1s": true,
 		"": false, "0s": false, "-1s": false, "60": false, "Retention": false, "forever": false, "while-owned": false,
@@ -836,6 +846,14 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 			"expected a duration such as 60s or 10m, or retention", value)
 		if (err == nil) != ok || err != nil && !refused(err, invalid) {
 			t.Errorf("home-wait %q: %v", value, err)
+		}
+	}
+	for value, ok := range map[string]bool{"Required": true, "Preferred": true, "": false, "preferred": false, "node node-1": false} {
+		asks := fmt.Sprintf("stayput.io/retain-ip: 10m, stayput.io/home: %q", value)
+		_, err := create(fmt.Sprintf(newPod, asks))(testContext(t), g, g.admin)
+		invalid := fmt.Sprintf("stayput.io/home: %q is not valid: expected Required or Preferred", value)
+		if (err == nil) != ok || err != nil && !refused(err, invalid) {
+			t.Errorf("home %q: %v", value, err)
 		}
 	}
 }

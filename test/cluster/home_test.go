@@ -172,6 +172,46 @@ func TestTwelvePodsDeletedAtOnceComeHomeThreeTimesInARow(t *testing.T) {
 	}
 }
 
+func TestPodsThatPreferTheirHomeComeHomeThoughOtherNodesAreEmptier(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 12, map[string]string{retainIP: "10m", "stayput.io/home": "Preferred"})
+	for range 3 {
+		deletePods(t, c, ns, "web")
+		after := places(t, c, ns, "web", 12, before)
+		cameHome(t, before, after)
+		for _, pod := range after {
+			if a := pod.Spec.Affinity; a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+				t.Errorf("%s is held at its home: %+v", pod.Name, a.NodeAffinity)
+			}
+		}
+		before = after
+	}
+}
+
+func TestAPodThatPrefersAFullHomeGoesElsewhereAtOnce(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	away := `      terminationGracePeriodSeconds: 1
+      affinity:
+        podAntiAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+          - {topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app: guest}}}
+`
+	before := tiltedBy(t, c, ns, "web", 1, strings.Replace(
+		statefulSet("web", 1, map[string]string{retainIP: "10m", "stayput.io/home": "Preferred"}),
+		"      terminationGracePeriodSeconds: 1\n", away, 1))["web-0"]
+	scale(t, c, ns, "web", 0)
+	until(t, "web-0 to end", func(context.Context) bool { return getPod(t, c, ns, "web-0") == nil })
+	apply(t, c, ns, on(before.Spec.NodeName, statefulSet("guest", 1, nil)))
+	ready(t, c, ns, "guest-0")
+	scale(t, c, ns, "web", 1)
+	after := ready(t, c, ns, "web-0")
+	if after.Spec.NodeName == before.Spec.NodeName || after.Status.NominatedNodeName != "" {
+		t.Errorf("it is on %s, nominated for %q", after.Spec.NodeName, after.Status.NominatedNodeName)
+	}
+}
+
 func TestARolloutKeepsNodesAndAddresses(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
@@ -265,13 +305,16 @@ spec: {policyName: %[1]s}
 	})
 	deletePods(t, c, ns, "web")
 	for name, was := range before {
-		until(t, name+" to have no gate but the other policy's", func(context.Context) bool {
-			pod := getPod(t, c, ns, name)
-			return pod != nil && pod.UID != was.UID && !isGated(pod) && len(pod.Spec.SchedulingGates) == 1 &&
-				pod.Spec.SchedulingGates[0].Name == "example.com/added"
+		var pod *corev1.Pod
+		until(t, name+" to have both gates", func(context.Context) bool {
+			pod = getPod(t, c, ns, name)
+			return pod != nil && pod.UID != was.UID && isGated(pod) && len(pod.Spec.SchedulingGates) == 2
+		})
+		other := slices.IndexFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
+			return g.Name == "example.com/added"
 		})
 		kubectl(t, c, "patch", "pod", name, "-n", ns, "--type=json", "-p",
-			`[{"op": "remove", "path": "/spec/schedulingGates"}]`)
+			fmt.Sprintf(`[{"op": "remove", "path": "/spec/schedulingGates/%d"}]`, other))
 	}
 	after := places(t, c, ns, "web", 4, before)
 	cameHome(t, before, after)

@@ -16,7 +16,9 @@ func installed(t *testing.T) *lab.Cluster {
 	t.Helper()
 	return shared(t, "with stayput", func() (*lab.Cluster, error) {
 		return startProduct(audited, lab.InstallOptions{
-			Values: map[string]any{"controller": map[string]any{"workloadKinds": []any{customKind}}},
+			Values: map[string]any{"controller": map[string]any{
+				"workloadKinds": []any{customKind}, "nominateHomes": true,
+			}},
 		})
 	})
 }
