@@ -64,7 +64,7 @@ func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) er
 	if err != nil || e == nil {
 		return err
 	}
-	mine, err := t.boundTo(e)
+	mine, files, err := boundTo(t, e)
 	if err != nil {
 		return err
 	}
@@ -84,20 +84,16 @@ func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) er
 		next.claim, next.open, next.netns = cl.Key.hash(), false, ns
 		t.out.do(putEntry{&next, e})
 	}
-	for _, a := range mine {
-		s, err := t.slot(a)
-		if err != nil {
-			return err
-		}
+	for i, a := range mine {
 		if cl != nil && slices.Contains(cl.Addrs, a) {
 			r := retainedOf(cl, t.now, ns)
 			if r.Bound, err = t.written(a); err != nil {
 				return err
 			}
-			t.out.do(putSlot{a, r.encode(), s})
+			t.out.do(putSlot{a, r.encode(), files[i]})
 			t.out.addrs = append(t.out.addrs, a)
 		} else {
-			t.out.do(freeSlot{a, s})
+			t.out.do(freeSlot{a, files[i]})
 		}
 	}
 	t.out.do(dropEntry{e})

@@ -168,7 +168,7 @@ func find(b interface {
 	if e == nil {
 		return nil, fmt.Errorf("%w: %s", ErrUnknownAttachment, att)
 	}
-	mine, err := boundTo(b, e)
+	mine, _, err := boundTo(b, e)
 	switch {
 	case err != nil:
 		return nil, err

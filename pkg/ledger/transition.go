@@ -149,21 +149,24 @@ func valueOf(p *Policy) Policy {
 }
 
 // boundTo returns the addresses of e whose files agree that e's attachment has them.
-func (t *decision) boundTo(e *entry) ([]netip.Addr, error) { return boundTo(t, e) }
+func (t *decision) boundTo(e *entry) ([]netip.Addr, error) {
+	mine, _, err := boundTo(t, e)
+	return mine, err
+}
 
 func boundTo(b interface {
 	slot(netip.Addr) (slot, error)
-}, e *entry) (mine []netip.Addr, err error) {
+}, e *entry) (mine []netip.Addr, files []slot, err error) {
 	for _, a := range e.addrs {
 		s, err := b.slot(a)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if s.boundTo(e.att) {
-			mine = append(mine, a)
+			mine, files = append(mine, a), append(files, s)
 		}
 	}
-	return mine, nil
+	return mine, files, nil
 }
 
 // known returns the entry of an attachment that was seen to have addresses, and those that it has; without an entry

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/spool"
@@ -102,10 +104,19 @@ func (c *call) dispatch() *Error {
 			newest(), strings.Join(netconf.Versions[:], `","`)))
 		return nil
 	}
-	run, ok := map[string]func() *Error{
-		"ADD": c.add, "DEL": c.del, "CHECK": c.check, "GC": c.gc, "STATUS": c.status,
-	}[c.command]
-	if !ok {
+	var run func() *Error
+	switch c.command {
+	case "ADD":
+		run = c.add
+	case "DEL":
+		run = c.del
+	case "CHECK":
+		run = c.check
+	case "GC":
+		run = c.gc
+	case "STATUS":
+		run = c.status
+	default:
 		return errorf(codeInvalidEnv, "CNI_COMMAND: %.64q is unknown: expected ADD, DEL, CHECK, GC, STATUS or VERSION",
 			c.command)
 	}
@@ -275,7 +286,8 @@ func (c *call) netns() (ledger.Netns, *Error) {
 		return ledger.Netns{Path: c.netnsPath}, nil
 	}
 	if o := c.Getenv("CNI_NETNS_OVERRIDE"); o != "1" && !strings.EqualFold(o, "true") {
-		if own, ok, err := probe.Identify("/proc/self/ns/net"); err == nil && ok && own.Dev == ns.Dev && own.Ino == ns.Ino {
+		var own unix.Stat_t
+		if unix.Stat("/proc/self/ns/net", &own) == nil && own.Dev == ns.Dev && own.Ino == ns.Ino {
 			return ns, errorf(codeInvalidNetns,
 				"CNI_NETNS: %s is the plugin's own network namespace: expected the container's", c.netnsPath)
 		}
