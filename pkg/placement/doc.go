@@ -14,7 +14,7 @@
 // # Where things are
 //
 //	placer.go    the loop that places gated pods; memory.go what it remembers of them
-//	release.go   addresses that no workload wants any more
+//	release.go   addresses that no workload wants any more; owner.go which workload they belong to
 //	manager.go   all of it together; strip.go what the caches keep
 //	cluster      pods as the caches keep them, and nodes and workloads as the rules ask for them
 //	podstate     PersistentPodStates: generating, recording, gating, stepping aside for OpenKruise

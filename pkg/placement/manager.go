@@ -188,8 +188,8 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		metrics: newPlacementMetrics(metrics.Registry, memory, leads),
 	}
 	free := &releaser{
-		client: mgr.GetClient(), cache: mgr.GetCache(), reader: mgr.GetAPIReader(), workloads: workloads, now: time.Now,
-		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
+		client: mgr.GetClient(), cache: mgr.GetCache(), reader: mgr.GetAPIReader(), workloads: workloads,
+		owners: newOwners(), now: time.Now, events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 	}
 	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
 		return err

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,6 +72,7 @@ type releaser struct {
 	cache     client.Reader // has Pods
 	reader    client.Reader // past the cache: a release is final
 	workloads *cluster.Workloads
+	owners    owners
 	events    events.EventRecorder
 	now       func() time.Time
 }
@@ -89,7 +89,7 @@ func (r *releaser) setUp(mgr ctrl.Manager) error {
 		Named("release").
 		For(&stayputv1alpha1.RetainedIP{}).
 		WatchesRawSource(source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{},
-			handler.EnqueueRequestsFromMapFunc(r.ofPod), ownerMayDiffer)).
+			podEvents{handler.EnqueueRequestsFromMapFunc(r.ofPod), r}, ownerMayDiffer)).
 		Build(r)
 	if err != nil {
 		return err
@@ -145,67 +145,68 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s: %w", req, err)
 	}
-	return reconcile.Result{}, r.withPod(ctx, &ip, pod.Core())
+	return r.withPod(ctx, &ip, pod.Core())
 }
 
 // withPod notes which workload the addresses belong to: the controller of the pod that has them or will get them by its
-// name. A pod without a controller changes nothing: it may be adopted again.
-func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) error {
+// name. It releases them if nothing would ever end their promise.
+func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) (
+	reconcile.Result, error) {
 	owner := metav1.GetControllerOf(pod)
 	if owner == nil {
-		return nil
+		return reconcile.Result{}, r.ofNobody(ctx, ip, pod)
 	}
 	workload, err := r.workloadOf(ctx, ip, owner)
 	if err != nil {
-		return err
+		return reconcile.Result{}, err
 	}
-	release := false
-	if ip.Spec.Retention == stayputv1alpha1.RetentionWhileOwned && ip.Spec.Identity == "" && !r.workloads.Numbers(pod) {
-		release = true
-		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, fmt.Sprintf(
-			"%s: %s needs pods with an ordinal, which those of a %s lack, or the annotation %s; the IP is not retained",
-			stayputv1alpha1.AnnotationRetainIP, stayputv1alpha1.RetentionWhileOwned, owner.Kind,
-			stayputv1alpha1.AnnotationIdentity))
+	why := endless(ip, owner, r.workloads.Numbers(pod))
+	if why != "" {
+		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, why)
 	}
-	if ip.Spec.Workload != nil && *ip.Spec.Workload == workload && !release {
+	if ip.Spec.Workload == nil || *ip.Spec.Workload != workload || why != "" {
+		return reconcile.Result{}, r.apply(ctx, ip, &workload, why != "")
+	}
+	return reconcile.Result{}, nil
+}
+
+// ofNobody sees to the addresses of a pod without a controller. Those of an orphan stay as they are: it may be adopted
+// again.
+func (r *releaser) ofNobody(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) error {
+	why := endless(ip, nil, false)
+	if ip.Spec.Workload != nil || why == "" {
 		return nil
 	}
-	return r.apply(ctx, ip, workload, release)
-}
-
-// workloadOf returns what a pod's controller stands for: for a ReplicaSet its Deployment, which outlives it.
-func (r *releaser) workloadOf(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
-	owner *metav1.OwnerReference) (stayputv1alpha1.WorkloadReference, error) {
-	workload := reference(owner)
-	if owner.Kind != "ReplicaSet" || owner.APIVersion != appsv1.SchemeGroupVersion.String() {
-		return workload, nil
+	if ip.Spec.Identity != "" {
+		workload, err := r.ofIdentity(ctx, ip)
+		if err != nil {
+			return err
+		}
+		if workload != nil {
+			return r.apply(ctx, ip, workload, false)
+		}
 	}
-	if is := ip.Spec.Workload; is != nil && is.Kind == "Deployment" && strings.HasPrefix(owner.Name, is.Name+"-") {
-		return *is, nil // looked up before
+	if orphan, err := r.orphan(ctx, ip, pod.UID); err != nil || orphan {
+		return err
 	}
-	set := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: owner.APIVersion, Kind: owner.Kind}}
-	if err := r.reader.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: owner.Name}, set); err != nil {
-		return workload, fmt.Errorf("looking up the Deployment of ReplicaSet %s/%s: %w", ip.Namespace, owner.Name, err)
+	if err := r.apply(ctx, ip, nil, true); err != nil {
+		return err
 	}
-	if above := metav1.GetControllerOf(set); above != nil {
-		return reference(above), nil
-	}
-	return workload, nil
-}
-
-func reference(o *metav1.OwnerReference) stayputv1alpha1.WorkloadReference {
-	return stayputv1alpha1.WorkloadReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: string(o.UID)}
+	regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, why)
+	return nil
 }
 
 // withoutPod releases the addresses if their policy says so and their workload no longer wants them.
 func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
 	whenScaled := ip.Spec.WhenScaled == stayputv1alpha1.PolicyRelease
 	whenDeleted := ip.Spec.WhenDeleted == stayputv1alpha1.PolicyRelease
-	if ip.Status.Phase != stayputv1alpha1.PhaseRetained || !whenScaled && !whenDeleted {
+	switch {
+	case ip.Status.Phase != stayputv1alpha1.PhaseRetained:
 		return reconcile.Result{}, nil
-	}
-	if ip.Spec.Workload == nil {
-		return r.recall(ctx, ip)
+	case ip.Spec.Workload == nil:
+		return r.recall(ctx, ip, whenScaled || whenDeleted)
+	case !whenScaled && !whenDeleted:
+		return reconcile.Result{}, nil
 	}
 	why, retry, err := r.unwanted(ctx, ip, whenScaled, whenDeleted)
 	if apierrors.IsForbidden(err) {
@@ -226,7 +227,7 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	case !apierrors.IsNotFound(err):
 		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
 	}
-	if err := r.apply(ctx, ip, *ip.Spec.Workload, true); err != nil {
+	if err := r.apply(ctx, ip, ip.Spec.Workload, true); err != nil {
 		return reconcile.Result{}, err
 	}
 	w := ip.Spec.Workload
@@ -239,13 +240,40 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	return reconcile.Result{}, nil
 }
 
-// recall finds the workload of addresses that have neither a pod nor a workload: the object was deleted and the agent
-// published it again, which it does without the workload, or no controller ran while the pod did. Only a workload that
-// exists and whose pods keep their names can be found. Other addresses stay until they expire: an unknown owner is no
-// reason to release them.
-func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (reconcile.Result, error) {
+// recall finds the workload of addresses that have neither a pod nor a workload: the pod ran for a moment only, no
+// controller ran while it did, or the object was deleted and the agent published it again, which it does without the
+// workload. It is told by the pod, if that was deleted lately, else by the other addresses of a shared identity, else
+// by the pod's name, if the workload exists and numbers its pods. Other addresses stay until they expire: an unknown
+// owner is no reason to release them. ends: their policy has them end with their workload, or once it is smaller.
+func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP, ends bool) (reconcile.Result, error) {
+	last, known := r.owners.of(ip)
+	switch why := endless(ip, last.controller, last.numbered); {
+	case !known:
+	case why != "" && (last.controller != nil || ip.Spec.Identity == "" && !last.numbered):
+		if err := r.apply(ctx, ip, nil, true); err != nil {
+			return reconcile.Result{}, err
+		}
+		r.events.Eventf(ip, nil, corev1.EventTypeWarning, home.ReasonNotOwned, "Releasing", "%s", why)
+		return reconcile.Result{}, nil
+	case last.controller != nil:
+		workload, err := r.workloadOf(ctx, ip, last.controller)
+		if err != nil {
+			return reconcile.Result{}, err
+		}
+		return reconcile.Result{}, r.apply(ctx, ip, &workload, false) // which brings it back here
+	}
+	if !ends {
+		return reconcile.Result{}, nil
+	}
+	if ip.Spec.Identity != "" { // the pod's name does not tell
+		workload, err := r.ofIdentity(ctx, ip)
+		if err != nil || workload == nil {
+			return reconcile.Result{RequeueAfter: recheck}, err
+		}
+		return reconcile.Result{}, r.apply(ctx, ip, workload, false)
+	}
 	stem, _, ok := home.SplitOrdinal(ip.Spec.PodName)
-	if !ok || ip.Spec.Identity != "" { // the pod's name does not tell
+	if !ok {
 		return reconcile.Result{}, nil
 	}
 	workload, err := r.workloads.Maker(ctx, ip.Namespace, stem)
@@ -258,7 +286,7 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (
 	case workload == nil:
 		return reconcile.Result{RequeueAfter: recheck}, nil
 	}
-	return reconcile.Result{}, r.apply(ctx, ip, *workload, false) // which brings it back here
+	return reconcile.Result{}, r.apply(ctx, ip, workload, false)
 }
 
 // unwanted returns why addresses are no longer wanted. If that is empty they may be, and retry is when to ask again;
@@ -297,11 +325,14 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 	return fmt.Sprintf("%s %s is scaled down and no longer wants the pod", w.Kind, w.Name), 0, nil
 }
 
-// apply writes the two fields of a RetainedIP that the controller owns.
-func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w stayputv1alpha1.WorkloadReference,
+// apply writes the two fields of a RetainedIP that the controller owns; w is nil if the workload is not known.
+func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w *stayputv1alpha1.WorkloadReference,
 	release bool) error {
-	spec := retainedipac.RetainedIPSpec().WithWorkload(retainedipac.WorkloadReference().
-		WithAPIVersion(w.APIVersion).WithKind(w.Kind).WithName(w.Name).WithUID(w.UID))
+	spec := retainedipac.RetainedIPSpec()
+	if w != nil {
+		spec.WithWorkload(retainedipac.WorkloadReference().
+			WithAPIVersion(w.APIVersion).WithKind(w.Kind).WithName(w.Name).WithUID(w.UID))
+	}
 	if release {
 		spec.WithRelease(true)
 	}

@@ -92,7 +92,7 @@ func testReleaser(t *testing.T, c client.WithWatch, other serving) (*releaser, *
 		w.LookUp(t.Context())
 	}
 	said := events.NewFakeRecorder(10)
-	return &releaser{client: c, cache: c, reader: c, events: said, now: time.Now, workloads: w}, said
+	return &releaser{client: c, cache: c, reader: c, events: said, now: time.Now, workloads: w, owners: newOwners()}, said
 }
 
 // released reconciles until nothing changes any more, and returns the object.
