@@ -19,7 +19,7 @@ import (
 var annotationsOfPods = []string{
 	stayputv1alpha1.AnnotationRetainIP, stayputv1alpha1.AnnotationReservedIPDuration,
 	stayputv1alpha1.AnnotationWhenInUse, stayputv1alpha1.AnnotationIdentity,
-	stayputv1alpha1.AnnotationWhenScaled, stayputv1alpha1.AnnotationWhenDeleted,
+	stayputv1alpha1.AnnotationWhenScaled, stayputv1alpha1.AnnotationWhenDeleted, stayputv1alpha1.AnnotationWhenMoved,
 	stayputv1alpha1.AnnotationHomeWait, stayputv1alpha1.AnnotationHome, stayputv1alpha1.AnnotationPinned,
 }
 
@@ -65,6 +65,8 @@ func meaning(annotations map[string]string, key, value string) string {
 		return whenGone(value, "its workload is scaled down below the pod")
 	case stayputv1alpha1.AnnotationWhenDeleted:
 		return whenGone(value, "its workload is deleted")
+	case stayputv1alpha1.AnnotationWhenMoved:
+		return whenGone(value, "the pod has been Ready on another node for a while")
 	case stayputv1alpha1.AnnotationHomeWait:
 		if value == stayputv1alpha1.HomeWaitRetention {
 			return "a new pod waits for a home that cannot take it as long as its address is kept there"

@@ -14,6 +14,7 @@ const (
 	AnnotationRetainIP    = "stayput.io/retain-ip"
 	AnnotationWhenScaled  = "stayput.io/when-scaled"
 	AnnotationWhenDeleted = "stayput.io/when-deleted"
+	AnnotationWhenMoved   = "stayput.io/when-moved"
 	AnnotationIdentity    = "stayput.io/identity"
 	AnnotationWhenInUse   = "stayput.io/when-in-use"
 
@@ -29,9 +30,10 @@ type Policy struct {
 	// Retention is how long the addresses stay retained. With WhileOwned zero means without end.
 	Retention  duration `json:"retention,omitzero"`
 	WhileOwned bool     `json:"whileOwned,omitempty"`
-	// WhenScaled and WhenDeleted are Retain or Release, the words of StatefulSet's PVC policy.
+	// WhenScaled, WhenDeleted and WhenMoved are Retain or Release, the words of StatefulSet's PVC policy.
 	WhenScaled  string `json:"whenScaled,omitempty"`
 	WhenDeleted string `json:"whenDeleted,omitempty"`
+	WhenMoved   string `json:"whenMoved,omitempty"`
 	// Identity is the shared identity's name; empty means the pod's own.
 	Identity string `json:"identity,omitempty"`
 	// AllocateNew takes a fresh address instead of waiting for a predecessor that still lives.
@@ -116,6 +118,8 @@ func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, er
 			p.WhenScaled, err = parseRetainRelease(key, value)
 		case AnnotationWhenDeleted:
 			p.WhenDeleted, err = parseRetainRelease(key, value)
+		case AnnotationWhenMoved:
+			p.WhenMoved, err = parseRetainRelease(key, value)
 		case AnnotationIdentity:
 			if !isDNSLabel(value) {
 				err = &AnnotationError{key, value,
@@ -153,6 +157,9 @@ func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, er
 		}
 		if p.WhenDeleted == "" {
 			p.WhenDeleted = byDefault
+		}
+		if p.WhenMoved == "" {
+			p.WhenMoved = byDefault
 		}
 	}
 	return p, answers, nil

@@ -13,21 +13,30 @@ func TestAnnotationsThatAreValidMakeAPolicy(t *testing.T) {
 		want        Policy
 	}{
 		{map[string]string{AnnotationRetainIP: "10m"},
-			Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}},
+			Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain",
+				WhenMoved: "Retain"}},
 		{map[string]string{AnnotationRetainIP: "720h"},
-			Policy{Retention: duration(720 * time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain"}},
+			Policy{Retention: duration(720 * time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain",
+				WhenMoved: "Retain"}},
 		{map[string]string{AnnotationRetainIP: "while-owned"},
-			Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release"}},
+			Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release", WhenMoved: "Release"}},
 		{map[string]string{AnnotationRetainIP: "while-owned", AnnotationWhenScaled: "Retain",
 			AnnotationWhenDeleted: "Delete"},
-			Policy{WhileOwned: true, WhenScaled: "Retain", WhenDeleted: "Release"}},
+			Policy{WhileOwned: true, WhenScaled: "Retain", WhenDeleted: "Release", WhenMoved: "Release"}},
+		{map[string]string{AnnotationRetainIP: "while-owned", AnnotationWhenMoved: "Retain"},
+			Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release", WhenMoved: "Retain"}},
+		{map[string]string{AnnotationRetainIP: "10m", AnnotationWhenMoved: "Delete"},
+			Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain",
+				WhenMoved: "Release"}},
 		{map[string]string{AnnotationReservedIPDuration: "10"},
-			Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}},
+			Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain",
+				WhenMoved: "Retain"}},
 		{map[string]string{AnnotationReservedIPDuration: "10", AnnotationRetainIP: "1h"},
-			Policy{Retention: duration(time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain"}},
+			Policy{Retention: duration(time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain",
+				WhenMoved: "Retain"}},
 		{map[string]string{AnnotationRetainIP: "1h", AnnotationIdentity: "db", AnnotationWhenInUse: "AllocateNew"},
-			Policy{Retention: duration(time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain", Identity: "db",
-				AllocateNew: true}},
+			Policy{Retention: duration(time.Hour), WhenScaled: "Retain", WhenDeleted: "Retain", WhenMoved: "Retain",
+				Identity: "db", AllocateNew: true}},
 	} {
 		p, answers, err := ParseAnnotations(c.annotations)
 		if err != nil || !answers || p != c.want {
@@ -51,6 +60,7 @@ func TestABadAnnotationIsAnErrorThatNamesItsKeyAndWhatWasExpected(t *testing.T) 
 			"9223372036854775807"},
 		AnnotationWhenScaled:  {"", "retain", "Keep"},
 		AnnotationWhenDeleted: {"", "release"},
+		AnnotationWhenMoved:   {"", "delete", "Keep"},
 		AnnotationIdentity:    {"", "a/b", "A", "-a", "a-", strings.Repeat("a", 64)},
 		AnnotationWhenInUse:   {"", "wait"},
 	} {
@@ -68,8 +78,10 @@ func TestABadAnnotationIsAnErrorThatNamesItsKeyAndWhatWasExpected(t *testing.T) 
 }
 
 func TestAnAnnotationThatMeansNothingAloneIsNotSilentlyIgnored(t *testing.T) {
-	for _, key := range []string{AnnotationIdentity, AnnotationWhenInUse, AnnotationWhenScaled} {
-		value := map[string]string{AnnotationIdentity: "db", AnnotationWhenInUse: "Wait", AnnotationWhenScaled: "Retain"}[key]
+	for _, key := range []string{AnnotationIdentity, AnnotationWhenInUse, AnnotationWhenScaled,
+		AnnotationWhenMoved} {
+		value := map[string]string{AnnotationIdentity: "db", AnnotationWhenInUse: "Wait", AnnotationWhenScaled: "Retain",
+			AnnotationWhenMoved: "Release"}[key]
 		_, _, err := ParseAnnotations(map[string]string{key: value})
 		if err == nil || !strings.Contains(err.Error(), AnnotationRetainIP) {
 			t.Errorf("%s alone: %v", key, err)

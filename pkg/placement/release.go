@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -149,7 +150,7 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 }
 
 // withPod notes which workload the addresses belong to: the controller of the pod that has them or will get them by its
-// name. It releases them if nothing would ever end their promise.
+// name. It releases them if nothing would ever end their promise, or if the pod has moved.
 func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) (
 	reconcile.Result, error) {
 	owner := metav1.GetControllerOf(pod)
@@ -167,7 +168,7 @@ func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, 
 	if ip.Spec.Workload == nil || *ip.Spec.Workload != workload || why != "" {
 		return reconcile.Result{}, r.apply(ctx, ip, &workload, why != "")
 	}
-	return reconcile.Result{}, nil
+	return r.moved(ctx, ip, pod)
 }
 
 // ofNobody sees to the addresses of a pod without a controller. Those of an orphan stay as they are: it may be adopted
@@ -194,6 +195,68 @@ func (r *releaser) ofNobody(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 	}
 	regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, why)
 	return nil
+}
+
+// rooted is for how long a pod must have been Ready on another node before its earlier addresses are released: longer
+// than a crash loop's back-off or a rollout that is undone takes to show.
+const rooted = 10 * time.Minute
+
+// moved releases addresses if their policy says so and their pod has taken root on another node, which keeps addresses
+// for it. The pod would return to that node, so nobody needs these.
+func (r *releaser) moved(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) (
+	reconcile.Result, error) {
+	if ip.Spec.WhenMoved != stayputv1alpha1.PolicyRelease || ip.Spec.Identity != "" ||
+		ip.Status.Phase != stayputv1alpha1.PhaseRetained || pod.Spec.NodeName == ip.Spec.NodeName {
+		return reconcile.Result{}, nil
+	}
+	if left := r.untilRooted(pod); left > 0 {
+		return reconcile.Result{RequeueAfter: left}, nil
+	}
+	if kept, err := r.keptFor(ctx, pod); err != nil || !kept {
+		return reconcile.Result{RequeueAfter: recheck}, err
+	}
+	var live corev1.Pod // a release is final
+	switch err := r.reader.Get(ctx, client.ObjectKeyFromObject(pod), &live); {
+	case apierrors.IsNotFound(err):
+		return reconcile.Result{}, nil // its deletion has us look again
+	case err != nil:
+		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
+	case live.UID != pod.UID || r.untilRooted(&live) > 0:
+		return reconcile.Result{RequeueAfter: recheck}, nil
+	}
+	if err := r.apply(ctx, ip, ip.Spec.Workload, true); err != nil {
+		return reconcile.Result{}, err
+	}
+	regarding(r.events, pod, corev1.EventTypeNormal, home.ReasonReleased, fmt.Sprintf(
+		"releasing %s on node %s: the pod has moved to node %s and is Ready there",
+		strings.Join(ip.Status.IPs, ", "), ip.Spec.NodeName, pod.Spec.NodeName))
+	return reconcile.Result{}, nil
+}
+
+// untilRooted returns when to look whether a pod has taken root; zero or less: it has.
+func (r *releaser) untilRooted(pod *corev1.Pod) time.Duration {
+	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil {
+		return recheck
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+			return rooted - r.now().Sub(c.LastTransitionTime.Time)
+		}
+	}
+	return recheck
+}
+
+// keptFor reports whether the node of a pod keeps the addresses that it has.
+func (r *releaser) keptFor(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	var list stayputv1alpha1.RetainedIPList
+	if err := r.client.List(ctx, &list, client.InNamespace(pod.Namespace), client.MatchingFields{retainedByPod: pod.Name},
+		client.UnsafeDisableDeepCopy); err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(list.Items, func(ip stayputv1alpha1.RetainedIP) bool {
+		return ip.Spec.NodeName == pod.Spec.NodeName && ip.Status.Phase == stayputv1alpha1.PhaseBound &&
+			ip.Status.PodUID == string(pod.UID) && home.Keeps(&ip, r.now())
+	}), nil
 }
 
 // withoutPod releases the addresses if their policy says so and their workload no longer wants them.

@@ -59,7 +59,7 @@ func retainedIPStripper() func(any) (any, error) {
 		}
 		ip.TypeMeta = metav1.TypeMeta{}
 		for _, s := range []*string{&ip.Spec.NodeName, &ip.Spec.Identity, &ip.Spec.Retention, &ip.Spec.WhenScaled,
-			&ip.Spec.WhenDeleted, (*string)(&ip.Status.Phase)} {
+			&ip.Spec.WhenDeleted, &ip.Spec.WhenMoved, (*string)(&ip.Status.Phase)} {
 			*s = once.one(*s)
 		}
 		if strings.HasPrefix(ip.Name, ip.Spec.PodName) {

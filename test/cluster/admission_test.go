@@ -782,6 +782,7 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		"153722868", "999999999", "1000000000", "9223372036854775807", "9223372036854775808", many("9", 300))
 	add(ledger.AnnotationWhenScaled, "Retain", "Release", "Delete", "", "retain", "Keep", "Retain ", "delete", "Retain\n")
 	add(ledger.AnnotationWhenDeleted, "Retain", "Release", "Delete", "", "release", "RELEASE")
+	add(ledger.AnnotationWhenMoved, "Retain", "Release", "Delete", "", "move", "Release ")
 	add(ledger.AnnotationIdentity, "a", "0", "db", "a-b", "a--b", many("a", 63), "9-a",
 		"", "a/b", "A", "aB", "-a", "a-", "-", "a.b", "a_b", "a b", "a\n", "\na", many("a", 64), "é", many("a", 62)+"-")
 	add(ledger.AnnotationWhenInUse, "Wait", "AllocateNew", "", "wait", "Allocate", "Wait ")
@@ -797,6 +798,7 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		map[string]string{ledger.AnnotationReservedIPDuration: "10", ledger.AnnotationWhenScaled: "Retain"},
 		map[string]string{ledger.AnnotationWhenScaled: "Retain"},
 		map[string]string{ledger.AnnotationWhenDeleted: "Retain"},
+		map[string]string{ledger.AnnotationWhenMoved: "Retain"},
 		map[string]string{ledger.AnnotationIdentity: "db"},
 		map[string]string{ledger.AnnotationWhenInUse: "Wait"},
 		map[string]string{ledger.AnnotationWhenInUse: "Wait", ledger.AnnotationIdentity: "db"},

@@ -200,6 +200,7 @@ type Promise struct {
 	Retention   string `json:"retention"`
 	WhenScaled  string `json:"whenScaled,omitempty"`
 	WhenDeleted string `json:"whenDeleted,omitempty"`
+	WhenMoved   string `json:"whenMoved,omitempty"`
 }
 
 // Suspicion is what does not look right about an address.

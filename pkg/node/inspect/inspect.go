@@ -141,7 +141,7 @@ func addressOf(a ledger.Address) inspection.Address {
 		is.Namespace, is.Pod, is.Interface = k.Namespace(), k.Pod, k.IfName
 		is.Promise = &inspection.Promise{
 			Identity: k.Identity, Retention: a.Policy.RetainIP(), WhenScaled: a.Policy.WhenScaled,
-			WhenDeleted: a.Policy.WhenDeleted,
+			WhenDeleted: a.Policy.WhenDeleted, WhenMoved: a.Policy.WhenMoved,
 		}
 	}
 	if a.State == ledger.StateRetained {

@@ -109,14 +109,15 @@ func byPod(claims []Claim) [][]Claim {
 func specOf(c Claim, node string) v1alpha1.RetainedIPSpec {
 	s := v1alpha1.RetainedIPSpec{
 		NodeName: node, PodName: c.Key.Pod, Identity: c.Policy.Identity, Retention: c.Policy.RetainIP(),
-		WhenScaled: c.Policy.WhenScaled, WhenDeleted: c.Policy.WhenDeleted,
+		WhenScaled: c.Policy.WhenScaled, WhenDeleted: c.Policy.WhenDeleted, WhenMoved: c.Policy.WhenMoved,
 	}
-	// Policies of claims that were put together from what a damaged disk still said lack these.
+	// Policies of claims that were put together from what a damaged disk still said, or of an older version, lack these.
 	byDefault := v1alpha1.PolicyRetain
 	if c.Policy.WhileOwned {
 		byDefault = v1alpha1.PolicyRelease
 	}
 	s.WhenScaled, s.WhenDeleted = cmp.Or(s.WhenScaled, byDefault), cmp.Or(s.WhenDeleted, byDefault)
+	s.WhenMoved = cmp.Or(s.WhenMoved, byDefault)
 	return s
 }
 

@@ -89,7 +89,7 @@ func TestAPolicyThatWasPutTogetherAgainHasTheDefaults(t *testing.T) {
 		word   string
 	}{{ledger.Policy{WhileOwned: true}, "Release"}, {ledger.Policy{Retention: policyOf(t, "1h").Retention}, "Retain"}} {
 		s := specOf(Claim{Policy: c.policy}, "node-a")
-		if s.WhenScaled != c.word || s.WhenDeleted != c.word {
+		if s.WhenScaled != c.word || s.WhenDeleted != c.word || s.WhenMoved != c.word {
 			t.Errorf("%+v", s)
 		}
 	}

@@ -1,10 +1,11 @@
 package v1alpha1
 
-// Annotations of a pod template. Nodes read the first six, see pkg/ledger for their values.
+// Annotations of a pod template. Nodes read the first seven, see pkg/ledger for their values.
 const (
 	AnnotationRetainIP           = "stayput.io/retain-ip"
 	AnnotationWhenScaled         = "stayput.io/when-scaled"
 	AnnotationWhenDeleted        = "stayput.io/when-deleted"
+	AnnotationWhenMoved          = "stayput.io/when-moved"
 	AnnotationIdentity           = "stayput.io/identity"
 	AnnotationWhenInUse          = "stayput.io/when-in-use"
 	AnnotationReservedIPDuration = "io.kubernetes.cri/reserved-ip-duration"
@@ -44,7 +45,7 @@ const AnnotationPinned = "stayput.io/pinned"
 // RetentionWhileOwned keeps addresses for as long as their workload wants the pod.
 const RetentionWhileOwned = "while-owned"
 
-// What happens to addresses when the workload is scaled down below the pod, or deleted.
+// What happens to addresses when the workload is scaled down below the pod or deleted, or the pod has moved.
 const (
 	PolicyRetain  = "Retain"
 	PolicyRelease = "Release"

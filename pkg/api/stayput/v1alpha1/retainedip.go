@@ -75,6 +75,12 @@ type RetainedIPSpec struct {
 	// +kubebuilder:validation:Enum=Retain;Release
 	WhenDeleted string `json:"whenDeleted,omitempty"`
 
+	// whenMoved says what happens to the addresses once the pod has been Ready on another node for ten minutes, which
+	// keeps addresses for it, too.
+	// +optional
+	// +kubebuilder:validation:Enum=Retain;Release
+	WhenMoved string `json:"whenMoved,omitempty"`
+
 	// release releases the addresses as soon as no pod uses them. People may set it; the controller sets it when
 	// the workload no longer wants the pod. The agent deletes the object once that is done.
 	// +optional

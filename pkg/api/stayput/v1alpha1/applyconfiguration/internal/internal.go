@@ -79,6 +79,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: whenDeleted
       type:
         scalar: string
+    - name: whenMoved
+      type:
+        scalar: string
     - name: whenScaled
       type:
         scalar: string

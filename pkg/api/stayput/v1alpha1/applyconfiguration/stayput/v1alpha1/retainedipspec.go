@@ -21,6 +21,9 @@ type RetainedIPSpecApplyConfiguration struct {
 	WhenScaled *string `json:"whenScaled,omitempty"`
 	// whenDeleted says what happens to the addresses when the workload is deleted.
 	WhenDeleted *string `json:"whenDeleted,omitempty"`
+	// whenMoved says what happens to the addresses once the pod has been Ready on another node for ten minutes, which
+	// keeps addresses for it, too.
+	WhenMoved *string `json:"whenMoved,omitempty"`
 	// release releases the addresses as soon as no pod uses them. People may set it; the controller sets it when
 	// the workload no longer wants the pod. The agent deletes the object once that is done.
 	Release *bool `json:"release,omitempty"`
@@ -79,6 +82,14 @@ func (b *RetainedIPSpecApplyConfiguration) WithWhenScaled(value string) *Retaine
 // If called multiple times, the WhenDeleted field is set to the value of the last call.
 func (b *RetainedIPSpecApplyConfiguration) WithWhenDeleted(value string) *RetainedIPSpecApplyConfiguration {
 	b.WhenDeleted = &value
+	return b
+}
+
+// WithWhenMoved sets the WhenMoved field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the WhenMoved field is set to the value of the last call.
+func (b *RetainedIPSpecApplyConfiguration) WithWhenMoved(value string) *RetainedIPSpecApplyConfiguration {
+	b.WhenMoved = &value
 	return b
 }
 
