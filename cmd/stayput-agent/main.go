@@ -19,6 +19,6 @@ func command() *cobra.Command {
 	cmd := program.Daemon("stayput-agent", "The node daemon of stayput: policies, leaks, expiry, metrics",
 		func(ctx context.Context, stderr io.Writer) error { return serve(ctx, o, stderr) })
 	o.addFlags(cmd)
-	cmd.AddCommand(uninstallCommand(&o), inspectCommand(&o), importCommand(&o))
+	cmd.AddCommand(uninstallCommand(&o), inspectCommand(&o), importCommand(&o), releaseCommand(&o))
 	return cmd
 }

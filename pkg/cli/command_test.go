@@ -27,7 +27,7 @@ func TestABadArgumentIsNamed(t *testing.T) {
 		{"get web-0 -A", "POD: names cannot be combined with --all-namespaces"},
 		{"get web-0 -l app=web", "POD: names cannot be combined"},
 		{"get -o xml", "--output: unable to match a printer suitable for the output format \"xml\""},
-		{"release", "POD: expected names of pods or RetainedIPs, or --all"},
+		{"release", "POD: expected names of pods or RetainedIPs, --all, or --node"},
 		{"release web-0 --all", "POD: names cannot be combined with --all"},
 		{"release web-0 -l app=web", "--selector: can only be used with --all"},
 		{"release web-0 --dry-run=yes", "--dry-run: \"yes\" is not valid: expected none, client or server"},

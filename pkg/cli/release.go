@@ -45,6 +45,7 @@ var (
 type release struct {
 	all, yes, wait bool
 	selector       string
+	node           string
 	dryRun         string
 	timeout        time.Duration
 }
@@ -53,24 +54,30 @@ func releaseCommand(s *settings) *cobra.Command {
 	var o release
 	format := newObjectFormat("released", false)
 	cmd := &cobra.Command{
-		Use:   "release (POD... | --all [-l SELECTOR])",
+		Use:   "release (POD... | --all [-l SELECTOR] | --node NODE)",
 		Short: "Release the addresses that are retained for pods that are gone",
 		Long: `Release the addresses that are retained for pods that are gone, and wait until the
 node has freed them. Name the pods or their RetainedIPs. A bound address cannot be
 released: a pod uses it.
 
 An address that has changed since it was read, for example because its pod came
-back, is not released.`,
+back, is not released.
+
+When a namespace is deleted, its RetainedIPs go with it, but a node keeps the
+addresses if stayput.io/when-deleted is Retain. With --node the agent of that node
+is asked to release all that it retains for the namespace.`,
 		Example: `  kubectl stayput release web-2
   kubectl stayput release web-2.node-1
-  kubectl stayput release --all -l app=web --dry-run=server`,
+  kubectl stayput release --all -l app=web --dry-run=server
+  kubectl stayput release --node node-1 --namespace gone`,
 		ValidArgsFunction: s.complete(retainedPods, 0),
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, s, format, args) },
 	}
 	f := cmd.Flags()
 	f.BoolVar(&o.all, "all", false, "Release all retained addresses of the namespace")
 	f.StringVarP(&o.selector, "selector", "l", "", "With --all: labels of the workload's pod template, such as app=web")
-	f.BoolVarP(&o.yes, "yes", "y", false, "With --all: do not ask for confirmation")
+	f.StringVar(&o.node, "node", "", "Release what this node still retains for the namespace, which must be gone")
+	f.BoolVarP(&o.yes, "yes", "y", false, "With --all or --node: do not ask for confirmation")
 	f.StringVar(&o.dryRun, "dry-run", "none",
 		"One of: (none, client, server). With client, only print what would be released;\n"+
 			"with server, the API server also validates it")
@@ -87,10 +94,14 @@ back, is not released.`,
 
 func (o *release) validate(args []string) error {
 	switch {
+	case o.node != "" && (o.all || len(args) > 0):
+		return errors.New("--node: cannot be combined with names of pods or --all")
+	case o.node != "" && o.dryRun == "server":
+		return errors.New("--dry-run: with --node expected none or client: no object is changed")
 	case o.all && len(args) > 0:
 		return errors.New("POD: names cannot be combined with --all")
-	case !o.all && len(args) == 0:
-		return errors.New("POD: expected names of pods or RetainedIPs, or --all")
+	case !o.all && o.node == "" && len(args) == 0:
+		return errors.New("POD: expected names of pods or RetainedIPs, --all, or --node")
 	case !o.all && o.selector != "":
 		return errors.New("--selector: can only be used with --all")
 	case o.timeout <= 0:
@@ -118,6 +129,9 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 	c, err := s.connect()
 	if err != nil {
 		return err
+	}
+	if o.node != "" {
+		return o.runOn(cmd, c)
 	}
 	ctx := cmd.Context()
 	retained, errs, err := o.choose(ctx, c, wanted)
@@ -225,10 +239,15 @@ func confirm(cmd *cobra.Command, ips []stayputv1alpha1.RetainedIP) error {
 	for i := range ips {
 		fmt.Fprintf(w, "  %s  %s  node %s\n", ips[i].Spec.PodName, ipsOf(&ips[i]), ips[i].Spec.NodeName)
 	}
+	return confirmed(cmd, "--all")
+}
+
+// confirmed asks whether to release what was shown because of a flag.
+func confirmed(cmd *cobra.Command, flag string) error {
 	if !interactive(cmd.InOrStdin()) {
-		return errors.New("--all: standard input is not a terminal: confirm with --yes")
+		return fmt.Errorf("%s: standard input is not a terminal: confirm with --yes", flag)
 	}
-	fmt.Fprint(w, "Release them? (y/N) ")
+	fmt.Fprint(cmd.ErrOrStderr(), "Release them? (y/N) ")
 	answer, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
 	if err != nil {
 		return err

@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/stayput/stayput/pkg/api/inspection"
+)
+
+// errNamespace: the addresses of its pods have objects, which are the way to release them.
+var errNamespace = errors.New("the namespace exists")
+
+// runOn releases what a node retains for the pods of a namespace that is gone, with all its RetainedIPs.
+func (o *release) runOn(cmd *cobra.Command, c *cluster) error {
+	ctx, out := cmd.Context(), cmd.OutOrStdout()
+	kept, err := releaseOn(ctx, c, o.node, false)
+	if err != nil {
+		return err
+	}
+	if len(kept.Items) == 0 {
+		fmt.Fprintf(cmd.ErrOrStderr(), "Node %s retains nothing for namespace %s.\n", o.node, c.namespace)
+		return nil
+	}
+	if o.dryRun == "none" {
+		if !o.yes {
+			w := cmd.ErrOrStderr()
+			fmt.Fprintf(w, "Node %s will release these addresses of namespace %s, which is gone:\n", o.node, c.namespace)
+			for _, i := range kept.Items {
+				fmt.Fprintf(w, "  %s  %s  network %s\n", i.Pod, i.IP, i.Network)
+			}
+			if err := confirmed(cmd, "--node"); err != nil {
+				return err
+			}
+		}
+		if kept, err = releaseOn(ctx, c, o.node, true); err != nil {
+			return err
+		}
+	}
+	for _, i := range kept.Items {
+		done := "released"
+		if !i.Done {
+			done = "released (dry run)"
+		}
+		fmt.Fprintf(out, "%s/%s %s: %s of node %s\n", i.Namespace, i.Pod, done, i.IP, o.node)
+	}
+	return nil
+}
+
+// releaseOn has the agent of a node say what it retains for the namespace, or release it. The namespace must be gone.
+func releaseOn(ctx context.Context, c *cluster, node string, act bool) (all inspection.Release, err error) {
+	switch err := c.Get(ctx, types.NamespacedName{Name: c.namespace}, &corev1.Namespace{}); {
+	case err == nil:
+		return all, fmt.Errorf("--namespace: %s: %w: release its addresses without --node", c.namespace, errNamespace)
+	case !apierrors.IsNotFound(err):
+		return all, fmt.Errorf("looking for namespace %s: %w", c.namespace, rightTo("get namespaces", err))
+	}
+	args := []string{"release", c.namespace}
+	if act {
+		args = append(args, "--act")
+	}
+	text, err := c.agents.Run(ctx, node, nil, args...)
+	if err != nil {
+		return all, err
+	}
+	if err := json.Unmarshal(text, &all); err != nil {
+		return all, fmt.Errorf("node %s: output of stayput-agent release: %w", node, err)
+	}
+	return all, nil
+}
