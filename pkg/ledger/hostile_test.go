@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
@@ -83,11 +82,10 @@ func (w *world) addBlindly(r *rand.Rand) {
 
 // release ends a promise on purpose. Its address stays the running pod's until the DEL.
 func (w *world) release(r *rand.Rand) {
-	keys := slices.SortedFunc(maps.Keys(w.promises), func(a, b Key) int { return strings.Compare(a.String(), b.String()) })
-	if len(keys) == 0 {
+	key := pickOne(r, w.keys())
+	if w.promises[key] == nil {
 		return
 	}
-	key := pickOne(r, keys)
 	p := w.promises[key]
 	err := w.ledgerOf(w.agent(r)).Release(key)
 	w.logf("release %s -> %v", key, err)
@@ -284,4 +282,95 @@ func (w *world) hostLocal(f func(dir string) error) error {
 	}
 	defer unlock()
 	return f(dir)
+}
+
+// wipeSome removes files of stayput's as people do who free disk space, and demands what docs/files.md promises
+// (Deleting files). It is never done twice without a command in between: what tells of what was wiped must be there.
+func (w *world) wipeSome(r *rand.Rand) {
+	if w.raw {
+		return
+	}
+	l := w.ledger()
+	if _, err := w.fs.Mode(l.inState(indexDir)); err != nil {
+		return // nothing has been served yet
+	}
+	w.fragile = false
+	what := ""
+	switch r.IntN(6) {
+	case 0:
+		what = "the network directory"
+		w.remove(l.dir)
+		w.lostNetworkDir()
+	case 1:
+		what = "all but dot files in the network directory"
+		w.wipe(l.dir, glob)
+		w.lostNetworkDir()
+	case 2:
+		what = "the files of the index"
+		w.wipe(l.inState(indexDir), all)
+		w.lostIndex()
+	case 3:
+		what = "the index"
+		w.remove(l.inState(indexDir))
+		w.lostIndex()
+	case 4:
+		what = "the state"
+		w.remove(l.state)
+		w.lostClaims()
+		w.lostIndex()
+	case 5:
+		what = "the claims"
+		w.wipe(l.inState(claimsDir), all)
+		w.lostClaims()
+	}
+	w.raw = true
+	w.logf("wiped: %s", what)
+}
+
+func (w *world) remove(path string) {
+	if err := RemoveAll(w.fs, path); err != nil {
+		w.failf("wiping %s: %v", path, err)
+	}
+}
+
+// lostNetworkDir: promises and what the index knows come back; retentions begin anew. An attachment that the index need
+// not know (host-local's, or one older than an uninstallation, until the agent has handed in its policy) is lost with
+// its address file, while its pod may go on to use the address: nothing on the disk tells of it any more.
+func (w *world) lostNetworkDir() {
+	for k, p := range w.promises {
+		if w.expired(p) {
+			w.forget(k)
+			continue
+		}
+		p.loose = true
+		p.unsure = p.unsure || p.holder == nil
+	}
+	for att, l := range w.live {
+		if l.foreign {
+			delete(w.live, att)
+			l.vague = true
+			w.limbo[att] = l // its address file may be there all the same
+		}
+	}
+}
+
+// lostIndex: the address files say who has what, but not in which namespace.
+func (w *world) lostIndex() {
+	for _, l := range w.live {
+		l.vague = true
+	}
+	for _, l := range w.limbo {
+		l.vague = true
+	}
+}
+
+// lostClaims: a retained record is a promise of its own, a bound address is not. The record is not durable until the next
+// command has made a claim of it.
+func (w *world) lostClaims() {
+	w.fragile = true
+	for k, p := range w.promises {
+		if p.holder != nil || p.unsure { // a killed restore may have left it bound
+			w.forget(k)
+		}
+	}
 }

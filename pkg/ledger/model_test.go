@@ -16,8 +16,8 @@ var (
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
 
-// Random histories of every command, kills, clock jumps and reboots, of host-local beside, new configurations and
-// processes that see no namespaces, against a plain map. A failure prints the seed and the history; -model.seed replays
+// Random histories of every command, kills, clock jumps and reboots, of host-local beside, new configurations, wiped
+// files and processes that see no namespaces, against a plain map. A failure prints the seed and the history; -model.seed replays
 // it. The same histories run each time; -model.base makes others, or new ones if it is 0.
 func TestRandomHistoriesAgreeWithAMap(t *testing.T) {
 	if *modelSeed != 0 {
@@ -65,6 +65,7 @@ var deeds = []struct {
 	{2, func(w *world, r *rand.Rand) { w.configure(r) }},
 	{2, func(w *world, r *rand.Rand) { w.addAgain(pickOne(r, w.known)) }},
 	{3, func(w *world, r *rand.Rand) { w.addBlindly(r) }},
+	{4, func(w *world, r *rand.Rand) { w.wipeSome(r) }},
 	{4, func(w *world, r *rand.Rand) { w.hostLocalAdd() }},
 	{4, func(w *world, r *rand.Rand) { w.hostLocalDel(pickOne(r, w.known)) }},
 }
@@ -151,11 +152,20 @@ func (w *world) stopSome(r *rand.Rand) {
 }
 
 func (w *world) powerLoss(r *rand.Rand) {
+	raw := w.raw
+	if _, err := w.fs.Mode(w.ledger().marker()); err != nil {
+		raw = true
+	}
 	if r.IntN(2) == 0 {
 		keep := []string{"durable", "all", "torn", "mixed"}[r.IntN(4)]
 		w.logf("power loss keeping %s", keep)
 		if *modelSeed != 0 {
 			w.t.Log(w.fs.dump())
+		}
+		if w.raw && w.fragile {
+			for _, k := range w.keys() {
+				w.forget(k)
+			}
 		}
 		w.fs.lose(keep, r)
 		if *modelSeed != 0 {
@@ -163,7 +173,6 @@ func (w *world) powerLoss(r *rand.Rand) {
 		}
 	}
 	w.boot(time.Duration(r.IntN(5)) * time.Minute)
-	raw := w.raw
 	w.prepare() // as the agent does when it starts; until then the wall clock counts
 	if raw {    // without a marker a file that says nothing may be of this boot
 		w.dropUnreadable()
@@ -312,7 +321,10 @@ func (w *world) killedADD(r *rand.Rand, pod string) {
 	// It may have taken the place of a dead predecessor; with its DEL the clock runs.
 	if p := w.promises[NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, policy, att.IfName)]; hit && p != nil &&
 		p.holder != nil && !w.alive(w.live[*p.holder].netns) {
-		w.ended(*p.holder)
+		holder := *p.holder
+		l := w.live[holder]
+		w.ended(holder)
+		w.limbo[holder] = l
 		p.loose = true
 	}
 	w.logf("ADD %s %s killed at operation %d: %t", att, pod, at, hit)

@@ -68,8 +68,9 @@ func (r *rebuilder) run(live func(Netns, string) Liveness) []step {
 			}
 		}
 	}
+	r.remake(live)
 	for _, e := range p.entries {
-		r.placeEntry(e, live)
+		r.placeEntry(e)
 	}
 	addrs := slices.SortedFunc(maps.Keys(p.slots), netip.Addr.Compare)
 	for _, a := range addrs {
@@ -96,6 +97,8 @@ func (r *rebuilder) run(live func(Netns, string) Liveness) []step {
 	for _, e := range p.entries {
 		if r.stale(e) {
 			r.steps = append(r.steps, dropEntry{e})
+		} else {
+			r.trim(e)
 		}
 	}
 	if len(p.newerClaims)+len(p.newerEntries) > 0 {
@@ -156,17 +159,47 @@ func (r *rebuilder) put(a netip.Addr, data []byte) {
 	r.slots[a] = s
 }
 
-// placeEntry notes which addresses an entry explains. An address file that is missing under a live
-// attachment of this boot was wiped: it is made again, or the address would be given away.
-func (r *rebuilder) placeEntry(e *entry, live func(Netns, string) Liveness) {
+// remake makes the address files again that are missing under the attachments of this boot: they were wiped, and their
+// addresses would be given away. That a namespace is not to be seen proves nothing: it may be an agent's container that
+// looks. But if two entries name one address, that of the namespace that is there counts.
+func (r *rebuilder) remake(live func(Netns, string) Liveness) {
+	if r.scanning {
+		return
+	}
+	var unseen []*entry
+	for _, e := range r.entries {
+		switch {
+		case e.boot != r.now.BootID || !slices.ContainsFunc(e.addrs, r.missing):
+		case live(e.netns, e.boot) == Dead:
+			unseen = append(unseen, e)
+		default:
+			r.bind(e)
+		}
+	}
+	for _, e := range unseen {
+		r.bind(e)
+	}
+}
+
+func (r *rebuilder) missing(a netip.Addr) bool {
+	_, there := r.slots[a]
+	return !there
+}
+
+// bind makes the missing address files of an attachment.
+func (r *rebuilder) bind(e *entry) {
 	for _, a := range e.addrs {
-		s, there := r.slots[a]
-		if !there && !r.scanning && e.boot == r.now.BootID && e.netns.Path != "" && live(e.netns, e.boot) != Dead {
+		if r.missing(a) {
 			r.put(a, encodeBound(e.att))
 			r.bound[e.att] = append(r.bound[e.att], a)
-			s = r.slots[a]
 		}
-		if s.state == slotBound && s.att == e.att {
+	}
+}
+
+// placeEntry notes which addresses an entry explains.
+func (r *rebuilder) placeEntry(e *entry) {
+	for _, a := range e.addrs {
+		if s := r.slots[a]; s.state == slotBound && s.att == e.att {
 			r.explained[a] = e
 		}
 	}
@@ -305,4 +338,17 @@ func (r *rebuilder) stale(e *entry) bool {
 		return false
 	}
 	return e.boot != r.now.BootID || !slices.ContainsFunc(e.addrs, func(a netip.Addr) bool { return r.explained[a] == e })
+}
+
+// trim takes from an entry what is not its attachment's: a killed ADD has named addresses that it never bound, and once
+// they are another's a wipe must not make them this one's.
+func (r *rebuilder) trim(e *entry) {
+	if e.boot != r.now.BootID {
+		return
+	}
+	next := *e
+	next.addrs = slices.DeleteFunc(slices.Clone(e.addrs), func(a netip.Addr) bool { return r.explained[a] != e })
+	if len(next.addrs) > 0 && len(next.addrs) < len(e.addrs) {
+		r.steps = append(r.steps, putEntry{&next, e})
+	}
 }

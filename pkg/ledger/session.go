@@ -104,10 +104,15 @@ func (s *session) open() error {
 		if s.lasts[i], there, err = s.readLast(i); err != nil {
 			return err
 		}
-		if known := i < len(s.stamp.last); known && s.stamp.last[i].IsValid() && !there {
-			s.due = true // as if the marker were missing: who removed this file removed others, too
-			return nil
-		} else if !known || s.lasts[i] != s.stamp.last[i] {
+		known := i < len(s.stamp.last)
+		if known && s.stamp.last[i].IsValid() && !s.lasts[i].IsValid() {
+			if !there {
+				s.due = true // as if the marker were missing: who removed this file removed others, too
+				return nil
+			}
+			s.lasts[i] = s.stamp.last[i] // a kill tore it: it must go on to be missed
+		}
+		if !known || s.lasts[i] != s.stamp.last[i] {
 			same = false
 		}
 	}
@@ -262,8 +267,11 @@ func (s *session) rebuild() error {
 			return err
 		}
 	}
-	if err := syncPathTo(s.fs, s.inState(claimsDir)); err != nil {
-		return err
+	// Also of the network directory: after a wipe a power loss would bring the old one back, marker and all.
+	for _, dir := range []string{s.inState(claimsDir), s.dir} {
+		if err := syncPathTo(s.fs, dir); err != nil {
+			return err
+		}
 	}
 	// A file system without a journal may have kept both names of a rename: writing to the old one would
 	// write into the new one.
@@ -295,12 +303,12 @@ func (s *session) rebuild() error {
 func (s *session) rebuildLasts() error {
 	s.lasts = make([]netip.Addr, max(len(s.net.Ranges), len(s.stamp.last)))
 	for i := range s.lasts {
-		a, there, err := s.readLast(i)
+		a, _, err := s.readLast(i)
 		if err != nil {
 			return err
 		}
-		if s.lasts[i] = a; there {
-			continue
+		if s.lasts[i] = a; a.IsValid() {
+			continue // but not if a power loss tore it: what the marker does not know cannot be missed
 		}
 		var was netip.Addr
 		if i < len(s.stamp.last) {

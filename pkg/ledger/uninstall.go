@@ -29,14 +29,32 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 	if err != nil {
 		return freed, err
 	}
-	unlock, err := l.fs.Lock(filepath.Join(l.dir, lockFile))
+	_, err = l.fs.Mode(l.inState(indexDir))
+	served := err == nil
+	lock := filepath.Join(l.dir, lockFile)
+	unlock, err := l.fs.Lock(lock)
 	if errors.Is(err, fs.ErrNotExist) {
-		return freed, RemoveAll(l.fs, l.state) // host-local's directory is gone, and all addresses with it
-	} else if err != nil {
+		if !served {
+			return freed, RemoveAll(l.fs, l.state)
+		}
+		if err = MkdirAll(l.fs, l.dir); err == nil {
+			unlock, err = l.fs.Lock(lock)
+		}
+	}
+	if err != nil {
 		return freed, err
 	}
 	defer unlock()
 	s := &session{Ledger: l, now: now, unlock: unlock}
+	if err := s.open(); err != nil && !errors.Is(err, ErrNewer) {
+		return freed, err
+	}
+	if s.due && served {
+		// What was wiped under running pods must be there again before host-local gives it away.
+		if err := s.rebuild(); err != nil {
+			return freed, err
+		}
+	}
 
 	index, err := s.allEntries()
 	if err != nil {

@@ -27,7 +27,8 @@ type world struct {
 	// maybe is the policy of a promise that the ledger may still keep, though nothing demands it: its ADD was killed, or
 	// its end is uncertain.
 	maybe map[Key]Policy
-	// limbo are attachments whose ADD was killed and that nobody has DELed yet.
+	// limbo are attachments that may have an address, though none is theirs by right: their ADD was killed, or all traces of
+	// them were wiped. Nobody has DELed them yet.
 	limbo map[Attachment]*liveAttachment
 	// freed are the keys of claims whose addresses host-local's DEL has freed.
 	freed map[Key]bool
@@ -35,6 +36,8 @@ type world struct {
 
 	known []Attachment // every attachment there ever was, for late DELs
 	raw   bool         // files were wiped, and no command has been since
+	// fragile: claims were among them.
+	fragile bool
 }
 
 type liveAttachment struct {
@@ -300,6 +303,11 @@ func (w *world) ended(att Attachment) {
 func (w *world) attachments() []Attachment {
 	return slices.SortedFunc(maps.Keys(w.live),
 		func(a, b Attachment) int { return strings.Compare(a.String(), b.String()) })
+}
+
+// keys lists what is promised in the same order for every run.
+func (w *world) keys() []Key {
+	return slices.SortedFunc(maps.Keys(w.promises), func(a, b Key) int { return strings.Compare(a.String(), b.String()) })
 }
 
 func (w *world) advance(d time.Duration) {
