@@ -13,6 +13,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -418,12 +419,28 @@ func (b *breaker) cordon(ctx context.Context, m *machine, drain bool) (
 			return err == nil || apierrors.IsNotFound(err), err
 		})
 	}
-	if !drain {
-		return m.Name, heal, b.setUnschedulable(ctx, m.Name, true)
+	err = b.setUnschedulable(ctx, m.Name, true)
+	if drain && err == nil {
+		err = b.evict(ctx, m.Name)
 	}
-	_, err = b.cluster.Kubectl(ctx, "", "drain", m.Name, "--ignore-daemonsets", "--force", "--delete-emptydir-data",
-		"--pod-selector=app", "--timeout=15s")
 	return m.Name, heal, err
+}
+
+// evict evicts the pods of the workloads from a node.
+func (b *breaker) evict(ctx context.Context, node string) error {
+	var errs []error
+	for _, pod := range b.lives.running() {
+		if pod.node != node {
+			continue
+		}
+		err := b.cluster.Client().CoreV1().Pods(namespace).EvictV1(ctx, &policyv1.Eviction{
+			ObjectMeta: metav1.ObjectMeta{Name: pod.name, Namespace: namespace},
+		})
+		if !apierrors.IsNotFound(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (b *breaker) setUnschedulable(ctx context.Context, node string, to bool) error {

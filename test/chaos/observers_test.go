@@ -120,6 +120,16 @@ func TestAnotherAddressOfTheSamePodIsAViolation(t *testing.T) {
 	w.says("had 10.0.0.1, and started again with another address")
 }
 
+func TestASharedAddressMayGoToASibling(t *testing.T) {
+	w := newWorld(t)
+	p := w.pod("front-a", "a", "node-1", "10.0.0.1")
+	w.lives.seePod(p)
+	p = p.DeepCopy()
+	p.Status.PodIP = "10.0.0.2"
+	w.lives.seePod(p)
+	w.says()
+}
+
 func TestAnAddressIsNotDueAfterItsTime(t *testing.T) {
 	w := newWorld(t)
 	w.lived("brief-0", "a", "node-1", "10.0.0.1")

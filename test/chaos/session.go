@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
@@ -30,12 +31,13 @@ type session struct {
 	weather *weather
 	lives   *lives
 	breaker *breaker
+	events  map[types.UID]string // versions of those in the journal
 }
 
 // newSession starts a cluster with stayput and the workloads. The caller closes the cluster, if there is one, also
 // after an error.
 func newSession(ctx context.Context, product lab.Product, r *report) (*session, error) {
-	s := &session{report: r, weather: &weather{now: r.now}}
+	s := &session{report: r, weather: &weather{now: r.now}, events: map[types.UID]string{}}
 	var err error
 	if s.cluster, err = lab.StartCluster(ctx, lab.ClusterOptions{Product: product}); err != nil {
 		return s, err
@@ -135,7 +137,8 @@ func (s *session) watch(ctx context.Context) (wait func()) {
 
 // seeEvent writes what the product says into the journal.
 func (s *session) seeEvent(e *corev1.Event) {
-	if strings.HasPrefix(e.ReportingController, "stayput") {
+	if strings.HasPrefix(e.ReportingController, "stayput") && s.events[e.UID] != e.ResourceVersion {
+		s.events[e.UID] = e.ResourceVersion
 		s.report.note("Event %s about %s %s: %s", e.Reason, e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Message)
 	}
 }
