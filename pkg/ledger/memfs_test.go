@@ -416,3 +416,19 @@ func (f fakeNetns) Identify(path string) (Netns, bool, error) {
 	ns, ok := f[path]
 	return ns, ok, nil
 }
+
+// files calls f for every file.
+func (m *memFS) files(f func(path string, mode uint32)) {
+	var walk func(path string, n *memNode)
+	walk = func(path string, n *memNode) {
+		if !n.isDir {
+			f(path, n.mode)
+		}
+		for name := range n.dir {
+			if sub := n.get(name); sub != nil {
+				walk(filepath.Join(path, name), sub)
+			}
+		}
+	}
+	walk("/", m.root)
+}

@@ -146,9 +146,9 @@ func (s slot) boundTo(att Attachment) bool {
 const (
 	modeHostLocal = 0o600
 	modeOurs      = 0o1600
-	modeState     = 0o644 // of everything in the state directory
+	modeState     = 0o600 // of everything in the state directory
 	// modeDurable marks a claim of which the name, too, is known to be durable.
-	modeDurable = 0o1644
+	modeDurable = 0o1600
 )
 
 // Retained is the record of a retained address. It alone suffices to restore and to expire.

@@ -161,6 +161,17 @@ func TestAKilledADDsEntryNeverBeatsTheOwners(t *testing.T) {
 	}
 }
 
+// What a network holds is nobody's business but root's: host-local's files are 0600 as well.
+func TestOnlyRootReadsTheFiles(t *testing.T) {
+	w, _, _, _ := inhabited(t)
+	w.add("web-a", shared)
+	w.fs.files(func(path string, mode uint32) {
+		if mode&0o077 != 0 {
+			t.Errorf("%s has mode %o", path, mode)
+		}
+	})
+}
+
 // broken runs a command on a disk that fails for good from its nth change on, but for the marker.
 func (w *world) broken(n int, run func(*world)) (hit bool) {
 	w.fs.before = func(op, path string) error {

@@ -31,7 +31,7 @@ type Dir string
 
 var disk ledger.Disk
 
-const mode = 0o644 // of every file
+const mode = 0o600 // of every file
 
 func (d Dir) path(name string) string {
 	if d == "" {

@@ -261,7 +261,7 @@ func (u *Uninstaller) save(r record) error {
 	if err != nil {
 		return err
 	}
-	if err := (atomicfile.File{Path: u.path, Mode: 0o644}).Write(bytes.NewReader(append(b, '\n'))); err != nil {
+	if err := (atomicfile.File{Path: u.path, Mode: 0o600}).Write(bytes.NewReader(append(b, '\n'))); err != nil {
 		return fmt.Errorf("remembering the installation: %w", err)
 	}
 	u.record = r
