@@ -32,6 +32,10 @@ var sections = []table.Section[*bench]{
 		Name: "restore", Measure: measureRestore,
 		About: "restore ADD + retaining DEL, against host-local's and as many fsyncs",
 	},
+	{
+		Name: "rebuild", Measure: measureRebuild,
+		About: "the first command after a switch from host-local and of a boot, with 10,000 and 100,000 addresses",
+	},
 	{Name: "parallel", About: "64 concurrent ADDs in one network", Measure: measureParallel},
 	{Name: "pods", About: "RunPodSandbox + StopPodSandbox on containerd", Measure: measurePods},
 	{Name: "agent", About: "the idle agent with 200 pods", Measure: measureAgent},

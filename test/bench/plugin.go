@@ -35,12 +35,17 @@ type network struct {
 
 const networkName = "pods"
 
+var (
+	networkRange = netip.MustParsePrefix("10.88.0.0/13")
+	firstAddr    = netip.MustParseAddr("10.88.0.1") // the gateway
+)
+
 func (b *bench) network(plugin, netns string, annotations map[string]string) (*network, error) {
 	dir, err := os.MkdirTemp(b.dir, filepath.Base(plugin)+"-")
 	if err != nil {
 		return nil, err
 	}
-	ipam := lab.RangeIPAM(filepath.Base(plugin), "10.88.0.0/16")
+	ipam := lab.RangeIPAM(filepath.Base(plugin), networkRange.String())
 	ipam["dataDir"] = filepath.Join(dir, "data")
 	if filepath.Base(plugin) == "stayput" {
 		state := filepath.Join(dir, "state")
@@ -65,7 +70,7 @@ func (w *network) bind(n int) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	addr := netip.MustParseAddr("10.88.0.1")
+	addr := firstAddr
 	for range n {
 		addr = addr.Next()
 		if err := os.WriteFile(filepath.Join(dir, addr.String()), []byte(newID()+"\r\neth0"), 0o644); err != nil {

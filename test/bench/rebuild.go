@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/bench/internal/table"
+)
+
+// earlier is the clock of a boot before this one.
+type earlier struct {
+	ledger.SystemClock
+	boot string
+}
+
+func (c earlier) Now() (ledger.Instant, error) {
+	now, err := c.SystemClock.Now()
+	now.BootID = c.boot
+	return now, err
+}
+
+// measureRebuild times the first command of a node that has many addresses: kubelet's other pods wait for the lock as
+// long as it runs, and 60 s at most.
+func measureRebuild(ctx context.Context, b *bench) ([]table.Row, error) {
+	netns, done, err := newNetNS()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	var rows []table.Row
+	for _, n := range []int{10_000, 100_000} {
+		goal := table.AtMost(float64(n) / 20_000)
+		row := func(what string, took time.Duration) {
+			rows = append(rows, table.Row{
+				What: fmt.Sprintf("%s, %d addresses", what, n), Against: "-", Goal: goal,
+				Figure: table.Figure{Value: took.Seconds(), Unit: " s", N: 1},
+			})
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		w, err := b.network(b.product.Plugin, netns, ordinary)
+		if err != nil {
+			return nil, err
+		}
+		if err := w.bind(n); err != nil {
+			return nil, err
+		}
+		took, err := w.call("ADD", newID(), "first")
+		if err != nil {
+			return nil, err
+		}
+		row("first ADD after host-local", took)
+		if err := os.RemoveAll(w.dir); err != nil {
+			return nil, err
+		}
+
+		if w, err = b.network(b.product.Plugin, netns, ordinary); err != nil {
+			return nil, err
+		}
+		if err := w.retain(n); err != nil {
+			return nil, err
+		}
+		if took, err = w.call("ADD", newID(), "first"); err != nil {
+			return nil, err
+		}
+		row("first ADD of a boot, retained", took)
+		if err := os.RemoveAll(w.dir); err != nil {
+			return nil, err
+		}
+	}
+	return rows, nil
+}
+
+// retain fills the network with n addresses that were retained in an earlier boot.
+func (w *network) retain(n int) error {
+	r, err := ledger.NewRange(networkRange, netip.Addr{}, netip.Addr{}, netip.Addr{})
+	if err != nil {
+		return err
+	}
+	const boot = "before"
+	l := ledger.New(&ledger.Network{
+		Name: networkName, DataDir: filepath.Join(w.dir, "data"), Ranges: []ledger.RangeSet{{r}},
+	}, ledger.Options{StateDir: filepath.Join(w.dir, "state"), Clock: earlier{boot: boot}})
+	if err := l.Prepare(); err != nil {
+		return err
+	}
+	claims, err := filepath.Glob(filepath.Join(w.dir, "state", networkName+"-*", "claims"))
+	if err != nil || len(claims) != 1 {
+		return fmt.Errorf("the directories of claims are %v: %w", claims, err)
+	}
+	addr, now := firstAddr, time.Now().UTC().Format(time.RFC3339)
+	for i := range n {
+		addr = addr.Next()
+		pod := fmt.Sprintf("web-%d", i)
+		claim := fmt.Sprintf(`{"v":1,"key":{"network":%q,"identity":"pod:default/%s","pod":%q,"ifname":"eth0"},`+
+			`"addrs":[%q],"policy":{"retention":"720h0m0s","whenScaled":"Retain","whenDeleted":"Retain"}`,
+			networkName, pod, pod, addr)
+		clock := fmt.Sprintf(`{"left":"720h0m0s","wall":%q,"boottime":1,"boot":%q}`, now, boot)
+		record := fmt.Sprintf(`%s,"since":%q,"run":%s,"at":%s}`, claim, now, clock, clock)
+		name := sha256.Sum256([]byte(strings.Join([]string{networkName, "pod:default/" + pod, pod, "eth0"}, "\x00")))
+		if err := errors.Join(
+			os.WriteFile(filepath.Join(w.dir, "data", networkName, addr.String()), []byte(record), 0o600),
+			os.WriteFile(filepath.Join(claims[0], hex.EncodeToString(name[:])), []byte(claim+"}\n"), 0o600),
+		); err != nil {
+			return err
+		}
+	}
+	return nil
+}
