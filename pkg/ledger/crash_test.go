@@ -163,6 +163,27 @@ func acts() []act {
 				l.key = &k
 			}
 		}},
+		{"first command of a boot, without the claims", func(w *world) {
+			stopped(w, "web-0", tenMinutes)
+			stopped(w, "web-1", forever)
+			stopped(w, "web-a", shared)
+			wipeRetainedClaims(w)
+			w.fs.syncAll(w.fs.root) // or a power loss takes the records, too
+			w.boot(time.Minute)
+		}, addVictim("web-1", forever)},
+		{"first ADD after the claims were lost", func(w *world) {
+			stopped(w, "web-0", tenMinutes)
+			stopped(w, "web-1", forever)
+			stopped(w, "web-a", shared)
+			wipeRetainedClaims(w)
+			w.fs.syncAll(w.fs.root) // or a power loss takes the records, too
+		}, addVictim("web-b", shared)},
+		{"first command after the directory was emptied", func(w *world) {
+			stopped(w, "web-0", tenMinutes)
+			w.add("web-1", forever)
+			w.add("job", ordinary)
+			w.wipe("/data/net", glob)
+		}, addVictim("web-0", tenMinutes)},
 		{"first command of a boot", func(w *world) {
 			stopped(w, "web-0", tenMinutes)
 			w.add("web-1", forever)

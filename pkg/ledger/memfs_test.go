@@ -417,6 +417,21 @@ func (f fakeNetns) Identify(path string) (Netns, bool, error) {
 	return ns, ok, nil
 }
 
+// syncAll is what a disk does by itself when it has the time.
+func (m *memFS) syncAll(n *memNode) {
+	if !n.isDir {
+		n.content = n.content[len(n.content)-1:]
+	}
+	for name, h := range n.dir {
+		if last := h[len(h)-1]; last == nil {
+			delete(n.dir, name)
+		} else {
+			n.dir[name] = []*memNode{last}
+			m.syncAll(last)
+		}
+	}
+}
+
 // files calls f for every file.
 func (m *memFS) files(f func(path string, mode uint32)) {
 	var walk func(path string, n *memNode)

@@ -276,7 +276,8 @@ func (r *rebuilder) placeClaim(hash string, c *Claim) {
 		case slotRetained:
 			fresh.Bound = s.retained.Bound
 			k := s.retained.Key.hash()
-			mine = k == hash && s.retained.Run.Boot != r.now.BootID || k == c.From
+			_, ends := s.retained.Expires(r.now)
+			mine = k == hash && ends && s.retained.Run.Boot != r.now.BootID || k == c.From
 		}
 		if mine {
 			r.put(a, fresh.encode())

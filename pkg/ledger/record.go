@@ -357,12 +357,15 @@ func wordVersion(w string) int {
 // The third is the fingerprint of the network's configuration as it was last recorded for the agent.
 type stamp struct {
 	boot  string
-	mtime int64
+	mtime int64        // -1: unknown
 	last  []netip.Addr // as far as known; the zero Addr if there is no file
 	// config is Network.fingerprint
 	config string
 	state  []int64 // of stampedDirs, in their order
 }
+
+// underWay stands for the modification time while a rebuild runs.
+const underWay = -2
 
 func (s *stamp) encode() []byte {
 	var b strings.Builder

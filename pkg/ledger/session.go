@@ -82,7 +82,7 @@ func (s *session) open() error {
 	if s.stamp, err = decodeStamp(b, s.marker()); err != nil {
 		return err
 	}
-	if s.stamp.boot != s.now.BootID {
+	if s.stamp.boot != s.now.BootID || s.stamp.mtime == underWay {
 		s.due = true
 		return nil
 	}
@@ -256,11 +256,8 @@ func (s *session) agree(p *picture, steps []step) error {
 
 // rebuild brings everything into agreement and writes the marker last.
 func (s *session) rebuild() error {
-	if s.stamp.boot == s.now.BootID {
-		// Something was wiped. Without the marker a rebuild that is killed begins again.
-		if err := s.remove(s.marker()); err != nil {
-			return err
-		}
+	if err := s.markUnderWay(); err != nil {
+		return err
 	}
 	for _, dir := range []string{claimsDir, indexDir, setsDir} {
 		if err := MkdirAll(s.fs, s.inState(dir)); err != nil {
@@ -296,6 +293,20 @@ func (s *session) rebuild() error {
 		return err
 	}
 	return s.writeMarker()
+}
+
+// markUnderWay makes a marker of this boot say that a rebuild has begun, so that one that is killed begins again. It
+// keeps naming the boot: after a power loss, what was bound in this one is dead. One of an earlier boot says so itself.
+func (s *session) markUnderWay() error {
+	if s.newBoot() {
+		return nil
+	}
+	st := s.stamp
+	st.boot, st.mtime = s.now.BootID, underWay
+	if s.stamp.boot == "" {
+		return s.fs.WriteFile(s.marker(), st.encode(), modeState)
+	}
+	return s.fs.Overwrite(s.marker(), st.encode())
 }
 
 // rebuildLasts makes a last_reserved_ip.N for every range set, which from now on must be there for as long as the

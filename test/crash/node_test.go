@@ -164,8 +164,11 @@ func (n *node) restore(t testing.TB, files []file) {
 
 var times = regexp.MustCompile(`"(since|wall|boottime|left|time|took)":("[^"]*"|[0-9]+)|"ino":[0-9]+`)
 
-// fingerprint is equal for disks that differ in nothing but when it happened. Of the modification time of the
-// network directory it tells whether the marker agrees, which is all that a command wants of it.
+// mtimes are what a marker says of them.
+var mtimes = regexp.MustCompile(`[0-9]{15,}`)
+
+// fingerprint is equal for disks that differ in nothing but when it happened. Of the modification times of the
+// directories it tells whether the marker agrees, which is all that a command wants of them.
 func fingerprint(files []file) string {
 	var b strings.Builder
 	for _, f := range files {
@@ -178,13 +181,13 @@ func fingerprint(files []file) string {
 		}
 		data := times.ReplaceAllString(f.data, "*")
 		if strings.HasSuffix(f.path, "/.stayput.boot") || strings.HasSuffix(f.path, "/.stayput.tmp") {
+			agrees := map[string]string{}
 			for _, d := range files {
-				if d.path == filepath.Dir(f.path) {
-					boot, rest, _ := strings.Cut(data, "\n")
-					mtime, rest, _ := strings.Cut(rest, " ")
-					data = fmt.Sprint(boot, mtime == fmt.Sprint(d.mtime.UnixNano()), rest)
+				if d.mode.IsDir() {
+					agrees[fmt.Sprint(d.mtime.UnixNano())] = filepath.Base(d.path)
 				}
 			}
+			data = mtimes.ReplaceAllStringFunc(data, func(s string) string { return agrees[s] })
 		}
 		fmt.Fprintf(&b, "%s %v %q\n", f.path, f.mode, data)
 	}

@@ -153,6 +153,24 @@ var scenarios = []scenario{
 		w.doubt("set:default/web")
 		return addOf(ordinary("early"))
 	}},
+	{"the first ADD after the network directory was emptied but for dot files", web, func(w *world) command {
+		populate(w)
+		removeMatching(w, filepath.Join(w.n.networks(), network, "*"))
+		return addOf(ordinary("early"))
+	}},
+	{"the first ADD after the claims were removed", web, func(w *world) command {
+		bystander(w)
+		w.del(w.add(web))
+		removeMatching(w, filepath.Join(w.n.state(), "*", "claims", "*"))
+		return addOf(ordinary("early"))
+	}},
+	{"the first ADD of a boot, without the claims", web, func(w *world) command {
+		bystander(w)
+		w.del(w.add(web))
+		removeMatching(w, filepath.Join(w.n.state(), "*", "claims", "*"))
+		w.reboot()
+		return addOf(web)
+	}},
 	{"an ADD of a promised pod after its range has changed", web, func(w *world) command {
 		bystander(w)
 		w.del(w.add(web))
@@ -169,6 +187,17 @@ func populate(w *world) string {
 	old := retained("old", ledger.AnnotationIdentity, "web")
 	w.del(w.add(old))
 	return w.add(web)
+}
+
+// removeMatching removes what a shell's rm -rf does, which leaves what begins with a dot.
+func removeMatching(w *world, pattern string) {
+	paths, err := filepath.Glob(pattern)
+	must.Do(w.t, err)
+	for _, path := range paths {
+		if !strings.HasPrefix(filepath.Base(path), ".") {
+			must.Do(w.t, os.RemoveAll(path))
+		}
+	}
 }
 
 // overExpired fills the network, with one retention over.
