@@ -53,6 +53,9 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.StringVar(&n.PluginBinary, "plugin-binary", node.DefaultPluginBinary, "with --install-cni: plugin binary to install")
 	f.Float64Var(&n.PromisedShare, "promised-share", 0,
 		"with --install-cni: share of each range that may be promised, above 0 and at most 1; 0: the plugin's default")
+	f.Float64Var(&n.PromisedSharePerNamespace, "promised-share-per-namespace", 0,
+		"with --install-cni: share of each range that may be promised to one namespace, above 0 and at most 1; "+
+			"0: all of --promised-share")
 	f.DurationVar(&n.LongestRetention, "longest-retention", 0,
 		"with --install-cni: longest time that an address is retained; 0: no limit")
 	f.DurationVar(&n.GracePeriod, "grace-period", node.DefaultGracePeriod,
@@ -104,6 +107,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	}
 	if !(o.node.PromisedShare >= 0 && o.node.PromisedShare <= 1) {
 		return errors.New("--promised-share: expected a number above 0 and at most 1, or 0 for the plugin's default")
+	}
+	if !(o.node.PromisedSharePerNamespace >= 0 && o.node.PromisedSharePerNamespace <= 1) {
+		return errors.New("--promised-share-per-namespace: expected a number above 0 and at most 1, or 0 for no such limit")
 	}
 	if o.node.LongestRetention < 0 {
 		return errors.New("--longest-retention: expected a duration above 0, or 0 for no limit")

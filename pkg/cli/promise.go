@@ -121,7 +121,9 @@ func (f *facts) promiseOf(r *stayputv1alpha1.RetainedIP) string {
 }
 
 // refusals are the reasons of the Events that say why a pod got no promise.
-var refusals = []string{string(ledger.EventRefused), home.ReasonInvalidAnnotation, home.ReasonNotOwned}
+var refusals = []string{
+	string(ledger.EventRefused), string(ledger.EventNamespaceRefused), home.ReasonInvalidAnnotation, home.ReasonNotOwned,
+}
 
 // whyNothing returns why nothing is promised to the pod.
 func (f *facts) whyNothing() string {

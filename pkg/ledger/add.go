@@ -461,12 +461,12 @@ func (a *adding) allocate() error {
 	}
 	key := NewKey(a.net.Name, a.Pod, promise, a.Attachment.IfName)
 	if a.own == nil && promise.Retains() {
-		refused, err := a.refuse()
+		refused, err := a.refuse(key)
 		if err != nil {
 			return err
 		}
-		if refused != "" {
-			a.event(Event{Reason: EventRefused, Message: refused})
+		if refused != nil {
+			a.event(*refused)
 			promise = Policy{}
 		}
 	}

@@ -60,6 +60,13 @@ func (s *session) do(st step) error {
 		return s.removeClaim(st.was.Key)
 	case confirmClaim:
 		return s.confirmClaim(st.claim.Key)
+	case noteEnd:
+		s.change(func(c *counts) {
+			if due := s.now.Boot + st.left; due < c.due {
+				c.due, c.changed = due, true
+			}
+		})
+		return nil
 	}
 	panic("unknown step")
 }
@@ -155,8 +162,13 @@ func (s *session) writeClaim(c *Claim) error {
 	if err := s.fs.SyncFile(tmp); err != nil {
 		return err
 	}
-	if err := s.fs.Rename(tmp, s.inState(claimsDir, c.Key.hash())); err != nil {
+	path := s.inState(claimsDir, c.Key.hash())
+	there := s.countable(c.Key)
+	if err := s.fs.Rename(tmp, path); err != nil {
 		return err
+	}
+	if !there {
+		s.change(func(n *counts) { n.add(c.Key.Namespace(), 1) })
 	}
 	return s.confirmClaim(c.Key)
 }
@@ -181,8 +193,12 @@ func (s *session) removeClaim(k Key) error {
 		}
 		_ = s.fs.RemoveDir(set) // fails while the set has other claims
 	}
+	there := s.countable(k)
 	if err := s.remove(s.inState(claimsDir, k.hash())); err != nil {
 		return err
+	}
+	if there {
+		s.change(func(n *counts) { n.add(k.Namespace(), -1) })
 	}
 	return s.fs.SyncDir(s.inState(claimsDir))
 }

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -35,6 +36,12 @@ func (l *Ledger) Check() ([]error, error) {
 	}
 	for hash := range p.corrupt {
 		say("claim %s does not parse", hash)
+	}
+	if s.trusted && !s.due {
+		n := p.count(s.net, s.now)
+		if c, _ := s.readCounts(); c != nil && !(maps.Equal(c.of, n.of) && (c.due <= n.due || n.due <= s.now.Boot)) {
+			say("counts: %v promises until %v, the files say %v until %v", c.of, c.due, n.of, n.due)
+		}
 	}
 	byKey := map[Key]*Claim{}
 	owner := map[netip.Addr]*Claim{}

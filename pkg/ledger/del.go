@@ -84,6 +84,9 @@ func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) er
 		next.claim, next.open, next.netns = cl.Key.hash(), false, ns
 		t.out.do(putEntry{&next, e})
 	}
+	if cl != nil && cl.Policy.Retention > 0 {
+		t.out.do(noteEnd{cl.Policy.Duration()})
+	}
 	for i, a := range mine {
 		if cl != nil && slices.Contains(cl.Addrs, a) {
 			r := retainedOf(cl, t.now, ns)

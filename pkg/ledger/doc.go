@@ -24,9 +24,10 @@
 //	<stateDir>/<network>-<hash>/claims/     what is promised, durable
 //	<stateDir>/<network>-<hash>/index/      attachments: a cache, believed only if the address file agrees
 //	<stateDir>/<network>-<hash>/sets/       the claims of each shared identity, a cache
+//	<stateDir>/<network>-<hash>/counts      how many claims each namespace has, a cache
 //	<stateDir>/<network>-<hash>/network     the network's configuration, for the agent
 //
-// The formats are drawn above the code that writes them: record.go, network.go.
+// The formats are drawn above the code that writes them: record.go, counts.go, network.go.
 //
 // # How it stays whole
 //

@@ -14,7 +14,9 @@ const (
 	EventRestored    EventReason = "IPRestored"
 	EventNotRestored EventReason = "IPNotRestored"
 	EventRefused     EventReason = "IPRetentionRefused"
-	EventClamped     EventReason = "IPRetentionClamped"
+	// EventNamespaceRefused: other namespaces may still be promised addresses.
+	EventNamespaceRefused EventReason = "IPNamespaceShareUsedUp"
+	EventClamped          EventReason = "IPRetentionClamped"
 )
 
 // Miss is why a pod that was promised addresses got others.

@@ -87,6 +87,7 @@ func history(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	w := newWorld(t, pickOne(r, configurations()[:2]))
 	w.net.PromisedShare = float64(r.IntN(2))
+	w.net.PromisedSharePerNamespace = float64(r.IntN(2)) / 4
 	w.logf("seed %d", seed)
 	total := 0
 	for _, d := range deeds {
@@ -284,7 +285,7 @@ func (w *world) setPolicy(att Attachment, p *Policy) {
 	if held := w.promises[key]; held != nil && held.holder != nil {
 		return // a newer attachment of the pod holds the promise
 	}
-	if p.Retains() && !slices.ContainsFunc(r.Events, func(e Event) bool { return e.Reason == EventRefused }) {
+	if p.Retains() && !slices.ContainsFunc(r.Events, isRefusal) {
 		delete(w.maybe, key)
 		w.promises[key] = &promise{addrs: l.addrs, policy: *p, holder: &att}
 		l.key = &key

@@ -19,6 +19,8 @@ type Network struct {
 	Ranges           []RangeSet    `json:"ranges"`
 	LongestRetention time.Duration `json:"longestRetention,omitempty"` // 0: no limit
 	PromisedShare    float64       `json:"promisedShare,omitempty"`    // 0: DefaultPromisedShare
+	// PromisedSharePerNamespace is that of one namespace; 0: all of PromisedShare.
+	PromisedSharePerNamespace float64 `json:"promisedSharePerNamespace,omitempty"`
 }
 
 func (n *Network) share() float64 {
@@ -29,8 +31,18 @@ func (n *Network) share() float64 {
 }
 
 // MostPromised returns how many addresses of a range set may be promised.
-func (n *Network) MostPromised(set RangeSet) int64 {
-	f := float64(set.Size()) * n.share()
+func (n *Network) MostPromised(set RangeSet) int64 { return portion(set, n.share()) }
+
+// MostPromisedTo returns how many of them may be promised to one namespace.
+func (n *Network) MostPromisedTo(set RangeSet) int64 {
+	if n.PromisedSharePerNamespace == 0 {
+		return n.MostPromised(set)
+	}
+	return min(n.MostPromised(set), portion(set, n.PromisedSharePerNamespace))
+}
+
+func portion(set RangeSet, share float64) int64 {
+	f := float64(set.Size()) * share
 	if f >= math.MaxInt64 { // of an IPv6 range
 		return math.MaxInt64
 	}
@@ -51,7 +63,7 @@ func (n *Network) encode() []byte {
 func (n *Network) fingerprint() string {
 	var b strings.Builder
 	b.WriteString(n.DataDir + "\x00" + n.LongestRetention.String() + "\x00")
-	fmt.Fprint(&b, n.PromisedShare)
+	fmt.Fprint(&b, n.PromisedShare, n.PromisedSharePerNamespace)
 	for _, set := range n.Ranges {
 		b.WriteByte(0)
 		for _, r := range set {

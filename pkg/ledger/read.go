@@ -21,12 +21,13 @@ const (
 	tempName   = ".stayput.tmp" // the one name every address file is renamed from
 	markerName = ".stayput.boot"
 
-	claimsDir = "claims" // <hash of key>: Claim
-	indexDir  = "index"  // <hash of attachment>: entry
-	setsDir   = "sets"   // <hash of identity and ifname>/<hash of key>: empty; which claims a shared identity has
-	infoName  = "network"
-	oldMarks  = "marks" // policies, of versions before the first release
-	tempState = ".tmp"  // what a file of the state directory is renamed from
+	claimsDir  = "claims" // <hash of key>: Claim
+	indexDir   = "index"  // <hash of attachment>: entry
+	setsDir    = "sets"   // <hash of identity and ifname>/<hash of key>: empty; which claims a shared identity has
+	infoName   = "network"
+	countsName = "counts"
+	oldMarks   = "marks" // policies, of versions before the first release
+	tempState  = ".tmp"  // what a file of the state directory is renamed from
 )
 
 // stampedDirs are the directories of the state whose content the stamp vouches for.
@@ -175,39 +176,6 @@ func (f *files) retainedFor(k Key) (*Retained, error) {
 		}
 	}
 	return nil, nil
-}
-
-func (f *files) countClaims() (int, error) {
-	names, err := f.fs.ReadDir(f.inState(claimsDir))
-	return len(names), err
-}
-
-func (f *files) countPromised(set RangeSet, now Instant) (int, error) {
-	claims, err := f.allClaims()
-	if err != nil {
-		return 0, err
-	}
-	n := 0
-	for _, c := range append(claims.known, claims.newer...) {
-		for _, a := range c.Addrs {
-			if !set.allocatable(a) {
-				continue
-			}
-			sl, err := f.slot(a)
-			if err != nil {
-				return 0, err
-			}
-			switch sl.state {
-			case slotBound, slotGarbage, slotNewer:
-				n++
-			case slotRetained:
-				if !sl.retained.expired(now) {
-					n++
-				}
-			}
-		}
-	}
-	return n, nil
 }
 
 // allSlots returns every address that has a file.

@@ -20,7 +20,8 @@ type session struct {
 	// trusted: the stamp agrees with the directories, so index and claims are complete unless a file was changed without
 	// the lock. scanned: they were completed under this lock, so they are complete.
 	trusted, scanned bool
-	touched          bool // the directory, a last_reserved_ip or the marker have to be stamped anew
+	touched          bool    // the directory, a last_reserved_ip or the marker have to be stamped anew
+	counted          *counts // nil: not read
 }
 
 // begin takes the lock for a command that writes. At the first one of a boot it makes the directories and rebuilds.
@@ -123,7 +124,7 @@ func (s *session) open() error {
 // end stamps the directory as this command leaves it and gives the lock back. A stamp that cannot be written costs
 // the next command a scan, nothing else.
 func (s *session) end() {
-	if s.touched && s.trusted {
+	if s.touched && s.trusted && s.writeCounts() == nil {
 		mtime, err1 := s.fs.ChangeTime(s.dir)
 		state, err2 := s.stampState()
 		if err1 == nil && err2 == nil {
@@ -142,6 +143,9 @@ func (s *session) recordInfo() error {
 	}
 	// A version before this one kept policies here, and described the network otherwise.
 	if err := RemoveAll(s.fs, s.inState(oldMarks)); err != nil {
+		return err
+	}
+	if err := s.remove(s.inState(countsName)); err != nil { // they were of other ranges
 		return err
 	}
 	s.stamp.config, s.touched = print, true
@@ -250,6 +254,7 @@ func (s *session) agree(p *picture, steps []step) error {
 			}
 		}
 	}
+	s.countScanned(p, steps)
 	s.trusted, s.scanned, s.touched = true, true, true
 	return nil
 }

@@ -27,11 +27,11 @@ type book interface {
 	// stamp; holder is of an attachment that was seen to have an address, and believes only a scan.
 	entry(Attachment) (*entry, error)
 	holder(Attachment) (*entry, error)
-	setClaims(Key) ([]*Claim, error)              // every claim of the key's shared identity and interface
-	holders(claim string) ([]*entry, error)       // attachments whose entries name the claim, or errIncomplete; slow
-	retainedFor(Key) (*Retained, error)           // the retained slot of a key, found by its content; slow
-	countClaims() (int, error)                    // how many claims the network has
-	countPromised(RangeSet, Instant) (int, error) // how many of a range set are not over; slow
+	setClaims(Key) ([]*Claim, error)                    // every claim of the key's shared identity and interface
+	holders(claim string) ([]*entry, error)             // attachments whose entries name the claim, or errIncomplete; slow
+	retainedFor(Key) (*Retained, error)                 // the retained slot of a key, found by its content; slow
+	counts() (*counts, error)                           // how many claims the network has, or errIncomplete
+	promised(RangeSet, string) (all, of int, err error) // how many of a range set are not over, and a namespace's; slow
 	last(rangeSet int) netip.Addr
 	liveness(ns Netns, boot string) Liveness
 }
@@ -69,6 +69,8 @@ type (
 	// in the place of a bound one: a retained record that has been running out ever since, or one of a claim that
 	// has ended.
 	syncSlots struct{}
+	// noteEnd tells the counts that a retention ends so much later.
+	noteEnd struct{ left time.Duration }
 	// adoptSlot marks an address file of host-local as known to stayput.
 	adoptSlot struct{ addr netip.Addr }
 )
@@ -221,28 +223,38 @@ func (t *decision) newer(a netip.Addr, s slot) error {
 	return newerError(filepath.Join(t.net.DataDir, t.net.Name, a.String()), s.retained.Version)
 }
 
-// refuse returns why no new promise can be made, or "".
-func (t *decision) refuse() (string, error) {
-	n, err := t.countClaims()
-	if err != nil {
-		return "", err
+// refuse returns the event that says why no new promise can be made, nil if one can.
+func (t *decision) refuse(key Key) (*Event, error) {
+	if len(t.net.Ranges) == 0 {
+		return nil, nil // of a network that its first ADD will describe
 	}
+	c, err := t.counts()
+	if err != nil {
+		return nil, err
+	}
+	ns := key.Namespace()
 	for _, set := range t.net.Ranges {
-		most := t.net.MostPromised(set)
-		if int64(n) < most {
+		most, mostOf := t.net.MostPromised(set), t.net.MostPromisedTo(set)
+		all, of := c.all, c.of[ns]
+		if int64(all) < most && int64(of) < mostOf {
 			continue
 		}
-		// The quick count includes claims outside the range and over their time.
-		exact, err := t.countPromised(set, t.now)
-		if err != nil {
-			return "", err
+		if c.strays || t.now.Boot >= c.due {
+			if all, of, err = t.promised(set, ns); err != nil {
+				return nil, err
+			}
 		}
-		if int64(exact) >= most {
-			return fmt.Sprintf("%d addresses of %s are promised, of at most %d: the pod keeps an ordinary address",
-				exact, set, most), nil
+		switch {
+		case int64(all) >= most:
+			return &Event{Reason: EventRefused, Key: key, Message: fmt.Sprintf(
+				"%d addresses of %s are promised, of at most %d: the pod keeps an ordinary address", all, set, most)}, nil
+		case int64(of) >= mostOf:
+			return &Event{Reason: EventNamespaceRefused, Key: key, Message: fmt.Sprintf(
+				"%d addresses of %s are promised to namespace %s, of at most %d: the pod keeps an ordinary address",
+				of, set, ns, mostOf)}, nil
 		}
 	}
-	return "", nil
+	return nil, nil
 }
 
 // promise makes a claim on addresses that an attachment has already; nil if that is not allowed.
@@ -274,9 +286,9 @@ func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error)
 		}
 	}
 	if was == nil {
-		if refused, err := t.refuse(); err != nil || refused != "" {
-			if refused != "" {
-				t.out.events = append(t.out.events, Event{Reason: EventRefused, Key: key, Message: refused})
+		if refused, err := t.refuse(key); err != nil || refused != nil {
+			if refused != nil {
+				t.out.events = append(t.out.events, *refused)
 			}
 			return nil, err
 		}

@@ -148,7 +148,7 @@ func RemoveState(o Options) (left int, err error) {
 		case slices.Contains(sub, infoName):
 			left++
 		case !slices.ContainsFunc(sub, func(s string) bool {
-			return !slices.Contains([]string{claimsDir, indexDir, setsDir, oldMarks, tempState}, s)
+			return !slices.Contains([]string{claimsDir, indexDir, setsDir, oldMarks, countsName, tempState}, s)
 		}):
 			errs = append(errs, RemoveAll(o.FS, path))
 		}

@@ -210,7 +210,7 @@ func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r
 			delete(w.promises, k)
 		}
 	}
-	refused := slices.ContainsFunc(r.Events, func(e Event) bool { return e.Reason == EventRefused })
+	refused := slices.ContainsFunc(r.Events, isRefusal)
 	if refused && pr != nil && !w.expired(pr) {
 		w.failf("the promise of %v to %s was taken back for space", pr.addrs, key)
 	}
@@ -468,3 +468,5 @@ var (
 	shared     = &Policy{Retention: duration(10 * time.Minute), Identity: "web"}
 	ordinary   = &Policy{}
 )
+
+func isRefusal(e Event) bool { return e.Reason == EventRefused || e.Reason == EventNamespaceRefused }

@@ -260,9 +260,11 @@ func TestLimitsGoIntoTheIPAMSectionIfTheyAreSet(t *testing.T) {
 		map[string]any{"type": "stayput"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("without limits: %v", got)
 	}
-	got := ipam(Limits{StateDir: "/srv/stayput", PromisedShare: 0.25, LongestRetention: 720 * time.Hour})
+	got := ipam(Limits{StateDir: "/srv/stayput", PromisedShare: 0.25, PromisedSharePerNamespace: 0.125,
+		LongestRetention: 720 * time.Hour})
 	want := map[string]any{
-		"type": "stayput", "stateDir": "/srv/stayput", "promisedShare": 0.25, "longestRetention": "720h0m0s",
+		"type": "stayput", "stateDir": "/srv/stayput", "promisedShare": 0.25, "promisedSharePerNamespace": 0.125,
+		"longestRetention": "720h0m0s",
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("with limits: %v, want %v", got, want)

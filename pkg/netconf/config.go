@@ -40,6 +40,8 @@ var Versions = [...]string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0",
 //	longestRetention  a Go duration; a pod that asks for more gets this
 //	promisedShare     the share of each range that may be promised, bound and retained together: more than
 //	                  0, at most 1; default 0.5
+//	promisedSharePerNamespace
+//	                  the part of it that one namespace may have; default all of it
 type Config struct {
 	Name string
 	// CNIVersion is one of Versions, or whatever else the configuration says: Speaks tells. Without one it is 0.1.0.
@@ -140,14 +142,26 @@ func (c *Config) Network() (*ledger.Network, error) {
 			return nil, c.ipam.wrong("longestRetention", `a positive Go duration such as "720h"`, s)
 		}
 	}
-	if v, _ := c.ipam.lookup("promisedShare"); v != nil {
-		share, ok := v.(float64)
-		if !ok || !(share > 0 && share <= 1) {
-			return nil, c.ipam.wrong("promisedShare", "a number above 0 and at most 1", v)
-		}
-		n.PromisedShare = share
+	if n.PromisedShare, err = c.share("promisedShare"); err != nil {
+		return nil, err
+	}
+	if n.PromisedSharePerNamespace, err = c.share("promisedSharePerNamespace"); err != nil {
+		return nil, err
 	}
 	return n, nil
+}
+
+// share returns a share of each range; 0: the configuration does not say.
+func (c *Config) share(key string) (float64, error) {
+	v, _ := c.ipam.lookup(key)
+	if v == nil {
+		return 0, nil
+	}
+	share, ok := v.(float64)
+	if !ok || !(share > 0 && share <= 1) {
+		return 0, c.ipam.wrong(key, "a number above 0 and at most 1", v)
+	}
+	return share, nil
 }
 
 // addRanges collects the range sets in host-local's order: runtimeConfig.ipRanges, the old-style single

@@ -35,9 +35,10 @@ const (
 
 // Limits are what Derive adds to the IPAM section. Zero fields leave it as it is.
 type Limits struct {
-	StateDir         string
-	PromisedShare    float64
-	LongestRetention time.Duration
+	StateDir                  string
+	PromisedShare             float64
+	PromisedSharePerNamespace float64
+	LongestRetention          time.Duration
 }
 
 // Derive returns the configuration list derived from a source of kind Stock, in the form drawn above. Plugins that
@@ -57,8 +58,12 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		if l.StateDir != "" && l.StateDir != ledger.DefaultStateDir {
 			ipam["stateDir"] = l.StateDir
 		}
-		if l.PromisedShare != 0 {
-			ipam["promisedShare"] = json.Number(strconv.FormatFloat(l.PromisedShare, 'f', -1, 64))
+		for key, share := range map[string]float64{
+			"promisedShare": l.PromisedShare, "promisedSharePerNamespace": l.PromisedSharePerNamespace,
+		} {
+			if share != 0 {
+				ipam[key] = json.Number(strconv.FormatFloat(share, 'f', -1, 64))
+			}
 		}
 		if l.LongestRetention != 0 {
 			ipam["longestRetention"] = l.LongestRetention.String()

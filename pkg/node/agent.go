@@ -57,10 +57,11 @@ type Options struct {
 
 	// InstallCNI has the agent install PluginBinary as a plugin and keep its own conflist, which gives the plugin
 	// these limits; zero is none of it.
-	InstallCNI       bool
-	PluginBinary     string
-	PromisedShare    float64
-	LongestRetention time.Duration
+	InstallCNI                bool
+	PluginBinary              string
+	PromisedShare             float64
+	PromisedSharePerNamespace float64
+	LongestRetention          time.Duration
 
 	// GracePeriod is how long the runtime must not have known an attachment before it counts as leaked.
 	GracePeriod time.Duration
@@ -210,7 +211,8 @@ func New(o Options) (*Agent, error) {
 	a.keeper = cniconf.New(cniconf.Options{
 		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, Install: o.InstallCNI, Plugin: o.PluginBinary,
 		Limits: netconf.Limits{
-			StateDir: o.StateDir, PromisedShare: o.PromisedShare, LongestRetention: o.LongestRetention,
+			StateDir: o.StateDir, PromisedShare: o.PromisedShare,
+			PromisedSharePerNamespace: o.PromisedSharePerNamespace, LongestRetention: o.LongestRetention,
 		},
 		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, Log: o.Log, Registry: o.Registry,
 		Publish: news.publish, Wrote: reconcileNow.up, // the pods that run are stayput's from then on

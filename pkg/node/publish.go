@@ -47,8 +47,8 @@ func (p LogPublisher) PublishClaims(all retainedip.Promises) {
 func (p LogPublisher) PublishEvent(e ledger.Event) {
 	level := slog.LevelInfo
 	switch e.Reason {
-	case ledger.EventNotRestored, ledger.EventRefused, retainedip.EventInvalidAnnotation, retainedip.EventNotConfigured,
-		retainedip.EventReclaimed, cniconf.EventNotConfigured:
+	case ledger.EventNotRestored, ledger.EventRefused, ledger.EventNamespaceRefused, retainedip.EventInvalidAnnotation,
+		retainedip.EventNotConfigured, retainedip.EventReclaimed, cniconf.EventNotConfigured:
 		level = slog.LevelWarn
 	}
 	pod := e.Pod.String()
@@ -82,7 +82,7 @@ func (n *news) report(e ledger.Event) {
 		n.metrics.restores.WithLabelValues(network).Inc()
 	case ledger.EventNotRestored:
 		n.metrics.misses.WithLabelValues(network, e.Miss.String()).Inc()
-	case ledger.EventRefused:
+	case ledger.EventRefused, ledger.EventNamespaceRefused:
 		n.metrics.refused.WithLabelValues(network).Inc()
 	case ledger.EventClamped:
 		n.metrics.clamped.WithLabelValues(network).Inc()

@@ -235,6 +235,7 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"agent.promisedShare=0",
 		"agent.promisedShare=1.1",
 		"agent.promisedShare=50%",
+		"agent.promisedSharePerNamespace=0",
 		"agent.longestRetention=30",
 		"agent.longestRetention=30d",
 		"agent.longestRetention=0h",

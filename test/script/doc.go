@@ -46,7 +46,7 @@
 //	advance DURATION             CLOCK_BOOTTIME advances; the wall clock stands still
 //	wallclock DURATION           the wall clock is set forward (or back) after addresses were retained
 //	reboot                       every namespace is gone, a new boot ID, CLOCK_BOOTTIME restarts
-//	damage RECORD C HOW          a record of C is damaged: address, claim, index, marker, last or network
+//	damage RECORD C HOW          a record of C is damaged: address, claim, index, marker, last, network or counts
 //	damage RECORD C newer|older  the record becomes a newer version's; it becomes ours again
 //	disk small|full|roomy|readonly|writable DIRECTORY
 //	lock, blocked N, unlock      another process holds the network's lock; wait until N are blocked

@@ -555,7 +555,7 @@ func (s *story) listing() (string, error) {
 // The records, and how they can be damaged.
 
 var (
-	records = []string{"address", "claim", "index", "marker", "last", "network"}
+	records = []string{"address", "claim", "index", "marker", "last", "network", "counts"}
 	damages = []string{"empty", "half", "last-byte", "zeros", "binary", "text", "brace", "version"}
 )
 
@@ -571,6 +571,8 @@ func (s *story) recordPath(record string, a *attachment) (string, error) {
 		return filepath.Join(s.stateOf(a.network), "claims", hashOf(a.network.name, identity, a.pod.Name, a.ifname)), nil
 	case "index":
 		return filepath.Join(s.stateOf(a.network), "index", hashOf(a.container, a.ifname)), nil
+	case "counts":
+		return filepath.Join(s.stateOf(a.network), "counts"), nil
 	case "marker":
 		return filepath.Join(s.data, a.network.name, ".stayput.boot"), nil
 	case "last":

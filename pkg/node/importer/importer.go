@@ -311,7 +311,7 @@ func (im *importer) carryOut(ctx context.Context, p *planned) error {
 		return err
 	}
 	for _, e := range r.Events {
-		if e.Reason == ledger.EventRefused {
+		if e.Reason == ledger.EventRefused || e.Reason == ledger.EventNamespaceRefused {
 			return fmt.Errorf("%w: %s", errNotKept, e.Message)
 		}
 	}

@@ -64,16 +64,17 @@ const (
 // eventKinds are the reasons that become Events, with their type and the API's word for what was being done.
 // A restore is what everybody expects: it has a metric and a line in the log.
 var eventKinds = map[ledger.EventReason]struct{ kind, action string }{
-	ledger.EventNotRestored:    {warning, "Restoring"},
-	ledger.EventRefused:        {warning, "Retaining"},
-	ledger.EventClamped:        {normal, "Retaining"},
-	EventInvalidAnnotation:     {warning, "Retaining"},
-	EventNotConfigured:         {warning, "Verifying"},
-	EventExpired:               {normal, "Expiring"},
-	EventReleased:              {normal, "Releasing"},
-	EventReclaimed:             {warning, "Reclaiming"},
-	cniconf.EventConfigured:    {normal, "Configuring"},
-	cniconf.EventNotConfigured: {warning, "Configuring"},
+	ledger.EventNotRestored:      {warning, "Restoring"},
+	ledger.EventRefused:          {warning, "Retaining"},
+	ledger.EventNamespaceRefused: {warning, "Retaining"},
+	ledger.EventClamped:          {normal, "Retaining"},
+	EventInvalidAnnotation:       {warning, "Retaining"},
+	EventNotConfigured:           {warning, "Verifying"},
+	EventExpired:                 {normal, "Expiring"},
+	EventReleased:                {normal, "Releasing"},
+	EventReclaimed:               {warning, "Reclaiming"},
+	cniconf.EventConfigured:      {normal, "Configuring"},
+	cniconf.EventNotConfigured:   {warning, "Configuring"},
 }
 
 // event is an Event of events.k8s.io/v1. The type in k8s.io/api would link a hundred others.
