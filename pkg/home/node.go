@@ -100,6 +100,14 @@ func obstacleToAll(all Nodes, first string, required map[string]string, pod *cor
 	return worst
 }
 
+// EndsWait reports whether the change of one node can end the wait of a pod for any of several, of which it is or was
+// one: it takes the pod now, or it was the last for which waiting helped. was and is are the node before and after;
+// nil: it was, or is, none of them.
+func EndsWait(was, is *corev1.Node, pod *corev1.Pod) bool {
+	before, after := obstacleTo(was, pod), obstacleTo(is, pod)
+	return after.reason == "" || after.permanent && !before.permanent
+}
+
 func tolerates(pod *corev1.Pod, taint corev1.Taint) bool {
 	return corev1helpers.TolerationsTolerateTaint(klog.Background(), pod.Spec.Tolerations, &taint, true)
 }

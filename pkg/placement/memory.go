@@ -392,20 +392,11 @@ func (m *memory) waits(pod *corev1.Pod, at, node, reason string) bool {
 	return true
 }
 
-// waitingFor returns the pods that may wait for a node.
-func (m *memory) waitingFor(node client.Object) []reconcile.Request {
+// waitingFor returns the pods that wait for a node or, as cluster.NodeLabel writes it, for nodes with a label.
+func (m *memory) waitingFor(node string) []types.NamespacedName {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.waiting) == 0 {
-		return nil
-	}
-	var all []reconcile.Request
-	for _, at := range append(cluster.NodeLabels(node), node.GetName()) {
-		for key := range m.waiting[at] {
-			all = append(all, reconcile.Request{NamespacedName: key})
-		}
-	}
-	return all
+	return slices.Collect(maps.Keys(m.waiting[node]))
 }
 
 // waitingIn returns the pods that wait in a namespace.

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -61,10 +62,7 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 		Named("placement").
 		WatchesRawSource(source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{}, &handler.EnqueueRequestForObject{},
 			undecidedPods)).
-		Watches(&corev1.Node{},
-			handler.EnqueueRequestsFromMapFunc(func(_ context.Context, n client.Object) []reconcile.Request {
-				return p.memory.waitingFor(n)
-			}), builder.WithPredicates(nodeMoved)).
+		Watches(&corev1.Node{}, p.ofNodes(), builder.WithPredicates(nodeMoved)).
 		Watches(&stayputv1alpha1.RetainedIP{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn),
 			builder.WithPredicates(homeGoes)).
 		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers})
@@ -73,6 +71,54 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 			builder.WithPredicates(homeGoes))
 	}
 	return b.Complete(p)
+}
+
+// ofNodes enqueues the pods whose wait a change of a node can end.
+func (p *placer) ofNodes() handler.EventHandler {
+	type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+	changed := func(ctx context.Context, was, is client.Object, q queue) {
+		before, _ := was.(*corev1.Node)
+		after, _ := is.(*corev1.Node)
+		for _, key := range p.waitEnded(ctx, before, after) {
+			q.Add(reconcile.Request{NamespacedName: key})
+		}
+	}
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { changed(ctx, nil, e.Object, q) },
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { changed(ctx, e.ObjectOld, e.ObjectNew, q) },
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) { changed(ctx, e.Object, nil, q) },
+	}
+}
+
+// waitEnded returns the pods whose wait the change of a node may have ended: those that wait for this very node, and of
+// those that wait for any of several, such as a zone's, the ones for which this one makes a difference. The others need
+// not look at the whole zone again. was or is is nil if there was, or is, no such node.
+func (p *placer) waitEnded(ctx context.Context, was, is *corev1.Node) (all []types.NamespacedName) {
+	of := map[string]struct{}{}
+	for _, node := range []*corev1.Node{was, is} {
+		if node != nil {
+			all = p.memory.waitingFor(node.Name)
+			for _, label := range cluster.NodeLabels(node) {
+				of[label] = struct{}{}
+			}
+		}
+	}
+	with := func(node *corev1.Node, label string) *corev1.Node {
+		if node != nil && slices.Contains(cluster.NodeLabels(node), label) {
+			return node
+		}
+		return nil
+	}
+	for label := range of {
+		for _, key := range p.memory.waitingFor(label) {
+			var pod cluster.Pod
+			err := p.cache.Get(ctx, key, &pod)
+			if err != nil || home.EndsWait(with(was, label), with(is, label), pod.Core()) {
+				all = append(all, key)
+			}
+		}
+	}
+	return all
 }
 
 // waitingIn returns the pods that wait in the namespace of an object.

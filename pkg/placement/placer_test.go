@@ -408,3 +408,35 @@ func TestTheCacheKeepsWhatTheSchedulerSaysOfAPodWithoutANode(t *testing.T) {
 		}
 	}
 }
+
+// A zone may have thousands of nodes: a pod that waits for any of them must not look at all whenever one changes.
+func TestAPodThatWaitsForAZoneIsWokenOnlyByANodeThatMakesADifference(t *testing.T) {
+	cordoned := func(n *corev1.Node) { n.Spec.Unschedulable = true }
+	changed := func(n *corev1.Node) { n.Labels["changed"] = "yes" }
+	pod := hometest.Pod()
+	p := testPlacer(fakeAPI(t, pod))
+	p.memory.waits(pod, "nodes with zone a", corev1.LabelTopologyZone+"=a", "is cordoned")
+	for name, c := range map[string]struct {
+		was, is *corev1.Node
+		woken   bool
+	}{
+		"it is cordoned still":  {hometest.Node("n", "a", cordoned), hometest.Node("n", "a", cordoned, changed), false},
+		"it is uncordoned":      {hometest.Node("n", "a", cordoned), hometest.Node("n", "a"), true},
+		"it comes, cordoned":    {nil, hometest.Node("n", "a", cordoned), false},
+		"it comes":              {nil, hometest.Node("n", "a"), true},
+		"it goes, perhaps last": {hometest.Node("n", "a", cordoned), nil, true},
+		"it leaves the zone":    {hometest.Node("n", "a", cordoned), hometest.Node("n", "b"), true},
+		"it enters, cordoned":   {hometest.Node("n", "b"), hometest.Node("n", "a", cordoned), false},
+		"it is in another":      {hometest.Node("n", "b", cordoned), hometest.Node("n", "b"), false},
+		"another goes":          {hometest.Node("n", "b"), nil, false},
+	} {
+		if woken := len(p.waitEnded(t.Context(), c.was, c.is)) > 0; woken != c.woken {
+			t.Errorf("%s: woken %v", name, woken)
+		}
+	}
+	p.memory.waits(pod, "node n", "n", "is cordoned")
+	node := hometest.Node("n", "a", cordoned)
+	if all := p.waitEnded(t.Context(), node, node); len(all) != 1 {
+		t.Errorf("its own node wakes %v", all)
+	}
+}
