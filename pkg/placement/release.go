@@ -88,7 +88,14 @@ const (
 func (r *releaser) setUp(mgr ctrl.Manager) error {
 	c, err := ctrl.NewControllerManagedBy(mgr).
 		Named("release").
-		For(&stayputv1alpha1.RetainedIP{}).
+		Watches(&stayputv1alpha1.RetainedIP{}, handler.EnqueueRequestsFromMapFunc(
+			func(ctx context.Context, o client.Object) []reconcile.Request {
+				ip, ok := o.(*stayputv1alpha1.RetainedIP)
+				if !ok || r.settled(ctx, ip) {
+					return nil
+				}
+				return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(ip)}}
+			})).
 		WatchesRawSource(source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{},
 			podEvents{handler.EnqueueRequestsFromMapFunc(r.ofPod), r}, ownerMayDiffer)).
 		Build(r)
@@ -109,6 +116,21 @@ var ownerMayDiffer = predicate.Funcs{
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }
 
+// settled reports whether the caches say that there is nothing to do for addresses: their pod is on their node, and its
+// controller is noted. That is so of nearly all whenever the controller starts.
+func (r *releaser) settled(ctx context.Context, ip *stayputv1alpha1.RetainedIP) bool {
+	var pod cluster.Pod
+	key := types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}
+	if ip.Spec.Workload == nil || r.cache.Get(ctx, key, &pod, client.UnsafeDisableDeepCopy) != nil ||
+		pod.Node() != ip.Spec.NodeName {
+		return false
+	}
+	owner := metav1.GetControllerOf(&pod)
+	return owner != nil && string(owner.UID) == ip.Spec.Workload.UID &&
+		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" ||
+			r.workloads.Numbers(pod.Core()))
+}
+
 func (r *releaser) ofPod(ctx context.Context, o client.Object) []reconcile.Request {
 	return r.having(ctx, o.GetNamespace(), client.MatchingFields{retainedByPod: o.GetName()})
 }
@@ -123,9 +145,11 @@ func (r *releaser) having(ctx context.Context, namespace string, field client.Ma
 		log.FromContext(ctx).Error(err, "Cannot list RetainedIPs", "namespace", namespace)
 		return nil
 	}
-	all := make([]reconcile.Request, len(list.Items))
+	var all []reconcile.Request
 	for i := range list.Items {
-		all[i].NamespacedName = client.ObjectKeyFromObject(&list.Items[i])
+		if ip := &list.Items[i]; !r.settled(ctx, ip) {
+			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(ip)})
+		}
 	}
 	return all
 }

@@ -24,6 +24,7 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
@@ -43,7 +44,8 @@ func fakeAPI(t *testing.T, objects ...client.Object) client.WithWatch {
 	if err := errors.Join(indexRetainedIPs(t.Context(), b), cluster.IndexNodes(t.Context(), b)); err != nil {
 		t.Fatal(err)
 	}
-	return interceptor.NewClient(b.WithReturnManagedFields().WithObjects(objects...).Build(), interceptor.Funcs{Get: getCached})
+	return interceptor.NewClient(b.WithReturnManagedFields().WithObjects(objects...).Build(),
+		interceptor.Funcs{Get: getCached})
 }
 
 // getCached gets pods as the cache has them, too.
@@ -261,5 +263,32 @@ func TestAWorkloadOfTheSameNameDecidesOnTheOldOnesAddresses(t *testing.T) {
 	other := home.Ref{Group: "apps.kruise.io", Kind: "StatefulSet", Namespace: "default", Name: "web"}
 	if of := r.ofWorkload(t.Context(), other); len(of) > 0 {
 		t.Errorf("one of another group concerns %v", of)
+	}
+}
+
+func TestAddressesWhosePodIsAtHomeAndWhoseOwnerIsNotedAreLeftAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*stayputv1alpha1.RetainedIP, *corev1.Pod)
+		moves  bool
+	}{
+		"noted":           {func(*stayputv1alpha1.RetainedIP, *corev1.Pod) {}, false},
+		"not noted":       {func(ip *stayputv1alpha1.RetainedIP, _ *corev1.Pod) { ip.Spec.Workload = nil }, true},
+		"another's":       {func(ip *stayputv1alpha1.RetainedIP, _ *corev1.Pod) { ip.Spec.Workload.UID = "before" }, true},
+		"without owner":   {func(_ *stayputv1alpha1.RetainedIP, p *corev1.Pod) { p.OwnerReferences = nil }, true},
+		"elsewhere":       {func(_ *stayputv1alpha1.RetainedIP, p *corev1.Pod) { p.Spec.NodeName = "node-2" }, true},
+		"gone":            {func(_ *stayputv1alpha1.RetainedIP, p *corev1.Pod) { p.Name = "web-1" }, true},
+		"without ordinal": {func(_ *stayputv1alpha1.RetainedIP, p *corev1.Pod) { p.OwnerReferences[0].Kind = "Game" }, true},
+	} {
+		ip, pod := owned(stayputv1alpha1.PolicyRelease), hometest.Pod(hometest.RanOn("node-1"), ownedBySet)
+		ip.Spec.Workload = &stayputv1alpha1.WorkloadReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web",
+			UID: "of-web"}
+		c.change(ip, pod)
+		r, _ := testReleaser(t, fakeAPI(t, ip, pod), nothing)
+		of := r.ofPod(t.Context(), &metav1.PartialObjectMetadata{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0"},
+		})
+		if moves := len(of) > 0; moves != c.moves {
+			t.Errorf("%s: looked at %v", name, moves)
+		}
 	}
 }
