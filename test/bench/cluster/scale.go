@@ -144,10 +144,11 @@ func measureScale(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	for _, f := range sizes {
 		against := size(f)
 		rows = append(rows,
-			table.Row{What: "controller, RSS", Against: against, Figure: table.Figure{Value: f.rss, Unit: " MiB", N: 1},
+			table.Row{What: "controller, RSS", Against: against, Goal: table.AtMost(450),
+				Figure: table.Figure{Value: f.rss, Unit: " MiB", N: 1},
 				Detail: fmt.Sprintf("peak %.0f MiB; kube-apiserver %.0f MiB; set up in %.0f s, watches in %.1f s", f.peak,
 					f.serverRSS, f.setUp.Seconds(), f.watchUp.Seconds())},
-			table.Row{What: "  start -> first placement", Against: against,
+			table.Row{What: "  start -> first placement", Against: against, Goal: table.AtMost(10),
 				Figure: table.Figure{Value: f.first.Seconds(), Unit: s, N: 1},
 				Detail: fmt.Sprintf("at rest after %.1f s and %.1f s of CPU; idle %.2f %% of a core", f.calm.Seconds(),
 					f.calmCPU.Seconds(), f.idleCPU*100)},
