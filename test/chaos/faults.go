@@ -69,7 +69,7 @@ func (b *breaker) begin(ctx context.Context, s step) {
 		case err != nil:
 			// The request may have had its effect all the same, or not.
 			b.report.count(tableFaults, string(s.kind))
-			b.report.say("%s: %s: %v", s, what, err)
+			b.report.say("%s: %s: %s", s, what, strings.ReplaceAll(err.Error(), "\n", "; "))
 		default:
 			b.report.count(tableFaults, string(s.kind))
 			b.report.say("%s: %s%s", s, what, lasting(s.lasts))
