@@ -13,7 +13,7 @@ const (
 	// memoryShare of it is for the Go runtime, in percent; the rest is for what it does not count.
 	memoryShare = 90
 	// garbage is what may pile up beside a large heap that hardly changes, in percent of it. Go's default is 100.
-	garbage = 50
+	garbage = 40
 )
 
 // LimitMemory makes the runtime collect garbage in time for the memory limit of the container: below it a program is
