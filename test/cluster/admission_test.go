@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -365,6 +366,11 @@ const (
 		"spec: {nodeName: %s, podName: web-2, retention: 10m%s}\nstatus: {phase: Bound}"
 )
 
+// ownRetp is a RetainedIP of node-1 with more metadata.
+func ownRetp(metadata string) string {
+	return strings.Replace(fmt.Sprintf(newRetp, "node-1", ""), "{name: new}", "{name: new, "+metadata+"}", 1)
+}
+
 func newState(name, target string) string {
 	return fmt.Sprintf(`{apiVersion: apps.kruise.io/v1alpha1, kind: PersistentPodState, metadata: {name: %s},
 spec: {targetRef: %s, preferredPersistentTopology: [{weight: 1, preference: {nodeTopologyKeys: [zone]}}]}}`, name, target)
@@ -440,6 +446,9 @@ var attempts = func() []attempt {
 		{"the controller deletes a pod that has a node", asController,
 			remove(podKind, "placed"), "may not delete a pod that has a node"},
 
+		{"the controller annotates a pod that has a node", asController,
+			merge(podKind, "placed", `{metadata: {annotations: {seen: "yes"}}}`), "may not change a pod that has a node"},
+
 		// The controller, on other objects.
 		{"the controller writes its ConfigMap", asController,
 			merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), ""},
@@ -491,6 +500,21 @@ var attempts = func() []attempt {
 			merge(retipKind, "web-0.node-1", `{spec: {workload: {name: other}}}`), "may not write spec.workload"},
 		{"an agent removes the workload", asAgent,
 			merge(retipKind, "web-0.node-1", `{spec: {workload: null}}`), "may not write spec.workload"},
+		{"an agent creates an object with a finalizer", asAgent,
+			create(ownRetp(`finalizers: [example.com/x]`)), "may not write finalizers"},
+		{"an agent adds a finalizer", asAgent,
+			merge(retipKind, "web-0.node-1", `{metadata: {finalizers: [example.com/x]}}`), "may not write finalizers"},
+		{"an agent creates an object with a label", asAgent, create(ownRetp(`labels: {a: b}`)), "may not write labels"},
+		{"an agent adds a label", asAgent,
+			merge(retipKind, "web-0.node-1", `{metadata: {labels: {a: b}}}`), "may not write labels"},
+		{"an agent names its node as the owner", asAgent,
+			create(ownRetp(`ownerReferences: [{apiVersion: v1, kind: Node, name: node-1, uid: u}]`)), ""},
+		{"an agent names another owner", asAgent,
+			create(ownRetp(`ownerReferences: [{apiVersion: v1, kind: Node, name: node-2, uid: u}]`)),
+			"may name no other owner than its node"},
+		{"an agent adds an owner", asAgent, merge(retipKind, "web-0.node-1",
+			`{metadata: {ownerReferences: [{apiVersion: apps/v1, kind: StatefulSet, name: web, uid: u}]}}`),
+			"may name no other owner than its node"},
 		{"a token without a node creates an object", asStray, create(fmt.Sprintf(newRetp, "node-1", "")), "names no node"},
 		{"a token without a node changes an object", asStray,
 			merge(retipKind, "web-0.node-1", `{status: {phase: Bound}}`), "names no node"},
@@ -608,6 +632,56 @@ func TestThePoliciesRefuseWhatTheyShouldAndNothingElse(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			_, err := a.do(testContext(t), g, a.as(g))
 			must.Do(t, err)
+		})
+	}
+}
+
+// heard collects the warnings of an API server.
+type heard struct {
+	mu       sync.Mutex
+	warnings []string
+}
+
+func (h *heard) HandleWarningHeader(_ int, _, text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.warnings = append(h.warnings, text)
+}
+
+func (h *heard) advice() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.ContainsFunc(h.warnings, func(w string) bool {
+		return strings.Contains(w, "retained for a pod that never comes back: set stayput.io/identity")
+	})
+}
+
+func TestARetentionThatDoesNothingIsWarnedOf(t *testing.T) {
+	g := guardedWith(t, true)
+	const retain, shared = "stayput.io/retain-ip: 10m", "stayput.io/retain-ip: 10m, stayput.io/identity: db"
+	for _, w := range []struct {
+		apiVersion, kind, annotations string
+		warned                        bool
+	}{
+		{"apps/v1", "Deployment", retain, true},
+		{"batch/v1", "Job", retain, true},
+		{"batch/v1", "CronJob", retain, true},
+		{"apps.kruise.io/v1beta1", "CloneSet", retain, true},
+		{"batch/v1", "CronJob", `io.kubernetes.cri/reserved-ip-duration: "10"`, true},
+		{"apps/v1", "Deployment", shared, false},
+		{"batch/v1", "Job", shared, false},
+		{"batch/v1", "CronJob", "other: annotation", false},
+		{"apps/v1", "StatefulSet", retain, false},
+	} {
+		t.Run(w.kind+" with "+w.annotations, func(t *testing.T) {
+			until(t, "the answer", func(ctx context.Context) bool { // policies take effect within seconds
+				h := &heard{}
+				as := rest.CopyConfig(g.admin)
+				as.WarningHandler = h
+				_, err := create(template(w.apiVersion, w.kind, w.annotations))(ctx, g, as)
+				must.Do(t, err)
+				return h.advice() == w.warned
+			})
 		})
 	}
 }

@@ -54,6 +54,7 @@ const (
 	EventReclaimed         ledger.EventReason = "IPReclaimed"
 	EventInvalidAnnotation ledger.EventReason = "InvalidAnnotation"
 	EventNotConfigured     ledger.EventReason = "IPNotConfigured"
+	EventNotPublished      ledger.EventReason = "RetainedIPRefused"
 )
 
 const (
@@ -70,6 +71,7 @@ var eventKinds = map[ledger.EventReason]struct{ kind, action string }{
 	ledger.EventClamped:          {normal, "Retaining"},
 	EventInvalidAnnotation:       {warning, "Retaining"},
 	EventNotConfigured:           {warning, "Verifying"},
+	EventNotPublished:            {warning, "Publishing"},
 	EventExpired:                 {normal, "Expiring"},
 	EventReleased:                {normal, "Releasing"},
 	EventReclaimed:               {warning, "Reclaiming"},

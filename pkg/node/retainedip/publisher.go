@@ -249,9 +249,26 @@ func (p *Publisher) work(ctx context.Context) bool {
 	}
 	if ctx.Err() == nil && !inNoNamespace(err) && !errors.Is(err, errNoNode) && (was == nil || was.Error() != err.Error()) {
 		p.log.Warn("Cannot update RetainedIP, retrying", "object", key.String(), "err", err)
+		if apierrors.IsForbidden(err) { // by a quota, say
+			p.eventRefused(key, err)
+		}
 	}
 	p.queue.AddRateLimited(key)
 	return true
+}
+
+// eventRefused tells the owner of a namespace that the API server does not take an object.
+func (p *Publisher) eventRefused(key Name, err error) {
+	p.mu.Lock()
+	want := p.promised[key]
+	p.mu.Unlock()
+	if want == nil {
+		return
+	}
+	p.PublishEvent(ledger.Event{
+		Reason: EventNotPublished, Pod: ledger.Pod{Namespace: key.Namespace, Name: want.spec.PodName},
+		Message: fmt.Sprintf("the API server refuses this pod's RetainedIP, so its successor may go to another node: %v", err),
+	})
 }
 
 // tryLater is not a failure.

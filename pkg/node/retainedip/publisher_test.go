@@ -90,6 +90,7 @@ func TestAnAPIServerThatRefusesIsAskedAgain(t *testing.T) {
 	p := inCluster(t, c)
 	p.bind("web-0")
 	must.Eventually(t, "refused three times", func() bool { return c.Count("PATCH") >= 3 })
+	must.Eventually(t, "an Event", func() bool { return c.Count("POST /apis/events.k8s.io/v1/namespaces/default") == 1 })
 	if said := p.Trouble(); !strings.Contains(said, "1 RetainedIPs are not up to date") {
 		t.Errorf("says %q", said)
 	}
