@@ -109,6 +109,12 @@ func chaos(ctx context.Context, screen io.Writer, seed uint64, length time.Durat
 	logging, stop := context.WithCancel(ctx)
 	var writing sync.WaitGroup
 	writing.Go(func() { s.keepLogs(logging, dir) })
+	// After a signal the lab ends this process as soon as it has closed its machines.
+	context.AfterFunc(ctx, func() {
+		if writing.Wait(); r.failed() == 0 {
+			_ = os.RemoveAll(dir)
+		}
+	})
 	r.alarm = func(number int, _ string) {
 		writing.Go(func() {
 			if err := s.picture(filepath.Join(dir, fmt.Sprintf("violation-%d", number))); err != nil {
