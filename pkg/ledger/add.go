@@ -332,7 +332,9 @@ type grant struct {
 
 // complete adds fresh addresses to what stands behind a claim, and ends the expired claims that they are taken from.
 func (a *adding) complete(h *holding) (g grant, err error) {
-	requested := slices.DeleteFunc(slices.Clone(a.Requested), func(addr netip.Addr) bool { return slices.Contains(h.addrs, addr) })
+	requested := slices.DeleteFunc(slices.Clone(a.Requested), func(addr netip.Addr) bool {
+		return slices.Contains(h.addrs, addr)
+	})
 	var overdue []slot
 	for i, set := range a.net.Ranges {
 		addr, s, fresh := h.addrs[i], h.slots[i], false

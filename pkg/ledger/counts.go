@@ -134,7 +134,8 @@ func (s *session) counts() (*counts, error) {
 	return s.counted, nil
 }
 
-// change changes the counts along with the claims. Without the stamp's trust nobody believes them, unless a scan counts.
+// change changes the counts along with the claims. Without the stamp's trust nobody believes them, unless a scan
+// counts.
 func (s *session) change(f func(*counts)) {
 	if !s.trusted {
 		return

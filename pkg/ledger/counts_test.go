@@ -125,7 +125,8 @@ func TestClaimsOutsideTheRangesAreNotCounted(t *testing.T) {
 	w.net = testNetwork("10.9.0.0/28", "")
 	w.net.PromisedShare = 0.16
 	for _, pod := range []string{"web-2", "web-3"} {
-		if w.add(pod, tenMinutes); w.promises[NewKey("net", Pod{Namespace: "default", Name: pod}, *tenMinutes, "eth0")] == nil {
+		key := NewKey("net", Pod{Namespace: "default", Name: pod}, *tenMinutes, "eth0")
+		if w.add(pod, tenMinutes); w.promises[key] == nil {
 			w.failf("%s was promised nothing", pod)
 		}
 	}

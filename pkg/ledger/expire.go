@@ -15,8 +15,8 @@ type Expired struct {
 }
 
 // Expire ends every claim whose retention is over, or behind which no address stands any more. next is when it has to
-// be called again, zero if nothing runs. It prepares, reads as List does, and takes the lock for each claim that it ends. The failure of one does not
-// keep the others: the errors are joined.
+// be called again, zero if nothing runs. It prepares, reads as List does, and takes the lock for each claim that it
+// ends. The failure of one does not keep the others: the errors are joined.
 func (l *Ledger) Expire() (expired []Expired, next time.Duration, err error) {
 	if err := l.Prepare(); err != nil {
 		return nil, 0, err

@@ -364,8 +364,8 @@ func (w *world) lostIndex() {
 	}
 }
 
-// lostClaims: a retained record is a promise of its own, a bound address is not. The record is not durable until the next
-// command has made a claim of it.
+// lostClaims: a retained record is a promise of its own, a bound address is not. The record is not durable until the
+// next command has made a claim of it.
 func (w *world) lostClaims() {
 	w.fragile = true
 	for k, p := range w.promises {

@@ -16,8 +16,8 @@ type Attachment struct {
 // PodInterface is what every kubelet runtime calls the interface whose addresses it reports as the pod's.
 const PodInterface = "eth0"
 
-// ValidIfName reports whether s can be the name of an interface, as host-local and the kernel decide: any bytes, at most
-// 15, but / : and blanks. An address file can say every such name, so that a DEL finds what an ADD wrote.
+// ValidIfName reports whether s can be the name of an interface, as host-local and the kernel decide: any bytes, at
+// most 15, but / : and blanks. An address file can say every such name, so that a DEL finds what an ADD wrote.
 func ValidIfName(s string) bool {
 	return s != "" && len(s) <= 15 && s != "." && s != ".." &&
 		!strings.ContainsFunc(s, func(r rune) bool { return r == '/' || r == ':' || r == 0 || unicode.IsSpace(r) })

@@ -17,8 +17,8 @@ var (
 )
 
 // Random histories of every command, kills, clock jumps and reboots, of host-local beside, new configurations, wiped
-// files and processes that see no namespaces, against a plain map. A failure prints the seed and the history; -model.seed replays
-// it. The same histories run each time; -model.base makes others, or new ones if it is 0.
+// files and processes that see no namespaces, against a plain map. A failure prints the seed and the history;
+// -model.seed replays it. The same histories run each time; -model.base makes others, or new ones if it is 0.
 func TestRandomHistoriesAgreeWithAMap(t *testing.T) {
 	if *modelSeed != 0 {
 		history(t, *modelSeed)
@@ -34,8 +34,8 @@ func TestRandomHistoriesAgreeWithAMap(t *testing.T) {
 	}
 }
 
-// deeds are what can happen to a node, each as often as its weight says. What it may do to the promises is in the model,
-// as docs/guarantees.md has it, not as the code does.
+// deeds are what can happen to a node, each as often as its weight says. What it may do to the promises is in the
+// model, as docs/guarantees.md has it, not as the code does.
 var deeds = []struct {
 	weight int
 	do     func(*world, *rand.Rand)

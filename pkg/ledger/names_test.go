@@ -50,7 +50,8 @@ func TestAFileOfHostLocalThatNamesNoInterfaceEndsWithItsContainer(t *testing.T) 
 	n.DataDir = filepath.Join(dir, "data")
 	l := New(n, Options{StateDir: filepath.Join(dir, "state")})
 	for name, content := range map[string]string{"10.1.0.5": "c9", "10.1.0.6": "c8\n", "10.1.0.7": "c7", "10.1.0.8": "c7\r\neth0"} {
-		if err := errors.Join(MkdirAll(Disk{}, l.dir), os.WriteFile(filepath.Join(l.dir, name), []byte(content), 0o600)); err != nil {
+		file := filepath.Join(l.dir, name)
+		if err := errors.Join(MkdirAll(Disk{}, l.dir), os.WriteFile(file, []byte(content), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}

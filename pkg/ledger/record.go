@@ -140,7 +140,8 @@ type slot struct {
 // boundTo reports whether the file names the attachment. One that names no interface is of every interface of its
 // container, as host-local reads it.
 func (s slot) boundTo(att Attachment) bool {
-	return s.state == slotBound && s.att.ContainerID == att.ContainerID && (s.att.IfName == "" || s.att.IfName == att.IfName)
+	return s.state == slotBound && s.att.ContainerID == att.ContainerID &&
+		(s.att.IfName == "" || s.att.IfName == att.IfName)
 }
 
 const (

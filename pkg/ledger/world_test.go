@@ -27,8 +27,8 @@ type world struct {
 	// maybe is the policy of a promise that the ledger may still keep, though nothing demands it: its ADD was killed, or
 	// its end is uncertain.
 	maybe map[Key]Policy
-	// limbo are attachments that may have an address, though none is theirs by right: their ADD was killed, or all traces of
-	// them were wiped. Nobody has DELed them yet.
+	// limbo are attachments that may have an address, though none is theirs by right: their ADD was killed, or all traces
+	// of them were wiped. Nobody has DELed them yet.
 	limbo map[Attachment]*liveAttachment
 	// freed are the keys of claims whose addresses host-local's DEL has freed.
 	freed map[Key]bool

@@ -19,7 +19,8 @@ func (c laterBoot) Now() (ledger.Instant, error) {
 	return now, err
 }
 
-// afterPowerLoss lists what the first command of the next boot makes of the network if no address file reached the disk.
+// afterPowerLoss lists what the first command of the next boot makes of the network if no address file reached the
+// disk.
 func (w *world) afterPowerLoss() []ledger.Address {
 	w.t.Helper()
 	addrs, err := w.ledger.List()

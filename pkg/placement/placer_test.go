@@ -33,8 +33,9 @@ func testPlacer(c client.Client) *placing {
 	p := &placing{said: events.NewFakeRecorder(10), time: hometest.Noon}
 	now := func() time.Time { return p.time }
 	m := newMemory(now)
-	p.placer = &placer{client: c, cache: c, memory: m, events: p.said, now: now, uninstalling: func() bool { return false },
-		metrics: newPlacementMetrics(prometheus.NewRegistry(), m, nil)}
+	p.placer = &placer{client: c, cache: c, memory: m, events: p.said, now: now,
+		uninstalling: func() bool { return false },
+		metrics:      newPlacementMetrics(prometheus.NewRegistry(), m, nil)}
 	return p
 }
 

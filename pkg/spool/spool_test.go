@@ -80,7 +80,9 @@ func report(t *testing.T, d Dir, from, n int) {
 	t.Helper()
 	var events []ledger.Event
 	for i := range n {
-		events = append(events, ledger.Event{Reason: ledger.EventRefused, Message: strconv.Itoa(from + i), Time: time.Unix(1_700_000_000, 0)})
+		events = append(events, ledger.Event{
+			Reason: ledger.EventRefused, Message: strconv.Itoa(from + i), Time: time.Unix(1_700_000_000, 0),
+		})
 	}
 	if err := d.Report(events); err != nil {
 		t.Fatal(err)

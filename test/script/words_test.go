@@ -45,7 +45,8 @@ var words = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	// The agent.
 	"policy": policyWord, "sweep": sweepWord, "uninstall": uninstallWord,
 	// Assertions.
-	"has": hasWord, "same-address": sameAddressWord, "same-first": sameFirstWord, "address": addressWord, "bound": boundWord, "promises": promisesWord,
+	"has": hasWord, "same-address": sameAddressWord, "same-first": sameFirstWord, "address": addressWord,
+	"bound": boundWord, "promises": promisesWord,
 	"cnierror": cnierrorWord, "event": eventWord, "alike": alikeWord, "snapshot": snapshotWord, "unchanged": unchangedWord,
 	"excuse": excuseWord, "leaks": leaksWord,
 }

@@ -247,7 +247,8 @@ func (p *Publisher) work(ctx context.Context) bool {
 		p.queue.Forget(key)
 		return true
 	}
-	if ctx.Err() == nil && !inNoNamespace(err) && !errors.Is(err, errNoNode) && (was == nil || was.Error() != err.Error()) {
+	news := was == nil || was.Error() != err.Error()
+	if news && ctx.Err() == nil && !inNoNamespace(err) && !errors.Is(err, errNoNode) {
 		p.log.Warn("Cannot update RetainedIP, retrying", "object", key.String(), "err", err)
 		if apierrors.IsForbidden(err) { // by a quota, say
 			p.eventRefused(key, err)
@@ -267,7 +268,8 @@ func (p *Publisher) eventRefused(key Name, err error) {
 	}
 	p.PublishEvent(ledger.Event{
 		Reason: EventNotPublished, Pod: ledger.Pod{Namespace: key.Namespace, Name: want.spec.PodName},
-		Message: fmt.Sprintf("the API server refuses this pod's RetainedIP, so its successor may go to another node: %v", err),
+		Message: fmt.Sprintf(
+			"the API server refuses this pod's RetainedIP, so its successor may go to another node: %v", err),
 	})
 }
 

@@ -118,7 +118,8 @@ func (c *cleanup) handBack() error {
 	return nil
 }
 
-// endPromises gives host-local the whole range. It goes on after an error: a network that cannot be read must not keep the others' addresses.
+// endPromises gives host-local the whole range. It goes on after an error: a network that cannot be read must not keep
+// the others' addresses.
 func (c *cleanup) endPromises() error {
 	ledgers, err := ledger.Networks(c.Ledgers)
 	errs := []error{err}

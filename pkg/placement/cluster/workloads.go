@@ -1,5 +1,6 @@
 // Package cluster reads what the rules of package home need to know of the cluster: the nodes, the pods, of which it
-// keeps little, and the workloads of all kinds whose pods keep their names. It reads from the manager's cache, and past it where an old answer does harm.
+// keeps little, and the workloads of all kinds whose pods keep their names. It reads from the manager's cache, and past
+// it where an old answer does harm.
 package cluster
 
 import (

@@ -70,7 +70,8 @@ func targetsOfPod(ctx context.Context, from client.Reader, pod *cluster.Pod) []h
 		field = client.MatchingFields{statesByTargetName: stem}
 	}
 	var list kruisev1alpha1.PersistentPodStateList
-	if err := from.List(ctx, &list, client.InNamespace(pod.GetNamespace()), field, client.UnsafeDisableDeepCopy); err != nil {
+	in := client.InNamespace(pod.GetNamespace())
+	if err := from.List(ctx, &list, in, field, client.UnsafeDisableDeepCopy); err != nil {
 		log.FromContext(ctx).Error(err, "Cannot list PersistentPodStates", "pod", client.ObjectKeyFromObject(pod))
 	}
 	var refs []home.Ref
