@@ -641,7 +641,7 @@ func TestNoObjectHardcodesTheNamespace(t *testing.T) {
 			if strings.Contains(d.Text, Namespace) {
 				t.Errorf("%s: %s %s names %s", name, d.Kind, d.Name, Namespace)
 			}
-			if clustered := regexp.MustCompile("^(Cluster|.*AdmissionPolicy|CustomResource)").MatchString(d.Kind); !clustered &&
+			if clustered := regexp.MustCompile("^(Cluster|.*AdmissionPolicy|CustomResource|FlowSchema)").MatchString(d.Kind); !clustered &&
 				d.Namespace != "elsewhere" {
 				t.Errorf("%s: %s %s is in the namespace %q", name, d.Kind, d.Name, d.Namespace)
 			}
