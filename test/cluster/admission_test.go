@@ -244,7 +244,9 @@ func (g *guard) resource(
 		return nil, err
 	}
 	quiet := rest.CopyConfig(as)
-	quiet.WarningHandler = rest.NoWarnings{}
+	if quiet.WarningHandler == nil {
+		quiet.WarningHandler = rest.NoWarnings{}
+	}
 	client, err := dynamic.NewForConfig(quiet)
 	if err != nil {
 		return nil, err
@@ -1140,8 +1142,8 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 		policies[p.Name] = true
 	}
 	want := []string{
-		"stayput-agent", "stayput-annotations", "stayput-controller",
-		"stayput-gate-annotated", "stayput-gate-recorded", "stayput-unique-target",
+		"stayput-advice", "stayput-agent", "stayput-annotations", "stayput-controller",
+		"stayput-gate-annotated", "stayput-gate-recorded", "stayput-nominations", "stayput-unique-target",
 	}
 	if got := slices.Sorted(maps.Keys(policies)); !slices.Equal(got, want) {
 		t.Errorf("policies %v, want %v", got, want)

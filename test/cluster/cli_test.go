@@ -175,7 +175,7 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 		r["NETWORK"] != kept.Status.Addresses[0].Network || r["POD UID"] != string(web.UID) {
 		t.Errorf("a deleted pod: %v", r)
 	}
-	if r := row(t, all, "db-1"); r["UNTIL"] != "never" ||
+	if r := row(t, all, "db-1"); r["LEFT"] != "29d" || // of the chart's longest retention
 		r["WHY"] != "while owned by StatefulSet db, ordinal 1 not wanted, when-scaled is Retain" ||
 		r["IP"] != db.Status.PodIP {
 		t.Errorf("an unwanted pod: %v", r)

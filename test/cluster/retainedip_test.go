@@ -168,6 +168,7 @@ func TestARetainedIPShowsTheStateOfItsAddress(t *testing.T) {
 	r.Spec.Workload = nil
 	if (r.Spec != v1alpha1.RetainedIPSpec{
 		NodeName: "node-1", PodName: "web-0", Retention: "10m", WhenScaled: "Retain", WhenDeleted: "Retain",
+		WhenMoved: "Retain",
 	}) {
 		t.Errorf("spec %+v", r.Spec)
 	}
@@ -227,7 +228,9 @@ func TestReleaseFreesARetainedAddress(t *testing.T) {
 		retainIP: "while-owned", "stayput.io/when-scaled": "Retain",
 	})))
 	r := stopped(t, c, ready(t, c, ns, "web-0"))
-	if r.Status.Expires != v1alpha1.ExpiresNever || r.Spec.Retention != v1alpha1.RetentionWhileOwned ||
+	// The chart's longest retention bounds it.
+	_, err := time.Parse(time.RFC3339, r.Status.Expires)
+	if err != nil || r.Spec.Retention != v1alpha1.RetentionWhileOwned ||
 		r.Spec.WhenDeleted != "Release" {
 		t.Errorf("%+v %+v", r.Spec, r.Status)
 	}
