@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -77,15 +76,6 @@ const (
 	gcPercent       = 25
 )
 
-func limitMemory() {
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(softMemoryLimit)
-	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
-}
-
 // serve runs the agent until ctx is done.
 func serve(ctx context.Context, o options, stderr io.Writer) error {
 	// 1. Logs, memory, metrics.
@@ -94,7 +84,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	log := slog.New(handler)
-	limitMemory()
+	program.LimitMemory(softMemoryLimit, gcPercent)
 	o.node.Log = log
 	o.node.Registry = prometheus.NewRegistry()
 	o.node.Registry.MustRegister(collectors.NewGoCollector(),

@@ -20,6 +20,9 @@ import (
 	"github.com/stayput/stayput/pkg/placement"
 )
 
+// gcPercent is how much garbage may pile up beside a large heap that hardly changes.
+const gcPercent = 40
+
 type options struct {
 	kubeconfig string
 	log        program.Log
@@ -97,7 +100,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	if err := metrics.Registry.Register(program.BuildInfo("controller")); err != nil {
 		return err
 	}
-	program.LimitMemory()
+	program.LimitMemory(program.ContainerMemory(), gcPercent)
 	log.Info("Running", "version", program.Version())
 	if err := placement.Run(ctx, config, o.placement); err != nil && ctx.Err() == nil {
 		return restart(ctx, log, err)

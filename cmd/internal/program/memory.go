@@ -12,23 +12,31 @@ const (
 	memoryMax = "/sys/fs/cgroup/memory.max"
 	// memoryShare of it is for the Go runtime, in percent; the rest is for what it does not count.
 	memoryShare = 90
-	// garbage is what may pile up beside a large heap that hardly changes, in percent of it. Go's default is 100.
-	garbage = 40
 )
 
-// LimitMemory makes the runtime collect garbage in time for the memory limit of the container: below it a program is
-// slower, above it the kernel kills it. $GOMEMLIMIT and $GOGC take precedence.
-func LimitMemory() { limitMemory(memoryMax) }
-
-func limitMemory(file string) {
+// LimitMemory sets the runtime's soft memory limit, in bytes, and how much garbage may pile up, in percent of the heap.
+// Go's default is 100. $GOMEMLIMIT and $GOGC take precedence. A limit of 0 sets none.
+func LimitMemory(limit int64, garbage int) {
+	if limit > 0 && os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(limit)
+	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(garbage)
 	}
+}
+
+// ContainerMemory returns the limit at which the runtime collects garbage in time for the memory limit of the
+// container: below it a program is slower, above it the kernel kills it. It returns 0 if there is none.
+func ContainerMemory() int64 { return containerMemory(memoryMax) }
+
+func containerMemory(file string) int64 {
 	text, err := os.ReadFile(file)
-	if err != nil || os.Getenv("GOMEMLIMIT") != "" {
-		return // not in a container
+	if err != nil {
+		return 0 // not in a container
 	}
-	if limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil {
-		debug.SetMemoryLimit(limit / 100 * memoryShare)
+	limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return 0
 	}
+	return limit / 100 * memoryShare
 }

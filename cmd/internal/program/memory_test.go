@@ -11,6 +11,7 @@ import (
 )
 
 func TestTheRuntimeStaysBelowTheLimitOfTheContainer(t *testing.T) {
+	const garbage = 40
 	limit, percent := debug.SetMemoryLimit(-1), debug.SetGCPercent(100)
 	t.Cleanup(func() { debug.SetMemoryLimit(limit); debug.SetGCPercent(percent) })
 	for name, c := range map[string]struct {
@@ -31,7 +32,7 @@ func TestTheRuntimeStaysBelowTheLimitOfTheContainer(t *testing.T) {
 		if c.file != "" {
 			must.Do(t, os.WriteFile(file, []byte(c.file), 0o600))
 		}
-		limitMemory(file)
+		LimitMemory(containerMemory(file), garbage)
 		if is := debug.SetMemoryLimit(-1); is != c.limit {
 			t.Errorf("%s: the limit is %d, want %d", name, is, c.limit)
 		}
