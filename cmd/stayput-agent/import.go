@@ -59,9 +59,7 @@ in the agent's pod.`,
 			if err != nil {
 				return err
 			}
-			e := json.NewEncoder(cmd.OutOrStdout())
-			e.SetIndent("", "  ")
-			return e.Encode(done)
+			return printJSON(cmd, done)
 		},
 	}
 	o.addFlags(cmd)

@@ -18,9 +18,7 @@ func inspectCommand(o *options) *cobra.Command {
 			"flags of the daemon and has to be given the same ones; kubectl stayput runs it in the agent's pod that way.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			e := json.NewEncoder(cmd.OutOrStdout())
-			e.SetIndent("", "  ")
-			return e.Encode(inspect.Node(cmd.Context(), inspect.Options{
+			return printJSON(cmd, inspect.Node(cmd.Context(), inspect.Options{
 				Version: program.Version(), Listen: o.listen,
 				StateDir: o.node.StateDir, CNIConfDir: o.node.CNIConfDir, CNIBinDir: o.node.CNIBinDir, CRISocket: o.node.CRISocket,
 				InstallCNI: o.node.InstallCNI, PluginBinary: o.node.PluginBinary, GracePeriod: o.node.GracePeriod,
@@ -29,4 +27,11 @@ func inspectCommand(o *options) *cobra.Command {
 	}
 	o.addFlags(cmd)
 	return cmd
+}
+
+// printJSON prints what a command found, for kubectl stayput and for people.
+func printJSON(cmd *cobra.Command, v any) error {
+	e := json.NewEncoder(cmd.OutOrStdout())
+	e.SetIndent("", "  ")
+	return e.Encode(v)
 }

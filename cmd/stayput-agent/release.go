@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -23,9 +22,7 @@ namespace.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			done, err := release(ledger.Options{StateDir: o.node.StateDir}, args[0], act)
-			e := json.NewEncoder(cmd.OutOrStdout())
-			e.SetIndent("", "  ")
-			return errors.Join(err, e.Encode(done))
+			return errors.Join(err, printJSON(cmd, done))
 		},
 	}
 	o.addFlags(cmd)
