@@ -291,12 +291,16 @@ func (m *memory) published(o any, deleted bool) {
 	}
 	ended.Vanished = slices.DeleteFunc(slices.Clone(ended.Vanished),
 		func(v home.Vanished) bool { return v.Spec.NodeName == r.Spec.NodeName })
-	vanished := r.DeepCopy()
-	vanished.DeletionTimestamp = nil
+	if deleted {
+		vanished := r.DeepCopy()
+		vanished.DeletionTimestamp = nil
+		if home.Keeps(vanished, now) {
+			ended.Vanished = append(ended.Vanished, home.Vanished{RetainedIP: vanished, At: now})
+			m.rememberLocked(key, ended, now)
+			return
+		}
+	}
 	switch {
-	case deleted && home.Keeps(vanished, now):
-		ended.Vanished = append(ended.Vanished, home.Vanished{RetainedIP: vanished, At: now})
-		m.rememberLocked(key, ended, now)
 	case known && ended.Node == "" && len(ended.Vanished) == 0:
 		delete(m.last, key)
 	case known:
