@@ -40,8 +40,7 @@ type breaker struct {
 		sync.Mutex // held while the API server is started or stopped
 		down       int
 	}
-	cordons  map[string]int // node -> how many faults want it cordoned
-	scales   map[string]int // workload -> the same, scaled
+	undos    map[string]int // such as "uncordon node-1" -> how many open faults it will undo
 	rollouts int
 	broken   error // of what could not be healed
 }
@@ -221,24 +220,7 @@ func (b *breaker) scale(ctx context.Context, set *workload, rnd *rand.Rand) (
 	if rnd.IntN(2) > 0 {
 		replicas = rnd.Int32N(set.replicas)
 	}
-	b.mu.Lock()
-	b.scales[set.name]++
-	b.mu.Unlock()
-	heal = func(ctx context.Context) error {
-		b.mu.Lock()
-		b.scales[set.name]--
-		others := b.scales[set.name] > 0
-		b.mu.Unlock()
-		if others {
-			return nil
-		}
-		ctx, cancel := context.WithTimeout(ctx, healing)
-		defer cancel()
-		return lab.Until(ctx, "the API server to scale "+set.name, func() (bool, error) {
-			err := b.setScale(ctx, set, set.replicas)
-			return err == nil, err
-		})
-	}
+	heal = b.undo("scale "+set.name, func(ctx context.Context) error { return b.setScale(ctx, set, set.replicas) })
 	return fmt.Sprintf("%s to %d", set.name, replicas), heal, b.setScale(ctx, set, replicas)
 }
 
@@ -253,6 +235,29 @@ func (b *breaker) setScale(ctx context.Context, set *workload, replicas int32) e
 		b.lives.scaled(set, replicas)
 	}
 	return err
+}
+
+// undo counts one more fault that do undoes, and returns how to heal it. Of several at once, those with the same what,
+// the last one to be healed calls do, until it succeeds.
+func (b *breaker) undo(what string, do func(context.Context) error) (heal func(context.Context) error) {
+	b.mu.Lock()
+	b.undos[what]++
+	b.mu.Unlock()
+	return func(ctx context.Context) error {
+		b.mu.Lock()
+		b.undos[what]--
+		others := b.undos[what] > 0
+		b.mu.Unlock()
+		if others {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, healing)
+		defer cancel()
+		return lab.Until(ctx, "the API server to "+what, func() (bool, error) {
+			err := do(ctx)
+			return err == nil, err
+		})
+	}
 }
 
 // sandboxes returns what the container runtime of a node says, by ID.
@@ -400,24 +405,12 @@ func (b *breaker) cordon(ctx context.Context, m *machine, drain bool) (
 		return "", nil, err
 	}
 	ends := b.weather.begins(m.Name, "cordoned")
-	b.mu.Lock()
-	b.cordons[m.Name]++
-	b.mu.Unlock()
+	uncordon := b.undo("uncordon "+m.Name, func(ctx context.Context) error {
+		return client.IgnoreNotFound(b.setUnschedulable(ctx, m.Name, false))
+	})
 	heal = func(ctx context.Context) error {
 		defer ends()
-		b.mu.Lock()
-		b.cordons[m.Name]--
-		others := b.cordons[m.Name] > 0
-		b.mu.Unlock()
-		if others {
-			return nil
-		}
-		ctx, cancel := context.WithTimeout(ctx, healing)
-		defer cancel()
-		return lab.Until(ctx, "the API server to uncordon "+m.Name, func() (bool, error) {
-			err := b.setUnschedulable(ctx, m.Name, false)
-			return err == nil || apierrors.IsNotFound(err), err
-		})
+		return uncordon(ctx)
 	}
 	err = b.setUnschedulable(ctx, m.Name, true)
 	if drain && err == nil {

@@ -63,7 +63,7 @@ func newSession(ctx context.Context, product lab.Product, r *report) (*session, 
 	}
 	s.breaker = &breaker{
 		cluster: s.cluster, client: s.client, report: r, weather: s.weather, lives: s.lives,
-		cordons: map[string]int{}, scales: map[string]int{},
+		undos: map[string]int{},
 	}
 	for _, n := range s.cluster.Nodes {
 		s.breaker.machines = append(s.breaker.machines, &machine{ClusterNode: n, weather: s.weather, down: map[part]int{}})
