@@ -64,9 +64,10 @@ type lives struct {
 	arrived  []*life            // to be judged
 	objects  map[string]*v1alpha1.RetainedIP
 	released map[home]time.Time
-	records  map[string]string // pod -> node
-	unfit    map[string]func() // nodes that take no pods, and how to note the end of that
-	missing  map[string]func() // Nodes that are deleted
+	records  map[string]string    // pod -> node
+	dropped  map[string]time.Time // pod -> when its record was seen to go
+	unfit    map[string]func()    // nodes that take no pods, and how to note the end of that
+	missing  map[string]func()    // Nodes that are deleted
 	wants    map[string][]wanted
 	doubled  map[string]time.Time // pairs of pods with one IP, since when
 	ticked   time.Time
@@ -86,8 +87,8 @@ func newLives(r *report, w *weather) *lives {
 	return &lives{
 		report: r, weather: w, now: r.now,
 		current: map[string]*life{}, past: map[string][]*life{}, objects: map[string]*v1alpha1.RetainedIP{},
-		released: map[home]time.Time{}, records: map[string]string{}, unfit: map[string]func(){},
-		missing: map[string]func(){}, wants: map[string][]wanted{}, doubled: map[string]time.Time{},
+		released: map[home]time.Time{}, records: map[string]string{}, dropped: map[string]time.Time{},
+		unfit: map[string]func(){}, missing: map[string]func(){}, wants: map[string][]wanted{}, doubled: map[string]time.Time{},
 	}
 }
 
@@ -233,6 +234,10 @@ func (l *lives) judgeLocked(is *life) {
 	if is.set.recorded {
 		if node = is.records[0]; node == "" {
 			l.report.count(tableExcused, "not recorded yet")
+			return
+		}
+		if at, dropped := l.dropped[is.name]; dropped && at.After(want.addressed) && !at.After(is.addressed) {
+			l.report.count(tableExcused, "its record was dropped")
 			return
 		}
 	}
@@ -463,15 +468,42 @@ func (l *lives) leastWantedLocked(set *workload) int32 {
 	return least
 }
 
-// seeRecord takes note of a PersistentPodState.
+// seeRecord takes note of a PersistentPodState, which has its workload's name, and judges which records went.
 func (l *lives) seeRecord(s *kruisev1alpha1.PersistentPodState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.dropLocked(s)
 	for pod, is := range s.Status.PodStates {
 		if l.records[pod] != is.NodeName {
 			l.report.note("recorded: %s on %s", pod, is.NodeName)
 		}
 		l.records[pod] = is.NodeName
+	}
+}
+
+// goneRecord takes note of a deleted PersistentPodState.
+func (l *lives) goneRecord(s *kruisev1alpha1.PersistentPodState) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s = s.DeepCopy()
+	s.Status.PodStates = nil
+	l.dropLocked(s)
+}
+
+// dropLocked drops the records that a PersistentPodState no longer has: only those of pods that are not wanted may go.
+func (l *lives) dropLocked(s *kruisev1alpha1.PersistentPodState) {
+	for pod, node := range l.records {
+		set, ordinal := setNamed(pod)
+		if _, still := s.Status.PodStates[pod]; still || set.name != s.Name {
+			continue
+		}
+		delete(l.records, pod)
+		l.dropped[pod] = l.now()
+		l.report.note("no longer recorded: %s on %s", pod, node)
+		if !l.over && l.leastWantedLocked(set) > ordinal {
+			l.report.violation(fmt.Sprint("record of ", pod, l.now()),
+				"the record of %s, %s, is dropped, but %s wants the pod", pod, node, set.name)
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/lab"
@@ -223,6 +224,46 @@ func TestARecordedPodIsDueOnItsNodeOnly(t *testing.T) {
 	w.says()
 	w.lived("recorded-0", "c", "node-2", "10.0.1.1")
 	w.says("recorded-0 (c) on node-2 with 10.0.1.1 did not come home")
+}
+
+func TestARecordGoesOnlyWithThePodThatItIsFor(t *testing.T) {
+	w := newWorld(t)
+	set := setByName(t, "recorded")
+	w.lives.scaled(set, set.replicas)
+	state := &kruisev1alpha1.PersistentPodState{ObjectMeta: metav1.ObjectMeta{Name: set.name}}
+	records := func(nodes map[string]string) {
+		is := state.DeepCopy()
+		is.Status.PodStates = map[string]kruisev1alpha1.PodState{}
+		for pod, node := range nodes {
+			is.Status.PodStates[pod] = kruisev1alpha1.PodState{NodeName: node}
+		}
+		w.lives.seeRecord(is)
+	}
+	records(map[string]string{"recorded-0": "node-1", "recorded-1": "node-1"})
+	w.lived("recorded-1", "a", "node-1", "10.0.0.1")
+
+	// Without its record a pod may go anywhere, also if its successor was created before the record was seen to go.
+	w.lives.scaled(set, 1)
+	next := w.pod("recorded-1", "b", "", "")
+	w.lives.seePod(next)
+	records(map[string]string{"recorded-0": "node-1"})
+	w.lived("recorded-1", "b", "node-2", "10.0.1.1")
+	w.says()
+	if n := w.report.counts[tableExcused]["its record was dropped"]; n != 1 {
+		t.Errorf("excused are %v", w.report.counts[tableExcused])
+	}
+
+	// The next record counts.
+	records(map[string]string{"recorded-0": "node-1", "recorded-1": "node-2"})
+	w.lived("recorded-1", "c", "node-1", "10.0.0.1")
+	w.says("recorded-1 (c) on node-1 with 10.0.0.1 did not come home to node-2")
+
+	w.lives.scaled(set, set.replicas)
+	w.pass(3 * time.Minute)
+	records(map[string]string{"recorded-1": "node-2"})
+	w.says("did not come home", "the record of recorded-0, node-1, is dropped, but recorded wants the pod")
+	w.lives.goneRecord(state)
+	w.says("did not come home", "the record of recorded-0", "the record of recorded-1, node-2, is dropped")
 }
 
 func TestAGateThatStaysIsAViolation(t *testing.T) {

@@ -113,8 +113,7 @@ func (s *session) watch(ctx context.Context) (wait func()) {
 		follow(ctx, s.client, &v1alpha1.RetainedIPList{}, s.lives.seeObject, s.lives.goneObject, here)
 	})
 	all.Go(func() {
-		follow(ctx, s.client, &kruisev1alpha1.PersistentPodStateList{}, s.lives.seeRecord,
-			func(*kruisev1alpha1.PersistentPodState) {}, here)
+		follow(ctx, s.client, &kruisev1alpha1.PersistentPodStateList{}, s.lives.seeRecord, s.lives.goneRecord, here)
 	})
 	all.Go(func() {
 		follow(ctx, s.client, &corev1.EventList{}, s.seeEvent, func(*corev1.Event) {}, here)
