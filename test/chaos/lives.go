@@ -28,6 +28,7 @@ type life struct {
 	created   time.Time // by the API server, in whole seconds
 	scheduled time.Time // the same
 	addressed time.Time // when its address was seen
+	readied   time.Time // when it became Ready, by its condition
 	ungated   time.Time // when it was first seen without gate
 	left      time.Time // the first sign of its end; zero while it is Ready
 	gone      time.Time
@@ -120,7 +121,7 @@ func (l *lives) seePod(pod *corev1.Pod) {
 		is.ungated = now
 	}
 	if pod.Spec.NodeName != "" && is.node == "" {
-		is.node, is.scheduled = pod.Spec.NodeName, scheduledAt(pod, now)
+		is.node, is.scheduled = pod.Spec.NodeName, changedAt(pod, corev1.PodScheduled, now)
 		is.records = append(is.records, l.records[pod.Name])
 		if want, _ := is.due(); want != nil {
 			is.published = l.objects[v1alpha1.RetainedIPName(is.name, want.node)] != nil
@@ -140,7 +141,7 @@ func (l *lives) seePod(pod *corev1.Pod) {
 	}
 	is.deleting, is.ready = pod.DeletionTimestamp != nil, lab.Ready(pod)
 	if is.ready {
-		is.left = time.Time{}
+		is.left, is.readied = time.Time{}, changedAt(pod, corev1.PodReady, now)
 	} else if is.left.IsZero() && is.ip.IsValid() {
 		is.left = now
 	}
@@ -152,9 +153,10 @@ func gated(pod *corev1.Pod) bool {
 	})
 }
 
-func scheduledAt(pod *corev1.Pod, now time.Time) time.Time {
+// changedAt returns when a condition of a pod became true, or now.
+func changedAt(pod *corev1.Pod, condition corev1.PodConditionType, now time.Time) time.Time {
 	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+		if c.Type == condition && c.Status == corev1.ConditionTrue {
 			return c.LastTransitionTime.Time
 		}
 	}
@@ -428,6 +430,9 @@ func (l *lives) goneObject(r *v1alpha1.RetainedIP) {
 	}
 }
 
+// rooted is for how long a pod must have been Ready elsewhere before its earlier addresses are released.
+const rooted = 10 * time.Minute
+
 // unreleasableLocked returns why addresses must not be released; empty: they may.
 func (l *lives) unreleasableLocked(r *v1alpha1.RetainedIP) string {
 	if l.over {
@@ -436,8 +441,9 @@ func (l *lives) unreleasableLocked(r *v1alpha1.RetainedIP) string {
 	if r.Spec.Retention != v1alpha1.RetentionWhileOwned {
 		return "they are kept for " + r.Spec.Retention
 	}
-	if is := l.current[r.Spec.PodName]; is != nil && is.node != "" && is.node != r.Spec.NodeName {
-		return "" // the pod lives elsewhere
+	if is := l.current[r.Spec.PodName]; is != nil && is.node != "" && is.node != r.Spec.NodeName &&
+		r.Spec.WhenMoved == v1alpha1.PolicyRelease && is.ready && l.now().Sub(is.readied) >= rooted-settled {
+		return ""
 	}
 	set, ordinal := setNamed(r.Spec.PodName)
 	if set == nil {

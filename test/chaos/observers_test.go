@@ -80,7 +80,9 @@ func (w *world) pod(name, uid, node, ip string) *corev1.Pod {
 		p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: v1alpha1.PlacementGate}}
 	}
 	if ip != "" {
-		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		p.Status.Conditions = []corev1.PodCondition{{
+			Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(w.clock.Wall()),
+		}}
 	}
 	return p
 }
@@ -312,6 +314,28 @@ func TestAReleaseOfWhatIsWantedIsAViolation(t *testing.T) {
 	w.says("wanted wants the pod")
 	w.lives.seeObject(release("ten-0", "10m"))
 	w.says("wanted wants the pod", "they are kept for 10m")
+}
+
+func TestAnEarlierAddressMayGoOnceItsPodHasTakenRootElsewhere(t *testing.T) {
+	for _, is := range []struct {
+		whenMoved string
+		ready     time.Duration
+		says      []string
+	}{
+		{v1alpha1.PolicyRelease, rooted, nil},
+		{v1alpha1.PolicyRelease, rooted / 2, []string{"owned wants the pod"}},
+		{v1alpha1.PolicyRetain, rooted, []string{"owned wants the pod"}},
+	} {
+		w := newWorld(t)
+		owned := setByName(t, "owned")
+		w.lives.scaled(owned, owned.replicas)
+		w.lives.seePod(w.pod("owned-0", "a", "node-2", "10.0.1.1"))
+		w.pass(is.ready)
+		r := object("owned-0", "node-1", v1alpha1.RetentionWhileOwned)
+		r.Spec.Release, r.Spec.WhenMoved = true, is.whenMoved
+		w.lives.seeObject(r)
+		w.says(is.says...)
+	}
 }
 
 func setByName(t *testing.T, name string) *workload {
