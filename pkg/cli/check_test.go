@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/node/cniconf"
@@ -298,5 +300,31 @@ func TestAgentsOfSeveralVersionsAreFound(t *testing.T) {
 	}
 	if f := compareVersions([]looked{aLook(), aLook(), {err: ErrNoAgent}}); len(f) != 0 {
 		t.Errorf("found %+v", f)
+	}
+}
+
+func TestALeaseThatNobodyRenewsHasNoLeader(t *testing.T) {
+	lease := func(holder string, age time.Duration) *coordinationv1.Lease {
+		renewed, seconds := metav1.NewMicroTime(noon.Add(-age)), int32(15)
+		return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: &holder, RenewTime: &renewed, LeaseDurationSeconds: &seconds,
+		}}
+	}
+	for name, test := range map[string]struct {
+		lease *coordinationv1.Lease
+		says  string // empty: there is a leader
+	}{
+		"fresh":                        {lease("a_1", time.Second), ""},
+		"as late as clocks may differ": {lease("a_1", 30*time.Second), ""},
+		"overdue":                      {lease("a_1", 31*time.Second), "a_1 renewed"},
+		"released":                     {lease("", time.Second), "has no holder"},
+		"never held":                   {&coordinationv1.Lease{}, "has no holder"},
+		"of a holder that never renewed it": {&coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: lease("a_1", 0).Spec.HolderIdentity,
+		}}, "has no holder"},
+	} {
+		if is := staleLease(test.lease, noon); (is == "") != (test.says == "") || !strings.Contains(is, test.says) {
+			t.Errorf("%s: %q, want %q", name, is, test.says)
+		}
 	}
 }
