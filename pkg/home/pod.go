@@ -3,7 +3,6 @@ package home
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -43,10 +42,10 @@ func PinnedBy(pod *corev1.Pod) (ours []metav1.ManagedFieldsEntry) {
 	if _, ok := pod.Annotations[stayputv1alpha1.AnnotationPinned]; !ok {
 		return nil // almost every pod: spares it the search
 	}
-	field := strconv.Quote("f:" + stayputv1alpha1.AnnotationPinned)
+	const field = `"f:requiredDuringSchedulingIgnoredDuringExecution"`
 	for _, e := range pod.ManagedFields {
-		if e.Manager == stayputv1alpha1.ControllerFieldManager && e.Operation == metav1.ManagedFieldsOperationApply &&
-			e.FieldsV1 != nil && strings.Contains(e.FieldsV1.GetRawString(), field) {
+		if e.Manager == stayputv1alpha1.ControllerFieldManager && e.FieldsV1 != nil &&
+			strings.Contains(e.FieldsV1.GetRawString(), field) {
 			ours = append(ours, e)
 		}
 	}

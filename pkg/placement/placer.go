@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
-	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -38,8 +37,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
-// placementWorkers is how many pods are placed at a time: placing one is two writes, each of which waits for etcd's
-// disk.
+// placementWorkers is how many pods are placed at a time: placing one is a write, which waits for etcd's disk.
 const placementWorkers = 32
 
 // placer decides where gated pods go. It follows a pod from its creation to its binding.
@@ -271,17 +269,14 @@ func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
 	}
 }
 
-// place pins a gated pod to where it was decided to go and ungates it: at most two writes, both bound to the very pod
-// that the decision is about.
+// place pins a gated pod to where it was decided to go and ungates it.
 func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d home.Decision) error {
-	if err := p.pin(ctx, pod, s.Record, d); err != nil {
-		return fmt.Errorf("setting the node affinity of pod %s/%s: %w", pod.Namespace, pod.Name, err)
-	}
-	if err := p.nominate(ctx, pod, d.Nominate); err != nil {
+	pod, err := p.nominate(ctx, pod, d.Nominate)
+	if err != nil {
 		return fmt.Errorf("nominating node %s for pod %s/%s: %w", d.Nominate, pod.Namespace, pod.Name, err)
 	}
-	if err := gate.Remove(ctx, p.client, pod); err != nil {
-		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	if err := p.ungate(ctx, pod, s.Record, d); err != nil {
+		return fmt.Errorf("placing pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	p.memory.Ungated(pod)
 	p.metrics.placed(d.Outcome, p.now().Sub(s.Since), s.Waited != "")
@@ -308,77 +303,68 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d
 	return nil
 }
 
-// pin applies the node affinity and annotations that the pod lacks. The lists in node affinity are atomic for
-// server-side apply, so ours contain the pod's own terms. With uid and resourceVersion the apply fails if the pod is
-// another one or has changed since; without them it could create a pod.
-func (p *placer) pin(ctx context.Context, pod *corev1.Pod, r *home.Record, d home.Decision) error {
-	var own *corev1.NodeAffinity
-	if pod.Spec.Affinity != nil {
-		own = pod.Spec.Affinity.NodeAffinity
-	}
+// ungate removes the gate, the pod's last, in the same write that gives it the node affinity and annotations that it
+// lacks. The lists in node affinity are replaced as a whole, so ours contain the pod's own terms, and with its
+// resourceVersion the write fails if the pod is another one or has changed since.
+func (p *placer) ungate(ctx context.Context, pod *corev1.Pod, r *home.Record, d home.Decision) error {
 	annotations := map[string]string{}
 	if r != nil {
 		maps.Copy(annotations, r.State.Annotations)
 	}
-	// An earlier attempt may have set it. It stays true: a required term cannot be taken back.
-	if home.Pinned(pod) {
-		annotations[stayputv1alpha1.AnnotationPinned] = pod.Annotations[stayputv1alpha1.AnnotationPinned]
-	}
 	if d.Affinity.Requires() {
 		annotations[stayputv1alpha1.AnnotationPinned] = d.Home
 	}
-	apply := corev1ac.Pod(pod.Name, pod.Namespace).WithUID(pod.UID).WithResourceVersion(pod.ResourceVersion).
-		WithAnnotations(annotations)
-	same := true
-	for k, v := range annotations {
+	maps.DeleteFunc(annotations, func(k, v string) bool {
 		has, ok := pod.Annotations[k]
-		same = same && ok && has == v
-	}
-	if !d.Affinity.Empty() {
-		merged := d.Affinity.Merge(own)
-		same = same && equality.Semantic.DeepEqual(own, merged)
-		affinity, err := applied(merged)
-		if err != nil {
-			return err
-		}
-		apply.WithSpec(corev1ac.PodSpec().WithAffinity(corev1ac.Affinity().WithNodeAffinity(affinity)))
-	}
-	if same {
-		return nil
-	}
-	return p.client.Apply(ctx, apply, client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
-}
-
-// nominate asks the scheduler to try a node first, if that is allowed. Whatever it does then, the nomination is gone.
-func (p *placer) nominate(ctx context.Context, pod *corev1.Pod, node string) error {
-	if node == "" || !p.nominates || pod.Status.NominatedNodeName == node {
-		return nil
-	}
-	patch, err := json.Marshal([]map[string]any{
-		{"op": "test", "path": "/metadata/uid", "value": pod.UID},
-		{"op": "add", "path": "/status/nominatedNodeName", "value": node},
+		return ok && has == v
 	})
+	var own *corev1.NodeAffinity
+	if pod.Spec.Affinity != nil {
+		own = pod.Spec.Affinity.NodeAffinity
+	}
+	spec := map[string]any{"schedulingGates": nil}
+	if !d.Affinity.Empty() {
+		if merged := d.Affinity.Merge(own); !equality.Semantic.DeepEqual(own, merged) {
+			spec["affinity"] = map[string]any{"nodeAffinity": merged}
+		}
+	}
+	if len(annotations) == 0 && len(spec) == 1 {
+		return gate.Remove(ctx, p.client, pod)
+	}
+	patch, err := json.Marshal(map[string]any{"spec": spec, "metadata": map[string]any{
+		"resourceVersion": pod.ResourceVersion, "annotations": annotations,
+	}})
 	if err != nil {
 		return err
 	}
-	err = p.client.Status().Patch(ctx,
-		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
-		client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
-	if apierrors.IsForbidden(err) { // the pod goes without
-		log.FromContext(ctx).Error(err, "Cannot nominate a node", "pod", client.ObjectKeyFromObject(pod), "node", node)
-		return nil
-	}
-	return err
+	return p.client.Patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
+		client.RawPatch(types.MergePatchType, patch), client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 }
 
-// applied returns node affinity as an apply configuration: the same fields, so the same JSON.
-func applied(a *corev1.NodeAffinity) (*corev1ac.NodeAffinityApplyConfiguration, error) {
-	data, err := json.Marshal(a)
-	if err != nil {
-		return nil, err
+// nominate asks the scheduler to try a node first, if that is allowed. Whatever it does then, the nomination is gone.
+// It returns the pod as it is then.
+func (p *placer) nominate(ctx context.Context, pod *corev1.Pod, node string) (*corev1.Pod, error) {
+	if node == "" || !p.nominates || pod.Status.NominatedNodeName == node {
+		return pod, nil
 	}
-	ac := corev1ac.NodeAffinity()
-	return ac, json.Unmarshal(data, ac)
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": pod.ResourceVersion},
+		"status":   map[string]any{"nominatedNodeName": node},
+	})
+	if err != nil {
+		return pod, err
+	}
+	nominated := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}}
+	err = p.client.Status().Patch(ctx, nominated, client.RawPatch(types.MergePatchType, patch),
+		client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+	if apierrors.IsForbidden(err) { // the pod goes without
+		log.FromContext(ctx).Error(err, "Cannot nominate a node", "pod", client.ObjectKeyFromObject(pod), "node", node)
+		return pod, nil
+	}
+	if err != nil {
+		return pod, err
+	}
+	return nominated, nil
 }
 
 // evict deletes a pod that is pinned to a home without room: a required term of an ungated pod cannot be taken back

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -303,6 +304,40 @@ func TestAPodThatWaitedIsToldThatItsHomeIsLost(t *testing.T) {
 	}
 }
 
+// Its version counts the writes, as the fake makes versions.
+func TestAPodIsPlacedByOneWriteIfItIsStillTheSame(t *testing.T) {
+	pod := hometest.Pod(ownedBySet)
+	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"),
+		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
+	version := func(pod *corev1.Pod) int {
+		n, err := strconv.Atoi(pod.ResourceVersion)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	was := &corev1.Pod{}
+	if err := p.client.Get(t.Context(), client.ObjectKeyFromObject(pod), was); err != nil {
+		t.Fatal(err)
+	}
+	is := was.DeepCopy()
+	is.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}}
+	if err := p.client.Update(t.Context(), is); err != nil {
+		t.Fatal(err)
+	}
+	home1 := home.Decision{Outcome: home.OutcomeHome, Home: "node node-1", Affinity: home.Affinity{Node: "node-1"}}
+	if err := p.ungate(t.Context(), was, nil, home1); !apierrors.IsConflict(err) {
+		t.Errorf("the decision on what it was is written: %v", err)
+	}
+	placed := p.looksAt(t, pod)
+	if home.Gated(placed) || !home.Pinned(placed) || placed.Spec.Affinity.PodAntiAffinity == nil {
+		t.Errorf("placed by %+v", placed.Spec)
+	}
+	if n := version(placed) - version(is); n != 1 {
+		t.Errorf("%d writes", n)
+	}
+}
+
 func TestAPodThatPrefersItsHomeIsNominatedAndNotPinned(t *testing.T) {
 	for name, allowed := range map[string]bool{"if the controller may": true, "if it may not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -362,7 +397,7 @@ func TestAPodGoesBackToItsLastNodeThoughAFormerOneReturned(t *testing.T) {
 }
 
 func TestTheCacheKeepsThatAPodIsPinned(t *testing.T) {
-	applied := func(fields string) func(*corev1.Pod) {
+	owned := func(fields string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { p.ManagedFields[0].FieldsV1 = metav1.NewFieldsV1(fields) }
 	}
 	for name, c := range map[string]struct {
@@ -373,9 +408,9 @@ func TestTheCacheKeepsThatAPodIsPinned(t *testing.T) {
 		"by a copied template": {hometest.Pod(hometest.Pinned, hometest.Copied), false},
 		"not pinned":           {hometest.Pod(), false},
 		"something else is ours": {hometest.Pod(hometest.Pinned,
-			applied(`{"f:metadata":{"f:annotations":{"f:stayput.io/home-wait":{}}}}`)), false},
-		"only ungated, by a patch": {hometest.Pod(hometest.Pinned,
-			func(p *corev1.Pod) { p.ManagedFields[0].Operation = metav1.ManagedFieldsOperationUpdate }), false},
+			owned(`{"f:metadata":{"f:annotations":{"f:stayput.io/home-wait":{}}}}`)), false},
+		"by a release that applied": {hometest.Pod(hometest.Pinned,
+			func(p *corev1.Pod) { p.ManagedFields[0].Operation = metav1.ManagedFieldsOperationApply }), true},
 		"pinned and changed by many": {hometest.Pod(hometest.Pinned, func(p *corev1.Pod) {
 			p.ManagedFields = append(p.ManagedFields, metav1.ManagedFieldsEntry{Manager: "kubelet"})
 		}), true},

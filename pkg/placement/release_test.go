@@ -44,6 +44,15 @@ func fakeAPI(t *testing.T, objects ...client.Object) client.WithWatch {
 	if err := errors.Join(indexRetainedIPs(t.Context(), b), cluster.IndexNodes(t.Context(), b)); err != nil {
 		t.Fatal(err)
 	}
+	for _, o := range objects {
+		if pod, ok := o.(*corev1.Pod); ok && len(pod.ManagedFields) == 0 {
+			// Without an entry of its creation, the fake notes no later ones.
+			pod.ManagedFields = []metav1.ManagedFieldsEntry{{
+				Manager: "kube-controller-manager", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1",
+				FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1("{}"),
+			}}
+		}
+	}
 	return interceptor.NewClient(b.WithReturnManagedFields().WithObjects(objects...).Build(),
 		interceptor.Funcs{Get: getCached})
 }

@@ -96,7 +96,7 @@ func Pinned(p *corev1.Pod) {
 		}}}
 	at := p.CreationTimestamp
 	p.ManagedFields = []metav1.ManagedFieldsEntry{{
-		Manager: stayputv1alpha1.ControllerFieldManager, Operation: metav1.ManagedFieldsOperationApply, Time: &at,
+		Manager: stayputv1alpha1.ControllerFieldManager, Operation: metav1.ManagedFieldsOperationUpdate, Time: &at,
 		FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{"f:stayput.io/pinned":{}}},` +
 			`"f:spec":{"f:affinity":{"f:nodeAffinity":{"f:requiredDuringSchedulingIgnoredDuringExecution":{}}}}}`),
 	}}
