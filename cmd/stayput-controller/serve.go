@@ -20,8 +20,12 @@ import (
 	"github.com/stayput/stayput/pkg/placement"
 )
 
-// gcPercent is how much garbage may pile up beside a large heap that hardly changes.
-const gcPercent = 40
+// gcPercent is how much garbage may pile up beside a large heap that hardly changes, and leastGarbage, in bytes, beside a
+// small one.
+const (
+	gcPercent    = 40
+	leastGarbage = 16 << 20
+)
 
 type options struct {
 	kubeconfig string
@@ -101,6 +105,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	program.LimitMemory(program.ContainerMemory(), gcPercent)
+	program.SpareCollections(leastGarbage, gcPercent)
 	log.Info("Running", "version", program.Version())
 	if err := placement.Run(ctx, config, o.placement); err != nil && ctx.Err() == nil {
 		return restart(ctx, log, err)

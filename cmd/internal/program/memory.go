@@ -2,7 +2,9 @@ package program
 
 import (
 	"os"
+	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"strconv"
 	"strings"
 )
@@ -24,6 +26,24 @@ func LimitMemory(limit int64, garbage int) {
 		debug.SetGCPercent(garbage)
 	}
 }
+
+// SpareCollections lets at least as many bytes of garbage pile up as given, and percent of a larger heap. A percentage
+// alone has a small heap collected at every few requests. $GOGC takes precedence.
+func SpareCollections(least uint64, percent int) {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	metrics.Read(live)
+	if heap := live[0].Value.Uint64(); heap > 0 { // 0: before the first collection
+		debug.SetGCPercent(garbageOf(heap, least, percent))
+	}
+	// What nothing refers to is cleaned up at the next collection, which is when the heap is known anew.
+	runtime.AddCleanup(new([64]byte), func(struct{}) { SpareCollections(least, percent) }, struct{}{})
+}
+
+// garbageOf returns how much garbage may pile up beside a heap of that many bytes, in percent of it.
+func garbageOf(heap, least uint64, percent int) int { return max(percent, int(least*100/heap)) }
 
 // ContainerMemory returns the limit at which the runtime collects garbage in time for the memory limit of the
 // container: below it a program is slower, above it the kernel kills it. It returns 0 if there is none.

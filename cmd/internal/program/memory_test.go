@@ -4,6 +4,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"testing"
 
@@ -39,5 +40,24 @@ func TestTheRuntimeStaysBelowTheLimitOfTheContainer(t *testing.T) {
 		if is := debug.SetGCPercent(100); is != c.percent {
 			t.Errorf("%s: the percentage is %d, want %d", name, is, c.percent)
 		}
+	}
+}
+
+func TestASmallHeapIsNotCollectedAtEveryFewRequests(t *testing.T) {
+	for heap, want := range map[uint64]int{1 << 20: 3200, 32 << 20: 100, 80 << 20: 40, 500 << 20: 40} {
+		if is := garbageOf(heap, 32<<20, 40); is != want {
+			t.Errorf("beside %d bytes: %d %%, want %d", heap, is, want)
+		}
+	}
+	was := debug.SetGCPercent(100)
+	t.Cleanup(func() { debug.SetGCPercent(was) })
+	t.Setenv("GOGC", "")
+	SpareCollections(1<<40, 40)
+	for debug.SetGCPercent(100) < 1000 { // after a collection; else this test does not end
+		runtime.GC()
+	}
+	debug.SetGCPercent(100)
+	for debug.SetGCPercent(100) < 1000 { // and after each further one
+		runtime.GC()
 	}
 }
