@@ -32,8 +32,8 @@ type creator struct {
 	sets    []*appsv1.StatefulSet
 }
 
-func (w *world) newCreator(ctx context.Context) (*creator, error) {
-	c := &creator{world: w, sets: make([]*appsv1.StatefulSet, recordedWorkloads)}
+func (w *world) newCreator(ctx context.Context, sets int) (*creator, error) {
+	c := &creator{world: w, sets: make([]*appsv1.StatefulSet, sets)}
 	for range createClients {
 		one, err := w.newClient()
 		if err != nil {
@@ -81,6 +81,7 @@ const (
 	replicaSets = "of a Deployment"
 	plainSets   = "of a StatefulSet, not annotated" // nor recorded
 	annotated   = "of a StatefulSet, annotated"     // not recorded
+	atHome      = "of a StatefulSet, annotated, with a home"
 	recorded    = "of a StatefulSet with a PersistentPodState"
 )
 
@@ -102,7 +103,7 @@ func (c *creator) pod(kind, name string, i int) *corev1.Pod {
 		owned(other, "ReplicaSet")
 	case plainSets:
 		owned(other, "StatefulSet")
-	case annotated:
+	case annotated, atHome:
 		owned(other, "StatefulSet")
 		pod.Annotations = asked
 	case recorded:
@@ -145,7 +146,7 @@ func measureCreates(ctx context.Context, b *bench) (rows []table.Row, err error)
 			return nil, err
 		}
 		defer func() { err = w.end(ctx, err) }()
-		if both[i], err = w.newCreator(ctx); err != nil {
+		if both[i], err = w.newCreator(ctx, recordedWorkloads); err != nil {
 			return nil, err
 		}
 	}

@@ -39,13 +39,18 @@ var sections = []table.Section[*bench]{
 		Name: "creates", Measure: measureCreates,
 		About: "pod creations per second with 1,000 PersistentPodStates, against no stayput",
 	},
+	{
+		Name: "costs", Measure: measureCosts,
+		About: "CPU time for each pod created, of API server, etcd and stayput, against no stayput",
+	},
 	{Name: "scale", About: "the controller with 5,000 nodes, 100,000 pods and as many RetainedIPs", Measure: measureScale},
 }
 
 // bench is shared by the sections.
 type bench struct {
-	product lab.Product
-	scale   float64
+	product  lab.Product
+	scale    float64
+	profiles string // a folder for CPU profiles of the API server; empty: none
 }
 
 // times scales a number of runs.
@@ -63,13 +68,16 @@ func run() int {
 	only := flag.String("only", "",
 		"comma-separated sections to measure: "+strings.Join(names, ",")+"; NAME=FACTOR gives one its own -scale")
 	scale := flag.Float64("scale", 1, "factor for the numbers of runs and, in the section scale, of objects")
+	profiles := flag.String("profiles", "", "an existing folder for CPU profiles of the API server, in the section costs")
 	flag.Parse()
 	chosen, err := choose(names, *only, *scale)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench: -only:", err)
 		return 2
 	}
-	return table.Run("makes namespaces and runs clusters", func(ctx context.Context) error { return measure(ctx, chosen) })
+	return table.Run("makes namespaces and runs clusters", func(ctx context.Context) error {
+		return measure(ctx, &bench{profiles: *profiles}, chosen)
+	})
 }
 
 // choose returns the sections to measure, each with its scale.
@@ -94,13 +102,12 @@ func choose(names []string, only string, scale float64) (map[string]float64, err
 	return chosen, nil
 }
 
-func measure(ctx context.Context, chosen map[string]float64) (err error) {
+func measure(ctx context.Context, b *bench, chosen map[string]float64) (err error) {
 	dir, remove, err := lab.TempDir("bench")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	b := &bench{}
 	if b.product, err = lab.BuildWholeProduct(ctx, filepath.Join(dir, "bin")); err != nil {
 		return err
 	}

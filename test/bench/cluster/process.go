@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -84,4 +87,76 @@ func sleep(ctx context.Context, d time.Duration) error {
 	case <-time.After(d):
 		return nil
 	}
+}
+
+// usage is the CPU time of processes by their program, in milliseconds. What a program waited for, such as a CNI plugin
+// or a runc, is in its programs, except for orphans: those are in the ones of the machine's first process.
+type usage map[string]float64
+
+// usageOfAll returns the usage of all that this process started, directly or not.
+func usageOfAll() (usage, error) {
+	const tick = 10 // ms, USER_HZ
+	type process struct {
+		name        string
+		parent      int
+		self, ended float64
+	}
+	all := map[int]process{}
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range stats {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended, and its parent counts it
+		}
+		before, rest, _ := strings.Cut(string(data), " (")
+		end := strings.LastIndex(rest, ") ")
+		pid, err := strconv.Atoi(before)
+		if err != nil || end < 0 {
+			return nil, fmt.Errorf("%s: %q", file, data)
+		}
+		p := process{name: rest[:end]}
+		fields := strings.Fields(rest[end+2:]) // from the third on, see proc(5)
+		if _, err := fmt.Sscan(fields[1], &p.parent); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		for i, to := range []*float64{&p.self, &p.self, &p.ended, &p.ended} {
+			ticks, err := strconv.ParseFloat(fields[11+i], 64)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", file, err)
+			}
+			*to += ticks * tick
+		}
+		all[pid] = p
+	}
+	u := usage{}
+	for pid, p := range all {
+		at := pid
+		for at != os.Getpid() && at != 0 {
+			at = all[at].parent
+		}
+		if at != 0 && pid != at {
+			u[p.name] += p.self
+			u[p.name+"'s programs"] += p.ended
+		}
+	}
+	return u, nil
+}
+
+// sub takes away what was used before.
+func (u usage) sub(before usage) usage {
+	d := maps.Clone(u)
+	for name, t := range before {
+		d[name] -= t
+	}
+	return d
+}
+
+func (u usage) sum() (sum float64) {
+	for _, t := range u {
+		sum += t
+	}
+	return sum
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/stayput/stayput/test/bench/internal/table"
@@ -13,13 +15,16 @@ import (
 const (
 	crowd   = 90 // pods, 30 a node
 	deletes = 2  // in the life of one cluster
+	// afterwards is how long the cluster's CPU time counts once all pods are Ready.
+	afterwards = 5 * time.Second
 )
 
 // crowdTimes are a cluster's results, times in seconds.
 type crowdTimes struct {
 	create     float64
 	again      []float64
-	nodes, ips int // kept, out of crowd * deletes
+	used       []usage // for again
+	nodes, ips int     // kept, out of crowd * deletes
 }
 
 // measureRecreate gives each contestant its own cluster, in turns: concurrent clusters would share the processors, and
@@ -29,6 +34,7 @@ func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error
 	names := [2]string{"stayput", "stock"}
 	var again, create [2][]float64
 	var nodes, ips [2]int
+	var used [2][]usage
 	rounds := b.times(5)
 	for round := range rounds {
 		for turn := range 2 {
@@ -41,6 +47,7 @@ func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error
 			say("recreate: %s: created in %.1f s, again in %.1f s; %d nodes and %d IPs kept of %d", names[which], t.create,
 				t.again, t.nodes, t.ips, crowd*deletes)
 			create[which], again[which] = append(create[which], t.create), append(again[which], t.again...)
+			used[which] = append(used[which], t.used...)
 			nodes[which] += t.nodes
 			ips[which] += t.ips
 		}
@@ -55,6 +62,7 @@ func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error
 			Figure: measured("", ratio, again[ours], again[stock]),
 			Detail: extent(s, again[ours]) + " / " + extent(s, again[stock]),
 		},
+		usedBy(used[ours], used[stock]),
 		{
 			What: "  with node and IP kept", Against: "all of them", Goal: table.AtLeast(100), Figure: share,
 			Detail: fmt.Sprintf("nodes %d, IPs %d of %d; stock: nodes %d, IPs %d", nodes[ours], ips[ours], all, nodes[stock],
@@ -71,6 +79,40 @@ func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error
 			Detail: fmt.Sprintf("stock %.2f", ratio(again[stock], create[stock])),
 		},
 	}, nil
+}
+
+// usedBy compares the CPU time for each pod deleted until it is Ready again, of everything and of each program. It
+// settles what the time of a busy machine does not.
+func usedBy(ours, stock []usage) table.Row {
+	var sums [2][]float64
+	names := map[string]bool{}
+	for i, all := range [][]usage{ours, stock} {
+		for _, u := range all {
+			sums[i] = append(sums[i], u.sum()/crowd)
+			for name := range u {
+				names[name] = true
+			}
+		}
+	}
+	of := func(all []usage, name string) float64 {
+		var s []float64
+		for _, u := range all {
+			s = append(s, u[name]/crowd)
+		}
+		return median(s)
+	}
+	var detail []string
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if a, b := of(ours, name), of(stock, name); a >= 0.1 || b >= 0.1 {
+			detail = append(detail, fmt.Sprintf("%s %.1f / %.1f", name, a, b))
+		}
+	}
+	return table.Row{
+		What: "  CPU time of all programs", Against: "stock host-local, no stayput", Goal: table.AtMost(1.05),
+		Figure: measured("", ratio, sums[0], sums[1]),
+		Detail: fmt.Sprintf("ms for each pod: %s / %s; %s", extent("%.0f", sums[0]), extent("%.0f", sums[1]),
+			strings.Join(detail, ", ")),
+	}
 }
 
 // crowd runs one cluster's whole life.
@@ -118,6 +160,10 @@ func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err er
 			return t, err
 		}
 		before := maps.Clone(f.ready)
+		idle, err := usageOfAll()
+		if err != nil {
+			return t, err
+		}
 		begin := time.Now()
 		if err := w.deleteAll(ctx, namespace, before); err != nil {
 			return t, err
@@ -127,6 +173,15 @@ func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err er
 			return t, err
 		}
 		t.again = append(t.again, at.Sub(begin).Seconds())
+		// Late DELs, and what is published of the new pods.
+		if err := sleep(ctx, afterwards); err != nil {
+			return t, err
+		}
+		all, err := usageOfAll()
+		if err != nil {
+			return t, err
+		}
+		t.used = append(t.used, all.sub(idle))
 		nodes, ips := kept(before, f.ready)
 		t.nodes += nodes
 		t.ips += ips
