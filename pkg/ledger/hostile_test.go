@@ -158,10 +158,19 @@ func (w *world) killedAndForgotten(r *rand.Rand, pod string) {
 	}
 	at := r.IntN(25)
 	w.known = append(w.known, att)
+	claims, err := w.ledger().allClaims()
+	if err != nil {
+		w.failf("claims: %v", err)
+	}
 	hit := w.killAt(at, func() { w.addAs(att, ns, pod, policy) })
 	w.logf("ADD %s %s killed at operation %d: %t", att, pod, at, hit)
 	if !hit {
 		return
+	}
+	for _, c := range claims.known {
+		if p := w.promises[c.Key]; p == nil || w.expired(p) {
+			w.freed[c.Key] = true
+		}
 	}
 	w.limbo[att] = &liveAttachment{pod: p, policy: policy, netns: ns}
 	w.maybe[key] = *policy

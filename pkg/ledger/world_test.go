@@ -30,7 +30,8 @@ type world struct {
 	// limbo are attachments that may have an address, though none is theirs by right: their ADD was killed, or all traces
 	// of them were wiped. Nobody has DELed them yet.
 	limbo map[Attachment]*liveAttachment
-	// freed are the keys of claims whose addresses host-local's DEL has freed.
+	// freed are the keys of claims whose addresses host-local's DEL has freed, or of overdue ones from which a killed ADD
+	// may have taken some of theirs.
 	freed map[Key]bool
 	log   []func() string
 
