@@ -19,7 +19,7 @@ func aRetainedIP(change ...func(*stayputv1alpha1.RetainedIP)) *stayputv1alpha1.R
 	r := &stayputv1alpha1.RetainedIP{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-2.node-1", UID: "u", ResourceVersion: "7"},
 		Spec: stayputv1alpha1.RetainedIPSpec{
-			NodeName: "node-1", PodName: "web-2", Retention: "10m", WhenScaled: "Retain", WhenDeleted: "Retain",
+			NodeName: "node-1", PodName: "web-2", Scheduled: "pod/web-2", Retention: "10m", WhenScaled: "Retain", WhenDeleted: "Retain",
 			Workload: &stayputv1alpha1.WorkloadReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "w"},
 		},
 		Status: stayputv1alpha1.RetainedIPStatus{

@@ -181,6 +181,9 @@ func (f *facts) keptBy(r *stayputv1alpha1.RetainedIP) Kept {
 	if r.Status.Phase == stayputv1alpha1.PhaseRetained {
 		k.Until = r.Status.Expires
 	}
+	if !home.Scheduled(r) && (f.pod == nil || f.pod.Spec.NodeName != r.Spec.NodeName) {
+		k.NoHome = "the controller has seen no pod of it on that node, which is therefore no home"
+	}
 	if n := f.looks[r.Spec.NodeName]; n != nil {
 		for _, ip := range r.Status.IPs {
 			k.Ledger = append(k.Ledger, ip+" "+entryOf(n, ip))

@@ -54,7 +54,9 @@ type Kept struct {
 	Phase      string   `json:"phase"`
 	Why        string   `json:"why"`
 	Until      string   `json:"until,omitempty"` // RFC 3339, or never
-	Ledger     []string `json:"ledger,omitempty"`
+	// NoHome says why the pod does not go there although its address is kept; empty: it may.
+	NoHome string   `json:"noHome,omitempty"`
+	Ledger []string `json:"ledger,omitempty"`
 }
 
 // story returns the story that the facts tell.
@@ -129,6 +131,9 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 	}
 	for _, k := range s.Kept {
 		say(fmt.Sprintf("RetainedIP %s: %s, %s", k.RetainedIP, k.Phase, strings.Join(k.IPs, ", ")))
+		if k.NoHome != "" {
+			say(k.NoHome)
+		}
 		for _, l := range k.Ledger {
 			say("ledger of node " + k.Node + ": " + l)
 		}

@@ -387,6 +387,12 @@ func TestTheHomeIsWhereThePodWasLast(t *testing.T) {
 	if d, node := Foresee(noon, running, kept{back, stale}, nil, nodes); node != "node-4" {
 		t.Errorf("foreseen for a pod that runs on node-4: %q, %+v", node, d)
 	}
+	noted := old.DeepCopy()
+	noted.Spec.PodName, noted.Spec.Scheduled = "web-0", "pod/web-0"
+	nodes = append(nodes, *hometest.Node("node-1", "a"))
+	if d, node := Foresee(noon, hometest.Pod(), kept{back, noted}, nil, nodes); node != "node-1" {
+		t.Errorf("foreseen for a pod that nobody saw on the node that kept an address last: %q, %+v", node, d)
+	}
 }
 
 func TestAnAddressOfASilentNodeIsKeptFromThePodsCreationOn(t *testing.T) {

@@ -28,6 +28,9 @@ func Foresee(now time.Time, pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP,
 		s.Since = now // at the earliest
 	}
 	if Annotated(pod.Annotations) {
+		kept = slices.DeleteFunc(slices.Clone(kept), func(r *stayputv1alpha1.RetainedIP) bool {
+			return !Scheduled(r) && r.Spec.NodeName != last
+		})
 		s.Address = AddressIn(newestOf(kept, last, now), pod)
 	}
 	if state != nil {

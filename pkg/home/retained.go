@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
@@ -123,6 +124,31 @@ func newestOf(kept []*stayputv1alpha1.RetainedIP, ended string, now time.Time) *
 		}
 	}
 	return newest
+}
+
+// Scheduled reports whether the controller has seen bound to its node what a RetainedIP is for: the pod, or a pod of the
+// shared identity. Without that it is only the word of the node, and no home.
+func Scheduled(r *stayputv1alpha1.RetainedIP) bool { return r.Spec.Scheduled == Claimant(r) }
+
+// Claimant returns what a RetainedIP is for, as spec.scheduled has it.
+func Claimant(r *stayputv1alpha1.RetainedIP) string { return claimant(r.Spec.PodName, r.Spec.Identity) }
+
+// Bound returns what a pod that has a node stands for there, as spec.scheduled has it; empty: nothing. A node can create
+// the mirror pods of its own static pods, by any name, so they stand for nothing.
+func Bound(pod *corev1.Pod) string {
+	owner := metav1.GetControllerOf(pod)
+	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork ||
+		owner != nil && owner.APIVersion == corev1.SchemeGroupVersion.String() && owner.Kind == "Node" {
+		return ""
+	}
+	return claimant(pod.Name, pod.Annotations[stayputv1alpha1.AnnotationIdentity])
+}
+
+func claimant(pod, identity string) string {
+	if identity != "" {
+		return "identity/" + identity
+	}
+	return "pod/" + pod
 }
 
 // Keeps reports whether the addresses of a RetainedIP are still kept: not given up, deleted or expired.

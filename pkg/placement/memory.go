@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -48,11 +49,24 @@ type memory struct {
 	// first start, or whose RetainedIP vanished, has no home, and of several nodes that keep addresses the newest counts.
 	last  map[types.NamespacedName]endedPod
 	order []endedKey
+	// bound are the pods and identities that ended on a node lately, or whose RetainedIP there was deleted after the
+	// controller had noted them: by namespace, node and home.Bound. Lost: where they ran is no home, unless their
+	// RetainedIP was noted and is still there.
+	bound *utilcache.LRUExpireCache
 	// assigned are the addresses of a shared identity that are assigned to pods without a node; holds has the same by
 	// pod. Lost: two pods may be pinned to one address, and one of them gets another.
 	assigned map[types.NamespacedName]types.UID
 	holds    map[types.UID]types.NamespacedName
 }
+
+// boundTo is a key of what was bound to a node.
+type boundTo struct{ namespace, node, what string }
+
+// boundKept is longer than a node is down in ordinary life, and boundMost more pods than end in that time.
+const (
+	boundKept = 24 * time.Hour
+	boundMost = 20_000
+)
 
 type undecidedPod struct {
 	uid     types.UID
@@ -107,6 +121,7 @@ func newMemory(now func() time.Time) *memory {
 		givenUp:  map[types.NamespacedName]givenUpHome{},
 		full:     map[sharedHome]time.Time{},
 		last:     map[types.NamespacedName]endedPod{},
+		bound:    utilcache.NewLRUExpireCache(boundMost),
 		assigned: map[types.NamespacedName]types.UID{},
 		ungated:  map[types.NamespacedName]types.UID{},
 		gated:    map[types.NamespacedName]gatedPod{},
@@ -219,8 +234,12 @@ func (m *memory) deleted(pod *corev1.Pod) {
 	}
 	now := m.now()
 	m.forgetLastLocked(now)
-	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || !home.Annotated(pod.Annotations) ||
-		pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" {
+	what := home.Bound(pod)
+	if what == "" || !home.Annotated(pod.Annotations) {
+		return
+	}
+	m.bound.Add(boundTo{pod.Namespace, pod.Spec.NodeName, what}, nil, boundKept)
+	if pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" {
 		return
 	}
 	// Without an IP it may have had a claim or not: it was deleted before its kubelet had said.
@@ -277,6 +296,9 @@ func (m *memory) published(o any, deleted bool) {
 		o = gone.Obj
 	}
 	r, ok := o.(*stayputv1alpha1.RetainedIP)
+	if ok && deleted && home.Scheduled(r) {
+		m.bound.Add(boundTo{r.Namespace, r.Spec.NodeName, home.Claimant(r)}, nil, boundKept)
+	}
 	if !ok || r.Spec.Identity != "" {
 		return
 	}
@@ -294,7 +316,7 @@ func (m *memory) published(o any, deleted bool) {
 	if deleted {
 		vanished := r.DeepCopy()
 		vanished.DeletionTimestamp = nil
-		if home.Keeps(vanished, now) {
+		if home.Keeps(vanished, now) && m.scheduled(vanished, nil) {
 			ended.Vanished = append(ended.Vanished, home.Vanished{RetainedIP: vanished, At: now})
 			m.rememberLocked(key, ended, now)
 			return
@@ -306,6 +328,16 @@ func (m *memory) published(o any, deleted bool) {
 	case known:
 		m.last[key] = endedPod{ended, was.renewed}
 	}
+}
+
+// scheduled reports whether what a RetainedIP is for was bound to its node: it says so, or the pod is there now, or it
+// ended there lately, or an earlier RetainedIP of the same said so. pod may be nil.
+func (m *memory) scheduled(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) bool {
+	if home.Scheduled(r) || pod != nil && pod.Spec.NodeName == r.Spec.NodeName && home.Bound(pod) == home.Claimant(r) {
+		return true
+	}
+	_, known := m.bound.Get(boundTo{r.Namespace, r.Spec.NodeName, home.Claimant(r)})
+	return known
 }
 
 // giveUp remembers that a home had no room for a pod: its successor does not go there.

@@ -238,7 +238,8 @@ func (p *placer) findAddress(ctx context.Context, s *home.Situation) error {
 	}
 	var kept []*stayputv1alpha1.RetainedIP
 	for i := range list.Items {
-		if r := &list.Items[i]; r.Spec.Identity == identity { // a pod of that name may have shared some
+		// A pod of that name may have shared some.
+		if r := &list.Items[i]; r.Spec.Identity == identity && p.memory.scheduled(r, nil) {
 			kept = append(kept, r)
 		}
 	}

@@ -75,8 +75,9 @@ func keptOn(node string, phase stayputv1alpha1.Phase, since time.Time) *stayputv
 	at := metav1.NewTime(since)
 	return &stayputv1alpha1.RetainedIP{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0." + node},
-		Spec:       stayputv1alpha1.RetainedIPSpec{NodeName: node, PodName: "web-0", Retention: "10m"},
-		Status:     stayputv1alpha1.RetainedIPStatus{Phase: phase, Since: &at},
+		Spec: stayputv1alpha1.RetainedIPSpec{NodeName: node, PodName: "web-0", Scheduled: "pod/web-0",
+			Retention: "10m"},
+		Status: stayputv1alpha1.RetainedIPStatus{Phase: phase, Since: &at},
 	}
 }
 
@@ -165,7 +166,7 @@ func TestAPodOfASharedIdentityDoesNotGoWhereAnotherFoundNoRoom(t *testing.T) {
 	}
 	kept := func(node string, since time.Time) *stayputv1alpha1.RetainedIP {
 		r := keptOn(node, stayputv1alpha1.PhaseRetained, since)
-		r.Spec.Identity = "front"
+		r.Spec.Identity, r.Spec.Scheduled = "front", "identity/front"
 		return r
 	}
 	first, second, third := named("front-a"), named("front-b"), named("front-c")
@@ -391,6 +392,68 @@ func TestAPodGoesBackToItsLastNodeThoughAFormerOneReturned(t *testing.T) {
 			p.memory.deleted(hometest.Pod(hometest.RanOn("node-2")))
 			if is := p.looksAt(t, pod); home.Gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-2"}) {
 				t.Errorf("gated: %v, pinned to %v", home.Gated(is), nodesOfPod(is))
+			}
+		})
+	}
+}
+
+func TestANodeAttractsNoPodByItsWordAlone(t *testing.T) {
+	front := hometest.Annotation(stayputv1alpha1.AnnotationIdentity, "front")
+	ofNode := func(p *corev1.Pod) { p.OwnerReferences = controlledBy("v1", "Node", "node-1") }
+	type retained = *stayputv1alpha1.RetainedIP
+	says := func(scheduled string) retained {
+		r := keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)
+		r.Spec.Scheduled = scheduled
+		return r
+	}
+	sharedSays := func(scheduled string) retained {
+		r := says(scheduled)
+		r.Spec.Identity = "front"
+		return r
+	}
+	for name, c := range map[string]struct {
+		kept    retained
+		ended   *corev1.Pod
+		deleted retained
+		pod     *corev1.Pod
+		comes   bool
+	}{
+		"the controller saw it there":    {says("pod/web-0"), nil, nil, hometest.Pod(), true},
+		"nobody saw it there":            {says(""), nil, nil, hometest.Pod(), false},
+		"another pod was there":          {says("pod/web-1"), nil, nil, hometest.Pod(), false},
+		"it ended there":                 {says(""), hometest.Pod(hometest.RanOn("node-1")), nil, hometest.Pod(), true},
+		"it ended elsewhere":             {says(""), hometest.Pod(hometest.RanOn("node-3")), nil, hometest.Pod(), false},
+		"a static pod of its name ended": {says(""), hometest.Pod(hometest.RanOn("node-1"), ofNode), nil, hometest.Pod(), false},
+		"a static pod of its name ended, and nothing is kept": {nil,
+			hometest.Pod(hometest.RanOn("node-1"), ofNode), nil, hometest.Pod(), false},
+		"what said so was deleted":             {says(""), nil, says("pod/web-0"), hometest.Pod(), true},
+		"what said so was deleted just now":    {nil, nil, says("pod/web-0"), hometest.Pod(), true},
+		"it was deleted, and nobody saw it":    {nil, nil, says(""), hometest.Pod(), false},
+		"an identity that was seen there":      {sharedSays("identity/front"), nil, nil, hometest.Pod(front), true},
+		"an identity that was not":             {sharedSays(""), nil, nil, hometest.Pod(front), false},
+		"the pod was, without its identity":    {sharedSays("pod/web-0"), nil, nil, hometest.Pod(front), false},
+		"another pod of the identity ended":    {sharedSays(""), hometest.Pod(hometest.RanOn("node-1"), front), nil, hometest.Pod(front), true},
+		"the identity's was seen and deleted":  {sharedSays(""), nil, sharedSays("identity/front"), hometest.Pod(front), true},
+		"the identity, but not the pod itself": {says("identity/web-0"), nil, nil, hometest.Pod(), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := []client.Object{c.pod, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"),
+				hometest.Node("node-3", "a")}
+			if c.kept != nil {
+				objects = append(objects, c.kept)
+			}
+			p := testPlacer(fakeAPI(t, objects...))
+			if c.ended != nil {
+				p.memory.deleted(c.ended)
+			}
+			if c.deleted != nil {
+				p.memory.releases().OnDelete(c.deleted)
+			}
+			if c.kept != nil {
+				p.memory.releases().OnAdd(c.kept, false)
+			}
+			if is := p.looksAt(t, c.pod); slices.Contains(nodesOfPod(is), "node-1") != c.comes {
+				t.Errorf("it goes to %v", nodesOfPod(is))
 			}
 		})
 	}

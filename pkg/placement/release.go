@@ -66,14 +66,15 @@ func workloadOf(r *stayputv1alpha1.RetainedIP) home.Ref {
 // of the old one.
 func workloadKey(ref home.Ref) string { return ref.Group + "/" + ref.Kind + "/" + ref.Name }
 
-// releaser notes on every RetainedIP which workload it belongs to, and requests the release of those that no workload
-// wants any more.
+// releaser notes on every RetainedIP which workload it belongs to and that its pod was bound to its node, and requests
+// the release of those that no workload wants any more.
 type releaser struct {
 	client    client.Client
 	cache     client.Reader // has Pods
 	reader    client.Reader // past the cache: a release is final
 	workloads *cluster.Workloads
 	owners    owners
+	memory    *memory
 	events    events.EventRecorder
 	now       func() time.Time
 }
@@ -105,23 +106,26 @@ func (r *releaser) setUp(mgr ctrl.Manager) error {
 	return cluster.WatchWorkloads(r.workloads, c, r.ofWorkload)
 }
 
-// ownerMayDiffer picks the changes by which a pod can get another owner: its creation, its adoption, its end.
+// ownerMayDiffer picks the changes by which a pod can get another owner, or a node: its creation, its adoption, its
+// binding, its end.
 var ownerMayDiffer = predicate.Funcs{
 	CreateFunc: func(e event.CreateEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
 	DeleteFunc: func(e event.DeleteEvent) bool { return home.Annotated(e.Object.GetAnnotations()) },
 	UpdateFunc: func(e event.UpdateEvent) bool {
-		return home.Annotated(e.ObjectNew.GetAnnotations()) &&
-			!home.SameOwner(metav1.GetControllerOf(e.ObjectOld), metav1.GetControllerOf(e.ObjectNew))
+		was, okWas := e.ObjectOld.(*cluster.Pod)
+		is, okIs := e.ObjectNew.(*cluster.Pod)
+		return okWas && okIs && home.Annotated(is.GetAnnotations()) &&
+			(was.Node() != is.Node() || !home.SameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)))
 	},
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }
 
-// settled reports whether the caches say that there is nothing to do for addresses: their pod is on their node, and its
-// controller is noted. That is so of nearly all whenever the controller starts.
+// settled reports whether the caches say that there is nothing to do for addresses: their pod is on their node, and that
+// and its controller are noted. That is so of nearly all whenever the controller starts.
 func (r *releaser) settled(ctx context.Context, ip *stayputv1alpha1.RetainedIP) bool {
 	var pod cluster.Pod
 	key := types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}
-	if ip.Spec.Workload == nil || r.cache.Get(ctx, key, &pod, client.UnsafeDisableDeepCopy) != nil ||
+	if ip.Spec.Workload == nil || !home.Scheduled(ip) || r.cache.Get(ctx, key, &pod, client.UnsafeDisableDeepCopy) != nil ||
 		pod.Node() != ip.Spec.NodeName {
 		return false
 	}
@@ -163,24 +167,35 @@ func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconc
 	if ip.Spec.Release || !ip.DeletionTimestamp.IsZero() {
 		return reconcile.Result{}, nil
 	}
-	var pod cluster.Pod
-	switch err := r.cache.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}, &pod); {
-	case apierrors.IsNotFound(err):
-		return r.withoutPod(ctx, &ip)
-	case err != nil:
+	var pod *corev1.Pod
+	var cached cluster.Pod
+	switch err := r.cache.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}, &cached); {
+	case err == nil:
+		pod = cached.Core()
+	case !apierrors.IsNotFound(err):
 		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s: %w", req, err)
 	}
-	return r.withPod(ctx, &ip, pod.Core())
+	news := !home.Scheduled(&ip) && r.memory.scheduled(&ip, pod)
+	if news {
+		ip.Spec.Scheduled = home.Claimant(&ip)
+	}
+	switch {
+	case pod != nil && metav1.GetControllerOf(pod) != nil:
+		return r.withOwner(ctx, &ip, pod, news)
+	case news:
+		return reconcile.Result{}, r.apply(ctx, &ip, ip.Spec.Workload, false) // which brings it back here
+	case pod != nil:
+		return reconcile.Result{}, r.ofNobody(ctx, &ip, pod)
+	}
+	return r.withoutPod(ctx, &ip)
 }
 
-// withPod notes which workload the addresses belong to: the controller of the pod that has them or will get them by its
-// name. It releases them if nothing would ever end their promise, or if the pod has moved.
-func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) (
+// withOwner notes which workload the addresses belong to: the controller of the pod that has them or will get them by
+// its name. news: there is more to note. It releases them if nothing would ever end their promise, or if the pod has
+// moved.
+func (r *releaser) withOwner(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod, news bool) (
 	reconcile.Result, error) {
 	owner := metav1.GetControllerOf(pod)
-	if owner == nil {
-		return reconcile.Result{}, r.ofNobody(ctx, ip, pod)
-	}
 	workload, err := r.workloadOf(ctx, ip, owner)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -189,7 +204,7 @@ func (r *releaser) withPod(ctx context.Context, ip *stayputv1alpha1.RetainedIP, 
 	if why != "" {
 		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, why)
 	}
-	if ip.Spec.Workload == nil || *ip.Spec.Workload != workload || why != "" {
+	if news || ip.Spec.Workload == nil || *ip.Spec.Workload != workload || why != "" {
 		return reconcile.Result{}, r.apply(ctx, ip, &workload, why != "")
 	}
 	return r.moved(ctx, ip, pod)
@@ -412,7 +427,8 @@ func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP,
 	return fmt.Sprintf("%s %s is scaled down and no longer wants the pod", w.Kind, w.Name), 0, nil
 }
 
-// apply writes the two fields of a RetainedIP that the controller owns; w is nil if the workload is not known.
+// apply writes the fields of a RetainedIP that the controller owns: spec.scheduled as ip has it, the workload, which is
+// nil if it is not known, and whether to release the addresses.
 func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w *stayputv1alpha1.WorkloadReference,
 	release bool) error {
 	spec := retainedipac.RetainedIPSpec()
@@ -422,6 +438,9 @@ func (r *releaser) apply(ctx context.Context, ip *stayputv1alpha1.RetainedIP, w 
 	}
 	if release {
 		spec.WithRelease(true)
+	}
+	if ip.Spec.Scheduled != "" {
+		spec.WithScheduled(ip.Spec.Scheduled)
 	}
 	object := retainedipac.RetainedIP(ip.Name, ip.Namespace).
 		WithUID(ip.UID).WithResourceVersion(ip.ResourceVersion).WithSpec(spec)

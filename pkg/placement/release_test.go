@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -103,7 +105,8 @@ func testReleaser(t *testing.T, c client.WithWatch, other serving) (*releaser, *
 		w.LookUp(t.Context())
 	}
 	said := events.NewFakeRecorder(10)
-	return &releaser{client: c, cache: c, reader: c, events: said, now: time.Now, workloads: w, owners: newOwners()}, said
+	return &releaser{client: c, cache: c, reader: c, events: said, now: time.Now, workloads: w, owners: newOwners(),
+		memory: newMemory(time.Now)}, said
 }
 
 // released reconciles until nothing changes any more, and returns the object.
@@ -281,6 +284,7 @@ func TestAddressesWhosePodIsAtHomeAndWhoseOwnerIsNotedAreLeftAlone(t *testing.T)
 		moves  bool
 	}{
 		"noted":           {func(*stayputv1alpha1.RetainedIP, *corev1.Pod) {}, false},
+		"not seen there":  {func(ip *stayputv1alpha1.RetainedIP, _ *corev1.Pod) { ip.Spec.Scheduled = "" }, true},
 		"not noted":       {func(ip *stayputv1alpha1.RetainedIP, _ *corev1.Pod) { ip.Spec.Workload = nil }, true},
 		"another's":       {func(ip *stayputv1alpha1.RetainedIP, _ *corev1.Pod) { ip.Spec.Workload.UID = "before" }, true},
 		"without owner":   {func(_ *stayputv1alpha1.RetainedIP, p *corev1.Pod) { p.OwnerReferences = nil }, true},
@@ -291,6 +295,7 @@ func TestAddressesWhosePodIsAtHomeAndWhoseOwnerIsNotedAreLeftAlone(t *testing.T)
 		ip, pod := owned(stayputv1alpha1.PolicyRelease), hometest.Pod(hometest.RanOn("node-1"), ownedBySet)
 		ip.Spec.Workload = &stayputv1alpha1.WorkloadReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web",
 			UID: "of-web"}
+		ip.Spec.Scheduled = "pod/web-0"
 		c.change(ip, pod)
 		r, _ := testReleaser(t, fakeAPI(t, ip, pod), nothing)
 		of := r.ofPod(t.Context(), &metav1.PartialObjectMetadata{
@@ -301,3 +306,75 @@ func TestAddressesWhosePodIsAtHomeAndWhoseOwnerIsNotedAreLeftAlone(t *testing.T)
 		}
 	}
 }
+
+func TestThatAPodWasBoundToItsNodeIsNoted(t *testing.T) {
+	scheduled := func(to string) func(*stayputv1alpha1.RetainedIP) {
+		return func(ip *stayputv1alpha1.RetainedIP) { ip.Spec.Scheduled = to }
+	}
+	identity := hometest.Annotation(stayputv1alpha1.AnnotationIdentity, "front")
+	ofWeb := of("apps/v1", "StatefulSet", "web")
+	for name, c := range map[string]struct {
+		ip    *stayputv1alpha1.RetainedIP
+		pod   *corev1.Pod
+		ended *corev1.Pod
+		gone  *stayputv1alpha1.RetainedIP
+		noted string
+	}{
+		"it is there":          {addressOf("web-0", bound), aPod("web-0", "node-1", ofWeb), nil, nil, "pod/web-0"},
+		"without a controller": {addressOf("web-0", bound, tenMinutes), aPod("web-0", "node-1"), nil, nil, "pod/web-0"},
+		"it is elsewhere":      {addressOf("web-0", bound), aPod("web-0", "node-2", ofWeb), nil, nil, ""},
+		"it has no node":       {addressOf("web-0", bound), aPod("web-0", "", ofWeb), nil, nil, ""},
+		"it is a static pod":   {addressOf("web-0", bound), aPod("web-0", "node-1", of("v1", "Node", "node-1")), nil, nil, ""},
+		"there is no pod":      {addressOf("web-0"), nil, nil, nil, ""},
+		"it ended there":       {addressOf("web-0"), nil, aPod("web-0", "node-1", ofWeb), nil, "pod/web-0"},
+		"it ended there, and its successor is gated": {addressOf("web-0"), aPod("web-0", "", ofWeb),
+			aPod("web-0", "node-1", ofWeb), nil, "pod/web-0"},
+		"a static pod ended there": {addressOf("web-0"), nil, aPod("web-0", "node-1", of("v1", "Node", "node-1")), nil, ""},
+		"of its identity":          {addressOf("web-0", bound, shared), aPod("web-0", "node-1", ofWeb, clone, identity), nil, nil, "identity/front"},
+		"of another identity":      {addressOf("web-0", bound), aPod("web-0", "node-1", ofWeb, clone, identity), nil, nil, ""},
+		"it was of another": {addressOf("web-0", bound, scheduled("identity/front")), aPod("web-0", "node-1", ofWeb), nil, nil,
+			"pod/web-0"},
+		"it was noted": {addressOf("web-0", scheduled("pod/web-0")), nil, nil, nil, "pod/web-0"},
+		"it was noted, and is published again": {addressOf("web-0"), nil, nil, addressOf("web-0", scheduled("pod/web-0")),
+			"pod/web-0"},
+		"it was not noted, and is published again": {addressOf("web-0"), nil, nil, addressOf("web-0"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := []client.Object{c.ip, statefulSetOf("web", 1, whileOwned)}
+			if c.pod != nil {
+				objects = append(objects, c.pod)
+			}
+			r, _ := testReleaser(t, fakeAPI(t, objects...), nothing)
+			if c.ended != nil {
+				r.memory.deleted(c.ended)
+			}
+			if c.gone != nil {
+				r.memory.releases().OnDelete(c.gone)
+			}
+			if got := released(t, r, client.ObjectKeyFromObject(c.ip)); got.Spec.Scheduled != c.noted {
+				t.Errorf("noted is %q", got.Spec.Scheduled)
+			}
+		})
+	}
+}
+
+// clone gives a pod annotations of its own.
+func clone(p *corev1.Pod) { p.Annotations = maps.Clone(p.Annotations) }
+
+// The RetainedIP of a pod may be seen before the pod's binding is.
+func TestABindingHasTheReleaserLook(t *testing.T) {
+	gated, bound := cluster.PodOf(aPod("web-0", "")), cluster.PodOf(aPod("web-0", "node-1"))
+	for name, c := range map[string]struct {
+		was, is *cluster.Pod
+		looks   bool
+	}{
+		"bound": {gated, bound, true}, "nothing new": {bound, bound, false},
+		"of no interest": {cluster.PodOf(aPod("web-0", "", bare)), cluster.PodOf(aPod("web-0", "node-1", bare)), false},
+	} {
+		if looks := ownerMayDiffer.Update(event.UpdateEvent{ObjectOld: c.was, ObjectNew: c.is}); looks != c.looks {
+			t.Errorf("%s: looks %v", name, looks)
+		}
+	}
+}
+
+func bare(p *corev1.Pod) { p.Annotations = nil }

@@ -35,7 +35,7 @@ type life struct {
 
 	before    []*life  // of the same name, the newest last
 	records   []string // the nodes that the PersistentPodState had at its creation and when it got a node
-	published bool     // the RetainedIP of the place it is due at was there when it got a node
+	published bool     // the RetainedIP that makes the place it is due at its home was there when it got a node
 	gatedFor  time.Duration
 	waitsFor  time.Duration // gated although its home could take it
 }
@@ -124,7 +124,8 @@ func (l *lives) seePod(pod *corev1.Pod) {
 		is.node, is.scheduled = pod.Spec.NodeName, changedAt(pod, corev1.PodScheduled, now)
 		is.records = append(is.records, l.records[pod.Name])
 		if want, _ := is.due(); want != nil {
-			is.published = l.objects[v1alpha1.RetainedIPName(is.name, want.node)] != nil
+			r := l.objects[v1alpha1.RetainedIPName(is.name, want.node)]
+			is.published = r != nil && r.Spec.Scheduled != ""
 		}
 		l.report.note("bound: %s", is)
 	}

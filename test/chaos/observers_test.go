@@ -214,7 +214,7 @@ func TestAPublishedHomeExcusesNobody(t *testing.T) {
 func object(pod, node, retention string) *v1alpha1.RetainedIP {
 	return &v1alpha1.RetainedIP{
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.RetainedIPName(pod, node)},
-		Spec:       v1alpha1.RetainedIPSpec{PodName: pod, NodeName: node, Retention: retention},
+		Spec:       v1alpha1.RetainedIPSpec{PodName: pod, NodeName: node, Scheduled: "pod/" + pod, Retention: retention},
 	}
 }
 

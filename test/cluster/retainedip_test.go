@@ -165,7 +165,7 @@ func TestARetainedIPShowsTheStateOfItsAddress(t *testing.T) {
 		r.Status.Expires != "" || r.Status.Since == nil {
 		t.Errorf("status %+v", r.Status)
 	}
-	r.Spec.Workload = nil
+	r.Spec.Workload, r.Spec.Scheduled = nil, "" // the controller writes them when it comes to it
 	if (r.Spec != v1alpha1.RetainedIPSpec{
 		NodeName: "node-1", PodName: "web-0", Retention: "10m", WhenScaled: "Retain", WhenDeleted: "Retain",
 		WhenMoved: "Retain",

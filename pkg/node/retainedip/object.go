@@ -30,7 +30,7 @@ type object struct {
 	owner    types.UID // of the Node that owns it; empty unless it is the only owner
 	deleting bool
 	release  bool
-	spec     v1alpha1.RetainedIPSpec // without release and workload, which are not the agent's
+	spec     v1alpha1.RetainedIPSpec // without release, workload and scheduled, which are not the agent's
 	status   v1alpha1.RetainedIPStatus
 	// answer is what was applied if this object was the answer to it. A definition of another version may lack fields.
 	answer *promised
@@ -41,7 +41,7 @@ func objectOf(r *v1alpha1.RetainedIP) (Name, *object) {
 		uid: r.UID, version: r.ResourceVersion, deleting: r.DeletionTimestamp != nil,
 		release: r.Spec.Release, spec: r.Spec, status: r.Status,
 	}
-	o.spec.Release, o.spec.Workload = false, nil
+	o.spec.Release, o.spec.Workload, o.spec.Scheduled = false, nil, ""
 	if len(r.OwnerReferences) == 1 && r.OwnerReferences[0].Kind == "Node" {
 		o.owner = r.OwnerReferences[0].UID
 	}

@@ -473,7 +473,7 @@ func (l *landscape) copyRetainedIP(
 ) *stayputv1alpha1.RetainedIP {
 	ip := l.models.ip.DeepCopy()
 	ip.Namespace, ip.Name, ip.UID = namespace, pod+"."+node, uuid.NewUUID()
-	ip.Spec.NodeName, ip.Spec.PodName, ip.Spec.Workload = node, pod, workload
+	ip.Spec.NodeName, ip.Spec.PodName, ip.Spec.Workload, ip.Spec.Scheduled = node, pod, workload, "pod/"+pod
 	ip.Status = status
 	return ip
 }

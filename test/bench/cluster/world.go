@@ -250,7 +250,7 @@ func (w *world) makeHome(
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pod + "." + node},
 		Spec: stayputv1alpha1.RetainedIPSpec{
 			NodeName: node, PodName: pod, Retention: "720h0m0s", WhenScaled: stayputv1alpha1.PolicyRetain,
-			WhenDeleted: stayputv1alpha1.PolicyRetain, Workload: workload,
+			WhenDeleted: stayputv1alpha1.PolicyRetain, Workload: workload, Scheduled: "pod/" + pod,
 		},
 		Status: retained(ip),
 	})

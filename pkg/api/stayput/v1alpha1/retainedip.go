@@ -44,17 +44,19 @@ type RetainedIP struct {
 	Status RetainedIPStatus `json:"status,omitempty"`
 }
 
-// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but release
-// and workload.
+// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but release,
+// workload and scheduled.
 type RetainedIPSpec struct {
 	// nodeName is the node that keeps the addresses.
+	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.nodeName is immutable"
-	NodeName string `json:"nodeName"`
+	NodeName string `json:"nodeName,omitempty"`
 
 	// podName is the pod, in the namespace of this object, that has the addresses or had them last.
+	// +required
 	// +kubebuilder:validation:MinLength=1
-	PodName string `json:"podName"`
+	PodName string `json:"podName,omitempty"`
 
 	// identity is the shared identity (annotation stayput.io/identity) whose addresses they are; empty if they are
 	// the pod's own.
@@ -62,8 +64,9 @@ type RetainedIPSpec struct {
 	Identity string `json:"identity,omitempty"`
 
 	// retention is how long the addresses are kept once the pod has stopped: a Go duration, or while-owned.
+	// +required
 	// +kubebuilder:validation:MinLength=1
-	Retention string `json:"retention"`
+	Retention string `json:"retention,omitempty"`
 
 	// whenScaled says what happens to the addresses when the workload is scaled down below the pod.
 	// +optional
@@ -89,6 +92,12 @@ type RetainedIPSpec struct {
 	// workload is the controller of the pod, if it is known. Stayput's controller applies it.
 	// +optional
 	Workload *WorkloadReference `json:"workload,omitempty"`
+
+	// scheduled is what Stayput's controller has seen bound to the node: pod/NAME, or identity/NAME of a pod with a
+	// shared identity. Only if it says so of what has the addresses is the node a home: what a node says of itself does
+	// not attract pods that never ran there. Stayput's controller applies it.
+	// +optional
+	Scheduled string `json:"scheduled,omitempty"`
 }
 
 // WorkloadReference names a workload in the namespace of the object that has it.

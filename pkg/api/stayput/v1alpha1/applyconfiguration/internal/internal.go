@@ -76,6 +76,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: retention
       type:
         scalar: string
+    - name: scheduled
+      type:
+        scalar: string
     - name: whenDeleted
       type:
         scalar: string

@@ -5,8 +5,8 @@ package v1alpha1
 // RetainedIPSpecApplyConfiguration represents a declarative configuration of the RetainedIPSpec type for use
 // with apply.
 //
-// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but release
-// and workload.
+// RetainedIPSpec says whose addresses they are and how long they are kept. The node's agent applies all but release,
+// workload and scheduled.
 type RetainedIPSpecApplyConfiguration struct {
 	// nodeName is the node that keeps the addresses.
 	NodeName *string `json:"nodeName,omitempty"`
@@ -29,6 +29,10 @@ type RetainedIPSpecApplyConfiguration struct {
 	Release *bool `json:"release,omitempty"`
 	// workload is the controller of the pod, if it is known. Stayput's controller applies it.
 	Workload *WorkloadReferenceApplyConfiguration `json:"workload,omitempty"`
+	// scheduled is what Stayput's controller has seen bound to the node: pod/NAME, or identity/NAME of a pod with a
+	// shared identity. Only if it says so of what has the addresses is the node a home: what a node says of itself does
+	// not attract pods that never ran there. Stayput's controller applies it.
+	Scheduled *string `json:"scheduled,omitempty"`
 }
 
 // RetainedIPSpecApplyConfiguration constructs a declarative configuration of the RetainedIPSpec type for use with
@@ -106,5 +110,13 @@ func (b *RetainedIPSpecApplyConfiguration) WithRelease(value bool) *RetainedIPSp
 // If called multiple times, the Workload field is set to the value of the last call.
 func (b *RetainedIPSpecApplyConfiguration) WithWorkload(value *WorkloadReferenceApplyConfiguration) *RetainedIPSpecApplyConfiguration {
 	b.Workload = value
+	return b
+}
+
+// WithScheduled sets the Scheduled field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Scheduled field is set to the value of the last call.
+func (b *RetainedIPSpecApplyConfiguration) WithScheduled(value string) *RetainedIPSpecApplyConfiguration {
+	b.Scheduled = &value
 	return b
 }
