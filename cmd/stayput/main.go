@@ -14,7 +14,7 @@ func init() { runtime.LockOSThread() }
 
 func main() {
 	p := &ipam.Plugin{
-		Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Exit: os.Exit, Version: release.Version(),
+		Getenv: os.Getenv, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Exit: os.Exit, Version: release.Version,
 	}
 	os.Exit(p.Run())
 }

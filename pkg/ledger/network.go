@@ -2,8 +2,8 @@ package ledger
 
 import (
 	"encoding/json"
-	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -59,11 +59,12 @@ func (n *Network) encode() []byte {
 	return append(b, '\n')
 }
 
-// fingerprint changes whenever the configuration does. Every ADD makes it, so it does without JSON.
+// fingerprint changes whenever the configuration does. Every ADD makes it, so it does without JSON and fmt.
 func (n *Network) fingerprint() string {
 	var b strings.Builder
 	b.WriteString(n.DataDir + "\x00" + n.LongestRetention.String() + "\x00")
-	fmt.Fprint(&b, n.PromisedShare, n.PromisedSharePerNamespace)
+	b.WriteString(strconv.FormatFloat(n.PromisedShare, 'g', -1, 64) + " ")
+	b.WriteString(strconv.FormatFloat(n.PromisedSharePerNamespace, 'g', -1, 64))
 	for _, set := range n.Ranges {
 		b.WriteByte(0)
 		for _, r := range set {

@@ -284,17 +284,16 @@ func (e *entry) encode() []byte {
 }
 
 func decodeEntry(b []byte, path string) (*entry, error) {
-	bad := fmt.Errorf("%w: index entry", ErrCorrupt)
 	lines := strings.Split(string(b), "\n")
 	head := strings.Split(lines[0], " ")
 	if v := wordVersion(head[0]); v > recordVersion {
 		return nil, newerError(path, v)
 	}
 	if len(lines) != 6 || lines[5] != "" {
-		return nil, bad
+		return nil, badEntry()
 	}
 	if len(head) != 4 || head[0] != "v1" {
-		return nil, bad
+		return nil, badEntry()
 	}
 	e := &entry{boot: head[1], open: head[2] == "open"}
 	if head[3] != "-" {
@@ -304,13 +303,13 @@ func decodeEntry(b []byte, path string) (*entry, error) {
 	for f := range strings.FieldsSeq(lines[2]) {
 		a, err := netip.ParseAddr(f)
 		if err != nil {
-			return nil, bad
+			return nil, badEntry()
 		}
 		e.addrs = append(e.addrs, a)
 	}
 	ns := strings.SplitN(lines[3], " ", 3)
 	if len(ns) != 3 {
-		return nil, bad
+		return nil, badEntry()
 	}
 	var err1, err2 error
 	e.netns.Dev, err1 = strconv.ParseUint(ns[0], 10, 64)
@@ -320,10 +319,12 @@ func decodeEntry(b []byte, path string) (*entry, error) {
 	e.pod.UID = uid
 	e.pod.Namespace, e.pod.Name, _ = strings.Cut(name, "/")
 	if err1 != nil || err2 != nil || len(e.addrs) == 0 || e.att.ContainerID == "" {
-		return nil, bad
+		return nil, badEntry()
 	}
 	return e, nil
 }
+
+func badEntry() error { return fmt.Errorf("%w: index entry", ErrCorrupt) }
 
 // wordVersion reads v2, as the index and the boot marker begin; 0 is no such word.
 func wordVersion(w string) int {

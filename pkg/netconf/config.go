@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -195,11 +196,11 @@ func addRangeSets(n *ledger.Network, o object, key string) error {
 		set := object{o.name(key), map[string]any{"set": sets[i]}}
 		ranges, err := set.objs("set")
 		if err != nil {
-			return fmt.Errorf("%s[%d]: expected a list of ranges", o.name(key), i)
+			return fmt.Errorf("%s: expected a list of ranges", o.at(key, i))
 		}
 		var rs ledger.RangeSet
 		for j, ro := range ranges {
-			ro.path = fmt.Sprintf("%s[%d][%d]", o.name(key), i, j)
+			ro.path = o.at(key, i) + "[" + strconv.Itoa(j) + "]"
 			r, err := parseRange(ro)
 			if err != nil {
 				return err

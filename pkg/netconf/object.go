@@ -3,6 +3,7 @@ package netconf
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -15,8 +16,8 @@ type object struct {
 }
 
 func parseObject(b []byte) (object, error) {
-	var m map[string]any
-	if err := json.Unmarshal(b, &m); err != nil {
+	m, err := decodeObject(b)
+	if err != nil {
 		return object{}, err
 	}
 	if m == nil {
@@ -47,6 +48,9 @@ func (o object) name(key string) string {
 	}
 	return o.path + "." + key
 }
+
+// at names an element of a list.
+func (o object) at(key string, i int) string { return o.name(key) + "[" + strconv.Itoa(i) + "]" }
 
 func (o object) wrong(key, expected string, v any) error {
 	b, _ := json.Marshal(v)
@@ -120,7 +124,7 @@ func (o object) objs(key string) ([]object, error) {
 		if !ok {
 			return nil, o.wrong(key, "a list of objects", v)
 		}
-		out = append(out, object{fmt.Sprintf("%s[%d]", o.name(key), i), m})
+		out = append(out, object{o.at(key, i), m})
 	}
 	return out, nil
 }

@@ -33,7 +33,7 @@ type Plugin struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Exit           func(code int) // ends the process if the lock cannot be had
-	Version        string         // of the program, for people
+	Version        func() string  // of the program, for people; called only if one asks
 }
 
 // Run carries out the command in CNI_COMMAND and returns the exit code. The result or the error is on Stdout,
@@ -43,7 +43,7 @@ func (p *Plugin) Run() int {
 	command := p.Getenv("CNI_COMMAND")
 	if command == "" {
 		fmt.Fprintf(p.Stderr, "CNI plugin stayput %s\nCNI protocol versions supported: %s\n",
-			p.Version, strings.Join(netconf.Versions[:], ", "))
+			p.Version(), strings.Join(netconf.Versions[:], ", "))
 		return 0
 	}
 	call := &call{Plugin: p, command: command, begin: time.Now()}

@@ -3,9 +3,11 @@ package ipam
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -82,33 +84,62 @@ func (r *result) add(set ledger.RangeSet, a netip.Addr) {
 	}
 }
 
-// encode writes the part that every result has by hand: reflection over structs would cost more than all the rest.
+// encode writes what ordinary results have by hand: a process that needs neither encoding/json nor fmt never loads them.
 func (r *result) encode() []byte {
 	if !atLeast(r.version, "0.3.0") {
 		return r.encodeByFamily()
 	}
-	b := fmt.Appendf(nil, `{"cniVersion":"%s","ips":[`, r.version)
+	b := append([]byte(`{"cniVersion":"`), r.version...)
+	b = append(b, `","ips":[`...)
 	for i, ip := range r.ips {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		family := ""
-		if !atLeast(r.version, "1.0.0") {
-			family = `"version":"4",`
-			if ip.address.Addr().Is6() {
-				family = `"version":"6",`
-			}
+		b = append(b, '{')
+		switch is6 := ip.address.Addr().Is6(); {
+		case atLeast(r.version, "1.0.0"):
+		case is6:
+			b = append(b, `"version":"6",`...)
+		default:
+			b = append(b, `"version":"4",`...)
 		}
-		b = fmt.Appendf(b, `{%s"address":"%s","gateway":"%s"}`, family, ip.address, ip.gateway)
+		b = ip.address.AppendTo(append(b, `"address":"`...))
+		b = ip.gateway.AppendTo(append(b, `","gateway":"`...))
+		b = append(b, `"}`...)
 	}
 	b = append(b, ']')
+	for i, route := range r.routes {
+		separator := ","
+		if i == 0 {
+			separator = `,"routes":[`
+		}
+		b = append(b, separator...)
+		b = appendRoute(b, route)
+	}
 	if len(r.routes) > 0 {
-		routes, _ := json.Marshal(r.routes) // strings and numbers marshal
-		b = append(append(b, `,"routes":`...), routes...)
+		b = append(b, ']')
 	}
 	if r.dns != nil {
 		dns, _ := json.Marshal(r.dns)
 		b = append(append(b, `,"dns":`...), dns...)
+	}
+	return append(b, '}')
+}
+
+// appendRoute appends a route of netconf's.
+func appendRoute(b []byte, route map[string]any) []byte {
+	for i, key := range slices.Sorted(maps.Keys(route)) {
+		separator := `,"`
+		if i == 0 {
+			separator = `{"`
+		}
+		b = append(append(append(b, separator...), key...), `":`...)
+		switch v := route[key].(type) {
+		case string: // an address: nothing in it has to be escaped
+			b = append(append(append(b, '"'), v...), '"')
+		case int64:
+			b = strconv.AppendInt(b, v, 10)
+		}
 	}
 	return append(b, '}')
 }
