@@ -490,7 +490,7 @@ func (a *adding) allocate() error {
 			return err
 		}
 	}
-	if claim != "" {
+	if claim != "" || a.own != nil { // a record that a power loss brought back would be a promise again
 		a.out.do(syncSlots{})
 	}
 	return nil

@@ -119,3 +119,17 @@ func TestAWholeIPv6NetworkMayBePromised(t *testing.T) {
 		w.failf("%d promises, want 3", len(w.promises))
 	}
 }
+
+// The pod asks for nothing any more, and its address is outside the ranges by now.
+func TestAPromiseThatAPodGivesUpDoesNotComeBackWithAPowerLoss(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	stopped(w, "web-0", tenMinutes)
+	w.fs.lose("all", nil) // nothing: it is durable from now on
+	w.net.Ranges = testNetwork("10.2.0.0/28", "").Ranges
+	w.add("web-0", ordinary)
+	w.fs.lose("durable", nil)
+	w.boot(0)
+	w.prepare()
+	w.check()
+	w.explained()
+}
