@@ -74,10 +74,9 @@ func (w *world) addBlindly(r *rand.Rand) {
 	pod, policy := Pod{Namespace: "default", Name: pickOne(r, pods)}, pickOne(r, policies)
 	res, err := w.ledgerOf(sees).Add(AddRequest{Attachment: att, Pod: pod, Netns: Netns{Path: ns.Path}, Policy: policy})
 	w.logf("blind ADD %s %s %s -> %v %v", att, pod, described{policy}, addrsOf(res), err)
-	if errors.Is(err, ErrInUse) && w.predecessor(att, pod, func(*liveAttachment) bool { return true }) {
-		return
-	}
+	w.blindly = true
 	w.acknowledge(att, ns, pod, policy, res, err)
+	w.blindly = false
 }
 
 // release ends a promise on purpose. Its address stays the running pod's until the DEL.
@@ -150,7 +149,7 @@ func (w *world) killedAndForgotten(r *rand.Rand, pod string) {
 	policy := pickOne(r, []*Policy{ordinary, tenMinutes})
 	key := NewKey(w.net.Name, p, *policy, att.IfName)
 	// What a killed restore does to a promise is killedADD's business.
-	if w.promises[key] != nil || w.predecessor(att, p, func(*liveAttachment) bool { return true }) {
+	if w.promises[key] != nil || w.predecessor(att, p, func(Attachment, *liveAttachment) bool { return true }) {
 		return
 	}
 	if _, maybe := w.maybe[key]; maybe {
@@ -198,7 +197,7 @@ func (w *world) hostLocalAdd() {
 		return nil
 	})
 	if errors.Is(err, ErrFull) {
-		err = w.hostLocalRelease(att)
+		_, err = w.hostLocalRelease(att)
 		addrs = nil
 	}
 	w.logf("host-local ADD %s -> %v %v", att, addrs, err)
@@ -241,26 +240,41 @@ func (w *world) hostLocalDel(att Attachment) {
 	if w.raw || att.ContainerID == "" {
 		return
 	}
-	err := w.hostLocalRelease(att)
-	w.logf("host-local DEL %s -> %v", att, err)
+	claims, err := w.ledger().allClaims()
+	if err != nil {
+		w.failf("claims: %v", err)
+	}
+	freed, err := w.hostLocalRelease(att)
+	w.logf("host-local DEL %s -> %v %v", att, freed, err)
 	if err != nil {
 		w.failf("host-local: %v", err)
 	}
+	delete(w.live, att)
 	delete(w.limbo, att)
-	if l := w.live[att]; l != nil {
-		delete(w.live, att)
-		if l.key != nil && w.promises[*l.key] != nil {
-			w.freed[*l.key] = true
-			w.forget(*l.key)
-			// The agent starts with a sweep when the network is stayput's again. Without that a claim is left on an address that
-			// another one may get, and after a power loss either may have it.
-			w.expire()
+	promised := false
+	for _, c := range claims.known {
+		if !slices.ContainsFunc(freed, func(a netip.Addr) bool { return slices.Contains(c.Addrs, a) }) {
+			continue
 		}
+		w.freed[c.Key] = true
+		if p := w.promises[c.Key]; p != nil {
+			if p.holder != nil && *p.holder != att && w.alive(w.live[*p.holder].netns) {
+				w.failf("I1: %s had addresses of %s, which are %s's", att, c.Key, *p.holder)
+			}
+			promised = true
+		}
+		w.forget(c.Key)
+	}
+	if promised {
+		// The agent starts with a sweep when the network is stayput's again. Without that a claim is left on an address that
+		// another one may get, and after a power loss either may have it.
+		w.expire()
 	}
 }
 
-func (w *world) hostLocalRelease(att Attachment) error {
-	return w.hostLocal(func(dir string) error {
+// hostLocalRelease returns what it freed.
+func (w *world) hostLocalRelease(att Attachment) (freed []netip.Addr, err error) {
+	err = w.hostLocal(func(dir string) error {
 		names, err := w.fs.ReadDir(dir)
 		if err != nil {
 			return err
@@ -274,10 +288,14 @@ func (w *world) hostLocalRelease(att Attachment) error {
 				if err := w.fs.Remove(filepath.Join(dir, name)); err != nil {
 					return err
 				}
+				if a, err := netip.ParseAddr(name); err == nil { // else of a killed command, on its way to become one
+					freed = append(freed, a)
+				}
 			}
 		}
 		return nil
 	})
+	return freed, err
 }
 
 func (w *world) hostLocal(f func(dir string) error) error {
@@ -294,7 +312,8 @@ func (w *world) hostLocal(f func(dir string) error) error {
 }
 
 // wipeSome removes files of stayput's as people do who free disk space, and demands what docs/files.md promises
-// (Deleting files). It is never done twice without a command in between: what tells of what was wiped must be there.
+// (Deleting files). It is never done twice without a command in between that mends it: what tells of what was wiped
+// must be there.
 func (w *world) wipeSome(r *rand.Rand) {
 	if w.raw {
 		return

@@ -36,9 +36,10 @@ type world struct {
 	log   []func() string
 
 	known []Attachment // every attachment there ever was, for late DELs
-	raw   bool         // files were wiped, and no command has been since
+	raw   bool         // files were wiped, and no command has made them again
 	// fragile: claims were among them.
 	fragile bool
+	blindly bool // the command that runs sees no namespace, so that every predecessor may live
 }
 
 type liveAttachment struct {
@@ -172,8 +173,8 @@ func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r
 		if errors.Is(err, ErrFull) {
 			return
 		}
-		if errors.Is(err, ErrInUse) && w.predecessor(att, pod, func(l *liveAttachment) bool {
-			return l.vague || w.alive(l.netns)
+		if errors.Is(err, ErrInUse) && w.predecessor(att, pod, func(_ Attachment, l *liveAttachment) bool {
+			return w.blindly || l.vague || w.alive(l.netns)
 		}) {
 			return
 		}
@@ -199,7 +200,10 @@ func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r
 			}
 		}
 	}
-	superseded := pr != nil && pr.holder != nil && valueOf(policy).AllocateNew
+	superseded := pr != nil && valueOf(policy).AllocateNew &&
+		w.predecessor(att, pod, func(other Attachment, l *liveAttachment) bool {
+			return (w.blindly || l.vague || w.alive(l.netns)) && w.has(other, pr.addrs)
+		})
 	if pr != nil && !superseded && !w.expired(pr) && !w.holds(r.Addrs, pr.addrs) {
 		w.failf("I4: %s was promised %v and got %v", key, pr.addrs, r.Addrs)
 	}
@@ -234,15 +238,26 @@ func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r
 }
 
 // predecessor reports whether there is an attachment of the same pod and interface that may keep att waiting.
-func (w *world) predecessor(att Attachment, pod Pod, may func(*liveAttachment) bool) bool {
+func (w *world) predecessor(att Attachment, pod Pod, may func(Attachment, *liveAttachment) bool) bool {
 	for _, there := range []map[Attachment]*liveAttachment{w.live, w.limbo} {
 		for other, l := range there {
-			if l.pod == pod && other.IfName == att.IfName && may(l) {
+			if l.pod == pod && other.IfName == att.IfName && may(other, l) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// has reports whether the file of one of the addresses says that the attachment has it.
+func (w *world) has(att Attachment, addrs []netip.Addr) bool {
+	return slices.ContainsFunc(addrs, func(a netip.Addr) bool {
+		s, err := w.ledger().slot(a)
+		if err != nil {
+			w.failf("reading %s: %v", a, err)
+		}
+		return s.boundTo(att)
+	})
 }
 
 // inRanges reports whether the network as it is now can give these addresses to a pod.
@@ -275,12 +290,23 @@ func (w *world) expired(p *promise) bool {
 func (w *world) del(att Attachment) {
 	w.t.Helper()
 	_, err := w.ledger().Del(DelRequest{Attachment: att})
-	w.raw = false
 	w.logf("DEL %s -> %v", att, err)
 	if err != nil {
 		w.failf("DEL failed: %v", err)
 	}
+	w.raw = w.raw && !w.whole()
 	w.ended(att)
+}
+
+// whole reports whether the ledger has made again what was wiped. The DEL of an attachment that the index knows, and
+// that holds no promise, need not.
+func (w *world) whole() bool {
+	s, err := w.ledger().beginRead()
+	if err != nil {
+		w.failf("reading: %v", err)
+	}
+	s.unlock()
+	return s.trusted && !s.due
 }
 
 // ended takes the end of an attachment into the model.
@@ -384,6 +410,11 @@ func (w *world) explained() {
 	claims, err := w.ledger().allClaims()
 	if err != nil {
 		w.failf("claims: %v", err)
+	}
+	if !w.raw { // else a claim may be made again from its record
+		maps.DeleteFunc(w.freed, func(k Key, _ bool) bool {
+			return !slices.ContainsFunc(claims.known, func(c *Claim) bool { return c.Key == k })
+		})
 	}
 	for _, c := range claims.known {
 		if _, maybe := w.maybe[c.Key]; !maybe && w.promises[c.Key] == nil {
