@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -65,22 +66,38 @@ func (r request) by(account string) bool {
 	return r.User.Username == "system:serviceaccount:"+lab.SystemNamespace+":"+account
 }
 
+// audit is what was read of a cluster's audit log, which becomes long: tests ask for it again and again.
+var audit struct {
+	sync.Mutex
+	of       *lab.Cluster
+	read     int64 // bytes
+	requests []request
+}
+
 // requests returns all of stayput's requests.
-func requests(t *testing.T, c *lab.Cluster) (all []request) {
+func requests(t *testing.T, c *lab.Cluster) []request {
 	t.Helper()
+	audit.Lock()
+	defer audit.Unlock()
+	if audit.of != c {
+		audit.of, audit.read, audit.requests = c, 0, nil
+	}
 	f, err := os.Open(c.Control.Path(auditLog))
 	must.Do(t, err)
 	defer f.Close()
+	_, err = f.Seek(audit.read, io.SeekStart)
+	must.Do(t, err)
 	lines := bufio.NewReader(f)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return all // an incomplete line is still being written
+			return slices.Clip(audit.requests) // an incomplete line is still being written
 		}
 		must.Do(t, err)
 		var r request
 		must.Do(t, json.Unmarshal(line, &r))
-		all = append(all, r)
+		audit.requests = append(audit.requests, r)
+		audit.read += int64(len(line))
 	}
 }
 

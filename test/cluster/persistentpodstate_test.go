@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,11 +37,18 @@ func racks(t *testing.T, c *lab.Cluster) {
 	}
 }
 
+// typedClients are the clients of clusters that typed has made: one for each, as it has a connection of its own.
+var typedClients sync.Map
+
 // typed returns a client for stayput's and OpenKruise's kinds.
 func typed(t *testing.T, c *lab.Cluster) client.WithWatch {
 	t.Helper()
+	if w, ok := typedClients.Load(c); ok {
+		return w.(client.WithWatch)
+	}
 	w, err := client.NewWithWatch(c.RESTConfig(), client.Options{Scheme: placement.Scheme})
 	must.Do(t, err)
+	typedClients.Store(c, w)
 	return w
 }
 
