@@ -826,7 +826,7 @@ func TestCheckReportsWhatIsWrongAndWhatToDo(t *testing.T) {
 	}
 
 	// No controller.
-	must.Do(t, c.Controllers.Kill(testContext(t)))
+	must.Do(t, c.Controllers.Stop(testContext(t)))
 	start := onceStarted(t, c)
 	defer start()
 	until(t, "check to see no leader", func(context.Context) bool {

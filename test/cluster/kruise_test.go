@@ -264,8 +264,7 @@ spec:
 	// even after a change of leader.
 	stop()
 	comeHome("second")
-	must.Do(t, c.Controllers.Kill(testContext(t)))
-	must.Do(t, c.Controllers.Start(testContext(t)))
+	must.Do(t, c.Controllers.Restart(testContext(t)))
 	comeHome("third")
 	uninstall := func() {
 		t.Helper()

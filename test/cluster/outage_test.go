@@ -81,7 +81,7 @@ func TestWithoutTheControllerGatedPodsWaitAndAllOthersStart(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
 	before := tilted(t, c, ns, "web", 3, map[string]string{retainIP: "10m"})
-	must.Do(t, c.Controllers.Kill(testContext(t)))
+	must.Do(t, c.Controllers.Stop(testContext(t)))
 	start := onceStarted(t, c)
 	defer start()
 	deletePods(t, c, ns, "web")
@@ -151,7 +151,7 @@ func TestAnAPIServerRestartDuringReplacementsLosesNothing(t *testing.T) {
 	deletePods(t, c, ns, "web")
 	deletePods(t, c, ns, "plain")
 	must.Do(t, c.APIServer.Kill())
-	time.Sleep(7 * time.Second) // longer than the leader's lease, so that the controllers restart
+	time.Sleep(11 * time.Second) // so that the leader gives up renewing its lease, and restarts
 	must.Do(t, c.APIServer.Start(testContext(t)))
 	cameHome(t, before, places(t, c, ns, "web", 4, before))
 	for name, pod := range places(t, c, ns, "plain", 2, recorded) {
@@ -165,7 +165,7 @@ func TestAnAPIServerRestartDuringReplacementsLosesNothing(t *testing.T) {
 func TestUngateAllUngatesEveryPod(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	must.Do(t, c.Controllers.Kill(testContext(t)))
+	must.Do(t, c.Controllers.Stop(testContext(t)))
 	defer onceStarted(t, c)()
 	yaml := strings.Replace(statefulSet("web", 3, map[string]string{retainIP: "10m"}),
 		"      terminationGracePeriodSeconds: 1\n",
