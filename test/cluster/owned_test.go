@@ -38,6 +38,15 @@ var kept = []struct {
 // freedOrKept checks that the addresses of ended pods are freed or kept.
 func freedOrKept(t *testing.T, c *lab.Cluster, ns string, pods []*corev1.Pod, keep bool) {
 	t.Helper()
+	become(t, c, ns, pods, keep)
+	if keep {
+		stayKept(t, c, ns, pods)
+	}
+}
+
+// become waits until the addresses of ended pods are freed or retained.
+func become(t *testing.T, c *lab.Cluster, ns string, pods []*corev1.Pod, keep bool) {
+	t.Helper()
 	for _, pod := range pods {
 		if keep {
 			shows(t, c, ns, pod.Name, pod.Spec.NodeName, "retained", retained)
@@ -50,12 +59,15 @@ func freedOrKept(t *testing.T, c *lab.Cluster, ns string, pods []*corev1.Pod, ke
 			IPs: []string{pod.Status.PodIP}, Addresses: []v1alpha1.NetworkAddresses{{Network: "pods"}},
 		}})
 	}
-	if keep { // a release may come late
-		time.Sleep(2 * time.Second)
-		for _, pod := range pods {
-			if r := retainedIP(t, c, ns, pod.Name, pod.Spec.NodeName); r == nil || r.Spec.Release {
-				t.Errorf("the address of %s is released", pod.Name)
-			}
+}
+
+// stayKept checks that retained addresses are not released, which may come late.
+func stayKept(t *testing.T, c *lab.Cluster, ns string, pods []*corev1.Pod) {
+	t.Helper()
+	time.Sleep(2 * time.Second)
+	for _, pod := range pods {
+		if r := retainedIP(t, c, ns, pod.Name, pod.Spec.NodeName); r == nil || r.Spec.Release {
+			t.Errorf("the address of %s is released", pod.Name)
 		}
 	}
 }
@@ -67,38 +79,70 @@ func values(pods map[string]*corev1.Pod) (all []*corev1.Pod) {
 	return all
 }
 
+// The workloads of all policies go through each step together.
 func TestAddressesOfUnwantedPodsFollowTheirPolicy(t *testing.T) {
-	for _, policy := range kept {
-		t.Run(strings.ReplaceAll(policy.name, ",", ""), func(t *testing.T) {
-			c := installed(t)
-			ns := namespace(t, c)
-			before := tilted(t, c, ns, "web", 2, policy.annotations)
-			for _, pod := range before {
-				shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
+	c := installed(t)
+	ns := namespace(t, c)
+	pods := make([]map[string]*corev1.Pod, len(kept)) // of each workload
+	set := func(i int) string { return strings.NewReplacer(",", "", " ", "-").Replace(kept[i].name) }
+	// each does something for every workload.
+	each := func(do func(i int, set string)) {
+		t.Helper()
+		for i := range kept {
+			do(i, set(i))
+		}
+	}
+	run := func(home func(policy int) bool) {
+		t.Helper()
+		each(func(i int, set string) {
+			after := places(t, c, ns, set, 2, pods[i])
+			if home(i) {
+				cameHome(t, pods[i], after)
 			}
-			// Scaled down, to zero, and back.
-			scale(t, c, ns, "web", 1)
-			freedOrKept(t, c, ns, []*corev1.Pod{before["web-1"]}, policy.scaled)
-			scale(t, c, ns, "web", 0)
-			freedOrKept(t, c, ns, values(before), policy.scaled)
-			scale(t, c, ns, "web", 2)
-			after := places(t, c, ns, "web", 2, before)
-			if policy.scaled {
-				cameHome(t, before, after)
-			}
+			pods[i] = after
 			for _, pod := range after {
 				shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
 			}
-			// Deleted, and created again.
-			kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
-			freedOrKept(t, c, ns, values(after), policy.deleted)
-			apply(t, c, ns, statefulSet("web", 2, policy.annotations))
-			again := places(t, c, ns, "web", 2, after)
-			if policy.deleted {
-				cameHome(t, after, again)
-			}
 		})
 	}
+	// follow checks what becomes of the addresses of pods from the first ordinal on.
+	follow := func(first int, keep func(policy int) bool) {
+		t.Helper()
+		var all []*corev1.Pod
+		each(func(i int, set string) {
+			ended := values(pods[i])
+			if first == 1 {
+				ended = []*corev1.Pod{pods[i][set+"-1"]}
+			}
+			become(t, c, ns, ended, keep(i))
+			if keep(i) {
+				all = append(all, ended...)
+			}
+		})
+		stayKept(t, c, ns, all)
+	}
+	scaled := func(i int) bool { return kept[i].scaled }
+	deleted := func(i int) bool { return kept[i].deleted }
+	start := func() {
+		each(func(i int, set string) { apply(t, c, ns, statefulSet(set, 2, kept[i].annotations)) })
+	}
+
+	kubectl(t, c, "cordon", "node-3") // later the emptiest node
+	start()
+	run(func(int) bool { return false })
+	kubectl(t, c, "uncordon", "node-3")
+
+	each(func(_ int, set string) { scale(t, c, ns, set, 1) })
+	follow(1, scaled)
+	each(func(_ int, set string) { scale(t, c, ns, set, 0) })
+	follow(0, scaled)
+	each(func(_ int, set string) { scale(t, c, ns, set, 2) })
+	run(scaled)
+
+	each(func(_ int, set string) { kubectl(t, c, "delete", "statefulset", set, "-n", ns) })
+	follow(0, deleted)
+	start()
+	run(deleted)
 }
 
 func TestAnAddressWhoseObjectWasDeletedIsFreedWithItsWorkload(t *testing.T) {
