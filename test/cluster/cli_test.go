@@ -146,7 +146,7 @@ func row(t *testing.T, table, first string) map[string]string {
 }
 
 func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	if s := stayput(t, c, ns, "get"); s.code != 0 || s.out != "" || !strings.Contains(s.err, ns) {
 		t.Errorf("with nothing kept: %+v", s)
@@ -207,7 +207,7 @@ func TestGetListsWhatIsKeptWhereWhyAndUntilWhen(t *testing.T) {
 }
 
 func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
 	first := ready(t, c, ns, "web-0")
@@ -376,7 +376,7 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 }
 
 func TestCompletionOffersPodsAndNodes(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 2, map[string]string{retainIP: "10m"})))
 	ready(t, c, ns, "web-0")
@@ -533,7 +533,7 @@ func TestWhatWhyPredictsForADeletedPodComesTrue(t *testing.T) {
 }
 
 func TestWhyKnowsADeletedPod(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-2", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
 	pod := ready(t, c, ns, "web-0")
@@ -556,7 +556,7 @@ func TestWhyKnowsADeletedPod(t *testing.T) {
 }
 
 func TestWhySaysWhyNothingIsPromised(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("plain", 1, nil))
 	ready(t, c, ns, "plain-0")

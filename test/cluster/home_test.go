@@ -536,7 +536,7 @@ func TestAHomeWithoutRoomIsGivenUp(t *testing.T) {
 }
 
 func TestPodsNeitherAnnotatedNorRecordedAreLeftAlone(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("plain", 2, nil))
 	before := places(t, c, ns, "plain", 2, nil)

@@ -178,7 +178,7 @@ func unique(t *testing.T, c *lab.Cluster) {
 }
 
 func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
-	alone(t)
+	t.Parallel()
 	deploy, err := filepath.Abs("../../deploy")
 	must.Do(t, err)
 	product, err := buildOnce(t.Context())
@@ -239,7 +239,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			}},
 	} {
 		t.Run(how.name, func(t *testing.T) {
-			t.Parallel()
+			alone(t)
 			c := ownCluster(t, &lab.ClusterOptions{})
 			must.Do(t, c.Install(testContext(t), how.install))
 			ns := namespace(t, c)
@@ -250,7 +250,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			apply(t, c, ns, statefulSet("kept", 3, map[string]string{retainIP: "1h"}))
 			web, plain := places(t, c, ns, "web", 6, nil), places(t, c, ns, "plain", 3, nil)
 			places(t, c, ns, "kept", 3, nil)
-			const waiting = 30
+			const waiting = 12
 			kubectl(t, c, "cordon", "node-1")
 			kubectl(t, c, "cordon", "node-2")
 			apply(t, c, ns, statefulSet("waits", waiting, map[string]string{retainIP: "1h", "stayput.io/home-wait": "1h"}))

@@ -2,21 +2,24 @@
 // and nodes with kubelet and containerd, see package lab.
 //
 //	admission_test.go  and authorization_test.go: a cluster with the manifests of stayput but none of its programs
+//	bare_test.go       the lab itself, on stock host-local
 //	installed_test.go  the cluster of most tests, with stayput installed from its image
-//	without_test.go    the lab itself, on stock host-local
 //
 // Tests share these clusters, one after the other in the order of the files, and have a namespace each. A test that
-// breaks what others need, such as a node, restores it before it ends. A test with a cluster of its own calls alone,
-// and so runs last, in parallel with others of its kind. Tests wait for conditions and assert no times.
+// breaks what others need, such as a node, restores it before it ends. A test of the last cluster that looks at its
+// namespace only, and breaks nothing, calls beside, and so runs after those, in parallel with others of its kind. A
+// test with a cluster of its own calls alone: these run last, in parallel too. Tests wait for conditions and assert no
+// times.
 //
 // # To add a test
 //
-// Take the cluster with installed, a namespace with namespace, apply YAML with apply, and wait with until. Name the
-// test after the behaviour.
+// Take the cluster with installed or beside, a namespace with namespace, apply YAML with apply, and wait with until.
+// Name the test after the behaviour.
 package cluster
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -36,6 +39,12 @@ import (
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	flag.Parse()
+	// Tests that may run in parallel wait for others and for a place: see beside and alone.
+	if err := flag.Set("test.parallel", "100"); err != nil {
+		fmt.Fprintln(os.Stderr, "test/cluster:", err)
+		return 1
+	}
 	code := m.Run()
 	ends := []func() error{endCommon}
 	if built.remove != nil {
@@ -104,11 +113,40 @@ func endLocked() error {
 	return ended.Close()
 }
 
+// How many tests work at once: most of what they do is waiting for pods.
+var (
+	besidePlaces = make(chan struct{}, 4)
+	alonePlaces  = make(chan struct{}, 3)
+)
+
+// take waits for a place, which the test has until it ends.
+func take(t *testing.T, places chan struct{}) {
+	t.Helper()
+	places <- struct{}{}
+	t.Cleanup(func() { <-places })
+}
+
+// besides are the tests that called beside and have not ended.
+var besides sync.WaitGroup
+
+// beside returns installed's cluster for a test that looks at its namespace only and breaks nothing. It runs in
+// parallel with others of its kind, after all tests that have the cluster for themselves.
+func beside(t *testing.T) *lab.Cluster {
+	t.Helper()
+	besides.Add(1)
+	t.Cleanup(besides.Done)
+	t.Parallel()
+	take(t, besidePlaces)
+	return installed(t)
+}
+
 // alone marks a test with a cluster of its own. The test runs after all tests that share one.
 func alone(t *testing.T) {
 	t.Helper()
 	t.Parallel()
+	besides.Wait()
 	must.Do(t, endCommon())
+	take(t, alonePlaces)
 }
 
 // once returns a function that calls f at its first call. Unlike with sync.OnceFunc, f may end the test although the

@@ -146,7 +146,7 @@ func TestAddressesOfUnwantedPodsFollowTheirPolicy(t *testing.T) {
 }
 
 func TestAnAddressWhoseObjectWasDeletedIsFreedWithItsWorkload(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "while-owned", "stayput.io/when-scaled": "Retain"}))
 	pod := ready(t, c, ns, "web-0")
@@ -250,7 +250,7 @@ func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
 }
 
 func TestWhileOwnedNeedsPodsThatKeepTheirNames(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, deployment("front", 1, map[string]string{retainIP: "while-owned"}))
 	pod := deployed(t, c, ns, "front", 1, nil)[0]

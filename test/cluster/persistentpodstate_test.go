@@ -178,7 +178,7 @@ func followed(t *testing.T, c *lab.Cluster, ns, name string) func(why string) []
 const byHostname = "  requiredPersistentTopology: {nodeTopologyKeys: [kubernetes.io/hostname]}\n"
 
 func TestRecordsHoldTheNamedLabelsWhileTheirPodsAreWanted(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	racks(t, c)
 	ns := namespace(t, c)
 	apply(t, c, ns, workloadAnnotated(statefulSet("web", 5, nil), map[string]string{
@@ -349,7 +349,7 @@ func gates(t *testing.T, c *lab.Cluster, ns, key string) bool {
 }
 
 func TestTheGateFollowsTheObjects(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	is := func(what string, want bool) {
 		t.Helper()
@@ -367,7 +367,7 @@ func TestTheGateFollowsTheObjects(t *testing.T) {
 }
 
 func TestTheRecordOutlivesAWorkloadDeletedWithoutItsPods(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	yaml := workloadAnnotated(statefulSet("web", 3, nil), map[string]string{auto: "true", required: hostname})
 	apply(t, c, ns, yaml)
@@ -403,7 +403,7 @@ func TestTheRecordOutlivesAWorkloadDeletedWithoutItsPods(t *testing.T) {
 }
 
 func TestAHandWrittenObjectFollowsItsRetentionPolicy(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, stateFor("by-hand", "web", byHostname+"  persistentPodStateRetentionPolicy: WhenDeleted\n"))
 	comesTo(t, c, ns, "by-hand", "to say that there is no such workload", func(s *kruisev1alpha1.PersistentPodState) bool {
@@ -435,7 +435,7 @@ func TestAHandWrittenObjectFollowsItsRetentionPolicy(t *testing.T) {
 }
 
 func TestAHandWrittenObjectIsNeverTakenOver(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, stateFor("web", "other", byHostname))
 	apply(t, c, ns, stateFor("mine", "own", byHostname))
@@ -468,7 +468,7 @@ func TestAHandWrittenObjectIsNeverTakenOver(t *testing.T) {
 }
 
 func TestInvalidAnnotationsAreReportedOnTheWorkload(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	for name, want := range map[string]struct {
 		annotations map[string]string
@@ -532,7 +532,7 @@ func TestASecondObjectForAWorkloadIsRefusedOrIgnored(t *testing.T) {
 }
 
 func TestAnInvalidPersistentPodStateIsRefused(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	ofKind := func(kind string) string {
 		return strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet", "kind: "+kind, 1)
@@ -565,7 +565,7 @@ func TestAnInvalidPersistentPodStateIsRefused(t *testing.T) {
 }
 
 func TestTheStartOrdinalIsRespected(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	yaml := strings.Replace(statefulSet("web", 2, nil), "spec:\n", "spec:\n  ordinals: {start: 5}\n", 1)
 	apply(t, c, ns, workloadAnnotated(yaml, map[string]string{auto: "true", required: hostname}))
@@ -657,7 +657,7 @@ func TestARecordStaysWhileItsPodIsNotReadyAndMovesWithIt(t *testing.T) {
 }
 
 func TestAnUnknownWorkloadKindIsReported(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, strings.Replace(stateFor("x", "web", byHostname), "kind: StatefulSet,", "kind: DaemonSet,", 1))
 	comesTo(t, c, ns, "x", "to say why", func(s *kruisev1alpha1.PersistentPodState) bool {

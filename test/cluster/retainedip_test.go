@@ -210,7 +210,7 @@ func TestARetainedIPShowsTheStateOfItsAddress(t *testing.T) {
 }
 
 func TestAnExpiredRetentionTakesItsObjectWithIt(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "5s"})))
 	r := stopped(t, c, ready(t, c, ns, "web-0"))
@@ -222,7 +222,7 @@ func TestAnExpiredRetentionTakesItsObjectWithIt(t *testing.T) {
 }
 
 func TestReleaseFreesARetainedAddress(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{
 		retainIP: "while-owned", "stayput.io/when-scaled": "Retain",
@@ -243,7 +243,7 @@ func TestReleaseFreesARetainedAddress(t *testing.T) {
 }
 
 func TestReleaseLeavesARunningPodItsAddressUntilItEnds(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
 	pod := ready(t, c, ns, "web-0")
@@ -288,7 +288,7 @@ func TestAReleaseDoesNotAffectTheNextPod(t *testing.T) {
 }
 
 func TestADeletedObjectIsPublishedAgain(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
 	pod := ready(t, c, ns, "web-0")
@@ -309,7 +309,7 @@ func TestADeletedObjectIsPublishedAgain(t *testing.T) {
 }
 
 func TestTheObjectOfASharedIdentityFollowsTheAddress(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	toDeployment := strings.NewReplacer("kind: StatefulSet", "kind: Deployment", "  serviceName: front\n", "",
 		"  podManagementPolicy: Parallel\n", "  strategy: {type: Recreate}\n")
@@ -339,7 +339,7 @@ func TestTheObjectOfASharedIdentityFollowsTheAddress(t *testing.T) {
 }
 
 func TestAnObjectWithoutAnAddressInTheLedgerIsDeleted(t *testing.T) {
-	c := installed(t)
+	c := beside(t)
 	ns := namespace(t, c)
 	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{retainIP: "10m"})))
 	network := shows(t, c, ns, "web-0", "node-1", "bound", bound).Status.Addresses[0].Network
