@@ -20,8 +20,8 @@ import (
 	"github.com/stayput/stayput/pkg/placement"
 )
 
-// gcPercent is how much garbage may pile up beside a large heap that hardly changes, and leastGarbage, in bytes, beside a
-// small one.
+// gcPercent is how much garbage may pile up beside a large heap that hardly changes, and leastGarbage, in bytes, beside
+// a small one.
 const (
 	gcPercent    = 40
 	leastGarbage = 16 << 20

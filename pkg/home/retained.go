@@ -126,15 +126,15 @@ func newestOf(kept []*stayputv1alpha1.RetainedIP, ended string, now time.Time) *
 	return newest
 }
 
-// Scheduled reports whether the controller has seen bound to its node what a RetainedIP is for: the pod, or a pod of the
-// shared identity. Without that it is only the word of the node, and no home.
+// Scheduled reports whether the controller has seen bound to its node what a RetainedIP is for: the pod, or a pod of
+// the shared identity. Without that it is only the word of the node, and no home.
 func Scheduled(r *stayputv1alpha1.RetainedIP) bool { return r.Spec.Scheduled == Claimant(r) }
 
 // Claimant returns what a RetainedIP is for, as spec.scheduled has it.
 func Claimant(r *stayputv1alpha1.RetainedIP) string { return claimant(r.Spec.PodName, r.Spec.Identity) }
 
-// Bound returns what a pod that has a node stands for there, as spec.scheduled has it; empty: nothing. A node can create
-// the mirror pods of its own static pods, by any name, so they stand for nothing.
+// Bound returns what a pod that has a node stands for there, as spec.scheduled has it; empty: nothing. A node can
+// create the mirror pods of its own static pods, by any name, so they stand for nothing.
 func Bound(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOf(pod)
 	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork ||

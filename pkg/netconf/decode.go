@@ -19,8 +19,9 @@ func decodeObject(b []byte) (m map[string]any, err error) {
 	return m, err
 }
 
-// plainJSON decodes JSON whose strings are printable ASCII without a backslash, and whose numbers are decimals without sign
-// and exponent. Its methods report false for everything else; a fuzz test compares what they return with encoding/json.
+// plainJSON decodes JSON whose strings are printable ASCII without a backslash, and whose numbers are decimals without
+// sign and exponent. Its methods report false for everything else; a fuzz test compares what they return with
+// encoding/json.
 type plainJSON struct {
 	text string
 	pos  int

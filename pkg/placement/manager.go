@@ -189,7 +189,8 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	}
 	free := &releaser{
 		client: mgr.GetClient(), cache: mgr.GetCache(), reader: mgr.GetAPIReader(), workloads: workloads,
-		owners: newOwners(), memory: memory, now: time.Now, events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
+		owners: newOwners(), memory: memory, now: time.Now,
+		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 	}
 	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
 		return err

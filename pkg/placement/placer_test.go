@@ -411,6 +411,9 @@ func TestANodeAttractsNoPodByItsWordAlone(t *testing.T) {
 		r.Spec.Identity = "front"
 		return r
 	}
+	endedHere := hometest.Pod(hometest.RanOn("node-1"), front)
+	onNode1, onNode3 := hometest.Pod(hometest.RanOn("node-1")), hometest.Pod(hometest.RanOn("node-3"))
+	mirror := hometest.Pod(hometest.RanOn("node-1"), ofNode)
 	for name, c := range map[string]struct {
 		kept    retained
 		ended   *corev1.Pod
@@ -418,22 +421,22 @@ func TestANodeAttractsNoPodByItsWordAlone(t *testing.T) {
 		pod     *corev1.Pod
 		comes   bool
 	}{
-		"the controller saw it there":    {says("pod/web-0"), nil, nil, hometest.Pod(), true},
-		"nobody saw it there":            {says(""), nil, nil, hometest.Pod(), false},
-		"another pod was there":          {says("pod/web-1"), nil, nil, hometest.Pod(), false},
-		"it ended there":                 {says(""), hometest.Pod(hometest.RanOn("node-1")), nil, hometest.Pod(), true},
-		"it ended elsewhere":             {says(""), hometest.Pod(hometest.RanOn("node-3")), nil, hometest.Pod(), false},
-		"a static pod of its name ended": {says(""), hometest.Pod(hometest.RanOn("node-1"), ofNode), nil, hometest.Pod(), false},
-		"a static pod of its name ended, and nothing is kept": {nil,
-			hometest.Pod(hometest.RanOn("node-1"), ofNode), nil, hometest.Pod(), false},
-		"what said so was deleted":             {says(""), nil, says("pod/web-0"), hometest.Pod(), true},
-		"what said so was deleted just now":    {nil, nil, says("pod/web-0"), hometest.Pod(), true},
-		"it was deleted, and nobody saw it":    {nil, nil, says(""), hometest.Pod(), false},
-		"an identity that was seen there":      {sharedSays("identity/front"), nil, nil, hometest.Pod(front), true},
-		"an identity that was not":             {sharedSays(""), nil, nil, hometest.Pod(front), false},
-		"the pod was, without its identity":    {sharedSays("pod/web-0"), nil, nil, hometest.Pod(front), false},
-		"another pod of the identity ended":    {sharedSays(""), hometest.Pod(hometest.RanOn("node-1"), front), nil, hometest.Pod(front), true},
-		"the identity's was seen and deleted":  {sharedSays(""), nil, sharedSays("identity/front"), hometest.Pod(front), true},
+		"the controller saw it there":             {says("pod/web-0"), nil, nil, hometest.Pod(), true},
+		"nobody saw it there":                     {says(""), nil, nil, hometest.Pod(), false},
+		"another pod was there":                   {says("pod/web-1"), nil, nil, hometest.Pod(), false},
+		"it ended there":                          {says(""), onNode1, nil, hometest.Pod(), true},
+		"it ended elsewhere":                      {says(""), onNode3, nil, hometest.Pod(), false},
+		"a static pod ended":                      {says(""), mirror, nil, hometest.Pod(), false},
+		"a static pod ended, and nothing is kept": {nil, mirror, nil, hometest.Pod(), false},
+		"what said so was deleted":                {says(""), nil, says("pod/web-0"), hometest.Pod(), true},
+		"what said so was deleted just now":       {nil, nil, says("pod/web-0"), hometest.Pod(), true},
+		"it was deleted, and nobody saw it":       {nil, nil, says(""), hometest.Pod(), false},
+		"an identity that was seen there":         {sharedSays("identity/front"), nil, nil, hometest.Pod(front), true},
+		"an identity that was not":                {sharedSays(""), nil, nil, hometest.Pod(front), false},
+		"the pod was, without its identity":       {sharedSays("pod/web-0"), nil, nil, hometest.Pod(front), false},
+		"its identity ended there":                {sharedSays(""), endedHere, nil, hometest.Pod(front), true},
+		"the identity's was seen and deleted": {sharedSays(""), nil, sharedSays("identity/front"),
+			hometest.Pod(front), true},
 		"the identity, but not the pod itself": {says("identity/web-0"), nil, nil, hometest.Pod(), false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -120,13 +120,13 @@ var ownerMayDiffer = predicate.Funcs{
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }
 
-// settled reports whether the caches say that there is nothing to do for addresses: their pod is on their node, and that
-// and its controller are noted. That is so of nearly all whenever the controller starts.
+// settled reports whether the caches say that there is nothing to do for addresses: their pod is on their node, and
+// that and its controller are noted. That is so of nearly all whenever the controller starts.
 func (r *releaser) settled(ctx context.Context, ip *stayputv1alpha1.RetainedIP) bool {
 	var pod cluster.Pod
 	key := types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}
-	if ip.Spec.Workload == nil || !home.Scheduled(ip) || r.cache.Get(ctx, key, &pod, client.UnsafeDisableDeepCopy) != nil ||
-		pod.Node() != ip.Spec.NodeName {
+	if ip.Spec.Workload == nil || !home.Scheduled(ip) ||
+		r.cache.Get(ctx, key, &pod, client.UnsafeDisableDeepCopy) != nil || pod.Node() != ip.Spec.NodeName {
 		return false
 	}
 	owner := metav1.GetControllerOf(&pod)

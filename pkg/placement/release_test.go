@@ -312,7 +312,8 @@ func TestThatAPodWasBoundToItsNodeIsNoted(t *testing.T) {
 		return func(ip *stayputv1alpha1.RetainedIP) { ip.Spec.Scheduled = to }
 	}
 	identity := hometest.Annotation(stayputv1alpha1.AnnotationIdentity, "front")
-	ofWeb := of("apps/v1", "StatefulSet", "web")
+	ofWeb, mirror := of("apps/v1", "StatefulSet", "web"), aPod("web-0", "node-1", of("v1", "Node", "node-1"))
+	shares := aPod("web-0", "node-1", ofWeb, clone, identity)
 	for name, c := range map[string]struct {
 		ip    *stayputv1alpha1.RetainedIP
 		pod   *corev1.Pod
@@ -324,16 +325,16 @@ func TestThatAPodWasBoundToItsNodeIsNoted(t *testing.T) {
 		"without a controller": {addressOf("web-0", bound, tenMinutes), aPod("web-0", "node-1"), nil, nil, "pod/web-0"},
 		"it is elsewhere":      {addressOf("web-0", bound), aPod("web-0", "node-2", ofWeb), nil, nil, ""},
 		"it has no node":       {addressOf("web-0", bound), aPod("web-0", "", ofWeb), nil, nil, ""},
-		"it is a static pod":   {addressOf("web-0", bound), aPod("web-0", "node-1", of("v1", "Node", "node-1")), nil, nil, ""},
+		"it is a static pod":   {addressOf("web-0", bound), mirror, nil, nil, ""},
 		"there is no pod":      {addressOf("web-0"), nil, nil, nil, ""},
 		"it ended there":       {addressOf("web-0"), nil, aPod("web-0", "node-1", ofWeb), nil, "pod/web-0"},
 		"it ended there, and its successor is gated": {addressOf("web-0"), aPod("web-0", "", ofWeb),
 			aPod("web-0", "node-1", ofWeb), nil, "pod/web-0"},
-		"a static pod ended there": {addressOf("web-0"), nil, aPod("web-0", "node-1", of("v1", "Node", "node-1")), nil, ""},
-		"of its identity":          {addressOf("web-0", bound, shared), aPod("web-0", "node-1", ofWeb, clone, identity), nil, nil, "identity/front"},
-		"of another identity":      {addressOf("web-0", bound), aPod("web-0", "node-1", ofWeb, clone, identity), nil, nil, ""},
-		"it was of another": {addressOf("web-0", bound, scheduled("identity/front")), aPod("web-0", "node-1", ofWeb), nil, nil,
-			"pod/web-0"},
+		"a static pod ended there": {addressOf("web-0"), nil, mirror, nil, ""},
+		"of its identity":          {addressOf("web-0", bound, shared), shares, nil, nil, "identity/front"},
+		"of another identity":      {addressOf("web-0", bound), shares, nil, nil, ""},
+		"it was of another": {addressOf("web-0", bound, scheduled("identity/front")), aPod("web-0", "node-1", ofWeb),
+			nil, nil, "pod/web-0"},
 		"it was noted": {addressOf("web-0", scheduled("pod/web-0")), nil, nil, nil, "pod/web-0"},
 		"it was noted, and is published again": {addressOf("web-0"), nil, nil, addressOf("web-0", scheduled("pod/web-0")),
 			"pod/web-0"},

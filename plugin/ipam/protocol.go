@@ -84,7 +84,8 @@ func (r *result) add(set ledger.RangeSet, a netip.Addr) {
 	}
 }
 
-// encode writes what ordinary results have by hand: a process that needs neither encoding/json nor fmt never loads them.
+// encode writes what ordinary results have by hand: a process that needs neither encoding/json nor fmt never loads
+// them.
 func (r *result) encode() []byte {
 	if !atLeast(r.version, "0.3.0") {
 		return r.encodeByFamily()

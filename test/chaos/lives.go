@@ -89,7 +89,8 @@ func newLives(r *report, w *weather) *lives {
 		report: r, weather: w, now: r.now,
 		current: map[string]*life{}, past: map[string][]*life{}, objects: map[string]*v1alpha1.RetainedIP{},
 		released: map[home]time.Time{}, records: map[string]string{}, dropped: map[string]time.Time{},
-		unfit: map[string]func(){}, missing: map[string]func(){}, wants: map[string][]wanted{}, doubled: map[string]time.Time{},
+		unfit: map[string]func(){}, missing: map[string]func(){}, wants: map[string][]wanted{},
+		doubled: map[string]time.Time{},
 	}
 }
 
