@@ -9,13 +9,18 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/cli-runtime/pkg/printers"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
@@ -142,11 +147,46 @@ func runImport(ctx context.Context, c *cluster, source string, names []string, r
 	slices.SortStableFunc(done.Items, func(a, b inspection.ImportItem) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), comparePods(a.Pod, b.Pod))
 	})
+	if act {
+		line.say("noting where the pods were ...")
+		errs = append(errs, noteScheduled(ctx, c, done.Items))
+	}
 	refused := func(i inspection.ImportItem) bool { return i.Action == inspection.ActionRefuse }
 	if act && slices.ContainsFunc(done.Items, refused) {
 		errs = append(errs, errors.New("some addresses were refused"))
 	}
 	return done, errors.Join(errs...), nil
+}
+
+// publishedWithin is more than an agent needs to publish what it has just taken over.
+const publishedWithin = 30 * time.Second
+
+// noteScheduled notes that the pods whose addresses are kept from now on were bound to their nodes: no controller of
+// stayput saw that, and without it the nodes are no homes. Whoever may import may say so.
+func noteScheduled(ctx context.Context, k client.Client, items []inspection.ImportItem) error {
+	ctx, cancel := context.WithTimeout(ctx, publishedWithin)
+	defer cancel()
+	var errs []error
+	for _, i := range items {
+		if i.Action != inspection.ActionRetain || !i.Done {
+			continue
+		}
+		var r stayputv1alpha1.RetainedIP
+		key := types.NamespacedName{Namespace: i.Namespace, Name: stayputv1alpha1.RetainedIPName(i.Pod, i.Node)}
+		err := wait.PollUntilContextCancel(ctx, time.Second/2, true, func(ctx context.Context) (bool, error) {
+			err := k.Get(ctx, key, &r)
+			return err == nil, client.IgnoreNotFound(err)
+		})
+		if err == nil && !home.Scheduled(&r) {
+			patch := fmt.Appendf(nil, `{"spec":{"scheduled":%q}}`, home.Claimant(&r))
+			err = k.Patch(ctx, &r, client.RawPatch(types.MergePatchType, patch))
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("RetainedIP %s: the address is kept, but pod %s will not be brought to node %s: %w",
+				key, i.Pod, i.Node, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // importOn has a node take these items over; nil: what OpenKruise has reserved on it.

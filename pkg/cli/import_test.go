@@ -1,14 +1,17 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 
 	"k8s.io/cli-runtime/pkg/printers"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 // anEndpoint is a SpiderEndpoint of a pod with two interfaces, one of them with two families.
@@ -104,5 +107,32 @@ func TestAPlanIsATable(t *testing.T) {
 	}
 	if b.String() != thePlan {
 		t.Errorf("printed is\n%s", b.String())
+	}
+}
+
+func TestWhereTheOwnersOfImportedAddressesWereIsNoted(t *testing.T) {
+	unseen := func(r *stayputv1alpha1.RetainedIP) { r.Spec.Scheduled = "" }
+	k := aCluster(nothing, aRetainedIP(unseen))
+	item := inspection.ImportItem{Namespace: "default", Pod: "web-2", Node: "node-1", Action: inspection.ActionRetain}
+	scheduled := func() string {
+		var r stayputv1alpha1.RetainedIP
+		if err := k.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "web-2.node-1"}, &r); err != nil {
+			t.Fatal(err)
+		}
+		return r.Spec.Scheduled
+	}
+	if err := noteScheduled(t.Context(), k, []inspection.ImportItem{item}); err != nil || scheduled() != "" {
+		t.Errorf("of what was not carried out %q is noted, %v", scheduled(), err)
+	}
+	item.Done = true
+	if err := noteScheduled(t.Context(), k, []inspection.ImportItem{item}); err != nil || scheduled() != "pod/web-2" {
+		t.Errorf("noted is %q, %v", scheduled(), err)
+	}
+	item.Pod = "web-3"
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := noteScheduled(ctx, k, []inspection.ImportItem{item}); err == nil ||
+		!strings.Contains(err.Error(), "default/web-3.node-1: the address is kept, but pod web-3 will not be brought") {
+		t.Errorf("of one that is not published: %v", err)
 	}
 }

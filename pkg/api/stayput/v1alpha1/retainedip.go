@@ -95,7 +95,8 @@ type RetainedIPSpec struct {
 
 	// scheduled is what Stayput's controller has seen bound to the node: pod/NAME, or identity/NAME of a pod with a
 	// shared identity. Only if it says so of what has the addresses is the node a home: what a node says of itself does
-	// not attract pods that never ran there. Stayput's controller applies it.
+	// not attract pods that never ran there. Stayput's controller applies it; kubectl stayput import sets it of pods that
+	// were there before Stayput was.
 	// +optional
 	Scheduled string `json:"scheduled,omitempty"`
 }
