@@ -52,7 +52,7 @@ func (t *decision) setPolicy(att Attachment, pod Pod, policy Policy, ns Netns) e
 		if held, err = t.claim(e.claim); err != nil {
 			return err
 		}
-		if held != nil && !slices.Equal(held.Addrs, mine) {
+		if held != nil && !within(held.Addrs, mine) {
 			held = nil // superseded since by a newer attachment of the pod
 		}
 	}

@@ -315,12 +315,12 @@ func (r *rebuilder) placeSlot(a netip.Addr) {
 		case e == nil:
 			// Of this boot, but unknown: host-local's, or ours under an index that was lost.
 			e = &entry{att: s.att, boot: r.now.BootID, open: true, addrs: r.boundTo(s.att)}
-			if hash := r.promised[a]; s.ours && hash != "" {
-				e.claim = hash
-			} else if c := r.newer[a]; s.ours && c != nil {
-				e.claim = c.Key.hash()
-			}
-			for _, b := range e.addrs {
+			for _, b := range e.addrs { // those in the ranges are last: its promise may be on these alone
+				if hash := r.promised[b]; r.slots[b].ours && hash != "" {
+					e.claim = hash
+				} else if c := r.newer[b]; r.slots[b].ours && c != nil {
+					e.claim = c.Key.hash()
+				}
 				r.explained[b] = e
 			}
 			r.steps = append(r.steps, putEntry{entry: e})

@@ -267,7 +267,7 @@ func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error)
 		t.out.do(confirmClaim{was})
 		return was, nil
 	}
-	if was != nil && !slices.Equal(was.Addrs, mine) {
+	if was != nil && !within(was.Addrs, mine) {
 		// The last ADD holds the claim. If that was of another attachment that is bound, this one is the late
 		// predecessor.
 		for _, a := range was.Addrs {
@@ -299,6 +299,11 @@ func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error)
 		return next, t.freeAddrs(was, mine)
 	}
 	return next, nil
+}
+
+// within reports whether an attachment has every address of a claim. It may have others beside them, of older ranges.
+func within(claimed, has []netip.Addr) bool {
+	return !slices.ContainsFunc(claimed, func(a netip.Addr) bool { return !slices.Contains(has, a) })
 }
 
 // dropPromise drops a claim and frees what is retained for it, but for the addresses in keep. The claim goes first

@@ -102,6 +102,41 @@ func TestAWipeGivesNoAddressAwayAndEndsNoPromise(t *testing.T) {
 	}
 }
 
+// An attachment whose addresses were all outside the ranges has got others beside them, and only these are promised.
+func TestALostIndexLeavesAPromiseWithTheOneThatHasOlderAddressesToo(t *testing.T) {
+	for name, next := range map[string]func(w *world, att Attachment){
+		"its pod comes again": func(w *world, att Attachment) { w.add("web-0", tenMinutes) },
+		"a sweep":             func(w *world, att Attachment) { w.expire() },
+		"its DEL":             func(w *world, att Attachment) { w.del(att) },
+		"the agent hands in its policy": func(w *world, att Attachment) {
+			w.live[att].policy = nil
+			w.setPolicy(att, tenMinutes)
+			w.expire()
+			w.del(att)
+		},
+		"its pod asks for nothing any more": func(w *world, att Attachment) {
+			w.live[att].policy = nil
+			w.setPolicy(att, ordinary)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+			att, _, _ := w.add("web-0", tenMinutes)
+			w.net.Ranges = testNetwork("10.2.0.0/28", "").Ranges
+			w.addAgain(att)
+			must.Do(t, RemoveAll(w.fs, w.ledger().inState(indexDir)))
+			w.lostIndex()
+			next(w, att)
+			for i := range 14 { // which the model sees get nothing that is promised
+				w.add(fmt.Sprintf("other-%d", i), ordinary)
+			}
+			w.check()
+			w.explained()
+			w.settle()
+		})
+	}
+}
+
 // wipeRetainedClaims removes the claim of every address that is retained.
 func wipeRetainedClaims(w *world) {
 	l := w.ledger()
