@@ -335,3 +335,21 @@ var errTolerated = errors.New("tolerated")
 type tolerantTB struct{ testing.TB }
 
 func (tolerantTB) Fatalf(string, ...any) { panic(errTolerated) }
+
+// Whatever a killed rebuild left, once a command has finished it the marker names this boot on the disk, too: else what
+// a power loss tears of host-local's files would stay taken.
+func TestAPowerLossAfterAKilledRebuildLeavesNoAddressTaken(t *testing.T) {
+	for n, hit := 0, true; hit; n++ {
+		for seed := range uint64(20) {
+			w := newWorld(t, testNetwork("10.1.0.0/28", "fd00::/64"))
+			w.hostLocalAdd()
+			hit = w.killAt(n, w.prepare)
+			w.prepare()
+			w.logf("killed at operation %d, power loss %d", n, seed)
+			w.fs.lose("mixed", rand.New(rand.NewPCG(seed, 0)))
+			w.boot(time.Minute)
+			w.prepare()
+			w.check()
+		}
+	}
+}

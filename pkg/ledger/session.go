@@ -302,16 +302,26 @@ func (s *session) rebuild() error {
 
 // markUnderWay makes a marker of this boot say that a rebuild has begun, so that one that is killed begins again. It
 // keeps naming the boot: after a power loss, what was bound in this one is dead. One of an earlier boot says so itself.
+// It is durable: killed before the one at the end is, the next command takes that for one that is.
 func (s *session) markUnderWay() error {
 	if s.newBoot() {
 		return nil
 	}
 	st := s.stamp
 	st.boot, st.mtime = s.now.BootID, underWay
+	var err error
 	if s.stamp.boot == "" {
-		return s.fs.WriteFile(s.marker(), st.encode(), modeState)
+		err = s.fs.WriteFile(s.marker(), st.encode(), modeState)
+	} else {
+		err = s.fs.Overwrite(s.marker(), st.encode())
 	}
-	return s.fs.Overwrite(s.marker(), st.encode())
+	if err == nil {
+		err = s.fs.SyncFile(s.marker())
+	}
+	if err != nil {
+		return err
+	}
+	return s.fs.SyncDir(s.dir)
 }
 
 // rebuildLasts makes a last_reserved_ip.N for every range set, which from now on must be there for as long as the
