@@ -262,10 +262,15 @@ func (w *world) collect(r *rand.Rand) {
 	}
 }
 
-// setPolicy is the agent that hands in what ADD did not know.
+// setPolicy is the agent that hands in what ADD did not know, or what was lost with the index: then it is the same.
 func (w *world) setPolicy(att Attachment, p *Policy) {
 	l := w.live[att]
-	if l == nil || l.policy != nil || p == nil || !w.alive(l.netns) {
+	if l != nil && l.vague && l.policy != nil {
+		p = l.policy
+	} else if l != nil && l.policy != nil {
+		return
+	}
+	if l == nil || p == nil || !w.alive(l.netns) {
 		return
 	}
 	r, err := w.ledger().SetPolicy(att, l.pod, *p, l.netns)
