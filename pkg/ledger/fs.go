@@ -274,3 +274,13 @@ func syncPathTo(fsys FileSystem, path string) error {
 	}
 	return nil
 }
+
+// syncAbsence makes durable that path is not there.
+func syncAbsence(fsys FileSystem, path string) error {
+	err := fs.ErrNotExist
+	for path != "/" && errors.Is(err, fs.ErrNotExist) {
+		path = filepath.Dir(path)
+		err = fsys.SyncDir(path)
+	}
+	return err
+}

@@ -35,7 +35,7 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 	unlock, err := l.fs.Lock(lock)
 	if errors.Is(err, fs.ErrNotExist) {
 		if !served {
-			return freed, RemoveAll(l.fs, l.state)
+			return freed, l.forgetAll()
 		}
 		if err = MkdirAll(l.fs, l.dir); err == nil {
 			unlock, err = l.fs.Lock(lock)
@@ -109,20 +109,32 @@ func (l *Ledger) Uninstall() (*Freed, error) {
 	return freed, RemoveAll(l.fs, l.state)
 }
 
+// forgetAll removes the state of a network that has no directory.
+func (l *Ledger) forgetAll() error {
+	if err := l.removeClaims(); err != nil {
+		return err
+	}
+	if err := syncAbsence(l.fs, l.dir); err != nil { // of its retained records
+		return err
+	}
+	return RemoveAll(l.fs, l.state)
+}
+
 // removeClaims removes every claim, durably.
-func (s *session) removeClaims() error {
-	names, err := s.fs.ReadDir(s.inState(claimsDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+func (l *Ledger) removeClaims() error {
+	dir := l.inState(claimsDir)
+	names, err := l.fs.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) { // who wiped it has not made that durable
+		return syncAbsence(l.fs, dir)
 	} else if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if err := s.remove(s.inState(claimsDir, name)); err != nil {
+		if err := RemoveAll(l.fs, filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
-	return s.fs.SyncDir(s.inState(claimsDir))
+	return l.fs.SyncDir(dir)
 }
 
 // RemoveState removes what is left of the state directory once every network was uninstalled: what a kill left of a

@@ -317,17 +317,31 @@ func TestUninstallFreesWhatWasPromisedToThePodsOfAnEarlierBoot(t *testing.T) {
 }
 
 func TestAPowerLossAfterAnUninstallBringsNoPromiseBack(t *testing.T) {
-	for seed := range uint64(20) {
-		w := newWorld(t, testNetwork("10.0.0.0/28", "fd00::/64"))
-		stopped(w, "home", forever)
-		w.boot(time.Minute)
-		w.prepare() // which writes the record durably
-		_, err := w.ledger().Uninstall()
-		must.Do(t, err)
-		w.fs.lose("mixed", rand.New(rand.NewPCG(seed, 0)))
-		w.boot(time.Minute)
-		if addrs, err := w.ledger().List(); err != nil || len(addrs) > 0 {
-			w.failf("%+v, %v", addrs, err)
-		}
+	for name, wiped := range map[string][]string{
+		"nothing was wiped":                        nil,
+		"the state was":                            {"/state"},
+		"the network's state was":                  {"/state/net-*"},
+		"claims and index were":                    {"/state/net-*/claims", "/state/net-*/index"},
+		"the index and the network directory were": {"/state/net-*/index", "/data/net"},
+		"everything was":                           {"/state", "/data/net"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(20) {
+				w := newWorld(t, testNetwork("10.0.0.0/28", "fd00::/64"))
+				stopped(w, "home", forever)
+				w.boot(time.Minute)
+				w.prepare() // which writes the record durably
+				for _, path := range wiped {
+					must.Do(t, RemoveAll(w.fs, strings.ReplaceAll(path, "/state/net-*", w.ledger().state)))
+				}
+				_, err := w.ledger().Uninstall()
+				must.Do(t, err)
+				w.fs.lose("mixed", rand.New(rand.NewPCG(seed, 0)))
+				w.boot(time.Minute)
+				if addrs, err := w.ledger().List(); err != nil || len(addrs) > 0 {
+					w.failf("%+v, %v", addrs, err)
+				}
+			}
+		})
 	}
 }
