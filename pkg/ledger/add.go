@@ -490,7 +490,8 @@ func (a *adding) allocate() error {
 			return err
 		}
 	}
-	if claim != "" || a.own != nil { // a record that a power loss brought back would be a promise again
+	overdue := slices.ContainsFunc(g.slots, func(s slot) bool { return s.state == slotRetained })
+	if claim != "" || a.own != nil || overdue { // a record that a power loss brought back would be a promise again
 		a.out.do(syncSlots{})
 	}
 	return nil

@@ -38,8 +38,8 @@
 // that the next command understands; the decisions give the reason beside each order. At the first command of a boot
 // rebuild.go brings everything into agreement.
 //
-// Only promises are made durable. A new or changed claim costs two fsyncs (its content, its name), and an ADD
-// that promises or restores one more, for the names of the address files: a power loss must not bring back
-// what was there before. The content of address files is never fsynced, and a DEL that retains costs none: a
+// Only promises and their ends are made durable. A new or changed claim costs two fsyncs (its content, its name), and
+// an ADD that promises, restores or ends a promise one more, for the names of the address files: a power loss must not
+// bring back what was there before. The content of address files is never fsynced, and a DEL that retains costs none: a
 // power loss ends every attachment, and the first command of the next boot writes the files anew from the claims.
 package ledger

@@ -133,3 +133,17 @@ func TestAPromiseThatAPodGivesUpDoesNotComeBackWithAPowerLoss(t *testing.T) {
 	w.check()
 	w.explained()
 }
+
+// An ordinary pod gets an address that is promised for longer than it should be, since there is no other.
+func TestAnOverduePromiseDoesNotComeBackWithAPowerLossOnceItsAddressIsAnothers(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/30", ""))
+	stopped(w, "web-0", tenMinutes)
+	w.fs.lose("all", nil) // nothing: it is durable from now on
+	w.advance(11 * time.Minute)
+	w.add("job", ordinary)
+	w.fs.lose("durable", nil)
+	w.boot(0)
+	w.prepare()
+	w.check()
+	w.explained()
+}
