@@ -137,6 +137,30 @@ func TestALostIndexLeavesAPromiseWithTheOneThatHasOlderAddressesToo(t *testing.T
 	}
 }
 
+// The pods have come again without a promise: what a power loss brought back of it would be nobody's.
+func TestAPromiseWhoseClaimWasWipedDoesNotComeBackWithAPowerLoss(t *testing.T) {
+	for name, wiped := range map[string]string{"the claims": "", "the marker, too": markerName} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+			att, _, _ := w.add("web-0", tenMinutes)
+			w.wipe(w.ledger().inState(claimsDir), all)
+			if wiped != "" {
+				w.wipe(w.ledger().dir, func(name string) bool { return name == wiped })
+			}
+			w.lostClaims()
+			delete(w.netns, w.live[att].netns.Path)
+			w.del(att)
+			w.add("web-0", ordinary)
+			w.fs.lose("durable", nil)
+			w.boot(0)
+			w.prepare()
+			w.dropUnreadable()
+			w.check()
+			w.explained()
+		})
+	}
+}
+
 // wipeRetainedClaims removes the claim of every address that is retained.
 func wipeRetainedClaims(w *world) {
 	l := w.ledger()
