@@ -168,6 +168,10 @@ func (w *world) powerLoss(r *rand.Rand) {
 				w.forget(k)
 			}
 		}
+		for k := range w.maybe {
+			// Killed before it made its address files durable, an ADD has promised what a file of host-local's may have again.
+			w.freed[k] = true
+		}
 		w.fs.lose(keep, r)
 		if *modelSeed != 0 {
 			w.t.Log(w.fs.dump())
@@ -175,8 +179,26 @@ func (w *world) powerLoss(r *rand.Rand) {
 	}
 	w.boot(time.Duration(r.IntN(5)) * time.Minute)
 	w.prepare() // as the agent does when it starts; until then the wall clock counts
-	if raw {    // without a marker a file that says nothing may be of this boot
+	if raw {    // without a marker the files may be of this boot
 		w.dropUnreadable()
+		w.reclaimBound()
+	}
+}
+
+// reclaimBound is an agent that has proved that nothing uses any address.
+func (w *world) reclaimBound() {
+	w.t.Helper()
+	addrs, err := w.ledger().List()
+	if err != nil {
+		w.failf("List: %v", err)
+	}
+	for _, a := range addrs {
+		if a.State != StateBound {
+			continue
+		}
+		if _, err := w.ledger().Reclaim(a.Attachment); err != nil {
+			w.failf("Reclaim: %v", err)
+		}
 	}
 }
 

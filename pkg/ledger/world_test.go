@@ -30,8 +30,9 @@ type world struct {
 	// limbo are attachments that may have an address, though none is theirs by right: their ADD was killed, or all traces
 	// of them were wiped. Nobody has DELed them yet.
 	limbo map[Attachment]*liveAttachment
-	// freed are the keys of claims whose addresses host-local's DEL has freed, or of overdue ones from which a killed ADD
-	// may have taken some of theirs.
+	// freed are the keys of claims of which some addresses may be free or another's: host-local's DEL has freed them, or
+	// they are overdue and a killed ADD has taken them, or a power loss has left them to a file of host-local's. It harms
+	// nobody: the next ADD of the owner completes the claim, and the sweep ends one that has no address.
 	freed map[Key]bool
 	log   []func() string
 
@@ -411,10 +412,21 @@ func (w *world) explained() {
 	if err != nil {
 		w.failf("claims: %v", err)
 	}
-	if !w.raw { // else a claim may be made again from its record
-		maps.DeleteFunc(w.freed, func(k Key, _ bool) bool {
-			return !slices.ContainsFunc(claims.known, func(c *Claim) bool { return c.Key == k })
-		})
+	if !w.raw { // else a claim or a record may be made again
+		slots, err := w.ledger().allSlots()
+		if err != nil {
+			w.failf("address files: %v", err)
+		}
+		left := map[Key]bool{}
+		for _, c := range claims.known {
+			left[c.Key] = true
+		}
+		for _, s := range slots {
+			if s.state == slotRetained {
+				left[s.retained.Key] = true
+			}
+		}
+		maps.DeleteFunc(w.freed, func(k Key, _ bool) bool { return !left[k] })
 	}
 	for _, c := range claims.known {
 		if _, maybe := w.maybe[c.Key]; !maybe && w.promises[c.Key] == nil {
@@ -432,25 +444,14 @@ func (w *world) settle() {
 	}
 	clear(w.netns)
 	w.prepare()
-	l := w.ledger()
-	addrs, err := l.List()
-	if err != nil {
-		w.failf("List: %v", err)
-	}
-	for _, a := range addrs {
-		if a.State != StateBound {
-			continue
-		}
-		if _, err := l.Reclaim(a.Attachment); err != nil {
-			w.failf("Reclaim: %v", err)
-		}
-	}
+	w.reclaimBound()
 	w.dropUnreadable()
 	w.advance(10_000 * time.Hour)
+	l := w.ledger()
 	if _, _, err := l.Expire(); err != nil {
 		w.failf("Expire: %v", err)
 	}
-	addrs, err = l.List()
+	addrs, err := l.List()
 	if err != nil {
 		w.failf("List: %v", err)
 	}
