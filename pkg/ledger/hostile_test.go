@@ -251,23 +251,20 @@ func (w *world) hostLocalDel(att Attachment) {
 	}
 	delete(w.live, att)
 	delete(w.limbo, att)
-	promised := false
+	left := false
 	for _, c := range claims.known {
 		if !slices.ContainsFunc(freed, func(a netip.Addr) bool { return slices.Contains(c.Addrs, a) }) {
 			continue
 		}
-		w.freed[c.Key] = true
-		if p := w.promises[c.Key]; p != nil {
-			if p.holder != nil && *p.holder != att && w.alive(w.live[*p.holder].netns) {
-				w.failf("I1: %s had addresses of %s, which are %s's", att, c.Key, *p.holder)
-			}
-			promised = true
+		if p := w.promises[c.Key]; p != nil && p.holder != nil && *p.holder != att && w.alive(w.live[*p.holder].netns) {
+			w.failf("I1: %s had addresses of %s, which are %s's", att, c.Key, *p.holder)
 		}
+		w.freed[c.Key], left = true, true
 		w.forget(c.Key)
 	}
-	if promised {
+	if left {
 		// The agent starts with a sweep when the network is stayput's again. Without that a claim is left on an address that
-		// another one may get, and after a power loss either may have it.
+		// another one may get, and after a power loss or a wipe either may have it.
 		w.expire()
 	}
 }
