@@ -83,14 +83,14 @@ func (m *machine) settleLocked(ctx context.Context) error {
 		kill  func() error
 	}{
 		{containerd, m.StartContainerd, m.KillContainerd},
-		{kubelet, m.Kubelet.Start, m.Kubelet.Kill},
+		{kubelet, m.untilItStays(m.Kubelet.Start), m.Kubelet.Kill},
 	} {
 		switch runs := m.runsLocked(s.part); {
 		case m.down[s.part] > 0 && runs:
 			if err := s.kill(); err != nil {
 				return fmt.Errorf("killing %s on %s: %w", s.part, m.Name, err)
 			}
-		case m.down[s.part] == 0 && !runs:
+		case m.down[s.part] == 0 && !runs && (s.part != kubelet || m.runsLocked(containerd)): // else with containerd
 			if err := s.start(ctx); err != nil {
 				return fmt.Errorf("starting %s on %s: %w", s.part, m.Name, err)
 			}
@@ -108,7 +108,23 @@ func (m *machine) restartKubelet(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, healing)
 	defer cancel()
-	return m.Kubelet.Restart(ctx)
+	return m.untilItStays(m.Kubelet.Restart)(ctx)
+}
+
+// untilItStays starts kubelet as an init system does, again and again: it ends at once while containerd does not
+// answer.
+func (m *machine) untilItStays(start func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for {
+			err := start(ctx)
+			if err == nil || !m.runsLocked(containerd) {
+				return err
+			}
+			if sleep(ctx, time.Second); ctx.Err() != nil {
+				return err
+			}
+		}
+	}
 }
 
 // up reports whether containers of the machine can be reached.
