@@ -68,9 +68,7 @@ func TestWhenAnAddressWasBoundLastIsKeptWithIt(t *testing.T) {
 	boundAt("after a power loss", second)
 
 	w.advance(time.Minute)
-	w.fs.lose("durable", nil)
-	w.boot(time.Minute)
-	w.prepare()
+	w.losePower(time.Minute)
 	boundAt("after a power loss that took the file's content", time.Time{})
 }
 

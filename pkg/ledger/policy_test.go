@@ -127,9 +127,7 @@ func TestAPromiseThatAPodGivesUpDoesNotComeBackWithAPowerLoss(t *testing.T) {
 	w.fs.lose("all", nil) // nothing: it is durable from now on
 	w.net.Ranges = testNetwork("10.2.0.0/28", "").Ranges
 	w.add("web-0", ordinary)
-	w.fs.lose("durable", nil)
-	w.boot(0)
-	w.prepare()
+	w.losePower(0)
 	w.check()
 	w.explained()
 }
@@ -141,9 +139,7 @@ func TestAnOverduePromiseDoesNotComeBackWithAPowerLossOnceItsAddressIsAnothers(t
 	w.fs.lose("all", nil) // nothing: it is durable from now on
 	w.advance(11 * time.Minute)
 	w.add("job", ordinary)
-	w.fs.lose("durable", nil)
-	w.boot(0)
-	w.prepare()
+	w.losePower(0)
 	w.check()
 	w.explained()
 }

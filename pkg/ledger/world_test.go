@@ -381,6 +381,14 @@ func (w *world) prepare() {
 	w.raw = false
 }
 
+// losePower is a power loss that takes all that was not made durable, and the agent's start after it.
+func (w *world) losePower(off time.Duration) {
+	w.t.Helper()
+	w.fs.lose("durable", nil)
+	w.boot(off)
+	w.prepare()
+}
+
 // check holds the files against the invariants.
 func (w *world) check() {
 	w.t.Helper()
