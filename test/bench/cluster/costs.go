@@ -204,12 +204,7 @@ func measureCosts(ctx context.Context, b *bench) (rows []table.Row, err error) {
 	var both [2]*costing
 	for i := range both {
 		var w *world
-		if i == ours {
-			w, err = b.startInstalled(ctx, objectsOnly, replicas)
-		} else {
-			w, err = b.start(ctx, objectsOnly)
-		}
-		if err != nil {
+		if w, err = b.startObjects(ctx, i == ours); err != nil {
 			return nil, err
 		}
 		defer func() { err = w.end(ctx, err) }()

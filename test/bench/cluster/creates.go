@@ -137,12 +137,7 @@ func measureCreates(ctx context.Context, b *bench) (rows []table.Row, err error)
 	const ours, stock = 0, 1
 	for i := range both {
 		var w *world
-		if i == ours {
-			w, err = b.startInstalled(ctx, objectsOnly, replicas)
-		} else {
-			w, err = b.start(ctx, objectsOnly)
-		}
-		if err != nil {
+		if w, err = b.startObjects(ctx, i == ours); err != nil {
 			return nil, err
 		}
 		defer func() { err = w.end(ctx, err) }()

@@ -86,6 +86,14 @@ func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, contro
 	return w, nil
 }
 
+// startObjects starts a cluster in which pods do not run, with stayput or without.
+func (b *bench) startObjects(ctx context.Context, installed bool) (*world, error) {
+	if installed {
+		return b.startInstalled(ctx, objectsOnly, replicas)
+	}
+	return b.start(ctx, objectsOnly)
+}
+
 // keepControllers restarts controllers that exit, as kubelet would: one that cannot renew its lease exits, which an
 // otherwise idle machine never sees.
 func (w *world) keepControllers() {
