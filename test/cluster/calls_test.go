@@ -146,20 +146,27 @@ func logged(t *testing.T, c *lab.Cluster) {
 
 func TestAnAgentReadsOnlyItsOwnNodesObjects(t *testing.T) {
 	c := installed(t)
-	asked := map[string]bool{}
+	// An agent is ready before its first list is answered, and the log comes later than the answer.
+	until(t, "every agent to list and watch its RetainedIPs", func(context.Context) bool {
+		asked := map[string]bool{}
+		for _, r := range requests(t, c) {
+			if r.by(lab.AgentAccount) && r.ObjectRef.Resource == "retainedips" && r.ObjectRef.Namespace == "" {
+				asked[askingNode(t, r)+" "+r.Verb] = true
+			}
+		}
+		return !slices.ContainsFunc(c.Nodes, func(n *lab.ClusterNode) bool {
+			return !asked[n.Name+" list"] || !asked[n.Name+" watch"]
+		})
+	})
 	for _, r := range requests(t, c) {
 		if !r.by(lab.AgentAccount) || r.Verb != "list" && r.Verb != "watch" {
 			continue
 		}
 		uri, err := url.ParseRequestURI(r.RequestURI)
 		must.Do(t, err)
-		if len(r.User.Extra[nodeOfToken]) != 1 {
-			t.Fatalf("the test is wrong: the user of %s is %v", r.RequestURI, r.User.Extra)
-		}
-		node, selector := r.User.Extra[nodeOfToken][0], uri.Query().Get("fieldSelector")
+		node, selector := askingNode(t, r), uri.Query().Get("fieldSelector")
 		switch {
 		case r.ObjectRef.Resource == "retainedips" && selector == "spec.nodeName="+node:
-			asked[node+" "+r.Verb] = true
 		case r.ObjectRef.Resource == "retainedips" && r.Verb == "list" && r.ObjectRef.Namespace == metav1.NamespaceDefault &&
 			selector == "metadata.name=none":
 			// The agent lists an object that never exists to learn whether the API server went back in time.
@@ -169,11 +176,15 @@ func TestAnAgentReadsOnlyItsOwnNodesObjects(t *testing.T) {
 			t.Errorf("the agent of %s: %s %s", node, r.Verb, r.RequestURI)
 		}
 	}
-	for _, n := range c.Nodes {
-		if !asked[n.Name+" list"] || !asked[n.Name+" watch"] {
-			t.Errorf("the log has no list and watch by %s: %v", n.Name, asked)
-		}
+}
+
+// askingNode returns the node of the agent that made a request.
+func askingNode(t *testing.T, r request) string {
+	t.Helper()
+	if len(r.User.Extra[nodeOfToken]) != 1 {
+		t.Fatalf("the test is wrong: the user of %s is %v", r.RequestURI, r.User.Extra)
 	}
+	return r.User.Extra[nodeOfToken][0]
 }
 
 // nodeOfToken is the key of the node in the user info of a pod's token.
