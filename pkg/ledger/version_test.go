@@ -236,6 +236,26 @@ func TestADescriptionOfANewerVersionIsRefusedAndAnOlderOneRead(t *testing.T) {
 	}
 }
 
+func TestAnUpgradeRemovesTheMarksOfAnOlderVersionWhereverItIsKilled(t *testing.T) {
+	for n, killed := 0, true; killed; n++ {
+		w := newWorld(t, testNetwork("10.0.0.0/28", ""))
+		stopped(w, "home", tenMinutes)
+		marks := w.ledger().inState(oldMarks)
+		must.Do(t, w.fs.Mkdir(marks))
+		for _, name := range []string{"1", "2"} {
+			must.Do(t, w.fs.WriteFile(filepath.Join(marks, name), []byte("{}"), modeState))
+		}
+		w.net.PromisedSharePerNamespace = 0.5 // the older version did not know it
+		killed = w.killAt(n, func() { w.add("job", ordinary) })
+		w.add("next", ordinary)
+		if names, err := w.fs.ReadDir(marks); !errors.Is(err, fs.ErrNotExist) {
+			w.failf("killed at operation %d: left are %v, %v", n, names, err)
+		}
+		w.add("home", tenMinutes)
+		w.check()
+	}
+}
+
 func TestUninstallEndsWhatANewerVersionPromisedToo(t *testing.T) {
 	w := newWorld(t, testNetwork("10.0.0.0/28", ""))
 	att, addrs, _ := w.add("home", tenMinutes)
