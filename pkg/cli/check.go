@@ -107,6 +107,7 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	line.say("checking the cluster ...")
 	r.add(checkCluster(ctx, c, c.installation, now)...)
 	r.add(compareVersions(looks)...)
+	r.add(checkShares(ctx, c, c.installation, looks)...)
 	for i := range nodes {
 		r.add(checkNode(&nodes[i], looks[i], clock)...)
 	}

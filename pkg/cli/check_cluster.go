@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 )
@@ -29,7 +32,8 @@ const reinstall = "apply Stayput's manifests or Helm chart again"
 // checkCluster checks what Stayput has in the cluster. now is the API server's time.
 func checkCluster(ctx context.Context, k client.Client, namespace string, now time.Time) []Finding {
 	return slices.Concat(
-		checkDefinitions(ctx, k), checkPolicies(ctx, k), checkLeader(ctx, k, namespace, now), checkGated(ctx, k, now),
+		checkDefinitions(ctx, k), checkPolicies(ctx, k, namespace), checkLeader(ctx, k, namespace, now),
+		checkGated(ctx, k, now),
 	)
 }
 
@@ -64,6 +68,9 @@ func conditionTrue(o *unstructured.Unstructured, kind string) bool {
 	})
 }
 
+// policyNominations is there only if the controller nominates homes.
+const policyNominations = "stayput-nominations"
+
 // policies are the admission policies, whose bindings have the same names.
 var policies = []struct {
 	kind, name, without string
@@ -77,11 +84,19 @@ var policies = []struct {
 	{"ValidatingAdmissionPolicy", home.PolicyUniqueTarget, "a workload can have two PersistentPodStates", LevelWarn},
 	{"ValidatingAdmissionPolicy", "stayput-controller",
 		"the controller may change more of a pod than it needs to", LevelFail},
+	{"ValidatingAdmissionPolicy", policyNominations,
+		"the controller may change more of a pod's status than the node that it nominates", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write the RetainedIPs of other nodes", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-advice",
+		"nothing warns of a Deployment or Job whose retained addresses no pod comes back to", LevelWarn},
 }
 
-func checkPolicies(ctx context.Context, k client.Client) []Finding {
+func checkPolicies(ctx context.Context, k client.Client, namespace string) []Finding {
 	f := findings{check: "policies"}
+	nominates, err := nominatesHomes(ctx, k, namespace)
+	if err != nil {
+		f.unread(err)
+	}
 	get := func(kind, name string) error {
 		o := &metav1.PartialObjectMetadata{}
 		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
@@ -100,6 +115,7 @@ func checkPolicies(ctx context.Context, k client.Client) []Finding {
 				}
 				unserved = true
 			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
+			case apierrors.IsNotFound(err) && p.name == policyNominations && !nominates:
 			case apierrors.IsNotFound(err):
 				f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, reinstall)
 			case err != nil:
@@ -112,6 +128,32 @@ func checkPolicies(ctx context.Context, k client.Client) []Finding {
 		f.add(LevelOK, "OpenKruise runs here and serves PersistentPodStates itself", "")
 	}
 	return f.all
+}
+
+// nominatesHomes reports whether the controllers run with --nominate-homes.
+func nominatesHomes(ctx context.Context, k client.Client, namespace string) (bool, error) {
+	var d appsv1.Deployment
+	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: controllerDeployment}, &d)
+	value, there := argument(&d.Spec.Template.Spec, "nominate-homes")
+	return there && value != "false", client.IgnoreNotFound(err)
+}
+
+// The workloads that run Stayput.
+const (
+	controllerDeployment = "stayput-controller"
+	agentDaemonSet       = "stayput-agent"
+)
+
+// argument returns the value that a pod's programs are given for a flag; empty: the flag alone.
+func argument(pod *corev1.PodSpec, flag string) (value string, there bool) {
+	for i := range pod.Containers {
+		for _, a := range pod.Containers[i].Args {
+			if name, value, _ := strings.Cut(a, "="); name == "--"+flag {
+				return value, true
+			}
+		}
+	}
+	return "", false
 }
 
 func checkLeader(ctx context.Context, k client.Client, namespace string, now time.Time) []Finding {
@@ -202,4 +244,63 @@ func compareVersions(all []looked) []Finding {
 	f.warn("agents of several versions run: "+strings.Join(s, "; "),
 		"unless an upgrade is under way, see why the DaemonSet stayput-agent is not rolled out")
 	return f.all
+}
+
+// checkShares finds the namespaces that have used up what the agents promise to one of them. Where the agent does not
+// keep the CNI configuration, the share is not known.
+func checkShares(ctx context.Context, k client.Client, namespace string, all []looked) []Finding {
+	f := findings{check: "namespace shares"}
+	var d appsv1.DaemonSet
+	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: agentDaemonSet}, &d)
+	if client.IgnoreNotFound(err) != nil {
+		f.unread(err)
+		return f.all
+	}
+	value, _ := argument(&d.Spec.Template.Spec, "promised-share-per-namespace")
+	share, err := strconv.ParseFloat(value, 64)
+	if err != nil || share == 0 { // there is no limit
+		return nil
+	}
+	nodes := map[string][]string{} // by namespace
+	for _, l := range all {
+		if l.is == nil || !l.is.CNI.Installs {
+			continue
+		}
+		for _, of := range usedUp(l.is, share) {
+			nodes[of] = append(nodes[of], l.node)
+		}
+	}
+	for _, of := range slices.Sorted(maps.Keys(nodes)) {
+		f.warn(fmt.Sprintf("namespace %s has used up its share of the promises (promisedSharePerNamespace %g) on %s: "+
+			"its further pods get ordinary addresses there", of, share, strings.Join(firstOf(nodes[of], 5), ", ")),
+			fmt.Sprintf("release retained addresses (kubectl stayput release -n %s), or raise "+
+				"agent.promisedSharePerNamespace in the Helm chart", of))
+	}
+	return f.all
+}
+
+// usedUp returns the namespaces that have as much of a range set of the pod network as they may.
+func usedUp(n *inspection.Node, share float64) (namespaces []string) {
+	for _, net := range n.Networks {
+		if net.Name != n.CNI.Network {
+			continue
+		}
+		for _, set := range net.RangeSets {
+			has := map[string]int64{}
+			for _, a := range net.Addresses {
+				if a.Promise != nil && set.Contains(a.IP) {
+					_, of, _ := strings.Cut(a.Promise.Identity, ":")
+					of, _, _ = strings.Cut(of, "/")
+					has[of]++
+				}
+			}
+			most := min(set.PromiseLimit, max(1, int64(float64(set.Size)*share)))
+			for of, promised := range has {
+				if promised >= most && !slices.Contains(namespaces, of) {
+					namespaces = append(namespaces, of)
+				}
+			}
+		}
+	}
+	return namespaces
 }

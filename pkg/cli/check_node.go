@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -22,7 +23,8 @@ func checkNode(node *corev1.Node, l looked, clock interval) []Finding {
 	if l.err != nil {
 		all = findUnreachable(node, l.err)
 	} else {
-		all = slices.Concat(findAgent(l.is), findCNI(l.is), findPlugin(l.is), findLedger(l.is), findClock(l, clock))
+		all = slices.Concat(findAgent(l.is), findCNI(l.is), findPlugin(l.is), findLedger(l.is), findRange(node, l.is),
+			findClock(l, clock))
 	}
 	for i := range all {
 		all[i].Node = node.Name
@@ -195,6 +197,32 @@ func findLedger(n *inspection.Node) []Finding {
 	return f.orOK(fmt.Sprintf("%s in %s, consistent with each other and with the runtime's %s",
 		count(taken, "address", "addresses"), count(len(n.Networks), "network", "networks"),
 		count(n.Runtime.Sandboxes, "sandbox", "sandboxes")))
+}
+
+// findRange finds that retained addresses could leave too few for the node's other pods. Other networks than the pods'
+// own need not have one for each pod.
+func findRange(node *corev1.Node, n *inspection.Node) []Finding {
+	f := findings{check: "range"}
+	most := node.Status.Capacity.Pods().Value()
+	for _, net := range n.Networks {
+		if net.Name != n.CNI.Network {
+			continue
+		}
+		for i, set := range net.RangeSets {
+			left := max(0, set.Size-set.PromiseLimit)
+			if left >= most {
+				continue
+			}
+			todo := "enlarge the range (spec.podCIDR of the Node), or lower maxPods of the kubelet"
+			if share := math.Floor(100*float64(set.Size-most)/float64(set.Size)) / 100; share > 0 {
+				todo = fmt.Sprintf("lower promisedShare (agent.promisedShare in the Helm chart) to %g, ", share) + todo
+			}
+			f.warn(fmt.Sprintf("network %s, range set %d: of %d addresses %d may be promised, so %d are left for others, "+
+				"fewer than status.capacity.pods of the Node, %d: if all promises are of stopped pods, other pods do not start",
+				net.Name, i, set.Size, set.PromiseLimit, left, most), todo)
+		}
+	}
+	return f.all
 }
 
 func suspicions(all []inspection.Suspicion) string {

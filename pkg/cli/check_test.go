@@ -2,19 +2,27 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/node/cniconf"
@@ -28,7 +36,7 @@ func aLook(change ...func(*inspection.Node)) looked {
 		Runtime: inspection.Runtime{Sandboxes: 3, Ready: 3},
 		CNI: inspection.CNI{
 			State: "active", Message: "00-stayput.conflist, derived from 10-flannel.conflist", Good: true,
-			File:   "00-stayput.conflist",
+			File: "00-stayput.conflist", Network: "pods", Installs: true,
 			Plugin: inspection.Binary{Path: "/opt/cni/bin/stayput", Version: "v1", SHA256: "1"},
 		},
 		Networks: []inspection.Network{{
@@ -113,6 +121,10 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 		}), "ledger", LevelFail, "twice"},
 		"the share is used": {node, aLook(func(n *inspection.Node) { n.Networks[0].RangeSets[0].Promised = 2 }),
 			"ledger", LevelWarn, "ordinary addresses"},
+		"the promises leave too few": {aNode("node-1", func(n *corev1.Node) {
+			n.Status.Capacity = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("4")}
+		}), aLook(), "range", LevelWarn,
+			"of 5 addresses 2 may be promised, so 3 are left for others, fewer than status.capacity.pods of the Node, 4"},
 		"the range is full": {node, aLook(func(n *inspection.Node) { n.Networks[0].RangeSets[0].Size = 1 }),
 			"ledger", LevelFail, "no pod can start"},
 		"a clock that is a bit wrong": {node, aLook(func(n *inspection.Node) { n.Clock.Wall = noon.Add(10 * time.Second) }),
@@ -326,5 +338,152 @@ func TestALeaseThatNobodyRenewsHasNoLeader(t *testing.T) {
 		if is := staleLease(test.lease, noon); (is == "") != (test.says == "") || !strings.Contains(is, test.says) {
 			t.Errorf("%s: %q, want %q", name, is, test.says)
 		}
+	}
+}
+
+func TestARangeIsLargeEnoughIfThePromisesLeaveOneForEveryPod(t *testing.T) {
+	pods := func(most string) *corev1.Node {
+		n := aNode("node-1", func(n *corev1.Node) {
+			n.Status.Capacity = corev1.ResourceList{corev1.ResourcePods: resource.MustParse(most)}
+		})
+		return &n
+	}
+	other := func(n *inspection.Node) { n.CNI.Network = "other" }
+	for _, test := range []struct {
+		pods string
+		look looked
+		todo string // empty: it is large enough
+	}{
+		{"3", aLook(), ""},
+		{"4", aLook(), "lower promisedShare (agent.promisedShare in the Helm chart) to 0.2, enlarge the range"},
+		{"5", aLook(), "enlarge the range (spec.podCIDR of the Node), or lower maxPods of the kubelet"},
+		{"6", aLook(), "enlarge the range"},
+		{"6", aLook(other), ""},
+	} {
+		f := findRange(pods(test.pods), test.look.is)
+		if (len(f) == 0) != (test.todo == "") || len(f) > 0 && !strings.HasPrefix(f[0].Todo, test.todo) {
+			t.Errorf("for %s pods: %+v", test.pods, f)
+		}
+	}
+}
+
+// deployed are the workloads of an installation.
+func deployed(controller, agent []string) []client.Object {
+	pod := func(args []string) corev1.PodTemplateSpec {
+		return corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Args: args}}}}
+	}
+	at := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: DefaultNamespace, Name: name} }
+	return []client.Object{
+		&appsv1.Deployment{ObjectMeta: at(controllerDeployment), Spec: appsv1.DeploymentSpec{Template: pod(controller)}},
+		&appsv1.DaemonSet{ObjectMeta: at(agentDaemonSet), Spec: appsv1.DaemonSetSpec{Template: pod(agent)}},
+	}
+}
+
+func TestAPolicyThatIsMissingIsFound(t *testing.T) {
+	// found are the findings without the objects of which missing says so.
+	found := func(args []string, missing func(kind, name string) bool) (bad []Finding) {
+		objects := deployed(args, nil)
+		for _, p := range policies {
+			for _, kind := range []string{p.kind, p.kind + "Binding"} {
+				if !missing(kind, p.name) {
+					o := &unstructured.Unstructured{}
+					o.SetAPIVersion("admissionregistration.k8s.io/v1")
+					o.SetKind(kind)
+					o.SetName(p.name)
+					objects = append(objects, o)
+				}
+			}
+		}
+		for _, f := range checkPolicies(t.Context(), aCluster(nothing, objects...), DefaultNamespace) {
+			if f.Level != LevelOK {
+				bad = append(bad, f)
+			}
+		}
+		return bad
+	}
+	nominating := []string{"--nominate-homes"}
+	if bad := found(nominating, func(string, string) bool { return false }); len(bad) > 0 {
+		t.Errorf("with all of them: %+v", bad)
+	}
+	for _, p := range policies {
+		for _, kind := range []string{p.kind, p.kind + "Binding"} {
+			bad := found(nominating, func(k, n string) bool { return k == kind && n == p.name })
+			if len(bad) != 1 || bad[0].Level != p.missing || bad[0].Todo != reinstall ||
+				!strings.HasPrefix(bad[0].Text, kind+" "+p.name+" is missing: ") {
+				t.Errorf("without %s %s: %+v", kind, p.name, bad)
+			}
+		}
+	}
+	nominations := func(_, name string) bool { return name == policyNominations }
+	for _, args := range [][]string{nil, {"--leader-elect"}, {"--nominate-homes=false"}} {
+		if bad := found(args, nominations); len(bad) > 0 {
+			t.Errorf("of a controller with %v: %+v", args, bad)
+		}
+	}
+}
+
+func TestEveryPolicyOfTheChartIsChecked(t *testing.T) {
+	files, err := filepath.Glob("../../deploy/chart/templates/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var has, checked []string
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`\nkind: (\w+AdmissionPolicy)\nmetadata:\n  name: (\S+)`).
+			FindAllStringSubmatch(string(b), -1) {
+			has = append(has, m[1]+" "+m[2])
+		}
+	}
+	for _, p := range policies {
+		checked = append(checked, p.kind+" "+p.name)
+	}
+	slices.Sort(has)
+	slices.Sort(checked)
+	if !slices.Equal(has, checked) {
+		t.Errorf("the chart has %q, and checked are %q", has, checked)
+	}
+}
+
+func TestANamespaceThatHasUsedUpItsShareIsNamed(t *testing.T) {
+	promised := func(namespaces ...string) func(*inspection.Node) {
+		return func(n *inspection.Node) {
+			n.Networks[0].Addresses, n.Networks[0].RangeSets[0].PromiseLimit = nil, 4
+			for i, of := range namespaces {
+				n.Networks[0].Addresses = append(n.Networks[0].Addresses, inspection.Address{
+					IP: addr("10.1.0.2"), State: inspection.Retained,
+					Promise: &inspection.Promise{Identity: fmt.Sprintf("pod:%s/web-%d", of, i)},
+				})
+			}
+		}
+	}
+	byHand := func(n *inspection.Node) { n.CNI.Installs = false }
+	for name, test := range map[string]struct {
+		share string
+		look  looked
+		says  string // empty: nothing is found
+	}{
+		"less than its share": {"0.4", aLook(promised("a", "b")), ""},
+		"its share": {"0.4", aLook(promised("a", "b", "a")),
+			"namespace a has used up its share of the promises (promisedSharePerNamespace 0.4) on node-1: "},
+		"less than one":                       {"0.1", aLook(promised("b")), "namespace b has"},
+		"more than all may have":              {"1", aLook(promised("a", "a", "a", "a")), "namespace a has"},
+		"there is no share":                   {"0", aLook(promised("a", "a", "a")), ""},
+		"the agent does not set it":           {"0.4", aLook(promised("a", "a", "a"), byHand), ""},
+		"the node does not answer":            {"0.4", looked{node: "node-1", err: ErrNoAgent}, ""},
+		"an address that nothing is kept for": {"0.1", aLook(), ""},
+	} {
+		k := aCluster(nothing, deployed(nil, []string{"serve", "--promised-share-per-namespace=" + test.share})...)
+		f := checkShares(t.Context(), k, DefaultNamespace, []looked{test.look})
+		if (len(f) == 0) != (test.says == "") ||
+			len(f) > 0 && (f[0].Level != LevelWarn || !strings.HasPrefix(f[0].Text, test.says) || f[0].Todo == "") {
+			t.Errorf("%s: %+v", name, f)
+		}
+	}
+	if f := checkShares(t.Context(), aCluster(nothing), DefaultNamespace, []looked{aLook(promised("a"))}); len(f) > 0 {
+		t.Errorf("without agents: %+v", f)
 	}
 }
