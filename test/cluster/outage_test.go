@@ -2,7 +2,11 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/uninstall"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -280,6 +285,67 @@ func TestAPodReplacedBeforeItsAddressIsPublishedComesHome(t *testing.T) {
 		shows(t, c, ns, name, pod.Spec.NodeName, "bound to the last pod", func(r *v1alpha1.RetainedIP) bool {
 			return boundTo(pod)(r) && r.Status.IPs[0] == pod.Status.PodIP
 		})
+	}
+}
+
+// As a prune of Argo CD does, or a restore from a backup.
+func TestAnInstallationDeletedForAMomentEndsNoPromise(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	before := tilted(t, c, ns, "web", 4, map[string]string{retainIP: "10m"})
+	owned := tilted(t, c, ns, "owned", 2, map[string]string{
+		retainIP: "while-owned", "stayput.io/when-scaled": "Retain",
+	})
+	scale(t, c, ns, "web", 0)
+	scale(t, c, ns, "owned", 0)
+	maps.Copy(before, owned)
+	kept, files := map[string]*v1alpha1.RetainedIP{}, map[string]string{}
+	for name, pod := range before {
+		kept[name] = shows(t, c, ns, name, pod.Spec.NodeName, "retained", retained)
+		files[name], _ = addressFile(t, c.Node(pod.Spec.NodeName), kept[name])
+	}
+
+	configMaps := c.Client().CoreV1().ConfigMaps(lab.SystemNamespace)
+	installation, err := configMaps.Get(testContext(t), uninstall.ConfigMap, metav1.GetOptions{})
+	must.Do(t, err)
+	must.Do(t, configMaps.Delete(testContext(t), installation.Name, metav1.DeleteOptions{}))
+	putBack := once(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		installation.UID, installation.ResourceVersion = "", ""
+		_, err := configMaps.Create(ctx, installation, metav1.CreateOptions{})
+		must.Do(t, err)
+		must.Do(t, c.WaitInstalled(ctx))
+	})
+	defer putBack()
+	for _, n := range c.Nodes {
+		until(t, n.Name+" to be host-local's again", func(context.Context) bool {
+			_, err := os.Stat(n.Path("/etc/cni/net.d/00-stayput.conflist"))
+			return errors.Is(err, fs.ErrNotExist)
+		})
+		must.Do(t, n.WaitCNI(testContext(t)))
+	}
+	apply(t, c, ns, statefulSet("guest", 6, nil))
+	guests := places(t, c, ns, "guest", 6, nil)
+	putBack()
+
+	for name, pod := range before {
+		if is, _ := addressFile(t, c.Node(pod.Spec.NodeName), kept[name]); is != files[name] {
+			t.Errorf("the address file of %s was %q and is %q", name, files[name], is)
+		}
+		if r := retainedIP(t, c, ns, name, pod.Spec.NodeName); r == nil || r.UID != kept[name].UID || !retained(r) {
+			t.Errorf("the RetainedIP of %s is %+v", name, r)
+		}
+	}
+	scale(t, c, ns, "web", 4)
+	scale(t, c, ns, "owned", 2)
+	after := places(t, c, ns, "web", 4, nil)
+	maps.Copy(after, places(t, c, ns, "owned", 2, nil))
+	cameHome(t, before, after)
+	untouched(t, c, guests)
+	unique(t, c)
+	if r, code := checked(t, c); code != 0 {
+		t.Errorf("check says %+v", r)
 	}
 }
 
