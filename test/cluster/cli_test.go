@@ -375,6 +375,61 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	}
 }
 
+// Its RetainedIPs went with it.
+func TestAnAdministratorFreesWhatIsKeptForANamespaceThatIsGone(t *testing.T) {
+	c := beside(t)
+	ns := namespace(t, c)
+	const pod = `
+apiVersion: v1
+kind: Pod
+metadata:
+  name: %s
+  annotations: {stayput.io/retain-ip: %s, stayput.io/when-deleted: Retain}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: node-1}
+  containers:
+  - {name: web, image: %q, imagePullPolicy: Never, readinessProbe: {httpGet: {port: 80}, periodSeconds: 1}}
+`
+	apply(t, c, ns, on("node-1", statefulSet("web", 1, map[string]string{
+		retainIP: "while-owned", "stayput.io/when-deleted": "Retain",
+	})))
+	apply(t, c, ns, fmt.Sprintf(pod, "bare", "10m", lab.WebImage))
+	apply(t, c, ns, fmt.Sprintf(pod, "unowned", "while-owned", lab.WebImage))
+	kept := map[string]*v1alpha1.RetainedIP{}
+	for _, name := range []string{"web-0", "bare"} {
+		kept[name] = shows(t, c, ns, name, "node-1", "bound", boundTo(ready(t, c, ns, name)))
+	}
+	ready(t, c, ns, "unowned") // its address goes with it: no pod of its name comes again
+	release := []string{"release", "--node=node-1", "--yes"}
+	if s := stayput(t, c, ns, release...); s.code != 1 || !strings.Contains(s.err, "the namespace exists") {
+		t.Errorf("before it is deleted: %+v", s)
+	}
+	kubectl(t, c, "delete", "namespace", ns)
+
+	var want []string
+	for name, r := range kept {
+		if _, there := addressFile(t, c.Node("node-1"), r); !there {
+			t.Errorf("%s of %s is free before", r.Status.IPs[0], name)
+		}
+		want = append(want, fmt.Sprintf("%s/%s released: %s of node node-1", ns, name, r.Status.IPs[0]))
+	}
+	freed := strings.Split(strings.TrimSpace(works(t, c, ns, release...)), "\n")
+	slices.Sort(freed)
+	slices.Sort(want)
+	if !slices.Equal(freed, want) {
+		t.Errorf("printed %q, want %q", freed, want)
+	}
+	for name, r := range kept {
+		if _, there := addressFile(t, c.Node("node-1"), r); there {
+			t.Errorf("%s of %s is not free after the command", r.Status.IPs[0], name)
+		}
+	}
+	if s := stayput(t, c, ns, release...); s.code != 0 || s.out != "" || !strings.Contains(s.err, "retains nothing") {
+		t.Errorf("a second time: %+v", s)
+	}
+}
+
 func TestCompletionOffersPodsAndNodes(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)

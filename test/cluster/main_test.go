@@ -178,7 +178,7 @@ func apply(t *testing.T, c *lab.Cluster, namespace, yaml string) {
 	must.Do(t, err)
 }
 
-// namespace creates a namespace for one test, ready for pods, and deletes it without waiting.
+// namespace creates a namespace for one test, ready for pods, and deletes it without waiting, unless the test did.
 func namespace(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
 	ctx := testContext(t)
@@ -199,7 +199,10 @@ func namespace(t *testing.T, c *lab.Cluster) string {
 			}
 		}
 		must.Do(t, err)
-		must.Do(t, c.Client().CoreV1().Namespaces().Delete(ctx, made.Name, metav1.DeleteOptions{}))
+		err = c.Client().CoreV1().Namespaces().Delete(ctx, made.Name, metav1.DeleteOptions{})
+		if !apierrors.IsNotFound(err) {
+			must.Do(t, err)
+		}
 	})
 	until(t, "the service account of the namespace", func(ctx context.Context) bool {
 		_, err := c.Client().CoreV1().ServiceAccounts(made.Name).Get(ctx, "default", metav1.GetOptions{})
