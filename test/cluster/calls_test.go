@@ -16,9 +16,12 @@ import (
 	"testing"
 	"time"
 
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/uninstall"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
@@ -281,4 +284,87 @@ func TestAControllerRestartCausesNoNeedlessWrites(t *testing.T) {
 	if !slices.Equal(all, want) {
 		t.Errorf("the controllers wrote %q, want %q", all, want)
 	}
+}
+
+// The API server serves leader election, and what a gated pod waits for, before other service accounts' requests.
+func TestTheControllersRequestsHaveTheirPriority(t *testing.T) {
+	c := beside(t)
+	account := func(namespace, name string) string { return "system:serviceaccount:" + namespace + ":" + name }
+	controller := account(lab.SystemNamespace, lab.ControllerAccount)
+	lease := func(namespace string) string {
+		return "/apis/coordination.k8s.io/v1/namespaces/" + namespace + "/leases/" + home.LeaseName
+	}
+	const pod = "/api/v1/namespaces/default/pods/none"
+	leading := priority{"stayput-leader-election", "leader-election"}
+	working, others := priority{"stayput-controller", "workload-high"}, priority{"service-accounts", "workload-low"}
+	for _, test := range []struct {
+		user, verb, path string
+		want             priority
+	}{
+		{controller, http.MethodGet, lease(lab.SystemNamespace), leading},
+		{controller, http.MethodPut, lease(lab.SystemNamespace), leading},
+		{controller, http.MethodGet, lease("default"), working},
+		{controller, http.MethodGet, "/api/v1/pods?limit=1", working},
+		{controller, http.MethodPatch, pod, working},
+		{controller, http.MethodPatch, pod + "/status", working},
+		{controller, http.MethodGet, "/apis", working},
+		{account("default", lab.ControllerAccount), http.MethodPatch, pod, others},
+		{account(lab.SystemNamespace, lab.AgentAccount), http.MethodGet, lease(lab.SystemNamespace), others},
+	} {
+		if is := priorityOf(t, c, test.user, test.verb, test.path); is != test.want {
+			t.Errorf("%s %s by %s is served as %v, want %v", test.verb, test.path, test.user, is, test.want)
+		}
+	}
+
+	// And those that the controllers make.
+	dispatched := func(of priority) (n float64) {
+		series := fmt.Sprintf("apiserver_flowcontrol_dispatched_requests_total{flow_schema=%q,priority_level=%q} ",
+			of.schema, of.level)
+		for line := range strings.Lines(kubectl(t, c, "get", "--raw", "/metrics")) {
+			if value, ok := strings.CutPrefix(line, series); ok {
+				_, err := fmt.Sscan(value, &n)
+				must.Do(t, err)
+			}
+		}
+		return n
+	}
+	ns := namespace(t, c)
+	led, worked := dispatched(leading), dispatched(working)
+	apply(t, c, ns, statefulSet("web", 1, map[string]string{retainIP: "10m"}))
+	ready(t, c, ns, "web-0")
+	until(t, "the controllers' requests to be dispatched", func(context.Context) bool {
+		return dispatched(leading) > led && dispatched(working) > worked
+	})
+}
+
+// priority is the FlowSchema and the PriorityLevelConfiguration by which the API server serves a request.
+type priority struct{ schema, level string }
+
+// priorityOf makes a request as a user, whether it succeeds or not.
+func priorityOf(t *testing.T, c *lab.Cluster, user, verb, path string) (is priority) {
+	t.Helper()
+	config := c.RESTConfigAs(user)
+	client, err := rest.HTTPClientFor(config)
+	must.Do(t, err)
+	req, err := http.NewRequestWithContext(testContext(t), verb, config.Host+path, nil)
+	must.Do(t, err)
+	answer, err := client.Do(req)
+	must.Do(t, err)
+	must.Do(t, answer.Body.Close())
+	flow := c.Client().FlowcontrolV1()
+	schemas, err := flow.FlowSchemas().List(testContext(t), metav1.ListOptions{})
+	must.Do(t, err)
+	for _, s := range schemas.Items {
+		if string(s.UID) == answer.Header.Get(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID) {
+			is.schema = s.Name
+		}
+	}
+	levels, err := flow.PriorityLevelConfigurations().List(testContext(t), metav1.ListOptions{})
+	must.Do(t, err)
+	for _, l := range levels.Items {
+		if string(l.UID) == answer.Header.Get(flowcontrolv1.ResponseHeaderMatchedPriorityLevelConfigurationUID) {
+			is.level = l.Name
+		}
+	}
+	return is
 }
