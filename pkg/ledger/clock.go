@@ -13,6 +13,23 @@ type Instant struct {
 	Wall   time.Time
 	Boot   time.Duration // CLOCK_BOOTTIME: since this boot, time in suspend included
 	BootID string        // /proc/sys/kernel/random/boot_id
+	// first is what the clocks read at the first command of this boot; zero if that is now.
+	first reading
+}
+
+// reading is what the clocks read in a boot.
+type reading struct {
+	wall time.Time
+	boot time.Duration
+}
+
+// began returns what the clocks read at the first command of this boot. Until then a span of an earlier boot ran by the
+// wall clock, and since then by CLOCK_BOOTTIME.
+func (i Instant) began() reading {
+	if i.first == (reading{}) {
+		return reading{i.Wall, i.Boot}
+	}
+	return i.first
 }
 
 // Clock reads the time. An error means that the boot cannot be told, and nothing may be decided without it.
@@ -54,12 +71,13 @@ func anchorAt(now Instant, left time.Duration) anchor {
 
 // remaining is what is left of the span at now; zero or less means that it is over. A wall clock that was
 // set back across a boot counts as no time passed, so it can lengthen the span but never cut it; one that
-// runs ahead across a boot can end it early.
+// runs ahead across a boot can end it early. What it does after the first command of a boot means nothing.
 func (a anchor) remaining(now Instant) time.Duration {
 	if a.Boot == now.BootID {
 		return time.Duration(a.Left) - max(0, now.Boot-time.Duration(a.BootTime))
 	}
-	return time.Duration(a.Left) - max(0, now.Wall.Sub(a.Wall))
+	first := now.began()
+	return time.Duration(a.Left) - max(0, first.wall.Sub(a.Wall)) - max(0, now.Boot-first.boot)
 }
 
 // elapsed is the time since the anchor within one boot; ok is false across boots.

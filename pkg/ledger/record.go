@@ -345,6 +345,7 @@ func wordVersion(w string) int {
 //	MTIME LAST0 LAST1 …
 //	FINGERPRINT
 //	MTIME MTIME MTIME
+//	WALL BOOTTIME
 //
 // The first line is the boot in which the ledger was last rebuilt; a later version of everything here begins it with
 // its name, v2.
@@ -356,7 +357,8 @@ func wordVersion(w string) int {
 // kernels tick in steps of 4 ms, but host-local writes last_reserved_ip.N at each allocation. And nobody removes these:
 // if one is missing that stayput has seen, so are address files.
 //
-// The third is the fingerprint of the network's configuration as it was last recorded for the agent.
+// The third is the fingerprint of the network's configuration as it was last recorded for the agent. The fifth is what
+// the clocks read at the first command of the boot, so that a boot need not write every retained record anew.
 type stamp struct {
 	boot  string
 	mtime int64        // -1: unknown
@@ -364,6 +366,7 @@ type stamp struct {
 	// config is Network.fingerprint
 	config string
 	state  []int64 // of stampedDirs, in their order
+	first  reading // zero if an older version wrote the stamp: it began every span anew in this boot
 }
 
 // underWay stands for the modification time while a rebuild runs.
@@ -386,7 +389,8 @@ func (s *stamp) encode() []byte {
 		}
 		b.WriteString(strconv.FormatInt(mtime, 10))
 	}
-	b.WriteByte('\n')
+	b.WriteString("\n" + strconv.FormatInt(s.first.wall.UnixNano(), 10))
+	b.WriteString(" " + strconv.FormatInt(int64(s.first.boot), 10) + "\n")
 	// Overwritten in place, and never shorter than before: a power loss leaves a mixture of old and new
 	// bytes, whose first line is the same in both.
 	for b.Len()%512 != 0 {
@@ -414,11 +418,17 @@ func decodeStampLines(boot, rest string) stamp {
 	if !whole || len(f) == 0 {
 		return s
 	}
-	state, _, _ := strings.Cut(rest, "\n") // missing in what an older version wrote
+	state, rest, _ := strings.Cut(rest, "\n") // missing in what an older version wrote, as the last line is
 	for w := range strings.FieldsSeq(state) {
 		if n, err := strconv.ParseInt(w, 10, 64); err == nil {
 			s.state = append(s.state, n)
 		}
+	}
+	wall, boottime, _ := strings.Cut(strings.TrimSpace(rest), " ")
+	first, err1 := strconv.ParseInt(wall, 10, 64)
+	since, err2 := strconv.ParseInt(boottime, 10, 64)
+	if err1 == nil && err2 == nil {
+		s.first = reading{time.Unix(0, first).UTC(), time.Duration(since)}
 	}
 	var last []netip.Addr
 	for _, w := range f[1:] {

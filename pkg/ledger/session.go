@@ -83,6 +83,9 @@ func (s *session) open() error {
 	if s.stamp, err = decodeStamp(b, s.marker()); err != nil {
 		return err
 	}
+	if s.stamp.boot == s.now.BootID {
+		s.now.first = s.stamp.first
+	}
 	if s.stamp.boot != s.now.BootID || s.stamp.mtime == underWay {
 		s.due = true
 		return nil
@@ -128,7 +131,9 @@ func (s *session) end() {
 		mtime, err1 := s.fs.ChangeTime(s.dir)
 		state, err2 := s.stampState()
 		if err1 == nil && err2 == nil {
-			s.stamp = stamp{boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config, state: state}
+			s.stamp = stamp{
+				boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config, state: state, first: s.now.began(),
+			}
 			_ = s.fs.Overwrite(s.marker(), s.stamp.encode())
 		}
 	}
@@ -313,7 +318,7 @@ func (s *session) markUnderWay() error {
 		return nil
 	}
 	st := s.stamp
-	st.boot, st.mtime = s.now.BootID, underWay
+	st.boot, st.mtime, st.first = s.now.BootID, underWay, s.now.began()
 	var err error
 	if s.stamp.boot == "" {
 		err = s.fs.WriteFile(s.marker(), st.encode(), modeState)
@@ -360,7 +365,7 @@ func (s *session) rebuildLasts() error {
 
 // writeMarker is durable, so that a power loss in this boot leaves a marker that names it.
 func (s *session) writeMarker() error {
-	st := stamp{boot: s.now.BootID, mtime: -1, last: s.lasts, config: s.stamp.config}
+	st := stamp{boot: s.now.BootID, mtime: -1, last: s.lasts, config: s.stamp.config, first: s.now.began()}
 	tmp := filepath.Join(s.dir, tempName)
 	if err := s.fs.WriteFile(tmp, st.encode(), modeState); err != nil {
 		return err
