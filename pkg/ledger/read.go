@@ -1,14 +1,16 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"io/fs"
 	"maps"
 	"net/netip"
-	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,11 +43,12 @@ type files struct {
 	state string // claims, index, sets
 }
 
-func (f *files) marker() string               { return filepath.Join(f.dir, markerName) }
-func (f *files) slotPath(a netip.Addr) string { return filepath.Join(f.dir, a.String()) }
-func (f *files) lastPath(i int) string        { return filepath.Join(f.dir, lastPrefix+strconv.Itoa(i)) }
+// Both directories and every name in them are clean paths already, as filepath.Join would make them.
+func (f *files) marker() string               { return f.dir + "/" + markerName }
+func (f *files) slotPath(a netip.Addr) string { return f.dir + "/" + a.String() }
+func (f *files) lastPath(i int) string        { return f.dir + "/" + lastPrefix + strconv.Itoa(i) }
 func (f *files) inState(elem ...string) string {
-	return filepath.Join(append([]string{f.state}, elem...)...)
+	return f.state + "/" + strings.Join(elem, "/")
 }
 
 // names lists a directory, sorted; one that is missing is empty.
@@ -184,29 +187,66 @@ func (f *files) allSlots() (map[netip.Addr]slot, error) {
 	if err != nil {
 		return nil, err
 	}
-	slots := make(map[netip.Addr]slot, len(names))
+	addrs := make([]netip.Addr, 0, len(names))
 	for _, name := range names {
-		a, err := netip.ParseAddr(name)
-		if err != nil || a.String() != name {
-			continue
+		if a, err := netip.ParseAddr(name); err == nil && a.String() == name {
+			addrs = append(addrs, a)
 		}
-		sl, err := f.slot(a)
-		if err != nil {
-			return nil, err
+	}
+	slots := make(map[netip.Addr]slot, len(addrs))
+	for i, r := range readAll(addrs, f.slotAndFile) {
+		if r.err != nil {
+			return nil, r.err
 		}
-		if sl.ours, err = f.ours(a); err != nil {
-			return nil, err
-		}
-		if sl.state == slotBound {
-			if sl.written, err = f.written(a); err != nil {
-				return nil, err
-			}
-		}
-		if sl.state != slotFree {
-			slots[a] = sl
+		if r.is.state != slotFree {
+			slots[addrs[i]] = r.is
 		}
 	}
 	return slots, nil
+}
+
+// slotAndFile returns a slot with what only a picture knows.
+func (f *files) slotAndFile(a netip.Addr) (sl slot, err error) {
+	if sl, err = f.slot(a); err != nil {
+		return sl, err
+	}
+	if sl.ours, err = f.ours(a); err == nil && sl.state == slotBound {
+		sl.written, err = f.written(a)
+	}
+	return sl, err
+}
+
+// result is what reading one file returned.
+type result[T any] struct {
+	is  T
+	err error
+}
+
+// manyFiles is how many files take longer to read than it takes to share them out.
+const manyFiles = 1000
+
+// readAll reads a file for each name, many of them on all cores: the node's other pods wait for the lock meanwhile.
+func readAll[N, T any](names []N, read func(N) (T, error)) []result[T] {
+	results := make([]result[T], len(names))
+	part := len(names)
+	if part >= manyFiles {
+		part = part/runtime.GOMAXPROCS(0) + 1
+	}
+	var readers sync.WaitGroup
+	for begin := 0; begin < len(names); begin += part {
+		some := func() {
+			for i := begin; i < min(begin+part, len(names)); i++ {
+				results[i].is, results[i].err = read(names[i])
+			}
+		}
+		if part == len(names) {
+			some()
+		} else {
+			readers.Go(some)
+		}
+	}
+	readers.Wait()
+	return results
 }
 
 // claimFiles is what the claims of a network say.
@@ -223,11 +263,11 @@ func (f *files) allClaims() (claims claimFiles, err error) {
 	if err != nil {
 		return claims, err
 	}
-	for _, hash := range names {
-		c, err := f.claim(hash)
+	for i, r := range readAll(names, f.claim) {
+		c, err := r.is, r.err
 		switch {
 		case errors.Is(err, ErrCorrupt):
-			claims.corrupt[hash] = true
+			claims.corrupt[names[i]] = true
 		case errors.Is(err, ErrNewer) && c != nil:
 			claims.newer = append(claims.newer, c)
 		case err != nil:
@@ -240,7 +280,10 @@ func (f *files) allClaims() (claims claimFiles, err error) {
 	return claims, nil
 }
 
-func byKey(a, b *Claim) int { return strings.Compare(a.Key.String(), b.Key.String()) }
+func byKey(a, b *Claim) int {
+	return cmp.Or(strings.Compare(a.Key.Identity, b.Key.Identity), strings.Compare(a.Key.Pod, b.Key.Pod),
+		strings.Compare(a.Key.IfName, b.Key.IfName), strings.Compare(a.Key.Network, b.Key.Network))
+}
 
 // indexFiles is what the index of a network says.
 type indexFiles struct {
@@ -255,13 +298,13 @@ func (f *files) allEntries() (index indexFiles, err error) {
 	if err != nil {
 		return index, err
 	}
-	for _, hash := range names {
-		e, err := f.entryNamed(hash)
+	for i, r := range readAll(names, f.entryNamed) {
+		e, err := r.is, r.err
 		switch {
 		case errors.Is(err, ErrNewer):
-			index.newer[hash] = err
+			index.newer[names[i]] = err
 		case errors.Is(err, ErrCorrupt):
-			index.corrupt = append(index.corrupt, hash)
+			index.corrupt = append(index.corrupt, names[i])
 		case err != nil:
 			return index, err
 		case e != nil:
