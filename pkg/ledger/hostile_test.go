@@ -19,8 +19,18 @@ func configurations() []*Network {
 		testNetwork("10.1.0.0/28", ""),
 		testNetwork("10.1.0.0/28", "fd00::/64"),
 		testNetwork("10.1.0.0/29", ""),
+		testNetwork("10.1.0.0/29", "fd00::/125"),
 		testNetwork("10.2.0.0/28", ""),
 		testNetwork("10.2.0.0/28", "fd00::/64"),
+	}
+}
+
+// tight are networks of which the addresses soon are all taken.
+func tight() []*Network {
+	return []*Network{
+		testNetwork("10.1.0.0/29", ""),
+		testNetwork("10.1.0.0/29", "fd00::/125"),
+		testNetwork("10.1.0.0/28", "fd00::/64"),
 	}
 }
 

@@ -85,7 +85,11 @@ func pickOne[T any](r *rand.Rand, from []T) (one T) {
 
 func history(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
-	w := newWorld(t, pickOne(r, configurations()[:2]))
+	networks, most := configurations()[:2], 40
+	if seed%4 == 3 { // so few addresses, and so many steps, that pods are always after each other's
+		networks, most = tight(), 100
+	}
+	w := newWorld(t, pickOne(r, networks))
 	w.net.PromisedShare = float64(r.IntN(2))
 	w.net.PromisedSharePerNamespace = float64(r.IntN(2)) / 4
 	w.logf("seed %d", seed)
@@ -93,7 +97,7 @@ func history(t *testing.T, seed uint64) {
 	for _, d := range deeds {
 		total += d.weight
 	}
-	for range 30 + r.IntN(40) {
+	for range 30 + r.IntN(most) {
 		k := r.IntN(total)
 		for _, d := range deeds {
 			if k -= d.weight; k < 0 {
