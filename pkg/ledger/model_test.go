@@ -316,6 +316,11 @@ func (w *world) setPolicy(att Attachment, p *Policy) {
 	if held := w.promises[key]; held != nil && held.holder != nil {
 		return // a newer attachment of the pod holds the promise
 	}
+	if _, maybe := w.maybe[key]; maybe && w.predecessor(att, l.pod, func(other Attachment, _ *liveAttachment) bool {
+		return other != att
+	}) {
+		return // another of the pod's attachments may hold it
+	}
 	if p.Retains() && !slices.ContainsFunc(r.Events, isRefusal) {
 		delete(w.maybe, key)
 		w.promises[key] = &promise{addrs: l.addrs, policy: *p, holder: &att}

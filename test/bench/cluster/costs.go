@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	costBatch = 200 // pods, for one figure
+	costBatch = 1000 // pods, for one figure
 	costNodes = 8
 	costSets  = 100 // with a PersistentPodState each, in createsNamespace
 	// costsNamespace is for the pods that no PersistentPodState records.
