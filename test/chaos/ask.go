@@ -121,8 +121,8 @@ func (a *asker) unheard(pod life, err error) {
 	now := a.report.now()
 	since, before := a.silent[pod.uid]
 	switch {
-	case !before || a.weather.between(now.Add(-2*askFor), now, pod.node) != "":
-		a.silent[pod.uid] = now
+	case !before || a.weather.between(since.Add(-2*askFor), now, pod.node) != "":
+		a.silent[pod.uid] = now // while the node is off, no pod of it is asked
 	case now.Sub(since) > longestSilence:
 		a.report.violation("silence "+pod.uid, "%s is Ready and has not answered for %s: %v", &pod,
 			fmt.Sprint(now.Sub(since).Round(time.Second)), err)

@@ -545,11 +545,16 @@ func TestAPodThatIsNotHeardForLongIsAViolation(t *testing.T) {
 		report: w.report, weather: w.weather, lives: w.lives, silent: map[string]time.Time{},
 		ask: func(context.Context, netip.Addr) (lab.Answer, error) { return lab.Answer{}, fmt.Errorf("no route") },
 	}
-	a.probe(t.Context(), w.lives.running()[0])
+	pod := w.lives.running()[0]
+	a.probe(t.Context(), pod)
+	w.pass(longestSilence / 2)
+	w.weather.strikes(pod.node, "was off", time.Second) // between two probes
+	w.pass(longestSilence/2 + time.Second)
+	a.probe(t.Context(), pod)
 	w.pass(longestSilence)
-	a.probe(t.Context(), w.lives.running()[0])
+	a.probe(t.Context(), pod)
 	w.says()
 	w.pass(2 * time.Second)
-	a.probe(t.Context(), w.lives.running()[0])
+	a.probe(t.Context(), pod)
 	w.says("has not answered for")
 }
