@@ -53,10 +53,11 @@ type memory struct {
 	// controller had noted them: by namespace, node and home.Bound. Lost: where they ran is no home, unless their
 	// RetainedIP was noted and is still there.
 	bound *utilcache.LRUExpireCache
-	// assigned are the addresses of a shared identity that are assigned to pods without a node; holds has the same by
-	// pod. Lost: two pods may be pinned to one address, and one of them gets another.
+	// assigned are the addresses of a shared identity that are assigned to pods; holds has the same by pod. It outlasts the
+	// pod's binding, since only later does the node publish that the address is bound. Lost: two pods may be pinned to one
+	// address, and one of them gets another.
 	assigned map[types.NamespacedName]types.UID
-	holds    map[types.UID]types.NamespacedName
+	holds    map[types.UID]*stayputv1alpha1.RetainedIP
 }
 
 // boundTo is a key of what was bound to a node.
@@ -126,7 +127,7 @@ func newMemory(now func() time.Time) *memory {
 		ungated:  map[types.NamespacedName]types.UID{},
 		gated:    map[types.NamespacedName]gatedPod{},
 		refused:  map[types.NamespacedName]refusedPod{},
-		holds:    map[types.UID]types.NamespacedName{},
+		holds:    map[types.UID]*stayputv1alpha1.RetainedIP{},
 	}
 }
 
@@ -158,8 +159,18 @@ func (m *memory) seen(pod *corev1.Pod) {
 	m.followLocked(key, pod)
 	if pod.Spec.NodeName != "" {
 		delete(m.givenUp, key)
+	}
+	if r := m.holds[pod.UID]; r != nil && !mayTake(pod, r) {
 		m.unassignLocked(pod.UID)
 	}
+}
+
+// mayTake reports whether a pod may have or get the addresses of a RetainedIP that it was assigned.
+func mayTake(pod *corev1.Pod, r *stayputv1alpha1.RetainedIP) bool {
+	return pod.DeletionTimestamp.IsZero() && pod.Status.Phase != corev1.PodSucceeded &&
+		pod.Status.Phase != corev1.PodFailed &&
+		(pod.Spec.NodeName == "" || pod.Spec.NodeName == r.Spec.NodeName) &&
+		(pod.Status.PodIP == "" || slices.Contains(r.Status.IPs, pod.Status.PodIP))
 }
 
 // followLocked notes whether a pod is gated or refused, and since when.
@@ -397,14 +408,14 @@ func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now
 	m.unassignLocked(pod.UID)
 	if free != nil {
 		key := client.ObjectKeyFromObject(free)
-		m.assigned[key], m.holds[pod.UID] = pod.UID, key
+		m.assigned[key], m.holds[pod.UID] = pod.UID, free
 	}
 	return free, full
 }
 
 func (m *memory) unassignLocked(pod types.UID) {
-	if key, ok := m.holds[pod]; ok {
-		delete(m.assigned, key)
+	if r := m.holds[pod]; r != nil {
+		delete(m.assigned, client.ObjectKeyFromObject(r))
 		delete(m.holds, pod)
 	}
 }

@@ -177,7 +177,9 @@ func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
 		return &stayputv1alpha1.RetainedIP{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 			Spec:       stayputv1alpha1.RetainedIPSpec{NodeName: name},
-			Status:     stayputv1alpha1.RetainedIPStatus{Phase: phase, Since: &since, Expires: stayputv1alpha1.ExpiresNever},
+			Status: stayputv1alpha1.RetainedIPStatus{
+				Phase: phase, IPs: []string{"10.0.0." + name[len(name)-1:]}, Since: &since, Expires: stayputv1alpha1.ExpiresNever,
+			},
 		}
 	}
 	kept := []*stayputv1alpha1.RetainedIP{at("node-1", stayputv1alpha1.PhaseRetained),
@@ -202,11 +204,21 @@ func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
 	if again := assign(pods[0]); again != first {
 		t.Errorf("the first was assigned %v and %v", first, again)
 	}
-	m.deleted(pods[0])
+	pods[0].Spec.NodeName = first.Spec.NodeName
+	for _, ip := range []string{"", first.Status.IPs[0]} {
+		pods[0].Status.PodIP = ip
+		m.seen(pods[0])
+		if third := assign(pods[2]); third != nil {
+			t.Errorf("a third was assigned %v before its node said that the first has it, with the IP %q", third, ip)
+		}
+	}
+	pods[0].Status.PodIP = "10.0.0.9" // it got another address
+	m.seen(pods[0])
 	if third := assign(pods[2]); third != first {
 		t.Errorf("what the first left was not given to the third, but %v", third)
 	}
-	m.deleted(pods[1])
+	pods[1].Spec.NodeName = "node-4"
+	m.seen(pods[1])
 	m.deleted(pods[2])
 	if len(m.assigned)+len(m.holds) > 0 {
 		t.Error("they are remembered for ever")
