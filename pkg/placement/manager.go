@@ -160,7 +160,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 			return false
 		}
 	}
-	uninstalling, err := addUninstall(mgr, o.Namespace, memory)
+	uninstalling, again, err := addUninstall(mgr, o.Namespace, memory)
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
-	records, err := podstate.Add(ctx, mgr, workloads, leads, uninstalling)
+	records, err := podstate.Add(ctx, mgr, workloads, leads, uninstalling, again)
 	if err != nil {
 		return err
 	}
@@ -207,16 +207,16 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 }
 
 // addUninstall registers the loop that ungates all pods when stayput is uninstalled from a namespace, if one is given.
-// begun reports whether that has begun.
-func addUninstall(mgr ctrl.Manager, namespace string, m *memory) (begun func() bool, err error) {
+// begun reports whether that has begun; again delivers after it turned out to be none.
+func addUninstall(mgr ctrl.Manager, namespace string, m *memory) (begun func() bool, again <-chan struct{}, err error) {
 	if namespace == "" {
-		return func() bool { return false }, nil
+		return func() bool { return false }, nil, nil
 	}
 	u, err := uninstall.New(mgr, namespace, m)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return u.Begun, mgr.Add(u)
+	return u.Begun, u.Again(), mgr.Add(u)
 }
 
 // follow has every replica follow pods and RetainedIPs, so that the next leader knows what they did, and fill the other

@@ -296,6 +296,9 @@ func TestAnInstallationDeletedForAMomentEndsNoPromise(t *testing.T) {
 	owned := tilted(t, c, ns, "owned", 2, map[string]string{
 		retainIP: "while-owned", "stayput.io/when-scaled": "Retain",
 	})
+	apply(t, c, ns, recordedSet("recorded", 1, required))
+	gated := func(context.Context) bool { return gates(t, c, ns, "StatefulSet.apps.recorded") }
+	until(t, "recorded pods to be gated", gated)
 	scale(t, c, ns, "web", 0)
 	scale(t, c, ns, "owned", 0)
 	maps.Copy(before, owned)
@@ -344,6 +347,7 @@ func TestAnInstallationDeletedForAMomentEndsNoPromise(t *testing.T) {
 	cameHome(t, before, after)
 	untouched(t, c, guests)
 	unique(t, c)
+	until(t, "recorded pods to be gated again", gated)
 	if r, code := checked(t, c); code != 0 {
 		t.Errorf("check says %+v", r)
 	}

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -46,6 +47,8 @@ type gating struct {
 	kruise *openKruise
 	// uninstalling reports whether stayput is being uninstalled.
 	uninstalling func() bool
+	// again delivers after stayput turned out to be still installed: others have deleted the ConfigMaps.
+	again <-chan struct{}
 
 	mu   sync.Mutex
 	said map[string]said // by namespace
@@ -69,8 +72,36 @@ func (g *gating) setUp(mgr ctrl.Manager) error {
 			handler.TypedEnqueueRequestsFromMapFunc(
 				func(_ context.Context, s *kruisev1alpha1.PersistentPodState) []string { return []string{s.Namespace} }),
 			stateSpecMoved)),
+		c.Watch(source.TypedFunc[string](func(ctx context.Context,
+			queue workqueue.TypedRateLimitingInterface[string]) error {
+			go g.sayAgain(ctx, func() []string { return everyState(ctx, g.client, namespaceOf) }, queue.Add)
+			return nil
+		})),
 		watchKruise(g.kruise, c, func(ctx context.Context) []string { return everyState(ctx, g.client, namespaceOf) }),
 	)
+}
+
+// sayAgain enqueues every namespace each time that stayput turned out to be still installed, until ctx is done: at once,
+// and after another replica may have deleted a ConfigMap late.
+func (g *gating) sayAgain(ctx context.Context, namespaces func() []string, enqueue func(string)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-g.again:
+		}
+		for _, pause := range []time.Duration{0, uninstall.RecheckAfter} {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+			for _, namespace := range namespaces() {
+				g.forget(namespace)
+				enqueue(namespace)
+			}
+		}
+	}
 }
 
 // Reconcile sees to the ConfigMap of one namespace.

@@ -1,10 +1,13 @@
 package podstate
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
 func TestPodsAreGatedThatAPersistentPodStateIsFor(t *testing.T) {
@@ -36,4 +39,34 @@ func TestWhatAConfigMapSaysIsNotBelievedForEver(t *testing.T) {
 	if len(g.said) != 0 {
 		t.Error("it is not forgotten")
 	}
+}
+
+func TestTheGateIsSaidAgainIfStayputIsStillInstalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		again := make(chan struct{})
+		g := &gating{again: again}
+		g.remember("ns", "\nStatefulSet.apps.web\n")
+		asked := 0
+		go g.sayAgain(ctx, func() []string { return []string{"ns"} }, func(namespace string) {
+			if _, known := g.said[namespace]; namespace != "ns" || known {
+				t.Errorf("%s: believed is %v", namespace, g.said)
+			}
+			asked++
+		})
+		again <- struct{}{}
+		synctest.Wait()
+		time.Sleep(time.Nanosecond)
+		synctest.Wait()
+		if asked != 1 {
+			t.Errorf("asked for %d times at once", asked)
+		}
+		g.remember("ns", "\nStatefulSet.apps.web\n")
+		time.Sleep(uninstall.RecheckAfter)
+		synctest.Wait()
+		if asked != 2 {
+			t.Errorf("asked for %d times after another replica was late", asked)
+		}
+		cancel()
+	})
 }

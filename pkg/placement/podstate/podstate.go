@@ -30,9 +30,9 @@ type Records struct {
 
 // Add registers the loops with a manager. If PersistentPodStates cannot be read, the result is nil and the manager ends
 // with an error as soon as they can. leads reports whether this replica leads, uninstalling whether stayput is being
-// uninstalled.
-func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool) (
-	*Records, error) {
+// uninstalled; again delivers after it turned out not to be.
+func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uninstalling func() bool,
+	again <-chan struct{}) (*Records, error) {
 	if ok, err := readable(ctx, mgr.GetAPIReader()); err != nil {
 		return nil, err
 	} else if !ok {
@@ -53,7 +53,8 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 		kruise: k, events: to}
 	record := &recording{cache: mgr.GetCache(), workloads: w, kruise: k, events: to,
 		status: &statusWriter{client: mgr.GetClient(), now: time.Now}}
-	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling}
+	gate := &gating{client: mgr.GetClient(), live: mgr.GetAPIReader(), kruise: k, uninstalling: uninstalling,
+		again: again}
 	return &Records{mgr.GetClient(), w, k}, errors.Join(
 		metrics.Registry.Register(newStateMetrics(mgr.GetClient(), leads)),
 		generate.setUp(mgr), record.setUp(mgr), gate.setUp(mgr),

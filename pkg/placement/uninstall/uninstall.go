@@ -40,6 +40,7 @@ type Uninstaller struct {
 	live   client.Client // reads from the API server
 	memory Memory
 	log    logr.Logger
+	again  chan struct{}
 
 	installation, binding *uninstall.Signal
 }
@@ -67,7 +68,8 @@ func New(mgr ctrl.Manager, namespace string, memory Memory) (*Uninstaller, error
 	if err != nil {
 		return nil, err
 	}
-	u := &Uninstaller{cache: mgr.GetCache(), live: live, memory: memory, log: mgr.GetLogger().WithName("uninstall")}
+	u := &Uninstaller{cache: mgr.GetCache(), live: live, memory: memory, log: mgr.GetLogger().WithName("uninstall"),
+		again: make(chan struct{}, 1)}
 	log := slog.New(logr.ToSlogHandler(u.log))
 	if u.installation, err = uninstall.NewSignal(config, namespace, uninstall.Object{}, log); err != nil {
 		return nil, err
@@ -83,6 +85,10 @@ func New(mgr ctrl.Manager, namespace string, memory Memory) (*Uninstaller, error
 func (u *Uninstaller) Begun() bool {
 	return begun(u.installation.Status(), u.binding.Status(), time.Now())
 }
+
+// Again returns a channel that delivers once after stayput turned out, once or more often, to be still installed: the
+// lists of gated workloads are gone. It has one reader at a time.
+func (u *Uninstaller) Again() <-chan struct{} { return u.again }
 
 func begun(installation, binding uninstall.Status, now time.Time) bool {
 	return installation.State == uninstall.Deleted ||
@@ -138,6 +144,10 @@ func (u *Uninstaller) ungate(ctx context.Context) {
 	}
 	if ctx.Err() == nil {
 		u.log.Info("Still installed: placing pods again")
+		select {
+		case u.again <- struct{}{}:
+		default:
+		}
 	}
 }
 
