@@ -107,6 +107,12 @@ func (w *world) release(r *rand.Rand) {
 		l := w.live[*p.holder]
 		l.key, l.policy = nil, ordinary // decided, or the agent would promise it again
 	}
+	for att, l := range w.live {
+		// To a ledger that has lost its index, an earlier one of the pod was a holder, too.
+		if l.vague && l.policy != nil && NewKey(w.net.Name, l.pod, *l.policy, att.IfName) == key {
+			l.policy = ordinary
+		}
+	}
 }
 
 // uninstall leaves the network to host-local: every promise ends, and no running pod loses its address. Stayput's next
