@@ -53,9 +53,9 @@ type memory struct {
 	// controller had noted them: by namespace, node and home.Bound. Lost: where they ran is no home, unless their
 	// RetainedIP was noted and is still there.
 	bound *utilcache.LRUExpireCache
-	// assigned are the addresses of a shared identity that are assigned to pods; holds has the same by pod. It outlasts the
-	// pod's binding, since only later does the node publish that the address is bound. Lost: two pods may be pinned to one
-	// address, and one of them gets another.
+	// assigned are the addresses of a shared identity that are assigned to pods; holds has the same by pod. It outlasts
+	// the pod's binding, since only later does the node publish that the address is bound. Lost: two pods may be pinned
+	// to one address, and one of them gets another.
 	assigned map[types.NamespacedName]types.UID
 	holds    map[types.UID]*stayputv1alpha1.RetainedIP
 }

@@ -81,8 +81,8 @@ func (g *gating) setUp(mgr ctrl.Manager) error {
 	)
 }
 
-// sayAgain enqueues every namespace each time that stayput turned out to be still installed, until ctx is done: at once,
-// and after another replica may have deleted a ConfigMap late.
+// sayAgain enqueues every namespace each time that stayput turned out to be still installed, until ctx is done: at
+// once, and after another replica may have deleted a ConfigMap late.
 func (g *gating) sayAgain(ctx context.Context, namespaces func() []string, enqueue func(string)) {
 	for {
 		select {
