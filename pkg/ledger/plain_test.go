@@ -14,7 +14,8 @@ func records() (claims, retained [][]byte) {
 	now := Instant{Wall: time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC), Boot: 90 * time.Minute, BootID: "3765d352"}
 	key := Key{Network: "cbr0", Identity: "set:default/web", Pod: "web-0", IfName: "eth0"}
 	full := &Claim{
-		Version: recordVersion, Key: key, Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::7")},
+		Version: recordVersion, Key: key,
+		Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::7")},
 		Policy: Policy{
 			Retention: duration(90 * time.Second), WhileOwned: true, WhenScaled: "Retain", WhenDeleted: "Release",
 			WhenMoved: "Release", Identity: "web", AllocateNew: true,
@@ -76,7 +77,8 @@ func TestAlmostPlainRecordsAreReadAsByEncodingJSON(t *testing.T) {
 	claims, retained := records()
 	for _, b := range append(claims, retained...) {
 		for i := range b {
-			for _, c := range []string{"", string(b[i:i+1]) + string(b[i:i+1]), "\\", "\"", "\n", "\x00", "\xff", "0", "-", ",", "}", "é", "null"} {
+			twice := string(b[i:i+1]) + string(b[i:i+1])
+			for _, c := range []string{"", twice, "\\", "\"", "\n", "\x00", "\xff", "0", "-", ",", "}", "é", "null"} {
 				changed := []byte(string(b[:i]) + c + string(b[i+1:]))
 				agreesWithJSON(t, changed, (*plain).claim)
 				agreesWithJSON(t, changed, (*plain).retained)
