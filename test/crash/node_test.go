@@ -166,8 +166,11 @@ func (n *node) restore(t testing.TB, files []file) {
 var times = regexp.MustCompile(`"(since|bound|wall|boottime|left|time|took)":("[^"]*"|[0-9]+)|"ino":[0-9]+` +
 	`|^v1 [0-9]{1,18} `)
 
-// mtimes are what a marker says of them.
-var mtimes = regexp.MustCompile(`[0-9]{15,}`)
+// mtimes are what a marker says of them, and first is its line that says when the boot's first command ran.
+var (
+	mtimes = regexp.MustCompile(`[0-9]{15,}`)
+	first  = regexp.MustCompile(`(?m)^[0-9]+ [0-9]+$`)
+)
 
 // fingerprint is equal for disks that differ in nothing but when it happened. Of the modification times of the
 // directories it tells whether the marker agrees, which is all that a command wants of them.
@@ -189,7 +192,7 @@ func fingerprint(files []file) string {
 					agrees[fmt.Sprint(d.mtime.UnixNano())] = "agrees" // two may be of the same tick
 				}
 			}
-			data = mtimes.ReplaceAllStringFunc(data, func(s string) string { return agrees[s] })
+			data = mtimes.ReplaceAllStringFunc(first.ReplaceAllString(data, "first"), func(s string) string { return agrees[s] })
 		}
 		fmt.Fprintf(&b, "%s %v %q\n", f.path, f.mode, data)
 	}

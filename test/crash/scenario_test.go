@@ -82,7 +82,7 @@ var scenarios = []scenario{
 	{"a restore with another retention", web, func(w *world) command {
 		bystander(w)
 		w.del(w.add(web))
-		return addOf(web.with(ledger.AnnotationRetainIP, "20m"))
+		return addOf(web.with(ledger.AnnotationRetainIP, "20h"))
 	}},
 	{"a restore of a pod that asks for nothing any more", ordinary("web-0"), func(w *world) command {
 		bystander(w)

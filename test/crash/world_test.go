@@ -49,8 +49,9 @@ func (p pod) with(annotations ...string) pod {
 	return p
 }
 
+// retained is a pod whose retention outlasts the longest sweep.
 func retained(name string, annotations ...string) pod {
-	return pod{name, map[string]string{ledger.AnnotationRetainIP: "10m"}}.with(annotations...)
+	return pod{name, map[string]string{ledger.AnnotationRetainIP: "10h"}}.with(annotations...)
 }
 
 func ordinary(name string) pod { return pod{name: name, annotations: map[string]string{"team": "a"}} }
