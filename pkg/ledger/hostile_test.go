@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -108,8 +109,8 @@ func (w *world) release(r *rand.Rand) {
 		l.key, l.policy = nil, ordinary // decided, or the agent would promise it again
 	}
 	for att, l := range w.live {
-		// To a ledger that has lost its index, an earlier one of the pod was a holder, too.
-		if l.vague && l.policy != nil && NewKey(w.net.Name, l.pod, *l.policy, att.IfName) == key {
+		// An earlier one of the pod was a holder, too, to a ledger that has lost its index or does not know its policy.
+		if p := l.policy; (l.vague || p == nil) && NewKey(w.net.Name, l.pod, *cmp.Or(p, ordinary), att.IfName) == key {
 			l.policy = ordinary
 		}
 	}

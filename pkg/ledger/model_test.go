@@ -319,7 +319,8 @@ func (w *world) setPolicy(att Attachment, p *Policy) {
 	if _, maybe := w.maybe[key]; maybe && w.predecessor(att, l.pod, func(other Attachment, _ *liveAttachment) bool {
 		return other != att
 	}) {
-		return // another of the pod's attachments may hold it
+		w.forget(key) // another of the pod's attachments may hold it
+		return
 	}
 	if p.Retains() && !slices.ContainsFunc(r.Events, isRefusal) {
 		delete(w.maybe, key)
