@@ -10,12 +10,18 @@ import (
 // unmarshal decodes a claim or a retained record as encoding/json does. Nearly every record is as this version wrote
 // it: then plain reads it, without the reflection that is most of the time of a command which reads them all.
 func unmarshal[T Claim | Retained](b []byte, into *T, read func(*plain, *T)) error {
-	p := plain{rest: strings.TrimSuffix(string(b), "\n")}
-	if read(&p, into); !p.other && p.rest == "" {
+	if plainly(b, into, read) {
 		return nil
 	}
 	*into = *new(T)
 	return json.Unmarshal(b, into)
+}
+
+// plainly reports whether a record is plain. If not, into means nothing.
+func plainly[T Claim | Retained](b []byte, into *T, read func(*plain, *T)) bool {
+	p := plain{rest: strings.TrimSuffix(string(b), "\n")}
+	read(&p, into)
+	return !p.other && p.rest == ""
 }
 
 // plain reads a record of recordVersion as json.Marshal writes it: the members in the order of their struct, no blanks,
@@ -29,11 +35,14 @@ type plain struct {
 
 const plainVersion = `{"v":1` // recordVersion
 
+// member is a member that is a string.
+type member struct {
+	name string
+	is   *string
+}
+
 func (p *plain) claim(c *Claim) {
-	c.Version = recordVersion
-	p.word(plainVersion)
-	p.begun = true
-	p.promise(&c.Key, &c.Addrs, &c.Policy)
+	p.promise(&c.Version, &c.Key, &c.Addrs, &c.Policy)
 	if p.member("from") {
 		c.From = p.str()
 	}
@@ -41,10 +50,7 @@ func (p *plain) claim(c *Claim) {
 }
 
 func (p *plain) retained(r *Retained) {
-	r.Version = recordVersion
-	p.word(plainVersion)
-	p.begun = true
-	p.promise(&r.Key, &r.Addrs, &r.Policy)
+	p.promise(&r.Version, &r.Key, &r.Addrs, &r.Policy)
 	if p.member("bound") {
 		p.text(&r.Bound)
 	}
@@ -61,17 +67,18 @@ func (p *plain) retained(r *Retained) {
 }
 
 // promise reads what a claim and a retained record have in common.
-func (p *plain) promise(k *Key, addrs *[]netip.Addr, policy *Policy) {
+func (p *plain) promise(version *int, k *Key, addrs *[]netip.Addr, policy *Policy) {
+	*version = recordVersion
+	p.word(plainVersion)
+	p.begun = true
 	p.must("key")
 	p.object(func() {
-		p.must("network")
-		k.Network = p.str()
-		p.must("identity")
-		k.Identity = p.str()
-		p.must("pod")
-		k.Pod = p.str()
-		p.must("ifname")
-		k.IfName = p.str()
+		for _, m := range []member{
+			{"network", &k.Network}, {"identity", &k.Identity}, {"pod", &k.Pod}, {"ifname", &k.IfName},
+		} {
+			p.must(m.name)
+			*m.is = p.str()
+		}
 	})
 	p.must("addrs")
 	p.word("[")
@@ -97,17 +104,13 @@ func (p *plain) policy(to *Policy) {
 	if p.member("whileOwned") {
 		to.WhileOwned = p.yes()
 	}
-	if p.member("whenScaled") {
-		to.WhenScaled = p.str()
-	}
-	if p.member("whenDeleted") {
-		to.WhenDeleted = p.str()
-	}
-	if p.member("whenMoved") {
-		to.WhenMoved = p.str()
-	}
-	if p.member("identity") {
-		to.Identity = p.str()
+	for _, m := range []member{
+		{"whenScaled", &to.WhenScaled}, {"whenDeleted", &to.WhenDeleted}, {"whenMoved", &to.WhenMoved},
+		{"identity", &to.Identity},
+	} {
+		if p.member(m.name) {
+			*m.is = p.str()
+		}
 	}
 	if p.member("allocateNew") {
 		to.AllocateNew = p.yes()

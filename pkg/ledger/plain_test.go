@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/netip"
 	"reflect"
@@ -29,33 +28,25 @@ func records() (claims, retained [][]byte) {
 		[][]byte{bound.encode(), retainedOf(full, now, Netns{Ino: 7}).encode(), retainedOf(least, now, Netns{}).encode()}
 }
 
-// plainly reads a record without encoding/json.
-func plainly[T Claim | Retained](b []byte, read func(*plain, *T)) (record T, ok bool) {
-	p := plain{rest: string(bytes.TrimSuffix(b, []byte("\n")))}
-	read(&p, &record)
-	return record, !p.other && p.rest == ""
-}
-
 func TestEveryRecordOfThisVersionIsReadPlainly(t *testing.T) {
 	claims, retained := records()
 	for _, b := range claims {
-		if _, ok := plainly(b, (*plain).claim); !ok {
+		if !plainly(b, new(Claim), (*plain).claim) {
 			t.Errorf("not plain: %s", b)
 		}
 	}
 	for _, b := range retained {
-		if _, ok := plainly(b, (*plain).retained); !ok {
+		if !plainly(b, new(Retained), (*plain).retained) {
 			t.Errorf("not plain: %s", b)
 		}
 	}
 }
 
 func agreesWithJSON[T Claim | Retained](t *testing.T, b []byte, read func(*plain, *T)) {
-	got, ok := plainly(b, read)
-	if !ok {
+	var got, want T
+	if !plainly(b, &got, read) {
 		return
 	}
-	var want T
 	if err := json.Unmarshal(b, &want); err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("%s\nread plainly:\n%+v\nby encoding/json:\n%+v %v", b, got, want, err)
 	}

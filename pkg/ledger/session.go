@@ -131,13 +131,18 @@ func (s *session) end() {
 		mtime, err1 := s.fs.ChangeTime(s.dir)
 		state, err2 := s.stampState()
 		if err1 == nil && err2 == nil {
-			s.stamp = stamp{
-				boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config, state: state, first: s.now.began(),
-			}
+			s.stamp = s.stamped(mtime, state)
 			_ = s.fs.Overwrite(s.marker(), s.stamp.encode())
 		}
 	}
 	s.unlock()
+}
+
+// stamped returns the stamp of this boot, for directories that were changed then.
+func (s *session) stamped(mtime int64, state []int64) stamp {
+	return stamp{
+		boot: s.now.BootID, mtime: mtime, last: s.lasts, config: s.stamp.config, state: state, first: s.now.began(),
+	}
 }
 
 // recordInfo keeps the network's configuration for the agent, which has no CNI configuration.
@@ -365,7 +370,7 @@ func (s *session) rebuildLasts() error {
 
 // writeMarker is durable, so that a power loss in this boot leaves a marker that names it.
 func (s *session) writeMarker() error {
-	st := stamp{boot: s.now.BootID, mtime: -1, last: s.lasts, config: s.stamp.config, first: s.now.began()}
+	st := s.stamped(-1, nil)
 	tmp := filepath.Join(s.dir, tempName)
 	if err := s.fs.WriteFile(tmp, st.encode(), modeState); err != nil {
 		return err
