@@ -24,6 +24,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/ledger"
 )
 
 // reinstall is what to do if a part of the installation is missing.
@@ -281,17 +282,12 @@ func checkShares(ctx context.Context, k client.Client, namespace string, all []l
 
 // usedUp returns the namespaces that have as much of a range set of the pod network as they may.
 func usedUp(n *inspection.Node, share float64) (namespaces []string) {
-	for _, net := range n.Networks {
-		if net.Name != n.CNI.Network {
-			continue
-		}
+	for _, net := range podNetworks(n) {
 		for _, set := range net.RangeSets {
 			has := map[string]int64{}
 			for _, a := range net.Addresses {
 				if a.Promise != nil && set.Contains(a.IP) {
-					_, of, _ := strings.Cut(a.Promise.Identity, ":")
-					of, _, _ = strings.Cut(of, "/")
-					has[of]++
+					has[ledger.Key{Identity: a.Promise.Identity}.Namespace()]++
 				}
 			}
 			most := min(set.PromiseLimit, max(1, int64(float64(set.Size)*share)))

@@ -204,10 +204,7 @@ func findLedger(n *inspection.Node) []Finding {
 func findRange(node *corev1.Node, n *inspection.Node) []Finding {
 	f := findings{check: "range"}
 	most := node.Status.Capacity.Pods().Value()
-	for _, net := range n.Networks {
-		if net.Name != n.CNI.Network {
-			continue
-		}
+	for _, net := range podNetworks(n) {
 		for i, set := range net.RangeSets {
 			left := max(0, set.Size-set.PromiseLimit)
 			if left >= most {
@@ -223,6 +220,13 @@ func findRange(node *corev1.Node, n *inspection.Node) []Finding {
 		}
 	}
 	return f.all
+}
+
+// podNetworks returns what the node knows by the name of the pods' own network.
+func podNetworks(n *inspection.Node) []inspection.Network {
+	return slices.DeleteFunc(slices.Clone(n.Networks), func(net inspection.Network) bool {
+		return net.Name != n.CNI.Network
+	})
 }
 
 func suspicions(all []inspection.Suspicion) string {
