@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/test/must"
 )
 
 // The sweeps of this file kill, tear and fail every operation of every command. test/crash does the same to
@@ -350,6 +352,35 @@ func TestAPowerLossAfterAKilledRebuildLeavesNoAddressTaken(t *testing.T) {
 			w.boot(time.Minute)
 			w.prepare()
 			w.check()
+		}
+	}
+}
+
+// A killed ADD has ended an overdue promise, and somebody was told so: what a power loss then brings back of it must
+// not be a promise again, not even if the wall clock was set back, so that it has time left.
+func TestAPowerLossBringsBackNoPromiseThatAKilledADDEnded(t *testing.T) {
+	key := NewKey("net", Pod{Namespace: "default", Name: "web-0"}, *tenMinutes, "eth0")
+	for n, hit := 0, true; hit; n++ {
+		for seed := range uint64(20) {
+			w := newWorld(t, testNetwork("10.1.0.0/28", "fd00::/64"))
+			stopped(w, "web-0", tenMinutes)
+			addrs := w.promises[key].addrs
+			w.fs.lose("all", nil) // nothing: the record is durable from now on
+			w.advance(11 * time.Minute)
+			w.netns[theNs.Path] = theNs
+			hit = w.killAt(n, func() {
+				_, err := w.ledger().Add(AddRequest{Attachment: theAtt, Pod: Pod{Namespace: "default", Name: "job"},
+					Netns: theNs, Policy: ordinary, Requested: addrs[:1]}) // the other one stays behind
+				must.Do(t, err)
+			})
+			ended := errors.Is(w.ledger().Release(key), ErrUnknownClaim)
+			w.clock.now.Wall = w.clock.now.Wall.Add(-time.Hour)
+			w.fs.lose("mixed", rand.New(rand.NewPCG(seed, 0)))
+			w.boot(time.Minute)
+			must.Do(t, w.ledger().Prepare())
+			if err := w.ledger().Release(key); ended && !errors.Is(err, ErrUnknownClaim) {
+				t.Fatalf("killed at operation %d, power loss %d: the promise is back: %v", n, seed, err)
+			}
 		}
 	}
 }

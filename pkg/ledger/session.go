@@ -247,12 +247,14 @@ func (s *session) scan() error {
 	return s.agree(p, scan(p, s.net, s.now, s.liveness))
 }
 
-// agree carries out the steps of a scan or a rebuild. First it makes durable which claims there are: one that was
-// wiped, or that a killed command removed, must not come back with a power loss once others have been told that it is
-// gone.
+// agree carries out the steps of a scan or a rebuild. First it makes durable which claims and address files there are:
+// a claim that was wiped, or that a killed command removed, must not come back with a power loss once others have been
+// told that it is gone, nor must the retained records that it is made from.
 func (s *session) agree(p *picture, steps []step) error {
-	if err := s.fs.SyncDir(s.inState(claimsDir)); err != nil {
-		return err
+	for _, dir := range []string{s.inState(claimsDir), s.dir} {
+		if err := s.fs.SyncDir(dir); err != nil {
+			return err
+		}
 	}
 	for _, name := range p.corruptEntries {
 		if err := s.remove(s.inState(indexDir, name)); err != nil {
