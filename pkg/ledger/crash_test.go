@@ -384,3 +384,22 @@ func TestAPowerLossBringsBackNoPromiseThatAKilledADDEnded(t *testing.T) {
 		}
 	}
 }
+
+// A killed ADD leaves the record of the promise that it kept where the next one writes its own.
+func TestAPowerLossTurnsNoFileIntoWhatAKilledADDLeft(t *testing.T) {
+	for n, hit := 0, true; hit; n++ {
+		for seed := range uint64(20) {
+			w := newWorld(t, testNetwork("10.1.0.0/28", "fd00::/64"))
+			stopped(w, "web-0", tenMinutes)
+			w.fs.lose("all", nil) // nothing: the record is durable from now on
+			w.netns[theNs.Path] = theNs
+			hit = w.killAt(n, func() { w.addAs(theAtt, theNs, "web-0", tenMinutes) })
+			w.add("web-1", tenMinutes)
+			w.logf("killed at operation %d, power loss %d", n, seed)
+			w.fs.lose("mixed", rand.New(rand.NewPCG(seed, 0)))
+			w.boot(time.Minute)
+			w.prepare()
+			w.check()
+		}
+	}
+}

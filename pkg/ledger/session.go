@@ -35,10 +35,13 @@ func (l *Ledger) begin() (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.due {
+	switch {
+	case s.due:
 		err = s.rebuild()
-	} else {
+	case s.trusted:
 		err = s.recordInfo()
+	default: // the last one may have been killed
+		err = errors.Join(s.removeTemps(), s.recordInfo())
 	}
 	if err != nil {
 		s.unlock()
@@ -292,12 +295,8 @@ func (s *session) rebuild() error {
 			return err
 		}
 	}
-	// A file system without a journal may have kept both names of a rename: writing to the old one would
-	// write into the new one.
-	for _, tmp := range []string{filepath.Join(s.dir, tempName), s.inState(tempState)} {
-		if err := s.remove(tmp); err != nil {
-			return err
-		}
+	if err := s.removeTemps(); err != nil {
+		return err
 	}
 	if err := s.rebuildLasts(); err != nil {
 		return err
@@ -315,6 +314,19 @@ func (s *session) rebuild() error {
 		return err
 	}
 	return s.writeMarker()
+}
+
+// removeTemps removes what a killed command left under the names that files are renamed from, so that what is written
+// next is a file of its own. A power loss can give a file that was written over its older content back, which is then
+// another address's; and a file system without a journal may have kept both names of a rename: writing to the old one
+// would write into the new one.
+func (s *session) removeTemps() error {
+	for _, tmp := range []string{filepath.Join(s.dir, tempName), s.inState(tempState)} {
+		if err := s.remove(tmp); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // markUnderWay makes a marker of this boot say that a rebuild has begun, so that one that is killed begins again. It
