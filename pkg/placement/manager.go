@@ -19,6 +19,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -76,12 +77,17 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
+// syncTimeout is how long the controllers wait for a cache of theirs before the process ends. To begin anew helps only
+// against a connection that is stuck: what an overloaded API server has sent by then is lost.
+const syncTimeout = 10 * time.Minute
+
 // Run runs the controller until ctx ends. It returns an error if it cannot start or has lost its lease: then another
 // replica leads, and this process must end.
 func Run(ctx context.Context, config *rest.Config, o Options) error {
 	config = rest.CopyConfig(config)
 	// The API server's priority and fairness limits us; a limit of our own would only delay gated pods.
 	config.QPS, config.Burst = -1, -1
+	var cached caches
 	lease, renew, retry := leaseDuration, renewDeadline, retryPeriod
 	options := ctrl.Options{
 		Scheme:                        Scheme,
@@ -95,6 +101,8 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 		LeaseDuration:                 &lease,
 		RenewDeadline:                 &renew,
 		RetryPeriod:                   &retry,
+		Controller:                    ctrlconfig.Controller{CacheSyncTimeout: syncTimeout},
+		NewCache:                      cached.open,
 		Cache: cache.Options{
 			Scheme:           cacheScheme,
 			DefaultTransform: cache.TransformStripManagedFields(),
@@ -113,7 +121,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 	}); err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
-	if err := addTo(ctx, mgr, o); err != nil {
+	if err := addTo(ctx, mgr, cached.filled, o); err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
 	return mgr.Start(ctx)
@@ -142,8 +150,8 @@ func persist(ctx context.Context, log logr.Logger, every time.Duration, f func()
 	}
 }
 
-// addTo registers all loops with a manager.
-func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
+// addTo registers all loops with a manager. filled waits until the caches have everything.
+func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) bool, o Options) error {
 	// 1. Indexes, so that no event costs more because there are more objects.
 	if err := errors.Join(indexRetainedIPs(ctx, cluster.Indexes(mgr.GetCache())),
 		cluster.IndexNodes(ctx, mgr.GetFieldIndexer())); err != nil {
@@ -181,8 +189,13 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	}
 
 	// 5. Placement and release.
+	retained, err := mgr.GetCache().GetInformer(ctx, &stayputv1alpha1.RetainedIP{}, cache.BlockUntilSynced(false))
+	if err != nil {
+		return err
+	}
 	place := &placer{
-		client: mgr.GetClient(), cache: mgr.GetCache(), records: records, memory: memory, now: time.Now,
+		client: mgr.GetClient(), cache: mgr.GetCache(), live: mgr.GetAPIReader(), cached: retained.HasSynced,
+		records: records, memory: memory, now: time.Now,
 		uninstalling: uninstalling, nominates: o.NominateHomes,
 		events:  mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 		metrics: newPlacementMetrics(metrics.Registry, memory, leads),
@@ -198,7 +211,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, o Options) error {
 
 	// 6. Health.
 	synced := func(r *http.Request) error {
-		if !mgr.GetCache().WaitForCacheSync(r.Context()) {
+		if !filled(r.Context()) {
 			return errors.New("caches are still being filled")
 		}
 		return nil

@@ -134,7 +134,7 @@ func newMemory(now func() time.Time) *memory {
 // handler follows the pods, on every replica.
 func (m *memory) handler() cache.ResourceEventHandler {
 	seen := func(is any) {
-		if pod, ok := is.(*cluster.Pod); ok {
+		if pod, ok := is.(*cluster.Pod); ok && (pod.Node() == "" || m.remembers(pod)) {
 			m.seen(pod.Core())
 		}
 	}
@@ -150,6 +150,19 @@ func (m *memory) handler() cache.ResourceEventHandler {
 			}
 		},
 	}
+}
+
+// remembers reports whether there is anything to forget about a pod that has a node. Of nearly all there is nothing,
+// and to decode them all takes its time when the controller starts.
+func (m *memory) remembers(pod *cluster.Pod) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := client.ObjectKeyFromObject(pod)
+	_, ungated := m.ungated[key]
+	_, gated := m.gated[key]
+	_, refused := m.refused[key]
+	_, gaveUp := m.givenUp[key]
+	return ungated || gated || refused || gaveUp || m.holds[pod.GetUID()] != nil
 }
 
 func (m *memory) seen(pod *corev1.Pod) {

@@ -55,6 +55,15 @@ type podEvents struct {
 	releaser *releaser
 }
 
+// Create enqueues nothing for the pods that are there when the controller starts: their RetainedIPs have events of
+// their own then.
+func (h podEvents) Create(ctx context.Context, e event.CreateEvent,
+	queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	if !e.IsInInitialList {
+		h.EventHandler.Create(ctx, e, queue)
+	}
+}
+
 func (h podEvents) Delete(ctx context.Context, e event.DeleteEvent,
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 	if pod, ok := e.Object.(*cluster.Pod); ok {

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -9,9 +10,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 )
 
@@ -162,5 +167,19 @@ func TestAReplicaSetThatIsGoneWhileItsPodRunsHidesNoDeployment(t *testing.T) {
 	if got := released(t, r, client.ObjectKeyFromObject(ip)); got.Spec.Workload == nil ||
 		got.Spec.Workload.Kind != "ReplicaSet" || got.Spec.Release {
 		t.Errorf("it is of %+v, released %v", got.Spec.Workload, got.Spec.Release)
+	}
+}
+
+func TestPodsThatAreThereAtTheStartHaveNoRetainedIPLookedUp(t *testing.T) {
+	for first, want := range map[bool]int{true: 0, false: 1} {
+		looked := 0
+		h := podEvents{handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+			looked++
+			return nil
+		}), nil}
+		h.Create(t.Context(), event.CreateEvent{Object: hometest.Pod(), IsInInitialList: first}, nil)
+		if looked != want {
+			t.Errorf("in the first list: %v: looked up %d times", first, looked)
+		}
 	}
 }

@@ -44,6 +44,8 @@ const placementWorkers = 32
 type placer struct {
 	client  client.Client
 	cache   client.Reader // has Pods
+	live    client.Reader // past the cache
+	cached  func() bool   // whether the cache has the RetainedIPs
 	records *podstate.Records
 	memory  *memory
 	events  events.EventRecorder
@@ -61,8 +63,8 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 		WatchesRawSource(source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{}, &handler.EnqueueRequestForObject{},
 			undecidedPods)).
 		Watches(&corev1.Node{}, p.ofNodes(), builder.WithPredicates(nodeMoved)).
-		Watches(&stayputv1alpha1.RetainedIP{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn),
-			builder.WithPredicates(homeGoes)).
+		WatchesRawSource(whenSynced{source.Kind[client.Object](mgr.GetCache(), &stayputv1alpha1.RetainedIP{},
+			handler.EnqueueRequestsFromMapFunc(p.waitingIn), homeGoes)}).
 		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers})
 	if p.records != nil {
 		b = b.Watches(&kruisev1alpha1.PersistentPodState{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn),
@@ -70,6 +72,9 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 	}
 	return b.Complete(p)
 }
+
+// whenSynced is a source for which the controller does not wait: its events begin once the cache has its objects.
+type whenSynced struct{ source.Source }
 
 // ofNodes enqueues the pods whose wait a change of a node can end.
 func (p *placer) ofNodes() handler.EventHandler {
@@ -231,9 +236,8 @@ func (p *placer) findAddress(ctx context.Context, s *home.Situation) error {
 	if identity != "" {
 		field = client.MatchingFields{retainedByIdentity: identity}
 	}
-	var list stayputv1alpha1.RetainedIPList
-	if err := p.client.List(ctx, &list, client.InNamespace(s.Pod.Namespace), field,
-		client.UnsafeDisableDeepCopy); err != nil {
+	list, err := p.retained(ctx, s.Pod.Namespace, field)
+	if err != nil {
 		return err
 	}
 	var kept []*stayputv1alpha1.RetainedIP
@@ -250,6 +254,20 @@ func (p *placer) findAddress(ctx context.Context, s *home.Situation) error {
 		s.Address = home.AddressOf(s.Pod, kept, p.memory.ended(client.ObjectKeyFromObject(s.Pod)), s.Nodes, s.Now)
 	}
 	return nil
+}
+
+// retained lists RetainedIPs by a field of the cache's indexes: from the cache if it has them, else from the API
+// server, which can select by the same fields, so that no pod waits until all are read.
+func (p *placer) retained(ctx context.Context, namespace string, field client.MatchingFields) (
+	list stayputv1alpha1.RetainedIPList, err error) {
+	if !p.cached() {
+		err := p.live.List(ctx, &list, client.InNamespace(namespace), field)
+		if !apierrors.IsBadRequest(err) { // as it answers while the definition is an older one, without these fields
+			return list, err
+		}
+	}
+	err = p.client.List(ctx, &list, client.InNamespace(namespace), field, client.UnsafeDisableDeepCopy)
+	return list, err
 }
 
 // wait reports once that a pod waits, and why. A change of what it waits for wakes it.

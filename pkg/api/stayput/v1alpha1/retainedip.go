@@ -25,6 +25,8 @@ func AddToScheme(s *runtime.Scheme) error {
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=retainedips,shortName=retip,scope=Namespaced
 // +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
+// +kubebuilder:selectablefield:JSONPath=`.spec.podName`
+// +kubebuilder:selectablefield:JSONPath=`.spec.identity`
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="IP",type=string,JSONPath=`.status.ips[0]`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`

@@ -1,0 +1,109 @@
+package placement
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+)
+
+// listed is an API server that has a list, which never changes.
+type listed struct{ *toolscache.ListWatch }
+
+func serves(list runtime.Object) listed {
+	lists := func(context.Context, metav1.ListOptions) (runtime.Object, error) { return list, nil }
+	watches := func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil }
+	return listed{&toolscache.ListWatch{ListWithContextFunc: lists, WatchFuncWithContext: watches}}
+}
+
+// IsWatchListSemanticsUnSupported makes a reflector list.
+func (listed) IsWatchListSemanticsUnSupported() bool { return true }
+
+func TestRetainedIPsAreReadOncePodsAndNodesAre(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c caches
+		ctx, end := context.WithCancel(t.Context())
+		retained := c.newInformer(serves(&stayputv1alpha1.RetainedIPList{Items: []stayputv1alpha1.RetainedIP{
+			*keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)}}), &stayputv1alpha1.RetainedIP{}, 0, nil)
+		pods := c.newInformer(serves(&cluster.PodList{Items: []cluster.Pod{*cluster.PodOf(hometest.Pod())}}),
+			&cluster.Pod{}, 0, nil)
+		nodes := c.newInformer(serves(&corev1.NodeList{Items: []corev1.Node{*hometest.Node("node-1", "a")}}),
+			&corev1.Node{}, 0, nil)
+		goes := func(i toolscache.SharedIndexInformer) { go i.RunWithContext(ctx) }
+		goes(retained)
+		goes(nodes)
+		synctest.Wait()
+		if !nodes.HasSynced() || retained.HasSynced() || len(retained.GetStore().List()) > 0 {
+			t.Errorf("read before the pods: nodes %v, RetainedIPs %v", nodes.HasSynced(), retained.HasSynced())
+		}
+		goes(pods)
+		if !c.WaitForCacheSync(ctx) || !toolscache.WaitForCacheSync(ctx.Done(), retained.HasSynced) {
+			t.Error("they are never read")
+		}
+		end()
+	})
+}
+
+func TestAPodIsBroughtHomeBeforeTheCacheHasTheRetainedIPs(t *testing.T) {
+	for name, older := range map[string]bool{"of this version": false, "under an older definition": true} {
+		t.Run(name, func(t *testing.T) {
+			pod := hometest.Pod()
+			api := fakeAPI(t, pod, hometest.Node("node-1", "a"),
+				keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon))
+			asked := map[string]int{}
+			lists := func(of string, err error) client.WithWatch {
+				return interceptor.NewClient(api, interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch,
+					list client.ObjectList, options ...client.ListOption) error {
+					if _, ok := list.(*stayputv1alpha1.RetainedIPList); ok {
+						if asked[of]++; err != nil {
+							return err
+						}
+					}
+					return c.List(ctx, list, options...)
+				}})
+			}
+			p := testPlacer(lists("cache", nil))
+			p.cached, p.live = func() bool { return false }, lists("API server", nil)
+			if older {
+				p.live = lists("API server", apierrors.NewBadRequest("field label not supported: spec.podName"))
+			}
+			if is := p.looksAt(t, pod); home.Gated(is) || len(nodesOfPod(is)) != 1 || nodesOfPod(is)[0] != "node-1" {
+				t.Errorf("placed by %+v", is.Spec.Affinity)
+			}
+			if asked["API server"] == 0 || (asked["cache"] > 0) != older {
+				t.Errorf("asked %v", asked)
+			}
+		})
+	}
+}
+
+// A pod that is there when the controller starts is decoded only if something is remembered of it.
+func TestAPodWithANodeIsRememberedNoLonger(t *testing.T) {
+	m := newMemory(nil)
+	ran := cluster.PodOf(hometest.Pod(hometest.RanOn("node-1")))
+	if m.remembers(ran) {
+		t.Error("something is remembered of a pod that was never seen")
+	}
+	gated := hometest.Pod(func(p *corev1.Pod) { p.UID = ran.GetUID() })
+	m.handler().OnAdd(cluster.PodOf(gated), true)
+	if !m.remembers(ran) || m.gatedPods()[false].pods != 1 {
+		t.Error("a gated pod is not remembered")
+	}
+	m.handler().OnUpdate(cluster.PodOf(gated), ran)
+	if m.remembers(ran) || m.gatedPods()[false].pods != 0 {
+		t.Error("a pod that has a node now is still remembered as gated")
+	}
+}
