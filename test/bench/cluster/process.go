@@ -48,7 +48,7 @@ func settleBelow(ctx context.Context, quiet float64, processes ...*lab.Process) 
 	const (
 		look  = 250 * time.Millisecond
 		looks = 4
-		limit = 5 * time.Minute
+		limit = 15 * time.Minute // an API server with 5,000 new watches takes about five
 	)
 	sum := func() (total time.Duration, err error) {
 		for _, p := range processes {
