@@ -229,11 +229,12 @@ func (r *rebuilder) findClaim(a netip.Addr) {
 	}
 }
 
-// boundTo returns an attachment's addresses in the order of the range sets.
+// boundTo returns the addresses that stay an attachment's, in the order of the range sets. One that is freed must not
+// be among them: it will be another's, and after a wipe it would be this one's again.
 func (r *rebuilder) boundTo(att Attachment) []netip.Addr {
 	var addrs []netip.Addr
 	for _, a := range r.bound[att] {
-		if s := r.slots[a]; s.state == slotBound && s.att == att {
+		if s := r.slots[a]; s.state == slotBound && s.att == att && !r.dead(a) {
 			addrs = append(addrs, a)
 		}
 	}

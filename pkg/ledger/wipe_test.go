@@ -256,3 +256,33 @@ func (w *world) owners() map[netip.Addr]Attachment {
 	}
 	return owners
 }
+
+// Stayput takes an attachment of host-local's over file by file. If a power loss comes in between, the boot frees one
+// of its addresses and keeps the other.
+func TestAnAddressThatABootFreesIsNoLongerItsFormerOwners(t *testing.T) {
+	for n := range 20 { // the names decide in which order the entries are read
+		w := newWorld(t, testNetwork("10.1.0.0/28", "fd00::/64"))
+		for range n {
+			w.newContainer()
+		}
+		w.add("web-0", ordinary)
+		w.hostLocalAdd()
+		former := w.known[len(w.known)-1]
+		addrs := w.live[former].addrs
+		must.Do(t, w.fs.Chmod("/data/net/"+addrs[0].String(), modeOurs))
+		w.boot(time.Minute)
+		w.prepare()
+		for i := range 13 {
+			w.add(fmt.Sprintf("other-%d", i), ordinary)
+		}
+		now := w.owners()
+		if now[addrs[0]] == former || now[addrs[0]].ContainerID == "" || now[addrs[1]] != former {
+			t.Fatalf("%s has %v, of %v: this test shows nothing", former, now, addrs)
+		}
+		must.Do(t, RemoveAll(w.fs, "/data/net"))
+		w.prepare()
+		if after := w.owners()[addrs[0]]; after != now[addrs[0]] {
+			t.Errorf("after a wipe %s is %s's, not %s's", addrs[0], after, now[addrs[0]])
+		}
+	}
+}
