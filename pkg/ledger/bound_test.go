@@ -1,6 +1,8 @@
 package ledger
 
 import (
+	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -95,5 +97,29 @@ func TestARecordThatDoesNotSayWhenItWasBoundIsRead(t *testing.T) {
 	w.add("web-0", forever)
 	if got := listed(w); got.Addr != is.Addr || !got.Bound.Equal(back) {
 		t.Errorf("after it came back: %+v", got)
+	}
+}
+
+// A file that is written without the lock while a command runs is in the stamp that the command leaves.
+func TestAnAttachmentThatWasSeenIsEndedThoughTheIndexLacksIt(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	w.add("web-0", ordinary)
+	foreign, has := Attachment{"foreign", "eth0"}, netip.MustParseAddr("10.1.0.9")
+	written := false
+	w.fs.before = func(string, string) error {
+		if !written {
+			written = true
+			must.Do(t, w.fs.WriteFile("/data/net/"+has.String(), encodeBound(foreign), modeHostLocal))
+		}
+		return nil
+	}
+	w.add("web-1", ordinary)
+	w.fs.before = nil
+	for _, seen := range []bool{false, true} {
+		r, err := w.ledger().Del(DelRequest{Attachment: foreign, Pod: Pod{Namespace: "default", Name: "web-2"},
+			Policy: tenMinutes, Seen: seen})
+		if err != nil || slices.Contains(r.Addrs, has) != seen {
+			t.Errorf("seen: %v: retained %v, %v", seen, r, err)
+		}
 	}
 }

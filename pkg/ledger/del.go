@@ -13,6 +13,9 @@ type DelRequest struct {
 	Pod        Pod
 	Netns      Netns
 	Policy     *Policy
+	// Seen: an address file was seen to name the attachment. If the index does not know it, it is completed first, also
+	// if its stamp says that it is complete: what was written without the lock may be missing.
+	Seen bool
 }
 
 // Del ends an attachment: its addresses become retained or free. An attachment without an address is none of our
@@ -21,13 +24,18 @@ type DelRequest struct {
 // After an error, which is ErrNewer or the disk's, nothing that is promised was given away; a later command or the
 // agent finishes.
 func (l *Ledger) Del(req DelRequest) (*Result, error) {
-	return l.run(func(t *decision) error { return t.del(req, t.entry) })
+	return l.run(func(t *decision) error {
+		if req.Seen {
+			return t.del(req, t.holder)
+		}
+		return t.del(req, t.entry)
+	})
 }
 
 // Reclaim ends an attachment that leaked, as its DEL would: what is promised becomes retained, the rest free. It
 // takes the lock. An attachment without an address is no error; the errors are Del's.
 func (l *Ledger) Reclaim(att Attachment) (*Result, error) {
-	return l.run(func(t *decision) error { return t.del(DelRequest{Attachment: att}, t.holder) })
+	return l.Del(DelRequest{Attachment: att, Seen: true})
 }
 
 // Collect ends every attachment that is not in valid, as its DEL would (CNI SPEC 1.1, GC). Retained addresses stay.

@@ -300,7 +300,7 @@ func (im *importer) carryOut(ctx context.Context, p *planned) error {
 			r, err = l.Add(req)
 		}
 	case p.has != nil:
-		r, err = l.Del(ledger.DelRequest{Attachment: *p.has, Pod: p.pod, Policy: &p.policy})
+		r, err = l.Del(ledger.DelRequest{Attachment: *p.has, Pod: p.pod, Policy: &p.policy, Seen: true})
 	default:
 		req.Attachment.ContainerID = "import-" + strings.ReplaceAll(p.pod.Namespace+"-"+p.pod.Name, ".", "-")
 		if r, err = l.Add(req); err == nil {
