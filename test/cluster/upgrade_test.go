@@ -222,6 +222,9 @@ func chartBefore(t *testing.T) string {
 			version := is["spec"].(map[string]any)["versions"].([]any)[0].(map[string]any)
 			columns := version["additionalPrinterColumns"].([]any)
 			version["additionalPrinterColumns"] = columns[:len(columns)-1]
+			if fields, ok := version["selectableFields"].([]any); ok {
+				version["selectableFields"] = fields[:1] // nodeName
+			}
 			unstructured.RemoveNestedField(version, "schema", "openAPIV3Schema", "properties", "spec", "properties", "identity")
 		})
 	}
