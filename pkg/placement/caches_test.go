@@ -89,21 +89,3 @@ func TestAPodIsBroughtHomeBeforeTheCacheHasTheRetainedIPs(t *testing.T) {
 		})
 	}
 }
-
-// A pod that is there when the controller starts is decoded only if something is remembered of it.
-func TestAPodWithANodeIsRememberedNoLonger(t *testing.T) {
-	m := newMemory(nil)
-	ran := cluster.PodOf(hometest.Pod(hometest.RanOn("node-1")))
-	if m.remembers(ran) {
-		t.Error("something is remembered of a pod that was never seen")
-	}
-	gated := hometest.Pod(func(p *corev1.Pod) { p.UID = ran.GetUID() })
-	m.handler().OnAdd(cluster.PodOf(gated), true)
-	if !m.remembers(ran) || m.gatedPods()[false].pods != 1 {
-		t.Error("a gated pod is not remembered")
-	}
-	m.handler().OnUpdate(cluster.PodOf(gated), ran)
-	if m.remembers(ran) || m.gatedPods()[false].pods != 0 {
-		t.Error("a pod that has a node now is still remembered as gated")
-	}
-}
