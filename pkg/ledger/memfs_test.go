@@ -335,7 +335,7 @@ func (m *memFS) Lock(path string) (func(), error) {
 }
 
 // lose is a power loss. keep says how: "durable" loses all that was not fsynced, "all" nothing (but every
-// attachment), "torn" empties every file whose content was not fsynced, "mixed" picks at random for each.
+// attachment), "torn" tears every file whose content was not fsynced, "mixed" picks at random for each.
 func (m *memFS) lose(keep string, r *rand.Rand) {
 	m.locked = false
 	loseNode(m.root, keep, r)
@@ -353,8 +353,7 @@ func loseNode(n *memNode, keep string, r *rand.Rand) {
 				i = len(n.content) - 1
 			}
 			if len(n.content) > 1 && !n.sized && (keep == "torn" || r.IntN(3) == 0) {
-				last := n.content[len(n.content)-1]
-				n.content = [][]byte{last[:r.IntN(len(last)+1)/2]}
+				n.content = [][]byte{tear(n.content[len(n.content)-1], r)}
 				return
 			}
 		}
@@ -380,6 +379,18 @@ func loseNode(n *memNode, keep string, r *rand.Rand) {
 	for _, name := range slices.Sorted(maps.Keys(n.dir)) {
 		loseNode(n.dir[name][0], keep, r)
 	}
+}
+
+// sector is what a disk writes whole: 512 bytes or more, of which one holds a bound address file with a container ID of
+// 64 digits. The model's names are as much shorter.
+const sector = 64
+
+// tear returns what a power loss may leave of a file that one write made and no fsync: whole sectors of it, or zeros.
+func tear(b []byte, r *rand.Rand) []byte {
+	if n := r.IntN(len(b)/sector + 2); n <= len(b)/sector {
+		return b[:n*sector]
+	}
+	return make([]byte, len(b))
 }
 
 // dump shows the tree for a failure.

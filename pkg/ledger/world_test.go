@@ -221,9 +221,10 @@ func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r
 		w.failf("the promise of %v to %s was taken back for space", pr.addrs, key)
 	}
 	promised := valueOf(policy)
-	if policy == nil && pr != nil {
+	asPromised := r.Restored || r.Promised // without that an overdue promise has ended
+	if policy == nil && pr != nil && (asPromised || !w.expired(pr)) {
 		promised = pr.policy
-	} else if policy == nil && (r.Restored || r.Promised) {
+	} else if policy == nil && asPromised {
 		kept, ok := w.maybe[key]
 		if !ok {
 			w.failf("%s was promised nothing and got %v as promised", key, r.Addrs)
