@@ -212,7 +212,11 @@ func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r
 	w.live[att] = l
 	// The promise that these addresses were under ends or passes to this attachment.
 	for k, p := range w.promises {
-		if k == key || slices.ContainsFunc(r.Addrs, func(a netip.Addr) bool { return slices.Contains(p.addrs, a) }) {
+		switch {
+		case k != key && !slices.ContainsFunc(r.Addrs, func(a netip.Addr) bool { return slices.Contains(p.addrs, a) }):
+		case k != key && w.freed[k]:
+			w.forget(k) // a killed ADD had begun to end it: the sweep goes on
+		default:
 			delete(w.promises, k)
 		}
 	}
