@@ -40,6 +40,186 @@ var schemaYAML = typed.YAMLObject(`types:
         scalar: string
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.Phase
   scalar: string
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIP
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+    - name: spec
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPSpec
+    - name: status
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPStatus
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPhase
+  scalar: string
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPool
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+    - name: spec
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolSpec
+    - name: status
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolStatus
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolAddresses
+  map:
+    fields:
+    - name: free
+      type:
+        scalar: numeric
+    - name: outOfRange
+      type:
+        scalar: numeric
+    - name: total
+      type:
+        scalar: numeric
+    - name: used
+      type:
+        scalar: numeric
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolMode
+  scalar: string
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolSpec
+  map:
+    fields:
+    - name: addresses
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: disabled
+      type:
+        scalar: boolean
+    - name: excludedAddresses
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: gateway
+      type:
+        scalar: string
+    - name: mode
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolMode
+    - name: namespaceSelector
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+    - name: nodeSelector
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+    - name: routes
+      type:
+        list:
+          elementType:
+            namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPRoute
+          elementRelationship: atomic
+    - name: subnet
+      type:
+        scalar: string
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolStatus
+  map:
+    fields:
+    - name: addresses
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolAddresses
+    - name: conditions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+          elementRelationship: associative
+          keys:
+          - type
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPRoute
+  map:
+    fields:
+    - name: dst
+      type:
+        scalar: string
+    - name: gw
+      type:
+        scalar: string
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPSpec
+  map:
+    fields:
+    - name: identity
+      type:
+        scalar: string
+    - name: interface
+      type:
+        scalar: string
+    - name: mode
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolMode
+    - name: namespace
+      type:
+        scalar: string
+    - name: network
+      type:
+        scalar: string
+    - name: podName
+      type:
+        scalar: string
+    - name: podUID
+      type:
+        scalar: string
+    - name: pool
+      type:
+        scalar: string
+    - name: quarantined
+      type:
+        scalar: string
+    - name: release
+      type:
+        scalar: boolean
+    - name: retention
+      type:
+        scalar: string
+    - name: whenDeleted
+      type:
+        scalar: string
+    - name: whenScaled
+      type:
+        scalar: string
+    - name: workload
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.WorkloadReference
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPStatus
+  map:
+    fields:
+    - name: expires
+      type:
+        scalar: string
+    - name: nodeName
+      type:
+        scalar: string
+    - name: phase
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPhase
+    - name: podUID
+      type:
+        scalar: string
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.RetainedIP
   map:
     fields:
@@ -139,6 +319,29 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: uid
       type:
         scalar: string
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+  map:
+    fields:
+    - name: lastTransitionTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: message
+      type:
+        scalar: string
+    - name: observedGeneration
+      type:
+        scalar: numeric
+    - name: reason
+      type:
+        scalar: string
+    - name: status
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ConditionStatus
+    - name: type
+      type:
+        scalar: string
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.ConditionStatus
+  scalar: string
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1
   map:
     elementType:
@@ -151,6 +354,38 @@ var schemaYAML = typed.YAMLObject(`types:
         elementType:
           namedType: __untyped_deduced_
         elementRelationship: separable
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+  map:
+    fields:
+    - name: matchExpressions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement
+          elementRelationship: atomic
+    - name: matchLabels
+      type:
+        map:
+          elementType:
+            scalar: string
+    elementRelationship: atomic
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorOperator
+  scalar: string
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+    - name: operator
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorOperator
+    - name: values
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.ManagedFieldsEntry
   map:
     fields:

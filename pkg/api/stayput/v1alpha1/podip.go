@@ -1,0 +1,175 @@
+package v1alpha1
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// PodIP is one address that belongs to a pod and not to a node. Its name is the address, so that only one can exist:
+// to create it is to claim the address. To release it, set spec.release or delete the object; both wait until no pod
+// can have the address any more.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=podips,shortName=pip,scope=Cluster
+// +kubebuilder:subresource:status
+// +kubebuilder:selectablefield:JSONPath=`.spec.mode`
+// +kubebuilder:selectablefield:JSONPath=`.spec.pool`
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
+// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
+// +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.namespace`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.podName`
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.nodeName`
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Expires",type=string,JSONPath=`.status.expires`
+// +kubebuilder:printcolumn:name="Interface",type=string,JSONPath=`.spec.interface`,priority=1
+// +kubebuilder:printcolumn:name="Workload",type=string,JSONPath=`.spec.workload.name`,priority=1
+// +kubebuilder:printcolumn:name="Quarantined",type=string,JSONPath=`.spec.quarantined`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.contains('.') ? isIP(self.metadata.name) && ip(self.metadata.name).family() == 4 : self.metadata.name.matches('^([0-9a-f]{4}-){7}[0-9a-f]{4}$')",message="metadata.name: expected an IPv4 address, or an IPv6 address as eight groups of four digits joined by -, such as 2001-0db8-0000-0000-0000-0000-0000-0001"
+type PodIP struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec PodIPSpec `json:"spec"`
+	// +optional
+	Status PodIPStatus `json:"status,omitempty"`
+}
+
+// PodIPSpec says whose the address is. The controller writes it; people may set release.
+type PodIPSpec struct {
+	// pool is the PodIPPool that gave the address.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.pool is immutable"
+	Pool string `json:"pool"`
+
+	// mode is that of the pool.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.mode is immutable"
+	Mode PodIPPoolMode `json:"mode"`
+
+	// namespace of the pods that the address belongs to.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.namespace is immutable"
+	Namespace string `json:"namespace"`
+
+	// podName is the pod that has the address or had it last.
+	// +kubebuilder:validation:MinLength=1
+	PodName string `json:"podName"`
+
+	// podUID is the pod that the address is given to, or was given to last. It changes only once the pod that it names
+	// surely has the address no more.
+	// +kubebuilder:validation:MinLength=1
+	PodUID string `json:"podUID"`
+
+	// identity is the shared identity (annotation stayput.io/identity) whose address it is; empty if it is the pod's own.
+	// +optional
+	Identity string `json:"identity,omitempty"`
+
+	// network is the name of the pod's network in the CNI configuration.
+	// +optional
+	Network string `json:"network,omitempty"`
+
+	// interface is its name inside the pod.
+	// +kubebuilder:validation:MinLength=1
+	Interface string `json:"interface"`
+
+	// retention is how long the address is kept once the pod is gone: a Go duration, while-owned, or nothing: it is
+	// free at once.
+	// +optional
+	Retention string `json:"retention,omitempty"`
+
+	// whenScaled says what happens to the address when the workload is scaled down below the pod.
+	// +optional
+	// +kubebuilder:validation:Enum=Retain;Release
+	WhenScaled string `json:"whenScaled,omitempty"`
+
+	// whenDeleted says what happens to the address when the workload is deleted.
+	// +optional
+	// +kubebuilder:validation:Enum=Retain;Release
+	WhenDeleted string `json:"whenDeleted,omitempty"`
+
+	// workload is the controller of the pod, if it has one.
+	// +optional
+	Workload *WorkloadReference `json:"workload,omitempty"`
+
+	// release frees the address as soon as no pod can have it any more.
+	// +optional
+	Release bool `json:"release,omitempty"`
+
+	// quarantined says why nobody gets the address now: another machine answers for it, or more than one pod has it by
+	// what the cluster knows.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Quarantined string `json:"quarantined,omitempty"`
+}
+
+// PodIPPhase is the state of an address.
+//
+// +kubebuilder:validation:Enum=Allocated;Bound;Retained
+type PodIPPhase string
+
+// The phases. Each is about the pod that status.podUID names: if that is not the one of the spec, or none, the address
+// is given to a pod that has not started.
+const (
+	PodIPAllocated PodIPPhase = "Allocated" // no node has said anything of the pod
+	PodIPBound     PodIPPhase = "Bound"     // the node's agent says that the pod has the address
+	PodIPRetained  PodIPPhase = "Retained"  // the pod surely has the address no more, and will not get it again
+)
+
+// PodIPStatus is what is known of the pod. The agent of the pod's node writes it, but for expires, and the controller
+// if the node is off for good.
+type PodIPStatus struct {
+	// phase of the address. To write Retained is a promise: the pod of podUID will never again have the address.
+	// +optional
+	Phase PodIPPhase `json:"phase,omitempty"`
+
+	// podUID is the pod that phase, nodeName and since are about.
+	// +optional
+	PodUID string `json:"podUID,omitempty"`
+
+	// nodeName is the node of that pod.
+	// +optional
+	NodeName string `json:"nodeName,omitempty"`
+
+	// since is when the phase began.
+	// +optional
+	Since *metav1.Time `json:"since,omitempty"`
+
+	// expires is when the address becomes free: a time in RFC 3339, "never" if it is kept without an end, empty while a
+	// pod has it. It is a string because kubectl prints times in the future as invalid.
+	// +optional
+	Expires string `json:"expires,omitempty"`
+}
+
+// FinalizerInUse is on a PodIP until no pod can have its address any more, and on a PodIPPool while it has PodIPs.
+const FinalizerInUse = "stayput.io/in-use"
+
+// PodIPName returns the name of the PodIP of an address: an IPv4 address as it is, an IPv6 address as its eight groups
+// of four digits, joined by -.
+func PodIPName(a netip.Addr) string {
+	if a = a.Unmap().WithZone(""); a.Is4() {
+		return a.String()
+	}
+	return strings.ReplaceAll(a.StringExpanded(), ":", "-")
+}
+
+// ParsePodIPName returns the address of the PodIP of this name.
+func ParsePodIPName(name string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(strings.ReplaceAll(name, "-", ":"))
+	if err != nil || PodIPName(a) != name {
+		return netip.Addr{}, fmt.Errorf("%q is not the name of a PodIP: expected an IPv4 address, or an IPv6 address as "+
+			"eight groups of four digits joined by -, such as 2001-0db8-0000-0000-0000-0000-0000-0001", name)
+	}
+	return a, nil
+}
+
+// PodIPList is a list of PodIP.
+//
+// +kubebuilder:object:root=true
+type PodIPList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []PodIP `json:"items"`
+}
