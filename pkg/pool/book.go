@@ -1,0 +1,312 @@
+package pool
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Book is what a controller knows. It is filled from caches, and by what writes return; then it answers.
+//
+// It is not safe for concurrent use. Its answers take time by the addresses of a pod or identity, not by their number in
+// the cluster, but for the few that say otherwise.
+type Book struct {
+	roll  Roll
+	stale bool
+
+	pools   map[string]*stock
+	ips     map[netip.Addr]*PodIP
+	owned   map[Owner][]netip.Addr // sorted
+	given   map[UID][]netip.Addr
+	pods    map[UID]*Pod
+	named   map[Owner]UID               // the newest pod of this name that exists
+	told    map[netip.Addr]map[UID]bool // pods whose annotation has the address
+	nodes   map[string]Node
+	answers map[string]Answer
+	ends    map[UID]End
+	waiting map[string]map[UID]bool // pods that wait for an address of a pool
+
+	rules rules
+}
+
+// endsMost is how many ends of pods are remembered. Without one, more nodes have to be asked.
+const endsMost = 50_000
+
+// stock is a pool and what is free of it.
+type stock struct {
+	Pool
+	fresh Set // never used, as far as is known
+	// freed are addresses that somebody had, the longest free first.
+	freed []netip.Addr
+	// last is the address that was taken last: allocation goes on behind it.
+	last   netip.Addr
+	lastAt time.Time
+	// reserved are addresses for which a write is under way.
+	reserved map[netip.Addr]time.Time
+	in, out  map[netip.Addr]bool // of its PodIPs: those in range, and those that are not
+}
+
+// freedMost is how many freed addresses of a pool are told from those that were never used.
+const freedMost = 10_000
+
+// reservedFor is longer than a write can be under way.
+const reservedFor = time.Minute
+
+// NewBook begins a Book by the roll as it is past all caches. What is put in must have been listed later.
+func NewBook(r Roll) *Book {
+	return &Book{
+		roll: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
+		given: map[UID][]netip.Addr{}, pods: map[UID]*Pod{}, named: map[Owner]UID{},
+		told: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{}, answers: map[string]Answer{}, ends: map[UID]End{},
+		waiting: map[string]map[UID]bool{},
+	}
+}
+
+// SetPool puts a pool in. It takes time by the number of PodIPs if the addresses of the pool have changed.
+func (b *Book) SetPool(p Pool) {
+	s := b.pools[p.Name]
+	if s != nil && slices.Equal(s.Range.Set.spans, p.Range.Set.spans) {
+		s.Pool = p
+		return
+	}
+	s = &stock{Pool: p, fresh: p.Range.Set.clone(), reserved: map[netip.Addr]time.Time{}, in: map[netip.Addr]bool{},
+		out: map[netip.Addr]bool{}}
+	if was := b.pools[p.Name]; was != nil {
+		s.last, s.lastAt = was.last, was.lastAt
+	}
+	b.pools[p.Name] = s
+	for _, ip := range b.ips {
+		s.take(ip)
+	}
+}
+
+// RemovePool takes a pool out.
+func (b *Book) RemovePool(name string) { delete(b.pools, name) }
+
+// take notes that an address is somebody's.
+func (s *stock) take(p *PodIP) {
+	if p.Pool == s.Name {
+		if s.Range.Set.Contains(p.Addr) {
+			s.in[p.Addr] = true
+		} else {
+			s.out[p.Addr] = true
+		}
+		if p.Created.After(s.lastAt) {
+			s.last, s.lastAt = p.Addr, p.Created
+		}
+	}
+	delete(s.reserved, p.Addr)
+	if !s.fresh.remove(p.Addr) {
+		if i := slices.Index(s.freed, p.Addr); i >= 0 {
+			s.freed = slices.Delete(s.freed, i, i+1)
+		}
+	}
+}
+
+// free notes that an address is nobody's.
+func (s *stock) free(a netip.Addr) {
+	delete(s.in, a)
+	delete(s.out, a)
+	if !s.Range.Set.Contains(a) {
+		return
+	}
+	if s.freed = append(s.freed, a); len(s.freed) > freedMost {
+		s.fresh.add(s.freed[0])
+		s.freed = slices.Delete(s.freed, 0, 1)
+	}
+}
+
+// left returns how many addresses can be given.
+func (s *stock) left(now time.Time) uint64 {
+	for a, at := range s.reserved {
+		if now.Sub(at) > reservedFor {
+			delete(s.reserved, a)
+		}
+	}
+	free := s.fresh.Count() + uint64(len(s.freed))
+	return free - min(free, uint64(len(s.reserved)))
+}
+
+// next returns the address to give next: one that was never used, the longest free one otherwise.
+func (s *stock) next(not func(netip.Addr) bool) (netip.Addr, bool) {
+	skip := func(a netip.Addr) bool {
+		_, reserved := s.reserved[a]
+		return reserved || not(a)
+	}
+	for a, first := s.fresh.Next(s.last), (netip.Addr{}); a.IsValid() && a != first; a = s.fresh.Next(a) {
+		if !skip(a) {
+			return a, true
+		}
+		if !first.IsValid() {
+			first = a
+		}
+	}
+	for _, a := range s.freed {
+		if !skip(a) {
+			return a, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// SetPodIP puts a PodIP in: from the cache, and what a write returned. The caller sees to it that no older version of an
+// object replaces a newer one.
+func (b *Book) SetPodIP(p PodIP) {
+	was := b.ips[p.Addr]
+	if was != nil {
+		b.unindex(was)
+	}
+	b.ips[p.Addr] = &p
+	b.given[p.PodUID] = append(b.given[p.PodUID], p.Addr)
+	owned := b.owned[p.owner()]
+	if i, found := slices.BinarySearchFunc(owned, p.Addr, netip.Addr.Compare); !found {
+		b.owned[p.owner()] = slices.Insert(owned, i, p.Addr)
+	}
+	if was == nil {
+		for _, s := range b.pools {
+			s.take(&p)
+		}
+	}
+}
+
+// RemovePodIP takes a PodIP out.
+func (b *Book) RemovePodIP(a netip.Addr) {
+	p := b.ips[a]
+	if p == nil {
+		return
+	}
+	b.unindex(p)
+	delete(b.ips, a)
+	for _, s := range b.pools {
+		s.free(a)
+	}
+}
+
+func (b *Book) unindex(p *PodIP) {
+	drop(b.given, p.PodUID, p.Addr)
+	drop(b.owned, p.owner(), p.Addr)
+}
+
+func drop[K comparable](of map[K][]netip.Addr, key K, a netip.Addr) {
+	left := slices.DeleteFunc(of[key], func(o netip.Addr) bool { return o == a })
+	if of[key] = left; len(left) == 0 {
+		delete(of, key)
+	}
+}
+
+// PodIP returns what is known of an address, nil: it is nobody's.
+func (b *Book) PodIP(a netip.Addr) *PodIP { return b.ips[a] }
+
+// SetPod puts a pod in that asks for addresses of pools, or has some.
+func (b *Book) SetPod(p Pod) {
+	if was := b.pods[p.UID]; was != nil {
+		b.untell(was)
+	}
+	b.pods[p.UID] = &p
+	name := Owner{Namespace: p.Namespace, Pod: p.Name}
+	if other := b.pods[b.named[name]]; other == nil || !p.Created.Before(other.Created) {
+		b.named[name] = p.UID
+	}
+	for _, a := range p.Has {
+		if b.told[a.Prefix.Addr()] == nil {
+			b.told[a.Prefix.Addr()] = map[UID]bool{}
+		}
+		b.told[a.Prefix.Addr()][p.UID] = true
+	}
+	if !p.Gated || p.Ending {
+		b.goes(p.UID)
+	}
+}
+
+func (b *Book) untell(p *Pod) {
+	for _, a := range p.Has {
+		pods := b.told[a.Prefix.Addr()]
+		if delete(pods, p.UID); len(pods) == 0 {
+			delete(b.told, a.Prefix.Addr())
+		}
+	}
+}
+
+// RemovePod takes out a pod that the cluster has no more. final: its last state is the one that was put in last.
+func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
+	p := b.pods[uid]
+	if p == nil {
+		return
+	}
+	b.untell(p)
+	delete(b.pods, uid)
+	if name := (Owner{Namespace: p.Namespace, Pod: p.Name}); b.named[name] == uid {
+		delete(b.named, name)
+	}
+	b.goes(uid)
+	if len(b.ends) >= endsMost {
+		oldest := slices.SortedFunc(maps.Keys(b.ends), func(x, y UID) int { return b.ends[x].At.Compare(b.ends[y].At) })
+		for _, old := range oldest[:endsMost/2] {
+			delete(b.ends, old)
+		}
+	}
+	b.ends[uid] = End{Node: p.Node, Final: final, At: now}
+}
+
+// SetNode and RemoveNode: as the cache has them.
+func (b *Book) SetNode(n Node)         { b.nodes[n.Name] = n }
+func (b *Book) RemoveNode(name string) { delete(b.nodes, name) }
+
+// SetAnswer and RemoveAnswer: as the cache has them.
+func (b *Book) SetAnswer(a Answer)       { b.answers[a.Node] = a }
+func (b *Book) RemoveAnswer(node string) { delete(b.answers, node) }
+
+// Fence returns what the fence says of an address.
+func (b *Book) Fence(p *PodIP, now time.Time) Finding {
+	s := Situation{
+		Now: now, IP: p, Pod: b.pods[p.PodUID], Nodes: b.nodes, Answers: b.answers, Asked: b.roll.Asked[p.PodUID],
+		rules: b.rules,
+	}
+	if end, ok := b.ends[p.PodUID]; ok {
+		s.End = &end
+	}
+	return Fence(s)
+}
+
+// waits notes that a pod waits for an address of these pools, goes that it does no more.
+func (b *Book) waits(uid UID, pools []string) {
+	for _, name := range pools {
+		if b.waiting[name] == nil {
+			b.waiting[name] = map[UID]bool{}
+		}
+		b.waiting[name][uid] = true
+	}
+}
+
+func (b *Book) goes(uid UID) {
+	for name, pods := range b.waiting {
+		if delete(pods, uid); len(pods) == 0 {
+			delete(b.waiting, name)
+		}
+	}
+}
+
+// Waiting returns the pods that wait for an address of a pool, the oldest first.
+func (b *Book) Waiting(pool string) []UID {
+	return slices.SortedFunc(maps.Keys(b.waiting[pool]), func(x, y UID) int { return b.older(b.pods[x], b.pods[y]) })
+}
+
+// older orders pods by their age.
+func (b *Book) older(x, y *Pod) int {
+	return cmp.Or(x.Created.Compare(y.Created), cmp.Compare(x.UID, y.UID))
+}
+
+// Count is how many addresses a pool has: status.addresses.
+type Count struct{ Total, Used, Free, OutOfRange uint64 }
+
+// Count counts the addresses of a pool.
+func (b *Book) Count(pool string, now time.Time) Count {
+	s := b.pools[pool]
+	if s == nil {
+		return Count{}
+	}
+	total, used := s.Range.Set.Count(), uint64(len(s.in))
+	return Count{Total: total, Used: used, Free: s.left(now), OutOfRange: uint64(len(s.out))}
+}

@@ -1,0 +1,37 @@
+// Package pool decides which pod has which address of a pool: an address that belongs to the pod and not to its node.
+// It neither reads nor writes. What is known goes into a [Book], and out come the writes to make, in order, each bound
+// to what it was decided on. The controller and the agents carry them out; so does the model test, which runs the same
+// code through random histories.
+//
+// # What it promises
+//
+// At no time can two pods answer for one address. That rests on four things.
+//
+//   - The name of a PodIP is its address, so that only one can exist. To create it is the claim; it is never overwritten.
+//   - It changes hands, or goes, only past the fence: once the pod that has it surely has it no more, nor will again. See
+//     [Fence]. Every such write is bound to the version of the PodIP that was decided on. So two controllers that both
+//     believe to lead, writes that come late or twice, and a kill between any two of them do no harm.
+//   - What an agent reports as gone stays gone: before it says so, it bars the pod from its node for good. See [Tend].
+//   - Nothing is given or taken while the API server may have forgotten something: after a restore from a backup, every
+//     node says first which addresses it has. See [Roll].
+//
+// Besides, no address leaks (every PodIP has a reason to exist, or [Book.Review] ends it) and no pod waits without a
+// reason that is said ([Plan.Reason]).
+//
+// # Who can be wrong
+//
+// What a Book knows comes from caches that lag behind, each by itself. Most decisions are safe all the same, because an
+// old version makes the write fail. What is not is in the write's conditions ([Check]), which are read past the caches.
+//
+// The word of an operator, that a node is off, is believed: its Node is deleted, or has the taint
+// node.kubernetes.io/out-of-service. If it was not off, its pods answer until its agent reaches the API server.
+//
+//	set.go    sets of addresses; parse.go a pool as people write it
+//	book.go   what is known; objects.go of what
+//	place.go  the addresses of a new pod
+//	fence.go  whether an address can change hands
+//	life.go   the life of a PodIP and of a pool
+//	roll.go   what all nodes are asked
+//	node.go   what an agent says and does
+//	write.go  writes, and what they are bound to
+package pool

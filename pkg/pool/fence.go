@@ -1,0 +1,186 @@
+package pool
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Verdict of the fence.
+type Verdict int
+
+// The verdicts: the address may change hands; it may soon, by itself; it never may without something that somebody has
+// to do.
+const (
+	Yes Verdict = iota
+	Wait
+	Never
+)
+
+// Finding is what the fence says.
+type Finding struct {
+	Verdict Verdict
+	// Reason says what proves that the pod has the address no more, or what is missing.
+	Reason string
+	// Remedy is what somebody has to do, if the verdict is Never.
+	Remedy string
+	// If is what must be so past the caches, too.
+	If []Check
+	// Ask: no proof will come unless all nodes are asked for the pod.
+	Ask bool
+}
+
+// Situation is all that the fence depends on.
+type Situation struct {
+	Now time.Time
+	IP  *PodIP
+	// Pod is the one that the address was given to, nil if the cluster has it no more.
+	Pod *Pod
+	// End of that pod, nil if it was not seen.
+	End   *End
+	Nodes map[string]Node
+	// Answers by node, and the round in which nodes were asked for the pod after its end; zero: they were not.
+	Answers map[string]Answer
+	Asked   int64
+
+	rules rules
+}
+
+// askAfter is how long the fence waits for a report before it has nodes asked for one: longer than an agent is away
+// when it is upgraded, or than kubelet takes to remove what is left of a pod.
+const askAfter = 30 * time.Second
+
+// Fence reports whether the pod that an address was given to surely has it no more, nor will again. That is so if
+//
+//   - its node's agent says so, in the status of the PodIP or when it was asked, or
+//   - it was deleted before it had a node, or
+//   - it was deleted, and its node is off by the word of an operator, or
+//   - it was deleted, nobody knows which node it had, and every node says that it is not there, or is off.
+//
+// That a pod was deleted, by force or not, proves nothing, nor does a node that is not Ready: its sandbox may live on.
+func Fence(s Situation) Finding {
+	p := s.IP
+	name := p.Namespace + "/" + p.PodName
+	alive := s.Pod != nil && !s.Pod.Ending && !s.Pod.Over
+	switch {
+	case alive:
+		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s has it", name)}
+	case p.Quarantine != "":
+		return fenceAll(s, "it is quarantined: "+p.Quarantine)
+	case p.gone():
+		return Finding{Reason: fmt.Sprintf("node %s reports that pod %s is gone", p.Node, name)}
+	case s.Pod != nil && s.Pod.Node == "":
+		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s is being deleted", name)}
+	case s.Pod != nil:
+		return Finding{Verdict: Wait,
+			Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", s.Pod.Node, name)}
+	case s.rules.broken(forceDeleteIsNoProof):
+		return Finding{}
+	case s.End != nil && s.End.Final && s.End.Node == "":
+		return Finding{Reason: fmt.Sprintf("pod %s never had a node", name)}
+	}
+	if node := s.node(); node != "" {
+		return fenceNode(s, name, node)
+	}
+	return fenceAll(s, fmt.Sprintf("nobody knows on which node pod %s was", name))
+}
+
+// node returns the node of a pod that is gone, if it is known.
+func (s Situation) node() string {
+	if s.IP.Of == s.IP.PodUID && s.IP.Node != "" {
+		return s.IP.Node
+	}
+	if s.End != nil && s.End.Node != "" {
+		return s.End.Node
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Answers)) {
+		if s.Answers[name].holds(s.IP) {
+			return name
+		}
+	}
+	return ""
+}
+
+// podGone is the pod of the address, which must not exist.
+func (s Situation) podGone() []Check {
+	if s.rules.broken(podIsLookedUp) {
+		return nil
+	}
+	return []Check{{Gone: &Pod{UID: s.IP.PodUID, Namespace: s.IP.Namespace, Name: s.IP.PodName}}}
+}
+
+func (s Situation) off(node string) []Check {
+	if s.rules.broken(nodeIsLookedUp) {
+		return nil
+	}
+	return []Check{{Off: node}}
+}
+
+const offRemedy = "bring it back or, once it is surely off, delete the Node or taint it " + OutOfService + ":NoExecute"
+
+// fenceNode is for a pod that was deleted, and was on this node.
+func fenceNode(s Situation, name, node string) Finding {
+	n, exists := s.Nodes[node]
+	switch {
+	case !exists:
+		return Finding{Reason: fmt.Sprintf("node %s is deleted", node), If: append(s.podGone(), s.off(node)...)}
+	case n.Off:
+		return Finding{Reason: fmt.Sprintf("node %s is out of service", node), If: append(s.podGone(), s.off(node)...)}
+	case s.answered(node):
+		return Finding{Reason: fmt.Sprintf("node %s says that pod %s is not there", node, name)}
+	case s.rules.broken(notReadyIsNoProof) && !n.Ready:
+		return Finding{}
+	case !n.Ready:
+		return Finding{Verdict: Never, Ask: s.Asked == 0,
+			Reason: fmt.Sprintf("pod %s may still run on node %s, which is not Ready", name, node),
+			Remedy: offRemedy}
+	}
+	return Finding{Verdict: Wait, Ask: s.Asked == 0 && (s.End == nil || s.Now.Sub(s.End.At) >= askAfter),
+		Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", node, name)}
+}
+
+// answered reports whether a node says that the pod is not there, having been asked after the pod's end.
+func (s Situation) answered(node string) bool {
+	a, ok := s.Answers[node]
+	asked := s.Asked > 0 && a.Round >= s.Asked
+	if s.rules.broken(answersAreFresh) {
+		asked = true
+	}
+	return ok && asked && !a.holds(s.IP)
+}
+
+// fenceAll is for a pod that may be on any node, if it is on one.
+func fenceAll(s Situation, why string) Finding {
+	if s.Pod != nil {
+		return Finding{Verdict: Wait, Reason: why}
+	}
+	checks := s.podGone()
+	var among, silent, lost []string
+	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
+		among = append(among, name)
+		switch n := s.Nodes[name]; {
+		case n.Foreign || s.answered(name) || s.rules.broken(everyNodeAnswers):
+		case n.Off:
+			checks = append(checks, s.off(name)...)
+		case n.Ready:
+			silent = append(silent, name)
+		default:
+			lost = append(lost, name)
+		}
+	}
+	ask := s.Asked == 0
+	switch {
+	case lost != nil:
+		return Finding{Verdict: Never, Ask: ask,
+			Reason: fmt.Sprintf("%s, and node %s is not Ready", why, strings.Join(lost, ", ")), Remedy: offRemedy}
+	case silent != nil:
+		return Finding{Verdict: Wait, Ask: ask,
+			Reason: fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", "))}
+	}
+	if !s.rules.broken(nodesAreListed) {
+		checks = append(checks, Check{Among: append(among, "")})
+	}
+	return Finding{Reason: "every node says that it is not there", If: checks}
+}

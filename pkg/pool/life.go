@@ -1,0 +1,197 @@
+package pool
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Wanted is whether the workload of an address wants its pod, as far as that is known.
+type Wanted int
+
+// What is known of a workload. Unknown is never a reason to release an address.
+const (
+	Unknown   Wanted = iota
+	Wants            // it wants the pod
+	Scaled           // it is scaled down below the pod
+	Abandoned        // it is deleted, and no pod of it is left that another one could adopt
+)
+
+// Ends returns when an address is free whose pod has been gone since a time: whether it is by now, and otherwise what
+// it is kept for, and until when; the zero time: without an end.
+func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, until time.Time) {
+	switch {
+	case wanted == Scaled && k.Scaled:
+		return true, "its workload is scaled down and no longer wants the pod", time.Time{}
+	case wanted == Abandoned && k.Deleted:
+		return true, "its workload is deleted", time.Time{}
+	case k.WhileOwned:
+		return false, "it is kept while owned", time.Time{}
+	case k.For > 0:
+		until = since.Add(k.For)
+		return !now.Before(until), fmt.Sprintf("it is kept for %s", k.For), until
+	}
+	return true, "nobody asked to keep it", time.Time{}
+}
+
+// Addresses returns all addresses that [Book.Review] may have something to do with. It takes time by their number.
+func (b *Book) Addresses() []netip.Addr {
+	all := maps.Clone(b.told)
+	for a := range b.ips {
+		all[a] = nil
+	}
+	return slices.SortedFunc(maps.Keys(all), netip.Addr.Compare)
+}
+
+// Review sees to one address: it makes a PodIP again that a pod lacks, quarantines one that several pods have, and ends
+// one whose reason is gone. wanted is asked only if that matters.
+func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
+	if reason, remedy := b.recalling(); reason != "" {
+		return Plan{Reason: reason, Remedy: remedy}
+	}
+	p := b.ips[a]
+	teller := b.teller(a)
+	switch {
+	case p == nil && teller == nil:
+		return Plan{}
+	case p == nil:
+		return b.remake(a, teller)
+	case teller != nil && p.Quarantine == "":
+		again := *p
+		again.Quarantine = fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)
+		return Plan{Writes: []Write{UpdateIP{PodIP: again, If: []Check{{There: teller}}}}}
+	case teller != nil:
+		return Plan{Reason: "it is quarantined: " + p.Quarantine, Remedy: "delete one of the pods"}
+	}
+	pod := b.pods[p.PodUID]
+	alive := pod != nil && !pod.Ending && !pod.Over
+	switch {
+	case alive && p.gone() && pod.Node != "": // the pod comes from a backup
+		return Plan{Reason: fmt.Sprintf("pod %s/%s ended on node %s before the API server's data were restored",
+			p.Namespace, p.PodName, p.Node),
+			Writes: []Write{EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
+	case pod != nil && b.surplus(pod, p):
+		if b.rules.broken(surplusIsFreed) {
+			return Plan{}
+		}
+		return b.end(p, "its pod has other addresses", nil)
+	case alive && (p.Release || p.Deleting) && b.rules.broken(releaseWaitsForFence):
+		return b.end(p, "", nil)
+	case alive:
+		return Plan{}
+	}
+	f := b.Fence(p, now)
+	if f.Verdict != Yes {
+		plan := Plan{Reason: f.Reason, Remedy: f.Remedy}
+		if f.Ask {
+			plan.Writes = []Write{b.ask(p, now)}
+		}
+		return plan
+	}
+	why, until := "", time.Time{}
+	switch free, pool := false, b.pools[p.Pool]; {
+	case p.Deleting, p.Release, p.Quarantine != "":
+		return b.end(p, "it was released", f.If)
+	case pool != nil && pool.Deleting:
+		return b.end(p, "its pool is being deleted", f.If)
+	case b.superseded(p):
+		return b.end(p, "its pod has other addresses", f.If)
+	default:
+		ask := Unknown
+		if p.Keep.Scaled || p.Keep.Deleted {
+			ask = wanted(p)
+		}
+		since := p.Since
+		if !p.gone() {
+			since = now
+		}
+		if free, why, until = p.Keep.Ends(since, now, ask); free {
+			return b.end(p, why, f.If)
+		}
+	}
+	if !p.gone() { // what proves it now may be gone later, and the retention begins
+		again := *p
+		again.Phase, again.Of, again.Since, again.Node = Retained, p.PodUID, now, b.nodeOf(p)
+		return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
+	}
+	return Plan{Reason: why, Until: until}
+}
+
+// nodeOf returns the node that the pod of an address had, as far as that is known.
+func (b *Book) nodeOf(p *PodIP) string {
+	if p.Of == p.PodUID && p.Node != "" {
+		return p.Node
+	}
+	return b.ends[p.PodUID].Node
+}
+
+// teller returns a pod that was told to have an address which is not its own by the PodIP: the oldest. nil: there is
+// none. Pods that are on their way out do not count: their address may be another one's by now.
+func (b *Book) teller(a netip.Addr) (oldest *Pod) {
+	for uid := range b.told[a] {
+		pod := b.pods[uid]
+		if p := b.ips[a]; pod.Gated || pod.Ending || pod.Over || p != nil && p.PodUID == uid {
+			continue
+		}
+		if oldest == nil || b.older(pod, oldest) < 0 {
+			oldest = pod
+		}
+	}
+	return oldest
+}
+
+// remake makes the PodIP of an address again that a pod was told to have.
+func (b *Book) remake(a netip.Addr, pod *Pod) Plan {
+	h := pod.Has[slices.IndexFunc(pod.Has, func(h Address) bool { return h.Prefix.Addr() == a })]
+	return Plan{Writes: []Write{CreateIP{
+		PodIP: PodIP{
+			Addr: a, Pool: h.Pool, Mode: h.Mode, Namespace: pod.Namespace, PodName: pod.Name, Identity: pod.Identity,
+			PodUID: pod.UID, Network: h.Network, Interface: h.Interface, Keep: pod.Keep, Workload: pod.Workload, Held: true,
+		},
+		If: []Check{{There: pod}},
+	}}}
+}
+
+// surplus reports whether the pod of an address was let go without being told of it. It never will be.
+func (b *Book) surplus(pod *Pod, p *PodIP) bool {
+	if b.rules.broken(annotationsDecide) {
+		return !pod.has(p.Addr)
+	}
+	return pod.Has != nil && !pod.Gated && !pod.has(p.Addr)
+}
+
+// superseded reports whether a later pod of the same name has another address in the place of this one.
+func (b *Book) superseded(p *PodIP) bool {
+	pod := b.pods[b.named[Owner{Namespace: p.Namespace, Pod: p.PodName}]]
+	if p.Identity != "" || pod == nil || pod.Gated || pod.UID == p.PodUID {
+		return false
+	}
+	return pod.Has != nil && !pod.has(p.Addr)
+}
+
+// end frees an address, in two steps if it is held: deleted first, nobody can claim it any more.
+func (b *Book) end(p *PodIP, why string, checks []Check) Plan {
+	if b.rules.broken(unusedIsFreed) {
+		return Plan{}
+	}
+	if p.Deleting {
+		again := *p
+		again.Held = false
+		return Plan{Reason: why, Writes: []Write{UpdateIP{PodIP: again, If: checks}}}
+	}
+	return Plan{Reason: why, Writes: []Write{DeleteIP{PodIP: *p, If: checks}}}
+}
+
+// ReviewPool lets a pool go that is being deleted and has no PodIPs.
+func (b *Book) ReviewPool(name string) Plan {
+	s := b.pools[name]
+	switch {
+	case s == nil || !s.Deleting || !s.Held:
+		return Plan{}
+	case len(s.in)+len(s.out) > 0:
+		return Plan{Reason: fmt.Sprintf("%d addresses of it are in use or kept", len(s.in)+len(s.out))}
+	}
+	return Plan{Writes: []Write{HoldPool{Name: name, Version: s.Version}}}
+}

@@ -1,0 +1,728 @@
+package pool
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// This file is what goes on in a cluster besides the controllers of this package.
+
+// workloadsAct is Kubernetes' controllers: workloads make pods, and pods of nodes that are gone are deleted.
+func (w *world) workloadsAct() {
+	for _, name := range slices.Sorted(maps.Keys(w.workloads)) {
+		wl := w.workloads[name]
+		var own []string
+		for _, key := range w.pods.keys() {
+			if w.pods.objs[key].Workload.Name == name {
+				own = append(own, key)
+			}
+		}
+		if wl.gone {
+			for _, key := range own {
+				w.deletePod(w.pods.objs[key])
+			}
+			continue
+		}
+		if wl.loose {
+			live := slices.DeleteFunc(slices.Clone(own), func(k string) bool { return w.pods.objs[k].Over })
+			if len(live) < wl.replicas {
+				w.n++
+				w.makePod(wl, fmt.Sprintf("%s-x%d", name, w.n))
+			} else if len(live) > wl.replicas {
+				w.deletePod(w.pods.objs[live[0]])
+			}
+			continue
+		}
+		for i := range wl.replicas {
+			if key := fmt.Sprintf("%s-%d", name, i); !slices.Contains(own, key) {
+				w.makePod(wl, key)
+			}
+		}
+		for _, key := range own {
+			var i int
+			if _, err := fmt.Sscanf(key, name+"-%d", &i); err == nil && i >= wl.replicas {
+				w.deletePod(w.pods.objs[key])
+			}
+		}
+	}
+	for _, key := range w.pods.keys() {
+		p := w.pods.objs[key]
+		if host, exists := w.hosts.objs[p.Node]; p.Node != "" && (!exists || host.Off) && (w.calm || w.some(30)) {
+			w.logf("pod %s %s is deleted: node %s is gone", p.Name, p.UID, p.Node)
+			w.pods.del(key)
+		}
+	}
+	for _, n := range w.nodes {
+		host, exists := w.hosts.objs[n.name]
+		if ready := n.on && n.kubelet; exists && host.Ready != ready && (w.calm || w.some(50)) {
+			host.Ready = ready
+			w.hosts.put(n.name, host)
+		}
+	}
+}
+
+func (w *world) makePod(wl *workload, name string) {
+	w.n++
+	p := Pod{
+		UID: UID(fmt.Sprintf("u%d", w.n)), Version: w.version(), Namespace: "default", Name: name, Identity: wl.identity,
+		Created: w.now, Gated: true, Wants: wl.wants, Keep: wl.keep, Fresh: wl.fresh,
+		Workload: Workload{Kind: "StatefulSet", Name: wl.name}, Namespaced: map[string]string{"name": "default"},
+	}
+	if w.some(5) { // the policy was away
+		p.Gated = false
+	}
+	w.pods.put(name, p)
+	w.logf("pod %s %s is made", name, p.UID)
+}
+
+func (w *world) schedule() {
+	for _, key := range w.pods.keys() {
+		p := w.pods.objs[key]
+		if p.Gated || p.Node != "" || p.Ending {
+			continue
+		}
+		var fit []string
+		for _, name := range w.hosts.keys() {
+			if host := w.hosts.objs[name]; host.Ready && !host.Off {
+				fit = append(fit, name)
+			}
+		}
+		if len(fit) > 0 {
+			p.Node, p.Version = pickOne(w.r, fit), w.version()
+			w.pods.put(key, p)
+			w.logf("pod %s %s is bound to %s", p.Name, p.UID, p.Node)
+		}
+	}
+}
+
+// kubeletSyncs has kubelet see its pods.
+func (w *world) kubeletSyncs(n *node) {
+	if !n.on || !n.kubelet {
+		return
+	}
+	if _, exists := w.hosts.objs[n.name]; !exists {
+		w.hosts.put(n.name, Node{Name: n.name, Ready: true})
+		w.logf("node %s registers", n.name)
+	}
+	n.view = map[UID]Pod{}
+	for _, key := range w.pods.keys() {
+		if p := w.pods.objs[key]; p.Node == n.name {
+			n.view[p.UID] = p
+		}
+	}
+}
+
+// kubeletActs starts and ends sandboxes by what kubelet saw.
+func (w *world) kubeletActs(n *node) {
+	if !n.on {
+		return
+	}
+	for _, uid := range slices.Sorted(maps.Keys(n.view)) {
+		p := n.view[uid]
+		s := n.sandboxes[uid]
+		switch {
+		case p.Over:
+		case p.Ending:
+			if s != nil && !w.calm && w.some(20) {
+				// Its containers are gone, but not its sandbox.
+				w.deleteObject(n, uid)
+				continue
+			}
+			if s != nil {
+				w.logf("%s: sandbox of %s ends", n.name, uid)
+				delete(n.sandboxes, uid)
+			}
+			if w.calm || w.some(60) {
+				w.deleteObject(n, uid)
+			}
+		case s == nil && (w.calm || w.some(60)):
+			w.add(n, p)
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+		if _, wanted := n.view[uid]; !wanted && (w.calm || w.some(30)) {
+			w.logf("%s: sandbox of %s ends, for its pod is unknown", n.name, uid)
+			delete(n.sandboxes, uid)
+		}
+	}
+}
+
+// deleteObject is kubelet that deletes the object of a pod that has ended.
+func (w *world) deleteObject(n *node, uid UID) {
+	if !n.kubelet {
+		return
+	}
+	for _, key := range w.pods.keys() {
+		if p := w.pods.objs[key]; p.UID == uid && p.Ending {
+			w.logf("%s: kubelet deletes pod %s %s", n.name, p.Name, uid)
+			w.pods.del(key)
+		}
+	}
+	delete(n.view, uid)
+}
+
+// add is a sandbox's start: the plugin's ADD.
+func (w *world) add(n *node, p Pod) {
+	switch {
+	case p.Has == nil:
+		return // code 11: no address yet
+	case n.barred[p.UID]:
+		return // it was reported gone
+	case n.checked != 0 && !n.seen[p.UID]:
+		return // the agent has not seen it since all nodes were asked
+	}
+	for uid, s := range n.sandboxes {
+		if uid != p.UID && slices.ContainsFunc(s.has, func(a Address) bool { return p.has(a.Prefix.Addr()) }) {
+			return // its predecessor still has it: code 11
+		}
+	}
+	n.sandboxes[p.UID] = &sandbox{uid: p.UID, has: p.Has, up: true}
+	n.book[p.UID], n.owners[p.UID] = p.Has, p
+	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, p.Has[0].Prefix.Addr())
+}
+
+// agentActs is one round of an agent; half of the time by an old view.
+func (w *world) agentActs(n *node) {
+	if !n.on || !n.agent {
+		return
+	}
+	if w.calm || w.some(50) {
+		w.agentSees(n)
+	}
+	if roll := w.roll; roll.Version != "" && (w.said.objs[n.name].Round < roll.Round) && (w.calm || w.some(60)) {
+		if _, exists := w.hosts.objs[n.name]; exists {
+			w.answer(n, roll)
+		}
+	}
+	of := map[UID]bool{}
+	for uid := range n.sees {
+		of[uid] = true
+	}
+	for uid := range n.book {
+		of[uid] = true
+	}
+	for _, uid := range slices.Sorted(maps.Keys(of)) {
+		if !n.known[uid] {
+			w.agentSees(n) // it never saw the pod: that there is none is read past its watch
+			n.known[uid] = true
+		}
+		pod, exists := n.sees[uid]
+		has := n.book[uid]
+		if has == nil {
+			has = pod.Has
+		}
+		for _, a := range has {
+			w.tend(n, uid, a.Prefix.Addr(), pod, exists)
+		}
+	}
+	if w.calm || w.some(50) {
+		for _, uid := range slices.Sorted(maps.Keys(n.book)) { // the node's book forgets what it need not know
+			if n.sandboxes[uid] == nil && n.barred[uid] && w.calm {
+				delete(n.book, uid)
+			}
+		}
+	}
+	n.lied = n.lied && !w.agentIsCurrent(n)
+}
+
+func (w *world) agentSees(n *node) {
+	n.sees = map[UID]Pod{}
+	for _, key := range w.pods.keys() {
+		if p := w.pods.objs[key]; p.Node == n.name {
+			n.sees[p.UID] = p
+			n.known[p.UID], n.seen[p.UID] = true, true
+		}
+	}
+}
+
+// agentIsCurrent reports whether an agent has seen to every pod of its node that is not in the cluster any more.
+func (w *world) agentIsCurrent(n *node) bool {
+	for uid, s := range n.sandboxes {
+		if !s.up {
+			continue
+		}
+		alive := false
+		for _, p := range w.pods.objs {
+			alive = alive || p.UID == uid
+		}
+		for _, a := range s.has {
+			if ip, ok := w.ips.objs[a.Prefix.Addr().String()]; !alive && (!ok || ip.PodUID != uid) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
+	local := Local{UID: uid, Exists: exists, Ending: pod.Ending, Over: pod.Over, Barred: n.barred[uid],
+		Netns: n.sandboxes[uid] != nil, rules: w.rules}
+	if ip, ok := w.ips.objs[a.String()]; ok {
+		local.IP = &ip
+	}
+	deed := Tend(local)
+	if deed.Down && n.sandboxes[uid] != nil {
+		w.logf("%s: interfaces of %s go down", n.name, uid)
+		n.sandboxes[uid].up = false
+	}
+	if deed.Bar {
+		w.logf("%s: %s is barred", n.name, uid)
+		n.barred[uid] = true
+	}
+	if deed.Report != "" {
+		ip := *local.IP
+		ip.Phase, ip.Of, ip.Node, ip.Since = deed.Report, uid, n.name, w.now
+		_ = w.send(n.name, StatusIP{PodIP: ip})
+	}
+}
+
+func (w *world) answer(n *node, roll Roll) {
+	w.agentSees(n)
+	reply := respond(roll, func(uid UID) bool { return n.sandboxes[uid] != nil }, n.checked, w.rules)
+	for _, uid := range reply.Bar {
+		n.barred[uid] = true
+	}
+	if reply.Checked {
+		n.checked, n.seen = roll.Epoch, map[UID]bool{}
+		for uid := range n.sees {
+			n.seen[uid] = true
+		}
+	}
+	answer := Answer{Node: n.name, Round: roll.Round}
+	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+		p := n.owners[uid]
+		for _, a := range n.sandboxes[uid].has {
+			if n.sandboxes[uid].up {
+				answer.Held = append(answer.Held, Held{Addr: a.Prefix.Addr(), UID: uid, Namespace: p.Namespace,
+					PodName: p.Name, Identity: p.Identity, Pool: a.Pool, Mode: a.Mode, Network: a.Network,
+					Interface: a.Interface, Keep: p.Keep})
+			}
+		}
+	}
+	w.logf("%s: answers round %d, has %d, bars %v", n.name, roll.Round%1e12, len(answer.Held), reply.Bar)
+	if w.calm || w.some(80) {
+		w.said.put(n.name, answer)
+	}
+}
+
+// What can befall a cluster, each as often as its weight says.
+var deeds = []struct {
+	weight int
+	do     func(*world)
+}{
+	{60, func(w *world) { w.turn(pickOne(w.r, w.controllers)) }},
+	{10, func(w *world) { w.workloadsAct() }},
+	{10, func(w *world) { w.schedule() }},
+	{12, func(w *world) { w.kubeletSyncs(pickOne(w.r, w.nodes)) }},
+	{14, func(w *world) { w.kubeletActs(pickOne(w.r, w.nodes)) }},
+	{14, func(w *world) { w.agentActs(pickOne(w.r, w.nodes)) }},
+	{6, func(w *world) { // a write that was given up arrives
+		if len(w.inflight) > 0 {
+			i := w.r.IntN(len(w.inflight))
+			f := w.inflight[i]
+			w.inflight = slices.Delete(w.inflight, i, i+1)
+			f()
+		}
+	}},
+	{6, func(w *world) { // a pod is deleted, in one way or another
+		key := pickOne(w.r, w.pods.keys())
+		p, ok := w.pods.objs[key]
+		switch {
+		case !ok:
+		case w.some(40):
+			w.logf("pod %s %s is deleted by force", p.Name, p.UID)
+			w.pods.del(key)
+		default:
+			w.logf("pod %s %s is deleted", p.Name, p.UID)
+			w.deletePod(p)
+		}
+	}},
+	{2, func(w *world) { // a sandbox crashes
+		n := pickOne(w.r, w.nodes)
+		if uid := pickOne(w.r, slices.Sorted(maps.Keys(n.sandboxes))); uid != "" {
+			w.logf("%s: sandbox of %s crashes", n.name, uid)
+			delete(n.sandboxes, uid)
+		}
+	}},
+	{2, func(w *world) { // a pod succeeds
+		n := pickOne(w.r, w.nodes)
+		uid := pickOne(w.r, slices.Sorted(maps.Keys(n.sandboxes)))
+		for _, key := range w.pods.keys() {
+			if p := w.pods.objs[key]; p.UID == uid && w.workloads[p.Workload.Name].loose && n.on && n.kubelet {
+				p.Over, p.Version = true, w.version()
+				w.pods.put(key, p)
+				w.logf("pod %s %s succeeds", p.Name, uid)
+			}
+		}
+	}},
+	{2, func(w *world) { w.logf("controller restarts"); pickOne(w.r, w.controllers).book = nil }},
+	{2, func(w *world) { // a watch is interrupted
+		if c := pickOne(w.r, w.controllers); c.book != nil {
+			w.relist(c, w.r.IntN(5))
+		}
+	}},
+	{3, func(w *world) { w.cut(pickOne(w.r, w.nodes)) }},
+	{3, func(w *world) { w.mend(pickOne(w.r, w.nodes)) }},
+	{3, func(w *world) { w.declare(pickOne(w.r, w.nodes)) }},
+	{5, func(w *world) { w.scale() }},
+	{3, func(w *world) { w.meddle() }},
+	{2, func(w *world) { w.backUp() }},
+	{1, func(w *world) { w.restore() }},
+}
+
+// cut takes something from a node.
+func (w *world) cut(n *node) {
+	switch w.r.IntN(5) {
+	case 0:
+		w.logf("%s: kubelet is cut off", n.name)
+		n.kubelet = false
+	case 1:
+		w.logf("%s: the agent is cut off", n.name)
+		n.agent = false
+	case 2:
+		w.logf("%s: cut off from the API server", n.name)
+		n.kubelet, n.agent = false, false
+	case 3:
+		w.logf("%s: cut off from everybody", n.name)
+		n.kubelet, n.agent, n.data = false, false, false
+	case 4:
+		w.logf("%s: powered off", n.name)
+		w.powerOff(n)
+	}
+}
+
+func (w *world) powerOff(n *node) {
+	n.on = false
+	clear(n.sandboxes)
+	clear(n.view)
+}
+
+// mend brings a node back, and the operator takes back what was said of it.
+func (w *world) mend(n *node) {
+	if !n.on {
+		n.on, n.checked = true, 0
+		clear(n.seen)
+		n.sees, n.known = map[UID]Pod{}, map[UID]bool{}
+	}
+	w.logf("%s: comes back", n.name)
+	n.kubelet, n.agent, n.data = true, true, true
+	if host, ok := w.hosts.objs[n.name]; ok && host.Off {
+		host.Off = false
+		w.hosts.put(n.name, host)
+	}
+}
+
+// declare is an operator who says that a node is off: mostly it is.
+func (w *world) declare(n *node) {
+	if n.on && !n.data && w.some(50) {
+		n.lied = true // off it is not, but nobody hears it
+	} else {
+		w.powerOff(n)
+	}
+	host, ok := w.hosts.objs[n.name]
+	switch {
+	case !ok:
+	case w.some(50):
+		w.logf("%s: the Node is deleted", n.name)
+		w.hosts.del(n.name)
+		w.said.del(n.name)
+	default:
+		w.logf("%s: the Node is out of service", n.name)
+		host.Off = true
+		w.hosts.put(n.name, host)
+	}
+}
+
+func (w *world) scale() {
+	wl := w.workloads[pickOne(w.r, slices.Sorted(maps.Keys(w.workloads)))]
+	switch {
+	case w.some(20):
+		wl.gone = !wl.gone
+	case wl.name == "db" && w.some(30):
+		wl.wants = []Want{{"net", "eth0", []string{"b4", "c6"}}}
+	default:
+		wl.replicas = w.r.IntN(4)
+	}
+	w.logf("workload %s: %d pods, deleted %t", wl.name, wl.replicas, wl.gone)
+}
+
+// meddle is a user who changes pools and PodIPs.
+func (w *world) meddle() {
+	if w.some(60) {
+		key := pickOne(w.r, w.ips.keys())
+		is, ok := w.ips.objs[key]
+		switch {
+		case !ok:
+		case w.some(50):
+			w.logf("PodIP %s is deleted by a user", key)
+			w.deleteIP(is)
+		default:
+			w.logf("PodIP %s is released by a user", key)
+			is.Release, is.Version = true, w.version()
+			w.ips.put(key, is)
+		}
+		return
+	}
+	name := pickOne(w.r, []string{"a4", "b4", "c6"})
+	is, ok := w.pools.objs[name]
+	if !ok {
+		w.logf("pool %s is made again", name)
+		spec := map[string]Spec{
+			"a4": {Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.2-10.6.0.5"}},
+			"b4": {Mode: L2, Subnet: "10.7.0.0/16", Addresses: []string{"10.7.0.1-10.7.0.3"}},
+			"c6": {Mode: L2, Subnet: "fd00::/64"},
+		}
+		w.pools.put(name, modelPool{Version: w.version(), Spec: spec[name]})
+		return
+	}
+	switch w.r.IntN(5) {
+	case 0:
+		is.Disabled = !is.Disabled
+	case 1:
+		is.Spec.Exclude = []string{map[string]string{"a4": "10.6.0.1-10.6.0.2", "b4": "10.7.0.2", "c6": "fd00::1"}[name]}
+	case 2:
+		is.Spec.Exclude = nil
+	case 3:
+		is.Only = pickOne(w.r, []string{"", "", "default", "other"})
+	case 4:
+		if !is.Held {
+			w.pools.del(name)
+			w.logf("pool %s is deleted", name)
+			return
+		}
+		is.Deleting = true
+	}
+	is.Version = w.version()
+	w.pools.put(name, is)
+	w.logf("pool %s is changed: %+v", name, is)
+}
+
+func (w *world) backUp() {
+	if w.backup != nil && w.some(60) {
+		return
+	}
+	w.logf("a backup is made")
+	b := w.api
+	b.ips.objs, b.pods.objs, b.pools.objs = maps.Clone(b.ips.objs), maps.Clone(b.pods.objs), maps.Clone(b.pools.objs)
+	b.hosts.objs, b.said.objs = maps.Clone(b.hosts.objs), maps.Clone(b.said.objs)
+	w.backup, w.backupAt = &b, w.now
+}
+
+// restore brings the API server back from the backup. That takes a while, and what is under way is over.
+func (w *world) restore() {
+	if w.backup == nil {
+		return
+	}
+	w.now = w.now.Add(MarkLost + 1)
+	w.logf("the API server is restored from the backup of %s", w.backupAt.Format("15:04:05"))
+	w.inflight = nil
+	for _, c := range w.controllers {
+		c.jobs = nil
+	}
+	clear(w.told)
+	for _, p := range w.backup.pods.objs {
+		if p.Has != nil {
+			w.told[p.UID] = true
+		}
+	}
+	w.lost = map[UID]bool{}
+	exists := map[UID]bool{}
+	for _, p := range w.backup.pods.objs {
+		exists[p.UID] = true
+	}
+	for _, n := range w.nodes {
+		for uid := range n.sandboxes {
+			w.lost[uid] = !exists[uid]
+		}
+		for uid := range n.view {
+			w.lost[uid] = !exists[uid]
+		}
+	}
+	w.ips.back(w.backup.ips)
+	w.pods.back(w.backup.pods)
+	w.pools.back(w.backup.pools)
+	w.hosts.back(w.backup.hosts)
+	w.said.back(w.backup.said)
+	w.roll = w.backup.roll
+	w.rev += 1000 // etcdutl snapshot restore --bump-revision
+}
+
+// settle heals everything, and demands that nothing is left without a reason.
+func (w *world) settle() {
+	w.logf("--- everything is healed")
+	w.calm = true
+	for _, n := range w.nodes {
+		w.mend(n)
+	}
+	for _, f := range w.inflight {
+		f()
+	}
+	w.inflight = nil
+	var was string
+	for quiet, round := 0, 0; quiet < 8; round++ {
+		w.now = w.now.Add(20e9)
+		for _, n := range w.nodes {
+			w.kubeletSyncs(n)
+		}
+		w.workloadsAct()
+		w.schedule()
+		for _, n := range w.nodes {
+			w.kubeletActs(n)
+			w.agentActs(n)
+			w.oracle()
+		}
+		for _, c := range w.controllers {
+			w.sweep(c)
+			w.oracle()
+		}
+		if w.bad != "" {
+			return
+		}
+		if is := w.fingerprint(); is == was {
+			quiet++
+		} else {
+			quiet, was = 0, is
+		}
+		if round > 400 {
+			w.failf("it does not come to rest")
+			return
+		}
+	}
+	w.explained()
+}
+
+// sweep is a controller that sees to everything.
+func (w *world) sweep(c *controller) {
+	if c.book == nil || c.book.Stale() {
+		w.turn(c)
+		return
+	}
+	finish := func() {
+		for len(c.jobs) > 0 {
+			w.work(c, 0)
+		}
+	}
+	finish()
+	for kind := range 5 {
+		w.watch(c, kind, 10_000)
+	}
+	do := func(plan Plan) {
+		if plan.Writes != nil {
+			c.jobs = append(c.jobs, &job{"", plan.Writes})
+			finish()
+			for kind := range 5 {
+				w.watch(c, kind, 10_000)
+			}
+		}
+	}
+	do(Plan{Writes: []Write{c.book.Lead(w.roll, w.now)}})
+	do(c.book.Recall(w.now))
+	for _, a := range c.book.Addresses() {
+		do(c.book.Review(a, w.now, w.wanted))
+	}
+	for _, uid := range slices.Sorted(maps.Keys(c.book.pods)) {
+		do(c.book.Place(uid, w.now))
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.book.pools)) {
+		do(c.book.ReviewPool(name))
+	}
+}
+
+// fingerprint is what there is, without times and versions.
+func (w *world) fingerprint() string {
+	var s string
+	for _, key := range w.ips.keys() {
+		p := w.ips.objs[key]
+		s += fmt.Sprint(key, p.PodUID, p.Phase, p.Of, p.Deleting, p.Release, p.Quarantine, ";")
+	}
+	for _, key := range w.pods.keys() {
+		p := w.pods.objs[key]
+		s += fmt.Sprint(p.UID, p.Node, p.Gated, p.Ending, ";")
+	}
+	for _, n := range w.nodes {
+		s += fmt.Sprint(n.name, slices.Sorted(maps.Keys(n.sandboxes)))
+	}
+	return s + fmt.Sprint(w.pools.keys(), w.roll.Recalling)
+}
+
+// explained demands that every PodIP has a reason, and every pod that waits.
+func (w *world) explained() {
+	pods := map[UID]Pod{}
+	for _, p := range w.pods.objs {
+		pods[p.UID] = p
+	}
+	if w.roll.Recalling {
+		w.failf("nodes are still asked")
+	}
+	for _, key := range w.ips.keys() {
+		p := w.ips.objs[key]
+		pod, exists := pods[p.PodUID]
+		switch {
+		case exists && !pod.Over && pod.has(p.Addr) && p.Quarantine == "":
+		case exists && pod.Gated:
+		case exists && !pod.Over || p.Deleting || p.Release || p.Quarantine != "" || !p.gone():
+			w.failf("PodIP %s has no reason: %+v", key, p)
+		case p.Keep.For > 0 && w.now.Before(p.Since.Add(p.Keep.For)):
+		case p.Keep.WhileOwned && w.wanted(&p) <= Wants:
+		default:
+			w.failf("PodIP %s has no reason any more: %+v", key, p)
+		}
+	}
+	for _, key := range w.pods.keys() {
+		p := w.pods.objs[key]
+		if p.Over {
+			continue
+		}
+		if !p.Gated && p.Has != nil {
+			n := w.nodes[slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == p.Node })]
+			if s := n.sandboxes[p.UID]; s == nil || !s.up {
+				w.failf("pod %s %s does not run", key, p.UID)
+			}
+			for _, a := range p.Has {
+				if w.ips.objs[a.Prefix.Addr().String()].PodUID != p.UID {
+					w.failf("pod %s %s has %s, which is not its own", key, p.UID, a.Prefix.Addr())
+				}
+			}
+			continue
+		}
+		plan := w.controllers[0].book.Place(p.UID, w.now)
+		if plan.Writes != nil || plan.Reason == "" || !w.mustWait(p) {
+			w.failf("pod %s %s waits without need: %q", key, p.UID, plan.Reason)
+		}
+	}
+}
+
+// mustWait reports whether there is really no address for a pod: of one family all pools refuse it or are full.
+func (w *world) mustWait(p Pod) bool {
+	for _, want := range p.Wants {
+		open := map[bool]bool{} // by family: some pool has one
+		for _, name := range want.Pools {
+			is, ok := w.pools.objs[name]
+			if !ok {
+				return true
+			}
+			r, err := Parse(is.Spec)
+			if err != nil {
+				return true
+			}
+			v4 := r.Subnet.Addr().Is4()
+			free := r.Set.Count()
+			for _, ip := range w.ips.objs {
+				if r.Set.Contains(ip.Addr) {
+					free--
+				}
+			}
+			open[v4] = open[v4] || free > 0 && !is.Disabled && !is.Deleting && (is.Only == "" || is.Only == "default")
+		}
+		for _, one := range open {
+			if !one {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+var _ Live = (*world)(nil)

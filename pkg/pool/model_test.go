@@ -1,0 +1,66 @@
+package pool
+
+import (
+	"flag"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+var (
+	modelSeed      = flag.Uint64("model.seed", 0, "replay one history of the model test")
+	modelBase      = flag.Uint64("model.base", 1, "seed of the model test's first history; 0: of the clock")
+	modelHistories = flag.Int("model.histories", 3000, "histories of the model test")
+)
+
+// Random histories of two controllers that both lead, of agents and kubelets, partitions, power losses, forced deletions,
+// deleted Nodes, restored backups and users who delete and change, against an oracle of who answers for an address. A
+// failure prints the seed and the history; -model.seed replays it. The same histories run each time; -model.base makes
+// others, or new ones if it is 0.
+func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
+	if *modelSeed != 0 {
+		w := history(t, *modelSeed, 0)
+		t.Log(w.story())
+		if w.bad != "" {
+			t.Fatalf("seed %d: %s", *modelSeed, w.bad)
+		}
+		return
+	}
+	base := *modelBase
+	if base == 0 {
+		base = uint64(time.Now().UnixNano())
+	}
+	t.Logf("seeds %d to %d", base, base+uint64(*modelHistories)-1)
+	places, hands := 0, 0
+	for i := range uint64(*modelHistories) {
+		w := history(t, base+i, 0)
+		if w.bad != "" {
+			t.Fatalf("seed %d: %s\n%s", base+i, w.bad, w.story())
+		}
+		places, hands = places+w.places, hands+w.hands
+	}
+	t.Logf("pods placed: %d, addresses that changed hands: %d", places, hands)
+}
+
+func history(t testing.TB, seed uint64, broken rules) *world {
+	w := newWorld(t, rand.New(rand.NewPCG(seed, 0)), broken)
+	total := 0
+	for _, d := range deeds {
+		total += d.weight
+	}
+	for range 150 + w.r.IntN(250) {
+		w.now = w.now.Add(time.Duration(w.r.IntN(4000)) * time.Millisecond)
+		k := w.r.IntN(total)
+		for _, d := range deeds {
+			if k -= d.weight; k < 0 {
+				d.do(w)
+				break
+			}
+		}
+		if w.oracle(); w.bad != "" {
+			return w
+		}
+	}
+	w.settle()
+	return w
+}

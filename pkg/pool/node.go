@@ -1,0 +1,81 @@
+package pool
+
+// Local is what an agent knows of a pod that has, or may yet have, an address of a pool on its node.
+type Local struct {
+	UID UID
+	// Exists, Ending and Over: the pod by the agent's own watch of the pods of its node, which is complete.
+	Exists, Ending, Over bool
+	// Netns: the pod has a network namespace on this node, or an ADD of it is under way.
+	Netns bool
+	// Barred: the node's book says that no ADD of the pod may succeed any more.
+	Barred bool
+	// IP is the PodIP as it is past all caches, nil if there is none.
+	IP *PodIP
+
+	rules rules
+}
+
+// Deed is what an agent does about a pod, in this order: each before the next.
+type Deed struct {
+	// Down: take its interfaces down, then have the runtime remove its sandbox.
+	Down bool
+	// Bar: note durably, under the lock of the node's book, that no ADD of the pod may succeed any more; if one has
+	// succeeded by then, stop here and look again.
+	Bar bool
+	// Report: write these into the status of the PodIP, bound to its version. On a conflict, read and look again.
+	Report Phase // empty: nothing
+}
+
+// Tend says what an agent does about a pod. An agent asks for every pod with an address of a pool that it sees on its
+// node or finds in the node's book; whenever something of that changes, and for all when it reaches the API server again.
+//
+//   - A pod that has its namespace is Bound, if the address is its own.
+//   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down.
+//   - A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not know
+//     yet that the pod was deleted.
+func Tend(l Local) Deed {
+	mine := l.IP != nil && l.IP.PodUID == l.UID
+	ends := !l.Exists || l.Ending || l.Over || l.rules.broken(goneMeansForGood)
+	bar := !l.Barred && !l.rules.broken(goneMeansBarred)
+	said := func(p Phase) bool { return mine && l.IP.Of == l.UID && l.IP.Phase == p }
+	switch {
+	case l.Netns && !l.Exists && !mine && !l.rules.broken(strangersGoDown):
+		return Deed{Down: true, Bar: bar}
+	case l.Netns && l.rules.broken(goneMeansNamespace) && ends && mine && !said(Retained):
+		return Deed{Report: Retained, Bar: bar}
+	case l.Netns && mine && !said(Bound):
+		return Deed{Report: Bound}
+	case l.Netns:
+		return Deed{}
+	case ends && mine && !said(Retained):
+		return Deed{Bar: bar, Report: Retained}
+	case ends:
+		return Deed{Bar: bar}
+	case l.Barred && mine && !said(Retained): // it comes from a backup
+		return Deed{Report: Retained}
+	}
+	return Deed{}
+}
+
+// Reply is what an agent does before it answers a round.
+type Reply struct {
+	// Bar are pods that were asked for and are not here.
+	Bar []UID
+	// Checked: from now on, until the node boots, an ADD may succeed only for pods that the agent has seen since: kubelet
+	// may know pods that the cluster has forgotten.
+	Checked bool
+}
+
+// Respond says what an agent does before it answers a roll. holds reports whether a pod has a namespace on the node, or
+// an ADD of it is under way. checked is the last epoch for which the node has heeded Checked.
+func Respond(r Roll, holds func(UID) bool, checked int64) Reply { return respond(r, holds, checked, 0) }
+
+func respond(r Roll, holds func(UID) bool, checked int64, broken rules) Reply {
+	reply := Reply{Checked: r.Epoch > checked && !broken.broken(recallMeansChecked)}
+	for uid := range r.Asked {
+		if !holds(uid) && !broken.broken(answersMeanBarred) {
+			reply.Bar = append(reply.Bar, uid)
+		}
+	}
+	return reply
+}

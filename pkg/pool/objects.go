@@ -1,0 +1,156 @@
+package pool
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// UID is that of a pod.
+type UID string
+
+// OutOfService is the key of the taint by which an operator says that a node is off.
+const OutOfService = "node.kubernetes.io/out-of-service"
+
+// Owner is whose address it is: a pod, by its name, or all pods of a shared identity.
+type Owner struct{ Namespace, Pod, Identity string }
+
+// ownerOf returns the owner of the addresses of a pod.
+func ownerOf(namespace, pod, identity string) Owner {
+	if identity != "" {
+		pod = ""
+	}
+	return Owner{namespace, pod, identity}
+}
+
+// Workload names the controller of a pod.
+type Workload struct{ APIVersion, Kind, Name, UID string }
+
+// Keep is how long an address is kept once its pod is gone; the zero Keep: it is not.
+type Keep struct {
+	For        time.Duration
+	WhileOwned bool
+	// Scaled and Deleted: whether it is released when the workload is scaled down below the pod, or deleted.
+	Scaled, Deleted bool
+}
+
+// Phase of a PodIP.
+type Phase string
+
+// The phases, see the API. Retained is a promise: the pod will never have the address again.
+const (
+	Bound    Phase = "Bound"
+	Retained Phase = "Retained"
+)
+
+// PodIP is an address, and whose it is.
+type PodIP struct {
+	Addr    netip.Addr
+	UID     string // of the object
+	Version string // of the object; empty: it does not exist yet
+	Created time.Time
+
+	Pool               string
+	Mode               Mode
+	Namespace, PodName string
+	Identity           string
+	PodUID             UID
+	Network, Interface string
+	Keep               Keep
+	Workload           Workload
+	Release            bool
+	Quarantine         string // why nobody gets it; empty: somebody may
+	Held               bool   // by our finalizer
+	Deleting           bool
+
+	// The status, which is about the pod Of.
+	Phase Phase
+	Of    UID
+	Node  string
+	Since time.Time
+}
+
+func (p *PodIP) owner() Owner { return ownerOf(p.Namespace, p.PodName, p.Identity) }
+
+// gone reports whether it is known that the pod the address was given to has it no more.
+func (p *PodIP) gone() bool { return p.Of == p.PodUID && p.Phase == Retained }
+
+// Pod is one that asks for addresses of pools, or has some.
+type Pod struct {
+	UID             UID
+	Version         string
+	Namespace, Name string
+	Identity        string
+	Created         time.Time
+	Node            string
+	Gated           bool // by our gate
+	Ending          bool // to be deleted
+	Over            bool // succeeded or failed: its node never starts it again
+	Wants           []Want
+	// Has is the annotation with its addresses; nil: there is none. A controller writes it once, as it removes the gate.
+	Has  []Address
+	Keep Keep
+	// Fresh: it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
+	Fresh    bool
+	Workload Workload
+	// Namespaced are the labels of its namespace.
+	Namespaced map[string]string
+}
+
+func (p *Pod) has(a netip.Addr) bool {
+	return slices.ContainsFunc(p.Has, func(h Address) bool { return h.Prefix.Addr() == a })
+}
+
+// Want is an interface of a pod, and the pools that its addresses may come from: one of each family, of each family
+// from the first pool that has one.
+type Want struct {
+	Network, Interface string
+	Pools              []string
+}
+
+// Address is one that a pod has, as its annotation stayput.io/addresses says it to the node.
+type Address struct {
+	Network   string       `json:"network,omitempty"`
+	Interface string       `json:"interface"`
+	Pool      string       `json:"pool"`
+	Mode      Mode         `json:"mode"`
+	Prefix    netip.Prefix `json:"address"` // with the length of the subnet
+	Gateway   netip.Addr   `json:"gateway,omitzero"`
+	Routes    []Route      `json:"routes,omitempty"`
+	// Last is the node on which the address was used last, as far as is known. On any other one it may be somebody
+	// else's, and is probed before it is used.
+	Last string `json:"last,omitempty"`
+}
+
+// Node of the cluster.
+type Node struct {
+	Name  string
+	Ready bool
+	// Off: an operator says that it is, by the taint out-of-service.
+	Off bool
+	// Foreign: no agent runs on it, nor ever did, so that it cannot have an address of a pool.
+	Foreign bool
+}
+
+// Pool is a PodIPPool.
+type Pool struct {
+	Name    string
+	Version string
+	Range   Range
+	// Invalid says why nothing can be had of the pool, the error of [Parse]; nil: something can.
+	Invalid  error
+	Disabled bool
+	Deleting bool
+	Held     bool // by our finalizer
+	// Serves reports whether pods of a namespace with these labels get addresses; nil: all do.
+	Serves func(labels map[string]string) bool
+}
+
+// End is the end of a pod as a controller saw it.
+type End struct {
+	// Node that the pod had when it was seen last.
+	Node string
+	// Final: that was its last state, so that without a node it never had one. A watch that was interrupted does not tell.
+	Final bool
+	At    time.Time
+}

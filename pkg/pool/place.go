@@ -1,0 +1,252 @@
+package pool
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// slot is an address that a pod needs: of one family, on one interface.
+type slot struct {
+	network, iface string
+	v4             bool
+	pools          []*stock // of this family, in order
+}
+
+func (s slot) names() []string {
+	var names []string
+	for _, p := range s.pools {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
+// fits reports whether an address can be that of the slot.
+func (s slot) fits(p *PodIP) bool {
+	return p.Interface == s.iface && p.Addr.Is4() == s.v4 && slices.Contains(s.names(), p.Pool)
+}
+
+// choice is what becomes of a slot.
+type choice struct {
+	slot slot
+	ip   PodIP
+	last string // the node where the address was last
+	wr   Write  // nil: it is the pod's already
+}
+
+// Place gives a pod its addresses. It is for pods that are gated, and for those that could not be: they have no
+// annotation. In the plan's order the addresses are claimed, then the pod is told and let go. A pod that waits is in
+// [Book.Waiting] of each pool that has none for it.
+//
+// For each address that is the pod's own, or one that the identity has and nobody uses; then one that was never used, as
+// far as is known; then the one that is free for the longest. All or none are taken.
+func (b *Book) Place(uid UID, now time.Time) Plan {
+	pod := b.pods[uid]
+	if pod == nil || pod.Ending || pod.Over || pod.Has != nil && !pod.Gated {
+		b.goes(uid)
+		return Plan{}
+	}
+	if reason, remedy := b.recalling(); reason != "" {
+		return Plan{Reason: reason, Remedy: remedy}
+	}
+	slots, reason := b.slots(pod)
+	if reason != "" {
+		return Plan{Reason: reason}
+	}
+	b.goes(uid)
+	var all []choice
+	taken := map[netip.Addr]bool{}
+	for _, s := range slots {
+		c, wait := b.choose(pod, s, taken, now)
+		if wait.Reason != "" {
+			return wait
+		}
+		taken[c.ip.Addr] = true
+		all = append(all, c)
+	}
+	place := PlacePod{UID: uid, Version: pod.Version, Namespace: pod.Namespace, Name: pod.Name}
+	if !b.rules.broken(placedSinceMark) {
+		known := b.roll
+		place.If = []Check{{Since: &known}}
+	}
+	var plan Plan
+	held := map[string]bool{}
+	for _, c := range all {
+		s := b.pools[c.ip.Pool]
+		if create, ok := c.wr.(CreateIP); ok {
+			if !s.Held && !held[s.Name] {
+				held[s.Name] = true
+				plan.Writes = append(plan.Writes, HoldPool{Name: s.Name, Version: s.Version, Held: true})
+			}
+			s.reserved[create.PodIP.Addr] = now
+		}
+		if c.wr != nil {
+			plan.Writes = append(plan.Writes, c.wr)
+		}
+		place.Addresses = append(place.Addresses, Address{
+			Network: c.slot.network, Interface: c.slot.iface, Pool: s.Name, Mode: s.Range.Mode,
+			Prefix: netip.PrefixFrom(c.ip.Addr, s.Range.Subnet.Bits()), Gateway: s.Range.Gateway, Routes: s.Range.Routes,
+			Last: c.last,
+		})
+	}
+	plan.Writes = append(plan.Writes, place)
+	return plan
+}
+
+// slots returns the addresses that a pod needs, in an order that is the same for all pods, so that none can hold what
+// another one waits for while it waits for what that one holds.
+func (b *Book) slots(pod *Pod) (slots []slot, reason string) {
+	for _, w := range pod.Wants {
+		var v4, v6 slot
+		for _, name := range w.Pools {
+			switch s := b.pools[name]; {
+			case s == nil:
+				return nil, fmt.Sprintf("pool %s does not exist", name)
+			case s.Invalid != nil:
+				return nil, fmt.Sprintf("pool %s gives nothing: %v", name, s.Invalid)
+			case s.Range.Subnet.Addr().Is4():
+				v4.pools = append(v4.pools, s)
+			default:
+				v6.pools = append(v6.pools, s)
+			}
+		}
+		v4.v4 = true
+		for _, s := range []slot{v4, v6} {
+			if s.pools != nil {
+				s.network, s.iface = w.Network, w.Interface
+				slots = append(slots, s)
+			}
+		}
+	}
+	if slots == nil {
+		return nil, "the pod names no pool"
+	}
+	slices.SortStableFunc(slots, func(x, y slot) int {
+		return cmp.Or(strings.Compare(x.pools[0].Name, y.pools[0].Name), strings.Compare(x.iface, y.iface))
+	})
+	return slots, ""
+}
+
+// choose finds the address of a slot. If there is none, wait says why.
+func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
+	for _, a := range b.given[pod.UID] {
+		if p := b.ips[a]; s.fits(p) && !taken[a] && p.Quarantine == "" && !p.Deleting && !p.Release {
+			return choice{slot: s, ip: *p}, Plan{}
+		}
+	}
+	own := b.own(pod, s)
+	for i, p := range own {
+		if taken[p.Addr] {
+			continue
+		}
+		switch f := b.Fence(p, now); {
+		case p.Quarantine != "" && pod.Identity == "" && !pod.Fresh:
+			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine),
+				Addrs: []netip.Addr{p.Addr}}
+		case p.Quarantine != "":
+		case f.Verdict == Yes:
+			return b.claim(pod, s, p, f), Plan{}
+		case pod.Identity != "" || pod.Fresh: // never waits
+		case i == len(own)-1:
+			wait := Plan{Reason: fmt.Sprintf("its address %s is not free yet: %s", p.Addr, f.Reason), Remedy: f.Remedy,
+				Addrs: []netip.Addr{p.Addr}}
+			if f.Ask {
+				wait.Writes = []Write{b.ask(p, now)}
+			}
+			return c, wait
+		}
+	}
+	return b.allocate(pod, s, taken, now)
+}
+
+// own returns the addresses of the pod's identity that can be the slot's, those of earlier pools first, and of a shared
+// identity that which a pod of this name had last.
+func (b *Book) own(pod *Pod, s slot) (all []*PodIP) {
+	for _, a := range b.owned[ownerOf(pod.Namespace, pod.Name, pod.Identity)] {
+		if p := b.ips[a]; s.fits(p) && p.PodUID != pod.UID && !p.Deleting && !p.Release {
+			all = append(all, p)
+		}
+	}
+	rank := func(p *PodIP) int {
+		r := 2 * slices.Index(s.names(), p.Pool)
+		if p.PodName != pod.Name {
+			r++
+		}
+		return r
+	}
+	slices.SortStableFunc(all, func(x, y *PodIP) int { return cmp.Compare(rank(x), rank(y)) })
+	return all
+}
+
+// claim gives an address to the next pod of its identity.
+func (b *Book) claim(pod *Pod, s slot, p *PodIP, f Finding) choice {
+	again := *p
+	again.PodUID, again.PodName, again.Network, again.Interface = pod.UID, pod.Name, s.network, s.iface
+	again.Keep, again.Workload = pod.Keep, pod.Workload
+	c := choice{slot: s, ip: again, wr: UpdateIP{PodIP: again, If: f.If}}
+	if p.Of == p.PodUID {
+		c.last = p.Node
+	}
+	return c
+}
+
+// allocate finds an address that nobody has.
+func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
+	var why, full []string
+	for _, st := range s.pools {
+		switch ahead := b.ahead(pod, st.Name); {
+		case st.Deleting:
+			why = append(why, fmt.Sprintf("pool %s is being deleted", st.Name))
+			continue
+		case st.Disabled:
+			why = append(why, fmt.Sprintf("pool %s is disabled", st.Name))
+			continue
+		case st.Serves != nil && !st.Serves(pod.Namespaced):
+			why = append(why, fmt.Sprintf("pool %s is not for namespace %s", st.Name, pod.Namespace))
+			continue
+		case st.left(now) <= ahead:
+			full = append(full, st.Name)
+			text := fmt.Sprintf("pool %s has no free address, of %d", st.Name, st.Range.Set.Count())
+			if ahead > 0 {
+				text += fmt.Sprintf(", and %d pods wait longer", ahead)
+			}
+			why = append(why, text)
+			continue
+		}
+		a, ok := st.next(func(a netip.Addr) bool { return taken[a] || b.told[a] != nil })
+		if !ok {
+			full = append(full, st.Name)
+			why = append(why, fmt.Sprintf("pool %s has no free address, of %d", st.Name, st.Range.Set.Count()))
+			continue
+		}
+		p := PodIP{
+			Addr: a, Pool: st.Name, Mode: st.Range.Mode, Namespace: pod.Namespace, PodName: pod.Name, Identity: pod.Identity,
+			PodUID: pod.UID, Network: s.network, Interface: s.iface, Keep: pod.Keep, Workload: pod.Workload,
+			Held: !b.rules.broken(finalizerHolds),
+		}
+		return choice{slot: s, ip: p, wr: CreateIP{PodIP: p}}, Plan{}
+	}
+	b.waits(pod.UID, full)
+	return c, Plan{Reason: strings.Join(why, "; ")}
+}
+
+// ahead returns how many pods have waited longer than this one for an address of a pool.
+func (b *Book) ahead(pod *Pod, pool string) (n uint64) {
+	for uid := range b.waiting[pool] {
+		if other := b.pods[uid]; other != nil && b.older(other, pod) < 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// Reserved forgets that an address was about to be claimed: the write failed, and the address is somebody else's or
+// still free.
+func (b *Book) Unreserve(a netip.Addr) {
+	for _, s := range b.pools {
+		delete(s.reserved, a)
+	}
+}

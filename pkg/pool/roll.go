@@ -1,0 +1,204 @@
+package pool
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Roll is what all nodes are asked. There is one in the cluster.
+//
+// It is also how a controller notices that the API server was restored from a backup. Who leads sets Mark again every
+// [MarkEvery]. A mark that is older than one which this process has seen, or older than [MarkLost], means that the
+// cluster may have forgotten who has which address. Then all nodes are asked, and until they have answered nothing is
+// given, taken or freed.
+type Roll struct {
+	Version string // empty: it does not exist
+	// Round is that of the last question. It is a time in nanoseconds, so that it is new after a restore, too.
+	Round int64
+	// Asked are pods that nobody knows anything of, and the round in which they were asked for first. A node that answers
+	// this round or a later one without one of them will never have it.
+	Asked map[UID]int64
+	// Epoch is the last round that all nodes had to answer before anything was given. While Recalling they still have to.
+	Epoch     int64
+	Recalling bool
+	Mark      time.Time
+}
+
+// MarkEvery is how often a leader sets the mark, MarkLost how old one may be that was not forgotten. No restore of a
+// backup takes less.
+const (
+	MarkEvery = 30 * time.Second
+	MarkLost  = 2 * time.Minute
+)
+
+// Answer of a node to a round.
+type Answer struct {
+	Node  string
+	Round int64
+	// Held are the addresses of pools that pods on the node have.
+	Held []Held
+}
+
+// Held is an address that a pod has on a node, by the node's own books.
+type Held struct {
+	Addr               netip.Addr
+	UID                UID
+	Namespace, PodName string
+	Identity           string
+	Pool               string
+	Mode               Mode
+	Network, Interface string
+	Keep               Keep
+}
+
+// holds reports whether a node has the pod of a PodIP or, if that is quarantined, anybody with its address.
+func (a Answer) holds(p *PodIP) bool {
+	return slices.ContainsFunc(a.Held, func(h Held) bool {
+		return h.UID == p.PodUID || p.Quarantine != "" && h.Addr == p.Addr
+	})
+}
+
+// Lead returns what who leads makes of the roll: at once, before it lists PodIPs for its [Book], and then every
+// [MarkEvery]. live is the roll as it is past all caches, seen the one that this process saw or wrote last. The write is
+// bound to the version of live.
+func Lead(live, seen Roll, now time.Time) Roll { return lead(live, seen, now, 0) }
+
+func lead(live, seen Roll, now time.Time, r rules) Roll {
+	next := live
+	lost := live.Version == "" || now.Sub(live.Mark) > MarkLost || live.Mark.Before(seen.Mark)
+	if lost && !r.broken(restoresAreNoticed) {
+		next.Round = max(now.UnixNano(), live.Round+1, seen.Round+1)
+		next.Epoch, next.Recalling = next.Round, true
+	}
+	if next.Mark.Before(now) {
+		next.Mark = now
+	}
+	return next
+}
+
+// Lead is the same for who has a Book. If that reports to be stale afterwards, it must be made anew.
+func (b *Book) Lead(live Roll, now time.Time) Write {
+	next := lead(live, b.roll, now, b.rules)
+	next.Asked = maps.Clone(next.Asked)
+	for uid := range next.Asked {
+		if len(b.given[uid]) == 0 {
+			delete(next.Asked, uid)
+		}
+	}
+	if next.Epoch != b.roll.Epoch || live.Mark.Before(b.roll.Mark) {
+		b.stale = true
+	}
+	return WriteRoll{Roll: next}
+}
+
+// SetRoll is called with the roll as it is past all caches, and after each write of it.
+func (b *Book) SetRoll(r Roll) {
+	if r.Epoch != b.roll.Epoch || r.Mark.Before(b.roll.Mark) {
+		b.stale = true
+		return
+	}
+	b.roll = r
+}
+
+// Stale reports whether the API server has forgotten something since this Book was begun: nothing is decided by it any
+// more. Call Lead, then begin a new one with what the API server has now.
+func (b *Book) Stale() bool { return b.stale }
+
+// ask adds a pod to those that all nodes are asked for.
+func (b *Book) ask(p *PodIP, now time.Time) Write {
+	next := b.roll
+	next.Round = max(now.UnixNano(), next.Round+1)
+	if next.Asked = maps.Clone(next.Asked); next.Asked == nil {
+		next.Asked = map[UID]int64{}
+	}
+	next.Asked[p.PodUID] = next.Round
+	w := WriteRoll{Roll: next}
+	if !b.rules.broken(podIsLookedUp) {
+		w.If = []Check{{Gone: &Pod{UID: p.PodUID, Namespace: p.Namespace, Name: p.PodName}}}
+	}
+	return w
+}
+
+// recalling says what is missing until addresses may be given; empty: nothing.
+func (b *Book) recalling() (reason, remedy string) {
+	switch {
+	case b.stale:
+		return "the API server's data were restored", ""
+	case !b.roll.Recalling:
+		return "", ""
+	}
+	const why = "the API server's data may have been restored from a backup, or no controller ran for a while, so that " +
+		"every node is asked first which addresses it has"
+	var silent, lost []string
+	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
+		switch n := b.nodes[name]; {
+		case n.Foreign || n.Off || b.answers[name].Round >= b.roll.Epoch:
+		case n.Ready:
+			silent = append(silent, name)
+		default:
+			lost = append(lost, name)
+		}
+	}
+	switch {
+	case lost != nil:
+		return fmt.Sprintf("%s, and node %s is not Ready", why, strings.Join(lost, ", ")), offRemedy
+	case silent != nil:
+		return fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", ")), ""
+	}
+	return why, ""
+}
+
+// Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and
+// quarantines addresses that a node says are another pod's. Then it is over.
+func (b *Book) Recall(now time.Time) Plan {
+	if b.stale || !b.roll.Recalling {
+		return Plan{}
+	}
+	plan := Plan{}
+	var among []string
+	var off []Check
+	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
+		among = append(among, name)
+		if n := b.nodes[name]; !n.Foreign && b.answers[name].Round < b.roll.Epoch {
+			if !n.Off && !b.rules.broken(restoresWaitForAll) {
+				plan.Reason, plan.Remedy = b.recalling()
+				return plan
+			}
+			off = append(off, Check{Off: name})
+		}
+	}
+	for _, name := range among {
+		if b.answers[name].Round < b.roll.Epoch {
+			continue
+		}
+		for _, h := range b.answers[name].Held {
+			switch p := b.ips[h.Addr]; {
+			case p == nil:
+				plan.Writes = append(plan.Writes, CreateIP{PodIP: PodIP{
+					Addr: h.Addr, Pool: h.Pool, Mode: h.Mode, Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,
+					PodUID: h.UID, Network: h.Network, Interface: h.Interface, Keep: h.Keep, Held: true,
+				}})
+			case p.PodUID != h.UID && p.Quarantine == "":
+				again := *p
+				again.Quarantine = fmt.Sprintf("pod %s/%s has it on node %s", h.Namespace, h.PodName, name)
+				plan.Writes = append(plan.Writes, UpdateIP{PodIP: again})
+			}
+		}
+	}
+	if plan.Writes == nil {
+		next := b.roll
+		next.Recalling = false
+		if b.rules.broken(restoresWaitForAll) {
+			off, among = nil, nil
+		} else {
+			among = append(among, "")
+		}
+		plan.Writes = []Write{WriteRoll{Roll: next, If: append(off, Check{Among: among})}}
+	}
+	plan.Reason, plan.Remedy = b.recalling()
+	return plan
+}

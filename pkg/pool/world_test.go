@@ -1,0 +1,752 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// world is a cluster in memory: an API server, two controllers that both believe to lead, and nodes with kubelet, agent
+// and sandboxes. The controllers and agents run this package; all else is what Kubernetes does, on its bad days.
+type world struct {
+	t     testing.TB
+	r     *rand.Rand
+	rules rules
+	now   time.Time
+	n     int // for names
+
+	api
+	inflight    []func() // writes that were given up and still come
+	backup      *api
+	backupAt    time.Time
+	controllers []*controller
+	nodes       []*node
+	workloads   map[string]*workload
+	// told are pods that had their addresses when the backup was made from which the API server was restored. Kubelet
+	// starts them without asking anybody. lost are pods that ran and were not in the backup.
+	told, lost map[UID]bool
+	log        []func() string
+	bad        string // what the oracle found
+	calm       bool   // nothing breaks any more
+	places     int    // pods that got their addresses
+	hands      int    // addresses that changed hands
+}
+
+// api is what the API server stores.
+type api struct {
+	rev   int
+	ips   store[PodIP]
+	pods  store[Pod]
+	pools store[modelPool]
+	hosts store[Node]
+	said  store[Answer]
+	roll  Roll
+}
+
+// store has the objects of a kind, and what has happened to them.
+type store[T any] struct {
+	objs map[string]T
+	log  []happening[T]
+}
+
+type happening[T any] struct {
+	key    string
+	obj    *T   // nil: deleted
+	relist bool // a watch ends here
+}
+
+func (s *store[T]) put(key string, o T) {
+	if s.objs == nil {
+		s.objs = map[string]T{}
+	}
+	s.objs[key] = o
+	s.log = append(s.log, happening[T]{key: key, obj: &o})
+}
+
+func (s *store[T]) del(key string) {
+	delete(s.objs, key)
+	s.log = append(s.log, happening[T]{key: key})
+}
+
+func (s *store[T]) keys() []string { return slices.Sorted(maps.Keys(s.objs)) }
+
+// back restores the objects of a backup.
+func (s *store[T]) back(from store[T]) {
+	s.objs = maps.Clone(from.objs)
+	s.log = append(s.log, happening[T]{relist: true})
+}
+
+type modelPool struct {
+	Spec     Spec
+	Version  string
+	Disabled bool
+	Deleting bool
+	Held     bool
+	Only     string // the only namespace that it serves
+}
+
+type workload struct {
+	name     string
+	replicas int // of a StatefulSet
+	gone     bool
+	identity string
+	keep     Keep
+	wants    []Want
+	loose    bool // its pods have no stable names
+	fresh    bool
+}
+
+// node is a machine.
+type node struct {
+	name    string
+	on      bool
+	kubelet bool // reaches the API server
+	agent   bool // runs and reaches the API server
+	data    bool
+	// lied: an operator said that it was off, and it was not. Until its agent has seen to it, its pods are not held
+	// against anybody.
+	lied bool
+
+	view      map[UID]Pod // of kubelet
+	sandboxes map[UID]*sandbox
+	// The node's book, and what the agent keeps beside it; on disk.
+	book    map[UID][]Address
+	owners  map[UID]Pod
+	barred  map[UID]bool
+	checked int64
+	seen    map[UID]bool // since checked
+
+	sees  map[UID]Pod // the agent's watch
+	known map[UID]bool
+}
+
+type sandbox struct {
+	uid UID
+	has []Address
+	up  bool
+}
+
+// controller is one that believes to lead.
+type controller struct {
+	name string
+	book *Book
+	at   [5]int // of each log
+	jobs []*job
+}
+
+// job is a plan under way.
+type job struct {
+	what   string
+	writes []Write
+}
+
+var errConflict = errors.New("conflict")
+
+func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
+	w := &world{t: t, r: r, rules: broken, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), told: map[UID]bool{},
+		lost: map[UID]bool{}, workloads: map[string]*workload{}}
+	w.rev = 1
+	w.pools.put("a4", modelPool{Version: "1", Spec: Spec{Mode: L2, Subnet: "10.6.0.0/16",
+		Addresses: []string{"10.6.0.1-10.6.0.4"}}})
+	w.pools.put("b4", modelPool{Version: "1", Spec: Spec{Mode: L2, Subnet: "10.7.0.0/16",
+		Addresses: []string{"10.7.0.1-10.7.0.2"}}})
+	w.pools.put("c6", modelPool{Version: "1", Spec: Spec{Mode: L2, Subnet: "fd00::/64",
+		Addresses: []string{"fd00::1-fd00::4"}}})
+	for i := range 2 + r.IntN(2) {
+		n := &node{name: fmt.Sprintf("n%d", i+1), on: true, kubelet: true, agent: true, data: true,
+			view: map[UID]Pod{}, sandboxes: map[UID]*sandbox{}, book: map[UID][]Address{}, owners: map[UID]Pod{},
+			barred: map[UID]bool{}, seen: map[UID]bool{}, sees: map[UID]Pod{}, known: map[UID]bool{}}
+		w.nodes = append(w.nodes, n)
+		w.hosts.put(n.name, Node{Name: n.name, Ready: true})
+	}
+	owned := Keep{WhileOwned: true, Scaled: true, Deleted: true}
+	v4, dual := []Want{{"net", "eth0", []string{"a4", "b4"}}}, []Want{{"net", "eth0", []string{"a4", "c6"}}}
+	w.workloads["web"] = &workload{name: "web", replicas: 2, keep: owned, wants: v4}
+	w.workloads["db"] = &workload{name: "db", replicas: 1, keep: Keep{For: 5 * time.Minute}, wants: dual,
+		fresh: r.IntN(4) == 0}
+	w.workloads["job"] = &workload{name: "job", replicas: 1, wants: v4, loose: true}
+	w.workloads["api"] = &workload{name: "api", replicas: 1 + r.IntN(2), identity: "api", keep: Keep{For: time.Hour},
+		wants: []Want{{"net", "eth0", []string{"b4", "c6"}}}, loose: true}
+	for _, name := range []string{"c1", "c2"} {
+		w.controllers = append(w.controllers, &controller{name: name})
+	}
+	return w
+}
+
+func (w *world) logf(format string, args ...any) {
+	at := w.now
+	w.log = append(w.log, func() string {
+		return at.Format("15:04:05 ") + fmt.Sprintf(format, args...)
+	})
+}
+
+func (w *world) failf(format string, args ...any) {
+	if w.bad == "" {
+		w.bad = fmt.Sprintf(format, args...)
+		w.logf("VIOLATION: %s", w.bad)
+	}
+}
+
+func (w *world) story() string {
+	var s strings.Builder
+	for _, line := range w.log {
+		s.WriteString(line() + "\n")
+	}
+	return s.String()
+}
+
+func (w *world) some(percent int) bool { return w.r.IntN(100) < percent }
+
+func (w *world) version() string {
+	w.rev++
+	return strconv.Itoa(w.rev)
+}
+
+// Live, past all caches.
+
+func (w *world) Pod(_ context.Context, _, name string) (*Pod, error) {
+	if p, ok := w.pods.objs[name]; ok {
+		return &p, nil
+	}
+	return nil, nil
+}
+
+func (w *world) Node(_ context.Context, name string) (*Node, error) {
+	if n, ok := w.hosts.objs[name]; ok {
+		return &n, nil
+	}
+	return nil, nil
+}
+
+func (w *world) Nodes(context.Context) ([]string, error) { return w.hosts.keys(), nil }
+func (w *world) Roll(context.Context) (Roll, error)      { return w.roll, nil }
+
+// apply carries out a write as an API server does.
+func (w *world) apply(by string, wr Write) error {
+	err := w.applied(wr)
+	w.logf("%s: %s -> %v", by, describe(wr), err)
+	return err
+}
+
+func (w *world) applied(wr Write) error {
+	current := func(p PodIP) (PodIP, error) {
+		is, ok := w.ips.objs[p.Addr.String()]
+		if !ok || is.UID != p.UID || is.Version != p.Version && !w.rules.broken(versionsMatter) {
+			return is, errConflict
+		}
+		return is, nil
+	}
+	switch wr := wr.(type) {
+	case CreateIP:
+		if _, exists := w.ips.objs[wr.PodIP.Addr.String()]; exists && !w.rules.broken(createsAreClaims) {
+			return errConflict
+		}
+		p := wr.PodIP
+		p.Version, p.Created = w.version(), w.now
+		p.UID = "ip-" + p.Version
+		w.ips.put(p.Addr.String(), p)
+	case UpdateIP:
+		is, err := current(wr.PodIP)
+		if err != nil {
+			return err
+		}
+		p := wr.PodIP
+		p.Phase, p.Of, p.Node, p.Since, p.Deleting = is.Phase, is.Of, is.Node, is.Since, is.Deleting
+		p.Version = w.version()
+		if p.PodUID != is.PodUID {
+			w.hands++
+		}
+		if p.Deleting && !p.Held {
+			w.ips.del(p.Addr.String())
+			return nil
+		}
+		w.ips.put(p.Addr.String(), p)
+	case StatusIP:
+		is, err := current(wr.PodIP)
+		if err != nil {
+			return err
+		}
+		is.Phase, is.Of, is.Node, is.Since = wr.PodIP.Phase, wr.PodIP.Of, wr.PodIP.Node, wr.PodIP.Since
+		is.Version = w.version()
+		w.ips.put(is.Addr.String(), is)
+	case DeleteIP:
+		is, err := current(wr.PodIP)
+		if err != nil {
+			return err
+		}
+		w.deleteIP(is)
+	case PlacePod:
+		is, ok := w.pods.objs[wr.Name]
+		if !ok || is.UID != wr.UID || is.Version != wr.Version && !w.rules.broken(versionsMatter) {
+			return errConflict
+		}
+		is.Has, is.Gated, is.Version = wr.Addresses, false, w.version()
+		w.pods.put(wr.Name, is)
+		w.places++
+	case EndPod:
+		is, ok := w.pods.objs[wr.Name]
+		if !ok || is.UID != wr.UID {
+			return errConflict
+		}
+		w.deletePod(is)
+	case HoldPool:
+		is, ok := w.pools.objs[wr.Name]
+		if !ok || is.Version != wr.Version {
+			return errConflict
+		}
+		is.Held, is.Version = wr.Held, w.version()
+		if is.Deleting && !is.Held {
+			w.pools.del(wr.Name)
+			return nil
+		}
+		w.pools.put(wr.Name, is)
+	case WriteRoll:
+		if wr.Roll.Version != w.roll.Version {
+			return errConflict
+		}
+		w.roll = wr.Roll
+		w.roll.Version = w.version()
+	default:
+		panic(wr)
+	}
+	return nil
+}
+
+func (w *world) deleteIP(is PodIP) {
+	if !is.Held {
+		w.ips.del(is.Addr.String())
+		return
+	}
+	is.Deleting, is.Version = true, w.version()
+	w.ips.put(is.Addr.String(), is)
+}
+
+// deletePod is a graceful deletion.
+func (w *world) deletePod(is Pod) {
+	if is.Node == "" {
+		w.pods.del(is.Name)
+		return
+	}
+	is.Ending, is.Version = true, w.version()
+	w.pods.put(is.Name, is)
+}
+
+// send carries out a write over a network that may lose, delay or repeat it, or lose the answer.
+func (w *world) send(by string, wr Write) error {
+	if w.calm {
+		return w.apply(by, wr)
+	}
+	switch k := w.r.IntN(20); k {
+	case 0:
+		w.logf("%s: %s is lost", by, describe(wr))
+		return errors.New("lost")
+	case 1:
+		w.logf("%s: %s is late", by, describe(wr))
+		w.inflight = append(w.inflight, func() { _ = w.apply("late, of "+by, wr) })
+		return errors.New("timeout")
+	case 2:
+		_ = w.apply(by, wr)
+		return errors.New("timeout")
+	case 3:
+		_ = w.apply(by, wr)
+		return w.apply(by, wr)
+	}
+	return w.apply(by, wr)
+}
+
+func describe(wr Write) string {
+	switch wr := wr.(type) {
+	case CreateIP:
+		return fmt.Sprintf("create %s for %s %s", wr.PodIP.Addr, wr.PodIP.PodName, wr.PodIP.PodUID)
+	case UpdateIP:
+		return fmt.Sprintf("update %s@%s: %s %s, held %t, %q", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.PodName,
+			wr.PodIP.PodUID, wr.PodIP.Held, wr.PodIP.Quarantine)
+	case StatusIP:
+		return fmt.Sprintf("status %s@%s: %s %s on %s", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.Phase, wr.PodIP.Of,
+			wr.PodIP.Node)
+	case DeleteIP:
+		return fmt.Sprintf("delete %s@%s of %s", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.PodUID)
+	case PlacePod:
+		var all []string
+		for _, a := range wr.Addresses {
+			all = append(all, a.Prefix.Addr().String())
+		}
+		return fmt.Sprintf("place %s %s: %v", wr.Name, wr.UID, all)
+	case EndPod:
+		return fmt.Sprintf("end %s %s", wr.Name, wr.UID)
+	case WriteRoll:
+		return fmt.Sprintf("roll@%s: round %d for %v, epoch %d, recalling %t", wr.Roll.Version, wr.Roll.Round%1e12,
+			slices.Sorted(maps.Keys(wr.Roll.Asked)), wr.Roll.Epoch%1e12, wr.Roll.Recalling)
+	}
+	return fmt.Sprintf("%T%+v", wr, wr)
+}
+
+// oracle: at no moment may two pods answer for one address.
+func (w *world) oracle() {
+	type at struct {
+		uid  UID
+		node string
+	}
+	answers := map[netip.Addr][]at{}
+	for _, n := range w.nodes {
+		if !n.on || n.lied {
+			continue
+		}
+		for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+			if s := n.sandboxes[uid]; s.up {
+				for _, a := range s.has {
+					answers[a.Prefix.Addr()] = append(answers[a.Prefix.Addr()], at{uid, n.name})
+				}
+			}
+		}
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(answers), netip.Addr.Compare) {
+		all := answers[a]
+		for i, x := range all {
+			for _, y := range all[:i] {
+				if w.told[x.uid] && w.lost[y.uid] || w.told[y.uid] && w.lost[x.uid] {
+					continue
+				}
+				w.failf("%s is doubled: %s on %s and %s on %s", a, y.uid, y.node, x.uid, x.node)
+			}
+		}
+	}
+}
+
+// Controllers.
+
+// start is a controller that begins to lead: it notes whether anything was forgotten, then lists.
+func (w *world) start(c *controller) {
+	c.jobs, c.book = nil, nil
+	next := lead(w.roll, Roll{}, w.now, w.rules)
+	if w.send(c.name, WriteRoll{Roll: next}) != nil {
+		return
+	}
+	c.book = NewBook(w.roll)
+	c.book.rules = w.rules
+	w.relistAll(c)
+}
+
+func (w *world) relistAll(c *controller) {
+	for k := range 5 {
+		w.relist(c, k)
+	}
+}
+
+// relist has a watch begin anew: what happened in between is not seen.
+func (w *world) relist(c *controller, kind int) {
+	b := c.book
+	switch kind {
+	case 0:
+		for _, key := range w.pools.keys() {
+			b.SetPool(w.poolOf(key))
+		}
+		for _, name := range slices.Sorted(maps.Keys(b.pools)) {
+			if _, ok := w.pools.objs[name]; !ok {
+				b.RemovePool(name)
+			}
+		}
+		c.at[0] = len(w.pools.log)
+	case 1:
+		for _, key := range w.ips.keys() {
+			b.SetPodIP(w.ips.objs[key])
+		}
+		for _, a := range slices.SortedFunc(maps.Keys(b.ips), netip.Addr.Compare) {
+			if _, ok := w.ips.objs[a.String()]; !ok {
+				b.RemovePodIP(a)
+			}
+		}
+		c.at[1] = len(w.ips.log)
+	case 2:
+		exist := map[UID]bool{}
+		for _, key := range w.pods.keys() {
+			exist[w.pods.objs[key].UID] = true
+			b.SetPod(w.pods.objs[key])
+		}
+		for _, uid := range slices.Sorted(maps.Keys(b.pods)) {
+			if !exist[uid] {
+				b.RemovePod(uid, false, w.now)
+			}
+		}
+		c.at[2] = len(w.pods.log)
+	case 3:
+		for _, key := range w.hosts.keys() {
+			b.SetNode(w.hosts.objs[key])
+		}
+		for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
+			if _, ok := w.hosts.objs[name]; !ok {
+				b.RemoveNode(name)
+			}
+		}
+		c.at[3] = len(w.hosts.log)
+	case 4:
+		for _, key := range w.said.keys() {
+			b.SetAnswer(w.said.objs[key])
+		}
+		for _, name := range slices.Sorted(maps.Keys(b.answers)) {
+			if _, ok := w.said.objs[name]; !ok {
+				b.RemoveAnswer(name)
+			}
+		}
+		c.at[4] = len(w.said.log)
+	}
+}
+
+func (w *world) poolOf(name string) Pool {
+	is := w.pools.objs[name]
+	r, err := Parse(is.Spec)
+	p := Pool{Name: name, Version: is.Version, Range: r, Invalid: err, Disabled: is.Disabled, Deleting: is.Deleting,
+		Held: is.Held}
+	if is.Only != "" {
+		p.Serves = func(labels map[string]string) bool { return labels["name"] == is.Only }
+	}
+	return p
+}
+
+// watch brings the next events of a kind to a controller; each kind lags behind by itself.
+func (w *world) watch(c *controller, kind, most int) {
+	b := c.book
+	for ; most > 0; most-- {
+		i := c.at[kind]
+		switch kind {
+		case 0:
+			if i == len(w.pools.log) {
+				return
+			}
+			e := w.pools.log[i]
+			if _, exists := w.pools.objs[e.key]; e.relist || e.obj != nil && !exists {
+				w.relist(c, kind)
+				return
+			}
+			if e.obj == nil {
+				b.RemovePool(e.key)
+			} else {
+				b.SetPool(w.poolOf(e.key))
+			}
+		case 1:
+			if i == len(w.ips.log) {
+				return
+			}
+			e := w.ips.log[i]
+			if e.relist {
+				w.relist(c, kind)
+				return
+			}
+			switch is := b.ips[netip.MustParseAddr(cmpOr(e.key, "::"))]; {
+			case e.obj == nil && is != nil && !is.Created.After(w.now) && w.newer(is, i):
+			case e.obj == nil:
+				b.RemovePodIP(netip.MustParseAddr(e.key))
+			case is != nil && number(is.Version) >= number(e.obj.Version):
+			default:
+				b.SetPodIP(*e.obj)
+			}
+		case 2:
+			if i == len(w.pods.log) {
+				return
+			}
+			e := w.pods.log[i]
+			if e.relist {
+				w.relist(c, kind)
+				return
+			}
+			if e.obj != nil {
+				b.SetPod(*e.obj)
+			} else {
+				for _, uid := range slices.Sorted(maps.Keys(b.pods)) {
+					if b.pods[uid].Name == e.key {
+						b.RemovePod(uid, true, w.now)
+					}
+				}
+			}
+		case 3:
+			if i == len(w.hosts.log) {
+				return
+			}
+			e := w.hosts.log[i]
+			if e.relist {
+				w.relist(c, kind)
+				return
+			}
+			if e.obj == nil {
+				b.RemoveNode(e.key)
+			} else {
+				b.SetNode(*e.obj)
+			}
+		case 4:
+			if i == len(w.said.log) {
+				return
+			}
+			e := w.said.log[i]
+			if e.relist {
+				w.relist(c, kind)
+				return
+			}
+			if e.obj == nil {
+				b.RemoveAnswer(e.key)
+			} else {
+				b.SetAnswer(*e.obj)
+			}
+		}
+		c.at[kind]++
+	}
+}
+
+func cmpOr(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
+}
+
+// newer reports whether an object that a write returned came after the deletion at this place of the log.
+func (w *world) newer(is *PodIP, at int) bool {
+	for _, e := range w.ips.log[at+1:] {
+		if e.obj != nil && e.obj.Version == is.Version {
+			return true
+		}
+	}
+	return false
+}
+
+func number(version string) int {
+	n, err := strconv.Atoi(version)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// wanted is what the controller finds out about a workload, past its caches.
+func (w *world) wanted(p *PodIP) Wanted {
+	wl := w.workloads[p.Workload.Name]
+	switch {
+	case wl == nil:
+		return Unknown
+	case wl.gone:
+		for _, key := range w.pods.keys() {
+			if w.pods.objs[key].Workload.Name == wl.name {
+				return Unknown
+			}
+		}
+		return Abandoned
+	case wl.loose:
+		return Wants
+	}
+	_, digits, _ := strings.Cut(p.PodName, "-")
+	if i, _ := strconv.Atoi(digits); i >= wl.replicas {
+		return Scaled
+	}
+	return Wants
+}
+
+// turn is one step of a controller.
+func (w *world) turn(c *controller) {
+	if c.book == nil {
+		w.start(c)
+		return
+	}
+	if c.book.Stale() {
+		if w.send(c.name, c.book.Lead(w.roll, w.now)) == nil {
+			w.start(c)
+		}
+		return
+	}
+	switch w.r.IntN(12) {
+	case 0:
+		wr := c.book.Lead(w.roll, w.now)
+		if w.send(c.name, wr) == nil {
+			c.book.SetRoll(w.roll)
+		}
+	case 1, 2, 3:
+		for range 3 {
+			w.watch(c, w.r.IntN(5), 1+w.r.IntN(6))
+		}
+	case 4, 5, 6:
+		if len(c.jobs) < 4 {
+			w.decide(c)
+		}
+	default:
+		if len(c.jobs) > 0 {
+			w.work(c, w.r.IntN(len(c.jobs)))
+		} else {
+			w.decide(c)
+		}
+	}
+}
+
+// decide has a controller look at something.
+func (w *world) decide(c *controller) {
+	var plan Plan
+	var what string
+	switch k := w.r.IntN(10); {
+	case k == 0:
+		plan, what = c.book.Recall(w.now), "recall"
+	case k == 1 && len(c.book.pools) > 0:
+		name := pickOne(w.r, slices.Sorted(maps.Keys(c.book.pools)))
+		plan, what = c.book.ReviewPool(name), "pool "+name
+	case k < 6 && len(c.book.pods) > 0:
+		uid := pickOne(w.r, slices.Sorted(maps.Keys(c.book.pods)))
+		plan, what = c.book.Place(uid, w.now), "place "+string(uid)
+		if pod := c.book.pods[uid]; pod.Gated && !pod.Ending && plan.Writes == nil && plan.Reason == "" {
+			w.failf("pod %s %s waits for no reason", pod.Name, uid)
+		}
+	default:
+		if all := c.book.Addresses(); len(all) > 0 {
+			a := pickOne(w.r, all)
+			plan, what = c.book.Review(a, w.now, w.wanted), "review "+a.String()
+		}
+	}
+	if plan.Writes != nil {
+		c.jobs = append(c.jobs, &job{what, plan.Writes})
+	}
+}
+
+// work makes the next write of a job.
+func (w *world) work(c *controller, i int) {
+	j := c.jobs[i]
+	wr := j.writes[0]
+	err := Holds(context.Background(), wr, w)
+	if err == nil {
+		err = w.send(c.name, wr)
+	} else {
+		w.logf("%s: %s is not made: %v", c.name, describe(wr), err)
+	}
+	if err != nil {
+		if create, ok := wr.(CreateIP); ok {
+			c.book.Unreserve(create.PodIP.Addr)
+		}
+		c.book.SetRoll(w.roll)
+		c.jobs = slices.Delete(c.jobs, i, i+1)
+		return
+	}
+	switch wr := wr.(type) { // what the write returned
+	case CreateIP:
+		if is, ok := w.ips.objs[wr.PodIP.Addr.String()]; ok && is.PodUID == wr.PodIP.PodUID {
+			c.book.SetPodIP(is)
+		}
+	case UpdateIP:
+		if is, ok := w.ips.objs[wr.PodIP.Addr.String()]; ok && is.UID == wr.PodIP.UID {
+			c.book.SetPodIP(is)
+		}
+	case WriteRoll:
+		c.book.SetRoll(w.roll)
+	}
+	if j.writes = j.writes[1:]; len(j.writes) == 0 {
+		c.jobs = slices.Delete(c.jobs, i, i+1)
+	}
+}
+
+func pickOne[T any](r *rand.Rand, from []T) (one T) {
+	if len(from) == 0 {
+		return one
+	}
+	return from[r.IntN(len(from))]
+}

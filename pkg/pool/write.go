@@ -1,0 +1,176 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Write is one change of the cluster. Each is bound to what it was decided on: if that has changed, the API server
+// refuses it, and the decision is to be made again.
+type Write interface{ conditions() []Check }
+
+// The writes. Those with a Version are refused if the object has another one, or another UID.
+type (
+	// CreateIP claims an address. It never overwrites.
+	CreateIP struct {
+		PodIP PodIP
+		If    []Check
+	}
+	// UpdateIP writes the spec and the finalizer of a PodIP: all that PodIP says, bound to its Version.
+	UpdateIP struct {
+		PodIP PodIP
+		If    []Check
+	}
+	// StatusIP writes Phase, Of, Node and Since of a PodIP, bound to its Version.
+	StatusIP struct {
+		PodIP PodIP
+		If    []Check
+	}
+	// DeleteIP deletes a PodIP, which stays until its finalizer is gone.
+	DeleteIP struct {
+		PodIP PodIP
+		If    []Check
+	}
+	// PlacePod writes the annotation with all addresses and removes the gate, in one patch. Pools are those whose nodes
+	// the pod must be scheduled to.
+	PlacePod struct {
+		UID             UID
+		Version         string
+		Namespace, Name string
+		Addresses       []Address
+		If              []Check
+	}
+	// EndPod deletes a pod that cannot run: its node has barred it.
+	EndPod struct {
+		UID             UID
+		Namespace, Name string
+		If              []Check
+	}
+	// HoldPool adds our finalizer to a pool, or removes it.
+	HoldPool struct {
+		Name, Version string
+		Held          bool
+		If            []Check
+	}
+	// WriteRoll writes what all nodes are asked; without a Version, it creates that.
+	WriteRoll struct {
+		Roll Roll
+		If   []Check
+	}
+)
+
+func (w CreateIP) conditions() []Check  { return w.If }
+func (w UpdateIP) conditions() []Check  { return w.If }
+func (w StatusIP) conditions() []Check  { return w.If }
+func (w DeleteIP) conditions() []Check  { return w.If }
+func (w PlacePod) conditions() []Check  { return w.If }
+func (w EndPod) conditions() []Check    { return w.If }
+func (w HoldPool) conditions() []Check  { return w.If }
+func (w WriteRoll) conditions() []Check { return w.If }
+
+// ErrStale: what a write was decided on is not so any more, or was not, as read past the caches.
+var ErrStale = errors.New("decided on what is not so any more")
+
+// Live reads past all caches.
+type Live interface {
+	// Pod returns the pod of this name, nil if there is none.
+	Pod(ctx context.Context, namespace, name string) (*Pod, error)
+	// Node returns a node, nil if there is none.
+	Node(ctx context.Context, name string) (*Node, error)
+	// Nodes returns the names of all nodes.
+	Nodes(ctx context.Context) ([]string, error)
+	// Roll returns what nodes are asked; without a Version there is none.
+	Roll(ctx context.Context) (Roll, error)
+}
+
+// Check is a condition of a write that no version covers, because it is about other objects. It is read past the
+// caches, just before the write.
+type Check struct {
+	// Pod that must not exist (any more), or must, not ending.
+	Gone, There *Pod
+	// Off is a node that must not exist, or be off by the word of an operator.
+	Off string
+	// Among are nodes besides which there must be no other.
+	Among []string
+	// Since is the roll that was known: the API server must not have forgotten anything since.
+	Since *Roll
+}
+
+// Holds returns nil if all conditions of a write are met, [ErrStale] if one is not.
+func Holds(ctx context.Context, w Write, live Live) error {
+	for _, c := range w.conditions() {
+		if err := c.holds(ctx, live); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c Check) holds(ctx context.Context, live Live) error {
+	if want := c.Gone; want != nil {
+		is, err := live.Pod(ctx, want.Namespace, want.Name)
+		if err != nil {
+			return err
+		}
+		if is != nil && is.UID == want.UID {
+			return fmt.Errorf("pod %s/%s exists: %w", want.Namespace, want.Name, ErrStale)
+		}
+	}
+	if want := c.There; want != nil {
+		is, err := live.Pod(ctx, want.Namespace, want.Name)
+		if err != nil {
+			return err
+		}
+		if is == nil || is.UID != want.UID || is.Ending || is.Over {
+			return fmt.Errorf("pod %s/%s has ended: %w", want.Namespace, want.Name, ErrStale)
+		}
+	}
+	if c.Off != "" {
+		is, err := live.Node(ctx, c.Off)
+		if err != nil {
+			return err
+		}
+		if is != nil && !is.Off {
+			return fmt.Errorf("node %s exists and has no taint %s: %w", c.Off, OutOfService, ErrStale)
+		}
+	}
+	if c.Among != nil {
+		are, err := live.Nodes(ctx)
+		if err != nil {
+			return err
+		}
+		for _, node := range are {
+			if !slices.Contains(c.Among, node) {
+				return fmt.Errorf("node %s is new: %w", node, ErrStale)
+			}
+		}
+	}
+	if c.Since != nil {
+		is, err := live.Roll(ctx)
+		if err != nil {
+			return err
+		}
+		if is.Mark.Before(c.Since.Mark) || is.Epoch != c.Since.Epoch || is.Recalling {
+			return fmt.Errorf("the API server's data were restored: %w", ErrStale)
+		}
+	}
+	return nil
+}
+
+// Plan is what to do now for a pod, an address, a pool or the roll.
+type Plan struct {
+	// Writes to make, in this order; the first that fails ends the plan.
+	Writes []Write
+	// Reason says why the pod waits, or why the address is neither used nor free. Empty: it does not.
+	Reason string
+	// Remedy is what somebody has to do about it; empty: nothing, it ends by itself.
+	Remedy string
+	// Until is when the reason ends, if that is known.
+	Until time.Time
+	// Addrs are those of other PodIPs that the reason is about.
+	Addrs []netip.Addr
+}
