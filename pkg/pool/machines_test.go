@@ -124,6 +124,9 @@ func (w *world) kubeletActs(n *node) {
 		s := n.sandboxes[uid]
 		switch {
 		case p.Over:
+			if w.calm || w.some(60) {
+				delete(n.sandboxes, uid)
+			}
 		case p.Ending:
 			if s != nil && !w.calm && w.some(20) {
 				// Its containers are gone, but not its sandbox.
@@ -560,6 +563,14 @@ func (w *world) settle() {
 		f()
 	}
 	w.inflight = nil
+	w.rest(400)
+	if w.bad == "" {
+		w.explained()
+	}
+}
+
+// rest has everything go its way until nothing changes any more.
+func (w *world) rest(most int) {
 	var was string
 	for quiet, round := 0, 0; quiet < 8; round++ {
 		w.now = w.now.Add(20e9)
@@ -585,12 +596,11 @@ func (w *world) settle() {
 		} else {
 			quiet, was = 0, is
 		}
-		if round > 400 {
+		if round > most {
 			w.failf("it does not come to rest")
 			return
 		}
 	}
-	w.explained()
 }
 
 // sweep is a controller that sees to everything.

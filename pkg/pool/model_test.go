@@ -35,7 +35,7 @@ func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 	for i := range uint64(*modelHistories) {
 		w := history(t, base+i, 0)
 		if w.bad != "" {
-			t.Fatalf("seed %d: %s\n%s", base+i, w.bad, w.story())
+			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", base+i, w.bad, w.story(), base+i, w.bad)
 		}
 		places, hands = places+w.places, hands+w.hands
 	}
@@ -48,7 +48,10 @@ func history(t testing.TB, seed uint64, broken rules) *world {
 	for _, d := range deeds {
 		total += d.weight
 	}
-	for range 150 + w.r.IntN(250) {
+	w.calm = true
+	w.rest(50)
+	w.calm = false
+	for range 50 + w.r.IntN(250) {
 		w.now = w.now.Add(time.Duration(w.r.IntN(4000)) * time.Millisecond)
 		k := w.r.IntN(total)
 		for _, d := range deeds {
@@ -63,4 +66,46 @@ func history(t testing.TB, seed uint64, broken rules) *world {
 	}
 	w.settle()
 	return w
+}
+
+// The model test can fail: without any one of the rules on which safety rests, it does.
+func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
+	for one, name := range ruleNames {
+		t.Run(name, func(t *testing.T) {
+			const most = 1500
+			for seed := range uint64(most) {
+				if w := history(t, seed+1, 1<<one); w.bad != "" {
+					t.Logf("seed %d: %s", seed+1, w.bad)
+					return
+				}
+			}
+			t.Errorf("%d histories found nothing", most)
+		})
+	}
+}
+
+var ruleNames = map[rule]string{
+	forceDeleteIsNoProof: "forceDeleteIsNoProof",
+	notReadyIsNoProof:    "notReadyIsNoProof",
+	podIsLookedUp:        "podIsLookedUp",
+	nodeIsLookedUp:       "nodeIsLookedUp",
+	nodesAreListed:       "nodesAreListed",
+	everyNodeAnswers:     "everyNodeAnswers",
+	answersAreFresh:      "answersAreFresh",
+	restoresAreNoticed:   "restoresAreNoticed",
+	restoresWaitForAll:   "restoresWaitForAll",
+	placedSinceMark:      "placedSinceMark",
+	versionsMatter:       "versionsMatter",
+	createsAreClaims:     "createsAreClaims",
+	releaseWaitsForFence: "releaseWaitsForFence",
+	finalizerHolds:       "finalizerHolds",
+	annotationsDecide:    "annotationsDecide",
+	goneMeansForGood:     "goneMeansForGood",
+	goneMeansNamespace:   "goneMeansNamespace",
+	goneMeansBarred:      "goneMeansBarred",
+	answersMeanBarred:    "answersMeanBarred",
+	recallMeansChecked:   "recallMeansChecked",
+	strangersGoDown:      "strangersGoDown",
+	unusedIsFreed:        "unusedIsFreed",
+	surplusIsFreed:       "surplusIsFreed",
 }

@@ -216,7 +216,7 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 			why = append(why, text)
 			continue
 		}
-		a, ok := st.next(func(a netip.Addr) bool { return taken[a] || b.told[a] != nil })
+		a, ok := st.next(func(a netip.Addr) bool { return taken[a] || b.toldTo(a) })
 		if !ok {
 			full = append(full, st.Name)
 			why = append(why, fmt.Sprintf("pool %s has no free address, of %d", st.Name, st.Range.Set.Count()))
@@ -233,6 +233,16 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 	return c, Plan{Reason: strings.Join(why, "; ")}
 }
 
+// toldTo reports whether a pod that may run was told to have an address, though there is no PodIP: it is made again.
+func (b *Book) toldTo(a netip.Addr) bool {
+	for uid := range b.told[a] {
+		if pod := b.pods[uid]; !pod.Gated && !pod.Over {
+			return true
+		}
+	}
+	return false
+}
+
 // ahead returns how many pods have waited longer than this one for an address of a pool.
 func (b *Book) ahead(pod *Pod, pool string) (n uint64) {
 	for uid := range b.waiting[pool] {
@@ -243,7 +253,7 @@ func (b *Book) ahead(pod *Pod, pool string) (n uint64) {
 	return n
 }
 
-// Reserved forgets that an address was about to be claimed: the write failed, and the address is somebody else's or
+// Unreserve forgets that an address was about to be claimed: the write failed, and the address is somebody else's or
 // still free.
 func (b *Book) Unreserve(a netip.Addr) {
 	for _, s := range b.pools {

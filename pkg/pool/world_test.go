@@ -659,26 +659,26 @@ func (w *world) turn(c *controller) {
 		}
 		return
 	}
-	switch w.r.IntN(12) {
-	case 0:
-		wr := c.book.Lead(w.roll, w.now)
-		if w.send(c.name, wr) == nil {
+	if w.some(10) {
+		if w.send(c.name, c.book.Lead(w.roll, w.now)) == nil {
 			c.book.SetRoll(w.roll)
 		}
-	case 1, 2, 3:
-		for range 3 {
-			w.watch(c, w.r.IntN(5), 1+w.r.IntN(6))
+	}
+	for kind := range 5 {
+		switch w.r.IntN(4) {
+		case 0:
+		case 1:
+			w.watch(c, kind, 1+w.r.IntN(3))
+		default:
+			w.watch(c, kind, 10_000)
 		}
-	case 4, 5, 6:
-		if len(c.jobs) < 4 {
-			w.decide(c)
-		}
-	default:
-		if len(c.jobs) > 0 {
+	}
+	for range 1 + w.r.IntN(8) {
+		if len(c.jobs) > 0 && w.some(60) {
 			w.work(c, w.r.IntN(len(c.jobs)))
-		} else {
-			w.decide(c)
+			continue
 		}
+		w.decide(c)
 	}
 }
 
@@ -704,7 +704,7 @@ func (w *world) decide(c *controller) {
 			plan, what = c.book.Review(a, w.now, w.wanted), "review "+a.String()
 		}
 	}
-	if plan.Writes != nil {
+	if plan.Writes != nil && len(c.jobs) < 4 {
 		c.jobs = append(c.jobs, &job{what, plan.Writes})
 	}
 }
