@@ -310,17 +310,33 @@ func (w *world) answer(n *node, roll Roll) {
 	}
 }
 
+// goOn is everybody at work, in some order, some not just now.
+func (w *world) goOn() {
+	var all []func()
+	for range 2 {
+		for _, c := range w.controllers {
+			all = append(all, func() { w.turn(c) })
+		}
+	}
+	for _, n := range w.nodes {
+		all = append(all, func() { w.kubeletSyncs(n) }, func() { w.kubeletActs(n) }, func() { w.agentActs(n) })
+	}
+	all = append(all, w.workloadsAct, w.schedule)
+	w.r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	for _, f := range all {
+		if w.some(70) {
+			f()
+			w.oracle()
+		}
+	}
+}
+
 // What can befall a cluster, each as often as its weight says.
 var deeds = []struct {
 	weight int
 	do     func(*world)
 }{
-	{60, func(w *world) { w.turn(pickOne(w.r, w.controllers)) }},
-	{10, func(w *world) { w.workloadsAct() }},
-	{10, func(w *world) { w.schedule() }},
-	{12, func(w *world) { w.kubeletSyncs(pickOne(w.r, w.nodes)) }},
-	{14, func(w *world) { w.kubeletActs(pickOne(w.r, w.nodes)) }},
-	{14, func(w *world) { w.agentActs(pickOne(w.r, w.nodes)) }},
+	{60, func(w *world) { w.goOn() }},
 	{6, func(w *world) { // a write that was given up arrives
 		if len(w.inflight) > 0 {
 			i := w.r.IntN(len(w.inflight))
@@ -329,7 +345,7 @@ var deeds = []struct {
 			f()
 		}
 	}},
-	{6, func(w *world) { // a pod is deleted, in one way or another
+	{8, func(w *world) { // a pod is deleted, in one way or another
 		key := pickOne(w.r, w.pods.keys())
 		p, ok := w.pods.objs[key]
 		switch {
@@ -366,8 +382,8 @@ var deeds = []struct {
 			w.relist(c, w.r.IntN(5))
 		}
 	}},
-	{3, func(w *world) { w.cut(pickOne(w.r, w.nodes)) }},
-	{3, func(w *world) { w.mend(pickOne(w.r, w.nodes)) }},
+	{5, func(w *world) { w.cut(pickOne(w.r, w.nodes)) }},
+	{4, func(w *world) { w.mend(pickOne(w.r, w.nodes)) }},
 	{3, func(w *world) { w.declare(pickOne(w.r, w.nodes)) }},
 	{5, func(w *world) { w.scale() }},
 	{3, func(w *world) { w.meddle() }},
@@ -572,8 +588,8 @@ func (w *world) settle() {
 // rest has everything go its way until nothing changes any more.
 func (w *world) rest(most int) {
 	var was string
-	for quiet, round := 0, 0; quiet < 8; round++ {
-		w.now = w.now.Add(20e9)
+	for quiet, round := 0, 0; quiet < 4; round++ {
+		w.now = w.now.Add(40e9)
 		for _, n := range w.nodes {
 			w.kubeletSyncs(n)
 		}
