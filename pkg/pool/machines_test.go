@@ -382,6 +382,9 @@ var deeds = []struct {
 			w.relist(c, w.r.IntN(5))
 		}
 	}},
+	{4, func(w *world) { // a watch brings nothing for a while
+		pickOne(w.r, w.controllers).stuck[w.r.IntN(5)] = true
+	}},
 	{5, func(w *world) { w.cut(pickOne(w.r, w.nodes)) }},
 	{4, func(w *world) { w.mend(pickOne(w.r, w.nodes)) }},
 	{3, func(w *world) { w.declare(pickOne(w.r, w.nodes)) }},

@@ -10,6 +10,7 @@ import (
 var (
 	modelSeed      = flag.Uint64("model.seed", 0, "replay one history of the model test")
 	modelBase      = flag.Uint64("model.base", 1, "seed of the model test's first history; 0: of the clock")
+	modelBroken    = flag.String("model.broken", "", "replay it without this rule")
 	modelHistories = flag.Int("model.histories", 3000, "histories of the model test")
 )
 
@@ -19,7 +20,13 @@ var (
 // others, or new ones if it is 0.
 func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 	if *modelSeed != 0 {
-		w := history(t, *modelSeed, 0)
+		var broken rules
+		for one, name := range ruleNames {
+			if name == *modelBroken {
+				broken = 1 << one
+			}
+		}
+		w := history(t, *modelSeed, broken)
 		t.Log(w.story())
 		if w.bad != "" {
 			t.Fatalf("seed %d: %s", *modelSeed, w.bad)

@@ -45,8 +45,8 @@ type choice struct {
 // far as is known; then the one that is free for the longest. All or none are taken.
 func (b *Book) Place(uid UID, now time.Time) Plan {
 	pod := b.pods[uid]
+	b.goes(uid)
 	if pod == nil || pod.Ending || pod.Over || pod.Has != nil && !pod.Gated {
-		b.goes(uid)
 		return Plan{}
 	}
 	if reason, remedy := b.recalling(); reason != "" {
@@ -56,7 +56,6 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 	if reason != "" {
 		return Plan{Reason: reason}
 	}
-	b.goes(uid)
 	var all []choice
 	taken := map[netip.Addr]bool{}
 	for _, s := range slots {

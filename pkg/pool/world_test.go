@@ -139,7 +139,9 @@ type controller struct {
 	name string
 	book *Book
 	at   [5]int // of each log
-	jobs []*job
+	// stuck are watches that bring nothing for a while.
+	stuck [5]bool
+	jobs  []*job
 }
 
 // job is a plan under way.
@@ -412,7 +414,7 @@ func (w *world) oracle() {
 		all := answers[a]
 		for i, x := range all {
 			for _, y := range all[:i] {
-				if w.told[x.uid] && w.lost[y.uid] || w.told[y.uid] && w.lost[x.uid] {
+				if w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] {
 					continue
 				}
 				w.failf("%s is doubled: %s on %s and %s on %s", a, y.uid, y.node, x.uid, x.node)
@@ -425,7 +427,7 @@ func (w *world) oracle() {
 
 // start is a controller that begins to lead: it notes whether anything was forgotten, then lists.
 func (w *world) start(c *controller) {
-	c.jobs, c.book = nil, nil
+	c.jobs, c.book, c.stuck = nil, nil, [5]bool{}
 	next := lead(w.roll, Roll{}, w.now, w.rules)
 	if w.send(c.name, WriteRoll{Roll: next}) != nil {
 		return
@@ -444,6 +446,7 @@ func (w *world) relistAll(c *controller) {
 // relist has a watch begin anew: what happened in between is not seen.
 func (w *world) relist(c *controller, kind int) {
 	b := c.book
+	c.stuck[kind] = false
 	switch kind {
 	case 0:
 		for _, key := range w.pools.keys() {
@@ -514,6 +517,9 @@ func (w *world) poolOf(name string) Pool {
 // watch brings the next events of a kind to a controller; each kind lags behind by itself.
 func (w *world) watch(c *controller, kind, most int) {
 	b := c.book
+	if c.stuck[kind] && w.calm {
+		c.stuck[kind] = false
+	}
 	for ; most > 0; most-- {
 		i := c.at[kind]
 		switch kind {
@@ -665,6 +671,9 @@ func (w *world) turn(c *controller) {
 		}
 	}
 	for kind := range 5 {
+		if c.stuck[kind] = c.stuck[kind] && !w.some(6); c.stuck[kind] {
+			continue
+		}
 		switch w.r.IntN(4) {
 		case 0:
 		case 1:
