@@ -67,8 +67,6 @@ func Fence(s Situation) Finding {
 	switch {
 	case alive:
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s has it", name)}
-	case p.Quarantine != "":
-		return fenceAll(s, "it is quarantined: "+p.Quarantine)
 	case p.gone():
 		return Finding{Reason: fmt.Sprintf("node %s reports that pod %s is gone", p.Node, name)}
 	case s.Pod != nil && s.Pod.Node == "":
@@ -151,17 +149,24 @@ func (s Situation) answered(node string) bool {
 	return ok && asked && !a.holds(s.IP)
 }
 
-// fenceAll is for a pod that may be on any node, if it is on one.
+// fenceAll is for a pod that was deleted, and may have been on any node, if it was on one.
 func fenceAll(s Situation, why string) Finding {
-	if s.Pod != nil {
-		return Finding{Verdict: Wait, Reason: why}
+	f := everyone(s, why, s.answered)
+	if f.Verdict == Yes {
+		f.If = append(f.If, s.podGone()...)
 	}
-	checks := s.podGone()
+	f.Ask = s.Asked == 0
+	return f
+}
+
+// everyone reports whether each node is satisfied, or is off, or can have no address at all.
+func everyone(s Situation, why string, satisfied func(node string) bool) Finding {
+	var checks []Check
 	var among, silent, lost []string
 	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
 		among = append(among, name)
 		switch n := s.Nodes[name]; {
-		case n.Foreign || s.answered(name) || s.rules.broken(everyNodeAnswers):
+		case n.Foreign || satisfied(name) || s.rules.broken(everyNodeAnswers):
 		case n.Off:
 			checks = append(checks, s.off(name)...)
 		case n.Ready:
@@ -170,13 +175,12 @@ func fenceAll(s Situation, why string) Finding {
 			lost = append(lost, name)
 		}
 	}
-	ask := s.Asked == 0
 	switch {
 	case lost != nil:
-		return Finding{Verdict: Never, Ask: ask,
-			Reason: fmt.Sprintf("%s, and node %s is not Ready", why, strings.Join(lost, ", ")), Remedy: offRemedy}
+		return Finding{Verdict: Never, Reason: fmt.Sprintf("%s, and node %s is not Ready", why, strings.Join(lost, ", ")),
+			Remedy: offRemedy}
 	case silent != nil:
-		return Finding{Verdict: Wait, Ask: ask,
+		return Finding{Verdict: Wait,
 			Reason: fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", "))}
 	}
 	if !s.rules.broken(nodesAreListed) {

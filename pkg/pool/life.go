@@ -58,12 +58,12 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		return Plan{}
 	case p == nil:
 		return b.remake(a, teller)
-	case teller != nil && p.Quarantine == "":
-		again := *p
-		again.Quarantine = fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)
-		return Plan{Writes: []Write{UpdateIP{PodIP: again, If: []Check{{There: teller}}}}}
+	case p.Quarantine.Reason != "":
+		return b.reviewQuarantined(p, now)
 	case teller != nil:
-		return Plan{Reason: "it is quarantined: " + p.Quarantine, Remedy: "delete one of the pods"}
+		again := *p
+		again.Quarantine = Quarantine{Since: now, Reason: fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)}
+		return Plan{Writes: []Write{UpdateIP{PodIP: again, If: []Check{{There: teller}}}}}
 	}
 	pod := b.pods[p.PodUID]
 	alive := pod != nil && !pod.Ending && !pod.Over
@@ -86,13 +86,13 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 	if f.Verdict != Yes {
 		plan := Plan{Reason: f.Reason, Remedy: f.Remedy}
 		if f.Ask {
-			plan.Writes = []Write{b.ask(p, now)}
+			plan.Writes = []Write{b.askFor(p, now)}
 		}
 		return plan
 	}
 	why, until := "", time.Time{}
 	switch free, pool := false, b.pools[p.Pool]; {
-	case p.Deleting, p.Release, p.Quarantine != "":
+	case p.Deleting, p.Release:
 		return b.end(p, "it was released", f.If)
 	case pool != nil && pool.Deleting:
 		return b.end(p, "its pool is being deleted", f.If)
@@ -117,6 +117,68 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
 	}
 	return Plan{Reason: why, Until: until}
+}
+
+// reviewQuarantined ends the quarantine of an address once every node has said who has it, since it began: nobody, so
+// that it is its identity's again, or one pod, whose it then is.
+func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
+	why := "it is quarantined: " + p.Quarantine.Reason
+	if now.Before(p.Quarantine.Until) {
+		return Plan{Reason: why, Until: p.Quarantine.Until}
+	}
+	about := UID(p.Addr.String())
+	asked := b.roll.Asked[about]
+	if asked <= p.Quarantine.Since.UnixNano() {
+		return Plan{Reason: why, Writes: []Write{b.ask(about, now)}}
+	}
+	all := everyone(Situation{Nodes: b.nodes, rules: b.rules}, why,
+		func(node string) bool { return b.answers[node].Round >= asked })
+	if all.Verdict != Yes {
+		return Plan{Reason: all.Reason, Remedy: all.Remedy}
+	}
+	heirs := map[UID]bool{}
+	for _, answer := range b.answers {
+		for _, h := range answer.Held {
+			if h.Addr == p.Addr {
+				heirs[h.UID] = true
+			}
+		}
+	}
+	for uid := range b.told[p.Addr] {
+		if pod := b.pods[uid]; !pod.Gated && !pod.Over {
+			heirs[uid] = true
+		}
+	}
+	again, checks := *p, all.If
+	again.Quarantine = Quarantine{}
+	if !heirs[p.PodUID] || len(heirs) > 1 {
+		f := b.Fence(p, now)
+		switch {
+		case f.Verdict != Yes && len(heirs) == 0 && b.pods[p.PodUID] != nil && b.pods[p.PodUID].Gated: // claimed, and not told
+		case f.Verdict != Yes && f.Ask:
+			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{b.askFor(p, now)}}
+		case f.Verdict != Yes:
+			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy}
+		}
+		checks = append(checks, f.If...)
+		delete(heirs, p.PodUID)
+	}
+	switch len(heirs) {
+	case 0:
+	case 1:
+		for uid := range heirs {
+			pod := b.pods[uid]
+			if pod == nil {
+				return Plan{Reason: why + "; its pod is not in the cluster any more"}
+			}
+			again.PodUID, again.Namespace, again.PodName, again.Identity = uid, pod.Namespace, pod.Name, pod.Identity
+			again.Keep, again.Workload = pod.Keep, pod.Workload
+			checks = append(checks, Check{There: pod})
+		}
+	default:
+		return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
+	}
+	return Plan{Writes: []Write{UpdateIP{PodIP: again, If: checks}}}
 }
 
 // nodeOf returns the node that the pod of an address had, as far as that is known.

@@ -689,9 +689,9 @@ func (w *world) explained() {
 		p := w.ips.objs[key]
 		pod, exists := pods[p.PodUID]
 		switch {
-		case exists && !pod.Over && pod.has(p.Addr) && p.Quarantine == "":
+		case exists && !pod.Over && pod.has(p.Addr) && p.Quarantine.Reason == "":
 		case exists && pod.Gated:
-		case exists && !pod.Over || p.Deleting || p.Release || p.Quarantine != "" || !p.gone():
+		case exists && !pod.Over || p.Deleting || p.Release || p.Quarantine.Reason != "" || !p.gone():
 			w.failf("PodIP %s has no reason: %+v", key, p)
 		case p.Keep.For > 0 && w.now.Before(p.Since.Add(p.Keep.For)):
 		case p.Keep.WhileOwned && w.wanted(&p) <= Wants:

@@ -43,6 +43,14 @@ const (
 	Retained Phase = "Retained"
 )
 
+// Quarantine is why nobody gets an address, not even who it belongs to. The zero Quarantine: it is not in quarantine.
+type Quarantine struct {
+	Reason string
+	Since  time.Time
+	// Until it is not looked at again; zero: it is at once.
+	Until time.Time
+}
+
 // PodIP is an address, and whose it is.
 type PodIP struct {
 	Addr    netip.Addr
@@ -59,8 +67,8 @@ type PodIP struct {
 	Keep               Keep
 	Workload           Workload
 	Release            bool
-	Quarantine         string // why nobody gets it; empty: somebody may
-	Held               bool   // by our finalizer
+	Quarantine         Quarantine
+	Held               bool // by our finalizer
 	Deleting           bool
 
 	// The status, which is about the pod Of.

@@ -132,8 +132,14 @@ func (b *Book) slots(pod *Pod) (slots []slot, reason string) {
 // choose finds the address of a slot. If there is none, wait says why.
 func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
 	for _, a := range b.given[pod.UID] {
-		if p := b.ips[a]; s.fits(p) && !taken[a] && p.Quarantine == "" && !p.Deleting && !p.Release {
+		if p := b.ips[a]; s.fits(p) && !taken[a] && (p.Quarantine.Reason == "" && !p.Deleting && !p.Release || b.runsWith(pod, a)) {
 			return choice{slot: s, ip: *p}, Plan{}
+		}
+	}
+	for _, h := range b.answers[pod.Node].Held {
+		if h.UID == pod.UID && h.Interface == s.iface && h.Addr.Is4() == s.v4 && !taken[h.Addr] {
+			return c, Plan{Reason: fmt.Sprintf("it runs with %s, which is not known to be its own", h.Addr),
+				Addrs: []netip.Addr{h.Addr}}
 		}
 	}
 	own := b.own(pod, s)
@@ -142,10 +148,10 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 			continue
 		}
 		switch f := b.Fence(p, now); {
-		case p.Quarantine != "" && pod.Identity == "" && !pod.Fresh:
-			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine),
+		case p.Quarantine.Reason != "" && pod.Identity == "" && !pod.Fresh:
+			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine.Reason),
 				Addrs: []netip.Addr{p.Addr}}
-		case p.Quarantine != "":
+		case p.Quarantine.Reason != "":
 		case f.Verdict == Yes:
 			return b.claim(pod, s, p, f), Plan{}
 		case pod.Identity != "" || pod.Fresh: // never waits
@@ -153,12 +159,20 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 			wait := Plan{Reason: fmt.Sprintf("its address %s is not free yet: %s", p.Addr, f.Reason), Remedy: f.Remedy,
 				Addrs: []netip.Addr{p.Addr}}
 			if f.Ask {
-				wait.Writes = []Write{b.ask(p, now)}
+				wait.Writes = []Write{b.askFor(p, now)}
 			}
 			return c, wait
 		}
 	}
 	return b.allocate(pod, s, taken, now)
+}
+
+// runsWith reports whether a pod that has not been told of an address has it all the same, by its node's answer: it was
+// told before the API server's data were restored.
+func (b *Book) runsWith(pod *Pod, a netip.Addr) bool {
+	return pod.Node != "" && slices.ContainsFunc(b.answers[pod.Node].Held, func(h Held) bool {
+		return h.UID == pod.UID && h.Addr == a
+	})
 }
 
 // own returns the addresses of the pod's identity that can be the slot's, those of earlier pools first, and of a shared

@@ -20,7 +20,8 @@ type Roll struct {
 	// Round is that of the last question. It is a time in nanoseconds, so that it is new after a restore, too.
 	Round int64
 	// Asked are pods that nobody knows anything of, and the round in which they were asked for first. A node that answers
-	// this round or a later one without one of them will never have it.
+	// this round or a later one without one of them will never have it. Besides, there are addresses in quarantine: who
+	// has them?
 	Asked map[UID]int64
 	// Epoch is the last round that all nodes had to answer before anything was given. While Recalling they still have to.
 	Epoch     int64
@@ -55,11 +56,9 @@ type Held struct {
 	Keep               Keep
 }
 
-// holds reports whether a node has the pod of a PodIP or, if that is quarantined, anybody with its address.
+// holds reports whether a node has the pod of a PodIP.
 func (a Answer) holds(p *PodIP) bool {
-	return slices.ContainsFunc(a.Held, func(h Held) bool {
-		return h.UID == p.PodUID || p.Quarantine != "" && h.Addr == p.Addr
-	})
+	return slices.ContainsFunc(a.Held, func(h Held) bool { return h.UID == p.PodUID })
 }
 
 // Lead returns what who leads makes of the roll: at once, before it lists PodIPs for its [Book], and then every
@@ -85,7 +84,8 @@ func (b *Book) Lead(live Roll, now time.Time) Write {
 	next := lead(live, b.roll, now, b.rules)
 	next.Asked = maps.Clone(next.Asked)
 	for uid := range next.Asked {
-		if len(b.given[uid]) == 0 {
+		a, err := netip.ParseAddr(string(uid)) // see allOf
+		if p := b.ips[a]; len(b.given[uid]) == 0 && (err != nil || p == nil || p.Quarantine.Reason == "") {
 			delete(next.Asked, uid)
 		}
 	}
@@ -108,15 +108,20 @@ func (b *Book) SetRoll(r Roll) {
 // more. Call Lead, then begin a new one with what the API server has now.
 func (b *Book) Stale() bool { return b.stale }
 
-// ask adds a pod to those that all nodes are asked for.
-func (b *Book) ask(p *PodIP, now time.Time) Write {
+// ask begins a round, and notes what it is about.
+func (b *Book) ask(about UID, now time.Time) WriteRoll {
 	next := b.roll
 	next.Round = max(now.UnixNano(), next.Round+1)
 	if next.Asked = maps.Clone(next.Asked); next.Asked == nil {
 		next.Asked = map[UID]int64{}
 	}
-	next.Asked[p.PodUID] = next.Round
-	w := WriteRoll{Roll: next}
+	next.Asked[about] = next.Round
+	return WriteRoll{Roll: next}
+}
+
+// askFor asks all nodes for the pod of an address, which is gone.
+func (b *Book) askFor(p *PodIP, now time.Time) Write {
+	w := b.ask(p.PodUID, now)
 	if !b.rules.broken(podIsLookedUp) {
 		w.If = []Check{{Gone: &Pod{UID: p.PodUID, Namespace: p.Namespace, Name: p.PodName}}}
 	}
@@ -182,9 +187,10 @@ func (b *Book) Recall(now time.Time) Plan {
 					Addr: h.Addr, Pool: h.Pool, Mode: h.Mode, Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,
 					PodUID: h.UID, Network: h.Network, Interface: h.Interface, Keep: h.Keep, Held: true,
 				}})
-			case p.PodUID != h.UID && p.Quarantine == "":
+			case p.PodUID != h.UID && p.Quarantine.Reason == "":
 				again := *p
-				again.Quarantine = fmt.Sprintf("pod %s/%s has it on node %s", h.Namespace, h.PodName, name)
+				again.Quarantine = Quarantine{Since: now,
+					Reason: fmt.Sprintf("pod %s/%s has it on node %s", h.Namespace, h.PodName, name)}
 				plan.Writes = append(plan.Writes, UpdateIP{PodIP: again})
 			}
 		}

@@ -370,7 +370,7 @@ func describe(wr Write) string {
 		return fmt.Sprintf("create %s for %s %s", wr.PodIP.Addr, wr.PodIP.PodName, wr.PodIP.PodUID)
 	case UpdateIP:
 		return fmt.Sprintf("update %s@%s: %s %s, held %t, %q", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.PodName,
-			wr.PodIP.PodUID, wr.PodIP.Held, wr.PodIP.Quarantine)
+			wr.PodIP.PodUID, wr.PodIP.Held, wr.PodIP.Quarantine.Reason)
 	case StatusIP:
 		return fmt.Sprintf("status %s@%s: %s %s on %s", wr.PodIP.Addr, wr.PodIP.Version, wr.PodIP.Phase, wr.PodIP.Of,
 			wr.PodIP.Node)
