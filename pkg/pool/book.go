@@ -25,6 +25,7 @@ type Book struct {
 	told    map[netip.Addr]map[UID]bool // pods whose annotation has the address
 	nodes   map[string]Node
 	answers map[string]Answer
+	held    map[UID]string // the node that says that it has the pod
 	ends    map[UID]End
 	waiting map[string]map[UID]bool // pods that wait for an address of a pool
 
@@ -59,7 +60,7 @@ func NewBook(r Roll) *Book {
 	return &Book{
 		roll: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
 		given: map[UID][]netip.Addr{}, pods: map[UID]*Pod{}, named: map[Owner]UID{},
-		told: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{}, answers: map[string]Answer{}, ends: map[UID]End{},
+		told: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{}, answers: map[string]Answer{}, held: map[UID]string{}, ends: map[UID]End{},
 		waiting: map[string]map[UID]bool{},
 	}
 }
@@ -255,13 +256,28 @@ func (b *Book) SetNode(n Node)         { b.nodes[n.Name] = n }
 func (b *Book) RemoveNode(name string) { delete(b.nodes, name) }
 
 // SetAnswer and RemoveAnswer: as the cache has them.
-func (b *Book) SetAnswer(a Answer)       { b.answers[a.Node] = a }
-func (b *Book) RemoveAnswer(node string) { delete(b.answers, node) }
+func (b *Book) SetAnswer(a Answer) {
+	b.RemoveAnswer(a.Node)
+	b.answers[a.Node] = a
+	for _, h := range a.Held {
+		b.held[h.UID] = a.Node
+	}
+}
+
+func (b *Book) RemoveAnswer(node string) {
+	for _, h := range b.answers[node].Held {
+		if b.held[h.UID] == node {
+			delete(b.held, h.UID)
+		}
+	}
+	delete(b.answers, node)
+}
 
 // Fence returns what the fence says of an address.
 func (b *Book) Fence(p *PodIP, now time.Time) Finding {
 	s := Situation{
 		Now: now, IP: p, Pod: b.pods[p.PodUID], Nodes: b.nodes, Answers: b.answers, Asked: b.roll.Asked[p.PodUID],
+		Held:  b.held[p.PodUID],
 		rules: b.rules,
 	}
 	if end, ok := b.ends[p.PodUID]; ok {

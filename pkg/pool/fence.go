@@ -44,6 +44,8 @@ type Situation struct {
 	// Answers by node, and the round in which nodes were asked for the pod after its end; zero: they were not.
 	Answers map[string]Answer
 	Asked   int64
+	// Held is a node that says that the pod is there, or was when it answered.
+	Held string
 
 	rules rules
 }
@@ -76,11 +78,12 @@ func Fence(s Situation) Finding {
 			Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", s.Pod.Node, name)}
 	case s.rules.broken(forceDeleteIsNoProof):
 		return Finding{}
-	case s.End != nil && s.End.Final && s.End.Node == "":
-		return Finding{Reason: fmt.Sprintf("pod %s never had a node", name)}
 	}
-	if node := s.node(); node != "" {
+	if node := s.node(); node != "" { // after a restore, a pod may run that has no node by the cluster
 		return fenceNode(s, name, node)
+	}
+	if s.End != nil && s.End.Final {
+		return Finding{Reason: fmt.Sprintf("pod %s never had a node", name)}
 	}
 	return fenceAll(s, fmt.Sprintf("nobody knows on which node pod %s was", name))
 }
@@ -93,12 +96,7 @@ func (s Situation) node() string {
 	if s.End != nil && s.End.Node != "" {
 		return s.End.Node
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.Answers)) {
-		if s.Answers[name].holds(s.IP) {
-			return name
-		}
-	}
-	return ""
+	return s.Held
 }
 
 // podGone is the pod of the address, which must not exist.

@@ -58,12 +58,6 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		return Plan{}
 	case p == nil:
 		return b.remake(a, teller)
-	case p.Quarantine.Reason != "":
-		return b.reviewQuarantined(p, now)
-	case teller != nil:
-		again := *p
-		again.Quarantine = Quarantine{Since: now, Reason: fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)}
-		return Plan{Writes: []Write{UpdateIP{PodIP: again, If: []Check{{There: teller}}}}}
 	}
 	pod := b.pods[p.PodUID]
 	alive := pod != nil && !pod.Ending && !pod.Over
@@ -72,6 +66,14 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		return Plan{Reason: fmt.Sprintf("pod %s/%s ended on node %s before the API server's data were restored",
 			p.Namespace, p.PodName, p.Node),
 			Writes: []Write{EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
+	case p.Quarantine.Reason != "":
+		return b.reviewQuarantined(p, now)
+	case teller != nil:
+		again := *p
+		again.Quarantine = Quarantine{Since: now, Reason: fmt.Sprintf("pod %s/%s has it, too", teller.Namespace, teller.Name)}
+		return Plan{Writes: []Write{UpdateIP{PodIP: again, If: []Check{{There: teller}}}}}
+	}
+	switch {
 	case pod != nil && b.surplus(pod, p):
 		if b.rules.broken(surplusIsFreed) {
 			return Plan{}
@@ -149,12 +151,19 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 			heirs[uid] = true
 		}
 	}
+	if p.gone() {
+		delete(heirs, p.PodUID)
+	}
 	again, checks := *p, all.If
 	again.Quarantine = Quarantine{}
 	if !heirs[p.PodUID] || len(heirs) > 1 {
 		f := b.Fence(p, now)
-		switch {
-		case f.Verdict != Yes && len(heirs) == 0 && b.pods[p.PodUID] != nil && b.pods[p.PodUID].Gated: // claimed, and not told
+		switch pod := b.pods[p.PodUID]; {
+		case pod != nil && b.surplus(pod, p):
+			f = Finding{}
+		case f.Verdict != Yes && len(heirs) == 0 && pod != nil && pod.Gated: // claimed, and not told
+		case pod != nil && !pod.Ending && !pod.Over && len(heirs) > 0:
+			return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
 		case f.Verdict != Yes && f.Ask:
 			return Plan{Reason: why + "; " + f.Reason, Remedy: f.Remedy, Writes: []Write{b.askFor(p, now)}}
 		case f.Verdict != Yes:
@@ -169,7 +178,11 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		for uid := range heirs {
 			pod := b.pods[uid]
 			if pod == nil {
-				return Plan{Reason: why + "; its pod is not in the cluster any more"}
+				plan := Plan{Reason: why + "; its pod is not in the cluster any more"}
+				if now.Sub(time.Unix(0, asked)) > askAfter { // it may have ended since
+					plan.Writes = []Write{b.ask(about, now)}
+				}
+				return plan
 			}
 			again.PodUID, again.Namespace, again.PodName, again.Identity = uid, pod.Namespace, pod.Name, pod.Identity
 			again.Keep, again.Workload = pod.Keep, pod.Workload

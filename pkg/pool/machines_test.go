@@ -369,7 +369,7 @@ var deeds = []struct {
 		n := pickOne(w.r, w.nodes)
 		uid := pickOne(w.r, slices.Sorted(maps.Keys(n.sandboxes)))
 		for _, key := range w.pods.keys() {
-			if p := w.pods.objs[key]; p.UID == uid && w.workloads[p.Workload.Name].loose && n.on && n.kubelet {
+			if p := w.pods.objs[key]; p.UID == uid && p.Node == n.name && w.workloads[p.Workload.Name].loose && n.on && n.kubelet {
 				p.Over, p.Version = true, w.version()
 				w.pods.put(key, p)
 				w.logf("pod %s %s succeeds", p.Name, uid)
@@ -540,9 +540,6 @@ func (w *world) restore() {
 	w.now = w.now.Add(MarkLost + 1)
 	w.logf("the API server is restored from the backup of %s", w.backupAt.Format("15:04:05"))
 	w.inflight = nil
-	for _, c := range w.controllers {
-		c.jobs = nil
-	}
 	clear(w.told)
 	for _, p := range w.backup.pods.objs {
 		if p.Has != nil {
@@ -552,7 +549,7 @@ func (w *world) restore() {
 	w.lost = map[UID]bool{}
 	exists := map[UID]bool{}
 	for _, p := range w.backup.pods.objs {
-		exists[p.UID] = true
+		exists[p.UID] = p.Has != nil
 	}
 	for _, n := range w.nodes {
 		for uid := range n.sandboxes {
@@ -690,9 +687,12 @@ func (w *world) explained() {
 		pod, exists := pods[p.PodUID]
 		switch {
 		case exists && !pod.Over && pod.has(p.Addr) && p.Quarantine.Reason == "":
-		case exists && pod.Gated:
+		case exists && !pod.Over && (pod.Gated || pod.Has == nil): // it waits, see below
+		case p.Quarantine.Reason != "" && len(w.told) > 0 &&
+			w.controllers[0].book.Review(p.Addr, w.now, w.wanted).Remedy != "": // doubled by what the backup said
+			w.known++
 		case exists && !pod.Over || p.Deleting || p.Release || p.Quarantine.Reason != "" || !p.gone():
-			w.failf("PodIP %s has no reason: %+v", key, p)
+			w.failf("PodIP %s has no reason: %+v; %+v", key, p, w.controllers[0].book.Review(p.Addr, w.now, w.wanted))
 		case p.Keep.For > 0 && w.now.Before(p.Since.Add(p.Keep.For)):
 		case p.Keep.WhileOwned && w.wanted(&p) <= Wants:
 		default:
@@ -717,6 +717,9 @@ func (w *world) explained() {
 			continue
 		}
 		plan := w.controllers[0].book.Place(p.UID, w.now)
+		if w.known > 0 && len(plan.Addrs) > 0 {
+			continue
+		}
 		if plan.Writes != nil || plan.Reason == "" || !w.mustWait(p) {
 			w.failf("pod %s %s waits without need: %q", key, p.UID, plan.Reason)
 		}

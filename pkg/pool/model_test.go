@@ -38,15 +38,15 @@ func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 		base = uint64(time.Now().UnixNano())
 	}
 	t.Logf("seeds %d to %d", base, base+uint64(*modelHistories)-1)
-	places, hands := 0, 0
+	places, hands, known := 0, 0, 0
 	for i := range uint64(*modelHistories) {
 		w := history(t, base+i, 0)
 		if w.bad != "" {
 			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", base+i, w.bad, w.story(), base+i, w.bad)
 		}
-		places, hands = places+w.places, hands+w.hands
+		places, hands, known = places+w.places, hands+w.hands, known+w.known
 	}
-	t.Logf("pods placed: %d, addresses that changed hands: %d", places, hands)
+	t.Logf("pods placed: %d; addresses that changed hands: %d; that a backup gave to a second pod: %d", places, hands, known)
 }
 
 func history(t testing.TB, seed uint64, broken rules) *world {

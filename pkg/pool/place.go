@@ -52,6 +52,10 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 	if reason, remedy := b.recalling(); reason != "" {
 		return Plan{Reason: reason, Remedy: remedy}
 	}
+	if node := b.elsewhere(pod); node != "" {
+		return Plan{Reason: fmt.Sprintf("it runs on node %s since before the API server's data were restored", node),
+			Writes: []Write{EndPod{UID: uid, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
+	}
 	slots, reason := b.slots(pod)
 	if reason != "" {
 		return Plan{Reason: reason}
@@ -93,6 +97,20 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 	}
 	plan.Writes = append(plan.Writes, place)
 	return plan
+}
+
+// elsewhere returns a node that has a pod which has another one by the cluster, or none: it comes from a backup that was
+// made before it got its node, and would start a second time.
+func (b *Book) elsewhere(pod *Pod) string {
+	if node := b.held[pod.UID]; node != "" && node != pod.Node {
+		return node
+	}
+	for _, a := range b.given[pod.UID] {
+		if p := b.ips[a]; p.Of == pod.UID && p.Node != "" && p.Node != pod.Node {
+			return p.Node
+		}
+	}
+	return ""
 }
 
 // slots returns the addresses that a pod needs, in an order that is the same for all pods, so that none can hold what

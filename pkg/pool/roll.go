@@ -26,7 +26,9 @@ type Roll struct {
 	// Epoch is the last round that all nodes had to answer before anything was given. While Recalling they still have to.
 	Epoch     int64
 	Recalling bool
-	Mark      time.Time
+	// Term changes when a recall begins and when it is over. A Book is good for one term.
+	Term int64
+	Mark time.Time
 }
 
 // MarkEvery is how often a leader sets the mark, MarkLost how old one may be that was not forgotten. No restore of a
@@ -71,7 +73,7 @@ func lead(live, seen Roll, now time.Time, r rules) Roll {
 	lost := live.Version == "" || now.Sub(live.Mark) > MarkLost || live.Mark.Before(seen.Mark)
 	if lost && !r.broken(restoresAreNoticed) {
 		next.Round = max(now.UnixNano(), live.Round+1, seen.Round+1)
-		next.Epoch, next.Recalling = next.Round, true
+		next.Epoch, next.Term, next.Recalling = next.Round, next.Round, true
 	}
 	if next.Mark.Before(now) {
 		next.Mark = now
@@ -89,7 +91,7 @@ func (b *Book) Lead(live Roll, now time.Time) Write {
 			delete(next.Asked, uid)
 		}
 	}
-	if next.Epoch != b.roll.Epoch || live.Mark.Before(b.roll.Mark) {
+	if next.Term != b.roll.Term || live.Mark.Before(b.roll.Mark) {
 		b.stale = true
 	}
 	return WriteRoll{Roll: next}
@@ -97,15 +99,15 @@ func (b *Book) Lead(live Roll, now time.Time) Write {
 
 // SetRoll is called with the roll as it is past all caches, and after each write of it.
 func (b *Book) SetRoll(r Roll) {
-	if r.Epoch != b.roll.Epoch || r.Mark.Before(b.roll.Mark) {
+	if r.Term != b.roll.Term || r.Mark.Before(b.roll.Mark) {
 		b.stale = true
 		return
 	}
 	b.roll = r
 }
 
-// Stale reports whether the API server has forgotten something since this Book was begun: nothing is decided by it any
-// more. Call Lead, then begin a new one with what the API server has now.
+// Stale reports whether the API server has forgotten something since this Book was begun, or has been told it again:
+// nothing is decided by it any more. Call Lead, then begin a new one with what the API server has now.
 func (b *Book) Stale() bool { return b.stale }
 
 // ask begins a round, and notes what it is about.
@@ -158,7 +160,7 @@ func (b *Book) recalling() (reason, remedy string) {
 }
 
 // Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and
-// quarantines addresses that a node says are another pod's. Then it is over.
+// quarantines addresses that a node says are another pod's. Then it is over, and the Book stale.
 func (b *Book) Recall(now time.Time) Plan {
 	if b.stale || !b.roll.Recalling {
 		return Plan{}
@@ -197,7 +199,7 @@ func (b *Book) Recall(now time.Time) Plan {
 	}
 	if plan.Writes == nil {
 		next := b.roll
-		next.Recalling = false
+		next.Recalling, next.Term = false, max(now.UnixNano(), next.Term+1)
 		if b.rules.broken(restoresWaitForAll) {
 			off, among = nil, nil
 		} else {

@@ -31,13 +31,15 @@ type world struct {
 	nodes       []*node
 	workloads   map[string]*workload
 	// told are pods that had their addresses when the backup was made from which the API server was restored. Kubelet
-	// starts them without asking anybody. lost are pods that ran and were not in the backup.
+	// starts them without asking anybody. lost are pods that ran and were
+	// not in the backup, or not their addresses.
 	told, lost map[UID]bool
 	log        []func() string
 	bad        string // what the oracle found
 	calm       bool   // nothing breaks any more
 	places     int    // pods that got their addresses
 	hands      int    // addresses that changed hands
+	known      int    // addresses that a backup gave to a pod, and the cluster it replaced to another one
 }
 
 // api is what the API server stores.
@@ -53,8 +55,9 @@ type api struct {
 
 // store has the objects of a kind, and what has happened to them.
 type store[T any] struct {
-	objs map[string]T
-	log  []happening[T]
+	objs   map[string]T
+	sorted []string // their keys; never changed in place
+	log    []happening[T]
 }
 
 type happening[T any] struct {
@@ -68,19 +71,25 @@ func (s *store[T]) put(key string, o T) {
 		s.objs = map[string]T{}
 	}
 	s.objs[key] = o
+	if i, found := slices.BinarySearch(s.sorted, key); !found {
+		s.sorted = slices.Concat(s.sorted[:i], []string{key}, s.sorted[i:])
+	}
 	s.log = append(s.log, happening[T]{key: key, obj: &o})
 }
 
 func (s *store[T]) del(key string) {
 	delete(s.objs, key)
+	if i, found := slices.BinarySearch(s.sorted, key); found {
+		s.sorted = slices.Concat(s.sorted[:i], s.sorted[i+1:])
+	}
 	s.log = append(s.log, happening[T]{key: key})
 }
 
-func (s *store[T]) keys() []string { return slices.Sorted(maps.Keys(s.objs)) }
+func (s *store[T]) keys() []string { return s.sorted }
 
 // back restores the objects of a backup.
 func (s *store[T]) back(from store[T]) {
-	s.objs = maps.Clone(from.objs)
+	s.objs, s.sorted = maps.Clone(from.objs), from.sorted
 	s.log = append(s.log, happening[T]{relist: true})
 }
 
@@ -230,6 +239,7 @@ func (w *world) Node(_ context.Context, name string) (*Node, error) {
 
 func (w *world) Nodes(context.Context) ([]string, error) { return w.hosts.keys(), nil }
 func (w *world) Roll(context.Context) (Roll, error)      { return w.roll, nil }
+func (w *world) Now() time.Time                          { return w.now }
 
 // apply carries out a write as an API server does.
 func (w *world) apply(by string, wr Write) error {
@@ -394,31 +404,29 @@ func describe(wr Write) string {
 // oracle: at no moment may two pods answer for one address.
 func (w *world) oracle() {
 	type at struct {
+		addr netip.Addr
 		uid  UID
 		node string
 	}
-	answers := map[netip.Addr][]at{}
+	var all []at
 	for _, n := range w.nodes {
 		if !n.on || n.lied {
 			continue
 		}
-		for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
-			if s := n.sandboxes[uid]; s.up {
-				for _, a := range s.has {
-					answers[a.Prefix.Addr()] = append(answers[a.Prefix.Addr()], at{uid, n.name})
+		for uid, s := range n.sandboxes {
+			for _, a := range s.has {
+				if s.up {
+					all = append(all, at{a.Prefix.Addr(), uid, n.name})
 				}
 			}
 		}
 	}
-	for _, a := range slices.SortedFunc(maps.Keys(answers), netip.Addr.Compare) {
-		all := answers[a]
-		for i, x := range all {
-			for _, y := range all[:i] {
-				if w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] {
-					continue
-				}
-				w.failf("%s is doubled: %s on %s and %s on %s", a, y.uid, y.node, x.uid, x.node)
+	for i, x := range all {
+		for _, y := range all[:i] {
+			if x.addr != y.addr || w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] {
+				continue
 			}
+			w.failf("%s is doubled: %s on %s and %s on %s", x.addr, y.uid, y.node, x.uid, x.node)
 		}
 	}
 }

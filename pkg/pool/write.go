@@ -85,6 +85,7 @@ type Live interface {
 	Nodes(ctx context.Context) ([]string, error)
 	// Roll returns what nodes are asked; without a Version there is none.
 	Roll(ctx context.Context) (Roll, error)
+	Now() time.Time
 }
 
 // Check is a condition of a write that no version covers, because it is about other objects. It is read past the
@@ -154,7 +155,7 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		if err != nil {
 			return err
 		}
-		if is.Mark.Before(c.Since.Mark) || is.Epoch != c.Since.Epoch || is.Recalling {
+		if is.Mark.Before(c.Since.Mark) || live.Now().Sub(is.Mark) > MarkLost || is.Term != c.Since.Term || is.Recalling {
 			return fmt.Errorf("the API server's data were restored: %w", ErrStale)
 		}
 	}
