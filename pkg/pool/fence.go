@@ -133,7 +133,11 @@ func fenceNode(s Situation, name, node string) Finding {
 			Reason: fmt.Sprintf("pod %s may still run on node %s, which is not Ready", name, node),
 			Remedy: offRemedy}
 	}
-	return Finding{Verdict: Wait, Ask: s.Asked == 0 && (s.End == nil || s.Now.Sub(s.End.At) >= askAfter),
+	ask := s.Asked == 0 && (s.End == nil || s.Now.Sub(s.End.At) >= askAfter)
+	if a := s.Answers[node]; s.Asked > 0 && a.Round >= s.Asked && s.Now.Sub(time.Unix(0, s.Asked)) >= askAfter {
+		ask = true // it had the pod then
+	}
+	return Finding{Verdict: Wait, Ask: ask,
 		Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", node, name)}
 }
 

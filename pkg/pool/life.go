@@ -234,6 +234,9 @@ func (b *Book) surplus(pod *Pod, p *PodIP) bool {
 	if b.rules.broken(annotationsDecide) {
 		return !pod.has(p.Addr)
 	}
+	if pod.Has == nil && (pod.Ending || pod.Over) { // it never will be told of any
+		return b.held[pod.UID] == "" && p.Of != pod.UID
+	}
 	return pod.Has != nil && !pod.Gated && !pod.has(p.Addr)
 }
 

@@ -270,6 +270,9 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
 		w.logf("%s: interfaces of %s go down", n.name, uid)
 		n.sandboxes[uid].up = false
 	}
+	if s := n.sandboxes[uid]; s != nil && !s.up && (w.calm || w.some(50)) {
+		delete(n.sandboxes, uid) // the runtime has removed it
+	}
 	if deed.Bar {
 		w.logf("%s: %s is barred", n.name, uid)
 		n.barred[uid] = true
@@ -546,12 +549,18 @@ func (w *world) restore() {
 			w.told[p.UID] = true
 		}
 	}
+	for _, p := range w.backup.ips.objs {
+		w.told[p.PodUID] = true
+	}
 	w.lost = map[UID]bool{}
 	exists := map[UID]bool{}
 	for _, p := range w.backup.pods.objs {
 		exists[p.UID] = p.Has != nil
 	}
 	for _, n := range w.nodes {
+		if _, known := w.backup.hosts.objs[n.name]; !known {
+			n.lied = true // it joined after the backup: as if it were deleted
+		}
 		for uid := range n.sandboxes {
 			w.lost[uid] = !exists[uid]
 		}

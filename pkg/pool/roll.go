@@ -178,7 +178,7 @@ func (b *Book) Recall(now time.Time) Plan {
 			off = append(off, Check{Off: name})
 		}
 	}
-	for _, name := range among {
+	for _, name := range slices.Sorted(maps.Keys(b.answers)) { // also of nodes that joined after the backup
 		if b.answers[name].Round < b.roll.Epoch {
 			continue
 		}

@@ -30,7 +30,7 @@ type world struct {
 	controllers []*controller
 	nodes       []*node
 	workloads   map[string]*workload
-	// told are pods that had their addresses when the backup was made from which the API server was restored. Kubelet
+	// told are pods that had addresses by the backup from which the API server was restored. Kubelet
 	// starts them without asking anybody. lost are pods that ran and were
 	// not in the backup, or not their addresses.
 	told, lost map[UID]bool
