@@ -35,6 +35,7 @@ var law = []rule{
 	// The API, and the rules that controller and kubectl stayput share: no I/O, no client.
 	{pkg: "pkg/api", never: []string{"sigs.k8s.io/controller-runtime"}},
 	{pkg: "pkg/home", uses: []string{"pkg/api"}, never: clients},
+	{pkg: "pkg/pool", never: heavy},
 	{pkg: "pkg/uninstall", uses: []string{"pkg/api"}, never: []string{"sigs.k8s.io/controller-runtime"}},
 
 	// The agent. It runs on every node: it knows one kind of object, and does not pay for the others.

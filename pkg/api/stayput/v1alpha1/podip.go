@@ -26,7 +26,7 @@ import (
 // +kubebuilder:printcolumn:name="Expires",type=string,JSONPath=`.status.expires`
 // +kubebuilder:printcolumn:name="Interface",type=string,JSONPath=`.spec.interface`,priority=1
 // +kubebuilder:printcolumn:name="Workload",type=string,JSONPath=`.spec.workload.name`,priority=1
-// +kubebuilder:printcolumn:name="Quarantined",type=string,JSONPath=`.spec.quarantined`,priority=1
+// +kubebuilder:printcolumn:name="Quarantined",type=string,JSONPath=`.spec.quarantine.reason`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.contains('.') ? isIP(self.metadata.name) && ip(self.metadata.name).family() == 4 : self.metadata.name.matches('^([0-9a-f]{4}-){7}[0-9a-f]{4}$')",message="metadata.name: expected an IPv4 address, or an IPv6 address as eight groups of four digits joined by -, such as 2001-0db8-0000-0000-0000-0000-0000-0001"
 type PodIP struct {
@@ -98,11 +98,22 @@ type PodIPSpec struct {
 	// +optional
 	Release bool `json:"release,omitempty"`
 
-	// quarantined says why nobody gets the address now: another machine answers for it, or more than one pod has it by
-	// what the cluster knows.
+	// quarantine is set while nobody gets the address, not even who it belongs to: another machine answers for it, or
+	// more than one pod has it by what the cluster knows.
 	// +optional
+	Quarantine *PodIPQuarantine `json:"quarantine,omitempty"`
+}
+
+// PodIPQuarantine is why nobody gets an address.
+type PodIPQuarantine struct {
+	// reason says what was found.
 	// +kubebuilder:validation:MaxLength=1024
-	Quarantined string `json:"quarantined,omitempty"`
+	Reason string `json:"reason"`
+	// since is when it was found. Until every node has said later that it does not have the address, it stays.
+	Since metav1.MicroTime `json:"since"`
+	// until is when to look again; missing: at once.
+	// +optional
+	Until *metav1.Time `json:"until,omitempty"`
 }
 
 // PodIPPhase is the state of an address.

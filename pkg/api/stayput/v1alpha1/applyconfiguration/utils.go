@@ -28,6 +28,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &stayputv1alpha1.PodIPPoolSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodIPPoolStatus"):
 		return &stayputv1alpha1.PodIPPoolStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodIPQuarantine"):
+		return &stayputv1alpha1.PodIPQuarantineApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodIPRoute"):
 		return &stayputv1alpha1.PodIPRouteApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodIPSpec"):

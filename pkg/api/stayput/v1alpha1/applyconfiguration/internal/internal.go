@@ -148,6 +148,18 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - type
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPQuarantine
+  map:
+    fields:
+    - name: reason
+      type:
+        scalar: string
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime
+    - name: until
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPRoute
   map:
     fields:
@@ -184,9 +196,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: pool
       type:
         scalar: string
-    - name: quarantined
+    - name: quarantine
       type:
-        scalar: string
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPQuarantine
     - name: release
       type:
         scalar: boolean
@@ -412,6 +424,8 @@ var schemaYAML = typed.YAMLObject(`types:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.ManagedFieldsOperationType
   scalar: string
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime
+  scalar: untyped
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
   map:
     fields:

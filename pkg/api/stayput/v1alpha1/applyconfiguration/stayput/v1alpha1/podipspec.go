@@ -39,9 +39,9 @@ type PodIPSpecApplyConfiguration struct {
 	Workload *WorkloadReferenceApplyConfiguration `json:"workload,omitempty"`
 	// release frees the address as soon as no pod can have it any more.
 	Release *bool `json:"release,omitempty"`
-	// quarantined says why nobody gets the address now: another machine answers for it, or more than one pod has it by
-	// what the cluster knows.
-	Quarantined *string `json:"quarantined,omitempty"`
+	// quarantine is set while nobody gets the address, not even who it belongs to: another machine answers for it, or
+	// more than one pod has it by what the cluster knows.
+	Quarantine *PodIPQuarantineApplyConfiguration `json:"quarantine,omitempty"`
 }
 
 // PodIPSpecApplyConfiguration constructs a declarative configuration of the PodIPSpec type for use with
@@ -154,10 +154,10 @@ func (b *PodIPSpecApplyConfiguration) WithRelease(value bool) *PodIPSpecApplyCon
 	return b
 }
 
-// WithQuarantined sets the Quarantined field in the declarative configuration to the given value
+// WithQuarantine sets the Quarantine field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Quarantined field is set to the value of the last call.
-func (b *PodIPSpecApplyConfiguration) WithQuarantined(value string) *PodIPSpecApplyConfiguration {
-	b.Quarantined = &value
+// If called multiple times, the Quarantine field is set to the value of the last call.
+func (b *PodIPSpecApplyConfiguration) WithQuarantine(value *PodIPQuarantineApplyConfiguration) *PodIPSpecApplyConfiguration {
+	b.Quarantine = value
 	return b
 }

@@ -1,0 +1,259 @@
+package pool
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
+	const ready, lost, off = "ready", "lost", "off"
+	nodes := func(states ...string) map[string]Node {
+		all := map[string]Node{}
+		for i, s := range states {
+			if s != "" {
+				name := fmt.Sprintf("n%d", i+1)
+				all[name] = Node{Name: name, Ready: s == ready, Off: s == off}
+			}
+		}
+		return all
+	}
+	says := func(round int64, node string, held ...UID) map[string]Answer {
+		a := Answer{Node: node, Round: round}
+		for _, uid := range held {
+			a.Held = append(a.Held, Held{UID: uid})
+		}
+		return map[string]Answer{node: a}
+	}
+	alive := &Pod{UID: "a", Node: "n1"}
+	for _, c := range []struct {
+		name    string
+		phase   Phase
+		of      UID
+		pod     *Pod
+		end     *End
+		nodes   map[string]Node
+		answers map[string]Answer
+		asked   int64
+		verdict Verdict
+		says    string
+		ask     bool
+		looks   int // conditions to be read past the caches
+	}{
+		{name: "its pod runs", phase: Bound, of: "a", pod: alive, nodes: nodes(ready), verdict: Wait, says: "pod ns/web-0 has it"},
+		{name: "its pod runs on a node that is out of service", phase: Bound, of: "a", pod: alive, nodes: nodes(off),
+			verdict: Wait},
+		{name: "its pod is ending", phase: Bound, of: "a", pod: &Pod{UID: "a", Node: "n1", Ending: true}, nodes: nodes(ready),
+			verdict: Wait, says: "node n1 has not reported yet"},
+		{name: "its pod is over, and the node says so", phase: Retained, of: "a", pod: &Pod{UID: "a", Node: "n1", Over: true},
+			nodes: nodes(ready), verdict: Yes, says: "node n1 reports"},
+		{name: "the node says that it is gone", phase: Retained, of: "a", nodes: nodes(lost), verdict: Yes},
+		{name: "the node said so of an earlier pod", phase: Retained, of: "b", nodes: nodes(ready), verdict: Wait, ask: true,
+			says: "nobody knows on which node"},
+		{name: "deleted by force, its node Ready", phase: Bound, of: "a", end: &End{Node: "n1", Final: true, At: noon},
+			nodes: nodes(ready), verdict: Wait, says: "node n1 has not reported yet"},
+		{name: "and nothing comes", phase: Bound, of: "a", end: &End{Node: "n1", Final: true, At: noon.Add(-time.Hour)},
+			nodes: nodes(ready), verdict: Wait, ask: true},
+		{name: "deleted, its node not Ready", phase: Bound, of: "a", nodes: nodes(lost), verdict: Never, ask: true,
+			says: "node n1, which is not Ready"},
+		{name: "deleted, its node out of service", phase: Bound, of: "a", nodes: nodes(off), verdict: Yes, looks: 2},
+		{name: "deleted, its Node deleted", phase: Bound, of: "a", nodes: nodes("", ready), verdict: Yes, looks: 2},
+		{name: "deleted before it had a node", end: &End{Final: true, At: noon}, nodes: nodes(lost), verdict: Yes,
+			says: "never had a node"},
+		{name: "deleted, as a watch that was interrupted says", end: &End{At: noon}, nodes: nodes(ready), verdict: Wait, ask: true},
+		{name: "deleted before it had a node, but a node has it", end: &End{Final: true, At: noon}, phase: Bound, of: "a",
+			nodes: nodes(ready), verdict: Wait},
+		{name: "nobody knows where, one node silent", nodes: nodes(ready, ready), asked: 7, answers: says(7, "n1"),
+			verdict: Wait, says: "node n2 has not answered"},
+		{name: "nobody knows where, one node lost", nodes: nodes(ready, lost), asked: 7, answers: says(7, "n1"),
+			verdict: Never, says: "node n2 is not Ready"},
+		{name: "nobody knows where, the other node off", nodes: nodes(ready, off), asked: 7, answers: says(7, "n1"),
+			verdict: Yes, looks: 3},
+		{name: "nobody knows where, all have answered", nodes: nodes(ready), asked: 7, answers: says(8, "n1", "b"), verdict: Yes,
+			looks: 2},
+		{name: "the answer is older", nodes: nodes(ready), asked: 7, answers: says(6, "n1"), verdict: Wait},
+		{name: "a known node answers, without it", phase: Bound, of: "a", nodes: nodes(ready), asked: 7, answers: says(7, "n1"),
+			verdict: Yes},
+		{name: "a known node answers, with it", phase: Bound, of: "a", nodes: nodes(ready), asked: noon.UnixNano(),
+			answers: says(noon.UnixNano(), "n1", "a"), verdict: Wait},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ip := &PodIP{Namespace: "ns", PodName: "web-0", PodUID: "a", Phase: c.phase, Of: c.of}
+			if c.phase != "" {
+				ip.Node = "n1"
+			}
+			f := Fence(Situation{Now: noon, IP: ip, Pod: c.pod, End: c.end, Nodes: c.nodes, Answers: c.answers, Asked: c.asked})
+			if f.Verdict != c.verdict || f.Ask != c.ask || len(f.If) != c.looks || f.Reason == "" ||
+				!strings.Contains(f.Reason, c.says) || (f.Remedy != "") != (c.verdict == Never) {
+				t.Errorf("found %+v", f)
+			}
+		})
+	}
+}
+
+// bookOf is a cluster with one pool and two nodes.
+func bookOf(t *testing.T, spec Spec) *Book {
+	t.Helper()
+	r, err := Parse(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := NewBook(Roll{Version: "1", Mark: noon})
+	b.SetPool(Pool{Name: "p", Version: "1", Range: r, Held: true})
+	b.SetNode(Node{Name: "n1", Ready: true})
+	return b
+}
+
+func gatedPod(n int) Pod {
+	return Pod{UID: UID(fmt.Sprintf("u%d", n)), Version: "1", Namespace: "ns", Name: fmt.Sprintf("web-%d", n), Gated: true,
+		Created: noon.Add(time.Duration(n) * time.Second), Wants: []Want{{"net", "eth0", []string{"p"}}}}
+}
+
+// place carries a plan out, as if nothing could fail, and returns the first address.
+func place(t *testing.T, b *Book, pod Pod, now time.Time) (netip.Addr, Plan) {
+	t.Helper()
+	b.SetPod(pod)
+	plan := b.Place(pod.UID, now)
+	for _, w := range plan.Writes {
+		switch w := w.(type) {
+		case CreateIP:
+			w.PodIP.Version, w.PodIP.Created = "1", now
+			b.SetPodIP(w.PodIP)
+		case UpdateIP:
+			b.SetPodIP(w.PodIP)
+		case PlacePod:
+			pod.Has, pod.Gated = w.Addresses, false
+			b.SetPod(pod)
+			return w.Addresses[0].Prefix.Addr(), plan
+		}
+	}
+	return netip.Addr{}, plan
+}
+
+func TestAddressesAreGivenRoundRobinAndTheLongestFreeOneLast(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.1-10.6.0.4"}})
+	var got []string
+	give := func(n int) {
+		a, plan := place(t, b, gatedPod(n), noon.Add(time.Duration(n)*time.Second))
+		if !a.IsValid() {
+			t.Fatalf("pod %d gets nothing: %+v", n, plan)
+		}
+		got = append(got, a.String()[len("10.6.0."):])
+	}
+	give(1)
+	give(2)
+	for _, n := range []string{"2", "1"} {
+		b.RemovePod(UID("u"+n), true, noon)
+		b.RemovePodIP(netip.MustParseAddr("10.6.0." + n))
+	}
+	for n := 3; n < 7; n++ {
+		give(n)
+	}
+	if want := []string{"1", "2", "3", "4", "2", "1"}; !slices.Equal(got, want) {
+		t.Errorf("given %v, want %v", got, want)
+	}
+}
+
+func TestAHugePoolGivesAtOnce(t *testing.T) {
+	b := bookOf(t, Spec{Mode: Routed, Subnet: "fd00::/32"})
+	for n := range 5000 {
+		if a, plan := place(t, b, gatedPod(n), noon.Add(time.Duration(n)*time.Second)); !a.IsValid() {
+			t.Fatalf("%+v", plan)
+		}
+	}
+	if c := b.Count("p", noon); c.Used != 5000 || c.Free == 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestPodsThatWaitGoOldestFirst(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.1"}})
+	if a, _ := place(t, b, gatedPod(1), noon); !a.IsValid() {
+		t.Fatal("the first pod gets nothing")
+	}
+	for _, n := range []int{3, 2, 4} {
+		if _, plan := place(t, b, gatedPod(n), noon); !strings.Contains(plan.Reason, "pool p has no free address, of 1") {
+			t.Errorf("pod %d: %+v", n, plan)
+		}
+	}
+	if got := b.Waiting("p"); !slices.Equal(got, []UID{"u2", "u3", "u4"}) {
+		t.Errorf("%v wait", got)
+	}
+	b.RemovePod("u1", true, noon)
+	b.RemovePodIP(netip.MustParseAddr("10.6.0.1"))
+	if a, plan := place(t, b, gatedPod(3), noon); a.IsValid() || !strings.Contains(plan.Reason, "1 pods wait longer") {
+		t.Errorf("a pod was overtaken: %+v", plan)
+	}
+	if a, plan := place(t, b, gatedPod(2), noon); !a.IsValid() {
+		t.Errorf("the oldest gets nothing: %+v", plan)
+	}
+}
+
+func TestAPodGetsItsOwnAddressBack(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24", Gateway: "10.6.0.254"})
+	first, _ := place(t, b, gatedPod(1), noon)
+	b.RemovePod("u1", true, noon)
+	again := gatedPod(1)
+	again.UID = "u1-again"
+	ip := *b.PodIP(first)
+	ip.Phase, ip.Of, ip.Node = Bound, "u1", "n1"
+	b.SetPodIP(ip)
+	// The pool is disabled, serves others and has other addresses now: it is kept for who has it.
+	r, err := Parse(Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.77"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.SetPool(Pool{Name: "p", Range: r, Disabled: true, Serves: func(map[string]string) bool { return false }, Held: true})
+	if c := b.Count("p", noon); c.OutOfRange != 1 || c.Used != 0 || c.Total != 1 {
+		t.Errorf("%+v", c)
+	}
+	if _, plan := place(t, b, again, noon); plan.Writes != nil || !strings.Contains(plan.Reason, first.String()+" is not free yet") {
+		t.Errorf("%+v", plan)
+	}
+	ip = *b.PodIP(first)
+	ip.Phase = Retained
+	b.SetPodIP(ip)
+	got, plan := place(t, b, again, noon)
+	if got != first {
+		t.Fatalf("got %s, want %s: %+v", got, first, plan)
+	}
+	told := plan.Writes[len(plan.Writes)-1].(PlacePod).Addresses[0]
+	if told.Last != "n1" || told.Prefix.Bits() != 24 || told.Pool != "p" {
+		t.Errorf("told %+v", told)
+	}
+	if other, plan := place(t, b, gatedPod(2), noon); other.IsValid() || !strings.Contains(plan.Reason, "is disabled") {
+		t.Errorf("another pod got %s: %+v", other, plan)
+	}
+}
+
+func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
+	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p} }
+	for _, c := range []struct {
+		name string
+		l    Local
+		want Deed
+	}{
+		{"it runs", Local{UID: "a", Exists: true, Netns: true, IP: mine("")}, Deed{Report: Bound}},
+		{"it runs, as reported", Local{UID: "a", Exists: true, Netns: true, IP: mine(Bound)}, Deed{}},
+		{"its sandbox crashed", Local{UID: "a", Exists: true, IP: mine(Bound)}, Deed{}},
+		{"it ends, and its namespace exists", Local{UID: "a", Exists: true, Ending: true, Netns: true, IP: mine(Bound)}, Deed{}},
+		{"it ends, and its namespace is gone", Local{UID: "a", Exists: true, Ending: true, IP: mine(Bound)},
+			Deed{Bar: true, Report: Retained}},
+		{"it succeeded", Local{UID: "a", Exists: true, Over: true, IP: mine(Bound)}, Deed{Bar: true, Report: Retained}},
+		{"deleted by force, its namespace exists", Local{UID: "a", Netns: true, IP: mine(Bound)}, Deed{}},
+		{"deleted by force", Local{UID: "a", IP: mine(Bound)}, Deed{Bar: true, Report: Retained}},
+		{"deleted, the address another pod's", Local{UID: "b", IP: mine(Bound)}, Deed{Bar: true}},
+		{"given up by the cluster, and it runs", Local{UID: "b", Netns: true, IP: mine(Bound)}, Deed{Down: true, Bar: true}},
+		{"given up by the cluster with its address", Local{UID: "b", Netns: true}, Deed{Down: true, Bar: true}},
+		{"back from a backup", Local{UID: "a", Exists: true, Barred: true, IP: mine(Bound)}, Deed{Report: Retained}},
+	} {
+		if got := Tend(c.l); got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
