@@ -232,7 +232,7 @@ func TestAPodGetsItsOwnAddressBack(t *testing.T) {
 }
 
 func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
-	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p} }
+	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p, Node: "n1"} }
 	for _, c := range []struct {
 		name string
 		l    Local
@@ -250,8 +250,12 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 		{"deleted, the address another pod's", Local{UID: "b", IP: mine(Bound)}, Deed{Bar: true}},
 		{"given up by the cluster, and it runs", Local{UID: "b", Netns: true, IP: mine(Bound)}, Deed{Down: true, Bar: true}},
 		{"given up by the cluster with its address", Local{UID: "b", Netns: true}, Deed{Down: true, Bar: true}},
+		{"the cluster has it elsewhere", Local{UID: "a", Elsewhere: true, Netns: true, IP: mine(Bound)},
+			Deed{Down: true, Bar: true}},
+		{"the cluster has it elsewhere, and it is gone here", Local{UID: "a", Elsewhere: true, IP: mine(Bound)}, Deed{Bar: true}},
 		{"back from a backup", Local{UID: "a", Exists: true, Barred: true, IP: mine(Bound)}, Deed{Report: Retained}},
 	} {
+		c.l.Node = "n1"
 		if got := Tend(c.l); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}

@@ -260,10 +260,13 @@ func (w *world) agentIsCurrent(n *node) bool {
 }
 
 func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
-	local := Local{UID: uid, Exists: exists, Ending: pod.Ending, Over: pod.Over, Barred: n.barred[uid],
+	local := Local{UID: uid, Node: n.name, Exists: exists, Ending: pod.Ending, Over: pod.Over, Barred: n.barred[uid],
 		Netns: n.sandboxes[uid] != nil, rules: w.rules}
 	if ip, ok := w.ips.objs[a.String()]; ok {
 		local.IP = &ip
+	}
+	for _, p := range w.pods.objs {
+		local.Elsewhere = local.Elsewhere || !exists && p.UID == uid && p.Node != n.name
 	}
 	deed := Tend(local)
 	if deed.Down && n.sandboxes[uid] != nil {
@@ -386,7 +389,7 @@ var deeds = []struct {
 		}
 	}},
 	{4, func(w *world) { // a watch brings nothing for a while
-		pickOne(w.r, w.controllers).stuck[w.r.IntN(5)] = true
+		pickOne(w.r, w.controllers).stuck[pickOne(w.r, []int{0, 1, 2, 2, 3, 3, 3, 4})] = true
 	}},
 	{5, func(w *world) { w.cut(pickOne(w.r, w.nodes)) }},
 	{4, func(w *world) { w.mend(pickOne(w.r, w.nodes)) }},

@@ -82,7 +82,7 @@ func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	for one := range rulesEnd {
 		name := ruleNames[one]
 		t.Run(name, func(t *testing.T) {
-			const most = 3000
+			const most = 2500
 			for seed := range uint64(most) {
 				if w := history(t, seed+1, 1<<one); w.bad != "" {
 					t.Logf("seed %d: %s", seed+1, w.bad)

@@ -3,8 +3,13 @@ package pool
 // Local is what an agent knows of a pod that has, or may yet have, an address of a pool on its node.
 type Local struct {
 	UID UID
+	// Node is this one.
+	Node string
 	// Exists, Ending and Over: the pod by the agent's own watch of the pods of its node, which is complete.
 	Exists, Ending, Over bool
+	// Elsewhere: it does not exist by that watch, but the cluster has it, without a node or with another one. That is read
+	// past all caches. Kubernetes does so after a restore from a backup that was made before the pod had its node.
+	Elsewhere bool
 	// Netns: the pod has a network namespace on this node, or an ADD of it is under way.
 	Netns bool
 	// Barred: the node's book says that no ADD of the pod may succeed any more.
@@ -30,15 +35,18 @@ type Deed struct {
 // node or finds in the node's book; whenever something of that changes, and for all when it reaches the API server again.
 //
 //   - A pod that has its namespace is Bound, if the address is its own.
-//   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down.
+//   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down. So do
+//     those of one that the cluster has elsewhere; of that nobody says that it is gone.
 //   - A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not know
 //     yet that the pod was deleted.
 func Tend(l Local) Deed {
 	mine := l.IP != nil && l.IP.PodUID == l.UID
 	ends := !l.Exists || l.Ending || l.Over || l.rules.broken(goneMeansForGood)
 	bar := !l.Barred && !l.rules.broken(goneMeansBarred)
-	said := func(p Phase) bool { return mine && l.IP.Of == l.UID && l.IP.Phase == p }
+	said := func(p Phase) bool { return mine && l.IP.Of == l.UID && l.IP.Phase == p && l.IP.Node == l.Node }
 	switch {
+	case l.Elsewhere:
+		return Deed{Down: l.Netns, Bar: bar}
 	case l.Netns && !l.Exists && !mine && !l.rules.broken(strangersGoDown):
 		return Deed{Down: true, Bar: bar}
 	case l.Netns && l.rules.broken(goneMeansNamespace) && ends && mine && !said(Retained):

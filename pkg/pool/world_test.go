@@ -679,7 +679,7 @@ func (w *world) turn(c *controller) {
 		}
 	}
 	for kind := range 5 {
-		if c.stuck[kind] = c.stuck[kind] && !w.some(6); c.stuck[kind] {
+		if c.stuck[kind] = c.stuck[kind] && !w.some(3); c.stuck[kind] {
 			continue
 		}
 		switch w.r.IntN(4) {

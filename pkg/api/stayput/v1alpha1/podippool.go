@@ -31,7 +31,7 @@ type PodIPPool struct {
 //
 // +kubebuilder:validation:XValidation:rule="self.mode == 'L2' || !(has(self.gateway) || has(self.routes))",message="gateway and routes are for mode L2: with Routed, pods use the gateway of the node that they run on"
 // +kubebuilder:validation:XValidation:rule="!has(self.gateway) || (isIP(self.gateway) && cidr(self.subnet).containsIP(self.gateway))",message="gateway: expected an address in subnet"
-// +kubebuilder:validation:XValidation:rule="!has(self.addresses) || self.addresses.all(a, a.contains('/') ? cidr(self.subnet).containsCIDR(a) : a.split('-').all(p, cidr(self.subnet).containsIP(p)))",message="addresses: expected addresses in subnet"
+// +kubebuilder:validation:XValidation:rule="!has(self.addresses) || self.addresses.all(a, a.contains('/') ? !isCIDR(a) || cidr(self.subnet).containsCIDR(a) : a.split('-').all(p, !isIP(p) || cidr(self.subnet).containsIP(p)))",message="addresses: expected addresses in subnet"
 type PodIPPoolSpec struct {
 	// mode is how packets find a pod of the pool. L2: all nodes are on one link, and the pod announces itself there.
 	// Routed: every node has a route to the node that serves the pod.
