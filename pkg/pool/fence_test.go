@@ -1,6 +1,8 @@
 package pool
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -258,6 +260,58 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 		c.l.Node = "n1"
 		if got := Tend(c.l); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+// one is a cluster with one pod and one node, past all caches.
+type one struct {
+	pod   *Pod
+	node  *Node
+	nodes []string
+	roll  Roll
+	err   error
+}
+
+func (o one) Pod(context.Context, string, string) (*Pod, error) { return o.pod, o.err }
+func (o one) Node(context.Context, string) (*Node, error)       { return o.node, o.err }
+func (o one) Nodes(context.Context) ([]string, error)           { return o.nodes, o.err }
+func (o one) Roll(context.Context) (Roll, error)                { return o.roll, o.err }
+func (o one) Now() time.Time                                    { return noon }
+
+func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
+	a, known := &Pod{UID: "a"}, &Roll{Mark: noon.Add(-time.Minute), Term: 7}
+	broken := errors.New("the API server is away")
+	for _, c := range []struct {
+		name  string
+		check Check
+		live  one
+		want  error
+	}{
+		{"the pod is gone", Check{Gone: a}, one{}, nil},
+		{"another pod has its name", Check{Gone: a}, one{pod: &Pod{UID: "b"}}, nil},
+		{"the pod exists", Check{Gone: a}, one{pod: a}, ErrStale},
+		{"nobody knows whether it exists", Check{Gone: a}, one{err: broken}, broken},
+		{"the pod must exist, and does", Check{There: a}, one{pod: a}, nil},
+		{"the pod must exist, and ends", Check{There: a}, one{pod: &Pod{UID: "a", Ending: true}}, ErrStale},
+		{"the pod must exist, and does not", Check{There: a}, one{}, ErrStale},
+		{"the node is deleted", Check{Off: "n1"}, one{}, nil},
+		{"the node is out of service", Check{Off: "n1"}, one{node: &Node{Off: true}}, nil},
+		{"the node is back", Check{Off: "n1"}, one{node: &Node{Ready: true}}, ErrStale},
+		{"the node is not Ready", Check{Off: "n1"}, one{node: &Node{}}, ErrStale},
+		{"nobody knows of the node", Check{Off: "n1"}, one{err: broken}, broken},
+		{"the nodes are known", Check{Among: []string{"n1", ""}}, one{nodes: []string{"n1"}}, nil},
+		{"a node is new", Check{Among: []string{""}}, one{nodes: []string{"n1"}}, ErrStale},
+		{"nothing was forgotten", Check{Since: known}, one{roll: Roll{Mark: noon, Term: 7}}, nil},
+		{"the mark is older than the one known", Check{Since: known}, one{roll: Roll{Mark: noon.Add(-61 * time.Second), Term: 7}},
+			ErrStale},
+		{"the mark is old", Check{Since: &Roll{}}, one{roll: Roll{Mark: noon.Add(-MarkLost - 1)}}, ErrStale},
+		{"nodes were asked meanwhile", Check{Since: known}, one{roll: Roll{Mark: noon, Term: 8}}, ErrStale},
+		{"nodes are being asked", Check{Since: known}, one{roll: Roll{Mark: noon, Term: 7, Recalling: true}}, ErrStale},
+	} {
+		err := Holds(t.Context(), CreateIP{If: []Check{{}, c.check}}, c.live)
+		if !errors.Is(err, c.want) || (err != nil) != (c.want != nil) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
 	}
 }

@@ -396,6 +396,7 @@ var deeds = []struct {
 	{3, func(w *world) { w.declare(pickOne(w.r, w.nodes)) }},
 	{5, func(w *world) { w.scale() }},
 	{3, func(w *world) { w.meddle() }},
+	{1, func(w *world) { w.takeBack(pickOne(w.r, w.nodes)) }},
 	{2, func(w *world) { w.backUp() }},
 	{1, func(w *world) { w.restore() }},
 }
@@ -460,6 +461,50 @@ func (w *world) declare(n *node) {
 		w.logf("%s: the Node is out of service", n.name)
 		host.Off = true
 		w.hosts.put(n.name, host)
+	}
+}
+
+// takeBack is a node that was off and is in service again, of which the controllers have not heard when it is cut off.
+func (w *world) takeBack(n *node) {
+	w.declare(n)
+	w.goOn()
+	w.goOn()
+	stick := func(kinds ...int) {
+		for _, c := range w.controllers {
+			for _, kind := range kinds {
+				c.stuck[kind] = true
+			}
+		}
+	}
+	stick(3)
+	w.mend(n)
+	n.agent = w.some(50)
+	for range 4 {
+		w.kubeletSyncs(n)
+		w.goOn()
+	}
+	unseen := w.some(50)
+	if unseen {
+		stick(2)
+	}
+	for range 3 {
+		w.goOn()
+	}
+	w.logf("%s: cut off from the API server", n.name)
+	n.kubelet, n.agent = false, false
+	for _, key := range w.pods.keys() {
+		if p := w.pods.objs[key]; p.Node == n.name && w.some(60) {
+			w.logf("pod %s %s is deleted by force", p.Name, p.UID)
+			w.pods.del(key)
+		}
+	}
+	for _, c := range w.controllers {
+		if unseen && c.book != nil {
+			w.relist(c, 2)
+		}
+	}
+	for range 3 {
+		w.goOn()
 	}
 }
 
