@@ -83,7 +83,7 @@ func Fence(s Situation) Finding {
 		return fenceNode(s, name, node)
 	}
 	if s.End != nil && s.End.Final {
-		return Finding{Reason: fmt.Sprintf("pod %s never had a node", name)}
+		return Finding{Reason: fmt.Sprintf("pod %s never had a node", name), If: s.podGone()}
 	}
 	return fenceAll(s, fmt.Sprintf("nobody knows on which node pod %s was", name))
 }
@@ -185,8 +185,6 @@ func everyone(s Situation, why string, satisfied func(node string) bool) Finding
 		return Finding{Verdict: Wait,
 			Reason: fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", "))}
 	}
-	if !s.rules.broken(nodesAreListed) {
-		checks = append(checks, Check{Among: append(among, "")})
-	}
+	checks = append(checks, Check{Among: append(among, "")})
 	return Finding{Reason: "every node says that it is not there", If: checks}
 }

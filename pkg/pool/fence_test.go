@@ -66,7 +66,7 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		{name: "deleted, its node out of service", phase: Bound, of: "a", nodes: nodes(off), verdict: Yes, looks: 2},
 		{name: "deleted, its Node deleted", phase: Bound, of: "a", nodes: nodes("", ready), verdict: Yes, looks: 2},
 		{name: "deleted before it had a node", end: &End{Final: true, At: noon}, nodes: nodes(lost), verdict: Yes,
-			says: "never had a node"},
+			says: "never had a node", looks: 1},
 		{name: "deleted, as a watch that was interrupted says", end: &End{At: noon}, nodes: nodes(ready), verdict: Wait, ask: true},
 		{name: "deleted before it had a node, but a node has it", end: &End{Final: true, At: noon}, phase: Bound, of: "a",
 			nodes: nodes(ready), verdict: Wait},

@@ -191,7 +191,8 @@ func (w *world) agentActs(n *node) {
 	if !n.on || !n.agent {
 		return
 	}
-	if w.calm || w.some(50) {
+	current := w.calm || w.some(50)
+	if current {
 		w.agentSees(n)
 	}
 	if roll := w.roll; roll.Version != "" && (w.said.objs[n.name].Round < roll.Round) && (w.calm || w.some(60)) {
@@ -227,7 +228,7 @@ func (w *world) agentActs(n *node) {
 			}
 		}
 	}
-	n.lied = n.lied && !w.agentIsCurrent(n)
+	n.lied = n.lied && !current
 }
 
 func (w *world) agentSees(n *node) {
@@ -238,25 +239,6 @@ func (w *world) agentSees(n *node) {
 			n.known[p.UID], n.seen[p.UID] = true, true
 		}
 	}
-}
-
-// agentIsCurrent reports whether an agent has seen to every pod of its node that is not in the cluster any more.
-func (w *world) agentIsCurrent(n *node) bool {
-	for uid, s := range n.sandboxes {
-		if !s.up {
-			continue
-		}
-		alive := false
-		for _, p := range w.pods.objs {
-			alive = alive || p.UID == uid
-		}
-		for _, a := range s.has {
-			if ip, ok := w.ips.objs[a.Prefix.Addr().String()]; !alive && (!ok || ip.PodUID != uid) {
-				return false
-			}
-		}
-	}
-	return true
 }
 
 func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {

@@ -21,8 +21,8 @@ var (
 func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 	if *modelSeed != 0 {
 		var broken rules
-		for one, name := range ruleNames {
-			if name == *modelBroken {
+		for one, r := range ruleNames {
+			if r.name == *modelBroken {
 				broken = 1 << one
 			}
 		}
@@ -77,15 +77,16 @@ func history(t testing.TB, seed uint64, broken rules) *world {
 	return w
 }
 
-// The model test can fail: without any one of the rules on which safety rests, it does.
+// The model test can fail: without any one of the rules on which safety rests, it does. It is tried from the seed on that
+// once did.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
+	const most = 2500
 	for one := range rulesEnd {
-		name := ruleNames[one]
-		t.Run(name, func(t *testing.T) {
-			const most = 2500
-			for seed := range uint64(most) {
-				if w := history(t, seed+1, 1<<one); w.bad != "" {
-					t.Logf("seed %d: %s", seed+1, w.bad)
+		from := ruleNames[one].from
+		t.Run(ruleNames[one].name, func(t *testing.T) {
+			for seed := from; seed < from+most; seed++ {
+				if w := history(t, seed, 1<<one); w.bad != "" {
+					t.Logf("seed %d: %s", seed, w.bad)
 					return
 				}
 			}
@@ -94,28 +95,30 @@ func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	}
 }
 
-var ruleNames = map[rule]string{
-	forceDeleteIsNoProof: "forceDeleteIsNoProof",
-	notReadyIsNoProof:    "notReadyIsNoProof",
-	podIsLookedUp:        "podIsLookedUp",
-	nodeIsLookedUp:       "nodeIsLookedUp",
-	nodesAreListed:       "nodesAreListed",
-	everyNodeAnswers:     "everyNodeAnswers",
-	answersAreFresh:      "answersAreFresh",
-	restoresAreNoticed:   "restoresAreNoticed",
-	restoresWaitForAll:   "restoresWaitForAll",
-	placedSinceMark:      "placedSinceMark",
-	versionsMatter:       "versionsMatter",
-	createsAreClaims:     "createsAreClaims",
-	releaseWaitsForFence: "releaseWaitsForFence",
-	finalizerHolds:       "finalizerHolds",
-	annotationsDecide:    "annotationsDecide",
-	goneMeansForGood:     "goneMeansForGood",
-	goneMeansNamespace:   "goneMeansNamespace",
-	goneMeansBarred:      "goneMeansBarred",
-	answersMeanBarred:    "answersMeanBarred",
-	recallMeansChecked:   "recallMeansChecked",
-	strangersGoDown:      "strangersGoDown",
-	unusedIsFreed:        "unusedIsFreed",
-	surplusIsFreed:       "surplusIsFreed",
+var ruleNames = map[rule]struct {
+	name string
+	from uint64
+}{
+	forceDeleteIsNoProof: {"forceDeleteIsNoProof", 1},
+	notReadyIsNoProof:    {"notReadyIsNoProof", 1},
+	podIsLookedUp:        {"podIsLookedUp", 1},
+	nodeIsLookedUp:       {"nodeIsLookedUp", 1},
+	everyNodeAnswers:     {"everyNodeAnswers", 1},
+	answersAreFresh:      {"answersAreFresh", 1},
+	restoresAreNoticed:   {"restoresAreNoticed", 1},
+	restoresWaitForAll:   {"restoresWaitForAll", 1},
+	placedSinceMark:      {"placedSinceMark", 1},
+	versionsMatter:       {"versionsMatter", 1},
+	createsAreClaims:     {"createsAreClaims", 1},
+	releaseWaitsForFence: {"releaseWaitsForFence", 1},
+	finalizerHolds:       {"finalizerHolds", 1},
+	annotationsDecide:    {"annotationsDecide", 1},
+	goneMeansForGood:     {"goneMeansForGood", 1},
+	goneMeansNamespace:   {"goneMeansNamespace", 1},
+	goneMeansBarred:      {"goneMeansBarred", 1},
+	answersMeanBarred:    {"answersMeanBarred", 1},
+	recallMeansChecked:   {"recallMeansChecked", 1},
+	strangersGoDown:      {"strangersGoDown", 1},
+	unusedIsFreed:        {"unusedIsFreed", 1},
+	surplusIsFreed:       {"surplusIsFreed", 1},
 }
