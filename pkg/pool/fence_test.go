@@ -315,3 +315,14 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 		}
 	}
 }
+
+func TestAnAnswerBarsWhatWasAskedForAndIsNotHere(t *testing.T) {
+	r := Roll{Round: 9, Epoch: 5, Asked: map[UID]int64{"here": 7, "gone": 8}}
+	here := func(uid UID) bool { return uid == "here" }
+	if got := Respond(r, here, 4); !slices.Equal(got.Bar, []UID{"gone"}) || !got.Checked {
+		t.Errorf("%+v", got)
+	}
+	if got := Respond(r, here, 5); got.Checked {
+		t.Errorf("checked anew: %+v", got)
+	}
+}

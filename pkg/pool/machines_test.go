@@ -381,6 +381,18 @@ var deeds = []struct {
 	{1, func(w *world) { w.takeBack(pickOne(w.r, w.nodes)) }},
 	{2, func(w *world) { w.backUp() }},
 	{1, func(w *world) { w.restore() }},
+	{1, func(w *world) { // a backup is not old, and a node that it does not know all of is out of reach
+		w.backup = nil
+		w.backUp()
+		for range 6 {
+			w.goOn()
+		}
+		w.cut(pickOne(w.r, w.nodes))
+		w.restore()
+		for range 6 {
+			w.goOn()
+		}
+	}},
 }
 
 // cut takes something from a node.

@@ -81,7 +81,7 @@ func Respond(r Roll, holds func(UID) bool, checked int64) Reply { return respond
 func respond(r Roll, holds func(UID) bool, checked int64, broken rules) Reply {
 	reply := Reply{Checked: r.Epoch > checked && !broken.broken(recallMeansChecked)}
 	for uid := range r.Asked {
-		if !holds(uid) && !broken.broken(answersMeanBarred) {
+		if !holds(uid) {
 			reply.Bar = append(reply.Bar, uid)
 		}
 	}

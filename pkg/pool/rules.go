@@ -27,7 +27,6 @@ const (
 	goneMeansForGood                 // an agent: a pod that may start again is not gone
 	goneMeansNamespace               // an agent: a pod whose namespace exists is not gone
 	goneMeansBarred                  // an agent: kubelet may start again what was reported gone
-	answersMeanBarred                // the same for what it was asked for
 	recallMeansChecked               // kubelet may start what the cluster has forgotten
 	strangersGoDown                  // a pod that the cluster has given up must not answer
 	unusedIsFreed                    // nothing leaks: an address whose reason is gone
