@@ -11,7 +11,7 @@ var (
 	modelSeed      = flag.Uint64("model.seed", 0, "replay one history of the model test")
 	modelBase      = flag.Uint64("model.base", 1, "seed of the model test's first history; 0: of the clock")
 	modelBroken    = flag.String("model.broken", "", "replay it without this rule")
-	modelHistories = flag.Int("model.histories", 3000, "histories of the model test")
+	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
 
 // Random histories of two controllers that both lead, of agents and kubelets, partitions, power losses, forced deletions,
