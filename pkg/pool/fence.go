@@ -185,6 +185,6 @@ func everyone(s Situation, why string, satisfied func(node string) bool) Finding
 		return Finding{Verdict: Wait,
 			Reason: fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", "))}
 	}
-	checks = append(checks, Check{Among: append(among, "")})
+	checks = append(checks, Check{Among: append(among, "")}) // not nil, also if there are no nodes
 	return Finding{Reason: "every node says that it is not there", If: checks}
 }

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -64,8 +63,8 @@ func (a Answer) holds(p *PodIP) bool {
 }
 
 // Lead returns what who leads makes of the roll: at once, before it lists PodIPs for its [Book], and then every
-// [MarkEvery]. live is the roll as it is past all caches, seen the one that this process saw or wrote last. The write is
-// bound to the version of live.
+// [MarkEvery]. live is the roll as it is past all caches, seen the one that this process saw or wrote last. The write
+// is bound to the version of live.
 func Lead(live, seen Roll, now time.Time) Roll { return lead(live, seen, now, 0) }
 
 func lead(live, seen Roll, now time.Time, r rules) Roll {
@@ -140,23 +139,15 @@ func (b *Book) recalling() (reason, remedy string) {
 	}
 	const why = "the API server's data may have been restored from a backup, or no controller ran for a while, so that " +
 		"every node is asked first which addresses it has"
-	var silent, lost []string
-	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
-		switch n := b.nodes[name]; {
-		case n.Foreign || n.Off || b.answers[name].Round >= b.roll.Epoch:
-		case n.Ready:
-			silent = append(silent, name)
-		default:
-			lost = append(lost, name)
-		}
-	}
-	switch {
-	case lost != nil:
-		return fmt.Sprintf("%s, and node %s is not Ready", why, strings.Join(lost, ", ")), offRemedy
-	case silent != nil:
-		return fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", ")), ""
+	if f := b.recalled(why); f.Verdict != Yes {
+		return f.Reason, f.Remedy
 	}
 	return why, ""
+}
+
+// recalled reports whether each node has answered the recall.
+func (b *Book) recalled(why string) Finding {
+	return everyone(Situation{Nodes: b.nodes}, why, func(node string) bool { return b.answers[node].Round >= b.roll.Epoch })
 }
 
 // Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and
@@ -166,17 +157,13 @@ func (b *Book) Recall(now time.Time) Plan {
 		return Plan{}
 	}
 	plan := Plan{}
-	var among []string
-	var off []Check
-	for _, name := range slices.Sorted(maps.Keys(b.nodes)) {
-		among = append(among, name)
-		if n := b.nodes[name]; !n.Foreign && b.answers[name].Round < b.roll.Epoch {
-			if !n.Off && !b.rules.broken(restoresWaitForAll) {
-				plan.Reason, plan.Remedy = b.recalling()
-				return plan
-			}
-			off = append(off, Check{Off: name})
-		}
+	plan.Reason, plan.Remedy = b.recalling()
+	all := b.recalled("")
+	switch {
+	case b.rules.broken(restoresWaitForAll):
+		all.If = nil
+	case all.Verdict != Yes:
+		return plan
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.answers)) { // also of nodes that joined after the backup
 		if b.answers[name].Round < b.roll.Epoch {
@@ -200,13 +187,7 @@ func (b *Book) Recall(now time.Time) Plan {
 	if plan.Writes == nil {
 		next := b.roll
 		next.Recalling, next.Term = false, max(now.UnixNano(), next.Term+1)
-		if b.rules.broken(restoresWaitForAll) {
-			off, among = nil, nil
-		} else {
-			among = append(among, "")
-		}
-		plan.Writes = []Write{WriteRoll{Roll: next, If: append(off, Check{Among: among})}}
+		plan.Writes = []Write{WriteRoll{Roll: next, If: all.If}}
 	}
-	plan.Reason, plan.Remedy = b.recalling()
 	return plan
 }
