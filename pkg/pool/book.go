@@ -10,8 +10,9 @@ import (
 
 // Book is what a controller knows. It is filled from caches, and by what writes return; then it answers.
 //
-// It is not safe for concurrent use. Its answers take time by the addresses of a pod or identity, not by their number in
-// the cluster, but for the few that say otherwise.
+// It is not safe for concurrent use: also its questions note things down. Their answers take time by the addresses of a
+// pod or identity, not by their number in the cluster, but for the few that say otherwise. What a Book returns may be
+// read, not changed.
 type Book struct {
 	roll  Roll
 	stale bool
@@ -60,8 +61,8 @@ func NewBook(r Roll) *Book {
 	return &Book{
 		roll: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
 		given: map[UID][]netip.Addr{}, pods: map[UID]*Pod{}, named: map[Owner]UID{},
-		told: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{}, answers: map[string]Answer{}, held: map[UID]string{}, ends: map[UID]End{},
-		waiting: map[string]map[UID]bool{},
+		told: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{}, answers: map[string]Answer{},
+		held: map[UID]string{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{},
 	}
 }
 
@@ -152,8 +153,8 @@ func (s *stock) next(not func(netip.Addr) bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// SetPodIP puts a PodIP in: from the cache, and what a write returned. The caller sees to it that no older version of an
-// object replaces a newer one.
+// SetPodIP puts a PodIP in: from the cache, and what a write returned. The caller sees to it that no older version
+// of an object replaces a newer one.
 func (b *Book) SetPodIP(p PodIP) {
 	was := b.ips[p.Addr]
 	if was != nil {
@@ -185,11 +186,13 @@ func (b *Book) RemovePodIP(a netip.Addr) {
 	}
 }
 
+// unindex forgets a PodIP everywhere but in ips.
 func (b *Book) unindex(p *PodIP) {
 	drop(b.given, p.PodUID, p.Addr)
 	drop(b.owned, p.owner(), p.Addr)
 }
 
+// drop takes an address out of an index.
 func drop[K comparable](of map[K][]netip.Addr, key K, a netip.Addr) {
 	left := slices.DeleteFunc(of[key], func(o netip.Addr) bool { return o == a })
 	if of[key] = left; len(left) == 0 {
@@ -221,6 +224,7 @@ func (b *Book) SetPod(p Pod) {
 	}
 }
 
+// untell forgets what a pod was told.
 func (b *Book) untell(p *Pod) {
 	for _, a := range p.Has {
 		pods := b.told[a.Prefix.Addr()]
@@ -251,11 +255,13 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 	b.ends[uid] = End{Node: p.Node, Final: final, At: now}
 }
 
-// SetNode and RemoveNode: as the cache has them.
-func (b *Book) SetNode(n Node)         { b.nodes[n.Name] = n }
+// SetNode puts a node in, as the cache has it.
+func (b *Book) SetNode(n Node) { b.nodes[n.Name] = n }
+
+// RemoveNode takes a node out.
 func (b *Book) RemoveNode(name string) { delete(b.nodes, name) }
 
-// SetAnswer and RemoveAnswer: as the cache has them.
+// SetAnswer puts the answer of a node in, as the cache has it.
 func (b *Book) SetAnswer(a Answer) {
 	b.RemoveAnswer(a.Node)
 	b.answers[a.Node] = a
@@ -264,6 +270,7 @@ func (b *Book) SetAnswer(a Answer) {
 	}
 }
 
+// RemoveAnswer takes the answer of a node out.
 func (b *Book) RemoveAnswer(node string) {
 	for _, h := range b.answers[node].Held {
 		if b.held[h.UID] == node {
@@ -277,8 +284,7 @@ func (b *Book) RemoveAnswer(node string) {
 func (b *Book) Fence(p *PodIP, now time.Time) Finding {
 	s := Situation{
 		Now: now, IP: p, Pod: b.pods[p.PodUID], Nodes: b.nodes, Answers: b.answers, Asked: b.roll.Asked[p.PodUID],
-		Held:  b.held[p.PodUID],
-		rules: b.rules,
+		Held: b.held[p.PodUID], rules: b.rules,
 	}
 	if end, ok := b.ends[p.PodUID]; ok {
 		s.End = &end
@@ -286,7 +292,7 @@ func (b *Book) Fence(p *PodIP, now time.Time) Finding {
 	return Fence(s)
 }
 
-// waits notes that a pod waits for an address of these pools, goes that it does no more.
+// waits notes that a pod waits for an address of these pools.
 func (b *Book) waits(uid UID, pools []string) {
 	for _, name := range pools {
 		if b.waiting[name] == nil {
@@ -296,6 +302,7 @@ func (b *Book) waits(uid UID, pools []string) {
 	}
 }
 
+// goes notes that a pod waits no more.
 func (b *Book) goes(uid UID) {
 	for name, pods := range b.waiting {
 		if delete(pods, uid); len(pods) == 0 {
@@ -306,11 +313,11 @@ func (b *Book) goes(uid UID) {
 
 // Waiting returns the pods that wait for an address of a pool, the oldest first.
 func (b *Book) Waiting(pool string) []UID {
-	return slices.SortedFunc(maps.Keys(b.waiting[pool]), func(x, y UID) int { return b.older(b.pods[x], b.pods[y]) })
+	return slices.SortedFunc(maps.Keys(b.waiting[pool]), func(x, y UID) int { return older(b.pods[x], b.pods[y]) })
 }
 
 // older orders pods by their age.
-func (b *Book) older(x, y *Pod) int {
+func older(x, y *Pod) int {
 	return cmp.Or(x.Created.Compare(y.Created), cmp.Compare(x.UID, y.UID))
 }
 

@@ -7,10 +7,10 @@
 //
 // At no time can two pods answer for one address. That rests on four things.
 //
-//   - The name of a PodIP is its address, so that only one can exist. To create it is the claim; it is never overwritten.
-//   - It changes hands, or goes, only past the fence: once the pod that has it surely has it no more, nor will again. See
-//     [Fence]. Every such write is bound to the version of the PodIP that was decided on. So two controllers that both
-//     believe to lead, writes that come late or twice, and a kill between any two of them do no harm.
+//   - The name of a PodIP is its address, so there is only one. To create it is the claim; nothing overwrites it.
+//   - It changes hands, or goes, only past the fence: once the pod that has it surely has it no more, nor will again.
+//     See [Fence]. Every such write is bound to the version of the PodIP that was decided on. So two controllers that
+//     both believe to lead, writes that come late or twice, and a kill between any two of them do no harm.
 //   - What an agent reports as gone stays gone: before it says so, it bars the pod from its node for good. See [Tend].
 //   - Nothing is given or taken while the API server may have forgotten something: after a restore from a backup, every
 //     node says first which addresses it has. See [Roll].
@@ -24,7 +24,8 @@
 // old version makes the write fail. What is not is in the write's conditions ([Check]), which are read past the caches.
 //
 // The word of an operator, that a node is off, is believed: its Node is deleted, or has the taint
-// node.kubernetes.io/out-of-service. If it was not off, its pods answer until its agent reaches the API server.
+// node.kubernetes.io/out-of-service. If it was not off, its pods answer until its agent reaches the API server. After a
+// restore the word is that of the backup: who restores one has to take back what is not so any more.
 //
 //	set.go    sets of addresses; parse.go a pool as people write it
 //	book.go   what is known; objects.go of what

@@ -38,11 +38,9 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 
 // Addresses returns all addresses that [Book.Review] may have something to do with. It takes time by their number.
 func (b *Book) Addresses() []netip.Addr {
-	all := maps.Clone(b.told)
-	for a := range b.ips {
-		all[a] = nil
-	}
-	return slices.SortedFunc(maps.Keys(all), netip.Addr.Compare)
+	all := slices.AppendSeq(slices.Collect(maps.Keys(b.ips)), maps.Keys(b.told))
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
 }
 
 // Review sees to one address: it makes a PodIP again that a pod lacks, quarantines one that several pods have, and ends
@@ -93,7 +91,7 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		return plan
 	}
 	why, until := "", time.Time{}
-	switch free, pool := false, b.pools[p.Pool]; {
+	switch pool := b.pools[p.Pool]; {
 	case p.Deleting, p.Release:
 		return b.end(p, "it was released", f.If)
 	case pool != nil && pool.Deleting:
@@ -109,6 +107,7 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		if !p.gone() {
 			since = now
 		}
+		var free bool
 		if free, why, until = p.Keep.Ends(since, now, ask); free {
 			return b.end(p, why, f.If)
 		}
@@ -210,7 +209,7 @@ func (b *Book) teller(a netip.Addr) (oldest *Pod) {
 		if p := b.ips[a]; pod.Gated || pod.Ending || pod.Over || p != nil && p.PodUID == uid {
 			continue
 		}
-		if oldest == nil || b.older(pod, oldest) < 0 {
+		if oldest == nil || older(pod, oldest) < 0 {
 			oldest = pod
 		}
 	}

@@ -50,8 +50,8 @@ func (e *FieldError) Error() string {
 	return fmt.Sprintf("%s: %q is not valid: expected %s", e.Field, e.Value, e.Expected)
 }
 
-// Parse reads a pool. It reports every field that is wrong, each as a [*FieldError]. An address that no host can have is
-// never in the set: the network's own and its broadcast address are for whoever asks for them by name.
+// Parse reads a pool. It reports every field that is wrong, each as a [*FieldError]. An address that no host can have
+// is never in the set: the network's own and its broadcast address are for whoever asks for them by name.
 func Parse(s Spec) (Range, error) {
 	var errs []error
 	wrong := func(field, value, expected string, args ...any) {

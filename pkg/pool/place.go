@@ -41,8 +41,8 @@ type choice struct {
 // annotation. In the plan's order the addresses are claimed, then the pod is told and let go. A pod that waits is in
 // [Book.Waiting] of each pool that has none for it.
 //
-// For each address that is the pod's own, or one that the identity has and nobody uses; then one that was never used, as
-// far as is known; then the one that is free for the longest. All or none are taken.
+// For each address that is the pod's own, or one that the identity has and nobody uses; then one that was never used,
+// as far as is known; then the one that is free for the longest. All or none are taken.
 func (b *Book) Place(uid UID, now time.Time) Plan {
 	pod := b.pods[uid]
 	b.goes(uid)
@@ -99,8 +99,8 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 	return plan
 }
 
-// elsewhere returns a node that has a pod which has another one by the cluster, or none: it comes from a backup that was
-// made before it got its node, and would start a second time.
+// elsewhere returns a node that has a pod which has another one by the cluster, or none: it comes from a backup that
+// was made before it got its node, and would start a second time.
 func (b *Book) elsewhere(pod *Pod) string {
 	if node := b.held[pod.UID]; node != "" && node != pod.Node {
 		return node
@@ -150,7 +150,9 @@ func (b *Book) slots(pod *Pod) (slots []slot, reason string) {
 // choose finds the address of a slot. If there is none, wait says why.
 func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
 	for _, a := range b.given[pod.UID] {
-		if p := b.ips[a]; s.fits(p) && !taken[a] && (p.Quarantine.Reason == "" && !p.Deleting && !p.Release || b.runsWith(pod, a)) {
+		p := b.ips[a]
+		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || b.runsWith(pod, a)
+		if s.fits(p) && !taken[a] && usable {
 			return choice{slot: s, ip: *p}, Plan{}
 		}
 	}
@@ -277,7 +279,7 @@ func (b *Book) toldTo(a netip.Addr) bool {
 // ahead returns how many pods have waited longer than this one for an address of a pool.
 func (b *Book) ahead(pod *Pod, pool string) (n uint64) {
 	for uid := range b.waiting[pool] {
-		if other := b.pods[uid]; other != nil && b.older(other, pod) < 0 {
+		if other := b.pods[uid]; other != nil && older(other, pod) < 0 {
 			n++
 		}
 	}

@@ -35,8 +35,8 @@ type (
 		PodIP PodIP
 		If    []Check
 	}
-	// PlacePod writes the annotation with all addresses and removes the gate, in one patch. Pools are those whose nodes
-	// the pod must be scheduled to.
+	// PlacePod writes the annotation with all addresses and removes the gate, in one patch, which also has the pod
+	// scheduled to the nodes that the pools of Addresses select.
 	PlacePod struct {
 		UID             UID
 		Version         string
@@ -72,7 +72,7 @@ func (w EndPod) conditions() []Check    { return w.If }
 func (w HoldPool) conditions() []Check  { return w.If }
 func (w WriteRoll) conditions() []Check { return w.If }
 
-// ErrStale: what a write was decided on is not so any more, or was not, as read past the caches.
+// ErrStale is the error of a write whose conditions are not met: what it was decided on is not so any more.
 var ErrStale = errors.New("decided on what is not so any more")
 
 // Live reads past all caches.

@@ -29,7 +29,8 @@ func TestTheNameOfAPodIPIsItsAddress(t *testing.T) {
 
 func TestAnAddressHasOnePodIPOnly(t *testing.T) {
 	for _, name := range []string{
-		"", "web-0", "010.6.168.105", "10.6.168", "2001-db8-0-0-0-0-0-1", "2001-0db8--1", "2001-0DB8-0000-0000-0000-0000-0000-0001",
+		"", "web-0", "010.6.168.105", "10.6.168", "2001-db8-0-0-0-0-0-1", "2001-0db8--1",
+		"2001-0DB8-0000-0000-0000-0000-0000-0001",
 		"2001:0db8:0000:0000:0000:0000:0000:0001", "0000-0000-0000-0000-0000-ffff-0a01-0203", "fe80--1%eth0",
 	} {
 		if a, err := ParsePodIPName(name); err == nil {
