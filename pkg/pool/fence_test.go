@@ -47,7 +47,8 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		ask     bool
 		looks   int // conditions to be read past the caches
 	}{
-		{name: "its pod runs", phase: Bound, of: "a", pod: alive, nodes: nodes(ready), verdict: Wait, says: "pod ns/web-0 has it"},
+		{name: "its pod runs", phase: Bound, of: "a", pod: alive, nodes: nodes(ready), verdict: Wait,
+			says: "pod ns/web-0 has it"},
 		{name: "its pod runs on a node that is out of service", phase: Bound, of: "a", pod: alive, nodes: nodes(off),
 			verdict: Wait},
 		{name: "its pod is ending", phase: Bound, of: "a", pod: &Pod{UID: "a", Node: "n1", Ending: true}, nodes: nodes(ready),
@@ -67,7 +68,8 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		{name: "deleted, its Node deleted", phase: Bound, of: "a", nodes: nodes("", ready), verdict: Yes, looks: 2},
 		{name: "deleted before it had a node", end: &End{Final: true, At: noon}, nodes: nodes(lost), verdict: Yes,
 			says: "never had a node", looks: 1},
-		{name: "deleted, as a watch that was interrupted says", end: &End{At: noon}, nodes: nodes(ready), verdict: Wait, ask: true},
+		{name: "deleted, as a watch that was interrupted says", end: &End{At: noon}, nodes: nodes(ready), verdict: Wait,
+			ask: true},
 		{name: "deleted before it had a node, but a node has it", end: &End{Final: true, At: noon}, phase: Bound, of: "a",
 			nodes: nodes(ready), verdict: Wait},
 		{name: "nobody knows where, one node silent", nodes: nodes(ready, ready), asked: 7, answers: says(7, "n1"),
@@ -76,11 +78,11 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			verdict: Never, says: "node n2 is not Ready"},
 		{name: "nobody knows where, the other node off", nodes: nodes(ready, off), asked: 7, answers: says(7, "n1"),
 			verdict: Yes, looks: 3},
-		{name: "nobody knows where, all have answered", nodes: nodes(ready), asked: 7, answers: says(8, "n1", "b"), verdict: Yes,
-			looks: 2},
+		{name: "nobody knows where, all have answered", nodes: nodes(ready), asked: 7, answers: says(8, "n1", "b"),
+			verdict: Yes, looks: 2},
 		{name: "the answer is older", nodes: nodes(ready), asked: 7, answers: says(6, "n1"), verdict: Wait},
-		{name: "a known node answers, without it", phase: Bound, of: "a", nodes: nodes(ready), asked: 7, answers: says(7, "n1"),
-			verdict: Yes},
+		{name: "a known node answers, without it", phase: Bound, of: "a", nodes: nodes(ready), asked: 7,
+			answers: says(7, "n1"), verdict: Yes},
 		{name: "a known node answers, with it", phase: Bound, of: "a", nodes: nodes(ready), asked: noon.UnixNano(),
 			answers: says(noon.UnixNano(), "n1", "a"), verdict: Wait},
 	} {
@@ -214,7 +216,8 @@ func TestAPodGetsItsOwnAddressBack(t *testing.T) {
 	if c := b.Count("p", noon); c.OutOfRange != 1 || c.Used != 0 || c.Total != 1 {
 		t.Errorf("%+v", c)
 	}
-	if _, plan := place(t, b, again, noon); plan.Writes != nil || !strings.Contains(plan.Reason, first.String()+" is not free yet") {
+	_, plan := place(t, b, again, noon)
+	if plan.Writes != nil || !strings.Contains(plan.Reason, first.String()+" is not free yet") {
 		t.Errorf("%+v", plan)
 	}
 	ip = *b.PodIP(first)
@@ -235,15 +238,17 @@ func TestAPodGetsItsOwnAddressBack(t *testing.T) {
 
 func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p, Node: "n1"} }
+	on := func(node string) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: Bound, Node: node} }
 	for _, c := range []struct {
 		name string
 		l    Local
 		want Deed
 	}{
-		{"it runs", Local{UID: "a", Exists: true, Netns: true, IP: mine("")}, Deed{Report: Bound}},
+		{"it runs", Local{UID: "a", Exists: true, Here: true, Netns: true, IP: mine("")}, Deed{Report: Bound}},
 		{"it runs, as reported", Local{UID: "a", Exists: true, Netns: true, IP: mine(Bound)}, Deed{}},
 		{"its sandbox crashed", Local{UID: "a", Exists: true, IP: mine(Bound)}, Deed{}},
-		{"it ends, and its namespace exists", Local{UID: "a", Exists: true, Ending: true, Netns: true, IP: mine(Bound)}, Deed{}},
+		{"it ends, and its namespace exists", Local{UID: "a", Exists: true, Ending: true, Netns: true, IP: mine(Bound)},
+			Deed{}},
 		{"it ends, and its namespace is gone", Local{UID: "a", Exists: true, Ending: true, IP: mine(Bound)},
 			Deed{Bar: true, Report: Retained}},
 		{"it succeeded", Local{UID: "a", Exists: true, Over: true, IP: mine(Bound)}, Deed{Bar: true, Report: Retained}},
@@ -252,15 +257,30 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 		{"deleted, the address another pod's", Local{UID: "b", IP: mine(Bound)}, Deed{Bar: true}},
 		{"given up by the cluster, and it runs", Local{UID: "b", Netns: true, IP: mine(Bound)}, Deed{Down: true, Bar: true}},
 		{"given up by the cluster with its address", Local{UID: "b", Netns: true}, Deed{Down: true, Bar: true}},
+		{"deleted by force, and it was never said that it was here", Local{UID: "a", IP: &PodIP{PodUID: "a"}},
+			Deed{Bar: true}},
+		{"deleted by force, and another node had it", Local{UID: "a", Barred: true, IP: on("n2")}, Deed{}},
+		{"it runs, and another node has it", Local{UID: "a", Exists: true, Netns: true, IP: on("n2")}, Deed{}},
+		{"it ends, and never ran", Local{UID: "a", Exists: true, Here: true, Ending: true, IP: &PodIP{PodUID: "a"}},
+			Deed{Bar: true, Report: Retained}},
 		{"the cluster has it elsewhere", Local{UID: "a", Elsewhere: true, Netns: true, IP: mine(Bound)},
 			Deed{Down: true, Bar: true}},
-		{"the cluster has it elsewhere, and it is gone here", Local{UID: "a", Elsewhere: true, IP: mine(Bound)}, Deed{Bar: true}},
+		{"the cluster has it elsewhere, and it is gone here", Local{UID: "a", Elsewhere: true, IP: mine(Bound)},
+			Deed{Bar: true}},
 		{"back from a backup", Local{UID: "a", Exists: true, Barred: true, IP: mine(Bound)}, Deed{Report: Retained}},
 	} {
 		c.l.Node = "n1"
 		if got := Tend(c.l); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
+	}
+	for _, l := range []Local{{IP: on("n1")}, {Exists: true, IP: on("n2")}, {Exists: true, IP: &PodIP{PodUID: "a"}}} {
+		if l.UID, l.Node = "a", "n1"; !l.LookUp() {
+			t.Errorf("%+v is not looked up", l)
+		}
+	}
+	if l := (Local{UID: "a", Node: "n1", Exists: true, IP: on("n1")}); l.LookUp() {
+		t.Errorf("%+v is looked up", l)
 	}
 }
 
@@ -303,8 +323,8 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 		{"the nodes are known", Check{Among: []string{"n1", ""}}, one{nodes: []string{"n1"}}, nil},
 		{"a node is new", Check{Among: []string{""}}, one{nodes: []string{"n1"}}, ErrStale},
 		{"nothing was forgotten", Check{Since: known}, one{roll: Roll{Mark: noon, Term: 7}}, nil},
-		{"the mark is older than the one known", Check{Since: known}, one{roll: Roll{Mark: noon.Add(-61 * time.Second), Term: 7}},
-			ErrStale},
+		{"the mark is older than the one known", Check{Since: known},
+			one{roll: Roll{Mark: noon.Add(-61 * time.Second), Term: 7}}, ErrStale},
 		{"the mark is old", Check{Since: &Roll{}}, one{roll: Roll{Mark: noon.Add(-MarkLost - 1)}}, ErrStale},
 		{"nodes were asked meanwhile", Check{Since: known}, one{roll: Roll{Mark: noon, Term: 8}}, ErrStale},
 		{"nodes are being asked", Check{Since: known}, one{roll: Roll{Mark: noon, Term: 7, Recalling: true}}, ErrStale},

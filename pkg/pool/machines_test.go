@@ -247,8 +247,11 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
 	if ip, ok := w.ips.objs[a.String()]; ok {
 		local.IP = &ip
 	}
-	for _, p := range w.pods.objs {
-		local.Elsewhere = local.Elsewhere || !exists && p.UID == uid && p.Node != n.name
+	if local.LookUp() {
+		for _, p := range w.pods.objs {
+			local.Here = local.Here || p.UID == uid && p.Node == n.name
+			local.Elsewhere = local.Elsewhere || p.UID == uid && p.Node != n.name
+		}
 	}
 	deed := Tend(local)
 	if deed.Down && n.sandboxes[uid] != nil {

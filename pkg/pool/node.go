@@ -7,9 +7,11 @@ type Local struct {
 	Node string
 	// Exists, Ending and Over: the pod by the agent's own watch of the pods of its node, which is complete.
 	Exists, Ending, Over bool
-	// Elsewhere: it does not exist by that watch, but the cluster has it, without a node or with another one. That is read
-	// past all caches. Kubernetes does so after a restore from a backup that was made before the pod had its node.
-	Elsewhere bool
+	// Here: the cluster has the pod on this node. Elsewhere: it has it without a node, or with another one; Kubernetes
+	// does so after a restore from a backup that was made before the pod had its node. Both are read past all caches if
+	// the pod does not exist by the watch, or if it has a PodIP whose status does not name this node yet (see
+	// [Local.LookUp]); both are false if it was not read, or the cluster has no such pod.
+	Here, Elsewhere bool
 	// Netns: the pod has a network namespace on this node, or an ADD of it is under way.
 	Netns bool
 	// Barred: the node's book says that no ADD of the pod may succeed any more.
@@ -19,6 +21,16 @@ type Local struct {
 
 	rules rules
 }
+
+// mine reports whether the address is the pod's.
+func (l Local) mine() bool { return l.IP != nil && l.IP.PodUID == l.UID }
+
+// named reports whether it is written down that the pod is on this node. A pod never changes its node, so that it is no
+// other one's unless the API server forgets this, too.
+func (l Local) named() bool { return l.mine() && l.IP.Of == l.UID && l.IP.Node == l.Node }
+
+// LookUp reports whether Here and Elsewhere are to be read before Tend is asked.
+func (l Local) LookUp() bool { return !l.Exists || l.mine() && !l.named() }
 
 // Deed is what an agent does about a pod, in this order: each before the next.
 type Deed struct {
@@ -32,34 +44,38 @@ type Deed struct {
 }
 
 // Tend says what an agent does about a pod. An agent asks for every pod with an address of a pool that it sees on its
-// node or finds in the node's book; whenever something of that changes, and for all when it reaches the API server again.
+// node or finds in the node's book: whenever something of that changes, and for all when it reaches the API server
+// again.
 //
 //   - A pod that has its namespace is Bound, if the address is its own.
 //   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down. So do
-//     those of one that the cluster has elsewhere; of that nobody says that it is gone.
-//   - A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not know
-//     yet that the pod was deleted.
+//     those of one that the cluster has elsewhere.
+//   - A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not
+//     know yet that the pod was deleted.
+//   - It reports only of a pod that surely is no other node's: the cluster has it here, or has noted already that it
+//     was here. After a restore, one that ran here may have been given another node, and be gone since.
 func Tend(l Local) Deed {
-	mine := l.IP != nil && l.IP.PodUID == l.UID
+	mine := l.mine()
+	speaks := mine && (l.Here || l.named() || l.rules.broken(ownPodsOnly))
 	ends := !l.Exists || l.Ending || l.Over || l.rules.broken(goneMeansForGood)
 	bar := !l.Barred && !l.rules.broken(goneMeansBarred)
-	said := func(p Phase) bool { return mine && l.IP.Of == l.UID && l.IP.Phase == p && l.IP.Node == l.Node }
+	lacks := func(p Phase) bool { return speaks && !(l.named() && l.IP.Phase == p) }
 	switch {
 	case l.Elsewhere:
 		return Deed{Down: l.Netns, Bar: bar}
 	case l.Netns && !l.Exists && !mine && !l.rules.broken(strangersGoDown):
 		return Deed{Down: true, Bar: bar}
-	case l.Netns && l.rules.broken(goneMeansNamespace) && ends && mine && !said(Retained):
+	case l.Netns && l.rules.broken(goneMeansNamespace) && ends && lacks(Retained):
 		return Deed{Report: Retained, Bar: bar}
-	case l.Netns && mine && !said(Bound):
+	case l.Netns && lacks(Bound):
 		return Deed{Report: Bound}
 	case l.Netns:
 		return Deed{}
-	case ends && mine && !said(Retained):
+	case ends && lacks(Retained):
 		return Deed{Bar: bar, Report: Retained}
 	case ends:
 		return Deed{Bar: bar}
-	case l.Barred && mine && !said(Retained): // it comes from a backup
+	case l.Barred && lacks(Retained): // it comes from a backup
 		return Deed{Report: Retained}
 	}
 	return Deed{}

@@ -13,7 +13,6 @@ const (
 	notReadyIsNoProof                // nor does a node that is not Ready
 	podIsLookedUp                    // that a pod is gone is read past the cache
 	nodeIsLookedUp                   // that its node is off, too
-	nodesAreListed                   // and that there are no other nodes
 	everyNodeAnswers                 // an unknown holder may be anywhere
 	answersAreFresh                  // what a node said before the end of a pod says nothing
 	restoresAreNoticed               // after a restore, nodes know more than the cluster
@@ -27,6 +26,7 @@ const (
 	goneMeansForGood                 // an agent: a pod that may start again is not gone
 	goneMeansNamespace               // an agent: a pod whose namespace exists is not gone
 	goneMeansBarred                  // an agent: kubelet may start again what was reported gone
+	ownPodsOnly                      // an agent: a pod that may be another node's is not its to speak of
 	recallMeansChecked               // kubelet may start what the cluster has forgotten
 	strangersGoDown                  // a pod that the cluster has given up must not answer
 	unusedIsFreed                    // nothing leaks: an address whose reason is gone
