@@ -228,7 +228,7 @@ func (w *world) agentActs(n *node) {
 			}
 		}
 	}
-	n.lied = n.lied && !current
+	n.lied = n.lied && (!current || w.hosts.objs[n.name].Off)
 }
 
 func (w *world) agentSees(n *node) {
@@ -603,8 +603,8 @@ func (w *world) restore() {
 		exists[p.UID] = p.Has != nil
 	}
 	for _, n := range w.nodes {
-		if _, known := w.backup.hosts.objs[n.name]; !known {
-			n.lied = true // it joined after the backup: as if it were deleted
+		if host, known := w.backup.hosts.objs[n.name]; !known || host.Off {
+			n.lied = n.on // it joined, or is in service, since the backup, by which it is off
 		}
 		for uid := range n.sandboxes {
 			w.lost[uid] = !exists[uid]

@@ -120,8 +120,8 @@ type node struct {
 	kubelet bool // reaches the API server
 	agent   bool // runs and reaches the API server
 	data    bool
-	// lied: an operator said that it was off, and it was not. Until its agent has seen to it, its pods are not held
-	// against anybody.
+	// lied: by the word of an operator it is off, and it is not. Until that is taken back, and its agent has seen to it,
+	// its pods are not held against anybody.
 	lied bool
 
 	view      map[UID]Pod // of kubelet
