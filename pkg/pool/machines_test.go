@@ -5,6 +5,8 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // This file is what goes on in a cluster besides the controllers of this package.
@@ -360,7 +362,8 @@ var deeds = []struct {
 		n := pickOne(w.r, w.nodes)
 		uid := pickOne(w.r, slices.Sorted(maps.Keys(n.sandboxes)))
 		for _, key := range w.pods.keys() {
-			if p := w.pods.objs[key]; p.UID == uid && p.Node == n.name && w.workloads[p.Workload.Name].loose && n.on && n.kubelet {
+			p := w.pods.objs[key]
+			if p.UID == uid && p.Node == n.name && w.workloads[p.Workload.Name].loose && n.on && n.kubelet {
 				p.Over, p.Version = true, w.version()
 				w.pods.put(key, p)
 				w.logf("pod %s %s succeeds", p.Name, uid)
@@ -712,19 +715,31 @@ func (w *world) sweep(c *controller) {
 
 // fingerprint is what there is, without times and versions.
 func (w *world) fingerprint() string {
-	var s string
+	var s strings.Builder
+	say := func(words ...string) {
+		for _, word := range words {
+			s.WriteString(word)
+			s.WriteByte(' ')
+		}
+	}
 	for _, key := range w.ips.keys() {
 		p := w.ips.objs[key]
-		s += fmt.Sprint(key, p.PodUID, p.Phase, p.Of, p.Deleting, p.Release, p.Quarantine, ";")
+		say(key, string(p.PodUID), string(p.Phase), string(p.Of), strconv.FormatBool(p.Deleting),
+			strconv.FormatBool(p.Release), p.Quarantine.Reason, strconv.FormatInt(p.Quarantine.Since.UnixNano(), 10))
 	}
 	for _, key := range w.pods.keys() {
 		p := w.pods.objs[key]
-		s += fmt.Sprint(p.UID, p.Node, p.Gated, p.Ending, ";")
+		say(string(p.UID), p.Node, strconv.FormatBool(p.Gated), strconv.FormatBool(p.Ending))
 	}
 	for _, n := range w.nodes {
-		s += fmt.Sprint(n.name, slices.Sorted(maps.Keys(n.sandboxes)))
+		say(n.name)
+		for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+			say(string(uid))
+		}
 	}
-	return s + fmt.Sprint(w.pools.keys(), w.roll.Recalling)
+	say(w.pools.keys()...)
+	say(strconv.FormatBool(w.roll.Recalling))
+	return s.String()
 }
 
 // explained demands that every PodIP has a reason, and every pod that waits.

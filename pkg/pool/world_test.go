@@ -30,16 +30,16 @@ type world struct {
 	controllers []*controller
 	nodes       []*node
 	workloads   map[string]*workload
-	// told are pods that had addresses by the backup from which the API server was restored. Kubelet
-	// starts them without asking anybody. lost are pods that ran and were
-	// not in the backup, or not their addresses.
+	// told are pods that had addresses by the backup from which the API server was restored. Kubelet starts them without
+	// asking anybody. lost are pods that ran and were not in the backup, or not their addresses.
 	told, lost map[UID]bool
 	log        []func() string
 	bad        string // what the oracle found
-	calm       bool   // nothing breaks any more
-	places     int    // pods that got their addresses
-	hands      int    // addresses that changed hands
-	known      int    // addresses that a backup gave to a pod, and the cluster it replaced to another one
+	scratch    []answering
+	calm       bool // nothing breaks any more
+	places     int  // pods that got their addresses
+	hands      int  // addresses that changed hands
+	known      int  // addresses that a backup gave to a pod, and the cluster it replaced to another one
 }
 
 // api is what the API server stores.
@@ -401,14 +401,16 @@ func describe(wr Write) string {
 	return fmt.Sprintf("%T%+v", wr, wr)
 }
 
+// answering is a pod that answers for an address.
+type answering struct {
+	addr netip.Addr
+	uid  UID
+	node string
+}
+
 // oracle: at no moment may two pods answer for one address.
 func (w *world) oracle() {
-	type at struct {
-		addr netip.Addr
-		uid  UID
-		node string
-	}
-	var all []at
+	all := w.scratch[:0]
 	for _, n := range w.nodes {
 		if !n.on || n.lied {
 			continue
@@ -416,11 +418,12 @@ func (w *world) oracle() {
 		for uid, s := range n.sandboxes {
 			for _, a := range s.has {
 				if s.up {
-					all = append(all, at{a.Prefix.Addr(), uid, n.name})
+					all = append(all, answering{a.Prefix.Addr(), uid, n.name})
 				}
 			}
 		}
 	}
+	w.scratch = all
 	for i, x := range all {
 		for _, y := range all[:i] {
 			if x.addr != y.addr || w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] {
@@ -554,7 +557,7 @@ func (w *world) watch(c *controller, kind, most int) {
 				w.relist(c, kind)
 				return
 			}
-			switch is := b.ips[netip.MustParseAddr(cmpOr(e.key, "::"))]; {
+			switch is := b.ips[netip.MustParseAddr(e.key)]; {
 			case e.obj == nil && is != nil && !is.Created.After(w.now) && w.newer(is, i):
 			case e.obj == nil:
 				b.RemovePodIP(netip.MustParseAddr(e.key))
@@ -611,13 +614,6 @@ func (w *world) watch(c *controller, kind, most int) {
 		}
 		c.at[kind]++
 	}
-}
-
-func cmpOr(a, b string) string {
-	if a == "" {
-		return b
-	}
-	return a
 }
 
 // newer reports whether an object that a write returned came after the deletion at this place of the log.
