@@ -90,7 +90,8 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		}
 		return plan
 	}
-	why, until := "", time.Time{}
+	var why string
+	var until time.Time
 	switch pool := b.pools[p.Pool]; {
 	case p.Deleting, p.Release:
 		return b.end(p, "it was released", f.If)

@@ -147,7 +147,8 @@ func (b *Book) recalling() (reason, remedy string) {
 
 // recalled reports whether each node has answered the recall.
 func (b *Book) recalled(why string) Finding {
-	return everyone(Situation{Nodes: b.nodes}, why, func(node string) bool { return b.answers[node].Round >= b.roll.Epoch })
+	return everyone(Situation{Nodes: b.nodes}, why,
+		func(node string) bool { return b.answers[node].Round >= b.roll.Epoch })
 }
 
 // Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and
