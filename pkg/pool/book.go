@@ -203,6 +203,45 @@ func drop[K comparable](of map[K][]netip.Addr, key K, a netip.Addr) {
 // PodIP returns what is known of an address, nil: it is nobody's.
 func (b *Book) PodIP(a netip.Addr) *PodIP { return b.ips[a] }
 
+// Pool returns what is known of a pool, nil: there is none.
+func (b *Book) Pool(name string) *Pool {
+	if s := b.pools[name]; s != nil {
+		return &s.Pool
+	}
+	return nil
+}
+
+// Pod returns what is known of a pod, nil: nothing.
+func (b *Book) Pod(uid UID) *Pod { return b.pods[uid] }
+
+// Pods returns all pods, in no order.
+func (b *Book) Pods() []UID { return slices.Collect(maps.Keys(b.pods)) }
+
+// Roll returns the roll as it was put in last.
+func (b *Book) Roll() Roll { return b.roll }
+
+// About returns the addresses that a pod bears upon: its own, those it was told of, and those of its name or identity.
+func (b *Book) About(p *Pod) []netip.Addr {
+	all := slices.Concat(b.given[p.UID], b.owned[ownerOf(p.Namespace, p.Name, p.Identity)],
+		b.owned[Owner{Namespace: p.Namespace, Pod: p.Name}])
+	for _, h := range p.Has {
+		all = append(all, h.Prefix.Addr())
+	}
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// Settled reports whether an address waits for nothing that a node could say: it is in no quarantine, and its pod is
+// there or known to be gone.
+func (b *Book) Settled(a netip.Addr) bool {
+	p := b.ips[a]
+	if p == nil || p.Quarantine.Reason != "" {
+		return p == nil && b.told[a] == nil
+	}
+	pod := b.pods[p.PodUID]
+	return p.gone() || pod != nil && !pod.Ending && !pod.Over
+}
+
 // SetPod puts a pod in that asks for addresses of pools, or has some.
 func (b *Book) SetPod(p Pod) {
 	if was := b.pods[p.UID]; was != nil {

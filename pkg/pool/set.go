@@ -32,6 +32,15 @@ func newSet(spans []span) Set {
 	return s
 }
 
+// SetOf returns the set of all addresses of these prefixes.
+func SetOf(prefixes ...netip.Prefix) Set {
+	var spans []span
+	for _, p := range prefixes {
+		spans = append(spans, span{p.Masked().Addr(), lastOf(p)})
+	}
+	return newSet(spans)
+}
+
 // joins reports whether no address is between a and b, which begins later.
 func joins(a, b span) bool {
 	return a.first.BitLen() == b.first.BitLen() && (b.first.Compare(a.last) <= 0 || a.last.Next() == b.first)

@@ -1,5 +1,5 @@
-// Package v1alpha1 is the API group stayput.io: the objects RetainedIP, PodIPPool and PodIP, and the annotations,
-// labels and the scheduling gate that people and programs put on other objects.
+// Package v1alpha1 is the API group stayput.io: the objects RetainedIP, PodIPPool, PodIP, PodIPRoll and PodIPAnswer,
+// and the annotations, labels and the scheduling gate that people and programs put on other objects.
 //
 // +kubebuilder:object:generate=true
 // +kubebuilder:ac:generate=true

@@ -49,9 +49,9 @@ type PodIPSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.mode is immutable"
 	Mode PodIPPoolMode `json:"mode"`
 
-	// namespace of the pods that the address belongs to.
+	// namespace of the pods that the address belongs to. It changes only at the end of a quarantine, if a pod of another
+	// one turns out to have the address.
 	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.namespace is immutable"
 	Namespace string `json:"namespace"`
 
 	// podName is the pod that has the address or had it last.

@@ -20,6 +20,12 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &stayputv1alpha1.NetworkAddressesApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodIP"):
 		return &stayputv1alpha1.PodIPApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodIPAnswer"):
+		return &stayputv1alpha1.PodIPAnswerApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodIPAnswerSpec"):
+		return &stayputv1alpha1.PodIPAnswerSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodIPHeld"):
+		return &stayputv1alpha1.PodIPHeldApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodIPPool"):
 		return &stayputv1alpha1.PodIPPoolApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodIPPoolAddresses"):
@@ -30,6 +36,12 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &stayputv1alpha1.PodIPPoolStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodIPQuarantine"):
 		return &stayputv1alpha1.PodIPQuarantineApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodIPQuestion"):
+		return &stayputv1alpha1.PodIPQuestionApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodIPRoll"):
+		return &stayputv1alpha1.PodIPRollApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodIPRollSpec"):
+		return &stayputv1alpha1.PodIPRollSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodIPRoute"):
 		return &stayputv1alpha1.PodIPRouteApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodIPSpec"):

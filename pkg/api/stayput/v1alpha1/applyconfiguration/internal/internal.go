@@ -58,6 +58,72 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: status
       type:
         namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPStatus
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPAnswer
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+    - name: spec
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPAnswerSpec
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPAnswerSpec
+  map:
+    fields:
+    - name: held
+      type:
+        list:
+          elementType:
+            namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPHeld
+          elementRelationship: atomic
+    - name: round
+      type:
+        scalar: numeric
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPHeld
+  map:
+    fields:
+    - name: address
+      type:
+        scalar: string
+    - name: identity
+      type:
+        scalar: string
+    - name: interface
+      type:
+        scalar: string
+    - name: mode
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPoolMode
+    - name: namespace
+      type:
+        scalar: string
+    - name: network
+      type:
+        scalar: string
+    - name: podName
+      type:
+        scalar: string
+    - name: podUID
+      type:
+        scalar: string
+    - name: pool
+      type:
+        scalar: string
+    - name: retention
+      type:
+        scalar: string
+    - name: whenDeleted
+      type:
+        scalar: string
+    - name: whenScaled
+      type:
+        scalar: string
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPhase
   scalar: string
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPool
@@ -160,6 +226,56 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: until
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPQuestion
+  map:
+    fields:
+    - name: about
+      type:
+        scalar: string
+    - name: round
+      type:
+        scalar: numeric
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPRoll
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+    - name: spec
+      type:
+        namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPRollSpec
+- name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPRollSpec
+  map:
+    fields:
+    - name: asked
+      type:
+        list:
+          elementType:
+            namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPQuestion
+          elementRelationship: associative
+          keys:
+          - about
+    - name: epoch
+      type:
+        scalar: numeric
+    - name: mark
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime
+    - name: recalling
+      type:
+        scalar: boolean
+    - name: round
+      type:
+        scalar: numeric
+    - name: term
+      type:
+        scalar: numeric
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPRoute
   map:
     fields:

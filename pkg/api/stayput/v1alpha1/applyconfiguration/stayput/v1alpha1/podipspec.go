@@ -15,7 +15,8 @@ type PodIPSpecApplyConfiguration struct {
 	Pool *string `json:"pool,omitempty"`
 	// mode is that of the pool.
 	Mode *stayputv1alpha1.PodIPPoolMode `json:"mode,omitempty"`
-	// namespace of the pods that the address belongs to.
+	// namespace of the pods that the address belongs to. It changes only at the end of a quarantine, if a pod of another
+	// one turns out to have the address.
 	Namespace *string `json:"namespace,omitempty"`
 	// podName is the pod that has the address or had it last.
 	PodName *string `json:"podName,omitempty"`

@@ -1,0 +1,135 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// PodIPRoll is what all nodes are asked about the addresses of pools, and how the controller notices that the API
+// server was restored from a backup. There is one, of the name cluster. Only the controller writes it.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=podiprolls,scope=Cluster
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
+// +kubebuilder:printcolumn:name="Round",type=integer,JSONPath=`.spec.round`
+// +kubebuilder:printcolumn:name="Recalling",type=boolean,JSONPath=`.spec.recalling`
+// +kubebuilder:printcolumn:name="Mark",type=string,JSONPath=`.spec.mark`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="metadata.name: expected cluster"
+type PodIPRoll struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec PodIPRollSpec `json:"spec"`
+}
+
+// PodIPRollName is the name of the only PodIPRoll.
+const PodIPRollName = "cluster"
+
+// PodIPRollSpec is what nodes are asked. Rounds are times in nanoseconds since 1970.
+type PodIPRollSpec struct {
+	// round is that of the last question. Each node answers it in its PodIPAnswer.
+	Round int64 `json:"round"`
+
+	// asked are the pods and addresses in question.
+	// +optional
+	// +listType=map
+	// +listMapKey=about
+	Asked []PodIPQuestion `json:"asked,omitempty"`
+
+	// epoch is the last round that all nodes had to answer before any address was given.
+	// +optional
+	Epoch int64 `json:"epoch,omitempty"`
+
+	// recalling: they still have to.
+	// +optional
+	Recalling bool `json:"recalling,omitempty"`
+
+	// term changes when a recall begins and when it is over.
+	// +optional
+	Term int64 `json:"term,omitempty"`
+
+	// mark is renewed every 30 s. If it is old, the API server may have forgotten who has which address.
+	Mark metav1.MicroTime `json:"mark"`
+}
+
+// PodIPQuestion asks who has a pod or an address.
+type PodIPQuestion struct {
+	// about is the UID of a pod, or an address.
+	// +kubebuilder:validation:MinLength=1
+	About string `json:"about"`
+	// round in which it was asked first.
+	Round int64 `json:"round"`
+}
+
+// PodIPRollList is a list of PodIPRoll.
+//
+// +kubebuilder:object:root=true
+type PodIPRollList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []PodIPRoll `json:"items"`
+}
+
+// PodIPAnswer is what a node says to a round of the PodIPRoll. Its name is the node's, and it is owned by the Node.
+// Only the node's agent writes it.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=podipanswers,scope=Cluster
+// +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
+// +kubebuilder:printcolumn:name="Round",type=integer,JSONPath=`.spec.round`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type PodIPAnswer struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec PodIPAnswerSpec `json:"spec"`
+}
+
+// PodIPAnswerSpec is what a node has.
+type PodIPAnswerSpec struct {
+	// round that is answered. The pods that were asked for and are not held here will never have an address here.
+	Round int64 `json:"round"`
+
+	// held are all addresses of pools that pods on the node have, or are about to get.
+	// +optional
+	// +listType=atomic
+	Held []PodIPHeld `json:"held,omitempty"`
+}
+
+// PodIPHeld is an address that a pod has on a node, by the node's own books.
+type PodIPHeld struct {
+	// address, without a prefix length.
+	// +kubebuilder:validation:MinLength=1
+	Address string `json:"address"`
+	// podUID is the pod that has it.
+	// +kubebuilder:validation:MinLength=1
+	PodUID string `json:"podUID"`
+	// namespace of the pod.
+	Namespace string `json:"namespace"`
+	// podName is its name.
+	PodName string `json:"podName"`
+	// pool that gave the address.
+	Pool string `json:"pool"`
+	// mode of the pool.
+	Mode PodIPPoolMode `json:"mode"`
+	// interface is its name inside the pod.
+	Interface string `json:"interface"`
+	// identity, network, retention, whenScaled and whenDeleted are as in the spec of a PodIP.
+	// +optional
+	Identity string `json:"identity,omitempty"`
+	// +optional
+	Network string `json:"network,omitempty"`
+	// +optional
+	Retention string `json:"retention,omitempty"`
+	// +optional
+	WhenScaled string `json:"whenScaled,omitempty"`
+	// +optional
+	WhenDeleted string `json:"whenDeleted,omitempty"`
+}
+
+// PodIPAnswerList is a list of PodIPAnswer.
+//
+// +kubebuilder:object:root=true
+type PodIPAnswerList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []PodIPAnswer `json:"items"`
+}
