@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -294,7 +293,7 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d
 	if err != nil {
 		return fmt.Errorf("nominating node %s for pod %s/%s: %w", d.Nominate, pod.Namespace, pod.Name, err)
 	}
-	if err := p.ungate(ctx, pod, s.Record, d); err != nil {
+	if err := gate.Place(ctx, p.client, pod, placement(s.Record, d)); err != nil {
 		return fmt.Errorf("placing pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	p.memory.Ungated(pod)
@@ -322,10 +321,8 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d
 	return nil
 }
 
-// ungate removes the gate, the pod's last, in the same write that gives it the node affinity and annotations that it
-// lacks. The lists in node affinity are replaced as a whole, so ours contain the pod's own terms, and with its
-// resourceVersion the write fails if the pod is another one or has changed since.
-func (p *placer) ungate(ctx context.Context, pod *corev1.Pod, r *home.Record, d home.Decision) error {
+// placement returns what a pod is given by a decision.
+func placement(r *home.Record, d home.Decision) gate.Placement {
 	annotations := map[string]string{}
 	if r != nil {
 		maps.Copy(annotations, r.State.Annotations)
@@ -333,31 +330,7 @@ func (p *placer) ungate(ctx context.Context, pod *corev1.Pod, r *home.Record, d 
 	if d.Affinity.Requires() {
 		annotations[stayputv1alpha1.AnnotationPinned] = d.Home
 	}
-	maps.DeleteFunc(annotations, func(k, v string) bool {
-		has, ok := pod.Annotations[k]
-		return ok && has == v
-	})
-	var own *corev1.NodeAffinity
-	if pod.Spec.Affinity != nil {
-		own = pod.Spec.Affinity.NodeAffinity
-	}
-	spec := map[string]any{"schedulingGates": nil}
-	if !d.Affinity.Empty() {
-		if merged := d.Affinity.Merge(own); !equality.Semantic.DeepEqual(own, merged) {
-			spec["affinity"] = map[string]any{"nodeAffinity": merged}
-		}
-	}
-	if len(annotations) == 0 && len(spec) == 1 {
-		return gate.Remove(ctx, p.client, pod)
-	}
-	patch, err := json.Marshal(map[string]any{"spec": spec, "metadata": map[string]any{
-		"resourceVersion": pod.ResourceVersion, "annotations": annotations,
-	}})
-	if err != nil {
-		return err
-	}
-	return p.client.Patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
-		client.RawPatch(types.MergePatchType, patch), client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
+	return gate.Placement{Annotations: annotations, Affinity: d.Affinity}
 }
 
 // nominate asks the scheduler to try a node first, if that is allowed. Whatever it does then, the nomination is gone.

@@ -21,6 +21,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/placement/gate"
 )
 
 // placing is a placer with a clock of its own.
@@ -327,7 +328,7 @@ func TestAPodIsPlacedByOneWriteIfItIsStillTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	home1 := home.Decision{Outcome: home.OutcomeHome, Home: "node node-1", Affinity: home.Affinity{Node: "node-1"}}
-	if err := p.ungate(t.Context(), was, nil, home1); !apierrors.IsConflict(err) {
+	if err := gate.Place(t.Context(), p.client, was, placement(nil, home1)); !apierrors.IsConflict(err) {
 		t.Errorf("the decision on what it was is written: %v", err)
 	}
 	placed := p.looksAt(t, pod)

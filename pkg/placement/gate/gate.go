@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -37,4 +39,46 @@ func Remove(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 	}
 	return c.Patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
 		client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(v1alpha1.ControllerFieldManager))
+}
+
+// Placement is what a pod is given as it loses the gate. The zero value gives it nothing.
+type Placement struct {
+	Annotations map[string]string
+	Affinity    home.Affinity
+}
+
+// Place removes the gate of a pod, its last, in the same write that gives it the node affinity and annotations that it
+// lacks. The lists in node affinity are replaced as a whole, so ours contain the pod's own terms, and with its
+// resourceVersion the write fails if the pod is another one or has changed since. A pod without the gate only gets the
+// annotations.
+func Place(ctx context.Context, c client.Client, pod *corev1.Pod, p Placement) error {
+	annotations := maps.Clone(p.Annotations)
+	maps.DeleteFunc(annotations, func(k, v string) bool {
+		has, ok := pod.Annotations[k]
+		return ok && has == v
+	})
+	var own *corev1.NodeAffinity
+	if pod.Spec.Affinity != nil {
+		own = pod.Spec.Affinity.NodeAffinity
+	}
+	spec := map[string]any{}
+	if home.Gated(pod) {
+		spec["schedulingGates"] = nil
+		if !p.Affinity.Empty() {
+			if merged := p.Affinity.Merge(own); !equality.Semantic.DeepEqual(own, merged) {
+				spec["affinity"] = map[string]any{"nodeAffinity": merged}
+			}
+		}
+	}
+	if len(annotations) == 0 && len(spec) <= 1 {
+		return Remove(ctx, c, pod)
+	}
+	patch, err := json.Marshal(map[string]any{"spec": spec, "metadata": map[string]any{
+		"uid": pod.UID, "resourceVersion": pod.ResourceVersion, "annotations": annotations,
+	}})
+	if err != nil {
+		return err
+	}
+	return c.Patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name}},
+		client.RawPatch(types.MergePatchType, patch), client.FieldOwner(v1alpha1.ControllerFieldManager))
 }
