@@ -66,9 +66,14 @@ var law = []rule{
 		never: slices.Concat(allClients, []string{"pkg/home", "pkg/placement"}),
 	},
 
-	// The controller. It knows addresses by RetainedIPs only.
+	// The controller. It knows addresses by RetainedIPs and PodIPs only.
 	{pkg: "pkg/placement/cluster", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
 	{pkg: "pkg/placement/gate", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
+	{
+		pkg:   "pkg/placement/podip",
+		uses:  []string{"pkg/api", "pkg/home", "pkg/pool", "pkg/placement/cluster", "pkg/placement/gate"},
+		never: addresses,
+	},
 	{
 		pkg:   "pkg/placement/uninstall",
 		uses:  []string{"pkg/api", "pkg/home", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate"},
@@ -85,7 +90,7 @@ var law = []rule{
 		pkg: "pkg/placement",
 		uses: []string{
 			"pkg/api", "pkg/home", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
-			"pkg/placement/podstate", "pkg/placement/uninstall",
+			"pkg/placement/podip", "pkg/placement/podstate", "pkg/placement/uninstall",
 		},
 		never: addresses,
 	},

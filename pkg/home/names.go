@@ -10,6 +10,8 @@ const (
 	ReasonReleased          = "IPReleaseRequested"
 	ReasonNotOwned          = "WhileOwnedWithoutOrdinal"
 	ReasonInvalidAnnotation = "InvalidAnnotation" // the agents' too
+	ReasonAddressWait       = "WaitingForAddress" // of a pool
+	ReasonAddressHeld       = "AddressHeld"       // a PodIP that somebody has to do something about
 )
 
 // LeaseName is the Lease in stayput's namespace that the leading controller holds.

@@ -1,0 +1,516 @@
+// Package podip is the controller's half of pools: it feeds a [pool.Book] with what the cluster says and carries out
+// what the Book decides.
+//
+//	controller.go  the loops, and what wakes which of them
+//	session.go     the Book: begun, fed, and begun anew if the API server's data were restored
+//	write.go       the writes, each bound to what it was decided on
+//	status.go      what pools and addresses say of themselves
+//	convert.go     the words of the API and those of package pool
+package podip
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// Home decides where a gated pod goes, beside where its pools are: last is the node where its address was last, empty
+// if it is not known. ok: it can go now; placed is called once it has. Otherwise it is asked again after retry; zero:
+// once [Controller.Wake] is called.
+type Home func(ctx context.Context, pod *corev1.Pod, last string) (to gate.Placement, placed func(), ok bool,
+	retry time.Duration, err error)
+
+// Controller gives pods their addresses, and frees these.
+//
+// Its methods are safe for concurrent use.
+type Controller struct {
+	client    client.Client
+	live      client.WithWatch // past the cache
+	cache     client.Reader    // has Pods
+	informers cache.Informers
+	workloads *cluster.Workloads
+	events    events.EventRecorder
+	now       func() time.Time
+	home      Home
+	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
+	uninstalling func() bool
+
+	mu    sync.Mutex
+	state state
+	first chan struct{} // closed once there is a pool
+	queue queue
+	// pools, namespaces and above outlive a Book.
+	pools      map[string]*stayputv1alpha1.PodIPPool
+	namespaces map[string]namespace     // nil: not known yet
+	above      map[string]pool.Workload // of a ReplicaSet, by UID
+	session    *session                 // nil: there is no Book
+}
+
+type queue = workqueue.TypedRateLimitingInterface[key]
+
+// key names what is looked at.
+type key struct{ kind, name string }
+
+// The kinds of keys: a pod by its UID, an address, a pool, and the roll.
+const (
+	kindPod     = "pod"
+	kindAddress = "address"
+	kindPool    = "pool"
+	kindRoll    = "roll"
+)
+
+// state is what is known of pools.
+type state int
+
+const (
+	unknown state = iota // whether the API server serves them
+	off                  // it does not
+	idle                 // there is none
+	serving
+)
+
+// namespace is what matters of one.
+type namespace struct {
+	labels map[string]string
+	pools  string // its annotation
+}
+
+// Options of the controller of pools.
+type Options struct {
+	Workloads    *cluster.Workloads
+	Home         Home
+	Uninstalling func() bool
+}
+
+// workers is how many decisions are carried out at a time: a write waits for etcd's disk.
+const workers = 32
+
+// planGood is how long a plan may be carried out: after that, decide anew.
+const planGood = 10 * time.Second
+
+// When to look again: at addresses whose workload nobody watches, at those whose workload is gone but other pods of it
+// are left, and at all that waits, if a change went unnoticed.
+const (
+	recheck     = time.Minute
+	recheckLeft = 5 * time.Second
+)
+
+// Add has a manager give pods addresses of pools while it leads.
+func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
+	live, err := client.NewWithWatch(mgr.GetConfig(), client.Options{
+		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	c := newController(mgr.GetClient(), live, mgr.GetCache(), mgr.GetCache(), o)
+	c.events = mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
+	loops, err := builder.TypedControllerManagedBy[key](mgr).Named("pools").
+		WatchesRawSource(source.TypedFunc[key](func(_ context.Context, q queue) error {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.queue = q
+			return nil
+		})).
+		WithOptions(controller.TypedOptions[key]{MaxConcurrentReconciles: workers}).
+		Build(c)
+	if err != nil {
+		return nil, err
+	}
+	return c, errors.Join(cluster.WatchWorkloads(o.Workloads, loops, c.ofWorkload), mgr.Add(c))
+}
+
+func newController(cl client.Client, live client.WithWatch, cached client.Reader, informers cache.Informers,
+	o Options) *Controller {
+	return &Controller{
+		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
+		home: o.Home, uninstalling: o.Uninstalling, first: make(chan struct{}),
+		pools: map[string]*stayputv1alpha1.PodIPPool{},
+		above: map[string]pool.Workload{},
+	}
+}
+
+// Owns reports whether a gated pod is placed here and not by its home alone. known is false until that is known: it
+// must not be placed at all.
+func (c *Controller) Owns(pod *corev1.Pod) (owns, known bool) {
+	if c == nil || pod.Spec.HostNetwork {
+		return false, true
+	}
+	if asks, ok := pod.Annotations[stayputv1alpha1.AnnotationPools]; ok {
+		return asks != "", true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch c.state {
+	case unknown:
+		return false, false
+	case serving:
+		return c.namespaces[pod.Namespace].pools != "", c.namespaces != nil
+	}
+	return false, true
+}
+
+// Wake has a pod looked at: what its home waited for has changed.
+func (c *Controller) Wake(pod *corev1.Pod) { c.add(key{kindPod, string(pod.UID)}) }
+
+// Why returns why there can be no addresses at all; empty: there can.
+func (c *Controller) Why() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch c.state {
+	case off:
+		return "it asks for addresses of pools, but the cluster has no PodIPPools: install stayput with pools.enabled"
+	case idle:
+		return "it asks for addresses of pools, but there is no PodIPPool"
+	}
+	return ""
+}
+
+func (c *Controller) add(keys ...key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.enqueue(keys...)
+}
+
+// enqueue has something looked at. c.mu is held.
+func (c *Controller) enqueue(keys ...key) {
+	if c.queue == nil {
+		return
+	}
+	for _, k := range keys {
+		if k.kind == kindPool { // whose status counts what happens all the time
+			c.queue.AddAfter(k, time.Second)
+			continue
+		}
+		c.queue.Add(k)
+	}
+}
+
+func (c *Controller) ofWorkload(_ context.Context, ref home.Ref) (all []key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.session == nil {
+		return nil
+	}
+	for a := range c.session.byWorkload[ref] {
+		all = append(all, addressKey(a))
+	}
+	return all
+}
+
+func addressKey(a netip.Addr) key { return key{kindAddress, a.String()} }
+
+// Reconcile sees to one thing.
+func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, error) {
+	if c.uninstalling() {
+		return reconcile.Result{RequeueAfter: recheck}, nil
+	}
+	c.mu.Lock()
+	s := c.session
+	ready := s != nil && s.ready && !s.book.Stale()
+	c.mu.Unlock()
+	if !ready {
+		return reconcile.Result{}, nil // all is looked at once there is a Book
+	}
+	var after time.Duration
+	var err error
+	switch k.kind {
+	case kindPod:
+		after, err = c.place(ctx, s, pool.UID(k.name))
+	case kindAddress:
+		var a netip.Addr
+		if a, err = netip.ParseAddr(k.name); err == nil {
+			after, err = c.review(ctx, s, a)
+		}
+	case kindPool:
+		err = c.seeToPool(ctx, s, k.name)
+	case kindRoll:
+		err = c.recall(ctx, s)
+	}
+	if changed(err) {
+		log.FromContext(ctx).V(1).Info("Changed meanwhile, deciding again", "about", k.kind, "name", k.name, "err", err)
+		return reconcile.Result{RequeueAfter: cluster.CacheLag}, nil
+	}
+	return reconcile.Result{RequeueAfter: after}, err
+}
+
+// changed reports whether a write failed because what it was decided on has changed.
+func changed(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) ||
+		errors.Is(err, pool.ErrStale) || errors.Is(err, errOld)
+}
+
+// place gives a pod its addresses.
+func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.Duration, error) {
+	c.mu.Lock()
+	known := s.book.Pod(uid)
+	problem := s.invalid[uid]
+	c.mu.Unlock()
+	if known == nil || known.Has != nil && !known.Gated || known.Ending || known.Over {
+		return 0, nil
+	}
+	var cached cluster.Pod
+	name := types.NamespacedName{Namespace: known.Namespace, Name: known.Name}
+	if err := c.cache.Get(ctx, name, &cached); err != nil {
+		return 0, client.IgnoreNotFound(err)
+	}
+	pod := cached.Core()
+	if pod.UID != types.UID(uid) {
+		return 0, nil
+	}
+	switch {
+	case home.Gated(pod) && !home.LastGate(pod):
+		return 0, nil // the end of another gate wakes it
+	case problem != nil:
+		c.say(s, pod, corev1.EventTypeWarning, home.ReasonInvalidAnnotation, problem.Error())
+		return 0, nil
+	case !home.Gated(pod) && static(pod):
+		c.say(s, pod, corev1.EventTypeWarning, home.ReasonInvalidAnnotation, "annotation "+stayputv1alpha1.AnnotationPools+
+			": static pods cannot have addresses of pools, because their node starts them without the API server")
+		return 0, nil
+	case !home.Gated(pod) && pod.Spec.NodeName == "":
+		return 0, nil // once it has a node: the scheduler does not wait for it
+	}
+	if err := c.findDeployment(ctx, s, known); err != nil {
+		return 0, err
+	}
+	at := c.now()
+	c.mu.Lock()
+	plan := s.book.Place(uid, at)
+	s.wait(uid, plan)
+	c.mu.Unlock()
+	if plan.Reason != "" {
+		c.sayPlan(s, pod, plan)
+	}
+	var to gate.Placement
+	placed := func() {}
+	if i := len(plan.Writes) - 1; i >= 0 && home.Gated(pod) {
+		if place, ok := plan.Writes[i].(pool.PlacePod); ok {
+			last := ""
+			for _, a := range place.Addresses {
+				if last == "" {
+					last = a.Last
+				}
+			}
+			var now bool
+			var retry time.Duration
+			var err error
+			if to, placed, now, retry, err = c.home(ctx, pod, last); err != nil || !now {
+				c.unreserve(s, plan.Writes)
+				return retry, err
+			}
+		}
+	}
+	if err := c.carryOut(ctx, s, plan, at, pod, to); err != nil {
+		return 0, err
+	}
+	if len(plan.Writes) > 0 && plan.Reason == "" {
+		placed()
+		log.FromContext(ctx).Info("Gave pod its addresses", "pod", name)
+	}
+	return until(plan, at), nil
+}
+
+// until returns when to look again at a plan.
+func until(plan pool.Plan, now time.Time) time.Duration {
+	if plan.Until.IsZero() {
+		return 0
+	}
+	return max(plan.Until.Sub(now), time.Millisecond)
+}
+
+// review sees to one address.
+func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time.Duration, error) {
+	at := c.now()
+	wanted, retry := pool.Unknown, time.Duration(0)
+	for asked := false; ; {
+		var about *pool.PodIP
+		c.mu.Lock()
+		plan := s.book.Review(a, at, func(p *pool.PodIP) pool.Wanted {
+			about = p
+			return wanted
+		})
+		if asked || about == nil {
+			s.waitForNodes(a)
+		}
+		name := stayputv1alpha1.PodIPName(a)
+		is := s.book.PodIP(a)
+		c.mu.Unlock()
+		if about != nil && !asked { // past the lock: it may take a while
+			asked = true
+			wanted, retry = c.wanted(ctx, s, *about)
+			continue
+		}
+		if plan.Remedy != "" && s.firstOf(name, plan.Reason) {
+			c.events.Eventf(reference(name, is), nil, corev1.EventTypeWarning, home.ReasonAddressHeld, "Reviewing",
+				"%s: %s", plan.Reason, plan.Remedy)
+		}
+		if err := c.carryOut(ctx, s, plan, at, nil, gate.Placement{}); err != nil {
+			return 0, err
+		}
+		if len(plan.Writes) == 0 {
+			if err := c.showExpiry(ctx, s, a, plan); err != nil {
+				return 0, err
+			}
+		}
+		if after := until(plan, at); retry == 0 || after > 0 && after < retry {
+			retry = after
+		}
+		return retry, nil
+	}
+}
+
+func reference(name string, is *pool.PodIP) *corev1.ObjectReference {
+	ref := &corev1.ObjectReference{APIVersion: stayputv1alpha1.SchemeGroupVersion.String(), Kind: "PodIP", Name: name}
+	if is != nil {
+		ref.UID = types.UID(is.UID)
+	}
+	return ref
+}
+
+// recall asks all nodes which addresses they have, if the API server may have forgotten some.
+func (c *Controller) recall(ctx context.Context, s *session) error {
+	at := c.now()
+	c.mu.Lock()
+	plan := s.book.Recall(at)
+	c.mu.Unlock()
+	if plan.Reason != "" && s.firstOf(kindRoll, plan.Reason) {
+		log.FromContext(ctx).Info("Giving no addresses of pools", "reason", plan.Reason, "remedy", plan.Remedy)
+	}
+	if err := c.carryOut(ctx, s, plan, at, nil, gate.Placement{}); err != nil {
+		return err
+	}
+	if len(plan.Writes) > 0 {
+		c.add(key{kindRoll, ""})
+	}
+	return nil
+}
+
+// wanted asks whether the workload of an address wants its pod, and returns when to ask again; zero: once it changes.
+func (c *Controller) wanted(ctx context.Context, s *session, p pool.PodIP) (pool.Wanted, time.Duration) {
+	if p.Workload == (pool.Workload{}) {
+		return pool.Unknown, 0
+	}
+	wants, watched, err := c.workloads.Wants(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(p.Workload), p.PodName)
+	retry := recheck
+	if watched {
+		retry = 0
+	}
+	is := pool.Scaled
+	switch {
+	case errors.Is(err, cluster.ErrGone):
+		is = pool.Abandoned
+		if left, err := c.siblings(ctx, s, p); left || err != nil { // orphans may be adopted, with their addresses
+			return pool.Unknown, recheckLeft
+		}
+	case err != nil:
+		log.FromContext(ctx).Info("Keeping an address of a workload that cannot be read", "address", p.Addr, "err", err)
+		return pool.Unknown, recheck
+	case wants:
+		return pool.Wants, retry
+	}
+	// The caches do not move in step: the API server may know a pod of that name that is not in ours yet.
+	live := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
+	name := types.NamespacedName{Namespace: p.Namespace, Name: p.PodName}
+	if err := c.live.Get(ctx, name, live); !apierrors.IsNotFound(err) {
+		return pool.Unknown, recheck
+	}
+	return is, retry
+}
+
+// siblings reports whether a pod is left of a workload that is gone.
+func (c *Controller) siblings(ctx context.Context, s *session, p pool.PodIP) (bool, error) {
+	c.mu.Lock()
+	names := map[string]struct{}{}
+	for a := range s.byWorkload[workloadOf(&p)] {
+		if other := s.book.PodIP(a); other != nil {
+			names[other.PodName] = struct{}{}
+		}
+	}
+	c.mu.Unlock()
+	for name := range names {
+		err := c.cache.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: name}, &cluster.Pod{})
+		if !apierrors.IsNotFound(err) {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+func workloadOf(p *pool.PodIP) home.Ref {
+	return home.RefOf(p.Workload.APIVersion, p.Workload.Kind, p.Namespace, p.Workload.Name)
+}
+
+// findDeployment has the addresses of a pod belong to the Deployment of its ReplicaSet, which outlives that.
+func (c *Controller) findDeployment(ctx context.Context, s *session, p *pool.Pod) error {
+	if p.Workload.Kind != "ReplicaSet" || p.Keep == (pool.Keep{}) {
+		return nil
+	}
+	set := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: p.Workload.APIVersion, Kind: "ReplicaSet"}}
+	err := c.live.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: p.Workload.Name}, set)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	owner := metav1.GetControllerOf(set)
+	if owner == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.above[p.Workload.UID] = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
+		UID: string(owner.UID)}
+	if is := s.book.Pod(p.UID); is != nil {
+		again := *is
+		again.Workload = c.above[p.Workload.UID]
+		s.book.SetPod(again)
+	}
+	return nil
+}
+
+// sayPlan reports once why a pod waits.
+func (c *Controller) sayPlan(s *session, pod *corev1.Pod, plan pool.Plan) {
+	kind, note := corev1.EventTypeNormal, "the pod waits for an address: "+plan.Reason
+	if plan.Remedy != "" {
+		kind, note = corev1.EventTypeWarning, note+": "+plan.Remedy
+	}
+	c.say(s, pod, kind, home.ReasonAddressWait, note)
+}
+
+// say reports an Event on a pod and on its controller, once.
+func (c *Controller) say(s *session, pod *corev1.Pod, kind, reason, note string) {
+	if !s.firstOf(string(pod.UID), note) {
+		return
+	}
+	c.events.Eventf(pod, nil, kind, reason, "Placing", "%s", note)
+	if owner := metav1.GetControllerOf(pod); owner != nil {
+		c.events.Eventf(&corev1.ObjectReference{
+			APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: pod.Namespace, Name: owner.Name, UID: owner.UID,
+		}, pod, kind, reason, "Placing", "pod %s: %s", pod.Name, note)
+	}
+}

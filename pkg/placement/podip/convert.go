@@ -1,0 +1,293 @@
+package podip
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// This file says in the words of package pool what the API says, and the other way round.
+
+func poolOf(o *stayputv1alpha1.PodIPPool) pool.Pool {
+	spec := pool.Spec{Mode: pool.Mode(o.Spec.Mode), Subnet: o.Spec.Subnet, Addresses: o.Spec.Addresses,
+		Exclude: o.Spec.ExcludedAddresses, Gateway: o.Spec.Gateway}
+	for _, r := range o.Spec.Routes {
+		spec.Routes = append(spec.Routes, pool.RouteSpec{Dst: r.Destination, GW: r.Gateway})
+	}
+	p := pool.Pool{Name: o.Name, Version: o.ResourceVersion, Disabled: o.Spec.Disabled,
+		Deleting: o.DeletionTimestamp != nil, Held: slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse)}
+	p.Range, p.Invalid = pool.Parse(spec)
+	if selector := o.Spec.NamespaceSelector; selector != nil {
+		selects, err := metav1.LabelSelectorAsSelector(selector)
+		if err != nil && p.Invalid == nil {
+			p.Invalid = fmt.Errorf("spec.namespaceSelector: %w", err)
+		}
+		p.Serves = func(of map[string]string) bool { return err == nil && selects.Matches(labels.Set(of)) }
+	}
+	if _, err := nodesOf(o); err != nil && p.Invalid == nil {
+		p.Invalid = err
+	}
+	return p
+}
+
+// nodesOf returns what a pool requires of the labels of nodes.
+func nodesOf(o *stayputv1alpha1.PodIPPool) (all []corev1.NodeSelectorRequirement, err error) {
+	selector := o.Spec.NodeSelector
+	if selector == nil {
+		return nil, nil
+	}
+	if _, err := metav1.LabelSelectorAsSelector(selector); err != nil {
+		return nil, fmt.Errorf("spec.nodeSelector: %w", err)
+	}
+	for _, key := range slices.Sorted(maps.Keys(selector.MatchLabels)) {
+		all = append(all, corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn,
+			Values: []string{selector.MatchLabels[key]}})
+	}
+	for _, e := range selector.MatchExpressions {
+		all = append(all, corev1.NodeSelectorRequirement{Key: e.Key, Operator: corev1.NodeSelectorOperator(e.Operator),
+			Values: e.Values})
+	}
+	return all, nil
+}
+
+func ipOf(o *stayputv1alpha1.PodIP) (pool.PodIP, error) {
+	a, err := stayputv1alpha1.ParsePodIPName(o.Name)
+	if err != nil {
+		return pool.PodIP{}, err
+	}
+	p := pool.PodIP{
+		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, Created: o.CreationTimestamp.Time,
+		Pool: o.Spec.Pool, Mode: pool.Mode(o.Spec.Mode), Namespace: o.Spec.Namespace, PodName: o.Spec.PodName,
+		Identity: o.Spec.Identity, PodUID: pool.UID(o.Spec.PodUID), Network: o.Spec.Network, Interface: o.Spec.Interface,
+		Keep: keepOf(o.Spec.Retention, o.Spec.WhenScaled, o.Spec.WhenDeleted), Release: o.Spec.Release,
+		Held:     slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse),
+		Deleting: o.DeletionTimestamp != nil,
+		Phase:    pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,
+	}
+	if o.Status.Since != nil {
+		p.Since = o.Status.Since.Time
+	}
+	if w := o.Spec.Workload; w != nil {
+		p.Workload = pool.Workload(*w)
+	}
+	if q := o.Spec.Quarantine; q != nil {
+		p.Quarantine = pool.Quarantine{Reason: cmp.Or(q.Reason, "no reason is given"), Since: q.Since.Time}
+		if q.Until != nil {
+			p.Quarantine.Until = q.Until.Time
+		}
+	}
+	return p, nil
+}
+
+func specOf(p pool.PodIP) stayputv1alpha1.PodIPSpec {
+	spec := stayputv1alpha1.PodIPSpec{
+		Pool: p.Pool, Mode: stayputv1alpha1.PodIPPoolMode(p.Mode), Namespace: p.Namespace, PodName: p.PodName,
+		PodUID: string(p.PodUID), Identity: p.Identity, Network: p.Network, Interface: p.Interface, Release: p.Release,
+	}
+	spec.Retention, spec.WhenScaled, spec.WhenDeleted = wordsOf(p.Keep)
+	if p.Workload != (pool.Workload{}) {
+		w := stayputv1alpha1.WorkloadReference(p.Workload)
+		spec.Workload = &w
+	}
+	if q := p.Quarantine; q.Reason != "" {
+		spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: q.Reason, Since: metav1.NewMicroTime(q.Since)}
+		if !q.Until.IsZero() {
+			until := metav1.NewTime(q.Until)
+			spec.Quarantine.Until = &until
+		}
+	}
+	return spec
+}
+
+// keepOf reads the words of a PodIP. A duration that is not valid never ends: a mistake frees no address.
+func keepOf(retention, whenScaled, whenDeleted string) pool.Keep {
+	keep := pool.Keep{Scaled: whenScaled == stayputv1alpha1.PolicyRelease,
+		Deleted: whenDeleted == stayputv1alpha1.PolicyRelease}
+	switch retention {
+	case "":
+	case stayputv1alpha1.RetentionWhileOwned:
+		keep.WhileOwned = true
+	default:
+		d, err := time.ParseDuration(retention)
+		keep.For, keep.WhileOwned = max(d, 0), err != nil
+	}
+	return keep
+}
+
+func wordsOf(k pool.Keep) (retention, whenScaled, whenDeleted string) {
+	word := func(release bool) string {
+		if release {
+			return stayputv1alpha1.PolicyRelease
+		}
+		return stayputv1alpha1.PolicyRetain
+	}
+	switch {
+	case k.WhileOwned:
+		retention = stayputv1alpha1.RetentionWhileOwned
+	case k.For > 0:
+		retention = k.For.String()
+	default:
+		return "", "", ""
+	}
+	return retention, word(k.Scaled), word(k.Deleted)
+}
+
+func nodeOf(o *corev1.Node) pool.Node {
+	return pool.Node{
+		Name: o.Name, Ready: home.NodeReady(o),
+		Off: slices.ContainsFunc(o.Spec.Taints, func(t corev1.Taint) bool { return t.Key == pool.OutOfService }),
+		// Agents run on Linux only.
+		Foreign: o.Labels[corev1.LabelOSStable] == string(corev1.Windows),
+	}
+}
+
+func answerOf(o *stayputv1alpha1.PodIPAnswer) pool.Answer {
+	a := pool.Answer{Node: o.Name, Round: o.Spec.Round}
+	for _, h := range o.Spec.Held {
+		addr, err := netip.ParseAddr(h.Address)
+		if err != nil {
+			a.Round = 0 // what else it says is not to be trusted: the node has not answered
+			continue
+		}
+		a.Held = append(a.Held, pool.Held{
+			Addr: addr, UID: pool.UID(h.PodUID), Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,
+			Pool: h.Pool, Mode: pool.Mode(h.Mode), Network: h.Network, Interface: h.Interface,
+			Keep: keepOf(h.Retention, h.WhenScaled, h.WhenDeleted),
+		})
+	}
+	return a
+}
+
+func rollOf(o *stayputv1alpha1.PodIPRoll) pool.Roll {
+	r := pool.Roll{Version: o.ResourceVersion, Round: o.Spec.Round, Epoch: o.Spec.Epoch, Recalling: o.Spec.Recalling,
+		Term: o.Spec.Term, Mark: o.Spec.Mark.Time}
+	for _, q := range o.Spec.Asked {
+		if r.Asked == nil {
+			r.Asked = map[pool.UID]int64{}
+		}
+		r.Asked[pool.UID(q.About)] = q.Round
+	}
+	return r
+}
+
+func rollObject(r pool.Roll) *stayputv1alpha1.PodIPRoll {
+	o := &stayputv1alpha1.PodIPRoll{
+		ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPRollName, ResourceVersion: r.Version},
+		Spec: stayputv1alpha1.PodIPRollSpec{Round: r.Round, Epoch: r.Epoch, Recalling: r.Recalling, Term: r.Term,
+			Mark: metav1.NewMicroTime(r.Mark)},
+	}
+	for _, about := range slices.Sorted(maps.Keys(r.Asked)) {
+		o.Spec.Asked = append(o.Spec.Asked, stayputv1alpha1.PodIPQuestion{About: string(about), Round: r.Asked[about]})
+	}
+	return o
+}
+
+// podOf reads a pod, with the annotation stayput.io/pools of its namespace. The error says what of its annotations is
+// not valid; such a pod is given nothing.
+func podOf(pod *corev1.Pod, fallback string, namespaced map[string]string, numbered bool) (pool.Pod, error) {
+	p := pool.Pod{
+		UID: pool.UID(pod.UID), Version: pod.ResourceVersion, Namespace: pod.Namespace, Name: pod.Name,
+		Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Created: pod.CreationTimestamp.Time,
+		Node: pod.Spec.NodeName, Gated: home.Gated(pod), Ending: pod.DeletionTimestamp != nil,
+		Over:       pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
+		Namespaced: namespaced,
+	}
+	if owner := metav1.GetControllerOf(pod); owner != nil {
+		p.Workload = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: string(owner.UID)}
+	}
+	if text, ok := pod.Annotations[stayputv1alpha1.AnnotationAddresses]; ok {
+		if err := json.Unmarshal([]byte(text), &p.Has); err != nil {
+			return p, invalid(stayputv1alpha1.AnnotationAddresses, "%w", err)
+		}
+		if p.Has == nil {
+			p.Has = []pool.Address{}
+		}
+	}
+	asks, ok := pod.Annotations[stayputv1alpha1.AnnotationPools]
+	if !ok && p.Gated { // one that runs has started without
+		asks = fallback
+	}
+	var err error
+	if p.Wants, err = pool.ParseWants(asks); err != nil {
+		return p, invalid(stayputv1alpha1.AnnotationPools, "%w", err)
+	}
+	p.Keep, p.Fresh, err = asked(pod.Annotations, p.Workload != (pool.Workload{}), numbered)
+	return p, err
+}
+
+func invalid(annotation, format string, args ...any) error {
+	return fmt.Errorf("annotation %s: "+format, append([]any{annotation}, args...)...)
+}
+
+// asked reads how long a pod asks its addresses to be kept, and whether it takes another one rather than wait. Of one
+// that says nothing they are kept while owned, if its name comes back.
+func asked(annotations map[string]string, owned, numbered bool) (keep pool.Keep, fresh bool, err error) {
+	retain, ours := annotations[stayputv1alpha1.AnnotationRetainIP]
+	minutes, kruise := annotations[stayputv1alpha1.AnnotationReservedIPDuration]
+	switch {
+	case retain == stayputv1alpha1.RetentionWhileOwned, !ours && !kruise:
+		ends := owned && (numbered || annotations[stayputv1alpha1.AnnotationIdentity] != "")
+		keep = pool.Keep{WhileOwned: ends, Scaled: ends, Deleted: ends}
+	case ours:
+		if keep.For, err = time.ParseDuration(retain); err != nil || keep.For <= 0 {
+			return pool.Keep{}, false, invalid(stayputv1alpha1.AnnotationRetainIP,
+				`%q is not valid: expected a positive Go duration such as "10m" or "720h", or "while-owned"`, retain)
+		}
+	default:
+		n, err := strconv.ParseInt(minutes, 10, 64)
+		if err != nil || n <= 0 || n > int64(1<<63-1)/int64(time.Minute) {
+			return pool.Keep{}, false, invalid(stayputv1alpha1.AnnotationReservedIPDuration,
+				`%q is not valid: expected a positive whole number of minutes such as "10"`, minutes)
+		}
+		keep.For = time.Duration(n) * time.Minute
+	}
+	for key, field := range map[string]*bool{stayputv1alpha1.AnnotationWhenScaled: &keep.Scaled,
+		stayputv1alpha1.AnnotationWhenDeleted: &keep.Deleted} {
+		switch value, ok := annotations[key]; {
+		case !ok:
+		case value == stayputv1alpha1.PolicyRetain, value == stayputv1alpha1.PolicyRelease, value == "Delete":
+			*field = value != stayputv1alpha1.PolicyRetain
+		default:
+			return pool.Keep{}, false, invalid(key, `%q is not valid: expected "Retain" or "Release"`, value)
+		}
+	}
+	switch value, ok := annotations[stayputv1alpha1.AnnotationWhenInUse]; {
+	case !ok, value == "Wait":
+	case value == "AllocateNew":
+		fresh = true
+	default:
+		return pool.Keep{}, false, invalid(stayputv1alpha1.AnnotationWhenInUse,
+			`%q is not valid: expected "Wait" or "AllocateNew"`, value)
+	}
+	if !keep.WhileOwned && keep.For == 0 {
+		keep = pool.Keep{}
+	}
+	return keep, fresh, nil
+}
+
+// static reports whether kubelet itself made a pod, which the API server only shows.
+func static(pod *corev1.Pod) bool {
+	owner := metav1.GetControllerOf(pod)
+	return owner != nil && owner.Kind == "Node"
+}
+
+// asks reports whether a pod itself asks for addresses of pools, or has some.
+func asks(pod *cluster.Pod) bool {
+	annotations := pod.GetAnnotations()
+	_, has := annotations[stayputv1alpha1.AnnotationAddresses]
+	return has || annotations[stayputv1alpha1.AnnotationPools] != ""
+}

@@ -1,0 +1,790 @@
+package podip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// session is a Book, and what belongs to it. Controller.mu guards it.
+type session struct {
+	book *pool.Book
+	// ready: all has been listed since the Book was begun.
+	ready bool
+	// invalid says of pods what of their annotations is not valid.
+	invalid map[pool.UID]error
+	// blocked are the pods that wait, with the addresses that they wait for; on has the same by address.
+	blocked map[pool.UID][]netip.Addr
+	on      map[netip.Addr]map[pool.UID]struct{}
+	// silent are the addresses that wait for what a node says.
+	silent map[netip.Addr]struct{}
+	// expires is status.expires, if it is not empty.
+	expires    map[netip.Addr]string
+	byWorkload map[home.Ref]map[netip.Addr]struct{}
+	said       map[string]string
+	// stale is closed when the Book is good for nothing any more.
+	stale chan struct{}
+	c     *Controller
+}
+
+// errStale ends a session.
+var errStale = errors.New("the API server's data were restored, or every node has said what was lost: beginning anew")
+
+// Start serves pools until ctx ends. It watches PodIPPools once the API server serves them, and everything else once
+// there is one.
+func (c *Controller) Start(ctx context.Context) error {
+	for c.look(ctx) != serving {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(cluster.LookupEvery):
+		}
+	}
+	go c.reflect(ctx, &stayputv1alpha1.PodIPPool{}, &stayputv1alpha1.PodIPPoolList{}, &feed{
+		set: func(o client.Object) { c.setPool(o.(*stayputv1alpha1.PodIPPool)) },
+		remove: func(o client.Object, _ string) {
+			c.removePool(o.GetName())
+		},
+		all: func() (names []string) { return slices.Collect(maps.Keys(c.pools)) },
+		end: func(name, _ string) { c.removePool(name) },
+		c:   c,
+	})
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-c.first:
+	}
+	for ctx.Err() == nil {
+		err := c.serve(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		log.FromContext(ctx).Info("Beginning a new book of pools", "reason", fmt.Sprint(err))
+		if !errors.Is(err, errStale) {
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}
+	return nil
+}
+
+// look finds out whether the API server serves pools.
+func (c *Controller) look(ctx context.Context) state {
+	err := c.live.List(ctx, &stayputv1alpha1.PodIPPoolList{}, client.Limit(1))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err == nil:
+		if c.state != serving {
+			c.state = unknown // until they are listed
+		}
+		return serving
+	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
+		if c.state != off && !meta.IsNoMatchError(err) {
+			log.FromContext(ctx).Info("No pools", "reason", err.Error())
+		}
+		c.state = off
+	default:
+		log.FromContext(ctx).Error(err, "Cannot find out whether there are pools")
+	}
+	return c.state
+}
+
+// serve begins a Book and keeps it until it is stale, an error occurs or ctx ends.
+func (c *Controller) serve(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.end(s)
+
+	// 1. What only pools need is listed now, after the roll was read.
+	var feeds []*feed
+	for _, f := range []struct {
+		object client.Object
+		list   client.ObjectList
+		*feed
+	}{
+		{&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPList{}, c.addresses(s)},
+		{&stayputv1alpha1.PodIPAnswer{}, &stayputv1alpha1.PodIPAnswerList{}, c.answers(s)},
+		{metadata("Namespace"), metadataList("Namespace"), c.ofNamespaces(s)},
+	} {
+		f.synced = make(chan struct{})
+		feeds = append(feeds, f.feed)
+		go c.reflect(ctx, f.object, f.list, f.feed)
+	}
+	for _, f := range feeds {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.synced:
+		}
+	}
+
+	// 2. Nodes and pods are in the caches already. What these have may be older than the roll: pods are listed, too.
+	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
+		&corev1.Node{}: c.nodes(s), &cluster.Pod{}: c.pods(s),
+	} {
+		informer, err := c.informers.GetInformer(ctx, object)
+		if err != nil {
+			return err
+		}
+		registered, err := informer.AddEventHandler(handler)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = informer.RemoveEventHandler(registered) }()
+		if !toolscache.WaitForCacheSync(ctx.Done(), registered.HasSynced) {
+			return ctx.Err()
+		}
+	}
+	if err := c.listPods(ctx, s); err != nil {
+		return err
+	}
+	c.open(s)
+
+	// 3. The mark, and a look at all that waits.
+	tick := time.NewTicker(pool.MarkEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.stale:
+			return errStale
+		case <-tick.C:
+		}
+		if err := c.mark(ctx, s); err != nil && !changed(err) {
+			log.FromContext(ctx).Error(err, "Cannot renew the mark of the PodIPRoll")
+		}
+		c.sweep(s)
+	}
+}
+
+// begin reads and marks the roll, and begins a Book by it.
+func (c *Controller) begin(ctx context.Context) (*session, error) {
+	live, err := c.roll(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var seen pool.Roll
+	c.mu.Lock()
+	if c.session != nil {
+		seen = c.session.book.Roll()
+	}
+	c.mu.Unlock()
+	next, err := c.writeRoll(ctx, pool.Lead(live, seen, c.now().Truncate(time.Microsecond)))
+	if err != nil {
+		return nil, fmt.Errorf("marking the PodIPRoll: %w", err)
+	}
+	s := &session{
+		book: pool.NewBook(next), invalid: map[pool.UID]error{}, blocked: map[pool.UID][]netip.Addr{},
+		on: map[netip.Addr]map[pool.UID]struct{}{}, silent: map[netip.Addr]struct{}{},
+		expires: map[netip.Addr]string{}, byWorkload: map[home.Ref]map[netip.Addr]struct{}{}, said: map[string]string{},
+		stale: make(chan struct{}), c: c,
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.session = s
+	for _, o := range c.pools {
+		s.book.SetPool(poolOf(o))
+	}
+	return s, nil
+}
+
+// end has nothing decided by a session any more. Its roll is kept: the next one must not be older.
+func (c *Controller) end(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.ready = false
+}
+
+// open has everything looked at.
+func (c *Controller) open(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.ready = true
+	c.enqueue(key{kindRoll, ""})
+	for _, a := range s.book.Addresses() {
+		c.enqueue(addressKey(a))
+	}
+	for _, uid := range s.book.Pods() {
+		c.enqueue(podKey(uid))
+	}
+	for name := range c.pools {
+		c.enqueue(key{kindPool, name})
+	}
+}
+
+// sweep has looked at again what waits.
+func (c *Controller) sweep(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.enqueue(key{kindRoll, ""})
+	for uid := range s.blocked {
+		c.enqueue(podKey(uid))
+	}
+	for a := range s.silent {
+		c.enqueue(addressKey(a))
+	}
+	for name := range c.pools {
+		c.enqueue(key{kindPool, name})
+	}
+}
+
+// mark renews the mark of the roll, and ends the session if that shows that the Book is stale.
+func (c *Controller) mark(ctx context.Context, s *session) error {
+	live, err := c.roll(ctx)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	w := s.book.Lead(live, c.now().Truncate(time.Microsecond)).(pool.WriteRoll)
+	c.mu.Unlock()
+	next, err := c.writeRoll(ctx, w.Roll)
+	if err != nil {
+		return err
+	}
+	c.setRoll(s, next)
+	return nil
+}
+
+func (c *Controller) setRoll(s *session, r pool.Roll) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := s.book.Stale()
+	s.book.SetRoll(r)
+	if s.book.Stale() && s.ready || s.book.Stale() && !was {
+		s.ready = false
+		select {
+		case <-s.stale:
+		default:
+			close(s.stale)
+		}
+	}
+}
+
+// feed puts the objects of one kind into the Book as they are listed and watched, and keeps none of them. Its functions
+// are called with Controller.mu held.
+type feed struct {
+	set func(client.Object)
+	// remove is called with the last state of an object and the version of its deletion.
+	remove func(o client.Object, version string)
+	// all names what there is, and end ends what a list of this version does not have.
+	all    func() []string
+	end    func(name, version string)
+	synced chan struct{}
+	c      *Controller
+}
+
+var _ toolscache.ReflectorStore = (*feed)(nil)
+
+func (f *feed) Add(o any) error {
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	f.set(o.(client.Object))
+	return nil
+}
+
+func (f *feed) Update(o any) error { return f.Add(o) }
+
+func (f *feed) Delete(o any) error {
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	f.remove(o.(client.Object), o.(client.Object).GetResourceVersion())
+	return nil
+}
+
+// Replace is called with a whole list.
+func (f *feed) Replace(list []any, version string) error {
+	f.c.mu.Lock()
+	defer f.c.mu.Unlock()
+	is := map[string]bool{}
+	for _, o := range list {
+		is[o.(client.Object).GetName()] = true
+		f.set(o.(client.Object))
+	}
+	for _, name := range f.all() {
+		if !is[name] {
+			f.end(name, version)
+		}
+	}
+	if f.synced != nil {
+		select {
+		case <-f.synced:
+		default:
+			close(f.synced)
+		}
+	}
+	return nil
+}
+
+func (f *feed) Resync() error { return nil }
+
+// reflect lists and watches a kind until ctx ends.
+func (c *Controller) reflect(ctx context.Context, object client.Object, list client.ObjectList, f *feed) {
+	lw := &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			page := list.DeepCopyObject().(client.ObjectList)
+			return page, c.live.List(ctx, page, &client.ListOptions{Raw: &o, Limit: o.Limit, Continue: o.Continue})
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return c.live.Watch(ctx, list.DeepCopyObject().(client.ObjectList), &client.ListOptions{Raw: &o})
+		},
+	}
+	toolscache.NewReflector(lw, object, f, 0).RunWithContext(ctx)
+}
+
+func metadata(kind string) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: kind}}
+}
+
+func metadataList(kind string) *metav1.PartialObjectMetadataList {
+	return &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: kind + "List"}}
+}
+
+// newer reports whether version a is newer than b, if that can be told.
+func newer(a, b string) bool {
+	order, err := resourceversion.CompareResourceVersion(a, b)
+	return err == nil && order > 0
+}
+
+func (c *Controller) setPool(o *stayputv1alpha1.PodIPPool) {
+	o.ManagedFields = nil
+	was := c.pools[o.Name]
+	if was != nil && was.UID == o.UID && newer(was.ResourceVersion, o.ResourceVersion) {
+		return
+	}
+	c.pools[o.Name] = o
+	if c.state != serving {
+		c.state = serving
+		close(c.first)
+	}
+	s := c.session
+	if s == nil {
+		return
+	}
+	s.book.SetPool(poolOf(o))
+	c.enqueue(key{kindPool, o.Name})
+	if was != nil && was.Generation == o.Generation && was.DeletionTimestamp.IsZero() == o.DeletionTimestamp.IsZero() {
+		return
+	}
+	for uid := range s.blocked {
+		c.enqueue(podKey(uid))
+	}
+	for name := range c.pools { // they may overlap
+		c.enqueue(key{kindPool, name})
+	}
+	if o.DeletionTimestamp != nil {
+		for _, a := range s.book.Addresses() {
+			if ip := s.book.PodIP(a); ip != nil && ip.Pool == o.Name {
+				c.enqueue(addressKey(a))
+			}
+		}
+	}
+}
+
+func (c *Controller) removePool(name string) {
+	delete(c.pools, name)
+	if c.session != nil {
+		c.session.book.RemovePool(name)
+	}
+	for other := range c.pools {
+		c.enqueue(key{kindPool, other})
+	}
+}
+
+// addresses feeds PodIPs.
+func (c *Controller) addresses(s *session) *feed {
+	return &feed{c: c,
+		set: func(o client.Object) { s.setIP(o.(*stayputv1alpha1.PodIP)) },
+		remove: func(o client.Object, version string) {
+			a, err := stayputv1alpha1.ParsePodIPName(o.GetName())
+			if is := s.book.PodIP(a); err == nil && is != nil && (is.UID == string(o.GetUID()) || !newer(is.Version, version)) {
+				s.removeIP(a)
+			}
+		},
+		all: func() (names []string) {
+			for _, a := range s.book.Addresses() {
+				if s.book.PodIP(a) != nil {
+					names = append(names, stayputv1alpha1.PodIPName(a))
+				}
+			}
+			return names
+		},
+		end: func(name, version string) {
+			a, err := stayputv1alpha1.ParsePodIPName(name)
+			if is := s.book.PodIP(a); err == nil && is != nil && !newer(is.Version, version) {
+				s.removeIP(a)
+			}
+		},
+	}
+}
+
+// setIP puts in a PodIP as it was watched, or as a write returned it.
+func (s *session) setIP(o *stayputv1alpha1.PodIP) {
+	p, err := ipOf(o)
+	if err != nil {
+		return // its definition does not allow such a name
+	}
+	was := s.book.PodIP(p.Addr)
+	if was != nil && newer(was.Version, p.Version) {
+		return
+	}
+	if was != nil {
+		s.unindex(was)
+	}
+	s.book.SetPodIP(p)
+	if p.Workload != (pool.Workload{}) {
+		of := workloadOf(&p)
+		if s.byWorkload[of] == nil {
+			s.byWorkload[of] = map[netip.Addr]struct{}{}
+		}
+		s.byWorkload[of][p.Addr] = struct{}{}
+	}
+	if s.expires[p.Addr] = o.Status.Expires; o.Status.Expires == "" {
+		delete(s.expires, p.Addr)
+	}
+	if was == nil || was.Version != p.Version {
+		s.moved(p.Addr, p.Pool)
+		s.c.enqueue(podKey(p.PodUID))
+	}
+}
+
+func (s *session) unindex(p *pool.PodIP) {
+	of := workloadOf(p)
+	if delete(s.byWorkload[of], p.Addr); len(s.byWorkload[of]) == 0 {
+		delete(s.byWorkload, of)
+	}
+}
+
+func (s *session) removeIP(a netip.Addr) {
+	p := s.book.PodIP(a)
+	s.unindex(p)
+	s.book.RemovePodIP(a)
+	delete(s.expires, a)
+	delete(s.silent, a)
+	delete(s.said, stayputv1alpha1.PodIPName(a))
+	s.moved(a, p.Pool)
+	s.c.enqueue(podKey(p.PodUID))
+	for name := range s.c.pools { // whichever has the address
+		for _, uid := range s.book.Waiting(name) {
+			s.c.enqueue(podKey(uid))
+		}
+	}
+}
+
+// moved wakes what an address bears upon.
+func (s *session) moved(a netip.Addr, of string) {
+	s.c.enqueue(addressKey(a), key{kindPool, of})
+	for uid := range s.on[a] {
+		s.c.enqueue(podKey(uid))
+	}
+}
+
+// answers feeds what nodes answer.
+func (c *Controller) answers(s *session) *feed {
+	names := map[string]bool{}
+	return &feed{c: c,
+		set: func(o client.Object) {
+			names[o.GetName()] = true
+			s.book.SetAnswer(answerOf(o.(*stayputv1alpha1.PodIPAnswer)))
+			s.nodeSpoke()
+		},
+		remove: func(o client.Object, _ string) {
+			delete(names, o.GetName())
+			s.book.RemoveAnswer(o.GetName())
+		},
+		all: func() []string { return slices.Collect(maps.Keys(names)) },
+		end: func(name, _ string) {
+			delete(names, name)
+			s.book.RemoveAnswer(name)
+		},
+	}
+}
+
+// nodeSpoke wakes all that waits for what nodes say.
+func (s *session) nodeSpoke() {
+	if !s.ready {
+		return
+	}
+	s.c.enqueue(key{kindRoll, ""})
+	for a := range s.silent {
+		s.c.enqueue(addressKey(a))
+	}
+	for _, uids := range s.on {
+		for uid := range uids {
+			s.c.enqueue(podKey(uid))
+		}
+	}
+}
+
+// ofNamespaces feeds the labels of namespaces, and the pools that their pods get addresses of by default.
+func (c *Controller) ofNamespaces(s *session) *feed {
+	known := map[string]namespace{}
+	f := &feed{c: c,
+		set: func(o client.Object) {
+			is := namespace{o.GetLabels(), o.GetAnnotations()[stayputv1alpha1.AnnotationPools]}
+			was, ok := known[o.GetName()]
+			if known[o.GetName()] = is; c.namespaces != nil && ok && was.pools == is.pools && maps.Equal(was.labels, is.labels) {
+				return
+			}
+			c.rename(s, o.GetName(), is)
+		},
+		remove: func(o client.Object, _ string) { delete(known, o.GetName()) },
+		all:    func() []string { return slices.Collect(maps.Keys(known)) },
+		end:    func(name, _ string) { delete(known, name) },
+	}
+	return f
+}
+
+// rename has the gated pods of a namespace follow it.
+func (c *Controller) rename(s *session, name string, is namespace) {
+	if c.namespaces == nil {
+		c.namespaces = map[string]namespace{}
+	}
+	c.namespaces[name] = is
+	for uid := range s.blocked {
+		if p := s.book.Pod(uid); p != nil && p.Namespace == name {
+			again := *p
+			again.Namespaced = is.labels
+			s.book.SetPod(again)
+			c.enqueue(podKey(uid))
+		}
+	}
+}
+
+// nodes feeds nodes.
+func (c *Controller) nodes(s *session) toolscache.ResourceEventHandler {
+	set := func(o any) {
+		if node, ok := o.(*corev1.Node); ok {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			s.book.SetNode(nodeOf(node))
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc: set,
+		UpdateFunc: func(was, is any) {
+			before, okWas := was.(*corev1.Node)
+			after, okIs := is.(*corev1.Node)
+			if set(is); okWas && okIs && nodeOf(before) != nodeOf(after) {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				s.nodeSpoke()
+			}
+		},
+		DeleteFunc: func(o any) {
+			if gone, ok := o.(toolscache.DeletedFinalStateUnknown); ok {
+				o = gone.Obj
+			}
+			if node, ok := o.(*corev1.Node); ok {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				s.book.RemoveNode(node.Name)
+				s.nodeSpoke()
+			}
+		},
+	}
+}
+
+// pods feeds the pods that ask for addresses of pools, or have some.
+func (c *Controller) pods(s *session) toolscache.ResourceEventHandler {
+	set := func(o any) {
+		if pod, ok := o.(*cluster.Pod); ok {
+			c.setPod(s, pod, false)
+		}
+	}
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    set,
+		UpdateFunc: func(_, is any) { set(is) },
+		DeleteFunc: func(o any) {
+			gone, missed := o.(toolscache.DeletedFinalStateUnknown)
+			if missed {
+				o = gone.Obj
+			}
+			if pod, ok := o.(*cluster.Pod); ok {
+				c.removePod(s, pool.UID(pod.GetUID()), !missed)
+			}
+		},
+	}
+}
+
+// setPod puts a pod in, if it has to do with pools. listed: past the cache, so that it counts whatever version is known.
+func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
+	uid := pool.UID(pod.GetUID())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := s.book.Pod(uid)
+	fallback := c.namespaces[pod.GetNamespace()]
+	_, own := pod.GetAnnotations()[stayputv1alpha1.AnnotationPools]
+	if was == nil && !asks(pod) && (own || fallback.pools == "" || !pod.Gated()) {
+		return
+	}
+	core := pod.Core()
+	if core.Spec.HostNetwork || was != nil && !listed && newer(was.Version, core.ResourceVersion) {
+		return
+	}
+	is, err := podOf(core, fallback.pools, fallback.labels, c.workloads.Numbers(core))
+	if of, ok := c.above[is.Workload.UID]; ok {
+		is.Workload = of
+	}
+	if delete(s.invalid, uid); err != nil {
+		s.invalid[uid] = err
+	}
+	s.book.SetPod(is)
+	if was != nil && was.Gated == is.Gated && was.Node == is.Node && was.Ending == is.Ending && was.Over == is.Over &&
+		len(was.Has) == len(is.Has) && !is.Gated {
+		return // a mere change of its status
+	}
+	if !is.Gated {
+		s.unblock(uid)
+	}
+	c.enqueue(podKey(uid))
+	c.bears(s, &is)
+}
+
+// bears wakes the addresses that a pod bears upon.
+func (c *Controller) bears(s *session, p *pool.Pod) {
+	for _, a := range s.book.About(p) {
+		c.enqueue(addressKey(a))
+		for uid := range s.on[a] {
+			c.enqueue(podKey(uid))
+		}
+	}
+}
+
+// removePod takes out a pod that the cluster has no more; final: as its watch says, without a gap.
+func (c *Controller) removePod(s *session, uid pool.UID, final bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	is := s.book.Pod(uid)
+	if is == nil {
+		return
+	}
+	var waited []pool.UID // behind it, perhaps
+	for name := range c.pools {
+		if all := s.book.Waiting(name); slices.Contains(all, uid) {
+			waited = append(waited, all...)
+		}
+	}
+	s.book.RemovePod(uid, final, c.now())
+	s.unblock(uid)
+	delete(s.invalid, uid)
+	delete(s.said, string(uid))
+	c.bears(s, is)
+	for _, other := range waited {
+		c.enqueue(podKey(other))
+	}
+}
+
+// listPods puts in all pods past the cache.
+func (c *Controller) listPods(ctx context.Context, s *session) error {
+	exist := map[pool.UID]bool{}
+	list := &corev1.PodList{}
+	for {
+		next := list.Continue
+		list = &corev1.PodList{}
+		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
+			return fmt.Errorf("listing pods: %w", err)
+		}
+		for i := range list.Items {
+			exist[pool.UID(list.Items[i].UID)] = true
+			c.setPod(s, cluster.PodOf(&list.Items[i]), true)
+		}
+		if list.Continue == "" {
+			break
+		}
+	}
+	c.mu.Lock()
+	known := s.book.Pods()
+	c.mu.Unlock()
+	for _, uid := range known {
+		if !exist[uid] && !c.there(ctx, s, uid) {
+			c.removePod(s, uid, false)
+		}
+	}
+	return nil
+}
+
+// there reports whether a pod that was not listed came while the list was made, or may have.
+func (c *Controller) there(ctx context.Context, s *session, uid pool.UID) bool {
+	c.mu.Lock()
+	p := s.book.Pod(uid)
+	c.mu.Unlock()
+	if p == nil {
+		return false
+	}
+	is := metadata("Pod")
+	err := c.live.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, is)
+	return err == nil && is.UID == types.UID(uid) || err != nil && !apierrors.IsNotFound(err)
+}
+
+func podKey(uid pool.UID) key { return key{kindPod, string(uid)} }
+
+// wait notes what a pod waits for. Controller.mu is held.
+func (s *session) wait(uid pool.UID, plan pool.Plan) {
+	s.unblock(uid)
+	if plan.Reason == "" {
+		return
+	}
+	s.blocked[uid] = plan.Addrs
+	for _, a := range plan.Addrs {
+		if s.on[a] == nil {
+			s.on[a] = map[pool.UID]struct{}{}
+		}
+		s.on[a][uid] = struct{}{}
+	}
+}
+
+func (s *session) unblock(uid pool.UID) {
+	for _, a := range s.blocked[uid] {
+		if delete(s.on[a], uid); len(s.on[a]) == 0 {
+			delete(s.on, a)
+		}
+	}
+	delete(s.blocked, uid)
+}
+
+// waitForNodes notes whether an address waits for what nodes say. Controller.mu is held.
+func (s *session) waitForNodes(a netip.Addr) {
+	if delete(s.silent, a); !s.book.Settled(a) {
+		s.silent[a] = struct{}{}
+	}
+}
+
+// firstOf reports whether something is said of an object for the first time since it said something else.
+func (s *session) firstOf(about, note string) bool {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if s.said[about] == note {
+		return false
+	}
+	s.said[about] = note
+	return true
+}

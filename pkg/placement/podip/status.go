@@ -1,0 +1,174 @@
+package podip
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// never is status.expires of an address that is kept without an end.
+const never = "never"
+
+// showExpiry writes when an address becomes free, if that has changed.
+func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, plan pool.Plan) error {
+	c.mu.Lock()
+	p := s.book.PodIP(a)
+	if p == nil {
+		c.mu.Unlock()
+		return nil
+	}
+	is, shown := *p, s.expires[a]
+	settled := s.book.Settled(a)
+	c.mu.Unlock()
+	expires := ""
+	switch {
+	case !settled || is.Deleting || is.Phase != pool.Retained || is.Of != is.PodUID || plan.Reason == "":
+	case !plan.Until.IsZero():
+		expires = plan.Until.UTC().Format(time.RFC3339)
+	default:
+		expires = never
+	}
+	if expires == shown {
+		return nil
+	}
+	var value any = expires
+	if expires == "" {
+		value = nil
+	}
+	return c.patchStatus(ctx, s, is, map[string]any{"expires": value})
+}
+
+// seeToPool lets a pool go that is being deleted, and writes its status.
+func (c *Controller) seeToPool(ctx context.Context, s *session, name string) error {
+	at := c.now()
+	c.mu.Lock()
+	o := c.pools[name]
+	if o == nil {
+		c.mu.Unlock()
+		return nil
+	}
+	o = o.DeepCopy()
+	plan := s.book.ReviewPool(name)
+	count := s.book.Count(name, at)
+	waiting := len(s.book.Waiting(name))
+	is := s.book.Pool(name)
+	var others []*pool.Pool
+	for _, other := range slices.Sorted(maps.Keys(c.pools)) {
+		if p := s.book.Pool(other); other != name && p != nil {
+			others = append(others, p)
+		}
+	}
+	c.mu.Unlock()
+	if is == nil {
+		return nil
+	}
+	if len(plan.Writes) > 0 {
+		return c.carryOut(ctx, s, plan, at, nil, gate.Placement{})
+	}
+	overlaps, err := c.overlaps(ctx, is, others)
+	if err != nil {
+		return err
+	}
+	was := o.DeepCopy()
+	o.Status.Addresses = stayputv1alpha1.PodIPPoolAddresses{Total: most(count.Total), Used: most(count.Used),
+		Free: most(count.Free), OutOfRange: most(count.OutOfRange)}
+	set := func(kind string, yes bool, reason, message string) {
+		status := metav1.ConditionFalse
+		if yes {
+			status = metav1.ConditionTrue
+		}
+		meta.SetStatusCondition(&o.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: reason,
+			Message: message, ObservedGeneration: o.Generation})
+	}
+	switch {
+	case is.Invalid != nil:
+		set(stayputv1alpha1.ConditionReady, false, "Invalid", is.Invalid.Error())
+	case is.Deleting:
+		set(stayputv1alpha1.ConditionReady, false, "Deleting", plan.Reason)
+	case is.Disabled:
+		set(stayputv1alpha1.ConditionReady, false, "Disabled", "spec.disabled: nobody gets an address who has none")
+	default:
+		set(stayputv1alpha1.ConditionReady, true, "Ready", "")
+	}
+	if waiting > 0 {
+		set(stayputv1alpha1.ConditionExhausted, true, "PodsWait", fmt.Sprintf("%d pods wait for an address", waiting))
+	} else {
+		set(stayputv1alpha1.ConditionExhausted, false, "NobodyWaits", "")
+	}
+	if len(overlaps) > 0 {
+		set(stayputv1alpha1.ConditionOverlaps, true, "Overlaps", "it shares addresses with "+strings.Join(overlaps, ", "))
+	} else {
+		set(stayputv1alpha1.ConditionOverlaps, false, "NoOverlap", "")
+	}
+	if equality.Semantic.DeepEqual(was.Status, o.Status) {
+		return nil
+	}
+	if err := c.client.Status().Patch(ctx, o, client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{}),
+		owner); err != nil {
+		return fmt.Errorf("patching the status of PodIPPool %s: %w", name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.setPool(o)
+	return nil
+}
+
+func most(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
+
+// overlapsMost is how many of them are named.
+const overlapsMost = 10
+
+// overlaps names what has addresses of a pool, too.
+func (c *Controller) overlaps(ctx context.Context, p *pool.Pool, others []*pool.Pool) (all []string, err error) {
+	if p.Invalid != nil {
+		return nil, nil
+	}
+	for _, other := range others {
+		if other.Invalid == nil && p.Range.Set.Overlaps(other.Range.Set) {
+			all = append(all, "pool "+other.Name)
+		}
+	}
+	in := func(cidrs []string) bool {
+		return slices.ContainsFunc(cidrs, func(text string) bool {
+			prefix, err := netip.ParsePrefix(text)
+			return err == nil && p.Range.Set.Overlaps(pool.SetOf(prefix))
+		})
+	}
+	var nodes corev1.NodeList
+	if err := c.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	for i := range nodes.Items {
+		if node := &nodes.Items[i]; in(append(slices.Clone(node.Spec.PodCIDRs), node.Spec.PodCIDR)) {
+			all = append(all, "pods of node "+node.Name)
+		}
+	}
+	var services networkingv1.ServiceCIDRList
+	if err := c.live.List(ctx, &services); err == nil { // before Kubernetes 1.33 there are none
+		for i := range services.Items {
+			if in(services.Items[i].Spec.CIDRs) {
+				all = append(all, "Services of ServiceCIDR "+services.Items[i].Name)
+			}
+		}
+	}
+	if n := len(all); n > overlapsMost {
+		all = append(all[:overlapsMost], fmt.Sprintf("%d more", n-overlapsMost))
+	}
+	return all, nil
+}

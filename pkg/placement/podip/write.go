@@ -1,0 +1,374 @@
+package podip
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// errOld: a plan took longer than [planGood].
+var errOld = errors.New("decided too long ago")
+
+const owner = client.FieldOwner(stayputv1alpha1.ControllerFieldManager)
+
+// carryOut makes the writes of a plan, in order, until one fails. What they return goes into the Book. pod is the one
+// that PlacePod is about, to what its home gives it besides.
+func (c *Controller) carryOut(ctx context.Context, s *session, plan pool.Plan, at time.Time, pod *corev1.Pod,
+	to gate.Placement) error {
+	for i, w := range plan.Writes {
+		var err error
+		if c.now().Sub(at) > planGood {
+			err = errOld
+		}
+		if err == nil {
+			err = pool.Holds(ctx, w, past{c})
+		}
+		if err == nil {
+			err = c.write(ctx, s, w, pod, to)
+		}
+		if err != nil {
+			c.unreserve(s, plan.Writes[i:])
+			if changed(err) {
+				c.refresh(ctx, s, w)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// unreserve gives back the addresses of writes that were not made, or of which it is not known.
+func (c *Controller) unreserve(s *session, writes []pool.Write) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range writes {
+		if create, ok := w.(pool.CreateIP); ok {
+			s.book.Unreserve(create.PodIP.Addr)
+		}
+	}
+}
+
+// write makes one write.
+func (c *Controller) write(ctx context.Context, s *session, w pool.Write, pod *corev1.Pod, to gate.Placement) error {
+	switch w := w.(type) {
+	case pool.CreateIP:
+		o := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(w.PodIP.Addr)},
+			Spec: specOf(w.PodIP)}
+		if w.PodIP.Held {
+			o.Finalizers = []string{stayputv1alpha1.FinalizerInUse}
+		}
+		if err := c.client.Create(ctx, o, owner); err != nil {
+			return fmt.Errorf("creating PodIP %s: %w", w.PodIP.Addr, err)
+		}
+		c.setIP(s, o)
+	case pool.UpdateIP:
+		return c.updateIP(ctx, s, w.PodIP)
+	case pool.StatusIP:
+		return c.patchStatus(ctx, s, w.PodIP, map[string]any{"phase": string(w.PodIP.Phase), "podUID": string(w.PodIP.Of),
+			"nodeName": w.PodIP.Node, "since": metav1.NewTime(w.PodIP.Since)})
+	case pool.DeleteIP:
+		uid := types.UID(w.PodIP.UID)
+		err := c.client.Delete(ctx,
+			&stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(w.PodIP.Addr)}},
+			client.Preconditions{UID: &uid, ResourceVersion: &w.PodIP.Version})
+		if err != nil {
+			return fmt.Errorf("deleting PodIP %s: %w", w.PodIP.Addr, err)
+		}
+	case pool.PlacePod:
+		return c.placePod(ctx, w, pod, to)
+	case pool.EndPod:
+		uid := types.UID(w.UID)
+		err := c.client.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: w.Name}},
+			client.Preconditions{UID: &uid})
+		if err != nil {
+			return fmt.Errorf("deleting pod %s/%s: %w", w.Namespace, w.Name, err)
+		}
+	case pool.HoldPool:
+		return c.holdPool(ctx, s, w)
+	case pool.WriteRoll:
+		r, err := c.writeRoll(ctx, w.Roll)
+		if err != nil {
+			return fmt.Errorf("writing the PodIPRoll: %w", err)
+		}
+		c.setRoll(s, r)
+	default:
+		return fmt.Errorf("a write of type %T", w)
+	}
+	return nil
+}
+
+func (c *Controller) setIP(s *session, o *stayputv1alpha1.PodIP) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.setIP(o)
+}
+
+// updateIP writes the spec of a PodIP in one patch and, if our finalizer goes or comes, reads it before: the other
+// finalizers stay.
+func (c *Controller) updateIP(ctx context.Context, s *session, p pool.PodIP) error {
+	name := stayputv1alpha1.PodIPName(p.Addr)
+	c.mu.Lock()
+	is := s.book.PodIP(p.Addr)
+	held := is != nil && is.Held
+	c.mu.Unlock()
+	o := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if held != p.Held {
+		if err := c.live.Get(ctx, types.NamespacedName{Name: name}, o); err != nil {
+			return fmt.Errorf("reading PodIP %s: %w", p.Addr, err)
+		}
+		if string(o.UID) != p.UID || o.ResourceVersion != p.Version {
+			return conflict("podips", name)
+		}
+		if o.Spec = specOf(p); p.Held {
+			controllerutil.AddFinalizer(o, stayputv1alpha1.FinalizerInUse)
+		} else {
+			controllerutil.RemoveFinalizer(o, stayputv1alpha1.FinalizerInUse)
+		}
+		if err := c.client.Update(ctx, o, owner); err != nil {
+			return fmt.Errorf("updating PodIP %s: %w", p.Addr, err)
+		}
+		if o.DeletionTimestamp != nil && len(o.Finalizers) == 0 {
+			return nil // it is gone
+		}
+		c.setIP(s, o)
+		return nil
+	}
+	spec := map[string]any{}
+	text, err := json.Marshal(specOf(p))
+	if err == nil {
+		err = json.Unmarshal(text, &spec)
+	}
+	if err != nil {
+		return err
+	}
+	for _, field := range []string{"identity", "network", "retention", "whenScaled", "whenDeleted", "workload", "release",
+		"quarantine"} {
+		if _, ok := spec[field]; !ok {
+			spec[field] = nil
+		}
+	}
+	if q, ok := spec["quarantine"].(map[string]any); ok && q["until"] == nil {
+		q["until"] = nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": p.UID, "resourceVersion": p.Version}, "spec": spec,
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner); err != nil {
+		return fmt.Errorf("updating PodIP %s: %w", p.Addr, err)
+	}
+	c.setIP(s, o)
+	return nil
+}
+
+// patchStatus writes fields of the status of a PodIP, bound to its version.
+func (c *Controller) patchStatus(ctx context.Context, s *session, p pool.PodIP, fields map[string]any) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": p.UID, "resourceVersion": p.Version}, "status": fields,
+	})
+	if err != nil {
+		return err
+	}
+	o := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(p.Addr)}}
+	if err := c.client.Status().Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner); err != nil {
+		return fmt.Errorf("patching the status of PodIP %s: %w", p.Addr, err)
+	}
+	c.setIP(s, o)
+	return nil
+}
+
+// placePod tells a pod its addresses and lets it go, in one patch.
+func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod, to gate.Placement) error {
+	if pod == nil || pod.UID != types.UID(w.UID) || pod.ResourceVersion != w.Version {
+		return conflict("pods", w.Name)
+	}
+	text, err := json.Marshal(w.Addresses)
+	if err != nil {
+		return err
+	}
+	annotations := map[string]string{stayputv1alpha1.AnnotationAddresses: string(text)}
+	for key, value := range to.Annotations {
+		annotations[key] = value
+	}
+	to.Annotations = annotations
+	to.Affinity.Required = slices.Clone(to.Affinity.Required)
+	c.mu.Lock()
+	for _, a := range w.Addresses {
+		if o := c.pools[a.Pool]; o != nil {
+			var required []corev1.NodeSelectorRequirement
+			required, err = nodesOf(o)
+			to.Affinity.Required = append(to.Affinity.Required, required...)
+		}
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := gate.Place(ctx, c.client, pod, to); err != nil {
+		return fmt.Errorf("placing pod %s/%s: %w", w.Namespace, w.Name, err)
+	}
+	return nil
+}
+
+func (c *Controller) holdPool(ctx context.Context, s *session, w pool.HoldPool) error {
+	o := &stayputv1alpha1.PodIPPool{}
+	if err := c.live.Get(ctx, types.NamespacedName{Name: w.Name}, o); err != nil {
+		return fmt.Errorf("reading PodIPPool %s: %w", w.Name, err)
+	}
+	if o.ResourceVersion != w.Version {
+		c.mu.Lock()
+		c.setPool(o)
+		c.mu.Unlock()
+		return conflict("podippools", w.Name)
+	}
+	if w.Held {
+		controllerutil.AddFinalizer(o, stayputv1alpha1.FinalizerInUse)
+	} else {
+		controllerutil.RemoveFinalizer(o, stayputv1alpha1.FinalizerInUse)
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": o.UID, "resourceVersion": o.ResourceVersion, "finalizers": o.Finalizers,
+	}})
+	if err != nil {
+		return err
+	}
+	if err := c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner); err != nil {
+		return fmt.Errorf("patching PodIPPool %s: %w", w.Name, err)
+	}
+	if !w.Held {
+		return nil // it is gone
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.setPool(o)
+	return nil
+}
+
+// roll reads the roll past the cache; without a Version there is none.
+func (c *Controller) roll(ctx context.Context) (pool.Roll, error) {
+	o := &stayputv1alpha1.PodIPRoll{}
+	err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PodIPRollName}, o)
+	if apierrors.IsNotFound(err) {
+		return pool.Roll{}, nil
+	}
+	if err != nil {
+		return pool.Roll{}, fmt.Errorf("reading the PodIPRoll: %w", err)
+	}
+	return rollOf(o), nil
+}
+
+// writeRoll returns the roll as it is written.
+func (c *Controller) writeRoll(ctx context.Context, r pool.Roll) (pool.Roll, error) {
+	o := rollObject(r)
+	var err error
+	if r.Version == "" {
+		err = c.client.Create(ctx, o, owner)
+	} else {
+		err = c.client.Update(ctx, o, owner)
+	}
+	return rollOf(o), err
+}
+
+// refresh reads what a write was about, if it has changed: the caches may be behind for a while.
+func (c *Controller) refresh(ctx context.Context, s *session, w pool.Write) {
+	var about pool.PodIP
+	switch w := w.(type) {
+	case pool.CreateIP:
+		about = w.PodIP
+	case pool.UpdateIP:
+		about = w.PodIP
+	case pool.StatusIP:
+		about = w.PodIP
+	case pool.DeleteIP:
+		about = w.PodIP
+	default:
+		if r, err := c.roll(ctx); err == nil {
+			c.setRoll(s, r)
+		}
+		return
+	}
+	c.refreshIP(ctx, s, about.Addr)
+}
+
+func (c *Controller) refreshIP(ctx context.Context, s *session, a netip.Addr) {
+	o := &stayputv1alpha1.PodIP{}
+	c.mu.Lock()
+	was := s.book.PodIP(a)
+	c.mu.Unlock()
+	err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PodIPName(a)}, o)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch is := s.book.PodIP(a); {
+	case err == nil:
+		s.setIP(o)
+	case apierrors.IsNotFound(err) && is != nil && is == was: // nothing came meanwhile
+		s.removeIP(a)
+	}
+}
+
+func conflict(resource, name string) error {
+	of := schema.GroupResource{Group: stayputv1alpha1.SchemeGroupVersion.Group, Resource: resource}
+	return apierrors.NewConflict(of, strings.TrimSpace(name), pool.ErrStale)
+}
+
+// past reads past the caches.
+type past struct{ c *Controller }
+
+func (p past) Pod(ctx context.Context, namespace, name string) (*pool.Pod, error) {
+	o := &corev1.Pod{}
+	err := p.c.live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, o)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	is, _ := podOf(o, "", nil, false) // only what it is, not what it asks for
+	return &is, nil
+}
+
+func (p past) Node(ctx context.Context, name string) (*pool.Node, error) {
+	o := &corev1.Node{}
+	err := p.c.live.Get(ctx, types.NamespacedName{Name: name}, o)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	is := nodeOf(o)
+	return &is, nil
+}
+
+func (p past) Nodes(ctx context.Context) (names []string, err error) {
+	list := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}}
+	if err := p.c.live.List(ctx, list); err != nil {
+		return nil, err
+	}
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names, nil
+}
+
+func (p past) Roll(ctx context.Context) (pool.Roll, error) { return p.c.roll(ctx) }
+func (p past) Now() time.Time                              { return p.c.now() }
