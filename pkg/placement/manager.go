@@ -28,6 +28,7 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/placement/podip"
 	"github.com/stayput/stayput/pkg/placement/podstate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
@@ -188,7 +189,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		return err
 	}
 
-	// 5. Placement and release.
+	// 5. Placement, with addresses of pools or without, and release.
 	retained, err := mgr.GetCache().GetInformer(ctx, &stayputv1alpha1.RetainedIP{}, cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
@@ -204,6 +205,11 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		client: mgr.GetClient(), cache: mgr.GetCache(), reader: mgr.GetAPIReader(), workloads: workloads,
 		owners: newOwners(), memory: memory, now: time.Now,
 		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
+	}
+	place.pools, err = podip.Add(mgr, podip.Options{Workloads: workloads, Home: place.homeBesides,
+		Uninstalling: uninstalling})
+	if err != nil {
+		return err
 	}
 	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
 		return err

@@ -32,6 +32,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/placement/podip"
 	"github.com/stayput/stayput/pkg/placement/podstate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
@@ -52,6 +53,8 @@ type placer struct {
 	now     func() time.Time
 	// nominates: the controller may nominate nodes for pods.
 	nominates bool
+	// pools places the pods that ask for addresses of pools; nil: nobody does.
+	pools *podip.Controller
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
 }
@@ -184,6 +187,15 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	if home.Gated(pod) && !home.LastGate(pod) {
 		return reconcile.Result{}, nil // the end of another gate wakes it
 	}
+	if home.Gated(pod) {
+		switch owns, known := p.pools.Owns(pod); {
+		case !known:
+			return reconcile.Result{RequeueAfter: poolsUnknown}, nil
+		case owns:
+			p.hand(pod)
+			return reconcile.Result{}, nil
+		}
+	}
 	nodes := cluster.NewNodes(ctx, p.client)
 	s, err := p.situation(ctx, pod, nodes)
 	if err != nil {
@@ -218,7 +230,7 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 func (p *placer) situation(ctx context.Context, pod *corev1.Pod, nodes home.Nodes) (home.Situation, error) {
 	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod), Since: p.memory.waitsSince(pod),
 		Waited: p.memory.waited(pod), Nodes: nodes}
-	if home.Annotated(pod.Annotations) {
+	if _, pooled := pod.Annotations[stayputv1alpha1.AnnotationAddresses]; home.Annotated(pod.Annotations) && !pooled {
 		if err := p.findAddress(ctx, &s); err != nil {
 			return s, err
 		}
@@ -296,6 +308,12 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d
 	if err := gate.Place(ctx, p.client, pod, placement(s.Record, d)); err != nil {
 		return fmt.Errorf("placing pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
+	p.placed(ctx, pod, s, d)
+	return nil
+}
+
+// placed notes that a pod was placed, and tells its owner what that means.
+func (p *placer) placed(ctx context.Context, pod *corev1.Pod, s home.Situation, d home.Decision) {
 	p.memory.Ungated(pod)
 	p.metrics.placed(d.Outcome, p.now().Sub(s.Since), s.Waited != "")
 	if d.Lost != "" {
@@ -318,7 +336,6 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d
 	}
 	p.memory.decided(client.ObjectKeyFromObject(pod))
 	log.FromContext(ctx).Info("Placed pod", "outcome", d.Outcome, "home", d.Home, "reason", d.Reason)
-	return nil
 }
 
 // placement returns what a pod is given by a decision.

@@ -24,14 +24,15 @@ func stripStatefulSet(o any) (any, error) {
 	return set, nil
 }
 
-// stripNode keeps what decides whether a node can take a pod.
+// stripNode keeps what decides whether a node can take a pod, and which addresses its pods have.
 func stripNode(o any) (any, error) {
 	node, ok := o.(*corev1.Node)
 	if !ok {
 		return o, nil
 	}
 	node.ManagedFields, node.Annotations = nil, nil
-	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints}
+	node.Spec = corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints,
+		PodCIDR: node.Spec.PodCIDR, PodCIDRs: node.Spec.PodCIDRs}
 	var status corev1.NodeStatus
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {

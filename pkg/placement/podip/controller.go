@@ -308,7 +308,7 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	var to gate.Placement
 	placed := func() {}
 	if i := len(plan.Writes) - 1; i >= 0 && home.Gated(pod) {
-		if place, ok := plan.Writes[i].(pool.PlacePod); ok {
+		if place, ok := plan.Writes[i].(pool.PlacePod); ok && c.home != nil {
 			last := ""
 			for _, a := range place.Addresses {
 				if last == "" {

@@ -68,7 +68,12 @@ func (c *Controller) Start(ctx context.Context) error {
 		},
 		all: func() (names []string) { return slices.Collect(maps.Keys(c.pools)) },
 		end: func(name, _ string) { c.removePool(name) },
-		c:   c,
+		listed: func() {
+			if c.state == unknown {
+				c.state = idle
+			}
+		},
+		c: c,
 	})
 	select {
 	case <-ctx.Done():
@@ -298,6 +303,7 @@ type feed struct {
 	// all names what there is, and end ends what a list of this version does not have.
 	all    func() []string
 	end    func(name, version string)
+	listed func() // after a list; nil: nothing
 	synced chan struct{}
 	c      *Controller
 }
@@ -333,6 +339,9 @@ func (f *feed) Replace(list []any, version string) error {
 		if !is[name] {
 			f.end(name, version)
 		}
+	}
+	if f.listed != nil {
+		f.listed()
 	}
 	if f.synced != nil {
 		select {
