@@ -1,0 +1,797 @@
+package podip
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	discoveryfake "k8s.io/client-go/discovery/fake"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// api stands for the API server. It notes the writes, and can fail them.
+type api struct {
+	client.WithWatch
+	writes []string
+	uids   int
+	now    time.Time
+	// before is called ahead of each write, whose error fails it.
+	before func(write string) error
+}
+
+func newAPI(t *testing.T, objects ...client.Object) *api {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), stayputv1alpha1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	a := &api{now: hometest.Noon}
+	roll := &stayputv1alpha1.PodIPRoll{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPRollName},
+		Spec: stayputv1alpha1.PodIPRollSpec{Round: 1, Term: 1, Mark: metav1.NewMicroTime(a.now)}}
+	base := fake.NewClientBuilder().WithScheme(scheme).
+		WithStatusSubresource(&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPPool{}).
+		WithObjects(append(objects, roll)...).Build()
+	write := func(verb string, o client.Object) error {
+		what := fmt.Sprintf("%s %s %s", verb, strings.TrimPrefix(fmt.Sprintf("%T", o), "*"), o.GetName())
+		what = strings.NewReplacer("v1alpha1.", "", "v1.", "").Replace(what)
+		if a.before != nil {
+			if err := a.before(what); err != nil {
+				return err
+			}
+		}
+		a.writes = append(a.writes, what)
+		return nil
+	}
+	a.WithWatch = interceptor.NewClient(base, interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.CreateOption) error {
+			if err := write("create", o); err != nil {
+				return err
+			}
+			a.uids++
+			o.SetUID(types.UID(fmt.Sprintf("made-%d", a.uids)))
+			o.SetCreationTimestamp(metav1.NewTime(a.now))
+			return c.Create(ctx, o, options...)
+		},
+		Update: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.UpdateOption) error {
+			if err := write("update", o); err != nil {
+				return err
+			}
+			return c.Update(ctx, o, options...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch,
+			options ...client.PatchOption) error {
+			if err := write("patch", o); err != nil {
+				return err
+			}
+			return c.Patch(ctx, o, p, options...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.DeleteOption) error {
+			if err := write("delete", o); err != nil {
+				return err
+			}
+			return c.Delete(ctx, o, options...)
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch,
+			options ...client.SubResourcePatchOption) error {
+			if err := write("patch "+sub, o); err != nil {
+				return err
+			}
+			return c.SubResource(sub).Patch(ctx, o, p, options...)
+		},
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+			options ...client.GetOption) error {
+			cached, ok := o.(*cluster.Pod)
+			if !ok {
+				return c.Get(ctx, key, o, options...)
+			}
+			var pod corev1.Pod
+			if err := c.Get(ctx, key, &pod, options...); err != nil {
+				return err
+			}
+			*cached = *cluster.PodOf(&pod)
+			return nil
+		},
+	})
+	return a
+}
+
+// taken returns the writes since the last call.
+func (a *api) taken() []string {
+	defer func() { a.writes = nil }()
+	return a.writes
+}
+
+// line is a queue that a test works off itself.
+type line struct {
+	queue
+	now, later []key
+}
+
+func (l *line) Add(k key) {
+	if !slices.Contains(l.now, k) {
+		l.now = append(l.now, k)
+	}
+}
+
+func (l *line) AddAfter(k key, _ time.Duration) {
+	if !slices.Contains(l.later, k) {
+		l.later = append(l.later, k)
+	}
+}
+
+// controlling is a controller that sees what there is when it is told to look.
+type controlling struct {
+	*Controller
+	t     *testing.T
+	api   *api
+	line  *line
+	said  *events.FakeRecorder
+	feeds []*feed
+	pods  map[types.UID]bool
+	nodes map[string]bool
+}
+
+type fakeCache struct {
+	client.Reader
+	cache.Informers
+}
+
+func control(t *testing.T, a *api) *controlling {
+	t.Helper()
+	w := cluster.Over(fakeCache{Reader: a}, a, a, &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}})
+	c := &controlling{t: t, api: a, line: &line{}, said: events.NewFakeRecorder(1000), pods: map[types.UID]bool{}}
+	c.Controller = newController(a, a, a, nil, Options{Workloads: w, Uninstalling: func() bool { return false }})
+	c.events, c.now, c.queue = c.said, func() time.Time { return a.now }, c.line
+	c.begins()
+	return c
+}
+
+// begins has the controller begin a Book, and see all.
+func (c *controlling) begins() {
+	c.t.Helper()
+	s, err := c.begin(c.t.Context())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.feeds = []*feed{
+		{c: c.Controller, set: func(o client.Object) { c.setPool(o.(*stayputv1alpha1.PodIPPool)) },
+			all: func() (names []string) {
+				for name := range c.Controller.pools {
+					names = append(names, name)
+				}
+				return names
+			},
+			end: func(name, _ string) { c.removePool(name) }},
+		c.addresses(s), c.answers(s), c.ofNamespaces(s),
+	}
+	c.nodes = map[string]bool{}
+	c.looks()
+	c.open(s)
+}
+
+// looks has the controller see what there is now.
+func (c *controlling) looks() {
+	c.t.Helper()
+	for i, list := range []client.ObjectList{&stayputv1alpha1.PodIPPoolList{}, &stayputv1alpha1.PodIPList{},
+		&stayputv1alpha1.PodIPAnswerList{}, &corev1.NamespaceList{}} {
+		if err := c.api.List(c.t.Context(), list); err != nil {
+			c.t.Fatal(err)
+		}
+		items, err := meta.ExtractList(list)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		var all []any
+		for _, o := range items {
+			all = append(all, o)
+		}
+		if err := c.feeds[i].Replace(all, "1000000"); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	var nodes corev1.NodeList
+	var pods corev1.PodList
+	if err := errors.Join(c.api.List(c.t.Context(), &nodes), c.api.List(c.t.Context(), &pods)); err != nil {
+		c.t.Fatal(err)
+	}
+	there := map[string]bool{}
+	for i := range nodes.Items {
+		there[nodes.Items[i].Name] = true
+		c.Controller.nodes(c.session).OnUpdate(&corev1.Node{}, &nodes.Items[i])
+	}
+	for name := range c.nodes {
+		if !there[name] {
+			c.Controller.nodes(c.session).OnDelete(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		}
+	}
+	c.nodes = there
+	exist := map[types.UID]bool{}
+	for i := range pods.Items {
+		exist[pods.Items[i].UID] = true
+		c.Controller.pods(c.session).OnAdd(cluster.PodOf(&pods.Items[i]), false)
+	}
+	for uid := range c.pods {
+		if !exist[uid] {
+			c.Controller.pods(c.session).OnDelete(cluster.PodOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}))
+		}
+	}
+	c.pods = exist
+}
+
+// step sees to one thing.
+func (c *controlling) step() error {
+	k := c.line.now[0]
+	c.line.now = c.line.now[1:]
+	result, err := c.Reconcile(c.t.Context(), k)
+	if result.RequeueAfter > 0 || err != nil {
+		c.line.AddAfter(k, result.RequeueAfter)
+	}
+	return err
+}
+
+// works sees to all that there is to do until nothing is.
+func (c *controlling) works() {
+	c.t.Helper()
+	for idle := 0; idle < 2; idle++ {
+		c.looks()
+		before := len(c.api.writes)
+		c.line.now, c.line.later = append(c.line.now, c.line.later...), nil
+		for range 10_000 {
+			if len(c.line.now) == 0 {
+				break
+			}
+			if err := c.step(); err != nil {
+				c.t.Fatal(err)
+			}
+		}
+		if len(c.api.writes) > before {
+			idle = -1
+		}
+	}
+}
+
+// notes returns the Events since the last call.
+func (c *controlling) notes() (all []string) {
+	for len(c.said.Events) > 0 {
+		all = append(all, <-c.said.Events)
+	}
+	return all
+}
+
+func aPool(name, addresses string, change ...func(*stayputv1alpha1.PodIPPool)) *stayputv1alpha1.PodIPPool {
+	o := &stayputv1alpha1.PodIPPool{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("of-" + name), Generation: 1},
+		Spec: stayputv1alpha1.PodIPPoolSpec{Mode: stayputv1alpha1.ModeL2, Subnet: "10.6.0.0/16",
+			Addresses: []string{addresses}, Gateway: "10.6.0.1"},
+	}
+	for _, c := range change {
+		c(o)
+	}
+	return o
+}
+
+// asking makes a gated pod that asks for addresses of a pool. The one made later is the younger one.
+func asking(name, pools string, change ...func(*corev1.Pod)) *corev1.Pod {
+	return hometest.Pod(append([]func(*corev1.Pod){func(p *corev1.Pod) {
+		p.Name, p.UID = name, types.UID("uid-"+name)
+		p.Annotations = map[string]string{stayputv1alpha1.AnnotationPools: pools}
+	}}, change...)...)
+}
+
+func made(after time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.CreationTimestamp = metav1.NewTime(hometest.Noon.Add(after)) }
+}
+
+func (a *api) pod(t *testing.T, name string) (*corev1.Pod, []pool.Address) {
+	t.Helper()
+	var pod corev1.Pod
+	if err := a.Get(t.Context(), types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
+		t.Fatal(err)
+	}
+	var all []pool.Address
+	if text := pod.Annotations[stayputv1alpha1.AnnotationAddresses]; text != "" {
+		if err := json.Unmarshal([]byte(text), &all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &pod, all
+}
+
+func (a *api) ips(t *testing.T) map[string]stayputv1alpha1.PodIP {
+	t.Helper()
+	var list stayputv1alpha1.PodIPList
+	if err := a.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]stayputv1alpha1.PodIP{}
+	for _, o := range list.Items {
+		all[o.Name] = o
+	}
+	return all
+}
+
+// consistent checks that no address is given twice, that each pod has what it was told, and that nothing leaks.
+func (a *api) consistent(t *testing.T) {
+	t.Helper()
+	var pods corev1.PodList
+	if err := a.List(t.Context(), &pods); err != nil {
+		t.Fatal(err)
+	}
+	ips, told := a.ips(t), map[string]string{}
+	for i := range pods.Items {
+		pod, has := a.pod(t, pods.Items[i].Name)
+		if home.Gated(pod) == (has != nil) {
+			t.Errorf("pod %s: gated %t with addresses %v", pod.Name, home.Gated(pod), has)
+		}
+		for _, h := range has {
+			name := stayputv1alpha1.PodIPName(h.Prefix.Addr())
+			if other := told[name]; other != "" {
+				t.Errorf("%s was given to %s and %s", name, other, pod.Name)
+			}
+			if told[name] = pod.Name; ips[name].Spec.PodUID != string(pod.UID) {
+				t.Errorf("pod %s has %s, which is %q's", pod.Name, name, ips[name].Spec.PodUID)
+			}
+		}
+	}
+	for name, ip := range ips {
+		if told[name] == "" {
+			t.Errorf("%s is %s's, who does not have it", name, ip.Spec.PodName)
+		}
+	}
+}
+
+func TestAPodIsLetGoByOneWriteOnceItsAddressesAreClaimed(t *testing.T) {
+	selects := func(o *stayputv1alpha1.PodIPPool) {
+		o.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"link": "vlan10"}}
+	}
+	pod := asking("web-0", "blue,green@net1", func(p *corev1.Pod) {
+		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+				{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "disk", Operator: corev1.NodeSelectorOpExists}}},
+			}}}}
+	})
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110", selects),
+		aPool("green", "10.6.200.0/24"), pod)
+	c := control(t, a)
+	c.home = func(context.Context, *corev1.Pod, string) (gate.Placement, func(), bool, time.Duration, error) {
+		return gate.Placement{Annotations: map[string]string{stayputv1alpha1.AnnotationPinned: "node node-1"},
+			Affinity: home.Affinity{Node: "node-1"}}, func() {}, true, 0, nil
+	}
+	a.taken()
+	c.looks()
+	for len(c.line.now) > 0 {
+		if err := c.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := []string{"patch PodIPPool blue", "create PodIP 10.6.168.101", "patch PodIPPool green", "create PodIP 10.6.200.0",
+		"patch Pod web-0"}
+	if is := a.taken(); !slices.Equal(is, want) {
+		t.Errorf("writes %q\n want %q", is, want)
+	}
+	is, has := a.pod(t, "web-0")
+	if home.Gated(is) || len(has) != 2 || has[0].Interface != "eth0" || has[1].Interface != "net1" ||
+		has[0].Prefix != netip.MustParsePrefix("10.6.168.101/16") || has[0].Gateway.String() != "10.6.0.1" {
+		t.Errorf("gated %t with %+v", home.Gated(is), has)
+	}
+	term := is.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0]
+	var keys []string
+	for _, e := range append(term.MatchFields, term.MatchExpressions...) {
+		keys = append(keys, e.Key)
+	}
+	if !slices.Equal(keys, []string{"metadata.name", "disk", "link"}) {
+		t.Errorf("its nodes are required by %q", keys)
+	}
+	ip := a.ips(t)["10.6.168.101"]
+	if ip.Spec.PodUID != "uid-web-0" || !slices.Contains(ip.Finalizers, stayputv1alpha1.FinalizerInUse) {
+		t.Errorf("%+v", ip)
+	}
+	c.works()
+	a.consistent(t)
+}
+
+// Each write in turn is the first that is not made, or the last that is: the answer is lost.
+func TestAControllerThatIsKilledBetweenTwoWritesLeavesNothingBehind(t *testing.T) {
+	for after := range 12 {
+		for _, lost := range []bool{false, true} {
+			a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.103"),
+				asking("web-0", "blue"), asking("web-1", "blue", made(time.Second)))
+			c := control(t, a)
+			killed := errors.New("killed")
+			left := after
+			a.before = func(string) error {
+				if left--; left < 0 {
+					return killed
+				}
+				return nil
+			}
+			if lost {
+				// as if it were killed with its reads, too: what it did is known to nobody
+				c.Controller.live = a
+			}
+			c.looks()
+			for len(c.line.now) > 0 && left >= 0 {
+				_ = c.step()
+			}
+			a.before = nil
+			next := control(t, a)
+			next.works()
+			if _, has := a.pod(t, "web-1"); has == nil {
+				t.Fatalf("web-1 waits for ever after %d writes: %q", after, next.notes())
+			}
+			a.consistent(t)
+		}
+	}
+}
+
+func TestTwoControllersAtOnceGiveNoAddressTwice(t *testing.T) {
+	objects := []client.Object{hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110")}
+	for i := range 20 {
+		objects = append(objects, asking(fmt.Sprintf("web-%d", i), "blue", made(time.Duration(i)*time.Second)))
+	}
+	a := newAPI(t, objects...)
+	both := []*controlling{control(t, a), control(t, a)}
+	for i := 0; len(both[0].line.now)+len(both[1].line.now) > 0; i++ {
+		if c := both[i%2]; len(c.line.now) > 0 {
+			_ = c.step() // of what it saw at first, and what it did itself
+		}
+	}
+	for range 3 {
+		for _, c := range both {
+			c.works()
+		}
+	}
+	a.consistent(t)
+	for i := range 20 {
+		pod, _ := a.pod(t, fmt.Sprintf("web-%d", i))
+		if home.Gated(pod) && i < 9 {
+			t.Errorf("%s waits behind younger ones", pod.Name)
+		}
+	}
+	if n := len(a.ips(t)); n != 10 {
+		t.Errorf("%d addresses are given, of 10", n)
+	}
+}
+
+func TestPodsOfAnExhaustedPoolWaitAndGoTheOldestFirst(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"),
+		asking("third", "blue", made(3*time.Second)), asking("second", "blue", made(2*time.Second)),
+		asking("first", "blue", made(time.Second)))
+	c := control(t, a)
+	c.works()
+	for _, name := range []string{"first", "second", "third"} {
+		pod, has := a.pod(t, name)
+		if home.Gated(pod) || len(has) != 1 {
+			t.Fatalf("%s waits, though it is the oldest: %q", name, c.notes())
+		}
+		var blue stayputv1alpha1.PodIPPool
+		if err := a.Get(t.Context(), types.NamespacedName{Name: "blue"}, &blue); err != nil {
+			t.Fatal(err)
+		}
+		waits := name != "third"
+		if is := meta.IsStatusConditionTrue(blue.Status.Conditions, stayputv1alpha1.ConditionExhausted); is != waits ||
+			blue.Status.Addresses != (stayputv1alpha1.PodIPPoolAddresses{Total: 1, Used: 1}) {
+			t.Errorf("with %s: exhausted %t, %+v", name, is, blue.Status.Addresses)
+		}
+		if notes := c.notes(); waits && (len(notes) == 0 || !strings.Contains(notes[0], "no free address")) {
+			t.Errorf("said %q", notes)
+		}
+		if c.works(); len(c.notes()) > 0 {
+			t.Error("it is said again")
+		}
+		// Nobody asked to keep it, and it never had a node.
+		if err := a.Delete(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		c.works()
+	}
+	a.consistent(t)
+	if left := a.ips(t); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// agent writes what the agent of a node says of an address.
+func (a *api) agent(t *testing.T, name string, phase stayputv1alpha1.PodIPPhase, uid, node string) {
+	t.Helper()
+	ip := a.ips(t)[name]
+	since := metav1.NewTime(a.now)
+	ip.Status.Phase, ip.Status.PodUID, ip.Status.NodeName, ip.Status.Since = phase, uid, node, &since
+	if err := a.Status().Update(t.Context(), &ip); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func bound(t *testing.T, a *api, name, node string) *corev1.Pod {
+	t.Helper()
+	pod, _ := a.pod(t, name)
+	pod.Spec.NodeName = node
+	if err := a.Update(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+func ownedBySet(p *corev1.Pod) {
+	yes := true
+	p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "of-web",
+		Controller: &yes}}
+}
+
+func TestASuccessorHasItsAddressOnceItsNodeSaysThatItIsGone(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
+		asking("web-0", "blue", hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")))
+	c := control(t, a)
+	c.works()
+	pod := bound(t, a, "web-0", "node-1")
+	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPBound, string(pod.UID), "node-1")
+	c.works()
+	if err := a.Delete(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	successor := asking("web-0", "blue", hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h"),
+		func(p *corev1.Pod) { p.UID = "successor" })
+	if err := a.WithWatch.Create(t.Context(), successor); err != nil {
+		t.Fatal(err)
+	}
+	c.notes()
+	c.works()
+	is, has := a.pod(t, "web-0")
+	if !home.Gated(is) || has != nil {
+		t.Fatalf("it has %v while its predecessor may run", has)
+	}
+	if notes := c.notes(); len(notes) != 1 || !strings.Contains(notes[0], "node-1 has not reported yet") {
+		t.Errorf("said %q", notes)
+	}
+	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPRetained, "uid-web-0", "node-1")
+	c.works()
+	is, has = a.pod(t, "web-0")
+	if home.Gated(is) || len(has) != 1 || has[0].Prefix.Addr().String() != "10.6.168.101" || has[0].Last != "node-1" {
+		t.Errorf("gated %t with %+v: %q", home.Gated(is), has, c.notes())
+	}
+	if ip := a.ips(t)["10.6.168.101"]; ip.Spec.PodUID != string(is.UID) || ip.Spec.Retention != "1h0m0s" {
+		t.Errorf("%+v", ip.Spec)
+	}
+}
+
+func TestAnAddressThatNobodyNeedsIsFreedWhenItExpires(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
+		asking("web-0", "blue", hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")))
+	c := control(t, a)
+	c.works()
+	pod := bound(t, a, "web-0", "node-1")
+	if err := a.Delete(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPRetained, string(pod.UID), "node-1")
+	c.works()
+	if ip := a.ips(t)["10.6.168.101"]; ip.Status.Expires != a.now.Add(time.Hour).Format(time.RFC3339) {
+		t.Fatalf("%+v", ip.Status)
+	}
+	a.now = a.now.Add(time.Hour - time.Second)
+	c.open(c.session)
+	if c.works(); len(a.ips(t)) != 1 {
+		t.Fatal("it is freed too early")
+	}
+	a.now = a.now.Add(time.Second)
+	a.taken()
+	c.open(c.session)
+	c.works()
+	if left := a.ips(t); len(left) > 0 {
+		t.Errorf("left: %+v", left)
+	}
+	if is := a.taken(); len(is) < 2 || is[0] != "delete PodIP 10.6.168.101" || is[1] != "update PodIP 10.6.168.101" {
+		t.Errorf("writes %q", is)
+	}
+}
+
+func TestAPlanThatTookTooLongIsDropped(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"), asking("web-0", "blue"))
+	c := control(t, a)
+	c.looks()
+	a.before = func(write string) error {
+		if strings.HasPrefix(write, "create PodIP") {
+			a.now = a.now.Add(planGood + time.Second)
+		}
+		return nil
+	}
+	for len(c.line.now) > 0 {
+		if err := c.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if pod, _ := a.pod(t, "web-0"); !home.Gated(pod) {
+		t.Error("it is carried out to its end")
+	}
+	a.before = nil
+	c.works()
+	a.consistent(t)
+}
+
+func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"))
+	c := control(t, a)
+	c.works()
+	var roll stayputv1alpha1.PodIPRoll
+	read := func() {
+		t.Helper()
+		if err := a.Get(t.Context(), types.NamespacedName{Name: stayputv1alpha1.PodIPRollName}, &roll); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read()
+	roll.Spec.Mark = metav1.NewMicroTime(a.now.Add(-time.Minute)) // as in a backup
+	if err := a.Update(t.Context(), &roll); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.WithWatch.Create(t.Context(), asking("web-0", "blue")); err != nil {
+		t.Fatal(err)
+	}
+	c.looks()
+	if err := c.mark(t.Context(), c.session); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-c.session.stale:
+	default:
+		t.Fatal("the restore is not noticed")
+	}
+	if c.works(); len(a.ips(t)) > 0 {
+		t.Fatal("an address is given by what was known before")
+	}
+	c.begins()
+	if c.works(); len(a.ips(t)) > 0 {
+		t.Fatal("an address is given before the node has answered")
+	}
+	if notes := c.notes(); len(notes) == 0 || !strings.Contains(notes[0], "node node-1 has not answered yet") {
+		t.Errorf("said %q", notes)
+	}
+	read()
+	answer := &stayputv1alpha1.PodIPAnswer{ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Spec: stayputv1alpha1.PodIPAnswerSpec{Round: roll.Spec.Round, Held: []stayputv1alpha1.PodIPHeld{{
+			Address: "10.6.168.101", PodUID: "forgotten", Namespace: "default", PodName: "db-0", Pool: "blue",
+			Mode: stayputv1alpha1.ModeL2, Interface: "eth0"}}}}
+	if err := a.WithWatch.Create(t.Context(), answer); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	if ip := a.ips(t)["10.6.168.101"]; ip.Spec.PodUID != "forgotten" {
+		t.Errorf("what the node has is not known: %+v", a.ips(t))
+	}
+	select {
+	case <-c.session.stale:
+	default:
+		t.Fatal("the recall does not end")
+	}
+	c.begins()
+	c.works()
+	if _, has := a.pod(t, "web-0"); len(has) != 1 || has[0].Prefix.Addr().String() == "10.6.168.101" {
+		t.Errorf("it has %v: %q", has, c.notes())
+	}
+}
+
+func TestPoolsSayWhatIsWrongWithThem(t *testing.T) {
+	node := hometest.Node("node-1", "a", func(n *corev1.Node) { n.Spec.PodCIDRs = []string{"10.6.100.0/24"} })
+	a := newAPI(t, node, aPool("blue", "10.6.168.101-10.6.168.110"), aPool("green", "10.6.168.110-10.6.168.120"),
+		aPool("nodes", "10.6.100.7"), aPool("wrong", "10.7.0.1"),
+		aPool("off", "10.6.1.1", func(o *stayputv1alpha1.PodIPPool) { o.Spec.Disabled = true }))
+	c := control(t, a)
+	c.works()
+	var list stayputv1alpha1.PodIPPoolList
+	if err := a.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]string{}
+	for _, o := range list.Items {
+		for _, is := range o.Status.Conditions {
+			said[o.Name+" "+is.Type] = string(is.Status) + " " + is.Message
+		}
+	}
+	for what, want := range map[string]string{
+		"blue Ready": "True ", "blue Overlaps": "True it shares addresses with pool green", "blue Exhausted": "False ",
+		"green Overlaps": "True it shares addresses with pool blue",
+		"nodes Overlaps": "True it shares addresses with pods of node node-1", "off Overlaps": "False ",
+		"wrong Ready": `False spec.addresses[0]: "10.7.0.1" is not valid: expected addresses in spec.subnet, 10.6.0.0/16`,
+		"off Ready":   "False spec.disabled: nobody gets an address who has none",
+	} {
+		if said[what] != want {
+			t.Errorf("%s: %q, want %q", what, said[what], want)
+		}
+	}
+}
+
+func TestAPodThatCouldNotBeGatedIsToldItsAddressOnceItHasANode(t *testing.T) {
+	late := asking("late", "blue", hometest.Ungated)
+	mirror := asking("mirror", "blue", hometest.Ungated, func(p *corev1.Pod) {
+		yes := true
+		p.Spec.NodeName = "node-1"
+		p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-1", Controller: &yes}}
+	})
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), late, mirror)
+	c := control(t, a)
+	c.works()
+	if _, has := a.pod(t, "late"); has != nil {
+		t.Errorf("it has %v before it has a node", has)
+	}
+	bound(t, a, "late", "node-1")
+	c.works()
+	if _, has := a.pod(t, "late"); len(has) != 1 {
+		t.Errorf("it has %v: %q", has, c.notes())
+	}
+	if _, has := a.pod(t, "mirror"); has != nil || !slices.ContainsFunc(c.notes(), func(n string) bool {
+		return strings.Contains(n, "static pods cannot have addresses of pools")
+	}) {
+		t.Errorf("a static pod has %v", has)
+	}
+}
+
+func TestTheDefaultOfANamespaceIsForItsGatedPods(t *testing.T) {
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default",
+		Annotations: map[string]string{stayputv1alpha1.AnnotationPools: "blue"}}}
+	silent := func(p *corev1.Pod) { p.Annotations = nil }
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), space,
+		asking("web-0", "", silent), asking("none", ""), asking("ran", "", silent, hometest.RanOn("node-1")),
+		asking("wrong", "blue@"))
+	c := control(t, a)
+	c.works()
+	for name, want := range map[string]int{"web-0": 1, "none": 0, "ran": 0, "wrong": 0} {
+		pod, has := a.pod(t, name)
+		owns, known := c.Owns(pod)
+		if len(has) != want || !known || owns != (name == "web-0" || name == "wrong" || name == "ran") {
+			t.Errorf("%s has %v, owned %t", name, has, owns)
+		}
+	}
+	if notes := c.notes(); !slices.ContainsFunc(notes, func(n string) bool {
+		return strings.Contains(n, "annotation stayput.io/pools") && strings.Contains(n, "expected names of pools")
+	}) {
+		t.Errorf("said %q", notes)
+	}
+}
+
+func TestADeletedPoolGoesWithItsLastAddress(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"), asking("web-0", "blue", ownedBySet))
+	c := control(t, a)
+	c.works()
+	if err := a.Delete(t.Context(), aPool("blue", "")); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	var blue stayputv1alpha1.PodIPPool
+	if err := a.Get(t.Context(), types.NamespacedName{Name: "blue"}, &blue); err != nil {
+		t.Fatalf("it is gone before its addresses: %v", err)
+	}
+	pod, _ := a.pod(t, "web-0")
+	if err := a.Delete(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	if err := a.Get(t.Context(), types.NamespacedName{Name: "blue"}, &blue); !apierrors.IsNotFound(err) {
+		t.Errorf("%v, with %v: %+v", err, a.ips(t), blue)
+	}
+}
