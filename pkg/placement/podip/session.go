@@ -1,6 +1,7 @@
 package podip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -238,7 +239,11 @@ func (c *Controller) open(s *session) {
 	for _, a := range s.book.Addresses() {
 		c.enqueue(addressKey(a))
 	}
-	for _, uid := range s.book.Pods() {
+	uids := s.book.Pods()
+	slices.SortFunc(uids, func(x, y pool.UID) int { // the oldest first
+		return cmp.Or(s.book.Pod(x).Created.Compare(s.book.Pod(y).Created), cmp.Compare(x, y))
+	})
+	for _, uid := range uids {
 		c.enqueue(podKey(uid))
 	}
 	for name := range c.pools {

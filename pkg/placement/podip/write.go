@@ -91,6 +91,7 @@ func (c *Controller) write(ctx context.Context, s *session, w pool.Write, pod *c
 		if err != nil {
 			return fmt.Errorf("deleting PodIP %s: %w", w.PodIP.Addr, err)
 		}
+		c.refreshIP(ctx, s, w.PodIP.Addr)
 	case pool.PlacePod:
 		return c.placePod(ctx, w, pod, to)
 	case pool.EndPod:
