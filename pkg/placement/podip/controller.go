@@ -133,6 +133,7 @@ func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.queue = q
+			c.lookAtAll()
 			return nil
 		})).
 		WithOptions(controller.TypedOptions[key]{MaxConcurrentReconciles: workers}).
@@ -195,9 +196,9 @@ func (c *Controller) add(keys ...key) {
 	c.enqueue(keys...)
 }
 
-// enqueue has something looked at. c.mu is held.
+// enqueue has something looked at. Until there is a Book nothing is, but then all. c.mu is held.
 func (c *Controller) enqueue(keys ...key) {
-	if c.queue == nil {
+	if c.queue == nil || c.session == nil || !c.session.ready {
 		return
 	}
 	for _, k := range keys {

@@ -235,12 +235,21 @@ func (c *Controller) open(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.ready = true
+	c.lookAtAll()
+}
+
+// lookAtAll has everything looked at, of pods the oldest first. c.mu is held.
+func (c *Controller) lookAtAll() {
+	s := c.session
+	if s == nil {
+		return
+	}
 	c.enqueue(key{kindRoll, ""})
 	for _, a := range s.book.Addresses() {
 		c.enqueue(addressKey(a))
 	}
 	uids := s.book.Pods()
-	slices.SortFunc(uids, func(x, y pool.UID) int { // the oldest first
+	slices.SortFunc(uids, func(x, y pool.UID) int {
 		return cmp.Or(s.book.Pod(x).Created.Compare(s.book.Pod(y).Created), cmp.Compare(x, y))
 	})
 	for _, uid := range uids {
