@@ -11,7 +11,8 @@ func TestParseWants(t *testing.T) {
 		"": nil, " ": nil, "blue": {{Interface: "eth0", Pools: []string{"blue"}}},
 		"blue-v4, blue-v6,green@net1": {{Interface: "eth0", Pools: []string{"blue-v4", "blue-v6"}},
 			{Interface: "net1", Pools: []string{"green"}}},
-		"blue,blue@net1": {{Interface: "eth0", Pools: []string{"blue"}}, {Interface: "net1", Pools: []string{"blue"}}},
+		"blue,blue@net1": {{Interface: "eth0", Pools: []string{"blue"}},
+			{Interface: "net1", Pools: []string{"blue"}}},
 	} {
 		if is, err := ParseWants(value); err != nil || !reflect.DeepEqual(is, want) {
 			t.Errorf("%q: %+v, %v", value, is, err)

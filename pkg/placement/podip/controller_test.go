@@ -389,8 +389,8 @@ func TestAPodIsLetGoByOneWriteOnceItsAddressesAreClaimed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want := []string{"patch PodIPPool blue", "create PodIP 10.6.168.101", "patch PodIPPool green", "create PodIP 10.6.200.0",
-		"patch Pod web-0"}
+	want := []string{"patch PodIPPool blue", "create PodIP 10.6.168.101", "patch PodIPPool green",
+		"create PodIP 10.6.200.0", "patch Pod web-0"}
 	if is := a.taken(); !slices.Equal(is, want) {
 		t.Errorf("writes %q\n want %q", is, want)
 	}

@@ -67,15 +67,19 @@ func (c *Controller) seeToPool(ctx context.Context, s *session, name string) err
 	plan := s.book.ReviewPool(name)
 	count := s.book.Count(name, at)
 	waiting := len(s.book.Waiting(name))
-	is := s.book.Pool(name)
-	var others []*pool.Pool
+	var is pool.Pool
+	var others []pool.Pool
 	for _, other := range slices.Sorted(maps.Keys(c.pools)) {
-		if p := s.book.Pool(other); other != name && p != nil {
-			others = append(others, p)
+		switch p := s.book.Pool(other); {
+		case p == nil:
+		case other == name:
+			is = *p
+		default:
+			others = append(others, *p)
 		}
 	}
 	c.mu.Unlock()
-	if is == nil {
+	if is.Name == "" {
 		return nil
 	}
 	if len(plan.Writes) > 0 {
@@ -135,7 +139,7 @@ func most(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 const overlapsMost = 10
 
 // overlaps names what has addresses of a pool, too.
-func (c *Controller) overlaps(ctx context.Context, p *pool.Pool, others []*pool.Pool) (all []string, err error) {
+func (c *Controller) overlaps(ctx context.Context, p pool.Pool, others []pool.Pool) (all []string, err error) {
 	if p.Invalid != nil {
 		return nil, nil
 	}
