@@ -448,7 +448,8 @@ func (c *Controller) addresses(s *session) *feed {
 		set: func(o client.Object) { s.setIP(o.(*stayputv1alpha1.PodIP)) },
 		remove: func(o client.Object, version string) {
 			a, err := stayputv1alpha1.ParsePodIPName(o.GetName())
-			if is := s.book.PodIP(a); err == nil && is != nil && (is.UID == string(o.GetUID()) || !newer(is.Version, version)) {
+			if is := s.book.PodIP(a); err == nil && is != nil &&
+				(is.UID == string(o.GetUID()) || !newer(is.Version, version)) {
 				s.removeIP(a)
 			}
 		},
@@ -574,7 +575,8 @@ func (c *Controller) ofNamespaces(s *session) *feed {
 		set: func(o client.Object) {
 			is := namespace{o.GetLabels(), o.GetAnnotations()[stayputv1alpha1.AnnotationPools]}
 			was, ok := known[o.GetName()]
-			if known[o.GetName()] = is; c.namespaces != nil && ok && was.pools == is.pools && maps.Equal(was.labels, is.labels) {
+			known[o.GetName()] = is
+			if c.namespaces != nil && ok && was.pools == is.pools && maps.Equal(was.labels, is.labels) {
 				return
 			}
 			c.rename(s, o.GetName(), is)
@@ -658,7 +660,8 @@ func (c *Controller) pods(s *session) toolscache.ResourceEventHandler {
 	}
 }
 
-// setPod puts a pod in, if it has to do with pools. listed: past the cache, so that it counts whatever version is known.
+// setPod puts a pod in, if it has to do with pools. listed: past the cache, so that it counts whatever version is
+// known.
 func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 	uid := pool.UID(pod.GetUID())
 	c.mu.Lock()
