@@ -17,6 +17,10 @@ type AddRequest struct {
 	Policy *Policy
 	// Requested are addresses that the result must have, at most one per range set.
 	Requested []netip.Addr
+	// Pool are addresses of pools, which the cluster has given to the pod: the attachment gets these and no others, in the
+	// ranges or not, and nothing is promised. PoolText is the text that says so, of the annotation or the agent's file.
+	Pool     []netip.Addr
+	PoolText string
 }
 
 // patience is the longest that an ADD waits for its predecessor: a longer wait can hold up the runtime's other
@@ -31,7 +35,7 @@ const pause = 50 * time.Millisecond
 // Add returns. After an error nothing is allocated.
 //
 // Errors: ErrInUse if the predecessor did not go in time; ErrFull; ErrNotAvailable for a requested address;
-// ErrDuplicate; ErrNetnsGone; ErrNewer. Any other is the disk's.
+// ErrDuplicate; ErrNetnsGone; ErrNewer; with addresses of pools ErrBarred and ErrUnseen. Any other is the disk's.
 func (l *Ledger) Add(req AddRequest) (*Result, error) {
 	var waited time.Duration
 	for {
@@ -51,6 +55,11 @@ func (l *Ledger) tryAdd(req AddRequest, last bool) (r *Result, wait bool, err er
 		return nil, false, err
 	}
 	defer s.end()
+	if len(req.Pool) > 0 {
+		if err := s.admit(&req); err != nil {
+			return nil, false, err
+		}
+	}
 	out, err := s.decide(func(t *decision) error { return t.add(req) })
 	if err != nil {
 		return nil, false, err
@@ -115,12 +124,12 @@ func (t *decision) add(req AddRequest) error {
 		}
 	}
 	t.own = req.Netns
-	if a.Pod.Name == "" {
+	if a.Pod.Name == "" && len(a.Pool) == 0 {
 		return a.allocate()
 	}
 	if a.Policy != nil {
 		p, clamped := a.Policy.clamp(a.net.LongestRetention)
-		if clamped && !p.WhileOwned {
+		if clamped && !p.WhileOwned && len(a.Pool) == 0 {
 			a.event(clampedEvent(Key{}, *a.Policy, p))
 		}
 		a.policy = &p
@@ -128,6 +137,9 @@ func (t *decision) add(req AddRequest) error {
 	a.key = NewKey(a.net.Name, a.Pod, valueOf(a.policy), a.Attachment.IfName)
 	if a.own, err = a.claimOf(a.key); err != nil {
 		return err
+	}
+	if len(a.Pool) > 0 {
+		return a.addPooled()
 	}
 	if a.own != nil {
 		h, err := a.assess(a.own)

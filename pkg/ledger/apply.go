@@ -118,7 +118,10 @@ func (s *session) replace(path string, data []byte) error {
 // writeLast writes in place if it can: ext4 flushes a file that is truncated and written again, at ten times the cost.
 func (s *session) writeLast(i int, a netip.Addr) error {
 	text := []byte(a.String())
-	was := s.lasts[i]
+	was := s.last(i)
+	if i >= len(s.lasts) {
+		s.lasts = append(s.lasts, netip.Addr{}) // of a network without ranges
+	}
 	s.lasts[i] = a
 	if was.IsValid() && len(was.String()) == len(text) {
 		return s.fs.Overwrite(s.lastPath(i), text)

@@ -216,7 +216,12 @@ func (s *session) holders(claim string) ([]*entry, error) {
 	return slices.DeleteFunc(index.known, func(e *entry) bool { return e.claim != claim }), err
 }
 
-func (s *session) last(i int) netip.Addr { return s.lasts[i] }
+func (s *session) last(i int) netip.Addr {
+	if i >= len(s.lasts) {
+		return netip.Addr{}
+	}
+	return s.lasts[i]
+}
 
 func (s *session) liveness(ns Netns, boot string) Liveness {
 	return liveness(s.netns, ns, boot, s.now)

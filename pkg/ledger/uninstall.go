@@ -165,6 +165,11 @@ func RemoveState(o Options) (left int, err error) {
 			errs = append(errs, RemoveAll(o.FS, path))
 		}
 	}
+	if left == 0 && len(errs) == 0 {
+		if err := RemoveAll(o.FS, filepath.Join(o.StateDir, poolsDir)); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	_ = o.FS.RemoveDir(o.StateDir) // fails while something is left in it, or it is a mount
 	return left, errors.Join(errs...)
 }

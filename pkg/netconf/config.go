@@ -43,6 +43,8 @@ var Versions = [...]string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0",
 //	                  0, at most 1; default 0.5
 //	promisedSharePerNamespace
 //	                  the part of it that one namespace may have; default all of it
+//	pools             names of pools: every address of the network comes from pools, of which these are the default. The
+//	                  list may be empty, and the network needs no ranges
 type Config struct {
 	Name string
 	// CNIVersion is one of Versions, or whatever else the configuration says: Speaks tells. Without one it is 0.1.0.
@@ -131,8 +133,14 @@ func (c *Config) Network() (*ledger.Network, error) {
 	if err := c.addRanges(n); err != nil {
 		return nil, err
 	}
-	if err := ledger.ValidateRangeSets(n.Ranges); err != nil {
-		return nil, fmt.Errorf("ipam: %w", err)
+	_, pooled, err := c.pools()
+	if err != nil {
+		return nil, err
+	}
+	if len(n.Ranges) > 0 || !pooled {
+		if err := ledger.ValidateRangeSets(n.Ranges); err != nil {
+			return nil, fmt.Errorf("ipam: %w", err)
+		}
 	}
 	s, err := c.ipam.str("longestRetention")
 	if err != nil {
@@ -301,15 +309,8 @@ func (c *Config) Routes() ([]map[string]any, error) {
 
 // Policy returns what the pod's annotations say, nil if the runtime did not hand them on.
 func (c *Config) Policy() (*ledger.Policy, error) {
-	runtime, _, err := c.root.obj("runtimeConfig")
-	if err != nil {
-		return nil, err
-	}
-	if _, there := runtime.m[AnnotationsCapability]; !there {
-		return nil, nil
-	}
-	o, _, err := runtime.obj(AnnotationsCapability)
-	if err != nil {
+	o, there, err := c.annotations()
+	if err != nil || !there {
 		return nil, err
 	}
 	annotations := make(map[string]string, len(o.m))
@@ -322,6 +323,19 @@ func (c *Config) Policy() (*ledger.Policy, error) {
 	}
 	p, _, err := ledger.ParseAnnotations(annotations)
 	return &p, err
+}
+
+// annotations returns the pod's annotations; there is false if the runtime did not hand them on.
+func (c *Config) annotations() (o object, there bool, err error) {
+	runtime, _, err := c.root.obj("runtimeConfig")
+	if err != nil {
+		return o, false, err
+	}
+	if _, there = runtime.m[AnnotationsCapability]; !there {
+		return o, false, nil
+	}
+	o, _, err = runtime.obj(AnnotationsCapability)
+	return o, true, err
 }
 
 // Requested returns the addresses that the runtime asks for, each once, from all three places that host-local knows: IP

@@ -242,9 +242,16 @@ func (c *call) add() *Error {
 	if cerr != nil {
 		return cerr
 	}
+	pool, cerr := c.pools(args, requested)
+	if cerr != nil {
+		return cerr
+	}
 
-	r, err := ledger.New(n, c.options()).Add(ledger.AddRequest{
+	options := c.options()
+	options.Patience = max(pool.left, 0) // zero: all of it
+	r, err := ledger.New(n, options).Add(ledger.AddRequest{
 		Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested,
+		Pool: pool.has(), PoolText: pool.text,
 	})
 	switch {
 	case errors.Is(err, ledger.ErrInUse):
@@ -259,8 +266,12 @@ func (c *call) add() *Error {
 	default:
 		c.ending = spool.AddOrdinary
 	}
-	for i, a := range r.Addrs {
-		res.add(n.Ranges[i], a)
+	if len(pool.addrs) > 0 {
+		res.addPooled(pool.addrs)
+	} else {
+		for i, a := range r.Addrs {
+			res.add(n.Ranges[i], a)
+		}
 	}
 	c.write(res.encode())
 	c.report(r.Events)
@@ -299,7 +310,7 @@ func (c *call) netns() (ledger.Netns, *Error) {
 func addError(err error) *Error {
 	switch {
 	case errors.Is(err, ledger.ErrDuplicate), errors.Is(err, ledger.ErrNotAvailable),
-		errors.Is(err, ledger.ErrNewer), errors.Is(err, ledger.ErrUnknownAttachment):
+		errors.Is(err, ledger.ErrNewer), errors.Is(err, ledger.ErrUnknownAttachment), errors.Is(err, ledger.ErrBarred):
 		return errorf(codeInternal, "%v", err)
 	case errors.Is(err, ledger.ErrNetnsGone):
 		return errorf(codeInvalidNetns, "%v", err)
@@ -318,6 +329,9 @@ func (c *call) del() *Error {
 	policy, err := c.conf.Policy()
 	if err != nil {
 		policy = nil
+	}
+	if c.leaves() {
+		policy = &ledger.Policy{}
 	}
 	req := ledger.DelRequest{Attachment: c.att, Pod: args.pod, Policy: policy}
 	if ns, ok, err := (ledger.SystemNetns{}).Identify(c.netnsPath); err == nil && ok {
@@ -364,8 +378,9 @@ func (c *call) check() *Error {
 			return slices.ContainsFunc(s, func(r ledger.Range) bool { return r.Contains(a) })
 		})
 	}
+	pooled := !slices.ContainsFunc(addrs, ours) // or of other ranges, from before the configuration changed
 	for _, a := range addrs {
-		if ours(a) && !slices.Contains(prev, a) {
+		if (ours(a) || pooled) && !slices.Contains(prev, a) {
 			return errorf(codeInternal, "%s has %s, which is not in prevResult (%v)", c.att, a, prev)
 		}
 	}

@@ -84,6 +84,14 @@ func (r *result) add(set ledger.RangeSet, a netip.Addr) {
 	}
 }
 
+// addPooled appends addresses of pools with their gateways and routes.
+func (r *result) addPooled(addrs []netconf.PoolAddress) {
+	for _, a := range addrs {
+		r.ips = append(r.ips, ipConfig{a.Prefix, a.Gateway})
+		r.routes = append(r.routes, a.Routes...)
+	}
+}
+
 // encode writes what ordinary results have by hand: a process that needs neither encoding/json nor fmt never loads
 // them.
 func (r *result) encode() []byte {
@@ -105,7 +113,9 @@ func (r *result) encode() []byte {
 			b = append(b, `"version":"4",`...)
 		}
 		b = ip.address.AppendTo(append(b, `"address":"`...))
-		b = ip.gateway.AppendTo(append(b, `","gateway":"`...))
+		if ip.gateway.IsValid() { // of a pool without one it is not
+			b = ip.gateway.AppendTo(append(b, `","gateway":"`...))
+		}
 		b = append(b, `"}`...)
 	}
 	b = append(b, ']')
@@ -154,7 +164,7 @@ func (r *result) encodeByFamily() []byte {
 	}
 	type family struct {
 		IP      netip.Prefix `json:"ip"`
-		Gateway netip.Addr   `json:"gateway"`
+		Gateway netip.Addr   `json:"gateway,omitzero"`
 		Routes  []route      `json:"routes,omitempty"`
 	}
 	out := struct {

@@ -1,0 +1,317 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// This file is about addresses of pools. No node owns one: the cluster gives it to one pod at a time, and that word is
+// the promise. So the ledger of a node only says which attachment has it, in ranges or not: it makes no claim, counts it
+// to no share, and its DEL, its death and the end of the boot free it. What the ledger knows of others it keeps to all the
+// same: what is bound to another pod, or retained for one, is given to nobody, whatever the cluster says.
+//
+// The agent tells the plugin of pods by files, <stateDir>/pools:
+//
+//	<pod UID>         the pod's addresses, as the annotation says them; the pod is one that the agent has seen
+//	<pod UID>.barred  the pod has ended on this node: no ADD of it may succeed any more. Durable
+//	checked           BOOT-ID EPOCH: in this boot an ADD may succeed only for a pod that has its file
+
+// The errors of an ADD that asks for addresses of pools, besides those of the others.
+var (
+	// ErrBarred: the agent has told the cluster that the pod is gone.
+	ErrBarred = errors.New("this pod has ended on this node")
+	// ErrUnseen: the agent has yet to see the pod as the runtime knows it, in a cluster that was restored from a backup.
+	ErrUnseen = errors.New("the agent of this node has not confirmed this pod since the cluster was restored")
+)
+
+const (
+	poolsDir    = "pools"
+	barSuffix   = ".barred"
+	checkedName = "checked"
+)
+
+// ValidPodUID returns an error, in the words of CNI_ARGS, unless uid is the UID of a pod of the API server, in the one
+// form that it has. Only such a one names files.
+func ValidPodUID(uid string) error {
+	ok := len(uid) == 36
+	for i := 0; ok && i < len(uid); i++ {
+		c := uid[i]
+		if i == 8 || i == 13 || i == 18 || i == 23 {
+			ok = c == '-'
+		} else {
+			ok = c >= '0' && c <= '9' || c >= 'a' && c <= 'f'
+		}
+	}
+	if !ok {
+		return fmt.Errorf("K8S_POD_UID: %.64q is not valid: expected the UID of a pod of the API server, "+
+			"such as 6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e", uid)
+	}
+	return nil
+}
+
+// PoolFile returns the path of the file with the addresses of a pod, and the error of ValidPodUID.
+func PoolFile(stateDir, uid string) (string, error) {
+	if stateDir == "" {
+		stateDir = DefaultStateDir
+	}
+	return filepath.Join(stateDir, poolsDir, uid), ValidPodUID(uid)
+}
+
+// Bar notes durably that no ADD of a pod with addresses of pools may succeed any more on this node, and then returns
+// the addresses that the pod has: those of an ADD that succeeded before. It takes the lock of every network after the
+// bar is there, so that no ADD can be under way that has not seen it. What is bound to nobody known may also be the
+// pod's. After an error nothing is known; it may be called again.
+func Bar(o Options, uid string) ([]Address, error) {
+	o.setDefaults()
+	path, err := PoolFile(o.StateDir, uid)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.keepDurably(path+barSuffix, nil); err != nil {
+		return nil, err
+	}
+	return o.bound(func(a Address) bool { return a.Pod.UID == uid })
+}
+
+// Recheck begins an epoch: until the next boot an ADD may get addresses of pools only if the agent has written the pod's
+// file since. It forgets all files, and returns every address that is bound, as Bar does. After an error it has to be
+// called again.
+func Recheck(o Options, epoch int64) ([]Address, error) {
+	o.setDefaults()
+	now, err := o.Clock.Now()
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(o.StateDir, poolsDir)
+	names, err := o.FS.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, name := range names { // first: none of them is from this epoch
+		if ValidPodUID(name) != nil {
+			continue
+		}
+		if err := o.FS.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	text := now.BootID + " " + strconv.FormatInt(epoch, 10) + "\n"
+	if err := o.keepDurably(filepath.Join(dir, checkedName), []byte(text)); err != nil {
+		return nil, err
+	}
+	return o.bound(func(Address) bool { return true })
+}
+
+// Rechecked returns the epoch that Recheck has begun in this boot, 0 if none.
+func Rechecked(o Options) (epoch int64, err error) {
+	o.setDefaults()
+	now, err := o.Clock.Now()
+	if err != nil {
+		return 0, err
+	}
+	b, err := o.FS.ReadFile(filepath.Join(o.StateDir, poolsDir, checkedName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+	boot, rest, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
+	if boot != now.BootID {
+		return 0, nil
+	}
+	return strconv.ParseInt(rest, 10, 64)
+}
+
+// keepDurably writes a file of the pools' directory, whole at every moment and durable when it returns.
+func (o *Options) keepDurably(path string, data []byte) error {
+	dir := filepath.Dir(path)
+	if err := MkdirAll(o.FS, dir); err != nil {
+		return err
+	}
+	tmp := path + ".tmp"
+	if err := o.FS.WriteFile(tmp, data, modeState); err != nil {
+		return err
+	}
+	if err := o.FS.SyncFile(tmp); err != nil {
+		return err
+	}
+	if err := o.FS.Rename(tmp, path); err != nil {
+		return err
+	}
+	return syncPathTo(o.FS, path)
+}
+
+// bound returns the bound addresses of all networks that match, as they are once every ADD has ended that is under way.
+func (o *Options) bound(match func(Address) bool) (found []Address, err error) {
+	ledgers, err := Networks(*o)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range ledgers {
+		addrs, err := l.List()
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range addrs {
+			if a.State == StateBound && match(a) {
+				found = append(found, a)
+			}
+		}
+	}
+	return found, nil
+}
+
+// admit returns an error if the agent's files forbid that the pod gets these addresses. Under the lock: whoever writes
+// such a file takes it afterwards, and then sees what was given.
+func (s *session) admit(r *AddRequest) error {
+	path := filepath.Join(filepath.Dir(s.state), poolsDir, r.Pod.UID)
+	if err := ValidPodUID(r.Pod.UID); err != nil {
+		return err
+	}
+	switch _, err := s.fs.Mode(path + barSuffix); {
+	case err == nil:
+		return fmt.Errorf("%w: %s (%s)", ErrBarred, r.Pod, r.Pod.UID)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	b, err := s.fs.ReadFile(filepath.Join(filepath.Dir(path), checkedName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	// One that does not parse may be of this boot.
+	if boot, _, whole := strings.Cut(string(b), " "); whole && boot != s.now.BootID {
+		return nil
+	}
+	b, err = s.fs.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil || string(b) != r.PoolText {
+		return fmt.Errorf("%w: %s (%s)", ErrUnseen, r.Pod, r.Pod.UID)
+	}
+	return nil
+}
+
+// addPooled gives the attachment the addresses that the cluster has given to its pod, and no others. It promises nothing:
+// a claim that the pod has from before ends, as that of a pod that asks for nothing any more.
+//
+// Steps: index entry, address files, then what ends. Killed in between, the entry lets the runtime's DEL undo the rest.
+// An address that was retained for the pod itself is bound before its claim goes: by an attachment that does not hold
+// the claim, so that an expiry ends this, too.
+func (a *adding) addPooled() error {
+	if len(a.has) > 0 {
+		return duplicate(a.Attachment, a.has[0])
+	}
+	var slots, overdue []slot
+	var ended []*entry
+	for _, addr := range a.Pool {
+		s, err := a.slot(addr)
+		if err != nil {
+			return err
+		}
+		e, err := a.assessPooled(addr, s)
+		if err != nil || a.out.waitFor != nil {
+			return err
+		}
+		if e != nil && !slices.ContainsFunc(ended, func(o *entry) bool { return o.att == e.att }) {
+			ended = append(ended, e)
+		}
+		slots, overdue = append(slots, s), append(overdue, s)
+	}
+	a.out.addrs = a.Pool
+	if err := a.dropExpired(overdue, a.Pool); err != nil {
+		return err
+	}
+	a.enter("", a.Pool, true)
+	for i, addr := range a.Pool {
+		a.bind(addr, slots[i])
+	}
+	if len(a.net.Ranges) == 0 && !a.last(0).IsValid() {
+		a.out.do(setLast{0, a.Pool[0]}) // by which a wipe is noticed: there is none of a range set
+	}
+	if a.own != nil {
+		a.out.do(dropClaim{a.own})
+		if err := a.freeAddrs(a.own, a.Pool); err != nil {
+			return err
+		}
+		a.out.do(syncSlots{})
+	}
+	for _, e := range ended {
+		mine, files, err := boundTo(a, e)
+		if err != nil {
+			return err
+		}
+		for i, addr := range mine {
+			if !slices.Contains(a.Pool, addr) {
+				a.out.do(freeSlot{addr, files[i]})
+			}
+		}
+		a.out.do(dropEntry{e})
+	}
+	return nil
+}
+
+// assessPooled finds out whether the attachment can have an address that the cluster says is its pod's. ended is an
+// attachment that had it, is dead and has not been DELed. If it is the pod's own and lives, the outcome waits for it.
+func (a *adding) assessPooled(addr netip.Addr, s slot) (ended *entry, err error) {
+	taken := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %s, which the cluster has given to pod %s, %s", ErrNotAvailable, addr, a.Pod,
+			fmt.Sprintf(format, args...))
+	}
+	for _, set := range a.net.Ranges {
+		for _, r := range set {
+			if r.Gateway == addr {
+				return nil, taken("is the gateway of %s", r.Subnet)
+			}
+		}
+	}
+	switch s.state {
+	case slotRetained:
+		if _, over := a.overdue(s); !over && !a.isOwn(s) {
+			return nil, taken("is retained on this node for %s", s.retained.Key)
+		}
+	case slotBound:
+		e, err := a.holder(s.att)
+		switch {
+		case err != nil:
+			return nil, err
+		case e == nil:
+			return nil, taken("is in use by %s", s.att)
+		case !a.alive(e):
+			return e, a.claimless(e, addr, taken)
+		case e.pod.Name != "" && (e.pod.Namespace != a.Pod.Namespace || e.pod.Name != a.Pod.Name):
+			return nil, taken("is in use on this node by pod %s, container %s", e.pod, s.att.ContainerID)
+		}
+		a.out.waitFor = &s.att
+	case slotGarbage:
+		return nil, taken("has a file on this node that says nothing: unknown who uses it")
+	case slotNewer:
+		return nil, a.newer(addr, s)
+	}
+	return nil, nil
+}
+
+// claimless returns an error if another pod than this one is promised what a dead attachment has.
+func (a *adding) claimless(e *entry, addr netip.Addr, taken func(string, ...any) error) error {
+	if e.claim == "" || a.own != nil && e.claim == a.own.Key.hash() {
+		return nil
+	}
+	cl, err := a.claim(e.claim)
+	switch {
+	case errors.Is(err, ErrCorrupt):
+		return taken("may be promised on this node to pod %s", e.pod)
+	case err != nil:
+		return err
+	case cl != nil && slices.Contains(cl.Addrs, addr):
+		return taken("is promised on this node to %s", cl.Key)
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package netconf
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strconv"
+)
+
+// AnnotationAddresses has the addresses of pools that the cluster has given to a pod, written by the controller:
+//
+//	[{"network":"vlan10","interface":"net1","pool":"blue-v4","mode":"L2","address":"10.6.168.105/16",
+//	  "gateway":"10.6.0.1","routes":[{"dst":"10.9.0.0/16","gw":"10.6.0.2"}],"last":"node-2"}]
+const AnnotationAddresses = "stayput.io/addresses"
+
+// poolAnnotations are the annotations by which a pod asks for addresses of pools.
+var poolAnnotations = [...]string{"stayput.io/pools", "ipam.spidernet.io/ippool", "ipam.spidernet.io/ippools"}
+
+// configSource is kubelet's annotation that says where a pod comes from: "api", or a file or URL for a static pod.
+const configSource = "kubernetes.io/config.source"
+
+// Pools is what a configuration and the pod's annotations in it say of pools. The zero Pools: nothing.
+type Pools struct {
+	// Text is the annotation AnnotationAddresses; empty: there is none.
+	Text string
+	// Asked: the pod asks for addresses of pools, maybe for another interface.
+	Asked bool
+	// Network: the network has no other ones.
+	Network bool
+	// Static: kubelet has the pod from a file or a URL. The cluster can give nothing to such a one.
+	Static bool
+}
+
+// Pools returns what is said of pools.
+func (c *Config) Pools() (p Pools, err error) {
+	if _, p.Network, err = c.pools(); err != nil {
+		return p, err
+	}
+	o, there, err := c.annotations()
+	if err != nil || !there {
+		return p, err
+	}
+	if v, there := o.m[AnnotationAddresses]; there {
+		s, ok := v.(string)
+		if !ok || s == "" {
+			return p, fmt.Errorf("annotation %s: expected a list of addresses in JSON, as the controller writes it",
+				AnnotationAddresses)
+		}
+		p.Text, p.Asked = s, true
+	}
+	for _, key := range poolAnnotations {
+		_, asked := o.m[key]
+		p.Asked = p.Asked || asked
+	}
+	source, _ := o.m[configSource].(string)
+	p.Static = source != "" && source != "api"
+	return p, nil
+}
+
+// pools returns the pools in the configuration; there says whether it has the key.
+func (c *Config) pools() (names []string, there bool, err error) {
+	v, _ := c.ipam.lookup("pools")
+	names, err = c.ipam.strs("pools")
+	return names, v != nil, err
+}
+
+// PoolAddress is one that an attachment gets.
+type PoolAddress struct {
+	Prefix  netip.Prefix // with the length of the subnet
+	Gateway netip.Addr   // the zero Addr: none
+	Routes  []map[string]any
+	Pool    string
+	Last    string // the node on which the address was used last; empty: it is new
+}
+
+// mostPoolText is how long a text with addresses may be: a pod has few interfaces.
+const mostPoolText = 64 << 10
+
+// ParsePoolAddresses returns the addresses that a text, which is from source, gives to an interface of a network: at most one of each
+// family. No address and no error: it says nothing of the interface. An error names the field.
+func ParsePoolAddresses(source, text, network, ifname string) ([]PoolAddress, error) {
+	var list []any
+	if len(text) > mostPoolText {
+		return nil, fmt.Errorf("%s: %d bytes are too long: expected at most %d", source, len(text), mostPoolText)
+	}
+	if err := json.Unmarshal([]byte(text), &list); err != nil || list == nil {
+		return nil, fmt.Errorf("%s: %.64q is not valid: expected a list of addresses in JSON, as the controller writes it",
+			source, text)
+	}
+	var out []PoolAddress
+	elsewhere := ""
+	for i, v := range list {
+		path := source + ": [" + strconv.Itoa(i) + "]"
+		m, ok := v.(map[string]any)
+		if !ok {
+			return nil, fmt.Errorf("%s: expected an object", path)
+		}
+		a, of, on, err := parsePoolAddress(object{path, m})
+		switch {
+		case err != nil:
+			return nil, err
+		case on != ifname:
+			continue
+		case of != "" && of != network:
+			elsewhere = of
+			continue
+		}
+		for _, other := range out {
+			if other.Prefix.Addr().Is4() == a.Prefix.Addr().Is4() {
+				return nil, fmt.Errorf("%s.address: %s is a second address of its family, beside %s: expected one for interface %s",
+					path, a.Prefix, other.Prefix, ifname)
+			}
+		}
+		out = append(out, a)
+	}
+	if len(out) == 0 && elsewhere != "" {
+		return nil, fmt.Errorf("%s: interface %s has addresses of network %.64q: expected %s, the network that it is on",
+			source, ifname, elsewhere, network)
+	}
+	return out, nil
+}
+
+func parsePoolAddress(o object) (a PoolAddress, network, ifname string, err error) {
+	fail := func(err error) (PoolAddress, string, string, error) { return PoolAddress{}, "", "", err }
+	text := map[string]string{}
+	for _, key := range []string{"network", "interface", "pool", "mode", "address", "gateway", "last"} {
+		if text[key], err = o.str(key); err != nil {
+			return fail(err)
+		}
+	}
+	a.Pool, a.Last = text["pool"], text["last"]
+	if text["interface"] == "" {
+		return fail(o.wrong("interface", "the name of an interface", ""))
+	}
+	if text["mode"] != "L2" {
+		return fail(o.wrong("mode", `"L2", the one that this version of the plugin knows`, text["mode"]))
+	}
+	if a.Prefix, err = netip.ParsePrefix(text["address"]); err != nil || !usable(a.Prefix.Addr()) || a.Prefix.Bits() == 0 {
+		return fail(o.wrong("address", "an address of a host with the prefix length of its subnet, such as 10.6.168.105/16",
+			text["address"]))
+	}
+	is4 := a.Prefix.Addr().Is4()
+	if s := text["gateway"]; s != "" {
+		a.Gateway, err = netip.ParseAddr(s)
+		if err != nil || !usable(a.Gateway) || !a.Prefix.Contains(a.Gateway) || a.Gateway == a.Prefix.Addr() {
+			return fail(o.wrong("gateway", "another address in the subnet of "+a.Prefix.String(), s))
+		}
+	}
+	routes, err := o.objs("routes")
+	if err != nil {
+		return fail(err)
+	}
+	for _, r := range routes {
+		dst, err := r.str("dst")
+		if err != nil {
+			return fail(err)
+		}
+		to, err := netip.ParsePrefix(dst)
+		if err != nil || to != to.Masked() || to.Addr().Is4() != is4 || to.Addr().Is4In6() {
+			return fail(r.wrong("dst", "a CIDR of the address's family without host bits, such as 10.9.0.0/16", dst))
+		}
+		route := map[string]any{"dst": to.String()}
+		via, err := r.str("gw")
+		if err != nil {
+			return fail(err)
+		}
+		if via != "" {
+			gw, err := netip.ParseAddr(via)
+			if err != nil || gw.Is4() != is4 || gw.Is4In6() || gw.Zone() != "" {
+				return fail(r.wrong("gw", "an address of the family of dst", via))
+			}
+			route["gw"] = gw.String()
+		}
+		a.Routes = append(a.Routes, route)
+	}
+	return a, text["network"], text["interface"], nil
+}
+
+// usable reports whether a pod can have an address.
+func usable(a netip.Addr) bool {
+	return !a.IsMulticast() && !a.IsLoopback() && !a.IsUnspecified() && !a.IsLinkLocalUnicast() && !a.Is4In6() &&
+		a.Zone() == "" && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}
