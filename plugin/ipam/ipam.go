@@ -248,7 +248,9 @@ func (c *call) add() *Error {
 	}
 
 	options := c.options()
-	options.Patience = max(pool.left, 0) // zero: all of it
+	if len(pool.addrs) > 0 {
+		options.Patience = max(pool.left, pause)
+	}
 	r, err := ledger.New(n, options).Add(ledger.AddRequest{
 		Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested,
 		Pool: pool.has(), PoolText: pool.text,

@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -43,7 +44,7 @@ var words = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	"advance": advanceWord, "wallclock": wallclockWord, "reboot": rebootWord, "damage": damageWord, "disk": diskWord,
 	"lock": lockWord, "unlock": unlockWord, "blocked": blockedWord,
 	// The agent.
-	"policy": policyWord, "sweep": sweepWord, "uninstall": uninstallWord,
+	"policy": policyWord, "sweep": sweepWord, "uninstall": uninstallWord, "bar": barWord, "recheck": recheckWord,
 	// Assertions.
 	"has": hasWord, "same-address": sameAddressWord, "same-first": sameFirstWord, "address": addressWord,
 	"bound": boundWord, "promises": promisesWord,
@@ -222,7 +223,7 @@ func networkWord(ts *testscript.TestScript, neg bool, args []string) {
 	s.networks = append(s.networks, n)
 }
 
-var addOptions = []string{"by", "ip", "ips", "uid", "retain", "minutes", "identity", "when-in-use", "annotations"}
+var addOptions = []string{"addresses", "by", "ip", "ips", "uid", "retain", "minutes", "identity", "when-in-use", "annotations"}
 
 // annotationsOf returns the pod annotations given by the options.
 func annotationsOf(opts map[string]string) map[string]string {
@@ -255,6 +256,9 @@ func (s *story) describe(ts *testscript.TestScript, a *attachment, pod string,
 		}
 	}
 	a.by = opts["by"]
+	if file := opts["addresses"]; file != "" {
+		opts[netconf.AnnotationAddresses] = strings.TrimSpace(ts.ReadFile(file))
+	}
 	if a.annotations = annotationsOf(opts); opts["annotations"] == "unknown" {
 		a.annotations = nil
 	} else if opts["annotations"] != "" {
@@ -815,6 +819,27 @@ func uninstallWord(ts *testscript.TestScript, neg bool, args []string) {
 		_, err := l.Uninstall()
 		ts.Check(err)
 	}
+}
+
+// bar UID
+func barWord(ts *testscript.TestScript, neg bool, args []string) {
+	s := storyOf(ts)
+	count(ts, args, 1, 1, "bar UID")
+	has, err := ledger.Bar(s.options(), args[0])
+	ts.Check(err)
+	if neg != (len(has) > 0) {
+		ts.Fatalf("pod %s has %v", args[0], has)
+	}
+}
+
+// recheck EPOCH
+func recheckWord(ts *testscript.TestScript, neg bool, args []string) {
+	noNeg(ts, neg)
+	count(ts, args, 1, 1, "recheck EPOCH")
+	epoch, err := strconv.ParseInt(args[0], 10, 64)
+	ts.Check(err)
+	_, err = ledger.Recheck(storyOf(ts).options(), epoch)
+	ts.Check(err)
 }
 
 // has C ADDRESS...
