@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -54,7 +55,7 @@ func acts() []act {
 			}
 		}
 	}
-	return []act{
+	return slices.Concat(poolActs(), []act{
 		{"first ADD of a retained pod", func(*world) {}, addVictim("web-0", tenMinutes)},
 		{"ADD of an ordinary pod", func(w *world) { stopped(w, "web-0", tenMinutes) }, addVictim("job", ordinary)},
 		{"restore", func(w *world) { stopped(w, "web-0", tenMinutes) }, addVictim("web-0", tenMinutes)},
@@ -192,7 +193,7 @@ func acts() []act {
 			w.add("job", ordinary)
 			w.boot(time.Minute)
 		}, addVictim("web-1", forever)},
-	}
+	})
 }
 
 // aftermath is what a node does next. It must find every promise kept and, at the end, nothing leaked.
@@ -231,6 +232,7 @@ func aftermath(w *world, r *rand.Rand) {
 			w.add(pod, tenMinutes)
 		}
 	}
+	w.poolAftermath()
 	w.settle()
 }
 

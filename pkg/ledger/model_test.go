@@ -65,6 +65,8 @@ var deeds = []struct {
 	{2, func(w *world, r *rand.Rand) { w.configure(r) }},
 	{2, func(w *world, r *rand.Rand) { w.addAgain(pickOne(r, w.known)) }},
 	{3, func(w *world, r *rand.Rand) { w.addBlindly(r) }},
+	{8, func(w *world, r *rand.Rand) { w.addPooledSomewhere(r) }},
+	{1, func(w *world, r *rand.Rand) { w.barSome(r) }},
 	{4, func(w *world, r *rand.Rand) { w.wipeSome(r) }},
 	{4, func(w *world, r *rand.Rand) { w.hostLocalAdd() }},
 	{4, func(w *world, r *rand.Rand) { w.hostLocalDel(pickOne(r, w.known)) }},

@@ -40,7 +40,9 @@ type world struct {
 	raw   bool         // files were wiped, and no command has made them again
 	// fragile: claims were among them.
 	fragile bool
-	blindly bool // the command that runs sees no namespace, so that every predecessor may live
+	pool    []netip.Addr // what a test of pools is about
+	barred  map[int]bool // pods by number
+	blindly bool         // the command that runs sees no namespace, so that every predecessor may live
 }
 
 type liveAttachment struct {
