@@ -344,6 +344,9 @@ type grant struct {
 
 // complete adds fresh addresses to what stands behind a claim, and ends the expired claims that they are taken from.
 func (a *adding) complete(h *holding) (g grant, err error) {
+	if len(a.net.Ranges) == 0 {
+		return g, fmt.Errorf("%w: the network has no ranges, only addresses of pools", ErrNotAvailable)
+	}
 	requested := slices.DeleteFunc(slices.Clone(a.Requested), func(addr netip.Addr) bool {
 		return slices.Contains(h.addrs, addr)
 	})

@@ -287,8 +287,9 @@ func (a *adding) assessPooled(addr netip.Addr, s slot) (ended *entry, err error)
 			return nil, taken("is in use by %s", s.att)
 		case !a.alive(e):
 			return e, a.claimless(e, addr, taken)
-		case e.pod.Name != "" && (e.pod.Namespace != a.Pod.Namespace || e.pod.Name != a.Pod.Name):
-			return nil, taken("is in use on this node by pod %s, container %s", e.pod, s.att.ContainerID)
+		case e.pod.Name != "" && (e.pod.Namespace != a.Pod.Namespace || e.pod.Name != a.Pod.Name),
+			e.att.IfName != "" && e.att.IfName != a.Attachment.IfName:
+			return nil, taken("is in use on this node by pod %s, container %s", e.pod, s.att)
 		}
 		a.out.waitFor = &s.att
 	case slotGarbage:

@@ -33,6 +33,11 @@ func (w *world) addPooled(att Attachment, ns Netns, pod string, uid int, policy 
 		s, err := w.ledger().slot(a)
 		return err != nil || s.state != slotFree
 	})
+	holds := slices.ContainsFunc(addrs, func(a netip.Addr) bool { // somebody does who may be alive
+		s, err := w.ledger().slot(a)
+		l := w.live[s.att]
+		return err != nil || w.raw || s.state == slotBound && (l == nil || l.foreign || l.vague || w.alive(l.netns))
+	})
 	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: p, Netns: ns, Policy: policy, Pool: addrs})
 	w.logf("ADD %s %s of pools %v -> %v %v", att, p, addrs, addrsOf(r), err)
 	switch {
@@ -42,9 +47,7 @@ func (w *world) addPooled(att Attachment, ns Netns, pod string, uid int, policy 
 		}
 		return err
 	case errors.Is(err, ErrInUse):
-		if !w.predecessor(att, Pod{Namespace: "default", Name: pod}, func(_ Attachment, l *liveAttachment) bool {
-			return l.vague || w.alive(l.netns)
-		}) {
+		if !holds {
 			w.failf("ADD of %s waits for nobody: %v", p, err)
 		}
 		return err
@@ -107,7 +110,12 @@ func withPool(w *world, pod string, addrs []netip.Addr) Attachment {
 func poolActs() []act {
 	return []act{
 		{"ADD of a pool's addresses", func(w *world) { stopped(w, "web-1", tenMinutes) }, addVictimPooled("web-0", pooledBoth)},
-		{"first ADD of a network without ranges", func(w *world) { w.net.Ranges = nil }, addVictimPooled("web-0", pooledBoth)},
+		{"first ADD of a network without ranges", func(*world) {}, func(w *world) {
+			ranges := w.net
+			defer func() { w.net = ranges }() // in which others go on
+			w.net = testNetwork("", "")
+			addVictimPooled("web-0", pooledBoth)(w)
+		}},
 		{"ADD of a pool's addresses over a dead predecessor", func(w *world) {
 			delete(w.netns, w.live[withPool(w, "web-0", pooledOther)].netns.Path)
 		}, addVictimPooled("web-0", pooledBoth)},
@@ -354,6 +362,17 @@ func TestAnOrdinaryPodAsksForNothingOfPools(t *testing.T) {
 	if i := slices.IndexFunc(c.calls, func(s string) bool { return strings.Contains(s, poolsDir) }); i >= 0 {
 		t.Fatalf("it asks %s", c.calls[i])
 	}
+}
+
+// A network without ranges gives nothing to a pod of no pool.
+func TestWithoutRangesThereIsNoOrdinaryAddress(t *testing.T) {
+	w := newWorld(t, testNetwork("", ""))
+	att, ns := w.newContainer(), w.newNetns()
+	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: Pod{Namespace: "default", Name: "job"}, Netns: ns, Policy: tenMinutes})
+	if !errors.Is(err, ErrNotAvailable) {
+		t.Fatalf("ADD -> %+v, %v", r, err)
+	}
+	w.check()
 }
 
 // The last ledger gone, what the agent said of pools goes too.
