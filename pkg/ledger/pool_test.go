@@ -207,6 +207,7 @@ func (w *world) addPooledSomewhere(r *rand.Rand) {
 	if !hit {
 		return
 	}
+	w.freed[key] = true              // killed when one of the addresses that it was promised was freed
 	for _, c := range claims.known { // overdue ones may have lost some of their addresses
 		if p := w.promises[c.Key]; p == nil || w.expired(p) {
 			w.freed[c.Key] = true
@@ -217,6 +218,7 @@ func (w *world) addPooledSomewhere(r *rand.Rand) {
 		delete(w.netns, ns.Path)
 		w.del(att)
 	}
+	w.expire() // the agent makes the claim again of which only a record is left
 }
 
 // barSome is an agent that bars a pod: from then on it gets no address, and what it has is told.
