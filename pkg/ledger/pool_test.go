@@ -258,34 +258,27 @@ func TestABarHoldsFromTheMomentThatItIsToldOf(t *testing.T) {
 		for _, keep := range []string{"", "durable", "all", "torn", "mixed"} {
 			w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 			w.add("job", ordinary)
+			told := false
 			hit = w.killAt(n, func() {
 				if has, err := Bar(w.options(), uidOf(1)); err != nil || len(has) > 0 {
 					w.failf("Bar: %v, %v", has, err)
 				}
-				w.barred = map[int]bool{1: true}
+				told = true
 			})
 			if keep != "" {
 				w.fs.lose(keep, rand.New(rand.NewPCG(uint64(n), 0)))
 				w.boot(time.Minute)
 			}
-			att, ns := w.newContainer(), w.newNetns()
-			err := w.addPooled(att, ns, "web-0", 1, ordinary, pooledFirst)
-			if w.barred[1] != errors.Is(err, ErrBarred) && (err != nil && !errors.Is(err, ErrBarred) || w.barred[1]) {
-				w.failf("ADD after the bar: %v", err)
+			_, err := w.ledger().Add(AddRequest{Attachment: w.newContainer(), Netns: w.newNetns(), Pool: pooledFirst,
+				Pod: Pod{Namespace: "default", Name: "web-0", UID: uidOf(1)}})
+			if !errors.Is(err, ErrBarred) && (told || err != nil) {
+				w.failf("ADD after the bar, of which the cluster was told (%t): %v", told, err)
 			}
-			must.Do(t, w.fs.Remove0(w.barPath(1)))
-			w.settle()
 		}
 	}
 }
 
 func (w *world) barPath(uid int) string { return "/state/pools/" + uidOf(uid) + barSuffix }
-
-// Remove0 removes a file that may be missing.
-func (m *memFS) Remove0(path string) error {
-	_ = m.Remove(path)
-	return nil
-}
 
 // An ADD that did not see the bar is seen by it.
 func TestAnADDThatDidNotSeeTheBarIsTold(t *testing.T) {

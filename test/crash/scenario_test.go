@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -37,6 +38,9 @@ var (
 	web = retained("web-0")
 	// db has an address retained in every scenario: no other pod may ever get it.
 	db = retained("db-0")
+	// pooled has addresses that the cluster has given to it, outside the ranges.
+	pooled = ordinary("pooled").with(netconf.AnnotationAddresses,
+		`[{"interface":"eth0","mode":"L2","address":"10.6.0.5/16"},{"interface":"eth0","mode":"L2","address":"fd06::5/64"}]`)
 )
 
 // bystander leaves db's address retained.
@@ -170,6 +174,19 @@ var scenarios = []scenario{
 		removeMatching(w, filepath.Join(w.n.state(), "*", "claims", "*"))
 		w.reboot()
 		return addOf(web)
+	}},
+	{"an ADD of a pod of a pool", pooled, func(w *world) command {
+		bystander(w)
+		return addOf(pooled)
+	}},
+	{"an ADD of a pod of a pool over its dead predecessor", pooled, func(w *world) command {
+		bystander(w)
+		w.dropNetns(w.add(pooled))
+		return addOf(pooled)
+	}},
+	{"a DEL of a pod of a pool", pooled, func(w *world) command {
+		bystander(w)
+		return delOf(w, w.add(pooled))
 	}},
 	{"an ADD of a promised pod after its range has changed", web, func(w *world) command {
 		bystander(w)

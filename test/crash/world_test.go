@@ -171,7 +171,7 @@ func (w *world) call(c command) (env []string, stdin []byte) {
 		env = append(env, "CNI_CONTAINERID="+c.ctr, "CNI_IFNAME=eth0")
 		if c.pod.name != "" {
 			env = append(env, "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;"+
-				"K8S_POD_NAME="+c.pod.name+";K8S_POD_INFRA_CONTAINER_ID="+c.ctr)
+				"K8S_POD_NAME="+c.pod.name+";K8S_POD_UID=6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e;K8S_POD_INFRA_CONTAINER_ID="+c.ctr)
 		}
 	}
 	if c.verb == "ADD" || c.verb == "CHECK" || c.netns {
