@@ -13,7 +13,7 @@ import (
 //	  "gateway":"10.6.0.1","routes":[{"dst":"10.9.0.0/16","gw":"10.6.0.2"}],"last":"node-2"}]
 const AnnotationAddresses = "stayput.io/addresses"
 
-// poolAnnotations are the annotations by which a pod asks for addresses of pools.
+// poolAnnotations are the annotations by which a pod asks for addresses of pools, unless they are empty.
 var poolAnnotations = [...]string{"stayput.io/pools", "ipam.spidernet.io/ippool", "ipam.spidernet.io/ippools"}
 
 // configSource is kubelet's annotation that says where a pod comes from: "api", or a file or URL for a static pod.
@@ -49,8 +49,8 @@ func (c *Config) Pools() (p Pools, err error) {
 		p.Text, p.Asked = s, true
 	}
 	for _, key := range poolAnnotations {
-		_, asked := o.m[key]
-		p.Asked = p.Asked || asked
+		v, there := o.m[key]
+		p.Asked = p.Asked || there && v != ""
 	}
 	source, _ := o.m[configSource].(string)
 	p.Static = source != "" && source != "api"
@@ -76,8 +76,8 @@ type PoolAddress struct {
 // mostPoolText is how long a text with addresses may be: a pod has few interfaces.
 const mostPoolText = 64 << 10
 
-// ParsePoolAddresses returns the addresses that a text, which is from source, gives to an interface of a network: at most one of each
-// family. No address and no error: it says nothing of the interface. An error names the field.
+// ParsePoolAddresses returns the addresses that a text, which is from source, gives to an interface of a network: at
+// most one of each family. No address and no error: it says nothing of the interface. An error names the field.
 func ParsePoolAddresses(source, text, network, ifname string) ([]PoolAddress, error) {
 	var list []any
 	if len(text) > mostPoolText {
