@@ -12,9 +12,9 @@ import (
 )
 
 // This file is about addresses of pools. No node owns one: the cluster gives it to one pod at a time, and that word is
-// the promise. So the ledger of a node only says which attachment has it, in ranges or not: it makes no claim, counts it
-// to no share, and its DEL, its death and the end of the boot free it. What the ledger knows of others it keeps to all the
-// same: what is bound to another pod, or retained for one, is given to nobody, whatever the cluster says.
+// the promise. So the ledger of a node only says which attachment has it, in ranges or not: it makes no claim, counts
+// it to no share, and its DEL, its death and the end of the boot free it. What the ledger knows of others it keeps to
+// all the same: what is bound to another pod, or retained for one, is given to nobody, whatever the cluster says.
 //
 // The agent tells the plugin of pods by files, <stateDir>/pools:
 //
@@ -79,9 +79,9 @@ func Bar(o Options, uid string) ([]Address, error) {
 	return o.bound(func(a Address) bool { return a.Pod.UID == uid })
 }
 
-// Recheck begins an epoch: until the next boot an ADD may get addresses of pools only if the agent has written the pod's
-// file since. It forgets all files, and returns every address that is bound, as Bar does. After an error it has to be
-// called again.
+// Recheck begins an epoch: until the next boot an ADD may get addresses of pools only if the agent has written the
+// pod's file since. It forgets all files, and returns every address that is bound, as Bar does. After an error it has
+// to be called again.
 func Recheck(o Options, epoch int64) ([]Address, error) {
 	o.setDefaults()
 	now, err := o.Clock.Now()
@@ -200,8 +200,8 @@ func (s *session) admit(r *AddRequest) error {
 	return nil
 }
 
-// addPooled gives the attachment the addresses that the cluster has given to its pod, and no others. It promises nothing:
-// a claim that the pod has from before ends, as that of a pod that asks for nothing any more.
+// addPooled gives the attachment the addresses that the cluster has given to its pod, and no others. It promises
+// nothing: a claim that the pod has from before ends, as that of a pod that asks for nothing any more.
 //
 // Steps: index entry, address files, then what ends. Killed in between, the entry lets the runtime's DEL undo the rest.
 // An address that was retained for the pod itself is bound before its claim goes: by an attachment that does not hold

@@ -109,7 +109,8 @@ func withPool(w *world, pod string, addrs []netip.Addr) Attachment {
 
 func poolActs() []act {
 	return []act{
-		{"ADD of a pool's addresses", func(w *world) { stopped(w, "web-1", tenMinutes) }, addVictimPooled("web-0", pooledBoth)},
+		{"ADD of a pool's addresses", func(w *world) { stopped(w, "web-1", tenMinutes) },
+			addVictimPooled("web-0", pooledBoth)},
 		{"first ADD of a network without ranges", func(*world) {}, func(w *world) {
 			ranges := w.net
 			defer func() { w.net = ranges }() // in which others go on
@@ -155,8 +156,8 @@ func poolActs() []act {
 	}
 }
 
-// poolAftermath: what a pool's address was given for is over, so that the cluster gives it to another pod, which gets it
-// on this node.
+// poolAftermath: what a pool's address was given for is over, so that the cluster gives it to another pod, which gets
+// it on this node.
 func (w *world) poolAftermath() {
 	w.t.Helper()
 	if w.pool == nil {
@@ -351,7 +352,8 @@ func TestAnOrdinaryPodAsksForNothingOfPools(t *testing.T) {
 	c := &counted{FileSystem: w.fs}
 	l := New(w.net, Options{StateDir: "/state", FS: c, Clock: w.clock, Netns: w.netns, Sleep: w.pass})
 	att, ns := w.newContainer(), w.newNetns()
-	if _, err := l.Add(AddRequest{Attachment: att, Pod: Pod{"default", "job", uidOf(1)}, Netns: ns, Policy: ordinary}); err != nil {
+	_, err := l.Add(AddRequest{Attachment: att, Pod: Pod{"default", "job", uidOf(1)}, Netns: ns, Policy: ordinary})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if i := slices.IndexFunc(c.calls, func(s string) bool { return strings.Contains(s, poolsDir) }); i >= 0 {
@@ -363,7 +365,8 @@ func TestAnOrdinaryPodAsksForNothingOfPools(t *testing.T) {
 func TestWithoutRangesThereIsNoOrdinaryAddress(t *testing.T) {
 	w := newWorld(t, testNetwork("", ""))
 	att, ns := w.newContainer(), w.newNetns()
-	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: Pod{Namespace: "default", Name: "job"}, Netns: ns, Policy: tenMinutes})
+	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: Pod{Namespace: "default", Name: "job"}, Netns: ns,
+		Policy: tenMinutes})
 	if !errors.Is(err, ErrNotAvailable) {
 		t.Fatalf("ADD -> %+v, %v", r, err)
 	}

@@ -18,8 +18,8 @@ func TestParseWants(t *testing.T) {
 			t.Errorf("%q: %+v, %v", value, is, err)
 		}
 	}
-	for _, value := range []string{",", "blue,", "Blue", "blue@", "@net1", "blue@a/b", "blue@0123456789abcdef", "blue,blue",
-		"-blue", "blüe"} {
+	for _, value := range []string{",", "blue,", "Blue", "blue@", "@net1", "blue@a/b", "blue@0123456789abcdef",
+		"blue,blue", "-blue", "blüe"} {
 		if is, err := ParseWants(value); err == nil || !strings.Contains(err.Error(), "expected") {
 			t.Errorf("%q: %+v, %v", value, is, err)
 		}

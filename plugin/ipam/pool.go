@@ -36,7 +36,8 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	case args.noPod != nil:
 		return pooled{}, errorf(codeInvalidEnv, "%v", args.noPod)
 	case args.pod.Name == "":
-		return pooled{}, errorf(codeInvalidEnv, "CNI_ARGS: no K8S_POD_NAME: expected a pod, since the addresses come from pools")
+		return pooled{}, errorf(codeInvalidEnv, "CNI_ARGS: no K8S_POD_NAME: expected a pod, since the addresses "+
+			"come from pools")
 	case said.Static || isStatic(args.pod.UID):
 		return pooled{}, errorf(codeInvalidConfig, "pod %s is a static pod, which kubelet starts without the API server: "+
 			"it can have no address of a pool. Make it a pod of the API server, or ask for none", args.pod)
@@ -58,8 +59,8 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 		return p, configError(err)
 	}
 	if len(p.addrs) == 0 && said.Network {
-		return p, errorf(codeInvalidConfig, "%s: no address for interface %s: expected one, since the addresses of network %s "+
-			"come from pools", source, c.att.IfName, c.conf.Name)
+		return p, errorf(codeInvalidConfig, "%s: no address for interface %s: expected one, since the addresses of "+
+			"network %s come from pools", source, c.att.IfName, c.conf.Name)
 	}
 	for _, a := range requested {
 		if len(p.addrs) > 0 && !slices.Contains(p.has(), a) {

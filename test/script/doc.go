@@ -52,8 +52,9 @@
 //	disk small|full|roomy|readonly|writable DIRECTORY
 //	lock, blocked N, unlock      another process holds the network's lock; wait until N are blocked
 //
-// The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall; bar UID (no ADD of a pod of
-// pools may succeed any more; with !, it has addresses), recheck EPOCH. It writes a pod's file by cp FILE $STATE/pools/UID.
+// The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall; bar UID (no ADD of a pod
+// of pools may succeed any more; with !, it has addresses), recheck EPOCH. It writes a pod's file by
+// cp FILE $STATE/pools/UID.
 //
 // Assertions:
 //
