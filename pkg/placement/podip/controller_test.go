@@ -40,8 +40,9 @@ type api struct {
 	writes []string
 	uids   int
 	now    time.Time
-	// before is called ahead of each write, whose error fails it.
+	// before is called ahead of each write, whose error fails it; listed after pods were listed, before that is known.
 	before func(write string) error
+	listed func()
 }
 
 func newAPI(t *testing.T, objects ...client.Object) *api {
@@ -102,6 +103,13 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 				return err
 			}
 			return c.SubResource(sub).Patch(ctx, o, p, options...)
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			err := c.List(ctx, list, options...)
+			if _, ok := list.(*corev1.PodList); ok && a.listed != nil {
+				a.listed()
+			}
+			return err
 		},
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
 			options ...client.GetOption) error {
@@ -570,6 +578,45 @@ func TestASuccessorHasItsAddressOnceItsNodeSaysThatItIsGone(t *testing.T) {
 	}
 	if ip := a.ips(t)["10.6.168.101"]; ip.Spec.PodUID != string(is.UID) || ip.Spec.Retention != "1h0m0s" {
 		t.Errorf("%+v", ip.Spec)
+	}
+}
+
+// What was listed is older than what happens meanwhile: that a pod got a node is not forgotten, nor that it is gone.
+func TestAListOfPodsUndoesNoEvent(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"),
+		asking("web-1", "blue"))
+	c := control(t, a)
+	c.works()
+	events := c.Controller.pods(c.session)
+	a.listed = func() {
+		a.listed = nil
+		events.OnUpdate(nil, cluster.PodOf(bound(t, a, "web-0", "node-1")))
+		pod, _ := a.pod(t, "web-1")
+		events.OnDelete(cluster.PodOf(pod))
+	}
+	if err := c.listPods(t.Context(), c.session); err != nil {
+		t.Fatal(err)
+	}
+	if is := c.session.book.Pod("uid-web-0"); is == nil || is.Node != "node-1" {
+		t.Errorf("the node of web-0 is forgotten: %+v", is)
+	}
+	if is := c.session.book.Pod("uid-web-1"); is != nil {
+		t.Errorf("web-1 is back: %+v", is)
+	}
+}
+
+func TestAPodWhoseNodeOnlyItsEndTellsHadANode(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
+		asking("web-0", "blue", hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")))
+	c := control(t, a)
+	c.works()
+	pod := bound(t, a, "web-0", "node-1")
+	if err := a.Delete(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	c.Controller.pods(c.session).OnDelete(cluster.PodOf(pod))
+	if f := c.session.book.Fence(c.session.book.PodIP(netip.MustParseAddr("10.6.168.101")), a.now); f.Verdict == pool.Yes {
+		t.Errorf("its address is free: %s", f.Reason)
 	}
 }
 

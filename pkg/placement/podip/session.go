@@ -44,6 +44,10 @@ type session struct {
 	expires    map[netip.Addr]string
 	byWorkload map[home.Ref]map[netip.Addr]struct{}
 	said       map[string]string
+	// before has the pods as they were known when all were listed past the cache, and ended those whose end was seen since;
+	// both are nil at other times.
+	before map[pool.UID]*pool.Pod
+	ended  map[pool.UID]bool
 	// stale is closed when the Book is good for nothing any more.
 	stale chan struct{}
 	c     *Controller
@@ -654,14 +658,14 @@ func (c *Controller) pods(s *session) toolscache.ResourceEventHandler {
 				o = gone.Obj
 			}
 			if pod, ok := o.(*cluster.Pod); ok {
-				c.removePod(s, pool.UID(pod.GetUID()), !missed)
+				c.removePod(s, pool.UID(pod.GetUID()), pod.Node(), !missed)
 			}
 		},
 	}
 }
 
-// setPod puts a pod in, if it has to do with pools. listed: past the cache, so that it counts whatever version is
-// known.
+// setPod puts a pod in, if it has to do with pools. listed: past the cache. Then it counts whatever version was known,
+// which a restore may have made the newer one, but not against what has happened since.
 func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 	uid := pool.UID(pod.GetUID())
 	c.mu.Lock()
@@ -673,7 +677,9 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 		return
 	}
 	core := pod.Core()
-	if core.Spec.HostNetwork || was != nil && !listed && newer(was.Version, core.ResourceVersion) {
+	overrules := listed && was == s.before[uid]
+	if core.Spec.HostNetwork || listed && s.ended[uid] ||
+		was != nil && !overrules && newer(was.Version, core.ResourceVersion) {
 		return
 	}
 	is, err := podOf(core, fallback.pools, fallback.labels, c.workloads.Numbers(core))
@@ -705,13 +711,22 @@ func (c *Controller) bears(s *session, p *pool.Pod) {
 	}
 }
 
-// removePod takes out a pod that the cluster has no more; final: as its watch says, without a gap.
-func (c *Controller) removePod(s *session, uid pool.UID, final bool) {
+// removePod takes out a pod that the cluster has no more, and had on this node, if that is known; final: as its watch
+// says, without a gap.
+func (c *Controller) removePod(s *session, uid pool.UID, node string, final bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if s.ended != nil {
+		s.ended[uid] = true
+	}
 	is := s.book.Pod(uid)
 	if is == nil {
 		return
+	}
+	if is.Node == "" && node != "" {
+		again := *is
+		again.Node = node
+		s.book.SetPod(again)
 	}
 	var waited []pool.UID // behind it, perhaps
 	for name := range c.pools {
@@ -731,6 +746,12 @@ func (c *Controller) removePod(s *session, uid pool.UID, final bool) {
 
 // listPods puts in all pods past the cache.
 func (c *Controller) listPods(ctx context.Context, s *session) error {
+	c.mu.Lock()
+	s.before, s.ended = map[pool.UID]*pool.Pod{}, map[pool.UID]bool{}
+	for _, uid := range s.book.Pods() {
+		s.before[uid] = s.book.Pod(uid)
+	}
+	c.mu.Unlock()
 	exist := map[pool.UID]bool{}
 	list := &corev1.PodList{}
 	for {
@@ -749,10 +770,11 @@ func (c *Controller) listPods(ctx context.Context, s *session) error {
 	}
 	c.mu.Lock()
 	known := s.book.Pods()
+	s.before, s.ended = nil, nil
 	c.mu.Unlock()
 	for _, uid := range known {
 		if !exist[uid] && !c.there(ctx, s, uid) {
-			c.removePod(s, uid, false)
+			c.removePod(s, uid, "", false)
 		}
 	}
 	return nil
