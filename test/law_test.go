@@ -67,7 +67,7 @@ var law = []rule{
 	},
 
 	// The controller. It knows addresses by RetainedIPs and PodIPs only.
-	{pkg: "pkg/placement/cluster", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
+	{pkg: "pkg/placement/cluster", uses: []string{"pkg/api", "pkg/home", "pkg/pool"}, never: addresses},
 	{pkg: "pkg/placement/gate", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
 	{
 		pkg:   "pkg/placement/podip",
@@ -89,7 +89,7 @@ var law = []rule{
 	{
 		pkg: "pkg/placement",
 		uses: []string{
-			"pkg/api", "pkg/home", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
+			"pkg/api", "pkg/home", "pkg/pool", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
 			"pkg/placement/podip", "pkg/placement/podstate", "pkg/placement/uninstall",
 		},
 		never: addresses,

@@ -26,6 +26,7 @@ import (
 	retainedipac "github.com/stayput/stayput/pkg/api/stayput/v1alpha1/applyconfiguration/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // Indexes of the cached RetainedIPs.
@@ -78,13 +79,6 @@ type releaser struct {
 	events    events.EventRecorder
 	now       func() time.Time
 }
-
-// recheck is when to look again at addresses whose workload is of a kind that the controller does not watch.
-// recheckLeft is the same while the workload is gone but other pods of it are left, which are mostly about to end.
-const (
-	recheck     = time.Minute
-	recheckLeft = 5 * time.Second
-)
 
 func (r *releaser) setUp(mgr ctrl.Manager) error {
 	c, err := ctrl.NewControllerManagedBy(mgr).
@@ -252,7 +246,7 @@ func (r *releaser) moved(ctx context.Context, ip *stayputv1alpha1.RetainedIP, po
 		return reconcile.Result{RequeueAfter: left}, nil
 	}
 	if kept, err := r.keptFor(ctx, pod); err != nil || !kept {
-		return reconcile.Result{RequeueAfter: recheck}, err
+		return reconcile.Result{RequeueAfter: cluster.Recheck}, err
 	}
 	var live corev1.Pod // a release is final
 	switch err := r.reader.Get(ctx, client.ObjectKeyFromObject(pod), &live); {
@@ -261,7 +255,7 @@ func (r *releaser) moved(ctx context.Context, ip *stayputv1alpha1.RetainedIP, po
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
 	case live.UID != pod.UID || r.untilRooted(&live) > 0:
-		return reconcile.Result{RequeueAfter: recheck}, nil
+		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
 	}
 	if err := r.apply(ctx, ip, ip.Spec.Workload, true); err != nil {
 		return reconcile.Result{}, err
@@ -275,14 +269,14 @@ func (r *releaser) moved(ctx context.Context, ip *stayputv1alpha1.RetainedIP, po
 // untilRooted returns when to look whether a pod has taken root; zero or less: it has.
 func (r *releaser) untilRooted(pod *corev1.Pod) time.Duration {
 	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil {
-		return recheck
+		return cluster.Recheck
 	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
 			return rooted - r.now().Sub(c.LastTransitionTime.Time)
 		}
 	}
-	return recheck
+	return cluster.Recheck
 }
 
 // keptFor reports whether the node of a pod keeps the addresses that it has.
@@ -310,35 +304,30 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	case !whenScaled && !whenDeleted:
 		return reconcile.Result{}, nil
 	}
-	why, retry, err := r.unwanted(ctx, ip, whenScaled, whenDeleted)
+	w := ip.Spec.Workload
+	keep := pool.Keep{WhileOwned: true, Scaled: whenScaled, Deleted: whenDeleted} // the node knows until when
+	is, retry, err := r.workloads.Wanted(ctx, ip.Namespace, *w, ip.Spec.PodName, keep,
+		func() ([]string, error) { return r.siblings(ctx, ip) })
 	if apierrors.IsForbidden(err) {
 		log.FromContext(ctx).Info("Keeping addresses of a workload that must not be read", "err", err)
-		return reconcile.Result{RequeueAfter: recheck}, nil
+		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
 	}
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("looking up the workload of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
 	}
-	if why == "" {
+	free, why, _ := keep.Ends(time.Time{}, time.Time{}, is)
+	if !free {
 		return reconcile.Result{RequeueAfter: retry}, nil
 	}
-	// The caches do not move in step: the API server may know a pod of that name that is not in ours yet.
-	live := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
-	switch err := r.reader.Get(ctx, types.NamespacedName{Namespace: ip.Namespace, Name: ip.Spec.PodName}, live); {
-	case err == nil:
-		return reconcile.Result{RequeueAfter: recheck}, nil
-	case !apierrors.IsNotFound(err):
-		return reconcile.Result{}, fmt.Errorf("looking up the pod of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
-	}
-	if err := r.apply(ctx, ip, ip.Spec.Workload, true); err != nil {
+	if err := r.apply(ctx, ip, w, true); err != nil {
 		return reconcile.Result{}, err
 	}
-	w := ip.Spec.Workload
 	about := &corev1.ObjectReference{
 		APIVersion: w.APIVersion, Kind: w.Kind, Namespace: ip.Namespace, Name: w.Name, UID: types.UID(w.UID),
 	}
 	r.events.Eventf(about, ip, corev1.EventTypeNormal, home.ReasonReleased, "Releasing",
-		"releasing %s of pod %s on node %s: %s",
-		strings.Join(ip.Status.IPs, ", "), ip.Spec.PodName, ip.Spec.NodeName, why)
+		"releasing %s of pod %s of %s %s on node %s: %s",
+		strings.Join(ip.Status.IPs, ", "), ip.Spec.PodName, w.Kind, w.Name, ip.Spec.NodeName, why)
 	return reconcile.Result{}, nil
 }
 
@@ -370,7 +359,7 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP, e
 	if ip.Spec.Identity != "" { // the pod's name does not tell
 		workload, err := r.ofIdentity(ctx, ip)
 		if err != nil || workload == nil {
-			return reconcile.Result{RequeueAfter: recheck}, err
+			return reconcile.Result{RequeueAfter: cluster.Recheck}, err
 		}
 		return reconcile.Result{}, r.apply(ctx, ip, workload, false)
 	}
@@ -382,49 +371,24 @@ func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP, e
 	switch {
 	case errors.Is(err, cluster.ErrUnknown), errors.As(err, new(*cluster.PermissionError)), apierrors.IsForbidden(err):
 		log.FromContext(ctx).Info("Keeping addresses of an unknown workload", "err", err)
-		return reconcile.Result{RequeueAfter: recheck}, nil
+		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
 	case err != nil:
 		return reconcile.Result{}, fmt.Errorf("looking for the workload of RetainedIP %s/%s: %w", ip.Namespace, ip.Name, err)
 	case workload == nil:
-		return reconcile.Result{RequeueAfter: recheck}, nil
+		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
 	}
 	return reconcile.Result{}, r.apply(ctx, ip, workload, false)
 }
 
-// unwanted returns why addresses are no longer wanted. If that is empty they may be, and retry is when to ask again;
-// zero: when their workload changes.
-func (r *releaser) unwanted(ctx context.Context, ip *stayputv1alpha1.RetainedIP, whenScaled, whenDeleted bool) (
-	why string, retry time.Duration, err error) {
-	w := ip.Spec.Workload
-	wants, watched, err := r.workloads.Wants(ctx, ip.Namespace, *w, ip.Spec.PodName)
-	if !watched {
-		retry = recheck
+// siblings returns the names of the pods that have addresses of the same workload.
+func (r *releaser) siblings(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (names []string, err error) {
+	var list stayputv1alpha1.RetainedIPList
+	err = r.client.List(ctx, &list, client.InNamespace(ip.Namespace),
+		client.MatchingFields{retainedByWorkload: workloadKey(workloadOf(ip))}, client.UnsafeDisableDeepCopy)
+	for i := range list.Items {
+		names = append(names, list.Items[i].Spec.PodName)
 	}
-	switch {
-	case errors.Is(err, cluster.ErrGone):
-		if !whenDeleted {
-			return "", retry, nil
-		}
-		// Orphans may be adopted, with their addresses.
-		var siblings stayputv1alpha1.RetainedIPList
-		if err := r.client.List(ctx, &siblings, client.InNamespace(ip.Namespace),
-			client.MatchingFields{retainedByWorkload: workloadKey(workloadOf(ip))}, client.UnsafeDisableDeepCopy); err != nil {
-			return "", 0, err
-		}
-		for i := range siblings.Items {
-			key := types.NamespacedName{Namespace: ip.Namespace, Name: siblings.Items[i].Spec.PodName}
-			err := r.cache.Get(ctx, key, &cluster.Pod{})
-			if !apierrors.IsNotFound(err) {
-				return "", recheckLeft, err
-			}
-		}
-		return fmt.Sprintf("%s %s is deleted", w.Kind, w.Name), 0, nil
-	case err != nil:
-		return "", 0, err
-	case wants || !whenScaled:
-		return "", retry, nil
-	}
-	return fmt.Sprintf("%s %s is scaled down and no longer wants the pod", w.Kind, w.Name), 0, nil
+	return names, err
 }
 
 // apply writes the fields of a RetainedIP that the controller owns: spec.scheduled as ip has it, the workload, which is

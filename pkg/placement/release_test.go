@@ -164,7 +164,7 @@ func TestAnAddressPublishedAgainIsReleasedWithItsWorkload(t *testing.T) {
 		t.Errorf("its workload is deleted: %+v", got.Spec)
 	}
 	if note := <-said.Events; !strings.Contains(note, home.ReasonReleased) || !strings.Contains(note, "192.0.2.7") ||
-		!strings.Contains(note, "StatefulSet web is deleted") {
+		!strings.Contains(note, "of StatefulSet web on node node-1: its workload is deleted") {
 		t.Errorf("said %q", note)
 	}
 }

@@ -38,6 +38,7 @@ import (
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // Why [Workloads.Get] returns no workload. Any other error means that it is not known.
@@ -497,6 +498,58 @@ func (t *Workloads) Wants(ctx context.Context, namespace string, of stayputv1alp
 		}
 	}
 	return wanted && err == nil, true, err
+}
+
+// Recheck is when to ask again about workloads of a kind that the controller does not watch. recheckLeft is the same
+// while the workload is gone but other pods of it are left, which are mostly about to end.
+const (
+	Recheck     = time.Minute
+	recheckLeft = 5 * time.Second
+)
+
+// Wanted reports whether a workload wants a pod that is gone, whose addresses are kept like this, and returns when to
+// ask again; zero: once the workload changes. An error says why it is unknown. It also is while a pod of that name
+// exists or, if the workload is gone, one of the siblings: orphans may be adopted, with their addresses.
+func (t *Workloads) Wanted(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference, pod string,
+	keep pool.Keep, siblings func() ([]string, error)) (is pool.Wanted, retry time.Duration, err error) {
+	wants, watched, err := t.Wants(ctx, namespace, of, pod)
+	if !watched {
+		retry = Recheck
+	}
+	switch {
+	case errors.Is(err, ErrGone):
+		is = pool.Abandoned
+	case err != nil:
+		return pool.Unknown, Recheck, err
+	case wants:
+		return pool.Wants, retry, nil
+	default:
+		is = pool.Scaled
+	}
+	if is == pool.Abandoned && !keep.Deleted || is == pool.Scaled && !keep.Scaled {
+		return is, retry, nil // it does not matter
+	}
+	if is == pool.Abandoned {
+		names, err := siblings()
+		if err != nil {
+			return pool.Unknown, recheckLeft, err
+		}
+		for _, name := range names {
+			err := t.cache.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &Pod{})
+			if !apierrors.IsNotFound(err) {
+				return pool.Unknown, recheckLeft, err
+			}
+		}
+	}
+	// The caches do not move in step: the API server may know a pod of that name that is not in ours yet.
+	live := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
+	switch err := t.live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: pod}, live); {
+	case err == nil:
+		return pool.Unknown, Recheck, nil
+	case !apierrors.IsNotFound(err):
+		return pool.Unknown, Recheck, fmt.Errorf("looking up pod %s/%s: %w", namespace, pod, err)
+	}
+	return is, retry, nil
 }
 
 // poll returns nil if a workload of a kind that is not watched exists.

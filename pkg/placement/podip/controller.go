@@ -111,13 +111,6 @@ const workers = 32
 // planGood is how long a plan may be carried out: after that, decide anew.
 const planGood = 10 * time.Second
 
-// When to look again: at addresses whose workload nobody watches, at those whose workload is gone but other pods of it
-// are left, and at all that waits, if a change went unnoticed.
-const (
-	recheck     = time.Minute
-	recheckLeft = 5 * time.Second
-)
-
 // Add has a manager give pods addresses of pools while it leads.
 func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
 	live, err := client.NewWithWatch(mgr.GetConfig(), client.Options{
@@ -227,7 +220,7 @@ func addressKey(a netip.Addr) key { return key{kindAddress, a.String()} }
 // Reconcile sees to one thing.
 func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, error) {
 	if c.uninstalling() {
-		return reconcile.Result{RequeueAfter: recheck}, nil
+		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
 	}
 	c.mu.Lock()
 	s := c.session
@@ -415,50 +408,19 @@ func (c *Controller) wanted(ctx context.Context, s *session, p pool.PodIP) (pool
 	if p.Workload == (pool.Workload{}) {
 		return pool.Unknown, 0
 	}
-	wants, watched, err := c.workloads.Wants(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(p.Workload), p.PodName)
-	retry := recheck
-	if watched {
-		retry = 0
-	}
-	is := pool.Scaled
-	switch {
-	case errors.Is(err, cluster.ErrGone):
-		is = pool.Abandoned
-		if left, err := c.siblings(ctx, s, p); left || err != nil { // orphans may be adopted, with their addresses
-			return pool.Unknown, recheckLeft
-		}
-	case err != nil:
+	is, retry, err := c.workloads.Wanted(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(p.Workload), p.PodName,
+		p.Keep, func() (names []string, _ error) {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for a := range s.byWorkload[workloadOf(&p)] {
+				names = append(names, s.book.PodIP(a).PodName)
+			}
+			return names, nil
+		})
+	if err != nil {
 		log.FromContext(ctx).Info("Keeping an address of a workload that cannot be read", "address", p.Addr, "err", err)
-		return pool.Unknown, recheck
-	case wants:
-		return pool.Wants, retry
-	}
-	// The caches do not move in step: the API server may know a pod of that name that is not in ours yet.
-	live := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
-	name := types.NamespacedName{Namespace: p.Namespace, Name: p.PodName}
-	if err := c.live.Get(ctx, name, live); !apierrors.IsNotFound(err) {
-		return pool.Unknown, recheck
 	}
 	return is, retry
-}
-
-// siblings reports whether a pod is left of a workload that is gone.
-func (c *Controller) siblings(ctx context.Context, s *session, p pool.PodIP) (bool, error) {
-	c.mu.Lock()
-	names := map[string]struct{}{}
-	for a := range s.byWorkload[workloadOf(&p)] {
-		if other := s.book.PodIP(a); other != nil {
-			names[other.PodName] = struct{}{}
-		}
-	}
-	c.mu.Unlock()
-	for name := range names {
-		err := c.cache.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: name}, &cluster.Pod{})
-		if !apierrors.IsNotFound(err) {
-			return true, err
-		}
-	}
-	return false, nil
 }
 
 func workloadOf(p *pool.PodIP) home.Ref {
