@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllertest"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
@@ -41,8 +43,10 @@ type api struct {
 	uids   int
 	now    time.Time
 	// before is called ahead of each write, whose error fails it; listed after pods were listed, before that is known.
+	// away fails lists.
 	before func(write string) error
 	listed func()
+	away   error
 }
 
 func newAPI(t *testing.T, objects ...client.Object) *api {
@@ -105,6 +109,9 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 			return c.SubResource(sub).Patch(ctx, o, p, options...)
 		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			if a.away != nil {
+				return a.away
+			}
 			err := c.List(ctx, list, options...)
 			if _, ok := list.(*corev1.PodList); ok && a.listed != nil {
 				a.listed()
@@ -127,6 +134,9 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 	})
 	return a
 }
+
+// IsWatchListSemanticsUnSupported tells reflectors to list before they watch.
+func (a *api) IsWatchListSemanticsUnSupported() bool { return true }
 
 // taken returns the writes since the last call.
 func (a *api) taken() []string {
@@ -371,6 +381,52 @@ func (a *api) consistent(t *testing.T) {
 			t.Errorf("%s is %s's, who does not have it", name, ip.Spec.PodName)
 		}
 	}
+}
+
+// informers of nodes and pods, of which there are none.
+type informers struct{ cache.Informers }
+
+func (informers) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	return controllertest.NewFakeInformer(controllertest.Synced), nil
+}
+
+// While it is not known whether there are pools, no pod is placed: that must not last.
+func TestPoolsAreServedAsSoonAsTheAPIServerAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
+			aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
+		a.away = errors.New("the API server is away")
+		c := newController(a, a, a, informers{}, Options{Uninstalling: func() bool { return false }})
+		line := &line{}
+		c.now, c.queue = func() time.Time { return a.now }, line
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- c.Start(ctx) }()
+		synctest.Wait()
+		if _, known := c.Owns(hometest.Pod()); known {
+			t.Error("it is known whether a pod asks for addresses, though nothing can be")
+		}
+		a.away = nil
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if owns, known := c.Owns(hometest.Pod()); owns || !known {
+			t.Errorf("an ordinary pod has to wait: owns %t, known %t", owns, known)
+		}
+		for len(line.now) > 0 {
+			k := line.now[0]
+			line.now = line.now[1:]
+			if _, err := c.Reconcile(ctx, k); err != nil {
+				t.Error(err)
+			}
+		}
+		if pod, has := a.pod(t, "web-0"); home.Gated(pod) || len(has) != 1 {
+			t.Errorf("gated %t, with %v", home.Gated(pod), has)
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestAPodIsLetGoByOneWriteOnceItsAddressesAreClaimed(t *testing.T) {

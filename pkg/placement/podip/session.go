@@ -44,8 +44,8 @@ type session struct {
 	expires    map[netip.Addr]string
 	byWorkload map[home.Ref]map[netip.Addr]struct{}
 	said       map[string]string
-	// before has the pods as they were known when all were listed past the cache, and ended those whose end was seen since;
-	// both are nil at other times.
+	// before has the pods as they were known when all were listed past the cache, and ended those whose end was seen
+	// since; both are nil at other times.
 	before map[pool.UID]*pool.Pod
 	ended  map[pool.UID]bool
 	// stale is closed when the Book is good for nothing any more.
@@ -59,11 +59,18 @@ var errStale = errors.New("the API server's data were restored, or every node ha
 // Start serves pools until ctx ends. It watches PodIPPools once the API server serves them, and everything else once
 // there is one.
 func (c *Controller) Start(ctx context.Context) error {
-	for c.look(ctx) != serving {
+	for {
+		is, pause := c.look(ctx), cluster.LookupEvery
+		if is == serving {
+			break
+		}
+		if is == unknown { // until then no pod at all is placed
+			pause = time.Second
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(cluster.LookupEvery):
+		case <-time.After(pause):
 		}
 	}
 	go c.reflect(ctx, &stayputv1alpha1.PodIPPool{}, &stayputv1alpha1.PodIPPoolList{}, &feed{
@@ -384,7 +391,7 @@ func (c *Controller) reflect(ctx context.Context, object client.Object, list cli
 			return c.live.Watch(ctx, list.DeepCopyObject().(client.ObjectList), &client.ListOptions{Raw: &o})
 		},
 	}
-	toolscache.NewReflector(lw, object, f, 0).RunWithContext(ctx)
+	toolscache.NewReflector(toolscache.ToListWatcherWithWatchListSemantics(lw, c.live), object, f, 0).RunWithContext(ctx)
 }
 
 func metadata(kind string) *metav1.PartialObjectMetadata {
