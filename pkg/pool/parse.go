@@ -83,9 +83,9 @@ func Parse(s Spec) (Range, error) {
 		switch field := fmt.Sprintf("spec.routes[%d]", i); {
 		case s.Mode == Routed:
 			wrong(field, route.Dst, "nothing with mode Routed: pods use the gateway of the node that they run on")
-		case errDst != nil || dst != dst.Masked():
+		case errDst != nil || dst != dst.Masked() || dst.Addr().Is4In6():
 			wrong(field+".dst", route.Dst, "a CIDR without host bits, such as 10.9.0.0/16")
-		case errGW != nil || gw.Is4() != dst.Addr().Is4() || gw.Zone() != "":
+		case errGW != nil || gw.Is4() != dst.Addr().Is4() || !plain(gw):
 			wrong(field+".gw", route.GW, "an address of the same family as dst, %s", route.Dst)
 		case dst.Addr().Is4() != r.Subnet.Addr().Is4():
 			wrong(field+".dst", route.Dst, "a CIDR of the same family as spec.subnet, %s", r.Subnet)
@@ -170,7 +170,7 @@ func plain(a netip.Addr) bool { return a.Zone() == "" && !a.Is4In6() }
 
 // unicast reports whether hosts may have an address.
 func unicast(a netip.Addr) bool {
-	return !a.IsMulticast() && !a.IsLoopback() && !a.IsLinkLocalUnicast()
+	return !a.IsMulticast() && !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsUnspecified()
 }
 
 // lastOf returns the last address of a prefix.

@@ -67,6 +67,11 @@ func TestABadFieldIsNamedWithWhatWasExpected(t *testing.T) {
 			`addresses without host bits, such as 10.6.0.0/16`},
 		{Spec{Mode: L2, Subnet: "224.0.0.0/8"}, `spec.subnet: "224.0.0.0/8"`},
 		{Spec{Mode: L2, Subnet: "::ffff:10.0.0.0/104"}, `spec.subnet: `},
+		{Spec{Mode: L2, Subnet: "0.0.0.0/0"}, `spec.subnet: "0.0.0.0/0"`},
+		{Spec{Mode: L2, Subnet: "fd00::/64", Routes: []RouteSpec{{"::ffff:10.0.0.0/104", "fd00::1"}}},
+			`spec.routes[0].dst: "::ffff:10.0.0.0/104"`},
+		{Spec{Mode: L2, Subnet: "fd00::/64", Routes: []RouteSpec{{"fd09::/64", "::ffff:10.0.0.1"}}},
+			`spec.routes[0].gw: "::ffff:10.0.0.1"`},
 		{Spec{Mode: L2, Subnet: "10.6.0.0/16", Gateway: "10.7.0.1"}, `spec.gateway: "10.7.0.1" is not valid: expected an ` +
 			`address in spec.subnet, 10.6.0.0/16`},
 		{Spec{Mode: Routed, Subnet: "10.6.0.0/16", Gateway: "10.6.0.1"}, `spec.gateway: "10.6.0.1" is not valid: expected ` +
