@@ -236,6 +236,34 @@ func TestAPodGetsItsOwnAddressBack(t *testing.T) {
 	}
 }
 
+// A status that does not say since when an address is retained ends no retention.
+func TestARetentionBeginsOnceItIsNoted(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+	pod := gatedPod(1)
+	pod.Keep.For = time.Hour
+	a, _ := place(t, b, pod, noon)
+	b.RemovePod(pod.UID, true, noon)
+	ip := *b.PodIP(a)
+	ip.Phase, ip.Of, ip.Node = Retained, pod.UID, "n1"
+	b.SetPodIP(ip)
+	plan := b.Review(a, noon, nil)
+	if len(plan.Writes) != 1 {
+		t.Fatalf("%+v", plan)
+	}
+	if w, ok := plan.Writes[0].(StatusIP); !ok || !w.PodIP.Since.Equal(noon) || w.PodIP.Phase != Retained ||
+		w.PodIP.Node != "n1" {
+		t.Fatalf("%+v", plan.Writes[0])
+	}
+	ip.Since = noon
+	b.SetPodIP(ip)
+	if plan := b.Review(a, noon, nil); plan.Writes != nil || !plan.Until.Equal(noon.Add(time.Hour)) {
+		t.Errorf("%+v", plan)
+	}
+	if plan := b.Review(a, noon.Add(time.Hour), nil); len(plan.Writes) != 1 {
+		t.Errorf("%+v", plan)
+	}
+}
+
 func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p, Node: "n1"} }
 	on := func(node string) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: Bound, Node: node} }

@@ -90,6 +90,7 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		}
 		return plan
 	}
+	noted := p.gone() && !p.Since.IsZero()
 	var why string
 	var until time.Time
 	switch pool := b.pools[p.Pool]; {
@@ -105,7 +106,7 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 			ask = wanted(p)
 		}
 		since := p.Since
-		if !p.gone() {
+		if !noted {
 			since = now
 		}
 		var free bool
@@ -113,7 +114,7 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 			return b.end(p, why, f.If)
 		}
 	}
-	if !p.gone() { // what proves it now may be gone later, and the retention begins
+	if !noted { // what proves it now may be gone later, and the retention begins
 		again := *p
 		again.Phase, again.Of, again.Since, again.Node = Retained, p.PodUID, now, b.nodeOf(p)
 		return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
