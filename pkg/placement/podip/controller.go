@@ -11,6 +11,7 @@ package podip
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -294,6 +296,18 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	at := c.now()
 	c.mu.Lock()
 	plan := s.book.Place(uid, at)
+	c.mu.Unlock()
+	if !home.Gated(pod) {
+		outside, err := c.outside(ctx, plan, pod.Spec.NodeName)
+		if err != nil || outside != "" {
+			c.unreserve(s, plan.Writes)
+			plan = pool.Plan{Reason: outside}
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	c.mu.Lock()
 	s.wait(uid, plan)
 	c.mu.Unlock()
 	if plan.Reason != "" {
@@ -326,6 +340,38 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 		log.FromContext(ctx).Info("Gave pod its addresses", "pod", name)
 	}
 	return until(plan, at), nil
+}
+
+// outside says which pool is not for the node of a pod that could not be kept from it; empty: none. Addresses that the
+// pod has already are its own.
+func (c *Controller) outside(ctx context.Context, plan pool.Plan, name string) (string, error) {
+	if len(plan.Writes) < 2 {
+		return "", nil
+	}
+	place, ok := plan.Writes[len(plan.Writes)-1].(pool.PlacePod)
+	if !ok {
+		return "", nil
+	}
+	var node corev1.Node
+	if err := c.client.Get(ctx, types.NamespacedName{Name: name}, &node); err != nil {
+		return "", fmt.Errorf("reading node %s: %w", name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range place.Addresses {
+		o := c.pools[a.Pool]
+		if o == nil || o.Spec.NodeSelector == nil {
+			continue
+		}
+		selects, err := metav1.LabelSelectorAsSelector(o.Spec.NodeSelector)
+		if err != nil {
+			return "", err
+		}
+		if !selects.Matches(labels.Set(node.Labels)) {
+			return fmt.Sprintf("pool %s is not for node %s, on which it is", a.Pool, name), nil
+		}
+	}
+	return "", nil
 }
 
 // until returns when to look again at a plan.

@@ -845,6 +845,41 @@ func TestAPodThatCouldNotBeGatedIsToldItsAddressOnceItHasANode(t *testing.T) {
 	}
 }
 
+func TestAPoolGivesNothingToAPodThatIsOnANodeOutsideIt(t *testing.T) {
+	inB := func(o *stayputv1alpha1.PodIPPool) {
+		o.Spec.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelTopologyZone: "b"}}
+	}
+	on := func(node string) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Spec.NodeName = node } }
+	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "b"),
+		aPool("blue", "10.6.168.101-10.6.168.110", inB), asking("outside", "blue", hometest.Ungated, on("node-1")),
+		asking("inside", "blue", hometest.Ungated, on("node-2")))
+	c := control(t, a)
+	c.works()
+	if _, has := a.pod(t, "inside"); len(has) != 1 {
+		t.Errorf("the pod on node-2 has %v", has)
+	}
+	_, has := a.pod(t, "outside")
+	notes := c.notes()
+	if has != nil || len(a.ips(t)) != 1 || !slices.ContainsFunc(notes, func(n string) bool {
+		return strings.Contains(n, "pool blue is not for node node-1, on which it is")
+	}) {
+		t.Errorf("the pod on node-1 has %v of %v: %q", has, a.ips(t), notes)
+	}
+	var node corev1.Node
+	if err := a.Get(t.Context(), types.NamespacedName{Name: "node-1"}, &node); err != nil {
+		t.Fatal(err)
+	}
+	node.Labels[corev1.LabelTopologyZone] = "b"
+	if err := a.Update(t.Context(), &node); err != nil {
+		t.Fatal(err)
+	}
+	c.sweep(c.session)
+	c.works()
+	if _, has := a.pod(t, "outside"); len(has) != 1 {
+		t.Errorf("the pod on node-1 has %v once that is in the pool", has)
+	}
+}
+
 func TestTheDefaultOfANamespaceIsForItsGatedPods(t *testing.T) {
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default",
 		Annotations: map[string]string{stayputv1alpha1.AnnotationPools: "blue"}}}
