@@ -230,7 +230,8 @@ func (w *world) agentActs(n *node) {
 			}
 		}
 	}
-	n.lied = n.lied && (!current || w.hosts.objs[n.name].Off)
+	host, exists := w.hosts.objs[n.name]
+	n.lied = n.lied && (!current || !exists || host.Off)
 }
 
 func (w *world) agentSees(n *node) {
