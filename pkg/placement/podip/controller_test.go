@@ -707,6 +707,25 @@ func TestAnAddressThatNobodyNeedsIsFreedWhenItExpires(t *testing.T) {
 	}
 }
 
+func TestAnAnnotationThatCannotBeReadFreesNothing(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
+	c := control(t, a)
+	c.works()
+	pod := bound(t, a, "web-0", "node-1")
+	for _, text := range []string{`[{"interface":"eth0","address":"10.6.168.105/16"},{"address":7}]`, `x`,
+		`[{"interface":"eth0"}]`} {
+		pod.Annotations[stayputv1alpha1.AnnotationAddresses] = text
+		if err := a.Update(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		c.works()
+		if ip, ok := a.ips(t)["10.6.168.101"]; !ok || ip.DeletionTimestamp != nil {
+			t.Fatalf("%s: its address is freed: %+v", text, a.ips(t))
+		}
+		c.begins() // another controller that never saw it otherwise
+	}
+}
+
 func TestAPlanThatTookTooLongIsDropped(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"), asking("web-0", "blue"))
 	c := control(t, a)

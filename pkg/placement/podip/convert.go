@@ -3,6 +3,7 @@ package podip
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -210,7 +211,12 @@ func podOf(pod *corev1.Pod, fallback string, namespaced map[string]string, numbe
 		p.Workload = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: string(owner.UID)}
 	}
 	if text, ok := pod.Annotations[stayputv1alpha1.AnnotationAddresses]; ok {
-		if err := json.Unmarshal([]byte(text), &p.Has); err != nil {
+		err := json.Unmarshal([]byte(text), &p.Has)
+		if err == nil && slices.ContainsFunc(p.Has, func(h pool.Address) bool { return !h.Prefix.IsValid() }) {
+			err = errors.New("expected an address in each")
+		}
+		if err != nil {
+			p.Has = nil
 			return p, invalid(stayputv1alpha1.AnnotationAddresses, "%w", err)
 		}
 		if p.Has == nil {

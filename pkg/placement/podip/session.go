@@ -696,6 +696,9 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 	if delete(s.invalid, uid); err != nil {
 		s.invalid[uid] = err
 	}
+	if _, says := core.Annotations[stayputv1alpha1.AnnotationAddresses]; says && is.Has == nil {
+		return // what it has is not known: what was known of it stands
+	}
 	s.book.SetPod(is)
 	if was != nil && was.Gated == is.Gated && was.Node == is.Node && was.Ending == is.Ending && was.Over == is.Over &&
 		len(was.Has) == len(is.Has) && !is.Gated {
