@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -31,6 +32,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/podip"
 	"github.com/stayput/stayput/pkg/placement/podstate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
+	signal "github.com/stayput/stayput/pkg/uninstall"
 )
 
 // Scheme has the types of all objects that the controller reads or writes.
@@ -206,8 +208,11 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		owners: newOwners(), memory: memory, now: time.Now,
 		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 	}
-	place.pools, err = podip.Add(mgr, podip.Options{Workloads: workloads, Home: place.homeBesides,
-		Uninstalling: uninstalling})
+	pools := podip.Options{Workloads: workloads, Home: place.homeBesides, Uninstalling: uninstalling}
+	if o.Namespace != "" {
+		pools.Installation = types.NamespacedName{Namespace: o.Namespace, Name: signal.ConfigMap}
+	}
+	place.pools, err = podip.Add(mgr, pools)
 	if err != nil {
 		return err
 	}

@@ -260,20 +260,13 @@ func (t *Workloads) LookUp(ctx context.Context) {
 func (t *Workloads) problem(ctx context.Context, k Kind) error {
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()
-	served, err := t.discovery.ServerResourcesForGroupVersion(k.GVK.GroupVersion().String())
+	resource, err := t.Served(k.GVK)
 	switch {
 	case apierrors.IsNotFound(err):
 		return ErrNotServed
 	case err != nil:
 		return err
 	}
-	i := slices.IndexFunc(served.APIResources, func(r metav1.APIResource) bool {
-		return r.Kind == k.GVK.Kind && !strings.Contains(r.Name, "/")
-	})
-	if i < 0 {
-		return ErrNotServed
-	}
-	resource := served.APIResources[i].Name
 	needs := []authorizationv1.ResourceAttributes{{Verb: "get"}, {Verb: "list"}, {Verb: "watch"}}
 	if k.scaled {
 		needs = append(needs, authorizationv1.ResourceAttributes{Verb: "get", Subresource: "scale"})
@@ -299,6 +292,22 @@ func (t *Workloads) problem(ctx context.Context, k Kind) error {
 		return missing
 	}
 	return nil
+}
+
+// Served returns the resource of a kind, or [ErrNotServed] if the API server serves others of its group and version. It
+// is asked each time. Right after its start, an API server finds no custom kinds at all.
+func (t *Workloads) Served(gvk schema.GroupVersionKind) (resource string, err error) {
+	served, err := t.discovery.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
+	if err != nil {
+		return "", err
+	}
+	i := slices.IndexFunc(served.APIResources, func(r metav1.APIResource) bool {
+		return r.Kind == gvk.Kind && !strings.Contains(r.Name, "/")
+	})
+	if i < 0 {
+		return "", ErrNotServed
+	}
+	return served.APIResources[i].Name, nil
 }
 
 // each calls watch with every kind that can be read, now or as soon as it can.

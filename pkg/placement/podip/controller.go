@@ -59,6 +59,8 @@ type Controller struct {
 	home      Home
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
+	installation types.NamespacedName
+	toTell       chan struct{} // whether there are pools, perhaps
 
 	mu    sync.Mutex
 	state state
@@ -105,6 +107,8 @@ type Options struct {
 	Workloads    *cluster.Workloads
 	Home         Home
 	Uninstalling func() bool
+	// Installation is the ConfigMap by which agents know whether there are pools; empty: they are not told.
+	Installation types.NamespacedName
 }
 
 // workers is how many decisions are carried out at a time: a write waits for etcd's disk.
@@ -143,7 +147,8 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 	o Options) *Controller {
 	return &Controller{
 		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
-		home: o.Home, uninstalling: o.Uninstalling, first: make(chan struct{}),
+		home: o.Home, uninstalling: o.Uninstalling, installation: o.Installation, toTell: make(chan struct{}, 1),
+		first: make(chan struct{}),
 		pools: map[string]*stayputv1alpha1.PodIPPool{},
 		above: map[string]pool.Workload{},
 	}

@@ -42,9 +42,11 @@ type api struct {
 	writes []string
 	uids   int
 	now    time.Time
-	// before is called ahead of each write, whose error fails it; listed after pods were listed, before that is known.
+	// before is called ahead of each write, whose error fails it; lists ahead of each list, and listed after pods were
+	// listed, before that is known.
 	// away fails lists.
 	before func(write string) error
+	lists  func(client.ObjectList)
 	listed func()
 	away   error
 }
@@ -109,6 +111,9 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 			return c.SubResource(sub).Patch(ctx, o, p, options...)
 		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			if a.lists != nil {
+				a.lists(list)
+			}
 			if a.away != nil {
 				return a.away
 			}
@@ -396,7 +401,8 @@ func TestPoolsAreServedAsSoonAsTheAPIServerAnswers(t *testing.T) {
 		a := newAPI(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
 			aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
 		a.away = errors.New("the API server is away")
-		c := newController(a, a, a, informers{}, Options{Uninstalling: func() bool { return false }})
+		c := newController(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
+			Uninstalling: func() bool { return false }})
 		line := &line{}
 		c.now, c.queue = func() time.Time { return a.now }, line
 		ctx, stop := context.WithCancel(t.Context())
@@ -425,6 +431,121 @@ func TestPoolsAreServedAsSoonAsTheAPIServerAnswers(t *testing.T) {
 		stop()
 		if err := <-ended; err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// serves returns workloads of an API server that serves these kinds of ours.
+func serves(a *api, kinds ...string) *cluster.Workloads {
+	of := &metav1.APIResourceList{GroupVersion: stayputv1alpha1.SchemeGroupVersion.String()}
+	for _, kind := range append(kinds, "RetainedIP") {
+		of.APIResources = append(of.APIResources, metav1.APIResource{Kind: kind, Name: strings.ToLower(kind) + "s"})
+	}
+	return cluster.Over(fakeCache{Reader: a}, a, a, &discoveryfake.FakeDiscovery{
+		Fake: &clienttesting.Fake{Resources: []*metav1.APIResourceList{of}}})
+}
+
+func TestNothingIsAskedOfPoolsThatAreNotServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI(t)
+		lists := 0
+		a.lists = func(list client.ObjectList) {
+			if _, ok := list.(*stayputv1alpha1.PodIPPoolList); ok {
+				lists++
+			}
+		}
+		c := newController(a, a, a, informers{}, Options{Workloads: serves(a),
+			Uninstalling: func() bool { return false }, Installation: installation})
+		go func() { _ = c.Start(t.Context()) }()
+		synctest.Wait()
+		if owns, known := c.Owns(hometest.Pod()); owns || !known {
+			t.Errorf("an ordinary pod has to wait: owns %t, known %t", owns, known)
+		}
+		time.Sleep(10 * cluster.LookupEvery)
+		synctest.Wait()
+		if writes := a.taken(); lists > 0 || len(writes) > 0 {
+			t.Errorf("pools were listed %d times, and %q written", lists, writes)
+		}
+		c.workloads = serves(a, "PodIPPool")
+		time.Sleep(cluster.LookupEvery)
+		synctest.Wait()
+		if lists == 0 {
+			t.Error("pools that came later are not listed")
+		}
+	})
+}
+
+// An API server that has just started serves no kinds of ours for a while: its pods are not without pools.
+func TestAnAPIServerThatServesNothingYetDoesNotSayThatThereAreNoPools(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAPI(t)
+		nothing := cluster.Over(fakeCache{Reader: a}, a, a, &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}})
+		c := newController(a, a, a, informers{}, Options{Workloads: nothing, Uninstalling: func() bool { return false }})
+		go func() { _ = c.Start(t.Context()) }()
+		synctest.Wait()
+		if _, known := c.Owns(hometest.Pod()); known {
+			t.Error("it counts as known whether an ordinary pod asks for addresses")
+		}
+	})
+}
+
+var installation = types.NamespacedName{Namespace: "stayput-system", Name: "stayput-installation"}
+
+// Agents watch the installation, and nothing of pools while it does not say that there are any.
+func TestTheInstallationSaysWhetherThereArePools(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// As a controller left it that ended before it saw the end of the last pool.
+		a := newAPI(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: installation.Namespace,
+			Name: installation.Name, Annotations: map[string]string{stayputv1alpha1.AnnotationPools: "true", "other": "x"}}})
+		c := newController(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
+			Uninstalling: func() bool { return false }, Installation: installation})
+		go func() { _ = c.Start(t.Context()) }()
+		says := func(want bool, when string) {
+			t.Helper()
+			synctest.Wait()
+			var is corev1.ConfigMap
+			if err := a.Get(t.Context(), installation, &is); err != nil {
+				t.Fatal(err)
+			}
+			value, ok := is.Annotations[stayputv1alpha1.AnnotationPools]
+			if ok != want || want && value != "true" || is.Annotations["other"] != "x" {
+				t.Errorf("%s: %v", when, is.Annotations)
+			}
+		}
+		says(false, "without a pool")
+		a.taken()
+		time.Sleep(10 * pool.MarkEvery)
+		if writes := a.taken(); len(writes) > 0 {
+			t.Errorf("without a pool, %q were written", writes)
+		}
+
+		a.before = func(write string) error {
+			if strings.Contains(write, "ConfigMap") {
+				a.before = nil
+				return errors.New("the API server is away")
+			}
+			return nil
+		}
+		for _, name := range []string{"blue", "green"} {
+			if err := a.WithWatch.Create(t.Context(), aPool(name, "10.6.168.101")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(2 * time.Second)
+		says(true, "with two pools, and a write that failed")
+		is := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: installation.Namespace, Name: installation.Name,
+			Annotations: map[string]string{"other": "x"}}}
+		if err := a.Update(t.Context(), is); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(pool.MarkEvery)
+		says(true, "after somebody took it away")
+
+		for i, name := range []string{"blue", "green"} {
+			if err := a.Delete(t.Context(), aPool(name, "")); err != nil {
+				t.Fatal(err)
+			}
+			says(i == 0, "without "+name)
 		}
 	})
 }

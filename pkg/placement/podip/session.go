@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -84,9 +83,11 @@ func (c *Controller) Start(ctx context.Context) error {
 			if c.state == unknown {
 				c.state = idle
 			}
+			c.announce()
 		},
 		c: c,
 	})
+	go c.announces(ctx)
 	select {
 	case <-ctx.Done():
 		return nil
@@ -110,7 +111,10 @@ func (c *Controller) Start(ctx context.Context) error {
 
 // look finds out whether the API server serves pools.
 func (c *Controller) look(ctx context.Context) state {
-	err := c.live.List(ctx, &stayputv1alpha1.PodIPPoolList{}, client.Limit(1))
+	_, err := c.workloads.Served(stayputv1alpha1.SchemeGroupVersion.WithKind("PodIPPool"))
+	if err == nil { // and whether they may be read
+		err = c.live.List(ctx, &stayputv1alpha1.PodIPPoolList{}, client.Limit(1))
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -119,15 +123,69 @@ func (c *Controller) look(ctx context.Context) state {
 			c.state = unknown // until they are listed
 		}
 		return serving
-	case meta.IsNoMatchError(err), apierrors.IsNotFound(err), apierrors.IsForbidden(err):
-		if c.state != off && !meta.IsNoMatchError(err) {
+	case errors.Is(err, cluster.ErrNotServed), apierrors.IsForbidden(err):
+		if c.state != off {
 			log.FromContext(ctx).Info("No pools", "reason", err.Error())
 		}
 		c.state = off
-	default:
+	default: // also if the API server does not serve RetainedIPs either, as right after its start
 		log.FromContext(ctx).Error(err, "Cannot find out whether there are pools")
 	}
 	return c.state
+}
+
+// announce has the agents told whether there are pools, if that may have changed.
+func (c *Controller) announce() {
+	select {
+	case c.toTell <- struct{}{}:
+	default:
+	}
+}
+
+// announces tells the agents whether there are pools until ctx ends, by an annotation of the installation: they watch
+// that anyway, and nothing of pools before. While there are, it says so again with each mark, lest somebody took the
+// annotation away.
+func (c *Controller) announces(ctx context.Context) {
+	if c.installation.Name == "" {
+		return
+	}
+	tick := time.NewTicker(pool.MarkEvery)
+	defer tick.Stop()
+	none := false // this was said
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.toTell:
+		case <-tick.C:
+		}
+		c.mu.Lock()
+		are, known := len(c.pools) > 0, c.state == idle || c.state == serving
+		c.mu.Unlock()
+		if !known || !are && none {
+			continue
+		}
+		err := c.tell(ctx, are)
+		if none = !are && err == nil; err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "Cannot tell the agents whether there are pools")
+			time.AfterFunc(time.Second, c.announce)
+		}
+	}
+}
+
+// tell tells the agents whether there are pools.
+func (c *Controller) tell(ctx context.Context, are bool) error {
+	value := "null"
+	if are {
+		value = `"true"`
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, stayputv1alpha1.AnnotationPools, value)
+	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.installation.Namespace, Name: c.installation.Name}}
+	err := c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner)
+	if err = client.IgnoreNotFound(err); err != nil { // it is not there while stayput is being uninstalled
+		return fmt.Errorf("patching ConfigMap %s: %w", c.installation, err)
+	}
+	return nil
 }
 
 // serve begins a Book and keeps it until it is stale, an error occurs or ctx ends.
@@ -414,6 +472,9 @@ func (c *Controller) setPool(o *stayputv1alpha1.PodIPPool) {
 	if was != nil && was.UID == o.UID && newer(was.ResourceVersion, o.ResourceVersion) {
 		return
 	}
+	if len(c.pools) == 0 {
+		c.announce()
+	}
 	c.pools[o.Name] = o
 	if c.state != serving {
 		c.state = serving
@@ -444,7 +505,9 @@ func (c *Controller) setPool(o *stayputv1alpha1.PodIPPool) {
 }
 
 func (c *Controller) removePool(name string) {
-	delete(c.pools, name)
+	if delete(c.pools, name); len(c.pools) == 0 {
+		c.announce()
+	}
 	if c.session != nil {
 		c.session.book.RemovePool(name)
 	}

@@ -20,7 +20,8 @@ const (
 
 // AnnotationPools names the PodIPPools of a pod: names, separated by commas, of which several of one family are an
 // order of fallback; POOL@INTERFACE is for another interface than eth0. On a namespace it is the default of its pods;
-// empty on a pod, it asks for none.
+// empty on a pod, it asks for none. On the ConfigMap stayput-installation it is "true" while there is a PodIPPool: the
+// agents know by that whether there is anything to do.
 const AnnotationPools = "stayput.io/pools"
 
 // AnnotationAddresses are the addresses of pools that a pod has, as JSON. Only the controller sets it, once, as it
