@@ -25,5 +25,6 @@ const KruiseWebhooks = "kruise-mutating-webhook-configuration"
 const (
 	PolicyGateAnnotated = "stayput-gate-annotated"
 	PolicyGateRecorded  = "stayput-gate-recorded"
+	PolicyGatePools     = "stayput-gate-pools" // only with pools
 	PolicyUniqueTarget  = "stayput-unique-target"
 )

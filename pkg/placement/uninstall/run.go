@@ -59,6 +59,7 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 			ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateAnnotated},
 		},
 		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateRecorded}},
+		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGatePools}},
 		installation,
 	} {
 		name := o.GetName()
