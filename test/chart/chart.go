@@ -24,24 +24,54 @@ func Files(ctx context.Context) (map[string][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	definitions, err := Render(ctx, "--show-only=templates/05-crds.yaml", "--set=crds.keep=false")
+	files := map[string][]byte{"install.yaml": install}
+	if files["pools.yaml"], err = pools(ctx); err != nil {
+		return nil, err
+	}
+	definitions, err := Render(ctx, "--show-only=templates/05-crds.yaml", "--set=crds.keep=false,pools.enabled=true")
 	if err != nil {
 		return nil, err
 	}
-	theirs := slices.IndexFunc(definitions, func(d Document) bool { return d.Name == persistentPodStates })
-	if theirs < 0 || len(definitions) != 2 {
-		return nil, fmt.Errorf("the definitions are %+v, want that of %s and one more", definitions, persistentPodStates)
+	for name, of := range definitionFiles {
+		var all []Document
+		for _, d := range definitions {
+			if slices.Contains(of.names, d.Name) {
+				all = append(all, d)
+			}
+		}
+		if len(all) != len(of.names) {
+			return nil, fmt.Errorf("of the definitions %q there are %d", of.names, len(all))
+		}
+		files[name] = file(of.head, all)
 	}
-	ours := slices.Delete(slices.Clone(definitions), theirs, theirs+1)
-	return map[string][]byte{
-		"install.yaml": install, "crds.yaml": file(crdsHead, ours),
-		"persistentpodstates.yaml": file(theirsHead, definitions[theirs:theirs+1]),
-	}, nil
+	return files, nil
 }
 
 const persistentPodStates = "persistentpodstates.apps.kruise.io"
 
+// definitionFiles are the files of the definitions.
+var definitionFiles = map[string]struct {
+	head  string
+	names []string
+}{
+	"crds.yaml":                {crdsHead, []string{"retainedips.stayput.io"}},
+	"persistentpodstates.yaml": {theirsHead, []string{persistentPodStates}},
+	"pools-crds.yaml": {poolsCRDsHead, []string{
+		"podippools.stayput.io", "podips.stayput.io", "podiprolls.stayput.io", "podipanswers.stayput.io",
+	}},
+}
+
 const crdsHead = `# The custom resource definition of stayput. Made from the chart by make manifests.
+`
+
+const poolsCRDsHead = `# The custom resource definitions of pools, for those who use them, from Kubernetes 1.31 on. Made from the chart by make
+# manifests. The rights and policies are in pools.yaml.
+`
+
+const poolsHead = `# What pools take beside install.yaml and pools-crds.yaml. Made from the chart by make manifests.
+#
+# Before it is deleted, delete all PodIPPools, which wait for their last address: with these rights goes what frees them.
+# It is deleted in the order of the file: first no pod is gated any more because of pools.
 `
 
 const theirsHead = `# The custom resource definition of PersistentPodStates, for those who use them. Made from the chart by make manifests.
@@ -59,16 +89,48 @@ const installHead = `# stayput, without its custom resource definitions, which a
 # moment for their accounts.
 `
 
+// withPools renders the chart with pools.
+const withPools = "--set=crds.install=false,namespace.create=true,pools.enabled=true"
+
+// pools returns what the value pools.enabled adds to the installation. It changes nothing else, so that this can be
+// applied and deleted on its own.
+func pools(ctx context.Context) ([]byte, error) {
+	without, err := Render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true")
+	if err != nil {
+		return nil, err
+	}
+	all, err := Render(ctx, "--no-hooks", withPools)
+	if err != nil {
+		return nil, err
+	}
+	added := slices.DeleteFunc(all, func(d Document) bool { return slices.Contains(without, d) })
+	for _, d := range added {
+		if slices.ContainsFunc(without, func(o Document) bool {
+			return o.Kind == d.Kind && o.Name == d.Name &&
+				o.Namespace == d.Namespace
+		}) {
+			return nil, fmt.Errorf("with pools, %s %s is another one", d.Kind, d.Name)
+		}
+	}
+	inOrder(added)
+	return file(poolsHead, added), nil
+}
+
 // installation returns everything except the definitions, in the order explained by its head.
 func installation(ctx context.Context) ([]byte, error) {
 	all, err := Render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true")
 	if err != nil {
 		return nil, err
 	}
+	inOrder(all)
+	return file(installHead, all), nil
+}
+
+// inOrder sorts objects as they are to be deleted.
+func inOrder(all []Document) {
 	slices.SortStableFunc(all, func(a, b Document) int {
 		return cmp.Or(cmp.Compare(turn(a), turn(b)), cmp.Compare(a.Source, b.Source))
 	})
-	return file(installHead, all), nil
 }
 
 // turn returns an object's position in install.yaml.

@@ -42,6 +42,7 @@ var renderings = map[string]string{
 	"everything on": `
 image: {repository: registry.example.com:5000/stayput, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
 imagePullSecrets: [{name: pull}]
+pools: {enabled: true}
 apiServer: {host: api.example.com, port: 443}
 agent:
   cni: {dataDirs: [/var/lib/host-local, /run/cni]}
@@ -197,6 +198,79 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 	}
 }
 
+// What pools take can be applied and deleted beside the rest, in the order of the file.
+func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
+	of := func(values string, args ...string) map[string]string {
+		all := map[string]string{}
+		for _, d := range objects(t, Namespace, values, args...) {
+			all[d.Kind+" "+d.Name] = d.Text
+		}
+		return all
+	}
+	want := []string{
+		"ClusterRole stayput-agent-pools", "ClusterRole stayput-controller-pools", "ClusterRole stayput-pools-view",
+		"ClusterRoleBinding stayput-agent-pools", "ClusterRoleBinding stayput-controller-pools",
+		"CustomResourceDefinition podipanswers.stayput.io", "CustomResourceDefinition podippools.stayput.io",
+		"CustomResourceDefinition podiprolls.stayput.io", "CustomResourceDefinition podips.stayput.io",
+		"MutatingAdmissionPolicy stayput-gate-pools", "MutatingAdmissionPolicyBinding stayput-gate-pools",
+		"Role stayput-controller-pools", "RoleBinding stayput-controller-pools",
+		"ValidatingAdmissionPolicy stayput-addresses", "ValidatingAdmissionPolicy stayput-agent-pools",
+		"ValidatingAdmissionPolicy stayput-pools",
+		"ValidatingAdmissionPolicyBinding stayput-addresses", "ValidatingAdmissionPolicyBinding stayput-agent-pools",
+		"ValidatingAdmissionPolicyBinding stayput-pools",
+	}
+	isDefinition := func(name string) bool { return strings.HasPrefix(name, "CustomResourceDefinition") }
+	for name, values := range renderings {
+		// A later value wins.
+		without, with := of(values, "--set=pools.enabled=false"), of(values, "--set=pools.enabled=true")
+		for object, text := range without {
+			if with[object] != text {
+				t.Errorf("%s: %s is another one with pools", name, object)
+			}
+			if strings.Contains(object, "pool") || strings.Contains(object, "podip") {
+				t.Errorf("%s: %s is there without pools", name, object)
+			}
+			delete(with, object)
+		}
+		expect := want
+		if name == "everything off" { // neither definitions nor roles for people
+			expect = slices.DeleteFunc(slices.Clone(want), func(object string) bool {
+				return isDefinition(object) || object == "ClusterRole stayput-pools-view"
+			})
+		}
+		if added := slices.Sorted(maps.Keys(with)); !slices.Equal(added, expect) {
+			t.Errorf("%s: pools add %q, want %q", name, added, expect)
+		}
+	}
+
+	files, err := Files(testContext(t))
+	must.Do(t, err)
+	var order []string
+	for doc := range strings.SplitSeq(string(files["pools.yaml"]), "\n---\n") {
+		var o struct {
+			Kind     string
+			Metadata struct{ Name string }
+		}
+		must.Do(t, yaml.Unmarshal([]byte(doc), &o))
+		if o.Kind != "" {
+			order = append(order, o.Kind+" "+o.Metadata.Name)
+		}
+	}
+	inFile := slices.DeleteFunc(slices.Clone(want), isDefinition)
+	if first := "MutatingAdmissionPolicyBinding stayput-gate-pools"; order[0] != first {
+		t.Errorf("pools.yaml begins with %s: it can gate pods once nobody serves pools", order[0])
+	}
+	last := slices.Index(order, "ClusterRole stayput-controller-pools")
+	for _, o := range order[last:] {
+		if !strings.HasSuffix(o, " stayput-controller-pools") {
+			t.Errorf("%s comes after the controller's rights", o)
+		}
+	}
+	if slices.Sort(order); !slices.Equal(order, inFile) {
+		t.Errorf("pools.yaml has %q, want %q", order, inFile)
+	}
+}
+
 func TestHelmLintPasses(t *testing.T) {
 	dir, err := lab.Chart(testContext(t))
 	must.Do(t, err)
@@ -222,6 +296,9 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"imagePullSecrets[0].nam=pull",
 		"crds.keep=maybe",
 		"crds.Install=true",
+		"pools=true",
+		"pools.enabled=yes please",
+		"pools.mode=L2",
 		"apiServer.port=0",
 		"apiServer.port=65536",
 		"rbac.userRoles=yes please",
@@ -684,8 +761,17 @@ func TestKubernetesBefore136GetsNoUnsupportedPolicies(t *testing.T) {
 			t.Errorf("Kubernetes %s: %d policies and bindings, want %d", version, n, want)
 		}
 	}
+	for version, want := range map[string]int{"1.31.0": 0, "1.36.0": 6} {
+		if n := gates("--set=pools.enabled=true", "--kube-version="+version); n != want {
+			t.Errorf("Kubernetes %s with pools: %d policies and bindings, want %d", version, n, want)
+		}
+	}
 	dir, err := lab.Chart(testContext(t))
 	must.Do(t, err)
+	_, err = lab.Helm(testContext(t), "template", "x", dir, "--kube-version=1.30.9", "--set=pools.enabled=true")
+	if err == nil || !strings.Contains(err.Error(), "pools.enabled: expected Kubernetes 1.31 or later") {
+		t.Errorf("pools on Kubernetes 1.30: %v", err)
+	}
 	_, err = lab.Helm(testContext(t), "template", "x", dir, "--kube-version=1.29.5")
 	if err == nil || !strings.Contains(err.Error(), "1.30") {
 		t.Errorf("Kubernetes 1.29: %v", err)
@@ -718,7 +804,7 @@ func TestOpenKruisesDefinitionIsLeftAloneWithoutALookup(t *testing.T) {
 // Argo CD knows PreDelete hooks by its own annotation, and takes over no definition by a prune.
 func TestArgoCDRunsTheHooksAndPrunesNoDefinition(t *testing.T) {
 	hooks, definitions := 0, 0
-	for _, d := range objects(t, Namespace, "") {
+	for _, d := range objects(t, Namespace, "pools: {enabled: true}") {
 		var o metav1.PartialObjectMetadata
 		must.Do(t, yaml.Unmarshal([]byte(d.Text), &o))
 		if o.Annotations["helm.sh/hook"] != "" {
@@ -735,7 +821,7 @@ func TestArgoCDRunsTheHooksAndPrunesNoDefinition(t *testing.T) {
 			}
 		}
 	}
-	if hooks == 0 || definitions != 2 {
+	if hooks == 0 || definitions != 6 {
 		t.Errorf("there are %d hooks and %d definitions", hooks, definitions)
 	}
 }
