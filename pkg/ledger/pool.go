@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // This file is about addresses of pools. No node owns one: the cluster gives it to one pod at a time, and that word is
@@ -30,9 +31,12 @@ var (
 	ErrUnseen = errors.New("the agent of this node has not confirmed this pod since the cluster was restored")
 )
 
+// PoolsDir is their directory in the state directory.
+const PoolsDir = "pools"
+
 const (
-	poolsDir    = "pools"
 	barSuffix   = ".barred"
+	tempSuffix  = ".tmp"
 	checkedName = "checked"
 )
 
@@ -60,14 +64,125 @@ func PoolFile(stateDir, uid string) (string, error) {
 	if stateDir == "" {
 		stateDir = DefaultStateDir
 	}
-	return filepath.Join(stateDir, poolsDir, uid), ValidPodUID(uid)
+	return filepath.Join(stateDir, PoolsDir, uid), ValidPodUID(uid)
+}
+
+// PoolPod is a pod of which the files of the agent tell.
+type PoolPod struct {
+	Text   string // of its addresses; empty: there is no such file
+	Barred bool
+}
+
+// PoolPods returns the pods of which there are files, by UID.
+func PoolPods(o Options) (map[string]PoolPod, error) {
+	o.setDefaults()
+	dir := filepath.Join(o.StateDir, PoolsDir)
+	names, err := o.FS.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	pods := map[string]PoolPod{}
+	for _, name := range names {
+		uid, barred := strings.CutSuffix(name, barSuffix)
+		if ValidPodUID(uid) != nil {
+			continue
+		}
+		p := pods[uid]
+		if barred {
+			p.Barred = true
+		} else {
+			b, err := o.FS.ReadFile(filepath.Join(dir, name))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, err
+			}
+			p.Text = string(b)
+		}
+		pods[uid] = p
+	}
+	return pods, nil
+}
+
+// Tell writes the file with the addresses of a pod, whole at every moment. A machine that lost power may have lost it.
+func Tell(o Options, uid, text string) error {
+	o.setDefaults()
+	path, err := PoolFile(o.StateDir, uid)
+	if err != nil {
+		return err
+	}
+	if err := MkdirAll(o.FS, filepath.Dir(path)); err != nil {
+		return err
+	}
+	if err := o.FS.WriteFile(path+tempSuffix, []byte(text), modeState); err != nil {
+		return err
+	}
+	return o.FS.Rename(path+tempSuffix, path)
+}
+
+// Untell removes the file with the addresses of a pod. A missing one is no error.
+func Untell(o Options, uid string) error {
+	o.setDefaults()
+	path, err := PoolFile(o.StateDir, uid)
+	if err != nil {
+		return err
+	}
+	if err := o.FS.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// BarFor is how long a bar stays at least: no backup of a cluster that is older than that is restored.
+const BarFor = 30 * 24 * time.Hour
+
+// SweepBars removes the bars that are older than [BarFor], but those of pods that the cluster still has, and what kills
+// have left of files.
+func SweepBars(o Options, has func(uid string) bool) error {
+	o.setDefaults()
+	now, err := o.Clock.Now()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(o.StateDir, PoolsDir)
+	names, err := o.FS.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, name := range names {
+		uid, barred := strings.CutSuffix(name, barSuffix)
+		barred = barred && ValidPodUID(uid) == nil && !has(uid)
+		if !barred && !strings.HasSuffix(name, tempSuffix) {
+			continue
+		}
+		at, err := o.FS.ChangeTime(filepath.Join(dir, name))
+		if err == nil && now.Wall.Sub(time.Unix(0, at)) > BarFor {
+			err = o.FS.Remove(filepath.Join(dir, name))
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Barred reports whether there is a bar for a pod.
+func Barred(o Options, uid string) (bool, error) {
+	o.setDefaults()
+	path, err := PoolFile(o.StateDir, uid)
+	if err != nil {
+		return false, err
+	}
+	if _, err = o.FS.Mode(path + barSuffix); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Bar notes durably that no ADD of a pod with addresses of pools may succeed any more on this node, and then returns
-// the addresses that the pod has: those of an ADD that succeeded before. It takes the lock of every network after the
-// bar is there, so that no ADD can be under way that has not seen it. What is bound to nobody known may also be the
-// pod's. After an error nothing is known; it may be called again.
-func Bar(o Options, uid string) ([]Address, error) {
+// the addresses that the pod has: those of an ADD that succeeded before, and those of addrs that are bound to nobody
+// known, which may be the pod's. It takes the lock of every network after the bar is there, so that no ADD can be under
+// way that has not seen it. After an error nothing is known; it may be called again.
+func Bar(o Options, uid string, addrs ...netip.Addr) ([]Address, error) {
 	o.setDefaults()
 	path, err := PoolFile(o.StateDir, uid)
 	if err != nil {
@@ -76,7 +191,15 @@ func Bar(o Options, uid string) ([]Address, error) {
 	if err := o.keepDurably(path+barSuffix, nil); err != nil {
 		return nil, err
 	}
-	return o.bound(func(a Address) bool { return a.Pod.UID == uid })
+	return o.bound(func(a Address) bool {
+		return a.Pod.UID == uid || a.Pod.UID == "" && slices.Contains(addrs, a.Addr)
+	})
+}
+
+// Bound returns every address that is bound, as it is once every ADD has ended that is under way.
+func Bound(o Options) ([]Address, error) {
+	o.setDefaults()
+	return o.bound(func(Address) bool { return true })
 }
 
 // Recheck begins an epoch: until the next boot an ADD may get addresses of pools only if the agent has written the
@@ -88,7 +211,7 @@ func Recheck(o Options, epoch int64) ([]Address, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(o.StateDir, poolsDir)
+	dir := filepath.Join(o.StateDir, PoolsDir)
 	names, err := o.FS.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -115,7 +238,7 @@ func Rechecked(o Options) (epoch int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	b, err := o.FS.ReadFile(filepath.Join(o.StateDir, poolsDir, checkedName))
+	b, err := o.FS.ReadFile(filepath.Join(o.StateDir, PoolsDir, checkedName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	} else if err != nil {
@@ -134,7 +257,7 @@ func (o *Options) keepDurably(path string, data []byte) error {
 	if err := MkdirAll(o.FS, dir); err != nil {
 		return err
 	}
-	tmp := path + ".tmp"
+	tmp := path + tempSuffix
 	if err := o.FS.WriteFile(tmp, data, modeState); err != nil {
 		return err
 	}
@@ -170,7 +293,7 @@ func (o *Options) bound(match func(Address) bool) (found []Address, err error) {
 // admit returns an error if the agent's files forbid that the pod gets these addresses. Under the lock: whoever writes
 // such a file takes it afterwards, and then sees what was given.
 func (s *session) admit(r *AddRequest) error {
-	path := filepath.Join(filepath.Dir(s.state), poolsDir, r.Pod.UID)
+	path := filepath.Join(filepath.Dir(s.state), PoolsDir, r.Pod.UID)
 	if err := ValidPodUID(r.Pod.UID); err != nil {
 		return err
 	}

@@ -3,8 +3,11 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -356,7 +359,7 @@ func TestAnOrdinaryPodAsksForNothingOfPools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i := slices.IndexFunc(c.calls, func(s string) bool { return strings.Contains(s, poolsDir) }); i >= 0 {
+	if i := slices.IndexFunc(c.calls, func(s string) bool { return strings.Contains(s, PoolsDir) }); i >= 0 {
 		t.Fatalf("it asks %s", c.calls[i])
 	}
 }
@@ -395,5 +398,56 @@ func TestUninstallTakesTheFilesOfPools(t *testing.T) {
 	}
 	if s, err := w.ledger().slot(pooledBoth[0]); err != nil || s.state != slotBound {
 		t.Fatalf("the pod's address: %+v, %v", s, err)
+	}
+}
+
+func TestTheFilesOfTheAgent(t *testing.T) {
+	o := Options{StateDir: t.TempDir(), Clock: SystemClock{}}
+	a, b := "6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e", "6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3f"
+	want := func(want map[string]PoolPod) {
+		t.Helper()
+		got, err := PoolPods(o)
+		if err != nil || !maps.Equal(got, want) {
+			t.Errorf("the files tell of %v, %v, want %v", got, err, want)
+		}
+	}
+	want(map[string]PoolPod{})
+	must.Do(t, SweepBars(o, nil))
+	must.Do(t, Tell(o, a, "[1]"))
+	must.Do(t, Tell(o, a, "[2]"))
+	_, err := Bar(o, a)
+	must.Do(t, err)
+	_, err = Bar(o, b)
+	must.Do(t, err)
+	_, err = Recheck(o, 3)
+	must.Do(t, err)
+	want(map[string]PoolPod{a: {Barred: true}, b: {Barred: true}})
+	must.Do(t, Tell(o, a, "[2]"))
+	want(map[string]PoolPod{a: {"[2]", true}, b: {Barred: true}})
+	must.Do(t, Untell(o, a))
+	must.Do(t, Untell(o, a))
+	if err := Tell(o, "../"+a, "[1]"); err == nil {
+		t.Error("a file for a bad UID")
+	}
+
+	left := filepath.Join(o.StateDir, PoolsDir, a+".tmp")
+	must.Do(t, os.WriteFile(left, nil, 0o600))
+	old := time.Now().Add(-BarFor - time.Minute)
+	for _, name := range []string{a + ".barred", b + ".barred", a + ".tmp", "checked"} {
+		must.Do(t, os.Chtimes(filepath.Join(o.StateDir, PoolsDir, name), old, old))
+	}
+	must.Do(t, SweepBars(o, func(uid string) bool { return uid == b }))
+	want(map[string]PoolPod{b: {Barred: true}})
+	if _, err := os.Stat(left); err == nil {
+		t.Error("what a kill left is still there")
+	}
+	if epoch, err := Rechecked(o); err != nil || epoch != 3 {
+		t.Errorf("the epoch is %d, %v", epoch, err)
+	}
+	if is, err := Barred(o, b); err != nil || !is {
+		t.Errorf("barred %t, %v", is, err)
+	}
+	if is, err := Barred(o, a); err != nil || is {
+		t.Errorf("barred %t, %v", is, err)
 	}
 }

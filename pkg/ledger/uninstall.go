@@ -166,7 +166,7 @@ func RemoveState(o Options) (left int, err error) {
 		}
 	}
 	if left == 0 && len(errs) == 0 {
-		if err := RemoveAll(o.FS, filepath.Join(o.StateDir, poolsDir)); err != nil {
+		if err := RemoveAll(o.FS, filepath.Join(o.StateDir, PoolsDir)); err != nil {
 			errs = append(errs, err)
 		}
 	}
