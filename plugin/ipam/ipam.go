@@ -251,10 +251,17 @@ func (c *call) add() *Error {
 	if len(pool.addrs) > 0 {
 		options.Patience = max(pool.left, pause)
 	}
-	r, err := ledger.New(n, options).Add(ledger.AddRequest{
+	req := ledger.AddRequest{
 		Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested,
 		Pool: pool.has(), PoolText: pool.text,
-	})
+	}
+	r, err := ledger.New(n, options).Add(req)
+	for errors.Is(err, ledger.ErrUnseen) && pool.left > 0 { // the agent learns of a pod when kubelet does
+		time.Sleep(pause)
+		pool.left -= pause
+		options.Patience = max(pool.left, pause)
+		r, err = ledger.New(n, options).Add(req)
+	}
 	switch {
 	case errors.Is(err, ledger.ErrInUse):
 		c.ending = spool.AddInUse
