@@ -1,5 +1,5 @@
 // Package cri asks the container runtime, by CRI, which sandboxes it knows, where their network namespaces are, and how
-// it is configured. It asks and never acts.
+// it is configured. It never acts, but to stop a sandbox that the cluster has no more.
 package cri
 
 import (
@@ -94,6 +94,7 @@ type Sandbox struct {
 	ID          string // the containerID of CNI
 	Pod         ledger.Pod
 	Annotations map[string]string
+	Labels      map[string]string
 	Ready       bool
 
 	// Addrs and AddrsErr are of WithAddrs: the addresses of a sandbox that is ready and not on the host's network, or
@@ -114,7 +115,7 @@ func (c *Client) Sandboxes(ctx context.Context) (map[string]Sandbox, error) {
 	for _, s := range r.Items {
 		m := s.GetMetadata()
 		all[s.Id] = Sandbox{
-			ID: s.Id, Annotations: s.Annotations,
+			ID: s.Id, Annotations: s.Annotations, Labels: s.Labels,
 			Pod:   ledger.Pod{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid()},
 			Ready: s.State == runtimeapi.PodSandboxState_SANDBOX_READY,
 		}
@@ -193,6 +194,17 @@ func (c *Client) CNI(ctx context.Context) (cniconf.Runtime, error) {
 		all.BinDirs = append(all.BinDirs, config.CNI.BinDir)
 	}
 	return all, nil
+}
+
+// Stop stops a sandbox: its containers end, and its network namespace goes. One that the runtime does not know is no
+// error.
+func (c *Client) Stop(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if _, err := c.client.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
+		return fmt.Errorf("CRI StopPodSandbox: %w", err)
+	}
+	return nil
 }
 
 // Netns returns the path of a sandbox's network namespace; empty if that is the host's.

@@ -6,7 +6,9 @@
 package hostnet
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"runtime"
@@ -104,4 +106,32 @@ func Missing(path string, addrs []netip.Addr) ([]netip.Addr, error) {
 	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool {
 		return slices.ContainsFunc(there, func(t netlink.Addr) bool { return addrOf(t) == a })
 	}), nil
+}
+
+// Down takes every interface of the namespace at path down, but the loopback: nothing in it answers for an address any
+// more. fs.ErrNotExist: the namespace has gone.
+func Down(path string) error {
+	ns, err := Open(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	h, err := netlinkIn(ns)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	links, err := h.LinkList()
+	if err != nil {
+		return fmt.Errorf("listing the interfaces of %s: %w", path, err)
+	}
+	var errs []error
+	for _, l := range links {
+		if l.Attrs().Flags&net.FlagLoopback == 0 {
+			if err := h.LinkSetDown(l); err != nil {
+				errs = append(errs, fmt.Errorf("taking %s of %s down: %w", l.Attrs().Name, path, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -28,6 +28,8 @@ type View struct {
 	roots []string
 }
 
+var errInvisible = errors.New("the runtime's process is not visible: the agent needs the host's PID namespace")
+
 type nsID struct{ dev, ino uint64 }
 
 // Space is one network namespace of a View.
@@ -45,24 +47,36 @@ func idOf(ns ledger.Netns) nsID { return nsID{ns.Dev, ns.Ino} }
 // Observe takes a view, to be closed. dirs are where namespaces are mounted by name. runtimePID is a process that
 // shares the runtime's namespaces: that it shows in our /proc proves that the pods' processes would.
 func Observe(ctx context.Context, dirs []string, runtimePID int) (*View, error) {
+	return observe(ctx, dirs, runtimePID, true)
+}
+
+// ObserveMounted takes a view of the namespaces that are mounted by name alone: those of pods. It costs little, and
+// says nothing of a namespace that only processes keep.
+func ObserveMounted(ctx context.Context, dirs []string, runtimePID int) (*View, error) {
+	return observe(ctx, dirs, runtimePID, false)
+}
+
+func observe(ctx context.Context, dirs []string, runtimePID int, processes bool) (*View, error) {
 	if runtimePID <= 0 {
-		return nil, errors.New("the runtime's process is not visible: the agent needs the host's PID namespace")
+		return nil, errInvisible
 	}
 	root := fmt.Sprintf("/proc/%d/root", runtimePID)
 	if _, err := os.Stat(root + "/"); err != nil {
 		return nil, fmt.Errorf("the runtime's view of the file system: %w", err)
 	}
 	v := &View{spaces: map[nsID]*Space{}, dirs: dirs, roots: []string{"", root}}
-	if err := v.take(ctx); err != nil {
+	if err := v.take(ctx, processes); err != nil {
 		v.Close()
 		return nil, err
 	}
 	return v, nil
 }
 
-func (v *View) take(ctx context.Context) error {
-	if err := v.addProcesses(ctx); err != nil {
-		return err
+func (v *View) take(ctx context.Context, processes bool) error {
+	if processes {
+		if err := v.addProcesses(ctx); err != nil {
+			return err
+		}
 	}
 	for _, dir := range v.dirs {
 		for _, path := range v.places(dir) {
@@ -87,7 +101,7 @@ func (v *View) take(ctx context.Context) error {
 	return nil
 }
 
-// Close closes the namespaces.
+// Close closes the namespaces. What they were like can still be asked.
 func (v *View) Close() {
 	for _, s := range v.spaces {
 		s.file.Close()
@@ -244,6 +258,23 @@ func (v *View) Sees(ns ledger.Netns) (bool, error) {
 	return err == nil && ok && v.spaces[idOf(cur)] != nil, err
 }
 
+// Has reports whether the recorded namespace is in the view.
+func (v *View) Has(ns ledger.Netns) bool { return v.spaces[idOf(ns)] != nil }
+
+// Lives reports whether the recorded namespace is still at its path, as we or the runtime see it.
+func Lives(ns ledger.Netns, runtimePID int) (bool, error) {
+	if runtimePID <= 0 {
+		return false, errInvisible
+	}
+	v := &View{roots: []string{"", fmt.Sprintf("/proc/%d/root", runtimePID)}}
+	for _, path := range v.places(ns.Path) {
+		if _, there, err := at(path, ns); err != nil || there {
+			return there, err
+		}
+	}
+	return false, nil
+}
+
 // Exists reports whether the recorded namespace is still at its path.
 func Exists(ns ledger.Netns) (bool, error) {
 	_, there, err := at(ns.Path, ns)
@@ -267,6 +298,16 @@ func (v *View) User(a netip.Addr, own *Space) *Space {
 		}
 	}
 	return nil
+}
+
+// Users returns every namespace in which the address is configured.
+func (v *View) Users(a netip.Addr) (all []*Space) {
+	for _, s := range v.spaces {
+		if s.addrs[a] {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 // Remove ends a namespace that only a mount keeps. The unlink ends the mounts on it in every other mount namespace,
