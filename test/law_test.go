@@ -38,7 +38,7 @@ var law = []rule{
 	{pkg: "pkg/pool", never: heavy},
 	{pkg: "pkg/uninstall", uses: []string{"pkg/api"}, never: []string{"sigs.k8s.io/controller-runtime"}},
 
-	// The agent. It runs on every node: it knows one kind of object, and does not pay for the others.
+	// The agent. It runs on every node: it knows few kinds of objects, and does not pay for the others.
 	{pkg: "pkg/node/cniconf", uses: []string{"pkg/ledger", "pkg/atomicfile", "pkg/netconf"}, never: clients},
 	{pkg: "pkg/node/hostnet", uses: []string{"pkg/ledger"}, never: clients},
 	{pkg: "pkg/node/cri", uses: []string{"pkg/ledger", "pkg/node/cniconf"}, never: allClients},
@@ -48,8 +48,13 @@ var law = []rule{
 		never: allClients,
 	},
 	{
+		pkg:   "pkg/node/podip",
+		uses:  []string{"pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/cri", "pkg/node/hostnet"},
+		never: allClients,
+	},
+	{
 		pkg:   "pkg/node/importer",
-		uses:  []string{"pkg/ledger", "pkg/api", "pkg/node/cri", "pkg/node/hostnet"},
+		uses:  []string{"pkg/ledger", "pkg/netconf", "pkg/api", "pkg/node/cri", "pkg/node/hostnet"},
 		never: allClients,
 	},
 	{
@@ -61,7 +66,7 @@ var law = []rule{
 		pkg: "pkg/node",
 		uses: []string{
 			"pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
-			"pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/retainedip",
+			"pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip", "pkg/node/retainedip",
 		},
 		never: slices.Concat(allClients, []string{"pkg/home", "pkg/placement"}),
 	},

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 )
@@ -140,6 +141,9 @@ func (im *importer) plan(item *inspection.ImportItem) (p *planned, why string) {
 	if why := im.findSandbox(p); why != "" {
 		return nil, why
 	}
+	if why := im.pooled(p); why != "" {
+		return nil, why
+	}
 	item.IPs = p.addrs
 	switch {
 	case p.sandbox == "":
@@ -241,6 +245,25 @@ func (im *importer) findSandbox(p *planned) (why string) {
 			p.has.ContainerID)
 	case p.sandbox != p.has.ContainerID && im.sandboxes[p.has.ContainerID].Ready:
 		return fmt.Sprintf("sandbox %s, which has it in the ledger, runs with another address", p.has.ContainerID)
+	}
+	return ""
+}
+
+// pooled returns that an address is one of a pool, or "". The cluster keeps these, and no node promises them.
+func (im *importer) pooled(p *planned) (why string) {
+	ids := []string{p.sandbox}
+	if p.has != nil {
+		ids = append(ids, p.has.ContainerID)
+	}
+	for _, id := range ids {
+		text := im.sandboxes[id].Annotations[netconf.AnnotationAddresses]
+		if text == "" {
+			continue
+		}
+		addrs, err := netconf.ParsePoolAddresses(netconf.AnnotationAddresses, text, p.book.ledger.Network().Name, p.ifname)
+		if err != nil || len(addrs) > 0 {
+			return fmt.Sprintf("%v come from pools, which the cluster keeps: see its PodIPs", p.addrs)
+		}
 	}
 	return ""
 }

@@ -106,6 +106,18 @@ func (w *world) imports(ip netip.Addr) inspection.ImportItem {
 	return done.Items[0]
 }
 
+func TestAnAddressOfAPoolIsTheClusters(t *testing.T) {
+	w := newWorld(t)
+	pod, ip := w.importing()
+	w.runtime.Forget(pod.ID)
+	w.runtime.Run(pod.ID, pod.Pod, map[string]string{"stayput.io/addresses": `[{"interface":"eth0","pool":"blue",` +
+		`"mode":"L2","address":"` + ip.String() + `/24"}]`}, pod.Netns)
+	if item := w.imports(ip); item.Done || item.Action != inspection.ActionRefuse || !strings.Contains(item.Why, "pools") {
+		t.Errorf("imported %+v", item)
+	}
+	w.bound(ip, "c1", false)
+}
+
 // bound holds that the address is a container's, and was never anybody else's.
 func (w *world) bound(ip netip.Addr, id string, promised bool) {
 	w.t.Helper()

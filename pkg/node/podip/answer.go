@@ -1,0 +1,312 @@
+package podip
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+const (
+	answerRetry = time.Second
+	// answerAgain is when it is found out again whether an answer is there that somebody still waits for: it goes with its
+	// Node.
+	answerAgain = 5 * time.Minute
+)
+
+// answers answers every round of the roll.
+func (k *Keeper) answers(ctx context.Context) {
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.rollNow:
+		case <-retry.C:
+		}
+		retry.Stop()
+		err := k.answer(ctx)
+		k.note("answer", err)
+		if err != nil {
+			retry.Reset(answerRetry)
+		}
+	}
+}
+
+// answer answers the round of the roll, unless this node has.
+func (k *Keeper) answer(ctx context.Context) error {
+	// 1. Whether there is anything to answer.
+	k.mu.Lock()
+	o, listed := k.roll, k.listed
+	known := o != nil && k.answered == o.Spec.Round
+	waited := o != nil && (o.Spec.Recalling || len(o.Spec.Asked) > 0)
+	if known && waited && k.now().Sub(k.answeredAt).Abs() > answerAgain {
+		known = false
+	}
+	k.mu.Unlock()
+	if o == nil || known {
+		return nil
+	}
+	node, err := k.api.Node(ctx)
+	if err == nil && node == "" {
+		err = fmt.Errorf("node %s does not exist: nothing is answered for it", k.o.Node)
+	}
+	if err != nil {
+		return err
+	}
+	was, err := k.api.Answer(ctx)
+	if err != nil {
+		return err
+	}
+	round := o.Spec.Round
+	if was != nil && was.Spec.Round >= round &&
+		slices.ContainsFunc(was.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == node }) {
+		k.noteAnswered(round)
+		return nil
+	}
+
+	// 2. What is heeded from now on. The files are written anew, from a list that is as new as the question.
+	checked, err := ledger.Rechecked(k.o.Ledgers)
+	if err != nil {
+		return err
+	}
+	roll := rollOf(o)
+	s, err := k.deep.get(func() (*sight, error) { return k.look(ctx, true) })
+	if err != nil {
+		return err
+	}
+	reply := pool.Respond(roll, func(uid pool.UID) bool { return k.holds(ctx, s, string(uid)) }, checked)
+	if reply.Checked {
+		k.recall(roll.Epoch)
+		return nil // called again after the list
+	}
+	if !listed {
+		return nil
+	}
+	slices.Sort(reply.Bar)
+	for _, uid := range reply.Bar {
+		if ledger.ValidPodUID(string(uid)) != nil {
+			continue // an address
+		}
+		if _, err := ledger.Bar(k.o.Ledgers, string(uid)); err != nil {
+			return err
+		}
+	}
+
+	// 3. What is there after that.
+	s, err = k.deep.get(func() (*sight, error) { return k.look(ctx, true) })
+	if err != nil {
+		return err
+	}
+	held, err := k.held(ctx, s, roll)
+	if err != nil {
+		return err
+	}
+	answer := &v1alpha1.PodIPAnswer{Spec: v1alpha1.PodIPAnswerSpec{Round: round, Held: held}}
+	answer.OwnerReferences = []metav1.OwnerReference{ownerOf(k.o.Node, node)}
+	if err := k.api.Say(ctx, answer); err != nil {
+		return err
+	}
+	k.log.Info("Said which addresses of pools are here", "round", round, "held", len(held), "barred", reply.Bar)
+	k.noteAnswered(round)
+	return nil
+}
+
+func ownerOf(node string, uid types.UID) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: uid}
+}
+
+func (k *Keeper) noteAnswered(round int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.answered, k.answeredAt = round, k.now()
+	if k.roll != nil && k.roll.Spec.Round != round {
+		up(k.rollNow)
+	}
+}
+
+func rollOf(o *v1alpha1.PodIPRoll) pool.Roll {
+	r := pool.Roll{Version: o.ResourceVersion, Round: o.Spec.Round, Epoch: o.Spec.Epoch, Recalling: o.Spec.Recalling,
+		Term: o.Spec.Term, Mark: o.Spec.Mark.Time, Asked: map[pool.UID]int64{}}
+	for _, q := range o.Spec.Asked {
+		r.Asked[pool.UID(q.About)] = q.Round
+	}
+	return r
+}
+
+// holds reports whether a pod is on the machine, or may be.
+func (k *Keeper) holds(ctx context.Context, s *sight, uid string) bool {
+	p, err := k.presence(ctx, s, uid, k.addrsOf(uid, s))
+	return err != nil || p.netns()
+}
+
+// addrsOf returns the addresses that a pod has been given, as far as the node knows.
+func (k *Keeper) addrsOf(uid string, s *sight) []netip.Addr {
+	of := k.known(uid, s)
+	addrs, err := of.addrs()
+	if err != nil {
+		return nil // the plugin refuses such a pod
+	}
+	return addrs
+}
+
+// known returns what the node knows of a pod: by its watch and files, else by its sandboxes.
+func (k *Keeper) known(uid string, s *sight) subject {
+	k.mu.Lock()
+	of := subject{uid: uid}
+	if is := k.subjects[uid]; is != nil {
+		of = *is
+	}
+	k.mu.Unlock()
+	for _, sandbox := range s.sandboxes {
+		if sandbox.Pod.UID != uid {
+			continue
+		}
+		of.text = cmp.Or(of.text, sandbox.Annotations[v1alpha1.AnnotationAddresses])
+		if of.name == "" {
+			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name
+		}
+		if of.annotations == nil {
+			of.annotations, of.labels = sandbox.Annotations, sandbox.Labels
+		}
+	}
+	for _, b := range s.bound {
+		if b.uid(s) == uid && of.name == "" {
+			of.namespace, of.name = b.Pod.Namespace, b.Pod.Name
+		}
+	}
+	return of
+}
+
+// unknownPool is the pool of an address of which only the ledger tells.
+const unknownPool = "unknown"
+
+// errNobody: an address of a pool is in use, and it is not known by whom. A reclamation or a DEL ends that.
+var errNobody = errors.New("it is not known which pod has it")
+
+// held returns the addresses of pools that pods of this node have.
+func (k *Keeper) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alpha1.PodIPHeld, error) {
+	uids := map[string]bool{}
+	k.mu.Lock()
+	for uid := range k.subjects {
+		uids[uid] = true
+	}
+	all := maps.Clone(k.all)
+	k.mu.Unlock()
+	for about := range roll.Asked {
+		if ledger.ValidPodUID(string(about)) == nil {
+			uids[string(about)] = true
+		}
+	}
+	wanted := func(b bound) bool {
+		_, is := roll.Asked[pool.UID(b.Addr.String())]
+		return is || b.foreign
+	}
+	for _, sandbox := range s.sandboxes {
+		if sandbox.Annotations[v1alpha1.AnnotationAddresses] != "" {
+			uids[sandbox.Pod.UID] = true
+		}
+	}
+	for _, b := range s.bound {
+		switch uid := b.uid(s); {
+		case !wanted(b):
+		case uid == "":
+			return nil, fmt.Errorf("%s of network %s, container %s: %w", b.Addr, b.network, b.Attachment.ContainerID, errNobody)
+		case !b.foreign || !all[uid]: // of a pod that the cluster has, it says itself which are of pools
+			uids[uid] = true
+		}
+	}
+	var held []v1alpha1.PodIPHeld
+	for _, uid := range slices.Sorted(maps.Keys(uids)) {
+		_, asked := roll.Asked[pool.UID(uid)]
+		of, err := k.heldBy(ctx, s, uid, asked, wanted)
+		if err != nil {
+			return nil, err
+		}
+		held = append(held, of...)
+	}
+	return held, nil
+}
+
+// heldBy returns the addresses of pools that a pod has: those that it was given, and what it has besides, if that is
+// wanted. Of a pod that was asked for, and of which nothing says what it was given, every address counts.
+func (k *Keeper) heldBy(ctx context.Context, s *sight, uid string, asked bool, wanted func(bound) bool) (
+	[]v1alpha1.PodIPHeld, error) {
+	of := k.known(uid, s)
+	addrs, err := of.addrs()
+	if err != nil { // the plugin has refused it
+		addrs = nil
+	}
+	p, err := k.presence(ctx, s, uid, addrs)
+	if err != nil || !p.netns() {
+		return nil, err
+	}
+	given, err := of.given()
+	if err != nil {
+		given = nil
+	}
+	var held []v1alpha1.PodIPHeld
+	base := v1alpha1.PodIPHeld{PodUID: uid, Namespace: of.namespace, PodName: of.name,
+		Identity: of.annotations[v1alpha1.AnnotationIdentity]}
+	base.Retention, base.WhenScaled, base.WhenDeleted = keepOf(of.annotations, of.labels)
+	if base.Namespace == "" || base.PodName == "" {
+		return nil, fmt.Errorf("pod %s: its name is not known", uid)
+	}
+	for _, a := range given {
+		h := base
+		h.Address, h.Pool, h.Mode, h.Network, h.Interface = a.Prefix.Addr().String(), a.Pool,
+			v1alpha1.PodIPPoolMode(a.Mode), a.Network, a.Interface
+		held = append(held, h)
+	}
+	for _, b := range p.entries {
+		said := slices.ContainsFunc(given, func(a pool.Address) bool { return a.Prefix.Addr() == b.Addr })
+		if said || !wanted(b) && !(asked && len(given) == 0) {
+			continue
+		}
+		h := base
+		h.Address, h.Pool, h.Mode, h.Network, h.Interface = b.Addr.String(), unknownPool, v1alpha1.ModeL2, b.network,
+			cmp.Or(b.Attachment.IfName, ledger.PodInterface)
+		held = append(held, h)
+	}
+	if asked && len(held) == 0 {
+		return nil, fmt.Errorf("pod %s is here, and it is not known with which addresses", &of)
+	}
+	return held, nil
+}
+
+// keepOf returns how long a pod asks its addresses to be kept, in the words of a PodIP. Of one that says nothing they
+// are kept while owned, if its name comes back.
+func keepOf(annotations, labels map[string]string) (retention, whenScaled, whenDeleted string) {
+	policy, _, err := ledger.ParseAnnotations(annotations)
+	switch {
+	case err == nil && policy.Retains() && !policy.WhileOwned:
+		return policy.RetainIP(), cmp.Or(policy.WhenScaled, v1alpha1.PolicyRetain),
+			cmp.Or(policy.WhenDeleted, v1alpha1.PolicyRetain)
+	case err != nil, policy.WhileOwned, annotations[v1alpha1.AnnotationIdentity] != "", numbered(labels):
+		return v1alpha1.RetentionWhileOwned, v1alpha1.PolicyRelease, v1alpha1.PolicyRelease
+	}
+	return "", "", ""
+}
+
+// numbered reports whether a pod is one of a StatefulSet, whose names come back.
+func numbered(labels map[string]string) bool {
+	for label := range labels {
+		if strings.HasPrefix(label, "statefulset.kubernetes.io/") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,294 @@
+package podip
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// Pod is a pod of Kubernetes, as far as it matters here. Package k8s.io/api/core/v1 is large.
+type Pod struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		NodeName string `json:"nodeName"`
+	} `json:"spec"`
+	Status struct {
+		Phase string `json:"phase"`
+	} `json:"status"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (p *Pod) DeepCopyObject() runtime.Object {
+	c := *p
+	p.ObjectMeta.DeepCopyInto(&c.ObjectMeta)
+	return &c
+}
+
+// over reports whether the pod has ended for good: no node starts it again.
+func (p *Pod) over() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
+
+// podList is a list of Pod.
+type podList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata"`
+	Items           []Pod `json:"items"`
+}
+
+// DeepCopyObject implements runtime.Object.
+func (l *podList) DeepCopyObject() runtime.Object {
+	c := *l
+	c.Items = make([]Pod, len(l.Items))
+	for i := range l.Items {
+		c.Items[i] = *l.Items[i].DeepCopyObject().(*Pod)
+	}
+	return &c
+}
+
+// api is what the API server is asked. What it returns is as it is past all caches; nil is what surely does not exist.
+type api interface {
+	// Pods lists the pods of the node.
+	Pods(ctx context.Context) (pods []Pod, version string, err error)
+	WatchPods(ctx context.Context, version string) (watch.Interface, error)
+	// Pod returns a pod of any node.
+	Pod(ctx context.Context, namespace, name string) (*Pod, error)
+	PodIP(ctx context.Context, addr netip.Addr) (*v1alpha1.PodIP, error)
+	// Report applies the status of a PodIP, bound to its UID and version.
+	Report(ctx context.Context, ip *v1alpha1.PodIP) error
+	Roll(ctx context.Context) (roll *v1alpha1.PodIPRoll, version string, err error)
+	WatchRoll(ctx context.Context, version string) (watch.Interface, error)
+	// Answer returns the answer of this node.
+	Answer(ctx context.Context) (*v1alpha1.PodIPAnswer, error)
+	// Say applies the answer of this node.
+	Say(ctx context.Context, answer *v1alpha1.PodIPAnswer) error
+	// Node returns the UID of this node; empty: it does not exist.
+	Node(ctx context.Context) (types.UID, error)
+}
+
+const (
+	callTimeout = 10 * time.Second
+	listTimeout = 30 * time.Second
+	// watchTimeout bounds a watch. The list that follows tells what it missed.
+	watchTimeout = 10 * time.Minute
+	// qps and burst let a node whose pods all end at once tell so within seconds.
+	qps, burst = 50, 200
+)
+
+// server is the API server.
+type server struct {
+	rest *rest.RESTClient
+	node string
+}
+
+func newServer(config *rest.Config, node string) (*server, error) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	core := schema.GroupVersion{Version: "v1"}
+	scheme.AddKnownTypeWithName(core.WithKind("Pod"), &Pod{})
+	scheme.AddKnownTypeWithName(core.WithKind("PodList"), &podList{})
+	metav1.AddToGroupVersion(scheme, core)
+	c := rest.CopyConfig(config)
+	c.APIPath, c.GroupVersion = "/apis", &v1alpha1.SchemeGroupVersion
+	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	c.ContentType = runtime.ContentTypeJSON
+	c.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(qps, burst)
+	client, err := rest.RESTClientFor(c)
+	if err != nil {
+		return nil, fmt.Errorf("API client for %s: %w", c.Host, err)
+	}
+	return &server{client, node}, nil
+}
+
+const pods = "/api/v1/pods"
+
+func (s *server) mine() string { return fields.OneTermEqualSelector("spec.nodeName", s.node).String() }
+
+func (s *server) Pods(ctx context.Context) ([]Pod, string, error) {
+	list := &podList{}
+	if err := s.list(ctx, s.rest.Get().AbsPath(pods), s.mine(), list); err != nil {
+		return nil, "", fmt.Errorf("listing the pods of the node: %w", err)
+	}
+	return list.Items, list.ResourceVersion, nil
+}
+
+func (s *server) WatchPods(ctx context.Context, version string) (watch.Interface, error) {
+	w, err := s.watch(ctx, s.rest.Get().AbsPath(pods), s.mine(), version)
+	if err != nil {
+		return nil, fmt.Errorf("watching the pods of the node: %w", err)
+	}
+	return w, nil
+}
+
+// list asks for a consistent list: one of the API server's cache may be older than what the node knows.
+func (s *server) list(ctx context.Context, r *rest.Request, selector string, into runtime.Object) error {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	o := metav1.ListOptions{FieldSelector: selector}
+	return r.VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(into)
+}
+
+func (s *server) watch(ctx context.Context, r *rest.Request, selector, version string) (watch.Interface, error) {
+	seconds := int64(watchTimeout / time.Second)
+	o := metav1.ListOptions{Watch: true, FieldSelector: selector, ResourceVersion: version, AllowWatchBookmarks: true,
+		TimeoutSeconds: &seconds}
+	return r.VersionedParams(&o, metav1.ParameterCodec).Timeout(watchTimeout).MaxRetries(0).Watch(ctx)
+}
+
+func (s *server) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
+	p := &Pod{}
+	there, err := s.get(ctx, s.rest.Get().AbsPath("/api/v1/namespaces", namespace, "pods", name), "pods", p)
+	if err != nil {
+		return nil, fmt.Errorf("reading pod %s/%s: %w", namespace, name, err)
+	}
+	if !there {
+		return nil, nil
+	}
+	return p, nil
+}
+
+// get reports whether there is an object. An API server that does not serve its kind answers 404, too: that is an
+// error.
+func (s *server) get(ctx context.Context, r *rest.Request, resource string, into runtime.Object) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	err := r.Do(ctx).Into(into)
+	if isMissing(err, resource) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func isMissing(err error, resource string) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && apierrors.IsNotFound(err) &&
+		status.Status().Details != nil && status.Status().Details.Kind == resource &&
+		!apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+func (s *server) PodIP(ctx context.Context, addr netip.Addr) (*v1alpha1.PodIP, error) {
+	ip := &v1alpha1.PodIP{}
+	there, err := s.get(ctx, s.rest.Get().Resource("podips").Name(v1alpha1.PodIPName(addr)), "podips", ip)
+	if err != nil {
+		return nil, fmt.Errorf("reading PodIP %s: %w", addr, err)
+	}
+	if !there {
+		return nil, nil
+	}
+	return ip, nil
+}
+
+func (s *server) Report(ctx context.Context, ip *v1alpha1.PodIP) error {
+	var since *metav1.Time
+	if ip.Status.Since != nil {
+		since = &metav1.Time{Time: ip.Status.Since.UTC().Truncate(time.Second)}
+	}
+	err := s.apply(ctx, s.rest.Patch(types.ApplyPatchType).Resource("podips").Name(ip.Name).SubResource("status"),
+		map[string]any{
+			"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIP",
+			"metadata": map[string]any{"name": ip.Name, "uid": ip.UID, "resourceVersion": ip.ResourceVersion},
+			"status": map[string]any{"phase": ip.Status.Phase, "podUID": ip.Status.PodUID, "nodeName": ip.Status.NodeName,
+				"since": since},
+		})
+	if err != nil {
+		return fmt.Errorf("writing the status of PodIP %s: %w", ip.Name, err)
+	}
+	return nil
+}
+
+func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]any) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	body, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	force := true
+	return r.VersionedParams(&metav1.PatchOptions{FieldManager: v1alpha1.AgentFieldManager, Force: &force},
+		metav1.ParameterCodec).Body(body).Do(ctx).Error()
+}
+
+func rollSelector() string {
+	return fields.OneTermEqualSelector(metav1.ObjectNameField, v1alpha1.PodIPRollName).String()
+}
+
+func (s *server) Roll(ctx context.Context) (*v1alpha1.PodIPRoll, string, error) {
+	list := &v1alpha1.PodIPRollList{}
+	if err := s.list(ctx, s.rest.Get().Resource("podiprolls"), rollSelector(), list); err != nil {
+		return nil, "", fmt.Errorf("reading the PodIPRoll: %w", err)
+	}
+	for i := range list.Items {
+		if list.Items[i].Name == v1alpha1.PodIPRollName {
+			return &list.Items[i], list.ResourceVersion, nil
+		}
+	}
+	return nil, list.ResourceVersion, nil
+}
+
+func (s *server) WatchRoll(ctx context.Context, version string) (watch.Interface, error) {
+	w, err := s.watch(ctx, s.rest.Get().Resource("podiprolls"), rollSelector(), version)
+	if err != nil {
+		return nil, fmt.Errorf("watching the PodIPRoll: %w", err)
+	}
+	return w, nil
+}
+
+func (s *server) Answer(ctx context.Context) (*v1alpha1.PodIPAnswer, error) {
+	a := &v1alpha1.PodIPAnswer{}
+	there, err := s.get(ctx, s.rest.Get().Resource("podipanswers").Name(s.node), "podipanswers", a)
+	if err != nil {
+		return nil, fmt.Errorf("reading the PodIPAnswer of the node: %w", err)
+	}
+	if !there {
+		return nil, nil
+	}
+	return a, nil
+}
+
+func (s *server) Say(ctx context.Context, a *v1alpha1.PodIPAnswer) error {
+	err := s.apply(ctx, s.rest.Patch(types.ApplyPatchType).Resource("podipanswers").Name(s.node), map[string]any{
+		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIPAnswer",
+		"metadata": map[string]any{"name": s.node, "ownerReferences": a.OwnerReferences},
+		"spec":     a.Spec,
+	})
+	if err != nil {
+		return fmt.Errorf("writing the PodIPAnswer of the node: %w", err)
+	}
+	return nil
+}
+
+func (s *server) Node(ctx context.Context) (types.UID, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer := s.rest.Get().AbsPath("/api/v1/nodes", s.node).
+		SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx)
+	err := answer.Error() // unlike Raw's, what the API server says
+	if isMissing(err, "nodes") {
+		return "", nil
+	}
+	var meta metav1.PartialObjectMetadata
+	if b, _ := answer.Raw(); err == nil {
+		err = json.Unmarshal(b, &meta)
+	}
+	if err != nil {
+		return "", fmt.Errorf("reading Node %s: %w", s.node, err)
+	}
+	return meta.UID, nil
+}

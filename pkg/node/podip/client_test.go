@@ -1,0 +1,184 @@
+package podip
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// serve is an API server that answers requests of METHOD PATH?QUERY as the table says, and anything else as if it did
+// not know the kind.
+func serve(t *testing.T, table map[string]string) (*server, *[]string) {
+	t.Helper()
+	var got []string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		got = append(got, strings.TrimSpace(r.Method+" "+r.URL.RequestURI()+" "+string(body)))
+		w.Header().Set("Content-Type", "application/json")
+		for what, answer := range table {
+			if path, _, _ := strings.Cut(r.URL.RequestURI(), "?"); what == r.Method+" "+path {
+				if strings.HasPrefix(answer, `{"kind":"Status"`) {
+					w.WriteHeader(404)
+				}
+				fmt.Fprint(w, answer)
+				return
+			}
+		}
+		w.Header().Set("Content-Type", "text/plain")
+		w.WriteHeader(404)
+		fmt.Fprint(w, "404 page not found")
+	}))
+	t.Cleanup(s.Close)
+	c, err := newServer(&rest.Config{Host: s.URL}, node)
+	check(t, err)
+	return c, &got
+}
+
+func missing(resource, name string) string {
+	return fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,`+
+		`"details":{"name":%q,"kind":%q}}`, name, resource)
+}
+
+func TestTheAPIServerIsAskedPastItsCaches(t *testing.T) {
+	c, got := serve(t, map[string]string{
+		"GET /api/v1/pods": `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[
+			{"metadata":{"namespace":"default","name":"web-0","uid":"u","resourceVersion":"5",
+			"annotations":{"stayput.io/addresses":"[]"}},"spec":{"nodeName":"n1","containers":[{"name":"a"}]},
+			"status":{"phase":"Failed"}}]}`,
+		"GET /apis/stayput.io/v1alpha1/podiprolls": `{"kind":"PodIPRollList","apiVersion":"stayput.io/v1alpha1",
+			"metadata":{"resourceVersion":"8"},"items":[{"metadata":{"name":"cluster"},"spec":{"round":3,"mark":null}}]}`,
+		"GET /apis/stayput.io/v1alpha1/podips/10.6.0.1": `{"kind":"PodIP","apiVersion":"stayput.io/v1alpha1",
+			"metadata":{"name":"10.6.0.1","uid":"x","resourceVersion":"9"},"spec":{"podUID":"u"}}`,
+		"GET /api/v1/nodes/n1": `{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"uid":"node-uid"}}`,
+	})
+	pods, version, err := c.Pods(t.Context())
+	check(t, err)
+	if len(pods) != 1 || version != "7" || pods[0].UID != "u" || !pods[0].over() || pods[0].Spec.NodeName != "n1" ||
+		pods[0].Annotations[v1alpha1.AnnotationAddresses] != "[]" {
+		t.Errorf("version %s of %+v", version, pods)
+	}
+	r, version, err := c.Roll(t.Context())
+	check(t, err)
+	if r == nil || r.Spec.Round != 3 || version != "8" {
+		t.Errorf("version %s of %+v", version, r)
+	}
+	ip, err := c.PodIP(t.Context(), addr(1))
+	check(t, err)
+	if ip == nil || ip.UID != "x" || ip.Spec.PodUID != "u" {
+		t.Errorf("the PodIP is %+v", ip)
+	}
+	of, err := c.Node(t.Context())
+	check(t, err)
+	if of != "node-uid" {
+		t.Errorf("the node is %s", of)
+	}
+	for _, request := range *got {
+		if strings.Contains(request, "resourceVersion=") {
+			t.Errorf("%s may be answered by a cache", request)
+		}
+	}
+	if !strings.Contains((*got)[0], "fieldSelector=spec.nodeName%3Dn1") {
+		t.Errorf("the pods of all nodes are asked for: %s", (*got)[0])
+	}
+}
+
+func TestOnlyTheAPIServersWordMeansThatThereIsNone(t *testing.T) {
+	c, _ := serve(t, map[string]string{
+		"GET /api/v1/namespaces/default/pods/web-0":     missing("pods", "web-0"),
+		"GET /apis/stayput.io/v1alpha1/podips/10.6.0.1": missing("podips", "10.6.0.1"),
+		"GET /apis/stayput.io/v1alpha1/podipanswers/n1": missing("podipanswers", "n1"),
+		"GET /api/v1/nodes/n1":                          missing("nodes", "n1"),
+		"GET /apis/stayput.io/v1alpha1/podips/10.6.0.2": missing("namespaces", "x"),
+		"GET /api/v1/namespaces/default/pods/y":         missing("namespaces", "default"),
+	})
+	p, err := c.Pod(t.Context(), "default", "web-0")
+	check(t, err)
+	ip, err := c.PodIP(t.Context(), addr(1))
+	check(t, err)
+	a, err := c.Answer(t.Context())
+	check(t, err)
+	of, err := c.Node(t.Context())
+	check(t, err)
+	if p != nil || ip != nil || a != nil || of != "" {
+		t.Errorf("found %v, %v, %v, %q", p, ip, a, of)
+	}
+	for what, ask := range map[string]func() error{
+		"a pod of an API server without pods":     func() error { _, err := c.Pod(t.Context(), "default", "x"); return err },
+		"a pod, and another thing is missing":     func() error { _, err := c.Pod(t.Context(), "default", "y"); return err },
+		"a PodIP, and another thing is missing":   func() error { _, err := c.PodIP(t.Context(), addr(2)); return err },
+		"a PodIP of an API server without PodIPs": func() error { _, err := c.PodIP(t.Context(), addr(3)); return err },
+		"pods of an API server without pods":      func() error { _, _, err := c.Pods(t.Context()); return err },
+		"a roll of an API server without rolls":   func() error { _, _, err := c.Roll(t.Context()); return err },
+	} {
+		if ask() == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+	none, _ := serve(t, nil)
+	if _, err := none.Answer(t.Context()); err == nil {
+		t.Error("an answer of an API server without answers: no error")
+	}
+	if _, err := none.Node(t.Context()); err == nil {
+		t.Error("a node of an API server without nodes: no error")
+	}
+}
+
+func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
+	c, got := serve(t, map[string]string{
+		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.1/status": `{}`,
+		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.2/status": missing("podips", "10.6.0.2"),
+		"PATCH /apis/stayput.io/v1alpha1/podipanswers/n1":        `{}`,
+	})
+	ip := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.0.1", UID: "x", ResourceVersion: "9"}}
+	since := metav1.Now()
+	ip.Status = v1alpha1.PodIPStatus{Phase: "Bound", PodUID: "u", NodeName: "n1", Since: &since}
+	check(t, c.Report(t.Context(), ip))
+	ip.Name = "10.6.0.2"
+	if err := c.Report(t.Context(), ip); !apierrors.IsNotFound(err) {
+		t.Errorf("a PodIP that is gone: %v", err)
+	}
+	check(t, c.Say(t.Context(), &v1alpha1.PodIPAnswer{Spec: v1alpha1.PodIPAnswerSpec{Round: 5}}))
+	_, query, _ := strings.Cut((*got)[0], "?")
+	query, body, _ := strings.Cut(query, " ")
+	if query != "fieldManager=stayput-agent&force=true" {
+		t.Errorf("asked with %s", query)
+	}
+	var sent struct {
+		Metadata map[string]string
+		Status   map[string]string
+		Spec     any
+	}
+	check(t, json.Unmarshal([]byte(body), &sent))
+	if sent.Metadata["uid"] != "x" || sent.Metadata["resourceVersion"] != "9" || sent.Spec != nil ||
+		len(sent.Status) != 4 {
+		t.Errorf("sent %s", body)
+	}
+}
+
+func TestAWatchBringsPods(t *testing.T) {
+	c, _ := serve(t, map[string]string{
+		"GET /api/v1/pods": `{"type":"ADDED","object":{"kind":"Pod","apiVersion":"v1","metadata":{"uid":"u"},` +
+			`"spec":{"nodeName":"n1"}}}` + "\n" + `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","code":410,` +
+			`"reason":"Expired","status":"Failure"}}` + "\n",
+	})
+	w, err := c.WatchPods(t.Context(), "7")
+	check(t, err)
+	defer w.Stop()
+	e := <-w.ResultChan()
+	if p, ok := e.Object.(*Pod); !ok || p.UID != "u" || p.Spec.NodeName != "n1" {
+		t.Errorf("the watch brings %+v", e)
+	}
+	if err := errWatch(<-w.ResultChan()); !apierrors.IsResourceExpired(err) {
+		t.Errorf("the watch ends with %v", err)
+	}
+}

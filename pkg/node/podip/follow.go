@@ -1,0 +1,336 @@
+package podip
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+)
+
+// newBackoff returns the pauses between two attempts to watch, jittered because every node's agent makes them.
+func newBackoff() wait.Backoff {
+	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 10 * time.Second}
+}
+
+// follow calls see until ctx is done. see lists, and then watches until the watch ends; once it watches it calls
+// healthy.
+func (k *Keeper) follow(ctx context.Context, part string, see func(ctx context.Context, healthy func()) error) {
+	backoff := newBackoff()
+	for ctx.Err() == nil {
+		err := see(ctx, func() {
+			backoff = newBackoff()
+			k.note(part, nil)
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil { // all watches of all nodes may have begun at once, and end so
+			pause(ctx, rand.N(100*time.Millisecond))
+			continue
+		}
+		k.note(part, err)
+		pause(ctx, backoff.Step())
+	}
+}
+
+// errWatch is the error of an event; nil: it is of an object.
+func errWatch(e watch.Event) error {
+	if e.Type == watch.Error {
+		return apierrors.FromObject(e.Object)
+	}
+	return nil
+}
+
+// followPods knows the pods of the node, and writes their files. It is the only one who does: a file of before a recall
+// must not be written after it.
+func (k *Keeper) followPods(ctx context.Context) {
+	interrupted := true
+	k.follow(ctx, "pods", func(ctx context.Context, healthy func()) error {
+		err := k.seePods(ctx, interrupted, healthy)
+		interrupted = err != nil
+		return err
+	})
+}
+
+func (k *Keeper) seePods(ctx context.Context, interrupted bool, healthy func()) error {
+	ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
+	defer cancel()
+	// 1. From now on the files are those of pods that are listed after this.
+	begun, err := k.recheck(cancel)
+	if err != nil {
+		return err
+	}
+
+	// 2. The list, which is consistent.
+	pods, version, err := k.api.Pods(ctx)
+	if err != nil {
+		if k.asksAgain(ctx) {
+			return nil
+		}
+		return err
+	}
+	if err := k.replace(pods, begun, interrupted); err != nil {
+		return err
+	}
+
+	// 3. What changes.
+	w, err := k.api.WatchPods(ctx, version)
+	if err != nil {
+		if k.asksAgain(ctx) {
+			return nil
+		}
+		return err
+	}
+	defer w.Stop()
+	healthy()
+	for e := range w.ResultChan() {
+		if ctx.Err() != nil { // a recall: what is still in the channel may be forgotten by the cluster
+			break
+		}
+		if err := errWatch(e); err != nil {
+			return fmt.Errorf("watching the pods of the node: %w", err)
+		}
+		p, ok := e.Object.(*Pod)
+		if !ok {
+			continue
+		}
+		switch e.Type {
+		case watch.Added, watch.Modified:
+			if err := k.see(p); err != nil {
+				return err
+			}
+		case watch.Deleted:
+			k.vanished(string(p.UID))
+		}
+	}
+	return nil
+}
+
+// asksAgain reports whether a watch was ended for a recall.
+func (k *Keeper) asksAgain(ctx context.Context) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return ctx.Err() != nil && !k.listed
+}
+
+// recheck begins the epoch that the roll asks for, if the node has not. again ends what follows it, once the roll asks
+// for the next one. It returns the epoch that has been begun.
+func (k *Keeper) recheck(again context.CancelFunc) (begun int64, err error) {
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	k.mu.Lock()
+	k.relist = again
+	epoch := k.epoch
+	k.mu.Unlock()
+	checked, err := ledger.Rechecked(k.o.Ledgers)
+	if err != nil || epoch <= checked {
+		return checked, err
+	}
+	files, err := ledger.PoolPods(k.o.Ledgers) // which nothing else may tell of
+	if err != nil {
+		return 0, err
+	}
+	k.mu.Lock()
+	for uid, f := range files {
+		if f.Text != "" && k.subjects[uid] == nil {
+			k.subjects[uid] = &subject{uid: uid, text: f.Text}
+		}
+	}
+	k.mu.Unlock()
+	if _, err := ledger.Recheck(k.o.Ledgers, epoch); err != nil {
+		return 0, fmt.Errorf("beginning the epoch %d of the PodIPRoll: %w", epoch, err)
+	}
+	k.log.Info("The cluster may have forgotten pods: addresses of pools are for those alone that it has now",
+		"epoch", epoch)
+	return epoch, nil
+}
+
+// recall has the epoch begun, and all pods listed after that.
+func (k *Keeper) recall(epoch int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.epoch == epoch {
+		return
+	}
+	k.epoch, k.listed = epoch, false
+	if k.relist != nil {
+		k.relist()
+	}
+}
+
+// replace takes in a list of all pods of the node that was made since an epoch was begun. Those that changed, or after
+// an interruption all, are looked at.
+func (k *Keeper) replace(pods []Pod, begun int64, interrupted bool) error {
+	is := map[string]bool{}
+	for i := range pods {
+		is[string(pods[i].UID)] = true
+		if err := k.see(&pods[i]); err != nil {
+			return err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all = is
+	for uid, s := range k.subjects {
+		if s.exists && !is[uid] {
+			s.exists = false
+			k.enqueue(s)
+		}
+	}
+	if interrupted || !k.listed {
+		k.enqueueAll()
+	}
+	if k.epoch <= begun {
+		k.listed = true
+	}
+	up(k.rollNow)
+	return nil
+}
+
+// see takes in a pod of the node, and tells the plugin of its addresses.
+func (k *Keeper) see(p *Pod) error {
+	uid, text := string(p.UID), p.Annotations[v1alpha1.AnnotationAddresses]
+	if p.Spec.NodeName != "" && p.Spec.NodeName != k.o.Node {
+		return nil // not what was asked for
+	}
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	k.mu.Lock()
+	k.all[uid] = true
+	s := k.subjects[uid]
+	if s == nil && text == "" {
+		k.mu.Unlock()
+		return nil
+	}
+	if s == nil {
+		s = &subject{uid: uid}
+		k.subjects[uid] = s
+	}
+	if text != "" {
+		s.text = text
+	}
+	news := !s.exists || s.version != p.ResourceVersion
+	s.namespace, s.name, s.version = p.Namespace, p.Name, p.ResourceVersion
+	s.annotations, s.labels = maps.Clone(p.Annotations), p.Labels
+	s.exists, s.ending, s.over = true, p.DeletionTimestamp != nil, p.over()
+	alive := s.alive()
+	if news {
+		s.gone = false
+		k.enqueue(s)
+	}
+	k.mu.Unlock()
+	if text == "" || !alive || ledger.ValidPodUID(uid) != nil {
+		return nil
+	}
+	if err := k.tell(uid, text); err != nil {
+		return fmt.Errorf("telling the plugin of pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	return nil
+}
+
+// tell writes the file of a pod, unless it says so already.
+func (k *Keeper) tell(uid, text string) error {
+	path, err := ledger.PoolFile(k.o.Ledgers.StateDir, uid)
+	if err != nil {
+		return err
+	}
+	fsys := k.o.Ledgers.FS
+	if fsys == nil {
+		fsys = ledger.Disk{}
+	}
+	if b, err := fsys.ReadFile(path); err == nil && string(b) == text {
+		return nil
+	}
+	return ledger.Tell(k.o.Ledgers, uid, text)
+}
+
+// vanished takes in that a pod of the node was deleted.
+func (k *Keeper) vanished(uid string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.all, uid)
+	if s := k.subjects[uid]; s != nil && s.exists {
+		s.exists = false
+		k.enqueue(s)
+	}
+}
+
+// forget drops a pod that is gone, with its file.
+func (k *Keeper) forget(uid string) error {
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	k.mu.Lock()
+	s := k.subjects[uid]
+	gone := s != nil && !s.exists
+	k.mu.Unlock()
+	if !gone {
+		return nil
+	}
+	if ledger.ValidPodUID(uid) == nil {
+		if err := ledger.Untell(k.o.Ledgers, uid); err != nil {
+			return err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.subjects, uid)
+	return nil
+}
+
+// followRoll knows the PodIPRoll.
+func (k *Keeper) followRoll(ctx context.Context) {
+	k.follow(ctx, "roll", func(ctx context.Context, healthy func()) error {
+		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
+		defer cancel()
+		roll, version, err := k.api.Roll(ctx)
+		if err != nil {
+			return err
+		}
+		k.mu.Lock()
+		k.answered = 0 // it may have been restored
+		k.mu.Unlock()
+		k.setRoll(roll)
+		w, err := k.api.WatchRoll(ctx, version)
+		if err != nil {
+			return err
+		}
+		defer w.Stop()
+		healthy()
+		for e := range w.ResultChan() {
+			if err := errWatch(e); err != nil {
+				return fmt.Errorf("watching the PodIPRoll: %w", err)
+			}
+			roll, ok := e.Object.(*v1alpha1.PodIPRoll)
+			if !ok || roll.Name != v1alpha1.PodIPRollName {
+				continue
+			}
+			switch e.Type {
+			case watch.Added, watch.Modified:
+				k.setRoll(roll)
+			case watch.Deleted:
+				k.setRoll(nil)
+			}
+		}
+		return nil
+	})
+}
+
+// setRoll takes in the roll. When a recall begins or is over, PodIPs may be others: every pod is looked at.
+func (k *Keeper) setRoll(roll *v1alpha1.PodIPRoll) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	was := k.roll
+	k.roll = roll
+	if roll != nil && was != nil && roll.Spec.Term != was.Spec.Term {
+		k.enqueueAll()
+	}
+	up(k.rollNow)
+}

@@ -1,0 +1,445 @@
+// Package podip is the agent's half of pools: addresses that belong to a pod and not to its node. It tells the plugin
+// which pods have which addresses, and the cluster which pods of this node have theirs, or will never have them again.
+//
+// # What it promises
+//
+// What it tells the cluster is a fact. That a pod is gone it says only once the pod is barred from the node for good
+// (ledger.Bar), has no address in a ledger whose network namespace is there, no sandbox that runs, and none of its
+// addresses is configured in a namespace of the node. An error of the runtime, the API server or a file means wait, and
+// is said on /readyz. It may be killed between any two of its writes: each is made again, or was enough.
+//
+// It decides nothing by itself: [pool.Tend] and [pool.Respond] do. Every question that they depend on is asked past all
+// caches. While the cluster has no pool it watches and writes nothing.
+//
+//	podip.go   the loops, and what is known of pods
+//	follow.go  the watches of the node's pods and of the PodIPRoll; the files for the plugin
+//	tend.go    what is done about a pod, and said of it
+//	answer.go  the answers to rolls
+//	sight.go   what is on the machine
+//	client.go  the API server
+package podip
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/pkg/node/hostnet"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// Runtime is the container runtime, a *cri.Client.
+type Runtime interface {
+	Sandboxes(ctx context.Context) (map[string]cri.Sandbox, error)
+	Netns(ctx context.Context, id string) (string, error)
+	Stop(ctx context.Context, id string) error
+	PID() int
+}
+
+// Options are what a Keeper works with.
+type Options struct {
+	API       *rest.Config
+	Node      string // its name in the cluster
+	Ledgers   ledger.Options
+	NetnsDirs []string // where namespaces are mounted by name
+	Runtime   Runtime
+	Log       *slog.Logger
+}
+
+// Keeper is the agent's half of pools. Its methods may be called from any goroutine; none but Run waits.
+type Keeper struct {
+	o   Options
+	api api
+	log *slog.Logger
+
+	// What is asked of the machine; tests have their own.
+	observe func(context.Context) (*hostnet.View, error)
+	lives   func(ledger.Netns) (bool, error)
+	down    func(path string) error
+
+	changed  chan struct{} // are has changed
+	rollNow  chan struct{} // there may be something to answer
+	shallow  fresh[*sight]
+	deep     fresh[*sight]
+	writing  sync.Mutex // of files by UID: they are of a list, and of what it was followed by
+	troubled sync.Mutex
+	troubles map[string]string
+
+	mu  sync.Mutex
+	are bool // there are pools
+	// queue has the UIDs of subjects that are to be looked at; nil: nobody looks.
+	queue    workqueue.TypedRateLimitingInterface[string]
+	subjects map[string]*subject
+	all      map[string]bool // the UIDs of all pods of the node, by their watch
+	// listed: all pods of the node are known, since the epoch was begun. epoch is the one that the roll asks for.
+	listed bool
+	epoch  int64
+	relist context.CancelFunc
+	roll   *v1alpha1.PodIPRoll
+	// answered is the round that this node has answered, 0 if it is not known, and when it was found out.
+	answered   int64
+	answeredAt time.Time
+}
+
+// subject is a pod that has, or may have, addresses of pools on this node.
+type subject struct {
+	uid             string
+	namespace, name string
+	version         string
+	annotations     map[string]string
+	labels          map[string]string
+	text            string       // of its addresses
+	bare            []netip.Addr // addresses of which only the ledger tells
+	// By the watch of the node's pods.
+	exists, ending, over bool
+	// gone: all that is to be done for a pod that is gone was done.
+	gone bool
+	said string // the last trouble with it
+}
+
+// alive reports whether kubelet may start the pod, or has.
+func (s *subject) alive() bool { return s.exists && !s.ending && !s.over }
+
+func (s *subject) String() string {
+	if s.name == "" {
+		return s.uid
+	}
+	return s.namespace + "/" + s.name + " (" + s.uid + ")"
+}
+
+// given is an address of a subject, as the controller has written it.
+func (s *subject) given() ([]pool.Address, error) {
+	var all []pool.Address
+	if s.text != "" {
+		if err := json.Unmarshal([]byte(s.text), &all); err != nil {
+			return nil, fmt.Errorf("annotation %s of pod %s: %w", v1alpha1.AnnotationAddresses, s, err)
+		}
+	}
+	return all, nil
+}
+
+// addrs are the addresses of a subject.
+func (s *subject) addrs() ([]netip.Addr, error) {
+	given, err := s.given()
+	all := slices.Clone(s.bare)
+	for _, a := range given {
+		if !a.Prefix.IsValid() {
+			return nil, fmt.Errorf("annotation %s of pod %s: expected an address in each", v1alpha1.AnnotationAddresses, s)
+		}
+		if !slices.Contains(all, a.Prefix.Addr()) {
+			all = append(all, a.Prefix.Addr())
+		}
+	}
+	return all, err
+}
+
+const (
+	workers = 8
+	// A subject that is not settled is looked at again: after retryFirst, then ever later; one that waits for somebody
+	// else every waitAgain.
+	retryFirst, retryLast = 50 * time.Millisecond, 15 * time.Second
+	waitAgain             = 15 * time.Second
+	// discoverEvery is between two looks at the node's own books, sweepEvery between two sweeps of old bars.
+	discoverEvery, discoverRetry = 5 * time.Minute, 5 * time.Second
+	sweepEvery                   = 12 * time.Hour
+)
+
+// New returns a Keeper that does nothing before Run.
+func New(o Options) (*Keeper, error) {
+	api, err := newServer(o.API, o.Node)
+	if err != nil {
+		return nil, err
+	}
+	return newKeeper(o, api), nil
+}
+
+func newKeeper(o Options, api api) *Keeper {
+	k := &Keeper{
+		o: o, api: api, log: o.Log, changed: make(chan struct{}, 1), rollNow: make(chan struct{}, 1),
+		troubles: map[string]string{},
+	}
+	k.observe = func(ctx context.Context) (*hostnet.View, error) {
+		return hostnet.ObserveMounted(ctx, o.NetnsDirs, o.Runtime.PID())
+	}
+	k.lives = func(ns ledger.Netns) (bool, error) { return hostnet.Lives(ns, o.Runtime.PID()) }
+	k.down = hostnet.Down
+	return k
+}
+
+// SetPools says whether the cluster has a pool.
+func (k *Keeper) SetPools(are bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.are != are {
+		k.are = are
+		up(k.changed)
+	}
+}
+
+func up(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Run works while the cluster has a pool, until ctx is done.
+func (k *Keeper) Run(ctx context.Context) {
+	for ctx.Err() == nil {
+		k.mu.Lock()
+		are := k.are
+		k.mu.Unlock()
+		if are {
+			k.log.Info("The cluster has pools", "node", k.o.Node)
+			k.serve(ctx)
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-k.changed:
+		}
+	}
+}
+
+// serve works until the cluster has no pool or ctx is done.
+func (k *Keeper) serve(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	queue := workqueue.NewTypedRateLimitingQueue(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast))
+	k.mu.Lock()
+	k.queue, k.subjects, k.all, k.listed, k.roll, k.answered, k.epoch = queue, map[string]*subject{},
+		map[string]bool{}, false, nil, 0, 0
+	k.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, loop := range []func(context.Context){k.followPods, k.followRoll, k.answers, k.discovers, k.sweeps} {
+		wg.Go(func() { loop(ctx) })
+	}
+	for range workers {
+		wg.Go(func() {
+			for k.work(ctx, queue) {
+			}
+		})
+	}
+	for are := true; are; {
+		select {
+		case <-ctx.Done():
+			are = false
+		case <-k.changed:
+			k.mu.Lock()
+			are = k.are
+			k.mu.Unlock()
+		}
+	}
+	k.mu.Lock()
+	k.queue = nil
+	k.mu.Unlock()
+	cancel()
+	queue.ShutDown()
+	wg.Wait()
+	k.troubled.Lock()
+	clear(k.troubles)
+	k.troubled.Unlock()
+}
+
+// Look has a pod looked at whose sandbox has started, stops or has gone.
+func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string) {
+	if k == nil || ledger.ValidPodUID(pod.UID) != nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.queue == nil {
+		return
+	}
+	s := k.subjects[pod.UID]
+	if s == nil {
+		if annotations[v1alpha1.AnnotationAddresses] == "" {
+			return
+		}
+		s = &subject{uid: pod.UID, namespace: pod.Namespace, name: pod.Name, annotations: annotations,
+			text: annotations[v1alpha1.AnnotationAddresses]}
+		k.subjects[pod.UID] = s
+	}
+	k.enqueue(s)
+}
+
+// enqueue has a subject looked at, at once. k.mu is held.
+func (k *Keeper) enqueue(s *subject) {
+	if k.queue != nil {
+		k.queue.Forget(s.uid)
+		k.queue.Add(s.uid)
+	}
+}
+
+// enqueueAll has every subject looked at. k.mu is held.
+func (k *Keeper) enqueueAll() {
+	for _, s := range k.subjects {
+		s.gone = false
+		k.enqueue(s)
+	}
+}
+
+// note keeps for /readyz how a part of the work went, and logs what is new.
+func (k *Keeper) note(part string, err error) {
+	k.troubled.Lock()
+	defer k.troubled.Unlock()
+	if err == nil {
+		delete(k.troubles, part)
+		return
+	}
+	if errors.Is(err, context.Canceled) {
+		return
+	}
+	if k.troubles[part] != err.Error() {
+		k.log.Warn("Pools: retrying", "part", part, "err", err)
+	}
+	k.troubles[part] = err.Error()
+}
+
+// Trouble is why not all is done, for people; empty: it is.
+func (k *Keeper) Trouble() string {
+	if k == nil {
+		return ""
+	}
+	k.troubled.Lock()
+	defer k.troubled.Unlock()
+	var all []string
+	for _, part := range slices.Sorted(maps.Keys(k.troubles)) {
+		if said := k.troubles[part]; !slices.Contains(all, said) {
+			all = append(all, said)
+		}
+	}
+	if len(all) > 3 {
+		all = append(all[:3], fmt.Sprintf("and %d more", len(all)-3))
+	}
+	return strings.Join(all, "; ")
+}
+
+// now is the time for people.
+func (k *Keeper) now() time.Time {
+	if now, err := k.o.Ledgers.Clock.Now(); err == nil {
+		return now.Wall
+	}
+	return time.Now()
+}
+
+// pause waits for d, and returns false if ctx is done before.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// discovers looks for pods in the node's own books that the cluster may have no more.
+func (k *Keeper) discovers(ctx context.Context) {
+	for wait := time.Duration(0); pause(ctx, wait); {
+		err := k.discover(ctx)
+		k.note("books", err)
+		if wait = discoverEvery; err != nil {
+			wait = discoverRetry
+		}
+	}
+}
+
+func (k *Keeper) discover(ctx context.Context) error {
+	files, err := ledger.PoolPods(k.o.Ledgers)
+	if err != nil {
+		return err
+	}
+	s, err := k.shallow.get(func() (*sight, error) { return k.look(ctx, false) })
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	know := func(uid string) *subject {
+		if k.subjects[uid] == nil {
+			k.subjects[uid] = &subject{uid: uid}
+			k.enqueue(k.subjects[uid])
+		}
+		return k.subjects[uid]
+	}
+	for uid, f := range files {
+		if f.Text == "" {
+			continue
+		}
+		if of := know(uid); of.text == "" {
+			of.text = f.Text
+		}
+	}
+	for _, sandbox := range s.sandboxes {
+		text := sandbox.Annotations[v1alpha1.AnnotationAddresses]
+		if text == "" && k.subjects[sandbox.Pod.UID] == nil {
+			continue
+		}
+		of := know(sandbox.Pod.UID)
+		if of.text == "" {
+			of.text = text
+		}
+		if of.name == "" {
+			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name
+		}
+		if of.annotations == nil {
+			of.annotations, of.labels = sandbox.Annotations, sandbox.Labels
+		}
+	}
+	for _, b := range s.bound {
+		uid, pod := b.uid(s), b.Pod
+		if uid == "" || k.subjects[uid] == nil && (!b.foreign || !k.listed || k.all[uid]) {
+			continue // the cluster says that it has none of a pool, or nothing does that it has one
+		}
+		if pod.Name == "" {
+			pod = s.sandboxes[b.Attachment.ContainerID].Pod
+		}
+		of := know(uid)
+		if of.text == "" && b.foreign && !slices.Contains(of.bare, b.Addr) {
+			of.bare = append(of.bare, b.Addr)
+		}
+		if of.name == "" {
+			of.namespace, of.name = pod.Namespace, pod.Name
+		}
+	}
+	return nil
+}
+
+// sweeps removes old bars.
+func (k *Keeper) sweeps(ctx context.Context) {
+	for wait := time.Duration(0); pause(ctx, wait); wait = sweepEvery {
+		for !k.isListed() {
+			if !pause(ctx, time.Second) {
+				return
+			}
+		}
+		k.note("bars", ledger.SweepBars(k.o.Ledgers, func(uid string) bool {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			return k.subjects[uid] != nil
+		}))
+	}
+}
+
+func (k *Keeper) isListed() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.listed
+}

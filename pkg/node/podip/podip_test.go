@@ -1,0 +1,605 @@
+package podip
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/test/nodetest"
+)
+
+// inWorld runs a test in a bubble of time, with an agent.
+func inWorld(t *testing.T, f func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.starts(-1)
+		defer func() { w.end() }()
+		w.pass(time.Second)
+		f(w)
+	})
+}
+
+func TestWithoutPoolsNothingIsAskedOrWritten(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.given(1)
+		w.pass(time.Second)
+		if w.file(1) == "" {
+			t.Fatal("with pools nothing was written")
+		}
+		w.k.SetPools(false)
+		w.pass(time.Second)
+		asked := len(w.c.asked)
+		w.given(2)
+		w.lists(2, true)
+		w.pass(24 * time.Hour)
+		if more := w.c.asked[asked:]; len(more) > 0 {
+			t.Errorf("asked %v", more)
+		}
+		if w.file(2) != "" {
+			t.Error("wrote a file")
+		}
+		if said := w.k.Trouble(); said != "" {
+			t.Errorf("says %q", said)
+		}
+		w.k.SetPools(true)
+		w.pass(time.Second)
+		if w.file(2) != text(2) {
+			t.Error("with pools again it writes nothing")
+		}
+		w.wantPhase(2, v1alpha1.PodIPBound)
+	})
+}
+
+func TestAPodIsToldOfAndReported(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.given(1)
+		w.pass(time.Second)
+		if got := w.file(1); got != text(1) {
+			t.Errorf("the file says %q", got)
+		}
+		w.wantPhase(1, "")
+		w.runs(1)
+		w.pass(time.Second)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		w.pass(time.Minute)
+		reads := w.c.count("get")
+		w.pass(time.Hour)
+		if n := w.c.count("get") - reads; n > 0 {
+			t.Errorf("a pod that runs cost %d reads in an hour", n)
+		}
+
+		w.c.put(ends(p))
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		w.wantBarred(1, false)
+		w.stops(1)
+		w.lists(1, false)
+		w.pass(100 * time.Millisecond)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+		w.wantBarred(1, true)
+		w.c.remove(uid(1))
+		w.pass(time.Second)
+		if w.file(1) != "" {
+			t.Error("its file is still there")
+		}
+		w.netns(1)
+		if err := w.add(1); !errors.Is(err, ledger.ErrBarred) {
+			t.Errorf("an ADD after that: %v", err)
+		}
+		if n := w.c.count("report"); n != 2 {
+			t.Errorf("%d reports, want 2", n)
+		}
+	})
+}
+
+func TestAPodIsGoneOnlyOnceNothingOfItIsThere(t *testing.T) {
+	for name, deleted := range map[string]func(*world, *Pod){
+		"deleted": func(w *world, p *Pod) { w.c.put(ends(p)) },
+		"deleted by force": func(w *world, p *Pod) {
+			w.c.remove(uid(1))
+		},
+		"succeeded": func(w *world, p *Pod) {
+			p.Status.Phase = "Succeeded"
+			w.c.put(p)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				p := w.given(1)
+				w.pass(time.Second)
+				w.runs(1)
+				w.pass(time.Second)
+				w.wantPhase(1, v1alpha1.PodIPBound)
+				deleted(w, p)
+				still := func(what string) {
+					t.Helper()
+					w.pass(time.Minute)
+					if w.status(1).Phase == v1alpha1.PodIPRetained {
+						t.Fatalf("reported gone: %s", what)
+					}
+				}
+				still("its sandbox runs")
+				w.lists(1, false)
+				still("it has an address in the ledger")
+				w.del(1)
+				still("its address is configured in a namespace")
+				w.r.fail(errors.New("containerd is upset"))
+				w.unmount(1)
+				still("the runtime does not answer")
+				if w.k.Trouble() == "" {
+					t.Error("nothing is said of the runtime")
+				}
+				w.r.fail(nil)
+				w.pass(time.Minute)
+				w.wantPhase(1, v1alpha1.PodIPRetained)
+				w.wantBarred(1, true)
+				if said := w.k.Trouble(); said != "" {
+					t.Errorf("says %q", said)
+				}
+			})
+		})
+	}
+}
+
+// A sandbox whose start fails is in neither list while it is undone.
+func TestAnUnlistedNamespaceWithTheAddressIsThePods(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.given(1)
+		path := w.netns(1)
+		nodetest.Configure(t, path, addr(1))
+		w.c.put(ends(p))
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		w.unmount(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+	})
+}
+
+// Two networks may have the same addresses.
+func TestAnotherPodsNamespaceIsNotThePods(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.given(1)
+		path := w.netns(2)
+		nodetest.Configure(t, path, addr(1))
+		w.r.mu.Lock()
+		w.r.sandboxes["other"] = cri.Sandbox{ID: "other", Ready: true,
+			Pod: ledger.Pod{Namespace: "default", Name: "x", UID: "x"}}
+		w.r.netns["other"] = path
+		w.r.mu.Unlock()
+		w.c.put(ends(p))
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+	})
+}
+
+// An entry of the ledger that is nobody's may be the pod's.
+func TestAnAddressThatIsBoundToNobodyKnownIsWaitedFor(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.given(1)
+		w.pass(time.Second)
+		w.runs(1)
+		w.pass(time.Second)
+		index, err := filepath.Glob(filepath.Join(w.ledgers.StateDir, "pods-*", "index", "*"))
+		check(t, err)
+		if len(index) != 1 {
+			t.Fatalf("the index has %v", index)
+		}
+		check(t, os.Remove(index[0]))
+		w.r.mu.Lock()
+		clear(w.r.sandboxes)
+		w.r.mu.Unlock()
+		w.unmount(1)
+		w.c.put(ends(p))
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		w.del(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+	})
+}
+
+func TestAPodThatHasLostItsAddressIsTakenDown(t *testing.T) {
+	up := func(w *world, n int) bool {
+		is := false
+		nodetest.In(t, filepath.Join(w.dir, "netns", "cni-1"), func() error {
+			l, err := netlink.LinkByName("eth0")
+			is = err == nil && l.Attrs().RawFlags&1 != 0
+			return err
+		})
+		return is
+	}
+	runs := func(w *world) *Pod {
+		p := w.given(1)
+		w.runs(1)
+		nodetest.In(t, filepath.Join(w.dir, "netns", "cni-1"), func() error {
+			l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer"}
+			if err := netlink.LinkAdd(l); err != nil {
+				return err
+			}
+			return netlink.LinkSetUp(l)
+		})
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		if len(w.r.stopped) > 0 || !up(w, 1) {
+			t.Fatal("taken down too early")
+		}
+		return p
+	}
+	down := func(w *world) {
+		t.Helper()
+		if len(w.r.stopped) == 0 || up(w, 1) {
+			t.Errorf("stopped %v, and the interface is up: %t", w.r.stopped, up(w, 1))
+		}
+		w.wantBarred(1, true)
+	}
+	t.Run("the operator said that its node is off", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			runs(w)
+			w.c.fail(errDown)
+			w.pass(time.Minute)
+			w.c.remove(uid(1))
+			w.putIP(addr(1), uid(2), "web-1")
+			w.pass(time.Hour)
+			if len(w.r.stopped) > 0 {
+				t.Fatal("taken down on ignorance")
+			}
+			w.c.fail(nil)
+			w.pass(20 * time.Second)
+			down(w)
+			if got := w.status(1).Phase; got != v1alpha1.PodIPBound { // of the other, as far as this node is concerned
+				t.Errorf("reported %s of another's", got)
+			}
+		})
+	})
+	t.Run("a backup has it elsewhere", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			p := runs(w)
+			w.c.fail(errDown)
+			p.Spec.NodeName = "n2"
+			w.c.put(p)
+			w.c.fail(nil)
+			w.pass(20 * time.Second)
+			down(w)
+		})
+	})
+}
+
+func TestAPartitionDelaysAndLosesNothing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.given(1), w.given(2)
+		w.runs(1)
+		w.runs(2)
+		w.pass(time.Second)
+		w.c.fail(errDown)
+		w.pass(time.Minute)
+		if w.k.Trouble() == "" {
+			t.Error("nothing is said of the API server")
+		}
+		w.stops(1)
+		w.c.put(ends(a)) // by the API server; the agent does not see it
+		w.pass(time.Hour)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		w.wantBarred(1, false)
+		w.c.remove(uid(1))
+		w.c.put(ends(b))
+		w.c.fail(nil)
+		w.pass(20 * time.Second)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+		w.wantPhase(2, v1alpha1.PodIPBound)
+		w.stops(2)
+		w.pass(20 * time.Second)
+		w.wantPhase(2, v1alpha1.PodIPRetained)
+		if said := w.k.Trouble(); said != "" {
+			t.Errorf("says %q", said)
+		}
+	})
+}
+
+// The agent was away while its pod was deleted: only its file, or the sandbox, tells of it.
+func TestAnAgentThatWasAwayFinishes(t *testing.T) {
+	for name, meanwhile := range map[string]func(*world){
+		"the file tells":    func(w *world) { w.stops(1) },
+		"the sandbox tells": func(w *world) { check(t, ledger.Untell(w.ledgers, uid(1))) },
+		"the ledger tells": func(w *world) {
+			check(t, ledger.Untell(w.ledgers, uid(1)))
+			w.r.mu.Lock()
+			clear(w.r.sandboxes)
+			w.r.mu.Unlock()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.given(1)
+				w.runs(1)
+				w.pass(time.Second)
+				w.end()
+				w.c.remove(uid(1))
+				meanwhile(w)
+				w.starts(-1)
+				w.pass(time.Minute)
+				if name != "the file tells" {
+					w.wantPhase(1, v1alpha1.PodIPBound)
+					w.stops(1)
+					w.pass(20 * time.Second)
+				}
+				w.wantPhase(1, v1alpha1.PodIPRetained)
+				w.wantBarred(1, true)
+			})
+		})
+	}
+}
+
+func TestOldBarsAreSwept(t *testing.T) {
+	inWorld(t, func(w *world) {
+		for n := 1; n <= 3; n++ {
+			_, err := ledger.Bar(w.ledgers, uid(n))
+			check(t, err)
+		}
+		old := time.Now().Add(-ledger.BarFor - time.Hour)
+		for _, n := range []int{1, 2} {
+			path, _ := ledger.PoolFile(w.ledgers.StateDir, uid(n))
+			check(t, os.Chtimes(path+".barred", old, old))
+		}
+		path, _ := ledger.PoolFile(w.ledgers.StateDir, uid(3))
+		check(t, os.Chtimes(path+".barred", time.Now(), time.Now()))
+		p := w.given(2) // a Job that is over, say
+		p.Status.Phase = "Succeeded"
+		w.c.put(p)
+		w.pass(sweepEvery + time.Minute)
+		w.wantBarred(1, false)
+		w.wantBarred(2, true)
+		w.wantBarred(3, true)
+	})
+}
+
+// kills runs an agent that is killed after every number of writes, and another one after it.
+func TestKilledBetweenAnyTwoWrites(t *testing.T) {
+	for writes := 0; ; writes++ {
+		done := false
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			w.c.putRoll(roll(7, 7))
+			p, q := w.given(1), w.given(2)
+			w.starts(writes)
+			w.pass(time.Second)
+			again := func() {
+				if !w.lives() {
+					w.end()
+					w.starts(-1)
+				}
+				w.pass(time.Second)
+			}
+			again()
+			if w.file(1) != text(1) || w.c.answer == nil {
+				t.Errorf("killed after %d writes: the file says %q, the answer is %v", writes, w.file(1), w.c.answer)
+			}
+			w.runs(1)
+			w.runs(2)
+			w.pass(time.Second)
+			again()
+			w.wantPhase(1, v1alpha1.PodIPBound)
+			w.c.put(ends(p))
+			w.stops(1)
+			w.c.remove(string(q.UID))
+			w.pass(time.Second)
+			again()
+			w.wantPhase(1, v1alpha1.PodIPRetained)
+			w.wantPhase(2, v1alpha1.PodIPBound)
+			w.c.remove(uid(1))
+			w.stops(2)
+			w.pass(20 * time.Second)
+			done = w.lives() && w.left >= 0 // before the other one
+			again()
+			w.wantPhase(2, v1alpha1.PodIPRetained)
+			for _, n := range []int{1, 2} {
+				if w.status(n).Phase == v1alpha1.PodIPRetained {
+					w.wantBarred(n, true)
+				}
+				if w.file(n) != "" {
+					t.Errorf("killed after %d writes: the file of pod %d stays", writes, n)
+				}
+			}
+			w.end()
+		})
+		if done || t.Failed() {
+			if writes < 10 {
+				t.Errorf("there were %d writes only", writes)
+			}
+			return
+		}
+	}
+}
+
+func roll(round, epoch int64, asked ...string) *v1alpha1.PodIPRoll {
+	r := &v1alpha1.PodIPRoll{}
+	r.Spec = v1alpha1.PodIPRollSpec{Round: round, Epoch: epoch, Term: epoch, Recalling: round == epoch}
+	for _, a := range asked {
+		r.Spec.Asked = append(r.Spec.Asked, v1alpha1.PodIPQuestion{About: a, Round: round})
+	}
+	return r
+}
+
+func (w *world) wantAnswer(round int64, held ...int) {
+	w.t.Helper()
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	if w.c.answer == nil {
+		w.t.Errorf("no answer, want that of round %d; the agent says %q", round, w.k.Trouble())
+		return
+	}
+	var is, want []string
+	for _, h := range w.c.answer.Spec.Held {
+		is = append(is, h.Address+" "+h.PodUID+" "+h.Namespace+"/"+h.PodName+" "+h.Pool)
+	}
+	for _, n := range held {
+		want = append(want, addr(n).String()+" "+uid(n)+" default/"+w.pod(n).Name+" blue")
+	}
+	if w.c.answer.Spec.Round != round || !slices.Equal(is, want) {
+		w.t.Errorf("answered round %d with %v, want round %d with %v", w.c.answer.Spec.Round, is, round, want)
+	}
+}
+
+func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.c.putRoll(roll(5, 5))
+		w.given(1)
+		w.given(2)
+		w.given(3)
+		w.runs(1)
+		w.pass(time.Second)
+		w.wantAnswer(5, 1)
+		checked, err := ledger.Rechecked(w.ledgers)
+		check(t, err)
+		if checked != 5 {
+			t.Errorf("checked %d", checked)
+		}
+
+		// A backup is restored that lacks pods 2 and 3, of which kubelet knows. What is still on its way must not count.
+		w.c.fail(errDown)
+		w.pass(time.Minute)
+		w.c.mu.Lock()
+		delete(w.c.pods, uid(2))
+		delete(w.c.pods, uid(3))
+		delete(w.c.ips, addr(1).String())
+		w.c.mu.Unlock()
+		w.c.roll.Spec.Round, w.c.roll.Spec.Epoch = 3, 3
+		w.c.answer.Spec.Round = 3
+		w.c.fail(nil)
+		w.pass(20 * time.Second)
+		w.c.putRoll(roll(9, 9))
+		w.pass(time.Second)
+		w.wantAnswer(9, 1)
+		w.netns(2)
+		if err := w.add(2); !errors.Is(err, ledger.ErrUnseen) && !errors.Is(err, ledger.ErrBarred) {
+			t.Errorf("a pod that the cluster has forgotten starts: %v", err)
+		}
+		if w.file(1) != text(1) || w.file(2) != "" {
+			t.Errorf("the files say %q and %q", w.file(1), w.file(2))
+		}
+
+		// The controller makes the PodIP again, and the recall is over.
+		w.putIP(addr(1), uid(1), "web-1")
+		over := roll(9, 9)
+		over.Spec.Recalling, over.Spec.Term = false, 10
+		w.c.putRoll(over)
+		w.pass(time.Second)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+	})
+}
+
+// While the agent begins an epoch it does not believe events of before.
+func TestAnEventOfBeforeARecallWritesNoFile(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.given(1)
+		w.pass(time.Second)
+		w.c.mu.Lock()
+		delete(w.c.pods, uid(1))
+		w.c.mu.Unlock()
+		for i := range 20 {
+			p := w.pod(2)
+			w.c.mu.Lock()
+			p.ResourceVersion = w.c.next()
+			w.c.tell("MODIFIED", p) // of an API server that has forgotten it by now
+			w.c.mu.Unlock()
+			if i == 10 {
+				w.c.putRoll(roll(5, 5))
+			}
+		}
+		w.pass(time.Minute)
+		if w.file(1) != "" || w.file(2) != "" {
+			t.Errorf("the files say %q and %q", w.file(1), w.file(2))
+		}
+		w.wantAnswer(5)
+	})
+}
+
+func TestPodsThatAreAskedForAreBarredBeforeTheAnswer(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.given(1)
+		w.runs(1)
+		w.pass(time.Second)
+		w.c.putRoll(roll(5, 5))
+		w.pass(time.Second)
+		w.c.putRoll(roll(6, 5, uid(1), uid(2), addr(1).String()))
+		w.pass(time.Second)
+		w.wantAnswer(6, 1)
+		w.wantBarred(1, false)
+		w.wantBarred(2, true)
+
+		// Nothing is said while it is not known.
+		for what, broken := range map[string]func(bool){
+			"the runtime": func(is bool) {
+				w.r.fail(map[bool]error{true: errors.New("upset")}[is])
+			},
+			"the ledger": func(is bool) {
+				files, err := filepath.Glob(filepath.Join(w.ledgers.StateDir, "pods-*", "network*"))
+				check(t, err)
+				if is {
+					check(t, os.Rename(files[0], files[0]+"~"))
+					check(t, os.Mkdir(files[0], 0o755))
+				} else {
+					check(t, os.Remove(filepath.Join(filepath.Dir(files[0]), "network")))
+					check(t, os.Rename(filepath.Join(filepath.Dir(files[0]), "network~"),
+						filepath.Join(filepath.Dir(files[0]), "network")))
+				}
+			},
+			"the node": func(is bool) {
+				w.c.mu.Lock()
+				w.c.node = map[bool]types.UID{false: "node-uid"}[is]
+				w.c.mu.Unlock()
+			},
+		} {
+			round := w.c.answer.Spec.Round
+			broken(true)
+			w.c.putRoll(roll(round+1, 5, uid(3)))
+			w.pass(time.Minute)
+			w.wantAnswer(round, 1)
+			if w.k.Trouble() == "" {
+				t.Errorf("nothing is said of %s", what)
+			}
+			broken(false)
+			w.pass(20 * time.Second)
+			w.wantAnswer(round+1, 1)
+		}
+	})
+}
+
+// The answer goes with its Node.
+func TestAnAnswerThatIsGoneIsGivenAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.c.putRoll(roll(5, 5))
+		w.pass(time.Second)
+		w.wantAnswer(5)
+		w.c.mu.Lock()
+		w.c.answer, w.c.node = nil, "another"
+		w.c.mu.Unlock()
+		for range 20 { // marks
+			w.pass(30 * time.Second)
+			w.c.putRoll(roll(5, 5))
+		}
+		w.wantAnswer(5)
+		if w.c.answer != nil && w.c.answer.OwnerReferences[0].UID != "another" {
+			t.Error("it belongs to a Node that is gone")
+		}
+		said := w.c.count("say")
+		for range 100 {
+			w.pass(30 * time.Second)
+			w.c.putRoll(roll(5, 5))
+		}
+		if n := w.c.count("say") - said; n > 0 {
+			t.Errorf("answered %d more times", n)
+		}
+	})
+}

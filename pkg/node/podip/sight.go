@@ -1,0 +1,209 @@
+package podip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/pkg/node/hostnet"
+)
+
+// sight is what is on the machine at one time.
+type sight struct {
+	sandboxes map[string]cri.Sandbox
+	bound     []bound // what a network namespace has that may be there
+	view      *hostnet.View
+}
+
+// bound is an address that a ledger says an attachment has.
+type bound struct {
+	ledger.Address
+	network string
+	foreign bool // it is in no range of its network: a pool's
+}
+
+// uid returns the pod that has the address, by the ledger or else by the runtime.
+func (b bound) uid(s *sight) string {
+	if b.Pod.UID != "" {
+		return b.Pod.UID
+	}
+	return s.sandboxes[b.Attachment.ContainerID].Pod.UID
+}
+
+// fresh shares what is asked at the same time: whoever asks gets an answer that was begun afterwards.
+type fresh[T any] struct {
+	mu   sync.Mutex
+	next *asked[T] // not begun yet
+	busy sync.Mutex
+}
+
+type asked[T any] struct {
+	done  chan struct{}
+	value T
+	err   error
+}
+
+func (f *fresh[T]) get(take func() (T, error)) (T, error) {
+	f.mu.Lock()
+	if a := f.next; a != nil {
+		f.mu.Unlock()
+		<-a.done
+		return a.value, a.err
+	}
+	a := &asked[T]{done: make(chan struct{})}
+	f.next = a
+	f.mu.Unlock()
+
+	f.busy.Lock()
+	defer f.busy.Unlock()
+	f.mu.Lock()
+	f.next = nil
+	f.mu.Unlock()
+	defer close(a.done)
+	a.value, a.err = take()
+	return a.value, a.err
+}
+
+// look looks at the machine. With deep it says, too, in which namespaces addresses are configured.
+//
+// The runtime is asked before the ledgers: what it does not list yet is in them.
+func (k *Keeper) look(ctx context.Context, deep bool) (*sight, error) {
+	s := &sight{}
+	var err error
+	if s.sandboxes, err = k.o.Runtime.Sandboxes(ctx); err != nil {
+		return nil, err
+	}
+	now, err := k.o.Ledgers.Clock.Now()
+	if err != nil {
+		return nil, err
+	}
+	ledgers, err := ledger.Networks(k.o.Ledgers)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range ledgers {
+		addrs, err := l.List()
+		if err != nil {
+			return nil, fmt.Errorf("network %s: %w", l.Network().Name, err)
+		}
+		for _, a := range addrs {
+			if a.State != ledger.StateBound {
+				continue
+			}
+			there, err := k.there(a, now.BootID)
+			if err != nil {
+				return nil, err
+			}
+			if !there {
+				continue
+			}
+			in := slices.ContainsFunc(l.Network().Ranges, func(set ledger.RangeSet) bool {
+				return slices.ContainsFunc(set, func(r ledger.Range) bool { return r.Contains(a.Addr) })
+			})
+			s.bound = append(s.bound, bound{Address: a, network: l.Network().Name, foreign: !in})
+		}
+	}
+	if !deep {
+		return s, nil
+	}
+	if s.view, err = k.observe(ctx); err != nil {
+		return nil, err
+	}
+	s.view.Close()
+	return s, s.believe(now.BootID)
+}
+
+// there reports whether the network namespace of a bound address may be there. Only a fact says that it is not.
+func (k *Keeper) there(a ledger.Address, boot string) (bool, error) {
+	switch {
+	case a.Boot != "" && a.Boot != boot:
+		return false, nil
+	case a.Netns.Path == "":
+		return true, nil
+	}
+	return k.lives(a.Netns)
+}
+
+// errBlind: what is not seen may be there all the same.
+var errBlind = errors.New("none of the network namespaces of the pods that run is visible: " +
+	"the agent's mounts are not the host's")
+
+// believe returns why the view cannot be trusted: a namespace that is there must be in it.
+func (s *sight) believe(boot string) error {
+	known := false
+	for _, b := range s.bound {
+		if b.Netns.Ino == 0 || b.Boot != boot {
+			continue
+		}
+		if s.view.Has(b.Netns) {
+			return nil
+		}
+		known = true
+	}
+	if known {
+		return errBlind
+	}
+	return nil
+}
+
+// presence is where a pod is on the machine.
+type presence struct {
+	sandboxes []string // that run
+	entries   []bound
+	spaces    []string // paths of network namespaces in which one of its addresses is configured
+}
+
+func (p presence) netns() bool { return len(p.sandboxes)+len(p.entries)+len(p.spaces) > 0 }
+
+// presence returns where a pod with these addresses is. A namespace in which one of them is configured is the pod's,
+// unless it is that of another pod's sandbox: networks that do not know each other may have the same addresses.
+func (k *Keeper) presence(ctx context.Context, s *sight, uid string, addrs []netip.Addr) (p presence, err error) {
+	for id, sandbox := range s.sandboxes {
+		if sandbox.Pod.UID == uid && sandbox.Ready {
+			p.sandboxes = append(p.sandboxes, id)
+		}
+	}
+	for _, b := range s.bound {
+		if of := b.uid(s); of == uid || of == "" && slices.Contains(addrs, b.Addr) {
+			p.entries = append(p.entries, b)
+		}
+	}
+	if s.view == nil {
+		return p, nil
+	}
+	var users []*hostnet.Space
+	for _, a := range addrs {
+		users = append(users, s.view.Users(a)...)
+	}
+	if len(users) == 0 {
+		return p, nil
+	}
+	others := map[*hostnet.Space]bool{}
+	for id, sandbox := range s.sandboxes {
+		if sandbox.Pod.UID == uid || !sandbox.Ready {
+			continue
+		}
+		path, err := k.o.Runtime.Netns(ctx, id)
+		if err != nil {
+			return p, err
+		}
+		if path == "" {
+			continue
+		}
+		space, err := s.view.Find(ledger.Netns{Path: path})
+		if err == nil && space != nil { // one that has come since has none of them
+			others[space] = true
+		}
+	}
+	for _, u := range users {
+		if !others[u] && !slices.Contains(p.spaces, u.Path) {
+			p.spaces = append(p.spaces, u.Path)
+		}
+	}
+	return p, nil
+}

@@ -1,0 +1,318 @@
+package podip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// verdict is when a subject is looked at again.
+type verdict int
+
+const (
+	settled verdict = iota // when something of it changes
+	later                  // in a while: it waits for somebody
+	soon                   // something is under way
+)
+
+// work looks at one subject, and returns false once there will be no more.
+func (k *Keeper) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) bool {
+	uid, shutdown := queue.Get()
+	if shutdown {
+		return false
+	}
+	defer queue.Done(uid)
+	v, err := k.tend(ctx, uid)
+	if ctx.Err() != nil {
+		return true
+	}
+	k.note("pod "+uid, err)
+	switch {
+	case err != nil || v == soon:
+		queue.AddRateLimited(uid)
+	case v == later:
+		queue.Forget(uid)
+		queue.AddAfter(uid, waitAgain)
+	default:
+		queue.Forget(uid)
+	}
+	return true
+}
+
+// subject returns what is known of a pod now.
+func (k *Keeper) subject(uid string) (subject, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.subjects[uid]
+	if s == nil || !k.listed {
+		return subject{}, false // all are queued with the list
+	}
+	return *s, true
+}
+
+// tend does what is to be done about a pod now.
+func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
+	s, ok := k.subject(uid)
+	if !ok {
+		return settled, nil
+	}
+	if s.gone {
+		if s.exists {
+			return settled, nil
+		}
+		return settled, k.forget(uid)
+	}
+	addrs, err := s.addrs()
+	if err == nil {
+		err = ledger.ValidPodUID(uid)
+	}
+	if err != nil { // the plugin refuses such a pod
+		k.complain(uid, err)
+		if !s.exists {
+			return settled, k.forget(uid)
+		}
+		return settled, nil
+	}
+	barred, err := ledger.Barred(k.o.Ledgers, uid)
+	if err != nil {
+		return soon, err
+	}
+	p, err := k.find(ctx, uid, addrs, !s.alive())
+	if err != nil {
+		return soon, err
+	}
+	if s.alive() && !p.netns() && !barred {
+		return later, nil // it has not started
+	}
+	c := &care{Keeper: k, s: s, addrs: addrs, barred: barred, p: p, ended: !s.alive()}
+	for _, a := range addrs {
+		if v, err := c.address(ctx, a); err != nil || v == soon {
+			return soon, err
+		}
+	}
+	switch {
+	case c.p.netns() && (c.ended || c.took):
+		return soon, nil
+	case c.p.netns() && c.bound == len(addrs):
+		return settled, nil
+	case c.p.netns() || !c.ended:
+		return later, nil
+	}
+	k.mu.Lock()
+	if is := k.subjects[uid]; is != nil && is.version == s.version {
+		is.gone = true
+	}
+	k.mu.Unlock()
+	if s.exists {
+		return settled, nil
+	}
+	return settled, k.forget(uid)
+}
+
+// complain logs what is wrong with a pod, once.
+func (k *Keeper) complain(uid string, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.subjects[uid]; s != nil && s.said != err.Error() {
+		s.said = err.Error()
+		k.log.Warn("A pod has no address of a pool", "err", err)
+	}
+}
+
+// find finds a pod on the machine.
+func (k *Keeper) find(ctx context.Context, uid string, addrs []netip.Addr, deep bool) (presence, error) {
+	from := &k.shallow
+	if deep {
+		from = &k.deep
+	}
+	s, err := from.get(func() (*sight, error) { return k.look(ctx, deep) })
+	if err != nil {
+		return presence{}, err
+	}
+	return k.presence(ctx, s, uid, addrs)
+}
+
+// care is one look at a pod and its addresses.
+type care struct {
+	*Keeper
+	s      subject
+	addrs  []netip.Addr
+	p      presence
+	barred bool
+	ended  bool // nobody starts the pod again
+	took   bool // its interfaces were taken down
+	proved bool // that it is nowhere, after it was barred
+	bound  int  // addresses that the cluster knows to be bound
+	name   string
+}
+
+// address does what is to be done about one address of the pod.
+func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
+	o, err := c.api.PodIP(ctx, a)
+	if err != nil {
+		return soon, err
+	}
+	l := pool.Local{
+		UID: pool.UID(c.s.uid), Node: c.o.Node, Exists: c.s.exists, Ending: c.s.ending, Over: c.s.over,
+		Netns: c.p.netns(), Barred: c.barred, IP: ipOf(a, o),
+	}
+	if l.LookUp() {
+		if err := c.lookUp(ctx, &l, o); err != nil {
+			return soon, err
+		}
+	}
+	deed := pool.Tend(l)
+	if deed.Down && !c.took && c.name != "" && (o != nil || c.s.text != "") { // of none else it is known whose it is
+		if err := c.takeDown(ctx); err != nil {
+			return soon, err
+		}
+		c.took = true
+	}
+	if deed.Bar && !c.barred {
+		has, err := ledger.Bar(c.o.Ledgers, c.s.uid, c.addrs...)
+		if err != nil {
+			return soon, err
+		}
+		c.barred = true
+		c.log.Info("Barred a pod that has ended", "pod", c.s.String())
+		if there, err := c.any(has); err != nil || there {
+			return soon, err
+		}
+	}
+	switch deed.Report {
+	case "":
+		if l.IP != nil && l.IP.PodUID == l.UID && l.IP.Of == l.UID && l.IP.Node == l.Node && l.IP.Phase == pool.Bound {
+			c.bound++
+		}
+		return settled, nil
+	case pool.Retained:
+		if there, err := c.isThere(ctx); err != nil || there {
+			return soon, err
+		}
+	case pool.Bound:
+		c.bound++
+	}
+	return c.report(ctx, o, deed.Report)
+}
+
+// lookUp reads the pod past all caches. If the watch is behind, what was read counts.
+func (c *care) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP) error {
+	namespace, name := c.s.namespace, c.s.name
+	if name == "" && o != nil && o.Spec.PodUID == c.s.uid {
+		namespace, name = o.Spec.Namespace, o.Spec.PodName
+	}
+	if c.name = name; name == "" {
+		return nil
+	}
+	p, err := c.api.Pod(ctx, namespace, name)
+	if err != nil {
+		return err
+	}
+	if p == nil || string(p.UID) != c.s.uid {
+		return nil
+	}
+	l.Here, l.Elsewhere = p.Spec.NodeName == c.o.Node, p.Spec.NodeName != c.o.Node
+	if l.Here && !l.Exists {
+		l.Exists, l.Ending, l.Over = true, p.DeletionTimestamp != nil, p.over()
+		c.ended = l.Ending || l.Over
+	}
+	return nil
+}
+
+// any reports whether one of these addresses may be there.
+func (c *care) any(has []ledger.Address) (bool, error) {
+	now, err := c.o.Ledgers.Clock.Now()
+	if err != nil {
+		return false, err
+	}
+	for _, a := range has {
+		if there, err := c.there(a, now.BootID); err != nil || there {
+			return there, err
+		}
+	}
+	return false, nil
+}
+
+// isThere reports whether the pod is on the machine, now that it is barred.
+func (c *care) isThere(ctx context.Context) (bool, error) {
+	if c.proved {
+		return false, nil
+	}
+	p, err := c.find(ctx, c.s.uid, c.addrs, true)
+	if err != nil {
+		return false, err
+	}
+	c.proved = !p.netns()
+	return p.netns(), nil
+}
+
+// takeDown takes the pod's interfaces down, and then has the runtime stop its sandboxes.
+func (c *care) takeDown(ctx context.Context) error {
+	var errs []error
+	paths := slices.Clone(c.p.spaces)
+	for _, id := range c.p.sandboxes {
+		path, err := c.o.Runtime.Netns(ctx, id)
+		if err != nil {
+			errs = append(errs, err)
+		} else if path != "" && !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	for _, b := range c.p.entries {
+		if b.Netns.Path != "" && !slices.Contains(paths, b.Netns.Path) {
+			paths = append(paths, b.Netns.Path)
+		}
+	}
+	for _, path := range paths {
+		if err := c.down(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	c.log.Warn("Took a pod down that the cluster does not have here any more", "pod", c.s.String(),
+		"addrs", c.addrs, "sandboxes", c.p.sandboxes)
+	for _, id := range c.p.sandboxes {
+		if err := c.o.Runtime.Stop(ctx, id); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// report writes the status of a PodIP. If that has changed since it was read, it is looked at again.
+func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase) (verdict, error) {
+	since := metav1.NewTime(c.now().UTC().Truncate(time.Second))
+	is := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
+	is.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.s.uid, NodeName: c.o.Node, Since: &since}
+	err := c.api.Report(ctx, is)
+	switch {
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		return soon, nil
+	case err != nil:
+		return soon, err
+	}
+	c.log.Info(fmt.Sprintf("Reported an address of a pool %s", phase), "pod", c.s.String(), "podip", o.Name)
+	return settled, nil
+}
+
+// ipOf is a PodIP in the words of package pool; nil: there is none.
+func ipOf(a netip.Addr, o *v1alpha1.PodIP) *pool.PodIP {
+	if o == nil {
+		return nil
+	}
+	return &pool.PodIP{
+		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, PodUID: pool.UID(o.Spec.PodUID),
+		Phase: pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,
+	}
+}
