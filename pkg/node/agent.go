@@ -41,6 +41,7 @@ import (
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/pkg/node/podip"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/node/uninstall"
 	"github.com/stayput/stayput/pkg/spool"
@@ -114,6 +115,7 @@ type Agent struct {
 	api        *retainedip.Publisher // nil: none
 
 	uninstaller *uninstall.Uninstaller // nil: an uninstallation goes unnoticed
+	pools       *podip.Keeper          // nil: as above, for that the cluster has pools is learned with it
 }
 
 func (o *Options) setDefaults() {
@@ -156,17 +158,18 @@ func New(o Options) (*Agent, error) {
 	restored := make(chan []ledger.Event, 16)
 	newLatencyMetrics(o.Registry, reports, o.Log)
 
-	// 1. The API server, if there is one, and the runtime.
+	// 1. The runtime, and the API server if there is one.
 	publisher := publishers{o.Publisher}
-	if o.API != nil {
-		if err := a.joinCluster(); err != nil {
-			return nil, err
-		}
-		publisher = append(publisher, a.api)
-	}
 	var err error
 	if a.cri, err = cri.New(o.CRISocket); err != nil {
 		return nil, err
+	}
+	if o.API != nil {
+		if err := a.joinCluster(); err != nil {
+			a.cri.Close()
+			return nil, err
+		}
+		publisher = append(publisher, a.api)
 	}
 
 	// 2. What the loops share.
@@ -220,7 +223,7 @@ func New(o Options) (*Agent, error) {
 
 	// 4. The hooks.
 	a.hooks = &hooks{
-		policies: policies, queue: a.queue, reconcile: reconcileNow, book: bookNow,
+		policies: policies, queue: a.queue, pools: a.pools, reconcile: reconcileNow, book: bookNow,
 		uninstalling: func() bool { return a.uninstaller.Status() != "" }, metrics: a.metrics,
 	}
 	if err := a.watch.start(); err != nil {
@@ -245,6 +248,13 @@ func (a *Agent) joinCluster() (err error) {
 		Ledgers: a.ledgers, CNIConfDir: o.CNIConfDir, CNIBinDir: o.CNIBinDir, MayLeavePlugin: !o.InstallCNI,
 		DeleteObjects: a.api.DeleteAll, Log: o.Log,
 	})
+	if err != nil {
+		return err
+	}
+	a.pools, err = podip.New(podip.Options{
+		API: o.API, Node: o.NodeName, Ledgers: a.ledgers, NetnsDirs: o.NetnsDirs, Runtime: a.cri, Log: o.Log,
+	})
+	a.uninstaller.Pools = a.pools.SetPools
 	return err
 }
 
@@ -271,6 +281,9 @@ func (a *Agent) work(ctx context.Context) {
 	}
 	if a.api != nil {
 		loops = append(loops, a.api.Run)
+	}
+	if a.pools != nil {
+		loops = append(loops, a.pools.Run)
 	}
 	for _, loop := range loops {
 		wg.Go(func() { loop(ctx) })

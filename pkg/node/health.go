@@ -135,8 +135,10 @@ func (a *Agent) status() inspection.Status {
 	}
 	if a.api != nil {
 		s.API = "ok"
-		if why := a.api.Trouble(); why != "" {
-			s.API = degraded + why
+		for _, why := range []string{a.pools.Trouble(), a.api.Trouble()} {
+			if why != "" {
+				s.API = degraded + why
+			}
 		}
 	}
 	return s

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/podip"
 )
 
 // Sandbox is a pod sandbox as the runtime describes it.
@@ -23,6 +24,7 @@ func (s Sandbox) attrs(more ...any) []any {
 type hooks struct {
 	policies *policies
 	queue    *queue
+	pools    *podip.Keeper
 	// uninstalling reports whether the node is being put back: from then on the hooks do nothing.
 	uninstalling func() bool
 	reconcile    wake
@@ -47,18 +49,21 @@ func (a *Agent) RunPodSandbox(s Sandbox) {
 	o := observe(s)
 	h.policies.promiseInTime(o)
 	h.queue.put(o)
+	h.pools.Look(s.Pod, s.Annotations)
 }
 
 // StopPodSandbox is the hook of a sandbox that is about to lose its addresses. It changes no policy.
-func (a *Agent) StopPodSandbox(Sandbox) {
+func (a *Agent) StopPodSandbox(s Sandbox) {
 	defer a.hooks.timed("StopPodSandbox")()
 	a.hooks.book.up()
+	a.hooks.pools.Look(s.Pod, s.Annotations)
 }
 
 // RemovePodSandbox is the hook of a sandbox that has gone.
-func (a *Agent) RemovePodSandbox(Sandbox) {
+func (a *Agent) RemovePodSandbox(s Sandbox) {
 	defer a.hooks.timed("RemovePodSandbox")()
 	a.hooks.book.up()
+	a.hooks.pools.Look(s.Pod, s.Annotations)
 }
 
 // Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There

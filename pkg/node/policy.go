@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 )
@@ -108,11 +109,19 @@ func (p *policies) identify(s Sandbox) ledger.Netns {
 }
 
 // set hands the pod's policy to the ledger and returns the addresses of the attachment. A pod without
-// annotations is decided, too: it asks for nothing. One with bad annotations is left as it is. ok is false if the
+// annotations is decided, too: it asks for nothing. One with bad annotations is left as it is. An attachment with
+// addresses of pools asks the node for nothing, whatever its pod asks: the cluster keeps these. ok is false if the
 // ledger could not be written.
 func (p *policies) set(at attached, o observation, ns ledger.Netns) (addrs []netip.Addr, ok bool) {
 	s := o.sandbox
 	log := p.log.With(s.attrs("network", at.ledger.Network().Name, "ifname", at.att.IfName)...)
+	switch pooled, err := p.pooled(at, s); {
+	case err != nil:
+		log.Debug("Cannot tell whether the pod's address is one of a pool, so nothing is promised", "err", err)
+		o.err = err
+	case pooled:
+		o.policy, o.err = ledger.Policy{}, nil
+	}
 	var err error
 	if o.err != nil {
 		addrs, err = at.ledger.Find(at.att)
@@ -136,6 +145,24 @@ func (p *policies) set(at attached, o observation, ns ledger.Netns) (addrs []net
 	}
 	log.Debug("Set the pod's policy", "addrs", addrs, "retains", o.policy.Retains())
 	return addrs, true
+}
+
+// pooled reports whether the cluster has given the attachment addresses of pools: by the pod's annotation or, if that
+// came after kubelet had seen the pod, by the file that the plugin had them from.
+func (p *policies) pooled(at attached, s Sandbox) (bool, error) {
+	text, source := s.Annotations[netconf.AnnotationAddresses], "annotation "+netconf.AnnotationAddresses
+	if path, err := ledger.PoolFile(p.networks.ledgers.StateDir, s.Pod.UID); err == nil && text == "" {
+		b, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return false, err
+		}
+		text, source = string(b), path
+	}
+	if text == "" {
+		return false, nil
+	}
+	addrs, err := netconf.ParsePoolAddresses(source, text, at.ledger.Network().Name, at.att.IfName)
+	return len(addrs) > 0, err
 }
 
 // attached is an attachment in the ledger of its network.

@@ -129,7 +129,8 @@ func (w *watcher) see(e fsnotify.Event) {
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
-		if w.reports.Keeps(e.Name) || name == uninstall.RecordFile || strings.HasPrefix(name, atomicfile.TempPrefix) {
+		if w.reports.Keeps(e.Name) || name == uninstall.RecordFile || name == ledger.PoolsDir ||
+			strings.HasPrefix(name, atomicfile.TempPrefix) {
 			return
 		}
 		w.agreed.void()

@@ -24,6 +24,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 const (
@@ -54,6 +56,8 @@ type Object struct {
 	Version string `json:"version"`
 	// Confirmed reports whether it had AnnotationConfirmed.
 	Confirmed bool `json:"confirmed,omitempty"`
+	// Pools reports whether it said that the cluster has pools.
+	Pools bool `json:"-"`
 }
 
 // Status is an object's state.
@@ -105,8 +109,8 @@ func (s *Signal) Status() Status {
 	return s.status
 }
 
-// Changed returns a channel that delivers once after one or more changes of Status().State or its UID. It has one
-// reader at a time.
+// Changed returns a channel that delivers once after one or more changes of Status().State, of the object's UID or
+// of its Pools. It has one reader at a time.
 func (s *Signal) Changed() <-chan struct{} { return s.changed }
 
 // newBackoff returns the pauses between two attempts to watch, jittered because every node's agent makes them.
@@ -208,7 +212,8 @@ func (s *Signal) Ask(ctx context.Context) Status {
 }
 
 func objectOf(o *metav1.PartialObjectMetadata, version string) Object {
-	return Object{UID: o.UID, Version: version, Confirmed: o.Annotations[AnnotationConfirmed] == "true"}
+	return Object{UID: o.UID, Version: version, Confirmed: o.Annotations[AnnotationConfirmed] == "true",
+		Pools: o.Annotations[v1alpha1.AnnotationPools] == "true"}
 }
 
 // present takes in that the object exists.
@@ -217,6 +222,9 @@ func (s *Signal) present(o Object) {
 	defer s.mu.Unlock()
 	if s.status.State != Present || s.status.Object.UID != o.UID {
 		s.setLocked(Present, o)
+	}
+	if s.status.Object.Pools != o.Pools {
+		s.wake()
 	}
 	s.status.Object = o
 }
@@ -250,6 +258,10 @@ func (s *Signal) absent(version string) {
 
 func (s *Signal) setLocked(state State, o Object) {
 	s.status = Status{State: state, Object: o, Since: time.Now()}
+	s.wake()
+}
+
+func (s *Signal) wake() {
 	select {
 	case s.changed <- struct{}{}:
 	default:

@@ -54,6 +54,7 @@ type Cluster struct {
 	// Installed is the UID of the installation's ConfigMap, empty if there is none; Followers watch it.
 	Installed types.UID
 	confirmed bool // it has AnnotationConfirmed
+	pools     bool // it has AnnotationPools
 	Followers map[chan metav1.WatchEvent]bool
 	Drops     func(*v1alpha1.RetainedIP) // removes fields that the definition lacks
 	asked     []string                   // method and path of every request
@@ -324,15 +325,19 @@ func (c *Cluster) Answers(f func(*http.Request) *metav1.Status) {
 	c.Mu.Unlock()
 }
 
-func sentinel(uid types.UID, version int, confirmed bool) *metav1.PartialObjectMetadata {
+func (c *Cluster) sentinel(uid types.UID) *metav1.PartialObjectMetadata {
 	o := &metav1.PartialObjectMetadata{
 		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadata"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "stayput-system", Name: uninstall.ConfigMap, UID: uid, ResourceVersion: strconv.Itoa(version),
+			Namespace: "stayput-system", Name: uninstall.ConfigMap, UID: uid, ResourceVersion: strconv.Itoa(c.Version),
+			Annotations: map[string]string{},
 		},
 	}
-	if confirmed {
-		o.Annotations = map[string]string{uninstall.AnnotationConfirmed: "true"}
+	if c.confirmed {
+		o.Annotations[uninstall.AnnotationConfirmed] = "true"
+	}
+	if c.pools {
+		o.Annotations[v1alpha1.AnnotationPools] = "true"
 	}
 	return o
 }
@@ -352,7 +357,7 @@ func (c *Cluster) installation(w http.ResponseWriter, r *http.Request) {
 	}
 	l.ResourceVersion = strconv.Itoa(c.Version)
 	if c.Installed != "" {
-		l.Items = append(l.Items, *sentinel(c.Installed, c.Version, c.confirmed))
+		l.Items = append(l.Items, *c.sentinel(c.Installed))
 	}
 	say(w, l)
 }
@@ -364,6 +369,15 @@ func (c *Cluster) Install(uid types.UID) { c.setInstalled("ADDED", uid, uid) }
 func (c *Cluster) ConfirmUninstall() {
 	c.Mu.Lock()
 	c.confirmed = true
+	uid := c.Installed
+	c.Mu.Unlock()
+	c.setInstalled("MODIFIED", uid, uid)
+}
+
+// SetPools annotates the installation's ConfigMap as the controller does.
+func (c *Cluster) SetPools(are bool) {
+	c.Mu.Lock()
+	c.pools = are
 	uid := c.Installed
 	c.Mu.Unlock()
 	c.setInstalled("MODIFIED", uid, uid)
@@ -389,7 +403,7 @@ func (c *Cluster) setInstalled(kind string, uid, now types.UID) {
 	c.Installed = now
 	e := metav1.WatchEvent{Type: kind}
 	var err error
-	e.Object.Raw, err = json.Marshal(sentinel(uid, c.Version, c.confirmed))
+	e.Object.Raw, err = json.Marshal(c.sentinel(uid))
 	must.Do(c.t, err)
 	for ch := range c.Followers {
 		ch <- e

@@ -62,6 +62,9 @@ type Uninstaller struct {
 	// in that time. They end at once if its deletion was confirmed, or if the agent is deleted too, that is, told to
 	// end. New sets it; change it before Run.
 	Hold time.Duration
+	// Pools is told whether the cluster has pools, which the installation says as well; nil: nobody is. It is not called
+	// while that is not known. Set it before Run.
+	Pools func(bool)
 	Options
 
 	signal *uninstall.Signal
@@ -162,6 +165,9 @@ func (u *Uninstaller) await(ctx context.Context) bool {
 			confirmed = nil
 			if err := u.save(record{Object: status.Object}); err != nil {
 				u.Log.Warn("An uninstallation in the agent's absence will go unnoticed", "err", err)
+			}
+			if u.Pools != nil {
+				u.Pools(status.Object.Pools)
 			}
 		case status.Object.UID == "" && u.record.UID != "": // the API server was restored from a backup without it
 			confirmed = nil
