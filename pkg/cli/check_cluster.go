@@ -34,7 +34,7 @@ const reinstall = "apply Stayput's manifests or Helm chart again"
 func checkCluster(ctx context.Context, k client.Client, namespace string, now time.Time) []Finding {
 	return slices.Concat(
 		checkDefinitions(ctx, k), checkPolicies(ctx, k, namespace), checkLeader(ctx, k, namespace, now),
-		checkGated(ctx, k, now),
+		checkGated(ctx, k, now), checkPools(ctx, k, now),
 	)
 }
 
@@ -90,11 +90,25 @@ var policies = []struct {
 	{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write the RetainedIPs of other nodes", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-advice",
 		"nothing warns of a Deployment or Job whose retained addresses no pod comes back to", LevelWarn},
+	{"MutatingAdmissionPolicy", home.PolicyGatePools,
+		"new pods that ask for addresses of pools are not gated, and wait for them on some node", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-addresses", "others than the controller may give pods addresses", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-pools",
+		"invalid values of stayput.io/pools are refused only once the pod waits for its addresses", LevelWarn},
+	{"ValidatingAdmissionPolicy", "stayput-agent-pools", "an agent may speak for other nodes of addresses of pools",
+		LevelFail},
 }
+
+// policiesOfPools are there only if pools are enabled, and must be if there are pools.
+var policiesOfPools = []string{home.PolicyGatePools, "stayput-addresses", "stayput-pools", "stayput-agent-pools"}
 
 func checkPolicies(ctx context.Context, k client.Client, namespace string) []Finding {
 	f := findings{check: "policies"}
 	nominates, err := nominatesHomes(ctx, k, namespace)
+	if err != nil {
+		f.unread(err)
+	}
+	pooled, err := pools(ctx, k)
 	if err != nil {
 		f.unread(err)
 	}
@@ -117,6 +131,10 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string) []Fin
 				unserved = true
 			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
 			case apierrors.IsNotFound(err) && p.name == policyNominations && !nominates:
+			case apierrors.IsNotFound(err) && slices.Contains(policiesOfPools, p.name):
+				if len(pooled) > 0 {
+					f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, poolsWanted)
+				}
 			case apierrors.IsNotFound(err):
 				f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, reinstall)
 			case err != nil:

@@ -380,9 +380,13 @@ func deployed(controller, agent []string) []client.Object {
 }
 
 func TestAPolicyThatIsMissingIsFound(t *testing.T) {
+	pooled := true
 	// found are the findings without the objects of which missing says so.
 	found := func(args []string, missing func(kind, name string) bool) (bad []Finding) {
 		objects := deployed(args, nil)
+		if pooled {
+			objects = append(objects, aPool())
+		}
 		for _, p := range policies {
 			for _, kind := range []string{p.kind, p.kind + "Binding"} {
 				if !missing(kind, p.name) {
@@ -408,11 +412,19 @@ func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 	for _, p := range policies {
 		for _, kind := range []string{p.kind, p.kind + "Binding"} {
 			bad := found(nominating, func(k, n string) bool { return k == kind && n == p.name })
-			if len(bad) != 1 || bad[0].Level != p.missing || bad[0].Todo != reinstall ||
+			todo := reinstall
+			if slices.Contains(policiesOfPools, p.name) {
+				todo = poolsWanted
+			}
+			if len(bad) != 1 || bad[0].Level != p.missing || bad[0].Todo != todo ||
 				!strings.HasPrefix(bad[0].Text, kind+" "+p.name+" is missing: ") {
 				t.Errorf("without %s %s: %+v", kind, p.name, bad)
 			}
 		}
+	}
+	pooled = false
+	if bad := found(nominating, func(_, n string) bool { return slices.Contains(policiesOfPools, n) }); len(bad) > 0 {
+		t.Errorf("without pools, and what they take: %+v", bad)
 	}
 	nominations := func(_, name string) bool { return name == policyNominations }
 	for _, args := range [][]string{nil, {"--leader-elect"}, {"--nominate-homes=false"}} {
