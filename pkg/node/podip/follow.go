@@ -92,9 +92,6 @@ func (k *Keeper) seePods(ctx context.Context, interrupted bool, healthy func()) 
 	defer w.Stop()
 	healthy()
 	for e := range w.ResultChan() {
-		if ctx.Err() != nil { // a recall: what is still in the channel may be forgotten by the cluster
-			break
-		}
 		if err := errWatch(e); err != nil {
 			return fmt.Errorf("watching the pods of the node: %w", err)
 		}

@@ -276,6 +276,29 @@ func TestAPodThatHasLostItsAddressIsTakenDown(t *testing.T) {
 	})
 }
 
+// The sandbox of a pod may be seen before the pod.
+func TestAWatchThatLagsEndsNoPod(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.c.mu.Lock()
+		w.c.stale = true
+		w.c.mu.Unlock()
+		p := w.given(1)
+		w.lists(1, false)
+		w.pass(time.Minute)
+		w.wantBarred(1, false)
+		w.runs(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		w.wantBarred(1, false)
+		w.stops(1)
+		p.Status.Phase = "Succeeded"
+		w.c.put(p)
+		w.pass(2 * watchTimeout)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+		w.wantBarred(1, true)
+	})
+}
+
 func TestAPartitionDelaysAndLosesNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.given(1), w.given(2)
@@ -301,6 +324,18 @@ func TestAPartitionDelaysAndLosesNothing(t *testing.T) {
 		w.stops(2)
 		w.pass(20 * time.Second)
 		w.wantPhase(2, v1alpha1.PodIPRetained)
+
+		w.given(3) // nothing of it changes, but of its PodIP
+		w.runs(3)
+		w.pass(time.Minute)
+		w.wantPhase(3, v1alpha1.PodIPBound)
+		w.c.fail(errDown)
+		w.c.mu.Lock()
+		w.c.ips[addr(3).String()].Status = v1alpha1.PodIPStatus{}
+		w.c.mu.Unlock()
+		w.c.fail(nil)
+		w.pass(20 * time.Second)
+		w.wantPhase(3, v1alpha1.PodIPBound)
 		if said := w.k.Trouble(); said != "" {
 			t.Errorf("says %q", said)
 		}
