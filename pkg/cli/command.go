@@ -43,10 +43,11 @@ func New(o Options) *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "kubectl-stayput",
-		Short: "Show, explain, release and check the IP addresses that nodes keep for pods",
-		Long: `Show, explain, release and check the IP addresses that nodes keep for pods.
+		Short: "Show, explain, release and check the IP addresses that nodes and pools keep for pods",
+		Long: `Show, explain, release and check the IP addresses that nodes and pools keep for
+pods.
 
-The cluster's RetainedIPs say what is kept. To look into a node, a command runs
+The cluster's RetainedIPs and PodIPs say what is kept. To look into a node, a command runs
 stayput-agent inspect in the agent's pod there. That requires the right to list
 pods and to create pods/exec in Stayput's namespace.`,
 		Version:      o.Version,
@@ -137,7 +138,7 @@ func installed(err error) error {
 	return err
 }
 
-// names reads arguments such as web-0, pod/web-0 and retip/web-0.node-1.
+// names reads arguments such as web-0, pod/web-0, retip/web-0.node-1 and pip/10.6.168.101.
 func names(args []string) ([]string, error) {
 	var all []string
 	for _, arg := range args {
@@ -147,12 +148,13 @@ func names(args []string) ([]string, error) {
 		}
 		switch strings.ToLower(kind) {
 		case "pod", "pods", "po",
-			"retip", "retainedip", "retainedips", "retainedip.stayput.io", "retainedips.stayput.io":
+			"retip", "retainedip", "retainedips", "retainedip.stayput.io", "retainedips.stayput.io",
+			"pip", "podip", "podips", "podip.stayput.io", "podips.stayput.io":
 		default:
 			name = ""
 		}
 		if name == "" || strings.Contains(name, "/") {
-			return nil, fmt.Errorf("POD: %q is not valid: expected the name of a pod or of a RetainedIP", arg)
+			return nil, fmt.Errorf("POD: %q is not valid: expected the name of a pod, a RetainedIP or a PodIP", arg)
 		}
 		all = append(all, name)
 	}

@@ -22,12 +22,12 @@ func execute(t *testing.T, args ...string) error {
 
 func TestABadArgumentIsNamed(t *testing.T) {
 	for _, test := range []struct{ args, says string }{
-		{"get deployment/web", "POD: \"deployment/web\" is not valid: expected the name of a pod or of a RetainedIP"},
+		{"get deployment/web", "POD: \"deployment/web\" is not valid: expected the name of a pod, a RetainedIP or a PodIP"},
 		{"get pod/", "POD: \"pod/\" is not valid"},
 		{"get web-0 -A", "POD: names cannot be combined with --all-namespaces"},
 		{"get web-0 -l app=web", "POD: names cannot be combined"},
 		{"get -o xml", "--output: unable to match a printer suitable for the output format \"xml\""},
-		{"release", "POD: expected names of pods or RetainedIPs, --all, or --node"},
+		{"release", "POD: expected names of pods, RetainedIPs or PodIPs, --all, or --node"},
 		{"release web-0 --all", "POD: names cannot be combined with --all"},
 		{"release web-0 -l app=web", "--selector: can only be used with --all"},
 		{"release web-0 --dry-run=yes", "--dry-run: \"yes\" is not valid: expected none, client or server"},

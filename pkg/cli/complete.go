@@ -61,6 +61,8 @@ func retainedPods(ctx context.Context, c *cluster) ([]string, error) {
 
 func podsOf(ctx context.Context, c *cluster, has func(*stayputv1alpha1.RetainedIP) bool) (all []string, err error) {
 	ips, err := retainedIPs(ctx, c, c.namespace)
+	pooled, _ := podIPs(ctx, c, c.namespace) // the others will do
+	ips = append(ips, retainedAs(pooled)...)
 	for i := range ips {
 		if has(&ips[i]) {
 			all = append(all, ips[i].Spec.PodName)

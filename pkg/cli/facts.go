@@ -32,6 +32,8 @@ type facts struct {
 	workload        *unstructured.Unstructured
 	template        *corev1.PodTemplateSpec // of the workload
 	kept            []stayputv1alpha1.RetainedIP
+	pooled          []stayputv1alpha1.PodIP
+	asksPools       string // the pools that it asks for, by itself or by its namespace
 	workloads       workloads
 	state           *kruisev1alpha1.PersistentPodState
 	nodes           []corev1.Node
@@ -54,10 +56,11 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 	if err := f.findPod(ctx, k); err != nil {
 		return nil, err
 	}
-	f.workloads = workloadsOf(ctx, k, f.kept)
+	f.workloads = workloadsOf(ctx, k, append(slices.Clone(f.kept), retainedAs(f.pooled)...))
 	f.doubt("its workload", f.findWorkload(ctx, k))
+	f.doubt("the pools of its namespace", f.findPools(ctx, k))
 	f.doubt("PersistentPodStates", f.findRecord(ctx, k))
-	if f.pod == nil && len(f.kept) == 0 && f.state == nil {
+	if f.pod == nil && len(f.kept)+len(f.pooled) == 0 && f.state == nil {
 		return nil, fmt.Errorf("there is no pod %s in namespace %s, and no address is kept for one", f.name, f.namespace)
 	}
 	var nodes corev1.NodeList
@@ -96,15 +99,25 @@ func (f *facts) findPod(ctx context.Context, k client.Client) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range all {
+	pooled, unseen := podIPs(ctx, k, f.namespace)
+	for _, r := range append(slices.Clone(all), retainedAs(pooled)...) {
 		if f.pod == nil && r.Name == f.name && r.Spec.PodName != f.name {
-			f.name, f.kept = r.Spec.PodName, nil
+			f.name = r.Spec.PodName
 			return f.findPod(ctx, k)
 		}
-		if r.Spec.PodName == f.name || identity != "" && r.Spec.Identity == identity {
+	}
+	has := func(pod, of string) bool { return pod == f.name || identity != "" && of == identity }
+	for _, r := range all {
+		if has(r.Spec.PodName, r.Spec.Identity) {
 			f.kept = append(f.kept, r)
 		}
 	}
+	for _, p := range pooled {
+		if has(p.Spec.PodName, p.Spec.Identity) {
+			f.pooled = append(f.pooled, p)
+		}
+	}
+	f.doubt("addresses of pools", unseen)
 	return nil
 }
 
@@ -148,7 +161,7 @@ func (f *facts) owner() (home.Ref, bool) {
 // findWorkload reads the workload of the pod: of a pod that is gone the one that it had, or the StatefulSet whose pod
 // its name says it is.
 func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
-	for _, r := range f.kept {
+	for _, r := range append(slices.Clone(f.kept), retainedAs(f.pooled)...) {
 		if w := r.Spec.Workload; w != nil && r.Spec.PodName == f.name && f.workloads[w.UID] != nil {
 			f.workload = f.workloads[w.UID]
 		}
@@ -245,6 +258,19 @@ func (f *facts) findEvents(ctx context.Context, k client.Client) error {
 				}
 			}
 			f.events = append(f.events, e)
+		}
+	}
+	for i := range f.pooled { // of no namespace: their Events are in the default one
+		var list corev1.EventList
+		err := k.List(ctx, &list, client.InNamespace(metav1.NamespaceDefault),
+			client.MatchingFields{"involvedObject.name": f.pooled[i].Name})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.InvolvedObject.Kind == "PodIP" {
+				f.events = append(f.events, e)
+			}
 		}
 	}
 	slices.SortStableFunc(f.events, func(a, b corev1.Event) int { return happened(&a).Compare(happened(&b)) })

@@ -18,8 +18,9 @@ import (
 // Forecast is what would happen if the pod were deleted now or, if there is none, created now.
 type Forecast struct {
 	Title string `json:"title"`
-	// Outcome is the controller's decision: home, wait, elsewhere or free. It is none if no pod of the name would be
-	// created, and unknown if the nodes cannot be listed.
+	// Outcome is the controller's decision: home, wait, elsewhere or free; of a pod of pools, whose addresses go with it,
+	// it is about its node alone. It is none if no pod of the name would be created, and unknown if the nodes cannot be
+	// listed.
 	Outcome string `json:"outcome"`
 	// Node is where the successor would start, or what it would wait for; empty: any.
 	Node string `json:"node,omitempty"`
@@ -100,6 +101,10 @@ func (f *facts) forecast() Forecast {
 
 // foretell says what the controller would decide for the successor.
 func (f *facts) foretell(fc *Forecast, pod *corev1.Pod) {
+	if f.asksPools != "" {
+		f.foretellPools(fc, pod)
+		return
+	}
 	kept := f.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity])
 	d, node := home.Foresee(f.now, pod, kept, f.state, f.nodes)
 	fc.Outcome = string(d.Outcome)

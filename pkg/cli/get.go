@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,12 +22,14 @@ func getCommand(s *settings) *cobra.Command {
 	format := newObjectFormat("", true)
 	cmd := &cobra.Command{
 		Use:   "get [POD...]",
-		Short: "List the addresses that nodes keep: where, why and until when",
-		Long: `List the addresses that nodes keep for pods: where, why and until when. A bound
-address is in use by its pod, a retained one waits for the pod to come back.
+		Short: "List the addresses that nodes and pools keep: where, why and until when",
+		Long: `List the addresses that nodes and pools keep for pods: where, why and until when. A
+bound address is in use by its pod, a retained one waits for the pod to come back,
+and one of a pool is allocated until the node of its pod has said that it is bound.
 Without names it lists those of the namespace.
 
-With -o json or yaml it prints a List of RetainedIPs, even of a single one.`,
+With -o json or yaml it prints a List of RetainedIPs and PodIPs, even of a single
+one.`,
 		Example: `  kubectl stayput get
   kubectl stayput get web-0 -o wide
   kubectl stayput get -A -l app=web
@@ -52,15 +55,19 @@ With -o json or yaml it prints a List of RetainedIPs, even of a single one.`,
 				c.namespace = ""
 			}
 			ctx, out := cmd.Context(), cmd.OutOrStdout()
-			ips, missing, err := c.kept(ctx, wanted, selector)
+			ips, pooled, missing, unseen, err := c.kept(ctx, wanted, selector)
 			if err != nil {
 				return err
 			}
+			if unseen != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "Addresses of pools are not shown: %v\n", unseen)
+			}
 			switch {
 			case print != nil:
-				err = print.PrintObj(listOf(ips), out)
-			case len(ips) > 0:
-				err = printTable(out, tableOf(ips, workloadsOf(ctx, c, ips), time.Now()),
+				err = print.PrintObj(listOf(ips, pooled), out)
+			case len(ips)+len(pooled) > 0:
+				of := workloadsOf(ctx, c, append(slices.Clone(ips), retainedAs(pooled)...))
+				err = printTable(out, tableOf(ips, pooled, of, time.Now()),
 					printers.PrintOptions{WithNamespace: all, NoHeaders: noHeaders, Wide: format.wide()})
 			case len(wanted) == 0 && all:
 				fmt.Fprintln(cmd.ErrOrStderr(), "No addresses are kept in any namespace.")
@@ -87,38 +94,54 @@ var columns = func() []metav1.TableColumnDefinition {
 	return all
 }()
 
-func tableOf(ips []stayputv1alpha1.RetainedIP, all workloads, now time.Time) *metav1.Table {
+func tableOf(ips []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP, all workloads,
+	now time.Time) *metav1.Table {
 	table := &metav1.Table{ColumnDefinitions: columns}
+	add := func(o runtime.Object, r *stayputv1alpha1.RetainedIP, phase, why string, networks ...string) {
+		at, left := until(r, now)
+		table.Rows = append(table.Rows, metav1.TableRow{
+			Object: runtime.RawExtension{Object: o},
+			Cells: []any{
+				r.Spec.PodName, orNone(strings.Join(r.Status.IPs, ",")), orNone(r.Spec.NodeName), orNone(phase), at, left, why,
+				orNone(strings.Join(networks, ",")), orNone(r.Spec.Identity), workloadName(r), orNone(r.Status.PodUID),
+			},
+		})
+	}
 	for i := range ips {
 		r := &ips[i]
 		var networks []string
 		for _, a := range r.Status.Addresses {
 			networks = append(networks, a.Network)
 		}
-		at, left := until(r, now)
-		table.Rows = append(table.Rows, metav1.TableRow{
-			Object: runtime.RawExtension{Object: r},
-			Cells: []any{
-				r.Spec.PodName, orNone(strings.Join(r.Status.IPs, ",")), r.Spec.NodeName,
-				orNone(string(r.Status.Phase)), at, left, reason(r, all),
-				orNone(strings.Join(networks, ",")), orNone(r.Spec.Identity), workloadName(r), orNone(r.Status.PodUID),
-			},
-		})
+		add(r, r, string(r.Status.Phase), reason(r, all), networks...)
+	}
+	for i := range pooled {
+		p := &pooled[i]
+		r := asRetained(p)
+		o := p.DeepCopy()
+		o.Namespace = p.Spec.Namespace // for the column: the object itself has none
+		add(o, r, string(phaseOf(p)), poolReason(p, all), p.Spec.Network)
 	}
 	return table
 }
 
 // listOf is what kubectl prints for several objects, so that what reads it need not know how many there were.
-func listOf(ips []stayputv1alpha1.RetainedIP) runtime.Object {
+func listOf(ips []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP) runtime.Object {
 	list := &unstructured.UnstructuredList{Object: map[string]any{
 		"apiVersion": "v1", "kind": "List", "metadata": map[string]any{"resourceVersion": ""},
 	}}
-	for i := range ips {
-		o, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&ips[i])
+	add := func(of any) {
+		o, err := runtime.DefaultUnstructuredConverter.ToUnstructured(of)
 		if err != nil {
 			panic(err) // a type of ours
 		}
 		list.Items = append(list.Items, unstructured.Unstructured{Object: o})
+	}
+	for i := range ips {
+		add(&ips[i])
+	}
+	for i := range pooled {
+		add(&pooled[i])
 	}
 	return list
 }

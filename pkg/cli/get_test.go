@@ -119,15 +119,16 @@ func TestOrdinalsAreWantedByTheirWorkload(t *testing.T) {
 	}
 }
 
-const theTable = `NAMESPACE   POD     IP         NODE     PHASE      UNTIL                  LEFT     WHY                         NETWORK   IDENTITY   WORKLOAD          POD UID
-default     web-2   10.1.0.9   node-1   Retained   2026-01-02T12:05:00Z   5m       10m after the pod stopped   pods      <none>     StatefulSet/web   p
-default     web-2   10.1.0.9   node-1   Bound      <none>                 <none>   10m after the pod stops     pods      <none>     StatefulSet/web   p
+const theTable = `NAMESPACE   POD     IP             NODE     PHASE       UNTIL                  LEFT     WHY                                       NETWORK   IDENTITY   WORKLOAD          POD UID
+default     web-2   10.1.0.9       node-1   Retained    2026-01-02T12:05:00Z   5m       10m after the pod stopped                 pods      <none>     StatefulSet/web   p
+default     web-2   10.1.0.9       node-1   Bound       <none>                 <none>   10m after the pod stops                   pods      <none>     StatefulSet/web   p
+default     web-2   10.6.168.101   <none>   Allocated   <none>                 <none>   of pool blue, 10m0s after the pod stops   <none>    <none>     StatefulSet/web   next
 `
 
 func TestTheTableHasAColumnForEachQuestion(t *testing.T) {
 	var b strings.Builder
 	ips := []stayputv1alpha1.RetainedIP{*aRetainedIP(), *aRetainedIP(isBound)}
-	if err := printTable(&b, tableOf(ips, nil, noon), printers.PrintOptions{WithNamespace: true, Wide: true}); err != nil {
+	if err := printTable(&b, tableOf(ips, []stayputv1alpha1.PodIP{*aPodIP(podIPGiven)}, nil, noon), printers.PrintOptions{WithNamespace: true, Wide: true}); err != nil {
 		t.Fatal(err)
 	}
 	if b.String() != theTable {

@@ -11,7 +11,8 @@ func nodeCommand(s *settings) *cobra.Command {
 		Short: "Draw a node's address ranges: free, bound and retained addresses",
 		Long: `Draw a node's address ranges, one character for each address. For each range set
 it prints how many addresses are free, bound and retained, and how many more the
-node may promise. The node's agent is asked.
+node may promise. The node's agent is asked. Addresses of pools, which are no
+node's, are listed if pods have them there, or had them there last.
 
 With -o json or yaml it prints what stayput-agent inspect prints on the node
 (Go: pkg/api/inspection, Node).`,
@@ -28,7 +29,12 @@ With -o json or yaml it prints what stayput-agent inspect prints on the node
 				return err
 			}
 			out := cmd.OutOrStdout()
-			return format.print(out, n, func() error { return drawNode(out, n, width(out), painting(out)) })
+			return format.print(out, n, func() error {
+				if err := drawNode(out, n, width(out), painting(out)); err != nil {
+					return err
+				}
+				return writePodIPs(cmd.Context(), c, out, args[0])
+			})
 		},
 	}
 	format.addFlags(cmd)

@@ -47,7 +47,9 @@ func (f *facts) placement() (all []string) {
 		if why := f.leaderless(); why != "" {
 			all = append(all, why)
 		}
-		reasons = slices.Insert(reasons, 0, home.ReasonHomeWait)
+		reasons = slices.Insert(reasons, 0, home.ReasonHomeWait, home.ReasonAddressWait)
+	case f.asksPools != "" && !has(p, stayputv1alpha1.AnnotationAddresses):
+		reasons = slices.Insert(reasons, 0, home.ReasonAddressWait)
 	case p.Spec.NodeName == "":
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
@@ -61,6 +63,11 @@ func (f *facts) placement() (all []string) {
 		}
 	}
 	return all
+}
+
+func has(pod *corev1.Pod, annotation string) bool {
+	_, ok := pod.Annotations[annotation]
+	return ok
 }
 
 // lastNote returns what the latest Event with this reason says about the pod.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // poolsWanted is what to do if pools are there without what they take.
@@ -60,6 +62,58 @@ func addressIn(p *stayputv1alpha1.PodIP) string {
 		return p.Name
 	}
 	return a.String()
+}
+
+// phaseOf returns the phase of the address for the pod that it is given to. What no node has said anything about is
+// Allocated.
+func phaseOf(p *stayputv1alpha1.PodIP) stayputv1alpha1.PodIPPhase {
+	if p.Status.PodUID != p.Spec.PodUID {
+		return stayputv1alpha1.PodIPAllocated
+	}
+	return cmp.Or(p.Status.Phase, stayputv1alpha1.PodIPAllocated)
+}
+
+// asRetained returns a PodIP in the words of a RetainedIP of its name, which has the same questions to answer.
+func asRetained(p *stayputv1alpha1.PodIP) *stayputv1alpha1.RetainedIP {
+	r := &stayputv1alpha1.RetainedIP{
+		ObjectMeta: metav1.ObjectMeta{Namespace: p.Spec.Namespace, Name: p.Name, UID: p.UID},
+		Spec: stayputv1alpha1.RetainedIPSpec{
+			PodName: p.Spec.PodName, Identity: p.Spec.Identity, Workload: p.Spec.Workload, Retention: p.Spec.Retention,
+			WhenScaled: p.Spec.WhenScaled, WhenDeleted: p.Spec.WhenDeleted, Release: p.Spec.Release,
+		},
+		Status: stayputv1alpha1.RetainedIPStatus{
+			Phase: stayputv1alpha1.PhaseBound, IPs: []string{addressIn(p)}, PodUID: p.Spec.PodUID,
+		},
+	}
+	if p.Status.PodUID == p.Spec.PodUID {
+		r.Spec.NodeName = p.Status.NodeName
+	}
+	if phaseOf(p) == stayputv1alpha1.PodIPRetained {
+		r.Status.Phase, r.Status.Expires = stayputv1alpha1.PhaseRetained, p.Status.Expires
+	}
+	return r
+}
+
+// retainedAs returns PodIPs in the words of RetainedIPs.
+func retainedAs(all []stayputv1alpha1.PodIP) (as []stayputv1alpha1.RetainedIP) {
+	for i := range all {
+		as = append(as, *asRetained(&all[i]))
+	}
+	return as
+}
+
+// poolReason returns in words why an address of a pool is somebody's, and until when.
+func poolReason(p *stayputv1alpha1.PodIP, all workloads) string {
+	of := "of pool " + p.Spec.Pool + ", "
+	switch q := p.Spec.Quarantine; {
+	case q != nil:
+		return of + "in quarantine: " + q.Reason
+	case p.DeletionTimestamp != nil:
+		return of + "being released"
+	case p.Spec.Retention == "" && !p.Spec.Release:
+		return of + "until the pod is gone"
+	}
+	return of + reason(asRetained(p), all)
 }
 
 // checkPools checks the pools, if there are any.
@@ -153,4 +207,146 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 		orNone(strings.Join(firstOf(names, 5), ", ")),
 		"bring these nodes back. Of one that is surely off, delete the Node or taint it "+
 			"node.kubernetes.io/out-of-service:NoExecute")
+}
+
+// findPools finds out which pools the pod asks for, or its successor.
+func (f *facts) findPools(ctx context.Context, k client.Client) error {
+	value, own := f.annotations()[stayputv1alpha1.AnnotationPools]
+	if own || f.pod == nil && f.template == nil {
+		f.asksPools = value
+		return nil
+	}
+	ns := &metav1.PartialObjectMetadata{}
+	ns.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	if len(f.pooled) == 0 { // then it matters only if there are pools
+		if all, err := pools(ctx, k); err == nil && len(all) == 0 {
+			return nil
+		}
+	}
+	err := k.Get(ctx, client.ObjectKey{Name: f.namespace}, ns)
+	f.asksPools = ns.Annotations[stayputv1alpha1.AnnotationPools]
+	return client.IgnoreNotFound(err)
+}
+
+// ofPool tells of a PodIP.
+func (f *facts) ofPool(p *stayputv1alpha1.PodIP) OfPool {
+	o := OfPool{
+		PodIP: p.Name, IP: addressIn(p), Pool: p.Spec.Pool, Interface: p.Spec.Interface, Phase: string(phaseOf(p)),
+		Node: p.Status.NodeName, Why: poolReason(p, f.workloads),
+	}
+	if phaseOf(p) == stayputv1alpha1.PodIPRetained {
+		o.Until = p.Status.Expires
+		return o
+	}
+	for _, e := range slices.Backward(f.events) {
+		if e.Reason == home.ReasonAddressHeld && e.InvolvedObject.Name == p.Name {
+			o.Held = e.Message
+			break
+		}
+	}
+	return o
+}
+
+// promiseOfPool returns what is promised of an address of a pool.
+func (f *facts) promiseOfPool(p *stayputv1alpha1.PodIP) string {
+	about := addressIn(p) + " of pool " + p.Spec.Pool
+	at, left := until(asRetained(p), f.now)
+	switch {
+	case p.Spec.Quarantine != nil:
+		return about + " is in quarantine, so that nobody gets it: " + p.Spec.Quarantine.Reason + "."
+	case p.Spec.Release || p.DeletionTimestamp != nil:
+		return about + " is being released."
+	case left != none:
+		return fmt.Sprintf("%s is kept until %s (%s), for whichever node.", about, at, left)
+	case phaseOf(p) == stayputv1alpha1.PodIPRetained:
+		return fmt.Sprintf("%s is kept, for whichever node: %s.", about, reason(asRetained(p), f.workloads))
+	case p.Spec.Retention == "":
+		return about + " is its own until it is gone."
+	}
+	return fmt.Sprintf("%s is its own on whichever node: kept %s.", about, reason(asRetained(p), f.workloads))
+}
+
+// whyNoneOfPools returns why the pod has no address of the pools that it asks for.
+func (f *facts) whyNoneOfPools() string {
+	none := "Nothing: it asks for addresses of pools (" + f.asksPools + "), and none is its own"
+	if f.pod == nil {
+		return none + "."
+	}
+	if note := f.lastNote(home.ReasonAddressWait); note != "" {
+		return none + ": " + note
+	}
+	if note := f.lastNote(home.ReasonInvalidAnnotation); note != "" {
+		return none + ": " + note
+	}
+	return none + "."
+}
+
+// foretellPools says which node and which addresses of pools the successor would have.
+func (f *facts) foretellPools(fc *Forecast, pod *corev1.Pod) {
+	d, node := home.Foresee(f.now, pod, nil, f.state, f.nodes)
+	fc.Outcome = string(d.Outcome)
+	switch d.Outcome {
+	case home.OutcomeHome:
+		fc.Node = node
+		fc.say("Node: %s, as its PersistentPodState says.", d.Home)
+	case home.OutcomeWait:
+		fc.Node = node
+		fc.say("Node: its home, %s, %s: it waits for it.", d.Home, d.Reason)
+	case home.OutcomeElsewhere:
+		fc.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
+	default:
+		fc.say("Node: any that its pools are for.")
+	}
+	mine := 0
+	for i := range f.pooled {
+		p := &f.pooled[i]
+		if identity := pod.Annotations[stayputv1alpha1.AnnotationIdentity]; p.Spec.Identity != identity ||
+			identity == "" && p.Spec.PodName != f.name {
+			continue
+		}
+		switch {
+		case p.Spec.Retention == "" && phaseOf(p) != stayputv1alpha1.PodIPRetained:
+			fc.say("IP: a free one. %s is freed once the pod is gone.", addressIn(p))
+		case p.Spec.Release || p.DeletionTimestamp != nil || p.Spec.Quarantine != nil:
+			fc.say("IP: %s.", f.promiseOfPool(p))
+		default:
+			fc.IPs = append(fc.IPs, addressIn(p))
+			fc.say("IP: %s of pool %s, once the node of its predecessor has said that this is gone.", addressIn(p), p.Spec.Pool)
+		}
+		mine++
+	}
+	if mine == 0 {
+		fc.say("IP: a free one of its pools, %s.", f.asksPools)
+	}
+	fc.Lines = append(fc.Lines, d.Notes...)
+}
+
+// writePodIPs lists the addresses of pools that pods have on a node, or had there last.
+func writePodIPs(ctx context.Context, k client.Client, w io.Writer, node string) error {
+	all, err := podIPs(ctx, k, "")
+	if errors.Is(err, errRight) {
+		_, err = fmt.Fprintf(w, "\nAddresses of pools are not shown: %v\n", err)
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	title := "\nAddresses of pools\n"
+	for i := range all {
+		p := &all[i]
+		if p.Status.NodeName != node {
+			continue
+		}
+		phase := strings.ToLower(string(phaseOf(p)))
+		if p.Status.PodUID != p.Spec.PodUID {
+			phase = "given to a later pod"
+		}
+		_, err := fmt.Fprintf(w, "%s  %s  %s/%s  %s  pool %s, %s\n", title, addressIn(p), p.Spec.Namespace, p.Spec.PodName,
+			p.Spec.Interface, p.Spec.Pool, phase)
+		if err != nil {
+			return err
+		}
+		title = ""
+	}
+	return nil
 }

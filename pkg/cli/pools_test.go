@@ -1,15 +1,18 @@
 package cli
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 )
 
 // aPool gives addresses.
@@ -56,8 +59,37 @@ func aPodIP(change ...func(*stayputv1alpha1.PodIP)) *stayputv1alpha1.PodIP {
 	return p
 }
 
+func podIPRetained(p *stayputv1alpha1.PodIP) {
+	p.Status.Phase, p.Status.Expires = stayputv1alpha1.PodIPRetained, "2026-01-02T12:05:00Z"
+}
+func podIPFreed(p *stayputv1alpha1.PodIP) { p.Spec.Retention = "" }
+func podIPGiven(p *stayputv1alpha1.PodIP) { podIPRetained(p); p.Spec.PodUID = "next" }
 func quarantined(p *stayputv1alpha1.PodIP) {
 	p.Spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: "two pods have it", Since: metav1.NewMicroTime(noon)}
+}
+
+func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
+	for _, test := range []struct {
+		ip                     *stayputv1alpha1.PodIP
+		phase                  stayputv1alpha1.PodIPPhase
+		node, until, left, why string
+	}{
+		{aPodIP(), "Bound", "node-1", none, none, "of pool blue, 10m0s after the pod stops"},
+		{aPodIP(podIPRetained), "Retained", "node-1", "2026-01-02T12:05:00Z", "5m",
+			"of pool blue, 10m0s after the pod stopped"},
+		{aPodIP(podIPFreed), "Bound", "node-1", none, none, "of pool blue, until the pod is gone"},
+		{aPodIP(podIPGiven), "Allocated", "", none, none, "of pool blue, 10m0s after the pod stops"},
+		{aPodIP(quarantined), "Bound", "node-1", none, none, "of pool blue, in quarantine: two pods have it"},
+		{aPodIP(podIPFreed, func(p *stayputv1alpha1.PodIP) { p.Spec.Release = true }), "Bound", "node-1", none, none,
+			"of pool blue, being released"},
+	} {
+		r := asRetained(test.ip)
+		at, left := until(r, noon)
+		if why := poolReason(test.ip, nil); phaseOf(test.ip) != test.phase || r.Spec.NodeName != test.node ||
+			at != test.until || left != test.left || why != test.why {
+			t.Errorf("%s on %q until %s, %s: %q, want %+v", phaseOf(test.ip), r.Spec.NodeName, at, left, why, test)
+		}
+	}
 }
 
 func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
@@ -102,5 +134,204 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 			(all[0].Todo == "") != (test.level == LevelOK) {
 			t.Errorf("%s: %+v, want %s %q", name, all, test.level, test.says)
 		}
+	}
+}
+
+// ofPools are the facts of web-2 if it asks for addresses of pool blue.
+func ofPools(ips ...*stayputv1alpha1.PodIP) func(*facts) {
+	return func(f *facts) {
+		notAsked(f)
+		f.pod.Annotations = map[string]string{stayputv1alpha1.AnnotationPools: "blue",
+			stayputv1alpha1.AnnotationAddresses: "[]"}
+		f.template.Annotations = map[string]string{stayputv1alpha1.AnnotationPools: "blue"}
+		f.asksPools = "blue"
+		for _, p := range ips {
+			f.pooled = append(f.pooled, *p)
+		}
+	}
+}
+
+const theStoryOfPools = `Pod default/web-2
+  running on node node-1 for 3h, with 10.1.0.9, of StatefulSet web
+
+What it asks for
+  stayput.io/pools: blue - its addresses are of these pools, on whichever node
+    it runs
+  stayput.io/addresses: [] - set by Stayput: its addresses of pools, for its
+    node
+
+What is promised
+  10.6.168.101 of pool blue is its own on whichever node: kept 10m0s after the
+    pod stops.
+  PodIP 10.6.168.101: Bound, 10.6.168.101, eth0, node node-1
+
+If it is deleted now
+  Node: any that its pools are for.
+  IP: 10.6.168.101 of pool blue, once the node of its predecessor has said that
+    this is gone.
+`
+
+func TestAStoryOfAPodOfPoolsIsToldInWords(t *testing.T) {
+	var b strings.Builder
+	if err := someFacts(ofPools(aPodIP())).story().write(&b, noon); err != nil {
+		t.Fatal(err)
+	}
+	if b.String() != theStoryOfPools {
+		t.Errorf("told is\n%s", b.String())
+	}
+}
+
+func TestWhatPoolsPromiseIsSaid(t *testing.T) {
+	waits := func(f *facts) {
+		gatedSince(time.Minute)(f)
+		delete(f.pod.Annotations, stayputv1alpha1.AnnotationAddresses)
+		f.kept = nil
+		f.events = []corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "Pod", UID: f.pod.UID},
+			Reason: home.ReasonAddressWait, Message: "the pod waits for an address: pool blue has no free address"}}
+	}
+	held := func(f *facts) {
+		f.events = []corev1.Event{{InvolvedObject: corev1.ObjectReference{Kind: "PodIP", Name: "10.6.168.101"},
+			Reason: home.ReasonAddressHeld, Message: "bring node-1 back"}}
+	}
+	for name, test := range map[string]struct {
+		facts          *facts
+		promise, fore  string
+		ip, held, node string
+	}{
+		"a retained one": {someFacts(ofPools(aPodIP(podIPRetained)), func(f *facts) { f.pod = nil }),
+			"10.6.168.101 of pool blue is kept until 2026-01-02T12:05:00Z (5m), for whichever node.",
+			"IP: 10.6.168.101 of pool blue", "10.6.168.101", "", "node-1"},
+		"one that is not kept": {someFacts(ofPools(aPodIP(podIPFreed))),
+			"10.6.168.101 of pool blue is its own until it is gone.", "IP: a free one. 10.6.168.101 is freed", "", "", "node-1"},
+		"one in quarantine": {someFacts(ofPools(aPodIP(quarantined))),
+			"in quarantine, so that nobody gets it: two pods have it", "in quarantine", "", "", "node-1"},
+		"one that somebody has to see to": {someFacts(ofPools(aPodIP()), held),
+			"is its own on whichever node", "IP: 10.6.168.101", "10.6.168.101", "bring node-1 back", "node-1"},
+		"none, while it waits": {someFacts(ofPools(), waits),
+			"none is its own: the pod waits for an address: pool blue has no free address",
+			"IP: a free one of its pools, blue.", "", "", ""},
+		"none of a pod that began without": {someFacts(ofPools()),
+			"Nothing: it asks for addresses of pools (blue), and none is its own.", "IP: a free one of its pools", "", "", ""},
+	} {
+		s := test.facts.story()
+		if promise := strings.Join(s.Promise, "\n"); !strings.Contains(promise, test.promise) {
+			t.Errorf("%s: promised is %q", name, promise)
+		}
+		if fore := strings.Join(s.IfDeleted.Lines, "\n"); !strings.Contains(fore, test.fore) ||
+			strings.Join(s.IfDeleted.IPs, ",") != test.ip {
+			t.Errorf("%s: foretold is %q with %v", name, fore, s.IfDeleted.IPs)
+		}
+		if len(s.Pools) > 0 && (s.Pools[0].Held != test.held || s.Pools[0].Node != test.node) ||
+			len(s.Pools) == 0 && test.node != "" {
+			t.Errorf("%s: %+v", name, s.Pools)
+		}
+	}
+}
+
+func TestAPodIsFoundByItsPodIP(t *testing.T) {
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default",
+		Annotations: map[string]string{stayputv1alpha1.AnnotationPools: "blue"}}}
+	other := aPodIP(func(p *stayputv1alpha1.PodIP) { p.Name, p.Spec.Namespace = "10.6.168.102", "other" })
+	event := &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}, Reason: home.ReasonAddressHeld,
+		InvolvedObject: corev1.ObjectReference{Kind: "PodIP", Name: "10.6.168.101"}, Message: "bring node-1 back"}
+	k := aCluster(nothing, aPool(), aPodIP(), other, space, event, aSet(map[string]any{"replicas": int64(3),
+		"template": map[string]any{"metadata": map[string]any{}}}))
+	for _, name := range []string{"web-2", "10.6.168.101"} {
+		f, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default",
+			installation: DefaultNamespace}, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := f.story()
+		if s.Pod != "web-2" || s.Workload != "StatefulSet/web" || f.asksPools != "blue" || len(s.Pools) != 1 ||
+			s.Pools[0].Held != "bring node-1 back" {
+			t.Errorf("%s: %+v, asks for %q", name, s, f.asksPools)
+		}
+	}
+}
+
+func TestAddressesOfPoolsAreReleasedIfNoPodHasThem(t *testing.T) {
+	named := func(name, pod string) func(*stayputv1alpha1.PodIP) {
+		return func(p *stayputv1alpha1.PodIP) { p.Name, p.UID, p.Spec.PodName = name, types.UID(name), pod }
+	}
+	objects := []client.Object{aPodIP(named("10.6.168.101", "web-1")), aRetainedIP(),
+		aPodIP(named("10.6.168.102", "web-2"), podIPRetained), aPodIP(named("10.6.168.103", "web-3"), podIPGiven)}
+	c := &cluster{Client: aCluster(nothing, objects...), namespace: "default"}
+	o := &release{all: true}
+	retained, pooled, errs, err := o.choose(t.Context(), c, nil)
+	if err != nil || len(errs) > 0 || len(retained) != 1 || len(pooled) != 1 || pooled[0].Name != "10.6.168.102" {
+		t.Errorf("all: %+v, %+v, %v, %v", retained, pooled, errs, err)
+	}
+	o = &release{}
+	retained, pooled, errs, err = o.choose(t.Context(), c, []string{"10.6.168.102", "web-1", "web-3", "web-7"})
+	if err != nil || len(retained) != 0 || len(pooled) != 1 || len(errs) != 3 {
+		t.Errorf("by names: %+v, %+v, %v, %v", retained, pooled, errs, err)
+	}
+	for i, says := range []string{"no address is kept for web-7", "it is bound for pod web-1: scale StatefulSet web down",
+		"it is allocated for pod web-3"} {
+		if i < len(errs) && !strings.Contains(errs[i].Error(), says) {
+			t.Errorf("%v, want %q", errs[i], says)
+		}
+	}
+	if err := o.ask(t.Context(), c, &pooled[0]); err != nil || !pooled[0].Spec.Release {
+		t.Errorf("asked for: %+v, %v", pooled, err)
+	}
+	older := aPodIP(named("10.6.168.101", "web-1"))
+	older.ResourceVersion = "6"
+	older.SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind("PodIP"))
+	if err := o.ask(t.Context(), c, older); err == nil ||
+		!strings.Contains(err.Error(), "PodIP 10.6.168.101 has changed since it was read") {
+		t.Errorf("of an older version: %v", err)
+	}
+
+	seen := func(list client.ObjectList) bool { _, ok := list.(*stayputv1alpha1.PodIPList); return ok }
+	c = &cluster{Client: aCluster(seen, objects...), namespace: "default"}
+	o = &release{all: true}
+	retained, pooled, errs, err = o.choose(t.Context(), c, nil)
+	if err != nil || len(retained) != 1 || len(pooled) > 0 || len(errs) != 1 || !errors.Is(errs[0], errRight) {
+		t.Errorf("without the right to list PodIPs: %+v, %+v, %v, %v", retained, pooled, errs, err)
+	}
+}
+
+func TestAReleasedAddressOfAPoolIsFreeOnceItsPodIPIsGone(t *testing.T) {
+	asked := func(p *stayputv1alpha1.PodIP) { podIPRetained(p); p.Spec.Release = true }
+	for name, test := range map[string]struct {
+		now  *stayputv1alpha1.PodIP
+		free bool
+		err  error
+	}{
+		"it is still asked for": {aPodIP(asked), false, nil},
+		"it is given again":     {aPodIP(func(p *stayputv1alpha1.PodIP) { p.UID = "another" }), true, nil},
+		"its pod came back":     {aPodIP(asked, podIPGiven), false, errBound},
+		"it was unset":          {aPodIP(podIPRetained), false, errKept},
+		"it is being deleted": {aPodIP(podIPRetained, func(p *stayputv1alpha1.PodIP) {
+			p.DeletionTimestamp = &metav1.Time{Time: noon}
+		}), false, nil},
+	} {
+		free, err := isFreeOfPool(aPodIP(asked), test.now)
+		if free != test.free || !errors.Is(err, test.err) || err != nil && test.err == nil {
+			t.Errorf("%s: free %v, error %v", name, free, err)
+		}
+	}
+}
+
+func TestTheAddressesOfPoolsOnANodeAreListed(t *testing.T) {
+	elsewhere := aPodIP(func(p *stayputv1alpha1.PodIP) { p.Name, p.Status.NodeName = "10.6.168.102", "node-2" })
+	given := aPodIP(podIPGiven, func(p *stayputv1alpha1.PodIP) { p.Name, p.Spec.PodName = "10.6.168.103", "web-3" })
+	var b strings.Builder
+	if err := writePodIPs(t.Context(), aCluster(nothing, aPodIP(), elsewhere, given), &b, "node-1"); err != nil {
+		t.Fatal(err)
+	}
+	const want = `
+Addresses of pools
+  10.6.168.101  default/web-2  eth0  pool blue, bound
+  10.6.168.103  default/web-3  eth0  pool blue, given to a later pod
+`
+	if b.String() != want {
+		t.Errorf("printed is\n%s", b.String())
+	}
+	b.Reset()
+	if err := writePodIPs(t.Context(), aCluster(nothing), &b, "node-1"); err != nil || b.Len() > 0 {
+		t.Errorf("without any: %q, %v", b.String(), err)
 	}
 }

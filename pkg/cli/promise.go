@@ -21,6 +21,7 @@ var annotationsOfPods = []string{
 	stayputv1alpha1.AnnotationWhenInUse, stayputv1alpha1.AnnotationIdentity,
 	stayputv1alpha1.AnnotationWhenScaled, stayputv1alpha1.AnnotationWhenDeleted, stayputv1alpha1.AnnotationWhenMoved,
 	stayputv1alpha1.AnnotationHomeWait, stayputv1alpha1.AnnotationHome, stayputv1alpha1.AnnotationPinned,
+	stayputv1alpha1.AnnotationPools, stayputv1alpha1.AnnotationAddresses,
 }
 
 // askedBy explains annotations.
@@ -77,6 +78,13 @@ func meaning(annotations map[string]string, key, value string) string {
 			return "a new pod is drawn to the node that keeps its address, but may start elsewhere"
 		}
 		return "a new pod starts only on the node that keeps its address, as long as that can take it"
+	case stayputv1alpha1.AnnotationPools:
+		if value == "" {
+			return "it asks for no addresses of pools, whatever its namespace says"
+		}
+		return "its addresses are of these pools, on whichever node it runs"
+	case stayputv1alpha1.AnnotationAddresses:
+		return "set by Stayput: its addresses of pools, for its node"
 	case stayputv1alpha1.AnnotationPinned:
 		return "set by Stayput: the home to which it pinned the pod"
 	}
@@ -96,6 +104,14 @@ func (f *facts) promise() (all []string) {
 		if f.kept[i].Spec.PodName == f.name {
 			all = append(all, f.promiseOf(&f.kept[i]))
 		}
+	}
+	for i := range f.pooled {
+		if f.pooled[i].Spec.PodName == f.name {
+			all = append(all, f.promiseOfPool(&f.pooled[i]))
+		}
+	}
+	if len(all) == 0 && f.asksPools != "" {
+		all = append(all, f.whyNoneOfPools())
 	}
 	if len(all) == 0 {
 		all = append(all, f.whyNothing())

@@ -57,8 +57,8 @@ func releaseCommand(s *settings) *cobra.Command {
 		Use:   "release (POD... | --all [-l SELECTOR] | --node NODE)",
 		Short: "Release the addresses that are retained for pods that are gone",
 		Long: `Release the addresses that are retained for pods that are gone, and wait until the
-node has freed them. Name the pods or their RetainedIPs. A bound address cannot be
-released: a pod uses it.
+node, or the controller if they are of a pool, has freed them. Name the pods, or
+their RetainedIPs or PodIPs. A bound address cannot be released: a pod uses it.
 
 An address that has changed since it was read, for example because its pod came
 back, is not released.
@@ -101,7 +101,7 @@ func (o *release) validate(args []string) error {
 	case o.all && len(args) > 0:
 		return errors.New("POD: names cannot be combined with --all")
 	case !o.all && o.node == "" && len(args) == 0:
-		return errors.New("POD: expected names of pods or RetainedIPs, --all, or --node")
+		return errors.New("POD: expected names of pods, RetainedIPs or PodIPs, --all, or --node")
 	case !o.all && o.selector != "":
 		return errors.New("--selector: can only be used with --all")
 	case o.timeout <= 0:
@@ -134,16 +134,16 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 		return o.runOn(cmd, c)
 	}
 	ctx := cmd.Context()
-	retained, errs, err := o.choose(ctx, c, wanted)
+	retained, pooled, errs, err := o.choose(ctx, c, wanted)
 	if err != nil {
 		return err
 	}
-	if o.all && len(retained) == 0 {
+	if o.all && len(retained)+len(pooled) == 0 && len(errs) == 0 {
 		fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are retained in namespace %s.\n", c.namespace)
 		return nil
 	}
 	if o.all && !o.yes && o.dryRun == "none" {
-		if err := confirm(cmd, retained); err != nil {
+		if err := confirm(cmd, retained, pooled); err != nil {
 			return err
 		}
 	}
@@ -157,13 +157,30 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 		}
 		asked = append(asked, r)
 	}
+	var askedOfPools []stayputv1alpha1.PodIP
+	for _, p := range pooled {
+		if err := o.ask(ctx, c, &p); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		askedOfPools = append(askedOfPools, p)
+	}
 	if o.wait && o.dryRun == "none" {
-		var failed []error
-		asked, failed = o.await(ctx, c, asked, newProgress(cmd.ErrOrStderr()))
-		errs = append(errs, failed...)
+		var failed, late []error
+		line := newProgress(cmd.ErrOrStderr())
+		asked, failed = o.await(ctx, c, asked, line)
+		askedOfPools, late = o.awaitPools(ctx, c, askedOfPools, line)
+		errs = append(append(errs, failed...), late...)
 	}
 	for _, r := range asked {
-		if err := o.print(cmd, print, &r, *format.flags.OutputFormat); err != nil {
+		what := fmt.Sprintf("%s of node %s", ipsOf(&r), r.Spec.NodeName)
+		if err := o.print(cmd, print, &r, what, *format.flags.OutputFormat); err != nil {
+			return err
+		}
+	}
+	for _, p := range askedOfPools {
+		what := fmt.Sprintf("%s of pool %s", addressIn(&p), p.Spec.Pool)
+		if err := o.print(cmd, print, &p, what, *format.flags.OutputFormat); err != nil {
 			return err
 		}
 	}
@@ -187,10 +204,13 @@ func (o *release) printer(format *objectFormat) (printers.ResourcePrinter, error
 
 // choose returns the addresses that can be released, and an error for each named one that cannot.
 func (o *release) choose(ctx context.Context, c *cluster, names []string) (
-	retained []stayputv1alpha1.RetainedIP, errs []error, err error) {
-	ips, errs, err := c.kept(ctx, names, o.selector)
+	retained []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP, errs []error, err error) {
+	ips, ofPools, errs, unseen, err := c.kept(ctx, names, o.selector)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
+	}
+	if unseen != nil && (o.all || len(errs) > 0) {
+		errs = append(errs, fmt.Errorf("addresses of pools are not released: %w", unseen))
 	}
 	for _, r := range ips {
 		switch {
@@ -200,10 +220,18 @@ func (o *release) choose(ctx context.Context, c *cluster, names []string) (
 			errs = append(errs, bound(&r))
 		}
 	}
-	return retained, errs, nil
+	for _, p := range ofPools {
+		switch {
+		case phaseOf(&p) == stayputv1alpha1.PodIPRetained:
+			pooled = append(pooled, p)
+		case !o.all:
+			errs = append(errs, boundOfPool(&p))
+		}
+	}
+	return retained, pooled, errs, nil
 }
 
-func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r *stayputv1alpha1.RetainedIP,
+func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r client.Object, what,
 	format string) error {
 	if format != "" {
 		return print.PrintObj(r, cmd.OutOrStdout())
@@ -217,8 +245,8 @@ func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r *s
 	case !o.wait:
 		done = "release requested"
 	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "retainedip.stayput.io/%s %s: %s of node %s\n",
-		r.Name, done, ipsOf(r), r.Spec.NodeName)
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s.stayput.io/%s %s: %s\n",
+		strings.ToLower(r.GetObjectKind().GroupVersionKind().Kind), r.GetName(), done, what)
 	return err
 }
 
@@ -232,12 +260,25 @@ func bound(r *stayputv1alpha1.RetainedIP) error {
 		r.Name, errBound, r.Spec.PodName, ipsOf(r), r.Spec.NodeName, todo)
 }
 
-func confirm(cmd *cobra.Command, ips []stayputv1alpha1.RetainedIP) error {
+// boundOfPool says it of an address of a pool.
+func boundOfPool(p *stayputv1alpha1.PodIP) error {
+	todo := "delete the pod, or scale its workload down, then release it"
+	if w := p.Spec.Workload; w != nil {
+		todo = fmt.Sprintf("scale %s %s down, then release it", w.Kind, w.Name)
+	}
+	return fmt.Errorf("PodIP %s: %w: it is %s for pod %s: %s",
+		p.Name, errBound, strings.ToLower(string(phaseOf(p))), p.Spec.PodName, todo)
+}
+
+func confirm(cmd *cobra.Command, ips []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP) error {
 	w := cmd.ErrOrStderr()
 	fmt.Fprintf(w, "The addresses of %s will be released. The pods get others when they come back:\n",
-		count(len(ips), "pod", "pods"))
+		count(len(ips)+len(pooled), "pod", "pods"))
 	for i := range ips {
 		fmt.Fprintf(w, "  %s  %s  node %s\n", ips[i].Spec.PodName, ipsOf(&ips[i]), ips[i].Spec.NodeName)
+	}
+	for i := range pooled {
+		fmt.Fprintf(w, "  %s  %s  pool %s\n", pooled[i].Spec.PodName, addressIn(&pooled[i]), pooled[i].Spec.Pool)
 	}
 	return confirmed(cmd, "--all")
 }
@@ -260,12 +301,12 @@ func confirmed(cmd *cobra.Command, flag string) error {
 }
 
 // ask sets spec.release on the object exactly as it was read.
-func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) error {
+func (o *release) ask(ctx context.Context, k client.Client, r client.Object) error {
 	if o.dryRun == "client" {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": r.UID, "resourceVersion": r.ResourceVersion},
+		"metadata": map[string]any{"uid": r.GetUID(), "resourceVersion": r.GetResourceVersion()},
 		"spec":     map[string]any{"release": true},
 	})
 	if err != nil {
@@ -275,19 +316,64 @@ func (o *release) ask(ctx context.Context, k client.Client, r *stayputv1alpha1.R
 	if o.dryRun == "server" {
 		options = append(options, client.DryRunAll)
 	}
-	was := *r
+	kind, name := r.GetObjectKind().GroupVersionKind(), r.GetName()
 	switch err := k.Patch(ctx, r, client.RawPatch(types.MergePatchType, patch), options...); {
 	case apierrors.IsConflict(err):
-		return fmt.Errorf("RetainedIP %s has changed since it was read and was not released: try again: %w",
-			was.Name, err)
+		return fmt.Errorf("%s %s has changed since it was read and was not released: try again: %w",
+			kind.Kind, name, err)
 	case apierrors.IsNotFound(err):
-		*r = was // free already
-		return nil
+		return nil // free already
 	case err != nil:
-		return fmt.Errorf("RetainedIP %s: %w", was.Name, err)
+		return fmt.Errorf("%s %s: %w", kind.Kind, name, err)
 	}
-	r.SetGroupVersionKind(was.GroupVersionKind())
+	r.GetObjectKind().SetGroupVersionKind(kind)
 	return nil
+}
+
+// awaitPools waits until the controller has freed addresses of pools, upon which it deletes the objects, and returns
+// those that are free.
+func (o *release) awaitPools(ctx context.Context, k client.Client, asked []stayputv1alpha1.PodIP, line *progress) (
+	free []stayputv1alpha1.PodIP, errs []error) {
+	defer line.done()
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	for i, p := range asked {
+		line.say("%d of %d: waiting until the controller has freed %s ...", i+1, len(asked), addressIn(&p))
+		err := wait.PollUntilContextCancel(ctx, releasePoll, true, func(ctx context.Context) (bool, error) {
+			var now stayputv1alpha1.PodIP
+			err := k.Get(ctx, client.ObjectKeyFromObject(&p), &now)
+			switch {
+			case apierrors.IsNotFound(err):
+				return true, nil
+			case err != nil:
+				return false, nil // it may be known later
+			}
+			return isFreeOfPool(&p, &now)
+		})
+		if wait.Interrupted(err) {
+			err = fmt.Errorf("PodIP %s: the controller has not freed %s in time: kubectl describe podip %[1]s says what it "+
+				"waits for", p.Name, addressIn(&p))
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		free = append(free, p)
+	}
+	return free, errs
+}
+
+// isFreeOfPool reports whether a released address of a pool is free, given the object that has its name now.
+func isFreeOfPool(p, now *stayputv1alpha1.PodIP) (bool, error) {
+	switch {
+	case now.UID != p.UID:
+		return true, nil // it is given again
+	case now.Spec.PodUID != p.Spec.PodUID:
+		return false, fmt.Errorf("PodIP %s: %w: pod %s came back before it was freed", p.Name, errBound, now.Spec.PodName)
+	case !now.Spec.Release && now.DeletionTimestamp == nil:
+		return false, fmt.Errorf("PodIP %s: %w: spec.release was unset meanwhile", p.Name, errKept)
+	}
+	return false, nil
 }
 
 // await waits until the nodes have freed the addresses, and returns those that are free.

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,22 +37,39 @@ func retainedIPs(ctx context.Context, c client.Client, namespace string) ([]stay
 	return list.Items, nil
 }
 
-// kept returns the RetainedIPs of the namespace that are named, or that a selector matches, and an error for each name
-// without one.
+// kept returns the RetainedIPs and the PodIPs of the namespace that are named, or that a selector matches, and an error
+// for each name without one. Without the right to list PodIPs, which belong to no namespace, unseen says so.
 func (c *cluster) kept(ctx context.Context, names []string, selector string) (
-	ips []stayputv1alpha1.RetainedIP, missing []error, err error) {
+	ips []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP, missing []error, unseen, err error) {
 	ips, err = retainedIPs(ctx, c, c.namespace)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, nil, err
 	}
-	if ips, err = matching(ctx, c, ips, c.namespace, selector); err != nil {
-		return nil, nil, err
+	all, err := podIPs(ctx, c, c.namespace)
+	if errors.Is(err, errRight) {
+		unseen, err = err, nil
 	}
-	ips, lost := pick(ips, names)
+	if err != nil {
+		return nil, nil, nil, nil, err
+	}
+	both, err := matching(ctx, c, append(slices.Clone(ips), retainedAs(all)...), c.namespace, selector)
+	if err != nil {
+		return nil, nil, nil, nil, err
+	}
+	both, lost := pick(both, names)
+	ips = nil
+	for _, r := range both {
+		i := slices.IndexFunc(all, func(p stayputv1alpha1.PodIP) bool { return r.UID == p.UID && r.Name == p.Name })
+		if i >= 0 {
+			pooled = append(pooled, all[i])
+		} else {
+			ips = append(ips, r)
+		}
+	}
 	for _, name := range lost {
 		missing = append(missing, fmt.Errorf("no address is kept for %s in namespace %s", name, c.namespace))
 	}
-	return ips, missing, nil
+	return ips, pooled, missing, unseen, nil
 }
 
 // pick returns the RetainedIPs of the named pods, or with these names, in the order of the names. Without names it

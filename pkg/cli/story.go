@@ -27,7 +27,9 @@ type Story struct {
 	// Promise says what is promised, or why nothing is.
 	Promise []string `json:"promise"`
 	Kept    []Kept   `json:"kept"`
-	Record  string   `json:"record,omitempty"`
+	// Pools are its addresses of pools.
+	Pools  []OfPool `json:"pools,omitempty"`
+	Record string   `json:"record,omitempty"`
 	// Placement says how the pod came, or comes, to its node.
 	Placement []string `json:"placement,omitempty"`
 	// Lives are the pods of this name that are known, Events those that bear on their nodes and addresses. Both are
@@ -59,6 +61,20 @@ type Kept struct {
 	Ledger []string `json:"ledger,omitempty"`
 }
 
+// OfPool is a PodIP.
+type OfPool struct {
+	PodIP     string `json:"podIP"`
+	IP        string `json:"ip"`
+	Pool      string `json:"pool"`
+	Interface string `json:"interface"`
+	Phase     string `json:"phase"`
+	Node      string `json:"node,omitempty"` // of the pod that has it or had it last
+	Why       string `json:"why"`
+	Until     string `json:"until,omitempty"` // RFC 3339, or never
+	// Held says what somebody has to do so that it can change hands; empty: nothing is known.
+	Held string `json:"held,omitempty"`
+}
+
 // story returns the story that the facts tell.
 func (f *facts) story() *Story {
 	s := &Story{
@@ -79,6 +95,9 @@ func (f *facts) story() *Story {
 	}
 	for i := range f.kept {
 		s.Kept = append(s.Kept, f.keptBy(&f.kept[i]))
+	}
+	for i := range f.pooled {
+		s.Pools = append(s.Pools, f.ofPool(&f.pooled[i]))
 	}
 	return s
 }
@@ -136,6 +155,16 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 		}
 		for _, l := range k.Ledger {
 			say("ledger of node " + k.Node + ": " + l)
+		}
+	}
+	for _, p := range s.Pools {
+		line := fmt.Sprintf("PodIP %s: %s, %s, %s", p.PodIP, p.Phase, p.IP, p.Interface)
+		if p.Node != "" {
+			line += ", node " + p.Node
+		}
+		say(line)
+		if p.Held != "" {
+			say(p.Held)
 		}
 	}
 	if s.Record != "" || len(s.Placement) > 0 {
