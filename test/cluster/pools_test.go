@@ -1,0 +1,242 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
+)
+
+// withPools starts a cluster in which the nodes' pods are on the nodes' own link, by macvlan, and installs stayput with
+// pools.
+func withPools(t *testing.T) *lab.Cluster {
+	t.Helper()
+	c := ownCluster(t, &lab.ClusterOptions{})
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.WriteLogs(t.Output())
+		}
+	})
+	for _, n := range c.Nodes {
+		must.Do(t, n.SetNetworks(testContext(t), lab.Network{Type: "macvlan", Annotations: true,
+			IPAM: lab.RangeIPAM("host-local", n.Pods.String())}))
+	}
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{
+		Values: map[string]any{"pools": map[string]any{"enabled": true}},
+	}))
+	return c
+}
+
+const pool = `
+apiVersion: stayput.io/v1alpha1
+kind: PodIPPool
+metadata: {name: blue}
+spec:
+  mode: L2
+  subnet: 10.6.0.0/16
+  addresses: [10.6.168.101-10.6.168.110]
+`
+
+// pooled returns the YAML of a StatefulSet whose pods have addresses of the pool. Kubelet cannot probe them: a node
+// does not reach its own macvlan.
+func pooled(name string, replicas int) string {
+	return fmt.Sprintf(`
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: %[1]s
+spec:
+  serviceName: %[1]s
+  replicas: %[2]d
+  podManagementPolicy: Parallel
+  selector:
+    matchLabels: {app: %[1]s}
+  template:
+    metadata:
+      labels: {app: %[1]s}
+      annotations: {stayput.io/pools: blue}
+    spec:
+      terminationGracePeriodSeconds: 1
+      topologySpreadConstraints:
+      - {maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway,
+         labelSelector: {matchLabels: {app: %[1]s}}}
+      containers:
+      - {name: web, image: %[3]s, imagePullPolicy: Never}
+`, name, replicas, lab.WebImage)
+}
+
+// podIPs returns the PodIPs by name.
+func podIPs(t *testing.T, c *lab.Cluster) map[string]v1alpha1.PodIP {
+	t.Helper()
+	var list v1alpha1.PodIPList
+	must.Do(t, json.Unmarshal([]byte(kubectl(t, c, "get", "podips", "-o", "json")), &list))
+	all := map[string]v1alpha1.PodIP{}
+	for _, ip := range list.Items {
+		all[ip.Name] = ip
+	}
+	return all
+}
+
+// holders returns where in the cluster an address is configured: node and network namespace.
+func holders(t *testing.T, c *lab.Cluster, addr string) (all []string) {
+	t.Helper()
+	for _, n := range c.Nodes {
+		out, err := n.Run(testContext(t), "/bin/sh", "-c", "for ns in /run/netns/*; do "+
+			"nsenter --net=$ns grep -q -- '|-- "+addr+"$' /proc/self/net/fib_trie && echo $ns; done; true")
+		must.Do(t, err)
+		for ns := range strings.FieldsSeq(string(out)) {
+			all = append(all, n.Name+" "+ns)
+		}
+	}
+	return all
+}
+
+// holdTheirAddresses checks that pods have addresses of the pool, that the cluster knows them, and that nobody else has
+// one.
+func holdTheirAddresses(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) {
+	t.Helper()
+	unique(t, c)
+	for name, pod := range pods {
+		addr := pod.Status.PodIP
+		if !strings.HasPrefix(addr, "10.6.168.1") {
+			t.Errorf("%s has %s", name, addr)
+		}
+		until(t, "the PodIP of "+name+" to be bound", func(context.Context) bool {
+			ip := podIPs(t, c)[addr]
+			return ip.Spec.PodUID == string(pod.UID) && ip.Status.Phase == v1alpha1.PodIPBound &&
+				ip.Status.NodeName == pod.Spec.NodeName && ip.Status.PodUID == string(pod.UID)
+		})
+		if at := holders(t, c, addr); len(at) != 1 || !strings.HasPrefix(at[0], pod.Spec.NodeName+" ") {
+			t.Errorf("%s of %s on %s is configured at %v", addr, name, pod.Spec.NodeName, at)
+		}
+	}
+}
+
+func addressesOf(pods map[string]*corev1.Pod) map[string]string {
+	all := map[string]string{}
+	for name, pod := range pods {
+		all[name] = pod.Status.PodIP
+	}
+	return all
+}
+
+func keptAddresses(t *testing.T, was, is map[string]*corev1.Pod) {
+	t.Helper()
+	for name, addr := range addressesOf(was) {
+		if got := addressesOf(is)[name]; got != addr {
+			t.Errorf("%s had %s and has %s", name, addr, got)
+		}
+	}
+}
+
+func TestAnAddressOfAPoolStaysWithItsPodOnAnyNode(t *testing.T) {
+	alone(t)
+	c := withPools(t)
+	ns := namespace(t, c)
+	installation := func() string {
+		return kubectl(t, c, "get", "configmap", "stayput-installation", "-n", lab.SystemNamespace, "-o",
+			`jsonpath={.metadata.annotations.stayput\.io/pools}`)
+	}
+
+	// 1. A pool, and two pods with its addresses, which reach each other.
+	apply(t, c, ns, pool)
+	until(t, "the agents to be told", func(context.Context) bool { return installation() == "true" })
+	apply(t, c, ns, pooled("web", 2))
+	pods := places(t, c, ns, "web", 2, nil)
+	holdTheirAddresses(t, c, pods)
+	reaches(t, c, pods["web-0"], pods["web-1"])
+
+	// 2. They keep them when all are deleted, wherever they start.
+	for range 2 {
+		deletePods(t, c, ns, "web")
+		after := places(t, c, ns, "web", 2, pods)
+		keptAddresses(t, pods, after)
+		holdTheirAddresses(t, c, after)
+		pods = after
+	}
+
+	// 3. And on another node.
+	from := pods["web-0"].Spec.NodeName
+	kubectl(t, c, "cordon", from)
+	deletePods(t, c, ns, "web")
+	after := places(t, c, ns, "web", 2, pods)
+	keptAddresses(t, pods, after)
+	holdTheirAddresses(t, c, after)
+	if after["web-0"].Spec.NodeName == from {
+		t.Errorf("web-0 is on the cordoned %s", from)
+	}
+	reaches(t, c, after["web-0"], after["web-1"])
+	kubectl(t, c, "uncordon", from)
+	pods = after
+
+	// 4. The controllers are killed while they move.
+	deletePods(t, c, ns, "web")
+	for i := range 2 {
+		must.Do(t, c.Controllers.KillOne(testContext(t), i))
+	}
+	after = places(t, c, ns, "web", 2, pods)
+	keptAddresses(t, pods, after)
+	holdTheirAddresses(t, c, after)
+	pods = after
+
+	// 5. An agent is away while its pod ends: the successor waits for its word, and has the address then.
+	node := c.Node(pods["web-0"].Spec.NodeName)
+	must.Do(t, node.Agent.Stop(testContext(t)))
+	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
+	until(t, "the successor to wait", func(ctx context.Context) bool {
+		pod, err := c.Client().CoreV1().Pods(ns).Get(ctx, "web-0", metav1.GetOptions{})
+		return err == nil && pod.UID != pods["web-0"].UID && isGated(pod)
+	})
+	must.Do(t, node.Agent.Start(testContext(t)))
+	after = places(t, c, ns, "web", 2, map[string]*corev1.Pod{"web-0": pods["web-0"]})
+	keptAddresses(t, pods, after)
+	holdTheirAddresses(t, c, after)
+	pods = after
+
+	// 6. Scaled down, the last one's is free; up again, all have one.
+	kubectl(t, c, "scale", "statefulset", "web", "-n", ns, "--replicas=1")
+	until(t, "the address of web-1 to be free", func(context.Context) bool {
+		_, is := podIPs(t, c)[pods["web-1"].Status.PodIP]
+		return !is
+	})
+	kubectl(t, c, "scale", "statefulset", "web", "-n", ns, "--replicas=3")
+	pods = places(t, c, ns, "web", 3, nil)
+	holdTheirAddresses(t, c, pods)
+
+	// 7. With workload and pool gone, nothing is left.
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	kubectl(t, c, "delete", "podippool", "blue", "--wait=false")
+	until(t, "the pool to go", func(ctx context.Context) bool {
+		_, err := c.Kubectl(ctx, "", "get", "podippool", "blue")
+		return err != nil && strings.Contains(err.Error(), "NotFound")
+	})
+	if left := podIPs(t, c); len(left) > 0 {
+		t.Errorf("left are %v", left)
+	}
+	until(t, "the agents to be told", func(context.Context) bool { return installation() == "" })
+	for _, pod := range pods {
+		until(t, pod.Name+" to go", func(ctx context.Context) bool {
+			_, err := c.Client().CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		})
+		if at := holders(t, c, pod.Status.PodIP); len(at) > 0 {
+			t.Errorf("%s of %s is still at %v", pod.Status.PodIP, pod.Name, at)
+		}
+	}
+	for _, n := range c.Nodes {
+		out, err := n.Run(testContext(t), "/bin/sh", "-c", "ls /var/lib/cni/networks/pods")
+		must.Do(t, err)
+		if strings.Contains(string(out), "10.6.") {
+			t.Errorf("%s still has %s", n.Name, out)
+		}
+	}
+}
