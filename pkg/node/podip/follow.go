@@ -54,46 +54,44 @@ func errWatch(e watch.Event) error {
 func (k *Keeper) followPods(ctx context.Context) {
 	interrupted := true
 	k.follow(ctx, "pods", func(ctx context.Context, healthy func()) error {
-		err := k.seePods(ctx, interrupted, healthy)
-		interrupted = err != nil
+		recalled, err := k.seePods(ctx, interrupted, healthy)
+		if interrupted = err != nil; recalled {
+			return nil // whatever the watch was ended with
+		}
 		return err
 	})
 }
 
-func (k *Keeper) seePods(ctx context.Context, interrupted bool, healthy func()) error {
+// seePods lists the pods, and watches them until the watch ends. recalled reports that this was for a recall.
+func (k *Keeper) seePods(ctx context.Context, interrupted bool, healthy func()) (recalled bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
 	defer cancel()
+	defer func() { recalled = k.isRecalled(ctx) }()
 	// 1. From now on the files are those of pods that are listed after this.
 	begun, err := k.recheck(cancel)
 	if err != nil {
-		return err
+		return false, err
 	}
 
 	// 2. The list, which is consistent.
 	pods, version, err := k.api.Pods(ctx)
 	if err != nil {
-		if k.asksAgain(ctx) {
-			return nil
-		}
-		return err
+		return false, err
 	}
 	if err := k.replace(pods, begun, interrupted); err != nil {
-		return err
+		return false, err
 	}
 
 	// 3. What changes.
 	w, err := k.api.WatchPods(ctx, version)
 	if err != nil {
-		if k.asksAgain(ctx) {
-			return nil
-		}
-		return err
+		return false, err
 	}
 	defer w.Stop()
 	healthy()
 	for e := range w.ResultChan() {
 		if err := errWatch(e); err != nil {
-			return fmt.Errorf("watching the pods of the node: %w", err)
+			return false, fmt.Errorf("watching the pods of the node: %w", err)
 		}
 		p, ok := e.Object.(*Pod)
 		if !ok {
@@ -102,17 +100,17 @@ func (k *Keeper) seePods(ctx context.Context, interrupted bool, healthy func()) 
 		switch e.Type {
 		case watch.Added, watch.Modified:
 			if err := k.see(p); err != nil {
-				return err
+				return false, err
 			}
 		case watch.Deleted:
 			k.vanished(string(p.UID))
 		}
 	}
-	return nil
+	return false, nil
 }
 
-// asksAgain reports whether a watch was ended for a recall.
-func (k *Keeper) asksAgain(ctx context.Context) bool {
+// isRecalled reports whether a watch was ended for a recall.
+func (k *Keeper) isRecalled(ctx context.Context) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return ctx.Err() != nil && !k.listed

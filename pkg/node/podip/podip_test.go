@@ -493,8 +493,11 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 		w.given(2)
 		w.given(3)
 		w.runs(1)
-		w.pass(time.Second)
+		w.pass(200 * time.Millisecond) // without a back-off
 		w.wantAnswer(5, 1)
+		if said := w.k.Trouble(); said != "" {
+			t.Errorf("says %q", said)
+		}
 		checked, err := ledger.Rechecked(w.ledgers)
 		check(t, err)
 		if checked != 5 {

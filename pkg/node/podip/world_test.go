@@ -117,7 +117,14 @@ func (c *cluster) watch(ctx context.Context, of map[*watch.RaceFreeFakeWatcher]b
 	}
 	w := watch.NewRaceFreeFake()
 	of[w] = true
-	context.AfterFunc(ctx, w.Stop)
+	end := time.AfterFunc(watchTimeout, w.Stop)
+	context.AfterFunc(ctx, func() {
+		end.Stop()
+		if !w.IsStopped() { // as client-go does
+			w.Error(&metav1.Status{Code: http.StatusInternalServerError, Message: "unable to decode: context canceled"})
+		}
+		w.Stop()
+	})
 	return w, nil
 }
 
