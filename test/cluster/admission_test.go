@@ -25,7 +25,9 @@ import (
 	"k8s.io/client-go/restmapper"
 	"sigs.k8s.io/yaml"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	rules "github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/test/chart"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
@@ -48,7 +50,8 @@ var guarded struct {
 
 // manifests returns the objects of the chart whose templates match the patterns, in the order of the patterns.
 func manifests(ctx context.Context, patterns ...string) (string, error) {
-	objects, err := chart.Render(ctx, "--no-hooks", "--set=namespace.create=true,controller.nominateHomes=true")
+	objects, err := chart.Render(ctx, "--no-hooks",
+		"--set=namespace.create=true,controller.nominateHomes=true,pools.enabled=true")
 	if err != nil {
 		return "", err
 	}
@@ -121,6 +124,12 @@ func startGuard(ctx context.Context) (*guard, error) {
 	if _, err := c.Kubectl(ctx, fixtures, "apply", "--server-side", "-f", "-"); err != nil {
 		return g, err
 	}
+	for name, status := range podIPStates { // a subresource: it is not created with the object
+		if _, err := c.Kubectl(ctx, "", "patch", "podip", name, "--subresource=status", "--type=merge", "-p",
+			`{"status": `+status+`}`); err != nil {
+			return g, err
+		}
+	}
 	g.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.Client().Discovery()))
 	as := func(account, node string) *rest.Config {
 		token, tokenErr := c.AccountToken(ctx, lab.SystemNamespace, account, node)
@@ -168,6 +177,10 @@ kind: Namespace
 metadata: {name: elsewhere}
 ---
 apiVersion: v1
+kind: Namespace
+metadata: {name: pooled, annotations: {stayput.io/pools: blue}}
+---
+apiVersion: v1
 kind: ConfigMap
 metadata: {name: stayput-gated-workloads, namespace: guarded}
 data: {workloads: "\nStatefulSet.apps.db\nStatefulSet.apps.kruise.io.queue\n"}
@@ -189,6 +202,10 @@ kind: ServiceAccount
 metadata: {name: default, namespace: elsewhere}
 ---
 apiVersion: v1
+kind: ServiceAccount
+metadata: {name: default, namespace: pooled}
+---
+apiVersion: v1
 kind: Pod
 metadata: {name: waiting, namespace: guarded, labels: {a: b}, annotations: {stayput.io/retain-ip: 10m}}
 spec:
@@ -202,6 +219,81 @@ apiVersion: v1
 kind: Pod
 metadata: {name: placed, namespace: guarded}
 spec: {nodeName: node-2, containers: [{name: c, image: none, imagePullPolicy: Never}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: asking, namespace: guarded, annotations: {stayput.io/pools: blue}}
+spec: {schedulingGates: [{name: stayput.io/placement}], containers: [{name: c, image: i}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: asking, namespace: pooled}
+spec: {schedulingGates: [{name: stayput.io/placement}], containers: [{name: c, image: i}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: unbound, namespace: guarded, annotations: {stayput.io/pools: blue}}
+spec: {schedulerName: none, containers: [{name: c, image: i}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: late, namespace: guarded, annotations: {stayput.io/pools: blue}}
+spec: {nodeName: node-2, containers: [{name: c, image: none, imagePullPolicy: Never}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: served, namespace: guarded, annotations: {stayput.io/pools: blue, stayput.io/addresses: "[]"}}
+spec: {nodeName: node-2, containers: [{name: c, image: none, imagePullPolicy: Never}]}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: told, namespace: guarded}
+spec:
+  replicas: 0
+  selector: {matchLabels: {a: told}}
+  template:
+    metadata: {labels: {a: told}, annotations: {stayput.io/pools: blue@, stayput.io/addresses: "[]"}}
+    spec: {containers: [{name: c, image: i}]}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIPPool
+metadata: {name: blue}
+spec: {mode: L2, subnet: 10.6.0.0/16, addresses: [10.6.168.101-10.6.168.110], gateway: 10.6.0.1}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIP
+metadata: {name: 10.6.168.101}
+spec: {pool: blue, mode: L2, namespace: guarded, podName: web-1, podUID: one, interface: eth0}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIP
+metadata: {name: 10.6.168.102}
+spec: {pool: blue, mode: L2, namespace: guarded, podName: web-2, podUID: two, interface: eth0}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIP
+metadata: {name: 10.6.168.103}
+spec: {pool: blue, mode: L2, namespace: guarded, podName: web-3, podUID: three, interface: eth0}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIP
+metadata: {name: 10.6.168.104}
+spec: {pool: blue, mode: L2, namespace: guarded, podName: web-4, podUID: next, interface: eth0}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIPRoll
+metadata: {name: cluster}
+spec: {round: 1, mark: "2026-01-01T00:00:00.000000Z"}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIPAnswer
+metadata: {name: node-1}
+spec: {round: 1}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIPAnswer
+metadata: {name: node-2}
+spec: {round: 1}
 ---
 apiVersion: stayput.io/v1alpha1
 kind: RetainedIP
@@ -230,6 +322,14 @@ spec:
     metadata: {labels: {a: bad}, annotations: {stayput.io/retain-ip: "true"}}
     spec: {containers: [{name: c, image: i}]}
 `
+
+// podIPStates are the statuses of the PodIPs among the fixtures. That of 10.6.168.104 is about an earlier pod than the
+// one it is given to.
+var podIPStates = map[string]string{
+	"10.6.168.102": `{"phase": "Bound", "podUID": "two", "nodeName": "node-1"}`,
+	"10.6.168.103": `{"phase": "Bound", "podUID": "three", "nodeName": "node-2"}`,
+	"10.6.168.104": `{"phase": "Retained", "podUID": "last", "nodeName": "node-2", "expires": "2042-11-21T07:12:55Z"}`,
+}
 
 // try makes one dry-run request: admission sees it, and nothing is stored.
 type try func(ctx context.Context, g *guard, as *rest.Config) (*unstructured.Unstructured, error)
@@ -322,6 +422,19 @@ func remove(kind, name string) try {
 		})
 }
 
+// bind binds a pod to a node by its subresource.
+func bind(pod, annotations string) try {
+	return object(podKind, pod,
+		func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
+			binding := &unstructured.Unstructured{}
+			text := fmt.Sprintf(newBinding, name, annotations)
+			if err := yaml.Unmarshal([]byte(text), &binding.Object); err != nil {
+				return nil, err
+			}
+			return r.Create(ctx, binding, metav1.CreateOptions{DryRun: dryRun}, "binding")
+		})
+}
+
 func get(kind, name string) try {
 	return object(kind, name,
 		func(ctx context.Context, r dynamic.ResourceInterface, name string) (*unstructured.Unstructured, error) {
@@ -361,16 +474,33 @@ const (
 	ppsKind    = "PersistentPodState.v1alpha1.apps.kruise.io"
 	cmKind     = "ConfigMap.v1."
 	secretKind = "Secret.v1."
+	poolKind   = "PodIPPool.v1alpha1.stayput.io"
+	podIPKind  = "PodIP.v1alpha1.stayput.io"
+	rollKind   = "PodIPRoll.v1alpha1.stayput.io"
+	answerKind = "PodIPAnswer.v1alpha1.stayput.io"
 	stsKind    = "StatefulSet.v1.apps"
 	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\n" +
 		"spec: {containers: [{name: c, image: i}]}"
 	newRetp = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: new}\n" +
 		"spec: {nodeName: %s, podName: web-2, retention: 10m%s}\nstatus: {phase: Bound}"
+	newBinding = `{apiVersion: v1, kind: Binding, metadata: {name: %s, annotations: {%s}}, target: {kind: Node, name: node-1}}`
+	newAnswer  = `{apiVersion: stayput.io/v1alpha1, kind: PodIPAnswer, metadata: {name: %s}, spec: {round: 1}}`
+	// told are addresses by annotation.
+	told = `stayput.io/addresses: "[{}]"`
 )
 
 // ownRetp is a RetainedIP of node-1 with more metadata.
 func ownRetp(metadata string) string {
 	return strings.Replace(fmt.Sprintf(newRetp, "node-1", ""), "{name: new}", "{name: new, "+metadata+"}", 1)
+}
+
+func newPool(spec string) string {
+	return "{apiVersion: stayput.io/v1alpha1, kind: PodIPPool, metadata: {name: new}, spec: {" + spec + "}}"
+}
+
+func newPodIP(name string) string {
+	return fmt.Sprintf(`{apiVersion: stayput.io/v1alpha1, kind: PodIP, metadata: {name: %q},
+spec: {pool: blue, mode: L2, namespace: guarded, podName: web-5, podUID: five, interface: eth0}}`, name)
 }
 
 func newState(name, target string) string {
@@ -396,8 +526,14 @@ func template(apiVersion, kind, annotations string) string {
 	return fmt.Sprintf("{apiVersion: %s, kind: %s, metadata: {name: new}, spec: %s}", apiVersion, kind, spec)
 }
 
+// reports writes the status of a PodIP.
+func reports(podIP, status string) try {
+	return merge(podIPKind, podIP, "{status: {"+status+"}}", "status")
+}
+
 // attempts cover what the policies decide; RBAC allows all of them.
 var attempts = func() []attempt {
+	const onlyTheController = "only stayput's controller may write the annotation stayput.io/addresses"
 	const notValid = `stayput.io/retain-ip: "true" is not valid: expected a duration such as 10m or 720h, or while-owned`
 	all := []attempt{
 		// The controller, on pods.
@@ -460,7 +596,71 @@ var attempts = func() []attempt {
 		{"the controller annotates a pod that has a node", asController,
 			merge(podKind, "placed", `{metadata: {annotations: {seen: "yes"}}}`), "may not change a pod that has a node"},
 
+		// The controller, on pods of pools.
+		{"the controller tells a gated pod its addresses and removes our gate", asController,
+			patch(podKind, "asking", types.StrategicMergePatchType, `{metadata: {annotations: {`+told+`}},
+				spec: {schedulingGates: [{$patch: delete, name: stayput.io/placement}]}}`), ""},
+		{"the controller tells a pod of a namespace with pools its addresses", asController,
+			merge(podKind, "pooled/asking", `{metadata: {annotations: {`+told+`}}}`), ""},
+		{"the controller tells a pod that has a node its addresses", asController,
+			merge(podKind, "late", `{metadata: {annotations: {`+told+`}}}`), ""},
+		{"the controller tells a pod that has a node its addresses and something else", asController,
+			merge(podKind, "late", `{metadata: {annotations: {seen: "yes", `+told+`}}}`),
+			"may not change a pod that has a node"},
+		{"the controller deletes a pod that has a node and addresses of pools", asController,
+			remove(podKind, "served"), ""},
+		{"the controller deletes a pod that has a node and only asks", asController,
+			remove(podKind, "late"), "may not delete a pod that has a node"},
+		{"the controller changes the addresses of a pod", asController,
+			merge(podKind, "served", `{metadata: {annotations: {`+told+`}}}`), "may write the annotation stayput.io/addresses only once"},
+		{"the controller takes the addresses of a pod back", asController,
+			merge(podKind, "served", `{metadata: {annotations: {stayput.io/addresses: null}}}`),
+			"may write the annotation stayput.io/addresses only once"},
+		{"the controller tells a pod addresses that asks for none", asController,
+			merge(podKind, "waiting", `{metadata: {annotations: {`+told+`}}}`), "on a pod that asks for addresses"},
+		{"the controller has a pod ask for addresses", asController,
+			merge(podKind, "waiting", `{metadata: {annotations: {stayput.io/pools: blue}}}`), "and never stayput.io/pools"},
+		{"the controller has a pod ask for addresses that it tells it", asController,
+			merge(podKind, "waiting", `{metadata: {annotations: {stayput.io/pools: blue, `+told+`}}}`),
+			"and never stayput.io/pools"},
+
+		// Others, on pods of pools.
+		{"a new pod has addresses", asAdmin, create(fmt.Sprintf(newPod, "stayput.io/pools: blue, "+told)), onlyTheController},
+		{"a user tells a pod its addresses", asAdmin,
+			merge(podKind, "asking", `{metadata: {annotations: {`+told+`}}}`), onlyTheController},
+		{"a user changes the addresses of a pod", asAdmin,
+			merge(podKind, "served", `{metadata: {annotations: {`+told+`}}}`), onlyTheController},
+		{"a user takes the addresses of a pod", asAdmin,
+			merge(podKind, "served", `{metadata: {annotations: {stayput.io/addresses: null}}}`), onlyTheController},
+		{"a user tells a pod its addresses by its status", asAdmin,
+			merge(podKind, "asking", `{metadata: {annotations: {`+told+`}}}`, "status"), onlyTheController},
+		{"a user binds a pod with addresses", asAdmin, bind("unbound", told), onlyTheController},
+		{"a user binds a pod with addresses by the older way", asAdmin,
+			create(fmt.Sprintf(newBinding, "unbound", told)), onlyTheController},
+		{"a user binds a pod", asAdmin, bind("unbound", `seen: "yes"`), ""},
+		{"a user annotates a pod that has addresses", asAdmin,
+			merge(podKind, "served", `{metadata: {annotations: {seen: "yes", stayput.io/pools: green}}}`), ""},
+		{"a user changes the status of a pod that has addresses", asAdmin,
+			merge(podKind, "served", `{status: {message: hello}}`, "status"), ""},
+		{"a template with addresses stays as it is", asAdmin,
+			merge(stsKind, "told", `{spec: {template: {metadata: {annotations: {seen: "yes"}}}}}`), ""},
+		{"a template gets other addresses", asAdmin,
+			merge(stsKind, "told", `{spec: {template: {metadata: {annotations: {`+told+`}}}}}`),
+			"stayput.io/addresses is not for pod templates"},
+		{"a namespace with pools", asAdmin, merge("Namespace.v1.", "pooled", `{metadata: {annotations: {stayput.io/pools: "green,blue"}}}`), ""},
+		{"a namespace with a bad value", asAdmin,
+			merge("Namespace.v1.", "pooled", `{metadata: {annotations: {stayput.io/pools: "green blue"}}}`),
+			`stayput.io/pools: "green blue" is not valid: expected names of pools`},
+
 		// The controller, on other objects.
+		{"the controller says that there are pools", asController,
+			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{metadata: {annotations: {stayput.io/pools: "true"}}}`), ""},
+		{"the controller confirms the end of the installation", asController,
+			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{metadata: {annotations: {stayput.io/uninstall: "true"}}}`),
+			"may write only the ConfigMap stayput-gated-workloads, and whether there are pools"},
+		{"the controller changes the installation", asController,
+			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{data: {version: x}}`),
+			"may write only the ConfigMap stayput-gated-workloads, and whether there are pools"},
 		{"the controller writes its ConfigMap", asController,
 			merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), ""},
 		{"the controller applies its ConfigMap in a namespace without it", asController,
@@ -535,6 +735,45 @@ var attempts = func() []attempt {
 			merge(retipKind, "web-0.node-1", `{status: {phase: Bound}}`), "names no node"},
 		{"a token without a node deletes an object", asStray, remove(retipKind, "web-0.node-1"), "names no node"},
 
+		// The agent of node-1, on addresses of pools.
+		{"an agent has a pod of which no node has spoken", asAgent,
+			reports("10.6.168.101", "phase: Bound, podUID: one, nodeName: node-1"), ""},
+		{"an agent has a pod whose predecessor was on another node", asAgent,
+			reports("10.6.168.104", "phase: Bound, podUID: next, nodeName: node-1"), ""},
+		{"an agent says that its pod is gone", asAgent,
+			reports("10.6.168.102", "phase: Retained, podUID: two, nodeName: node-1"), ""},
+		{"an agent says that the pod of another node is gone", asAgent,
+			reports("10.6.168.103", "phase: Retained, podUID: three, nodeName: node-1"),
+			"the agent of node node-1 may not write the status of a PodIP whose pod is on node node-2"},
+		{"an agent speaks for another node", asAgent,
+			reports("10.6.168.101", "phase: Bound, podUID: one, nodeName: node-2"), "may write of a PodIP only that"},
+		{"an agent says that the pod was on no node", asAgent,
+			reports("10.6.168.102", "phase: Retained, podUID: two, nodeName: null"), "may write of a PodIP only that"},
+		{"an agent speaks of an earlier pod", asAgent,
+			reports("10.6.168.104", "phase: Retained, podUID: last, nodeName: node-1"), "may write of a PodIP only that"},
+		{"an agent allocates an address", asAgent,
+			reports("10.6.168.101", "phase: Allocated, podUID: one, nodeName: node-1"), "may write of a PodIP only that"},
+		{"an agent says when an address becomes free", asAgent,
+			reports("10.6.168.102", `phase: Retained, podUID: two, nodeName: node-1, expires: never`),
+			"may not write status.expires"},
+		{"an agent answers", asAgent, merge(answerKind, "node-1", `{spec: {round: 2}}`), ""},
+		{"an agent applies its answer", asAgent, patch(answerKind, "node-1", types.ApplyPatchType,
+			`{apiVersion: stayput.io/v1alpha1, kind: PodIPAnswer, metadata: {name: node-1, ownerReferences: [{apiVersion: v1, kind: Node, name: node-1, uid: u}]}, spec: {round: 2}}`), ""},
+		{"an agent answers for another node", asAgent, merge(answerKind, "node-2", `{spec: {round: 2}}`),
+			"the agent of node node-1 may not write the PodIPAnswer node-2"},
+		{"an agent answers for a node that has not answered", asAgent, create(fmt.Sprintf(newAnswer, "node-3")),
+			"the agent of node node-1 may not write the PodIPAnswer node-3"},
+		{"an agent adds a finalizer to its answer", asAgent,
+			merge(answerKind, "node-1", `{metadata: {finalizers: [example.com/x]}}`), "may not write finalizers and labels"},
+		{"an agent labels its answer", asAgent,
+			merge(answerKind, "node-1", `{metadata: {labels: {a: b}}}`), "may not write finalizers and labels"},
+		{"an agent names another owner of its answer", asAgent, merge(answerKind, "node-1",
+			`{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: node-2, uid: u}]}}`),
+			"may name no other owner than its node"},
+		{"a token without a node answers", asStray, merge(answerKind, "node-1", `{spec: {round: 2}}`), "names no node"},
+		{"a token without a node says that a pod is gone", asStray,
+			reports("10.6.168.102", "phase: Retained, podUID: two"), "names no node"},
+
 		// PersistentPodStates.
 		{"a second PersistentPodState for a workload", asAdmin,
 			create(newState("second", "{apiVersion: apps/v1, kind: StatefulSet, name: web}")),
@@ -584,7 +823,13 @@ var attempts = func() []attempt {
 			attempt{"a good " + kind[1] + " of " + kind[0], asAdmin,
 				create(template(kind[0], kind[1], `stayput.io/retain-ip: 10m`)), ""},
 			attempt{"a bad " + kind[1] + " of " + kind[0], asAdmin,
-				create(template(kind[0], kind[1], `stayput.io/retain-ip: "true"`)), notValid})
+				create(template(kind[0], kind[1], `stayput.io/retain-ip: "true"`)), notValid},
+			attempt{"a " + kind[1] + " of " + kind[0] + " that asks for pools", asAdmin,
+				create(template(kind[0], kind[1], `stayput.io/pools: "blue,green@net1"`)), ""},
+			attempt{"a " + kind[1] + " of " + kind[0] + " that asks for bad pools", asAdmin,
+				create(template(kind[0], kind[1], `stayput.io/pools: "blue,blue"`)), `stayput.io/pools: "blue,blue" is not valid`},
+			attempt{"a " + kind[1] + " of " + kind[0] + " with addresses", asAdmin,
+				create(template(kind[0], kind[1], told)), "stayput.io/addresses is not for pod templates"})
 	}
 	return all
 }()
@@ -734,6 +979,8 @@ var gateAttempts = func() []gateAttempt {
 		ours     = "stayput.io/placement"
 		retain   = "stayput.io/retain-ip: 10m"
 		reserved = `io.kubernetes.cri/reserved-ip-duration: "10"`
+		pools    = "stayput.io/pools: blue"
+		noPools  = `stayput.io/pools: ""`
 	)
 	sts := func(name, annotations, spec string) string {
 		return ownedPod("guarded", "apps/v1", "StatefulSet", name, annotations, spec)
@@ -753,6 +1000,22 @@ var gateAttempts = func() []gateAttempt {
 		{"a pod without an owner", fmt.Sprintf(newPod, retain), []string{ours}},
 		{"a pod that only has another annotation of ours", sts("web", "stayput.io/home-wait: 10s", ""), nil},
 		{"a pod of the system namespace", ownedPod("stayput-system", "apps/v1", "StatefulSet", "web", retain, ""), nil},
+
+		{"a pod that asks for addresses of pools", sts("web", pools, ""), []string{ours}},
+		{"a pod that asks for them, and to keep them", sts("web", retain+", "+pools, ""), []string{ours}},
+		{"a pod that asks for them, with other gates",
+			sts("web", pools, "schedulingGates: [{name: a/b}],"), []string{"a/b", ours}},
+		{"a pod that asks for them, of a recorded workload", sts("db", pools, ""), []string{ours}},
+		{"a pod that asks for none", sts("web", noPools, ""), nil},
+		{"a pod that asks for them with a node", sts("web", pools, "nodeName: node-1,"), nil},
+		{"a pod that asks for them in the host network", sts("web", pools, "hostNetwork: true,"), nil},
+		{"a pod of a DaemonSet that asks for them",
+			ownedPod("guarded", "apps/v1", "DaemonSet", "web", pools, ""), nil},
+		{"a pod of a namespace with pools", ownedPod("pooled", "apps/v1", "StatefulSet", "web", "", ""), []string{ours}},
+		{"a pod of a namespace with pools that asks for none",
+			ownedPod("pooled", "apps/v1", "StatefulSet", "web", noPools, ""), nil},
+		{"a pod of a namespace with pools with a node",
+			ownedPod("pooled", "apps/v1", "StatefulSet", "web", "", "nodeName: node-1,"), nil},
 
 		{"a pod of a recorded workload", sts("db", "", ""), []string{ours}},
 		{"a pod of a recorded workload of another group",
@@ -949,6 +1212,59 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 	}
 }
 
+func TestAdmissionAndTheControllerAgreeOnPools(t *testing.T) {
+	g := guardedWith(t, true)
+	asks := func(ctx context.Context, value string) error {
+		_, err := g.c.Client().CoreV1().Pods("guarded").Create(ctx, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "new", Annotations: map[string]string{v1alpha1.AnnotationPools: value}},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+		}, metav1.CreateOptions{DryRun: dryRun})
+		return err
+	}
+	until(t, "the policy", func(ctx context.Context) bool { return asks(ctx, "?") != nil })
+	many := func(s string, n int) string { return strings.Repeat(s, n) }
+	good, bad := 0, 0
+	for _, value := range []string{
+		"", " ", "blue", "blue-v4,blue-v6,green@net1", " blue , green ", "0", "a.b-c", many("a", 253), "blue@net1,blue",
+		"blue@a-b_c.d:", "blue@eth0.100", "blue@" + many("a", 15), "a@b@c", "blue@é", "blue\t,green",
+		",", "blue,", ",blue", "blue,,green", "blue green", "Blue", "-blue", "blue-", "blue_4", "blue@", "@net1", "blue@.",
+		"blue@..", "blue@a/b", "blue@" + many("a", 16), many("a", 254), "blue,blue", "blue,blue@eth0", "blue@net1,blue@net1",
+		"blue;green", "blue@a b", "\"",
+	} {
+		_, want := rules.ParseWants(value)
+		got := asks(testContext(t), value)
+		if (want == nil) != (got == nil) || got != nil && !refused(got, "stayput.io/pools: ") {
+			t.Errorf("%q: the controller says %v, admission %v", value, want, got)
+		}
+		if got == nil {
+			good++
+		} else {
+			bad++
+		}
+	}
+	if good < 10 || bad < 10 {
+		t.Errorf("%d accepted, %d refused", good, bad)
+	}
+}
+
+// By these ways the API server takes no annotations at all, today.
+func TestNoOtherWayLeadsToTheAddressesOfAPod(t *testing.T) {
+	g := guardedWith(t, true)
+	for subresource, change := range map[string]string{
+		"ephemeralcontainers": `{metadata: {annotations: {` + told + `}}, spec: {ephemeralContainers: [{name: e, image: i}]}}`,
+		"resize":              `{metadata: {annotations: {` + told + `}}, spec: {containers: [{name: c, resources: {}}]}}`,
+	} {
+		is, err := patch(podKind, "late", types.StrategicMergePatchType, change, subresource)(testContext(t), g, g.admin)
+		if refused(err, "stayput.io/addresses") {
+			continue
+		}
+		must.Do(t, err)
+		if has, ok := is.GetAnnotations()[v1alpha1.AnnotationAddresses]; ok {
+			t.Errorf("by %s the pod has the addresses %s", subresource, has)
+		}
+	}
+}
+
 // overflows reports whether the value would be a Go duration if it were not longer than 292 years. The policy's pattern
 // only catches much larger ones; for these, the API server reports an error of its own.
 func overflows(value string) bool {
@@ -999,6 +1315,35 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"a RetainedIP moves to another node", "spec.nodeName is immutable",
 			merge(retipKind, "web-0.node-1", "{spec: {nodeName: node-2}}")},
 		{"a RetainedIP with an unknown phase", "status.phase", merge(retipKind, "web-0.node-1", "{status: {phase: Free}}")},
+		{"a pool", "", create(newPool(`mode: L2, subnet: 10.7.0.0/16, addresses: [10.7.0.1-10.7.0.9, 10.7.1.0/24], gateway: 10.7.2.1`))},
+		{"a pool of IPv6", "", create(newPool(`mode: Routed, subnet: "fd00:7::/64", addresses: ["fd00:7::1-fd00:7::9"]`))},
+		{"a pool without a mode", "spec.mode", create(newPool(`subnet: 10.7.0.0/16`))},
+		{"a pool of an unknown mode", "spec.mode", create(newPool(`mode: L3, subnet: 10.7.0.0/16`))},
+		{"a pool without a subnet", "spec.subnet", create(newPool(`mode: L2`))},
+		{"a pool whose subnet has host bits", "expected a CIDR without host bits", create(newPool(`mode: L2, subnet: 10.7.0.1/16`))},
+		{"a pool with an address outside", "addresses: expected addresses in subnet",
+			create(newPool(`mode: L2, subnet: 10.7.0.0/16, addresses: [10.8.0.1]`))},
+		{"a pool with an address of the other family", "addresses: expected addresses in subnet",
+			create(newPool(`mode: L2, subnet: 10.7.0.0/16, addresses: ["fd00::1"]`))},
+		{"a pool with no address", "expected an address, a range",
+			create(newPool(`mode: L2, subnet: 10.7.0.0/16, addresses: [web]`))},
+		{"a pool whose gateway is outside", "gateway: expected an address in subnet",
+			create(newPool(`mode: L2, subnet: 10.7.0.0/16, gateway: 10.8.0.1`))},
+		{"a routed pool with a gateway", "gateway and routes are for mode L2",
+			create(newPool(`mode: Routed, subnet: 10.7.0.0/16, gateway: 10.7.0.1`))},
+		{"a pool with a route without a destination", "spec.routes[0].dst",
+			create(newPool(`mode: L2, subnet: 10.7.0.0/16, routes: [{dst: x, gw: 10.7.0.1}]`))},
+		{"a pool moves", "spec.subnet is immutable", merge(poolKind, "blue", `{spec: {subnet: 10.0.0.0/8}}`)},
+		{"a pool gets another mode", "spec.mode is immutable", merge(poolKind, "blue", `{spec: {mode: Routed, gateway: null}}`)},
+		{"a pool grows", "", merge(poolKind, "blue", `{spec: {addresses: [10.6.0.0/17]}}`)},
+		{"a PodIP", "", create(newPodIP("10.6.168.105"))},
+		{"a PodIP of IPv6", "", create(newPodIP("fd00-0000-0000-0000-0000-0000-0000-0001"))},
+		{"a PodIP of a short IPv6 address", "metadata.name: expected", create(newPodIP("fd00--1"))},
+		{"a PodIP with a leading zero", "metadata.name: expected", create(newPodIP("010.6.168.105"))},
+		{"a PodIP of a name", "metadata.name: expected", create(newPodIP("web.a"))},
+		{"a PodIP changes its pool", "spec.pool is immutable", merge(podIPKind, "10.6.168.101", `{spec: {pool: green}}`)},
+		{"a second PodIPRoll", "metadata.name: expected cluster",
+			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPRoll, metadata: {name: other}, spec: {round: 1, mark: "2026-01-01T00:00:00.000000Z"}}`)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := c.do(testContext(t), g, g.admin)
@@ -1108,6 +1453,16 @@ func TestKubectlShowsTheColumnsAndDescriptions(t *testing.T) {
 	if len(one) != 1 || one[0][0] != "retainedip.stayput.io/web-1.node-2" {
 		t.Errorf("by node: %v", one)
 	}
+	pools := fields("get", "pippool")
+	if !slices.Equal(pools[0], []string{"NAME", "MODE", "SUBNET", "TOTAL", "USED", "FREE", "AGE"}) ||
+		!slices.Equal(pools[1][:3], []string{"blue", "L2", "10.6.0.0/16"}) {
+		t.Errorf("get pippool: %v", pools)
+	}
+	ips := fields("get", "pip", "--field-selector", "spec.pool=blue")
+	if len(ips) != 5 || !slices.Equal(ips[0], []string{"NAME", "POOL", "NAMESPACE", "POD", "NODE", "PHASE", "EXPIRES", "AGE"}) ||
+		!slices.Equal(ips[2][:6], []string{"10.6.168.102", "blue", "guarded", "web-2", "node-1", "Bound"}) {
+		t.Errorf("get pip: %v", ips)
+	}
 	states := fields("get", "persistentpodstates")
 	if !slices.Equal(states[0], []string{"NAME", "TARGET", "PODS", "RECORDED", "AGE"}) || states[1][1] != "web" {
 		t.Errorf("get persistentpodstates: %v", states)
@@ -1118,6 +1473,8 @@ func TestKubectlShowsTheColumnsAndDescriptions(t *testing.T) {
 		"persistentpodstates.spec.preferredPersistentTopology.weight",
 		"persistentpodstates.spec.persistentPodAnnotations.key",
 		"persistentpodstates.spec.persistentPodStateRetentionPolicy", "persistentpodstates.status.podStates",
+		"podippools.spec.addresses", "podippools.status.addresses.free", "podips.spec.quarantine.reason",
+		"podips.status.phase", "podiprolls.spec.mark", "podipanswers.spec.held.address",
 	} {
 		text := kubectl(t, g.c, "explain", field)
 		if !strings.Contains(text, "DESCRIPTION:") || strings.Contains(text, "<empty>") {
@@ -1155,8 +1512,9 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 		policies[p.Name] = true
 	}
 	want := []string{
-		"stayput-advice", "stayput-agent", "stayput-annotations", "stayput-controller",
-		"stayput-gate-annotated", "stayput-gate-recorded", "stayput-nominations", "stayput-unique-target",
+		"stayput-addresses", "stayput-advice", "stayput-agent", "stayput-agent-pools", "stayput-annotations",
+		"stayput-controller", "stayput-gate-annotated", "stayput-gate-pools", "stayput-gate-recorded",
+		"stayput-nominations", "stayput-pools", "stayput-unique-target",
 	}
 	if got := slices.Sorted(maps.Keys(policies)); !slices.Equal(got, want) {
 		t.Errorf("policies %v, want %v", got, want)

@@ -181,6 +181,28 @@ func TestAnAgentReadsOnlyItsOwnNodesObjects(t *testing.T) {
 	}
 }
 
+// Without pools.enabled their definitions are not served. The controller asks what is, and nothing of pools.
+func TestWithoutPoolsNothingIsAskedOfThem(t *testing.T) {
+	c := installed(t)
+	since := time.Now()
+	until(t, "the controller to have asked twice what is served", func(context.Context) bool {
+		asked := 0
+		for _, r := range requests(t, c) {
+			if r.by(lab.ControllerAccount) && r.RequestReceivedTimestamp.After(since) &&
+				strings.HasPrefix(r.RequestURI, "/apis/"+v1alpha1.SchemeGroupVersion.String()) && r.ObjectRef.Resource == "" {
+				asked++
+			}
+		}
+		return asked >= 2
+	})
+	for _, r := range requests(t, c) {
+		if strings.HasPrefix(r.ObjectRef.Resource, "podip") || r.ObjectRef.Resource == "namespaces" ||
+			r.by(lab.AgentAccount) && r.ObjectRef.Resource == "pods" {
+			t.Errorf("%s: %s %s", r.User.Username, r.Verb, r.RequestURI)
+		}
+	}
+}
+
 // askingNode returns the node of the agent that made a request.
 func askingNode(t *testing.T, r request) string {
 	t.Helper()
