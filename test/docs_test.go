@@ -316,7 +316,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 func TestDocumentsNameHelmValuesThatExist(t *testing.T) {
 	var values map[string]any
 	must.Do(t, yaml.Unmarshal([]byte(read(t, "deploy/chart/values.yaml")), &values))
-	const sections = `agent|apiServer|controller|crds|image|monitoring|namespace|uninstall`
+	const sections = `agent|apiServer|controller|crds|image|monitoring|namespace|pools|uninstall`
 	word := regexp.MustCompile(`(?:^|[\s,])((?:` + sections + `)\.[a-zA-Z.]+)`)
 	checked := 0
 	for _, d := range documents(t) {
