@@ -341,3 +341,109 @@ func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
 		}
 	}
 }
+
+func TestPodsOfPoolsStartWithoutTheGateAndAfterAReboot(t *testing.T) {
+	alone(t)
+	c := withPools(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, pool)
+	list := func(app string) map[string]*corev1.Pod {
+		pods := map[string]*corev1.Pod{}
+		all, err := c.Client().CoreV1().Pods(ns).List(testContext(t), metav1.ListOptions{LabelSelector: "app=" + app})
+		must.Do(t, err)
+		for i := range all.Items {
+			if pod := &all.Items[i]; pod.DeletionTimestamp == nil {
+				pods[pod.Name] = pod
+			}
+		}
+		return pods
+	}
+
+	// 1. No gate is on the pods of a DaemonSet: they get their addresses once they are bound.
+	apply(t, c, ns, fmt.Sprintf(`
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: each}
+spec:
+  selector: {matchLabels: {app: each}}
+  template:
+    metadata:
+      labels: {app: each}
+      annotations: {stayput.io/pools: blue}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - {name: web, image: %s, imagePullPolicy: Never}
+`, lab.WebImage))
+	until(t, "three pods of the DaemonSet", func(context.Context) bool {
+		pods := list("each")
+		for _, pod := range pods {
+			if !lab.Ready(pod) {
+				return false
+			}
+		}
+		return len(pods) == 3
+	})
+	each := list("each")
+	holdTheirAddresses(t, c, each)
+
+	// 2. A pod starts on a node whose agent is away. It has its address once the agent has seen it.
+	node := c.Nodes[0]
+	must.Do(t, node.Agent.Stop(testContext(t)))
+	apply(t, c, ns, pooledOn("late", node.Name))
+	until(t, "the pod to be bound", func(context.Context) bool {
+		pod := getPod(t, c, ns, "late")
+		return pod.Spec.NodeName == node.Name && pod.Annotations[v1alpha1.AnnotationAddresses] != ""
+	})
+	until(t, "an ADD to fail", func(ctx context.Context) bool {
+		events, err := c.Client().CoreV1().Events(ns).List(ctx, metav1.ListOptions{
+			FieldSelector: "reason=FailedCreatePodSandBox,involvedObject.name=late",
+		})
+		return err == nil && len(events.Items) > 0
+	})
+	must.Do(t, node.Agent.Start(testContext(t)))
+	late := ready(t, c, ns, "late")
+	holdTheirAddresses(t, c, map[string]*corev1.Pod{"late": late})
+
+	// 3. containerd is killed, and a pod is deleted before it is back.
+	must.Do(t, node.KillContainerd())
+	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "late", metav1.DeleteOptions{}))
+	must.Do(t, node.StartContainerd(testContext(t)))
+	until(t, "the address to be free", func(context.Context) bool {
+		_, is := podIPs(t, c)[late.Status.PodIP]
+		return !is
+	})
+	if at := holders(t, c, late.Status.PodIP); len(at) > 0 {
+		t.Errorf("%s is free, and configured at %v", late.Status.PodIP, at)
+	}
+
+	// 4. The node reboots: its pods start again, with their addresses.
+	must.Do(t, node.Reboot(testContext(t)))
+	must.Do(t, c.WaitReady(testContext(t), node))
+	for name, was := range each {
+		until(t, name+" to run again", func(context.Context) bool {
+			pod := list("each")[name]
+			return pod != nil && lab.Ready(pod) && pod.Status.PodIP == was.Status.PodIP &&
+				len(holders(t, c, was.Status.PodIP)) == 1
+		})
+	}
+	holdTheirAddresses(t, c, list("each"))
+	kubectl(t, c, "delete", "daemonset", "each", "-n", ns)
+	until(t, "all addresses to be free", func(context.Context) bool { return len(podIPs(t, c)) == 0 })
+}
+
+// pooledOn returns the YAML of a pod with an address of the pool, on a node.
+func pooledOn(name, node string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata:
+  name: %s
+  annotations: {stayput.io/pools: blue}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: %s}
+  containers:
+  - {name: web, image: %s, imagePullPolicy: Never}
+`, name, node, lab.WebImage)
+}
