@@ -282,16 +282,21 @@ func (k *Keeper) forget(uid string) error {
 
 // followRoll knows the PodIPRoll.
 func (k *Keeper) followRoll(ctx context.Context) {
-	k.follow(ctx, "roll", func(ctx context.Context, healthy func()) error {
+	interrupted := true
+	k.follow(ctx, "roll", func(ctx context.Context, healthy func()) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
 		defer cancel()
 		roll, version, err := k.api.Roll(ctx)
 		if err != nil {
+			interrupted = true
 			return err
 		}
-		k.mu.Lock()
-		k.answered = 0 // it may have been restored
-		k.mu.Unlock()
+		if interrupted { // it may have been restored, and the answer, too
+			k.mu.Lock()
+			k.answered = 0
+			k.mu.Unlock()
+		}
+		defer func() { interrupted = err != nil }()
 		k.setRoll(roll)
 		w, err := k.api.WatchRoll(ctx, version)
 		if err != nil {

@@ -1,10 +1,12 @@
 package podip
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/test/nodetest"
 )
 
@@ -161,6 +164,33 @@ func TestAnUnlistedNamespaceWithTheAddressIsThePods(t *testing.T) {
 		w.c.put(ends(p))
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPBound)
+		w.unmount(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+	})
+}
+
+// An agent that does not see the namespaces of pods knows nothing.
+func TestAnAgentThatIsBlindReportsNothing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.given(1)
+		w.given(2)
+		w.runs(1)
+		w.runs(2)
+		w.pass(time.Second)
+		see := w.k.observe
+		w.k.observe = func(context.Context) (*hostnet.View, error) { return &hostnet.View{}, nil }
+		w.c.put(ends(p))
+		w.del(1)
+		w.r.mu.Lock()
+		delete(w.r.sandboxes, "c1")
+		w.r.mu.Unlock()
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		if !strings.Contains(w.k.Trouble(), errBlind.Error()) {
+			t.Errorf("says %q", w.k.Trouble())
+		}
+		w.k.observe = see
 		w.unmount(1)
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
@@ -638,6 +668,15 @@ func TestAnAnswerThatIsGoneIsGivenAgain(t *testing.T) {
 		}
 		if n := w.c.count("say") - said; n > 0 {
 			t.Errorf("answered %d more times", n)
+		}
+		over := roll(5, 5) // nobody waits for an answer any more
+		over.Spec.Recalling = false
+		w.c.putRoll(over)
+		w.pass(time.Minute)
+		reads := w.c.count("get")
+		w.pass(time.Hour)
+		if n := w.c.count("get") - reads; n > 0 {
+			t.Errorf("%d reads in an hour in which nothing happens", n)
 		}
 	})
 }

@@ -115,7 +115,7 @@ func (k *Keeper) look(ctx context.Context, deep bool) (*sight, error) {
 		return nil, err
 	}
 	s.view.Close()
-	return s, s.believe(now.BootID)
+	return s, k.believe(s, now.BootID)
 }
 
 // there reports whether the network namespace of a bound address may be there. Only a fact says that it is not.
@@ -133,17 +133,21 @@ func (k *Keeper) there(a ledger.Address, boot string) (bool, error) {
 var errBlind = errors.New("none of the network namespaces of the pods that run is visible: " +
 	"the agent's mounts are not the host's")
 
-// believe returns why the view cannot be trusted: a namespace that is there must be in it.
-func (s *sight) believe(boot string) error {
+// believe returns why the view cannot be trusted: a pod's namespace that is still there must be in it.
+func (k *Keeper) believe(s *sight, boot string) error {
 	known := false
 	for _, b := range s.bound {
-		if b.Netns.Ino == 0 || b.Boot != boot {
+		if b.Netns.Ino == 0 || b.Boot != boot || b.Pod.Name == "" {
 			continue
 		}
 		if s.view.Has(b.Netns) {
 			return nil
 		}
-		known = true
+		there, err := k.lives(b.Netns)
+		if err != nil {
+			return err
+		}
+		known = known || there
 	}
 	if known {
 		return errBlind
