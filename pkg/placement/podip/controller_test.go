@@ -108,6 +108,9 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 			if err := write("patch "+sub, o); err != nil {
 				return err
 			}
+			if o, ok := o.(*stayputv1alpha1.PodIPPool); ok {
+				a.countsIn(t, o, p)
+			}
 			return c.SubResource(sub).Patch(ctx, o, p, options...)
 		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
@@ -138,6 +141,21 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 		},
 	})
 	return a
+}
+
+// countsIn checks that a status of a pool has all counts, as its definition wants it: the fake does not.
+func (a *api) countsIn(t *testing.T, o *stayputv1alpha1.PodIPPool, p client.Patch) {
+	t.Helper()
+	var is struct {
+		Status struct{ Addresses map[string]any }
+	}
+	text, err := p.Data(o)
+	if err == nil {
+		err = json.Unmarshal(text, &is)
+	}
+	if err != nil || len(is.Status.Addresses) != 4 {
+		t.Errorf("the API server refuses the status of pool %s: %s (%v)", o.Name, text, err)
+	}
 }
 
 // IsWatchListSemanticsUnSupported tells reflectors to list before they watch.

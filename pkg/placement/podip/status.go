@@ -2,6 +2,7 @@ package podip
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -123,8 +125,14 @@ func (c *Controller) seeToPool(ctx context.Context, s *session, name string) err
 	if equality.Semantic.DeepEqual(was.Status, o.Status) {
 		return nil
 	}
-	if err := c.client.Status().Patch(ctx, o, client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{}),
-		owner); err != nil {
+	// All of it, not what differs: a status that does not exist yet needs its zeros, too.
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": o.UID, "resourceVersion": o.ResourceVersion}, "status": o.Status,
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.client.Status().Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner); err != nil {
 		return fmt.Errorf("patching the status of PodIPPool %s: %w", name, err)
 	}
 	c.mu.Lock()
