@@ -447,3 +447,59 @@ spec:
   - {name: web, image: %s, imagePullPolicy: Never}
 `, name, node, lab.WebImage)
 }
+
+func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
+	alone(t)
+	c := withPools(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, pool)
+	apply(t, c, ns, strings.Replace(pooled("web", 2), "{stayput.io/pools: blue}",
+		"{stayput.io/pools: blue, stayput.io/retain-ip: 1h}", 1))
+	pods := places(t, c, ns, "web", 2, nil)
+	holdTheirAddresses(t, c, pods)
+	addr, node := pods["web-0"].Status.PodIP, pods["web-0"].Spec.NodeName
+	says := func(what, text string, all ...string) {
+		t.Helper()
+		for _, want := range all {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s does not say %q:\n%s", what, want, text)
+			}
+		}
+	}
+	says("get", works(t, c, ns, "get"), addr, node, "Bound", "of pool blue, 1h0m0s after the pod stops")
+	says("get by name", works(t, c, ns, "get", "pip/"+addr, "-o", "name"), "podip.stayput.io/"+addr)
+	says("why", works(t, c, ns, "why", "web-0"), "stayput.io/pools: blue", addr+" of pool blue is its own on whichever node",
+		"PodIP "+addr+": Bound", "Node: any that its pools are for", "IP: "+addr+" of pool blue")
+	says("node", works(t, c, ns, "node", node), "Addresses of pools", addr, ns+"/web-0")
+	says("check", works(t, c, ns, "check", "-v"), "all admission policies are in place",
+		"pools: 1 pool, 2 of 10 addresses are somebody's")
+
+	if s := stayput(t, c, ns, "release", "web-0"); s.code == 0 || !strings.Contains(s.err, "the address is in use") {
+		t.Errorf("release of a bound address: %+v", s)
+	}
+	kubectl(t, c, "scale", "statefulset", "web", "-n", ns, "--replicas=1")
+	other := pods["web-1"].Status.PodIP
+	until(t, "the address of web-1 to be retained", func(context.Context) bool {
+		return podIPs(t, c)[other].Status.Phase == v1alpha1.PodIPRetained
+	})
+	says("why of a pod that is gone", works(t, c, ns, "why", "web-1"), other+" of pool blue is kept until")
+	says("release", works(t, c, ns, "release", "web-1"), "podip.stayput.io/"+other+" released: "+other+" of pool blue")
+	if _, is := podIPs(t, c)[other]; is {
+		t.Errorf("%s is released and still there", other)
+	}
+
+	// More pods than addresses: the pool says so, and check and why say it.
+	kubectl(t, c, "scale", "statefulset", "web", "-n", ns, "--replicas=11")
+	until(t, "a pod to wait", func(context.Context) bool {
+		return strings.Contains(stayput(t, c, ns, "check").out, "1 pods wait for an address")
+	})
+	waits := ""
+	for i := range 11 {
+		name := fmt.Sprintf("web-%d", i)
+		if pod, err := c.Client().CoreV1().Pods(ns).Get(testContext(t), name, metav1.GetOptions{}); err == nil && isGated(pod) {
+			waits = name
+		}
+	}
+	says("why of a pod that waits", works(t, c, ns, "why", waits), "it asks for addresses of pools (blue), and none is its own",
+		"the pod waits for an address")
+}
