@@ -123,11 +123,26 @@ var bothDefinitions = []string{
 	"customresourcedefinition.apiextensions.k8s.io/retainedips.stayput.io",
 }
 
+var definitionsOfPools = []string{
+	"podipanswers.stayput.io", "podippools.stayput.io", "podiprolls.stayput.io", "podips.stayput.io",
+}
+
+// andPools adds the definitions of pools to names of objects.
+func andPools(names []string) []string {
+	all := slices.Clone(names)
+	for _, name := range definitionsOfPools {
+		all = append(all, "customresourcedefinition.apiextensions.k8s.io/"+name)
+	}
+	slices.Sort(all)
+	return all
+}
+
 // clean removes a test's leftovers.
 func clean(t *testing.T, c *lab.Cluster, namespace string) {
 	t.Helper()
 	kubectl(t, c, "delete", "namespace", namespace, "--ignore-not-found")
-	kubectl(t, c, "delete", "crd", "retainedips.stayput.io", "persistentpodstates.apps.kruise.io", "--ignore-not-found")
+	kubectl(t, c, append([]string{"delete", "crd", "--ignore-not-found", "retainedips.stayput.io",
+		"persistentpodstates.apps.kruise.io"}, definitionsOfPools...)...)
 	if left := ours(t, c); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
@@ -219,6 +234,64 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 func uid(t *testing.T, c *lab.Cluster, namespace, kind, name string) string {
 	t.Helper()
 	return kubectl(t, c, "get", kind, name, "-n", namespace, "-o", "jsonpath={.metadata.uid}")
+}
+
+func TestPoolsAreSwitchedOnAndOff(t *testing.T) {
+	c := cluster(t)
+	const namespace = "pools"
+	dir, err := lab.Chart(testContext(t))
+	must.Do(t, err)
+	defer clean(t, c, namespace)
+	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--create-namespace")
+	without := ours(t, c)
+	helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=pools.enabled=true")
+	with := ours(t, c)
+	kubectl(t, c, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	_, err = c.Kubectl(testContext(t), `{apiVersion: stayput.io/v1alpha1, kind: PodIPPool, metadata: {name: blue},
+		spec: {mode: L2, subnet: 10.6.0.0/16}}`, "apply", "-f", "-")
+	must.Do(t, err)
+	for range 2 {
+		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=pools.enabled=false")
+		if is := ours(t, c); !slices.Equal(is, andPools(without)) {
+			t.Errorf("switched off, there are %q, want %q", is, andPools(without))
+		}
+		kubectl(t, c, "get", "podippool", "blue")
+		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=pools.enabled=true")
+		if is := ours(t, c); !slices.Equal(is, with) {
+			t.Errorf("switched on again, there are %q, want %q", is, with)
+		}
+	}
+	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
+	must.Within(t, patience, "everything but the definitions to be gone", func() bool {
+		return slices.Equal(ours(t, c), andPools(bothDefinitions))
+	})
+	kubectl(t, c, "delete", "podippool", "blue")
+
+	// Without Helm.
+	file := func(name string) string {
+		path, err := filepath.Abs(filepath.Join("..", "..", "deploy", name))
+		must.Do(t, err)
+		return path
+	}
+	kubectl(t, c, "delete", "namespace", namespace)
+	for _, how := range [][]string{nil, {"--server-side"}} {
+		kubectl(t, c, "apply", "--server-side", "-f", file("crds.yaml"), "-f", file("persistentpodstates.yaml"), "-f",
+			file("pools-crds.yaml"))
+		kubectl(t, c, append([]string{"apply", "-f", file("install.yaml")}, how...)...)
+		without := ours(t, c)
+		kubectl(t, c, append([]string{"apply", "-f", file("pools.yaml")}, how...)...)
+		kubectl(t, c, append([]string{"apply", "-f", file("install.yaml")}, how...)...) // which changes nothing
+		kubectl(t, c, "delete", "-f", file("pools.yaml"))
+		if is := ours(t, c); !slices.Equal(is, without) {
+			t.Errorf("without pools.yaml there are %q, want %q", is, without)
+		}
+		kubectl(t, c, append([]string{"apply", "-f", file("pools.yaml")}, how...)...)
+		kubectl(t, c, "delete", "-f", file("pools.yaml"), "-f", file("install.yaml"))
+		if left := ours(t, c); !slices.Equal(left, andPools(bothDefinitions)) {
+			t.Errorf("left: %q", left)
+		}
+	}
+	kubectl(t, c, "delete", "-f", file("pools-crds.yaml"))
 }
 
 // kruiseDefinition is the relevant part of OpenKruise's, without our label.
