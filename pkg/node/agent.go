@@ -253,6 +253,7 @@ func (a *Agent) joinCluster() (err error) {
 	}
 	a.pools, err = podip.New(podip.Options{
 		API: o.API, Node: o.NodeName, Ledgers: a.ledgers, NetnsDirs: o.NetnsDirs, Runtime: a.cri, Log: o.Log,
+		Registry: o.Registry,
 	})
 	a.uninstaller.Pools = a.pools.SetPools
 	return err

@@ -208,7 +208,8 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		owners: newOwners(), memory: memory, now: time.Now,
 		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
 	}
-	pools := podip.Options{Workloads: workloads, Home: place.homeBesides, Uninstalling: uninstalling}
+	pools := podip.Options{Workloads: workloads, Home: place.homeBesides, Uninstalling: uninstalling,
+		Registry: metrics.Registry}
 	if o.Namespace != "" {
 		pools.Installation = types.NamespacedName{Namespace: o.Namespace, Name: signal.ConfigMap}
 	}
@@ -216,6 +217,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 	if err != nil {
 		return err
 	}
+	place.metrics.gates.forAddress = place.pools.Waits
 	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
 		return err
 	}

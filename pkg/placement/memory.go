@@ -16,6 +16,7 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // memory is what the placer remembers of pods between decisions. All of it can be lost: a new leader finds pods gated
@@ -73,6 +74,7 @@ type undecidedPod struct {
 	uid     types.UID
 	node    string
 	waits   bool
+	pooled  bool // it asks for addresses of pools
 	home    string
 	reason  string
 	noticed map[string]struct{}
@@ -506,24 +508,54 @@ type gatedCount struct {
 	oldest time.Time
 }
 
-// gatedPods counts the pods that only our gate holds by whether they wait for their home.
-func (m *memory) gatedPods() map[bool]gatedCount {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	counts := map[bool]gatedCount{false: {}, true: {}}
-	for key, g := range m.gated {
-		if g.held {
-			continue
-		}
-		waits := m.waitsLocked(key, g.uid)
-		c := counts[waits]
-		if c.pods == 0 || g.since.Before(c.oldest) {
-			c.oldest = g.since
+// The words of the label waiting: what a gated pod waits for.
+const (
+	waitsForNothing = "false"
+	waitsForHome    = "true"
+	waitsForAddress = "address" // of a pool
+)
+
+// gatedPods counts the pods that only our gate holds by what they wait for. forAddress reports whether one that asks
+// for addresses of pools waits for them; nil: there are no pools.
+func (m *memory) gatedPods(forAddress func(pool.UID) bool) map[string]gatedCount {
+	counts := map[string]gatedCount{waitsForNothing: {}, waitsForHome: {}}
+	note := func(waiting string, since time.Time) {
+		c := counts[waiting]
+		if c.pods == 0 || since.Before(c.oldest) {
+			c.oldest = since
 		}
 		c.pods++
-		counts[waits] = c
+		counts[waiting] = c
+	}
+	pooled := map[types.UID]time.Time{}
+	m.mu.Lock()
+	for key, g := range m.gated {
+		switch u := m.pods[key]; {
+		case g.held:
+		case m.waitsLocked(key, g.uid):
+			note(waitsForHome, g.since)
+		case u != nil && u.uid == g.uid && u.pooled && forAddress != nil:
+			pooled[g.uid] = g.since
+		default:
+			note(waitsForNothing, g.since)
+		}
+	}
+	m.mu.Unlock()
+	for uid, since := range pooled { // past the lock: it takes another one
+		if forAddress(pool.UID(uid)) {
+			note(waitsForAddress, since)
+		} else {
+			note(waitsForNothing, since)
+		}
 	}
 	return counts
+}
+
+// asksPools notes that a gated pod asks for addresses of pools.
+func (m *memory) asksPools(pod *corev1.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.podLocked(client.ObjectKeyFromObject(pod), pod.UID).pooled = true
 }
 
 // first reports whether a text about a pod is news, and notes it.

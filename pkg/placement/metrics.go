@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // placementMetrics are the metrics about pods. Those about the loops, API calls and leadership are controller-runtime's
@@ -13,11 +14,14 @@ import (
 type placementMetrics struct {
 	placements *prometheus.CounterVec
 	gated      *prometheus.HistogramVec
+	gates      *gateMetrics
 }
 
 // newPlacementMetrics registers with r. leads reports whether this replica does.
 func newPlacementMetrics(r prometheus.Registerer, m *memory, leads func() bool) *placementMetrics {
+	gates := newGateMetrics(m, leads)
 	p := &placementMetrics{
+		gates: gates,
 		placements: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stayput_controller_placements_total",
 			Help: "Pods placed by outcome: free (had no home), home, elsewhere (gave its home up), evict (deleted because its " +
@@ -36,7 +40,7 @@ func newPlacementMetrics(r prometheus.Registerer, m *memory, leads func() bool) 
 	for _, waited := range []bool{false, true} {
 		p.gated.WithLabelValues(yesNo(waited))
 	}
-	r.MustRegister(p.placements, p.gated, newGateMetrics(m, leads))
+	r.MustRegister(p.placements, p.gated, gates)
 	return p
 }
 
@@ -59,6 +63,7 @@ func yesNo(b bool) string {
 type gateMetrics struct {
 	memory        *memory
 	leads         func() bool
+	forAddress    func(pool.UID) bool // see memory.gatedPods
 	gated, oldest *prometheus.Desc
 	waiting       *prometheus.Desc
 }
@@ -67,10 +72,11 @@ func newGateMetrics(m *memory, leads func() bool) *gateMetrics {
 	return &gateMetrics{
 		memory: m, leads: leads,
 		gated: prometheus.NewDesc("stayput_controller_gated_pods",
-			"Pods that only Stayput's gate holds, by whether they wait for their home. Leader only.", []string{"waiting"}, nil),
+			"Pods that only Stayput's gate holds, by what they wait for: false (nothing), true (their home), address (of a "+
+				"pool). Leader only.", []string{"waiting"}, nil),
 		oldest: prometheus.NewDesc("stayput_controller_oldest_gated_pod_age_seconds",
-			"Age of the oldest pod that only Stayput's gate holds, 0 without any, by whether it waits for its home. "+
-				"Leader only.", []string{"waiting"}, nil),
+			"Age of the oldest pod that only Stayput's gate holds, 0 without any, by what it waits for: false (nothing), "+
+				"true (its home), address (of a pool). Leader only.", []string{"waiting"}, nil),
 		waiting: prometheus.NewDesc("stayput_controller_waiting_pods",
 			"Pods that wait for a home that cannot take them now, gated or already ungated. Leader only.", nil, nil),
 	}
@@ -87,13 +93,13 @@ func (g *gateMetrics) Collect(c chan<- prometheus.Metric) {
 		return
 	}
 	now := g.memory.now()
-	for waiting, s := range g.memory.gatedPods() {
+	for waiting, s := range g.memory.gatedPods(g.forAddress) {
 		age := 0.0
 		if s.pods > 0 {
 			age = max(0, now.Sub(s.oldest).Seconds())
 		}
-		c <- prometheus.MustNewConstMetric(g.gated, prometheus.GaugeValue, float64(s.pods), yesNo(waiting))
-		c <- prometheus.MustNewConstMetric(g.oldest, prometheus.GaugeValue, age, yesNo(waiting))
+		c <- prometheus.MustNewConstMetric(g.gated, prometheus.GaugeValue, float64(s.pods), waiting)
+		c <- prometheus.MustNewConstMetric(g.oldest, prometheus.GaugeValue, age, waiting)
 	}
 	c <- prometheus.MustNewConstMetric(g.waiting, prometheus.GaugeValue, g.memory.waitingPods())
 }

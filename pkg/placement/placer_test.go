@@ -222,7 +222,7 @@ func TestAPodIsPlacedOnceNoOtherGateHoldsIt(t *testing.T) {
 	if len(is.Spec.SchedulingGates) != 2 || home.Pinned(is) || len(p.notes()) > 0 {
 		t.Fatalf("it is placed while another gate holds it: %+v", is.Spec)
 	}
-	if p.memory.gatedPods()[false].pods > 0 {
+	if p.memory.gatedPods(nil)[waitsForNothing].pods > 0 {
 		t.Error("it counts as a pod that only our gate holds")
 	}
 	is.Spec.SchedulingGates = is.Spec.SchedulingGates[:1]

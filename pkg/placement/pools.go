@@ -17,6 +17,7 @@ const poolsUnknown = 100 * time.Millisecond
 
 // hand leaves a gated pod to package podip, which gives it its addresses and asks [placer.homeBesides].
 func (p *placer) hand(pod *corev1.Pod) {
+	p.memory.asksPools(pod)
 	if why := p.pools.Why(); why != "" {
 		p.say(pod, corev1.EventTypeWarning, home.ReasonAddressWait, why)
 	}

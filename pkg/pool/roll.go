@@ -151,6 +151,21 @@ func (b *Book) recalled(why string) Finding {
 		func(node string) bool { return b.answers[node].Round >= b.roll.Epoch })
 }
 
+// Unanswered returns the nodes that somebody waits for to answer what all nodes are asked last, sorted. Those that are
+// off, or can have no address, are not among them.
+func (b *Book) Unanswered() (nodes []string) {
+	if !b.roll.Recalling && len(b.roll.Asked) == 0 {
+		return nil
+	}
+	for name, n := range b.nodes {
+		if !n.Foreign && !n.Off && b.answers[name].Round < b.roll.Round {
+			nodes = append(nodes, name)
+		}
+	}
+	slices.Sort(nodes)
+	return nodes
+}
+
 // Recall goes on with a recall: once all nodes have answered, it makes the PodIPs again that are missing, and
 // quarantines addresses that a node says are another pod's. Then it is over, and the Book stale.
 func (b *Book) Recall(now time.Time) Plan {

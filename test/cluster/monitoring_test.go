@@ -43,6 +43,7 @@ var resting = map[string]string{
 	"stayput_agent_leftover_namespaces_removed_total": "pkg/node.TestALeftoverNamespaceIsRemovedWithItsAddress",
 	"stayput_agent_queue_dropped_total":               "pkg/node.TestAFullQueueLeavesThePodToAReconciliation",
 	"stayput_agent_events_dropped_total":              "pkg/node/retainedip.TestEventsThatAreTooManyAreDroppedAndCounted",
+	"stayput_agent_pool_failures_total":               "pkg/node/podip.TestWhatFailsAndWhatIsOwedIsCounted",
 	"stayput_verify_failures_total":                   "pkg/node.TestAnAddressThatIsNotConfiguredInItsPodIsReported",
 	"stayput_invalid_annotations_total":               "pkg/node.TestABadAnnotationIsReportedAndSetsNothing",
 }
@@ -190,6 +191,25 @@ func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 	must.Do(t, node.StartContainerd(testContext(t)))
 	p.moved(t, `stayput_agent_nri_connections_total{instance="`+node.Name+`"}`,
 		`stayput_agent_reconcile_errors_total{instance="`+node.Name+`"}`)
+
+	// A pool has one address, and two pods ask for it.
+	kubectl(t, c, "apply", "--server-side", "-f", "../../deploy/pools-crds.yaml", "-f", "../../deploy/pools.yaml")
+	if all := p.query(t, `{__name__=~"stayput_(agent|controller)_pool_.*"}`); len(all) > 0 {
+		t.Errorf("without a pool there is %v", all)
+	}
+	apply(t, c, ns, strings.Replace(pool, "10.6.168.101-10.6.168.110", "10.6.168.101", 1))
+	p.until(t, "the pool to serve", func() bool {
+		return len(p.query(t, `stayput_controller_pool_gate_duration_seconds_count{waited="false"} == 0 and `+
+			`ignoring(waited) stayput_controller_pool_recalling == 0`)) == 1 &&
+			len(p.query(t, `stayput_agent_pool_answer_owed == 0`)) == 3
+	})
+	apply(t, c, ns, pooled("pooled", 2))
+	p.until(t, "one of two pods to wait for an address", func() bool {
+		return len(p.query(t, `stayput_controller_pool_waiting_pods{pool="blue"} == 1 and on(instance) `+
+			`stayput_controller_pool_free_addresses == 0`)) == 1 &&
+			len(p.query(t, `stayput_controller_oldest_gated_pod_age_seconds{waiting="address"} > 0`)) == 1
+	})
+	p.moved(t, `stayput_controller_pool_gate_duration_seconds_count{waited="false"}`)
 
 	// Every watched metric exists, and every counter among them has risen.
 	kinds := p.kinds(t)

@@ -469,7 +469,8 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	says("get", works(t, c, ns, "get"), addr, node, "Bound", "of pool blue, 1h0m0s after the pod stops")
 	says("get by name", works(t, c, ns, "get", "pip/"+addr, "-o", "name"), "podip.stayput.io/"+addr)
 	says("why", works(t, c, ns, "why", "web-0"), "stayput.io/pools: blue",
-		addr+" of pool blue is its own on whichever node", "PodIP "+addr+": Bound", "Node: any that its pools are for", "IP: "+addr+" of pool blue")
+		addr+" of pool blue is its own on whichever node", "PodIP "+addr+": Bound", "Node: any that its pools are for",
+		"IP: "+addr+" of pool blue")
 	says("node", works(t, c, ns, "node", node), "Addresses of pools", addr, ns+"/web-0")
 	says("check", works(t, c, ns, "check", "-v"), "all admission policies are in place",
 		"pools: 1 pool, 2 of 10 addresses are somebody's")

@@ -270,7 +270,73 @@ var cases = map[string]alertCase{
 		after: "65m",
 		says:  "2 versions of stayput have been running for an hour: a rollout is stuck or incomplete.",
 	},
+
+	"StayputPoolNearlyFull": {
+		fires: []string{`stayput_controller_pool_used_addresses{instance="controller-1",pool="blue"} = 96x20`,
+			`stayput_controller_pool_addresses{instance="controller-1",pool="blue"} = 100x20`},
+		quiet: []string{`stayput_controller_pool_used_addresses{instance="controller-1",pool="blue"} = 90x20`,
+			`stayput_controller_pool_addresses{instance="controller-1",pool="blue"} = 100x20`},
+		after: "17m", labels: map[string]string{"pool": "blue"},
+		says: "96% of the addresses of pool blue are in use or kept.",
+	},
+	"StayputPoolExhausted": {
+		fires: []string{`stayput_controller_pool_waiting_pods{instance="controller-1",pool="blue"} = 3x20`},
+		quiet: []string{`stayput_controller_pool_waiting_pods{instance="controller-1",pool="blue"} = 3x3 0x20`},
+		after: "7m", labels: map[string]string{"pool": "blue"},
+		says: "3 pods have waited for a free address of pool blue for 5 minutes.",
+	},
+	"StayputPodsWaitForAddress": {
+		fires: []string{gatedAge + `waiting="address"} = 0+60x30`},
+		quiet: []string{gatedAge + `waiting="address"} = 0+60x10 0x20`, gatedAge + `waiting="false"} = 0+60x30`},
+		after: "20m",
+		says:  "A pod has been gated for 20m 0s: it waits for an address of a pool. Its Event WaitingForAddress says why.",
+	},
+	"StayputAddressesHeld": {
+		fires: []string{heldAge + `operator="true"} = 0+60x30`, heldAge + `operator="false"} = 0x30`},
+		quiet: []string{heldAge + `operator="true"} = 0+60x9 0x20`, heldAge + `operator="false"} = 0+60x9 0x20`},
+		after: "20m", labels: map[string]string{"operator": "true"},
+		says: "For 20m 0s nothing has proved that a deleted pod is gone from its node, so that nobody gets its address. " +
+			"That only an operator can end it: true.",
+	},
+	"StayputAddressesQuarantined": {
+		fires: []string{`stayput_controller_pool_quarantined_addresses{instance="controller-1"} = 2x20`},
+		quiet: []string{`stayput_controller_pool_quarantined_addresses{instance="controller-1"} = 2x5 0x20`},
+		after: "12m",
+		says:  "2 addresses of pools have been in quarantine for 10 minutes. Two pods may answer for them.",
+	},
+	"StayputPoolsRecalling": {
+		fires: []string{`stayput_controller_pool_recalling{instance="controller-1"} = 1x20`},
+		quiet: []string{`stayput_controller_pool_recalling{instance="controller-1"} = 1x3 0x20`},
+		after: "7m",
+	},
+	"StayputPoolAnswerOwed": {
+		fires: []string{`stayput_agent_pool_answer_owed{instance="node-1"} = 1x20`},
+		quiet: []string{`stayput_agent_pool_answer_owed{instance="node-1"} = 1x3 0x20`},
+		after: "7m", labels: on(),
+		says: "For 5 minutes, stayput-agent on node-1 has not answered what all nodes are asked about addresses of pools. " +
+			"Somebody may wait for it.",
+	},
+	"StayputPodEndsUnproven": {
+		fires: []string{`stayput_agent_pool_oldest_unproven_pod_age_seconds{instance="node-1"} = 0+60x30`},
+		quiet: []string{`stayput_agent_pool_oldest_unproven_pod_age_seconds{instance="node-1"} = 0+60x9 0x20`,
+			`stayput_agent_pool_unproven_pods{instance="node-1"} = 7x30`},
+		after: "20m", labels: on(),
+		says: "20m 0s after a pod has ended, stayput-agent on node-1 cannot say that nothing of it is left. Nobody gets " +
+			"its address.",
+	},
+	"StayputPoolWorkFails": {
+		fires: []string{`stayput_agent_pool_failures_total{instance="node-1",part="pod"} = 0+1x40`},
+		quiet: []string{`stayput_agent_pool_failures_total{instance="node-1",part="pod"} = 0x10 4x30`},
+		after: "32m", labels: on("part", "pod"),
+		says: "15 attempts of stayput-agent on node-1 failed within 15 minutes (pod). Pods with addresses of pools may not " +
+			"start, and their addresses may not become free.",
+	},
 }
+
+const (
+	gatedAge = `stayput_controller_oldest_gated_pod_age_seconds{instance="controller-1",`
+	heldAge  = `stayput_controller_pool_oldest_held_address_age_seconds{instance="controller-1",`
+)
 
 const placementErrors = `controller_runtime_reconcile_errors_total{instance="controller-1",job="stayput-controller",` +
 	`controller="placement"} = `

@@ -16,6 +16,7 @@
 //	tend.go    what is done about a pod, and said of it
 //	answer.go  the answers to rolls
 //	sight.go   what is on the machine
+//	metrics.go what is counted
 //	client.go  the API server
 package podip
 
@@ -32,6 +33,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 
@@ -58,13 +60,15 @@ type Options struct {
 	NetnsDirs []string // where namespaces are mounted by name
 	Runtime   Runtime
 	Log       *slog.Logger
+	Registry  prometheus.Registerer // of the metrics
 }
 
 // Keeper is the agent's half of pools. Its methods may be called from any goroutine; none but Run waits.
 type Keeper struct {
-	o   Options
-	api api
-	log *slog.Logger
+	o       Options
+	api     api
+	log     *slog.Logger
+	metrics *metrics
 
 	// What is asked of the machine; tests have their own.
 	observe func(context.Context) (*hostnet.View, error)
@@ -108,7 +112,9 @@ type subject struct {
 	exists, ending, over bool
 	// gone: all that is to be done for a pod that is gone was done.
 	gone bool
-	said string // the last trouble with it
+	// ended is when it was found that the pod has ended; zero: it has not, or is about to.
+	ended time.Time
+	said  string // the last trouble with it
 }
 
 // alive reports whether kubelet may start the pod, or has.
@@ -164,7 +170,9 @@ func New(o Options) (*Keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newKeeper(o, api), nil
+	k := newKeeper(o, api)
+	o.Registry.MustRegister(k.metrics)
+	return k, nil
 }
 
 func newKeeper(o Options, api api) *Keeper {
@@ -172,6 +180,7 @@ func newKeeper(o Options, api api) *Keeper {
 		o: o, api: api, log: o.Log, changed: make(chan struct{}, 1), rollNow: make(chan struct{}, 1),
 		troubles: map[string]string{},
 	}
+	k.metrics = newMetrics(k)
 	k.observe = func(ctx context.Context) (*hostnet.View, error) {
 		return hostnet.ObserveMounted(ctx, o.NetnsDirs, o.Runtime.PID())
 	}
@@ -224,6 +233,7 @@ func (k *Keeper) serve(ctx context.Context) {
 	k.mu.Lock()
 	k.queue, k.subjects, k.all, k.listed, k.roll, k.answered, k.epoch = queue, map[string]*subject{},
 		map[string]bool{}, false, nil, 0, 0
+	k.metrics.serves()
 	k.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, loop := range []func(context.Context){k.followPods, k.followRoll, k.answers, k.discovers, k.sweeps} {
@@ -305,6 +315,7 @@ func (k *Keeper) note(part string, err error) {
 	if errors.Is(err, context.Canceled) {
 		return
 	}
+	k.metrics.failed(part)
 	if k.troubles[part] != err.Error() {
 		k.log.Warn("Pools: retrying", "part", part, "err", err)
 	}

@@ -59,6 +59,12 @@ func (k *Keeper) subject(uid string) (subject, bool) {
 	if s == nil || !k.listed {
 		return subject{}, false // all are queued with the list
 	}
+	switch {
+	case s.exists && !s.over:
+		s.ended = time.Time{}
+	case s.ended.IsZero():
+		s.ended = time.Now()
+	}
 	return *s, true
 }
 

@@ -5,6 +5,7 @@
 //	session.go     the Book: begun, fed, and begun anew if the API server's data were restored
 //	write.go       the writes, each bound to what it was decided on
 //	status.go      what pools and addresses say of themselves
+//	metrics.go     what is counted of them
 //	convert.go     the words of the API and those of package pool
 package podip
 
@@ -16,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,6 +63,7 @@ type Controller struct {
 	uninstalling func() bool
 	installation types.NamespacedName
 	toTell       chan struct{} // whether there are pools, perhaps
+	metrics      *metrics
 
 	mu    sync.Mutex
 	state state
@@ -109,6 +112,7 @@ type Options struct {
 	Uninstalling func() bool
 	// Installation is the ConfigMap by which agents know whether there are pools; empty: they are not told.
 	Installation types.NamespacedName
+	Registry     prometheus.Registerer // of the metrics
 }
 
 // workers is how many decisions are carried out at a time: a write waits for etcd's disk.
@@ -127,6 +131,7 @@ func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
 	}
 	c := newController(mgr.GetClient(), live, mgr.GetCache(), mgr.GetCache(), o)
 	c.events = mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
+	o.Registry.MustRegister(c.metrics)
 	loops, err := builder.TypedControllerManagedBy[key](mgr).Named("pools").
 		WatchesRawSource(source.TypedFunc[key](func(_ context.Context, q queue) error {
 			c.mu.Lock()
@@ -145,13 +150,15 @@ func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
 
 func newController(cl client.Client, live client.WithWatch, cached client.Reader, informers cache.Informers,
 	o Options) *Controller {
-	return &Controller{
+	c := &Controller{
 		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
 		home: o.Home, uninstalling: o.Uninstalling, installation: o.Installation, toTell: make(chan struct{}, 1),
 		first: make(chan struct{}),
 		pools: map[string]*stayputv1alpha1.PodIPPool{},
 		above: map[string]pool.Workload{},
 	}
+	c.metrics = newMetrics(c)
+	return c
 }
 
 // Owns reports whether a gated pod is placed here and not by its home alone. known is false until that is known: it
@@ -314,6 +321,7 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	}
 	c.mu.Lock()
 	s.wait(uid, plan)
+	gated := s.gated[uid]
 	c.mu.Unlock()
 	if plan.Reason != "" {
 		c.sayPlan(s, pod, plan)
@@ -342,6 +350,7 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	}
 	if len(plan.Writes) > 0 && plan.Reason == "" {
 		placed()
+		c.metrics.let(gated)
 		log.FromContext(ctx).Info("Gave pod its addresses", "pod", name)
 	}
 	return until(plan, at), nil
@@ -399,7 +408,7 @@ func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time
 			return wanted
 		})
 		if asked || about == nil {
-			s.waitForNodes(a)
+			s.waitForNodes(a, plan, at)
 		}
 		name := stayputv1alpha1.PodIPName(a)
 		is := s.book.PodIP(a)

@@ -37,8 +37,10 @@ type session struct {
 	// blocked are the pods that wait, with the addresses that they wait for; on has the same by address.
 	blocked map[pool.UID][]netip.Addr
 	on      map[netip.Addr]map[pool.UID]struct{}
-	// silent are the addresses that wait for what a node says.
-	silent map[netip.Addr]struct{}
+	// silent are the addresses that wait for what a node says, quarantined those in quarantine.
+	silent      map[netip.Addr]silence
+	quarantined map[netip.Addr]struct{}
+	gated       map[pool.UID]*wait
 	// expires is status.expires, if it is not empty.
 	expires    map[netip.Addr]string
 	byWorkload map[home.Ref]map[netip.Addr]struct{}
@@ -279,7 +281,8 @@ func (c *Controller) begin(ctx context.Context) (*session, error) {
 	}
 	s := &session{
 		book: pool.NewBook(next), invalid: map[pool.UID]error{}, blocked: map[pool.UID][]netip.Addr{},
-		on: map[netip.Addr]map[pool.UID]struct{}{}, silent: map[netip.Addr]struct{}{},
+		on: map[netip.Addr]map[pool.UID]struct{}{}, silent: map[netip.Addr]silence{},
+		quarantined: map[netip.Addr]struct{}{}, gated: map[pool.UID]*wait{},
 		expires: map[netip.Addr]string{}, byWorkload: map[home.Ref]map[netip.Addr]struct{}{}, said: map[string]string{},
 		stale: make(chan struct{}), c: c,
 	}
@@ -478,6 +481,7 @@ func (c *Controller) setPool(o *stayputv1alpha1.PodIPPool) {
 	c.pools[o.Name] = o
 	if c.state != serving {
 		c.state = serving
+		c.metrics.serves()
 		close(c.first)
 	}
 	s := c.session
@@ -565,6 +569,9 @@ func (s *session) setIP(o *stayputv1alpha1.PodIP) {
 		}
 		s.byWorkload[of][p.Addr] = struct{}{}
 	}
+	if delete(s.quarantined, p.Addr); p.Quarantine.Reason != "" {
+		s.quarantined[p.Addr] = struct{}{}
+	}
 	if s.expires[p.Addr] = o.Status.Expires; o.Status.Expires == "" {
 		delete(s.expires, p.Addr)
 	}
@@ -587,6 +594,7 @@ func (s *session) removeIP(a netip.Addr) {
 	s.book.RemovePodIP(a)
 	delete(s.expires, a)
 	delete(s.silent, a)
+	delete(s.quarantined, a)
 	delete(s.said, stayputv1alpha1.PodIPName(a))
 	s.moved(a, p.Pool)
 	s.c.enqueue(podKey(p.PodUID))
@@ -763,6 +771,7 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 		return // what it has is not known: what was known of it stands
 	}
 	s.book.SetPod(is)
+	s.gates(&is, home.LastGate(core), was == nil, c.now())
 	if was != nil && was.Gated == is.Gated && was.Node == is.Node && was.Ending == is.Ending && was.Over == is.Over &&
 		len(was.Has) == len(is.Has) && !is.Gated {
 		return // a mere change of its status
@@ -808,6 +817,7 @@ func (c *Controller) removePod(s *session, uid pool.UID, node string, final bool
 		}
 	}
 	s.book.RemovePod(uid, final, c.now())
+	delete(s.gated, uid)
 	s.unblock(uid)
 	delete(s.invalid, uid)
 	delete(s.said, string(uid))
@@ -875,6 +885,9 @@ func (s *session) wait(uid pool.UID, plan pool.Plan) {
 		return
 	}
 	s.blocked[uid] = plan.Addrs
+	if w := s.gated[uid]; w != nil {
+		w.waited = true
+	}
 	for _, a := range plan.Addrs {
 		if s.on[a] == nil {
 			s.on[a] = map[pool.UID]struct{}{}
@@ -893,10 +906,19 @@ func (s *session) unblock(uid pool.UID) {
 }
 
 // waitForNodes notes whether an address waits for what nodes say. Controller.mu is held.
-func (s *session) waitForNodes(a netip.Addr) {
-	if delete(s.silent, a); !s.book.Settled(a) {
-		s.silent[a] = struct{}{}
+func (s *session) waitForNodes(a netip.Addr, plan pool.Plan, now time.Time) {
+	was := s.silent[a]
+	if delete(s.silent, a); s.book.Settled(a) {
+		return
 	}
+	is := silence{operator: plan.Remedy != ""}
+	if s.holds(a) {
+		is.of, is.since = s.book.PodIP(a).PodUID, now
+		if was.of == is.of {
+			is.since = was.since
+		}
+	}
+	s.silent[a] = is
 }
 
 // firstOf reports whether something is said of an object for the first time since it said something else.

@@ -1,0 +1,91 @@
+package podip
+
+import (
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are about the agent's half of pools. There are none while the cluster has no pool.
+type metrics struct {
+	k                      *Keeper
+	failures               *prometheus.CounterVec
+	unproven, oldest, owed *prometheus.Desc
+}
+
+// The words of the label part: what failed.
+const (
+	partWatch  = "watch"  // of pods, or of the PodIPRoll
+	partPod    = "pod"    // to see to a pod: to read or write its PodIPs, to bar it, to find out whether it is there
+	partAnswer = "answer" // to answer what all nodes are asked
+	partBooks  = "books"  // to look through the node's own books
+	partBars   = "bars"   // to sweep old bars
+)
+
+func newMetrics(k *Keeper) *metrics {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, nil, nil)
+	}
+	return &metrics{
+		k: k,
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "stayput_agent_pool_failures_total",
+			Help: "Failures of the agent's work for pools by part: watch, pod, answer, books or bars. Each is tried again.",
+		}, []string{"part"}),
+		unproven: desc("stayput_agent_pool_unproven_pods",
+			"Pods with addresses of pools that have ended on the node, of which it is not proved and told yet that they will "+
+				"never have these again."),
+		oldest: desc("stayput_agent_pool_oldest_unproven_pod_age_seconds",
+			"Time since the agent has known that the oldest of them has ended, 0 without any."),
+		owed: desc("stayput_agent_pool_answer_owed", "Whether the node has not answered yet what all nodes are asked."),
+	}
+}
+
+func (m *metrics) Describe(c chan<- *prometheus.Desc) {
+	m.failures.Describe(c)
+	for _, d := range []*prometheus.Desc{m.unproven, m.oldest, m.owed} {
+		c <- d
+	}
+}
+
+func (m *metrics) Collect(c chan<- prometheus.Metric) {
+	m.k.mu.Lock()
+	works := m.k.queue != nil
+	unproven, oldest, owed := 0, time.Duration(0), 0.0
+	for _, s := range m.k.subjects {
+		if !s.ended.IsZero() && !s.gone {
+			unproven++
+			oldest = max(oldest, time.Since(s.ended))
+		}
+	}
+	if m.k.roll != nil && m.k.answered != m.k.roll.Spec.Round {
+		owed = 1
+	}
+	m.k.mu.Unlock()
+	if !works {
+		return
+	}
+	m.failures.Collect(c)
+	c <- prometheus.MustNewConstMetric(m.unproven, prometheus.GaugeValue, float64(unproven))
+	c <- prometheus.MustNewConstMetric(m.oldest, prometheus.GaugeValue, oldest.Seconds())
+	c <- prometheus.MustNewConstMetric(m.owed, prometheus.GaugeValue, owed)
+}
+
+// serves starts the counters at 0, so that rate() sees the first increment.
+func (m *metrics) serves() {
+	for _, part := range []string{partWatch, partPod, partAnswer, partBooks, partBars} {
+		m.failures.WithLabelValues(part)
+	}
+}
+
+// failed counts a failure of a part of the work, as [Keeper.note] names it.
+func (m *metrics) failed(part string) {
+	switch kind, _, _ := strings.Cut(part, " "); {
+	case kind != part:
+		part = partPod
+	case part == "pods", part == "roll":
+		part = partWatch
+	}
+	m.failures.WithLabelValues(part).Inc()
+}
