@@ -264,6 +264,52 @@ func TestARetentionBeginsOnceItIsNoted(t *testing.T) {
 	}
 }
 
+// What a node says of an address is less than what its pod does, by which it ends with its workload.
+func TestAfterARestoreAnAddressIsKeptAsItsPodSays(t *testing.T) {
+	a := netip.MustParseAddr("10.6.0.7")
+	held := Held{Addr: a, UID: "u1", Namespace: "ns", PodName: "web-1", Pool: "unknown", Mode: L2, Interface: "eth0",
+		Keep: Keep{WhileOwned: true}}
+	pod := gatedPod(1)
+	pod.Gated, pod.Node, pod.Identity = false, "n1", "web"
+	pod.Keep = Keep{WhileOwned: true, Scaled: true, Deleted: true}
+	pod.Workload = Workload{Kind: "StatefulSet", Name: "web", UID: "of-web"}
+	pod.Has = []Address{{Network: "net", Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(a, 24)}}
+	for _, c := range []struct {
+		name string
+		pod  func(b *Book)
+		want PodIP
+	}{
+		{"the cluster has the pod", func(b *Book) { b.SetPod(pod) },
+			PodIP{Addr: a, Pool: "p", Mode: L2, Namespace: "ns", PodName: "web-1", Identity: "web", PodUID: "u1",
+				Network: "net", Interface: "eth0", Keep: pod.Keep, Workload: pod.Workload, Held: true}},
+		{"it has the pod, and not what it was told", func(b *Book) {
+			untold := pod
+			untold.Has = nil
+			b.SetPod(untold)
+		}, PodIP{Addr: a, Pool: "unknown", Mode: L2, Namespace: "ns", PodName: "web-1", Identity: "web", PodUID: "u1",
+			Interface: "eth0", Keep: pod.Keep, Workload: pod.Workload, Held: true}},
+		{"it has another pod of the name", func(b *Book) {
+			other := pod
+			other.UID, other.Has = "u2", nil
+			b.SetPod(other)
+		}, PodIP{Addr: a, Pool: "unknown", Mode: L2, Namespace: "ns", PodName: "web-1", PodUID: "u1", Interface: "eth0",
+			Keep: held.Keep, Held: true}},
+	} {
+		b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+		b.SetRoll(Roll{Version: "1", Mark: noon, Recalling: true, Round: 1, Epoch: 1})
+		b.SetAnswer(Answer{Node: "n1", Round: 1, Held: []Held{held}})
+		c.pod(b)
+		plan := b.Recall(noon)
+		if len(plan.Writes) != 1 {
+			t.Errorf("%s: %+v", c.name, plan)
+			continue
+		}
+		if is := plan.Writes[0].(CreateIP).PodIP; is != c.want {
+			t.Errorf("%s:\n%+v, want\n%+v", c.name, is, c.want)
+		}
+	}
+}
+
 func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p, Node: "n1"} }
 	on := func(node string) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: Bound, Node: node} }

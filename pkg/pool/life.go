@@ -221,13 +221,15 @@ func (b *Book) teller(a netip.Addr) (oldest *Pod) {
 // remake makes the PodIP of an address again that a pod was told to have.
 func (b *Book) remake(a netip.Addr, pod *Pod) Plan {
 	h := pod.Has[slices.IndexFunc(pod.Has, func(h Address) bool { return h.Prefix.Addr() == a })]
-	return Plan{Writes: []Write{CreateIP{
-		PodIP: PodIP{
-			Addr: a, Pool: h.Pool, Mode: h.Mode, Namespace: pod.Namespace, PodName: pod.Name, Identity: pod.Identity,
-			PodUID: pod.UID, Network: h.Network, Interface: h.Interface, Keep: pod.Keep, Workload: pod.Workload, Held: true,
-		},
-		If: []Check{{There: pod}},
-	}}}
+	return Plan{Writes: []Write{CreateIP{PodIP: pod.made(h), If: []Check{{There: pod}}}}}
+}
+
+// made is the PodIP of an address that a pod has.
+func (p *Pod) made(a Address) PodIP {
+	return PodIP{
+		Addr: a.Prefix.Addr(), Pool: a.Pool, Mode: a.Mode, Namespace: p.Namespace, PodName: p.Name, Identity: p.Identity,
+		PodUID: p.UID, Network: a.Network, Interface: a.Interface, Keep: p.Keep, Workload: p.Workload, Held: true,
+	}
 }
 
 // surplus reports whether the pod of an address was let go without being told of it. It never will be.

@@ -188,10 +188,7 @@ func (b *Book) Recall(now time.Time) Plan {
 		for _, h := range b.answers[name].Held {
 			switch p := b.ips[h.Addr]; {
 			case p == nil:
-				plan.Writes = append(plan.Writes, CreateIP{PodIP: PodIP{
-					Addr: h.Addr, Pool: h.Pool, Mode: h.Mode, Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,
-					PodUID: h.UID, Network: h.Network, Interface: h.Interface, Keep: h.Keep, Held: true,
-				}})
+				plan.Writes = append(plan.Writes, CreateIP{PodIP: b.recalledIP(h)})
 			case p.PodUID != h.UID && p.Quarantine.Reason == "":
 				again := *p
 				again.Quarantine = Quarantine{Since: now,
@@ -206,4 +203,22 @@ func (b *Book) Recall(now time.Time) Plan {
 		plan.Writes = []Write{WriteRoll{Roll: next, If: all.If}}
 	}
 	return plan
+}
+
+// recalledIP is the PodIP of an address that a pod has on a node: as the pod says it, if the cluster has the pod. A
+// node does not know what workload a pod is of, so that nothing ends an address that is kept while owned.
+func (b *Book) recalledIP(h Held) PodIP {
+	pod := b.pods[h.UID]
+	if pod == nil {
+		return PodIP{
+			Addr: h.Addr, Pool: h.Pool, Mode: h.Mode, Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,
+			PodUID: h.UID, Network: h.Network, Interface: h.Interface, Keep: h.Keep, Held: true,
+		}
+	}
+	has := Address{Network: h.Network, Interface: h.Interface, Pool: h.Pool, Mode: h.Mode,
+		Prefix: netip.PrefixFrom(h.Addr, h.Addr.BitLen())}
+	if i := slices.IndexFunc(pod.Has, func(a Address) bool { return a.Prefix.Addr() == h.Addr }); i >= 0 {
+		has = pod.Has[i]
+	}
+	return pod.made(has)
 }
