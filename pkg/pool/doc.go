@@ -24,9 +24,9 @@
 // old version makes the write fail. What is not is in the write's conditions ([Check]), which are read past the caches.
 //
 // The word of an operator, that a node is off, is believed: its Node is deleted, or has the taint
-// node.kubernetes.io/out-of-service. If it was not off, its pods answer until that is taken back and its agent reaches
-// the API server. After a restore the word is that of the backup, also of a Node that was deleted then and has come
-// back since: who restores one has to take back what is not so any more.
+// node.kubernetes.io/out-of-service. If it was not off, a pod that was deleted there answers until its agent reaches
+// the API server and finds that out. After a restore the word is that of the backup, also of a Node that was deleted
+// then and has come back since: who restores one has to take back what is not so any more.
 //
 //	set.go    sets of addresses; parse.go a pool as people write it
 //	book.go   what is known; objects.go of what

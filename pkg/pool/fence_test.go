@@ -331,6 +331,12 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 		{"deleted, the address another pod's", Local{UID: "b", IP: mine(Bound)}, Deed{Bar: true}},
 		{"given up by the cluster, and it runs", Local{UID: "b", Netns: true, IP: mine(Bound)}, Deed{Down: true, Bar: true}},
 		{"given up by the cluster with its address", Local{UID: "b", Netns: true}, Deed{Down: true, Bar: true}},
+		{"deleted by force, its node off by somebody's word", Local{UID: "a", Netns: true, Off: true, IP: mine(Bound)},
+			Deed{Down: true, Bar: true}},
+		{"its node off by somebody's word, and it exists",
+			Local{UID: "a", Exists: true, Netns: true, Off: true, IP: mine(Bound)}, Deed{}},
+		{"its node off by somebody's word, and the watch behind",
+			Local{UID: "a", Here: true, Netns: true, Off: true, IP: mine(Bound)}, Deed{}},
 		{"deleted by force, and it was never said that it was here", Local{UID: "a", IP: &PodIP{PodUID: "a"}},
 			Deed{Bar: true}},
 		{"deleted by force, and another node had it", Local{UID: "a", Barred: true, IP: on("n2")}, Deed{}},
@@ -355,6 +361,12 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 	}
 	if l := (Local{UID: "a", Node: "n1", Exists: true, IP: on("n1")}); l.LookUp() {
 		t.Errorf("%+v is looked up", l)
+	}
+	for _, l := range []Local{{IP: on("n1")}, {Netns: true, Exists: true, IP: on("n1")},
+		{Netns: true, Here: true, IP: on("n1")}, {Netns: true}, {Netns: true, Elsewhere: true, IP: on("n1")}} {
+		if l.UID = "a"; l.LookUpNode() {
+			t.Errorf("of %+v the node is looked up", l)
+		}
 	}
 }
 

@@ -232,6 +232,20 @@ func (w *world) agentActs(n *node) {
 	}
 	host, exists := w.hosts.objs[n.name]
 	n.lied = n.lied && (!current || !exists || host.Off)
+	if current && n.lied {
+		for uid := range n.sandboxes {
+			n.heard[uid] = n.heard[uid] || !w.hasPod(uid)
+		}
+	}
+}
+
+func (w *world) hasPod(uid UID) bool {
+	for _, p := range w.pods.objs {
+		if p.UID == uid {
+			return true
+		}
+	}
+	return false
 }
 
 func (w *world) agentSees(n *node) {
@@ -255,6 +269,10 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
 			local.Here = local.Here || p.UID == uid && p.Node == n.name
 			local.Elsewhere = local.Elsewhere || p.UID == uid && p.Node != n.name
 		}
+	}
+	if local.LookUpNode() {
+		host, exists := w.hosts.objs[n.name]
+		local.Off = !exists || host.Off
 	}
 	deed := Tend(local)
 	if deed.Down && n.sandboxes[uid] != nil {
@@ -429,8 +447,14 @@ func (w *world) powerOff(n *node) {
 	clear(n.view)
 }
 
-// mend brings a node back, and the operator takes back what was said of it.
+// mend brings a node back, and the operator takes back what was said of it. Of a node that was not off, at first only
+// the agent reaches the API server, which still says so.
 func (w *world) mend(n *node) {
+	if n.lied && !n.agent && !w.calm {
+		w.logf("%s: the agent comes back", n.name)
+		n.agent = true
+		return
+	}
 	if !n.on {
 		n.on, n.checked = true, 0
 		clear(n.seen)
@@ -447,7 +471,7 @@ func (w *world) mend(n *node) {
 // declare is an operator who says that a node is off: mostly it is.
 func (w *world) declare(n *node) {
 	if n.on && !n.data && w.some(50) {
-		n.lied = true // off it is not, but nobody hears it
+		n.lied, n.heard = true, map[UID]bool{} // off it is not, but nobody hears it
 	} else {
 		w.powerOff(n)
 	}
@@ -478,6 +502,7 @@ func (w *world) takeBack(n *node) {
 		}
 	}
 	stick(3)
+	n.agent = true
 	w.mend(n)
 	n.agent = w.some(50)
 	for range 4 {
@@ -608,7 +633,8 @@ func (w *world) restore() {
 	}
 	for _, n := range w.nodes {
 		if host, known := w.backup.hosts.objs[n.name]; !known || host.Off {
-			n.lied = n.on // it joined, or is in service, since the backup, by which it is off
+			// It joined, or is in service, since the backup, by which it is off.
+			n.lied, n.heard = n.on, map[UID]bool{}
 		}
 		for uid := range n.sandboxes {
 			w.lost[uid] = !exists[uid]

@@ -126,6 +126,7 @@ var ruleNames = map[rule]struct {
 	ownPodsOnly:          {"ownPodsOnly", 1000496},
 	recallMeansChecked:   {"recallMeansChecked", 0},
 	strangersGoDown:      {"strangersGoDown", 3910},
+	offGoesDown:          {"offGoesDown", 1459},
 	unusedIsFreed:        {"unusedIsFreed", 1},
 	surplusIsFreed:       {"surplusIsFreed", 172},
 }

@@ -12,6 +12,9 @@ type Local struct {
 	// the pod does not exist by the watch, or if it has a PodIP whose status does not name this node yet (see
 	// [Local.LookUp]); both are false if it was not read, or the cluster has no such pod.
 	Here, Elsewhere bool
+	// Off: this node is off by the word of an operator, its Node is deleted or has the taint out-of-service; read past all
+	// caches, after Here, if [Local.LookUpNode].
+	Off bool
 	// Netns: the pod has a network namespace on this node, or an ADD of it is under way.
 	Netns bool
 	// Barred: the node's book says that no ADD of the pod may succeed any more.
@@ -32,6 +35,12 @@ func (l Local) named() bool { return l.mine() && l.IP.Of == l.UID && l.IP.Node =
 // LookUp reports whether Here and Elsewhere are to be read before Tend is asked.
 func (l Local) LookUp() bool { return !l.Exists || l.mine() && !l.named() }
 
+// LookUpNode reports whether Off is to be read, once Here and Elsewhere are.
+func (l Local) LookUpNode() bool { return l.Netns && l.mine() && l.deleted() }
+
+// deleted reports whether the cluster has the pod no more.
+func (l Local) deleted() bool { return !l.Exists && !l.Here && !l.Elsewhere }
+
 // Deed is what an agent does about a pod, in this order: each before the next.
 type Deed struct {
 	// Down: take its interfaces down, then have the runtime remove its sandbox.
@@ -49,7 +58,8 @@ type Deed struct {
 //
 //   - A pod that has its namespace is Bound, if the address is its own.
 //   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down. So do
-//     those of one that the cluster has elsewhere.
+//     those of one that the cluster has elsewhere, and of one that it has deleted while it believes this node to be
+//     off: its address may be another one's any moment.
 //   - A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not
 //     know yet that the pod was deleted.
 //   - It reports only of a pod that surely is no other node's: the cluster has it here, or has noted already that it
@@ -64,6 +74,8 @@ func Tend(l Local) Deed {
 	case l.Elsewhere:
 		return Deed{Down: l.Netns, Bar: bar}
 	case l.Netns && !l.Exists && !mine && !l.rules.broken(strangersGoDown):
+		return Deed{Down: true, Bar: bar}
+	case l.LookUpNode() && l.Off && !l.rules.broken(offGoesDown):
 		return Deed{Down: true, Bar: bar}
 	case l.Netns && l.rules.broken(goneMeansNamespace) && ends && lacks(Retained):
 		return Deed{Report: Retained, Bar: bar}

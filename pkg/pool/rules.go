@@ -29,6 +29,7 @@ const (
 	ownPodsOnly                      // an agent: a pod that may be another node's is not its to speak of
 	recallMeansChecked               // kubelet may start what the cluster has forgotten
 	strangersGoDown                  // a pod that the cluster has given up must not answer
+	offGoesDown                      // nor one that it has deleted on a node that it believes to be off
 	unusedIsFreed                    // nothing leaks: an address whose reason is gone
 	surplusIsFreed                   // nor one that no pod was told of
 	rulesEnd

@@ -121,8 +121,9 @@ type node struct {
 	agent   bool // runs and reaches the API server
 	data    bool
 	// lied: by the word of an operator it is off, and it is not. Until that is taken back, and its agent has seen to it,
-	// its pods are not held against anybody.
-	lied bool
+	// its pods are not held against anybody, but for those of which its agent has heard that the cluster deleted them.
+	lied  bool
+	heard map[UID]bool
 
 	view      map[UID]Pod // of kubelet
 	sandboxes map[UID]*sandbox
@@ -412,10 +413,13 @@ type answering struct {
 func (w *world) oracle() {
 	all := w.scratch[:0]
 	for _, n := range w.nodes {
-		if !n.on || n.lied {
+		if !n.on {
 			continue
 		}
 		for uid, s := range n.sandboxes {
+			if n.lied && !n.heard[uid] {
+				continue
+			}
 			for _, a := range s.has {
 				if s.up {
 					all = append(all, answering{a.Prefix.Addr(), uid, n.name})

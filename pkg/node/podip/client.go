@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // Pod is a pod of Kubernetes, as far as it matters here. Package k8s.io/api/core/v1 is large.
@@ -79,6 +80,8 @@ type api interface {
 	Say(ctx context.Context, answer *v1alpha1.PodIPAnswer) error
 	// Node returns the UID of this node; empty: it does not exist.
 	Node(ctx context.Context) (types.UID, error)
+	// Off reports whether this node is off by the word of an operator.
+	Off(ctx context.Context) (bool, error)
 }
 
 const (
@@ -291,4 +294,29 @@ func (s *server) Node(ctx context.Context) (types.UID, error) {
 		return "", fmt.Errorf("reading Node %s: %w", s.node, err)
 	}
 	return meta.UID, nil
+}
+
+func (s *server) Off(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer := s.rest.Get().AbsPath("/api/v1/nodes", s.node).Do(ctx)
+	err := answer.Error()
+	if isMissing(err, "nodes") {
+		return true, nil
+	}
+	var is struct {
+		Spec struct{ Taints []struct{ Key string } }
+	}
+	if b, _ := answer.Raw(); err == nil {
+		err = json.Unmarshal(b, &is)
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading Node %s: %w", s.node, err)
+	}
+	for _, t := range is.Spec.Taints {
+		if t.Key == pool.OutOfService {
+			return true, nil
+		}
+	}
+	return false, nil
 }

@@ -133,6 +133,33 @@ func TestOnlyTheAPIServersWordMeansThatThereIsNone(t *testing.T) {
 	}
 }
 
+func TestANodeIsOffByItsTaintOrIfItIsDeleted(t *testing.T) {
+	for answer, want := range map[string]bool{
+		`{"kind":"Node","apiVersion":"v1","spec":{}}`:                                                    false,
+		`{"kind":"Node","apiVersion":"v1","spec":{"taints":[{"key":"node.kubernetes.io/unreachable"}]}}`: false,
+		`{"kind":"Node","apiVersion":"v1","spec":{"taints":[{"key":"x"},` +
+			`{"key":"node.kubernetes.io/out-of-service","effect":"NoExecute"}]}}`: true,
+		missing("nodes", "n1"): true,
+	} {
+		c, _ := serve(t, map[string]string{"GET /api/v1/nodes/n1": answer})
+		off, err := c.Off(t.Context())
+		check(t, err)
+		if off != want {
+			t.Errorf("off: %t by %s", off, answer)
+		}
+	}
+	for _, answer := range []string{missing("namespaces", "x"), "", "{"} {
+		answers := map[string]string{"GET /api/v1/nodes/n1": answer}
+		if answer == "" {
+			answers = nil
+		}
+		c, _ := serve(t, answers)
+		if off, err := c.Off(t.Context()); err == nil {
+			t.Errorf("off: %t by %q, and no error", off, answer)
+		}
+	}
+}
+
 func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 	c, got := serve(t, map[string]string{
 		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.1/status": `{}`,

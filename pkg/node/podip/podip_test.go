@@ -293,6 +293,40 @@ func TestAPodThatHasLostItsAddressIsTakenDown(t *testing.T) {
 			}
 		})
 	})
+	t.Run("it is deleted by force, and its node said to be off later", func(t *testing.T) {
+		for how, say := range map[string]func(*cluster){
+			"tainted": func(c *cluster) { c.off = true },
+			"deleted": func(c *cluster) { c.node = "" },
+		} {
+			t.Run(how, func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					runs(w)
+					w.c.remove(uid(1))
+					w.pass(time.Hour)
+					if len(w.r.stopped) > 0 {
+						t.Fatal("taken down without a word of it")
+					}
+					w.c.mu.Lock()
+					say(w.c)
+					w.c.mu.Unlock()
+					w.pass(20 * time.Second)
+					down(w)
+				})
+			})
+		}
+	})
+	t.Run("its node is said to be off, and it exists", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			runs(w)
+			w.c.mu.Lock()
+			w.c.off = true
+			w.c.mu.Unlock()
+			w.pass(time.Hour)
+			if len(w.r.stopped) > 0 {
+				t.Error("taken down though the cluster has it")
+			}
+		})
+	})
 	t.Run("a backup has it elsewhere", func(t *testing.T) {
 		inWorld(t, func(w *world) {
 			p := runs(w)

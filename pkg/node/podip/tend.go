@@ -179,6 +179,11 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 			return soon, err
 		}
 	}
+	if l.LookUpNode() {
+		if l.Off, err = c.api.Off(ctx); err != nil {
+			return soon, err
+		}
+	}
 	deed := pool.Tend(l)
 	if deed.Down && !c.took && c.name != "" && (o != nil || c.s.text != "") { // of none else it is known whose it is
 		if err := c.takeDown(ctx); err != nil {

@@ -60,6 +60,7 @@ type cluster struct {
 	roll     *v1alpha1.PodIPRoll
 	answer   *v1alpha1.PodIPAnswer
 	node     types.UID
+	off      bool // by the taint
 	podsOf   map[*watch.RaceFreeFakeWatcher]bool
 	rollOf   map[*watch.RaceFreeFakeWatcher]bool
 	asked    []string
@@ -205,6 +206,12 @@ func (c *cluster) Node(context.Context) (types.UID, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.node, c.ask("get node")
+}
+
+func (c *cluster) Off(context.Context) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.node == "" || c.off, c.ask("get whether the node is off")
 }
 
 // tell tells the watches of pods. c.mu is held.
