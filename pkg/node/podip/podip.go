@@ -364,9 +364,10 @@ func pause(ctx context.Context, d time.Duration) bool {
 // discovers looks for pods in the node's own books that the cluster may have no more.
 func (k *Keeper) discovers(ctx context.Context) {
 	for wait := time.Duration(0); pause(ctx, wait); {
+		listed := k.isListed() // until then not all that the books have can be told from ordinary pods
 		err := k.discover(ctx)
 		k.note("books", err)
-		if wait = discoverEvery; err != nil {
+		if wait = discoverEvery; err != nil || !listed {
 			wait = discoverRetry
 		}
 	}
