@@ -13,8 +13,12 @@ import (
 //	  "gateway":"10.6.0.1","routes":[{"dst":"10.9.0.0/16","gw":"10.6.0.2"}],"last":"node-2"}]
 const AnnotationAddresses = "stayput.io/addresses"
 
-// poolAnnotations are the annotations by which a pod asks for addresses of pools, unless they are empty.
-var poolAnnotations = [...]string{"stayput.io/pools", "ipam.spidernet.io/ippool", "ipam.spidernet.io/ippools"}
+// poolAnnotations are the annotations by which a pod asks for addresses of pools, unless they are empty: ours, and
+// those of Spiderpool, also if the controller can only say that they are not supported.
+var poolAnnotations = [...]string{
+	"stayput.io/pools", "ipam.spidernet.io/ippool", "ipam.spidernet.io/ippools", "ipam.spidernet.io/subnet",
+	"ipam.spidernet.io/subnets",
+}
 
 // configSource is kubelet's annotation that says where a pod comes from: "api", or a file or URL for a static pod.
 const configSource = "kubernetes.io/config.source"

@@ -12,6 +12,9 @@ func TestAPodAsksForPoolsByItsAnnotations(t *testing.T) {
 		`"stayput.io/pools":""`:                              false,
 		`"ipam.spidernet.io/ippool":"{}"`:                    true,
 		`"ipam.spidernet.io/ippools":"[]"`:                   true,
+		`"ipam.spidernet.io/subnet":"{}"`:                    true,
+		`"ipam.spidernet.io/subnets":"[]"`:                   true,
+		`"ipam.spidernet.io/subnets":""`:                     false,
 		`"stayput.io/pools":"","ipam.spidernet.io/ippool":1`: true,
 		`"stayput.io/retain-ip":"10m"`:                       false,
 	} {

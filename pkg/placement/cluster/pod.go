@@ -244,7 +244,7 @@ func waitingPod(wire []byte) (*corev1.Pod, error) {
 }
 
 // readMeta reads ObjectMeta. Of the labels only the ordinal is kept, and of a pod that never comes back under its name
-// only the annotations of stayput: no PersistentPodState can name others.
+// only the annotations that stayput reads: no PersistentPodState can name others.
 func (p *Pod) readMeta(wire []byte) error {
 	const labels, annotations, owners = 11, 12, 13
 	var ordinal, ours, all, by []byte
@@ -297,11 +297,14 @@ func (p *Pod) readMeta(wire []byte) error {
 
 // readOfAll reports whether an annotation is read of every object.
 func readOfAll(annotation string) bool {
-	return strings.HasPrefix(annotation, annotationPrefix) ||
+	return strings.HasPrefix(annotation, annotationPrefix) || strings.HasPrefix(annotation, spiderpoolPrefix) ||
 		annotation == stayputv1alpha1.AnnotationReservedIPDuration || annotation == metav1.InitialEventsAnnotationKey
 }
 
-const annotationPrefix = "stayput.io/"
+const (
+	annotationPrefix = "stayput.io/"
+	spiderpoolPrefix = "ipam.spidernet.io/" // by these, too, pods ask for addresses of pools
+)
 
 // keepsNames reports whether the pods of a controller may come back under their name. Of kinds that are not known
 // here, they may.

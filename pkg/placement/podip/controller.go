@@ -7,6 +7,7 @@
 //	status.go      what pools and addresses say of themselves
 //	metrics.go     what is counted of them
 //	convert.go     the words of the API and those of package pool
+//	spiderpool.go  whether those of Spiderpool count
 package podip
 
 import (
@@ -67,7 +68,10 @@ type Controller struct {
 
 	mu    sync.Mutex
 	state state
+	// words is whether Spiderpool's words count: where SpiderIPPools may be read.
+	words state
 	first chan struct{} // closed once there is a pool
+	read  chan struct{} // closed once it is known whether Spiderpool's words count
 	queue queue
 	// pools, namespaces and above outlive a Book.
 	pools      map[string]*stayputv1alpha1.PodIPPool
@@ -102,7 +106,7 @@ const (
 // namespace is what matters of one.
 type namespace struct {
 	labels map[string]string
-	pools  string // its annotation
+	asks   map[string]string // those of its annotations by which its pods ask for addresses
 }
 
 // Options of the controller of pools.
@@ -153,7 +157,7 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 	c := &Controller{
 		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
 		home: o.Home, uninstalling: o.Uninstalling, installation: o.Installation, toTell: make(chan struct{}, 1),
-		first: make(chan struct{}),
+		first: make(chan struct{}), read: make(chan struct{}),
 		pools: map[string]*stayputv1alpha1.PodIPPool{},
 		above: map[string]pool.Workload{},
 	}
@@ -167,16 +171,17 @@ func (c *Controller) Owns(pod *corev1.Pod) (owns, known bool) {
 	if c == nil || pod.Spec.HostNetwork {
 		return false, true
 	}
-	if asks, ok := pod.Annotations[stayputv1alpha1.AnnotationPools]; ok {
-		return asks != "", true
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch c.state {
-	case unknown:
+	spiderpool := c.words == serving
+	if asks, decides := pool.AsksItself(pod.Annotations, spiderpool); decides {
+		return asks, true
+	}
+	switch {
+	case c.state == unknown, c.state != off && c.words == unknown:
 		return false, false
-	case serving:
-		return c.namespaces[pod.Namespace].pools != "", c.namespaces != nil
+	case c.state == serving:
+		return pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), c.namespaces != nil
 	}
 	return false, true
 }
@@ -296,8 +301,8 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 		c.say(s, pod, corev1.EventTypeWarning, home.ReasonInvalidAnnotation, problem.Error())
 		return 0, nil
 	case !home.Gated(pod) && static(pod):
-		c.say(s, pod, corev1.EventTypeWarning, home.ReasonInvalidAnnotation, "annotation "+stayputv1alpha1.AnnotationPools+
-			": static pods cannot have addresses of pools, because their node starts them without the API server")
+		c.say(s, pod, corev1.EventTypeWarning, home.ReasonInvalidAnnotation,
+			"static pods cannot have addresses of pools, because their node starts them without the API server")
 		return 0, nil
 	case !home.Gated(pod) && pod.Spec.NodeName == "":
 		return 0, nil // once it has a node: the scheduler does not wait for it

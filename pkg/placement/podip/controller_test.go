@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -49,6 +50,8 @@ type api struct {
 	lists  func(client.ObjectList)
 	listed func()
 	away   error
+	// spiderpool: SpiderIPPools may be listed.
+	spiderpool bool
 }
 
 func newAPI(t *testing.T, objects ...client.Object) *api {
@@ -76,6 +79,15 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 	}
 	a.WithWatch = interceptor.NewClient(base, interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.CreateOption) error {
+			if review, ok := o.(*authorizationv1.SelfSubjectAccessReview); ok {
+				for _, of := range []string{"list", "spiderpool.spidernet.io", "spiderippools"} {
+					if !strings.Contains(review.Spec.ResourceAttributes.String(), of) {
+						t.Errorf("asked for the right to %v", review.Spec.ResourceAttributes)
+					}
+				}
+				review.Status.Allowed = a.spiderpool
+				return a.away
+			}
 			if err := write("create", o); err != nil {
 				return err
 			}
@@ -208,6 +220,7 @@ func control(t *testing.T, a *api) *controlling {
 	c := &controlling{t: t, api: a, line: &line{}, said: events.NewFakeRecorder(1000), pods: map[types.UID]bool{}}
 	c.Controller = newController(a, a, a, nil, Options{Workloads: w, Uninstalling: func() bool { return false }})
 	c.events, c.now, c.queue = c.said, func() time.Time { return a.now }, c.line
+	c.setWords(a.spiderpool)
 	c.begins()
 	return c
 }

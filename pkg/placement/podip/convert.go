@@ -197,15 +197,15 @@ func rollObject(r pool.Roll) *stayputv1alpha1.PodIPRoll {
 	return o
 }
 
-// podOf reads a pod, with the annotation stayput.io/pools of its namespace. The error says what of its annotations is
-// not valid; such a pod is given nothing.
-func podOf(pod *corev1.Pod, fallback string, namespaced map[string]string, numbered bool) (pool.Pod, error) {
+// podOf reads a pod, with what its namespace asks for. The error says what of its annotations is not valid; such a pod
+// is given nothing. spiderpool: those of Spiderpool count.
+func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool) (pool.Pod, error) {
 	p := pool.Pod{
 		UID: pool.UID(pod.UID), Version: pod.ResourceVersion, Namespace: pod.Namespace, Name: pod.Name,
 		Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Created: pod.CreationTimestamp.Time,
 		Node: pod.Spec.NodeName, Gated: home.Gated(pod), Ending: pod.DeletionTimestamp != nil,
 		Over:       pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
-		Namespaced: namespaced,
+		Namespaced: in.labels,
 	}
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		p.Workload = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: string(owner.UID)}
@@ -223,13 +223,12 @@ func podOf(pod *corev1.Pod, fallback string, namespaced map[string]string, numbe
 			p.Has = []pool.Address{}
 		}
 	}
-	asks, ok := pod.Annotations[stayputv1alpha1.AnnotationPools]
-	if !ok && p.Gated { // one that runs has started without
-		asks = fallback
+	if !p.Gated { // one that runs has started without
+		in.asks = nil
 	}
 	var err error
-	if p.Wants, err = pool.ParseWants(asks); err != nil {
-		return p, invalid(stayputv1alpha1.AnnotationPools, "%w", err)
+	if p.Wants, err = pool.Asks(pod.Annotations, in.asks, spiderpool); err != nil {
+		return p, err
 	}
 	p.Keep, p.Fresh, err = asked(pod.Annotations, p.Workload != (pool.Workload{}), numbered)
 	return p, err
@@ -291,9 +290,12 @@ func static(pod *corev1.Pod) bool {
 	return owner != nil && owner.Kind == "Node"
 }
 
-// asks reports whether a pod itself asks for addresses of pools, or has some.
-func asks(pod *cluster.Pod) bool {
+// asks reports whether a pod asks for addresses of pools, or has some.
+func asks(pod *cluster.Pod, in namespace, spiderpool bool) bool {
 	annotations := pod.GetAnnotations()
-	_, has := annotations[stayputv1alpha1.AnnotationAddresses]
-	return has || annotations[stayputv1alpha1.AnnotationPools] != ""
+	if _, has := annotations[stayputv1alpha1.AnnotationAddresses]; has {
+		return true
+	}
+	asks, decides := pool.AsksItself(annotations, spiderpool)
+	return asks || !decides && pod.Gated() && pool.AsksByDefault(in.asks, spiderpool)
 }

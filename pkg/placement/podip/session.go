@@ -55,7 +55,8 @@ type session struct {
 }
 
 // errStale ends a session.
-var errStale = errors.New("the API server's data were restored, or every node has said what was lost: beginning anew")
+var errStale = errors.New("the API server's data were restored, or every node has said what was lost, or other words " +
+	"count: beginning anew")
 
 // Start serves pools until ctx ends. It watches PodIPPools once the API server serves them, and everything else once
 // there is one.
@@ -90,10 +91,13 @@ func (c *Controller) Start(ctx context.Context) error {
 		c: c,
 	})
 	go c.announces(ctx)
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-c.first:
+	go c.lookForSpiderpool(ctx)
+	for _, known := range []chan struct{}{c.first, c.read} {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-known:
+		}
 	}
 	for ctx.Err() == nil {
 		err := c.serve(ctx)
@@ -371,12 +375,17 @@ func (c *Controller) setRoll(s *session, r pool.Roll) {
 	was := s.book.Stale()
 	s.book.SetRoll(r)
 	if s.book.Stale() && s.ready || s.book.Stale() && !was {
-		s.ready = false
-		select {
-		case <-s.stale:
-		default:
-			close(s.stale)
-		}
+		s.restart()
+	}
+}
+
+// restart ends the session: nothing is decided by it any more, and another one begins. Controller.mu is held.
+func (s *session) restart() {
+	s.ready = false
+	select {
+	case <-s.stale:
+	default:
+		close(s.stale)
 	}
 }
 
@@ -655,10 +664,10 @@ func (c *Controller) ofNamespaces(s *session) *feed {
 	known := map[string]namespace{}
 	f := &feed{c: c,
 		set: func(o client.Object) {
-			is := namespace{o.GetLabels(), o.GetAnnotations()[stayputv1alpha1.AnnotationPools]}
+			is := namespace{o.GetLabels(), pool.OfNamespace(o.GetAnnotations())}
 			was, ok := known[o.GetName()]
 			known[o.GetName()] = is
-			if c.namespaces != nil && ok && was.pools == is.pools && maps.Equal(was.labels, is.labels) {
+			if c.namespaces != nil && ok && maps.Equal(was.asks, is.asks) && maps.Equal(was.labels, is.labels) {
 				return
 			}
 			c.rename(s, o.GetName(), is)
@@ -749,9 +758,8 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	was := s.book.Pod(uid)
-	fallback := c.namespaces[pod.GetNamespace()]
-	_, own := pod.GetAnnotations()[stayputv1alpha1.AnnotationPools]
-	if was == nil && !asks(pod) && (own || fallback.pools == "" || !pod.Gated()) {
+	in, spiderpool := c.namespaces[pod.GetNamespace()], c.words == serving
+	if was == nil && !asks(pod, in, spiderpool) {
 		return
 	}
 	core := pod.Core()
@@ -760,7 +768,7 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 		was != nil && !overrules && newer(was.Version, core.ResourceVersion) {
 		return
 	}
-	is, err := podOf(core, fallback.pools, fallback.labels, c.workloads.Numbers(core))
+	is, err := podOf(core, in, spiderpool, c.workloads.Numbers(core))
 	if of, ok := c.above[is.Workload.UID]; ok {
 		is.Workload = of
 	}

@@ -334,16 +334,16 @@ func conflict(resource, name string) error {
 // past reads past the caches.
 type past struct{ c *Controller }
 
-func (p past) Pod(ctx context.Context, namespace, name string) (*pool.Pod, error) {
+func (p past) Pod(ctx context.Context, of, name string) (*pool.Pod, error) {
 	o := &corev1.Pod{}
-	err := p.c.live.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, o)
+	err := p.c.live.Get(ctx, types.NamespacedName{Namespace: of, Name: name}, o)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	is, _ := podOf(o, "", nil, false) // only what it is, not what it asks for
+	is, _ := podOf(o, namespace{}, false, false) // only what it is, not what it asks for
 	return &is, nil
 }
 
