@@ -25,10 +25,15 @@ func Files(ctx context.Context) (map[string][]byte, error) {
 		return nil, err
 	}
 	files := map[string][]byte{"install.yaml": install}
-	if files["pools.yaml"], err = pools(ctx); err != nil {
+	if files["pools.yaml"], err = added(ctx, poolsHead, "pools.enabled=false", "pools.enabled=true"); err != nil {
 		return nil, err
 	}
-	definitions, err := Render(ctx, "--show-only=templates/05-crds.yaml", "--set=crds.keep=false,pools.enabled=true")
+	files["pools-spiderpool.yaml"], err = added(ctx, spiderpoolHead, "pools.enabled=true",
+		"pools.enabled=true,pools.spiderpool=true")
+	if err != nil {
+		return nil, err
+	}
+	definitions, err := Render(ctx, "--show-only=templates/05-crds.yaml", "--set=crds.keep=false,pools.enabled=true,pools.spiderpool=true")
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +52,10 @@ func Files(ctx context.Context) (map[string][]byte, error) {
 	return files, nil
 }
 
-const persistentPodStates = "persistentpodstates.apps.kruise.io"
+const (
+	persistentPodStates = "persistentpodstates.apps.kruise.io"
+	spiderIPPools       = "spiderippools.spiderpool.spidernet.io"
+)
 
 // definitionFiles are the files of the definitions.
 var definitionFiles = map[string]struct {
@@ -56,6 +64,7 @@ var definitionFiles = map[string]struct {
 }{
 	"crds.yaml":                {crdsHead, []string{"retainedips.stayput.io"}},
 	"persistentpodstates.yaml": {theirsHead, []string{persistentPodStates}},
+	"spiderippools.yaml":       {spiderIPPoolsHead, []string{spiderIPPools}},
 	"pools-crds.yaml": {poolsCRDsHead, []string{
 		"podippools.stayput.io", "podips.stayput.io", "podiprolls.stayput.io", "podipanswers.stayput.io",
 	}},
@@ -74,6 +83,14 @@ const poolsHead = `# What pools take beside install.yaml and pools-crds.yaml. Ma
 # It is deleted in the order of the file: first no pod is gated any more because of pools.
 `
 
+const spiderpoolHead = `# What it takes beside pools.yaml that Spiderpool's annotations and SpiderIPPools count. Made from the chart by make
+# manifests. Not while Spiderpool runs in the cluster.
+`
+
+const spiderIPPoolsHead = `# The custom resource definition of SpiderIPPools, for those who use them. Made from the chart by make manifests.
+# It is Spiderpool's by origin: not for clusters where Spiderpool is installed, which has brought its own.
+`
+
 const theirsHead = `# The custom resource definition of PersistentPodStates, for those who use them. Made from the chart by make manifests.
 # It is OpenKruise's by origin: not for clusters where OpenKruise is installed, which has brought its own.
 `
@@ -89,31 +106,31 @@ const installHead = `# stayput, without its custom resource definitions, which a
 # moment for their accounts.
 `
 
-// withPools renders the chart with pools.
-const withPools = "--set=crds.install=false,namespace.create=true,pools.enabled=true"
-
-// pools returns what the value pools.enabled adds to the installation. It changes nothing else, so that this can be
-// applied and deleted on its own.
-func pools(ctx context.Context) ([]byte, error) {
-	without, err := Render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true")
+// added returns what values add to an installation with others. They change nothing else, so that this can be applied
+// and deleted on its own.
+func added(ctx context.Context, head, without, with string) ([]byte, error) {
+	render := func(values string) ([]Document, error) {
+		return Render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true,"+values)
+	}
+	before, err := render(without)
 	if err != nil {
 		return nil, err
 	}
-	all, err := Render(ctx, "--no-hooks", withPools)
+	all, err := render(with)
 	if err != nil {
 		return nil, err
 	}
-	added := slices.DeleteFunc(all, func(d Document) bool { return slices.Contains(without, d) })
-	for _, d := range added {
-		if slices.ContainsFunc(without, func(o Document) bool {
+	more := slices.DeleteFunc(all, func(d Document) bool { return slices.Contains(before, d) })
+	for _, d := range more {
+		if slices.ContainsFunc(before, func(o Document) bool {
 			return o.Kind == d.Kind && o.Name == d.Name &&
 				o.Namespace == d.Namespace
 		}) {
-			return nil, fmt.Errorf("with pools, %s %s is another one", d.Kind, d.Name)
+			return nil, fmt.Errorf("with %s, %s %s is another one", with, d.Kind, d.Name)
 		}
 	}
-	inOrder(added)
-	return file(poolsHead, added), nil
+	inOrder(more)
+	return file(head, more), nil
 }
 
 // installation returns everything except the definitions, in the order explained by its head.

@@ -42,7 +42,7 @@ var renderings = map[string]string{
 	"everything on": `
 image: {repository: registry.example.com:5000/stayput, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
 imagePullSecrets: [{name: pull}]
-pools: {enabled: true}
+pools: {enabled: true, spiderpool: true}
 apiServer: {host: api.example.com, port: 443}
 agent:
   cni: {dataDirs: [/var/lib/host-local, /run/cni]}
@@ -222,7 +222,8 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	isDefinition := func(name string) bool { return strings.HasPrefix(name, "CustomResourceDefinition") }
 	for name, values := range renderings {
 		// A later value wins.
-		without, with := of(values, "--set=pools.enabled=false"), of(values, "--set=pools.enabled=true")
+		without, with := of(values, "--set=pools.enabled=false"),
+			of(values, "--set=pools.enabled=true,pools.spiderpool=false")
 		for object, text := range without {
 			if with[object] != text {
 				t.Errorf("%s: %s is another one with pools", name, object)
@@ -240,6 +241,38 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 		}
 		if added := slices.Sorted(maps.Keys(with)); !slices.Equal(added, expect) {
 			t.Errorf("%s: pools add %q, want %q", name, added, expect)
+		}
+	}
+
+	// So can what Spiderpool's words take, beside that.
+	theirs := []string{"ClusterRole stayput-controller-pools-spiderpool",
+		"ClusterRoleBinding stayput-controller-pools-spiderpool", "CustomResourceDefinition " + spiderIPPools}
+	for name, values := range renderings {
+		without, with := of(values, "--set=pools.enabled=true,pools.spiderpool=false"),
+			of(values, "--set=pools.enabled=true,pools.spiderpool=true")
+		for object, text := range without {
+			if with[object] != text {
+				t.Errorf("%s: %s is another one with Spiderpool's words", name, object)
+			}
+			delete(with, object)
+		}
+		expect := theirs
+		if name == "everything off" {
+			expect = slices.DeleteFunc(slices.Clone(theirs), isDefinition)
+		}
+		if added := slices.Sorted(maps.Keys(with)); !slices.Equal(added, expect) {
+			t.Errorf("%s: Spiderpool's words add %q, want %q", name, added, expect)
+		}
+	}
+	for object := range of("", "--set=pools.spiderpool=true") {
+		if strings.Contains(object, "spiderpool") {
+			t.Errorf("without pools: %s", object)
+		}
+	}
+	for object := range of("", "--set=pools.enabled=true,pools.spiderpool=true",
+		"--api-versions=spiderpool.spidernet.io/v2beta1/SpiderEndpoint") {
+		if object == theirs[2] {
+			t.Errorf("Spiderpool has brought it, and there is %s", object)
 		}
 	}
 
@@ -299,6 +332,7 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"pools=true",
 		"pools.enabled=yes please",
 		"pools.mode=L2",
+		"pools.spiderpool=v2beta1",
 		"apiServer.port=0",
 		"apiServer.port=65536",
 		"rbac.userRoles=yes please",

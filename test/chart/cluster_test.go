@@ -261,6 +261,21 @@ func TestPoolsAreSwitchedOnAndOff(t *testing.T) {
 			t.Errorf("switched on again, there are %q, want %q", is, with)
 		}
 	}
+	// Spiderpool's definition is left alone.
+	_, err = c.Kubectl(testContext(t), spiderpoolDefinition, "apply", "-f", "-")
+	must.Do(t, err)
+	helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=pools.enabled=true,pools.spiderpool=true")
+	if is := ours(t, c); slices.ContainsFunc(is, func(o string) bool { return strings.Contains(o, "spiderippools") }) {
+		t.Errorf("Spiderpool's definition has become ours: %q", is)
+	}
+	kubectl(t, c, "delete", "crd", spiderIPPools)
+	for range 2 { // the second time it is there, and ours
+		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=pools.enabled=true,pools.spiderpool=true")
+		kubectl(t, c, "wait", "--for=condition=Established", "--timeout=30s", "crd", spiderIPPools)
+		kubectl(t, c, "get", "spiderippools")
+	}
+	helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=pools.enabled=true,pools.spiderpool=false")
+	kubectl(t, c, "delete", "crd", spiderIPPools)
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
 	must.Within(t, patience, "everything but the definitions to be gone", func() bool {
 		return slices.Equal(ours(t, c), andPools(bothDefinitions))
@@ -293,6 +308,19 @@ func TestPoolsAreSwitchedOnAndOff(t *testing.T) {
 	}
 	kubectl(t, c, "delete", "-f", file("pools-crds.yaml"))
 }
+
+// spiderpoolDefinition is the relevant part of Spiderpool's, without our label.
+const spiderpoolDefinition = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: spiderippools.spiderpool.spidernet.io}
+spec:
+  group: spiderpool.spidernet.io
+  scope: Cluster
+  names: {plural: spiderippools, kind: SpiderIPPool}
+  versions:
+  - {name: v2beta1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`
 
 // kruiseDefinition is the relevant part of OpenKruise's, without our label.
 const kruiseDefinition = `

@@ -51,7 +51,7 @@ var guarded struct {
 // manifests returns the objects of the chart whose templates match the patterns, in the order of the patterns.
 func manifests(ctx context.Context, patterns ...string) (string, error) {
 	objects, err := chart.Render(ctx, "--no-hooks",
-		"--set=namespace.create=true,controller.nominateHomes=true,pools.enabled=true")
+		"--set=namespace.create=true,controller.nominateHomes=true,pools.enabled=true,pools.spiderpool=true")
 	if err != nil {
 		return "", err
 	}
@@ -181,6 +181,14 @@ kind: Namespace
 metadata: {name: pooled, annotations: {stayput.io/pools: blue}}
 ---
 apiVersion: v1
+kind: Namespace
+metadata: {name: theirs, annotations: {ipam.spidernet.io/default-ipv6-ippool: '["blue"]'}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: unpooled, annotations: {ipam.spidernet.io/default-ipv4-ippool: '["blue"]', stayput.io/pools: ""}}
+---
+apiVersion: v1
 kind: ConfigMap
 metadata: {name: stayput-gated-workloads, namespace: guarded}
 data: {workloads: "\nStatefulSet.apps.db\nStatefulSet.apps.kruise.io.queue\n"}
@@ -206,6 +214,14 @@ kind: ServiceAccount
 metadata: {name: default, namespace: pooled}
 ---
 apiVersion: v1
+kind: ServiceAccount
+metadata: {name: default, namespace: theirs}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: default, namespace: unpooled}
+---
+apiVersion: v1
 kind: Pod
 metadata: {name: waiting, namespace: guarded, labels: {a: b}, annotations: {stayput.io/retain-ip: 10m}}
 spec:
@@ -228,6 +244,21 @@ spec: {schedulingGates: [{name: stayput.io/placement}], containers: [{name: c, i
 apiVersion: v1
 kind: Pod
 metadata: {name: asking, namespace: pooled}
+spec: {schedulingGates: [{name: stayput.io/placement}], containers: [{name: c, image: i}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: theirs, namespace: guarded, annotations: {ipam.spidernet.io/ippool: '{"ipv4":["blue"]}'}}
+spec: {schedulingGates: [{name: stayput.io/placement}], containers: [{name: c, image: i}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: neither, namespace: guarded, annotations: {ipam.spidernet.io/ippool: '{"ipv4":["blue"]}', stayput.io/pools: ""}}
+spec: {schedulingGates: [{name: stayput.io/placement}], containers: [{name: c, image: i}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: asking, namespace: theirs}
 spec: {schedulingGates: [{name: stayput.io/placement}], containers: [{name: c, image: i}]}
 ---
 apiVersion: v1
@@ -602,6 +633,15 @@ var attempts = func() []attempt {
 				spec: {schedulingGates: [{$patch: delete, name: stayput.io/placement}]}}`), ""},
 		{"the controller tells a pod of a namespace with pools its addresses", asController,
 			merge(podKind, "pooled/asking", `{metadata: {annotations: {`+told+`}}}`), ""},
+		{"the controller tells a pod its addresses that asks in Spiderpool's words", asController,
+			merge(podKind, "theirs", `{metadata: {annotations: {`+told+`}}}`), ""},
+		{"the controller tells a pod its addresses whose namespace asks in Spiderpool's words", asController,
+			merge(podKind, "theirs/asking", `{metadata: {annotations: {`+told+`}}}`), ""},
+		{"the controller tells a pod addresses that asks for none, whatever its words of Spiderpool", asController,
+			merge(podKind, "neither", `{metadata: {annotations: {`+told+`}}}`), "on a pod that asks for addresses"},
+		{"the controller has a pod ask for addresses in Spiderpool's words", asController,
+			merge(podKind, "waiting", `{metadata: {annotations: {ipam.spidernet.io/ippool: "{}", `+told+`}}}`),
+			"and never those by which it asks"},
 		{"the controller tells a pod that has a node its addresses", asController,
 			merge(podKind, "late", `{metadata: {annotations: {`+told+`}}}`), ""},
 		{"the controller tells a pod that has a node its addresses and something else", asController,
@@ -619,10 +659,10 @@ var attempts = func() []attempt {
 		{"the controller tells a pod addresses that asks for none", asController,
 			merge(podKind, "waiting", `{metadata: {annotations: {`+told+`}}}`), "on a pod that asks for addresses"},
 		{"the controller has a pod ask for addresses", asController,
-			merge(podKind, "waiting", `{metadata: {annotations: {stayput.io/pools: blue}}}`), "and never stayput.io/pools"},
+			merge(podKind, "waiting", `{metadata: {annotations: {stayput.io/pools: blue}}}`), "and never those by which it asks"},
 		{"the controller has a pod ask for addresses that it tells it", asController,
 			merge(podKind, "waiting", `{metadata: {annotations: {stayput.io/pools: blue, `+told+`}}}`),
-			"and never stayput.io/pools"},
+			"and never those by which it asks"},
 
 		// Others, on pods of pools.
 		{"a new pod has addresses", asAdmin, create(fmt.Sprintf(newPod, "stayput.io/pools: blue, "+told)), onlyTheController},
@@ -981,6 +1021,7 @@ var gateAttempts = func() []gateAttempt {
 		reserved = `io.kubernetes.cri/reserved-ip-duration: "10"`
 		pools    = "stayput.io/pools: blue"
 		noPools  = `stayput.io/pools: ""`
+		theirs   = `ipam.spidernet.io/ippool: "{}"`
 	)
 	sts := func(name, annotations, spec string) string {
 		return ownedPod("guarded", "apps/v1", "StatefulSet", name, annotations, spec)
@@ -1016,6 +1057,20 @@ var gateAttempts = func() []gateAttempt {
 			ownedPod("pooled", "apps/v1", "StatefulSet", "web", noPools, ""), nil},
 		{"a pod of a namespace with pools with a node",
 			ownedPod("pooled", "apps/v1", "StatefulSet", "web", "", "nodeName: node-1,"), nil},
+
+		{"a pod that asks in Spiderpool's words", sts("web", theirs, ""), []string{ours}},
+		{"a pod that asks for several interfaces", sts("web", `ipam.spidernet.io/ippools: "?"`, ""), []string{ours}},
+		{"a pod that asks for a subnet of Spiderpool", sts("web", `ipam.spidernet.io/subnet: "?"`, ""), []string{ours}},
+		{"a pod whose words of Spiderpool are empty", sts("web", `ipam.spidernet.io/ippool: ""`, ""), nil},
+		{"a pod that asks in Spiderpool's words, and for none", sts("web", theirs+", "+noPools, ""), nil},
+		{"a pod of a namespace with Spiderpool's defaults", ownedPod("theirs", "apps/v1", "StatefulSet", "web", "", ""),
+			[]string{ours}},
+		{"a pod of a namespace with Spiderpool's defaults that asks for none",
+			ownedPod("theirs", "apps/v1", "StatefulSet", "web", noPools, ""), nil},
+		{"a pod of a namespace with Spiderpool's defaults and none of ours",
+			ownedPod("unpooled", "apps/v1", "StatefulSet", "web", "", ""), nil},
+		{"a pod of that namespace that asks in Spiderpool's words",
+			ownedPod("unpooled", "apps/v1", "StatefulSet", "web", theirs, ""), []string{ours}},
 
 		{"a pod of a recorded workload", sts("db", "", ""), []string{ours}},
 		{"a pod of a recorded workload of another group",
@@ -1072,6 +1127,27 @@ func TestOnlyPodsThatMayHaveAHomeAreGated(t *testing.T) {
 			if !slices.Equal(gates, p.gates) {
 				t.Errorf("gates %v, want %v", gates, p.gates)
 			}
+		})
+	}
+
+	// Spiderpool's words count by a right of the controller alone.
+	rights, err := manifests(testContext(t), "34-*.yaml")
+	must.Do(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+		defer cancel()
+		_, err := g.c.Kubectl(ctx, rights, "apply", "--server-side", "-f", "-")
+		must.Do(t, err)
+	})
+	kubectl(t, g.c, "delete", "clusterrolebinding", "stayput-controller-pools-spiderpool")
+	for _, pod := range []string{
+		ownedPod("guarded", "apps/v1", "StatefulSet", "web", `ipam.spidernet.io/ippool: "{}"`, ""),
+		ownedPod("theirs", "apps/v1", "StatefulSet", "web", "", ""),
+	} {
+		until(t, "Spiderpool's words not to count", func(ctx context.Context) bool {
+			made, err := create(pod)(ctx, g, g.admin)
+			must.Do(t, err)
+			return len(gatesOf(made)) == 0
 		})
 	}
 }

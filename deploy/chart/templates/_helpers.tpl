@@ -123,3 +123,28 @@ true
 {{- end -}}
 {{- end -}}
 {{- end }}
+
+{{/* Spiderpool's annotations by which pods ask for addresses of pools, and namespaces for theirs, as CEL strings. */}}
+{{- define "stayput.spiderpoolOfPods" -}}
+'ipam.spidernet.io/ippool', 'ipam.spidernet.io/ippools', 'ipam.spidernet.io/subnet', 'ipam.spidernet.io/subnets'
+{{- end }}
+
+{{- define "stayput.spiderpoolOfNamespaces" -}}
+'ipam.spidernet.io/default-ipv4-ippool', 'ipam.spidernet.io/default-ipv6-ippool'
+{{- end }}
+
+{{/*
+Whether the definition of SpiderIPPool is ours to install: where somebody else has it in the cluster, it is left alone.
+Spiderpool's own chart leaves a definition alone that is there already. Programs that render without looking into the
+cluster hand in its kinds: where there are SpiderEndpoints there is Spiderpool.
+*/}}
+{{- define "stayput.spiderIPPool" -}}
+{{- if and .Values.crds.install .Values.pools.enabled .Values.pools.spiderpool -}}
+{{- $there := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "spiderippools.spiderpool.spidernet.io" -}}
+{{- if not $there -}}
+{{- if not (.Capabilities.APIVersions.Has "spiderpool.spidernet.io/v2beta1/SpiderEndpoint") }}true{{ end -}}
+{{- else if eq "stayput" (dig "metadata" "labels" "app.kubernetes.io/part-of" "" $there) -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end }}
