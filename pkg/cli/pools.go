@@ -212,6 +212,9 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 // findPools finds out which pools the pod asks for, or its successor.
 func (f *facts) findPools(ctx context.Context, k client.Client) error {
 	value, own := f.annotations()[stayputv1alpha1.AnnotationPools]
+	if !own && f.countsSpiderpool() {
+		value, own = f.inSpiderpoolsWords()
+	}
 	if own || f.pod == nil && f.template == nil {
 		f.asksPools = value
 		return nil
@@ -224,8 +227,42 @@ func (f *facts) findPools(ctx context.Context, k client.Client) error {
 		}
 	}
 	err := k.Get(ctx, client.ObjectKey{Name: f.namespace}, ns)
-	f.asksPools = ns.Annotations[stayputv1alpha1.AnnotationPools]
+	if value, ok := ns.Annotations[stayputv1alpha1.AnnotationPools]; ok {
+		f.asksPools = value
+	} else if f.countsSpiderpool() {
+		var all []string
+		for _, key := range []string{annotationDefaultV4, annotationDefaultV6} {
+			if value := ns.Annotations[key]; value != "" {
+				all = append(all, value)
+			}
+		}
+		f.asksPools = strings.Join(all, " ")
+	}
 	return client.IgnoreNotFound(err)
+}
+
+// countsSpiderpool reports whether Spiderpool's words seem to count for the pod, which only the controller and the gate
+// know: it has addresses of pools, or waits.
+func (f *facts) countsSpiderpool() bool {
+	if len(f.pooled) > 0 {
+		return true
+	}
+	if f.pod == nil {
+		return false
+	}
+	_, has := f.pod.Annotations[stayputv1alpha1.AnnotationAddresses]
+	return has || home.Gated(f.pod)
+}
+
+// inSpiderpoolsWords returns the annotation of Spiderpool by which the pod asks for addresses of pools, without white
+// space.
+func (f *facts) inSpiderpoolsWords() (value string, asks bool) {
+	for _, key := range []string{annotationIPPools, annotationIPPool} {
+		if value := f.annotations()[key]; value != "" {
+			return strings.Join(strings.Fields(value), ""), true
+		}
+	}
+	return "", false
 }
 
 // ofPool tells of a PodIP.

@@ -250,6 +250,37 @@ func TestAPodIsFoundByItsPodIP(t *testing.T) {
 	}
 }
 
+func TestAPodAsksInSpiderpoolsWordsIfTheyCount(t *testing.T) {
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default",
+		Annotations: map[string]string{annotationDefaultV4: `["blue"]`, annotationDefaultV6: `["red"]`}}}
+	for value, pods := range map[string]map[string]any{
+		`["blue"] ["red"]`:  {},
+		`{"ipv4":["blue"]}`: {"annotations": map[string]any{annotationIPPool: "{  \n \"ipv4\": [\"blue\"]\n}"}},
+		`[]`:                {"annotations": map[string]any{annotationIPPool: "{}", annotationIPPools: "[]"}},
+		"green":             {"annotations": map[string]any{annotationIPPool: "{}", stayputv1alpha1.AnnotationPools: "green"}},
+	} {
+		set := aSet(map[string]any{"replicas": int64(3), "template": map[string]any{"metadata": pods}})
+		f, err := gather(t.Context(), &cluster{Client: aCluster(nothing, aPodIP(), aPool(), space, set),
+			agents: unreachable{}, namespace: "default", installation: DefaultNamespace}, "web-2")
+		if err != nil || f.asksPools != value {
+			t.Errorf("asks for %q, want %q (%v)", f.asksPools, value, err)
+		}
+	}
+	f := &facts{pod: &corev1.Pod{}}
+	if f.countsSpiderpool() {
+		t.Error("they count for a pod that has nothing of ours")
+	}
+	f.pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: stayputv1alpha1.PlacementGate}}
+	if !f.countsSpiderpool() {
+		t.Error("they do not count for a pod that waits")
+	}
+	both := map[string]string{annotationIPPool: "{}", annotationIPPools: "[]"}
+	if all := askedBy(both); len(all) != 2 || !strings.Contains(all[0].Meaning, "pools.spiderpool") ||
+		all[1].Meaning != "ignored, because of "+annotationIPPools {
+		t.Errorf("%+v", all)
+	}
+}
+
 func TestAddressesOfPoolsAreReleasedIfNoPodHasThem(t *testing.T) {
 	named := func(name, pod string) func(*stayputv1alpha1.PodIP) {
 		return func(p *stayputv1alpha1.PodIP) { p.Name, p.UID, p.Spec.PodName = name, types.UID(name), pod }

@@ -21,8 +21,16 @@ var annotationsOfPods = []string{
 	stayputv1alpha1.AnnotationWhenInUse, stayputv1alpha1.AnnotationIdentity,
 	stayputv1alpha1.AnnotationWhenScaled, stayputv1alpha1.AnnotationWhenDeleted, stayputv1alpha1.AnnotationWhenMoved,
 	stayputv1alpha1.AnnotationHomeWait, stayputv1alpha1.AnnotationHome, stayputv1alpha1.AnnotationPinned,
-	stayputv1alpha1.AnnotationPools, stayputv1alpha1.AnnotationAddresses,
+	stayputv1alpha1.AnnotationPools, annotationIPPools, annotationIPPool, stayputv1alpha1.AnnotationAddresses,
 }
+
+// Annotations of Spiderpool that count as stayput.io/pools does, if the value pools.spiderpool is set.
+const (
+	annotationIPPool    = "ipam.spidernet.io/ippool"
+	annotationIPPools   = "ipam.spidernet.io/ippools"
+	annotationDefaultV4 = "ipam.spidernet.io/default-ipv4-ippool"
+	annotationDefaultV6 = "ipam.spidernet.io/default-ipv6-ippool"
+)
 
 // askedBy explains annotations.
 func askedBy(annotations map[string]string) []Asked {
@@ -83,6 +91,16 @@ func meaning(annotations map[string]string, key, value string) string {
 			return "it asks for no addresses of pools, whatever its namespace says"
 		}
 		return "its addresses are of these pools, on whichever node it runs"
+	case annotationIPPool, annotationIPPools:
+		_, ours := annotations[stayputv1alpha1.AnnotationPools]
+		_, several := annotations[annotationIPPools]
+		switch {
+		case ours:
+			return "ignored, because of " + stayputv1alpha1.AnnotationPools
+		case key == annotationIPPool && several:
+			return "ignored, because of " + annotationIPPools
+		}
+		return "its addresses are of these pools if Spiderpool's annotations count (pools.spiderpool)"
 	case stayputv1alpha1.AnnotationAddresses:
 		return "set by Stayput: its addresses of pools, for its node"
 	case stayputv1alpha1.AnnotationPinned:
