@@ -31,6 +31,7 @@ var law = []rule{
 	{pkg: "pkg/atomicfile", never: heavy},
 	{pkg: "pkg/netconf", uses: []string{"pkg/ledger"}, never: heavy},
 	{pkg: "pkg/spool", uses: []string{"pkg/ledger"}, never: heavy},
+	{pkg: "pkg/link", never: heavy},
 
 	// The API, and the rules that controller and kubectl stayput share: no I/O, no client.
 	{pkg: "pkg/api", never: []string{"sigs.k8s.io/controller-runtime"}},
@@ -40,7 +41,7 @@ var law = []rule{
 
 	// The agent. It runs on every node: it knows few kinds of objects, and does not pay for the others.
 	{pkg: "pkg/node/cniconf", uses: []string{"pkg/ledger", "pkg/atomicfile", "pkg/netconf"}, never: clients},
-	{pkg: "pkg/node/hostnet", uses: []string{"pkg/ledger"}, never: clients},
+	{pkg: "pkg/node/hostnet", uses: []string{"pkg/ledger", "pkg/link"}, never: clients},
 	{pkg: "pkg/node/cri", uses: []string{"pkg/ledger", "pkg/node/cniconf"}, never: allClients},
 	{
 		pkg:   "pkg/node/retainedip",
@@ -108,7 +109,7 @@ var law = []rule{
 	},
 
 	// What foreign processes call by foreign protocols. Nothing in pkg imports it.
-	{pkg: "plugin/ipam", uses: []string{"pkg/ledger", "pkg/netconf", "pkg/spool"}, never: heavy},
+	{pkg: "plugin/ipam", uses: []string{"pkg/ledger", "pkg/link", "pkg/netconf", "pkg/spool"}, never: heavy},
 	{pkg: "plugin/nri", uses: []string{"pkg/ledger"}, never: []string{"k8s.io/client-go"}},
 
 	// The programs.

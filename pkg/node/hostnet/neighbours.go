@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	onlink "github.com/stayput/stayput/pkg/link"
 )
 
 // Announce sends a gratuitous ARP or an unsolicited neighbour advertisement for each address, from the interface
@@ -57,12 +59,7 @@ func Announce(path, ifname string, addrs []netip.Addr) (net.HardwareAddr, error)
 	}
 	defer unix.Close(fd)
 	for _, addr := range addrs {
-		var frame []byte
-		if addr.Is4() {
-			frame = gratuitousARP(hw, addr)
-		} else {
-			frame = unsolicitedNA(hw, addr)
-		}
+		frame := onlink.Announcement(onlink.MAC(hw), addr)
 		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}); err != nil {
 			return nil, fmt.Errorf("announcing %s: %w", addr, err)
 		}

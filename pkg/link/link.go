@@ -1,0 +1,210 @@
+// Package link is what machines on an Ethernet link say to each other of an address: who has it, and who has it now.
+// The CNI plugin links it.
+package link
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ProbeTime is how long who has an address may take to say so. In the middle of it everybody is asked again: a link
+// that has just come up may have lost the question.
+const ProbeTime = 120 * time.Millisecond
+
+// Conflict is an address that another machine on the link has.
+type Conflict struct {
+	Addr netip.Addr
+	MAC  MAC
+}
+
+// Probe asks on the link of an interface who has these addresses, and returns those that somebody says to have within
+// [ProbeTime]. No neighbour's table changes. An interface that is down is set up for that and down again
+// afterwards, so that the kernel announces what it is given. Nothing is asked on a link without neighbours, or if there
+// is no such interface. After an error nothing is known.
+func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, err error) {
+	var sockets []int
+	defer func() {
+		for _, fd := range sockets {
+			unix.Close(fd)
+		}
+	}()
+	err = in(netns, func() error {
+		for _, a := range addrs {
+			fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+			if err != nil {
+				return fmt.Errorf("packet socket for %s: %w", a, err)
+			}
+			sockets = append(sockets, fd)
+		}
+		return nil
+	})
+	if err != nil || len(sockets) == 0 {
+		return nil, err
+	}
+	ifr, err := unix.NewIfreq(ifname)
+	if err != nil {
+		return nil, fmt.Errorf("interface %q: %w", ifname, err)
+	}
+	switch err := unix.IoctlIfreq(sockets[0], unix.SIOCGIFFLAGS, ifr); {
+	case errors.Is(err, unix.ENODEV):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("flags of %s: %w", ifname, err)
+	case ifr.Uint16()&(unix.IFF_NOARP|unix.IFF_LOOPBACK|unix.IFF_POINTOPOINT) != 0:
+		return nil, nil
+	case ifr.Uint16()&unix.IFF_UP == 0:
+		if err := setUp(sockets[0], ifname, true); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, setUp(sockets[0], ifname, false)) }()
+	}
+	return probe(sockets, ifname, addrs)
+}
+
+// probe is Probe on an interface that is up, with a socket for each address.
+func probe(sockets []int, ifname string, addrs []netip.Addr) (found []Conflict, err error) {
+	ifr, err := unix.NewIfreq(ifname)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.IoctlIfreq(sockets[0], unix.SIOCGIFINDEX, ifr); err != nil {
+		return nil, fmt.Errorf("index of %s: %w", ifname, err)
+	}
+	index := int(ifr.Uint32())
+	var own MAC
+	for i, a := range addrs {
+		var ok bool
+		if own, ok, err = listen(sockets[i], index, a); err != nil || !ok {
+			return nil, err
+		}
+	}
+	waits := make([]unix.PollFd, len(sockets))
+	for i, fd := range sockets {
+		waits[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	}
+	frame := make([]byte, 128)
+	var end time.Time
+	for asked := 0; len(found) < len(addrs); {
+		left := time.Until(end)
+		if left <= 0 && asked == 2 {
+			break
+		}
+		if left <= 0 {
+			for i, a := range addrs {
+				if err := unix.Sendto(sockets[i], question(own, a), 0, &unix.SockaddrLinklayer{Ifindex: index}); err != nil {
+					return nil, fmt.Errorf("probing for %s on %s: %w", a, ifname, err)
+				}
+			}
+			asked, left = asked+1, ProbeTime/2
+			end = time.Now().Add(left)
+		}
+		if _, err := unix.Poll(waits, int(left/time.Millisecond)+1); err != nil && !errors.Is(err, unix.EINTR) {
+			return nil, fmt.Errorf("waiting on %s: %w", ifname, err)
+		}
+		for i, a := range addrs {
+			if waits[i].Fd < 0 {
+				continue
+			}
+			n, err := unix.Read(sockets[i], frame)
+			if err != nil { // nothing
+				continue
+			}
+			if mac, ok := has(frame[:n], own, a); ok {
+				found = append(found, Conflict{a, mac})
+				waits[i].Fd = -1
+			}
+		}
+	}
+	return found, nil
+}
+
+// listen has a socket receive what is said of an address on an interface, and returns the interface's own address. ok
+// is false if it has none of Ethernet.
+func listen(fd, index int, addr netip.Addr) (own MAC, ok bool, err error) {
+	protocol := uint16(etherTypeARP)
+	if !addr.Is4() {
+		protocol = etherTypeIPv6
+		// The answer goes to all nodes. Whether IPv6 is on or not, this is one.
+		mac := groupMAC(allNodes)
+		m := unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_MULTICAST, Alen: uint16(len(mac))}
+		copy(m.Address[:], mac[:])
+		if err := unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &m); err != nil {
+			return own, false, fmt.Errorf("joining %s: %w", allNodes, err)
+		}
+	}
+	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(protocol), Ifindex: index}); err != nil {
+		return own, false, fmt.Errorf("listening for %s: %w", addr, err)
+	}
+	is, err := unix.Getsockname(fd)
+	if err != nil {
+		return own, false, err
+	}
+	l, ok := is.(*unix.SockaddrLinklayer)
+	if !ok || l.Hatype != unix.ARPHRD_ETHER || int(l.Halen) != len(own) {
+		return own, false, nil
+	}
+	return MAC(l.Addr[:len(own)]), true, nil
+}
+
+func networkOrder(n uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
+}
+
+// setUp sets an interface of the socket's namespace up or down.
+func setUp(fd int, ifname string, up bool) error {
+	ifr, err := unix.NewIfreq(ifname)
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, ifr); err != nil {
+		return fmt.Errorf("flags of %s: %w", ifname, err)
+	}
+	flags := ifr.Uint16() &^ unix.IFF_UP
+	if up {
+		flags |= unix.IFF_UP
+	}
+	ifr.SetUint16(flags)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr); err != nil {
+		return fmt.Errorf("setting %s up or down: %w", ifname, err)
+	}
+	return nil
+}
+
+// in runs f on a thread in the network namespace at path; sockets that f makes stay in it. A thread that cannot go back
+// ends with its goroutine.
+func in(path string, f func() error) error {
+	ns, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- err
+			return
+		}
+		defer home.Close()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("entering the network namespace %s: %w", path, err)
+			return
+		}
+		err = f()
+		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}

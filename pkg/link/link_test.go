@@ -1,0 +1,165 @@
+package link_test
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/stayput/stayput/pkg/link"
+	"github.com/stayput/stayput/test/must"
+	"github.com/stayput/stayput/test/nodetest"
+)
+
+func TestMain(m *testing.M) { nodetest.Main(m) }
+
+var (
+	v4 = netip.MustParseAddr("10.6.168.105")
+	v6 = netip.MustParseAddr("fd00:6::105")
+)
+
+// wire makes a pod, with an interface that is down, and another machine on its link that has addresses.
+func wire(t *testing.T, kind string, addrs ...netip.Addr) (pod, machine string) {
+	t.Helper()
+	dir := t.TempDir()
+	pod, machine = nodetest.Netns(t, dir, "pod"), nodetest.Netns(t, dir, "machine")
+	nodetest.In(t, machine, func() error {
+		port := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port"}, PeerName: "eth0"}
+		if err := netlink.LinkAdd(port); err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(port); err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			ip := &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice()), Flags: 0x02} // without DAD of its own
+			if err := netlink.AddrAdd(port, ip); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	move(t, machine, pod, "eth0")
+	if kind != "macvlan" {
+		return pod, machine
+	}
+	node := pod
+	nodetest.In(t, node, func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(eth0); err != nil {
+			return err
+		}
+		return netlink.LinkAdd(&netlink.Macvlan{Mode: netlink.MACVLAN_MODE_BRIDGE,
+			LinkAttrs: netlink.LinkAttrs{Name: "net1", ParentIndex: eth0.Attrs().Index}})
+	})
+	pod = nodetest.Netns(t, dir, "inner")
+	move(t, node, pod, "net1")
+	return pod, machine
+}
+
+// move moves a link to another namespace.
+func move(t *testing.T, from, to, name string) {
+	t.Helper()
+	ns, err := os.Open(to)
+	must.Do(t, err)
+	defer ns.Close()
+	nodetest.In(t, from, func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetNsFd(l, int(ns.Fd()))
+	})
+}
+
+// attrs returns what an interface is, and sets it up or down before.
+func attrs(t *testing.T, netns, name string, set func(netlink.Link) error) (is *netlink.LinkAttrs) {
+	t.Helper()
+	nodetest.In(t, netns, func() error {
+		l, err := netlink.LinkByName(name)
+		if err == nil && set != nil {
+			err = set(l)
+		}
+		if err == nil {
+			l, err = netlink.LinkByName(name)
+		}
+		if err == nil {
+			is = l.Attrs()
+		}
+		return err
+	})
+	return is
+}
+
+func TestAProbeFindsWhoElseHasAnAddress(t *testing.T) {
+	all := []netip.Addr{v4, v6}
+	for _, c := range []struct {
+		name, kind string
+		up         bool
+		has        []netip.Addr
+		ifname     string
+	}{
+		{name: "an interface that is up, as that of a bridge", up: true, has: all},
+		{name: "one that is down, as macvlan's", kind: "macvlan", ifname: "net1", has: all},
+		{name: "one family", kind: "macvlan", ifname: "net1", has: []netip.Addr{v6}},
+		{name: "nobody", kind: "macvlan", ifname: "net1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			pod, machine := wire(t, c.kind, c.has...)
+			ifname := cmp.Or(c.ifname, "eth0")
+			if c.up {
+				attrs(t, pod, ifname, netlink.LinkSetUp)
+			}
+			for attrs(t, machine, "port", nil).OperState != netlink.OperUp { // else it hears nothing yet
+				time.Sleep(time.Millisecond)
+			}
+			found, err := link.Probe(pod, ifname, all)
+			must.Do(t, err)
+			var which []netip.Addr
+			port := attrs(t, machine, "port", nil).HardwareAddr.String()
+			for _, f := range found {
+				if which = append(which, f.Addr); f.MAC.String() != port {
+					t.Errorf("%s is that of %s, want %s", f.Addr, f.MAC, port)
+				}
+			}
+			if slices.SortFunc(which, netip.Addr.Compare); !slices.Equal(which, c.has) {
+				t.Errorf("found %v, want %v", which, c.has)
+			}
+			if is := attrs(t, pod, ifname, nil).Flags&net.FlagUp != 0; is != c.up {
+				t.Errorf("the interface is up: %t, as before: %t", is, c.up)
+			}
+			nodetest.In(t, machine, func() error {
+				neighbours, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+				for _, n := range neighbours {
+					if ip, _ := netip.AddrFromSlice(n.IP); ip.Unmap() == v4 || ip == v6 {
+						t.Errorf("the probe left a neighbour behind: %v", n)
+					}
+				}
+				return err
+			})
+		})
+	}
+}
+
+func TestNothingIsAskedOnALinkWithoutNeighbours(t *testing.T) {
+	pod, _ := wire(t, "", v4)
+	for _, ifname := range []string{"lo", "missing"} {
+		found, err := link.Probe(pod, ifname, []netip.Addr{v4})
+		if must.Do(t, err); len(found) > 0 {
+			t.Errorf("%s: found %v", ifname, found)
+		}
+	}
+	if _, err := link.Probe(pod+"-gone", "eth0", []netip.Addr{v4}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a namespace: %v", err)
+	}
+}
