@@ -11,6 +11,7 @@ const (
 	ReasonNotOwned          = "WhileOwnedWithoutOrdinal"
 	ReasonInvalidAnnotation = "InvalidAnnotation" // the agents' too
 	ReasonAddressWait       = "WaitingForAddress" // of a pool
+	ReasonAddressConflict   = "AddressConflict"   // another machine has the address of a pod
 	ReasonAddressHeld       = "AddressHeld"       // a PodIP that somebody has to do something about
 )
 

@@ -17,6 +17,11 @@ const (
 	// EventNamespaceRefused: other namespaces may still be promised addresses.
 	EventNamespaceRefused EventReason = "IPNamespaceShareUsedUp"
 	EventClamped          EventReason = "IPRetentionClamped"
+	// EventConflict: another machine on the link has an address of a pool, so that the ADD failed.
+	EventConflict EventReason = "IPConflict"
+	// EventPooled: a pod has got addresses of pools, of which its neighbours may know another link-layer address. It is
+	// for nobody but the agent.
+	EventPooled EventReason = "IPPooled"
 )
 
 // Miss is why a pod that was promised addresses got others.
@@ -60,6 +65,7 @@ type Event struct {
 	Addrs       []netip.Addr `json:"addrs,omitempty"`
 	Message     string       `json:"message,omitempty"`
 	Miss        Miss         `json:"miss,omitzero"` // of EventNotRestored
+	MAC         string       `json:"mac,omitempty"` // of EventConflict: the machine's
 	Time        time.Time    `json:"time"`
 }
 

@@ -21,7 +21,10 @@ import (
 //
 //	<pod UID>         the pod's addresses, as the annotation says them; the pod is one that the agent has seen
 //	<pod UID>.barred  the pod has ended on this node: no ADD of it may succeed any more. Durable
+//	<pod UID>.probed  the addresses, a line each, that nobody else on the link had when the pod got them here: the plugin
+//	                  writes it, and the agent removes it with the pod's file
 //	checked           BOOT-ID EPOCH: in this boot an ADD may succeed only for a pod that has its file
+//	node              the name of the node in the cluster
 
 // The errors of an ADD that asks for addresses of pools, besides those of the others.
 var (
@@ -35,9 +38,11 @@ var (
 const PoolsDir = "pools"
 
 const (
-	barSuffix   = ".barred"
-	tempSuffix  = ".tmp"
-	checkedName = "checked"
+	barSuffix    = ".barred"
+	probedSuffix = ".probed"
+	tempSuffix   = ".tmp"
+	checkedName  = "checked"
+	nodeName     = "node"
 )
 
 // ValidPodUID returns an error, in the words of CNI_ARGS, unless uid is the UID of a pod of the API server, in the one
@@ -118,24 +123,97 @@ func Tell(o Options, uid, text string) error {
 	return o.FS.Rename(path+tempSuffix, path)
 }
 
-// Untell removes the file with the addresses of a pod. A missing one is no error.
+// Untell removes the file with the addresses of a pod, and what the plugin has noted of them. It is no error if
+// they are missing.
 func Untell(o Options, uid string) error {
 	o.setDefaults()
 	path, err := PoolFile(o.StateDir, uid)
 	if err != nil {
 		return err
 	}
-	if err := o.FS.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, p := range []string{path, path + probedSuffix} {
+		if err := o.FS.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
+}
+
+// TellNode writes the name of the node, unless it is written already.
+func TellNode(o Options, name string) error {
+	o.setDefaults()
+	path := filepath.Join(o.StateDir, PoolsDir, nodeName)
+	if is, err := NodeName(o); err != nil || is == name {
+		return err
+	}
+	if err := MkdirAll(o.FS, filepath.Dir(path)); err != nil {
+		return err
+	}
+	if err := o.FS.WriteFile(path+tempSuffix, []byte(name), modeState); err != nil {
+		return err
+	}
+	return o.FS.Rename(path+tempSuffix, path)
+}
+
+// NodeName returns what TellNode wrote; empty: nothing.
+func NodeName(o Options) (string, error) {
+	o.setDefaults()
+	b, err := o.FS.ReadFile(filepath.Join(o.StateDir, PoolsDir, nodeName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return strings.TrimSpace(string(b)), err
+}
+
+// NoteProbed notes that nobody else on the link had these addresses, besides those that were noted before.
+func NoteProbed(o Options, uid string, addrs []netip.Addr) error {
+	o.setDefaults()
+	path, err := PoolFile(o.StateDir, uid)
+	if err != nil {
+		return err
+	}
+	was, err := Probed(o, uid)
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	for _, a := range slices.Concat(was, addrs) {
+		text.WriteString(a.String() + "\n")
+	}
+	if err := MkdirAll(o.FS, filepath.Dir(path)); err != nil {
+		return err
+	}
+	path += probedSuffix
+	if err := o.FS.WriteFile(path+tempSuffix, []byte(text.String()), modeState); err != nil {
+		return err
+	}
+	return o.FS.Rename(path+tempSuffix, path)
+}
+
+// Probed returns the addresses of a pod that NoteProbed noted.
+func Probed(o Options, uid string) (addrs []netip.Addr, err error) {
+	o.setDefaults()
+	path, err := PoolFile(o.StateDir, uid)
+	if err != nil {
+		return nil, err
+	}
+	b, err := o.FS.ReadFile(path + probedSuffix)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if a, err := netip.ParseAddr(strings.TrimSuffix(line, "\n")); err == nil { // else it is probed again
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs, nil
 }
 
 // BarFor is how long a bar stays at least: no backup of a cluster that is older than that is restored.
 const BarFor = 30 * 24 * time.Hour
 
-// SweepBars removes the bars that are older than [BarFor], but those of pods that the cluster still has, and what kills
-// have left of files.
+// SweepBars removes the bars that are older than [BarFor], and what was noted of probes, but those of pods that the
+// cluster still has, and what kills have left of files.
 func SweepBars(o Options, has func(uid string) bool) error {
 	o.setDefaults()
 	now, err := o.Clock.Now()
@@ -149,9 +227,9 @@ func SweepBars(o Options, has func(uid string) bool) error {
 	}
 	errs := []error{err}
 	for _, name := range names {
-		uid, barred := strings.CutSuffix(name, barSuffix)
-		barred = barred && ValidPodUID(uid) == nil && !has(uid)
-		if !barred && !strings.HasSuffix(name, tempSuffix) {
+		uid, of, _ := strings.Cut(name, ".")
+		ended := (of == barSuffix[1:] || of == probedSuffix[1:]) && ValidPodUID(uid) == nil && !has(uid)
+		if !ended && !strings.HasSuffix(name, tempSuffix) {
 			continue
 		}
 		at, err := o.FS.ChangeTime(filepath.Join(dir, name))

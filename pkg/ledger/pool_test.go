@@ -441,6 +441,35 @@ func TestTheFilesOfTheAgent(t *testing.T) {
 	if _, err := os.Stat(left); err == nil {
 		t.Error("what a kill left is still there")
 	}
+
+	// What was noted of probes goes with the pod, or is swept.
+	x, y := netip.MustParseAddr("10.6.168.105"), netip.MustParseAddr("fd00:6::105")
+	noted := func(uid string, want ...netip.Addr) {
+		t.Helper()
+		if got, err := Probed(o, uid); err != nil || !slices.Equal(got, want) {
+			t.Errorf("noted of %s is %v, %v, want %v", uid, got, err, want)
+		}
+	}
+	for _, uid := range []string{a, b} {
+		must.Do(t, NoteProbed(o, uid, []netip.Addr{x}))
+		must.Do(t, NoteProbed(o, uid, []netip.Addr{y}))
+		noted(uid, x, y)
+		must.Do(t, os.Chtimes(filepath.Join(o.StateDir, PoolsDir, uid+".probed"), old, old))
+	}
+	want(map[string]PoolPod{b: {Barred: true}})
+	must.Do(t, SweepBars(o, func(uid string) bool { return uid == b }))
+	noted(a)
+	noted(b, x, y)
+	must.Do(t, Untell(o, b))
+	noted(b)
+	for _, name := range []string{"", "node-1", "node-1", "node-2"} {
+		if name != "" {
+			must.Do(t, TellNode(o, name))
+		}
+		if got, err := NodeName(o); err != nil || got != name {
+			t.Errorf("the node is %q, %v, want %q", got, err, name)
+		}
+	}
 	if epoch, err := Rechecked(o); err != nil || epoch != 3 {
 		t.Errorf("the epoch is %d, %v", epoch, err)
 	}

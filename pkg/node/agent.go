@@ -205,7 +205,7 @@ func New(o Options) (*Agent, error) {
 		news: news, beat: a.health.loop("book"), metrics: a.metrics, log: o.Log,
 	}
 	a.spool = &spoolReader{
-		spool: reports, now: spoolNow, news: news, restored: restored,
+		spool: reports, now: spoolNow, news: news, restored: restored, conflict: a.pools.Conflict,
 		beat: a.health.loop("spool"), metrics: a.metrics, log: o.Log,
 	}
 	a.announcer = &announcer{

@@ -14,8 +14,8 @@ import (
 	"github.com/stayput/stayput/pkg/node/hostnet"
 )
 
-// A restored address comes back with another link-layer address, and the old pod's connections are still
-// tracked. Without an announcement peers notice in seconds to minutes.
+// A restored address, or one of a pool, comes back with another link-layer address, and the old pod's connections are
+// still tracked. Without an announcement peers notice in seconds to minutes.
 const (
 	// announceAgain is when an announcement is repeated (RFC 5227 says twice; the first one may meet a bridge
 	// port that does not forward yet).
@@ -38,7 +38,7 @@ type announcement struct {
 	made   bool // once
 }
 
-// announcer tells the peers of restored addresses.
+// announcer tells the peers of restored addresses, and of those of pools.
 type announcer struct {
 	restored <-chan []ledger.Event
 	clock    ledger.Clock

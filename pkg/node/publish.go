@@ -47,8 +47,8 @@ func (p LogPublisher) PublishClaims(all retainedip.Promises) {
 func (p LogPublisher) PublishEvent(e ledger.Event) {
 	level := slog.LevelInfo
 	switch e.Reason {
-	case ledger.EventNotRestored, ledger.EventRefused, ledger.EventNamespaceRefused, retainedip.EventInvalidAnnotation,
-		retainedip.EventNotConfigured, retainedip.EventReclaimed, cniconf.EventNotConfigured:
+	case ledger.EventNotRestored, ledger.EventRefused, ledger.EventNamespaceRefused, ledger.EventConflict,
+		retainedip.EventInvalidAnnotation, retainedip.EventNotConfigured, retainedip.EventReclaimed, cniconf.EventNotConfigured:
 		level = slog.LevelWarn
 	}
 	pod := e.Pod.String()

@@ -14,6 +14,7 @@ type spoolReader struct {
 	now      wake
 	news     *news
 	restored chan<- []ledger.Event // to the announcer
+	conflict func(ledger.Event)    // of an address of a pool
 	beat     *beat
 	metrics  *metrics
 	log      *slog.Logger
@@ -44,10 +45,16 @@ func (r *spoolReader) take(ctx context.Context) {
 	}
 	var restored []ledger.Event
 	for _, e := range events {
-		r.news.report(e)
-		if e.Reason == ledger.EventRestored {
+		switch e.Reason {
+		case ledger.EventPooled: // which is no news
 			restored = append(restored, e)
+			continue
+		case ledger.EventRestored:
+			restored = append(restored, e)
+		case ledger.EventConflict:
+			r.conflict(e)
 		}
+		r.news.report(e)
 	}
 	if len(restored) == 0 {
 		return

@@ -3,6 +3,7 @@ package node
 import (
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -33,6 +34,31 @@ func TestWhatThePluginReportsIsCountedAndPublished(t *testing.T) {
 	}
 	w.a.spool.take(t.Context())
 	w.wantSaid(ledger.EventRestored) // once
+}
+
+func TestWhatThePluginReportsOfPoolsReachesPeersAndPools(t *testing.T) {
+	w := newWorld(t)
+	var conflicts []ledger.Event
+	w.a.spool.conflict = func(e ledger.Event) { conflicts = append(conflicts, e) }
+	pod := ledger.Pod{Namespace: "default", Name: "web-0", UID: "u"}
+	addrs := []netip.Addr{netip.MustParseAddr("10.6.168.105")}
+	check(t, w.a.spool.spool.Report([]ledger.Event{
+		{Reason: ledger.EventPooled, Pod: pod, Addrs: addrs, Netns: "/run/netns/a"},
+		{Reason: ledger.EventConflict, Pod: pod, Addrs: addrs, MAC: "02:00:00:00:00:01"},
+	}))
+	w.a.spool.take(t.Context())
+	w.wantSaid(ledger.EventConflict)
+	if len(conflicts) != 1 || conflicts[0].MAC != "02:00:00:00:00:01" || !slices.Equal(conflicts[0].Addrs, addrs) {
+		t.Errorf("conflicts: %+v", conflicts)
+	}
+	select {
+	case events := <-w.a.announcer.restored:
+		if len(events) != 1 || events[0].Reason != ledger.EventPooled || events[0].Netns != "/run/netns/a" {
+			t.Errorf("for the peers: %+v", events)
+		}
+	default:
+		t.Error("the peers are not told")
+	}
 }
 
 func TestReportsThatTheSpoolCouldNotHoldAreCounted(t *testing.T) {

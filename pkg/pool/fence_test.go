@@ -310,6 +310,103 @@ func TestAfterARestoreAnAddressIsKeptAsItsPodSays(t *testing.T) {
 	}
 }
 
+// A pod that cannot start, because another machine has its address, gets another one; one that had it before waits.
+func TestAnAddressOfAnotherMachineIsQuarantined(t *testing.T) {
+	sees := func(pod Pod, kept bool) (*Book, netip.Addr, Plan) {
+		b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.1-10.6.0.2"}})
+		if kept {
+			was := pod
+			was.UID = "earlier"
+			a, _ := place(t, b, was, noon)
+			b.RemovePod(was.UID, true, noon)
+			ip := *b.PodIP(a)
+			ip.Phase, ip.Of, ip.Node = Retained, was.UID, "n0"
+			b.SetPodIP(ip)
+		}
+		a, _ := place(t, b, pod, noon)
+		runs := *b.Pod(pod.UID)
+		runs.Node = "n1"
+		b.SetPod(runs)
+		ip := *b.PodIP(a)
+		ip.Phase, ip.Of, ip.Node, ip.Conflict = Allocated, pod.UID, "n1", "02:00:00:00:00:01"
+		b.SetPodIP(ip)
+		return b, a, b.Review(a, noon, nil)
+	}
+	pod := gatedPod(1)
+	pod.Workload, pod.Keep = Workload{Kind: "StatefulSet", Name: "web"}, Keep{WhileOwned: true, Scaled: true}
+	shared := pod
+	shared.Identity = "web"
+	fresh := pod
+	fresh.Fresh = true
+	bare := pod
+	bare.Workload = Workload{}
+	for _, c := range []struct {
+		name  string
+		pod   Pod
+		kept  bool
+		waits string
+	}{
+		{"a new address", pod, false, ""},
+		{"one that the pod had before", pod, true, "pod ns/web-1 keeps it, and waits"},
+		{"one of a shared identity", shared, true, ""},
+		{"one that the pod had before, of a pod that does not wait", fresh, true, ""},
+		{"that of a pod which nobody makes again", bare, false, "delete pod ns/web-1 and create it again"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, a, plan := sees(c.pod, c.kept)
+			if !strings.Contains(plan.Reason, "02:00:00:00:00:01") {
+				t.Errorf("the MAC address is not named: %+v", plan)
+			}
+			if c.waits != "" {
+				if plan.Writes != nil || !strings.Contains(plan.Remedy, c.waits) {
+					t.Errorf("%+v", plan)
+				}
+				return
+			}
+			if len(plan.Writes) != 2 {
+				t.Fatalf("%+v", plan)
+			}
+			held := plan.Writes[0].(UpdateIP).PodIP
+			if held.PodUID != c.pod.UID || !held.Quarantine.Until.After(noon) || (held.Keep == Keep{}) == c.kept {
+				t.Errorf("%+v", held)
+			}
+			if end := plan.Writes[1].(EndPod); end.UID != c.pod.UID || end.If == nil {
+				t.Errorf("%+v", end)
+			}
+			b.SetPodIP(held)
+			// Killed in between, the next one ends the pod.
+			if plan := b.Review(a, noon, nil); len(plan.Writes) != 1 || plan.Writes[0].(EndPod).UID != c.pod.UID {
+				t.Errorf("%+v", plan)
+			}
+			// The successor gets another address, and this one goes to nobody before the pod is gone and the time is up.
+			b.RemovePod(c.pod.UID, true, noon)
+			next := c.pod
+			next.UID, next.Created = "next", noon.Add(time.Minute)
+			if got, plan := place(t, b, next, noon.Add(time.Minute)); !got.IsValid() || got == a {
+				t.Errorf("got %s after %s: %+v", got, a, plan)
+			}
+			if plan := b.Review(a, noon.Add(time.Minute), nil); plan.Writes != nil || !plan.Until.Equal(held.Quarantine.Until) {
+				t.Errorf("%+v", plan)
+			}
+			if other, plan := place(t, b, gatedPod(3), noon.Add(2*time.Minute)); other.IsValid() {
+				t.Errorf("somebody got %s: %+v", other, plan)
+			}
+		})
+	}
+}
+
+// A controller was killed after it had claimed an address for the next pod: that it was used before is not forgotten.
+func TestAnAddressThatWasClaimedAndNotToldIsStillKept(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+	pod := gatedPod(1)
+	b.SetPodIP(PodIP{Addr: netip.MustParseAddr("10.6.0.7"), Version: "2", Pool: "p", Mode: L2, Namespace: pod.Namespace,
+		PodName: pod.Name, PodUID: pod.UID, Network: "net", Interface: "eth0", Phase: Retained, Of: "earlier", Node: "n1"})
+	_, plan := place(t, b, pod, noon)
+	if told := plan.Writes[len(plan.Writes)-1].(PlacePod).Addresses[0]; told.Last != "n1" {
+		t.Errorf("told %+v", told)
+	}
+}
+
 func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p, Node: "n1"} }
 	on := func(node string) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: Bound, Node: node} }
@@ -347,6 +444,18 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 			Deed{Down: true, Bar: true}},
 		{"the cluster has it elsewhere, and it is gone here", Local{UID: "a", Elsewhere: true, IP: mine(Bound)},
 			Deed{Bar: true}},
+		{"another machine has the address", Local{UID: "a", Exists: true, Here: true, Conflict: "m", IP: mine("")},
+			Deed{Report: Allocated}},
+		{"another machine has it, as reported", Local{UID: "a", Exists: true, Conflict: "m",
+			IP: &PodIP{PodUID: "a", Of: "a", Phase: Allocated, Node: "n1", Conflict: "m"}}, Deed{}},
+		{"another machine has it, and the pod was gone", Local{UID: "a", Exists: true, Conflict: "m", IP: mine(Retained)},
+			Deed{}},
+		{"another machine had it, and the pod runs", Local{UID: "a", Exists: true, Netns: true, Conflict: "m",
+			IP: mine(Allocated)}, Deed{Report: Bound}},
+		{"another machine had it, and the pod ends", Local{UID: "a", Exists: true, Ending: true, Conflict: "m",
+			IP: mine(Allocated)}, Deed{Bar: true, Report: Retained}},
+		{"another machine has the address of another pod", Local{UID: "b", Exists: true, Conflict: "m", IP: mine(Bound)},
+			Deed{}},
 		{"back from a backup", Local{UID: "a", Exists: true, Barred: true, IP: mine(Bound)}, Deed{Report: Retained}},
 	} {
 		c.l.Node = "n1"

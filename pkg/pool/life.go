@@ -64,6 +64,8 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		return Plan{Reason: fmt.Sprintf("pod %s/%s ended on node %s before the API server's data were restored",
 			p.Namespace, p.PodName, p.Node),
 			Writes: []Write{EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
+	case alive && p.conflicts():
+		return b.reviewConflict(p, pod, now)
 	case p.Quarantine.Reason != "":
 		return b.reviewQuarantined(p, now)
 	case teller != nil:
@@ -120,6 +122,38 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
 	}
 	return Plan{Reason: why, Until: until}
+}
+
+// quarantinedFor is how long nobody gets an address that another machine has.
+const quarantinedFor = time.Hour
+
+// reviewConflict sees to a pod that cannot start, because another machine has its address. One that had the address
+// before, and waits for its own, waits until that machine has it no more. Any other is ended, so that the pod which
+// replaces it gets another address: it never ran, but it was told of this one, which is kept for nobody from then on,
+// and is free only past the fence, as any other.
+func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
+	why := fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node, p.Conflict)
+	kept := pod.kept(p.Addr)
+	switch {
+	case kept && pod.Identity == "" && !pod.Fresh:
+		return Plan{Reason: why, Remedy: fmt.Sprintf("take the address from that machine: pod %s/%s keeps it, and waits",
+			p.Namespace, p.PodName)}
+	case pod.Workload == (Workload{}):
+		return Plan{Reason: why, Remedy: fmt.Sprintf("take the address from that machine, or delete pod %s/%s and create it "+
+			"again: nobody else does", p.Namespace, p.PodName)}
+	}
+	plan := Plan{Reason: why}
+	if p.Quarantine.Reason == "" {
+		again := *p
+		again.Quarantine = Quarantine{Reason: why, Since: now, Until: now.Add(quarantinedFor)}
+		if !kept {
+			again.Keep = Keep{}
+		}
+		plan.Writes = append(plan.Writes, UpdateIP{PodIP: again})
+	}
+	plan.Writes = append(plan.Writes,
+		EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}})
+	return plan
 }
 
 // reviewQuarantined ends the quarantine of an address once every node has said who has it, since it began: nobody, so

@@ -183,6 +183,17 @@ func (w *world) add(n *node, p Pod) {
 			return // its predecessor still has it: code 11
 		}
 	}
+	for _, a := range p.Has {
+		if w.foreign[a.Prefix.Addr()] && a.Last != n.name && !n.probed[p.UID] {
+			w.logf("%s: another machine has %s: %s does not start", n.name, a.Prefix.Addr(), p.UID)
+			n.found[p.UID], n.owners[p.UID] = a.Prefix.Addr(), p
+			return
+		}
+	}
+	if w.foreign != nil {
+		n.probed[p.UID] = true
+		delete(n.found, p.UID)
+	}
 	n.sandboxes[p.UID] = &sandbox{uid: p.UID, has: p.Has, up: true}
 	n.book[p.UID], n.owners[p.UID] = p.Has, p
 	w.logf("%s: sandbox of %s %s starts with %v", n.name, p.Name, p.UID, p.Has[0].Prefix.Addr())
@@ -264,6 +275,9 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
 	if ip, ok := w.ips.objs[a.String()]; ok {
 		local.IP = &ip
 	}
+	if n.found[uid] == a {
+		local.Conflict = "02:00:00:00:00:01"
+	}
 	if local.LookUp() {
 		for _, p := range w.pods.objs {
 			local.Here = local.Here || p.UID == uid && p.Node == n.name
@@ -288,7 +302,7 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
 	}
 	if deed.Report != "" {
 		ip := *local.IP
-		ip.Phase, ip.Of, ip.Node, ip.Since = deed.Report, uid, n.name, w.now
+		ip.Phase, ip.Of, ip.Node, ip.Since, ip.Conflict = deed.Report, uid, n.name, w.now, local.Conflict
 		_ = w.send(n.name, StatusIP{PodIP: ip})
 	}
 }
@@ -418,6 +432,39 @@ var deeds = []struct {
 			w.goOn()
 		}
 	}},
+}
+
+// foreigners are what else can befall a cluster whose link has other machines on it, too: one of them takes an address
+// of a pool, that of a pod or a free one, or lets it go.
+var foreigners = deeds[:0:0]
+
+func init() {
+	foreigners = append(slices.Clone(deeds), []struct {
+		weight int
+		do     func(*world)
+	}{
+		{20, func(w *world) {
+			a := netip.AddrFrom4([4]byte{10, byte(6 + w.r.IntN(2)), 0, byte(1 + w.r.IntN(4))})
+			w.logf("another machine takes %s", a)
+			w.foreign[a] = true
+			w.goOn()
+		}},
+		{2, func(w *world) { w.foreignersGo() }},
+		{4, func(w *world) { // time passes
+			w.logf("an hour passes")
+			for range 10 {
+				w.now = w.now.Add(quarantinedFor / 10)
+				w.goOn()
+			}
+		}},
+	}...)
+}
+
+func (w *world) foreignersGo() {
+	if w.foreign != nil {
+		w.logf("the other machines go")
+		clear(w.foreign)
+	}
 }
 
 // cut takes something from a node.
@@ -656,6 +703,7 @@ func (w *world) restore() {
 func (w *world) settle() {
 	w.logf("--- everything is healed")
 	w.calm = true
+	w.foreignersGo()
 	for _, n := range w.nodes {
 		w.mend(n)
 	}
@@ -784,6 +832,9 @@ func (w *world) explained() {
 		switch {
 		case exists && !pod.Over && pod.has(p.Addr) && p.Quarantine.Reason == "":
 		case exists && !pod.Over && (pod.Gated || pod.Has == nil): // it waits, see below
+		case exists && p.conflicts():
+			w.failf("pod %s waits for nobody: %+v", p.PodUID, p)
+		case w.now.Before(p.Quarantine.Until): // also of a pod that has started since
 		case p.Quarantine.Reason != "" && len(w.told) > 0 &&
 			w.controllers[0].book.Review(p.Addr, w.now, w.wanted).Remedy != "": // doubled by what the backup said
 			w.known++

@@ -3,6 +3,7 @@ package pool
 import (
 	"flag"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ var (
 	modelSeed      = flag.Uint64("model.seed", 0, "replay one history of the model test")
 	modelBase      = flag.Uint64("model.base", 1, "seed of the model test's first history; 0: of the clock")
 	modelBroken    = flag.String("model.broken", "", "replay it without this rule")
+	modelForeign   = flag.Bool("model.foreign", false, "histories with other machines on the link")
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
 
@@ -27,7 +29,7 @@ func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 				broken = 1 << one
 			}
 		}
-		w := history(t, *modelSeed, broken)
+		w := history(t, *modelSeed, broken, *modelForeign)
 		t.Log(w.story())
 		if w.bad != "" {
 			t.Fatalf("seed %d: %s", *modelSeed, w.bad)
@@ -41,7 +43,7 @@ func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 	t.Logf("seeds %d to %d", base, base+uint64(*modelHistories)-1)
 	places, hands, known := 0, 0, 0
 	for i := range uint64(*modelHistories) {
-		w := history(t, base+i, 0)
+		w := history(t, base+i, 0, *modelForeign)
 		if w.bad != "" {
 			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", base+i, w.bad, w.story(), base+i, w.bad)
 		}
@@ -51,9 +53,28 @@ func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 		places, hands, known)
 }
 
-func history(t testing.TB, seed uint64, broken rules) *world {
+// The same with other machines on the link, which take addresses of pools, too.
+func TestOtherMachinesOnTheLinkDoNoHarm(t *testing.T) {
+	conflicts := 0
+	for seed := range uint64(400) {
+		w := history(t, 1+seed, 0, true)
+		if w.bad != "" {
+			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
+		}
+		conflicts += w.conflicts
+	}
+	if conflicts == 0 {
+		t.Error("no pod was ended because another machine had its address")
+	}
+	t.Logf("pods that were ended: %d", conflicts)
+}
+
+func history(t testing.TB, seed uint64, broken rules, foreign bool) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 0)), broken)
-	total := 0
+	total, deeds := 0, deeds
+	if foreign {
+		w.foreign, deeds = map[netip.Addr]bool{}, foreigners
+	}
 	for _, d := range deeds {
 		total += d.weight
 	}
@@ -92,7 +113,7 @@ func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 		}
 		t.Run(ruleNames[one].name, func(t *testing.T) {
 			for seed := from; seed < from+most; seed++ {
-				if w := history(t, seed, 1<<one); w.bad != "" {
+				if w := history(t, seed, 1<<one, false); w.bad != "" {
 					t.Logf("seed %d: %s", seed, w.bad)
 					return
 				}

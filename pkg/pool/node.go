@@ -19,6 +19,8 @@ type Local struct {
 	Netns bool
 	// Barred: the node's book says that no ADD of the pod may succeed any more.
 	Barred bool
+	// Conflict is the MAC address of another machine that had the address when the pod was to start; empty: none had.
+	Conflict string
 	// IP is the PodIP as it is past all caches, nil if there is none.
 	IP *PodIP
 
@@ -57,6 +59,7 @@ type Deed struct {
 // again.
 //
 //   - A pod that has its namespace is Bound, if the address is its own.
+//   - One that cannot start, because another machine has the address, is Allocated, with the Conflict.
 //   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down. So do
 //     those of one that the cluster has elsewhere, and of one that it has deleted while it believes this node to be
 //     off: its address may be another one's any moment.
@@ -83,6 +86,11 @@ func Tend(l Local) Deed {
 		return Deed{Report: Bound}
 	case l.Netns:
 		return Deed{}
+	case l.Conflict != "" && !ends && !l.Barred:
+		if !speaks || l.named() && (l.IP.Conflict == l.Conflict || l.IP.Phase == Retained) {
+			return Deed{}
+		}
+		return Deed{Report: Allocated}
 	case ends && lacks(Retained):
 		return Deed{Bar: bar, Report: Retained}
 	case ends:

@@ -39,8 +39,9 @@ type Phase string
 
 // The phases, see the API. Retained is a promise: the pod will never have the address again.
 const (
-	Bound    Phase = "Bound"
-	Retained Phase = "Retained"
+	Allocated Phase = "Allocated"
+	Bound     Phase = "Bound"
+	Retained  Phase = "Retained"
 )
 
 // Quarantine is why nobody gets an address, not even who it belongs to. The zero Quarantine: it is not in quarantine.
@@ -76,12 +77,18 @@ type PodIP struct {
 	Of    UID
 	Node  string
 	Since time.Time
+	// Conflict is the MAC address of another machine on the link of Node that has the address, so that the pod could not
+	// start; empty: none was found.
+	Conflict string
 }
 
 func (p *PodIP) owner() Owner { return ownerOf(p.Namespace, p.PodName, p.Identity) }
 
 // gone reports whether it is known that the pod the address was given to has it no more.
 func (p *PodIP) gone() bool { return p.Of == p.PodUID && p.Phase == Retained }
+
+// conflicts reports whether another machine has the address, so that the pod it was given to could not start.
+func (p *PodIP) conflicts() bool { return p.Of == p.PodUID && p.Phase == Allocated && p.Conflict != "" }
 
 // Pod is one that asks for addresses of pools, or has some.
 type Pod struct {
@@ -107,6 +114,11 @@ type Pod struct {
 
 func (p *Pod) has(a netip.Addr) bool {
 	return slices.ContainsFunc(p.Has, func(h Address) bool { return h.Prefix.Addr() == a })
+}
+
+// kept reports whether an address of the pod was used before, as far as it was told.
+func (p *Pod) kept(a netip.Addr) bool {
+	return slices.ContainsFunc(p.Has, func(h Address) bool { return h.Prefix.Addr() == a && h.Last != "" })
 }
 
 // Want is an interface of a pod, and the pools that its addresses may come from: one of each family, of each family

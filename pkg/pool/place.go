@@ -153,7 +153,11 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 		p := b.ips[a]
 		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || b.runsWith(pod, a)
 		if s.fits(p) && !taken[a] && usable {
-			return choice{slot: s, ip: *p}, Plan{}
+			c := choice{slot: s, ip: *p}
+			if p.Of != pod.UID { // claimed, and not told: the status is about an earlier pod
+				c.last = p.Node
+			}
+			return c, Plan{}
 		}
 	}
 	for _, h := range b.answers[pod.Node].Held {
@@ -168,7 +172,7 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 			continue
 		}
 		switch f := b.Fence(p, now); {
-		case p.Quarantine.Reason != "" && pod.Identity == "" && !pod.Fresh:
+		case p.Quarantine.Reason != "" && pod.Identity == "" && !pod.Fresh && p.Keep != (Keep{}):
 			return c, Plan{Reason: fmt.Sprintf("its address %s is quarantined: %s", p.Addr, p.Quarantine.Reason),
 				Addrs: []netip.Addr{p.Addr}}
 		case p.Quarantine.Reason != "":
@@ -220,9 +224,7 @@ func (b *Book) claim(pod *Pod, s slot, p *PodIP, f Finding) choice {
 	again.PodUID, again.PodName, again.Network, again.Interface = pod.UID, pod.Name, s.network, s.iface
 	again.Keep, again.Workload = pod.Keep, pod.Workload
 	c := choice{slot: s, ip: again, wr: UpdateIP{PodIP: again, If: f.If}}
-	if p.Of == p.PodUID {
-		c.last = p.Node
-	}
+	c.last = p.Node // also if a pod in between was given the address and never started
 	return c
 }
 

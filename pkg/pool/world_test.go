@@ -22,6 +22,9 @@ type world struct {
 	rules rules
 	now   time.Time
 	n     int // for names
+	// foreign has machines on the link that are no pod's, by the addresses that they have taken; nil: there never are any.
+	foreign   map[netip.Addr]bool
+	conflicts int // pods that were ended because of one
 
 	api
 	inflight    []func() // writes that were given up and still come
@@ -132,7 +135,9 @@ type node struct {
 	owners  map[UID]Pod
 	barred  map[UID]bool
 	checked int64
-	seen    map[UID]bool // since checked
+	seen    map[UID]bool       // since checked
+	probed  map[UID]bool       // it found nobody else
+	found   map[UID]netip.Addr // what somebody else has
 
 	sees  map[UID]Pod // the agent's watch
 	known map[UID]bool
@@ -175,7 +180,8 @@ func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 	for i := range 2 + r.IntN(2) {
 		n := &node{name: fmt.Sprintf("n%d", i+1), on: true, kubelet: true, agent: true, data: true,
 			view: map[UID]Pod{}, sandboxes: map[UID]*sandbox{}, book: map[UID][]Address{}, owners: map[UID]Pod{},
-			barred: map[UID]bool{}, seen: map[UID]bool{}, sees: map[UID]Pod{}, known: map[UID]bool{}}
+			barred: map[UID]bool{}, probed: map[UID]bool{}, found: map[UID]netip.Addr{},
+			seen: map[UID]bool{}, sees: map[UID]Pod{}, known: map[UID]bool{}}
 		w.nodes = append(w.nodes, n)
 		w.hosts.put(n.name, Node{Name: n.name, Ready: true})
 	}
@@ -273,6 +279,7 @@ func (w *world) applied(wr Write) error {
 		}
 		p := wr.PodIP
 		p.Phase, p.Of, p.Node, p.Since, p.Deleting = is.Phase, is.Of, is.Node, is.Since, is.Deleting
+		p.Conflict = is.Conflict
 		p.Version = w.version()
 		if p.PodUID != is.PodUID {
 			w.hands++
@@ -288,6 +295,9 @@ func (w *world) applied(wr Write) error {
 			return err
 		}
 		is.Phase, is.Of, is.Node, is.Since = wr.PodIP.Phase, wr.PodIP.Of, wr.PodIP.Node, wr.PodIP.Since
+		if is.Conflict = wr.PodIP.Conflict; is.Phase != Allocated {
+			is.Conflict = ""
+		}
 		is.Version = w.version()
 		w.ips.put(is.Addr.String(), is)
 	case DeleteIP:
@@ -308,6 +318,11 @@ func (w *world) applied(wr Write) error {
 		is, ok := w.pods.objs[wr.Name]
 		if !ok || is.UID != wr.UID {
 			return errConflict
+		}
+		for _, ip := range w.ips.objs {
+			if ip.PodUID == wr.UID && ip.conflicts() && !is.Ending {
+				w.conflicts++
+			}
 		}
 		w.deletePod(is)
 	case HoldPool:

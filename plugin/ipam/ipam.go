@@ -276,6 +276,11 @@ func (c *call) add() *Error {
 		c.ending = spool.AddOrdinary
 	}
 	if len(pool.addrs) > 0 {
+		if cerr := c.probe(pool.addrs, args.pod, ns, ledger.New(n, options)); cerr != nil {
+			c.ending = spool.AddFailed
+			return cerr
+		}
+		r.Events = append(r.Events, c.event(ledger.EventPooled, args.pod, pool.has()...))
 		res.addPooled(pool.addrs)
 	} else {
 		for i, a := range r.Addrs {

@@ -2,12 +2,15 @@ package ipam
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/link"
 	"github.com/stayput/stayput/pkg/netconf"
 )
 
@@ -95,6 +98,74 @@ func (p *pooled) has() (addrs []netip.Addr) {
 		addrs = append(addrs, a.Prefix.Addr())
 	}
 	return addrs
+}
+
+// probe makes sure that nobody else on the link has the addresses that the ledger has just given to the attachment.
+// None is configured yet. It asks only for those that are new, or were last used on another node, and once in the life of a
+// pod on a node. If somebody has one, or it cannot be found out, nothing stays with the attachment.
+//
+// It asks without the ledger's lock, which others wait for: the addresses are the attachment's meanwhile.
+func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netns, l *ledger.Ledger) *Error {
+	undo := func() {
+		if _, err := l.Del(ledger.DelRequest{Attachment: c.att, Pod: pod, Netns: ns, Policy: &ledger.Policy{}}); err != nil {
+			fmt.Fprintf(c.Stderr, "stayput: ADD %s: %v: the runtime's DEL frees the addresses\n", c.att, err)
+		}
+	}
+	due, err := c.unprobed(addrs, pod)
+	if err == nil && (len(due) == 0 || ns.Ino == 0) {
+		return nil
+	}
+	var found []link.Conflict
+	if err == nil {
+		found, err = link.Probe(ns.Path, c.att.IfName, due)
+	}
+	if err == nil && len(found) == 0 {
+		err = ledger.NoteProbed(c.options(), pod.UID, due)
+	}
+	switch {
+	case err != nil:
+		undo()
+		return errorf(codeTryAgain, "finding out whether another machine on the link has an address of pod %s: %v", pod, err)
+	case len(found) == 0:
+		return nil
+	}
+	undo()
+	var said []string
+	for _, f := range found {
+		e := c.event(ledger.EventConflict, pod, f.Addr)
+		e.MAC = f.MAC.String()
+		e.Message = fmt.Sprintf("%s is in use on the link of interface %s by another machine, which has the MAC address %s",
+			f.Addr, c.att.IfName, e.MAC)
+		said = append(said, e.Message)
+		c.report([]ledger.Event{e})
+	}
+	return errorf(codeTryAgain, "pod %s cannot start: %s", pod, strings.Join(said, "; "))
+}
+
+// unprobed returns the addresses that are to be probed for before the pod has them.
+func (c *call) unprobed(addrs []netconf.PoolAddress, pod ledger.Pod) (due []netip.Addr, err error) {
+	node, err := ledger.NodeName(c.options())
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range addrs {
+		if a.Last == "" || a.Last != node {
+			due = append(due, a.Prefix.Addr())
+		}
+	}
+	if due == nil {
+		return nil, nil
+	}
+	probed, err := ledger.Probed(c.options(), pod.UID)
+	return slices.DeleteFunc(due, func(a netip.Addr) bool { return slices.Contains(probed, a) }), err
+}
+
+// event is one about addresses of the attachment.
+func (c *call) event(reason ledger.EventReason, pod ledger.Pod, addrs ...netip.Addr) ledger.Event {
+	return ledger.Event{
+		Reason: reason, Key: ledger.NewKey(c.conf.Name, pod, ledger.Policy{}, c.att.IfName), Pod: pod,
+		ContainerID: c.att.ContainerID, Netns: c.netnsPath, Addrs: addrs, Time: time.Now(),
+	}
 }
 
 // isStatic reports whether kubelet has made up a UID, as it does for pods that come from files and URLs: an MD5 in hex.

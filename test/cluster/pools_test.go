@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -262,6 +264,12 @@ func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
 	alone(t)
 	c := withPools(t)
 	ns := namespace(t, c)
+	witness := machine(t, c, "10.6.0.9")
+	var all []netip.Addr
+	for n := 101; n <= 110; n++ {
+		all = append(all, netip.AddrFrom4([4]byte{10, 6, 168, byte(n)}))
+	}
+	witness.Asks(all...)
 	apply(t, c, ns, pool)
 	apply(t, c, ns, pooled("web", 2))
 	pods := places(t, c, ns, "web", 2, nil)
@@ -288,14 +296,20 @@ func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
 		t.Errorf("%s is configured at %v", addr, at)
 	}
 
-	// 2. By the word of the operator it moves. That was not true, and is mended once the node is back.
+	// 2. By the word of the operator it moves. That was not true: the old pod still answers on the link, so that the new
+	// one does not start before the node is back, and has seen to it.
 	kubectl(t, c, "taint", "node", lost.Name, "node.kubernetes.io/out-of-service=:NoExecute")
+	heard := witness.Heard(ip(t, pods["web-0"]), time.Time{})
+	eventOn(t, c, ns, "web-0", "IPConflict", addr, heard[len(heard)-1])
+	if at := holders(t, c, addr); len(at) != 1 || !strings.HasPrefix(at[0], lost.Name+" ") {
+		t.Errorf("%s is configured at %v", addr, at)
+	}
+	kubectl(t, c, "taint", "node", lost.Name, "node.kubernetes.io/out-of-service-")
+	mend()
 	moved := successor(t, c, pods["web-0"])
 	if moved.Status.PodIP != addr || moved.Spec.NodeName == lost.Name {
 		t.Errorf("the successor has %s on %s", moved.Status.PodIP, moved.Spec.NodeName)
 	}
-	kubectl(t, c, "taint", "node", lost.Name, "node.kubernetes.io/out-of-service-")
-	mend()
 	until(t, "the old pod to be taken down", func(context.Context) bool {
 		at := holders(t, c, addr)
 		return len(at) == 1 && strings.HasPrefix(at[0], moved.Spec.NodeName+" ")
@@ -334,10 +348,18 @@ func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
 			t.Errorf("PodIP %s: %+v", name, ip.Spec)
 		}
 	}
-	for n := 101; n <= 110; n++ {
-		addr := fmt.Sprintf("10.6.168.%d", n)
-		if at := holders(t, c, addr); len(at) > 1 {
+	for _, addr := range all {
+		if at := holders(t, c, addr.String()); len(at) > 1 {
 			t.Errorf("%s is configured at %v", addr, at)
+		}
+	}
+
+	// 4. So says a third machine, which has asked all the time: whoever answered for an address never did again once
+	// another one had.
+	for _, addr := range all {
+		said := witness.Heard(addr, time.Time{})
+		if slices.Sort(said); len(slices.Compact(slices.Clone(said))) != len(said) {
+			t.Errorf("%s was that of %v", addr, witness.Heard(addr, time.Time{}))
 		}
 	}
 }

@@ -50,6 +50,7 @@
 //	damage RECORD C HOW          a record of C is damaged: address, claim, index, marker, last, network or counts
 //	damage RECORD C newer|older  the record becomes a newer version's; it becomes ours again
 //	disk small|full|roomy|readonly|writable DIRECTORY
+//	wire C/IF [ADDRESS...]       the sandbox with this interface, and a machine on its link that has these addresses
 //	lock, blocked N, unlock      another process holds the network's lock; wait until N are blocked
 //
 // The ledger's part of the agent: policy C OPTION..., sweep (expire what is due), uninstall; bar UID (no ADD of a pod

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +27,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
@@ -42,7 +44,7 @@ var words = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	"begin": beginWord, "end": endWord,
 	// The node.
 	"advance": advanceWord, "wallclock": wallclockWord, "reboot": rebootWord, "damage": damageWord, "disk": diskWord,
-	"lock": lockWord, "unlock": unlockWord, "blocked": blockedWord,
+	"lock": lockWord, "unlock": unlockWord, "blocked": blockedWord, "wire": wireWord,
 	// The agent.
 	"policy": policyWord, "sweep": sweepWord, "uninstall": uninstallWord, "bar": barWord, "recheck": recheckWord,
 	// Assertions.
@@ -1020,6 +1022,79 @@ func unchangedWord(ts *testscript.TestScript, neg bool, args []string) {
 	if neg == (now == s.seen) {
 		ts.Fatalf("before:\n%s\nnow:\n%s", s.seen, now)
 	}
+}
+
+// wire C/IF ADDRESS...
+func wireWord(ts *testscript.TestScript, neg bool, args []string) {
+	noNeg(ts, neg)
+	s := storyOf(ts)
+	count(ts, args, 1, 9, "wire C/IF ADDRESS...")
+	container, ifname, _ := strings.Cut(args[0], "/")
+	pod, err := s.sandbox(container)
+	ts.Check(err)
+	machine := s.netns(container + ".machine")
+	if _, err := os.Stat(machine); errors.Is(err, fs.ErrNotExist) {
+		machine, err = s.sandbox(container + ".machine")
+		ts.Check(err)
+		ns, err := os.Open(pod)
+		ts.Check(err)
+		defer ns.Close()
+		ts.Check(inNetns(machine, func() error {
+			return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "port"}, PeerName: ifname,
+				PeerNamespace: netlink.NsFd(ns.Fd())})
+		}))
+		ts.Check(inNetns(pod, func() error { return setUp(ifname) }))
+	}
+	ts.Check(inNetns(machine, func() error {
+		if err := setUp("port"); err != nil {
+			return err
+		}
+		port, err := netlink.LinkByName("port")
+		if err != nil {
+			return err
+		}
+		had, err := netlink.AddrList(port, netlink.FAMILY_ALL)
+		for _, a := range had {
+			err = errors.Join(err, netlink.AddrDel(port, &a))
+		}
+		for _, text := range args[1:] {
+			a, parseErr := netip.ParseAddr(text)
+			err = errors.Join(err, parseErr, netlink.AddrAdd(port,
+				&netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice()), Flags: unix.IFA_F_NODAD}))
+		}
+		for err == nil && port.Attrs().OperState != netlink.OperUp { // else it hears nothing yet
+			time.Sleep(time.Millisecond)
+			port, err = netlink.LinkByName("port")
+		}
+		return err
+	}))
+}
+
+func setUp(ifname string) error {
+	l, err := netlink.LinkByName(ifname)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetUp(l)
+}
+
+// inNetns runs f on a thread of its own in a network namespace.
+func inNetns(path string, f func() error) error {
+	ns, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends
+		err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
 }
 
 // excuse REGEXP

@@ -203,12 +203,16 @@ func (s *server) Report(ctx context.Context, ip *v1alpha1.PodIP) error {
 	if ip.Status.Since != nil {
 		since = &metav1.Time{Time: ip.Status.Since.UTC().Truncate(time.Second)}
 	}
+	status := map[string]any{"phase": ip.Status.Phase, "podUID": ip.Status.PodUID, "nodeName": ip.Status.NodeName,
+		"since": since}
+	if ip.Status.Conflict != "" {
+		status["conflict"] = ip.Status.Conflict
+	}
 	err := s.apply(ctx, s.rest.Patch(types.ApplyPatchType).Resource("podips").Name(ip.Name).SubResource("status"),
 		map[string]any{
 			"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIP",
 			"metadata": map[string]any{"name": ip.Name, "uid": ip.UID, "resourceVersion": ip.ResourceVersion},
-			"status": map[string]any{"phase": ip.Status.Phase, "podUID": ip.Status.PodUID, "nodeName": ip.Status.NodeName,
-				"since": since},
+			"status":   status,
 		})
 	if err != nil {
 		return fmt.Errorf("writing the status of PodIP %s: %w", ip.Name, err)

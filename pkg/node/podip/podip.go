@@ -108,6 +108,9 @@ type subject struct {
 	labels          map[string]string
 	text            string       // of its addresses
 	bare            []netip.Addr // addresses of which only the ledger tells
+	// conflicts are the MAC addresses of other machines that had an address when the pod was to start. It is never changed
+	// in place.
+	conflicts map[netip.Addr]string
 	// By the watch of the node's pods.
 	exists, ending, over bool
 	// gone: all that is to be done for a pod that is gone was done.
@@ -226,6 +229,8 @@ func (k *Keeper) Run(ctx context.Context) {
 
 // serve works until the cluster has no pool or ctx is done.
 func (k *Keeper) serve(ctx context.Context) {
+	// Until the plugin knows which node this is, it probes for more addresses than it need.
+	k.note("node", ledger.TellNode(k.o.Ledgers, k.o.Node))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	queue := workqueue.NewTypedRateLimitingQueue(
@@ -286,6 +291,37 @@ func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string) {
 		k.subjects[pod.UID] = s
 	}
 	k.enqueue(s)
+}
+
+// Conflict takes in that a pod could not start, because another machine on the link has an address of it. If the pod is
+// not known yet, the next ADD says so again.
+func (k *Keeper) Conflict(e ledger.Event) {
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.subjects[e.Pod.UID]
+	if s == nil || e.MAC == "" {
+		return
+	}
+	s.conflicts = maps.Clone(s.conflicts)
+	if s.conflicts == nil {
+		s.conflicts = map[netip.Addr]string{}
+	}
+	for _, a := range e.Addrs {
+		s.conflicts[a] = e.MAC
+	}
+	k.enqueue(s)
+}
+
+// started forgets the conflicts of a pod that has started since.
+func (k *Keeper) started(uid string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.subjects[uid]; s != nil {
+		s.conflicts = nil
+	}
 }
 
 // enqueue has a subject looked at, at once. k.mu is held.

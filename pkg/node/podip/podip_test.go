@@ -3,9 +3,11 @@ package podip
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -103,6 +105,62 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 		if n := w.c.count("report"); n != 2 {
 			t.Errorf("%d reports, want 2", n)
 		}
+	})
+}
+
+func TestAConflictIsReportedUntilThePodStarts(t *testing.T) {
+	inWorld(t, func(w *world) {
+		conflict := func(n int, mac string) {
+			w.k.Conflict(ledger.Event{Reason: ledger.EventConflict, Pod: ledger.Pod{Namespace: "default",
+				Name: "web-" + strconv.Itoa(n), UID: uid(n)}, Addrs: []netip.Addr{addr(n)}, MAC: mac})
+			w.pass(100 * time.Millisecond)
+		}
+		p := w.given(1)
+		w.pass(time.Second)
+		if name, err := ledger.NodeName(w.ledgers); err != nil || name != node {
+			t.Errorf("the plugin knows this node as %q, %v", name, err)
+		}
+		conflict(1, "02:00:00:00:00:01")
+		w.wantPhase(1, v1alpha1.PodIPAllocated)
+		if got := w.status(1).Conflict; got != "02:00:00:00:00:01" {
+			t.Errorf("the conflict is %q", got)
+		}
+		reports := w.c.count("report")
+		conflict(1, "02:00:00:00:00:01") // as each ADD says it
+		w.pass(time.Hour)
+		if n := w.c.count("report") - reports; n > 0 {
+			t.Errorf("it was reported again %d times", n)
+		}
+		conflict(1, "02:00:00:00:00:02")
+		if got := w.status(1).Conflict; got != "02:00:00:00:00:02" {
+			t.Errorf("the conflict is %q", got)
+		}
+
+		// It starts, its sandbox crashes, and it ends.
+		w.runs(1)
+		w.pass(time.Second)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		w.stops(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		if got := w.status(1).Conflict; got != "" {
+			t.Errorf("the conflict is still %q", got)
+		}
+		check(t, ledger.NoteProbed(w.ledgers, uid(1), []netip.Addr{addr(1)}))
+		w.c.put(ends(p))
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+		conflict(1, "02:00:00:00:00:01") // it comes late
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+		w.c.remove(uid(1))
+		w.pass(time.Second)
+		if probed, err := ledger.Probed(w.ledgers, uid(1)); err != nil || probed != nil {
+			t.Errorf("of the pod that is gone is still noted %v, %v", probed, err)
+		}
+		conflict(2, "02:00:00:00:00:01") // of which nothing is known yet
+		w.given(2)
+		w.pass(time.Second)
+		w.wantPhase(2, "")
 	})
 }
 

@@ -99,8 +99,12 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 	if err != nil {
 		return soon, err
 	}
-	if s.alive() && !p.netns() && !barred {
+	if s.alive() && !p.netns() && !barred && s.conflicts == nil {
 		return later, nil // it has not started
+	}
+	if p.netns() && s.conflicts != nil {
+		s.conflicts = nil
+		k.started(uid)
 	}
 	c := &care{Keeper: k, s: s, addrs: addrs, barred: barred, p: p, ended: !s.alive()}
 	for _, a := range addrs {
@@ -172,7 +176,7 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	}
 	l := pool.Local{
 		UID: pool.UID(c.s.uid), Node: c.o.Node, Exists: c.s.exists, Ending: c.s.ending, Over: c.s.over,
-		Netns: c.p.netns(), Barred: c.barred, IP: ipOf(a, o),
+		Netns: c.p.netns(), Barred: c.barred, Conflict: c.s.conflicts[a], IP: ipOf(a, o),
 	}
 	if l.LookUp() {
 		if err := c.lookUp(ctx, &l, o); err != nil {
@@ -215,7 +219,7 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	case pool.Bound:
 		c.bound++
 	}
-	return c.report(ctx, o, deed.Report)
+	return c.report(ctx, o, deed.Report, l.Conflict)
 }
 
 // lookUp reads the pod past all caches. If the watch is behind, what was read counts.
@@ -302,10 +306,13 @@ func (c *care) takeDown(ctx context.Context) error {
 }
 
 // report writes the status of a PodIP. If that has changed since it was read, it is looked at again.
-func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase) (verdict, error) {
+func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, conflict string) (verdict, error) {
 	since := metav1.NewTime(c.now().UTC().Truncate(time.Second))
 	is := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
 	is.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.s.uid, NodeName: c.o.Node, Since: &since}
+	if phase == pool.Allocated {
+		is.Status.Conflict = conflict
+	}
 	err := c.api.Report(ctx, is)
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
@@ -325,5 +332,6 @@ func ipOf(a netip.Addr, o *v1alpha1.PodIP) *pool.PodIP {
 	return &pool.PodIP{
 		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, PodUID: pool.UID(o.Spec.PodUID),
 		Phase: pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,
+		Conflict: o.Status.Conflict,
 	}
 }

@@ -69,6 +69,7 @@ var eventKinds = map[ledger.EventReason]struct{ kind, action string }{
 	ledger.EventRefused:          {warning, "Retaining"},
 	ledger.EventNamespaceRefused: {warning, "Retaining"},
 	ledger.EventClamped:          {normal, "Retaining"},
+	ledger.EventConflict:         {warning, "Starting"},
 	EventInvalidAnnotation:       {warning, "Retaining"},
 	EventNotConfigured:           {warning, "Verifying"},
 	EventNotPublished:            {warning, "Publishing"},

@@ -430,6 +430,7 @@ func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time
 		if err := c.carryOut(ctx, s, plan, at, nil, gate.Placement{}); err != nil {
 			return 0, err
 		}
+		c.sayConflict(s, is, plan)
 		if len(plan.Writes) == 0 {
 			if err := c.showExpiry(ctx, s, a, plan); err != nil {
 				return 0, err
@@ -519,6 +520,27 @@ func (c *Controller) findDeployment(ctx context.Context, s *session, p *pool.Pod
 		s.book.SetPod(again)
 	}
 	return nil
+}
+
+// sayConflict reports, on a pod that was ended because another machine has its address and on the pod's controller, why
+// its successor gets another one.
+func (c *Controller) sayConflict(s *session, is *pool.PodIP, plan pool.Plan) {
+	if is == nil || is.Conflict == "" || len(plan.Writes) == 0 {
+		return
+	}
+	end, ok := plan.Writes[len(plan.Writes)-1].(pool.EndPod)
+	if !ok || !s.firstOf(string(end.UID), plan.Reason) {
+		return
+	}
+	note := fmt.Sprintf("%s: %s. Nobody gets it until that is looked at again", is.Addr, plan.Reason)
+	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: end.Namespace, Name: end.Name,
+		UID: types.UID(end.UID)}
+	c.events.Eventf(about, nil, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "%s", note)
+	if w := is.Workload; w != (pool.Workload{}) {
+		c.events.Eventf(&corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: end.Namespace,
+			Name: w.Name, UID: types.UID(w.UID)}, about, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "pod %s: %s",
+			end.Name, note)
+	}
 }
 
 // sayPlan reports once why a pod waits.

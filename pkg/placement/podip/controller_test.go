@@ -789,6 +789,43 @@ func TestASuccessorHasItsAddressOnceItsNodeSaysThatItIsGone(t *testing.T) {
 	}
 }
 
+// Another machine has the address of a pod: it is quarantined, the pod is ended, its successor gets another address,
+// and everybody concerned hears of the MAC address.
+func TestAPodWhoseAddressAnotherMachineHasGetsAnother(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
+		asking("web-0", "blue", ownedBySet))
+	c := control(t, a)
+	c.works()
+	pod := bound(t, a, "web-0", "node-1")
+	c.works()
+	c.notes()
+	found := a.ips(t)["10.6.168.101"]
+	found.Status = stayputv1alpha1.PodIPStatus{Phase: stayputv1alpha1.PodIPAllocated, PodUID: string(pod.UID),
+		NodeName: "node-1", Conflict: "02:00:00:00:00:01"}
+	if err := a.Status().Update(t.Context(), &found); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	is := a.ips(t)["10.6.168.101"]
+	if q := is.Spec.Quarantine; q == nil || !strings.Contains(q.Reason, "02:00:00:00:00:01") || q.Until == nil ||
+		is.Spec.PodUID != string(pod.UID) || is.Spec.Retention != "" {
+		t.Errorf("%+v", is.Spec)
+	}
+	notes := c.notes()
+	if len(notes) != 2 || !strings.Contains(notes[0], "AddressConflict") ||
+		!strings.Contains(notes[0], "02:00:00:00:00:01") || !strings.Contains(notes[1], "pod web-0: 10.6.168.101") {
+		t.Errorf("said %q", notes)
+	}
+	successor := asking("web-0", "blue", ownedBySet, func(p *corev1.Pod) { p.UID = "successor" })
+	if err := a.WithWatch.Create(t.Context(), successor); err != nil { // its predecessor was deleted
+		t.Fatal(err)
+	}
+	c.works()
+	if is, has := a.pod(t, "web-0"); home.Gated(is) || len(has) != 1 || has[0].Prefix.Addr().String() != "10.6.168.102" {
+		t.Errorf("the successor has %+v: %q", has, c.notes())
+	}
+}
+
 // What was listed is older than what happens meanwhile: that a pod got a node is not forgotten, nor that it is gone.
 func TestAListOfPodsUndoesNoEvent(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"),

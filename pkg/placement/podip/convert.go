@@ -78,6 +78,7 @@ func ipOf(o *stayputv1alpha1.PodIP) (pool.PodIP, error) {
 		Held:     slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse),
 		Deleting: o.DeletionTimestamp != nil,
 		Phase:    pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,
+		Conflict: o.Status.Conflict,
 	}
 	if o.Status.Since != nil {
 		p.Since = o.Status.Since.Time

@@ -82,7 +82,7 @@ func (c *Controller) write(ctx context.Context, s *session, w pool.Write, pod *c
 		return c.updateIP(ctx, s, w.PodIP)
 	case pool.StatusIP:
 		return c.patchStatus(ctx, s, w.PodIP, map[string]any{"phase": string(w.PodIP.Phase), "podUID": string(w.PodIP.Of),
-			"nodeName": w.PodIP.Node, "since": metav1.NewTime(w.PodIP.Since)})
+			"nodeName": w.PodIP.Node, "since": metav1.NewTime(w.PodIP.Since), "conflict": nil})
 	case pool.DeleteIP:
 		uid := types.UID(w.PodIP.UID)
 		err := c.client.Delete(ctx,

@@ -124,7 +124,7 @@ type PodIPPhase string
 // The phases. Each is about the pod that status.podUID names: if that is not the one of the spec, or none, the address
 // is given to a pod that has not started.
 const (
-	PodIPAllocated PodIPPhase = "Allocated" // no node has said anything of the pod
+	PodIPAllocated PodIPPhase = "Allocated" // the pod has not started
 	PodIPBound     PodIPPhase = "Bound"     // the node's agent says that the pod has the address
 	PodIPRetained  PodIPPhase = "Retained"  // the pod surely has the address no more, and will not get it again
 )
@@ -147,6 +147,11 @@ type PodIPStatus struct {
 	// since is when the phase began.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
+
+	// conflict is the MAC address of another machine that has the address on the pod's link, so that the pod cannot start.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	Conflict string `json:"conflict,omitempty"`
 
 	// expires is when the address becomes free: a time in RFC 3339, "never" if it is kept without an end, empty while a
 	// pod has it. It is a string because kubectl prints times in the future as invalid.

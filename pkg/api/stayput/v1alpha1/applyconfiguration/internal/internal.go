@@ -333,6 +333,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPStatus
   map:
     fields:
+    - name: conflict
+      type:
+        scalar: string
     - name: expires
       type:
         scalar: string

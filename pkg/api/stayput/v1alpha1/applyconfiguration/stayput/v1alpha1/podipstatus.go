@@ -21,6 +21,8 @@ type PodIPStatusApplyConfiguration struct {
 	NodeName *string `json:"nodeName,omitempty"`
 	// since is when the phase began.
 	Since *v1.Time `json:"since,omitempty"`
+	// conflict is the MAC address of another machine that has the address on the pod's link, so that the pod cannot start.
+	Conflict *string `json:"conflict,omitempty"`
 	// expires is when the address becomes free: a time in RFC 3339, "never" if it is kept without an end, empty while a
 	// pod has it. It is a string because kubectl prints times in the future as invalid.
 	Expires *string `json:"expires,omitempty"`
@@ -61,6 +63,14 @@ func (b *PodIPStatusApplyConfiguration) WithNodeName(value string) *PodIPStatusA
 // If called multiple times, the Since field is set to the value of the last call.
 func (b *PodIPStatusApplyConfiguration) WithSince(value v1.Time) *PodIPStatusApplyConfiguration {
 	b.Since = &value
+	return b
+}
+
+// WithConflict sets the Conflict field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Conflict field is set to the value of the last call.
+func (b *PodIPStatusApplyConfiguration) WithConflict(value string) *PodIPStatusApplyConfiguration {
+	b.Conflict = &value
 	return b
 }
 

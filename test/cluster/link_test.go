@@ -1,0 +1,182 @@
+package cluster
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
+)
+
+// machine plugs a machine that is none of the cluster's into the nodes' link.
+func machine(t *testing.T, c *lab.Cluster, addrs ...string) *lab.Machine {
+	t.Helper()
+	m, err := c.NewMachine("machine", prefixes(addrs)...)
+	must.Do(t, err)
+	t.Cleanup(func() { must.Do(t, m.Close()) })
+	return m
+}
+
+func prefixes(addrs []string) (all []netip.Prefix) {
+	for _, a := range addrs {
+		all = append(all, netip.PrefixFrom(netip.MustParseAddr(a), 16))
+	}
+	return all
+}
+
+func macOf(t *testing.T, m *lab.Machine) string {
+	t.Helper()
+	mac, err := m.MAC()
+	must.Do(t, err)
+	return mac
+}
+
+// knows waits until the machine knows whose an address is, and returns the MAC address.
+func knows(t *testing.T, m *lab.Machine, a netip.Addr) (mac string) {
+	t.Helper()
+	until(t, "an answer of "+a.String(), func(ctx context.Context) bool {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, err := m.Get(ctx, a)
+		return err == nil
+	})
+	mac, err := m.Neighbour(a)
+	if must.Do(t, err); mac == "" {
+		t.Fatalf("nobody's is %s", a)
+	}
+	return mac
+}
+
+// eventOn waits for an Event on a pod that says all of this.
+func eventOn(t *testing.T, c *lab.Cluster, ns, pod, reason string, all ...string) {
+	t.Helper()
+	until(t, reason+" on "+pod, func(ctx context.Context) bool {
+		events, err := c.Client().CoreV1().Events(ns).List(ctx, metav1.ListOptions{
+			FieldSelector: "reason=" + reason + ",involvedObject.name=" + pod,
+		})
+		return err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return !slices.ContainsFunc(all, func(want string) bool { return !strings.Contains(e.Message, want) })
+		})
+	})
+}
+
+func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
+	alone(t)
+	c := withPools(t)
+	ns := namespace(t, c)
+	taken := []string{"10.6.168.101", "10.6.168.102", "10.6.168.103", "10.6.168.104"}
+	foreign := machine(t, c, taken...)
+	mac := macOf(t, foreign)
+
+	// 1. A new address: both pods start, with others.
+	apply(t, c, ns, pool)
+	apply(t, c, ns, pooled("web", 2))
+	var first, conflict string
+	until(t, "the quarantine", func(context.Context) bool {
+		for name, ip := range podIPs(t, c) {
+			if q := ip.Spec.Quarantine; q != nil && strings.Contains(q.Reason, mac) {
+				first, conflict = ip.Spec.PodName, name
+			}
+		}
+		return first != ""
+	})
+	if !slices.Contains(taken, conflict) {
+		t.Errorf("%s is quarantined", conflict)
+	}
+	eventOn(t, c, ns, first, "AddressConflict", conflict, mac)
+	eventOn(t, c, ns, first, "IPConflict", conflict, mac)
+	var pods map[string]*corev1.Pod
+	until(t, "both pods to be Ready with other addresses", func(ctx context.Context) bool {
+		pods = map[string]*corev1.Pod{}
+		list, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false
+		}
+		for i := range list.Items {
+			pod := &list.Items[i]
+			if lab.Ready(pod) && pod.DeletionTimestamp == nil && !slices.Contains(taken, pod.Status.PodIP) {
+				pods[pod.Name] = pod
+			}
+		}
+		return len(pods) == 2
+	})
+	holdTheirAddresses(t, c, pods)
+	for _, addr := range taken {
+		if at := holders(t, c, addr); len(at) > 0 {
+			t.Errorf("%s is at %v", addr, at)
+		}
+		if said := foreign.Heard(netip.MustParseAddr(addr), time.Time{}); len(said) > 0 {
+			t.Errorf("that they have %s said %v", addr, said)
+		}
+	}
+
+	// 2. One that the pod had before: it waits until the other machine has gone.
+	was := pods[first]
+	must.Do(t, foreign.SetAddrs(prefixes(append(taken, was.Status.PodIP))...))
+	kubectl(t, c, "cordon", was.Spec.NodeName)
+	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), first, metav1.DeleteOptions{}))
+	eventOn(t, c, ns, first, "IPConflict", was.Status.PodIP, mac)
+	until(t, "the PodIP to say so", func(context.Context) bool {
+		return podIPs(t, c)[was.Status.PodIP].Status.Conflict == mac
+	})
+	waits := getPod(t, c, ns, first)
+	if ip := podIPs(t, c)[was.Status.PodIP]; ip.Spec.Quarantine != nil || ip.Status.Phase != v1alpha1.PodIPAllocated ||
+		ip.Spec.PodUID != string(waits.UID) {
+		t.Errorf("%+v", ip)
+	}
+	must.Do(t, foreign.SetAddrs())
+	is := ready(t, c, ns, first)
+	if is.UID != waits.UID || is.Status.PodIP != was.Status.PodIP || is.Spec.NodeName == was.Spec.NodeName {
+		t.Errorf("%s was %s with %s on %s and is %s with %s on %s", first, waits.UID, was.Status.PodIP, was.Spec.NodeName,
+			is.UID, is.Status.PodIP, is.Spec.NodeName)
+	}
+	holdTheirAddresses(t, c, map[string]*corev1.Pod{first: is})
+	if ip := podIPs(t, c)[was.Status.PodIP]; ip.Status.Conflict != "" {
+		t.Errorf("%+v", ip.Status)
+	}
+}
+
+func TestNeighboursOfAPodThatMovesLearnItsNewPlaceAtOnce(t *testing.T) {
+	alone(t)
+	c := withPools(t)
+	ns := namespace(t, c)
+	third := machine(t, c, "10.6.0.9")
+	apply(t, c, ns, pool)
+	apply(t, c, ns, pooled("web", 1))
+	pod := ready(t, c, ns, "web-0")
+	addr := ip(t, pod)
+	for range 2 {
+		old := knows(t, third, addr)
+		kubectl(t, c, "cordon", pod.Spec.NodeName)
+		must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
+		is := successor(t, c, pod)
+		if ip(t, is) != addr || is.Spec.NodeName == pod.Spec.NodeName {
+			t.Fatalf("the successor has %v on %s", is.Status.PodIP, is.Spec.NodeName)
+		}
+		// It has asked nobody since. What it knows, the new pod has told it.
+		mac, err := third.Neighbour(addr)
+		if must.Do(t, err); mac == old || mac == "" {
+			t.Errorf("the pod is Ready on %s, and its neighbour knows it as %q; before as %q", is.Spec.NodeName, mac, old)
+		}
+		said := third.Heard(addr, time.Time{})
+		if i := slices.Index(said, mac); i < 0 || i != len(said)-1 {
+			t.Errorf("said by %v, known as %s", said, mac)
+		}
+		ctx, cancel := context.WithTimeout(testContext(t), patience)
+		answer, err := third.Get(ctx, addr)
+		cancel()
+		if must.Do(t, err); answer.Name != "web-0" {
+			t.Errorf("%s answers", answer.Name)
+		}
+		kubectl(t, c, "uncordon", pod.Spec.NodeName)
+		pod = is
+	}
+}
