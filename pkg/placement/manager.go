@@ -157,7 +157,7 @@ func persist(ctx context.Context, log logr.Logger, every time.Duration, f func()
 func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) bool, o Options) error {
 	// 1. Indexes, so that no event costs more because there are more objects.
 	if err := errors.Join(indexRetainedIPs(ctx, cluster.Indexes(mgr.GetCache())),
-		cluster.IndexNodes(ctx, mgr.GetFieldIndexer())); err != nil {
+		cluster.IndexNodes(ctx, mgr.GetFieldIndexer()), indexUndecided(ctx, mgr.GetFieldIndexer())); err != nil {
 		return err
 	}
 

@@ -62,8 +62,9 @@ type placer struct {
 func (p *placer) setUp(mgr ctrl.Manager) error {
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("placement").
-		WatchesRawSource(source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{}, &handler.EnqueueRequestForObject{},
-			undecidedPods)).
+		WatchesRawSource(source.Func(p.enqueueUndecided)).
+		WatchesRawSource(whenSynced{source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{},
+			&handler.EnqueueRequestForObject{}, undecidedPods)}).
 		Watches(&corev1.Node{}, p.ofNodes(), builder.WithPredicates(nodeMoved)).
 		WatchesRawSource(whenSynced{source.Kind[client.Object](mgr.GetCache(), &stayputv1alpha1.RetainedIP{},
 			handler.EnqueueRequestsFromMapFunc(p.waitingIn), homeGoes)}).
@@ -75,8 +76,35 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 	return b.Complete(p)
 }
 
-// whenSynced is a source for which the controller does not wait: its events begin once the cache has its objects.
+// whenSynced is a source for which the controller does not wait: its events begin once the cache has its objects, one
+// for each of them.
 type whenSynced struct{ source.Source }
+
+// podsUndecided is an index of pods.
+const podsUndecided = "undecided"
+
+func indexUndecided(ctx context.Context, indexer client.FieldIndexer) error {
+	return indexer.IndexField(ctx, &cluster.Pod{}, podsUndecided, func(o client.Object) []string {
+		if undecided(o) {
+			return []string{"true"}
+		}
+		return nil
+	})
+}
+
+// enqueueUndecided enqueues the pods that wait when this replica begins to lead, so that they need not wait for the
+// events of all others.
+func (p *placer) enqueueUndecided(ctx context.Context,
+	queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	var list cluster.PodList
+	if err := p.cache.List(ctx, &list, client.MatchingFields{podsUndecided: "true"}); err != nil {
+		return fmt.Errorf("listing the pods that wait: %w", err)
+	}
+	for i := range list.Items {
+		queue.Add(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&list.Items[i])})
+	}
+	return nil
+}
 
 // ofNodes enqueues the pods whose wait a change of a node can end.
 func (p *placer) ofNodes() handler.EventHandler {

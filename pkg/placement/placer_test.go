@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"context"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -541,5 +543,57 @@ func TestAPodThatWaitsForAZoneIsWokenOnlyByANodeThatMakesADifference(t *testing.
 	node := hometest.Node("n", "a", cordoned)
 	if all := p.waitEnded(t.Context(), node, node); len(all) != 1 {
 		t.Errorf("its own node wakes %v", all)
+	}
+}
+
+// podsIndexed stands for the controller's cache, which has an index of pods.
+type podsIndexed struct {
+	client.Reader
+	pods    []*corev1.Pod
+	extract client.IndexerFunc
+}
+
+func (c *podsIndexed) IndexField(_ context.Context, _ client.Object, _ string, extract client.IndexerFunc) error {
+	c.extract = extract
+	return nil
+}
+
+func (c *podsIndexed) List(_ context.Context, list client.ObjectList, options ...client.ListOption) error {
+	by := client.ListOptions{}
+	by.ApplyOptions(options)
+	if pods, ok := list.(*cluster.PodList); ok && by.FieldSelector.String() == podsUndecided+"=true" {
+		for _, pod := range c.pods {
+			if is := cluster.PodOf(pod); len(c.extract(is)) > 0 {
+				pods.Items = append(pods.Items, *is)
+			}
+		}
+	}
+	return nil
+}
+
+func TestPodsThatWaitAtTheStartAreFoundAtOnce(t *testing.T) {
+	named := func(name string) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Name = name } }
+	cache := &podsIndexed{pods: []*corev1.Pod{
+		hometest.Pod(named("runs"), hometest.Ungated, hometest.RanOn("node-1")),
+		hometest.Pod(named("gated")),
+		hometest.Pod(named("goes-anywhere"), hometest.Ungated),
+		hometest.Pod(named("pinned"), hometest.Pinned),
+	}}
+	if err := indexUndecided(t.Context(), cache); err != nil {
+		t.Fatal(err)
+	}
+	p := &placer{cache: cache}
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+	defer queue.ShutDown()
+	if err := p.enqueueUndecided(t.Context(), queue); err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for range queue.Len() {
+		request, _ := queue.Get()
+		found = append(found, request.Name)
+	}
+	if !slices.Equal(found, []string{"gated", "pinned"}) {
+		t.Errorf("found %q", found)
 	}
 }
