@@ -48,7 +48,8 @@ func (p LogPublisher) PublishEvent(e ledger.Event) {
 	level := slog.LevelInfo
 	switch e.Reason {
 	case ledger.EventNotRestored, ledger.EventRefused, ledger.EventNamespaceRefused, ledger.EventConflict,
-		retainedip.EventInvalidAnnotation, retainedip.EventNotConfigured, retainedip.EventReclaimed, cniconf.EventNotConfigured:
+		retainedip.EventInvalidAnnotation, retainedip.EventNotConfigured, retainedip.EventReclaimed,
+		cniconf.EventNotConfigured:
 		level = slog.LevelWarn
 	}
 	pod := e.Pod.String()

@@ -537,8 +537,9 @@ func (c *Controller) sayConflict(s *session, is *pool.PodIP, plan pool.Plan) {
 		UID: types.UID(end.UID)}
 	c.events.Eventf(about, nil, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "%s", note)
 	if w := is.Workload; w != (pool.Workload{}) {
-		c.events.Eventf(&corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: end.Namespace,
-			Name: w.Name, UID: types.UID(w.UID)}, about, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "pod %s: %s",
+		owner := &corev1.ObjectReference{APIVersion: w.APIVersion, Kind: w.Kind, Namespace: end.Namespace, Name: w.Name,
+			UID: types.UID(w.UID)}
+		c.events.Eventf(owner, about, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "pod %s: %s",
 			end.Name, note)
 	}
 }
