@@ -6,7 +6,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -46,6 +50,10 @@ func (c *caches) filled(ctx context.Context) bool { return c.Cache.WaitForCacheS
 
 func (c *caches) newInformer(from toolscache.ListerWatcher, of runtime.Object, resync time.Duration,
 	indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+	switch of.(type) {
+	case *cluster.Pod, *stayputv1alpha1.RetainedIP:
+		from = paged{from, toolscache.ToListerWatcherWithContext(from)}
+	}
 	informer := toolscache.NewSharedIndexInformer(from, of, resync, indexers)
 	switch of.(type) {
 	case *cluster.Pod, *corev1.Node:
@@ -56,6 +64,48 @@ func (c *caches) newInformer(from toolscache.ListerWatcher, of runtime.Object, r
 		return lateInformer{informer, c}
 	}
 	return informer
+}
+
+// paged lists what there may be very many of, page by page. That takes the API server and the controller half the time
+// of a watch that begins with every object (WatchList) and, unlike one list of them all, little memory of either.
+type paged struct {
+	toolscache.ListerWatcher
+	from toolscache.ListerWatcherWithContext
+}
+
+// pageSize is some MiB of pods. An API server prices a list by as many.
+const pageSize = 2000
+
+// IsWatchListSemanticsUnSupported makes a reflector list.
+func (paged) IsWatchListSemanticsUnSupported() bool { return true }
+
+func (p paged) WatchWithContext(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	return p.from.WatchWithContext(ctx, options)
+}
+
+// ListWithContext returns all objects as they are now, whatever version the options ask for. Pages that expire are an
+// error, upon which a reflector begins anew.
+func (p paged) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+	options.Limit, options.ResourceVersion, options.ResourceVersionMatch = pageSize, "", ""
+	all := &metainternalversion.List{}
+	for {
+		page, err := p.from.ListWithContext(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		of, err := meta.ListAccessor(page)
+		if err != nil {
+			return nil, err
+		}
+		objects, err := meta.ExtractListWithAlloc(page) // else each keeps its page in memory
+		if err != nil {
+			return nil, err
+		}
+		all.Items, all.ResourceVersion = append(all.Items, objects...), of.GetResourceVersion()
+		if options.Continue = of.GetContinue(); options.Continue == "" {
+			return all, nil
+		}
+	}
 }
 
 // lateInformer is an informer that begins once the first ones are synced.

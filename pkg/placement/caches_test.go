@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"strconv"
 	"testing"
 	"testing/synctest"
 
@@ -87,5 +88,45 @@ func TestAPodIsBroughtHomeBeforeTheCacheHasTheRetainedIPs(t *testing.T) {
 				t.Errorf("asked %v", asked)
 			}
 		})
+	}
+}
+
+func TestPodsAreListedPageByPage(t *testing.T) {
+	const all = 2*pageSize + 1
+	asked := 0
+	lists := func(_ context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		asked++
+		if o.Limit != pageSize || o.ResourceVersion != "" {
+			t.Errorf("asked for %+v", o)
+		}
+		from, _ := strconv.Atoi(o.Continue)
+		page := &cluster.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
+		for i := from; i < min(all, from+pageSize); i++ {
+			pod := hometest.Pod()
+			pod.Name = "pod-" + strconv.Itoa(i)
+			page.Items = append(page.Items, *cluster.PodOf(pod))
+		}
+		if next := from + pageSize; next < all {
+			page.Continue = strconv.Itoa(next)
+		}
+		return page, nil
+	}
+	watched := make(chan string, 1)
+	watches := func(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		if o.SendInitialEvents != nil {
+			t.Error("the watch is to begin with all pods")
+		}
+		watched <- o.ResourceVersion
+		return watch.NewFake(), nil
+	}
+	var c caches
+	pods := c.newInformer(&toolscache.ListWatch{ListWithContextFunc: lists, WatchFuncWithContext: watches}, &cluster.Pod{},
+		0, nil)
+	go pods.RunWithContext(t.Context())
+	if !c.WaitForCacheSync(t.Context()) || len(pods.GetStore().ListKeys()) != all || asked != 3 {
+		t.Errorf("%d pods by %d lists", len(pods.GetStore().ListKeys()), asked)
+	}
+	if version := <-watched; version != "7" {
+		t.Errorf("watched from version %q", version)
 	}
 }

@@ -90,6 +90,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 	config = rest.CopyConfig(config)
 	// The API server's priority and fairness limits us; a limit of our own would only delay gated pods.
 	config.QPS, config.Burst = -1, -1
+	config.DisableCompression = true // which costs the API server more than its network
 	var cached caches
 	lease, renew, retry := leaseDuration, renewDeadline, retryPeriod
 	options := ctrl.Options{

@@ -140,7 +140,9 @@ func (r *releaser) ofWorkload(ctx context.Context, ref home.Ref) []reconcile.Req
 func (r *releaser) having(ctx context.Context, namespace string, field client.MatchingFields) []reconcile.Request {
 	var list stayputv1alpha1.RetainedIPList
 	if err := r.client.List(ctx, &list, client.InNamespace(namespace), field, client.UnsafeDisableDeepCopy); err != nil {
-		log.FromContext(ctx).Error(err, "Cannot list RetainedIPs", "namespace", namespace)
+		if ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "Cannot list RetainedIPs", "namespace", namespace)
+		}
 		return nil
 	}
 	var all []reconcile.Request
