@@ -14,10 +14,10 @@ func uninstallCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Prepare the cluster for the removal of stayput",
-		Long: "Delete the bindings that gate pods and the ConfigMap stayput-installation, ungate every pod, and wait until " +
-			"the\n" +
-			"running agents have put their nodes back. Then everything else of stayput can be deleted. Helm runs this before\n" +
-			"it deletes a release. It may be run by hand, and more than once.",
+		Long: "Delete the bindings that gate pods and the ConfigMap stayput-installation, ungate every pod, take the\n" +
+			"finalizers off PodIPs and PodIPPools, and wait until the running agents have put their nodes back. Then\n" +
+			"everything else of stayput can be deleted. Helm runs this before it deletes a release. It may be run by hand,\n" +
+			"and more than once.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := o.client()

@@ -264,6 +264,35 @@ func TestARetentionBeginsOnceItIsNoted(t *testing.T) {
 	}
 }
 
+// An uninstallation takes the finalizers off, and the next installation puts them back.
+func TestAFinalizerThatIsLostComesBack(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+	a, _ := place(t, b, gatedPod(1), noon)
+	p := *b.Pool("p")
+	p.Held = false
+	b.SetPool(p)
+	ip := *b.PodIP(a)
+	ip.Held, ip.Version = false, "2"
+	b.SetPodIP(ip)
+	plan := b.ReviewPool("p")
+	if len(plan.Writes) != 1 || !plan.Writes[0].(HoldPool).Held || plan.Writes[0].(HoldPool).Version != "1" {
+		t.Errorf("of the pool %+v", plan)
+	}
+	plan = b.Review(a, noon, nil)
+	if len(plan.Writes) != 1 || !plan.Writes[0].(UpdateIP).PodIP.Held || plan.Writes[0].(UpdateIP).PodIP.Version != "2" {
+		t.Errorf("of the address %+v", plan)
+	}
+	ip.Deleting = true
+	b.SetPodIP(ip)
+	if plan := b.Review(a, noon, nil); plan.Writes != nil {
+		t.Errorf("of one that is deleted %+v", plan)
+	}
+	b.RemovePodIP(a)
+	if plan := b.ReviewPool("p"); plan.Writes != nil {
+		t.Errorf("of a pool that has nothing %+v", plan)
+	}
+}
+
 // What a node says of an address is less than what its pod does, by which it ends with its workload.
 func TestAfterARestoreAnAddressIsKeptAsItsPodSays(t *testing.T) {
 	a := netip.MustParseAddr("10.6.0.7")

@@ -44,11 +44,22 @@ func (b *Book) Addresses() []netip.Addr {
 }
 
 // Review sees to one address: it makes a PodIP again that a pod lacks, quarantines one that several pods have, and ends
-// one whose reason is gone. wanted is asked only if that matters.
+// one whose reason is gone. One that stays and has lost its finalizer, as by an uninstallation, gets it back. wanted is
+// asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
 	if reason, remedy := b.recalling(); reason != "" {
 		return Plan{Reason: reason, Remedy: remedy}
 	}
+	plan := b.review(a, now, wanted)
+	if p := b.ips[a]; p != nil && plan.Writes == nil && !p.Held && !p.Deleting && !b.rules.broken(finalizerHolds) {
+		again := *p
+		again.Held = true
+		plan.Writes = []Write{UpdateIP{PodIP: again}}
+	}
+	return plan
+}
+
+func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
 	p := b.ips[a]
 	teller := b.teller(a)
 	switch {
@@ -299,10 +310,13 @@ func (b *Book) end(p *PodIP, why string, checks []Check) Plan {
 	return Plan{Reason: why, Writes: []Write{DeleteIP{PodIP: *p, If: checks}}}
 }
 
-// ReviewPool lets a pool go that is being deleted and has no PodIPs.
+// ReviewPool lets a pool go that is being deleted and has no PodIPs. One that has some and has lost its finalizer gets
+// it back.
 func (b *Book) ReviewPool(name string) Plan {
 	s := b.pools[name]
 	switch {
+	case s != nil && !s.Deleting && !s.Held && len(s.in)+len(s.out) > 0:
+		return Plan{Writes: []Write{HoldPool{Name: name, Version: s.Version, Held: true}}}
 	case s == nil || !s.Deleting || !s.Held:
 		return Plan{}
 	case len(s.in)+len(s.out) > 0:

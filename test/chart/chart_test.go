@@ -209,7 +209,9 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	}
 	want := []string{
 		"ClusterRole stayput-agent-pools", "ClusterRole stayput-controller-pools", "ClusterRole stayput-pools-view",
+		"ClusterRole stayput-uninstall-pools",
 		"ClusterRoleBinding stayput-agent-pools", "ClusterRoleBinding stayput-controller-pools",
+		"ClusterRoleBinding stayput-uninstall-pools",
 		"CustomResourceDefinition podipanswers.stayput.io", "CustomResourceDefinition podippools.stayput.io",
 		"CustomResourceDefinition podiprolls.stayput.io", "CustomResourceDefinition podips.stayput.io",
 		"MutatingAdmissionPolicy stayput-gate-pools", "MutatingAdmissionPolicyBinding stayput-gate-pools",
@@ -220,6 +222,7 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 		"ValidatingAdmissionPolicyBinding stayput-pools",
 	}
 	isDefinition := func(name string) bool { return strings.HasPrefix(name, "CustomResourceDefinition") }
+	isHook := func(name string) bool { return strings.HasSuffix(name, " stayput-uninstall-pools") }
 	for name, values := range renderings {
 		// A later value wins.
 		without, with := of(values, "--set=pools.enabled=false"),
@@ -234,9 +237,9 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 			delete(with, object)
 		}
 		expect := want
-		if name == "everything off" { // neither definitions nor roles for people
+		if name == "everything off" { // neither definitions nor roles for people nor the Job
 			expect = slices.DeleteFunc(slices.Clone(want), func(object string) bool {
-				return isDefinition(object) || object == "ClusterRole stayput-pools-view"
+				return isDefinition(object) || isHook(object) || object == "ClusterRole stayput-pools-view"
 			})
 		}
 		if added := slices.Sorted(maps.Keys(with)); !slices.Equal(added, expect) {
@@ -289,7 +292,9 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 			order = append(order, o.Kind+" "+o.Metadata.Name)
 		}
 	}
-	inFile := slices.DeleteFunc(slices.Clone(want), isDefinition)
+	inFile := slices.DeleteFunc(slices.Clone(want), func(object string) bool {
+		return isDefinition(object) || isHook(object)
+	})
 	if first := "MutatingAdmissionPolicyBinding stayput-gate-pools"; order[0] != first {
 		t.Errorf("pools.yaml begins with %s: it can gate pods once nobody serves pools", order[0])
 	}

@@ -57,7 +57,7 @@ const uninstallAccount = "stayput-uninstall"
 
 // uninstallRights returns the objects that helm uninstall creates before it runs its Job.
 func uninstallRights(ctx context.Context) (string, error) {
-	objects, err := chart.Render(ctx, "--show-only=templates/50-uninstall.yaml")
+	objects, err := chart.Render(ctx, "--show-only=templates/50-uninstall.yaml", "--set=pools.enabled=true")
 	if err != nil {
 		return "", err
 	}
@@ -286,7 +286,11 @@ var rights = func() []right {
 		{"list RetainedIPs", asUninstall, list(retipKind, "", true), true},
 		{"find the ConfigMaps of the gate", asUninstall, list(cmKind, "metadata.name=stayput-gated-workloads", true), true},
 		{"delete the ConfigMap of the gate", asUninstall, remove(cmKind, "stayput-gated-workloads"), true},
+		{"find what holds PodIPs", asUninstall, list(podIPKind, "", true), true},
+		{"let a PodIP go", asUninstall, merge(podIPKind, "10.6.168.102", `{metadata: {finalizers: null}}`), true},
 
+		{"delete a PodIP", asUninstall, remove(podIPKind, "10.6.168.102"), false},
+		{"claim an address", asUninstall, create(newPodIP("10.6.168.105")), false},
 		{"delete a pod", asUninstall, remove(podKind, "waiting"), false},
 		{"change the status of a pod", asUninstall, merge(podKind, "waiting", `{status: {phase: Failed}}`, "status"), false},
 		{"resize a pod", asUninstall, merge(podKind, "placed", `{spec: {containers: []}}`, "resize"), false},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +24,17 @@ import (
 // pools.
 func withPools(t *testing.T) *lab.Cluster {
 	t.Helper()
-	c := ownCluster(t, &lab.ClusterOptions{})
+	c := onOneLink(t, lab.ClusterOptions{})
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: poolsOn}))
+	return c
+}
+
+var poolsOn = map[string]any{"pools": map[string]any{"enabled": true}}
+
+// onOneLink starts a cluster in which the nodes' pods are on the nodes' own link.
+func onOneLink(t *testing.T, o lab.ClusterOptions) *lab.Cluster {
+	t.Helper()
+	c := ownCluster(t, &o)
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.WriteLogs(t.Output())
@@ -33,9 +44,6 @@ func withPools(t *testing.T) *lab.Cluster {
 		must.Do(t, n.SetNetworks(testContext(t), lab.Network{Type: "macvlan", Annotations: true,
 			IPAM: lab.RangeIPAM("host-local", n.Pods.String())}))
 	}
-	must.Do(t, c.Install(testContext(t), lab.InstallOptions{
-		Values: map[string]any{"pools": map[string]any{"enabled": true}},
-	}))
 	return c
 }
 
@@ -75,6 +83,11 @@ spec:
       containers:
       - {name: web, image: %[3]s, imagePullPolicy: Never}
 `, name, replicas, lab.WebImage)
+}
+
+// asking is pooled with other annotations, as a YAML mapping without its braces.
+func asking(name string, replicas int, annotations string) string {
+	return strings.Replace(pooled(name, replicas), "stayput.io/pools: blue", annotations, 1)
 }
 
 // podIPs returns the PodIPs by name.
@@ -526,4 +539,174 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	}
 	says("why of a pod that waits", works(t, c, ns, "why", waits),
 		"it asks for addresses of pools (blue), and none is its own", "the pod waits for an address")
+}
+
+// held returns the PodIPs and pools that have a finalizer.
+func held(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	return kubectl(t, c, "get", "podips,podippools", "-o",
+		`jsonpath={range .items[?(@.metadata.finalizers)]}{.kind}/{.metadata.name} {end}`)
+}
+
+const poolKinds = "podippools.stayput.io podips.stayput.io podiprolls.stayput.io podipanswers.stayput.io"
+
+// noDefinitionsOfPools waits until none is left.
+func noDefinitionsOfPools(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	until(t, "the definitions of pools to go", func(ctx context.Context) bool {
+		out, err := c.Kubectl(ctx, "", append([]string{"get", "crd", "--ignore-not-found", "-o", "name"},
+			strings.Fields(poolKinds)...)...)
+		return err == nil && out == ""
+	})
+}
+
+func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) {
+	alone(t)
+	c := withPools(t)
+	ns := namespace(t, c)
+	apply(t, c, ns, pool)
+	apply(t, c, ns, pooled("web", 2))
+	apply(t, c, ns, asking("kept", 1, "stayput.io/pools: blue, stayput.io/retain-ip: 1h"))
+	web, kept := places(t, c, ns, "web", 2, nil), places(t, c, ns, "kept", 1, nil)
+	holdTheirAddresses(t, c, web)
+	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=0")
+	keptAt := kept["kept-0"].Status.PodIP
+	until(t, "the address of kept-0 to be retained", func(context.Context) bool {
+		return podIPs(t, c)[keptAt].Status.Phase == v1alpha1.PodIPRetained
+	})
+	apply(t, c, ns, asking("waits", 1, "stayput.io/pools: green"))
+	until(t, "waits-0 to wait", func(ctx context.Context) bool {
+		pod, err := c.Client().CoreV1().Pods(ns).Get(ctx, "waits-0", metav1.GetOptions{})
+		return err == nil && isGated(pod)
+	})
+
+	// 1. Uninstalled by Helm, nothing is gated or held, and addresses stay: of pods that run, and kept ones.
+	out, err := c.Uninstall(testContext(t))
+	t.Log(out)
+	must.Do(t, err)
+	ready(t, c, ns, "waits-0")
+	if left := gatedPods(t, c); len(left) > 0 {
+		t.Errorf("gated: %v", left)
+	}
+	if left := held(t, c); left != "" {
+		t.Errorf("held: %s", left)
+	}
+	if ips := podIPs(t, c); len(ips) != 3 {
+		t.Errorf("the PodIPs are %v", ips)
+	}
+	untouched(t, c, web)
+	// Pods come and go meanwhile.
+	must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-1", metav1.DeleteOptions{}))
+	if other := successor(t, c, web["web-1"]); strings.HasPrefix(other.Status.PodIP, "10.6.168.") {
+		t.Errorf("nobody serves pools, and web-1 has %s", other.Status.PodIP)
+	}
+
+	// 2. Installed again, all is as before.
+	values := map[string]any{"crds": map[string]any{"keep": false}}
+	for key, value := range poolsOn {
+		values[key] = value
+	}
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: values}))
+	untouched(t, c, map[string]*corev1.Pod{"web-0": web["web-0"]})
+	until(t, "what is used to be held again", func(context.Context) bool {
+		return len(strings.Fields(held(t, c))) == 4
+	})
+	holdTheirAddresses(t, c, map[string]*corev1.Pod{"web-0": web["web-0"]})
+	now := map[string]*corev1.Pod{"web-0": getPod(t, c, ns, "web-0"), "web-1": getPod(t, c, ns, "web-1")}
+	deletePods(t, c, ns, "web")
+	after := places(t, c, ns, "web", 2, now)
+	keptAddresses(t, web, after)
+	holdTheirAddresses(t, c, after)
+	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=1")
+	again := places(t, c, ns, "kept", 1, nil)
+	keptAddresses(t, kept, again)
+
+	// 3. Uninstalled with the definitions, nothing is left but the pods.
+	out, err = c.Uninstall(testContext(t))
+	t.Log(out)
+	must.Do(t, err)
+	noDefinitionsOfPools(t, c)
+	untouched(t, c, after)
+	untouched(t, c, again)
+
+	// 4. If the rights go first, as by kubectl, the command that is there for it lets the definitions go.
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
+	kubectl(t, c, "apply", "--server-side", "-f", "../../deploy/pools-crds.yaml", "-f", "../../deploy/pools.yaml")
+	apply(t, c, ns, pool)
+	until(t, "the addresses of all pods to be known again", func(context.Context) bool {
+		ips := podIPs(t, c)
+		for _, pods := range []map[string]*corev1.Pod{after, again} {
+			for _, pod := range pods {
+				if ips[pod.Status.PodIP].Spec.PodUID != string(pod.UID) {
+					return false
+				}
+			}
+		}
+		return len(ips) == 3
+	})
+	holdTheirAddresses(t, c, after)
+	kubectl(t, c, "delete", "-f", "../../deploy/pools.yaml")
+	_, err = c.Uninstall(testContext(t))
+	must.Do(t, err)
+	untouched(t, c, after)
+	if n := len(strings.Fields(held(t, c))); n != 4 {
+		t.Errorf("%d are held, want 4", n)
+	}
+	product, err := buildOnce(t.Context())
+	must.Do(t, err)
+	config, err := c.Kubeconfig()
+	must.Do(t, err)
+	said, err := exec.CommandContext(testContext(t), product.Controller, "uninstall",
+		"--kubeconfig="+config).CombinedOutput()
+	t.Logf("%s", said)
+	must.Do(t, err)
+	if left := held(t, c); left != "" {
+		t.Errorf("held: %s", left)
+	}
+	kubectl(t, c, "delete", "-f", "../../deploy/pools-crds.yaml", "--wait=false")
+	noDefinitionsOfPools(t, c)
+	kubectl(t, c, "delete", "statefulset", "web", "kept", "-n", ns)
+	for _, pod := range after {
+		until(t, pod.Name+" to go", func(ctx context.Context) bool {
+			_, err := c.Client().CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		})
+		if at := holders(t, c, pod.Status.PodIP); len(at) > 0 {
+			t.Errorf("%s of %s is still at %v", pod.Status.PodIP, pod.Name, at)
+		}
+	}
+}
+
+func TestPoolsAreSwitchedOnAfterAnUpgradeFromTheVersionBefore(t *testing.T) {
+	alone(t)
+	c := onOneLink(t, lab.ClusterOptions{})
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Chart: chartBefore(t)}))
+	ns := namespace(t, c)
+	apply(t, c, ns, asking("web", 2, "stayput.io/retain-ip: 1h"))
+	apply(t, c, ns, asking("kept", 1, "stayput.io/retain-ip: 1h"))
+	web, kept := places(t, c, ns, "web", 2, nil), places(t, c, ns, "kept", 1, nil)
+	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=0")
+	shows(t, c, ns, "kept-0", kept["kept-0"].Spec.NodeName, "to be retained", retained)
+	ids := uids(t, c, ns)
+
+	_, _, image := builtImage(t)
+	must.Do(t, c.LoadImage(testContext(t), image))
+	must.Do(t, c.Upgrade(testContext(t), poolsOn))
+	untouched(t, c, web)
+	apply(t, c, ns, pool)
+	apply(t, c, ns, pooled("pooled", 2))
+	inPool := places(t, c, ns, "pooled", 2, nil)
+	holdTheirAddresses(t, c, inPool)
+	if is := uids(t, c, ns); is != ids {
+		t.Errorf("after the upgrade the RetainedIPs are\n%swant\n%s", is, ids)
+	}
+
+	deletePods(t, c, ns, "web")
+	cameHome(t, web, places(t, c, ns, "web", 2, web))
+	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=1")
+	cameHome(t, kept, places(t, c, ns, "kept", 1, nil))
+	deletePods(t, c, ns, "pooled")
+	after := places(t, c, ns, "pooled", 2, inPool)
+	keptAddresses(t, inPool, after)
+	holdTheirAddresses(t, c, after)
 }

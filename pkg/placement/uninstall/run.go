@@ -41,7 +41,8 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 //  2. It deletes the installation's ConfigMap, the signal for running agents and controllers, and confirms that before,
 //     so that promises end at once.
 //  3. It ungates every pod.
-//  4. It waits until the RetainedIPs of all nodes with a running agent are gone: such an agent has put its node back.
+//  4. It takes the finalizers off PodIPs and PodIPPools, which stay.
+//  5. It waits until the RetainedIPs of all nodes with a running agent are gone: such an agent has put its node back.
 //
 // It names the nodes without a running agent, which stay as they are. If RetainedIPs are not defined any more, it does
 // not wait for the agents. After timeout it returns ErrNotClean. c must read from the API server, not from a cache.
@@ -76,6 +77,13 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 		return err
 	}
 	say("no pod is gated")
+	switch freed, err := letPoolsGo(ctx, c); {
+	case err != nil:
+		say("%v; nothing else takes off the finalizers %s of PodIPs and PodIPPools, so that these, and their definitions, "+
+			"cannot be deleted", err, v1alpha1.FinalizerInUse)
+	case freed > 0:
+		say("nothing holds the %d PodIPs and PodIPPools any more, which stay as their definitions do", freed)
+	}
 	if err := deleteGatedWorkloads(ctx, c); err != nil {
 		say("%v; they have no effect any more, to delete them: kubectl delete configmaps -A --field-selector "+
 			"metadata.name=%s", err, gate.Workloads)

@@ -136,6 +136,9 @@ func (u *Uninstaller) ungate(ctx context.Context) {
 			if err := deleteGatedWorkloads(ctx, u.live); err != nil && ctx.Err() == nil {
 				u.log.Info("Cannot delete the lists of gated workloads", "err", err)
 			}
+			if _, err := letPoolsGo(ctx, u.live); err != nil && ctx.Err() == nil {
+				u.log.Info("Cannot take the finalizers off PodIPs and PodIPPools", "err", err)
+			}
 		}
 		select {
 		case <-ctx.Done():

@@ -1,15 +1,25 @@
 package uninstall
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
@@ -53,6 +63,62 @@ func TestEveryPodIsUngatedAlthoughOneFails(t *testing.T) {
 	}
 	if found, err := ungate(nil, home.Gated, nil); found != 0 || err != nil {
 		t.Error(found, err)
+	}
+}
+
+// Nothing of ours keeps a PodIP or a pool, or their definitions, from being deleted; what others put there stays.
+func TestFinalizersOfPoolsAreTakenOff(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	named := func(name string, finalizers ...string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Name: name, Finalizers: finalizers}
+	}
+	conflicts := 3
+	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
+		&v1alpha1.PodIP{ObjectMeta: named("10.6.0.1", v1alpha1.FinalizerInUse)},
+		&v1alpha1.PodIP{ObjectMeta: named("10.6.0.2", "example.com/a", v1alpha1.FinalizerInUse, "example.com/b")},
+		&v1alpha1.PodIP{ObjectMeta: named("10.6.0.3")},
+		&v1alpha1.PodIPPool{ObjectMeta: named("blue", v1alpha1.FinalizerInUse)},
+	).WithInterceptorFuncs(interceptor.Funcs{Patch: func(ctx context.Context, c client.WithWatch, o client.Object,
+		p client.Patch, options ...client.PatchOption) error {
+		if conflicts--; conflicts >= 0 {
+			return apierrors.NewConflict(schema.GroupResource{}, o.GetName(), nil)
+		}
+		return c.Patch(ctx, o, p, options...)
+	}}).Build()
+	if _, err := letPoolsGo(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][]string{"10.6.0.1": nil, "10.6.0.2": {"example.com/a", "example.com/b"},
+		"10.6.0.3": nil} {
+		var o v1alpha1.PodIP
+		if err := c.Get(t.Context(), types.NamespacedName{Name: name}, &o); err != nil || !slices.Equal(o.Finalizers, want) {
+			t.Errorf("%s has %v, want %v: %v", name, o.Finalizers, want, err)
+		}
+	}
+	var o v1alpha1.PodIPPool
+	if err := c.Get(t.Context(), types.NamespacedName{Name: "blue"}, &o); err != nil || len(o.Finalizers) > 0 {
+		t.Errorf("the pool has %v: %v", o.Finalizers, err)
+	}
+	if freed, err := letPoolsGo(t.Context(), c); freed != 0 || err != nil {
+		t.Error(freed, err)
+	}
+}
+
+// Without pools there is nothing to do.
+func TestPoolsThatAreNotServedHaveNoFinalizers(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	none := fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(interceptor.Funcs{List: func(context.Context,
+		client.WithWatch, client.ObjectList, ...client.ListOption) error {
+		return &meta.NoKindMatchError{}
+	}}).Build()
+	if freed, err := letPoolsGo(t.Context(), none); freed != 0 || err != nil {
+		t.Error(freed, err)
 	}
 }
 

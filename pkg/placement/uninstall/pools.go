@@ -1,0 +1,84 @@
+package uninstall
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+// letPoolsGo takes the finalizer off all PodIPs and PodIPPools, until a pass finds none: nobody else would any more,
+// and neither they nor their definitions could be deleted. Otherwise they stay as they are, for the next installation,
+// whose controllers put the finalizers back. It returns how many had one. c must read from the API server, not from a
+// cache.
+func letPoolsGo(ctx context.Context, c client.Client) (freed int, err error) {
+	for {
+		found := 0
+		for _, list := range []client.ObjectList{&v1alpha1.PodIPList{}, &v1alpha1.PodIPPoolList{}} {
+			n, err := letGo(ctx, c, list)
+			if found += n; err != nil {
+				return freed, err
+			}
+		}
+		if found == 0 {
+			return freed, nil
+		}
+		freed += found
+	}
+}
+
+// letGo takes the finalizer off all objects of a kind that is served, and returns how many had one.
+func letGo(ctx context.Context, c client.Client, list client.ObjectList) (found int, err error) {
+	for first := true; first || list.GetContinue() != ""; first = false {
+		err := c.List(ctx, list, client.Limit(page), client.Continue(list.GetContinue()))
+		if missing(err) {
+			return found, nil
+		}
+		if err != nil {
+			return found, fmt.Errorf("listing PodIPs and PodIPPools: %w", err)
+		}
+		var all errgroup.Group
+		all.SetLimit(ungaters)
+		err = meta.EachListItem(list, func(o runtime.Object) error {
+			is := o.(client.Object)
+			if !slices.Contains(is.GetFinalizers(), v1alpha1.FinalizerInUse) {
+				return nil
+			}
+			found++
+			all.Go(func() error { return unhold(ctx, c, is) })
+			return nil
+		})
+		if err = errors.Join(err, all.Wait()); err != nil {
+			return found, err
+		}
+	}
+	return found, nil
+}
+
+// unhold takes the finalizer off an object; not if it has changed meanwhile.
+func unhold(ctx context.Context, c client.Client, o client.Object) error {
+	others := slices.DeleteFunc(slices.Clone(o.GetFinalizers()),
+		func(f string) bool { return f == v1alpha1.FinalizerInUse })
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": o.GetUID(), "resourceVersion": o.GetResourceVersion(), "finalizers": others,
+	}})
+	if err != nil {
+		return err
+	}
+	name := o.GetName()
+	err = c.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch))
+	if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("taking the finalizer %s off %s: %w", v1alpha1.FinalizerInUse, name, err)
+	}
+	return nil
+}
