@@ -302,7 +302,8 @@ var cases = map[string]alertCase{
 		fires: []string{`stayput_controller_pool_quarantined_addresses{instance="controller-1"} = 2x20`},
 		quiet: []string{`stayput_controller_pool_quarantined_addresses{instance="controller-1"} = 2x5 0x20`},
 		after: "12m",
-		says:  "2 addresses of pools have been in quarantine for 10 minutes. Two pods may answer for them.",
+		says: "2 addresses of pools have been in quarantine for 10 minutes: two pods say that they have them, or another " +
+			"machine on the link has.",
 	},
 	"StayputPoolsRecalling": {
 		fires: []string{`stayput_controller_pool_recalling{instance="controller-1"} = 1x20`},
