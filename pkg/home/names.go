@@ -13,6 +13,7 @@ const (
 	ReasonAddressWait       = "WaitingForAddress" // of a pool
 	ReasonAddressConflict   = "AddressConflict"   // another machine has the address of a pod
 	ReasonAddressHeld       = "AddressHeld"       // a PodIP that somebody has to do something about
+	ReasonPoolNotServed     = "PoolNotServed"     // a SpiderIPPool, or a field of it
 )
 
 // LeaseName is the Lease in stayput's namespace that the leading controller holds.

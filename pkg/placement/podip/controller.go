@@ -7,7 +7,7 @@
 //	status.go      what pools and addresses say of themselves
 //	metrics.go     what is counted of them
 //	convert.go     the words of the API and those of package pool
-//	spiderpool.go  whether those of Spiderpool count
+//	spiderpool.go  those of Spiderpool, and its pools
 package podip
 
 import (
@@ -35,6 +35,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
@@ -75,6 +76,7 @@ type Controller struct {
 	queue queue
 	// pools, namespaces and above outlive a Book.
 	pools      map[string]*stayputv1alpha1.PodIPPool
+	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
 	namespaces map[string]namespace     // nil: not known yet
 	above      map[string]pool.Workload // of a ReplicaSet, by UID
 	session    *session                 // nil: there is no Book
@@ -158,7 +160,7 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
 		home: o.Home, uninstalling: o.Uninstalling, installation: o.Installation, toTell: make(chan struct{}, 1),
 		first: make(chan struct{}), read: make(chan struct{}),
-		pools: map[string]*stayputv1alpha1.PodIPPool{},
+		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 		above: map[string]pool.Workload{},
 	}
 	c.metrics = newMetrics(c)

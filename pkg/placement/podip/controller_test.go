@@ -29,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllertest"
 
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
@@ -57,14 +58,15 @@ type api struct {
 func newAPI(t *testing.T, objects ...client.Object) *api {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), stayputv1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), stayputv1alpha1.AddToScheme(scheme),
+		spiderpoolv2beta1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	a := &api{now: hometest.Noon}
 	roll := &stayputv1alpha1.PodIPRoll{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPRollName},
 		Spec: stayputv1alpha1.PodIPRollSpec{Round: 1, Term: 1, Mark: metav1.NewMicroTime(a.now)}}
 	base := fake.NewClientBuilder().WithScheme(scheme).
-		WithStatusSubresource(&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPPool{}).
+		WithStatusSubresource(&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPPool{}, &spiderpoolv2beta1.SpiderIPPool{}).
 		WithObjects(append(objects, roll)...).Build()
 	write := func(verb string, o client.Object) error {
 		what := fmt.Sprintf("%s %s %s", verb, strings.TrimPrefix(fmt.Sprintf("%T", o), "*"), o.GetName())
@@ -234,14 +236,9 @@ func (c *controlling) begins() {
 	}
 	c.feeds = []*feed{
 		{c: c.Controller, set: func(o client.Object) { c.setPool(o.(*stayputv1alpha1.PodIPPool)) },
-			all: func() (names []string) {
-				for name := range c.Controller.pools {
-					names = append(names, name)
-				}
-				return names
-			},
+			all: func() []string { return c.names(false) },
 			end: func(name, _ string) { c.removePool(name) }},
-		c.addresses(s), c.answers(s), c.ofNamespaces(s),
+		c.addresses(s), c.answers(s), c.ofNamespaces(s), c.spiderIPPools(),
 	}
 	c.nodes = map[string]bool{}
 	c.looks()
@@ -252,7 +249,7 @@ func (c *controlling) begins() {
 func (c *controlling) looks() {
 	c.t.Helper()
 	for i, list := range []client.ObjectList{&stayputv1alpha1.PodIPPoolList{}, &stayputv1alpha1.PodIPList{},
-		&stayputv1alpha1.PodIPAnswerList{}, &corev1.NamespaceList{}} {
+		&stayputv1alpha1.PodIPAnswerList{}, &corev1.NamespaceList{}, &spiderpoolv2beta1.SpiderIPPoolList{}} {
 		if err := c.api.List(c.t.Context(), list); err != nil {
 			c.t.Fatal(err)
 		}

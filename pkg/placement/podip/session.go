@@ -80,7 +80,7 @@ func (c *Controller) Start(ctx context.Context) error {
 		remove: func(o client.Object, _ string) {
 			c.removePool(o.GetName())
 		},
-		all: func() (names []string) { return slices.Collect(maps.Keys(c.pools)) },
+		all: func() []string { return c.names(false) },
 		end: func(name, _ string) { c.removePool(name) },
 		listed: func() {
 			if c.state == unknown {
@@ -294,7 +294,7 @@ func (c *Controller) begin(ctx context.Context) (*session, error) {
 	defer c.mu.Unlock()
 	c.session = s
 	for _, o := range c.pools {
-		s.book.SetPool(poolOf(o))
+		s.book.SetPool(c.poolOf(o))
 	}
 	return s, nil
 }
@@ -497,9 +497,12 @@ func (c *Controller) setPool(o *stayputv1alpha1.PodIPPool) {
 	if s == nil {
 		return
 	}
-	s.book.SetPool(poolOf(o))
+	before, is := s.book.Pool(o.Name), c.poolOf(o)
+	gives := before != nil && before.Invalid == nil
+	s.book.SetPool(is)
 	c.enqueue(key{kindPool, o.Name})
-	if was != nil && was.Generation == o.Generation && was.DeletionTimestamp.IsZero() == o.DeletionTimestamp.IsZero() {
+	if was != nil && was.UID == o.UID && was.Generation == o.Generation && gives == (is.Invalid == nil) &&
+		was.DeletionTimestamp.IsZero() == o.DeletionTimestamp.IsZero() {
 		return
 	}
 	for uid := range s.blocked {
@@ -523,6 +526,9 @@ func (c *Controller) removePool(name string) {
 	}
 	if c.session != nil {
 		c.session.book.RemovePool(name)
+	}
+	if o := c.spider[name]; o != nil { // its turn again
+		c.setPool(adapt(o))
 	}
 	for other := range c.pools {
 		c.enqueue(key{kindPool, other})

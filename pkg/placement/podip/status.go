@@ -59,6 +59,9 @@ func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, p
 // seeToPool lets a pool go that is being deleted, and writes its status.
 func (c *Controller) seeToPool(ctx context.Context, s *session, name string) error {
 	at := c.now()
+	if err := c.letGo(ctx, s, name); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	o := c.pools[name]
 	if o == nil {
@@ -90,6 +93,9 @@ func (c *Controller) seeToPool(ctx context.Context, s *session, name string) err
 	overlaps, err := c.overlaps(ctx, is, others)
 	if err != nil {
 		return err
+	}
+	if isSpider(o) {
+		return c.showSpiderIPPool(ctx, s, is, count, overlaps)
 	}
 	was := o.DeepCopy()
 	o.Status.Addresses = stayputv1alpha1.PodIPPoolAddresses{Total: most(count.Total), Used: most(count.Used),

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/pool"
@@ -231,36 +232,46 @@ func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.
 }
 
 func (c *Controller) holdPool(ctx context.Context, s *session, w pool.HoldPool) error {
-	o := &stayputv1alpha1.PodIPPool{}
-	if err := c.live.Get(ctx, types.NamespacedName{Name: w.Name}, o); err != nil {
-		return fmt.Errorf("reading PodIPPool %s: %w", w.Name, err)
+	var o client.Object = &stayputv1alpha1.PodIPPool{}
+	c.mu.Lock()
+	if is := c.pools[w.Name]; is != nil && isSpider(is) {
+		o = &spiderpoolv2beta1.SpiderIPPool{}
 	}
-	if o.ResourceVersion != w.Version {
+	c.mu.Unlock()
+	if err := c.live.Get(ctx, types.NamespacedName{Name: w.Name}, o); err != nil {
+		return fmt.Errorf("reading pool %s: %w", w.Name, err)
+	}
+	if o.GetResourceVersion() != w.Version {
 		c.mu.Lock()
-		c.setPool(o)
+		c.put(o)
 		c.mu.Unlock()
 		return conflict("podippools", w.Name)
 	}
-	if w.Held {
+	return c.setFinalizer(ctx, o, w.Held)
+}
+
+// setFinalizer puts our finalizer on a pool, or takes it off.
+func (c *Controller) setFinalizer(ctx context.Context, o client.Object, on bool) error {
+	if on {
 		controllerutil.AddFinalizer(o, stayputv1alpha1.FinalizerInUse)
 	} else {
 		controllerutil.RemoveFinalizer(o, stayputv1alpha1.FinalizerInUse)
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": o.UID, "resourceVersion": o.ResourceVersion, "finalizers": o.Finalizers,
+		"uid": o.GetUID(), "resourceVersion": o.GetResourceVersion(), "finalizers": o.GetFinalizers(),
 	}})
 	if err != nil {
 		return err
 	}
 	if err := c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner); err != nil {
-		return fmt.Errorf("patching PodIPPool %s: %w", w.Name, err)
+		return fmt.Errorf("patching pool %s: %w", o.GetName(), err)
 	}
-	if !w.Held {
+	if o.GetDeletionTimestamp() != nil && len(o.GetFinalizers()) == 0 {
 		return nil // it is gone
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.setPool(o)
+	c.put(o)
 	return nil
 }
 

@@ -16,8 +16,8 @@ func AddToScheme(s *runtime.Scheme) error {
 	return nil
 }
 
-// SpiderIPPool is a set of addresses that belong to pods. Stayput serves it as a PodIPPool of mode L2, unless there is a
-// PodIPPool of the same name, or it has a field that Stayput does not support: then it gives no address, and an Event
+// SpiderIPPool is a set of addresses that belong to pods. Stayput serves it as a PodIPPool of mode L2, unless there is
+// a PodIPPool of the same name, or it has a field that Stayput does not support: then it gives no address, and an Event
 // says why.
 //
 // +kubebuilder:object:root=true

@@ -1,0 +1,44 @@
+package v2beta1
+
+import (
+	"reflect"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+)
+
+func TestASpiderIPPoolInOurWords(t *testing.T) {
+	yes, v4, gateway := true, int64(4), "10.6.0.1"
+	selects := func(key, value string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+			{Key: key, Operator: metav1.LabelSelectorOpIn, Values: []string{value}}}}
+	}
+	p := SpiderIPPool{Spec: SpiderIPPoolSpec{
+		IPVersion: &v4, Subnet: "10.6.0.0/16", IPs: []string{"10.6.168.101-10.6.168.110"}, ExcludeIPs: []string{"10.6.168.103"},
+		Gateway: &gateway, Routes: []Route{{Dst: "10.9.0.0/16", Gw: "10.6.0.2"}}, NamespaceAffinity: selects("x", "y"),
+		NamespaceName: []string{"prod"}, NodeAffinity: selects("zone", "a"), Disable: &yes, Default: &yes,
+	}}
+	is, err := p.PodIPPoolSpec()
+	want := stayputv1alpha1.PodIPPoolSpec{
+		Mode: stayputv1alpha1.ModeL2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.168.101-10.6.168.110"},
+		ExcludedAddresses: []string{"10.6.168.103"}, Gateway: "10.6.0.1",
+		Routes: []stayputv1alpha1.PodIPRoute{{Destination: "10.9.0.0/16", Gateway: "10.6.0.2"},
+			{Destination: "0.0.0.0/0", Gateway: "10.6.0.1"}},
+		NamespaceSelector: selects("kubernetes.io/metadata.name", "prod"), NodeSelector: selects("zone", "a"), Disabled: true,
+	}
+	if err != nil || !reflect.DeepEqual(is, want) {
+		t.Errorf("%+v, %v", is, err)
+	}
+	gateway, p.Spec.Subnet, p.Spec.IPVersion, p.Spec.NamespaceName = "fd00::1", "fd00::/64", nil, nil
+	is, err = p.PodIPPoolSpec()
+	if err != nil || is.Routes[1].Destination != "::/0" || !reflect.DeepEqual(is.NamespaceSelector, selects("x", "y")) {
+		t.Errorf("%+v, %v", is, err)
+	}
+	for text, given := range map[string]bool{"": false, "{}": false, " null ": false, `{"10.6.0.1":{}}`: true} {
+		if p.Status.AllocatedIPs = &text; p.GivenBySpiderpool() != given {
+			t.Errorf("%q: given %t", text, !given)
+		}
+	}
+}
