@@ -24,6 +24,7 @@ type Book struct {
 	pods    map[UID]*Pod
 	named   map[Owner]UID               // the newest pod of this name that exists
 	told    map[netip.Addr]map[UID]bool // pods whose annotation has the address
+	runs    map[netip.Addr]map[UID]bool // those that run with it and have no annotation
 	nodes   map[string]Node
 	answers map[string]Answer
 	held    map[UID]string // the node that says that it has the pod
@@ -61,8 +62,9 @@ func NewBook(r Roll) *Book {
 	return &Book{
 		roll: r, pools: map[string]*stock{}, ips: map[netip.Addr]*PodIP{}, owned: map[Owner][]netip.Addr{},
 		given: map[UID][]netip.Addr{}, pods: map[UID]*Pod{}, named: map[Owner]UID{},
-		told: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{}, answers: map[string]Answer{},
-		held: map[UID]string{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{},
+		told: map[netip.Addr]map[UID]bool{}, runs: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{},
+		answers: map[string]Answer{},
+		held:    map[UID]string{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{},
 	}
 }
 
@@ -214,6 +216,14 @@ func (b *Book) Pool(name string) *Pool {
 // Pod returns what is known of a pod, nil: nothing.
 func (b *Book) Pod(uid UID) *Pod { return b.pods[uid] }
 
+// Given returns a PodIP of a pod that may be unknown, nil: there is none.
+func (b *Book) Given(uid UID) *PodIP {
+	for _, a := range b.given[uid] {
+		return b.ips[a]
+	}
+	return nil
+}
+
 // Pods returns all pods, in no order.
 func (b *Book) Pods() []UID { return slices.Collect(maps.Keys(b.pods)) }
 
@@ -242,7 +252,7 @@ func (b *Book) Settled(a netip.Addr) bool {
 	return p.gone() || pod != nil && !pod.Ending && !pod.Over
 }
 
-// SetPod puts a pod in that asks for addresses of pools, or has some.
+// SetPod puts a pod in that asks for addresses of pools, has some, or was given some.
 func (b *Book) SetPod(p Pod) {
 	if was := b.pods[p.UID]; was != nil {
 		b.untell(was)
@@ -252,25 +262,34 @@ func (b *Book) SetPod(p Pod) {
 	if other := b.pods[b.named[name]]; other == nil || !p.Created.Before(other.Created) {
 		b.named[name] = p.UID
 	}
-	for _, a := range p.Has {
-		if b.told[a.Prefix.Addr()] == nil {
-			b.told[a.Prefix.Addr()] = map[UID]bool{}
+	note := func(in map[netip.Addr]map[UID]bool, a netip.Addr) {
+		if in[a] == nil {
+			in[a] = map[UID]bool{}
 		}
-		b.told[a.Prefix.Addr()][p.UID] = true
+		in[a][p.UID] = true
+	}
+	for _, a := range p.Has {
+		note(b.told, a.Prefix.Addr())
+	}
+	if p.Has == nil && p.Runs.IsValid() {
+		note(b.runs, p.Runs)
 	}
 	if !p.Gated || p.Ending {
 		b.goes(p.UID)
 	}
 }
 
-// untell forgets what a pod was told.
+// untell forgets what a pod was told, or runs with.
 func (b *Book) untell(p *Pod) {
-	for _, a := range p.Has {
-		pods := b.told[a.Prefix.Addr()]
-		if delete(pods, p.UID); len(pods) == 0 {
-			delete(b.told, a.Prefix.Addr())
+	forget := func(from map[netip.Addr]map[UID]bool, a netip.Addr) {
+		if delete(from[a], p.UID); len(from[a]) == 0 {
+			delete(from, a)
 		}
 	}
+	for _, a := range p.Has {
+		forget(b.told, a.Prefix.Addr())
+	}
+	forget(b.runs, p.Runs)
 }
 
 // RemovePod takes out a pod that the cluster has no more. final: its last state is the one that was put in last.

@@ -236,6 +236,53 @@ func TestAPodGetsItsOwnAddressBack(t *testing.T) {
 	}
 }
 
+// Nobody here has given it the address with which it runs: neither may it get another one, nor anybody else this one.
+func TestAPodThatRunsAlreadyKeepsWhatItRunsWith(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.1-10.6.0.2"}})
+	old := gatedPod(1)
+	old.Gated, old.Node, old.Runs = false, "n1", netip.MustParseAddr("10.6.0.1")
+	if a, plan := place(t, b, old, noon); a.IsValid() || !strings.Contains(plan.Reason, "it runs with 10.6.0.1") ||
+		!strings.Contains(plan.Remedy, "import spiderpool") {
+		t.Errorf("it is given %s: %+v", a, plan)
+	}
+	if a, plan := place(t, b, gatedPod(2), noon); a.String() != "10.6.0.2" {
+		t.Errorf("another pod is given %s: %+v", a, plan)
+	}
+	if a, plan := place(t, b, gatedPod(3), noon); a.IsValid() {
+		t.Errorf("a third pod is given %s: %+v", a, plan)
+	}
+
+	// Taken over, it is told, though the address was released; and it is not surplus, though the pod ends untold.
+	h := Address{Interface: "eth0", Pool: "p", Mode: L2, Prefix: netip.PrefixFrom(old.Runs, 24)}
+	ip := old.made(h)
+	ip.Adopted, ip.UID, ip.Version, ip.Release = true, "ip-1", "1", true
+	b.SetPodIP(ip)
+	if a, plan := place(t, b, old, noon); a != old.Runs || len(plan.Writes) != 1 ||
+		plan.Writes[0].(PlacePod).Addresses[0].Last != "n1" {
+		t.Errorf("it is told %s: %+v", a, plan)
+	}
+	old.Keep = Keep{For: time.Hour} // which is the pod's to say
+	if a, plan := place(t, b, old, noon); a != old.Runs || len(plan.Writes) != 2 ||
+		plan.Writes[0].(UpdateIP).PodIP.Keep != old.Keep || !plan.Writes[0].(UpdateIP).PodIP.Adopted {
+		t.Errorf("it is told %s: %+v", a, plan)
+	}
+	old.Ending = true
+	b.SetPod(old)
+	if plan := b.Review(old.Runs, noon, nil); plan.Writes != nil || !strings.Contains(plan.Reason, "n1 has not reported") {
+		t.Errorf("its address goes while it ends: %+v", plan)
+	}
+	b.RemovePod(old.UID, true, noon)
+	again := gatedPod(1)
+	again.UID = "u1-again"
+	ip.Release = false
+	ip.Phase, ip.Of, ip.Node = Retained, old.UID, "n1"
+	b.SetPodIP(ip)
+	_, plan := place(t, b, again, noon)
+	if update, ok := plan.Writes[0].(UpdateIP); !ok || update.PodIP.Adopted || update.PodIP.PodUID != again.UID {
+		t.Errorf("the successor's is still adopted: %+v", plan)
+	}
+}
+
 // A status that does not say since when an address is retained ends no retention.
 func TestARetentionBeginsOnceItIsNoted(t *testing.T) {
 	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})

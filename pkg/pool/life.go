@@ -231,7 +231,7 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 				return plan
 			}
 			again.PodUID, again.Namespace, again.PodName, again.Identity = uid, pod.Namespace, pod.Name, pod.Identity
-			again.Keep, again.Workload = pod.Keep, pod.Workload
+			again.Keep, again.Workload, again.Adopted = pod.Keep, pod.Workload, again.Adopted && uid == p.PodUID
 			checks = append(checks, Check{There: pod})
 		}
 	default:
@@ -279,6 +279,9 @@ func (p *Pod) made(a Address) PodIP {
 
 // surplus reports whether the pod of an address was let go without being told of it. It never will be.
 func (b *Book) surplus(pod *Pod, p *PodIP) bool {
+	if p.Adopted && !b.rules.broken(adoptedIsOwn) {
+		return false
+	}
 	if b.rules.broken(annotationsDecide) {
 		return !pod.has(p.Addr)
 	}

@@ -357,11 +357,55 @@ func (w *world) goOn() {
 	}
 }
 
+// adopt is an import: of a pod that another program has started, with an address that nobody has.
+func (w *world) adopt() {
+	n := pickOne(w.r, w.nodes)
+	if host, ok := w.hosts.objs[n.name]; !ok || host.Off || n.lied || !n.on || !n.kubelet {
+		return
+	}
+	i := w.r.IntN(4)
+	name, a := fmt.Sprintf("old-%d", i), netip.AddrFrom4([4]byte{10, 6, 0, byte(1 + w.r.IntN(8))}) // also out of range
+	_, taken := w.ips.objs[a.String()]
+	if _, there := w.pods.objs[name]; there || taken {
+		return
+	}
+	for _, p := range w.pods.objs {
+		taken = taken || p.has(a)
+	}
+	for _, other := range w.nodes {
+		for _, s := range other.sandboxes {
+			taken = taken || slices.ContainsFunc(s.has, func(h Address) bool { return h.Prefix.Addr() == a })
+		}
+	}
+	if taken {
+		return
+	}
+	wl := w.workloads["old"]
+	wl.replicas, wl.gone = max(wl.replicas, i+1), false
+	w.n++
+	p := Pod{
+		UID: UID(fmt.Sprintf("u%d", w.n)), Version: w.version(), Namespace: "default", Name: name, Created: w.now,
+		Node: n.name, Wants: wl.wants, Runs: a, Keep: wl.keep, Workload: Workload{Kind: "StatefulSet", Name: wl.name},
+		Namespaced: map[string]string{"name": "default"},
+	}
+	h := Address{Network: "net", Interface: "eth0", Pool: "a4", Mode: L2, Prefix: netip.PrefixFrom(a, 16)}
+	n.sandboxes[p.UID], n.view[p.UID], n.owners[p.UID] = &sandbox{uid: p.UID, has: []Address{h}, up: true}, p, p
+	ip := p.made(h)
+	ip.Adopted, ip.Version, ip.Created = true, w.version(), w.now
+	ip.UID = "ip-" + ip.Version
+	w.ips.put(a.String(), ip)
+	w.pods.put(name, p)
+	w.adopted++
+	w.logf("pod %s %s, which runs on %s with %s, is adopted", name, p.UID, n.name, a)
+}
+
 // What can befall a cluster, each as often as its weight says.
-var deeds = []struct {
+type deed = struct {
 	weight int
 	do     func(*world)
-}{
+}
+
+var deeds = []deed{
 	{60, func(w *world) { w.goOn() }},
 	{6, func(w *world) { // a write that was given up arrives
 		if len(w.inflight) > 0 {
@@ -646,6 +690,9 @@ func (w *world) meddle() {
 }
 
 func (w *world) backUp() {
+	if w.adopts { // after a restore it is the operator's to adopt again
+		return
+	}
 	if w.backup != nil && w.some(60) {
 		return
 	}

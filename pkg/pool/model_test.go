@@ -14,6 +14,7 @@ var (
 	modelBase      = flag.Uint64("model.base", 1, "seed of the model test's first history; 0: of the clock")
 	modelBroken    = flag.String("model.broken", "", "replay it without this rule")
 	modelForeign   = flag.Bool("model.foreign", false, "histories with other machines on the link")
+	modelAdopts    = flag.Bool("model.adopts", false, "histories with pods that are adopted")
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
 
@@ -29,7 +30,7 @@ func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 				broken = 1 << one
 			}
 		}
-		w := history(t, *modelSeed, broken, *modelForeign)
+		w := history(t, *modelSeed, broken, chosen())
 		t.Log(w.story())
 		if w.bad != "" {
 			t.Fatalf("seed %d: %s", *modelSeed, w.bad)
@@ -43,7 +44,7 @@ func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 	t.Logf("seeds %d to %d", base, base+uint64(*modelHistories)-1)
 	places, hands, known := 0, 0, 0
 	for i := range uint64(*modelHistories) {
-		w := history(t, base+i, 0, *modelForeign)
+		w := history(t, base+i, 0, chosen())
 		if w.bad != "" {
 			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", base+i, w.bad, w.story(), base+i, w.bad)
 		}
@@ -53,11 +54,31 @@ func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
 		places, hands, known)
 }
 
+// more is what else there is in a history.
+type more int
+
+const (
+	nothingMore   more = iota
+	otherMachines      // on the link
+	adoptedPods        // which another program has started
+)
+
+// chosen is what the flags say.
+func chosen() more {
+	switch {
+	case *modelForeign:
+		return otherMachines
+	case *modelAdopts:
+		return adoptedPods
+	}
+	return nothingMore
+}
+
 // The same with other machines on the link, which take addresses of pools, too.
 func TestOtherMachinesOnTheLinkDoNoHarm(t *testing.T) {
 	conflicts := 0
 	for seed := range uint64(400) {
-		w := history(t, 1+seed, 0, true)
+		w := history(t, 1+seed, 0, otherMachines)
 		if w.bad != "" {
 			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
 		}
@@ -69,11 +90,33 @@ func TestOtherMachinesOnTheLinkDoNoHarm(t *testing.T) {
 	t.Logf("pods that were ended: %d", conflicts)
 }
 
-func history(t testing.TB, seed uint64, broken rules, foreign bool) *world {
+// Pods that another program has started, with addresses that they were not told of here, keep these until they surely
+// have them no more. These histories have no restores.
+func TestAdoptedPodsKeepTheirAddresses(t *testing.T) {
+	adopted := 0
+	for seed := range uint64(500) {
+		w := history(t, 1+seed, 0, adoptedPods)
+		if w.bad != "" {
+			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
+		}
+		adopted += w.adopted
+	}
+	if adopted == 0 {
+		t.Error("no pod was adopted")
+	}
+	t.Logf("pods that were adopted: %d", adopted)
+}
+
+func history(t testing.TB, seed uint64, broken rules, with more) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 0)), broken)
 	total, deeds := 0, deeds
-	if foreign {
+	switch with {
+	case otherMachines:
 		w.foreign, deeds = map[netip.Addr]bool{}, foreigners
+	case adoptedPods:
+		w.adopts, deeds = true, append(slices.Clone(deeds), deed{8, func(w *world) { w.adopt() }})
+		w.workloads["old"] = &workload{name: "old", keep: Keep{WhileOwned: true, Scaled: true, Deleted: true},
+			wants: []Want{{"net", "eth0", []string{"a4", "b4"}}}}
 	}
 	for _, d := range deeds {
 		total += d.weight
@@ -113,7 +156,11 @@ func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 		}
 		t.Run(ruleNames[one].name, func(t *testing.T) {
 			for seed := from; seed < from+most; seed++ {
-				if w := history(t, seed, 1<<one, false); w.bad != "" {
+				with := nothingMore
+				if one == adoptedIsOwn {
+					with = adoptedPods
+				}
+				if w := history(t, seed, 1<<one, with); w.bad != "" {
 					t.Logf("seed %d: %s", seed, w.bad)
 					return
 				}
@@ -150,6 +197,7 @@ var ruleNames = map[rule]struct {
 	offGoesDown:          {"offGoesDown", 1459},
 	unusedIsFreed:        {"unusedIsFreed", 1},
 	surplusIsFreed:       {"surplusIsFreed", 172},
+	adoptedIsOwn:         {"adoptedIsOwn", 1226},
 }
 
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten

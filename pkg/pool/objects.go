@@ -68,9 +68,11 @@ type PodIP struct {
 	Keep               Keep
 	Workload           Workload
 	Release            bool
-	Quarantine         Quarantine
-	Held               bool // by our finalizer
-	Deleting           bool
+	// Adopted: PodUID had the address before, from elsewhere, so that it is its own though it has not been told of it.
+	Adopted    bool
+	Quarantine Quarantine
+	Held       bool // by our finalizer
+	Deleting   bool
 
 	// The status, which is about the pod Of.
 	Phase Phase
@@ -90,7 +92,7 @@ func (p *PodIP) gone() bool { return p.Of == p.PodUID && p.Phase == Retained }
 // conflicts reports whether another machine has the address, so that the pod it was given to could not start.
 func (p *PodIP) conflicts() bool { return p.Of == p.PodUID && p.Phase == Allocated && p.Conflict != "" }
 
-// Pod is one that asks for addresses of pools, or has some.
+// Pod is one that asks for addresses of pools, has some, or was given some.
 type Pod struct {
 	UID             UID
 	Version         string
@@ -105,6 +107,8 @@ type Pod struct {
 	// Has is the annotation with its addresses; nil: there is none. A controller writes it once, as it removes the gate.
 	Has  []Address
 	Keep Keep
+	// Runs is the address with which it runs, by its status; the zero Addr: none. Without Has it is not from here.
+	Runs netip.Addr
 	// Fresh: it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
 	Fresh    bool
 	Workload Workload

@@ -56,6 +56,9 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 		return Plan{Reason: fmt.Sprintf("it runs on node %s since before the API server's data were restored", node),
 			Writes: []Write{EndPod{UID: uid, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
 	}
+	if pod.Wants == nil && !pod.Gated { // it is here because it was given an address
+		return Plan{}
+	}
 	slots, reason := b.slots(pod)
 	if reason != "" {
 		return Plan{Reason: reason}
@@ -151,11 +154,18 @@ func (b *Book) slots(pod *Pod) (slots []slot, reason string) {
 func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
 	for _, a := range b.given[pod.UID] {
 		p := b.ips[a]
-		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || b.runsWith(pod, a)
+		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || p.Adopted || b.runsWith(pod, a)
 		if s.fits(p) && !taken[a] && usable {
 			c := choice{slot: s, ip: *p}
 			if p.Of != pod.UID { // claimed, and not told: the status is about an earlier pod
 				c.last = p.Node
+			}
+			if p.Adopted { // who adopted it did not know how long it is kept
+				c.last = pod.Node
+				if p.Keep != pod.Keep || p.Workload != pod.Workload {
+					c.ip.Keep, c.ip.Workload = pod.Keep, pod.Workload
+					c.wr = UpdateIP{PodIP: c.ip}
+				}
 			}
 			return c, Plan{}
 		}
@@ -165,6 +175,10 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 			return c, Plan{Reason: fmt.Sprintf("it runs with %s, which is not known to be its own", h.Addr),
 				Addrs: []netip.Addr{h.Addr}}
 		}
+	}
+	if pod.Node != "" && pod.Runs.IsValid() {
+		return c, Plan{Reason: fmt.Sprintf("it runs with %s, which no pool has given to it", pod.Runs),
+			Remedy: "take it over (kubectl stayput import spiderpool), or delete the pod", Addrs: []netip.Addr{pod.Runs}}
 	}
 	own := b.own(pod, s)
 	for i, p := range own {
@@ -222,7 +236,7 @@ func (b *Book) own(pod *Pod, s slot) (all []*PodIP) {
 func (b *Book) claim(pod *Pod, s slot, p *PodIP, f Finding) choice {
 	again := *p
 	again.PodUID, again.PodName, again.Network, again.Interface = pod.UID, pod.Name, s.network, s.iface
-	again.Keep, again.Workload = pod.Keep, pod.Workload
+	again.Keep, again.Workload, again.Adopted = pod.Keep, pod.Workload, false
 	c := choice{slot: s, ip: again, wr: UpdateIP{PodIP: again, If: f.If}}
 	c.last = p.Node // also if a pod in between was given the address and never started
 	return c
@@ -251,7 +265,7 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 			why = append(why, text)
 			continue
 		}
-		a, ok := st.next(func(a netip.Addr) bool { return taken[a] || b.toldTo(a) })
+		a, ok := st.next(func(a netip.Addr) bool { return taken[a] || b.toldTo(a) || len(b.runs[a]) > 0 })
 		if !ok {
 			full = append(full, st.Name)
 			why = append(why, fmt.Sprintf("pool %s has no free address, of %d", st.Name, st.Range.Set.Count()))

@@ -32,5 +32,6 @@ const (
 	offGoesDown                      // nor one that it has deleted on a node that it believes to be off
 	unusedIsFreed                    // nothing leaks: an address whose reason is gone
 	surplusIsFreed                   // nor one that no pod was told of
+	adoptedIsOwn                     // but for one that its pod had before
 	rulesEnd
 )

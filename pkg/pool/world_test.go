@@ -42,7 +42,9 @@ type world struct {
 	calm       bool // nothing breaks any more
 	places     int  // pods that got their addresses
 	hands      int  // addresses that changed hands
-	known      int  // addresses that a backup gave to a pod, and the cluster it replaced to another one
+	adopts     bool // pods that another program has started are adopted
+	adopted    int
+	known      int // addresses that a backup gave to a pod, and the cluster it replaced to another one
 }
 
 // api is what the API server stores.

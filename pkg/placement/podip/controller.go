@@ -282,8 +282,12 @@ func changed(err error) bool {
 func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.Duration, error) {
 	c.mu.Lock()
 	known := s.book.Pod(uid)
+	given := s.book.Given(uid)
 	problem := s.invalid[uid]
 	c.mu.Unlock()
+	if known == nil && given != nil {
+		return 0, c.find(ctx, s, *given)
+	}
 	if known == nil || known.Has != nil && !known.Gated || known.Ending || known.Over {
 		return 0, nil
 	}
@@ -363,6 +367,19 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	return until(plan, at), nil
 }
 
+// find puts in the pod of an address, which does not ask for any: it is another program's, from which the address was
+// taken over.
+func (c *Controller) find(ctx context.Context, s *session, p pool.PodIP) error {
+	var pod cluster.Pod
+	if err := c.cache.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: p.PodName}, &pod); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if pod.GetUID() == types.UID(p.PodUID) {
+		c.setPod(s, &pod, false)
+	}
+	return nil
+}
+
 // outside says which pool is not for the node of a pod that could not be kept from it; empty: none. Addresses that the
 // pod has already are its own.
 func (c *Controller) outside(ctx context.Context, plan pool.Plan, name string) (string, error) {
@@ -379,9 +396,18 @@ func (c *Controller) outside(ctx context.Context, plan pool.Plan, name string) (
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	taken := map[netip.Addr]bool{}
+	for _, w := range plan.Writes {
+		switch w := w.(type) {
+		case pool.CreateIP:
+			taken[w.PodIP.Addr] = true
+		case pool.UpdateIP:
+			taken[w.PodIP.Addr] = !w.PodIP.Adopted
+		}
+	}
 	for _, a := range place.Addresses {
 		o := c.pools[a.Pool]
-		if o == nil || o.Spec.NodeSelector == nil {
+		if o == nil || o.Spec.NodeSelector == nil || !taken[a.Prefix.Addr()] {
 			continue
 		}
 		selects, err := metav1.LabelSelectorAsSelector(o.Spec.NodeSelector)

@@ -75,6 +75,7 @@ func ipOf(o *stayputv1alpha1.PodIP) (pool.PodIP, error) {
 		Pool: o.Spec.Pool, Mode: pool.Mode(o.Spec.Mode), Namespace: o.Spec.Namespace, PodName: o.Spec.PodName,
 		Identity: o.Spec.Identity, PodUID: pool.UID(o.Spec.PodUID), Network: o.Spec.Network, Interface: o.Spec.Interface,
 		Keep: keepOf(o.Spec.Retention, o.Spec.WhenScaled, o.Spec.WhenDeleted), Release: o.Spec.Release,
+		Adopted:  o.Spec.Adopted,
 		Held:     slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse),
 		Deleting: o.DeletionTimestamp != nil,
 		Phase:    pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,
@@ -99,6 +100,7 @@ func specOf(p pool.PodIP) stayputv1alpha1.PodIPSpec {
 	spec := stayputv1alpha1.PodIPSpec{
 		Pool: p.Pool, Mode: stayputv1alpha1.PodIPPoolMode(p.Mode), Namespace: p.Namespace, PodName: p.PodName,
 		PodUID: string(p.PodUID), Identity: p.Identity, Network: p.Network, Interface: p.Interface, Release: p.Release,
+		Adopted: p.Adopted,
 	}
 	spec.Retention, spec.WhenScaled, spec.WhenDeleted = wordsOf(p.Keep)
 	if p.Workload != (pool.Workload{}) {
@@ -207,6 +209,9 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool) (pool.Pod, 
 		Node: pod.Spec.NodeName, Gated: home.Gated(pod), Ending: pod.DeletionTimestamp != nil,
 		Over:       pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
 		Namespaced: in.labels,
+	}
+	if p.Node != "" {
+		p.Runs, _ = netip.ParseAddr(pod.Status.PodIP)
 	}
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		p.Workload = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: string(owner.UID)}

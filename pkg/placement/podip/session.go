@@ -765,7 +765,7 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 	defer c.mu.Unlock()
 	was := s.book.Pod(uid)
 	in, spiderpool := c.namespaces[pod.GetNamespace()], c.words == serving
-	if was == nil && !asks(pod, in, spiderpool) {
+	if was == nil && !asks(pod, in, spiderpool) && s.book.Given(uid) == nil {
 		return
 	}
 	core := pod.Core()

@@ -19,6 +19,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 const ippool = "ipam.spidernet.io/ippool"
@@ -28,12 +29,15 @@ func inTheirWords(value string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Annotations = map[string]string{ippool: value} }
 }
 
+// starting: the pod has no network yet.
+func starting(p *corev1.Pod) { p.Status.PodIP, p.Status.PodIPs = "", nil }
+
 func TestPodsThatAskInSpiderpoolsWordsGetTheirAddresses(t *testing.T) {
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default",
 		Annotations: map[string]string{"ipam.spidernet.io/default-ipv4-ippool": `["blue"]`}}}
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), space,
 		asking("gated", "", inTheirWords(`{"ipv4":["blue"]}`)), asking("default", "", func(p *corev1.Pod) { p.Annotations = nil }),
-		asking("bound", "", inTheirWords(`{"ipv4":["blue"]}`), hometest.RanOn("node-1")),
+		asking("bound", "", inTheirWords(`{"ipv4":["blue"]}`), hometest.RanOn("node-1"), starting),
 		asking("wild", "", inTheirWords(`{"ipv4":["b*"]}`)), asking("none", ""))
 	a.spiderpool = true
 	c := control(t, a)
@@ -275,5 +279,48 @@ func TestAPodIPPoolTakesThePlaceOfASpiderIPPool(t *testing.T) {
 	a.consistent(t)
 	if counts := a.counted(t, "theirs"); counts != "3 of 10" {
 		t.Errorf("it counts %s", counts)
+	}
+}
+
+// A pod that Spiderpool has started runs with an address that it was not told of. It keeps it, whether or not its words
+// count yet, and is told once they do.
+func TestAnAdoptedAddressIsItsPods(t *testing.T) {
+	old := asking("web-0", "", inTheirWords(`{"ipv4":["blue"]}`), hometest.RanOn("node-1"), func(p *corev1.Pod) {
+		p.Status.PodIP = "10.6.168.105"
+	})
+	ip := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.168.105", UID: "ip",
+		Finalizers: []string{stayputv1alpha1.FinalizerInUse}},
+		Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeL2, Namespace: "default", PodName: "web-0",
+			PodUID: string(old.UID), Interface: "eth0", Adopted: true}}
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.105-10.6.168.106"), ip, old,
+		asking("web-1", "blue", made(time.Second)), asking("web-2", "blue", made(2*time.Second)))
+	c := control(t, a)
+	c.works()
+	if _, has := a.pod(t, "web-0"); has != nil {
+		t.Errorf("it is told %v while its words do not count", has)
+	}
+	if p := c.session.book.Pod(pool.UID(old.UID)); p == nil || p.Node != "node-1" {
+		t.Errorf("of the pod is known %+v", p)
+	}
+	for name, want := range map[string]string{"web-1": "10.6.168.106", "web-2": ""} {
+		_, has := a.pod(t, name)
+		if got := fmt.Sprint(has); want == "" && has != nil || !strings.Contains(got, want) {
+			t.Errorf("%s has %s", name, got)
+		}
+	}
+	for _, w := range a.taken() {
+		if strings.Contains(w, "PodIP 10.6.168.105") || strings.Contains(w, "PodIPRoll") && strings.Contains(w, "update") &&
+			len(c.session.book.Roll().Asked) > 0 {
+			t.Errorf("it is written: %s", w)
+		}
+	}
+	c.setWords(true)
+	c.begins()
+	c.works()
+	if _, has := a.pod(t, "web-0"); len(has) != 1 || has[0].Prefix.String() != "10.6.168.105/16" {
+		t.Errorf("it is told %v", has)
+	}
+	if is := a.ips(t); len(is) != 2 || !is["10.6.168.105"].Spec.Adopted {
+		t.Errorf("there are %+v", is)
 	}
 }

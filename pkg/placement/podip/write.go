@@ -161,7 +161,7 @@ func (c *Controller) updateIP(ctx context.Context, s *session, p pool.PodIP) err
 		return err
 	}
 	for _, field := range []string{"identity", "network", "retention", "whenScaled", "whenDeleted", "workload", "release",
-		"quarantine"} {
+		"adopted", "quarantine"} {
 		if _, ok := spec[field]; !ok {
 			spec[field] = nil
 		}

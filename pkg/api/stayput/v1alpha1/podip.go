@@ -98,6 +98,11 @@ type PodIPSpec struct {
 	// +optional
 	Release bool `json:"release,omitempty"`
 
+	// adopted: the pod of podUID had the address before, from another program, and is not told of it by Stayput. It is its
+	// own until it surely has it no more.
+	// +optional
+	Adopted bool `json:"adopted,omitempty"`
+
 	// quarantine is set while nobody gets the address, not even who it belongs to: another machine answers for it, or
 	// more than one pod has it by what the cluster knows.
 	// +optional

@@ -288,6 +288,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPSpec
   map:
     fields:
+    - name: adopted
+      type:
+        scalar: boolean
     - name: identity
       type:
         scalar: string

@@ -40,6 +40,9 @@ type PodIPSpecApplyConfiguration struct {
 	Workload *WorkloadReferenceApplyConfiguration `json:"workload,omitempty"`
 	// release frees the address as soon as no pod can have it any more.
 	Release *bool `json:"release,omitempty"`
+	// adopted: the pod of podUID had the address before, from another program, and is not told of it by Stayput. It is its
+	// own until it surely has it no more.
+	Adopted *bool `json:"adopted,omitempty"`
 	// quarantine is set while nobody gets the address, not even who it belongs to: another machine answers for it, or
 	// more than one pod has it by what the cluster knows.
 	Quarantine *PodIPQuarantineApplyConfiguration `json:"quarantine,omitempty"`
@@ -152,6 +155,14 @@ func (b *PodIPSpecApplyConfiguration) WithWorkload(value *WorkloadReferenceApply
 // If called multiple times, the Release field is set to the value of the last call.
 func (b *PodIPSpecApplyConfiguration) WithRelease(value bool) *PodIPSpecApplyConfiguration {
 	b.Release = &value
+	return b
+}
+
+// WithAdopted sets the Adopted field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Adopted field is set to the value of the last call.
+func (b *PodIPSpecApplyConfiguration) WithAdopted(value bool) *PodIPSpecApplyConfiguration {
+	b.Adopted = &value
 	return b
 }
 
