@@ -104,7 +104,7 @@ var law = []rule{
 	// kubectl stayput asks the agent of a node, and predicts the controller by pkg/home.
 	{
 		pkg:   "pkg/cli",
-		uses:  []string{"pkg/ledger", "pkg/api", "pkg/home"},
+		uses:  []string{"pkg/ledger", "pkg/api", "pkg/home", "pkg/pool"},
 		never: []string{"pkg/node", "pkg/placement", "google.golang.org/grpc", "github.com/containerd"},
 	},
 

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
@@ -83,7 +84,7 @@ var scheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		corev1.AddToScheme, appsv1.AddToScheme, coordinationv1.AddToScheme, admissionv1.AddToScheme,
-		stayputv1alpha1.AddToScheme, kruisev1alpha1.AddToScheme,
+		stayputv1alpha1.AddToScheme, kruisev1alpha1.AddToScheme, spiderpoolv2beta1.AddToScheme,
 	} {
 		utilruntime.Must(add(s))
 	}

@@ -32,7 +32,7 @@ const (
 
 func importCommand(s *settings) *cobra.Command {
 	var format documentFormat
-	var yes bool
+	var yes, intoPools bool
 	var retain string
 	cmd := &cobra.Command{
 		Use:   "import (openkruise | spiderpool) [NODE...]",
@@ -47,12 +47,15 @@ addresses of pods that are gone count as leaked.
 
 spiderpool: the SpiderEndpoints of the pods of StatefulSets. The networks' ranges
 must contain the addresses, and must be configured for Stayput, so that no other
-program gives them to pods.
+program gives them to pods. With --pools: a PodIPPool for each SpiderIPPool, and a
+PodIP for each address with which a pod runs. No pod may get an address of Spiderpool
+any more.
 
-A promise lasts only if the pod template asks for it: first annotate the template
+Without --pools, a promise lasts only if the pod template asks for it: first annotate the template
 with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 		Example: `  kubectl stayput import openkruise
-  kubectl stayput import spiderpool node-1 --retain-ip=while-owned --yes`,
+  kubectl stayput import spiderpool node-1 --retain-ip=while-owned --yes
+  kubectl stayput import spiderpool --pools`,
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 0 {
 				return []string{sourceOpenKruise, sourceSpiderpool}, cobra.ShellCompDirectiveNoFileComp
@@ -64,6 +67,10 @@ with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 				return fmt.Errorf("SOURCE: %q is not valid: expected openkruise or spiderpool",
 					strings.Join(firstOf(args, 1), " "))
 			}
+			if intoPools && (args[0] != sourceSpiderpool || len(args) > 1 || cmd.Flags().Changed("retain-ip")) {
+				return errors.New("--pools: expected the source spiderpool, and neither nodes nor --retain-ip: " +
+					"an address of a pool is of no node, and the pod template says how long it is kept")
+			}
 			if _, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: retain}); err != nil {
 				return fmt.Errorf("--retain-ip: %w", err)
 			}
@@ -72,25 +79,41 @@ with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 				return err
 			}
 			line := newProgress(cmd.ErrOrStderr())
-			done, failed, err := runImport(cmd.Context(), c, args[0], args[1:], retain, yes, line)
+			var done *inspection.Import
+			var failed error
+			if intoPools {
+				done, failed, err = importIntoPools(cmd.Context(), c, yes)
+				line.done()
+			} else {
+				done, failed, err = runImport(cmd.Context(), c, args[0], args[1:], retain, yes, line)
+			}
 			if err != nil {
 				return err
 			}
 			out := cmd.OutOrStdout()
 			err = format.print(out, done, func() error {
+				if len(done.Pools) > 0 {
+					err := printTable(out, importedPools(done), printers.PrintOptions{})
+					if err != nil || len(done.Items) == 0 {
+						return err
+					}
+					fmt.Fprintln(out)
+				}
 				if len(done.Items) == 0 {
 					fmt.Fprintln(cmd.ErrOrStderr(), "There is nothing to import.")
 					return nil
 				}
 				return printTable(out, importTable(done), printers.PrintOptions{})
 			})
-			if err == nil && !yes && slices.ContainsFunc(done.Items, willAct) {
+			if err == nil && !yes && (slices.ContainsFunc(done.Items, willAct) ||
+				slices.ContainsFunc(done.Pools, willCreate)) {
 				fmt.Fprintln(cmd.ErrOrStderr(), "This is a plan. Nothing was changed. Carry it out by --yes.")
 			}
 			return errors.Join(err, failed)
 		},
 	}
 	f := cmd.Flags()
+	f.BoolVar(&intoPools, "pools", false, "With spiderpool: take over into pools")
 	f.BoolVarP(&yes, "yes", "y", false, "Carry the plan out")
 	f.StringVar(&retain, "retain-ip", stayputv1alpha1.RetentionWhileOwned,
 		"With spiderpool: how long to keep the addresses of pods whose template does not say it")
@@ -99,7 +122,25 @@ with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 }
 
 func willAct(i inspection.ImportItem) bool {
-	return i.Action == inspection.ActionBind || i.Action == inspection.ActionRetain
+	return i.Action == inspection.ActionBind || i.Action == inspection.ActionRetain || i.Action == inspection.ActionAdopt
+}
+
+func willCreate(p inspection.ImportPool) bool { return p.Action == inspection.ActionCreate }
+
+// importedPools returns the table of pools.
+func importedPools(done *inspection.Import) *metav1.Table {
+	table := &metav1.Table{ColumnDefinitions: columnsOf("Pool", "Subnet", "Action", "Done", "Why")}
+	for _, p := range done.Pools {
+		acted := none
+		switch {
+		case p.Done:
+			acted = "yes"
+		case willCreate(p):
+			acted = "no"
+		}
+		table.Rows = append(table.Rows, metav1.TableRow{Cells: []any{p.Name, p.Subnet, string(p.Action), acted, p.Why}})
+	}
+	return table
 }
 
 // runImport has every node take its share over. failed are the nodes that did not answer; done is what the others did.

@@ -24,11 +24,14 @@ import (
 type spiderEndpoint struct {
 	Status struct {
 		Current struct {
+			UID  string `json:"uid"`
 			Node string `json:"node"`
 			IPs  []struct {
 				Interface string `json:"interface"`
 				IPv4      string `json:"ipv4"`
 				IPv6      string `json:"ipv6"`
+				IPv4Pool  string `json:"ipv4Pool"`
+				IPv6Pool  string `json:"ipv6Pool"`
 			} `json:"ips"`
 		} `json:"current"`
 		OwnerControllerType string `json:"ownerControllerType"`
@@ -42,31 +45,38 @@ var spiderEndpointList = schema.GroupVersionKind{
 
 // spiderEndpoints returns the items for what Spiderpool keeps. Those that cannot be taken over are refused and say why.
 func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]inspection.ImportItem, error) {
+	var all []inspection.ImportItem
+	err := eachEndpoint(ctx, k, func(ns, name string, e *spiderEndpoint) {
+		asked := templateOrPod(ctx, k, ns, name, e.Status.OwnerControllerType, e.Status.OwnerControllerName)
+		all = append(all, itemsOf(ns, name, e, asked, retain)...)
+	})
+	return all, err
+}
+
+// eachEndpoint calls do with each SpiderEndpoint.
+func eachEndpoint(ctx context.Context, k client.Client, do func(ns, name string, e *spiderEndpoint)) error {
 	var list unstructured.UnstructuredList
 	list.SetGroupVersionKind(spiderEndpointList)
 	if err := k.List(ctx, &list); err != nil {
 		if meta.IsNoMatchError(err) {
-			return nil, fmt.Errorf("Spiderpool is not in this cluster: "+
+			return fmt.Errorf("Spiderpool is not in this cluster: "+
 				"there are no SpiderEndpoints of spiderpool.spidernet.io/v2beta1 (%w)", err)
 		}
-		return nil, err
+		return err
 	}
-	var all []inspection.ImportItem
 	for i := range list.Items {
 		o := &list.Items[i]
 		b, err := json.Marshal(o.Object)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		var e spiderEndpoint
 		if err := json.Unmarshal(b, &e); err != nil {
-			return nil, fmt.Errorf("SpiderEndpoint %s/%s: %w", o.GetNamespace(), o.GetName(), err)
+			return fmt.Errorf("SpiderEndpoint %s/%s: %w", o.GetNamespace(), o.GetName(), err)
 		}
-		of := e.Status
-		asked := templateOrPod(ctx, k, o.GetNamespace(), o.GetName(), of.OwnerControllerType, of.OwnerControllerName)
-		all = append(all, itemsOf(o.GetNamespace(), o.GetName(), &e, asked, retain)...)
+		do(o.GetNamespace(), o.GetName(), &e)
 	}
-	return all, nil
+	return nil
 }
 
 // templateOrPod returns the annotations that a new pod of the name would have, as far as that is known.

@@ -6,6 +6,17 @@ import "net/netip"
 // becomes of each.
 type Import struct {
 	Items []ImportItem `json:"items"`
+	// Pools are those that the addresses are of, if they are taken over into pools.
+	Pools []ImportPool `json:"pools,omitempty"`
+}
+
+// ImportPool is a pool of another program.
+type ImportPool struct {
+	Name   string `json:"name"`
+	Subnet string `json:"subnet"`
+	Action Action `json:"action"`
+	Why    string `json:"why,omitempty"`
+	Done   bool   `json:"done,omitempty"`
 }
 
 // Action is what becomes of a promise of another program.
@@ -17,6 +28,10 @@ const (
 	ActionRetain Action = "Retain"
 	// ActionBind: the address is promised to the pod that has it, which keeps running.
 	ActionBind Action = "Bind"
+	// ActionAdopt: the address is of a pool, and of the pod that runs with it.
+	ActionAdopt Action = "Adopt"
+	// ActionCreate: the pool is made.
+	ActionCreate Action = "Create"
 	// ActionNone: nothing has to be done; Why says why.
 	ActionNone Action = "None"
 	// ActionRefuse: it cannot be taken over; Why says why.
@@ -28,6 +43,7 @@ type ImportItem struct {
 	Namespace string       `json:"namespace"`
 	Pod       string       `json:"pod"`
 	Interface string       `json:"interface"`
+	Pool      string       `json:"pool,omitempty"`
 	IPs       []netip.Addr `json:"ips"`
 	// Retention is a value of the annotation stayput.io/retain-ip.
 	Retention string `json:"retention"`
