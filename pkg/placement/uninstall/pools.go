@@ -14,17 +14,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// letPoolsGo takes the finalizer off all PodIPs and PodIPPools, until a pass finds none: nobody else would any more,
+// letPoolsGo takes the finalizer off all PodIPs, PodIPPools and SpiderIPPools, until a pass finds none: nobody else would any more,
 // and neither they nor their definitions could be deleted. Otherwise they stay as they are, for the next installation,
 // whose controllers put the finalizers back. It returns how many had one. c must read from the API server, not from a
 // cache.
 func letPoolsGo(ctx context.Context, c client.Client) (freed int, err error) {
 	for {
 		found := 0
-		for _, list := range []client.ObjectList{&v1alpha1.PodIPList{}, &v1alpha1.PodIPPoolList{}} {
+		for _, list := range []client.ObjectList{&v1alpha1.PodIPList{}, &v1alpha1.PodIPPoolList{},
+			&spiderpoolv2beta1.SpiderIPPoolList{}} {
 			n, err := letGo(ctx, c, list)
 			if found += n; err != nil {
 				return freed, err
@@ -45,7 +47,7 @@ func letGo(ctx context.Context, c client.Client, list client.ObjectList) (found 
 			return found, nil
 		}
 		if err != nil {
-			return found, fmt.Errorf("listing PodIPs and PodIPPools: %w", err)
+			return found, fmt.Errorf("listing PodIPs and pools: %w", err)
 		}
 		var all errgroup.Group
 		all.SetLimit(ungaters)

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/uninstall"
@@ -69,7 +70,7 @@ func TestEveryPodIsUngatedAlthoughOneFails(t *testing.T) {
 // Nothing of ours keeps a PodIP or a pool, or their definitions, from being deleted; what others put there stays.
 func TestFinalizersOfPoolsAreTakenOff(t *testing.T) {
 	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
+	if err := errors.Join(v1alpha1.AddToScheme(scheme), spiderpoolv2beta1.AddToScheme(scheme)); err != nil {
 		t.Fatal(err)
 	}
 	named := func(name string, finalizers ...string) metav1.ObjectMeta {
@@ -81,6 +82,7 @@ func TestFinalizersOfPoolsAreTakenOff(t *testing.T) {
 		&v1alpha1.PodIP{ObjectMeta: named("10.6.0.2", "example.com/a", v1alpha1.FinalizerInUse, "example.com/b")},
 		&v1alpha1.PodIP{ObjectMeta: named("10.6.0.3")},
 		&v1alpha1.PodIPPool{ObjectMeta: named("blue", v1alpha1.FinalizerInUse)},
+		&spiderpoolv2beta1.SpiderIPPool{ObjectMeta: named("theirs", v1alpha1.FinalizerInUse, "spiderpool.spidernet.io")},
 	).WithInterceptorFuncs(interceptor.Funcs{Patch: func(ctx context.Context, c client.WithWatch, o client.Object,
 		p client.Patch, options ...client.PatchOption) error {
 		if conflicts--; conflicts >= 0 {
@@ -101,6 +103,11 @@ func TestFinalizersOfPoolsAreTakenOff(t *testing.T) {
 	var o v1alpha1.PodIPPool
 	if err := c.Get(t.Context(), types.NamespacedName{Name: "blue"}, &o); err != nil || len(o.Finalizers) > 0 {
 		t.Errorf("the pool has %v: %v", o.Finalizers, err)
+	}
+	var theirs spiderpoolv2beta1.SpiderIPPool
+	if err := c.Get(t.Context(), types.NamespacedName{Name: "theirs"}, &theirs); err != nil ||
+		!slices.Equal(theirs.Finalizers, []string{"spiderpool.spidernet.io"}) {
+		t.Errorf("the SpiderIPPool has %v: %v", theirs.Finalizers, err)
 	}
 	if freed, err := letPoolsGo(t.Context(), c); freed != 0 || err != nil {
 		t.Error(freed, err)
