@@ -167,7 +167,7 @@ func BuildCluster(ctx context.Context) (ClusterBin, error) {
 
 // BuildEverything builds everything the tests need except the upstream test suites.
 func BuildEverything(ctx context.Context) error {
-	all := slices.Concat(nodeComponents, clusterComponents, []component{helmComponent, flannelComponent})
+	all := slices.Concat(nodeComponents, clusterComponents, []component{helmComponent, flannelComponent, multusComponent})
 	_, err := buildAll(ctx, all...)
 	return err
 }
