@@ -108,12 +108,24 @@ func poolReason(p *stayputv1alpha1.PodIP, all workloads) string {
 	switch q := p.Spec.Quarantine; {
 	case q != nil:
 		return of + "in quarantine: " + q.Reason
+	case conflicts(p):
+		return of + inConflict(p)
 	case p.DeletionTimestamp != nil:
 		return of + "being released"
 	case p.Spec.Retention == "" && !p.Spec.Release:
 		return of + "until the pod is gone"
 	}
 	return of + reason(asRetained(p), all)
+}
+
+// conflicts reports whether the pod cannot start because another machine has its address.
+func conflicts(p *stayputv1alpha1.PodIP) bool {
+	return p.Status.Conflict != "" && p.Status.PodUID == p.Spec.PodUID
+}
+
+func inConflict(p *stayputv1alpha1.PodIP) string {
+	return fmt.Sprintf("in use by another machine on the link of node %s, which has the MAC address %s",
+		p.Status.NodeName, p.Status.Conflict)
 }
 
 // checkPools checks the pools, if there are any.
@@ -139,7 +151,12 @@ func checkPools(ctx context.Context, k client.Client, now time.Time) []Finding {
 		f.unread(err)
 	}
 	for i := range ips {
-		if p := &ips[i]; p.Spec.Quarantine != nil {
+		p := &ips[i]
+		switch {
+		case p.Spec.Quarantine == nil && conflicts(p):
+			f.warn(fmt.Sprintf("pod %s/%s cannot start: %s of pool %s is %s", p.Spec.Namespace, p.Spec.PodName, addressIn(p),
+				p.Spec.Pool, inConflict(p)), "take the address from that machine")
+		case p.Spec.Quarantine != nil:
 			f.warn(fmt.Sprintf("%s of pool %s is in quarantine since %s: %s", addressIn(p), p.Spec.Pool,
 				p.Spec.Quarantine.Since.UTC().Format(time.RFC3339), p.Spec.Quarantine.Reason),
 				"kubectl describe podip "+p.Name+" says what is known of it")
@@ -291,6 +308,8 @@ func (f *facts) promiseOfPool(p *stayputv1alpha1.PodIP) string {
 	switch {
 	case p.Spec.Quarantine != nil:
 		return about + " is in quarantine, so that nobody gets it: " + p.Spec.Quarantine.Reason + "."
+	case conflicts(p):
+		return about + " is " + inConflict(p) + ": the pod waits until that has gone."
 	case p.Spec.Release || p.DeletionTimestamp != nil:
 		return about + " is being released."
 	case left != none:

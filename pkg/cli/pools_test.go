@@ -68,6 +68,10 @@ func quarantined(p *stayputv1alpha1.PodIP) {
 	p.Spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: "two pods have it", Since: metav1.NewMicroTime(noon)}
 }
 
+func conflicting(p *stayputv1alpha1.PodIP) {
+	p.Status.Phase, p.Status.Conflict = stayputv1alpha1.PodIPAllocated, "02:00:00:00:00:01"
+}
+
 func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 	for _, test := range []struct {
 		ip                     *stayputv1alpha1.PodIP
@@ -80,6 +84,8 @@ func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 		{aPodIP(podIPFreed), "Bound", "node-1", none, none, "of pool blue, until the pod is gone"},
 		{aPodIP(podIPGiven), "Allocated", "", none, none, "of pool blue, 10m0s after the pod stops"},
 		{aPodIP(quarantined), "Bound", "node-1", none, none, "of pool blue, in quarantine: two pods have it"},
+		{aPodIP(conflicting), "Allocated", "node-1", none, none, "of pool blue, in use by another machine on the link " +
+			"of node node-1, which has the MAC address 02:00:00:00:00:01"},
 		{aPodIP(podIPFreed, func(p *stayputv1alpha1.PodIP) { p.Spec.Release = true }), "Bound", "node-1", none, none,
 			"of pool blue, being released"},
 	} {
@@ -123,6 +129,8 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 			"PodsWait", "3 pods wait for an address"))}, LevelWarn, "3 pods wait"},
 		"a quarantine": {[]client.Object{aPool(), aPodIP(quarantined)}, LevelWarn,
 			"10.6.168.101 of pool blue is in quarantine since 2026-01-02T12:00:00Z: two pods have it"},
+		"another machine": {[]client.Object{aPool(), aPodIP(conflicting)}, LevelWarn, "pod default/web-2 cannot start: " +
+			"10.6.168.101 of pool blue is in use by another machine on the link of node node-1"},
 		"a recall": {[]client.Object{aPool(), recalling, node("node-1"), node("node-2"), answer("node-1", 7),
 			answer("node-2", 6)}, LevelFail, "not yet: node-2"},
 	} {
@@ -205,6 +213,8 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 			"10.6.168.101 of pool blue is its own until it is gone.", "IP: a free one. 10.6.168.101 is freed", "", "", "node-1"},
 		"one in quarantine": {someFacts(ofPools(aPodIP(quarantined))),
 			"in quarantine, so that nobody gets it: two pods have it", "in quarantine", "", "", "node-1"},
+		"one that another machine has": {someFacts(ofPools(aPodIP(conflicting))),
+			"02:00:00:00:00:01: the pod waits until that has gone.", "IP: 10.6.168.101", "10.6.168.101", "", "node-1"},
 		"one that somebody has to see to": {someFacts(ofPools(aPodIP()), held),
 			"is its own on whichever node", "IP: 10.6.168.101", "10.6.168.101", "bring node-1 back", "node-1"},
 		"none, while it waits": {someFacts(ofPools(), waits),
