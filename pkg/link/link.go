@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +17,7 @@ import (
 
 // ProbeTime is how long who has an address may take to say so. In the middle of it everybody is asked again: a link
 // that has just come up may have lost the question.
-const ProbeTime = 120 * time.Millisecond
+const ProbeTime = 100 * time.Millisecond
 
 // Conflict is an address that another machine on the link has.
 type Conflict struct {
@@ -29,30 +30,23 @@ type Conflict struct {
 // afterwards, so that the kernel announces what it is given. Nothing is asked on a link without neighbours, or if there
 // is no such interface. After an error nothing is known.
 func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, err error) {
-	var sockets []int
-	defer func() {
-		for _, fd := range sockets {
-			unix.Close(fd)
+	fd := -1
+	err = in(netns, func() (err error) {
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			err = fmt.Errorf("packet socket: %w", err)
 		}
-	}()
-	err = in(netns, func() error {
-		for _, a := range addrs {
-			fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-			if err != nil {
-				return fmt.Errorf("packet socket for %s: %w", a, err)
-			}
-			sockets = append(sockets, fd)
-		}
-		return nil
+		return err
 	})
-	if err != nil || len(sockets) == 0 {
+	if err != nil {
 		return nil, err
 	}
+	defer unix.Close(fd)
 	ifr, err := unix.NewIfreq(ifname)
 	if err != nil {
 		return nil, fmt.Errorf("interface %q: %w", ifname, err)
 	}
-	switch err := unix.IoctlIfreq(sockets[0], unix.SIOCGIFFLAGS, ifr); {
+	switch err := unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, ifr); {
 	case errors.Is(err, unix.ENODEV):
 		return nil, nil
 	case err != nil:
@@ -60,35 +54,29 @@ func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, err erro
 	case ifr.Uint16()&(unix.IFF_NOARP|unix.IFF_LOOPBACK|unix.IFF_POINTOPOINT) != 0:
 		return nil, nil
 	case ifr.Uint16()&unix.IFF_UP == 0:
-		if err := setUp(sockets[0], ifname, true); err != nil {
+		if err := setUp(fd, ifname, true); err != nil {
 			return nil, err
 		}
-		defer func() { err = errors.Join(err, setUp(sockets[0], ifname, false)) }()
+		defer func() { err = errors.Join(err, setUp(fd, ifname, false)) }()
 	}
-	return probe(sockets, ifname, addrs)
+	return probe(fd, ifname, addrs)
 }
 
-// probe is Probe on an interface that is up, with a socket for each address.
-func probe(sockets []int, ifname string, addrs []netip.Addr) (found []Conflict, err error) {
+// probe is Probe on an interface that is up.
+func probe(fd int, ifname string, addrs []netip.Addr) (found []Conflict, err error) {
 	ifr, err := unix.NewIfreq(ifname)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.IoctlIfreq(sockets[0], unix.SIOCGIFINDEX, ifr); err != nil {
+	if err := unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, ifr); err != nil {
 		return nil, fmt.Errorf("index of %s: %w", ifname, err)
 	}
 	index := int(ifr.Uint32())
-	var own MAC
-	for i, a := range addrs {
-		var ok bool
-		if own, ok, err = listen(sockets[i], index, a); err != nil || !ok {
-			return nil, err
-		}
+	own, ok, err := listen(fd, index)
+	if err != nil || !ok {
+		return nil, err
 	}
-	waits := make([]unix.PollFd, len(sockets))
-	for i, fd := range sockets {
-		waits[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
-	}
+	waits := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	frame := make([]byte, 128)
 	var end time.Time
 	for asked := 0; len(found) < len(addrs); {
@@ -97,8 +85,8 @@ func probe(sockets []int, ifname string, addrs []netip.Addr) (found []Conflict, 
 			break
 		}
 		if left <= 0 {
-			for i, a := range addrs {
-				if err := unix.Sendto(sockets[i], question(own, a), 0, &unix.SockaddrLinklayer{Ifindex: index}); err != nil {
+			for _, a := range addrs {
+				if err := unix.Sendto(fd, question(own, a), 0, &unix.SockaddrLinklayer{Ifindex: index}); err != nil {
 					return nil, fmt.Errorf("probing for %s on %s: %w", a, ifname, err)
 				}
 			}
@@ -108,39 +96,33 @@ func probe(sockets []int, ifname string, addrs []netip.Addr) (found []Conflict, 
 		if _, err := unix.Poll(waits, int(left/time.Millisecond)+1); err != nil && !errors.Is(err, unix.EINTR) {
 			return nil, fmt.Errorf("waiting on %s: %w", ifname, err)
 		}
-		for i, a := range addrs {
-			if waits[i].Fd < 0 {
-				continue
-			}
-			n, err := unix.Read(sockets[i], frame)
-			if err != nil { // nothing
-				continue
-			}
-			if mac, ok := has(frame[:n], own, a); ok {
+		n, err := unix.Read(fd, frame)
+		if err != nil { // nothing
+			continue
+		}
+		for _, a := range addrs {
+			known := slices.ContainsFunc(found, func(c Conflict) bool { return c.Addr == a })
+			if mac, ok := has(frame[:n], own, a); ok && !known {
 				found = append(found, Conflict{a, mac})
-				waits[i].Fd = -1
 			}
 		}
 	}
 	return found, nil
 }
 
-// listen has a socket receive what is said of an address on an interface, and returns the interface's own address. ok
-// is false if it has none of Ethernet.
-func listen(fd, index int, addr netip.Addr) (own MAC, ok bool, err error) {
-	protocol := uint16(etherTypeARP)
-	if !addr.Is4() {
-		protocol = etherTypeIPv6
-		// The answer goes to all nodes. Whether IPv6 is on or not, this is one.
-		mac := groupMAC(allNodes)
-		m := unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_MULTICAST, Alen: uint16(len(mac))}
-		copy(m.Address[:], mac[:])
-		if err := unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &m); err != nil {
-			return own, false, fmt.Errorf("joining %s: %w", allNodes, err)
-		}
+// listen has a socket receive what is said on an interface, and returns the interface's own address. ok is false if it
+// has none of Ethernet. It is one socket for all: to close one takes as long as a tenth of a probe.
+func listen(fd, index int) (own MAC, ok bool, err error) {
+	// An advertisement goes to all nodes. Whether IPv6 is on or not, this is one.
+	mac := groupMAC(allNodes)
+	m := unix.PacketMreq{Ifindex: int32(index), Type: unix.PACKET_MR_MULTICAST, Alen: uint16(len(mac))}
+	copy(m.Address[:], mac[:])
+	if err := unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &m); err != nil {
+		return own, false, fmt.Errorf("joining %s: %w", allNodes, err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(protocol), Ifindex: index}); err != nil {
-		return own, false, fmt.Errorf("listening for %s: %w", addr, err)
+	err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: index})
+	if err != nil {
+		return own, false, fmt.Errorf("listening: %w", err)
 	}
 	is, err := unix.Getsockname(fd)
 	if err != nil {
