@@ -1,0 +1,185 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
+)
+
+func TestAddressesOfPoolsReachPodsThroughThinMultus(t *testing.T) { throughMultus(t, false) }
+
+func TestAddressesOfPoolsReachPodsThroughThickMultus(t *testing.T) { throughMultus(t, true) }
+
+// twoLinks are a pool of each family for each of the two interfaces, and the network of the second one.
+const twoLinks = `
+apiVersion: stayput.io/v1alpha1
+kind: PodIPPool
+metadata: {name: blue}
+spec: {mode: L2, subnet: 10.6.0.0/16, addresses: [10.6.168.101-10.6.168.110]}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIPPool
+metadata: {name: blue6}
+spec: {mode: L2, subnet: "fd00:6::/64", addresses: ["fd00:6::101-fd00:6::110"]}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIPPool
+metadata: {name: green}
+spec: {mode: L2, subnet: 10.7.0.0/16, addresses: [10.7.168.101-10.7.168.110]}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIPPool
+metadata: {name: green6}
+spec: {mode: L2, subnet: "fd00:7::/64", addresses: ["fd00:7::101-fd00:7::110"]}
+---
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: vlan20}
+spec:
+  config: '{"cniVersion": "1.0.0", "name": "vlan20", "type": "macvlan", "master": "uplink0",
+    "ipam": {"type": "stayput", "pools": []}}'
+`
+
+// throughMultus has pods with two interfaces, each with an address of each family. multus hands no annotations on: the
+// plugin has the addresses from the agent.
+func throughMultus(t *testing.T, thick bool) {
+	alone(t)
+	c := ownCluster(t, &lab.ClusterOptions{})
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.WriteLogs(t.Output())
+		}
+	})
+	for _, n := range c.Nodes {
+		ipam := lab.RangeIPAM("host-local", n.Pods.String())
+		ipam["pools"] = []any{} // its addresses are those of pools
+		must.Do(t, n.SetNetworks(testContext(t), lab.Network{Type: "macvlan", Annotations: true, IPAM: ipam}))
+	}
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{
+		Values: map[string]any{"pools": map[string]any{"enabled": true}},
+	}))
+	must.Do(t, c.InstallMultus(testContext(t), thick))
+	ns := namespace(t, c)
+	apply(t, c, ns, strings.Replace(twoLinks, "uplink0", lab.Uplink, 1))
+	apply(t, c, ns, strings.Replace(pooled("web", 2), "{stayput.io/pools: blue}",
+		`{stayput.io/pools: "blue,blue6,green@net1,green6@net1", k8s.v1.cni.cncf.io/networks: vlan20}`, 1))
+
+	// 1. Each pod has its four addresses, where they belong.
+	pods := places(t, c, ns, "web", 2, nil)
+	has := bothLinks(t, c, pods)
+	for _, addr := range has["web-1"] { // on either link, in either family
+		reachesAt(t, c, pods["web-0"], pods["web-1"], addr)
+	}
+
+	// 2. It keeps them when all are deleted, also on another node.
+	for range 2 {
+		from := pods["web-0"].Spec.NodeName
+		kubectl(t, c, "cordon", from)
+		deletePods(t, c, ns, "web")
+		after := places(t, c, ns, "web", 2, pods)
+		kubectl(t, c, "uncordon", from)
+		if kept := bothLinks(t, c, after); fmt.Sprint(kept) != fmt.Sprint(has) {
+			t.Errorf("had %v and has %v", has, kept)
+		}
+		if after["web-0"].Spec.NodeName == from {
+			t.Errorf("web-0 is on the cordoned %s", from)
+		}
+		pods = after
+	}
+	for _, addr := range has["web-1"] {
+		reachesAt(t, c, pods["web-0"], pods["web-1"], addr)
+	}
+
+	// 3. With the workload all are free.
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	until(t, "all addresses to be free", func(context.Context) bool { return len(podIPs(t, c)) == 0 })
+	until(t, "the pods to go", func(ctx context.Context) bool {
+		list, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 0
+	})
+	for _, all := range has {
+		for _, addr := range all {
+			if addr.Is4() {
+				if at := holders(t, c, addr.String()); len(at) > 0 {
+					t.Errorf("%s is free, and configured at %v", addr, at)
+				}
+			}
+		}
+	}
+}
+
+// bothLinks returns the addresses of each pod, and checks that they are on its interfaces, bound, and nobody else's.
+func bothLinks(t *testing.T, c *lab.Cluster, pods map[string]*corev1.Pod) map[string][]netip.Addr {
+	t.Helper()
+	has := map[string][]netip.Addr{}
+	for name, pod := range pods {
+		var said []v1alpha1.PodIP
+		until(t, "the PodIPs of "+name+" to be bound", func(context.Context) bool {
+			said = nil
+			for _, ip := range podIPs(t, c) {
+				if ip.Spec.PodUID == string(pod.UID) && ip.Status.Phase == v1alpha1.PodIPBound &&
+					ip.Status.NodeName == pod.Spec.NodeName {
+					said = append(said, ip)
+				}
+			}
+			return len(said) == 4
+		})
+		of := map[string][]string{}
+		for _, ip := range said {
+			addr, err := v1alpha1.ParsePodIPName(ip.Name)
+			must.Do(t, err)
+			has[name], of[ip.Spec.Interface] = append(has[name], addr), append(of[ip.Spec.Interface], addr.String())
+		}
+		slices.SortFunc(has[name], netip.Addr.Compare)
+		for _, ifname := range []string{"eth0", "net1"} {
+			if len(of[ifname]) != 2 {
+				t.Errorf("%s has %v on %s", name, of[ifname], ifname)
+			}
+			var out []byte
+			netns := sandbox(t, c, pod).NetNS
+			until(t, "the kernel to have looked for duplicates", func(ctx context.Context) bool { // before, none is used
+				var err error
+				out, err = c.Node(pod.Spec.NodeName).Run(ctx, "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; "+
+					"nsenter --net="+netns+" ip -o addr show dev "+ifname)
+				must.Do(t, err)
+				return !strings.Contains(string(out), "tentative")
+			})
+			for _, addr := range of[ifname] {
+				if !strings.Contains(string(out), " "+addr+"/") {
+					t.Errorf("%s of %s is not on %s:\n%s", addr, name, ifname, out)
+				}
+			}
+		}
+		if !slices.Contains(has[name], ip(t, pod)) || !strings.HasPrefix(pod.Status.PodIP, "10.6.168.1") {
+			t.Errorf("the address of %s is %s", name, pod.Status.PodIP)
+		}
+		for _, addr := range has[name] {
+			if !addr.Is4() {
+				continue
+			}
+			if at := holders(t, c, addr.String()); len(at) != 1 || !strings.HasPrefix(at[0], pod.Spec.NodeName+" ") {
+				t.Errorf("%s of %s on %s is configured at %v", addr, name, pod.Spec.NodeName, at)
+			}
+		}
+	}
+	return has
+}
+
+// reachesAt checks that one pod reaches another by one of its addresses.
+func reachesAt(t *testing.T, c *lab.Cluster, from, to *corev1.Pod, addr netip.Addr) {
+	t.Helper()
+	answer, err := c.Node(from.Spec.NodeName).GetFrom(testContext(t), sandbox(t, c, from), addr)
+	if must.Do(t, err); answer.Name != to.Name {
+		t.Errorf("%s asks %v, an address of %s, and %s answers", from.Name, addr, to.Name, answer.Name)
+	}
+}
