@@ -26,10 +26,10 @@ type Conflict struct {
 }
 
 // Probe asks on the link of an interface who has these addresses, and returns those that somebody says to have within
-// [ProbeTime]. No neighbour's table changes. An interface that is down is set up for that and down again
-// afterwards, so that the kernel announces what it is given. Nothing is asked on a link without neighbours, or if there
-// is no such interface. After an error nothing is known.
-func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, err error) {
+// [ProbeTime]. No neighbour's table changes. An interface that is down is set up for that and down again afterwards,
+// so that the kernel announces what it is given. asked is false on a link without neighbours, or if there is no such
+// interface. After an error nothing is known.
+func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, asked bool, err error) {
 	fd := -1
 	err = in(netns, func() (err error) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -39,23 +39,23 @@ func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, err erro
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	defer unix.Close(fd)
 	ifr, err := unix.NewIfreq(ifname)
 	if err != nil {
-		return nil, fmt.Errorf("interface %q: %w", ifname, err)
+		return nil, false, fmt.Errorf("interface %q: %w", ifname, err)
 	}
 	switch err := unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, ifr); {
 	case errors.Is(err, unix.ENODEV):
-		return nil, nil
+		return nil, false, nil
 	case err != nil:
-		return nil, fmt.Errorf("flags of %s: %w", ifname, err)
+		return nil, false, fmt.Errorf("flags of %s: %w", ifname, err)
 	case ifr.Uint16()&(unix.IFF_NOARP|unix.IFF_LOOPBACK|unix.IFF_POINTOPOINT) != 0:
-		return nil, nil
+		return nil, false, nil
 	case ifr.Uint16()&unix.IFF_UP == 0:
 		if err := setUp(fd, ifname, true); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		defer func() { err = errors.Join(err, setUp(fd, ifname, false)) }()
 	}
@@ -63,38 +63,38 @@ func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, err erro
 }
 
 // probe is Probe on an interface that is up.
-func probe(fd int, ifname string, addrs []netip.Addr) (found []Conflict, err error) {
+func probe(fd int, ifname string, addrs []netip.Addr) (found []Conflict, asked bool, err error) {
 	ifr, err := unix.NewIfreq(ifname)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if err := unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, ifr); err != nil {
-		return nil, fmt.Errorf("index of %s: %w", ifname, err)
+		return nil, false, fmt.Errorf("index of %s: %w", ifname, err)
 	}
 	index := int(ifr.Uint32())
 	own, ok, err := listen(fd, index)
 	if err != nil || !ok {
-		return nil, err
+		return nil, false, err
 	}
 	waits := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	frame := make([]byte, 128)
 	var end time.Time
-	for asked := 0; len(found) < len(addrs); {
+	for times := 0; len(found) < len(addrs); {
 		left := time.Until(end)
-		if left <= 0 && asked == 2 {
+		if left <= 0 && times == 2 {
 			break
 		}
 		if left <= 0 {
 			for _, a := range addrs {
 				if err := unix.Sendto(fd, question(own, a), 0, &unix.SockaddrLinklayer{Ifindex: index}); err != nil {
-					return nil, fmt.Errorf("probing for %s on %s: %w", a, ifname, err)
+					return nil, false, fmt.Errorf("probing for %s on %s: %w", a, ifname, err)
 				}
 			}
-			asked, left = asked+1, ProbeTime/2
+			times, left = times+1, ProbeTime/2
 			end = time.Now().Add(left)
 		}
 		if _, err := unix.Poll(waits, int(left/time.Millisecond)+1); err != nil && !errors.Is(err, unix.EINTR) {
-			return nil, fmt.Errorf("waiting on %s: %w", ifname, err)
+			return nil, false, fmt.Errorf("waiting on %s: %w", ifname, err)
 		}
 		n, err := unix.Read(fd, frame)
 		if err != nil { // nothing
@@ -107,7 +107,7 @@ func probe(fd int, ifname string, addrs []netip.Addr) (found []Conflict, err err
 			}
 		}
 	}
-	return found, nil
+	return found, true, nil
 }
 
 // listen has a socket receive what is said on an interface, and returns the interface's own address. ok is false if it

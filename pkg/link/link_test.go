@@ -123,8 +123,10 @@ func TestAProbeFindsWhoElseHasAnAddress(t *testing.T) {
 			for attrs(t, machine, "port", nil).OperState != netlink.OperUp { // else it hears nothing yet
 				time.Sleep(time.Millisecond)
 			}
-			found, err := link.Probe(pod, ifname, all)
-			must.Do(t, err)
+			found, asked, err := link.Probe(pod, ifname, all)
+			if must.Do(t, err); !asked {
+				t.Error("nothing was asked")
+			}
 			var which []netip.Addr
 			port := attrs(t, machine, "port", nil).HardwareAddr.String()
 			for _, f := range found {
@@ -154,12 +156,12 @@ func TestAProbeFindsWhoElseHasAnAddress(t *testing.T) {
 func TestNothingIsAskedOnALinkWithoutNeighbours(t *testing.T) {
 	pod, _ := wire(t, "", v4)
 	for _, ifname := range []string{"lo", "missing"} {
-		found, err := link.Probe(pod, ifname, []netip.Addr{v4})
-		if must.Do(t, err); len(found) > 0 {
-			t.Errorf("%s: found %v", ifname, found)
+		found, asked, err := link.Probe(pod, ifname, []netip.Addr{v4})
+		if must.Do(t, err); len(found) > 0 || asked {
+			t.Errorf("%s: found %v, asked %t", ifname, found, asked)
 		}
 	}
-	if _, err := link.Probe(pod+"-gone", "eth0", []netip.Addr{v4}); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := link.Probe(pod+"-gone", "eth0", []netip.Addr{v4}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a namespace: %v", err)
 	}
 }

@@ -101,8 +101,8 @@ func (p *pooled) has() (addrs []netip.Addr) {
 }
 
 // probe makes sure that nobody else on the link has the addresses that the ledger has just given to the attachment.
-// None is configured yet. It asks only for those that are new, or were last used on another node, and once in the life of a
-// pod on a node. If somebody has one, or it cannot be found out, nothing stays with the attachment.
+// None is configured yet. It asks only for those that are new, or were last used on another node, and once in the life
+// of a pod on a node. If somebody has one, or it cannot be found out, nothing stays with the attachment.
 //
 // It asks without the ledger's lock, which others wait for: the addresses are the attachment's meanwhile.
 func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netns, l *ledger.Ledger) *Error {
@@ -116,10 +116,11 @@ func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netn
 		return nil
 	}
 	var found []link.Conflict
+	asked := false
 	if err == nil {
-		found, err = link.Probe(ns.Path, c.att.IfName, due)
+		found, asked, err = link.Probe(ns.Path, c.att.IfName, due)
 	}
-	if err == nil && len(found) == 0 {
+	if asked && err == nil && len(found) == 0 {
 		err = ledger.NoteProbed(c.options(), pod.UID, due)
 	}
 	switch {
