@@ -203,6 +203,91 @@ func TestWithoutPoolsNothingIsAskedOfThem(t *testing.T) {
 	}
 }
 
+// For each start of a pod with an address of a pool its node's agent reads PodIP and pod once and writes the status of
+// the PodIP once. For its end it reads the PodIP once, or, if the cluster has the pod no more by then, twice, and the
+// pod, and writes once. None of it is on the way from the sandbox to its address.
+func TestAPodOfAPoolCostsFewRequests(t *testing.T) {
+	alone(t)
+	c := onOneLink(t, audited)
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: poolsOn}))
+	ns := namespace(t, c)
+	apply(t, c, ns, pool)
+	apply(t, c, ns, pooled("web", 1))
+	pods := places(t, c, ns, "web", 1, nil)
+	holdTheirAddresses(t, c, pods)
+	addr := pods["web-0"].Status.PodIP
+	// count counts the requests about the pod and its address since then, by agents and the controllers, once all is done.
+	count := func(since time.Time) map[string]int {
+		t.Helper()
+		logged(t, c)
+		all := map[string]int{}
+		for _, r := range requests(t, c) {
+			about := r.ObjectRef.Resource == "podips" && r.ObjectRef.Name == addr ||
+				r.ObjectRef.Resource == "pods" && r.ObjectRef.Name == "web-0" && r.ObjectRef.Namespace == ns
+			if !about || r.RequestReceivedTimestamp.Before(since) {
+				continue
+			}
+			account := "controller"
+			if r.by(lab.AgentAccount) {
+				account = "agent"
+			}
+			all[account+": "+strings.Join([]string{r.Verb, r.ObjectRef.Resource, r.ObjectRef.Subresource}, " ")]++
+		}
+		return all
+	}
+	within := func(what string, is map[string]int, most map[string]int) {
+		t.Helper()
+		t.Logf("%s: %v", what, is)
+		for request, n := range is {
+			if n > most[request] {
+				t.Errorf("%s: %s %d times, want at most %d", what, request, n, most[request])
+			}
+		}
+	}
+	within("the first start", count(time.Time{}), map[string]int{
+		"agent: get podips ": 1, "agent: get pods ": 1, "agent: patch podips status": 1,
+		"controller: create podips ": 1, "controller: patch pods ": 1,
+	})
+
+	// Nothing is asked while it runs, nor while its sandbox starts again, which it does without an API server.
+	since := time.Now()
+	n := c.Node(pods["web-0"].Spec.NodeName)
+	was := sandbox(t, c, pods["web-0"])
+	must.Do(t, c.APIServer.Stop())
+	must.Do(t, n.StopPod(testContext(t), was.ID))
+	until(t, "another sandbox with its address", func(ctx context.Context) bool {
+		is, err := n.Sandbox(ctx, ns, "web-0")
+		return err == nil && is.ID != was.ID && len(is.IPs) == 1 && is.IP().String() == addr
+	})
+	must.Do(t, c.APIServer.Start(testContext(t)))
+	holdTheirAddresses(t, c, places(t, c, ns, "web", 1, nil))
+	within("a sandbox that starts again, and an API server that is back", count(since), map[string]int{
+		"agent: get podips ": 2,
+	})
+
+	since = time.Now()
+	deletePods(t, c, ns, "web")
+	after := places(t, c, ns, "web", 1, pods)
+	keptAddresses(t, pods, after)
+	holdTheirAddresses(t, c, after)
+	within("an end and a start", count(since), map[string]int{
+		"agent: get podips ": 3, "agent: get pods ": 2, "agent: patch podips status": 2,
+		"controller: patch podips ": 1, "controller: patch podips status": 2, "controller: patch pods ": 1,
+	})
+
+	since = time.Now()
+	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
+	until(t, "the address to be free", func(context.Context) bool {
+		_, is := podIPs(t, c)[addr]
+		return !is
+	})
+	within("the end", count(since), map[string]int{
+		"agent: get podips ": 2, "agent: get pods ": 1, "agent: patch podips status": 1,
+		"controller: patch podips status": 1, "controller: delete podips ": 1, "controller: get podips ": 2,
+		"controller: update podips ": 1, "controller: get pods ": 1,
+	})
+}
+
 // askingNode returns the node of the agent that made a request.
 func askingNode(t *testing.T, r request) string {
 	t.Helper()

@@ -209,16 +209,24 @@ func (k *Keeper) see(p *Pod) error {
 		s = &subject{uid: uid}
 		k.subjects[uid] = s
 	}
+	changed := !s.exists || s.ending != (p.DeletionTimestamp != nil) || s.over != p.over()
+	if !s.exists || text != "" && s.text != text {
+		changed, s.bound = true, false
+	}
 	if text != "" {
 		s.text = text
 	}
-	news := !s.exists || s.version != p.ResourceVersion
+	version := s.version
 	s.namespace, s.name, s.version = p.Namespace, p.Name, p.ResourceVersion
 	s.annotations, s.labels = maps.Clone(p.Annotations), p.Labels
 	s.exists, s.ending, s.over = true, p.DeletionTimestamp != nil, p.over()
 	alive := s.alive()
-	if news {
+	switch {
+	case changed:
 		s.gone = false
+		s.looks++
+		k.enqueue(s)
+	case version != s.version && !s.bound && !s.gone: // most changes are of the status; that may be of a start
 		k.enqueue(s)
 	}
 	k.mu.Unlock()

@@ -113,8 +113,11 @@ type subject struct {
 	conflicts map[netip.Addr]string
 	// By the watch of the node's pods.
 	exists, ending, over bool
-	// gone: all that is to be done for a pod that is gone was done.
-	gone bool
+	// bound: the cluster knows that the pod has its addresses here. gone: all that is to be done for a pod that is gone
+	// was done. Both hold until something of the pod changes that matters, or all is to be looked at anew; looks counts
+	// that.
+	bound, gone bool
+	looks       int
 	// ended is when it was found that the pod has ended; zero: it has not, or is about to.
 	ended time.Time
 	said  string // the last trouble with it
@@ -335,7 +338,8 @@ func (k *Keeper) enqueue(s *subject) {
 // enqueueAll has every subject looked at. k.mu is held.
 func (k *Keeper) enqueueAll() {
 	for _, s := range k.subjects {
-		s.gone = false
+		s.bound, s.gone = false, false
+		s.looks++
 		k.enqueue(s)
 	}
 }

@@ -84,17 +84,27 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 			t.Errorf("a pod that runs cost %d reads in an hour", n)
 		}
 
+		p.Labels = map[string]string{"changed": "yes"}
+		w.c.put(p)
 		w.c.put(ends(p))
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPBound)
 		w.wantBarred(1, false)
+		if n := w.c.count("get") - reads; n > 0 {
+			t.Errorf("a pod that changes, and one that ends for a minute, cost %d reads", n)
+		}
 		w.stops(1)
 		w.lists(1, false)
 		w.pass(100 * time.Millisecond)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
 		w.wantBarred(1, true)
+		p.Labels = nil
+		w.c.put(p)
 		w.c.remove(uid(1))
 		w.pass(time.Second)
+		if n := w.c.count("get") - reads; n != 1 {
+			t.Errorf("its end cost %d reads, want 1", n)
+		}
 		if w.file(1) != "" {
 			t.Error("its file is still there")
 		}

@@ -106,6 +106,12 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		s.conflicts = nil
 		k.started(uid)
 	}
+	if s.bound && s.exists && p.netns() { // nothing is to be said that the cluster does not know
+		if s.alive() {
+			return settled, nil
+		}
+		return soon, nil
+	}
 	c := &care{Keeper: k, s: s, addrs: addrs, barred: barred, p: p, ended: !s.alive()}
 	for _, a := range addrs {
 		if v, err := c.address(ctx, a); err != nil || v == soon {
@@ -116,12 +122,17 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 	case c.p.netns() && (c.ended || c.took):
 		return soon, nil
 	case c.p.netns() && c.bound == len(addrs):
+		k.mu.Lock()
+		if is := k.subjects[uid]; is != nil && is.looks == s.looks && is.text == s.text {
+			is.bound = true
+		}
+		k.mu.Unlock()
 		return settled, nil
 	case c.p.netns() || !c.ended:
 		return later, nil
 	}
 	k.mu.Lock()
-	if is := k.subjects[uid]; is != nil && is.version == s.version {
+	if is := k.subjects[uid]; is != nil && is.looks == s.looks {
 		is.gone = true
 	}
 	k.mu.Unlock()
