@@ -471,6 +471,25 @@ func TestAnAddressOfAnotherMachineIsQuarantined(t *testing.T) {
 	}
 }
 
+// A node has no say about pods of other nodes.
+func TestAConflictIsForTheNodeOfThePodToReport(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+	pod := gatedPod(1)
+	pod.Workload = Workload{Kind: "StatefulSet", Name: "web"}
+	a, _ := place(t, b, pod, noon)
+	ip := *b.PodIP(a)
+	ip.Phase, ip.Of, ip.Node, ip.Conflict = Allocated, pod.UID, "n2", "02:00:00:00:00:01"
+	b.SetPodIP(ip)
+	for _, node := range []string{"", "n1"} {
+		is := *b.Pod(pod.UID)
+		is.Node = node
+		b.SetPod(is)
+		if plan := b.Review(a, noon, nil); plan.Writes != nil {
+			t.Errorf("on %q: %+v", node, plan)
+		}
+	}
+}
+
 // A controller was killed after it had claimed an address for the next pod: that it was used before is not forgotten.
 func TestAnAddressThatWasClaimedAndNotToldIsStillKept(t *testing.T) {
 	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})

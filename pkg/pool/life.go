@@ -75,7 +75,7 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		return Plan{Reason: fmt.Sprintf("pod %s/%s ended on node %s before the API server's data were restored",
 			p.Namespace, p.PodName, p.Node),
 			Writes: []Write{EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
-	case alive && p.conflicts():
+	case alive && p.conflicts() && pod.Node == p.Node:
 		return b.reviewConflict(p, pod, now)
 	case p.Quarantine.Reason != "":
 		return b.reviewQuarantined(p, now)
