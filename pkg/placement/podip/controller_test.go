@@ -236,8 +236,9 @@ func (c *controlling) begins() {
 	}
 	c.feeds = []*feed{
 		{c: c.Controller, set: func(o client.Object) { c.setPool(o.(*stayputv1alpha1.PodIPPool)) },
-			all: func() []string { return c.names(false) },
-			end: func(name, _ string) { c.removePool(name) }},
+			all:    func() []string { return c.names(false) },
+			remove: func(o client.Object, _ string) { c.removePool(o.GetName()) },
+			end:    func(name, _ string) { c.removePool(name) }},
 		c.addresses(s), c.answers(s), c.ofNamespaces(s), c.spiderIPPools(),
 	}
 	c.nodes = map[string]bool{}

@@ -324,3 +324,30 @@ func TestAnAdoptedAddressIsItsPods(t *testing.T) {
 		t.Errorf("there are %+v", is)
 	}
 }
+
+// What is known is put in by watches, in no order.
+func TestWhatComesLaterFindsWhatWasThere(t *testing.T) {
+	old := asking("web-0", "", inTheirWords(`{"ipv4":["blue"]}`), hometest.RanOn("node-1"))
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.105-10.6.168.106"), theirPool("blue"), old)
+	c := control(t, a)
+	c.works()
+	if err := c.feeds[1].Add(&stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.168.105", UID: "ip"},
+		Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeL2, Namespace: "default", PodName: "web-0",
+			PodUID: string(old.UID), Interface: "eth0", Adopted: true}}); err != nil {
+		t.Fatal(err)
+	}
+	for len(c.line.now) > 0 {
+		if err := c.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c.session.book.Pod(pool.UID(old.UID)) == nil {
+		t.Error("the pod of an adopted address is not known")
+	}
+	if err := c.feeds[0].Delete(aPool("blue", "10.6.168.105-10.6.168.106")); err != nil {
+		t.Fatal(err)
+	}
+	if p := c.session.book.Pool("blue"); p == nil || p.Range.Set.Count() != 10 {
+		t.Errorf("without the PodIPPool there is %+v", p)
+	}
+}
