@@ -25,6 +25,8 @@ const (
 type ProcessOptions struct {
 	// Controllers is the number of controllers; one of them leads.
 	Controllers int
+	// Pools: with pools switched on.
+	Pools bool
 	// Additional flags.
 	AgentArgs, ControllerArgs []string
 }
@@ -33,7 +35,11 @@ type ProcessOptions struct {
 // nodes and of separate machines, each with the service account of its workload. It is for benchmarks, which stop
 // kubelets and measure the controller as a process of this machine; use [Cluster.Install] otherwise.
 func (c *Cluster) InstallProcesses(ctx context.Context, o ProcessOptions) error {
-	if err := c.ApplyManifests(ctx); err != nil {
+	files := []string{"crds.yaml", "persistentpodstates.yaml", "install.yaml"}
+	if o.Pools {
+		files = append(files, "pools-crds.yaml", "pools.yaml")
+	}
+	if err := c.applyFiles(ctx, files); err != nil {
 		return err
 	}
 	err := together(len(c.Nodes), func(i int) error { return c.Nodes[i].StartAgent(ctx, o.AgentArgs...) })
@@ -117,13 +123,13 @@ func (c *Cluster) StartController(ctx context.Context, args ...string) (*Control
 	return controller, controller.Start(ctx)
 }
 
-// ApplyManifests applies the manifests in deploy/ except workloads, overwriting fields of other field managers.
-func (c *Cluster) ApplyManifests(ctx context.Context) error {
+// applyFiles applies manifests in deploy/ except workloads, overwriting fields of other field managers.
+func (c *Cluster) applyFiles(ctx context.Context, files []string) error {
 	root, _, err := moduleRoot(ctx)
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"crds.yaml", "persistentpodstates.yaml", "install.yaml"} {
+	for _, name := range files {
 		data, err := os.ReadFile(filepath.Join(root, "deploy", name))
 		if err != nil {
 			return err

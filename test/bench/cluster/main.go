@@ -43,6 +43,7 @@ var sections = []table.Section[*bench]{
 		Name: "costs", Measure: measureCosts,
 		About: "CPU time for each pod created, of API server, etcd and stayput, against no stayput",
 	},
+	{Name: "pools", About: "pods with addresses of pools, against pods without", Measure: measurePools},
 	{Name: "scale", About: "the controller with 5,000 nodes, 100,000 pods and as many RetainedIPs", Measure: measureScale},
 }
 

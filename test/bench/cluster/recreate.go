@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+
 	"github.com/stayput/stayput/test/bench/internal/table"
 	"github.com/stayput/stayput/test/lab"
 )
@@ -21,62 +23,113 @@ const (
 
 // crowdTimes are a cluster's results, times in seconds.
 type crowdTimes struct {
-	create     float64
-	again      []float64
-	used       []usage // for again
-	nodes, ips int     // kept, out of crowd * deletes
+	create           float64
+	again            []float64
+	used             []usage // for again
+	nodes, ips, both int     // kept, out of crowd * deletes
 }
 
-// measureRecreate gives each contestant its own cluster, in turns: concurrent clusters would share the processors, and
-// a cluster used by both would not be stock.
-func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error) {
-	const ours, stock = 0, 1
-	names := [2]string{"stayput", "stock"}
-	var again, create [2][]float64
-	var nodes, ips [2]int
-	var used [2][]usage
+// contestant is a kind of cluster, and the pods that are re-created in it.
+type contestant struct {
+	name  string
+	start func(context.Context) (*world, error)
+	set   *appsv1.StatefulSet
+	// published waits until the API says what the pods have; nil: it never does.
+	published func(*world, context.Context, map[string]place) error
+}
+
+// match is the result of contestants that took turns, ours first.
+type match struct {
+	again, create [2][]float64
+	used          [2][]usage
+
+	nodes, ips, both [2]int // kept, of all
+	all              int
+}
+
+const crowdNamespace, ours, stock = "crowd", 0, 1
+
+// compete gives each contestant its own cluster, in turns: concurrent clusters would share the processors, and a
+// cluster used by both would not be stock.
+func (b *bench) compete(ctx context.Context, section string, both [2]contestant) (m match, err error) {
 	rounds := b.times(5)
 	for round := range rounds {
 		for turn := range 2 {
 			which := (round + turn) % 2
-			say("recreate: round %d of %d, %s", round+1, rounds, names[which])
-			t, err := b.crowd(ctx, which == ours)
+			name := both[which].name
+			say("%s: round %d of %d, %s", section, round+1, rounds, name)
+			t, err := b.crowd(ctx, both[which])
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", names[which], err)
+				return m, fmt.Errorf("%s: %w", name, err)
 			}
-			say("recreate: %s: created in %.1f s, again in %.1f s; %d nodes and %d IPs kept of %d", names[which], t.create,
+			say("%s: %s: created in %.1f s, again in %.1f s; %d nodes and %d IPs kept of %d", section, name, t.create,
 				t.again, t.nodes, t.ips, crowd*deletes)
-			create[which], again[which] = append(create[which], t.create), append(again[which], t.again...)
-			used[which] = append(used[which], t.used...)
-			nodes[which] += t.nodes
-			ips[which] += t.ips
+			m.create[which], m.again[which] = append(m.create[which], t.create), append(m.again[which], t.again...)
+			m.used[which] = append(m.used[which], t.used...)
+			m.nodes[which] += t.nodes
+			m.ips[which] += t.ips
+			m.both[which] += t.both
 		}
 	}
-	all := rounds * deletes * crowd
-	const s = "%.1f s"
-	share := table.Figure{Value: float64(ips[ours]) / float64(all) * 100, Unit: " %", N: all}
+	m.all = rounds * deletes * crowd
+	return m, nil
+}
+
+const seconds = "%.1f s"
+
+// againRow compares the times in which all pods are Ready again.
+func (m match) againRow(of string) table.Row {
+	return table.Row{
+		What: fmt.Sprintf("%d pods%s deleted at once -> all new ones Ready", crowd, of), Goal: table.AtMost(1.05),
+		Against: "stock host-local, no stayput", Figure: measured("", ratio, m.again[ours], m.again[stock]),
+		Detail: extent(seconds, m.again[ours]) + " / " + extent(seconds, m.again[stock]),
+	}
+}
+
+// keptRow says how many of all pods kept what they should.
+func (m match) keptRow(what string, kept int) table.Row {
+	share := table.Figure{Value: float64(kept) / float64(m.all) * 100, Unit: " %", N: m.all}
+	return table.Row{
+		What: what, Against: "all of them", Goal: table.AtLeast(100), Figure: share,
+		Detail: fmt.Sprintf("nodes %d, IPs %d of %d; stock: nodes %d, IPs %d", m.nodes[ours], m.ips[ours], m.all,
+			m.nodes[stock], m.ips[stock]),
+	}
+}
+
+func measureRecreate(ctx context.Context, b *bench) (rows []table.Row, err error) {
+	m, err := b.compete(ctx, "recreate", [2]contestant{
+		{
+			name: "stayput",
+			start: func(ctx context.Context) (*world, error) {
+				return b.startInstalled(ctx, lab.ClusterOptions{}, replicas)
+			},
+			set: statefulSet(crowdNamespace, "web", crowd, nil, map[string]string{"stayput.io/retain-ip": "10m"}),
+			published: func(w *world, ctx context.Context, ready map[string]place) error {
+				return w.published(ctx, crowdNamespace, ready)
+			},
+		},
+		{
+			name:  "stock",
+			start: func(ctx context.Context) (*world, error) { return b.start(ctx, lab.ClusterOptions{}) },
+			set:   statefulSet(crowdNamespace, "web", crowd, nil, nil),
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
 	return []table.Row{
-		{
-			What: fmt.Sprintf("%d pods deleted at once -> all new ones Ready", crowd), Against: "stock host-local, no stayput",
-			Goal:   table.AtMost(1.05),
-			Figure: measured("", ratio, again[ours], again[stock]),
-			Detail: extent(s, again[ours]) + " / " + extent(s, again[stock]),
-		},
-		usedBy(used[ours], used[stock]),
-		{
-			What: "  with node and IP kept", Against: "all of them", Goal: table.AtLeast(100), Figure: share,
-			Detail: fmt.Sprintf("nodes %d, IPs %d of %d; stock: nodes %d, IPs %d", nodes[ours], ips[ours], all, nodes[stock],
-				ips[stock]),
-		},
+		m.againRow(""),
+		usedBy(m.used[ours], m.used[stock]),
+		m.keptRow("  with node and IP kept", m.both[ours]),
 		{
 			What: "  created -> all Ready", Against: "stock host-local, no stayput",
-			Figure: measured("", ratio, create[ours], create[stock]),
-			Detail: extent(s, create[ours]) + " / " + extent(s, create[stock]),
+			Figure: measured("", ratio, m.create[ours], m.create[stock]),
+			Detail: extent(seconds, m.create[ours]) + " / " + extent(seconds, m.create[stock]),
 		},
 		{
 			What: "  deleted -> Ready, in times of its own creation", Against: "its own creation",
-			Figure: measured("", ratio, again[ours], create[ours]),
-			Detail: fmt.Sprintf("stock %.2f", ratio(again[stock], create[stock])),
+			Figure: measured("", ratio, m.again[ours], m.create[ours]),
+			Detail: fmt.Sprintf("stock %.2f", ratio(m.again[stock], m.create[stock])),
 		},
 	}, nil
 }
@@ -116,24 +169,16 @@ func usedBy(ours, stock []usage) table.Row {
 }
 
 // crowd runs one cluster's whole life.
-func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err error) {
-	var w *world
-	var ofPods map[string]string
-	if installed {
-		w, err = b.startInstalled(ctx, lab.ClusterOptions{}, replicas)
-		ofPods = map[string]string{"stayput.io/retain-ip": "10m"}
-	} else {
-		w, err = b.start(ctx, lab.ClusterOptions{})
-	}
+func (b *bench) crowd(ctx context.Context, c contestant) (t crowdTimes, err error) {
+	w, err := c.start(ctx)
 	if err != nil {
 		return t, err
 	}
 	defer func() { err = w.end(ctx, err) }()
-	const namespace = "crowd"
-	if err := w.namespace(ctx, namespace); err != nil {
+	if err := w.namespace(ctx, crowdNamespace); err != nil {
 		return t, err
 	}
-	f, err := w.follow(ctx, namespace)
+	f, err := w.follow(ctx, crowdNamespace)
 	if err != nil {
 		return t, err
 	}
@@ -141,7 +186,7 @@ func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err er
 		return t, err
 	}
 	begin := time.Now()
-	if err := w.client.Create(ctx, statefulSet(namespace, "web", crowd, nil, ofPods)); err != nil {
+	if err := w.client.Create(ctx, c.set.DeepCopy()); err != nil {
 		return t, err
 	}
 	at, err := f.allReady(ctx, crowd, nil)
@@ -150,8 +195,8 @@ func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err er
 	}
 	t.create = at.Sub(begin).Seconds()
 	for range deletes {
-		if installed {
-			if err := w.published(ctx, namespace, f.ready); err != nil {
+		if c.published != nil {
+			if err := c.published(w, ctx, f.ready); err != nil {
 				return t, err
 			}
 		}
@@ -165,7 +210,7 @@ func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err er
 			return t, err
 		}
 		begin := time.Now()
-		if err := w.deleteAll(ctx, namespace, before); err != nil {
+		if err := w.deleteAll(ctx, crowdNamespace, before); err != nil {
 			return t, err
 		}
 		at, err := f.allReady(ctx, crowd, before)
@@ -182,9 +227,10 @@ func (b *bench) crowd(ctx context.Context, installed bool) (t crowdTimes, err er
 			return t, err
 		}
 		t.used = append(t.used, all.sub(idle))
-		nodes, ips := kept(before, f.ready)
+		nodes, ips, both := kept(before, f.ready)
 		t.nodes += nodes
 		t.ips += ips
+		t.both += both
 	}
 	return t, nil
 }

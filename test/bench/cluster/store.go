@@ -66,6 +66,10 @@ func (s *store) pair(o client.Object) (pair, error) {
 		o.SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind("RetainedIP"))
 		data, err := json.Marshal(o)
 		return pair{[]byte("/registry/stayput.io/retainedips/" + name), data}, err
+	case *stayputv1alpha1.PodIP:
+		o.SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind("PodIP"))
+		data, err := json.Marshal(o)
+		return pair{[]byte("/registry/stayput.io/podips/" + o.Name), data}, err
 	default:
 		return pair{}, fmt.Errorf("%T is not supported", o)
 	}

@@ -122,15 +122,18 @@ func (w *world) deleteAll(ctx context.Context, namespace string, pods map[string
 	})
 }
 
-// kept counts the pods on the same node as before, and those that also have the same address.
-func kept(before, after map[string]place) (nodes, ips int) {
-	for name, b := range before {
-		if a := after[name]; a.node == b.node {
-			nodes++
-			if a.ip == b.ip {
-				ips++
-			}
+// kept counts the pods on the same node as before, with the same address, and with both.
+func kept(before, after map[string]place) (nodes, ips, both int) {
+	count := func(n *int, is bool) {
+		if is {
+			*n++
 		}
 	}
-	return nodes, ips
+	for name, b := range before {
+		a := after[name]
+		count(&nodes, a.node == b.node)
+		count(&ips, a.ip == b.ip)
+		count(&both, a.node == b.node && a.ip == b.ip)
+	}
+	return nodes, ips, both
 }

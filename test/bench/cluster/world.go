@@ -73,17 +73,23 @@ func (b *bench) startInstalled(ctx context.Context, o lab.ClusterOptions, contro
 	if err != nil {
 		return nil, err
 	}
-	quietly := []string{"--log-level=info"} // the product's default; the lab logs more
-	err = w.InstallProcesses(ctx, lab.ProcessOptions{
-		Controllers: controllers, AgentArgs: quietly, ControllerArgs: quietly,
-	})
-	if err != nil {
-		return nil, w.end(ctx, err)
+	return w, w.install(ctx, lab.ProcessOptions{Controllers: controllers})
+}
+
+// install installs stayput as processes. On an error it ends the cluster.
+func (w *world) install(ctx context.Context, o lab.ProcessOptions) error {
+	args := []string{"--log-level=info"} // the product's default; the lab logs more
+	if o.Pools {
+		args = append(args, "--namespace="+lab.SystemNamespace) // whose ConfigMap says that there are pools
 	}
-	if controllers > 1 {
+	o.AgentArgs, o.ControllerArgs = args, args
+	if err := w.InstallProcesses(ctx, o); err != nil {
+		return w.end(ctx, err)
+	}
+	if o.Controllers > 1 {
 		go w.keepControllers()
 	}
-	return w, nil
+	return nil
 }
 
 // startObjects starts a cluster in which pods do not run, with stayput or without.

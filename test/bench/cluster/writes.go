@@ -200,7 +200,7 @@ func measureWrites(ctx context.Context, b *bench) (rows []table.Row, err error) 
 				if k.ofPods == nil {
 					return nil
 				}
-				if nodes, ips := kept(before, f.ready); nodes != pods || ips != pods {
+				if nodes, _, ips := kept(before, f.ready); nodes != pods || ips != pods {
 					say("writes: of %d %s pods %d kept their node, %d their IP too", pods, k.name, nodes, ips)
 				}
 				return w.published(ctx, k.name, f.ready)
@@ -316,7 +316,7 @@ func (w *world) withoutAgents(ctx context.Context, b *bench, namespace string, f
 			return nil, err
 		}
 		times[which] = append(times[which], at.Sub(begin).Seconds()*1e3)
-		if _, ips := kept(before, f.ready); ips != len(before) {
+		if _, _, ips := kept(before, f.ready); ips != len(before) {
 			lost++
 		}
 		if which == refused {
