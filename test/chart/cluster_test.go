@@ -128,9 +128,15 @@ var definitionsOfPools = []string{
 }
 
 // andPools adds the definitions of pools to names of objects.
-func andPools(names []string) []string {
+func andPools(names []string) []string { return and(names, definitionsOfPools...) }
+
+// andEvery adds the definitions of pools, Spiderpool's among them, to names of objects.
+func andEvery(names []string) []string { return and(andPools(names), spiderIPPools) }
+
+// and adds definitions to names of objects.
+func and(names []string, definitions ...string) []string {
 	all := slices.Clone(names)
-	for _, name := range definitionsOfPools {
+	for _, name := range definitions {
 		all = append(all, "customresourcedefinition.apiextensions.k8s.io/"+name)
 	}
 	slices.Sort(all)
@@ -142,7 +148,7 @@ func clean(t *testing.T, c *lab.Cluster, namespace string) {
 	t.Helper()
 	kubectl(t, c, "delete", "namespace", namespace, "--ignore-not-found")
 	kubectl(t, c, append([]string{"delete", "crd", "--ignore-not-found", "retainedips.stayput.io",
-		"persistentpodstates.apps.kruise.io"}, definitionsOfPools...)...)
+		"persistentpodstates.apps.kruise.io", spiderIPPools}, definitionsOfPools...)...)
 	if left := ours(t, c); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
@@ -191,20 +197,20 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 	}
 	sentinel := uid(t, c, namespace, "configmap", "stayput-installation")
 
-	// Every rendering over every other one.
+	// Every rendering over every other one. The first brings all definitions, which stay.
 	for _, name := range []string{"everything on", "everything off", "the defaults", "everything off", "everything on",
 		"the defaults"} {
 		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--reset-values", "--values",
 			valuesFile(t, renderings[name]))
-		if got := definitions(ours(t, c)); !slices.Equal(got, bothDefinitions) {
+		if got := definitions(ours(t, c)); !slices.Equal(got, andEvery(bothDefinitions)) {
 			t.Fatalf("%s: definitions: %q", name, got)
 		}
 		if revision, status := deployed(t, c, namespace); status != "deployed" {
 			t.Errorf("%s: revision %d is %s", name, revision, status)
 		}
 	}
-	if got := ours(t, c); !slices.Equal(got, installed) {
-		t.Errorf("got %q, want %q", got, installed)
+	if got := ours(t, c); !slices.Equal(got, andEvery(installed)) {
+		t.Errorf("got %q, want %q", got, andEvery(installed))
 	}
 	helm(t, c, "rollback", lab.Release, "2", "-n", namespace)
 	if got := kubectl(t, c, "get", "daemonset", "stayput-agent", "-n", namespace, "-o",
@@ -212,8 +218,8 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 		t.Errorf("not the revision's agent: %s", got)
 	}
 	helm(t, c, "rollback", lab.Release, "1", "-n", namespace)
-	if got := ours(t, c); !slices.Equal(got, installed) {
-		t.Errorf("got %q, want %q", got, installed)
+	if got := ours(t, c); !slices.Equal(got, andEvery(installed)) {
+		t.Errorf("got %q, want %q", got, andEvery(installed))
 	}
 	if got := uid(t, c, namespace, "configmap", "stayput-installation"); got != sentinel {
 		t.Error("the ConfigMap whose deletion means uninstalled was deleted in between")
@@ -222,11 +228,12 @@ func TestAReleaseIsInstalledChangedRolledBackAndUninstalled(t *testing.T) {
 	// The hook needs running pods: see test/cluster.
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
 	must.Within(t, patience, "everything but the definitions to be gone", func() bool {
-		return slices.Equal(ours(t, c), bothDefinitions)
+		return slices.Equal(ours(t, c), andEvery(bothDefinitions))
 	})
 
 	// Leftovers do not obstruct the next installation, and crds.keep=false removes them.
-	helm(t, c, "install", lab.Release, dir, "-n", namespace, "--set=crds.keep=false")
+	helm(t, c, "install", lab.Release, dir, "-n", namespace,
+		"--set=crds.keep=false,pools.enabled=true,pools.spiderpool=true")
 	helm(t, c, "uninstall", lab.Release, "-n", namespace, "--no-hooks")
 	must.Within(t, patience, "everything to be gone", func() bool { return len(ours(t, c)) == 0 })
 }
