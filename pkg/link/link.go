@@ -30,8 +30,13 @@ type Conflict struct {
 // so that the kernel announces what it is given. asked is false on a link without neighbours, or if there is no such
 // interface. After an error nothing is known.
 func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, asked bool, err error) {
+	ns, err := os.Open(netns)
+	if err != nil {
+		return nil, false, err
+	}
+	defer ns.Close()
 	fd := -1
-	err = in(netns, func() (err error) {
+	err = In(ns, func() (err error) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
 			err = fmt.Errorf("packet socket: %w", err)
@@ -46,11 +51,11 @@ func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, asked bo
 	if err != nil {
 		return nil, false, fmt.Errorf("interface %q: %w", ifname, err)
 	}
-	switch err := unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, ifr); {
-	case errors.Is(err, unix.ENODEV):
+	switch failed := unix.IoctlIfreq(fd, unix.SIOCGIFFLAGS, ifr); {
+	case errors.Is(failed, unix.ENODEV):
 		return nil, false, nil
-	case err != nil:
-		return nil, false, fmt.Errorf("flags of %s: %w", ifname, err)
+	case failed != nil:
+		return nil, false, fmt.Errorf("flags of %s: %w", ifname, failed)
 	case ifr.Uint16()&(unix.IFF_NOARP|unix.IFF_LOOPBACK|unix.IFF_POINTOPOINT) != 0:
 		return nil, false, nil
 	case ifr.Uint16()&unix.IFF_UP == 0:
@@ -159,14 +164,9 @@ func setUp(fd int, ifname string, up bool) error {
 	return nil
 }
 
-// in runs f on a thread in the network namespace at path; sockets that f makes stay in it. A thread that cannot go back
-// ends with its goroutine.
-func in(path string, f func() error) error {
-	ns, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
+// In runs f on a thread in the network namespace ns. Sockets that f makes stay in it. A thread that cannot go back
+// ends with its goroutine: no other work ever runs in the wrong namespace.
+func In(ns *os.File, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -179,7 +179,7 @@ func in(path string, f func() error) error {
 		defer home.Close()
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			runtime.UnlockOSThread()
-			done <- fmt.Errorf("entering the network namespace %s: %w", path, err)
+			done <- fmt.Errorf("entering the network namespace %s: %w", ns.Name(), err)
 			return
 		}
 		err = f()

@@ -49,7 +49,7 @@ func Announce(path, ifname string, addrs []netip.Addr) (net.HardwareAddr, error)
 		return nil, nil
 	}
 	var fd int
-	err = In(ns, func() error {
+	err = onlink.In(ns, func() error {
 		// Protocol 0: it only sends.
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		return err

@@ -11,43 +11,17 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-)
 
-// In runs f on a thread in the network namespace ns. Sockets that f makes stay in it. A thread that cannot go back
-// ends with its goroutine: no other work ever runs in the wrong namespace.
-func In(ns *os.File, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- err
-			return
-		}
-		defer home.Close()
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("entering the network namespace %s: %w", ns.Name(), err)
-			return
-		}
-		err = f()
-		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
+	onlink "github.com/stayput/stayput/pkg/link"
+)
 
 // netlinkIn opens a route netlink socket in a namespace.
 func netlinkIn(ns *os.File) (h *netlink.Handle, err error) {
-	err = In(ns, func() error {
+	err = onlink.In(ns, func() error {
 		h, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	})
