@@ -43,17 +43,20 @@ func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 		quiet := map[string]float64{"failures_total watch": 0, "failures_total pod": 0, "failures_total answer": 0,
 			"failures_total books": 0, "failures_total bars": 0, "unproven_pods": 0, "oldest_unproven_pod_age_seconds": 0,
 			"answer_owed": 0}
-		w.given(1)
-		w.runs(1)
+		for n := range 2 {
+			w.given(n + 1)
+			w.runs(n + 1)
+		}
 		w.pass(time.Minute)
 		if is := w.exported(); !maps.Equal(is, quiet) {
 			t.Errorf("at first %v", is)
 		}
 
-		// The pod is gone, and the agent is blind.
+		// The pod is gone, and the agent is blind: it does not see the other one either.
 		see := w.k.observe
 		w.k.observe = func(context.Context) (*hostnet.View, error) { return &hostnet.View{}, nil }
 		w.c.remove(uid(1))
+		w.stops(1)
 		w.pass(time.Minute)
 		is := w.exported()
 		if is["failures_total pod"] < 4 || is["unproven_pods"] != 1 || is["oldest_unproven_pod_age_seconds"] != 60 {
@@ -68,7 +71,6 @@ func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 
 		// It is done.
 		w.k.observe = see
-		w.stops(1)
 		w.pass(time.Minute)
 		is = w.exported()
 		if is["unproven_pods"] != 0 || is["oldest_unproven_pod_age_seconds"] != 0 || is["answer_owed"] != 0 {

@@ -95,7 +95,10 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 	if err != nil {
 		return soon, err
 	}
-	p, err := k.find(ctx, uid, addrs, !s.alive())
+	p, err := k.find(ctx, uid, addrs, false)
+	if err == nil && !s.alive() && !p.netns() { // namespaces are looked into once nobody else knows of the pod
+		p, err = k.find(ctx, uid, addrs, true)
+	}
 	if err != nil {
 		return soon, err
 	}
