@@ -50,8 +50,7 @@ func (c *caches) filled(ctx context.Context) bool { return c.Cache.WaitForCacheS
 
 func (c *caches) newInformer(from toolscache.ListerWatcher, of runtime.Object, resync time.Duration,
 	indexers toolscache.Indexers) toolscache.SharedIndexInformer {
-	switch of.(type) {
-	case *cluster.Pod, *stayputv1alpha1.RetainedIP:
+	if _, ok := of.(*cluster.Pod); ok {
 		from = paged{from, toolscache.ToListerWatcherWithContext(from)}
 	}
 	informer := toolscache.NewSharedIndexInformer(from, of, resync, indexers)
