@@ -1,5 +1,5 @@
-// Package link is what machines on an Ethernet link say to each other of an address: who has it, and who has it now.
-// The CNI plugin links it.
+// Package link is what machines on an Ethernet link say to each other of an address: who has it, and who has it now;
+// and the routes to addresses that are on no link. The CNI plugin links it.
 package link
 
 import (
@@ -67,6 +67,9 @@ func Probe(netns, ifname string, addrs []netip.Addr) (found []Conflict, asked bo
 	return probe(fd, ifname, addrs)
 }
 
+// mostQueued is more frames than a socket keeps: what comes behind them came after the time.
+const mostQueued = 4096
+
 // probe is Probe on an interface that is up.
 func probe(fd int, ifname string, addrs []netip.Addr) (found []Conflict, asked bool, err error) {
 	ifr, err := unix.NewIfreq(ifname)
@@ -84,8 +87,27 @@ func probe(fd int, ifname string, addrs []netip.Addr) (found []Conflict, asked b
 	waits := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	frame := make([]byte, 128)
 	var end time.Time
-	for times := 0; len(found) < len(addrs); {
+	for times, late := 0, 0; len(found) < len(addrs); {
+		// What has come is read before the time is looked at: on a busy machine this may not have run meanwhile.
 		left := time.Until(end)
+		if left > 0 || late < mostQueued {
+			n, err := unix.Read(fd, frame)
+			for _, a := range addrs {
+				known := slices.ContainsFunc(found, func(c Conflict) bool { return c.Addr == a })
+				if mac, ok := has(frame[:max(n, 0)], own, a); ok && !known {
+					found = append(found, Conflict{a, mac})
+				}
+			}
+			switch {
+			case err == nil:
+				if left <= 0 {
+					late++
+				}
+				continue
+			case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR):
+				return nil, false, fmt.Errorf("listening on %s: %w", ifname, err)
+			}
+		}
 		if left <= 0 && times == 2 {
 			break
 		}
@@ -95,21 +117,11 @@ func probe(fd int, ifname string, addrs []netip.Addr) (found []Conflict, asked b
 					return nil, false, fmt.Errorf("probing for %s on %s: %w", a, ifname, err)
 				}
 			}
-			times, left = times+1, ProbeTime/2
+			times, late, left = times+1, 0, ProbeTime/2
 			end = time.Now().Add(left)
 		}
 		if _, err := unix.Poll(waits, int(left/time.Millisecond)+1); err != nil && !errors.Is(err, unix.EINTR) {
 			return nil, false, fmt.Errorf("waiting on %s: %w", ifname, err)
-		}
-		n, err := unix.Read(fd, frame)
-		if err != nil { // nothing
-			continue
-		}
-		for _, a := range addrs {
-			known := slices.ContainsFunc(found, func(c Conflict) bool { return c.Addr == a })
-			if mac, ok := has(frame[:n], own, a); ok && !known {
-				found = append(found, Conflict{a, mac})
-			}
 		}
 	}
 	return found, true, nil

@@ -1,17 +1,23 @@
 package link_test
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/link"
 	"github.com/stayput/stayput/test/must"
@@ -163,5 +169,56 @@ func TestNothingIsAskedOnALinkWithoutNeighbours(t *testing.T) {
 	}
 	if _, _, err := link.Probe(pod+"-gone", "eth0", []netip.Addr{v4}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a namespace: %v", err)
+	}
+}
+
+// On a busy machine a prober may not run while its time passes.
+func TestAnAnswerIsHeardThoughTheProberWasStoppedMeanwhile(t *testing.T) {
+	const env = "STAYPUT_TEST_PROBE"
+	if netns := os.Getenv(env); netns != "" {
+		found, _, err := link.Probe(netns, "eth0", []netip.Addr{v4})
+		must.Do(t, err)
+		fmt.Printf("found %d\n", len(found))
+		return
+	}
+	pod, machine := wire(t, "")
+	attrs(t, pod, "eth0", netlink.LinkSetUp)
+	for attrs(t, machine, "port", nil).OperState != netlink.OperUp {
+		time.Sleep(time.Millisecond)
+	}
+	port := attrs(t, machine, "port", nil)
+	arp := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ARP))
+	fd := -1
+	nodetest.In(t, machine, func() (err error) {
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(arp))
+		return err
+	})
+	defer unix.Close(fd)
+	must.Do(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: arp, Ifindex: port.Index}))
+
+	var out bytes.Buffer
+	prober := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	prober.Env, prober.Stdout, prober.Stderr = append(os.Environ(), env+"="+pod), &out, &out
+	must.Do(t, prober.Start())
+	frame := make([]byte, 128)
+	for range 2 { // its two questions
+		_, err := unix.Read(fd, frame)
+		must.Do(t, err)
+	}
+	must.Do(t, prober.Process.Signal(unix.SIGSTOP))
+	var status unix.WaitStatus
+	_, err := unix.Wait4(prober.Process.Pid, &status, unix.WUNTRACED, nil)
+	if must.Do(t, err); !status.Stopped() {
+		t.Fatalf("it ended before it could be stopped: %s", &out)
+	}
+	for _, a := range []netip.Addr{v4.Next(), v4.Next(), v4.Next(), v4} { // that of another one may be heard first
+		frame := link.Announcement(link.MAC(port.HardwareAddr), a)
+		must.Do(t, unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: port.Index}))
+	}
+	time.Sleep(2 * link.ProbeTime)
+	must.Do(t, prober.Process.Signal(unix.SIGCONT))
+	must.Do(t, prober.Wait())
+	if !strings.Contains(out.String(), "found 1\n") {
+		t.Errorf("it says:\n%s", &out)
 	}
 }
