@@ -99,13 +99,27 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	if err != nil {
 		return nil, err
 	}
-	looks := inspectAll(ctx, c.agents, nodes, line)
+	nodesOnly, err := withoutAgents(ctx, c, c.installation)
+	r := &Report{Findings: []Finding{}}
+	if err != nil {
+		f := findings{check: "agents"}
+		f.unread(err)
+		r.add(f.all...)
+	}
+	var looks []looked
+	if !nodesOnly {
+		looks = inspectAll(ctx, c.agents, nodes, line)
+	}
 
 	// 3. The findings.
-	r := &Report{Findings: []Finding{}}
 	now := time.Now().Add(clock.ahead())
 	line.say("checking the cluster ...")
-	r.add(checkCluster(ctx, c, c.installation, now)...)
+	r.add(checkCluster(ctx, c, c.installation, now, nodesOnly)...)
+	if nodesOnly {
+		f := findings{check: "agents"}
+		r.add(f.orOK("none are installed (agent.enabled is false): pods keep their nodes, not their addresses")...)
+		return r, nil
+	}
 	r.add(compareVersions(looks)...)
 	r.add(checkShares(ctx, c, c.installation, looks)...)
 	for i := range nodes {

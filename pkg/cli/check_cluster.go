@@ -25,15 +25,23 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/uninstall"
 )
 
 // reinstall is what to do if a part of the installation is missing.
 const reinstall = "apply Stayput's manifests or Helm chart again"
 
+// withoutAgents reports whether Stayput was installed without agents, on purpose.
+func withoutAgents(ctx context.Context, k client.Client, namespace string) (bool, error) {
+	var of corev1.ConfigMap
+	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}, &of)
+	return of.Data["agents"] == "false", client.IgnoreNotFound(err)
+}
+
 // checkCluster checks what Stayput has in the cluster. now is the API server's time.
-func checkCluster(ctx context.Context, k client.Client, namespace string, now time.Time) []Finding {
+func checkCluster(ctx context.Context, k client.Client, namespace string, now time.Time, nodesOnly bool) []Finding {
 	return slices.Concat(
-		checkDefinitions(ctx, k), checkPolicies(ctx, k, namespace), checkLeader(ctx, k, namespace, now),
+		checkDefinitions(ctx, k), checkPolicies(ctx, k, namespace, nodesOnly), checkLeader(ctx, k, namespace, now),
 		checkGated(ctx, k, now), checkPools(ctx, k, now),
 	)
 }
@@ -102,7 +110,10 @@ var policies = []struct {
 // policiesOfPools are there only if pools are enabled, and must be if there are pools.
 var policiesOfPools = []string{home.PolicyGatePools, "stayput-addresses", "stayput-pools", "stayput-agent-pools"}
 
-func checkPolicies(ctx context.Context, k client.Client, namespace string) []Finding {
+// policiesOfAgents are there only if agents are installed.
+var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent"}
+
+func checkPolicies(ctx context.Context, k client.Client, namespace string, nodesOnly bool) []Finding {
 	f := findings{check: "policies"}
 	nominates, err := nominatesHomes(ctx, k, namespace)
 	if err != nil {
@@ -131,6 +142,7 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string) []Fin
 				unserved = true
 			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
 			case apierrors.IsNotFound(err) && p.name == policyNominations && !nominates:
+			case apierrors.IsNotFound(err) && nodesOnly && slices.Contains(policiesOfAgents, p.name):
 			case apierrors.IsNotFound(err) && slices.Contains(policiesOfPools, p.name):
 				if len(pooled) > 0 {
 					f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, poolsWanted)

@@ -380,7 +380,7 @@ func deployed(controller, agent []string) []client.Object {
 }
 
 func TestAPolicyThatIsMissingIsFound(t *testing.T) {
-	pooled := true
+	pooled, nodesOnly := true, false
 	// found are the findings without the objects of which missing says so.
 	found := func(args []string, missing func(kind, name string) bool) (bad []Finding) {
 		objects := deployed(args, nil)
@@ -398,7 +398,7 @@ func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 				}
 			}
 		}
-		for _, f := range checkPolicies(t.Context(), aCluster(nothing, objects...), DefaultNamespace) {
+		for _, f := range checkPolicies(t.Context(), aCluster(nothing, objects...), DefaultNamespace, nodesOnly) {
 			if f.Level != LevelOK {
 				bad = append(bad, f)
 			}
@@ -426,6 +426,13 @@ func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 	if bad := found(nominating, func(_, n string) bool { return slices.Contains(policiesOfPools, n) }); len(bad) > 0 {
 		t.Errorf("without pools, and what they take: %+v", bad)
 	}
+	nodesOnly = true
+	if bad := found(nominating, func(_, n string) bool {
+		return slices.Contains(policiesOfAgents, n) || slices.Contains(policiesOfPools, n)
+	}); len(bad) > 0 {
+		t.Errorf("without agents, and what is theirs: %+v", bad)
+	}
+	nodesOnly = false
 	nominations := func(_, name string) bool { return name == policyNominations }
 	for _, args := range [][]string{nil, {"--leader-elect"}, {"--nominate-homes=false"}} {
 		if bad := found(args, nominations); len(bad) > 0 {

@@ -101,6 +101,9 @@ func decideGated(s Situation, d Decision, left time.Duration, prefers bool) Deci
 		if !d.Affinity.Empty() {
 			d.Outcome, d.Home = OutcomeHome, s.Record.State.NodeName
 		}
+		if node := s.Nodes.Node(s.Record.drawnTo()); prefers && node != nil && obstacleTo(node, s.Pod).reason == "" {
+			d.nominate(s, node.Name)
+		}
 		return d
 	case s.Address.Node != "" && node != nil && !hasLabels(node, required):
 		d.Notes = append(d.Notes, fmt.Sprintf("PersistentPodState %s records %s, but node %s, which keeps the pod's IP, "+
@@ -178,10 +181,7 @@ func (d *Decision) pull(s Situation, required map[string]string) {
 	switch {
 	case s.Address.Node != "":
 		home.MatchFields = []corev1.NodeSelectorRequirement{byName(s.Address.Node)}
-		// The scheduler would never take the nomination of such a pod back, and autoscalers add no node for it.
-		if p := s.Pod.Spec.PreemptionPolicy; p == nil || *p != corev1.PreemptNever {
-			d.Nominate = s.Address.Node
-		}
+		d.nominate(s, s.Address.Node)
 	default:
 		for _, key := range slices.Sorted(maps.Keys(required)) {
 			home.MatchExpressions = append(home.MatchExpressions, corev1.NodeSelectorRequirement{
@@ -190,6 +190,14 @@ func (d *Decision) pull(s Situation, required map[string]string) {
 		}
 	}
 	d.Affinity.Preferred = append(d.Affinity.Preferred, corev1.PreferredSchedulingTerm{Weight: 100, Preference: home})
+}
+
+// nominate has the scheduler try a node first. The nomination of a pod that never preempts it would not take back, and
+// autoscalers would add no node for the pod.
+func (d *Decision) nominate(s Situation, node string) {
+	if p := s.Pod.Spec.PreemptionPolicy; p == nil || *p != corev1.PreemptNever {
+		d.Nominate = node
+	}
 }
 
 func (d *Decision) wait(s Situation, reason string, required map[string]string, left time.Duration) {

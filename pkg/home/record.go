@@ -87,6 +87,19 @@ func (r *Record) affinity(nodes Nodes) (required map[string]string, a Affinity) 
 	return required, a
 }
 
+// drawnTo returns the node that a record prefers by its name; empty: none.
+func (r *Record) drawnTo() string {
+	if r == nil {
+		return ""
+	}
+	for _, t := range r.Spec.PreferredPersistentTopology {
+		if slices.Equal(t.Preference.NodeTopologyKeys, []string{corev1.LabelHostname}) {
+			return r.State.NodeName
+		}
+	}
+	return ""
+}
+
 // lost reports whether what a record requires cannot be told any more: it has no labels, and its node is gone.
 func (r *Record) lost(nodes Nodes) bool {
 	return r != nil && r.Spec.RequiredPersistentTopology != nil && len(r.State.NodeTopologyLabels) == 0 &&

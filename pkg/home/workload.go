@@ -52,6 +52,9 @@ type Workload struct {
 	APIVersion  string
 	UID         types.UID
 	Annotations map[string]string
+	// Template is the annotations of its pod template, as far as they are known; those of a kind that is read by its
+	// metadata only are not.
+	Template map[string]string
 	// Replicas is how many pods are wanted: those with the first ordinals from start on that are not reserved.
 	Replicas int32
 	start    int64
@@ -70,6 +73,7 @@ func WorkloadOf(gvk schema.GroupVersionKind, o metav1.Object) (*Workload, error)
 	}
 	switch o := o.(type) {
 	case *appsv1.StatefulSet:
+		w.Template = o.Spec.Template.Annotations
 		if o.Spec.Replicas != nil {
 			w.Replicas = *o.Spec.Replicas
 		}
@@ -91,6 +95,10 @@ func (w *Workload) read(o map[string]any) error {
 		w.Replicas = int32(replicas)
 	}
 	if w.start, _, err = unstructured.NestedInt64(o, "spec", "ordinals", "start"); err != nil {
+		return err
+	}
+	w.Template, _, err = unstructured.NestedStringMap(o, "spec", "template", "metadata", "annotations")
+	if err != nil {
 		return err
 	}
 	reserved, _, err := unstructured.NestedSlice(o, "spec", "reserveOrdinals")

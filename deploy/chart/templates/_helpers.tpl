@@ -148,3 +148,15 @@ true
 {{- end -}}
 {{- end -}}
 {{- end }}
+
+{{/* Values that contradict each other or the cluster. */}}
+{{- define "stayput.validate" -}}
+{{- if not .Values.agent.enabled -}}
+{{- if .Values.pools.enabled -}}
+{{- fail "pools.enabled: pools need agents: expected agent.enabled to be true" -}}
+{{- end -}}
+{{- if lookup "apps/v1" "DaemonSet" .Release.Namespace "stayput-agent" -}}
+{{- fail "agent.enabled: agents run, and they put their nodes back only at an uninstallation: uninstall the release first, then install it with agent.enabled=false" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -48,12 +48,13 @@ type wish struct {
 	required, preferred, annotations []string
 }
 
-// wishOf reads the annotations of a workload. wanted is false if they ask for nothing. If they are not valid, problem
-// says why, and the wish is void.
-func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding) {
+// wishOf reads the annotations of a workload and those of its pod template. wanted is false if they ask for nothing. If
+// they are not valid, problem says why, and the wish is void.
+func wishOf(annotations, template map[string]string) (w wish, wanted bool, problem finding) {
 	switch value := annotations[kruisev1alpha1.AnnotationAutoGenerate]; value {
 	case "", "false":
-		return w, false, problem
+		w, wanted = wishOfTemplate(template)
+		return w, wanted, problem
 	case "true":
 	default:
 		return w, true, finding{home.ReasonInvalidAnnotation,
@@ -88,6 +89,20 @@ func wishOf(annotations map[string]string) (w wish, wanted bool, problem finding
 			kruisev1alpha1.AnnotationPreferredTopology)}
 	}
 	return w, true, problem
+}
+
+// wishOfTemplate is for pods that want their nodes back without an address; of others the address says where they were.
+// Of a value that is not valid, which counts as Required, each pod is told when it is placed.
+func wishOfTemplate(annotations map[string]string) (w wish, wanted bool) {
+	_, asks := annotations[stayputv1alpha1.AnnotationHome]
+	if !asks || home.Annotated(annotations) || annotations[stayputv1alpha1.AnnotationPools] != "" {
+		return w, false
+	}
+	hostname := []string{corev1.LabelHostname}
+	if prefers, _ := home.Prefers(annotations); prefers {
+		return wish{preferred: hostname}, true
+	}
+	return wish{required: hostname}, true
 }
 
 // in reports whether a spec says what is wished. The rest of it is the user's.
@@ -138,7 +153,7 @@ type plan struct {
 // if any; all are those for it. What people made is left alone and keeps anything from being generated.
 func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState,
 	all []*kruisev1alpha1.PersistentPodState) plan {
-	asked, wanted, problem := wishOf(w.Annotations)
+	asked, wanted, problem := wishOf(w.Annotations, w.Template)
 	ours := named != nil && generated(named) && home.TargetOf(named) == w.Ref
 	switch {
 	case !wanted && ours:

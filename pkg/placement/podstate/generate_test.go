@@ -35,10 +35,40 @@ func TestAnnotationsOfAWorkloadAreReadForgivingly(t *testing.T) {
 		"not an annotation": {map[string]string{auto: "true", required: "a", notes: "/x"}, wish{required: []string{"a"}},
 			true, home.ReasonInvalidAnnotation},
 	} {
-		got, wanted, problem := wishOf(c.annotations)
+		got, wanted, problem := wishOf(c.annotations, nil)
 		if !reflect.DeepEqual(got, c.want) || wanted != c.wanted || problem.reason != c.problem ||
 			(problem.message == "") != (c.problem == "") {
 			t.Errorf("%s: %+v, %v, %v, want %+v, %v, %s", name, got, wanted, problem, c.want, c.wanted, c.problem)
+		}
+	}
+}
+
+func TestPodsThatWantTheirNodeBackWithoutAnAddressAreRecorded(t *testing.T) {
+	const at = stayputv1alpha1.AnnotationHome
+	required, preferred := wish{required: []string{hostname}}, wish{preferred: []string{hostname}}
+	for name, c := range map[string]struct {
+		annotations, template map[string]string
+		want                  wish
+		wanted                bool
+	}{
+		"required":  {nil, map[string]string{at: "Required"}, required, true},
+		"preferred": {nil, map[string]string{at: "Preferred"}, preferred, true},
+		"neither":   {nil, map[string]string{at: "required"}, required, true},
+		"their address says where they were": {nil,
+			map[string]string{at: "Required", stayputv1alpha1.AnnotationRetainIP: "10m"}, wish{}, false},
+		"and so does OpenKruise's": {nil,
+			map[string]string{at: "Required", stayputv1alpha1.AnnotationReservedIPDuration: "10"}, wish{}, false},
+		"and that of a pool": {nil,
+			map[string]string{at: "Required", stayputv1alpha1.AnnotationPools: "blue"}, wish{}, false},
+		"not that of none": {nil,
+			map[string]string{at: "Required", stayputv1alpha1.AnnotationPools: ""}, required, true},
+		"what the workload asks for itself comes first": {
+			map[string]string{kruisev1alpha1.AnnotationAutoGenerate: "true", kruisev1alpha1.AnnotationRequiredTopology: zone},
+			map[string]string{at: "Required"}, wish{required: []string{zone}}, true},
+	} {
+		got, wanted, problem := wishOf(c.annotations, c.template)
+		if !reflect.DeepEqual(got, c.want) || wanted != c.wanted || problem.reason != "" {
+			t.Errorf("%s: %+v, %v, %v, want %+v, %v", name, got, wanted, problem, c.want, c.wanted)
 		}
 	}
 }
