@@ -398,14 +398,14 @@ func (m *memory) gaveUp(pod *corev1.Pod) bool {
 	return ok && g.pod != pod.UID && pod.CreationTimestamp.Sub(g.at) < succession
 }
 
-// assign returns one of the addresses of a shared identity that is neither in use nor assigned to another pod; nil:
-// there is none. A pod that has one keeps it. One whose home had no room lately is the last choice, and then full.
+// assign returns one of the addresses that pods of a shared identity have left, which is not assigned to another pod;
+// nil: there is none. A pod that has one keeps it. One whose home had no room lately is the last choice, and then full.
 func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now time.Time) (
 	free *stayputv1alpha1.RetainedIP, full bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range kept {
-		if !home.Keeps(r, now) || r.Status.Phase != stayputv1alpha1.PhaseRetained {
+		if !home.Keeps(r, now) {
 			continue
 		}
 		since, wasFull := m.full[sharedHome{r.Namespace, r.Spec.Identity, home.NodeHome(r.Spec.NodeName)}]

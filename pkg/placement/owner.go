@@ -7,6 +7,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
@@ -30,7 +31,7 @@ type owners struct{ *utilcache.LRUExpireCache }
 // lastOwner is who controlled a pod when it was deleted.
 type lastOwner struct {
 	controller *metav1.OwnerReference // nil: nobody
-	numbered   bool                   // the pod had an ordinal
+	heirs      bool                   // the pod was one that has heirs
 }
 
 // ownersKept is longer than an agent is away when it is upgraded, and ownersMost more pods than end in that time.
@@ -74,7 +75,7 @@ func (h podEvents) Delete(ctx context.Context, e event.DeleteEvent,
 
 func (r *releaser) remember(pod *cluster.Pod) {
 	r.owners.Add(client.ObjectKeyFromObject(pod),
-		lastOwner{metav1.GetControllerOf(pod), r.workloads.Numbers(pod.Core())}, ownersKept)
+		lastOwner{metav1.GetControllerOf(pod), r.heirs(pod.Core())}, ownersKept)
 }
 
 // workloadOf returns what a pod's controller stands for: for a ReplicaSet its Deployment, which outlives it.
@@ -156,15 +157,22 @@ func (r *releaser) ofIdentity(ctx context.Context, ip *stayputv1alpha1.RetainedI
 	return workload, nil
 }
 
+// heirs reports whether a later pod can have the addresses of this one: by its ordinal, or by an identity. The pod is
+// asked for that: RetainedIPs lack it while their definition is that of a version that had none, and Helm changes the
+// definitions first, also when it rolls back.
+func (r *releaser) heirs(pod *corev1.Pod) bool {
+	return pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" || r.workloads.Numbers(pod)
+}
+
 // endless returns why nothing would ever end a promise that is to be kept while owned; empty: its workload does.
-func endless(ip *stayputv1alpha1.RetainedIP, owner *metav1.OwnerReference, numbered bool) string {
+func endless(ip *stayputv1alpha1.RetainedIP, owner *metav1.OwnerReference, heirs bool) string {
 	const asked = stayputv1alpha1.AnnotationRetainIP + ": " + stayputv1alpha1.RetentionWhileOwned
 	switch {
 	case ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned:
 		return ""
 	case owner == nil:
 		return asked + " needs a workload that controls the pod, which has none; the IP is not retained"
-	case ip.Spec.Identity == "" && !numbered:
+	case ip.Spec.Identity == "" && !heirs:
 		return fmt.Sprintf("%s needs pods with an ordinal, which those of a %s lack, or the annotation %s; "+
 			"the IP is not retained", asked, owner.Kind, stayputv1alpha1.AnnotationIdentity)
 	}

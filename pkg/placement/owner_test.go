@@ -2,6 +2,7 @@ package placement
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"testing"
 
@@ -62,6 +63,12 @@ func bound(ip *stayputv1alpha1.RetainedIP) {
 
 func shared(ip *stayputv1alpha1.RetainedIP) { ip.Spec.Identity = "front" }
 
+// sharing has a pod ask for a shared identity.
+func sharing(p *corev1.Pod) {
+	p.Annotations = maps.Clone(p.Annotations)
+	p.Annotations[stayputv1alpha1.AnnotationIdentity] = "front"
+}
+
 func retainedAlways(ip *stayputv1alpha1.RetainedIP) {
 	ip.Spec.WhenScaled, ip.Spec.WhenDeleted = stayputv1alpha1.PolicyRetain, stayputv1alpha1.PolicyRetain
 }
@@ -74,6 +81,7 @@ func stamped(kind, name string) func(*stayputv1alpha1.RetainedIP) {
 }
 
 func TestWhatNoWorkloadOwnsIsNotKeptWhileOwned(t *testing.T) {
+	ofFront := of("apps/v1", "ReplicaSet", "front-1")
 	for name, c := range map[string]struct {
 		ip       *stayputv1alpha1.RetainedIP
 		pod      *corev1.Pod
@@ -89,6 +97,9 @@ func TestWhatNoWorkloadOwnsIsNotKeptWhileOwned(t *testing.T) {
 			aPod("web-0", "node-1", labelled(appsv1.PodIndexLabel)), false},
 		"an orphan of a shared identity whose object was published again": {addressOf("front-1-a", bound, shared),
 			aPod("front-1-a", "node-1", labelled(appsv1.DefaultDeploymentUniqueLabelKey)), false},
+		"a pod of a Deployment": {addressOf("front-1-a", bound), aPod("front-1-a", "node-1", ofFront), true},
+		"one whose identity only the pod tells, since the definition is of an earlier version": {
+			addressOf("front-1-a", bound), aPod("front-1-a", "node-1", ofFront, sharing), false},
 		"a pod of a DaemonSet": {addressOf("web", bound), aPod("web", "node-1", of("apps/v1", "DaemonSet", "web")), true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -128,6 +139,8 @@ func TestWhoOwnedAPodIsKnownWhenItsAddressIsPublished(t *testing.T) {
 		"its Deployment is deleted": {front(), aPod("front-1-a", "node-1", ofFront), nil, true, "ReplicaSet front-1"},
 		"its Deployment lives": {front(), aPod("front-1-a", "node-1", ofFront), []client.Object{deployment}, false,
 			"Deployment front"},
+		"its Deployment lives, its identity only the pod told": {addressOf("front-1-a"),
+			aPod("front-1-a", "node-1", ofFront, sharing), []client.Object{deployment}, false, "Deployment front"},
 		"its StatefulSet is deleted": {addressOf("web-0"), aPod("web-0", "node-1", of("apps/v1", "StatefulSet", "web")),
 			nil, true, "StatefulSet web"},
 		"it was a bare pod": {addressOf("web-0", retainedAlways), aPod("web-0", "node-1"), nil, true, ""},

@@ -287,12 +287,35 @@ func (p *placer) findAddress(ctx context.Context, s *home.Situation) error {
 		}
 	}
 	if identity != "" {
+		kept = slices.DeleteFunc(kept, func(r *stayputv1alpha1.RetainedIP) bool { return !p.left(ctx, r, s.Nodes) })
 		assigned, full := p.memory.assign(s.Pod, kept, s.Now)
 		s.Address, s.GivenUp = home.AddressIn(assigned, s.Pod), s.GivenUp || full
 	} else {
 		s.Address = home.AddressOf(s.Pod, kept, p.memory.ended(client.ObjectKeyFromObject(s.Pod)), s.Nodes, s.Now)
 	}
 	return nil
+}
+
+// left reports whether the pod that had addresses has left them: their node says so, or is about to, since the pod has
+// ended or is gone. A Deployment makes the next pod that soon. If the pod's sandbox outlives it, the next one gets
+// another address there.
+func (p *placer) left(ctx context.Context, r *stayputv1alpha1.RetainedIP, nodes home.Nodes) bool {
+	if r.Status.Phase == stayputv1alpha1.PhaseRetained {
+		return true
+	}
+	node := nodes.Node(r.Spec.NodeName)
+	if r.Status.Phase != stayputv1alpha1.PhaseBound || node == nil || !home.NodeReady(node) {
+		return false
+	}
+	var pod cluster.Pod
+	err := p.cache.Get(ctx, types.NamespacedName{Namespace: r.Namespace, Name: r.Spec.PodName}, &pod,
+		client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return apierrors.IsNotFound(err)
+	}
+	phase := pod.Core().Status.Phase
+	return phase == corev1.PodSucceeded || phase == corev1.PodFailed ||
+		r.Status.PodUID != "" && string(pod.GetUID()) != r.Status.PodUID
 }
 
 // retained lists RetainedIPs by a field of the cache's indexes: from the cache if it has them, else from the API

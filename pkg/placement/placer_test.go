@@ -162,6 +162,41 @@ func (p *placing) refuse(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
+// A Deployment makes successors as soon as the old pods are gone: a moment before their nodes say so.
+func TestWhatAPodOfASharedIdentityHasLeftIsForTheNextAtOnce(t *testing.T) {
+	front := hometest.Annotation(stayputv1alpha1.AnnotationIdentity, "front")
+	old := hometest.Pod(front, func(p *corev1.Pod) { p.Name, p.UID, p.Spec.NodeName = "front-a", "a", "node-1" })
+	over := old.DeepCopy()
+	over.Status.Phase = corev1.PodSucceeded
+	again := old.DeepCopy()
+	again.UID, again.Spec.NodeName = "again", ""
+	down := hometest.Node("node-1", "a", func(n *corev1.Node) {
+		n.Status.Conditions[0].Status = corev1.ConditionUnknown
+	})
+	up := hometest.Node("node-1", "a")
+	for name, c := range map[string]struct {
+		there []client.Object
+		goes  []string
+	}{
+		"the pod is gone":                              {[]client.Object{up}, []string{"node-1"}},
+		"another one has its name":                     {[]client.Object{up, again}, []string{"node-1"}},
+		"the pod is there, and has ended":              {[]client.Object{up, over}, []string{"node-1"}},
+		"the pod is there":                             {[]client.Object{up, old}, nil},
+		"the pod is gone, and its node says no more":   {[]client.Object{down}, nil},
+		"the pod is gone, and its node does not exist": {nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			next := hometest.Pod(ownedBySet, front, func(p *corev1.Pod) { p.Name, p.UID = "front-b", "b" })
+			r := keptOn("node-1", stayputv1alpha1.PhaseBound, hometest.Noon)
+			r.Spec.PodName, r.Spec.Identity, r.Spec.Scheduled, r.Status.PodUID = "front-a", "front", "identity/front", "a"
+			p := testPlacer(fakeAPI(t, append(c.there, next, r)...))
+			if is := p.looksAt(t, next); home.Gated(is) || !slices.Equal(nodesOfPod(is), c.goes) {
+				t.Errorf("gated %t, it goes to %v, want %v", home.Gated(is), nodesOfPod(is), c.goes)
+			}
+		})
+	}
+}
+
 func TestAPodOfASharedIdentityDoesNotGoWhereAnotherFoundNoRoom(t *testing.T) {
 	named := func(name string) *corev1.Pod {
 		return hometest.Pod(ownedBySet, hometest.Annotation(stayputv1alpha1.AnnotationIdentity, "front"),

@@ -125,8 +125,7 @@ func (r *releaser) settled(ctx context.Context, ip *stayputv1alpha1.RetainedIP) 
 	}
 	owner := metav1.GetControllerOf(&pod)
 	return owner != nil && string(owner.UID) == ip.Spec.Workload.UID &&
-		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" ||
-			r.workloads.Numbers(pod.Core()))
+		(ip.Spec.Retention != stayputv1alpha1.RetentionWhileOwned || ip.Spec.Identity != "" || r.heirs(pod.Core()))
 }
 
 func (r *releaser) ofPod(ctx context.Context, o client.Object) []reconcile.Request {
@@ -196,7 +195,7 @@ func (r *releaser) withOwner(ctx context.Context, ip *stayputv1alpha1.RetainedIP
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	why := endless(ip, owner, r.workloads.Numbers(pod))
+	why := endless(ip, owner, r.heirs(pod))
 	if why != "" {
 		regarding(r.events, pod, corev1.EventTypeWarning, home.ReasonNotOwned, why)
 	}
@@ -340,9 +339,9 @@ func (r *releaser) withoutPod(ctx context.Context, ip *stayputv1alpha1.RetainedI
 // owner is no reason to release them. ends: their policy has them end with their workload, or once it is smaller.
 func (r *releaser) recall(ctx context.Context, ip *stayputv1alpha1.RetainedIP, ends bool) (reconcile.Result, error) {
 	last, known := r.owners.of(ip)
-	switch why := endless(ip, last.controller, last.numbered); {
+	switch why := endless(ip, last.controller, last.heirs); {
 	case !known:
-	case why != "" && (last.controller != nil || ip.Spec.Identity == "" && !last.numbered):
+	case why != "" && (last.controller != nil || ip.Spec.Identity == "" && !last.heirs):
 		if err := r.apply(ctx, ip, nil, true); err != nil {
 			return reconcile.Result{}, err
 		}

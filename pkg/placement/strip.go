@@ -2,14 +2,18 @@ package placement
 
 import (
 	"strings"
-	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/cluster"
 )
+
+// templateAnnotations are those of a pod template that say whether its pods' nodes are recorded.
+var templateAnnotations = []string{stayputv1alpha1.AnnotationHome, stayputv1alpha1.AnnotationRetainIP,
+	stayputv1alpha1.AnnotationReservedIPDuration, stayputv1alpha1.AnnotationPools}
 
 // stripStatefulSet keeps what the rules need of a StatefulSet.
 func stripStatefulSet(o any) (any, error) {
@@ -18,7 +22,13 @@ func stripStatefulSet(o any) (any, error) {
 		return o, nil
 	}
 	set.ManagedFields = nil
-	set.Spec.Template = corev1.PodTemplateSpec{}
+	template := corev1.PodTemplateSpec{}
+	for _, key := range templateAnnotations {
+		if value, ok := set.Spec.Template.Annotations[key]; ok {
+			metav1.SetMetaDataAnnotation(&template.ObjectMeta, key, value)
+		}
+	}
+	set.Spec.Template = template
 	set.Spec.VolumeClaimTemplates = nil
 	set.Status = appsv1.StatefulSetStatus{}
 	return set, nil
@@ -48,54 +58,32 @@ func stripNode(o any) (any, error) {
 // retainedIPStripper returns a function that keeps what the rules need of a RetainedIP, of which there may be as many
 // as pods, and keeps once what many of them say.
 func retainedIPStripper() func(any) (any, error) {
-	var once interner
+	var once cluster.Interner
 	return func(o any) (any, error) {
 		ip, ok := o.(*stayputv1alpha1.RetainedIP)
 		if !ok {
 			return o, nil
 		}
 		ip.ObjectMeta = metav1.ObjectMeta{
-			Namespace: once.one(ip.Namespace), Name: ip.Name, UID: ip.UID, ResourceVersion: ip.ResourceVersion,
+			Namespace: once.One(ip.Namespace), Name: ip.Name, UID: ip.UID, ResourceVersion: ip.ResourceVersion,
 			Generation: ip.Generation, CreationTimestamp: ip.CreationTimestamp, DeletionTimestamp: ip.DeletionTimestamp,
 		}
 		ip.TypeMeta = metav1.TypeMeta{}
 		for _, s := range []*string{&ip.Spec.NodeName, &ip.Spec.Identity, &ip.Spec.Retention, &ip.Spec.WhenScaled,
 			&ip.Spec.WhenDeleted, &ip.Spec.WhenMoved, (*string)(&ip.Status.Phase)} {
-			*s = once.one(*s)
+			*s = once.One(*s)
 		}
 		if strings.HasPrefix(ip.Name, ip.Spec.PodName) {
 			ip.Spec.PodName = ip.Name[:len(ip.Spec.PodName)]
 		}
 		if w := ip.Spec.Workload; w != nil {
 			for _, s := range []*string{&w.APIVersion, &w.Kind, &w.Name, &w.UID} {
-				*s = once.one(*s)
+				*s = once.One(*s)
 			}
 		}
 		ip.Status.Addresses = nil // IPs has them all
 		return ip, nil
 	}
-}
-
-// interner makes equal strings share their memory, as long as there are not too many. It is safe for concurrent use.
-type interner struct {
-	mu  sync.Mutex
-	all map[string]string
-}
-
-// internedMost bounds what is kept of strings that nobody has any more.
-const internedMost = 50_000
-
-func (i *interner) one(s string) string {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if known, ok := i.all[s]; ok {
-		return known
-	}
-	if i.all == nil || len(i.all) >= internedMost {
-		i.all = map[string]string{}
-	}
-	i.all[s] = s
-	return s
 }
 
 // asItIs is for objects that are stripped as they are read: see cluster.Pod.

@@ -35,13 +35,3 @@ func TestTheCacheKeepsOfARetainedIPWhatTheRulesAskForAndEqualTextsOnce(t *testin
 		t.Error("two hold the same text twice")
 	}
 }
-
-func TestTheInternerForgetsBeforeItGrowsWithoutBound(t *testing.T) {
-	var i interner
-	for n := range internedMost + 10 {
-		i.one(string(rune(n)) + "x")
-	}
-	if len(i.all) > internedMost {
-		t.Errorf("it holds %d texts", len(i.all))
-	}
-}

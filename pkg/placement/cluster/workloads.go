@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -559,6 +560,46 @@ func (t *Workloads) Wanted(ctx context.Context, namespace string, of stayputv1al
 		return pool.Unknown, Recheck, fmt.Errorf("looking up pod %s/%s: %w", namespace, pod, err)
 	}
 	return is, retry, nil
+}
+
+// WantedByName is Wanted for a pod whose workload nobody has noted: it is the one that the pod is named after, of a
+// kind whose pods keep their names. If there is none of any such kind, it is gone.
+func (t *Workloads) WantedByName(ctx context.Context, namespace, pod string, keep pool.Keep,
+	siblings func() ([]string, error)) (is pool.Wanted, retry time.Duration, err error) {
+	stem, _, numbered := home.SplitOrdinal(pod)
+	if !numbered {
+		return pool.Unknown, 0, nil
+	}
+	t.mu.Lock()
+	kinds := make([]kindState, 0, len(t.kinds))
+	for _, k := range t.kinds {
+		kinds = append(kinds, *k)
+	}
+	t.mu.Unlock()
+	of := referenceTo(statefulSets.GVK, stem)
+	found := 0
+	for _, k := range kinds {
+		if errors.Is(k.problem, ErrNotServed) {
+			continue
+		}
+		ref := home.Ref{Group: k.GVK.Group, Kind: k.GVK.Kind, Namespace: namespace, Name: stem}
+		switch _, err := t.Get(ctx, ref); {
+		case err == nil:
+			of = referenceTo(k.GVK, stem)
+			found++
+		case !errors.Is(err, ErrGone):
+			return pool.Unknown, Recheck, fmt.Errorf("looking for the workload of pod %s/%s: %w", namespace, pod, err)
+		}
+	}
+	if found > 1 {
+		return pool.Unknown, Recheck, nil
+	}
+	is, retry, err = t.Wanted(ctx, namespace, of, pod, keep, siblings)
+	return is, cmp.Or(retry, Recheck), err
+}
+
+func referenceTo(kind schema.GroupVersionKind, name string) stayputv1alpha1.WorkloadReference {
+	return stayputv1alpha1.WorkloadReference{APIVersion: kind.GroupVersion().String(), Kind: kind.Kind, Name: name}
 }
 
 // poll returns nil if a workload of a kind that is not watched exists.
