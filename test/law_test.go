@@ -42,6 +42,7 @@ var law = []rule{
 	// The agent. It runs on every node: it knows few kinds of objects, and does not pay for the others.
 	{pkg: "pkg/node/cniconf", uses: []string{"pkg/ledger", "pkg/atomicfile", "pkg/netconf"}, never: clients},
 	{pkg: "pkg/node/hostnet", uses: []string{"pkg/ledger", "pkg/link"}, never: clients},
+	{pkg: "pkg/node/route", uses: []string{"pkg/link"}, never: clients},
 	{pkg: "pkg/node/cri", uses: []string{"pkg/ledger", "pkg/node/cniconf"}, never: allClients},
 	{
 		pkg:   "pkg/node/retainedip",
@@ -50,7 +51,7 @@ var law = []rule{
 	},
 	{
 		pkg:   "pkg/node/podip",
-		uses:  []string{"pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/cri", "pkg/node/hostnet"},
+		uses:  []string{"pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet"},
 		never: allClients,
 	},
 	{
@@ -67,7 +68,8 @@ var law = []rule{
 		pkg: "pkg/node",
 		uses: []string{
 			"pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
-			"pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip", "pkg/node/retainedip",
+			"pkg/node/route", "pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip",
+			"pkg/node/retainedip",
 		},
 		never: slices.Concat(allClients, []string{"pkg/home", "pkg/placement"}),
 	},
@@ -104,7 +106,7 @@ var law = []rule{
 	// kubectl stayput asks the agent of a node, and predicts the controller by pkg/home.
 	{
 		pkg:   "pkg/cli",
-		uses:  []string{"pkg/ledger", "pkg/api", "pkg/home", "pkg/pool"},
+		uses:  []string{"pkg/ledger", "pkg/api", "pkg/home", "pkg/pool", "pkg/uninstall"},
 		never: []string{"pkg/node", "pkg/placement", "google.golang.org/grpc", "github.com/containerd"},
 	},
 

@@ -60,6 +60,11 @@ func (s *session) do(st step) error {
 		return s.removeClaim(st.was.Key)
 	case confirmClaim:
 		return s.confirmClaim(st.claim.Key)
+	case tellFreeing:
+		if s.freeing == nil {
+			return nil
+		}
+		return s.freeing(st.addrs)
 	case noteEnd:
 		s.change(func(c *counts) {
 			if due := s.now.Boot + st.left; due < c.due {

@@ -78,6 +78,7 @@ func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) er
 	}
 	var cl *Claim
 	if len(mine) > 0 {
+		t.out.do(tellFreeing{mine})
 		if cl, err = t.claimAtEnd(req, e, mine); err != nil {
 			return err
 		}

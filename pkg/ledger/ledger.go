@@ -51,6 +51,10 @@ type Options struct {
 	// Sleep waits between two tries of an ADD. Patience is how long an ADD waits for its predecessor, zero 3 s.
 	Sleep    func(time.Duration)
 	Patience time.Duration
+	// Freeing, if not nil, is called with the addresses of an attachment that ends by Del, Reclaim or Collect, and with
+	// those that an ADD with addresses of pools frees of a dead one; under the lock and before anybody else can have them.
+	// If it fails they stay as they are; it is called again with the next try.
+	Freeing func(addrs []netip.Addr) error
 }
 
 func (o *Options) setDefaults() {
@@ -84,6 +88,7 @@ type Ledger struct {
 	netns      NetnsProber
 	sleep      func(time.Duration)
 	patience   time.Duration
+	freeing    func([]netip.Addr) error
 }
 
 // New returns the ledger of a network as its CNI configuration describes it. It does not touch the disk.
@@ -100,6 +105,7 @@ func Partial(n *Network, o Options) *Ledger { return newLedger(n, o) }
 func newLedger(n *Network, o Options) *Ledger {
 	o.setDefaults()
 	l := &Ledger{files: files{fs: o.FS}, net: n, clock: o.Clock, netns: o.Netns, sleep: o.Sleep, patience: o.Patience}
+	l.freeing = o.Freeing
 	if n.DataDir == "" {
 		n.DataDir = DefaultDataDir
 	}

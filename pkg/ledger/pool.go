@@ -450,8 +450,12 @@ func (a *adding) addPooled() error {
 		if err != nil {
 			return err
 		}
+		free := slices.DeleteFunc(slices.Clone(mine), func(addr netip.Addr) bool { return slices.Contains(a.Pool, addr) })
+		if len(free) > 0 {
+			a.out.do(tellFreeing{free})
+		}
 		for i, addr := range mine {
-			if !slices.Contains(a.Pool, addr) {
+			if slices.Contains(free, addr) {
 				a.out.do(freeSlot{addr, files[i]})
 			}
 		}

@@ -69,6 +69,8 @@ type (
 	// in the place of a bound one: a retained record that has been running out ever since, or one of a claim that
 	// has ended.
 	syncSlots struct{}
+	// tellFreeing comes before addresses of an attachment that has ended are free or another's: see Options.Freeing.
+	tellFreeing struct{ addrs []netip.Addr }
 	// noteEnd tells the counts that a retention ends so much later.
 	noteEnd struct{ left time.Duration }
 	// adoptSlot marks an address file of host-local as known to stayput.

@@ -439,6 +439,26 @@ func (c *Conf) Stayput() (*Config, error) {
 	return nil, nil
 }
 
+// Bridge returns the name of the bridge of the pods that stayput has addresses for, empty if they are on none.
+func (c *Conf) Bridge() string {
+	for _, p := range pluginsOf(c.list) {
+		if ipamType(p) != Type {
+			continue
+		}
+		plugin, main := typeOf(p), p
+		if plugin == flannelType {
+			main, _ = p["delegate"].(map[string]any)
+			plugin = cmp.Or(typeOf(main), "bridge")
+		}
+		if plugin != "bridge" {
+			return ""
+		}
+		name, _ := main["bridge"].(string)
+		return cmp.Or(name, "cni0")
+	}
+	return ""
+}
+
 // parseGiven parses what the runtime makes of a plugin of a list.
 func parseGiven(list, plugin map[string]any) (*Config, error) {
 	given := maps.Clone(plugin)

@@ -1,6 +1,7 @@
 package netconf
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/netip"
@@ -75,6 +76,9 @@ type PoolAddress struct {
 	Routes  []map[string]any
 	Pool    string
 	Last    string // the node on which the address was used last; empty: it is new
+	// Routed: the nodes route the address, which is in no subnet. Prefix is the address alone; it has neither gateway
+	// nor routes, which are those of the node that has the pod.
+	Routed bool
 }
 
 // mostPoolText is how long a text with addresses may be: a pod has few interfaces.
@@ -110,6 +114,10 @@ func ParsePoolAddresses(source, text, network, ifname string) ([]PoolAddress, er
 			continue
 		}
 		for _, other := range out {
+			if other.Routed != a.Routed {
+				return nil, fmt.Errorf("%s.mode: %s and %s have different ones: expected one mode for interface %s",
+					path, other.Prefix, a.Prefix, ifname)
+			}
 			if other.Prefix.Addr().Is4() == a.Prefix.Addr().Is4() {
 				return nil, fmt.Errorf("%s.address: %s is a second address of its family, beside %s: expected one for interface %s",
 					path, a.Prefix, other.Prefix, ifname)
@@ -124,6 +132,39 @@ func ParsePoolAddresses(source, text, network, ifname string) ([]PoolAddress, er
 	return out, nil
 }
 
+// MainPlugin is the plugin that gives routed addresses to pods, with the node as their gateway.
+type MainPlugin struct {
+	Bridge string // of the plugin bridge; empty: it is ptp
+}
+
+// MainPlugin returns the plugin that runs the IPAM plugin, also below flannel's. It is an error, which names the field,
+// if its pods cannot have routed addresses.
+func (c *Config) MainPlugin() (p MainPlugin, err error) {
+	t, err := c.root.str("type")
+	if err != nil || t == "ptp" {
+		return p, err
+	}
+	if t != "bridge" {
+		return p, c.root.wrong("type", "bridge or ptp, whose pods have their node for a gateway", t)
+	}
+	isGateway, _ := c.root.lookup("isGateway")
+	isDefault, _ := c.root.lookup("isDefaultGateway")
+	if isGateway != true && isDefault != true {
+		return p, c.root.wrong("isGateway", "true, so that the node is the gateway of its pods", isGateway)
+	}
+	if vlan, _ := c.root.lookup("vlan"); vlan != nil && vlan != 0.0 {
+		return p, c.root.wrong("vlan", "none, so that the gateway is on the bridge", vlan)
+	}
+	p.Bridge, err = c.Bridge()
+	return p, err
+}
+
+// Bridge returns the name of the plugin bridge's bridge, whether or not it is the main plugin.
+func (c *Config) Bridge() (string, error) {
+	name, err := c.root.str("bridge")
+	return cmp.Or(name, "cni0"), err
+}
+
 func parsePoolAddress(o object) (a PoolAddress, network, ifname string, err error) {
 	fail := func(err error) (PoolAddress, string, string, error) { return PoolAddress{}, "", "", err }
 	text := map[string]string{}
@@ -136,14 +177,23 @@ func parsePoolAddress(o object) (a PoolAddress, network, ifname string, err erro
 	if text["interface"] == "" {
 		return fail(o.wrong("interface", "the name of an interface", ""))
 	}
-	if text["mode"] != "L2" {
-		return fail(o.wrong("mode", `"L2", the one that this version of the plugin knows`, text["mode"]))
+	if a.Routed = text["mode"] == "Routed"; !a.Routed && text["mode"] != "L2" {
+		return fail(o.wrong("mode", `"L2" or "Routed", those that this version of the plugin knows`, text["mode"]))
 	}
 	if a.Prefix, err = netip.ParsePrefix(text["address"]); err != nil || !usable(a.Prefix.Addr()) || a.Prefix.Bits() == 0 {
 		return fail(o.wrong("address", "an address of a host with the prefix length of its subnet, such as 10.6.168.105/16",
 			text["address"]))
 	}
 	is4 := a.Prefix.Addr().Is4()
+	if a.Routed {
+		a.Prefix = netip.PrefixFrom(a.Prefix.Addr(), a.Prefix.Addr().BitLen())
+		if s := text["gateway"]; s != "" {
+			return fail(o.wrong("gateway", "none, since the gateway of a routed address is its node", s))
+		}
+		if l, err := o.list("routes"); err != nil || len(l) > 0 {
+			return fail(o.wrong("routes", "none, since a routed address has those of its node's network", l))
+		}
+	}
 	if s := text["gateway"]; s != "" {
 		a.Gateway, err = netip.ParseAddr(s)
 		if err != nil || !usable(a.Gateway) || !a.Prefix.Contains(a.Gateway) || a.Gateway == a.Prefix.Addr() {

@@ -163,6 +163,28 @@ func TestAddressesAreGivenRoundRobinAndTheLongestFreeOneLast(t *testing.T) {
 	}
 }
 
+func TestAPoolIsUsedUpBeforeTheNextIsTouched(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.1-10.6.0.3"}})
+	next, err := Parse(Spec{Mode: L2, Subnet: "10.6.0.0/24", Addresses: []string{"10.6.0.11-10.6.0.12"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.SetPool(Pool{Name: "next", Version: "1", Range: next, Held: true})
+	var got []string
+	for n := range 5 {
+		pod := gatedPod(n)
+		pod.Wants[0].Pools = []string{"p", "next"}
+		a, plan := place(t, b, pod, noon)
+		if !a.IsValid() {
+			t.Fatalf("pod %d gets nothing: %+v", n, plan)
+		}
+		got = append(got, b.PodIP(a).Pool)
+	}
+	if want := []string{"p", "p", "p", "next", "next"}; !slices.Equal(got, want) {
+		t.Errorf("given of %v, want %v", got, want)
+	}
+}
+
 func TestAHugePoolGivesAtOnce(t *testing.T) {
 	b := bookOf(t, Spec{Mode: Routed, Subnet: "fd00::/32"})
 	for n := range 5000 {
@@ -190,7 +212,7 @@ func TestPodsThatWaitGoOldestFirst(t *testing.T) {
 	}
 	b.RemovePod("u1", true, noon)
 	b.RemovePodIP(netip.MustParseAddr("10.6.0.1"))
-	if a, plan := place(t, b, gatedPod(3), noon); a.IsValid() || !strings.Contains(plan.Reason, "1 pods wait longer") {
+	if a, plan := place(t, b, gatedPod(3), noon); a.IsValid() || !strings.Contains(plan.Reason, "1 pod waits longer") {
 		t.Errorf("a pod was overtaken: %+v", plan)
 	}
 	if a, plan := place(t, b, gatedPod(2), noon); !a.IsValid() {
@@ -502,8 +524,52 @@ func TestAnAddressThatWasClaimedAndNotToldIsStillKept(t *testing.T) {
 	}
 }
 
+// The taint manager deletes pods by name, and so the successor of the one it means, which waits at the gate.
+func TestAPodThatIsDeletedBeforeItIsToldTakesNoAddressAlong(t *testing.T) {
+	for _, deletion := range []string{"seen", "not seen"} {
+		b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+		a := netip.MustParseAddr("10.6.0.7")
+		between := gatedPod(1)
+		between.Keep.WhileOwned = true
+		b.SetPod(between)
+		b.SetPodIP(PodIP{Addr: a, Version: "2", Pool: "p", Mode: L2, Namespace: between.Namespace, PodName: between.Name,
+			PodUID: between.UID, Network: "net", Interface: "eth0", Keep: between.Keep, Held: true,
+			Phase: Bound, Of: "earlier", Node: "n1"})
+		carryOut := func(plan Plan) {
+			t.Helper()
+			for _, w := range plan.Writes {
+				switch w := w.(type) {
+				case StatusIP:
+					b.SetPodIP(w.PodIP)
+				default:
+					t.Fatalf("%s: %+v", deletion, w)
+				}
+			}
+		}
+		if deletion == "seen" {
+			ending := between
+			ending.Ending = true
+			b.SetPod(ending)
+			carryOut(b.Review(a, noon, nil))
+		}
+		b.RemovePod(between.UID, true, noon)
+		carryOut(b.Review(a, noon, nil))
+		next := between
+		next.UID = "next"
+		got, plan := place(t, b, next, noon)
+		if got != a {
+			t.Fatalf("%s: the next pod has %v: %+v", deletion, got, plan)
+		}
+		if told := plan.Writes[len(plan.Writes)-1].(PlacePod).Addresses[0]; told.Last != "n1" {
+			t.Errorf("%s: told %+v", deletion, told)
+		}
+	}
+}
+
 func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 	mine := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p, Node: "n1"} }
+	cidr, other := netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("10.244.2.0/24")
+	placed := func(p Phase) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: p, Node: "n1", PodCIDR: cidr} }
 	on := func(node string) *PodIP { return &PodIP{PodUID: "a", Of: "a", Phase: Bound, Node: node} }
 	for _, c := range []struct {
 		name string
@@ -551,6 +617,33 @@ func TestAnAgentReportsAndBarsInThisOrder(t *testing.T) {
 			IP: mine(Allocated)}, Deed{Bar: true, Report: Retained}},
 		{"another machine has the address of another pod", Local{UID: "b", Exists: true, Conflict: "m", IP: mine(Bound)},
 			Deed{}},
+		{"nodes route to it, before it starts", Local{UID: "a", Exists: true, Here: true, PodCIDR: cidr,
+			IP: &PodIP{PodUID: "a"}}, Deed{Report: Allocated}},
+		{"nodes route to it, after its predecessor", Local{UID: "a", Exists: true, Here: true, PodCIDR: cidr,
+			IP: &PodIP{PodUID: "a", Of: "0", Phase: Retained, Node: "n2", PodCIDR: other}}, Deed{Report: Allocated}},
+		{"nodes route to it, as reported", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: placed(Allocated)}, Deed{}},
+		{"nodes route to it in another way by now", Local{UID: "a", Exists: true, PodCIDR: other, IP: placed(Allocated)},
+			Deed{Report: Allocated}},
+		{"nodes route to it, and it runs", Local{UID: "a", Exists: true, Netns: true, PodCIDR: cidr, IP: placed(Allocated)},
+			Deed{Report: Bound}},
+		{"it runs, and nodes are to route to it", Local{UID: "a", Exists: true, Netns: true, PodCIDR: cidr,
+			IP: mine(Bound)}, Deed{Report: Bound}},
+		{"it runs, and nodes route to it", Local{UID: "a", Exists: true, Netns: true, PodCIDR: cidr, IP: placed(Bound)},
+			Deed{}},
+		{"it runs, and it is not known how nodes route to it", Local{UID: "a", Exists: true, Netns: true,
+			IP: placed(Bound)}, Deed{}},
+		{"nodes routed to it, and its sandbox crashed", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: mine(Bound)},
+			Deed{}},
+		{"nodes are to route to a pod that never comes", Local{UID: "a", Exists: true, Here: true, Barred: true,
+			PodCIDR: cidr, IP: &PodIP{PodUID: "a"}}, Deed{Report: Retained}},
+		{"nodes are to route to a pod that was gone", Local{UID: "a", Exists: true, PodCIDR: cidr, IP: mine(Retained)},
+			Deed{}},
+		{"nodes are to route to a pod that is not known to be here", Local{UID: "a", Exists: true, PodCIDR: cidr,
+			IP: &PodIP{PodUID: "a"}}, Deed{}},
+		{"nodes are to route to the pod of another address", Local{UID: "b", Exists: true, PodCIDR: cidr,
+			IP: mine(Bound)}, Deed{}},
+		{"nodes routed to a pod that ends, and never ran", Local{UID: "a", Exists: true, Ending: true, PodCIDR: cidr,
+			IP: placed(Allocated)}, Deed{Bar: true, Report: Retained}},
 		{"back from a backup", Local{UID: "a", Exists: true, Barred: true, IP: mine(Bound)}, Deed{Report: Retained}},
 	} {
 		c.l.Node = "n1"

@@ -130,6 +130,7 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 	if !noted { // what proves it now may be gone later, and the retention begins
 		again := *p
 		again.Phase, again.Of, again.Since, again.Node = Retained, p.PodUID, now, b.nodeOf(p)
+		again.PodCIDR = netip.Prefix{}
 		return Plan{Reason: why, Writes: []Write{StatusIP{PodIP: again, If: f.If}}}
 	}
 	return Plan{Reason: why, Until: until}
@@ -240,12 +241,14 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	return Plan{Writes: []Write{UpdateIP{PodIP: again, If: checks}}}
 }
 
-// nodeOf returns the node that the pod of an address had, as far as that is known.
+// nodeOf returns the node that the pod of an address had, as far as that is known. If it never had one, the address is
+// where an earlier pod left it.
 func (b *Book) nodeOf(p *PodIP) string {
-	if p.Of == p.PodUID && p.Node != "" {
+	end := b.ends[p.PodUID]
+	if p.Node != "" && (p.Of == p.PodUID || end.Final && end.Node == "") {
 		return p.Node
 	}
-	return b.ends[p.PodUID].Node
+	return end.Node
 }
 
 // teller returns a pod that was told to have an address which is not its own by the PodIP: the oldest. nil: there is
@@ -286,7 +289,7 @@ func (b *Book) surplus(pod *Pod, p *PodIP) bool {
 		return !pod.has(p.Addr)
 	}
 	if pod.Has == nil && (pod.Ending || pod.Over) { // it never will be told of any
-		return b.held[pod.UID] == "" && p.Of != pod.UID
+		return b.held[pod.UID] == "" && p.Of == "" // what an earlier pod had is kept, or not, as that one said
 	}
 	return pod.Has != nil && !pod.Gated && !pod.has(p.Addr)
 }
@@ -294,7 +297,7 @@ func (b *Book) surplus(pod *Pod, p *PodIP) bool {
 // superseded reports whether a later pod of the same name has another address in the place of this one.
 func (b *Book) superseded(p *PodIP) bool {
 	pod := b.pods[b.named[Owner{Namespace: p.Namespace, Pod: p.PodName}]]
-	if p.Identity != "" || pod == nil || pod.Gated || pod.UID == p.PodUID {
+	if p.Identity != "" || pod == nil || pod.Gated || pod.UID == p.PodUID || pod.Created.Before(p.Created) {
 		return false
 	}
 	return pod.Has != nil && !pod.has(p.Addr)

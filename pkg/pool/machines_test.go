@@ -51,7 +51,9 @@ func (w *world) workloadsAct() {
 	}
 	for _, key := range w.pods.keys() {
 		p := w.pods.objs[key]
-		if host, exists := w.hosts.objs[p.Node]; p.Node != "" && (!exists || host.Off) && (w.calm || w.some(30)) {
+		if p.Node == "" && p.Ending && (w.calm || w.some(50)) {
+			w.pods.del(key)
+		} else if host, exists := w.hosts.objs[p.Node]; p.Node != "" && (!exists || host.Off) && (w.calm || w.some(30)) {
 			w.logf("pod %s %s is deleted: node %s is gone", p.Name, p.UID, p.Node)
 			w.pods.del(key)
 		}
@@ -288,6 +290,9 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
 		host, exists := w.hosts.objs[n.name]
 		local.Off = !exists || host.Off
 	}
+	if local.IP != nil && local.IP.Mode == Routed && (w.calm || w.some(90)) {
+		local.PodCIDR = n.routes(a)
+	}
 	deed := Tend(local)
 	if deed.Down && n.sandboxes[uid] != nil {
 		w.logf("%s: interfaces of %s go down", n.name, uid)
@@ -303,6 +308,9 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
 	if deed.Report != "" {
 		ip := *local.IP
 		ip.Phase, ip.Of, ip.Node, ip.Since, ip.Conflict = deed.Report, uid, n.name, w.now, local.Conflict
+		if ip.PodCIDR = local.PodCIDR; deed.Report == Retained {
+			ip.PodCIDR = netip.Prefix{}
+		}
 		_ = w.send(n.name, StatusIP{PodIP: ip})
 	}
 }
@@ -625,8 +633,18 @@ func (w *world) takeBack(n *node) {
 	}
 }
 
+// routes is how other nodes route to this one.
+func (n *node) routes(a netip.Addr) netip.Prefix {
+	k := n.name[1] - '0'
+	if a.Is4() {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, k, 0}), 24)
+	}
+	return netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfd, 0x44, 7: k}), 64)
+}
+
 func (w *world) scale() {
 	wl := w.workloads[pickOne(w.r, slices.Sorted(maps.Keys(w.workloads)))]
+	wl.scaled = w.now
 	switch {
 	case w.some(20):
 		wl.gone = !wl.gone
@@ -660,9 +678,9 @@ func (w *world) meddle() {
 	if !ok {
 		w.logf("pool %s is made again", name)
 		spec := map[string]Spec{
-			"a4": {Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.2-10.6.0.5"}},
-			"b4": {Mode: L2, Subnet: "10.7.0.0/16", Addresses: []string{"10.7.0.1-10.7.0.3"}},
-			"c6": {Mode: L2, Subnet: "fd00::/64"},
+			"a4": {Mode: w.mode(), Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.2-10.6.0.5"}},
+			"b4": {Mode: w.mode(), Subnet: "10.7.0.0/16", Addresses: []string{"10.7.0.1-10.7.0.3"}},
+			"c6": {Mode: w.mode(), Subnet: "fd00::/64"},
 		}
 		w.pools.put(name, modelPool{Version: w.version(), Spec: spec[name]})
 		return
@@ -705,6 +723,7 @@ func (w *world) backUp() {
 
 // restore brings the API server back from the backup. That takes a while, and what is under way is over.
 func (w *world) restore() {
+	w.restored = true
 	if w.backup == nil {
 		return
 	}
@@ -904,8 +923,12 @@ func (w *world) explained() {
 				w.failf("pod %s %s does not run", key, p.UID)
 			}
 			for _, a := range p.Has {
-				if w.ips.objs[a.Prefix.Addr().String()].PodUID != p.UID {
+				ip := w.ips.objs[a.Prefix.Addr().String()]
+				if ip.PodUID != p.UID {
 					w.failf("pod %s %s has %s, which is not its own", key, p.UID, a.Prefix.Addr())
+				}
+				if ip.Mode == Routed && (ip.Of != p.UID || ip.PodCIDR != n.routes(ip.Addr)) {
+					w.failf("pod %s %s is on %s, and nodes route by %+v", key, p.UID, n.name, ip)
 				}
 			}
 			continue

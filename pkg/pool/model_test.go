@@ -15,6 +15,7 @@ var (
 	modelBroken    = flag.String("model.broken", "", "replay it without this rule")
 	modelForeign   = flag.Bool("model.foreign", false, "histories with other machines on the link")
 	modelAdopts    = flag.Bool("model.adopts", false, "histories with pods that are adopted")
+	modelRouted    = flag.Bool("model.routed", false, "histories with routed pools")
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
 
@@ -61,6 +62,7 @@ const (
 	nothingMore   more = iota
 	otherMachines      // on the link
 	adoptedPods        // which another program has started
+	routedPools        // all are
 )
 
 // chosen is what the flags say.
@@ -70,6 +72,8 @@ func chosen() more {
 		return otherMachines
 	case *modelAdopts:
 		return adoptedPods
+	case *modelRouted:
+		return routedPools
 	}
 	return nothingMore
 }
@@ -107,12 +111,36 @@ func TestAdoptedPodsKeepTheirAddresses(t *testing.T) {
 	t.Logf("pods that were adopted: %d", adopted)
 }
 
+// With routed pools, agents say of a pod that it is on their node before it has its address: that makes nothing less
+// safe, and nodes never route to another pod than the one that answers.
+func TestOtherNodesRouteToThePodThatAnswers(t *testing.T) {
+	hands, early := 0, 0
+	for seed := range uint64(500) {
+		w := history(t, 1+seed, 0, routedPools)
+		if w.bad != "" {
+			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
+		}
+		hands, early = hands+w.hands, early+w.early
+	}
+	if hands == 0 || early == 0 {
+		t.Errorf("%d addresses changed hands, and to %d pods nodes routed before they started", hands, early)
+	}
+	t.Logf("addresses that changed hands: %d; pods that nodes routed to before they started: %d", hands, early)
+}
+
 func history(t testing.TB, seed uint64, broken rules, with more) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 0)), broken)
 	total, deeds := 0, deeds
 	switch with {
 	case otherMachines:
 		w.foreign, deeds = map[netip.Addr]bool{}, foreigners
+	case routedPools:
+		w.routed = true
+		for _, name := range w.pools.keys() {
+			is := w.pools.objs[name]
+			is.Spec.Mode = Routed
+			w.pools.put(name, is)
+		}
 	case adoptedPods:
 		w.adopts, deeds = true, append(slices.Clone(deeds), deed{8, func(w *world) { w.adopt() }})
 		w.workloads["old"] = &workload{name: "old", keep: Keep{WhileOwned: true, Scaled: true, Deleted: true},
@@ -176,7 +204,7 @@ var ruleNames = map[rule]struct {
 }{
 	forceDeleteIsNoProof: {"forceDeleteIsNoProof", 10},
 	notReadyIsNoProof:    {"notReadyIsNoProof", 12},
-	podIsLookedUp:        {"podIsLookedUp", 7006},
+	podIsLookedUp:        {"podIsLookedUp", 17192},
 	nodeIsLookedUp:       {"nodeIsLookedUp", 7},
 	everyNodeAnswers:     {"everyNodeAnswers", 186},
 	answersAreFresh:      {"answersAreFresh", 26},
@@ -194,7 +222,7 @@ var ruleNames = map[rule]struct {
 	ownPodsOnly:          {"ownPodsOnly", 1000496},
 	recallMeansChecked:   {"recallMeansChecked", 0},
 	strangersGoDown:      {"strangersGoDown", 3910},
-	offGoesDown:          {"offGoesDown", 1459},
+	offGoesDown:          {"offGoesDown", 24139},
 	unusedIsFreed:        {"unusedIsFreed", 1},
 	surplusIsFreed:       {"surplusIsFreed", 172},
 	adoptedIsOwn:         {"adoptedIsOwn", 1226},

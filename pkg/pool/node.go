@@ -1,5 +1,7 @@
 package pool
 
+import "net/netip"
+
 // Local is what an agent knows of a pod that has, or may yet have, an address of a pool on its node.
 type Local struct {
 	UID UID
@@ -21,6 +23,9 @@ type Local struct {
 	Barred bool
 	// Conflict is the MAC address of another machine that had the address when the pod was to start; empty: none had.
 	Conflict string
+	// PodCIDR is how other nodes route to the pods of this one, if the address is of mode Routed; the zero Prefix: it is
+	// not known, or they need not.
+	PodCIDR netip.Prefix
 	// IP is the PodIP as it is past all caches, nil if there is none.
 	IP *PodIP
 
@@ -33,6 +38,9 @@ func (l Local) mine() bool { return l.IP != nil && l.IP.PodUID == l.UID }
 // named reports whether it is written down that the pod is on this node. A pod never changes its node, so that it is no
 // other one's unless the API server forgets this, too.
 func (l Local) named() bool { return l.mine() && l.IP.Of == l.UID && l.IP.Node == l.Node }
+
+// placed reports whether it is written down how other nodes route to the pod.
+func (l Local) placed() bool { return !l.PodCIDR.IsValid() || l.named() && l.IP.PodCIDR == l.PodCIDR }
 
 // LookUp reports whether Here and Elsewhere are to be read before Tend is asked.
 func (l Local) LookUp() bool { return !l.Exists || l.mine() && !l.named() }
@@ -59,6 +67,7 @@ type Deed struct {
 // again.
 //
 //   - A pod that has its namespace is Bound, if the address is its own.
+//   - One that has not started is Allocated, if other nodes route to it: they may do so by the time it answers.
 //   - One that cannot start, because another machine has the address, is Allocated, with the Conflict.
 //   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down. So do
 //     those of one that the cluster has elsewhere, and of one that it has deleted while it believes this node to be
@@ -82,7 +91,7 @@ func Tend(l Local) Deed {
 		return Deed{Down: true, Bar: bar}
 	case l.Netns && l.rules.broken(goneMeansNamespace) && ends && lacks(Retained):
 		return Deed{Report: Retained, Bar: bar}
-	case l.Netns && lacks(Bound):
+	case l.Netns && (lacks(Bound) || speaks && !l.placed()):
 		return Deed{Report: Bound}
 	case l.Netns:
 		return Deed{}
@@ -97,6 +106,8 @@ func Tend(l Local) Deed {
 		return Deed{Bar: bar}
 	case l.Barred && lacks(Retained): // it comes from a backup
 		return Deed{Report: Retained}
+	case !l.Barred && speaks && !l.placed() && (!l.named() || l.IP.Phase == Allocated):
+		return Deed{Report: Allocated}
 	}
 	return Deed{}
 }

@@ -82,6 +82,8 @@ type PodIP struct {
 	// Conflict is the MAC address of another machine on the link of Node that has the address, so that the pod could not
 	// start; empty: none was found.
 	Conflict string
+	// PodCIDR is how other nodes route to the pods of Node; the zero Prefix: it is not known, or Mode is not Routed.
+	PodCIDR netip.Prefix
 }
 
 func (p *PodIP) owner() Owner { return ownerOf(p.Namespace, p.PodName, p.Identity) }

@@ -259,7 +259,10 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 		case st.left(now) <= ahead:
 			full = append(full, st.Name)
 			text := fmt.Sprintf("pool %s has no free address, of %d", st.Name, st.Range.Set.Count())
-			if ahead > 0 {
+			switch {
+			case ahead == 1:
+				text += ", and 1 pod waits longer"
+			case ahead > 1:
 				text += fmt.Sprintf(", and %d pods wait longer", ahead)
 			}
 			why = append(why, text)

@@ -206,7 +206,7 @@ func (b *Book) Recall(now time.Time) Plan {
 }
 
 // recalledIP is the PodIP of an address that a pod has on a node: as the pod says it, if the cluster has the pod. A
-// node does not know what workload a pod is of, so that nothing ends an address that is kept while owned.
+// node does not know of what workload a pod is: only the pod's name tells what an address kept while owned is kept for.
 func (b *Book) recalledIP(h Held) PodIP {
 	pod := b.pods[h.UID]
 	if pod == nil {

@@ -27,6 +27,7 @@ type world struct {
 	conflicts int // pods that were ended because of one
 
 	api
+	restored    bool
 	inflight    []func() // writes that were given up and still come
 	backup      *api
 	backupAt    time.Time
@@ -44,7 +45,9 @@ type world struct {
 	hands      int  // addresses that changed hands
 	adopts     bool // pods that another program has started are adopted
 	adopted    int
-	known      int // addresses that a backup gave to a pod, and the cluster it replaced to another one
+	routed     bool // the pools are of mode Routed
+	early      int  // pods that nodes routed to before they started
+	known      int  // addresses that a backup gave to a pod, and the cluster it replaced to another one
 }
 
 // api is what the API server stores.
@@ -116,6 +119,7 @@ type workload struct {
 	wants    []Want
 	loose    bool // its pods have no stable names
 	fresh    bool
+	scaled   time.Time // last
 }
 
 // node is a machine.
@@ -201,6 +205,13 @@ func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 	return w
 }
 
+func (w *world) mode() Mode {
+	if w.routed {
+		return Routed
+	}
+	return L2
+}
+
 func (w *world) logf(format string, args ...any) {
 	at := w.now
 	w.log = append(w.log, func() string {
@@ -281,7 +292,7 @@ func (w *world) applied(wr Write) error {
 		}
 		p := wr.PodIP
 		p.Phase, p.Of, p.Node, p.Since, p.Deleting = is.Phase, is.Of, is.Node, is.Since, is.Deleting
-		p.Conflict = is.Conflict
+		p.Conflict, p.PodCIDR = is.Conflict, is.PodCIDR
 		p.Version = w.version()
 		if p.PodUID != is.PodUID {
 			w.hands++
@@ -297,6 +308,9 @@ func (w *world) applied(wr Write) error {
 			return err
 		}
 		is.Phase, is.Of, is.Node, is.Since = wr.PodIP.Phase, wr.PodIP.Of, wr.PodIP.Node, wr.PodIP.Since
+		if is.PodCIDR = wr.PodIP.PodCIDR; is.Phase == Allocated && is.PodCIDR.IsValid() {
+			w.early++
+		}
 		if is.Conflict = wr.PodIP.Conflict; is.Phase != Allocated {
 			is.Conflict = ""
 		}
@@ -307,6 +321,7 @@ func (w *world) applied(wr Write) error {
 		if err != nil {
 			return err
 		}
+		w.mayEnd(is)
 		w.deleteIP(is)
 	case PlacePod:
 		is, ok := w.pods.objs[wr.Name]
@@ -350,6 +365,21 @@ func (w *world) applied(wr Write) error {
 	return nil
 }
 
+// mayEnd checks that no address is given up that is kept for a pod. After a restore, pods that the backup lacks count.
+func (w *world) mayEnd(is PodIP) {
+	wl := w.workloads[is.Workload.Name]
+	pool, exists := w.pools.objs[is.Pool]
+	next, there := w.pods.objs[is.PodName]
+	switch {
+	case wl == nil || wl.gone, w.restored:
+	case !is.Keep.WhileOwned, is.Of == "", is.Release, is.Quarantine.Reason != "", w.wanted(&is) > Wants:
+	case exists && pool.Deleting, there && next.Has != nil && !next.has(is.Addr):
+	case w.now.Sub(wl.scaled) < time.Minute: // it was unwanted when that was decided
+	default:
+		w.failf("%s is given up, and pod %s may want it: %+v", is.Addr, is.PodName, is)
+	}
+}
+
 func (w *world) deleteIP(is PodIP) {
 	if !is.Held {
 		w.ips.del(is.Addr.String())
@@ -359,9 +389,9 @@ func (w *world) deleteIP(is PodIP) {
 	w.ips.put(is.Addr.String(), is)
 }
 
-// deletePod is a graceful deletion.
+// deletePod is a graceful deletion. One of a pod without a node takes no time, but may be seen.
 func (w *world) deletePod(is Pod) {
-	if is.Node == "" {
+	if is.Node == "" && (w.calm || w.some(50)) {
 		w.pods.del(is.Name)
 		return
 	}
@@ -426,7 +456,7 @@ type answering struct {
 	node string
 }
 
-// oracle: at no moment may two pods answer for one address.
+// oracle: at no moment may two pods answer for one address, nor nodes route to another pod than the one that answers.
 func (w *world) oracle() {
 	all := w.scratch[:0]
 	for _, n := range w.nodes {
@@ -446,6 +476,10 @@ func (w *world) oracle() {
 	}
 	w.scratch = all
 	for i, x := range all {
+		if p := w.ips.objs[x.addr.String()]; w.routed && p.PodCIDR.IsValid() && p.Of == p.PodUID &&
+			(p.Of != x.uid || p.Node != x.node) && !w.told[x.uid] && !w.lost[x.uid] && !w.told[p.Of] && !w.lost[p.Of] {
+			w.failf("%s on %s answers for %s, and nodes route it to %s on %s", x.uid, x.node, x.addr, p.Of, p.Node)
+		}
 		for _, y := range all[:i] {
 			if x.addr != y.addr || w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] {
 				continue

@@ -25,7 +25,7 @@ type (
 		PodIP PodIP
 		If    []Check
 	}
-	// StatusIP writes Phase, Of, Node and Since of a PodIP, bound to its Version.
+	// StatusIP writes Phase, Of, Node, Since, Conflict and PodCIDR of a PodIP, bound to its Version.
 	StatusIP struct {
 		PodIP PodIP
 		If    []Check

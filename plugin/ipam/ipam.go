@@ -246,10 +246,15 @@ func (c *call) add() *Error {
 	if cerr != nil {
 		return cerr
 	}
+	way, cerr := c.route(pool.addrs, n, res.routes)
+	if cerr != nil {
+		return cerr
+	}
 
 	options := c.options()
 	if len(pool.addrs) > 0 {
 		options.Patience = max(pool.left, pause)
+		options.Freeing = c.disconnect(n)
 	}
 	req := ledger.AddRequest{
 		Attachment: c.att, Pod: args.pod, Netns: ns, Policy: policy, Requested: requested,
@@ -275,14 +280,24 @@ func (c *call) add() *Error {
 	default:
 		c.ending = spool.AddOrdinary
 	}
-	if len(pool.addrs) > 0 {
+	switch {
+	case way != nil:
+		// Nobody is asked who else has the addresses: they are on no link that machines share.
+		if err := c.connect(way); err != nil {
+			c.ending = spool.AddFailed
+			c.undo(args.pod, ns, ledger.New(n, options))
+			return errorf(codeTryAgain, "connecting pod %s with its node: %v", args.pod, err)
+		}
+		r.Events = append(r.Events, c.event(ledger.EventPooled, args.pod, pool.has()...))
+		res.addRouted(way)
+	case len(pool.addrs) > 0:
 		if cerr := c.probe(pool.addrs, args.pod, ns, ledger.New(n, options)); cerr != nil {
 			c.ending = spool.AddFailed
 			return cerr
 		}
 		r.Events = append(r.Events, c.event(ledger.EventPooled, args.pod, pool.has()...))
 		res.addPooled(pool.addrs)
-	} else {
+	default:
 		for i, a := range r.Addrs {
 			res.add(n.Ranges[i], a)
 		}
@@ -352,9 +367,12 @@ func (c *call) del() *Error {
 		req.Netns = ns
 	}
 	// As much of the configuration as can be understood must do.
-	l := ledger.Partial(c.conf.Bare(), c.options())
+	options := c.options()
+	options.Freeing = c.disconnect(c.conf.Bare())
+	l := ledger.Partial(c.conf.Bare(), options)
 	if n, err := c.conf.Network(); err == nil {
-		l = ledger.New(n, c.options())
+		options.Freeing = c.disconnect(n)
+		l = ledger.New(n, options)
 	}
 	r, err := l.Del(req)
 	if err != nil {
@@ -387,11 +405,10 @@ func (c *call) check() *Error {
 	if !ok {
 		return nil
 	}
-	ours := func(a netip.Addr) bool {
-		return slices.ContainsFunc(n.Ranges, func(s ledger.RangeSet) bool {
-			return slices.ContainsFunc(s, func(r ledger.Range) bool { return r.Contains(a) })
-		})
+	if cerr := c.connected(addrs); cerr != nil {
+		return cerr
 	}
+	ours := func(a netip.Addr) bool { return inRanges(n, a) }
 	pooled := !slices.ContainsFunc(addrs, ours) // or of other ranges, from before the configuration changed
 	for _, a := range addrs {
 		if (ours(a) || pooled) && !slices.Contains(prev, a) {
@@ -419,7 +436,9 @@ func (c *call) gc() *Error {
 	if err != nil {
 		return configError(err)
 	}
-	if err := ledger.New(n, c.options()).Collect(valid); err != nil {
+	options := c.options()
+	options.Freeing = c.disconnect(n)
+	if err := ledger.New(n, options).Collect(valid); err != nil {
 		return addError(err)
 	}
 	return nil

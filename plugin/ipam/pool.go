@@ -106,11 +106,6 @@ func (p *pooled) has() (addrs []netip.Addr) {
 //
 // It asks without the ledger's lock, which others wait for: the addresses are the attachment's meanwhile.
 func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netns, l *ledger.Ledger) *Error {
-	undo := func() {
-		if _, err := l.Del(ledger.DelRequest{Attachment: c.att, Pod: pod, Netns: ns, Policy: &ledger.Policy{}}); err != nil {
-			fmt.Fprintf(c.Stderr, "stayput: ADD %s: %v: the runtime's DEL frees the addresses\n", c.att, err)
-		}
-	}
 	due, err := c.unprobed(addrs, pod)
 	if err == nil && (len(due) == 0 || ns.Ino == 0) {
 		return nil
@@ -125,12 +120,12 @@ func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netn
 	}
 	switch {
 	case err != nil:
-		undo()
+		c.undo(pod, ns, l)
 		return errorf(codeTryAgain, "finding out whether another machine on the link has an address of pod %s: %v", pod, err)
 	case len(found) == 0:
 		return nil
 	}
-	undo()
+	c.undo(pod, ns, l)
 	var said []string
 	for _, f := range found {
 		e := c.event(ledger.EventConflict, pod, f.Addr)
@@ -141,6 +136,13 @@ func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netn
 		c.report([]ledger.Event{e})
 	}
 	return errorf(codeTryAgain, "pod %s cannot start: %s", pod, strings.Join(said, "; "))
+}
+
+// undo frees what the ledger has just given to the attachment.
+func (c *call) undo(pod ledger.Pod, ns ledger.Netns, l *ledger.Ledger) {
+	if _, err := l.Del(ledger.DelRequest{Attachment: c.att, Pod: pod, Netns: ns, Policy: &ledger.Policy{}}); err != nil {
+		fmt.Fprintf(c.Stderr, "stayput: ADD %s: %v: the runtime's DEL frees the addresses\n", c.att, err)
+	}
 }
 
 // unprobed returns the addresses that are to be probed for before the pod has them.
@@ -165,7 +167,7 @@ func (c *call) unprobed(addrs []netconf.PoolAddress, pod ledger.Pod) (due []neti
 func (c *call) event(reason ledger.EventReason, pod ledger.Pod, addrs ...netip.Addr) ledger.Event {
 	return ledger.Event{
 		Reason: reason, Key: ledger.NewKey(c.conf.Name, pod, ledger.Policy{}, c.att.IfName), Pod: pod,
-		ContainerID: c.att.ContainerID, Netns: c.netnsPath, Addrs: addrs, Time: time.Now(),
+		ContainerID: c.att.ContainerID, Netns: c.netnsPath, Addrs: addrs, Time: time.Now().UTC(),
 	}
 }
 

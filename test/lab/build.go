@@ -67,6 +67,12 @@ var nodeComponents = []component{
 // today's module. Both use IPAM in the same way.
 var flannelComponent = component{name: "flannel", dir: "build/flannel", sources: []string{"build/flannel"}, pkg: "tool"}
 
+// bandwidthComponent is the CNI plugin that limits pods' bandwidth, of the version of the others.
+var bandwidthComponent = component{
+	name: "bandwidth", dir: "build/cni", sources: []string{"build/cni"},
+	pkg: "github.com/containernetworking/plugins/plugins/meta/bandwidth",
+}
+
 // clusterComponents make up a cluster, besides its nodes.
 var clusterComponents = []component{
 	{
@@ -199,6 +205,11 @@ func BuildHelm(ctx context.Context) (string, error) { return buildProgram(ctx, h
 
 // BuildFlannel builds flannel's CNI plugin and returns its path.
 func BuildFlannel(ctx context.Context) (string, error) { return buildProgram(ctx, flannelComponent) }
+
+// BuildBandwidth builds the CNI plugin bandwidth and returns its path.
+func BuildBandwidth(ctx context.Context) (string, error) {
+	return buildProgram(ctx, bandwidthComponent)
+}
 
 // BuildLinter builds golangci-lint and returns its path.
 func BuildLinter(ctx context.Context) (string, error) { return buildProgram(ctx, linterComponent) }

@@ -108,13 +108,17 @@ func (c *Cluster) upgrade(ctx context.Context, values map[string]any, args ...st
 }
 
 // WaitInstalled waits until agents and controllers match their specs and are ready, and containerd gets pod addresses
-// from stayput.
+// from stayput. Without agents (agent.enabled=false) it is the controllers alone.
 func (c *Cluster) WaitInstalled(ctx context.Context) error {
 	d, err := c.client.AppsV1().Deployments(SystemNamespace).Get(ctx, controllerWorkload, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	c.Controllers = &Controllers{cluster: c, replicas: *d.Spec.Replicas}
+	agent, _ := c.values["agent"].(map[string]any)
+	if agent["enabled"] == false {
+		return c.Controllers.WaitReady(ctx)
+	}
 	if err := c.waitAgents(ctx); err != nil {
 		return err
 	}

@@ -138,6 +138,13 @@ func (m *Machine) SetAddrs(addrs ...netip.Prefix) error {
 	})
 }
 
+// SetRoute has the machine send what is for a subnet to this gateway.
+func (m *Machine) SetRoute(to netip.Prefix, gateway netip.Addr) error {
+	return m.link(func(h *netlink.Handle, l netlink.Link) error {
+		return h.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: network(to), Gw: gateway.AsSlice()})
+	})
+}
+
 // Neighbour returns the MAC address that the machine knows of an address; empty: none.
 func (m *Machine) Neighbour(a netip.Addr) (mac string, err error) {
 	err = m.link(func(h *netlink.Handle, l netlink.Link) error {

@@ -21,12 +21,14 @@ const AnnotationsCapability = "io.kubernetes.cri.pod-annotations"
 
 // Network is a CNI network of a node, written as a configuration list with one plugin.
 type Network struct {
-	// Name of the network; "pods" if empty. Its bridge is br-<name>.
+	// Name of the network; "pods" if empty. Its bridge is br-<name>, unless it is said.
 	Name string
 	// File is the name of the configuration file; 10-<name>.conflist if empty.
 	File string
 	// Type is the main plugin: bridge (if empty), ptp or macvlan. The node itself reaches pods of the first two.
 	Type string
+	// Bridge is one that the node has already, and that is not the pods' gateway; if empty, the plugin makes one that is.
+	Bridge string
 	// CNIVersion is the version of the configuration; 1.0.0 if empty.
 	CNIVersion string
 	// IPAM is the configuration of the IPAM plugin; nil means [RangeIPAM]("host-local", "10.88.0.0/16").
@@ -69,8 +71,9 @@ func (w Network) plugin() map[string]any {
 	p := map[string]any{"type": w.Type, "ipam": w.IPAM}
 	switch w.Type {
 	case "bridge":
-		p["bridge"] = "br-" + w.Name
-		p["isGateway"] = true
+		if p["bridge"] = w.Bridge; w.Bridge == "" {
+			p["bridge"], p["isGateway"] = "br-"+w.Name, true
+		}
 	case "macvlan":
 		p["master"] = Uplink
 	}
