@@ -24,15 +24,17 @@ after the daemon has ended; it may be run more than once. In a container that se
 --root=/proc/1/root.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			netns := ""
 			if root != "" {
 				if err := chroot(root); err != nil {
 					return fmt.Errorf("--root: %w", err)
 				}
+				netns = "/proc/1/ns/net"
 			}
 			out := slog.New(slog.NewTextHandler(cmd.OutOrStdout(), &slog.HandlerOptions{ReplaceAttr: withoutTime}))
 			return uninstall.Node(cmd.Context(), uninstall.Options{
 				Ledgers:    ledger.Options{StateDir: o.node.StateDir},
-				CNIConfDir: o.node.CNIConfDir, CNIBinDir: o.node.CNIBinDir, Log: out,
+				CNIConfDir: o.node.CNIConfDir, CNIBinDir: o.node.CNIBinDir, Netns: netns, Log: out,
 			})
 		},
 	}

@@ -49,21 +49,21 @@ func (a *Agent) RunPodSandbox(s Sandbox) {
 	o := observe(s)
 	h.policies.promiseInTime(o)
 	h.queue.put(o)
-	h.pools.Look(s.Pod, s.Annotations)
+	h.pools.Look(s.Pod, s.Annotations, false)
 }
 
 // StopPodSandbox is the hook of a sandbox that is about to lose its addresses. It changes no policy.
 func (a *Agent) StopPodSandbox(s Sandbox) {
 	defer a.hooks.timed("StopPodSandbox")()
 	a.hooks.book.up()
-	a.hooks.pools.Look(s.Pod, s.Annotations)
+	a.hooks.pools.Look(s.Pod, s.Annotations, true)
 }
 
 // RemovePodSandbox is the hook of a sandbox that has gone.
 func (a *Agent) RemovePodSandbox(s Sandbox) {
 	defer a.hooks.timed("RemovePodSandbox")()
 	a.hooks.book.up()
-	a.hooks.pools.Look(s.Pod, s.Annotations)
+	a.hooks.pools.Look(s.Pod, s.Annotations, true)
 }
 
 // Synchronize is the hook of a new connection: whatever happened while there was none is caught up with. There

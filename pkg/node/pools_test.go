@@ -72,6 +72,12 @@ func TestTheAgentLearnsOfPoolsByTheInstallation(t *testing.T) {
 	}
 	c.SetPools(true)
 	eventually(t, "asks", func() bool { return asked() > 1 && r.pools.Trouble() != "" })
+	routed := func() int { return c.Count("GET /apis/stayput.io/v1alpha1/podips") }
+	if n := routed(); n > 0 {
+		t.Errorf("%d requests for PodIPs without a pool of mode Routed", n)
+	}
+	c.SetRouted(true)
+	eventually(t, "asks where routed addresses are", func() bool { return routed() > 0 })
 	c.SetPools(false)
 	eventually(t, "stopped", func() bool { return r.pools.Trouble() == "" })
 }

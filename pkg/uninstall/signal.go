@@ -58,6 +58,8 @@ type Object struct {
 	Confirmed bool `json:"confirmed,omitempty"`
 	// Pools reports whether it said that the cluster has pools.
 	Pools bool `json:"-"`
+	// Routed reports whether it said that some of them are of mode Routed.
+	Routed bool `json:"-"`
 }
 
 // Status is an object's state.
@@ -110,7 +112,7 @@ func (s *Signal) Status() Status {
 }
 
 // Changed returns a channel that delivers once after one or more changes of Status().State, of the object's UID or
-// of its Pools. It has one reader at a time.
+// of its Pools and Routed. It has one reader at a time.
 func (s *Signal) Changed() <-chan struct{} { return s.changed }
 
 // newBackoff returns the pauses between two attempts to watch, jittered because every node's agent makes them.
@@ -213,7 +215,8 @@ func (s *Signal) Ask(ctx context.Context) Status {
 
 func objectOf(o *metav1.PartialObjectMetadata, version string) Object {
 	return Object{UID: o.UID, Version: version, Confirmed: o.Annotations[AnnotationConfirmed] == "true",
-		Pools: o.Annotations[v1alpha1.AnnotationPools] == "true"}
+		Pools:  o.Annotations[v1alpha1.AnnotationPools] == "true",
+		Routed: o.Annotations[v1alpha1.AnnotationRoutedPools] == "true"}
 }
 
 // present takes in that the object exists.
@@ -223,7 +226,7 @@ func (s *Signal) present(o Object) {
 	if s.status.State != Present || s.status.Object.UID != o.UID {
 		s.setLocked(Present, o)
 	}
-	if s.status.Object.Pools != o.Pools {
+	if s.status.Object.Pools != o.Pools || s.status.Object.Routed != o.Routed {
 		s.wake()
 	}
 	s.status.Object = o

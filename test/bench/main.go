@@ -41,6 +41,7 @@ var sections = []table.Section[*bench]{
 		About: "ADD beyond the promised share with 1,100 promises, and the ADD of a new promise with 10,000",
 	},
 	{Name: "parallel", About: "64 concurrent ADDs in one network", Measure: measureParallel},
+	{Name: "routed", About: "a whole ADD of the plugin bridge with a routed address", Measure: measureRouted},
 	{Name: "pods", About: "RunPodSandbox + StopPodSandbox on containerd", Measure: measurePods},
 	{Name: "agent", About: "the idle agent with 200 pods", Measure: measureAgent},
 }

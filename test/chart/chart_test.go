@@ -109,6 +109,16 @@ func objects(t *testing.T, namespace, values string, args ...string) []Document 
 	return all
 }
 
+// texts returns the objects of the chart by kind and name.
+func texts(t *testing.T, values string, args ...string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, d := range objects(t, Namespace, values, args...) {
+		all[d.Kind+" "+d.Name] = d.Text
+	}
+	return all
+}
+
 func TestManifestsMatchTheChart(t *testing.T) {
 	files, err := Files(testContext(t))
 	must.Do(t, err)
@@ -200,13 +210,6 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 
 // What pools take can be applied and deleted beside the rest, in the order of the file.
 func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
-	of := func(values string, args ...string) map[string]string {
-		all := map[string]string{}
-		for _, d := range objects(t, Namespace, values, args...) {
-			all[d.Kind+" "+d.Name] = d.Text
-		}
-		return all
-	}
 	want := []string{
 		"ClusterRole stayput-agent-pools", "ClusterRole stayput-controller-pools", "ClusterRole stayput-pools-view",
 		"ClusterRole stayput-uninstall-pools",
@@ -225,8 +228,8 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	isHook := func(name string) bool { return strings.HasSuffix(name, " stayput-uninstall-pools") }
 	for name, values := range renderings {
 		// A later value wins.
-		without, with := of(values, "--set=pools.enabled=false"),
-			of(values, "--set=pools.enabled=true,pools.spiderpool=false")
+		without, with := texts(t, values, "--set=pools.enabled=false"),
+			texts(t, values, "--set=pools.enabled=true,pools.spiderpool=false")
 		for object, text := range without {
 			if with[object] != text {
 				t.Errorf("%s: %s is another one with pools", name, object)
@@ -251,8 +254,8 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	theirs := []string{"ClusterRole stayput-controller-pools-spiderpool",
 		"ClusterRoleBinding stayput-controller-pools-spiderpool", "CustomResourceDefinition " + spiderIPPools}
 	for name, values := range renderings {
-		without, with := of(values, "--set=pools.enabled=true,pools.spiderpool=false"),
-			of(values, "--set=pools.enabled=true,pools.spiderpool=true")
+		without, with := texts(t, values, "--set=pools.enabled=true,pools.spiderpool=false"),
+			texts(t, values, "--set=pools.enabled=true,pools.spiderpool=true")
 		for object, text := range without {
 			if with[object] != text {
 				t.Errorf("%s: %s is another one with Spiderpool's words", name, object)
@@ -267,12 +270,12 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 			t.Errorf("%s: Spiderpool's words add %q, want %q", name, added, expect)
 		}
 	}
-	for object := range of("", "--set=pools.spiderpool=true") {
+	for object := range texts(t, "", "--set=pools.spiderpool=true") {
 		if strings.Contains(object, "spiderpool") {
 			t.Errorf("without pools: %s", object)
 		}
 	}
-	for object := range of("", "--set=pools.enabled=true,pools.spiderpool=true",
+	for object := range texts(t, "", "--set=pools.enabled=true,pools.spiderpool=true",
 		"--api-versions=spiderpool.spidernet.io/v2beta1/SpiderEndpoint") {
 		if object == theirs[2] {
 			t.Errorf("Spiderpool has brought it, and there is %s", object)
@@ -309,6 +312,53 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	}
 }
 
+// Without agents pods keep their nodes alone.
+func TestWithoutAgentsNothingOfThemIsInstalled(t *testing.T) {
+	const none = `agent: {enabled: false}`
+	with, without := texts(t, ""), texts(t, none)
+	changed := map[string]string{}
+	for object, text := range without {
+		switch was, there := with[object]; {
+		case !there:
+			t.Errorf("%s is only there without agents", object)
+		case was != text:
+			changed[object] = text
+		}
+		delete(with, object)
+	}
+	want := []string{
+		"ClusterRole stayput-agent", "ClusterRoleBinding stayput-agent", "DaemonSet stayput-agent",
+		"MutatingAdmissionPolicy stayput-gate-annotated", "MutatingAdmissionPolicyBinding stayput-gate-annotated",
+		"ServiceAccount stayput-agent",
+		"ValidatingAdmissionPolicy stayput-agent", "ValidatingAdmissionPolicyBinding stayput-agent",
+	}
+	if gone := slices.Sorted(maps.Keys(with)); !slices.Equal(gone, want) {
+		t.Errorf("there are no %q, want %q", gone, want)
+	}
+	differ := []string{"ConfigMap stayput-installation", "RoleBinding stayput-installation",
+		"ValidatingAdmissionPolicy stayput-advice"}
+	if is := slices.Sorted(maps.Keys(changed)); !slices.Equal(is, differ) {
+		t.Errorf("other ones are %q, want %q", is, differ)
+	}
+	if text := changed["RoleBinding stayput-installation"]; strings.Contains(text, "stayput-agent") {
+		t.Errorf("agents have rights:\n%s", text)
+	}
+	for _, d := range objects(t, Namespace, none+"\nnamespace: {create: true}") {
+		if d.Kind == "Namespace" && strings.Contains(d.Text, "privileged") {
+			t.Errorf("the namespace allows privileged pods:\n%s", d.Text)
+		}
+	}
+	dir, err := lab.Chart(testContext(t))
+	must.Do(t, err)
+	_, err = lab.Helm(testContext(t), "lint", "--strict", dir, "--values", valuesFile(t, none))
+	must.Do(t, err)
+	_, err = lab.Template(testContext(t), Namespace, "--set=agent.enabled=false,pools.enabled=true")
+	refusal := "pools.enabled: pools need agents: expected agent.enabled to be true"
+	if err == nil || !strings.Contains(err.Error(), refusal) {
+		t.Errorf("with pools: %v", err)
+	}
+}
+
 func TestHelmLintPasses(t *testing.T) {
 	dir, err := lab.Chart(testContext(t))
 	must.Do(t, err)
@@ -341,6 +391,7 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"apiServer.port=0",
 		"apiServer.port=65536",
 		"rbac.userRoles=yes please",
+		"agent.enabled=never",
 		"agent.cni.install=1",
 		"agent.cni.confDir=etc/cni/net.d",
 		"agent.cni.binDir=/opt/cni/bin/",

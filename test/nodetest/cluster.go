@@ -55,6 +55,7 @@ type Cluster struct {
 	Installed types.UID
 	confirmed bool // it has AnnotationConfirmed
 	pools     bool // it has AnnotationPools
+	routed    bool // it has AnnotationRoutedPools
 	Followers map[chan metav1.WatchEvent]bool
 	Drops     func(*v1alpha1.RetainedIP) // removes fields that the definition lacks
 	asked     []string                   // method and path of every request
@@ -339,6 +340,9 @@ func (c *Cluster) sentinel(uid types.UID) *metav1.PartialObjectMetadata {
 	if c.pools {
 		o.Annotations[v1alpha1.AnnotationPools] = "true"
 	}
+	if c.routed {
+		o.Annotations[v1alpha1.AnnotationRoutedPools] = "true"
+	}
 	return o
 }
 
@@ -378,6 +382,15 @@ func (c *Cluster) ConfirmUninstall() {
 func (c *Cluster) SetPools(are bool) {
 	c.Mu.Lock()
 	c.pools = are
+	uid := c.Installed
+	c.Mu.Unlock()
+	c.setInstalled("MODIFIED", uid, uid)
+}
+
+// SetRouted annotates it as the controller does if a pool is of mode Routed.
+func (c *Cluster) SetRouted(are bool) {
+	c.Mu.Lock()
+	c.routed = are
 	uid := c.Installed
 	c.Mu.Unlock()
 	c.setInstalled("MODIFIED", uid, uid)

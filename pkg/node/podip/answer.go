@@ -84,7 +84,7 @@ func (k *Keeper) answer(ctx context.Context) error {
 		return err
 	}
 	roll := rollOf(o)
-	s, err := k.deep.get(func() (*sight, error) { return k.look(ctx, true) })
+	s, err := k.deep.get(ctx, func() (*sight, error) { return k.look(ctx, true) })
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (k *Keeper) answer(ctx context.Context) error {
 	}
 
 	// 3. What is there after that.
-	s, err = k.deep.get(func() (*sight, error) { return k.look(ctx, true) })
+	s, err = k.deep.get(ctx, func() (*sight, error) { return k.look(ctx, true) })
 	if err != nil {
 		return err
 	}

@@ -32,6 +32,7 @@ type Pod struct {
 	} `json:"spec"`
 	Status struct {
 		Phase string `json:"phase"`
+		PodIP string `json:"podIP"`
 	} `json:"status"`
 }
 
@@ -80,6 +81,11 @@ type api interface {
 	Say(ctx context.Context, answer *v1alpha1.PodIPAnswer) error
 	// Node returns the UID of this node; empty: it does not exist.
 	Node(ctx context.Context) (types.UID, error)
+	// PodCIDRs are those of this node.
+	PodCIDRs(ctx context.Context) ([]netip.Prefix, error)
+	// Routed lists the PodIPs of mode Routed of all nodes.
+	Routed(ctx context.Context) (ips []v1alpha1.PodIP, version string, err error)
+	WatchRouted(ctx context.Context, version string) (watch.Interface, error)
 	// Off reports whether this node is off by the word of an operator.
 	Off(ctx context.Context) (bool, error)
 }
@@ -208,6 +214,9 @@ func (s *server) Report(ctx context.Context, ip *v1alpha1.PodIP) error {
 	if ip.Status.Conflict != "" {
 		status["conflict"] = ip.Status.Conflict
 	}
+	if ip.Status.PodCIDR != "" {
+		status["podCIDR"] = ip.Status.PodCIDR
+	}
 	err := s.apply(ctx, s.rest.Patch(types.ApplyPatchType).Resource("podips").Name(ip.Name).SubResource("status"),
 		map[string]any{
 			"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIP",
@@ -298,6 +307,43 @@ func (s *server) Node(ctx context.Context) (types.UID, error) {
 		return "", fmt.Errorf("reading Node %s: %w", s.node, err)
 	}
 	return meta.UID, nil
+}
+
+func routedSelector() string {
+	return fields.OneTermEqualSelector("spec.mode", string(v1alpha1.ModeRouted)).String()
+}
+
+func (s *server) Routed(ctx context.Context) ([]v1alpha1.PodIP, string, error) {
+	list := &v1alpha1.PodIPList{}
+	if err := s.list(ctx, s.rest.Get().Resource("podips"), routedSelector(), list); err != nil {
+		return nil, "", fmt.Errorf("listing PodIPs: %w", err)
+	}
+	return list.Items, list.ResourceVersion, nil
+}
+
+func (s *server) WatchRouted(ctx context.Context, version string) (watch.Interface, error) {
+	w, err := s.watch(ctx, s.rest.Get().Resource("podips"), routedSelector(), version)
+	if err != nil {
+		return nil, fmt.Errorf("watching PodIPs: %w", err)
+	}
+	return w, nil
+}
+
+func (s *server) PodCIDRs(ctx context.Context) (all []netip.Prefix, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer := s.rest.Get().AbsPath("/api/v1/nodes", s.node).Do(ctx)
+	err = answer.Error()
+	var is struct {
+		Spec struct{ PodCIDRs []netip.Prefix }
+	}
+	if b, _ := answer.Raw(); err == nil {
+		err = json.Unmarshal(b, &is)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading Node %s: %w", s.node, err)
+	}
+	return is.Spec.PodCIDRs, nil
 }
 
 func (s *server) Off(ctx context.Context) (bool, error) {

@@ -170,7 +170,7 @@ func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 	since := metav1.Now()
 	ip.Status = v1alpha1.PodIPStatus{Phase: "Bound", PodUID: "u", NodeName: "n1", Since: &since}
 	check(t, c.Report(t.Context(), ip))
-	ip.Name = "10.6.0.2"
+	ip.Name, ip.Status.PodCIDR = "10.6.0.2", "10.244.1.0/24"
 	if err := c.Report(t.Context(), ip); !apierrors.IsNotFound(err) {
 		t.Errorf("a PodIP that is gone: %v", err)
 	}
@@ -189,6 +189,9 @@ func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 	if sent.Metadata["uid"] != "x" || sent.Metadata["resourceVersion"] != "9" || sent.Spec != nil ||
 		len(sent.Status) != 4 {
 		t.Errorf("sent %s", body)
+	}
+	if !strings.Contains((*got)[1], `"podCIDR":"10.244.1.0/24"`) {
+		t.Errorf("of a routed address, sent %s", (*got)[1])
 	}
 }
 

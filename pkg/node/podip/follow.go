@@ -211,7 +211,7 @@ func (k *Keeper) see(p *Pod) error {
 	}
 	changed := !s.exists || s.ending != (p.DeletionTimestamp != nil) || s.over != p.over()
 	if !s.exists || text != "" && s.text != text {
-		changed, s.bound = true, false
+		changed, s.bound, s.placed = true, false, false
 	}
 	if text != "" {
 		s.text = text
@@ -226,7 +226,7 @@ func (k *Keeper) see(p *Pod) error {
 		s.gone = false
 		s.looks++
 		k.enqueue(s)
-	case version != s.version && !s.bound && !s.gone: // most changes are of the status; that may be of a start
+	case version != s.version && p.Status.PodIP != "" && !s.bound && !s.gone: // it has started
 		k.enqueue(s)
 	}
 	k.mu.Unlock()

@@ -12,15 +12,17 @@ type metrics struct {
 	k                      *Keeper
 	failures               *prometheus.CounterVec
 	unproven, oldest, owed *prometheus.Desc
+	routes                 *prometheus.Desc
 }
 
 // The words of the label part: what failed.
 const (
-	partWatch  = "watch"  // of pods, or of the PodIPRoll
+	partWatch  = "watch"  // of pods, PodIPs, or of the PodIPRoll
 	partPod    = "pod"    // to see to a pod: to read or write its PodIPs, to bar it, to find out whether it is there
 	partAnswer = "answer" // to answer what all nodes are asked
 	partBooks  = "books"  // to look through the node's own books
 	partBars   = "bars"   // to sweep old bars
+	partRoutes = "routes" // to route addresses of pools of mode Routed
 )
 
 func newMetrics(k *Keeper) *metrics {
@@ -31,7 +33,8 @@ func newMetrics(k *Keeper) *metrics {
 		k: k,
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "stayput_agent_pool_failures_total",
-			Help: "Failures of the agent's work for pools by part: watch, pod, answer, books or bars. Each is tried again.",
+			Help: "Failures of the agent's work for pools by part: watch, pod, answer, books, bars or routes. Each is tried " +
+				"again.",
 		}, []string{"part"}),
 		unproven: desc("stayput_agent_pool_unproven_pods",
 			"Pods with addresses of pools that have ended on the node, of which it is not proved and told yet that they will "+
@@ -39,12 +42,14 @@ func newMetrics(k *Keeper) *metrics {
 		oldest: desc("stayput_agent_pool_oldest_unproven_pod_age_seconds",
 			"Time since the agent has known that the oldest of them has ended, 0 without any."),
 		owed: desc("stayput_agent_pool_answer_owed", "Whether the node has not answered yet what all nodes are asked."),
+		routes: desc("stayput_agent_pool_routes",
+			"Routes of the node to addresses of pools that pods of other nodes have, also those that refuse packets."),
 	}
 }
 
 func (m *metrics) Describe(c chan<- *prometheus.Desc) {
 	m.failures.Describe(c)
-	for _, d := range []*prometheus.Desc{m.unproven, m.oldest, m.owed} {
+	for _, d := range []*prometheus.Desc{m.unproven, m.oldest, m.owed, m.routes} {
 		c <- d
 	}
 }
@@ -70,11 +75,16 @@ func (m *metrics) Collect(c chan<- prometheus.Metric) {
 	c <- prometheus.MustNewConstMetric(m.unproven, prometheus.GaugeValue, float64(unproven))
 	c <- prometheus.MustNewConstMetric(m.oldest, prometheus.GaugeValue, oldest.Seconds())
 	c <- prometheus.MustNewConstMetric(m.owed, prometheus.GaugeValue, owed)
+	routes := 0
+	if m.k.table != nil {
+		routes = m.k.table.Routes()
+	}
+	c <- prometheus.MustNewConstMetric(m.routes, prometheus.GaugeValue, float64(routes))
 }
 
 // serves starts the counters at 0, so that rate() sees the first increment.
 func (m *metrics) serves() {
-	for _, part := range []string{partWatch, partPod, partAnswer, partBooks, partBars} {
+	for _, part := range []string{partWatch, partPod, partAnswer, partBooks, partBars, partRoutes} {
 		m.failures.WithLabelValues(part)
 	}
 }
@@ -84,7 +94,9 @@ func (m *metrics) failed(part string) {
 	switch kind, _, _ := strings.Cut(part, " "); {
 	case kind != part:
 		part = partPod
-	case part == "pods", part == "roll":
+	case strings.HasPrefix(part, "routes."), part == "podCIDR":
+		part = partRoutes
+	case part == "pods", part == "roll", part == "routed":
 		part = partWatch
 	}
 	m.failures.WithLabelValues(part).Inc()

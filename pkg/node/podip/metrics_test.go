@@ -41,8 +41,8 @@ func (w *world) exported() map[string]float64 {
 func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 	inWorld(t, func(w *world) {
 		quiet := map[string]float64{"failures_total watch": 0, "failures_total pod": 0, "failures_total answer": 0,
-			"failures_total books": 0, "failures_total bars": 0, "unproven_pods": 0, "oldest_unproven_pod_age_seconds": 0,
-			"answer_owed": 0}
+			"failures_total books": 0, "failures_total bars": 0, "failures_total routes": 0, "unproven_pods": 0,
+			"oldest_unproven_pod_age_seconds": 0, "answer_owed": 0, "routes": 0}
 		for n := range 2 {
 			w.given(n + 1)
 			w.runs(n + 1)

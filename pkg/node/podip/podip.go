@@ -16,6 +16,7 @@
 //	tend.go    what is done about a pod, and said of it
 //	answer.go  the answers to rolls
 //	sight.go   what is on the machine
+//	routed.go  where routed addresses are: for package route
 //	metrics.go what is counted
 //	client.go  the API server
 package podip
@@ -41,6 +42,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
+	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/pool"
 )
 
@@ -61,6 +63,13 @@ type Options struct {
 	Runtime   Runtime
 	Log       *slog.Logger
 	Registry  prometheus.Registerer // of the metrics
+	// PodCIDR is the prefix of this family by which other nodes route to the pods of this one; the zero Prefix: it is not
+	// known. It must not wait. nil: it is that of the Node, or the first one of Subnets.
+	PodCIDR func(is4 bool) netip.Prefix
+	// Subnets are the ranges from which pods of this node have their addresses, if its Node has no podCIDR; nil: none.
+	Subnets func() []netip.Prefix
+	// Bridge is the name of the bridge that pods of a network are on, empty if they are on none; nil: they are.
+	Bridge func(network string) string
 }
 
 // Keeper is the agent's half of pools. Its methods may be called from any goroutine; none but Run waits.
@@ -69,22 +78,28 @@ type Keeper struct {
 	api     api
 	log     *slog.Logger
 	metrics *metrics
+	table   table // nil: the node routes nothing
 
 	// What is asked of the machine; tests have their own.
 	observe func(context.Context) (*hostnet.View, error)
 	lives   func(ledger.Netns) (bool, error)
 	down    func(path string) error
 
-	changed  chan struct{} // are has changed
-	rollNow  chan struct{} // there may be something to answer
-	shallow  fresh[*sight]
-	deep     fresh[*sight]
-	writing  sync.Mutex // of files by UID: they are of a list, and of what it was followed by
-	troubled sync.Mutex
-	troubles map[string]string
+	changed chan struct{} // are has changed
+	rollNow chan struct{} // there may be something to answer
+	// routedChanged: areRouted has.
+	routedChanged chan struct{}
+	shallow       fresh[*sight]
+	deep          fresh[*sight]
+	writing       sync.Mutex // of files by UID: they are of a list, and of what it was followed by
+	troubled      sync.Mutex
+	troubles      map[string]string
 
 	mu  sync.Mutex
 	are bool // there are pools
+	// areRouted: some are of mode Routed.
+	areRouted bool
+	podCIDRs  []netip.Prefix // of this node
 	// queue has the UIDs of subjects that are to be looked at; nil: nobody looks.
 	queue    workqueue.TypedRateLimitingInterface[string]
 	subjects map[string]*subject
@@ -97,6 +112,16 @@ type Keeper struct {
 	// answered is the round that this node has answered, 0 if it is not known, and when it was found out.
 	answered   int64
 	answeredAt time.Time
+}
+
+// table is a [route.Table].
+type table interface {
+	Run(ctx context.Context)
+	Set(places map[netip.Addr]route.Place)
+	Put(a netip.Addr, p route.Place)
+	Delete(a netip.Addr)
+	SetNetwork(all []netip.Prefix)
+	Routes() int
 }
 
 // subject is a pod that has, or may have, addresses of pools on this node.
@@ -117,7 +142,11 @@ type subject struct {
 	// was done. Both hold until something of the pod changes that matters, or all is to be looked at anew; looks counts
 	// that.
 	bound, gone bool
-	looks       int
+	// placed: the cluster knows that other nodes are to route to the pod, which has not started. It holds as long.
+	placed bool
+	looks  int
+	// stops: the runtime has said that it stops the sandbox, and not since that it runs another one.
+	stops bool
 	// ended is when it was found that the pod has ended; zero: it has not, or is about to.
 	ended time.Time
 	said  string // the last trouble with it
@@ -165,6 +194,8 @@ const (
 	// else every waitAgain.
 	retryFirst, retryLast = 50 * time.Millisecond, 15 * time.Second
 	waitAgain             = 15 * time.Second
+	// runsAgain is for a pod whose sandbox is to end, should the runtime's word not come: NRI may be off.
+	runsAgain = 2 * time.Second
 	// discoverEvery is between two looks at the node's own books, sweepEvery between two sweeps of old bars.
 	discoverEvery, discoverRetry = 5 * time.Minute, 5 * time.Second
 	sweepEvery                   = 12 * time.Hour
@@ -177,6 +208,10 @@ func New(o Options) (*Keeper, error) {
 		return nil, err
 	}
 	k := newKeeper(o, api)
+	if o.PodCIDR == nil {
+		k.o.PodCIDR = k.ownPodCIDR
+	}
+	k.table = route.New(route.Options{Bound: k.here, Note: k.note})
 	o.Registry.MustRegister(k.metrics)
 	return k, nil
 }
@@ -184,7 +219,8 @@ func New(o Options) (*Keeper, error) {
 func newKeeper(o Options, api api) *Keeper {
 	k := &Keeper{
 		o: o, api: api, log: o.Log, changed: make(chan struct{}, 1), rollNow: make(chan struct{}, 1),
-		troubles: map[string]string{},
+		routedChanged: make(chan struct{}, 1),
+		troubles:      map[string]string{},
 	}
 	k.metrics = newMetrics(k)
 	k.observe = func(ctx context.Context) (*hostnet.View, error) {
@@ -244,7 +280,8 @@ func (k *Keeper) serve(ctx context.Context) {
 	k.metrics.serves()
 	k.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, loop := range []func(context.Context){k.followPods, k.followRoll, k.answers, k.discovers, k.sweeps} {
+	for _, loop := range []func(context.Context){k.followPods, k.followRoll, k.answers, k.discovers,
+		k.sweeps, k.routeLoop} {
 		wg.Go(func() { loop(ctx) })
 	}
 	for range workers {
@@ -274,8 +311,8 @@ func (k *Keeper) serve(ctx context.Context) {
 	k.troubled.Unlock()
 }
 
-// Look has a pod looked at whose sandbox has started, stops or has gone.
-func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string) {
+// Look has a pod looked at whose sandbox has started or, if it stops, stops or has gone.
+func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string, stops bool) {
 	if k == nil || ledger.ValidPodUID(pod.UID) != nil {
 		return
 	}
@@ -293,6 +330,7 @@ func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string) {
 			text: annotations[v1alpha1.AnnotationAddresses]}
 		k.subjects[pod.UID] = s
 	}
+	s.stops = stops
 	k.enqueue(s)
 }
 
@@ -338,7 +376,7 @@ func (k *Keeper) enqueue(s *subject) {
 // enqueueAll has every subject looked at. k.mu is held.
 func (k *Keeper) enqueueAll() {
 	for _, s := range k.subjects {
-		s.bound, s.gone = false, false
+		s.bound, s.gone, s.placed = false, false, false
 		s.looks++
 		k.enqueue(s)
 	}
@@ -418,7 +456,7 @@ func (k *Keeper) discover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := k.shallow.get(func() (*sight, error) { return k.look(ctx, false) })
+	s, err := k.shallow.get(ctx, func() (*sight, error) { return k.look(ctx, false) })
 	if err != nil {
 		return err
 	}

@@ -118,6 +118,74 @@ func TestAPodIsToldOfAndReported(t *testing.T) {
 	})
 }
 
+// Other nodes route to a pod by the time it answers: its node says that it is there before it starts.
+func TestARoutedPodIsReportedBeforeItStarts(t *testing.T) {
+	inWorld(t, func(w *world) {
+		route := func(cidr string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.cidr = netip.MustParsePrefix(cidr)
+		}
+		route("10.244.1.0/24")
+		routed := func(n int) *Pod {
+			p := w.pod(n)
+			p.Annotations[v1alpha1.AnnotationAddresses] = strings.ReplaceAll(text(n), `"L2"`, `"Routed"`)
+			w.putIP(addr(n), uid(n), p.Name)
+			w.c.mu.Lock()
+			w.c.ips[addr(n).String()].Spec.Mode = v1alpha1.ModeRouted
+			w.c.mu.Unlock()
+			w.c.put(p)
+			return p
+		}
+		p := routed(1)
+		w.given(2)
+		w.pass(time.Second)
+		w.wantPhase(1, v1alpha1.PodIPAllocated)
+		w.wantPhase(2, "")
+		if got := w.status(1).PodCIDR; got != "10.244.1.0/24" {
+			t.Errorf("nodes route by %q", got)
+		}
+		w.wantBarred(1, false)
+		asked := w.c.count("")
+		w.pass(5 * time.Minute)
+		if n := w.c.count("") - asked; n > 0 {
+			t.Errorf("a pod that does not start yet cost %d requests", n)
+		}
+		w.runs(1)
+		w.pass(time.Second)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		if got := w.status(1).PodCIDR; got != "10.244.1.0/24" {
+			t.Errorf("of the pod that runs, nodes route by %q", got)
+		}
+		if n := w.c.count("report"); n != 2 {
+			t.Errorf("%d reports, want 2", n)
+		}
+		w.c.put(ends(p))
+		w.stops(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+		if got := w.status(1).PodCIDR; got != "" {
+			t.Errorf("of the pod that is gone, nodes route by %q", got)
+		}
+
+		// It is not known yet how nodes route to this one.
+		w.mu.Lock()
+		w.cidr = netip.Prefix{}
+		w.mu.Unlock()
+		routed(3)
+		w.pass(time.Minute)
+		w.wantPhase(3, "")
+		w.runs(3)
+		w.pass(time.Second)
+		w.wantPhase(3, v1alpha1.PodIPBound)
+		route("10.244.7.0/24")
+		w.pass(time.Minute)
+		if got := w.status(3).PodCIDR; got != "10.244.7.0/24" {
+			t.Errorf("once it is known, nodes route by %q", got)
+		}
+	})
+}
+
 func TestAConflictIsReportedUntilThePodStarts(t *testing.T) {
 	inWorld(t, func(w *world) {
 		conflict := func(n int, mac string) {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
@@ -35,12 +36,16 @@ func (b bound) uid(s *sight) string {
 	return s.sandboxes[b.Attachment.ContainerID].Pod.UID
 }
 
-// fresh shares what is asked at the same time: whoever asks gets an answer that was begun afterwards.
+// fresh shares what is asked at the same time: whoever asks gets an answer that was begun afterwards. However many ask,
+// it works for a fifth of the time at most, up to restMost between two answers.
 type fresh[T any] struct {
 	mu   sync.Mutex
 	next *asked[T] // not begun yet
 	busy sync.Mutex
+	rest time.Time // the next one begins then
 }
+
+const restMost = 500 * time.Millisecond
 
 type asked[T any] struct {
 	done  chan struct{}
@@ -48,7 +53,7 @@ type asked[T any] struct {
 	err   error
 }
 
-func (f *fresh[T]) get(take func() (T, error)) (T, error) {
+func (f *fresh[T]) get(ctx context.Context, take func() (T, error)) (T, error) {
 	f.mu.Lock()
 	if a := f.next; a != nil {
 		f.mu.Unlock()
@@ -61,11 +66,15 @@ func (f *fresh[T]) get(take func() (T, error)) (T, error) {
 
 	f.busy.Lock()
 	defer f.busy.Unlock()
+	pause(ctx, time.Until(f.rest))
 	f.mu.Lock()
 	f.next = nil
 	f.mu.Unlock()
 	defer close(a.done)
+	begin := time.Now()
 	a.value, a.err = take()
+	end := time.Now()
+	f.rest = end.Add(min(4*end.Sub(begin), restMost))
 	return a.value, a.err
 }
 
@@ -78,6 +87,22 @@ func (k *Keeper) look(ctx context.Context, deep bool) (*sight, error) {
 	if s.sandboxes, err = k.o.Runtime.Sandboxes(ctx); err != nil {
 		return nil, err
 	}
+	if s.bound, err = k.attached(false); err != nil || !deep {
+		return s, err
+	}
+	now, err := k.o.Ledgers.Clock.Now()
+	if err != nil {
+		return nil, err
+	}
+	if s.view, err = k.observe(ctx); err != nil {
+		return nil, err
+	}
+	s.view.Close()
+	return s, k.believe(s, now.BootID)
+}
+
+// attached returns what a network namespace has that may be there by the ledgers, or of that what is a pool's.
+func (k *Keeper) attached(foreign bool) (all []bound, err error) {
 	now, err := k.o.Ledgers.Clock.Now()
 	if err != nil {
 		return nil, err
@@ -95,27 +120,22 @@ func (k *Keeper) look(ctx context.Context, deep bool) (*sight, error) {
 			if a.State != ledger.StateBound {
 				continue
 			}
+			in := slices.ContainsFunc(l.Network().Ranges, func(set ledger.RangeSet) bool {
+				return slices.ContainsFunc(set, func(r ledger.Range) bool { return r.Contains(a.Addr) })
+			})
+			if foreign && in {
+				continue
+			}
 			there, err := k.there(a, now.BootID)
 			if err != nil {
 				return nil, err
 			}
-			if !there {
-				continue
+			if there {
+				all = append(all, bound{Address: a, network: l.Network().Name, foreign: !in})
 			}
-			in := slices.ContainsFunc(l.Network().Ranges, func(set ledger.RangeSet) bool {
-				return slices.ContainsFunc(set, func(r ledger.Range) bool { return r.Contains(a.Addr) })
-			})
-			s.bound = append(s.bound, bound{Address: a, network: l.Network().Name, foreign: !in})
 		}
 	}
-	if !deep {
-		return s, nil
-	}
-	if s.view, err = k.observe(ctx); err != nil {
-		return nil, err
-	}
-	s.view.Close()
-	return s, k.believe(s, now.BootID)
+	return all, nil
 }
 
 // there reports whether the network namespace of a bound address may be there. Only a fact says that it is not.

@@ -25,6 +25,7 @@ const (
 	settled verdict = iota // when something of it changes
 	later                  // in a while: it waits for somebody
 	soon                   // something is under way
+	running                // its sandbox is to end, and the runtime says once it does
 )
 
 // work looks at one subject, and returns false once there will be no more.
@@ -45,6 +46,9 @@ func (k *Keeper) work(ctx context.Context, queue workqueue.TypedRateLimitingInte
 	case v == later:
 		queue.Forget(uid)
 		queue.AddAfter(uid, waitAgain)
+	case v == running:
+		queue.Forget(uid)
+		queue.AddAfter(uid, runsAgain)
 	default:
 		queue.Forget(uid)
 	}
@@ -102,7 +106,7 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 	if err != nil {
 		return soon, err
 	}
-	if s.alive() && !p.netns() && !barred && s.conflicts == nil {
+	if s.alive() && !p.netns() && !barred && s.conflicts == nil && (s.placed || !k.routes(&s)) {
 		return later, nil // it has not started
 	}
 	if p.netns() && s.conflicts != nil {
@@ -113,7 +117,7 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		if s.alive() {
 			return settled, nil
 		}
-		return soon, nil
+		return s.ends(p), nil
 	}
 	c := &care{Keeper: k, s: s, addrs: addrs, barred: barred, p: p, ended: !s.alive()}
 	for _, a := range addrs {
@@ -122,8 +126,10 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		}
 	}
 	switch {
-	case c.p.netns() && (c.ended || c.took):
+	case c.p.netns() && c.took:
 		return soon, nil
+	case c.p.netns() && c.ended:
+		return s.ends(c.p), nil
 	case c.p.netns() && c.bound == len(addrs):
 		k.mu.Lock()
 		if is := k.subjects[uid]; is != nil && is.looks == s.looks && is.text == s.text {
@@ -131,7 +137,15 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		}
 		k.mu.Unlock()
 		return settled, nil
-	case c.p.netns() || !c.ended:
+	case c.p.netns():
+		return later, nil
+	case !c.ended:
+		placed := k.routes(&s)
+		k.mu.Lock()
+		if is := k.subjects[uid]; is != nil && is.looks == s.looks && is.text == s.text {
+			is.placed = placed
+		}
+		k.mu.Unlock()
 		return later, nil
 	}
 	k.mu.Lock()
@@ -143,6 +157,14 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		return settled, nil
 	}
 	return settled, k.forget(uid)
+}
+
+// ends is the verdict on a pod that has ended and is still there.
+func (s *subject) ends(p presence) verdict {
+	if len(p.sandboxes) > 0 && !s.stops {
+		return running
+	}
+	return soon
 }
 
 // complain logs what is wrong with a pod, once.
@@ -161,7 +183,7 @@ func (k *Keeper) find(ctx context.Context, uid string, addrs []netip.Addr, deep 
 	if deep {
 		from = &k.deep
 	}
-	s, err := from.get(func() (*sight, error) { return k.look(ctx, deep) })
+	s, err := from.get(ctx, func() (*sight, error) { return k.look(ctx, deep) })
 	if err != nil {
 		return presence{}, err
 	}
@@ -192,6 +214,9 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 		UID: pool.UID(c.s.uid), Node: c.o.Node, Exists: c.s.exists, Ending: c.s.ending, Over: c.s.over,
 		Netns: c.p.netns(), Barred: c.barred, Conflict: c.s.conflicts[a], IP: ipOf(a, o),
 	}
+	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted {
+		l.PodCIDR = c.podCIDR(a)
+	}
 	if l.LookUp() {
 		if err := c.lookUp(ctx, &l, o); err != nil {
 			return soon, err
@@ -201,6 +226,10 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 		if l.Off, err = c.api.Off(ctx); err != nil {
 			return soon, err
 		}
+	}
+	said := 1
+	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted && c.o.PodCIDR != nil && !l.PodCIDR.IsValid() {
+		said = 0 // how other nodes route to it is still to be said
 	}
 	deed := pool.Tend(l)
 	if deed.Down && !c.took && c.name != "" && (o != nil || c.s.text != "") { // of none else it is known whose it is
@@ -223,7 +252,7 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	switch deed.Report {
 	case "":
 		if l.IP != nil && l.IP.PodUID == l.UID && l.IP.Of == l.UID && l.IP.Node == l.Node && l.IP.Phase == pool.Bound {
-			c.bound++
+			c.bound += said
 		}
 		return settled, nil
 	case pool.Retained:
@@ -231,9 +260,25 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 			return soon, err
 		}
 	case pool.Bound:
-		c.bound++
+		c.bound += said
 	}
-	return c.report(ctx, o, deed.Report, l.Conflict)
+	return c.report(ctx, o, deed.Report, l)
+}
+
+// podCIDR is how other nodes route to a pod with this address; the zero Prefix: it is not known.
+func (k *Keeper) podCIDR(a netip.Addr) netip.Prefix {
+	if k.o.PodCIDR == nil {
+		return netip.Prefix{}
+	}
+	return k.o.PodCIDR(a.Is4())
+}
+
+// routes reports whether other nodes are to route to a pod, and it is known how.
+func (k *Keeper) routes(s *subject) bool {
+	given, err := s.given()
+	return err == nil && slices.ContainsFunc(given, func(a pool.Address) bool {
+		return a.Mode == pool.Routed && k.podCIDR(a.Prefix.Addr()).IsValid()
+	})
 }
 
 // lookUp reads the pod past all caches. If the watch is behind, what was read counts.
@@ -320,12 +365,15 @@ func (c *care) takeDown(ctx context.Context) error {
 }
 
 // report writes the status of a PodIP. If that has changed since it was read, it is looked at again.
-func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, conflict string) (verdict, error) {
+func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (verdict, error) {
 	since := metav1.NewTime(c.now().UTC().Truncate(time.Second))
 	is := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
 	is.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.s.uid, NodeName: c.o.Node, Since: &since}
 	if phase == pool.Allocated {
-		is.Status.Conflict = conflict
+		is.Status.Conflict = l.Conflict
+	}
+	if phase != pool.Retained && l.PodCIDR.IsValid() {
+		is.Status.PodCIDR = l.PodCIDR.String()
 	}
 	err := c.api.Report(ctx, is)
 	switch {
@@ -343,9 +391,10 @@ func ipOf(a netip.Addr, o *v1alpha1.PodIP) *pool.PodIP {
 	if o == nil {
 		return nil
 	}
+	cidr, _ := netip.ParsePrefix(o.Status.PodCIDR) // what cannot be read is written anew
 	return &pool.PodIP{
 		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, PodUID: pool.UID(o.Spec.PodUID),
 		Phase: pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,
-		Conflict: o.Status.Conflict,
+		Conflict: o.Status.Conflict, PodCIDR: cidr,
 	}
 }

@@ -63,6 +63,8 @@ type cluster struct {
 	off      bool // by the taint
 	podsOf   map[*watch.RaceFreeFakeWatcher]bool
 	rollOf   map[*watch.RaceFreeFakeWatcher]bool
+	routedOf map[*watch.RaceFreeFakeWatcher]bool
+	podCIDRs []netip.Prefix // of the node
 	asked    []string
 	stale    bool        // watches bring nothing
 	mayWrite func() bool // false: the process was killed before
@@ -72,6 +74,7 @@ type cluster struct {
 func newCluster() *cluster {
 	return &cluster{version: 100, pods: map[string]*Pod{}, ips: map[string]*v1alpha1.PodIP{}, node: "node-uid",
 		podsOf: map[*watch.RaceFreeFakeWatcher]bool{}, rollOf: map[*watch.RaceFreeFakeWatcher]bool{},
+		routedOf: map[*watch.RaceFreeFakeWatcher]bool{},
 		mayWrite: func() bool { return true }, wrote: func() {}}
 }
 
@@ -214,6 +217,42 @@ func (c *cluster) Off(context.Context) (bool, error) {
 	return c.node == "" || c.off, c.ask("get whether the node is off")
 }
 
+func (c *cluster) PodCIDRs(context.Context) ([]netip.Prefix, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.podCIDRs, c.ask("get podCIDRs")
+}
+
+func (c *cluster) Routed(context.Context) (all []v1alpha1.PodIP, version string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, ip := range c.ips {
+		if ip.Spec.Mode == v1alpha1.ModeRouted {
+			all = append(all, *copyOf(ip))
+		}
+	}
+	return all, strconv.Itoa(c.version), c.ask("list routed")
+}
+
+func (c *cluster) WatchRouted(ctx context.Context, _ string) (watch.Interface, error) {
+	return c.watch(ctx, c.routedOf, "watch routed")
+}
+
+// putRouted stores a PodIP of mode Routed of a pod on a node; an empty cidr: nobody has said where it is.
+func (c *cluster) putRouted(a netip.Addr, node, cidr string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ip := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.PodIPName(a), ResourceVersion: c.next()}}
+	ip.Spec.Mode, ip.Spec.PodUID = v1alpha1.ModeRouted, "u"
+	ip.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPAllocated, PodUID: "u", NodeName: node, PodCIDR: cidr}
+	c.ips[ip.Name] = ip
+	for w := range c.routedOf {
+		if !w.IsStopped() {
+			w.Modify(copyOf(ip))
+		}
+	}
+}
+
 // tell tells the watches of pods. c.mu is held.
 func (c *cluster) tell(kind watch.EventType, p *Pod) {
 	for w := range c.podsOf {
@@ -261,7 +300,7 @@ func (c *cluster) putRoll(r *v1alpha1.PodIPRoll) {
 func (c *cluster) endWatches() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, of := range []map[*watch.RaceFreeFakeWatcher]bool{c.podsOf, c.rollOf} {
+	for _, of := range []map[*watch.RaceFreeFakeWatcher]bool{c.podsOf, c.rollOf, c.routedOf} {
 		for w := range of {
 			if !w.IsStopped() {
 				w.Error(&metav1.Status{Code: http.StatusInternalServerError, Message: "going down"})
@@ -371,6 +410,8 @@ type world struct {
 	ledgers ledger.Options // without kills
 	net     *ledger.Network
 	k       *Keeper
+	routes  *routes
+	cidr    netip.Prefix // by which other nodes route to pods of mode Routed
 	end     func()
 
 	mu     sync.Mutex
@@ -423,7 +464,19 @@ func (w *world) starts(writes int) {
 	o := w.ledgers
 	o.FS = disk{w: w}
 	w.k = newKeeper(Options{Node: node, Ledgers: o, NetnsDirs: []string{filepath.Join(w.dir, "netns")}, Runtime: w.r,
-		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))}, w.c)
+		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+		PodCIDR: func(is4 bool) netip.Prefix {
+			if !is4 {
+				return netip.Prefix{}
+			}
+			w.k.mu.Lock() // as who knows it does
+			defer w.k.mu.Unlock()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.cidr
+		}}, w.c)
+	w.routes = &routes{}
+	w.k.table = w.routes
 	ctx, cancel := context.WithCancel(context.Background())
 	w.mu.Lock()
 	w.left, w.killed, w.kill = writes, false, cancel
@@ -533,8 +586,11 @@ func (w *world) lists(n int, ready bool) {
 		Pod:         ledger.Pod{Namespace: "default", Name: "web-" + strconv.Itoa(n), UID: uid(n)},
 		Annotations: map[string]string{v1alpha1.AnnotationAddresses: text(n)}}
 	w.r.mu.Unlock()
-	w.k.Look(ledger.Pod{Namespace: "default", Name: "web-" + strconv.Itoa(n), UID: uid(n)},
-		map[string]string{v1alpha1.AnnotationAddresses: text(n)})
+	w.k.Look(w.name(n), map[string]string{v1alpha1.AnnotationAddresses: text(n)}, false)
+}
+
+func (w *world) name(n int) ledger.Pod {
+	return ledger.Pod{Namespace: "default", Name: "web-" + strconv.Itoa(n), UID: uid(n)}
 }
 
 func (w *world) del(n int) {
@@ -557,6 +613,7 @@ func (w *world) stops(n int) {
 	w.r.mu.Lock()
 	delete(w.r.sandboxes, "c"+strconv.Itoa(n))
 	w.r.mu.Unlock()
+	w.k.Look(w.name(n), nil, true)
 }
 
 func (w *world) file(n int) string {

@@ -14,6 +14,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cniconf"
+	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -24,6 +25,8 @@ type Options struct {
 	// MayLeavePlugin lets the plugin's binary stay if it is not stayput's, or cannot be removed: this agent has not
 	// installed it.
 	MayLeavePlugin bool
+	// Netns is the node's network namespace, by default the process's own.
+	Netns string
 	// DeleteObjects deletes the node's RetainedIPs; nil: there is no API server.
 	DeleteObjects func(context.Context) error
 	// Reload is longer than the runtime needs to notice that a file of its CNI configuration is gone, and than most
@@ -63,7 +66,8 @@ func Node(ctx context.Context, o Options) error {
 //
 //  1. It removes the agent's conflist: the runtime uses the file again that it was derived from, which names
 //     host-local. Running pods keep their addresses, whose files are host-local's byte for byte, and so are their DELs.
-//  2. It ends every promise, so that host-local has the whole range.
+//  2. It ends every promise, so that host-local has the whole range, and removes the agent's routes to addresses of
+//     pools.
 //  3. It deletes the node's RetainedIPs, which shows the cluster that this node is done.
 //  4. Once the runtime has surely reloaded its configuration, it does all of that again, for an ADD that was under way,
 //     and removes the plugin's binary and the state directory.
@@ -86,7 +90,7 @@ func (c *cleanup) pass(ctx context.Context) (clean, complete bool, err error) {
 	if err := c.handBack(); err != nil || c.held() {
 		return false, false, err
 	}
-	if err := c.endPromises(); err != nil {
+	if err := errors.Join(c.endPromises(), c.removeRoutes()); err != nil {
 		return false, false, err
 	}
 	if !c.objectsDeleted && c.DeleteObjects != nil {
@@ -147,6 +151,16 @@ func (c *cleanup) endPromises() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// removeRoutes removes what the agent has the kernel do about routed addresses. On a node that never heard of pools the
+// kernel is not asked: that may load modules.
+func (c *cleanup) removeRoutes() error {
+	name, err := ledger.NodeName(c.Ledgers)
+	if err != nil || name == "" {
+		return err
+	}
+	return route.Remove(route.Options{Netns: c.Netns})
 }
 
 func directory(l *ledger.Ledger) string { return filepath.Join(l.Network().DataDir, l.Network().Name) }

@@ -62,9 +62,9 @@ type Uninstaller struct {
 	// in that time. They end at once if its deletion was confirmed, or if the agent is deleted too, that is, told to
 	// end. New sets it; change it before Run.
 	Hold time.Duration
-	// Pools is told whether the cluster has pools, which the installation says as well; nil: nobody is. It is not called
-	// while that is not known. Set it before Run.
-	Pools func(bool)
+	// Pools is told whether the cluster has pools, and any of mode Routed, which the installation says as well; nil:
+	// nobody is. It is not called while that is not known. Set it before Run.
+	Pools func(are, routed bool)
 	Options
 
 	signal *uninstall.Signal
@@ -167,7 +167,7 @@ func (u *Uninstaller) await(ctx context.Context) bool {
 				u.Log.Warn("An uninstallation in the agent's absence will go unnoticed", "err", err)
 			}
 			if u.Pools != nil {
-				u.Pools(status.Object.Pools)
+				u.Pools(status.Object.Pools, status.Object.Routed)
 			}
 		case status.Object.UID == "" && u.record.UID != "": // the API server was restored from a backup without it
 			confirmed = nil

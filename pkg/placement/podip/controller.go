@@ -11,6 +11,7 @@
 package podip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -334,8 +335,13 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	s.wait(uid, plan)
 	gated := s.gated[uid]
 	c.mu.Unlock()
+	retry := until(plan, at)
 	if plan.Reason != "" {
-		c.sayPlan(s, pod, plan)
+		if left := ordinaryWait - at.Sub(pod.CreationTimestamp.Time); plan.Remedy != "" || left <= 0 {
+			c.sayPlan(s, pod, plan)
+		} else {
+			retry = sooner(retry, min(left, ordinaryWait))
+		}
 	}
 	var to gate.Placement
 	placed := func() {}
@@ -348,11 +354,11 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 				}
 			}
 			var now bool
-			var retry time.Duration
+			var again time.Duration
 			var err error
-			if to, placed, now, retry, err = c.home(ctx, pod, last); err != nil || !now {
+			if to, placed, now, again, err = c.home(ctx, pod, last); err != nil || !now {
 				c.unreserve(s, plan.Writes)
-				return retry, err
+				return again, err
 			}
 		}
 	}
@@ -364,8 +370,13 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 		c.metrics.let(gated)
 		log.FromContext(ctx).Info("Gave pod its addresses", "pod", name)
 	}
-	return until(plan, at), nil
+	return retry, nil
 }
+
+// ordinaryWait is how long nothing is written for people about what is soon over as a rule: a pod that is replaced
+// waits until the node of its predecessor has said that this is gone, and the address is nobody's for a moment. Two
+// Events and two statuses for each such pod would cost more than its address.
+const ordinaryWait = 5 * time.Second
 
 // find puts in the pod of an address, which does not ask for any: it is another program's, from which the address was
 // taken over.
@@ -429,6 +440,14 @@ func until(plan pool.Plan, now time.Time) time.Duration {
 	return max(plan.Until.Sub(now), time.Millisecond)
 }
 
+// sooner is the shorter of two pauses, of which zero is none.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
 // review sees to one address.
 func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time.Duration, error) {
 	at := c.now()
@@ -459,15 +478,15 @@ func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time
 			return 0, err
 		}
 		c.sayConflict(s, is, plan)
+		again := until(plan, at)
 		if len(plan.Writes) == 0 {
-			if err := c.showExpiry(ctx, s, a, plan); err != nil {
+			later, err := c.showExpiry(ctx, s, a, plan, at)
+			if err != nil {
 				return 0, err
 			}
+			again = sooner(again, later)
 		}
-		if after := until(plan, at); retry == 0 || after > 0 && after < retry {
-			retry = after
-		}
-		return retry, nil
+		return sooner(retry, again), nil
 	}
 }
 
@@ -498,23 +517,55 @@ func (c *Controller) recall(ctx context.Context, s *session) error {
 }
 
 // wanted asks whether the workload of an address wants its pod, and returns when to ask again; zero: once it changes.
-func (c *Controller) wanted(ctx context.Context, s *session, p pool.PodIP) (pool.Wanted, time.Duration) {
+func (c *Controller) wanted(ctx context.Context, s *session, p pool.PodIP) (is pool.Wanted, retry time.Duration) {
+	var err error
 	if p.Workload == (pool.Workload{}) {
-		return pool.Unknown, 0
+		is, retry, err = c.wantedByName(ctx, s, p)
+	} else {
+		is, retry, err = c.workloads.Wanted(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(p.Workload), p.PodName,
+			p.Keep, func() (names []string, _ error) {
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				for a := range s.byWorkload[workloadOf(&p)] {
+					names = append(names, s.book.PodIP(a).PodName)
+				}
+				return names, nil
+			})
 	}
-	is, retry, err := c.workloads.Wanted(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(p.Workload), p.PodName,
-		p.Keep, func() (names []string, _ error) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			for a := range s.byWorkload[workloadOf(&p)] {
-				names = append(names, s.book.PodIP(a).PodName)
-			}
-			return names, nil
-		})
 	if err != nil {
 		log.FromContext(ctx).Info("Keeping an address of a workload that cannot be read", "address", p.Addr, "err", err)
 	}
 	return is, retry
+}
+
+// wantedByName is wanted for an address that only a node knew after a restore, which does not know the workload: it is
+// that of the pods whose names differ in the ordinal alone, else the one that has their name. That of a shared identity
+// stays unknown: its other pods can have the address.
+func (c *Controller) wantedByName(ctx context.Context, s *session, p pool.PodIP) (pool.Wanted, time.Duration, error) {
+	stem, _, numbered := home.SplitOrdinal(p.PodName)
+	if p.Identity != "" || !numbered {
+		return pool.Unknown, 0, nil
+	}
+	var names []string
+	var of pool.Workload
+	c.mu.Lock()
+	for _, uid := range s.book.Pods() {
+		pod := s.book.Pod(uid)
+		if like, _, ok := home.SplitOrdinal(pod.Name); ok && like == stem && pod.Namespace == p.Namespace {
+			names = append(names, pod.Name)
+			if pod.Workload.Name == stem {
+				of = pod.Workload
+			}
+		}
+	}
+	c.mu.Unlock()
+	siblings := func() ([]string, error) { return names, nil }
+	if of == (pool.Workload{}) {
+		return c.workloads.WantedByName(ctx, p.Namespace, p.PodName, p.Keep, siblings)
+	}
+	is, retry, err := c.workloads.Wanted(ctx, p.Namespace, stayputv1alpha1.WorkloadReference(of), p.PodName, p.Keep,
+		siblings)
+	return is, cmp.Or(retry, cluster.Recheck), err
 }
 
 func workloadOf(p *pool.PodIP) home.Ref {

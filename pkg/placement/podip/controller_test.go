@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -540,6 +543,10 @@ func TestTheInstallationSaysWhetherThereArePools(t *testing.T) {
 			if ok != want || want && value != "true" || is.Annotations["other"] != "x" {
 				t.Errorf("%s: %v", when, is.Annotations)
 			}
+			value, ok = is.Annotations[stayputv1alpha1.AnnotationRoutedPools]
+			if routed := strings.Contains(when, "routed"); ok != routed || routed && value != "true" {
+				t.Errorf("%s: routed pools %q, %t", when, value, ok)
+			}
 		}
 		says(false, "without a pool")
 		a.taken()
@@ -569,6 +576,18 @@ func TestTheInstallationSaysWhetherThereArePools(t *testing.T) {
 		}
 		time.Sleep(pool.MarkEvery)
 		says(true, "after somebody took it away")
+
+		routed := aPool("far", "10.6.168.101", func(o *stayputv1alpha1.PodIPPool) {
+			o.Spec.Mode, o.Spec.Gateway = stayputv1alpha1.ModeRouted, ""
+		})
+		if err := a.WithWatch.Create(t.Context(), routed); err != nil {
+			t.Fatal(err)
+		}
+		says(true, "with a routed one")
+		if err := a.Delete(t.Context(), routed); err != nil {
+			t.Fatal(err)
+		}
+		says(true, "without it")
 
 		for i, name := range []string{"blue", "green"} {
 			if err := a.Delete(t.Context(), aPool(name, "")); err != nil {
@@ -689,9 +708,11 @@ func TestPodsOfAnExhaustedPoolWaitAndGoTheOldestFirst(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"),
 		asking("third", "blue", made(3*time.Second)), asking("second", "blue", made(2*time.Second)),
 		asking("first", "blue", made(time.Second)))
+	a.now = a.now.Add(time.Minute)
 	c := control(t, a)
 	c.works()
-	for _, name := range []string{"first", "second", "third"} {
+	says := []string{"2 pods wait for an address", "1 pod waits for an address", ""}
+	for i, name := range []string{"first", "second", "third"} {
 		pod, has := a.pod(t, name)
 		if home.Gated(pod) || len(has) != 1 {
 			t.Fatalf("%s waits, though it is the oldest: %q", name, c.notes())
@@ -700,10 +721,11 @@ func TestPodsOfAnExhaustedPoolWaitAndGoTheOldestFirst(t *testing.T) {
 		if err := a.Get(t.Context(), types.NamespacedName{Name: "blue"}, &blue); err != nil {
 			t.Fatal(err)
 		}
-		waits := name != "third"
-		if is := meta.IsStatusConditionTrue(blue.Status.Conditions, stayputv1alpha1.ConditionExhausted); is != waits ||
+		waits := says[i] != ""
+		is := meta.FindStatusCondition(blue.Status.Conditions, stayputv1alpha1.ConditionExhausted)
+		if is == nil || (is.Status == metav1.ConditionTrue) != waits || is.Message != says[i] ||
 			blue.Status.Addresses != (stayputv1alpha1.PodIPPoolAddresses{Total: 1, Used: 1}) {
-			t.Errorf("with %s: exhausted %t, %+v", name, is, blue.Status.Addresses)
+			t.Errorf("with %s: exhausted %+v, %+v", name, is, blue.Status.Addresses)
 		}
 		if notes := c.notes(); waits && (len(notes) == 0 || !strings.Contains(notes[0], "no free address")) {
 			t.Errorf("said %q", notes)
@@ -773,6 +795,11 @@ func TestASuccessorHasItsAddressOnceItsNodeSaysThatItIsGone(t *testing.T) {
 	if !home.Gated(is) || has != nil {
 		t.Fatalf("it has %v while its predecessor may run", has)
 	}
+	if notes := c.notes(); len(notes) > 0 {
+		t.Errorf("of an ordinary wait it says %q", notes)
+	}
+	a.now = a.now.Add(ordinaryWait)
+	c.works()
 	if notes := c.notes(); len(notes) != 1 || !strings.Contains(notes[0], "node-1 has not reported yet") {
 		t.Errorf("said %q", notes)
 	}
@@ -873,11 +900,16 @@ func TestAnAddressThatNobodyNeedsIsFreedWhenItExpires(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPRetained, string(pod.UID), "node-1")
+	ends := a.now.Add(time.Hour)
+	if c.works(); a.ips(t)["10.6.168.101"].Status.Expires != "" {
+		t.Fatal("it is written at once, though a successor may be about to come")
+	}
+	a.now = a.now.Add(ordinaryWait)
 	c.works()
-	if ip := a.ips(t)["10.6.168.101"]; ip.Status.Expires != a.now.Add(time.Hour).Format(time.RFC3339) {
+	if ip := a.ips(t)["10.6.168.101"]; ip.Status.Expires != ends.Format(time.RFC3339) {
 		t.Fatalf("%+v", ip.Status)
 	}
-	a.now = a.now.Add(time.Hour - time.Second)
+	a.now = ends.Add(-time.Second)
 	c.open(c.session)
 	if c.works(); len(a.ips(t)) != 1 {
 		t.Fatal("it is freed too early")
@@ -965,6 +997,7 @@ func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
 	if c.works(); len(a.ips(t)) > 0 {
 		t.Fatal("an address is given by what was known before")
 	}
+	a.now = a.now.Add(ordinaryWait)
 	c.begins()
 	if c.works(); len(a.ips(t)) > 0 {
 		t.Fatal("an address is given before the node has answered")
@@ -996,6 +1029,45 @@ func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
 	}
 }
 
+// A node does not know of what workload a pod is.
+func TestWhatOnlyANodeKnewIsFreedByTheNameOfItsPod(t *testing.T) {
+	set := func(name string, replicas int32) client.Object {
+		return &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: appsv1.StatefulSetSpec{Replicas: &replicas}}
+	}
+	orphan := asking("db-1", "blue")
+	for name, c := range map[string]struct {
+		pod   string
+		there []client.Object
+		freed bool
+	}{
+		"there is no such workload":                 {"db-0", []client.Object{set("web", 3)}, true},
+		"it wants the pod":                          {"db-0", []client.Object{set("db", 1)}, false},
+		"it is smaller":                             {"db-1", []client.Object{set("db", 1)}, true},
+		"there is none, but a pod that it has left": {"db-0", []client.Object{orphan}, false},
+		"the name tells of none":                    {"db", nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAPI(t, append(c.there, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"))...)
+			k := control(t, a)
+			k.workloads.LookUp(t.Context())
+			ip := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: "10.6.168.105"},
+				Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeL2,
+					Namespace: "default", PodName: c.pod, PodUID: "forgotten", Interface: "eth0",
+					Retention:  stayputv1alpha1.RetentionWhileOwned,
+					WhenScaled: stayputv1alpha1.PolicyRelease, WhenDeleted: stayputv1alpha1.PolicyRelease}}
+			if err := a.WithWatch.Create(t.Context(), ip); err != nil {
+				t.Fatal(err)
+			}
+			a.agent(t, ip.Name, stayputv1alpha1.PodIPRetained, "forgotten", "node-1")
+			k.works()
+			if _, kept := a.ips(t)[ip.Name]; kept == c.freed {
+				t.Errorf("kept %t: %+v, %q", kept, a.ips(t), k.notes())
+			}
+		})
+	}
+}
+
 func TestPoolsSayWhatIsWrongWithThem(t *testing.T) {
 	node := hometest.Node("node-1", "a", func(n *corev1.Node) { n.Spec.PodCIDRs = []string{"10.6.100.0/24"} })
 	a := newAPI(t, node, aPool("blue", "10.6.168.101-10.6.168.110"), aPool("green", "10.6.168.110-10.6.168.120"),
@@ -1023,6 +1095,20 @@ func TestPoolsSayWhatIsWrongWithThem(t *testing.T) {
 		if said[what] != want {
 			t.Errorf("%s: %q, want %q", what, said[what], want)
 		}
+	}
+}
+
+func TestAPodIsToldThatItsAddressIsRouted(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), asking("web-0", "far"), aPool("far", "10.6.168.101",
+		func(o *stayputv1alpha1.PodIPPool) { o.Spec.Mode, o.Spec.Gateway = stayputv1alpha1.ModeRouted, "" }))
+	c := control(t, a)
+	c.works()
+	pod, has := a.pod(t, "web-0")
+	if len(has) != 1 || home.Gated(pod) || has[0].Mode != pool.Routed || has[0].Gateway.IsValid() {
+		t.Errorf("it has %v, gated %t: %q", has, home.Gated(pod), c.notes())
+	}
+	if ip := a.ips(t)["10.6.168.101"]; ip.Spec.Mode != stayputv1alpha1.ModeRouted {
+		t.Errorf("its PodIP is %+v", ip.Spec)
 	}
 }
 
@@ -1128,5 +1214,35 @@ func TestADeletedPoolGoesWithItsLastAddress(t *testing.T) {
 	c.works()
 	if err := a.Get(t.Context(), types.NamespacedName{Name: "blue"}, &blue); !apierrors.IsNotFound(err) {
 		t.Errorf("%v, with %v: %+v", err, a.ips(t), blue)
+	}
+}
+
+// There may be a hundred thousand of them.
+func TestWhatManyPodIPsSayIsKeptOnce(t *testing.T) {
+	var once cluster.Interner
+	stripped := func() pool.PodIP {
+		o := &stayputv1alpha1.PodIP{
+			ObjectMeta: metav1.ObjectMeta{Name: "10.6.168.101", ManagedFields: []metav1.ManagedFieldsEntry{{}}},
+			Spec: stayputv1alpha1.PodIPSpec{Pool: strings.Clone("blue"), PodUID: strings.Clone("uid"),
+				Workload: &stayputv1alpha1.WorkloadReference{UID: strings.Clone("of the set")}},
+			Status: stayputv1alpha1.PodIPStatus{PodUID: strings.Clone("uid"), NodeName: strings.Clone("node-1")},
+		}
+		want, err := ipOf(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stripIP(o, &once)
+		is, err := ipOf(o)
+		if err != nil || !reflect.DeepEqual(is, want) || o.ManagedFields != nil {
+			t.Errorf("%+v, want %+v: %v", is, want, err)
+		}
+		return is
+	}
+	a, b := stripped(), stripped()
+	for _, pair := range [][2]string{{a.Pool, b.Pool}, {a.Workload.UID, b.Workload.UID}, {a.Node, b.Node},
+		{string(a.PodUID), string(a.Of)}} {
+		if unsafe.StringData(pair[0]) != unsafe.StringData(pair[1]) {
+			t.Errorf("%q is kept twice", pair[0])
+		}
 	}
 }

@@ -65,6 +65,24 @@ func nodesOf(o *stayputv1alpha1.PodIPPool) (all []corev1.NodeSelectorRequirement
 	return all, nil
 }
 
+// stripIP keeps of a PodIP what ipOf reads, and once what many of them say.
+func stripIP(o *stayputv1alpha1.PodIP, once *cluster.Interner) {
+	o.ManagedFields, o.Annotations, o.Labels, o.TypeMeta = nil, nil, nil, metav1.TypeMeta{}
+	for _, s := range []*string{&o.Spec.Pool, (*string)(&o.Spec.Mode), &o.Spec.Namespace, &o.Spec.Identity,
+		&o.Spec.Network, &o.Spec.Interface, &o.Spec.Retention, &o.Spec.WhenScaled, &o.Spec.WhenDeleted,
+		(*string)(&o.Status.Phase), &o.Status.NodeName, &o.Status.Expires} {
+		*s = once.One(*s)
+	}
+	if w := o.Spec.Workload; w != nil {
+		for _, s := range []*string{&w.APIVersion, &w.Kind, &w.Name, &w.UID} {
+			*s = once.One(*s)
+		}
+	}
+	if o.Status.PodUID == o.Spec.PodUID {
+		o.Status.PodUID = o.Spec.PodUID
+	}
+}
+
 func ipOf(o *stayputv1alpha1.PodIP) (pool.PodIP, error) {
 	a, err := stayputv1alpha1.ParsePodIPName(o.Name)
 	if err != nil {

@@ -166,26 +166,35 @@ func (c *Controller) announces(ctx context.Context) {
 		case <-tick.C:
 		}
 		c.mu.Lock()
-		are, known := len(c.pools) > 0, c.state == idle || c.state == serving
+		are, known := c.has(), c.state == idle || c.state == serving
 		c.mu.Unlock()
-		if !known || !are && none {
+		if !known || are == (has{}) && none {
 			continue
 		}
 		err := c.tell(ctx, are)
-		if none = !are && err == nil; err != nil && ctx.Err() == nil {
+		if none = are == (has{}) && err == nil; err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "Cannot tell the agents whether there are pools")
 			time.AfterFunc(time.Second, c.announce)
 		}
 	}
 }
 
-// tell tells the agents whether there are pools.
-func (c *Controller) tell(ctx context.Context, are bool) error {
-	value := "null"
-	if are {
-		value = `"true"`
+// has is which pools there are.
+type has struct{ any, routed bool }
+
+// has returns which pools there are. c.mu is held.
+func (c *Controller) has() (is has) {
+	for _, o := range c.pools {
+		is.any, is.routed = true, is.routed || o.Spec.Mode == stayputv1alpha1.ModeRouted
 	}
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, stayputv1alpha1.AnnotationPools, value)
+	return is
+}
+
+// tell tells the agents whether there are pools.
+func (c *Controller) tell(ctx context.Context, are has) error {
+	value := map[bool]string{true: `"true"`, false: "null"}
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s,%q:%s}}}`, stayputv1alpha1.AnnotationPools,
+		value[are.any], stayputv1alpha1.AnnotationRoutedPools, value[are.routed])
 	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.installation.Namespace, Name: c.installation.Name}}
 	err := c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner)
 	if err = client.IgnoreNotFound(err); err != nil { // it is not there while stayput is being uninstalled
@@ -399,17 +408,39 @@ type feed struct {
 	all    func() []string
 	end    func(name, version string)
 	listed func() // after a list; nil: nothing
+	// strip makes an object small as soon as it is read: a list of all is in memory at once. nil: as it is.
+	strip  func(client.Object)
 	synced chan struct{}
 	c      *Controller
 }
 
-var _ toolscache.ReflectorStore = (*feed)(nil)
+var _ toolscache.TransformingStore = (*feed)(nil)
+
+// Transformer implements [toolscache.TransformingStore].
+func (f *feed) Transformer() toolscache.TransformFunc {
+	if f.strip == nil {
+		return nil
+	}
+	return func(o any) (any, error) {
+		if object, ok := o.(client.Object); ok {
+			f.strip(object)
+		}
+		return o, nil
+	}
+}
 
 func (f *feed) Add(o any) error {
 	f.c.mu.Lock()
 	defer f.c.mu.Unlock()
-	f.set(o.(client.Object))
+	f.put(o.(client.Object))
 	return nil
+}
+
+func (f *feed) put(o client.Object) {
+	if f.strip != nil {
+		f.strip(o)
+	}
+	f.set(o)
 }
 
 func (f *feed) Update(o any) error { return f.Add(o) }
@@ -428,7 +459,7 @@ func (f *feed) Replace(list []any, version string) error {
 	is := map[string]bool{}
 	for _, o := range list {
 		is[o.(client.Object).GetName()] = true
-		f.set(o.(client.Object))
+		f.put(o.(client.Object))
 	}
 	for _, name := range f.all() {
 		if !is[name] {
@@ -484,10 +515,10 @@ func (c *Controller) setPool(o *stayputv1alpha1.PodIPPool) {
 	if was != nil && was.UID == o.UID && newer(was.ResourceVersion, o.ResourceVersion) {
 		return
 	}
-	if len(c.pools) == 0 {
+	had := c.has()
+	if c.pools[o.Name] = o; c.has() != had {
 		c.announce()
 	}
-	c.pools[o.Name] = o
 	if c.state != serving {
 		c.state = serving
 		c.metrics.serves()
@@ -521,7 +552,8 @@ func (c *Controller) setPool(o *stayputv1alpha1.PodIPPool) {
 }
 
 func (c *Controller) removePool(name string) {
-	if delete(c.pools, name); len(c.pools) == 0 {
+	had := c.has()
+	if delete(c.pools, name); c.has() != had {
 		c.announce()
 	}
 	if c.session != nil {
@@ -537,8 +569,10 @@ func (c *Controller) removePool(name string) {
 
 // addresses feeds PodIPs.
 func (c *Controller) addresses(s *session) *feed {
+	var once cluster.Interner
 	return &feed{c: c,
-		set: func(o client.Object) { s.setIP(o.(*stayputv1alpha1.PodIP)) },
+		strip: func(o client.Object) { stripIP(o.(*stayputv1alpha1.PodIP), &once) },
+		set:   func(o client.Object) { s.setIP(o.(*stayputv1alpha1.PodIP)) },
 		remove: func(o client.Object, version string) {
 			a, err := stayputv1alpha1.ParsePodIPName(o.GetName())
 			if is := s.book.PodIP(a); err == nil && is != nil &&

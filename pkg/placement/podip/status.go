@@ -27,13 +27,15 @@ import (
 // never is status.expires of an address that is kept without an end.
 const never = "never"
 
-// showExpiry writes when an address becomes free, if that has changed.
-func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, plan pool.Plan) error {
+// showExpiry writes when an address becomes free, if that has changed. It is not written of an address that a successor
+// may take over at once: retry is when to look again.
+func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, plan pool.Plan, at time.Time) (
+	retry time.Duration, err error) {
 	c.mu.Lock()
 	p := s.book.PodIP(a)
 	if p == nil {
 		c.mu.Unlock()
-		return nil
+		return 0, nil
 	}
 	is, shown := *p, s.expires[a]
 	settled := s.book.Settled(a)
@@ -47,13 +49,16 @@ func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, p
 		expires = never
 	}
 	if expires == shown {
-		return nil
+		return 0, nil
+	}
+	if left := ordinaryWait - at.Sub(is.Since); shown == "" && left > 0 {
+		return min(left, ordinaryWait), nil
 	}
 	var value any = expires
 	if expires == "" {
 		value = nil
 	}
-	return c.patchStatus(ctx, s, is, map[string]any{"expires": value})
+	return 0, c.patchStatus(ctx, s, is, map[string]any{"expires": value})
 }
 
 // seeToPool lets a pool go that is being deleted, and writes its status.
@@ -118,10 +123,13 @@ func (c *Controller) seeToPool(ctx context.Context, s *session, name string) err
 	default:
 		set(stayputv1alpha1.ConditionReady, true, "Ready", "")
 	}
-	if waiting > 0 {
-		set(stayputv1alpha1.ConditionExhausted, true, "PodsWait", fmt.Sprintf("%d pods wait for an address", waiting))
-	} else {
+	switch waiting {
+	case 0:
 		set(stayputv1alpha1.ConditionExhausted, false, "NobodyWaits", "")
+	case 1:
+		set(stayputv1alpha1.ConditionExhausted, true, "PodsWait", "1 pod waits for an address")
+	default:
+		set(stayputv1alpha1.ConditionExhausted, true, "PodsWait", fmt.Sprintf("%d pods wait for an address", waiting))
 	}
 	if len(overlaps) > 0 {
 		set(stayputv1alpha1.ConditionOverlaps, true, "Overlaps", "it shares addresses with "+strings.Join(overlaps, ", "))

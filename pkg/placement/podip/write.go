@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -42,7 +43,7 @@ func (c *Controller) carryOut(ctx context.Context, s *session, plan pool.Plan, a
 			err = pool.Holds(ctx, w, past{c})
 		}
 		if err == nil {
-			err = c.write(ctx, s, w, pod, to)
+			err = c.write(ctx, s, w, plan.Reason, pod, to)
 		}
 		if err != nil {
 			c.unreserve(s, plan.Writes[i:])
@@ -66,8 +67,9 @@ func (c *Controller) unreserve(s *session, writes []pool.Write) {
 	}
 }
 
-// write makes one write.
-func (c *Controller) write(ctx context.Context, s *session, w pool.Write, pod *corev1.Pod, to gate.Placement) error {
+// write makes one write, for a reason.
+func (c *Controller) write(ctx context.Context, s *session, w pool.Write, reason string, pod *corev1.Pod,
+	to gate.Placement) error {
 	switch w := w.(type) {
 	case pool.CreateIP:
 		o := &stayputv1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(w.PodIP.Addr)},
@@ -83,7 +85,8 @@ func (c *Controller) write(ctx context.Context, s *session, w pool.Write, pod *c
 		return c.updateIP(ctx, s, w.PodIP)
 	case pool.StatusIP:
 		return c.patchStatus(ctx, s, w.PodIP, map[string]any{"phase": string(w.PodIP.Phase), "podUID": string(w.PodIP.Of),
-			"nodeName": w.PodIP.Node, "since": metav1.NewTime(w.PodIP.Since), "conflict": nil})
+			"nodeName": w.PodIP.Node, "since": metav1.NewTime(w.PodIP.Since), "conflict": nil,
+			"podCIDR": nil})
 	case pool.DeleteIP:
 		uid := types.UID(w.PodIP.UID)
 		err := c.client.Delete(ctx,
@@ -92,6 +95,8 @@ func (c *Controller) write(ctx context.Context, s *session, w pool.Write, pod *c
 		if err != nil {
 			return fmt.Errorf("deleting PodIP %s: %w", w.PodIP.Addr, err)
 		}
+		log.FromContext(ctx).Info("Freed an address", "address", w.PodIP.Addr,
+			"pod", w.PodIP.Namespace+"/"+w.PodIP.PodName, "reason", reason)
 		c.refreshIP(ctx, s, w.PodIP.Addr)
 	case pool.PlacePod:
 		return c.placePod(ctx, w, pod, to)

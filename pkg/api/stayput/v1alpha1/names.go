@@ -24,6 +24,10 @@ const (
 // agents know by that whether there is anything to do.
 const AnnotationPools = "stayput.io/pools"
 
+// AnnotationRoutedPools on the ConfigMap stayput-installation is "true" while there is a PodIPPool of mode Routed: the
+// agents know by that whether they are to route.
+const AnnotationRoutedPools = "stayput.io/routed-pools"
+
 // AnnotationAddresses are the addresses of pools that a pod has, as JSON. Only the controller sets it, once, as it
 // removes the gate.
 const AnnotationAddresses = "stayput.io/addresses"

@@ -158,6 +158,13 @@ type PodIPStatus struct {
 	// +kubebuilder:validation:MaxLength=64
 	Conflict string `json:"conflict,omitempty"`
 
+	// podCIDR is the prefix by which other nodes route to the pods of nodeName, if the address is of mode Routed. While
+	// phase is Allocated or Bound, they route the address in the same way.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self)",message="status.podCIDR: expected a CIDR"
+	PodCIDR string `json:"podCIDR,omitempty"`
+
 	// expires is when the address becomes free: a time in RFC 3339, "never" if it is kept without an end, empty while a
 	// pod has it. It is a string because kubectl prints times in the future as invalid.
 	// +optional

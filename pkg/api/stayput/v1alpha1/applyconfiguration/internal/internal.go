@@ -348,6 +348,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: phase
       type:
         namedType: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPPhase
+    - name: podCIDR
+      type:
+        scalar: string
     - name: podUID
       type:
         scalar: string

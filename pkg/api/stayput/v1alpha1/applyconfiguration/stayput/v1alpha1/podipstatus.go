@@ -23,6 +23,9 @@ type PodIPStatusApplyConfiguration struct {
 	Since *v1.Time `json:"since,omitempty"`
 	// conflict is the MAC address of another machine that has the address on the pod's link, so that the pod cannot start.
 	Conflict *string `json:"conflict,omitempty"`
+	// podCIDR is the prefix by which other nodes route to the pods of nodeName, if the address is of mode Routed. While
+	// phase is Allocated or Bound, they route the address in the same way.
+	PodCIDR *string `json:"podCIDR,omitempty"`
 	// expires is when the address becomes free: a time in RFC 3339, "never" if it is kept without an end, empty while a
 	// pod has it. It is a string because kubectl prints times in the future as invalid.
 	Expires *string `json:"expires,omitempty"`
@@ -71,6 +74,14 @@ func (b *PodIPStatusApplyConfiguration) WithSince(value v1.Time) *PodIPStatusApp
 // If called multiple times, the Conflict field is set to the value of the last call.
 func (b *PodIPStatusApplyConfiguration) WithConflict(value string) *PodIPStatusApplyConfiguration {
 	b.Conflict = &value
+	return b
+}
+
+// WithPodCIDR sets the PodCIDR field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PodCIDR field is set to the value of the last call.
+func (b *PodIPStatusApplyConfiguration) WithPodCIDR(value string) *PodIPStatusApplyConfiguration {
+	b.PodCIDR = &value
 	return b
 }
 

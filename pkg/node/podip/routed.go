@@ -1,0 +1,218 @@
+package podip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/route"
+)
+
+// podCIDRAgain is when a node that has no podCIDR is asked for it again.
+const podCIDRAgain = 15 * time.Second
+
+// flannelSubnet is what flanneld writes for its plugin.
+const flannelSubnet = "run/flannel/subnet.env"
+
+// errNoPodCIDR is about nodes whose addresses somebody else gives out.
+var errNoPodCIDR = errors.New("the Node has no podCIDR and the node's network no range: " +
+	"other nodes cannot route addresses of pools to its pods")
+
+// SetRouted says whether the cluster has a pool of mode Routed. Once it has none, the routes that are there stay.
+func (k *Keeper) SetRouted(are bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.areRouted != are {
+		k.areRouted = are
+		up(k.routedChanged)
+	}
+}
+
+// routeLoop routes addresses while the cluster has a pool of mode Routed.
+func (k *Keeper) routeLoop(ctx context.Context) {
+	if k.table == nil {
+		return
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	var stop context.CancelFunc
+	for {
+		k.mu.Lock()
+		are := k.areRouted
+		k.mu.Unlock()
+		switch {
+		case are && stop == nil:
+			var working context.Context
+			working, stop = context.WithCancel(ctx)
+			for _, loop := range []func(context.Context){k.table.Run, k.followRouted, k.learnPodCIDR} {
+				wg.Go(func() { loop(working) })
+			}
+		case !are && stop != nil:
+			stop()
+			stop = nil
+			wg.Wait()
+			k.note("routed", nil)
+			k.note("podCIDR", nil)
+		}
+		select {
+		case <-ctx.Done():
+			if stop != nil {
+				stop()
+			}
+			return
+		case <-k.routedChanged:
+		}
+	}
+}
+
+// followRouted tells the routes where each routed address is.
+func (k *Keeper) followRouted(ctx context.Context) {
+	k.follow(ctx, "routed", func(ctx context.Context, healthy func()) error {
+		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
+		defer cancel()
+		ips, version, err := k.api.Routed(ctx)
+		if err != nil {
+			return err
+		}
+		k.table.SetNetwork(k.network())
+		places := map[netip.Addr]route.Place{}
+		for i := range ips {
+			if a, p, ok := k.placeOf(&ips[i]); ok {
+				places[a] = p
+			}
+		}
+		k.table.Set(places)
+		w, err := k.api.WatchRouted(ctx, version)
+		if err != nil {
+			return err
+		}
+		defer w.Stop()
+		healthy()
+		for e := range w.ResultChan() {
+			if err := errWatch(e); err != nil {
+				return fmt.Errorf("watching PodIPs: %w", err)
+			}
+			ip, ok := e.Object.(*v1alpha1.PodIP)
+			if !ok || e.Type == watch.Bookmark {
+				continue
+			}
+			switch a, p, ok := k.placeOf(ip); {
+			case !a.IsValid():
+			case e.Type == watch.Deleted || !ok:
+				k.table.Delete(a)
+			default:
+				k.table.Put(a, p)
+			}
+		}
+		return nil
+	})
+}
+
+// placeOf returns where the pod is that has an address; false: nobody has said.
+func (k *Keeper) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bool) {
+	a, err := v1alpha1.ParsePodIPName(ip.Name)
+	if err != nil || ip.Spec.Mode != v1alpha1.ModeRouted {
+		return netip.Addr{}, p, false
+	}
+	s := &ip.Status
+	cidr, err := netip.ParsePrefix(s.PodCIDR)
+	if err != nil || s.PodUID != ip.Spec.PodUID || s.NodeName == "" || cidr.Addr().Is4() != a.Is4() ||
+		s.Phase != v1alpha1.PodIPAllocated && s.Phase != v1alpha1.PodIPBound {
+		return a, p, false
+	}
+	return a, route.Place{Here: s.NodeName == k.o.Node, PodCIDR: cidr.Masked()}, true
+}
+
+// here returns the addresses of pools that pods of this node have by its ledgers, and the bridges that they are on.
+func (k *Keeper) here() (map[netip.Addr]string, error) {
+	all, err := k.attached(true)
+	if err != nil {
+		return nil, err
+	}
+	out, bridges := map[netip.Addr]string{}, map[string]string{}
+	for _, b := range all {
+		if b.Pod.UID != "" && ledger.ValidPodUID(b.Pod.UID) == nil {
+			barred, err := ledger.Barred(k.o.Ledgers, b.Pod.UID)
+			if err != nil {
+				return nil, err
+			}
+			if barred {
+				continue // it is not its any more
+			}
+		}
+		bridge, known := bridges[b.network]
+		if !known && k.o.Bridge != nil {
+			bridge = k.o.Bridge(b.network)
+			bridges[b.network] = bridge
+		}
+		out[b.Addr] = bridge
+	}
+	return out, nil
+}
+
+// learnPodCIDR finds out by which prefixes other nodes route to the pods of this one: they do not change.
+func (k *Keeper) learnPodCIDR(ctx context.Context) {
+	for {
+		all, err := k.api.PodCIDRs(ctx)
+		if err == nil && len(all) == 0 && k.o.Subnets != nil {
+			all = k.o.Subnets()
+		}
+		if err == nil && len(all) == 0 {
+			err = errNoPodCIDR
+		}
+		k.note("podCIDR", err)
+		if err == nil {
+			k.mu.Lock()
+			k.podCIDRs = all
+			k.enqueueAll()
+			k.mu.Unlock()
+			return
+		}
+		if !pause(ctx, podCIDRAgain) {
+			return
+		}
+	}
+}
+
+// ownPodCIDR is Options.PodCIDR by default.
+func (k *Keeper) ownPodCIDR(is4 bool) netip.Prefix {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.podCIDRs {
+		if p.Addr().Is4() == is4 {
+			return p
+		}
+	}
+	return netip.Prefix{}
+}
+
+// network returns the prefixes of all pods if flannel says so, whose rules masquerade what it does not know.
+func (k *Keeper) network() (all []netip.Prefix) {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(k.o.Runtime.PID()), "root", flannelSubnet))
+	if err != nil {
+		return nil // it is none of flannel's
+	}
+	for line := range strings.Lines(string(b)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		if key != "FLANNEL_NETWORK" && key != "FLANNEL_IPV6_NETWORK" {
+			continue
+		}
+		for one := range strings.SplitSeq(value, ",") {
+			if p, err := netip.ParsePrefix(one); err == nil {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,158 @@
+package podip
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/route"
+)
+
+// routes is a route.Table that keeps what it is told.
+type routes struct {
+	mu     sync.Mutex
+	places map[netip.Addr]route.Place
+	sets   int
+	runs   bool
+}
+
+func (r *routes) Run(ctx context.Context) {
+	r.does(func() { r.runs = true })
+	<-ctx.Done()
+	r.does(func() { r.runs = false })
+}
+
+func (r *routes) Set(places map[netip.Addr]route.Place) {
+	r.does(func() { r.places, r.sets = maps.Clone(places), r.sets+1 })
+}
+func (r *routes) Put(a netip.Addr, p route.Place) { r.does(func() { r.places[a] = p }) }
+func (r *routes) Delete(a netip.Addr)             { r.does(func() { delete(r.places, a) }) }
+func (r *routes) SetNetwork([]netip.Prefix)       {}
+func (r *routes) Routes() int                     { return 0 }
+
+func (r *routes) does(what func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	what()
+}
+
+func (r *routes) says() (said string) {
+	r.does(func() {
+		if said = fmt.Sprint(r.runs); len(r.places) == 0 {
+			return
+		}
+		for _, a := range slices.SortedFunc(maps.Keys(r.places), netip.Addr.Compare) {
+			said += fmt.Sprintf(" %s at %s", a, r.places[a].PodCIDR)
+			if r.places[a].Here {
+				said += ", here"
+			}
+		}
+	})
+	return said
+}
+
+func TestRoutesFollowWhatTheClusterSays(t *testing.T) {
+	inWorld(t, func(w *world) {
+		r := w.routes
+		want := func(want string) {
+			t.Helper()
+			w.pass(time.Second)
+			if got := r.says(); got != want {
+				t.Errorf("routes: %s, want %s", got, want)
+			}
+		}
+		const two, three = "10.244.2.0/24", "10.244.3.0/24"
+		w.c.podCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
+		w.c.putRouted(addr(1), "n2", two)
+		w.c.putRouted(addr(2), "n3", "")
+		want("false") // before it is known that there is such a pool
+		if n := w.c.count("list routed") + w.c.count("watch routed") + w.c.count("get podCIDRs"); n > 0 {
+			t.Errorf("%d requests without a pool of mode Routed", n)
+		}
+		w.k.SetRouted(true)
+		want("true 10.6.0.1 at " + two)
+		w.c.putRouted(addr(2), node, "10.244.1.0/24")
+		want("true 10.6.0.1 at " + two + " 10.6.0.2 at 10.244.1.0/24, here")
+		w.c.putRouted(addr(1), "n3", three)
+		want("true 10.6.0.1 at " + three + " 10.6.0.2 at 10.244.1.0/24, here")
+		w.c.putRouted(addr(2), node, "") // nobody has it now
+		want("true 10.6.0.1 at " + three)
+		w.c.putRouted(addr(1), "n3", "fd00::/64") // of the other family
+		want("true")
+		w.c.putRouted(addr(1), "n3", three)
+		want("true 10.6.0.1 at " + three)
+
+		w.c.fail(errDown) // nothing is known: nothing is said
+		w.pass(time.Minute)
+		want("true 10.6.0.1 at " + three)
+		if w.k.Trouble() == "" {
+			t.Error("it is not said that the API server is away")
+		}
+		w.c.fail(nil)
+		w.c.putRouted(addr(1), "n2", two)
+		w.pass(time.Minute)
+		want("true 10.6.0.1 at " + two)
+
+		w.k.SetRouted(false)
+		want("false 10.6.0.1 at " + two)
+		asked := w.c.count("list routed") + w.c.count("watch routed")
+		w.pass(time.Hour)
+		if n := w.c.count("list routed") + w.c.count("watch routed") - asked; n > 0 {
+			t.Errorf("%d requests once no pool is routed", n)
+		}
+		w.k.SetRouted(true)
+		want("true 10.6.0.1 at " + two)
+		w.k.SetPools(false)
+		want("false 10.6.0.1 at " + two)
+	})
+}
+
+func TestWhatIsHereIsWhatTheLedgersSay(t *testing.T) {
+	inWorld(t, func(w *world) {
+		here := func() map[netip.Addr]string {
+			t.Helper()
+			all, err := w.k.here()
+			check(t, err)
+			return all
+		}
+		w.k.o.Bridge = func(network string) string { return "bridge of " + network }
+		w.given(1)
+		w.pass(time.Second)
+		if got := here(); len(got) > 0 {
+			t.Errorf("before it has started %v", got)
+		}
+		w.runs(1)
+		if got, want := here()[addr(1)], "bridge of "+w.net.Name; got != want {
+			t.Errorf("the pod is on %q, want %q", got, want)
+		}
+		_, err := ledger.Bar(w.k.o.Ledgers, uid(1), addr(1)) // it is somebody else's now
+		check(t, err)
+		if got := here(); len(got) > 0 {
+			t.Errorf("of a pod that is barred %v", got)
+		}
+	})
+}
+
+func TestANodesOwnPodCIDRIsFound(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.k.SetRouted(true)
+		w.pass(time.Second)
+		if got := w.k.ownPodCIDR(true); got.IsValid() || w.k.Trouble() == "" {
+			t.Errorf("%s, and said is %q", got, w.k.Trouble())
+		}
+		ranges := netip.MustParsePrefix("10.244.9.0/24")
+		w.c.mu.Lock()
+		w.c.podCIDRs = []netip.Prefix{netip.MustParsePrefix("fd00::/64"), ranges}
+		w.c.mu.Unlock()
+		w.pass(podCIDRAgain)
+		if got := w.k.ownPodCIDR(true); got != ranges || w.k.Trouble() != "" {
+			t.Errorf("%s, and said is %q", got, w.k.Trouble())
+		}
+	})
+}

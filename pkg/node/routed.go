@@ -1,0 +1,45 @@
+package node
+
+import (
+	"net/netip"
+
+	"github.com/stayput/stayput/pkg/netconf"
+)
+
+// bridge returns the name of the bridge that pods of a network are on, empty if they are on none, as far as the node's
+// configuration says.
+func (a *Agent) bridge(network string) string {
+	dir, _ := netconf.ReadDir(a.o.CNIConfDir) // without it there is no network
+	for _, f := range dir.Files {
+		if c := dir.Conf(f); c.Network == network {
+			if b := c.Bridge(); b != "" {
+				return b
+			}
+		}
+	}
+	return ""
+}
+
+// subnets returns the first ranges of the node's pods in its configuration, one of each family.
+func (a *Agent) subnets() (all []netip.Prefix) {
+	dir, _ := netconf.ReadDir(a.o.CNIConfDir)
+	for _, f := range dir.Files {
+		c, err := dir.Conf(f).Stayput()
+		if err != nil || c == nil {
+			continue
+		}
+		n, err := c.Network()
+		if err != nil || len(n.Ranges) == 0 {
+			continue // flannel's plugin has them from its own file
+		}
+		has := map[bool]bool{}
+		for _, set := range n.Ranges {
+			if p := set[0].Subnet; !has[p.Addr().Is4()] {
+				has[p.Addr().Is4()] = true
+				all = append(all, p)
+			}
+		}
+		return all
+	}
+	return nil
+}
