@@ -312,6 +312,16 @@ metadata: {name: 10.6.168.104}
 spec: {pool: blue, mode: L2, namespace: guarded, podName: web-4, podUID: next, interface: eth0}
 ---
 apiVersion: stayput.io/v1alpha1
+kind: PodIP
+metadata: {name: 10.8.168.101}
+spec: {pool: far, mode: Routed, namespace: guarded, podName: far-1, podUID: far, interface: eth0}
+---
+apiVersion: stayput.io/v1alpha1
+kind: PodIP
+metadata: {name: 10.8.168.102}
+spec: {pool: far, mode: Routed, namespace: guarded, podName: far-2, podUID: away, interface: eth0}
+---
+apiVersion: stayput.io/v1alpha1
 kind: PodIPRoll
 metadata: {name: cluster}
 spec: {round: 1, mark: "2026-01-01T00:00:00.000000Z"}
@@ -359,6 +369,7 @@ spec:
 var podIPStates = map[string]string{
 	"10.6.168.102": `{"phase": "Bound", "podUID": "two", "nodeName": "node-1"}`,
 	"10.6.168.103": `{"phase": "Bound", "podUID": "three", "nodeName": "node-2"}`,
+	"10.8.168.102": `{"phase": "Bound", "podUID": "away", "nodeName": "node-2", "podCIDR": "10.244.2.0/24"}`,
 	"10.6.168.104": `{"phase": "Retained", "podUID": "last", "nodeName": "node-2", "expires": "2042-11-21T07:12:55Z"}`,
 }
 
@@ -693,8 +704,8 @@ var attempts = func() []attempt {
 			`stayput.io/pools: "green blue" is not valid: expected names of pools`},
 
 		// The controller, on other objects.
-		{"the controller says that there are pools", asController,
-			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{metadata: {annotations: {stayput.io/pools: "true"}}}`), ""},
+		{"the controller says which pools there are", asController, merge(cmKind, lab.SystemNamespace+"/stayput-installation",
+			`{metadata: {annotations: {stayput.io/pools: "true", stayput.io/routed-pools: "true"}}}`), ""},
 		{"the controller confirms the end of the installation", asController,
 			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{metadata: {annotations: {stayput.io/uninstall: "true"}}}`),
 			"may write only the ConfigMap stayput-gated-workloads, and whether there are pools"},
@@ -798,6 +809,26 @@ var attempts = func() []attempt {
 		{"an agent says so of a pod that has the address", asAgent,
 			reports("10.6.168.101", "phase: Bound, podUID: one, nodeName: node-1, conflict: '02:00:00:00:00:01'"),
 			"may write of a PodIP only that"},
+		{"an agent says how to route to its pod, before it starts", asAgent, reports("10.8.168.101",
+			"phase: Allocated, podUID: far, nodeName: node-1, podCIDR: 10.244.1.0/24"), ""},
+		{"an agent says how to route to its pod", asAgent, reports("10.8.168.101",
+			"phase: Bound, podUID: far, nodeName: node-1, podCIDR: 10.244.1.0/24"), ""},
+		{"an agent says how to route to a pod of another node", asAgent, reports("10.8.168.102",
+			"phase: Bound, podUID: away, nodeName: node-1, podCIDR: 10.244.1.0/24"),
+			"the agent of node node-1 may not write the status of a PodIP whose pod is on node node-2"},
+		{"an agent says how to route to another node", asAgent, reports("10.8.168.101",
+			"phase: Bound, podUID: far, nodeName: node-2, podCIDR: 10.244.2.0/24"), "may write of a PodIP only that"},
+		{"an agent says how to route to an earlier pod", asAgent, reports("10.8.168.101",
+			"phase: Bound, podUID: last, nodeName: node-1, podCIDR: 10.244.1.0/24"), "may write of a PodIP only that"},
+		{"an agent says how to route to a pod that is gone", asAgent, reports("10.8.168.101",
+			"phase: Retained, podUID: far, nodeName: node-1, podCIDR: 10.244.1.0/24"),
+			"may write status.podCIDR only of an address of mode Routed"},
+		{"an agent says how to route to a pod of a link", asAgent, reports("10.6.168.101",
+			"phase: Bound, podUID: one, nodeName: node-1, podCIDR: 10.244.1.0/24"),
+			"may write status.podCIDR only of an address of mode Routed"},
+		{"an agent allocates an address of a link", asAgent, reports("10.6.168.101",
+			"phase: Allocated, podUID: one, nodeName: node-1, podCIDR: 10.244.1.0/24"),
+			"may write status.podCIDR only of an address of mode Routed"},
 		{"an agent says when an address becomes free", asAgent,
 			reports("10.6.168.102", `phase: Retained, podUID: two, nodeName: node-1, expires: never`),
 			"may not write status.expires"},
@@ -953,30 +984,36 @@ func (h *heard) HandleWarningHeader(_ int, _, text string) {
 	h.warnings = append(h.warnings, text)
 }
 
-func (h *heard) advice() bool {
+func (h *heard) says(advice string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.ContainsFunc(h.warnings, func(w string) bool {
-		return strings.Contains(w, "retained for a pod that never comes back: set stayput.io/identity")
-	})
+	return slices.ContainsFunc(h.warnings, func(w string) bool { return strings.Contains(w, advice) })
 }
 
 func TestARetentionThatDoesNothingIsWarnedOf(t *testing.T) {
 	g := guardedWith(t, true)
 	const retain, shared = "stayput.io/retain-ip: 10m", "stayput.io/retain-ip: 10m, stayput.io/identity: db"
+	const home = "stayput.io/home: Required"
+	const noAddress = "retained for a pod that never comes back: set stayput.io/identity"
+	const noNode = "none comes back to its node: use a StatefulSet"
 	for _, w := range []struct {
 		apiVersion, kind, annotations string
-		warned                        bool
+		warned                        string
 	}{
-		{"apps/v1", "Deployment", retain, true},
-		{"batch/v1", "Job", retain, true},
-		{"batch/v1", "CronJob", retain, true},
-		{"apps.kruise.io/v1beta1", "CloneSet", retain, true},
-		{"batch/v1", "CronJob", `io.kubernetes.cri/reserved-ip-duration: "10"`, true},
-		{"apps/v1", "Deployment", shared, false},
-		{"batch/v1", "Job", shared, false},
-		{"batch/v1", "CronJob", "other: annotation", false},
-		{"apps/v1", "StatefulSet", retain, false},
+		{"apps/v1", "Deployment", retain, noAddress},
+		{"batch/v1", "Job", retain, noAddress},
+		{"batch/v1", "CronJob", retain, noAddress},
+		{"apps.kruise.io/v1beta1", "CloneSet", retain, noAddress},
+		{"batch/v1", "CronJob", `io.kubernetes.cri/reserved-ip-duration: "10"`, noAddress},
+		{"apps/v1", "Deployment", home, noNode},
+		{"batch/v1", "CronJob", home, noNode},
+		{"apps/v1", "Deployment", shared + ", " + home, ""},
+		{"apps/v1", "Deployment", home + ", stayput.io/pools: blue", ""},
+		{"apps/v1", "StatefulSet", home, ""},
+		{"apps/v1", "Deployment", shared, ""},
+		{"batch/v1", "Job", shared, ""},
+		{"batch/v1", "CronJob", "other: annotation", ""},
+		{"apps/v1", "StatefulSet", retain, ""},
 	} {
 		t.Run(w.kind+" with "+w.annotations, func(t *testing.T) {
 			until(t, "the answer", func(ctx context.Context) bool { // policies take effect within seconds
@@ -985,7 +1022,7 @@ func TestARetentionThatDoesNothingIsWarnedOf(t *testing.T) {
 				as.WarningHandler = h
 				_, err := create(template(w.apiVersion, w.kind, w.annotations))(ctx, g, as)
 				must.Do(t, err)
-				return h.advice() == w.warned
+				return h.says(noAddress) == (w.warned == noAddress) && h.says(noNode) == (w.warned == noNode)
 			})
 		})
 	}
@@ -1422,6 +1459,8 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"a PodIP of a short IPv6 address", "metadata.name: expected", create(newPodIP("fd00--1"))},
 		{"a PodIP with a leading zero", "metadata.name: expected", create(newPodIP("010.6.168.105"))},
 		{"a PodIP of a name", "metadata.name: expected", create(newPodIP("web.a"))},
+		{"a PodIP whose node has no prefix", "status.podCIDR: expected a CIDR",
+			merge(podIPKind, "10.8.168.102", `{status: {podCIDR: 10.244.2.1}}`, "status")},
 		{"a PodIP changes its pool", "spec.pool is immutable", merge(podIPKind, "10.6.168.101", `{spec: {pool: green}}`)},
 		{"a second PodIPRoll", "metadata.name: expected cluster",
 			create(`{apiVersion: stayput.io/v1alpha1, kind: PodIPRoll, metadata: {name: other}, spec: {round: 1, mark: "2026-01-01T00:00:00.000000Z"}}`)},
@@ -1555,7 +1594,7 @@ func TestKubectlShowsTheColumnsAndDescriptions(t *testing.T) {
 		"persistentpodstates.spec.persistentPodAnnotations.key",
 		"persistentpodstates.spec.persistentPodStateRetentionPolicy", "persistentpodstates.status.podStates",
 		"podippools.spec.addresses", "podippools.status.addresses.free", "podips.spec.quarantine.reason",
-		"podips.status.phase", "podiprolls.spec.mark", "podipanswers.spec.held.address",
+		"podips.status.phase", "podips.status.podCIDR", "podiprolls.spec.mark", "podipanswers.spec.held.address",
 	} {
 		text := kubectl(t, g.c, "explain", field)
 		if !strings.Contains(text, "DESCRIPTION:") || strings.Contains(text, "<empty>") {

@@ -157,7 +157,7 @@ var rights = func() []right {
 		{"change a PodIP", asAgent, merge(podIPKind, "10.6.168.102", `{spec: {release: true}}`), false},
 		{"claim an address", asAgent, create(newPodIP("10.6.168.105")), false},
 		{"delete a PodIP", asAgent, remove(podIPKind, "10.6.168.102"), false},
-		{"list PodIPs", asAgent, list(podIPKind, "", true), false},
+		{"watch routed PodIPs", asAgent, follow(podIPKind, "", "spec.mode=Routed"), true},
 		{"list answers", asAgent, list(answerKind, "", true), false},
 		{"read a pool", asAgent, get(poolKind, "blue"), false},
 		{"change a pool", asAgent, merge(poolKind, "blue", `{spec: {disabled: true}}`), false},

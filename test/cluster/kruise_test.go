@@ -78,15 +78,24 @@ spec:
 // run here. It returns the webhook's clientConfig; stop ends it.
 func serveConversion(t *testing.T, c *lab.Cluster, address string) (clientConfig string, stop func()) {
 	t.Helper()
+	return serveWebhook(t, c, address, convert)
+}
+
+// serveWebhook serves a webhook to a cluster's API server, at an address of 127.0.0.1. It returns the webhook's
+// clientConfig; stop ends it.
+func serveWebhook(
+	t *testing.T, c *lab.Cluster, address string, serve http.HandlerFunc,
+) (clientConfig string, stop func()) {
+	t.Helper()
 	listener, err := c.Control.Listen(testContext(t), "tcp", address)
 	must.Do(t, err)
-	server := httptest.NewUnstartedServer(http.HandlerFunc(convert))
+	server := httptest.NewUnstartedServer(serve)
 	must.Do(t, server.Listener.Close())
 	server.Listener = listener
 	server.StartTLS()
 	t.Cleanup(server.Close)
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	return fmt.Sprintf("{url: %q, caBundle: %s}", server.URL+"/convert", base64.StdEncoding.EncodeToString(authority)),
+	return fmt.Sprintf("{url: %q, caBundle: %s}", server.URL, base64.StdEncoding.EncodeToString(authority)),
 		server.Close
 }
 

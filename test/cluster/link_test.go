@@ -144,21 +144,40 @@ func TestAnAddressThatAnotherMachineHasIsGivenToNobody(t *testing.T) {
 	}
 }
 
+// The link is that of all nodes, whatever connects their pods to it: macvlan on the first node, and on the others a
+// bridge that has the node's own link as a port.
 func TestNeighboursOfAPodThatMovesLearnItsNewPlaceAtOnce(t *testing.T) {
 	alone(t)
-	c := withPools(t)
+	c := onOneLink(t, lab.ClusterOptions{})
+	for _, n := range c.Nodes[1:] {
+		bridge := bridgeUplink(t, n)
+		must.Do(t, n.SetNetworks(testContext(t), lab.Network{Bridge: bridge, Annotations: true,
+			IPAM: lab.RangeIPAM("host-local", n.Pods.String())}))
+	}
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: poolsOn}))
 	ns := namespace(t, c)
 	third := machine(t, c, "10.6.0.9")
 	apply(t, c, ns, pool)
+	cordoned := map[string]bool{}
+	only := func(node string) {
+		t.Helper()
+		for _, n := range c.Nodes {
+			if is := n.Name != node; is != cordoned[n.Name] {
+				kubectl(t, c, map[bool]string{true: "cordon", false: "uncordon"}[is], n.Name)
+				cordoned[n.Name] = is
+			}
+		}
+	}
+	only(c.Nodes[1].Name)
 	apply(t, c, ns, pooled("web", 1))
 	pod := ready(t, c, ns, "web-0")
 	addr := ip(t, pod)
-	for range 2 {
+	for _, to := range []int{2, 1, 0, 2} { // from bridge to bridge and back, to macvlan, and to a bridge
 		old := knows(t, third, addr)
-		kubectl(t, c, "cordon", pod.Spec.NodeName)
+		only(c.Nodes[to].Name)
 		must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), "web-0", metav1.DeleteOptions{}))
 		is := successor(t, c, pod)
-		if ip(t, is) != addr || is.Spec.NodeName == pod.Spec.NodeName {
+		if ip(t, is) != addr || is.Spec.NodeName != c.Nodes[to].Name {
 			t.Fatalf("the successor has %v on %s", is.Status.PodIP, is.Spec.NodeName)
 		}
 		// It has asked nobody since. What it knows, the new pod has told it.
@@ -176,7 +195,24 @@ func TestNeighboursOfAPodThatMovesLearnItsNewPlaceAtOnce(t *testing.T) {
 		if must.Do(t, err); answer.Name != "web-0" {
 			t.Errorf("%s answers", answer.Name)
 		}
-		kubectl(t, c, "uncordon", pod.Spec.NodeName)
+		holdTheirAddresses(t, c, map[string]*corev1.Pod{"web-0": is})
 		pod = is
 	}
+}
+
+// bridgeUplink makes the node's link the port of a bridge, which has the node's address from now on, and returns the
+// bridge. Pods on the bridge are on the nodes' link.
+func bridgeUplink(t *testing.T, n *lab.ClusterNode) (bridge string) {
+	t.Helper()
+	_, err := n.Run(testContext(t), "/bin/sh", "-ec", `PATH=/sbin:/usr/sbin:$PATH; up=`+lab.Uplink+`
+routes=$(ip -o route show dev $up | grep via)
+ip link add link0 type bridge
+ip link set link0 address $(cat /sys/class/net/$up/address)
+ip addr flush dev $up
+ip link set $up master link0
+ip link set link0 up
+ip addr add `+n.IP.String()+`/24 dev link0
+echo "$routes" | while read route; do ip route add $route dev link0; done`)
+	must.Do(t, err)
+	return "link0"
 }

@@ -90,11 +90,7 @@ func shared(t *testing.T, name string, start func() (*lab.Cluster, error)) *lab.
 	}
 	must.Do(t, common.err)
 	c := common.cluster
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.WriteLogs(t.Output())
-		}
-	})
+	logIfFailed(t, c)
 	return c
 }
 
@@ -147,6 +143,16 @@ func alone(t *testing.T) {
 	besides.Wait()
 	must.Do(t, endCommon())
 	take(t, alonePlaces)
+}
+
+// logIfFailed writes the logs of a cluster to the test's output when the test ends, if it has failed.
+func logIfFailed(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.WriteLogs(t.Output())
+		}
+	})
 }
 
 // once returns a function that calls f at its first call. Unlike with sync.OnceFunc, f may end the test although the

@@ -2,12 +2,16 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -55,11 +59,6 @@ spec:
 func throughMultus(t *testing.T, thick bool) {
 	alone(t)
 	c := ownCluster(t, &lab.ClusterOptions{})
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.WriteLogs(t.Output())
-		}
-	})
 	for _, n := range c.Nodes {
 		ipam := lab.RangeIPAM("host-local", n.Pods.String())
 		ipam["pools"] = []any{} // its addresses are those of pools
@@ -100,7 +99,12 @@ func throughMultus(t *testing.T, thick bool) {
 		reachesAt(t, c, pods["web-0"], pods["web-1"], addr)
 	}
 
-	// 3. With the workload all are free.
+	// 3. A webhook says what pods want. It does the same to thick multus.
+	if !thick {
+		fromAWebhook(t, c)
+	}
+
+	// 4. With the workload all are free.
 	kubectl(t, c, "delete", "statefulset", "web", "-n", ns)
 	until(t, "all addresses to be free", func(context.Context) bool { return len(podIPs(t, c)) == 0 })
 	until(t, "the pods to go", func(ctx context.Context) bool {
@@ -182,4 +186,122 @@ func reachesAt(t *testing.T, c *lab.Cluster, from, to *corev1.Pod, addr netip.Ad
 	if must.Do(t, err); answer.Name != to.Name {
 		t.Errorf("%s asks %v, an address of %s, and %s answers", from.Name, addr, to.Name, answer.Name)
 	}
+}
+
+// late is the annotation that names, in JSON, those that a webhook adds to a pod.
+const late = "example.com/late"
+
+// annotate is a webhook that adds annotations to pods.
+func annotate(w http.ResponseWriter, r *http.Request) {
+	var review admissionv1.AdmissionReview
+	var pod corev1.Pod
+	err := json.NewDecoder(r.Body).Decode(&review)
+	if err == nil {
+		err = json.Unmarshal(review.Request.Object.Raw, &pod)
+	}
+	var add map[string]string
+	if text := pod.Annotations[late]; err == nil && text != "" {
+		err = json.Unmarshal([]byte(text), &add)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	patch := []any{}
+	for key, value := range add {
+		patch = append(patch, map[string]any{
+			"op": "add", "path": "/metadata/annotations/" + strings.ReplaceAll(key, "/", "~1"), "value": value,
+		})
+	}
+	kind := admissionv1.PatchTypeJSONPatch
+	review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: true, PatchType: &kind}
+	review.Response.Patch, _ = json.Marshal(patch) // strings
+	review.Request = nil
+	_ = json.NewEncoder(w).Encode(review) // the client may be gone
+}
+
+// fromAWebhook has a webhook say what pods want, once the policies have looked at them.
+func fromAWebhook(t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	ns := namespace(t, c)
+	apply(t, c, ns, strings.Replace(twoLinks[strings.LastIndex(twoLinks, "---"):], "uplink0", lab.Uplink, 1))
+	config, _ := serveWebhook(t, c, "127.0.0.1:0", annotate)
+	apply(t, c, ns, fmt.Sprintf(`
+apiVersion: admissionregistration.k8s.io/v1
+kind: MutatingWebhookConfiguration
+metadata: {name: late}
+webhooks:
+- name: late.example.com
+  clientConfig: %s
+  admissionReviewVersions: [v1]
+  sideEffects: None
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: %s}}
+  rules: [{apiGroups: [""], apiVersions: [v1], operations: [CREATE], resources: [pods]}]
+`, config, ns))
+	t.Cleanup(func() { kubectlAtEnd(t, c, "delete", "mutatingwebhookconfiguration", "late") })
+	const (
+		networks = `"k8s.v1.cni.cncf.io/networks": "vlan20"`
+		pools    = `"stayput.io/pools": "blue,green@net1"`
+	)
+	until(t, "the API server to know the webhook", func(ctx context.Context) bool {
+		out, err := c.Kubectl(ctx, strings.Replace(pooledOn("dry", c.Nodes[0].Name), "stayput.io/pools: blue",
+			late+`: '{"seen": "yes"}'`, 1), "create", "--dry-run=server", "-n", ns, "-o", "yaml", "-f", "-")
+		return err == nil && strings.Contains(out, "seen: ")
+	})
+	for name, annotations := range map[string]string{
+		"all":     late + `: '{` + networks + `, ` + pools + `}'`, // no policy has gated it
+		"network": late + `: '{` + networks + `}', ` + pools,
+		"more":    late + `: '{` + networks + `, ` + pools + `}', stayput.io/pools: blue`,
+		"nothing": late + `: '{` + networks + `}', stayput.io/pools: blue`,
+	} {
+		apply(t, c, ns, asking(name, 1, annotations))
+	}
+	has := func(name string) (pod *corev1.Pod, addrs map[string]string) {
+		t.Helper()
+		pod = ready(t, c, ns, name+"-0")
+		until(t, "the PodIPs of "+name+" to be bound", func(context.Context) bool {
+			addrs = map[string]string{}
+			for _, ip := range podIPs(t, c) {
+				if ip.Spec.PodUID == string(pod.UID) && ip.Status.Phase == v1alpha1.PodIPBound {
+					addrs[ip.Spec.Interface] = ip.Name
+				}
+			}
+			return len(addrs) == 2
+		})
+		if pod.Status.PodIP != addrs["eth0"] || !strings.HasPrefix(addrs["eth0"], "10.6.168.1") ||
+			!strings.HasPrefix(addrs["net1"], "10.7.168.1") {
+			t.Errorf("%s has %s and the PodIPs %v", name, pod.Status.PodIP, addrs)
+		}
+		for _, addr := range addrs {
+			if at := holders(t, c, addr); len(at) != 1 || !strings.HasPrefix(at[0], pod.Spec.NodeName+" ") {
+				t.Errorf("%s of %s on %s is configured at %v", addr, name, pod.Spec.NodeName, at)
+			}
+		}
+		return pod, addrs
+	}
+	for _, name := range []string{"all", "network", "more"} {
+		pod, had := has(name)
+		kubectl(t, c, "cordon", pod.Spec.NodeName)
+		must.Do(t, c.Client().CoreV1().Pods(ns).Delete(testContext(t), pod.Name, metav1.DeleteOptions{}))
+		successor(t, c, pod)
+		if is, kept := has(name); !maps.Equal(had, kept) || is.Spec.NodeName == pod.Spec.NodeName {
+			t.Errorf("%s had %v on %s and has %v on %s", name, had, pod.Spec.NodeName, kept, is.Spec.NodeName)
+		}
+		kubectl(t, c, "uncordon", pod.Spec.NodeName)
+	}
+	// Nobody has said of which pool an address for net1 would be, and the network has no others.
+	eventOn(t, c, ns, "nothing-0", "FailedCreatePodSandBox", "no address for interface net1", "vlan20 come from pools")
+	if pod := getPod(t, c, ns, "nothing-0"); pod.Status.PodIP != "" {
+		t.Errorf("it has %s", pod.Status.PodIP)
+	}
+	must.Do(t, c.Client().AppsV1().StatefulSets(ns).DeleteCollection(testContext(t), metav1.DeleteOptions{},
+		metav1.ListOptions{}))
+}
+
+// kubectlAtEnd is kubectl for a cleanup.
+func kubectlAtEnd(t *testing.T, c *lab.Cluster, args ...string) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err := c.Kubectl(ctx, "", args...)
+	must.Do(t, err)
 }

@@ -206,6 +206,21 @@ func deployed(t *testing.T, c *lab.Cluster, ns, name string, n int, before []*co
 	return pods
 }
 
+// sameTogether checks that pods have the addresses, on the nodes, of those before, whichever has which.
+func sameTogether(t *testing.T, before, after []*corev1.Pod) {
+	t.Helper()
+	at := func(pods []*corev1.Pod) (all []string) {
+		for _, pod := range pods {
+			all = append(all, pod.Status.PodIP+" on "+pod.Spec.NodeName)
+		}
+		slices.Sort(all)
+		return all
+	}
+	if !slices.Equal(at(before), at(after)) {
+		t.Errorf("the addresses were %v and are %v", at(before), at(after))
+	}
+}
+
 func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
@@ -234,16 +249,7 @@ func TestPodsOfASharedIdentityComeBackToItsAddresses(t *testing.T) {
 	}
 	scaleDeployment("3")
 	after := deployed(t, c, ns, "front", 3, before)
-	at := func(pods []*corev1.Pod) (all []string) {
-		for _, pod := range pods {
-			all = append(all, pod.Status.PodIP+" on "+pod.Spec.NodeName)
-		}
-		slices.Sort(all)
-		return all
-	}
-	if !slices.Equal(at(before), at(after)) {
-		t.Errorf("the addresses were %v and are %v", at(before), at(after))
-	}
+	sameTogether(t, before, after)
 	belong(after)
 	kubectl(t, c, "delete", "deployment", "front", "-n", ns)
 	freedOrKept(t, c, ns, after, false)

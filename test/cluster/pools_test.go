@@ -35,11 +35,6 @@ var poolsOn = map[string]any{"pools": map[string]any{"enabled": true}}
 func onOneLink(t *testing.T, o lab.ClusterOptions) *lab.Cluster {
 	t.Helper()
 	c := ownCluster(t, &o)
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.WriteLogs(t.Output())
-		}
-	})
 	for _, n := range c.Nodes {
 		must.Do(t, n.SetNetworks(testContext(t), lab.Network{Type: "macvlan", Annotations: true,
 			IPAM: lab.RangeIPAM("host-local", n.Pods.String())}))
@@ -103,9 +98,14 @@ func podIPs(t *testing.T, c *lab.Cluster) map[string]v1alpha1.PodIP {
 }
 
 // holders returns where in the cluster an address is configured: node and network namespace.
-func holders(t *testing.T, c *lab.Cluster, addr string) (all []string) {
+func holders(t *testing.T, c *lab.Cluster, addr string) []string {
 	t.Helper()
-	for _, n := range c.Nodes {
+	return holdersAmong(t, c.Nodes, addr)
+}
+
+func holdersAmong(t *testing.T, nodes []*lab.ClusterNode, addr string) (all []string) {
+	t.Helper()
+	for _, n := range nodes {
 		out, err := n.Run(testContext(t), "/bin/sh", "-c", "for ns in /run/netns/*; do "+
 			"nsenter --net=$ns grep -q -- '|-- "+addr+"$' /proc/self/net/fib_trie && echo $ns; done; true")
 		must.Do(t, err)
@@ -481,20 +481,36 @@ status:
 	}
 }
 
-// cutOff keeps a node from the control plane, and from nobody else, until the returned function is called.
-func cutOff(t *testing.T, n *lab.ClusterNode) (mend func()) {
+// broken breaks something until the returned function is called, or the test ends.
+func broken(t *testing.T, set func(ctx context.Context, broken bool) error) (mend func()) {
 	t.Helper()
-	route := func(verb string) {
+	do := func(broken bool) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 		defer cancel()
-		_, err := n.Run(ctx, "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; for a in 172.30.0.1 10.96.0.1; do "+
-			"ip route "+verb+" blackhole $a/32 || exit 1; done; ip route flush cache")
-		must.Do(t, err)
+		must.Do(t, set(ctx, broken))
 	}
-	route("add")
-	mend = once(func() { route("del") })
+	do(true)
+	mend = once(func() { do(false) })
 	t.Cleanup(mend)
 	return mend
+}
+
+// cutOff keeps a node from the control plane, and from nobody else, until the returned function is called. Without a
+// route nothing is sent; without the filter, kubelet would still hear that its pods are deleted.
+func cutOff(t *testing.T, n *lab.ClusterNode) (mend func()) {
+	t.Helper()
+	before, err := n.Run(testContext(t), "/bin/cat", "/proc/sys/net/ipv4/conf/all/rp_filter")
+	must.Do(t, err)
+	return broken(t, func(ctx context.Context, broken bool) error {
+		verb, filter := "del", strings.TrimSpace(string(before))
+		if broken {
+			verb, filter = "add", "1"
+		}
+		_, err := n.Run(ctx, "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; for a in 172.30.0.1 10.96.0.1; do "+
+			"ip route "+verb+" blackhole $a/32 || exit 1; done; "+
+			"echo "+filter+" > /proc/sys/net/ipv4/conf/all/rp_filter && ip route flush cache")
+		return err
+	})
 }
 
 func TestAnAddressOfAPoolIsNeverDoubled(t *testing.T) {
@@ -739,8 +755,8 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	}
 	kubectl(t, c, "scale", "statefulset", "web", "-n", ns, "--replicas=1")
 	other := pods["web-1"].Status.PodIP
-	until(t, "the address of web-1 to be retained", func(context.Context) bool {
-		return podIPs(t, c)[other].Status.Phase == v1alpha1.PodIPRetained
+	until(t, "the address of web-1 to be retained until then", func(context.Context) bool {
+		return podIPs(t, c)[other].Status.Expires != ""
 	})
 	says("why of a pod that is gone", works(t, c, ns, "why", "web-1"), other+" of pool blue is kept until")
 	says("release", works(t, c, ns, "release", "web-1"), "podip.stayput.io/"+other+" released: "+other+" of pool blue")
@@ -751,7 +767,7 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 	// More pods than addresses: the pool says so, and check and why say it.
 	kubectl(t, c, "scale", "statefulset", "web", "-n", ns, "--replicas=11")
 	until(t, "a pod to wait", func(context.Context) bool {
-		return strings.Contains(stayput(t, c, ns, "check").out, "1 pods wait for an address")
+		return strings.Contains(stayput(t, c, ns, "check").out, "1 pod waits for an address")
 	})
 	waits := ""
 	for i := range 11 {
@@ -911,6 +927,12 @@ func TestPoolsAreSwitchedOnAfterAnUpgradeFromTheVersionBefore(t *testing.T) {
 	web, kept := places(t, c, ns, "web", 2, nil), places(t, c, ns, "kept", 1, nil)
 	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=0")
 	shows(t, c, ns, "kept-0", kept["kept-0"].Spec.NodeName, "to be retained", retained)
+	apply(t, c, ns, workloadAnnotated(asking("recorded", 2, ""), map[string]string{auto: "true", required: hostname}))
+	recorded := places(t, c, ns, "recorded", 2, nil)
+	comesTo(t, c, ns, "recorded", "to record two pods", recordsAll(2))
+	for _, pod := range web {
+		shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound", boundTo(pod))
+	}
 	ids := uids(t, c, ns)
 
 	_, _, image := builtImage(t)
@@ -925,12 +947,76 @@ func TestPoolsAreSwitchedOnAfterAnUpgradeFromTheVersionBefore(t *testing.T) {
 		t.Errorf("after the upgrade the RetainedIPs are\n%swant\n%s", is, ids)
 	}
 
-	deletePods(t, c, ns, "web")
-	cameHome(t, web, places(t, c, ns, "web", 2, web))
+	// The version before has no identities.
+	apply(t, c, ns, strings.NewReplacer("StatefulSet", "Deployment", "  serviceName: front\n", "",
+		"  podManagementPolicy: Parallel\n", "  strategy: {type: Recreate}\n").
+		Replace(asking("front", 2, "stayput.io/retain-ip: while-owned, stayput.io/identity: front")))
+	front := deployed(t, c, ns, "front", 2, nil)
+	identified := func() {
+		t.Helper()
+		for _, pod := range front {
+			shows(t, c, ns, pod.Name, pod.Spec.NodeName, "bound, with its identity", func(r *v1alpha1.RetainedIP) bool {
+				return boundTo(pod)(r) && r.Spec.Identity == "front"
+			})
+		}
+	}
+	identified()
+
+	// Each has what it was promised when all are made again at once; those of an identity if the others have ended.
+	againAll := func() {
+		t.Helper()
+		kubectl(t, c, "rollout", "restart", "deployment/front", "-n", ns)
+		for _, name := range []string{"web", "pooled", "recorded"} {
+			deletePods(t, c, ns, name)
+		}
+		is := places(t, c, ns, "web", 2, web)
+		cameHome(t, web, is)
+		web = is
+		is = places(t, c, ns, "pooled", 2, inPool)
+		keptAddresses(t, inPool, is)
+		holdTheirAddresses(t, c, is)
+		inPool = is
+		is = places(t, c, ns, "recorded", 2, recorded)
+		for name, was := range recorded {
+			if is[name].Spec.NodeName != was.Spec.NodeName {
+				t.Errorf("%s was on %s and is on %s", name, was.Spec.NodeName, is[name].Spec.NodeName)
+			}
+		}
+		recorded = is
+		now := deployed(t, c, ns, "front", 2, front)
+		sameTogether(t, front, now)
+		front = now
+	}
+	againAll()
 	kubectl(t, c, "scale", "statefulset", "kept", "-n", ns, "--replicas=1")
 	cameHome(t, kept, places(t, c, ns, "kept", 1, nil))
-	deletePods(t, c, ns, "pooled")
-	after := places(t, c, ns, "pooled", 2, inPool)
-	keptAddresses(t, inPool, after)
-	holdTheirAddresses(t, c, after)
+
+	// After a rollback all run on, and the addresses of pools stay; after another upgrade they are theirs as before.
+	podIPIDs := func() string {
+		t.Helper()
+		return kubectl(t, c, "get", "podips", "-o", `jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+	}
+	had := podIPIDs()
+	_, err := c.Helm(testContext(t), "rollback", lab.Release, "1", "--namespace="+lab.SystemNamespace)
+	must.Do(t, err)
+	must.Do(t, c.WaitInstalled(testContext(t)))
+	runOn := func() {
+		t.Helper()
+		shared := map[string]*corev1.Pod{}
+		for _, pod := range front {
+			shared[pod.Name] = pod
+		}
+		for _, pods := range []map[string]*corev1.Pod{web, inPool, recorded, shared} {
+			untouched(t, c, pods)
+		}
+		if is := podIPIDs(); is != had {
+			t.Errorf("the PodIPs were\n%sand are\n%s", had, is)
+		}
+	}
+	runOn()
+	must.Do(t, c.Upgrade(testContext(t), poolsOn))
+	runOn()
+	holdTheirAddresses(t, c, inPool)
+	identified()
+	againAll()
 }
