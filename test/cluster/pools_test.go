@@ -777,8 +777,12 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 			waits = name
 		}
 	}
+	// That it waits is an Event only after a while: most pods do not wait for long.
+	until(t, "why to say that a pod waits", func(context.Context) bool {
+		return strings.Contains(works(t, c, ns, "why", waits), "the pod waits for an address")
+	})
 	says("why of a pod that waits", works(t, c, ns, "why", waits),
-		"it asks for addresses of pools (blue), and none is its own", "the pod waits for an address")
+		"it asks for addresses of pools (blue), and none is its own")
 }
 
 // held returns the PodIPs and pools that have a finalizer.

@@ -649,6 +649,49 @@ func TestAPodIsLetGoByOneWriteOnceItsAddressesAreClaimed(t *testing.T) {
 }
 
 // Each write in turn is the first that is not made.
+// behind is a cache in which a pod is as it was.
+type behind struct {
+	client.Reader
+	pod *corev1.Pod
+}
+
+func (b behind) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+	if cached, ok := o.(*cluster.Pod); ok && key.Name == b.pod.Name {
+		*cached = *cluster.PodOf(b.pod)
+		return nil
+	}
+	return b.Reader.Get(ctx, key, o, options...)
+}
+
+func TestThatAPodWasLetGoIsKnownBeforeItsWatchSaysSo(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
+	c := control(t, a)
+	was, _ := a.pod(t, "web-0")
+	c.cache = behind{a, was}
+	c.looks()
+	for len(c.line.now) > 0 {
+		if err := c.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if is, _ := a.pod(t, "web-0"); home.Gated(is) {
+		t.Fatal("the test is wrong: the pod is gated still")
+	}
+	a.taken()
+	c.enqueue(podKey("uid-web-0"))
+	for len(c.line.now) > 0 {
+		if err := c.step(); err != nil {
+			t.Error(err)
+		}
+	}
+	if writes := a.taken(); len(writes) > 0 {
+		t.Errorf("writes %q about a pod that was let go", writes)
+	}
+	c.cache = a
+	c.works()
+	a.consistent(t)
+}
+
 func TestAControllerThatIsKilledBetweenTwoWritesLeavesNothingBehind(t *testing.T) {
 	for after := range 12 {
 		a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.103"),

@@ -99,7 +99,10 @@ func (c *Controller) write(ctx context.Context, s *session, w pool.Write, reason
 			"pod", w.PodIP.Namespace+"/"+w.PodIP.PodName, "reason", reason)
 		c.refreshIP(ctx, s, w.PodIP.Addr)
 	case pool.PlacePod:
-		return c.placePod(ctx, w, pod, to)
+		if err := c.placePod(ctx, w, pod, to); err != nil {
+			return err
+		}
+		c.notePlaced(s, w)
 	case pool.EndPod:
 		uid := types.UID(w.UID)
 		err := c.client.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: w.Name}},
@@ -234,6 +237,21 @@ func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.
 		return fmt.Errorf("placing pod %s/%s: %w", w.Namespace, w.Name, err)
 	}
 	return nil
+}
+
+// notePlaced notes that a pod has been placed before its watch says so: a look at the pod in between would place it again.
+func (c *Controller) notePlaced(s *session, w pool.PlacePod) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known := s.book.Pod(w.UID)
+	if known == nil || known.Version != w.Version {
+		return // the watch was faster
+	}
+	is := *known
+	is.Gated, is.Has = false, w.Addresses
+	s.book.SetPod(is)
+	s.unblock(w.UID)
+	c.bears(s, &is)
 }
 
 func (c *Controller) holdPool(ctx context.Context, s *session, w pool.HoldPool) error {
