@@ -74,8 +74,36 @@ func (b *bench) firstAdd(ctx context.Context, netns string, fill func(*network) 
 	if err := fill(w); err != nil {
 		return 0, err
 	}
-	unix.Sync() // a node's addresses have long been on its disk
+	if err := settle(ctx, w.dir); err != nil {
+		return 0, err
+	}
 	return w.call("ADD", newID(), "first")
+}
+
+// settle waits until the disk of a directory has everything and is at rest: a node's addresses have long been on its
+// disk, and it is not still discarding the many files of the round before.
+func settle(ctx context.Context, dir string) error {
+	unix.Sync()
+	var is unix.Stat_t
+	if err := unix.Stat(dir, &is); err != nil {
+		return fmt.Errorf("looking at %s: %w", dir, err)
+	}
+	// Its counters change whenever a request ends: Documentation/block/stat.rst.
+	counters := fmt.Sprintf("/sys/dev/block/%d:%d/stat", unix.Major(is.Dev), unix.Minor(is.Dev))
+	for was := ""; ; {
+		now, err := os.ReadFile(counters)
+		if errors.Is(err, os.ErrNotExist) || err == nil && string(now) == was {
+			return nil // it is no disk, or rests
+		} else if err != nil {
+			return err
+		}
+		was = string(now)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(2 * time.Second):
+		}
+	}
 }
 
 // retain fills the network with n addresses that were retained in an earlier boot.

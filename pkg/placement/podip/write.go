@@ -239,7 +239,7 @@ func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.
 	return nil
 }
 
-// notePlaced notes that a pod has been placed before its watch says so: a look at the pod in between would place it again.
+// notePlaced notes that a pod has been placed before its watch says so: a look at it in between would place it again.
 func (c *Controller) notePlaced(s *session, w pool.PlacePod) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
