@@ -130,6 +130,9 @@ func (w *world) kubeletActs(n *node) {
 		case p.Over:
 			if w.calm || w.some(60) {
 				delete(n.sandboxes, uid)
+				if p.Ending {
+					w.deleteObject(n, uid)
+				}
 			}
 		case p.Ending:
 			if s != nil && !w.calm && w.some(20) {
