@@ -29,9 +29,8 @@ import (
 )
 
 type options struct {
-	nriSocket string
-	listen    string
-	log       program.Log
+	listen string
+	log    program.Log
 	// kubeconfig is empty for the cluster that the agent runs in, if any.
 	kubeconfig string
 	node       node.Options
@@ -44,7 +43,8 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	p.StringVar(&n.CNIConfDir, "cni-conf-dir", node.DefaultCNIConfDir, "directory of the runtime's CNI configuration")
 	p.StringVar(&n.CNIBinDir, "cni-bin-dir", node.DefaultCNIBinDir, "directory of the runtime's CNI plugins")
 	f := cmd.Flags()
-	f.StringVar(&o.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "NRI socket of the container runtime")
+	f.StringVar(&n.NRISocket, "nri-socket", "/var/run/nri/nri.sock",
+		"NRI socket of the container runtime; empty: it has none, and annotations come through CNI and from CRI")
 	f.StringVar(&n.CRISocket, "cri-socket", node.DefaultCRISocket, "CRI socket of the container runtime")
 	f.StringVar(&n.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
 	f.BoolVar(&n.InstallCNI, "install-cni", false,
@@ -126,15 +126,17 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 
-	// 4. Its NRI connection.
-	plugin := &nri.Plugin{Socket: o.nriSocket, Handler: hooks{agent}, Log: log}
+	// 4. Its NRI connection, if it is to have one.
+	plugin := &nri.Plugin{Socket: o.node.NRISocket, Handler: hooks{agent}, Log: log}
 
 	// 5. Everything, until a signal.
 	log.Info("Running", "version", program.Version(), "state", o.node.StateDir, "listen", o.listen)
 	var wg sync.WaitGroup
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	wg.Go(func() { plugin.Run(ctx) })
+	if o.node.NRISocket != "" {
+		wg.Go(func() { plugin.Run(ctx) })
+	}
 	var why error
 	wg.Go(func() {
 		defer stop()

@@ -49,6 +49,10 @@ func findUnreachable(node *corev1.Node, err error) []Finding {
 	return f.all
 }
 
+// enableNRI is what to do about a missing connection.
+const enableNRI = "enable NRI in the runtime's configuration (containerd 2.0 has it on), " +
+	"and mount the directory of its socket into the agent"
+
 func findAgent(n *inspection.Node) []Finding {
 	f := findings{check: "agent"}
 	if n.Format > inspection.Format {
@@ -56,13 +60,27 @@ func findAgent(n *inspection.Node) []Finding {
 			n.Format, inspection.Format),
 			"use kubectl-stayput of the agent's version")
 	}
-	a := n.Agent
+	a, reached := n.Agent, "NRI, CRI and the API server"
 	switch {
 	case a.Error != "" && a.NRI == "":
 		f.fail("the agent does not answer: "+a.Error, "see the log of its pod")
+	case a.NRI == inspection.NRIOff:
+		reached = "CRI and the API server, without NRI"
+	case a.NRI != "connected" && a.Annotations != "":
+		f.warn("NRI is "+a.NRI,
+			enableNRI+`. If the runtime has none, or is to have none, set agent.runtime.nriSocket to ""`)
 	case a.NRI != "connected":
-		f.fail("NRI is "+a.NRI, "enable NRI in the runtime's configuration (containerd 2.0 has it on), "+
-			"and mount the directory of its socket into the agent")
+		f.fail("NRI is "+a.NRI, enableNRI)
+	}
+	switch a.Annotations {
+	case "", "ok":
+	case inspection.AnnotationsListed:
+		f.warn("the pods' annotations come neither through CNI nor NRI: the agent has them from the runtime's list, "+
+			"and a pod that ends before it is listed, some tenths of a second after its start, is promised nothing",
+			enableNRI)
+	default:
+		f.fail("the pods' annotations reach nobody: "+a.Annotations,
+			enableNRI+", or have CNI hand the annotations on. Until then new pods are promised nothing")
 	}
 	if a.CRI != "" && a.CRI != "ok" || n.Runtime.Error != "" {
 		f.fail("the container runtime does not answer: "+cmp.Or(n.Runtime.Error, a.CRI),
@@ -72,7 +90,7 @@ func findAgent(n *inspection.Node) []Finding {
 		f.fail("the agent does not reach the API server: "+a.API,
 			"see the agent's log. Its RetainedIPs are out of date meanwhile")
 	}
-	return f.orOK(n.Version + ", connected to NRI, CRI and the API server")
+	return f.orOK(n.Version + ", connected to " + reached)
 }
 
 // cniTodo is what to do about a state of a node's CNI configuration, unless nothing needs to be done.

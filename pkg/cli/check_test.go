@@ -32,7 +32,7 @@ import (
 func aLook(change ...func(*inspection.Node)) looked {
 	n := &inspection.Node{
 		Format: inspection.Format, Version: "v1", Build: "v1", Clock: inspection.Clock{Wall: noon},
-		Agent:   inspection.Agent{Ready: true, NRI: "connected", CRI: "ok", API: "ok", GracePeriod: 600},
+		Agent:   inspection.Agent{Ready: true, NRI: "connected", CRI: "ok", Annotations: "ok", API: "ok", GracePeriod: 600},
 		Runtime: inspection.Runtime{Sandboxes: 3, Ready: 3},
 		CNI: inspection.CNI{
 			State: "active", Message: "00-stayput.conflist, derived from 10-flannel.conflist", Good: true,
@@ -67,7 +67,16 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 		"the agent hangs": {node, aLook(func(n *inspection.Node) { n.Agent = inspection.Agent{Error: "timeout"} }), "agent",
 			LevelFail, "timeout"},
 		"no NRI": {node, aLook(func(n *inspection.Node) { n.Agent.NRI = "degraded: not connected" }), "agent",
-			LevelFail, "NRI is degraded"},
+			LevelWarn, "NRI is degraded"},
+		"no NRI, and an older agent": {node, aLook(func(n *inspection.Node) {
+			n.Agent.NRI, n.Agent.Annotations = "degraded: not connected", ""
+		}), "agent", LevelFail, "NRI is degraded"},
+		"annotations from the list": {node, aLook(func(n *inspection.Node) {
+			n.Agent.NRI, n.Agent.Annotations = inspection.NRIOff, inspection.AnnotationsListed
+		}), "agent", LevelWarn, "before it is listed"},
+		"annotations from nowhere": {node, aLook(func(n *inspection.Node) {
+			n.Agent.NRI, n.Agent.Annotations = inspection.NRIOff, "degraded: nothing is listed"
+		}), "agent", LevelFail, "reach nobody: degraded: nothing is listed"},
 		"no CRI": {node, aLook(func(n *inspection.Node) { n.Runtime.Error = "no such socket" }), "agent", LevelFail,
 			"no such socket"},
 		"no API server": {node, aLook(func(n *inspection.Node) { n.Agent.API = "degraded: refused" }), "agent", LevelFail,
@@ -160,6 +169,10 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 	}
 	if len(all) != 5 {
 		t.Errorf("if all is well there are %d findings", len(all))
+	}
+	off := checkNode(&node, aLook(func(n *inspection.Node) { n.Agent.NRI = inspection.NRIOff }), interval{})
+	if f := off[0]; f.Level != LevelOK || f.Text != "v1, connected to CRI and the API server, without NRI" {
+		t.Errorf("where NRI is off: %+v", f)
 	}
 }
 

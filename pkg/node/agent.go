@@ -16,6 +16,7 @@
 //
 //	nri_hooks.go  what the runtime calls: a promise, and into the queue
 //	queue.go      what follows: policy.go sets the policy and verifies the addresses
+//	unseen.go     the same for pods of which NRI says nothing, as far as CRI lists them
 //	reconcile.go  agreement with the runtime; reclaim.go ends what leaked, on the word of hostnet's view
 //	book.go       what is bound and retained: published, counted, expired at its time, released when asked
 //	spool.go      what the plugin reports
@@ -55,6 +56,8 @@ type Options struct {
 	CNIBinDir   string   // of the runtime's CNI plugins
 	NetnsDirs   []string // where namespaces are mounted by name
 	CRISocket   string
+	// NRISocket is for people. Empty: the runtime has no NRI, and none is missing.
+	NRISocket string
 
 	// InstallCNI has the agent install PluginBinary as a plugin and keep its own conflist, which gives the plugin
 	// these limits; zero is none of it.
@@ -109,6 +112,7 @@ type Agent struct {
 	reconciler *reconciler
 	book       *bookKeeper
 	spool      *spoolReader
+	unseen     *unseen
 	announcer  *announcer
 	watch      *watcher
 	keeper     *cniconf.Keeper
@@ -150,9 +154,9 @@ func New(o Options) (*Agent, error) {
 	a := &Agent{
 		o: o, log: o.Log,
 		ledgers: ledger.Options{StateDir: o.StateDir, Clock: o.Clock},
-		metrics: newMetrics(o.Registry),
+		metrics: newMetrics(o.Registry, o.NRISocket != ""),
 	}
-	reconcileNow, bookNow, spoolNow := newWake(), newWake(), newWake()
+	reconcileNow, bookNow, spoolNow, unseenNow := newWake(), newWake(), newWake(), newWake()
 	agreed := &agreement{}
 	reports := spool.Dir(o.StateDir)
 	restored := make(chan []ledger.Event, 16)
@@ -183,7 +187,7 @@ func New(o Options) (*Agent, error) {
 	// 3. The loops.
 	a.watch = &watcher{
 		stateDir: filepath.Clean(o.StateDir), reports: reports,
-		agreed: agreed, reconcileNow: reconcileNow, bookNow: bookNow, spoolNow: spoolNow, log: o.Log,
+		agreed: agreed, reconcileNow: reconcileNow, bookNow: bookNow, spoolNow: spoolNow, unseenNow: unseenNow, log: o.Log,
 	}
 	a.queue = newQueue(policies, reconcileNow, a.health.loop("queue"), a.metrics, o.Log)
 	a.reconciler = &reconciler{
@@ -198,6 +202,7 @@ func New(o Options) (*Agent, error) {
 			a.book.sweep.Store(true) // what has no address behind it has no time at which it would be noticed
 			bookNow.up()
 			spoolNow.up() // a wake-up by inotify may have been lost
+			unseenNow.up()
 		},
 	}
 	a.book = &bookKeeper{
@@ -225,6 +230,10 @@ func New(o Options) (*Agent, error) {
 	a.hooks = &hooks{
 		policies: policies, queue: a.queue, pools: a.pools, reconcile: reconcileNow, book: bookNow,
 		uninstalling: func() bool { return a.uninstaller.Status() != "" }, metrics: a.metrics,
+	}
+	a.unseen = &unseen{
+		now: unseenNow, nri: &a.nriUp, networks: networks, list: a.reconciler.sandboxes, netns: a.reconciler.netnsOf,
+		ran: a.hooks.ran, news: news, beat: a.health.loop("unseen"), log: o.Log,
 	}
 	if err := a.watch.start(); err != nil {
 		a.cri.Close()
@@ -281,7 +290,8 @@ func (a *Agent) Run(ctx context.Context) error {
 func (a *Agent) work(ctx context.Context) {
 	var wg sync.WaitGroup
 	loops := []func(context.Context){
-		a.watch.run, a.queue.run, a.reconciler.run, a.book.run, a.spool.run, a.announcer.run, a.keep,
+		a.watch.run, a.queue.run, a.reconciler.run, a.book.run, a.spool.run, a.announcer.run, a.unseen.run,
+		a.keep,
 	}
 	if a.api != nil {
 		loops = append(loops, a.api.Run)

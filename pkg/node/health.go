@@ -2,8 +2,11 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -101,7 +104,7 @@ func (a *Agent) Handler() http.Handler {
 			fmt.Fprintln(w, s.Message)
 		}
 		for _, part := range []struct{ name, says string }{
-			{"nri", s.NRI}, {"cri", s.CRI}, {"cni", s.CNI}, {"ledger", s.Ledger}, {"api", s.API},
+			{"nri", s.NRI}, {"cri", s.CRI}, {"annotations", s.Annotations}, {"cni", s.CNI}, {"ledger", s.Ledger}, {"api", s.API},
 		} {
 			if part.says != "" {
 				fmt.Fprintf(w, "%s: %s\n", part.name, part.says)
@@ -121,11 +124,18 @@ func (a *Agent) status() inspection.Status {
 	}
 	cni := a.keeper.Status()
 	s := inspection.Status{
-		Ready: true, NRI: "connected", CRI: "ok",
+		Ready: true, NRI: "connected", CRI: "ok", Annotations: a.unseen.status(),
 		CNI: a.keeper.Line(), CNIState: string(cni.State), CNIMessage: cni.Message,
 	}
-	if !a.nriUp.Load() {
+	switch {
+	case a.nriUp.Load():
+	case a.o.NRISocket == "":
+		s.NRI = inspection.NRIOff
+	default:
 		s.NRI = degraded + "not connected"
+		if _, err := os.Stat(a.o.NRISocket); errors.Is(err, fs.ErrNotExist) {
+			s.NRI += ", there is no " + a.o.NRISocket
+		}
 	}
 	if why := a.reconciler.criErr.Load(); why != nil && *why != "" {
 		s.CRI = degraded + *why

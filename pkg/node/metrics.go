@@ -52,7 +52,8 @@ type metrics struct {
 	peerErrors        prometheus.Counter
 }
 
-func newMetrics(r *prometheus.Registry) *metrics {
+// newMetrics registers the metrics. Without NRI there is none that says whether it is connected: nobody need be told.
+func newMetrics(r *prometheus.Registry, nri bool) *metrics {
 	register := promauto.With(r)
 	counter := func(name, help string) prometheus.Counter {
 		return register.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
@@ -79,7 +80,10 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		badAnnotations: counter("stayput_invalid_annotations_total", "Running pods observed with invalid annotations."),
 		verifyFailures: counter("stayput_verify_failures_total", "Pods without an address that is bound to them."),
 
-		nriConnected: gauge("stayput_agent_nri_connected", "Whether the agent is connected to NRI."),
+		nriConnected: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "stayput_agent_nri_connected",
+			Help: "Whether the agent is connected to NRI; absent if it is not to use NRI.",
+		}),
 		nriConnections: counter("stayput_agent_nri_connections_total",
 			"NRI connections established; those after the first are reconnects."),
 		hookDuration: register.NewHistogramVec(prometheus.HistogramOpts{
@@ -112,6 +116,9 @@ func newMetrics(r *prometheus.Registry) *metrics {
 		connections: counter("stayput_agent_connections_flushed_total", "Tracked connections of former pods flushed."),
 		peerErrors: counter("stayput_agent_peer_errors_total",
 			"Failures to announce an address or to flush connections."),
+	}
+	if nri {
+		r.MustRegister(m.nriConnected)
 	}
 	for _, hook := range []string{"RunPodSandbox", "StopPodSandbox", "RemovePodSandbox", "Synchronize"} {
 		m.hookDuration.WithLabelValues(hook)

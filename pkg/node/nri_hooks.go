@@ -46,6 +46,11 @@ func (a *Agent) RunPodSandbox(s Sandbox) {
 	if s.Netns == "" || h.uninstalling() {
 		return // on the host's network: CNI had nothing to do with it
 	}
+	h.ran(s)
+}
+
+// ran is what follows the start of a sandbox.
+func (h *hooks) ran(s Sandbox) {
 	o := observe(s)
 	h.policies.promiseInTime(o)
 	h.queue.put(o)
@@ -90,5 +95,6 @@ func (a *Agent) Connected(up bool) {
 		a.metrics.nriConnections.Inc()
 	} else {
 		a.metrics.nriConnected.Set(0)
+		a.unseen.now.up()
 	}
 }

@@ -49,7 +49,7 @@ func (p LogPublisher) PublishEvent(e ledger.Event) {
 	switch e.Reason {
 	case ledger.EventNotRestored, ledger.EventRefused, ledger.EventNamespaceRefused, ledger.EventConflict,
 		retainedip.EventInvalidAnnotation, retainedip.EventNotConfigured, retainedip.EventReclaimed,
-		cniconf.EventNotConfigured:
+		retainedip.EventAnnotationsUnknown, cniconf.EventNotConfigured:
 		level = slog.LevelWarn
 	}
 	pod := e.Pod.String()

@@ -88,8 +88,7 @@ func (r *reconciler) reconcile(ctx context.Context) (next time.Duration, err err
 	// Addresses before sandboxes: what a sandbox that the runtime lists has, was there before.
 	served, allOpened := r.networks.open()
 	books, allRead := r.networks.read(served)
-	list, err := r.cri.Sandboxes(ctx)
-	r.criAnswered(err)
+	list, err := r.sandboxes(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -178,6 +177,13 @@ func boundTo(books []book) map[string][]boundAddress {
 		}
 	}
 	return bound
+}
+
+// sandboxes asks the runtime for its list.
+func (r *reconciler) sandboxes(ctx context.Context) (map[string]cri.Sandbox, error) {
+	list, err := r.cri.Sandboxes(ctx)
+	r.criAnswered(err)
+	return list, err
 }
 
 // criAnswered keeps for /readyz and the metrics how the last call of the runtime went.

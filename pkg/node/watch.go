@@ -25,6 +25,7 @@ type watcher struct {
 
 	agreed                          *agreement
 	reconcileNow, bookNow, spoolNow wake
+	unseenNow                       wake // of an address that was taken
 	log                             *slog.Logger
 }
 
@@ -76,6 +77,7 @@ func (w *watcher) poll(ctx context.Context) {
 			w.agreed.void()
 			w.spoolNow.up()
 			w.bookNow.up()
+			w.unseenNow.up()
 		}
 	}
 }
@@ -114,6 +116,7 @@ func (w *watcher) run(ctx context.Context) {
 			w.log.Debug("Lost inotify events", "err", err)
 			w.spoolNow.up()
 			w.bookNow.up()
+			w.unseenNow.up()
 		case e := <-w.fs.Events:
 			w.see(e)
 		}
@@ -152,6 +155,9 @@ func (w *watcher) see(e fsnotify.Event) {
 		// Beside the addresses are the lock and temporary files, which the agent writes, too.
 		if _, err := netip.ParseAddr(name); err == nil {
 			w.bookNow.up()
+			if e.Has(fsnotify.Create) {
+				w.unseenNow.up()
+			}
 		}
 	}
 }

@@ -32,6 +32,7 @@ type world struct {
 	a       *Agent
 	net     *ledger.Network
 	ledger  *ledger.Ledger
+	noNRI   bool // of the next agent
 }
 
 func newWorld(t *testing.T) *world {
@@ -53,11 +54,16 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) newAgent() *Agent {
 	w.t.Helper()
+	nri := filepath.Join(w.dir, "nri.sock")
+	if w.noNRI {
+		nri = ""
+	}
 	a, err := New(Options{
 		StateDir: filepath.Join(w.dir, "state"), CNICacheDir: filepath.Join(w.dir, "cni"), CNIConfDir: filepath.Join(w.dir,
 			"net.d"),
 		NetnsDirs: []string{filepath.Join(w.dir, "netns")}, CRISocket: filepath.Join(w.dir, "cri.sock"),
-		Clock: w.clock, Publisher: w.said,
+		NRISocket: nri,
+		Clock:     w.clock, Publisher: w.said,
 		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	check(w.t, err)

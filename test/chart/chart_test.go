@@ -74,6 +74,7 @@ monitoring:
 	"everything off": `
 agent:
   cni: {install: false}
+  runtime: {nriSocket: ""}
   updateStrategy: {type: OnDelete}
   nodeSelector: null
   tolerations: []
@@ -779,8 +780,14 @@ func TestTheAgentMountsTheNodesPathsUnchanged(t *testing.T) {
 			flags[k] = v
 		}
 		need := []string{
-			"/run/netns", "/var/run/netns", filepath.Dir(flags["--nri-socket"]), filepath.Dir(flags["--cri-socket"]),
+			"/run/netns", "/var/run/netns", filepath.Dir(flags["--cri-socket"]),
 			flags["--state-dir"], flags["--cni-cache-dir"], flags["--cni-conf-dir"], flags["--cni-bin-dir"],
+		}
+		switch nri, told := flags["--nri-socket"]; {
+		case !told:
+			t.Errorf("%s: it is told of no NRI socket", name)
+		case nri != "":
+			need = append(need, filepath.Dir(nri))
 		}
 		for _, path := range need {
 			if _, ok := mounts[path]; !ok {

@@ -646,17 +646,23 @@ func level(r cli.Report, node, check string) cli.Level {
 // fails waits until a check of node-2 fails with this text and advice.
 func fails(t *testing.T, c *lab.Cluster, check, text, todo string) {
 	t.Helper()
+	finds(t, c, cli.LevelFail, check, text, todo)
+}
+
+// finds waits until a check of node-2 finds this.
+func finds(t *testing.T, c *lab.Cluster, level cli.Level, check, text, todo string) {
+	t.Helper()
 	var r cli.Report
 	defer func() {
 		if t.Failed() {
 			t.Logf("check says %+v", r)
 		}
 	}()
-	until(t, check+" to fail", func(context.Context) bool {
+	until(t, fmt.Sprintf("a finding %s of %s", level, check), func(context.Context) bool {
 		var code int
 		r, code = checked(t, c, "node-2")
-		return code == 1 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
-			return f.Node == "node-2" && f.Check == check && f.Level == cli.LevelFail && strings.Contains(f.Text, text) &&
+		return (code == 1) == (level == cli.LevelFail) && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
+			return f.Node == "node-2" && f.Check == check && f.Level == level && strings.Contains(f.Text, text) &&
 				strings.Contains(f.Todo, todo)
 		})
 	})
@@ -870,7 +876,7 @@ func TestCheckReportsWhatIsWrongAndWhatToDo(t *testing.T) {
 	})
 	defer restore()
 	must.Do(t, node.RestartContainerd(testContext(t)))
-	fails(t, c, "agent", "NRI is degraded: not connected", "enable NRI in the runtime's configuration")
+	finds(t, c, cli.LevelWarn, "agent", "NRI is degraded: not connected", "enable NRI in the runtime's configuration")
 	restore()
 	inOrder()
 

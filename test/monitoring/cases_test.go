@@ -40,8 +40,8 @@ var cases = map[string]alertCase{
 		quiet: []string{`stayput_agent_nri_connected{instance="node-1"} = 0x5 1x20`},
 		after: "12m", labels: on(),
 		says: "stayput-agent on node-1 has had no NRI connection for 10 minutes. Pods whose annotations do not reach " +
-			"the plugin through the CNI configuration get no promise until the next reconciliation, and addresses are " +
-			"not verified.",
+			"the plugin through the CNI configuration are promised their addresses only once the runtime lists them, " +
+			"some tenths of a second after their start.",
 	},
 	"StayputCRIUnreachable": {
 		fires: []string{`stayput_agent_cri_up{instance="node-1"} = 0x20`},

@@ -435,6 +435,33 @@ func TestManyPodsAtOnceComeBackWithTheirAddresses(t *testing.T) {
 	}
 }
 
+// Neither CNI nor NRI says what pods want, as behind multus on containerd 1: the runtime's list does.
+func TestWithoutNRIAndAnnotationsAPodComesBackWithItsAddress(t *testing.T) {
+	t.Parallel()
+	silent := lab.Network{IPAM: lab.RangeIPAM("stayput", "10.88.0.0/24")}
+	n := install(t, lab.NodeOptions{NoNRI: true, Networks: []lab.Network{silent}})
+	_, err := n.Start("agent", nil, agentPath, "--log-level=debug", "--nri-socket=", "--reconcile-interval=1h")
+	must.Do(t, err)
+	says := func(line string) {
+		t.Helper()
+		must.Within(t, patience, "the agent to say "+line, func() bool {
+			ready, err := scrape(t, n, "/readyz")
+			return err == nil && strings.Contains(ready, "\nnri: off\ncri: ok\n"+line+"\n")
+		})
+	}
+	says("annotations: ok")
+	pod := runPod(t, n, web(0))
+	untilMetric(t, n, `stayput_range_promised_addresses{network="pods",range="10.88.0.1-10.88.0.254"}`, "1")
+	says("annotations: from the runtime's list alone")
+	deletePod(t, n, pod)
+	distinct(t, pod, runPod(t, n, other(1)))
+	again := runPod(t, n, web(0))
+	sameIP(t, n, again, pod)
+	deletePod(t, n, again) // at once: the promise is there
+	distinct(t, pod, runPod(t, n, other(2)))
+	sameIP(t, n, runPod(t, n, web(0)), again)
+}
+
 func TestWithoutNRIAPodComesBackWithItsAddressAndTheAgentIsDegraded(t *testing.T) {
 	t.Parallel()
 	n := install(t, lab.NodeOptions{NoNRI: true, Networks: []lab.Network{network("10.88.0.0/24")}})

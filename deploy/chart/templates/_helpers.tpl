@@ -82,7 +82,9 @@ New namespaces are mounts that appear after the agent has started: HostToContain
 {{- /* The directories, not the sockets: a runtime makes its sockets anew when it starts. containerd's is that of its
 state as well, below which it can be told to mount the namespaces. */ -}}
 {{- $all = append $all (dict "name" "cri" "path" (dir $a.runtime.criSocket) "propagation" "HostToContainer" "readOnly" true) -}}
+{{- if $a.runtime.nriSocket -}}
 {{- $all = append $all (dict "name" "nri" "path" (dir $a.runtime.nriSocket) "propagation" "HostToContainer" "readOnly" true) -}}
+{{- end -}}
 {{- $seen := dict -}}
 {{- $once := list -}}
 {{- range $all -}}

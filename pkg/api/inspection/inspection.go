@@ -45,6 +45,8 @@ type Agent struct {
 	NRI string `json:"nri,omitempty"`
 	CRI string `json:"cri,omitempty"`
 	API string `json:"api,omitempty"`
+	// Annotations is what it says of how those of pods come, as in Status.
+	Annotations string `json:"annotations,omitempty"`
 	// CNI is what it says of the runtime's configuration, as in /readyz.
 	CNI   string `json:"cni,omitempty"`
 	Error string `json:"error,omitempty"`
@@ -62,8 +64,11 @@ type Status struct {
 	// Message says why it is not ready, or how far the uninstallation of the node is.
 	Message string `json:"message,omitempty"`
 
-	NRI    string `json:"nri,omitempty"`
-	CRI    string `json:"cri,omitempty"`
+	NRI string `json:"nri,omitempty"`
+	CRI string `json:"cri,omitempty"`
+	// Annotations is AnnotationsListed if those of pods come neither through CNI nor NRI.
+	Annotations string `json:"annotations,omitempty"`
+
 	CNI    string `json:"cni,omitempty"`
 	Ledger string `json:"ledger,omitempty"`
 	API    string `json:"api,omitempty"`
@@ -72,6 +77,12 @@ type Status struct {
 	CNIState   string `json:"cniState,omitempty"`
 	CNIMessage string `json:"cniMessage,omitempty"`
 }
+
+// NRIOff is what is said of NRI where the agent is not to use it.
+const NRIOff = "off"
+
+// AnnotationsListed is what is said of the pods' annotations where they come only from the runtime's list of sandboxes.
+const AnnotationsListed = "from the runtime's list alone"
 
 // Runtime is the container runtime.
 type Runtime struct {

@@ -239,7 +239,8 @@ func askAgent(ctx context.Context, listen string) (inspection.Agent, inspection.
 		return inspection.Agent{Ready: said.Ready, Error: err.Error()}, said
 	}
 	return inspection.Agent{
-		Ready: said.Ready, NRI: said.NRI, CRI: said.CRI, API: said.API, CNI: said.CNI, Error: said.Message,
+		Ready: said.Ready, NRI: said.NRI, CRI: said.CRI, Annotations: said.Annotations, API: said.API,
+		CNI: said.CNI, Error: said.Message,
 	}, said
 }
 

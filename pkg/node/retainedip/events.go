@@ -55,6 +55,8 @@ const (
 	EventInvalidAnnotation ledger.EventReason = "InvalidAnnotation"
 	EventNotConfigured     ledger.EventReason = "IPNotConfigured"
 	EventNotPublished      ledger.EventReason = "RetainedIPRefused"
+	// EventAnnotationsUnknown is about the node: what its pods ask for reaches nobody.
+	EventAnnotationsUnknown ledger.EventReason = "AnnotationsUnknown"
 )
 
 const (
@@ -73,6 +75,7 @@ var eventKinds = map[ledger.EventReason]struct{ kind, action string }{
 	EventInvalidAnnotation:       {warning, "Retaining"},
 	EventNotConfigured:           {warning, "Verifying"},
 	EventNotPublished:            {warning, "Publishing"},
+	EventAnnotationsUnknown:      {warning, "Retaining"},
 	EventExpired:                 {normal, "Expiring"},
 	EventReleased:                {normal, "Releasing"},
 	EventReclaimed:               {warning, "Reclaiming"},
