@@ -63,7 +63,7 @@ func (r *Record) affinity(nodes Nodes) (required map[string]string, a Affinity) 
 		return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}, ok
 	}
 	if term := r.Spec.RequiredPersistentTopology; term != nil {
-		for _, key := range term.NodeTopologyKeys {
+		for _, key := range term.Labels() {
 			if req, ok := label(key); ok {
 				if required == nil {
 					required = map[string]string{}
@@ -75,7 +75,7 @@ func (r *Record) affinity(nodes Nodes) (required map[string]string, a Affinity) 
 	}
 	for _, term := range r.Spec.PreferredPersistentTopology {
 		var preference corev1.NodeSelectorTerm
-		for _, key := range term.Preference.NodeTopologyKeys {
+		for _, key := range term.Preference.Labels() {
 			if req, ok := label(key); ok {
 				preference.MatchExpressions = and(preference.MatchExpressions, req)
 			}
@@ -93,7 +93,7 @@ func (r *Record) drawnTo() string {
 		return ""
 	}
 	for _, t := range r.Spec.PreferredPersistentTopology {
-		if slices.Equal(t.Preference.NodeTopologyKeys, []string{corev1.LabelHostname}) {
+		if slices.Equal(t.Preference.Labels(), []string{corev1.LabelHostname}) {
 			return r.State.NodeName
 		}
 	}

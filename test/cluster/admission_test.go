@@ -1402,6 +1402,7 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		return fmt.Sprintf(", preferredPersistentTopology: [{weight: %d, preference: {nodeTopologyKeys: [zone]}}]", weight)
 	}
 	const required = ", requiredPersistentTopology: {nodeTopologyKeys: [zone]}"
+	newer := func(yaml string) string { return strings.Replace(yaml, "/v1alpha1", "/v1beta1", 1) }
 	for _, c := range []struct {
 		name, refusal string
 		do            try
@@ -1426,6 +1427,17 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"an empty list of topologies", "at least one of", create(state(target, ", preferredPersistentTopology: []"))},
 		{"a topology without keys", "at least 1 items",
 			create(state(target, ", requiredPersistentTopology: {nodeTopologyKeys: []}"))},
+		{"keys by both names", "expected either keys",
+			create(state(target, ", requiredPersistentTopology: {nodeTopologyKeys: [zone], keys: [zone]}"))},
+		{"keys by no name", "expected either keys", create(state(target, ", requiredPersistentTopology: {}"))},
+		{"keys by v1beta1's name", "", create(newer(state(target, ", requiredPersistentTopology: {keys: [zone]}")))},
+		{"a preference by v1beta1's name", "",
+			create(newer(state(target, ", preferredPersistentTopology: [{weight: 1, preference: {keys: [zone]}}]")))},
+		{"no keys by v1beta1's name", "at least 1 items",
+			create(newer(state(target, ", requiredPersistentTopology: {keys: []}")))},
+		{"weight 0 in v1beta1", "weight", create(newer(state(target, preferred(0))))},
+		{"another target in v1beta1", "targetRef is immutable",
+			merge("PersistentPodState.v1beta1.apps.kruise.io", "web", "{spec: {targetRef: {name: other}}}")},
 		{"an unknown retention policy", "persistentPodStateRetentionPolicy",
 			create(state(target, required+", persistentPodStateRetentionPolicy: Never"))},
 		{"the topology changes", "",
@@ -1477,7 +1489,8 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 	}
 }
 
-// The manifests of OpenKruise's manual, user-manuals/persistentpodstate, with other images.
+// The manifests of OpenKruise's manual, user-manuals/persistentpodstate, with other images, and one of the version that
+// newer releases have.
 const kruiseManual = `
 apiVersion: apps.kruise.io/v1alpha1
 kind: PersistentPodState
@@ -1515,6 +1528,18 @@ spec:
   persistentPodStateRetentionPolicy: WhenScaled
   preferredPersistentTopology:
   - preference: {nodeTopologyKeys: [kubernetes.io/hostname]}
+    weight: 100
+---
+apiVersion: apps.kruise.io/v1beta1
+kind: PersistentPodState
+metadata:
+  name: newer
+  namespace: elsewhere
+spec:
+  targetRef: {apiVersion: apps/v1, kind: StatefulSet, name: newer}
+  requiredPersistentTopology: {keys: [topology.kubernetes.io/zone]}
+  preferredPersistentTopology:
+  - preference: {keys: [kubernetes.io/hostname]}
     weight: 100
 ---
 apiVersion: apps/v1

@@ -564,6 +564,52 @@ func TestAnInvalidPersistentPodStateIsRefused(t *testing.T) {
 	}
 }
 
+func TestAPersistentPodStateInOpenKruisesNewerVersionBringsPodsHome(t *testing.T) {
+	c := installed(t)
+	ns := namespace(t, c)
+	newer := func(name, spec string) string {
+		return strings.Replace(stateFor(name, "web", spec), "/v1alpha1", "/v1beta1", 1)
+	}
+	const inNewer = "  requiredPersistentTopology: {keys: [kubernetes.io/hostname]}\n"
+	apply(t, c, ns, newer("by-hand", inNewer))
+	until(t, "the pods of the workload to be gated", func(context.Context) bool {
+		return gates(t, c, ns, "StatefulSet.apps.web")
+	})
+	comeHome := func(before map[string]*corev1.Pod) map[string]*corev1.Pod {
+		t.Helper()
+		s := comesTo(t, c, ns, "by-hand", "to record the pods", recordsAll(4))
+		deletePods(t, c, ns, "web")
+		after := places(t, c, ns, "web", 4, before)
+		for name, was := range before {
+			if state := s.Status.PodStates[name]; state.NodeTopologyLabels[hostname] != was.Spec.NodeName {
+				t.Errorf("%s was on %s and is recorded with %v", name, was.Spec.NodeName, state.NodeTopologyLabels)
+			}
+			if is := after[name]; is.Spec.NodeName != was.Spec.NodeName {
+				t.Errorf("%s was on %s and is on %s", name, was.Spec.NodeName, is.Spec.NodeName)
+			}
+		}
+		return after
+	}
+	pods := comeHome(tilted(t, c, ns, "web", 4, nil))
+
+	// Both versions say the same, and each takes what the other was given.
+	for _, version := range []string{"v1alpha1", "v1beta1"} {
+		if keys := kubectl(t, c, "get", "persistentpodstates."+version+".apps.kruise.io", "by-hand", "-n", ns, "-o",
+			"jsonpath={.spec.requiredPersistentTopology.keys}"); keys != `["kubernetes.io/hostname"]` {
+			t.Errorf("as %s it requires %s", version, keys)
+		}
+	}
+	if out, err := c.Kubectl(testContext(t), newer("a-second", inNewer), "apply", "-n", ns, "-f", "-"); err == nil ||
+		!strings.Contains(err.Error(), "by-hand") {
+		t.Errorf("a second one for the target: %s%v", out, err)
+	}
+	apply(t, c, ns, stateFor("by-hand", "web", byHostname))
+	if s := stateOf(t, c, ns, "by-hand"); s.Spec.RequiredPersistentTopology.Keys != nil {
+		t.Errorf("written in v1alpha1 it requires %+v", s.Spec.RequiredPersistentTopology)
+	}
+	comeHome(pods)
+}
+
 func TestTheStartOrdinalIsRespected(t *testing.T) {
 	c := beside(t)
 	ns := namespace(t, c)

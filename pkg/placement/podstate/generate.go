@@ -109,13 +109,13 @@ func wishOfTemplate(annotations map[string]string) (w wish, wanted bool) {
 func (w wish) in(spec *kruisev1alpha1.PersistentPodStateSpec) bool {
 	var is wish
 	if spec.RequiredPersistentTopology != nil {
-		is.required = spec.RequiredPersistentTopology.NodeTopologyKeys
+		is.required = spec.RequiredPersistentTopology.Labels()
 	}
 	for _, t := range spec.PreferredPersistentTopology {
-		if t.Weight != generatedWeight || len(t.Preference.NodeTopologyKeys) != 1 {
+		if t.Weight != generatedWeight || len(t.Preference.Labels()) != 1 {
 			return false
 		}
-		is.preferred = append(is.preferred, t.Preference.NodeTopologyKeys[0])
+		is.preferred = append(is.preferred, t.Preference.Labels()[0])
 	}
 	for _, a := range spec.PersistentPodAnnotations {
 		is.annotations = append(is.annotations, a.Key)

@@ -83,6 +83,8 @@ func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
 		return w
 	}
 	hand, handOther, ours, oursOther := object("web", 0), object("mine", 0), object("web", 0), object("web", 0)
+	newer := *hand.DeepCopy()
+	newer.Spec.PreferredPersistentTopology[0].Preference = kruisev1alpha1.NodeTopologyTerm{Keys: []string{hostname}}
 	ours.Labels = map[string]string{stayputv1alpha1.LabelGenerated: "true"}
 	oursOther.Labels = ours.Labels
 	oursOther.Spec.TargetReference.APIVersion = "apps.kruise.io/v1beta1"
@@ -104,6 +106,8 @@ func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
 		"not asked for, another kind's":    {web(1), &oursOther, nil, false, false, ""},
 		"by hand under its name":           {asked(zone), &hand, objects{&hand}, false, false, reasonNotGenerated},
 		"by hand, saying the same":         {asked(""), &hand, objects{&hand}, false, false, ""},
+		"by hand, saying so in v1beta1":    {asked(""), &newer, objects{&newer}, false, false, ""},
+		"by hand, else in v1beta1":         {asked(zone), &newer, objects{&newer}, false, false, reasonNotGenerated},
 		"by hand under another name":       {asked(""), nil, objects{&handOther}, false, false, reasonNotGenerated},
 		"another kind's under its name":    {asked(""), &oursOther, nil, false, false, reasonNotGenerated},
 		"asked for wrongly":                {asked("no key"), nil, nil, false, false, home.ReasonInvalidAnnotation},

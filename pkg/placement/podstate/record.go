@@ -111,10 +111,10 @@ func keepsRecord(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, 
 // keysOf returns the keys of the node labels and of the pod annotations that a spec names.
 func keysOf(spec *kruisev1alpha1.PersistentPodStateSpec) (topology, annotations []string) {
 	if spec.RequiredPersistentTopology != nil {
-		topology = append(topology, spec.RequiredPersistentTopology.NodeTopologyKeys...)
+		topology = append(topology, spec.RequiredPersistentTopology.Labels()...)
 	}
 	for _, term := range spec.PreferredPersistentTopology {
-		topology = append(topology, term.Preference.NodeTopologyKeys...)
+		topology = append(topology, term.Preference.Labels()...)
 	}
 	for _, a := range spec.PersistentPodAnnotations {
 		annotations = append(annotations, a.Key)

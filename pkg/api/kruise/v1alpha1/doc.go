@@ -7,4 +7,5 @@
 // +groupName=apps.kruise.io
 package v1alpha1
 
-//go:generate go tool controller-gen object crd:maxDescLen=500 applyconfiguration paths=. output:crd:dir=../../../../deploy/chart/files/crds output:applyconfiguration:dir=.
+//go:generate go tool controller-gen object applyconfiguration paths=. output:applyconfiguration:dir=.
+//go:generate go tool controller-gen crd:maxDescLen=500 paths=.;../v1beta1 output:crd:dir=../../../../deploy/chart/files/crds

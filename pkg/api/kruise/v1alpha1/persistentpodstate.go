@@ -29,6 +29,7 @@ const (
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=persistentpodstates,scope=Namespaced
 // +kubebuilder:subresource:status
+// +kubebuilder:storageversion
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Target",type=string,JSONPath=`.spec.targetRef.name`
 // +kubebuilder:printcolumn:name="Pods",type=integer,JSONPath=`.status.pods`
@@ -99,14 +100,34 @@ type PreferredTopologyTerm struct {
 	Preference NodeTopologyTerm `json:"preference"`
 }
 
-// NodeTopologyTerm is a list of topology keys.
+// NodeTopologyTerm is a list of topology keys. OpenKruise's versions differ in its name alone, and convert it by a
+// webhook. Here both versions take either name, and the object says it as it was written.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.keys) != has(self.nodeTopologyKeys)",message="expected either keys, as in apps.kruise.io/v1beta1, or nodeTopologyKeys, as in v1alpha1"
 type NodeTopologyTerm struct {
 	// nodeTopologyKeys are the keys of node labels.
+	// +optional
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MinLength=1
 	// +listType=atomic
-	NodeTopologyKeys []string `json:"nodeTopologyKeys"`
+	NodeTopologyKeys []string `json:"nodeTopologyKeys,omitempty"`
+
+	// keys are the same by v1beta1's name.
+	// +optional
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MinLength=1
+	// +listType=atomic
+	Keys []string `json:"keys,omitempty"`
+}
+
+// Labels returns the keys of node labels, by whichever name they were written.
+func (t *NodeTopologyTerm) Labels() []string {
+	if len(t.Keys) > 0 {
+		return t.Keys
+	}
+	return t.NodeTopologyKeys
 }
 
 // PersistentPodAnnotation is the key of an annotation.

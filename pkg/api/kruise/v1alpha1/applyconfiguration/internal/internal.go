@@ -26,6 +26,12 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.stayput.stayput.pkg.api.kruise.v1alpha1.NodeTopologyTerm
   map:
     fields:
+    - name: keys
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
     - name: nodeTopologyKeys
       type:
         list:

@@ -5,10 +5,13 @@ package v1alpha1
 // NodeTopologyTermApplyConfiguration represents a declarative configuration of the NodeTopologyTerm type for use
 // with apply.
 //
-// NodeTopologyTerm is a list of topology keys.
+// NodeTopologyTerm is a list of topology keys. OpenKruise's versions differ in its name alone, and convert it by a
+// webhook. Here both versions take either name, and the object says it as it was written.
 type NodeTopologyTermApplyConfiguration struct {
 	// nodeTopologyKeys are the keys of node labels.
 	NodeTopologyKeys []string `json:"nodeTopologyKeys,omitempty"`
+	// keys are the same by v1beta1's name.
+	Keys []string `json:"keys,omitempty"`
 }
 
 // NodeTopologyTermApplyConfiguration constructs a declarative configuration of the NodeTopologyTerm type for use with
@@ -23,6 +26,16 @@ func NodeTopologyTerm() *NodeTopologyTermApplyConfiguration {
 func (b *NodeTopologyTermApplyConfiguration) WithNodeTopologyKeys(values ...string) *NodeTopologyTermApplyConfiguration {
 	for i := range values {
 		b.NodeTopologyKeys = append(b.NodeTopologyKeys, values[i])
+	}
+	return b
+}
+
+// WithKeys adds the given value to the Keys field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Keys field.
+func (b *NodeTopologyTermApplyConfiguration) WithKeys(values ...string) *NodeTopologyTermApplyConfiguration {
+	for i := range values {
+		b.Keys = append(b.Keys, values[i])
 	}
 	return b
 }
