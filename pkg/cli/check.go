@@ -47,7 +47,7 @@ type Report struct {
 
 func checkCommand(s *settings) *cobra.Command {
 	var format documentFormat
-	var verbose bool
+	var verbose, preflight bool
 	cmd := &cobra.Command{
 		Use:   "check [NODE...]",
 		Short: "Find out what is wrong with Stayput, and what to do about it",
@@ -58,21 +58,33 @@ That requires the right to list nodes, and to list pods and create pods/exec in
 Stayput's namespace: the nodes are checked through their agents. Whatever else may
 not be read is a warning.
 
+With --preflight it tells, before anything is installed, what would work in this
+cluster: the versions, how pods would be gated, and each node's container runtime and
+network, as far as the API server tells. That requires the right to list nodes; with
+that to list DaemonSets and pods and to get ConfigMaps it tells more. No agent is asked.
+
 The exit code is 1 if a check failed. Warnings do not count.`,
 		Example: `  kubectl stayput check
-  kubectl stayput check node-1 --verbose`,
+  kubectl stayput check node-1 --verbose
+  kubectl stayput check --preflight`,
 		ValidArgsFunction: s.complete(clusterObjects("Node"), 0),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := s.connect()
 			if err != nil {
 				return err
 			}
-			r, err := runChecks(cmd.Context(), c, args, newProgress(cmd.ErrOrStderr()))
+			out := cmd.OutOrStdout()
+			run := runChecks
+			write := func(r *Report) error { return r.write(out, verbose, width(out), painting(out)) }
+			if preflight {
+				run = runPreflight
+				write = func(r *Report) error { return r.writePreflight(out, width(out), painting(out)) }
+			}
+			r, err := run(cmd.Context(), c, args, newProgress(cmd.ErrOrStderr()))
 			if err != nil {
 				return err
 			}
-			out := cmd.OutOrStdout()
-			err = format.print(out, r, func() error { return r.write(out, verbose, width(out), painting(out)) })
+			err = format.print(out, r, func() error { return write(r) })
 			if err == nil && r.Failures > 0 {
 				err = fmt.Errorf("%s failed", count(r.Failures, "check", "checks"))
 			}
@@ -80,6 +92,7 @@ The exit code is 1 if a check failed. Warnings do not count.`,
 		},
 	}
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "Print what was found to be in order on each node")
+	cmd.Flags().BoolVar(&preflight, "preflight", false, "Tell what would work here, before Stayput is installed")
 	format.addFlags(cmd)
 	return cmd
 }

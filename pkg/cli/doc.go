@@ -8,6 +8,7 @@
 //	release.go    gives addresses up
 //	node.go       draws a node's ranges; map.go is the drawing
 //	check.go      diagnoses: check_cluster.go the cluster, check_node.go its nodes, clock.go their clocks
+//	preflight.go  tells what would work in a cluster without Stayput
 //	import.go     takes over what other programs keep; spiderpool.go reads Spiderpool's objects
 //	agents.go     runs stayput-agent on a node
 //	complete.go   completes arguments in a shell

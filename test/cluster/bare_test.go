@@ -44,6 +44,63 @@ func TestTheVerbsReportThatStayputIsNotInstalled(t *testing.T) {
 	}
 }
 
+func TestPreflightTellsOfAClusterWithoutStayput(t *testing.T) {
+	c := withoutStayput(t)
+	r, code := checked(t, c, "--preflight")
+	for _, n := range c.Nodes {
+		if level(r, n.Name, "runtime") != cli.LevelOK || level(r, n.Name, "network") != cli.LevelWarn {
+			t.Errorf("of %s it says %+v", n.Name, r)
+		}
+	}
+	if code != 0 || level(r, "", "Kubernetes") != cli.LevelOK || level(r, "", "gate") != cli.LevelOK ||
+		level(r, "", "summary") != cli.LevelWarn {
+		t.Errorf("%d %+v", code, r)
+	}
+
+	// A network is known by its DaemonSet, whose pods tell the nodes that it serves, and by its settings.
+	ns := namespace(t, c)
+	set := func(name, node string) string {
+		return fmt.Sprintf(`
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: %[1]s}
+spec:
+  selector: {matchLabels: {app: %[1]s}}
+  template:
+    metadata: {labels: {app: %[1]s}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: %[2]s}
+      containers: [{name: c, image: %[3]s, imagePullPolicy: Never}]
+`, name, node, lab.WebImage)
+	}
+	apply(t, c, ns, set("calico-node", "node-1"))
+	apply(t, c, ns, set("aws-node", "node-2"))
+	kubectl(t, c, "create", "configmap", "calico-config", "-n", "kube-system",
+		`--from-literal=cni_network_config={"type": "calico", "mtu": __CNI_MTU__, "ipam": {"type": "host-local"}}`)
+	defer kubectl(t, c, "delete", "configmap", "calico-config", "-n", "kube-system")
+	until(t, "the networks of the nodes to be told", func(context.Context) bool {
+		r, code = checked(t, c, "--preflight")
+		return code == 1 && level(r, "node-1", "network") == cli.LevelOK &&
+			level(r, "node-2", "network") == cli.LevelFail && level(r, "", "summary") == cli.LevelWarn
+	})
+	if r, code := checked(t, c, "--preflight", "node-1"); code != 0 || r.Warnings+r.Failures != 0 {
+		t.Errorf("of node-1 alone it says %d %+v", code, r)
+	}
+
+	// What may not be read is a warning.
+	kubectl(t, c, "create", "clusterrole", "looker", "--verb=list", "--resource=nodes")
+	defer kubectl(t, c, "delete", "clusterrole", "looker")
+	kubectl(t, c, "create", "clusterrolebinding", "looker", "--clusterrole=looker", "--user=looker")
+	defer kubectl(t, c, "delete", "clusterrolebinding", "looker")
+	until(t, "the missing right to be named", func(context.Context) bool {
+		r, code := checked(t, c, "--preflight", "--as=looker")
+		return code == 0 && slices.ContainsFunc(r.Findings, func(f cli.Finding) bool {
+			return f.Level == cli.LevelWarn && strings.Contains(f.Text, "missing right to list DaemonSets")
+		})
+	})
+	t.Logf("\n%s", anywhere(t, c, "check", "--preflight").out)
+}
+
 func TestPodsOfAStatefulSetReachOneAnotherAcrossNodes(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)

@@ -1,0 +1,406 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+)
+
+// What a preflight check goes by is what the API server tells of a cluster without Stayput. A node's files, which
+// decide in the end, it cannot see: what is not certain without them is a warning.
+
+// oldest is the oldest Kubernetes that the definitions can be applied to: it has selectableFields.
+var oldest = version.MustParseGeneric("1.31")
+
+// surroundings are what Stayput would be installed into.
+type surroundings struct {
+	version     string // of the API server, such as v1.36.3
+	gatePolicy  string // the newest version in which MutatingAdmissionPolicies are served; empty: none
+	kruise      bool   // OpenKruise runs
+	nodes       []corev1.Node
+	networks    map[string][]string // names of known networks' DaemonSets that have a pod on a node, by node
+	calicoIPAM  string              // the IPAM plugin of Calico or canal; empty: unknown
+	ciliumIPAM  string              // Cilium's IPAM mode; empty: unknown
+	ciliumChain string              // the kind of plugin that Cilium is chained to; empty: none
+	unread      []Finding
+}
+
+// runPreflight checks whether Stayput would work in a cluster, and on these nodes or on all.
+func runPreflight(ctx context.Context, c *cluster, args []string, line *progress) (*Report, error) {
+	defer line.done()
+	line.say("asking the API server ...")
+	s, err := look(ctx, c, args)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Findings: []Finding{}}
+	r.add(s.findings()...)
+	return r, nil
+}
+
+// look reads a cluster. What may not be read, but for nodes, is unread.
+func look(ctx context.Context, c *cluster, args []string) (*surroundings, error) {
+	nodes, err := nodesNamed(ctx, c, args)
+	if err != nil {
+		return nil, err
+	}
+	s := &surroundings{nodes: nodes, networks: map[string][]string{}}
+	api, err := discovery.NewDiscoveryClientForConfig(c.config)
+	if err != nil {
+		return nil, err
+	}
+	is, err := api.ServerVersion()
+	if err != nil {
+		return nil, fmt.Errorf("the API server's version: %w", err)
+	}
+	s.version = is.GitVersion
+	for _, v := range []string{"v1", "v1beta1"} {
+		served, err := api.ServerResourcesForGroupVersion("admissionregistration.k8s.io/" + v)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("the admission kinds that the API server has: %w", err)
+		}
+		if served != nil && s.gatePolicy == "" && slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool {
+			return r.Kind == "MutatingAdmissionPolicy"
+		}) {
+			s.gatePolicy = v
+		}
+	}
+
+	unread := func(check string, err error) {
+		f := findings{check: check}
+		f.unread(err)
+		s.unread = append(s.unread, f.all...)
+	}
+	err = c.Get(ctx, types.NamespacedName{Name: home.KruiseWebhooks}, &admissionv1.MutatingWebhookConfiguration{})
+	s.kruise = err == nil
+	if client.IgnoreNotFound(err) != nil {
+		unread("OpenKruise", err)
+	}
+	var sets appsv1.DaemonSetList
+	if err := c.List(ctx, &sets); err != nil {
+		unread("network", rightTo("list DaemonSets", err))
+	}
+	for _, set := range sets.Items {
+		if networkOf(set.Name) == nil {
+			continue
+		}
+		selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
+		var pods corev1.PodList
+		if err == nil {
+			err = c.List(ctx, &pods, client.InNamespace(set.Namespace), client.MatchingLabelsSelector{Selector: selector})
+		}
+		if err != nil {
+			unread("network", rightTo("list pods in namespace "+set.Namespace, err))
+		}
+		for i := range pods.Items {
+			on := pods.Items[i].Spec.NodeName
+			s.networks[on] = append(s.networks[on], set.Name)
+		}
+	}
+	if err := s.readSettings(ctx, c); err != nil {
+		unread("network", err)
+	}
+	return s, nil
+}
+
+// calicoIPAM finds the IPAM plugin in Calico's template of a CNI configuration, which is not JSON.
+var calicoIPAM = regexp.MustCompile(`"ipam"\s*:\s*\{[^{}]*"type"\s*:\s*"([^"]*)"`)
+
+// readSettings reads which IPAM Calico and Cilium have.
+func (s *surroundings) readSettings(ctx context.Context, k client.Client) error {
+	get := func(name string) (map[string]string, error) {
+		var of corev1.ConfigMap
+		err := k.Get(ctx, types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: name}, &of)
+		return of.Data, client.IgnoreNotFound(err)
+	}
+	var errs []error
+	for _, name := range []string{"calico-config", "canal-config", "rke2-canal-config"} {
+		data, err := get(name)
+		errs = append(errs, err)
+		if found := calicoIPAM.FindStringSubmatch(data["cni_network_config"]); found != nil {
+			s.calicoIPAM = found[1]
+		}
+	}
+	data, err := get("cilium-config")
+	errs = append(errs, err)
+	s.ciliumIPAM = data["ipam"]
+	if chain := data["cni-chaining-mode"]; chain != "none" {
+		s.ciliumChain = chain
+	}
+	operator := &unstructured.Unstructured{}
+	operator.SetAPIVersion("operator.tigera.io/v1")
+	operator.SetKind("Installation")
+	err = k.Get(ctx, types.NamespacedName{Name: "default"}, operator)
+	switch kind, _, _ := unstructured.NestedString(operator.Object, "spec", "cni", "ipam", "type"); {
+	case meta.IsNoMatchError(err) || apierrors.IsNotFound(err):
+	case err != nil:
+		errs = append(errs, err)
+	case kind == "HostLocal":
+		s.calicoIPAM = "host-local"
+	case kind != "":
+		s.calicoIPAM = "calico-ipam"
+	}
+	return errors.Join(errs...)
+}
+
+// Whether a pod's address can be kept on a network.
+type verdict int
+
+const (
+	unsure verdict = iota
+	keeps
+	never
+)
+
+// network is what runs the CNI plugin of a node's pods.
+type network struct {
+	daemonSets []string
+	name       string
+	verdict    verdict
+	why        string
+}
+
+// ownIPAM is why a network of its own allocator is left alone.
+const ownIPAM = "hands out addresses itself"
+
+// networks are known by their DaemonSets. Of several on a node the first in this list has the pods: policy engines such
+// as Calico's or Cilium's also run beside the network of a cloud.
+var networks = []network{
+	{[]string{"aws-node"}, "the AWS VPC CNI", never, ownIPAM},
+	{[]string{"azure-cns", "azure-cns-cilium"}, "the Azure CNI", never, ownIPAM},
+	{[]string{"terway", "terway-eni", "terway-eniip"}, "Terway", never, ownIPAM},
+	{[]string{"kube-ovn-cni"}, "Kube-OVN", never, ownIPAM},
+	{[]string{"ovnkube-node"}, "OVN-Kubernetes", never, ownIPAM},
+	{[]string{"antrea-agent"}, "Antrea", never, "accepts no IPAM plugin but host-local and its own"},
+	{[]string{"weave-net"}, "Weave Net", never, ownIPAM},
+	{[]string{"anetd"}, "GKE's Dataplane V2", keeps, ""},
+	{[]string{"cilium"}, "Cilium", never, ownIPAM},
+	{[]string{"canal", "rke2-canal"}, "canal", keeps, ""},
+	{[]string{"kube-flannel-ds", "kube-flannel"}, "flannel", keeps, ""},
+	{[]string{"kindnet"}, "kindnet", keeps, ""},
+	{[]string{"kube-router"}, "kube-router", keeps, ""},
+	{[]string{"calico-node"}, "Calico", unsure, ""},
+}
+
+// networkOf returns the network that a DaemonSet runs, nil if it is not known to run one.
+func networkOf(daemonSet string) *network {
+	for i := range networks {
+		if slices.Contains(networks[i].daemonSets, daemonSet) {
+			return &networks[i]
+		}
+	}
+	return nil
+}
+
+// network returns what runs the CNI plugin of a node, as far as the API server tells.
+func (s *surroundings) network(node *corev1.Node) network {
+	var found []network
+	for _, n := range networks {
+		if slices.ContainsFunc(n.daemonSets, func(name string) bool {
+			return slices.Contains(s.networks[node.Name], name)
+		}) {
+			found = append(found, n)
+		}
+	}
+	_, flannel := node.Annotations["flannel.alpha.coreos.com/backend-type"]
+	if flannel && len(found) == 0 { // k3s has it built in
+		found = append(found, network{name: "flannel", verdict: keeps})
+	}
+	if len(found) > 1 && found[0].name == "Cilium" && s.ciliumChain != "" {
+		found = found[1:]
+	}
+	if len(found) == 0 {
+		return network{name: "the CNI plugin", why: "is not known by a DaemonSet: what is the ipam.type of the first file " +
+			"in /etc/cni/net.d on the node?"}
+	}
+	n := found[0]
+	switch n.name {
+	case "Calico":
+		switch gke := strings.Contains(node.Status.NodeInfo.KubeletVersion, "-gke."); {
+		case s.calicoIPAM == "host-local", s.calicoIPAM == "" && gke:
+			n.name, n.verdict = "Calico with host-local", keeps
+		case s.calicoIPAM == "calico-ipam":
+			n.name, n.verdict, n.why = "Calico's own IPAM", never, ownIPAM
+		case s.calicoIPAM != "":
+			n.verdict, n.why = never, "has the IPAM plugin "+s.calicoIPAM
+		default:
+			n.why = "is there, but not which IPAM plugin it has: see 10-calico.conflist on a node"
+		}
+	case "Cilium":
+		switch {
+		case s.ciliumIPAM == "delegated-plugin":
+			n.verdict, n.why = unsure, "takes addresses from the plugin that its file on the node names: "+
+				"write stayput there by hand (never tried)"
+		case s.ciliumChain != "":
+			n.verdict, n.why = unsure, "is chained to a plugin that the API server does not tell ("+s.ciliumChain+")"
+		case s.ciliumIPAM != "":
+			n.why += " (ipam: " + s.ciliumIPAM + ")"
+		}
+	}
+	return n
+}
+
+// findings are what will work and what will not: first of the cluster, then of its nodes.
+func (s *surroundings) findings() []Finding {
+	all := slices.Concat(s.findVersion(), s.findGate(), s.findKruise(), s.unread)
+	kept := map[verdict][]string{} // nodes
+	var ofNodes []Finding
+	for i := range s.nodes {
+		node := &s.nodes[i]
+		if node.Status.NodeInfo.OperatingSystem == "windows" {
+			f := findings{check: "system"}
+			f.warn("agents run on Linux: pods keep no address here", "")
+			f.all[0].Node = node.Name
+			ofNodes = append(ofNodes, f.all...)
+			kept[never] = append(kept[never], node.Name)
+			continue
+		}
+		n := s.network(node)
+		kept[n.verdict] = append(kept[n.verdict], node.Name)
+		about := slices.Concat(findRuntime(node), findPaths(node), findNetwork(n))
+		for j := range about {
+			about[j].Node = node.Name
+		}
+		ofNodes = append(ofNodes, about...)
+	}
+	return slices.Concat(all, ofNodes, s.summary(kept))
+}
+
+func (s *surroundings) findVersion() []Finding {
+	f := findings{check: "Kubernetes"}
+	is, err := version.ParseGeneric(s.version)
+	switch {
+	case err != nil:
+		f.warn(fmt.Sprintf("the API server's version is %q, which cannot be read", s.version), "")
+	case is.LessThan(oldest):
+		f.fail(fmt.Sprintf("%s: the definitions need at least %s", s.version, oldest), "upgrade Kubernetes")
+	}
+	return f.orOK(s.version + "; docs/networks.md says which versions were tested")
+}
+
+func (s *surroundings) findGate() []Finding {
+	f := findings{check: "gate"}
+	if s.gatePolicy != "v1" {
+		f.warn("the API server does not serve MutatingAdmissionPolicy v1, which Kubernetes has from 1.36 on: new pods are "+
+			"not gated and can start anywhere",
+			"put the scheduling gate "+stayputv1alpha1.PlacementGate+" into the pod templates")
+	}
+	return f.orOK("by MutatingAdmissionPolicy " + s.gatePolicy)
+}
+
+func (s *surroundings) findKruise() []Finding {
+	if !s.kruise {
+		return nil
+	}
+	f := findings{check: "OpenKruise"}
+	return f.orOK("it runs here and goes on to serve PersistentPodStates itself: " +
+		"without Helm, leave out deploy/persistentpodstates.yaml")
+}
+
+func findRuntime(node *corev1.Node) []Finding {
+	f := findings{check: "runtime"}
+	is := node.Status.NodeInfo.ContainerRuntimeVersion
+	name, v, _ := strings.Cut(is, "://")
+	parsed, err := version.ParseGeneric(v)
+	switch {
+	case name == "containerd" && err == nil && parsed.AtLeast(version.MustParseGeneric("2.0")):
+		return f.orOK("containerd " + v + ", which has NRI on unless it was switched off")
+	case name == "containerd":
+		f.warn("containerd "+v+" has NRI off, if it has it at all: then the pods' annotations reach Stayput through CNI "+
+			"alone", "switch NRI on, or upgrade to containerd 2")
+	case name == "cri-o":
+		f.warn("CRI-O "+v+": whether NRI is on, the API server does not tell",
+			"see enable_nri in the section crio.nri of its configuration")
+	default:
+		f.warn(fmt.Sprintf("%q: Stayput was never tried with this runtime", is), "")
+	}
+	return f.all
+}
+
+// findPaths finds distributions that keep the runtime's socket and CNI's files elsewhere.
+func findPaths(node *corev1.Node) []Finding {
+	f := findings{check: "directories"}
+	for _, distribution := range []string{"k3s", "rke2", "k0s"} {
+		if strings.Contains(node.Status.NodeInfo.KubeletVersion, "+"+distribution) {
+			f.warn(distribution+" has a socket and directories of its own for the container runtime",
+				"set agent.runtime.criSocket, agent.cni.confDir and agent.cni.binDir in the Helm chart: see docs/install.md")
+		}
+	}
+	return f.all
+}
+
+func findNetwork(n network) []Finding {
+	f := findings{check: "network"}
+	switch n.verdict {
+	case keeps:
+		return f.orOK(n.name + " takes addresses from host-local: pods can keep theirs")
+	case never:
+		f.fail(n.name+" "+n.why+": pods cannot keep their addresses",
+			"install with agent.enabled=false: pods keep their nodes. See docs/networks.md")
+	case unsure:
+		f.warn(n.name+" "+n.why, "see docs/networks.md")
+	}
+	return f.all
+}
+
+// summary says what pods would keep. kept are the nodes by whether pods can keep their addresses there.
+func (s *surroundings) summary(kept map[verdict][]string) []Finding {
+	f := findings{check: "summary"}
+	all := count(len(s.nodes), "node", "nodes")
+	f.add(LevelOK, "pods keep their nodes, whatever the network is", "")
+	switch {
+	case len(s.nodes) == 0:
+		f.warn("there are no nodes", "")
+	case len(kept[keeps]) == len(s.nodes):
+		f.add(LevelOK, "pods keep their addresses on "+all, "")
+	case len(kept[never]) == len(s.nodes):
+		f.fail("pods keep their addresses on none of "+all, "install with agent.enabled=false")
+	default:
+		f.warn(fmt.Sprintf("pods keep their addresses on %d of %s; on %d it is not certain",
+			len(kept[keeps]), all, len(kept[unsure])), "")
+	}
+	return f.all
+}
+
+// writePreflight prints the findings: equal ones of several nodes once.
+func (r *Report) writePreflight(w io.Writer, most int, p paint) error {
+	type about struct{ level, check, text, todo string }
+	var merged []Finding
+	nodes := map[about][]string{}
+	for _, f := range r.Findings {
+		key := about{string(f.Level), f.Check, f.Text, f.Todo}
+		if f.Node == "" || nodes[key] == nil {
+			merged = append(merged, f)
+		}
+		if f.Node != "" {
+			nodes[key] = append(nodes[key], f.Node)
+		}
+	}
+	for i, f := range merged {
+		if f.Node != "" {
+			merged[i].Node = strings.Join(firstOf(nodes[about{string(f.Level), f.Check, f.Text, f.Todo}], 5), ", ")
+		}
+	}
+	short := *r
+	short.Findings = merged
+	return short.write(w, true, most, p)
+}

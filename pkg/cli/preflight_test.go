@@ -1,0 +1,155 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// machines returns so many nodes with what the API server tells of them.
+func machines(n int, kubelet, runtime string, annotations map[string]string) (nodes []corev1.Node) {
+	for i := range n {
+		nodes = append(nodes, corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i+1), Annotations: annotations},
+			Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{
+				OperatingSystem: "linux", KubeletVersion: kubelet, ContainerRuntimeVersion: runtime,
+			}},
+		})
+	}
+	return nodes
+}
+
+// everywhere has each node run these DaemonSets.
+func everywhere(nodes []corev1.Node, daemonSets ...string) map[string][]string {
+	on := map[string][]string{}
+	for _, n := range nodes {
+		on[n.Name] = daemonSets
+	}
+	return on
+}
+
+func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
+	byFlannel := map[string]string{"flannel.alpha.coreos.com/backend-type": "vxlan"}
+	eks := machines(3, "v1.33.5-eks-113cf36", "containerd://1.7.27", nil)
+	kubeadm := machines(3, "v1.36.3", "containerd://2.4.2", byFlannel)
+	k3s := machines(2, "v1.35.8+k3s1", "containerd://2.1.4-k3s2", byFlannel)
+	gke := machines(2, "v1.34.1-gke.2037000", "containerd://2.0.6", nil)
+	crio := machines(1, "v1.36.3", "cri-o://1.36.3", nil)
+	docker := machines(1, "v1.36.3", "docker://28.0.1", nil)
+	mixed := append(machines(1, "v1.36.3", "containerd://2.4.2", byFlannel), corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "windows"},
+		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{OperatingSystem: "windows"}},
+	})
+	for name, c := range map[string]struct {
+		in surroundings
+		// says has lines of the text, each from its start; failures is how many of them make the exit code 1.
+		says     []string
+		failures int
+	}{
+		"EKS": {
+			surroundings{version: "v1.33.5-eks-3025e55", nodes: eks, networks: everywhere(eks, "calico-node", "aws-node"),
+				calicoIPAM: "calico-ipam"},
+			[]string{
+				"OK    Kubernetes: v1.33.5-eks-3025e55",
+				"WARN  gate: the API server does not serve MutatingAdmissionPolicy v1",
+				"WARN  node-1, node-2, node-3: runtime: containerd 1.7.27 has NRI off",
+				"FAIL  node-1, node-2, node-3: network: the AWS VPC CNI hands out addresses itself",
+				"      -> install with agent.enabled=false: pods keep their nodes",
+				"OK    summary: pods keep their nodes",
+				"FAIL  summary: pods keep their addresses on none of 3 nodes",
+			}, 4},
+		"kubeadm with flannel": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm, networks: everywhere(kubeadm, "kube-flannel-ds")},
+			[]string{
+				"OK    gate: by MutatingAdmissionPolicy v1",
+				"OK    node-1, node-2, node-3: runtime: containerd 2.4.2",
+				"OK    node-1, node-2, node-3: network: flannel takes addresses from host-local",
+				"OK    summary: pods keep their addresses on 3 nodes",
+			}, 0},
+		"k3s": {
+			surroundings{version: "v1.35.8+k3s1", nodes: k3s, networks: map[string][]string{}},
+			[]string{
+				"WARN  gate: ", "OK    node-1, node-2: runtime: containerd 2.1.4-k3s2",
+				"WARN  node-1, node-2: directories: k3s has", "OK    node-1, node-2: network: flannel",
+				"OK    summary: pods keep their addresses on 2 nodes",
+			}, 0},
+		"GKE with Calico's policies": {
+			surroundings{version: "v1.34.1-gke.2037000", nodes: gke, networks: everywhere(gke, "calico-node")},
+			[]string{"OK    node-1, node-2: network: Calico with host-local"}, 0},
+		"Calico": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node"),
+				calicoIPAM: "calico-ipam"},
+			[]string{"FAIL  node-1: network: Calico's own IPAM hands out", "FAIL  summary: "}, 2},
+		"Calico, by whatever IPAM": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node")},
+			[]string{"WARN  node-1: network: Calico is there, but not which",
+				"WARN  summary: pods keep their addresses on 0 of 1 node; on 1 it is not certain"}, 0},
+		"Cilium": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
+				ciliumIPAM: "cluster-pool"},
+			[]string{"FAIL  node-1: network: Cilium hands out addresses itself (ipam: cluster-pool)",
+				"WARN  node-1: runtime: CRI-O 1.36.3"}, 2},
+		"Cilium with a plugin for addresses": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
+				ciliumIPAM: "delegated-plugin"},
+			[]string{"WARN  node-1: network: Cilium takes addresses from the plugin"}, 0},
+		"Cilium chained to flannel": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1],
+				networks: everywhere(kubeadm, "cilium", "kube-flannel-ds"), ciliumChain: "generic-veth"},
+			[]string{"OK    node-1: network: flannel"}, 0},
+		"a network of one's own": {
+			surroundings{version: "v1.37.1", gatePolicy: "v1", nodes: docker, networks: map[string][]string{}},
+			[]string{`WARN  node-1: runtime: "docker://28.0.1": Stayput was never tried`,
+				"WARN  node-1: network: the CNI plugin is not known by a DaemonSet"}, 0},
+		"Windows beside Linux": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: mixed},
+			[]string{"WARN  windows: system: ", "WARN  summary: pods keep their addresses on 1 of 2 nodes; on 0"}, 0},
+		"OpenKruise": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm, kruise: true},
+			[]string{"OK    OpenKruise: it runs here"}, 0},
+		"too old": {
+			surroundings{version: "v1.30.14", nodes: kubeadm},
+			[]string{"FAIL  Kubernetes: v1.30.14: the definitions need at least 1.31"}, 1},
+		"no nodes": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1"},
+			[]string{"WARN  summary: there are no nodes"}, 0},
+	} {
+		r := &Report{}
+		r.add(c.in.findings()...)
+		var out bytes.Buffer
+		if err := r.writePreflight(&out, 1000, paint(false)); err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(out.String(), "\n")
+		for _, line := range c.says {
+			if !slices.ContainsFunc(lines, func(is string) bool { return strings.HasPrefix(is, line) }) {
+				t.Errorf("%s: no line %q in\n%s", name, line, out.String())
+			}
+		}
+		if r.Failures != c.failures {
+			t.Errorf("%s: %d failures, want %d:\n%s", name, r.Failures, c.failures, out.String())
+		}
+	}
+}
+
+func TestTheIPAMOfCalicoIsReadFromItsTemplate(t *testing.T) {
+	for template, want := range map[string]string{
+		`{"plugins":[{"type":"calico","mtu":__CNI_MTU__,"ipam":{"type":"calico-ipam"}}]}`:                 "calico-ipam",
+		"{\"type\": \"calico\", \"ipam\": {\n  \"type\": \"host-local\",\n \"subnet\": \"usePodCidr\"\n}": "host-local",
+		`{"type": "calico", "ipam": {"subnet": "usePodCidr", "type": "host-local"}}`:                      "host-local",
+		`{"type": "flannel"}`: "",
+	} {
+		got := ""
+		if found := calicoIPAM.FindStringSubmatch(template); found != nil {
+			got = found[1]
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", template, got, want)
+		}
+	}
+}
