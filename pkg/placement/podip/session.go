@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -257,6 +258,9 @@ func (c *Controller) serve(ctx context.Context) error {
 		return err
 	}
 	c.open(s)
+	// The lists of all are garbage now, more than what is kept of them. A controller that then has nothing to do would
+	// keep it for minutes.
+	go debug.FreeOSMemory()
 
 	// 3. The mark, and a look at all that waits.
 	tick := time.NewTicker(pool.MarkEvery)
