@@ -93,6 +93,53 @@ uninstall: {job: false}
 `,
 }
 
+// A platform decides about what is not set.
+func TestTheAgentLooksWhereThePlatformHasIt(t *testing.T) {
+	t.Parallel()
+	type node struct{ cri, conf, bin, data string }
+	usual := node{cri: "/run/containerd/containerd.sock", conf: "/etc/cni/net.d", bin: "/opt/cni/bin"}
+	with := func(change func(*node)) node {
+		n := usual
+		change(&n)
+		return n
+	}
+	for values, want := range map[string]node{
+		"":                usual,
+		"platform: talos": usual,
+		"platform: k3s": {cri: "/run/k3s/containerd/containerd.sock", conf: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
+			bin: "/var/lib/rancher/k3s/data/cni"},
+		"platform: rke2": with(func(n *node) { n.cri = "/run/k3s/containerd/containerd.sock" }),
+		"platform: k0s":  with(func(n *node) { n.cri = "/run/k0s/containerd.sock" }),
+		"platform: microk8s": {cri: "/var/snap/microk8s/common/run/containerd.sock",
+			conf: "/var/snap/microk8s/current/args/cni-network", bin: "/var/snap/microk8s/current/opt/cni/bin"},
+		"platform: gke":  with(func(n *node) { n.bin = "/home/kubernetes/bin" }),
+		"platform: kind": with(func(n *node) { n.data = "/run/cni-ipam-state" }),
+		"platform: crio": with(func(n *node) { n.cri = "/var/run/crio/crio.sock" }),
+		"{platform: crio, agent: {cni: {binDir: /usr/libexec/cni, dataDirs: [/x]}, runtime: {criSocket: /run/cri.sock}}}": {
+			cri: "/run/cri.sock", conf: usual.conf, bin: "/usr/libexec/cni", data: "/x"},
+	} {
+		agent := podSpecs(t, objects(t, Namespace, values))["stayput-agent"]
+		for _, flag := range []string{"--cri-socket=" + want.cri, "--cni-conf-dir=" + want.conf, "--cni-bin-dir=" + want.bin} {
+			if !slices.Contains(agent.Containers[0].Args, flag) {
+				t.Errorf("%s: no %s in %v", values, flag, agent.Containers[0].Args)
+			}
+		}
+		mounted := func(path string) bool {
+			return slices.ContainsFunc(agent.Containers[0].VolumeMounts,
+				func(m corev1.VolumeMount) bool { return m.MountPath == path })
+		}
+		for _, path := range []string{filepath.Dir(want.cri), want.conf, want.bin, want.data} {
+			if path != "" && !mounted(path) {
+				t.Errorf("%s: %s is not mounted", values, path)
+			}
+		}
+		if want.data == "" && slices.ContainsFunc(agent.Volumes,
+			func(v corev1.Volume) bool { return strings.HasPrefix(v.Name, "cni-data") }) {
+			t.Errorf("%s: a data directory is mounted", values)
+		}
+	}
+}
+
 // valuesFile writes a rendering's values to a file.
 func valuesFile(t *testing.T, values string) string {
 	t.Helper()
@@ -394,6 +441,7 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"rbac.userRoles=yes please",
 		"agent.enabled=never",
 		"agent.cni.install=1",
+		"platform=kubeadm",
 		"agent.cni.confDir=etc/cni/net.d",
 		"agent.cni.binDir=/opt/cni/bin/",
 		"agent.cni.cacheDir=",

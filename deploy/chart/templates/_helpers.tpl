@@ -61,19 +61,32 @@ host: {{ . | quote }}
 {{- end -}}
 {{- end }}
 
+{{/* What the agent needs of the node, as YAML: what is set, and else what the platform has. */}}
+{{- define "stayput.node" -}}
+{{- $all := .Files.Get "files/platforms.yaml" | fromYaml -}}
+{{- $of := merge (dict) (get $all (.Values.platform | default "default")) $all.default -}}
+{{- with .Values.agent -}}
+criSocket: {{ .runtime.criSocket | default $of.criSocket }}
+confDir: {{ .cni.confDir | default $of.confDir }}
+binDir: {{ .cni.binDir | default $of.binDir }}
+dataDirs: {{ concat .cni.dataDirs $of.dataDirs | toJson }}
+{{- end -}}
+{{- end }}
+
 {{/*
 The directories of the node that the agent needs, as a YAML list. One that is needed for two reasons is mounted once.
 New namespaces are mounts that appear after the agent has started: HostToContainer brings them in.
 */}}
 {{- define "stayput.agentDirs" -}}
 {{- $a := .Values.agent -}}
+{{- $node := include "stayput.node" . | fromYaml -}}
 {{- $state := dict "name" "state" "path" $a.stateDir -}}
 {{- /* Both also where it installs nothing, to take away at the end what an earlier installation put there. */ -}}
-{{- $conf := dict "name" "cni-conf" "path" $a.cni.confDir -}}
+{{- $conf := dict "name" "cni-conf" "path" $node.confDir -}}
 {{- $cache := dict "name" "cni-cache" "path" $a.cni.cacheDir -}}
-{{- $bin := dict "name" "cni-bin" "path" $a.cni.binDir -}}
+{{- $bin := dict "name" "cni-bin" "path" $node.binDir -}}
 {{- $all := list $state $conf $cache $bin -}}
-{{- range $i, $dir := $a.cni.dataDirs -}}
+{{- range $i, $dir := $node.dataDirs -}}
 {{- $all = append $all (dict "name" (printf "cni-data-%d" $i) "path" $dir) -}}
 {{- end -}}
 {{- /* Leftover namespaces are removed there. */ -}}
@@ -81,7 +94,7 @@ New namespaces are mounts that appear after the agent has started: HostToContain
 {{- $all = append $all (dict "name" "var-run-netns" "path" "/var/run/netns" "propagation" "HostToContainer") -}}
 {{- /* The directories, not the sockets: a runtime makes its sockets anew when it starts. containerd's is that of its
 state as well, below which it can be told to mount the namespaces. */ -}}
-{{- $all = append $all (dict "name" "cri" "path" (dir $a.runtime.criSocket) "propagation" "HostToContainer" "readOnly" true) -}}
+{{- $all = append $all (dict "name" "cri" "path" (dir $node.criSocket) "propagation" "HostToContainer" "readOnly" true) -}}
 {{- if $a.runtime.nriSocket -}}
 {{- $all = append $all (dict "name" "nri" "path" (dir $a.runtime.nriSocket) "propagation" "HostToContainer" "readOnly" true) -}}
 {{- end -}}
