@@ -11,7 +11,7 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos conformance bench bench-cluster fuzz fuzz-model clean
+.PHONY: all build image manifests test lab vet demo chaos conformance compat bench bench-cluster fuzz fuzz-model clean
 
 all: build
 
@@ -61,6 +61,11 @@ chaos: ## random faults on a real Kubernetes while every promise is watched, for
 conformance: ## upstream tests of StatefulSets, pod networking and sandboxes: 10 min, 5 more the first time
 	$(GO) run ./test/lab/cmd/labbuild conformance
 	$(GO) test -count=1 -v -timeout 90m -tags conformance ./test/conformance
+
+# Built first for the same reason.
+compat: ## one scenario on other Kubernetes versions and runtimes: all cells, or those of K8S=1.33, RUNTIME=crio, NRI=off
+	$(GO) build -o bin/compat ./test/compat
+	bin/compat $(if $(K8S),-k8s=$(K8S)) $(if $(RUNTIME),-runtime=$(RUNTIME)) $(if $(NRI),-nri=$(NRI))
 
 bench: ## ratios against host-local, measured in one run
 	$(GO) run ./test/bench

@@ -14,8 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
@@ -195,39 +193,11 @@ func plugins(t *testing.T, c *lab.Cluster, want string) {
 
 const versionBefore = "v0.0.9"
 
-// chartBefore creates the chart of an earlier version, whose definitions lack a property of RetainedIP and a column of
-// both kinds.
+// chartBefore creates the chart of an earlier version.
 func chartBefore(t *testing.T) string {
 	t.Helper()
-	now, err := lab.Chart(t.Context())
-	must.Do(t, err)
 	dir := t.TempDir()
-	must.Do(t, os.CopyFS(dir, os.DirFS(now)))
-	edit := func(file string, f func(map[string]any)) {
-		file = filepath.Join(dir, file)
-		data, err := os.ReadFile(file)
-		must.Do(t, err)
-		var is map[string]any
-		must.Do(t, yaml.Unmarshal(data, &is))
-		f(is)
-		data, err = yaml.Marshal(is)
-		must.Do(t, err)
-		must.Do(t, os.WriteFile(file, append([]byte("---\n"), data...), 0o644))
-	}
-	edit("Chart.yaml", func(is map[string]any) {
-		is["version"], is["appVersion"] = strings.TrimPrefix(versionBefore, "v"), versionBefore
-	})
-	for _, file := range []string{"stayput.io_retainedips.yaml", "apps.kruise.io_persistentpodstates.yaml"} {
-		edit(filepath.Join("files", "crds", file), func(is map[string]any) {
-			version := is["spec"].(map[string]any)["versions"].([]any)[0].(map[string]any)
-			columns := version["additionalPrinterColumns"].([]any)
-			version["additionalPrinterColumns"] = columns[:len(columns)-1]
-			if fields, ok := version["selectableFields"].([]any); ok {
-				version["selectableFields"] = fields[:1] // nodeName
-			}
-			unstructured.RemoveNestedField(version, "schema", "openAPIV3Schema", "properties", "spec", "properties", "identity")
-		})
-	}
+	must.Do(t, lab.WriteChartBefore(t.Context(), dir, versionBefore))
 	return dir
 }
 

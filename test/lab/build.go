@@ -28,12 +28,14 @@ type Bin struct {
 	CNI        string // folder with the stock CNI plugins
 	NodeInit   string // pid 1 of a node
 	Images     string // docker-archive with the pause and the web image
+	CRIO       string // folder with crio and copyimg if that is the nodes' runtime
 }
 
 // A component is built by one go command into one cache folder keyed by its sources.
 type component struct {
 	name     string
 	dir      string   // below test/lab, where the go command runs
+	modfile  string   // in dir, instead of go.mod
 	sources  []string // below test/lab: files and folders hashed into the key
 	pkg      string   // "tool": all tools of the go.mod in dir
 	tests    bool     // build the package's tests, not the package
@@ -48,8 +50,9 @@ type component struct {
 // nodeComponents make up a node. The go.mod and go.sum of each component pin its version.
 var nodeComponents = []component{
 	{
-		name: "containerd", dir: "build/containerd", sources: []string{"build/containerd"}, pkg: "tool",
-		tags: "no_zfs no_btrfs no_devmapper",
+		name: "containerd", dir: "build/containerd", pkg: "tool",
+		sources: []string{"build/containerd/go.mod", "build/containerd/go.sum"},
+		tags:    "no_zfs no_btrfs no_devmapper",
 	},
 	{
 		// Without seccomp, sandboxes fail under a kubelet: it asks for RuntimeDefault.
@@ -83,17 +86,14 @@ var clusterComponents = []component{
 	},
 	{
 		// Takes minutes and, with two compilers at once, 2.4 GB.
-		name: "kubernetes", dir: "build/kubernetes", sources: []string{"build/kubernetes"}, pkg: ".", parallel: 2,
-		ldflags: kubernetesVersion,
-		finish: func(dir string) error {
-			for _, program := range kubernetesPrograms {
-				if err := os.Symlink("kubernetes", filepath.Join(dir, program)); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
+		name: "kubernetes", dir: "build/kubernetes", sources: kubernetesSources, pkg: ".", parallel: 2,
+		ldflags: kubernetesVersion("1.36.3"), finish: linkKubernetes,
 	},
+}
+
+// kubernetesSources are those of the version that the tests run; release.go has others.
+var kubernetesSources = []string{
+	"build/kubernetes/conformance.go", "build/kubernetes/go.mod", "build/kubernetes/go.sum", "build/kubernetes/main.go",
 }
 
 // helmComponent renders and installs the chart.
@@ -109,11 +109,12 @@ var linterComponent = component{
 // conformanceComponents are the upstream test suites. They take as long as all other components.
 var conformanceComponents = []component{
 	{
-		name: "e2e", dir: "build/kubernetes", sources: []string{"build/kubernetes"},
-		pkg: "k8s.io/kubernetes/test/e2e", tests: true, parallel: 2, ldflags: kubernetesVersion,
+		name: "e2e", dir: "build/kubernetes", sources: kubernetesSources,
+		pkg: "k8s.io/kubernetes/test/e2e", tests: true, parallel: 2, ldflags: kubernetesVersion("1.36.3"),
 	},
 	{
-		name: "agnhost", dir: "build/kubernetes", sources: []string{"build/kubernetes", "conformance.go", "image.go"},
+		name: "agnhost", dir: "build/kubernetes",
+		sources:  slices.Concat(kubernetesSources, []string{"conformance.go", "image.go"}),
 		pkg:      "k8s.io/kubernetes/test/images/agnhost",
 		packages: []string{"busybox-static", "curl", "dash", "netcat-openbsd"},
 		finish:   writeConformanceImages,
@@ -125,13 +126,27 @@ var conformanceComponents = []component{
 	},
 }
 
-// kubernetesVersion is the version that the Kubernetes programs report; their modules do not know it.
-const kubernetesVersion = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X " +
-	"k8s.io/component-base/version.gitMajor=1" +
-	" -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/component-base/version.gitTreeState=clean"
+// kubernetesVersion are the linker's flags for the version that the Kubernetes programs report; their modules do not
+// know it.
+func kubernetesVersion(version string) string {
+	const variable = "-X k8s.io/component-base/version."
+	major, rest, _ := strings.Cut(version, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	return variable + "gitVersion=v" + version + " " + variable + "gitMajor=" + major +
+		" " + variable + "gitMinor=" + minor + " " + variable + "gitTreeState=clean"
+}
 
 // kubernetesPrograms are the names that the kubernetes component's program runs under.
 var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
+
+func linkKubernetes(dir string) error {
+	for _, program := range kubernetesPrograms {
+		if err := os.Symlink("kubernetes", filepath.Join(dir, program)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Each Build function builds what the cache lacks, reports progress on stderr and returns the paths. Processes may call
 // them concurrently: the first builds, the others wait.
@@ -364,6 +379,9 @@ func (c component) build(ctx context.Context, lab, cache, dir, place string) err
 		"-v", "-o", tmp+"/", "-trimpath", "-buildvcs=false", "-tags", c.tags,
 		"-ldflags", strings.TrimSpace("-s -w "+c.ldflags),
 	)
+	if c.modfile != "" {
+		args = append(args, "-modfile="+c.modfile)
+	}
 	if c.parallel > 0 {
 		args = append(args, "-p", strconv.Itoa(c.parallel))
 	}

@@ -27,6 +27,10 @@ type ClusterOptions struct {
 	Nodes int
 	// IPAM is the IPAM plugin in the nodes' CNI configuration, host-local or stayput; host-local if empty.
 	IPAM string
+	// Versions are other ones than those of the tests.
+	Versions Versions
+	// NoNRI starts the nodes' runtimes without NRI.
+	NoNRI bool
 	// NoAnnotations leaves the capability for pod annotations out of the CNI configuration.
 	NoAnnotations bool
 	// Product is what [Cluster.Install] and [Cluster.InstallProcesses] install. If IPAM is stayput, its plugin is in the
@@ -72,7 +76,7 @@ func StartCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 	if os.Geteuid() != 0 {
 		return nil, errNotRoot
 	}
-	bin, err := BuildCluster(ctx)
+	bin, err := o.Versions.Build(ctx)
 	if err != nil {
 		return nil, err
 	}

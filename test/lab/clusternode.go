@@ -58,8 +58,11 @@ func (c *Cluster) makeNode(ctx context.Context, m int) (*ClusterNode, error) {
 		Networks:   []Network{c.podNetwork(n.Pods)},
 		CNIPlugins: c.cniPlugins(),
 		Idle:       true,
+		NoNRI:      o.NoNRI,
 		binds:      c.binds(),
-		connect:    func(pid int) error { return plug(c.Control.Pid(), pid, n.Name, n.IP, o.Nodes, m) },
+
+		containerdConfig: o.Versions.containerdConfig(),
+		connect:          func(pid int) error { return plug(c.Control.Pid(), pid, n.Name, n.IP, o.Nodes, m) },
 	})
 	if err != nil {
 		return nil, err
@@ -151,7 +154,7 @@ func (n *ClusterNode) kubeletConfig() map[string]any {
 		},
 		"authorization": map[string]any{"mode": "AlwaysAllow"},
 
-		"containerRuntimeEndpoint": "unix://" + CRISocket,
+		"containerRuntimeEndpoint": "unix://" + n.criSocket(),
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               "/" + n.id,
 		"failCgroupV1":             false,
@@ -223,7 +226,10 @@ func (n *ClusterNode) LoadImage(ctx context.Context, archive string) error {
 	if err := copyFile(archive, n.Path(inside)); err != nil {
 		return err
 	}
-	_, err := n.Run(ctx, "/opt/lab/containerd/ctr", "-n", "k8s.io", "images", "import", inside)
+	refs, err := archiveRefs(archive)
+	if err == nil {
+		err = n.importImages(ctx, inside, refs)
+	}
 	return errors.Join(err, os.Remove(n.Path(inside)))
 }
 

@@ -30,7 +30,7 @@ func writeConformanceImages(dir string) error {
 	if err != nil {
 		return err
 	}
-	porter, err := moduleDir(ctx, "k8s.io/kubernetes/test/images/agnhost/porter")
+	porter, err := moduleDir(ctx, "build/kubernetes", "k8s.io/kubernetes/test/images/agnhost/porter")
 	if err != nil {
 		return err
 	}
@@ -111,14 +111,14 @@ func addLibraries(ctx context.Context, files map[string]string, program string) 
 	return nil
 }
 
-// moduleDir is the folder of a package of the kubernetes component.
-func moduleDir(ctx context.Context, pkg string) (string, error) {
+// moduleDir is the folder of a package that a component is made of. dir is the component's, below test/lab.
+func moduleDir(ctx context.Context, dir, pkg string) (string, error) {
 	root, _, err := moduleRoot(ctx)
 	if err != nil {
 		return "", err
 	}
 	cmd := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", pkg)
-	cmd.Dir = filepath.Join(root, "test", "lab", "build", "kubernetes")
+	cmd.Dir = filepath.Join(root, "test", "lab", dir)
 	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
 	out, err := cmd.Output()
 	var exit *exec.ExitError

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,9 +34,28 @@ const (
 )
 
 // containerdConfig is containerd's default except for the network, NRI, an image that is never pulled, and a root
-// without CAP_SYS_RESOURCE, which cannot lower an oom_score_adj.
+// without CAP_SYS_RESOURCE, which cannot lower an oom_score_adj. The version of the file is containerd's.
 func containerdConfig(o NodeOptions) string {
-	return fmt.Sprintf(`version = 4
+	if o.containerdConfig == 2 {
+		return fmt.Sprintf(`version = 2
+
+[plugins.'io.containerd.grpc.v1.cri']
+  sandbox_image = '%s'
+  restrict_oom_score_adj = true
+  tolerate_missing_hugetlb_controller = true
+
+[plugins.'io.containerd.grpc.v1.cri'.cni]
+  max_conf_num = %d
+
+[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]
+  runtime_type = 'io.containerd.runc.v2'
+  base_runtime_spec = '%s'
+
+[plugins.'io.containerd.nri.v1.nri']
+  disable = %t
+`, PauseImage, o.interfaces(), containerSpecFile, o.NoNRI)
+	}
+	return fmt.Sprintf(`version = %d
 
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
   sandbox = '%s'
@@ -54,7 +74,7 @@ func containerdConfig(o NodeOptions) string {
 
 [plugins.'io.containerd.nri.v1.nri']
   disable = %t
-`, PauseImage, o.interfaces(), containerSpecFile, o.NoNRI)
+`, cmp.Or(o.containerdConfig, 4), PauseImage, o.interfaces(), containerSpecFile, o.NoNRI)
 }
 
 const containerSpecFile = "/etc/containerd/container.json"
@@ -72,26 +92,40 @@ func containerSpec(ctx context.Context, bin Bin) ([]byte, error) {
 	}
 	// Without a file containerd sets this itself.
 	spec.Process.Rlimits, spec.Process.ApparmorProfile, spec.Linux.Seccomp = nil, "", nil
-	const bootID = "proc/sys/kernel/random/boot_id"
-	// The hook runs among the node's mounts and in the container's root.
-	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{
-		Path: "/usr/bin/mount", Args: []string{"mount", "--no-mtab", "--bind", "/" + bootID, bootID},
-	}}}
+	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{bootIDHook}}
 	return json.Marshal(spec)
 }
 
+// bootIDHook runs among the node's mounts and in the container's root.
+var bootIDHook = specs.Hook{Path: "/usr/bin/mount", Args: []string{
+	"mount", "--no-mtab", "--bind", "/proc/sys/kernel/random/boot_id", "proc/sys/kernel/random/boot_id",
+}}
+
 func (o NodeOptions) interfaces() int { return max(o.Interfaces, 1) }
 
-// StartContainerd starts containerd, waits until it can run pods and loads the lab's images if they are missing.
+// criSocket is the socket of the node's runtime.
+func (n *Node) criSocket() string {
+	if n.bin.CRIO != "" {
+		return CRIOSocket
+	}
+	return CRISocket
+}
+
+// StartContainerd starts containerd, waits until it can run pods and loads the lab's images if they are missing. On a
+// node with CRI-O it and the methods below do so with CRI-O, except WipeContainerd.
 func (n *Node) StartContainerd(ctx context.Context) error {
 	if n.running() {
 		return errors.New("containerd is already running")
 	}
-	p, err := n.Start("containerd", nil, "/opt/lab/containerd/containerd")
+	program := "/opt/lab/containerd/containerd"
+	if n.bin.CRIO != "" {
+		program = labCRIO + crioRuntime
+	}
+	p, err := n.Start("containerd", nil, program)
 	if err != nil {
 		return err
 	}
-	conn, err := dialCRI(n.Path(CRISocket))
+	conn, err := dialCRI(n.Path(n.criSocket()))
 	if err != nil {
 		return errors.Join(err, p.Kill())
 	}
@@ -303,15 +337,11 @@ func (n *Node) waitCNI(ctx context.Context) error {
 		case err != nil:
 			return err
 		default:
-			loaded, err := loadedConfigs(r)
+			loaded, err := n.loadedNetworks(r)
 			if err != nil {
 				return err
 			}
-			want, err := n.cniConfigs()
-			if err != nil {
-				return err
-			}
-			if slices.Equal(loaded, want) {
+			if loaded {
 				return nil
 			}
 		}
@@ -322,6 +352,25 @@ func (n *Node) waitCNI(ctx context.Context) error {
 				ctx.Err(), r.GetInfo()["lastCNILoadStatus"])
 		}
 	}
+}
+
+// loadedNetworks reports whether the runtime with this status has the CNI configurations on the disk. Of CRI-O only the
+// name of the file is known.
+func (n *Node) loadedNetworks(r *runtimeapi.StatusResponse) (bool, error) {
+	if n.bin.CRIO != "" {
+		is, err := n.crioConfig()
+		if err != nil {
+			return false, err
+		}
+		want, err := n.cniFiles()
+		return err == nil && len(want) > 0 && is == path.Join(cniDir, want[0]), err
+	}
+	loaded, err := loadedConfigs(r)
+	if err != nil {
+		return false, err
+	}
+	want, err := n.cniConfigs()
+	return slices.Equal(loaded, want), err
 }
 
 // loadedConfigs returns the configuration lists that containerd has loaded, in order.
@@ -344,18 +393,33 @@ func loadedConfigs(r *runtimeapi.StatusResponse) ([]string, error) {
 	return sources, nil
 }
 
-// cniConfigs returns, in order, the configuration lists on the disk for containerd to load.
-func (n *Node) cniConfigs() ([]string, error) {
+// cniFiles returns, in order, the names of the configuration lists on the disk.
+func (n *Node) cniFiles() ([]string, error) {
 	files, err := os.ReadDir(n.Path(cniDir)) // sorted by name
 	if err != nil {
 		return nil, err
 	}
-	var sources []string
+	var names []string
 	for _, f := range files {
-		if path.Ext(f.Name()) != ".conflist" || len(sources) == n.options.interfaces() {
-			continue
+		if path.Ext(f.Name()) == ".conflist" {
+			names = append(names, f.Name())
 		}
-		data, err := os.ReadFile(path.Join(n.Path(cniDir), f.Name()))
+	}
+	return names, nil
+}
+
+// cniConfigs returns, in order, the configuration lists on the disk for containerd to load.
+func (n *Node) cniConfigs() ([]string, error) {
+	files, err := n.cniFiles()
+	if err != nil {
+		return nil, err
+	}
+	var sources []string
+	for _, name := range files {
+		if len(sources) == n.options.interfaces() {
+			break
+		}
+		data, err := os.ReadFile(path.Join(n.Path(cniDir), name))
 		if errors.Is(err, os.ErrNotExist) {
 			continue // an agent may have removed it
 		}
@@ -385,8 +449,7 @@ func (n *Node) loadImages(ctx context.Context) error {
 				break
 			}
 			if !imported {
-				_, err := n.Run(ctx, "/opt/lab/containerd/ctr", "-n", "k8s.io", "images", "import",
-					"/opt/lab/images/"+imagesFile)
+				err := n.importImages(ctx, "/opt/lab/images/"+imagesFile, []string{PauseImage, WebImage})
 				if err != nil {
 					return fmt.Errorf("importing images: %w", err)
 				}
@@ -402,4 +465,13 @@ func (n *Node) loadImages(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// importImages loads a docker-archive, a file of the node, of these images.
+func (n *Node) importImages(ctx context.Context, archive string, refs []string) error {
+	if n.bin.CRIO != "" {
+		return n.importIntoCRIO(ctx, archive, refs)
+	}
+	_, err := n.Run(ctx, "/opt/lab/containerd/ctr", "-n", "k8s.io", "images", "import", archive)
+	return err
 }

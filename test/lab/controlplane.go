@@ -33,6 +33,7 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 	o := c.options
 	control, err := startNode(ctx, c.bin.Bin, NodeOptions{
 		Name: controlPlane, Networks: []Network{c.podNetwork(podSubnet(0))}, Idle: true, binds: c.binds(),
+		NoNRI: o.NoNRI, containerdConfig: o.Versions.containerdConfig(),
 		connect: func(pid int) error { return makeFabric(pid, o.Nodes) },
 	})
 	if err != nil {

@@ -59,14 +59,43 @@ func WriteImages(archive string, images ...Image) error {
 	return f.Close()
 }
 
-func writeArchive(w io.Writer, images []Image) error {
-	type entry struct {
-		Config   string
-		RepoTags []string
-		Layers   []string
+// archiveEntry is an image in a docker-archive's manifest.json.
+type archiveEntry struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
+// archiveRefs returns the names of the images in a docker-archive.
+func archiveRefs(archive string) (refs []string, err error) {
+	f, err := os.Open(archive)
+	if err != nil {
+		return nil, err
 	}
+	defer f.Close()
+	tr := tar.NewReader(f)
+	for {
+		header, err := tr.Next()
+		if err != nil {
+			return nil, fmt.Errorf("%s has no manifest.json: %w", archive, err)
+		}
+		if header.Name != "manifest.json" {
+			continue
+		}
+		var manifest []archiveEntry
+		if err := json.NewDecoder(tr).Decode(&manifest); err != nil {
+			return nil, fmt.Errorf("the manifest of %s: %w", archive, err)
+		}
+		for _, image := range manifest {
+			refs = append(refs, image.RepoTags...)
+		}
+		return refs, nil
+	}
+}
+
+func writeArchive(w io.Writer, images []Image) error {
 	var files []file
-	var manifest []entry
+	var manifest []archiveEntry
 	written := map[string]bool{}
 	for _, image := range images {
 		layer, err := image.layer()
@@ -92,7 +121,7 @@ func writeArchive(w io.Writer, images []Image) error {
 			written[configName] = true
 			files = append(files, file{name: configName, mode: 0o644, data: config})
 		}
-		manifest = append(manifest, entry{configName, []string{image.Ref}, []string{layerName}})
+		manifest = append(manifest, archiveEntry{configName, []string{image.Ref}, []string{layerName}})
 	}
 	data, err := json.Marshal(manifest)
 	if err != nil {

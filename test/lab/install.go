@@ -33,8 +33,12 @@ type InstallOptions struct {
 	Values map[string]any
 	// Chart is the path of another version's chart; empty for the repository's.
 	Chart string
+	// Product is another version than the cluster's.
+	Product *Product
 	// Manifests applies the manifests in deploy/ unchanged with kubectl, without values.
 	Manifests bool
+	// By installs in place of all of that; the image is loaded by then.
+	By func(context.Context) error
 }
 
 // Install installs stayput from the image of the cluster's Product, with Helm unless the options say otherwise, and
@@ -56,16 +60,23 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	if err != nil {
 		return err
 	}
-	image, err := BuildImage(ctx, c.options.Product, version)
+	product := c.options.Product
+	if o.Product != nil {
+		product = *o.Product
+	}
+	image, err := BuildImage(ctx, product, version)
 	if err != nil {
 		return err
 	}
 	if err := c.LoadImage(ctx, image); err != nil {
 		return err
 	}
-	if o.Manifests {
+	switch {
+	case o.By != nil:
+		err = o.By(ctx)
+	case o.Manifests:
 		err = c.applyManifests(ctx)
-	} else {
+	default:
 		c.values = merged(c.Values(), o.Values)
 		err = c.release(ctx, o.Chart, "install", "--create-namespace")
 	}

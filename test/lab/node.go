@@ -36,12 +36,14 @@ type NodeOptions struct {
 	// Interfaces is how many networks, in the order of their file names, a pod is attached to; 1 if 0, containerd's
 	// default.
 	Interfaces int
-	// NoNRI starts containerd without NRI.
+	// NoNRI starts the runtime without NRI.
 	NoNRI bool
 	// CNIPlugins are plugin binaries to install besides the stock ones, such as [Product].Plugin.
 	CNIPlugins []string
 	// Idle leaves starting containerd to [Node.StartContainerd].
 	Idle bool
+
+	containerdConfig int // version of its configuration file; 4 if 0
 
 	binds   map[string]string   // additional read-only folders: path in the node -> path on the machine
 	connect func(pid int) error // connects the node to others; nil: it has only its own wire
@@ -144,6 +146,9 @@ func (n *Node) binds() map[string]string {
 		"/opt/lab/cni":        n.bin.CNI,
 		"/opt/lab/images":     filepath.Dir(n.bin.Images),
 	}
+	if n.bin.CRIO != "" {
+		binds[strings.TrimSuffix(labCRIO, "/")] = n.bin.CRIO
+	}
 	maps.Copy(binds, n.options.binds)
 	return binds
 }
@@ -223,6 +228,20 @@ func (n *Node) makeDisk(ctx context.Context) error {
 		"/etc/resolv.conf":            "",
 		"/etc/containerd/config.toml": containerdConfig(n.options),
 		containerSpecFile:             string(spec),
+	}
+	if n.bin.CRIO != "" {
+		own, err := crioFiles(n.options)
+		if err != nil {
+			return err
+		}
+		maps.Copy(files, own)
+		err = n.replace(crioRunc, 0o755, func(f *os.File) error {
+			_, err := f.WriteString(crioRuncScript)
+			return err
+		})
+		if err != nil {
+			return err
+		}
 	}
 	for name, content := range files {
 		if err := n.WriteFile(name, []byte(content)); err != nil {

@@ -307,7 +307,7 @@ func (n *ClusterNode) KillContainer(ctx context.Context, pod *corev1.Pod, contai
 			return apierrors.IsNotFound(err), err
 		}
 		return now.UID != pod.UID || !slices.ContainsFunc(now.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
-			return s.State.Running != nil && s.ContainerID == "containerd://"+id
+			return s.State.Running != nil && strings.HasSuffix(s.ContainerID, "://"+id)
 		}), nil
 	})
 }

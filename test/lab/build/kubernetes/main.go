@@ -32,7 +32,7 @@ func main() {
 	case "kube-scheduler":
 		command = scheduler.NewSchedulerCommand()
 	case "kubelet":
-		command = kubelet.NewKubeletCommand(context.Background())
+		command = newKubelet(kubelet.NewKubeletCommand)
 	case "kubectl":
 		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 			kubectlutil.CheckErr(err) // exits
@@ -43,4 +43,12 @@ func main() {
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(command))
+}
+
+// newKubelet calls kubelet's constructor, which takes a context since Kubernetes 1.34.
+func newKubelet(constructor any) *cobra.Command {
+	if old, ok := constructor.(func() *cobra.Command); ok {
+		return old()
+	}
+	return constructor.(func(context.Context) *cobra.Command)(context.Background())
 }

@@ -1,0 +1,35 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stayput/stayput/test/lab"
+)
+
+func TestCellsAreChosenByWhatIsSaid(t *testing.T) {
+	for _, c := range []struct {
+		kubernetes, runtime, nri string
+		cells                    int
+	}{
+		{"", "", "", len(matrix)},
+		{"1.33", "", "", 2},
+		{"1.33", "", "off", 1},
+		{"", "crio", "", 1},
+		{"1.33", "crio", "", 1}, // not in the matrix
+	} {
+		cells, err := choose(cell{lab.Versions{Kubernetes: c.kubernetes, Runtime: c.runtime}, c.nri})
+		if err != nil || len(cells) != c.cells {
+			t.Errorf("%+v: %v, %v", c, cells, err)
+		}
+	}
+	for _, c := range []cell{
+		{lab.Versions{Kubernetes: "1.32"}, ""},
+		{lab.Versions{Runtime: "docker"}, ""},
+		{lab.Versions{Kubernetes: "1.35"}, "off"}, // which runtime?
+		{lab.Versions{}, "maybe"},
+	} {
+		if cells, err := choose(c); err == nil {
+			t.Errorf("%v: %v", c, cells)
+		}
+	}
+}
