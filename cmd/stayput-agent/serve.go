@@ -42,11 +42,11 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	p.StringVar(&n.StateDir, "state-dir", ledger.DefaultStateDir, "directory of stayput's records")
 	p.StringVar(&n.CNIConfDir, "cni-conf-dir", node.DefaultCNIConfDir, "directory of the runtime's CNI configuration")
 	p.StringVar(&n.CNIBinDir, "cni-bin-dir", node.DefaultCNIBinDir, "directory of the runtime's CNI plugins")
+	p.StringVar(&n.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
 	f := cmd.Flags()
 	f.StringVar(&n.NRISocket, "nri-socket", "/var/run/nri/nri.sock",
 		"NRI socket of the container runtime; empty: it has none, and annotations come through CNI and from CRI")
 	f.StringVar(&n.CRISocket, "cri-socket", node.DefaultCRISocket, "CRI socket of the container runtime")
-	f.StringVar(&n.CNICacheDir, "cni-cache-dir", node.DefaultCNICacheDir, "cache directory of libcni in the runtime")
 	f.BoolVar(&n.InstallCNI, "install-cni", false,
 		"install the plugin in --cni-bin-dir and maintain "+cniconf.ConflistName+" in --cni-conf-dir")
 	f.StringVar(&n.PluginBinary, "plugin-binary", node.DefaultPluginBinary, "with --install-cni: plugin binary to install")

@@ -34,7 +34,8 @@ after the daemon has ended; it may be run more than once. In a container that se
 			out := slog.New(slog.NewTextHandler(cmd.OutOrStdout(), &slog.HandlerOptions{ReplaceAttr: withoutTime}))
 			return uninstall.Node(cmd.Context(), uninstall.Options{
 				Ledgers:    ledger.Options{StateDir: o.node.StateDir},
-				CNIConfDir: o.node.CNIConfDir, CNIBinDir: o.node.CNIBinDir, Netns: netns, Log: out,
+				CNIConfDir: o.node.CNIConfDir, CNIBinDir: o.node.CNIBinDir, CNICacheDir: o.node.CNICacheDir,
+				Netns: netns, Log: out,
 			})
 		},
 	}

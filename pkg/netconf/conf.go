@@ -423,6 +423,14 @@ func typeOf(p map[string]any) string {
 	return t
 }
 
+// Types returns the plugins of the configuration by name.
+func (c *Conf) Types() (types []string) {
+	for _, p := range pluginsOf(c.list) {
+		types = append(types, typeOf(p))
+	}
+	return types
+}
+
 // Stayput returns the configuration that stayput is given by the first plugin that names it, as far as the file has it:
 // flannel adds the ranges at ADD. It returns nil if no plugin names stayput, and an error of Parse.
 func (c *Conf) Stayput() (*Config, error) {

@@ -174,3 +174,60 @@ func Retype(data []byte, from, to, network string) []byte {
 	}
 	return data
 }
+
+// RetypeCached returns a file of libcni's cache with ipam.type changed in the configuration that it holds, or nil if
+// nothing in it is from, the network is another one, or data is no such file. An empty network is any. Of host-local's
+// it changes those plugins only in which Derive puts stayput; these get stateDir too.
+func RetypeCached(data []byte, from, to, network, stateDir string) []byte {
+	var file map[string]json.RawMessage // the rest stays byte for byte
+	var kind, of string
+	var config []byte // base64 in the file
+	for _, err := range []error{
+		json.Unmarshal(data, &file), json.Unmarshal(file["kind"], &kind),
+		json.Unmarshal(file["networkName"], &of), json.Unmarshal(file["config"], &config),
+	} {
+		if err != nil {
+			return nil
+		}
+	}
+	m, err := decode(config)
+	if err != nil || kind != cachedKind || network != "" && of != network {
+		return nil
+	}
+	plugins := pluginsOf(m)
+	if _, isList := m["plugins"]; !isList {
+		plugins = []map[string]any{m}
+	}
+	changed := false
+	for _, p := range plugins {
+		ipam, _ := p["ipam"].(map[string]any)
+		if ipam["type"] != from {
+			continue
+		}
+		if from == HostLocal {
+			if k, _ := classifyPlugin(p); k != Stock {
+				continue
+			}
+			if stateDir != "" && stateDir != ledger.DefaultStateDir {
+				ipam["stateDir"] = stateDir
+			}
+		}
+		ipam["type"], changed = to, true
+	}
+	if !changed {
+		return nil
+	}
+	if config, err = json.Marshal(m); err == nil {
+		file["config"], err = json.Marshal(config)
+	}
+	if err == nil {
+		data, err = json.Marshal(file)
+	}
+	if err != nil {
+		return nil // decoded values encode
+	}
+	return data
+}
+
+// cachedKind is libcni's word for its files.
+const cachedKind = "cniCacheV1"

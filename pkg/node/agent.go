@@ -217,7 +217,8 @@ func New(o Options) (*Agent, error) {
 		restored: restored, clock: o.Clock, beat: a.health.loop("peers"), metrics: a.metrics, log: o.Log,
 	}
 	a.keeper = cniconf.New(cniconf.Options{
-		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, Install: o.InstallCNI, Plugin: o.PluginBinary,
+		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, CacheDir: o.CNICacheDir, Install: o.InstallCNI,
+		Plugin: o.PluginBinary, Root: cri.Root,
 		Limits: netconf.Limits{
 			StateDir: o.StateDir, PromisedShare: o.PromisedShare,
 			PromisedSharePerNamespace: o.PromisedSharePerNamespace, LongestRetention: o.LongestRetention,
@@ -254,8 +255,9 @@ func (a *Agent) joinCluster() (err error) {
 		return err
 	}
 	a.uninstaller, err = uninstall.New(o.API, o.Namespace, uninstall.Options{
-		Ledgers: a.ledgers, CNIConfDir: o.CNIConfDir, CNIBinDir: o.CNIBinDir, MayLeavePlugin: !o.InstallCNI,
-		DeleteObjects: a.api.DeleteAll, Log: o.Log,
+		Ledgers: a.ledgers, CNIConfDir: o.CNIConfDir, CNIBinDir: o.CNIBinDir, CNICacheDir: o.CNICacheDir,
+		MayLeavePlugin: !o.InstallCNI,
+		DeleteObjects:  a.api.DeleteAll, Log: o.Log,
 	})
 	if err != nil {
 		return err

@@ -22,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
+	"github.com/stayput/stayput/pkg/node/cniconf"
+	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -137,6 +139,26 @@ func TestTheAgentLooksWhereThePlatformHasIt(t *testing.T) {
 			func(v corev1.Volume) bool { return strings.HasPrefix(v.Name, "cni-data") }) {
 			t.Errorf("%s: a data directory is mounted", values)
 		}
+	}
+}
+
+// An agent that was told of another platform names this one's.
+func TestTheAgentKnowsThePlacesOfEveryPlatform(t *testing.T) {
+	data, err := os.ReadFile("../../deploy/chart/files/platforms.yaml")
+	must.Do(t, err)
+	var platforms map[string]struct{ CRISocket, ConfDir, BinDir string }
+	must.Do(t, yaml.Unmarshal(data, &platforms))
+	for name, p := range platforms {
+		for path, known := range map[string][]string{
+			p.CRISocket: cri.KnownSockets, p.ConfDir: cniconf.KnownConfDirs, p.BinDir: cniconf.KnownBinDirs,
+		} {
+			if path != "" && !slices.Contains(known, path) {
+				t.Errorf("%s: %s is not known", name, path)
+			}
+		}
+	}
+	if len(platforms) != 9 || platforms["k3s"].CRISocket == "" {
+		t.Errorf("read %v", platforms)
 	}
 }
 

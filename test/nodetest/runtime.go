@@ -28,6 +28,7 @@ type Runtime struct {
 	netns     map[string]string
 	ips       map[string][]string // of a sandbox
 	config    string              // as containerd reports it; empty for another runtime
+	name      string              // as Version has it; empty: it has none
 	err       error
 	says      func(id string, verbose bool) error
 }
@@ -137,6 +138,22 @@ func (r *Runtime) SetConfig(config string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.config = config
+}
+
+func (r *Runtime) Version(ctx context.Context, q *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.name == "" {
+		return r.UnimplementedRuntimeServiceServer.Version(ctx, q)
+	}
+	return &runtimeapi.VersionResponse{RuntimeName: r.name}, r.err
+}
+
+// SetName makes the runtime say its name.
+func (r *Runtime) SetName(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.name = name
 }
 
 // BeforeStatus calls f before each status of a sandbox, which fails with f's error. Requests for its namespaces are

@@ -26,6 +26,9 @@ import (
 // Options are what a Keeper works with.
 type Options struct {
 	ConfDir, BinDir string // of the runtime
+	CacheDir        string // of libcni in the runtime
+	// Root is where the node's files are seen, those too that no volume brings into the agent's container.
+	Root string
 
 	// Install has the keeper install Plugin in BinDir and keep its own file in ConfDir; otherwise it only observes.
 	Install bool
@@ -49,6 +52,7 @@ type Options struct {
 
 // Runtime is what the runtime says about its CNI configuration. It does not say the zero fields.
 type Runtime struct {
+	Name       string // as CRI says it: containerd, cri-o
 	ConfDir    string
 	BinDirs    []string
 	MaxConfNum *int // how many files it loads, each a network of every pod
@@ -345,12 +349,21 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 			k.o.Log.Warn("Cannot change flannel's notes of its containers", "err", err)
 			again = keepSoon
 		}
+		if k.runtime != nil && k.runtime.Name == crio {
+			if err := retypeCache(k.o.CacheDir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir); err != nil {
+				k.o.Log.Warn("Cannot change libcni's notes of its containers", "err", err)
+				again = keepSoon
+			}
+		}
 	}
 	return s, again, err
 }
 
 // oneLine returns joined errors as one line.
 func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
+
+// crio is CRI-O's name of itself.
+const crio = "cri-o"
 
 // misfit returns why the agent's file would do harm, or nothing, with the runtime as it is configured: a zero Status if
 // the file fits, or the runtime does not say.
@@ -406,6 +419,9 @@ func (k *Keeper) write(ready pluginState, misfit Status) (plan, error) {
 	}
 	p := dir.decide(k.o.Limits, &k.memory, now.Boot)
 	_, ours := dir.own()
+	if misfit.State == "" {
+		misfit = k.elsewhere(dir)
+	}
 	path := filepath.Join(k.o.ConfDir, ConflistName)
 	switch {
 	case ready == pluginFails && ours:

@@ -2,6 +2,7 @@ package cniconf
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"log/slog"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -62,7 +64,7 @@ func newConfWorld(t *testing.T) *confWorld {
 	must.Do(t, os.MkdirAll(w.conf, 0o755))
 	must.Do(t, os.MkdirAll(w.bins, 0o755))
 	w.o = Options{
-		ConfDir: w.conf, BinDir: w.bins, Install: true, Plugin: binary,
+		ConfDir: w.conf, BinDir: w.bins, CacheDir: filepath.Join(w.dir, "cache"), Install: true, Plugin: binary,
 		Limits:   netconf.Limits{StateDir: filepath.Join(w.dir, "state")},
 		Interval: 1000 * time.Hour, Clock: nodetest.NewClock(), Registry: prometheus.NewRegistry(),
 		Runtime: func(context.Context) (Runtime, error) { return w.runtime, w.runtimeErr },
@@ -473,10 +475,10 @@ func TestUninstallTakesOnlyWhatIsItsOwn(t *testing.T) {
 	w := newConfWorld(t)
 	w.write("10-pods.conflist", bridgeConf)
 	w.look(StateActive)
-	if removed, err := RemoveConflist(w.conf); !removed || err != nil {
+	if removed, err := RemoveConflist(w.conf, w.o.CacheDir); !removed || err != nil {
 		t.Errorf("the conflist: %v, %v", removed, err)
 	}
-	if removed, err := RemovePlugin(w.conf, w.bins); !removed || err != nil {
+	if removed, err := RemovePlugin(w.conf, w.bins, w.o.CacheDir); !removed || err != nil {
 		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 	if got := list(t, w.conf); !slices.Equal(got, []string{"10-pods.conflist"}) {
@@ -488,20 +490,20 @@ func TestUninstallTakesOnlyWhatIsItsOwn(t *testing.T) {
 	// Again, and where nothing ever was.
 	none := filepath.Join(w.dir, "none")
 	for conf, bins := range map[string]string{w.conf: w.bins, none: none} {
-		if removed, err := RemoveConflist(conf); removed || err != nil {
+		if removed, err := RemoveConflist(conf, ""); removed || err != nil {
 			t.Errorf("the conflist: %v, %v", removed, err)
 		}
-		if removed, err := RemovePlugin(conf, bins); removed || err != nil {
+		if removed, err := RemovePlugin(conf, bins, ""); removed || err != nil {
 			t.Errorf("the plugin: %v, %v", removed, err)
 		}
 	}
 	// Somebody else's.
 	w.write(ConflistName, bridge2Conf)
 	must.Do(t, os.WriteFile(filepath.Join(w.bins, PluginName), []byte("#!/bin/sh\n"), 0o755))
-	if removed, err := RemoveConflist(w.conf); removed || err != nil {
+	if removed, err := RemoveConflist(w.conf, w.o.CacheDir); removed || err != nil {
 		t.Errorf("the conflist: %v, %v", removed, err)
 	}
-	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil {
+	if removed, err := RemovePlugin(w.conf, w.bins, w.o.CacheDir); removed || err == nil {
 		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 	if w.own() != bridge2Conf {
@@ -518,7 +520,7 @@ func TestThePluginStaysWhileAConfigurationNamesIt(t *testing.T) {
 	if w.own() != "" {
 		t.Error("two files do the same")
 	}
-	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil ||
+	if removed, err := RemovePlugin(w.conf, w.bins, w.o.CacheDir); removed || err == nil ||
 		!strings.Contains(err.Error(), "10-pods.conflist") {
 		t.Errorf("%v, %v", removed, err)
 	}
@@ -531,15 +533,15 @@ func TestThePluginStaysWhileMultusHasACopyOfTheConflist(t *testing.T) {
 	w.look(StateActive)
 	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+w.own()+`]}`)
 	w.look(StateActive)
-	if removed, err := RemoveConflist(w.conf); !removed || err != nil {
+	if removed, err := RemoveConflist(w.conf, w.o.CacheDir); !removed || err != nil {
 		t.Errorf("the conflist: %v, %v", removed, err)
 	}
-	if removed, err := RemovePlugin(w.conf, w.bins); removed || err == nil ||
+	if removed, err := RemovePlugin(w.conf, w.bins, w.o.CacheDir); removed || err == nil ||
 		!strings.Contains(err.Error(), "restart multus") {
 		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
-	if removed, err := RemovePlugin(w.conf, w.bins); !removed || err != nil {
+	if removed, err := RemovePlugin(w.conf, w.bins, w.o.CacheDir); !removed || err != nil {
 		t.Errorf("the plugin: %v, %v", removed, err)
 	}
 }
@@ -571,11 +573,11 @@ func TestFlannelsNotesNameThePluginThatKeepsTheAddresses(t *testing.T) {
 			t.Errorf("%s is %s", id, got)
 		}
 	}
-	if _, err := RemoveConflist(w.conf); err != nil {
+	if _, err := RemoveConflist(w.conf, w.o.CacheDir); err != nil {
 		t.Error(err)
 	}
 	note("b", "cbr0", "stayput") // of an ADD that was under way
-	if _, err := RemovePlugin(w.conf, w.bins); err != nil {
+	if _, err := RemovePlugin(w.conf, w.bins, w.o.CacheDir); err != nil {
 		t.Error(err)
 	}
 	for _, id := range []string{"a", "b"} {
@@ -584,6 +586,74 @@ func TestFlannelsNotesNameThePluginThatKeepsTheAddresses(t *testing.T) {
 		}
 	}
 	if got := list(t, notes); !slices.Equal(got, []string{"a", "b", "dhcp", "other", "torn"}) {
+		t.Errorf("there are %v", got)
+	}
+}
+
+// CRI-O ends a container with the configuration that libcni has in its cache since the container was added.
+func TestCRIOsCacheNamesThePluginThatKeepsTheAddresses(t *testing.T) {
+	w := newConfWorld(t)
+	results := filepath.Join(w.o.CacheDir, "results")
+	must.Do(t, os.MkdirAll(results, 0o700))
+	for _, name := range []string{"bridge", "portmap"} {
+		must.Do(t, os.WriteFile(filepath.Join(w.bins, name), nil, 0o755))
+	}
+	cache := libcni.NewCNIConfigWithCacheDir(nil, w.o.CacheDir, nil)
+	note := func(id, network, plugins string) {
+		config := base64.StdEncoding.EncodeToString(
+			[]byte(`{"cniVersion":"1.0.0","name":"` + network + `","plugins":[` + plugins + `]}`))
+		must.Do(t, os.WriteFile(filepath.Join(results, network+"-"+id+"-eth0"), []byte(`{"kind":"cniCacheV1","containerId":"`+
+			id+`","config":"`+config+`","ifName":"eth0","networkName":"`+network+`","cniArgs":[["K8S_POD_NAME","web-0"]],`+
+			`"capabilityArgs":{"big":12345678901234567890},"result":{"cniVersion":"1.0.0"}}`), 0o600))
+	}
+	read := func(id, network string) string {
+		t.Helper()
+		config, rt, err := cache.GetNetworkListCachedConfig(&libcni.NetworkConfigList{Name: network},
+			&libcni.RuntimeConf{ContainerID: id, IfName: "eth0"})
+		must.Do(t, err)
+		if len(rt.Args) != 1 || rt.Args[0][1] != "web-0" {
+			t.Errorf("of %s is left %+v", id, rt)
+		}
+		return string(config)
+	}
+	const bridge = `{"type":"bridge","mtu":12345678901234567890,"ipam":{"ranges":[],"type":"host-local"}},{"type":"portmap"}`
+	note("a", "pods", bridge)
+	note("other", "lan", bridge)
+	note("dhcp", "pods", `{"type":"bridge","ipam":{"type":"dhcp"}}`)
+	note("unknown", "pods", `{"type":"mine","ipam":{"type":"host-local"}}`)
+	must.Do(t, os.WriteFile(filepath.Join(results, "pods-torn-eth0"), []byte(`{"kind":"cniCacheV1","con`), 0o600))
+	w.write("10-pods.conflist", bridgeConf)
+
+	w.look(StateActive)
+	if got := read("a", "pods"); !strings.Contains(got, "host-local") {
+		t.Errorf("for a runtime that does not go by it, it is %s", got)
+	}
+	w.runtime.Name = "cri-o"
+	w.restart()
+	w.look(StateActive)
+	if got := read("a", "pods"); !strings.Contains(got, `"type":"stayput"`) || strings.Contains(got, "host-local") ||
+		!strings.Contains(got, `"mtu":12345678901234567890`) ||
+		!strings.Contains(got, `"stateDir":"`+w.o.Limits.StateDir+`"`) {
+		t.Errorf("it is %s", got)
+	}
+	for id, network := range map[string]string{"other": "lan", "dhcp": "pods", "unknown": "pods"} {
+		if got := read(id, network); strings.Contains(got, "stayput") {
+			t.Errorf("%s is %s", id, got)
+		}
+	}
+
+	// No DEL finds the plugin gone.
+	_, err := RemoveConflist(w.conf, w.o.CacheDir)
+	must.Do(t, err)
+	note("b", "pods", strings.Replace(bridge, "host-local", "stayput", 1)) // of an ADD that was under way
+	_, err = RemovePlugin(w.conf, w.bins, w.o.CacheDir)
+	must.Do(t, err)
+	for _, id := range []string{"a", "b"} {
+		if got := read(id, "pods"); !strings.Contains(got, `"type":"host-local"`) || strings.Contains(got, `"stayput"`) {
+			t.Errorf("%s is %s", id, got)
+		}
+	}
+	if got := list(t, results); len(got) != 6 {
 		t.Errorf("there are %v", got)
 	}
 }
@@ -618,20 +688,20 @@ func TestARuntimeThatLooksElsewhereIsNotGivenAFile(t *testing.T) {
 		state   State
 		says    string
 	}{
-		"as expected": {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &one} }, StateActive,
+		"as expected": {func(conf, bins string) Runtime { return Runtime{"", conf, []string{bins}, &one} }, StateActive,
 			"derived"},
 		"by another name": {func(conf, bins string) Runtime {
-			return Runtime{conf + "/", []string{"/x", bins + "/../bin/"},
+			return Runtime{"", conf + "/", []string{"/x", bins + "/../bin/"},
 				&one}
 		}, StateActive, "derived"},
 		"says nothing": {func(conf, bins string) Runtime { return Runtime{} }, StateActive, "derived"},
-		"another directory": {func(conf, bins string) Runtime { return Runtime{"/var/lib/k3s/net.d", []string{bins}, &one} },
+		"another directory": {func(conf, bins string) Runtime { return Runtime{"", "/var/lib/k3s/net.d", []string{bins}, &one} },
 			StateError, "/var/lib/k3s/net.d"},
-		"other plugins": {func(conf, bins string) Runtime { return Runtime{conf, []string{"/x", "/y"}, &one} },
+		"other plugins": {func(conf, bins string) Runtime { return Runtime{"", conf, []string{"/x", "/y"}, &one} },
 			StateNoPlugin, "/x and /y"},
-		"several networks": {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &two} },
+		"several networks": {func(conf, bins string) Runtime { return Runtime{"", conf, []string{bins}, &two} },
 			StateUnsupported, "max_conf_num = 2"},
-		"any number of them": {func(conf, bins string) Runtime { return Runtime{conf, []string{bins}, &any} },
+		"any number of them": {func(conf, bins string) Runtime { return Runtime{"", conf, []string{bins}, &any} },
 			StateUnsupported, "max_conf_num = 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -701,4 +771,46 @@ func TestMultusIsNeverBypassed(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestARuntimeThatDoesNotSayWhereItLooksIsNotGivenAPluginOutOfSight(t *testing.T) {
+	w := newConfWorld(t)
+	w.k.o.Root = w.dir
+	w.runtime.Name = "cri-o"
+	w.write("10-pods.conflist", bridgeConf)
+	if s := w.look(StateNoPlugin); !strings.Contains(s.Message, "bridge is not in "+w.bins) ||
+		!strings.Contains(s.Message, "--cni-bin-dir") {
+		t.Errorf("it says %s", s.Message)
+	}
+	there := filepath.Join(w.dir, "/usr/libexec/cni")
+	must.Do(t, os.MkdirAll(there, 0o755))
+	must.Do(t, os.WriteFile(filepath.Join(there, "bridge"), nil, 0o755))
+	if s := w.look(StateNoPlugin); !strings.Contains(s.Message, "but in /usr/libexec/cni: set --cni-bin-dir to that") {
+		t.Errorf("it says %s", s.Message)
+	}
+	if got := list(t, w.conf); len(got) != 1 {
+		t.Errorf("there are %v", got)
+	}
+	must.Do(t, os.WriteFile(filepath.Join(w.bins, "bridge"), nil, 0o755))
+	w.look(StateActive)
+	w.remove(w.bins, "bridge") // the runtime has used ours meanwhile
+	w.look(StateActive)
+}
+
+func TestAnEmptyDirectoryNamesTheOneWithAConfiguration(t *testing.T) {
+	w := newConfWorld(t)
+	w.k.o.Root = w.dir
+	w.look(StateNone)
+	there := filepath.Join(w.dir, "/var/lib/rancher/k3s/agent/etc/cni/net.d")
+	must.Do(t, os.MkdirAll(there, 0o755))
+	w.look(StateNone)
+	must.Do(t, os.WriteFile(filepath.Join(there, "10-flannel.conflist"), []byte(bridgeConf), 0o644))
+	if s := w.look(StateError); s.Message != "no CNI configuration in "+w.conf+
+		", but in /var/lib/rancher/k3s/agent/etc/cni/net.d (10-flannel.conflist): set --cni-conf-dir to that" {
+		t.Errorf("it says %s", s.Message)
+	}
+	w.runtime.ConfDir = w.conf
+	w.restart()
+	w.k.o.Root = w.dir
+	w.look(StateNone) // containerd says that it looks here
 }

@@ -27,12 +27,23 @@ func retypeFlannel(d confDir, from, to, network string) error {
 	}
 	var errs []error
 	for dir := range dirs {
-		errs = append(errs, retype(dir, from, to, network))
+		errs = append(errs, retype(dir, func(data []byte) []byte { return netconf.Retype(data, from, to, network) }))
 	}
 	return errors.Join(errs...)
 }
 
-func retype(dir, from, to, network string) error {
+// retypeCache does the same in the cache of libcni, empty for none. CRI-O's DEL uses the configuration that its ADD
+// left there, if there is one; containerd's does not.
+func retypeCache(cacheDir, from, to, network, stateDir string) error {
+	if cacheDir == "" {
+		return nil
+	}
+	return retype(filepath.Join(cacheDir, "results"),
+		func(data []byte) []byte { return netconf.RetypeCached(data, from, to, network, stateDir) })
+}
+
+// retype replaces the files of a directory of which change returns another content than nil.
+func retype(dir string, change func([]byte) []byte) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -55,7 +66,7 @@ func retype(dir, from, to, network string) error {
 			errs = append(errs, ignoreMissing(err))
 			continue
 		}
-		if data = netconf.Retype(data, from, to, network); data == nil {
+		if data = change(data); data == nil {
 			continue // being written, or another IPAM plugin's
 		}
 		f := atomicfile.File{Path: path, Mode: 0o600, MustExist: true} // a DEL may remove it at any moment
@@ -72,9 +83,9 @@ func ignoreMissing(err error) error {
 }
 
 // RemoveConflist hands the configuration back: it removes the agent's file, so that the runtime uses its source again,
-// and changes flannel's notes. removed reports whether there was one; a foreign file of that name stays. It is the
-// first step of an uninstallation, and may be repeated.
-func RemoveConflist(confDir string) (removed bool, err error) {
+// and changes flannel's notes and libcni's cache. removed reports whether there was one; a foreign file of that name
+// stays. It is the first step of an uninstallation, and may be repeated.
+func RemoveConflist(confDir, cacheDir string) (removed bool, err error) {
 	dir, err := readConfDir(confDir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -88,7 +99,13 @@ func RemoveConflist(confDir string) (removed bool, err error) {
 		}
 		removed = true
 	}
-	return removed, errors.Join(atomicfile.Sweep(confDir), retypeFlannel(dir, netconf.Type, netconf.HostLocal, ""))
+	return removed, errors.Join(atomicfile.Sweep(confDir), handBackNotes(dir, cacheDir))
+}
+
+// handBackNotes has no note of an ADD name the plugin.
+func handBackNotes(dir confDir, cacheDir string) error {
+	return errors.Join(retypeFlannel(dir, netconf.Type, netconf.HostLocal, ""),
+		retypeCache(cacheDir, netconf.Type, netconf.HostLocal, "", ""))
 }
 
 // ErrNotRemoved says that no configuration names the plugin's binary, but that it is not ours or cannot be removed.
@@ -97,7 +114,7 @@ var ErrNotRemoved = errors.New("it stays")
 // RemovePlugin removes the plugin's binary, unless a configuration names the plugin: no pod could start then. removed
 // reports whether there was one; a binary that stays is ErrNotRemoved. It is the last step of an uninstallation, and
 // may be repeated.
-func RemovePlugin(confDir, binDir string) (removed bool, err error) {
+func RemovePlugin(confDir, binDir, cacheDir string) (removed bool, err error) {
 	dir, err := readConfDir(confDir)
 	if ignoreMissing(err) != nil {
 		return false, err
@@ -111,7 +128,7 @@ func RemovePlugin(confDir, binDir string) (removed bool, err error) {
 		return false, fmt.Errorf("%s: restart multus' pod on this node first", s.Message)
 	}
 	// Again, for the note of an ADD that was under way when the conflist went.
-	if err := retypeFlannel(dir, netconf.Type, netconf.HostLocal, ""); err != nil {
+	if err := handBackNotes(dir, cacheDir); err != nil {
 		return false, err
 	}
 	if err := ignoreMissing(atomicfile.Sweep(binDir)); err != nil {

@@ -5,9 +5,13 @@ package cri
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -34,11 +38,37 @@ type Client struct {
 	conn    *grpc.ClientConn
 	client  runtimeapi.RuntimeServiceClient
 	peerPID atomic.Int32
+	socket  string
+	root    string // where the node's files are seen
+}
+
+// Root is where a process in the node's PID namespace sees the node's files, also those that no volume brings into its
+// container.
+const Root = "/proc/1/root"
+
+// KnownSockets are those of runtimes and distributions that serve CRI.
+var KnownSockets = []string{
+	"/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock", "/run/k0s/containerd.sock",
+	"/var/snap/microk8s/common/run/containerd.sock", "/var/run/crio/crio.sock", "/run/crio/crio.sock",
+	"/run/cri-dockerd.sock",
+}
+
+// elsewhere says, if there is no socket where the runtime should have one, where there is.
+func (c *Client) elsewhere() string {
+	if _, err := os.Stat(c.socket); !errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	for _, other := range KnownSockets {
+		if info, err := os.Stat(filepath.Join(c.root, other)); err == nil && info.Mode()&fs.ModeSocket != 0 {
+			return fmt.Sprintf("there is no %s, but %s: set --cri-socket to that", c.socket, other)
+		}
+	}
+	return fmt.Sprintf("there is no %s", c.socket)
 }
 
 // New returns a client of the runtime that listens on a socket.
 func New(socket string) (*Client, error) {
-	c := &Client{}
+	c := &Client{socket: socket, root: Root}
 	conn, err := grpc.NewClient("passthrough:///unix",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -109,6 +139,9 @@ func (c *Client) Sandboxes(ctx context.Context) (map[string]Sandbox, error) {
 	defer cancel()
 	r, err := c.client.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
+		if there := c.elsewhere(); there != "" {
+			err = fmt.Errorf("%s: %w", there, err)
+		}
 		return nil, fmt.Errorf("CRI ListPodSandbox: %w", err)
 	}
 	all := make(map[string]Sandbox, len(r.Items))
@@ -167,16 +200,17 @@ func addrsOf(s *runtimeapi.PodSandboxNetworkStatus) (addrs []netip.Addr) {
 	return addrs
 }
 
-// CNI returns what the runtime says of its CNI configuration: containerd all of it, others nothing.
+// CNI returns what the runtime says of its CNI configuration: containerd all of it, others only who they are.
 func (c *Client) CNI(ctx context.Context) (cniconf.Runtime, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	r, err := c.client.Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
-	if status.Code(err) == codes.Unimplemented {
-		return cniconf.Runtime{}, nil
-	}
-	if err != nil {
+	if err != nil && status.Code(err) != codes.Unimplemented {
 		return cniconf.Runtime{}, fmt.Errorf("CRI Status: %w", err)
+	}
+	v, err := c.client.Version(ctx, &runtimeapi.VersionRequest{})
+	if err != nil && status.Code(err) != codes.Unimplemented {
+		return cniconf.Runtime{}, fmt.Errorf("CRI Version: %w", err)
 	}
 	var config struct {
 		CNI struct {
@@ -186,10 +220,13 @@ func (c *Client) CNI(ctx context.Context) (cniconf.Runtime, error) {
 			MaxConfNum *int
 		}
 	}
-	if json.Unmarshal([]byte(r.Info["config"]), &config) != nil {
-		return cniconf.Runtime{}, nil
+	if json.Unmarshal([]byte(r.GetInfo()["config"]), &config) != nil {
+		return cniconf.Runtime{Name: v.GetRuntimeName()}, nil
 	}
-	all := cniconf.Runtime{ConfDir: config.CNI.ConfDir, BinDirs: config.CNI.BinDirs, MaxConfNum: config.CNI.MaxConfNum}
+	all := cniconf.Runtime{
+		Name: v.GetRuntimeName(), ConfDir: config.CNI.ConfDir, BinDirs: config.CNI.BinDirs,
+		MaxConfNum: config.CNI.MaxConfNum,
+	}
 	if config.CNI.BinDir != "" {
 		all.BinDirs = append(all.BinDirs, config.CNI.BinDir)
 	}

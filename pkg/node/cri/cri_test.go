@@ -1,8 +1,11 @@
 package cri
 
 import (
+	"context"
+	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/stayput/stayput/pkg/node/cniconf"
@@ -33,8 +36,40 @@ func TestWhatTheRuntimeSaysAboutItsCNIConfiguration(t *testing.T) {
 			t.Errorf("%s: %+v, %v", config, got, err)
 		}
 	}
+	runtime.SetConfig(`{"sandboxImage":"pause","crio":{"default_runtime":"crun"}}`)
+	runtime.SetName("cri-o")
+	if got, err := c.CNI(t.Context()); err != nil || !reflect.DeepEqual(got, cniconf.Runtime{Name: "cri-o"}) {
+		t.Errorf("of CRI-O: %+v, %v", got, err)
+	}
 	runtime.Fail(nodetest.ErrRuntime)
 	if got, err := c.CNI(t.Context()); err == nil {
 		t.Errorf("of one that fails: %+v", got)
+	}
+}
+
+func TestARuntimeWithAnotherSocketIsNamed(t *testing.T) {
+	dir, err := os.MkdirTemp("", "cri-") // short: a socket's path has 108 bytes
+	must.Do(t, err)
+	t.Cleanup(func() { must.Do(t, os.RemoveAll(dir)) })
+	socket := filepath.Join(dir, "run/containerd/containerd.sock")
+	c, err := New(socket)
+	must.Do(t, err)
+	defer c.Close()
+	c.root = dir
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Sandboxes(ctx); err == nil || !strings.Contains(err.Error(), "there is no "+socket) {
+		t.Errorf("without any: %v", err)
+	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "var/run/crio"), 0o755))
+	nodetest.StartRuntime(t, filepath.Join(dir, "var/run/crio/crio.sock"))
+	if _, err := c.Sandboxes(ctx); err == nil ||
+		!strings.Contains(err.Error(), "but /var/run/crio/crio.sock: set --cri-socket to that") {
+		t.Errorf("with another: %v", err)
+	}
+	must.Do(t, os.MkdirAll(filepath.Dir(socket), 0o755))
+	nodetest.StartRuntime(t, socket)
+	if _, err := c.Sandboxes(t.Context()); err != nil {
+		t.Errorf("with its own: %v", err)
 	}
 }

@@ -22,6 +22,7 @@ import (
 type Options struct {
 	Ledgers               ledger.Options
 	CNIConfDir, CNIBinDir string // of the runtime
+	CNICacheDir           string // of libcni in the runtime
 	// MayLeavePlugin lets the plugin's binary stay if it is not stayput's, or cannot be removed: this agent has not
 	// installed it.
 	MayLeavePlugin bool
@@ -105,7 +106,7 @@ func (c *cleanup) held() bool { return time.Now().Before(c.hold) }
 
 // handBack puts host-local in charge.
 func (c *cleanup) handBack() error {
-	removed, err := cniconf.RemoveConflist(c.CNIConfDir)
+	removed, err := cniconf.RemoveConflist(c.CNIConfDir, c.CNICacheDir)
 	if err != nil {
 		return fmt.Errorf("removing the CNI configuration: %w", err)
 	}
@@ -185,7 +186,7 @@ func (c *cleanup) removeFiles() (clean bool, err error) {
 		return false, fmt.Errorf("%s names the plugin: write host-local there, then run stayput-agent uninstall",
 			filepath.Join(c.CNIConfDir, s.File))
 	}
-	removed, err := cniconf.RemovePlugin(c.CNIConfDir, c.CNIBinDir)
+	removed, err := cniconf.RemovePlugin(c.CNIConfDir, c.CNIBinDir, c.CNICacheDir)
 	switch {
 	case errors.Is(err, cniconf.ErrNotRemoved) && c.MayLeavePlugin: // no configuration names it any more
 		if !c.leftPlugin {
