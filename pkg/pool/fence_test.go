@@ -524,6 +524,37 @@ func TestAnAddressThatWasClaimedAndNotToldIsStillKept(t *testing.T) {
 	}
 }
 
+// After a restore a pod may have been given an address before its node says with which one it runs.
+func TestAPodIsToldTheAddressThatItRunsWith(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+	pod := gatedPod(1)
+	pod.Gated, pod.Node = false, "n1"
+	claimed := pod.made(Address{Network: "net", Interface: "eth0", Pool: "p", Mode: L2,
+		Prefix: netip.MustParsePrefix("10.6.0.1/24")})
+	claimed.Version = "2"
+	runs := claimed
+	runs.Addr, runs.Phase, runs.Of, runs.Node = netip.MustParseAddr("10.6.0.2"), Bound, pod.UID, "n1"
+	b.SetPodIP(claimed)
+	b.SetPodIP(runs)
+	if a, plan := place(t, b, pod, noon); a != runs.Addr {
+		t.Errorf("it runs with %s and is told %s: %+v", runs.Addr, a, plan)
+	}
+
+	// If it was told the other one all the same, what it runs with is still nobody else's.
+	pod.Has = []Address{{Network: "net", Interface: "eth0", Pool: "p", Mode: L2,
+		Prefix: netip.PrefixFrom(claimed.Addr, 24)}}
+	b.SetPod(pod)
+	if plan := b.Review(runs.Addr, noon, nil); plan.Writes != nil {
+		t.Errorf("what it runs with is freed: %+v", plan)
+	}
+	runs.Phase = Retained
+	runs.Version = "3"
+	b.SetPodIP(runs)
+	if plan := b.Review(runs.Addr, noon, nil); plan.Writes == nil {
+		t.Errorf("nothing runs with %s, and it is kept: %+v", runs.Addr, plan)
+	}
+}
+
 // The taint manager deletes pods by name, and so the successor of the one it means, which waits at the gate.
 func TestAPodThatIsDeletedBeforeItIsToldTakesNoAddressAlong(t *testing.T) {
 	for _, deletion := range []string{"seen", "not seen"} {

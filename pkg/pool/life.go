@@ -291,7 +291,7 @@ func (b *Book) surplus(pod *Pod, p *PodIP) bool {
 	if pod.Has == nil && (pod.Ending || pod.Over) { // it never will be told of any
 		return b.held[pod.UID] == "" && p.Of == "" // what an earlier pod had is kept, or not, as that one said
 	}
-	return pod.Has != nil && !pod.Gated && !pod.has(p.Addr)
+	return pod.Has != nil && !pod.Gated && !pod.has(p.Addr) && !p.bound()
 }
 
 // superseded reports whether a later pod of the same name has another address in the place of this one.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -180,8 +181,8 @@ func (w *world) add(n *node, p Pod) {
 		return // code 11: no address yet
 	case n.barred[p.UID]:
 		return // it was reported gone
-	case n.checked != 0 && !n.seen[p.UID]:
-		return // the agent has not seen it since all nodes were asked
+	case n.checked != 0 && !reflect.DeepEqual(n.seen[p.UID], p.Has):
+		return // the agent has not seen it with these since all nodes were asked
 	}
 	for uid, s := range n.sandboxes {
 		if uid != p.UID && slices.ContainsFunc(s.has, func(a Address) bool { return p.has(a.Prefix.Addr()) }) {
@@ -269,7 +270,10 @@ func (w *world) agentSees(n *node) {
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; p.Node == n.name {
 			n.sees[p.UID] = p
-			n.known[p.UID], n.seen[p.UID] = true, true
+			n.known[p.UID], n.seen[p.UID] = true, p.Has
+			if p.Has != nil && n.book[p.UID] == nil { // the agent's file
+				n.book[p.UID] = p.Has
+			}
 		}
 	}
 }
@@ -325,9 +329,9 @@ func (w *world) answer(n *node, roll Roll) {
 		n.barred[uid] = true
 	}
 	if reply.Checked {
-		n.checked, n.seen = roll.Epoch, map[UID]bool{}
-		for uid := range n.sees {
-			n.seen[uid] = true
+		n.checked, n.seen = roll.Epoch, map[UID][]Address{}
+		for uid, p := range n.sees {
+			n.seen[uid] = p.Has
 		}
 	}
 	answer := Answer{Node: n.name, Round: roll.Round}
@@ -882,7 +886,7 @@ func (w *world) fingerprint() string {
 		}
 	}
 	say(w.pools.keys()...)
-	say(strconv.FormatBool(w.roll.Recalling))
+	say(strconv.FormatBool(w.roll.Recalling), strconv.FormatInt(w.roll.Round, 10))
 	return s.String()
 }
 

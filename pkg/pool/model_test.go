@@ -219,7 +219,7 @@ var ruleNames = map[rule]struct {
 	goneMeansForGood:     {"goneMeansForGood", 1},
 	goneMeansNamespace:   {"goneMeansNamespace", 66},
 	goneMeansBarred:      {"goneMeansBarred", 4187},
-	ownPodsOnly:          {"ownPodsOnly", 1000496},
+	ownPodsOnly:          {"ownPodsOnly", 1337},
 	recallMeansChecked:   {"recallMeansChecked", 0},
 	strangersGoDown:      {"strangersGoDown", 3910},
 	offGoesDown:          {"offGoesDown", 24139},

@@ -152,7 +152,17 @@ func (b *Book) slots(pod *Pod) (slots []slot, reason string) {
 
 // choose finds the address of a slot. If there is none, wait says why.
 func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
-	for _, a := range b.given[pod.UID] {
+	given := slices.Clone(b.given[pod.UID])
+	slices.SortStableFunc(given, func(x, y netip.Addr) int { // it cannot be told another one than it runs with
+		switch first, second := b.runsWith(pod, x), b.runsWith(pod, y); {
+		case first == second:
+			return 0
+		case first:
+			return -1
+		}
+		return 1
+	})
+	for _, a := range given {
 		p := b.ips[a]
 		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || p.Adopted || b.runsWith(pod, a)
 		if s.fits(p) && !taken[a] && usable {
@@ -205,9 +215,12 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 	return b.allocate(pod, s, taken, now)
 }
 
-// runsWith reports whether a pod that has not been told of an address has it all the same, by its node's answer: it was
-// told before the API server's data were restored.
+// runsWith reports whether a pod that has not been told of an address has it all the same, by the word of its node: it
+// was told before the API server's data were restored.
 func (b *Book) runsWith(pod *Pod, a netip.Addr) bool {
+	if p := b.ips[a]; p != nil && p.bound() && p.PodUID == pod.UID {
+		return true
+	}
 	return pod.Node != "" && slices.ContainsFunc(b.answers[pod.Node].Held, func(h Held) bool {
 		return h.UID == pod.UID && h.Addr == a
 	})

@@ -141,7 +141,7 @@ type node struct {
 	owners  map[UID]Pod
 	barred  map[UID]bool
 	checked int64
-	seen    map[UID]bool       // since checked
+	seen    map[UID][]Address  // since checked, and with which addresses
 	probed  map[UID]bool       // it found nobody else
 	found   map[UID]netip.Addr // what somebody else has
 
@@ -187,7 +187,7 @@ func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 		n := &node{name: fmt.Sprintf("n%d", i+1), on: true, kubelet: true, agent: true, data: true,
 			view: map[UID]Pod{}, sandboxes: map[UID]*sandbox{}, book: map[UID][]Address{}, owners: map[UID]Pod{},
 			barred: map[UID]bool{}, probed: map[UID]bool{}, found: map[UID]netip.Addr{},
-			seen: map[UID]bool{}, sees: map[UID]Pod{}, known: map[UID]bool{}}
+			seen: map[UID][]Address{}, sees: map[UID]Pod{}, known: map[UID]bool{}}
 		w.nodes = append(w.nodes, n)
 		w.hosts.put(n.name, Node{Name: n.name, Ready: true})
 	}
