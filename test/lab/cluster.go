@@ -33,6 +33,11 @@ type ClusterOptions struct {
 	NoNRI bool
 	// NoAnnotations leaves the capability for pod annotations out of the CNI configuration.
 	NoAnnotations bool
+	// Flannel routes between the nodes; if nil, they have routes from the start.
+	Flannel *FlannelOptions
+	// Proxy is the mode of the nodes' kube-proxy, iptables or nftables; if empty, there is none.
+	Proxy     string
+	ProxyArgs []string
 	// Product is what [Cluster.Install] and [Cluster.InstallProcesses] install. If IPAM is stayput, its plugin is in the
 	// nodes' /opt/cni/bin from the start.
 	Product Product
@@ -63,6 +68,11 @@ type Cluster struct {
 	Dir string
 
 	options     ClusterOptions
+	made        int    // the number of the newest node
+	flanneld    string // folder with flanneld
+	proxy       string // folder with kube-proxy
+	flannel     string // flannel's CNI plugin
+	image       string // of Install
 	bin         ClusterBin
 	credentials *credentials
 	listener    net.Listener // of the relay to the API server
@@ -90,8 +100,11 @@ func StartCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 	if o.NodeMonitorGracePeriod == 0 {
 		o.NodeMonitorGracePeriod = 16 * time.Second
 	}
-	c := &Cluster{options: o, bin: bin}
+	c := &Cluster{options: o, bin: bin, made: o.Nodes}
 	c.close = atEnd(c.end)
+	if err := c.needs(ctx); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
 	if err := c.start(ctx); err != nil {
 		var logs bytes.Buffer
 		c.WriteLogs(&logs)
@@ -108,7 +121,7 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	end := c.close
 	c.close = func() error { return errors.Join(end(), removeDir()) }
 	names := []string{controlPlane}
-	for i := range c.options.Nodes {
+	for i := range c.options.Nodes + spare {
 		names = append(names, nodeName(i+1))
 	}
 	if c.credentials, err = newCredentials(names); err != nil {
@@ -137,7 +150,12 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	err = together(len(c.Nodes), func(i int) error { return c.Nodes[i].startKubelet(ctx) })
+	err = together(len(c.Nodes), func(i int) error {
+		if err := c.Nodes[i].startKubelet(ctx); err != nil {
+			return err
+		}
+		return c.Nodes[i].startNetwork(ctx)
+	})
 	if err != nil {
 		return err
 	}
@@ -162,7 +180,14 @@ func together(n int, f func(i int) error) error {
 
 // binds are the cluster component folders mounted into every machine.
 func (c *Cluster) binds() map[string]string {
-	return map[string]string{"/opt/lab/kubernetes": c.bin.Kubernetes, "/opt/lab/etcd": c.bin.Etcd}
+	binds := map[string]string{"/opt/lab/kubernetes": c.bin.Kubernetes, "/opt/lab/etcd": c.bin.Etcd}
+	if c.flanneld != "" {
+		binds["/opt/lab/flanneld"] = c.flanneld
+	}
+	if c.proxy != "" {
+		binds["/opt/lab/kubeproxy"] = c.proxy
+	}
+	return binds
 }
 
 // WaitReady waits until the API server reports the node Ready since the start of its running kubelet.

@@ -34,6 +34,8 @@ type ClusterNode struct {
 	Pods netip.Prefix
 	// Kubelet is started by StartCluster and Boot.
 	Kubelet *Service
+	// Flanneld and Proxy are started as Kubelet is; nil without [ClusterOptions].Flannel and Proxy.
+	Flanneld, Proxy *Service
 	// Agent is the node's stayput-agent pod, from [Cluster.Install] on.
 	Agent *Agent
 	// AgentProcess is stayput-agent without a pod; nil until [ClusterNode.StartAgent], then started by Boot.
@@ -42,11 +44,22 @@ type ClusterNode struct {
 	cluster *Cluster
 }
 
-// podNetwork is the network of a node's pods before an installation.
-func (c *Cluster) podNetwork(pods netip.Prefix) Network {
+// podNetworks are the networks of a node's pods before an installation. Flannel's is a file of its own.
+func (c *Cluster) podNetworks(pods netip.Prefix) []Network {
+	if c.options.Flannel != nil {
+		return []Network{}
+	}
 	ipam := RangeIPAM(c.options.IPAM, pods.String())
 	ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}}
-	return Network{IPAM: ipam, Annotations: !c.options.NoAnnotations}
+	return []Network{{IPAM: ipam, Annotations: !c.options.NoAnnotations}}
+}
+
+// routedNodes is to how many nodes every machine has routes from the start.
+func (c *Cluster) routedNodes() int {
+	if c.options.Flannel != nil {
+		return 0
+	}
+	return c.options.Nodes
 }
 
 // makeNode boots node m and starts its containerd, but not its kubelet, which needs the API server.
@@ -55,20 +68,22 @@ func (c *Cluster) makeNode(ctx context.Context, m int) (*ClusterNode, error) {
 	n := &ClusterNode{Name: nodeName(m), IP: nodeIP(m), Pods: podSubnet(m), cluster: c}
 	node, err := startNode(ctx, c.bin.Bin, NodeOptions{
 		Name:       n.Name,
-		Networks:   []Network{c.podNetwork(n.Pods)},
+		Networks:   c.podNetworks(n.Pods),
 		CNIPlugins: c.cniPlugins(),
 		Idle:       true,
 		NoNRI:      o.NoNRI,
 		binds:      c.binds(),
 
 		containerdConfig: o.Versions.containerdConfig(),
-		connect:          func(pid int) error { return plug(c.Control.Pid(), pid, n.Name, n.IP, o.Nodes, m) },
+		connect: func(pid int) error {
+			return plug(c.Control.Pid(), pid, n.Name, n.IP, c.routedNodes(), m)
+		},
 	})
 	if err != nil {
 		return nil, err
 	}
 	n.Node = node
-	if err := n.addKubelet(); err != nil {
+	if err := errors.Join(n.addKubelet(), n.addNetwork()); err != nil {
 		return n, err
 	}
 	return n, n.StartContainerd(ctx)
@@ -119,13 +134,16 @@ func (c *Cluster) startControlNode(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := n.addKubelet(); err != nil {
+	if err := errors.Join(n.addKubelet(), n.addNetwork()); err != nil {
 		return err
 	}
 	if err := n.StartContainerd(ctx); err != nil {
 		return err
 	}
 	if err := n.startKubelet(ctx); err != nil {
+		return err
+	}
+	if err := n.startNetwork(ctx); err != nil {
 		return err
 	}
 	if err := c.WaitReady(ctx, n); err != nil {
@@ -194,8 +212,8 @@ func (n *ClusterNode) startKubelet(ctx context.Context) error {
 	return n.Kubelet.Start(ctx)
 }
 
-// Boot powers the node on after a PowerLoss: containerd, kubelet, which restarts the pods, and the agent if it is a
-// process.
+// Boot powers the node on after a PowerLoss: containerd, kubelet, which restarts the pods, what its network needs, and
+// the agent if it is a process.
 func (n *ClusterNode) Boot(ctx context.Context) error {
 	if err := n.Node.Boot(ctx); err != nil {
 		return err
@@ -205,6 +223,11 @@ func (n *ClusterNode) Boot(ctx context.Context) error {
 	}
 	if err := n.startKubelet(ctx); err != nil {
 		return err
+	}
+	for _, s := range n.services() {
+		if err := s.Restart(ctx); err != nil {
+			return err
+		}
 	}
 	if n.AgentProcess == nil {
 		return nil

@@ -32,9 +32,9 @@ const (
 func (c *Cluster) makeControlPlane(ctx context.Context) error {
 	o := c.options
 	control, err := startNode(ctx, c.bin.Bin, NodeOptions{
-		Name: controlPlane, Networks: []Network{c.podNetwork(podSubnet(0))}, Idle: true, binds: c.binds(),
+		Name: controlPlane, Networks: c.podNetworks(podSubnet(0)), Idle: true, binds: c.binds(),
 		NoNRI: o.NoNRI, containerdConfig: o.Versions.containerdConfig(),
-		connect: func(pid int) error { return makeFabric(pid, o.Nodes) },
+		connect: func(pid int) error { return makeFabric(pid, c.routedNodes()) },
 	})
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 			"--secure-port=" + serverPort,
 			"--advertise-address=" + serverIP.String(),
 			"--service-cluster-ip-range=10.96.0.0/16",
-			"--endpoint-reconciler-type=none",
+			"--endpoint-reconciler-type=" + c.reconciler(),
 			"--tls-cert-file=" + serverCertFile,
 			"--tls-private-key-file=" + serverKeyFile,
 			"--token-auth-file=" + tokensFile,
@@ -93,6 +93,15 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 		"--leader-elect=false",
 	}, o.SchedulerArgs...)}
 	return nil
+}
+
+// reconciler is what keeps the endpoints of the Service kubernetes. Without kube-proxy nobody reads them; it would
+// refuse the Service's address without any.
+func (c *Cluster) reconciler() string {
+	if c.options.Proxy != "" {
+		return "lease"
+	}
+	return "none"
 }
 
 // getFrom returns a [Service]'s readiness check: one GET of a URL from within a machine.

@@ -64,6 +64,7 @@ func newCredentials(nodes []string) (*credentials, error) {
 		cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}),
 		groups: map[string]string{
 			Admin: "system:masters", "system:kube-controller-manager": "", "system:kube-scheduler": "",
+			proxyUser: "", flannelUser: "system:masters", // its manifest's role needs a ServiceAccount
 		},
 		tokens: map[string]string{},
 	}

@@ -13,8 +13,9 @@
 //
 // A cluster is a machine with the control plane, which Install makes a node, and a machine for each node, all of them
 // as above. A bridge in the network namespace of the control plane's machine, the fabric, joins them. The cluster's
-// programs are real, with real authentication and authorization, but there is no kube-proxy and no DNS: of all Service
-// addresses only the API server's works. Programs of this machine reach the API server through a loopback port, see
+// programs are real, with real authentication and authorization, but there is no DNS and, unless it is asked for, no
+// kube-proxy: of all Service addresses only the API server's works then. Nodes have routes to each other's pods, or a
+// flanneld that sets them. Programs of this machine reach the API server through a loopback port, see
 // [Cluster.Kubeconfig].
 //
 // Neither outlives the process that started it. Pid 1 of a machine holds one end of a pipe and tears everything down

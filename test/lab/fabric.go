@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -41,6 +42,13 @@ func network(p netip.Prefix) *net.IPNet {
 
 // makeFabric makes the bridge in the control plane's machine, and the routes to the nodes' pods.
 func makeFabric(pid, nodes int) error {
+	// What crosses the fabric is none of the control plane's: its rules for its pods are not for it.
+	err := inside(pid, unix.CLONE_NEWNET, func() error {
+		return os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("0"), 0)
+	})
+	if err != nil && !errors.Is(err, os.ErrNotExist) { // the kernel may lack it
+		return err
+	}
 	return withNetlink(pid, func(h *netlink.Handle) error {
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fabricBridge}}
 		if err := h.LinkAdd(bridge); err != nil {

@@ -71,6 +71,7 @@ func (c *Cluster) Install(ctx context.Context, o InstallOptions) error {
 	if err := c.LoadImage(ctx, image); err != nil {
 		return err
 	}
+	c.image = image
 	switch {
 	case o.By != nil:
 		err = o.By(ctx)

@@ -145,6 +145,18 @@ func (m *Machine) SetRoute(to netip.Prefix, gateway netip.Addr) error {
 	})
 }
 
+// IgnoreRedirects has the machine go on sending to its gateways, whatever these say. A router does so, too.
+func (m *Machine) IgnoreRedirects() error {
+	return insideNetNS(m.netns(), func() error {
+		for _, conf := range []string{"all", Uplink} {
+			if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+conf+"/accept_redirects", []byte("0"), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // Neighbour returns the MAC address that the machine knows of an address; empty: none.
 func (m *Machine) Neighbour(a netip.Addr) (mac string, err error) {
 	err = m.link(func(h *netlink.Handle, l netlink.Link) error {
@@ -159,9 +171,22 @@ func (m *Machine) Neighbour(a netip.Addr) (mac string, err error) {
 	return mac, err
 }
 
+// netns is the path of the machine's network namespace.
+func (m *Machine) netns() string { return fmt.Sprintf("/proc/self/fd/%d", m.ns.Fd()) }
+
 // Get asks the server of a pod, as [Node.Get] does.
 func (m *Machine) Get(ctx context.Context, a netip.Addr) (Answer, error) {
-	return (&Node{}).get(ctx, fmt.Sprintf("/proc/self/fd/%d", m.ns.Fd()), a)
+	return (&Node{}).get(ctx, m.netns(), a)
+}
+
+// Dial connects from the machine to an address.
+func (m *Machine) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return dialIn(ctx, m.netns(), network, address)
+}
+
+// Listen listens on an address of the machine.
+func (m *Machine) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	return listenIn(ctx, m.netns(), network, address)
 }
 
 // Heard returns who has said since a time, by any ARP packet, that it has an address: in the order in which they did,
@@ -209,7 +234,7 @@ func (m *Machine) ask(a netip.Addr) error {
 
 // hear begins to note ARP packets.
 func (m *Machine) hear() error {
-	err := insideNetNS(fmt.Sprintf("/proc/self/fd/%d", m.ns.Fd()), func() (err error) {
+	err := insideNetNS(m.netns(), func() (err error) {
 		m.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		return err
 	})

@@ -271,8 +271,17 @@ func (n *Node) DialFrom(ctx context.Context, from Pod, network, address string) 
 }
 
 // Listen listens on an address of the node.
-func (n *Node) Listen(ctx context.Context, network, address string) (l net.Listener, err error) {
-	err = inside(n.Pid(), unix.CLONE_NEWNET, func() error {
+func (n *Node) Listen(ctx context.Context, network, address string) (net.Listener, error) {
+	return listenIn(ctx, fmt.Sprintf("/proc/%d/ns/net", n.Pid()), network, address)
+}
+
+// ListenIn is Listen in a pod.
+func (n *Node) ListenIn(ctx context.Context, pod Pod, network, address string) (net.Listener, error) {
+	return listenIn(ctx, n.Path(pod.NetNS), network, address)
+}
+
+func listenIn(ctx context.Context, ns, network, address string) (l net.Listener, err error) {
+	err = insideNetNS(ns, func() error {
 		l, err = new(net.ListenConfig).Listen(ctx, network, address)
 		return err
 	})
@@ -292,6 +301,8 @@ func dialIn(ctx context.Context, ns, network, address string) (conn net.Conn, er
 type Answer struct {
 	Name  string       // host name, which is the pod's name
 	Addrs []netip.Addr // all interfaces
+	// Started is since when the answering process runs: a pod's sandboxes differ by it.
+	Started time.Time
 }
 
 // Has reports whether the answering pod has the address.
@@ -339,7 +350,11 @@ func (n *Node) get(ctx context.Context, ns string, ip netip.Addr) (Answer, error
 		return Answer{}, err
 	}
 	name, rest, _ := strings.Cut(string(body), "\n")
-	a := Answer{Name: name}
+	started, err := time.Parse(time.RFC3339Nano, resp.Header.Get("Started"))
+	if err != nil {
+		return Answer{}, fmt.Errorf("answer of %s: %w", ip, err)
+	}
+	a := Answer{Name: name, Started: started}
 	for line := range strings.Lines(rest) {
 		prefix, err := netip.ParsePrefix(strings.TrimSpace(line))
 		if err != nil {

@@ -102,7 +102,7 @@ func (c *Cluster) StartController(ctx context.Context, args ...string) (*Control
 	name := fmt.Sprintf("controller-%d", number)
 	machine, err := startNode(ctx, c.bin.Bin, NodeOptions{
 		Name: name, Networks: []Network{}, Idle: true,
-		connect: func(pid int) error { return plug(c.Control.Pid(), pid, name, controllerIP(number), c.options.Nodes, 0) },
+		connect: func(pid int) error { return plug(c.Control.Pid(), pid, name, controllerIP(number), c.routedNodes(), 0) },
 	})
 	if err != nil {
 		return nil, err

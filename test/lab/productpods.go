@@ -280,6 +280,9 @@ func (c *Cluster) waitAgents(ctx context.Context) error {
 	}
 	return together(len(pods), func(i int) error {
 		n := c.Node(pods[i].Spec.NodeName)
+		if n == nil {
+			return nil // the node was removed, and its pods will be
+		}
 		return (&Agent{n}).WaitReady(ctx)
 	})
 }

@@ -1,6 +1,6 @@
-// Podimage is the one program in the lab's images. It tells who it is to anyone who asks by HTTP: its host
-// name on the first line, then the addresses of its interfaces. As the pause image it serves on a port of
-// its own, so that a pod can be reached without a container; as the web image on :80.
+// Podimage is the one program in the lab's images. It tells who it is to anyone who asks by HTTP: its host name on the
+// first line, then the addresses of its interfaces; a header says since when it runs. As the pause image it serves on a
+// port of its own, so that a pod can be reached without a container; as the web image on :80.
 package main
 
 import (
@@ -16,7 +16,9 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: podimage ADDRESS")
 		os.Exit(2)
 	}
+	started := time.Now().UTC().Format(time.RFC3339Nano)
 	http.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Started", started)
 		name, _ := os.Hostname()
 		fmt.Fprintln(w, name)
 		addrs, err := net.InterfaceAddrs()
