@@ -31,12 +31,16 @@ type row struct {
 	before, after place
 	restarted     bool
 	away          time.Duration // according to the client
+	pool          bool          // its IP is of a pool
 }
 
-func (r row) lost() bool { return r.before != r.after }
+// kept reports whether the pod has what it was promised.
+func (r row) kept() bool { return r.before == r.after || r.pool && r.before.ip == r.after.ip }
 
 func (r row) verdict() string {
 	switch {
+	case r.kept() && r.before.node != r.after.node:
+		return "IP kept"
 	case r.before.node != r.after.node:
 		return "NODE LOST" // and the IP, which belongs to the node's range
 	case r.before.ip != r.after.ip:
@@ -49,7 +53,7 @@ func (r row) verdict() string {
 
 func (r row) heard() string {
 	switch {
-	case r.lost():
+	case !r.kept():
 		return "away for good"
 	case r.away == 0:
 		return "never away"
@@ -79,6 +83,14 @@ func (t *tally) add(rows []row) {
 
 func (t tally) lost() bool { return t.nodes+t.ips > 0 }
 
+// ofPool is String for pods that have their IPs on any node.
+func (t tally) ofPool() string {
+	if t.ips > 0 {
+		return fmt.Sprintf("%d nodes lost for good: %d IPs lost", t.nodes, t.ips)
+	}
+	return fmt.Sprintf("%d node lost for good: every IP kept", t.nodes)
+}
+
 func (t tally) String() string {
 	if !t.lost() {
 		return fmt.Sprintf("%d restarts: every node and IP kept", t.restarts)
@@ -100,6 +112,22 @@ func (s *stage) act(ctx context.Context) (tally, error) {
 		s.out.table(rows)
 		t.add(rows)
 	}
+	return t, nil
+}
+
+// poolAct gives the single pod an address of a pool, and takes its node away for good.
+func (s *stage) poolAct(ctx context.Context) (tally, error) {
+	var t tally
+	if err := s.joinPool(ctx); err != nil {
+		return t, err
+	}
+	rows, err := s.play(ctx, s.nodeLoss)
+	if err != nil {
+		return t, err
+	}
+	rows = slices.DeleteFunc(rows, func(r row) bool { return r.pod != single })
+	s.out.table(rows)
+	t.add(rows)
 	return t, nil
 }
 
@@ -135,7 +163,7 @@ func (s *stage) play(ctx context.Context, next func(home string) step) ([]row, e
 	var rows []row
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		r := row{pod: name, before: before[name].place, after: after[name].place, restarted: st.restarts(before[name].node)}
-		if !r.lost() {
+		if r.pool = pool.Contains(r.before.ip); r.kept() {
 			if r.away, err = talks[name].end(ctx); err != nil {
 				return rows, err
 			}
@@ -172,6 +200,26 @@ func (s *stage) rollout(string) step {
 	return step{title: "A new image is rolled out", restarts: all, run: func(ctx context.Context) error {
 		return s.command(ctx, "set", "image", "statefulset", "--all", "*="+nextImage)
 	}}
+}
+
+func (s *stage) nodeLoss(home string) step {
+	return step{
+		title:    home + " loses power, and is taken out of the cluster",
+		restarts: func(node string) bool { return node == home },
+		run: func(ctx context.Context) error {
+			if err := s.Node(home).PowerLoss(); err != nil {
+				return err
+			}
+			// The operator's word that nobody answers there any more, then that Kubernetes need not wait for it.
+			if err := s.command(ctx, "delete", "node", home); err != nil {
+				return err
+			}
+			if err := s.command(ctx, "delete", "pod", single, "--force"); err != nil {
+				return err
+			}
+			return s.show(ctx, "get", "podips")
+		},
+	}
 }
 
 // maintenance is the least time that a drained node is away.

@@ -20,7 +20,12 @@ var (
 	echoserver string
 	//go:embed web.yaml
 	web string
+	//go:embed pool.yaml
+	poolYAML string
 )
+
+// pool is the subnet of poolYAML.
+var pool = netip.MustParsePrefix("10.50.0.0/24")
 
 const (
 	namespace = "default"
@@ -39,6 +44,7 @@ type stage struct {
 	out       *screen
 	client    client
 	installed bool // stayput
+	replicas  int  // of all workloads
 }
 
 // prepare loads the images and starts the client.
@@ -75,9 +81,57 @@ func (s *stage) install(ctx context.Context) error {
 	return s.Install(ctx, lab.InstallOptions{Manifests: true})
 }
 
+// joinPool switches pools on and gives the single pod an address of one. The echoservers go: they have had their act.
+func (s *stage) joinPool(ctx context.Context) error {
+	s.out.step("Pools are switched on, and %s gets an IP of one", single)
+	if _, err := s.Kubectl(ctx, "", "delete", "statefulset", "echoserver", "--cascade=foreground"); err != nil {
+		return err
+	}
+	s.replicas = 1
+	// The client stays where it is.
+	if _, err := s.Kubectl(ctx, "", "cordon", s.spare().Name); err != nil {
+		return err
+	}
+	before, err := s.pods(ctx)
+	if err != nil {
+		return err
+	}
+	chart, err := lab.Chart(ctx)
+	if err != nil {
+		return err
+	}
+	deploy := filepath.Dir(chart)
+	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/pools-crds.yaml", "-f", "deploy/pools.yaml"})
+	_, err = s.Kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(deploy, "pools-crds.yaml"),
+		"-f", filepath.Join(deploy, "pools.yaml"))
+	if err != nil {
+		return err
+	}
+	s.out.command([]string{"kubectl", "apply", "-f", "pool.yaml"})
+	err = lab.Until(ctx, "the pool", func() (bool, error) {
+		_, err := s.Kubectl(ctx, poolYAML, "apply", "--server-side", "-f", "-")
+		return err == nil, err
+	})
+	if err != nil {
+		return err
+	}
+	s.out.says("web          now with stayput.io/pools: anywhere")
+	_, err = s.Kubectl(ctx, "", "patch", "statefulset", "web", "--type=merge", "-p",
+		`{"spec":{"template":{"metadata":{"annotations":{"stayput.io/pools":"anywhere"}}}}}`)
+	if err != nil {
+		return err
+	}
+	if _, err := s.again(ctx, before, all); err != nil {
+		return err
+	}
+	_, err = s.Kubectl(ctx, "", "uncordon", s.spare().Name)
+	return err
+}
+
 // deploy starts the workloads on all nodes except the spare one.
 func (s *stage) deploy(ctx context.Context) error {
 	s.out.step("The workloads start; %s joins once they run", s.spare().Name)
+	s.replicas = replicas
 	if _, err := s.Kubectl(ctx, "", "cordon", s.spare().Name); err != nil {
 		return err
 	}
@@ -138,7 +192,7 @@ func (s *stage) again(
 	var now map[string]pod
 	return now, lab.Until(ctx, "the pods to run", func() (bool, error) {
 		var err error
-		if now, err = s.pods(ctx); err != nil || len(now) < replicas {
+		if now, err = s.pods(ctx); err != nil || len(now) < s.replicas {
 			return false, err
 		}
 		for name, p := range now {

@@ -72,19 +72,20 @@ func (s *screen) table(rows []row) {
 	s.says("%s", s.paint(dim, fmt.Sprintf("%-12s  %-18s    %-18s  %-9s  %s", "pod", "before", "after", "", "client")))
 	for _, r := range rows {
 		s.says("%-12s  %-18s -> %-18s  %s  %s", r.pod, r.before, r.after,
-			s.paint(verdictStyle(r.lost()), fmt.Sprintf("%-9s", r.verdict())), r.heard())
+			s.paint(verdictStyle(!r.kept()), fmt.Sprintf("%-9s", r.verdict())), r.heard())
 	}
 }
 
-// summary prints the outcome of both acts.
-func (s *screen) summary(without, with tally) {
+// summary prints the outcome of the acts.
+func (s *screen) summary(of outcomes) {
 	s.line("")
 	for _, t := range []struct {
 		act string
 		tally
-	}{{"without stayput", without}, {"with stayput", with}} {
+	}{{"without stayput", of.without}, {"with stayput", of.with}} {
 		s.line("%-16s %s", t.act, s.paint(verdictStyle(t.lost()), t.String()))
 	}
+	s.line("%-16s %s", "with a pool", s.paint(verdictStyle(of.pool.ips > 0), of.pool.ofPool()))
 	s.line("%-16s %.0f s", "total time", time.Since(s.start).Seconds())
 }
 
