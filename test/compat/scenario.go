@@ -168,8 +168,8 @@ func (s *stage) quickStart(ctx context.Context) error {
 	return s.burden(ctx, s.Nodes[0].Name, s.Nodes[1].Name)
 }
 
-// byHelm says that kubectl apply does not do: CRI-O needs a value, and before 1.36 it fails at the policies.
-func (s *stage) byHelm() bool { return s.values() != nil || s.cell.Kubernetes < lab.TestedKubernetes }
+// byHelm says that kubectl apply does not do: there are values to set, or it fails at the policies, as before 1.36.
+func (s *stage) byHelm() bool { return len(s.values()) > 0 || s.cell.Kubernetes < lab.TestedKubernetes }
 
 func (s *stage) rollout(ctx context.Context) error {
 	return s.comeHome(ctx, func(map[string]*corev1.Pod) error {

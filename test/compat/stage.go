@@ -221,12 +221,16 @@ func (s *stage) burden(ctx context.Context, nodes ...string) error {
 	})
 }
 
-// values are the chart's, for what is not the default in this cell.
+// values are the chart's, for what is not the default in this cell: those that docs/install.md tells to set.
 func (s *stage) values() map[string]any {
+	values := map[string]any{}
 	if s.cell.Runtime == "crio" {
-		return map[string]any{"agent": map[string]any{"runtime": map[string]any{"criSocket": lab.CRIOSocket}}}
+		values["platform"] = "crio"
 	}
-	return nil
+	if s.cell.nri == "off" {
+		values["agent"] = map[string]any{"runtime": map[string]any{"nriSocket": ""}}
+	}
+	return values
 }
 
 // template changes the pod template, and waits for the rollout.
