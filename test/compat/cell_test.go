@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stayput/stayput/test/lab"
@@ -31,5 +32,15 @@ func TestCellsAreChosenByWhatIsSaid(t *testing.T) {
 		if cells, err := choose(c); err == nil {
 			t.Errorf("%v: %v", c, cells)
 		}
+	}
+}
+
+func TestTheDocumentsHaveWhatTheScenarioTypes(t *testing.T) {
+	if lines, err := typed(t.Context(), "README.md", "Use it"); err != nil || !strings.Contains(lines, "\nkubectl patch ") {
+		t.Errorf("%q, %v", lines, err)
+	}
+	const remove = "kubectl delete -f deploy/"
+	if line, err := mentioned(t.Context(), "docs/operations.md", "Remove", remove); err != nil || line == remove {
+		t.Errorf("%q, %v", line, err)
 	}
 }

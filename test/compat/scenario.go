@@ -59,6 +59,8 @@ func (c cell) run(ctx context.Context, out io.Writer, p products) (err error) {
 	defer cancel()
 	cluster, err := lab.StartCluster(starting, lab.ClusterOptions{
 		Versions: c.Versions, NoNRI: c.nri == "off", Product: p.now,
+		// It calls webhooks by their endpoints: the lab has no kube-proxy.
+		APIServerArgs: []string{"--enable-aggregator-routing=true"},
 	})
 	if err != nil {
 		r.line("cluster", "FAILED", start, err.Error())
@@ -290,7 +292,11 @@ func (s *stage) removal(ctx context.Context) error {
 			_, err := s.Uninstall(ctx)
 			return err
 		}
-		return s.shell(ctx, "kubectl delete -f deploy/install.yaml")
+		line, err := mentioned(ctx, "docs/operations.md", "Remove", "kubectl delete -f ")
+		if err != nil {
+			return err
+		}
+		return s.shell(ctx, line)
 	})
 }
 

@@ -174,6 +174,16 @@ func repository(ctx context.Context) (string, error) {
 
 // typed returns the first lines to type in a section of a document.
 func typed(ctx context.Context, document, section string) (string, error) {
+	return between(ctx, document, section, "\n```\n", "\n```\n")
+}
+
+// mentioned returns the first command in the text of a section that begins like this.
+func mentioned(ctx context.Context, document, section, command string) (string, error) {
+	rest, err := between(ctx, document, section, "`"+command, "`")
+	return command + rest, err
+}
+
+func between(ctx context.Context, document, section, begin, end string) (string, error) {
 	root, err := repository(ctx)
 	if err != nil {
 		return "", err
@@ -183,12 +193,12 @@ func typed(ctx context.Context, document, section string) (string, error) {
 		return "", err
 	}
 	_, text, _ := strings.Cut(string(data), "\n## "+section+"\n")
-	_, text, _ = strings.Cut(text, "\n```\n")
-	lines, _, ok := strings.Cut(text, "\n```\n")
+	_, text, _ = strings.Cut(text, begin)
+	text, _, ok := strings.Cut(text, end)
 	if !ok {
-		return "", fmt.Errorf("%s has nothing to type in section %q", document, section)
+		return "", fmt.Errorf("%s has no %q in section %q", document, strings.TrimSpace(begin), section)
 	}
-	return lines, nil
+	return text, nil
 }
 
 // burden puts a pod with half of a node's room on nodes, so that the scheduler prefers the others.
