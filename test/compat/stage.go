@@ -313,7 +313,9 @@ type report struct {
 	cell cell
 }
 
+// line writes a step's line, with no more than the first one of a note: the rest is in the logs.
 func (r report) line(step, verdict string, start time.Time, note string) {
+	note, _, _ = strings.Cut(note, "\n")
 	fmt.Fprintln(r.out, strings.TrimRight(fmt.Sprintf("%-28s  %-38s  %-6s %6.1f s  %s", r.cell, step, verdict,
 		time.Since(start).Seconds(), note), " "))
 }

@@ -332,8 +332,9 @@ func (n *Node) waitCNI(ctx context.Context) error {
 	for {
 		r, err := n.CRI().Status(ctx, &runtimeapi.StatusRequest{Verbose: true})
 		switch {
-		// containerd listens before its CRI plugin has started.
+		// containerd listens before its CRI plugin has started. Before 2.0 it has no code for that.
 		case status.Code(err) == codes.Unavailable || status.Code(err) == codes.Unimplemented:
+		case strings.HasSuffix(status.Convert(err).Message(), "server is not initialized yet"):
 		case err != nil:
 			return err
 		default:
