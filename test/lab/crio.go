@@ -55,12 +55,14 @@ enable_nri = %t
 	}, nil
 }
 
-// crioRuncScript is runc for a root that cannot lower an oom_score_adj. containerd has a setting for that.
+// crioRuncScript is runc for a root that cannot lower an oom_score_adj, without the controller hugetlb. containerd has
+// settings for both.
 const crioRuncScript = `#!/bin/sh
 previous=
 for arg; do
   if [ "$previous" = --bundle ]; then
-    sed -i 's/"oomScoreAdj": *-[0-9]*/"oomScoreAdj":0/' "$arg/config.json" || exit 1
+    sed -z -i 's/"oomScoreAdj":\s*-[0-9]*/"oomScoreAdj":0/; s/"hugepageLimits":\s*\[[^]]*\]/"hugepageLimits":[]/' \
+      "$arg/config.json" || exit 1
   fi
   previous=$arg
 done
