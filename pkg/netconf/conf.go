@@ -55,7 +55,7 @@ func reason(plugin string) string {
 	case "azure-vnet":
 		return "the Azure CNI takes addresses from the virtual network by its own IPAM"
 	case "calico":
-		return "Calico keeps addresses in its own IPAM, and fills in usePodCidr for host-local alone"
+		return "Calico keeps addresses in its own IPAM"
 	case "cilium-cni":
 		return "cilium-agent hands out addresses itself"
 	case "kube-ovn":
@@ -295,7 +295,10 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 	for _, p := range plugins {
 		types = append(types, typeOf(p))
 	}
-	for _, t := range types { // a known plugin says more than an unknown one that is chained to it
+	for i, t := range types { // a known plugin says more than an unknown one that is chained to it
+		if t == calicoType && ipamType(plugins[i]) == HostLocal {
+			continue // it is not its own IPAM
+		}
 		if why := reason(t); why != "" {
 			return Foreign, t + ": " + why
 		}
@@ -368,6 +371,8 @@ func classifyPlugin(p map[string]any) (Kind, string) {
 		return Foreign, fmt.Sprintf("%s uses the IPAM plugin %s, not host-local", t, by)
 	case t == flannelType:
 		return classifyFlannel(p)
+	case t == calicoType:
+		return classifyCalico(p)
 	case slices.Contains(callers, t):
 		return Stock, ""
 	case reason(t) != "":

@@ -1,7 +1,9 @@
 package netconf
 
 import (
+	"bytes"
 	"encoding/json"
+	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
@@ -86,9 +88,18 @@ var configurations = map[string]struct {
 
 	"Calico": {"10-calico.conflist", `{"name":"k8s-pod-network","cniVersion":"0.3.1","plugins":[{"type":"calico","datastore_type":"kubernetes","mtu":0,"nodename":"n","ipam":{"type":"calico-ipam"},"policy":{"type":"k8s"}},{"type":"portmap","snat":true,"capabilities":{"portMappings":true}},{"type":"bandwidth","capabilities":{"bandwidth":true}}]}`,
 		Foreign, "Calico keeps addresses in its own IPAM"},
-	"Calico with host-local": {"10-calico.conflist", `{"name":"k8s-pod-network","cniVersion":"0.3.1","plugins":[{"type":"calico","ipam":{"type":"host-local","subnet":"usePodCidr"}}]}`,
-		Foreign, "usePodCidr"},
-	"canal": {"10-canal.conflist", `{"name":"k8s-pod-network","cniVersion":"0.3.1","plugins":[{"type":"flannel","delegate":{"type":"calico","include_default_routes":true}}]}`,
+	"canal": {"10-canal.conflist", canal, Stock, ""},
+	"Calico with a range": {"10-calico.conflist", calicoWith(`"ranges":[[{"subnet":"10.1.0.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]`),
+		Stock, ""},
+	"Calico with routes": {"10-calico.conflist", calicoWith(`"subnet":"usePodCidr","routes":[{"dst":"0.0.0.0/0"},{"dst":"10.0.0.0/8"}]`),
+		Foreign, "ipam.routes[1]: Calico gives pods other routes"},
+	"Calico with a route to nowhere": {"10-calico.conflist", calicoWith(`"subnet":"usePodCidr","routes":[{}]`),
+		Foreign, "ipam.routes[0]"},
+	"Calico with letters": {"10-calico.conflist", calicoWith(`"Subnet":"usePodCidr"`), Foreign, `"Subnet"`},
+	"Calico with another Node's range": {"10-calico.conflist",
+		`{"name":"x","cniVersion":"0.3.1","plugins":[{"type":"calico","kubernetes":{"node_name":"other"},"ipam":{"type":"host-local","subnet":"usePodCidr"}}]}`,
+		Foreign, "kubernetes.node_name"},
+	"Calico behind flannel": {"10-canal.conflist", `{"name":"k8s-pod-network","cniVersion":"0.3.1","plugins":[{"type":"flannel","delegate":{"type":"calico","include_default_routes":true}}]}`,
 		Foreign, "delegate: calico: "},
 	"Cilium": {"05-cilium.conflist", `{"cniVersion":"0.3.1","name":"cilium","plugins":[{"type":"cilium-cni","enable-debug":false,"log-file":"/var/run/cilium/cilium-cni.log"}]}`,
 		Foreign, "cilium-agent hands out addresses itself"},
@@ -133,6 +144,14 @@ var configurations = map[string]struct {
 	"no plugins":      {"10-x.conflist", `{"cniVersion":"0.4.0","name":"x"}`, Broken, "no plugins"},
 }
 
+// canal is what canal installs, and what GKE has if network policies are enabled, but for its paths.
+var canal = calicoWith(`"subnet":"usePodCidr"`)
+
+func calicoWith(ipam string) string {
+	return `{"name":"k8s-pod-network","cniVersion":"0.3.1","plugins":[{"type":"calico","log_level":"info","datastore_type":"kubernetes","nodename":"node-1","mtu":0,"ipam":{"type":"host-local",` +
+		ipam + `},"policy":{"type":"k8s"},"kubernetes":{"kubeconfig":"/etc/cni/net.d/calico-kubeconfig"}},{"type":"portmap","snat":true,"capabilities":{"portMappings":true}}]}`
+}
+
 func TestInstallersConfigurationsAreClassified(t *testing.T) {
 	for name, c := range configurations {
 		t.Run(name, func(t *testing.T) {
@@ -151,8 +170,12 @@ func TestDeriveReplacesHostLocalAndNothingElse(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			f := File{Name: c.file, Data: []byte(c.data)}
-			data, err := Derive(Dir{}.Conf(f), Limits{}, nil)
+			source := Dir{}.Conf(f)
+			data, err := Derive(source, Limits{PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}}, nil)
 			must.Do(t, err)
+			if source.WantsPodCIDRs() { // as Calico itself does
+				f.Data = bytes.ReplaceAll(f.Data, []byte("usePodCidr"), []byte("10.244.1.0/24"))
+			}
 			derivedFrom(t, f, data)
 		})
 	}
@@ -318,7 +341,7 @@ func FuzzWhatIsDerivedLoadsAndKeepsAllOfItsSource(f *testing.F) {
 		if _, err := libcniLoad(file); err != nil {
 			t.Fatalf("the runtime cannot load what we can: %v", err)
 		}
-		if c.Kind != Stock {
+		if c.Kind != Stock || c.WantsPodCIDRs() {
 			return
 		}
 		derived, err := Derive(c, Limits{}, nil)

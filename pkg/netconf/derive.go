@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 	"time"
@@ -23,6 +24,7 @@ import (
 //	  "stayput.io/derived": {                      known by it; runtimes ignore unknown keys
 //	    "from": "10-flannel.conflist",
 //	    "types": ["flannel", "portmap"],           of the source's plugins: any other was chained since
+//	    "podCIDRs": ["10.244.1.0/24"],             the Node's, if they were filled in for Calico's plugin
 //	    "note": "…"
 //	  }
 //	}
@@ -39,11 +41,26 @@ type Limits struct {
 	PromisedShare             float64
 	PromisedSharePerNamespace float64
 	LongestRetention          time.Duration
+	// PodCIDRs are the Node's, for a source that WantsPodCIDRs; nil: they are not known. Then those that own was given
+	// serve: they do not change while the Node exists.
+	PodCIDRs []netip.Prefix
 }
 
 // Derive returns the configuration list derived from a source of kind Stock, in the form drawn above. Plugins that
-// other programs have chained to own, the derived file as it is now, stay; own may be nil.
+// other programs have chained to own, the derived file as it is now, stay; own may be nil. It returns ErrPodCIDRs if
+// the source needs the Node's podCIDRs, and neither Limits nor own has them.
 func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
+	podCIDRs := l.PodCIDRs
+	if len(podCIDRs) == 0 {
+		podCIDRs = own.podCIDRs()
+	}
+	marker := map[string]any{"from": source.File, "note": derivedNote}
+	if source.WantsPodCIDRs() {
+		if len(podCIDRs) == 0 {
+			return nil, fmt.Errorf("%s: %w", source.File, ErrPodCIDRs)
+		}
+		marker["podCIDRs"] = podCIDRs
+	}
 	list := clone(source.list).(map[string]any)
 	plugins, _ := list["plugins"].([]any)
 	types := []any{}
@@ -55,6 +72,11 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		}
 		ipam := section(p, "ipam")
 		ipam["type"] = Type
+		if typeOf(p) == calicoType {
+			if err := fillPodCIDRs(ipam, podCIDRs); err != nil {
+				return nil, fmt.Errorf("%s: %w", source.File, err)
+			}
+		}
 		if l.StateDir != "" && l.StateDir != ledger.DefaultStateDir {
 			ipam["stateDir"] = l.StateDir
 		}
@@ -74,7 +96,8 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		}
 	}
 	list["plugins"] = append(plugins, own.chained(types)...)
-	list[derivedKey] = map[string]any{"from": source.File, "types": types, "note": derivedNote}
+	marker["types"] = types
+	list[derivedKey] = marker
 	data, err := encode(list)
 	if err != nil {
 		return nil, err

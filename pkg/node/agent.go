@@ -29,7 +29,9 @@ package node
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -223,7 +225,8 @@ func New(o Options) (*Agent, error) {
 			StateDir: o.StateDir, PromisedShare: o.PromisedShare,
 			PromisedSharePerNamespace: o.PromisedSharePerNamespace, LongestRetention: o.LongestRetention,
 		},
-		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, Log: o.Log, Registry: o.Registry,
+		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, PodCIDRs: a.podCIDRs,
+		Log: o.Log, Registry: o.Registry,
 		Publish: news.publish, Wrote: reconcileNow.up, // the pods that run are stayput's from then on
 	})
 
@@ -271,6 +274,14 @@ func (a *Agent) joinCluster() (err error) {
 		a.pools.SetPools(are)
 	}
 	return err
+}
+
+// podCIDRs asks the API server for the Node's.
+func (a *Agent) podCIDRs(ctx context.Context) ([]netip.Prefix, error) {
+	if a.api == nil {
+		return nil, errors.New("the agent runs without an API server")
+	}
+	return a.api.PodCIDRs(ctx)
 }
 
 func set[T comparable](v *T, byDefault T) {

@@ -4,6 +4,7 @@
 package cniconf
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -255,7 +256,10 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 			"%s sorts before %s, so the runtime would use it: rename it to sort later", first.File, ConflistName)}
 	}
 	data, err := netconf.Derive(first, l, own)
-	if err != nil {
+	switch {
+	case errors.Is(err, netconf.ErrPodCIDRs):
+		return plan{again: keepSoon, status: Status{}.says(StateStock, "%v", err)}
+	case err != nil:
 		return plan{status: Status{State: StateUnsupported, Message: err.Error()}}
 	}
 	if own != nil && own.Same(data) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,6 +44,8 @@ type Options struct {
 	Clock ledger.Clock
 	// Runtime asks the runtime for its CNI configuration.
 	Runtime func(context.Context) (Runtime, error)
+	// PodCIDRs asks the API server for the Node's, where a configuration takes its ranges from there.
+	PodCIDRs func(context.Context) ([]netip.Prefix, error)
 	// Publish is called with an Event for every change that lasts, and Wrote after every write of the file.
 	Publish  func(ledger.Event)
 	Wrote    func()
@@ -75,6 +78,10 @@ type Keeper struct {
 
 	runtime   *Runtime // as it last answered; nil: never
 	runtimeAt time.Time
+
+	podCIDRs    []netip.Prefix // as the API server last answered; nil: never
+	podCIDRsErr error
+	podCIDRsAt  time.Time // when it was asked
 
 	reported Status    // last
 	since    time.Time // when the state became what it is
@@ -315,7 +322,7 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 		if pluginErr == nil {
 			pluginErr = atomicfile.Sweep(k.install.dir)
 		}
-		did, err = k.write(ready, k.misfit(ctx))
+		did, err = k.write(ctx, ready, k.misfit(ctx))
 	}
 	dir, readErr := readConfDir(k.o.ConfDir)
 	if err = errors.Join(err, readErr); err != nil {
@@ -395,6 +402,34 @@ func (k *Keeper) misfit(ctx context.Context) (s Status) {
 	return s
 }
 
+// podCIDRsTimeout bounds the question for the podCIDRs: files change meanwhile.
+const podCIDRsTimeout = 3 * time.Second
+
+// learnPodCIDRs returns the Node's podCIDRs as the API server last said, and an error if it did not when it was asked
+// again: another Node of the same name has others.
+func (k *Keeper) learnPodCIDRs(ctx context.Context) ([]netip.Prefix, error) {
+	fresh := k.o.Interval
+	if k.podCIDRsErr != nil {
+		fresh = keepSoon
+	}
+	if !k.podCIDRsAt.IsZero() && time.Since(k.podCIDRsAt) < fresh {
+		return k.podCIDRs, k.podCIDRsErr
+	}
+	ctx, cancel := context.WithTimeout(ctx, podCIDRsTimeout)
+	defer cancel()
+	all, err := k.o.PodCIDRs(ctx)
+	if err == nil && len(all) == 0 {
+		err = errors.New("the Node has none")
+	}
+	if err == nil {
+		k.podCIDRs = all
+	} else {
+		k.o.Log.Debug("Cannot learn the Node's podCIDRs", "err", err)
+	}
+	k.podCIDRsErr, k.podCIDRsAt = err, time.Now()
+	return k.podCIDRs, err
+}
+
 func sameDir(a, b string) bool {
 	if filepath.Clean(a) == filepath.Clean(b) {
 		return true
@@ -405,7 +440,7 @@ func sameDir(a, b string) bool {
 }
 
 // write writes or removes the agent's file.
-func (k *Keeper) write(ready pluginState, misfit Status) (plan, error) {
+func (k *Keeper) write(ctx context.Context, ready pluginState, misfit Status) (plan, error) {
 	dir, err := readConfDir(k.o.ConfDir)
 	if err != nil {
 		return plan{}, err
@@ -417,7 +452,18 @@ func (k *Keeper) write(ready pluginState, misfit Status) (plan, error) {
 	if err != nil {
 		return plan{}, err
 	}
-	p := dir.decide(k.o.Limits, &k.memory, now.Boot)
+	limits := k.o.Limits
+	var unknown error
+	if dir.first().WantsPodCIDRs() {
+		limits.PodCIDRs, unknown = k.learnPodCIDRs(ctx)
+	}
+	p := dir.decide(limits, &k.memory, now.Boot)
+	if unknown != nil {
+		p.again = keepSoon
+		if p.status.State == StateStock {
+			p.status.Message += ": " + unknown.Error()
+		}
+	}
 	_, ours := dir.own()
 	if misfit.State == "" {
 		misfit = k.elsewhere(dir)

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -737,6 +738,52 @@ func TestTheFirstFileWaitsForTheRuntimesWord(t *testing.T) {
 	w.write("10-pods.conflist", bridge2Conf)
 	w.look(StateActive)
 	if !strings.Contains(w.own(), "10.2.0.0/24") {
+		t.Errorf("the file is\n%s", w.own())
+	}
+}
+
+func TestCalicosFileIsTakenOverOnceTheNodesRangesAreKnown(t *testing.T) {
+	const calico = `{"name":"k8s-pod-network","cniVersion":"0.3.1","plugins":[{"type":"calico","ipam":{"type":"host-local","subnet":"usePodCidr"}}]}`
+	w := newConfWorld(t)
+	var node []netip.Prefix
+	var nodeErr error
+	asked := 0
+	w.o.PodCIDRs = func(context.Context) ([]netip.Prefix, error) {
+		asked++
+		return node, nodeErr
+	}
+	w.restart()
+	w.write("10-canal.conflist", calico)
+	if s := w.look(StateStock); !strings.Contains(s.Message, "the Node has none") || w.own() != "" {
+		t.Errorf("%s, and the file is\n%s", s.Message, w.own())
+	}
+	if again := w.k.observe(t.Context()); again <= 0 || again > keepSoon || asked != 1 {
+		t.Errorf("it looks again after %s and has asked %d times", again, asked)
+	}
+	node = []netip.Prefix{netip.MustParsePrefix("10.244.7.0/24")}
+	w.restart()
+	w.look(StateActive)
+	if !strings.Contains(w.own(), `"subnet": "10.244.7.0/24"`) {
+		t.Errorf("the file is\n%s", w.own())
+	}
+
+	// The API server goes away: the file stays, and follows its source.
+	nodeErr = errors.New("no API server")
+	w.restart()
+	before := w.own()
+	if w.look(StateActive); w.own() != before {
+		t.Errorf("the file was\n%s\nand is\n%s", before, w.own())
+	}
+	w.write("10-canal.conflist", strings.Replace(calico, `"plugins"`, `"disableCheck":true,"plugins"`, 1))
+	w.look(StateActive)
+	if own := w.own(); !strings.Contains(own, "disableCheck") || !strings.Contains(own, `"subnet": "10.244.7.0/24"`) {
+		t.Errorf("the file is\n%s", own)
+	}
+
+	// Calico moves to its own IPAM.
+	w.write("10-canal.conflist", calicoConf)
+	w.look(StateUnsupported)
+	if w.own() != "" {
 		t.Errorf("the file is\n%s", w.own())
 	}
 }

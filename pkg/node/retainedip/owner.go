@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -75,4 +76,22 @@ func (n *nodeOwner) get(ctx context.Context) (types.UID, error) {
 	}
 	n.uid, n.stale = meta.UID, false
 	return n.uid, nil
+}
+
+// PodCIDRs returns those of the Node.
+func (p *Publisher) PodCIDRs(ctx context.Context) ([]netip.Prefix, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer := p.client.Get().AbsPath("/api/v1/nodes", p.o.Node).Do(ctx)
+	err := answer.Error() // unlike Raw's, what the API server says
+	var is struct {
+		Spec struct{ PodCIDRs []netip.Prefix }
+	}
+	if b, _ := answer.Raw(); err == nil {
+		err = json.Unmarshal(b, &is)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("Node %s: %w", p.o.Node, err)
+	}
+	return is.Spec.PodCIDRs, nil
 }

@@ -56,7 +56,7 @@ type Options struct {
 }
 
 // Publisher keeps one RetainedIP for each pod that the ledgers promise an address. Its methods may be called from any
-// goroutine; none but Run and DeleteAll waits for the API server.
+// goroutine; none but Run, DeleteAll and PodCIDRs waits for the API server.
 type Publisher struct {
 	o       Options
 	client  *rest.RESTClient
