@@ -11,7 +11,7 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos conformance compat bench bench-cluster fuzz fuzz-model clean
+.PHONY: all build image manifests test lab vet demo chaos conformance compat calico bench bench-cluster fuzz fuzz-model clean
 
 all: build
 
@@ -40,6 +40,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	@test -z "$$(gofmt -l cmd pkg plugin test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin test; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
+	$(GO) vet -tags calico ./test/node
 	$(GO) run ./test/lab/cmd/lint run
 
 # -count=1: Go's test cache does not notice changes of the binaries under test.
@@ -66,6 +67,9 @@ conformance: ## upstream tests of StatefulSets, pod networking and sandboxes: 10
 compat: ## one scenario on other Kubernetes versions and runtimes: all cells, or those of K8S=1.33, RUNTIME=crio, NRI=off
 	$(GO) build -o bin/compat ./test/compat
 	bin/compat $(if $(K8S),-k8s=$(K8S)) $(if $(RUNTIME),-runtime=$(RUNTIME)) $(if $(NRI),-nri=$(NRI))
+
+calico: ## pods of Calico's CNI plugin with host-local; 2 min the first time, to build it
+	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node
 
 bench: ## ratios against host-local, measured in one run
 	$(GO) run ./test/bench

@@ -35,6 +35,7 @@ type cni struct {
 	binary   string // a plugin besides the stock ones
 	dataDir  string // host-local's, unless the default
 	near     bool   // whether the node itself reaches the pods
+	prepare  func(*lab.Node)
 }
 
 // cnis returns the supported networks, with their real plugins.
@@ -85,6 +86,9 @@ func (c cni) start(t *testing.T) *lab.Node {
 	if c.subnets != "" {
 		must.Do(t, n.WriteFile(subnetFile, []byte(c.subnets)))
 	}
+	if c.prepare != nil {
+		c.prepare(n)
+	}
 	must.Do(t, n.WriteFile(sourceFile, []byte(c.conflist)))
 	must.Do(t, n.WaitCNI(testContext(t)))
 	return n
@@ -118,65 +122,71 @@ func TestTheAgentAloneTakesOverFromHostLocalUnderRunningPods(t *testing.T) {
 	for name, c := range cnis(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := c.start(t)
-			pod, running, ordinary := runPod(t, n, web(0)), runPod(t, n, web(1)), runPod(t, n, other(1))
-			if got := byHostLocal(t, n); len(got) != 3 {
-				t.Fatalf("host-local gave addresses to %v before stayput was installed", got)
-			}
-			wantState := func(ip netip.Addr, want string) {
-				t.Helper()
-				if got := stateBelow(t, n, cmp.Or(c.dataDir, defaultDataDir), "pods", ip); got != want {
-					t.Errorf("%s is %s, want %s", ip, got, want)
-				}
-			}
-			agent := startKeeper(t, n)
-			must.Within(t, patience, "the agent to adopt them", func() bool {
-				claims, err := filepath.Glob(n.Path("/var/lib/stayput/pods-*/claims/*"))
-				must.Do(t, err)
-				return len(claims) == 2
-			})
-			deletePod(t, n, pod)
-			wantState(pod.IP(), retained)
-			deletePod(t, n, ordinary)
-			wantState(ordinary.IP(), free)
-			for i := range 3 {
-				distinct(t, pod, running, runPod(t, n, other(2+i)))
-			}
-			again := runPod(t, n, web(0))
-			sameIP(t, n, again, pod)
-			if c.near {
-				answers(t, n, again)
-				answers(t, n, running)
-			}
-
-			// Without the agent, the annotations come from the configuration alone.
-			must.Do(t, agent.Kill())
-			late := runPod(t, n, web(2))
-			deletePod(t, n, late)
-			wantState(late.IP(), retained)
-			sameIP(t, n, runPod(t, n, web(2)), late)
-			if got := byHostLocal(t, n); len(got) != 3 {
-				t.Errorf("host-local gave addresses to %v, of which only three are from before", got)
-			}
-
-			// After the uninstallation, flannel's cached configurations must not refer to a removed plugin.
-			_, err := n.Run(testContext(t), agentPath, "uninstall")
-			must.Do(t, err)
-			must.Do(t, n.WaitCNI(testContext(t)))
-			for _, p := range []lab.Pod{again, running} {
-				deletePod(t, n, p)
-				wantState(p.IP(), free)
-			}
-			runPod(t, n, other(9))
-			if got := byHostLocal(t, n); len(got) != 4 {
-				t.Errorf("host-local gave addresses to %v, the last one should be the fourth", got)
-			}
-			for _, gone := range []string{ownConflist, path.Join("/opt/cni/bin", cniconf.PluginName)} {
-				if _, err := os.Stat(n.Path(gone)); !errors.Is(err, os.ErrNotExist) {
-					t.Errorf("%s is still there: %v", gone, err)
-				}
-			}
+			takesOver(t, c)
 		})
+	}
+}
+
+// takesOver has an agent with these arguments take over a network under running pods, and hand it back.
+func takesOver(t *testing.T, c cni, args ...string) {
+	t.Helper()
+	n := c.start(t)
+	pod, running, ordinary := runPod(t, n, web(0)), runPod(t, n, web(1)), runPod(t, n, other(1))
+	if got := byHostLocal(t, n); len(got) != 3 {
+		t.Fatalf("host-local gave addresses to %v before stayput was installed", got)
+	}
+	wantState := func(ip netip.Addr, want string) {
+		t.Helper()
+		if got := stateBelow(t, n, cmp.Or(c.dataDir, defaultDataDir), "pods", ip); got != want {
+			t.Errorf("%s is %s, want %s", ip, got, want)
+		}
+	}
+	agent := startKeeper(t, n, args...)
+	must.Within(t, patience, "the agent to adopt them", func() bool {
+		claims, err := filepath.Glob(n.Path("/var/lib/stayput/pods-*/claims/*"))
+		must.Do(t, err)
+		return len(claims) == 2
+	})
+	deletePod(t, n, pod)
+	wantState(pod.IP(), retained)
+	deletePod(t, n, ordinary)
+	wantState(ordinary.IP(), free)
+	for i := range 3 {
+		distinct(t, pod, running, runPod(t, n, other(2+i)))
+	}
+	again := runPod(t, n, web(0))
+	sameIP(t, n, again, pod)
+	if c.near {
+		answers(t, n, again)
+		answers(t, n, running)
+	}
+
+	// Without the agent, the annotations come from the configuration alone.
+	must.Do(t, agent.Kill())
+	late := runPod(t, n, web(2))
+	deletePod(t, n, late)
+	wantState(late.IP(), retained)
+	sameIP(t, n, runPod(t, n, web(2)), late)
+	if got := byHostLocal(t, n); len(got) != 3 {
+		t.Errorf("host-local gave addresses to %v, of which only three are from before", got)
+	}
+
+	// After the uninstallation, flannel's cached configurations must not refer to a removed plugin.
+	_, err := n.Run(testContext(t), agentPath, "uninstall")
+	must.Do(t, err)
+	must.Do(t, n.WaitCNI(testContext(t)))
+	for _, p := range []lab.Pod{again, running} {
+		deletePod(t, n, p)
+		wantState(p.IP(), free)
+	}
+	runPod(t, n, other(9))
+	if got := byHostLocal(t, n); len(got) != 4 {
+		t.Errorf("host-local gave addresses to %v, the last one should be the fourth", got)
+	}
+	for _, gone := range []string{ownConflist, path.Join("/opt/cni/bin", cniconf.PluginName)} {
+		if _, err := os.Stat(n.Path(gone)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", gone, err)
+		}
 	}
 }
 
