@@ -276,7 +276,7 @@ func (s *surroundings) findings() []Finding {
 		}
 		n := s.network(node)
 		kept[n.verdict] = append(kept[n.verdict], node.Name)
-		about := slices.Concat(findRuntime(node), findPaths(node), findNetwork(n))
+		about := slices.Concat(findRuntime(node), findPlatform(node), findNetwork(n))
 		for j := range about {
 			about[j].Node = node.Name
 		}
@@ -325,8 +325,8 @@ func findRuntime(node *corev1.Node) []Finding {
 	case name == "containerd" && err == nil && parsed.AtLeast(version.MustParseGeneric("2.0")):
 		return f.orOK("containerd " + v + ", which has NRI on unless it was switched off")
 	case name == "containerd":
-		f.warn("containerd "+v+" has NRI off, if it has it at all: then the pods' annotations reach Stayput through CNI "+
-			"alone", "switch NRI on, or upgrade to containerd 2")
+		f.warn("containerd "+v+" has NRI off, if it has it at all: annotations that do not reach Stayput through CNI come "+
+			"a moment late", enableNRI+`, or set agent.runtime.nriSocket to ""`)
 	case name == "cri-o":
 		f.warn("CRI-O "+v+": whether NRI is on, the API server does not tell",
 			"see enable_nri in the section crio.nri of its configuration")
@@ -336,15 +336,27 @@ func findRuntime(node *corev1.Node) []Finding {
 	return f.all
 }
 
-// findPaths finds distributions that keep the runtime's socket and CNI's files elsewhere.
-func findPaths(node *corev1.Node) []Finding {
-	f := findings{check: "directories"}
-	for _, distribution := range []string{"k3s", "rke2", "k0s"} {
-		if strings.Contains(node.Status.NodeInfo.KubeletVersion, "+"+distribution) {
-			f.warn(distribution+" has a socket and directories of its own for the container runtime",
-				"set agent.runtime.criSocket, agent.cni.confDir and agent.cni.binDir in the Helm chart: see docs/install.md")
-		}
+// findPlatform finds platforms that keep the runtime's socket or CNI's files elsewhere.
+func findPlatform(node *corev1.Node) []Finding {
+	f := findings{check: "platform"}
+	is, platform := node.Status.NodeInfo, ""
+	switch {
+	case strings.Contains(is.KubeletVersion, "+k3s"):
+		platform = "k3s"
+	case strings.Contains(is.KubeletVersion, "+rke2"):
+		platform = "rke2"
+	case strings.Contains(is.KubeletVersion, "+k0s"):
+		platform = "k0s"
+	case strings.Contains(is.KubeletVersion, "-gke."):
+		platform = "gke"
+	case strings.HasPrefix(node.Spec.ProviderID, "kind://"):
+		platform = "kind"
+	case strings.HasPrefix(is.ContainerRuntimeVersion, "cri-o://"):
+		platform = "crio"
+	default:
+		return nil
 	}
+	f.add(LevelOK, platform+" has a socket or directories of its own", "set platform: "+platform+" in the Helm chart")
 	return f.all
 }
 

@@ -75,12 +75,12 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 			surroundings{version: "v1.35.8+k3s1", nodes: k3s, networks: map[string][]string{}},
 			[]string{
 				"WARN  gate: ", "OK    node-1, node-2: runtime: containerd 2.1.4-k3s2",
-				"WARN  node-1, node-2: directories: k3s has", "OK    node-1, node-2: network: flannel",
+				"OK    node-1, node-2: platform: k3s has", "      -> set platform: k3s", "OK    node-1, node-2: network: flannel",
 				"OK    summary: pods keep their addresses on 2 nodes",
 			}, 0},
 		"GKE with Calico's policies": {
 			surroundings{version: "v1.34.1-gke.2037000", nodes: gke, networks: everywhere(gke, "calico-node")},
-			[]string{"OK    node-1, node-2: network: Calico with host-local"}, 0},
+			[]string{"OK    node-1, node-2: network: Calico with host-local", "      -> set platform: gke"}, 0},
 		"Calico": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node"),
 				calicoIPAM: "calico-ipam"},
@@ -93,7 +93,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
 				ciliumIPAM: "cluster-pool"},
 			[]string{"FAIL  node-1: network: Cilium hands out addresses itself (ipam: cluster-pool)",
-				"WARN  node-1: runtime: CRI-O 1.36.3"}, 2},
+				"WARN  node-1: runtime: CRI-O 1.36.3", "      -> set platform: crio"}, 2},
 		"Cilium with a plugin for addresses": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: crio, networks: everywhere(crio, "cilium"),
 				ciliumIPAM: "delegated-plugin"},
