@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/discovery"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 )
 
@@ -299,10 +298,12 @@ func (s *surroundings) findVersion() []Finding {
 
 func (s *surroundings) findGate() []Finding {
 	f := findings{check: "gate"}
+	served := "the API server does not serve MutatingAdmissionPolicy v1, which Kubernetes has from 1.36 on"
+	if s.gatePolicy != "" && s.gatePolicy != "v1" {
+		served += ", only " + s.gatePolicy
+	}
 	if s.gatePolicy != "v1" {
-		f.warn("the API server does not serve MutatingAdmissionPolicy v1, which Kubernetes has from 1.36 on: new pods are "+
-			"not gated and can start anywhere",
-			"put the scheduling gate "+stayputv1alpha1.PlacementGate+" into the pod templates")
+		f.warn(served, "docs/install.md says how pods are gated here")
 	}
 	return f.orOK("by MutatingAdmissionPolicy " + s.gatePolicy)
 }

@@ -112,6 +112,10 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		"OpenKruise": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm, kruise: true},
 			[]string{"OK    OpenKruise: it runs here"}, 0},
+		"policies of an older version": {
+			surroundings{version: "v1.35.8", gatePolicy: "v1beta1", nodes: kubeadm},
+			[]string{"WARN  gate: the API server does not serve MutatingAdmissionPolicy v1, which Kubernetes has from 1.36 on, " +
+				"only v1beta1"}, 0},
 		"too old": {
 			surroundings{version: "v1.30.14", nodes: kubeadm},
 			[]string{"FAIL  Kubernetes: v1.30.14: the definitions need at least 1.31"}, 1},
