@@ -36,7 +36,8 @@ func TestCellsAreChosenByWhatIsSaid(t *testing.T) {
 }
 
 func TestTheDocumentsHaveWhatTheScenarioTypes(t *testing.T) {
-	if lines, err := typed(t.Context(), "README.md", "Use it"); err != nil || !strings.Contains(lines, "\nkubectl patch ") {
+	lines, err := typed(t.Context(), "README.md", "Use it")
+	if err != nil || !strings.Contains(lines, "\nkubectl patch ") {
 		t.Errorf("%q, %v", lines, err)
 	}
 	const remove = "kubectl delete -f deploy/"
