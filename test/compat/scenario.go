@@ -145,13 +145,13 @@ func (s *stage) quickStart(ctx context.Context) error {
 			return fmt.Errorf("%s did not run on", name)
 		}
 	}
-	if s.gates, err = s.gatesBy(ctx); err != nil {
+	if s.gates, err = s.hasGate(ctx); err != nil {
+		return err
+	}
+	if err := s.gatesSoon(ctx); err != nil {
 		return err
 	}
 	if !s.gates {
-		if s.cell.Kubernetes >= lab.TestedKubernetes {
-			return errors.New("a pod with the annotation is not gated")
-		}
 		s.note += ", gate written into the template"
 		if err := s.template(ctx, `{"spec":{"schedulingGates":[{"name":"`+gateName+`"}]}}`); err != nil {
 			return err
@@ -273,6 +273,9 @@ func (s *stage) controllersAway(ctx context.Context) error {
 	if err := s.Controllers.Start(ctx); err != nil {
 		return err
 	}
+	if err := s.gatesSoon(ctx); err != nil {
+		return err
+	}
 	after, err := s.settle(ctx, map[string]*corev1.Pod{pod.Name: pod})
 	if err != nil {
 		return err
@@ -383,6 +386,9 @@ func (s *stage) upgrade(ctx context.Context) error {
 	}
 	if !slices.Equal(ids, still) {
 		return fmt.Errorf("the RetainedIPs were %v and are %v", ids, still)
+	}
+	if err := s.gatesSoon(ctx); err != nil {
+		return err
 	}
 	return s.deletion(ctx)
 }

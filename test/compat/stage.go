@@ -280,6 +280,24 @@ func (s *stage) gatesBy(ctx context.Context) (bool, error) {
 	return err == nil && gated(pod), err
 }
 
+// gatesSoon waits until new pods are gated, if they are to be. A webhook needs its certificate first.
+func (s *stage) gatesSoon(ctx context.Context) error {
+	if !s.gates {
+		return nil
+	}
+	return lab.Until(ctx, "pods with the annotation to be gated", func() (bool, error) { return s.gatesBy(ctx) })
+}
+
+// hasGate reports whether something is installed that gates pods.
+func (s *stage) hasGate(ctx context.Context) (bool, error) {
+	if s.cell.Kubernetes >= lab.TestedKubernetes {
+		return true, nil
+	}
+	webhooks, err := s.Kubectl(ctx, "", "get", "mutatingwebhookconfigurations", "-l", "app.kubernetes.io/name=stayput",
+		"-o", "name")
+	return webhooks != "", err
+}
+
 // clean waits until no node has anything of stayput.
 func (s *stage) clean(ctx context.Context) error {
 	var left string
