@@ -540,6 +540,20 @@ func TestAPodIsToldTheAddressThatItRunsWith(t *testing.T) {
 		t.Errorf("it runs with %s and is told %s: %+v", runs.Addr, a, plan)
 	}
 
+	// It waits while what its node says is another's.
+	other := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+	other.SetPodIP(claimed)
+	other.SetAnswer(Answer{Node: "n1", Held: []Held{{Addr: runs.Addr, UID: pod.UID, Interface: "eth0"}}})
+	if a, plan := place(t, other, pod, noon); a.IsValid() || !strings.Contains(plan.Reason, "it runs with 10.6.0.2") {
+		t.Errorf("it is told %s: %+v", a, plan)
+	}
+	over := pod
+	over.Over = true
+	other.SetPod(over)
+	if plan := other.Review(claimed.Addr, noon, nil); plan.Writes == nil {
+		t.Errorf("it has ended without %s, and that is kept: %+v", claimed.Addr, plan)
+	}
+
 	// If it was told the other one all the same, what it runs with is still nobody else's.
 	pod.Has = []Address{{Network: "net", Interface: "eth0", Pool: "p", Mode: L2,
 		Prefix: netip.PrefixFrom(claimed.Addr, 24)}}

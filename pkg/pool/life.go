@@ -289,7 +289,8 @@ func (b *Book) surplus(pod *Pod, p *PodIP) bool {
 		return !pod.has(p.Addr)
 	}
 	if pod.Has == nil && (pod.Ending || pod.Over) { // it never will be told of any
-		return b.held[pod.UID] == "" && p.Of == "" // what an earlier pod had is kept, or not, as that one said
+		answer := b.answers[b.held[pod.UID]]
+		return !answer.has(pod.UID, p.Addr) && p.Of == "" // what an earlier pod had is kept, or not, as that one said
 	}
 	return pod.Has != nil && !pod.Gated && !pod.has(p.Addr) && !p.bound()
 }

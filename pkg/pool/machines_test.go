@@ -769,6 +769,7 @@ func (w *world) restore() {
 	w.hosts.back(w.backup.hosts)
 	w.said.back(w.backup.said)
 	w.roll = w.backup.roll
+	w.restores++
 	w.rev += 1000 // etcdutl snapshot restore --bump-revision
 }
 
@@ -911,6 +912,9 @@ func (w *world) explained() {
 		case p.Quarantine.Reason != "" && len(w.told) > 0 &&
 			w.controllers[0].book.Review(p.Addr, w.now, w.wanted).Remedy != "": // doubled by what the backup said
 			w.known++
+		case exists && pod.Over && pod.Has == nil && p.Of == "" && w.restores > 0:
+			// Its node said with which address it ran, and saw to its end before the cluster knew. Once it is deleted, nodes
+			// are asked.
 		case exists && !pod.Over || p.Deleting || p.Release || p.Quarantine.Reason != "" || !p.gone():
 			w.failf("PodIP %s has no reason: %+v; %+v", key, p, w.controllers[0].book.Review(p.Addr, w.now, w.wanted))
 		case p.Keep.For > 0 && w.now.Before(p.Since.Add(p.Keep.For)):

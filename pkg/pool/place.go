@@ -152,39 +152,17 @@ func (b *Book) slots(pod *Pod) (slots []slot, reason string) {
 
 // choose finds the address of a slot. If there is none, wait says why.
 func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
-	given := slices.Clone(b.given[pod.UID])
-	slices.SortStableFunc(given, func(x, y netip.Addr) int { // it cannot be told another one than it runs with
-		switch first, second := b.runsWith(pod, x), b.runsWith(pod, y); {
-		case first == second:
-			return 0
-		case first:
-			return -1
-		}
-		return 1
-	})
-	for _, a := range given {
-		p := b.ips[a]
-		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || p.Adopted || b.runsWith(pod, a)
-		if s.fits(p) && !taken[a] && usable {
-			c := choice{slot: s, ip: *p}
-			if p.Of != pod.UID { // claimed, and not told: the status is about an earlier pod
-				c.last = p.Node
-			}
-			if p.Adopted { // who adopted it did not know how long it is kept
-				c.last = pod.Node
-				if p.Keep != pod.Keep || p.Workload != pod.Workload {
-					c.ip.Keep, c.ip.Workload = pod.Keep, pod.Workload
-					c.wr = UpdateIP{PodIP: c.ip}
-				}
-			}
-			return c, Plan{}
-		}
+	if c, ok := b.chooseGiven(pod, s, taken, true); ok {
+		return c, Plan{}
 	}
-	for _, h := range b.answers[pod.Node].Held {
+	for _, h := range b.answers[pod.Node].Held { // it cannot be told another one than it runs with
 		if h.UID == pod.UID && h.Interface == s.iface && h.Addr.Is4() == s.v4 && !taken[h.Addr] {
 			return c, Plan{Reason: fmt.Sprintf("it runs with %s, which is not known to be its own", h.Addr),
 				Addrs: []netip.Addr{h.Addr}}
 		}
+	}
+	if c, ok := b.chooseGiven(pod, s, taken, false); ok {
+		return c, Plan{}
 	}
 	if pod.Node != "" && pod.Runs.IsValid() {
 		return c, Plan{Reason: fmt.Sprintf("it runs with %s, which no pool has given to it", pod.Runs),
@@ -215,15 +193,38 @@ func (b *Book) choose(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time
 	return b.allocate(pod, s, taken, now)
 }
 
+// chooseGiven finds an address of a slot that was given to the pod, and if runs is true only one that it runs with.
+func (b *Book) chooseGiven(pod *Pod, s slot, taken map[netip.Addr]bool, runs bool) (c choice, ok bool) {
+	for _, a := range b.given[pod.UID] {
+		p, has := b.ips[a], b.runsWith(pod, a)
+		usable := p.Quarantine.Reason == "" && !p.Deleting && !p.Release || p.Adopted || has
+		if runs && !has || !s.fits(p) || taken[a] || !usable {
+			continue
+		}
+		c := choice{slot: s, ip: *p}
+		if p.Of != pod.UID { // claimed, and not told: the status is about an earlier pod
+			c.last = p.Node
+		}
+		if p.Adopted { // who adopted it did not know how long it is kept
+			c.last = pod.Node
+			if p.Keep != pod.Keep || p.Workload != pod.Workload {
+				c.ip.Keep, c.ip.Workload = pod.Keep, pod.Workload
+				c.wr = UpdateIP{PodIP: c.ip}
+			}
+		}
+		return c, true
+	}
+	return c, false
+}
+
 // runsWith reports whether a pod that has not been told of an address has it all the same, by the word of its node: it
 // was told before the API server's data were restored.
 func (b *Book) runsWith(pod *Pod, a netip.Addr) bool {
 	if p := b.ips[a]; p != nil && p.bound() && p.PodUID == pod.UID {
 		return true
 	}
-	return pod.Node != "" && slices.ContainsFunc(b.answers[pod.Node].Held, func(h Held) bool {
-		return h.UID == pod.UID && h.Addr == a
-	})
+	answer := b.answers[pod.Node]
+	return pod.Node != "" && answer.has(pod.UID, a)
 }
 
 // own returns the addresses of the pod's identity that can be the slot's, those of earlier pools first, and of a shared

@@ -45,6 +45,11 @@ type Answer struct {
 	Held []Held
 }
 
+// has reports whether the pod has the address.
+func (a *Answer) has(uid UID, addr netip.Addr) bool {
+	return slices.ContainsFunc(a.Held, func(h Held) bool { return h.UID == uid && h.Addr == addr })
+}
+
 // Held is an address that a pod has on a node, by the node's own books.
 type Held struct {
 	Addr               netip.Addr

@@ -52,13 +52,14 @@ type world struct {
 
 // api is what the API server stores.
 type api struct {
-	rev   int
-	ips   store[PodIP]
-	pods  store[Pod]
-	pools store[modelPool]
-	hosts store[Node]
-	said  store[Answer]
-	roll  Roll
+	restores int // how often it was restored
+	rev      int
+	ips      store[PodIP]
+	pods     store[Pod]
+	pools    store[modelPool]
+	hosts    store[Node]
+	said     store[Answer]
+	roll     Roll
 }
 
 // store has the objects of a kind, and what has happened to them.
