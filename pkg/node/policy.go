@@ -174,18 +174,17 @@ type attached struct {
 // attachments finds a sandbox's interfaces by the names of libcni's cache files, which say it all:
 //
 //	<cni-cache-dir>/results/<network>-<containerID>-<ifname>
+//	<cni-cache-dir>/multus/results/…                          of the networks behind multus
 //
 // If there are none (a runtime with a cache of its own) kubelet's one interface is assumed.
 func (p *policies) attachments(containerID string, ledgers []*ledger.Ledger) []attached {
-	dir := filepath.Join(p.cacheDir, "results")
-	d, err := os.Open(dir)
 	var names []string
-	if err == nil {
-		names, err = d.Readdirnames(-1)
-		d.Close()
-	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		p.log.Warn("Cannot read libcni's cache", "err", err)
+	for _, dir := range []string{"results", "multus/results"} {
+		more, err := namesIn(filepath.Join(p.cacheDir, dir))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			p.log.Warn("Cannot read libcni's cache", "err", err)
+		}
+		names = append(names, more...)
 	}
 	var found []attached
 	for _, name := range names {
@@ -205,6 +204,15 @@ func (p *policies) attachments(containerID string, ledgers []*ledger.Ledger) []a
 		}
 	}
 	return found
+}
+
+func namesIn(dir string) ([]string, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.Readdirnames(-1)
 }
 
 // verify holds what the ledger says against what is configured in the pod.

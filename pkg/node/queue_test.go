@@ -120,6 +120,27 @@ func TestEveryInterfaceThatLibcniKnowsIsDecided(t *testing.T) {
 	}
 }
 
+func TestEveryInterfaceBehindMultusIsDecided(t *testing.T) {
+	w := newWorld(t)
+	other := ledger.New(network(t, "blue", filepath.Join(w.dir, "networks"), "198.51.100.0/24"), w.a.ledgers)
+	s := w.sandbox("c1", "web-0", ten)
+	w.addOn(w.ledger, s, "eth0", nil)
+	w.addOn(other, s, "net1", nil)
+	check(t, os.MkdirAll(filepath.Join(w.dir, "cni/multus/results"), 0o755))
+	for _, name := range []string{"results/multus-cni-network-c1-eth0", "multus/results/pods-c1-eth0",
+		"multus/results/blue-c1-net1"} {
+		check(t, os.WriteFile(filepath.Join(w.dir, "cni", name), nil, 0o600))
+	}
+	w.a.RunPodSandbox(s)
+	for _, l := range []*ledger.Ledger{w.ledger, other} {
+		addrs, err := l.List()
+		check(t, err)
+		if len(addrs) != 1 || addrs[0].Key == nil {
+			t.Errorf("of %s is promised %+v", l.Network().Name, addrs)
+		}
+	}
+}
+
 func TestAPodOnTheHostsNetworkIsLeftAlone(t *testing.T) {
 	w := newWorld(t)
 	w.add(w.sandbox("c0", "other", nil)) // the network is known

@@ -26,10 +26,12 @@ type reconciler struct {
 	spool     spool.Dir
 	// reconciled is called after every reconciliation.
 	reconciled func()
-	clock      ledger.Clock
-	beat       *beat
-	metrics    *metrics
-	log        *slog.Logger
+	// undecided is called for a pod whose policy is known by the list only.
+	undecided func()
+	clock     ledger.Clock
+	beat      *beat
+	metrics   *metrics
+	log       *slog.Logger
 
 	tried  atomic.Bool            // a reconciliation was, with or without success
 	criErr atomic.Pointer[string] // why the runtime does not answer; nil: never asked; empty: it answered
@@ -132,6 +134,9 @@ func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books [
 			}
 			if ns.Ino == 0 {
 				ns = ledger.Netns{} // never recorded: a path alone would pass for any later namespace there
+			}
+			if at.ledger.Undecided(at.address.Attachment) {
+				r.undecided()
 			}
 			if _, ok := r.policies.set(attached{at.ledger, at.address.Attachment}, o, ns); !ok {
 				whole = false

@@ -127,7 +127,7 @@ func (u *unseen) open() map[string]ledger.Address {
 			if a.State != ledger.StateBound || a.Newer != nil || !l.Undecided(a.Attachment) {
 				continue
 			}
-			u.listOnly.Store(true)
+			u.noteListed()
 			if u.told[id] {
 				told[id] = true
 				continue
@@ -137,6 +137,13 @@ func (u *unseen) open() map[string]ledger.Address {
 	}
 	u.told = told
 	return open
+}
+
+// noteListed notes that CNI has handed on none of a pod's annotations.
+func (u *unseen) noteListed() {
+	if !u.nri.Load() {
+		u.listOnly.Store(true)
+	}
 }
 
 // see notes whether annotations come from anywhere: err is the list's.

@@ -34,6 +34,28 @@ func TestWithoutNRIAPodIsPromisedItsAddressOnceTheRuntimeListsIt(t *testing.T) {
 	}
 }
 
+func TestWithoutNRIAReconciliationKnowsThatCNIHandsOnNoAnnotations(t *testing.T) {
+	for _, nri := range []bool{false, true} {
+		w := newWorld(t)
+		s := w.sandbox("c1", "web-0", ten)
+		w.add(s)
+		w.runs(s)
+		w.a.Connected(nri)
+		check(t, w.reconcile())
+		want := inspection.AnnotationsListed
+		if nri {
+			want = "ok"
+		}
+		if got := w.a.unseen.status(); got != want {
+			t.Errorf("with NRI %t it says %q", nri, got)
+		}
+		w.a.Connected(false)
+		if got := w.a.unseen.status(); got != want {
+			t.Errorf("with NRI %t, then without, it says %q", nri, got)
+		}
+	}
+}
+
 func TestWithoutNRIAnAddressIsVerifiedToo(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", ten)
