@@ -364,7 +364,10 @@ func (n *Node) loadedNetworks(r *runtimeapi.StatusResponse) (bool, error) {
 			return false, err
 		}
 		want, err := n.cniFiles()
-		return err == nil && len(want) > 0 && is == path.Join(cniDir, want[0]), err
+		if len(want) == 0 {
+			return is == "", err // of none that has gone it says nothing
+		}
+		return err == nil && is == path.Join(cniDir, want[0]), err
 	}
 	loaded, err := loadedConfigs(r)
 	if err != nil {

@@ -33,6 +33,7 @@ func crioFiles(o NodeOptions) (map[string]string, error) {
 storage_driver = "overlay"
 
 [crio.runtime]
+drop_infra_ctr = %t
 default_runtime = "runc"
 cgroup_manager = "cgroupfs"
 pinns_path = "%s"
@@ -45,10 +46,11 @@ monitor_cgroup = "pod"
 
 [crio.image]
 pause_image = "%s"
+pause_command = ""
 
 [crio.nri]
 enable_nri = %t
-`, labCRIO+"pinns", crioHookDir, crioRunc, PauseImage, !o.NoNRI),
+`, !o.pauses, labCRIO+"pinns", crioHookDir, crioRunc, PauseImage, !o.NoNRI),
 		"/etc/containers/policy.json":         `{"default": [{"type": "insecureAcceptAnything"}]}`,
 		"/etc/containers/registries.conf":     "",
 		path.Join(crioHookDir, "bootid.json"): string(hook),

@@ -36,6 +36,8 @@ type NodeOptions struct {
 	// Interfaces is how many networks, in the order of their file names, a pod is attached to; 1 if 0, containerd's
 	// default.
 	Interfaces int
+	// Runtime is the container runtime, as in Versions; empty: the tests' own.
+	Runtime string
 	// NoNRI starts the runtime without NRI.
 	NoNRI bool
 	// CNIPlugins are plugin binaries to install besides the stock ones, such as [Product].Plugin.
@@ -43,7 +45,8 @@ type NodeOptions struct {
 	// Idle leaves starting containerd to [Node.StartContainerd].
 	Idle bool
 
-	containerdConfig int // version of its configuration file; 4 if 0
+	containerdConfig int  // version of its configuration file; 4 if 0
+	pauses           bool // CRI-O runs the pause of every pod too, which answers requests
 
 	binds   map[string]string   // additional read-only folders: path in the node -> path on the machine
 	connect func(pid int) error // connects the node to others; nil: it has only its own wire
@@ -85,10 +88,12 @@ func StartNode(ctx context.Context, o NodeOptions) (*Node, error) {
 	if os.Geteuid() != 0 {
 		return nil, errNotRoot
 	}
-	bin, err := Build(ctx)
+	v := Versions{Runtime: o.Runtime}
+	bin, err := v.buildNode(ctx)
 	if err != nil {
 		return nil, err
 	}
+	o.containerdConfig, o.pauses = v.containerdConfig(), true
 	sweep()
 	return startNode(ctx, bin, o)
 }

@@ -118,12 +118,34 @@ func (v Versions) Build(ctx context.Context) (ClusterBin, error) {
 		return ClusterBin{}, err
 	}
 	bin.Kubernetes = cmp.Or(dirs[kubernetes.name], bin.Kubernetes)
-	if runtime.name == crioRuntime {
-		bin.CRIO = dirs[crioRuntime]
-	} else {
-		bin.Containerd = cmp.Or(dirs[runtime.name], bin.Containerd)
-	}
+	bin.setRuntime(runtime, dirs)
 	return bin, nil
+}
+
+// buildNode builds the components of a node with this runtime that the cache lacks, see [Build].
+func (v Versions) buildNode(ctx context.Context) (Bin, error) {
+	_, runtime, err := v.components()
+	if err != nil {
+		return Bin{}, err
+	}
+	bin, err := Build(ctx)
+	if err != nil || runtime.name == "" {
+		return bin, err
+	}
+	dirs, err := buildAll(ctx, runtime)
+	if err != nil {
+		return Bin{}, err
+	}
+	bin.setRuntime(runtime, dirs)
+	return bin, nil
+}
+
+func (b *Bin) setRuntime(runtime component, dirs map[string]string) {
+	if runtime.name == crioRuntime {
+		b.CRIO = dirs[crioRuntime]
+	} else {
+		b.Containerd = cmp.Or(dirs[runtime.name], b.Containerd)
+	}
 }
 
 // containerdConfig is the version of containerd's configuration file; 0: the newest.

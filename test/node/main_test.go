@@ -40,6 +40,17 @@ import (
 // product is the product under test.
 var product lab.Product
 
+// runtimeName is the nodes' runtime: go test ./test/node -runtime crio.
+var runtimeName = flag.String("runtime", "", "container runtime of the nodes, such as crio or containerd-1.7")
+
+// criSocket is the flag by which the agent finds the runtime.
+func criSocket() string {
+	if *runtimeName == "crio" {
+		return "--cri-socket=" + lab.CRIOSocket
+	}
+	return "--cri-socket=" + lab.CRISocket
+}
+
 func TestMain(m *testing.M) {
 	if how := os.Getenv(ownerEnv); how != "" {
 		os.Exit(ownNode(how))
@@ -86,6 +97,7 @@ func testContext(t *testing.T) context.Context {
 // startNode starts a node for one test. If the test fails, it prints the node's logs.
 func startNode(t *testing.T, o lab.NodeOptions) *lab.Node {
 	t.Helper()
+	o.Runtime = *runtimeName
 	n, err := lab.StartNode(testContext(t), o)
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +166,7 @@ func checkLedgers() int {
 // startAgent starts the agent and waits until it is connected to NRI and CRI. It logs to the node's logs.
 func startAgent(t *testing.T, n *lab.Node, args ...string) *lab.Process {
 	t.Helper()
-	p, err := n.Start("agent", nil, append([]string{agentPath, "--log-level=debug"}, args...)...)
+	p, err := n.Start("agent", nil, append([]string{agentPath, "--log-level=debug", criSocket()}, args...)...)
 	must.Do(t, err)
 	connected(t, n)
 	return p
