@@ -123,10 +123,15 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, nodes
 	if err != nil {
 		f.unread(err)
 	}
-	get := func(kind, name string) error {
-		o := &metav1.PartialObjectMetadata{}
-		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: "v1", Kind: kind})
-		return k.Get(ctx, types.NamespacedName{Name: name}, o)
+	get := func(kind, name string) (err error) {
+		for _, version := range home.PolicyVersions {
+			o := &metav1.PartialObjectMetadata{}
+			o.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: version, Kind: kind})
+			if err = k.Get(ctx, types.NamespacedName{Name: name}, o); !meta.IsNoMatchError(err) {
+				return err
+			}
+		}
+		return err
 	}
 	kruise := get("MutatingWebhookConfiguration", home.KruiseWebhooks) == nil
 	unserved := false

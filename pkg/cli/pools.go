@@ -21,7 +21,8 @@ import (
 )
 
 // poolsWanted is what to do if pools are there without what they take.
-const poolsWanted = "set pools.enabled in the Helm chart, or apply deploy/pools.yaml"
+const poolsWanted = "set pools.enabled in the Helm chart, or apply deploy/pools.yaml and " +
+	"deploy/pools-gate-policies.yaml"
 
 // pools returns the PodIPPools; none if the cluster does not know them.
 func pools(ctx context.Context, k client.Client) ([]stayputv1alpha1.PodIPPool, error) {

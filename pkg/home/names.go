@@ -30,3 +30,7 @@ const (
 	PolicyGatePools     = "stayput-gate-pools" // only with pools
 	PolicyUniqueTarget  = "stayput-unique-target"
 )
+
+// PolicyVersions are the versions of admissionregistration.k8s.io that have MutatingAdmissionPolicies, the newest
+// first: by default from Kubernetes 1.36 on, and from 1.34 on if v1beta1 is switched on.
+var PolicyVersions = []string{"v1", "v1beta1"}

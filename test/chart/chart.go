@@ -25,13 +25,10 @@ func Files(ctx context.Context) (map[string][]byte, error) {
 		return nil, err
 	}
 	files := map[string][]byte{"install.yaml": install}
-	if files["pools.yaml"], err = added(ctx, poolsHead, "pools.enabled=false", "pools.enabled=true"); err != nil {
-		return nil, err
-	}
-	files["pools-spiderpool.yaml"], err = added(ctx, spiderpoolHead, "pools.enabled=true",
-		"pools.enabled=true,pools.spiderpool=true")
-	if err != nil {
-		return nil, err
+	for name, of := range additions {
+		if files[name], err = added(ctx, of); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	definitions, err := Render(ctx, "--show-only=templates/05-crds.yaml", "--set=crds.keep=false,pools.enabled=true,pools.spiderpool=true")
 	if err != nil {
@@ -50,6 +47,24 @@ func Files(ctx context.Context) (map[string][]byte, error) {
 		files[name] = file(of.head, all)
 	}
 	return files, nil
+}
+
+// ungated are the values without anything that gates pods, which not every API server has in the same way.
+const ungated = "gate.mechanism=Template"
+
+// addition is a file of what values add to an installation with others.
+type addition struct {
+	head, without, with string
+	only                string // the objects of this name; empty: all
+}
+
+var additions = map[string]addition{
+	"gate-policies.yaml": {head: gatePoliciesHead, without: ungated, with: "gate.mechanism=Policy"},
+	"pools.yaml":         {head: poolsHead, without: ungated, with: ungated + ",pools.enabled=true"},
+	"pools-gate-policies.yaml": {head: poolsGateHead, without: ungated + ",pools.enabled=true",
+		with: "gate.mechanism=Policy,pools.enabled=true", only: "stayput-gate-pools"},
+	"pools-spiderpool.yaml": {head: spiderpoolHead, without: ungated + ",pools.enabled=true",
+		with: ungated + ",pools.enabled=true,pools.spiderpool=true"},
 }
 
 const (
@@ -77,10 +92,18 @@ const poolsCRDsHead = `# The custom resource definitions of pools, for those who
 # manifests. The rights and policies are in pools.yaml.
 `
 
+const gatePoliciesHead = `# The policies that gate pods, beside install.yaml, for API servers that have them: Kubernetes 1.36 and later. Made from
+# the chart by make manifests. They are deleted before install.yaml, in the order of the file: first the bindings.
+`
+
 const poolsHead = `# What pools take beside install.yaml and pools-crds.yaml. Made from the chart by make manifests.
 #
 # Before it is deleted, delete all PodIPPools, which wait for their last address: with these rights goes what frees them.
-# It is deleted in the order of the file: first no pod is gated any more because of pools.
+`
+
+const poolsGateHead = `# The policy that gates the pods that ask for addresses of pools, beside pools.yaml and gate-policies.yaml, for API servers
+# that have it: Kubernetes 1.36 and later. Made from the chart by make manifests. It is deleted before pools.yaml: first no
+# pod is gated any more because of pools.
 `
 
 const spiderpoolHead = `# What it takes beside pools.yaml that Spiderpool's annotations and SpiderIPPools count. Made from the chart by make
@@ -95,47 +118,48 @@ const theirsHead = `# The custom resource definition of PersistentPodStates, for
 # It is OpenKruise's by origin: not for clusters where OpenKruise is installed, which has brought its own.
 `
 
-const installHead = `# stayput, without its custom resource definitions, which are in crds.yaml and
-# persistentpodstates.yaml. Made from the chart by make manifests.
+const installHead = `# stayput, without its custom resource definitions, which are in crds.yaml and persistentpodstates.yaml, and without what
+# gates pods, which is in gate-policies.yaml. Made from the chart by make manifests.
 #
-# kubectl applies and deletes in the order of the file, which is made for deleting. First come the permission without
-# which no pod is gated, and the bindings by which pods are: their deletion makes the controllers ungate every pod. Then,
-# after the policies, comes the Namespace, above its contents because they can only be applied after it; they are deleted
-# in the background. Then comes the ConfigMap whose deletion is the agents' signal to put their nodes back. The
-# controllers' rights, which they need until then, are the end of the file. When the file is applied, the pods wait a
-# moment for their accounts.
+# kubectl applies and deletes in the order of the file, which is made for deleting. First comes the permission without
+# which no pod is gated. Then, after the policies, comes the Namespace, above its contents because they can only be
+# applied after it; they are deleted in the background. Then comes the ConfigMap whose deletion is the signal at which the
+# controllers ungate every pod and the agents put their nodes back. The controllers' rights, which they need until then,
+# are the end of the file. When the file is applied, the pods wait a moment for their accounts.
 `
 
 // added returns what values add to an installation with others. They change nothing else, so that this can be applied
 // and deleted on its own.
-func added(ctx context.Context, head, without, with string) ([]byte, error) {
+func added(ctx context.Context, a addition) ([]byte, error) {
 	render := func(values string) ([]Document, error) {
 		return Render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true,"+values)
 	}
-	before, err := render(without)
+	before, err := render(a.without)
 	if err != nil {
 		return nil, err
 	}
-	all, err := render(with)
+	all, err := render(a.with)
 	if err != nil {
 		return nil, err
 	}
-	more := slices.DeleteFunc(all, func(d Document) bool { return slices.Contains(before, d) })
+	more := slices.DeleteFunc(all, func(d Document) bool {
+		return slices.Contains(before, d) || a.only != "" && d.Name != a.only
+	})
 	for _, d := range more {
 		if slices.ContainsFunc(before, func(o Document) bool {
 			return o.Kind == d.Kind && o.Name == d.Name &&
 				o.Namespace == d.Namespace
 		}) {
-			return nil, fmt.Errorf("with %s, %s %s is another one", with, d.Kind, d.Name)
+			return nil, fmt.Errorf("with %s, %s %s is another one", a.with, d.Kind, d.Name)
 		}
 	}
 	inOrder(more)
-	return file(head, more), nil
+	return file(a.head, more), nil
 }
 
 // installation returns everything except the definitions, in the order explained by its head.
 func installation(ctx context.Context) ([]byte, error) {
-	all, err := Render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true")
+	all, err := Render(ctx, "--no-hooks", "--set=crds.install=false,namespace.create=true,"+ungated)
 	if err != nil {
 		return nil, err
 	}

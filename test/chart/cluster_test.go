@@ -299,16 +299,18 @@ func TestPoolsAreSwitchedOnAndOff(t *testing.T) {
 	for _, how := range [][]string{nil, {"--server-side"}} {
 		kubectl(t, c, "apply", "--server-side", "-f", file("crds.yaml"), "-f", file("persistentpodstates.yaml"), "-f",
 			file("pools-crds.yaml"))
-		kubectl(t, c, append([]string{"apply", "-f", file("install.yaml")}, how...)...)
+		kubectl(t, c, append([]string{"apply", "-f", file("install.yaml"), "-f", file("gate-policies.yaml")}, how...)...)
 		without := ours(t, c)
-		kubectl(t, c, append([]string{"apply", "-f", file("pools.yaml")}, how...)...)
+		pools := []string{"-f", file("pools-gate-policies.yaml"), "-f", file("pools.yaml")}
+		kubectl(t, c, slices.Concat([]string{"apply"}, pools, how)...)
 		kubectl(t, c, append([]string{"apply", "-f", file("install.yaml")}, how...)...) // which changes nothing
-		kubectl(t, c, "delete", "-f", file("pools.yaml"))
+		kubectl(t, c, append([]string{"delete"}, pools...)...)
 		if is := ours(t, c); !slices.Equal(is, without) {
 			t.Errorf("without pools.yaml there are %q, want %q", is, without)
 		}
-		kubectl(t, c, append([]string{"apply", "-f", file("pools.yaml")}, how...)...)
-		kubectl(t, c, "delete", "-f", file("pools.yaml"), "-f", file("install.yaml"))
+		kubectl(t, c, slices.Concat([]string{"apply"}, pools, how)...)
+		kubectl(t, c, slices.Concat([]string{"delete"}, pools, []string{"-f", file("gate-policies.yaml"), "-f",
+			file("install.yaml")})...)
 		if left := ours(t, c); !slices.Equal(left, andPools(bothDefinitions)) {
 			t.Errorf("left: %q", left)
 		}
@@ -414,14 +416,15 @@ func TestKubectlAppliesAndDeletesTheManifestsInOneGo(t *testing.T) {
 	for _, how := range [][]string{nil, {"--server-side"}} {
 		kubectl(t, c, "apply", "--server-side", "-f", filepath.Join(deploy, "crds.yaml"), "-f",
 			filepath.Join(deploy, "persistentpodstates.yaml"))
-		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
+		files := []string{"-f", filepath.Join(deploy, "gate-policies.yaml"), "-f", filepath.Join(deploy, "install.yaml")}
+		kubectl(t, c, slices.Concat([]string{"apply"}, files, how)...)
 		// Applying twice changes nothing.
-		kubectl(t, c, append([]string{"apply", "-f", filepath.Join(deploy, "install.yaml")}, how...)...)
+		kubectl(t, c, slices.Concat([]string{"apply"}, files, how)...)
 		must.Within(t, patience, "the pods to be created, although their accounts came last", func() bool {
 			pods := kubectl(t, c, "get", "pods", "-n", Namespace, "-o", "name")
 			return strings.Count(pods, "pod/stayput-controller-") == 2 && strings.Count(pods, "pod/stayput-agent-") == 1
 		})
-		kubectl(t, c, "delete", "-f", filepath.Join(deploy, "install.yaml"))
+		kubectl(t, c, append([]string{"delete"}, files...)...)
 		if left := ours(t, c); !slices.Equal(left, bothDefinitions) {
 			t.Errorf("left: %q", left)
 		}
@@ -442,7 +445,10 @@ func TestKustomizeKeepsTheOrderOfTheManifests(t *testing.T) {
 	}
 	files, err := Files(testContext(t))
 	must.Do(t, err)
-	want := append(names(string(files["install.yaml"])), names(string(files["crds.yaml"]))...)
+	var want []string
+	for _, name := range []string{"gate-policies.yaml", "install.yaml", "crds.yaml"} {
+		want = append(want, names(string(files[name]))...)
+	}
 	if got := names(kubectl(t, c, "kustomize", deploy)); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -184,7 +184,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 	must.Do(t, err)
 	product, err := buildOnce(t.Context())
 	must.Do(t, err)
-	install := filepath.Join(deploy, "install.yaml")
+	install, gates := filepath.Join(deploy, "install.yaml"), filepath.Join(deploy, "gate-policies.yaml")
 	definitions, ofOpenKruise := filepath.Join(deploy, "crds.yaml"), filepath.Join(deploy, "persistentpodstates.yaml")
 	for _, how := range []struct {
 		name           string
@@ -223,7 +223,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 			}},
 		{"by kubectl", lab.InstallOptions{Manifests: true}, lab.InstallOptions{Manifests: true},
 			func(t *testing.T, c *lab.Cluster) {
-				t.Log(kubectl(t, c, "delete", "-f", install))
+				t.Log(kubectl(t, c, "delete", "-f", gates, "-f", install))
 			}, func(t *testing.T, c *lab.Cluster) {
 				// In the wrong order, under running agents.
 				if kubectl(t, c, "get", "retainedips", "-A", "-o", "name") == "" {
@@ -236,7 +236,7 @@ func TestUninstallLeavesNoPodGatedAndNoNodeChanged(t *testing.T) {
 					"--kubeconfig="+config).CombinedOutput()
 				t.Logf("%s", out)
 				must.Do(t, err)
-				kubectl(t, c, "delete", "-f", install, "--ignore-not-found")
+				kubectl(t, c, "delete", "-f", gates, "-f", install, "--ignore-not-found")
 			}},
 	} {
 		t.Run(how.name, func(t *testing.T) {

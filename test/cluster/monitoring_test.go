@@ -193,7 +193,8 @@ func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 		`stayput_agent_reconcile_errors_total{instance="`+node.Name+`"}`)
 
 	// A pool has one address, and two pods ask for it.
-	kubectl(t, c, "apply", "--server-side", "-f", "../../deploy/pools-crds.yaml", "-f", "../../deploy/pools.yaml")
+	kubectl(t, c, "apply", "--server-side", "-f", "../../deploy/pools-crds.yaml", "-f", "../../deploy/pools.yaml",
+		"-f", "../../deploy/pools-gate-policies.yaml")
 	if all := p.query(t, `{__name__=~"stayput_(agent|controller)_pool_.*"}`); len(all) > 0 {
 		t.Errorf("without a pool there is %v", all)
 	}

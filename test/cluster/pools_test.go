@@ -875,7 +875,8 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 
 	// 4. If the rights go first, as by kubectl, the command that is there for it lets the definitions go.
 	must.Do(t, c.Install(testContext(t), lab.InstallOptions{}))
-	kubectl(t, c, "apply", "--server-side", "-f", "../../deploy/pools-crds.yaml", "-f", "../../deploy/pools.yaml")
+	kubectl(t, c, "apply", "--server-side", "-f", "../../deploy/pools-crds.yaml", "-f", "../../deploy/pools.yaml",
+		"-f", "../../deploy/pools-gate-policies.yaml")
 	apply(t, c, ns, pool)
 	until(t, "the addresses of all pods to be known again", func(context.Context) bool {
 		ips := podIPs(t, c)
@@ -889,7 +890,7 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 		return len(ips) == 3
 	})
 	holdTheirAddresses(t, c, after)
-	kubectl(t, c, "delete", "-f", "../../deploy/pools.yaml")
+	kubectl(t, c, "delete", "-f", "../../deploy/pools-gate-policies.yaml", "-f", "../../deploy/pools.yaml")
 	_, err = c.Uninstall(testContext(t))
 	must.Do(t, err)
 	untouched(t, c, after)

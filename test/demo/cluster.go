@@ -77,7 +77,7 @@ func (s *stage) install(ctx context.Context) error {
 	s.out.step("stayput is installed: an agent with the IPAM plugin on every node, and two controllers")
 	s.installed = true
 	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/crds.yaml", "-f",
-		"deploy/persistentpodstates.yaml", "-f", "deploy/install.yaml"})
+		"deploy/persistentpodstates.yaml", "-f", "deploy/install.yaml", "-f", "deploy/gate-policies.yaml"})
 	return s.Install(ctx, lab.InstallOptions{Manifests: true})
 }
 

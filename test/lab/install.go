@@ -205,7 +205,7 @@ func (c *Cluster) applyManifests(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"crds.yaml", "persistentpodstates.yaml", "install.yaml"} {
+	for _, name := range []string{"crds.yaml", "persistentpodstates.yaml", "install.yaml", "gate-policies.yaml"} {
 		if _, err := c.Kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(root, "deploy", name)); err != nil {
 			return err
 		}

@@ -35,9 +35,9 @@ type ProcessOptions struct {
 // nodes and of separate machines, each with the service account of its workload. It is for benchmarks, which stop
 // kubelets and measure the controller as a process of this machine; use [Cluster.Install] otherwise.
 func (c *Cluster) InstallProcesses(ctx context.Context, o ProcessOptions) error {
-	files := []string{"crds.yaml", "persistentpodstates.yaml", "install.yaml"}
+	files := []string{"crds.yaml", "persistentpodstates.yaml", "install.yaml", "gate-policies.yaml"}
 	if o.Pools {
-		files = append(files, "pools-crds.yaml", "pools.yaml")
+		files = append(files, "pools-crds.yaml", "pools.yaml", "pools-gate-policies.yaml")
 	}
 	if err := c.applyFiles(ctx, files); err != nil {
 		return err

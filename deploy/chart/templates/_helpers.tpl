@@ -20,15 +20,87 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
 {{/*
-Whether the API server has the policies that gate pods: from 1.36 on, unless they are switched off. Helm knows the
-server's kinds where it speaks to one; otherwise, as with helm template, the version has to do.
+What gates pods: a version of admissionregistration.k8s.io that has MutatingAdmissionPolicies, Webhook or Template. Helm
+knows the server's kinds where it speaks to one; otherwise, as with helm template, the version has to do.
 */}}
-{{- define "stayput.gates" -}}
+{{- define "stayput.gate" -}}
+{{- $served := "" -}}
 {{- with .Capabilities -}}
 {{- if .APIVersions.Has "v1/Pod" -}}
-{{- if .APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" }}true{{ end -}}
-{{- else if semverCompare ">=1.36.0-0" .KubeVersion.Version }}true{{ end -}}
+{{- range $version := list "v1beta1" "v1" -}}
+{{- if $.Capabilities.APIVersions.Has (printf "admissionregistration.k8s.io/%s/MutatingAdmissionPolicy" $version) -}}
+{{- $served = $version -}}
 {{- end -}}
+{{- end -}}
+{{- else if semverCompare ">=1.36.0-0" .KubeVersion.Version -}}
+{{- $served = "v1" -}}
+{{- else if and (eq $.Values.gate.mechanism "Policy") (semverCompare ">=1.34.0-0" .KubeVersion.Version) -}}
+{{- $served = "v1beta1" -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .Values.gate.mechanism "Auto" -}}
+{{ $served | default "Template" }}
+{{- else if ne .Values.gate.mechanism "Policy" -}}
+{{ .Values.gate.mechanism }}
+{{- else if $served -}}
+{{ $served }}
+{{- else -}}
+{{- fail (printf "gate.mechanism: this API server, %s, has no MutatingAdmissionPolicies (Kubernetes 1.36, or v1beta1 from 1.34 on): expected Auto, Webhook or Template" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end }}
+
+{{/*
+The version of the policies to install, and whether to install the webhook. While one takes the other's place both are
+there, for one release: a policy is in force only a second or two after it was made, a webhook once a controller serves
+it. What is gated already neither gates again.
+*/}}
+{{- define "stayput.gatePolicies" -}}
+{{- $gate := include "stayput.gate" . -}}
+{{- if hasPrefix "v1" $gate -}}
+{{ $gate }}
+{{- else if and (eq $gate "Webhook") (not (include "stayput.webhookThere" .)) -}}
+{{- range $version := list "v1" "v1beta1" -}}
+{{- if $.Capabilities.APIVersions.Has (printf "admissionregistration.k8s.io/%s/MutatingAdmissionPolicy" $version) -}}
+{{- if include "stayput.policiesThere" $version }}{{ $version }}{{ end -}}
+{{- break -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "stayput.gateWebhook" -}}
+{{- $gate := include "stayput.gate" . -}}
+{{- if eq $gate "Webhook" -}}
+true
+{{- else if and (hasPrefix "v1" $gate) (include "stayput.webhookThere" .) (not (include "stayput.policiesThere" $gate)) -}}
+true
+{{- end -}}
+{{- end }}
+
+{{/* Whether the cluster has the webhook, and the policies, of the version given. */}}
+{{- define "stayput.webhookThere" -}}
+{{- if lookup "admissionregistration.k8s.io/v1" "MutatingWebhookConfiguration" "" "stayput-gate" }}true{{ end -}}
+{{- end }}
+
+{{- define "stayput.policiesThere" -}}
+{{- if lookup (printf "admissionregistration.k8s.io/%s" .) "MutatingAdmissionPolicyBinding" "" "stayput-gate-recorded" }}true{{ end -}}
+{{- end }}
+
+{{/* The conditions, in CEL, on which pods are gated: the same for policies and webhook. */}}
+{{- define "stayput.annotatedPods" -}}
+has(object.metadata.annotations) && (
+'stayput.io/retain-ip' in object.metadata.annotations ||
+'io.kubernetes.cri/reserved-ip-duration' in object.metadata.annotations) &&
+!object.spec.?schedulingGates.orValue([]).exists(g, g.name == 'stayput.io/placement') &&
+object.spec.?nodeName.orValue('') == '' &&
+!object.spec.?hostNetwork.orValue(false) &&
+!object.metadata.?ownerReferences.orValue([]).exists(o,
+o.kind == 'DaemonSet' && o.?controller.orValue(false))
+{{- end }}
+
+{{/* That the controller may ungate what is gated: see the ClusterRole stayput-gate. */}}
+{{- define "stayput.mayGate" -}}
+authorizer.serviceAccount('{{ .Release.Namespace }}', 'stayput-controller').group('stayput.io').resource('placements').check('gate').allowed()
 {{- end }}
 
 {{/* The variables of every container that speaks to the API server. */}}

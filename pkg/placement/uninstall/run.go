@@ -10,11 +10,11 @@ import (
 	"strings"
 	"time"
 
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -55,13 +55,13 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	if err := c.Patch(ctx, installation, client.RawPatch(types.MergePatchType, confirm)); err != nil && !missing(err) {
 		return fmt.Errorf("annotating %s: %w", uninstall.ConfigMap, err)
 	}
+	bindings, err := policyBindings(c.RESTMapper())
+	if err != nil {
+		return err
+	}
 	for _, o := range []client.Object{
-		&admissionregistrationv1.MutatingAdmissionPolicyBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateAnnotated},
-		},
-		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGateRecorded}},
-		&admissionregistrationv1.MutatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: home.PolicyGatePools}},
-		installation,
+		named(bindings, home.PolicyGateAnnotated), named(bindings, home.PolicyGateRecorded),
+		named(bindings, home.PolicyGatePools), installation,
 	} {
 		name := o.GetName()
 		switch err := c.Delete(ctx, o); {
@@ -89,6 +89,27 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 			"metadata.name=%s", err, gate.Workloads)
 	}
 	return waitForAgents(ctx, c, namespace, say)
+}
+
+// policyBindings returns the kind of the bindings by which policies gate pods, in the newest version that is served; in
+// v1 if none is.
+func policyBindings(served meta.RESTMapper) (schema.GroupVersionKind, error) {
+	kind := schema.GroupKind{Group: "admissionregistration.k8s.io", Kind: "MutatingAdmissionPolicyBinding"}
+	for _, version := range home.PolicyVersions {
+		switch _, err := served.RESTMapping(kind, version); {
+		case err == nil:
+			return kind.WithVersion(version), nil
+		case !meta.IsNoMatchError(err):
+			return schema.GroupVersionKind{}, fmt.Errorf("asking what gates pods: %w", err)
+		}
+	}
+	return kind.WithVersion(home.PolicyVersions[0]), nil
+}
+
+func named(kind schema.GroupVersionKind, name string) client.Object {
+	o := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	o.SetGroupVersionKind(kind)
+	return o
 }
 
 // missing reports whether an object, or its kind, does not exist. A 404 of an API server that does not serve the kind

@@ -13,7 +13,6 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -55,10 +54,6 @@ const (
 	lastWords = 20 * time.Second
 )
 
-var bindings = schema.GroupVersionResource{
-	Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingadmissionpolicybindings",
-}
-
 // New returns an Uninstaller, to be added to mgr, for stayput in a namespace.
 func New(mgr ctrl.Manager, namespace string, memory Memory) (*Uninstaller, error) {
 	config := mgr.GetConfig()
@@ -74,6 +69,11 @@ func New(mgr ctrl.Manager, namespace string, memory Memory) (*Uninstaller, error
 	if u.installation, err = uninstall.NewSignal(config, namespace, uninstall.Object{}, log); err != nil {
 		return nil, err
 	}
+	kind, err := policyBindings(mgr.GetRESTMapper())
+	if err != nil {
+		return nil, err
+	}
+	bindings := kind.GroupVersion().WithResource("mutatingadmissionpolicybindings")
 	u.binding, err = uninstall.NewSignalFor(config, bindings, "", home.PolicyGateAnnotated, uninstall.Object{}, log)
 	if err != nil {
 		return nil, err
