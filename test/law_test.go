@@ -77,6 +77,7 @@ var law = []rule{
 	// The controller. It knows addresses by RetainedIPs and PodIPs only.
 	{pkg: "pkg/placement/cluster", uses: []string{"pkg/api", "pkg/home", "pkg/pool"}, never: addresses},
 	{pkg: "pkg/placement/gate", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
+	{pkg: "pkg/placement/webhook", uses: []string{"pkg/api", "pkg/home", "pkg/placement/gate"}, never: addresses},
 	{
 		pkg:   "pkg/placement/podip",
 		uses:  []string{"pkg/api", "pkg/home", "pkg/pool", "pkg/placement/cluster", "pkg/placement/gate"},
@@ -98,7 +99,7 @@ var law = []rule{
 		pkg: "pkg/placement",
 		uses: []string{
 			"pkg/api", "pkg/home", "pkg/pool", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
-			"pkg/placement/podip", "pkg/placement/podstate", "pkg/placement/uninstall",
+			"pkg/placement/podip", "pkg/placement/podstate", "pkg/placement/uninstall", "pkg/placement/webhook",
 		},
 		never: addresses,
 	},

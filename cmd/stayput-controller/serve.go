@@ -31,6 +31,8 @@ type options struct {
 	kubeconfig string
 	log        program.Log
 	kinds      []string
+	gates      bool
+	webhook    placement.GateWebhook
 	placement  placement.Options
 }
 
@@ -51,6 +53,12 @@ func (o *options) addFlags(cmd *cobra.Command) {
 		"further kinds that a PersistentPodState may name, as Kind.version.group; they need a scale subresource")
 	f.BoolVar(&o.placement.NominateHomes, "nominate-homes", false,
 		"have the scheduler try the home of a pod first that only prefers it; needs the right to patch pods/status")
+	f.BoolVar(&o.gates, "gate-webhook", false,
+		"serve the webhook that gates pods where the API server has no policies for that, once there is its Secret, "+
+			"stayput-gate")
+	f.IntVar(&o.webhook.Port, "gate-webhook-port", 9443, "port of the webhook that gates pods")
+	f.BoolVar(&o.webhook.Given, "gate-webhook-cert-given", false,
+		"the certificate in that Secret comes from elsewhere, for example from cert-manager: do not make or renew it")
 	o.log.AddFlags(f)
 }
 
@@ -101,6 +109,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	}
 	o.placement.Log = log
 	o.placement.Namespace = o.namespace()
+	if o.gates {
+		o.placement.GateWebhook = &o.webhook
+	}
 	if err := metrics.Registry.Register(program.BuildInfo("controller")); err != nil {
 		return err
 	}

@@ -31,6 +31,10 @@ const (
 	PolicyUniqueTarget  = "stayput-unique-target"
 )
 
+// GateWebhook is the name of the webhook that gates pods where no policy can: of its MutatingWebhookConfiguration, its
+// Service, and the Secret with its certificate.
+const GateWebhook = "stayput-gate"
+
 // PolicyVersions are the versions of admissionregistration.k8s.io that have MutatingAdmissionPolicies, the newest
 // first: by default from Kubernetes 1.36 on, and from 1.34 on if v1beta1 is switched on.
 var PolicyVersions = []string{"v1", "v1beta1"}

@@ -19,6 +19,7 @@
 //	cluster      pods as the caches keep them, and nodes and workloads as the rules ask for them
 //	podstate     PersistentPodStates: generating, recording, gating, stepping aside for OpenKruise
 //	gate         the scheduling gate and how it is removed; uninstall, which removes all of them
+//	webhook      what adds the gate where the API server has no policies for that
 //
 // A pod's way: the placer gathers its situation from the caches and memory, home.Decide decides, and the placer does
 // what was decided. memory knows nothing of the placer, and the rules nothing of either.

@@ -33,6 +33,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/podip"
 	"github.com/stayput/stayput/pkg/placement/podstate"
 	"github.com/stayput/stayput/pkg/placement/uninstall"
+	"github.com/stayput/stayput/pkg/placement/webhook"
 	signal "github.com/stayput/stayput/pkg/uninstall"
 )
 
@@ -70,7 +71,16 @@ type Options struct {
 	// NominateHomes has the scheduler try the home of a pod first that only prefers it. It takes the right to patch the
 	// status of pods.
 	NominateHomes bool
-	Log           logr.Logger
+	// GateWebhook, if there is one, gates pods, where the API server has no policies for that. It needs Namespace.
+	GateWebhook *GateWebhook
+	Log         logr.Logger
+}
+
+// GateWebhook is where the webhook that gates pods listens, and whether its certificate comes from elsewhere: see
+// package webhook.
+type GateWebhook struct {
+	Port  int
+	Given bool
 }
 
 // The lease is as long as those of Kubernetes' own controllers: an API server that is slow for a few seconds must not
@@ -174,12 +184,22 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 			return false
 		}
 	}
-	uninstalling, again, err := addUninstall(mgr, o.Namespace, memory)
+	hooked := func() bool { return false }
+	uninstalling, again, err := addUninstall(mgr, o.Namespace, memory, func() bool { return hooked() })
 	if err != nil {
 		return err
 	}
 
-	// 3. Workloads, and PersistentPodStates for them.
+	// 3. What gates pods, where that is not for policies to do.
+	if o.GateWebhook != nil {
+		hooked, err = webhook.Add(mgr, webhook.Options{Namespace: o.Namespace, Port: o.GateWebhook.Port,
+			Given: o.GateWebhook.Given, Uninstalling: uninstalling})
+		if err != nil {
+			return err
+		}
+	}
+
+	// 4. Workloads, and PersistentPodStates for them.
 	workloads, err := cluster.NewWorkloads(mgr, o.CustomKinds)
 	if err != nil {
 		return err
@@ -189,12 +209,12 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		return err
 	}
 
-	// 4. What every replica follows.
+	// 5. What every replica follows.
 	if err := follow(ctx, mgr.GetCache(), memory, records != nil); err != nil {
 		return err
 	}
 
-	// 5. Placement, with addresses of pools or without, and release.
+	// 6. Placement, with addresses of pools or without, and release.
 	retained, err := mgr.GetCache().GetInformer(ctx, &stayputv1alpha1.RetainedIP{}, cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
@@ -225,7 +245,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		return err
 	}
 
-	// 6. Health.
+	// 7. Health.
 	synced := func(r *http.Request) error {
 		if !filled(r.Context()) {
 			return errors.New("caches are still being filled")
@@ -237,11 +257,13 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 
 // addUninstall registers the loop that ungates all pods when stayput is uninstalled from a namespace, if one is given.
 // begun reports whether that has begun; again delivers after it turned out to be none.
-func addUninstall(mgr ctrl.Manager, namespace string, m *memory) (begun func() bool, again <-chan struct{}, err error) {
+// hooked reports whether a webhook gates pods.
+func addUninstall(mgr ctrl.Manager, namespace string, m *memory, hooked func() bool,
+) (begun func() bool, again <-chan struct{}, err error) {
 	if namespace == "" {
 		return func() bool { return false }, nil, nil
 	}
-	u, err := uninstall.New(mgr, namespace, m)
+	u, err := uninstall.New(mgr, namespace, m, hooked)
 	if err != nil {
 		return nil, nil, err
 	}

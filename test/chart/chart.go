@@ -55,14 +55,16 @@ const ungated = "gate.mechanism=Template"
 // addition is a file of what values add to an installation with others.
 type addition struct {
 	head, without, with string
-	only                string // the objects of this name; empty: all
+	only                string // the objects of the kinds that begin with this; empty: all
 }
 
 var additions = map[string]addition{
-	"gate-policies.yaml": {head: gatePoliciesHead, without: ungated, with: "gate.mechanism=Policy"},
-	"pools.yaml":         {head: poolsHead, without: ungated, with: ungated + ",pools.enabled=true"},
-	"pools-gate-policies.yaml": {head: poolsGateHead, without: ungated + ",pools.enabled=true",
-		with: "gate.mechanism=Policy,pools.enabled=true", only: "stayput-gate-pools"},
+	"gate-policies.yaml": {head: gatePoliciesHead, without: ungated, with: "gate.mechanism=Policy",
+		only: "MutatingAdmissionPolicy"},
+	"gate-webhook.yaml": {head: gateWebhookHead, without: ungated, with: "gate.mechanism=Webhook"},
+	"pools.yaml":        {head: poolsHead, without: ungated, with: ungated + ",pools.enabled=true"},
+	"pools-gate-policies.yaml": {head: poolsGateHead, without: "gate.mechanism=Policy",
+		with: "gate.mechanism=Policy,pools.enabled=true", only: "MutatingAdmissionPolicy"},
 	"pools-spiderpool.yaml": {head: spiderpoolHead, without: ungated + ",pools.enabled=true",
 		with: ungated + ",pools.enabled=true,pools.spiderpool=true"},
 }
@@ -96,6 +98,11 @@ const gatePoliciesHead = `# The policies that gate pods, beside install.yaml, fo
 # the chart by make manifests. They are deleted before install.yaml, in the order of the file: first the bindings.
 `
 
+const gateWebhookHead = `# The webhook that gates pods, beside install.yaml, for API servers without the policies in gate-policies.yaml: before
+# Kubernetes 1.36. Made from the chart by make manifests. It is deleted before install.yaml, in the order of the file:
+# first the webhook.
+`
+
 const poolsHead = `# What pools take beside install.yaml and pools-crds.yaml. Made from the chart by make manifests.
 #
 # Before it is deleted, delete all PodIPPools, which wait for their last address: with these rights goes what frees them.
@@ -119,7 +126,8 @@ const theirsHead = `# The custom resource definition of PersistentPodStates, for
 `
 
 const installHead = `# stayput, without its custom resource definitions, which are in crds.yaml and persistentpodstates.yaml, and without what
-# gates pods, which is in gate-policies.yaml. Made from the chart by make manifests.
+# gates pods, which is in gate-policies.yaml and, before Kubernetes 1.36, in gate-webhook.yaml. Made from the chart by make
+# manifests.
 #
 # kubectl applies and deletes in the order of the file, which is made for deleting. First comes the permission without
 # which no pod is gated. Then, after the policies, comes the Namespace, above its contents because they can only be
@@ -143,7 +151,7 @@ func added(ctx context.Context, a addition) ([]byte, error) {
 		return nil, err
 	}
 	more := slices.DeleteFunc(all, func(d Document) bool {
-		return slices.Contains(before, d) || a.only != "" && d.Name != a.only
+		return slices.Contains(before, d) || !strings.HasPrefix(d.Kind, a.only)
 	})
 	for _, d := range more {
 		if slices.ContainsFunc(before, func(o Document) bool {
@@ -177,7 +185,7 @@ func inOrder(all []Document) {
 // turn returns an object's position in install.yaml.
 func turn(d Document) int {
 	switch d.Kind {
-	case "MutatingAdmissionPolicyBinding":
+	case "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration":
 		return 1
 	case "MutatingAdmissionPolicy", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
 		return 2
@@ -189,7 +197,7 @@ func turn(d Document) int {
 		return 5
 	}
 	switch {
-	case d.Name == "stayput-gate":
+	case strings.HasPrefix(d.Kind, "ClusterRole") && d.Name == "stayput-gate":
 		return 0
 	case !strings.HasPrefix(d.Name, "stayput-controller"):
 		return 6
@@ -210,8 +218,9 @@ func Render(ctx context.Context, args ...string) ([]Document, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Without Helm, Helm manages no object.
-	return Split(regexp.MustCompile(`(?m)^ +app\.kubernetes\.io/managed-by: Helm\n`).ReplaceAll(out, nil))
+	// Without Helm, Helm manages no object, and what gates pods is whichever file was applied.
+	return Split(regexp.MustCompile(`(?m)^ +(app\.kubernetes\.io/managed-by: Helm|# What gates pods\.|gate: \w+)\n`).
+		ReplaceAll(out, nil))
 }
 
 // Split splits the output of helm template.

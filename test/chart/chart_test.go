@@ -15,13 +15,17 @@ import (
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
 
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/test/lab"
@@ -73,7 +77,11 @@ monitoring:
   prometheusRule: {enabled: true, labels: {release: prometheus}}
   dashboard: {enabled: true, labels: {folder: network}}
 `,
+	"the webhook": `
+gate: {mechanism: Webhook}
+`,
 	"everything off": `
+gate: {mechanism: Template}
 agent:
   cni: {install: false}
   runtime: {nriSocket: ""}
@@ -263,6 +271,11 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 			"MutatingAdmissionPolicyBinding stayput-gate-annotated", "MutatingAdmissionPolicyBinding stayput-gate-recorded",
 			"MutatingAdmissionPolicy stayput-gate-annotated", "MutatingAdmissionPolicy stayput-gate-recorded",
 		},
+		"gate-webhook.yaml": {
+			"MutatingWebhookConfiguration stayput-gate", "Secret stayput-gate", "Service stayput-gate",
+			"ClusterRole stayput-controller-gate", "ClusterRoleBinding stayput-controller-gate",
+			"Role stayput-controller-gate", "RoleBinding stayput-controller-gate",
+		},
 		"pools-gate-policies.yaml": {
 			"MutatingAdmissionPolicyBinding stayput-gate-pools", "MutatingAdmissionPolicy stayput-gate-pools",
 		},
@@ -331,6 +344,11 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 		if name == "everything off" { // neither definitions nor roles for people nor the Job
 			expect = slices.DeleteFunc(slices.Clone(want), func(object string) bool {
 				return isDefinition(object) || isHook(object) || object == "ClusterRole stayput-pools-view"
+			})
+		}
+		if name == "everything off" || name == "the webhook" { // no policies gate there
+			expect = slices.DeleteFunc(slices.Clone(expect), func(object string) bool {
+				return strings.HasPrefix(object, "Mutating")
 			})
 		}
 		if added := slices.Sorted(maps.Keys(with)); !slices.Equal(added, expect) {
@@ -459,6 +477,11 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"imagePullSecrets[0].nam=pull",
 		"crds.keep=maybe",
 		"crds.Install=true",
+		"gate=Auto",
+		"gate.mechanism=Sometimes",
+		"gate.webhook.port=1",
+		"gate.webhook.certManager.enabled=2",
+		"gate.webhook.certManager.issuerRef.nam=a",
 		"pools=true",
 		"pools.enabled=yes please",
 		"pools.mode=L2",
@@ -785,12 +808,17 @@ func TestPodsHaveProbesAndPriorityClasses(t *testing.T) {
 	}
 }
 
-// The API server calls nothing of stayput: its admission logic consists of policies.
-func TestThereIsNoWebhook(t *testing.T) {
+// The API server calls nothing of stayput, its admission logic consists of policies, except where it has none that gate
+// pods.
+func TestThereIsNoWebhookWhereThereArePolicies(t *testing.T) {
 	for name, values := range renderings {
+		webhooks := false
 		for _, d := range objects(t, Namespace, values) {
 			if strings.HasSuffix(d.Kind, "WebhookConfiguration") || d.Kind == "APIService" || d.Kind == "Service" {
-				t.Errorf("%s: %s %s", name, d.Kind, d.Name)
+				webhooks = true
+				if name != "the webhook" {
+					t.Errorf("%s: %s %s", name, d.Kind, d.Name)
+				}
 			}
 			if d.Kind == "CustomResourceDefinition" {
 				var o struct{ Spec struct{ Conversion any } }
@@ -799,6 +827,111 @@ func TestThereIsNoWebhook(t *testing.T) {
 					t.Errorf("%s: %s is converted by %v", name, d.Name, o.Spec.Conversion)
 				}
 			}
+		}
+		if name == "the webhook" && !webhooks {
+			t.Error("there is no webhook")
+		}
+	}
+}
+
+// The webhook is asked about no more pods than policies would gate, cannot hold up any, and takes rights to one object
+// of each kind.
+func TestTheWebhookIsAskedAboutTheSamePods(t *testing.T) {
+	for name, values := range map[string]string{
+		"the defaults": "", "without agents": "agent: {enabled: false}",
+		"with kinds": "controller: {workloadKinds: [{group: example.com, version: v1, kind: Game, resource: games}]}",
+	} {
+		all := objects(t, "elsewhere", values+"\ngate: {mechanism: Webhook}")
+		is := find[admissionregistrationv1.MutatingWebhookConfiguration](t, all, "MutatingWebhookConfiguration",
+			"stayput-gate")
+		of := map[string]admissionregistrationv1.MutatingWebhook{}
+		for _, w := range is.Webhooks {
+			of[w.Name] = w
+			ref := w.ClientConfig.Service
+			if *w.FailurePolicy != admissionregistrationv1.Ignore || *w.TimeoutSeconds != 2 ||
+				*w.SideEffects != admissionregistrationv1.SideEffectClassNone || ref == nil || ref.Namespace != "elsewhere" {
+				t.Errorf("%s: %+v", name, w)
+			}
+			own := labels.Set{"kubernetes.io/metadata.name": "elsewhere"}
+			if s, err := metav1.LabelSelectorAsSelector(w.NamespaceSelector); err != nil || s.Matches(own) {
+				t.Errorf("%s: %s is asked about the controller's own pods: %v", name, w.Name, err)
+			}
+			const may = "authorizer.serviceAccount('elsewhere', 'stayput-controller')" +
+				".group('stayput.io').resource('placements').check('gate').allowed()"
+			if len(w.MatchConditions) != 1 || !strings.HasSuffix(w.MatchConditions[0].Expression, " && "+may) {
+				t.Errorf("%s: %s is asked also if the controller may not ungate: %v", name, w.Name, w.MatchConditions)
+			}
+		}
+		// What the policies say comes first, word by word.
+		policies := objects(t, "elsewhere", values+"\ngate: {mechanism: Policy}")
+		policy := find[admissionregistrationv1.MutatingAdmissionPolicy](t, policies, "MutatingAdmissionPolicy",
+			home.PolicyGateAnnotated)
+		annotated, there := of["annotated.gate.stayput.io"]
+		if there != (policy != nil) || there &&
+			!strings.HasPrefix(annotated.MatchConditions[0].Expression, policy.Spec.MatchConditions[0].Expression) {
+			t.Errorf("%s: other pods: %+v", name, annotated.MatchConditions)
+		}
+		recorded := of["recorded.gate.stayput.io"]
+		policy = find[admissionregistrationv1.MutatingAdmissionPolicy](t, policies, "MutatingAdmissionPolicy",
+			home.PolicyGateRecorded)
+		if !equality.Semantic.DeepEqual(recorded.ObjectSelector, policy.Spec.MatchConstraints.ObjectSelector) {
+			t.Errorf("%s: other pods: %v", name, recorded.ObjectSelector)
+		}
+		if kinds := "['StatefulSet', 'Game']"; name == "with kinds" &&
+			!strings.Contains(recorded.MatchConditions[0].Expression, kinds) {
+			t.Errorf("%s: %s", name, recorded.MatchConditions[0].Expression)
+		}
+
+		role := find[rbacv1.Role](t, all, "Role", "stayput-controller-gate")
+		cluster := find[rbacv1.ClusterRole](t, all, "ClusterRole", "stayput-controller-gate")
+		for _, r := range slices.Concat(role.Rules, cluster.Rules) {
+			if !slices.Equal(r.ResourceNames, []string{"stayput-gate"}) ||
+				!slices.Contains([]string{"[get update]", "[get patch]"}, fmt.Sprint(r.Verbs)) {
+				t.Errorf("%s: the right %+v", name, r)
+			}
+		}
+		service := find[corev1.Service](t, all, "Service", "stayput-gate")
+		pods := find[appsv1.Deployment](t, all, "Deployment", "stayput-controller").Spec.Template
+		if !labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pods.Labels)) ||
+			!slices.Contains(pods.Spec.Containers[0].Args, "--gate-webhook") ||
+			!slices.ContainsFunc(pods.Spec.Containers[0].Ports, func(p corev1.ContainerPort) bool {
+				return p.Name == service.Spec.Ports[0].TargetPort.String()
+			}) {
+			t.Errorf("%s: the Service %+v has no pods that serve it: %+v", name, service.Spec, pods)
+		}
+	}
+
+	// With cert-manager the controllers only read the certificate.
+	for issuer, want := range map[string]string{"": "{Issuer stayput-gate}",
+		", issuerRef: {kind: ClusterIssuer, name: internal}": "{ClusterIssuer internal}"} {
+		all := objects(t, Namespace, "gate: {mechanism: Webhook, webhook: {certManager: {enabled: true"+issuer+"}}}")
+		type certificate struct {
+			metav1.TypeMeta   `json:",inline"`
+			metav1.ObjectMeta `json:"metadata"`
+			Spec              struct {
+				SecretName string
+				DNSNames   []string `json:"dnsNames"`
+				IssuerRef  struct{ Kind, Name string }
+			}
+		}
+		cert := find[certificate](t, all, "Certificate", "stayput-gate")
+		if cert == nil || cert.Spec.SecretName != "stayput-gate" || fmt.Sprint(cert.Spec.IssuerRef) != want ||
+			!slices.Equal(cert.Spec.DNSNames, []string{"stayput-gate." + Namespace + ".svc"}) ||
+			slices.ContainsFunc(all, func(d Document) bool { return d.Kind == "Issuer" }) != (issuer == "") {
+			t.Errorf("certificate %+v", cert)
+		}
+		config := find[admissionregistrationv1.MutatingWebhookConfiguration](t, all, "MutatingWebhookConfiguration",
+			"stayput-gate")
+		if config.Annotations["cert-manager.io/inject-ca-from"] != Namespace+"/stayput-gate" {
+			t.Errorf("nobody says whom to trust: %v", config.Annotations)
+		}
+		if find[rbacv1.ClusterRole](t, all, "ClusterRole", "stayput-controller-gate") != nil ||
+			!slices.Equal(find[rbacv1.Role](t, all, "Role", "stayput-controller-gate").Rules[0].Verbs, []string{"get"}) {
+			t.Error("the controllers may change the certificate")
+		}
+		args := find[appsv1.Deployment](t, all, "Deployment", "stayput-controller").Spec.Template.Spec.Containers[0].Args
+		if !slices.Contains(args, "--gate-webhook-cert-given") {
+			t.Errorf("the controllers make the certificate: %q", args)
 		}
 	}
 }
@@ -890,7 +1023,7 @@ func TestNoObjectHardcodesTheNamespace(t *testing.T) {
 			if strings.Contains(d.Text, Namespace) {
 				t.Errorf("%s: %s %s names %s", name, d.Kind, d.Name, Namespace)
 			}
-			if clustered := regexp.MustCompile("^(Cluster|.*AdmissionPolicy|CustomResource|FlowSchema)").MatchString(d.Kind); !clustered &&
+			if clustered := regexp.MustCompile("^(Cluster|MutatingWebhook|.*AdmissionPolicy|CustomResource|FlowSchema)").MatchString(d.Kind); !clustered &&
 				d.Namespace != "elsewhere" {
 				t.Errorf("%s: %s %s is in the namespace %q", name, d.Kind, d.Name, d.Namespace)
 			}
@@ -919,39 +1052,84 @@ func TestEveryObjectHasTheRecommendedLabels(t *testing.T) {
 	}
 }
 
-func TestKubernetesBefore136GetsNoUnsupportedPolicies(t *testing.T) {
-	gates := func(args ...string) (n int) {
-		for _, d := range objects(t, Namespace, "", args...) {
-			if strings.HasPrefix(d.Kind, "Mutating") {
-				n++
+// What gates pods is what the API server has, unless that is said.
+func TestWhatGatesPodsDependsOnTheAPIServer(t *testing.T) {
+	const group = "admissionregistration.k8s.io"
+	const v1, beta = group + "/v1/MutatingAdmissionPolicy", group + "/v1beta1/MutatingAdmissionPolicy"
+	for _, c := range []struct {
+		mechanism, version string
+		serves             []string // empty: nobody knows
+		want               string   // a refusal is in words
+	}{
+		{"Auto", "1.31.0", nil, "webhook"},
+		{"Auto", "1.35.9", nil, "webhook"},
+		{"Auto", "1.36.0", nil, "v1"},
+		{"Auto", "1.36.3-gke.100", nil, "v1"},
+		{"Auto", "1.40.0", nil, "v1"},
+		{"Auto", "1.35.9", []string{"v1/Pod"}, "webhook"},
+		{"Auto", "1.35.9", []string{"v1/Pod", beta}, "v1beta1"},
+		{"Auto", "1.36.0", []string{"v1/Pod"}, "webhook"}, // switched off
+		{"Auto", "1.36.0", []string{"v1/Pod", beta, v1}, "v1"},
+		{"Policy", "1.34.2", []string{"v1/Pod", beta}, "v1beta1"},
+		{"Policy", "1.34.2", nil, "v1beta1"},
+		{"Policy", "1.36.0", nil, "v1"},
+		{"Policy", "1.34.2", []string{"v1/Pod"}, "gate.mechanism: this API server, v1.34.2, has no MutatingAdmission"},
+		{"Policy", "1.33.1", nil, "expected Auto, Webhook or Template"},
+		{"Webhook", "1.36.0", nil, "webhook"},
+		{"Webhook", "1.36.0", []string{"v1/Pod", v1}, "webhook"},
+		{"Template", "1.36.0", nil, ""},
+		{"Template", "1.31.0", nil, ""},
+	} {
+		args := []string{"--namespace=" + Namespace, "--kube-version=" + c.version,
+			"--set=pools.enabled=true,gate.mechanism=" + c.mechanism}
+		for _, kind := range c.serves {
+			args = append(args, "--api-versions="+kind)
+		}
+		out, err := lab.Template(testContext(t), Namespace, args...)
+		if strings.Contains(c.want, " ") {
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%+v: %v", c, err)
+			}
+			continue
+		}
+		must.Do(t, err)
+		all, err := Split(out)
+		must.Do(t, err)
+		is := map[string]int{}
+		for _, d := range all {
+			if version, ok := strings.CutPrefix(apiVersion(t, d), group+"/"); ok && strings.HasPrefix(d.Kind, "MutatingAdm") {
+				is[version]++
+			} else if d.Kind == "MutatingWebhookConfiguration" {
+				is["webhook"]++
 			}
 		}
-		return n
-	}
-	for version, want := range map[string]int{"1.30.0": 0, "1.35.9": 0, "1.36.0": 4, "1.36.3-gke.100": 4, "1.40.0": 4} {
-		if n := gates("--kube-version=" + version); n != want {
-			t.Errorf("Kubernetes %s: %d policies and bindings, want %d", version, n, want)
+		want := map[string]int{}
+		switch c.want {
+		case "webhook":
+			want[c.want] = 1
+		case "v1", "v1beta1":
+			want[c.want] = 6
 		}
-	}
-	for version, want := range map[string]int{"1.31.0": 0, "1.36.0": 6} {
-		if n := gates("--set=pools.enabled=true", "--kube-version="+version); n != want {
-			t.Errorf("Kubernetes %s with pools: %d policies and bindings, want %d", version, n, want)
+		if !maps.Equal(is, want) {
+			t.Errorf("%+v: there are %v", c, is)
+		}
+		if len(all) < 30 { // the rest is unchanged
+			t.Errorf("%+v: only %d objects", c, len(all))
 		}
 	}
 	dir, err := lab.Chart(testContext(t))
 	must.Do(t, err)
-	_, err = lab.Helm(testContext(t), "template", "x", dir, "--kube-version=1.30.9", "--set=pools.enabled=true")
-	if err == nil || !strings.Contains(err.Error(), "pools.enabled: expected Kubernetes 1.31 or later") {
-		t.Errorf("pools on Kubernetes 1.30: %v", err)
+	_, err = lab.Helm(testContext(t), "template", "x", dir, "--kube-version=1.30.9")
+	if err == nil || !strings.Contains(err.Error(), "1.31") {
+		t.Errorf("Kubernetes 1.30: %v", err)
 	}
-	_, err = lab.Helm(testContext(t), "template", "x", dir, "--kube-version=1.29.5")
-	if err == nil || !strings.Contains(err.Error(), "1.30") {
-		t.Errorf("Kubernetes 1.29: %v", err)
-	}
-	// The rest is unchanged.
-	if all := objects(t, Namespace, "", "--kube-version=1.30.0"); len(all) < 30 {
-		t.Errorf("only %d objects", len(all))
-	}
+}
+
+func apiVersion(t *testing.T, d Document) string {
+	t.Helper()
+	var o metav1.TypeMeta
+	must.Do(t, yaml.Unmarshal([]byte(d.Text), &o))
+	return o.APIVersion
 }
 
 // As Argo CD renders: it looks nothing up, but hands in every kind of the cluster.

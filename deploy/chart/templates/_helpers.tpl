@@ -39,7 +39,7 @@ knows the server's kinds where it speaks to one; otherwise, as with helm templat
 {{- end -}}
 {{- end -}}
 {{- if eq .Values.gate.mechanism "Auto" -}}
-{{ $served | default "Template" }}
+{{ $served | default "Webhook" }}
 {{- else if ne .Values.gate.mechanism "Policy" -}}
 {{ .Values.gate.mechanism }}
 {{- else if $served -}}
@@ -86,11 +86,16 @@ true
 {{- if lookup (printf "admissionregistration.k8s.io/%s" .) "MutatingAdmissionPolicyBinding" "" "stayput-gate-recorded" }}true{{ end -}}
 {{- end }}
 
-{{/* The conditions, in CEL, on which pods are gated: the same for policies and webhook. */}}
+{{/* The conditions, in CEL, on which pods are gated, for policies and webhook alike. */}}
 {{- define "stayput.annotatedPods" -}}
 has(object.metadata.annotations) && (
 'stayput.io/retain-ip' in object.metadata.annotations ||
 'io.kubernetes.cri/reserved-ip-duration' in object.metadata.annotations) &&
+{{ include "stayput.canBeGated" . }}
+{{- end }}
+
+{{/* A gated pod with a node is invalid; DaemonSets pin their pods anyway. */}}
+{{- define "stayput.canBeGated" -}}
 !object.spec.?schedulingGates.orValue([]).exists(g, g.name == 'stayput.io/placement') &&
 object.spec.?nodeName.orValue('') == '' &&
 !object.spec.?hostNetwork.orValue(false) &&
@@ -101,6 +106,37 @@ o.kind == 'DaemonSet' && o.?controller.orValue(false))
 {{/* That the controller may ungate what is gated: see the ClusterRole stayput-gate. */}}
 {{- define "stayput.mayGate" -}}
 authorizer.serviceAccount('{{ .Release.Namespace }}', 'stayput-controller').group('stayput.io').resource('placements').check('gate').allowed()
+{{- end }}
+
+{{/* That the controller serves objects: (list . group resource). */}}
+{{- define "stayput.mayList" -}}
+authorizer.serviceAccount('{{ (index . 0).Release.Namespace }}', 'stayput-controller').group('{{ index . 1 }}').resource('{{ index . 2 }}').check('list').allowed()
+{{- end }}
+
+{{/* What every part of the webhook has: (list . path). What takes the gate off must start without it. */}}
+{{- define "stayput.webhook" -}}
+{{- $ := index . 0 -}}
+clientConfig:
+  service:
+    name: stayput-gate
+    namespace: {{ $.Release.Namespace }}
+    path: {{ index . 1 }}
+failurePolicy: Ignore
+timeoutSeconds: 2
+sideEffects: None
+reinvocationPolicy: Never
+admissionReviewVersions: [v1]
+namespaceSelector:
+  matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: NotIn
+    values: [{{ $.Release.Namespace }}]
+rules:
+- apiGroups: [""]
+  apiVersions: [v1]
+  operations: [CREATE]
+  resources: [pods]
+  scope: Namespaced
 {{- end }}
 
 {{/* The variables of every container that speaks to the API server. */}}

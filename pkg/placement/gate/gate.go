@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -20,6 +21,24 @@ import (
 // Workloads is the ConfigMap of a namespace that lists the workloads whose pods are gated because a PersistentPodState
 // records them.
 const Workloads = "stayput-gated-workloads"
+
+// WorkloadsKey is the one value of that ConfigMap, the parameter of the admission policy that gates the pods of recorded
+// workloads. The API server knows ConfigMaps from its start, unlike custom resources, and one object costs a pod's
+// creation the same however many workloads it names.
+//
+// The value has a line Kind.group.name for each workload, a line break before the first and after every one, so that
+// the policy can search for a whole line. A key for each workload would cost more: the API server converts every key
+// for every pod.
+const WorkloadsKey = "workloads"
+
+// Line is a workload's in the ConfigMap.
+func Line(kind, group, name string) string { return kind + "." + group + "." + name }
+
+// Lists reports whether a ConfigMap of the name Workloads lists the owner of a pod.
+func Lists(list *corev1.ConfigMap, owner *metav1.OwnerReference) bool {
+	group, _, ok := strings.Cut(owner.APIVersion, "/")
+	return ok && strings.Contains(list.Data[WorkloadsKey], "\n"+Line(owner.Kind, group, owner.Name)+"\n")
+}
 
 // Remove ungates a pod; without the gate it does nothing. The patch's tests bind it to this pod and this gate: if
 // either has changed since pod was read, the error is Invalid or Conflict.

@@ -28,15 +28,6 @@ import (
 	"github.com/stayput/stayput/pkg/placement/uninstall"
 )
 
-// gatedWorkloadsKey is the one value of the ConfigMap gate.Workloads, the parameter of the admission policy that gates
-// the pods of recorded workloads. The API server knows ConfigMaps from its start, unlike custom resources, and one
-// object costs a pod's creation the same however many workloads it names.
-//
-// The value has a line Kind.group.name for each workload, a line break before the first and after every one, so that
-// the policy can search for a whole line. A key for each workload would cost more: the API server converts every key
-// for every pod.
-const gatedWorkloadsKey = "workloads"
-
 // gateEvery is how often the ConfigMap of a namespace is read again, in case it was changed.
 const gateEvery = 10 * time.Minute
 
@@ -143,7 +134,7 @@ func gateLines(all []kruisev1alpha1.PersistentPodState) string {
 	names := map[string]struct{}{}
 	for i := range all {
 		ref := home.TargetOf(&all[i])
-		names[ref.Kind+"."+ref.Group+"."+ref.Name] = struct{}{}
+		names[gate.Line(ref.Kind, ref.Group, ref.Name)] = struct{}{}
 	}
 	if len(names) == 0 {
 		return ""
@@ -167,7 +158,7 @@ func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 		g.remember(namespace, "")
 		return "", nil
 	}
-	lines := cm.Data[gatedWorkloadsKey]
+	lines := cm.Data[gate.WorkloadsKey]
 	if lines == "" {
 		lines = "nothing" // differs from whatever it should say
 	}
@@ -187,7 +178,7 @@ func (g *gating) say(ctx context.Context, namespace, lines string) error {
 		return nil
 	}
 	err := g.client.Apply(ctx,
-		corev1ac.ConfigMap(gate.Workloads, namespace).WithData(map[string]string{gatedWorkloadsKey: lines}),
+		corev1ac.ConfigMap(gate.Workloads, namespace).WithData(map[string]string{gate.WorkloadsKey: lines}),
 		client.ForceOwnership, client.FieldOwner(stayputv1alpha1.ControllerFieldManager))
 	if err != nil {
 		return fmt.Errorf("applying ConfigMap %s/%s: %w", namespace, gate.Workloads, err)

@@ -37,7 +37,7 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 
 // Run uninstalls stayput as far as the rest of its objects can then be deleted in any order. It may be run again.
 //
-//  1. It deletes the gate bindings, so that no further pod is gated.
+//  1. It deletes the gate bindings and the webhook, so that no further pod is gated.
 //  2. It deletes the installation's ConfigMap, the signal for running agents and controllers, and confirms that before,
 //     so that promises end at once.
 //  3. It ungates every pod.
@@ -59,12 +59,15 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	if err != nil {
 		return err
 	}
+	webhooks := schema.GroupVersionKind{Group: bindings.Group, Version: "v1", Kind: "MutatingWebhookConfiguration"}
 	for _, o := range []client.Object{
-		named(bindings, home.PolicyGateAnnotated), named(bindings, home.PolicyGateRecorded),
+		named(webhooks, home.GateWebhook), named(bindings, home.PolicyGateAnnotated),
+		named(bindings, home.PolicyGateRecorded),
 		named(bindings, home.PolicyGatePools), installation,
 	} {
 		name := o.GetName()
 		switch err := c.Delete(ctx, o); {
+		case missing(err) && name == home.GateWebhook: // most clusters gate by policies
 		case missing(err):
 			say("%s not found", name)
 		case err != nil:

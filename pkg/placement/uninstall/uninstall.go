@@ -33,11 +33,13 @@ type Memory interface {
 //
 // The signal is the deletion of the ConfigMap stayput-installation. The deletion of a gate binding counts too, for
 // bindingAlone: it is the first object of the installation to go, when the rights are sure to be there. An
-// administrator who only deletes the binding costs the pods that wait at that moment their place.
+// administrator who only deletes the binding costs the pods that wait at that moment their place. It does not count
+// while a webhook gates pods, which takes the policies' place then.
 type Uninstaller struct {
 	cache  client.Reader
 	live   client.Client // reads from the API server
 	memory Memory
+	hooked func() bool // whether a webhook gates pods
 	log    logr.Logger
 	again  chan struct{}
 
@@ -54,8 +56,9 @@ const (
 	lastWords = 20 * time.Second
 )
 
-// New returns an Uninstaller, to be added to mgr, for stayput in a namespace.
-func New(mgr ctrl.Manager, namespace string, memory Memory) (*Uninstaller, error) {
+// New returns an Uninstaller, to be added to mgr, for stayput in a namespace. hooked reports whether a webhook gates
+// pods.
+func New(mgr ctrl.Manager, namespace string, memory Memory, hooked func() bool) (*Uninstaller, error) {
 	config := mgr.GetConfig()
 	live, err := client.New(config, client.Options{
 		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
@@ -63,7 +66,8 @@ func New(mgr ctrl.Manager, namespace string, memory Memory) (*Uninstaller, error
 	if err != nil {
 		return nil, err
 	}
-	u := &Uninstaller{cache: mgr.GetCache(), live: live, memory: memory, log: mgr.GetLogger().WithName("uninstall"),
+	u := &Uninstaller{cache: mgr.GetCache(), live: live, memory: memory, hooked: hooked,
+		log:   mgr.GetLogger().WithName("uninstall"),
 		again: make(chan struct{}, 1)}
 	log := slog.New(logr.ToSlogHandler(u.log))
 	if u.installation, err = uninstall.NewSignal(config, namespace, uninstall.Object{}, log); err != nil {
@@ -83,7 +87,11 @@ func New(mgr ctrl.Manager, namespace string, memory Memory) (*Uninstaller, error
 
 // Begun reports whether stayput is being uninstalled.
 func (u *Uninstaller) Begun() bool {
-	return begun(u.installation.Status(), u.binding.Status(), time.Now())
+	binding := u.binding.Status()
+	if u.hooked() {
+		binding = uninstall.Status{}
+	}
+	return begun(u.installation.Status(), binding, time.Now())
 }
 
 // Again returns a channel that delivers once after stayput turned out, once or more often, to be still installed: the

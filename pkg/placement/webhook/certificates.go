@@ -1,0 +1,240 @@
+package webhook
+
+import (
+	"bytes"
+	"context"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/open-policy-agent/cert-controller/pkg/rotator"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+)
+
+// The keys of the Secret beside those of its TLS pair, as rotator and cert-manager name them.
+const (
+	caCertKey = "ca.crt"
+	caKeyKey  = "ca.key"
+)
+
+const (
+	authorityName     = "stayput-gate-ca"
+	authorityLifetime = 10 * 365 * 24 * time.Hour
+	lifetime          = 365 * 24 * time.Hour
+	// renewBefore is how long before its end a certificate is renewed.
+	renewBefore = 90 * 24 * time.Hour
+	// lookEvery is how often a replica looks at the Secret, and at what the API server trusts.
+	lookEvery = 30 * time.Second
+	// lookAgain is the same after a failure, and while there is nobody who could trust: Helm makes the configuration of
+	// the webhook after the Secret and the controllers.
+	lookAgain = 2 * time.Second
+)
+
+// certificates keeps the certificate that the webhook serves, and the API server's trust in it.
+//
+// rotator, from cert-controller, makes and judges the certificates. Its own loop is not used: that reads every Secret
+// of the namespace and every webhook of the cluster, and waits for a mounted file. This one needs the rights to one of
+// each, and has a new certificate at once.
+type certificates struct {
+	reader    client.Reader // from the API server
+	writer    client.Writer
+	namespace string
+	given     bool
+	log       logr.Logger
+
+	serving atomic.Pointer[tls.Certificate]
+}
+
+var (
+	errNone         = errors.New("there is no certificate yet")
+	errUnconfigured = errors.New("there is no configuration of the webhook")
+)
+
+// get returns the certificate to serve; it is a tls.Config's GetCertificate.
+func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	if is := c.serving.Load(); is != nil {
+		return is, nil
+	}
+	return nil, errNone
+}
+
+// ready reports whether there is a certificate to serve.
+func (c *certificates) ready() bool { return c.serving.Load() != nil }
+
+// NeedLeaderElection returns false: every replica serves.
+func (*certificates) NeedLeaderElection() bool { return false }
+
+// Start looks after the certificate until ctx is done. What fails is logged and tried again: without the webhook pods
+// start ungated, without the controller they would wait.
+func (c *certificates) Start(ctx context.Context) error {
+	logged := ""
+	for {
+		pause := lookEvery
+		switch err := c.look(ctx); {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			logged = ""
+		default:
+			pause = lookAgain
+			// A conflict: another replica was quicker.
+			if err.Error() != logged && !apierrors.IsConflict(err) && !errors.Is(err, errUnconfigured) {
+				logged = err.Error()
+				c.log.Error(err, "Cannot serve the webhook that gates pods as it should be, retrying")
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// look takes over what the Secret says, after it has renewed what is about to end. Without the Secret, or the right to
+// read it, there is no webhook.
+func (c *certificates) look(ctx context.Context) error {
+	var secret corev1.Secret
+	err := c.reader.Get(ctx, types.NamespacedName{Namespace: c.namespace, Name: home.GateWebhook}, &secret)
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the webhook's certificate: %w", err)
+	}
+	if !c.given {
+		renewed, err := renew(secret.Data, serverName(c.namespace), time.Now())
+		if err != nil {
+			return fmt.Errorf("making the webhook's certificate: %w", err)
+		}
+		if renewed != nil {
+			secret.Data = renewed
+			if err := c.writer.Update(ctx, &secret); err != nil {
+				return fmt.Errorf("writing the webhook's certificate: %w", err)
+			}
+			c.log.Info("Renewed the webhook's certificate")
+		}
+	}
+	pair, err := tls.X509KeyPair(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey])
+	if err != nil {
+		return fmt.Errorf("secret %s/%s: %s and %s: %w", c.namespace, home.GateWebhook, corev1.TLSCertKey,
+			corev1.TLSPrivateKeyKey, err)
+	}
+	if is := c.serving.Swap(&pair); is == nil {
+		c.log.Info("Serving the webhook that gates pods")
+	}
+	if c.given {
+		return nil
+	}
+	return c.trust(ctx, secret.Data[caCertKey])
+}
+
+// trust has the API server trust the certificates of this authority at the webhook.
+func (c *certificates) trust(ctx context.Context, authority []byte) error {
+	var config admissionregistrationv1.MutatingWebhookConfiguration
+	err := c.reader.Get(ctx, types.NamespacedName{Name: home.GateWebhook}, &config)
+	if apierrors.IsNotFound(err) { // not yet, or not any more
+		return errUnconfigured
+	}
+	if err != nil {
+		return fmt.Errorf("reading the configuration of the webhook: %w", err)
+	}
+	var ops []map[string]any
+	for i := range config.Webhooks {
+		if w := &config.Webhooks[i]; !bytes.Equal(w.ClientConfig.CABundle, authority) {
+			at := fmt.Sprintf("/webhooks/%d", i)
+			ops = append(ops, map[string]any{"op": "test", "path": at + "/name", "value": w.Name},
+				map[string]any{"op": "add", "path": at + "/clientConfig/caBundle", "value": authority})
+		}
+	}
+	if len(ops) == 0 {
+		return nil
+	}
+	patch, err := json.Marshal(ops)
+	if err != nil {
+		return err
+	}
+	of := &admissionregistrationv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: home.GateWebhook}}
+	err = c.writer.Patch(ctx, of, client.RawPatch(types.JSONPatchType, patch),
+		client.FieldOwner(v1alpha1.ControllerFieldManager))
+	if err != nil {
+		return fmt.Errorf("telling the API server whom to trust at the webhook: %w", err)
+	}
+	return nil
+}
+
+// serverName is the name by which the API server knows the webhook.
+func serverName(namespace string) string { return home.GateWebhook + "." + namespace + ".svc" }
+
+// renew returns the Secret's data with new certificates for those that are missing, do not fit or end soon; nil if
+// there are none of these. An authority that is followed by another one stays trusted: replicas serve what it has
+// signed until they have seen the new certificate.
+func renew(data map[string][]byte, name string, now time.Time) (map[string][]byte, error) {
+	maker := rotator.CertRotator{CAName: authorityName, CAOrganization: "stayput", DNSName: name, ExtKeyUsages: serverAuth}
+	valid := func(cert, key []byte, name string, usages *[]x509.ExtKeyUsage) bool {
+		ok, err := rotator.ValidCert(data[caCertKey], cert, key, name, usages, now.Add(renewBefore))
+		return ok && err == nil
+	}
+	begin := now.Add(-time.Hour) // others' clocks
+	trusted := data[caCertKey]
+	authority, err := authorityOf(data)
+	switch {
+	case err != nil || !valid(first(trusted), data[caKeyKey], authorityName, nil):
+		if authority, err = maker.CreateCACert(begin, now.Add(authorityLifetime)); err != nil {
+			return nil, err
+		}
+		trusted = slices.Concat(authority.CertPEM, first(trusted))
+	case valid(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey], name, serverAuth):
+		return nil, nil
+	}
+	cert, key, err := maker.CreateCertPEM(authority, begin, now.Add(lifetime))
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]byte{
+		caCertKey: trusted, caKeyKey: authority.KeyPEM, corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key,
+	}, nil
+}
+
+var serverAuth = &[]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+
+// authorityOf returns the authority in the Secret's data.
+func authorityOf(data map[string][]byte) (*rotator.KeyPairArtifacts, error) {
+	pair, err := tls.X509KeyPair(first(data[caCertKey]), data[caKeyKey])
+	if err != nil {
+		return nil, err
+	}
+	key, ok := pair.PrivateKey.(*rsa.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("%s: expected an RSA key", caKeyKey)
+	}
+	return &rotator.KeyPairArtifacts{Cert: pair.Leaf, Key: key, CertPEM: data[caCertKey], KeyPEM: data[caKeyKey]}, nil
+}
+
+// first returns the first certificate of a PEM file; nil if there is none.
+func first(file []byte) []byte {
+	block, _ := pem.Decode(file)
+	if block == nil {
+		return nil
+	}
+	if _, err := x509.ParseCertificate(block.Bytes); err != nil { // the API server would refuse it
+		return nil
+	}
+	return pem.EncodeToMemory(block)
+}

@@ -1,0 +1,235 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/open-policy-agent/cert-controller/pkg/rotator"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
+)
+
+// withoutProxy has the API server call webhooks by their Endpoints: the lab has no kube-proxy.
+var withoutProxy = []string{"--enable-aggregator-routing=true"}
+
+// As where the API server has no policies that gate pods. This one has: it moves to them, and back.
+func TestAWebhookGatesPodsWherePoliciesCannot(t *testing.T) {
+	alone(t)
+	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: withoutProxy})
+	by := func(mechanism string) map[string]any {
+		return map[string]any{"gate": map[string]any{"mechanism": mechanism}}
+	}
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: by("Webhook")}))
+	if is := gatingObjects(t, c); is != "mutatingwebhookconfiguration.admissionregistration.k8s.io/stayput-gate" {
+		t.Errorf("pods are gated by %s", is)
+	}
+	ns := namespace(t, c)
+	gatesSoon(t, c, ns)
+
+	// Annotated pods and recorded ones come home.
+	before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
+	recordedOnes := tilted(t, c, ns, "node-only", 4, map[string]string{"stayput.io/home": "Required"})
+	recorded(t, c, ns, "node-only", recordedOnes)
+	deletePods(t, c, ns, "web")
+	before = comesHome(t, c, ns, "web", before, true)
+	until(t, "recorded pods to be gated", func(ctx context.Context) bool {
+		pod, err := wouldBe(ctx, c, ns, recordedOnes["node-only-0"].OwnerReferences, nil)
+		return err == nil && len(pod.Spec.SchedulingGates) == 1
+	})
+	deletePods(t, c, ns, "node-only")
+	comesHome(t, c, ns, "node-only", recordedOnes, false)
+	// Others are not held up, and what others hold is held by both.
+	if pod, err := wouldBe(testContext(t), c, ns, nil, nil); err != nil || len(pod.Spec.SchedulingGates) != 0 {
+		t.Errorf("an ordinary pod: %v: %v", pod.Spec.SchedulingGates, err)
+	}
+	both, err := wouldBe(testContext(t), c, ns, nil, map[string]string{retainIP: "10m"}, "example.com/theirs")
+	if err != nil || len(both.Spec.SchedulingGates) != 2 || !isGated(both) {
+		t.Errorf("a pod with another gate: %v: %v", both.Spec.SchedulingGates, err)
+	}
+
+	// While no controller answers, pods start at once. One that lands at home has its address.
+	must.Do(t, c.Controllers.Stop(testContext(t)))
+	home := before["web-0"].Spec.NodeName
+	for _, n := range c.Nodes {
+		if n.Name != home {
+			kubectl(t, c, "cordon", n.Name)
+		}
+	}
+	kubectl(t, c, "delete", "pod", "web-0", "-n", ns)
+	lucky := successor(t, c, before["web-0"])
+	if lucky.Spec.NodeName != home || lucky.Status.PodIP != before["web-0"].Status.PodIP || lucky.Spec.Affinity != nil {
+		t.Errorf("was on %s with %s, is on %s with %s; affinity %v", home, before["web-0"].Status.PodIP,
+			lucky.Spec.NodeName, lucky.Status.PodIP, lucky.Spec.Affinity)
+	}
+	before["web-0"] = lucky
+	for _, n := range c.Nodes {
+		kubectl(t, c, "uncordon", n.Name)
+	}
+	must.Do(t, c.Controllers.Start(testContext(t)))
+	gatesSoon(t, c, ns)
+
+	// A certificate that has ended, or is gone, is replaced; and after its restart the API server trusts the same.
+	for name, data := range map[string]map[string][]byte{"ended": ended(t), "gone": nil} {
+		trusted := trustedAuthority(t, c)
+		secrets := c.Client().CoreV1().Secrets(lab.SystemNamespace)
+		secret, err := secrets.Get(testContext(t), "stayput-gate", metav1.GetOptions{})
+		must.Do(t, err)
+		secret.Data = data
+		_, err = secrets.Update(testContext(t), secret, metav1.UpdateOptions{})
+		must.Do(t, err)
+		until(t, "another authority: the certificate is "+name, func(context.Context) bool {
+			is := trustedAuthority(t, c)
+			return is != "" && is != trusted
+		})
+		gatesSoon(t, c, ns)
+	}
+	must.Do(t, c.APIServer.Restart(testContext(t)))
+	gatesSoon(t, c, ns)
+	deletePods(t, c, ns, "web")
+	before = comesHome(t, c, ns, "web", before, true)
+
+	// From the webhook to policies and back: at every moment each pod is gated, once. One upgrade brings what gates pods
+	// from now on, the next takes away what did.
+	watch := gatesAlways(t, c, ns)
+	for _, step := range []struct{ to, webhook, policies string }{
+		{"Policy", "stayput-gate", "stayput-gate-recorded"}, {"Policy", "", "stayput-gate-recorded"},
+		{"Webhook", "stayput-gate", "stayput-gate-recorded"}, {"Webhook", "stayput-gate", ""},
+	} {
+		must.Do(t, c.Upgrade(testContext(t), by(step.to)))
+		is := gatingObjects(t, c)
+		if strings.Contains(is, "webhookconfiguration") != (step.webhook != "") ||
+			strings.Contains(is, step.policies) != (step.policies != "") && step.policies != "" ||
+			strings.Contains(is, "policy") != (step.policies != "") {
+			t.Errorf("on the way to %s, pods are gated by %s", step.to, is)
+		}
+	}
+	t.Logf("%d pods would have been gated meanwhile", watch())
+
+	// An uninstallation leaves no pod gated.
+	for _, n := range c.Nodes {
+		kubectl(t, c, "cordon", n.Name)
+	}
+	deletePods(t, c, ns, "web")
+	until(t, "all pods to be gated", func(context.Context) bool { return len(gatedPods(t, c)) == len(before) })
+	end := stream(t, c, ns)
+	until(t, "a stream of pods", func(context.Context) bool { return getPod(t, c, ns, "stream-20") != nil })
+	said, err := c.Uninstall(testContext(t))
+	t.Log(said)
+	must.Do(t, err)
+	end()
+	until(t, "no pod to be gated", func(context.Context) bool { return len(gatedPods(t, c)) == 0 })
+	if is := gatingObjects(t, c); is != "" {
+		t.Errorf("left: %s", is)
+	}
+	_, err = c.Client().CoreV1().Secrets(lab.SystemNamespace).Get(testContext(t), "stayput-gate", metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		t.Errorf("the Secret is left: %v", err)
+	}
+}
+
+// gatingObjects returns what stayput has in the cluster that gates pods.
+func gatingObjects(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	return strings.Join(strings.Fields(kubectl(t, c, "get", "-o", "name", "-l", "app.kubernetes.io/part-of=stayput",
+		"mutatingadmissionpolicies,mutatingadmissionpolicybindings,mutatingwebhookconfigurations")), " ")
+}
+
+// wouldBe returns a pod as the API server would create it.
+func wouldBe(ctx context.Context, c *lab.Cluster, ns string, owners []metav1.OwnerReference,
+	annotations map[string]string, gates ...string,
+) (*corev1.Pod, error) {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "would-be-", Annotations: annotations, OwnerReferences: owners},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: lab.WebImage}}},
+	}
+	if len(owners) > 0 {
+		pod.Labels = map[string]string{"statefulset.kubernetes.io/pod-name": "would-be"}
+	}
+	for _, name := range gates {
+		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
+	}
+	return c.Client().CoreV1().Pods(ns).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{"All"}})
+}
+
+// gatesSoon waits until annotated pods are gated.
+func gatesSoon(t *testing.T, c *lab.Cluster, ns string) {
+	t.Helper()
+	until(t, "annotated pods to be gated", func(ctx context.Context) bool {
+		pod, err := wouldBe(ctx, c, ns, nil, map[string]string{retainIP: "10m"})
+		return err == nil && isGated(pod)
+	})
+}
+
+// gatesAlways asks again and again whether annotated pods would be gated, until the returned function is called, which
+// returns how often that was.
+func gatesAlways(t *testing.T, c *lab.Cluster, ns string) (end func() int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	n := 0
+	wg.Go(func() {
+		for ; ctx.Err() == nil; n++ {
+			pod, err := wouldBe(ctx, c, ns, nil, map[string]string{retainIP: "10m"})
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil || len(pod.Spec.SchedulingGates) != 1 || !isGated(pod) {
+				t.Errorf("at %v a pod would have the gates %v: %v", time.Now(), pod.Spec.SchedulingGates, err)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	return func() int { cancel(); wg.Wait(); return n }
+}
+
+// comesHome waits for the successors of all pods, which must be on the same nodes, with the same addresses if these are
+// retained.
+func comesHome(t *testing.T, c *lab.Cluster, ns, name string, before map[string]*corev1.Pod, retained bool,
+) map[string]*corev1.Pod {
+	t.Helper()
+	after := places(t, c, ns, name, len(before), before)
+	for pod, was := range before {
+		is := after[pod]
+		if is.Spec.NodeName != was.Spec.NodeName || retained && is.Status.PodIP != was.Status.PodIP {
+			t.Errorf("%s was on %s with %s, is on %s with %s", pod, was.Spec.NodeName, was.Status.PodIP, is.Spec.NodeName,
+				is.Status.PodIP)
+		}
+	}
+	return after
+}
+
+// trustedAuthority returns whom the API server trusts at the webhook.
+func trustedAuthority(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	is, err := c.Client().AdmissionregistrationV1().MutatingWebhookConfigurations().Get(testContext(t), "stayput-gate",
+		metav1.GetOptions{})
+	must.Do(t, err)
+	for _, w := range is.Webhooks {
+		if !bytes.Equal(w.ClientConfig.CABundle, is.Webhooks[0].ClientConfig.CABundle) {
+			return "" // half-way
+		}
+	}
+	return string(is.Webhooks[0].ClientConfig.CABundle)
+}
+
+// ended returns a Secret's data with certificates that ended yesterday.
+func ended(t *testing.T) map[string][]byte {
+	t.Helper()
+	yesterday := time.Now().Add(-24 * time.Hour)
+	r := rotator.CertRotator{CAName: "stayput-gate-ca", DNSName: "stayput-gate." + lab.SystemNamespace + ".svc"}
+	authority, err := r.CreateCACert(yesterday.Add(-time.Hour), yesterday)
+	must.Do(t, err)
+	r.ExtKeyUsages = &[]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	cert, key, err := r.CreateCertPEM(authority, yesterday.Add(-time.Hour), yesterday)
+	must.Do(t, err)
+	return map[string][]byte{"ca.crt": authority.CertPEM, "ca.key": authority.KeyPEM, "tls.crt": cert, "tls.key": key}
+}
