@@ -112,7 +112,7 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	if err != nil {
 		return nil, err
 	}
-	nodesOnly, err := withoutAgents(ctx, c, c.installation)
+	is, err := howInstalled(ctx, c, c.installation)
 	r := &Report{Findings: []Finding{}}
 	if err != nil {
 		f := findings{check: "agents"}
@@ -120,15 +120,15 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 		r.add(f.all...)
 	}
 	var looks []looked
-	if !nodesOnly {
+	if !is.nodesOnly {
 		looks = inspectAll(ctx, c.agents, nodes, line)
 	}
 
 	// 3. The findings.
 	now := time.Now().Add(clock.ahead())
 	line.say("checking the cluster ...")
-	r.add(checkCluster(ctx, c, c.installation, now, nodesOnly)...)
-	if nodesOnly {
+	r.add(checkCluster(ctx, c, c.installation, now, is)...)
+	if is.nodesOnly {
 		f := findings{check: "agents"}
 		r.add(f.orOK("none are installed (agent.enabled is false): pods keep their nodes, not their addresses")...)
 		return r, nil

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -31,17 +32,22 @@ import (
 // reinstall is what to do if a part of the installation is missing.
 const reinstall = "apply Stayput's manifests or Helm chart again"
 
-// withoutAgents reports whether Stayput was installed without agents, on purpose.
-func withoutAgents(ctx context.Context, k client.Client, namespace string) (bool, error) {
+// asInstalled is what the installation's ConfigMap says of itself.
+type asInstalled struct {
+	nodesOnly bool   // without agents, on purpose
+	gate      string // the chart's gate.mechanism; empty: not by the chart
+}
+
+func howInstalled(ctx context.Context, k client.Client, namespace string) (asInstalled, error) {
 	var of corev1.ConfigMap
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}, &of)
-	return of.Data["agents"] == "false", client.IgnoreNotFound(err)
+	return asInstalled{of.Data["agents"] == "false", of.Data["gate"]}, client.IgnoreNotFound(err)
 }
 
 // checkCluster checks what Stayput has in the cluster. now is the API server's time.
-func checkCluster(ctx context.Context, k client.Client, namespace string, now time.Time, nodesOnly bool) []Finding {
+func checkCluster(ctx context.Context, k client.Client, namespace string, now time.Time, is asInstalled) []Finding {
 	return slices.Concat(
-		checkDefinitions(ctx, k), checkPolicies(ctx, k, namespace, nodesOnly), checkLeader(ctx, k, namespace, now),
+		checkDefinitions(ctx, k), checkPolicies(ctx, k, namespace, is), checkLeader(ctx, k, namespace, now),
 		checkGated(ctx, k, now), checkPools(ctx, k, now),
 	)
 }
@@ -113,7 +119,10 @@ var policiesOfPools = []string{home.PolicyGatePools, "stayput-addresses", "stayp
 // policiesOfAgents are there only if agents are installed.
 var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent"}
 
-func checkPolicies(ctx context.Context, k client.Client, namespace string, nodesOnly bool) []Finding {
+// gatePolicies are those that gate pods. They are not there if something else does.
+var gatePolicies = []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools}
+
+func checkPolicies(ctx context.Context, k client.Client, namespace string, is asInstalled) []Finding {
 	f := findings{check: "policies"}
 	nominates, err := nominatesHomes(ctx, k, namespace)
 	if err != nil {
@@ -123,31 +132,22 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, nodes
 	if err != nil {
 		f.unread(err)
 	}
-	get := func(kind, name string) (err error) {
-		for _, version := range home.PolicyVersions {
-			o := &metav1.PartialObjectMetadata{}
-			o.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: version, Kind: kind})
-			if err = k.Get(ctx, types.NamespacedName{Name: name}, o); !meta.IsNoMatchError(err) {
-				return err
-			}
-		}
+	get := func(kind, name string) error {
+		_, err := admission(ctx, k, kind, name)
 		return err
 	}
 	kruise := get("MutatingWebhookConfiguration", home.KruiseWebhooks) == nil
-	unserved := false
+	gates, byPolicies := checkGate(ctx, k, is)
 	for _, p := range policies {
+		if !byPolicies && slices.Contains(gatePolicies, p.name) {
+			continue
+		}
 		for _, kind := range []string{p.kind, p.kind + "Binding"} {
 			err := get(kind, p.name)
 			switch {
-			case meta.IsNoMatchError(err):
-				if !unserved {
-					f.warn("the API server does not serve "+kind+", which Kubernetes has from 1.36 on: "+p.without,
-						"put the scheduling gate "+stayputv1alpha1.PlacementGate+" into the pod templates")
-				}
-				unserved = true
 			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
 			case apierrors.IsNotFound(err) && p.name == policyNominations && !nominates:
-			case apierrors.IsNotFound(err) && nodesOnly && slices.Contains(policiesOfAgents, p.name):
+			case apierrors.IsNotFound(err) && is.nodesOnly && slices.Contains(policiesOfAgents, p.name):
 			case apierrors.IsNotFound(err) && slices.Contains(policiesOfPools, p.name):
 				if len(pooled) > 0 {
 					f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, poolsWanted)
@@ -163,7 +163,66 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, nodes
 	if kruise {
 		f.add(LevelOK, "OpenKruise runs here and serves PersistentPodStates itself", "")
 	}
-	return f.all
+	return append(f.all, gates...)
+}
+
+// admission returns an object of admissionregistration.k8s.io, in the newest version of its kind that is served.
+func admission(ctx context.Context, k client.Client, kind, name string) (version string, err error) {
+	for _, version := range home.PolicyVersions {
+		o := &metav1.PartialObjectMetadata{}
+		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: version, Kind: kind})
+		if err = k.Get(ctx, types.NamespacedName{Name: name}, o); !meta.IsNoMatchError(err) {
+			return version, err
+		}
+	}
+	return "", err
+}
+
+// checkGate says what gates pods, and whether policies are to.
+func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Finding, byPolicies bool) {
+	f := findings{check: "gate"}
+	const kind = "MutatingAdmissionPolicyBinding"
+	version, err := admission(ctx, k, kind, home.PolicyGateRecorded)
+	policies, served := err == nil, !meta.IsNoMatchError(err)
+	if err != nil && served && !apierrors.IsNotFound(err) {
+		f.unread(err)
+		return f.all, true
+	}
+	var webhook admissionregistrationv1.MutatingWebhookConfiguration
+	err = k.Get(ctx, types.NamespacedName{Name: home.GateWebhook}, &webhook)
+	if err != nil && !apierrors.IsNotFound(err) {
+		f.unread(err)
+		return f.all, policies
+	}
+	hooked := err == nil
+	untrusted := slices.ContainsFunc(webhook.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool {
+		return len(w.ClientConfig.CABundle) == 0
+	})
+	switch {
+	case policies && hooked:
+		f.warn("policies gate pods, and a webhook could as well, as while one takes the other's place",
+			"helm upgrade once more; without Helm, delete gate-webhook.yaml")
+	case policies:
+		f.add(LevelOK, "policies gate pods (MutatingAdmissionPolicy "+version+")", "")
+	case hooked && untrusted:
+		f.fail("the webhook that is to gate pods has no certificate that the API server trusts: new pods are not gated "+
+			"and can start anywhere", "see the controllers' logs, or cert-manager if that makes the certificate")
+	case hooked && served && is.gate != "Webhook":
+		f.warn("a webhook in the controllers gates pods, though the API server has policies for that now",
+			"helm upgrade; without Helm, apply gate-policies.yaml and delete gate-webhook.yaml")
+	case hooked:
+		f.add(LevelOK, "a webhook in the controllers gates pods; while none answers, pods start ungated", "")
+	case is.gate == "Template":
+		f.add(LevelOK, "nothing gates pods (gate.mechanism is Template): those whose template has the gate "+
+			stayputv1alpha1.PlacementGate+" come home", "")
+	case served:
+		return nil, true // its policies are missing
+	default:
+		f.fail("nothing gates new pods: they can start anywhere. The API server has no MutatingAdmissionPolicies, which "+
+			"Kubernetes has from 1.36 on", "helm upgrade, or apply gate-webhook.yaml; or put the scheduling gate "+
+			stayputv1alpha1.PlacementGate+" into the pod templates and set gate.mechanism to Template")
+	}
+	return f.all, policies
 }
 
 // nominatesHomes reports whether the controllers run with --nominate-homes.

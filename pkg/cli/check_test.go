@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -15,16 +16,20 @@ import (
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
@@ -411,7 +416,8 @@ func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 				}
 			}
 		}
-		for _, f := range checkPolicies(t.Context(), aCluster(nothing, objects...), DefaultNamespace, nodesOnly) {
+		for _, f := range checkPolicies(t.Context(), aCluster(nothing, objects...), DefaultNamespace,
+			asInstalled{nodesOnly: nodesOnly}) {
 			if f.Level != LevelOK {
 				bad = append(bad, f)
 			}
@@ -450,6 +456,79 @@ func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 	for _, args := range [][]string{nil, {"--leader-elect"}, {"--nominate-homes=false"}} {
 		if bad := found(args, nominations); len(bad) > 0 {
 			t.Errorf("of a controller with %v: %+v", args, bad)
+		}
+	}
+}
+
+// What gates pods is said, and what to do if it is nothing or not what it should be.
+func TestWhatGatesPodsIsSaid(t *testing.T) {
+	object := func(version, kind, name string) client.Object {
+		o := &unstructured.Unstructured{}
+		o.SetAPIVersion("admissionregistration.k8s.io/" + version)
+		o.SetKind(kind)
+		o.SetName(name)
+		return o
+	}
+	binding := func(version string) client.Object {
+		return object(version, "MutatingAdmissionPolicyBinding", home.PolicyGateRecorded)
+	}
+	webhook := func(bundle string) client.Object {
+		return &admissionregistrationv1.MutatingWebhookConfiguration{
+			ObjectMeta: metav1.ObjectMeta{Name: home.GateWebhook},
+			Webhooks: []admissionregistrationv1.MutatingWebhook{{
+				Name: "a.stayput.io", ClientConfig: admissionregistrationv1.WebhookClientConfig{CABundle: []byte(bundle)},
+			}},
+		}
+	}
+	for name, c := range map[string]struct {
+		has    []client.Object
+		serves []string // versions with policies
+		gate   string
+		says   string // empty: nothing, the policies are missing
+		todo   string
+	}{
+		"policies": {has: []client.Object{binding("v1")},
+			says: "OK policies gate pods (MutatingAdmissionPolicy v1)"},
+		"policies in beta": {has: []client.Object{binding("v1beta1")}, serves: []string{"v1beta1"},
+			says: "OK policies gate pods (MutatingAdmissionPolicy v1beta1)"},
+		"a webhook": {has: []client.Object{webhook("ca")}, serves: []string{}, gate: "Auto",
+			says: "OK a webhook in the controllers gates pods"},
+		"a webhook that is wanted": {has: []client.Object{webhook("ca")}, gate: "Webhook",
+			says: "OK a webhook in the controllers gates pods"},
+		"a webhook on a newer server": {has: []client.Object{webhook("ca")}, gate: "Auto",
+			says: "WARN a webhook in the controllers gates pods, though", todo: "helm upgrade"},
+		"a webhook without a certificate": {has: []client.Object{webhook("")}, serves: []string{}, gate: "Auto",
+			says: "FAIL the webhook that is to gate pods has no certificate", todo: "see the controllers' logs"},
+		"both": {has: []client.Object{webhook("ca"), binding("v1")}, gate: "Auto",
+			says: "WARN policies gate pods, and a webhook", todo: "helm upgrade once more"},
+		"templates": {gate: "Template", says: "OK nothing gates pods (gate.mechanism is Template)"},
+		"nothing": {serves: []string{}, says: "FAIL nothing gates new pods",
+			todo: "helm upgrade, or apply gate-webhook.yaml"},
+		"nothing, but it could": {gate: "Auto"},
+	} {
+		if c.serves == nil {
+			c.serves = []string{"v1", "v1beta1"}
+		}
+		unserved := interceptor.Funcs{Get: func(ctx context.Context, k client.WithWatch, key client.ObjectKey,
+			o client.Object, opts ...client.GetOption) error {
+			if kind := o.GetObjectKind().GroupVersionKind(); kind.Kind == "MutatingAdmissionPolicyBinding" &&
+				!slices.Contains(c.serves, kind.Version) {
+				return &meta.NoKindMatchError{GroupKind: kind.GroupKind()}
+			}
+			return k.Get(ctx, key, o, opts...)
+		}}
+		found, byPolicies := checkGate(t.Context(),
+			interceptor.NewClient(aCluster(nothing, c.has...).(client.WithWatch), unserved), asInstalled{gate: c.gate})
+		if c.says == "" {
+			if len(found) > 0 || !byPolicies {
+				t.Errorf("%s: %+v", name, found)
+			}
+			continue
+		}
+		if len(found) != 1 || !strings.HasPrefix(string(found[0].Level)+" "+found[0].Text, c.says) ||
+			!strings.HasPrefix(found[0].Todo, c.todo) || (c.todo == "") != (found[0].Todo == "") ||
+			byPolicies != strings.Contains(c.says, "policies gate pods") {
+			t.Errorf("%s: %v %+v", name, byPolicies, found)
 		}
 	}
 }

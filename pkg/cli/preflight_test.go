@@ -56,7 +56,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 				calicoIPAM: "calico-ipam"},
 			[]string{
 				"OK    Kubernetes: v1.33.5-eks-3025e55",
-				"WARN  gate: the API server does not serve MutatingAdmissionPolicy v1",
+				"OK    gate: by a webhook of the controllers",
 				"WARN  node-1, node-2, node-3: runtime: containerd 1.7.27 has NRI off",
 				"FAIL  node-1, node-2, node-3: network: the AWS VPC CNI hands out addresses itself",
 				"      -> install with agent.enabled=false: pods keep their nodes",
@@ -74,7 +74,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 		"k3s": {
 			surroundings{version: "v1.35.8+k3s1", nodes: k3s, networks: map[string][]string{}},
 			[]string{
-				"WARN  gate: ", "OK    node-1, node-2: runtime: containerd 2.1.4-k3s2",
+				"OK    gate: by a webhook", "OK    node-1, node-2: runtime: containerd 2.1.4-k3s2",
 				"OK    node-1, node-2: platform: k3s has", "      -> set platform: k3s", "OK    node-1, node-2: network: flannel",
 				"OK    summary: pods keep their addresses on 2 nodes",
 			}, 0},
@@ -114,8 +114,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 			[]string{"OK    OpenKruise: it runs here"}, 0},
 		"policies of an older version": {
 			surroundings{version: "v1.35.8", gatePolicy: "v1beta1", nodes: kubeadm},
-			[]string{"WARN  gate: the API server does not serve MutatingAdmissionPolicy v1, which Kubernetes has from 1.36 on, " +
-				"only v1beta1"}, 0},
+			[]string{"OK    gate: by MutatingAdmissionPolicy v1beta1"}, 0},
 		"too old": {
 			surroundings{version: "v1.30.14", nodes: kubeadm},
 			[]string{"FAIL  Kubernetes: v1.30.14: the definitions need at least 1.31"}, 1},
