@@ -29,7 +29,9 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -83,7 +85,9 @@ type Keeper struct {
 	// What is asked of the machine; tests have their own.
 	observe func(context.Context) (*hostnet.View, error)
 	lives   func(ledger.Netns) (bool, error)
-	down    func(path string) error
+	// flannelFile is where flanneld says what its network is.
+	flannelFile func() string
+	down        func(path string) error
 
 	changed chan struct{} // are has changed
 	rollNow chan struct{} // there may be something to answer
@@ -225,6 +229,9 @@ func newKeeper(o Options, api api) *Keeper {
 	k.metrics = newMetrics(k)
 	k.observe = func(ctx context.Context) (*hostnet.View, error) {
 		return hostnet.ObserveMounted(ctx, o.NetnsDirs, o.Runtime.PID())
+	}
+	k.flannelFile = func() string {
+		return filepath.Join("/proc", strconv.Itoa(o.Runtime.PID()), "root", flannelSubnet)
 	}
 	k.lives = func(ns ledger.Netns) (bool, error) { return hostnet.Lives(ns, o.Runtime.PID()) }
 	k.down = hostnet.Down

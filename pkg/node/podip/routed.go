@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -55,7 +53,9 @@ func (k *Keeper) routeLoop(ctx context.Context) {
 		case are && stop == nil:
 			var working context.Context
 			working, stop = context.WithCancel(ctx)
-			for _, loop := range []func(context.Context){k.table.Run, k.followRouted, k.learnPodCIDR} {
+			for _, loop := range []func(context.Context){
+				k.table.Run, k.followRouted, k.followNetwork, k.learnPodCIDR,
+			} {
 				wg.Go(func() { loop(working) })
 			}
 		case !are && stop != nil:
@@ -85,7 +85,6 @@ func (k *Keeper) followRouted(ctx context.Context) {
 		if err != nil {
 			return err
 		}
-		k.table.SetNetwork(k.network())
 		places := map[netip.Addr]route.Place{}
 		for i := range ips {
 			if a, p, ok := k.placeOf(&ips[i]); ok {
@@ -197,9 +196,24 @@ func (k *Keeper) ownPodCIDR(is4 bool) netip.Prefix {
 	return netip.Prefix{}
 }
 
+// networkAgain is when flannel's file is looked at again: after a boot flanneld may begin later than the agent.
+const networkAgain = 10 * time.Second
+
+// followNetwork tells the routes of flannel's network. What is known of it stays while flanneld is away.
+func (k *Keeper) followNetwork(ctx context.Context) {
+	for {
+		if all := k.network(); all != nil {
+			k.table.SetNetwork(all)
+		}
+		if !pause(ctx, networkAgain) {
+			return
+		}
+	}
+}
+
 // network returns the prefixes of all pods if flannel says so, whose rules masquerade what it does not know.
 func (k *Keeper) network() (all []netip.Prefix) {
-	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(k.o.Runtime.PID()), "root", flannelSubnet))
+	b, err := os.ReadFile(k.flannelFile())
 	if err != nil {
 		return nil // it is none of flannel's
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/route"
+	"github.com/stayput/stayput/test/must"
 )
 
 // routes is a route.Table that keeps what it is told.
@@ -19,6 +22,7 @@ type routes struct {
 	mu     sync.Mutex
 	places map[netip.Addr]route.Place
 	sets   int
+	all    []netip.Prefix
 	runs   bool
 }
 
@@ -33,7 +37,7 @@ func (r *routes) Set(places map[netip.Addr]route.Place) {
 }
 func (r *routes) Put(a netip.Addr, p route.Place) { r.does(func() { r.places[a] = p }) }
 func (r *routes) Delete(a netip.Addr)             { r.does(func() { delete(r.places, a) }) }
-func (r *routes) SetNetwork([]netip.Prefix)       {}
+func (r *routes) SetNetwork(all []netip.Prefix)   { r.does(func() { r.all = all }) }
 func (r *routes) Routes() int                     { return 0 }
 
 func (r *routes) does(what func()) {
@@ -154,5 +158,27 @@ func TestANodesOwnPodCIDRIsFound(t *testing.T) {
 		if got := w.k.ownPodCIDR(true); got != ranges || w.k.Trouble() != "" {
 			t.Errorf("%s, and said is %q", got, w.k.Trouble())
 		}
+	})
+}
+
+func TestFlannelsNetworkIsKnownOnceFlanneldHasSaidIt(t *testing.T) {
+	inWorld(t, func(w *world) {
+		file := filepath.Join(t.TempDir(), "subnet.env")
+		w.k.flannelFile = func() string { return file }
+		w.k.SetRouted(true)
+		want := func(want string) {
+			t.Helper()
+			w.pass(2 * networkAgain)
+			var got string
+			w.routes.does(func() { got = fmt.Sprint(w.routes.all) })
+			if got != want {
+				t.Errorf("the network is %s, want %s", got, want)
+			}
+		}
+		want("[]")
+		must.Do(t, os.WriteFile(file, []byte("FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\n"), 0o644))
+		want("[10.244.0.0/16]")
+		must.Do(t, os.Remove(file)) // flanneld begins anew
+		want("[10.244.0.0/16]")
 	})
 }
