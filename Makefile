@@ -11,7 +11,8 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos conformance compat calico bench bench-cluster fuzz fuzz-model clean
+.PHONY: all build image manifests test lab vet demo chaos flannel conformance compat calico bench bench-cluster \
+	fuzz fuzz-model clean
 
 all: build
 
@@ -41,6 +42,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
 	$(GO) vet -tags calico ./test/node
+	$(GO) vet -tags flannel ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
 
 # -count=1: Go's test cache does not notice changes of the binaries under test.
@@ -58,6 +60,9 @@ SEED ?= 0
 chaos: ## random faults on a real Kubernetes while every promise is watched, for FOR=30m; SEED=N repeats a run
 	$(GO) build -o bin/chaos ./test/chaos
 	bin/chaos -for=$(FOR) -seed=$(SEED)
+
+flannel: ## routed pools beside flanneld and kube-proxy; 10 min, and 4 more the first time
+	$(GO) test -count=1 -v -timeout 90m -tags flannel -run 'SourcesOfRouted|OutliveFlanneld|SixtyPods' ./test/cluster
 
 conformance: ## upstream tests of StatefulSets, pod networking and sandboxes: 10 min, 5 more the first time
 	$(GO) run ./test/lab/cmd/labbuild conformance

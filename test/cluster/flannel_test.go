@@ -1,0 +1,510 @@
+//go:build flannel
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stayput/stayput/test/lab"
+	"github.com/stayput/stayput/test/must"
+)
+
+// Routed pools beside what they meet in clusters: flanneld and kube-proxy. The tests take long, and are run by make
+// flannel only.
+
+// liberal has kube-proxy forward packets of connections of which it has seen one direction only.
+const liberal = "--conntrack-tcp-be-liberal"
+
+// networks are the combinations that are tried: each backend, and each way to masquerade and to serve Services.
+var networks = map[string]lab.ClusterOptions{
+	"host-gw, iptables": {Flannel: &lab.FlannelOptions{Backend: "host-gw"}, Proxy: "iptables"},
+	"vxlan, nftables": {Flannel: &lab.FlannelOptions{Backend: "vxlan", NFTables: true}, Proxy: "nftables",
+		ProxyArgs: []string{liberal}},
+}
+
+// nearPool lies in flannel's network, which is the cluster CIDR; far, of routedPool, does not.
+var nearPool = strings.NewReplacer("far", "near", "10.50.0.0/16", "10.244.200.0/24", "10.50.0.1-10.50.0.80",
+	"10.244.200.1-10.244.200.80").Replace(routedPool)
+
+// withFlannel returns a cluster of its own with the pools, a namespace, and a client on each node.
+func withFlannel(t *testing.T, o lab.ClusterOptions) (*lab.Cluster, string) {
+	t.Helper()
+	c := ownCluster(t, &o)
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, n := range c.Nodes {
+				t.Logf("%s routes\n%s", n.Name, inNode(t, n, "ip route; ip -d link; nft list ruleset | grep -v counter"))
+			}
+		}
+	})
+	must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: poolsOn}))
+	ns := namespace(t, c)
+	apply(t, c, ns, routedPool+"---"+nearPool)
+	apply(t, c, ns, each("client"))
+	clients(t, c, ns)
+	return c, ns
+}
+
+// clients waits for a client on each node, and returns them by node.
+func clients(t *testing.T, c *lab.Cluster, ns string) map[string]*corev1.Pod {
+	t.Helper()
+	all := map[string]*corev1.Pod{}
+	until(t, "a client on each node", func(ctx context.Context) bool {
+		clear(all)
+		list, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=client"})
+		if err != nil {
+			return false
+		}
+		for i := range list.Items {
+			if pod := &list.Items[i]; lab.Ready(pod) {
+				all[pod.Spec.NodeName] = pod
+			}
+		}
+		return len(all) > len(c.Nodes) // and on the control plane
+	})
+	return all
+}
+
+// inNode runs a command in a node and returns its output, also if it fails.
+func inNode(t *testing.T, n *lab.ClusterNode, command string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+	out, err := n.Run(ctx, "/bin/sh", "-c", "PATH=/sbin:/usr/sbin:$PATH; "+command)
+	if err != nil {
+		return string(out) + err.Error()
+	}
+	return string(out)
+}
+
+// port is where peers are told from which address they come.
+const port = "7777"
+
+type dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+// tells has a listener tell who asks from which address they come.
+func tells(t *testing.T, l net.Listener, err error) {
+	t.Helper()
+	must.Do(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return // closed
+			}
+			fmt.Fprint(conn, conn.RemoteAddr())
+			conn.Close()
+		}
+	}()
+}
+
+// source asks from which address it comes.
+func source(ctx context.Context, dial dial, to string) (netip.Addr, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	conn, err := dial(ctx, "tcp", to)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		return netip.Addr{}, err
+	}
+	b, err := io.ReadAll(conn)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	from, err := netip.ParseAddrPort(string(b))
+	return from.Addr().Unmap(), err
+}
+
+// published returns the YAML of a pod on a node, with a hostPort, and its Service.
+func published(name, node, annotations string, hostPort int) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata:
+  name: %[1]s
+  labels: {app: %[1]s}
+  annotations: {%[3]s}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: %[2]s}
+  containers:
+  - {name: web, image: %[4]s, imagePullPolicy: Never, ports: [{containerPort: %[5]s, hostPort: %[6]d}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: %[1]s}
+spec:
+  selector: {app: %[1]s}
+  ports: [{port: 80, targetPort: %[5]s}]
+---`, name, node, annotations, lab.WebImage, port, hostPort)
+}
+
+// ordinary says which source is seen when an ordinary pod is asked, and when it asks: that of the peer or pod itself,
+// or the address of a node. "Its node" is the pod's.
+var ordinary = map[string]string{
+	"sees beside": "itself", "sees away": "itself", "sees its node": "its node", "sees another node": "another node",
+	"sees outside": "itself",
+
+	"by its Service sees beside": "itself", "by its Service sees away": "itself",
+	"by its Service sees its node": "its node", "by its Service sees another node": "another node",
+	"by its Service sees itself": "its node",
+
+	"by its hostPort sees beside": "its node", "by its hostPort sees away": "another node",
+	"by its hostPort sees its node": "its node", "by its hostPort sees another node": "another node",
+	"by its hostPort sees outside": "itself",
+
+	"is seen by beside": "itself", "is seen by away": "itself", "is seen by its node": "itself",
+	"is seen by another node": "its node", "is seen by outside": "its node",
+	"is seen by near2": "itself", "is seen by the Service of near2": "itself",
+	"is seen by the Service of beside": "itself",
+	"is seen by far2":                  "its node", "is seen by the Service of far2": "its node",
+}
+
+// unlike says what is different with addresses of pools.
+var unlike = map[string]map[string]string{
+	"plain": {},
+	// Of the same node: portmap masquerades what is of one subnet only.
+	"near": {"by its hostPort sees beside": "itself"},
+	"far": {
+		"by its hostPort sees beside": "itself",
+		// Flannel masquerades what its network's pods send to anything else, and nothing of what others send.
+		"sees away": "another node", "by its Service sees away": "another node",
+		"is seen by another node": "itself", "is seen by outside": "itself", "is seen by far2": "itself",
+		// To kube-proxy a source outside of the cluster CIDR is one from outside.
+		"is seen by the Service of near2": "its node", "is seen by the Service of beside": "its node",
+	},
+}
+
+// Beside flannel and kube-proxy the addresses of pools in flannel's network are seen as those of ordinary pods are.
+func TestSourcesOfRoutedPods(t *testing.T) {
+	for name, o := range networks {
+		t.Run(name, func(t *testing.T) { sourcesOfRoutedPods(t, o) })
+	}
+}
+
+func sourcesOfRoutedPods(t *testing.T, o lab.ClusterOptions) {
+	c, ns := withFlannel(t, o)
+	here, there := c.Nodes[0], c.Nodes[1]
+	client := clients(t, c, ns)
+	apply(t, c, ns, published("plain", here.Name, "", 7700)+published("other", here.Name, "", 7705)+
+		published("far", here.Name, "stayput.io/pools: far", 7701)+
+		published("near", here.Name, "stayput.io/pools: near", 7702)+
+		published("far2", there.Name, "stayput.io/pools: far", 7703)+
+		published("near2", there.Name, "stayput.io/pools: near", 7704))
+	outside := machine(t, c, "172.30.0.9")
+	const outsideIP = "172.30.0.9"
+	pods, dials := map[string]*corev1.Pod{}, map[string]dial{}
+	own := map[string]netip.Addr{}
+	in := func(name string, pod *corev1.Pod) {
+		s, n := sandbox(t, c, pod), c.Node(pod.Spec.NodeName)
+		l, err := n.ListenIn(t.Context(), s, "tcp", ":"+port)
+		tells(t, l, err)
+		pods[name], own[name] = pod, ip(t, pod)
+		dials[name] = func(ctx context.Context, network, address string) (net.Conn, error) {
+			return n.DialFrom(ctx, s, network, address)
+		}
+	}
+	for _, name := range []string{"plain", "other", "far", "near", "far2", "near2"} {
+		in(name, ready(t, c, ns, name))
+	}
+	in("beside", client[here.Name])
+	in("away", client[there.Name])
+	for name, n := range map[string]*lab.ClusterNode{"its node": here, "another node": there} {
+		l, err := n.Listen(t.Context(), "tcp", ":"+port)
+		tells(t, l, err)
+		dials[name], own[name] = n.Dial, n.IP
+	}
+	l, err := outside.Listen(t.Context(), "tcp", ":"+port)
+	tells(t, l, err)
+	dials["outside"], own["outside"] = outside.Dial, netip.MustParseAddr(outsideIP)
+	for _, to := range []string{"10.244.0.0/16", "10.50.0.0/16"} {
+		must.Do(t, outside.SetRoute(netip.MustParsePrefix(to), here.IP))
+	}
+
+	service := func(name string) string {
+		return kubectl(t, c, "get", "service", name, "-n", ns, "-o", "jsonpath={.spec.clusterIP}") + ":80"
+	}
+	at := func(name string) string { return net.JoinHostPort(own[name].String(), port) }
+	nodes := map[netip.Addr]string{}
+	for _, n := range c.Nodes {
+		name := map[*lab.ClusterNode]string{here: "its node", there: "another node"}[n]
+		nodes[n.IP] = name
+		nodes[n.Pods.Addr().Next()], nodes[n.Pods.Addr()] = name, name // of its bridge, and of flannel.1
+	}
+	// sees asks until somebody answers: kube-proxy may be about to write its rules.
+	sees := func(from, to string) string {
+		var is netip.Addr
+		var err error
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if lab.Until(ctx, "", func() (bool, error) {
+			is, err = source(ctx, dials[from], to)
+			return err == nil, err
+		}) != nil {
+			return "nobody"
+		}
+		switch {
+		case pods[from] != nil && is == own[from], from == "outside" && is == own[from]:
+			return "itself"
+		case nodes[is] != "":
+			return nodes[is]
+		}
+		return is.String()
+	}
+
+	got := map[string]string{}
+	for _, pod := range []string{"plain", "far", "near"} {
+		for _, peer := range []string{"beside", "away", "its node", "another node", "outside"} {
+			got[pod+" sees "+peer] = sees(peer, at(pod))
+			if peer != "outside" {
+				got[pod+" by its Service sees "+peer] = sees(peer, service(pod))
+			}
+			got[pod+" by its hostPort sees "+peer] = sees(peer, net.JoinHostPort(here.IP.String(),
+				map[string]string{"plain": "7700", "far": "7701", "near": "7702"}[pod]))
+			got[pod+" is seen by "+peer] = sees(pod, at(peer))
+		}
+		got[pod+" by its Service sees itself"] = sees(pod, service(pod))
+		for _, other := range []string{"far2", "near2"} {
+			got[pod+" is seen by "+other] = sees(pod, at(other))
+			got[pod+" is seen by the Service of "+other] = sees(pod, service(other))
+		}
+		got[pod+" is seen by the Service of beside"] = sees(pod, service("other"))
+	}
+	// A router may send what is for a pod to any node. The answers come from the pod's own.
+	must.Do(t, outside.IgnoreRedirects())
+	must.Do(t, outside.SetRoute(netip.MustParsePrefix("10.50.0.0/16"), there.IP))
+	by := "nobody"
+	if slices.Contains(o.ProxyArgs, liberal) {
+		by = "itself"
+	}
+	if is := sees("outside", at("far")); is != by {
+		t.Errorf("far is asked from outside by another node than its own, and sees %s, want %s", is, by)
+	}
+
+	for _, what := range slices.Sorted(maps.Keys(got)) {
+		pod, does, _ := strings.Cut(what, " ")
+		want, ok := unlike[pod][does]
+		if !ok {
+			want = ordinary[does]
+		}
+		t.Logf("%-45s %s", what, got[what])
+		if got[what] != want {
+			t.Errorf("%s: %s, want %s", what, got[what], want)
+		}
+	}
+}
+
+// asked is a pod of which all nodes, and a pod of each, ask 20 times a second who it is.
+type asked struct {
+	mu     sync.Mutex
+	last   map[string]time.Time     // the last answer to each
+	gap    map[string]time.Duration // the longest time without one
+	wrong  []string
+	count  int
+	ending context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+// askAlways begins to ask who has the address of a pod. Only one of that name may answer.
+func askAlways(t *testing.T, c *lab.Cluster, ns, pod string, addr netip.Addr) *asked {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	a := &asked{last: map[string]time.Time{}, gap: map[string]time.Duration{}, ending: cancel}
+	t.Cleanup(func() { cancel(); a.wg.Wait() })
+	from := map[string]func(context.Context) (lab.Answer, error){}
+	for name, client := range clients(t, c, ns) {
+		n, s := c.Node(name), sandbox(t, c, client)
+		from[name] = func(ctx context.Context) (lab.Answer, error) { return n.Get(ctx, addr) }
+		from["a pod on "+name] = func(ctx context.Context) (lab.Answer, error) { return n.GetFrom(ctx, s, addr) }
+	}
+	for who, get := range from {
+		a.last[who] = time.Now()
+		a.wg.Go(func() {
+			each := time.NewTicker(50 * time.Millisecond)
+			defer each.Stop()
+			for ctx.Err() == nil {
+				a.one(ctx, who, pod, addr, get)
+				select {
+				case <-each.C:
+				case <-ctx.Done():
+				}
+			}
+		})
+	}
+	return a
+}
+
+func (a *asked) one(ctx context.Context, who, pod string, addr netip.Addr,
+	get func(context.Context) (lab.Answer, error)) {
+	ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	answer, err := get(ctx)
+	if err != nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	a.gap[who] = max(a.gap[who], now.Sub(a.last[who]))
+	a.last[who] = now
+	if a.count++; answer.Name != pod || !answer.Has(addr) {
+		a.wrong = append(a.wrong, fmt.Sprintf("%s asks %s and %s with %v answers", who, addr, answer.Name, answer.Addrs))
+	}
+}
+
+// longest is the longest time for which somebody had no answer, since the last call.
+func (a *asked) longest() (who string, gap time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for w, g := range a.gap {
+		if g > gap {
+			who, gap = w, g
+		}
+	}
+	clear(a.gap)
+	return who, gap
+}
+
+// end ends the asking and checks who has answered.
+func (a *asked) end(t *testing.T) {
+	t.Helper()
+	a.ending()
+	a.wg.Wait()
+	t.Logf("%d answers", a.count)
+	if a.count == 0 || len(a.wrong) > 0 {
+		t.Errorf("%d answers, of which %d are wrong: %q", a.count, len(a.wrong), a.wrong[:min(len(a.wrong), 5)])
+	}
+}
+
+// While flanneld is killed, is away, is given another lease, or loses its device, pods go on, and move.
+func TestRoutedAddressesOutliveFlanneld(t *testing.T) {
+	for name, o := range networks {
+		t.Run(name, func(t *testing.T) { outlivesFlanneld(t, o) })
+	}
+}
+
+func outlivesFlanneld(t *testing.T, o lab.ClusterOptions) {
+	c, ns := withFlannel(t, o)
+	all := around{t, c, ns, machine(t, c, "172.30.0.9"), true}
+	apply(t, c, ns, asking("web", 1, "stayput.io/pools: far"))
+	pod := ready(t, c, ns, "web-0")
+	all.reach(pod, "")
+	load := askAlways(t, c, ns, "web-0", ip(t, pod))
+	move := func() {
+		t.Helper()
+		node := pod.Spec.NodeName
+		kubectl(t, c, "drain", node, "--ignore-daemonsets", "--pod-selector=app=web", "--timeout=60s")
+		was := pod
+		if pod = successor(t, c, pod); pod.Status.PodIP != was.Status.PodIP || pod.Spec.NodeName == node {
+			t.Fatalf("web-0 had %s on %s and has %s on %s", was.Status.PodIP, node, pod.Status.PodIP, pod.Spec.NodeName)
+		}
+		kubectl(t, c, "uncordon", node)
+	}
+	everywhere := func(do func(*lab.ClusterNode)) func() {
+		return func() {
+			for _, n := range c.Nodes {
+				do(n)
+			}
+		}
+	}
+	kill := func(n *lab.ClusterNode) {
+		if p := n.Flanneld.Process(); p != nil { // it comes back after a second
+			must.Do(t, p.Kill())
+		}
+	}
+	stop := func(n *lab.ClusterNode) { must.Do(t, n.Flanneld.Kill()) }
+	start := func(n *lab.ClusterNode) { must.Do(t, n.Flanneld.Start(testContext(t))) }
+	for _, step := range []struct {
+		name string
+		do   func()
+	}{
+		{"flanneld is killed on each node", everywhere(kill)},
+		{"the pod moves", move},
+		{"flanneld is killed, and the pod moves", func() { everywhere(kill)(); move() }},
+		{"the pod moves while there is no flanneld", func() { everywhere(stop)(); move(); everywhere(start)() }},
+		{"the pod's node gets its lease anew", func() {
+			n := c.Node(pod.Spec.NodeName)
+			must.Do(t, n.Lease(testContext(t)))
+			start(n)
+		}},
+		{"all get their leases anew, and the pod moves", func() {
+			everywhere(func(n *lab.ClusterNode) { must.Do(t, n.Lease(testContext(t))) })()
+			everywhere(start)()
+			move()
+		}},
+		{"the devices go, and come back with flanneld", func() {
+			everywhere(func(n *lab.ClusterNode) {
+				inNode(t, n, "ip link del flannel.1") // vxlan has it
+				kill(n)
+			})()
+		}},
+		{"flannel's routes go, and come back with flanneld", func() {
+			everywhere(func(n *lab.ClusterNode) {
+				for _, to := range c.Nodes {
+					if to != n {
+						inNode(t, n, "ip route del "+to.Pods.String())
+					}
+				}
+				kill(n)
+			})()
+		}},
+		{"kube-proxy is killed, and the pod moves", func() {
+			for _, n := range c.Nodes {
+				if p := n.Proxy.Process(); p != nil {
+					must.Do(t, p.Kill())
+				}
+			}
+			move()
+		}},
+	} {
+		load.longest()
+		step.do()
+		all.reach(pod, "")
+		who, gap := load.longest()
+		t.Logf("%-50s %v without an answer (%s)", step.name, gap.Round(10*time.Millisecond), who)
+	}
+	load.end(t)
+}
+
+func TestSixtyPodsLeaveANodeAtOnce(t *testing.T) {
+	c, ns := withFlannel(t, networks["vxlan, nftables"])
+	all := around{t, c, ns, machine(t, c, "172.30.0.9"), true}
+	const sixty = 60
+	for _, n := range c.Nodes[1:] {
+		kubectl(t, c, "cordon", n.Name)
+	}
+	apply(t, c, ns, asking("web", sixty, "stayput.io/pools: far"))
+	before := places(t, c, ns, "web", sixty, nil)
+	for _, n := range c.Nodes[1:] {
+		kubectl(t, c, "uncordon", n.Name)
+	}
+	left, began := c.Nodes[0], time.Now()
+	kubectl(t, c, "drain", left.Name, "--ignore-daemonsets", "--pod-selector=app=web", "--timeout=110s")
+	t.Logf("%d pods have left %s after %v", sixty, left.Name, time.Since(began).Round(time.Second))
+	after := places(t, c, ns, "web", sixty, before)
+	t.Logf("and are Ready elsewhere after %v", time.Since(began).Round(time.Second))
+	keptAddresses(t, before, after)
+	for name, pod := range after {
+		if pod.Spec.NodeName == left.Name {
+			t.Errorf("%s is on %s again", name, left.Name)
+		}
+		all.reach(pod, "")
+	}
+}
