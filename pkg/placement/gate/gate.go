@@ -23,8 +23,8 @@ import (
 const Workloads = "stayput-gated-workloads"
 
 // WorkloadsKey is the one value of that ConfigMap, the parameter of the admission policy that gates the pods of
-// recorded workloads. The API server knows ConfigMaps from its start, unlike custom resources, and one object costs a pod's
-// creation the same however many workloads it names.
+// recorded workloads. The API server knows ConfigMaps from its start, unlike custom resources, and one object costs a
+// pod's creation the same however many workloads it names.
 //
 // The value has a line Kind.group.name for each workload, a line break before the first and after every one, so that
 // the policy can search for a whole line. A key for each workload would cost more: the API server converts every key
