@@ -890,7 +890,8 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 		return len(ips) == 3
 	})
 	holdTheirAddresses(t, c, after)
-	kubectl(t, c, "delete", "-f", "../../deploy/pools-gate-policies.yaml", "-f", "../../deploy/pools.yaml")
+	// The policies would be the first sign of an uninstallation, in which the controller lets go what it may.
+	kubectl(t, c, "delete", "-f", "../../deploy/pools.yaml", "-f", "../../deploy/pools-gate-policies.yaml")
 	_, err = c.Uninstall(testContext(t))
 	must.Do(t, err)
 	untouched(t, c, after)
