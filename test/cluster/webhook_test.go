@@ -94,6 +94,8 @@ func TestAWebhookGatesPodsWherePoliciesCannot(t *testing.T) {
 	}
 	must.Do(t, c.APIServer.Restart(testContext(t)))
 	gatesSoon(t, c, ns)
+	deletePods(t, c, ns, "web")
+	before = comesHome(t, c, ns, "web", before, true)
 
 	// From the webhook to policies and back: at every moment each pod is gated, once. One upgrade brings what gates pods
 	// from now on, the next takes away what did.

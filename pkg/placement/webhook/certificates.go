@@ -44,6 +44,8 @@ const (
 	// lookAgain is the same after a failure, and while there is nobody who could trust: Helm makes the configuration of
 	// the webhook after the Secret and the controllers.
 	lookAgain = 2 * time.Second
+	// othersLook is how long after this replica the last one has seen the Secret.
+	othersLook = 2 * lookEvery
 )
 
 // certificates keeps the certificate that the webhook serves, and the API server's trust in it.
@@ -59,6 +61,7 @@ type certificates struct {
 	log       logr.Logger
 
 	serving atomic.Pointer[tls.Certificate]
+	changed time.Time // when serving did
 }
 
 var (
@@ -136,8 +139,12 @@ func (c *certificates) look(ctx context.Context) error {
 		return fmt.Errorf("secret %s/%s: %s and %s: %w", c.namespace, home.GateWebhook, corev1.TLSCertKey,
 			corev1.TLSPrivateKeyKey, err)
 	}
-	if is := c.serving.Swap(&pair); is == nil {
+	is := c.serving.Swap(&pair)
+	if is == nil {
 		c.log.Info("Serving the webhook that gates pods")
+	}
+	if is == nil || !bytes.Equal(is.Certificate[0], pair.Certificate[0]) {
+		c.changed = time.Now()
 	}
 	if c.given {
 		return nil
@@ -145,7 +152,8 @@ func (c *certificates) look(ctx context.Context) error {
 	return c.trust(ctx, secret.Data[caCertKey])
 }
 
-// trust has the API server trust the certificates of this authority at the webhook.
+// trust has the API server trust the certificates of this authority at the webhook, and for a while those of the one
+// that it trusted before: other replicas serve one until they look at the Secret, which may have lost that authority.
 func (c *certificates) trust(ctx context.Context, authority []byte) error {
 	var config admissionregistrationv1.MutatingWebhookConfiguration
 	err := c.reader.Get(ctx, types.NamespacedName{Name: home.GateWebhook}, &config)
@@ -157,11 +165,20 @@ func (c *certificates) trust(ctx context.Context, authority []byte) error {
 	}
 	var ops []map[string]any
 	for i := range config.Webhooks {
-		if w := &config.Webhooks[i]; !bytes.Equal(w.ClientConfig.CABundle, authority) {
-			at := fmt.Sprintf("/webhooks/%d", i)
-			ops = append(ops, map[string]any{"op": "test", "path": at + "/name", "value": w.Name},
-				map[string]any{"op": "add", "path": at + "/clientConfig/caBundle", "value": authority})
+		w, trusted := &config.Webhooks[i], authority
+		switch was := w.ClientConfig.CABundle; {
+		case time.Since(c.changed) >= othersLook:
+		case bytes.HasPrefix(was, authority):
+			trusted = was
+		case !bytes.Contains(authority, first(was)):
+			trusted = slices.Concat(authority, first(was))
 		}
+		if bytes.Equal(w.ClientConfig.CABundle, trusted) {
+			continue
+		}
+		at := fmt.Sprintf("/webhooks/%d", i)
+		ops = append(ops, map[string]any{"op": "test", "path": at + "/name", "value": w.Name},
+			map[string]any{"op": "add", "path": at + "/clientConfig/caBundle", "value": trusted})
 	}
 	if len(ops) == 0 {
 		return nil

@@ -127,6 +127,33 @@ func TestAReplicaServesWhatTheSecretSaysAndTellsTheAPIServer(t *testing.T) {
 		}
 	}
 
+	// If the Secret loses all, the replica that has not seen the next one yet is trusted still.
+	served := secret.DeepCopy().Data
+	secret.Data = nil
+	must.Do(t, c.Update(t.Context(), secret))
+	must.Do(t, one.look(t.Context()))
+	must.Do(t, one.look(t.Context()))
+	must.Do(t, c.Get(t.Context(), types.NamespacedName{Namespace: secret.Namespace, Name: secret.Name}, secret))
+	must.Do(t, c.Get(t.Context(), types.NamespacedName{Name: config.Name}, config))
+	for _, w := range config.Webhooks {
+		for name, data := range map[string]map[string][]byte{"the next one": secret.Data, "the one before": served} {
+			if !trusts(t, w.ClientConfig.CABundle, data, time.Now()) {
+				t.Errorf("%s does not trust %s", w.Name, name)
+			}
+		}
+	}
+
+	one.changed = time.Now().Add(-othersLook)
+	must.Do(t, one.look(t.Context()))
+	is, err = one.get(nil)
+	must.Do(t, err)
+	must.Do(t, c.Get(t.Context(), types.NamespacedName{Name: config.Name}, config))
+	for _, w := range config.Webhooks {
+		if !bytes.Equal(w.ClientConfig.CABundle, secret.Data[caCertKey]) {
+			t.Errorf("%s trusts the one before for ever", w.Name)
+		}
+	}
+
 	// One from elsewhere is served as it is, and that one is told whom to trust.
 	given := replica()
 	given.given = true
