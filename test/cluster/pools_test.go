@@ -890,15 +890,16 @@ func TestAnUninstallationKeepsAddressesOfPoolsAndNothingKeepsThem(t *testing.T) 
 		return len(ips) == 3
 	})
 	holdTheirAddresses(t, c, after)
+	until(t, "all of it to be held again", func(context.Context) bool { // the pool a moment after its addresses
+		return len(strings.Fields(held(t, c))) == 4
+	})
 	// The policies would be the first sign of an uninstallation, in which the controller lets go what it may.
 	kubectl(t, c, "delete", "-f", "../../deploy/pools.yaml", "-f", "../../deploy/pools-gate-policies.yaml")
 	_, err = c.Uninstall(testContext(t))
 	must.Do(t, err)
 	untouched(t, c, after)
-	if left := held(t, c); left == "" {
-		t.Error("the test is wrong: nothing is held")
-	} else {
-		t.Logf("held: %s", left)
+	if n := len(strings.Fields(held(t, c))); n != 4 {
+		t.Errorf("%d are held, want 4", n)
 	}
 	product, err := buildOnce(t.Context())
 	must.Do(t, err)
