@@ -81,8 +81,6 @@ type api interface {
 	Say(ctx context.Context, answer *v1alpha1.PodIPAnswer) error
 	// Node returns the UID of this node; empty: it does not exist.
 	Node(ctx context.Context) (types.UID, error)
-	// PodCIDRs are those of this node.
-	PodCIDRs(ctx context.Context) ([]netip.Prefix, error)
 	// Routed lists the PodIPs of mode Routed of all nodes.
 	Routed(ctx context.Context) (ips []v1alpha1.PodIP, version string, err error)
 	WatchRouted(ctx context.Context, version string) (watch.Interface, error)
@@ -327,23 +325,6 @@ func (s *server) WatchRouted(ctx context.Context, version string) (watch.Interfa
 		return nil, fmt.Errorf("watching PodIPs: %w", err)
 	}
 	return w, nil
-}
-
-func (s *server) PodCIDRs(ctx context.Context) (all []netip.Prefix, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	answer := s.rest.Get().AbsPath("/api/v1/nodes", s.node).Do(ctx)
-	err = answer.Error()
-	var is struct {
-		Spec struct{ PodCIDRs []netip.Prefix }
-	}
-	if b, _ := answer.Raw(); err == nil {
-		err = json.Unmarshal(b, &is)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading Node %s: %w", s.node, err)
-	}
-	return is.Spec.PodCIDRs, nil
 }
 
 func (s *server) Off(ctx context.Context) (bool, error) {

@@ -68,6 +68,8 @@ type Options struct {
 	// PodCIDR is the prefix of this family by which other nodes route to the pods of this one; the zero Prefix: it is not
 	// known. It must not wait. nil: it is that of the Node, or the first one of Subnets.
 	PodCIDR func(is4 bool) netip.Prefix
+	// PodCIDRs asks the API server for those of the Node.
+	PodCIDRs func(context.Context) ([]netip.Prefix, error)
 	// Subnets are the ranges from which pods of this node have their addresses, if its Node has no podCIDR; nil: none.
 	Subnets func() []netip.Prefix
 	// Bridge is the name of the bridge that pods of a network are on, empty if they are on none; nil: they are.

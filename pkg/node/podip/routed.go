@@ -163,7 +163,7 @@ func (k *Keeper) here() (map[netip.Addr]string, error) {
 // learnPodCIDR finds out by which prefixes other nodes route to the pods of this one: they do not change.
 func (k *Keeper) learnPodCIDR(ctx context.Context) {
 	for {
-		all, err := k.api.PodCIDRs(ctx)
+		all, err := k.o.PodCIDRs(ctx)
 		if err == nil && len(all) == 0 && k.o.Subnets != nil {
 			all = k.o.Subnets()
 		}

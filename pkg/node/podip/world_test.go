@@ -464,7 +464,8 @@ func (w *world) starts(writes int) {
 	o := w.ledgers
 	o.FS = disk{w: w}
 	w.k = newKeeper(Options{Node: node, Ledgers: o, NetnsDirs: []string{filepath.Join(w.dir, "netns")}, Runtime: w.r,
-		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log:      slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
+		PodCIDRs: w.c.PodCIDRs,
 		PodCIDR: func(is4 bool) netip.Prefix {
 			if !is4 {
 				return netip.Prefix{}
