@@ -101,9 +101,10 @@ func (s *stage) joinPool(ctx context.Context) error {
 		return err
 	}
 	deploy := filepath.Dir(chart)
-	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/pools-crds.yaml", "-f", "deploy/pools.yaml"})
+	s.out.command([]string{"kubectl", "apply", "--server-side", "-f", "deploy/pools-crds.yaml", "-f", "deploy/pools.yaml",
+		"-f", "deploy/pools-gate-policies.yaml"})
 	_, err = s.Kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(deploy, "pools-crds.yaml"),
-		"-f", filepath.Join(deploy, "pools.yaml"))
+		"-f", filepath.Join(deploy, "pools.yaml"), "-f", filepath.Join(deploy, "pools-gate-policies.yaml"))
 	if err != nil {
 		return err
 	}
