@@ -72,7 +72,7 @@ func look(ctx context.Context, c *cluster, args []string) (*surroundings, error)
 		return nil, fmt.Errorf("the API server's version: %w", err)
 	}
 	s.version = is.GitVersion
-	for _, v := range []string{"v1", "v1beta1"} {
+	for _, v := range home.PolicyVersions {
 		served, err := api.ServerResourcesForGroupVersion("admissionregistration.k8s.io/" + v)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return nil, fmt.Errorf("the admission kinds that the API server has: %w", err)
