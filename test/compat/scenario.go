@@ -174,13 +174,13 @@ func (s *stage) quickStart(ctx context.Context) error {
 func (s *stage) byHelm() bool { return len(s.values()) > 0 || s.cell.Kubernetes < lab.TestedKubernetes }
 
 func (s *stage) rollout(ctx context.Context) error {
-	return s.comeHome(ctx, func(map[string]*corev1.Pod) error {
+	return s.comeHome(ctx, func() error {
 		return s.kubectl(ctx, "rollout", "restart", "statefulset", workload)
 	})
 }
 
 func (s *stage) deletion(ctx context.Context) error {
-	return s.comeHome(ctx, func(map[string]*corev1.Pod) error {
+	return s.comeHome(ctx, func() error {
 		return s.kubectl(ctx, "delete", "pods", "--selector=app="+workload, "--wait=false")
 	})
 }

@@ -126,12 +126,12 @@ func same(before, after map[string]*corev1.Pod) error {
 }
 
 // comeHome does something that ends all of these pods and checks that they come back to their places.
-func (s *stage) comeHome(ctx context.Context, do func(map[string]*corev1.Pod) error) error {
+func (s *stage) comeHome(ctx context.Context, do func() error) error {
 	before, err := s.settle(ctx, nil)
 	if err != nil {
 		return err
 	}
-	if err := do(before); err != nil {
+	if err := do(); err != nil {
 		return err
 	}
 	after, err := s.settle(ctx, before)
