@@ -11,6 +11,7 @@ import (
 type Affinity struct {
 	Required  []corev1.NodeSelectorRequirement // of node labels
 	Node      string                           // required by name
+	Without   []string                         // nodes by name that are ruled out
 	Preferred []corev1.PreferredSchedulingTerm
 }
 
@@ -18,7 +19,10 @@ type Affinity struct {
 func (a Affinity) Requires() bool { return a.Node != "" || len(a.Required) > 0 }
 
 // Empty reports whether there is nothing to merge.
-func (a Affinity) Empty() bool { return !a.Requires() && len(a.Preferred) == 0 }
+func (a Affinity) Empty() bool { return !a.narrows() && len(a.Preferred) == 0 }
+
+// narrows reports whether there is a node on which a pod could do without this affinity, and cannot start with it.
+func (a Affinity) narrows() bool { return a.Requires() || len(a.Without) > 0 }
 
 // Merge returns a pod's own node affinity (nil: it has none) with this one added. own is left alone, nothing of it is
 // lost, and merging again adds nothing: a pod whose gate could not be removed is merged twice.
@@ -31,7 +35,7 @@ func (a Affinity) Merge(own *corev1.NodeAffinity) *corev1.NodeAffinity {
 	if merged == nil {
 		merged = &corev1.NodeAffinity{}
 	}
-	if a.Requires() {
+	if a.narrows() {
 		if merged.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 			merged.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{}
 		}
@@ -63,19 +67,20 @@ func (a Affinity) Merge(own *corev1.NodeAffinity) *corev1.NodeAffinity {
 // narrow ANDs the requirements into a term.
 func (a Affinity) narrow(t *corev1.NodeSelectorTerm) {
 	if a.Node != "" {
-		t.MatchFields = and(t.MatchFields, byName(a.Node))
+		t.MatchFields = and(t.MatchFields, byName(corev1.NodeSelectorOpIn, a.Node))
+	}
+	for _, node := range a.Without {
+		t.MatchFields = and(t.MatchFields, byName(corev1.NodeSelectorOpNotIn, node))
 	}
 	for _, r := range a.Required {
 		t.MatchExpressions = and(t.MatchExpressions, r)
 	}
 }
 
-// byName requires one node whatever its labels say. The scheduler then filters this node alone, however many there
-// are.
-func byName(node string) corev1.NodeSelectorRequirement {
-	return corev1.NodeSelectorRequirement{
-		Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
-	}
+// byName requires one node, or rules it out, whatever its labels say: such a requirement has one value. If a node is
+// required, the scheduler filters this one alone, however many there are.
+func byName(operator corev1.NodeSelectorOperator, node string) corev1.NodeSelectorRequirement {
+	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: operator, Values: []string{node}}
 }
 
 func and(all []corev1.NodeSelectorRequirement, r corev1.NodeSelectorRequirement) []corev1.NodeSelectorRequirement {

@@ -63,3 +63,27 @@ func TestAPodWithoutAffinityGetsOneTerm(t *testing.T) {
 		t.Errorf("an empty affinity requires %+v", merged)
 	}
 }
+
+func TestNodesAreRuledOutInEveryTerm(t *testing.T) {
+	without := Affinity{Without: []string{"node-1", "node-2"}}
+	if without.Empty() || without.Requires() {
+		t.Errorf("empty %t, requires %t", without.Empty(), without.Requires())
+	}
+	want := []corev1.NodeSelectorRequirement{
+		{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"node-1"}},
+		{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"node-2"}},
+	}
+	own := &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{
+			{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "ssd")}},
+			{MatchExpressions: []corev1.NodeSelectorRequirement{in("disk", "nvme")}},
+		}}}
+	for _, own := range []*corev1.NodeAffinity{nil, own} {
+		merged := without.Merge(without.Merge(own))
+		for _, term := range merged.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			if !sameRequirements(term.MatchFields, want) {
+				t.Errorf("merged into %+v", term)
+			}
+		}
+	}
+}

@@ -180,7 +180,7 @@ func (d *Decision) pull(s Situation, required map[string]string) {
 	var home corev1.NodeSelectorTerm
 	switch {
 	case s.Address.Node != "":
-		home.MatchFields = []corev1.NodeSelectorRequirement{byName(s.Address.Node)}
+		home.MatchFields = []corev1.NodeSelectorRequirement{byName(corev1.NodeSelectorOpIn, s.Address.Node)}
 		d.nominate(s, s.Address.Node)
 	default:
 		for _, key := range slices.Sorted(maps.Keys(required)) {

@@ -460,8 +460,8 @@ func (c *Conf) Bridge() string {
 		}
 		plugin, main := typeOf(p), p
 		if plugin == flannelType {
-			main, _ = p["delegate"].(map[string]any)
-			plugin = cmp.Or(typeOf(main), "bridge")
+			main = delegateOf(p)
+			plugin = typeOf(main)
 		}
 		if plugin != "bridge" {
 			return ""
@@ -470,6 +470,55 @@ func (c *Conf) Bridge() string {
 		return cmp.Or(name, "cni0")
 	}
 	return ""
+}
+
+// CannotRoute says why pods of the network cannot have routed addresses, by its main plugin alone. It is empty if they
+// can, if only an ADD can tell, or if multus decides for each pod.
+func (c *Conf) CannotRoute() string {
+	switch c.Kind {
+	case Broken, Multus:
+		return ""
+	case Foreign:
+		return c.Why
+	}
+	for _, p := range pluginsOf(c.list) {
+		t, ipam := typeOf(p), ipamType(p)
+		if t == flannelType {
+			p = delegateOf(p)
+		} else if ipam != Type && ipam != HostLocal {
+			continue
+		}
+		o, err := remarshal(p)
+		if err == nil {
+			_, err = (&Config{root: o}).MainPlugin()
+		}
+		if err != nil {
+			return fmt.Sprintf("%s: %v", c.File, err)
+		}
+		return ""
+	}
+	return ""
+}
+
+// delegateOf returns the configuration of the main plugin below flannel's, with what that fills in: see
+// flannel_linux.go of github.com/flannel-io/cni-plugin.
+func delegateOf(flannel map[string]any) map[string]any {
+	given, _ := flannel["delegate"].(map[string]any)
+	main := map[string]any{"type": "bridge"}
+	maps.Copy(main, given)
+	if _, there := main["isGateway"]; !there && main["type"] == "bridge" {
+		main["isGateway"] = true
+	}
+	return main
+}
+
+// remarshal returns an object with the numbers that the CNI plugin reads.
+func remarshal(m map[string]any) (object, error) {
+	data, err := json.Marshal(m)
+	if err != nil {
+		return object{}, err
+	}
+	return parseObject(data)
 }
 
 // parseGiven parses what the runtime makes of a plugin of a list.

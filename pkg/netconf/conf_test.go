@@ -394,3 +394,35 @@ func TestWhatStayputIsGivenByAFile(t *testing.T) {
 		}
 	}
 }
+
+func TestWhichNetworksCannotHaveRoutedAddresses(t *testing.T) {
+	for name, want := range map[string]string{
+		"kubeadm with flannel": "", "k3s": "", "kind": "", "kube-router": "", "a chained Cilium": "",
+		"flannel with an ipam section": "", "containerd's example bridge, GKE": "",
+		"macvlan": "type: ", "ipvlan": "type: ",
+	} {
+		c := configurations[name]
+		got := Dir{}.Conf(File{Name: c.file, Data: []byte(c.data)}).CannotRoute()
+		if (got == "") != (want == "") || want != "" && !strings.HasPrefix(got, c.file+": "+want) {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	for data, want := range map[string]string{
+		`{"type":"bridge","vlan":0,"isGateway":true,"ipam":{"type":"stayput"}}`:        "",
+		`{"type":"bridge","isDefaultGateway":true,"ipam":{"type":"stayput"}}`:          "",
+		`{"type":"bridge","ipam":{"type":"stayput"}}`:                                  "isGateway: ",
+		`{"type":"bridge","isGateway":true,"vlan":7,"ipam":{"type":"stayput"}}`:        "vlan: ",
+		`{"type":"flannel","delegate":{"isGateway":false},"ipam":{"type":"stayput"}}`:  "isGateway: ",
+		`{"type":"flannel","delegate":{"type":"ipvlan"},"ipam":{"type":"host-local"}}`: "type: ",
+		`{"type":"calico","ipam":{"type":"stayput","ranges":[]}}`:                      "type: ",
+		`{"type":"bridge","isGateway":true,"ipam":{"type":"whereabouts"}}`:             "plugins[0]: bridge uses the IPAM plugin whereabouts",
+		`{"type":"cilium-cni"}`: "cilium",
+		`{"type":"multus","delegates":[{"type":"macvlan","ipam":{"type":"stayput"}}]}`: "",
+		`{"type":""}`: "",
+	} {
+		got := Dir{}.Conf(File{Name: "a.conflist", Data: []byte(`{"cniVersion":"1.0.0","name":"pods","plugins":[` + data + `]}`)}).CannotRoute()
+		if (got == "") != (want == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", data, got, want)
+		}
+	}
+}

@@ -20,6 +20,16 @@ func (a *Agent) bridge(network string) string {
 	return ""
 }
 
+// cannotRoute says why pods of the node cannot have routed addresses, as far as the configuration says that the runtime
+// uses. Without one, or if it cannot be read, no pod starts anyway.
+func (a *Agent) cannotRoute() string {
+	dir, _ := netconf.ReadDir(a.o.CNIConfDir)
+	if len(dir.Files) == 0 {
+		return ""
+	}
+	return dir.Conf(dir.Files[0]).CannotRoute()
+}
+
 // subnets returns the first ranges of the node's pods in its configuration, one of each family.
 func (a *Agent) subnets() (all []netip.Prefix) {
 	dir, _ := netconf.ReadDir(a.o.CNIConfDir)

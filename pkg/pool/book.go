@@ -328,6 +328,9 @@ func (b *Book) SetAnswer(a Answer) {
 	}
 }
 
+// Answer returns the answer of a node, the zero Answer if there is none.
+func (b *Book) Answer(node string) Answer { return b.answers[node] }
+
 // RemoveAnswer takes the answer of a node out.
 func (b *Book) RemoveAnswer(node string) {
 	for _, h := range b.answers[node].Held {

@@ -774,3 +774,63 @@ func TestAnAnswerBarsWhatWasAskedForAndIsNotHere(t *testing.T) {
 		t.Errorf("checked anew: %+v", got)
 	}
 }
+
+func TestARoutedPodKeepsOffNodesThatCannotRoute(t *testing.T) {
+	const why = "type: expected bridge or ptp"
+	bound := func(n int, node string) Pod {
+		pod := gatedPod(n)
+		pod.Gated, pod.Node = false, node
+		return pod
+	}
+	for _, c := range []struct {
+		name    string
+		mode    Mode
+		cannot  []string // of n1, n2 and n3
+		pod     Pod
+		without []string
+		reason  string
+	}{
+		{"all nodes can", Routed, nil, gatedPod(1), nil, ""},
+		{"one cannot", Routed, []string{"n2"}, gatedPod(1), []string{"n2"}, ""},
+		{"two cannot", Routed, []string{"n3", "n2"}, gatedPod(1), []string{"n2", "n3"}, ""},
+		{"none can", Routed, []string{"n1", "n2", "n3"}, gatedPod(1), nil,
+			"no node can route addresses, such as n1, of pool p: " + why},
+		{"of a pool that is not routed", L2, []string{"n1", "n2", "n3"}, gatedPod(1), nil, ""},
+		{"the pod is on a node that can", Routed, []string{"n2"}, bound(2, "n1"), nil, ""},
+		{"the pod is on a node that cannot", Routed, []string{"n2"}, bound(2, "n2"), nil,
+			"its node n2 cannot route addresses of pool p: " + why},
+	} {
+		b := bookOf(t, Spec{Mode: c.mode, Subnet: "10.50.0.0/24"})
+		for _, node := range []string{"n1", "n2", "n3"} {
+			a := Answer{Node: node}
+			if slices.Contains(c.cannot, node) {
+				a.CannotRoute = why
+			}
+			b.SetAnswer(a)
+		}
+		b.SetPod(c.pod)
+		plan := b.Place(c.pod.UID, noon)
+		if plan.Reason != c.reason || (plan.Writes == nil) != (c.reason != "") {
+			t.Errorf("%s: %+v", c.name, plan)
+		} else if c.reason == "" {
+			if got := plan.Writes[len(plan.Writes)-1].(PlacePod).Without; !slices.Equal(got, c.without) {
+				t.Errorf("%s: without %v, want %v", c.name, got, c.without)
+			}
+		}
+		if left := b.Count("p", noon); c.reason != "" && left.Used > 0 {
+			t.Errorf("%s: it takes an address: %+v", c.name, left)
+		}
+	}
+
+	// What a pod has already it keeps: it runs there.
+	b := bookOf(t, Spec{Mode: Routed, Subnet: "10.50.0.0/24"})
+	has := gatedPod(3)
+	if a, _ := place(t, b, has, noon); !a.IsValid() {
+		t.Fatal("no address")
+	}
+	b.SetAnswer(Answer{Node: "n1", CannotRoute: why})
+	b.SetPod(bound(3, "n1"))
+	if plan := b.Place("u3", noon); plan.Reason != "" || plan.Writes == nil {
+		t.Errorf("a pod that was given its address is not told: %+v", plan)
+	}
+}

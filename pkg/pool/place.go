@@ -3,6 +3,7 @@ package pool
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -73,7 +74,11 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 		taken[c.ip.Addr] = true
 		all = append(all, c)
 	}
-	place := PlacePod{UID: uid, Version: pod.Version, Namespace: pod.Namespace, Name: pod.Name}
+	without, wait := b.withoutRoutes(pod, all)
+	if wait.Reason != "" {
+		return wait
+	}
+	place := PlacePod{UID: uid, Version: pod.Version, Namespace: pod.Namespace, Name: pod.Name, Without: without}
 	if !b.rules.broken(placedSinceMark) {
 		known := b.roll
 		place.If = []Check{{Since: &known}}
@@ -100,6 +105,38 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 	}
 	plan.Writes = append(plan.Writes, place)
 	return plan
+}
+
+// mostWithout bounds what is written into a pod. Where more nodes cannot route, the pool has a node selector.
+const mostWithout = 100
+
+// withoutRoutes returns the nodes that a pod is not to come to, since its addresses are routed and the nodes have said
+// that they cannot do that. It is to wait if none is left, or if the pod is on such a node and is not given them yet.
+func (b *Book) withoutRoutes(pod *Pod, all []choice) (nodes []string, wait Plan) {
+	i := slices.IndexFunc(all, func(c choice) bool { return b.pools[c.ip.Pool].Range.Mode == Routed })
+	if i < 0 {
+		return nil, Plan{}
+	}
+	refuses := func(node, which string) Plan {
+		return Plan{Reason: fmt.Sprintf("%s pool %s: %s", which, all[i].ip.Pool, b.answers[node].CannotRoute),
+			Remedy: "see Routed pools in docs/pools.md for what a node needs"}
+	}
+	if pod.Node != "" {
+		given := !slices.ContainsFunc(all, func(c choice) bool { return c.wr != nil && !c.ip.Adopted })
+		if given || pod.Runs.IsValid() || b.answers[pod.Node].CannotRoute == "" {
+			return nil, Plan{}
+		}
+		return nil, refuses(pod.Node, fmt.Sprintf("its node %s cannot route addresses of", pod.Node))
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.answers)) {
+		if b.answers[name].CannotRoute != "" {
+			nodes = append(nodes, name)
+		}
+	}
+	if len(nodes) > 0 && len(nodes) == len(b.answers) {
+		return nil, refuses(nodes[0], fmt.Sprintf("no node can route addresses, such as %s, of", nodes[0]))
+	}
+	return nodes[:min(len(nodes), mostWithout)], Plan{}
 }
 
 // elsewhere returns a node that has a pod which has another one by the cluster, or none: it comes from a backup that

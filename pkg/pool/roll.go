@@ -43,6 +43,8 @@ type Answer struct {
 	Round int64
 	// Held are the addresses of pools that pods on the node have.
 	Held []Held
+	// CannotRoute says why pods of the node cannot have routed addresses; empty: they can, as far as is known.
+	CannotRoute string
 }
 
 // has reports whether the pod has the address.

@@ -36,12 +36,13 @@ type (
 		If    []Check
 	}
 	// PlacePod writes the annotation with all addresses and removes the gate, in one patch, which also has the pod
-	// scheduled to the nodes that the pools of Addresses select.
+	// scheduled to the nodes that the pools of Addresses select, and to none of Without.
 	PlacePod struct {
 		UID             UID
 		Version         string
 		Namespace, Name string
 		Addresses       []Address
+		Without         []string
 		If              []Check
 	}
 	// EndPod deletes a pod that cannot run: its node has barred it.

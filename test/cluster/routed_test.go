@@ -219,8 +219,38 @@ func TestARoutedAddressFollowsItsPod(t *testing.T) {
 	}
 	kubectl(t, c, "uncordon", c.Nodes[0].Name)
 
-	// 5. With the pool gone, no node takes an address for that of a pod of its own. Routes to other nodes stay a while.
-	kubectl(t, c, "delete", "statefulset", "web", "many", "-n", ns)
+	// 5. A node whose network cannot have such addresses gets no such pod, and one that it has all the same is told why.
+	n := c.Nodes[0]
+	ipam := lab.RangeIPAM("host-local", n.Pods.String())
+	ipam["routes"] = []any{map[string]any{"dst": "0.0.0.0/0"}}
+	says := func(what string) {
+		t.Helper()
+		until(t, n.Name+" to say that it cannot route: "+what, func(context.Context) bool {
+			is := kubectl(t, c, "get", "podipanswer", n.Name, "-o", "jsonpath={.spec.cannotRoute}")
+			return what == "" && is == "" || what != "" && strings.Contains(is, what)
+		})
+	}
+	must.Do(t, n.SetNetworks(testContext(t), lab.Network{Type: "macvlan", IPAM: ipam, Annotations: true}))
+	says("expected bridge or ptp")
+	apply(t, c, ns, asking("choosy", 6, "stayput.io/pools: far"))
+	for name, one := range places(t, c, ns, "choosy", 6, nil) {
+		if one.Spec.NodeName == n.Name {
+			t.Errorf("%s is on %s, where it cannot have its address", name, n.Name)
+		}
+	}
+	bound := asking("bound", 1, "stayput.io/pools: far")
+	bound = strings.Replace(bound, "      containers:", "      nodeName: "+n.Name+"\n      containers:", 1)
+	apply(t, c, ns, bound)
+	until(t, "an Event that says why bound-0 gets no address", func(context.Context) bool {
+		return strings.Contains(kubectl(t, c, "get", "events", "-n", ns, "--field-selector=involvedObject.name=bound-0"),
+			"its node "+n.Name+" cannot route addresses of pool far")
+	})
+	must.Do(t, n.SetNetworks(testContext(t), lab.Network{IPAM: ipam, Annotations: true}))
+	says("")
+	all.reach(ready(t, c, ns, "bound-0"), "")
+
+	// 6. With the pool gone, no node takes an address for that of a pod of its own. Routes to other nodes stay a while.
+	kubectl(t, c, "delete", "statefulset", "web", "many", "choosy", "bound", "-n", ns)
 	kubectl(t, c, "delete", "podippool", "far", "--timeout=100s")
 	for _, n := range c.Nodes {
 		until(t, "the pods' routes on "+n.Name+" to go", func(context.Context) bool {

@@ -51,7 +51,8 @@ func (k *Keeper) answer(ctx context.Context) error {
 	// 1. Whether there is anything to answer.
 	k.mu.Lock()
 	o, listed := k.roll, k.listed
-	known := o != nil && k.answered == o.Spec.Round
+	cannot := k.cannotRoute
+	known := o != nil && k.answered == o.Spec.Round && (cannot == nil || *cannot == k.saidCannot)
 	waited := o != nil && (o.Spec.Recalling || len(o.Spec.Asked) > 0)
 	if known && waited && k.now().Sub(k.answeredAt).Abs() > answerAgain {
 		known = false
@@ -71,10 +72,23 @@ func (k *Keeper) answer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if cannot == nil {
+		cannot = new(string)
+		if was != nil {
+			*cannot = was.Spec.CannotRoute
+		}
+	}
 	round := o.Spec.Round
 	if was != nil && was.Spec.Round >= round &&
 		slices.ContainsFunc(was.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == node }) {
-		k.noteAnswered(round)
+		if was.Spec.CannotRoute != *cannot {
+			was.Spec.CannotRoute = *cannot
+			if err := k.api.Say(ctx, was); err != nil {
+				return err
+			}
+			k.log.Info("Said whether pods here can have routed addresses", "cannotRoute", *cannot)
+		}
+		k.noteAnswered(round, *cannot)
 		return nil
 	}
 
@@ -115,13 +129,13 @@ func (k *Keeper) answer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer := &v1alpha1.PodIPAnswer{Spec: v1alpha1.PodIPAnswerSpec{Round: round, Held: held}}
+	answer := &v1alpha1.PodIPAnswer{Spec: v1alpha1.PodIPAnswerSpec{Round: round, Held: held, CannotRoute: *cannot}}
 	answer.OwnerReferences = []metav1.OwnerReference{ownerOf(k.o.Node, node)}
 	if err := k.api.Say(ctx, answer); err != nil {
 		return err
 	}
 	k.log.Info("Said which addresses of pools are here", "round", round, "held", len(held), "barred", reply.Bar)
-	k.noteAnswered(round)
+	k.noteAnswered(round, *cannot)
 	return nil
 }
 
@@ -129,11 +143,11 @@ func ownerOf(node string, uid types.UID) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: uid}
 }
 
-func (k *Keeper) noteAnswered(round int64) {
+func (k *Keeper) noteAnswered(round int64, cannotRoute string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.answered, k.answeredAt = round, k.now()
-	if k.roll != nil && k.roll.Spec.Round != round {
+	k.answered, k.answeredAt, k.saidCannot = round, k.now(), cannotRoute
+	if k.roll != nil && k.roll.Spec.Round != round || k.cannotRoute != nil && *k.cannotRoute != cannotRoute {
 		up(k.rollNow)
 	}
 }

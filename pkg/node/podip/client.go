@@ -84,6 +84,8 @@ type api interface {
 	// Routed lists the PodIPs of mode Routed of all nodes.
 	Routed(ctx context.Context) (ips []v1alpha1.PodIP, version string, err error)
 	WatchRouted(ctx context.Context, version string) (watch.Interface, error)
+	// RoutedByCloud reports whether a cloud's router has the routes to the pods of this node.
+	RoutedByCloud(ctx context.Context) (bool, error)
 	// Off reports whether this node is off by the word of an operator.
 	Off(ctx context.Context) (bool, error)
 }
@@ -328,21 +330,9 @@ func (s *server) WatchRouted(ctx context.Context, version string) (watch.Interfa
 }
 
 func (s *server) Off(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	answer := s.rest.Get().AbsPath("/api/v1/nodes", s.node).Do(ctx)
-	err := answer.Error()
-	if isMissing(err, "nodes") {
-		return true, nil
-	}
-	var is struct {
-		Spec struct{ Taints []struct{ Key string } }
-	}
-	if b, _ := answer.Raw(); err == nil {
-		err = json.Unmarshal(b, &is)
-	}
-	if err != nil {
-		return false, fmt.Errorf("reading Node %s: %w", s.node, err)
+	is, err := s.whole(ctx)
+	if err != nil || is == nil {
+		return err == nil, err
 	}
 	for _, t := range is.Spec.Taints {
 		if t.Key == pool.OutOfService {
@@ -350,4 +340,52 @@ func (s *server) Off(ctx context.Context) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// The condition of a Node that its router has the routes to it, set by the route controllers of
+// k8s.io/cloud-provider/controllers/route, and by those of GKE.
+const (
+	networkUnavailable = "NetworkUnavailable"
+	routeCreated       = "RouteCreated"
+)
+
+func (s *server) RoutedByCloud(ctx context.Context) (bool, error) {
+	is, err := s.whole(ctx)
+	if err != nil || is == nil {
+		return false, err
+	}
+	for _, c := range is.Status.Conditions {
+		if c.Type == networkUnavailable {
+			return c.Status == "False" && c.Reason == routeCreated, nil
+		}
+	}
+	return false, nil
+}
+
+// wholeNode is a Node, as far as it matters here.
+type wholeNode struct {
+	Spec struct{ Taints []struct{ Key string } }
+
+	Status struct {
+		Conditions []struct{ Type, Status, Reason string }
+	}
+}
+
+// whole returns this Node, nil if there is none.
+func (s *server) whole(ctx context.Context) (*wholeNode, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer := s.rest.Get().AbsPath("/api/v1/nodes", s.node).Do(ctx)
+	err := answer.Error()
+	if isMissing(err, "nodes") {
+		return nil, nil
+	}
+	is := &wholeNode{}
+	if b, _ := answer.Raw(); err == nil {
+		err = json.Unmarshal(b, is)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading Node %s: %w", s.node, err)
+	}
+	return is, nil
 }

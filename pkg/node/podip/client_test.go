@@ -160,6 +160,30 @@ func TestANodeIsOffByItsTaintOrIfItIsDeleted(t *testing.T) {
 	}
 }
 
+func TestACloudsRouterIsKnownByTheNodesCondition(t *testing.T) {
+	node := func(conditions string) string {
+		return `{"kind":"Node","apiVersion":"v1","status":{"conditions":[{"type":"Ready","status":"True"}` + conditions + `]}}`
+	}
+	for answer, want := range map[string]bool{
+		node(""): false,
+		node(`,{"type":"NetworkUnavailable","status":"False","reason":"RouteCreated"}`):  true,
+		node(`,{"type":"NetworkUnavailable","status":"True","reason":"NoRouteCreated"}`): false,
+		node(`,{"type":"NetworkUnavailable","status":"False","reason":"FlannelIsUp"}`):   false,
+		missing("nodes", "n1"): false,
+	} {
+		c, _ := serve(t, map[string]string{"GET /api/v1/nodes/n1": answer})
+		is, err := c.RoutedByCloud(t.Context())
+		check(t, err)
+		if is != want {
+			t.Errorf("%t by %s", is, answer)
+		}
+	}
+	c, _ := serve(t, nil)
+	if is, err := c.RoutedByCloud(t.Context()); err == nil {
+		t.Errorf("%t without an answer, and no error", is)
+	}
+}
+
 func TestWhatIsWrittenIsBoundToWhatWasSeen(t *testing.T) {
 	c, got := serve(t, map[string]string{
 		"PATCH /apis/stayput.io/v1alpha1/podips/10.6.0.1/status": `{}`,

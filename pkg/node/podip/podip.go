@@ -72,6 +72,9 @@ type Options struct {
 	PodCIDRs func(context.Context) ([]netip.Prefix, error)
 	// Subnets are the ranges from which pods of this node have their addresses, if its Node has no podCIDR; nil: none.
 	Subnets func() []netip.Prefix
+	// CannotRoute says why the node's network can have no routed addresses; empty: it can, or that is not known. nil: it
+	// can.
+	CannotRoute func() string
 	// Bridge is the name of the bridge that pods of a network are on, empty if they are on none; nil: they are.
 	Bridge func(network string) string
 }
@@ -106,6 +109,8 @@ type Keeper struct {
 	// areRouted: some are of mode Routed.
 	areRouted bool
 	podCIDRs  []netip.Prefix // of this node
+	// cannotRoute says why pods here cannot have routed addresses, empty if they can; nil: it is not known yet.
+	cannotRoute *string
 	// queue has the UIDs of subjects that are to be looked at; nil: nobody looks.
 	queue    workqueue.TypedRateLimitingInterface[string]
 	subjects map[string]*subject
@@ -118,6 +123,8 @@ type Keeper struct {
 	// answered is the round that this node has answered, 0 if it is not known, and when it was found out.
 	answered   int64
 	answeredAt time.Time
+	// saidCannot is what the answer says of cannotRoute.
+	saidCannot string
 }
 
 // table is a [route.Table].
@@ -286,6 +293,7 @@ func (k *Keeper) serve(ctx context.Context) {
 	k.mu.Lock()
 	k.queue, k.subjects, k.all, k.listed, k.roll, k.answered, k.epoch = queue, map[string]*subject{},
 		map[string]bool{}, false, nil, 0, 0
+	k.cannotRoute = nil
 	k.metrics.serves()
 	k.mu.Unlock()
 	var wg sync.WaitGroup

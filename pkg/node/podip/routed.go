@@ -54,7 +54,7 @@ func (k *Keeper) routeLoop(ctx context.Context) {
 			var working context.Context
 			working, stop = context.WithCancel(ctx)
 			for _, loop := range []func(context.Context){
-				k.table.Run, k.followRouted, k.followNetwork, k.learnPodCIDR,
+				k.table.Run, k.followRouted, k.followNetwork, k.learnPodCIDR, k.seeWhetherRoutes,
 			} {
 				wg.Go(func() { loop(working) })
 			}
@@ -64,6 +64,7 @@ func (k *Keeper) routeLoop(ctx context.Context) {
 			wg.Wait()
 			k.note("routed", nil)
 			k.note("podCIDR", nil)
+			k.note("cloud", nil)
 		}
 		select {
 		case <-ctx.Done():
@@ -181,6 +182,55 @@ func (k *Keeper) learnPodCIDR(ctx context.Context) {
 		if !pause(ctx, podCIDRAgain) {
 			return
 		}
+	}
+}
+
+// cloudAgain is when the Node is asked again whether a cloud's router has the routes to its pods: the cloud's
+// controller may say so after the agent's start.
+const cloudAgain = 5 * time.Minute
+
+const byCloud = "a cloud's router has the routes to its pods (condition NetworkUnavailable, reason RouteCreated) " +
+	"and knows none to other addresses"
+
+// seeWhetherRoutes finds out whether pods of the node can have routed addresses.
+func (k *Keeper) seeWhetherRoutes(ctx context.Context) {
+	cloud, asked := false, time.Time{}
+	for {
+		why := ""
+		if k.o.CannotRoute != nil {
+			why = k.o.CannotRoute()
+		}
+		if why == "" && k.now().Sub(asked).Abs() >= cloudAgain {
+			is, err := k.api.RoutedByCloud(ctx)
+			if k.note("cloud", err); err == nil {
+				cloud, asked = is, k.now()
+			}
+		}
+		if why == "" && cloud {
+			why = byCloud
+		}
+		if why != "" || !asked.IsZero() {
+			k.setCannotRoute(why)
+		}
+		if !pause(ctx, networkAgain) {
+			return
+		}
+	}
+}
+
+// mostWhy is the longest PodIPAnswer.spec.cannotRoute, in characters.
+const mostWhy = 1024
+
+func (k *Keeper) setCannotRoute(why string) {
+	why = strings.ToValidUTF8(why, "?")
+	if r := []rune(why); len(r) > mostWhy {
+		why = string(r[:mostWhy])
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.cannotRoute == nil || *k.cannotRoute != why {
+		k.cannotRoute = &why
+		up(k.rollNow)
 	}
 }
 

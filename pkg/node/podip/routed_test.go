@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -180,5 +181,67 @@ func TestFlannelsNetworkIsKnownOnceFlanneldHasSaidIt(t *testing.T) {
 		want("[10.244.0.0/16]")
 		must.Do(t, os.Remove(file)) // flanneld begins anew
 		want("[10.244.0.0/16]")
+	})
+}
+
+func TestANodeSaysThatItCannotRoute(t *testing.T) {
+	inWorld(t, func(w *world) {
+		why := "a.conflist: type: expected bridge or ptp"
+		var mu sync.Mutex
+		set := func(s string) {
+			mu.Lock()
+			defer mu.Unlock()
+			why = s
+		}
+		says := func() string {
+			mu.Lock()
+			defer mu.Unlock()
+			return why
+		}
+		w.k.o.CannotRoute = says
+		want := func(when, want string) {
+			t.Helper()
+			w.c.mu.Lock()
+			defer w.c.mu.Unlock()
+			if w.c.answer == nil || w.c.answer.Spec.CannotRoute != want || w.c.answer.Spec.Round != 5 {
+				t.Errorf("%s: the answer is %+v, want %q", when, w.c.answer, want)
+			}
+		}
+		over := roll(5, 5)
+		over.Spec.Recalling = false
+		w.c.putRoll(over)
+		w.pass(time.Second)
+		want("no pool is routed", "")
+		w.k.SetRouted(true)
+		w.pass(time.Second)
+		want("its network cannot", why)
+
+		set("")
+		w.c.fail(errDown) // whether a cloud has the routes is not known
+		w.pass(time.Minute)
+		w.c.fail(nil)
+		w.pass(networkAgain)
+		want("its network can", "")
+
+		w.c.mu.Lock()
+		w.c.byCloud = true
+		w.c.mu.Unlock()
+		w.pass(cloudAgain + networkAgain)
+		want("a cloud routes", byCloud)
+		said := w.c.count("say")
+		w.pass(time.Hour)
+		if n := w.c.count("say") - said; n > 0 {
+			t.Errorf("said %d more times", n)
+		}
+
+		w.end()
+		w.starts(-1) // it finds out anew, and says nothing else meanwhile
+		w.k.o.CannotRoute = says
+		w.pass(time.Minute)
+		want("the agent was killed", byCloud)
+		set(strings.Repeat("é", 2000))
+		w.k.SetRouted(true)
+		w.pass(time.Minute)
+		want("a long reason", strings.Repeat("é", mostWhy))
 	})
 }

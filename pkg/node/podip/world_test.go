@@ -61,6 +61,7 @@ type cluster struct {
 	answer   *v1alpha1.PodIPAnswer
 	node     types.UID
 	off      bool // by the taint
+	byCloud  bool // has the routes
 	podsOf   map[*watch.RaceFreeFakeWatcher]bool
 	rollOf   map[*watch.RaceFreeFakeWatcher]bool
 	routedOf map[*watch.RaceFreeFakeWatcher]bool
@@ -215,6 +216,12 @@ func (c *cluster) Off(context.Context) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.node == "" || c.off, c.ask("get whether the node is off")
+}
+
+func (c *cluster) RoutedByCloud(context.Context) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byCloud, c.ask("get whether a cloud routes")
 }
 
 func (c *cluster) PodCIDRs(context.Context) ([]netip.Prefix, error) {

@@ -1155,6 +1155,48 @@ func TestAPodIsToldThatItsAddressIsRouted(t *testing.T) {
 	}
 }
 
+func TestARoutedPodIsScheduledToNodesThatCanRoute(t *testing.T) {
+	const why = "10-lan.conflist: type: expected bridge or ptp"
+	cannot := func(node, why string) *stayputv1alpha1.PodIPAnswer {
+		return &stayputv1alpha1.PodIPAnswer{ObjectMeta: metav1.ObjectMeta{Name: node},
+			Spec: stayputv1alpha1.PodIPAnswerSpec{Round: 1, CannotRoute: why}}
+	}
+	other := cannot("node-2", why)
+	a := newAPI(t, hometest.Node("node-1", "a"), hometest.Node("node-2", "a"), asking("web-0", "far"),
+		cannot("node-1", why), other, aPool("far", "10.6.168.101-10.6.168.110",
+			func(o *stayputv1alpha1.PodIPPool) { o.Spec.Mode, o.Spec.Gateway = stayputv1alpha1.ModeRouted, "" }))
+	c := control(t, a)
+	c.works()
+	pod, has := a.pod(t, "web-0")
+	if has != nil || !home.Gated(pod) || len(a.ips(t)) > 0 {
+		t.Errorf("no node can, and it has %v, gated %t", has, home.Gated(pod))
+	}
+	if notes := c.notes(); !slices.ContainsFunc(notes, func(n string) bool {
+		return strings.Contains(n, "no node can route addresses, such as node-1, of pool far: "+why)
+	}) {
+		t.Errorf("said is %q", notes)
+	}
+	if err := a.Get(t.Context(), types.NamespacedName{Name: "node-2"}, other); err != nil {
+		t.Fatal(err)
+	}
+	other.Spec.CannotRoute = ""
+	if err := a.Update(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	c.line.later = nil // the answer alone wakes the pod
+	c.works()
+	pod, has = a.pod(t, "web-0")
+	if len(has) != 1 || home.Gated(pod) {
+		t.Fatalf("it has %v, gated %t: %q", has, home.Gated(pod), c.notes())
+	}
+	terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	want := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{
+		{Key: "metadata.name", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"node-1"}}}}
+	if len(terms) != 1 || !reflect.DeepEqual(terms[0], want) {
+		t.Errorf("its affinity is %+v", terms)
+	}
+}
+
 func TestAPodThatCouldNotBeGatedIsToldItsAddressOnceItHasANode(t *testing.T) {
 	late := asking("late", "blue", hometest.Ungated)
 	mirror := asking("mirror", "blue", hometest.Ungated, func(p *corev1.Pod) {

@@ -178,7 +178,7 @@ func nodeOf(o *corev1.Node) pool.Node {
 }
 
 func answerOf(o *stayputv1alpha1.PodIPAnswer) pool.Answer {
-	a := pool.Answer{Node: o.Name, Round: o.Spec.Round}
+	a := pool.Answer{Node: o.Name, Round: o.Spec.Round, CannotRoute: o.Spec.CannotRoute}
 	for _, h := range o.Spec.Held {
 		addr, err := netip.ParseAddr(h.Address)
 		if err != nil {

@@ -671,9 +671,15 @@ func (c *Controller) answers(s *session) *feed {
 	names := map[string]bool{}
 	return &feed{c: c,
 		set: func(o client.Object) {
-			names[o.GetName()] = true
-			s.book.SetAnswer(answerOf(o.(*stayputv1alpha1.PodIPAnswer)))
+			was, is := s.book.Answer(o.GetName()), answerOf(o.(*stayputv1alpha1.PodIPAnswer))
+			s.book.SetAnswer(is)
 			s.nodeSpoke()
+			if s.ready && (!names[is.Node] || was.CannotRoute != is.CannotRoute) {
+				for uid := range s.blocked {
+					c.enqueue(podKey(uid))
+				}
+			}
+			names[is.Node] = true
 		},
 		remove: func(o client.Object, _ string) {
 			delete(names, o.GetName())

@@ -221,6 +221,7 @@ func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.
 	}
 	to.Annotations = annotations
 	to.Affinity.Required = slices.Clone(to.Affinity.Required)
+	to.Affinity.Without = w.Without
 	c.mu.Lock()
 	for _, a := range w.Addresses {
 		if o := c.pools[a.Pool]; o != nil {

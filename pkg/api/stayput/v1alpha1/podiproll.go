@@ -92,6 +92,12 @@ type PodIPAnswerSpec struct {
 	// +optional
 	// +listType=atomic
 	Held []PodIPHeld `json:"held,omitempty"`
+
+	// cannotRoute says why pods of the node cannot have addresses of pools with mode Routed. It is empty if they can, or
+	// if the node does not know.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	CannotRoute string `json:"cannotRoute,omitempty"`
 }
 
 // PodIPHeld is an address that a pod has on a node, by the node's own books.

@@ -76,6 +76,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPAnswerSpec
   map:
     fields:
+    - name: cannotRoute
+      type:
+        scalar: string
     - name: held
       type:
         list:

@@ -11,6 +11,9 @@ type PodIPAnswerSpecApplyConfiguration struct {
 	Round *int64 `json:"round,omitempty"`
 	// held are all addresses of pools that pods on the node have, or are about to get.
 	Held []PodIPHeldApplyConfiguration `json:"held,omitempty"`
+	// cannotRoute says why pods of the node cannot have addresses of pools with mode Routed. It is empty if they can, or
+	// if the node does not know.
+	CannotRoute *string `json:"cannotRoute,omitempty"`
 }
 
 // PodIPAnswerSpecApplyConfiguration constructs a declarative configuration of the PodIPAnswerSpec type for use with
@@ -37,5 +40,13 @@ func (b *PodIPAnswerSpecApplyConfiguration) WithHeld(values ...*PodIPHeldApplyCo
 		}
 		b.Held = append(b.Held, *values[i])
 	}
+	return b
+}
+
+// WithCannotRoute sets the CannotRoute field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the CannotRoute field is set to the value of the last call.
+func (b *PodIPAnswerSpecApplyConfiguration) WithCannotRoute(value string) *PodIPAnswerSpecApplyConfiguration {
+	b.CannotRoute = &value
 	return b
 }
