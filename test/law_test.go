@@ -42,7 +42,8 @@ var law = []rule{
 	// The agent. It runs on every node: it knows few kinds of objects, and does not pay for the others.
 	{pkg: "pkg/node/cniconf", uses: []string{"pkg/ledger", "pkg/atomicfile", "pkg/netconf"}, never: clients},
 	{pkg: "pkg/node/hostnet", uses: []string{"pkg/ledger", "pkg/link"}, never: clients},
-	{pkg: "pkg/node/route", uses: []string{"pkg/link"}, never: clients},
+	{pkg: "pkg/node/wake", never: clients},
+	{pkg: "pkg/node/route", uses: []string{"pkg/link", "pkg/node/wake"}, never: clients},
 	{pkg: "pkg/node/cri", uses: []string{"pkg/ledger", "pkg/node/cniconf"}, never: allClients},
 	{
 		pkg:   "pkg/node/retainedip",
@@ -50,8 +51,10 @@ var law = []rule{
 		never: allClients,
 	},
 	{
-		pkg:   "pkg/node/podip",
-		uses:  []string{"pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet"},
+		pkg: "pkg/node/podip",
+		uses: []string{
+			"pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/wake",
+		},
 		never: allClients,
 	},
 	{
@@ -69,7 +72,7 @@ var law = []rule{
 		uses: []string{
 			"pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
 			"pkg/node/route", "pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip",
-			"pkg/node/retainedip",
+			"pkg/node/retainedip", "pkg/node/wake",
 		},
 		never: slices.Concat(allClients, []string{"pkg/home", "pkg/placement"}),
 	},

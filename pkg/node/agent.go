@@ -47,6 +47,7 @@ import (
 	"github.com/stayput/stayput/pkg/node/podip"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/node/uninstall"
+	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -158,7 +159,7 @@ func New(o Options) (*Agent, error) {
 		ledgers: ledger.Options{StateDir: o.StateDir, Clock: o.Clock},
 		metrics: newMetrics(o.Registry, o.NRISocket != ""),
 	}
-	reconcileNow, bookNow, spoolNow, unseenNow := newWake(), newWake(), newWake(), newWake()
+	reconcileNow, bookNow, spoolNow, unseenNow := wake.New(), wake.New(), wake.New(), wake.New()
 	agreed := &agreement{}
 	reports := spool.Dir(o.StateDir)
 	restored := make(chan []ledger.Event, 16)
@@ -203,9 +204,9 @@ func New(o Options) (*Agent, error) {
 		undecided: func() { a.unseen.noteListed() },
 		reconciled: func() {
 			a.book.sweep.Store(true) // what has no address behind it has no time at which it would be noticed
-			bookNow.up()
-			spoolNow.up() // a wake-up by inotify may have been lost
-			unseenNow.up()
+			bookNow.Up()
+			spoolNow.Up() // a wake-up by inotify may have been lost
+			unseenNow.Up()
 		},
 	}
 	a.book = &bookKeeper{
@@ -228,7 +229,7 @@ func New(o Options) (*Agent, error) {
 		},
 		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, PodCIDRs: a.podCIDRs,
 		Log: o.Log, Registry: o.Registry,
-		Publish: news.publish, Wrote: reconcileNow.up, // the pods that run are stayput's from then on
+		Publish: news.publish, Wrote: reconcileNow.Up, // the pods that run are stayput's from then on
 	})
 
 	// 4. The hooks.

@@ -13,12 +13,13 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 // bookKeeper publishes, counts and expires what the ledgers promise. It is woken by inotify on the address files, by
 // releases, and by the clock at the next expiry.
 type bookKeeper struct {
-	now      wake
+	now      wake.Signal
 	networks *networks
 	agreed   *agreement
 	// follow has the address files of these networks watched.
@@ -60,7 +61,7 @@ func (k *bookKeeper) run(ctx context.Context) {
 			// Never at once: what cannot be expired is logged once a second at most.
 			timer.Reset(max(next, minPause))
 		}
-		if !pause(ctx, minPause) {
+		if !wake.Pause(ctx, minPause) {
 			return
 		}
 	}
@@ -145,7 +146,7 @@ func (k *bookKeeper) release(key retainedip.Name, claims []ledger.Key, done func
 		k.releases.asked = map[retainedip.Name]releaseAsked{}
 	}
 	k.releases.asked[key] = releaseAsked{claims, done}
-	k.now.up()
+	k.now.Up()
 }
 
 // endReleased carries out the releases. retry: some could not be.

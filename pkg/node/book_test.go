@@ -13,6 +13,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 // retained is an address that was web-0's.
@@ -193,14 +194,14 @@ func TestWithoutInotifyTheLoopsAreWokenByTheClock(t *testing.T) {
 	w.a.watch.close()
 	w.a.watch.fs = nil // as where every instance is taken, which a test must not do to its machine
 	w.a.watch.follow(nil)
-	for _, pending := range []wake{w.a.book.now, w.a.spool.now} {
+	for _, pending := range []wake.Signal{w.a.book.now, w.a.spool.now} {
 		select {
 		case <-pending:
 		default:
 		}
 	}
 	go w.a.watch.run(t.Context())
-	for name, woken := range map[string]wake{"book": w.a.book.now, "spool": w.a.spool.now} {
+	for name, woken := range map[string]wake.Signal{"book": w.a.book.now, "spool": w.a.spool.now} {
 		select {
 		case <-woken:
 		case <-time.After(time.Minute): // bounds a test that hangs

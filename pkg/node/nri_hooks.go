@@ -5,6 +5,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/podip"
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 // Sandbox is a pod sandbox as the runtime describes it.
@@ -27,8 +28,8 @@ type hooks struct {
 	pools    *podip.Keeper
 	// uninstalling reports whether the node is being put back: from then on the hooks do nothing.
 	uninstalling func() bool
-	reconcile    wake
-	book         wake
+	reconcile    wake.Signal
+	book         wake.Signal
 	metrics      *metrics
 }
 
@@ -60,14 +61,14 @@ func (h *hooks) ran(s Sandbox) {
 // StopPodSandbox is the hook of a sandbox that is about to lose its addresses. It changes no policy.
 func (a *Agent) StopPodSandbox(s Sandbox) {
 	defer a.hooks.timed("StopPodSandbox")()
-	a.hooks.book.up()
+	a.hooks.book.Up()
 	a.hooks.pools.Look(s.Pod, s.Annotations, true)
 }
 
 // RemovePodSandbox is the hook of a sandbox that has gone.
 func (a *Agent) RemovePodSandbox(s Sandbox) {
 	defer a.hooks.timed("RemovePodSandbox")()
-	a.hooks.book.up()
+	a.hooks.book.Up()
 	a.hooks.pools.Look(s.Pod, s.Annotations, true)
 }
 
@@ -84,7 +85,7 @@ func (a *Agent) Synchronize(all []Sandbox) {
 			h.queue.put(observe(s))
 		}
 	}
-	h.reconcile.up()
+	h.reconcile.Up()
 }
 
 // Connected is the hook of an NRI connection that was made or lost.
@@ -95,6 +96,6 @@ func (a *Agent) Connected(up bool) {
 		a.metrics.nriConnections.Inc()
 	} else {
 		a.metrics.nriConnected.Set(0)
-		a.unseen.now.up()
+		a.unseen.now.Up()
 	}
 }

@@ -3,6 +3,8 @@ package node
 import (
 	"context"
 	"log/slog"
+
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 // queueLength is some minutes' worth of pods starting as fast as a node can; what does not fit is left to
@@ -14,13 +16,13 @@ type queue struct {
 	c        chan observation
 	policies *policies
 	// reconcile is woken for what has no room.
-	reconcile wake
+	reconcile wake.Signal
 	beat      *beat
 	metrics   *metrics
 	log       *slog.Logger
 }
 
-func newQueue(p *policies, reconcile wake, b *beat, m *metrics, log *slog.Logger) *queue {
+func newQueue(p *policies, reconcile wake.Signal, b *beat, m *metrics, log *slog.Logger) *queue {
 	q := &queue{c: make(chan observation, queueLength), policies: p, reconcile: reconcile, beat: b, metrics: m, log: log}
 	m.observeQueue(func() float64 { return float64(len(q.c)) })
 	return q
@@ -33,7 +35,7 @@ func (q *queue) put(o observation) {
 	default:
 		q.metrics.queueDropped.Inc()
 		q.log.Warn("Queue full, left to a reconciliation", o.sandbox.attrs()...)
-		q.reconcile.up()
+		q.reconcile.Up()
 	}
 }
 

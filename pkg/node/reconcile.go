@@ -10,14 +10,18 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
+	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/spool"
 )
+
+// minPause is between two runs of a loop, however often it is woken.
+const minPause = time.Second
 
 // reconciler brings the ledgers and the runtime into agreement: at the start, when it is woken, when a suspect is due,
 // and at the interval.
 type reconciler struct {
 	interval  time.Duration
-	now       wake
+	now       wake.Signal
 	cri       *cri.Client
 	networks  *networks
 	policies  *policies
@@ -57,7 +61,7 @@ func (r *reconciler) run(ctx context.Context) {
 			wait = min(wait, max(next, minPause))
 		}
 		timer.Reset(wait)
-		if !pause(ctx, minPause) {
+		if !wake.Pause(ctx, minPause) {
 			return
 		}
 	}

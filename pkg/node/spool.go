@@ -5,13 +5,14 @@ import (
 	"log/slog"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
 // spoolReader takes the plugin's reports as soon as they are there.
 type spoolReader struct {
 	spool    spool.Dir
-	now      wake
+	now      wake.Signal
 	news     *news
 	restored chan<- []ledger.Event // to the announcer
 	conflict func(ledger.Event)    // of an address of a pool

@@ -23,6 +23,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/uninstall"
+	"github.com/stayput/stayput/pkg/node/wake"
 	signal "github.com/stayput/stayput/pkg/uninstall"
 	"github.com/stayput/stayput/test/nodetest"
 )
@@ -434,7 +435,7 @@ func TestWithoutTheFactOfADeletionNothingIsFreed(t *testing.T) {
 			eventually(t, "published", func() bool { return c.Object("kept") != nil })
 			eventually(t, "followed", func() bool { c.Mu.Lock(); defer c.Mu.Unlock(); return len(c.Followers) > 0 })
 			happens(c)
-			pause(t.Context(), 10*shortly) // nothing happens: there is nothing to wait for
+			wake.Pause(t.Context(), 10*shortly) // nothing happens: there is nothing to wait for
 			w.stillPromised(r, kept, runs)
 			r.end()
 			<-r.ended
@@ -448,7 +449,7 @@ func TestAnAgentThatNeverSawTheObjectStays(t *testing.T) {
 	kept, runs, _ := w.inUse()
 	r := w.installedIn(c)
 	eventually(t, "published", func() bool { return c.Object("kept") != nil })
-	pause(t.Context(), 10*shortly)
+	wake.Pause(t.Context(), 10*shortly)
 	w.stillPromised(r, kept, runs)
 	check(t, r.stops())
 	w.stillPromised(r, kept, runs)
@@ -494,8 +495,8 @@ func TestWhatOnlyANewerVersionCanReadIsReportedAndKept(t *testing.T) {
 	})
 	asked := c.Count("GET /apis/stayput.io")
 	eventually(t, "looked", func() bool { return c.Count("GET /apis/stayput.io") > asked || r.api.Trouble() == "" })
-	r.reconciler.now.up()
-	pause(t.Context(), minPause+10*shortly)
+	r.reconciler.now.Up()
+	wake.Pause(t.Context(), minPause+10*shortly)
 	if c.Object("kept") == nil || c.Object("runs") == nil {
 		t.Error("a RetainedIP was deleted though its promise stands")
 	}

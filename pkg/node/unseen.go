@@ -10,6 +10,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 // unseen sees, while NRI is off or away, to pods whose annotations CNI did not hand on either: it has them from the
@@ -18,7 +19,7 @@ import (
 // time and ends before that asks in vain. One that has been promised its address keeps it: a DEL that comes before the
 // policy leaves the promise as it was.
 type unseen struct {
-	now      wake
+	now      wake.Signal
 	nri      *atomic.Bool // whether it is connected
 	networks *networks
 	list     func(context.Context) (map[string]cri.Sandbox, error)
@@ -66,7 +67,7 @@ func (u *unseen) run(ctx context.Context) {
 			wait = min(2*wait, unseenLast)
 		}
 		// Of pods that start together the list tells at once.
-		if !pause(ctx, unseenFirst) {
+		if !wake.Pause(ctx, unseenFirst) {
 			return
 		}
 	}

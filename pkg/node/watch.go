@@ -14,6 +14,7 @@ import (
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/uninstall"
+	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -24,8 +25,8 @@ type watcher struct {
 	reports  spool.Dir // what else the plugin keeps in stateDir is no news
 
 	agreed                          *agreement
-	reconcileNow, bookNow, spoolNow wake
-	unseenNow                       wake // of an address that was taken
+	reconcileNow, bookNow, spoolNow wake.Signal
+	unseenNow                       wake.Signal // of an address that was taken
 	log                             *slog.Logger
 }
 
@@ -38,7 +39,7 @@ func (w *watcher) start() error {
 		}
 	}
 	w.open(dirs)
-	w.spoolNow.up() // what came before
+	w.spoolNow.Up() // what came before
 	return nil
 }
 
@@ -75,9 +76,9 @@ func (w *watcher) poll(ctx context.Context) {
 			return
 		case <-tick.C:
 			w.agreed.void()
-			w.spoolNow.up()
-			w.bookNow.up()
-			w.unseenNow.up()
+			w.spoolNow.Up()
+			w.bookNow.Up()
+			w.unseenNow.Up()
 		}
 	}
 }
@@ -114,9 +115,9 @@ func (w *watcher) run(ctx context.Context) {
 		case err := <-w.fs.Errors:
 			// An overflow: anything may have been missed.
 			w.log.Debug("Lost inotify events", "err", err)
-			w.spoolNow.up()
-			w.bookNow.up()
-			w.unseenNow.up()
+			w.spoolNow.Up()
+			w.bookNow.Up()
+			w.unseenNow.Up()
 		case e := <-w.fs.Events:
 			w.see(e)
 		}
@@ -128,7 +129,7 @@ func (w *watcher) see(e fsnotify.Event) {
 	switch filepath.Clean(dir) {
 	case w.reports.Events():
 		if name != "" && name[0] != '.' && e.Has(fsnotify.Create) {
-			w.spoolNow.up()
+			w.spoolNow.Up()
 		}
 	case w.stateDir:
 		// A network's first command. Its pods may have run before stayput came.
@@ -142,21 +143,21 @@ func (w *watcher) see(e fsnotify.Event) {
 			if err := w.fs.Add(e.Name); err != nil {
 				w.log.Warn("Cannot watch a network", "err", err)
 			}
-			w.reconcileNow.up()
+			w.reconcileNow.Up()
 		}
 	default:
 		if filepath.Dir(filepath.Clean(dir)) == w.stateDir {
 			if e.Has(fsnotify.Create) || e.Has(fsnotify.Remove) {
 				w.agreed.void()
-				w.reconcileNow.up()
+				w.reconcileNow.Up()
 			}
 			return
 		}
 		// Beside the addresses are the lock and temporary files, which the agent writes, too.
 		if _, err := netip.ParseAddr(name); err == nil {
-			w.bookNow.up()
+			w.bookNow.Up()
 			if e.Has(fsnotify.Create) {
-				w.unseenNow.up()
+				w.unseenNow.Up()
 			}
 		}
 	}

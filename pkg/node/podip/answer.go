@@ -148,7 +148,7 @@ func (k *Keeper) noteAnswered(round int64, cannotRoute string) {
 	defer k.mu.Unlock()
 	k.answered, k.answeredAt, k.saidCannot = round, k.now(), cannotRoute
 	if k.roll != nil && k.roll.Spec.Round != round || k.cannotRoute != nil && *k.cannotRoute != cannotRoute {
-		up(k.rollNow)
+		k.rollNow.Up()
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 // newBackoff returns the pauses between two attempts to watch, jittered because every node's agent makes them.
@@ -33,11 +34,11 @@ func (k *Keeper) follow(ctx context.Context, part string, see func(ctx context.C
 			return
 		}
 		if err == nil { // all watches of all nodes may have begun at once, and end so
-			pause(ctx, rand.N(100*time.Millisecond))
+			wake.Pause(ctx, rand.N(100*time.Millisecond))
 			continue
 		}
 		k.note(part, err)
-		pause(ctx, backoff.Step())
+		wake.Pause(ctx, backoff.Step())
 	}
 }
 
@@ -186,7 +187,7 @@ func (k *Keeper) replace(pods []Pod, begun int64, interrupted bool) error {
 	if k.epoch <= begun {
 		k.listed = true
 	}
-	up(k.rollNow)
+	k.rollNow.Up()
 	return nil
 }
 
@@ -340,5 +341,5 @@ func (k *Keeper) setRoll(roll *v1alpha1.PodIPRoll) {
 	if roll != nil && was != nil && roll.Spec.Term != was.Spec.Term {
 		k.enqueueAll()
 	}
-	up(k.rollNow)
+	k.rollNow.Up()
 }

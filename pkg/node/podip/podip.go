@@ -45,6 +45,7 @@ import (
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/route"
+	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/pool"
 )
 
@@ -94,10 +95,10 @@ type Keeper struct {
 	flannelFile func() string
 	down        func(path string) error
 
-	changed chan struct{} // are has changed
-	rollNow chan struct{} // there may be something to answer
+	changed wake.Signal // are has changed
+	rollNow wake.Signal // there may be something to answer
 	// routedChanged: areRouted has.
-	routedChanged chan struct{}
+	routedChanged wake.Signal
 	shallow       fresh[*sight]
 	deep          fresh[*sight]
 	writing       sync.Mutex // of files by UID: they are of a list, and of what it was followed by
@@ -231,8 +232,8 @@ func New(o Options) (*Keeper, error) {
 
 func newKeeper(o Options, api api) *Keeper {
 	k := &Keeper{
-		o: o, api: api, log: o.Log, changed: make(chan struct{}, 1), rollNow: make(chan struct{}, 1),
-		routedChanged: make(chan struct{}, 1),
+		o: o, api: api, log: o.Log, changed: wake.New(), rollNow: wake.New(),
+		routedChanged: wake.New(),
 		troubles:      map[string]string{},
 	}
 	k.metrics = newMetrics(k)
@@ -253,14 +254,7 @@ func (k *Keeper) SetPools(are bool) {
 	defer k.mu.Unlock()
 	if k.are != are {
 		k.are = are
-		up(k.changed)
-	}
-}
-
-func up(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		k.changed.Up()
 	}
 }
 
@@ -444,21 +438,9 @@ func (k *Keeper) now() time.Time {
 	return time.Now()
 }
 
-// pause waits for d, and returns false if ctx is done before.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
 // discovers looks for pods in the node's own books that the cluster may have no more.
 func (k *Keeper) discovers(ctx context.Context) {
-	for wait := time.Duration(0); pause(ctx, wait); {
+	for wait := time.Duration(0); wake.Pause(ctx, wait); {
 		listed := k.isListed() // until then not all that the books have can be told from ordinary pods
 		err := k.discover(ctx)
 		k.note("books", err)
@@ -531,9 +513,9 @@ func (k *Keeper) discover(ctx context.Context) error {
 
 // sweeps removes old bars.
 func (k *Keeper) sweeps(ctx context.Context) {
-	for wait := time.Duration(0); pause(ctx, wait); wait = sweepEvery {
+	for wait := time.Duration(0); wake.Pause(ctx, wait); wait = sweepEvery {
 		for !k.isListed() {
-			if !pause(ctx, time.Second) {
+			if !wake.Pause(ctx, time.Second) {
 				return
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/route"
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 // podCIDRAgain is when a node that has no podCIDR is asked for it again.
@@ -33,7 +34,7 @@ func (k *Keeper) SetRouted(are bool) {
 	defer k.mu.Unlock()
 	if k.areRouted != are {
 		k.areRouted = are
-		up(k.routedChanged)
+		k.routedChanged.Up()
 	}
 }
 
@@ -179,7 +180,7 @@ func (k *Keeper) learnPodCIDR(ctx context.Context) {
 			k.mu.Unlock()
 			return
 		}
-		if !pause(ctx, podCIDRAgain) {
+		if !wake.Pause(ctx, podCIDRAgain) {
 			return
 		}
 	}
@@ -212,7 +213,7 @@ func (k *Keeper) seeWhetherRoutes(ctx context.Context) {
 		if why != "" || !asked.IsZero() {
 			k.setCannotRoute(why)
 		}
-		if !pause(ctx, networkAgain) {
+		if !wake.Pause(ctx, networkAgain) {
 			return
 		}
 	}
@@ -230,7 +231,7 @@ func (k *Keeper) setCannotRoute(why string) {
 	defer k.mu.Unlock()
 	if k.cannotRoute == nil || *k.cannotRoute != why {
 		k.cannotRoute = &why
-		up(k.rollNow)
+		k.rollNow.Up()
 	}
 }
 
@@ -255,7 +256,7 @@ func (k *Keeper) followNetwork(ctx context.Context) {
 		if all := k.network(); all != nil {
 			k.table.SetNetwork(all)
 		}
-		if !pause(ctx, networkAgain) {
+		if !wake.Pause(ctx, networkAgain) {
 			return
 		}
 	}

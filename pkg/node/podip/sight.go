@@ -12,6 +12,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 // sight is what is on the machine at one time.
@@ -66,7 +67,7 @@ func (f *fresh[T]) get(ctx context.Context, take func() (T, error)) (T, error) {
 
 	f.busy.Lock()
 	defer f.busy.Unlock()
-	pause(ctx, time.Until(f.rest))
+	wake.Pause(ctx, time.Until(f.rest))
 	f.mu.Lock()
 	f.next = nil
 	f.mu.Unlock()

@@ -37,6 +37,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/link"
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
 // The protocol numbers of routes. Routes of the pods of this node are the plugin's.
@@ -80,7 +81,7 @@ const (
 // Table keeps the routes of a node. Its methods may be called from any goroutine.
 type Table struct {
 	o   Options
-	now chan struct{} // there is something to do
+	now wake.Signal // there is something to do
 
 	mu      sync.Mutex
 	places  map[netip.Addr]Place
@@ -113,7 +114,7 @@ func New(o Options) *Table {
 		o.Keep = defaultKeep
 	}
 	return &Table{
-		o: o, now: make(chan struct{}, 1),
+		o: o, now: wake.New(),
 		places: map[netip.Addr]Place{}, serving: map[netip.Prefix]int{}, changed: map[netip.Addr]bool{},
 		routes: map[netip.Addr]route{}, sources: map[netip.Prefix]netlink.Route{}, nobody: map[netip.Addr]time.Time{},
 	}
@@ -132,7 +133,7 @@ func (t *Table) Set(places map[netip.Addr]Place) {
 		t.put(a, p, true)
 	}
 	t.known, t.look, t.ask, t.chain = true, true, true, true
-	t.wake()
+	t.now.Up()
 }
 
 // Put says where one address is.
@@ -140,7 +141,7 @@ func (t *Table) Put(a netip.Addr, p Place) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.put(a, p, true)
-	t.wake()
+	t.now.Up()
 }
 
 // Delete says that an address is nobody's any more.
@@ -148,7 +149,7 @@ func (t *Table) Delete(a netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.put(a, Place{}, false)
-	t.wake()
+	t.now.Up()
 }
 
 // put takes in a place, or that there is none. t.mu is held.
@@ -183,16 +184,7 @@ func (t *Table) SetNetwork(all []netip.Prefix) {
 	defer t.mu.Unlock()
 	if all = merge(all); !slices.Equal(t.network, all) {
 		t.network, t.chain = all, true
-		t.wake()
-	}
-}
-
-func (t *Table) wake() { up(t.now) }
-
-func up(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		t.now.Up()
 	}
 }
 
@@ -266,7 +258,7 @@ func (t *Table) follow(ctx context.Context) error {
 			}
 		case <-soon:
 			soon = nil
-			t.wake()
+			t.now.Up()
 		}
 		if happened && soon == nil {
 			soon = time.After(gather)
@@ -278,7 +270,7 @@ func (t *Table) lookAgain() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.look, t.ask, t.chain = true, true, true
-	t.wake()
+	t.now.Up()
 }
 
 // sawRoute takes in a change of a route, and reports whether there is something to do.
