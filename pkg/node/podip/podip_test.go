@@ -350,6 +350,49 @@ func TestAnotherPodsNamespaceIsNotThePods(t *testing.T) {
 	})
 }
 
+// The next pod with the address starts while the agent looks after the one before: the runtime does not list it yet.
+func TestThePodThatHasTheAddressNextStaysUp(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.given(1)
+		w.runs(1)
+		w.pass(time.Minute)
+		var down []string
+		w.k.down = func(path string) error {
+			down = append(down, path)
+			return nil
+		}
+		see, starts := w.k.observe, true
+		w.k.observe = func(ctx context.Context) (*hostnet.View, error) {
+			if starts {
+				starts = false
+				w.putIP(addr(1), uid(2), "web-1")
+				path := w.netns(2)
+				ns, _, err := ledger.SystemNetns{}.Identify(path)
+				check(t, err)
+				_, err = ledger.New(w.net, w.ledgers).Add(ledger.AddRequest{
+					Attachment: ledger.Attachment{ContainerID: "c2", IfName: "eth0"},
+					Pod:        ledger.Pod{Namespace: "default", Name: "web-1", UID: uid(2)}, Netns: ns,
+					Pool: []netip.Addr{addr(1)}, PoolText: text(1),
+				})
+				check(t, err)
+				nodetest.Configure(t, path, addr(1))
+			}
+			return see(ctx)
+		}
+		w.c.remove(uid(1))
+		w.stops(1)
+		w.pass(time.Minute)
+		if starts {
+			t.Fatal("the agent did not look")
+		}
+		if len(down) > 0 || len(w.r.stopped) > 0 {
+			t.Errorf("took %v down and stopped %v", down, w.r.stopped)
+		}
+		w.wantBarred(1, true)
+		w.wantBarred(2, false)
+	})
+}
+
 // An entry of the ledger that is nobody's may be the pod's.
 func TestAnAddressThatIsBoundToNobodyKnownIsWaitedFor(t *testing.T) {
 	inWorld(t, func(w *world) {

@@ -20,6 +20,7 @@ type sight struct {
 	sandboxes map[string]cri.Sandbox
 	bound     []bound // what a network namespace has that may be there
 	view      *hostnet.View
+	after     []bound // as bound, read after the view: whoever has an address there is in it
 }
 
 // bound is an address that a ledger says an attachment has.
@@ -99,6 +100,9 @@ func (k *Keeper) look(ctx context.Context, deep bool) (*sight, error) {
 		return nil, err
 	}
 	s.view.Close()
+	if s.after, err = k.attached(false); err != nil {
+		return nil, err
+	}
 	return s, k.believe(s, now.BootID)
 }
 
@@ -186,7 +190,8 @@ type presence struct {
 func (p presence) netns() bool { return len(p.sandboxes)+len(p.entries)+len(p.spaces) > 0 }
 
 // presence returns where a pod with these addresses is. A namespace in which one of them is configured is the pod's,
-// unless it is that of another pod's sandbox: networks that do not know each other may have the same addresses.
+// unless it is another pod's, by the runtime or by a ledger: networks that do not know each other may have the same
+// addresses, and the next pod with the address may have started by the time that its namespace was looked into.
 func (k *Keeper) presence(ctx context.Context, s *sight, uid string, addrs []netip.Addr) (p presence, err error) {
 	for id, sandbox := range s.sandboxes {
 		if sandbox.Pod.UID == uid && sandbox.Ready {
@@ -222,6 +227,14 @@ func (k *Keeper) presence(ctx context.Context, s *sight, uid string, addrs []net
 		}
 		space, err := s.view.Find(ledger.Netns{Path: path})
 		if err == nil && space != nil { // one that has come since has none of them
+			others[space] = true
+		}
+	}
+	for _, b := range s.after {
+		if of := b.uid(s); of == "" || of == uid {
+			continue
+		}
+		if space, err := s.view.Find(b.Netns); err == nil && space != nil {
 			others[space] = true
 		}
 	}
