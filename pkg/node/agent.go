@@ -270,6 +270,7 @@ func (a *Agent) joinCluster() (err error) {
 	a.pools, err = podip.New(podip.Options{
 		API: o.API, Node: o.NodeName, Ledgers: a.ledgers, NetnsDirs: o.NetnsDirs, Runtime: a.cri, Log: o.Log,
 		Registry: o.Registry, PodCIDRs: a.api.PodCIDRs, Subnets: a.subnets, Bridge: a.bridge, CannotRoute: a.cannotRoute,
+		Serves: a.serves,
 	})
 	a.uninstaller.Pools = func(are, routed bool) {
 		a.pools.SetRouted(routed)

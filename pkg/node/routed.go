@@ -4,7 +4,14 @@ import (
 	"net/netip"
 
 	"github.com/stayput/stayput/pkg/netconf"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 )
+
+// serves reports whether pods that start now have their eth0 from the plugin. With multus that is not known.
+func (a *Agent) serves() bool {
+	s := a.keeper.Status().State
+	return s.Good() && s != cniconf.StateMultus
+}
 
 // bridge returns the name of the bridge that pods of a network are on, empty if they are on none, as far as the node's
 // configuration says.

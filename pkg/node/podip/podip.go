@@ -76,6 +76,9 @@ type Options struct {
 	// CannotRoute says why the node's network can have no routed addresses; empty: it can, or that is not known. nil: it
 	// can.
 	CannotRoute func() string
+	// Serves reports whether pods that start now have their eth0 from the plugin. If not, no pod has an address of a pool
+	// only because it runs; nil: they have.
+	Serves func() bool
 	// Bridge is the name of the bridge that pods of a network are on, empty if they are on none; nil: they are.
 	Bridge func(network string) string
 }

@@ -46,7 +46,7 @@ func TestWithoutPoolsNothingIsAskedOrWritten(t *testing.T) {
 		w.pass(time.Second)
 		asked := len(w.c.asked)
 		w.given(2)
-		w.lists(2, true)
+		w.runs(2)
 		w.pass(24 * time.Hour)
 		if more := w.c.asked[asked:]; len(more) > 0 {
 			t.Errorf("asked %v", more)
@@ -182,6 +182,61 @@ func TestARoutedPodIsReportedBeforeItStarts(t *testing.T) {
 		w.pass(time.Minute)
 		if got := w.status(3).PodCIDR; got != "10.244.7.0/24" {
 			t.Errorf("once it is known, nodes route by %q", got)
+		}
+	})
+}
+
+// A node's network may be there before its agent. What starts then has an address of that network.
+func TestAPodThatStartedWithoutThePluginStartsAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		serve := func(is bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.foreign = !is
+		}
+		stopped := func() int {
+			w.r.mu.Lock()
+			defer w.r.mu.Unlock()
+			return len(w.r.stopped)
+		}
+		serve(false)
+		w.given(1)
+		other := netip.MustParseAddr("192.0.2.9")
+		path := w.netns(1)
+		nodetest.Configure(t, path, other)
+		ns, _, err := ledger.SystemNetns{}.Identify(path)
+		check(t, err)
+		_, err = ledger.New(w.net, w.ledgers).Add(ledger.AddRequest{ // as the agent takes over what it finds
+			Attachment: ledger.Attachment{ContainerID: "c1", IfName: "eth0"}, Pod: w.name(1), Netns: ns,
+			Requested: []netip.Addr{other},
+		})
+		check(t, err)
+		w.lists(1, true)
+		w.pass(time.Minute)
+		w.wantPhase(1, "")
+		if n := stopped(); n > 0 {
+			t.Errorf("%d sandboxes were stopped, though the next one would be no better", n)
+		}
+		serve(true)
+		w.pass(time.Minute)
+		if stopped() == 0 {
+			t.Error("it goes on with an address that it was not given")
+		}
+		w.wantPhase(1, "")
+		w.stops(1)
+		n := stopped()
+		w.runs(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+
+		// The ledger of this one is lost.
+		w.given(2)
+		nodetest.Configure(t, w.netns(2), addr(2))
+		w.lists(2, true)
+		w.pass(time.Minute)
+		w.wantPhase(2, v1alpha1.PodIPBound)
+		if more := stopped() - n; more > 0 {
+			t.Errorf("%d sandboxes were stopped that have their address", more)
 		}
 	})
 }

@@ -189,6 +189,19 @@ type presence struct {
 
 func (p presence) netns() bool { return len(p.sandboxes)+len(p.entries)+len(p.spaces) > 0 }
 
+// strangers are the sandboxes that have none of the addresses by any ledger. They may have others there: what runs when
+// the agent comes is taken over.
+func (p presence) strangers(addrs []netip.Addr) (ids []string) {
+	for _, id := range p.sandboxes {
+		if !slices.ContainsFunc(p.entries, func(b bound) bool {
+			return b.Attachment.ContainerID == id && slices.Contains(addrs, b.Addr)
+		}) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // presence returns where a pod with these addresses is. A namespace in which one of them is configured is the pod's,
 // unless it is another pod's, by the runtime or by a ledger: networks that do not know each other may have the same
 // addresses, and the next pod with the address may have started by the time that its namespace was looked into.

@@ -106,6 +106,11 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 	if err != nil {
 		return soon, err
 	}
+	if s.alive() && !barred {
+		if v, err := k.refuse(ctx, &s, addrs, p); err != nil || v != settled {
+			return v, err
+		}
+	}
 	if s.alive() && !p.netns() && !barred && s.conflicts == nil && (s.placed || !k.routes(&s)) {
 		return later, nil // it has not started
 	}
@@ -157,6 +162,36 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		return settled, nil
 	}
 	return settled, k.forget(uid)
+}
+
+// refuse has the runtime stop sandboxes of a pod that have been started without the plugin, as on a node whose network
+// was there before its agent: they have another address than the pod was given, and kubelet makes them anew. While it
+// would make such a one again, nothing is said of the pod.
+func (k *Keeper) refuse(ctx context.Context, s *subject, addrs []netip.Addr, p presence) (verdict, error) {
+	strangers := p.strangers(addrs)
+	if len(strangers) == 0 {
+		return settled, nil
+	}
+	deep, err := k.find(ctx, s.uid, addrs, true)
+	if err != nil {
+		return soon, err
+	}
+	if len(deep.spaces) > 0 { // it has the address: it is the ledger that has lost it
+		return settled, nil
+	}
+	if strangers = deep.strangers(addrs); len(strangers) == 0 {
+		return soon, nil
+	}
+	if k.o.Serves != nil && !k.o.Serves() {
+		return later, nil
+	}
+	var errs []error
+	for _, id := range strangers {
+		k.log.Warn("Stopped a sandbox that has not got the address of its pod: the node's network was not Stayput's yet",
+			"pod", s.String(), "addrs", addrs, "sandbox", id)
+		errs = append(errs, k.o.Runtime.Stop(ctx, id))
+	}
+	return soon, errors.Join(errs...)
 }
 
 // ends is the verdict on a pod that has ended and is still there.

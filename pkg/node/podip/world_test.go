@@ -420,6 +420,7 @@ type world struct {
 	routes  *routes
 	cidr    netip.Prefix // by which other nodes route to pods of mode Routed
 	end     func()
+	foreign bool // the network is not the plugin's
 
 	mu     sync.Mutex
 	left   int // writes until the agent is killed; negative: it is not
@@ -473,6 +474,11 @@ func (w *world) starts(writes int) {
 	w.k = newKeeper(Options{Node: node, Ledgers: o, NetnsDirs: []string{filepath.Join(w.dir, "netns")}, Runtime: w.r,
 		Log:      slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 		PodCIDRs: w.c.PodCIDRs,
+		Serves: func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return !w.foreign
+		},
 		PodCIDR: func(is4 bool) netip.Prefix {
 			if !is4 {
 				return netip.Prefix{}
