@@ -83,6 +83,7 @@ type api interface {
 	Node(ctx context.Context) (types.UID, error)
 	// Routed lists the PodIPs of mode Routed of all nodes.
 	Routed(ctx context.Context) (ips []v1alpha1.PodIP, version string, err error)
+	// WatchRouted tells of a PodIP only what [Keeper.placeOf] asks for.
 	WatchRouted(ctx context.Context, version string) (watch.Interface, error)
 	// RoutedByCloud reports whether a cloud's router has the routes to the pods of this node.
 	RoutedByCloud(ctx context.Context) (bool, error)
@@ -155,10 +156,15 @@ func (s *server) list(ctx context.Context, r *rest.Request, selector string, int
 }
 
 func (s *server) watch(ctx context.Context, r *rest.Request, selector, version string) (watch.Interface, error) {
+	return watched(r, selector, version).Watch(ctx)
+}
+
+// watched is a request to watch.
+func watched(r *rest.Request, selector, version string) *rest.Request {
 	seconds := int64(watchTimeout / time.Second)
 	o := metav1.ListOptions{Watch: true, FieldSelector: selector, ResourceVersion: version, AllowWatchBookmarks: true,
 		TimeoutSeconds: &seconds}
-	return r.VersionedParams(&o, metav1.ParameterCodec).Timeout(watchTimeout).MaxRetries(0).Watch(ctx)
+	return r.VersionedParams(&o, metav1.ParameterCodec).Timeout(watchTimeout).MaxRetries(0)
 }
 
 func (s *server) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
@@ -322,11 +328,11 @@ func (s *server) Routed(ctx context.Context) ([]v1alpha1.PodIP, string, error) {
 }
 
 func (s *server) WatchRouted(ctx context.Context, version string) (watch.Interface, error) {
-	w, err := s.watch(ctx, s.rest.Get().Resource("podips"), routedSelector(), version)
+	body, err := watched(s.rest.Get().Resource("podips"), routedSelector(), version).Stream(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("watching PodIPs: %w", err)
 	}
-	return w, nil
+	return newPodIPWatch(body), nil
 }
 
 func (s *server) Off(ctx context.Context) (bool, error) {

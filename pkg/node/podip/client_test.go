@@ -6,11 +6,13 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -234,5 +236,76 @@ func TestAWatchBringsPods(t *testing.T) {
 	}
 	if err := errWatch(<-w.ResultChan()); !apierrors.IsResourceExpired(err) {
 		t.Errorf("the watch ends with %v", err)
+	}
+}
+
+func TestAWatchBringsWherePodsAre(t *testing.T) {
+	const kind = `"kind":"PodIP","apiVersion":"stayput.io/v1alpha1"`
+	events := `{"type":"ADDED","object":{` + kind + `,"metadata":{"name":"10.50.0.1","resourceVersion":"8",` +
+		`"managedFields":[{"fieldsV1":{"f:status":{"f:nodeName":{}}}}]},"spec":{"mode":"Routed","podUID":"u"},` +
+		`"status":{"nodeName":"n2","phase":"Bound","podCIDR":"10.244.2.0/24","podUID":"u","since":"2026-01-01T00:00:00Z"}}}
+{"type":"MODIFIED","object":{` + kind + `,"metadata":{"name":"10.50.0.1"},"spec":{"mode":"Routed","podUID":"u"}}}
+{"type":"BOOKMARK","object":{` + kind + `,"metadata":{"resourceVersion":"9"},"spec":{"mode":""}}}
+{"type":"DELETED","object":{` + kind + `,"metadata":{"name":"10.50.0.1"},"spec":{"mode":"Routed"},"status":{}}}
+`
+	c, got := serve(t, map[string]string{"GET /apis/stayput.io/v1alpha1/podips": events +
+		`{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure",` +
+		`"message":"too old resource version","reason":"Expired","code":410}}` + "\n"})
+	w, err := c.WatchRouted(t.Context(), "7")
+	check(t, err)
+	defer w.Stop()
+	if !strings.Contains((*got)[0], "fieldSelector=spec.mode%3DRouted") || !strings.Contains((*got)[0], "watch=true") ||
+		!strings.Contains((*got)[0], "resourceVersion=7") || !strings.Contains((*got)[0], "timeoutSeconds=600") {
+		t.Errorf("asked with %s", (*got)[0])
+	}
+	for i, want := range []struct {
+		kind watch.EventType
+		ip   v1alpha1.PodIP
+	}{
+		{watch.Added, v1alpha1.PodIP{
+			ObjectMeta: metav1.ObjectMeta{Name: "10.50.0.1", ResourceVersion: "8"},
+			Spec:       v1alpha1.PodIPSpec{Mode: v1alpha1.ModeRouted, PodUID: "u"},
+			Status: v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPBound, PodUID: "u", NodeName: "n2",
+				PodCIDR: "10.244.2.0/24"},
+		}},
+		{watch.Modified, v1alpha1.PodIP{
+			ObjectMeta: metav1.ObjectMeta{Name: "10.50.0.1"},
+			Spec:       v1alpha1.PodIPSpec{Mode: v1alpha1.ModeRouted, PodUID: "u"},
+		}},
+		{watch.Bookmark, v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "9"}}},
+		{watch.Deleted, v1alpha1.PodIP{
+			ObjectMeta: metav1.ObjectMeta{Name: "10.50.0.1"}, Spec: v1alpha1.PodIPSpec{Mode: v1alpha1.ModeRouted},
+		}},
+	} {
+		e := <-w.ResultChan()
+		if ip, ok := e.Object.(*v1alpha1.PodIP); !ok || e.Type != want.kind || !reflect.DeepEqual(*ip, want.ip) {
+			t.Errorf("event %d is %s %+v, want %s %+v", i, e.Type, e.Object, want.kind, want.ip)
+		}
+	}
+	if err := errWatch(<-w.ResultChan()); !apierrors.IsResourceExpired(err) {
+		t.Errorf("the watch ends with %v", err)
+	}
+	if e, open := <-w.ResultChan(); open {
+		t.Errorf("after its end the watch brings %+v", e)
+	}
+}
+
+func TestAWatchOfPodIPsThatCannotBeReadEndsWithAnError(t *testing.T) {
+	for _, answer := range []string{
+		"<html>\n",
+		`{"type":"ADDED","object":{"metadata":{"name":"10.50.0.1"},"spec":{"mode":"Routed"},"status":"x"}}` + "\n",
+		`{"type":"ADDED","object":{"metadata":{"name":7}}}` + "\n",
+	} {
+		c, _ := serve(t, map[string]string{"GET /apis/stayput.io/v1alpha1/podips": answer})
+		w, err := c.WatchRouted(t.Context(), "7")
+		check(t, err)
+		if e, open := <-w.ResultChan(); !open || errWatch(e) == nil {
+			t.Errorf("%q is %+v", answer, e)
+		}
+		w.Stop()
+	}
+	c, _ := serve(t, map[string]string{"GET /apis/stayput.io/v1alpha1/podips": missing("podips", "")})
+	if _, err := c.WatchRouted(t.Context(), "7"); !apierrors.IsNotFound(err) {
+		t.Errorf("an API server without PodIPs: %v", err)
 	}
 }

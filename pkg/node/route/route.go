@@ -140,23 +140,25 @@ func (t *Table) Set(places map[netip.Addr]Place) {
 func (t *Table) Put(a netip.Addr, p Place) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.put(a, p, true)
-	t.now.Up()
+	if t.put(a, p, true) {
+		t.now.Up()
+	}
 }
 
 // Delete says that an address is nobody's any more.
 func (t *Table) Delete(a netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.put(a, Place{}, false)
-	t.now.Up()
+	if t.put(a, Place{}, false) {
+		t.now.Up()
+	}
 }
 
-// put takes in a place, or that there is none. t.mu is held.
-func (t *Table) put(a netip.Addr, p Place, is bool) {
+// put takes in a place, or that there is none, and reports whether that is new. t.mu is held.
+func (t *Table) put(a netip.Addr, p Place, is bool) bool {
 	was, ok := t.places[a]
 	if ok == is && was == p {
-		return
+		return false
 	}
 	if ok {
 		if t.serving[was.PodCIDR]--; t.serving[was.PodCIDR] == 0 {
@@ -175,6 +177,7 @@ func (t *Table) put(a netip.Addr, p Place, is bool) {
 	if was.Here || p.Here {
 		t.ask = true
 	}
+	return true
 }
 
 // SetNetwork says to which destinations packets of pods keep their source, beside the pods of nodes that serve a routed
