@@ -44,6 +44,10 @@ var sections = []table.Section[*bench]{
 		About: "CPU time for each pod created, of API server, etcd and stayput, against no stayput",
 	},
 	{Name: "pools", About: "pods with addresses of pools, against pods without", Measure: measurePools},
+	{
+		Name: "moves", Measure: measureMoves,
+		About: "pods with addresses of routed pools: their moves, their network, and what agents do for them",
+	},
 	{Name: "scale", About: "the controller with 5,000 nodes, 100,000 pods and as many RetainedIPs", Measure: measureScale},
 }
 

@@ -37,10 +37,12 @@ func measurePools(ctx context.Context, b *bench) ([]table.Row, error) {
 }
 
 // makePool creates a pool and waits until it gives addresses: every node has to be asked first.
-func (w *world) makePool(ctx context.Context, subnet string, addresses ...string) error {
+func (w *world) makePool(
+	ctx context.Context, mode stayputv1alpha1.PodIPPoolMode, subnet string, addresses ...string,
+) error {
 	pool := &stayputv1alpha1.PodIPPool{
 		ObjectMeta: metav1.ObjectMeta{Name: poolName},
-		Spec:       stayputv1alpha1.PodIPPoolSpec{Mode: stayputv1alpha1.ModeL2, Subnet: subnet, Addresses: addresses},
+		Spec:       stayputv1alpha1.PodIPPoolSpec{Mode: mode, Subnet: subnet, Addresses: addresses},
 	}
 	if err := w.client.Create(ctx, pool); err != nil {
 		return err
@@ -83,7 +85,7 @@ func measureGiving(ctx context.Context, b *bench) (rows []table.Row, err error) 
 	if err := w.Scheduler.Stop(); err != nil { // the only node is a real one
 		return nil, err
 	}
-	if err := w.makePool(ctx, "10.0.0.0/8"); err != nil {
+	if err := w.makePool(ctx, stayputv1alpha1.ModeL2, "10.0.0.0/8"); err != nil {
 		return nil, err
 	}
 	events, err := w.watchPods(ctx, poolNamespace)
@@ -332,7 +334,7 @@ func measurePoolRecreate(ctx context.Context, b *bench) ([]table.Row, error) {
 				if err := w.install(ctx, lab.ProcessOptions{Controllers: replicas, Pools: true}); err != nil {
 					return nil, err
 				}
-				if err := w.makePool(ctx, "10.6.0.0/16", "10.6.168.0/24"); err != nil {
+				if err := w.makePool(ctx, stayputv1alpha1.ModeL2, "10.6.0.0/16", "10.6.168.0/24"); err != nil {
 					return nil, w.end(ctx, err)
 				}
 				return w, nil

@@ -17,11 +17,13 @@ import (
 
 // cpuTime returns a process's CPU time. It reads the process's own clock, which counts nanoseconds; /proc counts ticks
 // of 10 ms.
-func cpuTime(p *lab.Process) (time.Duration, error) {
+func cpuTime(p *lab.Process) (time.Duration, error) { return cpuTimeOf(p.Pid) }
+
+func cpuTimeOf(pid int) (time.Duration, error) {
 	const cpuclockSched = 2 // of the whole process; see MAKE_PROCESS_CPUCLOCK in the kernel
 	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^p.Pid<<3|cpuclockSched), &ts); err != nil {
-		return 0, fmt.Errorf("the CPU clock of process %d: %w", p.Pid, err)
+	if err := unix.ClockGettime(int32(^pid<<3|cpuclockSched), &ts); err != nil {
+		return 0, fmt.Errorf("the CPU clock of process %d: %w", pid, err)
 	}
 	return time.Duration(ts.Nano()), nil
 }
