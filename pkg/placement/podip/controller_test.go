@@ -196,6 +196,8 @@ func (l *line) Add(k key) {
 	}
 }
 
+func (l *line) Len() int { return len(l.now) }
+
 func (l *line) AddAfter(k key, _ time.Duration) {
 	if !slices.Contains(l.later, k) {
 		l.later = append(l.later, k)

@@ -258,9 +258,7 @@ func (c *Controller) serve(ctx context.Context) error {
 		return err
 	}
 	c.open(s)
-	// The lists of all are garbage now, more than what is kept of them. A controller that then has nothing to do would
-	// keep it for minutes.
-	go debug.FreeOSMemory()
+	go c.giveBack(ctx)
 
 	// 3. The mark, and a look at all that waits.
 	tick := time.NewTicker(pool.MarkEvery)
@@ -278,6 +276,24 @@ func (c *Controller) serve(ctx context.Context) error {
 		}
 		c.sweep(s)
 	}
+}
+
+// giveBack returns memory to the system once everything has been looked at. The lists of all and the first look leave
+// more garbage than what is kept of them, and a controller that then has nothing to do would keep it.
+func (c *Controller) giveBack(ctx context.Context) {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for idle := false; !idle; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		c.mu.Lock()
+		idle = c.queue != nil && c.queue.Len() == 0
+		c.mu.Unlock()
+	}
+	debug.FreeOSMemory()
 }
 
 // begin reads and marks the roll, and begins a Book by it.
