@@ -62,7 +62,9 @@ chaos: ## random faults on a real Kubernetes while every promise is watched, for
 	bin/chaos -for=$(FOR) -seed=$(SEED)
 
 flannel: ## routed pools beside flanneld and kube-proxy; 10 min, and 4 more the first time
-	$(GO) test -count=1 -v -timeout 90m -tags flannel -run 'SourcesOfRouted|OutliveFlanneld|SixtyPods' ./test/cluster
+	$(GO) run ./test/lab/cmd/labbuild flannel
+	$(GO) test -count=1 -v -timeout 90m -tags flannel \
+		-run 'SourcesOfRouted|OutliveFlanneld|SixtyPods' ./test/cluster
 
 conformance: ## upstream tests of StatefulSets, pod networking and sandboxes: 10 min, 5 more the first time
 	$(GO) run ./test/lab/cmd/labbuild conformance

@@ -232,6 +232,12 @@ func BuildConformance(ctx context.Context) (ConformanceBin, error) {
 	}, nil
 }
 
+// BuildFlannelAndProxy builds what only clusters with [ClusterOptions].Flannel or Proxy need.
+func BuildFlannelAndProxy(ctx context.Context) error {
+	_, err := buildAll(ctx, flannelComponent, flanneldComponent, proxyComponent)
+	return err
+}
+
 // BuildHelm builds helm and returns its path.
 func BuildHelm(ctx context.Context) (string, error) { return buildProgram(ctx, helmComponent) }
 

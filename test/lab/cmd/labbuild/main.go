@@ -1,5 +1,5 @@
 // Labbuild fills the lab's cache before the first test needs it. With the argument conformance it adds upstream's own
-// tests.
+// tests, with flannel flanneld and kube-proxy.
 package main
 
 import (
@@ -19,6 +19,9 @@ func main() {
 	err := lab.BuildEverything(ctx)
 	if err == nil && slices.Contains(os.Args[1:], "conformance") {
 		_, err = lab.BuildConformance(ctx)
+	}
+	if err == nil && slices.Contains(os.Args[1:], "flannel") {
+		err = lab.BuildFlannelAndProxy(ctx)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "labbuild:", err)
