@@ -11,8 +11,8 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos flannel conformance compat calico bench bench-cluster \
-	fuzz fuzz-model clean
+.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel conformance compat calico bench \
+	bench-cluster fuzz fuzz-model clean
 
 all: build
 
@@ -60,6 +60,10 @@ SEED ?= 0
 chaos: ## random faults on a real Kubernetes while every promise is watched, for FOR=30m; SEED=N repeats a run
 	$(GO) build -o bin/chaos ./test/chaos
 	bin/chaos -for=$(FOR) -seed=$(SEED)
+
+chaos-routed: ## the same with pods of routed pools, beside flanneld and kube-proxy, that clients on every node ask
+	$(GO) build -o bin/chaos ./test/chaos
+	bin/chaos -routed -for=$(FOR) -seed=$(SEED)
 
 flannel: ## routed pools beside flanneld and kube-proxy; 10 min, and 4 more the first time
 	$(GO) run ./test/lab/cmd/labbuild flannel

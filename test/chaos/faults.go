@@ -32,6 +32,8 @@ type breaker struct {
 	report   *report
 	weather  *weather
 	lives    *lives
+	// runningOn returns the pods of the workloads that run on a node.
+	runningOn func(node string) []string
 
 	open sync.WaitGroup // steps that are not healed yet
 
@@ -55,10 +57,13 @@ func nothing(format string, args ...any) error {
 // striking bounds one request that breaks something.
 const striking = 20 * time.Second
 
+// strike breaks something. heal, if it is not nil, has to be called, whatever the error.
+type strike func(ctx context.Context, s step) (what string, heal func(context.Context) error, err error)
+
 // begin carries out a step in the background: wait waits until all of them are healed.
-func (b *breaker) begin(ctx context.Context, s step) {
+func (b *breaker) begin(ctx context.Context, s step, strike strike) {
 	b.open.Go(func() {
-		what, heal, err := b.strike(ctx, s)
+		what, heal, err := strike(ctx, s)
 		switch {
 		case ctx.Err() != nil && heal == nil:
 			return
@@ -112,7 +117,7 @@ func (b *breaker) wait() error {
 	return b.broken
 }
 
-// strike breaks something. heal, if it is not nil, has to be called, whatever the error.
+// strike is what can happen to pods whose addresses are their nodes'.
 func (b *breaker) strike(ctx context.Context, s step) (what string, heal func(context.Context) error, err error) {
 	rnd := rand.New(rand.NewPCG(s.pick, 0))
 	m, set := b.machines[s.node], sets[s.set]
@@ -180,6 +185,11 @@ func (b *breaker) deletePods(ctx context.Context, set *workload, force bool, rnd
 	if err := b.unserved(); err != nil {
 		return "", err
 	}
+	return b.deleteSome(ctx, names, force, rnd)
+}
+
+// deleteSome deletes some of the pods.
+func (b *breaker) deleteSome(ctx context.Context, names []string, force bool, rnd *rand.Rand) (string, error) {
 	rnd.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	if rnd.IntN(3) > 0 { // else all of them
 		names = names[:1+rnd.IntN(len(names))]
@@ -414,20 +424,17 @@ func (b *breaker) cordon(ctx context.Context, m *machine, drain bool) (
 	}
 	err = b.setUnschedulable(ctx, m.Name, true)
 	if drain && err == nil {
-		err = b.evict(ctx, m.Name)
+		err = b.evict(ctx, b.runningOn(m.Name))
 	}
 	return m.Name, heal, err
 }
 
-// evict evicts the pods of the workloads from a node.
-func (b *breaker) evict(ctx context.Context, node string) error {
+// evict evicts pods of the workloads.
+func (b *breaker) evict(ctx context.Context, pods []string) error {
 	var errs []error
-	for _, pod := range b.lives.running() {
-		if pod.node != node {
-			continue
-		}
+	for _, pod := range pods {
 		err := b.cluster.Client().CoreV1().Pods(namespace).EvictV1(ctx, &policyv1.Eviction{
-			ObjectMeta: metav1.ObjectMeta{Name: pod.name, Namespace: namespace},
+			ObjectMeta: metav1.ObjectMeta{Name: pod, Namespace: namespace},
 		})
 		if !apierrors.IsNotFound(err) {
 			errs = append(errs, err)

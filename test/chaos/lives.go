@@ -574,6 +574,16 @@ func (l *lives) running() []life {
 	return all
 }
 
+// runningOn returns the names of those on a node.
+func (l *lives) runningOn(node string) (names []string) {
+	for _, is := range l.running() {
+		if is.node == node {
+			names = append(names, is.name)
+		}
+	}
+	return names
+}
+
 // pod returns the present pod of a name.
 func (l *lives) pod(name string) (life, bool) {
 	l.mu.Lock()

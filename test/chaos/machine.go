@@ -16,6 +16,8 @@ const (
 	power      part = "power"
 	containerd part = "containerd"
 	kubelet    part = "kubelet"
+	flanneld   part = "flanneld"
+	kubeProxy  part = "kube-proxy"
 )
 
 // machine is a node of which several faults at once want something down: it is up again once none does.
@@ -60,6 +62,10 @@ func (m *machine) runsLocked(p part) bool {
 		return m.Containerd() != nil
 	case p == kubelet:
 		return m.Kubelet.Process() != nil
+	case p == flanneld:
+		return m.Flanneld.Process() != nil
+	case p == kubeProxy:
+		return m.Proxy.Process() != nil
 	}
 	return true
 }
@@ -72,19 +78,25 @@ func (m *machine) settleLocked(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healing)
 	defer cancel()
 	if m.Pid() == 0 {
-		// Starts containerd and kubelet as well.
-		if err := m.Boot(ctx); err != nil {
+		// Starts the programs as well. Flanneld and kube-proxy, which come last, end if there is no API server.
+		if err := m.Boot(ctx); err != nil && (m.Flanneld == nil || m.Kubelet.Process() == nil) {
 			return fmt.Errorf("booting %s: %w", m.Name, err)
 		}
 	}
-	for _, s := range []struct {
+	type program struct {
 		part  part
 		start func(context.Context) error
 		kill  func() error
-	}{
+	}
+	programs := []program{
 		{containerd, m.StartContainerd, m.KillContainerd},
 		{kubelet, m.untilItStays(m.Kubelet.Start), m.Kubelet.Kill},
-	} {
+	}
+	if m.Flanneld != nil {
+		programs = append(programs, program{flanneld, keptUp(m.Flanneld), m.Flanneld.Kill},
+			program{kubeProxy, keptUp(m.Proxy), m.Proxy.Kill})
+	}
+	for _, s := range programs {
 		switch runs := m.runsLocked(s.part); {
 		case m.down[s.part] > 0 && runs:
 			if err := s.kill(); err != nil {
@@ -124,6 +136,18 @@ func (m *machine) untilItStays(start func(context.Context) error) func(context.C
 				return err
 			}
 		}
+	}
+}
+
+// keptUp starts a service that is started again whenever it ends, unless that has happened.
+func keptUp(s *lab.Service) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for s.Process() == nil {
+			if err := s.Start(ctx); err != nil && !sleep(ctx, time.Second) {
+				return err
+			}
+		}
+		return nil
 	}
 }
 

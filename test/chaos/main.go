@@ -13,6 +13,13 @@
 //	rest.go       what must be true once everything is healed
 //	report.go     journal, violations, summary
 //
+// With -routed it is another cluster, with pods of routed pools beside flanneld and kube-proxy, and other observers:
+//
+//	routed.go     the cluster, the rounds, and what must be true at rest
+//	trouble.go    the faults
+//	tenants.go    the observer of the API: whose address it is
+//	answers.go    the observer of the network: who answers; asking.go asks, from each node and from a pod of each
+//
 // The faults between two rests are a round, drawn from the seed alone: the same seed gives the same faults at the same
 // times. What they hit depends on how fast the cluster is, so a violation need not come back with its seed.
 //
@@ -41,6 +48,7 @@ func main() { os.Exit(run()) }
 func run() int {
 	seed := flag.Uint64("seed", 0, "seed of the faults, to repeat a run; 0 takes a new one")
 	length := flag.Duration("for", 30*time.Minute, "how long things break; the last rest takes some minutes more")
+	routed := flag.Bool("routed", false, "pods of routed pools, beside flanneld and kube-proxy")
 	flag.Parse()
 	if *seed == 0 {
 		*seed = rand.Uint64()
@@ -48,7 +56,7 @@ func run() int {
 	// The lab closes its machines on the first two signals itself; here they end the waiting.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	failed, err := chaos(ctx, os.Stdout, *seed, *length)
+	failed, err := chaos(ctx, os.Stdout, *seed, *length, *routed)
 	switch {
 	case ctx.Err() != nil:
 		fmt.Fprintln(os.Stderr, "chaos: interrupted, the cluster is removed")
@@ -62,9 +70,21 @@ func run() int {
 	return 0
 }
 
+// trial is a cluster with what runs in it, breaks it and watches it.
+type trial interface {
+	run(ctx context.Context, seed uint64, length time.Duration) error
+	// picture writes the state of the cluster to a file.
+	picture(file string) error
+	// keepLogs links the logs of all programs into a folder until ctx ends.
+	keepLogs(ctx context.Context, dir string)
+	close() error
+}
+
 // chaos runs the whole and reports whether a promise was broken. If anything went wrong, it leaves a folder with the
 // journal, the state at each violation and all logs.
-func chaos(ctx context.Context, screen io.Writer, seed uint64, length time.Duration) (failed bool, err error) {
+func chaos(
+	ctx context.Context, screen io.Writer, seed uint64, length time.Duration, routed bool,
+) (failed bool, err error) {
 	dir, err := os.MkdirTemp("", fmt.Sprintf("stayput-chaos-%d-", seed))
 	if err != nil {
 		return false, err
@@ -76,7 +96,11 @@ func chaos(ctx context.Context, screen io.Writer, seed uint64, length time.Durat
 	defer journal.Close()
 	replay := fmt.Sprintf("seed %d", seed)
 	r := newReport(screen, journal, replay)
-	r.say("%s: repeat it with make chaos SEED=%d FOR=%s", replay, seed, length)
+	target := "chaos"
+	if routed {
+		target = "chaos-routed"
+	}
+	r.say("%s: repeat it with make %s SEED=%d FOR=%s", replay, target, seed, length)
 	defer func() {
 		if failed = r.failed() > 0; failed || err != nil && ctx.Err() == nil {
 			r.say("FAILED, %s: journal and logs are in %s", replay, dir)
@@ -99,10 +123,13 @@ func chaos(ctx context.Context, screen io.Writer, seed uint64, length time.Durat
 	}
 	r.start = time.Now()
 	r.say("the cluster starts")
-	s, err := newSession(ctx, product, r)
-	if s.cluster != nil {
-		defer func() { err = errors.Join(err, s.cluster.Close()) }()
+	var s trial
+	if routed {
+		s, err = newRouted(ctx, product, r, seed)
+	} else {
+		s, err = newSession(ctx, product, r)
 	}
+	defer func() { err = errors.Join(err, s.close()) }()
 	if err != nil {
 		return false, err
 	}

@@ -16,7 +16,8 @@ type report struct {
 	screen, journal io.Writer
 	now             func() time.Time
 	start           time.Time
-	replay          string // how to repeat the run
+	replay          string   // how to repeat the run
+	tables          []string // of the summary
 	// alarm is called with the number of each violation, if it is not nil.
 	alarm func(number int, text string)
 
@@ -34,12 +35,17 @@ const (
 	tableExcused = "returns not due"
 	tableProbes  = "probes"
 	tableLooks   = "looks"
+
+	tablePods    = "routed pods"
+	tableAsked   = "asks"
+	tableUnheard = "asks without an answer"
 )
 
 func newReport(screen, journal io.Writer, replay string) *report {
 	return &report{
 		screen: screen, journal: journal, now: time.Now, start: time.Now(), replay: replay,
 		counts: map[string]map[string]int{}, told: map[string]bool{},
+		tables: []string{tableFaults, tableSkipped, tableReturns, tableExcused, tableProbes, tableLooks},
 	}
 }
 
@@ -106,9 +112,7 @@ func (r *report) summary() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var b strings.Builder
-	for _, table := range []string{
-		tableFaults, tableSkipped, tableReturns, tableExcused, tableProbes, tableLooks,
-	} {
+	for _, table := range r.tables {
 		rows := r.counts[table]
 		sum := 0
 		for _, n := range rows {

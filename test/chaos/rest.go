@@ -32,7 +32,7 @@ const (
 // once, come home.
 func (s *session) rest(ctx context.Context) error {
 	s.report.say("everything is healed: coming to rest")
-	if err := s.settle(ctx); err != nil {
+	if err := s.settle(ctx, s.breaker.whole); err != nil {
 		return err
 	}
 	if err := s.clear(ctx); err != nil {
@@ -41,17 +41,17 @@ func (s *session) rest(ctx context.Context) error {
 	if err := s.muster(ctx); err != nil {
 		return err
 	}
-	if err := s.settle(ctx); err != nil {
+	if err := s.settle(ctx, s.breaker.whole); err != nil {
 		return err
 	}
 	return s.clear(ctx)
 }
 
-// settle waits until every pod is Ready. A cluster that does not come to rest is a violation.
-func (s *session) settle(ctx context.Context) error {
+// settle waits until the cluster is whole, and every pod Ready. One that does not come to rest is a violation.
+func (s *session) settle(ctx context.Context, whole func(context.Context) (why string, err error)) error {
 	why, since, start := "", time.Time{}, time.Now()
 	for time.Since(start) < resting {
-		is, err := s.breaker.whole(ctx)
+		is, err := whole(ctx)
 		switch {
 		case err != nil:
 			why, since = err.Error(), time.Time{}
@@ -225,7 +225,7 @@ func (s *session) musterShared(ctx context.Context, set *workload) error {
 	if err := s.breaker.setScale(ctx, set, set.replicas); err != nil {
 		return err
 	}
-	if err := s.settle(ctx); err != nil {
+	if err := s.settle(ctx, s.breaker.whole); err != nil {
 		return err
 	}
 	for _, name := range s.lives.pods(set) {

@@ -30,15 +30,25 @@ const (
 	drainNode         kind = "drain"
 	deleteNode        kind = "delete a Node"
 	deleteObjects     kind = "delete RetainedIPs"
+
+	loseNode     kind = "power loss for long, declared"
+	killFlanneld kind = "kill flanneld"
+	stopFlanneld kind = "flanneld is away"
+	newLease     kind = "flannel's lease anew"
+	loseRoutes   kind = "flannel's device and routes go"
+	killProxy    kind = "kill kube-proxy"
 )
 
-// faults lists what can happen: how often, in parts of the sum, and how long it lasts until it is healed. What heals
-// itself lasts no time.
-var faults = []struct {
+// fault is something that can happen: how often, in parts of the sum, and how long it lasts until it is healed. What
+// heals itself lasts no time.
+type fault struct {
 	kind       kind
 	parts      int
 	least, max time.Duration
-}{
+}
+
+// faults of pods whose addresses are their nodes'.
+var faults = []fault{
 	{deletePods, 7, 0, 0},
 	{forceDeletePods, 5, 0, 0},
 	{rollout, 3, 0, 0},
@@ -59,6 +69,28 @@ var faults = []struct {
 	{drainNode, 3, 5 * time.Second, 60 * time.Second},
 	{deleteNode, 1, 5 * time.Second, 40 * time.Second},
 	{deleteObjects, 4, 0, 0},
+}
+
+// routedFaults are those of pods of routed pools.
+var routedFaults = []fault{
+	{deletePods, 8, 0, 0},
+	{forceDeletePods, 5, 0, 0},
+	{stopSandbox, 3, 0, 0},
+	{killSandbox, 3, 0, 0},
+	{killContainerd, 3, 0, 20 * time.Second},
+	{killKubelet, 3, time.Second, 45 * time.Second},
+	{killAgent, 6, 0, 0},
+	{killLeader, 4, 0, 0},
+	{restartServer, 2, 0, 0},
+	{stopServer, 2, 2 * time.Second, 25 * time.Second},
+	{losePower, 3, 0, 60 * time.Second},
+	{loseNode, 3, 20 * time.Second, 60 * time.Second},
+	{drainNode, 6, 5 * time.Second, 40 * time.Second},
+	{killFlanneld, 5, 0, 0},
+	{stopFlanneld, 3, time.Second, 40 * time.Second},
+	{newLease, 3, 0, 10 * time.Second},
+	{loseRoutes, 3, 0, 0},
+	{killProxy, 5, 0, 0},
 }
 
 // step is a fault of the schedule. It is drawn without looking at the cluster, so that a seed always gives the same
@@ -84,7 +116,7 @@ const (
 )
 
 // drawRound returns the steps of a round.
-func drawRound(seed uint64, round, nodes, sets int) (steps []step) {
+func drawRound(seed uint64, round, nodes, sets int, faults []fault) (steps []step) {
 	rnd := rand.New(rand.NewPCG(seed, uint64(round)))
 	length := between(rnd, shortestRound, longestRound)
 	sum := 0

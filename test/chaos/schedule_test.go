@@ -6,21 +6,28 @@ import (
 )
 
 func TestASeedAlwaysGivesTheSameFaults(t *testing.T) {
+	draw := func(seed uint64, round int) []step { return drawRound(seed, round, 3, 8, faults) }
 	for round := range 3 {
-		steps := drawRound(7, round, 3, 8)
-		if !slices.Equal(steps, drawRound(7, round, 3, 8)) {
+		steps := draw(7, round)
+		if !slices.Equal(steps, draw(7, round)) {
 			t.Errorf("round %d differs from itself", round)
 		}
-		if slices.Equal(steps, drawRound(8, round, 3, 8)) || slices.Equal(steps, drawRound(7, round+1, 3, 8)) {
+		if slices.Equal(steps, draw(8, round)) || slices.Equal(steps, draw(7, round+1)) {
 			t.Errorf("round %d is the same with another seed, or as the next one", round)
 		}
 	}
 }
 
 func TestEveryFaultHappensAloneAndCombined(t *testing.T) {
+	for name, faults := range map[string][]fault{"of nodes": faults, "of routed pools": routedFaults} {
+		t.Run(name, func(t *testing.T) { everyFaultHappens(t, faults) })
+	}
+}
+
+func everyFaultHappens(t *testing.T, faults []fault) {
 	seen, joined := map[kind]int{}, map[kind]int{}
 	for round := range 100 {
-		steps := drawRound(1, round, 3, 8)
+		steps := drawRound(1, round, 3, 8, faults)
 		if len(steps) == 0 {
 			t.Errorf("round %d is empty", round)
 		}

@@ -34,8 +34,7 @@ type session struct {
 	events  map[types.UID]string // versions of those in the journal
 }
 
-// newSession starts a cluster with stayput and the workloads. The caller closes the cluster, if there is one, also
-// after an error.
+// newSession starts a cluster with stayput and the workloads. The caller closes it, also after an error.
 func newSession(ctx context.Context, product lab.Product, r *report) (*session, error) {
 	s := &session{report: r, weather: &weather{now: r.now}, events: map[types.UID]string{}}
 	var err error
@@ -63,12 +62,19 @@ func newSession(ctx context.Context, product lab.Product, r *report) (*session, 
 	}
 	s.breaker = &breaker{
 		cluster: s.cluster, client: s.client, report: r, weather: s.weather, lives: s.lives,
-		undos: map[string]int{},
+		undos: map[string]int{}, runningOn: s.lives.runningOn,
 	}
 	for _, n := range s.cluster.Nodes {
 		s.breaker.machines = append(s.breaker.machines, &machine{ClusterNode: n, weather: s.weather, down: map[part]int{}})
 	}
 	return s, s.deploy(ctx)
+}
+
+func (s *session) close() error {
+	if s.cluster == nil {
+		return nil
+	}
+	return s.cluster.Close()
 }
 
 // rangeSize is how many addresses a node has for its pods. It is small, so that an address that is free is soon given
@@ -173,16 +179,16 @@ func (s *session) run(ctx context.Context, seed uint64, length time.Duration) er
 	defer wait()
 	defer stop()
 	s.report.say("%d workloads start", len(sets))
-	if err := s.settle(ctx); err != nil {
+	if err := s.settle(ctx, s.breaker.whole); err != nil {
 		return err
 	}
 	end := time.Now().Add(length)
 	for round := 1; time.Now().Before(end); round++ {
-		for _, step := range drawRound(seed, round, len(s.breaker.machines), len(sets)) {
+		for _, step := range drawRound(seed, round, len(s.breaker.machines), len(sets), faults) {
 			if !sleep(ctx, step.after) || time.Now().After(end) {
 				break
 			}
-			s.breaker.begin(ctx, step)
+			s.breaker.begin(ctx, step, s.breaker.strike)
 		}
 		if err := errors.Join(s.breaker.wait(), ctx.Err()); err != nil {
 			return err
