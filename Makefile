@@ -65,10 +65,10 @@ chaos-routed: ## the same with pods of routed pools, beside flanneld and kube-pr
 	$(GO) build -o bin/chaos ./test/chaos
 	bin/chaos -routed -for=$(FOR) -seed=$(SEED)
 
-flannel: ## routed pools beside flanneld and kube-proxy; 10 min, and 4 more the first time
+flannel: ## routed pools beside flanneld and kube-proxy; 12 min, and 4 more the first time
 	$(GO) run ./test/lab/cmd/labbuild flannel
 	$(GO) test -count=1 -v -timeout 90m -tags flannel \
-		-run 'SourcesOfRouted|OutliveFlanneld|SixtyPods' ./test/cluster
+		-run 'SourcesOfRouted|OutliveFlanneld|SixtyPods|OutliveAllNodes' ./test/cluster
 
 conformance: ## upstream tests of StatefulSets, pod networking and sandboxes: 10 min, 5 more the first time
 	$(GO) run ./test/lab/cmd/labbuild conformance

@@ -508,3 +508,109 @@ func TestSixtyPodsLeaveANodeAtOnce(t *testing.T) {
 		all.reach(pod, "")
 	}
 }
+
+// All nodes are replaced one after the other, as an upgrade of nodes does: each is drained, its Node is deleted, and it
+// is switched off; then there is a new one, with another name and another podCIDR.
+func TestRoutedAddressesOutliveAllNodes(t *testing.T) {
+	for name, o := range networks {
+		t.Run(name, func(t *testing.T) { outlivesAllNodes(t, o) })
+	}
+}
+
+func outlivesAllNodes(t *testing.T, o lab.ClusterOptions) {
+	c, ns := withFlannel(t, o)
+	outside := machine(t, c, "172.30.0.9")
+	const each = 8
+	pools := []string{"far", "near"}
+	for _, name := range pools {
+		apply(t, c, ns, asking(name, each, "stayput.io/pools: "+name))
+	}
+	all := func() map[string]*corev1.Pod {
+		pods := map[string]*corev1.Pod{}
+		for _, name := range pools {
+			maps.Copy(pods, places(t, c, ns, name, each, nil))
+		}
+		return pods
+	}
+	first := all()
+	// Pods that start on a node before its agent have another address until that has them made anew.
+	kept := func() (pods map[string]*corev1.Pod) {
+		until(t, "each pod to have its address", func(context.Context) bool {
+			pods = all()
+			for name, pod := range pods {
+				if pod.Status.PodIP != first[name].Status.PodIP {
+					return false
+				}
+			}
+			return true
+		})
+		return pods
+	}
+	load := askAlways(t, c, ns, "far-0", ip(t, first["far-0"]))
+	var removed []*lab.ClusterNode
+	for _, old := range slices.Clone(c.Nodes) {
+		began := time.Now()
+		kubectl(t, c, "drain", old.Name, "--ignore-daemonsets", "--timeout=110s")
+		kubectl(t, c, "delete", "node", old.Name)
+		must.Do(t, old.PowerLoss())
+		must.Do(t, c.RemoveNode(testContext(t), old))
+		removed = append(removed, old)
+		all()
+		t.Logf("%s is gone and its pods are Ready elsewhere after %v", old.Name, time.Since(began).Round(time.Second))
+		kept()
+		t.Logf("all have their addresses after %v", time.Since(began).Round(time.Second))
+		fresh, err := c.AddNode(testContext(t))
+		must.Do(t, err)
+		t.Logf("%s is Ready after %v", fresh.Name, time.Since(began).Round(time.Second))
+	}
+	must.Do(t, c.WaitAgents(testContext(t)))
+	until(t, "clients on the nodes that are there, and no others", func(ctx context.Context) bool {
+		list, err := c.Client().CoreV1().Pods(ns).List(ctx, metav1.ListOptions{LabelSelector: "app=client"})
+		return err == nil && len(list.Items) == len(c.Nodes)+1 && !slices.ContainsFunc(list.Items, func(p corev1.Pod) bool {
+			return !lab.Ready(&p) || c.Node(p.Spec.NodeName) == nil
+		})
+	})
+	for _, n := range c.Nodes[:2] { // the last node is empty
+		kubectl(t, c, "drain", n.Name, "--ignore-daemonsets", "--timeout=110s")
+		kubectl(t, c, "uncordon", n.Name)
+	}
+	last := kept()
+	load.end(t)
+
+	served := map[netip.Addr]netip.Prefix{}
+	on := map[string]int{}
+	for _, pod := range last {
+		n := c.Node(pod.Spec.NodeName)
+		served[ip(t, pod)] = n.Pods
+		on[n.Name]++
+		must.Do(t, outside.SetRoute(netip.MustParsePrefix("10.244.200.0/24"), n.IP)) // reach routes the other pool
+		around{t, c, ns, outside, true}.reach(pod, "")
+	}
+	t.Logf("pods by node: %v", on)
+	for _, n := range append(slices.Clone(c.Nodes), c.ControlNode) {
+		var wrong []string
+		until(t, "routes of "+n.Name+" to be right", func(context.Context) bool {
+			routes, err := n.Routes()
+			must.Do(t, err)
+			wrong = lab.Misrouted(routes, n.Pods, served)
+			for _, r := range routes {
+				for _, gone := range removed {
+					if r.Gateway == gone.IP || gone.Pods.Contains(r.Gateway) || gone.Pods.Contains(r.To.Addr()) {
+						wrong = append(wrong, fmt.Sprintf("%+v leads to %s", r, gone.Name))
+					}
+				}
+			}
+			return len(wrong) == 0
+		})
+	}
+	events, err := c.Client().CoreV1().Events(ns).List(testContext(t), metav1.ListOptions{})
+	must.Do(t, err)
+	said := map[string]int{}
+	for _, e := range events.Items {
+		if e.InvolvedObject.Kind == "Pod" && !strings.HasPrefix(e.InvolvedObject.Name, "client-") {
+			said[e.Reason]++
+		}
+	}
+	t.Logf("%d pods started on a node before its agent did, and were made anew there; %d waited 5 s for their address",
+		said["SandboxChanged"], said["WaitingForAddress"])
+}

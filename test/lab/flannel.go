@@ -10,6 +10,7 @@ import (
 	"slices"
 	"syscall"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -217,13 +218,17 @@ func (c *Cluster) AddNode(ctx context.Context) (*ClusterNode, error) {
 	return n, err
 }
 
-// RemoveNode ends a node for good, with its disk and its Node.
+// RemoveNode ends a node for good, with its disk and, if it is still there, its Node.
 func (c *Cluster) RemoveNode(ctx context.Context, n *ClusterNode) error {
 	if err := n.Close(); err != nil {
 		return err
 	}
 	c.Nodes = slices.DeleteFunc(c.Nodes, func(other *ClusterNode) bool { return other == n })
-	return c.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
+	err := c.client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // spare is how many nodes can be added to a cluster: the API server knows their tokens from its start.

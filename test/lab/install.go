@@ -131,7 +131,7 @@ func (c *Cluster) WaitInstalled(ctx context.Context) error {
 	if agent["enabled"] == false {
 		return c.Controllers.WaitReady(ctx)
 	}
-	if err := c.waitAgents(ctx); err != nil {
+	if err := c.WaitAgents(ctx); err != nil {
 		return err
 	}
 	if err := c.Controllers.WaitReady(ctx); err != nil {

@@ -260,8 +260,8 @@ func (c *Cluster) waitPodsGone(ctx context.Context, pods []corev1.Pod) error {
 	return nil
 }
 
-// waitAgents waits until the DaemonSet has a ready agent of its current template on every node that it wants one on.
-func (c *Cluster) waitAgents(ctx context.Context) error {
+// WaitAgents waits until the DaemonSet has a ready agent of its current template on every node that it wants one on.
+func (c *Cluster) WaitAgents(ctx context.Context) error {
 	err := Until(ctx, "the agents to run", func() (bool, error) {
 		d, err := c.client.AppsV1().DaemonSets(SystemNamespace).Get(ctx, agentWorkload, metav1.GetOptions{})
 		if err != nil {
