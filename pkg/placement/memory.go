@@ -141,8 +141,15 @@ func (m *memory) handler() cache.ResourceEventHandler {
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    seen,
-		UpdateFunc: func(_, is any) { seen(is) },
+		AddFunc: seen,
+		UpdateFunc: func(o, is any) {
+			was, okWas := o.(*cluster.Pod)
+			pod, okIs := is.(*cluster.Pod)
+			if okWas && okIs && was.GetUID() != pod.GetUID() { // it was deleted, and made again, while there was no watch
+				m.deleted(was.Core())
+			}
+			seen(is)
+		},
 		DeleteFunc: func(was any) {
 			if gone, ok := was.(cache.DeletedFinalStateUnknown); ok {
 				was = gone.Obj

@@ -63,6 +63,17 @@ func TestWhereAPodEndedIsRememberedWhileItsSuccessorIsGated(t *testing.T) {
 	}
 }
 
+// A list after a watch that was cut shows the next pod of the name only: to the cache, the one before has changed.
+func TestWhereAPodThatWasReplacedUnseenEndedIsRemembered(t *testing.T) {
+	m := newMemory(func() time.Time { return hometest.Noon })
+	was := hometest.Pod(hometest.RanOn("node-1"))
+	next := hometest.Pod(func(p *corev1.Pod) { p.UID = "next" })
+	m.handler().OnUpdate(cluster.PodOf(was), cluster.PodOf(next))
+	if e := m.ended(client.ObjectKeyFromObject(was)); e.Node != "node-1" {
+		t.Errorf("it ended as %+v", e)
+	}
+}
+
 func TestAPodThatRanForLongHasBeenPublished(t *testing.T) {
 	m := newMemory(func() time.Time { return hometest.Noon })
 	for ran, fresh := range map[time.Duration]bool{time.Second: true, time.Hour: false} {

@@ -109,7 +109,8 @@ var ownerMayDiffer = predicate.Funcs{
 		was, okWas := e.ObjectOld.(*cluster.Pod)
 		is, okIs := e.ObjectNew.(*cluster.Pod)
 		return okWas && okIs && home.Annotated(is.GetAnnotations()) &&
-			(was.Node() != is.Node() || !home.SameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)))
+			(was.GetUID() != is.GetUID() || was.Node() != is.Node() ||
+				!home.SameOwner(metav1.GetControllerOf(was), metav1.GetControllerOf(is)))
 	},
 	GenericFunc: func(event.GenericEvent) bool { return false },
 }

@@ -935,6 +935,32 @@ func TestAPodWhoseNodeOnlyItsEndTellsHadANode(t *testing.T) {
 	}
 }
 
+// A list after a watch that was cut shows the next pod of the name only: to the cache, the one before has changed.
+func TestAPodThatWasReplacedUnseenHasEnded(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
+		asking("web-0", "blue", hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")))
+	c := control(t, a)
+	c.works()
+	pod := bound(t, a, "web-0", "node-1")
+	c.looks()
+	next := pod.DeepCopy()
+	next.UID, next.Spec.NodeName, next.ResourceVersion = "next", "", "900000"
+	c.Controller.pods(c.session).OnUpdate(cluster.PodOf(pod), cluster.PodOf(next))
+	if is := c.session.book.Pod(pool.UID(pod.UID)); is != nil {
+		t.Errorf("it still is one of the cluster's: %+v", is)
+	}
+	if is := c.session.book.Pod("next"); is == nil {
+		t.Error("the next one is not known")
+	}
+	p := c.session.book.PodIP(netip.MustParseAddr("10.6.168.101"))
+	if f := c.session.book.Fence(p, a.now); f.Verdict != pool.Wait || f.Ask {
+		t.Errorf("at first: %+v", f)
+	}
+	if f := c.session.book.Fence(p, a.now.Add(time.Minute)); f.Verdict != pool.Wait || !f.Ask {
+		t.Errorf("its node is never asked: %+v", f)
+	}
+}
+
 func TestAnAddressThatNobodyNeedsIsFreedWhenItExpires(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
 		asking("web-0", "blue", hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")))

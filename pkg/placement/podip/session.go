@@ -803,8 +803,15 @@ func (c *Controller) pods(s *session) toolscache.ResourceEventHandler {
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    set,
-		UpdateFunc: func(_, is any) { set(is) },
+		AddFunc: set,
+		UpdateFunc: func(o, is any) {
+			was, okWas := o.(*cluster.Pod)
+			pod, okIs := is.(*cluster.Pod)
+			if okWas && okIs && was.GetUID() != pod.GetUID() { // it was deleted, and made again, while there was no watch
+				c.removePod(s, pool.UID(was.GetUID()), was.Node(), false)
+			}
+			set(is)
+		},
 		DeleteFunc: func(o any) {
 			gone, missed := o.(toolscache.DeletedFinalStateUnknown)
 			if missed {
