@@ -67,6 +67,9 @@ type Controller struct {
 	installation types.NamespacedName
 	toTell       chan struct{} // whether there are pools, perhaps
 	metrics      *metrics
+	// lag is until something is decided again that was decided on old news: ever longer, since an API server that was
+	// away needs seconds until its watches bring what has changed meanwhile.
+	lag workqueue.TypedRateLimiter[key]
 
 	mu    sync.Mutex
 	state state
@@ -125,6 +128,9 @@ type Options struct {
 // workers is how many decisions are carried out at a time: a write waits for etcd's disk.
 const workers = 32
 
+// longestLag is the longest pause between two tries: the watch that brings the news has it tried at once.
+const longestLag = time.Second
+
 // planGood is how long a plan may be carried out: after that, decide anew.
 const planGood = 10 * time.Second
 
@@ -161,6 +167,7 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
 		home: o.Home, uninstalling: o.Uninstalling, installation: o.Installation, toTell: make(chan struct{}, 1),
 		first: make(chan struct{}), read: make(chan struct{}),
+		lag:   workqueue.NewTypedItemExponentialFailureRateLimiter[key](cluster.CacheLag, longestLag),
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 		above: map[string]pool.Workload{},
 	}
@@ -268,8 +275,9 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	}
 	if changed(err) {
 		log.FromContext(ctx).V(1).Info("Changed meanwhile, deciding again", "about", k.kind, "name", k.name, "err", err)
-		return reconcile.Result{RequeueAfter: cluster.CacheLag}, nil
+		return reconcile.Result{RequeueAfter: c.lag.When(k)}, nil
 	}
+	c.lag.Forget(k)
 	return reconcile.Result{RequeueAfter: after}, err
 }
 

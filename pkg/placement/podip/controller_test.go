@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	discoveryfake "k8s.io/client-go/discovery/fake"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -932,6 +933,36 @@ func TestAPodWhoseNodeOnlyItsEndTellsHadANode(t *testing.T) {
 	c.Controller.pods(c.session).OnDelete(cluster.PodOf(pod))
 	if f := c.session.book.Fence(c.session.book.PodIP(netip.MustParseAddr("10.6.168.101")), a.now); f.Verdict == pool.Yes {
 		t.Errorf("its address is free: %s", f.Reason)
+	}
+}
+
+// While its watches are behind, an API server that was away is not asked over and over.
+func TestWhatIsDecidedOnOldNewsIsTriedEverLater(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
+	c := control(t, a)
+	refused := 0
+	a.before = func(what string) error {
+		if !strings.HasPrefix(what, "create PodIP ") || refused == 10 {
+			return nil
+		}
+		refused++
+		return apierrors.NewConflict(schema.GroupResource{Resource: "podips"}, "x", errors.New("changed"))
+	}
+	pod := podKey("uid-web-0")
+	last := time.Duration(0)
+	for range 10 {
+		result, err := c.Reconcile(t.Context(), pod)
+		if err != nil || result.RequeueAfter <= last && result.RequeueAfter != longestLag {
+			t.Fatalf("after %s again in %s: %v", last, result.RequeueAfter, err)
+		}
+		last = result.RequeueAfter
+	}
+	if last != longestLag || refused != 10 {
+		t.Errorf("again in %s after %d tries", last, refused)
+	}
+	c.works()
+	if _, has := a.pod(t, "web-0"); len(has) != 1 || c.lag.NumRequeues(pod) != 0 {
+		t.Errorf("it has %v, and the next pause is no short one", has)
 	}
 }
 
