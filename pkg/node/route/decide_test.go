@@ -89,3 +89,42 @@ func TestPrefixesThatTouchAreOne(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+func TestRoutesThatGoTheSameWayShareIt(t *testing.T) {
+	table := New(Options{})
+	two := netip.MustParsePrefix("10.244.2.0/24")
+	via := func(gw string, mtu int) netlink.Route {
+		return netlink.Route{LinkIndex: 7, Gw: net.ParseIP(gw).To4(), MTU: mtu}
+	}
+	hops := netlink.Route{MultiPath: []*netlink.NexthopInfo{{LinkIndex: 7, Gw: net.ParseIP("10.0.0.2").To4()}}}
+	hold := func(addr string, r netlink.Route) held {
+		t.Helper()
+		a := netip.MustParseAddr(addr)
+		want := copyOf(a, r)
+		h := table.hold(want, two)
+		is := *h.way
+		is.Dst = hostNet(a)
+		if !same(is, want) || h.protocol() != ProtocolAgent || h.serving != two {
+			t.Errorf("of %v is held %v", want, is)
+		}
+		return h
+	}
+	first, second := hold("10.50.0.1", via("10.0.0.2", 0)), hold("10.50.0.2", via("10.0.0.2", 0))
+	if first.way != second.way {
+		t.Error("two routes by one gateway share nothing")
+	}
+	for what, other := range map[string]netlink.Route{
+		"another gateway": via("10.0.0.3", 0), "another MTU": via("10.0.0.2", 1400), "several hops": hops,
+	} {
+		if hold("10.50.0.3", other).way == first.way {
+			t.Errorf("%s is the same way", what)
+		}
+	}
+	a := netip.MustParseAddr("10.50.0.4")
+	if h := table.hold(refusal(a), netip.Prefix{}); h.way == first.way || h.way.Type != unix.RTN_UNREACHABLE {
+		t.Errorf("a refusal is held as %v", h.way)
+	}
+	if (held{}).protocol() != 0 {
+		t.Error("no route has a protocol")
+	}
+}

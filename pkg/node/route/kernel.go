@@ -63,24 +63,25 @@ func (k *kernel) subscribe(
 	return routes, links, nil
 }
 
-// list returns the routes of the main table that pods' addresses can have, and the node's own that packets can take.
-func (k *kernel) list() ([]netlink.Route, error) {
-	var all []netlink.Route
+// list calls each for the routes of the main table that pods' addresses can have, and for the node's own that packets
+// can take.
+func (k *kernel) list(each func(netlink.Route)) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := k.handle.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN},
-			netlink.RT_FILTER_TABLE)
+		err := k.handle.RouteListFilteredIter(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE,
+			func(r netlink.Route) bool {
+				p, ok := prefixOf(r.Dst)
+				ours := r.Protocol == ProtocolPod || r.Protocol == ProtocolAgent
+				if ok && (ours && p.IsSingleIP() ||
+					!ours && r.Type == unix.RTN_UNICAST && p.Bits() > 0 && !p.IsSingleIP()) {
+					each(r)
+				}
+				return true
+			})
 		if err != nil {
-			return nil, fmt.Errorf("listing routes: %w", err)
-		}
-		for _, r := range routes {
-			p, ok := prefixOf(r.Dst)
-			ours := r.Protocol == ProtocolPod || r.Protocol == ProtocolAgent
-			if ok && (ours && p.IsSingleIP() || !ours && r.Type == unix.RTN_UNICAST && p.Bits() > 0 && !p.IsSingleIP()) {
-				all = append(all, r)
-			}
+			return fmt.Errorf("listing routes: %w", err)
 		}
 	}
-	return all, nil
+	return nil
 }
 
 func (k *kernel) add(r netlink.Route) error     { return k.handle.RouteAdd(&r) }

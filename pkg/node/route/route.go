@@ -93,16 +93,58 @@ type Table struct {
 	chain   bool                 // the nftables table is
 	network []netip.Prefix
 	// By the last look, and what happened since.
-	routes  map[netip.Addr]route           // of pool addresses, ours and the plugin's
+	routes  map[netip.Addr]held            // of pool addresses, ours and the plugin's
+	ways    map[wayKey]*netlink.Route      // that these share
 	sources map[netip.Prefix]netlink.Route // the node's own
 	bound   map[netip.Addr]string
 	nobody  map[netip.Addr]time.Time // since when a route is nobody's
+	// kept are the addresses whose sources the nftables table keeps.
+	kept []netip.Addr
 }
 
 // route is one of the kernel, and which place it is for; zero: it is not known.
 type route struct {
 	netlink.Route
 	serving netip.Prefix
+}
+
+// held is a route as it is remembered: there may be very many, and few ways.
+type held struct {
+	way     *netlink.Route // without the address; nil: there is no route
+	serving netip.Prefix
+}
+
+func (h held) protocol() netlink.RouteProtocol {
+	if h.way == nil {
+		return 0
+	}
+	return h.way.Protocol
+}
+
+// wayKey is what is used of a route that is not to be of several.
+type wayKey struct {
+	protocol                                netlink.RouteProtocol
+	scope                                   netlink.Scope
+	kind, table, priority, link, mtu, flags int
+	gateway, source                         netip.Addr
+}
+
+// hold returns what is remembered of a route. t.mu is held.
+func (t *Table) hold(r netlink.Route, serving netip.Prefix) held {
+	r.Dst = nil
+	if r.Via != nil || r.Encap != nil || len(r.MultiPath) > 0 {
+		return held{&r, serving}
+	}
+	key := wayKey{protocol: r.Protocol, scope: r.Scope, kind: r.Type, table: r.Table, priority: r.Priority,
+		link: r.LinkIndex, mtu: r.MTU, flags: r.Flags}
+	key.gateway, _ = netip.AddrFromSlice(r.Gw)
+	key.source, _ = netip.AddrFromSlice(r.Src)
+	way := t.ways[key]
+	if way == nil {
+		way = &r
+		t.ways[key] = way
+	}
+	return held{way, serving}
 }
 
 // New returns a Table that does nothing before Run, and before Set.
@@ -116,7 +158,8 @@ func New(o Options) *Table {
 	return &Table{
 		o: o, now: wake.New(),
 		places: map[netip.Addr]Place{}, serving: map[netip.Prefix]int{}, changed: map[netip.Addr]bool{},
-		routes: map[netip.Addr]route{}, sources: map[netip.Prefix]netlink.Route{}, nobody: map[netip.Addr]time.Time{},
+		routes: map[netip.Addr]held{}, ways: map[wayKey]*netlink.Route{}, sources: map[netip.Prefix]netlink.Route{},
+		nobody: map[netip.Addr]time.Time{},
 	}
 }
 
@@ -196,7 +239,7 @@ func (t *Table) Routes() (n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, r := range t.routes {
-		if r.Protocol == ProtocolAgent {
+		if r.protocol() == ProtocolAgent {
 			n++
 		}
 	}
@@ -292,7 +335,7 @@ func (t *Table) sawRoute(u netlink.RouteUpdate) bool {
 		return true
 	}
 	a, gone := dst.Addr(), u.Type == unix.RTM_DELROUTE
-	there := t.routes[a].Protocol
+	there := t.routes[a].protocol()
 	switch {
 	case u.Protocol == ProtocolAgent && !gone:
 		return false // ours
@@ -301,7 +344,7 @@ func (t *Table) sawRoute(u netlink.RouteUpdate) bool {
 	case u.Protocol == ProtocolPod && !gone && there == ProtocolAgent:
 		t.look = true // it may be this that ours has replaced
 	case u.Protocol == ProtocolPod && !gone:
-		t.routes[a] = route{Route: u.Route}
+		t.routes[a] = t.hold(u.Route, netip.Prefix{})
 	case u.Protocol == ProtocolPod || u.Protocol == ProtocolAgent:
 		if there == u.Protocol {
 			delete(t.routes, a)
@@ -360,7 +403,7 @@ func (t *Table) agree(k *kernel) bool {
 		for a := range t.routes {
 			t.changed[a] = true
 		}
-		maps.DeleteFunc(t.nobody, func(a netip.Addr, _ time.Time) bool { return t.routes[a].Protocol != ProtocolAgent })
+		maps.DeleteFunc(t.nobody, func(a netip.Addr, _ time.Time) bool { return t.routes[a].protocol() != ProtocolAgent })
 	}
 	if t.ask { // after the routes: what the plugin has set up since is in the ledger
 		bound, err := t.o.Bound()
@@ -368,7 +411,9 @@ func (t *Table) agree(k *kernel) bool {
 		if err != nil {
 			return false
 		}
-		t.bound, t.chain = bound, true
+		t.bound = bound
+		// Whether somebody else has changed the table is looked at with the rest of the kernel.
+		t.chain = t.chain || !slices.Equal(t.here(), t.kept)
 	}
 	t.look, t.ask = false, false
 	var errs []error
@@ -383,9 +428,13 @@ func (t *Table) agree(k *kernel) bool {
 	err := errors.Join(errs[:min(len(errs), 3)]...)
 	t.o.Note("routes.set", err)
 	if t.chain {
-		failed := k.keepSources(t.here(), t.cluster())
+		here := t.here()
+		failed := k.keepSources(here, t.cluster())
 		t.o.Note("routes.sources", failed)
 		t.chain = failed != nil
+		if !t.chain {
+			t.kept = here
+		}
 		err = errors.Join(err, failed)
 	}
 	return err == nil
@@ -399,7 +448,7 @@ func (t *Table) here() (all []netip.Addr) {
 		}
 	}
 	for a := range t.bound {
-		if p, ok := t.places[a]; !p.Here && (ok || t.routes[a].Protocol == ProtocolPod) {
+		if p, ok := t.places[a]; !p.Here && (ok || t.routes[a].protocol() == ProtocolPod) {
 			all = append(all, a)
 		}
 	}
@@ -420,24 +469,26 @@ func (t *Table) cluster() []netip.Prefix {
 
 // read looks at the kernel. t.mu is held.
 func (t *Table) read(k *kernel) error {
-	routes, err := k.list()
-	if err != nil {
-		return err
-	}
-	was := t.routes
-	t.routes, t.sources = map[netip.Addr]route{}, map[netip.Prefix]netlink.Route{}
-	for _, r := range routes {
+	was, ways := t.routes, t.ways
+	routes, sources := make(map[netip.Addr]held, len(was)), map[netip.Prefix]netlink.Route{}
+	t.ways = map[wayKey]*netlink.Route{}
+	err := k.list(func(r netlink.Route) {
 		dst, ok := prefixOf(r.Dst)
 		switch {
 		case !ok:
 		case r.Protocol == ProtocolPod || r.Protocol == ProtocolAgent:
-			t.routes[dst.Addr()] = route{r, was[dst.Addr()].serving}
+			routes[dst.Addr()] = t.hold(r, was[dst.Addr()].serving)
 		default:
-			if other, ok := t.sources[dst]; !ok || r.Priority < other.Priority {
-				t.sources[dst] = r
+			if other, ok := sources[dst]; !ok || r.Priority < other.Priority {
+				sources[dst] = r
 			}
 		}
+	})
+	if err != nil {
+		t.ways = ways
+		return err
 	}
+	t.routes, t.sources = routes, sources
 	return nil
 }
 
@@ -445,8 +496,11 @@ func (t *Table) read(k *kernel) error {
 func (t *Table) apply(k *kernel, a netip.Addr) error {
 	var f facts
 	f.place, f.placed = t.places[a]
-	there, has := t.routes[a]
+	of, has := t.routes[a]
+	var there route
 	if has {
+		there = route{*of.way, of.serving}
+		there.Dst = hostNet(a)
 		f.there = &there
 	}
 	if source, ok := t.sources[f.place.PodCIDR]; ok {
@@ -489,7 +543,7 @@ func (t *Table) apply(k *kernel, a netip.Addr) error {
 		case err != nil:
 			return fmt.Errorf("route: %w", err)
 		}
-		t.routes[a] = route{d.route, f.place.PodCIDR}
+		t.routes[a] = t.hold(d.route, f.place.PodCIDR)
 	}
 	return nil
 }
@@ -502,16 +556,19 @@ func Remove(o Options) error {
 		return err
 	}
 	defer k.close()
-	routes, err := k.list()
+	var ours []netlink.Route
+	err = k.list(func(r netlink.Route) {
+		if r.Protocol == ProtocolAgent {
+			ours = append(ours, r)
+		}
+	})
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, r := range routes {
-		if r.Protocol == ProtocolAgent {
-			if err := k.remove(r); err != nil {
-				errs = append(errs, fmt.Errorf("removing the route to %s: %w", r.Dst, err))
-			}
+	for _, r := range ours {
+		if err := k.remove(r); err != nil {
+			errs = append(errs, fmt.Errorf("removing the route to %s: %w", r.Dst, err))
 		}
 	}
 	return errors.Join(append(errs[:min(len(errs), 3)], k.keepSources(nil, nil))...)
