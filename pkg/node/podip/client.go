@@ -81,9 +81,9 @@ type api interface {
 	Say(ctx context.Context, answer *v1alpha1.PodIPAnswer) error
 	// Node returns the UID of this node; empty: it does not exist.
 	Node(ctx context.Context) (types.UID, error)
-	// Routed lists the PodIPs of mode Routed of all nodes.
-	Routed(ctx context.Context) (ips []v1alpha1.PodIP, version string, err error)
-	// WatchRouted tells of a PodIP only what [Keeper.placeOf] asks for.
+	// Routed calls each for all PodIPs of mode Routed, of all nodes. After an error they were not all. Of a PodIP it and
+	// WatchRouted tell only what [Keeper.placeOf] asks for.
+	Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (version string, err error)
 	WatchRouted(ctx context.Context, version string) (watch.Interface, error)
 	// RoutedByCloud reports whether a cloud's router has the routes to the pods of this node.
 	RoutedByCloud(ctx context.Context) (bool, error)
@@ -151,8 +151,13 @@ func (s *server) WatchPods(ctx context.Context, version string) (watch.Interface
 func (s *server) list(ctx context.Context, r *rest.Request, selector string, into runtime.Object) error {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
+	return listed(r, selector).Do(ctx).Into(into)
+}
+
+// listed is a request for such a list.
+func listed(r *rest.Request, selector string) *rest.Request {
 	o := metav1.ListOptions{FieldSelector: selector}
-	return r.VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0).Do(ctx).Into(into)
+	return r.VersionedParams(&o, metav1.ParameterCodec).MaxRetries(0)
 }
 
 func (s *server) watch(ctx context.Context, r *rest.Request, selector, version string) (watch.Interface, error) {
@@ -319,12 +324,19 @@ func routedSelector() string {
 	return fields.OneTermEqualSelector("spec.mode", string(v1alpha1.ModeRouted)).String()
 }
 
-func (s *server) Routed(ctx context.Context) ([]v1alpha1.PodIP, string, error) {
-	list := &v1alpha1.PodIPList{}
-	if err := s.list(ctx, s.rest.Get().Resource("podips"), routedSelector(), list); err != nil {
-		return nil, "", fmt.Errorf("listing PodIPs: %w", err)
+func (s *server) Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	body, err := listed(s.rest.Get().Resource("podips"), routedSelector()).Stream(ctx)
+	if err != nil {
+		return "", fmt.Errorf("listing PodIPs: %w", err)
 	}
-	return list.Items, list.ResourceVersion, nil
+	defer body.Close()
+	version, err := readPodIPs(body, each)
+	if err != nil {
+		return "", fmt.Errorf("listing PodIPs: %w", err)
+	}
+	return version, nil
 }
 
 func (s *server) WatchRouted(ctx context.Context, version string) (watch.Interface, error) {

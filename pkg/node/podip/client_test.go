@@ -309,3 +309,48 @@ func TestAWatchOfPodIPsThatCannotBeReadEndsWithAnError(t *testing.T) {
 		t.Errorf("an API server without PodIPs: %v", err)
 	}
 }
+
+func TestAListBringsWherePodsAre(t *testing.T) {
+	const one = `{"metadata":{"name":"10.50.0.1","resourceVersion":"5","managedFields":[{"fieldsV1":{"f:spec":{}}}]},` +
+		`"spec":{"mode":"Routed","podUID":"u"},"status":{"nodeName":"n2","phase":"Bound","podCIDR":"10.244.2.0/24",` +
+		`"podUID":"u","since":"2026-01-01T00:00:00Z"}}`
+	const two = `{"metadata":{"name":"10.50.0.2"},"spec":{"mode":"Routed"}}`
+	for answer, want := range map[string][]v1alpha1.PodIP{
+		`{"apiVersion":"stayput.io/v1alpha1","items":[` + one + "," + two + `],"kind":"PodIPList","metadata":` +
+			`{"continue":"","resourceVersion":"7"}}`: {
+			{
+				ObjectMeta: metav1.ObjectMeta{Name: "10.50.0.1", ResourceVersion: "5"},
+				Spec:       v1alpha1.PodIPSpec{Mode: v1alpha1.ModeRouted, PodUID: "u"},
+				Status: v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPBound, PodUID: "u", NodeName: "n2",
+					PodCIDR: "10.244.2.0/24"},
+			},
+			{ObjectMeta: metav1.ObjectMeta{Name: "10.50.0.2"}, Spec: v1alpha1.PodIPSpec{Mode: v1alpha1.ModeRouted}},
+		},
+		`{"metadata":{"resourceVersion":"7"},"items":[]}`: nil,
+	} {
+		c, got := serve(t, map[string]string{"GET /apis/stayput.io/v1alpha1/podips": answer})
+		var ips []v1alpha1.PodIP
+		version, err := c.Routed(t.Context(), func(ip *v1alpha1.PodIP) { ips = append(ips, *ip) })
+		check(t, err)
+		if version != "7" || !reflect.DeepEqual(ips, want) {
+			t.Errorf("version %s of %+v, want %+v", version, ips, want)
+		}
+		if request := (*got)[0]; !strings.Contains(request, "fieldSelector=spec.mode%3DRouted") ||
+			strings.Contains(request, "resourceVersion=") {
+			t.Errorf("asked with %s", request)
+		}
+	}
+	for _, answer := range []string{
+		"", "{}", "[]", "<html>", missing("podips", ""),
+		`{"items":[]}`, `{"metadata":{"resourceVersion":"7"},"items":{}}`,
+		`{"metadata":{"resourceVersion":"7"},"items":[` + one,
+		`{"metadata":{"resourceVersion":"7"},"items":[` + one + `]`,
+		`{"metadata":{"resourceVersion":"7"},"items":[{"metadata":{"name":7}}]}`,
+		`{"metadata":{"resourceVersion":"7"},"items":[{"status":"x"}]}`,
+	} {
+		c, _ := serve(t, map[string]string{"GET /apis/stayput.io/v1alpha1/podips": answer})
+		if version, err := c.Routed(t.Context(), func(*v1alpha1.PodIP) {}); err == nil {
+			t.Errorf("%q is version %s, and no error", answer, version)
+		}
+	}
+}

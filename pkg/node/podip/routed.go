@@ -83,15 +83,14 @@ func (k *Keeper) followRouted(ctx context.Context) {
 	k.follow(ctx, "routed", func(ctx context.Context, healthy func()) error {
 		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
 		defer cancel()
-		ips, version, err := k.api.Routed(ctx)
-		if err != nil {
-			return err
-		}
 		places := map[netip.Addr]route.Place{}
-		for i := range ips {
-			if a, p, ok := k.placeOf(&ips[i]); ok {
+		version, err := k.api.Routed(ctx, func(ip *v1alpha1.PodIP) {
+			if a, p, ok := k.placeOf(ip); ok {
 				places[a] = p
 			}
+		})
+		if err != nil {
+			return err
 		}
 		k.table.Set(places)
 		w, err := k.api.WatchRouted(ctx, version)

@@ -2,6 +2,8 @@ package podip
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 
@@ -13,27 +15,24 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
-// Every node's agent gets every event of a routed PodIP, and needs five strings of it. The client library's decoder
-// reads each event six times, this one twice.
+// Every node's agent reads all routed PodIPs, and every event of them, and needs six strings of each. The client
+// library reads an event six times, this twice, and has all of a list in memory at once.
 
-// watchedPodIP is an event of a watch of PodIPs, as far as routes depend on it.
+// watchedPodIP is a PodIP as far as routes depend on it, or the error of a watch.
 type watchedPodIP struct {
-	Type   watch.EventType `json:"type"`
-	Object struct {
-		Metadata struct {
-			Name            string `json:"name"`
-			ResourceVersion string `json:"resourceVersion"`
-		} `json:"metadata"`
-		Spec struct {
-			Mode   v1alpha1.PodIPPoolMode `json:"mode"`
-			PodUID string                 `json:"podUID"`
-		} `json:"spec"`
-		Status json.RawMessage `json:"status"` // a string in an error
-		// Of an error.
-		Message string              `json:"message"`
-		Reason  metav1.StatusReason `json:"reason"`
-		Code    int32               `json:"code"`
-	} `json:"object"`
+	Metadata struct {
+		Name            string `json:"name"`
+		ResourceVersion string `json:"resourceVersion"`
+	} `json:"metadata"`
+	Spec struct {
+		Mode   v1alpha1.PodIPPoolMode `json:"mode"`
+		PodUID string                 `json:"podUID"`
+	} `json:"spec"`
+	Status json.RawMessage `json:"status"` // a string in an error
+	// Of an error.
+	Message string              `json:"message"`
+	Reason  metav1.StatusReason `json:"reason"`
+	Code    int32               `json:"code"`
 }
 
 // watchedStatus is the status of a watchedPodIP.
@@ -42,6 +41,85 @@ type watchedStatus struct {
 	PodUID   string              `json:"podUID"`
 	NodeName string              `json:"nodeName"`
 	PodCIDR  string              `json:"podCIDR"`
+}
+
+func (o *watchedPodIP) podIP() (*v1alpha1.PodIP, error) {
+	var s watchedStatus
+	if len(o.Status) > 0 {
+		if err := json.Unmarshal(o.Status, &s); err != nil {
+			return nil, fmt.Errorf("the status of PodIP %s: %w", o.Metadata.Name, err)
+		}
+	}
+	return &v1alpha1.PodIP{
+		ObjectMeta: metav1.ObjectMeta{Name: o.Metadata.Name, ResourceVersion: o.Metadata.ResourceVersion},
+		Spec:       v1alpha1.PodIPSpec{Mode: o.Spec.Mode, PodUID: o.Spec.PodUID},
+		Status:     v1alpha1.PodIPStatus{Phase: s.Phase, PodUID: s.PodUID, NodeName: s.NodeName, PodCIDR: s.PodCIDR},
+	}, nil
+}
+
+// readPodIPs calls each for the PodIPs of a list, one after the other, and returns the list's version.
+func readPodIPs(body io.Reader, each func(*v1alpha1.PodIP)) (version string, err error) {
+	list := json.NewDecoder(body)
+	if err := token(list, '{'); err != nil {
+		return "", err
+	}
+	for list.More() {
+		key, err := list.Token()
+		if err != nil {
+			return "", err
+		}
+		switch key {
+		case "metadata":
+			var meta metav1.ListMeta
+			if err := list.Decode(&meta); err != nil {
+				return "", err
+			}
+			version = meta.ResourceVersion
+		case "items":
+			if err := readItems(list, each); err != nil {
+				return "", err
+			}
+		default:
+			var skipped json.RawMessage
+			if err := list.Decode(&skipped); err != nil {
+				return "", err
+			}
+		}
+	}
+	if err := token(list, '}'); err != nil {
+		return "", err
+	}
+	if version == "" {
+		return "", errors.New("the list has no resourceVersion")
+	}
+	return version, nil
+}
+
+func readItems(list *json.Decoder, each func(*v1alpha1.PodIP)) error {
+	if err := token(list, '['); err != nil {
+		return err
+	}
+	for list.More() {
+		var o watchedPodIP
+		if err := list.Decode(&o); err != nil {
+			return err
+		}
+		ip, err := o.podIP()
+		if err != nil {
+			return err
+		}
+		each(ip)
+	}
+	return token(list, ']')
+}
+
+// token reads what begins or ends an object or a list.
+func token(d *json.Decoder, want json.Delim) error {
+	is, err := d.Token()
+	if err == nil && is != want {
+		err = fmt.Errorf("expected %v, not %v", want, is)
+	}
+	return err
 }
 
 // podIPEvents reads the events of a watch. It implements [watch.Decoder].
@@ -59,25 +137,21 @@ func newPodIPWatch(body io.ReadCloser) watch.Interface {
 func (d *podIPEvents) Close() { d.body.Close() }
 
 func (d *podIPEvents) Decode() (watch.EventType, runtime.Object, error) {
-	var e watchedPodIP
+	var e struct {
+		Type   watch.EventType `json:"type"`
+		Object watchedPodIP    `json:"object"`
+	}
 	if err := d.events.Decode(&e); err != nil {
 		return "", nil, err
 	}
-	o := &e.Object
-	if e.Type == watch.Error {
+	if o := &e.Object; e.Type == watch.Error {
 		return e.Type, &metav1.Status{
 			Status: metav1.StatusFailure, Message: o.Message, Reason: o.Reason, Code: o.Code,
 		}, nil
 	}
-	var s watchedStatus
-	if len(o.Status) > 0 {
-		if err := json.Unmarshal(o.Status, &s); err != nil {
-			return "", nil, err
-		}
+	ip, err := e.Object.podIP()
+	if err != nil {
+		return "", nil, err
 	}
-	return e.Type, &v1alpha1.PodIP{
-		ObjectMeta: metav1.ObjectMeta{Name: o.Metadata.Name, ResourceVersion: o.Metadata.ResourceVersion},
-		Spec:       v1alpha1.PodIPSpec{Mode: o.Spec.Mode, PodUID: o.Spec.PodUID},
-		Status:     v1alpha1.PodIPStatus{Phase: s.Phase, PodUID: s.PodUID, NodeName: s.NodeName, PodCIDR: s.PodCIDR},
-	}, nil
+	return e.Type, ip, nil
 }

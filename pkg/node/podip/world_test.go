@@ -230,15 +230,15 @@ func (c *cluster) PodCIDRs(context.Context) ([]netip.Prefix, error) {
 	return c.podCIDRs, c.ask("get podCIDRs")
 }
 
-func (c *cluster) Routed(context.Context) (all []v1alpha1.PodIP, version string, err error) {
+func (c *cluster) Routed(_ context.Context, each func(*v1alpha1.PodIP)) (version string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, ip := range c.ips {
 		if ip.Spec.Mode == v1alpha1.ModeRouted {
-			all = append(all, *copyOf(ip))
+			each(copyOf(ip))
 		}
 	}
-	return all, strconv.Itoa(c.version), c.ask("list routed")
+	return strconv.Itoa(c.version), c.ask("list routed")
 }
 
 func (c *cluster) WatchRouted(ctx context.Context, _ string) (watch.Interface, error) {
