@@ -212,7 +212,8 @@ func (m *moving) countPodIPs() *atomic.Int64 {
 	var n atomic.Int64
 	go func() {
 		for m.life.Err() == nil {
-			stream, err := m.world.client.Watch(m.life, &stayputv1alpha1.PodIPList{}, client.MatchingFields{"spec.mode": "Routed"})
+			stream, err := m.world.client.Watch(m.life, &stayputv1alpha1.PodIPList{},
+				client.MatchingFields{"spec.mode": "Routed"})
 			if err != nil {
 				say("moves: the watch of PodIPs: %v", err)
 				_ = sleep(m.life, time.Second)

@@ -187,10 +187,14 @@ func (m *moving) measureRoutes(ctx context.Context, b *bench) (rows []table.Row,
 		if err != nil {
 			return rows, err
 		}
-		rows = append(rows, table.Row{
-			What: "  the agent's CPU for a pod that moves", Against: against, Goal: table.Below(0.5),
-			Figure: measured(" ms", median, each), Detail: extent("%.3f ms", each),
-		})
+		for i, what := range []string{
+			"  the agent's CPU for a pod that moves alone", fmt.Sprintf("  the same, of %d that move at once", movesOfBatch),
+		} {
+			rows = append(rows, table.Row{
+				What: what, Against: against, Goal: table.Below(0.5), Figure: measured(" ms", median, each[i]),
+				Detail: extent("%.3f ms", each[i]),
+			})
+		}
 	}
 	return rows, nil
 }
@@ -216,20 +220,22 @@ func (r *routedPods) start(ctx context.Context, h *netlink.Handle) (time.Duratio
 	}
 }
 
-// costs returns the agent's CPU time for a pod that moves, in ms, one for each batch, less its idle use.
-func (r *routedPods) costs(ctx context.Context, b *bench, h *netlink.Handle) (each []float64, err error) {
+const movesOfBatch = 50
+
+// costs returns the agent's CPU time for a pod that moves, in ms, less its idle use, one for each batch: if they move
+// one after the other, and if they move at once, as from a node that is drained.
+func (r *routedPods) costs(ctx context.Context, b *bench, h *netlink.Handle) (each [2][]float64, err error) {
 	const (
-		batch = 50
-		apart = 20 * time.Millisecond // each change alone, as those of one pod are
+		apart = 20 * time.Millisecond // one change wakes the agent, and the next one wakes it again
 		still = 5 * time.Second
 	)
 	if _, err := r.start(ctx, h); err != nil {
-		return nil, err
+		return each, err
 	}
 	agent := r.third.AgentProcess
 	defer func() { err = errors.Join(err, agent.Stop()) }()
 	if err := settle(ctx, agent.Process(), r.APIServer.Process()); err != nil {
-		return nil, err
+		return each, err
 	}
 	used := func(f func() error) (cpu, took time.Duration, err error) {
 		begin := time.Now()
@@ -245,35 +251,55 @@ func (r *routedPods) costs(ctx context.Context, b *bench, h *netlink.Handle) (ea
 	}
 	idle, took, err := used(func() error { return sleep(ctx, still) })
 	if err != nil {
-		return nil, err
+		return each, err
 	}
 	share := float64(idle) / float64(took)
 	next := 0
-	for range b.times(6) {
-		cpu, took, err := used(func() error {
-			tick := time.NewTicker(apart)
-			defer tick.Stop()
-			for range batch {
-				for _, change := range r.changes(next % len(r.ips)) {
-					if err := change(ctx); err != nil {
-						return err
-					}
-					select {
-					case <-tick.C:
-					case <-ctx.Done():
-						return ctx.Err()
-					}
-				}
-				next++
-			}
-			return sleep(ctx, 200*time.Millisecond) // until the last one is done
-		})
-		if err != nil {
-			return nil, err
+	moves := func() [][]func(context.Context) error {
+		var all [][]func(context.Context) error
+		for range movesOfBatch {
+			all = append(all, r.changes(next%len(r.ips)))
+			next++
 		}
-		each = append(each, (float64(cpu)-share*float64(took))/batch/1e6)
-		if ok, err := r.right(h); err != nil || !ok {
-			return nil, fmt.Errorf("a pod that has moved has no route: %w", err)
+		return all
+	}
+	alone := func() error {
+		tick := time.NewTicker(apart)
+		defer tick.Stop()
+		for _, of := range moves() {
+			for _, change := range of {
+				if err := change(ctx); err != nil {
+					return err
+				}
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		}
+		return nil
+	}
+	atOnce := func() error {
+		all := moves()
+		for i := range all[0] {
+			err := parallel(ctx, len(all), burstClients, func(ctx context.Context, _, pod int) error { return all[pod][i](ctx) })
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for range b.times(6) {
+		for how, move := range []func() error{alone, atOnce} {
+			cpu, took, err := used(func() error { return errors.Join(move(), sleep(ctx, 200*time.Millisecond)) })
+			if err != nil {
+				return each, err
+			}
+			each[how] = append(each[how], (float64(cpu)-share*float64(took))/movesOfBatch/1e6)
+			if ok, err := r.right(h); err != nil || !ok {
+				return each, fmt.Errorf("a pod that has moved has no route: %w", err)
+			}
 		}
 	}
 	return each, nil
