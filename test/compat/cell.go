@@ -17,7 +17,7 @@ type cell struct {
 func (c cell) String() string { return c.Kubernetes + " " + c.Runtime + " nri=" + c.nri }
 
 // matrix pairs versions of Kubernetes with runtimes of their time. containerd before 2 has NRI off unless it is
-// configured. docs/compatibility.md shows it.
+// configured. docs/networks.md shows it.
 var matrix = []cell{
 	{lab.Versions{Kubernetes: lab.TestedKubernetes, Runtime: lab.TestedRuntime}, "on"},
 	{lab.Versions{Kubernetes: "1.33", Runtime: "containerd-1.7"}, "on"},
