@@ -75,9 +75,10 @@ conformance: ## upstream tests of StatefulSets, pod networking and sandboxes: 10
 	$(GO) test -count=1 -v -timeout 90m -tags conformance ./test/conformance
 
 # Built first for the same reason.
-compat: ## one scenario on other Kubernetes versions and runtimes: all cells, or those of K8S=1.33, RUNTIME=crio, NRI=off
+compat: ## one scenario on other versions and runtimes: all cells, K8S=1.33, RUNTIME=crio, NRI=off, GATE=v1beta1
 	$(GO) build -o bin/compat ./test/compat
-	bin/compat $(if $(K8S),-k8s=$(K8S)) $(if $(RUNTIME),-runtime=$(RUNTIME)) $(if $(NRI),-nri=$(NRI))
+	bin/compat $(if $(K8S),-k8s=$(K8S)) $(if $(RUNTIME),-runtime=$(RUNTIME)) $(if $(NRI),-nri=$(NRI)) \
+		$(if $(GATE),-gate=$(GATE))
 
 calico: ## pods of Calico's CNI plugin with host-local; 2 min the first time, to build it
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node

@@ -9,25 +9,28 @@ import (
 
 func TestCellsAreChosenByWhatIsSaid(t *testing.T) {
 	for _, c := range []struct {
-		kubernetes, runtime, nri string
-		cells                    int
+		kubernetes, runtime, nri, gate string
+		cells                          int
 	}{
-		{"", "", "", len(matrix)},
-		{"1.33", "", "", 2},
-		{"1.33", "", "off", 1},
-		{"", "crio", "", 1},
-		{"1.33", "crio", "", 1}, // not in the matrix
+		{"", "", "", "", len(matrix)},
+		{"1.33", "", "", "", 2},
+		{"1.33", "", "off", "", 1},
+		{"", "crio", "", "", 1},
+		{"1.35", "", "", "", 2},
+		{"", "", "", betaPolicies, 1},
+		{"1.33", "crio", "", "", 1}, // not in the matrix
 	} {
-		cells, err := choose(cell{lab.Versions{Kubernetes: c.kubernetes, Runtime: c.runtime}, c.nri})
+		cells, err := choose(cell{lab.Versions{Kubernetes: c.kubernetes, Runtime: c.runtime}, c.nri, c.gate})
 		if err != nil || len(cells) != c.cells {
 			t.Errorf("%+v: %v, %v", c, cells, err)
 		}
 	}
 	for _, c := range []cell{
-		{lab.Versions{Kubernetes: "1.32"}, ""},
-		{lab.Versions{Runtime: "docker"}, ""},
-		{lab.Versions{Kubernetes: "1.35"}, "off"}, // which runtime?
-		{lab.Versions{}, "maybe"},
+		{lab.Versions{Kubernetes: "1.32"}, "", ""},
+		{lab.Versions{Runtime: "docker"}, "", ""},
+		{lab.Versions{Kubernetes: "1.35"}, "off", ""}, // which runtime?
+		{lab.Versions{}, "maybe", ""},
+		{lab.Versions{}, "", "v1alpha1"},
 	} {
 		if cells, err := choose(c); err == nil {
 			t.Errorf("%v: %v", c, cells)

@@ -33,6 +33,7 @@ func run() int {
 	flag.StringVar(&want.Kubernetes, "k8s", "", "only cells with this version of Kubernetes, such as 1.33")
 	flag.StringVar(&want.Runtime, "runtime", "", "only cells with this runtime, such as containerd-1.7 or crio")
 	flag.StringVar(&want.nri, "nri", "", "only cells with NRI on, or off")
+	flag.StringVar(&want.gate, "gate", "", "only cells whose pods are gated by v1 or v1beta1 policies, or by a webhook")
 	build := flag.Bool("build", false, "build what the cells need, and run none")
 	flag.Parse()
 	cells, err := choose(want)
@@ -94,7 +95,7 @@ func compat(ctx context.Context, out io.Writer, cells []cell, build bool) (faile
 			failed++
 			verdict = "FAILED"
 		}
-		fmt.Fprintf(out, "%-28s  %s, %.0f s\n", c, verdict, time.Since(start).Seconds())
+		fmt.Fprintf(out, "%-44s  %s, %.0f s\n", c, verdict, time.Since(start).Seconds())
 	}
 	if failed > 0 {
 		fmt.Fprintf(out, "%d of %d cells FAILED\n", failed, len(cells))

@@ -59,8 +59,7 @@ func (c cell) run(ctx context.Context, out io.Writer, p products) (err error) {
 	defer cancel()
 	cluster, err := lab.StartCluster(starting, lab.ClusterOptions{
 		Versions: c.Versions, NoNRI: c.nri == "off", Product: p.now,
-		// It calls webhooks by their endpoints: the lab has no kube-proxy.
-		APIServerArgs: []string{"--enable-aggregator-routing=true"},
+		APIServerArgs: c.apiServerArgs(),
 	})
 	if err != nil {
 		r.line("cluster", "FAILED", start, err.Error())
@@ -145,17 +144,11 @@ func (s *stage) quickStart(ctx context.Context) error {
 			return fmt.Errorf("%s did not run on", name)
 		}
 	}
-	if s.gates, err = s.hasGate(ctx); err != nil {
+	if err := s.gatedAsWanted(ctx); err != nil {
 		return err
 	}
 	if err := s.gatesSoon(ctx); err != nil {
 		return err
-	}
-	if !s.gates {
-		s.note += ", gate written into the template"
-		if err := s.template(ctx, `{"spec":{"schedulingGates":[{"name":"`+gateName+`"}]}}`); err != nil {
-			return err
-		}
 	}
 	if err := s.shell(ctx, "kubectl patch "+patch); err != nil {
 		return err
@@ -166,7 +159,6 @@ func (s *stage) quickStart(ctx context.Context) error {
 	if err := s.kubectl(ctx, "uncordon", spare); err != nil {
 		return err
 	}
-	s.note = strings.TrimPrefix(s.note, ", ")
 	return s.burden(ctx, s.Nodes[0].Name, s.Nodes[1].Name)
 }
 
@@ -330,9 +322,8 @@ func (s *stage) removed(ctx context.Context, remove func() error) error {
 			return fmt.Errorf("%s did not run on", name)
 		}
 	}
-	// What was written into the template is the user's to remove. Its rollout shows that host-local is in charge.
-	err = s.template(ctx, `{"metadata":{"annotations":{"stayput.io/retain-ip":null}},"spec":{"schedulingGates":null}}`)
-	if err != nil {
+	// The annotation is the user's to remove. Its rollout shows that host-local is in charge.
+	if err := s.template(ctx, `{"metadata":{"annotations":{"stayput.io/retain-ip":null}}}`); err != nil {
 		return err
 	}
 	switch gates, err := s.gatesBy(ctx); {
@@ -352,12 +343,7 @@ func (s *stage) upgrade(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	template := `{"metadata":{"annotations":{"stayput.io/retain-ip":"10m"}}}`
-	if !s.gates {
-		template = `{"metadata":{"annotations":{"stayput.io/retain-ip":"10m"}},"spec":{"schedulingGates":[{"name":"` +
-			gateName + `"}]}}`
-	}
-	if err := s.template(ctx, template); err != nil {
+	if err := s.template(ctx, `{"metadata":{"annotations":{"stayput.io/retain-ip":"10m"}}}`); err != nil {
 		return err
 	}
 	pods, err := s.settle(ctx, nil)
@@ -386,6 +372,9 @@ func (s *stage) upgrade(ctx context.Context) error {
 	}
 	if !slices.Equal(ids, still) {
 		return fmt.Errorf("the RetainedIPs were %v and are %v", ids, still)
+	}
+	if err := s.gatedAsWanted(ctx); err != nil {
+		return err
 	}
 	if err := s.gatesSoon(ctx); err != nil {
 		return err

@@ -57,9 +57,7 @@ type stage struct {
 	*lab.Cluster
 	cell     cell
 	products products
-	// gates says that new pods with the annotation are gated by themselves; otherwise the gate is in the template.
-	gates bool
-	note  string // about the step that runs, for its line
+	note     string // about the step that runs, for its line
 }
 
 // place is a pod's node and address.
@@ -280,22 +278,32 @@ func (s *stage) gatesBy(ctx context.Context) (bool, error) {
 	return err == nil && gated(pod), err
 }
 
-// gatesSoon waits until new pods are gated, if they are to be. A webhook needs its certificate first.
+// gatesSoon waits until new pods are gated. A webhook needs its certificate first.
 func (s *stage) gatesSoon(ctx context.Context) error {
-	if !s.gates {
-		return nil
-	}
 	return lab.Until(ctx, "pods with the annotation to be gated", func() (bool, error) { return s.gatesBy(ctx) })
 }
 
-// hasGate reports whether something is installed that gates pods.
-func (s *stage) hasGate(ctx context.Context) (bool, error) {
-	if s.cell.Kubernetes >= lab.TestedKubernetes {
-		return true, nil
+// gatedAsWanted returns an error if something else gates pods than is to in this cell. The chart picks it by itself.
+func (s *stage) gatedAsWanted(ctx context.Context) error {
+	const webhooks = "mutatingwebhookconfigurations"
+	find := func(kind string) (string, error) {
+		return s.Kubectl(ctx, "", "get", kind, "-l", "app.kubernetes.io/name=stayput", "-o", "name")
 	}
-	webhooks, err := s.Kubectl(ctx, "", "get", "mutatingwebhookconfigurations", "-l", "app.kubernetes.io/name=stayput",
-		"-o", "name")
-	return webhooks != "", err
+	found, err := find(webhooks)
+	if err != nil {
+		return err
+	}
+	if s.cell.gatedBy() == webhook != (found != "") {
+		return fmt.Errorf("webhooks: %q", found)
+	}
+	if s.cell.gatedBy() == webhook {
+		return nil
+	}
+	found, err = find("mutatingadmissionpolicies." + s.cell.gatedBy() + ".admissionregistration.k8s.io")
+	if err == nil && found == "" {
+		err = fmt.Errorf("no policies %s", s.cell.gatedBy())
+	}
+	return err
 }
 
 // clean waits until no node has anything of stayput.
@@ -334,6 +342,6 @@ type report struct {
 // line writes a step's line, with no more than the first one of a note: the rest is in the logs.
 func (r report) line(step, verdict string, start time.Time, note string) {
 	note, _, _ = strings.Cut(note, "\n")
-	fmt.Fprintln(r.out, strings.TrimRight(fmt.Sprintf("%-28s  %-38s  %-6s %6.1f s  %s", r.cell, step, verdict,
+	fmt.Fprintln(r.out, strings.TrimRight(fmt.Sprintf("%-44s  %-38s  %-6s %6.1f s  %s", r.cell, step, verdict,
 		time.Since(start).Seconds(), note), " "))
 }
