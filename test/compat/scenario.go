@@ -127,7 +127,7 @@ func (s *stage) quickStart(ctx context.Context) error {
 	if !ok {
 		return fmt.Errorf("the README has no kubectl patch: %s", lines)
 	}
-	options := lab.InstallOptions{By: func(ctx context.Context) error { return s.shell(ctx, install) }}
+	options := lab.InstallOptions{By: func(ctx context.Context) error { return s.shell(ctx, s.gateManifest(install)) }}
 	if s.byHelm() {
 		options = lab.InstallOptions{Values: s.values()}
 		s.note = "installed by Helm"
@@ -162,8 +162,16 @@ func (s *stage) quickStart(ctx context.Context) error {
 	return s.burden(ctx, s.Nodes[0].Name, s.Nodes[1].Name)
 }
 
-// byHelm says that kubectl apply does not do: there are values to set, or it fails at the policies, as before 1.36.
-func (s *stage) byHelm() bool { return len(s.values()) > 0 || s.cell.Kubernetes < lab.TestedKubernetes }
+// byHelm says that kubectl apply does not do: there are values to set, or policies that the manifests have as v1 only.
+func (s *stage) byHelm() bool { return len(s.values()) > 0 || s.cell.gatedBy() == betaPolicies }
+
+// gateManifest names in these lines the manifest of what gates pods in this cell.
+func (s *stage) gateManifest(lines string) string {
+	if s.cell.gatedBy() == webhook {
+		return strings.ReplaceAll(lines, "deploy/gate-policies.yaml", "deploy/gate-webhook.yaml")
+	}
+	return lines
+}
 
 func (s *stage) rollout(ctx context.Context) error {
 	return s.comeHome(ctx, func() error {
@@ -291,7 +299,7 @@ func (s *stage) removal(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return s.shell(ctx, line)
+		return s.shell(ctx, s.gateManifest(line))
 	})
 }
 
