@@ -112,7 +112,7 @@ func (n *Node) criSocket() string {
 }
 
 // StartContainerd starts containerd, waits until it can run pods and loads the lab's images if they are missing. On a
-// node with CRI-O it and the methods below do so with CRI-O, except WipeContainerd.
+// node with CRI-O it and the methods below do so with CRI-O.
 func (n *Node) StartContainerd(ctx context.Context) error {
 	if n.running() {
 		return errors.New("containerd is already running")
@@ -250,8 +250,11 @@ func (n *Node) WipeContainerd() error {
 	if err := n.killPods(); err != nil {
 		return err
 	}
-	// The root file systems of the pods are mounted below /run/containerd.
-	mounts, err := n.mountsBelow("/run/containerd", "/var/lib/containerd")
+	dirs := []string{"/run/containerd", "/var/lib/containerd"}
+	if n.bin.CRIO != "" {
+		dirs = crioDirs
+	}
+	mounts, err := n.mountsBelow(dirs...) // the root file systems of the pods
 	if err != nil {
 		return err
 	}
@@ -266,7 +269,7 @@ func (n *Node) WipeContainerd() error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{"/run/containerd", "/var/lib/containerd"} {
+	for _, dir := range dirs {
 		entries, err := os.ReadDir(n.Path(dir))
 		if err != nil {
 			return err
@@ -308,7 +311,7 @@ func (n *Node) killPods() error {
 			return err
 		}
 		for pid, comm := range processes {
-			if comm == "containerd-shim" {
+			if comm == "containerd-shim" || comm == "conmon" {
 				pids = append(pids, pid)
 			}
 		}
@@ -337,6 +340,8 @@ func (n *Node) waitCNI(ctx context.Context) error {
 		case strings.HasSuffix(status.Convert(err).Message(), "server is not initialized yet"):
 		case err != nil:
 			return err
+		case n.bin.CRIO != "":
+			return n.crioReads(ctx)
 		default:
 			loaded, err := n.loadedNetworks(r)
 			if err != nil {
@@ -355,20 +360,8 @@ func (n *Node) waitCNI(ctx context.Context) error {
 	}
 }
 
-// loadedNetworks reports whether the runtime with this status has the CNI configurations on the disk. Of CRI-O only the
-// name of the file is known.
+// loadedNetworks reports whether containerd with this status has the CNI configurations on the disk.
 func (n *Node) loadedNetworks(r *runtimeapi.StatusResponse) (bool, error) {
-	if n.bin.CRIO != "" {
-		is, err := n.crioConfig()
-		if err != nil {
-			return false, err
-		}
-		want, err := n.cniFiles()
-		if len(want) == 0 {
-			return is == "", err // of none that has gone it says nothing
-		}
-		return err == nil && is == path.Join(cniDir, want[0]), err
-	}
 	loaded, err := loadedConfigs(r)
 	if err != nil {
 		return false, err
@@ -397,33 +390,21 @@ func loadedConfigs(r *runtimeapi.StatusResponse) ([]string, error) {
 	return sources, nil
 }
 
-// cniFiles returns, in order, the names of the configuration lists on the disk.
-func (n *Node) cniFiles() ([]string, error) {
+// cniConfigs returns, in order, the configuration lists on the disk for containerd to load.
+func (n *Node) cniConfigs() ([]string, error) {
 	files, err := os.ReadDir(n.Path(cniDir)) // sorted by name
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for _, f := range files {
-		if path.Ext(f.Name()) == ".conflist" {
-			names = append(names, f.Name())
-		}
-	}
-	return names, nil
-}
-
-// cniConfigs returns, in order, the configuration lists on the disk for containerd to load.
-func (n *Node) cniConfigs() ([]string, error) {
-	files, err := n.cniFiles()
-	if err != nil {
-		return nil, err
-	}
 	var sources []string
-	for _, name := range files {
+	for _, f := range files {
 		if len(sources) == n.options.interfaces() {
 			break
 		}
-		data, err := os.ReadFile(path.Join(n.Path(cniDir), name))
+		if path.Ext(f.Name()) != ".conflist" {
+			continue
+		}
+		data, err := os.ReadFile(path.Join(n.Path(cniDir), f.Name()))
 		if errors.Is(err, os.ErrNotExist) {
 			continue // an agent may have removed it
 		}

@@ -1,12 +1,13 @@
 package lab
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path"
-	"strings"
+	"time"
 )
 
 // CRIOSocket is the socket of CRI-O in a node that has it in place of containerd.
@@ -17,6 +18,9 @@ const (
 	crioRunc    = "/etc/crio/runc"
 	crioHookDir = "/etc/crio/hooks.d"
 )
+
+// crioDirs are where CRI-O has its state.
+var crioDirs = []string{"/run/containers", "/run/crio", "/var/lib/containers", "/var/lib/crio"}
 
 // crioFiles are a node's files for CRI-O: its default configuration except for cgroups without systemd, runc, an image
 // that is never pulled, and what a root without CAP_SYS_RESOURCE cannot do.
@@ -71,29 +75,37 @@ done
 exec /opt/lab/runc/runc "$@"
 `
 
-// crioConfig returns the file of the network that CRI-O has loaded, by its log: its status does not tell.
-func (n *Node) crioConfig() (string, error) {
-	data, err := os.ReadFile(n.LogFile("containerd"))
-	if err != nil {
-		return "", err
+// ConfigureCRIO adds a file to CRI-O's configuration, which it reads when it starts.
+func (n *Node) ConfigureCRIO(name, toml string) error {
+	return n.WriteFile(path.Join("/etc/crio/crio.conf.d", name), []byte(toml))
+}
+
+// WipeCRIO runs "crio wipe", as crio-wipe.service does at boot before CRI-O starts.
+func (n *Node) WipeCRIO(ctx context.Context) error {
+	_, err := n.Run(ctx, labCRIO+crioRuntime, "wipe")
+	return err
+}
+
+// crioReads waits until CRI-O has read the CNI configurations that are on the disk now. Its status does not tell; its
+// log names what changes, one after the other, each after everything before it was read. So make something change that
+// nothing takes for a configuration: a directory.
+func (n *Node) crioReads(ctx context.Context) error {
+	mark := path.Join(cniDir, newUUID()+".json")
+	if err := os.Mkdir(n.Path(mark), 0o755); err != nil {
+		return err
 	}
-	// It names all files in their order whenever it reads them.
-	var first, last string
-	for line := range strings.Lines(string(data)) {
-		_, found, ok := strings.Cut(line, `msg="Found CNI network `)
-		if !ok {
-			continue
+	defer func() { _ = os.Remove(n.Path(mark)) }()
+	for {
+		log, err := os.ReadFile(n.LogFile("containerd"))
+		if err != nil || bytes.Contains(log, []byte(mark)) {
+			return err
 		}
-		_, file, _ := strings.Cut(found, " at ")
-		file, _, _ = strings.Cut(file, `"`)
-		if file <= last {
-			first = ""
-		}
-		if last = file; first == "" {
-			first = file
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("CRI-O does not see that %s changes: %w", cniDir, ctx.Err())
 		}
 	}
-	return first, nil
 }
 
 // importIntoCRIO loads images of a docker-archive, a file of the node.

@@ -89,7 +89,7 @@ func StartNode(ctx context.Context, o NodeOptions) (*Node, error) {
 		return nil, errNotRoot
 	}
 	v := Versions{Runtime: o.Runtime}
-	bin, err := v.buildNode(ctx)
+	bin, err := v.BuildNode(ctx)
 	if err != nil {
 		return nil, err
 	}

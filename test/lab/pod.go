@@ -197,8 +197,12 @@ func (n *Node) RunContainer(ctx context.Context, pod Pod, name string) (string, 
 
 // KillPause kills a pod's pause process with SIGKILL and waits until containerd has noticed.
 func (n *Node) KillPause(ctx context.Context, pod Pod) error {
-	// runc names the cgroup after the container, and a sandbox's ID is that of its pause container.
-	pids := cgroups.Procs(filepath.Join(n.id, pod.ID))
+	// A sandbox's ID is that of its pause container, and containerd names the cgroup after it.
+	name := pod.ID
+	if n.bin.CRIO != "" {
+		name = "crio-" + name
+	}
+	pids := cgroups.Procs(filepath.Join(n.id, name))
 	if len(pids) == 0 {
 		return fmt.Errorf("pod %s has no pause process", pod.Name)
 	}

@@ -122,8 +122,8 @@ func (v Versions) Build(ctx context.Context) (ClusterBin, error) {
 	return bin, nil
 }
 
-// buildNode builds the components of a node with this runtime that the cache lacks, see [Build].
-func (v Versions) buildNode(ctx context.Context) (Bin, error) {
+// BuildNode builds the components of a node with this runtime that the cache lacks, see [Build].
+func (v Versions) BuildNode(ctx context.Context) (Bin, error) {
 	_, runtime, err := v.components()
 	if err != nil {
 		return Bin{}, err
