@@ -11,7 +11,7 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel conformance compat calico bench \
+.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel conformance compat calico crio bench \
 	bench-cluster fuzz fuzz-model clean
 
 all: build
@@ -82,6 +82,9 @@ compat: ## one scenario on other versions and runtimes: all cells, K8S=1.33, RUN
 
 calico: ## pods of Calico's CNI plugin with host-local; 2 min the first time, to build it
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node
+
+crio: ## the tests of a node on CRI-O, which the first run builds
+	$(GO) test -count=1 -v -timeout 60m ./test/node -runtime crio
 
 bench: ## ratios against host-local, measured in one run
 	$(GO) run ./test/bench

@@ -247,11 +247,7 @@ func TestPowerLossKeepsTheDiskAndNothingElse(t *testing.T) {
 	}
 
 	must.Do(t, n.StartContainerd(testContext(t)))
-	status, err := n.PodStatus(testContext(t), pod.ID)
-	must.Do(t, err)
-	if status.Status.State != runtimeapi.PodSandboxState_SANDBOX_NOTREADY {
-		t.Errorf("the pod from before is %s", status.Status.State)
-	}
+	fromBefore(t, n, 1)
 	must.Do(t, n.DeletePod(testContext(t), pod.ID))
 	answers(t, n, runPod(t, n, lab.PodSpec{Name: "web-0", UID: pod.UID, Attempt: 1}))
 }

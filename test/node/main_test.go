@@ -6,6 +6,8 @@
 //	swap_test.go     from host-local to stayput and back, under running pods
 //	cniconf_test.go  the agent installs the plugin and keeps the CNI configuration
 //	agent_test.go    the agent's own work: leaks, expiry, peers, metrics
+//	crio_test.go     what CRI-O alone does
+//	runtime_test.go  which tests run on which runtime
 //
 // Every test has a node of its own, which starts within a second. At the end of a test, the invariants of the node's
 // ledger are checked. Tests wait for conditions and assert no times.
@@ -40,17 +42,6 @@ import (
 // product is the product under test.
 var product lab.Product
 
-// runtimeName is the nodes' runtime: go test ./test/node -runtime crio.
-var runtimeName = flag.String("runtime", "", "container runtime of the nodes, such as crio or containerd-1.7")
-
-// criSocket is the flag by which the agent finds the runtime.
-func criSocket() string {
-	if *runtimeName == "crio" {
-		return "--cri-socket=" + lab.CRIOSocket
-	}
-	return "--cri-socket=" + lab.CRISocket
-}
-
 func TestMain(m *testing.M) {
 	if how := os.Getenv(ownerEnv); how != "" {
 		os.Exit(ownNode(how))
@@ -62,16 +53,24 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	flag.Parse()
 	dir, remove, err := lab.TempDir("product")
 	if err == nil {
 		defer remove()
 		product, err = lab.BuildProduct(context.Background(), dir)
 	}
+	if err == nil {
+		// Longer than a test has patience for.
+		_, err = lab.Versions{Runtime: *runtimeName}.BuildNode(context.Background())
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "test/node:", err)
 		return 1
 	}
-	flag.Parse()
+	if err := leaveOut(); err != nil {
+		fmt.Fprintln(os.Stderr, "test/node:", err)
+		return 1
+	}
 	explicit := false
 	flag.Visit(func(f *flag.Flag) { explicit = explicit || f.Name == "test.parallel" })
 	if !explicit {

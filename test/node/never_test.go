@@ -65,6 +65,9 @@ func TestLateAndRepeatedDelsDoNotTouchTheNewPod(t *testing.T) {
 	wantState(t, n, pod.IP(), retained)
 }
 
+// inUse is what a replacement is told beside the old pod.
+const inUse = "the predecessor of this pod still has its address"
+
 func TestTheReplacementOfAForceDeletedPodGetsItsAddress(t *testing.T) {
 	t.Parallel()
 	w := network("10.88.0.0/24")
@@ -72,8 +75,7 @@ func TestTheReplacementOfAForceDeletedPodGetsItsAddress(t *testing.T) {
 	startAgent(t, n)
 	old := runPod(t, n, web(0))
 
-	const why = "the predecessor of this pod still has its address"
-	if p, err := n.RunPod(testContext(t), web(0)); err == nil || !strings.Contains(err.Error(), why) ||
+	if p, err := n.RunPod(testContext(t), web(0)); err == nil || !strings.Contains(err.Error(), inUse) ||
 		!strings.Contains(err.Error(), old.ID) {
 		t.Errorf("a replacement beside the old pod: %v, error %v", p.IPs, err)
 	}
@@ -88,7 +90,7 @@ func TestTheReplacementOfAForceDeletedPodGetsItsAddress(t *testing.T) {
 		Code int
 		Msg  string
 	}
-	if err == nil || json.Unmarshal(out, &said) != nil || said.Code != 11 || !strings.Contains(said.Msg, why) {
+	if err == nil || json.Unmarshal(out, &said) != nil || said.Code != 11 || !strings.Contains(said.Msg, inUse) {
 		t.Errorf("ADD of a replacement beside the old pod: %v, %s", err, out)
 	}
 	// The refused ADD leaves nothing behind, and the old pod is unaffected.
@@ -107,6 +109,16 @@ func TestAWaitingReplacementGetsTheAddressWithoutARetry(t *testing.T) {
 	n := startStayput(t)
 	startAgent(t, n)
 	old := runPod(t, n, web(0))
+	pod, err := replaceRunning(t, n, old)
+	must.Do(t, err)
+	sameIP(t, n, pod, old)
+	must.Do(t, n.RemovePod(testContext(t), old.ID))
+	answers(t, n, pod)
+}
+
+// replaceRunning runs the replacement of web-0 and stops the old one while the plugin waits for that.
+func replaceRunning(t *testing.T, n *lab.Node, old lab.Pod) (lab.Pod, error) {
+	t.Helper()
 	type started struct {
 		pod lab.Pod
 		err error
@@ -129,10 +141,7 @@ func TestAWaitingReplacementGetsTheAddressWithoutARetry(t *testing.T) {
 	})
 	must.Do(t, n.StopPod(ctx, old.ID))
 	r := <-replacement
-	must.Do(t, r.err)
-	sameIP(t, n, r.pod, old)
-	must.Do(t, n.RemovePod(ctx, old.ID))
-	answers(t, n, r.pod)
+	return r.pod, r.err
 }
 
 func TestAReplacementWithAllocateNewKeepsItsNewAddress(t *testing.T) {
