@@ -80,8 +80,8 @@ compat: ## one scenario on other versions and runtimes: all cells, K8S=1.33, RUN
 	bin/compat $(if $(K8S),-k8s=$(K8S)) $(if $(RUNTIME),-runtime=$(RUNTIME)) $(if $(NRI),-nri=$(NRI)) \
 		$(if $(GATE),-gate=$(GATE))
 
-calico: ## pods of Calico's CNI plugin with host-local; 2 min the first time, to build it
-	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node
+calico: ## pods of Calico's CNI plugin with host-local, also RUNTIME=crio; 2 min the first time, to build it
+	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node $(if $(RUNTIME),-runtime $(RUNTIME))
 
 crio: ## the tests of a node on CRI-O, which the first run builds
 	$(GO) test -count=1 -v -timeout 60m ./test/node -runtime crio

@@ -190,6 +190,34 @@ func takesOver(t *testing.T, c cni, args ...string) {
 	}
 }
 
+// CRI-O asks the plugin for them, by CHECK with the configuration of the pod's start.
+func TestARestartedRuntimeKnowsTheAddressesOfPodsFromBeforeASwap(t *testing.T) {
+	t.Parallel()
+	ctx := testContext(t)
+	n := cnis(t)["bridge"].start(t)
+	pods := []lab.Pod{runPod(t, n, web(0)), runPod(t, n, other(0))}
+	known := func() {
+		t.Helper()
+		must.Do(t, n.RestartContainerd(ctx))
+		for _, pod := range pods {
+			status, err := n.PodStatus(ctx, pod.ID)
+			must.Do(t, err)
+			if is := status.Status.GetNetwork().GetIp(); is != pod.IP().String() {
+				t.Errorf("%s has %q, it had %s", pod.Name, is, pod.IP())
+			}
+		}
+	}
+	known()
+	agent := startKeeper(t, n)
+	pods = append(pods, runPod(t, n, web(1)), runPod(t, n, other(1)))
+	known()
+	must.Do(t, agent.Kill())
+	_, err := n.Run(ctx, agentPath, "uninstall")
+	must.Do(t, err)
+	must.Do(t, n.WaitCNI(ctx))
+	known()
+}
+
 func TestASourceChangeReachesTheNextPod(t *testing.T) {
 	t.Parallel()
 	n := cnis(t)["ptp"].start(t)
