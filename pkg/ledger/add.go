@@ -362,7 +362,13 @@ func (a *adding) complete(h *holding) (g grant, err error) {
 		g.addrs, g.slots, g.fresh = append(g.addrs, addr), append(g.slots, s), append(g.fresh, fresh)
 	}
 	if len(requested) > 0 {
-		return g, fmt.Errorf("%w: %v in no range of the network", ErrNotAvailable, requested)
+		addr := requested[0]
+		i := slices.IndexFunc(a.net.Ranges, func(s RangeSet) bool { _, in := s.find(addr); return in })
+		if i < 0 {
+			return g, fmt.Errorf("%w: %v in no range of the network", ErrNotAvailable, requested)
+		}
+		return g, fmt.Errorf("%w: requested %s is of range set %d, of which the pod has %s: each gives one address",
+			ErrNotAvailable, addr, i, g.addrs[i])
 	}
 	a.out.addrs = g.addrs
 	return g, a.dropExpired(overdue, g.addrs)
@@ -546,7 +552,7 @@ func (a *adding) pick(i int, set RangeSet, requested *[]netip.Addr) (netip.Addr,
 		s, err := a.slot(addr)
 		if err == nil && s.state != slotFree && !a.isOwn(s) {
 			if _, over := a.overdue(s); !over {
-				err = fmt.Errorf("%w: requested %s is taken", ErrNotAvailable, addr)
+				err = fmt.Errorf("%w: requested %s is %s", ErrNotAvailable, addr, a.taken(s))
 			}
 		}
 		*requested = slices.Delete(slices.Clone(*requested), j, j+1)
@@ -582,6 +588,27 @@ func (a *adding) pick(i int, set RangeSet, requested *[]netip.Addr) (netip.Addr,
 		return oldest, oldestSlot, nil
 	}
 	return found, slot{}, fmt.Errorf("%w: range set %d: %s", ErrFull, i, set)
+}
+
+// taken says whose an address is that cannot be had. Pods of other namespaces are not named: whoever may ask for
+// addresses may not therefore know them.
+func (a *adding) taken(s slot) string {
+	who := func(namespace, name string) string {
+		if namespace != a.Pod.Namespace {
+			return "a pod of another namespace"
+		}
+		return "pod " + name
+	}
+	switch s.state {
+	case slotRetained:
+		return "retained for " + who(s.retained.Key.Namespace(), s.retained.Key.Pod)
+	case slotBound:
+		if e, err := a.entry(s.att); err == nil && e != nil && e.pod.Name != "" {
+			return "taken by " + who(e.pod.Namespace, e.pod.Name)
+		}
+		return "taken by container " + s.att.ContainerID
+	}
+	return "taken"
 }
 
 // overdue reports whether an address is retained for longer than it was promised, and for how long, as a negative
