@@ -366,27 +366,47 @@ func (c *call) del() *Error {
 	if ns, ok, err := (ledger.SystemNetns{}).Identify(c.netnsPath); err == nil && ok {
 		req.Netns = ns
 	}
-	// As much of the configuration as can be understood must do.
-	options := c.options()
-	options.Freeing = c.disconnect(c.conf.Bare())
-	l := ledger.Partial(c.conf.Bare(), options)
-	if n, err := c.conf.Network(); err == nil {
-		options.Freeing = c.disconnect(n)
-		l = ledger.New(n, options)
+	ending := spool.DelFreed
+	for _, l := range c.ledgers() {
+		r, err := l.Del(req)
+		if err != nil {
+			fmt.Fprintf(c.Stderr, "stayput: DEL %s: %v: the addresses stay as they are\n", c.att, err)
+			return nil
+		}
+		c.report(r.Events)
+		if len(r.Addrs) > 0 {
+			ending = spool.DelRetained
+		}
 	}
-	r, err := l.Del(req)
-	if err != nil {
-		fmt.Fprintf(c.Stderr, "stayput: DEL %s: %v: the addresses stay as they are\n", c.att, err)
-		return nil
-	}
-	c.report(r.Events)
-	switch {
-	case len(r.Addrs) > 0:
-		c.ending = spool.DelRetained
-	default:
-		c.ending = spool.DelFreed
-	}
+	c.ending = ending
 	return nil
+}
+
+// ledgers returns the ledger of a DEL's network: as much of the configuration as can be understood must do. Where it
+// says neither ranges nor a directory, only the ledgers know where the network's addresses are: thick multus hands on
+// of a list no more than the plugins' types (k8snetworkplumbingwg/multus-cni#1449).
+func (c *call) ledgers() (found []*ledger.Ledger) {
+	freeing := func(n *ledger.Network) ledger.Options {
+		options := c.options()
+		options.Freeing = c.disconnect(n)
+		return options
+	}
+	if n, err := c.conf.Network(); err == nil {
+		return []*ledger.Ledger{ledger.New(n, freeing(n))}
+	}
+	if c.conf.DataDir == "" {
+		served, _ := ledger.Networks(c.options()) // those that can be read
+		for _, l := range served {
+			if n := l.Network(); n.Name == c.conf.Name {
+				found = append(found, ledger.Partial(n, freeing(n)))
+			}
+		}
+	}
+	if found == nil {
+		n := c.conf.Bare()
+		found = append(found, ledger.Partial(n, freeing(n)))
+	}
+	return found
 }
 
 func (c *call) check() *Error {
