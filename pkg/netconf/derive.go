@@ -199,8 +199,8 @@ func Retype(data []byte, from, to, network string) []byte {
 }
 
 // RetypeCached returns a file of libcni's cache with ipam.type changed in the configuration that it holds, or nil if
-// nothing in it is from, the network is another one, or data is no such file. An empty network is any. Of host-local's
-// it changes those plugins only in which Derive puts stayput; these get stateDir too.
+// nothing in it is from, the network is another one, or data is no such file. An empty network is any. Where it puts
+// stayput, it puts stateDir too.
 func RetypeCached(data []byte, from, to, network, stateDir string) []byte {
 	var file map[string]json.RawMessage // the rest stays byte for byte
 	var kind, of string
@@ -213,15 +213,73 @@ func RetypeCached(data []byte, from, to, network, stateDir string) []byte {
 			return nil
 		}
 	}
-	m, err := decode(config)
-	if err != nil || kind != cachedKind || network != "" && of != network {
+	if kind != cachedKind || network != "" && of != network {
 		return nil
 	}
+	m, err := decode(config)
+	if err != nil || !retype(m, from, to, stateDir) {
+		return nil
+	}
+	if config, err = json.Marshal(m); err == nil {
+		file["config"], err = json.Marshal(config)
+	}
+	if err == nil {
+		data, err = json.Marshal(file)
+	}
+	if err != nil {
+		return nil // decoded values encode
+	}
+	return data
+}
+
+// RetypeDelegates does the same to what multus notes of a container: the configurations that its ADD delegated to, for
+// its DEL. Its daemon notes no more of a list's plugins than their types (k8snetworkplumbingwg/multus-cni#1449), and
+// host-local's DEL fails without ranges: a list that has none, and is made host-local's, becomes the one of source, if
+// that is of the same network. source may be nil.
+func RetypeDelegates(data []byte, from, to, network, stateDir string, source *Conf) []byte {
+	var delegates []map[string]json.RawMessage // the rest stays byte for byte
+	if json.Unmarshal(data, &delegates) != nil {
+		return nil
+	}
+	changed := false
+	for _, d := range delegates {
+		var config []byte // base64 in the file
+		if json.Unmarshal(d["Bytes"], &config) != nil {
+			continue
+		}
+		m, err := decode(config)
+		if err != nil || network != "" && m["name"] != network || !retype(m, from, to, stateDir) {
+			continue
+		}
+		if _, isList := m["plugins"]; isList && to == HostLocal && !ranged(m) && source != nil && source.Kind == Stock &&
+			source.Network == m["name"] {
+			m = source.list
+		}
+		if config, err = json.Marshal(m); err == nil {
+			d["Bytes"], err = json.Marshal(config)
+		}
+		if err != nil {
+			return nil // decoded values encode
+		}
+		changed = true
+	}
+	if !changed {
+		return nil
+	}
+	data, err := json.Marshal(delegates)
+	if err != nil {
+		return nil // as above
+	}
+	return data
+}
+
+// retype changes ipam.type in a configuration, of a plugin or a list, and reports whether it has. Of host-local's it
+// changes those plugins only in which Derive puts stayput; these get stateDir too.
+func retype(m map[string]any, from, to, stateDir string) (changed bool) {
 	plugins := pluginsOf(m)
 	if _, isList := m["plugins"]; !isList {
 		plugins = []map[string]any{m}
 	}
-	changed := false
 	for _, p := range plugins {
 		ipam, _ := p["ipam"].(map[string]any)
 		if ipam["type"] != from {
@@ -237,19 +295,15 @@ func RetypeCached(data []byte, from, to, network, stateDir string) []byte {
 		}
 		ipam["type"], changed = to, true
 	}
-	if !changed {
-		return nil
-	}
-	if config, err = json.Marshal(m); err == nil {
-		file["config"], err = json.Marshal(config)
-	}
-	if err == nil {
-		data, err = json.Marshal(file)
-	}
-	if err != nil {
-		return nil // decoded values encode
-	}
-	return data
+	return changed
+}
+
+// ranged reports whether a list has ranges of addresses.
+func ranged(list map[string]any) bool {
+	return slices.ContainsFunc(pluginsOf(list), func(p map[string]any) bool {
+		ipam, _ := p["ipam"].(map[string]any)
+		return ipam["ranges"] != nil || ipam["subnet"] != nil
+	})
 }
 
 // cachedKind is libcni's word for its files.

@@ -1,6 +1,6 @@
 // Package cniconf keeps the CNI configuration of a node: the plugin's binary, and a configuration list of the agent's
 // own that names the plugin in host-local's place. It also removes both. Of other programs' files it changes only the
-// notes that flannel's plugin and, where CRI-O goes by them, libcni keep of their containers.
+// notes that flannel's plugin, multus and, where CRI-O goes by them, libcni keep of their containers.
 package cniconf
 
 import (

@@ -356,6 +356,11 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 			k.o.Log.Warn("Cannot change flannel's notes of its containers", "err", err)
 			again = keepSoon
 		}
+		err := retypeMultus(dir, k.o.CacheDir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir)
+		if err != nil {
+			k.o.Log.Warn("Cannot change multus' notes of its containers", "err", err)
+			again = keepSoon
+		}
 		if k.runtime != nil && k.runtime.Name == crio {
 			if err := retypeCache(k.o.CacheDir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir); err != nil {
 				k.o.Log.Warn("Cannot change libcni's notes of its containers", "err", err)

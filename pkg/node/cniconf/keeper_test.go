@@ -3,6 +3,7 @@ package cniconf
 import (
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -587,6 +588,85 @@ func TestFlannelsNotesNameThePluginThatKeepsTheAddresses(t *testing.T) {
 		}
 	}
 	if got := list(t, notes); !slices.Equal(got, []string{"a", "b", "dhcp", "other", "torn"}) {
+		t.Errorf("there are %v", got)
+	}
+}
+
+// multus ends a container with what its ADD delegated to, whatever its configuration says by then.
+func TestMultusNotesNameThePluginThatKeepsTheAddresses(t *testing.T) {
+	w := newConfWorld(t)
+	notes := filepath.Join(w.o.CacheDir, "multus")
+	must.Do(t, os.MkdirAll(filepath.Join(notes, "results"), 0o700))
+	// As its saveDelegates: the configuration is in Bytes.
+	note := func(id string, configs ...string) {
+		t.Helper()
+		var delegates []string
+		for _, config := range configs {
+			delegates = append(delegates, `{"Conf":{"ipam":{}},"Name":"","IsFilterV4Gateway":true,"big":12345678901234567890,`+
+				`"Bytes":"`+base64.StdEncoding.EncodeToString([]byte(config))+`"}`)
+		}
+		must.Do(t, os.WriteFile(filepath.Join(notes, id), []byte("["+strings.Join(delegates, ",")+"]"), 0o600))
+	}
+	read := func(id string) (configs []string) {
+		t.Helper()
+		data, err := os.ReadFile(filepath.Join(notes, id))
+		must.Do(t, err)
+		var delegates []struct {
+			IsFilterV4Gateway bool
+			Bytes             []byte
+		}
+		must.Do(t, json.Unmarshal(data, &delegates))
+		for _, d := range delegates {
+			if !d.IsFilterV4Gateway || !strings.Contains(string(data), `"big":12345678901234567890`) {
+				t.Errorf("of %s is left %s", id, data)
+			}
+			configs = append(configs, string(d.Bytes))
+		}
+		return configs
+	}
+	const (
+		lan = `{"cniVersion":"1.0.0","name":"lan","type":"macvlan","ipam":{"subnet":"10.7.0.0/16","type":"host-local"}}`
+		// The daemon notes of the default network's plugins no more than their types: k8snetworkplumbingwg/multus-cni#1449.
+		bare = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"ipam":{"type":"host-local"},"type":"bridge"},{"ipam":{},"type":"portmap"}]}`
+	)
+	stayputs := func(config string) string { return strings.ReplaceAll(config, "host-local", "stayput") }
+	w.write("10-pods.conflist", bridgeConf)
+	note("thin", bridgeConf, lan)
+	note("thick", bare)
+	note("dhcp", strings.ReplaceAll(bridgeConf, "host-local", "dhcp"))
+	must.Do(t, os.WriteFile(filepath.Join(notes, "torn"), []byte(`[{"Bytes":"`), 0o600))
+
+	// The default network's are stayput's from now on; of the others, each says in its own configuration whose they are.
+	w.look(StateActive)
+	for _, id := range []string{"thin", "thick"} {
+		if got := read(id)[0]; !strings.Contains(got, `"type":"stayput"`) || strings.Contains(got, "host-local") ||
+			!strings.Contains(got, `"stateDir":"`+w.o.Limits.StateDir+`"`) {
+			t.Errorf("%s is %s", id, got)
+		}
+	}
+	if got := read("thin")[1]; got != lan {
+		t.Errorf("the other network is %s", got)
+	}
+	if got := read("dhcp")[0]; strings.Contains(got, "stayput") {
+		t.Errorf("it is %s", got)
+	}
+
+	// No DEL finds the plugin gone, and host-local has the ranges without which its DEL fails.
+	note("hand", bridgeConf, stayputs(lan))
+	_, err := RemoveConflist(w.conf, w.o.CacheDir)
+	must.Do(t, err)
+	note("late", stayputs(bare)) // of an ADD that was under way
+	_, err = RemovePlugin(w.conf, w.bins, w.o.CacheDir)
+	must.Do(t, err)
+	for _, id := range []string{"thin", "thick", "hand", "late"} {
+		for i, got := range read(id) {
+			want := []string{"10.1.0.0/24", "10.7.0.0/16"}[i]
+			if strings.Contains(got, `"stayput"`) || !strings.Contains(got, `"type":"host-local"`) || !strings.Contains(got, want) {
+				t.Errorf("%s is %s", id, got)
+			}
+		}
+	}
+	if got := list(t, notes); !slices.Equal(got, []string{"dhcp", "hand", "late", "results", "thick", "thin", "torn"}) {
 		t.Errorf("there are %v", got)
 	}
 }

@@ -42,6 +42,16 @@ func retypeCache(cacheDir, from, to, network, stateDir string) error {
 		func(data []byte) []byte { return netconf.RetypeCached(data, from, to, network, stateDir) })
 }
 
+// retypeMultus does the same in the notes of multus, which are beside libcni's cache. Its DEL delegates to what its ADD
+// did, as flannel's.
+func retypeMultus(d confDir, cacheDir, from, to, network, stateDir string) error {
+	if cacheDir == "" {
+		return nil
+	}
+	return retype(filepath.Join(cacheDir, "multus"),
+		func(data []byte) []byte { return netconf.RetypeDelegates(data, from, to, network, stateDir, d.first()) })
+}
+
 // retype replaces the files of a directory of which change returns another content than nil.
 func retype(dir string, change func([]byte) []byte) error {
 	entries, err := os.ReadDir(dir)
@@ -83,8 +93,8 @@ func ignoreMissing(err error) error {
 }
 
 // RemoveConflist hands the configuration back: it removes the agent's file, so that the runtime uses its source again,
-// and changes flannel's notes and libcni's cache. removed reports whether there was one; a foreign file of that name
-// stays. It is the first step of an uninstallation, and may be repeated.
+// and changes the notes of flannel and multus, and libcni's cache. removed reports whether there was one; a foreign
+// file of that name stays. It is the first step of an uninstallation, and may be repeated.
 func RemoveConflist(confDir, cacheDir string) (removed bool, err error) {
 	dir, err := readConfDir(confDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -105,6 +115,7 @@ func RemoveConflist(confDir, cacheDir string) (removed bool, err error) {
 // handBackNotes has no note of an ADD name the plugin.
 func handBackNotes(dir confDir, cacheDir string) error {
 	return errors.Join(retypeFlannel(dir, netconf.Type, netconf.HostLocal, ""),
+		retypeMultus(dir, cacheDir, netconf.Type, netconf.HostLocal, "", ""),
 		retypeCache(cacheDir, netconf.Type, netconf.HostLocal, "", ""))
 }
 
