@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -582,6 +583,41 @@ func (c *Conf) Delegate() (first *Conf, clusterNetwork string) {
 	first.Network, _ = list["name"].(string)
 	first.Kind, first.Why = Dir{}.classify(list)
 	return first, ""
+}
+
+// Redelegate returns a configuration of kind Multus with another one in the place of a derived one that it delegates to
+// first, or of its path, whose last element is name. It returns nil if it delegates to something else.
+func (c *Conf) Redelegate(name string, to *Conf) []byte {
+	if c.Kind != Multus {
+		return nil
+	}
+	m, err := decode(c.data)
+	other, toErr := decode(to.data)
+	if err != nil || toErr != nil {
+		return nil // its kind would be another
+	}
+	plugin := m
+	if _, isList := m["plugins"]; isList {
+		plugin = pluginsOf(m)[0]
+	}
+	delegates, _ := plugin["delegates"].([]any)
+	first, network := c.Delegate()
+	switch {
+	case first == nil && path.Base(network) == name && network != name:
+		plugin["clusterNetwork"] = path.Join(path.Dir(network), to.File)
+	case first == nil:
+		return nil
+	default:
+		if _, derived := first.DerivedFrom(); !derived {
+			return nil
+		}
+		delegates[0] = other
+	}
+	data, err := encode(m)
+	if err != nil {
+		return nil // decoded values encode
+	}
+	return data
 }
 
 // defaultFlannelDir is where flannel's plugin keeps its notes.

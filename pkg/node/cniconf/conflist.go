@@ -1,6 +1,7 @@
 // Package cniconf keeps the CNI configuration of a node: the plugin's binary, and a configuration list of the agent's
 // own that names the plugin in host-local's place. It also removes both. Of other programs' files it changes only the
-// notes that flannel's plugin, multus and, where CRI-O goes by them, libcni keep of their containers.
+// notes that flannel's plugin, multus and, where CRI-O goes by them, libcni keep of their containers, and at the end
+// the copy of the configuration list that multus has made.
 package cniconf
 
 import (
@@ -145,7 +146,8 @@ func (s Status) says(state State, format string, args ...any) Status {
 	return s
 }
 
-// throughMultus returns the status of the network that multus delegates to. Its file is never edited.
+// throughMultus returns the status of the network that multus delegates to. Its file is not edited before the end:
+// see HandBackMultus.
 func (d confDir) throughMultus(s Status, c *netconf.Conf, ours bool) Status {
 	const restart = "multus copies the first configuration when it starts: restart its pod on this node"
 	first, network := c.Delegate()

@@ -1,6 +1,7 @@
 package cniconf
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -545,6 +547,93 @@ func TestThePluginStaysWhileMultusHasACopyOfTheConflist(t *testing.T) {
 	w.write("00-multus.conf", `{"name":"m","type":"multus","delegates":[`+bridgeConf+`]}`)
 	if removed, err := RemovePlugin(w.conf, w.bins, w.o.CacheDir); !removed || err != nil {
 		t.Errorf("the plugin: %v, %v", removed, err)
+	}
+}
+
+// Otherwise pods would go on starting with stayput behind thin multus, and not at all behind thick multus, until
+// somebody restarts it.
+func TestMultusIsHandedBackTheConfigurationThatItTakesNext(t *testing.T) {
+	const theirs = `"big":12345678901234567890,"kubeconfig":"/etc/cni/net.d/multus.d/multus.kubeconfig"`
+	conf := func(name, delegate string) string {
+		plugin := `{` + theirs + `,"type":"multus","name":"m","cniVersion":"1.0.0","delegates":[` + delegate + `,` + bridge2Conf + `]}`
+		if filepath.Ext(name) == ".conflist" {
+			return `{"cniVersion":"1.0.0","name":"m","plugins":[` + plugin + `]}`
+		}
+		return plugin
+	}
+	daemons := func(file string) string {
+		return `{` + theirs + `,"type":"multus-shim","name":"m","cniVersion":"1.0.0","clusterNetwork":"/host/etc/cni/net.d/` + file + `"}`
+	}
+	for name, c := range map[string]struct{ file, is, becomes string }{
+		"thin":           {"00-multus.conf", conf("00-multus.conf", "OURS"), conf("00-multus.conf", bridgeConf)},
+		"thin, as list":  {"00-multus.conflist", conf("00-multus.conflist", "OURS"), conf("00-multus.conflist", bridgeConf)},
+		"thick":          {"00-multus.conf", daemons(ConflistName), daemons("10-pods.conflist")},
+		"thick, another": {"00-multus.conf", daemons("10-pods.conflist"), ""},
+		"by hand":        {"00-multus.conf", conf("00-multus.conf", handConf), ""},
+		"not a copy":     {"00-multus.conf", conf("00-multus.conf", bridgeConf), ""},
+		"half":           {"00-multus.conf", `{"type":"multus"`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newConfWorld(t)
+			w.write("10-pods.conflist", bridgeConf)
+			w.write("20-other.conflist", calicoConf)
+			w.look(StateActive)
+			is := strings.Replace(c.is, "OURS", w.own(), 1)
+			w.write(c.file, is)
+			hands := func(want string) {
+				t.Helper()
+				changed, err := HandBackMultus(w.conf)
+				data, readErr := os.ReadFile(filepath.Join(w.conf, c.file))
+				must.Do(t, errors.Join(err, readErr))
+				if changed != (want != is) || !sameJSON(data, want) {
+					t.Errorf("changed: %t: %s", changed, data)
+				}
+			}
+			hands(is) // stayput is still there
+			_, err := RemoveConflist(w.conf, w.o.CacheDir)
+			must.Do(t, err)
+			if c.becomes == "" {
+				c.becomes = is
+			}
+			hands(c.becomes)
+			is = c.becomes
+			hands(is)
+			info, err := os.Stat(filepath.Join(w.conf, c.file))
+			if must.Do(t, err); info.Mode().Perm() != 0o644 {
+				t.Errorf("its mode is %o", info.Mode().Perm())
+			}
+		})
+	}
+}
+
+// sameJSON reports whether two objects are the same, or the same text.
+func sameJSON(data []byte, want string) bool {
+	read := func(data []byte) (m map[string]any) {
+		d := json.NewDecoder(bytes.NewReader(data))
+		d.UseNumber()
+		_ = d.Decode(&m) // nil
+		return m
+	}
+	a, b := read(data), read([]byte(want))
+	return a != nil && reflect.DeepEqual(a, b) || string(data) == want
+}
+
+func TestWithNothingToReturnToMultusKeepsItsCopy(t *testing.T) {
+	w := newConfWorld(t)
+	w.write("10-pods.conflist", bridgeConf)
+	w.look(StateActive)
+	copied := `{"name":"m","type":"multus","delegates":[` + w.own() + `]}`
+	w.write("00-multus.conf", copied)
+	w.remove(w.conf, "10-pods.conflist")
+	_, err := RemoveConflist(w.conf, w.o.CacheDir)
+	must.Do(t, err)
+	for _, first := range []string{"", handConf, "{"} {
+		if first != "" {
+			w.write("10-pods.conflist", first)
+		}
+		if changed, err := HandBackMultus(w.conf); changed || err != nil {
+			t.Errorf("before %q: %t, %v", first, changed, err)
+		}
 	}
 }
 

@@ -119,6 +119,39 @@ func handBackNotes(dir confDir, cacheDir string) error {
 		retypeCache(cacheDir, netconf.Type, netconf.HostLocal, "", ""))
 }
 
+// HandBackMultus has multus delegate to the configuration that it takes the next time it starts, where it has a copy of
+// the agent's or, thick, its path. That is gone, so that until then no pod could start, or only with the plugin there.
+// It does nothing while the agent's is there. changed reports whether a file was.
+func HandBackMultus(confDir string) (changed bool, err error) {
+	dir, err := readConfDir(confDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil || dir.Find(ConflistName) != nil {
+		return false, err
+	}
+	first := dir.first()
+	if first == nil || first.Kind == netconf.Broken || first.Kind == netconf.ByHand {
+		return false, nil
+	}
+	for _, f := range dir.Files {
+		data := dir.Conf(f).Redelegate(ConflistName, first)
+		if data == nil {
+			continue
+		}
+		path := filepath.Join(confDir, f.Name)
+		info, err := os.Stat(path)
+		if err == nil {
+			err = (atomicfile.File{Path: path, Mode: info.Mode().Perm(), MustExist: true}).Write(bytes.NewReader(data))
+		}
+		if ignoreMissing(err) != nil {
+			return changed, err
+		}
+		changed = changed || err == nil
+	}
+	return changed, nil
+}
+
 // ErrNotRemoved says that no configuration names the plugin's binary, but that it is not ours or cannot be removed.
 var ErrNotRemoved = errors.New("it stays")
 

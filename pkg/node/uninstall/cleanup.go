@@ -68,7 +68,7 @@ func Node(ctx context.Context, o Options) error {
 //  1. It removes the agent's conflist: the runtime uses the file again that it was derived from, which names
 //     host-local. Running pods keep their addresses, whose files are host-local's byte for byte, and so are their DELs.
 //  2. It ends every promise, so that host-local has the whole range, and removes the agent's routes to addresses of
-//     pools.
+//     pools. Before that, multus delegates to that file again. Not earlier: what has to come back does so by itself.
 //  3. It deletes the node's RetainedIPs, which shows the cluster that this node is done.
 //  4. Once the runtime has surely reloaded its configuration, it does all of that again, for an ADD that was under way,
 //     and removes the plugin's binary and the state directory.
@@ -91,7 +91,7 @@ func (c *cleanup) pass(ctx context.Context) (clean, complete bool, err error) {
 	if err := c.handBack(); err != nil || c.held() {
 		return false, false, err
 	}
-	if err := errors.Join(c.endPromises(), c.removeRoutes()); err != nil {
+	if err := errors.Join(c.handBackMultus(), c.endPromises(), c.removeRoutes()); err != nil {
 		return false, false, err
 	}
 	if !c.objectsDeleted && c.DeleteObjects != nil {
@@ -119,6 +119,19 @@ func (c *cleanup) handBack() error {
 	}
 	if removed || c.switched.IsZero() {
 		c.switched = time.Now()
+	}
+	return nil
+}
+
+// handBackMultus has multus use the file again that the agent's was derived from.
+func (c *cleanup) handBackMultus() error {
+	changed, err := cniconf.HandBackMultus(c.CNIConfDir)
+	if changed {
+		c.Log.Info("Handed multus' configuration back, host-local is in charge")
+		c.switched = time.Now()
+	}
+	if err != nil {
+		return fmt.Errorf("handing multus' configuration back: %w", err)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package uninstall_test
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -47,5 +48,27 @@ func TestTheAgentsRoutesGoAndThoseOfPodsStay(t *testing.T) {
 	}
 	if !strings.Contains(left, "10.50.0.6") {
 		t.Errorf("the route of a pod that runs is gone: %s", left)
+	}
+}
+
+// Behind multus nobody must restart it for that, nor in time: the agent is gone soon.
+func TestMultusDelegatesToHostLocalAgain(t *testing.T) {
+	dir := t.TempDir()
+	conf := filepath.Join(dir, "net.d")
+	must.Do(t, os.Mkdir(conf, 0o755))
+	write := func(name, data string) { must.Do(t, os.WriteFile(filepath.Join(conf, name), []byte(data), 0o600)) }
+	const stock = `{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge","ipam":{"type":"host-local","subnet":"10.1.0.0/24"}}]}`
+	own := strings.Replace(strings.Replace(stock, "host-local", "stayput", 1), "{", `{"stayput.io/derived":{"from":"10-pods.conflist"},`, 1)
+	write("10-pods.conflist", stock)
+	write("00-stayput.conflist", own)
+	write("00-multus.conf", `{"name":"m","type":"multus","kubeconfig":"/k","delegates":[`+own+`]}`)
+	must.Do(t, uninstall.Node(t.Context(), uninstall.Options{
+		Ledgers:    ledger.Options{StateDir: filepath.Join(dir, "state")},
+		CNIConfDir: conf, CNIBinDir: filepath.Join(dir, "bin"),
+		Reload: time.Millisecond, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}))
+	data, err := os.ReadFile(filepath.Join(conf, "00-multus.conf"))
+	if must.Do(t, err); strings.Contains(string(data), "stayput") || !strings.Contains(string(data), "10.1.0.0/24") {
+		t.Errorf("multus has %s", data)
 	}
 }
