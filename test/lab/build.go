@@ -238,6 +238,12 @@ func BuildFlannelAndProxy(ctx context.Context) error {
 	return err
 }
 
+// BuildCanal builds what only clusters with [FlannelOptions].Calico need.
+func BuildCanal(ctx context.Context) error {
+	_, err := buildAll(ctx, flanneldComponent, calicoComponent)
+	return err
+}
+
 // BuildHelm builds helm and returns its path.
 func BuildHelm(ctx context.Context) (string, error) { return buildProgram(ctx, helmComponent) }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -72,6 +73,7 @@ type Cluster struct {
 	flanneld    string // folder with flanneld
 	proxy       string // folder with kube-proxy
 	flannel     string // flannel's CNI plugin
+	calico      canal
 	image       string // of Install
 	bin         ClusterBin
 	credentials *credentials
@@ -150,6 +152,11 @@ func (c *Cluster) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if f := c.options.Flannel; f != nil && f.Calico {
+		if err := c.applyCanal(ctx); err != nil {
+			return err
+		}
+	}
 	err = together(len(c.Nodes), func(i int) error {
 		if err := c.Nodes[i].startKubelet(ctx); err != nil {
 			return err
@@ -186,6 +193,9 @@ func (c *Cluster) binds() map[string]string {
 	}
 	if c.proxy != "" {
 		binds["/opt/lab/kubeproxy"] = c.proxy
+	}
+	if felix := c.calico.felix; felix != "" {
+		binds[path.Clean(labCalico)] = filepath.Dir(felix)
 	}
 	return binds
 }

@@ -34,8 +34,9 @@ type ClusterNode struct {
 	Pods netip.Prefix
 	// Kubelet is started by StartCluster and Boot.
 	Kubelet *Service
-	// Flanneld and Proxy are started as Kubelet is; nil without [ClusterOptions].Flannel and Proxy.
-	Flanneld, Proxy *Service
+	// Flanneld, Proxy and Felix are started as Kubelet is; nil without [ClusterOptions].Flannel, Proxy and
+	// [FlannelOptions].Calico.
+	Flanneld, Proxy, Felix *Service
 	// Agent is the node's stayput-agent pod, from [Cluster.Install] on.
 	Agent *Agent
 	// AgentProcess is stayput-agent without a pod; nil until [ClusterNode.StartAgent], then started by Boot.

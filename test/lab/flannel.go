@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,8 @@ type FlannelOptions struct {
 	Backend string
 	// NFTables has them masquerade by nftables; otherwise by iptables.
 	NFTables bool
+	// Calico has its CNI plugin connect the pods, and Felix enforce their policies: both together are canal.
+	Calico bool
 }
 
 // podsNetwork is flannel's network, and the cluster CIDR: that of the pods of all nodes.
@@ -41,12 +44,24 @@ const (
 func (c *Cluster) needs(ctx context.Context) error {
 	var packages []string
 	if f := c.options.Flannel; f != nil {
-		dirs, err := buildAll(ctx, flanneldComponent, flannelComponent)
+		plugin := flannelComponent
+		if f.Calico {
+			plugin = calicoComponent
+		}
+		dirs, err := buildAll(ctx, flanneldComponent, plugin)
 		if err != nil {
 			return err
 		}
-		c.flanneld, c.flannel = dirs[flanneldComponent.name], filepath.Join(dirs[flannelComponent.name], "flannel")
+		c.flanneld = dirs[flanneldComponent.name]
 		packages = append(packages, "iptables", "nftables")
+		if f.Calico {
+			if c.calico, err = readCanal(ctx, dirs[plugin.name]); err != nil {
+				return err
+			}
+			packages = append(packages, "conntrack", "ipset")
+		} else {
+			c.flannel = filepath.Join(dirs[plugin.name], plugin.name)
+		}
 	}
 	if c.options.Proxy != "" {
 		dirs, err := buildAll(ctx, proxyComponent)
@@ -56,6 +71,7 @@ func (c *Cluster) needs(ctx context.Context) error {
 		c.proxy = dirs[proxyComponent.name]
 		packages = append(packages, "iptables", "nftables", "conntrack")
 	}
+	slices.Sort(packages)
 	return Need(ctx, slices.Compact(packages)...)
 }
 
@@ -72,18 +88,26 @@ func (n *ClusterNode) addNetwork() error {
 			return err
 		}
 		files[flannelNetConf] = conf
-		files[flannelConflist] = []byte(`{"name": "cbr0", "cniVersion": "0.3.1", "plugins": [
+		files[nodeConfigFolder+flannelUser+".kubeconfig"] = c.kubeconfigFor(flannelUser)
+		iface := Uplink
+		if n.Name == controlPlane {
+			iface = fabricBridge
+		}
+		if f.Calico {
+			maps.Copy(files, n.addCalico())
+			if err = n.Install(c.calico.plugin, "/opt/cni/bin/calico"); err == nil && n.Name == controlPlane {
+				err = n.routeGateway()
+			}
+		} else {
+			files[flannelConflist] = []byte(`{"name": "cbr0", "cniVersion": "0.3.1", "plugins": [
   {"type": "flannel", "delegate": {"hairpinMode": true, "isDefaultGateway": true}},
   {"type": "portmap", "capabilities": {"portMappings": true}}
 ]}
 `)
-		files[nodeConfigFolder+flannelUser+".kubeconfig"] = c.kubeconfigFor(flannelUser)
-		if err := n.Install(c.flannel, "/opt/cni/bin/flannel"); err != nil {
-			return err
+			err = n.Install(c.flannel, "/opt/cni/bin/flannel")
 		}
-		iface := Uplink
-		if n.Name == controlPlane {
-			iface = fabricBridge
+		if err != nil {
+			return err
 		}
 		n.Flanneld = &Service{node: n.Node, keep: true, name: "flanneld", env: []string{"NODE_NAME=" + n.Name},
 			ready: func(context.Context) error {
@@ -134,9 +158,9 @@ func (n *Node) alternatives() error {
 	return nil
 }
 
-// services are flanneld and kube-proxy, as far as the node has them.
+// services are flanneld, kube-proxy and Felix, as far as the node has them.
 func (n *ClusterNode) services() (all []*Service) {
-	for _, s := range []*Service{n.Flanneld, n.Proxy} {
+	for _, s := range []*Service{n.Flanneld, n.Proxy, n.Felix} {
 		if s != nil {
 			all = append(all, s)
 		}

@@ -1,5 +1,5 @@
 // Labbuild fills the lab's cache before the first test needs it. With the argument conformance it adds upstream's own
-// tests, with flannel flanneld and kube-proxy.
+// tests, with flannel flanneld and kube-proxy, with calico flanneld and Calico.
 package main
 
 import (
@@ -22,6 +22,9 @@ func main() {
 	}
 	if err == nil && slices.Contains(os.Args[1:], "flannel") {
 		err = lab.BuildFlannelAndProxy(ctx)
+	}
+	if err == nil && slices.Contains(os.Args[1:], "calico") {
+		err = lab.BuildCanal(ctx)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "labbuild:", err)
