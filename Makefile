@@ -41,7 +41,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	@test -z "$$(gofmt -l cmd pkg plugin test)" || { echo "not formatted by gofmt:"; gofmt -l cmd pkg plugin test; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
-	$(GO) vet -tags calico ./test/node
+	$(GO) vet -tags calico ./test/node ./test/cluster
 	$(GO) vet -tags flannel ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
 
@@ -80,8 +80,10 @@ compat: ## one scenario on other versions and runtimes: all cells, K8S=1.33, RUN
 	bin/compat $(if $(K8S),-k8s=$(K8S)) $(if $(RUNTIME),-runtime=$(RUNTIME)) $(if $(NRI),-nri=$(NRI)) \
 		$(if $(GATE),-gate=$(GATE))
 
-calico: ## pods of Calico's CNI plugin with host-local, also RUNTIME=crio; 2 min the first time, to build it
+calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and flanneld; RUNTIME=crio: on that, no canal
+	$(GO) run ./test/lab/cmd/labbuild calico
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node $(if $(RUNTIME),-runtime $(RUNTIME))
+	$(if $(RUNTIME),,$(GO) test -count=1 -v -timeout 30m -tags calico -run Canal ./test/cluster)
 
 crio: ## the tests of a node on CRI-O, which the first run builds
 	$(GO) test -count=1 -v -timeout 60m ./test/node -runtime crio
