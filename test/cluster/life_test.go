@@ -17,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
@@ -88,15 +89,15 @@ func gatedPods(t *testing.T, c *lab.Cluster) (names []string) {
 	return names
 }
 
-// podNetworkOf returns the directory of a node's address files.
-func podNetworkOf(t *testing.T, n *lab.ClusterNode) string {
+// podNetworksOf returns the directories of a node's address files.
+func podNetworksOf(t *testing.T, n *lab.ClusterNode) []string {
 	t.Helper()
 	dirs, err := filepath.Glob(n.Path("/var/lib/cni/networks") + "/*")
 	must.Do(t, err)
-	if len(dirs) != 1 {
-		t.Fatalf("%s has the networks %v", n.Name, dirs)
+	if len(dirs) == 0 {
+		t.Fatalf("%s has no networks", n.Name)
 	}
-	return dirs[0]
+	return dirs
 }
 
 // hostLocalAlone checks that a node has nothing of stayput, and that running pods have all its addresses in use.
@@ -125,29 +126,26 @@ func hostLocalAlone(t *testing.T, c *lab.Cluster, n *lab.ClusterNode) {
 		if err != nil {
 			return false
 		}
-		dir := podNetworkOf(t, n)
-		entries, err := os.ReadDir(dir)
-		must.Do(t, err)
-		for _, e := range entries {
-			if e.Name() == "lock" || strings.HasPrefix(e.Name(), "last_reserved_ip.") {
-				continue
-			}
-			if _, err := netip.ParseAddr(e.Name()); err != nil {
-				stray = append(stray, e.Name())
-				continue
-			}
-			content, err := os.ReadFile(filepath.Join(dir, e.Name()))
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
+		for _, dir := range podNetworksOf(t, n) {
+			entries, err := os.ReadDir(dir)
 			must.Do(t, err)
-			id, _, _ := strings.Cut(string(content), "\r\n")
-			known := false
-			for _, s := range sandboxes {
-				known = known || s.Id == id
-			}
-			if !known {
-				stray = append(stray, e.Name()+": "+string(content))
+			for _, e := range entries {
+				if e.Name() == "lock" || strings.HasPrefix(e.Name(), "last_reserved_ip.") {
+					continue
+				}
+				if _, err := netip.ParseAddr(e.Name()); err != nil {
+					stray = append(stray, e.Name())
+					continue
+				}
+				content, err := os.ReadFile(filepath.Join(dir, e.Name()))
+				if errors.Is(err, fs.ErrNotExist) {
+					continue
+				}
+				must.Do(t, err)
+				id, _, _ := strings.Cut(string(content), "\r\n")
+				if !slices.ContainsFunc(sandboxes, func(s *runtimeapi.PodSandbox) bool { return s.Id == id }) {
+					stray = append(stray, e.Name()+": "+string(content))
+				}
 			}
 		}
 		if len(stray) > 0 {

@@ -37,6 +37,8 @@ type ClusterNode struct {
 	// Flanneld, Proxy and Felix are started as Kubelet is; nil without [ClusterOptions].Flannel, Proxy and
 	// [FlannelOptions].Calico.
 	Flanneld, Proxy, Felix *Service
+	// Multus is what multus' pod runs; nil until [Cluster.InstallMultus].
+	Multus *Service
 	// Agent is the node's stayput-agent pod, from [Cluster.Install] on.
 	Agent *Agent
 	// AgentProcess is stayput-agent without a pod; nil until [ClusterNode.StartAgent], then started by Boot.

@@ -141,8 +141,12 @@ func (c *Cluster) WaitInstalled(ctx context.Context) error {
 	return together(len(nodes), func(i int) error { return nodes[i].waitStayput(ctx) })
 }
 
-// waitStayput waits until containerd has loaded a configuration that names stayput.
+// waitStayput waits until containerd has loaded a configuration that names stayput. multus in front must be restarted
+// for that.
 func (n *ClusterNode) waitStayput(ctx context.Context) error {
+	if n.Multus != nil {
+		return n.waitOwnConf(ctx)
+	}
 	err := Until(ctx, "stayput in the CNI configuration of "+n.Name, func() (bool, error) {
 		lists, err := n.cniConfigs()
 		return err == nil && len(lists) > 0 && bytes.Contains([]byte(lists[0]), []byte(`"stayput"`)), err

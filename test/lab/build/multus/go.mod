@@ -6,6 +6,7 @@ tool (
 	gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus
 	gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus-daemon
 	gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus-shim
+	gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/thin_entrypoint
 )
 
 require (
