@@ -261,6 +261,10 @@ func TestAPodOfAPoolCostsFewRequests(t *testing.T) {
 	})
 	must.Do(t, c.APIServer.Start(testContext(t)))
 	holdTheirAddresses(t, c, places(t, c, ns, "web", 1, nil))
+	// Its watch was cut off. Once it has another one it looks at all pods anew, which is no part of what follows.
+	until(t, "the agent to look at the pod again", func(context.Context) bool {
+		return count(since)["agent: get podips "] > 0
+	})
 	within("a sandbox that starts again, and an API server that is back", count(since), map[string]int{
 		"agent: get podips ": 2,
 	})
