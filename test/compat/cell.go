@@ -30,7 +30,7 @@ func (c cell) gatedBy() string {
 	switch {
 	case c.gate != "":
 		return c.gate
-	case c.Kubernetes >= lab.TestedKubernetes:
+	case c.Kubernetes >= "1.36":
 		return policies
 	default:
 		return webhook
@@ -56,8 +56,8 @@ var matrix = []cell{
 	{lab.Versions{Kubernetes: "1.34", Runtime: "containerd-2.0"}, "on", webhook},
 	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", webhook},
 	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", betaPolicies},
-	{lab.Versions{Kubernetes: lab.TestedKubernetes, Runtime: "crio"}, "on", policies},
-	{lab.Versions{Kubernetes: "1.37", Runtime: lab.TestedRuntime}, "on", policies},
+	{lab.Versions{Kubernetes: "1.36", Runtime: lab.TestedRuntime}, "on", policies},
+	{lab.Versions{Kubernetes: "1.36", Runtime: "crio"}, "on", policies},
 }
 
 // choose returns the cells of the matrix that are as wanted. If there are none, it is another cell: both versions are

@@ -84,7 +84,7 @@ var flanneldComponent = component{
 // proxyComponent is kube-proxy. Of the others' compiled packages it takes what it needs.
 var proxyComponent = component{
 	name: "kube-proxy", dir: "build/kubeproxy", sources: []string{"build/kubeproxy"}, pkg: "tool", parallel: 2,
-	ldflags: kubernetesVersion("1.36.3"),
+	ldflags: kubernetesVersion(kubeProxyVersion),
 }
 
 // bandwidthComponent is the CNI plugin that limits pods' bandwidth, of the version of the others.
@@ -104,11 +104,11 @@ var clusterComponents = []component{
 	{
 		// Takes minutes and, with two compilers at once, 2.4 GB.
 		name: "kubernetes", dir: "build/kubernetes", sources: kubernetesSources, pkg: ".", parallel: 2,
-		ldflags: kubernetesVersion("1.36.3"), finish: linkKubernetes,
+		ldflags: kubernetesVersion(KubernetesVersion), finish: linkKubernetes,
 	},
 }
 
-// kubernetesSources are those of the version that the tests run; release.go has others.
+// kubernetesSources are those of the version that the tests run; versions.go has others.
 var kubernetesSources = []string{
 	"build/kubernetes/conformance.go", "build/kubernetes/go.mod", "build/kubernetes/go.sum", "build/kubernetes/main.go",
 }
@@ -127,7 +127,7 @@ var linterComponent = component{
 var conformanceComponents = []component{
 	{
 		name: "e2e", dir: "build/kubernetes", sources: kubernetesSources,
-		pkg: "k8s.io/kubernetes/test/e2e", tests: true, parallel: 2, ldflags: kubernetesVersion("1.36.3"),
+		pkg: "k8s.io/kubernetes/test/e2e", tests: true, parallel: 2, ldflags: kubernetesVersion(KubernetesVersion),
 	},
 	{
 		name: "agnhost", dir: "build/kubernetes",

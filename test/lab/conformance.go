@@ -16,10 +16,10 @@ import (
 // The images that [sig-apps] StatefulSet and pod networking of Kubernetes' tests run, and what they expect in them.
 var (
 	agnhostImages = []string{
-		"registry.k8s.io/e2e-test-images/agnhost:2.63.0",
+		"registry.k8s.io/e2e-test-images/agnhost:2.66.1",
 		"registry.k8s.io/e2e-test-images/agnhost:2.55",
 	}
-	busyboxImage       = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
+	busyboxImage       = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"
 	upstreamPauseImage = "registry.k8s.io/pause:3.10.2"
 )
 

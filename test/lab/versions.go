@@ -21,7 +21,7 @@ type Versions struct {
 // kubernetesVersions are the versions besides that of the tests. Each is built from its own go.mod in build/kubernetes,
 // made by copying the requirements and replacements of k8s.io/kubernetes and "go mod tidy": 4 to 7 minutes on two
 // processors.
-var kubernetesVersions = map[string]string{"1.33": "1.33.13", "1.34": "1.34.10", "1.35": "1.35.8", "1.37": "1.37.1"}
+var kubernetesVersions = map[string]string{"1.33": "1.33.13", "1.34": "1.34.10", "1.35": "1.35.8", "1.36": "1.36.3"}
 
 // containerdVersions are those besides the tests' own, with the version of their configuration file. The go.mod of each
 // in build/containerd pins it.
@@ -29,8 +29,14 @@ var containerdVersions = map[string]int{"1.7": 2, "2.0": 3, "2.2": 3}
 
 // What the tests' own components are called among them.
 const (
-	TestedKubernetes = "1.36"
+	TestedKubernetes = "1.37"
 	TestedRuntime    = "containerd-2.4"
+)
+
+// What go.mod in build/kubernetes and in build/kubeproxy pin.
+const (
+	KubernetesVersion = "1.37.1"
+	kubeProxyVersion  = "1.36.3" // the version skew policy allows an older one
 )
 
 const (

@@ -142,8 +142,8 @@ func measure(ctx context.Context, b *bench, chosen map[string]float64) (err erro
 
 // describe prints the conditions of the measurement.
 func describe(w io.Writer) {
-	fmt.Fprintf(w, "%s; Kubernetes 1.36.3, containerd 2.4.2, all of the cluster and the clients on this machine\n",
-		table.Machine())
+	fmt.Fprintf(w, "%s; Kubernetes %s, containerd 2.4.2, all of the cluster and the clients on this machine\n",
+		table.Machine(), lab.KubernetesVersion)
 	fmt.Fprintln(w, "etcd without fsync; kube-controller-manager without its limit of 20 requests per second, which hides")
 	fmt.Fprintln(w, "much of stayput's cost. ± is the 95 % interval, by resampling; [min max] follows a median.")
 }

@@ -246,7 +246,7 @@ func (w *world) makeNode(ctx context.Context, name, zone string, cordoned bool) 
 		}},
 		Spec: corev1.NodeSpec{Unschedulable: cordoned},
 		Status: corev1.NodeStatus{Capacity: room, Allocatable: room, Conditions: conditions,
-			NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"}},
+			NodeInfo: corev1.NodeSystemInfo{KubeletVersion: "v" + lab.KubernetesVersion}},
 	}
 	if err := w.client.Create(ctx, node); err != nil {
 		return err
