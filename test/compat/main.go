@@ -1,6 +1,7 @@
-// Compat runs one scenario on the Kubernetes versions and container runtimes that clusters have: the quick start of the
-// README, a rollout, a deletion while other nodes are emptier, a power loss, a cordon, a time without controllers, the
-// removal, and an upgrade from the version before. Each pair of versions is a cell.
+// Compat runs one scenario on the Kubernetes versions and container runtimes that clusters have: the preflight check,
+// the quick start of the README, a rollout, a deletion while other nodes are emptier, a power loss, a cordon, a time
+// without controllers, the removal, and an upgrade from the version before. Each pair of versions, with or without NRI
+// and with what gates pods, is a cell.
 //
 //	main.go      the program, and what it prints
 //	cell.go      the cells, and which of them to run

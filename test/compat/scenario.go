@@ -36,6 +36,7 @@ type step struct {
 }
 
 var scenario = []step{
+	{"preflight", (*stage).preflight},
 	{"quick start", (*stage).quickStart},
 	{"rollout", (*stage).rollout},
 	{"all pods deleted, another node emptier", (*stage).deletion},
@@ -104,6 +105,33 @@ func (s *stage) writeLogs(out io.Writer) error {
 	s.WriteLogs(f)
 	fmt.Fprintln(out, "the cluster's logs:", f.Name())
 	return f.Close()
+}
+
+// preflight is what kubectl stayput says of the cluster before anything is installed.
+func (s *stage) preflight(ctx context.Context) error {
+	out, err := s.Command(ctx, s.products.now.Kubectl, "check", "--preflight").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	says := "OK    gate: by MutatingAdmissionPolicy " + s.cell.gatedBy()
+	if s.cell.gatedBy() == webhook {
+		says = "OK    gate: by a webhook of the controllers"
+	}
+	var gate, runtime string
+	for line := range strings.Lines(string(out)) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, says):
+			gate = says
+		case strings.Contains(line, ": runtime: "):
+			runtime = line
+		}
+	}
+	if gate == "" || runtime == "" {
+		return fmt.Errorf("no %q, or no runtime: %q", says, out)
+	}
+	s.note = gate + "; " + runtime
+	return nil
 }
 
 // quickStart is the README's, on a cluster with pods: those go on. One node is left empty for the steps that follow.
