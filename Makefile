@@ -91,7 +91,7 @@ crio: ## the tests of a node on CRI-O, which the first run builds
 bench: ## ratios against host-local, measured in one run
 	$(GO) run ./test/bench
 
-bench-cluster: ## the same on clusters: latency, throughput, API writes, scale; about an hour
+bench-cluster: ## the same on clusters: latency, throughput, API writes, scale, pools; more than an hour
 	$(GO) build -o bin/bench-cluster ./test/bench/cluster
 	bin/bench-cluster $(BENCHFLAGS)
 
