@@ -51,13 +51,13 @@ func (c cell) apiServerArgs() []string {
 // configured. docs/networks.md shows it.
 var matrix = []cell{
 	{lab.Versions{Kubernetes: lab.TestedKubernetes, Runtime: lab.TestedRuntime}, "on", policies},
-	{lab.Versions{Kubernetes: "1.33", Runtime: "containerd-1.7"}, "on", webhook},
-	{lab.Versions{Kubernetes: "1.33", Runtime: "containerd-1.7"}, "off", webhook},
-	{lab.Versions{Kubernetes: "1.34", Runtime: "containerd-2.0"}, "on", webhook},
-	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", webhook},
-	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", betaPolicies},
 	{lab.Versions{Kubernetes: "1.36", Runtime: lab.TestedRuntime}, "on", policies},
 	{lab.Versions{Kubernetes: "1.36", Runtime: "crio"}, "on", policies},
+	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", betaPolicies},
+	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", webhook},
+	{lab.Versions{Kubernetes: "1.34", Runtime: "containerd-2.0"}, "on", webhook},
+	{lab.Versions{Kubernetes: "1.33", Runtime: "containerd-1.7"}, "on", webhook},
+	{lab.Versions{Kubernetes: "1.33", Runtime: "containerd-1.7"}, "off", webhook},
 }
 
 // choose returns the cells of the matrix that are as wanted. If there are none, it is another cell: both versions are
