@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"net/netip"
@@ -179,4 +180,30 @@ func TestCRIOStopsAPodOnceItsReplacementHasBeenRefused(t *testing.T) {
 	sameIP(t, n, pod, old)
 	must.Do(t, n.RemovePod(testContext(t), old.ID))
 	answers(t, n, pod)
+}
+
+// The plugin outlives CRI-O, and may still get the address, for a sandbox that nobody knows.
+func TestCRIOKilledDuringAnADDLosesNothing(t *testing.T) {
+	t.Parallel()
+	n := startStayput(t)
+	startAgent(t, n, "--grace-period=500ms", "--reconcile-interval=500ms")
+	pod := runPod(t, n, web(0))
+	for i := range 3 {
+		failed := make(chan error)
+		go func() {
+			_, err := n.RunPod(context.WithoutCancel(t.Context()), web(0))
+			failed <- err
+		}()
+		untilPlugin(t, n) // it waits for its predecessor
+		must.Do(t, n.KillContainerd())
+		<-failed
+		must.Do(t, n.StartContainerd(testContext(t)))
+		connected(t, n)
+		deletePod(t, n, pod)
+		distinct(t, pod, untilPod(t, n, other(i)))
+		again := untilPod(t, n, web(0))
+		sameIP(t, n, again, pod)
+		answers(t, n, again)
+		pod = again
+	}
 }

@@ -129,7 +129,16 @@ func replaceRunning(t *testing.T, n *lab.Node, old lab.Pod) (lab.Pod, error) {
 		pod, err := n.RunPod(ctx, web(0))
 		replacement <- started{pod, err}
 	}()
-	must.Within(t, patience, "the ADD of the replacement", func() bool {
+	untilPlugin(t, n)
+	must.Do(t, n.StopPod(ctx, old.ID))
+	r := <-replacement
+	return r.pod, r.err
+}
+
+// untilPlugin waits until the plugin runs.
+func untilPlugin(t *testing.T, n *lab.Node) {
+	t.Helper()
+	must.Within(t, patience, "the plugin to run", func() bool {
 		processes, err := n.Processes()
 		must.Do(t, err)
 		for _, comm := range processes {
@@ -139,9 +148,6 @@ func replaceRunning(t *testing.T, n *lab.Node, old lab.Pod) (lab.Pod, error) {
 		}
 		return false
 	})
-	must.Do(t, n.StopPod(ctx, old.ID))
-	r := <-replacement
-	return r.pod, r.err
 }
 
 func TestAReplacementWithAllocateNewKeepsItsNewAddress(t *testing.T) {

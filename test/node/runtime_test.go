@@ -45,12 +45,15 @@ var (
 		{TestAnAddressReusedByHostLocalIsNotRestored, swapsByHand},
 		{TestAWaitingReplacementGetsTheAddressWithoutARetry, "on CRI-O it needs a retry: " +
 			"see TestCRIOStopsAPodOnceItsReplacementHasBeenRefused"},
+		{TestContainerdKilledDuringARestoreLosesNothing, "CRI-O, killed while runc makes a pause, leaves that in a " +
+			"namespace with the address: see TestCRIOKilledDuringAnADDLosesNothing"},
 	}
 	criosTests = []oneRuntimes{
 		{TestAPodComesBackWithItsAddressAfterCRIOWasWipedAtBoot, "containerd keeps its sandboxes over a boot"},
 		{TestAPodComesBackWithItsAddressAfterAnotherVersionOfCRIOWipedIt, "containerd keeps its sandboxes over an upgrade"},
 		{TestCRIOEndsAPodByTheConfigurationOfItsStart, "containerd ends it by the present configuration"},
 		{TestCRIOStopsAPodOnceItsReplacementHasBeenRefused, "containerd stops it while its replacement waits"},
+		{TestCRIOKilledDuringAnADDLosesNothing, "see TestContainerdKilledDuringARestoreLosesNothing"},
 	}
 )
 

@@ -2,9 +2,10 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -263,20 +264,16 @@ func TestAPodComesBackWithItsAddressAfterContainerdsStateWasWiped(t *testing.T) 
 	must.Within(t, patience, "the address of the ordinary pod to be free", func() bool {
 		return state(t, n, ordinary.IP()) == free
 	})
-	if onCRIO() { // which has ended both by its result cache when it started, and leaves the namespaces
-		for _, p := range []lab.Pod{pod, ordinary} {
-			if addrs, err := n.Addresses(p.NetNS); err != nil || len(addrs) != 0 {
-				t.Errorf("the network namespace that %s left behind has %v: %v", p.Name, addrs, err)
-			}
-		}
-		return
-	}
 	for _, p := range []lab.Pod{pod, ordinary} {
-		if _, err := os.Stat(n.Path(p.NetNS)); !os.IsNotExist(err) {
-			t.Errorf("the network namespace that %s left behind is still there: %v", p.Name, err)
+		// CRI-O ends both by its result cache when it starts, unless the agent was faster, and leaves the namespaces.
+		addrs, err := n.Addresses(p.NetNS)
+		if gone := errors.Is(err, fs.ErrNotExist); !gone && (!onCRIO() || err != nil || len(addrs) > 0) {
+			t.Errorf("the network namespace that %s left behind is still there: %v, %v", p.Name, addrs, err)
 		}
 	}
-	untilMetric(t, n, "stayput_agent_leftover_namespaces_removed_total", "2")
+	if !onCRIO() {
+		untilMetric(t, n, "stayput_agent_leftover_namespaces_removed_total", "2")
+	}
 }
 
 func TestAPodComesBackWithItsAddressAfterAPowerLoss(t *testing.T) {
@@ -423,6 +420,9 @@ func TestManyPodsAtOnceComeBackWithTheirAddresses(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
 	startAgent(t, n)
+	// The bridge plugin settles the bridge's link-layer address with the first pod. CRI-O runs CHECK after ADD, which
+	// fails if that has changed because of the pods beside it.
+	runPod(t, n, other(0))
 	const many = 12
 	all := func(f func(i int) error) {
 		t.Helper()
