@@ -11,7 +11,7 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel conformance compat calico crio bench \
+.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel conformance compat calico crio multus bench \
 	bench-cluster fuzz fuzz-model clean
 
 all: build
@@ -42,7 +42,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
 	$(GO) vet -tags calico ./test/node ./test/cluster
-	$(GO) vet -tags flannel ./test/cluster
+	$(GO) vet -tags flannel,multus ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
 
 # -count=1: Go's test cache does not notice changes of the binaries under test.
@@ -84,6 +84,10 @@ calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and
 	$(GO) run ./test/lab/cmd/labbuild calico
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node $(if $(RUNTIME),-runtime $(RUNTIME))
 	$(if $(RUNTIME),,$(GO) test -count=1 -v -timeout 30m -tags calico -run Canal ./test/cluster)
+
+multus: ## retained addresses behind multus, thin and thick, on a cluster; 3 min
+	$(GO) run ./test/lab/cmd/labbuild
+	$(GO) test -count=1 -v -timeout 30m -tags multus -run PodsBehind ./test/cluster
 
 crio: ## the tests of a node on CRI-O, which the first run builds
 	$(GO) test -count=1 -v -timeout 60m ./test/node -runtime crio
