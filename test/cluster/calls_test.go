@@ -274,8 +274,10 @@ func TestAPodOfAPoolCostsFewRequests(t *testing.T) {
 	after := places(t, c, ns, "web", 1, pods)
 	keptAddresses(t, pods, after)
 	holdTheirAddresses(t, c, after)
+	// Each look reads both, and one that finds the network namespace still there is repeated: twice more on a machine
+	// that is busy with other tests. Nothing is written for that.
 	within("an end and a start", count(since), map[string]int{
-		"agent: get podips ": 3, "agent: get pods ": 2, "agent: patch podips status": 2,
+		"agent: get podips ": 3 + 2, "agent: get pods ": 2 + 2, "agent: patch podips status": 2,
 		"controller: patch podips ": 1, "controller: patch podips status": 2, "controller: patch pods ": 1,
 	})
 
