@@ -56,7 +56,8 @@ that are named, and what to do about it.
 
 That requires the right to list nodes, and to list pods and create pods/exec in
 Stayput's namespace: the nodes are checked through their agents. Whatever else may
-not be read is a warning.
+not be read is a warning. With the right to create pods in the namespace default, a
+dry run finds whether new pods are gated.
 
 With --preflight it tells, before anything is installed, what would work in this
 cluster: the versions, how pods would be gated, and each node's container runtime and

@@ -46,8 +46,14 @@ func howInstalled(ctx context.Context, k client.Client, namespace string) (asIns
 
 // checkCluster checks what Stayput has in the cluster. now is the API server's time.
 func checkCluster(ctx context.Context, k client.Client, namespace string, now time.Time, is asInstalled) []Finding {
+	policies := checkPolicies(ctx, k, namespace, is)
+	gates := !is.nodesOnly && is.gate != "Template" && namespace != metav1.NamespaceDefault && // its pods never are
+		!slices.ContainsFunc(policies, func(f Finding) bool { return f.Level == LevelFail })
+	if gates {
+		policies = append(policies, tryGate(ctx, k)...)
+	}
 	return slices.Concat(
-		checkDefinitions(ctx, k), checkPolicies(ctx, k, namespace, is), checkLeader(ctx, k, namespace, now),
+		checkDefinitions(ctx, k), policies, checkLeader(ctx, k, namespace, now),
 		checkGated(ctx, k, now), checkPools(ctx, k, now),
 	)
 }
@@ -223,6 +229,38 @@ func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Fi
 			stayputv1alpha1.PlacementGate+" into the pod templates and set gate.mechanism to Template")
 	}
 	return f.all, policies
+}
+
+// tryGate finds by a dry run that a new pod would not be gated, though what is to do it is in place: no object shows
+// whether the API server applies v1beta1 policies, for which it has a feature gate, or reaches the webhook. It finds
+// nothing if it may not create pods, or somebody else refuses this one.
+func tryGate(ctx context.Context, k client.Client) []Finding {
+	f := findings{check: "gate"}
+	no, yes := false, true
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceDefault, GenerateName: "stayput-check-",
+			Annotations: map[string]string{stayputv1alpha1.AnnotationRetainIP: "1m"},
+		},
+		Spec: corev1.PodSpec{
+			SecurityContext: &corev1.PodSecurityContext{
+				RunAsNonRoot:   &yes,
+				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			},
+			Containers: []corev1.Container{{
+				Name: "none", Image: "none",
+				SecurityContext: &corev1.SecurityContext{
+					AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+				},
+			}},
+		},
+	}
+	if err := k.Create(ctx, pod, client.DryRunAll); err == nil && !home.Gated(pod) {
+		f.fail("a new pod is not gated and can start anywhere, as a dry run shows",
+			"v1beta1 policies need the API server's feature gate MutatingAdmissionPolicy; a webhook needs a controller that "+
+				"runs, and that the API server reaches port 9443 of its pod")
+	}
+	return f.all
 }
 
 // nominatesHomes reports whether the controllers run with --nominate-homes.

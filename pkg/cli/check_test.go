@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 )
@@ -529,6 +531,88 @@ func TestWhatGatesPodsIsSaid(t *testing.T) {
 			!strings.HasPrefix(found[0].Todo, c.todo) || (c.todo == "") != (found[0].Todo == "") ||
 			byPolicies != strings.Contains(c.says, "policies gate pods") {
 			t.Errorf("%s: %v %+v", name, byPolicies, found)
+		}
+	}
+}
+
+// That what gates pods is there does not say that it does.
+func TestThatPodsAreNotGatedIsFoundByADryRun(t *testing.T) {
+	for name, c := range map[string]struct {
+		gates bool
+		err   error
+		found bool
+	}{
+		"gated":     {gates: true},
+		"not gated": {found: true},
+		"no right":  {err: apierrors.NewForbidden(corev1.Resource("pods"), "", nil)},
+	} {
+		k := interceptor.NewClient(aCluster(nothing).(client.WithWatch), interceptor.Funcs{
+			Create: func(ctx context.Context, k client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+				pod := o.(*corev1.Pod)
+				if !home.Annotated(pod.Annotations) || pod.Namespace != "default" {
+					t.Errorf("%s: nothing gates this pod: %+v", name, pod)
+				}
+				if c.gates {
+					pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates,
+						corev1.PodSchedulingGate{Name: stayputv1alpha1.PlacementGate})
+				}
+				return errors.Join(k.Create(ctx, pod, opts...), c.err)
+			},
+		})
+		f := tryGate(t.Context(), k)
+		if (len(f) > 0) != c.found || c.found && (f[0].Level != LevelFail || f[0].Check != "gate" || f[0].Todo == "") {
+			t.Errorf("%s: %+v", name, f)
+		}
+		var pods corev1.PodList
+		if err := k.List(t.Context(), &pods); err != nil || len(pods.Items) > 0 {
+			t.Errorf("%s: it leaves %+v, %v", name, pods.Items, err)
+		}
+	}
+}
+
+// A webhook that the API server does not reach, or policies that it does not apply, gate nothing.
+func TestWhatGatesPodsIsTriedIfItIsThere(t *testing.T) {
+	webhook := &admissionregistrationv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: home.GateWebhook},
+		Webhooks: []admissionregistrationv1.MutatingWebhook{{
+			Name: "a.stayput.io", ClientConfig: admissionregistrationv1.WebhookClientConfig{CABundle: []byte("ca")},
+		}},
+	}
+	var others []client.Object
+	for _, p := range policies {
+		for _, kind := range []string{p.kind, p.kind + "Binding"} {
+			if !slices.Contains(gatePolicies, p.name) {
+				o := &unstructured.Unstructured{}
+				o.SetAPIVersion("admissionregistration.k8s.io/v1")
+				o.SetKind(kind)
+				o.SetName(p.name)
+				others = append(others, o)
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		namespace string
+		is        asInstalled
+		has       []client.Object
+		tried     bool
+	}{
+		"a webhook":                   {is: asInstalled{gate: "Webhook"}, has: append(others, webhook), tried: true},
+		"none":                        {is: asInstalled{gate: "Webhook"}, has: others},
+		"templates have the gate":     {is: asInstalled{gate: "Template"}, has: append(others, webhook)},
+		"without agents":              {is: asInstalled{nodesOnly: true, gate: "Webhook"}, has: append(others, webhook)},
+		"in the namespace of Stayput": {namespace: "default", is: asInstalled{gate: "Webhook"}, has: append(others, webhook)},
+	} {
+		tried := false
+		k := interceptor.NewClient(aCluster(nothing, c.has...).(client.WithWatch), interceptor.Funcs{
+			Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+				tried = true
+				return nil
+			},
+		})
+		all := checkCluster(t.Context(), k, cmp.Or(c.namespace, DefaultNamespace), noon, c.is)
+		says := slices.ContainsFunc(all, func(f Finding) bool { return strings.HasPrefix(f.Text, "a new pod is not gated") })
+		if tried != c.tried || says != c.tried {
+			t.Errorf("%s: %v: %+v", name, tried, all)
 		}
 	}
 }
