@@ -302,7 +302,12 @@ func (s *surroundings) findGate() []Finding {
 		return f.orOK("by a webhook of the controllers, since the API server has no MutatingAdmissionPolicies (from " +
 			"Kubernetes 1.36 on): it must reach these pods, and while none answers pods start ungated")
 	}
-	return f.orOK("by MutatingAdmissionPolicy " + s.gatePolicy)
+	text := "by MutatingAdmissionPolicy " + s.gatePolicy
+	if s.gatePolicy != home.PolicyVersions[0] {
+		text += ", which the API server serves: it applies them only if its feature gate MutatingAdmissionPolicy is on. " +
+			"If it is not, set gate.mechanism to Webhook"
+	}
+	return f.orOK(text)
 }
 
 func (s *surroundings) findKruise() []Finding {

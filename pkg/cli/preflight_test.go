@@ -114,7 +114,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 			[]string{"OK    OpenKruise: it runs here"}, 0},
 		"policies of an older version": {
 			surroundings{version: "v1.35.8", gatePolicy: "v1beta1", nodes: kubeadm},
-			[]string{"OK    gate: by MutatingAdmissionPolicy v1beta1"}, 0},
+			[]string{"OK    gate: by MutatingAdmissionPolicy v1beta1, which the API server serves: it applies them only if"}, 0},
 		"too old": {
 			surroundings{version: "v1.30.14", nodes: kubeadm},
 			[]string{"FAIL  Kubernetes: v1.30.14: the definitions need at least 1.31"}, 1},
