@@ -254,7 +254,7 @@ var (
 // What others define: kubectl's flag sets for kubectl stayput, and Helm.
 var (
 	kubectlFlags = []string{"dry-run", "show-managed-fields", "namespace", "kubeconfig", "context"}
-	helmFlags    = []string{"api-versions", "force-conflicts", "kube-version"}
+	helmFlags    = []string{"api-versions", "force-conflicts", "kube-version", "no-hooks"}
 )
 
 func TestDocumentsShowCommandsThatExist(t *testing.T) {
@@ -316,7 +316,7 @@ func TestDocumentsShowCommandsThatExist(t *testing.T) {
 func TestDocumentsNameHelmValuesThatExist(t *testing.T) {
 	var values map[string]any
 	must.Do(t, yaml.Unmarshal([]byte(read(t, "deploy/chart/values.yaml")), &values))
-	const sections = `agent|apiServer|controller|crds|image|monitoring|namespace|pools|uninstall`
+	const sections = `agent|apiServer|controller|crds|gate|image|monitoring|namespace|pools|uninstall`
 	word := regexp.MustCompile(`(?:^|[\s,])((?:` + sections + `)\.[a-zA-Z.]+)`)
 	checked := 0
 	for _, d := range documents(t) {
