@@ -179,18 +179,13 @@ func (c *Conf) Same(data []byte) bool {
 	return errA == nil && errB == nil && bytes.Equal(a, b)
 }
 
-// Retype returns the configuration of one plugin with ipam.type changed, or nil if that is not from, the network is
-// another one, or data is not a configuration. An empty network is any.
-func Retype(data []byte, from, to, network string) []byte {
+// Retype returns the configuration of a plugin with ipam.type changed, or nil if that is not from, the network is
+// another one, or data is not a configuration. An empty network is any. Where it puts stayput, it puts stateDir too.
+func Retype(data []byte, from, to, network, stateDir string) []byte {
 	m, err := decode(data)
-	if err != nil {
+	if err != nil || network != "" && m["name"] != network || !retype(m, from, to, stateDir) {
 		return nil
 	}
-	ipam, _ := m["ipam"].(map[string]any)
-	if ipam["type"] != from || network != "" && m["name"] != network {
-		return nil
-	}
-	ipam["type"] = to
 	data, err = json.Marshal(m)
 	if err != nil {
 		return nil // decoded values encode

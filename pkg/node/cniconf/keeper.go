@@ -352,11 +352,12 @@ func (k *Keeper) keep(ctx context.Context) (s Status, again time.Duration, err e
 		again = keepSoon // for the note of an ADD that was under way
 	}
 	if ready == pluginRuns && s.State == StateActive {
-		if err := retypeFlannel(dir, netconf.HostLocal, netconf.Type, s.Network); err != nil {
+		err := retypeFlannel(dir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir)
+		if err != nil {
 			k.o.Log.Warn("Cannot change flannel's notes of its containers", "err", err)
 			again = keepSoon
 		}
-		err := retypeMultus(dir, k.o.CacheDir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir)
+		err = retypeMultus(dir, k.o.CacheDir, netconf.HostLocal, netconf.Type, s.Network, k.o.Limits.StateDir)
 		if err != nil {
 			k.o.Log.Warn("Cannot change multus' notes of its containers", "err", err)
 			again = keepSoon

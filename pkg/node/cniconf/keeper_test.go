@@ -656,7 +656,8 @@ func TestFlannelsNotesNameThePluginThatKeepsTheAddresses(t *testing.T) {
 	must.Do(t, os.WriteFile(filepath.Join(notes, "torn"), []byte(`{"ipam":{"type":"host-local"`), 0o600))
 	w.write("10-flannel.conflist", `{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","dataDir":"`+notes+`"}]}`)
 	w.look(StateActive)
-	if got := read("a"); !strings.Contains(got, `"type":"stayput"`) || !strings.Contains(got, "12345678901234567890") {
+	if got := read("a"); !strings.Contains(got, `"type":"stayput"`) || !strings.Contains(got, "12345678901234567890") ||
+		!strings.Contains(got, `"stateDir":"`+w.o.Limits.StateDir+`"`) {
 		t.Errorf("it is %s", got)
 	}
 	for _, id := range []string{"other", "dhcp", "torn"} {

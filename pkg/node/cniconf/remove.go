@@ -18,7 +18,7 @@ import (
 // That plugin notes the configuration of each container's ADD, and its DEL uses the note whatever the conflist says by
 // then: the DEL of containers from before stayput would go to host-local for ever, and after the removal of stayput's
 // plugin, that of its containers would fail.
-func retypeFlannel(d confDir, from, to, network string) error {
+func retypeFlannel(d confDir, from, to, network, stateDir string) error {
 	dirs := map[string]bool{}
 	for _, f := range d.Files {
 		for _, dir := range d.Conf(f).FlannelDirs() {
@@ -27,7 +27,8 @@ func retypeFlannel(d confDir, from, to, network string) error {
 	}
 	var errs []error
 	for dir := range dirs {
-		errs = append(errs, retype(dir, func(data []byte) []byte { return netconf.Retype(data, from, to, network) }))
+		errs = append(errs, retype(dir,
+			func(data []byte) []byte { return netconf.Retype(data, from, to, network, stateDir) }))
 	}
 	return errors.Join(errs...)
 }
@@ -114,7 +115,7 @@ func RemoveConflist(confDir, cacheDir string) (removed bool, err error) {
 
 // handBackNotes has no note of an ADD name the plugin.
 func handBackNotes(dir confDir, cacheDir string) error {
-	return errors.Join(retypeFlannel(dir, netconf.Type, netconf.HostLocal, ""),
+	return errors.Join(retypeFlannel(dir, netconf.Type, netconf.HostLocal, "", ""),
 		retypeMultus(dir, cacheDir, netconf.Type, netconf.HostLocal, "", ""),
 		retypeCache(cacheDir, netconf.Type, netconf.HostLocal, "", ""))
 }
