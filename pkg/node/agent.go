@@ -201,7 +201,7 @@ func New(o Options) (*Agent, error) {
 			grace: o.GracePeriod, netnsDirs: o.NetnsDirs, runtime: a.cri.PID, news: news, metrics: a.metrics,
 			log: o.Log, suspects: map[suspect]*suspicion{},
 		},
-		undecided: func() { a.unseen.noteListed() },
+		undecided: func(of ledger.Address) { a.unseen.noteListed(of) },
 		reconciled: func() {
 			a.book.sweep.Store(true) // what has no address behind it has no time at which it would be noticed
 			bookNow.Up()

@@ -30,8 +30,8 @@ type reconciler struct {
 	spool     spool.Dir
 	// reconciled is called after every reconciliation.
 	reconciled func()
-	// undecided is called for a pod whose policy is known by the list only.
-	undecided func()
+	// undecided is called for an address of a pod whose policy is known by the list only.
+	undecided func(ledger.Address)
 	clock     ledger.Clock
 	beat      *beat
 	metrics   *metrics
@@ -140,7 +140,7 @@ func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books [
 				ns = ledger.Netns{} // never recorded: a path alone would pass for any later namespace there
 			}
 			if at.ledger.Undecided(at.address.Attachment) {
-				r.undecided()
+				r.undecided(at.address)
 			}
 			if _, ok := r.policies.set(attached{at.ledger, at.address.Attachment}, o, ns); !ok {
 				whole = false

@@ -128,7 +128,7 @@ func (u *unseen) open() map[string]ledger.Address {
 			if a.State != ledger.StateBound || a.Newer != nil || !l.Undecided(a.Attachment) {
 				continue
 			}
-			u.noteListed()
+			u.noteListed(a)
 			if u.told[id] {
 				told[id] = true
 				continue
@@ -140,9 +140,10 @@ func (u *unseen) open() map[string]ledger.Address {
 	return open
 }
 
-// noteListed notes that CNI has handed on none of a pod's annotations.
-func (u *unseen) noteListed() {
-	if !u.nri.Load() {
+// noteListed notes that CNI has handed on none of the annotations of a pod with this address. The plugin knows the pods
+// that it gave theirs: it was never handed anything of host-local's from before, or of what is no pod.
+func (u *unseen) noteListed(a ledger.Address) {
+	if !u.nri.Load() && a.Pod.Name != "" {
 		u.listOnly.Store(true)
 	}
 }

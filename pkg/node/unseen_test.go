@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +55,25 @@ func TestWithoutNRIAReconciliationKnowsThatCNIHandsOnNoAnnotations(t *testing.T)
 			t.Errorf("with NRI %t, then without, it says %q", nri, got)
 		}
 	}
+}
+
+// Pods of host-local, whose annotations nobody has asked for, and containers that are no pods.
+func TestWithoutNRIOnlyPodsOfStayputsSayWhatCNIHandsOn(t *testing.T) {
+	w := newWorld(t)
+	w.addOn(w.ledger, w.sandbox("c0", "other", nil), "eth0", &ledger.Policy{}) // the network is known
+	s := w.sandbox("c1", "web-0", ten)
+	addr := netip.MustParseAddr("192.0.2.9")
+	w.hostLocal(addr.String(), "c1")
+	w.runs(s)
+	alone := Sandbox{ID: "c2", Netns: w.netns("c2")}
+	w.add(alone)
+	check(t, w.reconcile())
+	w.a.unseen.look(t.Context())
+	if got := w.a.unseen.status(); got != "ok" {
+		t.Errorf("of annotations it says %q", got)
+	}
+	w.del(s)
+	w.want(addr, ledger.StateRetained)
 }
 
 func TestWithoutNRIAnAddressIsVerifiedToo(t *testing.T) {
