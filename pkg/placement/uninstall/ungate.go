@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -34,8 +36,15 @@ var unscheduled = client.MatchingFields{"spec.nodeName": ""}
 // After a pod that it cannot ungate it goes on with the others, then returns that error. c must read from the API
 // server, not from a cache.
 func UngateAll(ctx context.Context, c client.Client, out io.Writer) error {
+	var changed sync.Map // UIDs of pods that somebody changed since they were listed, such as a controller that ungates
 	remove := func(pod *corev1.Pod) error {
-		if err := client.IgnoreNotFound(gate.Remove(ctx, c, pod)); err != nil {
+		err := client.IgnoreNotFound(gate.Remove(ctx, c, pod))
+		if apierrors.IsInvalid(err) || apierrors.IsConflict(err) {
+			if _, again := changed.LoadOrStore(pod.UID, true); !again {
+				return nil // the next pass sees what it is now
+			}
+		}
+		if err != nil {
 			return err
 		}
 		fmt.Fprintf(out, "pod/%s ungated in namespace %s\n", pod.Name, pod.Namespace)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +27,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/uninstall"
+	"github.com/stayput/stayput/test/must"
 )
 
 func TestEveryPodIsUngatedAlthoughOneFails(t *testing.T) {
@@ -64,6 +67,42 @@ func TestEveryPodIsUngatedAlthoughOneFails(t *testing.T) {
 	}
 	if found, err := ungate(nil, home.Gated, nil); found != 0 || err != nil {
 		t.Error(found, err)
+	}
+}
+
+// The controllers ungate pods while the hook of an uninstallation does.
+func TestAPodThatSomebodyElseUngatesIsNoError(t *testing.T) {
+	gated := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: "1"},
+		Spec:       corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: v1alpha1.PlacementGate}}},
+	}
+	refused := apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "patch", schema.GroupResource{
+		Resource: "pods"}, gated.Name, "", 0, true)
+	var elsewhere bool // somebody else has ungated it by the time of the patch
+	patches := 0
+	unscheduled := func(client.Object) []string { return []string{""} }
+	patch := func(
+		ctx context.Context, c client.WithWatch, _ client.Object, _ client.Patch, _ ...client.PatchOption,
+	) error {
+		patches++
+		if elsewhere {
+			free := gated.DeepCopy()
+			must.Do(t, c.Get(ctx, client.ObjectKeyFromObject(gated), free))
+			free.Spec.SchedulingGates = nil
+			must.Do(t, c.Update(ctx, free))
+		}
+		return refused
+	}
+	c := fake.NewClientBuilder().WithObjects(gated).WithIndex(&corev1.Pod{}, "spec.nodeName", unscheduled).
+		WithInterceptorFuncs(interceptor.Funcs{Patch: patch}).Build()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := UngateAll(ctx, c, io.Discard); !apierrors.IsInvalid(err) || patches != 2 {
+		t.Errorf("a pod that stays gated: %d patches, %v", patches, err)
+	}
+	elsewhere = true
+	if err := UngateAll(ctx, c, io.Discard); err != nil {
+		t.Error(err)
 	}
 }
 
