@@ -152,7 +152,7 @@ func (c *certificates) look(ctx context.Context) error {
 	return c.trust(ctx, secret.Data[caCertKey])
 }
 
-// trust has the API server trust the certificates of this authority at the webhook, and for a while those of the one
+// trust has the API server trust the certificates of this authority at the webhook, and for a while those of the ones
 // that it trusted before: other replicas serve one until they look at the Secret, which may have lost that authority.
 func (c *certificates) trust(ctx context.Context, authority []byte) error {
 	var config admissionregistrationv1.MutatingWebhookConfiguration
@@ -170,8 +170,8 @@ func (c *certificates) trust(ctx context.Context, authority []byte) error {
 		case time.Since(c.changed) >= othersLook:
 		case bytes.HasPrefix(was, authority):
 			trusted = was
-		case !bytes.Contains(authority, first(was)):
-			trusted = slices.Concat(authority, first(was))
+		default:
+			trusted = slices.Concat(authority, besides(was, authority))
 		}
 		if bytes.Equal(w.ClientConfig.CABundle, trusted) {
 			continue
@@ -246,12 +246,28 @@ func authorityOf(data map[string][]byte) (*rotator.KeyPairArtifacts, error) {
 
 // first returns the first certificate of a PEM file; nil if there is none.
 func first(file []byte) []byte {
-	block, _ := pem.Decode(file)
+	cert, _ := next(file)
+	return cert
+}
+
+// besides returns the certificates of a PEM file that another one does not have.
+func besides(file, other []byte) (certs []byte) {
+	for cert, rest := next(file); len(rest) > 0 || cert != nil; cert, rest = next(rest) {
+		if !bytes.Contains(other, cert) {
+			certs = append(certs, cert...)
+		}
+	}
+	return certs
+}
+
+// next returns the first certificate of a PEM file, nil if that is none, and what follows it.
+func next(file []byte) (cert, rest []byte) {
+	block, rest := pem.Decode(file)
 	if block == nil {
-		return nil
+		return nil, nil
 	}
 	if _, err := x509.ParseCertificate(block.Bytes); err != nil { // the API server would refuse it
-		return nil
+		return nil, rest
 	}
-	return pem.EncodeToMemory(block)
+	return pem.EncodeToMemory(block), rest
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"slices"
 	"testing"
 	"time"
 
@@ -140,6 +141,21 @@ func TestAReplicaServesWhatTheSecretSaysAndTellsTheAPIServer(t *testing.T) {
 			if !trusts(t, w.ClientConfig.CABundle, data, time.Now()) {
 				t.Errorf("%s does not trust %s", w.Name, name)
 			}
+		}
+	}
+
+	// Nor does one lose trust that is not the first: cert-manager adds an authority to those before.
+	config.Webhooks[1].ClientConfig.CABundle = slices.Concat(served[caCertKey], secret.Data[caCertKey])
+	must.Do(t, c.Update(t.Context(), config))
+	served = secret.DeepCopy().Data
+	secret.Data = nil
+	must.Do(t, c.Update(t.Context(), secret))
+	must.Do(t, one.look(t.Context()))
+	must.Do(t, c.Get(t.Context(), types.NamespacedName{Namespace: secret.Namespace, Name: secret.Name}, secret))
+	must.Do(t, c.Get(t.Context(), types.NamespacedName{Name: config.Name}, config))
+	for name, data := range map[string]map[string][]byte{"the next one": secret.Data, "the one before": served} {
+		if !trusts(t, config.Webhooks[1].ClientConfig.CABundle, data, time.Now()) {
+			t.Errorf("of several, %s is not trusted", name)
 		}
 	}
 
