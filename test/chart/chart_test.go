@@ -910,9 +910,10 @@ func TestTheWebhookIsAskedAboutTheSamePods(t *testing.T) {
 			metav1.TypeMeta   `json:",inline"`
 			metav1.ObjectMeta `json:"metadata"`
 			Spec              struct {
-				SecretName string
-				DNSNames   []string `json:"dnsNames"`
-				IssuerRef  struct{ Kind, Name string }
+				SecretName     string
+				DNSNames       []string `json:"dnsNames"`
+				IssuerRef      struct{ Kind, Name string }
+				SecretTemplate metav1.ObjectMeta
 			}
 		}
 		cert := find[certificate](t, all, "Certificate", "stayput-gate")
@@ -920,6 +921,11 @@ func TestTheWebhookIsAskedAboutTheSamePods(t *testing.T) {
 			!slices.Equal(cert.Spec.DNSNames, []string{"stayput-gate." + Namespace + ".svc"}) ||
 			slices.ContainsFunc(all, func(d Document) bool { return d.Kind == "Issuer" }) != (issuer == "") {
 			t.Errorf("certificate %+v", cert)
+		}
+		// The Secret is the chart's, so that it goes with the rest, and the chart may have it with and without cert-manager.
+		if s := find[corev1.Secret](t, all, "Secret", "stayput-gate"); s == nil || len(s.Data)+len(s.StringData) > 0 ||
+			cert.Spec.SecretTemplate.Annotations["meta.helm.sh/release-namespace"] != Namespace {
+			t.Errorf("the Secret %+v", s)
 		}
 		config := find[admissionregistrationv1.MutatingWebhookConfiguration](t, all, "MutatingWebhookConfiguration",
 			"stayput-gate")

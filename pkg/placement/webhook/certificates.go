@@ -121,6 +121,9 @@ func (c *certificates) look(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the webhook's certificate: %w", err)
 	}
+	if c.given && len(secret.Data[corev1.TLSCertKey]) == 0 {
+		return errNone
+	}
 	if !c.given {
 		renewed, err := renew(secret.Data, serverName(c.namespace), time.Now())
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -173,6 +174,11 @@ func TestAReplicaServesWhatTheSecretSaysAndTellsTheAPIServer(t *testing.T) {
 	// One from elsewhere is served as it is, and that one is told whom to trust.
 	given := replica()
 	given.given = true
+	secret.Data = nil // as the chart makes it
+	must.Do(t, c.Update(t.Context(), secret))
+	if err := given.look(t.Context()); !errors.Is(err, errNone) || given.ready() {
+		t.Errorf("it does not wait for the certificate: %v", err)
+	}
 	secret.Data, err = renew(nil, dnsName, time.Now().Add(-lifetime))
 	must.Do(t, err)
 	must.Do(t, c.Update(t.Context(), secret))
