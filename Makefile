@@ -11,8 +11,8 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel conformance compat calico crio multus bench \
-	bench-cluster fuzz fuzz-model clean
+.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel conformance compat calico crio multus cert-manager \
+	bench bench-cluster fuzz fuzz-model clean
 
 all: build
 
@@ -42,7 +42,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
 	$(GO) vet -tags calico ./test/node ./test/cluster
-	$(GO) vet -tags flannel,multus ./test/cluster
+	$(GO) vet -tags flannel,multus,certmanager ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
 
 # -count=1: Go's test cache does not notice changes of the binaries under test.
@@ -88,6 +88,10 @@ calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and
 multus: ## retained addresses behind multus, thin and thick, on a cluster; 3 min
 	$(GO) run ./test/lab/cmd/labbuild
 	$(GO) test -count=1 -v -timeout 30m -tags multus -run PodsBehind ./test/cluster
+
+cert-manager: ## the webhook that gates pods with a certificate of cert-manager; 4 min, and 4 more the first time
+	$(GO) run ./test/lab/cmd/labbuild cert-manager
+	$(GO) test -count=1 -v -timeout 30m -tags certmanager -run CertManager ./test/cluster
 
 crio: ## the tests of a node on CRI-O, which the first run builds
 	$(GO) test -count=1 -v -timeout 60m ./test/node -runtime crio

@@ -244,6 +244,12 @@ func BuildCanal(ctx context.Context) error {
 	return err
 }
 
+// BuildCertManager builds cert-manager and returns the path of the docker-archive with its images.
+func BuildCertManager(ctx context.Context) (string, error) {
+	dirs, err := buildAll(ctx, certManagerComponent)
+	return filepath.Join(dirs[certManagerComponent.name], imagesFile), err
+}
+
 // BuildHelm builds helm and returns its path.
 func BuildHelm(ctx context.Context) (string, error) { return buildProgram(ctx, helmComponent) }
 

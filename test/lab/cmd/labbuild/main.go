@@ -1,5 +1,5 @@
 // Labbuild fills the lab's cache before the first test needs it. With the argument conformance it adds upstream's own
-// tests, with flannel flanneld and kube-proxy, with calico flanneld and Calico.
+// tests, with flannel flanneld and kube-proxy, with calico flanneld and Calico, with cert-manager that.
 package main
 
 import (
@@ -25,6 +25,9 @@ func main() {
 	}
 	if err == nil && slices.Contains(os.Args[1:], "calico") {
 		err = lab.BuildCanal(ctx)
+	}
+	if err == nil && slices.Contains(os.Args[1:], "cert-manager") {
+		_, err = lab.BuildCertManager(ctx)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "labbuild:", err)
