@@ -113,6 +113,7 @@ func endLocked() error {
 var (
 	besidePlaces = make(chan struct{}, 4)
 	alonePlaces  = make(chan struct{}, 2)
+	allPlaces    sync.Mutex // held by a test that takes all of these
 )
 
 // take waits for a place, which the test has until it ends.
@@ -143,6 +144,19 @@ func alone(t *testing.T) {
 	besides.Wait()
 	must.Do(t, endCommon())
 	take(t, alonePlaces)
+}
+
+// aloneAtAll marks a test that counts what a quiet machine does: no other test runs beside it.
+func aloneAtAll(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	besides.Wait()
+	must.Do(t, endCommon())
+	allPlaces.Lock() // two such tests would wait for each other's places
+	t.Cleanup(allPlaces.Unlock)
+	for range cap(alonePlaces) {
+		take(t, alonePlaces)
+	}
 }
 
 // logIfFailed writes the logs of a cluster to the test's output when the test ends, if it has failed.
