@@ -18,8 +18,8 @@ import (
 // statefulSets are all [Conformance] tests of [sig-apps] StatefulSet. "Scaling should happen" takes a minute, or six on
 // a busy machine, when it waits for a pod that its own StatefulSet has already deleted.
 var statefulSets = withPrefix("[sig-apps] StatefulSet Basic StatefulSet functionality [StatefulSetBasic] ",
-	"Burst scaling should run to completion even with unhealthy pods [Slow] [Conformance]",
-	"Scaling should happen in predictable order and halt if any stateful pod is unhealthy [Slow] [Conformance]",
+	"Burst scaling should run to completion even with unhealthy pods [Conformance] [Slow]",
+	"Scaling should happen in predictable order and halt if any stateful pod is unhealthy [Conformance] [Slow]",
 	"Should recreate evicted statefulset [Conformance]",
 	"should have a working scale subresource [Conformance]",
 	"should list, patch and delete a collection of StatefulSets [Conformance]",
@@ -31,10 +31,10 @@ var statefulSets = withPrefix("[sig-apps] StatefulSet Basic StatefulSet function
 // podNetworking are all [Conformance] tests of [sig-network] Networking. Those of Services need a kube-proxy and are
 // not among them.
 var podNetworking = withPrefix("[sig-network] Networking Granular Checks: Pods should function for ",
-	"intra-pod communication: http [NodeConformance] [Conformance]",
-	"intra-pod communication: udp [NodeConformance] [Conformance]",
-	"node-pod communication: http [LinuxOnly] [NodeConformance] [Conformance]",
-	"node-pod communication: udp [LinuxOnly] [NodeConformance] [Conformance]",
+	"intra-pod communication: http [Conformance] [NodeConformance]",
+	"intra-pod communication: udp [Conformance] [NodeConformance]",
+	"node-pod communication: http [LinuxOnly] [Conformance] [NodeConformance]",
+	"node-pod communication: udp [LinuxOnly] [Conformance] [NodeConformance]",
 )
 
 func withPrefix(prefix string, names ...string) []string {

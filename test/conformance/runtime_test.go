@@ -25,8 +25,6 @@ const (
 	agentPath   = "/opt/stayput/stayput-agent"
 	critestPath = "/opt/conformance/critest"
 
-	// busyboxImage, one of the images for the Kubernetes tests, is the base of critest's containers.
-	busyboxImage = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 	// These are critest's web server images; the lab's own stands in for them.
 	nginxImage   = "registry.k8s.io/e2e-test-images/nginx:1.14-2"
 	httpdImage   = "registry.k8s.io/e2e-test-images/httpd:2.4.39-4"
@@ -79,7 +77,7 @@ func TestTheRuntimeConformsWithStayputAsItsIPAM(t *testing.T) {
 
 	must.Do(t, n.Install(tests.Critest, critestPath))
 	const images = "/opt/conformance/images.yaml"
-	must.Do(t, n.WriteFile(images, []byte("defaultTestContainerImage: "+busyboxImage+"\n")))
+	must.Do(t, n.WriteFile(images, []byte("defaultTestContainerImage: "+lab.BusyboxImage+"\n")))
 	runSuite(t, n, 15*time.Minute, sandboxes, critestPath, "-test-images-file="+images)
 
 	if !connected(testContext(t, patience), n) {

@@ -19,9 +19,11 @@ var (
 		"registry.k8s.io/e2e-test-images/agnhost:2.66.1",
 		"registry.k8s.io/e2e-test-images/agnhost:2.55",
 	}
-	busyboxImage       = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"
 	upstreamPauseImage = "registry.k8s.io/pause:3.10.2"
 )
+
+// BusyboxImage is one of these images, the busybox of Kubernetes' tests.
+const BusyboxImage = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2"
 
 // writeConformanceImages makes the images from the program agnhost in dir and from this machine's packages.
 func writeConformanceImages(dir string) error {
@@ -84,7 +86,7 @@ func busyboxFiles(ctx context.Context) (Image, error) {
 		return Image{}, err
 	}
 	image := Image{
-		Ref: busyboxImage, Entrypoint: []string{"/bin/sh"},
+		Ref: BusyboxImage, Entrypoint: []string{"/bin/sh"},
 		Files: map[string]string{"/bin/busybox": program, "/tmp/.keep": os.DevNull}, Links: map[string]string{},
 	}
 	for name := range strings.FieldsSeq(string(list)) {
