@@ -36,12 +36,14 @@ const reinstall = "apply Stayput's manifests or Helm chart again"
 type asInstalled struct {
 	nodesOnly bool   // without agents, on purpose
 	gate      string // the chart's gate.mechanism; empty: not by the chart
+	// hookedFor is how long a webhook gates pods beside policies, before the controllers delete it; empty: they do not.
+	hookedFor string
 }
 
 func howInstalled(ctx context.Context, k client.Client, namespace string) (asInstalled, error) {
 	var of corev1.ConfigMap
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}, &of)
-	return asInstalled{of.Data["agents"] == "false", of.Data["gate"]}, client.IgnoreNotFound(err)
+	return asInstalled{of.Data["agents"] == "false", of.Data["gate"], of.Data["webhookRemovedAfter"]}, client.IgnoreNotFound(err)
 }
 
 // checkCluster checks what Stayput has in the cluster. now is the API server's time.
@@ -205,6 +207,9 @@ func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Fi
 		return len(w.ClientConfig.CABundle) == 0
 	})
 	switch {
+	case policies && hooked && is.hookedFor != "":
+		f.add(LevelOK, "policies gate pods (MutatingAdmissionPolicy "+version+"); the controllers delete the webhook, which "+
+			"they replace, after "+is.hookedFor, "")
 	case policies && hooked:
 		f.warn("policies gate pods, and a webhook could as well, as while one takes the other's place",
 			"helm upgrade once more; without Helm, delete gate-webhook.yaml")
@@ -213,6 +218,9 @@ func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Fi
 	case hooked && untrusted:
 		f.fail("the webhook that is to gate pods has no certificate that the API server trusts: new pods are not gated "+
 			"and can start anywhere", "see the controllers' logs, or cert-manager if that makes the certificate")
+	case hooked && served && is.hookedFor != "":
+		f.warn("a webhook in the controllers gates pods, though this API server has policies for that now",
+			"wait until every API server has them: the controllers put policies in its place then, or their logs say why not")
 	case hooked && served && is.gate != "Webhook":
 		f.warn("a webhook in the controllers gates pods, though the API server has policies for that now",
 			"helm upgrade; without Helm, apply gate-policies.yaml and delete gate-webhook.yaml")

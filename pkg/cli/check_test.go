@@ -486,6 +486,7 @@ func TestWhatGatesPodsIsSaid(t *testing.T) {
 		has    []client.Object
 		serves []string // versions with policies
 		gate   string
+		moves  string // webhookRemovedAfter
 		says   string // empty: nothing, the policies are missing
 		todo   string
 	}{
@@ -503,6 +504,10 @@ func TestWhatGatesPodsIsSaid(t *testing.T) {
 			says: "FAIL the webhook that is to gate pods has no certificate", todo: "see the controllers' logs"},
 		"both": {has: []client.Object{webhook("ca"), binding("v1")}, gate: "Auto",
 			says: "WARN policies gate pods, and a webhook", todo: "helm upgrade once more"},
+		"a webhook that waits for policies": {has: []client.Object{webhook("ca")}, gate: "Auto", moves: "1h",
+			says: "WARN a webhook in the controllers gates pods, though", todo: "wait until every API server has them"},
+		"policies that replace it": {has: []client.Object{webhook("ca"), binding("v1")}, gate: "Auto", moves: "1h",
+			says: "OK policies gate pods (MutatingAdmissionPolicy v1); the controllers delete the webhook"},
 		"templates": {gate: "Template", says: "OK nothing gates pods (gate.mechanism is Template)"},
 		"nothing": {serves: []string{}, says: "FAIL nothing gates new pods",
 			todo: "helm upgrade, or apply gate-webhook.yaml"},
@@ -520,7 +525,8 @@ func TestWhatGatesPodsIsSaid(t *testing.T) {
 			return k.Get(ctx, key, o, opts...)
 		}}
 		found, byPolicies := checkGate(t.Context(),
-			interceptor.NewClient(aCluster(nothing, c.has...).(client.WithWatch), unserved), asInstalled{gate: c.gate})
+			interceptor.NewClient(aCluster(nothing, c.has...).(client.WithWatch), unserved),
+			asInstalled{gate: c.gate, hookedFor: c.moves})
 		if c.says == "" {
 			if len(found) > 0 || !byPolicies {
 				t.Errorf("%s: %+v", name, found)

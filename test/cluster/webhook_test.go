@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -136,11 +137,94 @@ func TestAWebhookGatesPodsWherePoliciesCannot(t *testing.T) {
 	}
 }
 
+// withoutPolicies is an API server as before Kubernetes 1.36.
+var withoutPolicies = []string{
+	"--runtime-config=admissionregistration.k8s.io/v1/mutatingadmissionpolicies=false," +
+		"admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings=false",
+	"--disable-admission-plugins=MutatingAdmissionPolicy",
+}
+
+// By default the webhook goes by itself once the cluster has been upgraded: its successor is there before, every pod is
+// gated once at every moment, and Helm takes over what it finds.
+func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
+	alone(t)
+	newer := append(slices.Clone(withoutProxy), "--endpoint-reconciler-type=lease")
+	older := slices.Concat(newer, withoutPolicies)
+	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: older})
+	values := map[string]any{
+		"gate":  map[string]any{"webhook": map[string]any{"removeAfter": "8s"}},
+		"pools": map[string]any{"enabled": true},
+	}
+	const (
+		hook     = "mutatingwebhookconfiguration.admissionregistration.k8s.io/stayput-gate"
+		policies = 6 // with their bindings
+	)
+	for _, helm := range []string{"uninstalls", "upgrades"} {
+		must.Do(t, c.Install(testContext(t), lab.InstallOptions{Values: values}))
+		if is := gatingObjects(t, c); is != hook {
+			t.Fatalf("pods are gated by %s", is)
+		}
+		ns := namespace(t, c)
+		gatesSoon(t, c, ns)
+		before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
+		recordedOnes := tilted(t, c, ns, "node-only", 4, map[string]string{"stayput.io/home": "Required"})
+		recorded(t, c, ns, "node-only", recordedOnes)
+
+		must.Do(t, c.ReconfigureAPIServer(testContext(t), newer...))
+		gatesSoon(t, c, ns)
+		watch := gatesAlways(t, c, ns)
+		until(t, "the policies", func(context.Context) bool {
+			return strings.Count(gatingObjects(t, c), "mutatingadmissionpolic") == policies
+		})
+		if is := gatingObjects(t, c); !strings.Contains(is, hook) {
+			t.Errorf("the webhook did not wait until the policies were in force: %s", is)
+		}
+		until(t, "the webhook to go", func(context.Context) bool { return !strings.Contains(gatingObjects(t, c), hook) })
+		// The controllers of this release still serve a webhook. That nobody asks them any more does not disturb them.
+		must.Do(t, c.Controllers.Restart(testContext(t)))
+		t.Logf("%d pods would have been gated meanwhile", watch())
+		deletePods(t, c, ns, "web")
+		comesHome(t, c, ns, "web", before, true)
+		until(t, "recorded pods to be gated", func(ctx context.Context) bool {
+			pod, err := wouldBe(ctx, c, ns, recordedOnes["node-only-0"].OwnerReferences, nil)
+			return err == nil && len(pod.Spec.SchedulingGates) == 1
+		})
+		deletePods(t, c, ns, "node-only")
+		comesHome(t, c, ns, "node-only", recordedOnes, false)
+
+		if helm == "upgrades" {
+			watch := gatesAlways(t, c, ns)
+			must.Do(t, c.Upgrade(testContext(t), values))
+			t.Logf("%d pods would have been gated meanwhile", watch())
+			is := gatingObjects(t, c)
+			if strings.Count(is, "mutatingadmissionpolic") != policies || strings.Contains(is, hook) {
+				t.Errorf("after the upgrade of the release pods are gated by %s", is)
+			}
+			if left := kubectl(t, c, "get", "configmap,secret,role", "-n", lab.SystemNamespace, "-o", "name"); strings.
+				Contains(left, "stayput-gate-policies") || strings.Contains(left, "gate-later") {
+				t.Errorf("of the move there is left: %s", left)
+			}
+		}
+		said, err := c.Uninstall(testContext(t))
+		t.Log(said)
+		must.Do(t, err)
+		if is := gatingObjects(t, c); is != "" {
+			t.Errorf("left: %s", is)
+		}
+		if helm == "uninstalls" {
+			kubectl(t, c, "delete", "namespace", ns)
+			must.Do(t, c.ReconfigureAPIServer(testContext(t), older...))
+		}
+	}
+}
+
 // gatingObjects returns what stayput has in the cluster that gates pods.
 func gatingObjects(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
+	served := strings.Fields(kubectl(t, c, "api-resources", "--api-group=admissionregistration.k8s.io", "-o", "name"))
+	mutating := slices.DeleteFunc(served, func(name string) bool { return !strings.HasPrefix(name, "mutating") })
 	return strings.Join(strings.Fields(kubectl(t, c, "get", "-o", "name", "-l", "app.kubernetes.io/part-of=stayput",
-		"mutatingadmissionpolicies,mutatingadmissionpolicybindings,mutatingwebhookconfigurations")), " ")
+		strings.Join(mutating, ","))), " ")
 }
 
 // wouldBe returns a pod as the API server would create it.

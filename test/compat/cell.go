@@ -13,6 +13,8 @@ type cell struct {
 	lab.Versions
 	nri  string // on or off
 	gate string // what gates pods: policies, betaPolicies or webhook; "" is what the version has by itself
+	// next is the Kubernetes that the control plane is upgraded to near the end, which has policies; "" is none.
+	next string
 }
 
 // What gates pods. Before 1.36 an API server has the policies only as v1beta1, and only if it is told to, from 1.34 on.
@@ -44,20 +46,23 @@ func (c cell) apiServerArgs() []string {
 		args = append(args, "--feature-gates=MutatingAdmissionPolicy=true",
 			"--runtime-config=admissionregistration.k8s.io/v1beta1=true")
 	}
+	if c.next != "" {
+		args = append(args, "--endpoint-reconciler-type=lease") // the controllers ask each API server by its endpoint
+	}
 	return args
 }
 
 // matrix pairs versions of Kubernetes with runtimes of their time. containerd before 2 has NRI off unless it is
 // configured. docs/networks.md shows it.
 var matrix = []cell{
-	{lab.Versions{Kubernetes: lab.TestedKubernetes, Runtime: lab.TestedRuntime}, "on", policies},
-	{lab.Versions{Kubernetes: "1.36", Runtime: lab.TestedRuntime}, "on", policies},
-	{lab.Versions{Kubernetes: "1.36", Runtime: "crio"}, "on", policies},
-	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", betaPolicies},
-	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", webhook},
-	{lab.Versions{Kubernetes: "1.34", Runtime: "containerd-2.0"}, "on", webhook},
-	{lab.Versions{Kubernetes: "1.33", Runtime: "containerd-1.7"}, "on", webhook},
-	{lab.Versions{Kubernetes: "1.33", Runtime: "containerd-1.7"}, "off", webhook},
+	{lab.Versions{Kubernetes: lab.TestedKubernetes, Runtime: lab.TestedRuntime}, "on", policies, ""},
+	{lab.Versions{Kubernetes: "1.36", Runtime: lab.TestedRuntime}, "on", policies, ""},
+	{lab.Versions{Kubernetes: "1.36", Runtime: "crio"}, "on", policies, ""},
+	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", betaPolicies, ""},
+	{lab.Versions{Kubernetes: "1.35", Runtime: "containerd-2.2"}, "on", webhook, "1.36"},
+	{lab.Versions{Kubernetes: "1.34", Runtime: "containerd-2.0"}, "on", webhook, ""},
+	{lab.Versions{Kubernetes: "1.33", Runtime: "containerd-1.7"}, "on", webhook, ""},
+	{lab.Versions{Kubernetes: "1.33", Runtime: "containerd-1.7"}, "off", webhook, ""},
 }
 
 // choose returns the cells of the matrix that are as wanted. If there are none, it is another cell: both versions are

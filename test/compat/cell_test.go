@@ -20,17 +20,19 @@ func TestCellsAreChosenByWhatIsSaid(t *testing.T) {
 		{"", "", "", betaPolicies, 1},
 		{"1.33", "crio", "", "", 1}, // not in the matrix
 	} {
-		cells, err := choose(cell{lab.Versions{Kubernetes: c.kubernetes, Runtime: c.runtime}, c.nri, c.gate})
+		cells, err := choose(cell{
+			Versions: lab.Versions{Kubernetes: c.kubernetes, Runtime: c.runtime}, nri: c.nri, gate: c.gate,
+		})
 		if err != nil || len(cells) != c.cells {
 			t.Errorf("%+v: %v, %v", c, cells, err)
 		}
 	}
 	for _, c := range []cell{
-		{lab.Versions{Kubernetes: "1.32"}, "", ""},
-		{lab.Versions{Runtime: "docker"}, "", ""},
-		{lab.Versions{Kubernetes: "1.35"}, "off", ""}, // which runtime?
-		{lab.Versions{}, "maybe", ""},
-		{lab.Versions{}, "", "v1alpha1"},
+		{Versions: lab.Versions{Kubernetes: "1.32"}},
+		{Versions: lab.Versions{Runtime: "docker"}},
+		{Versions: lab.Versions{Kubernetes: "1.35"}, nri: "off"}, // which runtime?
+		{nri: "maybe"},
+		{gate: "v1alpha1"},
 	} {
 		if cells, err := choose(c); err == nil {
 			t.Errorf("%v: %v", c, cells)

@@ -35,6 +35,9 @@ type step struct {
 	run  func(*stage, context.Context) error
 }
 
+// clusterUpgrade is a step of cells with a next version.
+const clusterUpgrade = "upgrade of the cluster"
+
 var scenario = []step{
 	{"preflight", (*stage).preflight},
 	{"quick start", (*stage).quickStart},
@@ -45,6 +48,7 @@ var scenario = []step{
 	{"controllers away", (*stage).controllersAway},
 	{"removal", (*stage).removal},
 	{"upgrade", (*stage).upgrade},
+	{clusterUpgrade, (*stage).upgradeCluster},
 	{"removal by Helm", (*stage).removalByHelm},
 }
 
@@ -60,7 +64,7 @@ func (c cell) run(ctx context.Context, out io.Writer, p products) (err error) {
 	defer cancel()
 	cluster, err := lab.StartCluster(starting, lab.ClusterOptions{
 		Versions: c.Versions, NoNRI: c.nri == "off", Product: p.now,
-		APIServerArgs: c.apiServerArgs(),
+		APIServerArgs: c.apiServerArgs(), UpgradesTo: c.next,
 	})
 	if err != nil {
 		r.line("cluster", "FAILED", start, err.Error())
@@ -75,6 +79,9 @@ func (c cell) run(ctx context.Context, out io.Writer, p products) (err error) {
 	}()
 	r.line("cluster", "ok", start, s.versions(ctx))
 	for _, step := range scenario {
+		if step.name == clusterUpgrade && c.next == "" {
+			continue
+		}
 		start, s.note = time.Now(), ""
 		ctx, cancel := context.WithTimeout(ctx, patience)
 		err := step.run(s, ctx)
@@ -412,6 +419,34 @@ func (s *stage) upgrade(ctx context.Context) error {
 	if err := s.gatedAsWanted(ctx); err != nil {
 		return err
 	}
+	if err := s.gatesSoon(ctx); err != nil {
+		return err
+	}
+	return s.deletion(ctx)
+}
+
+// upgradeCluster upgrades the control plane under the nodes. By themselves the controllers then put policies in the
+// webhook's place.
+func (s *stage) upgradeCluster(ctx context.Context) error {
+	if err := s.Upgrade(ctx, map[string]any{
+		"gate": map[string]any{"webhook": map[string]any{"removeAfter": "10s"}},
+	}); err != nil {
+		return err
+	}
+	if err := s.UpgradeControlPlane(ctx); err != nil {
+		return err
+	}
+	s.cell.gate = policies
+	if err := lab.Until(ctx, "policies to gate pods, and no webhook", func() (bool, error) {
+		return s.gatedAsWanted(ctx) == nil, nil
+	}); err != nil {
+		return errors.Join(err, s.gatedAsWanted(ctx))
+	}
+	version, err := s.Client().Discovery().ServerVersion()
+	if err != nil {
+		return err
+	}
+	s.note = "to " + version.GitVersion
 	if err := s.gatesSoon(ctx); err != nil {
 		return err
 	}

@@ -30,6 +30,8 @@ type ClusterOptions struct {
 	IPAM string
 	// Versions are other ones than those of the tests.
 	Versions Versions
+	// UpgradesTo is the version of Kubernetes that [Cluster.UpgradeControlPlane] moves to, such as 1.37.
+	UpgradesTo string
 	// NoNRI starts the nodes' runtimes without NRI.
 	NoNRI bool
 	// NoAnnotations leaves the capability for pod annotations out of the CNI configuration.
@@ -70,6 +72,7 @@ type Cluster struct {
 
 	options     ClusterOptions
 	made        int    // the number of the newest node
+	next        string // folder with the programs of UpgradesTo
 	flanneld    string // folder with flanneld
 	proxy       string // folder with kube-proxy
 	flannel     string // flannel's CNI plugin
@@ -92,6 +95,10 @@ func StartCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	next, err := o.next(ctx)
+	if err != nil {
+		return nil, err
+	}
 	sweep()
 	if o.Nodes == 0 {
 		o.Nodes = 3
@@ -102,7 +109,7 @@ func StartCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 	if o.NodeMonitorGracePeriod == 0 {
 		o.NodeMonitorGracePeriod = 16 * time.Second
 	}
-	c := &Cluster{options: o, bin: bin, made: o.Nodes}
+	c := &Cluster{options: o, bin: bin, next: next, made: o.Nodes}
 	c.close = atEnd(c.end)
 	if err := c.needs(ctx); err != nil {
 		return nil, errors.Join(err, c.Close())
@@ -113,6 +120,15 @@ func StartCluster(ctx context.Context, o ClusterOptions) (*Cluster, error) {
 		return nil, errors.Join(fmt.Errorf("starting a cluster: %w\n%s", err, logs.Bytes()), c.Close())
 	}
 	return c, nil
+}
+
+// next returns the folder with the programs of UpgradesTo; "" if there is none.
+func (o *ClusterOptions) next(ctx context.Context) (string, error) {
+	if o.UpgradesTo == "" {
+		return "", nil
+	}
+	bin, err := Versions{Kubernetes: o.UpgradesTo}.Build(ctx)
+	return bin.Kubernetes, err
 }
 
 func (c *Cluster) start(ctx context.Context) (err error) {
@@ -188,6 +204,9 @@ func together(n int, f func(i int) error) error {
 // binds are the cluster component folders mounted into every machine.
 func (c *Cluster) binds() map[string]string {
 	binds := map[string]string{"/opt/lab/kubernetes": c.bin.Kubernetes, "/opt/lab/etcd": c.bin.Etcd}
+	if c.next != "" {
+		binds[path.Clean(labNext)] = c.next
+	}
 	if c.flanneld != "" {
 		binds["/opt/lab/flanneld"] = c.flanneld
 	}

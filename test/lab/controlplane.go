@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
+	"slices"
 	"time"
 )
 
@@ -23,6 +25,7 @@ const controlPlane = "control-plane"
 
 const (
 	labKubernetes = "/opt/lab/kubernetes/"
+	labNext       = "/opt/lab/kubernetes-next/"
 	labEtcd       = "/opt/lab/etcd/"
 	etcdDir       = "/var/lib/etcd"
 	controlConfig = "/etc/kubernetes/" // + user + ".kubeconfig"
@@ -92,6 +95,28 @@ func (c *Cluster) makeControlPlane(ctx context.Context) error {
 		"--kubeconfig=" + controlConfig + "system:kube-scheduler.kubeconfig",
 		"--leader-elect=false",
 	}, o.SchedulerArgs...)}
+	return nil
+}
+
+// ReconfigureAPIServer restarts the API server with other additional flags than those of its ClusterOptions.
+func (c *Cluster) ReconfigureAPIServer(ctx context.Context, args ...string) error {
+	return c.APIServer.restartAs(ctx, func(argv []string) []string {
+		own := argv[:len(argv)-len(c.options.APIServerArgs)]
+		c.options.APIServerArgs = args
+		return slices.Concat(own, args)
+	})
+}
+
+// UpgradeControlPlane replaces the control plane's programs by those of the version UpgradesTo, one after the other as
+// the version skew policy wants it.
+func (c *Cluster) UpgradeControlPlane(ctx context.Context) error {
+	for _, s := range []*Service{c.APIServer, c.ControllerManager, c.Scheduler} {
+		if err := s.restartAs(ctx, func(argv []string) []string {
+			return append([]string{labNext + path.Base(argv[0])}, argv[1:]...)
+		}); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

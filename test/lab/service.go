@@ -119,6 +119,17 @@ func (s *Service) Restart(ctx context.Context) error {
 	return s.Start(ctx)
 }
 
+// restartAs restarts the service as another command, with the arguments that change makes of the present ones.
+func (s *Service) restartAs(ctx context.Context, change func(argv []string) []string) error {
+	if err := s.Stop(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.argv = change(s.argv)
+	s.mu.Unlock()
+	return s.Start(ctx)
+}
+
 // Process returns the running process; nil if there is none.
 func (s *Service) Process() *Process {
 	s.mu.Lock()

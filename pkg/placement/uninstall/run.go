@@ -40,7 +40,7 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 //  1. It deletes the gate bindings and the webhook, so that no further pod is gated.
 //  2. It deletes the installation's ConfigMap, the signal for running agents and controllers, and confirms that before,
 //     so that promises end at once.
-//  3. It ungates every pod.
+//  3. It ungates every pod, and deletes the policies that have no bindings any more.
 //  4. It takes the finalizers off PodIPs and PodIPPools, which stay.
 //  5. It waits until the RetainedIPs of all nodes with a running agent are gone: such an agent has put its node back.
 //
@@ -80,6 +80,13 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 		return err
 	}
 	say("no pod is gated")
+	// Those that the controllers have put in the webhook's place are of no release yet.
+	policies := bindings.GroupVersion().WithKind("MutatingAdmissionPolicy")
+	for _, name := range []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools} {
+		if err := c.Delete(ctx, named(policies, name)); err != nil && !missing(err) {
+			say("deleting the policy %s, which has no effect any more: %v", name, err)
+		}
+	}
 	switch freed, err := letPoolsGo(ctx, c); {
 	case err != nil:
 		say("%v; nothing else takes off the finalizers %s of PodIPs and PodIPPools, so that these, and their definitions, "+

@@ -41,8 +41,8 @@ const (
 	renewBefore = 90 * 24 * time.Hour
 	// lookEvery is how often a replica looks at the Secret, and at what the API server trusts.
 	lookEvery = 30 * time.Second
-	// lookAgain is the same after a failure, and while there is nobody who could trust: Helm makes the configuration of
-	// the webhook after the Secret and the controllers.
+	// lookAgain is the same after a failure, and at first while there is nobody who could trust: Helm makes the
+	// configuration of the webhook after the Secret and the controllers.
 	lookAgain = 2 * time.Second
 	// othersLook is how long after this replica the last one has seen the Secret.
 	othersLook = 2 * lookEvery
@@ -87,15 +87,19 @@ func (*certificates) NeedLeaderElection() bool { return false }
 // start ungated, without the controller they would wait.
 func (c *certificates) Start(ctx context.Context) error {
 	logged := ""
+	again := lookAgain
 	for {
 		pause := lookEvery
 		switch err := c.look(ctx); {
 		case ctx.Err() != nil:
 			return nil
 		case err == nil:
-			logged = ""
+			logged, again = "", lookAgain
 		default:
-			pause = lookAgain
+			pause = again
+			if errors.Is(err, errUnconfigured) { // it may have its successor
+				again = min(2*again, lookEvery)
+			}
 			// A conflict: another replica was quicker.
 			if err.Error() != logged && !apierrors.IsConflict(err) && !errors.Is(err, errUnconfigured) {
 				logged = err.Error()

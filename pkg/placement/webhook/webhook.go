@@ -3,7 +3,7 @@
 //
 // The API server decides which pods reach it, by the same conditions as the policies'. Only whether a workload is
 // recorded is decided here, since such conditions see no other objects. While no replica answers, pods start ungated:
-// at worst one does not come home, and none is held up.
+// at worst one does not come home, and none is held up. Once every API server has policies these take its place.
 package webhook
 
 import (
@@ -63,10 +63,15 @@ func Add(mgr ctrl.Manager, o Options) (serves func() bool, err error) {
 	server := webhook.NewServer(webhook.Options{
 		Port: o.Port, TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = certs.get }},
 	})
+	next := &successor{
+		client: mgr.GetClient(), reader: mgr.GetAPIReader(), namespace: o.Namespace, uninstalling: o.Uninstalling,
+		havePolicies: apiServers{mgr.GetAPIReader(), mgr.GetConfig()}.havePolicies,
+		now:          time.Now, log: mgr.GetLogger().WithName("webhook"),
+	}
 	g := &gater{reader: mgr.GetAPIReader(), uninstalling: o.Uninstalling}
 	server.Register(Path, &admission.Webhook{Handler: admission.HandlerFunc(g.always)})
 	server.Register(RecordedPath, &admission.Webhook{Handler: admission.HandlerFunc(g.ifRecorded)})
-	return certs.ready, errors.Join(mgr.Add(certs), mgr.Add(lingering{server, certs}))
+	return certs.ready, errors.Join(mgr.Add(certs), mgr.Add(lingering{server, certs}), mgr.Add(next))
 }
 
 // lingering is a server that goes on for a while after it was told to end, if it has been of use.
