@@ -79,6 +79,7 @@ monitoring:
 `,
 	"the webhook": `
 gate: {mechanism: Webhook}
+controller: {hostNetwork: true, ports: {metrics: 18080, health: 18081, gate: 19443}}
 `,
 	"everything off": `
 gate: {mechanism: Template}
@@ -484,6 +485,9 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"gate.webhook.removeAfter=0s",
 		"gate.webhook.certManager.enabled=2",
 		"gate.webhook.certManager.issuerRef.nam=a",
+		"controller.hostNetwork=maybe",
+		"controller.ports.gate=0",
+		"controller.ports.webhook=9443",
 		"pools=true",
 		"pools.enabled=yes please",
 		"pools.mode=L2",
@@ -901,6 +905,24 @@ func TestTheWebhookIsAskedAboutTheSamePods(t *testing.T) {
 				return p.Name == service.Spec.Ports[0].TargetPort.String()
 			}) {
 			t.Errorf("%s: the Service %+v has no pods that serve it: %+v", name, service.Spec, pods)
+		}
+	}
+
+	// On the network of its node a controller listens where the values say.
+	all := objects(t, Namespace, renderings["the webhook"])
+	pod := find[appsv1.Deployment](t, all, "Deployment", "stayput-controller").Spec.Template.Spec
+	ports := map[string]int32{}
+	for _, p := range pod.Containers[0].Ports {
+		ports[p.Name] = p.ContainerPort
+	}
+	if !pod.HostNetwork || !maps.Equal(ports, map[string]int32{"metrics": 18080, "health": 18081, "gate": 19443}) {
+		t.Errorf("hostNetwork: %v, ports %v", pod.HostNetwork, ports)
+	}
+	for _, flag := range []string{
+		"--metrics-bind-address=:18080", "--health-probe-bind-address=:18081", "--gate-webhook-port=19443",
+	} {
+		if !slices.Contains(pod.Containers[0].Args, flag) {
+			t.Errorf("no %s in %q", flag, pod.Containers[0].Args)
 		}
 	}
 
