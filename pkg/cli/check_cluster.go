@@ -43,7 +43,9 @@ type asInstalled struct {
 func howInstalled(ctx context.Context, k client.Client, namespace string) (asInstalled, error) {
 	var of corev1.ConfigMap
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}, &of)
-	return asInstalled{of.Data["agents"] == "false", of.Data["gate"], of.Data["webhookRemovedAfter"]}, client.IgnoreNotFound(err)
+	return asInstalled{
+		nodesOnly: of.Data["agents"] == "false", gate: of.Data["gate"], hookedFor: of.Data["webhookRemovedAfter"],
+	}, client.IgnoreNotFound(err)
 }
 
 // checkCluster checks what Stayput has in the cluster. now is the API server's time.

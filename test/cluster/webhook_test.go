@@ -152,7 +152,7 @@ func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 	older := slices.Concat(newer, withoutPolicies)
 	c := ownCluster(t, &lab.ClusterOptions{APIServerArgs: older})
 	values := map[string]any{
-		"gate":  map[string]any{"webhook": map[string]any{"removeAfter": "8s"}},
+		"gate":  map[string]any{"webhook": map[string]any{"removeAfter": "15s"}},
 		"pools": map[string]any{"enabled": true},
 	}
 	const (
@@ -172,31 +172,40 @@ func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 		}
 		ns := namespace(t, c)
 		gatesSoon(t, c, ns)
-		before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
-		recordedOnes := tilted(t, c, ns, "node-only", 4, map[string]string{"stayput.io/home": "Required"})
-		recorded(t, c, ns, "node-only", recordedOnes)
+		comeHome := func() {}
+		if helm == "uninstalls" { // once is enough
+			before := tilted(t, c, ns, "web", 6, map[string]string{retainIP: "10m"})
+			recordedOnes := tilted(t, c, ns, "node-only", 4, map[string]string{"stayput.io/home": "Required"})
+			recorded(t, c, ns, "node-only", recordedOnes)
+			comeHome = func() {
+				deletePods(t, c, ns, "web")
+				comesHome(t, c, ns, "web", before, true)
+				until(t, "recorded pods to be gated", func(ctx context.Context) bool {
+					pod, err := wouldBe(ctx, c, ns, recordedOnes["node-only-0"].OwnerReferences, nil)
+					return err == nil && len(pod.Spec.SchedulingGates) == 1
+				})
+				deletePods(t, c, ns, "node-only")
+				comesHome(t, c, ns, "node-only", recordedOnes, false)
+			}
+		}
 
+		// Which pods of such a namespace are gated, only policies can tell.
+		pooling := namespace(t, c)
+		kubectl(t, c, "annotate", "namespace", pooling, "stayput.io/pools=some")
 		must.Do(t, c.ReconfigureAPIServer(testContext(t), newer...))
-		gatesSoon(t, c, ns)
-		watch := gatesAlways(t, c, ns)
-		until(t, "the policies", func(context.Context) bool {
-			return strings.Count(gatingObjects(t, c), "mutatingadmissionpolic") == policies
+		until(t, "the policies to be in force", func(ctx context.Context) bool {
+			pod, err := wouldBe(ctx, c, pooling, nil, nil)
+			return err == nil && isGated(pod)
 		})
-		if is := gatingObjects(t, c); !strings.Contains(is, hook) {
-			t.Errorf("the webhook did not wait until the policies were in force: %s", is)
+		watch := gatesAlways(t, c, ns)
+		if is := gatingObjects(t, c); strings.Count(is, "mutatingadmissionpolic") != policies || !strings.Contains(is, hook) {
+			t.Errorf("policies are in force, and pods are gated by %s", is)
 		}
 		until(t, "the webhook to go", func(context.Context) bool { return !strings.Contains(gatingObjects(t, c), hook) })
 		// The controllers of this release still serve a webhook. That nobody asks them any more does not disturb them.
 		must.Do(t, c.Controllers.Restart(testContext(t)))
 		t.Logf("%d pods would have been gated meanwhile", watch())
-		deletePods(t, c, ns, "web")
-		comesHome(t, c, ns, "web", before, true)
-		until(t, "recorded pods to be gated", func(ctx context.Context) bool {
-			pod, err := wouldBe(ctx, c, ns, recordedOnes["node-only-0"].OwnerReferences, nil)
-			return err == nil && len(pod.Spec.SchedulingGates) == 1
-		})
-		deletePods(t, c, ns, "node-only")
-		comesHome(t, c, ns, "node-only", recordedOnes, false)
+		comeHome()
 
 		if helm == "upgrades" {
 			watch := gatesAlways(t, c, ns)
@@ -218,7 +227,7 @@ func TestPoliciesTakeTheWebhooksPlaceByThemselves(t *testing.T) {
 			t.Errorf("left: %s", is)
 		}
 		if helm == "uninstalls" {
-			kubectl(t, c, "delete", "namespace", ns)
+			kubectl(t, c, "delete", "namespace", ns, pooling)
 			must.Do(t, c.ReconfigureAPIServer(testContext(t), older...))
 		}
 	}

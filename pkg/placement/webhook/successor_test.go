@@ -228,7 +228,8 @@ func TestEachAPIServerIsAsked(t *testing.T) {
 			t.Errorf("%s: %v, %v", c.why, is, err)
 		}
 	}
-	_, err := apiServers{fake.NewClientBuilder().WithScheme(scheme.Scheme).Build(), &rest.Config{}}.havePolicies(t.Context())
+	none := apiServers{fake.NewClientBuilder().WithScheme(scheme.Scheme).Build(), &rest.Config{}}
+	_, err := none.havePolicies(t.Context())
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("without an EndpointSlice: %v", err)
 	}
