@@ -193,7 +193,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 	// 3. What gates pods, where that is not for policies to do.
 	if o.GateWebhook != nil {
 		hooked, err = webhook.Add(mgr, webhook.Options{Namespace: o.Namespace, Port: o.GateWebhook.Port,
-			Given: o.GateWebhook.Given, Uninstalling: uninstalling})
+			Given: o.GateWebhook.Given, Registry: metrics.Registry, Uninstalling: uninstalling})
 		if err != nil {
 			return err
 		}

@@ -221,6 +221,20 @@ var cases = map[string]alertCase{
 		says: "stayput-controller controller-1 has not answered for 10 minutes. If it is the only replica, nothing " +
 			"takes over.",
 	},
+	"StayputGateWebhookNotReady": {
+		fires: []string{
+			`stayput_controller_gate_webhook_ready{instance="controller-1"} = 0x20`,
+			`stayput_controller_gate_webhook_ready{instance="controller-2"} = 0x20`,
+		},
+		quiet: []string{
+			`stayput_controller_gate_webhook_ready{instance="controller-1"} = 0x20`,
+			`stayput_controller_gate_webhook_ready{instance="controller-2"} = 1x20`,
+		},
+		after: "7m",
+		says: "Before Kubernetes 1.36 a webhook in the controllers gates pods, and for 5 minutes no controller has had a " +
+			"certificate for it that the API server trusts. New pods start ungated: they can land anywhere, with another " +
+			"address.",
+	},
 	"StayputPodsGatedTooLong": {
 		fires: []string{`stayput_controller_oldest_gated_pod_age_seconds{instance="controller-1",waiting="false"} = 0+60x20`},
 		quiet: []string{

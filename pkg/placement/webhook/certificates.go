@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/open-policy-agent/cert-controller/pkg/rotator"
+	"github.com/prometheus/client_golang/prometheus"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -62,12 +63,19 @@ type certificates struct {
 
 	serving atomic.Pointer[tls.Certificate]
 	changed time.Time // when serving did
+	// works says whether the API server can be answered; nil: it does not ask.
+	works atomic.Pointer[bool]
 }
 
 var (
 	errNone         = errors.New("there is no certificate yet")
 	errUnconfigured = errors.New("there is no configuration of the webhook")
+	errUnread       = errors.New("the API server did not say")
 )
+
+var worksDesc = prometheus.NewDesc("stayput_controller_gate_webhook_ready",
+	"Whether this replica serves the webhook that gates pods with a certificate that the API server trusts. Absent if "+
+		"policies gate pods, or pod templates.", nil, nil)
 
 // get returns the certificate to serve; it is a tls.Config's GetCertificate.
 func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
@@ -80,6 +88,35 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 // ready reports whether there is a certificate to serve.
 func (c *certificates) ready() bool { return c.serving.Load() != nil }
 
+// Describe implements [prometheus.Collector].
+func (*certificates) Describe(to chan<- *prometheus.Desc) { to <- worksDesc }
+
+// Collect implements [prometheus.Collector].
+func (c *certificates) Collect(to chan<- prometheus.Metric) {
+	works := c.works.Load()
+	if works == nil {
+		return
+	}
+	value := 0.0
+	if *works {
+		value = 1
+	}
+	to <- prometheus.MustNewConstMetric(worksDesc, prometheus.GaugeValue, value)
+}
+
+// judge notes what a look says of the webhook.
+func (c *certificates) judge(err error, now time.Time) {
+	serving := c.serving.Load()
+	switch {
+	case errors.Is(err, errUnread):
+	case errors.Is(err, errUnconfigured), err == nil && serving == nil:
+		c.works.Store(nil)
+	default:
+		works := err == nil && now.Before(serving.Leaf.NotAfter)
+		c.works.Store(&works)
+	}
+}
+
 // NeedLeaderElection returns false: every replica serves.
 func (*certificates) NeedLeaderElection() bool { return false }
 
@@ -90,7 +127,9 @@ func (c *certificates) Start(ctx context.Context) error {
 	again := lookAgain
 	for {
 		pause := lookEvery
-		switch err := c.look(ctx); {
+		err := c.look(ctx)
+		c.judge(err, time.Now())
+		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err == nil:
@@ -123,7 +162,7 @@ func (c *certificates) look(ctx context.Context) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("reading the webhook's certificate: %w", err)
+		return fmt.Errorf("reading the webhook's certificate: %w: %w", errUnread, err)
 	}
 	if c.given && len(secret.Data[corev1.TLSCertKey]) == 0 {
 		return errNone
@@ -168,7 +207,7 @@ func (c *certificates) trust(ctx context.Context, authority []byte) error {
 		return errUnconfigured
 	}
 	if err != nil {
-		return fmt.Errorf("reading the configuration of the webhook: %w", err)
+		return fmt.Errorf("reading the configuration of the webhook: %w: %w", errUnread, err)
 	}
 	var ops []map[string]any
 	for i := range config.Webhooks {

@@ -2,20 +2,25 @@ package webhook
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/test/must"
@@ -195,4 +200,64 @@ func TestAReplicaServesWhatTheSecretSaysAndTellsTheAPIServer(t *testing.T) {
 	if still, err := one.get(nil); err != nil || still != is {
 		t.Errorf("it serves another one: %v", err)
 	}
+}
+
+func TestTheMetricSaysWhetherAReplicaServes(t *testing.T) {
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: home.GateWebhook}}
+	config := &admissionregistrationv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: home.GateWebhook},
+		Webhooks:   []admissionregistrationv1.MutatingWebhook{{Name: "a.stayput.io"}},
+	}
+	var fails error
+	c := interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption,
+		) error {
+			return errors.Join(fails, c.Patch(ctx, o, p, opts...))
+		},
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption,
+		) error {
+			if errors.Is(fails, errUnread) {
+				return fails
+			}
+			return c.Get(ctx, key, o, opts...)
+		},
+	})
+	one := &certificates{reader: c, writer: c, namespace: secret.Namespace, log: logr.Discard()}
+	says := func(why, want string) {
+		t.Helper()
+		one.judge(one.look(t.Context()), time.Now())
+		if want != "" {
+			want = "# HELP stayput_controller_gate_webhook_ready Whether this replica serves the webhook that gates pods with " +
+				"a certificate that the API server trusts. Absent if policies gate pods, or pod templates.\n" +
+				"# TYPE stayput_controller_gate_webhook_ready gauge\nstayput_controller_gate_webhook_ready " + want + "\n"
+		}
+		if err := testutil.CollectAndCompare(one, strings.NewReader(want)); err != nil {
+			t.Errorf("%s: %v", why, err)
+		}
+	}
+	says("no Secret, as where pod templates have the gate", "")
+	must.Do(t, c.Create(t.Context(), secret))
+	says("no configuration yet", "")
+	must.Do(t, c.Create(t.Context(), config))
+	fails = errors.New("no right to change the configuration")
+	says("nobody trusts it", "0")
+	fails = nil
+	says("all is there", "1")
+	fails = errUnread
+	says("the API server does not answer", "1")
+	fails = nil
+	must.Do(t, c.Delete(t.Context(), config))
+	says("its successor is there", "")
+
+	// With a certificate from elsewhere it is for the one who gives it to renew it.
+	one.given = true
+	says("given", "1")
+	one.judge(nil, time.Now().Add(2*lifetime))
+	if works := one.works.Load(); works == nil || *works {
+		t.Error("a certificate that has ended is of use")
+	}
+	must.Do(t, c.Get(t.Context(), client.ObjectKeyFromObject(secret), secret))
+	secret.Data = nil
+	must.Do(t, c.Update(t.Context(), secret))
+	says("it is gone", "0")
 }

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"gomodules.xyz/jsonpatch/v2"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,7 +49,8 @@ type Options struct {
 	// Port is where it listens.
 	Port int
 	// Given: the certificate in the Secret is somebody else's to make and renew, as is the webhook's trust in it.
-	Given bool
+	Given    bool
+	Registry prometheus.Registerer
 	// Uninstalling reports whether stayput is being uninstalled: no pod is gated then.
 	Uninstalling func() bool
 }
@@ -59,6 +61,9 @@ func Add(mgr ctrl.Manager, o Options) (serves func() bool, err error) {
 	certs := &certificates{
 		reader: mgr.GetAPIReader(), writer: mgr.GetClient(), namespace: o.Namespace, given: o.Given,
 		log: mgr.GetLogger().WithName("webhook"),
+	}
+	if err := o.Registry.Register(certs); err != nil {
+		return nil, err
 	}
 	server := webhook.NewServer(webhook.Options{
 		Port: o.Port, TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = certs.get }},
