@@ -99,7 +99,7 @@ func look(ctx context.Context, c *cluster, args []string) (*surroundings, error)
 		unread("network", rightTo("list DaemonSets", err))
 	}
 	for _, set := range sets.Items {
-		if networkOf(set.Name) == nil {
+		if networkOf(set.Name) == nil && !slices.Contains(multus, set.Name) {
 			continue
 		}
 		selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
@@ -200,6 +200,9 @@ var networks = []network{
 	{[]string{"calico-node"}, "Calico", unsure, ""},
 }
 
+// multus are the names of its DaemonSets: its own manifests', the operators' and RKE2's.
+var multus = []string{"kube-multus-ds", "multus", "rke2-multus"}
+
 // networkOf returns the network that a DaemonSet runs, nil if it is not known to run one.
 func networkOf(daemonSet string) *network {
 	for i := range networks {
@@ -275,7 +278,7 @@ func (s *surroundings) findings() []Finding {
 		}
 		n := s.network(node)
 		kept[n.verdict] = append(kept[n.verdict], node.Name)
-		about := slices.Concat(findRuntime(node), findPlatform(node), findNetwork(n))
+		about := slices.Concat(findRuntime(node), findPlatform(node), findNetwork(n), s.findMultus(node))
 		for j := range about {
 			about[j].Node = node.Name
 		}
@@ -298,6 +301,12 @@ func (s *surroundings) findVersion() []Finding {
 
 func (s *surroundings) findGate() []Finding {
 	f := findings{check: "gate"}
+	if s.gatePolicy == "" && s.apartOnEKS() {
+		f.warn("by a webhook of the controllers, since the API server has no MutatingAdmissionPolicies (from Kubernetes "+
+			"1.36 on), and EKS' API server reaches no pods of another CNI than AWS's",
+			"set controller.hostNetwork in the Helm chart")
+		return f.all
+	}
 	if s.gatePolicy == "" {
 		return f.orOK("by a webhook of the controllers, since the API server has no MutatingAdmissionPolicies (from " +
 			"Kubernetes 1.36 on): it must reach these pods, and while none answers pods start ungated")
@@ -308,6 +317,13 @@ func (s *surroundings) findGate() []Finding {
 			"If it is not, set gate.mechanism to Webhook"
 	}
 	return f.orOK(text)
+}
+
+// apartOnEKS reports whether these are nodes of EKS whose pods have addresses that its control plane does not know.
+func (s *surroundings) apartOnEKS() bool {
+	return slices.ContainsFunc(s.nodes, func(n corev1.Node) bool {
+		return strings.Contains(n.Status.NodeInfo.KubeletVersion, "-eks-") && !slices.Contains(s.networks[n.Name], "aws-node")
+	})
 }
 
 func (s *surroundings) findKruise() []Finding {
@@ -354,6 +370,10 @@ func findPlatform(node *corev1.Node) []Finding {
 		platform = "gke"
 	case strings.HasPrefix(node.Spec.ProviderID, "kind://"):
 		platform = "kind"
+	case node.Labels["microk8s.io/cluster"] == "true":
+		platform = "microk8s"
+	case strings.HasPrefix(is.OSImage, "Talos "):
+		platform = "talos"
 	case strings.HasPrefix(is.ContainerRuntimeVersion, "cri-o://"):
 		platform = "crio"
 	default:
@@ -374,6 +394,17 @@ func findNetwork(n network) []Finding {
 	case unsure:
 		f.warn(n.name+" "+n.why, "see docs/networks.md")
 	}
+	return f.all
+}
+
+// findMultus says what multus needs: it has a copy of the network's configuration, made when its pod started.
+func (s *surroundings) findMultus(node *corev1.Node) []Finding {
+	if !slices.ContainsFunc(s.networks[node.Name], func(name string) bool { return slices.Contains(multus, name) }) {
+		return nil
+	}
+	f := findings{check: "multus"}
+	f.add(LevelOK, "multus is in front of that network", "once Stayput is installed, restart multus' pod on each node; "+
+		"see docs/networks.md")
 	return f.all
 }
 

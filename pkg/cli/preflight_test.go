@@ -41,6 +41,10 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 	gke := machines(2, "v1.34.1-gke.2037000", "containerd://2.0.6", nil)
 	crio := machines(1, "v1.36.3", "cri-o://1.36.3", nil)
 	docker := machines(1, "v1.36.3", "docker://28.0.1", nil)
+	microk8s := machines(1, "v1.34.1", "containerd://1.7.28", nil)
+	microk8s[0].Labels = map[string]string{"microk8s.io/cluster": "true"}
+	talos := machines(1, "v1.34.1", "containerd://2.1.4", byFlannel)
+	talos[0].Status.NodeInfo.OSImage = "Talos (v1.11.3)"
 	mixed := append(machines(1, "v1.36.3", "containerd://2.4.2", byFlannel), corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "windows"},
 		Status:     corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{OperatingSystem: "windows"}},
@@ -106,6 +110,28 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 			surroundings{version: "v1.37.1", gatePolicy: "v1", nodes: docker, networks: map[string][]string{}},
 			[]string{`WARN  node-1: runtime: "docker://28.0.1": Stayput was never tried`,
 				"WARN  node-1: network: the CNI plugin is not known by a DaemonSet"}, 0},
+		"EKS with Cilium": {
+			surroundings{version: "v1.33.5-eks-3025e55", nodes: eks, networks: everywhere(eks, "cilium")},
+			[]string{"WARN  gate: by a webhook of the controllers, since", "      -> set controller.hostNetwork"}, 4},
+		"EKS with Cilium and policies": {
+			surroundings{version: "v1.36.1-eks-3025e55", gatePolicy: "v1", nodes: eks, networks: everywhere(eks, "cilium")},
+			[]string{"OK    gate: by MutatingAdmissionPolicy v1"}, 4},
+		"multus": {
+			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm,
+				networks: everywhere(kubeadm, "kube-multus-ds", "kube-flannel-ds")},
+			[]string{
+				"OK    node-1, node-2, node-3: network: flannel",
+				"OK    node-1, node-2, node-3: multus: multus is in front",
+				"      -> once Stayput is installed, restart multus' pod",
+			}, 0},
+		"MicroK8s": {
+			surroundings{version: "v1.34.1", nodes: microk8s, networks: everywhere(microk8s, "calico-node")},
+			[]string{"OK    node-1: platform: microk8s has", "      -> set platform: microk8s"}, 0},
+		"Talos": {
+			surroundings{version: "v1.34.1", nodes: talos},
+			[]string{
+				"OK    node-1: platform: talos has", "      -> set platform: talos", "OK    node-1: network: flannel",
+			}, 0},
 		"Windows beside Linux": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: mixed},
 			[]string{"WARN  windows: system: ", "WARN  summary: pods keep their addresses on 1 of 2 nodes; on 0"}, 0},
