@@ -19,6 +19,7 @@ func TestAPodOfAPoolIsPulledToNoNode(t *testing.T) {
 		t.Error("it is placed without its addresses")
 	}
 	for asks, want := range map[string]string{"": "", stayputv1alpha1.HomeRequired: "node-1"} {
+		pod := pod.DeepCopy()
 		if asks != "" {
 			hometest.Annotation(stayputv1alpha1.AnnotationHome, asks)(pod)
 		}
