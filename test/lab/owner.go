@@ -47,15 +47,18 @@ func sweep() {
 		start, err := startTime(pid)
 		return os.IsNotExist(err) || err == nil && start != parts[1]
 	}
-	for _, path := range cgroups.Match(ownedPrefix + "*") {
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), ownedPrefix+"*"))
+	names := map[string]bool{}
+	for _, path := range append(dirs, cgroups.Match(ownedPrefix+"*")...) {
 		if abandoned(path) {
-			_ = cgroups.Remove(filepath.Base(path), time.Second) // the next sweep tries again
+			names[filepath.Base(path)] = true
 		}
 	}
-	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), ownedPrefix+"*"))
-	for _, dir := range dirs {
-		if abandoned(dir) {
-			_ = os.RemoveAll(dir)
+	for name := range names {
+		// The folder last: a node's pid 1 that is still at it would lose its mounts below, and with them sight of its
+		// cgroups. What cannot be removed yet, the next sweep tries again.
+		if cgroups.Remove(name, time.Second) == nil {
+			_ = os.RemoveAll(filepath.Join(os.TempDir(), name))
 		}
 	}
 }
