@@ -75,10 +75,12 @@ func TestEveryRestingCounterHasATestThatMovesIt(t *testing.T) {
 // A Prometheus scrapes a cluster, in which everything happens that stayput counts.
 func TestPrometheusFindsEveryWatchedMetricAndItMoves(t *testing.T) {
 	alone(t)
-	// On stock host-local, so that the agents keep a configuration of their own.
-	c, err := startProduct(lab.ClusterOptions{Nodes: 2, IPAM: "host-local"}, lab.InstallOptions{
-		Values: map[string]any{"agent": map[string]any{"gracePeriod": "3s", "reconcileInterval": "2s"}},
-	})
+	// On stock host-local, so that the agents keep a configuration of their own. With a webhook, for its metric.
+	c, err := startProduct(lab.ClusterOptions{Nodes: 2, IPAM: "host-local", APIServerArgs: withoutProxy},
+		lab.InstallOptions{Values: map[string]any{
+			"agent": map[string]any{"gracePeriod": "3s", "reconcileInterval": "2s"},
+			"gate":  map[string]any{"mechanism": "Webhook"},
+		}})
 	if c != nil {
 		must.Close(t, c)
 	}
