@@ -116,10 +116,12 @@ var (
 	allPlaces    sync.Mutex // held by a test that takes all of these
 )
 
-// take waits for a place, which the test has until it ends.
+// take waits for a place, which the test has until it ends. The wait counts in the test's duration: it is logged.
 func take(t *testing.T, places chan struct{}) {
 	t.Helper()
+	began := time.Now()
 	places <- struct{}{}
+	t.Logf("waited %v for its turn", time.Since(began).Round(time.Second))
 	t.Cleanup(func() { <-places })
 }
 
