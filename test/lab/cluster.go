@@ -274,12 +274,13 @@ func (c *Cluster) waitDefaultAccount(ctx context.Context) error {
 // returns the last one.
 func Until(ctx context.Context, what string, ok func() (bool, error)) error {
 	for {
+		asked := time.Now()
 		done, err := ok()
 		if done {
 			return nil
 		}
 		select {
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(min(max(50*time.Millisecond, 2*time.Since(asked)), time.Second)):
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for %s: %w", what, errors.Join(ctx.Err(), err))
 		}

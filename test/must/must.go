@@ -22,13 +22,19 @@ func Eventually(t testing.TB, what string, ok func() bool) {
 }
 
 // Within polls ok until it returns true, and ends the test after patience or when the test's context ends. what
-// completes the sentence "waiting for …".
+// completes the sentence "waiting for …". An ok that takes long is called less often: asking must not be the machine's
+// main work.
 func Within(t testing.TB, patience time.Duration, what string, ok func() bool) {
 	t.Helper()
 	start, end := time.Now(), time.After(patience)
-	for !ok() {
+	for {
+		asked := time.Now()
+		if ok() {
+			return
+		}
+		pause := min(max(time.Since(start)/10, 5*time.Millisecond), 50*time.Millisecond)
 		select {
-		case <-time.After(min(max(time.Since(start)/10, 5*time.Millisecond), 50*time.Millisecond)):
+		case <-time.After(max(pause, min(2*time.Since(asked), time.Second))):
 		case <-end:
 			t.Fatalf("timed out after %v waiting for %s", patience, what)
 		case <-t.Context().Done():
