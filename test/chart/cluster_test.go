@@ -77,8 +77,7 @@ func definePrometheusOperator(ctx context.Context, c *lab.Cluster) error {
 			return err
 		}
 	}
-	_, err = c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
-	return err
+	return c.WaitForCRDs(ctx)
 }
 
 func kubectl(t *testing.T, c *lab.Cluster, args ...string) string {
@@ -253,7 +252,7 @@ func TestPoolsAreSwitchedOnAndOff(t *testing.T) {
 	without := ours(t, c)
 	helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=pools.enabled=true")
 	with := ours(t, c)
-	kubectl(t, c, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	must.Do(t, c.WaitForCRDs(testContext(t)))
 	_, err = c.Kubectl(testContext(t), `{apiVersion: stayput.io/v1alpha1, kind: PodIPPool, metadata: {name: blue},
 		spec: {mode: L2, subnet: 10.6.0.0/16}}`, "apply", "-f", "-")
 	must.Do(t, err)
@@ -278,7 +277,7 @@ func TestPoolsAreSwitchedOnAndOff(t *testing.T) {
 	kubectl(t, c, "delete", "crd", spiderIPPools)
 	for range 2 { // the second time it is there, and ours
 		helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=pools.enabled=true,pools.spiderpool=true")
-		kubectl(t, c, "wait", "--for=condition=Established", "--timeout=30s", "crd", spiderIPPools)
+		must.Do(t, c.WaitForCRDs(testContext(t)))
 		kubectl(t, c, "get", "spiderippools")
 	}
 	helm(t, c, "upgrade", lab.Release, dir, "-n", namespace, "--set=pools.enabled=true,pools.spiderpool=false")

@@ -118,7 +118,7 @@ func startGuard(ctx context.Context) (*guard, error) {
 	if _, err := c.Kubectl(ctx, files+kruiseWorkloads, "apply", "--server-side", "-f", "-"); err != nil {
 		return g, err
 	}
-	if _, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all"); err != nil {
+	if err := c.WaitForCRDs(ctx); err != nil {
 		return g, err
 	}
 	if _, err := c.Kubectl(ctx, fixtures, "apply", "--server-side", "-f", "-"); err != nil {

@@ -1085,7 +1085,7 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 		_, err := c.Kubectl(context.Background(), "", "delete", "crd", "spiderendpoints.spiderpool.spidernet.io")
 		must.Do(t, err)
 	})
-	kubectl(t, c, "wait", "--for=condition=Established", "crd/spiderendpoints.spiderpool.spidernet.io")
+	must.Do(t, c.WaitForCRDs(testContext(t)))
 	apply(t, c, ns, spiderEndpoint("web-0", "node-3", "10.244.3.210", "StatefulSet"))
 	apply(t, c, ns, spiderEndpoint("web-1", "node-3", "10.6.0.10", "StatefulSet"))
 	apply(t, c, ns, spiderEndpoint("web-5f7d-x2", "node-3", "10.244.3.211", "Deployment"))

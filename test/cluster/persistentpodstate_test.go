@@ -740,7 +740,7 @@ func define(t *testing.T, c *lab.Cluster, name, yaml string) {
 		_, err := c.Kubectl(context.Background(), "", "delete", "crd", name)
 		must.Do(t, err)
 	})
-	kubectl(t, c, "wait", "--for=condition=Established", "crd/"+name)
+	must.Do(t, c.WaitForCRDs(testContext(t)))
 }
 
 // podBy creates a pod of a workload without a controller of its own, and waits until it is Ready.

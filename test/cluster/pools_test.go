@@ -423,7 +423,7 @@ func TestPodsOfSpiderpoolMoveToPools(t *testing.T) {
 	apply(t, c, ns, strings.Replace(spidersSet, "nginx", lab.WebImage, 1))
 	pods := places(t, c, ns, "test-sts", 2, nil)
 	apply(t, c, ns, spiderIPPoolCRD+"---"+spiderEndpointCRD)
-	kubectl(t, c, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	must.Do(t, c.WaitForCRDs(testContext(t)))
 	apply(t, c, ns, spidersPool)
 	for name, pod := range pods {
 		apply(t, c, ns, fmt.Sprintf(`

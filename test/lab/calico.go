@@ -101,7 +101,7 @@ func (c *Cluster) applyCanal(ctx context.Context) error {
 	if _, err := c.Kubectl(ctx, c.calico.objects, "apply", "--server-side", "-f", "-"); err != nil {
 		return err
 	}
-	if _, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "crd", "--all"); err != nil {
+	if err := c.WaitForCRDs(ctx); err != nil {
 		return err
 	}
 	_, err := c.Kubectl(ctx, calicoDefaults, "apply", "--server-side", "-f", "-")

@@ -366,6 +366,15 @@ func (c *Cluster) Kubectl(ctx context.Context, stdin string, args ...string) (st
 	return stdout.String(), nil
 }
 
+// WaitForCRDs waits until the API server serves what all CustomResourceDefinitions define. kubectl wait fails at one
+// that is so new that it has no conditions.
+func (c *Cluster) WaitForCRDs(ctx context.Context) error {
+	return Until(ctx, "all CustomResourceDefinitions to be established", func() (bool, error) {
+		_, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+		return err == nil, err
+	})
+}
+
 // Command returns a program of this machine to run in the fabric's network namespace, which reaches nodes and pods by
 // address, with [Admin]'s kubeconfig in its environment.
 func (c *Cluster) Command(ctx context.Context, name string, args ...string) *exec.Cmd {

@@ -108,8 +108,7 @@ func (c *Cluster) InstallMultus(ctx context.Context, thick bool) error {
 	if _, err := c.Kubectl(ctx, multusManifest, "apply", "--server-side", "-f", "-"); err != nil {
 		return err
 	}
-	if _, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "crd",
-		"network-attachment-definitions.k8s.cni.cncf.io"); err != nil {
+	if err := c.WaitForCRDs(ctx); err != nil {
 		return err
 	}
 	return together(len(c.Nodes), func(i int) error {

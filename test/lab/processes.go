@@ -150,6 +150,5 @@ func (c *Cluster) applyFiles(ctx context.Context, files []string) error {
 			return err
 		}
 	}
-	_, err = c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
-	return err
+	return c.WaitForCRDs(ctx)
 }
