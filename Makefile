@@ -11,7 +11,7 @@ BUILD   := $(GO) build -trimpath -tags grpcnotrace -ldflags "$(LDFLAGS)"
 # No C is needed, and Go's own linker is faster.
 export CGO_ENABLED := 0
 
-.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel conformance compat calico crio multus cert-manager \
+.PHONY: all build image manifests test lab vet demo chaos chaos-routed flannel long conformance compat calico crio multus cert-manager \
 	bench bench-cluster fuzz fuzz-model clean
 
 all: build
@@ -42,12 +42,13 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 	$(GO) vet ./...
 	$(GO) vet -tags conformance ./test/conformance
 	$(GO) vet -tags calico ./test/node ./test/cluster
-	$(GO) vet -tags flannel,multus,certmanager ./test/cluster
+	$(GO) vet -tags flannel,long,multus,certmanager ./test/cluster
 	$(GO) run ./test/lab/cmd/lint run
 
 # -count=1: Go's test cache does not notice changes of the binaries under test.
-test: vet lab ## all tests: unit, crash, stories, real containerd
-	$(GO) test -count=1 -timeout 60m ./...
+# test/cluster comes first: it takes as long as all others together, which run beside it.
+test: vet lab ## all tests but the long ones: unit, crash, stories, real containerd and Kubernetes; half an hour
+	$(GO) test -count=1 -timeout 60m ./test/cluster ./...
 
 # Builds the components it needs. Not with go run, which would not forward the signal that ends make.
 demo: ## stateful pods on Kubernetes without and with stayput; KEEP=1 leaves the cluster up until Ctrl-C
@@ -84,6 +85,11 @@ calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and
 	$(GO) run ./test/lab/cmd/labbuild calico
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node $(if $(RUNTIME),-runtime $(RUNTIME))
 	$(if $(RUNTIME),,$(GO) test -count=1 -v -timeout 30m -tags calico -run Canal ./test/cluster)
+
+long: ## the cluster tests that make test leaves out: a thousand pods at once, thick multus, webhook to policies; 6 min
+	$(GO) run ./test/lab/cmd/labbuild
+	$(GO) test -count=1 -v -timeout 60m -tags long ./test/cluster \
+		-run 'ManyPodsAtOnce|PoolsReachPodsThroughThickMultus|PoliciesTakeTheWebhooksPlace'
 
 multus: ## retained addresses behind multus, thin and thick, on a cluster; 3 min
 	$(GO) run ./test/lab/cmd/labbuild

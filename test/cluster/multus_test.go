@@ -22,8 +22,6 @@ import (
 
 func TestAddressesOfPoolsReachPodsThroughThinMultus(t *testing.T) { throughMultus(t, false) }
 
-func TestAddressesOfPoolsReachPodsThroughThickMultus(t *testing.T) { throughMultus(t, true) }
-
 // twoLinks are a pool of each family for each of the two interfaces, and the network of the second one.
 const twoLinks = `
 apiVersion: stayput.io/v1alpha1
