@@ -210,10 +210,10 @@ func (Disk) ChangeTime(path string) (int64, error) {
 }
 
 // Lock is host-local's own lock: a flock on the file named lock of the network directory
-// (plugins/ipam/host-local/backend/disk/lock.go).
+// (plugins/ipam/host-local/backend/disk/lock.go). Through a link it would make a file, or lock one, of anybody's.
 func (d Disk) Lock(path string) (func(), error) {
 	for {
-		fd, err := open(path, unix.O_RDWR|unix.O_CREAT, 0o600)
+		fd, err := open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW, 0o600)
 		if err != nil {
 			return nil, err
 		}
@@ -227,13 +227,13 @@ func (d Disk) Lock(path string) (func(), error) {
 			unix.Close(fd)
 			return nil, pathError("fstat", path, err)
 		}
-		err = unix.Stat(path, &named)
+		err = unix.Lstat(path, &named)
 		if err == nil && held.Ino == named.Ino && held.Dev == named.Dev {
 			return func() { unix.Close(fd) }, nil
 		}
 		unix.Close(fd)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return nil, pathError("stat", path, err)
+			return nil, pathError("lstat", path, err)
 		}
 	}
 }
