@@ -124,10 +124,11 @@ func (r *reclaimer) reclaim(ctx context.Context, due []suspect, ready []ledger.N
 		}
 		return fmt.Errorf("nothing can be reclaimed: %w", err)
 	}
+	known := spacesOf(v, ready)
 	var errs []error
 	for _, k := range due {
 		s := r.suspects[k]
-		leftover, why, err := judge(v, s)
+		leftover, why, err := judge(v, s, known)
 		if err != nil {
 			r.hold(k, err.Error())
 			errs = append(errs, err)
@@ -161,11 +162,24 @@ func believe(v *hostnet.View, ready []ledger.Netns) error {
 	return nil
 }
 
-// judge returns why a suspect cannot be freed, or "". leftover is its namespace if that is still mounted.
+// spacesOf returns those of the recorded namespaces that are in the view.
+func spacesOf(v *hostnet.View, recorded []ledger.Netns) map[*hostnet.Space]bool {
+	all := map[*hostnet.Space]bool{}
+	for _, ns := range recorded {
+		if s, err := v.Find(ns); err == nil && s != nil {
+			all[s] = true
+		}
+	}
+	return all
+}
+
+// judge returns why a suspect cannot be freed, or "". leftover is its namespace if that is still mounted. known are
+// namespaces of running pods: if the addresses in one cannot be listed, it has those that the ledger says, which are no
+// suspect's. Any other that cannot be read may have every address.
 //
 // A pod's namespace without a process is debris: its runtime is the one that does not know it. Any other
 // (of nerdctl, podman, ip netns, cnitool) belongs to a program that we cannot ask, with or without a process.
-func judge(v *hostnet.View, s *suspicion) (leftover *hostnet.Space, why string, err error) {
+func judge(v *hostnet.View, s *suspicion, known map[*hostnet.Space]bool) (leftover *hostnet.Space, why string, err error) {
 	if s.netns.Path != "" {
 		leftover, err = v.Find(s.netns)
 		switch {
@@ -179,8 +193,14 @@ func judge(v *hostnet.View, s *suspicion) (leftover *hostnet.Space, why string, 
 		}
 	}
 	for _, addr := range s.addrs {
-		if u := v.User(addr, leftover); u != nil {
-			return nil, fmt.Sprintf("%s is configured in network namespace %s", addr, u.Path), nil
+		for _, u := range v.Users(addr) {
+			switch {
+			case u == leftover:
+			case u.Shows(addr):
+				return nil, fmt.Sprintf("%s is configured in network namespace %s", addr, u.Path), nil
+			case !known[u]:
+				return nil, fmt.Sprintf("%s may be configured there: %v", addr, u.Err), nil
+			}
 		}
 	}
 	return leftover, "", nil

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/test/nodetest"
 )
@@ -155,6 +157,39 @@ func TestNothingIsReclaimedWhileNoRunningPodsNamespaceIsVisible(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	w.want(addr, ledger.StateBound)
+}
+
+// The addresses of its namespace cannot be listed while they change all the time.
+func TestAPodWhoseAddressesChangeAllTheTimeHoldsUpNoOther(t *testing.T) {
+	w := newWorld(t)
+	defer nodetest.Flap(t, w.witness().Netns)()
+	s := w.sandbox("gone", "web-0", nil)
+	addr := w.add(s)
+	nodetest.Unmount(t, s.Netns)
+	check(t, w.graceTwice())
+	w.want(addr, "")
+}
+
+func TestANamespaceThatCannotBeReadMayHaveEveryAddressUnlessAPodRunsThere(t *testing.T) {
+	w := newWorld(t)
+	w.netns("nerdctl")
+	path := filepath.Join(w.dir, "netns", "nerdctl")
+	v, err := hostnet.Observe(t.Context(), []string{filepath.Join(w.dir, "netns")}, os.Getpid())
+	check(t, err)
+	defer v.Close()
+	u, err := v.Find(ledger.Netns{Path: path})
+	check(t, err)
+	u.Err = errors.New("torn")
+	s := &suspicion{addrs: []netip.Addr{netip.MustParseAddr("192.0.2.9")}}
+	for _, c := range []struct {
+		known []ledger.Netns
+		held  bool
+	}{{nil, true}, {[]ledger.Netns{{Path: path}}, false}} {
+		_, why, err := judge(v, s, spacesOf(v, c.known))
+		if err != nil || (why != "") != c.held {
+			t.Errorf("with running pods at %v: %q, %v", c.known, why, err)
+		}
+	}
 }
 
 func TestAContainerOfAnotherToolKeepsItsAddress(t *testing.T) {

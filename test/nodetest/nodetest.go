@@ -73,6 +73,9 @@ func Netns(t testing.TB, dir, name string) string {
 	return path
 }
 
+// The main thread never ends: what onThread runs must not leave it in another namespace.
+func init() { runtime.LockOSThread() }
+
 // onThread runs f on a thread of its own.
 func onThread(f func() error) error {
 	done := make(chan error)
@@ -119,6 +122,52 @@ func Configure(t testing.TB, netns string, addrs ...netip.Addr) {
 		}
 		return nil
 	})
+}
+
+// Flap keeps changing the addresses of a namespace that has many, so that the kernel never gives a whole list of them,
+// until stop is called.
+func Flap(t testing.TB, netns string) (stop func()) {
+	t.Helper()
+	var many []netip.Addr
+	for a := netip.MustParseAddr("198.18.0.1"); len(many) < 4000; a = a.Next() {
+		many = append(many, a)
+	}
+	Configure(t, netns, many...)
+	done, stopped := make(chan struct{}), make(chan error)
+	go In(t, netns, func() error {
+		lo, err := netlink.LinkByName("lo")
+		a := &netlink.Addr{IPNet: netlink.NewIPNet(many[0].Prev().AsSlice())}
+		for ; err == nil; err = netlink.AddrDel(lo, a) {
+			select {
+			case <-done:
+				stopped <- nil
+				return nil
+			default:
+			}
+			if err = netlink.AddrAdd(lo, a); err != nil {
+				break
+			}
+		}
+		stopped <- err
+		return err
+	})
+	stop = sync.OnceFunc(func() { close(done); must.Do(t, <-stopped) })
+	t.Cleanup(stop)
+	return stop
+}
+
+// HoldOpen has a process open a namespace without being in it; kill ends it.
+func HoldOpen(t testing.TB, netns string) (kill func()) {
+	t.Helper()
+	f, err := os.Open(netns)
+	must.Do(t, err)
+	defer f.Close()
+	cmd := exec.Command("sleep", "1000")
+	cmd.ExtraFiles = []*os.File{f}
+	must.Do(t, cmd.Start())
+	kill = sync.OnceFunc(func() { cmd.Process.Kill(); cmd.Wait() })
+	t.Cleanup(kill)
+	return kill
 }
 
 // Process starts a process in a namespace; kill ends it.

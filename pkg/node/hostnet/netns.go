@@ -8,6 +8,7 @@ package hostnet
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/ledger"
 	onlink "github.com/stayput/stayput/pkg/link"
 )
 
@@ -42,7 +44,7 @@ func Open(path string) (*os.File, error) {
 	return f, nil
 }
 
-// addrsIn lists the addresses configured in a namespace. A torn answer of the kernel is asked again.
+// addrsIn lists the addresses configured in a namespace. With an error it returns what was seen of them.
 func addrsIn(ns *os.File) ([]netlink.Addr, error) {
 	h, err := netlinkIn(ns)
 	if err != nil {
@@ -52,13 +54,16 @@ func addrsIn(ns *os.File) ([]netlink.Addr, error) {
 	return allAddrs(h)
 }
 
-func allAddrs(h *netlink.Handle) (addrs []netlink.Addr, err error) {
+// allAddrs asks again if the answer was torn, because addresses changed meanwhile.
+func allAddrs(h *netlink.Handle) (seen []netlink.Addr, err error) {
 	for range 5 {
-		if addrs, err = h.AddrList(nil, netlink.FAMILY_ALL); err == nil {
+		addrs, terr := h.AddrList(nil, netlink.FAMILY_ALL)
+		if terr == nil {
 			return addrs, nil
 		}
+		seen, err = append(seen, addrs...), terr
 	}
-	return nil, fmt.Errorf("listing addresses: %w", err)
+	return seen, fmt.Errorf("listing addresses: %w", err)
 }
 
 func addrOf(a netlink.Addr) netip.Addr {
@@ -82,14 +87,34 @@ func Missing(path string, addrs []netip.Addr) ([]netip.Addr, error) {
 	}), nil
 }
 
-// Down takes every interface of the namespace at path down, but the loopback: nothing in it answers for an address any
-// more. fs.ErrNotExist: the namespace has gone.
-func Down(path string) error {
-	ns, err := Open(path)
+// Down takes every interface of a recorded namespace down, but the loopback: nothing in it answers for an address any
+// more. If it is no more at its path it returns fs.ErrNotExist: what is there now is another one. Of a namespace that was
+// recorded without an inode the path counts. The host's own is an error.
+func Down(is ledger.Netns) error {
+	id, there, err := at(is.Path, is)
+	if err != nil {
+		return err
+	}
+	gone := fmt.Errorf("network namespace %s: %w", is.Path, fs.ErrNotExist)
+	if !there {
+		return gone
+	}
+	ns, err := Open(is.Path)
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
+	var st, own unix.Stat_t
+	if err := errors.Join(unix.Fstat(int(ns.Fd()), &st), unix.Stat("/proc/self/ns/net", &own)); err != nil {
+		return fmt.Errorf("network namespace %s: %w", is.Path, err)
+	}
+	switch (nsID{st.Dev, st.Ino}) {
+	case nsID{own.Dev, own.Ino}:
+		return fmt.Errorf("network namespace %s is the host's", is.Path)
+	case id:
+	default:
+		return gone
+	}
 	h, err := netlinkIn(ns)
 	if err != nil {
 		return err
@@ -97,13 +122,13 @@ func Down(path string) error {
 	defer h.Close()
 	links, err := h.LinkList()
 	if err != nil {
-		return fmt.Errorf("listing the interfaces of %s: %w", path, err)
+		return fmt.Errorf("listing the interfaces of %s: %w", is.Path, err)
 	}
 	var errs []error
 	for _, l := range links {
 		if l.Attrs().Flags&net.FlagLoopback == 0 {
 			if err := h.LinkSetDown(l); err != nil {
-				errs = append(errs, fmt.Errorf("taking %s of %s down: %w", l.Attrs().Name, path, err))
+				errs = append(errs, fmt.Errorf("taking %s of %s down: %w", l.Attrs().Name, is.Path, err))
 			}
 		}
 	}

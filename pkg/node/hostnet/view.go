@@ -17,11 +17,16 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 )
 
-// View is every network namespace of the machine at one time: those with a process or a thread in them, and those
-// mounted under a name, as we and as the runtime see the mounts. It is taken only when something is about to be
-// freed, and it is whole or an error: freeing on half a view could double an address.
+// View is every network namespace of the machine at one time: those with a process or a thread in them, those that a
+// process has open, and those mounted under a name, as we and as the runtime see the mounts. It is taken only when
+// something is about to be freed. It has all of them or is an error: freeing on half a view could double an address.
+// A namespace whose addresses cannot be listed is in it, with the reason: it may have any address.
+//
+// Not in it is a namespace that only a socket keeps, a file descriptor under way between two processes, or a mount
+// elsewhere than in dirs.
 type View struct {
 	spaces map[nsID]*Space
+	dev    uint64 // of the file system that namespaces are in
 	// dirs are where namespaces are mounted by name.
 	dirs []string
 	// roots are the root directories in which a path is sought: our own and the runtime's.
@@ -34,12 +39,16 @@ type nsID struct{ dev, ino uint64 }
 
 // Space is one network namespace of a View.
 type Space struct {
-	Path    string // at which it was found
+	Path    string // at which it was found: its mount, if it has one
 	Process int    // a PID in it; 0: none
+	Err     error  // why not all of its addresses are known
 
-	id    nsID
-	file  *os.File
-	addrs map[netip.Addr]bool
+	id      nsID
+	file    *os.File
+	addrs   map[netip.Addr]bool
+	mounted bool
+	keepers []int // the processes that are in it, or have it open
+	owner   nsID  // the user namespace to which it belongs, unless it is mounted; zero if that is not known
 }
 
 func idOf(ns ledger.Netns) nsID { return nsID{ns.Dev, ns.Ino} }
@@ -47,16 +56,6 @@ func idOf(ns ledger.Netns) nsID { return nsID{ns.Dev, ns.Ino} }
 // Observe takes a view, to be closed. dirs are where namespaces are mounted by name. runtimePID is a process that
 // shares the runtime's namespaces: that it shows in our /proc proves that the pods' processes would.
 func Observe(ctx context.Context, dirs []string, runtimePID int) (*View, error) {
-	return observe(ctx, dirs, runtimePID, true)
-}
-
-// ObserveMounted takes a view of the namespaces that are mounted by name alone: those of pods. It costs little, and
-// says nothing of a namespace that only processes keep.
-func ObserveMounted(ctx context.Context, dirs []string, runtimePID int) (*View, error) {
-	return observe(ctx, dirs, runtimePID, false)
-}
-
-func observe(ctx context.Context, dirs []string, runtimePID int, processes bool) (*View, error) {
 	if runtimePID <= 0 {
 		return nil, errInvisible
 	}
@@ -65,18 +64,21 @@ func observe(ctx context.Context, dirs []string, runtimePID int, processes bool)
 		return nil, fmt.Errorf("the runtime's view of the file system: %w", err)
 	}
 	v := &View{spaces: map[nsID]*Space{}, dirs: dirs, roots: []string{"", root}}
-	if err := v.take(ctx, processes); err != nil {
+	if err := v.take(ctx); err != nil {
 		v.Close()
 		return nil, err
 	}
 	return v, nil
 }
 
-func (v *View) take(ctx context.Context, processes bool) error {
-	if processes {
-		if err := v.addProcesses(ctx); err != nil {
-			return err
-		}
+func (v *View) take(ctx context.Context) error {
+	var own unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/net", &own); err != nil {
+		return err
+	}
+	v.dev = own.Dev
+	if err := v.addProcesses(ctx); err != nil {
+		return err
 	}
 	for _, dir := range v.dirs {
 		for _, path := range v.places(dir) {
@@ -91,11 +93,14 @@ func (v *View) take(ctx context.Context, processes bool) error {
 		}
 		addrs, err := addrsIn(s.file)
 		if err != nil {
-			return fmt.Errorf("network namespace %s: %w", s.Path, err)
+			s.Err = fmt.Errorf("network namespace %s: %w", s.Path, err)
 		}
 		s.addrs = map[netip.Addr]bool{}
 		for _, a := range addrs {
 			s.addrs[addrOf(a)] = true
+		}
+		if !s.mounted {
+			s.owner = userNamespaceOf(s.file)
 		}
 	}
 	return nil
@@ -108,7 +113,8 @@ func (v *View) Close() {
 	}
 }
 
-// addProcesses adds the namespace of every thread. A process that ends meanwhile is no error.
+// addProcesses adds the namespace of every thread, and those that processes have open. A process that ends meanwhile
+// is no error.
 func (v *View) addProcesses(ctx context.Context) error {
 	pids, err := numbers("/proc")
 	if err != nil {
@@ -125,32 +131,89 @@ func (v *View) addProcesses(ctx context.Context) error {
 			return err
 		}
 		for _, tid := range tids {
-			if err := v.addThread(pid, fmt.Sprintf("/proc/%d/task/%d/ns/net", pid, tid)); err != nil {
+			s, err := v.addLink(fmt.Sprintf("/proc/%d/task/%d/ns/net", pid, tid))
+			if err != nil {
 				return err
 			}
+			if s != nil {
+				s.Process = pid
+				s.keptBy(pid)
+			}
+		}
+		if pid == os.Getpid() { // what we have open we close
+			continue
+		}
+		if err := v.addOpen(pid); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (v *View) addThread(pid int, path string) error {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); isNoProcess(err) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("stat %s: %w", path, err)
-	}
-	if s := v.spaces[nsID{st.Dev, st.Ino}]; s != nil {
-		s.Process = pid
-		return nil
-	}
-	f, err := os.Open(path)
+// addOpen adds the namespaces that a process has open. The name of such a file says nothing once its mount is gone.
+func (v *View) addOpen(pid int) error {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	fds, err := numbers(dir)
 	if isNoProcess(err) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	return v.add(f, path, pid)
+	for _, fd := range fds {
+		path := fmt.Sprintf("%s/%d", dir, fd)
+		var st unix.Statx_t // of any file: one of a network file system must not be waited for
+		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st)
+		if isNoProcess(err) {
+			continue
+		} else if err != nil {
+			return fmt.Errorf("statx %s: %w", path, err)
+		}
+		if unix.Mkdev(st.Dev_major, st.Dev_minor) != v.dev {
+			continue
+		}
+		s, err := v.addLink(path)
+		if err != nil {
+			return err
+		}
+		if s != nil {
+			s.keptBy(pid)
+		}
+	}
+	return nil
+}
+
+// addLink adds the network namespace to which a link of /proc leads; nil if it leads to none any more.
+func (v *View) addLink(path string) (*Space, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); isNoProcess(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("stat %s: %w", path, err)
+	}
+	if s := v.spaces[nsID{st.Dev, st.Ino}]; s != nil {
+		return s, nil
+	}
+	f, err := os.Open(path)
+	if isNoProcess(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	if kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
+		f.Close()
+		if err != nil {
+			return nil, fmt.Errorf("%s: the kind of namespace: %w", path, err)
+		}
+		return nil, nil
+	}
+	return v.add(f, path)
+}
+
+// keptBy notes a process that keeps the namespace. The threads of one come one after the other.
+func (s *Space) keptBy(pid int) {
+	if n := len(s.keepers); n == 0 || s.keepers[n-1] != pid {
+		s.keepers = append(s.keepers, pid)
+	}
 }
 
 // addMounted adds the namespaces that are mounted on the files of a directory.
@@ -167,7 +230,11 @@ func (v *View) addMounted(dir string) error {
 		if err != nil {
 			return err
 		}
-		if !ok || v.spaces[idOf(ns)] != nil {
+		if !ok {
+			continue
+		}
+		if s := v.spaces[idOf(ns)]; s != nil {
+			s.mount(path)
 			continue
 		}
 		f, err := os.Open(path)
@@ -176,27 +243,72 @@ func (v *View) addMounted(dir string) error {
 		} else if err != nil {
 			return err
 		}
-		if err := v.add(f, path, 0); err != nil {
+		s, err := v.add(f, path)
+		if err != nil {
 			return err
 		}
+		s.mount(path)
 	}
 	return nil
 }
 
-func (v *View) add(f *os.File, path string, pid int) error {
+// mount notes a mount of the namespace.
+func (s *Space) mount(path string) {
+	if !s.mounted {
+		s.Path, s.mounted = path, true
+	}
+}
+
+func (v *View) add(f *os.File, path string) (*Space, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		f.Close()
-		return fmt.Errorf("fstat %s: %w", path, err)
+		return nil, fmt.Errorf("fstat %s: %w", path, err)
 	}
 	id := nsID{st.Dev, st.Ino}
 	if s := v.spaces[id]; s != nil { // it moved between stat and open
 		f.Close()
-		s.Process = max(s.Process, pid)
-		return nil
+		return s, nil
 	}
-	v.spaces[id] = &Space{Path: path, Process: pid, id: id, file: f}
-	return nil
+	s := &Space{Path: path, id: id, file: f}
+	v.spaces[id] = s
+	return s, nil
+}
+
+// userNamespaceOf returns the user namespace to which a network namespace belongs; zero if the kernel does not say.
+func userNamespaceOf(ns *os.File) nsID {
+	fd, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_USERNS)
+	if err != nil {
+		return nsID{}
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return nsID{}
+	}
+	return nsID{st.Dev, st.Ino}
+}
+
+// OwnedBy reports whether the namespace surely is one that processes of some cgroups have made for themselves, as every
+// user may: only they keep it, no mount does, and they are in the user namespace to which it belongs, which is not ours.
+// One that the runtime has made for a pod belongs to ours, or to the pod's.
+func (s *Space) OwnedBy(in func(cgroups string) bool) bool {
+	var own unix.Stat_t
+	if s.mounted || len(s.keepers) == 0 || s.owner == (nsID{}) || unix.Stat("/proc/self/ns/user", &own) != nil ||
+		s.owner == (nsID{own.Dev, own.Ino}) {
+		return false
+	}
+	for _, pid := range s.keepers {
+		var user unix.Stat_t
+		if unix.Stat(fmt.Sprintf("/proc/%d/ns/user", pid), &user) != nil || s.owner != (nsID{user.Dev, user.Ino}) {
+			return false
+		}
+		cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err != nil || !in(string(cgroups)) {
+			return false
+		}
+	}
+	return true
 }
 
 // isNoProcess reports whether an error of /proc means that the process or thread has ended.
@@ -258,8 +370,11 @@ func (v *View) Sees(ns ledger.Netns) (bool, error) {
 	return err == nil && ok && v.spaces[idOf(cur)] != nil, err
 }
 
-// Has reports whether the recorded namespace is in the view.
-func (v *View) Has(ns ledger.Netns) bool { return v.spaces[idOf(ns)] != nil }
+// Has reports whether the recorded namespace is in the view at its mount.
+func (v *View) Has(ns ledger.Netns) bool {
+	s := v.spaces[idOf(ns)]
+	return s != nil && s.mounted
+}
 
 // Lives reports whether the recorded namespace is still at its path, as we or the runtime see it.
 func Lives(ns ledger.Netns, runtimePID int) (bool, error) {
@@ -290,25 +405,18 @@ func at(path string, ns ledger.Netns) (id nsID, there bool, err error) {
 	return idOf(cur), true, nil
 }
 
-// User returns a namespace other than own in which the address is configured; nil if there is none.
-func (v *View) User(a netip.Addr, own *Space) *Space {
-	for _, s := range v.spaces {
-		if s != own && s.addrs[a] {
-			return s
-		}
-	}
-	return nil
-}
-
-// Users returns every namespace in which the address is configured.
+// Users returns every namespace in which the address is configured, and those in which it may be: their Err is set.
 func (v *View) Users(a netip.Addr) (all []*Space) {
 	for _, s := range v.spaces {
-		if s.addrs[a] {
+		if s.addrs[a] || s.Err != nil {
 			all = append(all, s)
 		}
 	}
 	return all
 }
+
+// Shows reports whether the address was seen in the namespace.
+func (s *Space) Shows(a netip.Addr) bool { return s.addrs[a] }
 
 // Remove ends a namespace that only a mount keeps. The unlink ends the mounts on it in every other mount namespace,
 // so that it does not matter whether ours propagates. In ours no mount may be left on it: in a pod the one directory

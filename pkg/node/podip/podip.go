@@ -5,7 +5,7 @@
 //
 // What it tells the cluster is a fact. That a pod is gone it says only once the pod is barred from the node for good
 // (ledger.Bar), has no address in a ledger whose network namespace is there, no sandbox that runs, and none of its
-// addresses is configured in a namespace of the node. An error of the runtime, the API server or a file means wait, and
+// addresses is configured in a namespace of the node, mounted or kept by a process. An error of the runtime, the API server or a file means wait, and
 // is said on /readyz. It may be killed between any two of its writes: each is made again, or was enough.
 //
 // It decides nothing by itself: [pool.Tend] and [pool.Respond] do. Every question that they depend on is asked past all
@@ -96,7 +96,7 @@ type Keeper struct {
 	lives   func(ledger.Netns) (bool, error)
 	// flannelFile is where flanneld says what its network is.
 	flannelFile func() string
-	down        func(path string) error
+	down        func(ledger.Netns) error
 
 	changed wake.Signal // are has changed
 	rollNow wake.Signal // there may be something to answer
@@ -241,7 +241,7 @@ func newKeeper(o Options, api api) *Keeper {
 	}
 	k.metrics = newMetrics(k)
 	k.observe = func(ctx context.Context) (*hostnet.View, error) {
-		return hostnet.ObserveMounted(ctx, o.NetnsDirs, o.Runtime.PID())
+		return hostnet.Observe(ctx, o.NetnsDirs, o.Runtime.PID())
 	}
 	k.flannelFile = func() string {
 		return filepath.Join("/proc", strconv.Itoa(o.Runtime.PID()), "root", flannelSubnet)

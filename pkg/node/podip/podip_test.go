@@ -3,6 +3,7 @@ package podip
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -361,6 +362,84 @@ func TestAnUnlistedNamespaceWithTheAddressIsThePods(t *testing.T) {
 	})
 }
 
+// What a process keeps answers, though its mount is gone.
+func TestAPodIsGoneOnlyOnceNoProcessKeepsItsNamespace(t *testing.T) {
+	for how, keep := range map[string]func(testing.TB, string) func(){
+		"a process is in it": nodetest.Process, "a process has it open": nodetest.HoldOpen,
+	} {
+		t.Run(how, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.given(1)
+				w.runs(1)
+				w.pass(time.Minute)
+				kill := keep(t, filepath.Join(w.dir, "netns", "cni-1"))
+				w.c.remove(uid(1))
+				w.stops(1)
+				w.pass(2 * time.Minute)
+				w.wantPhase(1, v1alpha1.PodIPBound)
+				if said := w.k.Trouble(); !strings.Contains(said, "/proc/") {
+					t.Errorf("says %q", said)
+				}
+				kill()
+				w.pass(time.Minute)
+				w.wantPhase(1, v1alpha1.PodIPRetained)
+			})
+		})
+	}
+}
+
+// A namespace whose addresses change all the time cannot be read: it has those of its own pod, or any.
+func TestANamespaceThatCannotBeReadHoldsUpOnlyWhatItMayHave(t *testing.T) {
+	inWorld(t, func(w *world) {
+		flaps := nodetest.Netns(w.t, filepath.Join(w.dir, "netns"), "flaps")
+		see := w.k.observe
+		w.k.observe = func(ctx context.Context) (*hostnet.View, error) {
+			v, err := see(ctx)
+			check(t, err)
+			s, err := v.Find(ledger.Netns{Path: flaps})
+			check(t, err)
+			s.Err = fmt.Errorf("network namespace %s: torn", flaps)
+			return v, nil
+		}
+		lists := func(uid string) {
+			w.r.mu.Lock()
+			defer w.r.mu.Unlock()
+			w.r.sandboxes["flaps"] = cri.Sandbox{ID: "flaps", Ready: true,
+				Pod: ledger.Pod{Namespace: "default", Name: "flaps", UID: uid}}
+			w.r.netns["flaps"] = flaps
+		}
+		lists(uid(9))
+		for n := 1; n <= 3; n++ {
+			w.given(n)
+			w.runs(n)
+		}
+		w.pass(time.Minute)
+		w.c.remove(uid(1))
+		w.stops(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPRetained)
+
+		// It is of the pod that has ended.
+		lists(uid(2))
+		w.c.remove(uid(2))
+		w.stops(2)
+		w.pass(time.Minute)
+		w.wantPhase(2, v1alpha1.PodIPBound)
+
+		// It is nobody's that is known.
+		w.r.mu.Lock()
+		delete(w.r.sandboxes, "flaps")
+		w.r.mu.Unlock()
+		w.c.remove(uid(3))
+		w.stops(3)
+		w.pass(2 * time.Minute)
+		w.wantPhase(3, v1alpha1.PodIPBound)
+		if said := w.k.Trouble(); !strings.Contains(said, flaps) {
+			t.Errorf("says %q", said)
+		}
+	})
+}
+
 // An agent that does not see the namespaces of pods knows nothing.
 func TestAnAgentThatIsBlindReportsNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -412,8 +491,8 @@ func TestThePodThatHasTheAddressNextStaysUp(t *testing.T) {
 		w.runs(1)
 		w.pass(time.Minute)
 		var down []string
-		w.k.down = func(path string) error {
-			down = append(down, path)
+		w.k.down = func(ns ledger.Netns) error {
+			down = append(down, ns.Path)
 			return nil
 		}
 		see, starts := w.k.observe, true
@@ -571,6 +650,64 @@ func TestAPodThatHasLostItsAddressIsTakenDown(t *testing.T) {
 			w.pass(20 * time.Second)
 			down(w)
 		})
+	})
+}
+
+// A namespace of nerdctl, or of ip netns, may have an address of a pool, too.
+func TestOnlyWhatIsKnownToBeThePodsIsTakenDown(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.given(1)
+		w.runs(1)
+		w.pass(time.Minute)
+		w.wantPhase(1, v1alpha1.PodIPBound)
+		var down []string
+		w.k.down = func(ns ledger.Netns) error {
+			down = append(down, ns.Path)
+			return hostnet.Down(ns)
+		}
+		foreign := nodetest.Netns(w.t, filepath.Join(w.dir, "netns"), "nerdctl")
+		nodetest.Configure(t, foreign, addr(1))
+		w.c.fail(errDown)
+		w.c.remove(uid(1))
+		w.putIP(addr(1), uid(2), "web-1")
+		w.c.fail(nil)
+		w.pass(20 * time.Second)
+		own := filepath.Join(w.dir, "netns", "cni-1")
+		if !slices.Contains(down, own) || slices.ContainsFunc(down, func(path string) bool { return path != own }) {
+			t.Errorf("took %v down, want only %s", down, own)
+		}
+		down = nil
+		w.stops(1)
+		w.pass(2 * time.Minute)
+		if len(down) > 0 {
+			t.Errorf("took %v down", down)
+		}
+		if said := w.k.Trouble(); !strings.Contains(said, foreign) {
+			t.Errorf("says %q", said)
+		}
+		w.wantBarred(1, true)
+	})
+}
+
+// Its sandbox may have ended, and its namespace not.
+func TestThePodsNamespaceIsTakenDownThoughItsSandboxHasEnded(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.given(1)
+		w.runs(1)
+		w.pass(time.Minute)
+		var down []string
+		w.k.down = func(ns ledger.Netns) error {
+			down = append(down, ns.Path)
+			return nil
+		}
+		w.lists(1, false)
+		w.del(1)
+		w.c.remove(uid(1))
+		w.putIP(addr(1), uid(2), "web-1")
+		w.pass(20 * time.Second)
+		if own := filepath.Join(w.dir, "netns", "cni-1"); !slices.Contains(down, own) {
+			t.Errorf("took %v down, want %s", down, own)
+		}
 	})
 }
 

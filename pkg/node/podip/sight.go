@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -183,8 +184,9 @@ func (k *Keeper) believe(s *sight, boot string) error {
 // presence is where a pod is on the machine.
 type presence struct {
 	sandboxes []string // that run
+	ended     []string // sandboxes that do not run, whose namespace may be there all the same
 	entries   []bound
-	spaces    []string // paths of network namespaces in which one of its addresses is configured
+	spaces    []*hostnet.Space // in which one of its addresses is configured, or may be
 }
 
 func (p presence) netns() bool { return len(p.sandboxes)+len(p.entries)+len(p.spaces) > 0 }
@@ -204,11 +206,16 @@ func (p presence) strangers(addrs []netip.Addr) (ids []string) {
 
 // presence returns where a pod with these addresses is. A namespace in which one of them is configured is the pod's,
 // unless it is another pod's, by the runtime or by a ledger: networks that do not know each other may have the same
-// addresses, and the next pod with the address may have started by the time that its namespace was looked into.
+// addresses, and the next pod with the address may have started by the time that its namespace was looked into. So is
+// one that cannot be read.
 func (k *Keeper) presence(ctx context.Context, s *sight, uid string, addrs []netip.Addr) (p presence, err error) {
 	for id, sandbox := range s.sandboxes {
-		if sandbox.Pod.UID == uid && sandbox.Ready {
+		switch {
+		case sandbox.Pod.UID != uid:
+		case sandbox.Ready:
 			p.sandboxes = append(p.sandboxes, id)
+		default:
+			p.ended = append(p.ended, id)
 		}
 	}
 	for _, b := range s.bound {
@@ -219,42 +226,64 @@ func (k *Keeper) presence(ctx context.Context, s *sight, uid string, addrs []net
 	if s.view == nil {
 		return p, nil
 	}
-	var users []*hostnet.Space
 	for _, a := range addrs {
-		users = append(users, s.view.Users(a)...)
+		for _, u := range s.view.Users(a) {
+			if !slices.Contains(p.spaces, u) {
+				p.spaces = append(p.spaces, u)
+			}
+		}
 	}
+	p.spaces, err = k.withoutOthers(ctx, s, uid, p.spaces)
+	return p, err
+}
+
+// withoutOthers returns those of the namespaces that are not another pod's.
+func (k *Keeper) withoutOthers(ctx context.Context, s *sight, uid string, users []*hostnet.Space) (
+	[]*hostnet.Space, error) {
 	if len(users) == 0 {
-		return p, nil
+		return nil, nil
 	}
-	others := map[*hostnet.Space]bool{}
-	for id, sandbox := range s.sandboxes {
-		if sandbox.Pod.UID == uid || !sandbox.Ready {
-			continue
-		}
-		path, err := k.o.Runtime.Netns(ctx, id)
-		if err != nil {
-			return p, err
-		}
-		if path == "" {
-			continue
-		}
-		space, err := s.view.Find(ledger.Netns{Path: path})
-		if err == nil && space != nil { // one that has come since has none of them
-			others[space] = true
-		}
+	without := func(other *hostnet.Space) {
+		users = slices.DeleteFunc(users, func(u *hostnet.Space) bool { return u == other })
 	}
 	for _, b := range s.after {
 		if of := b.uid(s); of == "" || of == uid {
 			continue
 		}
 		if space, err := s.view.Find(b.Netns); err == nil && space != nil {
-			others[space] = true
+			without(space)
 		}
 	}
-	for _, u := range users {
-		if !others[u] && !slices.Contains(p.spaces, u.Path) {
-			p.spaces = append(p.spaces, u.Path)
+	running := map[string]bool{}
+	for id, sandbox := range s.sandboxes {
+		if sandbox.Pod.UID == uid || !sandbox.Ready || len(users) == 0 {
+			continue
+		}
+		running[sandbox.Pod.UID] = true
+		path, err := k.o.Runtime.Netns(ctx, id)
+		if err != nil {
+			return users, err
+		}
+		if path == "" {
+			continue
+		}
+		space, err := s.view.Find(ledger.Netns{Path: path})
+		if err == nil && space != nil { // one that has come since has none of them
+			without(space)
 		}
 	}
-	return p, nil
+	return slices.DeleteFunc(users, func(u *hostnet.Space) bool {
+		return u.OwnedBy(func(cgroups string) bool { return inPodOf(cgroups, running) })
+	}), nil
+}
+
+// inPodOf reports whether a process is in the cgroup of one of these pods, as kubelet names it.
+func inPodOf(cgroups string, uids map[string]bool) bool {
+	for uid := range uids {
+		if ledger.ValidPodUID(uid) == nil && (strings.Contains(cgroups, "pod"+uid) ||
+			strings.Contains(cgroups, "pod"+strings.ReplaceAll(uid, "-", "_"))) {
+			return true
+		}
+	}
+	return false
 }

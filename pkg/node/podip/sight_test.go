@@ -45,3 +45,19 @@ func TestAPodWhoseSandboxRunsIsLookedAtOnceTheRuntimeStopsIt(t *testing.T) {
 		}
 	}
 }
+
+func TestAProcessIsAPodsByItsCgroup(t *testing.T) {
+	const uid = "6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e"
+	for cgroups, want := range map[string]bool{
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c6a5e_8f0e_4d3b_9a55_0d4f6a1c2b3e.slice/" +
+			"cri-containerd-1.scope\n": true,
+		"12:memory:/kubepods/besteffort/pod6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3e/1\n": true,
+		"0::/../../pod6f1c6a5e-8f0e-4d3b-9a55-0d4f6a1c2b3f/1\n":                      false,
+		"0::/system.slice/docker-1.scope\n":                                          false,
+		"":                                                                           false,
+	} {
+		if is := inPodOf(cgroups, map[string]bool{"": true, uid: true}); is != want {
+			t.Errorf("%q: %t, want %t", cgroups, is, want)
+		}
+	}
+}

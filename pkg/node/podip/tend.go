@@ -15,6 +15,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/pool"
 )
 
@@ -122,7 +123,7 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		if s.alive() {
 			return settled, nil
 		}
-		return s.ends(p), nil
+		return s.ends(p), s.stray(p)
 	}
 	c := &care{Keeper: k, s: s, addrs: addrs, barred: barred, p: p, ended: !s.alive()}
 	for _, a := range addrs {
@@ -134,7 +135,7 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 	case c.p.netns() && c.took:
 		return soon, nil
 	case c.p.netns() && c.ended:
-		return s.ends(c.p), nil
+		return s.ends(c.p), s.stray(c.p)
 	case c.p.netns() && c.bound == len(addrs):
 		k.mu.Lock()
 		if is := k.subjects[uid]; is != nil && is.looks == s.looks && is.text == s.text {
@@ -175,6 +176,9 @@ func (k *Keeper) refuse(ctx context.Context, s *subject, addrs []netip.Addr, p p
 	deep, err := k.find(ctx, s.uid, addrs, true)
 	if err != nil {
 		return soon, err
+	}
+	if slices.ContainsFunc(deep.spaces, func(u *hostnet.Space) bool { return u.Err != nil }) {
+		return later, nil // it may have the address
 	}
 	if len(deep.spaces) > 0 { // it has the address: it is the ledger that has lost it
 		return settled, nil
@@ -271,7 +275,6 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 		if err := c.takeDown(ctx); err != nil {
 			return soon, err
 		}
-		c.took = true
 	}
 	if deed.Bar && !c.barred {
 		has, err := ledger.Bar(c.o.Ledgers, c.s.uid, c.addrs...)
@@ -367,36 +370,61 @@ func (c *care) isThere(ctx context.Context) (bool, error) {
 	return p.netns(), nil
 }
 
-// takeDown takes the pod's interfaces down, and then has the runtime stop its sandboxes.
+// takeDown takes the interfaces down of the network namespaces that are surely the pod's: by the runtime, or by a ledger
+// that recorded them. Then it has the runtime stop the pod's sandboxes. A namespace that only has the address may be
+// anybody's, and is left alone.
 func (c *care) takeDown(ctx context.Context) error {
 	var errs []error
-	paths := slices.Clone(c.p.spaces)
-	for _, id := range c.p.sandboxes {
+	var own []ledger.Netns
+	for _, id := range slices.Concat(c.p.sandboxes, c.p.ended) {
 		path, err := c.o.Runtime.Netns(ctx, id)
 		if err != nil {
 			errs = append(errs, err)
-		} else if path != "" && !slices.Contains(paths, path) {
-			paths = append(paths, path)
+		} else if path != "" {
+			own = append(own, ledger.Netns{Path: path})
 		}
 	}
 	for _, b := range c.p.entries {
-		if b.Netns.Path != "" && !slices.Contains(paths, b.Netns.Path) {
-			paths = append(paths, b.Netns.Path)
+		if b.Pod.UID == c.s.uid && b.Netns.Ino != 0 {
+			own = append(own, b.Netns)
 		}
 	}
-	for _, path := range paths {
-		if err := c.down(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, ns := range own {
+		switch err := c.down(ns); {
+		case err == nil:
+			c.took = true
+		case !errors.Is(err, fs.ErrNotExist):
 			errs = append(errs, err)
 		}
 	}
-	c.log.Warn("Took a pod down that the cluster does not have here any more", "pod", c.s.String(),
-		"addrs", c.addrs, "sandboxes", c.p.sandboxes)
 	for _, id := range c.p.sandboxes {
 		if err := c.o.Runtime.Stop(ctx, id); err != nil {
 			errs = append(errs, err)
 		}
+		c.took = true
+	}
+	if c.took {
+		c.log.Warn("Took a pod down that the cluster does not have here any more", "pod", c.s.String(),
+			"addrs", c.addrs, "sandboxes", c.p.sandboxes)
 	}
 	return errors.Join(errs...)
+}
+
+// strayAfter is how long a runtime may take to end a namespace of which it says nothing any more.
+const strayAfter = time.Minute
+
+// stray returns what keeps a pod that has ended from being gone, if that ends with nothing that the runtime or a ledger
+// knows.
+func (s *subject) stray(p presence) error {
+	if s.ended.IsZero() || time.Since(s.ended) < strayAfter || len(p.sandboxes)+len(p.entries) > 0 || len(p.spaces) == 0 {
+		return nil
+	}
+	u := p.spaces[0]
+	if u.Err != nil {
+		return fmt.Errorf("pod %s has ended, and may still have its addresses: %w", s, u.Err)
+	}
+	return fmt.Errorf("pod %s has ended, and an address of it is configured in network namespace %s, of which neither "+
+		"the runtime nor the node's records say whose it is: end it by hand", s, u.Path)
 }
 
 // report writes the status of a PodIP. If that has changed since it was read, it is looked at again.
