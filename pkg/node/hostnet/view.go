@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -414,6 +415,9 @@ func (v *View) Users(a netip.Addr) (all []*Space) {
 	}
 	return all
 }
+
+// Addrs returns the addresses that were seen in the namespace.
+func (s *Space) Addrs() []netip.Addr { return slices.SortedFunc(maps.Keys(s.addrs), netip.Addr.Compare) }
 
 // Shows reports whether the address was seen in the namespace.
 func (s *Space) Shows(a netip.Addr) bool { return s.addrs[a] }

@@ -187,6 +187,7 @@ func (k *Keeper) replace(pods []Pod, begun int64, interrupted bool) error {
 	if k.epoch <= begun {
 		k.listed = true
 	}
+	k.listedNow.Up()
 	k.rollNow.Up()
 	return nil
 }

@@ -100,6 +100,8 @@ type Keeper struct {
 
 	changed wake.Signal // are has changed
 	rollNow wake.Signal // there may be something to answer
+	// listedNow: all pods of the node were listed.
+	listedNow wake.Signal
 	// routedChanged: areRouted has.
 	routedChanged wake.Signal
 	shallow       fresh[*sight]
@@ -149,7 +151,7 @@ type subject struct {
 	annotations     map[string]string
 	labels          map[string]string
 	text            string       // of its addresses
-	bare            []netip.Addr // addresses of which only the ledger tells
+	bare            []netip.Addr // addresses of which only the ledger tells, or only the pod's network namespace
 	// conflicts are the MAC addresses of other machines that had an address when the pod was to start. It is never changed
 	// in place.
 	conflicts map[netip.Addr]string
@@ -236,8 +238,8 @@ func New(o Options) (*Keeper, error) {
 func newKeeper(o Options, api api) *Keeper {
 	k := &Keeper{
 		o: o, api: api, log: o.Log, changed: wake.New(), rollNow: wake.New(),
-		routedChanged: wake.New(),
-		troubles:      map[string]string{},
+		listedNow: wake.New(), routedChanged: wake.New(),
+		troubles: map[string]string{},
 	}
 	k.metrics = newMetrics(k)
 	k.observe = func(ctx context.Context) (*hostnet.View, error) {
@@ -441,16 +443,91 @@ func (k *Keeper) now() time.Time {
 	return time.Now()
 }
 
-// discovers looks for pods in the node's own books that the cluster may have no more.
+// discovers looks for pods in the node's own books, and among those that run, that the cluster may have no more.
 func (k *Keeper) discovers(ctx context.Context) {
-	for wait := time.Duration(0); wake.Pause(ctx, wait); {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-k.listedNow:
+		}
 		listed := k.isListed() // until then not all that the books have can be told from ordinary pods
 		err := k.discover(ctx)
 		k.note("books", err)
-		if wait = discoverEvery; err != nil || !listed {
+		wait := discoverEvery
+		if err != nil || !listed {
 			wait = discoverRetry
 		}
+		timer.Reset(wait)
 	}
+}
+
+// deletedPods returns the sandboxes of pods that the cluster seems to have no more and that the agent does not know.
+func (k *Keeper) deletedPods(s *sight) (all []cri.Sandbox) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, sandbox := range s.sandboxes {
+		uid := sandbox.Pod.UID
+		if k.listed && !k.all[uid] && k.subjects[uid] == nil && ledger.ValidPodUID(uid) == nil &&
+			sandbox.Annotations[v1alpha1.AnnotationAddresses] == "" {
+			all = append(all, sandbox)
+		}
+	}
+	return all
+}
+
+// addrsOfDeleted returns the addresses of pools that such pods have, by UID. Of a pod that another program has started,
+// and that was taken over, neither its sandbox nor a ledger tells one: its network namespace does, and the PodIP.
+func (k *Keeper) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[string][]netip.Addr, error) {
+	if len(pods) == 0 {
+		return nil, nil
+	}
+	s, err := k.deep.get(ctx, func() (*sight, error) { return k.look(ctx, true) })
+	if err != nil {
+		return nil, err
+	}
+	all := map[string][]netip.Addr{}
+	for _, sandbox := range pods {
+		if _, there := s.sandboxes[sandbox.ID]; !there {
+			continue
+		}
+		path, err := k.o.Runtime.Netns(ctx, sandbox.ID)
+		if err != nil {
+			return nil, err
+		}
+		if path == "" {
+			continue // the host's
+		}
+		space, err := s.view.Find(ledger.Netns{Path: path})
+		if err != nil {
+			return nil, err
+		}
+		if space == nil {
+			continue
+		}
+		for _, a := range space.Addrs() {
+			ordinary := slices.ContainsFunc(s.bound, func(b bound) bool {
+				return b.Attachment.ContainerID == sandbox.ID && b.Addr == a && !b.foreign
+			})
+			if ordinary || !a.IsGlobalUnicast() {
+				continue
+			}
+			o, err := k.api.PodIP(ctx, a)
+			if err != nil {
+				return nil, err
+			}
+			if o != nil {
+				all[sandbox.Pod.UID] = append(all[sandbox.Pod.UID], a)
+			}
+		}
+		if space.Err != nil && all[sandbox.Pod.UID] == nil {
+			return nil, fmt.Errorf("pod %s, which the cluster has no more: %w", sandbox.Pod, space.Err)
+		}
+	}
+	return all, nil
 }
 
 func (k *Keeper) discover(ctx context.Context) error {
@@ -462,6 +539,7 @@ func (k *Keeper) discover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	deleted, blind := k.addrsOfDeleted(ctx, k.deletedPods(s))
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	know := func(uid string) *subject {
@@ -470,6 +548,9 @@ func (k *Keeper) discover(ctx context.Context) error {
 			k.enqueue(k.subjects[uid])
 		}
 		return k.subjects[uid]
+	}
+	for uid, addrs := range deleted {
+		know(uid).bare = addrs
 	}
 	for uid, f := range files {
 		if f.Text == "" {
@@ -511,7 +592,7 @@ func (k *Keeper) discover(ctx context.Context) error {
 			of.namespace, of.name = pod.Namespace, pod.Name
 		}
 	}
-	return nil
+	return blind
 }
 
 // sweeps removes old bars.

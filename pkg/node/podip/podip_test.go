@@ -653,6 +653,93 @@ func TestAPodThatHasLostItsAddressIsTakenDown(t *testing.T) {
 	})
 }
 
+// A pod that another program has started, and that was taken over, has its address by its PodIP alone: no annotation, no
+// file and no ledger tells it, if its node was cut off before the controller told them.
+func TestAPodThatWasTakenOverIsTakenDownOnceItsAddressIsAnothers(t *testing.T) {
+	runs := func(w *world) {
+		p := w.pod(1)
+		p.Annotations = nil
+		w.c.put(p)
+		nodetest.Configure(t, w.netns(1), addr(1))
+		w.r.mu.Lock()
+		w.r.netns["c1"] = filepath.Join(w.dir, "netns", "cni-1")
+		w.r.sandboxes["c1"] = cri.Sandbox{ID: "c1", Ready: true, Pod: w.name(1)}
+		w.r.mu.Unlock()
+		w.putIP(addr(1), uid(1), p.Name)
+	}
+	stopped := func(w *world) bool {
+		w.r.mu.Lock()
+		defer w.r.mu.Unlock()
+		return len(w.r.stopped) > 0
+	}
+	for how, restarts := range map[string]bool{"the agent runs": false, "the agent starts afterwards": true} {
+		t.Run(how, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				runs(w)
+				w.pass(10 * time.Minute)
+				w.c.fail(errDown)
+				w.c.remove(uid(1))
+				w.putIP(addr(1), uid(2), "web-1")
+				w.pass(time.Hour)
+				if stopped(w) {
+					t.Fatal("taken down on ignorance")
+				}
+				if restarts {
+					w.end()
+					w.starts(-1)
+				}
+				w.c.fail(nil)
+				w.pass(30 * time.Second)
+				if !stopped(w) {
+					t.Error("it goes on answering")
+				}
+				w.wantBarred(1, true)
+			})
+		})
+	}
+	another := func(w *world) { w.putIP(addr(1), uid(2), "web-1") }
+	for _, c := range []struct {
+		how     string
+		unseen  bool // by the watch
+		deleted bool
+		change  func(*world)
+	}{
+		{"the cluster has it", false, false, another},
+		{"the cluster has it, unseen so far", true, false, another},
+		{"its address is its own", false, true, func(*world) {}},
+		{"its address is of no pool", false, true, func(w *world) { delete(w.c.ips, addr(1).String()) }},
+		{"its address is one of the node", false, true, func(w *world) {
+			another(w)
+			r, err := ledger.NewRange(netip.MustParsePrefix("10.6.0.0/24"), netip.Addr{}, netip.Addr{}, addr(254))
+			check(t, err)
+			w.net.Ranges[0][0] = r
+			_, err = ledger.New(w.net, w.ledgers).Add(ledger.AddRequest{Attachment: ledger.Attachment{ContainerID: "c1",
+				IfName: "eth0"}, Pod: w.name(1), Requested: []netip.Addr{addr(1)}})
+			check(t, err)
+		}},
+	} {
+		t.Run(c.how, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.c.stale = c.unseen
+				runs(w)
+				w.pass(time.Second)
+				w.c.mu.Lock()
+				if c.deleted {
+					delete(w.c.pods, uid(1))
+				}
+				w.c.mu.Unlock()
+				c.change(w)
+				w.c.endWatches()
+				w.pass(time.Hour)
+				if stopped(w) {
+					t.Error("taken down")
+				}
+				w.wantBarred(1, false)
+			})
+		})
+	}
+}
+
 // A namespace of nerdctl, or of ip netns, may have an address of a pool, too.
 func TestOnlyWhatIsKnownToBeThePodsIsTakenDown(t *testing.T) {
 	inWorld(t, func(w *world) {
