@@ -27,7 +27,7 @@ type Book struct {
 	runs    map[netip.Addr]map[UID]bool // those that run with it and have no annotation
 	nodes   map[string]Node
 	answers map[string]Answer
-	held    map[UID]string // the node that says that it has the pod
+	held    map[UID][]string // the nodes that say that they have the pod
 	ends    map[UID]End
 	waiting map[string]map[UID]bool // pods that wait for an address of a pool
 
@@ -64,7 +64,7 @@ func NewBook(r Roll) *Book {
 		given: map[UID][]netip.Addr{}, pods: map[UID]*Pod{}, named: map[Owner]UID{},
 		told: map[netip.Addr]map[UID]bool{}, runs: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{},
 		answers: map[string]Answer{},
-		held:    map[UID]string{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{},
+		held:    map[UID][]string{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{},
 	}
 }
 
@@ -194,9 +194,9 @@ func (b *Book) unindex(p *PodIP) {
 	drop(b.owned, p.owner(), p.Addr)
 }
 
-// drop takes an address out of an index.
-func drop[K comparable](of map[K][]netip.Addr, key K, a netip.Addr) {
-	left := slices.DeleteFunc(of[key], func(o netip.Addr) bool { return o == a })
+// drop takes one of what an index has of a key out of it.
+func drop[K, V comparable](of map[K][]V, key K, one V) {
+	left := slices.DeleteFunc(of[key], func(o V) bool { return o == one })
 	if of[key] = left; len(left) == 0 {
 		delete(of, key)
 	}
@@ -324,33 +324,56 @@ func (b *Book) SetAnswer(a Answer) {
 	b.RemoveAnswer(a.Node)
 	b.answers[a.Node] = a
 	for _, h := range a.Held {
-		b.held[h.UID] = a.Node
+		if !slices.Contains(b.held[h.UID], a.Node) {
+			b.held[h.UID] = append(b.held[h.UID], a.Node)
+		}
 	}
 }
 
 // Answer returns the answer of a node, the zero Answer if there is none.
 func (b *Book) Answer(node string) Answer { return b.answers[node] }
 
+// heeds reports whether it counts that a node says to have a pod. That a pod is elsewhere than by the cluster can be so
+// only if a restore has made that forget its node. So of a pod that was made since all nodes were asked, no other node's
+// word counts: an agent may lie.
+func (b *Book) heeds(node string, uid UID) bool {
+	pod := b.pods[uid]
+	return pod == nil || pod.Node == node || b.rules.broken(recallsEnd) ||
+		pod.Created.Before(time.Unix(0, b.roll.Epoch).Add(Skew))
+}
+
+// holders returns the nodes that say that they have a pod, and whose word counts.
+func (b *Book) holders(uid UID) (nodes []string) {
+	for _, node := range b.held[uid] {
+		if b.heeds(node, uid) {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
 // RemoveAnswer takes the answer of a node out.
 func (b *Book) RemoveAnswer(node string) {
 	for _, h := range b.answers[node].Held {
-		if b.held[h.UID] == node {
-			delete(b.held, h.UID)
-		}
+		drop(b.held, h.UID, node)
 	}
 	delete(b.answers, node)
 }
 
 // Fence returns what the fence says of an address.
 func (b *Book) Fence(p *PodIP, now time.Time) Finding {
+	return Fence(b.situation(p, now))
+}
+
+func (b *Book) situation(p *PodIP, now time.Time) Situation {
 	s := Situation{
 		Now: now, IP: p, Pod: b.pods[p.PodUID], Nodes: b.nodes, Answers: b.answers, Asked: b.roll.Asked[p.PodUID],
-		Held: b.held[p.PodUID], rules: b.rules,
+		Held: b.holders(p.PodUID), rules: b.rules,
 	}
 	if end, ok := b.ends[p.PodUID]; ok {
 		s.End = &end
 	}
-	return Fence(s)
+	return s
 }
 
 // waits notes that a pod waits for an address of these pools.

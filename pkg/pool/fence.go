@@ -44,8 +44,8 @@ type Situation struct {
 	// Answers by node, and the round in which nodes were asked for the pod after its end; zero: they were not.
 	Answers map[string]Answer
 	Asked   int64
-	// Held is a node that says that the pod is there, or was when it answered.
-	Held string
+	// Held are the nodes that say that the pod is there, or was when they answered.
+	Held []string
 
 	rules rules
 }
@@ -62,6 +62,8 @@ const askAfter = 30 * time.Second
 //   - it was deleted, nobody knows which node it had, and every node says that it is not there, or is off.
 //
 // That a pod was deleted, by force or not, proves nothing, nor does a node that is not Ready: its sandbox may live on.
+// Nor does what another node than the pod's says of it: an agent may lie, or its token may have been stolen. Then it can
+// do so about the pods of its own node only, as far as it is known which node a pod had.
 func Fence(s Situation) Finding {
 	p := s.IP
 	name := p.Namespace + "/" + p.PodName
@@ -69,7 +71,7 @@ func Fence(s Situation) Finding {
 	switch {
 	case alive:
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s has it", name)}
-	case p.gone():
+	case p.gone() && s.believed():
 		return Finding{Reason: fmt.Sprintf("node %s reports that pod %s is gone", p.Node, name)}
 	case s.Pod != nil && s.Pod.Node == "":
 		return Finding{Verdict: Wait, Reason: fmt.Sprintf("pod %s is being deleted", name)}
@@ -79,24 +81,53 @@ func Fence(s Situation) Finding {
 	case s.rules.broken(forceDeleteIsNoProof):
 		return Finding{}
 	}
-	if node := s.node(); node != "" { // after a restore, a pod may run that has no node by the cluster
+	node, known := s.known()
+	said := p.saidOn() // after a restore, a pod may run that has no node by the cluster
+	switch {
+	case node != "":
 		return fenceNode(s, name, node)
-	}
-	if s.End != nil && s.End.Final {
+	case known && said == "" && s.heldBesides("") == "":
 		return Finding{Reason: fmt.Sprintf("pod %s never had a node", name), If: s.podGone()}
+	case !known && said != "" && s.heldBesides(said) == "":
+		return fenceNode(s, name, said)
 	}
 	return fenceAll(s, fmt.Sprintf("nobody knows on which node pod %s was", name))
 }
 
-// node returns the node of a pod that is gone, if it is known.
-func (s Situation) node() string {
-	if s.IP.Of == s.IP.PodUID && s.IP.Node != "" {
-		return s.IP.Node
+// known returns the node that the pod has or had by the cluster, empty if it never had one. Without a pod, and without
+// its end, no controller that runs has seen it: then ok is false.
+func (s Situation) known() (node string, ok bool) {
+	switch {
+	case s.rules.broken(nodeIsKnown):
+	case s.Pod != nil:
+		return s.Pod.Node, true
+	case s.End != nil && (s.End.Node != "" || s.End.Final):
+		return s.End.Node, true
 	}
-	if s.End != nil && s.End.Node != "" {
-		return s.End.Node
+	return "", false
+}
+
+// believed reports whether the status of the PodIP, which is about the pod, is the word of the pod's own node, or that
+// of a controller.
+func (s Situation) believed() bool {
+	p := s.IP
+	switch node, known := s.known(); {
+	case s.rules.broken(nodeIsKnown):
+		return true
+	case known && (node != "" || s.Pod != nil):
+		return p.Node == "" || p.Node == node
 	}
-	return s.Held
+	return s.heldBesides(p.Node) == ""
+}
+
+// heldBesides returns another node that says that the pod is there, empty if there is none.
+func (s Situation) heldBesides(node string) string {
+	for _, held := range s.Held {
+		if held != node && !s.rules.broken(nodeIsKnown) {
+			return held
+		}
+	}
+	return ""
 }
 
 // podGone is the pod of the address, which must not exist.
@@ -133,12 +164,15 @@ func fenceNode(s Situation, name, node string) Finding {
 			Reason: fmt.Sprintf("pod %s may still run on node %s, which is not Ready", name, node),
 			Remedy: offRemedy}
 	}
-	ask := s.Asked == 0 && (s.End == nil || s.Now.Sub(s.End.At) >= askAfter)
-	if a := s.Answers[node]; s.Asked > 0 && a.Round >= s.Asked && s.Now.Sub(time.Unix(0, s.Asked)) >= askAfter {
-		ask = true // it had the pod then
-	}
+	ask := s.Asked == 0 && (s.End == nil || s.Now.Sub(s.End.At) >= askAfter) || s.had(node)
 	return Finding{Verdict: Wait, Ask: ask,
 		Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", node, name)}
+}
+
+// had reports whether a node had the pod when it was asked, and is to be asked again.
+func (s Situation) had(node string) bool {
+	a := s.Answers[node]
+	return s.Asked > 0 && a.Round >= s.Asked && a.holds(s.IP) && s.Now.Sub(time.Unix(0, s.Asked)) >= askAfter
 }
 
 // answered reports whether a node says that the pod is not there, having been asked after the pod's end.
@@ -157,7 +191,7 @@ func fenceAll(s Situation, why string) Finding {
 	if f.Verdict == Yes {
 		f.If = append(f.If, s.podGone()...)
 	}
-	f.Ask = s.Asked == 0
+	f.Ask = f.Verdict != Yes && (s.Asked == 0 || slices.ContainsFunc(slices.Collect(maps.Keys(s.Nodes)), s.had))
 	return f
 }
 

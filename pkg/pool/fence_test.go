@@ -41,6 +41,7 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		end     *End
 		nodes   map[string]Node
 		answers map[string]Answer
+		held    []string
 		asked   int64
 		verdict Verdict
 		says    string
@@ -56,6 +57,24 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		{name: "its pod is over, and the node says so", phase: Retained, of: "a", pod: &Pod{UID: "a", Node: "n1", Over: true},
 			nodes: nodes(ready), verdict: Yes, says: "node n1 reports"},
 		{name: "the node says that it is gone", phase: Retained, of: "a", nodes: nodes(lost), verdict: Yes},
+		{name: "another node than the pod's says that it is gone", phase: Retained, of: "a",
+			pod: &Pod{UID: "a", Node: "n2", Ending: true}, nodes: nodes(ready, ready), verdict: Wait,
+			says: "node n2 has not reported yet"},
+		{name: "another node says that it is gone, and it has none yet", phase: Retained, of: "a",
+			pod: &Pod{UID: "a", Ending: true}, nodes: nodes(ready, ready), verdict: Wait, says: "is being deleted"},
+		{name: "deleted, and another node than its own says that it is gone", phase: Retained, of: "a",
+			end: &End{Node: "n2", At: noon}, nodes: nodes(ready, ready), verdict: Wait, says: "node n2 has not reported yet"},
+		{name: "deleted, and another node than its own had it, and has not", phase: Bound, of: "a",
+			end: &End{Node: "n2", At: noon}, nodes: nodes(ready, ready), asked: noon.UnixNano(),
+			answers: says(noon.UnixNano(), "n1"), verdict: Wait, says: "node n2 has not reported yet"},
+		{name: "deleted, and another node than its own, which is off, had it", phase: Bound, of: "a",
+			end: &End{Node: "n2", At: noon}, nodes: nodes(off, lost), verdict: Never, ask: true, says: "node n2, which is not Ready"},
+		{name: "gone, as a node says, and another one has it", phase: Retained, of: "a", nodes: nodes(ready, ready),
+			held: []string{"n2"}, verdict: Wait, ask: true, says: "nobody knows on which node"},
+		{name: "nobody knows where, and a node that had it has not", held: []string{"n1"}, nodes: nodes(ready, ready), asked: 7,
+			answers: says(7, "n1"), verdict: Wait, says: "node n2 has not answered"},
+		{name: "deleted before it had a node, but a node had it before a restore", end: &End{Final: true, At: noon},
+			nodes: nodes(ready), held: []string{"n1"}, verdict: Wait, ask: true},
 		{name: "the node said so of an earlier pod", phase: Retained, of: "b", nodes: nodes(ready), verdict: Wait, ask: true,
 			says: "nobody knows on which node"},
 		{name: "deleted by force, its node Ready", phase: Bound, of: "a", end: &End{Node: "n1", Final: true, At: noon},
@@ -71,7 +90,7 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		{name: "deleted, as a watch that was interrupted says", end: &End{At: noon}, nodes: nodes(ready), verdict: Wait,
 			ask: true},
 		{name: "deleted before it had a node, but a node has it", end: &End{Final: true, At: noon}, phase: Bound, of: "a",
-			nodes: nodes(ready), verdict: Wait},
+			nodes: nodes(ready), verdict: Wait, ask: true},
 		{name: "nobody knows where, one node silent", nodes: nodes(ready, ready), asked: 7, answers: says(7, "n1"),
 			verdict: Wait, says: "node n2 has not answered"},
 		{name: "nobody knows where, one node lost", nodes: nodes(ready, lost), asked: 7, answers: says(7, "n1"),
@@ -91,7 +110,8 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			if c.phase != "" {
 				ip.Node = "n1"
 			}
-			f := Fence(Situation{Now: noon, IP: ip, Pod: c.pod, End: c.end, Nodes: c.nodes, Answers: c.answers, Asked: c.asked})
+			f := Fence(Situation{Now: noon, IP: ip, Pod: c.pod, End: c.end, Nodes: c.nodes, Answers: c.answers, Asked: c.asked,
+				Held: c.held})
 			if f.Verdict != c.verdict || f.Ask != c.ask || len(f.If) != c.looks || f.Reason == "" ||
 				!strings.Contains(f.Reason, c.says) || (f.Remedy != "") != (c.verdict == Never) {
 				t.Errorf("found %+v", f)
@@ -223,6 +243,9 @@ func TestPodsThatWaitGoOldestFirst(t *testing.T) {
 func TestAPodGetsItsOwnAddressBack(t *testing.T) {
 	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24", Gateway: "10.6.0.254"})
 	first, _ := place(t, b, gatedPod(1), noon)
+	runs := *b.Pod("u1")
+	runs.Node = "n1"
+	b.SetPod(runs)
 	b.RemovePod("u1", true, noon)
 	again := gatedPod(1)
 	again.UID = "u1-again"
@@ -607,6 +630,82 @@ func TestAPodThatIsDeletedBeforeItIsToldTakesNoAddressAlong(t *testing.T) {
 		}
 		if told := plan.Writes[len(plan.Writes)-1].(PlacePod).Addresses[0]; told.Last != "n1" {
 			t.Errorf("%s: told %+v", deletion, told)
+		}
+	}
+}
+
+// An agent that lies, or its stolen token, may write the status of a PodIP before the node of its pod does.
+func TestWhatAnotherNodeSaysOfAPodIsTakenBack(t *testing.T) {
+	for _, phase := range []Phase{Bound, Retained, Allocated} {
+		for _, state := range []string{"runs", "ends", "has ended"} {
+			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+			a, _ := place(t, b, gatedPod(1), noon)
+			pod := *b.Pod("u1")
+			pod.Node, pod.Ending = "n1", state == "ends"
+			b.SetPod(pod)
+			if state == "has ended" {
+				b.RemovePod("u1", false, noon)
+			}
+			ip := *b.PodIP(a)
+			ip.Phase, ip.Of, ip.Node, ip.Conflict = phase, "u1", "n2", "02:00:00:00:00:02"
+			b.SetPodIP(ip)
+			plan := b.Review(a, noon, nil)
+			if len(plan.Writes) != 1 {
+				t.Fatalf("%s, %s: %+v", phase, state, plan)
+			}
+			again, ok := plan.Writes[0].(StatusIP)
+			if is := again.PodIP; !ok || is.Phase != Allocated || is.Of != "u1" || is.Node != "n1" || is.Conflict != "" {
+				t.Fatalf("%s, %s: %+v", phase, state, plan)
+			}
+			b.SetPodIP(again.PodIP)
+			if plan := b.Review(a, noon, nil); plan.Writes != nil {
+				t.Errorf("%s, %s: and again: %+v", phase, state, plan)
+			}
+			// Its own agent may speak of it again, and does.
+			l := Local{UID: "u1", Node: "n1", Exists: true, Netns: true, IP: &again.PodIP}
+			if got := Tend(l); got != (Deed{Report: Bound}) {
+				t.Errorf("%s, %s: its agent: %+v", phase, state, got)
+			}
+		}
+	}
+}
+
+// That a pod is elsewhere than by the cluster can be so after a restore only.
+func TestNoNodeEndsAPodByItsWordButOneFromBeforeARecall(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		created time.Time
+		ends    bool
+	}{
+		{"before it", noon.Add(-time.Hour), true},
+		{"about as it began", noon.Add(Skew - 1), true},
+		{"after it", noon.Add(Skew), false},
+	} {
+		b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+		b.SetRoll(Roll{Version: "1", Mark: noon, Epoch: noon.UnixNano()})
+		pod := gatedPod(1)
+		pod.Created = c.created
+		b.SetPod(pod)
+		b.SetAnswer(Answer{Node: "n1", Round: noon.UnixNano(),
+			Held: []Held{{UID: "u1", Addr: netip.MustParseAddr("10.6.0.9"), Interface: "eth0"}}})
+		plan := b.Place("u1", noon.Add(time.Hour))
+		ends := slices.ContainsFunc(plan.Writes, func(w Write) bool { _, ok := w.(EndPod); return ok })
+		if placed := len(plan.Writes) > 1; ends != c.ends || placed == c.ends {
+			t.Errorf("made %s: %+v", c.name, plan)
+		}
+		// Nor does its word in the status.
+		b = bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+		b.SetPod(pod)
+		ip := pod.made(Address{Network: "net", Interface: "eth0", Pool: "p", Mode: L2,
+			Prefix: netip.MustParsePrefix("10.6.0.9/24")})
+		ip.Version, ip.Phase, ip.Of, ip.Node = "2", Bound, "u1", "n1"
+		b.SetPodIP(ip)
+		plan = b.Place("u1", noon)
+		if len(plan.Writes) != 1 {
+			t.Fatalf("made %s: %+v", c.name, plan)
+		}
+		if _, ok := plan.Writes[0].(PlacePod); !ok {
+			t.Errorf("made %s: %+v", c.name, plan)
 		}
 	}
 }

@@ -70,6 +70,10 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 	}
 	pod := b.pods[p.PodUID]
 	alive := pod != nil && !pod.Ending && !pod.Over
+	if again, wrong := b.corrected(p, now); wrong {
+		return Plan{Reason: fmt.Sprintf("node %s has spoken of pod %s/%s, which is node %s's", p.Node, p.Namespace, p.PodName,
+			again.Node), Writes: []Write{StatusIP{PodIP: again}}}
+	}
 	switch {
 	case alive && p.gone() && pod.Node != "": // the pod comes from a backup
 		return Plan{Reason: fmt.Sprintf("pod %s/%s ended on node %s before the API server's data were restored",
@@ -186,9 +190,9 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		return Plan{Reason: all.Reason, Remedy: all.Remedy}
 	}
 	heirs := map[UID]bool{}
-	for _, answer := range b.answers {
+	for node, answer := range b.answers {
 		for _, h := range answer.Held {
-			if h.Addr == p.Addr {
+			if h.Addr == p.Addr && b.heeds(node, h.UID) {
 				heirs[h.UID] = true
 			}
 		}
@@ -241,11 +245,24 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	return Plan{Writes: []Write{UpdateIP{PodIP: again, If: checks}}}
 }
 
+// corrected returns the PodIP with the node that its pod has by the cluster. wrong: another node has spoken of the pod,
+// which is not its own. That is not believed, but it would be once no controller knows the pod any more, and until then
+// the pod's own agent may write nothing.
+func (b *Book) corrected(p *PodIP, now time.Time) (again PodIP, wrong bool) {
+	node, known := b.situation(p, now).known()
+	if said := p.saidOn(); !known || node == "" || said == "" || said == node {
+		return *p, false
+	}
+	again = *p
+	again.Phase, again.Node, again.Since, again.Conflict, again.PodCIDR = Allocated, node, now, "", netip.Prefix{}
+	return again, true
+}
+
 // nodeOf returns the node that the pod of an address had, as far as that is known. If it never had one, the address is
 // where an earlier pod left it.
 func (b *Book) nodeOf(p *PodIP) string {
 	end := b.ends[p.PodUID]
-	if p.Node != "" && (p.Of == p.PodUID || end.Final && end.Node == "") {
+	if end.Node == "" && (p.Of == p.PodUID || end.Final) {
 		return p.Node
 	}
 	return end.Node
@@ -289,10 +306,14 @@ func (b *Book) surplus(pod *Pod, p *PodIP) bool {
 		return !pod.has(p.Addr)
 	}
 	if pod.Has == nil && (pod.Ending || pod.Over) { // it never will be told of any
-		answer := b.answers[b.held[pod.UID]]
-		return !answer.has(pod.UID, p.Addr) && p.Of == "" // what an earlier pod had is kept, or not, as that one said
+		for _, node := range b.holders(pod.UID) {
+			if answer := b.answers[node]; answer.has(pod.UID, p.Addr) {
+				return false
+			}
+		}
+		return p.Of == "" // what an earlier pod had is kept, or not, as that one said
 	}
-	return pod.Has != nil && !pod.Gated && !pod.has(p.Addr) && !p.bound()
+	return pod.Has != nil && !pod.Gated && !pod.has(p.Addr) && !p.boundOn(pod.Node)
 }
 
 // superseded reports whether a later pod of the same name has another address in the place of this one.

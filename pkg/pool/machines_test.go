@@ -318,8 +318,48 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
 		if ip.PodCIDR = local.PodCIDR; deed.Report == Retained {
 			ip.PodCIDR = netip.Prefix{}
 		}
-		_ = w.send(n.name, StatusIP{PodIP: ip})
+		_ = w.send(n.name, agentStatus{StatusIP{PodIP: ip}, n.name})
 	}
+}
+
+// lie is what an agent that lies writes: whatever its policy lets it. Of PodIPs of which no other node has spoken since
+// they were given to their pod it writes any status in its own name, and in its answer what it likes.
+func (w *world) lie() {
+	n := w.liar
+	if key := pickOne(w.r, w.ips.keys()); key != "" && w.some(60) {
+		ip := w.ips.objs[key]
+		ip.Phase, ip.Of, ip.Node, ip.Since = pickOne(w.r, []Phase{Bound, Bound, Retained, Retained, Allocated}), ip.PodUID,
+			n.name, w.now
+		if ip.Conflict, ip.PodCIDR = "", (netip.Prefix{}); ip.Phase == Allocated {
+			ip.Conflict = "02:00:00:00:00:02"
+		} else if ip.Phase == Bound && ip.Mode == Routed {
+			ip.PodCIDR = n.routes(ip.Addr)
+		}
+		if w.apply(n.name+" lies", agentStatus{StatusIP{PodIP: ip}, n.name}) == nil {
+			w.lies++
+		}
+		return
+	}
+	if _, exists := w.hosts.objs[n.name]; !exists {
+		return
+	}
+	answer := Answer{Node: n.name, Round: w.roll.Round}
+	for _, key := range w.ips.keys() {
+		if ip := w.ips.objs[key]; w.some(20) {
+			answer.Held = append(answer.Held, Held{Addr: ip.Addr, UID: ip.PodUID, Namespace: ip.Namespace, PodName: ip.PodName,
+				Pool: ip.Pool, Mode: ip.Mode, Network: ip.Network, Interface: ip.Interface, Keep: ip.Keep})
+		}
+	}
+	for _, key := range w.pods.keys() {
+		if p := w.pods.objs[key]; w.some(20) {
+			a := netip.AddrFrom4([4]byte{10, byte(6 + w.r.IntN(2)), 0, byte(1 + w.r.IntN(4))})
+			answer.Held = append(answer.Held, Held{Addr: a, UID: p.UID, Namespace: p.Namespace, PodName: p.Name, Pool: "a4",
+				Mode: w.mode(), Network: "net", Interface: "eth0"})
+		}
+	}
+	w.logf("%s lies: it answers round %d, has %v", n.name, answer.Round%1e12, answer.Held)
+	w.said.put(n.name, answer)
+	w.lies++
 }
 
 func (w *world) answer(n *node, roll Roll) {
@@ -781,6 +821,13 @@ func (w *world) settle() {
 	for _, n := range w.nodes {
 		w.mend(n)
 	}
+	if w.liar != nil { // nothing that it said is left but in PodIPs
+		w.said.del(w.liar.name)
+		for uid := range w.liar.sandboxes {
+			w.unseen[uid] = true
+		}
+		w.liar, w.lied = nil, w.liar.name
+	}
 	for _, f := range w.inflight {
 		f()
 	}
@@ -906,6 +953,7 @@ func (w *world) explained() {
 		switch {
 		case exists && !pod.Over && pod.has(p.Addr) && p.Quarantine.Reason == "":
 		case exists && !pod.Over && (pod.Gated || pod.Has == nil): // it waits, see below
+		case exists && pod.Node == w.lied && p.boundOn(w.lied): // the agent has lied that the pod has this one, too
 		case exists && p.conflicts():
 			w.failf("pod %s waits for nobody: %+v", p.PodUID, p)
 		case w.now.Before(p.Quarantine.Until): // also of a pod that has started since

@@ -16,6 +16,7 @@ var (
 	modelForeign   = flag.Bool("model.foreign", false, "histories with other machines on the link")
 	modelAdopts    = flag.Bool("model.adopts", false, "histories with pods that are adopted")
 	modelRouted    = flag.Bool("model.routed", false, "histories with routed pools")
+	modelLies      = flag.Bool("model.lies", false, "histories with an agent that lies")
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
 
@@ -63,6 +64,7 @@ const (
 	otherMachines      // on the link
 	adoptedPods        // which another program has started
 	routedPools        // all are
+	lyingAgent         // of one node
 )
 
 // chosen is what the flags say.
@@ -74,6 +76,8 @@ func chosen() more {
 		return adoptedPods
 	case *modelRouted:
 		return routedPools
+	case *modelLies:
+		return lyingAgent
 	}
 	return nothingMore
 }
@@ -128,6 +132,22 @@ func TestOtherNodesRouteToThePodThatAnswers(t *testing.T) {
 	t.Logf("addresses that changed hands: %d; pods that nodes routed to before they started: %d", hands, early)
 }
 
+// An agent that writes all that its policy lets it write harms the pods of its own node only.
+func TestAnAgentThatLiesHarmsNoPodOfAnotherNode(t *testing.T) {
+	lies := 0
+	for seed := range uint64(500) {
+		w := history(t, 1+seed, 0, lyingAgent)
+		if w.bad != "" {
+			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
+		}
+		lies += w.lies
+	}
+	if lies == 0 {
+		t.Error("no agent told a lie that was written")
+	}
+	t.Logf("lies: %d", lies)
+}
+
 func history(t testing.TB, seed uint64, broken rules, with more) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 0)), broken)
 	total, deeds := 0, deeds
@@ -141,6 +161,8 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 			is.Spec.Mode = Routed
 			w.pools.put(name, is)
 		}
+	case lyingAgent:
+		w.liar, deeds = pickOne(w.r, w.nodes), append(slices.Clone(deeds), deed{25, func(w *world) { w.lie() }})
 	case adoptedPods:
 		w.adopts, deeds = true, append(slices.Clone(deeds), deed{8, func(w *world) { w.adopt() }})
 		w.workloads["old"] = &workload{name: "old", keep: Keep{WhileOwned: true, Scaled: true, Deleted: true},
@@ -185,8 +207,8 @@ func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 		}
 		t.Run(ruleNames[one].name, func(t *testing.T) {
 			for seed := from; seed < from+most; seed++ {
-				if w := history(t, seed, 1<<one, nothingMore); w.bad != "" {
-					if whole := history(t, seed, 0, nothingMore); whole.bad != "" {
+				if w := history(t, seed, 1<<one, ruleNames[one].with); w.bad != "" {
+					if whole := history(t, seed, 0, ruleNames[one].with); whole.bad != "" {
 						t.Fatalf("seed %d fails with the rule, too: %s", seed, whole.bad)
 					}
 					t.Logf("seed %d: %s", seed, w.bad)
@@ -201,31 +223,34 @@ func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 var ruleNames = map[rule]struct {
 	name string
 	from uint64
+	with more
 }{
-	forceDeleteIsNoProof: {"forceDeleteIsNoProof", 10},
-	notReadyIsNoProof:    {"notReadyIsNoProof", 12},
-	podIsLookedUp:        {"podIsLookedUp", 17192},
-	nodeIsLookedUp:       {"nodeIsLookedUp", 7},
-	everyNodeAnswers:     {"everyNodeAnswers", 186},
-	answersAreFresh:      {"answersAreFresh", 26},
-	restoresAreNoticed:   {"restoresAreNoticed", 14},
-	restoresWaitForAll:   {"restoresWaitForAll", 209},
-	placedSinceMark:      {"placedSinceMark", 362},
-	versionsMatter:       {"versionsMatter", 50},
-	createsAreClaims:     {"createsAreClaims", 21},
-	releaseWaitsForFence: {"releaseWaitsForFence", 8153},
-	finalizerHolds:       {"finalizerHolds", 2043},
-	annotationsDecide:    {"annotationsDecide", 400},
-	goneMeansForGood:     {"goneMeansForGood", 1},
-	goneMeansNamespace:   {"goneMeansNamespace", 66},
-	goneMeansBarred:      {"goneMeansBarred", 4187},
-	ownPodsOnly:          {"ownPodsOnly", 1337},
-	recallMeansChecked:   {"recallMeansChecked", 0},
-	strangersGoDown:      {"strangersGoDown", 3910},
-	offGoesDown:          {"offGoesDown", 24139},
-	unusedIsFreed:        {"unusedIsFreed", 1},
-	surplusIsFreed:       {"surplusIsFreed", 172},
-	adoptedIsOwn:         {"adoptedIsOwn", 0},
+	forceDeleteIsNoProof: {"forceDeleteIsNoProof", 10, nothingMore},
+	notReadyIsNoProof:    {"notReadyIsNoProof", 12, nothingMore},
+	podIsLookedUp:        {"podIsLookedUp", 17192, nothingMore},
+	nodeIsLookedUp:       {"nodeIsLookedUp", 7, nothingMore},
+	everyNodeAnswers:     {"everyNodeAnswers", 186, nothingMore},
+	nodeIsKnown:          {"nodeIsKnown", 1, lyingAgent},
+	answersAreFresh:      {"answersAreFresh", 26, nothingMore},
+	restoresAreNoticed:   {"restoresAreNoticed", 14, nothingMore},
+	restoresWaitForAll:   {"restoresWaitForAll", 209, nothingMore},
+	placedSinceMark:      {"placedSinceMark", 362, nothingMore},
+	versionsMatter:       {"versionsMatter", 50, nothingMore},
+	createsAreClaims:     {"createsAreClaims", 21, nothingMore},
+	releaseWaitsForFence: {"releaseWaitsForFence", 8153, nothingMore},
+	finalizerHolds:       {"finalizerHolds", 2043, nothingMore},
+	annotationsDecide:    {"annotationsDecide", 400, nothingMore},
+	goneMeansForGood:     {"goneMeansForGood", 1, nothingMore},
+	goneMeansNamespace:   {"goneMeansNamespace", 66, nothingMore},
+	goneMeansBarred:      {"goneMeansBarred", 4187, nothingMore},
+	ownPodsOnly:          {"ownPodsOnly", 1337, nothingMore},
+	recallsEnd:           {"recallsEnd", 1, lyingAgent},
+	recallMeansChecked:   {"recallMeansChecked", 0, nothingMore},
+	strangersGoDown:      {"strangersGoDown", 3910, nothingMore},
+	offGoesDown:          {"offGoesDown", 24139, nothingMore},
+	unusedIsFreed:        {"unusedIsFreed", 1, nothingMore},
+	surplusIsFreed:       {"surplusIsFreed", 172, nothingMore},
+	adoptedIsOwn:         {"adoptedIsOwn", 0, nothingMore},
 }
 
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten

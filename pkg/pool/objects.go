@@ -91,8 +91,18 @@ func (p *PodIP) owner() Owner { return ownerOf(p.Namespace, p.PodName, p.Identit
 // gone reports whether it is known that the pod the address was given to has it no more.
 func (p *PodIP) gone() bool { return p.Of == p.PodUID && p.Phase == Retained }
 
-// bound reports whether its node says that the pod the address was given to has it.
-func (p *PodIP) bound() bool { return p.Of == p.PodUID && p.Phase == Bound }
+// saidOn returns the node that has said of the pod the address was given to that it is or was there; empty: none has.
+func (p *PodIP) saidOn() string {
+	if p.Of != p.PodUID {
+		return ""
+	}
+	return p.Node
+}
+
+// boundOn reports whether a node says that the pod the address was given to has it there.
+func (p *PodIP) boundOn(node string) bool {
+	return p.Phase == Bound && node != "" && p.saidOn() == node
+}
 
 // conflicts reports whether another machine has the address, so that the pod it was given to could not start.
 func (p *PodIP) conflicts() bool { return p.Of == p.PodUID && p.Phase == Allocated && p.Conflict != "" }

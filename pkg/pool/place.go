@@ -140,14 +140,12 @@ func (b *Book) withoutRoutes(pod *Pod, all []choice) (nodes []string, wait Plan)
 }
 
 // elsewhere returns a node that has a pod which has another one by the cluster, or none: it comes from a backup that
-// was made before it got its node, and would start a second time.
+// was made before it got its node, and would start a second time. Only the answers tell, not the status of its PodIPs:
+// after a restore, an agent reports of no pod that the cluster has elsewhere.
 func (b *Book) elsewhere(pod *Pod) string {
-	if node := b.held[pod.UID]; node != "" && node != pod.Node {
-		return node
-	}
-	for _, a := range b.given[pod.UID] {
-		if p := b.ips[a]; p.Of == pod.UID && p.Node != "" && p.Node != pod.Node {
-			return p.Node
+	for _, node := range b.holders(pod.UID) {
+		if node != pod.Node {
+			return node
 		}
 	}
 	return ""
@@ -257,7 +255,7 @@ func (b *Book) chooseGiven(pod *Pod, s slot, taken map[netip.Addr]bool, runs boo
 // runsWith reports whether a pod that has not been told of an address has it all the same, by the word of its node: it
 // was told before the API server's data were restored.
 func (b *Book) runsWith(pod *Pod, a netip.Addr) bool {
-	if p := b.ips[a]; p != nil && p.bound() && p.PodUID == pod.UID {
+	if p := b.ips[a]; p != nil && p.PodUID == pod.UID && p.boundOn(pod.Node) {
 		return true
 	}
 	answer := b.answers[pod.Node]

@@ -37,6 +37,9 @@ const (
 	MarkLost  = 2 * time.Minute
 )
 
+// Skew is the most by which the clocks of controllers and API servers may differ, as far as anything rests on that.
+const Skew = time.Minute
+
 // Answer of a node to a round.
 type Answer struct {
 	Node  string

@@ -14,6 +14,7 @@ const (
 	podIsLookedUp                    // that a pod is gone is read past the cache
 	nodeIsLookedUp                   // that its node is off, too
 	everyNodeAnswers                 // an unknown holder may be anywhere
+	nodeIsKnown                      // only the node that a pod has by the cluster is to speak of it
 	answersAreFresh                  // what a node said before the end of a pod says nothing
 	restoresAreNoticed               // after a restore, nodes know more than the cluster
 	restoresWaitForAll               // also those that do not answer
@@ -27,6 +28,7 @@ const (
 	goneMeansNamespace               // an agent: a pod whose namespace exists is not gone
 	goneMeansBarred                  // an agent: kubelet may start again what was reported gone
 	ownPodsOnly                      // an agent: a pod that may be another node's is not its to speak of
+	recallsEnd                       // nor ends its word a pod, but for one from before all nodes were asked
 	recallMeansChecked               // kubelet may start what the cluster has forgotten
 	strangersGoDown                  // a pod that the cluster has given up must not answer
 	offGoesDown                      // nor one that it has deleted on a node that it believes to be off

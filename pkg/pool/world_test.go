@@ -47,7 +47,13 @@ type world struct {
 	adopted    int
 	routed     bool // the pools are of mode Routed
 	early      int  // pods that nodes routed to before they started
-	known      int  // addresses that a backup gave to a pod, and the cluster it replaced to another one
+	// liar is a node whose agent lies, until everything is healed; nil: all are honest.
+	liar *node
+	lies int
+	lied string // the node that had a liar
+	// unseen are pods of which the liar's word was taken, since the controller did not know which node they had.
+	unseen map[UID]bool
+	known  int // addresses that a backup gave to a pod, and the cluster it replaced to another one
 }
 
 // api is what the API server stores.
@@ -176,7 +182,7 @@ var errConflict = errors.New("conflict")
 
 func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 	w := &world{t: t, r: r, rules: broken, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), told: map[UID]bool{},
-		lost: map[UID]bool{}, workloads: map[string]*workload{}}
+		lost: map[UID]bool{}, unseen: map[UID]bool{}, workloads: map[string]*workload{}}
 	w.rev = 1
 	w.pools.put("a4", modelPool{Version: "1", Spec: Spec{Mode: L2, Subnet: "10.6.0.0/16",
 		Addresses: []string{"10.6.0.1-10.6.0.4"}}})
@@ -269,7 +275,22 @@ func (w *world) apply(by string, wr Write) error {
 	return err
 }
 
+// agentStatus is the status of a PodIP that an agent writes.
+type agentStatus struct {
+	StatusIP
+	node string
+}
+
+var errForbidden = errors.New("forbidden")
+
 func (w *world) applied(wr Write) error {
+	if said, ok := wr.(agentStatus); ok { // the policy of agents
+		is := w.ips.objs[said.PodIP.Addr.String()]
+		if is.Of == is.PodUID && is.Node != "" && is.Node != said.node || said.PodIP.Of != is.PodUID {
+			return errForbidden
+		}
+		wr = said.StatusIP
+	}
 	current := func(p PodIP) (PodIP, error) {
 		is, ok := w.ips.objs[p.Addr.String()]
 		if !ok || is.UID != p.UID || is.Version != p.Version && !w.rules.broken(versionsMatter) {
@@ -341,6 +362,10 @@ func (w *world) applied(wr Write) error {
 			if ip.PodUID == wr.UID && ip.conflicts() && !is.Ending {
 				w.conflicts++
 			}
+		}
+		if w.liar != nil && !w.told[is.UID] && is.Node != w.liar.name && is.Created.After(time.Unix(0, w.roll.Epoch).Add(2*Skew)) {
+			w.failf("pod %s %s is ended, on node %q, and no node but %s can have said anything of it", is.Name, is.UID, is.Node,
+				w.liar.name)
 		}
 		w.deletePod(is)
 	case HoldPool:
@@ -425,6 +450,8 @@ func (w *world) send(by string, wr Write) error {
 
 func describe(wr Write) string {
 	switch wr := wr.(type) {
+	case agentStatus:
+		return describe(wr.StatusIP)
 	case CreateIP:
 		return fmt.Sprintf("create %s for %s %s", wr.PodIP.Addr, wr.PodIP.PodName, wr.PodIP.PodUID)
 	case UpdateIP:
@@ -458,6 +485,12 @@ type answering struct {
 }
 
 // oracle: at no moment may two pods answer for one address, nor nodes route to another pod than the one that answers.
+//
+// It excuses a pod that had its address by a backup and one that this lacks, a pod on a node that is wrongly said to be
+// off, and what an agent that lies does to others by its own node: that a pod which is there answers for an address that
+// is not its own any more, since on a shared link any node can answer for any address, and that nodes route there. Also
+// what it says of a pod that was bound and deleted before the controller that decides could see where: one that has just
+// begun, or whose watch was interrupted.
 func (w *world) oracle() {
 	all := w.scratch[:0]
 	for _, n := range w.nodes {
@@ -477,12 +510,17 @@ func (w *world) oracle() {
 	}
 	w.scratch = all
 	for i, x := range all {
-		if p := w.ips.objs[x.addr.String()]; w.routed && p.PodCIDR.IsValid() && p.Of == p.PodUID &&
+		p := w.ips.objs[x.addr.String()]
+		lies := func(x answering) bool {
+			return x.uid != p.PodUID && (w.liar != nil && x.node == w.liar.name || w.unseen[x.uid])
+		}
+		if w.routed && w.lied == "" && (w.liar == nil || p.Node != w.liar.name && x.node != w.liar.name) && p.PodCIDR.IsValid() && p.Of == p.PodUID &&
 			(p.Of != x.uid || p.Node != x.node) && !w.told[x.uid] && !w.lost[x.uid] && !w.told[p.Of] && !w.lost[p.Of] {
 			w.failf("%s on %s answers for %s, and nodes route it to %s on %s", x.uid, x.node, x.addr, p.Of, p.Node)
 		}
 		for _, y := range all[:i] {
-			if x.addr != y.addr || w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] {
+			if x.addr != y.addr || w.told[x.uid] && (w.lost[y.uid] || x.uid == y.uid) || w.told[y.uid] && w.lost[x.uid] ||
+				lies(x) || lies(y) {
 				continue
 			}
 			w.failf("%s is doubled: %s on %s and %s on %s", x.addr, y.uid, y.node, x.uid, x.node)
@@ -773,9 +811,30 @@ func (w *world) decide(c *controller) {
 			plan, what = c.book.Review(a, w.now, w.wanted), "review "+a.String()
 		}
 	}
+	for _, wr := range plan.Writes {
+		if about, ok := podIPOf(wr); ok && w.liar != nil && c.book.ips[about] != nil {
+			p := c.book.ips[about]
+			if _, known := c.book.situation(p, w.now).known(); !known && p.saidOn() == w.liar.name {
+				w.unseen[p.PodUID] = true
+			}
+		}
+	}
 	if plan.Writes != nil && len(c.jobs) < 4 {
 		c.jobs = append(c.jobs, &job{what, plan.Writes})
 	}
+}
+
+// podIPOf returns the address of the PodIP that a write is about.
+func podIPOf(wr Write) (a netip.Addr, ok bool) {
+	switch wr := wr.(type) {
+	case UpdateIP:
+		return wr.PodIP.Addr, true
+	case StatusIP:
+		return wr.PodIP.Addr, true
+	case DeleteIP:
+		return wr.PodIP.Addr, true
+	}
+	return a, false
 }
 
 // work makes the next write of a job.
