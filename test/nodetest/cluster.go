@@ -143,11 +143,16 @@ func (c *Cluster) list(w http.ResponseWriter, r *http.Request) {
 	l.ResourceVersion = strconv.Itoa(c.Version)
 	if r.URL.Query().Get("fieldSelector") == "spec.nodeName=n1" {
 		for _, o := range c.Objects {
-			l.Items = append(l.Items, *o)
+			if ofNode(o) {
+				l.Items = append(l.Items, *o)
+			}
 		}
 	}
 	say(w, l)
 }
+
+// ofNode reports whether the agent's field selector selects an object.
+func ofNode(o *v1alpha1.RetainedIP) bool { return o.Spec.NodeName == "" || o.Spec.NodeName == "n1" }
 
 func (c *Cluster) watch(w http.ResponseWriter, r *http.Request) {
 	ch := make(chan metav1.WatchEvent, 100)
@@ -244,7 +249,9 @@ func (c *Cluster) putLocked(kind string, o *v1alpha1.RetainedIP) {
 	o.TypeMeta = metav1.TypeMeta{APIVersion: "stayput.io/v1alpha1", Kind: "RetainedIP"}
 	o.ResourceVersion = strconv.Itoa(c.Version)
 	c.Objects[Name{o.Namespace, o.Name}] = o
-	c.tell(kind, o)
+	if ofNode(o) {
+		c.tell(kind, o)
+	}
 }
 
 // Put stores an object and notifies the watches.
@@ -284,7 +291,9 @@ func (c *Cluster) RemoveLocked(key Name) {
 	o := c.Objects[key]
 	o.ResourceVersion = strconv.Itoa(c.Version)
 	delete(c.Objects, key)
-	c.tell("DELETED", o)
+	if ofNode(o) {
+		c.tell("DELETED", o)
+	}
 }
 
 func (c *Cluster) getNode(w http.ResponseWriter, _ *http.Request) {

@@ -417,7 +417,9 @@ func (v *View) Users(a netip.Addr) (all []*Space) {
 }
 
 // Addrs returns the addresses that were seen in the namespace.
-func (s *Space) Addrs() []netip.Addr { return slices.SortedFunc(maps.Keys(s.addrs), netip.Addr.Compare) }
+func (s *Space) Addrs() []netip.Addr {
+	return slices.SortedFunc(maps.Keys(s.addrs), netip.Addr.Compare)
+}
 
 // Shows reports whether the address was seen in the namespace.
 func (s *Space) Shows(a netip.Addr) bool { return s.addrs[a] }

@@ -250,7 +250,7 @@ func (p *Publisher) work(ctx context.Context) bool {
 	news := was == nil || was.Error() != err.Error()
 	if news && ctx.Err() == nil && !inNoNamespace(err) && !errors.Is(err, errNoNode) {
 		p.log.Warn("Cannot update RetainedIP, retrying", "object", key.String(), "err", err)
-		if apierrors.IsForbidden(err) { // by a quota, say
+		if apierrors.IsForbidden(err) || errors.Is(err, errSquatted) { // by a quota, say
 			p.eventRefused(key, err)
 		}
 	}
@@ -364,6 +364,9 @@ func (p *Publisher) apply(ctx context.Context, key Name, o *object, want *promis
 	err = p.client.Patch(types.ApplyPatchType).Namespace(key.Namespace).Resource(retainedIPs).Name(key.Name).
 		VersionedParams(&metav1.PatchOptions{FieldManager: v1alpha1.AgentFieldManager, Force: &force}, metav1.ParameterCodec).
 		Body(body).Do(ctx).Into(&now)
+	if o == nil && (apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsConflict(err)) {
+		err = p.unsquat(ctx, key, err)
+	}
 	if err := p.wrote(ctx, "apply", key, o, err); err != nil {
 		if namespaceNotFound(err) {
 			p.namespaceGone(key, want)
@@ -377,6 +380,30 @@ func (p *Publisher) apply(ctx context.Context, key Name, o *object, want *promis
 	p.log.Debug("Applied RetainedIP", "pod", key.Namespace+"/"+want.spec.PodName, "addrs", want.status.IPs,
 		"phase", want.status.Phase, "expires", want.status.Expires)
 	return nil
+}
+
+// errSquatted is about a name of this node's that another node's object has: the agent watches only its own node's, and
+// a RetainedIP never changes its node.
+var errSquatted = errors.New("another node's object has the name")
+
+// unsquat finds out whether a new object is refused because the name is taken, and deletes what has it. It returns err,
+// or what is wrong with the name.
+func (p *Publisher) unsquat(ctx context.Context, key Name, err error) error {
+	var is v1alpha1.RetainedIP
+	if p.client.Get().Namespace(key.Namespace).Resource(retainedIPs).Name(key.Name).Do(ctx).Into(&is) != nil ||
+		is.Spec.NodeName == p.o.Node {
+		return err
+	}
+	said := fmt.Errorf("%w: spec.nodeName is %q, expected %q; delete it: %w", errSquatted, is.Spec.NodeName, p.o.Node, err)
+	if key.Name == v1alpha1.RetainedIPName(is.Spec.PodName, is.Spec.NodeName) {
+		return said // it has the name by right
+	}
+	if p.deleteOne(ctx, &is) != nil {
+		return said
+	}
+	p.log.Warn("Deleted another node's RetainedIP that had a name of this node's", "object", key.String(),
+		"node", is.Spec.NodeName)
+	return tryLater{0}
 }
 
 func (p *Publisher) delete(ctx context.Context, key Name, o *object) error {

@@ -102,6 +102,46 @@ func TestAnAPIServerThatRefusesIsAskedAgain(t *testing.T) {
 	must.Eventually(t, "content", func() bool { return p.Trouble() == "" })
 }
 
+// Another node's agent may have written an object under a name of this node's.
+func TestANameThatAnotherNodesObjectHasIsSaidAndTakenBack(t *testing.T) {
+	c := nodetest.StartCluster(t)
+	name := v1alpha1.RetainedIPName("web-0", "n1")
+	squatter := &v1alpha1.RetainedIP{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: "squatter"}}
+	squatter.Spec.PodName, squatter.Spec.NodeName = "web-0", "n2"
+	c.Put(squatter)
+	var mayDelete atomic.Bool
+	c.Answers(func(r *http.Request) *metav1.Status {
+		is := c.Object("web-0")
+		switch {
+		case r.Method == http.MethodPatch && is != nil && is.Spec.NodeName == "n2": // it is immutable
+			return &metav1.Status{Code: 422, Reason: metav1.StatusReasonInvalid}
+		case r.Method == http.MethodDelete && !mayDelete.Load():
+			return nodetest.Forbidden()
+		}
+		return nil
+	})
+	p := inCluster(t, c)
+	p.bind("web-0")
+	must.Eventually(t, "an Event", func() bool { return c.Count("POST /apis/events.k8s.io/v1/namespaces/default") == 1 })
+	c.Mu.Lock()
+	e := c.Events[0]
+	c.Mu.Unlock()
+	for _, said := range []string{p.Trouble(), e.Note} {
+		if !strings.Contains(said, errSquatted.Error()) || !strings.Contains(said, `"n2"`) {
+			t.Errorf("says %q", said)
+		}
+	}
+	if e.Reason != string(EventNotPublished) || c.Object("web-0").UID != "squatter" {
+		t.Errorf("the Event is %+v", e)
+	}
+	mayDelete.Store(true)
+	must.Eventually(t, "published", func() bool {
+		is := c.Object("web-0")
+		return is != nil && is.Spec.NodeName == "n1"
+	})
+	must.Eventually(t, "content", func() bool { return p.Trouble() == "" })
+}
+
 func TestWhileTheAPIServerIsAwayNothingIsWritten(t *testing.T) {
 	c := nodetest.StartCluster(t)
 	away := func(*http.Request) *metav1.Status {
