@@ -226,18 +226,24 @@ func (w *world) agentActs(n *node) {
 	for uid := range n.book {
 		of[uid] = true
 	}
+	for uid := range n.sandboxes { // by the runtime
+		of[uid] = true
+	}
 	for _, uid := range slices.Sorted(maps.Keys(of)) {
 		if !n.known[uid] {
 			w.agentSees(n) // it never saw the pod: that there is none is read past its watch
 			n.known[uid] = true
 		}
 		pod, exists := n.sees[uid]
-		has := n.book[uid]
+		has, found := n.book[uid], false
 		if has == nil {
 			has = pod.Has
 		}
+		if s := n.sandboxes[uid]; has == nil && !exists && s != nil {
+			has, found = s.has, true
+		}
 		for _, a := range has {
-			w.tend(n, uid, a.Prefix.Addr(), pod, exists)
+			w.tend(n, uid, a.Prefix.Addr(), pod, exists, found)
 		}
 	}
 	if w.calm || w.some(50) {
@@ -278,8 +284,8 @@ func (w *world) agentSees(n *node) {
 	}
 }
 
-func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists bool) {
-	local := Local{UID: uid, Node: n.name, Exists: exists, Ending: pod.Ending, Over: pod.Over, Barred: n.barred[uid],
+func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool) {
+	local := Local{UID: uid, Node: n.name, Exists: exists, Found: found, Ending: pod.Ending, Over: pod.Over, Barred: n.barred[uid],
 		Netns: n.sandboxes[uid] != nil, rules: w.rules}
 	if ip, ok := w.ips.objs[a.String()]; ok {
 		local.IP = &ip
@@ -436,7 +442,7 @@ func (w *world) adopt() {
 		return
 	}
 	wl := w.workloads["old"]
-	wl.replicas, wl.gone = max(wl.replicas, i+1), false
+	wl.replicas, wl.gone, wl.scaled = max(wl.replicas, i+1), false, w.now
 	w.n++
 	p := Pod{
 		UID: UID(fmt.Sprintf("u%d", w.n)), Version: w.version(), Namespace: "default", Name: name, Created: w.now,

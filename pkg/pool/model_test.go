@@ -248,6 +248,7 @@ var ruleNames = map[rule]struct {
 	recallMeansChecked:   {"recallMeansChecked", 0, nothingMore},
 	strangersGoDown:      {"strangersGoDown", 3910, nothingMore},
 	offGoesDown:          {"offGoesDown", 24139, nothingMore},
+	foundCounts:          {"foundCounts", 502877, adoptedPods},
 	unusedIsFreed:        {"unusedIsFreed", 1, nothingMore},
 	surplusIsFreed:       {"surplusIsFreed", 172, nothingMore},
 	adoptedIsOwn:         {"adoptedIsOwn", 0, nothingMore},

@@ -19,6 +19,9 @@ type Local struct {
 	Off bool
 	// Netns: the pod has a network namespace on this node, or an ADD of it is under way.
 	Netns bool
+	// Found: nothing says that a pool has given the pod this address, it only has it. So it is with one that another program
+	// has started, and that has been adopted while this agent was away: it may be given up without that it was ever heard of.
+	Found bool
 	// Barred: the node's book says that no ADD of the pod may succeed any more.
 	Barred bool
 	// Conflict is the MAC address of another machine that had the address when the pod was to start; empty: none had.
@@ -64,14 +67,16 @@ type Deed struct {
 
 // Tend says what an agent does about a pod. An agent asks for every pod with an address of a pool that it sees on its
 // node or finds in the node's book: whenever something of that changes, and for all when it reaches the API server
-// again.
+// again. It also asks for each pod that the runtime has and the cluster has not, with each address that it has: see
+// [Local.Found]. Static pods are not among these, since the cluster knows them by other UIDs.
 //
 //   - A pod that has its namespace is Bound, if the address is its own.
 //   - One that has not started is Allocated, if other nodes route to it: they may do so by the time it answers.
 //   - One that cannot start, because another machine has the address, is Allocated, with the Conflict.
 //   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down. So do
 //     those of one that the cluster has elsewhere, and of one that it has deleted while it believes this node to be
-//     off: its address may be another one's any moment.
+//     off: its address may be another one's any moment. One that nothing is known of but its address is left alone, unless
+//     that is a PodIP's.
 //   - A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not
 //     know yet that the pod was deleted.
 //   - It reports only of a pod that surely is no other node's: the cluster has it here, or has noted already that it
@@ -83,6 +88,8 @@ func Tend(l Local) Deed {
 	bar := !l.Barred && !l.rules.broken(goneMeansBarred)
 	lacks := func(p Phase) bool { return speaks && !(l.named() && l.IP.Phase == p) }
 	switch {
+	case l.Found && (l.IP == nil || l.rules.broken(foundCounts)):
+		return Deed{} // it may be no pool's
 	case l.Elsewhere:
 		return Deed{Down: l.Netns, Bar: bar}
 	case l.Netns && !l.Exists && !mine && !l.rules.broken(strangersGoDown):

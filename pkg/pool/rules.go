@@ -32,6 +32,7 @@ const (
 	recallMeansChecked               // kubelet may start what the cluster has forgotten
 	strangersGoDown                  // a pod that the cluster has given up must not answer
 	offGoesDown                      // nor one that it has deleted on a node that it believes to be off
+	foundCounts                      // an agent: nor one that another program has started, of which it never heard
 	unusedIsFreed                    // nothing leaks: an address whose reason is gone
 	surplusIsFreed                   // nor one that no pod was told of
 	adoptedIsOwn                     // but for one that its pod had before
