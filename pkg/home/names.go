@@ -7,6 +7,7 @@ const (
 	ReasonHomeFull          = "HomeHasNoRoom"
 	ReasonHomeIgnored       = "HomeIgnored"
 	ReasonHomeMoved         = "HomeMoved"
+	ReasonNotPassedOn       = "AnnotationsNotPassedOn" // recorded annotations that the API server refuses
 	ReasonReleased          = "IPReleaseRequested"
 	ReasonNotOwned          = "WhileOwnedWithoutOrdinal"
 	ReasonInvalidAnnotation = "InvalidAnnotation" // the agents' too

@@ -2,6 +2,7 @@ package home
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -25,6 +26,26 @@ func RecordIn(s *kruisev1alpha1.PersistentPodState, pod string) *Record {
 		return nil
 	}
 	return &Record{types.NamespacedName{Namespace: s.Namespace, Name: s.Name}, s.Spec, state}
+}
+
+// unrecorded are the prefixes of annotations that a pod never passes on to its successor: by them a pod asks for its
+// addresses or is told them, and what its predecessor was told may be another pod's by now.
+var unrecorded = []string{"stayput.io/", "ipam.spidernet.io/", "io.kubernetes.cri/", "cni.projectcalico.org/"}
+
+// Recordable reports whether a PersistentPodState may pass an annotation on to the successor of a pod.
+func Recordable(key string) bool {
+	return !slices.ContainsFunc(unrecorded, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
+}
+
+// Annotations returns what the successor of a pod is given; also of what was recorded in a former version, or by
+// another program.
+func (r *Record) Annotations() map[string]string {
+	if r == nil {
+		return nil
+	}
+	all := maps.Clone(r.State.Annotations)
+	maps.DeleteFunc(all, func(key, _ string) bool { return !Recordable(key) })
+	return all
 }
 
 // TargetOf returns the workload that a PersistentPodState is for.

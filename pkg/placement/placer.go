@@ -356,7 +356,7 @@ func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d
 	if err != nil {
 		return fmt.Errorf("nominating node %s for pod %s/%s: %w", d.Nominate, pod.Namespace, pod.Name, err)
 	}
-	if err := gate.Place(ctx, p.client, pod, placement(s.Record, d)); err != nil {
+	if err := gate.Place(ctx, p.client, pod, p.placement(pod, s.Record, d)); err != nil {
 		return fmt.Errorf("placing pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	p.placed(ctx, pod, s, d)
@@ -390,15 +390,15 @@ func (p *placer) placed(ctx context.Context, pod *corev1.Pod, s home.Situation, 
 }
 
 // placement returns what a pod is given by a decision.
-func placement(r *home.Record, d home.Decision) gate.Placement {
-	annotations := map[string]string{}
-	if r != nil {
-		maps.Copy(annotations, r.State.Annotations)
-	}
+func (p *placer) placement(pod *corev1.Pod, r *home.Record, d home.Decision) gate.Placement {
+	to := gate.Placement{Affinity: d.Affinity, Recorded: r.Annotations(), Refused: func(err error) {
+		p.say(pod, corev1.EventTypeWarning, home.ReasonNotPassedOn, fmt.Sprintf("PersistentPodState %s: the pod goes "+
+			"without the annotations of its predecessor, with which it is refused: %s", r.Object.Name, err))
+	}}
 	if d.Affinity.Requires() {
-		annotations[stayputv1alpha1.AnnotationPinned] = d.Home
+		to.Annotations = map[string]string{stayputv1alpha1.AnnotationPinned: d.Home}
 	}
-	return gate.Placement{Annotations: annotations, Affinity: d.Affinity}
+	return to
 }
 
 // nominate asks the scheduler to try a node first, if that is allowed. Whatever it does then, the nomination is gone.

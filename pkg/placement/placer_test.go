@@ -2,6 +2,8 @@ package placement
 
 import (
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,13 +14,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
@@ -365,7 +371,7 @@ func TestAPodIsPlacedByOneWriteIfItIsStillTheSame(t *testing.T) {
 		t.Fatal(err)
 	}
 	home1 := home.Decision{Outcome: home.OutcomeHome, Home: "node node-1", Affinity: home.Affinity{Node: "node-1"}}
-	if err := gate.Place(t.Context(), p.client, was, placement(nil, home1)); !apierrors.IsConflict(err) {
+	if err := gate.Place(t.Context(), p.client, was, p.placement(pod, nil, home1)); !apierrors.IsConflict(err) {
 		t.Errorf("the decision on what it was is written: %v", err)
 	}
 	placed := p.looksAt(t, pod)
@@ -374,6 +380,66 @@ func TestAPodIsPlacedByOneWriteIfItIsStillTheSame(t *testing.T) {
 	}
 	if n := version(placed) - version(is); n != 1 {
 		t.Errorf("%d writes", n)
+	}
+}
+
+func TestWhatIsRecordedOfAPredecessorIsFilteredWhoeverWroteIt(t *testing.T) {
+	p := testPlacer(nil)
+	record := &home.Record{State: kruisev1alpha1.PodState{Annotations: map[string]string{
+		"kept": "so", stayputv1alpha1.AnnotationAddresses: "victim's", stayputv1alpha1.AnnotationPinned: "node node-9",
+		"ipam.spidernet.io/ippool": "x", stayputv1alpha1.AnnotationReservedIPDuration: "1", "cni.projectcalico.org/podIP": "x",
+	}}}
+	to := p.placement(hometest.Pod(), record, home.Decision{Home: "node node-1", Affinity: home.Affinity{Node: "node-1"}})
+	if !maps.Equal(to.Recorded, map[string]string{"kept": "so"}) ||
+		!maps.Equal(to.Annotations, map[string]string{stayputv1alpha1.AnnotationPinned: "node node-1"}) {
+		t.Errorf("it is given %v, and of its predecessor %v", to.Annotations, to.Recorded)
+	}
+}
+
+func TestAPodGoesWithoutRecordedAnnotationsThatAreRefused(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"invalid": apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web-0", field.ErrorList{
+			field.Forbidden(field.NewPath("metadata", "annotations"), "kubernetes.io/config.mirror")}),
+		"by another webhook": apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "web-0", errors.New("no")),
+		"as too large":       apierrors.NewRequestEntityTooLargeError("no"),
+		"in conflict":        apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "web-0", errors.New("changed")),
+		"while it is away":   apierrors.NewTimeoutError("no", 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := hometest.Pod()
+			var api client.Client = fakeAPI(t, pod)
+			writes := 0
+			p := testPlacer(interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{Patch: func(ctx context.Context,
+				c client.WithWatch, o client.Object, patch client.Patch, options ...client.PatchOption) error {
+				writes++
+				if text, err := patch.Data(o); err != nil || strings.Contains(string(text), "kept") {
+					return errors.Join(refusal, err)
+				}
+				return c.Patch(ctx, o, patch, options...)
+			}}))
+			record := &home.Record{Object: types.NamespacedName{Namespace: "default", Name: "by-hand"},
+				State: kruisev1alpha1.PodState{Annotations: map[string]string{"kept": "so"}}}
+			d := home.Decision{Home: "node node-1", Affinity: home.Affinity{Node: "node-1"}}
+			if err := p.client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
+				t.Fatal(err)
+			}
+			err := p.place(t.Context(), pod, home.Situation{Record: record}, d)
+			final := name != "in conflict" && name != "while it is away"
+			if (err == nil) != final || (writes == 2) != final {
+				t.Fatalf("%d writes, %v", writes, err)
+			}
+			is := &corev1.Pod{}
+			if err := p.client.Get(t.Context(), client.ObjectKeyFromObject(pod), is); err != nil {
+				t.Fatal(err)
+			}
+			notes := p.notes()
+			if home.Gated(is) == final || final != slices.ContainsFunc(notes, func(note string) bool {
+				return strings.HasPrefix(note, "Warning "+home.ReasonNotPassedOn) &&
+					strings.Contains(note, "PersistentPodState by-hand") && strings.Contains(note, refusal.Error())
+			}) {
+				t.Errorf("gated %t, said %q", home.Gated(is), notes)
+			}
+		})
 	}
 }
 

@@ -50,5 +50,5 @@ func (p *placer) homeBesides(ctx context.Context, pod *corev1.Pod, last string) 
 	}
 	d.Nominate = "" // a write of its own, which the addresses are not bound to
 	s.Address = home.Address{}
-	return placement(s.Record, d), func() { p.placed(ctx, pod, s, d) }, true, 0, nil
+	return p.placement(pod, s.Record, d), func() { p.placed(ctx, pod, s, d) }, true, 0, nil
 }

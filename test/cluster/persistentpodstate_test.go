@@ -550,6 +550,12 @@ func TestAnInvalidPersistentPodStateIsRefused(t *testing.T) {
 		"no preferences":              stateFor("x", "web", "  preferredPersistentTopology: []\n"),
 		"another retention":           stateFor("x", "web", byHostname+"  persistentPodStateRetentionPolicy: Never\n"),
 		"an annotation without a key": stateFor("x", "web", byHostname+"  persistentPodAnnotations: [{}]\n"),
+		"an annotation that tells a pod its addresses": stateFor("x", "web",
+			byHostname+"  persistentPodAnnotations: [{key: a}, {key: stayput.io/addresses}]\n"),
+		"an annotation that asks for addresses in Spiderpool's words": stateFor("x", "web",
+			byHostname+"  persistentPodAnnotations: [{key: ipam.spidernet.io/ippool}]\n"),
+		"an annotation that asks for addresses in OpenKruise's words": stateFor("x", "web",
+			byHostname+"  persistentPodAnnotations: [{key: io.kubernetes.cri/reserved-ip-duration}]\n"),
 	} {
 		if out, err := c.Kubectl(testContext(t), yaml, "apply", "-n", ns, "-f", "-"); err == nil {
 			t.Errorf("%s is accepted: %s", name, out)

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -64,6 +65,10 @@ func Remove(ctx context.Context, c client.Client, pod *corev1.Pod) error {
 type Placement struct {
 	Annotations map[string]string
 	Affinity    home.Affinity
+	// Recorded are annotations of the pod's predecessor, which never count against Annotations. If the API server refuses
+	// the pod with them, it goes without, and Refused is called with the reason unless it is nil.
+	Recorded map[string]string
+	Refused  func(error)
 }
 
 // Place removes the gate of a pod, its last, in the same write that gives it the node affinity and annotations that it
@@ -71,7 +76,31 @@ type Placement struct {
 // resourceVersion the write fails if the pod is another one or has changed since. A pod without the gate only gets the
 // annotations.
 func Place(ctx context.Context, c client.Client, pod *corev1.Pod, p Placement) error {
-	annotations := maps.Clone(p.Annotations)
+	all := maps.Clone(p.Recorded)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, p.Annotations)
+	err := place(ctx, c, pod, all, p.Affinity)
+	if !refused(err) || len(p.Recorded) == 0 {
+		return err
+	}
+	why := err
+	if err = place(ctx, c, pod, p.Annotations, p.Affinity); err == nil && p.Refused != nil {
+		p.Refused(why)
+	}
+	return err
+}
+
+// refused reports whether the API server, or a program that it asks, does not accept a write as it is.
+func refused(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) ||
+		apierrors.IsRequestEntityTooLargeError(err)
+}
+
+func place(ctx context.Context, c client.Client, pod *corev1.Pod, annotations map[string]string,
+	affinity home.Affinity) error {
+	annotations = maps.Clone(annotations)
 	maps.DeleteFunc(annotations, func(k, v string) bool {
 		has, ok := pod.Annotations[k]
 		return ok && has == v
@@ -83,8 +112,8 @@ func Place(ctx context.Context, c client.Client, pod *corev1.Pod, p Placement) e
 	spec := map[string]any{}
 	if home.Gated(pod) {
 		spec["schedulingGates"] = nil
-		if !p.Affinity.Empty() {
-			if merged := p.Affinity.Merge(own); !equality.Semantic.DeepEqual(own, merged) {
+		if !affinity.Empty() {
+			if merged := affinity.Merge(own); !equality.Semantic.DeepEqual(own, merged) {
 				spec["affinity"] = map[string]any{"nodeAffinity": merged}
 			}
 		}

@@ -652,6 +652,21 @@ func TestAPodIsLetGoByOneWriteOnceItsAddressesAreClaimed(t *testing.T) {
 }
 
 // Each write in turn is the first that is not made.
+func TestWhatIsRecordedOfAPredecessorOverrulesNoAddress(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
+	c := control(t, a)
+	c.home = func(context.Context, *corev1.Pod, string) (gate.Placement, func(), bool, time.Duration, error) {
+		victims := map[string]string{stayputv1alpha1.AnnotationAddresses: `[{"address":"10.6.168.109/16"}]`}
+		return gate.Placement{Annotations: victims, Recorded: victims}, func() {}, true, 0, nil
+	}
+	c.works()
+	a.consistent(t)
+	if pod, has := a.pod(t, "web-0"); home.Gated(pod) || len(has) != 1 ||
+		has[0].Prefix != netip.MustParsePrefix("10.6.168.101/16") {
+		t.Errorf("gated %t with %+v", home.Gated(pod), has)
+	}
+}
+
 // behind is a cache in which a pod is as it was.
 type behind struct {
 	client.Reader

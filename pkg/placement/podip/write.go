@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -215,10 +216,9 @@ func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.
 	if err != nil {
 		return err
 	}
-	annotations := map[string]string{stayputv1alpha1.AnnotationAddresses: string(text)}
-	for key, value := range to.Annotations {
-		annotations[key] = value
-	}
+	annotations := map[string]string{}
+	maps.Copy(annotations, to.Annotations)
+	annotations[stayputv1alpha1.AnnotationAddresses] = string(text)
 	to.Annotations = annotations
 	to.Affinity.Required = slices.Clone(to.Affinity.Required)
 	to.Affinity.Without = w.Without

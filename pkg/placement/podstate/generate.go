@@ -46,6 +46,8 @@ func generated(s *kruisev1alpha1.PersistentPodState) bool {
 // wish is the PersistentPodState that a workload's annotations ask for.
 type wish struct {
 	required, preferred, annotations []string
+	// refused is an annotation that cannot be recorded; the rest of the wish is granted. Empty: there is none.
+	refused string
 }
 
 // wishOf reads the annotations of a workload and those of its pod template. wanted is false if they ask for nothing. If
@@ -77,6 +79,10 @@ func wishOf(annotations, template map[string]string) (w wish, wanted bool, probl
 			if wrong := validation.IsQualifiedName(strings.ToLower(key)); len(wrong) > 0 {
 				return w, true, finding{home.ReasonInvalidAnnotation,
 					fmt.Sprintf("annotation %s: %q is not a valid key: %s", list.name, key, wrong[0])}
+			}
+			if list.keys == &w.annotations && !home.Recordable(key) {
+				w.refused = key
+				continue
 			}
 			*list.keys = append(*list.keys, key)
 		}
@@ -155,6 +161,11 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState,
 	all []*kruisev1alpha1.PersistentPodState) plan {
 	asked, wanted, problem := wishOf(w.Annotations, w.Template)
 	ours := named != nil && generated(named) && home.TargetOf(named) == w.Ref
+	var refused finding
+	if asked.refused != "" {
+		refused = finding{home.ReasonInvalidAnnotation,
+			fmt.Sprintf("annotation %s: %s", kruisev1alpha1.AnnotationPodAnnotations, notRecordable(asked.refused))}
+	}
 	switch {
 	case !wanted && ours:
 		return plan{delete: named}
@@ -163,11 +174,11 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState,
 	case problem.reason != "":
 		return plan{problem: problem}
 	case ours && asked.in(&named.Spec):
-		return plan{}
+		return plan{problem: refused}
 	case ours:
-		return plan{apply: &asked}
+		return plan{apply: &asked, problem: refused}
 	case named != nil && home.TargetOf(named) == w.Ref && asked.in(&named.Spec):
-		return plan{} // it says the same already: OpenKruise may have generated it
+		return plan{problem: refused} // it says the same already: OpenKruise may have generated it
 	case named != nil:
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
 			"PersistentPodState %s exists and was not generated for this workload: it stays as it is, and none is generated",
@@ -176,7 +187,7 @@ func planFor(w *home.Workload, named *kruisev1alpha1.PersistentPodState,
 		return plan{problem: finding{reasonNotGenerated, fmt.Sprintf(
 			"PersistentPodState %s is already for this workload: none is generated", all[0].Name)}}
 	}
-	return plan{apply: &asked}
+	return plan{apply: &asked, problem: refused}
 }
 
 // generating creates, changes and deletes the PersistentPodStates that workloads ask for by annotation. They are known

@@ -2,6 +2,7 @@ package podstate
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
@@ -31,7 +32,9 @@ func TestAnnotationsOfAWorkloadAreReadForgivingly(t *testing.T) {
 		"no topology": {map[string]string{auto: "true", notes: "n"}, wish{annotations: []string{"n"}}, true,
 			reasonTopologyMissing},
 		"only blanks": {map[string]string{auto: "true", required: " , "}, wish{}, true, reasonTopologyMissing},
-		"not a key":   {map[string]string{auto: "true", required: "a b"}, wish{}, true, home.ReasonInvalidAnnotation},
+		"ours": {map[string]string{auto: "true", required: "a", notes: "stayput.io/addresses, m"},
+			wish{required: []string{"a"}, annotations: []string{"m"}, refused: "stayput.io/addresses"}, true, ""},
+		"not a key": {map[string]string{auto: "true", required: "a b"}, wish{}, true, home.ReasonInvalidAnnotation},
 		"not an annotation": {map[string]string{auto: "true", required: "a", notes: "/x"}, wish{required: []string{"a"}},
 			true, home.ReasonInvalidAnnotation},
 	} {
@@ -74,11 +77,12 @@ func TestPodsThatWantTheirNodeBackWithoutAnAddressAreRecorded(t *testing.T) {
 }
 
 func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
-	asked := func(required string) *home.Workload {
+	asked := func(required string, annotations ...string) *home.Workload {
 		w := web(1)
 		w.Annotations = map[string]string{
 			kruisev1alpha1.AnnotationAutoGenerate: "true", kruisev1alpha1.AnnotationPreferredTopology: hostname,
 			kruisev1alpha1.AnnotationRequiredTopology: required,
+			kruisev1alpha1.AnnotationPodAnnotations:   strings.Join(annotations, ","),
 		}
 		return w
 	}
@@ -111,6 +115,10 @@ func TestWhatPeopleMadeIsNeverTakenOver(t *testing.T) {
 		"by hand under another name":       {asked(""), nil, objects{&handOther}, false, false, reasonNotGenerated},
 		"another kind's under its name":    {asked(""), &oursOther, nil, false, false, reasonNotGenerated},
 		"asked for wrongly":                {asked("no key"), nil, nil, false, false, home.ReasonInvalidAnnotation},
+		"with an annotation that is ours": {asked("", "stayput.io/addresses"), nil, nil, true, false,
+			home.ReasonInvalidAnnotation},
+		"there, with an annotation that is ours": {asked("", "stayput.io/addresses"), &ours, objects{&ours}, false, false,
+			home.ReasonInvalidAnnotation},
 		"asked for wrongly, it is left alone": {asked("no key"), &ours, objects{&ours}, false, false,
 			home.ReasonInvalidAnnotation},
 	} {

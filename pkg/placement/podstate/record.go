@@ -78,6 +78,11 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 			pick(state.Annotations, annotations)
 		v.states[name] = state
 	}
+	for _, a := range spec.PersistentPodAnnotations {
+		if !home.Recordable(a.Key) {
+			v.degraded = finding{reasonNotRecordable, notRecordable(a.Key)}
+		}
+	}
 	recorded := 0
 	for name := range v.states {
 		if wanted, numbered := w.Wants(name); wanted || !numbered {
@@ -96,6 +101,12 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 				"back to the labels their node has then, without their annotations", tooManyPods)}
 	}
 	return v
+}
+
+// notRecordable says that an annotation is not passed on.
+func notRecordable(key string) string {
+	return fmt.Sprintf("annotation %s is not passed on to the successors of pods: by it a pod asks for its addresses, or is "+
+		"told them", key)
 }
 
 // keepsRecord reports whether the record of a pod that is gone stays. live is how many pods exist: if names do not tell
@@ -117,7 +128,9 @@ func keysOf(spec *kruisev1alpha1.PersistentPodStateSpec) (topology, annotations 
 		topology = append(topology, term.Preference.Labels()...)
 	}
 	for _, a := range spec.PersistentPodAnnotations {
-		annotations = append(annotations, a.Key)
+		if home.Recordable(a.Key) {
+			annotations = append(annotations, a.Key)
+		}
 	}
 	return topology, annotations
 }

@@ -200,6 +200,31 @@ func TestTheRecordHasTheKeysThatTheSpecNames(t *testing.T) {
 	}
 }
 
+// What a pod was told at its start may be another pod's when the next one starts.
+func TestAnnotationsThatTellAPodItsAddressesAreNotRecorded(t *testing.T) {
+	spec := byHostname
+	pod := podOn("1", "web-0", "a", true)
+	was := map[string]kruisev1alpha1.PodState{"web-1": {NodeName: "a", Annotations: map[string]string{"keep": "w"}}}
+	pod.Annotations = map[string]string{"keep": "v"}
+	for _, key := range []string{"keep", "stayput.io/addresses", "stayput.io/identity", "ipam.spidernet.io/ippool",
+		"io.kubernetes.cri/reserved-ip-duration", "cni.projectcalico.org/podIP"} {
+		spec.PersistentPodAnnotations = append(spec.PersistentPodAnnotations, kruisev1alpha1.PersistentPodAnnotation{Key: key})
+		if key != "keep" {
+			pod.Annotations[key] = "192.0.2.1"
+			was["web-1"].Annotations[key] = "192.0.2.1" // as a former version recorded
+		}
+	}
+	v := recordPods(&spec, web(2), was, cached(pod), zonedNodes)
+	for name, want := range map[string]string{"web-0": "v", "web-1": "w"} {
+		if is := v.states[name].Annotations; !reflect.DeepEqual(is, map[string]string{"keep": want}) {
+			t.Errorf("of %s is recorded %v", name, is)
+		}
+	}
+	if v.degraded.reason != reasonNotRecordable {
+		t.Errorf("its object says %+v", v.degraded)
+	}
+}
+
 func TestFromThreeThousandPodsOnOnlyNodesAreRecorded(t *testing.T) {
 	for _, n := range []int{tooManyPods - 1, tooManyPods} {
 		var pods []corev1.Pod

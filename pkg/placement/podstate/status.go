@@ -37,6 +37,7 @@ const (
 	reasonTargetNotServed   = "TargetNotServed"
 	reasonPermissionMissing = "PermissionMissing"
 	reasonTooManyPods       = "TooManyPods"
+	reasonNotRecordable     = "AnnotationNotRecordable"
 	reasonOpenKruise        = "OpenKruise"
 	reasonAsExpected        = "AsExpected"
 )

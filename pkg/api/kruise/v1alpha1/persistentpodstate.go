@@ -132,8 +132,10 @@ func (t *NodeTopologyTerm) Labels() []string {
 
 // PersistentPodAnnotation is the key of an annotation.
 type PersistentPodAnnotation struct {
-	// key of the annotation.
+	// key of the annotation. Those by which a pod asks for its addresses, or is told them, are not passed on.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:XValidation:rule="!['stayput.io/', 'ipam.spidernet.io/', 'io.kubernetes.cri/'].exists(p, self.startsWith(p))",message="the annotation is not passed on, because by it a pod asks for its addresses or is told them: expected a key of your own"
 	Key string `json:"key"`
 }
 

@@ -7,7 +7,7 @@ package v1alpha1
 //
 // PersistentPodAnnotation is the key of an annotation.
 type PersistentPodAnnotationApplyConfiguration struct {
-	// key of the annotation.
+	// key of the annotation. Those by which a pod asks for its addresses, or is told them, are not passed on.
 	Key *string `json:"key,omitempty"`
 }
 
