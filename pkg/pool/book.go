@@ -30,6 +30,8 @@ type Book struct {
 	held    map[UID][]string // the nodes that say that they have the pod
 	ends    map[UID]End
 	waiting map[string]map[UID]bool // pods that wait for an address of a pool
+	// disputed are the addresses in quarantine, and those that another machine has.
+	disputed map[netip.Addr]bool
 
 	rules rules
 }
@@ -64,7 +66,7 @@ func NewBook(r Roll) *Book {
 		given: map[UID][]netip.Addr{}, pods: map[UID]*Pod{}, named: map[Owner]UID{},
 		told: map[netip.Addr]map[UID]bool{}, runs: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{},
 		answers: map[string]Answer{},
-		held:    map[UID][]string{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{},
+		held:    map[UID][]string{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{}, disputed: map[netip.Addr]bool{},
 	}
 }
 
@@ -163,6 +165,9 @@ func (b *Book) SetPodIP(p PodIP) {
 		b.unindex(was)
 	}
 	b.ips[p.Addr] = &p
+	if p.Quarantine.Reason != "" || p.machine() != "" {
+		b.disputed[p.Addr] = true
+	}
 	b.given[p.PodUID] = append(b.given[p.PodUID], p.Addr)
 	owned := b.owned[p.owner()]
 	if i, found := slices.BinarySearchFunc(owned, p.Addr, netip.Addr.Compare); !found {
@@ -192,6 +197,7 @@ func (b *Book) RemovePodIP(a netip.Addr) {
 func (b *Book) unindex(p *PodIP) {
 	drop(b.given, p.PodUID, p.Addr)
 	drop(b.owned, p.owner(), p.Addr)
+	delete(b.disputed, p.Addr)
 }
 
 // drop takes one of what an index has of a key out of it.

@@ -37,6 +37,7 @@
 //	place.go  the addresses of a new pod
 //	fence.go  whether an address can change hands
 //	life.go   the life of a PodIP and of a pool
+//	conflict.go  what other machines on a link can do
 //	roll.go   what all nodes are asked
 //	node.go   what an agent says and does
 //	write.go  writes, and what they are bound to

@@ -143,10 +143,11 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 // quarantinedFor is how long nobody gets an address that another machine has.
 const quarantinedFor = time.Hour
 
-// reviewConflict sees to a pod that cannot start, because another machine has its address. One that had the address
+// reviewConflict decides about a pod that cannot start, because another machine has its address. One that had the address
 // before, and waits for its own, waits until that machine has it no more. Any other is ended, so that the pod which
 // replaces it gets another address: it never ran, but it was told of this one, which is kept for nobody from then on,
-// and is free only past the fence, as any other.
+// and is free only past the fence, as any other. A machine that answers for too many addresses ends no pod, and the
+// pods of one workload are ended ever more slowly.
 func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 	why := fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node, p.Conflict)
 	kept := pod.kept(p.Addr)
@@ -160,8 +161,15 @@ func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 	}
 	plan := Plan{Reason: why}
 	if p.Quarantine.Reason == "" {
+		if b.claimed(p.Pool, p.Conflict) > machineMost {
+			return Plan{Reason: fmt.Sprintf("%s, which answers for more than %d addresses of pool %s", why, machineMost, p.Pool),
+				Remedy: heldRemedy}
+		}
+		if at := b.endsAt(pod.Workload, p.Addr); now.Before(at) {
+			return Plan{Reason: why + "; another pod of its workload was ended for that shortly before", Until: at}
+		}
 		again := *p
-		again.Quarantine = Quarantine{Reason: why, Since: now, Until: now.Add(quarantinedFor)}
+		again.Quarantine = Quarantine{Reason: why, MAC: p.Conflict, Since: now, Until: now.Add(quarantinedFor)}
 		if !kept {
 			again.Keep = Keep{}
 		}
@@ -185,7 +193,7 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		return Plan{Reason: why, Writes: []Write{b.ask(about, now)}}
 	}
 	all := everyone(Situation{Nodes: b.nodes, rules: b.rules}, why,
-		func(node string) bool { return b.answers[node].Round >= asked })
+		func(node string) bool { return b.answers[node].Round >= asked || b.apart(p, node) })
 	if all.Verdict != Yes {
 		return Plan{Reason: all.Reason, Remedy: all.Remedy}
 	}

@@ -47,7 +47,9 @@ const (
 // Quarantine is why nobody gets an address, not even who it belongs to. The zero Quarantine: it is not in quarantine.
 type Quarantine struct {
 	Reason string
-	Since  time.Time
+	// MAC is that of the other machine that has the address; empty: it is not because of one.
+	MAC   string
+	Since time.Time
 	// Until it is not looked at again; zero: it is at once.
 	Until time.Time
 }

@@ -294,7 +294,9 @@ func (b *Book) claim(pod *Pod, s slot, p *PodIP, f Finding) choice {
 // allocate finds an address that nobody has.
 func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Time) (c choice, wait Plan) {
 	var why, full []string
+	var remedy string
 	for _, st := range s.pools {
+		held, end := b.HeldBy(st.Name)
 		switch ahead := b.ahead(pod, st.Name); {
 		case st.Deleting:
 			why = append(why, fmt.Sprintf("pool %s is being deleted", st.Name))
@@ -305,9 +307,13 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 		case st.Serves != nil && !st.Serves(pod.Namespaced):
 			why = append(why, fmt.Sprintf("pool %s is not for namespace %s", st.Name, pod.Namespace))
 			continue
+		case held != "":
+			full = append(full, st.Name)
+			why, remedy = append(why, fmt.Sprintf("pool %s makes no new allocations: %s", st.Name, held)), end
+			continue
 		case st.left(now) <= ahead:
 			full = append(full, st.Name)
-			text := fmt.Sprintf("pool %s has no free address, of %d", st.Name, st.Range.Set.Count())
+			text := b.empty(st)
 			switch {
 			case ahead == 1:
 				text += ", and 1 pod waits longer"
@@ -320,7 +326,7 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 		a, ok := st.next(func(a netip.Addr) bool { return taken[a] || b.toldTo(a) || len(b.runs[a]) > 0 })
 		if !ok {
 			full = append(full, st.Name)
-			why = append(why, fmt.Sprintf("pool %s has no free address, of %d", st.Name, st.Range.Set.Count()))
+			why = append(why, b.empty(st))
 			continue
 		}
 		p := PodIP{
@@ -331,7 +337,16 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 		return choice{slot: s, ip: p, wr: CreateIP{PodIP: p}}, Plan{}
 	}
 	b.waits(pod.UID, full)
-	return c, Plan{Reason: strings.Join(why, "; ")}
+	return c, Plan{Reason: strings.Join(why, "; "), Remedy: remedy}
+}
+
+// empty says that a pool has no free address.
+func (b *Book) empty(s *stock) string {
+	text := fmt.Sprintf("pool %s has no free address, of %d", s.Name, s.Range.Set.Count())
+	if n := b.quarantined(s.Name); n > 0 {
+		text += fmt.Sprintf(" (%d of %d quarantined)", n, s.Range.Set.Count())
+	}
+	return text
 }
 
 // toldTo reports whether a pod that may run was told to have an address, though there is no PodIP: it is made again.

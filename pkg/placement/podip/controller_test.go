@@ -912,6 +912,73 @@ func TestAPodWhoseAddressAnotherMachineHasGetsAnother(t *testing.T) {
 	}
 }
 
+// One machine answers for all addresses of a pool: the pool says so, names it, and goes on once it is gone.
+func TestAPoolSaysWhichMachineKeepsItFromNewAllocations(t *testing.T) {
+	const mac = "02:00:00:00:00:01"
+	objects := []client.Object{hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.150")}
+	for i := range 6 {
+		objects = append(objects, asking(fmt.Sprintf("web-%d", i), "blue", ownedBySet, func(p *corev1.Pod) {
+			p.OwnerReferences[0].Name = fmt.Sprintf("set-%d", i)
+		}))
+	}
+	a := newAPI(t, objects...)
+	c := control(t, a)
+	c.works()
+	finds := func(i int, mac string) {
+		t.Helper()
+		pod, has := a.pod(t, fmt.Sprintf("web-%d", i))
+		if pod.Spec.NodeName == "" {
+			pod = bound(t, a, pod.Name, "node-1")
+		}
+		found := a.ips(t)[has[0].Prefix.Addr().String()]
+		found.Status = stayputv1alpha1.PodIPStatus{Phase: stayputv1alpha1.PodIPAllocated, PodUID: string(pod.UID),
+			NodeName: "node-1", Conflict: mac}
+		if err := a.Status().Update(t.Context(), &found); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ready := func() metav1.Condition {
+		t.Helper()
+		var is stayputv1alpha1.PodIPPool
+		if err := a.Get(t.Context(), types.NamespacedName{Name: "blue"}, &is); err != nil {
+			t.Fatal(err)
+		}
+		return *meta.FindStatusCondition(is.Status.Conditions, stayputv1alpha1.ConditionReady)
+	}
+	for i := range 6 {
+		finds(i, mac)
+	}
+	c.works()
+	notes := c.notes()
+	warned := slices.ContainsFunc(notes, func(n string) bool {
+		return strings.Contains(n, "Warning AddressConflict no new allocations") && strings.Contains(n, mac)
+	})
+	if is := ready(); is.Status != metav1.ConditionFalse || is.Reason != home.ReasonAddressConflict ||
+		!strings.Contains(is.Message, mac) || !warned {
+		t.Errorf("the pool says %+v, and %q", is, notes)
+	}
+	for i := range 6 {
+		if pod, _ := a.pod(t, fmt.Sprintf("web-%d", i)); pod.DeletionTimestamp != nil {
+			t.Errorf("%s was ended", pod.Name)
+		}
+	}
+	if err := a.WithWatch.Create(t.Context(), asking("more", "blue", made(time.Hour))); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	if pod, has := a.pod(t, "more"); !home.Gated(pod) || has != nil {
+		t.Errorf("a new pod has %v", has)
+	}
+	finds(0, "")
+	c.works()
+	if pod, has := a.pod(t, "more"); home.Gated(pod) || len(has) != 1 {
+		t.Errorf("a new pod waits: %q", c.notes())
+	}
+	if is := ready(); is.Status != metav1.ConditionTrue {
+		t.Errorf("the pool says %+v", is)
+	}
+}
+
 // What was listed is older than what happens meanwhile: that a pod got a node is not forgotten, nor that it is gone.
 func TestAListOfPodsUndoesNoEvent(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"),

@@ -106,7 +106,7 @@ func ipOf(o *stayputv1alpha1.PodIP) (pool.PodIP, error) {
 		p.Workload = pool.Workload(*w)
 	}
 	if q := o.Spec.Quarantine; q != nil {
-		p.Quarantine = pool.Quarantine{Reason: cmp.Or(q.Reason, "no reason is given"), Since: q.Since.Time}
+		p.Quarantine = pool.Quarantine{Reason: cmp.Or(q.Reason, "no reason is given"), MAC: q.MAC, Since: q.Since.Time}
 		if q.Until != nil {
 			p.Quarantine.Until = q.Until.Time
 		}
@@ -126,7 +126,7 @@ func specOf(p pool.PodIP) stayputv1alpha1.PodIPSpec {
 		spec.Workload = &w
 	}
 	if q := p.Quarantine; q.Reason != "" {
-		spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: q.Reason, Since: metav1.NewMicroTime(q.Since)}
+		spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: q.Reason, MAC: q.MAC, Since: metav1.NewMicroTime(q.Since)}
 		if !q.Until.IsZero() {
 			until := metav1.NewTime(q.Until)
 			spec.Quarantine.Until = &until

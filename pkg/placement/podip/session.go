@@ -644,6 +644,9 @@ func (s *session) setIP(o *stayputv1alpha1.PodIP) {
 	if s.expires[p.Addr] = o.Status.Expires; o.Status.Expires == "" {
 		delete(s.expires, p.Addr)
 	}
+	if was != nil && was.Conflict != "" && p.Conflict == "" {
+		s.disputes(p.Pool)
+	}
 	if was == nil || was.Version != p.Version {
 		s.moved(p.Addr, p.Pool)
 		s.c.enqueue(podKey(p.PodUID))
@@ -665,6 +668,9 @@ func (s *session) removeIP(a netip.Addr) {
 	delete(s.silent, a)
 	delete(s.quarantined, a)
 	delete(s.said, stayputv1alpha1.PodIPName(a))
+	if p.Conflict != "" {
+		s.disputes(p.Pool)
+	}
 	s.moved(a, p.Pool)
 	s.c.enqueue(podKey(p.PodUID))
 	for name := range s.c.pools { // whichever has the address
@@ -678,6 +684,16 @@ func (s *session) removeIP(a netip.Addr) {
 func (s *session) moved(a netip.Addr, of string) {
 	s.c.enqueue(addressKey(a), key{kindPool, of})
 	for uid := range s.on[a] {
+		s.c.enqueue(podKey(uid))
+	}
+}
+
+// disputes enqueues what waits because a machine answers for too many addresses of a pool: it has one less.
+func (s *session) disputes(of string) {
+	for _, a := range s.book.Disputed(of) {
+		s.c.enqueue(addressKey(a))
+	}
+	for _, uid := range s.book.Waiting(of) {
 		s.c.enqueue(podKey(uid))
 	}
 }

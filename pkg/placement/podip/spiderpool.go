@@ -172,7 +172,7 @@ func (c *Controller) put(o client.Object) {
 
 // showSpiderIPPool writes the counts of a SpiderIPPool, and says why it gives nothing.
 func (c *Controller) showSpiderIPPool(ctx context.Context, s *session, is pool.Pool, count pool.Count,
-	overlaps []string) error {
+	overlaps []string, held string) error {
 	c.mu.Lock()
 	o := c.spider[is.Name]
 	c.mu.Unlock()
@@ -183,6 +183,8 @@ func (c *Controller) showSpiderIPPool(ctx context.Context, s *session, is pool.P
 	switch {
 	case is.Invalid != nil:
 		c.sayOfSpider(s, o, "it gives no addresses: "+is.Invalid.Error())
+	case held != "":
+		c.sayOfSpider(s, o, held)
 	case len(overlaps) > 0:
 		c.sayOfSpider(s, o, "it shares addresses with "+strings.Join(overlaps, ", "))
 	case o.Spec.Default != nil && *o.Spec.Default:

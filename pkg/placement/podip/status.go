@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/pool"
 )
@@ -77,6 +78,7 @@ func (c *Controller) seeToPool(ctx context.Context, s *session, name string) err
 	plan := s.book.ReviewPool(name)
 	count := s.book.Count(name, at)
 	waiting := len(s.book.Waiting(name))
+	held, remedy := s.book.HeldBy(name)
 	var is pool.Pool
 	var others []pool.Pool
 	for _, other := range slices.Sorted(maps.Keys(c.pools)) {
@@ -99,8 +101,14 @@ func (c *Controller) seeToPool(ctx context.Context, s *session, name string) err
 	if err != nil {
 		return err
 	}
+	if held != "" {
+		held = fmt.Sprintf("no new allocations: %s: %s", held, remedy)
+	}
 	if isSpider(o) {
-		return c.showSpiderIPPool(ctx, s, is, count, overlaps)
+		return c.showSpiderIPPool(ctx, s, is, count, overlaps, held)
+	}
+	if held != "" && s.firstOf(kindPool+" "+name, held) {
+		c.events.Eventf(o, nil, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "%s", held)
 	}
 	was := o.DeepCopy()
 	o.Status.Addresses = stayputv1alpha1.PodIPPoolAddresses{Total: most(count.Total), Used: most(count.Used),
@@ -120,6 +128,8 @@ func (c *Controller) seeToPool(ctx context.Context, s *session, name string) err
 		set(stayputv1alpha1.ConditionReady, false, "Deleting", plan.Reason)
 	case is.Disabled:
 		set(stayputv1alpha1.ConditionReady, false, "Disabled", "spec.disabled: nobody gets an address who has none")
+	case held != "":
+		set(stayputv1alpha1.ConditionReady, false, home.ReasonAddressConflict, held)
 	default:
 		set(stayputv1alpha1.ConditionReady, true, "Ready", "")
 	}

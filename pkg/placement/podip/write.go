@@ -175,8 +175,12 @@ func (c *Controller) updateIP(ctx context.Context, s *session, p pool.PodIP) err
 			spec[field] = nil
 		}
 	}
-	if q, ok := spec["quarantine"].(map[string]any); ok && q["until"] == nil {
-		q["until"] = nil
+	if q, ok := spec["quarantine"].(map[string]any); ok {
+		for _, field := range []string{"until", "mac"} {
+			if _, ok := q[field]; !ok {
+				q[field] = nil
+			}
+		}
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": p.UID, "resourceVersion": p.Version}, "spec": spec,

@@ -114,6 +114,10 @@ type PodIPQuarantine struct {
 	// reason says what was found.
 	// +kubebuilder:validation:MaxLength=1024
 	Reason string `json:"reason"`
+	// mac is the MAC address of the other machine that answers for the address; missing: it is not because of one.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	MAC string `json:"mac,omitempty"`
 	// since is when it was found. Until every node has said later that it does not have the address, it stays.
 	Since metav1.MicroTime `json:"since"`
 	// until is when to look again; missing: at once.

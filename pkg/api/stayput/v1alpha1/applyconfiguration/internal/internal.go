@@ -220,6 +220,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: com.github.stayput.stayput.pkg.api.stayput.v1alpha1.PodIPQuarantine
   map:
     fields:
+    - name: mac
+      type:
+        scalar: string
     - name: reason
       type:
         scalar: string

@@ -13,6 +13,8 @@ import (
 type PodIPQuarantineApplyConfiguration struct {
 	// reason says what was found.
 	Reason *string `json:"reason,omitempty"`
+	// mac is the MAC address of the other machine that answers for the address; missing: it is not because of one.
+	MAC *string `json:"mac,omitempty"`
 	// since is when it was found. Until every node has said later that it does not have the address, it stays.
 	Since *v1.MicroTime `json:"since,omitempty"`
 	// until is when to look again; missing: at once.
@@ -30,6 +32,14 @@ func PodIPQuarantine() *PodIPQuarantineApplyConfiguration {
 // If called multiple times, the Reason field is set to the value of the last call.
 func (b *PodIPQuarantineApplyConfiguration) WithReason(value string) *PodIPQuarantineApplyConfiguration {
 	b.Reason = &value
+	return b
+}
+
+// WithMAC sets the MAC field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MAC field is set to the value of the last call.
+func (b *PodIPQuarantineApplyConfiguration) WithMAC(value string) *PodIPQuarantineApplyConfiguration {
+	b.MAC = &value
 	return b
 }
 

@@ -1,0 +1,112 @@
+package pool
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// This file bounds what other machines on a link can do to a pool.
+
+// machineMost is how many addresses of a pool are quarantined because of one machine. A machine with wrong addresses has
+// few of them. One that answers for more may answer for all, as proxy ARP does: to look for an address that it does not
+// answer for would quarantine the whole pool, and end a pod for each address.
+const machineMost = 5
+
+// The pause between two ends of pods of a workload because of conflicts: doubled with each of its addresses that is in
+// quarantine.
+const (
+	endPauseFirst = 10 * time.Second
+	endPauseMost  = 10 * time.Minute
+)
+
+// machine returns the MAC address of another machine that has the address, empty if none is known.
+func (p *PodIP) machine() string {
+	if p.conflicts() {
+		return p.Conflict
+	}
+	return p.Quarantine.MAC
+}
+
+// claimed returns how many addresses of a pool a machine answers for.
+func (b *Book) claimed(pool, mac string) (n int) {
+	for a := range b.disputed {
+		if p := b.ips[a]; p.Pool == pool && p.machine() == mac {
+			n++
+		}
+	}
+	return n
+}
+
+// Disputed returns the addresses of a pool that are in quarantine, or that another machine has.
+func (b *Book) Disputed(pool string) (all []netip.Addr) {
+	for a := range b.disputed {
+		if b.ips[a].Pool == pool {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// quarantined returns how many addresses of a pool are in quarantine.
+func (b *Book) quarantined(pool string) (n uint64) {
+	for a := range b.disputed {
+		if p := b.ips[a]; p.Pool == pool && p.Quarantine.Reason != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// heldRemedy is what ends that a pool is held.
+const heldRemedy = "find that machine on the link and stop it, or exclude its addresses from the pool"
+
+// HeldBy says why a pool makes no new allocations: a machine answers for more than [machineMost] of its addresses, of
+// which at least one keeps a pod from starting now. Empty: it does not.
+func (b *Book) HeldBy(pool string) (reason, remedy string) {
+	claims := map[string]int{}
+	for a := range b.disputed {
+		if p := b.ips[a]; p.Pool == pool && p.machine() != "" {
+			claims[p.machine()]++
+		}
+	}
+	for _, mac := range slices.Sorted(maps.Keys(claims)) {
+		if claims[mac] > machineMost {
+			return fmt.Sprintf("a machine with the MAC address %s answers for more than %d of its addresses", mac, machineMost),
+				heldRemedy
+		}
+	}
+	return "", ""
+}
+
+// endsAt returns when the next pod of a workload may be ended because another machine has its address a.
+func (b *Book) endsAt(of Workload, a netip.Addr) (at time.Time) {
+	pause := endPauseFirst
+	for other := range b.disputed {
+		p := b.ips[other]
+		if other == a || p.Workload != of || p.Quarantine.MAC == "" {
+			continue
+		}
+		if !at.IsZero() {
+			pause = min(2*pause, endPauseMost)
+		}
+		if p.Quarantine.Since.After(at) {
+			at = p.Quarantine.Since
+		}
+	}
+	if at.IsZero() {
+		return at
+	}
+	return at.Add(pause)
+}
+
+// apart reports whether a node that cannot answer has no part in the quarantine of an address: the other machine was
+// heard on another node's link, the pod was not on this one, and when the node answered last it did not have the address.
+// Who gets the address next asks on the link again.
+func (b *Book) apart(p *PodIP, node string) bool {
+	answer, ok := b.answers[node]
+	return ok && p.Quarantine.MAC != "" && p.Mode == L2 && !b.nodes[node].Ready && node != p.Node &&
+		node != b.nodeOf(p) && !slices.ContainsFunc(answer.Held, func(h Held) bool { return h.Addr == p.Addr })
+}

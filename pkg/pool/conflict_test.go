@@ -1,0 +1,183 @@
+package pool
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+// conflictOn has a pod find on node n1 that a machine has its address.
+func conflictOn(b *Book, a netip.Addr, mac string) {
+	ip := *b.PodIP(a)
+	is := *b.Pod(ip.PodUID)
+	is.Node = "n1"
+	b.SetPod(is)
+	ip.Phase, ip.Of, ip.Node, ip.Conflict = Allocated, ip.PodUID, "n1", mac
+	b.SetPodIP(ip)
+}
+
+// review carries out what is decided of an address, and reports whether its pod was ended.
+func review(b *Book, a netip.Addr, now time.Time) (ended bool, plan Plan) {
+	plan = b.Review(a, now, func(*PodIP) Wanted { return Wants })
+	for _, w := range plan.Writes {
+		switch w := w.(type) {
+		case UpdateIP:
+			b.SetPodIP(w.PodIP)
+		case EndPod:
+			b.RemovePod(w.UID, true, now)
+			ip := *b.PodIP(a)
+			ip.Phase, ip.Conflict = Retained, ""
+			b.SetPodIP(ip)
+			ended = true
+		}
+	}
+	return ended, plan
+}
+
+func ownedPod(n int) Pod {
+	pod := gatedPod(n)
+	pod.Workload = Workload{Kind: "StatefulSet", Name: fmt.Sprintf("set-%d", n)}
+	return pod
+}
+
+func TestAMachineThatAnswersForAllEmptiesNoPool(t *testing.T) {
+	const mac = "02:00:00:00:00:01"
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.1-10.6.0.200"}})
+	now, ended, made := noon, 0, 0
+	var last netip.Addr
+	var plan Plan
+	for n := range 300 { // a pod every minute, each with a workload of its own
+		now = now.Add(time.Minute)
+		var a netip.Addr
+		if a, plan = place(t, b, ownedPod(n), now); !a.IsValid() {
+			continue
+		}
+		made++
+		conflictOn(b, a, mac)
+		yes, what := review(b, a, now)
+		if last = a; yes {
+			ended++
+		} else if !strings.Contains(what.Reason, mac) || what.Remedy == "" {
+			t.Errorf("%+v", what)
+		}
+		if !strings.Contains(b.empty(b.pools["p"]), fmt.Sprintf("(%d of 200 quarantined)", ended)) {
+			t.Errorf("%s, after %d", b.empty(b.pools["p"]), ended)
+		}
+	}
+	if ended != machineMost || made != machineMost+1 || b.quarantined("p") != machineMost {
+		t.Errorf("%d addresses were given, and %d pods ended", made, ended)
+	}
+	if !strings.Contains(plan.Reason, mac) || plan.Remedy == "" || plan.Writes != nil {
+		t.Errorf("the next one is told %+v", plan)
+	}
+	// The one that waits on its node starts once the machine is gone; then there are addresses again.
+	ip := *b.PodIP(last)
+	ip.Phase, ip.Conflict = Bound, ""
+	b.SetPodIP(ip)
+	if reason, _ := b.HeldBy("p"); reason != "" {
+		t.Error(reason)
+	}
+	if a, plan := place(t, b, ownedPod(301), now); a.IsValid() {
+		t.Errorf("the youngest is first: %s", a)
+	} else if !strings.Contains(plan.Reason, "wait longer") && plan.Reason != "" {
+		t.Errorf("%+v", plan)
+	}
+	if a, plan := place(t, b, ownedPod(machineMost+1), now); !a.IsValid() {
+		t.Errorf("%+v", plan)
+	}
+}
+
+func TestPodsOfAWorkloadAreEndedEverMoreSlowlyForConflicts(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+	set := Workload{Kind: "StatefulSet", Name: "web"}
+	var ends []time.Duration
+	now := noon
+	for n := range 9 {
+		pod := gatedPod(n)
+		pod.Workload = set
+		a, _ := place(t, b, pod, now)
+		conflictOn(b, a, fmt.Sprintf("02:00:00:00:00:%02d", n)) // each another machine
+		ended, plan := review(b, a, now)
+		if !ended {
+			if other := ownedPod(100 + n); plan.Writes != nil || !plan.Until.After(now) || plan.Reason == "" {
+				t.Errorf("%+v", plan)
+			} else if a, _ := place(t, b, other, now); a.IsValid() { // pods of other workloads are ended at once
+				conflictOn(b, a, fmt.Sprintf("02:00:00:00:01:%02d", n))
+				if ended, plan := review(b, a, now); !ended {
+					t.Errorf("%+v", plan)
+				}
+			}
+			if early, _ := review(b, a, plan.Until.Add(-time.Second)); early {
+				t.Error("it was ended before its time")
+			}
+			now = plan.Until
+			ended, plan = review(b, a, now)
+		}
+		if !ended {
+			t.Fatalf("%+v", plan)
+		}
+		ends = append(ends, now.Sub(noon))
+	}
+	for i := 2; i < len(ends); i++ {
+		was, is := ends[i-1]-ends[i-2], ends[i]-ends[i-1]
+		if is != min(2*was, endPauseMost) {
+			t.Errorf("ended at %v", ends)
+		}
+	}
+	if ends[1]-ends[0] != endPauseFirst {
+		t.Errorf("ended at %v", ends)
+	}
+}
+
+func TestAQuarantineWaitsForNoLostNodeThatHasNoPartInIt(t *testing.T) {
+	const mac = "02:00:00:00:00:01"
+	for _, c := range []struct {
+		name   string
+		lost   string // the node that is not Ready
+		answer *Answer
+		mac    string
+		ends   bool
+	}{
+		{"a node that has answered before", "n2", &Answer{Node: "n2", Round: 1}, mac, true},
+		{"the node that found the machine", "n1", &Answer{Node: "n1", Round: 1}, mac, false},
+		{"a node that had the address when it answered", "n2", &Answer{Node: "n2", Round: 1,
+			Held: []Held{{Addr: netip.MustParseAddr("10.6.0.1"), UID: "x"}}}, mac, false},
+		{"a node that has never answered", "n2", nil, mac, false},
+		{"two pods have it", "n2", &Answer{Node: "n2", Round: 1}, "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+			b.SetNode(Node{Name: "n2", Ready: true})
+			b.SetNode(Node{Name: "n3", Ready: true})
+			a, _ := place(t, b, ownedPod(1), noon)
+			conflictOn(b, a, mac)
+			if ended, plan := review(b, a, noon); !ended || a.String() != "10.6.0.1" {
+				t.Fatalf("%s: %+v", a, plan)
+			}
+			ip := *b.PodIP(a)
+			ip.Quarantine.MAC = c.mac
+			b.SetPodIP(ip)
+			b.SetNode(Node{Name: c.lost})
+			if c.answer != nil {
+				b.SetAnswer(*c.answer)
+			}
+			later := noon.Add(quarantinedFor)
+			plan := b.Review(a, later, nil)
+			b.SetRoll(plan.Writes[0].(WriteRoll).Roll)
+			for _, name := range []string{"n1", "n2", "n3"} {
+				if plan := b.Review(a, later, nil); plan.Writes != nil {
+					t.Errorf("it ends before a Ready node has answered: %+v", plan)
+				}
+				if name != c.lost {
+					b.SetAnswer(Answer{Node: name, Round: b.Roll().Round})
+				}
+			}
+			plan = b.Review(a, later, nil)
+			if ends := len(plan.Writes) == 1; ends != c.ends {
+				t.Errorf("%+v", plan)
+			}
+		})
+	}
+}
