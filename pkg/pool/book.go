@@ -28,6 +28,7 @@ type Book struct {
 	nodes   map[string]Node
 	answers map[string]Answer
 	held    map[UID][]string // the nodes that say that they have the pod
+	used    map[string]int   // how many PodIPs name a node
 	ends    map[UID]End
 	waiting map[string]map[UID]bool // pods that wait for an address of a pool
 	// disputed are the addresses in quarantine, and those that another machine has.
@@ -66,7 +67,8 @@ func NewBook(r Roll) *Book {
 		given: map[UID][]netip.Addr{}, pods: map[UID]*Pod{}, named: map[Owner]UID{},
 		told: map[netip.Addr]map[UID]bool{}, runs: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{},
 		answers: map[string]Answer{},
-		held:    map[UID][]string{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{}, disputed: map[netip.Addr]bool{},
+		held:    map[UID][]string{}, used: map[string]int{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{},
+		disputed: map[netip.Addr]bool{},
 	}
 }
 
@@ -165,6 +167,7 @@ func (b *Book) SetPodIP(p PodIP) {
 		b.unindex(was)
 	}
 	b.ips[p.Addr] = &p
+	b.used[p.Node]++
 	if p.Quarantine.Reason != "" || p.machine() != "" {
 		b.disputed[p.Addr] = true
 	}
@@ -198,6 +201,9 @@ func (b *Book) unindex(p *PodIP) {
 	drop(b.given, p.PodUID, p.Addr)
 	drop(b.owned, p.owner(), p.Addr)
 	delete(b.disputed, p.Addr)
+	if b.used[p.Node]--; b.used[p.Node] == 0 {
+		delete(b.used, p.Node)
+	}
 }
 
 // drop takes one of what an index has of a key out of it.
@@ -322,6 +328,12 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 // SetNode puts a node in, as the cache has it.
 func (b *Book) SetNode(n Node) { b.nodes[n.Name] = n }
 
+// Node reports whether there is a node.
+func (b *Book) Node(name string) bool {
+	_, there := b.nodes[name]
+	return there
+}
+
 // RemoveNode takes a node out.
 func (b *Book) RemoveNode(name string) { delete(b.nodes, name) }
 
@@ -374,12 +386,18 @@ func (b *Book) Fence(p *PodIP, now time.Time) Finding {
 func (b *Book) situation(p *PodIP, now time.Time) Situation {
 	s := Situation{
 		Now: now, IP: p, Pod: b.pods[p.PodUID], Nodes: b.nodes, Answers: b.answers, Asked: b.roll.Asked[p.PodUID],
-		Held: b.holders(p.PodUID), rules: b.rules,
+		Held: b.holders(p.PodUID), Agent: b.hadAgent, rules: b.rules,
 	}
 	if end, ok := b.ends[p.PodUID]; ok {
 		s.End = &end
 	}
 	return s
+}
+
+// hadAgent reports whether a node has ever answered, or had an address.
+func (b *Book) hadAgent(node string) bool {
+	_, answered := b.answers[node]
+	return answered || b.used[node] > 0
 }
 
 // waits notes that a pod waits for an address of these pools.

@@ -46,6 +46,9 @@ type Situation struct {
 	Asked   int64
 	// Held are the nodes that say that the pod is there, or was when they answered.
 	Held []string
+	// Agent reports whether a node has ever answered, or had an address; nil: that is not known. Where agents are wanted may
+	// have changed since: such a node is asked like any other.
+	Agent func(node string) bool
 
 	rules rules
 }
@@ -185,6 +188,14 @@ func (s Situation) answered(node string) bool {
 	return ok && asked && !a.holds(s.IP)
 }
 
+// muteAfter is after how long somebody has to do something about a node that has never answered.
+const muteAfter = 2 * time.Minute
+
+const muteRemedy = "let the agent run there or, if it is not to, label the Node " + AgentLabel + "=" + NoAgent
+
+// hadAgent reports whether a node has ever answered, or had an address.
+func (s Situation) hadAgent(node string) bool { return s.Agent != nil && s.Agent(node) }
+
 // fenceAll is for a pod that was deleted, and may have been on any node, if it was on one.
 func fenceAll(s Situation, why string) Finding {
 	f := everyone(s, why, s.answered)
@@ -198,13 +209,15 @@ func fenceAll(s Situation, why string) Finding {
 // everyone reports whether each node is satisfied, or is off, or can have no address at all.
 func everyone(s Situation, why string, satisfied func(node string) bool) Finding {
 	var checks []Check
-	var among, silent, lost []string
+	var among, silent, mute, lost []string
 	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
 		among = append(among, name)
 		switch n := s.Nodes[name]; {
-		case n.Foreign || satisfied(name) || s.rules.broken(everyNodeAnswers):
+		case n.Foreign && !s.hadAgent(name) || satisfied(name) || s.rules.broken(everyNodeAnswers):
 		case n.Off:
 			checks = append(checks, s.off(name)...)
+		case n.Ready && s.Agent != nil && !s.Agent(name) && s.Asked > 0 && s.Now.Sub(time.Unix(0, s.Asked)) >= muteAfter:
+			mute = append(mute, name)
 		case n.Ready:
 			silent = append(silent, name)
 		default:
@@ -215,6 +228,9 @@ func everyone(s Situation, why string, satisfied func(node string) bool) Finding
 	case lost != nil:
 		return Finding{Verdict: Never, Reason: fmt.Sprintf("%s, and node %s is not Ready", why, strings.Join(lost, ", ")),
 			Remedy: offRemedy}
+	case mute != nil:
+		return Finding{Verdict: Never, Reason: fmt.Sprintf("%s, and node %s has never answered", why, strings.Join(mute, ", ")),
+			Remedy: muteRemedy}
 	case silent != nil:
 		return Finding{Verdict: Wait,
 			Reason: fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", "))}

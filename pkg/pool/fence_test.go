@@ -942,3 +942,45 @@ func TestARoutedPodKeepsOffNodesThatCannotRoute(t *testing.T) {
 		t.Errorf("a pod that was given its address is not told: %+v", plan)
 	}
 }
+
+// Agents are not to run on every node. What never had one owes no answer, and what did still owes it.
+func TestANodeWithoutAnAgentOwesNoAnswerUnlessItHadOne(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		foreign bool
+		known   func(*Book)
+		after   time.Duration // since all were asked
+		waits   string        // what for; empty: for nothing
+		remedy  string
+	}{
+		{name: "no agent is to run there", foreign: true},
+		{name: "nor now, but the node has answered", foreign: true, waits: "node n2 has not answered yet",
+			known: func(b *Book) { b.SetAnswer(Answer{Node: "n2", Round: 1}) }, after: time.Hour},
+		{name: "nor now, but an address was there", foreign: true, waits: "node n2 has not answered yet",
+			known: func(b *Book) {
+				b.SetPodIP(PodIP{Addr: netip.MustParseAddr("10.6.0.9"), Pool: "p", PodUID: "x", Of: "x", Phase: Bound, Node: "n2"})
+			}, after: time.Hour},
+		{name: "an agent is to run there", waits: "node n2 has not answered yet"},
+		{name: "and has not answered for minutes", waits: "node n2 has never answered", after: muteAfter,
+			remedy: "label the Node stayput.io/agent=none"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
+			b.SetNode(Node{Name: "n2", Ready: true, Foreign: c.foreign})
+			roll := Roll{Version: "1", Mark: noon, Round: noon.UnixNano(), Epoch: noon.UnixNano(), Recalling: true}
+			b.SetRoll(roll)
+			b.SetAnswer(Answer{Node: "n1", Round: roll.Round})
+			if c.known != nil {
+				c.known(b)
+			}
+			plan := b.Recall(noon.Add(c.after))
+			if ends := len(plan.Writes) == 1; ends != (c.waits == "") || !strings.Contains(plan.Reason, c.waits) ||
+				(plan.Remedy != "") != (c.remedy != "") || !strings.Contains(plan.Remedy, c.remedy) {
+				t.Errorf("%+v", plan)
+			}
+			if owed := b.Unanswered(); (c.waits != "") != slices.Equal(owed, []string{"n2"}) {
+				t.Errorf("%v owe an answer", owed)
+			}
+		})
+	}
+}

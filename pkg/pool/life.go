@@ -47,7 +47,7 @@ func (b *Book) Addresses() []netip.Addr {
 // one whose reason is gone. One that stays and has lost its finalizer, as by an uninstallation, gets it back. wanted is
 // asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
-	if reason, remedy := b.recalling(); reason != "" {
+	if reason, remedy := b.recalling(now); reason != "" {
 		return Plan{Reason: reason, Remedy: remedy}
 	}
 	plan := b.review(a, now, wanted)
@@ -192,7 +192,7 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	if asked <= p.Quarantine.Since.UnixNano() {
 		return Plan{Reason: why, Writes: []Write{b.ask(about, now)}}
 	}
-	all := everyone(Situation{Nodes: b.nodes, rules: b.rules}, why,
+	all := everyone(Situation{Now: now, Nodes: b.nodes, Asked: asked, Agent: b.hadAgent, rules: b.rules}, why,
 		func(node string) bool { return b.answers[node].Round >= asked || b.apart(p, node) })
 	if all.Verdict != Yes {
 		return Plan{Reason: all.Reason, Remedy: all.Remedy}

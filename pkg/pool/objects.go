@@ -12,6 +12,12 @@ type UID string
 // OutOfService is the key of the taint by which an operator says that a node is off.
 const OutOfService = "node.kubernetes.io/out-of-service"
 
+// AgentLabel with the value NoAgent is the label by which an operator says of a Node that no agent is to run there.
+const (
+	AgentLabel = "stayput.io/agent"
+	NoAgent    = "none"
+)
+
 // Owner is whose address it is: a pod, by its name, or all pods of a shared identity.
 type Owner struct{ Namespace, Pod, Identity string }
 
@@ -169,7 +175,7 @@ type Node struct {
 	Ready bool
 	// Off: an operator says that it is, by the taint out-of-service.
 	Off bool
-	// Foreign: no agent runs on it, nor ever did, so that it cannot have an address of a pool.
+	// Foreign: no agent is to run on it. Unless one did, it cannot have an address of a pool.
 	Foreign bool
 }
 

@@ -50,7 +50,7 @@ func (b *Book) Place(uid UID, now time.Time) Plan {
 	if pod == nil || pod.Ending || pod.Over || pod.Has != nil && !pod.Gated {
 		return Plan{}
 	}
-	if reason, remedy := b.recalling(); reason != "" {
+	if reason, remedy := b.recalling(now); reason != "" {
 		return Plan{Reason: reason, Remedy: remedy}
 	}
 	if node := b.elsewhere(pod); node != "" {

@@ -140,7 +140,7 @@ func (b *Book) askFor(p *PodIP, now time.Time) Write {
 }
 
 // recalling says what is missing until addresses may be given; empty: nothing.
-func (b *Book) recalling() (reason, remedy string) {
+func (b *Book) recalling(now time.Time) (reason, remedy string) {
 	switch {
 	case b.stale:
 		return "the API server's data were restored", ""
@@ -149,15 +149,15 @@ func (b *Book) recalling() (reason, remedy string) {
 	}
 	const why = "the API server's data may have been restored from a backup, or no controller ran for a while, so that " +
 		"every node is asked first which addresses it has"
-	if f := b.recalled(why); f.Verdict != Yes {
+	if f := b.recalled(why, now); f.Verdict != Yes {
 		return f.Reason, f.Remedy
 	}
 	return why, ""
 }
 
 // recalled reports whether each node has answered the recall.
-func (b *Book) recalled(why string) Finding {
-	return everyone(Situation{Nodes: b.nodes}, why,
+func (b *Book) recalled(why string, now time.Time) Finding {
+	return everyone(Situation{Now: now, Nodes: b.nodes, Asked: b.roll.Epoch, Agent: b.hadAgent}, why,
 		func(node string) bool { return b.answers[node].Round >= b.roll.Epoch })
 }
 
@@ -168,7 +168,7 @@ func (b *Book) Unanswered() (nodes []string) {
 		return nil
 	}
 	for name, n := range b.nodes {
-		if !n.Foreign && !n.Off && b.answers[name].Round < b.roll.Round {
+		if !(n.Foreign && !b.hadAgent(name)) && !n.Off && b.answers[name].Round < b.roll.Round {
 			nodes = append(nodes, name)
 		}
 	}
@@ -183,8 +183,8 @@ func (b *Book) Recall(now time.Time) Plan {
 		return Plan{}
 	}
 	plan := Plan{}
-	plan.Reason, plan.Remedy = b.recalling()
-	all := b.recalled("")
+	plan.Reason, plan.Remedy = b.recalling(now)
+	all := b.recalled("", now)
 	switch {
 	case b.rules.broken(restoresWaitForAll):
 		all.If = nil

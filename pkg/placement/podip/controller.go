@@ -3,6 +3,7 @@
 //
 //	controller.go  the loops, and what wakes which of them
 //	session.go     the Book: begun, fed, and begun anew if the API server's data were restored
+//	agents.go      on which nodes agents are to run
 //	write.go       the writes, each bound to what it was decided on
 //	status.go      what pools and addresses say of themselves
 //	metrics.go     what is counted of them
@@ -84,6 +85,8 @@ type Controller struct {
 	namespaces map[string]namespace     // nil: not known yet
 	above      map[string]pool.Workload // of a ReplicaSet, by UID
 	session    *session                 // nil: there is no Book
+	// agents says on which nodes agents are to run: a pod as the template of their DaemonSet, nil if it is not known.
+	agents *corev1.Pod
 }
 
 type queue = workqueue.TypedRateLimitingInterface[key]

@@ -1213,6 +1213,52 @@ func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
 	}
 }
 
+// Where agents run is what their DaemonSet says, and the operator by a label.
+func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
+	linux := hometest.Node("node-1", "a", func(n *corev1.Node) { n.Labels["pools"] = "yes" })
+	agents := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: agentDaemonSet}}
+	agents.Spec.Template.Spec.NodeSelector = map[string]string{"pools": "yes"}
+	a := newAPI(t, agents, linux, hometest.Node("node-2", "a"), aPool("blue", "10.6.168.101-10.6.168.110"))
+	c := control(t, a)
+	c.installation = types.NamespacedName{Namespace: "stayput-system", Name: "stayput-installation"}
+	owing := func() (names []string) {
+		t.Helper()
+		c.looks()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		roll := c.session.book.Roll()
+		roll.Round, roll.Asked = 7, map[pool.UID]int64{"x": 7}
+		c.session.book.SetRoll(roll)
+		return c.session.book.Unanswered()
+	}
+	expect := func(when string, want ...string) {
+		t.Helper()
+		c.findAgents(t.Context(), c.session)
+		if got := owing(); !slices.Equal(got, want) {
+			t.Errorf("%s: %v owe an answer, want %v", when, got, want)
+		}
+	}
+	if got := owing(); len(got) != 2 {
+		t.Errorf("before it is known: %v owe an answer", got)
+	}
+	expect("the DaemonSet selects node-1", "node-1")
+	agents.Spec.Template.Spec.NodeSelector = nil
+	if err := a.Update(t.Context(), agents); err != nil {
+		t.Fatal(err)
+	}
+	expect("it selects all", "node-1", "node-2")
+	labelled := hometest.Node("node-2", "a", func(n *corev1.Node) { n.Labels[pool.AgentLabel] = pool.NoAgent })
+	if err := a.Update(t.Context(), labelled); err != nil {
+		t.Fatal(err)
+	}
+	expect("an operator says that none is to run on node-2", "node-1")
+	if err := a.WithWatch.Create(t.Context(), &stayputv1alpha1.PodIPAnswer{ObjectMeta: metav1.ObjectMeta{Name: "node-2"},
+		Spec: stayputv1alpha1.PodIPAnswerSpec{Round: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	expect("one ran there", "node-1", "node-2")
+}
+
 // A node does not know of what workload a pod is.
 func TestWhatOnlyANodeKnewIsFreedByTheNameOfItsPod(t *testing.T) {
 	set := func(name string, replicas int32) client.Object {

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
@@ -168,13 +169,25 @@ func wordsOf(k pool.Keep) (retention, whenScaled, whenDeleted string) {
 	return retention, word(k.Scaled), word(k.Deleted)
 }
 
-func nodeOf(o *corev1.Node) pool.Node {
+// nodeOf reads a node. agents is the pod template of the agents' DaemonSet, nil if it is not known.
+func nodeOf(o *corev1.Node, agents *corev1.Pod) pool.Node {
 	return pool.Node{
 		Name: o.Name, Ready: home.NodeReady(o),
 		Off: slices.ContainsFunc(o.Spec.Taints, func(t corev1.Taint) bool { return t.Key == pool.OutOfService }),
 		// Agents run on Linux only.
-		Foreign: o.Labels[corev1.LabelOSStable] == string(corev1.Windows),
+		Foreign: o.Labels[corev1.LabelOSStable] == string(corev1.Windows) ||
+			o.Labels[pool.AgentLabel] == pool.NoAgent || !selects(agents, o),
 	}
+}
+
+// selects reports whether a DaemonSet has its pods run on a node, as far as node selector and affinity tell: by taints
+// that it does not tolerate they may still run there.
+func selects(agents *corev1.Pod, node *corev1.Node) bool {
+	if agents == nil {
+		return true
+	}
+	match, err := nodeaffinity.GetRequiredNodeAffinity(agents).Match(node)
+	return match || err != nil
 }
 
 func answerOf(o *stayputv1alpha1.PodIPAnswer) pool.Answer {

@@ -254,6 +254,7 @@ func (c *Controller) serve(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+	c.findAgents(ctx, s)
 	if err := c.listPods(ctx, s); err != nil {
 		return err
 	}
@@ -274,6 +275,7 @@ func (c *Controller) serve(ctx context.Context) error {
 		if err := c.mark(ctx, s); err != nil && !changed(err) {
 			log.FromContext(ctx).Error(err, "Cannot renew the mark of the PodIPRoll")
 		}
+		c.findAgents(ctx, s)
 		c.sweep(s)
 	}
 }
@@ -783,7 +785,7 @@ func (c *Controller) nodes(s *session) toolscache.ResourceEventHandler {
 		if node, ok := o.(*corev1.Node); ok {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			s.book.SetNode(nodeOf(node))
+			s.book.SetNode(nodeOf(node, c.agents))
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
@@ -791,9 +793,10 @@ func (c *Controller) nodes(s *session) toolscache.ResourceEventHandler {
 		UpdateFunc: func(was, is any) {
 			before, okWas := was.(*corev1.Node)
 			after, okIs := is.(*corev1.Node)
-			if set(is); okWas && okIs && nodeOf(before) != nodeOf(after) {
-				c.mu.Lock()
-				defer c.mu.Unlock()
+			set(is)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if okWas && okIs && nodeOf(before, c.agents) != nodeOf(after, c.agents) {
 				s.nodeSpoke()
 			}
 		},

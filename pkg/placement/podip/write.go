@@ -395,7 +395,7 @@ func (p past) Node(ctx context.Context, name string) (*pool.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	is := nodeOf(o)
+	is := nodeOf(o, nil)
 	return &is, nil
 }
 
