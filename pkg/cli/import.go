@@ -9,12 +9,11 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/cli-runtime/pkg/printers"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -188,10 +187,8 @@ func runImport(ctx context.Context, c *cluster, source string, names []string, r
 	slices.SortStableFunc(done.Items, func(a, b inspection.ImportItem) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), comparePods(a.Pod, b.Pod))
 	})
-	if act {
-		line.say("noting where the pods were ...")
-		errs = append(errs, noteScheduled(ctx, c, done.Items))
-	}
+	line.say("looking up the pods ...")
+	warnOfNoHome(ctx, c, done.Items)
 	refused := func(i inspection.ImportItem) bool { return i.Action == inspection.ActionRefuse }
 	if act && slices.ContainsFunc(done.Items, refused) {
 		errs = append(errs, errors.New("some addresses were refused"))
@@ -199,35 +196,30 @@ func runImport(ctx context.Context, c *cluster, source string, names []string, r
 	return done, errors.Join(errs...), nil
 }
 
-// publishedWithin is more than an agent needs to publish what it has just taken over.
-const publishedWithin = 30 * time.Second
-
-// noteScheduled notes that the pods whose addresses are kept from now on were bound to their nodes: no controller of
-// stayput saw that, and without it the nodes are no homes. Whoever may import may say so.
-func noteScheduled(ctx context.Context, k client.Client, items []inspection.ImportItem) error {
-	ctx, cancel := context.WithTimeout(ctx, publishedWithin)
-	defer cancel()
-	var errs []error
-	for _, i := range items {
-		if i.Action != inspection.ActionRetain || !i.Done {
+// warnOfNoHome adds to each address that is kept from now on that its node becomes no home of its pod, unless the API
+// server has the pod bound to that node. What only the node says makes it no home: a node that was taken over would
+// attract pods that never ran there. Of a pod that is bound the controller notes it.
+func warnOfNoHome(ctx context.Context, k client.Client, items []inspection.ImportItem) {
+	for n := range items {
+		i := &items[n]
+		if i.Action != inspection.ActionRetain && i.Action != inspection.ActionBind {
 			continue
 		}
-		var r stayputv1alpha1.RetainedIP
-		key := types.NamespacedName{Namespace: i.Namespace, Name: stayputv1alpha1.RetainedIPName(i.Pod, i.Node)}
-		err := wait.PollUntilContextCancel(ctx, time.Second/2, true, func(ctx context.Context) (bool, error) {
-			err := k.Get(ctx, key, &r)
-			return err == nil, client.IgnoreNotFound(err)
-		})
-		if err == nil && !home.Scheduled(&r) {
-			patch := fmt.Appendf(nil, `{"spec":{"scheduled":%q}}`, home.Claimant(&r))
-			err = k.Patch(ctx, &r, client.RawPatch(types.MergePatchType, patch))
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("RetainedIP %s: the address is kept, but pod %s will not be brought to node %s: %w",
-				key, i.Pod, i.Node, err))
+		var pod corev1.Pod
+		err := k.Get(ctx, types.NamespacedName{Namespace: i.Namespace, Name: i.Pod}, &pod)
+		switch {
+		case client.IgnoreNotFound(err) != nil:
+			i.Why += fmt.Sprintf("; whether the pod is bound to node %s is not known: %v", i.Node, err)
+		case err != nil || pod.Spec.NodeName != i.Node || home.Bound(&pod) != home.Claimant(promised(i)):
+			i.Why += fmt.Sprintf("; no pod of this name is bound to node %s now: the node keeps the address, "+
+				"but the pod is not brought to it", i.Node)
 		}
 	}
-	return errors.Join(errs...)
+}
+
+// promised returns the part of the RetainedIP of an item that says what it is for.
+func promised(i *inspection.ImportItem) *stayputv1alpha1.RetainedIP {
+	return &stayputv1alpha1.RetainedIP{Spec: stayputv1alpha1.RetainedIPSpec{PodName: i.Pod, NodeName: i.Node}}
 }
 
 // importOn has a node take these items over; nil: what OpenKruise has reserved on it.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/printers"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -110,29 +112,50 @@ func TestAPlanIsATable(t *testing.T) {
 	}
 }
 
-func TestWhereTheOwnersOfImportedAddressesWereIsNoted(t *testing.T) {
-	unseen := func(r *stayputv1alpha1.RetainedIP) { r.Spec.Scheduled = "" }
-	k := aCluster(nothing, aRetainedIP(unseen))
-	item := inspection.ImportItem{Namespace: "default", Pod: "web-2", Node: "node-1", Action: inspection.ActionRetain}
-	scheduled := func() string {
-		var r stayputv1alpha1.RetainedIP
-		if err := k.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "web-2.node-1"}, &r); err != nil {
-			t.Fatal(err)
+// claims are agents that say that they took over whatever a test makes them say.
+type claims []inspection.ImportItem
+
+func (c claims) Run(context.Context, string, []byte, ...string) ([]byte, error) {
+	return json.Marshal(inspection.Import{Items: c})
+}
+
+func TestAnImportMakesNoNodeAHomeByItsWordAlone(t *testing.T) {
+	unseen := func(name string) func(r *stayputv1alpha1.RetainedIP) {
+		return func(r *stayputv1alpha1.RetainedIP) {
+			r.Name, r.Spec.PodName, r.Spec.Scheduled = name+".node-1", name, ""
 		}
-		return r.Spec.Scheduled
 	}
-	if err := noteScheduled(t.Context(), k, []inspection.ImportItem{item}); err != nil || scheduled() != "" {
-		t.Errorf("of what was not carried out %q is noted, %v", scheduled(), err)
+	podOn := func(name, node string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: corev1.PodSpec{NodeName: node}}
 	}
-	item.Done = true
-	if err := noteScheduled(t.Context(), k, []inspection.ImportItem{item}); err != nil || scheduled() != "pod/web-2" {
-		t.Errorf("noted is %q, %v", scheduled(), err)
+	mirror := podOn("mirror-0", "node-1")
+	yes := true
+	mirror.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node-1", Controller: &yes}}
+	names := []string{"here-0", "elsewhere-0", "gone-0", "mirror-0"}
+	objects := []client.Object{&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}},
+		podOn("here-0", "node-1"), podOn("elsewhere-0", "node-2"), mirror}
+	said := claims{}
+	for _, name := range names {
+		objects = append(objects, aRetainedIP(unseen(name)))
+		said = append(said, inspection.ImportItem{Namespace: "default", Pod: name, Action: inspection.ActionRetain,
+			Done: true, Why: "the pod is not there"})
 	}
-	item.Pod = "web-3"
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := noteScheduled(ctx, k, []inspection.ImportItem{item}); err == nil ||
-		!strings.Contains(err.Error(), "default/web-3.node-1: the address is kept, but pod web-3 will not be brought") {
-		t.Errorf("of one that is not published: %v", err)
+	said[0].Action = inspection.ActionBind
+	k := aCluster(nothing, objects...)
+	done, failed, err := runImport(t.Context(), &cluster{Client: k, agents: said}, sourceOpenKruise, nil, "10m", true,
+		&progress{})
+	if err != nil || failed != nil || len(done.Items) != len(names) {
+		t.Fatalf("%+v, %v, %v", done, failed, err)
+	}
+	for _, i := range done.Items {
+		if warns := strings.Contains(i.Why, "no pod of this name is bound to node node-1 now"); warns == (i.Pod == "here-0") {
+			t.Errorf("of %s it says %q", i.Pod, i.Why)
+		}
+		var r stayputv1alpha1.RetainedIP
+		if err := k.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: i.Pod + ".node-1"}, &r); err != nil ||
+			r.Spec.Scheduled != "" {
+			t.Errorf("RetainedIP of %s: spec.scheduled is %q, %v", i.Pod, r.Spec.Scheduled, err)
+		}
 	}
 }

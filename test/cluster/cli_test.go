@@ -976,8 +976,12 @@ func TestImportKeepsTheReservationsOfOpenKruisesHostLocal(t *testing.T) {
 		"web-0": inspection.ActionRetain, "web-1": inspection.ActionRetain, "web-2": inspection.ActionNone,
 		"web-3": inspection.ActionRefuse,
 	} {
-		if i, code := imported(t, c, pod, "openkruise", "node-3"); i.Action != want || i.Done || code != 0 {
+		i, code := imported(t, c, pod, "openkruise", "node-3")
+		if i.Action != want || i.Done || code != 0 {
 			t.Errorf("the plan for %s is %+v (%d)", pod, i, code)
+		}
+		if warns := strings.Contains(i.Why, "the pod is not brought to it"); warns != (want == inspection.ActionRetain) {
+			t.Errorf("the plan for %s says %q", pod, i.Why)
 		}
 	}
 	if b, err := os.ReadFile(bound); err != nil || string(b) != "0123456789abcdef\r\neth0" {
@@ -988,7 +992,7 @@ func TestImportKeepsTheReservationsOfOpenKruisesHostLocal(t *testing.T) {
 	}
 	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
 		r := shows(t, c, ns, pod, "node-3", "retained", retained)
-		if r.Status.IPs[0] != ip || r.Spec.Retention != "10m" {
+		if r.Status.IPs[0] != ip || r.Spec.Retention != "10m" || r.Spec.Scheduled != "" {
 			t.Errorf("for %s is kept %+v %+v", pod, r.Spec, r.Status)
 		}
 		if i, _ := imported(t, c, pod, "openkruise", "node-3", "--yes"); i.Action != inspection.ActionNone ||
@@ -1000,8 +1004,8 @@ func TestImportKeepsTheReservationsOfOpenKruisesHostLocal(t *testing.T) {
 		t.Errorf("check says %+v", r)
 	}
 
-	// They come back with their addresses.
-	apply(t, c, ns, statefulSet("web", 2, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"}))
+	// They have their addresses again there, though the node alone says that they were there.
+	apply(t, c, ns, on("node-3", statefulSet("web", 2, map[string]string{"io.kubernetes.cri/reserved-ip-duration": "10"})))
 	for pod, ip := range map[string]string{"web-0": "10.244.3.200", "web-1": "10.244.3.201"} {
 		if p := ready(t, c, ns, pod); p.Spec.NodeName != "node-3" || p.Status.PodIP != ip {
 			t.Errorf("%s came to %s with %s", pod, p.Spec.NodeName, p.Status.PodIP)
