@@ -32,6 +32,7 @@ var law = []rule{
 	{pkg: "pkg/netconf", uses: []string{"pkg/ledger"}, never: heavy},
 	{pkg: "pkg/spool", uses: []string{"pkg/ledger"}, never: heavy},
 	{pkg: "pkg/link", never: heavy},
+	{pkg: "pkg/httplimit", never: []string{"k8s.io", "sigs.k8s.io", "github.com", "golang.org/x"}},
 
 	// The API, and the rules that controller and kubectl stayput share: no I/O, no client.
 	{pkg: "pkg/api", never: []string{"sigs.k8s.io/controller-runtime"}},
@@ -101,7 +102,7 @@ var law = []rule{
 	{
 		pkg: "pkg/placement",
 		uses: []string{
-			"pkg/api", "pkg/home", "pkg/pool", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
+			"pkg/api", "pkg/home", "pkg/httplimit", "pkg/pool", "pkg/uninstall", "pkg/placement/cluster", "pkg/placement/gate",
 			"pkg/placement/podip", "pkg/placement/podstate", "pkg/placement/uninstall", "pkg/placement/webhook",
 		},
 		never: addresses,
@@ -125,8 +126,8 @@ var law = []rule{
 	{
 		pkg: "cmd/stayput-agent",
 		uses: []string{
-			"pkg/ledger", "pkg/api", "pkg/node", "pkg/node/cniconf", "pkg/node/importer", "pkg/node/inspect",
-			"plugin/nri", "cmd/internal/program",
+			"pkg/ledger", "pkg/api", "pkg/httplimit", "pkg/node", "pkg/node/cniconf", "pkg/node/importer",
+			"pkg/node/inspect", "plugin/nri", "cmd/internal/program",
 		},
 		never: allClients,
 	},

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,7 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stayput/stayput/pkg/httplimit"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/test/hoard"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -133,6 +138,19 @@ func TestTheDaemonRunsWithoutARuntimeAndEndsWhenItIsTold(t *testing.T) {
 		must.Do(t, err)
 	case <-time.After(time.Minute): // bounds a test that hangs
 		t.Fatal("it does not end")
+	}
+}
+
+func TestAClientCannotHoardTheAgentsConnections(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	must.Do(t, err)
+	must.Do(t, free.Close())
+	address := free.Addr().String()
+	server, err := listen(address, http.NotFoundHandler(), slog.New(slog.DiscardHandler))
+	must.Do(t, err)
+	t.Cleanup(func() { must.Do(t, server.Close()) })
+	if n := hoard.Connections(t, address, "/", 3*httplimit.Connections); n != httplimit.Connections {
+		t.Errorf("of %d connections %d are open, expected %d", 3*httplimit.Connections, n, httplimit.Connections)
 	}
 }
 

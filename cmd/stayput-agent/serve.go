@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/stayput/stayput/cmd/internal/program"
+	"github.com/stayput/stayput/pkg/httplimit"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node"
 	"github.com/stayput/stayput/pkg/node/cniconf"
@@ -148,7 +148,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	// 6. Scrapes under way.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	err = server.Shutdown(last)
+	if err = server.Shutdown(last); errors.Is(err, context.DeadlineExceeded) {
+		err = server.Close() // a client that asks for nothing
+	}
 
 	// 7. A new process if stayput was installed again meanwhile.
 	if errors.Is(why, uninstall.ErrInstalledAgain) {
@@ -186,15 +188,12 @@ func (o *options) nodeName() (string, error) {
 
 // listen serves h on addr; with an empty addr the server never answers.
 func listen(addr string, h http.Handler, log *slog.Logger) (*http.Server, error) {
-	server := &http.Server{
-		Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
-		MaxHeaderBytes: 8 << 10,
-		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}
+	server := httplimit.Server(h)
+	server.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelWarn)
 	if addr == "" {
 		return server, nil
 	}
-	l, err := net.Listen("tcp", addr)
+	l, err := httplimit.Listen(addr)
 	if err != nil {
 		return nil, fmt.Errorf("--listen: %w", err)
 	}

@@ -21,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -108,8 +107,8 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 	options := ctrl.Options{
 		Scheme:                        Scheme,
 		Logger:                        o.Log,
-		Metrics:                       server.Options{BindAddress: o.MetricsAddress},
-		HealthProbeBindAddress:        o.HealthAddress,
+		Metrics:                       server.Options{BindAddress: "0"}, // see http.go
+		HealthProbeBindAddress:        "0",
 		LeaderElection:                o.LeaderElection,
 		LeaderElectionID:              home.LeaseName,
 		LeaderElectionNamespace:       o.LeaderElectionNamespace,
@@ -245,14 +244,15 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		return err
 	}
 
-	// 7. Health.
+	// 7. Metrics and health.
 	synced := func(r *http.Request) error {
 		if !filled(r.Context()) {
 			return errors.New("caches are still being filled")
 		}
 		return nil
 	}
-	return errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("caches", synced))
+	return errors.Join(addServer(mgr, "metrics", o.MetricsAddress, metricsHandler(metrics.Registry)),
+		addServer(mgr, "health", o.HealthAddress, healthHandler(synced)))
 }
 
 // addUninstall registers the loop that ungates all pods when stayput is uninstalled from a namespace, if one is given.
