@@ -59,6 +59,16 @@ pods and to create pods/exec in Stayput's namespace.`,
 	s.flags.AddFlags(f)
 	f.StringVar(&s.installation, "stayput-namespace", DefaultNamespace, "The namespace in which Stayput is installed")
 	cmd.AddCommand(getCommand(s), whyCommand(s), releaseCommand(s), nodeCommand(s), checkCommand(s), importCommand(s))
+	for _, verb := range cmd.Commands() {
+		run := verb.RunE
+		verb.RunE = func(cmd *cobra.Command, args []string) error {
+			err := run(cmd, args)
+			if err != nil {
+				err = printableError{err}
+			}
+			return err
+		}
+	}
 	s.completeFlags(cmd)
 	return cmd
 }

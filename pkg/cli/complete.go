@@ -40,7 +40,7 @@ func (s *settings) complete(list completion, most int) cobra.CompletionFunc {
 			return nil, cobra.ShellCompDirectiveError
 		}
 		all = slices.DeleteFunc(all, func(s string) bool {
-			return !strings.HasPrefix(s, prefix) || slices.Contains(args, s)
+			return !strings.HasPrefix(s, prefix) || slices.Contains(args, s) || s != printable(s)
 		})
 		slices.SortFunc(all, comparePods)
 		return slices.Compact(all), cobra.ShellCompDirectiveNoFileComp

@@ -60,7 +60,7 @@ one.`,
 				return err
 			}
 			if unseen != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "Addresses of pools are not shown: %v\n", unseen)
+				fmt.Fprintf(cmd.ErrOrStderr(), "Addresses of pools are not shown: %v\n", printableError{unseen})
 			}
 			switch {
 			case print != nil:
@@ -119,7 +119,7 @@ func tableOf(ips []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP, a
 		p := &pooled[i]
 		r := asRetained(p)
 		o := p.DeepCopy()
-		o.Namespace = p.Spec.Namespace // for the column: the object itself has none
+		o.Namespace = printable(p.Spec.Namespace) // for the column: the object itself has none
 		add(o, r, string(phaseOf(p)), poolReason(p, all), p.Spec.Network)
 	}
 	return table

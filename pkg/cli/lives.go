@@ -280,8 +280,8 @@ func (s *Story) writeLives(w io.Writer, now time.Time, most int) error {
 		if l.Present {
 			missing = none
 		}
-		fmt.Fprintf(tabs, "  %s\t%s\t%s\t%s\t%s\n", cmp.Or(l.Node, missing), cmp.Or(strings.Join(l.IPs, ","), missing),
-			ago(l.From, "unknown"), ago(l.To, missing), l.State)
+		fmt.Fprintf(tabs, "  %s\t%s\t%s\t%s\t%s\n", cmp.Or(printable(l.Node), missing),
+			cmp.Or(printable(strings.Join(l.IPs, ",")), missing), ago(l.From, "unknown"), ago(l.To, missing), printable(l.State))
 	}
 	if err := tabs.Flush(); err != nil {
 		return err

@@ -42,7 +42,7 @@ const mostDrawn = 4096
 func drawNode(w io.Writer, n *inspection.Node, width int, p paint) error {
 	d := &drawing{w: w, width: width, paint: p, seen: map[mark]bool{}}
 	if n.NetworksError != "" {
-		d.line("Some networks cannot be read: %s", n.NetworksError)
+		d.line("Some networks cannot be read: %s", printable(n.NetworksError))
 	}
 	if len(n.Networks) == 0 && n.NetworksError == "" {
 		d.line("Stayput has not given an address to a pod of this node yet.")
@@ -75,9 +75,9 @@ func (d *drawing) line(format string, args ...any) {
 }
 
 func (d *drawing) network(n *inspection.Network) {
-	d.line("Network %s", n.Name)
+	d.line("Network %s", printable(n.Name))
 	if n.Error != "" {
-		d.line("  cannot be read: %s", n.Error)
+		d.line("  cannot be read: %s", printable(n.Error))
 		return
 	}
 	byIP := map[netip.Addr]inspection.Address{}
@@ -98,7 +98,7 @@ func (d *drawing) network(n *inspection.Network) {
 			}
 		}
 		for _, r := range set.Ranges {
-			d.line("  %s  %s - %s", r.Subnet, r.Start, r.End)
+			d.line("  %s  %s - %s", r.Subnet, addrText(r.Start), addrText(r.End))
 			d.ranged(r, n.Addresses, byIP)
 		}
 		total := fmt.Sprintf("  %d addresses: %d free, %d bound, %d retained",
@@ -130,7 +130,7 @@ func (d *drawing) ranged(r inspection.Range, addrs []inspection.Address, byIP ma
 		var taken []string
 		for _, a := range addrs {
 			if r.Contains(a.IP) {
-				taken = append(taken, d.mark(markOf(r, a.IP, a, true))+" "+a.IP.String())
+				taken = append(taken, d.mark(markOf(r, a.IP, a, true))+" "+addrText(a.IP))
 			}
 		}
 		if len(taken) == 0 {
@@ -139,7 +139,7 @@ func (d *drawing) ranged(r inspection.Range, addrs []inspection.Address, byIP ma
 		d.line("    %s", strings.Join(taken, "\n    "))
 		return
 	}
-	label := len(r.End.String()) + 4
+	label := len(addrText(r.End)) + 4
 	per := perLine(d.width - label - 1)
 	a := first
 	for at := 0; at < count; {
@@ -154,9 +154,12 @@ func (d *drawing) ranged(r inspection.Range, addrs []inspection.Address, byIP ma
 			a = a.Next()
 			at++
 		}
-		d.line("    %-*s %s", label-4, start, row.String())
+		d.line("    %-*s %s", label-4, addrText(start), row.String())
 	}
 }
+
+// addrText returns an address for people. An IPv6 zone can be any text.
+func addrText(a netip.Addr) string { return printable(a.String()) }
 
 // perLine returns how many addresses go on a line, in groups of eight: a power of two, so that lines begin at round
 // addresses.

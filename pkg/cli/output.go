@@ -14,7 +14,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// printTable prints a table, whose cells it makes printable.
 func printTable(w io.Writer, table *metav1.Table, o printers.PrintOptions) error {
+	for _, row := range table.Rows {
+		for i, cell := range row.Cells {
+			row.Cells[i] = printable(fmt.Sprint(cell))
+		}
+	}
 	tabs := printers.GetNewTabWriter(w)
 	if err := printers.NewTablePrinter(o).PrintObj(table, tabs); err != nil {
 		return err

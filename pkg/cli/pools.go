@@ -382,7 +382,7 @@ func (f *facts) foretellPools(fc *Forecast, pod *corev1.Pod) {
 func writePodIPs(ctx context.Context, k client.Client, w io.Writer, node string) error {
 	all, err := podIPs(ctx, k, "")
 	if errors.Is(err, errRight) {
-		_, err = fmt.Fprintf(w, "\nAddresses of pools are not shown: %v\n", err)
+		_, err = fmt.Fprintf(w, "\nAddresses of pools are not shown: %v\n", printableError{err})
 		return err
 	}
 	if err != nil {
@@ -398,8 +398,9 @@ func writePodIPs(ctx context.Context, k client.Client, w io.Writer, node string)
 		if p.Status.PodUID != p.Spec.PodUID {
 			phase = "given to a later pod"
 		}
-		_, err := fmt.Fprintf(w, "%s  %s  %s/%s  %s  pool %s, %s\n", title, addressIn(p), p.Spec.Namespace, p.Spec.PodName,
-			p.Spec.Interface, p.Spec.Pool, phase)
+		line := fmt.Sprintf("%s  %s/%s  %s  pool %s, %s", addressIn(p), p.Spec.Namespace, p.Spec.PodName, p.Spec.Interface,
+			p.Spec.Pool, phase)
+		_, err := fmt.Fprintf(w, "%s  %s\n", title, printable(line))
 		if err != nil {
 			return err
 		}

@@ -246,7 +246,7 @@ func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r cl
 		done = "release requested"
 	}
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s.stayput.io/%s %s: %s\n",
-		strings.ToLower(r.GetObjectKind().GroupVersionKind().Kind), r.GetName(), done, what)
+		strings.ToLower(r.GetObjectKind().GroupVersionKind().Kind), r.GetName(), done, printable(what))
 	return err
 }
 
@@ -275,10 +275,12 @@ func confirm(cmd *cobra.Command, ips []stayputv1alpha1.RetainedIP, pooled []stay
 	fmt.Fprintf(w, "The addresses of %s will be released. The pods get others when they come back:\n",
 		count(len(ips)+len(pooled), "pod", "pods"))
 	for i := range ips {
-		fmt.Fprintf(w, "  %s  %s  node %s\n", ips[i].Spec.PodName, ipsOf(&ips[i]), ips[i].Spec.NodeName)
+		line := fmt.Sprintf("%s  %s  node %s", ips[i].Spec.PodName, ipsOf(&ips[i]), ips[i].Spec.NodeName)
+		fmt.Fprintf(w, "  %s\n", printable(line))
 	}
 	for i := range pooled {
-		fmt.Fprintf(w, "  %s  %s  pool %s\n", pooled[i].Spec.PodName, addressIn(&pooled[i]), pooled[i].Spec.Pool)
+		line := fmt.Sprintf("%s  %s  pool %s", pooled[i].Spec.PodName, addressIn(&pooled[i]), pooled[i].Spec.Pool)
+		fmt.Fprintf(w, "  %s\n", printable(line))
 	}
 	return confirmed(cmd, "--all")
 }

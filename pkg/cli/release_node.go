@@ -33,7 +33,7 @@ func (o *release) runOn(cmd *cobra.Command, c *cluster) error {
 			w := cmd.ErrOrStderr()
 			fmt.Fprintf(w, "Node %s will release these addresses of namespace %s, which is gone:\n", o.node, c.namespace)
 			for _, i := range kept.Items {
-				fmt.Fprintf(w, "  %s  %s  network %s\n", i.Pod, i.IP, i.Network)
+				fmt.Fprintf(w, "  %s\n", printable(fmt.Sprintf("%s  %s  network %s", i.Pod, i.IP, i.Network)))
 			}
 			if err := confirmed(cmd, "--node"); err != nil {
 				return err
@@ -48,7 +48,7 @@ func (o *release) runOn(cmd *cobra.Command, c *cluster) error {
 		if !i.Done {
 			done = "released (dry run)"
 		}
-		fmt.Fprintf(out, "%s/%s %s: %s of node %s\n", i.Namespace, i.Pod, done, i.IP, o.node)
+		fmt.Fprintln(out, printable(fmt.Sprintf("%s/%s %s: %s of node %s", i.Namespace, i.Pod, done, i.IP, o.node)))
 	}
 	return nil
 }

@@ -129,7 +129,7 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 	section := func(title string) { fmt.Fprintf(&b, "\n%s\n", title) }
 	say := func(text string) { fmt.Fprintf(&b, "  %s\n", wrapped(text, "    ", most-2)) }
 
-	fmt.Fprintf(&b, "Pod %s/%s\n", s.Namespace, s.Pod)
+	fmt.Fprintf(&b, "Pod %s/%s\n", printable(s.Namespace), printable(s.Pod))
 	state := s.State
 	if len(s.IPs) > 0 {
 		state += ", with " + strings.Join(s.IPs, ", ")
