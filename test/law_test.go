@@ -44,17 +44,19 @@ var law = []rule{
 	{pkg: "pkg/node/cniconf", uses: []string{"pkg/ledger", "pkg/atomicfile", "pkg/netconf"}, never: clients},
 	{pkg: "pkg/node/hostnet", uses: []string{"pkg/ledger", "pkg/link"}, never: clients},
 	{pkg: "pkg/node/wake", never: clients},
+	{pkg: "pkg/node/apilist", never: clients},
 	{pkg: "pkg/node/route", uses: []string{"pkg/link", "pkg/node/wake"}, never: clients},
 	{pkg: "pkg/node/cri", uses: []string{"pkg/ledger", "pkg/node/cniconf"}, never: allClients},
 	{
 		pkg:   "pkg/node/retainedip",
-		uses:  []string{"pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf"},
+		uses:  []string{"pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/node/apilist"},
 		never: allClients,
 	},
 	{
 		pkg: "pkg/node/podip",
 		uses: []string{
 			"pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/wake",
+			"pkg/node/apilist",
 		},
 		never: allClients,
 	},

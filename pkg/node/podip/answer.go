@@ -315,10 +315,13 @@ func keepOf(annotations, labels map[string]string) (retention, whenScaled, whenD
 	return "", "", ""
 }
 
+// statefulSetLabels is what the labels begin with that a StatefulSet gives to its pods.
+const statefulSetLabels = "statefulset.kubernetes.io/"
+
 // numbered reports whether a pod is one of a StatefulSet, whose names come back.
 func numbered(labels map[string]string) bool {
 	for label := range labels {
-		if strings.HasPrefix(label, "statefulset.kubernetes.io/") {
+		if strings.HasPrefix(label, statefulSetLabels) {
 			return true
 		}
 	}

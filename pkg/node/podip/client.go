@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +22,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/node/apilist"
 	"github.com/stayput/stayput/pkg/pool"
 )
 
@@ -46,21 +49,13 @@ func (p *Pod) DeepCopyObject() runtime.Object {
 // over reports whether the pod has ended for good: no node starts it again.
 func (p *Pod) over() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
 
-// podList is a list of Pod.
-type podList struct {
-	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata"`
-	Items           []Pod `json:"items"`
-}
-
-// DeepCopyObject implements runtime.Object.
-func (l *podList) DeepCopyObject() runtime.Object {
-	c := *l
-	c.Items = make([]Pod, len(l.Items))
-	for i := range l.Items {
-		c.Items[i] = *l.Items[i].DeepCopyObject().(*Pod)
-	}
-	return &c
+// slim drops what does not matter here, and may be large: the agent keeps the pods of its node.
+func (p *Pod) slim() {
+	p.ManagedFields, p.OwnerReferences, p.Finalizers = nil, nil, nil
+	maps.DeleteFunc(p.Annotations, func(key, _ string) bool {
+		return key != v1alpha1.AnnotationReservedIPDuration && !strings.HasPrefix(key, v1alpha1.SchemeGroupVersion.Group+"/")
+	})
+	maps.DeleteFunc(p.Labels, func(key, _ string) bool { return !strings.HasPrefix(key, statefulSetLabels) })
 }
 
 // api is what the API server is asked. What it returns is as it is past all caches; nil is what surely does not exist.
@@ -113,7 +108,6 @@ func newServer(config *rest.Config, node string) (*server, error) {
 	}
 	core := schema.GroupVersion{Version: "v1"}
 	scheme.AddKnownTypeWithName(core.WithKind("Pod"), &Pod{})
-	scheme.AddKnownTypeWithName(core.WithKind("PodList"), &podList{})
 	metav1.AddToGroupVersion(scheme, core)
 	c := rest.CopyConfig(config)
 	c.APIPath, c.GroupVersion = "/apis", &v1alpha1.SchemeGroupVersion
@@ -132,11 +126,23 @@ const pods = "/api/v1/pods"
 func (s *server) mine() string { return fields.OneTermEqualSelector("spec.nodeName", s.node).String() }
 
 func (s *server) Pods(ctx context.Context) ([]Pod, string, error) {
-	list := &podList{}
-	if err := s.list(ctx, s.rest.Get().AbsPath(pods), s.mine(), list); err != nil {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	body, err := listed(s.rest.Get().AbsPath(pods), s.mine()).Stream(ctx)
+	if err != nil {
 		return nil, "", fmt.Errorf("listing the pods of the node: %w", err)
 	}
-	return list.Items, list.ResourceVersion, nil
+	defer body.Close()
+	var all []Pod
+	version, err := apilist.Read(body, func(p *Pod) error {
+		p.slim()
+		all = append(all, *p)
+		return nil
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("listing the pods of the node: %w", err)
+	}
+	return all, version, nil
 }
 
 func (s *server) WatchPods(ctx context.Context, version string) (watch.Interface, error) {
@@ -144,7 +150,12 @@ func (s *server) WatchPods(ctx context.Context, version string) (watch.Interface
 	if err != nil {
 		return nil, fmt.Errorf("watching the pods of the node: %w", err)
 	}
-	return w, nil
+	return watch.Filter(w, func(e watch.Event) (watch.Event, bool) {
+		if p, ok := e.Object.(*Pod); ok {
+			p.slim()
+		}
+		return e, true
+	}), nil
 }
 
 // list asks for a consistent list: one of the API server's cache may be older than what the node knows.
@@ -332,7 +343,13 @@ func (s *server) Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (string
 		return "", fmt.Errorf("listing PodIPs: %w", err)
 	}
 	defer body.Close()
-	version, err := readPodIPs(body, each)
+	version, err := apilist.Read(body, func(o *watchedPodIP) error {
+		ip, err := o.podIP()
+		if err == nil {
+			each(ip)
+		}
+		return err
+	})
 	if err != nil {
 		return "", fmt.Errorf("listing PodIPs: %w", err)
 	}

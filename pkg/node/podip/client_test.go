@@ -55,7 +55,8 @@ func TestTheAPIServerIsAskedPastItsCaches(t *testing.T) {
 	c, got := serve(t, map[string]string{
 		"GET /api/v1/pods": `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[
 			{"metadata":{"namespace":"default","name":"web-0","uid":"u","resourceVersion":"5",
-			"annotations":{"stayput.io/addresses":"[]"}},"spec":{"nodeName":"n1","containers":[{"name":"a"}]},
+			"annotations":{"stayput.io/addresses":"[]","example.com/notes":"long"},"labels":{"app":"web"},
+			"managedFields":[{"manager":"kubectl"}]},"spec":{"nodeName":"n1","containers":[{"name":"a"}]},
 			"status":{"phase":"Failed"}}]}`,
 		"GET /apis/stayput.io/v1alpha1/podiprolls": `{"kind":"PodIPRollList","apiVersion":"stayput.io/v1alpha1",
 			"metadata":{"resourceVersion":"8"},"items":[{"metadata":{"name":"cluster"},"spec":{"round":3,"mark":null}}]}`,
@@ -66,7 +67,8 @@ func TestTheAPIServerIsAskedPastItsCaches(t *testing.T) {
 	pods, version, err := c.Pods(t.Context())
 	check(t, err)
 	if len(pods) != 1 || version != "7" || pods[0].UID != "u" || !pods[0].over() || pods[0].Spec.NodeName != "n1" ||
-		pods[0].Annotations[v1alpha1.AnnotationAddresses] != "[]" {
+		pods[0].Annotations[v1alpha1.AnnotationAddresses] != "[]" ||
+		len(pods[0].Annotations)+len(pods[0].Labels)+len(pods[0].ManagedFields) != 1 {
 		t.Errorf("version %s of %+v", version, pods)
 	}
 	r, version, err := c.Roll(t.Context())

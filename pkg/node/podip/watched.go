@@ -2,7 +2,6 @@ package podip
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,7 +15,7 @@ import (
 )
 
 // Every node's agent reads all routed PodIPs, and every event of them, and needs six strings of each. The client
-// library reads an event six times, this twice, and has all of a list in memory at once.
+// library reads an event six times, this twice.
 
 // watchedPodIP is a PodIP as far as routes depend on it, or the error of a watch.
 type watchedPodIP struct {
@@ -55,71 +54,6 @@ func (o *watchedPodIP) podIP() (*v1alpha1.PodIP, error) {
 		Spec:       v1alpha1.PodIPSpec{Mode: o.Spec.Mode, PodUID: o.Spec.PodUID},
 		Status:     v1alpha1.PodIPStatus{Phase: s.Phase, PodUID: s.PodUID, NodeName: s.NodeName, PodCIDR: s.PodCIDR},
 	}, nil
-}
-
-// readPodIPs calls each for the PodIPs of a list, one after the other, and returns the list's version.
-func readPodIPs(body io.Reader, each func(*v1alpha1.PodIP)) (version string, err error) {
-	list := json.NewDecoder(body)
-	if err := token(list, '{'); err != nil {
-		return "", err
-	}
-	for list.More() {
-		key, err := list.Token()
-		if err != nil {
-			return "", err
-		}
-		switch key {
-		case "metadata":
-			var meta metav1.ListMeta
-			if err := list.Decode(&meta); err != nil {
-				return "", err
-			}
-			version = meta.ResourceVersion
-		case "items":
-			if err := readItems(list, each); err != nil {
-				return "", err
-			}
-		default:
-			var skipped json.RawMessage
-			if err := list.Decode(&skipped); err != nil {
-				return "", err
-			}
-		}
-	}
-	if err := token(list, '}'); err != nil {
-		return "", err
-	}
-	if version == "" {
-		return "", errors.New("the list has no resourceVersion")
-	}
-	return version, nil
-}
-
-func readItems(list *json.Decoder, each func(*v1alpha1.PodIP)) error {
-	if err := token(list, '['); err != nil {
-		return err
-	}
-	for list.More() {
-		var o watchedPodIP
-		if err := list.Decode(&o); err != nil {
-			return err
-		}
-		ip, err := o.podIP()
-		if err != nil {
-			return err
-		}
-		each(ip)
-	}
-	return token(list, ']')
-}
-
-// token reads what begins or ends an object or a list.
-func token(d *json.Decoder, want json.Delim) error {
-	is, err := d.Token()
-	if err == nil && is != want {
-		err = fmt.Errorf("expected %v, not %v", want, is)
-	}
-	return err
 }
 
 // podIPEvents reads the events of a watch. It implements [watch.Decoder].

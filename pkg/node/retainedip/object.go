@@ -37,6 +37,7 @@ type object struct {
 }
 
 func objectOf(r *v1alpha1.RetainedIP) (Name, *object) {
+	slim(r)
 	o := &object{
 		uid: r.UID, version: r.ResourceVersion, deleting: r.DeletionTimestamp != nil,
 		release: r.Spec.Release, spec: r.Spec, status: r.Status,

@@ -2,6 +2,7 @@ package retainedip
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -140,6 +141,45 @@ func TestANameThatAnotherNodesObjectHasIsSaidAndTakenBack(t *testing.T) {
 		return is != nil && is.Spec.NodeName == "n1"
 	})
 	must.Eventually(t, "content", func() bool { return p.Trouble() == "" })
+}
+
+// An object may be as large as the API server stores, whoever wrote it.
+func TestWhatIsKeptOfAnObjectIsBounded(t *testing.T) {
+	c := nodetest.StartCluster(t)
+	long := strings.Repeat("x", 100<<10)
+	name := v1alpha1.RetainedIPName("web-0", "n1")
+	r := &v1alpha1.RetainedIP{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: "u",
+		Annotations: map[string]string{"example.com/notes": long},
+		Labels:      map[string]string{"x": long}, Finalizers: []string{long}}}
+	r.Spec = v1alpha1.RetainedIPSpec{NodeName: "n1", PodName: "web-0", Identity: long, Retention: long}
+	r.Status.Expires, r.Status.PodUID = long, long
+	for range 10000 {
+		r.OwnerReferences = append(r.OwnerReferences, metav1.OwnerReference{Kind: "Node", Name: "n1", UID: "node-uid"})
+		r.Status.IPs = append(r.Status.IPs, "192.0.2.1")
+		r.Status.Addresses = append(r.Status.Addresses, v1alpha1.NetworkAddresses{Network: "pods"})
+	}
+	r.Status.Addresses[0].IPs = append(slices.Clone(r.Status.IPs), long)
+	r.Status.Addresses[1].Network = long
+	c.Put(r)
+	p, err := New(options(t, c.URL))
+	must.Do(t, err)
+	list, err := listWatch{p}.List(metav1.ListOptions{Limit: 500, ResourceVersion: "0"})
+	must.Do(t, err)
+	items := list.(*v1alpha1.RetainedIPList).Items
+	if len(items) != 1 {
+		t.Fatalf("%d objects", len(items))
+	}
+	b, err := json.Marshal(items)
+	must.Do(t, err)
+	if len(b) > 64<<10 {
+		t.Errorf("of an object are kept %d KiB", len(b)>>10)
+	}
+
+	// It is nobody's, or written again.
+	running := inCluster(t, c)
+	running.bind("web-0")
+	must.Eventually(t, "written", func() bool { return c.Object("web-0").Spec.Identity == "" })
+	must.Eventually(t, "content", func() bool { return running.Trouble() == "" })
 }
 
 func TestWhileTheAPIServerIsAwayNothingIsWritten(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/node/apilist"
 )
 
 // objectStore receives what the reflector lists and watches.
@@ -73,10 +76,7 @@ func (l listWatch) ListWithContext(ctx context.Context, o metav1.ListOptions) (r
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	o.FieldSelector = l.selector()
-	list := &v1alpha1.RetainedIPList{}
-	// The reflector knows better than to ask again for a version that the API server has not reached.
-	err := l.p.client.Get().Resource(retainedIPs).VersionedParams(&o, metav1.ParameterCodec).
-		MaxRetries(0).Do(ctx).Into(list)
+	list, err := l.list(ctx, o)
 	if err != nil {
 		if !tooOld(err) {
 			l.p.down(fmt.Errorf("listing RetainedIPs: %w", err))
@@ -84,6 +84,66 @@ func (l listWatch) ListWithContext(ctx context.Context, o metav1.ListOptions) (r
 		return nil, err
 	}
 	return list, nil
+}
+
+// list asks without a limit: an API server that has the objects in memory does not heed one, and another one would ask
+// etcd.
+func (l listWatch) list(ctx context.Context, o metav1.ListOptions) (*v1alpha1.RetainedIPList, error) {
+	o.Limit, o.Continue = 0, ""
+	// The reflector knows better than to ask again for a version that the API server has not reached.
+	body, err := l.p.client.Get().Resource(retainedIPs).VersionedParams(&o, metav1.ParameterCodec).
+		MaxRetries(0).Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	list := &v1alpha1.RetainedIPList{}
+	list.ResourceVersion, err = apilist.Read(body, func(r *v1alpha1.RetainedIP) error {
+		slim(r)
+		list.Items = append(list.Items, *r)
+		return nil
+	})
+	return list, err
+}
+
+// What is kept of an object at most. No promise has more: what is longer than that differs from every one, and is
+// written again.
+const (
+	mostInterfaces, mostAddrs    = 32, 16
+	longestValue, longestAddress = 512, 64
+)
+
+// slim drops what the agent has nothing to do with, and cuts what is too long to be its own.
+func slim(r *v1alpha1.RetainedIP) {
+	r.ManagedFields, r.Annotations, r.Labels, r.Finalizers = nil, nil, nil, nil
+	r.OwnerReferences = slices.Clone(r.OwnerReferences[:min(len(r.OwnerReferences), 2)])
+	r.Spec.Workload, r.Spec.Scheduled = nil, ""
+	cut := func(all []string, most int) []string {
+		all = slices.Clone(all[:min(len(all), most)])
+		for i := range all {
+			cutTo(longestAddress, &all[i])
+		}
+		return all
+	}
+	s, status := &r.Spec, &r.Status
+	cutTo(longestValue, &s.NodeName, &s.PodName, &s.Identity, &s.Retention, (*string)(&s.WhenScaled),
+		(*string)(&s.WhenDeleted), (*string)(&s.WhenMoved), (*string)(&status.Phase), (*string)(&status.PodUID),
+		&status.Expires)
+	status.IPs = cut(status.IPs, mostInterfaces*mostAddrs)
+	status.Addresses = slices.Clone(status.Addresses[:min(len(status.Addresses), mostInterfaces)])
+	for i := range status.Addresses {
+		a := &status.Addresses[i]
+		cutTo(longestValue, &a.Network, &a.Interface)
+		a.IPs = cut(a.IPs, mostAddrs)
+	}
+}
+
+func cutTo(longest int, all ...*string) {
+	for _, s := range all {
+		if len(*s) > longest {
+			*s = strings.Clone((*s)[:longest])
+		}
+	}
 }
 
 func (l listWatch) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
