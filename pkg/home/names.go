@@ -7,6 +7,7 @@ const (
 	ReasonHomeFull          = "HomeHasNoRoom"
 	ReasonHomeIgnored       = "HomeIgnored"
 	ReasonHomeMoved         = "HomeMoved"
+	ReasonNotPlaced         = "PodNotPlaced"           // each try to place a gated pod fails
 	ReasonNotPassedOn       = "AnnotationsNotPassedOn" // recorded annotations that the API server refuses
 	ReasonReleased          = "IPReleaseRequested"
 	ReasonNotOwned          = "WhileOwnedWithoutOrdinal"

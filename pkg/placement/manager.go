@@ -222,16 +222,16 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		client: mgr.GetClient(), cache: mgr.GetCache(), live: mgr.GetAPIReader(), cached: retained.HasSynced,
 		records: records, memory: memory, now: time.Now,
 		uninstalling: uninstalling, nominates: o.NominateHomes,
-		events:  mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
+		events:  cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)),
 		metrics: newPlacementMetrics(metrics.Registry, memory, leads),
 	}
 	free := &releaser{
 		client: mgr.GetClient(), cache: mgr.GetCache(), reader: mgr.GetAPIReader(), workloads: workloads,
 		owners: newOwners(), memory: memory, now: time.Now,
-		events: mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager),
+		events: cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)),
 	}
-	pools := podip.Options{Workloads: workloads, Home: place.homeBesides, Uninstalling: uninstalling,
-		Registry: metrics.Registry}
+	pools := podip.Options{Workloads: workloads, Home: place.homeBesides, Disowned: place.disowned,
+		Uninstalling: uninstalling, Registry: metrics.Registry}
 	if o.Namespace != "" {
 		pools.Installation = types.NamespacedName{Namespace: o.Namespace, Name: signal.ConfigMap}
 	}

@@ -77,7 +77,8 @@ type undecidedPod struct {
 	pooled  bool // it asks for addresses of pools
 	home    string
 	reason  string
-	noticed map[string]struct{}
+	noticed map[string]time.Time // what was said, when last
+	failing time.Time            // since when each try fails; zero: the last one did not
 }
 
 type givenUpHome struct {
@@ -565,14 +566,42 @@ func (m *memory) asksPools(pod *corev1.Pod) {
 	m.podLocked(client.ObjectKeyFromObject(pod), pod.UID).pooled = true
 }
 
-// first reports whether a text about a pod is news, and notes it.
+// first reports whether a text about a pod is news, or was said so long ago that it is said again, and notes it.
 func (m *memory) first(pod *corev1.Pod, text string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	u := m.podLocked(client.ObjectKeyFromObject(pod), pod.UID)
-	_, said := u.noticed[text]
-	u.noticed[text] = struct{}{}
-	return !said
+	u, now := m.podLocked(client.ObjectKeyFromObject(pod), pod.UID), m.now()
+	if at, said := u.noticed[text]; said && now.Sub(at) < cluster.SayAgainAfter {
+		return false
+	}
+	maps.DeleteFunc(u.noticed, func(_ string, at time.Time) bool { return now.Sub(at) >= cluster.SayAgainAfter })
+	if len(u.noticed) < noticedMost {
+		u.noticed[text] = now
+	}
+	return true
+}
+
+// noticedMost bounds what is remembered of what was said about a pod.
+const noticedMost = 20
+
+// fails notes that a try to place a pod failed, and returns for how long they all have.
+func (m *memory) fails(pod *corev1.Pod) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	u, now := m.podLocked(client.ObjectKeyFromObject(pod), pod.UID), m.now()
+	if u.failing.IsZero() {
+		u.failing = now
+	}
+	return now.Sub(u.failing)
+}
+
+// succeeds notes that a try did not fail.
+func (m *memory) succeeds(key types.NamespacedName) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if u := m.pods[key]; u != nil {
+		u.failing = time.Time{}
+	}
 }
 
 // decided forgets a pod that is placed or gone.
@@ -593,7 +622,7 @@ func (m *memory) podLocked(key types.NamespacedName, uid types.UID) *undecidedPo
 	if u != nil {
 		m.leaveLocked(key, u)
 	}
-	m.pods[key] = &undecidedPod{uid: uid, noticed: map[string]struct{}{}}
+	m.pods[key] = &undecidedPod{uid: uid, noticed: map[string]time.Time{}}
 	return m.pods[key]
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -57,6 +58,7 @@ type placer struct {
 	pools *podip.Controller
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
+	queue        atomic.Pointer[workqueue.TypedRateLimitingInterface[reconcile.Request]] // nil until this replica leads
 }
 
 func (p *placer) setUp(mgr ctrl.Manager) error {
@@ -68,7 +70,9 @@ func (p *placer) setUp(mgr ctrl.Manager) error {
 		Watches(&corev1.Node{}, p.ofNodes(), builder.WithPredicates(nodeMoved)).
 		WatchesRawSource(whenSynced{source.Kind[client.Object](mgr.GetCache(), &stayputv1alpha1.RetainedIP{},
 			handler.EnqueueRequestsFromMapFunc(p.waitingIn), homeGoes)}).
-		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers})
+		WithOptions(controller.Options{MaxConcurrentReconciles: placementWorkers,
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](5*time.Millisecond,
+				cluster.LongestRetry)})
 	if p.records != nil {
 		b = b.Watches(&kruisev1alpha1.PersistentPodState{}, handler.EnqueueRequestsFromMapFunc(p.waitingIn),
 			builder.WithPredicates(homeGoes))
@@ -96,6 +100,7 @@ func indexUndecided(ctx context.Context, indexer client.FieldIndexer) error {
 // events of all others.
 func (p *placer) enqueueUndecided(ctx context.Context,
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	p.queue.Store(&queue)
 	var list cluster.PodList
 	if err := p.cache.List(ctx, &list, client.MatchingFields{podsUndecided: "true"}); err != nil {
 		return fmt.Errorf("listing the pods that wait: %w", err)
@@ -194,8 +199,37 @@ var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		!labels.Equals(was.Labels, is.Labels)
 }}
 
-// Reconcile places one pod.
+// Reconcile places one pod. What fails is tried again, and said once it has failed for a while.
 func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	result, err := p.reconcile(ctx, req)
+	if err == nil {
+		p.memory.succeeds(req.NamespacedName)
+		return result, nil
+	}
+	p.sayFailure(ctx, req.NamespacedName, err)
+	switch {
+	case apierrors.IsConflict(err): // another pod by now, or a changed one
+		log.FromContext(ctx).V(1).Info("Pod changed, deciding again", "pod", req, "err", err)
+		return reconcile.Result{RequeueAfter: cluster.CacheLag}, nil
+	case apierrors.IsNotFound(err): // the cache learns of it, if it is the pod that is gone
+		return reconcile.Result{RequeueAfter: time.Second}, nil
+	}
+	return reconcile.Result{}, err
+}
+
+// sayFailure reports on a gated pod that it cannot be placed, if that has lasted.
+func (p *placer) sayFailure(ctx context.Context, key types.NamespacedName, err error) {
+	var cached cluster.Pod
+	if p.cache.Get(ctx, key, &cached) != nil || !undecided(&cached) {
+		return // without the pod there is none to tell, and what failed is logged
+	}
+	pod := cached.Core()
+	if lasts := p.memory.fails(pod); lasts >= cluster.SayFailureAfter {
+		p.say(pod, corev1.EventTypeWarning, home.ReasonNotPlaced, cluster.NotPlaced(err))
+	}
+}
+
+func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	if p.uninstalling() {
 		return reconcile.Result{RequeueAfter: uninstall.RecheckAfter}, nil
 	}
@@ -244,12 +278,8 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	case home.Gated(pod):
 		err = p.place(ctx, pod, s, d)
 	}
-	switch {
-	case apierrors.IsConflict(err): // another pod by now, or a changed one
-		log.FromContext(ctx).V(1).Info("Pod changed, deciding again", "pod", req, "err", err)
-		return reconcile.Result{RequeueAfter: cluster.CacheLag}, nil
-	case apierrors.IsNotFound(err):
-		return reconcile.Result{}, nil
+	if d.Outcome == home.OutcomeWait && (d.Retry == 0 || d.Retry > cluster.SayAgainAfter) {
+		d.Retry = cluster.SayAgainAfter
 	}
 	return reconcile.Result{RequeueAfter: d.Retry}, err
 }
@@ -340,12 +370,13 @@ func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
 			at = cluster.NodeLabel(key, d.Labels)
 		}
 	}
-	if p.memory.waits(pod, d.Home, at, d.Reason) {
+	news := p.memory.waits(pod, d.Home, at, d.Reason)
+	if p.memory.first(pod, home.ReasonHomeWait+d.Home+d.Reason) || news {
 		until := "until it can"
 		if d.Retry > 0 {
 			until = "at most " + duration.HumanDuration(d.Retry.Round(time.Second))
 		}
-		p.say(pod, corev1.EventTypeNormal, home.ReasonHomeWait,
+		regarding(p.events, pod, corev1.EventTypeNormal, home.ReasonHomeWait,
 			fmt.Sprintf("its home, %s, %s: the pod waits %s", d.Home, d.Reason, until))
 	}
 }
@@ -450,7 +481,7 @@ func (p *placer) evict(ctx context.Context, pod *corev1.Pod, d home.Decision) er
 	return nil
 }
 
-// say reports an Event once.
+// say reports an Event, and again only if it still holds after a while.
 func (p *placer) say(pod *corev1.Pod, kind, reason, note string) {
 	if p.memory.first(pod, reason+note) {
 		regarding(p.events, pod, kind, reason, note)

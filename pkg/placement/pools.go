@@ -5,6 +5,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
@@ -22,6 +24,13 @@ func (p *placer) hand(pod *corev1.Pod) {
 		p.say(pod, corev1.EventTypeWarning, home.ReasonAddressWait, why)
 	}
 	p.pools.Wake(pod)
+}
+
+// disowned has a gated pod looked at that does not ask for addresses of pools any more.
+func (p *placer) disowned(pod types.NamespacedName) {
+	if queue := p.queue.Load(); queue != nil {
+		(*queue).Add(reconcile.Request{NamespacedName: pod})
+	}
 }
 
 // homeBesides decides where a gated pod goes whose addresses belong to it on any node: only where a PersistentPodState

@@ -419,6 +419,9 @@ func (b *Book) goes(uid UID) {
 	}
 }
 
+// Withdraw takes a pod, which asks for nothing any more, out of all lines.
+func (b *Book) Withdraw(uid UID) { b.goes(uid) }
+
 // Waiting returns the pods that wait for an address of a pool, the oldest first.
 func (b *Book) Waiting(pool string) []UID {
 	return slices.SortedFunc(maps.Keys(b.waiting[pool]), func(x, y UID) int { return older(b.pods[x], b.pods[y]) })

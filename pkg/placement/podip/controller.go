@@ -63,6 +63,7 @@ type Controller struct {
 	events    events.EventRecorder
 	now       func() time.Time
 	home      Home
+	disowned  func(types.NamespacedName)
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
 	installation types.NamespacedName
@@ -120,8 +121,10 @@ type namespace struct {
 
 // Options of the controller of pools.
 type Options struct {
-	Workloads    *cluster.Workloads
-	Home         Home
+	Workloads *cluster.Workloads
+	Home      Home
+	// Disowned is called with a gated pod that does not ask for addresses of pools any more; nil: nothing is.
+	Disowned     func(types.NamespacedName)
 	Uninstalling func() bool
 	// Installation is the ConfigMap by which agents know whether there are pools; empty: they are not told.
 	Installation types.NamespacedName
@@ -146,7 +149,7 @@ func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
 		return nil, err
 	}
 	c := newController(mgr.GetClient(), live, mgr.GetCache(), mgr.GetCache(), o)
-	c.events = mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
+	c.events = cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager))
 	o.Registry.MustRegister(c.metrics)
 	loops, err := builder.TypedControllerManagedBy[key](mgr).Named("pools").
 		WatchesRawSource(source.TypedFunc[key](func(_ context.Context, q queue) error {
@@ -156,7 +159,8 @@ func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
 			c.lookAtAll()
 			return nil
 		})).
-		WithOptions(controller.TypedOptions[key]{MaxConcurrentReconciles: workers}).
+		WithOptions(controller.TypedOptions[key]{MaxConcurrentReconciles: workers,
+			RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[key](5*time.Millisecond, cluster.LongestRetry)}).
 		Build(c)
 	if err != nil {
 		return nil, err
@@ -168,7 +172,7 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 	o Options) *Controller {
 	c := &Controller{
 		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
-		home: o.Home, uninstalling: o.Uninstalling, installation: o.Installation, toTell: make(chan struct{}, 1),
+		home: o.Home, disowned: o.Disowned, uninstalling: o.Uninstalling, installation: o.Installation, toTell: make(chan struct{}, 1),
 		first: make(chan struct{}), read: make(chan struct{}),
 		lag:   workqueue.NewTypedItemExponentialFailureRateLimiter[key](cluster.CacheLag, longestLag),
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
@@ -266,6 +270,7 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	switch k.kind {
 	case kindPod:
 		after, err = c.place(ctx, s, pool.UID(k.name))
+		c.sayFailure(ctx, s, pool.UID(k.name), err)
 	case kindAddress:
 		var a netip.Addr
 		if a, err = netip.ParseAddr(k.name); err == nil {
@@ -311,6 +316,14 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	pod := cached.Core()
 	if pod.UID != types.UID(uid) {
 		return 0, nil
+	}
+	if home.Gated(pod) {
+		if known, problem = c.readAgain(s, &cached); known == nil {
+			if c.disowned != nil {
+				c.disowned(name)
+			}
+			return 0, nil // it asks for nothing any more
+		}
 	}
 	switch {
 	case home.Gated(pod) && !home.LastGate(pod):
@@ -382,6 +395,50 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 		log.FromContext(ctx).Info("Gave pod its addresses", "pod", name)
 	}
 	return retry, nil
+}
+
+// sayFailure reports on a gated pod that it cannot be placed, if that has lasted.
+func (c *Controller) sayFailure(ctx context.Context, s *session, uid pool.UID, err error) {
+	if s.fails(uid, err) < cluster.SayFailureAfter {
+		return
+	}
+	c.mu.Lock()
+	known := s.book.Pod(uid)
+	c.mu.Unlock()
+	var cached cluster.Pod
+	if known == nil || c.cache.Get(ctx, types.NamespacedName{Namespace: known.Namespace, Name: known.Name}, &cached) != nil ||
+		!cached.Gated() || cached.GetUID() != types.UID(uid) {
+		return
+	}
+	c.say(s, cached.Core(), corev1.EventTypeWarning, home.ReasonNotPlaced, cluster.NotPlaced(err))
+}
+
+// readAgain reads what a gated pod and its namespace ask for now: the API server refuses addresses for a pod that does
+// not ask. It returns the pod as the Book has it then, nil if it asks for nothing, and what of its annotations is not
+// valid.
+func (c *Controller) readAgain(s *session, pod *cluster.Pod) (*pool.Pod, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	uid := pool.UID(pod.GetUID())
+	known, in, spiderpool := s.book.Pod(uid), c.namespaces[pod.GetNamespace()], c.words == serving
+	if known == nil || newer(known.Version, pod.GetResourceVersion()) { // the Book is ahead of the cache
+		return known, s.invalid[uid]
+	}
+	if !asks(pod, in, spiderpool) {
+		s.unblock(uid)
+		s.book.Withdraw(uid)
+		return nil, nil
+	}
+	core := pod.Core()
+	is, err := podOf(core, in, spiderpool, c.workloads.Numbers(core))
+	is.Workload = known.Workload
+	if delete(s.invalid, uid); err != nil {
+		s.invalid[uid] = err
+	}
+	if _, says := core.Annotations[stayputv1alpha1.AnnotationAddresses]; !says || is.Has != nil {
+		s.book.SetPod(is)
+	}
+	return s.book.Pod(uid), err
 }
 
 // ordinaryWait is how long nothing is written for people about what is soon over as a rule: a pod that is replaced

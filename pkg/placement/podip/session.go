@@ -45,7 +45,8 @@ type session struct {
 	// expires is status.expires, if it is not empty.
 	expires    map[netip.Addr]string
 	byWorkload map[home.Ref]map[netip.Addr]struct{}
-	said       map[string]string
+	said       map[string]said
+	failing    map[pool.UID]time.Time // since when each try to place a gated pod fails
 	// before has the pods as they were known when all were listed past the cache, and ended those whose end was seen
 	// since; both are nil at other times.
 	before map[pool.UID]*pool.Pod
@@ -318,8 +319,9 @@ func (c *Controller) begin(ctx context.Context) (*session, error) {
 		book: pool.NewBook(next), invalid: map[pool.UID]error{}, blocked: map[pool.UID][]netip.Addr{},
 		on: map[netip.Addr]map[pool.UID]struct{}{}, silent: map[netip.Addr]silence{},
 		quarantined: map[netip.Addr]struct{}{}, gated: map[pool.UID]*wait{},
-		expires: map[netip.Addr]string{}, byWorkload: map[home.Ref]map[netip.Addr]struct{}{}, said: map[string]string{},
-		stale: make(chan struct{}), c: c,
+		expires: map[netip.Addr]string{}, byWorkload: map[home.Ref]map[netip.Addr]struct{}{}, said: map[string]said{},
+		failing: map[pool.UID]time.Time{},
+		stale:   make(chan struct{}), c: c,
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -774,6 +776,10 @@ func (c *Controller) rename(s *session, name string, is namespace) {
 			again := *p
 			again.Namespaced = is.labels
 			s.book.SetPod(again)
+		}
+	}
+	for uid := range s.gated { // what they ask for is read again
+		if p := s.book.Pod(uid); p != nil && p.Namespace == name {
 			c.enqueue(podKey(uid))
 		}
 	}
@@ -921,6 +927,7 @@ func (c *Controller) removePod(s *session, uid pool.UID, node string, final bool
 	s.unblock(uid)
 	delete(s.invalid, uid)
 	delete(s.said, string(uid))
+	delete(s.failing, uid)
 	c.bears(s, is)
 	for _, other := range waited {
 		c.enqueue(podKey(other))
@@ -1021,13 +1028,37 @@ func (s *session) waitForNodes(a netip.Addr, plan pool.Plan, now time.Time) {
 	s.silent[a] = is
 }
 
-// firstOf reports whether something is said of an object for the first time since it said something else.
+// said is what was said of an object last, and when.
+type said struct {
+	note string
+	at   time.Time
+}
+
+// firstOf reports whether something is said of an object for the first time since something else was, or again after a
+// while.
 func (s *session) firstOf(about, note string) bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	if s.said[about] == note {
+	last, now := s.said[about], s.c.now()
+	if last.note == note && now.Sub(last.at) < cluster.SayAgainAfter {
 		return false
 	}
-	s.said[about] = note
+	s.said[about] = said{note, now}
 	return true
+}
+
+// fails notes whether a try to place a pod failed, and returns for how long they all have.
+func (s *session) fails(uid pool.UID, err error) time.Duration {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if err == nil {
+		delete(s.failing, uid)
+		return 0
+	}
+	since, known := s.failing[uid]
+	if !known {
+		since = s.c.now()
+		s.failing[uid] = since
+	}
+	return s.c.now().Sub(since)
 }

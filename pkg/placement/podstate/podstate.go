@@ -48,7 +48,7 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	if err != nil {
 		return nil, err
 	}
-	to := mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)
+	to := cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager))
 	generate := &generating{client: mgr.GetClient(), cache: mgr.GetCache(), live: mgr.GetAPIReader(), workloads: w,
 		kruise: k, events: to}
 	record := &recording{cache: mgr.GetCache(), workloads: w, kruise: k, events: to,

@@ -1,0 +1,162 @@
+package podip
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/home/hometest"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/placement/gate"
+)
+
+// away is a cache that cannot be read.
+type away struct{ client.Reader }
+
+func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return errors.New("away")
+}
+
+// Each call that placing a gated pod makes is the one that fails, in each way.
+func TestNoFailureOfAGatedPodGoesUnsaidOrUntried(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	refusals := map[string]error{
+		"refused":              apierrors.NewForbidden(pods, "web-0", errors.New("exceeded quota")),
+		"invalid":              apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web-0", nil),
+		"broken":               apierrors.NewInternalError(errors.New("webhook is away")),
+		"said not to be":       apierrors.NewNotFound(pods, "web-0"),
+		"said to have changed": apierrors.NewConflict(pods, "web-0", errors.New("changed")),
+		"said to be there":     apierrors.NewAlreadyExists(pods, "web-0"),
+		"away":                 errors.New("connection refused"),
+	}
+	calls := map[string]func(c *controlling, err error){}
+	for _, write := range []string{"patch PodIPPool blue", "create PodIP 10.6.168.101", "patch Pod web-0"} {
+		calls[write] = func(c *controlling, err error) {
+			c.api.before = func(w string) error {
+				if w == write {
+					return err
+				}
+				return nil
+			}
+		}
+	}
+	calls["the home"] = func(c *controlling, err error) {
+		c.home = func(context.Context, *corev1.Pod, string) (gate.Placement, func(), bool, time.Duration, error) {
+			return gate.Placement{}, nil, false, 0, err
+		}
+	}
+	for call, fail := range calls {
+		for how, err := range refusals {
+			t.Run(call+" is "+how, func(t *testing.T) {
+				a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
+				c := control(t, a)
+				c.looks()
+				fail(c, err)
+				for _, pause := range []time.Duration{0, cluster.SayFailureAfter - 1, 1} {
+					a.now = a.now.Add(pause)
+					c.looks()
+					result, err := c.Reconcile(t.Context(), podKey("uid-web-0"))
+					if result.RequeueAfter == 0 && err == nil {
+						t.Fatal("it is not tried again")
+					}
+					said := strings.Join(c.notes(), "\n")
+					if is := strings.Contains(said, "Warning "+home.ReasonNotPlaced); is != (pause == 1) {
+						t.Fatalf("after %s more it says %q", pause, said)
+					}
+				}
+				if pod, _ := a.pod(t, "web-0"); !home.Gated(pod) {
+					t.Fatal("it is not gated: the test shows nothing")
+				}
+				a.before, c.home = nil, nil
+				c.works()
+				a.consistent(t)
+				if pod, _ := a.pod(t, "web-0"); home.Gated(pod) {
+					t.Errorf("it is gated once nothing fails: %q", c.notes())
+				}
+			})
+		}
+	}
+}
+
+func TestAPodThatCannotBeReadIsTriedAgain(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
+	c := control(t, a)
+	c.looks()
+	c.Controller.cache = away{a}
+	if _, err := c.Reconcile(t.Context(), podKey("uid-web-0")); err == nil {
+		t.Error("it is not tried again")
+	}
+}
+
+func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default",
+		Annotations: map[string]string{stayputv1alpha1.AnnotationPools: "blue"}}}
+	first := asking("web-0", "blue")
+	second := asking("web-1", "", made(time.Second), func(p *corev1.Pod) { p.Annotations = nil })
+	a := newAPI(t, hometest.Node("node-1", "a"), ns, aPool("blue", "10.6.168.101"), first, second)
+	a.before = func(write string) error { // as the policy stayput-addresses refuses it
+		if write == "patch Pod web-1" {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "web-1", errors.New("asks for no pools"))
+		}
+		return nil
+	}
+	c := control(t, a)
+	var disowned []string
+	c.disowned = func(pod types.NamespacedName) { disowned = append(disowned, pod.Name) }
+	c.works()
+	if owns, known := c.Owns(second); !owns || !known || len(c.session.book.Waiting("blue")) != 1 {
+		t.Fatalf("owned %t, known %t: the test shows nothing", owns, known)
+	}
+	ns.Annotations, ns.ResourceVersion = nil, ""
+	if err := a.Update(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Delete(t.Context(), first); err != nil { // its address is free
+		t.Fatal(err)
+	}
+	c.works()
+	a.now = a.now.Add(time.Minute)
+	c.works()
+	if owns, known := c.Owns(second); owns || !known {
+		t.Errorf("it is still placed by pools: %t, %t", owns, known)
+	}
+	for name, ip := range a.ips(t) {
+		if ip.Spec.PodName == "web-1" {
+			t.Errorf("it takes %s", name)
+		}
+	}
+	if !slices.Contains(disowned, "web-1") || slices.Contains(disowned, "web-0") {
+		t.Errorf("disowned %q", disowned)
+	}
+	if waiting := c.session.book.Waiting("blue"); len(waiting) > 0 {
+		t.Errorf("it keeps its place in the line: %q", waiting)
+	}
+}
+
+func TestWhatAPodWaitsForIsSaidAgain(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"), asking("web-0", "blue"),
+		asking("web-1", "blue", made(time.Second)))
+	c := control(t, a)
+	c.works()
+	c.notes()
+	for _, pause := range []time.Duration{ordinaryWait + time.Second, time.Minute, cluster.SayAgainAfter} {
+		a.now = a.now.Add(pause)
+		c.sweep(c.session)
+		c.works()
+		if notes := c.notes(); (len(notes) > 0) != (pause != time.Minute) {
+			t.Errorf("after %s more: %q", pause, notes)
+		}
+	}
+}
