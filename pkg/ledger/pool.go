@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,7 +20,10 @@ import (
 //
 // The agent tells the plugin of pods by files, <stateDir>/pools:
 //
-//	<pod UID>         the pod's addresses, as the annotation says them; the pod is one that the agent has seen
+//	served            what the cluster's pools are, or that it has none: without it no ADD gets an address of a pool. Durable
+//	<pod UID>         the pod's addresses, as the annotation says them: the pod is one that the agent has seen, and the
+//	                  addresses are those that the cluster has given to it. The sticky bit says so: versions that wrote
+//	                  the file without asking did not set it, and such a file says nothing
 //	<pod UID>.barred  the pod has ended on this node: no ADD of it may succeed any more. Durable
 //	<pod UID>.probed  the addresses, a line each, that nobody else on the link had when the pod got them here: the plugin
 //	                  writes it, and the agent removes it with the pod's file
@@ -38,6 +42,7 @@ var (
 const PoolsDir = "pools"
 
 const (
+	servedName   = "served"
 	barSuffix    = ".barred"
 	probedSuffix = ".probed"
 	tempSuffix   = ".tmp"
@@ -72,9 +77,63 @@ func PoolFile(stateDir, uid string) (string, error) {
 	return filepath.Join(stateDir, PoolsDir, uid), ValidPodUID(uid)
 }
 
+// Served is what the agent has durably said of the cluster's pools. Its JSON is the file served of the pools' directory:
+//
+//	{"v":1,"guard":"…","subnets":["10.6.0.0/16"],"gateways":["10.6.0.1"]}
+//	{"v":1,"none":true}
+type Served struct {
+	Version int `json:"v"`
+	// None: the cluster has no pool. Then nothing else is set.
+	None bool `json:"none,omitempty"`
+	// Guard names the admission policy that lets only the controller write the addresses of pods, as it is now. Addresses
+	// that carry it were written by the controller; empty: addresses never say by themselves who wrote them.
+	Guard string `json:"guard,omitempty"`
+	// Subnets are those of all pools, unless More, and Gateways the addresses that pods of pools have for gateways.
+	Subnets  []netip.Prefix `json:"subnets,omitempty"`
+	Gateways []netip.Addr   `json:"gateways,omitempty"`
+	More     bool           `json:"more,omitempty"`
+}
+
+// InPool reports whether an address can be one of a pool.
+func (s *Served) InPool(a netip.Addr) bool {
+	return s.More || slices.ContainsFunc(s.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// Serve notes durably what the cluster's pools are.
+func Serve(o Options, is Served) error {
+	o.setDefaults()
+	is.Version = recordVersion
+	b, err := json.Marshal(is)
+	if err != nil {
+		return err
+	}
+	return o.keepDurably(filepath.Join(o.StateDir, PoolsDir, servedName), append(b, '\n'))
+}
+
+// PoolsServed returns what [Serve] noted, nil: nothing. The error is ErrCorrupt or ErrNewer, or the disk's: then nothing
+// is known.
+func PoolsServed(o Options) (*Served, error) {
+	o.setDefaults()
+	path := filepath.Join(o.StateDir, PoolsDir, servedName)
+	b, err := o.FS.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	if v := versionOf(b); v > recordVersion {
+		return nil, newerError(path, v)
+	}
+	is := &Served{}
+	if err := json.Unmarshal(b, is); err != nil {
+		return nil, fmt.Errorf("%w: %s: %v", ErrCorrupt, path, err)
+	}
+	return is, nil
+}
+
 // PoolPod is a pod of which the files of the agent tell.
 type PoolPod struct {
-	Text   string // of its addresses; empty: there is no such file
+	Text   string // of its addresses; empty: there is no such file that says who wrote it
 	Barred bool
 }
 
@@ -96,18 +155,45 @@ func PoolPods(o Options) (map[string]PoolPod, error) {
 		if barred {
 			p.Barred = true
 		} else {
-			b, err := o.FS.ReadFile(filepath.Join(dir, name))
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			if p.Text, err = told(o.FS, filepath.Join(dir, name)); err != nil {
 				return nil, err
 			}
-			p.Text = string(b)
 		}
 		pods[uid] = p
 	}
 	return pods, nil
 }
 
-// Tell writes the file with the addresses of a pod, whole at every moment. A machine that lost power may have lost it.
+// Told returns the addresses of a pod as the agent has written them with [Tell]; empty: it has not.
+func Told(o Options, uid string) (string, error) {
+	o.setDefaults()
+	path, err := PoolFile(o.StateDir, uid)
+	if err != nil {
+		return "", err
+	}
+	return told(o.FS, path)
+}
+
+// told looks at the mode first: a file that says nothing may be replaced by one that does, not the other way round.
+func told(fsys FileSystem, path string) (string, error) {
+	mode, err := fsys.Mode(path)
+	if err != nil || mode != modeTold {
+		return "", absent(err)
+	}
+	b, err := fsys.ReadFile(path)
+	return string(b), absent(err)
+}
+
+// absent is the error unless a file is missing.
+func absent(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Tell writes the file with the addresses of a pod, whole at every moment: the cluster has surely given them to this pod,
+// and it has not ended here. A machine that lost power may have lost it.
 func Tell(o Options, uid, text string) error {
 	o.setDefaults()
 	path, err := PoolFile(o.StateDir, uid)
@@ -117,7 +203,10 @@ func Tell(o Options, uid, text string) error {
 	if err := MkdirAll(o.FS, filepath.Dir(path)); err != nil {
 		return err
 	}
-	if err := o.FS.WriteFile(path+tempSuffix, []byte(text), modeState); err != nil {
+	if err := o.FS.Remove(path + tempSuffix); absent(err) != nil { // it would keep its mode
+		return err
+	}
+	if err := o.FS.WriteFile(path+tempSuffix, []byte(text), modeTold); err != nil {
 		return err
 	}
 	return o.FS.Rename(path+tempSuffix, path)
@@ -391,11 +480,11 @@ func (s *session) admit(r *AddRequest) error {
 	if boot, _, whole := strings.Cut(string(b), " "); whole && boot != s.now.BootID {
 		return nil
 	}
-	b, err = s.fs.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	text, err := told(s.fs, path)
+	if err != nil {
 		return err
 	}
-	if err != nil || string(b) != r.PoolText {
+	if text == "" || text != r.PoolText {
 		return fmt.Errorf("%w: %s (%s)", ErrUnseen, r.Pod, r.Pod.UID)
 	}
 	return nil

@@ -114,6 +114,26 @@ func Served(bridge string, a netip.Addr) (bool, error) {
 	return false, nil
 }
 
+// Local reports whether an address is one of the caller's namespace itself.
+func Local(a netip.Addr) (bool, error) {
+	c, err := dial()
+	if err != nil {
+		return false, err
+	}
+	defer c.close()
+	reply, err := c.ask(unix.RTM_GETROUTE, 0, append(route(a, 0, 0, 0), attr(unix.RTA_DST, a.AsSlice())...))
+	switch {
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EACCES),
+		errors.Is(err, unix.EINVAL): // no route, or one that says unreachable, prohibit or blackhole
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("the route to %s: %w", a, err)
+	case len(reply) < unix.SizeofRtMsg:
+		return false, fmt.Errorf("the route to %s: an answer of %d bytes", a, len(reply))
+	}
+	return reply[7] == unix.RTN_LOCAL, nil
+}
+
 // Reach sets up an interface of another namespace, which will get addresses, and makes their gateways reachable on it,
 // which are in none of its subnets. For an IPv4 address the kernel adds broadcast routes to the first and the last one
 // of its subnet, which may be other pods': those by the gateway are there before, and so win.

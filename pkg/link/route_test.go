@@ -242,6 +242,54 @@ func TestANetworkAroundTheAddressDoesNotServeIt(t *testing.T) {
 	})
 }
 
+func TestAnAddressOfTheNodeItselfIsLocal(t *testing.T) {
+	ns := node(t)
+	nodetest.In(t, ns, func() error {
+		own, err := netlink.LinkByName("lo") // unlike a bridge without ports, it has a carrier
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(own); err != nil {
+			return err
+		}
+		for _, s := range []string{"10.1.0.1/32", "fd01::1/128"} {
+			a, err := netlink.ParseAddr(s)
+			if err != nil {
+				return err
+			}
+			if err := netlink.AddrAdd(own, a); err != nil {
+				return err
+			}
+		}
+		_, none, err := net.ParseCIDR("203.0.113.0/24")
+		if err != nil {
+			return err
+		}
+		for _, kind := range []int{unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT} {
+			r := &netlink.Route{Dst: none, Type: kind, Priority: kind}
+			if err := netlink.RouteAdd(r); err != nil {
+				return err
+			}
+			if is, err := link.Local(netip.MustParseAddr("203.0.113.7")); is || err != nil {
+				t.Errorf("an address with a route of type %d: %t, %v", kind, is, err)
+			}
+			if err := netlink.RouteDel(r); err != nil {
+				return err
+			}
+		}
+		for a, want := range map[string]bool{
+			"10.0.0.1": true, "10.1.0.1": true, "fd01::1": true,
+			"10.0.0.2": false, "fd00::2": false, "10.0.0.255": false, // on the link
+			"192.0.2.10": false, "fd02::1": false, // nowhere
+		} {
+			if is, err := link.Local(netip.MustParseAddr(a)); is != want || err != nil {
+				t.Errorf("%s is local: %t, %v, want %t", a, is, err, want)
+			}
+		}
+		return nil
+	})
+}
+
 // The pod's interface is down and has no address when the plugin is asked; its caller's namespace stays as it is.
 func TestAGatewayOfNoSubnetIsReached(t *testing.T) {
 	ns, _ := wire(t, "veth")

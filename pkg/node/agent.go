@@ -272,9 +272,9 @@ func (a *Agent) joinCluster() (err error) {
 		Registry: o.Registry, PodCIDRs: a.api.PodCIDRs, Subnets: a.subnets, Bridge: a.bridge, CannotRoute: a.cannotRoute,
 		Serves: a.serves,
 	})
-	a.uninstaller.Pools = func(are, routed bool) {
+	a.uninstaller.Pools = func(pools string, routed bool) {
 		a.pools.SetRouted(routed)
-		a.pools.SetPools(are)
+		a.pools.SetPools(pools)
 	}
 	return err
 }

@@ -151,12 +151,12 @@ func (p *policies) set(at attached, o observation, ns ledger.Netns) (addrs []net
 // came after kubelet had seen the pod, by the file that the plugin had them from.
 func (p *policies) pooled(at attached, s Sandbox) (bool, error) {
 	text, source := s.Annotations[netconf.AnnotationAddresses], "annotation "+netconf.AnnotationAddresses
-	if path, err := ledger.PoolFile(p.networks.ledgers.StateDir, s.Pod.UID); err == nil && text == "" {
-		b, err := os.ReadFile(path)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if text == "" && ledger.ValidPodUID(s.Pod.UID) == nil {
+		var err error
+		if text, err = ledger.Told(p.networks.ledgers, s.Pod.UID); err != nil {
 			return false, err
 		}
-		text, source = string(b), path
+		source, _ = ledger.PoolFile(p.networks.ledgers.StateDir, s.Pod.UID)
 	}
 	if text == "" {
 		return false, nil

@@ -56,8 +56,8 @@ type Object struct {
 	Version string `json:"version"`
 	// Confirmed reports whether it had AnnotationConfirmed.
 	Confirmed bool `json:"confirmed,omitempty"`
-	// Pools reports whether it said that the cluster has pools.
-	Pools bool `json:"-"`
+	// Pools is what it said of the cluster's pools, [v1alpha1.AnnotationPools]; empty: there are none.
+	Pools string `json:"-"`
 	// Routed reports whether it said that some of them are of mode Routed.
 	Routed bool `json:"-"`
 }
@@ -215,7 +215,7 @@ func (s *Signal) Ask(ctx context.Context) Status {
 
 func objectOf(o *metav1.PartialObjectMetadata, version string) Object {
 	return Object{UID: o.UID, Version: version, Confirmed: o.Annotations[AnnotationConfirmed] == "true",
-		Pools:  o.Annotations[v1alpha1.AnnotationPools] == "true",
+		Pools:  o.Annotations[v1alpha1.AnnotationPools],
 		Routed: o.Annotations[v1alpha1.AnnotationRoutedPools] == "true"}
 }
 

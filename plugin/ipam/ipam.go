@@ -246,6 +246,9 @@ func (c *call) add() *Error {
 	if cerr != nil {
 		return cerr
 	}
+	if cerr := c.refuse(pool.has(), n); cerr != nil {
+		return cerr
+	}
 	way, cerr := c.route(pool.addrs, n, res.routes)
 	if cerr != nil {
 		return cerr

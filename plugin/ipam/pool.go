@@ -1,9 +1,7 @@
 package ipam
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"strings"
@@ -45,21 +43,20 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 		return pooled{}, errorf(codeInvalidConfig, "pod %s is a static pod, which kubelet starts without the API server: "+
 			"it can have no address of a pool. Make it a pod of the API server, or ask for none", args.pod)
 	}
-	p := pooled{text: said.Text, left: patience}
-	source := "annotation " + netconf.AnnotationAddresses
-	path, err := ledger.PoolFile(c.conf.StateDir, args.pod.UID)
-	if err != nil {
-		return p, errorf(codeInvalidEnv, "CNI_ARGS: %v", err)
+	if err := ledger.ValidPodUID(args.pod.UID); err != nil {
+		return pooled{}, errorf(codeInvalidEnv, "CNI_ARGS: %v", err)
 	}
-	if p.text == "" {
-		source = path
-		cerr := p.await(path, args.pod)
-		if cerr != nil {
-			return p, cerr
+	p := pooled{left: patience}
+	source, cerr := "", (*Error)(nil)
+	for {
+		if source, cerr = c.believe(&p, said, args.pod); cerr == nil || cerr.Code != codeTryAgain || p.left <= 0 {
+			break
 		}
+		time.Sleep(pause)
+		p.left -= pause
 	}
-	if p.addrs, err = netconf.ParsePoolAddresses(source, p.text, c.conf.Name, c.att.IfName); err != nil {
-		return p, configError(err)
+	if cerr != nil {
+		return p, cerr
 	}
 	if len(p.addrs) == 0 && said.Network {
 		return p, errorf(codeInvalidConfig, "%s: no address for interface %s: expected one, since the addresses of "+
@@ -74,23 +71,108 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 	return p, nil
 }
 
-// await reads the agent's file.
-func (p *pooled) await(path string, pod ledger.Pod) *Error {
-	for {
-		b, err := ledger.Disk{}.ReadFile(path)
-		switch {
-		case err == nil && len(b) > 0:
-			p.text = string(b)
-			return nil
-		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			return errorf(codeTryAgain, "%v", err)
-		case p.left <= 0:
-			return errorf(codeTryAgain, "pod %s has no addresses of its pools yet: see the events of the pod, and whether the "+
-				"agent of this node runs", pod)
+// believe reads what the attachment gets: of the annotation, if it names the guard under which only the controller can
+// have written it, or if the agent has confirmed it; else of the agent's file. source says which. The agent must have
+// said that the cluster has pools: without them nothing may guard the annotation, or nobody serves them any more. An error
+// that another try may mend has codeTryAgain.
+func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source string, cerr *Error) {
+	p.text, p.addrs = said.Text, nil
+	source = "annotation " + netconf.AnnotationAddresses
+	read := func() (cerr *Error) {
+		var err error
+		if p.addrs, err = netconf.ParsePoolAddresses(source, p.text, c.conf.Name, c.att.IfName); err != nil {
+			cerr = configError(err)
 		}
-		time.Sleep(pause)
-		p.left -= pause
+		return cerr
 	}
+	if p.text != "" {
+		if cerr := read(); cerr != nil || len(p.addrs) == 0 {
+			return source, cerr // nothing for this interface, of which nobody has to be sure
+		}
+	}
+	served, err := ledger.PoolsServed(c.options())
+	switch {
+	case err != nil:
+		return source, errorf(codeTryAgain, "what the agent of this node says of the cluster's pools: %v", err)
+	case p.text != "" && (served == nil || served.None):
+		return source, errorf(codeTryAgain, "%s: pod %s is to get %v of pools, but the agent of this node has not said that "+
+			"the cluster has any: expected no such annotation, which only stayput's controller may write", source, pod, p.has())
+	case p.text == "" || !p.names(served.Guard):
+		told, err := ledger.Told(c.options(), pod.UID)
+		switch {
+		case err != nil:
+			return source, errorf(codeTryAgain, "%v", err)
+		case p.text == "" && (told == "" || served == nil || served.None):
+			return source, errorf(codeTryAgain, "pod %s has no addresses of its pools yet: see the events of the pod, and "+
+				"whether the agent of this node runs", pod)
+		case p.text == "":
+			p.text = told
+			source, _ = ledger.PoolFile(c.conf.StateDir, pod.UID)
+			if cerr := read(); cerr != nil {
+				return source, cerr
+			}
+		case told != p.text:
+			return source, errorf(codeTryAgain, "%s: it is not known that the cluster has given %v to pod %s: if the "+
+				"controller has, the agent of this node finds the PodIP and confirms it; see whether it runs", source, p.has(),
+				pod)
+		}
+	}
+	for _, a := range p.has() {
+		if !served.InPool(a) {
+			return source, errorf(codeTryAgain, "%s: %s is in the subnet of no pool: %v", source, a, served.Subnets)
+		}
+		if slices.Contains(served.Gateways, a) {
+			return source, errorf(codeInvalidConfig, "%s: %s is the gateway of a pool: expected another address for a pod",
+				source, a)
+		}
+	}
+	return source, nil
+}
+
+// names reports whether all addresses name the guard that there is.
+func (p *pooled) names(guard string) bool {
+	return guard != "" && !slices.ContainsFunc(p.addrs, func(a netconf.PoolAddress) bool { return a.Guard != guard })
+}
+
+// refuse returns an error if an address cannot be a pod's, whatever the cluster says: the node has it, or gives it, or its
+// pods' gateway is there.
+func (c *call) refuse(addrs []netip.Addr, n *ledger.Network) *Error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	ledgers, err := ledger.Networks(c.options())
+	if err != nil {
+		return errorf(codeTryAgain, "the networks of this node: %v", err)
+	}
+	all := []*ledger.Network{n}
+	for _, l := range ledgers {
+		if o := l.Network(); o.Name != n.Name || o.DataDir != n.DataDir { // of n the description may be an earlier one
+			all = append(all, o)
+		}
+	}
+	for _, a := range addrs {
+		switch is, err := link.Local(a); {
+		case err != nil:
+			return errorf(codeTryAgain, "%v", err)
+		case is:
+			return errorf(codeInvalidConfig, "%s is an address of this node: expected another one for a pod", a)
+		}
+		for _, o := range all {
+			for _, set := range o.Ranges {
+				for _, r := range set {
+					switch {
+					case a == r.Gateway:
+						return errorf(codeInvalidConfig, "%s is the gateway of this node's pods in network %s: expected another "+
+							"address for a pod", a, o.Name)
+					case r.Contains(a):
+						return errorf(codeInvalidConfig, "ipam.ranges of network %s: the node gives %s, which is a pool's, to its "+
+							"other pods too (%s): expected ranges outside of the pool's addresses", o.Name, a, r)
+					}
+				}
+			}
+		}
+	}
+	return nil
 }
 
 func (p *pooled) has() (addrs []netip.Addr) {

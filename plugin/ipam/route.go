@@ -1,9 +1,7 @@
 package ipam
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 
@@ -50,13 +48,6 @@ func (c *call) route(addrs []netconf.PoolAddress, n *ledger.Network, routes []ma
 		if !ok {
 			return nil, errorf(codeInvalidConfig, "ipam.ranges: none of the family of the routed address %s: expected the "+
 				"node's own, which has the gateway of its pods", a)
-		}
-		if a == own.Gateway {
-			return nil, errorf(codeInvalidConfig, "%s is the gateway of this node's pods: expected another address for a pod", a)
-		}
-		if inRanges(n, a) { // its DEL could not tell the address from those that the node gives by itself
-			return nil, errorf(codeInvalidConfig, "ipam.ranges: the node gives %s, a routed address, to its other pods too: "+
-				"expected ranges outside of the pool's subnet", a)
 		}
 		for i, route := range routes {
 			via, there := route["gw"].(string)
@@ -219,13 +210,9 @@ func (c *call) given() ([]netconf.PoolAddress, error) {
 		if source, err = ledger.PoolFile(c.conf.StateDir, args.pod.UID); err != nil {
 			return nil, nil // no pod of the API server's
 		}
-		b, err := ledger.Disk{}.ReadFile(source)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && len(b) == 0 {
-			return nil, nil
-		} else if err != nil {
+		if text, err = ledger.Told(c.options(), args.pod.UID); err != nil || text == "" {
 			return nil, err
 		}
-		text = string(b)
 	}
 	return netconf.ParsePoolAddresses(source, text, c.conf.Name, c.att.IfName)
 }

@@ -40,11 +40,17 @@ var (
 	db = retained("db-0")
 	// pooled has addresses that the cluster has given to it, outside the ranges.
 	pooled = ordinary("pooled").with(netconf.AnnotationAddresses,
-		`[{"interface":"eth0","mode":"L2","address":"10.6.0.5/16"},{"interface":"eth0","mode":"L2","address":"fd06::5/64"}]`)
+		`[{"interface":"eth0","mode":"L2","address":"10.6.0.5/16","guard":"guard-1"},`+
+			`{"interface":"eth0","mode":"L2","address":"fd06::5/64","guard":"guard-1"}]`)
 )
 
 // bystander leaves db's address retained.
 func bystander(w *world) { w.del(w.add(db)) }
+
+// serves has the agent say that the cluster has pools.
+func serves(w *world) {
+	must.Do(w.t, ledger.Serve(ledger.Options{StateDir: w.n.state()}, ledger.Served{Guard: "guard-1", More: true}))
+}
 
 func addOf(p pod) command { return command{verb: "ADD", ctr: "victim", pod: p} }
 
@@ -177,15 +183,18 @@ var scenarios = []scenario{
 	}},
 	{"an ADD of a pod of a pool", pooled, func(w *world) command {
 		bystander(w)
+		serves(w)
 		return addOf(pooled)
 	}},
 	{"an ADD of a pod of a pool over its dead predecessor", pooled, func(w *world) command {
 		bystander(w)
+		serves(w)
 		w.dropNetns(w.add(pooled))
 		return addOf(pooled)
 	}},
 	{"a DEL of a pod of a pool", pooled, func(w *world) command {
 		bystander(w)
+		serves(w)
 		return delOf(w, w.add(pooled))
 	}},
 	{"an ADD of a promised pod after its range has changed", web, func(w *world) command {

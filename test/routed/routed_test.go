@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -154,6 +155,8 @@ func (f *fabric) conf(node int, p *pod) map[string]any {
 		"type":    "stayput",
 		"dataDir": fmt.Sprintf("%s/data%d", f.dir, node), "stateDir": fmt.Sprintf("%s/state%d", f.dir, node),
 	}
+	must.Do(f.t, ledger.Serve(ledger.Options{StateDir: ipam["stateDir"].(string)},
+		ledger.Served{Guard: "guard-1", More: true}))
 	if c["type"] == "flannel" {
 		version = "0.3.1"
 		env := fmt.Sprintf("%s/subnet%d.env", f.dir, node)
@@ -181,7 +184,8 @@ func (f *fabric) conf(node int, p *pod) map[string]any {
 	if len(p.addrs) > 0 {
 		var list []map[string]string
 		for _, a := range p.addrs {
-			list = append(list, map[string]string{"interface": "eth0", "pool": "blue", "mode": "Routed", "address": a})
+			list = append(list, map[string]string{"interface": "eth0", "pool": "blue", "mode": "Routed", "address": a,
+				"guard": "guard-1"})
 		}
 		b, err := json.Marshal(list)
 		must.Do(f.t, err)
@@ -512,7 +516,9 @@ func TestARoutedAddressThatCannotWorkIsAClearError(t *testing.T) {
 			t.Errorf("ADD: %v, want %q", err, want)
 		}
 		for _, dir := range []string{"data2", "state2"} {
-			if entries, _ := filepath.Glob(filepath.Join(f.dir, dir, "*", "*")); len(entries) > 0 {
+			entries, _ := filepath.Glob(filepath.Join(f.dir, dir, "*", "*"))
+			entries = slices.DeleteFunc(entries, func(s string) bool { return filepath.Base(s) == "served" }) // the agent's
+			if len(entries) > 0 {
 				t.Errorf("%s: left %v", want, entries)
 			}
 		}

@@ -47,6 +47,7 @@ var words = map[string]func(ts *testscript.TestScript, neg bool, args []string){
 	"lock": lockWord, "unlock": unlockWord, "blocked": blockedWord, "wire": wireWord,
 	// The agent.
 	"policy": policyWord, "sweep": sweepWord, "uninstall": uninstallWord, "bar": barWord, "recheck": recheckWord,
+	"serves": servesWord, "tell": tellWord,
 	// Assertions.
 	"has": hasWord, "same-address": sameAddressWord, "same-first": sameFirstWord, "address": addressWord,
 	"bound": boundWord, "promises": promisesWord,
@@ -260,7 +261,7 @@ func (s *story) describe(ts *testscript.TestScript, a *attachment, pod string,
 	}
 	a.by = opts["by"]
 	if file := opts["addresses"]; file != "" {
-		opts[netconf.AnnotationAddresses] = strings.TrimSpace(ts.ReadFile(file))
+		opts[netconf.AnnotationAddresses] = s.given(ts, file)
 	}
 	if a.annotations = annotationsOf(opts); opts["annotations"] == "unknown" {
 		a.annotations = nil
@@ -278,6 +279,57 @@ func (s *story) describe(ts *testscript.TestScript, a *attachment, pod string,
 		more = map[string]any{"runtimeConfig": rc}
 	}
 	return more
+}
+
+// given is a text with addresses, under the guard that there is in each entry which names none.
+func (s *story) given(ts *testscript.TestScript, file string) string {
+	text := strings.TrimSpace(ts.ReadFile(file))
+	var entries []map[string]any
+	if s.guard == "" || json.Unmarshal([]byte(text), &entries) != nil || entries == nil {
+		return text
+	}
+	for _, e := range entries {
+		if _, names := e["guard"]; !names {
+			e["guard"] = s.guard
+		}
+	}
+	b, err := json.Marshal(entries)
+	ts.Check(err)
+	return string(b)
+}
+
+// serves [none | guard=GUARD] [gateway=ADDRESS] [SUBNET...]
+func servesWord(ts *testscript.TestScript, neg bool, args []string) {
+	noNeg(ts, neg)
+	s := storyOf(ts)
+	args, opts := options(ts, args, "guard", "gateway")
+	is := ledger.Served{Guard: "guard-1", More: len(args) == 0}
+	if guard, ok := opts["guard"]; ok {
+		is.Guard = guard
+	}
+	if slices.Equal(args, []string{"none"}) {
+		is, args = ledger.Served{None: true}, nil
+	}
+	for _, arg := range args {
+		p, err := netip.ParsePrefix(arg)
+		ts.Check(err)
+		is.Subnets = append(is.Subnets, p)
+	}
+	if gateway := opts["gateway"]; gateway != "" {
+		a, err := netip.ParseAddr(gateway)
+		ts.Check(err)
+		is.Gateways = append(is.Gateways, a)
+	}
+	s.guard = is.Guard
+	ts.Check(ledger.Serve(s.options(), is))
+}
+
+// tell UID FILE
+func tellWord(ts *testscript.TestScript, neg bool, args []string) {
+	noNeg(ts, neg)
+	s := storyOf(ts)
+	count(ts, args, 2, 2, "tell UID FILE")
+	ts.Check(ledger.Tell(s.options(), args[0], s.given(ts, args[1])))
 }
 
 func (s *story) setAddressVars(ts *testscript.TestScript, a *attachment) {

@@ -180,16 +180,18 @@ func (k *Keeper) addrsOf(uid string, s *sight) []netip.Addr {
 // known returns what the node knows of a pod: by its watch and files, else by its sandboxes.
 func (k *Keeper) known(uid string, s *sight) subject {
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	of := subject{uid: uid}
 	if is := k.subjects[uid]; is != nil {
 		of = *is
 	}
-	k.mu.Unlock()
 	for _, sandbox := range s.sandboxes {
 		if sandbox.Pod.UID != uid {
 			continue
 		}
-		of.text = cmp.Or(of.text, sandbox.Annotations[v1alpha1.AnnotationAddresses])
+		if text := sandbox.Annotations[v1alpha1.AnnotationAddresses]; of.text == "" && text != "" {
+			of.says(text, k.guardsLocked(text))
+		}
 		if of.name == "" {
 			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name
 		}
@@ -271,6 +273,16 @@ func (k *Keeper) heldBy(ctx context.Context, s *sight, uid string, asked bool, w
 	given, err := of.given()
 	if err != nil {
 		given = nil
+	}
+	// Of what nobody vouches for that is true which the ledgers know.
+	claimed, err := addressesOf(of.claims)
+	if err != nil {
+		claimed = nil
+	}
+	for _, a := range claimed {
+		if slices.ContainsFunc(p.entries, func(b bound) bool { return b.Addr == a.Prefix.Addr() }) {
+			given = append(given, a)
+		}
 	}
 	var held []v1alpha1.PodIPHeld
 	base := v1alpha1.PodIPHeld{PodUID: uid, Namespace: of.namespace, PodName: of.name,

@@ -2,6 +2,7 @@ package podip
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -69,7 +70,7 @@ func (k *Keeper) seePods(ctx context.Context, interrupted bool, healthy func()) 
 	defer cancel()
 	defer func() { recalled = k.isRecalled(ctx) }()
 	// 1. From now on the files are those of pods that are listed after this.
-	begun, err := k.recheck(cancel)
+	begun, err := k.recheck(ctx, cancel)
 	if err != nil {
 		return false, err
 	}
@@ -117,18 +118,37 @@ func (k *Keeper) isRecalled(ctx context.Context) bool {
 	return ctx.Err() != nil && !k.listed
 }
 
-// recheck begins the epoch that the roll asks for, if the node has not. again ends what follows it, once the roll asks
-// for the next one. It returns the epoch that has been begun.
-func (k *Keeper) recheck(again context.CancelFunc) (begun int64, err error) {
+// recheck begins the epoch that the roll asks for, if the node has not, and tells the plugin what pools there are. again
+// ends what follows it, once the roll asks for the next one. It returns the epoch that has been begun.
+//
+// If the plugin knows of no pools, though this node has answered for them before, the state directory was wiped: with it
+// the bars of pods that have ended. So until the next boot the plugin waits for the agent's word of each pod, as after a
+// restore of the cluster.
+func (k *Keeper) recheck(ctx context.Context, again context.CancelFunc) (begun int64, err error) {
 	k.writing.Lock()
 	defer k.writing.Unlock()
 	k.mu.Lock()
 	k.relist = again
 	epoch := k.epoch
 	k.mu.Unlock()
+	served, err := ledger.PoolsServed(k.o.Ledgers)
+	if err != nil && !errors.Is(err, ledger.ErrCorrupt) {
+		return 0, err
+	}
+	wiped := false
+	if served == nil {
+		answer, err := k.api.Answer(ctx)
+		if err != nil {
+			return 0, err
+		}
+		wiped = answer != nil
+	}
 	checked, err := ledger.Rechecked(k.o.Ledgers)
-	if err != nil || epoch <= checked {
+	if err != nil {
 		return checked, err
+	}
+	if begun = max(epoch, checked); epoch <= checked && !wiped {
+		return begun, k.putServedLocked(served)
 	}
 	files, err := ledger.PoolPods(k.o.Ledgers) // which nothing else may tell of
 	if err != nil {
@@ -141,12 +161,17 @@ func (k *Keeper) recheck(again context.CancelFunc) (begun int64, err error) {
 		}
 	}
 	k.mu.Unlock()
-	if _, err := ledger.Recheck(k.o.Ledgers, epoch); err != nil {
-		return 0, fmt.Errorf("beginning the epoch %d of the PodIPRoll: %w", epoch, err)
+	if _, err := ledger.Recheck(k.o.Ledgers, begun); err != nil {
+		return 0, fmt.Errorf("beginning the epoch %d of the PodIPRoll: %w", begun, err)
 	}
-	k.log.Info("The cluster may have forgotten pods: addresses of pools are for those alone that it has now",
-		"epoch", epoch)
-	return epoch, nil
+	if wiped {
+		k.log.Warn("Lost the files of pools: until the next boot addresses of pools are only for pods that the agent confirms",
+			"stateDir", k.o.Ledgers.StateDir)
+	} else {
+		k.log.Info("The cluster may have forgotten pods: addresses of pools are for those alone that it has now",
+			"epoch", epoch)
+	}
+	return begun, k.putServedLocked(served)
 }
 
 // recall has the epoch begun, and all pods listed after that.
@@ -192,7 +217,8 @@ func (k *Keeper) replace(pods []Pod, begun int64, interrupted bool) error {
 	return nil
 }
 
-// see takes in a pod of the node, and tells the plugin of its addresses.
+// see takes in a pod of the node, and tells the plugin of its addresses, if somebody vouches for them. If not, the
+// PodIPs are asked for: see tend.
 func (k *Keeper) see(p *Pod) error {
 	uid, text := string(p.UID), p.Annotations[v1alpha1.AnnotationAddresses]
 	if p.Spec.NodeName != "" && p.Spec.NodeName != k.o.Node {
@@ -200,6 +226,13 @@ func (k *Keeper) see(p *Pod) error {
 	}
 	k.writing.Lock()
 	defer k.writing.Unlock()
+	told := ""
+	if text != "" && ledger.ValidPodUID(uid) == nil {
+		var err error
+		if told, err = ledger.Told(k.o.Ledgers, uid); err != nil {
+			return err
+		}
+	}
 	k.mu.Lock()
 	k.all[uid] = true
 	s := k.subjects[uid]
@@ -212,17 +245,18 @@ func (k *Keeper) see(p *Pod) error {
 		k.subjects[uid] = s
 	}
 	changed := !s.exists || s.ending != (p.DeletionTimestamp != nil) || s.over != p.over()
-	if !s.exists || text != "" && s.text != text {
-		changed, s.bound, s.placed = true, false, false
-	}
+	was, claims := s.text, s.claims
 	if text != "" {
-		s.text = text
+		s.says(text, told == text || k.guardsLocked(text))
+	}
+	if !s.exists || s.text != was || s.claims != claims {
+		changed, s.bound, s.placed = true, false, false
 	}
 	version := s.version
 	s.namespace, s.name, s.version = p.Namespace, p.Name, p.ResourceVersion
 	s.annotations, s.labels = maps.Clone(p.Annotations), p.Labels
 	s.exists, s.ending, s.over = true, p.DeletionTimestamp != nil, p.over()
-	alive := s.alive()
+	tells := s.alive() && s.text == text && told != text
 	switch {
 	case changed:
 		s.gone = false
@@ -232,29 +266,13 @@ func (k *Keeper) see(p *Pod) error {
 		k.enqueue(s)
 	}
 	k.mu.Unlock()
-	if text == "" || !alive || ledger.ValidPodUID(uid) != nil {
+	if !tells || ledger.ValidPodUID(uid) != nil {
 		return nil
 	}
-	if err := k.tell(uid, text); err != nil {
+	if err := ledger.Tell(k.o.Ledgers, uid, text); err != nil {
 		return fmt.Errorf("telling the plugin of pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	return nil
-}
-
-// tell writes the file of a pod, unless it says so already.
-func (k *Keeper) tell(uid, text string) error {
-	path, err := ledger.PoolFile(k.o.Ledgers.StateDir, uid)
-	if err != nil {
-		return err
-	}
-	fsys := k.o.Ledgers.FS
-	if fsys == nil {
-		fsys = ledger.Disk{}
-	}
-	if b, err := fsys.ReadFile(path); err == nil && string(b) == text {
-		return nil
-	}
-	return ledger.Tell(k.o.Ledgers, uid, text)
 }
 
 // vanished takes in that a pod of the node was deleted.

@@ -76,7 +76,7 @@ func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 		if is["unproven_pods"] != 0 || is["oldest_unproven_pod_age_seconds"] != 0 || is["answer_owed"] != 0 {
 			t.Errorf("afterwards %v", is)
 		}
-		w.k.SetPools(false)
+		w.k.SetPools("")
 		w.pass(time.Second)
 		if is := w.exported(); len(is) > 0 {
 			t.Errorf("without pools %v", is)

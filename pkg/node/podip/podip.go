@@ -8,6 +8,10 @@
 // addresses is configured in a namespace of the node, mounted or kept by a process. An error of the runtime, the API server or a file means wait, and
 // is said on /readyz. It may be killed between any two of its writes: each is made again, or was enough.
 //
+// What it tells the plugin is a fact, too. It notes durably what pools the cluster has (ledger.Serve), and writes the
+// addresses of a pod (ledger.Tell) only if their annotation names the guard under which none but the controller can have
+// written it, or if the PodIPs are this pod's. An annotation that neither vouches for says nothing to it.
+//
 // It decides nothing by itself: [pool.Tend] and [pool.Respond] do. Every question that they depend on is asked past all
 // caches. While the cluster has no pool it watches and writes nothing.
 //
@@ -30,6 +34,7 @@ import (
 	"maps"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,7 +103,7 @@ type Keeper struct {
 	flannelFile func() string
 	down        func(ledger.Netns) error
 
-	changed wake.Signal // are has changed
+	changed wake.Signal // served has changed
 	rollNow wake.Signal // there may be something to answer
 	// listedNow: all pods of the node were listed.
 	listedNow wake.Signal
@@ -110,8 +115,10 @@ type Keeper struct {
 	troubled      sync.Mutex
 	troubles      map[string]string
 
-	mu  sync.Mutex
-	are bool // there are pools
+	mu sync.Mutex
+	// served is what pools there are, nil if there are none; heard: somebody has said so.
+	served *v1alpha1.ServedPools
+	heard  bool
 	// areRouted: some are of mode Routed.
 	areRouted bool
 	podCIDRs  []netip.Prefix // of this node
@@ -150,7 +157,8 @@ type subject struct {
 	version         string
 	annotations     map[string]string
 	labels          map[string]string
-	text            string       // of its addresses
+	text            string       // of its addresses, which somebody vouches for
+	claims          string       // what its annotation says, if that is not known to be true
 	bare            []netip.Addr // addresses of which only the ledger tells, or only the pod's network namespace
 	// conflicts are the MAC addresses of other machines that had an address when the pod was to start. It is never changed
 	// in place.
@@ -181,15 +189,40 @@ func (s *subject) String() string {
 	return s.namespace + "/" + s.name + " (" + s.uid + ")"
 }
 
-// given is an address of a subject, as the controller has written it.
+// says notes what an annotation of the pod says. Unless it is vouched for, that is a claim: what the pod is known to have
+// stands.
+func (s *subject) says(text string, vouched bool) {
+	if s.claims = text; vouched || text == s.text {
+		s.text, s.claims = text, ""
+	}
+}
+
+// guardsLocked reports whether a text names the guard that there is, in each entry: only the controller can have written
+// it.
+func (k *Keeper) guardsLocked(text string) bool {
+	if k.served == nil || k.served.Guard == "" {
+		return false
+	}
+	var all []struct{ Guard string }
+	return json.Unmarshal([]byte(text), &all) == nil && len(all) > 0 &&
+		!slices.ContainsFunc(all, func(a struct{ Guard string }) bool { return a.Guard != k.served.Guard })
+}
+
+// given are the addresses of a subject, as the controller has written them.
 func (s *subject) given() ([]pool.Address, error) {
-	var all []pool.Address
-	if s.text != "" {
-		if err := json.Unmarshal([]byte(s.text), &all); err != nil {
-			return nil, fmt.Errorf("annotation %s of pod %s: %w", v1alpha1.AnnotationAddresses, s, err)
-		}
+	all, err := addressesOf(s.text)
+	if err != nil {
+		return nil, fmt.Errorf("annotation %s of pod %s: %w", v1alpha1.AnnotationAddresses, s, err)
 	}
 	return all, nil
+}
+
+// addressesOf reads a text with addresses; empty: there are none.
+func addressesOf(text string) (all []pool.Address, err error) {
+	if text != "" {
+		err = json.Unmarshal([]byte(text), &all)
+	}
+	return all, err
 }
 
 // addrs are the addresses of a subject.
@@ -253,12 +286,20 @@ func newKeeper(o Options, api api) *Keeper {
 	return k
 }
 
-// SetPools says whether the cluster has a pool.
-func (k *Keeper) SetPools(are bool) {
+// SetPools says what pools the cluster has, as the installation says it; empty: none.
+func (k *Keeper) SetPools(text string) {
+	var served *v1alpha1.ServedPools
+	if text != "" {
+		var err error
+		if served, err = v1alpha1.ParseServedPools(text); err != nil { // there are some
+			k.log.Warn("Cannot read which pools there are", "err", err)
+			served = &v1alpha1.ServedPools{More: true}
+		}
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.are != are {
-		k.are = are
+	if !k.heard || !reflect.DeepEqual(k.served, served) {
+		k.served, k.heard = served, true
 		k.changed.Up()
 	}
 }
@@ -267,19 +308,74 @@ func (k *Keeper) SetPools(are bool) {
 func (k *Keeper) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		k.mu.Lock()
-		are := k.are
+		served, heard := k.served, k.heard
 		k.mu.Unlock()
-		if are {
+		var retry <-chan time.Time
+		switch {
+		case served != nil:
 			k.log.Info("The cluster has pools", "node", k.o.Node)
 			k.serve(ctx)
 			continue
+		case heard:
+			err := k.withdraw()
+			if k.note("served", err); err != nil {
+				retry = time.After(retryLast)
+			}
 		}
 		select {
 		case <-ctx.Done():
 		case <-k.changed:
+		case <-retry:
 		}
 	}
 }
+
+// withdraw tells the plugin that the cluster has no pools, if it has been told of any.
+func (k *Keeper) withdraw() error {
+	was, err := ledger.PoolsServed(k.o.Ledgers)
+	if err == nil && (was == nil || was.None) {
+		return nil
+	}
+	return ledger.Serve(k.o.Ledgers, ledger.Served{None: true})
+}
+
+// tellServed tells the plugin what pools there are, if that has changed. If it knows nothing any more, recheck tells it.
+func (k *Keeper) tellServed() error {
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	was, err := ledger.PoolsServed(k.o.Ledgers)
+	if was == nil && (err == nil || errors.Is(err, ledger.ErrCorrupt)) {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.listed = false; k.relist != nil {
+			k.relist()
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return k.putServedLocked(was)
+}
+
+// putServedLocked notes what pools there are, unless it is noted. The lock is k.writing.
+func (k *Keeper) putServedLocked(was *ledger.Served) error {
+	k.mu.Lock()
+	served := k.served
+	k.mu.Unlock()
+	if served == nil {
+		return nil
+	}
+	is := ledger.Served{Version: 1, Guard: served.Guard, Subnets: served.Subnets, Gateways: served.Gateways,
+		More: served.More}
+	if was != nil && reflect.DeepEqual(*was, is) {
+		return nil
+	}
+	return ledger.Serve(k.o.Ledgers, is)
+}
+
+// servedAgain is how often it is looked at whether what the plugin was told is still there.
+const servedAgain = 10 * time.Second
 
 // serve works until the cluster has no pool or ctx is done.
 func (k *Keeper) serve(ctx context.Context) {
@@ -289,9 +385,14 @@ func (k *Keeper) serve(ctx context.Context) {
 	defer cancel()
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast))
+	select {
+	case <-k.changed: // the list of pods begins with it
+	default:
+	}
 	k.mu.Lock()
 	k.queue, k.subjects, k.all, k.listed, k.roll, k.answered, k.epoch = queue, map[string]*subject{},
 		map[string]bool{}, false, nil, 0, 0
+	k.relist = nil
 	k.cannotRoute = nil
 	k.metrics.serves()
 	k.mu.Unlock()
@@ -306,15 +407,26 @@ func (k *Keeper) serve(ctx context.Context) {
 			}
 		})
 	}
+	again := time.NewTicker(servedAgain)
+	defer again.Stop()
 	for are := true; are; {
 		select {
 		case <-ctx.Done():
 			are = false
+			continue
 		case <-k.changed:
 			k.mu.Lock()
-			are = k.are
+			are = k.served != nil
+			for _, s := range k.subjects {
+				if s.claims != "" {
+					s.says(s.claims, k.guardsLocked(s.claims))
+					k.enqueue(s)
+				}
+			}
 			k.mu.Unlock()
+		case <-again.C:
 		}
+		k.note("served", k.tellServed())
 	}
 	k.mu.Lock()
 	k.queue = nil
@@ -339,11 +451,12 @@ func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string, stops bool)
 	}
 	s := k.subjects[pod.UID]
 	if s == nil {
-		if annotations[v1alpha1.AnnotationAddresses] == "" {
+		text := annotations[v1alpha1.AnnotationAddresses]
+		if text == "" {
 			return
 		}
-		s = &subject{uid: pod.UID, namespace: pod.Namespace, name: pod.Name, annotations: annotations,
-			text: annotations[v1alpha1.AnnotationAddresses]}
+		s = &subject{uid: pod.UID, namespace: pod.Namespace, name: pod.Name, annotations: annotations}
+		s.says(text, k.guardsLocked(text))
 		k.subjects[pod.UID] = s
 	}
 	s.stops = stops
@@ -566,8 +679,8 @@ func (k *Keeper) discover(ctx context.Context) error {
 			continue
 		}
 		of := know(sandbox.Pod.UID)
-		if of.text == "" {
-			of.text = text
+		if of.text == "" && text != "" {
+			of.says(text, k.guardsLocked(text))
 		}
 		if of.name == "" {
 			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name

@@ -43,7 +43,7 @@ func TestWithoutPoolsNothingIsAskedOrWritten(t *testing.T) {
 		if w.file(1) == "" {
 			t.Fatal("with pools nothing was written")
 		}
-		w.k.SetPools(false)
+		w.k.SetPools("")
 		w.pass(time.Second)
 		asked := len(w.c.asked)
 		w.given(2)
@@ -58,7 +58,7 @@ func TestWithoutPoolsNothingIsAskedOrWritten(t *testing.T) {
 		if said := w.k.Trouble(); said != "" {
 			t.Errorf("says %q", said)
 		}
-		w.k.SetPools(true)
+		w.k.SetPools(served)
 		w.pass(time.Second)
 		if w.file(2) != text(2) {
 			t.Error("with pools again it writes nothing")

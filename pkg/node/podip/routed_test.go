@@ -113,7 +113,7 @@ func TestRoutesFollowWhatTheClusterSays(t *testing.T) {
 		}
 		w.k.SetRouted(true)
 		want("true 10.6.0.1 at " + two)
-		w.k.SetPools(false)
+		w.k.SetPools("")
 		want("false 10.6.0.1 at " + two)
 	})
 }

@@ -85,6 +85,16 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		}
 		return settled, k.forget(uid)
 	}
+	if s.claims != "" {
+		switch confirmed, err := k.confirm(ctx, &s); {
+		case err != nil:
+			return soon, err
+		case !confirmed && s.text == "" && s.bare == nil && s.alive():
+			k.complain(uid, fmt.Errorf("annotation %s of pod %s: the cluster has not given these addresses to the pod: %.256q",
+				v1alpha1.AnnotationAddresses, &s, s.claims))
+			return later, nil
+		}
+	}
 	addrs, err := s.addrs()
 	if err == nil {
 		err = ledger.ValidPodUID(uid)
@@ -163,6 +173,49 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		return settled, nil
 	}
 	return settled, k.forget(uid)
+}
+
+// confirm finds out whether the cluster has given a pod the addresses that its annotation claims, and if so, tells the
+// plugin. Once the pod has ended that is for the agent alone.
+func (k *Keeper) confirm(ctx context.Context, s *subject) (bool, error) {
+	claimed, err := addressesOf(s.claims)
+	if err != nil || len(claimed) == 0 {
+		return false, nil // the plugin refuses it
+	}
+	ended := false
+	for _, a := range claimed {
+		if !a.Prefix.IsValid() {
+			return false, nil
+		}
+		o, err := k.api.PodIP(ctx, a.Prefix.Addr())
+		if err != nil {
+			return false, err
+		}
+		if o == nil || o.Spec.PodUID != s.uid {
+			return false, nil
+		}
+		ended = ended || o.Status.PodUID == s.uid && o.Status.Phase == v1alpha1.PodIPRetained
+	}
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	k.mu.Lock()
+	is := k.subjects[s.uid]
+	good := is != nil && k.listed && is.claims == s.claims
+	tells := good && is.alive() && !ended && ledger.ValidPodUID(s.uid) == nil
+	k.mu.Unlock()
+	if tells {
+		if err := ledger.Tell(k.o.Ledgers, s.uid, s.claims); err != nil {
+			return false, fmt.Errorf("telling the plugin of pod %s: %w", s, err)
+		}
+	}
+	if good {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		is.says(s.claims, true)
+		is.looks++
+		*s = *is
+	}
+	return good, nil
 }
 
 // refuse has the runtime stop sandboxes of a pod that have been started without the plugin, as on a node whose network

@@ -45,8 +45,11 @@ func uid(n int) string { return fmt.Sprintf("6f1c6a5e-8f0e-4d3b-9a55-%012d", n) 
 func addr(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 6, 0, byte(n)}) }
 
 func text(n int) string {
-	return fmt.Sprintf(`[{"interface":"eth0","pool":"blue","mode":"L2","address":"%s/16"}]`, addr(n))
+	return fmt.Sprintf(`[{"interface":"eth0","pool":"blue","mode":"L2","address":"%s/16","guard":"guard-1"}]`, addr(n))
 }
+
+// served is what the controller says of the cluster's pools.
+const served = `{"guard":"guard-1","more":true}`
 
 var errDown = errors.New("the API server is away")
 
@@ -55,6 +58,7 @@ type cluster struct {
 	mu       sync.Mutex
 	version  int
 	err      error // of every request
+	failIP   error // of those for PodIPs
 	pods     map[string]*Pod
 	ips      map[string]*v1alpha1.PodIP
 	roll     *v1alpha1.PodIPRoll
@@ -155,7 +159,7 @@ func (c *cluster) Pod(_ context.Context, namespace, name string) (*Pod, error) {
 func (c *cluster) PodIP(_ context.Context, a netip.Addr) (*v1alpha1.PodIP, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return copyOf(c.ips[a.String()]), c.ask("get podip " + a.String())
+	return copyOf(c.ips[a.String()]), errors.Join(c.ask("get podip "+a.String()), c.failIP)
 }
 
 func (c *cluster) Report(_ context.Context, ip *v1alpha1.PodIP) error {
@@ -495,7 +499,7 @@ func (w *world) starts(writes int) {
 	w.mu.Lock()
 	w.left, w.killed, w.kill = writes, false, cancel
 	w.mu.Unlock()
-	w.k.SetPools(true)
+	w.k.SetPools(served)
 	done := make(chan struct{})
 	go func() { defer close(done); w.k.Run(ctx) }()
 	w.end = func() { cancel(); <-done }

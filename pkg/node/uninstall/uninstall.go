@@ -62,9 +62,9 @@ type Uninstaller struct {
 	// in that time. They end at once if its deletion was confirmed, or if the agent is deleted too, that is, told to
 	// end. New sets it; change it before Run.
 	Hold time.Duration
-	// Pools is told whether the cluster has pools, and any of mode Routed, which the installation says as well; nil:
-	// nobody is. It is not called while that is not known. Set it before Run.
-	Pools func(are, routed bool)
+	// Pools is told what the installation says of the cluster's pools, empty if there are none, and whether any is of mode
+	// Routed; nil: nobody is. It is not called while that is not known. Set it before Run.
+	Pools func(pools string, routed bool)
 	Options
 
 	signal *uninstall.Signal

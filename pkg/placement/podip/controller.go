@@ -85,6 +85,7 @@ type Controller struct {
 	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
 	namespaces map[string]namespace     // nil: not known yet
 	above      map[string]pool.Workload // of a ReplicaSet, by UID
+	guard      string                   // names what guards the addresses of pods; empty: nothing does, as far as is known
 	session    *session                 // nil: there is no Book
 	// agents says on which nodes agents are to run: a pod as the template of their DaemonSet, nil if it is not known.
 	agents *corev1.Pod

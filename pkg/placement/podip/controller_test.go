@@ -14,6 +14,7 @@ import (
 	"time"
 	"unsafe"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -69,9 +70,13 @@ func newAPI(t *testing.T, objects ...client.Object) *api {
 	a := &api{now: hometest.Noon}
 	roll := &stayputv1alpha1.PodIPRoll{ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPRollName},
 		Spec: stayputv1alpha1.PodIPRollSpec{Round: 1, Term: 1, Mark: metav1.NewMicroTime(a.now)}}
+	policy := &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{
+		Name: stayputv1alpha1.PolicyAddresses, UID: "policy-1"}}
+	binding := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{
+		Name: stayputv1alpha1.PolicyAddresses, UID: "binding-1"}}
 	base := fake.NewClientBuilder().WithScheme(scheme).
 		WithStatusSubresource(&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPPool{}, &spiderpoolv2beta1.SpiderIPPool{}).
-		WithObjects(append(objects, roll)...).Build()
+		WithObjects(append(objects, roll, policy, binding)...).Build()
 	write := func(verb string, o client.Object) error {
 		what := fmt.Sprintf("%s %s %s", verb, strings.TrimPrefix(fmt.Sprintf("%T", o), "*"), o.GetName())
 		what = strings.NewReplacer("v1alpha1.", "", "v1.", "").Replace(what)
@@ -543,7 +548,8 @@ func TestTheInstallationSaysWhetherThereArePools(t *testing.T) {
 				t.Fatal(err)
 			}
 			value, ok := is.Annotations[stayputv1alpha1.AnnotationPools]
-			if ok != want || want && value != "true" || is.Annotations["other"] != "x" {
+			const all = `{"guard":"policy-1.binding-1","subnets":["10.6.0.0/16"],"gateways":["10.6.0.1"]}`
+			if ok != want || want && value != all || is.Annotations["other"] != "x" {
 				t.Errorf("%s: %v", when, is.Annotations)
 			}
 			value, ok = is.Annotations[stayputv1alpha1.AnnotationRoutedPools]
@@ -1058,6 +1064,7 @@ func TestAPodThatWasReplacedUnseenHasEnded(t *testing.T) {
 	c.looks()
 	next := pod.DeepCopy()
 	next.UID, next.Spec.NodeName, next.ResourceVersion = "next", "", "900000"
+	delete(next.Annotations, stayputv1alpha1.AnnotationAddresses)
 	c.Controller.pods(c.session).OnUpdate(cluster.PodOf(pod), cluster.PodOf(next))
 	if is := c.session.book.Pod(pool.UID(pod.UID)); is != nil {
 		t.Errorf("it still is one of the cluster's: %+v", is)
@@ -1126,6 +1133,83 @@ func TestAnAnnotationThatCannotBeReadFreesNothing(t *testing.T) {
 			t.Fatalf("%s: its address is freed: %+v", text, a.ips(t))
 		}
 		c.begins() // another controller that never saw it otherwise
+	}
+}
+
+// What was written while nothing guarded the annotation says nothing, whether or not the pod asks for a pool: no address is
+// anybody's by it, or is kept from others.
+func TestAnAnnotationThatTheControllerHasNotWrittenSaysNothing(t *testing.T) {
+	victim := asking("web-0", "blue")
+	for name, planted := range map[string]*corev1.Pod{
+		"of a pod that asks for nothing": hometest.Pod(), "of one that asks": asking("thief", "blue"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.102"), victim.DeepCopy())
+			c := control(t, a)
+			c.works()
+			thief := planted.DeepCopy()
+			thief.Name, thief.UID, thief.Spec.NodeName, thief.Spec.SchedulingGates = "thief", "uid-thief", "node-1", nil
+			if thief.Annotations == nil {
+				thief.Annotations = map[string]string{}
+			}
+			entry := `{"interface":"eth0","pool":"blue","mode":"L2","address":"10.6.168.%d/16","guard":"policy-0.binding-0"}`
+			thief.Annotations[stayputv1alpha1.AnnotationAddresses] = fmt.Sprintf("["+entry+","+entry+"]", 101, 102)
+			if err := a.WithWatch.Create(t.Context(), thief); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				c.looks()
+				c.works()
+				ips := a.ips(t)
+				if ip := ips["10.6.168.101"]; len(ips) != 1 || ip.Spec.PodUID != "uid-web-0" || ip.Spec.Quarantine != nil {
+					t.Fatalf("the addresses are %+v", ips)
+				}
+				c.begins() // another controller
+			}
+			if err := a.WithWatch.Create(t.Context(), asking("web-1", "blue")); err != nil {
+				t.Fatal(err)
+			}
+			c.looks()
+			c.works()
+			if _, has := a.pod(t, "web-1"); len(has) != 1 || has[0].Prefix.Addr().String() != "10.6.168.102" {
+				t.Errorf("the next pod has %v", has)
+			}
+		})
+	}
+}
+
+// The guard was made again since: the PodIPs say whose the addresses are. Under the one that there is, the annotation says
+// it alone.
+func TestAnAnnotationIsTrueByTheGuardOrThePodIP(t *testing.T) {
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.102"), asking("web-0", "blue"))
+	c := control(t, a)
+	c.works()
+	pod := bound(t, a, "web-0", "node-1")
+	if text := pod.Annotations[stayputv1alpha1.AnnotationAddresses]; !strings.Contains(text,
+		`"guard":"policy-1.binding-1"`) {
+		t.Fatalf("the pod is told %s", text)
+	}
+	known := func() bool {
+		t.Helper()
+		c.begins()
+		c.works()
+		is := c.session.book.Pod("uid-web-0")
+		return is != nil && len(is.Has) == 1
+	}
+	guard := &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{
+		Name: stayputv1alpha1.PolicyAddresses}}
+	if err := a.WithWatch.Delete(t.Context(), guard); err != nil {
+		t.Fatal(err)
+	}
+	if !known() || c.guard != "" {
+		t.Errorf("without the guard %q the PodIP does not count", c.guard)
+	}
+	guard.UID, guard.ResourceVersion = "binding-2", ""
+	if err := a.WithWatch.Create(t.Context(), guard); err != nil {
+		t.Fatal(err)
+	}
+	if !known() {
+		t.Error("the PodIP does not count")
 	}
 }
 

@@ -3,14 +3,17 @@ package podip
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -167,13 +170,14 @@ func (c *Controller) announces(ctx context.Context) {
 		case <-c.toTell:
 		case <-tick.C:
 		}
+		err := c.readGuard(ctx)
 		c.mu.Lock()
 		are, known := c.has(), c.state == idle || c.state == serving
 		c.mu.Unlock()
 		if !known || are == (has{}) && none {
 			continue
 		}
-		err := c.tell(ctx, are)
+		err = errors.Join(err, c.tell(ctx, are))
 		if none = are == (has{}) && err == nil; err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "Cannot tell the agents whether there are pools")
 			time.AfterFunc(time.Second, c.announce)
@@ -181,24 +185,76 @@ func (c *Controller) announces(ctx context.Context) {
 	}
 }
 
-// has is which pools there are.
-type has struct{ any, routed bool }
+// readGuard finds out, past the cache, by which policy the API server keeps all but this controller from writing the
+// addresses of pods. After an error what was known stands.
+func (c *Controller) readGuard(ctx context.Context) error {
+	guard := ""
+	var missing error
+	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+		o := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{
+			APIVersion: admissionregistrationv1.SchemeGroupVersion.String(), Kind: kind}}
+		err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PolicyAddresses}, o)
+		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+			missing = err
+		} else if err != nil {
+			return fmt.Errorf("reading the policy %s: %w", stayputv1alpha1.PolicyAddresses, err)
+		}
+		guard += "." + string(o.UID)
+	}
+	if guard = strings.TrimPrefix(guard, "."); missing != nil {
+		guard = ""
+	}
+	c.mu.Lock()
+	was := c.guard
+	c.guard = guard
+	c.mu.Unlock()
+	if was != "" && missing != nil {
+		log.FromContext(ctx).Error(missing, "Nothing guards the addresses of pods: agents confirm those of each pod",
+			"policy", stayputv1alpha1.PolicyAddresses)
+	}
+	return nil
+}
+
+// has is which pools there are: served as agents are told of them, empty if there are none.
+type has struct {
+	served string
+	routed bool
+}
 
 // has returns which pools there are. c.mu is held.
 func (c *Controller) has() (is has) {
-	for _, o := range c.pools {
-		is.any, is.routed = true, is.routed || o.Spec.Mode == stayputv1alpha1.ModeRouted
+	if len(c.pools) == 0 {
+		return is
 	}
+	served := stayputv1alpha1.ServedPools{Guard: c.guard}
+	for _, o := range c.pools {
+		is.routed = is.routed || o.Spec.Mode == stayputv1alpha1.ModeRouted
+		if p, err := netip.ParsePrefix(o.Spec.Subnet); err == nil { // else it gives nothing
+			served.Subnets = append(served.Subnets, p.Masked())
+		}
+		if a, err := netip.ParseAddr(o.Spec.Gateway); err == nil {
+			served.Gateways = append(served.Gateways, a)
+		}
+	}
+	is.served = served.Text()
 	return is
 }
 
 // tell tells the agents whether there are pools.
 func (c *Controller) tell(ctx context.Context, are has) error {
-	value := map[bool]string{true: `"true"`, false: "null"}
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s,%q:%s}}}`, stayputv1alpha1.AnnotationPools,
-		value[are.any], stayputv1alpha1.AnnotationRoutedPools, value[are.routed])
+	annotations := map[string]any{stayputv1alpha1.AnnotationPools: nil, stayputv1alpha1.AnnotationRoutedPools: nil}
+	if are.served != "" {
+		annotations[stayputv1alpha1.AnnotationPools] = are.served
+	}
+	if are.routed {
+		annotations[stayputv1alpha1.AnnotationRoutedPools] = "true"
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	if err != nil {
+		return err
+	}
 	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.installation.Namespace, Name: c.installation.Name}}
-	err := c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner)
+	err = c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner)
 	if err = client.IgnoreNotFound(err); err != nil { // it is not there while stayput is being uninstalled
 		return fmt.Errorf("patching ConfigMap %s: %w", c.installation, err)
 	}
@@ -301,6 +357,9 @@ func (c *Controller) giveBack(ctx context.Context) {
 
 // begin reads and marks the roll, and begins a Book by it.
 func (c *Controller) begin(ctx context.Context) (*session, error) {
+	if err := c.readGuard(ctx); err != nil {
+		return nil, err
+	}
 	live, err := c.roll(ctx)
 	if err != nil {
 		return nil, err
@@ -870,6 +929,11 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 	if of, ok := c.above[is.Workload.UID]; ok {
 		is.Workload = of
 	}
+	if err == nil && is.Has != nil && !c.vouchedLocked(s, &is, core) {
+		is.Has = nil
+		err = invalid(stayputv1alpha1.AnnotationAddresses, "the controller has not written it: delete the pod and create it "+
+			"again without it")
+	}
 	if delete(s.invalid, uid); err != nil {
 		s.invalid[uid] = err
 	}
@@ -888,6 +952,26 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 	c.enqueue(podKey(uid))
 	c.bears(s, &is)
 }
+
+// vouchedLocked reports whether the addresses that a pod has by its annotation are true: they name the guard that there
+// is, or are the pod's by a PodIP. What was written while there was no guard says nothing. Of a pod that is known, what is
+// known stands.
+func (c *Controller) vouchedLocked(s *session, is *pool.Pod, core *corev1.Pod) bool {
+	if was := s.book.Pod(is.UID); was != nil && slices.EqualFunc(was.Has, is.Has, same) && was.Has != nil {
+		return true
+	}
+	var guards []struct{ Guard string }
+	err := json.Unmarshal([]byte(core.Annotations[stayputv1alpha1.AnnotationAddresses]), &guards)
+	for i, h := range is.Has {
+		named := err == nil && c.guard != "" && guards[i].Guard == c.guard
+		if ip := s.book.PodIP(h.Prefix.Addr()); !named && (ip == nil || ip.PodUID != is.UID) {
+			return false
+		}
+	}
+	return true
+}
+
+func same(x, y pool.Address) bool { return x.Prefix == y.Prefix && x.Interface == y.Interface }
 
 // bears wakes the addresses that a pod bears upon.
 func (c *Controller) bears(s *session, p *pool.Pod) {

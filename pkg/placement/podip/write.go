@@ -211,12 +211,26 @@ func (c *Controller) patchStatus(ctx context.Context, s *session, p pool.PodIP, 
 	return nil
 }
 
+// vouched is an address as a pod is told of it: with the guard under which none but the controller can have written it, so
+// that a node need not ask.
+type vouched struct {
+	pool.Address
+	Guard string `json:"guard,omitempty"`
+}
+
 // placePod tells a pod its addresses and lets it go, in one patch.
 func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod, to gate.Placement) error {
 	if pod == nil || pod.UID != types.UID(w.UID) || pod.ResourceVersion != w.Version {
 		return conflict("pods", w.Name)
 	}
-	text, err := json.Marshal(w.Addresses)
+	c.mu.Lock()
+	guard := c.guard
+	c.mu.Unlock()
+	var addresses []any
+	for _, a := range w.Addresses {
+		addresses = append(addresses, vouched{a, guard})
+	}
+	text, err := json.Marshal(addresses)
 	if err != nil {
 		return err
 	}

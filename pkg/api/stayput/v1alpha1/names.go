@@ -20,9 +20,13 @@ const (
 
 // AnnotationPools names the PodIPPools of a pod: names, separated by commas, of which several of one family are an
 // order of fallback; POOL@INTERFACE is for another interface than eth0. On a namespace it is the default of its pods;
-// empty on a pod, it asks for none. On the ConfigMap stayput-installation it is "true" while there is a PodIPPool: the
-// agents know by that whether there is anything to do.
+// empty on a pod, it asks for none. On the ConfigMap stayput-installation it is there while there is a PodIPPool, and
+// says which ([ServedPools]): the agents know by that whether there is anything to do.
 const AnnotationPools = "stayput.io/pools"
+
+// PolicyAddresses is the name of the admission policy, and of its binding, that lets only the controller write
+// [AnnotationAddresses].
+const PolicyAddresses = "stayput-addresses"
 
 // AnnotationRoutedPools on the ConfigMap stayput-installation is "true" while there is a PodIPPool of mode Routed: the
 // agents know by that whether they are to route.
