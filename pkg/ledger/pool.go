@@ -437,10 +437,43 @@ func (o *Options) keepDurably(path string, data []byte) error {
 	return syncPathTo(o.FS, path)
 }
 
+// ErrUndescribed: a network has no description, so that it is not known where its addresses are.
+var ErrUndescribed = errors.New("the file that describes this network is missing")
+
+// Described returns ErrUndescribed if [Networks] leaves a network out that has attachments, because its description was
+// removed. An ADD that is the first of its network makes the description before its index entry.
+func Described(o Options) error {
+	o.setDefaults()
+	names, err := o.FS.ReadDir(o.StateDir)
+	if err != nil {
+		return absent(err)
+	}
+	var errs []error
+	for _, name := range names {
+		dir := filepath.Join(o.StateDir, name)
+		_, err := o.FS.Mode(filepath.Join(dir, infoName))
+		if !errors.Is(err, fs.ErrNotExist) {
+			if err != nil && !errors.Is(err, errNotADirectory) {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		entries, err := o.FS.ReadDir(filepath.Join(dir, indexDir))
+		if err == nil && len(entries) > 0 {
+			err = fmt.Errorf("%w: %s: remove %s in the network's directory, so that the next command writes it, or %s if the "+
+				"network is no more", ErrUndescribed, filepath.Join(dir, infoName), markerName, dir)
+		}
+		if absent(err) != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // bound returns the bound addresses of all networks that match, as they are once every ADD has ended that is under way.
 func (o *Options) bound(match func(Address) bool) (found []Address, err error) {
 	ledgers, err := Networks(*o)
-	if err != nil {
+	if err = errors.Join(err, Described(*o)); err != nil {
 		return nil, err
 	}
 	for _, l := range ledgers {

@@ -303,6 +303,28 @@ func TestAnADDThatDidNotSeeTheBarIsTold(t *testing.T) {
 	}
 }
 
+// Who removes the description of a network hides its addresses: that a pod has none of them is not known then.
+func TestABarIsNoAnswerWhereANetworkIsNotDescribed(t *testing.T) {
+	w := newWorld(t, testNetwork("10.1.0.0/28", ""))
+	withPool(w, "web-0", pooledFirst)
+	info := w.ledger().inState(infoName)
+	must.Do(t, w.fs.Remove(info))
+	for what, err := range map[string]error{
+		"a bar":    func() error { _, err := Bar(w.options(), uidOf(1)); return err }(),
+		"a list":   func() error { _, err := Bound(w.options()); return err }(),
+		"an epoch": func() error { _, err := Recheck(w.options(), 9); return err }(),
+	} {
+		if !errors.Is(err, ErrUndescribed) {
+			t.Errorf("%s: %v, want %v", what, err, ErrUndescribed)
+		}
+	}
+	must.Do(t, w.fs.Remove(w.ledger().marker())) // as the error says
+	must.Do(t, w.ledger().Prepare())
+	if _, err := Bar(w.options(), uidOf(1)); err != nil {
+		t.Error(err)
+	}
+}
+
 // After a restore of the cluster an ADD needs the very text that the agent has seen since, until the next boot.
 func TestARecheckForgetsEveryFileFirst(t *testing.T) {
 	for n, hit := 0, true; hit; n++ {

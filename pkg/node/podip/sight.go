@@ -114,7 +114,7 @@ func (k *Keeper) attached(foreign bool) (all []bound, err error) {
 		return nil, err
 	}
 	ledgers, err := ledger.Networks(k.o.Ledgers)
-	if err != nil {
+	if err = errors.Join(err, ledger.Described(k.o.Ledgers)); err != nil {
 		return nil, err
 	}
 	for _, l := range ledgers {
