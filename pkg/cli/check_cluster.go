@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -93,8 +94,12 @@ func conditionTrue(o *unstructured.Unstructured, kind string) bool {
 	})
 }
 
-// policyNominations is there only if the controller nominates homes.
-const policyNominations = "stayput-nominations"
+const (
+	// policyNominations is there only if the controller nominates homes.
+	policyNominations = "stayput-nominations"
+	// policyAdvice warns, and denies nothing.
+	policyAdvice = "stayput-advice"
+)
 
 // policies are the admission policies, whose bindings have the same names.
 var policies = []struct {
@@ -112,7 +117,7 @@ var policies = []struct {
 	{"ValidatingAdmissionPolicy", policyNominations,
 		"the controller may change more of a pod's status than the node that it nominates", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write the RetainedIPs of other nodes", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-advice",
+	{"ValidatingAdmissionPolicy", policyAdvice,
 		"nothing warns of a Deployment or Job whose retained addresses no pod comes back to", LevelWarn},
 	{"MutatingAdmissionPolicy", home.PolicyGatePools,
 		"new pods that ask for addresses of pools are not gated, and wait for them on some node", LevelFail},
@@ -142,18 +147,15 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 	if err != nil {
 		f.unread(err)
 	}
-	get := func(kind, name string) error {
-		_, err := admission(ctx, k, kind, name)
-		return err
-	}
-	kruise := get("MutatingWebhookConfiguration", home.KruiseWebhooks) == nil
+	_, err = admission(ctx, k, "MutatingWebhookConfiguration", home.KruiseWebhooks)
+	kruise := err == nil
 	gates, byPolicies := checkGate(ctx, k, is)
 	for _, p := range policies {
 		if !byPolicies && slices.Contains(gatePolicies, p.name) {
 			continue
 		}
 		for _, kind := range []string{p.kind, p.kind + "Binding"} {
-			err := get(kind, p.name)
+			o, err := admission(ctx, k, kind, p.name)
 			switch {
 			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
 			case apierrors.IsNotFound(err) && p.name == policyNominations && !nominates:
@@ -166,6 +168,10 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 				f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, reinstall)
 			case err != nil:
 				f.unread(err)
+			default:
+				if why := unguarding(o, namespace); why != "" {
+					f.add(p.missing, kind+" "+p.name+" "+why+": "+p.without, installAgain)
+				}
 			}
 		}
 	}
@@ -177,22 +183,69 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 }
 
 // admission returns an object of admissionregistration.k8s.io, in the newest version of its kind that is served.
-func admission(ctx context.Context, k client.Client, kind, name string) (version string, err error) {
+func admission(ctx context.Context, k client.Client, kind, name string) (o *unstructured.Unstructured, err error) {
 	for _, version := range home.PolicyVersions {
-		o := &metav1.PartialObjectMetadata{}
+		o = &unstructured.Unstructured{}
 		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: version, Kind: kind})
 		if err = k.Get(ctx, types.NamespacedName{Name: name}, o); !meta.IsNoMatchError(err) {
-			return version, err
+			return o, err
 		}
 	}
-	return "", err
+	return nil, err
+}
+
+// installAgain is what to do if a policy is there and guards nothing.
+const installAgain = "install again by the Helm chart, or by what helm template --namespace prints: a namespace of " +
+	"kustomize moves the accounts, and not what policies say of them. If Stayput is in another namespace, name it by " +
+	"--stayput-namespace"
+
+// accountOfPolicy is how the CEL of a policy names an account of Stayput; its namespace is in one of the groups.
+var accountOfPolicy = regexp.MustCompile(`system:serviceaccount:([^:']*):stayput-|serviceAccount\('([^']*)'`)
+
+// unguarding returns why a policy, or its binding, guards nothing in an installation in a namespace; empty: it does, as
+// far as its text tells.
+func unguarding(o *unstructured.Unstructured, namespace string) string {
+	for _, m := range accountOfPolicy.FindAllStringSubmatch(textsOf(o.Object["spec"]), -1) {
+		if of := m[1] + m[2]; of != namespace {
+			return fmt.Sprintf("is about accounts of namespace %s, and Stayput is in %s", of, namespace)
+		}
+	}
+	matched, _, _ := unstructured.NestedMap(o.Object, "spec", "matchResources")
+	actions, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "validationActions")
+	switch {
+	case o.GetKind() != "ValidatingAdmissionPolicyBinding" && o.GetKind() != "MutatingAdmissionPolicyBinding":
+		return ""
+	case len(matched) > 0:
+		return "binds it for some objects only, by spec.matchResources"
+	case len(actions) > 0 && o.GetName() != policyAdvice && !slices.Contains(actions, "Deny"):
+		return fmt.Sprintf("denies nothing: its validationActions are %q", actions)
+	}
+	return ""
+}
+
+// textsOf returns all strings in an object, a line each.
+func textsOf(v any) string {
+	var b strings.Builder
+	switch v := v.(type) {
+	case string:
+		b.WriteString(v + "\n")
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			b.WriteString(textsOf(v[key]))
+		}
+	case []any:
+		for _, of := range v {
+			b.WriteString(textsOf(of))
+		}
+	}
+	return b.String()
 }
 
 // checkGate says what gates pods, and whether policies are to.
 func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Finding, byPolicies bool) {
 	f := findings{check: "gate"}
 	const kind = "MutatingAdmissionPolicyBinding"
-	version, err := admission(ctx, k, kind, home.PolicyGateRecorded)
+	binding, err := admission(ctx, k, kind, home.PolicyGateRecorded)
 	policies, served := err == nil, !meta.IsNoMatchError(err)
 	if err != nil && served && !apierrors.IsNotFound(err) {
 		f.unread(err)
@@ -210,13 +263,13 @@ func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Fi
 	})
 	switch {
 	case policies && hooked && is.hookedFor != "":
-		f.add(LevelOK, "policies gate pods (MutatingAdmissionPolicy "+version+"); the controllers delete the webhook, which "+
+		f.add(LevelOK, "policies gate pods ("+policyVersion(binding)+"); the controllers delete the webhook, which "+
 			"they replace, after "+is.hookedFor, "")
 	case policies && hooked:
 		f.warn("policies gate pods, and a webhook could as well, as while one takes the other's place",
 			"helm upgrade once more; without Helm, delete gate-webhook.yaml")
 	case policies:
-		f.add(LevelOK, "policies gate pods (MutatingAdmissionPolicy "+version+")", "")
+		f.add(LevelOK, "policies gate pods ("+policyVersion(binding)+")", "")
 	case hooked && untrusted:
 		f.fail("the webhook that is to gate pods has no certificate that the API server trusts: new pods are not gated "+
 			"and can start anywhere", "see the controllers' logs, or cert-manager if that makes the certificate")
@@ -239,6 +292,11 @@ func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Fi
 			stayputv1alpha1.PlacementGate+" into the pod templates and set gate.mechanism to Template")
 	}
 	return f.all, policies
+}
+
+// policyVersion names the version in which a policy is served, given its binding.
+func policyVersion(binding *unstructured.Unstructured) string {
+	return "MutatingAdmissionPolicy " + binding.GroupVersionKind().Version
 }
 
 // tryGate finds by a dry run that a new pod would not be gated, though what is to do it is in place: no object shows

@@ -28,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -646,6 +647,72 @@ func TestEveryPolicyOfTheChartIsChecked(t *testing.T) {
 	slices.Sort(checked)
 	if !slices.Equal(has, checked) {
 		t.Errorf("the chart has %q, and checked are %q", has, checked)
+	}
+}
+
+// manifests are the admission policies of deploy/*.yaml, with their bindings.
+func manifests(t *testing.T) (all []*unstructured.Unstructured) {
+	t.Helper()
+	for _, file := range []string{"install", "gate-policies", "pools", "pools-gate-policies"} {
+		b, err := os.ReadFile("../../deploy/" + file + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for text := range strings.SplitSeq(string(b), "\n---\n") {
+			o := &unstructured.Unstructured{}
+			if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
+				t.Fatal(err)
+			}
+			if o.GroupVersionKind().Group == "admissionregistration.k8s.io" {
+				all = append(all, o)
+			}
+		}
+	}
+	return all
+}
+
+func TestAPolicyThatGuardsNothingIsFound(t *testing.T) {
+	// found are the findings in an installation in a namespace, whose manifests were changed.
+	found := func(namespace string, change func(o *unstructured.Unstructured)) (bad []string) {
+		objects := []client.Object{aPool()}
+		for _, o := range manifests(t) {
+			change(o)
+			objects = append(objects, o)
+		}
+		for _, f := range checkPolicies(t.Context(), aCluster(nothing, objects...), namespace, asInstalled{}) {
+			if f.Level != LevelOK {
+				bad = append(bad, string(f.Level)+" "+f.Text)
+			}
+		}
+		return bad
+	}
+	if bad := found(DefaultNamespace, func(*unstructured.Unstructured) {}); len(bad) > 0 {
+		t.Errorf("as in the manifests: %q", bad)
+	}
+	moved := strings.Join(found("elsewhere", func(*unstructured.Unstructured) {}), "\n")
+	for _, policy := range []string{"MutatingAdmissionPolicy stayput-gate-annotated", "MutatingAdmissionPolicy stayput-gate-recorded",
+		"MutatingAdmissionPolicy stayput-gate-pools", "ValidatingAdmissionPolicy stayput-controller",
+		"ValidatingAdmissionPolicy stayput-agent", "ValidatingAdmissionPolicy stayput-agent-pools"} {
+		if !strings.Contains(moved, "FAIL "+policy+" is about accounts of namespace stayput-system, and Stayput is in elsewhere: ") {
+			t.Errorf("of %s it does not say that it is about other accounts:\n%s", policy, moved)
+		}
+	}
+	for why, change := range map[string]func(spec map[string]any){
+		`denies nothing: its validationActions are ["Audit"]`: func(spec map[string]any) {
+			spec["validationActions"] = []any{"Audit"}
+		},
+		"binds it for some objects only": func(spec map[string]any) {
+			spec["matchResources"] = map[string]any{"objectSelector": map[string]any{"matchLabels": map[string]any{"a": "b"}}}
+		},
+	} {
+		bad := found(DefaultNamespace, func(o *unstructured.Unstructured) {
+			if o.GetKind() == "ValidatingAdmissionPolicyBinding" && o.GetName() == "stayput-agent" {
+				change(o.Object["spec"].(map[string]any))
+			}
+		})
+		if len(bad) != 1 || !strings.HasPrefix(bad[0], "FAIL ValidatingAdmissionPolicyBinding stayput-agent "+why) {
+			t.Errorf("one that %s: %q", why, bad)
+		}
 	}
 }
 
