@@ -111,6 +111,7 @@ var policies = []struct {
 		"new pods with a PersistentPodState are not gated and can start anywhere", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-annotations",
 		"only nodes refuse invalid annotations, when the pod starts", LevelWarn},
+	{"ValidatingAdmissionPolicy", "stayput-addresses", "others than the controller may give pods addresses", LevelFail},
 	{"ValidatingAdmissionPolicy", home.PolicyUniqueTarget, "a workload can have two PersistentPodStates", LevelWarn},
 	{"ValidatingAdmissionPolicy", "stayput-controller",
 		"the controller may change more of a pod than it needs to", LevelFail},
@@ -121,15 +122,12 @@ var policies = []struct {
 		"nothing warns of a Deployment or Job whose retained addresses no pod comes back to", LevelWarn},
 	{"MutatingAdmissionPolicy", home.PolicyGatePools,
 		"new pods that ask for addresses of pools are not gated, and wait for them on some node", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-addresses", "others than the controller may give pods addresses", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-pools",
-		"invalid values of stayput.io/pools are refused only once the pod waits for its addresses", LevelWarn},
 	{"ValidatingAdmissionPolicy", "stayput-agent-pools", "an agent may speak for other nodes of addresses of pools",
 		LevelFail},
 }
 
 // policiesOfPools are there only if pools are enabled, and must be if there are pools.
-var policiesOfPools = []string{home.PolicyGatePools, "stayput-addresses", "stayput-pools", "stayput-agent-pools"}
+var policiesOfPools = []string{home.PolicyGatePools, "stayput-agent-pools"}
 
 // policiesOfAgents are there only if agents are installed.
 var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent"}

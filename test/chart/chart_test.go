@@ -310,6 +310,26 @@ func TestManifestsCanBeDeletedInOrder(t *testing.T) {
 	}
 }
 
+// Pods obey stayput.io/addresses on nodes whose agent remembers pools: without its guard no installation may be.
+func TestEveryInstallationGuardsTheAddressesOfPods(t *testing.T) {
+	for name, values := range renderings {
+		for _, set := range []string{"pools.enabled=false", "pools.enabled=true", "agent.enabled=false,pools.enabled=false"} {
+			all := texts(t, values, "--set="+set)
+			policy, binding := all["ValidatingAdmissionPolicy stayput-addresses"],
+				all["ValidatingAdmissionPolicyBinding stayput-addresses"]
+			if !strings.Contains(policy, "only stayput's controller may write the annotation stayput.io/addresses") ||
+				!strings.Contains(binding, "validationActions: [Deny]") {
+				t.Errorf("%s with %s: the policy is %q, its binding %q", name, set, policy, binding)
+			}
+		}
+	}
+	install, err := os.ReadFile("../../deploy/install.yaml")
+	must.Do(t, err)
+	if strings.Count(string(install), "\n  name: stayput-addresses\n") != 2 {
+		t.Error("install.yaml has no policy stayput-addresses, or no binding")
+	}
+}
+
 // What pools take can be applied and deleted beside the rest, in the order of the file.
 func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 	want := []string{
@@ -321,10 +341,7 @@ func TestPoolsAddWhatTheyTakeAndChangeNothingElse(t *testing.T) {
 		"CustomResourceDefinition podiprolls.stayput.io", "CustomResourceDefinition podips.stayput.io",
 		"MutatingAdmissionPolicy stayput-gate-pools", "MutatingAdmissionPolicyBinding stayput-gate-pools",
 		"Role stayput-controller-pools", "RoleBinding stayput-controller-pools",
-		"ValidatingAdmissionPolicy stayput-addresses", "ValidatingAdmissionPolicy stayput-agent-pools",
-		"ValidatingAdmissionPolicy stayput-pools",
-		"ValidatingAdmissionPolicyBinding stayput-addresses", "ValidatingAdmissionPolicyBinding stayput-agent-pools",
-		"ValidatingAdmissionPolicyBinding stayput-pools",
+		"ValidatingAdmissionPolicy stayput-agent-pools", "ValidatingAdmissionPolicyBinding stayput-agent-pools",
 	}
 	isDefinition := func(name string) bool { return strings.HasPrefix(name, "CustomResourceDefinition") }
 	isHook := func(name string) bool { return strings.HasSuffix(name, " stayput-uninstall-pools") }

@@ -869,9 +869,20 @@ var attempts = func() []attempt {
 
 		// The objects whose annotations are checked. For the values, see TestAdmissionAndThePluginAgreeOnEveryValue.
 		{"a pod", asAdmin, create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`)), notValid},
-		{"a pod of a workload that is older than the policy", asAdmin,
-			create(strings.Replace(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""),
-				"labels: {", "labels: {controller-revision-hash: bad-1, ", 1)), ""},
+		{"a pod with a label and owner as of a StatefulSet's pods", asAdmin,
+			create(labelled(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""))), notValid},
+		{"a pod with such a label asks for bad pools", asAdmin,
+			create(labelled(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/pools: "blue,blue"`, ""))),
+			`stayput.io/pools: "blue,blue" is not valid`},
+		{"a pod with such a label and addresses", asAdmin,
+			create(labelled(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", "stayput.io/pools: blue, "+told, ""))),
+			onlyTheController},
+		{"a ReplicaSet with a label as of a Deployment's", asAdmin, create(strings.Replace(
+			template("apps/v1", "ReplicaSet", `stayput.io/retain-ip: "true"`),
+			"metadata: {name: new}", "metadata: {name: new, labels: {pod-template-hash: x}}", 1)), notValid},
+		{"a pod gets a bad annotation by its status", asAdmin,
+			merge(podKind, "placed", `{metadata: {annotations: {stayput.io/retain-ip: "true"}}}`, "status"), notValid},
+		{"a user binds a pod with a bad annotation", asAdmin, bind("unbound", `stayput.io/retain-ip: "true"`), notValid},
 		{"a pod of a kind that the policy does not check", asAdmin,
 			create(ownedPod("guarded", "example.com/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, "")), notValid},
 		{"a pod gets a bad annotation later", asAdmin,
@@ -1048,6 +1059,11 @@ type gateAttempt struct {
 	name  string
 	pod   string
 	gates []string
+}
+
+// labelled gives an owned pod the label of the pods of a StatefulSet.
+func labelled(pod string) string {
+	return strings.Replace(pod, "labels: {", "labels: {controller-revision-hash: bad-1, ", 1)
 }
 
 func ownedPod(namespace, apiVersion, kind, name, annotations, spec string) string {
@@ -1288,7 +1304,7 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: "new", Annotations: annotations},
 			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
 		}, metav1.CreateOptions{DryRun: dryRun})
-		if got != nil && !refused(got, "stayput-annotations") {
+		if got != nil && !refused(got, "stayput-addresses") {
 			t.Errorf("%q: %v", annotations, got)
 			continue
 		}
@@ -1383,6 +1399,50 @@ func TestNoOtherWayLeadsToTheAddressesOfAPod(t *testing.T) {
 		if has, ok := is.GetAnnotations()[v1alpha1.AnnotationAddresses]; ok {
 			t.Errorf("by %s the pod has the addresses %s", subresource, has)
 		}
+	}
+}
+
+// Where pools are off, the controller may claim no address: then it may give a pod none either, nor may anything else.
+func TestWithoutPoolsNothingGivesAPodAddresses(t *testing.T) {
+	g := guardedWith(t, true)
+	rights, err := manifests(testContext(t), "34-*.yaml")
+	must.Do(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+		defer cancel()
+		_, err := g.c.Kubectl(ctx, rights, "apply", "--server-side", "-f", "-")
+		must.Do(t, err)
+		until(t, "the right to claim addresses", func(ctx context.Context) bool {
+			_, err := create(newPodIP("10.6.168.105"))(ctx, g, g.controller)
+			return err == nil
+		})
+	})
+	// So does helm upgrade --set pools.enabled=false.
+	kubectl(t, g.c, "delete", "clusterrolebinding", "stayput-controller-pools")
+	const refusal = "only stayput's controller may write the annotation stayput.io/addresses, and only where"
+	tell := merge(podKind, "asking", `{metadata: {annotations: {`+told+`}}}`)
+	until(t, "the refusal", func(ctx context.Context) bool {
+		_, err = tell(ctx, g, g.controller)
+		return err != nil
+	})
+	if !refused(err, refusal) {
+		t.Errorf("the controller: %v, want a refusal with %q", err, refusal)
+	}
+	for name, do := range map[string]try{
+		"a new pod":          create(fmt.Sprintf(newPod, told)),
+		"a pod":              tell,
+		"a pod's status":     merge(podKind, "asking", `{metadata: {annotations: {`+told+`}}}`, "status"),
+		"a binding":          bind("unbound", told),
+		"an older binding":   create(fmt.Sprintf(newBinding, "unbound", told)),
+		"a pod that has any": merge(podKind, "served", `{metadata: {annotations: {`+told+`}}}`),
+	} {
+		if _, err := do(testContext(t), g, g.admin); !refused(err, refusal) {
+			t.Errorf("%s: %v, want a refusal with %q", name, err, refusal)
+		}
+	}
+	if _, err := create(template("apps/v1", "StatefulSet", told))(testContext(t), g, g.admin); !refused(err,
+		"stayput.io/addresses is not for pod templates") {
+		t.Errorf("a template: %v, want a refusal", err)
 	}
 }
 
@@ -1661,8 +1721,8 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 	}
 	want := []string{
 		"stayput-addresses", "stayput-advice", "stayput-agent", "stayput-agent-pools", "stayput-annotations",
-		"stayput-controller", "stayput-gate-annotated", "stayput-gate-pools", "stayput-gate-recorded",
-		"stayput-nominations", "stayput-pools", "stayput-unique-target",
+		"stayput-controller", "stayput-gate-annotated", "stayput-gate-pools", "stayput-gate-recorded", "stayput-nominations",
+		"stayput-unique-target",
 	}
 	if got := slices.Sorted(maps.Keys(policies)); !slices.Equal(got, want) {
 		t.Errorf("policies %v, want %v", got, want)
