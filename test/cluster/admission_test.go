@@ -348,6 +348,18 @@ metadata: {name: web-1.node-2, namespace: guarded}
 spec: {nodeName: node-2, podName: web-1, retention: while-owned}
 status: {phase: Bound, ips: [10.244.2.5]}
 ---
+apiVersion: stayput.io/v1alpha1
+kind: RetainedIP
+metadata: {name: db-8.node-1, namespace: elsewhere}
+spec: {nodeName: node-2, podName: db-8, retention: 10m}
+status: {phase: Bound, ips: [10.244.2.8]}
+---
+apiVersion: stayput.io/v1alpha1
+kind: RetainedIP
+metadata: {name: db-9.node-2, namespace: guarded}
+spec: {nodeName: node-1, podName: db-9, retention: 10m}
+status: {phase: Bound, ips: [10.244.1.9]}
+---
 apiVersion: apps.kruise.io/v1alpha1
 kind: PersistentPodState
 metadata: {name: web, namespace: guarded}
@@ -523,8 +535,8 @@ const (
 	stsKind    = "StatefulSet.v1.apps"
 	newPod     = "apiVersion: v1\nkind: Pod\nmetadata: {name: new, annotations: {%s}}\n" +
 		"spec: {containers: [{name: c, image: i}]}"
-	newRetp = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: new}\n" +
-		"spec: {nodeName: %s, podName: web-2, retention: 10m%s}\nstatus: {phase: Bound}"
+	newRetp = "apiVersion: stayput.io/v1alpha1\nkind: RetainedIP\nmetadata: {name: web-2.%[1]s}\n" +
+		"spec: {nodeName: %[1]s, podName: web-2, retention: 10m%[2]s}\nstatus: {phase: Bound}"
 	newBinding = `{apiVersion: v1, kind: Binding, metadata: {name: %s, annotations: {%s}}, target: {kind: Node, name: node-1}}`
 	newAnswer  = `{apiVersion: stayput.io/v1alpha1, kind: PodIPAnswer, metadata: {name: %s}, spec: {round: 1}}`
 	// told are addresses by annotation.
@@ -533,7 +545,13 @@ const (
 
 // ownRetp is a RetainedIP of node-1 with more metadata.
 func ownRetp(metadata string) string {
-	return strings.Replace(fmt.Sprintf(newRetp, "node-1", ""), "{name: new}", "{name: new, "+metadata+"}", 1)
+	return strings.Replace(fmt.Sprintf(newRetp, "node-1", ""), "{name: web-2.node-1}",
+		"{name: web-2.node-1, "+metadata+"}", 1)
+}
+
+// retpNamed is a RetainedIP of node-1 by another name.
+func retpNamed(name string) string {
+	return strings.Replace(fmt.Sprintf(newRetp, "node-1", ""), "{name: web-2.node-1}", "{name: "+name+"}", 1)
 }
 
 func newPool(spec string) string {
@@ -748,6 +766,23 @@ var attempts = func() []attempt {
 		{"an agent deletes an object of its node", asAgent, remove(retipKind, "web-0.node-1"), ""},
 		{"an agent creates an object of another node", asAgent,
 			create(fmt.Sprintf(newRetp, "node-2", "")), "the agent of node node-1 may not write a RetainedIP of node node-2"},
+		{"an agent takes the name of an object of another node", asAgent, create(retpNamed("db-0.node-2")),
+			"may not write the RetainedIP db-0.node-2: expected the name POD.node-1"},
+		{"an agent takes the name of an object of a node whose name ends like its own", asAgent,
+			create(retpNamed("db-0.other.node-1")), "may not write the RetainedIP db-0.other.node-1"},
+		{"an agent takes a name of no node", asAgent, create(retpNamed("db-0")), "may not write the RetainedIP db-0"},
+		{"an agent takes the name of its node alone", asAgent, create(retpNamed("node-1")), "may not write the RetainedIP node-1"},
+		{"an agent creates an object of a pod with a dot", asAgent,
+			create(retpNamed(v1alpha1.RetainedIPName("db.0", "node-1"))), ""},
+		{"an agent creates an object of a pod with a long name", asAgent,
+			create(retpNamed(v1alpha1.RetainedIPName(strings.Repeat("d", 250), "node-1"))), ""},
+		{"an agent changes what it wrote under the name of another node", asAgent,
+			merge(retipKind, "db-9.node-2", `{status: {phase: Retained}}`), "may not write the RetainedIP db-9.node-2"},
+		{"an agent deletes what it wrote under the name of another node", asAgent, remove(retipKind, "db-9.node-2"), ""},
+		{"an agent changes what another node wrote under its name", asAgent,
+			merge(retipKind, "elsewhere/db-8.node-1", `{status: {phase: Retained}}`),
+			"the agent of node node-1 may not write a RetainedIP of node node-2"},
+		{"an agent deletes what another node wrote under its name", asAgent, remove(retipKind, "elsewhere/db-8.node-1"), ""},
 		{"an agent changes an object of another node", asAgent,
 			merge(retipKind, "web-1.node-2", `{status: {phase: Retained}}`),
 			"the agent of node node-1 may not write a RetainedIP of node node-2"},
@@ -1645,6 +1680,7 @@ func TestKubectlShowsTheColumnsAndDescriptions(t *testing.T) {
 	retips := fields("get", "retip")
 	want := [][]string{
 		{"NAME", "IP", "NODE", "PHASE", "EXPIRES", "AGE"},
+		{"db-9.node-2", "10.244.1.9", "node-1", "Bound"},
 		{"web-0.node-1", "10.244.1.5", "node-1", "Retained", "2042-11-21T07:12:55Z"},
 		{"web-1.node-2", "10.244.2.5", "node-2", "Bound"},
 	}
