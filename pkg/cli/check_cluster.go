@@ -118,6 +118,7 @@ var policies = []struct {
 	{"ValidatingAdmissionPolicy", policyNominations,
 		"the controller may change more of a pod's status than the node that it nominates", LevelFail},
 	{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write the RetainedIPs of other nodes", LevelFail},
+	{"ValidatingAdmissionPolicy", "stayput-users", "users with the role edit may write all of a RetainedIP", LevelFail},
 	{"ValidatingAdmissionPolicy", policyAdvice,
 		"nothing warns of a Deployment or Job whose retained addresses no pod comes back to", LevelWarn},
 	{"MutatingAdmissionPolicy", home.PolicyGatePools,

@@ -115,7 +115,7 @@ func startGuard(ctx context.Context) (*guard, error) {
 	if err != nil {
 		return g, err
 	}
-	if _, err := c.Kubectl(ctx, files+kruiseWorkloads, "apply", "--server-side", "-f", "-"); err != nil {
+	if _, err := c.Kubectl(ctx, files+kruiseWorkloads+"---"+people, "apply", "--server-side", "-f", "-"); err != nil {
 		return g, err
 	}
 	if err := c.WaitForCRDs(ctx); err != nil {
@@ -594,6 +594,11 @@ func reports(podIP, status string) try {
 // attempts cover what the policies decide; RBAC allows all of them.
 var attempts = func() []attempt {
 	const onlyTheController = "only stayput's controller may write the annotation stayput.io/addresses"
+	const onlyRelease = "of a RetainedIP only spec.release, labels and annotations may be changed"
+	many := ""
+	for i := range 65 {
+		many += fmt.Sprintf("label-%d: x, ", i)
+	}
 	const notValid = `stayput.io/retain-ip: "true" is not valid: expected a duration such as 10m or 720h, or while-owned`
 	all := []attempt{
 		// The controller, on pods.
@@ -754,6 +759,36 @@ var attempts = func() []attempt {
 		{"the controller annotates a RetainedIP", asController,
 			merge(retipKind, "web-0.node-1", `{metadata: {annotations: {a: b}}}`),
 			"may change only spec.workload, spec.scheduled and spec.release"},
+
+		// Users, on RetainedIPs.
+		{"an editor releases an address", asEditor, merge(retipKind, "web-1.node-2", `{spec: {release: true}}`), ""},
+		{"an editor withdraws a release", asEditor, merge(retipKind, "web-0.node-1", `{spec: {release: null}}`), ""},
+		{"an editor labels and annotates a RetainedIP", asEditor,
+			merge(retipKind, "web-0.node-1", `{metadata: {labels: {a: b}, annotations: {a: b}}}`), ""},
+		{"an editor applies a release", asEditor, patch(retipKind, "web-1.node-2", types.ApplyPatchType,
+			`{apiVersion: stayput.io/v1alpha1, kind: RetainedIP, metadata: {name: web-1.node-2}, spec: {release: true}}`), ""},
+		{"an editor changes a status", asEditor, merge(retipKind, "web-0.node-1", `{status: {ips: ["10.0.0.1"]}}`), onlyRelease},
+		{"an editor removes a status", asEditor, merge(retipKind, "web-0.node-1", `{status: null}`), onlyRelease},
+		{"an editor says that a pod was scheduled to a node", asEditor,
+			merge(retipKind, "web-0.node-1", `{spec: {scheduled: pod/web-0}}`), onlyRelease},
+		{"an editor changes a workload", asEditor, merge(retipKind, "web-0.node-1", `{spec: {workload: {uid: v}}}`), onlyRelease},
+		{"an editor removes a workload", asEditor, merge(retipKind, "web-0.node-1", `{spec: {workload: null}}`), onlyRelease},
+		{"an editor changes a retention and releases the address", asEditor,
+			merge(retipKind, "web-1.node-2", `{spec: {retention: 1h, release: true}}`), onlyRelease},
+		{"an editor adds a finalizer", asEditor,
+			merge(retipKind, "web-0.node-1", `{metadata: {finalizers: [example.com/x]}}`), "takes no finalizers"},
+		{"an editor adds an owner", asEditor, merge(retipKind, "web-0.node-1",
+			`{metadata: {ownerReferences: [{apiVersion: v1, kind: Node, name: node-1, uid: u}]}}`), "takes no finalizers"},
+		{"an editor writes a long annotation", asEditor, merge(retipKind, "web-0.node-1",
+			`{metadata: {annotations: {a: `+strings.Repeat("x", 17<<10)+`}}}`), "metadata.annotations: expected at most 16 KiB"},
+		{"an editor writes many labels", asEditor, merge(retipKind, "web-0.node-1", `{metadata: {labels: {`+many+`}}}`),
+			"expected at most 64 labels"},
+		{"an editor writes a long annotation of a PersistentPodState", asEditor, merge(ppsKind, "web",
+			`{metadata: {annotations: {a: `+strings.Repeat("x", 17<<10)+`}}}`), "metadata.annotations: expected at most 16 KiB"},
+		{"an editor writes many labels of a PersistentPodState", asEditor, merge(ppsKind, "web",
+			`{metadata: {labels: {`+many+`}}}`), "expected at most 64 labels"},
+		{"an administrator says that a pod was scheduled to a node", asAdmin,
+			merge(retipKind, "web-0.node-1", `{spec: {scheduled: pod/web-0}}`), ""},
 
 		// The agent of node-1.
 		{"an agent creates an object of its node", asAgent, create(fmt.Sprintf(newRetp, "node-1", "")), ""},
@@ -1500,6 +1535,10 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		return fmt.Sprintf(", preferredPersistentTopology: [{weight: %d, preference: {nodeTopologyKeys: [zone]}}]", weight)
 	}
 	const required = ", requiredPersistentTopology: {nodeTopologyKeys: [zone]}"
+	many := ""
+	for i := range 65 {
+		many += fmt.Sprintf("label-%d: x, ", i)
+	}
 	newer := func(yaml string) string { return strings.Replace(yaml, "/v1alpha1", "/v1beta1", 1) }
 	for _, c := range []struct {
 		name, refusal string
@@ -1549,6 +1588,19 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"a pool of an unknown mode", "spec.mode", create(newPool(`mode: L3, subnet: 10.7.0.0/16`))},
 		{"a pool without a subnet", "spec.subnet", create(newPool(`mode: L2`))},
 		{"a pool whose subnet has host bits", "expected a CIDR without host bits", create(newPool(`mode: L2, subnet: 10.7.0.1/16`))},
+		{"a pool of IPv4-mapped addresses", "IPv4-mapped addresses (::ffff:0:0/96)", create(newPool(`mode: L2, subnet: "::ffff:10.7.0.0/112"`))},
+		{"a pool of them in capitals", "IPv4-mapped addresses (::ffff:0:0/96)", create(newPool(`mode: L2, subnet: "::FFFF:0a07:0/112"`))},
+		{"a pool that contains them", "IPv4-mapped addresses (::ffff:0:0/96)", create(newPool(`mode: L2, subnet: "::/64"`))},
+		{"a pool of all addresses", "IPv4-mapped addresses (::ffff:0:0/96)", create(newPool(`mode: L2, subnet: "::/0"`))},
+		{"a pool with a mapped address", "expected an address, a range",
+			create(newPool(`mode: L2, subnet: "fd00:7::/64", addresses: ["::ffff:10.7.0.1"]`))},
+		{"a pool with many labels to select", "expected at most 64 labels",
+			create(newPool(`mode: L2, subnet: 10.7.0.0/16, nodeSelector: {matchLabels: {` + many + `}}`))},
+		{"a RetainedIP of a long name", "Too long", merge(retipKind, "web-0.node-1", `{spec: {podName: `+strings.Repeat("x", 254)+`}}`)},
+		{"a RetainedIP with many addresses", "must have at most 256 items",
+			merge(retipKind, "web-0.node-1", `{status: {ips: [`+strings.Repeat("10.0.0.1, ", 257)+`]}}`)},
+		{"a PersistentPodState with many keys", "must have at most 16 items",
+			create(state(target, `, requiredPersistentTopology: {nodeTopologyKeys: [`+strings.Repeat("zone, ", 17)+`]}`))},
 		{"a pool with an address outside", "addresses: expected addresses in subnet",
 			create(newPool(`mode: L2, subnet: 10.7.0.0/16, addresses: [10.8.0.1]`))},
 		{"a pool with an address of the other family", "addresses: expected addresses in subnet",
@@ -1758,7 +1810,7 @@ func TestEveryPolicyIsBoundAndFreeOfWarnings(t *testing.T) {
 	want := []string{
 		"stayput-addresses", "stayput-advice", "stayput-agent", "stayput-agent-pools", "stayput-annotations",
 		"stayput-controller", "stayput-gate-annotated", "stayput-gate-pools", "stayput-gate-recorded", "stayput-nominations",
-		"stayput-unique-target",
+		"stayput-unique-target", "stayput-users",
 	}
 	if got := slices.Sorted(maps.Keys(policies)); !slices.Equal(got, want) {
 		t.Errorf("policies %v, want %v", got, want)

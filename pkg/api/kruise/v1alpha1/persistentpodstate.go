@@ -66,7 +66,7 @@ type PersistentPodStateSpec struct {
 
 	// preferredPersistentTopology lists topology keys whose values should be the same, by weight.
 	// +optional
-	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:MaxItems=16
 	// +listType=atomic
 	PreferredPersistentTopology []PreferredTopologyTerm `json:"preferredPersistentTopology,omitempty"`
 
@@ -81,12 +81,15 @@ type PersistentPodStateSpec struct {
 type TargetReference struct {
 	// apiVersion of the workload, for example apps/v1.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
 	APIVersion string `json:"apiVersion"`
 	// kind of the workload, for example StatefulSet.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Kind string `json:"kind"`
 	// name of the workload.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 }
 
@@ -108,16 +111,18 @@ type NodeTopologyTerm struct {
 	// nodeTopologyKeys are the keys of node labels.
 	// +optional
 	// +kubebuilder:validation:MinItems=1
-	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=317
 	// +listType=atomic
 	NodeTopologyKeys []string `json:"nodeTopologyKeys,omitempty"`
 
 	// keys are the same by v1beta1's name.
 	// +optional
 	// +kubebuilder:validation:MinItems=1
-	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=317
 	// +listType=atomic
 	Keys []string `json:"keys,omitempty"`
 }
@@ -156,6 +161,7 @@ type PersistentPodStateStatus struct {
 
 	// podStates are the records by pod name.
 	// +optional
+	// +kubebuilder:validation:MaxProperties=65536
 	PodStates map[string]PodState `json:"podStates,omitempty"`
 
 	// pods is the number of pods that the workload wants. (Not in OpenKruise.)
@@ -171,6 +177,7 @@ type PersistentPodStateStatus struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
@@ -178,12 +185,15 @@ type PersistentPodStateStatus struct {
 type PodState struct {
 	// nodeName is the node on which the pod was last Ready.
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
 	// nodeTopologyLabels are the labels of that node that the spec names.
 	// +optional
+	// +kubebuilder:validation:MaxProperties=512
 	NodeTopologyLabels map[string]string `json:"nodeTopologyLabels,omitempty"`
 	// annotations are the annotations of the pod that the spec names.
 	// +optional
+	// +kubebuilder:validation:MaxProperties=64
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 

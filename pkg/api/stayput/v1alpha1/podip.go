@@ -43,6 +43,7 @@ type PodIPSpec struct {
 	// pool is the PodIPPool that gave the address.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.pool is immutable"
+	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`
 
 	// mode is that of the pool.
@@ -52,32 +53,39 @@ type PodIPSpec struct {
 	// namespace of the pods that the address belongs to. It changes only at the end of a quarantine, if a pod of another
 	// one turns out to have the address.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Namespace string `json:"namespace"`
 
 	// podName is the pod that has the address or had it last.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	PodName string `json:"podName"`
 
 	// podUID is the pod that the address is given to, or was given to last. It changes only once the pod that it names
 	// surely has the address no more.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	PodUID string `json:"podUID"`
 
 	// identity is the shared identity (annotation stayput.io/identity) whose address it is; empty if it is the pod's own.
 	// +optional
+	// +kubebuilder:validation:MaxLength=262144
 	Identity string `json:"identity,omitempty"`
 
 	// network is the name of the pod's network in the CNI configuration.
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	Network string `json:"network,omitempty"`
 
 	// interface is its name inside the pod.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
 	Interface string `json:"interface"`
 
 	// retention is how long the address is kept once the pod is gone: a Go duration, while-owned, or nothing: it is
 	// free at once.
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	Retention string `json:"retention,omitempty"`
 
 	// whenScaled says what happens to the address when the workload is scaled down below the pod.
@@ -147,10 +155,12 @@ type PodIPStatus struct {
 
 	// podUID is the pod that phase, nodeName and since are about.
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	PodUID string `json:"podUID,omitempty"`
 
 	// nodeName is the node of that pod.
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
 
 	// since is when the phase began.
@@ -172,6 +182,7 @@ type PodIPStatus struct {
 	// expires is when the address becomes free: a time in RFC 3339, "never" if it is kept without an end, empty while a
 	// pod has it. It is a string because kubectl prints times in the future as invalid.
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	Expires string `json:"expires,omitempty"`
 }
 

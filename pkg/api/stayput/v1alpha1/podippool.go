@@ -29,6 +29,7 @@ type PodIPPool struct {
 // PodIPPoolSpec says which addresses the pool has, for whom, and how packets find them. A change takes no address from
 // a pod that has it: what is no longer in the pool, or no longer for a namespace, stays with its pod until that ends.
 //
+// +kubebuilder:validation:XValidation:rule="[self.?namespaceSelector, self.?nodeSelector].all(s, s.?matchLabels.orValue({}).size() <= 64 && s.?matchExpressions.orValue([]).size() <= 64)",message="namespaceSelector and nodeSelector: expected at most 64 labels and 64 expressions"
 // +kubebuilder:validation:XValidation:rule="self.mode == 'L2' || !(has(self.gateway) || has(self.routes))",message="gateway and routes are for mode L2: with Routed, pods use the gateway of the node that they run on"
 // +kubebuilder:validation:XValidation:rule="!has(self.gateway) || (isIP(self.gateway) && cidr(self.subnet).containsIP(self.gateway))",message="gateway: expected an address in subnet"
 // +kubebuilder:validation:XValidation:rule="!has(self.addresses) || self.addresses.all(a, a.contains('/') ? !isCIDR(a) || cidr(self.subnet).containsCIDR(a) : a.split('-').all(p, !isIP(p) || cidr(self.subnet).containsIP(p)))",message="addresses: expected addresses in subnet"
@@ -41,7 +42,8 @@ type PodIPPoolSpec struct {
 	// subnet is the CIDR of the addresses, of one family: 10.6.0.0/16.
 	// +kubebuilder:validation:MaxLength=43
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.subnet is immutable: make another pool"
-	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).masked() == cidr(self)",message="expected a CIDR without host bits, such as 10.6.0.0/16"
+	// +kubebuilder:validation:XValidation:rule="self.lowerAscii().startsWith('::ffff:') || (isCIDR(self) && cidr(self).masked() == cidr(self))",message="expected a CIDR without host bits, such as 10.6.0.0/16"
+	// +kubebuilder:validation:XValidation:rule="!self.lowerAscii().startsWith('::ffff:') && (!isCIDR(self) || cidr(self).ip().family() == 4 || !(cidr('::/8').containsCIDR(self) || cidr(self).containsIP('::')))",message="IPv4-mapped addresses (::ffff:0:0/96) and their neighbours are no addresses of pods: write an IPv4 subnet, such as 10.6.0.0/16"
 	Subnet string `json:"subnet"`
 
 	// addresses are what the pool gives: addresses, ranges of them (10.6.168.101-10.6.168.110) and CIDRs. Without any it
@@ -129,6 +131,7 @@ type PodIPPoolStatus struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=16
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 

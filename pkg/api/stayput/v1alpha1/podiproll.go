@@ -32,6 +32,7 @@ type PodIPRollSpec struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=about
+	// +kubebuilder:validation:MaxItems=65536
 	Asked []PodIPQuestion `json:"asked,omitempty"`
 
 	// epoch is the last round that all nodes had to answer before any address was given.
@@ -54,6 +55,7 @@ type PodIPRollSpec struct {
 type PodIPQuestion struct {
 	// about is the UID of a pod, or an address.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	About string `json:"about"`
 	// round in which it was asked first.
 	Round int64 `json:"round"`
@@ -91,6 +93,7 @@ type PodIPAnswerSpec struct {
 	// held are all addresses of pools that pods on the node have, or are about to get.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=65536
 	Held []PodIPHeld `json:"held,omitempty"`
 
 	// cannotRoute says why pods of the node cannot have addresses of pools with mode Routed. It is empty if they can, or
@@ -104,30 +107,42 @@ type PodIPAnswerSpec struct {
 type PodIPHeld struct {
 	// address, without a prefix length.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
 	Address string `json:"address"`
 	// podUID is the pod that has it.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	PodUID string `json:"podUID"`
 	// namespace of the pod.
+	// +kubebuilder:validation:MaxLength=253
 	Namespace string `json:"namespace"`
 	// podName is its name.
+	// +kubebuilder:validation:MaxLength=253
 	PodName string `json:"podName"`
 	// pool that gave the address.
+	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`
 	// mode of the pool.
 	Mode PodIPPoolMode `json:"mode"`
 	// interface is its name inside the pod.
+	// +kubebuilder:validation:MaxLength=64
 	Interface string `json:"interface"`
-	// identity, network, retention, whenScaled and whenDeleted are as in the spec of a PodIP.
+	// identity, network, retention, whenScaled and whenDeleted are as in the spec of a PodIP. The identity is the pod's
+	// annotation as it stands, which may be as long as annotations can be: what is held must always be answered.
 	// +optional
+	// +kubebuilder:validation:MaxLength=262144
 	Identity string `json:"identity,omitempty"`
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	Network string `json:"network,omitempty"`
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	Retention string `json:"retention,omitempty"`
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	WhenScaled string `json:"whenScaled,omitempty"`
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	WhenDeleted string `json:"whenDeleted,omitempty"`
 }
 

@@ -55,21 +55,25 @@ type RetainedIPSpec struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.nodeName is immutable"
+	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
 
 	// podName is the pod, in the namespace of this object, that has the addresses or had them last.
 	// +required
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	PodName string `json:"podName,omitempty"`
 
 	// identity is the shared identity (annotation stayput.io/identity) whose addresses they are; empty if they are
 	// the pod's own.
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	Identity string `json:"identity,omitempty"`
 
 	// retention is how long the addresses are kept once the pod has stopped: a Go duration, or while-owned.
 	// +required
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
 	Retention string `json:"retention,omitempty"`
 
 	// whenScaled says what happens to the addresses when the workload is scaled down below the pod.
@@ -102,18 +106,23 @@ type RetainedIPSpec struct {
 	// not attract pods that never ran there. Stayput's controller applies it; kubectl stayput import sets it of pods that
 	// were there before Stayput was.
 	// +optional
+	// +kubebuilder:validation:MaxLength=317
 	Scheduled string `json:"scheduled,omitempty"`
 }
 
 // WorkloadReference names a workload in the namespace of the object that has it.
 type WorkloadReference struct {
 	// apiVersion of the workload, for example apps/v1.
+	// +kubebuilder:validation:MaxLength=317
 	APIVersion string `json:"apiVersion"`
 	// kind of the workload, for example StatefulSet.
+	// +kubebuilder:validation:MaxLength=253
 	Kind string `json:"kind"`
 	// name of the workload.
+	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 	// uid of the workload: one created later under the same name is another one.
+	// +kubebuilder:validation:MaxLength=253
 	UID string `json:"uid"`
 }
 
@@ -137,6 +146,8 @@ type RetainedIPStatus struct {
 	// ips are all addresses, of every network of the pod.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=64
 	IPs []string `json:"ips,omitempty"`
 
 	// addresses are the ips by network and interface.
@@ -144,10 +155,12 @@ type RetainedIPStatus struct {
 	// +listType=map
 	// +listMapKey=network
 	// +listMapKey=interface
+	// +kubebuilder:validation:MaxItems=256
 	Addresses []NetworkAddresses `json:"addresses,omitempty"`
 
 	// podUID is the pod that uses the addresses or used them last, if it is known.
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	PodUID string `json:"podUID,omitempty"`
 
 	// since is when the phase began.
@@ -162,17 +175,22 @@ type RetainedIPStatus struct {
 	// expires is when the addresses become free: a time in RFC 3339, "never" if they are kept without an end, empty
 	// while they are bound. It is a string because kubectl prints times in the future as invalid.
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	Expires string `json:"expires,omitempty"`
 }
 
 // NetworkAddresses are the addresses of one interface of a pod.
 type NetworkAddresses struct {
 	// network is its name in the CNI configuration.
+	// +kubebuilder:validation:MaxLength=253
 	Network string `json:"network"`
 	// interface is its name inside the pod.
+	// +kubebuilder:validation:MaxLength=64
 	Interface string `json:"interface"`
 	// ips are the addresses, one of each family.
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=64
 	IPs []string `json:"ips"`
 }
 

@@ -25,7 +25,8 @@ type PodIPHeldApplyConfiguration struct {
 	Mode *stayputv1alpha1.PodIPPoolMode `json:"mode,omitempty"`
 	// interface is its name inside the pod.
 	Interface *string `json:"interface,omitempty"`
-	// identity, network, retention, whenScaled and whenDeleted are as in the spec of a PodIP.
+	// identity, network, retention, whenScaled and whenDeleted are as in the spec of a PodIP. The identity is the pod's
+	// annotation as it stands, which may be as long as annotations can be: what is held must always be answered.
 	Identity    *string `json:"identity,omitempty"`
 	Network     *string `json:"network,omitempty"`
 	Retention   *string `json:"retention,omitempty"`
