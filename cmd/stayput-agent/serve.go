@@ -112,8 +112,12 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	if o.node.NodeName, err = o.nodeName(); err != nil {
 		return err
 	}
-	if o.node.API != nil && o.node.Namespace == "" {
-		o.node.Namespace = program.Namespace()
+	namespace, err := program.InstalledIn(o.node.Namespace)
+	if err != nil {
+		return err
+	}
+	if o.node.API != nil {
+		o.node.Namespace = namespace
 	}
 	agent, err := node.New(o.node)
 	if err != nil {

@@ -64,8 +64,9 @@ func (o *options) addFlags(cmd *cobra.Command) {
 
 const defaultNamespace = "stayput-system"
 
-func (o *options) namespace() string {
-	return cmp.Or(o.placement.Namespace, program.Namespace(), defaultNamespace)
+func (o *options) namespace() (string, error) {
+	namespace, err := program.InstalledIn(o.placement.Namespace)
+	return cmp.Or(namespace, defaultNamespace), err
 }
 
 // client returns a client that reads from the API server, not from a cache.
@@ -108,7 +109,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 		return err
 	}
 	o.placement.Log = log
-	o.placement.Namespace = o.namespace()
+	if o.placement.Namespace, err = o.namespace(); err != nil {
+		return err
+	}
 	if o.gates {
 		o.placement.GateWebhook = &o.webhook
 	}

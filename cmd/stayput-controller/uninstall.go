@@ -20,11 +20,15 @@ func uninstallCommand(o *options) *cobra.Command {
 			"and more than once.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			namespace, err := o.namespace()
+			if err != nil {
+				return err
+			}
 			c, err := o.client()
 			if err != nil {
 				return err
 			}
-			return uninstall.Run(cmd.Context(), c, o.namespace(), timeout, cmd.OutOrStdout())
+			return uninstall.Run(cmd.Context(), c, namespace, timeout, cmd.OutOrStdout())
 		},
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", 2*time.Minute, "how long to wait for pods and agents")

@@ -14,8 +14,10 @@ import (
 	"sync"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
@@ -450,5 +452,37 @@ func TestKustomizeKeepsTheOrderOfTheManifests(t *testing.T) {
 	}
 	if got := names(kubectl(t, c, "kustomize", deploy)); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A namespace of kustomize moves the accounts of the programs, but not what the policies say of these accounts. The
+// programs then refuse to run (cmd/internal/program, InstalledIn), because they know what they were made for.
+func TestProgramsInANamespaceOfKustomizeKnowThatTheyWereMadeForAnother(t *testing.T) {
+	c := cluster(t)
+	deploy, err := filepath.Abs(filepath.Join("..", "..", "deploy"))
+	must.Do(t, err)
+	overlay := t.TempDir()
+	base, err := filepath.Rel(overlay, deploy)
+	must.Do(t, err)
+	must.Do(t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"),
+		[]byte("namespace: elsewhere\nresources: ["+base+"]\n"), 0o644))
+	programs := 0
+	for text := range strings.SplitSeq(kubectl(t, c, "kustomize", overlay), "\n---\n") {
+		var o struct {
+			Kind     string
+			Metadata metav1.ObjectMeta
+			Spec     struct{ Template corev1.PodTemplateSpec }
+		}
+		if err := yaml.Unmarshal([]byte(text), &o); err != nil || o.Kind != "Deployment" && o.Kind != "DaemonSet" {
+			continue
+		}
+		programs++
+		if args := o.Spec.Template.Spec.Containers[0].Args; o.Metadata.Namespace != "elsewhere" ||
+			!slices.Contains(args, "--namespace="+Namespace) {
+			t.Errorf("%s %s in namespace %s has the arguments %q", o.Kind, o.Metadata.Name, o.Metadata.Namespace, args)
+		}
+	}
+	if programs != 2 {
+		t.Errorf("kustomize renders %d programs", programs)
 	}
 }

@@ -1,6 +1,7 @@
 package program
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strings"
@@ -38,6 +39,19 @@ func Namespace() string {
 	}
 	b, _ := os.ReadFile(namespaceFile)
 	return strings.TrimSpace(string(b))
+}
+
+// InstalledIn returns the namespace that Stayput is installed in: the one given, or that of the pod. A manifest gives the
+// one that it was made for, whose accounts its admission policies name. In a pod of another namespace, where a kustomize
+// overlay has moved it, no policy would hold these accounts to anything: that is an error.
+func InstalledIn(given string) (string, error) {
+	pod := Namespace()
+	if given != "" && pod != "" && given != pod {
+		return "", fmt.Errorf("--namespace: the manifest was made for namespace %s, whose accounts its admission policies "+
+			"name, and this pod is in %s: expected the same namespace; to install in another one, use helm template "+
+			"--namespace, not a namespace of kustomize", given, pod)
+	}
+	return cmp.Or(given, pod), nil
 }
 
 // Restart replaces this process by a new one of the same program and arguments. It returns only after an error.
