@@ -291,6 +291,11 @@ kind: PodIPPool
 metadata: {name: blue}
 spec: {mode: L2, subnet: 10.6.0.0/16, addresses: [10.6.168.101-10.6.168.110], gateway: 10.6.0.1}
 ---
+apiVersion: spiderpool.spidernet.io/v2beta1
+kind: SpiderIPPool
+metadata: {name: green}
+spec: {subnet: 10.9.0.0/16, ips: [10.9.168.101]}
+---
 apiVersion: stayput.io/v1alpha1
 kind: PodIP
 metadata: {name: 10.6.168.101}
@@ -735,6 +740,16 @@ var attempts = func() []attempt {
 		{"the controller changes the installation", asController,
 			merge(cmKind, lab.SystemNamespace+"/stayput-installation", `{data: {version: x}}`),
 			"may write only the ConfigMap stayput-gated-workloads, and whether there are pools"},
+		{"the controller holds a pool", asController,
+			merge(poolKind, "blue", `{metadata: {finalizers: [stayput.io/in-use]}}`), ""},
+		{"the controller adds a foreign finalizer to a pool", asController,
+			merge(poolKind, "blue", `{metadata: {finalizers: [example.com/x]}}`), "may change only its finalizer"},
+		{"the controller changes a pool", asController, merge(poolKind, "blue", `{spec: {disabled: true}}`),
+			"may change only its finalizer"},
+		{"the controller changes a pool of Spiderpool", asController,
+			merge("SpiderIPPool.v2beta1.spiderpool.spidernet.io", "green", `{spec: {disable: true}}`), "may change only its finalizer"},
+		{"the controller counts the addresses of a pool of Spiderpool", asController,
+			merge("SpiderIPPool.v2beta1.spiderpool.spidernet.io", "green", `{status: {totalIPCount: 1}}`, "status"), ""},
 		{"the controller writes its ConfigMap", asController,
 			merge(cmKind, "stayput-gated-workloads", `{data: {workloads: "\n"}}`), ""},
 		{"the controller applies its ConfigMap in a namespace without it", asController,
