@@ -115,13 +115,13 @@ func startGuard(ctx context.Context) (*guard, error) {
 	if err != nil {
 		return g, err
 	}
-	if _, err := c.Kubectl(ctx, files+kruiseWorkloads+"---"+people, "apply", "--server-side", "-f", "-"); err != nil {
+	if _, err := c.Kubectl(ctx, files+kruiseWorkloads, "apply", "--server-side", "-f", "-"); err != nil {
 		return g, err
 	}
 	if err := c.WaitForCRDs(ctx); err != nil {
 		return g, err
 	}
-	if _, err := c.Kubectl(ctx, fixtures, "apply", "--server-side", "-f", "-"); err != nil {
+	if _, err := c.Kubectl(ctx, fixtures+"---"+people, "apply", "--server-side", "-f", "-"); err != nil {
 		return g, err
 	}
 	for name, status := range podIPStates { // a subresource: it is not created with the object
@@ -1609,7 +1609,7 @@ func TestTheCRDsRefuseWhatMakesNoSense(t *testing.T) {
 		{"a pool of all addresses", "IPv4-mapped addresses (::ffff:0:0/96)", create(newPool(`mode: L2, subnet: "::/0"`))},
 		{"a pool with a mapped address", "expected an address, a range",
 			create(newPool(`mode: L2, subnet: "fd00:7::/64", addresses: ["::ffff:10.7.0.1"]`))},
-		{"a pool with many labels to select", "expected at most 64 labels",
+		{"a pool with many labels to select", "expected at most 64 labels and 64 expressions",
 			create(newPool(`mode: L2, subnet: 10.7.0.0/16, nodeSelector: {matchLabels: {` + many + `}}`))},
 		{"a RetainedIP of a long name", "Too long", merge(retipKind, "web-0.node-1", `{spec: {podName: `+strings.Repeat("x", 254)+`}}`)},
 		{"a RetainedIP with many addresses", "must have at most 256 items",

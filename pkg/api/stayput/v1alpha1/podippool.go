@@ -29,7 +29,6 @@ type PodIPPool struct {
 // PodIPPoolSpec says which addresses the pool has, for whom, and how packets find them. A change takes no address from
 // a pod that has it: what is no longer in the pool, or no longer for a namespace, stays with its pod until that ends.
 //
-// +kubebuilder:validation:XValidation:rule="[self.?namespaceSelector, self.?nodeSelector].all(s, s.?matchLabels.orValue({}).size() <= 64 && s.?matchExpressions.orValue([]).size() <= 64)",message="namespaceSelector and nodeSelector: expected at most 64 labels and 64 expressions"
 // +kubebuilder:validation:XValidation:rule="self.mode == 'L2' || !(has(self.gateway) || has(self.routes))",message="gateway and routes are for mode L2: with Routed, pods use the gateway of the node that they run on"
 // +kubebuilder:validation:XValidation:rule="!has(self.gateway) || (isIP(self.gateway) && cidr(self.subnet).containsIP(self.gateway))",message="gateway: expected an address in subnet"
 // +kubebuilder:validation:XValidation:rule="!has(self.addresses) || self.addresses.all(a, a.contains('/') ? !isCIDR(a) || cidr(self.subnet).containsCIDR(a) : a.split('-').all(p, !isIP(p) || cidr(self.subnet).containsIP(p)))",message="addresses: expected addresses in subnet"
@@ -76,11 +75,13 @@ type PodIPPoolSpec struct {
 
 	// namespaceSelector selects the namespaces whose pods may get addresses of the pool; by default all.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 64) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 64)",message="expected at most 64 labels and 64 expressions"
 	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 
 	// nodeSelector selects the nodes that are on the pool's link; by default all. Pods with addresses of the pool are
 	// scheduled to these alone.
 	// +optional
+	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 64) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 64)",message="expected at most 64 labels and 64 expressions"
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 
 	// disabled: nobody gets an address of the pool who has none. Those who have one keep it.
