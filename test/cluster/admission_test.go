@@ -1497,7 +1497,7 @@ func TestWithoutPoolsNothingGivesAPodAddresses(t *testing.T) {
 		defer cancel()
 		_, err := g.c.Kubectl(ctx, rights, "apply", "--server-side", "-f", "-")
 		must.Do(t, err)
-		until(t, "the right to claim addresses", func(ctx context.Context) bool {
+		must.Within(t, patience, "the right to claim addresses", func() bool {
 			_, err := create(newPodIP("10.6.168.105"))(ctx, g, g.controller)
 			return err == nil
 		})
