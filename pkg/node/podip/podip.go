@@ -132,7 +132,9 @@ type Keeper struct {
 	listed bool
 	epoch  int64
 	relist context.CancelFunc
-	roll   *v1alpha1.PodIPRoll
+	// reroute has all routed PodIPs listed again; nil: they are not followed.
+	reroute context.CancelFunc
+	roll    *v1alpha1.PodIPRoll
 	// answered is the round that this node has answered, 0 if it is not known, and when it was found out.
 	answered   int64
 	answeredAt time.Time
@@ -392,7 +394,7 @@ func (k *Keeper) serve(ctx context.Context) {
 	k.mu.Lock()
 	k.queue, k.subjects, k.all, k.listed, k.roll, k.answered, k.epoch = queue, map[string]*subject{},
 		map[string]bool{}, false, nil, 0, 0
-	k.relist = nil
+	k.relist, k.reroute = nil, nil
 	k.cannotRoute = nil
 	k.metrics.serves()
 	k.mu.Unlock()
@@ -416,7 +418,9 @@ func (k *Keeper) serve(ctx context.Context) {
 			continue
 		case <-k.changed:
 			k.mu.Lock()
-			are = k.served != nil
+			if are = k.served != nil; k.reroute != nil {
+				k.reroute()
+			}
 			for _, s := range k.subjects {
 				if s.claims != "" {
 					s.says(s.claims, k.guardsLocked(s.claims))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -80,9 +81,20 @@ func (k *Keeper) routeLoop(ctx context.Context) {
 
 // followRouted tells the routes where each routed address is.
 func (k *Keeper) followRouted(ctx context.Context) {
-	k.follow(ctx, "routed", func(ctx context.Context, healthy func()) error {
+	k.follow(ctx, "routed", func(ctx context.Context, healthy func()) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
 		defer cancel()
+		k.mu.Lock()
+		served := k.served
+		k.reroute = cancel
+		k.mu.Unlock()
+		defer func() {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if k.served != served { // the list is to be read by it
+				err = nil
+			}
+		}()
 		places := map[netip.Addr]route.Place{}
 		version, err := k.api.Routed(ctx, func(ip *v1alpha1.PodIP) {
 			if a, p, ok := k.placeOf(ip); ok {
@@ -125,6 +137,9 @@ func (k *Keeper) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bo
 	if err != nil || ip.Spec.Mode != v1alpha1.ModeRouted {
 		return netip.Addr{}, p, false
 	}
+	if !k.inPool(a) {
+		return a, p, false
+	}
 	s := &ip.Status
 	cidr, err := netip.ParsePrefix(s.PodCIDR)
 	if err != nil || s.PodUID != ip.Spec.PodUID || s.NodeName == "" || cidr.Addr().Is4() != a.Is4() ||
@@ -132,6 +147,15 @@ func (k *Keeper) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bo
 		return a, p, false
 	}
 	return a, route.Place{Here: s.NodeName == k.o.Node, PodCIDR: cidr.Masked()}, true
+}
+
+// inPool reports whether an address can be one of a pool, as far as is known. To any other nothing is routed, whatever
+// says that it is a pod's.
+func (k *Keeper) inPool(a netip.Addr) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.served == nil || k.served.More ||
+		slices.ContainsFunc(k.served.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // here returns the addresses of pools that pods of this node have by its ledgers, and the bridges that they are on.
@@ -142,6 +166,9 @@ func (k *Keeper) here() (map[netip.Addr]string, error) {
 	}
 	out, bridges := map[netip.Addr]string{}, map[string]string{}
 	for _, b := range all {
+		if !k.inPool(b.Addr) {
+			continue
+		}
 		if b.Pod.UID != "" && ledger.ValidPodUID(b.Pod.UID) == nil {
 			barred, err := ledger.Barred(k.o.Ledgers, b.Pod.UID)
 			if err != nil {

@@ -62,6 +62,36 @@ func (r *routes) says() (said string) {
 	return said
 }
 
+// Whatever says that a pod has it: an API server's address is no pool's.
+func TestNothingIsRoutedToWhatIsInNoPool(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.c.podCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}
+		w.k.SetPools(`{"guard":"guard-1","subnets":["10.7.0.0/16"]}`)
+		w.k.SetRouted(true)
+		w.c.putRouted(addr(1), "n2", "10.244.2.0/24")
+		w.given(2)
+		w.runs(2)
+		want := func(says string, here int) {
+			t.Helper()
+			w.pass(time.Second)
+			if got := w.routes.says(); got != says {
+				t.Errorf("routes: %s, want %s", got, says)
+			}
+			if is, err := w.k.here(); err != nil || len(is) != here {
+				t.Errorf("routes here: %v, %v, want %d", is, err, here)
+			}
+		}
+		want("true", 0)
+		w.k.SetPools(`{"guard":"guard-1","subnets":["10.6.0.0/16","10.7.0.0/16"]}`)
+		want("true 10.6.0.1 at 10.244.2.0/24", 1)
+		w.k.SetPools(`{"guard":"guard-1","subnets":["10.7.0.0/16"]}`)
+		want("true", 0)
+		if said := w.k.Trouble(); said != "" {
+			t.Errorf("says %q", said)
+		}
+	})
+}
+
 func TestRoutesFollowWhatTheClusterSays(t *testing.T) {
 	inWorld(t, func(w *world) {
 		r := w.routes
