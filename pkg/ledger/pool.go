@@ -28,6 +28,8 @@ import (
 //	<pod UID>.probed  the addresses, a line each, that nobody else on the link had when the pod got them here: the plugin
 //	                  writes it, and the agent removes it with the pod's file
 //	checked           BOOT-ID EPOCH: in this boot an ADD may succeed only for a pod that has its file
+//	<address>.used  a pod of this machine has had the address, since the plugin asked for it on the link: a machine that
+//	                has taken over the node's name lacks it
 //	node              the name of the node in the cluster
 
 // The errors of an ADD that asks for addresses of pools, besides those of the others.
@@ -45,6 +47,7 @@ const (
 	servedName   = "served"
 	barSuffix    = ".barred"
 	probedSuffix = ".probed"
+	usedSuffix   = ".used"
 	tempSuffix   = ".tmp"
 	checkedName  = "checked"
 	nodeName     = "node"
@@ -272,11 +275,31 @@ func NoteProbed(o Options, uid string, addrs []netip.Addr) error {
 	if err := MkdirAll(o.FS, filepath.Dir(path)); err != nil {
 		return err
 	}
+	for _, a := range addrs {
+		if err := o.FS.WriteFile(o.usedFile(a), nil, modeState); err != nil {
+			return err
+		}
+	}
 	path += probedSuffix
 	if err := o.FS.WriteFile(path+tempSuffix, []byte(text.String()), modeState); err != nil {
 		return err
 	}
 	return o.FS.Rename(path+tempSuffix, path)
+}
+
+func (o *Options) usedFile(a netip.Addr) string {
+	return filepath.Join(o.StateDir, PoolsDir, a.String()+usedSuffix)
+}
+
+// Used reports whether NoteProbed has noted an address for any pod. It is forgotten after [BarFor], and is then asked
+// for once more.
+func Used(o Options, a netip.Addr) (bool, error) {
+	o.setDefaults()
+	_, err := o.FS.Mode(o.usedFile(a))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Probed returns the addresses of a pod that NoteProbed noted.
@@ -318,6 +341,7 @@ func SweepBars(o Options, has func(uid string) bool) error {
 	for _, name := range names {
 		uid, of, _ := strings.Cut(name, ".")
 		ended := (of == barSuffix[1:] || of == probedSuffix[1:]) && ValidPodUID(uid) == nil && !has(uid)
+		ended = ended || strings.HasSuffix(name, usedSuffix)
 		if !ended && !strings.HasSuffix(name, tempSuffix) {
 			continue
 		}

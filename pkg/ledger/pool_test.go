@@ -478,12 +478,24 @@ func TestTheFilesOfTheAgent(t *testing.T) {
 		noted(uid, x, y)
 		must.Do(t, os.Chtimes(filepath.Join(o.StateDir, PoolsDir, uid+".probed"), old, old))
 	}
+	must.Do(t, os.Chtimes(filepath.Join(o.StateDir, PoolsDir, x.String()+".used"), old, old))
+	used := func(a netip.Addr, want bool) {
+		t.Helper()
+		if is, err := Used(o, a); err != nil || is != want {
+			t.Errorf("%s was used: %t, %v, want %t", a, is, err, want)
+		}
+	}
+	used(x, true)
+	used(y, true)
+	used(netip.MustParseAddr("10.6.168.106"), false)
 	want(map[string]PoolPod{b: {Barred: true}})
 	must.Do(t, SweepBars(o, func(uid string) bool { return uid == b }))
 	noted(a)
 	noted(b, x, y)
 	must.Do(t, Untell(o, b))
 	noted(b)
+	used(x, false)
+	used(y, true)
 	for _, name := range []string{"", "node-1", "node-1", "node-2"} {
 		if name != "" {
 			must.Do(t, TellNode(o, name))

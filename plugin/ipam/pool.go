@@ -234,7 +234,13 @@ func (c *call) unprobed(addrs []netconf.PoolAddress, pod ledger.Pod) (due []neti
 		return nil, err
 	}
 	for _, a := range addrs {
-		if a.Last == "" || a.Last != node {
+		used := a.Last != "" && a.Last == node
+		if used { // it may have been another machine that had the node's name
+			if used, err = ledger.Used(c.options(), a.Prefix.Addr()); err != nil {
+				return nil, err
+			}
+		}
+		if !used {
 			due = append(due, a.Prefix.Addr())
 		}
 	}
