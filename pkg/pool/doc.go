@@ -28,7 +28,7 @@
 // pod that was bound and deleted while no controller saw it, its PodIP alone says on which node it was.
 //
 // The word of an operator, that a node is off, is believed: its Node is deleted, or has the taint
-// node.kubernetes.io/out-of-service. If it was not off, a pod that was deleted there answers until its agent reaches
+// node.kubernetes.io/out-of-service and is not Ready. If it was not off, a pod that was deleted there answers until its agent reaches
 // the API server and finds that out. After a restore the word is that of the backup, also of a Node that was deleted
 // then and has come back since: who restores one has to take back what is not so any more.
 //

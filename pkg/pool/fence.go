@@ -61,7 +61,8 @@ const askAfter = 30 * time.Second
 //
 //   - its node's agent says so, in the status of the PodIP or when it was asked, or
 //   - it was deleted before it had a node, or
-//   - it was deleted, and its node is off by the word of an operator, or
+//   - it was deleted, and its node is off by the word of an operator, and not Ready: kubelet of one that is off is silent,
+//     or
 //   - it was deleted, nobody knows which node it had, and every node says that it is not there, or is off.
 //
 // That a pod was deleted, by force or not, proves nothing, nor does a node that is not Ready: its sandbox may live on.
@@ -142,7 +143,7 @@ func (s Situation) podGone() []Check {
 }
 
 func (s Situation) off(node string) []Check {
-	if s.rules.broken(nodeIsLookedUp) {
+	if s.rules.broken(nodeIsLookedUp) || s.rules.broken(readyIsNotOff) {
 		return nil
 	}
 	return []Check{{Off: node}}
@@ -156,7 +157,7 @@ func fenceNode(s Situation, name, node string) Finding {
 	switch {
 	case !exists:
 		return Finding{Reason: fmt.Sprintf("node %s is deleted", node), If: append(s.podGone(), s.off(node)...)}
-	case n.Off:
+	case n.off(s.rules):
 		return Finding{Reason: fmt.Sprintf("node %s is out of service", node), If: append(s.podGone(), s.off(node)...)}
 	case s.answered(node):
 		return Finding{Reason: fmt.Sprintf("node %s says that pod %s is not there", node, name)}
@@ -168,8 +169,13 @@ func fenceNode(s Situation, name, node string) Finding {
 			Remedy: offRemedy}
 	}
 	ask := s.Asked == 0 && (s.End == nil || s.Now.Sub(s.End.At) >= askAfter) || s.had(node)
-	return Finding{Verdict: Wait, Ask: ask,
+	f := Finding{Verdict: Wait, Ask: ask,
 		Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", node, name)}
+	if n.Off {
+		f.Reason += "; its taint " + OutOfService + " does not count, since it is Ready"
+		f.Remedy = "remove the taint, which was forgotten there"
+	}
+	return f
 }
 
 // had reports whether a node had the pod when it was asked, and is to be asked again.
@@ -214,7 +220,7 @@ func everyone(s Situation, why string, satisfied func(node string) bool) Finding
 		among = append(among, name)
 		switch n := s.Nodes[name]; {
 		case n.Foreign && !s.hadAgent(name) || satisfied(name) || s.rules.broken(everyNodeAnswers):
-		case n.Off:
+		case n.off(s.rules):
 			checks = append(checks, s.off(name)...)
 		case n.Ready && s.Agent != nil && !s.Agent(name) && s.Asked > 0 && s.Now.Sub(time.Unix(0, s.Asked)) >= muteAfter:
 			mute = append(mute, name)

@@ -14,13 +14,13 @@ import (
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
 func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
-	const ready, lost, off = "ready", "lost", "off"
+	const ready, lost, off, forgot = "ready", "lost", "off", "forgot"
 	nodes := func(states ...string) map[string]Node {
 		all := map[string]Node{}
 		for i, s := range states {
 			if s != "" {
 				name := fmt.Sprintf("n%d", i+1)
-				all[name] = Node{Name: name, Ready: s == ready, Off: s == off}
+				all[name] = Node{Name: name, Ready: s == ready || s == forgot, Off: s == off || s == forgot}
 			}
 		}
 		return all
@@ -46,6 +46,7 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		verdict Verdict
 		says    string
 		ask     bool
+		remedy  bool
 		looks   int // conditions to be read past the caches
 	}{
 		{name: "its pod runs", phase: Bound, of: "a", pod: alive, nodes: nodes(ready), verdict: Wait,
@@ -84,6 +85,10 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 		{name: "deleted, its node not Ready", phase: Bound, of: "a", nodes: nodes(lost), verdict: Never, ask: true,
 			says: "node n1, which is not Ready"},
 		{name: "deleted, its node out of service", phase: Bound, of: "a", nodes: nodes(off), verdict: Yes, looks: 2},
+		{name: "deleted, its node Ready, with a taint that was forgotten", phase: Bound, of: "a", nodes: nodes(forgot),
+			verdict: Wait, ask: true, says: "does not count, since it is Ready", remedy: true},
+		{name: "nobody knows where, the other node Ready, with a taint that was forgotten", nodes: nodes(ready, forgot),
+			asked: 7, answers: says(7, "n1"), verdict: Wait, says: "node n2 has not answered"},
 		{name: "deleted, its Node deleted", phase: Bound, of: "a", nodes: nodes("", ready), verdict: Yes, looks: 2},
 		{name: "deleted before it had a node", end: &End{Final: true, At: noon}, nodes: nodes(lost), verdict: Yes,
 			says: "never had a node", looks: 1},
@@ -113,7 +118,7 @@ func TestAnAddressChangesHandsOnlyUponProof(t *testing.T) {
 			f := Fence(Situation{Now: noon, IP: ip, Pod: c.pod, End: c.end, Nodes: c.nodes, Answers: c.answers, Asked: c.asked,
 				Held: c.held})
 			if f.Verdict != c.verdict || f.Ask != c.ask || len(f.If) != c.looks || f.Reason == "" ||
-				!strings.Contains(f.Reason, c.says) || (f.Remedy != "") != (c.verdict == Never) {
+				!strings.Contains(f.Reason, c.says) || (f.Remedy != "") != (c.verdict == Never || c.remedy) {
 				t.Errorf("found %+v", f)
 			}
 		})
@@ -836,7 +841,7 @@ func (o one) Roll(context.Context) (Roll, error)                { return o.roll,
 func (o one) Now() time.Time                                    { return noon }
 
 func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
-	a, known := &Pod{UID: "a"}, &Roll{Mark: noon.Add(-time.Minute), Term: 7}
+	a, known := &Pod{UID: "a"}, &Roll{Version: "1", Mark: noon.Add(-time.Minute), Term: 7, Marks: 3}
 	broken := errors.New("the API server is away")
 	for _, c := range []struct {
 		name  string
@@ -853,22 +858,68 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 		{"the pod must exist, and does not", Check{There: a}, one{}, ErrStale},
 		{"the node is deleted", Check{Off: "n1"}, one{}, nil},
 		{"the node is out of service", Check{Off: "n1"}, one{node: &Node{Off: true}}, nil},
+		{"the node is out of service, and Ready", Check{Off: "n1"}, one{node: &Node{Off: true, Ready: true}}, ErrStale},
 		{"the node is back", Check{Off: "n1"}, one{node: &Node{Ready: true}}, ErrStale},
 		{"the node is not Ready", Check{Off: "n1"}, one{node: &Node{}}, ErrStale},
 		{"nobody knows of the node", Check{Off: "n1"}, one{err: broken}, broken},
 		{"the nodes are known", Check{Among: []string{"n1", ""}}, one{nodes: []string{"n1"}}, nil},
 		{"a node is new", Check{Among: []string{""}}, one{nodes: []string{"n1"}}, ErrStale},
-		{"nothing was forgotten", Check{Since: known}, one{roll: Roll{Mark: noon, Term: 7}}, nil},
+		{"nothing was forgotten", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon, Term: 7, Marks: 4}}, nil},
 		{"the mark is older than the one known", Check{Since: known},
-			one{roll: Roll{Mark: noon.Add(-61 * time.Second), Term: 7}}, ErrStale},
-		{"the mark is old", Check{Since: &Roll{}}, one{roll: Roll{Mark: noon.Add(-MarkLost - 1)}}, ErrStale},
-		{"nodes were asked meanwhile", Check{Since: known}, one{roll: Roll{Mark: noon, Term: 8}}, ErrStale},
-		{"nodes are being asked", Check{Since: known}, one{roll: Roll{Mark: noon, Term: 7, Recalling: true}}, ErrStale},
+			one{roll: Roll{Version: "2", Mark: noon.Add(-61 * time.Second), Term: 7, Marks: 4}}, ErrStale},
+		{"the mark was set less often than is known", Check{Since: known},
+			one{roll: Roll{Version: "2", Mark: noon, Term: 7, Marks: 2}}, ErrStale},
+		{"the mark is of the future", Check{Since: known},
+			one{roll: Roll{Version: "2", Mark: noon.Add(MarkEvery + 1), Term: 7, Marks: 4}}, ErrStale},
+		{"there is no mark", Check{Since: &Roll{}}, one{roll: Roll{Mark: noon}}, ErrStale},
+		{"the mark is old", Check{Since: &Roll{}}, one{roll: Roll{Version: "2", Mark: noon.Add(-MarkLost - 1)}}, ErrStale},
+		{"nodes were asked meanwhile", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon, Term: 8, Marks: 4}}, ErrStale},
+		{"nodes are being asked", Check{Since: known}, one{roll: Roll{Version: "2", Mark: noon, Term: 7, Marks: 4,
+			Recalling: true}}, ErrStale},
 	} {
 		err := Holds(t.Context(), CreateIP{If: []Check{{}, c.check}}, c.live)
 		if !errors.Is(err, c.want) || (err != nil) != (c.want != nil) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
+	}
+}
+
+func TestARestoreIsNoticedThoughAClockWasWrong(t *testing.T) {
+	mark := func(at time.Duration, marks, term int64) Roll {
+		return Roll{Version: "1", Round: 5, Epoch: 5, Term: term, Mark: noon.Add(at), Marks: marks}
+	}
+	for _, c := range []struct {
+		name       string
+		live, seen Roll
+		lost       bool
+	}{
+		{"nothing has happened", mark(-MarkEvery, 9, 1), mark(-MarkEvery, 9, 1), false},
+		{"another leader's clock is a little ahead", mark(MarkEvery, 9, 1), Roll{}, false},
+		{"another leader's clock was ahead", mark(MarkEvery+1, 9, 1), Roll{}, true},
+		{"this one's was, and it has seen that mark", mark(time.Hour, 9, 1), mark(time.Hour, 9, 1), true},
+		{"the mark is old", mark(-MarkLost-1, 9, 1), Roll{}, true},
+		{"a backup has the same mark, for the clock was behind it", mark(0, 8, 1), mark(0, 9, 1), true},
+		{"a backup has an older mark, and was marked since", mark(-time.Second, 12, 1), mark(0, 9, 1), true},
+		{"another leader has taken a mark of the future back", mark(0, 10, 2), mark(time.Hour, 9, 1), false},
+	} {
+		next := Lead(c.live, c.seen, noon)
+		if next.Recalling != c.lost || (next.Term != c.live.Term) != c.lost {
+			t.Errorf("%s: %+v", c.name, next)
+		}
+		if next.Marks <= c.live.Marks || next.Marks <= c.seen.Marks {
+			t.Errorf("%s: marked %d times", c.name, next.Marks)
+		}
+		if again := Lead(next, next, noon); again.Term != next.Term {
+			t.Errorf("%s: and again: %+v", c.name, again)
+		}
+		b := NewBook(c.seen)
+		if b.SetRoll(c.live); c.seen.Version != "" && b.Stale() != (c.live.older(c.seen) || c.live.Term != c.seen.Term) {
+			t.Errorf("%s: the Book is stale: %t", c.name, b.Stale())
+		}
+	}
+	// An agent heeds an epoch that is lower than the last one, by a clock that is behind.
+	if got := Respond(Roll{Round: 7, Epoch: 7}, func(UID) bool { return false }, 9); !got.Checked {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -189,7 +189,10 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 	}
 	about := UID(p.Addr.String())
 	asked := b.roll.Asked[about]
-	if asked <= p.Quarantine.Since.UnixNano() {
+	if since := p.Quarantine.Since; asked <= since.UnixNano() {
+		if now = now.Add(1); now.Before(since) { // by a clock that is ahead
+			now = since.Add(1)
+		}
 		return Plan{Reason: why, Writes: []Write{b.ask(about, now)}}
 	}
 	all := everyone(Situation{Now: now, Nodes: b.nodes, Asked: asked, Agent: b.hadAgent, rules: b.rules}, why,

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // This file is what goes on in a cluster besides the controllers of this package.
@@ -54,7 +55,7 @@ func (w *world) workloadsAct() {
 		p := w.pods.objs[key]
 		if p.Node == "" && p.Ending && (w.calm || w.some(50)) {
 			w.pods.del(key)
-		} else if host, exists := w.hosts.objs[p.Node]; p.Node != "" && (!exists || host.Off) && (w.calm || w.some(30)) {
+		} else if host, exists := w.hosts.objs[p.Node]; p.Node != "" && (!exists || host.Off && !host.Ready) && (w.calm || w.some(30)) {
 			w.logf("pod %s %s is deleted: node %s is gone", p.Name, p.UID, p.Node)
 			w.pods.del(key)
 		}
@@ -254,7 +255,7 @@ func (w *world) agentActs(n *node) {
 		}
 	}
 	host, exists := w.hosts.objs[n.name]
-	n.lied = n.lied && (!current || !exists || host.Off)
+	n.lied = n.lied && (!current || !exists || host.Off && !host.Ready)
 	if current && n.lied {
 		for uid := range n.sandboxes {
 			n.heard[uid] = n.heard[uid] || !w.hasPod(uid)
@@ -591,6 +592,15 @@ func (w *world) cut(n *node) {
 		w.logf("%s: powered off", n.name)
 		w.powerOff(n)
 	}
+	w.forgotten(n)
+}
+
+// forgotten is a taint that was left on a node when that came back. It says that the node is off again as soon as that is
+// not Ready: the operator was told to remove it, and is wrong.
+func (w *world) forgotten(n *node) {
+	if host := w.hosts.objs[n.name]; host.Off && n.on && !n.kubelet {
+		n.lied, n.heard = true, map[UID]bool{}
+	}
 }
 
 func (w *world) powerOff(n *node) {
@@ -615,6 +625,11 @@ func (w *world) mend(n *node) {
 	w.logf("%s: comes back", n.name)
 	n.kubelet, n.agent, n.data = true, true, true
 	if host, ok := w.hosts.objs[n.name]; ok && host.Off {
+		if !w.calm && w.some(20) {
+			w.logf("%s: the taint is forgotten", n.name)
+			n.lied, n.heard = true, map[UID]bool{} // until it is Ready
+			return
+		}
 		host.Off = false
 		w.hosts.put(n.name, host)
 	}
@@ -670,6 +685,7 @@ func (w *world) takeBack(n *node) {
 	}
 	w.logf("%s: cut off from the API server", n.name)
 	n.kubelet, n.agent = false, false
+	w.forgotten(n)
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; p.Node == n.name && w.some(60) {
 			w.logf("pod %s %s is deleted by force", p.Name, p.UID)
@@ -781,6 +797,10 @@ func (w *world) restore() {
 		return
 	}
 	w.now = w.now.Add(MarkLost + 1)
+	if w.clocks { // in a backup of that age, the mark of one leader may look fresh to another one
+		w.now = w.now.Add(Skew)
+		w.setClocks()
+	}
 	w.logf("the API server is restored from the backup of %s", w.backupAt.Format("15:04:05"))
 	w.inflight = nil
 	clear(w.told)
@@ -819,6 +839,31 @@ func (w *world) restore() {
 	w.rev += 1000 // etcdutl snapshot restore --bump-revision
 }
 
+// mostSkew is how far the clock of a controller is ahead or behind, if it is not plainly wrong.
+const mostSkew = Skew / 4
+
+// setClocks has the clocks of controllers agree, as far as they ever do.
+func (w *world) setClocks() {
+	for _, c := range w.controllers {
+		c.clock = time.Duration(w.r.Int64N(int64(2*mostSkew))) - mostSkew
+	}
+}
+
+// jump has the clock of a controller be wrong. One that is behind by about as much as a backup is old takes its mark for
+// fresh, if it has just begun: that is excused, by none being behind so little but right after it was set.
+func (w *world) jump() {
+	c := pickOne(w.r, w.controllers)
+	switch w.r.IntN(3) {
+	case 0:
+		w.setClocks()
+	case 1:
+		c.clock = 10*time.Minute + time.Duration(w.r.Int64N(int64(time.Hour)))
+	case 2:
+		c.clock = -time.Hour - time.Duration(w.r.Int64N(int64(time.Hour)))
+	}
+	w.logf("the clock of %s is ahead by %s", c.name, c.clock)
+}
+
 // settle heals everything, and demands that nothing is left without a reason.
 func (w *world) settle() {
 	w.logf("--- everything is healed")
@@ -833,6 +878,9 @@ func (w *world) settle() {
 			w.unseen[uid] = true
 		}
 		w.liar, w.lied = nil, w.liar.name
+	}
+	for _, c := range w.controllers {
+		c.clock = 0
 	}
 	for _, f := range w.inflight {
 		f()
@@ -880,6 +928,8 @@ func (w *world) rest(most int) {
 
 // sweep is a controller that sees to everything.
 func (w *world) sweep(c *controller) {
+	w.skew = c.clock
+	defer func() { w.skew = 0 }()
 	if c.book == nil || c.book.Stale() {
 		w.turn(c)
 		return
@@ -902,13 +952,13 @@ func (w *world) sweep(c *controller) {
 			}
 		}
 	}
-	do(Plan{Writes: []Write{c.book.Lead(w.roll, w.now)}})
-	do(c.book.Recall(w.now))
+	do(Plan{Writes: []Write{c.book.Lead(w.roll, w.Now())}})
+	do(c.book.Recall(w.Now()))
 	for _, a := range c.book.Addresses() {
-		do(c.book.Review(a, w.now, w.wanted))
+		do(c.book.Review(a, w.Now(), w.wanted))
 	}
 	for _, uid := range slices.Sorted(maps.Keys(c.book.pods)) {
-		do(c.book.Place(uid, w.now))
+		do(c.book.Place(uid, w.Now()))
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.book.pools)) {
 		do(c.book.ReviewPool(name))

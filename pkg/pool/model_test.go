@@ -17,6 +17,7 @@ var (
 	modelAdopts    = flag.Bool("model.adopts", false, "histories with pods that are adopted")
 	modelRouted    = flag.Bool("model.routed", false, "histories with routed pools")
 	modelLies      = flag.Bool("model.lies", false, "histories with an agent that lies")
+	modelClocks    = flag.Bool("model.clocks", false, "histories with clocks of controllers that differ and jump")
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
 
@@ -65,6 +66,7 @@ const (
 	adoptedPods        // which another program has started
 	routedPools        // all are
 	lyingAgent         // of one node
+	wrongClocks        // of controllers
 )
 
 // chosen is what the flags say.
@@ -78,6 +80,8 @@ func chosen() more {
 		return routedPools
 	case *modelLies:
 		return lyingAgent
+	case *modelClocks:
+		return wrongClocks
 	}
 	return nothingMore
 }
@@ -148,6 +152,15 @@ func TestAnAgentThatLiesHarmsNoPodOfAnotherNode(t *testing.T) {
 	t.Logf("lies: %d", lies)
 }
 
+// Controllers have clocks of their own, which are wrong now and then. No restore goes unnoticed for that.
+func TestWrongClocksOfControllersDoNoHarm(t *testing.T) {
+	for seed := range uint64(500) {
+		if w := history(t, 1+seed, 0, wrongClocks); w.bad != "" {
+			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
+		}
+	}
+}
+
 func history(t testing.TB, seed uint64, broken rules, with more) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 0)), broken)
 	total, deeds := 0, deeds
@@ -163,6 +176,9 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 		}
 	case lyingAgent:
 		w.liar, deeds = pickOne(w.r, w.nodes), append(slices.Clone(deeds), deed{25, func(w *world) { w.lie() }})
+	case wrongClocks:
+		w.clocks, deeds = true, append(slices.Clone(deeds), deed{8, func(w *world) { w.jump() }})
+		w.setClocks()
 	case adoptedPods:
 		w.adopts, deeds = true, append(slices.Clone(deeds), deed{8, func(w *world) { w.adopt() }})
 		w.workloads["old"] = &workload{name: "old", keep: Keep{WhileOwned: true, Scaled: true, Deleted: true},
@@ -230,10 +246,12 @@ var ruleNames = map[rule]struct {
 	notReadyIsNoProof:    {"notReadyIsNoProof", 12, nothingMore},
 	podIsLookedUp:        {"podIsLookedUp", 17192, nothingMore},
 	nodeIsLookedUp:       {"nodeIsLookedUp", 7, nothingMore},
+	readyIsNotOff:        {"readyIsNotOff", 1, nothingMore},
 	everyNodeAnswers:     {"everyNodeAnswers", 186, nothingMore},
 	nodeIsKnown:          {"nodeIsKnown", 1, lyingAgent},
 	answersAreFresh:      {"answersAreFresh", 26, nothingMore},
 	restoresAreNoticed:   {"restoresAreNoticed", 14, nothingMore},
+	futureIsLost:         {"futureIsLost", 1, wrongClocks},
 	restoresWaitForAll:   {"restoresWaitForAll", 209, nothingMore},
 	placedSinceMark:      {"placedSinceMark", 362, nothingMore},
 	versionsMatter:       {"versionsMatter", 50, nothingMore},

@@ -133,7 +133,7 @@ type Reply struct {
 func Respond(r Roll, holds func(UID) bool, checked int64) Reply { return respond(r, holds, checked, 0) }
 
 func respond(r Roll, holds func(UID) bool, checked int64, broken rules) Reply {
-	reply := Reply{Checked: r.Epoch > checked && !broken.broken(recallMeansChecked)}
+	reply := Reply{Checked: r.Epoch != checked && !broken.broken(recallMeansChecked)}
 	for uid := range r.Asked {
 		if !holds(uid) {
 			reply.Bar = append(reply.Bar, uid)

@@ -179,6 +179,10 @@ type Node struct {
 	Foreign bool
 }
 
+// off reports whether the word of an operator that the node is off counts. While it is Ready its kubelet speaks: the
+// taint was forgotten when it came back.
+func (n Node) off(r rules) bool { return n.Off && (!n.Ready || r.broken(readyIsNotOff)) }
+
 // Pool is a PodIPPool.
 type Pool struct {
 	Name    string

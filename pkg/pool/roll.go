@@ -11,9 +11,10 @@ import (
 // Roll is what all nodes are asked. There is one in the cluster.
 //
 // It is also how a controller notices that the API server was restored from a backup. Who leads sets Mark again every
-// [MarkEvery]. A mark that is older than one which this process has seen, or older than [MarkLost], means that the
-// cluster may have forgotten who has which address. Then all nodes are asked, and until they have answered nothing is
-// given, taken or freed.
+// [MarkEvery], and counts that. A mark that is older than one which this process has seen, or older than [MarkLost],
+// means that the cluster may have forgotten who has which address. So does one of the future: a clock was wrong, and
+// how old the mark is cannot be told. Then all nodes are asked, and until they have answered nothing is given, taken or
+// freed.
 type Roll struct {
 	Version string // empty: it does not exist
 	// Round is that of the last question. It is a time in nanoseconds, so that it is new after a restore, too.
@@ -28,6 +29,19 @@ type Roll struct {
 	// Term changes when a recall begins and when it is over. A Book is good for one term.
 	Term int64
 	Mark time.Time
+	// Marks is how often the mark was set.
+	Marks int64
+}
+
+// lost reports whether the API server may have forgotten something: by the clock, or since this roll is older than one
+// that was seen before.
+func (r Roll) lost(seen Roll, now time.Time) bool {
+	return r.Version == "" || now.Sub(r.Mark) > MarkLost || r.Mark.Sub(now) > MarkEvery || r.older(seen)
+}
+
+// older reports whether the roll is from before one that was seen. A mark of the future is taken back in another term.
+func (r Roll) older(seen Roll) bool {
+	return r.Marks < seen.Marks || r.Term == seen.Term && r.Mark.Before(seen.Mark)
 }
 
 // MarkEvery is how often a leader sets the mark, MarkLost how old one may be that was not forgotten. No restore of a
@@ -79,14 +93,19 @@ func Lead(live, seen Roll, now time.Time) Roll { return lead(live, seen, now, 0)
 
 func lead(live, seen Roll, now time.Time, r rules) Roll {
 	next := live
-	lost := live.Version == "" || now.Sub(live.Mark) > MarkLost || live.Mark.Before(seen.Mark)
+	lost := live.lost(seen, now)
+	if r.broken(futureIsLost) && live.Mark.After(now) {
+		lost = live.older(seen)
+	}
 	if lost && !r.broken(restoresAreNoticed) {
-		next.Round = max(now.UnixNano(), live.Round+1, seen.Round+1)
+		// No pod that a backup has was made much later, also if this clock is behind.
+		next.Round = max(now.UnixNano(), live.Mark.UnixNano(), live.Round+1, seen.Round+1)
 		next.Epoch, next.Term, next.Recalling = next.Round, next.Round, true
 	}
-	if next.Mark.Before(now) {
+	if next.Mark.Before(now) || lost {
 		next.Mark = now
 	}
+	next.Marks = max(live.Marks, seen.Marks) + 1
 	return next
 }
 
@@ -100,7 +119,7 @@ func (b *Book) Lead(live Roll, now time.Time) Write {
 			delete(next.Asked, uid)
 		}
 	}
-	if next.Term != b.roll.Term || live.Mark.Before(b.roll.Mark) {
+	if next.Term != b.roll.Term || live.older(b.roll) {
 		b.stale = true
 	}
 	return WriteRoll{Roll: next}
@@ -108,7 +127,7 @@ func (b *Book) Lead(live Roll, now time.Time) Write {
 
 // SetRoll is called with the roll as it is past all caches, and after each write of it.
 func (b *Book) SetRoll(r Roll) {
-	if r.Term != b.roll.Term || r.Mark.Before(b.roll.Mark) {
+	if r.Term != b.roll.Term || r.older(b.roll) {
 		b.stale = true
 		return
 	}
@@ -168,7 +187,7 @@ func (b *Book) Unanswered() (nodes []string) {
 		return nil
 	}
 	for name, n := range b.nodes {
-		if !(n.Foreign && !b.hadAgent(name)) && !n.Off && b.answers[name].Round < b.roll.Round {
+		if !(n.Foreign && !b.hadAgent(name)) && !n.off(b.rules) && b.answers[name].Round < b.roll.Round {
 			nodes = append(nodes, name)
 		}
 	}

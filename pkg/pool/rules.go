@@ -13,10 +13,12 @@ const (
 	notReadyIsNoProof                // nor does a node that is not Ready
 	podIsLookedUp                    // that a pod is gone is read past the cache
 	nodeIsLookedUp                   // that its node is off, too
+	readyIsNotOff                    // a node that is Ready is not off, whoever says so
 	everyNodeAnswers                 // an unknown holder may be anywhere
 	nodeIsKnown                      // only the node that a pod has by the cluster is to speak of it
 	answersAreFresh                  // what a node said before the end of a pod says nothing
 	restoresAreNoticed               // after a restore, nodes know more than the cluster
+	futureIsLost                     // also if the clock was ahead that set the mark
 	restoresWaitForAll               // also those that do not answer
 	placedSinceMark                  // a pod is let go only if nothing was forgotten
 	versionsMatter                   // a write is bound to what it was decided on

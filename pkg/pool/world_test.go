@@ -45,8 +45,10 @@ type world struct {
 	hands      int  // addresses that changed hands
 	adopts     bool // pods that another program has started are adopted
 	adopted    int
-	routed     bool // the pools are of mode Routed
-	early      int  // pods that nodes routed to before they started
+	routed     bool          // the pools are of mode Routed
+	early      int           // pods that nodes routed to before they started
+	clocks     bool          // those of controllers differ and jump
+	skew       time.Duration // of the clock of the controller that acts
 	// liar is a node whose agent lies, until everything is healed; nil: all are honest.
 	liar *node
 	lies int
@@ -165,8 +167,10 @@ type sandbox struct {
 // controller is one that believes to lead.
 type controller struct {
 	name string
-	book *Book
-	at   [5]int // of each log
+	// clock is how far its clock is ahead.
+	clock time.Duration
+	book  *Book
+	at    [5]int // of each log
 	// stuck are watches that bring nothing for a while.
 	stuck [5]bool
 	jobs  []*job
@@ -266,7 +270,7 @@ func (w *world) Node(_ context.Context, name string) (*Node, error) {
 
 func (w *world) Nodes(context.Context) ([]string, error) { return w.hosts.keys(), nil }
 func (w *world) Roll(context.Context) (Roll, error)      { return w.roll, nil }
-func (w *world) Now() time.Time                          { return w.now }
+func (w *world) Now() time.Time                          { return w.now.Add(w.skew) }
 
 // apply carries out a write as an API server does.
 func (w *world) apply(by string, wr Write) error {
@@ -533,7 +537,7 @@ func (w *world) oracle() {
 // start is a controller that begins to lead: it notes whether anything was forgotten, then lists.
 func (w *world) start(c *controller) {
 	c.jobs, c.book, c.stuck = nil, nil, [5]bool{}
-	next := lead(w.roll, Roll{}, w.now, w.rules)
+	next := lead(w.roll, Roll{}, w.Now(), w.rules)
 	if w.send(c.name, WriteRoll{Roll: next}) != nil {
 		return
 	}
@@ -581,7 +585,7 @@ func (w *world) relist(c *controller, kind int) {
 		}
 		for _, uid := range slices.Sorted(maps.Keys(b.pods)) {
 			if !exist[uid] {
-				b.RemovePod(uid, false, w.now)
+				b.RemovePod(uid, false, w.Now())
 			}
 		}
 		c.at[2] = len(w.pods.log)
@@ -673,7 +677,7 @@ func (w *world) watch(c *controller, kind, most int) {
 			} else {
 				for _, uid := range slices.Sorted(maps.Keys(b.pods)) {
 					if b.pods[uid].Name == e.key {
-						b.RemovePod(uid, true, w.now)
+						b.RemovePod(uid, true, w.Now())
 					}
 				}
 			}
@@ -753,18 +757,20 @@ func (w *world) wanted(p *PodIP) Wanted {
 
 // turn is one step of a controller.
 func (w *world) turn(c *controller) {
+	w.skew = c.clock
+	defer func() { w.skew = 0 }()
 	if c.book == nil {
 		w.start(c)
 		return
 	}
 	if c.book.Stale() {
-		if w.send(c.name, c.book.Lead(w.roll, w.now)) == nil {
+		if w.send(c.name, c.book.Lead(w.roll, w.Now())) == nil {
 			w.start(c)
 		}
 		return
 	}
 	if w.some(10) {
-		if w.send(c.name, c.book.Lead(w.roll, w.now)) == nil {
+		if w.send(c.name, c.book.Lead(w.roll, w.Now())) == nil {
 			c.book.SetRoll(w.roll)
 		}
 	}
@@ -795,26 +801,26 @@ func (w *world) decide(c *controller) {
 	var what string
 	switch k := w.r.IntN(10); {
 	case k == 0:
-		plan, what = c.book.Recall(w.now), "recall"
+		plan, what = c.book.Recall(w.Now()), "recall"
 	case k == 1 && len(c.book.pools) > 0:
 		name := pickOne(w.r, slices.Sorted(maps.Keys(c.book.pools)))
 		plan, what = c.book.ReviewPool(name), "pool "+name
 	case k < 6 && len(c.book.pods) > 0:
 		uid := pickOne(w.r, slices.Sorted(maps.Keys(c.book.pods)))
-		plan, what = c.book.Place(uid, w.now), "place "+string(uid)
+		plan, what = c.book.Place(uid, w.Now()), "place "+string(uid)
 		if pod := c.book.pods[uid]; pod.Gated && !pod.Ending && plan.Writes == nil && plan.Reason == "" {
 			w.failf("pod %s %s waits for no reason", pod.Name, uid)
 		}
 	default:
 		if all := c.book.Addresses(); len(all) > 0 {
 			a := pickOne(w.r, all)
-			plan, what = c.book.Review(a, w.now, w.wanted), "review "+a.String()
+			plan, what = c.book.Review(a, w.Now(), w.wanted), "review "+a.String()
 		}
 	}
 	for _, wr := range plan.Writes {
 		if about, ok := podIPOf(wr); ok && w.liar != nil && c.book.ips[about] != nil {
 			p := c.book.ips[about]
-			if _, known := c.book.situation(p, w.now).known(); !known && p.saidOn() == w.liar.name {
+			if _, known := c.book.situation(p, w.Now()).known(); !known && p.saidOn() == w.liar.name {
 				w.unseen[p.PodUID] = true
 			}
 		}

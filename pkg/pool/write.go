@@ -94,7 +94,7 @@ type Live interface {
 type Check struct {
 	// Pod that must not exist (any more), or must, not ending.
 	Gone, There *Pod
-	// Off is a node that must not exist, or be off by the word of an operator.
+	// Off is a node that must not exist, or be off by the word of an operator, and not Ready.
 	Off string
 	// Among are nodes besides which there must be no other.
 	Among []string
@@ -136,8 +136,8 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		if err != nil {
 			return err
 		}
-		if is != nil && !is.Off {
-			return fmt.Errorf("node %s exists and has no taint %s: %w", c.Off, OutOfService, ErrStale)
+		if is != nil && !is.off(0) {
+			return fmt.Errorf("node %s exists, and has no taint %s or is Ready: %w", c.Off, OutOfService, ErrStale)
 		}
 	}
 	if c.Among != nil {
@@ -156,7 +156,7 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		if err != nil {
 			return err
 		}
-		if is.Mark.Before(c.Since.Mark) || live.Now().Sub(is.Mark) > MarkLost || is.Term != c.Since.Term || is.Recalling {
+		if is.lost(*c.Since, live.Now()) || is.Term != c.Since.Term || is.Recalling {
 			return fmt.Errorf("the API server's data were restored: %w", ErrStale)
 		}
 	}

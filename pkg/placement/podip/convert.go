@@ -209,7 +209,7 @@ func answerOf(o *stayputv1alpha1.PodIPAnswer) pool.Answer {
 
 func rollOf(o *stayputv1alpha1.PodIPRoll) pool.Roll {
 	r := pool.Roll{Version: o.ResourceVersion, Round: o.Spec.Round, Epoch: o.Spec.Epoch, Recalling: o.Spec.Recalling,
-		Term: o.Spec.Term, Mark: o.Spec.Mark.Time}
+		Term: o.Spec.Term, Mark: o.Spec.Mark.Time, Marks: o.Spec.Marks}
 	for _, q := range o.Spec.Asked {
 		if r.Asked == nil {
 			r.Asked = map[pool.UID]int64{}
@@ -223,7 +223,7 @@ func rollObject(r pool.Roll) *stayputv1alpha1.PodIPRoll {
 	o := &stayputv1alpha1.PodIPRoll{
 		ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPRollName, ResourceVersion: r.Version},
 		Spec: stayputv1alpha1.PodIPRollSpec{Round: r.Round, Epoch: r.Epoch, Recalling: r.Recalling, Term: r.Term,
-			Mark: metav1.NewMicroTime(r.Mark)},
+			Mark: metav1.NewMicroTime(r.Mark), Marks: r.Marks},
 	}
 	for _, about := range slices.Sorted(maps.Keys(r.Asked)) {
 		o.Spec.Asked = append(o.Spec.Asked, stayputv1alpha1.PodIPQuestion{About: string(about), Round: r.Asked[about]})

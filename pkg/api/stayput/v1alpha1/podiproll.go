@@ -47,8 +47,12 @@ type PodIPRollSpec struct {
 	// +optional
 	Term int64 `json:"term,omitempty"`
 
-	// mark is renewed every 30 s. If it is old, the API server may have forgotten who has which address.
+	// mark is renewed every 30 s. If it is old, or of the future, the API server may have forgotten who has which address.
 	Mark metav1.MicroTime `json:"mark"`
+
+	// marks counts how often it was. So does a count that is lower than before.
+	// +optional
+	Marks int64 `json:"marks,omitempty"`
 }
 
 // PodIPQuestion asks who has a pod or an address.

@@ -273,6 +273,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: mark
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.MicroTime
+    - name: marks
+      type:
+        scalar: numeric
     - name: recalling
       type:
         scalar: boolean

@@ -21,8 +21,10 @@ type PodIPRollSpecApplyConfiguration struct {
 	Recalling *bool `json:"recalling,omitempty"`
 	// term changes when a recall begins and when it is over.
 	Term *int64 `json:"term,omitempty"`
-	// mark is renewed every 30 s. If it is old, the API server may have forgotten who has which address.
+	// mark is renewed every 30 s. If it is old, or of the future, the API server may have forgotten who has which address.
 	Mark *v1.MicroTime `json:"mark,omitempty"`
+	// marks counts how often it was. So does a count that is lower than before.
+	Marks *int64 `json:"marks,omitempty"`
 }
 
 // PodIPRollSpecApplyConfiguration constructs a declarative configuration of the PodIPRollSpec type for use with
@@ -81,5 +83,13 @@ func (b *PodIPRollSpecApplyConfiguration) WithTerm(value int64) *PodIPRollSpecAp
 // If called multiple times, the Mark field is set to the value of the last call.
 func (b *PodIPRollSpecApplyConfiguration) WithMark(value v1.MicroTime) *PodIPRollSpecApplyConfiguration {
 	b.Mark = &value
+	return b
+}
+
+// WithMarks sets the Marks field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Marks field is set to the value of the last call.
+func (b *PodIPRollSpecApplyConfiguration) WithMarks(value int64) *PodIPRollSpecApplyConfiguration {
+	b.Marks = &value
 	return b
 }
