@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 	"gomodules.xyz/jsonpatch/v2"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -74,8 +75,10 @@ func Add(mgr ctrl.Manager, o Options) (serves func() bool, err error) {
 		now:          time.Now, log: mgr.GetLogger().WithName("webhook"),
 	}
 	g := &gater{reader: mgr.GetAPIReader(), uninstalling: o.Uninstalling}
-	server.Register(Path, &admission.Webhook{Handler: admission.HandlerFunc(g.always)})
-	server.Register(RecordedPath, &admission.Webhook{Handler: admission.HandlerFunc(g.ifRecorded)})
+	room := semaphore.NewWeighted(bodiesMost)
+	for path, handle := range map[string]admission.HandlerFunc{Path: g.always, RecordedPath: g.ifRecorded} {
+		server.Register(path, bounded{&admission.Webhook{Handler: handle}, room})
+	}
 	return certs.ready, errors.Join(mgr.Add(certs), mgr.Add(lingering{server, certs}), mgr.Add(next))
 }
 
