@@ -27,6 +27,8 @@ type Situation struct {
 	// Waited is the home for which the pod is known to have waited until now; empty: none.
 	Waited string
 	Nodes  Nodes
+	// Lost reports whether the cluster lost a node a moment ago; nil: none. The scheduler may not know that yet.
+	Lost func(node string) bool
 }
 
 // Outcome of a decision.
@@ -81,6 +83,7 @@ func Decide(s Situation) Decision {
 		return decidePinned(s, d, left)
 	}
 	d = decideGated(s, d, left, prefers)
+	d.avoidLost(s)
 	if s.Waited != d.Home {
 		d.Lost = s.Waited
 	}
@@ -138,8 +141,23 @@ func decideGated(s Situation, d Decision, left time.Duration, prefers bool) Deci
 	return d
 }
 
-// NodeHome writes a node as a home, for people.
+// avoidLost keeps a pod off the node where it was, if the cluster has just lost that: the scheduler may not know yet, and
+// likes a node whose pods are gone. It would bind the pod to it, and only the garbage collector would end that pod, 40 s
+// later.
+func (d *Decision) avoidLost(s Situation) {
+	last := s.Address.Node
+	if last == "" && s.Record != nil {
+		last = s.Record.State.NodeName
+	}
+	if last == "" || s.Lost == nil || !s.Lost(last) || s.Nodes.Node(last) != nil || d.Outcome == OutcomeWait {
+		return
+	}
+	d.Affinity.Without = []string{last}
+}
+
+// NodeHome writes a node as a home, for people. NotNode writes all nodes but one.
 func NodeHome(node string) string { return "node " + node }
+func NotNode(node string) string  { return "any node but " + node }
 
 // decidePinned is for a pod that is no longer gated and has no node yet. Only the scheduler can say that there is no
 // room for it; until it has, it may just be slow.

@@ -59,6 +59,9 @@ type memory struct {
 	// to one address, and one of them gets another.
 	assigned map[types.NamespacedName]types.UID
 	holds    map[types.UID]*stayputv1alpha1.RetainedIP
+	// lost are the nodes that the cluster lost lately, by when. Every replica follows them. Lost: the scheduler may bind a
+	// pod to the node that is gone.
+	lost map[string]time.Time
 }
 
 // boundTo is a key of what was bound to a node.
@@ -131,7 +134,50 @@ func newMemory(now func() time.Time) *memory {
 		gated:    map[types.NamespacedName]gatedPod{},
 		refused:  map[types.NamespacedName]refusedPod{},
 		holds:    map[types.UID]*stayputv1alpha1.RetainedIP{},
+		lost:     map[string]time.Time{},
 	}
+}
+
+// lostLately is for how long the scheduler may not know that a node is gone. It is short because a node that comes back
+// under its name would be kept from a pod for good.
+const lostLately = 10 * time.Second
+
+// nodes follows the nodes, on every replica.
+func (m *memory) nodes() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(o any) {
+			if node, ok := o.(*corev1.Node); ok {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				delete(m.lost, node.Name)
+			}
+		},
+		DeleteFunc: func(o any) {
+			if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
+				o = gone.Obj
+			}
+			if node, ok := o.(*corev1.Node); ok {
+				m.loses(node.Name)
+			}
+		},
+	}
+}
+
+// loses notes that the cluster has lost a node. The one that wakes the pods that wait for it may hear of it first.
+func (m *memory) loses(node string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	maps.DeleteFunc(m.lost, func(_ string, at time.Time) bool { return now.Sub(at) > lostLately })
+	m.lost[node] = now
+}
+
+// lostNode reports whether the cluster has lost a node lately.
+func (m *memory) lostNode(node string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at, ok := m.lost[node]
+	return ok && m.now().Sub(at) <= lostLately
 }
 
 // handler follows the pods, on every replica.

@@ -117,6 +117,9 @@ func (p *placer) ofNodes() handler.EventHandler {
 	changed := func(ctx context.Context, was, is client.Object, q queue) {
 		before, _ := was.(*corev1.Node)
 		after, _ := is.(*corev1.Node)
+		if before != nil && after == nil {
+			p.memory.loses(before.Name)
+		}
 		for _, key := range p.waitEnded(ctx, before, after) {
 			q.Add(reconcile.Request{NamespacedName: key})
 		}
@@ -426,8 +429,11 @@ func (p *placer) placement(pod *corev1.Pod, r *home.Record, d home.Decision) gat
 		p.say(pod, corev1.EventTypeWarning, home.ReasonNotPassedOn, fmt.Sprintf("PersistentPodState %s: the pod goes "+
 			"without the annotations of its predecessor, with which it is refused: %s", r.Object.Name, err))
 	}}
-	if d.Affinity.Requires() {
+	switch {
+	case d.Affinity.Requires():
 		to.Annotations = map[string]string{stayputv1alpha1.AnnotationPinned: d.Home}
+	case len(d.Affinity.Without) > 0: // if the scheduler finds no room without it, as when it has come back, it counts again
+		to.Annotations = map[string]string{stayputv1alpha1.AnnotationPinned: home.NotNode(d.Affinity.Without[0])}
 	}
 	return to
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -440,6 +441,55 @@ func TestAPodGoesWithoutRecordedAnnotationsThatAreRefused(t *testing.T) {
 				t.Errorf("gated %t, said %q", home.Gated(is), notes)
 			}
 		})
+	}
+}
+
+func TestAPodThatWaitedForANodeThatIsLostIsKeptOffItUntilThereIsNoOther(t *testing.T) {
+	pod := hometest.Pod()
+	ownedBySet(pod)
+	node := hometest.Node("node-1", "a", hometest.Cordoned)
+	api := fakeAPI(t, pod, node, hometest.Node("node-2", "a"), keptOn("node-1", stayputv1alpha1.PhaseBound, hometest.Noon))
+	p := testPlacer(api)
+	if is := p.looksAt(t, pod); !home.Gated(is) {
+		t.Fatal("it does not wait")
+	}
+	if err := api.Delete(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	p.memory.nodes().OnDelete(node)
+	is := p.looksAt(t, pod)
+	if home.Gated(is) || !slices.Equal(nodesOfPod(is), []string{"node-1"}) ||
+		is.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].
+			Operator != corev1.NodeSelectorOpNotIn {
+		t.Fatalf("placed by %+v", is.Spec)
+	}
+
+	// It came back under its name, and is the only one with room.
+	p.refuse(t, is)
+	if p.looksAt(t, is) == nil {
+		t.Fatal("it is gone at once")
+	}
+	p.time = p.time.Add(home.DefaultWait)
+	if is := p.looksAt(t, is); is != nil {
+		t.Errorf("it can start nowhere, and stays: %q", p.notes())
+	}
+}
+
+func TestANodeIsLostForAMomentOnly(t *testing.T) {
+	p := testPlacer(nil)
+	node := hometest.Node("node-1", "a")
+	p.memory.nodes().OnDelete(cache.DeletedFinalStateUnknown{Obj: node})
+	if !p.memory.lostNode("node-1") || p.memory.lostNode("node-2") {
+		t.Error("it is not lost, or another one is")
+	}
+	p.memory.nodes().OnAdd(node, false)
+	if p.memory.lostNode("node-1") {
+		t.Error("it is back, and lost")
+	}
+	p.memory.loses("node-1")
+	p.time = p.time.Add(lostLately + 1)
+	if p.memory.lostNode("node-1") {
+		t.Error("it is lost for good")
 	}
 }
 

@@ -39,7 +39,7 @@ func (p *placer) homeBesides(ctx context.Context, pod *corev1.Pod, last string) 
 	ok bool, retry time.Duration, err error) {
 	nodes := cluster.NewNodes(ctx, p.client)
 	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod), Since: p.memory.waitsSince(pod),
-		Waited: p.memory.waited(pod), Nodes: nodes}
+		Waited: p.memory.waited(pod), Nodes: nodes, Lost: p.memory.lostNode}
 	if _, pulled := pod.Annotations[stayputv1alpha1.AnnotationHome]; pulled {
 		s.Address.Node = last
 	}

@@ -239,7 +239,7 @@ func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.
 	annotations[stayputv1alpha1.AnnotationAddresses] = string(text)
 	to.Annotations = annotations
 	to.Affinity.Required = slices.Clone(to.Affinity.Required)
-	to.Affinity.Without = w.Without
+	to.Affinity.Without = slices.Concat(to.Affinity.Without, w.Without)
 	c.mu.Lock()
 	for _, a := range w.Addresses {
 		if o := c.pools[a.Pool]; o != nil {
