@@ -8,6 +8,7 @@ const (
 	ReasonHomeIgnored       = "HomeIgnored"
 	ReasonHomeMoved         = "HomeMoved"
 	ReasonNotPlaced         = "PodNotPlaced"           // each try to place a gated pod fails
+	ReasonPodTooLong        = "PodTooLong"             // what a pod says of where it may go is not kept
 	ReasonNotPassedOn       = "AnnotationsNotPassedOn" // recorded annotations that the API server refuses
 	ReasonReleased          = "IPReleaseRequested"
 	ReasonNotOwned          = "WhileOwnedWithoutOrdinal"

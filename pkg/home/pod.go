@@ -42,15 +42,21 @@ func PinnedBy(pod *corev1.Pod) (ours []metav1.ManagedFieldsEntry) {
 	if _, ok := pod.Annotations[stayputv1alpha1.AnnotationPinned]; !ok {
 		return nil // almost every pod: spares it the search
 	}
-	const field = `"f:requiredDuringSchedulingIgnoredDuringExecution"`
 	for _, e := range pod.ManagedFields {
 		if e.Manager == stayputv1alpha1.ControllerFieldManager && e.FieldsV1 != nil &&
-			strings.Contains(e.FieldsV1.GetRawString(), field) {
+			strings.Contains(e.FieldsV1.GetRawString(), pinnedField) {
 			ours = append(ours, e)
 		}
 	}
 	return ours
 }
+
+// PinnedField is a managed field by which [Pinned] knows, without anything else.
+var PinnedField = metav1.ManagedFieldsEntry{Manager: stayputv1alpha1.ControllerFieldManager,
+	Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
+	FieldsV1: metav1.NewFieldsV1(`{` + pinnedField + `:{}}`)}
+
+const pinnedField = `"f:requiredDuringSchedulingIgnoredDuringExecution"`
 
 // Refused reports whether the scheduler finds no room for a pod where it may go, and what it says. It does not count if
 // the scheduler makes room by preemption, or if no node at all would take the pod, for example because a volume or

@@ -37,6 +37,25 @@ func Recordable(key string) bool {
 	return !slices.ContainsFunc(unrecorded, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 }
 
+// recordedMost is how much is recorded of the annotations of one pod, in bytes: every controller keeps all records.
+const recordedMost = 4 << 10
+
+// BoundRecorded returns the annotations with these keys that a PersistentPodState records of a pod, in this order, as
+// long as there is room. nil: there are none.
+func BoundRecorded(from map[string]string, keys []string) (all map[string]string) {
+	left := recordedMost
+	for _, key := range keys {
+		value, ok := from[key]
+		if size := len(key) + len(value); !ok || size > left {
+			continue
+		} else if left -= size; all == nil {
+			all = map[string]string{}
+		}
+		all[key] = value
+	}
+	return all
+}
+
 // Annotations returns what the successor of a pod is given; also of what was recorded in a former version, or by
 // another program.
 func (r *Record) Annotations() map[string]string {

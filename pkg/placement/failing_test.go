@@ -86,6 +86,19 @@ func TestNoFailureOfAGatedPodGoesUnsaidOrUntried(t *testing.T) {
 	}
 }
 
+func TestAPodThatIsTooLongToBeKeptGoesWithoutItsHome(t *testing.T) {
+	pod := hometest.Pod(func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"a": strings.Repeat("x", 1<<17)} })
+	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"),
+		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
+	is := p.looksAt(t, pod)
+	if home.Gated(is) || len(is.Spec.NodeSelector["a"]) != 1<<17 || len(nodesOfPod(is)) > 0 {
+		t.Errorf("it is gated, or has changed: %.200v", is.Spec)
+	}
+	if notes := p.notes(); len(notes) != 1 || !strings.HasPrefix(notes[0], "Warning "+home.ReasonPodTooLong) {
+		t.Errorf("said %q", notes)
+	}
+}
+
 func TestAPodThatWaitsForHoursSaysSoAgain(t *testing.T) {
 	pod := hometest.Pod(hometest.Annotation(stayputv1alpha1.AnnotationHomeWait, "24h"))
 	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a", hometest.Cordoned),

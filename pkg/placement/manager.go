@@ -120,7 +120,7 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 		NewCache:                      cached.open,
 		Cache: cache.Options{
 			Scheme:           cacheScheme,
-			DefaultTransform: cache.TransformStripManagedFields(),
+			DefaultTransform: stripRest, // also of what the API server may not serve, which must not stand below
 			ByObject: map[client.Object]cache.ByObject{
 				&cluster.Pod{}:                {Transform: asItIs},
 				&corev1.Node{}:                {Transform: stripNode},

@@ -261,6 +261,9 @@ func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcil
 			return reconcile.Result{}, nil
 		}
 	}
+	if cached.TooLong() {
+		return reconcile.Result{}, p.letGo(ctx, pod)
+	}
 	nodes := cluster.NewNodes(ctx, p.client)
 	s, err := p.situation(ctx, pod, nodes)
 	if err != nil {
@@ -287,10 +290,24 @@ func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	return reconcile.Result{RequeueAfter: d.Retry}, err
 }
 
+// letGo ungates a pod of which the caches do not keep what decides where it may go.
+func (p *placer) letGo(ctx context.Context, pod *corev1.Pod) error {
+	if !home.Gated(pod) {
+		return nil
+	}
+	if err := gate.Remove(ctx, p.client, pod); err != nil {
+		return fmt.Errorf("ungating pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	p.memory.Ungated(pod)
+	p.say(pod, corev1.EventTypeWarning, home.ReasonPodTooLong, cluster.TooLongNote+": the pod goes without its home")
+	p.memory.decided(client.ObjectKeyFromObject(pod))
+	return nil
+}
+
 // situation gathers what the placement of a pod depends on.
 func (p *placer) situation(ctx context.Context, pod *corev1.Pod, nodes home.Nodes) (home.Situation, error) {
 	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod), Since: p.memory.waitsSince(pod),
-		Waited: p.memory.waited(pod), Nodes: nodes}
+		Waited: p.memory.waited(pod), Nodes: nodes, Lost: p.memory.lostNode}
 	if _, pooled := pod.Annotations[stayputv1alpha1.AnnotationAddresses]; home.Annotated(pod.Annotations) && !pooled {
 		if err := p.findAddress(ctx, &s); err != nil {
 			return s, err

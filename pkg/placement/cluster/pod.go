@@ -3,6 +3,7 @@ package cluster
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unique"
@@ -35,7 +36,28 @@ type Pod struct {
 	ready, hostNetwork                 bool
 
 	waiting *corev1.Pod // the pod, as far as the rules ask for it, if it has no node
+	tooLong bool        // what the rules ask for is too long to be kept
 }
+
+// The most that is kept of one pod beside its name and its like. Whoever may make pods could fill the memory of every
+// controller otherwise, and then no pod would be placed.
+const (
+	// waitingMost is for what says where a pod without a node may go, and its own annotations.
+	waitingMost = 64 << 10
+	// oursMost is for the annotations that stayput reads but [stayputv1alpha1.AnnotationAddresses], which the controller
+	// itself writes; othersMost for those that a PersistentPodState may name.
+	oursMost, othersMost = 16 << 10, 16 << 10
+	// managedMost and messageMost are for one managed field and what the scheduler says.
+	managedMost, messageMost = 4 << 10, 1 << 10
+)
+
+// TooLongNote says so for people.
+const TooLongNote = "its node affinity, node selector, tolerations and annotations of stayput's are longer than 64 KiB " +
+	"together, which the controller does not keep"
+
+// TooLong reports whether what decides where the pod may go is too long to be kept: its placement must not depend on
+// that. Only a pod without a node can be.
+func (p *Pod) TooLong() bool { return p.tooLong }
 
 // PodList is a list of Pods.
 type PodList struct {
@@ -210,7 +232,7 @@ func (p *Pod) Unmarshal(wire []byte) error {
 		return fmt.Errorf("metadata: %w", err)
 	}
 	if p.Node() == "" {
-		p.waiting, err = waitingPod(wire)
+		p.waiting, p.tooLong, err = waitingPod(wire)
 		return err
 	}
 	if err := p.readStatus(status); err != nil {
@@ -219,13 +241,40 @@ func (p *Pod) Unmarshal(wire []byte) error {
 	return nil
 }
 
-// waitingPod decodes a pod without a node and strips it of what no rule asks for.
-func waitingPod(wire []byte) (*corev1.Pod, error) {
+// waitingPod decodes a pod without a node and strips it of what no rule asks for, and of all that decides where it may
+// go if that is too long.
+func waitingPod(wire []byte) (_ *corev1.Pod, tooLong bool, _ error) {
 	var pod corev1.Pod
 	if err := pod.Unmarshal(wire); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	pod.ManagedFields = home.PinnedBy(&pod)
+	meta := metav1.ObjectMeta{
+		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+		CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp,
+		ManagedFields: slices.Clone(home.PinnedBy(&pod)),
+	}
+	for i := range meta.ManagedFields {
+		if f := &meta.ManagedFields[i]; f.Size() > managedMost {
+			*f = home.PinnedField
+		}
+	}
+	if value, ok := pod.Labels[appsv1.PodIndexLabel]; ok {
+		meta.Labels = map[string]string{appsv1.PodIndexLabel: value}
+	}
+	if owner := metav1.GetControllerOf(&pod); owner != nil {
+		meta.OwnerReferences = []metav1.OwnerReference{*owner}
+	}
+	for key, value := range pod.Annotations {
+		if readOfAll(key) {
+			metav1.SetMetaDataAnnotation(&meta, key, value)
+		}
+	}
+	pod.ObjectMeta = meta
+	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
+		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: a.NodeAffinity}
+	} else {
+		pod.Spec.Affinity = nil
+	}
 	pod.Spec = corev1.PodSpec{
 		HostNetwork: pod.Spec.HostNetwork, SchedulingGates: pod.Spec.SchedulingGates, Affinity: pod.Spec.Affinity,
 		NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations,
@@ -236,11 +285,34 @@ func waitingPod(wire []byte) (*corev1.Pod, error) {
 	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled {
+			c.Message = strings.ToValidUTF8(c.Message[:min(len(c.Message), messageMost)], "")
 			status.Conditions = append(status.Conditions, c)
 		}
 	}
 	pod.Status = status
-	return &pod, nil
+	if tooLong = pod.Size() > waitingMost; !tooLong {
+		return &pod, false, nil
+	}
+	gates := pod.Spec.SchedulingGates
+	if len(gates) > 2 { // whether ours is one of them, and the last one, is all that matters
+		gates = gates[:1:1]
+		if home.Gated(&pod) {
+			gates = append(gates[:1:1], corev1.PodSchedulingGate{Name: stayputv1alpha1.PlacementGate})
+		}
+	}
+	addresses, has := pod.Annotations[stayputv1alpha1.AnnotationAddresses]
+	asks := false
+	for key := range pod.Annotations {
+		asks = asks || key == stayputv1alpha1.AnnotationPools || strings.HasPrefix(key, spiderpoolPrefix)
+	}
+	pod.Spec, pod.Annotations = corev1.PodSpec{HostNetwork: pod.Spec.HostNetwork, SchedulingGates: gates}, nil
+	if has {
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, stayputv1alpha1.AnnotationAddresses, addresses)
+	}
+	if asks { // it must not be taken for a pod that asks for none
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, stayputv1alpha1.AnnotationPools, "(too long)")
+	}
+	return &pod, true, nil
 }
 
 // readMeta reads ObjectMeta. Of the labels only the ordinal is kept, and of a pod that never comes back under its name
@@ -249,6 +321,7 @@ func (p *Pod) readMeta(wire []byte) error {
 	const labels, annotations, owners = 11, 12, 13
 	var ordinal, ours, all, by []byte
 	comesBack := false
+	left := map[bool]int{true: oursMost, false: othersMost}
 	err := eachField(wire, func(f field) error {
 		switch f.number {
 		case 1:
@@ -269,13 +342,19 @@ func (p *Pod) readMeta(wire []byte) error {
 			return err
 		case labels, annotations:
 			key, err := keyOf(f.bytes)
+			mine := readOfAll(key)
 			switch {
 			case f.number == labels && key == appsv1.PodIndexLabel:
 				ordinal = f.appendTo(ordinal)
-			case f.number == annotations && readOfAll(key):
-				ours, all = f.appendTo(ours), f.appendTo(all)
-			case f.number == annotations:
-				all = f.appendTo(all)
+			case f.number != annotations:
+			case key != stayputv1alpha1.AnnotationAddresses && len(f.whole) > left[mine]:
+			default:
+				if key != stayputv1alpha1.AnnotationAddresses {
+					left[mine] -= len(f.whole)
+				}
+				if all = f.appendTo(all); mine {
+					ours = f.appendTo(ours)
+				}
 			}
 			return err
 		case owners:
@@ -283,8 +362,10 @@ func (p *Pod) readMeta(wire []byte) error {
 			if err := owner.Unmarshal(f.bytes); err != nil {
 				return err
 			}
-			by = f.appendTo(by)
-			comesBack = comesBack || owner.Controller != nil && *owner.Controller && keepsNames(owner.APIVersion, owner.Kind)
+			if owner.Controller != nil && *owner.Controller {
+				by = f.appendTo(by)
+				comesBack = comesBack || keepsNames(owner.APIVersion, owner.Kind)
+			}
 		}
 		return nil
 	})

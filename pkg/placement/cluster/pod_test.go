@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -207,5 +208,74 @@ func TestAPodWithANodeTakesATenthOfThePodItIs(t *testing.T) {
 	whole := heap(func(i int) any { return runningPod(i) })
 	if t.Logf("%d bytes of %d", slim, whole); slim > whole/10 {
 		t.Errorf("it takes %d bytes of the %d of the pod", slim, whole)
+	}
+}
+
+// What is kept of a pod is bounded, whatever its author writes.
+func TestTheCacheKeepsLittleOfTheLongestPods(t *testing.T) {
+	long := strings.Repeat("x", 1<<20)
+	pod := func(change ...func(*corev1.Pod)) *corev1.Pod {
+		return hometest.Pod(append([]func(*corev1.Pod){func(p *corev1.Pod) {
+			p.Labels, p.Finalizers = map[string]string{"a": long}, []string{long}
+			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "A", Name: long}}
+			p.Annotations["example.com/a"] = long
+			p.Spec.Affinity = &corev1.Affinity{PodAffinity: &corev1.PodAffinity{
+				PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{
+					{PodAffinityTerm: corev1.PodAffinityTerm{TopologyKey: long}}}}}
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Message: long}}
+		}}, change...)...)
+	}
+	selector := func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"a": long} }
+	for name, c := range map[string]struct {
+		pod     *corev1.Pod
+		tooLong bool
+		most    int
+	}{
+		"what no rule reads": {pod(), false, 4 << 10},
+		"a node selector":    {pod(selector), true, 4 << 10},
+		"a node affinity": {pod(func(p *corev1.Pod) {
+			p.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+					NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: long}}}}}}
+		}), true, 4 << 10},
+		"gates": {pod(func(p *corev1.Pod) {
+			for range 20_000 {
+				p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "example.com/other"})
+			}
+		}), true, 4 << 10},
+		"an annotation of ours": {pod(func(p *corev1.Pod) { p.Annotations["stayput.io/a"] = long }), true, 4 << 10},
+		"what other pods' fields are": {pod(hometest.Pinned, func(p *corev1.Pod) {
+			p.ManagedFields[0].FieldsV1 = metav1.NewFieldsV1(`{"f:requiredDuringSchedulingIgnoredDuringExecution":"` + long + `"}`)
+		}), false, 4 << 10},
+	} {
+		is := PodOf(c.pod)
+		if size := is.waiting.Size(); size > c.most || is.TooLong() != c.tooLong {
+			t.Errorf("%s: %d bytes are kept, too long %t", name, size, is.TooLong())
+		}
+		if core := is.Core(); home.Gated(core) != home.Gated(c.pod) || home.LastGate(core) != home.LastGate(c.pod) ||
+			home.Pinned(core) != home.Pinned(c.pod) || is.GetUID() != c.pod.UID {
+			t.Errorf("%s: it is no longer known what waits: %+v", name, core)
+		}
+	}
+	running := pod(selector, func(p *corev1.Pod) {
+		p.Spec.SchedulingGates, p.Spec.NodeName = nil, "node-1"
+		yes := true
+		p.OwnerReferences = append(p.OwnerReferences, metav1.OwnerReference{APIVersion: "apps/v1", Kind: "StatefulSet",
+			Name: "web", Controller: &yes})
+		for i := range 1000 {
+			p.Annotations[fmt.Sprintf("example.com/%d", i)], p.Annotations[fmt.Sprintf("stayput.io/%d", i)] = long[:500], long[:500]
+		}
+		p.Annotations[stayputv1alpha1.AnnotationAddresses] = long[:20_000]
+	})
+	is := PodOf(running)
+	if size := len(valueOf(is.annotations)) + len(valueOf(is.labels)) + len(valueOf(is.owners)); size > 60<<10 {
+		t.Errorf("of a pod with a node %d bytes are kept", size)
+	}
+	if len(is.GetAnnotations()[stayputv1alpha1.AnnotationAddresses]) != 20_000 || len(is.GetOwnerReferences()) != 1 {
+		t.Error("it is not kept which addresses it has, or whose it is")
+	}
+	if asks := PodOf(pod(selector, hometest.Annotation(stayputv1alpha1.AnnotationPools, "blue"))); asks.
+		GetAnnotations()[stayputv1alpha1.AnnotationPools] == "" || asks.Core().Annotations[stayputv1alpha1.AnnotationPools] == "" {
+		t.Error("one that asks for addresses is taken for one that does not")
 	}
 }

@@ -432,6 +432,9 @@ func (c *Controller) readAgain(s *session, pod *cluster.Pod) (*pool.Pod, error) 
 	}
 	core := pod.Core()
 	is, err := podOf(core, in, spiderpool, c.workloads.Numbers(core))
+	if pod.TooLong() {
+		err = errors.New(cluster.TooLongNote + ": the pod stays gated, without an address")
+	}
 	is.Workload = known.Workload
 	if delete(s.invalid, uid); err != nil {
 		s.invalid[uid] = err

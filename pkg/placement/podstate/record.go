@@ -64,7 +64,7 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 		}
 		v.states[pod.GetName()] = kruisev1alpha1.PodState{
 			NodeName: node.Name, NodeTopologyLabels: pick(node.Labels, topology),
-			Annotations: pick(pod.GetAnnotations(), annotations),
+			Annotations: home.BoundRecorded(pod.GetAnnotations(), annotations),
 		}
 		if from := was[pod.GetName()].NodeName; from != "" && from != node.Name {
 			v.moved = append(v.moved, move{pod, from})
@@ -75,7 +75,7 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 			continue
 		}
 		state.NodeTopologyLabels, state.Annotations = pick(state.NodeTopologyLabels, topology),
-			pick(state.Annotations, annotations)
+			home.BoundRecorded(state.Annotations, annotations)
 		v.states[name] = state
 	}
 	for _, a := range spec.PersistentPodAnnotations {
