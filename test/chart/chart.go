@@ -193,7 +193,7 @@ func turn(d Document) int {
 		return 3
 	case "ConfigMap":
 		return 4
-	case "DaemonSet", "Deployment", "PodDisruptionBudget":
+	case "DaemonSet", "Deployment", "PodDisruptionBudget", "NetworkPolicy":
 		return 5
 	}
 	switch {

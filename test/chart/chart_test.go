@@ -18,6 +18,7 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -76,6 +77,10 @@ monitoring:
   podMonitor: {enabled: true, labels: {release: prometheus}, interval: 1m}
   prometheusRule: {enabled: true, labels: {release: prometheus}}
   dashboard: {enabled: true, labels: {folder: network}}
+networkPolicy:
+  enabled: true
+  metricsFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]
+  webhookFrom: [{ipBlock: {cidr: 192.0.2.0/28, except: [192.0.2.1/32]}}]
 `,
 	"the webhook": `
 gate: {mechanism: Webhook}
@@ -742,6 +747,43 @@ func find[object any](t *testing.T, all []Document, kind, name string) *object {
 	var o object
 	must.Do(t, yaml.UnmarshalStrict([]byte(all[i].Text), &o))
 	return &o
+}
+
+// Without a peer that is named, only the node connects to the ports of a controller. All clients connect to the port of
+// the webhook, which gates no pods that it is not asked about.
+func TestTheNetworkPolicyAdmitsWhoIsNamed(t *testing.T) {
+	for values, want := range map[string]string{
+		"": "", "networkPolicy: {enabled: true}": "[]",
+		"gate: {mechanism: Webhook}\nnetworkPolicy: {enabled: true}": "[{gate 0}]",
+		"networkPolicy: {enabled: true, metricsFrom: [{podSelector: {}}], webhookFrom: [{podSelector: {}}]}": "[{metrics 1}]",
+		"gate: {mechanism: Webhook}\nnetworkPolicy: {enabled: true, metricsFrom: [{podSelector: {}}], " +
+			"webhookFrom: [{podSelector: {}}, {ipBlock: {cidr: 192.0.2.0/28}}]}": "[{metrics 1} {gate 2}]",
+	} {
+		all := objects(t, Namespace, values)
+		policy := find[networkingv1.NetworkPolicy](t, all, "NetworkPolicy", "stayput-controller")
+		if want == "" || policy == nil {
+			if want != "" || policy != nil {
+				t.Errorf("%q: the policy is %v", values, policy)
+			}
+			continue
+		}
+		type rule struct {
+			port  string
+			peers int
+		}
+		rules := []rule{}
+		for _, r := range policy.Spec.Ingress {
+			for _, p := range r.Ports {
+				rules = append(rules, rule{p.Port.StrVal, len(r.From)})
+			}
+		}
+		d := find[appsv1.Deployment](t, all, "Deployment", "stayput-controller")
+		if got := fmt.Sprint(rules); got != want ||
+			!slices.Equal(policy.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) ||
+			!maps.Equal(policy.Spec.PodSelector.MatchLabels, d.Spec.Selector.MatchLabels) {
+			t.Errorf("%q: it admits %s, expected %s: %+v", values, got, want, policy.Spec)
+		}
+	}
 }
 
 func TestTwoControllersAreRedundant(t *testing.T) {

@@ -104,7 +104,7 @@ func ours(t *testing.T, c *lab.Cluster) []string {
 		"mutatingadmissionpolicies", "mutatingadmissionpolicybindings", "validatingadmissionpolicies",
 		"validatingadmissionpolicybindings",
 		"clusterroles", "clusterrolebindings", "roles", "rolebindings", "serviceaccounts", "configmaps", "namespaces",
-		"daemonsets", "deployments", "jobs", "poddisruptionbudgets", "podmonitors", "prometheusrules",
+		"daemonsets", "deployments", "jobs", "poddisruptionbudgets", "networkpolicies", "podmonitors", "prometheusrules",
 		"customresourcedefinitions",
 	}, ",")
 	out := kubectl(t, c, "get", kinds, "-A", "-l", "app.kubernetes.io/part-of=stayput", "-o", "name")
