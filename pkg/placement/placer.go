@@ -253,11 +253,11 @@ func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcil
 		return reconcile.Result{}, nil // the end of another gate wakes it
 	}
 	if home.Gated(pod) {
-		switch owns, known := p.pools.Owns(pod); {
+		switch owns, known := p.pools.Owns(ctx, pod); {
 		case !known:
 			return reconcile.Result{RequeueAfter: poolsUnknown}, nil
 		case owns:
-			p.hand(pod)
+			p.hand(ctx, pod)
 			return reconcile.Result{}, nil
 		}
 	}

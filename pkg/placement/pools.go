@@ -18,12 +18,12 @@ import (
 const poolsUnknown = 100 * time.Millisecond
 
 // hand leaves a gated pod to package podip, which gives it its addresses and asks [placer.homeBesides].
-func (p *placer) hand(pod *corev1.Pod) {
+func (p *placer) hand(ctx context.Context, pod *corev1.Pod) {
 	p.memory.asksPools(pod)
 	if why := p.pools.Why(); why != "" {
 		p.say(pod, corev1.EventTypeWarning, home.ReasonAddressWait, why)
 	}
-	p.pools.Wake(pod)
+	p.pools.Wake(ctx, pod)
 }
 
 // disowned has a gated pod looked at that does not ask for addresses of pools any more.

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -30,7 +29,7 @@ type Book struct {
 	held    map[UID][]string // the nodes that say that they have the pod
 	used    map[string]int   // how many PodIPs name a node
 	ends    map[UID]End
-	waiting map[string]map[UID]bool // pods that wait for an address of a pool
+	lines   lines
 	// disputed are the addresses in quarantine, and those that another machine has.
 	disputed map[netip.Addr]bool
 
@@ -67,7 +66,7 @@ func NewBook(r Roll) *Book {
 		given: map[UID][]netip.Addr{}, pods: map[UID]*Pod{}, named: map[Owner]UID{},
 		told: map[netip.Addr]map[UID]bool{}, runs: map[netip.Addr]map[UID]bool{}, nodes: map[string]Node{},
 		answers: map[string]Answer{},
-		held:    map[UID][]string{}, used: map[string]int{}, ends: map[UID]End{}, waiting: map[string]map[UID]bool{},
+		held:    map[UID][]string{}, used: map[string]int{}, ends: map[UID]End{}, lines: newLines(),
 		disputed: map[netip.Addr]bool{},
 	}
 }
@@ -88,6 +87,7 @@ func (b *Book) SetPool(p Pool) {
 	for _, ip := range b.ips {
 		s.take(ip)
 	}
+	b.lines.stir(p.Name)
 }
 
 // RemovePool takes a pool out.
@@ -164,6 +164,9 @@ func (s *stock) next(not func(netip.Addr) bool) (netip.Addr, bool) {
 func (b *Book) SetPodIP(p PodIP) {
 	was := b.ips[p.Addr]
 	if was != nil {
+		if was.machine() != p.machine() { // it may be what keeps the pool from new allocations
+			b.lines.stir(p.Pool)
+		}
 		b.unindex(was)
 	}
 	b.ips[p.Addr] = &p
@@ -191,8 +194,11 @@ func (b *Book) RemovePodIP(a netip.Addr) {
 	}
 	b.unindex(p)
 	delete(b.ips, a)
-	for _, s := range b.pools {
+	for name, s := range b.pools {
 		s.free(a)
+		if s.Range.Set.Contains(a) {
+			b.lines.stir(name)
+		}
 	}
 }
 
@@ -287,7 +293,7 @@ func (b *Book) SetPod(p Pod) {
 		note(b.runs, p.Runs)
 	}
 	if !p.Gated || p.Ending {
-		b.goes(p.UID)
+		b.StopWaiting(p.UID)
 	}
 }
 
@@ -315,7 +321,7 @@ func (b *Book) RemovePod(uid UID, final bool, now time.Time) {
 	if name := (Owner{Namespace: p.Namespace, Pod: p.Name}); b.named[name] == uid {
 		delete(b.named, name)
 	}
-	b.goes(uid)
+	b.StopWaiting(uid)
 	if len(b.ends) >= endsMost {
 		oldest := slices.SortedFunc(maps.Keys(b.ends), func(x, y UID) int { return b.ends[x].At.Compare(b.ends[y].At) })
 		for _, old := range oldest[:endsMost/2] {
@@ -398,38 +404,6 @@ func (b *Book) situation(p *PodIP, now time.Time) Situation {
 func (b *Book) hadAgent(node string) bool {
 	_, answered := b.answers[node]
 	return answered || b.used[node] > 0
-}
-
-// waits notes that a pod waits for an address of these pools.
-func (b *Book) waits(uid UID, pools []string) {
-	for _, name := range pools {
-		if b.waiting[name] == nil {
-			b.waiting[name] = map[UID]bool{}
-		}
-		b.waiting[name][uid] = true
-	}
-}
-
-// goes notes that a pod waits no more.
-func (b *Book) goes(uid UID) {
-	for name, pods := range b.waiting {
-		if delete(pods, uid); len(pods) == 0 {
-			delete(b.waiting, name)
-		}
-	}
-}
-
-// Withdraw takes a pod, which asks for nothing any more, out of all lines.
-func (b *Book) Withdraw(uid UID) { b.goes(uid) }
-
-// Waiting returns the pods that wait for an address of a pool, the oldest first.
-func (b *Book) Waiting(pool string) []UID {
-	return slices.SortedFunc(maps.Keys(b.waiting[pool]), func(x, y UID) int { return older(b.pods[x], b.pods[y]) })
-}
-
-// older orders pods by their age.
-func older(x, y *Pod) int {
-	return cmp.Or(x.Created.Compare(y.Created), cmp.Compare(x.UID, y.UID))
 }
 
 // Count is how many addresses a pool has: status.addresses.

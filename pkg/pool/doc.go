@@ -34,7 +34,7 @@
 //
 //	set.go    sets of addresses; parse.go a pool as people write it
 //	book.go   what is known; objects.go of what
-//	place.go  the addresses of a new pod
+//	place.go  the addresses of a new pod; line.go who waits for one
 //	fence.go  whether an address can change hands
 //	life.go   the life of a PodIP and of a pool
 //	conflict.go  what other machines on a link can do

@@ -45,8 +45,18 @@ type choice struct {
 // For each address that is the pod's own, or one that the identity has and nobody uses; then one that was never used,
 // as far as is known; then the one that is free for the longest. All or none are taken.
 func (b *Book) Place(uid UID, now time.Time) Plan {
+	waited := b.lines.leave(uid)
+	plan := b.place(uid, now)
+	for _, name := range waited { // if it waits there again, nothing has changed for those behind it
+		if !slices.Contains(b.lines.in[uid].pools, name) {
+			b.lines.stir(name)
+		}
+	}
+	return plan
+}
+
+func (b *Book) place(uid UID, now time.Time) Plan {
 	pod := b.pods[uid]
-	b.goes(uid)
 	if pod == nil || pod.Ending || pod.Over || pod.Has != nil && !pod.Gated {
 		return Plan{}
 	}
@@ -297,7 +307,7 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 	var remedy string
 	for _, st := range s.pools {
 		held, end := b.HeldBy(st.Name)
-		switch ahead := b.ahead(pod, st.Name); {
+		switch ahead := b.lines.ahead(turnOf(pod), st.Name); {
 		case st.Deleting:
 			why = append(why, fmt.Sprintf("pool %s is being deleted", st.Name))
 			continue
@@ -336,7 +346,7 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 		}
 		return choice{slot: s, ip: p, wr: CreateIP{PodIP: p}}, Plan{}
 	}
-	b.waits(pod.UID, full)
+	b.lines.join(turnOf(pod), full)
 	return c, Plan{Reason: strings.Join(why, "; "), Remedy: remedy}
 }
 
@@ -359,20 +369,13 @@ func (b *Book) toldTo(a netip.Addr) bool {
 	return false
 }
 
-// ahead returns how many pods have waited longer than this one for an address of a pool.
-func (b *Book) ahead(pod *Pod, pool string) (n uint64) {
-	for uid := range b.waiting[pool] {
-		if other := b.pods[uid]; other != nil && older(other, pod) < 0 {
-			n++
-		}
-	}
-	return n
-}
-
 // Unreserve forgets that an address was about to be claimed: the write failed, and the address is somebody else's or
 // still free.
 func (b *Book) Unreserve(a netip.Addr) {
-	for _, s := range b.pools {
-		delete(s.reserved, a)
+	for name, s := range b.pools {
+		if _, reserved := s.reserved[a]; reserved {
+			delete(s.reserved, a)
+			b.lines.stir(name)
+		}
 	}
 }

@@ -184,28 +184,67 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 }
 
 // Owns reports whether a gated pod is placed here and not by its home alone. known is false until that is known: it
-// must not be placed at all.
-func (c *Controller) Owns(pod *corev1.Pod) (owns, known bool) {
+// must not be placed at all. By its namespace's default it goes without only if that is so past the cache: the watch of
+// namespaces may be behind that of pods.
+func (c *Controller) Owns(ctx context.Context, pod *corev1.Pod) (owns, known bool) {
 	if c == nil || pod.Spec.HostNetwork {
 		return false, true
 	}
+	owns, known, byDefault := c.owns(pod)
+	if owns || !known || !byDefault {
+		return owns, known
+	}
+	of := metadata("Namespace")
+	switch err := c.live.Get(ctx, types.NamespacedName{Name: pod.Namespace}, of); {
+	case apierrors.IsNotFound(err): // the pod goes with it
+		return false, true
+	case err != nil:
+		log.FromContext(ctx).Error(err, "Cannot read the default of a namespace", "namespace", pod.Namespace)
+		return false, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	is := namespace{of.GetLabels(), pool.OfNamespace(of.GetAnnotations())}
+	if owns = pool.AsksByDefault(is.asks, c.words == serving); owns && c.session != nil {
+		c.rename(c.session, pod.Namespace, is)
+	}
+	return owns, true
+}
+
+// owns is Owns by the cache, and reports whether the default of the pod's namespace decides.
+func (c *Controller) owns(pod *corev1.Pod) (owns, known, byDefault bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	spiderpool := c.words == serving
 	if asks, decides := pool.AsksItself(pod.Annotations, spiderpool); decides {
-		return asks, true
+		return asks, true, false
 	}
 	switch {
 	case c.state == unknown, c.state != off && c.words == unknown:
-		return false, false
+		return false, false, true
 	case c.state == serving:
-		return pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), c.namespaces != nil
+		return pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), c.namespaces != nil, true
 	}
-	return false, true
+	return false, true, false
 }
 
-// Wake has a pod looked at: what its home waited for has changed.
-func (c *Controller) Wake(pod *corev1.Pod) { c.add(key{kindPod, string(pod.UID)}) }
+// Wake has a pod looked at: what its home waited for has changed. It puts in a pod that was seen before it was known that
+// its namespace asks for addresses.
+func (c *Controller) Wake(ctx context.Context, pod *corev1.Pod) {
+	c.mu.Lock()
+	s := c.session
+	unseen := s != nil && s.book.Pod(pool.UID(pod.UID)) == nil
+	c.mu.Unlock()
+	if unseen {
+		c.setPod(s, cluster.PodOf(pod), false)
+		var is cluster.Pod
+		err := c.cache.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, &is)
+		if apierrors.IsNotFound(err) || err == nil && is.GetUID() != pod.UID { // its end was seen before
+			c.removePod(s, pool.UID(pod.UID), "", false)
+		}
+	}
+	c.add(key{kindPod, string(pod.UID)})
+}
 
 // Why returns why there can be no addresses at all; empty: there can.
 func (c *Controller) Why() string {
@@ -358,6 +397,7 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	}
 	c.mu.Lock()
 	s.wait(uid, plan)
+	s.wake()
 	gated := s.gated[uid]
 	c.mu.Unlock()
 	retry := until(plan, at)
@@ -427,7 +467,7 @@ func (c *Controller) readAgain(s *session, pod *cluster.Pod) (*pool.Pod, error) 
 	}
 	if !asks(pod, in, spiderpool) {
 		s.unblock(uid)
-		s.book.Withdraw(uid)
+		s.book.StopWaiting(uid)
 		return nil, nil
 	}
 	core := pod.Core()

@@ -428,18 +428,24 @@ func (c *Controller) lookAtAll() {
 	}
 }
 
-// sweep has looked at again what waits.
+// sweep has looked at again what waits. Of the pods that wait for an address to become free those are looked at for which
+// there is one.
 func (c *Controller) sweep(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.enqueue(key{kindRoll, ""})
 	for uid := range s.blocked {
-		c.enqueue(podKey(uid))
+		if !s.book.WaitsInLine(uid) {
+			c.enqueue(podKey(uid))
+		}
 	}
 	for a := range s.silent {
 		c.enqueue(addressKey(a))
 	}
 	for name := range c.pools {
+		for _, uid := range s.book.Next(name, c.now()) {
+			c.enqueue(podKey(uid))
+		}
 		c.enqueue(key{kindPool, name})
 	}
 }
@@ -714,6 +720,7 @@ func (s *session) setIP(o *stayputv1alpha1.PodIP) {
 		s.moved(p.Addr, p.Pool)
 		s.c.enqueue(podKey(p.PodUID))
 	}
+	s.wake()
 }
 
 func (s *session) unindex(p *pool.PodIP) {
@@ -736,10 +743,13 @@ func (s *session) removeIP(a netip.Addr) {
 	}
 	s.moved(a, p.Pool)
 	s.c.enqueue(podKey(p.PodUID))
-	for name := range s.c.pools { // whichever has the address
-		for _, uid := range s.book.Waiting(name) {
-			s.c.enqueue(podKey(uid))
-		}
+	s.wake()
+}
+
+// wake enqueues the pods that wait for an address of a pool and may get one now. Controller.mu is held.
+func (s *session) wake() {
+	for _, uid := range s.book.Woken(s.c.now()) {
+		s.c.enqueue(podKey(uid))
 	}
 }
 
@@ -755,9 +765,6 @@ func (s *session) moved(a netip.Addr, of string) {
 func (s *session) disputes(of string) {
 	for _, a := range s.book.Disputed(of) {
 		s.c.enqueue(addressKey(a))
-	}
-	for _, uid := range s.book.Waiting(of) {
-		s.c.enqueue(podKey(uid))
 	}
 }
 
@@ -941,6 +948,11 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 		return // what it has is not known: what was known of it stands
 	}
 	s.book.SetPod(is)
+	if err != nil { // it is given nothing, and keeps no other pod from it
+		s.book.StopWaiting(uid)
+		s.unblock(uid)
+	}
+	s.wake()
 	s.gates(&is, home.LastGate(core), was == nil, c.now())
 	if was != nil && was.Gated == is.Gated && was.Node == is.Node && was.Ending == is.Ending && was.Over == is.Over &&
 		len(was.Has) == len(is.Has) && !is.Gated {
@@ -1000,12 +1012,6 @@ func (c *Controller) removePod(s *session, uid pool.UID, node string, final bool
 		again.Node = node
 		s.book.SetPod(again)
 	}
-	var waited []pool.UID // behind it, perhaps
-	for name := range c.pools {
-		if all := s.book.Waiting(name); slices.Contains(all, uid) {
-			waited = append(waited, all...)
-		}
-	}
 	s.book.RemovePod(uid, final, c.now())
 	delete(s.gated, uid)
 	s.unblock(uid)
@@ -1013,9 +1019,7 @@ func (c *Controller) removePod(s *session, uid pool.UID, node string, final bool
 	delete(s.said, string(uid))
 	delete(s.failing, uid)
 	c.bears(s, is)
-	for _, other := range waited {
-		c.enqueue(podKey(other))
-	}
+	s.wake()
 }
 
 // listPods puts in all pods past the cache.

@@ -44,7 +44,7 @@ func TestPodsThatAskInSpiderpoolsWordsGetTheirAddresses(t *testing.T) {
 	c.works()
 	for name, want := range map[string]int{"gated": 1, "default": 1, "bound": 1, "wild": 0, "none": 0} {
 		pod, has := a.pod(t, name)
-		if owns, known := c.Owns(pod); len(has) != want || !known || owns != (name != "none") {
+		if owns, known := c.Owns(t.Context(), pod); len(has) != want || !known || owns != (name != "none") {
 			t.Errorf("%s has %v, owned %t", name, has, owns)
 		}
 	}
@@ -71,7 +71,7 @@ func TestSpiderpoolsWordsCountWithTheRightToReadItsPools(t *testing.T) {
 			Uninstalling: func() bool { return false }})
 		line := &line{}
 		c.now, c.queue = func() time.Time { return a.now }, line
-		if owns, known := c.Owns(theirs); owns || known {
+		if owns, known := c.Owns(t.Context(), theirs); owns || known {
 			t.Errorf("before anything is known: owns %t, known %t", owns, known)
 		}
 		ctx, stop := context.WithCancel(t.Context())
@@ -88,7 +88,7 @@ func TestSpiderpoolsWordsCountWithTheRightToReadItsPools(t *testing.T) {
 			}
 		}
 		works()
-		if owns, known := c.Owns(theirs); owns || !known {
+		if owns, known := c.Owns(t.Context(), theirs); owns || !known {
 			t.Errorf("without the right: owns %t, known %t", owns, known)
 		}
 		if _, has := a.pod(t, "web-0"); has != nil {
@@ -97,7 +97,7 @@ func TestSpiderpoolsWordsCountWithTheRightToReadItsPools(t *testing.T) {
 		a.spiderpool = true
 		time.Sleep(cluster.LookupEvery)
 		works()
-		if owns, known := c.Owns(theirs); !owns || !known {
+		if owns, known := c.Owns(t.Context(), theirs); !owns || !known {
 			t.Errorf("with the right: owns %t, known %t", owns, known)
 		}
 		if _, has := a.pod(t, "web-0"); len(has) != 1 {

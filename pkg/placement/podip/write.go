@@ -66,6 +66,7 @@ func (c *Controller) unreserve(s *session, writes []pool.Write) {
 			s.book.Unreserve(create.PodIP.Addr)
 		}
 	}
+	s.wake()
 }
 
 // write makes one write, for a reason.
