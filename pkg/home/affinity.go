@@ -83,6 +83,20 @@ func byName(operator corev1.NodeSelectorOperator, node string) corev1.NodeSelect
 	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: operator, Values: []string{node}}
 }
 
+// KeptFrom reports whether a pod rules a node out by its name, in each required term.
+func KeptFrom(pod *corev1.Pod, node string) bool {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil ||
+		pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return false
+	}
+	terms := pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+	return len(terms) > 0 && !slices.ContainsFunc(terms, func(t corev1.NodeSelectorTerm) bool {
+		return !slices.ContainsFunc(t.MatchFields, func(r corev1.NodeSelectorRequirement) bool {
+			return sameRequirement(r, byName(corev1.NodeSelectorOpNotIn, node))
+		})
+	})
+}
+
 func and(all []corev1.NodeSelectorRequirement, r corev1.NodeSelectorRequirement) []corev1.NodeSelectorRequirement {
 	if slices.ContainsFunc(all, func(o corev1.NodeSelectorRequirement) bool { return sameRequirement(o, r) }) {
 		return all

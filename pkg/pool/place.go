@@ -88,6 +88,7 @@ func (b *Book) place(uid UID, now time.Time) Plan {
 	if wait.Reason != "" {
 		return wait
 	}
+	without = append(without, b.lost(all, now)...)
 	place := PlacePod{UID: uid, Version: pod.Version, Namespace: pod.Namespace, Name: pod.Name, Without: without}
 	if !b.rules.broken(placedSinceMark) {
 		known := b.roll
@@ -115,6 +116,39 @@ func (b *Book) place(uid UID, now time.Time) Plan {
 	}
 	plan.Writes = append(plan.Writes, place)
 	return plan
+}
+
+// lostLately is for how long after its end a pod's successor is kept from the lost node: longer than a scheduler takes to
+// see what the controller has seen.
+const lostLately = 5 * time.Minute
+
+// lost returns the nodes on which addresses were last, and which are deleted or off by the word of an operator. The
+// scheduler may not know that yet, and would bind the pod to such a node, where nothing starts it and Kubernetes ends it
+// after a minute.
+func (b *Book) lost(all []choice, now time.Time) (nodes []string) {
+	for _, c := range all {
+		n, exists := b.nodes[c.last]
+		known := exists && !n.Off || c.ip.Phase == Retained && now.Sub(c.ip.Since) > lostLately
+		if c.last != "" && !known && !slices.Contains(nodes, c.last) {
+			nodes = append(nodes, c.last)
+		}
+	}
+	return nodes
+}
+
+// Barren returns the pods that were kept from a node, as it was lost, and have not got another one. The node is back:
+// nothing can be taken back of what a pod requires, but its successor may go there.
+func (b *Book) Barren(node string) (all []UID) {
+	if n, exists := b.nodes[node]; !exists || !n.Ready || n.Off {
+		return nil
+	}
+	for uid, pod := range b.pods {
+		if pod.Has != nil && !pod.Gated && pod.Node == "" && !pod.Ending && !pod.Over &&
+			slices.ContainsFunc(pod.Has, func(h Address) bool { return h.Last == node }) {
+			all = append(all, uid)
+		}
+	}
+	return all
 }
 
 // mostWithout bounds what is written into a pod. Where more nodes cannot route, the pool has a node selector.

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -345,6 +346,9 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	if known == nil && given != nil {
 		return 0, c.find(ctx, s, *given)
 	}
+	if known != nil && known.Has != nil && !known.Gated && known.Node == "" {
+		return 0, c.endBarren(ctx, s, known)
+	}
 	if known == nil || known.Has != nil && !known.Gated || known.Ending || known.Over {
 		return 0, nil
 	}
@@ -483,6 +487,36 @@ func (c *Controller) readAgain(s *session, pod *cluster.Pod) (*pool.Pod, error) 
 		s.book.SetPod(is)
 	}
 	return s.book.Pod(uid), err
+}
+
+// endBarren ends a pod that was kept from a node because that was lost, and that the scheduler has no room for elsewhere,
+// once the node is back: its successor may go there. The pod never ran.
+func (c *Controller) endBarren(ctx context.Context, s *session, known *pool.Pod) error {
+	var cached cluster.Pod
+	err := c.cache.Get(ctx, types.NamespacedName{Namespace: known.Namespace, Name: known.Name}, &cached)
+	if err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	pod := cached.Core()
+	if pod.UID != types.UID(known.UID) || cached.Node() != "" || metav1.GetControllerOf(pod) == nil {
+		return nil
+	}
+	for _, a := range known.Has {
+		c.mu.Lock()
+		back := slices.Contains(s.book.Barren(a.Last), known.UID)
+		c.mu.Unlock()
+		if !back || !home.KeptFrom(pod, a.Last) {
+			continue
+		}
+		why := fmt.Sprintf("node %s was lost when the pod was placed, and is back", a.Last)
+		plan := pool.Plan{Reason: why, Writes: []pool.Write{pool.EndPod{UID: known.UID, Namespace: known.Namespace,
+			Name: known.Name, If: []pool.Check{{There: known}}}}}
+		if err := c.carryOut(ctx, s, plan, c.now(), pod, gate.Placement{}); err != nil {
+			return err
+		}
+		c.say(s, pod, corev1.EventTypeNormal, home.ReasonAddressWait, why+": the pod was deleted so that its successor may go there")
+	}
+	return nil
 }
 
 // ordinaryWait is how long nothing is written for people about what is soon over as a rule: a pod that is replaced

@@ -985,6 +985,58 @@ func TestAPoolSaysWhichMachineKeepsItFromNewAllocations(t *testing.T) {
 	}
 }
 
+// A pod is kept from the node that was just lost, and is made again if it finds no other one before that is back.
+func TestASuccessorIsKeptFromALostNodeWhileThatIsLost(t *testing.T) {
+	one := hometest.Node("node-1", "a")
+	a := newAPI(t, one, hometest.Node("node-2", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
+		asking("web-0", "blue", ownedBySet))
+	c := control(t, a)
+	c.works()
+	first := bound(t, a, "web-0", "node-1")
+	a.agent(t, "10.6.168.101", stayputv1alpha1.PodIPBound, string(first.UID), "node-1")
+	c.works()
+	if err := errors.Join(a.Delete(t.Context(), one), a.Delete(t.Context(), first)); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	if err := a.WithWatch.Create(t.Context(), asking("web-0", "blue", ownedBySet, func(p *corev1.Pod) {
+		p.UID = "next"
+	})); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	next, has := a.pod(t, "web-0")
+	if len(has) != 1 || has[0].Prefix.Addr().String() != "10.6.168.101" || !home.KeptFrom(next, "node-1") ||
+		home.KeptFrom(next, "node-2") {
+		t.Fatalf("it has %v and requires %+v: %q", has, next.Spec.Affinity, c.notes())
+	}
+	if err := a.WithWatch.Create(t.Context(), hometest.Node("node-1", "a")); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	if err := a.Get(t.Context(), client.ObjectKeyFromObject(next), next); !apierrors.IsNotFound(err) {
+		t.Errorf("the pod that finds no node is not ended: %v", err)
+	}
+	if err := a.WithWatch.Create(t.Context(), asking("web-0", "blue", ownedBySet, func(p *corev1.Pod) {
+		p.UID = "third"
+	})); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	third, has := a.pod(t, "web-0")
+	if len(has) != 1 || has[0].Prefix.Addr().String() != "10.6.168.101" || home.KeptFrom(third, "node-1") {
+		t.Errorf("it has %v and requires %+v: %q", has, third.Spec.Affinity, c.notes())
+	}
+	third.Spec.NodeName = "node-1"
+	if err := a.Update(t.Context(), third); err != nil {
+		t.Fatal(err)
+	}
+	c.works()
+	if is, _ := a.pod(t, "web-0"); is.UID != "third" {
+		t.Error("a pod that has a node is ended")
+	}
+}
+
 // What was listed is older than what happens meanwhile: that a pod got a node is not forgotten, nor that it is gone.
 func TestAListOfPodsUndoesNoEvent(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"),

@@ -858,6 +858,9 @@ func (c *Controller) nodes(s *session) toolscache.ResourceEventHandler {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			s.book.SetNode(nodeOf(node, c.agents))
+			for _, uid := range s.book.Barren(node.Name) {
+				c.enqueue(podKey(uid))
+			}
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
