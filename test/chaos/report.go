@@ -37,6 +37,7 @@ const (
 	tableLooks   = "looks"
 
 	tablePods    = "routed pods"
+	tableLost    = "pods of lost nodes that came to another one"
 	tableAsked   = "asks"
 	tableUnheard = "asks without an answer"
 )

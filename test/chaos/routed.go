@@ -44,8 +44,8 @@ const replicas = 20
 // newRouted starts a cluster with stayput and the workloads. The caller closes it, also after an error.
 func newRouted(ctx context.Context, product lab.Product, r *report, seed uint64) (*routed, error) {
 	s := &routed{session: session{report: r, weather: &weather{now: r.now}, events: map[types.UID]string{}}}
-	r.tables = []string{tableFaults, tableSkipped, tablePods, tableAsked, tableUnheard}
-	s.tenants = newTenants(r)
+	r.tables = []string{tableFaults, tableSkipped, tablePods, tableLost, tableAsked, tableUnheard}
+	s.tenants = newTenants(r, s.weather)
 	s.answers = newAnswers(r, s.tenants.ownerOf)
 	o := ways[seed%uint64(len(ways))]
 	r.say("flannel with %s, kube-proxy with %s", o.Flannel.Backend, o.Proxy)
@@ -67,6 +67,7 @@ func newRouted(ctx context.Context, product lab.Product, r *report, seed uint64)
 		undos: map[string]int{}, runningOn: s.tenants.runningOn,
 	}
 	for _, n := range s.cluster.Nodes {
+		s.tenants.nodes = append(s.tenants.nodes, n.Name)
 		s.breaker.machines = append(s.breaker.machines, &machine{ClusterNode: n, weather: s.weather, down: map[part]int{}})
 	}
 	for _, n := range s.everywhere() {

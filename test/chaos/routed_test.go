@@ -123,7 +123,7 @@ func TestALostAddressIsSeen(t *testing.T) {
 	} {
 		t.Run(is.name, func(t *testing.T) {
 			r := newReport(io.Discard, io.Discard, "a test")
-			a := newTenants(r)
+			a := newTenants(r, &weather{now: r.now})
 			pod := tenantPod("far-0", "a", "node-1", ip)
 			a.seePod(pod)
 			a.seeIP(podIP(ip, "far-0"))
@@ -134,11 +134,47 @@ func TestALostAddressIsSeen(t *testing.T) {
 	}
 }
 
+func TestAPodOfALostNodeThatWaitsLongIsSeen(t *testing.T) {
+	const ip, long = "10.50.0.1", "far-0 (c) took 45s from the lost node-1 to node-2"
+	for _, is := range []struct {
+		name   string
+		wait   time.Duration
+		broken string // meanwhile
+		want   []string
+	}{
+		{"at once", time.Second, "", nil},
+		{"long", 45 * time.Second, "", []string{long}},
+		{"without an API server", 45 * time.Second, theServer, nil},
+		{"with another node down", 45 * time.Second, "node-2", nil},
+		{"with the lost node down", 45 * time.Second, "node-1", []string{long}},
+	} {
+		t.Run(is.name, func(t *testing.T) {
+			r := newReport(io.Discard, io.Discard, "a test")
+			now := noon
+			r.now = func() time.Time { return now }
+			w := &weather{now: r.now}
+			a := newTenants(r, w)
+			a.nodes = []string{"node-1", "node-2"}
+			a.seePod(tenantPod("far-0", "a", "node-1", ip))
+			w.begins(deletedNode("node-1"), "declared out of service")
+			if is.broken != "" {
+				w.strikes(is.broken, "broken", lately)
+			}
+			a.gonePod(tenantPod("far-0", "a", "node-1", ip))
+			a.seePod(tenantPod("far-0", "b", "node-1", "")) // the wait goes on
+			now = now.Add(is.wait)
+			a.gonePod(tenantPod("far-0", "b", "node-1", ""))
+			a.seePod(tenantPod("far-0", "c", "node-2", ip))
+			said(t, r, is.want...)
+		})
+	}
+}
+
 func TestAnAddressThatMovesIsAskedForMoreOften(t *testing.T) {
 	r := newReport(io.Discard, io.Discard, "a test")
 	now := noon
 	r.now = func() time.Time { return now }
-	a := newTenants(r)
+	a := newTenants(r, &weather{now: r.now})
 	a.seePod(tenantPod("far-0", "a", "node-1", "10.50.0.1"))
 	a.seePod(tenantPod("far-1", "b", "node-1", "10.50.0.2"))
 	now = now.Add(restless + time.Second)

@@ -17,16 +17,19 @@ import (
 // tenants follows the pods of routed pools: each has its address from its first start to the end of the run, wherever
 // it is made again. The methods may be called concurrently.
 type tenants struct {
-	report *report
-	now    func() time.Time
+	report  *report
+	weather *weather
+	nodes   []string // their names
+	now     func() time.Time
 
 	mu      sync.Mutex
 	current map[string]*tenant // by the pod's name
 	was     map[string]string  // the node of the pod of that name that had an address last
 	addr    map[string]netip.Addr
 	owner   map[netip.Addr]string
-	clients map[string]string // node -> the ordinary pod there that asks
-	over    bool              // the workloads are deleted
+	left    map[string]leaving // by the pod's name
+	clients map[string]string  // node -> the ordinary pod there that asks
+	over    bool               // the workloads are deleted
 }
 
 // tenant is a pod as the API server shows it.
@@ -36,9 +39,15 @@ type tenant struct {
 	moved     time.Time // when it was last seen to start or to end
 }
 
-func newTenants(r *report) *tenants {
+// leaving is the end of a pod on a node that was lost.
+type leaving struct {
+	node string
+	at   time.Time // from then on its address may be its successor's
+}
+
+func newTenants(r *report, w *weather) *tenants {
 	return &tenants{
-		report: r, now: r.now, current: map[string]*tenant{}, was: map[string]string{},
+		report: r, weather: w, now: r.now, left: map[string]leaving{}, current: map[string]*tenant{}, was: map[string]string{},
 		addr: map[string]netip.Addr{}, owner: map[netip.Addr]string{}, clients: map[string]string{},
 	}
 }
@@ -66,6 +75,7 @@ func (t *tenants) seePod(pod *corev1.Pod) {
 	if pod.Spec.NodeName != is.node {
 		is.node = pod.Spec.NodeName
 		t.report.note("bound: %s (%s) to %s", pod.Name, is.uid, is.node)
+		t.arrivedLocked(pod.Name, is.uid, is.node, now)
 	}
 	if ready := lab.Ready(pod); ready != is.ready {
 		is.ready, is.moved = ready, now
@@ -99,9 +109,51 @@ func (t *tenants) gonePod(pod *corev1.Pod) {
 	if is := t.current[pod.Name]; is != nil && is.uid == string(pod.UID) {
 		is.ready, is.moved = false, t.now()
 		t.report.note("gone: %s (%s) on %s", pod.Name, is.uid, is.node)
+		// One that was bound to a lost node and never ran there does not begin the wait again.
+		if _, waits := t.left[pod.Name]; !waits && is.node != "" && !t.weather.since(deletedNode(is.node)).IsZero() {
+			t.left[pod.Name] = leaving{is.node, t.now()}
+		}
 	}
 	if t.clients[pod.Spec.NodeName] == pod.Name {
 		delete(t.clients, pod.Spec.NodeName)
+	}
+}
+
+// farewell is how long the successor of a pod of a lost node may take to another node, though nothing else is broken.
+const farewell = 30 * time.Second
+
+// arrivedLocked judges how long a pod has taken from a node that was lost to another one: since its predecessor was gone
+// and the Node deleted or declared out of service.
+func (t *tenants) arrivedLocked(pod, uid, node string, now time.Time) {
+	if !t.weather.since(deletedNode(node)).IsZero() {
+		t.report.count(tableLost, "bound to a node that was lost")
+		return
+	}
+	from, waits := t.left[pod]
+	if !waits {
+		return
+	}
+	delete(t.left, pod)
+	others := []string{theServer, theController}
+	for _, name := range t.nodes {
+		if name != from.node {
+			others = append(others, name)
+		}
+	}
+	wait := now.Sub(from.at)
+	excuse := t.weather.between(from.at.Add(-lately), now, others...)
+	t.report.note("%s (%s) came from the lost %s to %s after %.1fs", pod, uid, from.node, node, wait.Seconds())
+	switch {
+	case wait <= 2*time.Second:
+		t.report.count(tableLost, "within 2 s")
+	case wait <= farewell:
+		t.report.count(tableLost, "within 30 s")
+	case excuse != "":
+		t.report.count(tableLost, "later, while more was broken")
+	default:
+		t.report.count(tableLost, "later")
+		t.report.violation("wait of "+uid, "%s (%s) took %.0fs from the lost %s to %s", pod, uid, wait.Seconds(), from.node,
+			node)
 	}
 }
 

@@ -109,7 +109,9 @@ func (s *routed) loseNode(ctx context.Context, m *machine) (
 	forgive := s.breaker.undo("take the taint from "+m.Name, func(ctx context.Context) error {
 		return s.taint(ctx, m.Name, false)
 	})
+	back := s.weather.begins(deletedNode(m.Name), "declared out of service")
 	heal = func(ctx context.Context) error {
+		defer back()
 		left, cancel := context.WithTimeout(ctx, healing)
 		defer cancel()
 		err := lab.Until(left, "the pods of "+m.Name+" to be elsewhere", func() (bool, error) {

@@ -52,6 +52,18 @@ func (w *weather) strikes(subject, what string, d time.Duration) {
 	w.spells = append(w.spells, &spell{subject: subject, what: what, from: now, to: now.Add(d)})
 }
 
+// since returns since when something of a subject has been broken; zero: nothing is.
+func (w *weather) since(subject string) (at time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.spells {
+		if s.subject == subject && s.to.IsZero() && (at.IsZero() || s.from.Before(at)) {
+			at = s.from
+		}
+	}
+	return at
+}
+
 // between returns what was broken of the subjects at any time from one moment to another; empty: nothing.
 func (w *weather) between(from, to time.Time, subjects ...string) string {
 	w.mu.Lock()
