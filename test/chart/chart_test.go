@@ -754,7 +754,7 @@ func find[object any](t *testing.T, all []Document, kind, name string) *object {
 func TestTheNetworkPolicyAdmitsWhoIsNamed(t *testing.T) {
 	for values, want := range map[string]string{
 		"": "", "networkPolicy: {enabled: true}": "[]",
-		"gate: {mechanism: Webhook}\nnetworkPolicy: {enabled: true}": "[{gate 0}]",
+		"gate: {mechanism: Webhook}\nnetworkPolicy: {enabled: true}":                                         "[{gate 0}]",
 		"networkPolicy: {enabled: true, metricsFrom: [{podSelector: {}}], webhookFrom: [{podSelector: {}}]}": "[{metrics 1}]",
 		"gate: {mechanism: Webhook}\nnetworkPolicy: {enabled: true, metricsFrom: [{podSelector: {}}], " +
 			"webhookFrom: [{podSelector: {}}, {ipBlock: {cidr: 192.0.2.0/28}}]}": "[{metrics 1} {gate 2}]",
