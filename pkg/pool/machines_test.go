@@ -625,7 +625,7 @@ func (w *world) mend(n *node) {
 	w.logf("%s: comes back", n.name)
 	n.kubelet, n.agent, n.data = true, true, true
 	if host, ok := w.hosts.objs[n.name]; ok && host.Off {
-		if !w.calm && w.some(20) {
+		if !w.calm && !w.adopts && w.rev%5 == 0 {
 			w.logf("%s: the taint is forgotten", n.name)
 			n.lied, n.heard = true, map[UID]bool{} // until it is Ready
 			return
