@@ -50,9 +50,10 @@ type world struct {
 	clocks     bool          // those of controllers differ and jump
 	skew       time.Duration // of the clock of the controller that acts
 	// liar is a node whose agent lies, until everything is healed; nil: all are honest.
-	liar *node
-	lies int
-	lied string // the node that had a liar
+	liar  *node
+	lies  int
+	epoch int64  // the highest that there ever was
+	lied  string // the node that had a liar
 	// unseen are pods of which the liar's word was taken, since the controller did not know which node they had.
 	unseen map[UID]bool
 	known  int // addresses that a backup gave to a pod, and the cluster it replaced to another one
@@ -367,7 +368,7 @@ func (w *world) applied(wr Write) error {
 				w.conflicts++
 			}
 		}
-		if w.liar != nil && !w.told[is.UID] && is.Node != w.liar.name && is.Created.After(time.Unix(0, w.roll.Epoch).Add(2*Skew)) {
+		if w.liar != nil && !w.told[is.UID] && is.Node != w.liar.name && is.Created.After(time.Unix(0, w.epoch).Add(2*Skew)) {
 			w.failf("pod %s %s is ended, on node %q, and no node but %s can have said anything of it", is.Name, is.UID, is.Node,
 				w.liar.name)
 		}
@@ -387,7 +388,7 @@ func (w *world) applied(wr Write) error {
 		if wr.Roll.Version != w.roll.Version {
 			return errConflict
 		}
-		w.roll = wr.Roll
+		w.roll, w.epoch = wr.Roll, max(w.epoch, wr.Roll.Epoch)
 		w.roll.Version = w.version()
 	default:
 		panic(wr)
