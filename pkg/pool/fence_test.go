@@ -534,8 +534,18 @@ func TestAConflictIsForTheNodeOfThePodToReport(t *testing.T) {
 		is := *b.Pod(pod.UID)
 		is.Node = node
 		b.SetPod(is)
-		if plan := b.Review(a, noon, nil); plan.Writes != nil {
-			t.Errorf("on %q: %+v", node, plan)
+		plan := b.Review(a, noon, nil)
+		if node == "" && plan.Writes != nil {
+			t.Errorf("on no node: %+v", plan)
+		}
+		if node == "" {
+			continue
+		}
+		if len(plan.Writes) != 1 {
+			t.Fatalf("on %s: %+v", node, plan)
+		}
+		if back, ok := plan.Writes[0].(StatusIP); !ok || back.PodIP.Conflict != "" || back.PodIP.Node != node {
+			t.Errorf("on %s it is not taken back: %+v", node, plan)
 		}
 	}
 }
@@ -854,6 +864,9 @@ func TestWhatNoVersionCoversIsReadPastTheCaches(t *testing.T) {
 		{"the pod exists", Check{Gone: a}, one{pod: a}, ErrStale},
 		{"nobody knows whether it exists", Check{Gone: a}, one{err: broken}, broken},
 		{"the pod must exist, and does", Check{There: a}, one{pod: a}, nil},
+		{"the pod must exist, and has got a node", Check{There: a}, one{pod: &Pod{UID: "a", Node: "n1"}}, ErrStale},
+		{"the pod must exist, and has the node that is known", Check{There: &Pod{UID: "a", Node: "n1"}},
+			one{pod: &Pod{UID: "a", Node: "n1"}}, nil},
 		{"the pod must exist, and ends", Check{There: a}, one{pod: &Pod{UID: "a", Ending: true}}, ErrStale},
 		{"the pod must exist, and does not", Check{There: a}, one{}, ErrStale},
 		{"the node is deleted", Check{Off: "n1"}, one{}, nil},

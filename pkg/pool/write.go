@@ -92,7 +92,7 @@ type Live interface {
 // Check is a condition of a write that no version covers, because it is about other objects. It is read past the
 // caches, just before the write.
 type Check struct {
-	// Pod that must not exist (any more), or must, not ending.
+	// Pod that must not exist (any more), or must, not ending, and without a node if it is known without one.
 	Gone, There *Pod
 	// Off is a node that must not exist, or be off by the word of an operator, and not Ready.
 	Off string
@@ -129,6 +129,9 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		}
 		if is == nil || is.UID != want.UID || is.Ending || is.Over {
 			return fmt.Errorf("pod %s/%s has ended: %w", want.Namespace, want.Name, ErrStale)
+		}
+		if want.Node == "" && is.Node != "" {
+			return fmt.Errorf("pod %s/%s has node %s: %w", want.Namespace, want.Name, is.Node, ErrStale)
 		}
 	}
 	if c.Off != "" {

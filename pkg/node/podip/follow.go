@@ -1,6 +1,7 @@
 package podip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -147,7 +148,8 @@ func (k *Keeper) recheck(ctx context.Context, again context.CancelFunc) (begun i
 	if err != nil {
 		return checked, err
 	}
-	if begun = max(epoch, checked); epoch <= checked && !wiped {
+	// An epoch below the last one is a new one, too: the clock of the leader that began the last one was ahead.
+	if begun = cmp.Or(epoch, checked); begun == checked && !wiped {
 		return begun, k.putServedLocked(served)
 	}
 	files, err := ledger.PoolPods(k.o.Ledgers) // which nothing else may tell of

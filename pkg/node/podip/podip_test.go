@@ -1059,6 +1059,29 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 	})
 }
 
+// The clock of an earlier leader was ahead: after a restore the next epoch is below the one that the node has begun.
+func TestARecallByAClockThatIsBehindTheLastOneIsAnswered(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.c.putRoll(roll(9, 9))
+		w.given(1)
+		w.given(2)
+		w.runs(1)
+		w.pass(time.Second)
+		w.wantAnswer(9, 1)
+
+		w.c.mu.Lock()
+		delete(w.c.pods, uid(2))
+		w.c.answer.Spec.Round = 3
+		w.c.mu.Unlock()
+		w.c.putRoll(roll(5, 5))
+		w.pass(time.Second)
+		w.wantAnswer(5, 1)
+		if w.file(1) != text(1) || w.file(2) != "" {
+			t.Errorf("the files say %q and %q", w.file(1), w.file(2))
+		}
+	})
+}
+
 // While the agent begins an epoch it does not believe events of before.
 func TestAnEventOfBeforeARecallWritesNoFile(t *testing.T) {
 	inWorld(t, func(w *world) {

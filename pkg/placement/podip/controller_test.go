@@ -987,9 +987,10 @@ func TestAPoolSaysWhichMachineKeepsItFromNewAllocations(t *testing.T) {
 
 // A pod is kept from the node that was just lost, and is made again if it finds no other one before that is back.
 func TestASuccessorIsKeptFromALostNodeWhileThatIsLost(t *testing.T) {
+	retained := hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")
 	one := hometest.Node("node-1", "a")
 	a := newAPI(t, one, hometest.Node("node-2", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
-		asking("web-0", "blue", ownedBySet))
+		asking("web-0", "blue", ownedBySet, retained))
 	c := control(t, a)
 	c.works()
 	first := bound(t, a, "web-0", "node-1")
@@ -999,7 +1000,7 @@ func TestASuccessorIsKeptFromALostNodeWhileThatIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.works()
-	if err := a.WithWatch.Create(t.Context(), asking("web-0", "blue", ownedBySet, func(p *corev1.Pod) {
+	if err := a.WithWatch.Create(t.Context(), asking("web-0", "blue", ownedBySet, retained, func(p *corev1.Pod) {
 		p.UID = "next"
 	})); err != nil {
 		t.Fatal(err)
@@ -1017,7 +1018,7 @@ func TestASuccessorIsKeptFromALostNodeWhileThatIsLost(t *testing.T) {
 	if err := a.Get(t.Context(), client.ObjectKeyFromObject(next), next); !apierrors.IsNotFound(err) {
 		t.Errorf("the pod that finds no node is not ended: %v", err)
 	}
-	if err := a.WithWatch.Create(t.Context(), asking("web-0", "blue", ownedBySet, func(p *corev1.Pod) {
+	if err := a.WithWatch.Create(t.Context(), asking("web-0", "blue", ownedBySet, retained, func(p *corev1.Pod) {
 		p.UID = "third"
 	})); err != nil {
 		t.Fatal(err)
@@ -1032,7 +1033,7 @@ func TestASuccessorIsKeptFromALostNodeWhileThatIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.works()
-	if is, _ := a.pod(t, "web-0"); is.UID != "third" {
+	if is, _ := a.pod(t, "web-0"); is.UID != third.UID {
 		t.Error("a pod that has a node is ended")
 	}
 }

@@ -116,7 +116,7 @@ func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 	var disowned []string
 	c.disowned = func(pod types.NamespacedName) { disowned = append(disowned, pod.Name) }
 	c.works()
-	if owns, known := c.Owns(second); !owns || !known || len(c.session.book.Waiting("blue")) != 1 {
+	if owns, known := c.Owns(t.Context(), second); !owns || !known || len(c.session.book.Waiting("blue")) != 1 {
 		t.Fatalf("owned %t, known %t: the test shows nothing", owns, known)
 	}
 	ns.Annotations, ns.ResourceVersion = nil, ""
@@ -129,7 +129,7 @@ func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 	c.works()
 	a.now = a.now.Add(time.Minute)
 	c.works()
-	if owns, known := c.Owns(second); owns || !known {
+	if owns, known := c.Owns(t.Context(), second); owns || !known {
 		t.Errorf("it is still placed by pools: %t, %t", owns, known)
 	}
 	for name, ip := range a.ips(t) {

@@ -858,13 +858,22 @@ func (c *Controller) nodes(s *session) toolscache.ResourceEventHandler {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			s.book.SetNode(nodeOf(node, c.agents))
-			for _, uid := range s.book.Barren(node.Name) {
-				c.enqueue(podKey(uid))
-			}
+		}
+	}
+	back := func(name string) { // Controller.mu is held
+		for _, uid := range s.book.Barren(name) {
+			c.enqueue(podKey(uid))
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: set,
+		AddFunc: func(o any) {
+			set(o)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if node, ok := o.(*corev1.Node); ok {
+				back(node.Name)
+			}
+		},
 		UpdateFunc: func(was, is any) {
 			before, okWas := was.(*corev1.Node)
 			after, okIs := is.(*corev1.Node)
@@ -873,6 +882,7 @@ func (c *Controller) nodes(s *session) toolscache.ResourceEventHandler {
 			defer c.mu.Unlock()
 			if okWas && okIs && nodeOf(before, c.agents) != nodeOf(after, c.agents) {
 				s.nodeSpoke()
+				back(after.Name)
 			}
 		},
 		DeleteFunc: func(o any) {
