@@ -693,7 +693,8 @@ func TestAPolicyThatGuardsNothingIsFound(t *testing.T) {
 	for _, policy := range []string{"MutatingAdmissionPolicy stayput-gate-annotated", "MutatingAdmissionPolicy stayput-gate-recorded",
 		"MutatingAdmissionPolicy stayput-gate-pools", "ValidatingAdmissionPolicy stayput-controller",
 		"ValidatingAdmissionPolicy stayput-agent", "ValidatingAdmissionPolicy stayput-agent-pools"} {
-		if !strings.Contains(moved, "FAIL "+policy+" is about accounts of namespace stayput-system, and Stayput is in elsewhere: ") {
+		want := "FAIL " + policy + " is about accounts of namespace stayput-system, and Stayput is in elsewhere: "
+		if !strings.Contains(moved, want) {
 			t.Errorf("of %s it does not say that it is about other accounts:\n%s", policy, moved)
 		}
 	}

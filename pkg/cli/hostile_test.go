@@ -97,7 +97,7 @@ func hostileObjects() map[string][]client.Object {
 	yes, now := true, time.Now()
 	named := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "u", ResourceVersion: "1",
-			GenerateName: " ", SelfLink: " ", CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))}
+			GenerateName: " ", CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))}
 	}
 	ours := func(key string) map[string]string { return map[string]string{key: hostile} }
 	pod := filled(corev1.Pod{ObjectMeta: named("default", "web-0"), Spec: corev1.PodSpec{NodeName: "node-1"}})
@@ -160,7 +160,8 @@ type spiderEndpointObject struct {
 }
 
 func aSpiderEndpoint(e *spiderEndpoint) client.Object {
-	return &spiderEndpointObject{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0"}}, e.Status}
+	return &spiderEndpointObject{&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0"}},
+		e.Status}
 }
 
 // hostileServer is an API server that has these objects.
@@ -332,8 +333,9 @@ func TestNoCompletionIsWhatOthersWrote(t *testing.T) {
 
 func TestTextIsMadePrintable(t *testing.T) {
 	for text, want := range map[string]string{
-		"web-0 … é 漢 \\": "web-0 … é 漢 \\", "\x1b[31m": `\x1b[31m`, "a\nb\tc": `a\nb\tc`, "\u009b\u202e\u200b": `\u009b\u202e\u200b`,
-		"\x9b\xff": `\x9b\xff`, "\U000e0041": `\U000e0041`, "\ufffd": "\ufffd", "": "",
+		"web-0 … é 漢 \\": "web-0 … é 漢 \\", "\x1b[31m": `\x1b[31m`, "a\nb\tc": `a\nb\tc`,
+		"\u009b\u202e\u200b": `\u009b\u202e\u200b`,
+		"\x9b\xff":           `\x9b\xff`, "\U000e0041": `\U000e0041`, "\ufffd": "\ufffd", "": "",
 	} {
 		if got := printable(text); got != want {
 			t.Errorf("%q is %q, expected %q", text, got, want)

@@ -141,9 +141,9 @@ func decideGated(s Situation, d Decision, left time.Duration, prefers bool) Deci
 	return d
 }
 
-// avoidLost keeps a pod off the node where it was, if the cluster has just lost that: the scheduler may not know yet, and
-// likes a node whose pods are gone. It would bind the pod to it, and only the garbage collector would end that pod, 40 s
-// later.
+// avoidLost keeps a pod off the node where it was, if the cluster has just lost that: the scheduler may not know yet,
+// and likes a node whose pods are gone. It would bind the pod to it, and only the garbage collector would end that pod,
+// 40 s later.
 func (d *Decision) avoidLost(s Situation) {
 	last := s.Address.Node
 	if last == "" && s.Record != nil {
@@ -155,9 +155,11 @@ func (d *Decision) avoidLost(s Situation) {
 	d.Affinity.Without = []string{last}
 }
 
-// NodeHome writes a node as a home, for people. NotNode writes all nodes but one.
+// NodeHome writes a node as a home, for people.
 func NodeHome(node string) string { return "node " + node }
-func NotNode(node string) string  { return "any node but " + node }
+
+// NotNode writes all nodes but one as a home, for people.
+func NotNode(node string) string { return "any node but " + node }
 
 // decidePinned is for a pod that is no longer gated and has no node yet. Only the scheduler can say that there is no
 // room for it; until it has, it may just be slow.

@@ -14,7 +14,8 @@ func TestAPodIsKeptOffTheNodeThatWasJustLost(t *testing.T) {
 	address := Address{Node: "node-1"}
 	term := kruisev1alpha1.NodeTopologyTerm{NodeTopologyKeys: []string{corev1.LabelTopologyZone}}
 	record := &Record{Spec: kruisev1alpha1.PersistentPodStateSpec{RequiredPersistentTopology: &term},
-		State: kruisev1alpha1.PodState{NodeName: "node-1", NodeTopologyLabels: map[string]string{corev1.LabelTopologyZone: "a"}}}
+		State: kruisev1alpha1.PodState{NodeName: "node-1",
+			NodeTopologyLabels: map[string]string{corev1.LabelTopologyZone: "a"}}}
 	other, lost := hometest.Node("node-2", "a"), hometest.Node("node-1", "a")
 	lately, long := func(node string) bool { return node == "node-1" }, func(string) bool { return false }
 	for name, c := range map[string]struct {

@@ -63,7 +63,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 	l.mu.Unlock()
 	if surplus != nil {
-		surplus.Close()
+		_ = surplus.Close() // a connection that is given up
 	}
 	return c, nil
 }

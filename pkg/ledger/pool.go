@@ -80,7 +80,8 @@ func PoolFile(stateDir, uid string) (string, error) {
 	return filepath.Join(stateDir, PoolsDir, uid), ValidPodUID(uid)
 }
 
-// Served is what the agent has durably said of the cluster's pools. Its JSON is the file served of the pools' directory:
+// Served is what the agent has durably said of the cluster's pools. Its JSON is the file served of the pools'
+// directory:
 //
 //	{"v":1,"guard":"…","subnets":["10.6.0.0/16"],"gateways":["10.6.0.1"]}
 //	{"v":1,"none":true}
@@ -113,8 +114,8 @@ func Serve(o Options, is Served) error {
 	return o.keepDurably(filepath.Join(o.StateDir, PoolsDir, servedName), append(b, '\n'))
 }
 
-// PoolsServed returns what [Serve] noted, nil: nothing. The error is ErrCorrupt or ErrNewer, or the disk's: then nothing
-// is known.
+// PoolsServed returns what [Serve] noted, nil: nothing. The error is ErrCorrupt or ErrNewer, or the disk's: then
+// nothing is known.
 func PoolsServed(o Options) (*Served, error) {
 	o.setDefaults()
 	path := filepath.Join(o.StateDir, PoolsDir, servedName)
@@ -195,8 +196,8 @@ func absent(err error) error {
 	return err
 }
 
-// Tell writes the file with the addresses of a pod, whole at every moment: the cluster has surely given them to this pod,
-// and it has not ended here. A machine that lost power may have lost it.
+// Tell writes the file with the addresses of a pod, whole at every moment: the cluster has surely given them to this
+// pod, and it has not ended here. A machine that lost power may have lost it.
 func Tell(o Options, uid, text string) error {
 	o.setDefaults()
 	path, err := PoolFile(o.StateDir, uid)
@@ -461,7 +462,7 @@ func (o *Options) keepDurably(path string, data []byte) error {
 	return syncPathTo(o.FS, path)
 }
 
-// ErrUndescribed: a network has no description, so that it is not known where its addresses are.
+// ErrUndescribed means that a network has no description: where its addresses are is unknown.
 var ErrUndescribed = errors.New("the file that describes this network is missing")
 
 // Described returns ErrUndescribed if [Networks] leaves a network out that has attachments, because its description was

@@ -179,7 +179,9 @@ func spacesOf(v *hostnet.View, recorded []ledger.Netns) map[*hostnet.Space]bool 
 //
 // A pod's namespace without a process is debris: its runtime is the one that does not know it. Any other
 // (of nerdctl, podman, ip netns, cnitool) belongs to a program that we cannot ask, with or without a process.
-func judge(v *hostnet.View, s *suspicion, known map[*hostnet.Space]bool) (leftover *hostnet.Space, why string, err error) {
+func judge(v *hostnet.View, s *suspicion, known map[*hostnet.Space]bool) (
+	leftover *hostnet.Space, why string, err error,
+) {
 	if s.netns.Path != "" {
 		leftover, err = v.Find(s.netns)
 		switch {

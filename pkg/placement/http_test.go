@@ -23,7 +23,8 @@ func TestAClientCannotHoardTheControllersConnections(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Start(ctx) }()
-	if n := hoard.Connections(t, s.Listener.Addr().String(), "/metrics", 3*httplimit.Connections); n != httplimit.Connections {
+	n := hoard.Connections(t, s.Listener.Addr().String(), "/metrics", 3*httplimit.Connections)
+	if n != httplimit.Connections {
 		t.Errorf("of %d connections %d are open, expected %d", 3*httplimit.Connections, n, httplimit.Connections)
 	}
 	cancel()
@@ -49,7 +50,8 @@ func TestTheControllersHealthIsThatOfItsCaches(t *testing.T) {
 			t.Errorf("%s: %d %s", path, code, says)
 		}
 	}
-	if code, says := get("/readyz?verbose"); code != http.StatusInternalServerError || !strings.Contains(says, "caches failed") {
+	if code, says := get("/readyz?verbose"); code != http.StatusInternalServerError ||
+		!strings.Contains(says, "caches failed") {
 		t.Errorf("before its caches are filled: %d %s", code, says)
 	}
 	ready = nil

@@ -449,7 +449,8 @@ func (p *placer) placement(pod *corev1.Pod, r *home.Record, d home.Decision) gat
 	switch {
 	case d.Affinity.Requires():
 		to.Annotations = map[string]string{stayputv1alpha1.AnnotationPinned: d.Home}
-	case len(d.Affinity.Without) > 0: // if the scheduler finds no room without it, as when it has come back, it counts again
+	case len(d.Affinity.Without) > 0:
+		// If the scheduler finds no room elsewhere, as when that node has come back, it counts again.
 		to.Annotations = map[string]string{stayputv1alpha1.AnnotationPinned: home.NotNode(d.Affinity.Without[0])}
 	}
 	return to

@@ -388,7 +388,8 @@ func TestWhatIsRecordedOfAPredecessorIsFilteredWhoeverWroteIt(t *testing.T) {
 	p := testPlacer(nil)
 	record := &home.Record{State: kruisev1alpha1.PodState{Annotations: map[string]string{
 		"kept": "so", stayputv1alpha1.AnnotationAddresses: "victim's", stayputv1alpha1.AnnotationPinned: "node node-9",
-		"ipam.spidernet.io/ippool": "x", stayputv1alpha1.AnnotationReservedIPDuration: "1", "cni.projectcalico.org/podIP": "x",
+		"ipam.spidernet.io/ippool": "x", stayputv1alpha1.AnnotationReservedIPDuration: "1",
+		"cni.projectcalico.org/podIP": "x",
 	}}}
 	to := p.placement(hometest.Pod(), record, home.Decision{Home: "node node-1", Affinity: home.Affinity{Node: "node-1"}})
 	if !maps.Equal(to.Recorded, map[string]string{"kept": "so"}) ||

@@ -25,8 +25,8 @@ var templateAnnotations = []string{stayputv1alpha1.AnnotationHome, stayputv1alph
 var workloadAnnotations = []string{kruisev1alpha1.AnnotationAutoGenerate, kruisev1alpha1.AnnotationRequiredTopology,
 	kruisev1alpha1.AnnotationPreferredTopology, kruisev1alpha1.AnnotationPodAnnotations}
 
-// annotationMost is the longest value of an annotation that is kept: of a longer one only the beginning is, which is not
-// valid. Whoever may make workloads could fill the memory of every controller otherwise.
+// annotationMost is the longest value of an annotation that is kept: of a longer one only the beginning is, which is
+// not valid. Whoever may make workloads could fill the memory of every controller otherwise.
 const annotationMost = 4 << 10
 
 // pickAnnotations returns the annotations with these keys.

@@ -358,8 +358,8 @@ func (b *Book) SetAnswer(a Answer) {
 func (b *Book) Answer(node string) Answer { return b.answers[node] }
 
 // heeds reports whether it counts that a node says to have a pod. That a pod is elsewhere than by the cluster can be so
-// only if a restore has made that forget its node. So of a pod that was made since all nodes were asked, no other node's
-// word counts: an agent may lie.
+// only if a restore has made that forget its node. So of a pod that was made since all nodes were asked, no other
+// node's word counts: an agent may lie.
 func (b *Book) heeds(node string, uid UID) bool {
 	pod := b.pods[uid]
 	return pod == nil || pod.Node == node || b.rules.broken(recallsEnd) ||

@@ -10,9 +10,9 @@ import (
 
 // This file bounds what other machines on a link can do to a pool.
 
-// machineMost is how many addresses of a pool are quarantined because of one machine. A machine with wrong addresses has
-// few of them. One that answers for more may answer for all, as proxy ARP does: to look for an address that it does not
-// answer for would quarantine the whole pool, and end a pod for each address.
+// machineMost is how many addresses of a pool are quarantined because of one machine. A machine with wrong addresses
+// has few of them. One that answers for more may answer for all, as proxy ARP does: to look for an address that it does
+// not answer for would quarantine the whole pool, and end a pod for each address.
 const machineMost = 5
 
 // The pause between two ends of pods of a workload because of conflicts: doubled with each of its addresses that is in
@@ -103,8 +103,8 @@ func (b *Book) endsAt(of Workload, a netip.Addr) (at time.Time) {
 }
 
 // apart reports whether a node that cannot answer has no part in the quarantine of an address: the other machine was
-// heard on another node's link, the pod was not on this one, and when the node answered last it did not have the address.
-// Who gets the address next asks on the link again.
+// heard on another node's link, the pod was not on this one, and when the node answered last it did not have the
+// address. Who gets the address next asks on the link again.
 func (b *Book) apart(p *PodIP, node string) bool {
 	answer, ok := b.answers[node]
 	return ok && p.Quarantine.MAC != "" && p.Mode == L2 && !b.nodes[node].Ready && node != p.Node &&

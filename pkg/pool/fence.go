@@ -46,8 +46,8 @@ type Situation struct {
 	Asked   int64
 	// Held are the nodes that say that the pod is there, or was when they answered.
 	Held []string
-	// Agent reports whether a node has ever answered, or had an address; nil: that is not known. Where agents are wanted may
-	// have changed since: such a node is asked like any other.
+	// Agent reports whether a node has ever answered, or had an address; nil: that is not known. Where agents are wanted
+	// may have changed since: such a node is asked like any other.
 	Agent func(node string) bool
 
 	rules rules
@@ -61,13 +61,16 @@ const askAfter = 30 * time.Second
 //
 //   - its node's agent says so, in the status of the PodIP or when it was asked, or
 //   - it was deleted before it had a node, or
-//   - it was deleted, and its node is off by the word of an operator, and not Ready: kubelet of one that is off is silent,
-//     or
-//   - it was deleted, nobody knows which node it had, and every node says that it is not there, or is off.
+//
+// - it was deleted, and its node is off by the word of an operator, and not Ready: kubelet of one that is off is
+// silent,
+//
+//	  or
+//	- it was deleted, nobody knows which node it had, and every node says that it is not there, or is off.
 //
 // That a pod was deleted, by force or not, proves nothing, nor does a node that is not Ready: its sandbox may live on.
-// Nor does what another node than the pod's says of it: an agent may lie, or its token may have been stolen. Then it can
-// do so about the pods of its own node only, as far as it is known which node a pod had.
+// Nor does what another node than the pod's says of it: an agent may lie, or its token may have been stolen. Then it
+// can do so about the pods of its own node only, as far as it is known which node a pod had.
 func Fence(s Situation) Finding {
 	p := s.IP
 	name := p.Namespace + "/" + p.PodName
@@ -235,7 +238,8 @@ func everyone(s Situation, why string, satisfied func(node string) bool) Finding
 		return Finding{Verdict: Never, Reason: fmt.Sprintf("%s, and node %s is not Ready", why, strings.Join(lost, ", ")),
 			Remedy: offRemedy}
 	case mute != nil:
-		return Finding{Verdict: Never, Reason: fmt.Sprintf("%s, and node %s has never answered", why, strings.Join(mute, ", ")),
+		return Finding{Verdict: Never,
+			Reason: fmt.Sprintf("%s, and node %s has never answered", why, strings.Join(mute, ", ")),
 			Remedy: muteRemedy}
 	case silent != nil:
 		return Finding{Verdict: Wait,

@@ -143,10 +143,10 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 // quarantinedFor is how long nobody gets an address that another machine has.
 const quarantinedFor = time.Hour
 
-// reviewConflict decides about a pod that cannot start, because another machine has its address. One that had the address
-// before, and waits for its own, waits until that machine has it no more. Any other is ended, so that the pod which
-// replaces it gets another address: it never ran, but it was told of this one, which is kept for nobody from then on,
-// and is free only past the fence, as any other. A machine that answers for too many addresses ends no pod, and the
+// reviewConflict decides about a pod that cannot start, because another machine has its address. One that had the
+// address before, and waits for its own, waits until that machine has it no more. Any other is ended, so that the pod
+// which replaces it gets another address: it never ran, but it was told of this one, which is kept for nobody from then
+// on, and is free only past the fence, as any other. A machine that answers for too many addresses ends no pod, and the
 // pods of one workload are ended ever more slowly.
 func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 	why := fmt.Sprintf("another machine on the link of node %s has it, with the MAC address %s", p.Node, p.Conflict)

@@ -55,7 +55,8 @@ func (w *world) workloadsAct() {
 		p := w.pods.objs[key]
 		if p.Node == "" && p.Ending && (w.calm || w.some(50)) {
 			w.pods.del(key)
-		} else if host, exists := w.hosts.objs[p.Node]; p.Node != "" && (!exists || host.Off && !host.Ready) && (w.calm || w.some(30)) {
+		} else if host, exists := w.hosts.objs[p.Node]; p.Node != "" && (!exists || host.Off && !host.Ready) &&
+			(w.calm || w.some(30)) {
 			w.logf("pod %s %s is deleted: node %s is gone", p.Name, p.UID, p.Node)
 			w.pods.del(key)
 		}
@@ -286,8 +287,9 @@ func (w *world) agentSees(n *node) {
 }
 
 func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool) {
-	local := Local{UID: uid, Node: n.name, Exists: exists, Found: found, Ending: pod.Ending, Over: pod.Over, Barred: n.barred[uid],
-		Netns: n.sandboxes[uid] != nil, rules: w.rules}
+	local := Local{UID: uid, Node: n.name, Exists: exists, Found: found, Ending: pod.Ending, Over: pod.Over,
+		Barred: n.barred[uid],
+		Netns:  n.sandboxes[uid] != nil, rules: w.rules}
 	if ip, ok := w.ips.objs[a.String()]; ok {
 		local.IP = &ip
 	}
@@ -595,8 +597,8 @@ func (w *world) cut(n *node) {
 	w.forgotten(n)
 }
 
-// forgotten is a taint that was left on a node when that came back. It says that the node is off again as soon as that is
-// not Ready: the operator was told to remove it, and is wrong.
+// forgotten is a taint that was left on a node when that came back. It says that the node is off again as soon as that
+// is not Ready: the operator was told to remove it, and is wrong.
 func (w *world) forgotten(n *node) {
 	if host := w.hosts.objs[n.name]; host.Off && n.on && !n.kubelet {
 		n.lied, n.heard = true, map[UID]bool{}
@@ -849,8 +851,8 @@ func (w *world) setClocks() {
 	}
 }
 
-// jump has the clock of a controller be wrong. One that is behind by about as much as a backup is old takes its mark for
-// fresh, if it has just begun: that is excused, by none being behind so little but right after it was set.
+// jump has the clock of a controller be wrong. One that is behind by about as much as a backup is old takes its mark
+// for fresh, if it has just begun: that is excused, by none being behind so little but right after it was set.
 func (w *world) jump() {
 	c := pickOne(w.r, w.controllers)
 	switch w.r.IntN(3) {

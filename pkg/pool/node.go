@@ -19,8 +19,9 @@ type Local struct {
 	Off bool
 	// Netns: the pod has a network namespace on this node, or an ADD of it is under way.
 	Netns bool
-	// Found: nothing says that a pool has given the pod this address, it only has it. So it is with one that another program
-	// has started, and that has been adopted while this agent was away: it may be given up without that it was ever heard of.
+	// Found: nothing says that a pool has given the pod this address, it only has it. So it is with one that another
+	// program has started, and that has been adopted while this agent was away: it may be given up without that it was
+	// ever heard of.
 	Found bool
 	// Barred: the node's book says that no ADD of the pod may succeed any more.
 	Barred bool
@@ -75,12 +76,14 @@ type Deed struct {
 //   - One that cannot start, because another machine has the address, is Allocated, with the Conflict.
 //   - A pod that neither exists nor has the address any more by the PodIP is a stranger: its interfaces go down. So do
 //     those of one that the cluster has elsewhere, and of one that it has deleted while it believes this node to be
-//     off: its address may be another one's any moment. One that nothing is known of but its address is left alone, unless
-//     that is a PodIP's.
-//   - A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not
-//     know yet that the pod was deleted.
-//   - It reports only of a pod that surely is no other node's: the cluster has it here, or has noted already that it
-//     was here. After a restore, one that ran here may have been given another node, and be gone since.
+//
+// off: its address may be another one's any moment. One that nothing is known of but its address is left alone, unless
+//
+//	  that is a PodIP's.
+//	- A pod that kubelet will not start again and that has no namespace is gone. It is barred first: kubelet may not
+//	  know yet that the pod was deleted.
+//	- It reports only of a pod that surely is no other node's: the cluster has it here, or has noted already that it
+//	  was here. After a restore, one that ran here may have been given another node, and be gone since.
 func Tend(l Local) Deed {
 	mine := l.mine()
 	speaks := mine && (l.Here || l.named() || l.rules.broken(ownPodsOnly))

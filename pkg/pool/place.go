@@ -118,13 +118,13 @@ func (b *Book) place(uid UID, now time.Time) Plan {
 	return plan
 }
 
-// lostLately is for how long after its end a pod's successor is kept from the lost node: longer than a scheduler takes to
-// see what the controller has seen.
+// lostLately is for how long after its end a pod's successor is kept from the lost node: longer than a scheduler takes
+// to see what the controller has seen.
 const lostLately = 5 * time.Minute
 
 // lost returns the nodes on which addresses were last, and which are deleted or off by the word of an operator. The
-// scheduler may not know that yet, and would bind the pod to such a node, where nothing starts it and Kubernetes ends it
-// after a minute.
+// scheduler may not know that yet, and would bind the pod to such a node, where nothing starts it and Kubernetes ends
+// it after a minute.
 func (b *Book) lost(all []choice, now time.Time) (nodes []string) {
 	for _, c := range all {
 		n, exists := b.nodes[c.last]

@@ -492,10 +492,10 @@ type answering struct {
 // oracle: at no moment may two pods answer for one address, nor nodes route to another pod than the one that answers.
 //
 // It excuses a pod that had its address by a backup and one that this lacks, a pod on a node that is wrongly said to be
-// off, and what an agent that lies does to others by its own node: that a pod which is there answers for an address that
-// is not its own any more, since on a shared link any node can answer for any address, and that nodes route there. Also
-// what it says of a pod that was bound and deleted before the controller that decides could see where: one that has just
-// begun, or whose watch was interrupted.
+// off, and what an agent that lies does to others by its own node: that a pod which is there answers for an address
+// that is not its own any more, since on a shared link any node can answer for any address, and that nodes route there.
+// Also what it says of a pod that was bound and deleted before the controller that decides could see where: one that
+// has just begun, or whose watch was interrupted.
 func (w *world) oracle() {
 	all := w.scratch[:0]
 	for _, n := range w.nodes {
@@ -519,7 +519,8 @@ func (w *world) oracle() {
 		lies := func(x answering) bool {
 			return x.uid != p.PodUID && (w.liar != nil && x.node == w.liar.name || w.unseen[x.uid])
 		}
-		if w.routed && w.lied == "" && (w.liar == nil || p.Node != w.liar.name && x.node != w.liar.name) && p.PodCIDR.IsValid() && p.Of == p.PodUID &&
+		if w.routed && w.lied == "" && (w.liar == nil || p.Node != w.liar.name && x.node != w.liar.name) &&
+			p.PodCIDR.IsValid() && p.Of == p.PodUID &&
 			(p.Of != x.uid || p.Node != x.node) && !w.told[x.uid] && !w.lost[x.uid] && !w.told[p.Of] && !w.lost[p.Of] {
 			w.failf("%s on %s answers for %s, and nodes route it to %s on %s", x.uid, x.node, x.addr, p.Of, p.Node)
 		}

@@ -73,8 +73,8 @@ func (c *call) pools(args podArgs, requested []netip.Addr) (pooled, *Error) {
 
 // believe reads what the attachment gets: of the annotation, if it names the guard under which only the controller can
 // have written it, or if the agent has confirmed it; else of the agent's file. source says which. The agent must have
-// said that the cluster has pools: without them nothing may guard the annotation, or nobody serves them any more. An error
-// that another try may mend has codeTryAgain.
+// said that the cluster has pools: without them nothing may guard the annotation, or nobody serves them any more. An
+// error that another try may mend has codeTryAgain.
 func (c *call) believe(p *pooled, said netconf.Pools, pod ledger.Pod) (source string, cerr *Error) {
 	p.text, p.addrs = said.Text, nil
 	source = "annotation " + netconf.AnnotationAddresses
@@ -134,8 +134,8 @@ func (p *pooled) names(guard string) bool {
 	return guard != "" && !slices.ContainsFunc(p.addrs, func(a netconf.PoolAddress) bool { return a.Guard != guard })
 }
 
-// refuse returns an error if an address cannot be a pod's, whatever the cluster says: the node has it, or gives it, or its
-// pods' gateway is there.
+// refuse returns an error if an address cannot be a pod's, whatever the cluster says: the node has it, or gives it, or
+// its pods' gateway is there.
 func (c *call) refuse(addrs []netip.Addr, n *ledger.Network) *Error {
 	if len(addrs) == 0 {
 		return nil

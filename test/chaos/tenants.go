@@ -47,7 +47,8 @@ type leaving struct {
 
 func newTenants(r *report, w *weather) *tenants {
 	return &tenants{
-		report: r, weather: w, now: r.now, left: map[string]leaving{}, current: map[string]*tenant{}, was: map[string]string{},
+		report: r, weather: w, now: r.now, left: map[string]leaving{}, current: map[string]*tenant{},
+		was:  map[string]string{},
 		addr: map[string]netip.Addr{}, owner: map[netip.Addr]string{}, clients: map[string]string{},
 	}
 }
@@ -122,8 +123,8 @@ func (t *tenants) gonePod(pod *corev1.Pod) {
 // farewell is how long the successor of a pod of a lost node may take to another node, though nothing else is broken.
 const farewell = 30 * time.Second
 
-// arrivedLocked judges how long a pod has taken from a node that was lost to another one: since its predecessor was gone
-// and the Node deleted or declared out of service.
+// arrivedLocked judges how long a pod has taken from a node that was lost to another one: since its predecessor was
+// gone and the Node deleted or declared out of service.
 func (t *tenants) arrivedLocked(pod, uid, node string, now time.Time) {
 	if !t.weather.since(deletedNode(node)).IsZero() {
 		t.report.count(tableLost, "bound to a node that was lost")

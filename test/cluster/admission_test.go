@@ -955,7 +955,8 @@ var attempts = func() []attempt {
 		// The objects whose annotations are checked. For the values, see TestAdmissionAndThePluginAgreeOnEveryValue.
 		{"a pod", asAdmin, create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`)), notValid},
 		{"a pod with a label and owner as of a StatefulSet's pods", asAdmin,
-			create(labelled(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""))), notValid},
+			create(labelled(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/retain-ip: "true"`, ""))),
+			notValid},
 		{"a pod with such a label asks for bad pools", asAdmin,
 			create(labelled(ownedPod("guarded", "apps/v1", "StatefulSet", "bad", `stayput.io/pools: "blue,blue"`, ""))),
 			`stayput.io/pools: "blue,blue" is not valid`},

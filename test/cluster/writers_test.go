@@ -26,9 +26,9 @@ var writers = map[string]func(*guard) *rest.Config{
 	"view": asViewer, "edit": asEditor, "admin": asKeeper, "agent": asAgent, "controller": asController,
 }
 
-// mayWrite is what RBAC lets each of the writers write, by resource and group, and by name where the right is to one. Of
-// people it is what Stayput adds to their roles. Beside the verbs it says what narrows them: the table fields below, a
-// policy, whose attempts are in admission_test.go, or nothing: SECURITY.md says what that lets the account do.
+// mayWrite is what RBAC lets each of the writers write, by resource and group, and by name where the right is to one.
+// Of people it is what Stayput adds to their roles. Beside the verbs it says what narrows them: the table fields below,
+// a policy, whose attempts are in admission_test.go, or nothing: SECURITY.md says what that lets the account do.
 var mayWrite = map[string]map[string][2]string{
 	"view": {},
 	"edit": {
@@ -95,8 +95,8 @@ func TestRBACLetsEachWriteWhatTheTableSays(t *testing.T) {
 	}
 }
 
-// writesOf returns what an account may write, each as the verb and the resource as in mayWrite. Of a person it is what is
-// of Stayput's groups.
+// writesOf returns what an account may write, each as the verb and the resource as in mayWrite. Of a person it is what
+// is of Stayput's groups.
 func writesOf(t *testing.T, client kubernetes.Interface, person bool) map[string]bool {
 	t.Helper()
 	all := map[string]bool{}

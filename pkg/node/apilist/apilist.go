@@ -1,5 +1,6 @@
 // Package apilist reads a list of the API server one object after the other. The client library has all of a list in
-// memory, more than once: a few dozen objects of the largest size that the API server stores are more than an agent has.
+// memory, more than once: a few dozen objects of the largest size that the API server stores are more than an agent
+// has.
 package apilist
 
 import (

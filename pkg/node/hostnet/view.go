@@ -291,8 +291,8 @@ func userNamespaceOf(ns *os.File) nsID {
 }
 
 // OwnedBy reports whether the namespace surely is one that processes of some cgroups have made for themselves, as every
-// user may: only they keep it, no mount does, and they are in the user namespace to which it belongs, which is not ours.
-// One that the runtime has made for a pod belongs to ours, or to the pod's.
+// user may: only they keep it, no mount does, and they are in the user namespace to which it belongs, which is not
+// ours. One that the runtime has made for a pod belongs to ours, or to the pod's.
 func (s *Space) OwnedBy(in func(cgroups string) bool) bool {
 	var own unix.Stat_t
 	if s.mounted || len(s.keepers) == 0 || s.owner == (nsID{}) || unix.Stat("/proc/self/ns/user", &own) != nil ||

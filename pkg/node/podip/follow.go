@@ -119,12 +119,12 @@ func (k *Keeper) isRecalled(ctx context.Context) bool {
 	return ctx.Err() != nil && !k.listed
 }
 
-// recheck begins the epoch that the roll asks for, if the node has not, and tells the plugin what pools there are. again
-// ends what follows it, once the roll asks for the next one. It returns the epoch that has been begun.
+// recheck begins the epoch that the roll asks for, if the node has not, and tells the plugin what pools there are.
+// again ends what follows it, once the roll asks for the next one. It returns the epoch that has been begun.
 //
-// If the plugin knows of no pools, though this node has answered for them before, the state directory was wiped: with it
-// the bars of pods that have ended. So until the next boot the plugin waits for the agent's word of each pod, as after a
-// restore of the cluster.
+// If the plugin knows of no pools, though this node has answered for them before, the state directory was wiped: with
+// it the bars of pods that have ended. So until the next boot the plugin waits for the agent's word of each pod, as
+// after a restore of the cluster.
 func (k *Keeper) recheck(ctx context.Context, again context.CancelFunc) (begun int64, err error) {
 	k.writing.Lock()
 	defer k.writing.Unlock()
@@ -167,7 +167,7 @@ func (k *Keeper) recheck(ctx context.Context, again context.CancelFunc) (begun i
 		return 0, fmt.Errorf("beginning the epoch %d of the PodIPRoll: %w", begun, err)
 	}
 	if wiped {
-		k.log.Warn("Lost the files of pools: until the next boot addresses of pools are only for pods that the agent confirms",
+		k.log.Warn("Lost the files of pools: until the next boot only pods that the agent confirms get addresses of pools",
 			"stateDir", k.o.Ledgers.StateDir)
 	} else {
 		k.log.Info("The cluster may have forgotten pods: addresses of pools are for those alone that it has now",

@@ -5,12 +5,13 @@
 //
 // What it tells the cluster is a fact. That a pod is gone it says only once the pod is barred from the node for good
 // (ledger.Bar), has no address in a ledger whose network namespace is there, no sandbox that runs, and none of its
-// addresses is configured in a namespace of the node, mounted or kept by a process. An error of the runtime, the API server or a file means wait, and
-// is said on /readyz. It may be killed between any two of its writes: each is made again, or was enough.
+// addresses is configured in a namespace of the node, mounted or kept by a process. An error of the runtime, the API
+// server or a file means wait, and is said on /readyz. It may be killed between any two of its writes: each is made
+// again, or was enough.
 //
 // What it tells the plugin is a fact, too. It notes durably what pools the cluster has (ledger.Serve), and writes the
-// addresses of a pod (ledger.Tell) only if their annotation names the guard under which none but the controller can have
-// written it, or if the PodIPs are this pod's. An annotation that neither vouches for says nothing to it.
+// addresses of a pod (ledger.Tell) only if their annotation names the guard under which none but the controller can
+// have written it, or if the PodIPs are this pod's. An annotation that neither vouches for says nothing to it.
 //
 // It decides nothing by itself: [pool.Tend] and [pool.Respond] do. Every question that they depend on is asked past all
 // caches. While the cluster has no pool it watches and writes nothing.
@@ -191,16 +192,16 @@ func (s *subject) String() string {
 	return s.namespace + "/" + s.name + " (" + s.uid + ")"
 }
 
-// says notes what an annotation of the pod says. Unless it is vouched for, that is a claim: what the pod is known to have
-// stands.
+// says notes what an annotation of the pod says. Unless it is vouched for, that is a claim: what the pod is known to
+// have stands.
 func (s *subject) says(text string, vouched bool) {
 	if s.claims = text; vouched || text == s.text {
 		s.text, s.claims = text, ""
 	}
 }
 
-// guardsLocked reports whether a text names the guard that there is, in each entry: only the controller can have written
-// it.
+// guardsLocked reports whether a text names the guard that there is, in each entry: only the controller can have
+// written it.
 func (k *Keeper) guardsLocked(text string) bool {
 	if k.served == nil || k.served.Guard == "" {
 		return false
@@ -341,7 +342,8 @@ func (k *Keeper) withdraw() error {
 	return ledger.Serve(k.o.Ledgers, ledger.Served{None: true})
 }
 
-// tellServed tells the plugin what pools there are, if that has changed. If it knows nothing any more, recheck tells it.
+// tellServed tells the plugin what pools there are, if that has changed. If it knows nothing any more, recheck tells
+// it.
 func (k *Keeper) tellServed() error {
 	k.writing.Lock()
 	defer k.writing.Unlock()

@@ -653,8 +653,8 @@ func TestAPodThatHasLostItsAddressIsTakenDown(t *testing.T) {
 	})
 }
 
-// A pod that another program has started, and that was taken over, has its address by its PodIP alone: no annotation, no
-// file and no ledger tells it, if its node was cut off before the controller told them.
+// A pod that another program has started, and that was taken over, has its address by its PodIP alone: no annotation,
+// no file and no ledger tells it, if its node was cut off before the controller told them.
 func TestAPodThatWasTakenOverIsTakenDownOnceItsAddressIsAnothers(t *testing.T) {
 	runs := func(w *world) {
 		p := w.pod(1)

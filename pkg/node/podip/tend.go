@@ -423,9 +423,9 @@ func (c *care) isThere(ctx context.Context) (bool, error) {
 	return p.netns(), nil
 }
 
-// takeDown takes the interfaces down of the network namespaces that are surely the pod's: by the runtime, or by a ledger
-// that recorded them. Then it has the runtime stop the pod's sandboxes. A namespace that only has the address may be
-// anybody's, and is left alone.
+// takeDown takes the interfaces down of the network namespaces that are surely the pod's: by the runtime, or by a
+// ledger that recorded them. Then it has the runtime stop the pod's sandboxes. A namespace that only has the address
+// may be anybody's, and is left alone.
 func (c *care) takeDown(ctx context.Context) error {
 	var errs []error
 	var own []ledger.Netns

@@ -126,9 +126,8 @@ func slim(r *v1alpha1.RetainedIP) {
 		return all
 	}
 	s, status := &r.Spec, &r.Status
-	cutTo(longestValue, &s.NodeName, &s.PodName, &s.Identity, &s.Retention, (*string)(&s.WhenScaled),
-		(*string)(&s.WhenDeleted), (*string)(&s.WhenMoved), (*string)(&status.Phase), (*string)(&status.PodUID),
-		&status.Expires)
+	cutTo(longestValue, &s.NodeName, &s.PodName, &s.Identity, &s.Retention, &s.WhenScaled, &s.WhenDeleted,
+		&s.WhenMoved, (*string)(&status.Phase), &status.PodUID, &status.Expires)
 	status.IPs = cut(status.IPs, mostInterfaces*mostAddrs)
 	status.Addresses = slices.Clone(status.Addresses[:min(len(status.Addresses), mostInterfaces)])
 	for i := range status.Addresses {

@@ -66,8 +66,9 @@ func TestAnotherReasonReachesTheAPIServer(t *testing.T) {
 func TestANoteIsNotLongerThanTheAPITakes(t *testing.T) {
 	to := events.NewFakeRecorder(1)
 	Recorder(to).Eventf(&corev1.Pod{}, nil, corev1.EventTypeWarning, "A", "B", "%s", strings.Repeat("ä%", 1000))
-	if is := strings.TrimPrefix(<-to.Events, "Warning A "); len(is) > 1024 || len(is) < 1000 || !strings.HasSuffix(is, "%…") &&
-		!strings.HasSuffix(is, "ä…") {
+	if is := strings.TrimPrefix(<-to.Events, "Warning A "); len(is) > 1024 || len(is) < 1000 ||
+		!strings.HasSuffix(is, "%…") &&
+			!strings.HasSuffix(is, "ä…") {
 		t.Errorf("%d bytes: %q", len(is), is)
 	}
 }

@@ -263,7 +263,8 @@ func TestTheCacheKeepsLittleOfTheLongestPods(t *testing.T) {
 		p.OwnerReferences = append(p.OwnerReferences, metav1.OwnerReference{APIVersion: "apps/v1", Kind: "StatefulSet",
 			Name: "web", Controller: &yes})
 		for i := range 1000 {
-			p.Annotations[fmt.Sprintf("example.com/%d", i)], p.Annotations[fmt.Sprintf("stayput.io/%d", i)] = long[:500], long[:500]
+			p.Annotations[fmt.Sprintf("example.com/%d", i)] = long[:500]
+			p.Annotations[fmt.Sprintf("stayput.io/%d", i)] = long[:500]
 		}
 		p.Annotations[stayputv1alpha1.AnnotationAddresses] = long[:20_000]
 	})
@@ -274,8 +275,9 @@ func TestTheCacheKeepsLittleOfTheLongestPods(t *testing.T) {
 	if len(is.GetAnnotations()[stayputv1alpha1.AnnotationAddresses]) != 20_000 || len(is.GetOwnerReferences()) != 1 {
 		t.Error("it is not kept which addresses it has, or whose it is")
 	}
-	if asks := PodOf(pod(selector, hometest.Annotation(stayputv1alpha1.AnnotationPools, "blue"))); asks.
-		GetAnnotations()[stayputv1alpha1.AnnotationPools] == "" || asks.Core().Annotations[stayputv1alpha1.AnnotationPools] == "" {
+	asks := PodOf(pod(selector, hometest.Annotation(stayputv1alpha1.AnnotationPools, "blue")))
+	if asks.GetAnnotations()[stayputv1alpha1.AnnotationPools] == "" ||
+		asks.Core().Annotations[stayputv1alpha1.AnnotationPools] == "" {
 		t.Error("one that asks for addresses is taken for one that does not")
 	}
 }

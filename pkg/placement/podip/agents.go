@@ -15,8 +15,8 @@ import (
 // agentDaemonSet is the DaemonSet of the agents, in the namespace of the installation.
 const agentDaemonSet = "stayput-agent"
 
-// findAgents reads on which nodes agents are to run, past the caches, and puts the nodes into the Book again if that has
-// changed. If it cannot be read, what was known stands: without it agents are expected on every node.
+// findAgents reads on which nodes agents are to run, past the caches, and puts the nodes into the Book again if that
+// has changed. If it cannot be read, what was known stands: without it agents are expected on every node.
 func (c *Controller) findAgents(ctx context.Context, s *session) {
 	if c.installation.Namespace == "" {
 		return

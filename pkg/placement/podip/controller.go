@@ -174,8 +174,9 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 	o Options) *Controller {
 	c := &Controller{
 		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
-		home: o.Home, disowned: o.Disowned, uninstalling: o.Uninstalling, installation: o.Installation, toTell: make(chan struct{}, 1),
-		first: make(chan struct{}), read: make(chan struct{}),
+		home: o.Home, disowned: o.Disowned, uninstalling: o.Uninstalling, installation: o.Installation,
+		toTell: make(chan struct{}, 1),
+		first:  make(chan struct{}), read: make(chan struct{}),
 		lag:   workqueue.NewTypedItemExponentialFailureRateLimiter[key](cluster.CacheLag, longestLag),
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 		above: map[string]pool.Workload{},
@@ -229,8 +230,8 @@ func (c *Controller) owns(pod *corev1.Pod) (owns, known, byDefault bool) {
 	return false, true, false
 }
 
-// Wake has a pod looked at: what its home waited for has changed. It puts in a pod that was seen before it was known that
-// its namespace asks for addresses.
+// Wake has a pod looked at: what its home waited for has changed. It puts in a pod that was seen before it was known
+// that its namespace asks for addresses.
 func (c *Controller) Wake(ctx context.Context, pod *corev1.Pod) {
 	c.mu.Lock()
 	s := c.session
@@ -451,7 +452,8 @@ func (c *Controller) sayFailure(ctx context.Context, s *session, uid pool.UID, e
 	known := s.book.Pod(uid)
 	c.mu.Unlock()
 	var cached cluster.Pod
-	if known == nil || c.cache.Get(ctx, types.NamespacedName{Namespace: known.Namespace, Name: known.Name}, &cached) != nil ||
+	if known == nil ||
+		c.cache.Get(ctx, types.NamespacedName{Namespace: known.Namespace, Name: known.Name}, &cached) != nil ||
 		!cached.Gated() || cached.GetUID() != types.UID(uid) {
 		return
 	}
@@ -489,8 +491,8 @@ func (c *Controller) readAgain(s *session, pod *cluster.Pod) (*pool.Pod, error) 
 	return s.book.Pod(uid), err
 }
 
-// endBarren ends a pod that was kept from a node because that was lost, and that the scheduler has no room for elsewhere,
-// once the node is back: its successor may go there. The pod never ran.
+// endBarren ends a pod that was kept from a node because that was lost, and that the scheduler has no room for
+// elsewhere, once the node is back: its successor may go there. The pod never ran.
 func (c *Controller) endBarren(ctx context.Context, s *session, known *pool.Pod) error {
 	var cached cluster.Pod
 	err := c.cache.Get(ctx, types.NamespacedName{Namespace: known.Namespace, Name: known.Name}, &cached)
@@ -514,7 +516,8 @@ func (c *Controller) endBarren(ctx context.Context, s *session, known *pool.Pod)
 		if err := c.carryOut(ctx, s, plan, c.now(), pod, gate.Placement{}); err != nil {
 			return err
 		}
-		c.say(s, pod, corev1.EventTypeNormal, home.ReasonAddressWait, why+": the pod was deleted so that its successor may go there")
+		c.say(s, pod, corev1.EventTypeNormal, home.ReasonAddressWait,
+			why+": the pod was deleted so that its successor may go there")
 	}
 	return nil
 }

@@ -1189,8 +1189,8 @@ func TestAnAnnotationThatCannotBeReadFreesNothing(t *testing.T) {
 	}
 }
 
-// What was written while nothing guarded the annotation says nothing, whether or not the pod asks for a pool: no address is
-// anybody's by it, or is kept from others.
+// What was written while nothing guarded the annotation says nothing, whether or not the pod asks for a pool: no
+// address is anybody's by it, or is kept from others.
 func TestAnAnnotationThatTheControllerHasNotWrittenSaysNothing(t *testing.T) {
 	victim := asking("web-0", "blue")
 	for name, planted := range map[string]*corev1.Pod{
@@ -1231,8 +1231,8 @@ func TestAnAnnotationThatTheControllerHasNotWrittenSaysNothing(t *testing.T) {
 	}
 }
 
-// The guard was made again since: the PodIPs say whose the addresses are. Under the one that there is, the annotation says
-// it alone.
+// The guard was made again since: the PodIPs say whose the addresses are. Under the one that there is, the annotation
+// says it alone.
 func TestAnAnnotationIsTrueByTheGuardOrThePodIP(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.102"), asking("web-0", "blue"))
 	c := control(t, a)

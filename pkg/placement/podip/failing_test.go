@@ -146,9 +146,10 @@ func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 }
 
 func TestAPodThatIsTooLongToBeKeptGetsNoAddress(t *testing.T) {
-	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"), asking("web-0", "blue", func(p *corev1.Pod) {
-		p.Spec.NodeSelector = map[string]string{"a": strings.Repeat("x", 1<<17)}
-	}))
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101"),
+		asking("web-0", "blue", func(p *corev1.Pod) {
+			p.Spec.NodeSelector = map[string]string{"a": strings.Repeat("x", 1<<17)}
+		}))
 	c := control(t, a)
 	c.works()
 	if pod, has := a.pod(t, "web-0"); !home.Gated(pod) || has != nil || len(a.ips(t)) > 0 {

@@ -41,7 +41,8 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 		defer c.mu.Unlock()
 		c.session.setIP(&stayputv1alpha1.PodIP{
 			ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(addr), UID: "ip", ResourceVersion: "1"},
-			Spec:       stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeL2, PodUID: "other", Interface: "eth0"},
+			Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeL2, PodUID: "other",
+				Interface: "eth0"},
 		})
 	}
 	for _, addr := range addrs {

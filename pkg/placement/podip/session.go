@@ -428,8 +428,8 @@ func (c *Controller) lookAtAll() {
 	}
 }
 
-// sweep has looked at again what waits. Of the pods that wait for an address to become free those are looked at for which
-// there is one.
+// sweep has looked at again what waits. Of the pods that wait for an address to become free those are looked at for
+// which there is one.
 func (c *Controller) sweep(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -979,8 +979,8 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 }
 
 // vouchedLocked reports whether the addresses that a pod has by its annotation are true: they name the guard that there
-// is, or are the pod's by a PodIP. What was written while there was no guard says nothing. Of a pod that is known, what is
-// known stands.
+// is, or are the pod's by a PodIP. What was written while there was no guard says nothing. Of a pod that is known, what
+// is known stands.
 func (c *Controller) vouchedLocked(s *session, is *pool.Pod, core *corev1.Pod) bool {
 	if was := s.book.Pod(is.UID); was != nil && slices.EqualFunc(was.Has, is.Has, same) && was.Has != nil {
 		return true

@@ -212,8 +212,8 @@ func (c *Controller) patchStatus(ctx context.Context, s *session, p pool.PodIP, 
 	return nil
 }
 
-// vouched is an address as a pod is told of it: with the guard under which none but the controller can have written it, so
-// that a node need not ask.
+// vouched is an address as a pod is told of it: with the guard under which none but the controller can have written it,
+// so that a node need not ask.
 type vouched struct {
 	pool.Address
 	Guard string `json:"guard,omitempty"`

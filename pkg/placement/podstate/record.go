@@ -105,8 +105,8 @@ func recordPods(spec *kruisev1alpha1.PersistentPodStateSpec, w *home.Workload, w
 
 // notRecordable says that an annotation is not passed on.
 func notRecordable(key string) string {
-	return fmt.Sprintf("annotation %s is not passed on to the successors of pods: by it a pod asks for its addresses, or is "+
-		"told them", key)
+	return fmt.Sprintf("annotation %s is not passed on to the successors of pods: "+
+		"by it a pod asks for its addresses, or is told them", key)
 }
 
 // keepsRecord reports whether the record of a pod that is gone stays. live is how many pods exist: if names do not tell

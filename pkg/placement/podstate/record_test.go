@@ -208,7 +208,8 @@ func TestAnnotationsThatTellAPodItsAddressesAreNotRecorded(t *testing.T) {
 	pod.Annotations = map[string]string{"keep": "v"}
 	for _, key := range []string{"keep", "stayput.io/addresses", "stayput.io/identity", "ipam.spidernet.io/ippool",
 		"io.kubernetes.cri/reserved-ip-duration", "cni.projectcalico.org/podIP"} {
-		spec.PersistentPodAnnotations = append(spec.PersistentPodAnnotations, kruisev1alpha1.PersistentPodAnnotation{Key: key})
+		spec.PersistentPodAnnotations = append(spec.PersistentPodAnnotations,
+			kruisev1alpha1.PersistentPodAnnotation{Key: key})
 		if key != "keep" {
 			pod.Annotations[key] = "192.0.2.1"
 			was["web-1"].Annotations[key] = "192.0.2.1" // as a former version recorded

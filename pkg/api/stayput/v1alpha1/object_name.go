@@ -13,7 +13,8 @@ import (
 var hashed = regexp.MustCompile(`-[0-9a-f]{8}$`)
 
 // RetainedIPName returns the name of the RetainedIP of a pod and node: POD.NODE. POD is the pod's name or, if that has
-// a dot, is too long or looks like this itself, as much of it as fits, without dots, and - and 8 hex digits of a SHA-256.
+// a dot, is too long or looks like this itself, as much of it as fits, without dots, and - and 8 hex digits of a
+// SHA-256.
 //
 // Before the node there is no dot, so that a name belongs to one node only: the policy stayput-agent relies on it. Of a
 // node whose name is longer than 242 characters, which no kubelet can register, the name is valid and no node's.

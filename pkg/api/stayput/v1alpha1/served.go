@@ -50,8 +50,8 @@ func ParseServedPools(text string) (*ServedPools, error) {
 	}
 	s := &ServedPools{}
 	if err := json.Unmarshal([]byte(text), s); err != nil {
-		return nil, fmt.Errorf("annotation %s: %.64q is not valid: expected what pools there are, as the controller says it: %w",
-			AnnotationPools, text, err)
+		return nil, fmt.Errorf("annotation %s: %.64q is not valid: "+
+			"expected the pools, as the controller writes them: %w", AnnotationPools, text, err)
 	}
 	return s, nil
 }
