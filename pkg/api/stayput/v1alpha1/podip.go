@@ -13,6 +13,7 @@ import (
 // can have the address any more.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:ac:generate=false
 // +kubebuilder:resource:path=podips,shortName=pip,scope=Cluster
 // +kubebuilder:subresource:status
 // +kubebuilder:selectablefield:JSONPath=`.spec.mode`

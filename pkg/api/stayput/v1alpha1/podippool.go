@@ -6,6 +6,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // address space.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:ac:generate=false
 // +kubebuilder:resource:path=podippools,shortName=pippool,scope=Cluster
 // +kubebuilder:subresource:status
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"

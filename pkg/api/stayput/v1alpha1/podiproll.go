@@ -6,6 +6,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // server was restored from a backup. There is one, of the name cluster. Only the controller writes it.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:ac:generate=false
 // +kubebuilder:resource:path=podiprolls,scope=Cluster
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Round",type=integer,JSONPath=`.spec.round`
@@ -78,6 +79,7 @@ type PodIPRollList struct {
 // Only the node's agent writes it.
 //
 // +kubebuilder:object:root=true
+// +kubebuilder:ac:generate=false
 // +kubebuilder:resource:path=podipanswers,scope=Cluster
 // +kubebuilder:metadata:labels="app.kubernetes.io/part-of=stayput"
 // +kubebuilder:printcolumn:name="Round",type=integer,JSONPath=`.spec.round`

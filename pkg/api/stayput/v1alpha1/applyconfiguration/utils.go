@@ -18,36 +18,6 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 	// Group=stayput.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithKind("NetworkAddresses"):
 		return &stayputv1alpha1.NetworkAddressesApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIP"):
-		return &stayputv1alpha1.PodIPApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPAnswer"):
-		return &stayputv1alpha1.PodIPAnswerApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPAnswerSpec"):
-		return &stayputv1alpha1.PodIPAnswerSpecApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPHeld"):
-		return &stayputv1alpha1.PodIPHeldApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPPool"):
-		return &stayputv1alpha1.PodIPPoolApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPPoolAddresses"):
-		return &stayputv1alpha1.PodIPPoolAddressesApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPPoolSpec"):
-		return &stayputv1alpha1.PodIPPoolSpecApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPPoolStatus"):
-		return &stayputv1alpha1.PodIPPoolStatusApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPQuarantine"):
-		return &stayputv1alpha1.PodIPQuarantineApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPQuestion"):
-		return &stayputv1alpha1.PodIPQuestionApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPRoll"):
-		return &stayputv1alpha1.PodIPRollApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPRollSpec"):
-		return &stayputv1alpha1.PodIPRollSpecApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPRoute"):
-		return &stayputv1alpha1.PodIPRouteApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPSpec"):
-		return &stayputv1alpha1.PodIPSpecApplyConfiguration{}
-	case v1alpha1.SchemeGroupVersion.WithKind("PodIPStatus"):
-		return &stayputv1alpha1.PodIPStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RetainedIP"):
 		return &stayputv1alpha1.RetainedIPApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("RetainedIPSpec"):
