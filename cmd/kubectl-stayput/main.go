@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // what kubeconfig files of cloud providers want
 
 	"github.com/stayput/stayput/cmd/internal/program"
@@ -15,6 +16,8 @@ import (
 )
 
 func main() {
+	// An API server that does not answer is the command's error already, in one line.
+	utilruntime.ErrorHandlers = nil
 	cmd := cli.New(cli.Options{Version: program.Version()})
 	if filepath.Base(os.Args[0]) == "kubectl_complete-stayput" {
 		cmd.SetArgs(slices.Concat([]string{cobra.ShellCompRequestCmd}, os.Args[1:]))

@@ -92,7 +92,7 @@ The exit code is 1 if a check failed. Warnings do not count.`,
 			return err
 		},
 	}
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "Print what was found to be in order on each node")
+	cmd.Flags().BoolVar(&verbose, "verbose", false, "Print what was found to be in order on each node")
 	cmd.Flags().BoolVar(&preflight, "preflight", false, "Tell what would work here, before Stayput is installed")
 	format.addFlags(cmd)
 	return cmd
@@ -111,6 +111,9 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	// 2. The nodes.
 	nodes, err := nodesNamed(ctx, c, args)
 	if err != nil {
+		return nil, err
+	}
+	if err := missing(ctx, c, c.installation); err != nil {
 		return nil, err
 	}
 	is, err := howInstalled(ctx, c, c.installation)

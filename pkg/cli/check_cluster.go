@@ -63,6 +63,23 @@ func checkCluster(ctx context.Context, k client.Client, namespace string, now ti
 	)
 }
 
+// missing returns ErrNotInstalled if the cluster has neither the definition of RetainedIPs nor the installation's
+// ConfigMap. What is only partly there is for the checks, and what cannot be read, too.
+func missing(ctx context.Context, k client.Client, namespace string) error {
+	definition := &unstructured.Unstructured{}
+	definition.SetAPIVersion("apiextensions.k8s.io/v1")
+	definition.SetKind("CustomResourceDefinition")
+	name := types.NamespacedName{Name: "retainedips.stayput.io"}
+	if err := k.Get(ctx, name, definition); !apierrors.IsNotFound(err) {
+		return nil
+	}
+	name = types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}
+	if err := k.Get(ctx, name, &corev1.ConfigMap{}); !apierrors.IsNotFound(err) {
+		return nil
+	}
+	return fmt.Errorf("%w: kubectl stayput check --preflight tells what would work here", ErrNotInstalled)
+}
+
 func checkDefinitions(ctx context.Context, k client.Client) []Finding {
 	f := findings{check: "definitions"}
 	for _, crd := range []struct {

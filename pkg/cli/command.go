@@ -58,7 +58,8 @@ pods and to create pods/exec in Stayput's namespace.`,
 	f := cmd.PersistentFlags()
 	s.flags.AddFlags(f)
 	f.StringVar(&s.installation, "stayput-namespace", DefaultNamespace, "The namespace in which Stayput is installed")
-	cmd.AddCommand(getCommand(s), whyCommand(s), releaseCommand(s), nodeCommand(s), checkCommand(s), importCommand(s))
+	cmd.AddCommand(getCommand(s), whyCommand(s), releaseCommand(s), nodeCommand(s), checkCommand(s), importCommand(s),
+		versionCommand(s, o.Version))
 	for _, verb := range cmd.Commands() {
 		run := verb.RunE
 		verb.RunE = func(cmd *cobra.Command, args []string) error {
@@ -126,9 +127,8 @@ func (s *settings) connect() (*cluster, error) {
 	return c, nil
 }
 
-// ErrNotInstalled says that the cluster does not know RetainedIPs.
-var ErrNotInstalled = errors.New(
-	"stayput is not installed in this cluster: CustomResourceDefinition retainedips.stayput.io is missing")
+// ErrNotInstalled says that the cluster has no Stayput. What wraps it says what is missing.
+var ErrNotInstalled = errors.New("stayput is not installed in this cluster")
 
 // errRight: the API server refuses what a verb cannot do without.
 var errRight = errors.New("missing right")
@@ -144,7 +144,7 @@ func rightTo(what string, err error) error {
 // installed names the cause if the cluster does not know a kind.
 func installed(err error) error {
 	if meta.IsNoMatchError(err) {
-		return fmt.Errorf("%w (%v)", ErrNotInstalled, err)
+		return fmt.Errorf("%w: CustomResourceDefinition retainedips.stayput.io is missing (%v)", ErrNotInstalled, err)
 	}
 	return err
 }

@@ -275,7 +275,7 @@ func TestNoVerbPrintsWhatOthersWroteAsItIs(t *testing.T) {
 		"import": {"openkruise", "openkruise --yes", "spiderpool", "spiderpool --pools", "spiderpool --pools --yes"},
 		"release": {"web-0", "web-0 --dry-run=client", "--all", "--all --dry-run=client",
 			"--node node-1 --namespace gone --dry-run=client", "--node node-1 --namespace gone"},
-		"completion": nil, "help": nil,
+		"version": {""}, "completion": nil, "help": nil,
 	}
 	kubeconfig := hostileServer(t, hostileObjects())
 	run := func(agents Agents, args string) {

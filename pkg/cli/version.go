@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/stayput/stayput/pkg/uninstall"
+)
+
+// versions is what version -o json prints.
+type versions struct {
+	Client string `json:"clientVersion"`
+	// Installed is the release whose chart or manifests were applied, empty if only the client's was asked for.
+	Installed string `json:"installedVersion,omitempty"`
+}
+
+func versionCommand(s *settings, of string) *cobra.Command {
+	var format documentFormat
+	var clientOnly bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the versions of this command and of what is installed in the cluster",
+		Long: `Print the version of this command, and that of the chart or the manifests that are
+installed in the cluster. That requires the right to get ConfigMaps in Stayput's
+namespace. kubectl stayput check compares the versions of the agents.`,
+		Example: `  kubectl stayput version
+  kubectl stayput version --client -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			v := versions{Client: of}
+			if !clientOnly {
+				c, err := s.connect()
+				if err != nil {
+					return err
+				}
+				if v.Installed, err = installedVersion(cmd.Context(), c, c.installation); err != nil {
+					return err
+				}
+			}
+			out := cmd.OutOrStdout()
+			return format.print(out, v, func() error { return v.write(out) })
+		},
+	}
+	cmd.Flags().BoolVar(&clientOnly, "client", false, "Print the version of this command only; no cluster is asked")
+	format.addFlags(cmd)
+	return cmd
+}
+
+func (v versions) write(w io.Writer) error {
+	_, err := fmt.Fprintf(w, "Client Version: %s\n", v.Client)
+	if err == nil && v.Installed != "" {
+		_, err = fmt.Fprintf(w, "Installed Version: %s\n", printable(v.Installed))
+	}
+	return err
+}
+
+// installedVersion is what the installation's ConfigMap says, which the chart labels as all that it makes.
+func installedVersion(ctx context.Context, k client.Client, namespace string) (string, error) {
+	var of corev1.ConfigMap
+	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}, &of)
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return "", rightTo("get ConfigMaps in namespace "+namespace, err)
+	case err != nil:
+		return "", fmt.Errorf("%w: ConfigMap %s/%s is missing: --stayput-namespace names another namespace",
+			ErrNotInstalled, namespace, uninstall.ConfigMap)
+	}
+	return orNone(of.Labels["app.kubernetes.io/version"]), nil
+}

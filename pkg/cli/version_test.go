@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/stayput/stayput/pkg/uninstall"
+)
+
+func anInstallation() *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: DefaultNamespace, Name: uninstall.ConfigMap,
+		Labels: map[string]string{"app.kubernetes.io/version": "0.1.0"}}}
+}
+
+func TestTheVersionIsThatOfTheCommandAndOfTheInstallation(t *testing.T) {
+	cmd := New(Options{Version: "v1"})
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetArgs([]string{"version", "--client", "--kubeconfig=/nonexistent/kubeconfig"})
+	if err := cmd.ExecuteContext(t.Context()); err != nil || out.String() != "Client Version: v1\n" {
+		t.Errorf("printed is %q, error %v", out.String(), err)
+	}
+
+	is, err := installedVersion(t.Context(), aCluster(nothing, anInstallation()), DefaultNamespace)
+	if err != nil || is != "0.1.0" {
+		t.Errorf("installed is %q, error %v", is, err)
+	}
+	if _, err := installedVersion(t.Context(), aCluster(nothing, anInstallation()), "elsewhere"); !errors.Is(err,
+		ErrNotInstalled) {
+		t.Errorf("without an installation the error is %v", err)
+	}
+}
+
+// A check of a cluster without Stayput is one line, not a failure of each check. What is there in part is checked.
+func TestACheckWithoutStayputNamesThePreflight(t *testing.T) {
+	if err := missing(t.Context(), aCluster(nothing), DefaultNamespace); !errors.Is(err, ErrNotInstalled) {
+		t.Errorf("with nothing the error is %v", err)
+	}
+	if err := missing(t.Context(), aCluster(nothing, anInstallation()), DefaultNamespace); err != nil {
+		t.Errorf("with the ConfigMap alone the error is %v", err)
+	}
+	definition := &unstructured.Unstructured{}
+	definition.SetAPIVersion("apiextensions.k8s.io/v1")
+	definition.SetKind("CustomResourceDefinition")
+	definition.SetName("retainedips.stayput.io")
+	if err := missing(t.Context(), aCluster(nothing, definition), DefaultNamespace); err != nil {
+		t.Errorf("with the definition alone the error is %v", err)
+	}
+}
