@@ -20,27 +20,40 @@ import (
 
 // letPoolsGo takes the finalizer off all PodIPs, PodIPPools and SpiderIPPools, until a pass finds none: nobody else
 // would any more, and neither they nor their definitions could be deleted. Otherwise they stay as they are, for the
-// next installation, whose controllers put the finalizers back. It returns how many had one. c must read from the API
-// server, not from a cache.
-func letPoolsGo(ctx context.Context, c client.Client) (freed int, err error) {
-	for {
+// next installation, whose controllers put the finalizers back. It returns how many had one, and names those that are
+// deleted, but kept by finalizers of others. c must read from the API server, not from a cache.
+func letPoolsGo(ctx context.Context, c client.Client) (freed int, held []string, err error) {
+	for range mostPasses {
 		found := 0
-		for _, list := range []client.ObjectList{&v1alpha1.PodIPList{}, &v1alpha1.PodIPPoolList{},
-			&spiderpoolv2beta1.SpiderIPPoolList{}} {
-			n, err := letGo(ctx, c, list)
+		held = nil
+		for kind, list := range map[string]client.ObjectList{"PodIP": &v1alpha1.PodIPList{},
+			"PodIPPool": &v1alpha1.PodIPPoolList{}, "SpiderIPPool": &spiderpoolv2beta1.SpiderIPPoolList{}} {
+			n, err := letGo(ctx, c, list, func(o client.Object) {
+				if by := heldBy(kind, o); by != "" {
+					held = append(held, by)
+				}
+			})
 			if found += n; err != nil {
-				return freed, err
+				return freed, held, err
 			}
 		}
 		if found == 0 {
-			return freed, nil
+			slices.Sort(held)
+			return freed, held, nil
 		}
 		freed += found
 	}
+	return freed, held, fmt.Errorf("after %d passes there are still PodIPs or pools with our finalizer", mostPasses)
 }
 
-// letGo takes the finalizer off all objects of a kind that is served, and returns how many had one.
-func letGo(ctx context.Context, c client.Client, list client.ObjectList) (found int, err error) {
+// mostPasses bounds the passes if others change PodIPs, or put the finalizer back, all the time.
+const mostPasses = 20
+
+// letGo takes the finalizer off all objects of a kind that is served, and returns how many had one. It calls others for
+// each object that has not.
+func letGo(
+	ctx context.Context, c client.Client, list client.ObjectList, others func(client.Object),
+) (found int, err error) {
 	for first := true; first || list.GetContinue() != ""; first = false {
 		err := c.List(ctx, list, client.Limit(page), client.Continue(list.GetContinue()))
 		if missing(err) {
@@ -54,6 +67,7 @@ func letGo(ctx context.Context, c client.Client, list client.ObjectList) (found 
 		err = meta.EachListItem(list, func(o runtime.Object) error {
 			is := o.(client.Object)
 			if !slices.Contains(is.GetFinalizers(), v1alpha1.FinalizerInUse) {
+				others(is)
 				return nil
 			}
 			found++

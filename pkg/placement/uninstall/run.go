@@ -42,10 +42,11 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 //     so that promises end at once.
 //  3. It ungates every pod, and deletes the policies that have no bindings any more.
 //  4. It takes the finalizers off PodIPs and PodIPPools, which stay.
-//  5. It waits until the RetainedIPs of all nodes with a running agent are gone: such an agent has put its node back.
+//  5. It waits until the RetainedIPs of all nodes with a running agent are deleted: such an agent has put its node back.
 //
-// It names the nodes without a running agent, which stay as they are. If RetainedIPs are not defined any more, it does
-// not wait for the agents. After timeout it returns ErrNotClean. c must read from the API server, not from a cache.
+// Finalizers of others are theirs to take off: it names the objects that these keep, and does not wait for them. It also
+// names the nodes without a running agent, which stay as they are. If RetainedIPs are not defined any more, it does not
+// wait for the agents. After timeout it returns ErrNotClean. c must read from the API server, not from a cache.
 func Run(ctx context.Context, c client.Client, namespace string, timeout time.Duration, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -79,7 +80,6 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 	if err := UngateAll(ctx, c, out); err != nil {
 		return err
 	}
-	say("no pod is gated")
 	// Those that the controllers have put in the webhook's place are of no release yet.
 	policies := bindings.GroupVersion().WithKind("MutatingAdmissionPolicy")
 	for _, name := range []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools} {
@@ -87,7 +87,9 @@ func Run(ctx context.Context, c client.Client, namespace string, timeout time.Du
 			say("deleting the policy %s, which has no effect any more: %v", name, err)
 		}
 	}
-	switch freed, err := letPoolsGo(ctx, c); {
+	freed, held, err := letPoolsGo(ctx, c)
+	sayHeld(say, held)
+	switch {
 	case err != nil:
 		say("%v; nothing else takes off the finalizers %s of PodIPs and PodIPPools, so that these, and their definitions, "+
 			"cannot be deleted", err, v1alpha1.FinalizerInUse)
@@ -132,12 +134,13 @@ func missing(err error) bool {
 func waitForAgents(ctx context.Context, c client.Client, namespace string, say func(string, ...any)) error {
 	said := ""
 	for {
-		busy, alone, err := remainingNodes(ctx, c, namespace)
+		busy, alone, held, err := remainingNodes(ctx, c, namespace)
 		switch {
 		case errors.Is(err, errUndefined):
 			say("%v: whether the agents have put their nodes back, only their logs say", err)
 			return nil
 		case err == nil && len(busy) == 0:
+			sayHeld(say, held)
 			if len(alone) == 0 {
 				say("the agents have put their nodes back")
 				return nil
@@ -171,21 +174,51 @@ func waitForAgents(ctx context.Context, c client.Client, namespace string, say f
 	}
 }
 
-// remainingNodes returns the nodes that have RetainedIPs: busy ones with a running agent, and those without.
-func remainingNodes(ctx context.Context, c client.Client, namespace string) (busy, alone []string, err error) {
+// heldBy names an object that is deleted, but kept by finalizers; empty: it is not. None of them may be ours.
+func heldBy(kind string, o client.Object) string {
+	if o.GetDeletionTimestamp() == nil || len(o.GetFinalizers()) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s %s (%s)", kind, strings.TrimPrefix(client.ObjectKeyFromObject(o).String(), "/"),
+		strings.Join(o.GetFinalizers(), ", "))
+}
+
+// mostHeld is how many objects are named that finalizers keep.
+const mostHeld = 20
+
+func sayHeld(say func(string, ...any), held []string) {
+	if len(held) == 0 {
+		return
+	}
+	more := ""
+	if n := len(held) - mostHeld; n > 0 {
+		held, more = held[:mostHeld], fmt.Sprintf(" and %d more", n)
+	}
+	say("deleted, but kept by finalizers that are not stayput's: %s%s; until their owners take these off, the objects "+
+		"stay, and their definition cannot be deleted", strings.Join(held, ", "), more)
+}
+
+// remainingNodes returns the nodes that have RetainedIPs: busy ones with a running agent, and those without. What a
+// running agent has deleted is done with: held names the RetainedIPs that finalizers keep.
+func remainingNodes(ctx context.Context, c client.Client, namespace string) (busy, alone, held []string, err error) {
 	var all v1alpha1.RetainedIPList
 	if err := c.List(ctx, &all); missing(err) {
-		return nil, nil, errUndefined
+		return nil, nil, nil, errUndefined
 	} else if err != nil {
-		return nil, nil, fmt.Errorf("listing RetainedIPs: %w", err)
+		return nil, nil, nil, fmt.Errorf("listing RetainedIPs: %w", err)
 	}
-	running := map[string]bool{}
+	running, left := map[string]bool{}, map[string]bool{}
 	for i := range all.Items {
 		running[all.Items[i].Spec.NodeName] = false
+		if by := heldBy("RetainedIP", &all.Items[i]); by != "" {
+			held = append(held, by)
+		} else {
+			left[all.Items[i].Spec.NodeName] = true
+		}
 	}
 	var agents corev1.PodList
 	if err := c.List(ctx, &agents, client.InNamespace(namespace), agentPods); err != nil {
-		return nil, nil, fmt.Errorf("listing the agents' pods: %w", err)
+		return nil, nil, nil, fmt.Errorf("listing the agents' pods: %w", err)
 	}
 	for i := range agents.Items {
 		pod := &agents.Items[i]
@@ -194,13 +227,14 @@ func remainingNodes(ctx context.Context, c client.Client, namespace string) (bus
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(running)) {
-		if running[name] {
-			busy = append(busy, name)
-		} else {
+		switch {
+		case !running[name]:
 			alone = append(alone, name)
+		case left[name]:
+			busy = append(busy, name)
 		}
 	}
-	return busy, alone, nil
+	return busy, alone, held, nil
 }
 
 // ready reports whether a pod is Ready. On a node that is not, it soon is not either.

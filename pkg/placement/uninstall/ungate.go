@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/gate"
 )
@@ -21,22 +23,30 @@ import (
 const (
 	// page is the number of pods per list request.
 	page = 500
-	// inForce is longer than the API server applies a policy after its binding was deleted.
-	inForce = 3 * time.Second
 	// ungaters is how many pods are ungated at a time: during an uninstallation the rights to do it may last for half
 	// a second.
 	ungaters = 64
 )
+
+// inForce is longer than the API server applies a policy after its binding was deleted. Tests shorten it.
+var inForce = 3 * time.Second
+
+// settled is how long after the bindings were deleted, in terms of inForce, no policy can have gated a pod that comes:
+// its template has the gate.
+const settled = 4
 
 // unscheduled selects the pods that can be gated.
 var unscheduled = client.MatchingFields{"spec.nodeName": ""}
 
 // UngateAll removes the placement gate from every pod of the cluster, until two passes with a pause between them find
 // none, and writes a line for each pod to out. The bindings of the policies that add the gate must be deleted before.
-// After a pod that it cannot ungate it goes on with the others, then returns that error. c must read from the API
-// server, not from a cache.
+// Pods whose templates have the gate may be created all the time: once no policy can have gated a pod, it makes a last
+// pass and says how many came after it. After a pod that it cannot ungate it goes on with the others, then returns that
+// error. c must read from the API server, not from a cache.
 func UngateAll(ctx context.Context, c client.Client, out io.Writer) error {
+	start := time.Now()
 	var changed sync.Map // UIDs of pods that somebody changed since they were listed, such as a controller that ungates
+	var ungated atomic.Int64
 	remove := func(pod *corev1.Pod) error {
 		err := client.IgnoreNotFound(gate.Remove(ctx, c, pod))
 		if apierrors.IsInvalid(err) || apierrors.IsConflict(err) {
@@ -47,13 +57,39 @@ func UngateAll(ctx context.Context, c client.Client, out io.Writer) error {
 		if err != nil {
 			return err
 		}
+		ungated.Add(1)
 		fmt.Fprintf(out, "pod/%s ungated in namespace %s\n", pod.Name, pod.Namespace)
 		return nil
 	}
 	for quiet := false; ; {
-		found, err := ungatePages(ctx, c, remove)
-		if err != nil || found == 0 && quiet {
+		last := time.Since(start) > settled*inForce
+		found, err := ungatePages(ctx, c, home.Gated, remove)
+		switch {
+		case err != nil:
 			return err
+		case found == 0 && quiet:
+			fmt.Fprintln(out, "no pod is gated")
+			return nil
+		case found > 0 && last:
+			again := func(pod *corev1.Pod) bool {
+				_, ok := changed.Load(pod.UID)
+				return ok && home.Gated(pod)
+			}
+			if _, err := ungatePages(ctx, c, again, remove); err != nil {
+				return err
+			}
+			var example atomic.Pointer[corev1.Pod]
+			left, err := ungatePages(ctx, c, home.Gated, func(pod *corev1.Pod) error { example.Store(pod); return nil })
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(out, "pods are still created with the gate %s, which no policy adds any more: %d have been ungated, ",
+				v1alpha1.PlacementGate, ungated.Load())
+			if pod := example.Load(); pod != nil {
+				fmt.Fprintf(out, "%d are left, such as %s/%s; ", left, pod.Namespace, pod.Name)
+			}
+			fmt.Fprintln(out, "remove it from their templates, nothing else removes it")
+			return nil
 		}
 		if quiet = found == 0; quiet {
 			select {
@@ -65,14 +101,17 @@ func UngateAll(ctx context.Context, c client.Client, out io.Writer) error {
 	}
 }
 
-func ungatePages(ctx context.Context, c client.Reader, remove func(*corev1.Pod) error) (found int, err error) {
+// ungatePages calls remove for each pod of the cluster that is gated, and returns how many those are.
+func ungatePages(
+	ctx context.Context, c client.Reader, gated func(*corev1.Pod) bool, remove func(*corev1.Pod) error,
+) (found int, err error) {
 	var list corev1.PodList
 	for first := true; first || list.Continue != ""; first = false {
 		listErr := c.List(ctx, &list, unscheduled, client.Limit(page), client.Continue(list.Continue))
 		if listErr != nil {
 			return found, errors.Join(err, fmt.Errorf("listing pods: %w", listErr))
 		}
-		n, ungateErr := ungate(list.Items, home.Gated, remove)
+		n, ungateErr := ungate(list.Items, gated, remove)
 		found, err = found+n, errors.Join(err, ungateErr)
 	}
 	return found, err

@@ -132,19 +132,21 @@ func (u *Uninstaller) ungate(ctx context.Context) {
 	u.log.Info("Uninstalling: ungating every pod")
 	tick := time.NewTicker(ungateEvery)
 	defer tick.Stop()
-	logged, swept := "", false
+	logged, swept, start := "", false, time.Now()
 	for u.Begun() && ctx.Err() == nil {
 		found, err := u.pass(ctx)
 		if err != nil && ctx.Err() == nil && err.Error() != logged {
 			logged = err.Error()
 			u.log.Error(err, "Cannot ungate every pod, retrying")
 		}
-		if found == 0 && err == nil && !swept && u.installation.Status().State == uninstall.Deleted {
+		// Pods that are created with the gate all the time keep nothing else from its end.
+		done := found == 0 && err == nil || time.Since(start) > settled*inForce
+		if done && !swept && u.installation.Status().State == uninstall.Deleted {
 			swept = true
 			if err := deleteGatedWorkloads(ctx, u.live); err != nil && ctx.Err() == nil {
 				u.log.Info("Cannot delete the lists of gated workloads", "err", err)
 			}
-			if _, err := letPoolsGo(ctx, u.live); err != nil && ctx.Err() == nil {
+			if _, _, err := letPoolsGo(ctx, u.live); err != nil && ctx.Err() == nil {
 				u.log.Info("Cannot take the finalizers off PodIPs and PodIPPools", "err", err)
 			}
 		}

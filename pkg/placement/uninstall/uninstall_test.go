@@ -106,6 +106,92 @@ func TestAPodThatSomebodyElseUngatesIsNoError(t *testing.T) {
 	}
 }
 
+// A template with our gate, whose pods are created all the time: a policy added none of these gates.
+func TestPodsGatedByHandAreNotUngatedForEver(t *testing.T) {
+	defer func(was time.Duration) { inForce = was }(inForce)
+	inForce = 50 * time.Millisecond
+	gated := func(i int) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("web-", i), UID: types.UID(fmt.Sprint(i))},
+			Spec:       corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: v1alpha1.PlacementGate}}},
+		}
+	}
+	created := 1
+	list := func(ctx context.Context, c client.WithWatch, l client.ObjectList, options ...client.ListOption) error {
+		if err := c.Create(ctx, gated(created)); err != nil {
+			return err
+		}
+		created++
+		return c.List(ctx, l, options...)
+	}
+	unscheduled := func(client.Object) []string { return []string{""} }
+	c := fake.NewClientBuilder().WithObjects(gated(0)).WithIndex(&corev1.Pod{}, "spec.nodeName", unscheduled).
+		WithInterceptorFuncs(interceptor.Funcs{List: list}).Build()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var out strings.Builder
+	if err := UngateAll(ctx, c, &out); err != nil {
+		t.Fatal(err)
+	}
+	// Those of the last two lists are left, of pods to try again and of what is left.
+	want := fmt.Sprintf("%d have been ungated, 2 are left, such as default/web-", created-2)
+	if !strings.Contains(out.String(), want) || strings.Contains(out.String(), "no pod is gated") {
+		t.Errorf("it does not say %q: %s", want, out.String())
+	}
+}
+
+// The API server keeps an object that its agent has deleted, for a finalizer that is not ours.
+func TestAForeignFinalizerHoldsUpNoUninstallation(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	const theirs = "example.com/audit"
+	now := metav1.Now()
+	at := func(name string, finalizers ...string) metav1.ObjectMeta {
+		o := metav1.ObjectMeta{Namespace: "default", Name: name, Finalizers: finalizers}
+		if finalizers != nil {
+			o.DeletionTimestamp = &now
+		}
+		return o
+	}
+	agent := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "stayput-system", Name: "stayput-agent-x", Labels: agentPods},
+		Spec:       corev1.PodSpec{NodeName: "node-1"},
+		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{
+			{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+	held := &v1alpha1.RetainedIP{ObjectMeta: at("web-0", theirs), Spec: v1alpha1.RetainedIPSpec{NodeName: "node-1"}}
+	wait := func(objects ...client.Object) (string, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		var out strings.Builder
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(append(objects, agent.DeepCopy())...).Build()
+		err := waitForAgents(ctx, c, "stayput-system", func(format string, args ...any) {
+			fmt.Fprintf(&out, format+"\n", args...)
+		})
+		var after v1alpha1.RetainedIP
+		must.Do(t, c.Get(t.Context(), client.ObjectKeyFromObject(held), &after))
+		if !slices.Equal(after.Finalizers, []string{theirs}) {
+			t.Errorf("its finalizers are %v", after.Finalizers)
+		}
+		return out.String(), err
+	}
+	out, err := wait(held.DeepCopy())
+	if err != nil || !strings.Contains(out, "RetainedIP default/web-0") || !strings.Contains(out, theirs) {
+		t.Errorf("%v: %s", err, out)
+	}
+	busy := &v1alpha1.RetainedIP{ObjectMeta: at("web-1"), Spec: v1alpha1.RetainedIPSpec{NodeName: "node-1"}}
+	if _, err := wait(held.DeepCopy(), busy); !errors.Is(err, ErrNotClean) {
+		t.Errorf("an agent that has not deleted all RetainedIPs of its node is not waited for: %v", err)
+	}
+	alone := held.DeepCopy()
+	alone.Name, alone.Spec.NodeName = "web-2", "node-2"
+	if out, err := wait(held.DeepCopy(), alone); err != nil || !strings.Contains(out, "promises stay: node-2\n") {
+		t.Errorf("a node without an agent is not named: %v: %s", err, out)
+	}
+}
+
 // Nothing of ours keeps a PodIP or a pool, or their definitions, from being deleted; what others put there stays.
 func TestFinalizersOfPoolsAreTakenOff(t *testing.T) {
 	scheme := runtime.NewScheme()
@@ -129,8 +215,10 @@ func TestFinalizersOfPoolsAreTakenOff(t *testing.T) {
 		}
 		return c.Patch(ctx, o, p, options...)
 	}}).Build()
-	if _, err := letPoolsGo(t.Context(), c); err != nil {
-		t.Fatal(err)
+	held := []string{"PodIP 10.6.0.2 (example.com/a, example.com/b)"}
+	must.Do(t, c.Delete(t.Context(), &v1alpha1.PodIP{ObjectMeta: named("10.6.0.2")}))
+	if _, by, err := letPoolsGo(t.Context(), c); err != nil || !slices.Equal(by, held) {
+		t.Fatal(by, err)
 	}
 	for name, want := range map[string][]string{"10.6.0.1": nil, "10.6.0.2": {"example.com/a", "example.com/b"},
 		"10.6.0.3": nil} {
@@ -148,7 +236,7 @@ func TestFinalizersOfPoolsAreTakenOff(t *testing.T) {
 		!slices.Equal(theirs.Finalizers, []string{"spiderpool.spidernet.io"}) {
 		t.Errorf("the SpiderIPPool has %v: %v", theirs.Finalizers, err)
 	}
-	if freed, err := letPoolsGo(t.Context(), c); freed != 0 || err != nil {
+	if freed, _, err := letPoolsGo(t.Context(), c); freed != 0 || err != nil {
 		t.Error(freed, err)
 	}
 }
@@ -163,7 +251,7 @@ func TestPoolsThatAreNotServedHaveNoFinalizers(t *testing.T) {
 		client.WithWatch, client.ObjectList, ...client.ListOption) error {
 		return &meta.NoKindMatchError{}
 	}}).Build()
-	if freed, err := letPoolsGo(t.Context(), none); freed != 0 || err != nil {
+	if freed, _, err := letPoolsGo(t.Context(), none); freed != 0 || err != nil {
 		t.Error(freed, err)
 	}
 }
