@@ -48,7 +48,7 @@ func TestInspectPrintsWhatTheNodeSaysAndWhatItCannotFindOut(t *testing.T) {
 	}
 	red := n.Networks[1]
 	if set := red.RangeSets[0]; set.Size != 253 || set.Promised != 2 || set.PromiseLimit != 126 ||
-		red.PromisedShare != 0.5 {
+		red.PromisedShare != 0.5 || red.PromisedLimit != 1024 {
 		t.Errorf("of red %+v", red)
 	}
 	if len(red.Addresses) != 2 || red.Addresses[0].State != inspection.Retained || red.Addresses[0].Pod != "kept" ||

@@ -111,7 +111,7 @@ func TestUninstallGoesOnAfterANetworkThatItCannotRead(t *testing.T) {
 func TestFlagsThatMakeNoSenseAreRefused(t *testing.T) {
 	for _, flag := range []string{"--grace-period=0s", "--reconcile-interval=-1s", "--log-level=loud", "--log-format=xml",
 		"--listen=nowhere:x", "--kubeconfig=/nonexistent", "--promised-share=1.5", "--promised-share=NaN",
-		"--promised-share-per-namespace=-1",
+		"--promised-share-per-namespace=-1", "--promised-limit=-1", "--promised-limit-per-namespace=4294967296",
 		"--longest-retention=-1h"} {
 		_, err := execute(flag, "--state-dir", t.TempDir())
 		name, _, _ := strings.Cut(flag, "=")

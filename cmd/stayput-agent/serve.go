@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"os"
 	"strings"
@@ -55,6 +56,11 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.Float64Var(&n.PromisedSharePerNamespace, "promised-share-per-namespace", 0,
 		"with --install-cni: share of each range that may be promised to one namespace, above 0 and at most 1; "+
 			"0: all of --promised-share")
+	f.Int64Var(&n.PromisedLimit, "promised-limit", 0,
+		"with --install-cni: how many addresses of each range may be promised at most; 0: the plugin's default")
+	f.Int64Var(&n.PromisedLimitPerNamespace, "promised-limit-per-namespace", 0,
+		"with --install-cni: how many addresses of each range may be promised to one namespace at most; "+
+			"0: all of --promised-limit")
 	f.DurationVar(&n.LongestRetention, "longest-retention", 0,
 		"with --install-cni: longest time that an address is retained; 0: no limit")
 	f.DurationVar(&n.GracePeriod, "grace-period", node.DefaultGracePeriod,
@@ -100,6 +106,12 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	}
 	if !(o.node.PromisedSharePerNamespace >= 0 && o.node.PromisedSharePerNamespace <= 1) {
 		return errors.New("--promised-share-per-namespace: expected a number above 0 and at most 1, or 0 for no such limit")
+	}
+	if !(o.node.PromisedLimit >= 0 && o.node.PromisedLimit <= math.MaxInt32) {
+		return errors.New("--promised-limit: expected a number above 0, or 0 for the plugin's default")
+	}
+	if !(o.node.PromisedLimitPerNamespace >= 0 && o.node.PromisedLimitPerNamespace <= math.MaxInt32) {
+		return errors.New("--promised-limit-per-namespace: expected a number above 0, or 0 for no such limit")
 	}
 	if o.node.LongestRetention < 0 {
 		return errors.New("--longest-retention: expected a duration above 0, or 0 for no limit")

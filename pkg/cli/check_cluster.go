@@ -473,9 +473,16 @@ func checkShares(ctx context.Context, k client.Client, namespace string, all []l
 		f.unread(err)
 		return f.all
 	}
-	value, _ := argument(&d.Spec.Template.Spec, "promised-share-per-namespace")
-	share, err := strconv.ParseFloat(value, 64)
-	if err != nil || share == 0 { // there is no limit
+	of := func(flag string) float64 { // 0: there is no such limit
+		value, _ := argument(&d.Spec.Template.Spec, flag)
+		number, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return 0
+		}
+		return number
+	}
+	share, limit := of("promised-share-per-namespace"), of("promised-limit-per-namespace")
+	if share == 0 && limit == 0 {
 		return nil
 	}
 	nodes := map[string][]string{} // by namespace
@@ -483,21 +490,22 @@ func checkShares(ctx context.Context, k client.Client, namespace string, all []l
 		if l.is == nil || !l.is.CNI.Installs {
 			continue
 		}
-		for _, of := range usedUp(l.is, share) {
+		for _, of := range usedUp(l.is, share, int64(limit)) {
 			nodes[of] = append(nodes[of], l.node)
 		}
 	}
 	for _, of := range slices.Sorted(maps.Keys(nodes)) {
-		f.warn(fmt.Sprintf("namespace %s has used up its share of the promises (promisedSharePerNamespace %g) on %s: "+
-			"its further pods get ordinary addresses there", of, share, strings.Join(firstOf(nodes[of], 5), ", ")),
+		f.warn(fmt.Sprintf("namespace %s has used up its share of the promises (promisedSharePerNamespace %g, "+
+			"promisedLimitPerNamespace %g) on %s: its further pods get ordinary addresses there",
+			of, share, limit, strings.Join(firstOf(nodes[of], 5), ", ")),
 			fmt.Sprintf("release retained addresses (kubectl stayput release -n %s), or raise "+
-				"agent.promisedSharePerNamespace in the Helm chart", of))
+				"agent.promisedSharePerNamespace or agent.promisedLimitPerNamespace in the Helm chart", of))
 	}
 	return f.all
 }
 
 // usedUp returns the namespaces that have as much of a range set of the pod network as they may.
-func usedUp(n *inspection.Node, share float64) (namespaces []string) {
+func usedUp(n *inspection.Node, share float64, limit int64) (namespaces []string) {
 	for _, net := range podNetworks(n) {
 		for _, set := range net.RangeSets {
 			has := map[string]int64{}
@@ -506,7 +514,13 @@ func usedUp(n *inspection.Node, share float64) (namespaces []string) {
 					has[ledger.Key{Identity: a.Promise.Identity}.Namespace()]++
 				}
 			}
-			most := min(set.PromiseLimit, max(1, int64(float64(set.Size)*share)))
+			most := set.PromiseLimit
+			if share != 0 {
+				most = min(most, max(1, int64(float64(set.Size)*share)))
+			}
+			if limit != 0 {
+				most = min(most, limit)
+			}
 			for of, promised := range has {
 				if promised >= most && !slices.Contains(namespaces, of) {
 					namespaces = append(namespaces, of)

@@ -273,9 +273,25 @@ func (f *findings) room(net *inspection.Network) {
 			f.fail(about+fmt.Sprintf("none of %d addresses is free, %d are retained: no pod can start", set.Size, kept),
 				"release retained addresses (kubectl stayput release), enlarge the range, or lower promisedShare")
 		case set.Promised >= set.PromiseLimit:
+			todo := "release retained addresses (kubectl stayput release), enlarge the range, or raise promisedShare"
+			if limited(net, set) {
+				todo = "release retained addresses (kubectl stayput release), or raise promisedLimit"
+			}
 			f.warn(about+fmt.Sprintf("%d addresses are promised, of at most %d: further pods get ordinary addresses",
-				set.Promised, set.PromiseLimit),
-				"release retained addresses (kubectl stayput release), enlarge the range, or raise promisedShare")
+				set.Promised, set.PromiseLimit), todo)
 		}
 	}
+}
+
+// limited reports whether promisedLimit, and not promisedShare, says how many addresses of a range set may be promised.
+func limited(net *inspection.Network, set inspection.RangeSet) bool {
+	return net.PromisedLimit != 0 && set.PromiseLimit >= net.PromisedLimit
+}
+
+// promiseSetting returns the setting that says how many addresses of a range set may be promised.
+func promiseSetting(net *inspection.Network, set inspection.RangeSet) string {
+	if limited(net, set) {
+		return fmt.Sprintf("promisedLimit %d", net.PromisedLimit)
+	}
+	return fmt.Sprintf("promisedShare %g", net.PromisedShare)
 }

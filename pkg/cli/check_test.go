@@ -731,21 +731,26 @@ func TestANamespaceThatHasUsedUpItsShareIsNamed(t *testing.T) {
 	}
 	byHand := func(n *inspection.Node) { n.CNI.Installs = false }
 	for name, test := range map[string]struct {
-		share string
+		share string // and behind a semicolon the number
 		look  looked
 		says  string // empty: nothing is found
 	}{
 		"less than its share": {"0.4", aLook(promised("a", "b")), ""},
 		"its share": {"0.4", aLook(promised("a", "b", "a")),
-			"namespace a has used up its share of the promises (promisedSharePerNamespace 0.4) on node-1: "},
+			"namespace a has used up its share of the promises (promisedSharePerNamespace 0.4, promisedLimitPerNamespace 0) on "},
 		"less than one":                       {"0.1", aLook(promised("b")), "namespace b has"},
 		"more than all may have":              {"1", aLook(promised("a", "a", "a", "a")), "namespace a has"},
 		"there is no share":                   {"0", aLook(promised("a", "a", "a")), ""},
+		"its number":                          {"0.4;1", aLook(promised("a")), "namespace a has"},
+		"its number without a share":          {"0;2", aLook(promised("a", "a")), "namespace a has"},
+		"less than its number":                {"0;2", aLook(promised("a")), ""},
 		"the agent does not set it":           {"0.4", aLook(promised("a", "a", "a"), byHand), ""},
 		"the node does not answer":            {"0.4", looked{node: "node-1", err: ErrNoAgent}, ""},
 		"an address that nothing is kept for": {"0.1", aLook(), ""},
 	} {
-		k := aCluster(nothing, deployed(nil, []string{"serve", "--promised-share-per-namespace=" + test.share})...)
+		share, limit, _ := strings.Cut(test.share, ";")
+		k := aCluster(nothing, deployed(nil, []string{"serve", "--promised-share-per-namespace=" + share,
+			"--promised-limit-per-namespace=" + cmp.Or(limit, "0")})...)
 		f := checkShares(t.Context(), k, DefaultNamespace, []looked{test.look})
 		if (len(f) == 0) != (test.says == "") ||
 			len(f) > 0 && (f[0].Level != LevelWarn || !strings.HasPrefix(f[0].Text, test.says) || f[0].Todo == "") {

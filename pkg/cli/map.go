@@ -110,7 +110,7 @@ func (d *drawing) network(n *inspection.Network) {
 			total += fmt.Sprintf(", %d unreadable", c)
 		}
 		d.line("%s", total)
-		d.line("  promised: %d of at most %d (promisedShare %g)", set.Promised, set.PromiseLimit, n.PromisedShare)
+		d.line("  promised: %d of at most %d (%s)", set.Promised, set.PromiseLimit, promiseSetting(n, set))
 	}
 	var outside []string
 	for _, a := range n.Addresses {

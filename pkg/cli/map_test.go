@@ -20,7 +20,7 @@ func rangeOf(subnet, start, end, gateway string) inspection.Range {
 func aNetwork() inspection.Network {
 	promise := &inspection.Promise{Identity: "pod:default/web-0", Retention: "10m"}
 	return inspection.Network{
-		Name: "pods", PromisedShare: 0.5,
+		Name: "pods", PromisedShare: 0.5, PromisedLimit: 1024,
 		RangeSets: []inspection.RangeSet{
 			{
 				Ranges: []inspection.Range{rangeOf("10.1.0.0/27", "10.1.0.1", "10.1.0.20", "10.1.0.1")}, Size: 19, Promised: 2,
@@ -28,7 +28,7 @@ func aNetwork() inspection.Network {
 			},
 			{
 				Ranges: []inspection.Range{rangeOf("fd00::/64", "fd00::1", "fd00::ffff:ffff:ffff:ffff", "fd00::1")}, Size: 1 << 62,
-				Promised: 1, PromiseLimit: 1 << 61,
+				Promised: 1, PromiseLimit: 1024,
 			},
 		},
 		Addresses: []inspection.Address{
@@ -53,7 +53,7 @@ const theMap = `Network pods
   fd00::/64  fd00::1 - fd00::ffff:ffff:ffff:ffff
     R fd00::5
   4611686018427387904 addresses: 4611686018427387903 free, 0 bound, 1 retained
-  promised: 1 of at most 2305843009213693952 (promisedShare 0.5)
+  promised: 1 of at most 1024 (promisedLimit 1024)
   outside of the current ranges: 10.9.0.1 (bound)
 
 . free   b bound   B bound, and kept after its pod stops   R retained   N kept by a newer version of Stayput   ? unreadable   g gateway   - not given to pods

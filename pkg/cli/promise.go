@@ -199,8 +199,8 @@ func (f *facts) whyNothing() string {
 	for _, set := range net.RangeSets {
 		if set.Promised >= set.PromiseLimit && set.Contains(a.IP) {
 			return fmt.Sprintf("Nothing: of network %s on node %s %d addresses are promised, of at most %d "+
-				"(promisedShare %g). The pod has an ordinary address.",
-				net.Name, node, set.Promised, set.PromiseLimit, net.PromisedShare)
+				"(%s). The pod has an ordinary address.",
+				net.Name, node, set.Promised, set.PromiseLimit, promiseSetting(net, set))
 		}
 	}
 	return fmt.Sprintf("Nothing: node %s gave it an address without knowing of the annotation, "+

@@ -100,6 +100,49 @@ func TestANamespaceCannotUseUpWhatIsForAll(t *testing.T) {
 	w.check()
 }
 
+// Half of a /64, and a quarter of it, are no limit.
+func TestWhatIsPromisedOfALargeRangeIsLimitedByNumber(t *testing.T) {
+	promised := func(w *world, ns string, pods int) (n int, refused EventReason) {
+		for i := range pods {
+			r := w.addTo(ns, fmt.Sprintf("web-%d", i))
+			if r.Promised {
+				n++
+				continue
+			}
+			if len(r.Events) != 1 {
+				t.Fatalf("%s/web-%d: %+v", ns, i, r.Events)
+			}
+			refused = r.Events[0].Reason
+		}
+		return n, refused
+	}
+	w := newWorld(t, testNetwork("", "fd00::/64"))
+	w.net.PromisedSharePerNamespace = 0.25
+	w.net.PromisedLimit, w.net.PromisedLimitPerNamespace = 7, 3
+	for _, test := range []struct {
+		ns      string
+		n       int
+		refused EventReason
+	}{{"greedy", 3, EventNamespaceRefused}, {"modest", 3, EventNamespaceRefused}, {"late", 1, EventRefused}} {
+		if n, refused := promised(w, test.ns, 5); n != test.n || refused != test.refused {
+			t.Errorf("%s was promised %d addresses and refused others by %q, want %d and %s",
+				test.ns, n, refused, test.n, test.refused)
+		}
+	}
+
+	// Without numbers in the configuration.
+	large := testNetwork("", "fd00::/64")
+	if all, of := large.MostPromised(large.Ranges[0]), large.MostPromisedTo(large.Ranges[0]); all != 1024 || of != 1024 {
+		t.Errorf("by default %d addresses of a /64 may be promised, %d to a namespace", all, of)
+	}
+	// The smaller of share and number counts.
+	small := testNetwork("10.1.0.0/24", "")
+	small.PromisedSharePerNamespace, small.PromisedLimitPerNamespace = 0.25, 256
+	if all, of := small.MostPromised(small.Ranges[0]), small.MostPromisedTo(small.Ranges[0]); all != 126 || of != 63 {
+		t.Errorf("of a /24 %d may be promised, %d to a namespace", all, of)
+	}
+}
+
 // An address whose retention is over holds no promise back, though the agent that would end it is away.
 func TestWhatIsOverdueIsNotCounted(t *testing.T) {
 	w := newWorld(t, testNetwork("10.1.0.0/28", ""))

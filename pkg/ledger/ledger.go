@@ -19,6 +19,10 @@ const (
 	DefaultStateDir = "/var/lib/stayput"
 	// DefaultPromisedShare is the share of a range that may be promised if the network does not say.
 	DefaultPromisedShare = 0.5
+	// DefaultPromisedLimit is how many addresses of a range may be promised if the network does not say. A share bounds
+	// nothing in a /64, and each promise costs files on the node and an object in the cluster. It is several times the
+	// pods that a node runs at once (110 by default, 250 on large ones), so that pods which have stopped keep theirs.
+	DefaultPromisedLimit = 1024
 )
 
 // The errors of the ledger. A caller may try again after ErrInUse, ErrFull, and every error that is none of these,

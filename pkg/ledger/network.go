@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"strconv"
@@ -21,24 +22,26 @@ type Network struct {
 	PromisedShare    float64       `json:"promisedShare,omitempty"`    // 0: DefaultPromisedShare
 	// PromisedSharePerNamespace is that of one namespace; 0: all of PromisedShare.
 	PromisedSharePerNamespace float64 `json:"promisedSharePerNamespace,omitempty"`
-}
-
-func (n *Network) share() float64 {
-	if n.PromisedShare == 0 {
-		return DefaultPromisedShare
-	}
-	return n.PromisedShare
+	// PromisedLimit and PromisedLimitPerNamespace are absolute limits for each range set, whatever the shares allow.
+	PromisedLimit             int64 `json:"promisedLimit,omitempty"`             // 0: DefaultPromisedLimit
+	PromisedLimitPerNamespace int64 `json:"promisedLimitPerNamespace,omitempty"` // 0: all of PromisedLimit
 }
 
 // MostPromised returns how many addresses of a range set may be promised.
-func (n *Network) MostPromised(set RangeSet) int64 { return portion(set, n.share()) }
+func (n *Network) MostPromised(set RangeSet) int64 {
+	return min(portion(set, cmp.Or(n.PromisedShare, DefaultPromisedShare)), cmp.Or(n.PromisedLimit, DefaultPromisedLimit))
+}
 
 // MostPromisedTo returns how many of them may be promised to one namespace.
 func (n *Network) MostPromisedTo(set RangeSet) int64 {
-	if n.PromisedSharePerNamespace == 0 {
-		return n.MostPromised(set)
+	most := n.MostPromised(set)
+	if n.PromisedSharePerNamespace != 0 {
+		most = min(most, portion(set, n.PromisedSharePerNamespace))
 	}
-	return min(n.MostPromised(set), portion(set, n.PromisedSharePerNamespace))
+	if n.PromisedLimitPerNamespace != 0 {
+		most = min(most, n.PromisedLimitPerNamespace)
+	}
+	return most
 }
 
 func portion(set RangeSet, share float64) int64 {
@@ -64,7 +67,9 @@ func (n *Network) fingerprint() string {
 	var b strings.Builder
 	b.WriteString(n.DataDir + "\x00" + n.LongestRetention.String() + "\x00")
 	b.WriteString(strconv.FormatFloat(n.PromisedShare, 'g', -1, 64) + " ")
-	b.WriteString(strconv.FormatFloat(n.PromisedSharePerNamespace, 'g', -1, 64))
+	b.WriteString(strconv.FormatFloat(n.PromisedSharePerNamespace, 'g', -1, 64) + " ")
+	b.WriteString(strconv.FormatInt(n.PromisedLimit, 10) + " ")
+	b.WriteString(strconv.FormatInt(n.PromisedLimitPerNamespace, 10))
 	for _, set := range n.Ranges {
 		b.WriteByte(0)
 		for _, r := range set {

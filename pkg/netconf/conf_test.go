@@ -284,10 +284,10 @@ func TestLimitsGoIntoTheIPAMSectionIfTheyAreSet(t *testing.T) {
 		t.Errorf("without limits: %v", got)
 	}
 	got := ipam(Limits{StateDir: "/srv/stayput", PromisedShare: 0.25, PromisedSharePerNamespace: 0.125,
-		LongestRetention: 720 * time.Hour})
+		PromisedLimit: 500, PromisedLimitPerNamespace: 100, LongestRetention: 720 * time.Hour})
 	want := map[string]any{
 		"type": "stayput", "stateDir": "/srv/stayput", "promisedShare": 0.25, "promisedSharePerNamespace": 0.125,
-		"longestRetention": "720h0m0s",
+		"promisedLimit": 500.0, "promisedLimitPerNamespace": 100.0, "longestRetention": "720h0m0s",
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("with limits: %v, want %v", got, want)

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -43,6 +44,9 @@ var Versions = [...]string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0",
 //	                  0, at most 1; default 0.5
 //	promisedSharePerNamespace
 //	                  the part of it that one namespace may have; default all of it
+//	promisedLimit     how many addresses of each range may be promised at most, whatever share they are; default 1024
+//	promisedLimitPerNamespace
+//	                  how many of them one namespace may have; default all of them
 //	pools             names of pools: every address of the network comes from pools, of which these are the default. The
 //	                  list may be empty, and the network needs no ranges
 type Config struct {
@@ -157,7 +161,26 @@ func (c *Config) Network() (*ledger.Network, error) {
 	if n.PromisedSharePerNamespace, err = c.share("promisedSharePerNamespace"); err != nil {
 		return nil, err
 	}
+	if n.PromisedLimit, err = c.limit("promisedLimit"); err != nil {
+		return nil, err
+	}
+	if n.PromisedLimitPerNamespace, err = c.limit("promisedLimitPerNamespace"); err != nil {
+		return nil, err
+	}
 	return n, nil
+}
+
+// limit returns how many addresses a limit allows; 0: the configuration does not say.
+func (c *Config) limit(key string) (int64, error) {
+	v, _ := c.ipam.lookup(key)
+	if v == nil {
+		return 0, nil
+	}
+	n, ok := v.(float64)
+	if !ok || n != math.Trunc(n) || !(n >= 1 && n <= math.MaxInt32) {
+		return 0, c.ipam.wrong(key, "a whole number above 0", v)
+	}
+	return int64(n), nil
 }
 
 // share returns a share of each range; 0: the configuration does not say.

@@ -40,6 +40,8 @@ type Limits struct {
 	StateDir                  string
 	PromisedShare             float64
 	PromisedSharePerNamespace float64
+	PromisedLimit             int64
+	PromisedLimitPerNamespace int64
 	LongestRetention          time.Duration
 	// PodCIDRs are the Node's, for a source that WantsPodCIDRs; nil: they are not known. Then those that own was given
 	// serve: they do not change while the Node exists.
@@ -85,6 +87,13 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 		} {
 			if share != 0 {
 				ipam[key] = json.Number(strconv.FormatFloat(share, 'f', -1, 64))
+			}
+		}
+		for key, limit := range map[string]int64{
+			"promisedLimit": l.PromisedLimit, "promisedLimitPerNamespace": l.PromisedLimitPerNamespace,
+		} {
+			if limit != 0 {
+				ipam[key] = json.Number(strconv.FormatInt(limit, 10))
 			}
 		}
 		if l.LongestRetention != 0 {

@@ -68,6 +68,8 @@ type Options struct {
 	PluginBinary              string
 	PromisedShare             float64
 	PromisedSharePerNamespace float64
+	PromisedLimit             int64
+	PromisedLimitPerNamespace int64
 	LongestRetention          time.Duration
 
 	// GracePeriod is how long the runtime must not have known an attachment before it counts as leaked.
@@ -225,7 +227,8 @@ func New(o Options) (*Agent, error) {
 		Plugin: o.PluginBinary, Root: cri.Root,
 		Limits: netconf.Limits{
 			StateDir: o.StateDir, PromisedShare: o.PromisedShare,
-			PromisedSharePerNamespace: o.PromisedSharePerNamespace, LongestRetention: o.LongestRetention,
+			PromisedSharePerNamespace: o.PromisedSharePerNamespace, PromisedLimit: o.PromisedLimit,
+			PromisedLimitPerNamespace: o.PromisedLimitPerNamespace, LongestRetention: o.LongestRetention,
 		},
 		Interval: o.Interval, Clock: o.Clock, Runtime: a.cri.CNI, PodCIDRs: a.podCIDRs,
 		Log: o.Log, Registry: o.Registry,

@@ -26,6 +26,7 @@ func measurePromise(ctx context.Context, b *bench) ([]table.Row, error) {
 		return nil, err
 	}
 	beyond.ipam["promisedShare"] = (full + 0.5) / float64(size)
+	beyond.ipam["promisedLimit"] = full + 1
 	if beyond, err = beyond.of(asked); err != nil {
 		return nil, err
 	}
@@ -42,6 +43,10 @@ func measurePromise(ctx context.Context, b *bench) ([]table.Row, error) {
 	const many = 10_000
 	crowded, err := b.network(b.product.Plugin, netns, asked)
 	if err != nil {
+		return nil, err
+	}
+	crowded.ipam["promisedLimit"] = 2 * many
+	if crowded, err = crowded.of(asked); err != nil {
 		return nil, err
 	}
 	lonely, err := b.network(b.product.Plugin, netns, asked)

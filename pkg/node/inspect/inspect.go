@@ -99,7 +99,8 @@ func inspectNetwork(l *ledger.Ledger) inspection.Network {
 	net := l.Network()
 	n := inspection.Network{
 		Name: net.Name, DataDir: net.DataDir, PromisedShare: cmp.Or(net.PromisedShare, ledger.DefaultPromisedShare),
-		RangeSets: []inspection.RangeSet{}, Addresses: []inspection.Address{},
+		PromisedLimit: cmp.Or(net.PromisedLimit, ledger.DefaultPromisedLimit),
+		RangeSets:     []inspection.RangeSet{}, Addresses: []inspection.Address{},
 	}
 	if net.LongestRetention > 0 {
 		n.LongestRetention = net.LongestRetention.String()
