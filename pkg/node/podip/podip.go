@@ -598,8 +598,8 @@ func (k *Keeper) deletedPods(s *sight) (all []cri.Sandbox) {
 	return all
 }
 
-// addrsOfDeleted returns the addresses of pools that such pods have, by UID. Of a pod that another program has started,
-// and that was taken over, neither its sandbox nor a ledger tells one: its network namespace does, and the PodIP.
+// addrsOfDeleted returns the addresses of pools that such pods have, by UID. What one of them has may be unknown, as of a
+// sandbox that has just gone: the error says so, and the others count.
 func (k *Keeper) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[string][]netip.Addr, error) {
 	if len(pods) == 0 {
 		return nil, nil
@@ -609,44 +609,51 @@ func (k *Keeper) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[st
 		return nil, err
 	}
 	all := map[string][]netip.Addr{}
+	var errs []error
 	for _, sandbox := range pods {
 		if _, there := s.sandboxes[sandbox.ID]; !there {
 			continue
 		}
-		path, err := k.o.Runtime.Netns(ctx, sandbox.ID)
+		addrs, err := k.addrsInside(ctx, s, sandbox)
 		if err != nil {
-			return nil, err
-		}
-		if path == "" {
-			continue // the host's
-		}
-		space, err := s.view.Find(ledger.Netns{Path: path})
-		if err != nil {
-			return nil, err
-		}
-		if space == nil {
-			continue
-		}
-		for _, a := range space.Addrs() {
-			ordinary := slices.ContainsFunc(s.bound, func(b bound) bool {
-				return b.Attachment.ContainerID == sandbox.ID && b.Addr == a && !b.foreign
-			})
-			if ordinary || !a.IsGlobalUnicast() {
-				continue
-			}
-			o, err := k.api.PodIP(ctx, a)
-			if err != nil {
-				return nil, err
-			}
-			if o != nil {
-				all[sandbox.Pod.UID] = append(all[sandbox.Pod.UID], a)
-			}
-		}
-		if space.Err != nil && all[sandbox.Pod.UID] == nil {
-			return nil, fmt.Errorf("pod %s, which the cluster has no more: %w", sandbox.Pod, space.Err)
+			errs = append(errs, fmt.Errorf("pod %s, which the cluster has no more: %w", sandbox.Pod, err))
+		} else if addrs != nil {
+			all[sandbox.Pod.UID] = append(all[sandbox.Pod.UID], addrs...)
 		}
 	}
-	return all, nil
+	return all, errors.Join(errs...)
+}
+
+// addrsInside returns the addresses of pools that a sandbox has. Of a pod that another program has started, and that was
+// taken over, neither its sandbox nor a ledger tells one: its network namespace does, and the PodIP.
+func (k *Keeper) addrsInside(ctx context.Context, s *sight, sandbox cri.Sandbox) (addrs []netip.Addr, err error) {
+	path, err := k.o.Runtime.Netns(ctx, sandbox.ID)
+	if err != nil || path == "" { // "": the host's
+		return nil, err
+	}
+	space, err := s.view.Find(ledger.Netns{Path: path})
+	if err != nil || space == nil {
+		return nil, err
+	}
+	for _, a := range space.Addrs() {
+		ordinary := slices.ContainsFunc(s.bound, func(b bound) bool {
+			return b.Attachment.ContainerID == sandbox.ID && b.Addr == a && !b.foreign
+		})
+		if ordinary || !a.IsGlobalUnicast() {
+			continue
+		}
+		o, err := k.api.PodIP(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		if o != nil {
+			addrs = append(addrs, a)
+		}
+	}
+	if addrs == nil {
+		return nil, space.Err
+	}
+	return addrs, nil
 }
 
 func (k *Keeper) discover(ctx context.Context) error {

@@ -653,6 +653,37 @@ func TestAPodThatHasLostItsAddressIsTakenDown(t *testing.T) {
 	})
 }
 
+// What one sandbox has is unknown, as it ends between the list and the question.
+func TestASandboxThatVanishesKeepsNoOtherUnknown(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.pod(1)
+		p.Annotations = nil
+		w.c.put(p)
+		nodetest.Configure(t, w.netns(1), addr(1))
+		w.r.mu.Lock()
+		w.r.netns["c1"] = filepath.Join(w.dir, "netns", "cni-1")
+		w.r.sandboxes["c1"] = cri.Sandbox{ID: "c1", Ready: true, Pod: w.name(1)}
+		w.r.sandboxes["c2"] = cri.Sandbox{ID: "c2", Ready: true, Pod: w.name(2)}
+		w.r.vanished = map[string]error{"c2": errDown}
+		w.r.mu.Unlock()
+		w.putIP(addr(1), uid(1), p.Name)
+		w.end()
+		w.c.remove(uid(1))
+		w.putIP(addr(1), uid(3), "web-1")
+		w.starts(-1)
+		w.pass(time.Minute)
+		w.r.mu.Lock()
+		stopped := slices.Clone(w.r.stopped)
+		w.r.mu.Unlock()
+		if !slices.Contains(stopped, "c1") || slices.Contains(stopped, "c2") {
+			t.Errorf("stopped %v, want c1", stopped)
+		}
+		if said := w.k.Trouble(); !strings.Contains(said, "web-2") {
+			t.Errorf("says %q", said)
+		}
+	})
+}
+
 // A pod that another program has started, and that was taken over, has its address by its PodIP alone: no annotation,
 // no file and no ledger tells it, if its node was cut off before the controller told them.
 func TestAPodThatWasTakenOverIsTakenDownOnceItsAddressIsAnothers(t *testing.T) {

@@ -1,6 +1,7 @@
 package podip
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -347,6 +348,7 @@ type containers struct {
 	err       error
 	sandboxes map[string]cri.Sandbox
 	netns     map[string]string
+	vanished  map[string]error // by sandbox: why its namespace is not known
 	stopped   []string
 }
 
@@ -359,7 +361,7 @@ func (r *containers) Sandboxes(context.Context) (map[string]cri.Sandbox, error) 
 func (r *containers) Netns(_ context.Context, id string) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.netns[id], r.err
+	return r.netns[id], cmp.Or(r.vanished[id], r.err)
 }
 
 func (r *containers) Stop(_ context.Context, id string) error {
