@@ -19,6 +19,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/home/hometest"
 	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/placement/podip"
 )
 
 // Each call that placing a pod makes is the one that fails, in each way.
@@ -111,6 +112,24 @@ func TestAPodThatWaitsForHoursSaysSoAgain(t *testing.T) {
 		}
 		if notes := p.notes(); (len(notes) > 0) != (pause != time.Minute) {
 			t.Errorf("after %s more it says %q", pause, notes)
+		}
+	}
+}
+
+func TestAPodSaysThatPoolsCannotBeRead(t *testing.T) {
+	pod := hometest.Pod()
+	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a")))
+	p.pools = &podip.Controller{} // which has not read any
+	key := client.ObjectKeyFromObject(pod)
+	for _, pause := range []time.Duration{0, cluster.SayFailureAfter - 1, 1} {
+		p.time = p.time.Add(pause)
+		result, err := p.Reconcile(t.Context(), reconcile.Request{NamespacedName: key})
+		if result.RequeueAfter != poolsUnknown || err != nil {
+			t.Fatalf("it is looked at again after %s, %v", result.RequeueAfter, err)
+		}
+		notes := p.notes()
+		if said := len(notes) == 1 && strings.HasPrefix(notes[0], "Warning "+home.ReasonNotPlaced); said != (pause == 1) {
+			t.Fatalf("after %s more it says %q", pause, notes)
 		}
 	}
 }

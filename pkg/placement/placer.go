@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -211,6 +212,8 @@ func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	}
 	p.sayFailure(ctx, req.NamespacedName, err)
 	switch {
+	case errors.Is(err, podip.ErrUnknown):
+		return reconcile.Result{RequeueAfter: poolsUnknown}, nil
 	case apierrors.IsConflict(err): // another pod by now, or a changed one
 		log.FromContext(ctx).V(1).Info("Pod changed, deciding again", "pod", req, "err", err)
 		return reconcile.Result{RequeueAfter: cluster.CacheLag}, nil
@@ -253,9 +256,9 @@ func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcil
 		return reconcile.Result{}, nil // the end of another gate wakes it
 	}
 	if home.Gated(pod) {
-		switch owns, known := p.pools.Owns(ctx, pod); {
-		case !known:
-			return reconcile.Result{RequeueAfter: poolsUnknown}, nil
+		switch owns, err := p.pools.Owns(ctx, pod); {
+		case err != nil:
+			return reconcile.Result{}, fmt.Errorf("looking up whether pod %s asks for addresses of pools: %w", req, err)
 		case owns:
 			p.hand(ctx, pod)
 			return reconcile.Result{}, nil

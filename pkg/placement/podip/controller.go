@@ -185,24 +185,26 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 	return c
 }
 
-// Owns reports whether a gated pod is placed here and not by its home alone. known is false until that is known: it
-// must not be placed at all. By its namespace's default it goes without only if that is so past the cache: the watch of
-// namespaces may be behind that of pods.
-func (c *Controller) Owns(ctx context.Context, pod *corev1.Pod) (owns, known bool) {
+// ErrUnknown says that it is not known yet whether a pod asks for addresses of pools: these have not been read.
+var ErrUnknown = errors.New("pools and the defaults of namespaces have not been read yet")
+
+// Owns reports whether a gated pod is placed here and not by its home alone. After an error it must not be placed at
+// all. By its namespace's default it goes without only if that is so past the cache: the watch of namespaces may be
+// behind that of pods.
+func (c *Controller) Owns(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	if c == nil || pod.Spec.HostNetwork {
-		return false, true
+		return false, nil
 	}
-	owns, known, byDefault := c.owns(pod)
-	if owns || !known || !byDefault {
-		return owns, known
+	owns, byDefault, err := c.owns(pod)
+	if owns || !byDefault || err != nil {
+		return owns, err
 	}
 	of := metadata("Namespace")
 	switch err := c.live.Get(ctx, types.NamespacedName{Name: pod.Namespace}, of); {
 	case apierrors.IsNotFound(err): // the pod goes with it
-		return false, true
+		return false, nil
 	case err != nil:
-		log.FromContext(ctx).Error(err, "Cannot read the default of a namespace", "namespace", pod.Namespace)
-		return false, false
+		return false, fmt.Errorf("reading the default of namespace %s: %w", pod.Namespace, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -210,24 +212,24 @@ func (c *Controller) Owns(ctx context.Context, pod *corev1.Pod) (owns, known boo
 	if owns = pool.AsksByDefault(is.asks, c.words == serving); owns && c.session != nil {
 		c.rename(c.session, pod.Namespace, is)
 	}
-	return owns, true
+	return owns, nil
 }
 
 // owns is Owns by the cache, and reports whether the default of the pod's namespace decides.
-func (c *Controller) owns(pod *corev1.Pod) (owns, known, byDefault bool) {
+func (c *Controller) owns(pod *corev1.Pod) (owns, byDefault bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	spiderpool := c.words == serving
 	if asks, decides := pool.AsksItself(pod.Annotations, spiderpool); decides {
-		return asks, true, false
+		return asks, false, nil
 	}
 	switch {
-	case c.state == unknown, c.state != off && c.words == unknown:
-		return false, false, true
+	case c.state == unknown, c.state != off && c.words == unknown, c.state == serving && c.namespaces == nil:
+		return false, true, ErrUnknown
 	case c.state == serving:
-		return pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), c.namespaces != nil, true
+		return pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), true, nil
 	}
-	return false, true, false
+	return false, false, nil
 }
 
 // Wake has a pod looked at: what its home waited for has changed. It puts in a pod that was seen before it was known

@@ -449,14 +449,14 @@ func TestPoolsAreServedAsSoonAsTheAPIServerAnswers(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- c.Start(ctx) }()
 		synctest.Wait()
-		if _, known := c.Owns(t.Context(), hometest.Pod()); known {
+		if _, err := c.Owns(t.Context(), hometest.Pod()); err == nil {
 			t.Error("it is known whether a pod asks for addresses, though nothing can be")
 		}
 		a.away = nil
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if owns, known := c.Owns(t.Context(), hometest.Pod()); owns || !known {
-			t.Errorf("an ordinary pod has to wait: owns %t, known %t", owns, known)
+		if owns, err := c.Owns(t.Context(), hometest.Pod()); owns || err != nil {
+			t.Errorf("an ordinary pod has to wait: owns %t, %v", owns, err)
 		}
 		for len(line.now) > 0 {
 			k := line.now[0]
@@ -498,8 +498,8 @@ func TestNothingIsAskedOfPoolsThatAreNotServed(t *testing.T) {
 			Uninstalling: func() bool { return false }, Installation: installation})
 		go func() { _ = c.Start(t.Context()) }()
 		synctest.Wait()
-		if owns, known := c.Owns(t.Context(), hometest.Pod()); owns || !known {
-			t.Errorf("an ordinary pod has to wait: owns %t, known %t", owns, known)
+		if owns, err := c.Owns(t.Context(), hometest.Pod()); owns || err != nil {
+			t.Errorf("an ordinary pod has to wait: owns %t, %v", owns, err)
 		}
 		time.Sleep(10 * cluster.LookupEvery)
 		synctest.Wait()
@@ -523,7 +523,7 @@ func TestAnAPIServerThatServesNothingYetDoesNotSayThatThereAreNoPools(t *testing
 		c := newController(a, a, a, informers{}, Options{Workloads: nothing, Uninstalling: func() bool { return false }})
 		go func() { _ = c.Start(t.Context()) }()
 		synctest.Wait()
-		if _, known := c.Owns(t.Context(), hometest.Pod()); known {
+		if _, err := c.Owns(t.Context(), hometest.Pod()); err == nil {
 			t.Error("it counts as known whether an ordinary pod asks for addresses")
 		}
 	})
@@ -1592,8 +1592,8 @@ func TestTheDefaultOfANamespaceIsForItsGatedPods(t *testing.T) {
 	c.works()
 	for name, want := range map[string]int{"web-0": 1, "none": 0, "ran": 0, "wrong": 0} {
 		pod, has := a.pod(t, name)
-		owns, known := c.Owns(t.Context(), pod)
-		if len(has) != want || !known || owns != (name == "web-0" || name == "wrong" || name == "ran") {
+		owns, err := c.Owns(t.Context(), pod)
+		if len(has) != want || err != nil || owns != (name == "web-0" || name == "wrong" || name == "ran") {
 			t.Errorf("%s has %v, owned %t", name, has, owns)
 		}
 	}

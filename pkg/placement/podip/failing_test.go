@@ -116,8 +116,8 @@ func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 	var disowned []string
 	c.disowned = func(pod types.NamespacedName) { disowned = append(disowned, pod.Name) }
 	c.works()
-	if owns, known := c.Owns(t.Context(), second); !owns || !known || len(c.session.book.Waiting("blue")) != 1 {
-		t.Fatalf("owned %t, known %t: the test shows nothing", owns, known)
+	if owns, err := c.Owns(t.Context(), second); !owns || err != nil || len(c.session.book.Waiting("blue")) != 1 {
+		t.Fatalf("owned %t, %v: the test shows nothing", owns, err)
 	}
 	ns.Annotations, ns.ResourceVersion = nil, ""
 	if err := a.Update(t.Context(), ns); err != nil {
@@ -129,8 +129,8 @@ func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 	c.works()
 	a.now = a.now.Add(time.Minute)
 	c.works()
-	if owns, known := c.Owns(t.Context(), second); owns || !known {
-		t.Errorf("it is still placed by pools: %t, %t", owns, known)
+	if owns, err := c.Owns(t.Context(), second); owns || err != nil {
+		t.Errorf("it is still placed by pools: %t, %v", owns, err)
 	}
 	for name, ip := range a.ips(t) {
 		if ip.Spec.PodName == "web-1" {
@@ -173,5 +173,38 @@ func TestWhatAPodWaitsForIsSaidAgain(t *testing.T) {
 		if notes := c.notes(); (len(notes) > 0) != (pause != time.Minute) {
 			t.Errorf("after %s more: %q", pause, notes)
 		}
+	}
+}
+
+// unreadable is an API server whose namespaces cannot be read.
+type unreadable struct {
+	client.WithWatch
+	err error
+}
+
+func (u unreadable) Get(ctx context.Context, key client.ObjectKey, o client.Object, options ...client.GetOption) error {
+	if o.GetObjectKind().GroupVersionKind().Kind == "Namespace" {
+		return u.err
+	}
+	return u.WithWatch.Get(ctx, key, o, options...)
+}
+
+func TestADefaultThatCannotBeReadIsAnErrorOfThePod(t *testing.T) {
+	a := newAPI(t, aPool("blue", "10.6.168.101"), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}})
+	c := control(t, a)
+	pod := asking("web-0", "", func(p *corev1.Pod) { p.Annotations = nil })
+	for _, err := range []error{
+		apierrors.NewForbidden(schema.GroupResource{Resource: "namespaces"}, "default", errors.New("no right")),
+		errors.New("connection refused"),
+	} {
+		c.live = unreadable{a, err}
+		if owns, is := c.Owns(t.Context(), pod); owns || !errors.Is(is, err) || errors.Is(is, ErrUnknown) ||
+			!strings.Contains(is.Error(), "namespace default") {
+			t.Errorf("owned %t, %v", owns, is)
+		}
+	}
+	c.live = a
+	if owns, err := c.Owns(t.Context(), pod); owns || err != nil {
+		t.Errorf("owned %t, %v", owns, err)
 	}
 }

@@ -147,8 +147,8 @@ func TestAPodThatIsSeenBeforeTheDefaultOfItsNamespaceGetsAnAddress(t *testing.T)
 	c := control(t, a)
 	c.works()
 	plain := hometest.Pod(func(p *corev1.Pod) { p.Name, p.UID = "plain", "uid-plain" })
-	if owns, known := c.Owns(t.Context(), plain); owns || !known {
-		t.Errorf("a pod of a namespace without a default: %t, %t", owns, known)
+	if owns, err := c.Owns(t.Context(), plain); owns || err != nil {
+		t.Errorf("a pod of a namespace without a default: %t, %v", owns, err)
 	}
 	space.Annotations = map[string]string{stayputv1alpha1.AnnotationPools: "blue"}
 	pod := hometest.Pod(func(p *corev1.Pod) { p.Name, p.UID = "web-0", "uid-web-0" })
@@ -158,8 +158,8 @@ func TestAPodThatIsSeenBeforeTheDefaultOfItsNamespaceGetsAnAddress(t *testing.T)
 		}
 	}
 	c.Controller.pods(c.session).OnAdd(cluster.PodOf(pod), false)
-	if owns, known := c.Owns(t.Context(), pod); !owns || !known {
-		t.Fatalf("it is let go without: %t, %t", owns, known)
+	if owns, err := c.Owns(t.Context(), pod); !owns || err != nil {
+		t.Fatalf("it is let go without: %t, %v", owns, err)
 	}
 	if err := a.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
 		t.Fatal(err)

@@ -44,7 +44,7 @@ func TestPodsThatAskInSpiderpoolsWordsGetTheirAddresses(t *testing.T) {
 	c.works()
 	for name, want := range map[string]int{"gated": 1, "default": 1, "bound": 1, "wild": 0, "none": 0} {
 		pod, has := a.pod(t, name)
-		if owns, known := c.Owns(t.Context(), pod); len(has) != want || !known || owns != (name != "none") {
+		if owns, err := c.Owns(t.Context(), pod); len(has) != want || err != nil || owns != (name != "none") {
 			t.Errorf("%s has %v, owned %t", name, has, owns)
 		}
 	}
@@ -71,8 +71,8 @@ func TestSpiderpoolsWordsCountWithTheRightToReadItsPools(t *testing.T) {
 			Uninstalling: func() bool { return false }})
 		line := &line{}
 		c.now, c.queue = func() time.Time { return a.now }, line
-		if owns, known := c.Owns(t.Context(), theirs); owns || known {
-			t.Errorf("before anything is known: owns %t, known %t", owns, known)
+		if owns, err := c.Owns(t.Context(), theirs); owns || err == nil {
+			t.Errorf("before anything is known: owns %t, %v", owns, err)
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error)
@@ -88,8 +88,8 @@ func TestSpiderpoolsWordsCountWithTheRightToReadItsPools(t *testing.T) {
 			}
 		}
 		works()
-		if owns, known := c.Owns(t.Context(), theirs); owns || !known {
-			t.Errorf("without the right: owns %t, known %t", owns, known)
+		if owns, err := c.Owns(t.Context(), theirs); owns || err != nil {
+			t.Errorf("without the right: owns %t, %v", owns, err)
 		}
 		if _, has := a.pod(t, "web-0"); has != nil {
 			t.Errorf("without the right: it has %v", has)
@@ -97,8 +97,8 @@ func TestSpiderpoolsWordsCountWithTheRightToReadItsPools(t *testing.T) {
 		a.spiderpool = true
 		time.Sleep(cluster.LookupEvery)
 		works()
-		if owns, known := c.Owns(t.Context(), theirs); !owns || !known {
-			t.Errorf("with the right: owns %t, known %t", owns, known)
+		if owns, err := c.Owns(t.Context(), theirs); !owns || err != nil {
+			t.Errorf("with the right: owns %t, %v", owns, err)
 		}
 		if _, has := a.pod(t, "web-0"); len(has) != 1 {
 			t.Errorf("with the right: it has %v", has)
