@@ -13,7 +13,7 @@ const (
 	notReadyIsNoProof                // nor does a node that is not Ready
 	podIsLookedUp                    // that a pod is gone is read past the cache
 	nodeIsLookedUp                   // that its node is off, too
-	readyIsNotOff                    // a node that is Ready is not off, whoever says so
+	readyIsNotOff                    // a node that is Ready is not off, whatever its taints
 	everyNodeAnswers                 // an unknown holder may be anywhere
 	nodeIsKnown                      // only the node that a pod has by the cluster is to speak of it
 	answersAreFresh                  // what a node said before the end of a pod says nothing

@@ -189,7 +189,7 @@ func (k *Keeper) recall(epoch int64) {
 	}
 }
 
-// replace takes in a list of all pods of the node that was made since an epoch was begun. Those that changed, or after
+// replace records a list of all pods of the node that was made since an epoch was begun. Those that changed, or after
 // an interruption all, are looked at.
 func (k *Keeper) replace(pods []Pod, begun int64, interrupted bool) error {
 	is := map[string]bool{}
@@ -219,7 +219,7 @@ func (k *Keeper) replace(pods []Pod, begun int64, interrupted bool) error {
 	return nil
 }
 
-// see takes in a pod of the node, and tells the plugin of its addresses, if somebody vouches for them. If not, the
+// see records a pod of the node, and tells the plugin of its addresses if their origin is proven. If not, the
 // PodIPs are asked for: see tend.
 func (k *Keeper) see(p *Pod) error {
 	uid, text := string(p.UID), p.Annotations[v1alpha1.AnnotationAddresses]
@@ -277,7 +277,7 @@ func (k *Keeper) see(p *Pod) error {
 	return nil
 }
 
-// vanished takes in that a pod of the node was deleted.
+// vanished records that a pod of the node was deleted.
 func (k *Keeper) vanished(uid string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -353,7 +353,7 @@ func (k *Keeper) followRoll(ctx context.Context) {
 	})
 }
 
-// setRoll takes in the roll. When a recall begins or is over, PodIPs may be others: every pod is looked at.
+// setRoll records the roll. When a recall begins or is over, PodIPs may be others: every pod is looked at.
 func (k *Keeper) setRoll(roll *v1alpha1.PodIPRoll) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -63,7 +63,7 @@ type Uninstaller struct {
 	// end. New sets it; change it before Run.
 	Hold time.Duration
 	// Pools is told what the installation says of the cluster's pools, empty if there are none, and whether any is of mode
-	// Routed; nil: nobody is. It is not called while that is not known. Set it before Run.
+	// Routed; nil if nothing uses them. It is not called while that is not known. Set it before Run.
 	Pools func(pools string, routed bool)
 	Options
 
