@@ -83,7 +83,11 @@ var law = []rule{
 	// The controller. It knows addresses by RetainedIPs and PodIPs only.
 	{pkg: "pkg/placement/cluster", uses: []string{"pkg/api", "pkg/home", "pkg/pool"}, never: addresses},
 	{pkg: "pkg/placement/gate", uses: []string{"pkg/api", "pkg/home"}, never: addresses},
-	{pkg: "pkg/placement/webhook", uses: []string{"pkg/api", "pkg/home", "pkg/placement/gate"}, never: addresses},
+	{
+		pkg:   "pkg/placement/webhook",
+		uses:  []string{"pkg/api", "pkg/home", "pkg/httplimit", "pkg/placement/gate"},
+		never: addresses,
+	},
 	{
 		pkg:   "pkg/placement/podip",
 		uses:  []string{"pkg/api", "pkg/home", "pkg/pool", "pkg/placement/cluster", "pkg/placement/gate"},

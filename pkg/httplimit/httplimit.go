@@ -6,6 +6,7 @@
 package httplimit
 
 import (
+	"crypto/tls"
 	"net"
 	"net/http"
 	"net/netip"
@@ -18,13 +19,17 @@ import (
 // Connections is how many connections a listener has at most. Each takes some 20 KiB.
 const Connections = 128
 
-// Server returns a server of h, which reads no request bodies, for a listener of [Listen].
+// Server returns a server of h for a listener of [Listen], also by TLS over it. An h that reads the bodies of requests
+// bounds them itself.
 func Server(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10,
 		ConnState: func(c net.Conn, s http.ConnState) {
+			if over, ok := c.(*tls.Conn); ok {
+				c = over.NetConn()
+			}
 			if c, ours := c.(*conn); ours {
 				c.asking.Store(s == http.StateActive)
 			}
@@ -104,14 +109,18 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// clientOf returns to whom a connection counts: an IPv4 address, or an IPv6 network, of which a machine has all
-// addresses.
 func clientOf(remote net.Addr) netip.Prefix {
 	tcp, ok := remote.(*net.TCPAddr)
 	if !ok {
 		return netip.Prefix{}
 	}
-	addr := tcp.AddrPort().Addr().Unmap().WithZone("")
+	return Client(tcp.AddrPort().Addr())
+}
+
+// Client returns the client that a remote address belongs to: an IPv4 address, or an IPv6 network, of which a machine
+// has all addresses.
+func Client(addr netip.Addr) netip.Prefix {
+	addr = addr.Unmap().WithZone("")
 	bits := 32
 	if addr.Is6() {
 		bits = 64

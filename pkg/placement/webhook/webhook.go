@@ -12,22 +12,24 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/semaphore"
 	"gomodules.xyz/jsonpatch/v2"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/webhook"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/httplimit"
 	"github.com/stayput/stayput/pkg/placement/gate"
 )
 
@@ -66,25 +68,51 @@ func Add(mgr ctrl.Manager, o Options) (serves func() bool, err error) {
 	if err := o.Registry.Register(certs); err != nil {
 		return nil, err
 	}
-	server := webhook.NewServer(webhook.Options{
-		Port: o.Port, TLSOpts: []func(*tls.Config){func(c *tls.Config) { c.GetCertificate = certs.get }},
-	})
 	next := &successor{
 		client: mgr.GetClient(), reader: mgr.GetAPIReader(), namespace: o.Namespace, uninstalling: o.Uninstalling,
 		havePolicies: apiServers{mgr.GetAPIReader(), mgr.GetConfig()}.havePolicies,
 		now:          time.Now, log: mgr.GetLogger().WithName("webhook"),
 	}
 	g := &gater{reader: mgr.GetAPIReader(), uninstalling: o.Uninstalling}
-	room := semaphore.NewWeighted(bodiesMost)
+	room, mux := newRoom(), http.NewServeMux()
 	for path, handle := range map[string]admission.HandlerFunc{Path: g.always, RecordedPath: g.ifRecorded} {
-		server.Register(path, bounded{&admission.Webhook{Handler: handle}, room})
+		mux.Handle(path, bounded{&admission.Webhook{Handler: handle}, room})
 	}
-	return certs.ready, errors.Join(mgr.Add(certs), mgr.Add(lingering{server, certs}), mgr.Add(next))
+	server := lingering{&server{":" + strconv.Itoa(o.Port), mux, certs.get}, certs}
+	return certs.ready, errors.Join(mgr.Add(certs), mgr.Add(server), mgr.Add(next))
+}
+
+// server serves by TLS, also while some clients hoard connections.
+type server struct {
+	address     string
+	handler     http.Handler
+	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+}
+
+// Start serves until ctx is done.
+func (s *server) Start(ctx context.Context) error {
+	l, err := httplimit.Listen(s.address)
+	if err != nil {
+		return err
+	}
+	return s.serve(ctx, l)
+}
+
+func (s *server) serve(ctx context.Context, l net.Listener) error {
+	of := httplimit.Server(s.handler)
+	// An API server asks by few connections, each for several pods at a time. What a client sends waits in these buffers
+	// until it is read, beyond what is charged for bodies.
+	of.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 32, MaxReceiveBufferPerConnection: 64 << 10,
+		MaxReceiveBufferPerStream: 64 << 10}
+	config := &tls.Config{NextProtos: []string{"h2", "http/1.1"}, GetCertificate: s.certificate}
+	shutdown := 10 * time.Second // more than the API server waits for an answer
+	return (&manager.Server{Name: "webhook", Server: of, Listener: tls.NewListener(l, config),
+		ShutdownTimeout: &shutdown}).Start(ctx)
 }
 
 // lingering is a server that goes on for a while after it was told to end, if it has been of use.
 type lingering struct {
-	server webhook.Server
+	server *server
 	certs  *certificates
 }
 
