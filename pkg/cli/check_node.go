@@ -15,6 +15,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // checkNode returns the findings of a node. clock is the API server's.
@@ -35,6 +36,8 @@ func checkNode(node *corev1.Node, l looked, clock interval) []Finding {
 func findUnreachable(node *corev1.Node, err error) []Finding {
 	f := findings{check: "agent"}
 	switch {
+	case errors.Is(err, ErrNoAgent) && node.Labels[pool.AgentLabel] == pool.NoAgent:
+		return f.orOK("no agent is to run here: the Node has the label " + pool.AgentLabel + "=" + pool.NoAgent)
 	case !home.NodeReady(node):
 		f.warn("the node is not Ready, so its agent cannot be asked: "+err.Error(),
 			"bring the node back. Its addresses stay kept, and pods wait for it for their home-wait")

@@ -276,6 +276,14 @@ func TestAMissingRightIsNamed(t *testing.T) {
 	}
 }
 
+func TestANodeThatIsToHaveNoAgentIsInOrder(t *testing.T) {
+	node := aNode("node-1", func(n *corev1.Node) { n.Labels = map[string]string{"stayput.io/agent": "none"} })
+	f := checkNode(&node, looked{err: ErrNoAgent}, interval{})
+	if len(f) != 1 || f[0].Level != LevelOK || !strings.Contains(f[0].Text, "stayput.io/agent=none") {
+		t.Errorf("found %+v", f)
+	}
+}
+
 func TestClocksDifferOnlyForCertain(t *testing.T) {
 	server := interval{-500 * time.Millisecond, 500 * time.Millisecond}
 	for _, test := range []struct {

@@ -197,10 +197,21 @@ func (s Situation) answered(node string) bool {
 	return ok && asked && !a.holds(s.IP)
 }
 
-// muteAfter is after how long somebody has to do something about a node that has never answered.
+// muteAfter is after how long an operator has to do something about a node that is Ready and does not answer, since no
+// agent has run there or none is to run there any more.
 const muteAfter = 2 * time.Minute
 
 const muteRemedy = "let the agent run there or, if it is not to, label the Node " + AgentLabel + "=" + NoAgent
+
+// leftRemedy is for a node where an agent was, and none is to run now. Pods there may still have addresses: that no
+// agent is wanted is no proof that they do not.
+const leftRemedy = "let the agent run there again until it has answered, " +
+	"or drain the node, switch it off and delete the Node"
+
+// askedFor reports whether nodes were asked so long ago.
+func (s Situation) askedFor(d time.Duration) bool {
+	return s.Asked > 0 && s.Now.Sub(time.Unix(0, s.Asked)) >= d
+}
 
 // hadAgent reports whether a node has ever answered, or had an address.
 func (s Situation) hadAgent(node string) bool { return s.Agent != nil && s.Agent(node) }
@@ -218,15 +229,19 @@ func fenceAll(s Situation, why string) Finding {
 // everyone reports whether each node is satisfied, or is off, or can have no address at all.
 func everyone(s Situation, why string, satisfied func(node string) bool) Finding {
 	var checks []Check
-	var among, silent, mute, lost []string
+	var among, silent, mute, left, lost []string
 	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
 		among = append(among, name)
 		switch n := s.Nodes[name]; {
 		case n.Foreign && !s.hadAgent(name) || satisfied(name) || s.rules.broken(everyNodeAnswers):
 		case n.off(s.rules):
 			checks = append(checks, s.off(name)...)
-		case n.Ready && s.Agent != nil && !s.Agent(name) && s.Asked > 0 && s.Now.Sub(time.Unix(0, s.Asked)) >= muteAfter:
-			mute = append(mute, name)
+		case n.Ready && s.Agent != nil && (n.Foreign || !s.Agent(name)) && s.askedFor(muteAfter):
+			if n.Foreign {
+				left = append(left, name)
+			} else {
+				mute = append(mute, name)
+			}
 		case n.Ready:
 			silent = append(silent, name)
 		default:
@@ -241,6 +256,9 @@ func everyone(s Situation, why string, satisfied func(node string) bool) Finding
 		return Finding{Verdict: Never,
 			Reason: fmt.Sprintf("%s, and node %s has never answered", why, strings.Join(mute, ", ")),
 			Remedy: muteRemedy}
+	case left != nil:
+		return Finding{Verdict: Never, Remedy: leftRemedy, Reason: fmt.Sprintf(
+			"%s, and node %s, where no agent is to run any more, has not answered", why, strings.Join(left, ", "))}
 	case silent != nil:
 		return Finding{Verdict: Wait,
 			Reason: fmt.Sprintf("%s; node %s has not answered yet", why, strings.Join(silent, ", "))}

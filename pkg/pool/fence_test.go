@@ -1019,9 +1019,13 @@ func TestANodeWithoutAnAgentOwesNoAnswerUnlessItHadOne(t *testing.T) {
 		remedy  string
 	}{
 		{name: "no agent is to run there", foreign: true},
-		{name: "nor now, but the node has answered", foreign: true, waits: "node n2 has not answered yet",
-			known: func(b *Book) { b.SetAnswer(Answer{Node: "n2", Round: 1}) }, after: time.Hour},
-		{name: "nor now, but an address was there", foreign: true, waits: "node n2 has not answered yet",
+		{name: "nor now, but the node has just answered", foreign: true, waits: "node n2 has not answered yet",
+			known: func(b *Book) { b.SetAnswer(Answer{Node: "n2", Round: 1}) }, after: muteAfter - 1},
+		{name: "nor now, but the node has answered", foreign: true, waits: "node n2, where no agent is to run any more",
+			remedy: "let the agent run there again",
+			known:  func(b *Book) { b.SetAnswer(Answer{Node: "n2", Round: 1}) }, after: muteAfter},
+		{name: "nor now, but an address was there", foreign: true, waits: "node n2, where no agent is to run any more",
+			remedy: "let the agent run there again",
 			known: func(b *Book) {
 				b.SetPodIP(PodIP{Addr: netip.MustParseAddr("10.6.0.9"), Pool: "p", PodUID: "x", Of: "x", Phase: Bound, Node: "n2"})
 			}, after: time.Hour},
