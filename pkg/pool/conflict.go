@@ -15,6 +15,9 @@ import (
 // not answer for would quarantine the whole pool, and end a pod for each address.
 const machineMost = 5
 
+// machinesMost is the same for all machines together: one that answers with another MAC address each time is as many.
+const machinesMost = 20
+
 // The pause between two ends of pods of a workload because of conflicts: doubled with each of its addresses that is in
 // quarantine.
 const (
@@ -30,10 +33,10 @@ func (p *PodIP) machine() string {
 	return p.Quarantine.MAC
 }
 
-// claimed returns how many addresses of a pool a machine answers for.
-func (b *Book) claimed(pool, mac string) (n int) {
+// claimed returns how many addresses of a pool other machines with such MAC addresses answer for.
+func (b *Book) claimed(pool string, by func(mac string) bool) (n int) {
 	for a := range b.disputed {
-		if p := b.ips[a]; p.Pool == pool && p.machine() == mac {
+		if p := b.ips[a]; p.Pool == pool && by(p.machine()) {
 			n++
 		}
 	}
@@ -63,13 +66,15 @@ func (b *Book) quarantined(pool string) (n uint64) {
 // heldRemedy is what ends that a pool is held.
 const heldRemedy = "find that machine on the link and stop it, or exclude its addresses from the pool"
 
-// HeldBy says why a pool makes no new allocations: a machine answers for more than [machineMost] of its addresses, of
-// which at least one keeps a pod from starting now. Empty: it does not.
+// HeldBy returns why a pool makes no new allocations, empty if it does: more than [machineMost] of its addresses are in
+// quarantine, or keep a pod from starting, because of one machine; or more than [machinesMost] because of any. The
+// quarantine of an address ends after an hour, unless it is found again then.
 func (b *Book) HeldBy(pool string) (reason, remedy string) {
-	claims := map[string]int{}
+	claims, all := map[string]int{}, 0
 	for a := range b.disputed {
 		if p := b.ips[a]; p.Pool == pool && p.machine() != "" {
 			claims[p.machine()]++
+			all++
 		}
 	}
 	for _, mac := range slices.Sorted(maps.Keys(claims)) {
@@ -78,7 +83,22 @@ func (b *Book) HeldBy(pool string) (reason, remedy string) {
 				heldRemedy
 		}
 	}
+	if all > machinesMost {
+		return fmt.Sprintf("machines with %d MAC addresses answer for more than %d of its addresses", len(claims),
+			machinesMost), heldRemedy
+	}
 	return "", ""
+}
+
+// claims returns why no pod of a pool is ended because of a machine, empty if one may be.
+func (b *Book) claims(pool, mac string) string {
+	switch {
+	case b.claimed(pool, func(by string) bool { return by == mac }) > machineMost:
+		return fmt.Sprintf("which answers for more than %d addresses of pool %s", machineMost, pool)
+	case b.claimed(pool, func(by string) bool { return by != "" }) > machinesMost:
+		return fmt.Sprintf("and other machines answer for addresses of pool %s, more than %d in all", pool, machinesMost)
+	}
+	return ""
 }
 
 // endsAt returns when the next pod of a workload may be ended because another machine has its address a.

@@ -89,6 +89,32 @@ func TestAMachineThatAnswersForAllEmptiesNoPool(t *testing.T) {
 	}
 }
 
+func TestAMachineWithAnotherMACAddressEachTimeEmptiesNoPool(t *testing.T) {
+	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/16", Addresses: []string{"10.6.0.1-10.6.0.200"}})
+	now, ended := noon, 0
+	var plan Plan
+	for n := range 100 {
+		now = now.Add(time.Second)
+		var a netip.Addr
+		if a, plan = place(t, b, ownedPod(n), now); !a.IsValid() {
+			continue
+		}
+		conflictOn(b, a, fmt.Sprintf("02:00:00:00:00:%02x", n))
+		if yes, what := review(b, a, now); yes {
+			ended++
+		} else if !strings.Contains(what.Reason, "other machines answer") || what.Remedy == "" {
+			t.Errorf("%+v", what)
+		}
+	}
+	if ended != machinesMost || b.quarantined("p") != machinesMost {
+		t.Errorf("%d pods were ended, and %d addresses are quarantined", ended, b.quarantined("p"))
+	}
+	if reason, remedy := b.HeldBy("p"); !strings.Contains(reason, "MAC addresses") || remedy == "" ||
+		!strings.Contains(plan.Reason, reason) || plan.Writes != nil {
+		t.Errorf("%q, and the next pod is told %+v", reason, plan)
+	}
+}
+
 func TestPodsOfAWorkloadAreEndedEverMoreSlowlyForConflicts(t *testing.T) {
 	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
 	set := Workload{Kind: "StatefulSet", Name: "web"}

@@ -161,9 +161,8 @@ func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 	}
 	plan := Plan{Reason: why}
 	if p.Quarantine.Reason == "" {
-		if b.claimed(p.Pool, p.Conflict) > machineMost {
-			return Plan{Reason: fmt.Sprintf("%s, which answers for more than %d addresses of pool %s", why, machineMost, p.Pool),
-				Remedy: heldRemedy}
+		if too := b.claims(p.Pool, p.Conflict); too != "" {
+			return Plan{Reason: why + ", " + too, Remedy: heldRemedy}
 		}
 		if at := b.endsAt(pod.Workload, p.Addr); now.Before(at) {
 			return Plan{Reason: why + "; another pod of its workload was ended for that shortly before", Until: at}
