@@ -62,6 +62,10 @@ func (w *world) workloadsAct() {
 		}
 	}
 	for _, n := range w.nodes {
+		if n.orphan && (w.calm || w.some(50)) {
+			n.orphan = false
+			w.said.del(n.name)
+		}
 		host, exists := w.hosts.objs[n.name]
 		if ready := n.on && n.kubelet; exists && host.Ready != ready && (w.calm || w.some(50)) {
 			host.Ready = ready
@@ -130,6 +134,7 @@ func (w *world) kubeletActs(n *node) {
 		p := n.view[uid]
 		s := n.sandboxes[uid]
 		switch {
+		case n.busy(uid): // with the pod's start
 		case p.Over:
 			if w.calm || w.some(60) {
 				delete(n.sandboxes, uid)
@@ -151,11 +156,17 @@ func (w *world) kubeletActs(n *node) {
 				w.deleteObject(n, uid)
 			}
 		case s == nil && (w.calm || w.some(60)):
+			if w.slow {
+				n.starting[uid] = p
+				w.logf("%s: a sandbox is created for %s %s", n.name, p.Name, uid)
+				continue
+			}
 			w.add(n, p)
 		}
 	}
+	w.starts(n)
 	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
-		if _, wanted := n.view[uid]; !wanted && (w.calm || w.some(30)) {
+		if _, wanted := n.view[uid]; !wanted && !n.busy(uid) && (w.calm || w.some(30)) {
 			w.logf("%s: sandbox of %s ends, for its pod is unknown", n.name, uid)
 			delete(n.sandboxes, uid)
 		}
@@ -176,6 +187,37 @@ func (w *world) deleteObject(n *node, uid UID) {
 	delete(n.view, uid)
 }
 
+// busy reports whether kubelet waits for a pod's sandbox to start.
+func (n *node) busy(uid UID) bool {
+	_, created := n.starting[uid]
+	return created || n.sandboxes[uid] != nil && n.sandboxes[uid].pending
+}
+
+// starts goes on with sandboxes that are being started: each first gets its addresses by the node's book, by what
+// kubelet knew of the pod when it was created, and later has them. One that gets none is removed, and kubelet makes
+// another.
+func (w *world) starts(n *node) {
+	if !w.slow {
+		return
+	}
+	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+		if s := n.sandboxes[uid]; s.pending && (w.calm || w.some(15)) {
+			w.logf("%s: sandbox of %s answers", n.name, uid)
+			s.pending, s.up = false, true
+		}
+	}
+	for _, uid := range slices.Sorted(maps.Keys(n.starting)) {
+		if p := n.starting[uid]; w.calm || w.some(50) {
+			delete(n.starting, uid)
+			if w.add(n, p); n.sandboxes[uid] != nil {
+				n.sandboxes[uid].up, n.sandboxes[uid].pending = false, true
+			} else if p.Has != nil {
+				w.refused++
+			}
+		}
+	}
+}
+
 // add is a sandbox's start: the plugin's ADD.
 func (w *world) add(n *node, p Pod) {
 	switch {
@@ -183,11 +225,13 @@ func (w *world) add(n *node, p Pod) {
 		return // code 11: no address yet
 	case n.barred[p.UID]:
 		return // it was reported gone
-	case n.checked != 0 && !reflect.DeepEqual(n.seen[p.UID], p.Has):
+	case n.wiped:
+		return // the agent has not said that there are pools
+	case (n.checked != 0 || n.vouches) && !reflect.DeepEqual(n.seen[p.UID], p.Has):
 		return // the agent has not seen it with these since all nodes were asked
 	}
 	for uid, s := range n.sandboxes {
-		if uid != p.UID && slices.ContainsFunc(s.has, func(a Address) bool { return p.has(a.Prefix.Addr()) }) {
+		if uid != p.UID && !s.unbooked && slices.ContainsFunc(s.has, func(a Address) bool { return p.has(a.Prefix.Addr()) }) {
 			return // its predecessor still has it: code 11
 		}
 	}
@@ -216,6 +260,18 @@ func (w *world) agentActs(n *node) {
 	if current {
 		w.agentSees(n)
 	}
+	if n.wiped && (w.calm || w.some(60)) {
+		_, answered := w.said.objs[n.name]
+		w.logf("%s: the agent finds no files; those that it had are lost: %t", n.name, answered)
+		if answered && len(n.sandboxes) > 0 {
+			w.wiped++
+		}
+		if !answered { // the Node was deleted, and is taken for one that is new
+			clear(n.heard)
+		}
+		n.wiped, n.vouches, n.seen = false, answered, map[UID][]Address{}
+		w.agentSees(n)
+	}
 	if roll := w.roll; roll.Version != "" && (w.said.objs[n.name].Round < roll.Round) && (w.calm || w.some(60)) {
 		if _, exists := w.hosts.objs[n.name]; exists {
 			w.answer(n, roll)
@@ -242,7 +298,7 @@ func (w *world) agentActs(n *node) {
 			has = pod.Has
 		}
 		if s := n.sandboxes[uid]; has == nil && !exists && s != nil {
-			has, found = s.has, true
+			has, found = s.has, n.owners[uid].Has == nil
 		}
 		for _, a := range has {
 			w.tend(n, uid, a.Prefix.Addr(), pod, exists, found)
@@ -259,7 +315,7 @@ func (w *world) agentActs(n *node) {
 	n.lied = n.lied && (!current || !exists || host.Off && !host.Ready)
 	if current && n.lied {
 		for uid := range n.sandboxes {
-			n.heard[uid] = n.heard[uid] || !w.hasPod(uid)
+			n.heard[uid] = n.heard[uid] || !w.hasPod(uid) && !n.sandboxes[uid].pending
 		}
 	}
 }
@@ -310,11 +366,11 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool
 		local.PodCIDR = n.routes(a)
 	}
 	deed := Tend(local)
-	if deed.Down && n.sandboxes[uid] != nil {
+	if deed.Down && n.sandboxes[uid] != nil && !n.sandboxes[uid].pending {
 		w.logf("%s: interfaces of %s go down", n.name, uid)
 		n.sandboxes[uid].up = false
 	}
-	if s := n.sandboxes[uid]; s != nil && !s.up && (w.calm || w.some(50)) {
+	if s := n.sandboxes[uid]; s != nil && !s.up && !s.pending && (w.calm || w.some(50)) {
 		delete(n.sandboxes, uid) // the runtime has removed it
 	}
 	if deed.Bar {
@@ -328,6 +384,32 @@ func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool
 			ip.PodCIDR = netip.Prefix{}
 		}
 		_ = w.send(n.name, agentStatus{StatusIP{PodIP: ip}, n.name})
+	}
+}
+
+// runtimeRestarts ends what containerd has begun, or not.
+func (w *world) runtimeRestarts(n *node) {
+	w.logf("%s: the runtime restarts", n.name)
+	clear(n.starting)
+	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
+		if n.sandboxes[uid].pending && w.some(50) {
+			delete(n.sandboxes, uid)
+		}
+	}
+}
+
+// deleteStarting deletes pods by force whose sandboxes are being started.
+func (w *world) deleteStarting() {
+	for _, n := range w.nodes {
+		for _, key := range w.pods.keys() {
+			if p := w.pods.objs[key]; p.Node == n.name && n.busy(p.UID) {
+				w.logf("pod %s %s is deleted by force while it starts", p.Name, p.UID)
+				w.pods.del(key)
+			}
+		}
+	}
+	for range 4 {
+		w.goOn()
 	}
 }
 
@@ -387,7 +469,7 @@ func (w *world) answer(n *node, roll Roll) {
 	for _, uid := range slices.Sorted(maps.Keys(n.sandboxes)) {
 		p := n.owners[uid]
 		for _, a := range n.sandboxes[uid].has {
-			if n.sandboxes[uid].up {
+			if n.sandboxes[uid].up || n.sandboxes[uid].pending {
 				answer.Held = append(answer.Held, Held{Addr: a.Prefix.Addr(), UID: uid, Namespace: p.Namespace,
 					PodName: p.Name, Identity: p.Identity, Pool: a.Pool, Mode: a.Mode, Network: a.Network,
 					Interface: a.Interface, Keep: p.Keep})
@@ -397,6 +479,7 @@ func (w *world) answer(n *node, roll Roll) {
 	w.logf("%s: answers round %d, has %d, bars %v", n.name, roll.Round%1e12, len(answer.Held), reply.Bar)
 	if w.calm || w.some(80) {
 		w.said.put(n.name, answer)
+		n.orphan = false
 	}
 }
 
@@ -511,7 +594,12 @@ var deeds = []deed{
 			}
 		}
 	}},
-	{2, func(w *world) { w.logf("controller restarts"); pickOne(w.r, w.controllers).book = nil }},
+	{2, func(w *world) {
+		if c := pickOne(w.r, w.controllers); w.unnoticed == 0 || w.roll.Term != w.unnoticed {
+			w.logf("controller restarts")
+			c.book = nil
+		}
+	}},
 	{2, func(w *world) { // a watch is interrupted
 		if c := pickOne(w.r, w.controllers); c.book != nil {
 			w.relist(c, w.r.IntN(5))
@@ -597,6 +685,65 @@ func (w *world) cut(n *node) {
 	w.forgotten(n)
 }
 
+// wipe empties the state directory of a node, whatever runs there.
+func (w *world) wipe(n *node) {
+	w.logf("%s: the state directory is emptied", n.name)
+	n.wiped, n.vouches, n.checked = true, false, 0
+	clear(n.book)
+	clear(n.barred)
+	n.seen = map[UID][]Address{}
+	for _, s := range n.sandboxes {
+		s.unbooked = true
+	}
+	if w.some(50) {
+		w.agentRestarts(n)
+	}
+}
+
+// wipeAfterBars empties the state directory of a node whose kubelet does not know that pods were deleted, and whose
+// agent has barred them.
+func (w *world) wipeAfterBars(n *node) {
+	w.logf("%s: kubelet is cut off", n.name)
+	n.kubelet, n.agent = false, true
+	for _, key := range w.pods.keys() {
+		if p := w.pods.objs[key]; p.Node == n.name && w.some(60) {
+			w.logf("pod %s %s is deleted by force, and its sandbox crashes", p.Name, p.UID)
+			w.pods.del(key)
+			delete(n.sandboxes, p.UID)
+		}
+	}
+	for range 2 {
+		w.agentActs(n)
+	}
+	w.wipe(n)
+	for range 4 {
+		w.goOn()
+	}
+}
+
+func (w *world) agentRestarts(n *node) {
+	w.logf("%s: the agent restarts", n.name)
+	n.sees, n.known = map[UID]Pod{}, map[UID]bool{}
+}
+
+// reinstall is another machine, or another disk, under the name of a node.
+func (w *world) reinstall(n *node) {
+	w.logf("%s: is reinstalled", n.name)
+	w.powerOff(n)
+	w.wipe(n)
+	w.agentRestarts(n)
+	clear(n.owners)
+	if _, exists := w.hosts.objs[n.name]; exists && w.some(50) {
+		w.logf("%s: the Node is deleted", n.name)
+		w.hosts.del(n.name)
+		_, n.orphan = w.said.objs[n.name]
+	}
+	for range w.r.IntN(6) {
+		w.goOn()
+	}
+	w.mend(n)
+}
+
 // forgotten is a taint that was left on a node when that came back. It says that the node is off again as soon as that
 // is not Ready: the operator was told to remove it, and is wrong.
 func (w *world) forgotten(n *node) {
@@ -607,6 +754,7 @@ func (w *world) forgotten(n *node) {
 
 func (w *world) powerOff(n *node) {
 	n.on = false
+	clear(n.starting)
 	clear(n.sandboxes)
 	clear(n.view)
 }
@@ -620,7 +768,7 @@ func (w *world) mend(n *node) {
 		return
 	}
 	if !n.on {
-		n.on, n.checked = true, 0
+		n.on, n.checked, n.vouches = true, 0, false
 		clear(n.seen)
 		n.sees, n.known = map[UID]Pod{}, map[UID]bool{}
 	}
@@ -792,13 +940,54 @@ func (w *world) backUp() {
 	w.backup, w.backupAt = &b, w.now
 }
 
+// restoreHastily restores a backup that is seconds old, within seconds, and often once more. The controllers that run
+// have set the mark since the backup, and none restarts before the restore was noticed: else it would not be.
+func (w *world) restoreHastily() {
+	w.backup = nil
+	w.backUp()
+	w.scale()
+	w.scale()
+	for range 2 + w.r.IntN(6) {
+		w.now = w.now.Add(time.Second)
+		w.goOn()
+	}
+	for range 2 {
+		for _, c := range w.controllers {
+			if c.book != nil && !c.book.Stale() && w.apply(c.name, c.book.Lead(w.roll, w.Now())) == nil {
+				c.book.SetRoll(w.roll)
+			}
+		}
+	}
+	for range 1 + w.r.IntN(2) {
+		w.restoreWithin(time.Second)
+		for range w.r.IntN(4) {
+			w.goOn()
+		}
+	}
+}
+
+// restoreWithin restores within that time, if that will be noticed by what the controllers have seen.
+func (w *world) restoreWithin(d time.Duration) {
+	for _, c := range w.controllers {
+		if c.book == nil || !w.backup.roll.older(c.book.roll) {
+			w.restore()
+			return
+		}
+	}
+	w.hasty++
+	w.unnoticed = w.backup.roll.Term
+	w.restoreAfter(d)
+}
+
 // restore brings the API server back from the backup. That takes a while, and what is under way is over.
-func (w *world) restore() {
+func (w *world) restore() { w.restoreAfter(MarkLost + 1) }
+
+func (w *world) restoreAfter(d time.Duration) {
 	w.restored = true
 	if w.backup == nil {
 		return
 	}
-	w.now = w.now.Add(MarkLost + 1)
+	w.now = w.now.Add(d)
 	if w.clocks { // in a backup of that age, the mark of one leader may look fresh to another one
 		w.now = w.now.Add(Skew)
 		w.setClocks()

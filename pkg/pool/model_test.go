@@ -18,6 +18,9 @@ var (
 	modelRouted    = flag.Bool("model.routed", false, "histories with routed pools")
 	modelLies      = flag.Bool("model.lies", false, "histories with an agent that lies")
 	modelClocks    = flag.Bool("model.clocks", false, "histories with clocks of controllers that differ and jump")
+	modelDisks     = flag.Bool("model.disks", false, "histories with disks that are emptied, and reinstalled nodes")
+	modelStarts    = flag.Bool("model.starts", false, "histories with sandboxes that take time to start")
+	modelRestores  = flag.Bool("model.restores", false, "histories with restores that take seconds, or come twice")
 	modelHistories = flag.Int("model.histories", 2000, "histories of the model test")
 )
 
@@ -67,6 +70,9 @@ const (
 	routedPools        // all are
 	lyingAgent         // of one node
 	wrongClocks        // of controllers
+	emptyDisks         // of nodes
+	slowStarts         // of sandboxes
+	hastyRestores
 )
 
 // chosen is what the flags say.
@@ -82,6 +88,12 @@ func chosen() more {
 		return lyingAgent
 	case *modelClocks:
 		return wrongClocks
+	case *modelDisks:
+		return emptyDisks
+	case *modelStarts:
+		return slowStarts
+	case *modelRestores:
+		return hastyRestores
 	}
 	return nothingMore
 }
@@ -103,7 +115,8 @@ func TestOtherMachinesOnTheLinkDoNoHarm(t *testing.T) {
 }
 
 // Pods that another program has started, with addresses that they were not told of here, keep these until they surely
-// have them no more. These histories have no restores.
+// have them no more. These histories have no restores, and so are a mode of their own: what the backup lacks of a pod
+// that was adopted, no node can tell, and it is the operator's to adopt it again.
 func TestAdoptedPodsKeepTheirAddresses(t *testing.T) {
 	adopted := 0
 	for seed := range uint64(500) {
@@ -161,6 +174,56 @@ func TestWrongClocksOfControllersDoNoHarm(t *testing.T) {
 	}
 }
 
+// A node may lose what it keeps on disk, while its pods run or while it is off, and may be another machine under its
+// old name: the plugin gives no address before the agent has noticed, and then only by the agent's word.
+func TestNodesThatLoseTheirDisksDoNoHarm(t *testing.T) {
+	wiped := 0
+	for seed := range uint64(300) {
+		w := history(t, 1+seed, 0, emptyDisks)
+		if w.bad != "" {
+			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
+		}
+		wiped += w.wiped
+	}
+	if wiped == 0 {
+		t.Error("no agent noticed that its files were lost while pods ran")
+	}
+	t.Logf("files that were lost while pods ran: %d", wiped)
+}
+
+// A sandbox is there before its ADD, and an ADD takes time: meanwhile its pod is deleted, nodes are asked, the agent or
+// the runtime restarts.
+func TestASandboxThatTakesTimeToStartDoesNoHarm(t *testing.T) {
+	refused := 0
+	for seed := range uint64(300) {
+		w := history(t, 1+seed, 0, slowStarts)
+		if w.bad != "" {
+			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
+		}
+		refused += w.refused
+	}
+	if refused == 0 {
+		t.Error("no ADD was refused whose sandbox had been created before")
+	}
+	t.Logf("ADDs that were refused: %d", refused)
+}
+
+// Restores of a backup that is seconds old, within seconds, or twice in a row.
+func TestRestoresThatTakeSecondsAreNoticed(t *testing.T) {
+	hasty := 0
+	for seed := range uint64(300) {
+		w := history(t, 1+seed, 0, hastyRestores)
+		if w.bad != "" {
+			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
+		}
+		hasty += w.hasty
+	}
+	if hasty == 0 {
+		t.Error("no restore took seconds")
+	}
+	t.Logf("restores that took seconds: %d", hasty)
+}
+
 func history(t testing.TB, seed uint64, broken rules, with more) *world {
 	w := newWorld(t, rand.New(rand.NewPCG(seed, 0)), broken)
 	total, deeds := 0, deeds
@@ -179,6 +242,16 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 	case wrongClocks:
 		w.clocks, deeds = true, append(slices.Clone(deeds), deed{8, func(w *world) { w.jump() }})
 		w.setClocks()
+	case emptyDisks:
+		deeds = append(slices.Clone(deeds), deed{6, func(w *world) { w.wipe(pickOne(w.r, w.nodes)) }},
+			deed{4, func(w *world) { w.wipeAfterBars(pickOne(w.r, w.nodes)) }},
+			deed{4, func(w *world) { w.reinstall(pickOne(w.r, w.nodes)) }})
+	case slowStarts:
+		w.slow, deeds = true, append(slices.Clone(deeds), deed{5, func(w *world) { w.agentRestarts(pickOne(w.r, w.nodes)) }},
+			deed{5, func(w *world) { w.runtimeRestarts(pickOne(w.r, w.nodes)) }},
+			deed{6, func(w *world) { w.deleteStarting() }})
+	case hastyRestores:
+		deeds = append(slices.Clone(deeds), deed{5, func(w *world) { w.restoreHastily() }})
 	case adoptedPods:
 		w.adopts, deeds = true, append(slices.Clone(deeds), deed{8, func(w *world) { w.adopt() }})
 		w.workloads["old"] = &workload{name: "old", keep: Keep{WhileOwned: true, Scaled: true, Deleted: true},
@@ -210,11 +283,11 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 }
 
 // The model test can fail: without any one of the rules on which safety rests, it does. It is tried from the seed on
-// that once did. What no history ever showed has a test of its own: that other nodes are listed past the caches,
-// TestWhatNoVersionCoversIsReadPastTheCaches; that an answer bars what was asked for,
+// that once did. What no history ever showed, or none of many does any more, has a test of its own: that other nodes
+// are listed past the caches, TestWhatNoVersionCoversIsReadPastTheCaches; that an answer bars what was asked for,
 // TestAnAnswerBarsWhatWasAskedForAndIsNotHere; that an agent speaks of no other node's pods, which a controller that
-// knows these does not believe anyway, and that it takes a deleted pod down while it believes its node to be off, before
-// the address is another pod's, TestAnAgentReportsAndBarsInThisOrder; the other rules without a seed,
+// knows these does not believe anyway, and that it takes a deleted pod down while it believes its node to be off,
+// before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; the other rules without a seed,
 // TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
 	const most = 2500

@@ -47,6 +47,11 @@ type world struct {
 	adopted    int
 	routed     bool          // the pools are of mode Routed
 	early      int           // pods that nodes routed to before they started
+	slow       bool          // a sandbox is there before its ADD, and an ADD takes time
+	hasty      int           // restores that took seconds
+	wiped      int           // state directories that were emptied under pods, and of which the agent noticed that
+	refused    int           // pods that were barred, or not vouched for, when their sandboxes had been created
+	unnoticed  int64         // since a hasty restore: the Term that the controllers must leave; 0: none
 	clocks     bool          // those of controllers differ and jump
 	skew       time.Duration // of the clock of the controller that acts
 	// liar is a node whose agent lies, until everything is healed; nil: all are honest.
@@ -151,9 +156,17 @@ type node struct {
 	owners  map[UID]Pod
 	barred  map[UID]bool
 	checked int64
-	seen    map[UID][]Address  // since checked, and with which addresses
-	probed  map[UID]bool       // it found nobody else
-	found   map[UID]netip.Addr // what somebody else has
+	seen    map[UID][]Address // since checked, and with which addresses
+	// wiped: the state directory was emptied, and the agent has yet to notice: until then the plugin gives no address of a
+	// pool. vouches: it has, and until the next boot an ADD needs its word.
+	wiped, vouches bool
+	// orphan: the node's answer is that of an earlier Node, and is about to be deleted with it.
+	orphan bool
+	// starting are sandboxes that were created for a pod as kubelet saw it then, before their ADD.
+	starting map[UID]Pod
+
+	probed map[UID]bool       // it found nobody else
+	found  map[UID]netip.Addr // what somebody else has
 
 	sees  map[UID]Pod // the agent's watch
 	known map[UID]bool
@@ -163,6 +176,9 @@ type sandbox struct {
 	uid UID
 	has []Address
 	up  bool
+	// pending: the node's book has the addresses, and the interface is not there yet.
+	pending  bool
+	unbooked bool // the node's book has lost it
 }
 
 // controller is one that believes to lead.
@@ -199,7 +215,7 @@ func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
 		n := &node{name: fmt.Sprintf("n%d", i+1), on: true, kubelet: true, agent: true, data: true,
 			view: map[UID]Pod{}, sandboxes: map[UID]*sandbox{}, book: map[UID][]Address{}, owners: map[UID]Pod{},
 			barred: map[UID]bool{}, probed: map[UID]bool{}, found: map[UID]netip.Addr{},
-			seen: map[UID][]Address{}, sees: map[UID]Pod{}, known: map[UID]bool{}}
+			seen: map[UID][]Address{}, sees: map[UID]Pod{}, known: map[UID]bool{}, starting: map[UID]Pod{}}
 		w.nodes = append(w.nodes, n)
 		w.hosts.put(n.name, Node{Name: n.name, Ready: true})
 	}
@@ -492,10 +508,16 @@ type answering struct {
 // oracle: at no moment may two pods answer for one address, nor nodes route to another pod than the one that answers.
 //
 // It excuses a pod that had its address by a backup and one that this lacks, a pod on a node that is wrongly said to be
-// off, and what an agent that lies does to others by its own node: that a pod which is there answers for an address
-// that is not its own any more, since on a shared link any node can answer for any address, and that nodes route there.
-// Also what it says of a pod that was bound and deleted before the controller that decides could see where: one that
-// has just begun, or whose watch was interrupted.
+// off, and what an agent that lies does to others by its own node: that a pod which is there answers for an address that
+// is not its own any more, since on a shared link any node can answer for any address, and that nodes route there. Also
+// what it says of a pod that was bound and deleted before the controller that decides could see where: one that has just
+// begun, or whose watch was interrupted.
+//
+// Of what a node loses with its state directory, or when it is reinstalled, it excuses one thing: a node that is wrongly
+// said to be off, and whose Node was deleted, has lost with both what its agent had heard. It excuses nothing of a
+// sandbox between its creation, its ADD and its first answer, but that the agent of a node which is wrongly said to be
+// off takes one down once its interfaces are there. Of restores it knows those alone that are noticed: that took longer than
+// [MarkLost], or before which the controllers, which ran on, had set the mark.
 func (w *world) oracle() {
 	all := w.scratch[:0]
 	for _, n := range w.nodes {
