@@ -263,6 +263,7 @@ var fields = []struct {
 		{"spec.recalling", `true`, "controller"},
 		{"spec.term", `2`, "controller"},
 		{"spec.mark", `"2026-02-01T00:00:00.000000Z"`, "controller"},
+		{"spec.marks", `2`, "controller"},
 	}},
 	{answerKind, "node-1", []field{
 		{"metadata.labels", `{a: b}`, ""},
