@@ -745,7 +745,8 @@ func TestANamespaceThatHasUsedUpItsShareIsNamed(t *testing.T) {
 	}{
 		"less than its share": {"0.4", aLook(promised("a", "b")), ""},
 		"its share": {"0.4", aLook(promised("a", "b", "a")),
-			"namespace a has used up its share of the promises (promisedSharePerNamespace 0.4, promisedLimitPerNamespace 0) on "},
+			"namespace a has used up its share of the promises " +
+				"(promisedSharePerNamespace 0.4, promisedLimitPerNamespace 0) on "},
 		"less than one":                       {"0.1", aLook(promised("b")), "namespace b has"},
 		"more than all may have":              {"1", aLook(promised("a", "a", "a", "a")), "namespace a has"},
 		"there is no share":                   {"0", aLook(promised("a", "a", "a")), ""},

@@ -261,6 +261,10 @@ func TestAnAddressOfTheNodeItselfIsLocal(t *testing.T) {
 				return err
 			}
 		}
+		must.Eventually(t, "a worker of the kernel's has made the route to the IPv6 address", func() bool {
+			is, err := link.Local(netip.MustParseAddr("fd01::1"))
+			return is || err != nil
+		})
 		_, none, err := net.ParseCIDR("203.0.113.0/24")
 		if err != nil {
 			return err

@@ -508,16 +508,16 @@ type answering struct {
 // oracle: at no moment may two pods answer for one address, nor nodes route to another pod than the one that answers.
 //
 // It excuses a pod that had its address by a backup and one that this lacks, a pod on a node that is wrongly said to be
-// off, and what an agent that lies does to others by its own node: that a pod which is there answers for an address that
-// is not its own any more, since on a shared link any node can answer for any address, and that nodes route there. Also
-// what it says of a pod that was bound and deleted before the controller that decides could see where: one that has just
-// begun, or whose watch was interrupted.
+// off, and what an agent that lies does to others by its own node: that a pod which is there answers for an address
+// that is not its own any more, since on a shared link any node can answer for any address, and that nodes route there.
+// Also what it says of a pod that was bound and deleted before the controller that decides could see where: one that
+// has just begun, or whose watch was interrupted.
 //
-// Of what a node loses with its state directory, or when it is reinstalled, it excuses one thing: a node that is wrongly
-// said to be off, and whose Node was deleted, has lost with both what its agent had heard. It excuses nothing of a
-// sandbox between its creation, its ADD and its first answer, but that the agent of a node which is wrongly said to be
-// off takes one down once its interfaces are there. Of restores it knows those alone that are noticed: that took longer than
-// [MarkLost], or before which the controllers, which ran on, had set the mark.
+// Of what a node loses with its state directory, or when it is reinstalled, it excuses one thing: a node that is
+// wrongly said to be off, and whose Node was deleted, has lost with both what its agent had heard. It excuses nothing
+// of a sandbox between its creation, its ADD and its first answer, but that the agent of a node which is wrongly said
+// to be off takes one down once its interfaces are there. Of restores it knows those alone that are noticed: that took
+// longer than [MarkLost], or before which the controllers, which ran on, had set the mark.
 func (w *world) oracle() {
 	all := w.scratch[:0]
 	for _, n := range w.nodes {

@@ -76,9 +76,9 @@ func TestANamespaceThatAUserHasMadeIsKnownByItsProcesses(t *testing.T) {
 	nodetest.Process(t, root)
 	nodetest.Unmount(t, root)
 	var users []*Space
-	must.Eventually(t, "both have the address", func() bool {
+	must.Eventually(t, "both have the address, and ip has ended", func() bool {
 		users = observed(t, t.TempDir()).Users(addr)
-		return len(users) == 2
+		return len(users) == 2 && slices.ContainsFunc(users, func(u *Space) bool { return u.Process == cmd.Process.Pid })
 	})
 	for _, u := range users {
 		own := u.Process == cmd.Process.Pid

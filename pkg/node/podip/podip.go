@@ -598,8 +598,8 @@ func (k *Keeper) deletedPods(s *sight) (all []cri.Sandbox) {
 	return all
 }
 
-// addrsOfDeleted returns the addresses of pools that such pods have, by UID. What one of them has may be unknown, as of a
-// sandbox that has just gone: the error says so, and the others count.
+// addrsOfDeleted returns the addresses of pools that such pods have, by UID. What one of them has may be unknown, as of
+// a sandbox that has just gone: the error says so, and the others count.
 func (k *Keeper) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[string][]netip.Addr, error) {
 	if len(pods) == 0 {
 		return nil, nil
@@ -624,8 +624,8 @@ func (k *Keeper) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[st
 	return all, errors.Join(errs...)
 }
 
-// addrsInside returns the addresses of pools that a sandbox has. Of a pod that another program has started, and that was
-// taken over, neither its sandbox nor a ledger tells one: its network namespace does, and the PodIP.
+// addrsInside returns the addresses of pools that a sandbox has. Of a pod that another program has started, and that
+// was taken over, neither its sandbox nor a ledger tells one: its network namespace does, and the PodIP.
 func (k *Keeper) addrsInside(ctx context.Context, s *sight, sandbox cri.Sandbox) (addrs []netip.Addr, err error) {
 	path, err := k.o.Runtime.Netns(ctx, sandbox.ID)
 	if err != nil || path == "" { // "": the host's

@@ -42,11 +42,13 @@ var agentPods = client.MatchingLabels{"app.kubernetes.io/name": "stayput", "app.
 //     so that promises end at once.
 //  3. It ungates every pod, and deletes the policies that have no bindings any more.
 //  4. It takes the finalizers off PodIPs and PodIPPools, which stay.
-//  5. It waits until the RetainedIPs of all nodes with a running agent are deleted: such an agent has put its node back.
+//  5. It waits until the RetainedIPs of all nodes with a running agent are deleted: such an agent has put its node
+//     back.
 //
-// Finalizers of others are theirs to take off: it names the objects that these keep, and does not wait for them. It also
-// names the nodes without a running agent, which stay as they are. If RetainedIPs are not defined any more, it does not
-// wait for the agents. After timeout it returns ErrNotClean. c must read from the API server, not from a cache.
+// Finalizers of others are theirs to take off: it names the objects that these keep, and does not wait for them. It
+// also names the nodes without a running agent, which stay as they are. If RetainedIPs are not defined any more, it
+// does not wait for the agents. After timeout it returns ErrNotClean. c must read from the API server, not from a
+// cache.
 func Run(ctx context.Context, c client.Client, namespace string, timeout time.Duration, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
