@@ -423,24 +423,25 @@ func Recheck(o Options, epoch int64) ([]Address, error) {
 	return o.bound(func(Address) bool { return true })
 }
 
-// Rechecked returns the epoch that Recheck has begun in this boot, 0 if none.
-func Rechecked(o Options) (epoch int64, err error) {
+// Rechecked returns whether Recheck was called in this boot, and the epoch that it has begun.
+func Rechecked(o Options) (epoch int64, is bool, err error) {
 	o.setDefaults()
 	now, err := o.Clock.Now()
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	b, err := o.FS.ReadFile(filepath.Join(o.StateDir, PoolsDir, checkedName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+		return 0, false, nil
 	} else if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	boot, rest, _ := strings.Cut(strings.TrimSpace(string(b)), " ")
 	if boot != now.BootID {
-		return 0, nil
+		return 0, false, nil
 	}
-	return strconv.ParseInt(rest, 10, 64)
+	epoch, err = strconv.ParseInt(rest, 10, 64)
+	return epoch, err == nil, err
 }
 
 // keepDurably writes a file of the pools' directory, whole at every moment and durable when it returns.

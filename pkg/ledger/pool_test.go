@@ -337,7 +337,7 @@ func TestARecheckForgetsEveryFileFirst(t *testing.T) {
 			must.Do(t, err)
 			done = true
 		})
-		epoch, err := Rechecked(w.options())
+		epoch, _, err := Rechecked(w.options())
 		must.Do(t, err)
 		if done && epoch != 9 {
 			t.Fatalf("the epoch is %d", epoch)
@@ -364,7 +364,7 @@ func TestARecheckForgetsEveryFileFirst(t *testing.T) {
 		must.Do(t, w.fs.Remove("/state/pools/"+uidOf(1)))
 		w.boot(time.Minute)
 		must.Do(t, add())
-		if epoch, err := Rechecked(w.options()); err != nil || epoch != 0 {
+		if epoch, _, err := Rechecked(w.options()); err != nil || epoch != 0 {
 			t.Fatalf("the epoch of another boot is %d, %v", epoch, err)
 		}
 	}
@@ -504,7 +504,7 @@ func TestTheFilesOfTheAgent(t *testing.T) {
 			t.Errorf("the node is %q, %v, want %q", got, err, name)
 		}
 	}
-	if epoch, err := Rechecked(o); err != nil || epoch != 3 {
+	if epoch, _, err := Rechecked(o); err != nil || epoch != 3 {
 		t.Errorf("the epoch is %d, %v", epoch, err)
 	}
 	if is, err := Barred(o, b); err != nil || !is {

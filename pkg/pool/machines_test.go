@@ -329,12 +329,25 @@ func (w *world) hasPod(uid UID) bool {
 	return false
 }
 
+// confirm is the agent's word of a pod, for which the plugin waits if its node was told to, or has lost its disk: the
+// PodIPs are the pod's, if there are any, and do not say that it has ended here.
+func (w *world) confirm(n *node, p Pod) {
+	n.seen[p.UID] = p.Has
+	for _, a := range p.Has {
+		ip, exists := w.ips.objs[a.Prefix.Addr().String()]
+		if exists && ip.PodUID != p.UID || ip.Of == p.UID && ip.Phase == Retained {
+			delete(n.seen, p.UID)
+		}
+	}
+}
+
 func (w *world) agentSees(n *node) {
 	n.sees = map[UID]Pod{}
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; p.Node == n.name {
 			n.sees[p.UID] = p
-			n.known[p.UID], n.seen[p.UID] = true, p.Has
+			n.known[p.UID] = true
+			w.confirm(n, p)
 			if p.Has != nil && n.book[p.UID] == nil { // the agent's file
 				n.book[p.UID] = p.Has
 			}
@@ -461,8 +474,8 @@ func (w *world) answer(n *node, roll Roll) {
 	}
 	if reply.Checked {
 		n.checked, n.seen = roll.Epoch, map[UID][]Address{}
-		for uid, p := range n.sees {
-			n.seen[uid] = p.Has
+		for _, p := range n.sees {
+			w.confirm(n, p)
 		}
 	}
 	answer := Answer{Node: n.name, Round: roll.Round}

@@ -1051,7 +1051,7 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 		if said := w.k.Trouble(); said != "" {
 			t.Errorf("says %q", said)
 		}
-		checked, err := ledger.Rechecked(w.ledgers)
+		checked, _, err := ledger.Rechecked(w.ledgers)
 		check(t, err)
 		if checked != 5 {
 			t.Errorf("checked %d", checked)

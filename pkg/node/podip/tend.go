@@ -1,6 +1,7 @@
 package podip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +86,7 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		}
 		return settled, k.forget(uid)
 	}
-	if s.claims != "" {
+	if s.claims != "" || s.untold {
 		switch confirmed, err := k.confirm(ctx, &s); {
 		case err != nil:
 			return soon, err
@@ -176,9 +177,11 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 }
 
 // confirm finds out whether the cluster has given a pod the addresses that its annotation claims, and if so, tells the
-// plugin. Once the pod has ended that is for the agent alone.
+// plugin. Once the pod has ended that is for the agent alone: a PodIP that says so outlives the bar of a pod on this
+// node's disk.
 func (k *Keeper) confirm(ctx context.Context, s *subject) (bool, error) {
-	claimed, err := addressesOf(s.claims)
+	text := cmp.Or(s.claims, s.text)
+	claimed, err := addressesOf(text)
 	if err != nil || len(claimed) == 0 {
 		return false, nil // the plugin refuses it
 	}
@@ -191,7 +194,10 @@ func (k *Keeper) confirm(ctx context.Context, s *subject) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		if o == nil || o.Spec.PodUID != s.uid {
+		switch {
+		case o == nil && s.claims == "": // a backup lacks it, and the controller makes it again
+			continue
+		case o == nil || o.Spec.PodUID != s.uid:
 			return false, nil
 		}
 		ended = ended || o.Status.PodUID == s.uid && o.Status.Phase == v1alpha1.PodIPRetained
@@ -200,18 +206,19 @@ func (k *Keeper) confirm(ctx context.Context, s *subject) (bool, error) {
 	defer k.writing.Unlock()
 	k.mu.Lock()
 	is := k.subjects[s.uid]
-	good := is != nil && k.listed && is.claims == s.claims
+	good := is != nil && k.listed && cmp.Or(is.claims, is.text) == text
 	tells := good && is.alive() && !ended && ledger.ValidPodUID(s.uid) == nil
 	k.mu.Unlock()
 	if tells {
-		if err := ledger.Tell(k.o.Ledgers, s.uid, s.claims); err != nil {
+		if err := ledger.Tell(k.o.Ledgers, s.uid, text); err != nil {
 			return false, fmt.Errorf("telling the plugin of pod %s: %w", s, err)
 		}
 	}
 	if good {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		is.says(s.claims, true)
+		is.says(text, true)
+		is.untold = is.untold && !tells
 		is.looks++
 		*s = *is
 	}
