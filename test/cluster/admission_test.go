@@ -100,6 +100,15 @@ func guardedWith(t *testing.T, policies bool) *guard {
 		must.Do(t, err)
 		_, err = guarded.c.Kubectl(testContext(t), files, "apply", "--server-side", "-f", "-")
 		must.Do(t, err)
+		// An API server reads policies and bindings from its caches, which follow a moment later.
+		until(t, "the policies to be in force", func(ctx context.Context) bool {
+			change := merge(retipKind, "web-1.node-2", `{metadata: {finalizers: [example.com/x]}}`)
+			return !slices.ContainsFunc([]func(*guard) *rest.Config{asEditor, asAgent, asController},
+				func(as func(*guard) *rest.Config) bool {
+					_, err := change(ctx, guarded.guard, as(guarded.guard))
+					return err == nil
+				})
+		})
 		guarded.policies = true
 	}
 	return guarded.guard

@@ -165,7 +165,7 @@ func TestAnAddressOfAPoolStaysWithItsPodOnAnyNode(t *testing.T) {
 
 	// 1. A pool, and two pods with its addresses, which reach each other.
 	apply(t, c, ns, pool)
-	until(t, "the agents to be told", func(context.Context) bool { return installation() == "true" })
+	until(t, "the agents to be told", func(context.Context) bool { return strings.Contains(installation(), `"subnets"`) })
 	apply(t, c, ns, pooled("web", 2))
 	pods := places(t, c, ns, "web", 2, nil)
 	holdTheirAddresses(t, c, pods)
@@ -747,7 +747,7 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 		addr+" of pool blue is its own on whichever node", "PodIP "+addr+": Bound", "Node: any that its pools are for",
 		"IP: "+addr+" of pool blue")
 	says("node", works(t, c, ns, "node", node), "Addresses of pools", addr, ns+"/web-0")
-	says("check", works(t, c, ns, "check", "-v"), "all admission policies are in place",
+	says("check", works(t, c, ns, "check", "--verbose"), "all admission policies are in place",
 		"pools: 1 pool, 2 of 10 addresses are somebody's")
 
 	if s := stayput(t, c, ns, "release", "web-0"); s.code == 0 || !strings.Contains(s.err, "the address is in use") {

@@ -585,4 +585,5 @@ func (w *world) settle() {
 
 // leftover are the files that may remain when every address is free: each has one name that is used again.
 var leftover = regexp.MustCompile(`^/(networks/net/(lock|last_reserved_ip\.[0-9]+|\.stayput\.boot|\.stayput\.tmp)` +
-	`|state/net-[0-9a-f]{8}/(network|counts|\.tmp|network\.tmp|claims/claim\.tmp)|state/spool/\.?[0-9]+-[0-9]+-[0-9]+)$`)
+	`|state/net-[0-9a-f]{8}/(network|counts|\.tmp|network\.tmp|claims/claim\.tmp)|state/pools/served` +
+	`|state/spool/\.?[0-9]+-[0-9]+-[0-9]+)$`)

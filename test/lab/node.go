@@ -507,13 +507,24 @@ func (n *Node) Reboot(ctx context.Context) error {
 // Close ends the node and removes everything that belongs to it. It may be called again.
 func (n *Node) Close() error { return n.close() }
 
+// removeAll removes a directory in which a copy of a log may still be made.
+func removeAll(dir string) (err error) {
+	for range 50 {
+		if err = os.RemoveAll(dir); !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return err
+}
+
 func (n *Node) end() error {
 	n.mu.Lock()
 	n.closed = true
 	release := n.release
 	n.release = nil
 	n.mu.Unlock()
-	err := errors.Join(n.PowerLoss(), os.RemoveAll(n.dir))
+	err := errors.Join(n.PowerLoss(), removeAll(n.dir))
 	if release != nil {
 		err = errors.Join(err, release())
 	}
