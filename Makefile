@@ -86,10 +86,10 @@ calico: ## pods of Calico's CNI plugin with host-local, and canal with Felix and
 	$(GO) test -count=1 -timeout 30m -tags calico -run Calico ./test/node $(if $(RUNTIME),-runtime $(RUNTIME))
 	$(if $(RUNTIME),,$(GO) test -count=1 -v -timeout 30m -tags calico -run Canal ./test/cluster)
 
-long: ## the cluster tests that make test leaves out: a thousand pods at once, thick multus, webhook to policies; 6 min
+long: ## the cluster tests that make test leaves out: an upgrade, a thousand pods, thick multus, webhook to policies
 	$(GO) run ./test/lab/cmd/labbuild
 	$(GO) test -count=1 -v -timeout 60m -tags long ./test/cluster \
-		-run 'ManyPodsAtOnce|PoolsReachPodsThroughThickMultus|PoliciesTakeTheWebhooksPlace'
+		-run 'AnUpgradeAndItsRollback|ManyPodsAtOnce|PoolsReachPodsThroughThickMultus|PoliciesTakeTheWebhooksPlace'
 
 multus: ## retained addresses behind multus, thin and thick, on a cluster; 3 min
 	$(GO) run ./test/lab/cmd/labbuild

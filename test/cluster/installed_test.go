@@ -78,3 +78,20 @@ func startProduct(o lab.ClusterOptions, how lab.InstallOptions) (*lab.Cluster, e
 	}
 	return c, c.Install(ctx, how)
 }
+
+const versionBefore = "v0.0.9"
+
+// chartBefore creates the chart of an earlier version.
+func chartBefore(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	must.Do(t, lab.WriteChartBefore(t.Context(), dir, versionBefore))
+	return dir
+}
+
+// uids returns the names and UIDs of the namespace's RetainedIPs.
+func uids(t *testing.T, c *lab.Cluster, ns string) string {
+	t.Helper()
+	return kubectl(t, c, "get", "retainedips", "-n", ns, "-o",
+		`jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+}

@@ -1,3 +1,5 @@
+//go:build long
+
 package cluster
 
 import (
@@ -191,26 +193,9 @@ func plugins(t *testing.T, c *lab.Cluster, want string) {
 	}
 }
 
-const versionBefore = "v0.0.9"
-
-// chartBefore creates the chart of an earlier version.
-func chartBefore(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	must.Do(t, lab.WriteChartBefore(t.Context(), dir, versionBefore))
-	return dir
-}
-
 // shape selects the columns of a definition and the properties of its spec.
 const shape = "jsonpath-as-json={.spec.versions[0].additionalPrinterColumns[*].name}" +
 	"{.spec.versions[0].schema.openAPIV3Schema.properties.spec.properties}"
-
-// uids returns the names and UIDs of the namespace's RetainedIPs.
-func uids(t *testing.T, c *lab.Cluster, ns string) string {
-	t.Helper()
-	return kubectl(t, c, "get", "retainedips", "-n", ns, "-o",
-		`jsonpath={range .items[*]}{.metadata.name} {.metadata.uid}{"\n"}{end}`)
-}
 
 // allRun reports whether a component has exactly n pods, all Ready and of this version.
 func allRun(ctx context.Context, c *lab.Cluster, component, version string, n int) bool {
