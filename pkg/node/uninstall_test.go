@@ -379,6 +379,7 @@ func TestAnAPIServerThatFailsKeepsNoNodeFromBeingPutBack(t *testing.T) {
 	_, runs, job := w.inUse()
 	r := w.installedIn(c)
 	eventually(t, "published", func() bool { return c.Object("kept") != nil })
+	c.AwaitFollower()
 	c.Answers(func(*http.Request) *metav1.Status {
 		return &metav1.Status{Code: 500, Reason: metav1.StatusReasonInternalError}
 	})

@@ -407,15 +407,20 @@ func (c *Cluster) SetRouted(are bool) {
 
 // Uninstall deletes the installation's ConfigMap, once an agent watches it.
 func (c *Cluster) Uninstall() {
+	c.AwaitFollower()
+	c.Mu.Lock()
+	was := c.Installed
+	c.Mu.Unlock()
+	c.setInstalled("DELETED", was, "")
+}
+
+// AwaitFollower waits until an agent watches the installation's ConfigMap.
+func (c *Cluster) AwaitFollower() {
 	must.Eventually(c.t, "the agent follows the installation", func() bool {
 		c.Mu.Lock()
 		defer c.Mu.Unlock()
 		return len(c.Followers) > 0
 	})
-	c.Mu.Lock()
-	was := c.Installed
-	c.Mu.Unlock()
-	c.setInstalled("DELETED", was, "")
 }
 
 func (c *Cluster) setInstalled(kind string, uid, now types.UID) {
