@@ -48,7 +48,7 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 # -count=1: Go's test cache does not notice changes of the binaries under test.
 # test/cluster comes first: it takes as long as all others together, which run beside it.
 test: vet lab ## all tests but the long ones: unit, crash, stories, real containerd and Kubernetes; half an hour
-	$(GO) test -count=1 -timeout 60m ./test/cluster ./...
+	$(GO) test -count=1 -timeout 80m ./test/cluster ./...
 
 # Builds the components it needs. Not with go run, which would not forward the signal that ends make.
 demo: ## stateful pods on Kubernetes without and with stayput; KEEP=1 leaves the cluster up until Ctrl-C
