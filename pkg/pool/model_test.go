@@ -2,6 +2,7 @@ package pool
 
 import (
 	"flag"
+	"iter"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -101,11 +102,7 @@ func chosen() more {
 // The same with other machines on the link, which take addresses of pools, too.
 func TestOtherMachinesOnTheLinkDoNoHarm(t *testing.T) {
 	conflicts := 0
-	for seed := range uint64(400) {
-		w := history(t, 1+seed, 0, otherMachines)
-		if w.bad != "" {
-			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
-		}
+	for w := range histories(t, 400, otherMachines) {
 		conflicts += w.conflicts
 	}
 	if conflicts == 0 {
@@ -119,11 +116,7 @@ func TestOtherMachinesOnTheLinkDoNoHarm(t *testing.T) {
 // that was adopted, no node can tell, and it is the operator's to adopt it again.
 func TestAdoptedPodsKeepTheirAddresses(t *testing.T) {
 	adopted := 0
-	for seed := range uint64(500) {
-		w := history(t, 1+seed, 0, adoptedPods)
-		if w.bad != "" {
-			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
-		}
+	for w := range histories(t, 500, adoptedPods) {
 		adopted += w.adopted
 	}
 	if adopted == 0 {
@@ -136,11 +129,7 @@ func TestAdoptedPodsKeepTheirAddresses(t *testing.T) {
 // safe, and nodes never route to another pod than the one that answers.
 func TestOtherNodesRouteToThePodThatAnswers(t *testing.T) {
 	hands, early := 0, 0
-	for seed := range uint64(500) {
-		w := history(t, 1+seed, 0, routedPools)
-		if w.bad != "" {
-			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
-		}
+	for w := range histories(t, 500, routedPools) {
 		hands, early = hands+w.hands, early+w.early
 	}
 	if hands == 0 || early == 0 {
@@ -152,11 +141,7 @@ func TestOtherNodesRouteToThePodThatAnswers(t *testing.T) {
 // An agent that writes all that its policy lets it write harms the pods of its own node only.
 func TestAnAgentThatLiesHarmsNoPodOfAnotherNode(t *testing.T) {
 	lies := 0
-	for seed := range uint64(500) {
-		w := history(t, 1+seed, 0, lyingAgent)
-		if w.bad != "" {
-			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
-		}
+	for w := range histories(t, 500, lyingAgent) {
 		lies += w.lies
 	}
 	if lies == 0 {
@@ -167,10 +152,7 @@ func TestAnAgentThatLiesHarmsNoPodOfAnotherNode(t *testing.T) {
 
 // Controllers have clocks of their own, which are wrong now and then. No restore goes unnoticed for that.
 func TestWrongClocksOfControllersDoNoHarm(t *testing.T) {
-	for seed := range uint64(500) {
-		if w := history(t, 1+seed, 0, wrongClocks); w.bad != "" {
-			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
-		}
+	for range histories(t, 500, wrongClocks) {
 	}
 }
 
@@ -178,11 +160,7 @@ func TestWrongClocksOfControllersDoNoHarm(t *testing.T) {
 // old name: the plugin gives no address before the agent has noticed, and then only by the agent's word.
 func TestNodesThatLoseTheirDisksDoNoHarm(t *testing.T) {
 	wiped := 0
-	for seed := range uint64(300) {
-		w := history(t, 1+seed, 0, emptyDisks)
-		if w.bad != "" {
-			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
-		}
+	for w := range histories(t, 300, emptyDisks) {
 		wiped += w.wiped
 	}
 	if wiped == 0 {
@@ -195,11 +173,7 @@ func TestNodesThatLoseTheirDisksDoNoHarm(t *testing.T) {
 // the runtime restarts.
 func TestASandboxThatTakesTimeToStartDoesNoHarm(t *testing.T) {
 	refused := 0
-	for seed := range uint64(300) {
-		w := history(t, 1+seed, 0, slowStarts)
-		if w.bad != "" {
-			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
-		}
+	for w := range histories(t, 300, slowStarts) {
 		refused += w.refused
 	}
 	if refused == 0 {
@@ -211,17 +185,28 @@ func TestASandboxThatTakesTimeToStartDoesNoHarm(t *testing.T) {
 // Restores of a backup that is seconds old, within seconds, or twice in a row.
 func TestRestoresThatTakeSecondsAreNoticed(t *testing.T) {
 	hasty := 0
-	for seed := range uint64(300) {
-		w := history(t, 1+seed, 0, hastyRestores)
-		if w.bad != "" {
-			t.Fatalf("seed %d: %s\n%s\nseed %d: %s", 1+seed, w.bad, w.story(), 1+seed, w.bad)
-		}
+	for w := range histories(t, 300, hastyRestores) {
 		hasty += w.hasty
 	}
 	if hasty == 0 {
 		t.Error("no restore took seconds")
 	}
 	t.Logf("restores that took seconds: %d", hasty)
+}
+
+// histories yields the first n histories of a mode. The first one that fails ends the test.
+func histories(t *testing.T, n uint64, with more) iter.Seq[*world] {
+	return func(yield func(*world) bool) {
+		for seed := uint64(1); seed <= n; seed++ {
+			w := history(t, seed, 0, with)
+			if w.bad != "" {
+				t.Fatalf("seed %d: %s\n%s\nseed %d: %s", seed, w.bad, w.story(), seed, w.bad)
+			}
+			if !yield(w) {
+				return
+			}
+		}
+	}
 }
 
 func history(t testing.TB, seed uint64, broken rules, with more) *world {

@@ -653,20 +653,28 @@ func TestAPodThatHasLostItsAddressIsTakenDown(t *testing.T) {
 	})
 }
 
+// takenOver runs pod 1, which another program has started and which was taken over: its PodIP alone tells its address.
+func (w *world) takenOver() {
+	w.t.Helper()
+	p := w.pod(1)
+	p.Annotations = nil
+	w.c.put(p)
+	nodetest.Configure(w.t, w.netns(1), addr(1))
+	w.r.mu.Lock()
+	w.r.netns["c1"] = filepath.Join(w.dir, "netns", "cni-1")
+	w.r.sandboxes["c1"] = cri.Sandbox{ID: "c1", Ready: true, Pod: w.name(1)}
+	w.r.mu.Unlock()
+	w.putIP(addr(1), uid(1), p.Name)
+}
+
 // What one sandbox has is unknown, as it ends between the list and the question.
 func TestASandboxThatVanishesKeepsNoOtherUnknown(t *testing.T) {
 	inWorld(t, func(w *world) {
-		p := w.pod(1)
-		p.Annotations = nil
-		w.c.put(p)
-		nodetest.Configure(t, w.netns(1), addr(1))
+		w.takenOver()
 		w.r.mu.Lock()
-		w.r.netns["c1"] = filepath.Join(w.dir, "netns", "cni-1")
-		w.r.sandboxes["c1"] = cri.Sandbox{ID: "c1", Ready: true, Pod: w.name(1)}
 		w.r.sandboxes["c2"] = cri.Sandbox{ID: "c2", Ready: true, Pod: w.name(2)}
 		w.r.vanished = map[string]error{"c2": errDown}
 		w.r.mu.Unlock()
-		w.putIP(addr(1), uid(1), p.Name)
 		w.end()
 		w.c.remove(uid(1))
 		w.putIP(addr(1), uid(3), "web-1")
@@ -687,17 +695,6 @@ func TestASandboxThatVanishesKeepsNoOtherUnknown(t *testing.T) {
 // A pod that another program has started, and that was taken over, has its address by its PodIP alone: no annotation,
 // no file and no ledger tells it, if its node was cut off before the controller told them.
 func TestAPodThatWasTakenOverIsTakenDownOnceItsAddressIsAnothers(t *testing.T) {
-	runs := func(w *world) {
-		p := w.pod(1)
-		p.Annotations = nil
-		w.c.put(p)
-		nodetest.Configure(t, w.netns(1), addr(1))
-		w.r.mu.Lock()
-		w.r.netns["c1"] = filepath.Join(w.dir, "netns", "cni-1")
-		w.r.sandboxes["c1"] = cri.Sandbox{ID: "c1", Ready: true, Pod: w.name(1)}
-		w.r.mu.Unlock()
-		w.putIP(addr(1), uid(1), p.Name)
-	}
 	stopped := func(w *world) bool {
 		w.r.mu.Lock()
 		defer w.r.mu.Unlock()
@@ -706,7 +703,7 @@ func TestAPodThatWasTakenOverIsTakenDownOnceItsAddressIsAnothers(t *testing.T) {
 	for how, restarts := range map[string]bool{"the agent runs": false, "the agent starts afterwards": true} {
 		t.Run(how, func(t *testing.T) {
 			inWorld(t, func(w *world) {
-				runs(w)
+				w.takenOver()
 				w.pass(10 * time.Minute)
 				w.c.fail(errDown)
 				w.c.remove(uid(1))
@@ -752,7 +749,7 @@ func TestAPodThatWasTakenOverIsTakenDownOnceItsAddressIsAnothers(t *testing.T) {
 		t.Run(c.how, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				w.c.stale = c.unseen
-				runs(w)
+				w.takenOver()
 				w.pass(time.Second)
 				w.c.mu.Lock()
 				if c.deleted {
