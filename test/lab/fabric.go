@@ -36,6 +36,13 @@ func controllerIP(n int) netip.Addr { return netip.AddrFrom4([4]byte{172, 30, 0,
 func podSubnet(m int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(m), 0}), podBits)
 }
+
+// hardwareAddr is the one of the machine with an address in the fabric: locally administered, and the same after every
+// boot, as that of a machine is.
+func hardwareAddr(ip netip.Addr) net.HardwareAddr {
+	return append(net.HardwareAddr{0x02, 0}, ip.AsSlice()...)
+}
+
 func network(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
@@ -50,7 +57,9 @@ func makeFabric(pid, nodes int) error {
 		return err
 	}
 	return withNetlink(pid, func(h *netlink.Handle) error {
-		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fabricBridge}}
+		// A bridge without an address of its own takes the lowest of its ports': the API server would be somewhere else, to
+		// the machines that know its address, as often as one of them is switched off or on.
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fabricBridge, HardwareAddr: hardwareAddr(serverIP)}}
 		if err := h.LinkAdd(bridge); err != nil {
 			return fmt.Errorf("adding the fabric: %w", err)
 		}
@@ -85,7 +94,7 @@ func plug(fabric, pid int, port string, ip netip.Addr, nodes, own int) error {
 		}
 		veth := &netlink.Veth{
 			LinkAttrs: netlink.LinkAttrs{Name: port, MasterIndex: bridge.Attrs().Index},
-			PeerName:  Uplink, PeerNamespace: netlink.NsPid(pid),
+			PeerName:  Uplink, PeerNamespace: netlink.NsPid(pid), PeerHardwareAddr: hardwareAddr(ip),
 		}
 		if err := h.LinkAdd(veth); err != nil {
 			return fmt.Errorf("plugging %s into the fabric: %w", port, err)
