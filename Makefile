@@ -47,8 +47,13 @@ vet: ## gofmt, go vet and the linters of .golangci.yml
 
 # -count=1: Go's test cache does not notice changes of the binaries under test.
 # test/cluster comes first: it takes as long as all others together, which run beside it.
+# The names of what failed come last: a failed cluster test prints thousands of lines.
+test: SHELL := bash
+test: .SHELLFLAGS := -o pipefail -c
 test: vet lab ## all tests but the long ones: unit, crash, stories, real containerd and Kubernetes; half an hour
-	$(GO) test -count=1 -timeout 80m ./test/cluster ./...
+	@mkdir -p bin
+	$(GO) test -count=1 -timeout 80m ./test/cluster ./... | tee bin/test.log || \
+		{ echo "Failed:"; grep -E '^ *--- FAIL|^FAIL|^panic' bin/test.log; exit 1; }
 
 # Builds the components it needs. Not with go run, which would not forward the signal that ends make.
 demo: ## stateful pods on Kubernetes without and with stayput; KEEP=1 leaves the cluster up until Ctrl-C
