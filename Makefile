@@ -119,7 +119,7 @@ FUZZTIME ?= 30s
 BASE      ?= 0
 HISTORIES ?= 20000
 fuzz: fuzz-model ## new random histories of the model test (BASE, HISTORIES), and each fuzz target for FUZZTIME
-	@for pkg in ./pkg/ledger ./plugin/ipam; do \
+	@for pkg in ./pkg/retention ./pkg/ledger ./plugin/ipam; do \
 		for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
 			$(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
 		done; \

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -27,16 +25,17 @@ type rule struct {
 // above it, so that dependencies point one way and no subpackage imports its parent. Tests import what they like.
 var law = []rule{
 	// What everything rests on. The CNI plugin links it at every start of a pod.
-	{pkg: "pkg/ledger", never: heavy},
+	{pkg: "pkg/retention", never: []string{"k8s.io", "sigs.k8s.io", "github.com", "golang.org/x"}},
+	{pkg: "pkg/ledger", uses: []string{"pkg/retention"}, never: heavy},
 	{pkg: "pkg/atomicfile", never: heavy},
-	{pkg: "pkg/netconf", uses: []string{"pkg/ledger"}, never: heavy},
+	{pkg: "pkg/netconf", uses: []string{"pkg/retention", "pkg/ledger"}, never: heavy},
 	{pkg: "pkg/spool", uses: []string{"pkg/ledger"}, never: heavy},
 	{pkg: "pkg/link", never: heavy},
 	{pkg: "pkg/httplimit", never: []string{"k8s.io", "sigs.k8s.io", "github.com", "golang.org/x"}},
 
 	// The API, and the rules that controller and kubectl stayput share: no I/O, no client.
-	{pkg: "pkg/api", never: []string{"sigs.k8s.io/controller-runtime"}},
-	{pkg: "pkg/home", uses: []string{"pkg/api"}, never: clients},
+	{pkg: "pkg/api", uses: []string{"pkg/retention"}, never: []string{"sigs.k8s.io/controller-runtime"}},
+	{pkg: "pkg/home", uses: []string{"pkg/retention", "pkg/api"}, never: clients},
 	{pkg: "pkg/pool", never: heavy},
 	{pkg: "pkg/uninstall", uses: []string{"pkg/api"}, never: []string{"sigs.k8s.io/controller-runtime"}},
 
@@ -49,20 +48,20 @@ var law = []rule{
 	{pkg: "pkg/node/cri", uses: []string{"pkg/ledger", "pkg/node/cniconf"}, never: allClients},
 	{
 		pkg:   "pkg/node/retainedip",
-		uses:  []string{"pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/node/apilist"},
+		uses:  []string{"pkg/retention", "pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/node/apilist"},
 		never: allClients,
 	},
 	{
 		pkg: "pkg/node/podip",
 		uses: []string{
-			"pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/wake",
-			"pkg/node/apilist",
+			"pkg/retention", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet",
+			"pkg/node/wake", "pkg/node/apilist",
 		},
 		never: allClients,
 	},
 	{
 		pkg:   "pkg/node/importer",
-		uses:  []string{"pkg/ledger", "pkg/netconf", "pkg/api", "pkg/node/cri", "pkg/node/hostnet"},
+		uses:  []string{"pkg/retention", "pkg/ledger", "pkg/netconf", "pkg/api", "pkg/node/cri", "pkg/node/hostnet"},
 		never: allClients,
 	},
 	{
@@ -73,7 +72,7 @@ var law = []rule{
 	{
 		pkg: "pkg/node",
 		uses: []string{
-			"pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
+			"pkg/retention", "pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
 			"pkg/node/route", "pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip",
 			"pkg/node/retainedip", "pkg/node/wake",
 		},
@@ -90,7 +89,7 @@ var law = []rule{
 	},
 	{
 		pkg:   "pkg/placement/podip",
-		uses:  []string{"pkg/api", "pkg/home", "pkg/pool", "pkg/placement/cluster", "pkg/placement/gate"},
+		uses:  []string{"pkg/retention", "pkg/api", "pkg/home", "pkg/pool", "pkg/placement/cluster", "pkg/placement/gate"},
 		never: addresses,
 	},
 	{
@@ -117,12 +116,16 @@ var law = []rule{
 	// kubectl stayput asks the agent of a node, and predicts the controller by pkg/home.
 	{
 		pkg:   "pkg/cli",
-		uses:  []string{"pkg/ledger", "pkg/api", "pkg/home", "pkg/pool", "pkg/uninstall"},
+		uses:  []string{"pkg/retention", "pkg/ledger", "pkg/api", "pkg/home", "pkg/pool", "pkg/uninstall"},
 		never: []string{"pkg/node", "pkg/placement", "google.golang.org/grpc", "github.com/containerd"},
 	},
 
 	// What foreign processes call by foreign protocols. Nothing in pkg imports it.
-	{pkg: "plugin/ipam", uses: []string{"pkg/ledger", "pkg/link", "pkg/netconf", "pkg/spool"}, never: heavy},
+	{
+		pkg:   "plugin/ipam",
+		uses:  []string{"pkg/retention", "pkg/ledger", "pkg/link", "pkg/netconf", "pkg/spool"},
+		never: heavy,
+	},
 	{pkg: "plugin/nri", uses: []string{"pkg/ledger"}, never: []string{"k8s.io/client-go"}},
 
 	// The programs.
@@ -223,20 +226,4 @@ func packages(t *testing.T) (all []pkg) {
 		all = append(all, pkg{f[0], strings.Fields(f[1]), strings.Fields(f[2])})
 	}
 	return all
-}
-
-// Neither pkg/ledger nor pkg/api imports the other: their words are compared here.
-func TestNodeAndClusterReadTheSameAnnotations(t *testing.T) {
-	for node, cluster := range map[string]string{
-		ledger.AnnotationRetainIP:           v1alpha1.AnnotationRetainIP,
-		ledger.AnnotationWhenScaled:         v1alpha1.AnnotationWhenScaled,
-		ledger.AnnotationWhenDeleted:        v1alpha1.AnnotationWhenDeleted,
-		ledger.AnnotationIdentity:           v1alpha1.AnnotationIdentity,
-		ledger.AnnotationWhenInUse:          v1alpha1.AnnotationWhenInUse,
-		ledger.AnnotationReservedIPDuration: v1alpha1.AnnotationReservedIPDuration,
-	} {
-		if node != cluster {
-			t.Errorf("%s is %s in the API", node, cluster)
-		}
-	}
 }

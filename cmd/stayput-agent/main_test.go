@@ -17,6 +17,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/httplimit"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/hoard"
 	"github.com/stayput/stayput/test/must"
 )
@@ -33,7 +34,7 @@ func files(t *testing.T) (state string, ledgers map[string]*ledger.Ledger) {
 		n := &ledger.Network{Name: name, DataDir: filepath.Join(dir, "networks"), Ranges: []ledger.RangeSet{{r}}}
 		l := ledger.New(n, ledger.Options{StateDir: state})
 		ledgers[name] = l
-		policy, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: "10m"})
+		policy, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: "10m"})
 		must.Do(t, err)
 		for _, pod := range []string{"kept", "running"} {
 			att := ledger.Attachment{ContainerID: pod, IfName: "eth0"}

@@ -20,7 +20,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // The sources of an import.
@@ -70,7 +70,7 @@ with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 				return errors.New("--pools: expected the source spiderpool, and neither nodes nor --retain-ip: " +
 					"an address of a pool is of no node, and the pod template says how long it is kept")
 			}
-			if _, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: retain}); err != nil {
+			if _, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: retain}); err != nil {
 				return fmt.Errorf("--retain-ip: %w", err)
 			}
 			c, err := s.connect()

@@ -13,6 +13,7 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // annotationsOfPods are those about address and node, in the order of docs/annotations.md.
@@ -40,8 +41,8 @@ func askedBy(annotations map[string]string) []Asked {
 			all = append(all, Asked{key, value, meaning(annotations, key, value)})
 		}
 	}
-	var bad *ledger.AnnotationError
-	if _, _, err := ledger.ParseAnnotations(annotations); errors.As(err, &bad) {
+	var bad *retention.AnnotationError
+	if _, _, err := retention.Parse(annotations); errors.As(err, &bad) {
 		for i := range all {
 			if all[i].Annotation == bad.Key {
 				all[i].Meaning = "not valid: expected " + bad.Expected
@@ -162,7 +163,7 @@ var refusals = []string{
 // whyNothing returns why nothing is promised to the pod.
 func (f *facts) whyNothing() string {
 	annotations := f.annotations()
-	_, _, bad := ledger.ParseAnnotations(annotations)
+	_, _, bad := retention.Parse(annotations)
 	switch {
 	case bad != nil:
 		return "Nothing: " + bad.Error()

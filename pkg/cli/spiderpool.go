@@ -16,7 +16,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // spiderEndpoint has the fields of a SpiderEndpoint that matter (spidernet-io/spiderpool,
@@ -99,7 +99,7 @@ func templateOrPod(ctx context.Context, k client.Client, ns, pod, kind, name str
 // itemsOf returns the promises of a SpiderEndpoint, one for each interface.
 func itemsOf(ns, pod string, e *spiderEndpoint, annotations map[string]string, retain string) (
 	all []inspection.ImportItem) {
-	policy, asks, err := ledger.ParseAnnotations(annotations)
+	policy, asks, err := retention.Parse(annotations)
 	for _, ip := range e.Status.Current.IPs {
 		item := inspection.ImportItem{
 			Namespace: ns, Pod: pod, Node: e.Status.Current.Node,

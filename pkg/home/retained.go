@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // Publishing is how long the RetainedIP of an address may be on its way: far longer than an agent takes that can reach
@@ -86,18 +87,14 @@ func published(node *corev1.Node, since, now time.Time) time.Time {
 	return since.Add(Publishing)
 }
 
-// asked returns until when a node keeps addresses for a pod at least, if it keeps what the pod asks for; zero: no end
-// is known.
+// asked returns until when a node keeps addresses for a pod at least, if it keeps what the pod asks for. The time is
+// zero if no end is known.
 func asked(pod *corev1.Pod) time.Time {
-	retention, ours := pod.Annotations[stayputv1alpha1.AnnotationRetainIP]
-	if !ours {
-		retention = pod.Annotations[stayputv1alpha1.AnnotationReservedIPDuration] + "m"
+	policy, _, err := retention.Parse(pod.Annotations)
+	if err != nil || policy.Duration() == 0 {
+		return time.Time{}
 	}
-	d, err := time.ParseDuration(retention)
-	if err != nil {
-		return time.Time{} // while-owned
-	}
-	return pod.CreationTimestamp.Add(d)
+	return pod.CreationTimestamp.Add(policy.Duration())
 }
 
 // AddressIn returns where the addresses of a RetainedIP are kept and for how long a pod can count on them; nil:

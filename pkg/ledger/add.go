@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // AddRequest asks for an attachment's addresses.
@@ -14,7 +16,7 @@ type AddRequest struct {
 	Pod        Pod   // zero: no pod of Kubernetes, nothing is promised
 	Netns      Netns // zero: unknown
 	// Policy is what the pod's annotations say: nil if they did not reach us, the zero Policy if they ask for nothing.
-	Policy *Policy
+	Policy *retention.Policy
 	// Requested are addresses that the result must have, at most one per range set.
 	Requested []netip.Addr
 	// Pool are addresses of pools, which the cluster has given to the pod: the attachment gets these and no others, in the
@@ -92,9 +94,9 @@ func (l *Ledger) tryAdd(req AddRequest, last bool) (r *Result, wait bool, err er
 type adding struct {
 	*decision
 	AddRequest
-	policy *Policy // as far as the network allows it; nil: not known
-	key    Key     // of the pod's claim
-	own    *Claim  // under that key; nil: none
+	policy *retention.Policy // as far as the network allows it; nil: not known
+	key    Key               // of the pod's claim
+	own    *Claim            // under that key; nil: none
 	// was is the entry that the attachment has already, and has its addresses, which are of other ranges.
 	was *entry
 	has []netip.Addr
@@ -128,7 +130,7 @@ func (t *decision) add(req AddRequest) error {
 		return a.allocate()
 	}
 	if a.Policy != nil {
-		p, clamped := a.Policy.clamp(a.net.LongestRetention)
+		p, clamped := a.Policy.Clamp(a.net.LongestRetention)
 		if clamped && !p.WhileOwned && len(a.Pool) == 0 {
 			a.event(clampedEvent(Key{}, *a.Policy, p))
 		}
@@ -490,7 +492,7 @@ func (a *adding) allocate() error {
 		}
 		if refused != nil {
 			a.event(*refused)
-			promise = Policy{}
+			promise = retention.Policy{}
 		}
 	}
 	claim := ""

@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // SetPolicy applies a policy to an attachment whose ADD did not know it, and records its pod and netns if they were
 // unknown. Decided attachments keep their policy. The zero Policy decides that nothing is retained. It takes the lock.
 // Errors: ErrUnknownAttachment, ErrNewer, or the disk's.
-func (l *Ledger) SetPolicy(att Attachment, pod Pod, policy Policy, ns Netns) (*Result, error) {
+func (l *Ledger) SetPolicy(att Attachment, pod Pod, policy retention.Policy, ns Netns) (*Result, error) {
 	return l.run(func(t *decision) error { return t.setPolicy(att, pod, policy, ns) })
 }
 
@@ -21,7 +23,7 @@ func (l *Ledger) Undecided(att Attachment) bool {
 }
 
 // setPolicy applies a policy to an attachment that is open.
-func (t *decision) setPolicy(att Attachment, pod Pod, policy Policy, ns Netns) error {
+func (t *decision) setPolicy(att Attachment, pod Pod, policy retention.Policy, ns Netns) error {
 	e, mine, err := t.known(att)
 	if err != nil {
 		return err
@@ -44,7 +46,7 @@ func (t *decision) setPolicy(att Attachment, pod Pod, policy Policy, ns Netns) e
 		}
 		return nil
 	}
-	p, clamped := policy.clamp(t.net.LongestRetention)
+	p, clamped := policy.Clamp(t.net.LongestRetention)
 	key := NewKey(t.net.Name, pod, p, att.IfName)
 	next.open = false
 	var held *Claim // the claim restored under the pod's own name before the policy was known
@@ -121,7 +123,7 @@ func (t *decision) move(from Attachment, to AddRequest) error {
 	if err != nil {
 		return err
 	}
-	p, _ := valueOf(to.Policy).clamp(t.net.LongestRetention)
+	p, _ := valueOf(to.Policy).Clamp(t.net.LongestRetention)
 	key := NewKey(t.net.Name, to.Pod, p, to.Attachment.IfName)
 	cl, err := t.promise(key, p, mine)
 	if err != nil || cl == nil {

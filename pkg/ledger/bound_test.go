@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -21,7 +22,7 @@ func listed(w *world) Address {
 }
 
 func TestARebootDoesNotMakeARetentionBeginAnew(t *testing.T) {
-	for name, policy := range map[string]*Policy{"one that ends": tenMinutes, "one without an end": forever} {
+	for name, policy := range map[string]*retention.Policy{"one that ends": tenMinutes, "one without an end": forever} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, testNetwork("10.1.0.0/28", ""))
 			stopped(w, "web-0", policy)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // Instant is one reading of the three clocks that a record keeps. Within one boot only Boot counts: the
@@ -59,14 +61,14 @@ func (SystemClock) Now() (Instant, error) {
 //
 //	{"left":"9m30s","wall":"2026-01-02T15:04:05Z","boottime":123456789,"boot":"8f0c…"}
 type anchor struct {
-	Left     duration  `json:"left"`
-	Wall     time.Time `json:"wall"`
-	BootTime int64     `json:"boottime"` // nanoseconds of CLOCK_BOOTTIME
-	Boot     string    `json:"boot"`
+	Left     retention.Duration `json:"left"`
+	Wall     time.Time          `json:"wall"`
+	BootTime int64              `json:"boottime"` // nanoseconds of CLOCK_BOOTTIME
+	Boot     string             `json:"boot"`
 }
 
 func anchorAt(now Instant, left time.Duration) anchor {
-	return anchor{Left: duration(left), Wall: now.Wall.UTC().Round(0), BootTime: int64(now.Boot), Boot: now.BootID}
+	return anchor{Left: retention.Duration(left), Wall: now.Wall.UTC().Round(0), BootTime: int64(now.Boot), Boot: now.BootID}
 }
 
 // remaining is what is left of the span at now; zero or less means that it is over. A wall clock that was
@@ -83,15 +85,4 @@ func (a anchor) remaining(now Instant) time.Duration {
 // elapsed is the time since the anchor within one boot; ok is false across boots.
 func (a anchor) elapsed(now Instant) (d time.Duration, ok bool) {
 	return now.Boot - time.Duration(a.BootTime), a.Boot == now.BootID
-}
-
-// duration is a time.Duration that JSON shows as people write it.
-type duration time.Duration
-
-func (d duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
-
-func (d *duration) UnmarshalText(b []byte) error {
-	v, err := time.ParseDuration(string(b))
-	*d = duration(v)
-	return err
 }

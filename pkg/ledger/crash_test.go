@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -27,7 +28,7 @@ var theAtt, theNs = Attachment{"victim", "eth0"}, Netns{Path: "/run/netns/victim
 
 // addVictim ADDs the victim. Where that ends an older promise of the pod (it asks for nothing any more, or it
 // does not wait for its predecessor) the promise counts no more from the call on.
-func addVictim(pod string, p *Policy) func(*world) {
+func addVictim(pod string, p *retention.Policy) func(*world) {
 	return func(w *world) {
 		if p == ordinary || p == newOne {
 			delete(w.promises, NewKey("net", Pod{Namespace: "default", Name: pod}, *p, "eth0"))
@@ -38,7 +39,7 @@ func addVictim(pod string, p *Policy) func(*world) {
 }
 
 // stopped is a pod that ran and was stopped.
-func stopped(w *world, pod string, p *Policy) {
+func stopped(w *world, pod string, p *retention.Policy) {
 	att, _, err := w.add(pod, p)
 	if err != nil {
 		w.failf("prepare: %v", err)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // DelRequest ends an attachment. Pod and Policy serve if its ADD was not ours, Netns if that recorded none.
@@ -12,7 +14,7 @@ type DelRequest struct {
 	Attachment Attachment
 	Pod        Pod
 	Netns      Netns
-	Policy     *Policy
+	Policy     *retention.Policy
 	// Seen: an address file was seen to name the attachment. If the index does not know it, it is completed first, also
 	// if its stamp says that it is complete: what was written without the lock may be missing.
 	Seen bool
@@ -115,7 +117,7 @@ func (t *decision) del(req DelRequest, find func(Attachment) (*entry, error)) er
 // claimAtEnd returns the claim under which the attachment's addresses are retained, nil if they become free.
 func (t *decision) claimAtEnd(req DelRequest, e *entry, mine []netip.Addr) (*Claim, error) {
 	pod, asked := req.Pod, valueOf(req.Policy)
-	p, clamped := asked.clamp(t.net.LongestRetention)
+	p, clamped := asked.Clamp(t.net.LongestRetention)
 	ifname := e.att.IfName
 	if ifname == "" {
 		ifname = req.Attachment.IfName

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // EventReason is a word for what happened, in the form of the reason of a Kubernetes Event.
@@ -70,7 +72,7 @@ type Event struct {
 }
 
 // clampedEvent says that a pod asked for more than the network allows, which is p.
-func clampedEvent(key Key, asked, p Policy) Event {
+func clampedEvent(key Key, asked, p retention.Policy) Event {
 	return Event{Reason: EventClamped, Key: key,
 		Message: fmt.Sprintf("retention %s is longer than the network's longest, %s", asked.Duration(), p.Duration())}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -109,7 +110,7 @@ func TestAnAddTellsOfWhatItFreesOfADeadOne(t *testing.T) {
 	o.Freeing = func(addrs []netip.Addr) error { told = append(told, addrs...); return fails }
 	n := *w.net
 	req := AddRequest{
-		Attachment: w.newContainer(), Netns: w.newNetns(), Policy: &Policy{}, Pool: pooledBoth[:1],
+		Attachment: w.newContainer(), Netns: w.newNetns(), Policy: &retention.Policy{}, Pool: pooledBoth[:1],
 		Pod: Pod{Namespace: "default", Name: "web-0", UID: uidOf(1)},
 	}
 	if _, err := New(&n, o).Add(req); !errors.Is(err, refused) {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // What the world beside the plugin does to a network, for the random histories: each deed with what it may change.
@@ -163,7 +165,7 @@ func (w *world) killedAndForgotten(r *rand.Rand, pod string) {
 		ns = w.newNetns()
 	}
 	p := Pod{Namespace: "default", Name: pod}
-	policy := pickOne(r, []*Policy{ordinary, tenMinutes})
+	policy := pickOne(r, []*retention.Policy{ordinary, tenMinutes})
 	key := NewKey(w.net.Name, p, *policy, att.IfName)
 	// What a killed restore does to a promise is killedADD's business.
 	if w.promises[key] != nil || w.predecessor(att, p, func(Attachment, *liveAttachment) bool { return true }) {

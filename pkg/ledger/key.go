@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"unicode"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // Attachment is one interface of one container that the runtime has ADDed: what every DEL names.
@@ -80,7 +82,7 @@ type Key struct {
 
 // NewKey returns the key of the claim of a pod's interface under a policy. The two kinds of identity are two key
 // spaces: a shared identity named as a pod is never that pod.
-func NewKey(network string, pod Pod, policy Policy, ifname string) Key {
+func NewKey(network string, pod Pod, policy retention.Policy, ifname string) Key {
 	// A record is JSON, which cannot say bytes that are no UTF-8.
 	k := Key{Network: network, Pod: pod.Name, IfName: strings.ToValidUTF8(ifname, "\uFFFD")}
 	if policy.Identity != "" {

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // This file reads for those who change nothing: no file is written or removed for them. They see what the next
@@ -36,7 +38,7 @@ type Address struct {
 	Boot       string
 	// Key and Policy are of the claim, if there is one.
 	Key    *Key
-	Policy Policy
+	Policy retention.Policy
 	// Bound is when the address was bound for the last time; zero: not known.
 	Bound time.Time
 	// Since and Left are of a retained address; unless Ends it has no end.

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 var (
@@ -74,7 +76,7 @@ var deeds = []struct {
 
 var (
 	pods     = []string{"web-0", "web-1", "web-2", "job", "web"}
-	policies = []*Policy{nil, ordinary, tenMinutes, tenMinutes, tenMinutes, forever, newOne, shared, shared}
+	policies = []*retention.Policy{nil, ordinary, tenMinutes, tenMinutes, tenMinutes, forever, newOne, shared, shared}
 )
 
 // pickOne returns the zero value if there is nothing to pick from.
@@ -291,7 +293,7 @@ func (w *world) collect(r *rand.Rand) {
 }
 
 // setPolicy is the agent that hands in what ADD did not know, or what was lost with the index: then it is the same.
-func (w *world) setPolicy(att Attachment, p *Policy) {
+func (w *world) setPolicy(att Attachment, p *retention.Policy) {
 	l := w.live[att]
 	if l != nil && l.vague && l.policy != nil {
 		p = l.policy
@@ -456,27 +458,6 @@ func FuzzDecodeClaimAndStamp(f *testing.F) {
 				!slices.Equal(again.last, s.last) {
 				t.Fatalf("%+v is written as %+v", s, again)
 			}
-		}
-	})
-}
-
-func FuzzParseAnnotations(f *testing.F) {
-	for _, v := range []string{"10m", "720h", "while-owned", "-1", "1.5", "10x", "", "true", "10"} {
-		f.Add(v, v, "web", "Wait", "Retain")
-	}
-	f.Fuzz(func(t *testing.T, retain, minutes, identity, inUse, scaled string) {
-		p, answers, err := ParseAnnotations(map[string]string{
-			AnnotationRetainIP: retain, AnnotationReservedIPDuration: minutes, AnnotationIdentity: identity,
-			AnnotationWhenInUse: inUse, AnnotationWhenScaled: scaled,
-		})
-		if !answers {
-			t.Fatal("the annotations answer")
-		}
-		if err == nil && (!p.Retains() || p.Duration() < 0) {
-			t.Fatalf("accepted, but retains nothing: %+v", p)
-		}
-		if err != nil && p != (Policy{}) {
-			t.Fatalf("%+v beside %v", p, err)
 		}
 	})
 }

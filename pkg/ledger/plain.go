@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // unmarshal decodes a claim or a retained record as encoding/json does. Nearly every record is as this version wrote
@@ -67,7 +69,7 @@ func (p *plain) retained(r *Retained) {
 }
 
 // promise reads what a claim and a retained record have in common.
-func (p *plain) promise(version *int, k *Key, addrs *[]netip.Addr, policy *Policy) {
+func (p *plain) promise(version *int, k *Key, addrs *[]netip.Addr, policy *retention.Policy) {
 	*version = recordVersion
 	p.word(plainVersion)
 	p.begun = true
@@ -97,7 +99,7 @@ func (p *plain) promise(version *int, k *Key, addrs *[]netip.Addr, policy *Polic
 	p.object(func() { p.policy(policy) })
 }
 
-func (p *plain) policy(to *Policy) {
+func (p *plain) policy(to *retention.Policy) {
 	if p.member("retention") {
 		p.text(&to.Retention)
 	}

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // records are encoded claims and retained records, with every member and with the fewest.
@@ -15,13 +17,13 @@ func records() (claims, retained [][]byte) {
 	full := &Claim{
 		Version: recordVersion, Key: key,
 		Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.1"), netip.MustParseAddr("fd00::7")},
-		Policy: Policy{
-			Retention: duration(90 * time.Second), WhileOwned: true, WhenScaled: "Retain", WhenDeleted: "Release",
+		Policy: retention.Policy{
+			Retention: retention.Duration(90 * time.Second), WhileOwned: true, WhenScaled: "Retain", WhenDeleted: "Release",
 			WhenMoved: "Release", Identity: "web", AllocateNew: true,
 		},
 		From: key.hash(),
 	}
-	least := &Claim{Version: recordVersion, Key: key, Addrs: full.Addrs[:1], Policy: Policy{WhileOwned: true}}
+	least := &Claim{Version: recordVersion, Key: key, Addrs: full.Addrs[:1], Policy: retention.Policy{WhileOwned: true}}
 	bound := retainedOf(full, now, Netns{Path: "/run/netns/a", Dev: 4, Ino: 4026532177})
 	bound.Bound = now.Wall
 	return [][]byte{full.encode(), least.encode()},

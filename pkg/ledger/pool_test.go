@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -29,7 +30,7 @@ var (
 func uidOf(n int) string { return fmt.Sprintf("6f1c6a5e-8f0e-4d3b-9a55-%012x", n) }
 
 // addPooled is an ADD with addresses of pools. It must get these, or a good reason.
-func (w *world) addPooled(att Attachment, ns Netns, pod string, uid int, policy *Policy, addrs []netip.Addr) error {
+func (w *world) addPooled(att Attachment, ns Netns, pod string, uid int, policy *retention.Policy, addrs []netip.Addr) error {
 	w.t.Helper()
 	p := Pod{Namespace: "default", Name: pod, UID: uidOf(uid)}
 	taken := slices.ContainsFunc(addrs, func(a netip.Addr) bool {
@@ -198,7 +199,7 @@ func (w *world) addPooledSomewhere(r *rand.Rand) {
 		return
 	}
 	// Killed, and with its DEL half of the time.
-	policy := pickOne(r, []*Policy{ordinary, tenMinutes})
+	policy := pickOne(r, []*retention.Policy{ordinary, tenMinutes})
 	key := NewKey(w.net.Name, Pod{Namespace: "default", Name: pod}, *policy, att.IfName)
 	if w.promises[key] != nil {
 		w.forget(key)

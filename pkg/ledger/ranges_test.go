@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 func TestARangeWalkVisitsEachAddressOnceBeginningBehindTheLast(t *testing.T) {
@@ -82,7 +84,7 @@ func TestTheUseOfARangeSaysWhenPromisesAreRefused(t *testing.T) {
 		}
 		return n.Use(addrs)
 	}
-	policy := &Policy{Retention: duration(time.Hour)}
+	policy := &retention.Policy{Retention: retention.Duration(time.Hour)}
 	pods := 0
 	for {
 		u := use()[0]

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // recordVersion is the version of every record. It tells apart what another version of stayput wrote:
@@ -61,10 +63,10 @@ func decodePromise(b []byte) (p promiseOf, ok bool) {
 //
 //	{"v":1,"key":{…},"addrs":["10.244.1.7","fd00::7"],"policy":{"retention":"10m0s",…}}
 type Claim struct {
-	Version int          `json:"v"`
-	Key     Key          `json:"key"`
-	Addrs   []netip.Addr `json:"addrs"`
-	Policy  Policy       `json:"policy"`
+	Version int              `json:"v"`
+	Key     Key              `json:"key"`
+	Addrs   []netip.Addr     `json:"addrs"`
+	Policy  retention.Policy `json:"policy"`
 	// From is the hash of the claim of the same shared identity whose addresses this one took over. If a crash left
 	// both, this one counts.
 	From string `json:"from,omitempty"`
@@ -156,10 +158,10 @@ const (
 
 // Retained is the record of a retained address. It alone suffices to restore and to expire.
 type Retained struct {
-	Version int          `json:"v"`
-	Key     Key          `json:"key"`
-	Addrs   []netip.Addr `json:"addrs"`
-	Policy  Policy       `json:"policy"`
+	Version int              `json:"v"`
+	Key     Key              `json:"key"`
+	Addrs   []netip.Addr     `json:"addrs"`
+	Policy  retention.Policy `json:"policy"`
 	// Bound is when the address was bound for the last time, Since when that ended. A zero Bound is not known: an older
 	// version wrote the record, or a power loss took the file that told.
 	Bound time.Time `json:"bound,omitzero"`

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // settleTime is how long after a DEL its namespace may keep the address: macvlan and ptp call the IPAM plugin before
@@ -145,9 +147,9 @@ func (t *decision) alive(e *entry) bool {
 
 func (t *decision) sees() bool { return t.own.Ino != 0 && t.liveness(t.own, "") == Alive }
 
-func valueOf(p *Policy) Policy {
+func valueOf(p *retention.Policy) retention.Policy {
 	if p == nil {
-		return Policy{}
+		return retention.Policy{}
 	}
 	return *p
 }
@@ -215,8 +217,8 @@ func (t *decision) claimOf(key Key) (*Claim, error) {
 
 // lostPolicy stands for a policy whose record was lost: the longest that the network allows, since too long costs an
 // address and too short breaks a promise.
-func (t *decision) lostPolicy() Policy {
-	p, _ := Policy{WhileOwned: true}.clamp(t.net.LongestRetention)
+func (t *decision) lostPolicy() retention.Policy {
+	p, _ := retention.Policy{WhileOwned: true}.Clamp(t.net.LongestRetention)
 	return p
 }
 
@@ -260,7 +262,7 @@ func (t *decision) refuse(key Key) (*Event, error) {
 }
 
 // promise makes a claim on addresses that an attachment has already; nil if that is not allowed.
-func (t *decision) promise(key Key, p Policy, mine []netip.Addr) (*Claim, error) {
+func (t *decision) promise(key Key, p retention.Policy, mine []netip.Addr) (*Claim, error) {
 	was, err := t.claimOf(key)
 	if err != nil {
 		return nil, err

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // world is one node in memory: its disk, clocks, namespaces and a ledger on them, and beside it the plain
@@ -26,7 +28,7 @@ type world struct {
 	promises map[Key]*promise
 	// maybe is the policy of a promise that the ledger may still keep, though nothing demands it: its ADD was killed, or
 	// its end is uncertain.
-	maybe map[Key]Policy
+	maybe map[Key]retention.Policy
 	// limbo are attachments that may have an address, though none is theirs by right: their ADD was killed, or all traces
 	// of them were wiped. Nobody has DELed them yet.
 	limbo map[Attachment]*liveAttachment
@@ -47,7 +49,7 @@ type world struct {
 
 type liveAttachment struct {
 	pod    Pod
-	policy *Policy
+	policy *retention.Policy
 	addrs  []netip.Addr
 	netns  Netns
 	key    *Key // of the promise that it holds
@@ -60,7 +62,7 @@ type liveAttachment struct {
 // promise is what the model demands of the ledger.
 type promise struct {
 	addrs  []netip.Addr
-	policy Policy
+	policy retention.Policy
 	holder *Attachment // nil while retained
 	left   time.Duration
 	// sinceWall is when the clock was last anchored: across a boot the wall clock counts from then.
@@ -91,7 +93,7 @@ func newWorld(t testing.TB, n *Network) *world {
 		t: t, fs: newMemFS(clock), netns: fakeNetns{}, net: n, clock: clock,
 		live:     map[Attachment]*liveAttachment{},
 		promises: map[Key]*promise{},
-		maybe:    map[Key]Policy{},
+		maybe:    map[Key]retention.Policy{},
 		limbo:    map[Attachment]*liveAttachment{},
 		freed:    map[Key]bool{},
 	}
@@ -135,14 +137,14 @@ func (w *world) newContainer() Attachment {
 func (w *world) alive(ns Netns) bool { _, ok := w.netns[ns.Path]; return ok }
 
 // add runs an ADD and holds its answer against the model. attachments is what it was told.
-func (w *world) add(pod string, policy *Policy) (Attachment, []netip.Addr, error) {
+func (w *world) add(pod string, policy *retention.Policy) (Attachment, []netip.Addr, error) {
 	w.t.Helper()
 	att, ns := w.newContainer(), w.newNetns()
 	addrs, err := w.addAs(att, ns, pod, policy)
 	return att, addrs, err
 }
 
-func (w *world) addAs(att Attachment, ns Netns, pod string, policy *Policy) ([]netip.Addr, error) {
+func (w *world) addAs(att Attachment, ns Netns, pod string, policy *retention.Policy) ([]netip.Addr, error) {
 	w.t.Helper()
 	p := Pod{Namespace: "default", Name: pod}
 	r, err := w.ledger().Add(AddRequest{Attachment: att, Pod: p, Netns: ns, Policy: policy})
@@ -151,7 +153,7 @@ func (w *world) addAs(att Attachment, ns Netns, pod string, policy *Policy) ([]n
 	return addrsOf(r), err
 }
 
-type described struct{ *Policy }
+type described struct{ *retention.Policy }
 
 func (d described) String() string {
 	if d.Policy == nil {
@@ -168,7 +170,7 @@ func addrsOf(r *Result) []netip.Addr {
 }
 
 // acknowledge checks an ADD's answer and takes it into the model.
-func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *Policy, r *Result, err error) {
+func (w *world) acknowledge(att Attachment, ns Netns, pod Pod, policy *retention.Policy, r *Result, err error) {
 	w.t.Helper()
 	key := NewKey(w.net.Name, pod, valueOf(policy), att.IfName)
 	pr := w.promises[key]
@@ -510,11 +512,11 @@ func (w *world) killAt(n int, f func()) (hit bool) {
 }
 
 var (
-	tenMinutes = &Policy{Retention: duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}
-	forever    = &Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release"}
-	newOne     = &Policy{Retention: duration(10 * time.Minute), AllocateNew: true}
-	shared     = &Policy{Retention: duration(10 * time.Minute), Identity: "web"}
-	ordinary   = &Policy{}
+	tenMinutes = &retention.Policy{Retention: retention.Duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}
+	forever    = &retention.Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release"}
+	newOne     = &retention.Policy{Retention: retention.Duration(10 * time.Minute), AllocateNew: true}
+	shared     = &retention.Policy{Retention: retention.Duration(10 * time.Minute), Identity: "web"}
+	ordinary   = &retention.Policy{}
 )
 
 func isRefusal(e Event) bool { return e.Reason == EventRefused || e.Reason == EventNamespaceRefused }

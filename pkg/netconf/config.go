@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // Type is ipam.type of a configuration that names stayput, and HostLocal of one that it can take the place of.
@@ -331,7 +332,7 @@ func (c *Config) Routes() ([]map[string]any, error) {
 }
 
 // Policy returns what the pod's annotations say, nil if the runtime did not hand them on.
-func (c *Config) Policy() (*ledger.Policy, error) {
+func (c *Config) Policy() (*retention.Policy, error) {
 	o, there, err := c.annotations()
 	if err != nil || !there {
 		return nil, err
@@ -344,7 +345,7 @@ func (c *Config) Policy() (*ledger.Policy, error) {
 		}
 		annotations[k] = s
 	}
-	p, _, err := ledger.ParseAnnotations(annotations)
+	p, _, err := retention.Parse(annotations)
 	return &p, err
 }
 

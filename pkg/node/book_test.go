@@ -14,13 +14,14 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/node/wake"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // retained is an address that was web-0's.
 func (w *world) retained(id string) netip.Addr {
 	w.t.Helper()
 	s := w.sandbox(id, "web-0", ten)
-	policy, _, err := ledger.ParseAnnotations(ten)
+	policy, _, err := retention.Parse(ten)
 	check(w.t, err)
 	addr := w.addOn(w.ledger, s, "eth0", &policy)[0]
 	w.del(s)
@@ -74,7 +75,7 @@ func TestTheRunningAgentExpiresWhatItDidNotSeeBegin(t *testing.T) {
 func TestClaimsArePublishedWhenTheyChangeAndOnlyThen(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", ten)
-	policy, _, err := ledger.ParseAnnotations(ten)
+	policy, _, err := retention.Parse(ten)
 	check(t, err)
 	addr := w.addOn(w.ledger, s, "eth0", &policy)[0]
 	w.add(w.sandbox("c2", "ordinary", nil))

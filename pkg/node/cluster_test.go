@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/nodetest"
 )
 
@@ -46,7 +46,7 @@ func (w *world) inCluster(c *nodetest.Cluster) *Agent {
 func (w *world) promises(id, pod string, annotations map[string]string) Sandbox {
 	w.t.Helper()
 	s := w.sandbox(id, pod, annotations)
-	policy, _, err := ledger.ParseAnnotations(annotations)
+	policy, _, err := retention.Parse(annotations)
 	check(w.t, err)
 	w.addOn(w.ledger, s, "eth0", &policy)
 	w.runs(s)

@@ -14,19 +14,20 @@ import (
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // observation is a sandbox that was observed to run, with the policy of its annotations.
 type observation struct {
 	sandbox Sandbox
-	policy  ledger.Policy
+	policy  retention.Policy
 	answers bool
 	err     error // of the annotations
 }
 
 func observe(s Sandbox) observation {
 	o := observation{sandbox: s}
-	o.policy, o.answers, o.err = ledger.ParseAnnotations(s.Annotations)
+	o.policy, o.answers, o.err = retention.Parse(s.Annotations)
 	if o.err == nil && o.policy.Retains() {
 		o.err = s.Pod.Validate() // nothing is kept for a name that no pod of Kubernetes has
 	}
@@ -120,7 +121,7 @@ func (p *policies) set(at attached, o observation, ns ledger.Netns) (addrs []net
 		log.Debug("Cannot tell whether the pod's address is one of a pool, so nothing is promised", "err", err)
 		o.err = err
 	case pooled:
-		o.policy, o.err = ledger.Policy{}, nil
+		o.policy, o.err = retention.Policy{}, nil
 	}
 	var err error
 	if o.err != nil {

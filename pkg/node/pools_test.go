@@ -8,6 +8,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/nodetest"
 )
 
@@ -23,7 +24,7 @@ func TestNothingIsPromisedOfAnAddressOfAPool(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			s := w.sandbox("c1", "web-0", map[string]string{ledger.AnnotationRetainIP: "10m"})
+			s := w.sandbox("c1", "web-0", map[string]string{retention.AnnotationRetainIP: "10m"})
 			s.Pod.UID = uid
 			tell(w, &s)
 			ns, _, err := ledger.SystemNetns{}.Identify(s.Netns)

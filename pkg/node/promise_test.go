@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/nodetest"
 )
 
@@ -40,7 +41,7 @@ func (w *world) afterPowerLoss() []ledger.Address {
 func TestAPowerLossPromisesNothingToAPodThatWasRefused(t *testing.T) {
 	w := newWorld(t)
 	w.net.PromisedShare = 1.0 / 254
-	policy, _, err := ledger.ParseAnnotations(ten)
+	policy, _, err := retention.Parse(ten)
 	check(t, err)
 	for i, id := range []string{"c1", "c2", "c3"} {
 		s := w.sandbox(id, "web-"+id, ten)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/nodetest"
 )
 
@@ -59,7 +60,7 @@ func TestAPromiseEndsThatTheTemplateNoLongerMakes(t *testing.T) {
 
 func TestABadAnnotationIsReportedAndSetsNothing(t *testing.T) {
 	w := newWorld(t)
-	s := w.sandbox("c1", "web-0", map[string]string{ledger.AnnotationRetainIP: "true"})
+	s := w.sandbox("c1", "web-0", map[string]string{retention.AnnotationRetainIP: "true"})
 	addr := w.add(s)
 	nodetest.Configure(t, s.Netns, addr)
 	w.a.RunPodSandbox(s)
@@ -72,7 +73,7 @@ func TestABadAnnotationIsReportedAndSetsNothing(t *testing.T) {
 		t.Errorf("counted %v", n)
 	}
 	// Nor has it decided that nothing is to be retained: a runtime that hands on corrected annotations is heard.
-	policy, _, err := ledger.ParseAnnotations(ten)
+	policy, _, err := retention.Parse(ten)
 	check(t, err)
 	_, err = w.ledger.Del(ledger.DelRequest{Attachment: ledger.Attachment{ContainerID: s.ID, IfName: "eth0"}, Pod: s.Pod,
 		Policy: &policy})
@@ -186,7 +187,7 @@ func TestSynchronizeCatchesUpWithPodsThatStartedUnseen(t *testing.T) {
 }
 
 func TestNothingIsKeptForANameThatNoPodOfKubernetesHas(t *testing.T) {
-	retain := map[string]string{ledger.AnnotationRetainIP: "10m"}
+	retain := map[string]string{retention.AnnotationRetainIP: "10m"}
 	if o := observe(Sandbox{Pod: ledger.Pod{Namespace: "default", Name: "create-PodSandbox"},
 		Annotations: retain}); o.err == nil {
 		t.Error("it is kept")

@@ -9,12 +9,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 func TestWhatThePluginReportsIsCountedAndPublished(t *testing.T) {
 	w := newWorld(t)
 	w.retained("c1")
-	policy, _, err := ledger.ParseAnnotations(ten)
+	policy, _, err := retention.Parse(ten)
 	check(t, err)
 	again := w.sandbox("c2", "web-0", ten)
 	w.clock.Pass(configureTime)
@@ -77,12 +78,12 @@ func TestReportsThatTheSpoolCouldNotHoldAreCounted(t *testing.T) {
 
 func TestWhyAnAddressIsNotRestoredIsALabel(t *testing.T) {
 	// The words are the ledger's own: it makes them here.
-	for reason, miss := range map[string]func(*world, *ledger.Policy) ledger.AddRequest{
-		"range_changed": func(w *world, p *ledger.Policy) ledger.AddRequest {
+	for reason, miss := range map[string]func(*world, *retention.Policy) ledger.AddRequest{
+		"range_changed": func(w *world, p *retention.Policy) ledger.AddRequest {
 			w.ledger = ledger.New(network(w.t, "pods", filepath.Join(w.dir, "networks"), "198.51.100.0/24"), w.a.ledgers)
 			return ledger.AddRequest{Policy: p}
 		},
-		"other_requested": func(_ *world, p *ledger.Policy) ledger.AddRequest {
+		"other_requested": func(_ *world, p *retention.Policy) ledger.AddRequest {
 			return ledger.AddRequest{Policy: p, Requested: []netip.Addr{netip.MustParseAddr("192.0.2.200")}}
 		},
 	} {
@@ -90,15 +91,15 @@ func TestWhyAnAddressIsNotRestoredIsALabel(t *testing.T) {
 			w := newWorld(t)
 			w.retained("c1")
 			w.clock.Pass(configureTime)
-			policy, _, err := ledger.ParseAnnotations(ten)
+			policy, _, err := retention.Parse(ten)
 			check(t, err)
 			w.wantMiss(miss(w, &policy), reason)
 		})
 	}
 	t.Run("allocate_new", func(t *testing.T) {
 		w := newWorld(t)
-		annotations := map[string]string{ledger.AnnotationRetainIP: "10m", ledger.AnnotationWhenInUse: "AllocateNew"}
-		policy, _, err := ledger.ParseAnnotations(annotations)
+		annotations := map[string]string{retention.AnnotationRetainIP: "10m", retention.AnnotationWhenInUse: "AllocateNew"}
+		policy, _, err := retention.Parse(annotations)
 		check(t, err)
 		w.addOn(w.ledger, w.sandbox("c1", "web-0", annotations), "eth0", &policy)
 		w.wantMiss(ledger.AddRequest{Policy: &policy}, "allocate_new")

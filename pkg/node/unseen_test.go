@@ -12,6 +12,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/nodetest"
 )
 
@@ -60,7 +61,7 @@ func TestWithoutNRIAReconciliationKnowsThatCNIHandsOnNoAnnotations(t *testing.T)
 // Pods of host-local, whose annotations nobody has asked for, and containers that are no pods.
 func TestWithoutNRIOnlyPodsOfStayputsSayWhatCNIHandsOn(t *testing.T) {
 	w := newWorld(t)
-	w.addOn(w.ledger, w.sandbox("c0", "other", nil), "eth0", &ledger.Policy{}) // the network is known
+	w.addOn(w.ledger, w.sandbox("c0", "other", nil), "eth0", &retention.Policy{}) // the network is known
 	s := w.sandbox("c1", "web-0", ten)
 	addr := netip.MustParseAddr("192.0.2.9")
 	w.hostLocal(addr.String(), "c1")
@@ -88,7 +89,7 @@ func TestWithoutNRIAnAddressIsVerifiedToo(t *testing.T) {
 
 func TestWithoutNRIABadAnnotationIsReportedOnce(t *testing.T) {
 	w := newWorld(t)
-	s := w.sandbox("c1", "web-0", map[string]string{ledger.AnnotationRetainIP: "true"})
+	s := w.sandbox("c1", "web-0", map[string]string{retention.AnnotationRetainIP: "true"})
 	nodetest.Configure(t, s.Netns, w.add(s))
 	w.runs(s)
 	for range 2 {
@@ -144,7 +145,7 @@ func TestWithNRITheListIsNotAsked(t *testing.T) {
 func TestAPodWhoseAnnotationsCameThroughCNINeedsNoList(t *testing.T) {
 	w := newWorld(t)
 	s := w.sandbox("c1", "web-0", nil)
-	w.addOn(w.ledger, s, "eth0", &ledger.Policy{})
+	w.addOn(w.ledger, s, "eth0", &retention.Policy{})
 	w.runtime.Fail(nodetest.ErrRuntime)
 	if w.a.unseen.look(t.Context()) || w.a.unseen.status() != "ok" {
 		t.Errorf("it looks for it: %s", w.a.unseen.status())

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/retainedip"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 	"github.com/stayput/stayput/test/nodetest"
 )
@@ -122,7 +123,7 @@ func (w *world) netns(name string) string {
 // runs makes the runtime list a running sandbox.
 func (w *world) runs(s Sandbox) { w.runtime.Run(s.ID, s.Pod, s.Annotations, s.Netns) }
 
-var ten = map[string]string{ledger.AnnotationRetainIP: "10m"}
+var ten = map[string]string{retention.AnnotationRetainIP: "10m"}
 
 // sandbox is a sandbox with a namespace of its own.
 func (w *world) sandbox(id, pod string, annotations map[string]string) Sandbox {
@@ -134,7 +135,7 @@ func (w *world) sandbox(id, pod string, annotations map[string]string) Sandbox {
 // add is the plugin's ADD for a runtime that hands on no annotations.
 func (w *world) add(s Sandbox) netip.Addr { return w.addOn(w.ledger, s, "eth0", nil)[0] }
 
-func (w *world) addOn(l *ledger.Ledger, s Sandbox, ifname string, policy *ledger.Policy) []netip.Addr {
+func (w *world) addOn(l *ledger.Ledger, s Sandbox, ifname string, policy *retention.Policy) []netip.Addr {
 	w.t.Helper()
 	ns, ok, err := ledger.SystemNetns{}.Identify(s.Netns)
 	check(w.t, err)

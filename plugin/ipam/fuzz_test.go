@@ -13,6 +13,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // fuzzCall is one call of the plugin as a runtime could make it, however odd.
@@ -172,7 +173,7 @@ func FuzzRunFields(f *testing.F) {
 			runtime["ips"] = []string{ip}
 		}
 		if retain != "" {
-			runtime[netconf.AnnotationsCapability] = map[string]string{ledger.AnnotationRetainIP: retain}
+			runtime[netconf.AnnotationsCapability] = map[string]string{retention.AnnotationRetainIP: retain}
 		}
 		stdin, err := json.Marshal(map[string]any{"cniVersion": version, "name": "podnet", "ipam": section,
 			"runtimeConfig": runtime})

@@ -20,6 +20,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -363,7 +364,7 @@ func (c *call) del() *Error {
 		policy = nil
 	}
 	if c.leaves() {
-		policy = &ledger.Policy{}
+		policy = &retention.Policy{}
 	}
 	req := ledger.DelRequest{Attachment: c.att, Pod: args.pod, Policy: policy}
 	if ns, ok, err := (ledger.SystemNetns{}).Identify(c.netnsPath); err == nil && ok {

@@ -10,6 +10,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/link"
 	"github.com/stayput/stayput/pkg/netconf"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // patience is how long an ADD waits in all, for the agent's file and for a predecessor; pause is between two looks.
@@ -222,7 +223,7 @@ func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netn
 
 // undo frees what the ledger has just given to the attachment.
 func (c *call) undo(pod ledger.Pod, ns ledger.Netns, l *ledger.Ledger) {
-	if _, err := l.Del(ledger.DelRequest{Attachment: c.att, Pod: pod, Netns: ns, Policy: &ledger.Policy{}}); err != nil {
+	if _, err := l.Del(ledger.DelRequest{Attachment: c.att, Pod: pod, Netns: ns, Policy: &retention.Policy{}}); err != nil {
 		fmt.Fprintf(c.Stderr, "stayput: ADD %s: %v: the runtime's DEL frees the addresses\n", c.att, err)
 	}
 }
@@ -254,7 +255,7 @@ func (c *call) unprobed(addrs []netconf.PoolAddress, pod ledger.Pod) (due []neti
 // event is one about addresses of the attachment.
 func (c *call) event(reason ledger.EventReason, pod ledger.Pod, addrs ...netip.Addr) ledger.Event {
 	return ledger.Event{
-		Reason: reason, Key: ledger.NewKey(c.conf.Name, pod, ledger.Policy{}, c.att.IfName), Pod: pod,
+		Reason: reason, Key: ledger.NewKey(c.conf.Name, pod, retention.Policy{}, c.att.IfName), Pod: pod,
 		ContainerID: c.att.ContainerID, Netns: c.netnsPath, Addrs: addrs, Time: time.Now().UTC(),
 	}
 }

@@ -16,6 +16,7 @@ import (
 	kruisev1alpha1 "github.com/stayput/stayput/pkg/api/kruise/v1alpha1"
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 	"github.com/stayput/stayput/test/nodetest"
@@ -391,7 +392,7 @@ func bound(netns string) ledger.Address {
 
 // kept is an address that is promised to a pod.
 func kept(pod string, state ledger.State, left time.Duration) ledger.Address {
-	policy, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: "10m"})
+	policy, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: "10m"})
 	if err != nil {
 		panic(err)
 	}

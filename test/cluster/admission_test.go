@@ -26,8 +26,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/ledger"
 	rules "github.com/stayput/stayput/pkg/pool"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/chart"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
@@ -1341,13 +1341,13 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 	add := func(key string, values ...string) {
 		for _, v := range values {
 			m := map[string]string{key: v}
-			if key != ledger.AnnotationRetainIP && key != ledger.AnnotationReservedIPDuration {
-				m[ledger.AnnotationRetainIP] = "10m"
+			if key != retention.AnnotationRetainIP && key != retention.AnnotationReservedIPDuration {
+				m[retention.AnnotationRetainIP] = "10m"
 			}
 			cases = append(cases, m)
 		}
 	}
-	add(ledger.AnnotationRetainIP,
+	add(retention.AnnotationRetainIP,
 		"10m", "720h", "while-owned", "1h30m", "1.5h", ".5h", "1.h", "+10m", "100ms", "1ns", "10us", "10µs", "10μs",
 		"0h0m1s", "1h1h", "0000000000000000000000010m",
 		"2562047h", "2562047h47m16.854775807s", "9223372036854775807ns", "153722867m", "9223372036s",
@@ -1360,33 +1360,33 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		"2562048h", "2562047h48m", "9223372036854775808ns", "9223372037s", "153722868m", "12345678h", "9999999999m",
 		"99999999999s", "9999999h", "1h12345678h", "9999999999m1ms",
 		many("9", 300), many("9", 300)+"h", many("1h", 2000)+"x", "a\"b\\c", "\u2028", many("é", 200))
-	add(ledger.AnnotationReservedIPDuration,
+	add(retention.AnnotationReservedIPDuration,
 		"1", "10", "010", "153722867", many("0", 100)+"1", "000153722867",
 		"0", "00", "-1", "-0", "+10", "+1", "1.5", "10m", "10x", "", " 10", "10 ", "10\n", "true", "1e3", "1_0", "0x1", "٣",
 		"153722868", "999999999", "1000000000", "9223372036854775807", "9223372036854775808", many("9", 300))
-	add(ledger.AnnotationWhenScaled, "Retain", "Release", "Delete", "", "retain", "Keep", "Retain ", "delete", "Retain\n")
-	add(ledger.AnnotationWhenDeleted, "Retain", "Release", "Delete", "", "release", "RELEASE")
-	add(ledger.AnnotationWhenMoved, "Retain", "Release", "Delete", "", "move", "Release ")
-	add(ledger.AnnotationIdentity, "a", "0", "db", "a-b", "a--b", many("a", 63), "9-a",
+	add(retention.AnnotationWhenScaled, "Retain", "Release", "Delete", "", "retain", "Keep", "Retain ", "delete", "Retain\n")
+	add(retention.AnnotationWhenDeleted, "Retain", "Release", "Delete", "", "release", "RELEASE")
+	add(retention.AnnotationWhenMoved, "Retain", "Release", "Delete", "", "move", "Release ")
+	add(retention.AnnotationIdentity, "a", "0", "db", "a-b", "a--b", many("a", 63), "9-a",
 		"", "a/b", "A", "aB", "-a", "a-", "-", "a.b", "a_b", "a b", "a\n", "\na", many("a", 64), "é", many("a", 62)+"-")
-	add(ledger.AnnotationWhenInUse, "Wait", "AllocateNew", "", "wait", "Allocate", "Wait ")
+	add(retention.AnnotationWhenInUse, "Wait", "AllocateNew", "", "wait", "Allocate", "Wait ")
 	cases = append(cases,
 		map[string]string{},
 		map[string]string{"other/annotation": "true"},
 		map[string]string{"stayput.io/unknown": "true"},
-		map[string]string{"stayput.io/unknown": "true", ledger.AnnotationRetainIP: "10m"},
-		map[string]string{ledger.AnnotationRetainIP: "10m", ledger.AnnotationReservedIPDuration: "10"},
-		map[string]string{ledger.AnnotationRetainIP: "true", ledger.AnnotationReservedIPDuration: "10"},
-		map[string]string{ledger.AnnotationRetainIP: "10m", ledger.AnnotationReservedIPDuration: "0"},
-		map[string]string{ledger.AnnotationRetainIP: "while-owned", ledger.AnnotationReservedIPDuration: "10"},
-		map[string]string{ledger.AnnotationReservedIPDuration: "10", ledger.AnnotationWhenScaled: "Retain"},
-		map[string]string{ledger.AnnotationWhenScaled: "Retain"},
-		map[string]string{ledger.AnnotationWhenDeleted: "Retain"},
-		map[string]string{ledger.AnnotationWhenMoved: "Retain"},
-		map[string]string{ledger.AnnotationIdentity: "db"},
-		map[string]string{ledger.AnnotationWhenInUse: "Wait"},
-		map[string]string{ledger.AnnotationWhenInUse: "Wait", ledger.AnnotationIdentity: "db"},
-		map[string]string{ledger.AnnotationIdentity: "A"},
+		map[string]string{"stayput.io/unknown": "true", retention.AnnotationRetainIP: "10m"},
+		map[string]string{retention.AnnotationRetainIP: "10m", retention.AnnotationReservedIPDuration: "10"},
+		map[string]string{retention.AnnotationRetainIP: "true", retention.AnnotationReservedIPDuration: "10"},
+		map[string]string{retention.AnnotationRetainIP: "10m", retention.AnnotationReservedIPDuration: "0"},
+		map[string]string{retention.AnnotationRetainIP: "while-owned", retention.AnnotationReservedIPDuration: "10"},
+		map[string]string{retention.AnnotationReservedIPDuration: "10", retention.AnnotationWhenScaled: "Retain"},
+		map[string]string{retention.AnnotationWhenScaled: "Retain"},
+		map[string]string{retention.AnnotationWhenDeleted: "Retain"},
+		map[string]string{retention.AnnotationWhenMoved: "Retain"},
+		map[string]string{retention.AnnotationIdentity: "db"},
+		map[string]string{retention.AnnotationWhenInUse: "Wait"},
+		map[string]string{retention.AnnotationWhenInUse: "Wait", retention.AnnotationIdentity: "db"},
+		map[string]string{retention.AnnotationIdentity: "A"},
 	)
 	until(t, "the policy", func(ctx context.Context) bool {
 		_, err := create(fmt.Sprintf(newPod, `stayput.io/retain-ip: "true"`))(ctx, g, g.admin)
@@ -1394,7 +1394,7 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 	})
 	accepted, turnedDown := 0, 0
 	for _, annotations := range cases {
-		_, _, want := ledger.ParseAnnotations(annotations)
+		_, _, want := retention.Parse(annotations)
 		_, got := g.c.Client().CoreV1().Pods("guarded").Create(testContext(t), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "new", Annotations: annotations},
 			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
@@ -1411,7 +1411,7 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 			continue
 		}
 		turnedDown++
-		var bad *ledger.AnnotationError
+		var bad *retention.AnnotationError
 		if errors.As(want, &bad) && (!strings.Contains(got.Error(), bad.Key) || !strings.Contains(got.Error(), "expected")) &&
 			!overflows(bad.Value) {
 			t.Errorf("%q: %v names neither %s nor what is expected", annotations, got, bad.Key)

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // aftermath is one way to continue after the crash. olds are the containers that the runtime now removes: the victim's
@@ -89,7 +89,7 @@ var besidePredecessor = aftermath{"the owner comes back beside its predecessor",
 	}}
 
 func (s scenario) aftermaths() []aftermath {
-	if s.owner.annotations[ledger.AnnotationWhenInUse] == "AllocateNew" {
+	if s.owner.annotations[retention.AnnotationWhenInUse] == "AllocateNew" {
 		return append(slices.Clone(aftermaths), besidePredecessor)
 	}
 	return aftermaths

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -92,7 +93,7 @@ var scenarios = []scenario{
 	{"a restore with another retention", web, func(w *world) command {
 		bystander(w)
 		w.del(w.add(web))
-		return addOf(web.with(ledger.AnnotationRetainIP, "20h"))
+		return addOf(web.with(retention.AnnotationRetainIP, "20h"))
 	}},
 	{"a restore of a pod that asks for nothing any more", ordinary("web-0"), func(w *world) command {
 		bystander(w)
@@ -100,19 +101,19 @@ var scenarios = []scenario{
 		w.doubt(web.identity())
 		return addOf(ordinary("web-0"))
 	}},
-	{"an ADD with AllocateNew beside its predecessor", web.with(ledger.AnnotationWhenInUse, "AllocateNew"),
+	{"an ADD with AllocateNew beside its predecessor", web.with(retention.AnnotationWhenInUse, "AllocateNew"),
 		func(w *world) command {
 			bystander(w)
-			p := web.with(ledger.AnnotationWhenInUse, "AllocateNew")
+			p := web.with(retention.AnnotationWhenInUse, "AllocateNew")
 			w.add(p)
 			w.doubt(p.identity())
 			return addOf(p)
 		}},
-	{"an ADD that takes over a shared identity's address", retained("new", ledger.AnnotationIdentity, "web"),
+	{"an ADD that takes over a shared identity's address", retained("new", retention.AnnotationIdentity, "web"),
 		func(w *world) command {
 			bystander(w)
-			w.del(w.add(retained("old", ledger.AnnotationIdentity, "web")))
-			return addOf(retained("new", ledger.AnnotationIdentity, "web"))
+			w.del(w.add(retained("old", retention.AnnotationIdentity, "web")))
+			return addOf(retained("new", retention.AnnotationIdentity, "web"))
 		}},
 	{"an ADD that takes expired addresses of a full network", web, func(w *world) command {
 		w.v4 = fiveOfV4
@@ -210,7 +211,7 @@ var scenarios = []scenario{
 func populate(w *world) string {
 	bystander(w)
 	w.add(ordinary("app"))
-	old := retained("old", ledger.AnnotationIdentity, "web")
+	old := retained("old", retention.AnnotationIdentity, "web")
 	w.del(w.add(old))
 	return w.add(web)
 }
@@ -229,7 +230,7 @@ func removeMatching(w *world, pattern string) {
 // overExpired fills the network, with one retention over.
 func overExpired(w *world) command {
 	bystander(w)
-	gone := retained("gone", ledger.AnnotationRetainIP, "1ms")
+	gone := retained("gone", retention.AnnotationRetainIP, "1ms")
 	ctr := w.add(gone)
 	for range 3 {
 		w.add(ordinary("app"))

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -28,17 +29,17 @@ type pod struct {
 	annotations map[string]string
 }
 
-func (p pod) retains() bool { return p.annotations[ledger.AnnotationRetainIP] != "" }
+func (p pod) retains() bool { return p.annotations[retention.AnnotationRetainIP] != "" }
 
 // identity returns the owner of the pod's addresses.
 func (p pod) identity() string {
-	if id := p.annotations[ledger.AnnotationIdentity]; id != "" {
+	if id := p.annotations[retention.AnnotationIdentity]; id != "" {
 		return "set:default/" + id
 	}
 	return "pod:default/" + p.name
 }
 
-func (p pod) shared() bool { return p.annotations[ledger.AnnotationIdentity] != "" }
+func (p pod) shared() bool { return p.annotations[retention.AnnotationIdentity] != "" }
 
 // with returns the pod after an edit of its template.
 func (p pod) with(annotations ...string) pod {
@@ -51,7 +52,7 @@ func (p pod) with(annotations ...string) pod {
 
 // retained is a pod whose retention outlasts the longest sweep.
 func retained(name string, annotations ...string) pod {
-	return pod{name, map[string]string{ledger.AnnotationRetainIP: "10h"}}.with(annotations...)
+	return pod{name, map[string]string{retention.AnnotationRetainIP: "10h"}}.with(annotations...)
 }
 
 func ordinary(name string) pod { return pod{name: name, annotations: map[string]string{"team": "a"}} }

@@ -35,6 +35,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -227,8 +228,8 @@ func web(ordinal int) lab.PodSpec {
 	return lab.PodSpec{Name: fmt.Sprintf("web-%d", ordinal), Annotations: asking("10m")}
 }
 
-func asking(retention string) map[string]string {
-	return map[string]string{ledger.AnnotationRetainIP: retention}
+func asking(retain string) map[string]string {
+	return map[string]string{retention.AnnotationRetainIP: retain}
 }
 
 func other(ordinal int) lab.PodSpec { return lab.PodSpec{Name: fmt.Sprintf("other-%d", ordinal)} }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -155,7 +155,7 @@ func TestAReplacementWithAllocateNewKeepsItsNewAddress(t *testing.T) {
 	n := startStayput(t)
 	startAgent(t, n)
 	spec := web(0)
-	spec.Annotations[ledger.AnnotationWhenInUse] = "AllocateNew"
+	spec.Annotations[retention.AnnotationWhenInUse] = "AllocateNew"
 	old := runPod(t, n, spec)
 	fresh := runPod(t, n, spec)
 	distinct(t, old, fresh)
@@ -174,8 +174,8 @@ func TestABadAnnotationIsAClearErrorAndLeavesNothing(t *testing.T) {
 	startAgent(t, n)
 	runPod(t, n, other(1)) // the bridge plugin cannot use a bridge without any successful ADD
 	for key, value := range map[string]string{
-		ledger.AnnotationRetainIP:           "true",
-		ledger.AnnotationReservedIPDuration: "10m",
+		retention.AnnotationRetainIP:           "true",
+		retention.AnnotationReservedIPDuration: "10m",
 	} {
 		_, err := n.RunPod(testContext(t), lab.PodSpec{Name: "web-0", Annotations: map[string]string{key: value}})
 		if err == nil {
@@ -207,7 +207,7 @@ func TestARetainedAddressGoesToNoOtherPod(t *testing.T) {
 		distinct(t, pod, runPod(t, n, other(i)))
 	}
 	shared := lab.PodSpec{Name: "web-5f9c-x", Annotations: maps.Clone(asking("10m"))}
-	shared.Annotations[ledger.AnnotationIdentity] = "web-0"
+	shared.Annotations[retention.AnnotationIdentity] = "web-0"
 	elsewhere := web(0)
 	elsewhere.Namespace = "elsewhere"
 	for _, spec := range []lab.PodSpec{other(9), web(1), shared, elsewhere} {

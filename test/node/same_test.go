@@ -13,7 +13,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/lab"
 	"github.com/stayput/stayput/test/must"
 )
@@ -55,7 +55,7 @@ func TestAStoppedPodComesBackWithItsAddress(t *testing.T) {
 func TestAPodWithOpenKruisesAnnotationComesBackWithItsAddress(t *testing.T) {
 	t.Parallel()
 	n := startStayput(t)
-	spec := lab.PodSpec{Name: "web-0", Annotations: map[string]string{ledger.AnnotationReservedIPDuration: "10"}}
+	spec := lab.PodSpec{Name: "web-0", Annotations: map[string]string{retention.AnnotationReservedIPDuration: "10"}}
 	pod := runPod(t, n, spec)
 	deletePod(t, n, pod)
 	distinct(t, pod, runPod(t, n, other(1)))

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // story is a node as a story sees it: its disks, networks, clock and ADDed attachments.
@@ -566,7 +567,7 @@ func (s *story) recordPath(record string, a *attachment) (string, error) {
 		return s.addressFile(a.network, a.addrs[0].String()), nil
 	case "claim":
 		identity := "pod:" + a.pod.Namespace + "/" + a.pod.Name
-		if set := a.annotations[ledger.AnnotationIdentity]; set != "" {
+		if set := a.annotations[retention.AnnotationIdentity]; set != "" {
 			identity = "set:" + a.pod.Namespace + "/" + set
 		}
 		return filepath.Join(s.stateOf(a.network), "claims", hashOf(a.network.name, identity, a.pod.Name, a.ifname)), nil

@@ -32,6 +32,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/netconf"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/pkg/spool"
 )
 
@@ -232,8 +233,8 @@ var addOptions = []string{"addresses", "by", "ip", "ips", "uid", "retain", "minu
 // annotationsOf returns the pod annotations given by the options.
 func annotationsOf(opts map[string]string) map[string]string {
 	short := map[string]string{
-		"retain": ledger.AnnotationRetainIP, "minutes": ledger.AnnotationReservedIPDuration,
-		"identity": ledger.AnnotationIdentity, "when-in-use": ledger.AnnotationWhenInUse,
+		"retain": retention.AnnotationRetainIP, "minutes": retention.AnnotationReservedIPDuration,
+		"identity": retention.AnnotationIdentity, "when-in-use": retention.AnnotationWhenInUse,
 	}
 	out := map[string]string{}
 	for k, v := range opts {
@@ -841,7 +842,7 @@ func policyWord(ts *testscript.TestScript, neg bool, args []string) {
 	a := s.known(ts, args[0])
 	asked := &attachment{}
 	s.describe(ts, asked, "-", opts)
-	policy, _, err := ledger.ParseAnnotations(asked.annotations)
+	policy, _, err := retention.Parse(asked.annotations)
 	ts.Check(err)
 	_, err = s.partial(a.network).SetPolicy(ledger.Attachment{ContainerID: a.container, IfName: a.ifname}, a.pod, policy,
 		ledger.Netns{})

@@ -21,6 +21,7 @@ import (
 	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // Options locate the ledgers and the runtime.
@@ -102,7 +103,7 @@ type book struct {
 type planned struct {
 	book   *book
 	pod    ledger.Pod
-	policy ledger.Policy
+	policy retention.Policy
 	addrs  []netip.Addr
 	// has is the attachment that has the addresses in the ledger, to be ended; nil: they are free. netns is its own.
 	has   *ledger.Attachment
@@ -120,7 +121,7 @@ func (im *importer) plan(item *inspection.ImportItem) (p *planned, why string) {
 		return nil, err.Error()
 	}
 	var err error
-	p.policy, _, err = ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: item.Retention})
+	p.policy, _, err = retention.Parse(map[string]string{retention.AnnotationRetainIP: item.Retention})
 	if err != nil {
 		return nil, err.Error()
 	}
@@ -420,8 +421,8 @@ func reservedIP(b []byte, namespace, pod string, now time.Time) inspection.Impor
 		return refuse("its reservation has the address %.64q: expected one such as 10.244.1.5/24", r.IPConf.Address)
 	}
 	item.IPs = []netip.Addr{ip.Addr().Unmap()}
-	policy, _, err := ledger.ParseAnnotations(map[string]string{
-		ledger.AnnotationReservedIPDuration: strconv.FormatInt(r.Duration, 10),
+	policy, _, err := retention.Parse(map[string]string{
+		retention.AnnotationReservedIPDuration: strconv.FormatInt(r.Duration, 10),
 	})
 	if err != nil {
 		return refuse("its reservation is for %d minutes: expected more than 0", r.Duration)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 	"github.com/stayput/stayput/test/nodetest"
 )
@@ -173,7 +174,7 @@ func TestAnImportThatFailsLeavesTheAddressOfAPodThatRunsBound(t *testing.T) {
 			w.runtime.Forget(pod.ID)
 			ns, _, err := ledger.SystemNetns{}.Identify(w.netns("c1"))
 			must.Do(w.t, err)
-			_, err = w.ledger.SetPolicy(ledger.Attachment{ContainerID: "c1", IfName: "eth0"}, pod.Pod, ledger.Policy{}, ns)
+			_, err = w.ledger.SetPolicy(ledger.Attachment{ContainerID: "c1", IfName: "eth0"}, pod.Pod, retention.Policy{}, ns)
 			must.Do(w.t, err)
 		}, "is starting"},
 	} {

@@ -17,6 +17,7 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/pool"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 const (
@@ -287,7 +288,8 @@ func (k *Keeper) heldBy(ctx context.Context, s *sight, uid string, asked bool, w
 	var held []v1alpha1.PodIPHeld
 	base := v1alpha1.PodIPHeld{PodUID: uid, Namespace: of.namespace, PodName: of.name,
 		Identity: of.annotations[v1alpha1.AnnotationIdentity]}
-	base.Retention, base.WhenScaled, base.WhenDeleted = keepOf(of.annotations, of.labels)
+	policy := policyOf(of.annotations, of.labels)
+	base.Retention, base.WhenScaled, base.WhenDeleted = policy.RetainIP(), policy.WhenScaled, policy.WhenDeleted
 	if base.Namespace == "" || base.PodName == "" {
 		return nil, fmt.Errorf("pod %s: its name is not known", uid)
 	}
@@ -313,18 +315,15 @@ func (k *Keeper) heldBy(ctx context.Context, s *sight, uid string, asked bool, w
 	return held, nil
 }
 
-// keepOf returns how long a pod asks its addresses to be kept, in the words of a PodIP. Of one that says nothing they
-// are kept while owned, if its name comes back.
-func keepOf(annotations, labels map[string]string) (retention, whenScaled, whenDeleted string) {
-	policy, _, err := ledger.ParseAnnotations(annotations)
-	switch {
-	case err == nil && policy.Retains() && !policy.WhileOwned:
-		return policy.RetainIP(), cmp.Or(policy.WhenScaled, v1alpha1.PolicyRetain),
-			cmp.Or(policy.WhenDeleted, v1alpha1.PolicyRetain)
-	case err != nil, policy.WhileOwned, annotations[v1alpha1.AnnotationIdentity] != "", numbered(labels):
-		return v1alpha1.RetentionWhileOwned, v1alpha1.PolicyRelease, v1alpha1.PolicyRelease
+// policyOf returns what a pod asks for its addresses. What it asks for badly is kept while owned: a mistake frees no
+// address.
+func policyOf(annotations, labels map[string]string) retention.Policy {
+	policy, err := retention.ParsePooled(annotations, numbered(labels) || annotations[v1alpha1.AnnotationIdentity] != "" ||
+		annotations[v1alpha1.AnnotationRetainIP] == retention.WhileOwned)
+	if err != nil {
+		policy, _ = retention.ParsePooled(nil, true)
 	}
-	return "", "", ""
+	return policy
 }
 
 // statefulSetLabels is what the labels begin with that a StatefulSet gives to its pods.

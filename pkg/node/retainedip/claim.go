@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // Phase of a claim.
@@ -20,7 +21,7 @@ type Claim struct {
 	Key    ledger.Key
 	Addrs  []netip.Addr
 	Phase  Phase
-	Policy ledger.Policy
+	Policy retention.Policy
 	// ContainerID and Pod are of a bound claim, Pod as far as it is known.
 	ContainerID string
 	Pod         ledger.Pod

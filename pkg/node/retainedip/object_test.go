@@ -10,14 +10,15 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/must"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-func policyOf(t *testing.T, retainIP string) ledger.Policy {
+func policyOf(t *testing.T, retainIP string) retention.Policy {
 	t.Helper()
-	p, _, err := ledger.ParseAnnotations(map[string]string{ledger.AnnotationRetainIP: retainIP})
+	p, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: retainIP})
 	must.Do(t, err)
 	return p
 }
@@ -85,9 +86,9 @@ func TestARetentionIsWrittenAsPeopleWriteIt(t *testing.T) {
 
 func TestAPolicyThatWasPutTogetherAgainHasTheDefaults(t *testing.T) {
 	for _, c := range []struct {
-		policy ledger.Policy
+		policy retention.Policy
 		word   string
-	}{{ledger.Policy{WhileOwned: true}, "Release"}, {ledger.Policy{Retention: policyOf(t, "1h").Retention}, "Retain"}} {
+	}{{retention.Policy{WhileOwned: true}, "Release"}, {retention.Policy{Retention: policyOf(t, "1h").Retention}, "Retain"}} {
 		s := specOf(Claim{Policy: c.policy}, "node-a")
 		if s.WhenScaled != c.word || s.WhenDeleted != c.word || s.WhenMoved != c.word {
 			t.Errorf("%+v", s)

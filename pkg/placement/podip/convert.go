@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +19,7 @@ import (
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/pool"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // This file says in the words of package pool what the API says, and the other way round.
@@ -267,58 +267,13 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool) (pool.Pod, 
 	if p.Wants, err = pool.Asks(pod.Annotations, in.asks, spiderpool); err != nil {
 		return p, err
 	}
-	p.Keep, p.Fresh, err = asked(pod.Annotations, p.Workload != (pool.Workload{}), numbered)
+	policy, err := retention.ParsePooled(pod.Annotations, p.Workload != (pool.Workload{}) && (numbered || p.Identity != ""))
+	p.Keep, p.Fresh = keepOf(policy.RetainIP(), policy.WhenScaled, policy.WhenDeleted), policy.AllocateNew
 	return p, err
 }
 
 func invalid(annotation, format string, args ...any) error {
 	return fmt.Errorf("annotation %s: "+format, append([]any{annotation}, args...)...)
-}
-
-// asked reads how long a pod asks its addresses to be kept, and whether it takes another one rather than wait. Of one
-// that says nothing they are kept while owned, if its name comes back.
-func asked(annotations map[string]string, owned, numbered bool) (keep pool.Keep, fresh bool, err error) {
-	retain, ours := annotations[stayputv1alpha1.AnnotationRetainIP]
-	minutes, kruise := annotations[stayputv1alpha1.AnnotationReservedIPDuration]
-	switch {
-	case retain == stayputv1alpha1.RetentionWhileOwned, !ours && !kruise:
-		ends := owned && (numbered || annotations[stayputv1alpha1.AnnotationIdentity] != "")
-		keep = pool.Keep{WhileOwned: ends, Scaled: ends, Deleted: ends}
-	case ours:
-		if keep.For, err = time.ParseDuration(retain); err != nil || keep.For <= 0 {
-			return pool.Keep{}, false, invalid(stayputv1alpha1.AnnotationRetainIP,
-				`%q is not valid: expected a positive Go duration such as "10m" or "720h", or "while-owned"`, retain)
-		}
-	default:
-		n, err := strconv.ParseInt(minutes, 10, 64)
-		if err != nil || n <= 0 || n > int64(1<<63-1)/int64(time.Minute) {
-			return pool.Keep{}, false, invalid(stayputv1alpha1.AnnotationReservedIPDuration,
-				`%q is not valid: expected a positive whole number of minutes such as "10"`, minutes)
-		}
-		keep.For = time.Duration(n) * time.Minute
-	}
-	for key, field := range map[string]*bool{stayputv1alpha1.AnnotationWhenScaled: &keep.Scaled,
-		stayputv1alpha1.AnnotationWhenDeleted: &keep.Deleted} {
-		switch value, ok := annotations[key]; {
-		case !ok:
-		case value == stayputv1alpha1.PolicyRetain, value == stayputv1alpha1.PolicyRelease, value == "Delete":
-			*field = value != stayputv1alpha1.PolicyRetain
-		default:
-			return pool.Keep{}, false, invalid(key, `%q is not valid: expected "Retain" or "Release"`, value)
-		}
-	}
-	switch value, ok := annotations[stayputv1alpha1.AnnotationWhenInUse]; {
-	case !ok, value == "Wait":
-	case value == "AllocateNew":
-		fresh = true
-	default:
-		return pool.Keep{}, false, invalid(stayputv1alpha1.AnnotationWhenInUse,
-			`%q is not valid: expected "Wait" or "AllocateNew"`, value)
-	}
-	if !keep.WhileOwned && keep.For == 0 {
-		keep = pool.Keep{}
-	}
-	return keep, fresh, nil
 }
 
 // static reports whether kubelet itself made a pod, which the API server only shows.

@@ -1,14 +1,16 @@
 package v1alpha1
 
-// Annotations of a pod template. Nodes read the first seven, see pkg/ledger for their values.
+import "github.com/stayput/stayput/pkg/retention"
+
+// Annotations of a pod template. [retention.Parse] reads the first seven.
 const (
-	AnnotationRetainIP           = "stayput.io/retain-ip"
-	AnnotationWhenScaled         = "stayput.io/when-scaled"
-	AnnotationWhenDeleted        = "stayput.io/when-deleted"
-	AnnotationWhenMoved          = "stayput.io/when-moved"
-	AnnotationIdentity           = "stayput.io/identity"
-	AnnotationWhenInUse          = "stayput.io/when-in-use"
-	AnnotationReservedIPDuration = "io.kubernetes.cri/reserved-ip-duration"
+	AnnotationRetainIP           = retention.AnnotationRetainIP
+	AnnotationWhenScaled         = retention.AnnotationWhenScaled
+	AnnotationWhenDeleted        = retention.AnnotationWhenDeleted
+	AnnotationWhenMoved          = retention.AnnotationWhenMoved
+	AnnotationIdentity           = retention.AnnotationIdentity
+	AnnotationWhenInUse          = retention.AnnotationWhenInUse
+	AnnotationReservedIPDuration = retention.AnnotationReservedIPDuration
 
 	// AnnotationHomeWait is how long a pod waits for a home that cannot take it: a Go duration, 60s by default, or
 	// [HomeWaitRetention].
@@ -61,10 +63,10 @@ const LabelGenerated = "stayput.io/generated"
 const AnnotationPinned = "stayput.io/pinned"
 
 // RetentionWhileOwned keeps addresses for as long as their workload wants the pod.
-const RetentionWhileOwned = "while-owned"
+const RetentionWhileOwned = retention.WhileOwned
 
 // What happens to addresses when the workload is scaled down below the pod or deleted, or the pod has moved.
 const (
-	PolicyRetain  = "Retain"
-	PolicyRelease = "Release"
+	PolicyRetain  = retention.Retain
+	PolicyRelease = retention.Release
 )

@@ -1,6 +1,11 @@
-package ledger
+// Package retention reads what the annotations of a pod ask for its addresses, for everything that acts on them: the
+// CNI plugin and the agent for addresses of nodes, the controller for those of pools. The admission policies of the
+// chart refuse what it refuses, which test/cluster checks on one table of values. Only the standard library is linked,
+// since the plugin starts with every pod.
+package retention
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,15 +27,21 @@ const (
 	AnnotationReservedIPDuration = "io.kubernetes.cri/reserved-ip-duration"
 )
 
+// Values of AnnotationWhenScaled, AnnotationWhenDeleted and AnnotationWhenMoved, the words of StatefulSet's PVC policy.
+const (
+	Retain  = "Retain"
+	Release = "Release"
+)
+
 // WhileOwned is the value of AnnotationRetainIP that retains an address for as long as the workload wants the pod.
 const WhileOwned = "while-owned"
 
 // Policy says what becomes of a pod's addresses when its attachment ends. The zero Policy retains nothing.
 type Policy struct {
 	// Retention is how long the addresses stay retained. With WhileOwned zero means without end.
-	Retention  duration `json:"retention,omitzero"`
+	Retention  Duration `json:"retention,omitzero"`
 	WhileOwned bool     `json:"whileOwned,omitempty"`
-	// WhenScaled, WhenDeleted and WhenMoved are Retain or Release, the words of StatefulSet's PVC policy.
+	// WhenScaled, WhenDeleted and WhenMoved are Retain or Release.
 	WhenScaled  string `json:"whenScaled,omitempty"`
 	WhenDeleted string `json:"whenDeleted,omitempty"`
 	WhenMoved   string `json:"whenMoved,omitempty"`
@@ -46,10 +57,14 @@ func (p Policy) Retains() bool { return p.WhileOwned || p.Retention > 0 }
 // Duration returns how long an address stays retained; zero means without end.
 func (p Policy) Duration() time.Duration { return time.Duration(p.Retention) }
 
-// RetainIP returns the value of AnnotationRetainIP that asks for p, as people write it: 10m, not 10m0s.
+// RetainIP returns the value of AnnotationRetainIP that asks for p, as people write it: 10m, not 10m0s. It is empty if
+// p retains nothing.
 func (p Policy) RetainIP() string {
-	if p.WhileOwned {
+	switch {
+	case p.WhileOwned:
 		return WhileOwned
+	case !p.Retains():
+		return ""
 	}
 	s := p.Duration().String()
 	if strings.HasSuffix(s, "m0s") {
@@ -61,12 +76,12 @@ func (p Policy) RetainIP() string {
 	return s
 }
 
-// clamp shortens the policy to the longest retention of the network, and reports whether that changed it.
-func (p Policy) clamp(longest time.Duration) (Policy, bool) {
+// Clamp shortens the policy to the longest retention of the network, and reports whether that changed it.
+func (p Policy) Clamp(longest time.Duration) (Policy, bool) {
 	if longest <= 0 || !p.Retains() || (p.Retention > 0 && time.Duration(p.Retention) <= longest) {
 		return p, false
 	}
-	p.Retention = duration(longest)
+	p.Retention = Duration(longest)
 	return p, true
 }
 
@@ -85,11 +100,11 @@ func (e *AnnotationError) Error() string {
 
 const expectedRetainIP = `a positive Go duration such as "10m" or "720h", or "while-owned"`
 
-// ParseAnnotations reads a pod's annotations. answers is false if none of stayput's keys is among them:
+// Parse reads a pod's annotations. answers is false if none of stayput's keys is among them:
 // then they say nothing, and another source may. An error is an *AnnotationError.
 //
 // If both names of the retention are present, AnnotationRetainIP counts; both must be valid.
-func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, err error) {
+func Parse(annotations map[string]string) (p Policy, answers bool, err error) {
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		if key != AnnotationReservedIPDuration && !strings.HasPrefix(key, "stayput.io/") {
 			continue
@@ -102,7 +117,7 @@ func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, er
 				return Policy{}, true, err
 			}
 			if _, own := annotations[AnnotationRetainIP]; !own {
-				p.Retention = duration(d)
+				p.Retention = Duration(d)
 			}
 		case AnnotationRetainIP:
 			if value == WhileOwned {
@@ -113,7 +128,7 @@ func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, er
 			if err != nil || d <= 0 {
 				return Policy{}, true, &AnnotationError{key, value, expectedRetainIP}
 			}
-			p.Retention = duration(d)
+			p.Retention = Duration(d)
 		case AnnotationWhenScaled:
 			p.WhenScaled, err = parseRetainRelease(key, value)
 		case AnnotationWhenDeleted:
@@ -147,22 +162,39 @@ func ParseAnnotations(annotations map[string]string) (p Policy, answers bool, er
 		return Policy{}, true, &AnnotationError{AnnotationRetainIP, "",
 			expectedRetainIP + " beside the other stayput.io annotations, which mean nothing without it"}
 	}
-	if p.Retains() {
-		byDefault := "Retain"
-		if p.WhileOwned {
-			byDefault = "Release"
-		}
-		if p.WhenScaled == "" {
-			p.WhenScaled = byDefault
-		}
-		if p.WhenDeleted == "" {
-			p.WhenDeleted = byDefault
-		}
-		if p.WhenMoved == "" {
-			p.WhenMoved = byDefault
-		}
+	return p.withDefaults(), answers, nil
+}
+
+// ParsePooled is [Parse] for a pod with addresses of pools. What a pool retains while owned belongs to a pod whose name
+// comes back, or whose identity does: comesBack reports that its workload sees to that. Such a pod retains its addresses
+// while owned if it asks for nothing; another one then retains none, and neither does it by asking for while-owned.
+func ParsePooled(annotations map[string]string, comesBack bool) (Policy, error) {
+	p, _, err := Parse(annotations)
+	switch {
+	case err != nil:
+		return Policy{}, err
+	case p.Retains() && !p.WhileOwned:
+		return p, nil
+	case !comesBack:
+		return Policy{AllocateNew: p.AllocateNew}, nil
 	}
-	return p, answers, nil
+	p.WhileOwned = true
+	return p.withDefaults(), nil
+}
+
+// withDefaults fills in what annotations leave open: what was asked for a time runs on.
+func (p Policy) withDefaults() Policy {
+	if !p.Retains() {
+		return p
+	}
+	byDefault := Retain
+	if p.WhileOwned {
+		byDefault = Release
+	}
+	p.WhenScaled = cmp.Or(p.WhenScaled, byDefault)
+	p.WhenDeleted = cmp.Or(p.WhenDeleted, byDefault)
+	p.WhenMoved = cmp.Or(p.WhenMoved, byDefault)
+	return p
 }
 
 func parseMinutes(key, value string) (time.Duration, error) {
@@ -176,10 +208,10 @@ func parseMinutes(key, value string) (time.Duration, error) {
 
 func parseRetainRelease(key, value string) (string, error) {
 	switch value {
-	case "Retain", "Release":
+	case Retain, Release:
 		return value, nil
 	case "Delete": // as StatefulSet's PVC policy says it
-		return "Release", nil
+		return Release, nil
 	}
 	return "", &AnnotationError{key, value, `"Retain" or "Release"`}
 }
@@ -196,4 +228,15 @@ func isDNSLabel(s string) bool {
 		}
 	}
 	return true
+}
+
+// duration is a time.Duration that JSON shows as people write it.
+type Duration time.Duration
+
+func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+func (d *Duration) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	*d = Duration(v)
+	return err
 }
