@@ -312,7 +312,9 @@ func (w *world) agentActs(n *node) {
 		}
 	}
 	host, exists := w.hosts.objs[n.name]
-	n.lied = n.lied && (!current || !exists || host.Off && !host.Ready)
+	// Ready it is said to be for a while after kubelet was cut off.
+	back := exists && (!host.Off || host.Ready && n.kubelet)
+	n.lied = n.lied && !(current && back)
 	if current && n.lied {
 		for uid := range n.sandboxes {
 			n.heard[uid] = n.heard[uid] || !w.hasPod(uid) && !n.sandboxes[uid].pending
@@ -718,6 +720,7 @@ func (w *world) wipe(n *node) {
 func (w *world) wipeAfterBars(n *node) {
 	w.logf("%s: kubelet is cut off", n.name)
 	n.kubelet, n.agent = false, true
+	w.forgotten(n)
 	for _, key := range w.pods.keys() {
 		if p := w.pods.objs[key]; p.Node == n.name && w.some(60) {
 			w.logf("pod %s %s is deleted by force, and its sandbox crashes", p.Name, p.UID)
