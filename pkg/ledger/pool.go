@@ -27,7 +27,8 @@ import (
 //	<pod UID>.barred  the pod has ended on this node: no ADD of it may succeed any more. Durable
 //	<pod UID>.probed  the addresses, a line each, that nobody else on the link had when the pod got them here: the plugin
 //	                  writes it, and the agent removes it with the pod's file
-//	checked           BOOT-ID EPOCH: in this boot an ADD may succeed only for a pod that has its file
+//	checked           BOOT-ID EPOCH [lost]: in this boot an ADD may succeed only for a pod that has its file. lost: bars of
+//	                  this boot may be lost
 //	<address>.used  a pod of this machine has had the address, since the plugin asked for it on the link: a machine that
 //	                has taken over the node's name lacks it
 //	node              the name of the node in the cluster
@@ -50,6 +51,7 @@ const (
 	usedSuffix   = ".used"
 	tempSuffix   = ".tmp"
 	checkedName  = "checked"
+	lostWord     = "lost"
 	nodeName     = "node"
 )
 
@@ -395,9 +397,9 @@ func Bound(o Options) ([]Address, error) {
 }
 
 // Recheck begins an epoch: until the next boot an ADD may get addresses of pools only if the agent has written the
-// pod's file since. It forgets all files, and returns every address that is bound, as Bar does. After an error it has
-// to be called again.
-func Recheck(o Options, epoch int64) ([]Address, error) {
+// pod's file since. It forgets all files, and returns every address that is bound, as Bar does. lost notes that bars of
+// this boot may be lost. After an error it has to be called again.
+func Recheck(o Options, epoch int64, lost bool) ([]Address, error) {
 	o.setDefaults()
 	now, err := o.Clock.Now()
 	if err != nil {
@@ -416,15 +418,20 @@ func Recheck(o Options, epoch int64) ([]Address, error) {
 			return nil, err
 		}
 	}
-	text := now.BootID + " " + strconv.FormatInt(epoch, 10) + "\n"
+	text := now.BootID + " " + strconv.FormatInt(epoch, 10)
+	if lost {
+		text += " " + lostWord
+	}
+	text += "\n"
 	if err := o.keepDurably(filepath.Join(dir, checkedName), []byte(text)); err != nil {
 		return nil, err
 	}
 	return o.bound(func(Address) bool { return true })
 }
 
-// Rechecked returns whether Recheck was called in this boot, and the epoch that it has begun.
-func Rechecked(o Options) (epoch int64, is bool, err error) {
+// Rechecked returns the epoch that Recheck has begun in this boot, and what it was told of bars. The epoch is 0 if it was
+// not called.
+func Rechecked(o Options) (epoch int64, lost bool, err error) {
 	o.setDefaults()
 	now, err := o.Clock.Now()
 	if err != nil {
@@ -440,8 +447,9 @@ func Rechecked(o Options) (epoch int64, is bool, err error) {
 	if boot != now.BootID {
 		return 0, false, nil
 	}
+	rest, lost = strings.CutSuffix(rest, " "+lostWord)
 	epoch, err = strconv.ParseInt(rest, 10, 64)
-	return epoch, err == nil, err
+	return epoch, lost, err
 }
 
 // keepDurably writes a file of the pools' directory, whole at every moment and durable when it returns.

@@ -313,7 +313,7 @@ func TestABarIsNoAnswerWhereANetworkIsNotDescribed(t *testing.T) {
 	for what, err := range map[string]error{
 		"a bar":    func() error { _, err := Bar(w.options(), uidOf(1)); return err }(),
 		"a list":   func() error { _, err := Bound(w.options()); return err }(),
-		"an epoch": func() error { _, err := Recheck(w.options(), 9); return err }(),
+		"an epoch": func() error { _, err := Recheck(w.options(), 9, false); return err }(),
 	} {
 		if !errors.Is(err, ErrUndescribed) {
 			t.Errorf("%s: %v, want %v", what, err, ErrUndescribed)
@@ -334,14 +334,14 @@ func TestARecheckForgetsEveryFileFirst(t *testing.T) {
 		must.Do(t, w.fs.WriteFile("/state/pools/"+uidOf(1), []byte("text"), modeState))
 		done := false
 		hit = w.killAt(n, func() {
-			_, err := Recheck(w.options(), 9)
+			_, err := Recheck(w.options(), 9, n%2 == 0)
 			must.Do(t, err)
 			done = true
 		})
-		epoch, _, err := Rechecked(w.options())
+		epoch, lost, err := Rechecked(w.options())
 		must.Do(t, err)
-		if done && epoch != 9 {
-			t.Fatalf("the epoch is %d", epoch)
+		if done && (epoch != 9 || lost != (n%2 == 0)) {
+			t.Fatalf("the epoch is %d, bars lost %t", epoch, lost)
 		}
 		if _, err := w.fs.Mode("/state/pools/" + uidOf(1)); epoch == 9 && err == nil {
 			t.Fatal("a file from before the epoch is there in the epoch")
@@ -365,8 +365,8 @@ func TestARecheckForgetsEveryFileFirst(t *testing.T) {
 		must.Do(t, w.fs.Remove("/state/pools/"+uidOf(1)))
 		w.boot(time.Minute)
 		must.Do(t, add())
-		if epoch, _, err := Rechecked(w.options()); err != nil || epoch != 0 {
-			t.Fatalf("the epoch of another boot is %d, %v", epoch, err)
+		if epoch, lost, err := Rechecked(w.options()); err != nil || epoch != 0 || lost {
+			t.Fatalf("the epoch of another boot is %d, bars lost %t, %v", epoch, lost, err)
 		}
 	}
 }
@@ -442,7 +442,7 @@ func TestTheFilesOfTheAgent(t *testing.T) {
 	must.Do(t, err)
 	_, err = Bar(o, b)
 	must.Do(t, err)
-	_, err = Recheck(o, 3)
+	_, err = Recheck(o, 3, false)
 	must.Do(t, err)
 	want(map[string]PoolPod{a: {Barred: true}, b: {Barred: true}})
 	must.Do(t, Tell(o, a, "[2]"))

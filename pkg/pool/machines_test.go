@@ -335,6 +335,9 @@ func (w *world) hasPod(uid UID) bool {
 // PodIPs are the pod's, if there are any, and do not say that it has ended here.
 func (w *world) confirm(n *node, p Pod) {
 	n.seen[p.UID] = p.Has
+	if !n.vouches {
+		return
+	}
 	for _, a := range p.Has {
 		ip, exists := w.ips.objs[a.Prefix.Addr().String()]
 		if exists && ip.PodUID != p.UID || ip.Of == p.UID && ip.Phase == Retained {

@@ -894,7 +894,7 @@ func recheckWord(ts *testscript.TestScript, neg bool, args []string) {
 	count(ts, args, 1, 1, "recheck EPOCH")
 	epoch, err := strconv.ParseInt(args[0], 10, 64)
 	ts.Check(err)
-	_, err = ledger.Recheck(storyOf(ts).options(), epoch)
+	_, err = ledger.Recheck(storyOf(ts).options(), epoch, false)
 	ts.Check(err)
 }
 

@@ -144,12 +144,13 @@ func (k *Keeper) recheck(ctx context.Context, again context.CancelFunc) (begun i
 		}
 		wiped = answer != nil
 	}
-	checked, waits, err := ledger.Rechecked(k.o.Ledgers)
+	checked, lost, err := ledger.Rechecked(k.o.Ledgers)
 	if err != nil {
 		return checked, err
 	}
+	lost = lost || wiped
 	k.mu.Lock()
-	k.waits = waits
+	k.lost = lost
 	k.mu.Unlock()
 	// An epoch below the last one is a new one, too: the clock of the leader that began the last one was ahead.
 	if begun = cmp.Or(epoch, checked); begun == checked && !wiped {
@@ -166,12 +167,9 @@ func (k *Keeper) recheck(ctx context.Context, again context.CancelFunc) (begun i
 		}
 	}
 	k.mu.Unlock()
-	if _, err := ledger.Recheck(k.o.Ledgers, begun); err != nil {
+	if _, err := ledger.Recheck(k.o.Ledgers, begun, lost); err != nil {
 		return 0, fmt.Errorf("beginning the epoch %d of the PodIPRoll: %w", begun, err)
 	}
-	k.mu.Lock()
-	k.waits = true
-	k.mu.Unlock()
 	if wiped {
 		k.log.Warn("Lost the files of pools: until the next boot only pods that the agent confirms get addresses of pools",
 			"stateDir", k.o.Ledgers.StateDir)
@@ -264,9 +262,9 @@ func (k *Keeper) see(p *Pod) error {
 	s.namespace, s.name, s.version = p.Namespace, p.Name, p.ResourceVersion
 	s.annotations, s.labels = maps.Clone(p.Annotations), p.Labels
 	s.exists, s.ending, s.over = true, p.DeletionTimestamp != nil, p.over()
-	// Its bar may be lost, if the plugin waits: then the PodIPs say whether the pod has ended here.
+	// Its bar may be lost: then the PodIPs say whether the pod has ended here.
 	tells := s.alive() && s.text == text && told != text
-	s.untold, tells = tells && k.waits, tells && !k.waits
+	s.untold, tells = tells && k.lost, tells && !k.lost
 	switch {
 	case changed || s.untold:
 		s.gone = false

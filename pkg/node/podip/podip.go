@@ -133,8 +133,8 @@ type Keeper struct {
 	listed bool
 	epoch  int64
 	relist context.CancelFunc
-	// waits: until the next boot the plugin waits for this agent's word of each pod.
-	waits bool
+	// lost: bars of this boot may be lost, so the plugin is told of a pod only once its PodIPs say the same.
+	lost bool
 	// reroute has all routed PodIPs listed again; nil: they are not followed.
 	reroute context.CancelFunc
 	roll    *v1alpha1.PodIPRoll
@@ -165,7 +165,7 @@ type subject struct {
 	text            string       // of its addresses, which somebody vouches for
 	claims          string       // what its annotation says, if that is not known to be true
 	bare            []netip.Addr // addresses of which only the ledger tells, or only the pod's network namespace
-	// untold: the plugin waits for the agent's word of the pod, which is given once the PodIPs say the same.
+	// untold: the plugin is to be told of the pod once its PodIPs say the same.
 	untold bool
 	// conflicts are the MAC addresses of other machines that had an address when the pod was to start. It is never changed
 	// in place.
@@ -430,7 +430,7 @@ func (k *Keeper) serve(ctx context.Context) {
 			for _, s := range k.subjects {
 				if s.claims != "" {
 					s.says(s.claims, k.guardsLocked(s.claims))
-					s.untold = k.waits && s.claims == ""
+					s.untold = k.lost && s.claims == ""
 					k.enqueue(s)
 				}
 			}

@@ -1053,6 +1053,10 @@ func TestAfterARestoreOnlyPodsThatTheClusterHasMayStart(t *testing.T) {
 		if checked != 5 {
 			t.Errorf("checked %d", checked)
 		}
+		// No bar is lost, so the pod is as good as its PodIPs.
+		if n := w.c.count("get podip " + addr(2).String()); n > 0 || w.file(2) != text(2) {
+			t.Errorf("read the PodIP of a pod that has yet to start %d times; its file says %q", n, w.file(2))
+		}
 
 		// A backup is restored that lacks pods 2 and 3, of which kubelet knows. What is still on its way must not count.
 		w.c.fail(errDown)
