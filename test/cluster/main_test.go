@@ -112,7 +112,7 @@ func endLocked() error {
 // How many tests work at once: most of what they do is waiting for pods.
 var (
 	besidePlaces = make(chan struct{}, 4)
-	alonePlaces  = make(chan struct{}, 2)
+	alonePlaces  = make(chan struct{}, 3)
 	allPlaces    sync.Mutex // held by a test that takes all of these
 )
 
