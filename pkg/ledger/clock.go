@@ -68,7 +68,9 @@ type anchor struct {
 }
 
 func anchorAt(now Instant, left time.Duration) anchor {
-	return anchor{Left: retention.Duration(left), Wall: now.Wall.UTC().Round(0), BootTime: int64(now.Boot), Boot: now.BootID}
+	return anchor{
+		Left: retention.Duration(left), Wall: now.Wall.UTC().Round(0), BootTime: int64(now.Boot), Boot: now.BootID,
+	}
 }
 
 // remaining is what is left of the span at now; zero or less means that it is over. A wall clock that was

@@ -429,8 +429,8 @@ func Recheck(o Options, epoch int64, lost bool) ([]Address, error) {
 	return o.bound(func(Address) bool { return true })
 }
 
-// Rechecked returns the epoch that Recheck has begun in this boot, and what it was told of bars. The epoch is 0 if it was
-// not called.
+// Rechecked returns the epoch that Recheck has begun in this boot, and what it was told of bars. The epoch is 0 if it
+// was not called.
 func Rechecked(o Options) (epoch int64, lost bool, err error) {
 	o.setDefaults()
 	now, err := o.Clock.Now()

@@ -30,7 +30,9 @@ var (
 func uidOf(n int) string { return fmt.Sprintf("6f1c6a5e-8f0e-4d3b-9a55-%012x", n) }
 
 // addPooled is an ADD with addresses of pools. It must get these, or a good reason.
-func (w *world) addPooled(att Attachment, ns Netns, pod string, uid int, policy *retention.Policy, addrs []netip.Addr) error {
+func (w *world) addPooled(
+	att Attachment, ns Netns, pod string, uid int, policy *retention.Policy, addrs []netip.Addr,
+) error {
 	w.t.Helper()
 	p := Pod{Namespace: "default", Name: pod, UID: uidOf(uid)}
 	taken := slices.ContainsFunc(addrs, func(a netip.Addr) bool {

@@ -512,11 +512,13 @@ func (w *world) killAt(n int, f func()) (hit bool) {
 }
 
 var (
-	tenMinutes = &retention.Policy{Retention: retention.Duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain"}
-	forever    = &retention.Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release"}
-	newOne     = &retention.Policy{Retention: retention.Duration(10 * time.Minute), AllocateNew: true}
-	shared     = &retention.Policy{Retention: retention.Duration(10 * time.Minute), Identity: "web"}
-	ordinary   = &retention.Policy{}
+	tenMinutes = &retention.Policy{
+		Retention: retention.Duration(10 * time.Minute), WhenScaled: "Retain", WhenDeleted: "Retain",
+	}
+	forever  = &retention.Policy{WhileOwned: true, WhenScaled: "Release", WhenDeleted: "Release"}
+	newOne   = &retention.Policy{Retention: retention.Duration(10 * time.Minute), AllocateNew: true}
+	shared   = &retention.Policy{Retention: retention.Duration(10 * time.Minute), Identity: "web"}
+	ordinary = &retention.Policy{}
 )
 
 func isRefusal(e Event) bool { return e.Reason == EventRefused || e.Reason == EventNamespaceRefused }

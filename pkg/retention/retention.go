@@ -165,9 +165,9 @@ func Parse(annotations map[string]string) (p Policy, answers bool, err error) {
 	return p.withDefaults(), answers, nil
 }
 
-// ParsePooled is [Parse] for a pod with addresses of pools. What a pool retains while owned belongs to a pod whose name
-// comes back, or whose identity does: comesBack reports that its workload sees to that. Such a pod retains its addresses
-// while owned if it asks for nothing; another one then retains none, and neither does it by asking for while-owned.
+// ParsePooled is [Parse] for a pod with addresses of pools. comesBack reports that its workload makes pods of its name,
+// or of its identity, again. Such a pod retains its addresses while owned if it asks for nothing. Another one then
+// retains none, and neither does it by asking for while-owned.
 func ParsePooled(annotations map[string]string, comesBack bool) (Policy, error) {
 	p, _, err := Parse(annotations)
 	switch {
@@ -230,7 +230,7 @@ func isDNSLabel(s string) bool {
 	return true
 }
 
-// duration is a time.Duration that JSON shows as people write it.
+// Duration is a time.Duration that JSON shows as people write it.
 type Duration time.Duration
 
 func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }

@@ -124,7 +124,9 @@ func TestWhatAPodWithAddressesOfPoolsDoesNotSay(t *testing.T) {
 		{map[string]string{AnnotationRetainIP: "10m"}, tenMinutes, tenMinutes},
 		{map[string]string{AnnotationReservedIPDuration: "10"}, tenMinutes, tenMinutes},
 		{
-			map[string]string{AnnotationRetainIP: "while-owned", AnnotationWhenScaled: "Retain", AnnotationWhenInUse: "AllocateNew"},
+			map[string]string{
+				AnnotationRetainIP: "while-owned", AnnotationWhenScaled: "Retain", AnnotationWhenInUse: "AllocateNew",
+			},
 			Policy{WhileOwned: true, WhenScaled: Retain, WhenDeleted: Release, WhenMoved: Release, AllocateNew: true},
 			Policy{AllocateNew: true},
 		},

@@ -223,7 +223,8 @@ func (c *call) probe(addrs []netconf.PoolAddress, pod ledger.Pod, ns ledger.Netn
 
 // undo frees what the ledger has just given to the attachment.
 func (c *call) undo(pod ledger.Pod, ns ledger.Netns, l *ledger.Ledger) {
-	if _, err := l.Del(ledger.DelRequest{Attachment: c.att, Pod: pod, Netns: ns, Policy: &retention.Policy{}}); err != nil {
+	r := ledger.DelRequest{Attachment: c.att, Pod: pod, Netns: ns, Policy: &retention.Policy{}}
+	if _, err := l.Del(r); err != nil {
 		fmt.Fprintf(c.Stderr, "stayput: ADD %s: %v: the runtime's DEL frees the addresses\n", c.att, err)
 	}
 }

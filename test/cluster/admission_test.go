@@ -1364,7 +1364,8 @@ func TestAdmissionAndThePluginAgreeOnEveryValue(t *testing.T) {
 		"1", "10", "010", "153722867", many("0", 100)+"1", "000153722867",
 		"0", "00", "-1", "-0", "+10", "+1", "1.5", "10m", "10x", "", " 10", "10 ", "10\n", "true", "1e3", "1_0", "0x1", "٣",
 		"153722868", "999999999", "1000000000", "9223372036854775807", "9223372036854775808", many("9", 300))
-	add(retention.AnnotationWhenScaled, "Retain", "Release", "Delete", "", "retain", "Keep", "Retain ", "delete", "Retain\n")
+	add(retention.AnnotationWhenScaled,
+		"Retain", "Release", "Delete", "", "retain", "Keep", "Retain ", "delete", "Retain\n")
 	add(retention.AnnotationWhenDeleted, "Retain", "Release", "Delete", "", "release", "RELEASE")
 	add(retention.AnnotationWhenMoved, "Retain", "Release", "Delete", "", "move", "Release ")
 	add(retention.AnnotationIdentity, "a", "0", "db", "a-b", "a--b", many("a", 63), "9-a",

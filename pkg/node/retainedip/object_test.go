@@ -88,7 +88,10 @@ func TestAPolicyThatWasPutTogetherAgainHasTheDefaults(t *testing.T) {
 	for _, c := range []struct {
 		policy retention.Policy
 		word   string
-	}{{retention.Policy{WhileOwned: true}, "Release"}, {retention.Policy{Retention: policyOf(t, "1h").Retention}, "Retain"}} {
+	}{
+		{retention.Policy{WhileOwned: true}, "Release"},
+		{retention.Policy{Retention: policyOf(t, "1h").Retention}, "Retain"},
+	} {
 		s := specOf(Claim{Policy: c.policy}, "node-a")
 		if s.WhenScaled != c.word || s.WhenDeleted != c.word || s.WhenMoved != c.word {
 			t.Errorf("%+v", s)

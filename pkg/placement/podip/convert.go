@@ -267,7 +267,8 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool) (pool.Pod, 
 	if p.Wants, err = pool.Asks(pod.Annotations, in.asks, spiderpool); err != nil {
 		return p, err
 	}
-	policy, err := retention.ParsePooled(pod.Annotations, p.Workload != (pool.Workload{}) && (numbered || p.Identity != ""))
+	comesBack := p.Workload != (pool.Workload{}) && (numbered || p.Identity != "")
+	policy, err := retention.ParsePooled(pod.Annotations, comesBack)
 	p.Keep, p.Fresh = keepOf(policy.RetainIP(), policy.WhenScaled, policy.WhenDeleted), policy.AllocateNew
 	return p, err
 }
