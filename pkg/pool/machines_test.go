@@ -267,7 +267,8 @@ func (w *world) agentActs(n *node) {
 			w.wiped++
 		}
 		if !answered { // the Node was deleted, and is taken for one that is new
-			clear(n.heard)
+			n.unsuspecting = n.unsuspecting || n.lost
+			n.heard = map[UID]bool{}
 		}
 		n.wiped, n.vouches, n.seen = false, answered, map[UID][]Address{}
 		w.agentSees(n)
@@ -315,7 +316,7 @@ func (w *world) agentActs(n *node) {
 	// Ready it is said to be for a while after kubelet was cut off.
 	back := exists && (!host.Off || host.Ready && n.kubelet)
 	n.lied = n.lied && !(current && back)
-	if current && n.lied {
+	if current && (n.lied || n.unsuspecting) {
 		for uid := range n.sandboxes {
 			n.heard[uid] = n.heard[uid] || !w.hasPod(uid) && !n.sandboxes[uid].pending
 		}
@@ -707,6 +708,7 @@ func (w *world) cut(n *node) {
 func (w *world) wipe(n *node) {
 	w.logf("%s: the state directory is emptied", n.name)
 	n.wiped, n.vouches, n.checked = true, false, 0
+	n.lost = n.lost || n.on
 	clear(n.book)
 	clear(n.barred)
 	n.seen = map[UID][]Address{}
@@ -772,7 +774,7 @@ func (w *world) forgotten(n *node) {
 }
 
 func (w *world) powerOff(n *node) {
-	n.on = false
+	n.on, n.lost, n.unsuspecting = false, false, false
 	clear(n.starting)
 	clear(n.sandboxes)
 	clear(n.view)
@@ -1204,8 +1206,10 @@ func (w *world) fingerprint() string {
 	return s.String()
 }
 
-// explained demands that every PodIP has a reason, and every pod that waits.
+// explained demands that every PodIP has a reason, and every pod that waits. Pods that have the same address by what a
+// backup said are for the operator, who is told to delete all but one: those need not run.
 func (w *world) explained() {
+	disputed := map[netip.Addr]bool{}
 	pods := map[UID]Pod{}
 	for _, p := range w.pods.objs {
 		pods[p.UID] = p
@@ -1226,6 +1230,7 @@ func (w *world) explained() {
 		case p.Quarantine.Reason != "" && len(w.told) > 0 &&
 			w.controllers[0].book.Review(p.Addr, w.now, w.wanted).Remedy != "": // doubled by what the backup said
 			w.known++
+			disputed[p.Addr] = true
 		case exists && pod.Over && pod.Has == nil && p.Of == "" && w.restores > 0:
 			// Its node said with which address it ran, and saw to its end before the cluster knew. Once it is deleted, nodes
 			// are asked.
@@ -1239,7 +1244,7 @@ func (w *world) explained() {
 	}
 	for _, key := range w.pods.keys() {
 		p := w.pods.objs[key]
-		if p.Over {
+		if p.Over || slices.ContainsFunc(p.Has, func(a Address) bool { return disputed[a.Prefix.Addr()] }) {
 			continue
 		}
 		if !p.Gated && p.Has != nil {

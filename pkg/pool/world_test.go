@@ -160,6 +160,9 @@ type node struct {
 	// wiped: the state directory was emptied, and the agent has yet to notice: until then the plugin gives no address of a
 	// pool. vouches: it has, and until the next boot an ADD needs its word.
 	wiped, vouches bool
+	// lost: the state directory was emptied in this boot. unsuspecting: the agent cannot tell, since its answer went with
+	// the Node. It takes down a pod that has ended once it has heard of that, not before (docs/pools.md, Limits).
+	lost, unsuspecting bool
 	// orphan: the node's answer is that of an earlier Node, and is about to be deleted with it.
 	orphan bool
 	// starting are sandboxes that were created for a pod as kubelet saw it then, before their ADD.
@@ -513,8 +516,8 @@ type answering struct {
 // Also what it says of a pod that was bound and deleted before the controller that decides could see where: one that
 // has just begun, or whose watch was interrupted.
 //
-// Of what a node loses with its state directory, or when it is reinstalled, it excuses one thing: a node that is
-// wrongly said to be off, and whose Node was deleted, has lost with both what its agent had heard. It excuses nothing
+// Of what a node loses with its state directory, or when it is reinstalled, it excuses one thing: a machine that runs on
+// and whose Node was deleted has lost with both what its agent had heard, and that it has lost it. It excuses nothing
 // of a sandbox between its creation, its ADD and its first answer, but that the agent of a node which is wrongly said
 // to be off takes one down once its interfaces are there. Of restores it knows those alone that are noticed: that took
 // longer than [MarkLost], or before which the controllers, which ran on, had set the mark.
@@ -525,7 +528,7 @@ func (w *world) oracle() {
 			continue
 		}
 		for uid, s := range n.sandboxes {
-			if n.lied && !n.heard[uid] {
+			if (n.lied || n.unsuspecting) && !n.heard[uid] {
 				continue
 			}
 			for _, a := range s.has {
