@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -51,6 +52,8 @@ func (o *options) addFlags(cmd *cobra.Command) {
 		"namespace of the leader election lease; empty: the pod's own")
 	f.StringSliceVar(&o.kinds, "workload-kinds", nil,
 		"further kinds that a PersistentPodState may name, as Kind.version.group; they need a scale subresource")
+	f.DurationVar(&o.placement.LongestRetention, "longest-retention", 0,
+		"longest time that an address of a pool is retained; 0: no limit")
 	f.BoolVar(&o.placement.NominateHomes, "nominate-homes", false,
 		"have the scheduler try the home of a pod first that only prefers it; needs the right to patch pods/status")
 	f.BoolVar(&o.gates, "gate-webhook", false,
@@ -104,6 +107,9 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 	config, err := program.APIServer(o.kubeconfig)
 	if err != nil {
 		return err
+	}
+	if o.placement.LongestRetention < 0 {
+		return errors.New("--longest-retention: expected a duration above 0, or 0 for no limit")
 	}
 	if o.placement.CustomKinds, err = o.customKinds(); err != nil {
 		return err

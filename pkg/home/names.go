@@ -7,6 +7,7 @@ const (
 	ReasonHomeFull          = "HomeHasNoRoom"
 	ReasonHomeIgnored       = "HomeIgnored"
 	ReasonHomeMoved         = "HomeMoved"
+	ReasonRetentionClamped  = "IPRetentionClamped"     // the address of a pool is kept for less than the pod asks
 	ReasonNotPlaced         = "PodNotPlaced"           // each try to place a gated pod fails
 	ReasonPodTooLong        = "PodTooLong"             // what a pod says of where it may go is not kept
 	ReasonNotPassedOn       = "AnnotationsNotPassedOn" // recorded annotations that the API server refuses

@@ -67,6 +67,8 @@ type Options struct {
 	Namespace string
 	// CustomKinds are further kinds of workload, with a scale subresource, that a PersistentPodState may name.
 	CustomKinds []schema.GroupVersionKind
+	// LongestRetention is how long an address of a pool is kept at most once its pod is gone; zero is no limit.
+	LongestRetention time.Duration
 	// NominateHomes has the scheduler try the home of a pod first that only prefers it. It takes the right to patch the
 	// status of pods.
 	NominateHomes bool
@@ -231,7 +233,7 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		events: cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)),
 	}
 	pools := podip.Options{Workloads: workloads, Home: place.homeBesides, Disowned: place.disowned,
-		Uninstalling: uninstalling, Registry: metrics.Registry}
+		Uninstalling: uninstalling, LongestRetention: o.LongestRetention, Registry: metrics.Registry}
 	if o.Namespace != "" {
 		pools.Installation = types.NamespacedName{Namespace: o.Namespace, Name: signal.ConfigMap}
 	}

@@ -27,8 +27,11 @@ func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, 
 		return true, "its workload is scaled down and no longer wants the pod", time.Time{}
 	case wanted == Abandoned && k.Deleted:
 		return true, "its workload is deleted", time.Time{}
-	case k.WhileOwned:
+	case k.WhileOwned && k.For == 0:
 		return false, "it is kept while owned", time.Time{}
+	case k.WhileOwned:
+		until = since.Add(k.For)
+		return !now.Before(until), fmt.Sprintf("it is kept while owned, for at most %s", k.For), until
 	case k.For > 0:
 		until = since.Add(k.For)
 		return !now.Before(until), fmt.Sprintf("it is kept for %s", k.For), until

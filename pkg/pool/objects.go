@@ -34,6 +34,7 @@ type Workload struct{ APIVersion, Kind, Name, UID string }
 
 // Keep is how long an address is kept once its pod is gone; the zero Keep: it is not.
 type Keep struct {
+	// For is for how long. With WhileOwned zero means without end.
 	For        time.Duration
 	WhileOwned bool
 	// Scaled and Deleted: whether it is released when the workload is scaled down below the pod, or deleted.

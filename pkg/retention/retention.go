@@ -76,7 +76,7 @@ func (p Policy) RetainIP() string {
 	return s
 }
 
-// Clamp shortens the policy to the longest retention of the network, and reports whether that changed it.
+// Clamp shortens the policy to the longest retention, and reports whether that changed it. Zero is no limit.
 func (p Policy) Clamp(longest time.Duration) (Policy, bool) {
 	if longest <= 0 || !p.Retains() || (p.Retention > 0 && time.Duration(p.Retention) <= longest) {
 		return p, false
@@ -180,6 +180,21 @@ func ParsePooled(annotations map[string]string, comesBack bool) (Policy, error) 
 	}
 	p.WhileOwned = true
 	return p.withDefaults(), nil
+}
+
+// Recorded returns the policy that an object of the API records in these words. A retention that is not valid has no end:
+// a mistake frees no address.
+func Recorded(retainIP, whenScaled, whenDeleted string) Policy {
+	p := Policy{WhenScaled: whenScaled, WhenDeleted: whenDeleted}
+	switch d, err := time.ParseDuration(retainIP); {
+	case retainIP == "", err == nil && d <= 0:
+		return Policy{}
+	case err != nil:
+		p.WhileOwned = true
+	default:
+		p.Retention = Duration(d)
+	}
+	return p
 }
 
 // withDefaults fills in what annotations leave open: what was asked for a time runs on.

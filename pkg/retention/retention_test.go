@@ -168,3 +168,24 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestAPolicyIsRecordedInItsOwnWords(t *testing.T) {
+	for _, c := range []struct {
+		retainIP string
+		want     Policy
+	}{
+		{"", Policy{}},
+		{"while-owned", Policy{WhileOwned: true, WhenScaled: Release, WhenDeleted: Retain}},
+		{"10m", Policy{Retention: Duration(10 * time.Minute), WhenScaled: Release, WhenDeleted: Retain}},
+		{"ten minutes", Policy{WhileOwned: true, WhenScaled: Release, WhenDeleted: Retain}}, // frees no address
+		{"-10m", Policy{}},
+	} {
+		got := Recorded(c.retainIP, Release, Retain)
+		if got != c.want {
+			t.Errorf("%q is %+v", c.retainIP, got)
+		}
+		if again := Recorded(got.RetainIP(), got.WhenScaled, got.WhenDeleted); again != got {
+			t.Errorf("%q is recorded as %q, which is %+v", c.retainIP, got.RetainIP(), again)
+		}
+	}
+}

@@ -51,9 +51,9 @@ image: {repository: registry.example.com:5000/stayput, digest: "sha256:012345678
 imagePullSecrets: [{name: pull}]
 pools: {enabled: true, spiderpool: true}
 apiServer: {host: api.example.com, port: 443}
+longestRetention: 720h
 agent:
   cni: {dataDirs: [/var/lib/host-local, /run/cni]}
-  longestRetention: 720h
   runtime: {nriSocket: /run/nri/nri.sock, criSocket: /run/nri/cri.sock}
   metrics: {bindAddress: "::1", port: 19463}
   seLinuxOptions: {type: spc_t}
@@ -534,9 +534,9 @@ func TestErrorsNameTheInvalidValue(t *testing.T) {
 		"agent.promisedLimit=0.5",
 		"agent.promisedLimitPerNamespace=0",
 		"agent.promisedLimitPerNamespace=many",
-		"agent.longestRetention=30",
-		"agent.longestRetention=30d",
-		"agent.longestRetention=0h",
+		"longestRetention=30",
+		"longestRetention=30d",
+		"longestRetention=0h",
 		"agent.gracePeriod=10",
 		"agent.gracePeriod=-10m",
 		"agent.gracePeriod=0s",

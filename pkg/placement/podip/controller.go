@@ -44,6 +44,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/pool"
+	"github.com/stayput/stayput/pkg/retention"
 )
 
 // Home decides where a gated pod goes, beside where its pools are: last is the node where its address was last, empty
@@ -68,6 +69,7 @@ type Controller struct {
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
 	installation types.NamespacedName
+	longest      time.Duration // that an address is kept; 0 is no limit
 	toTell       chan struct{} // whether there are pools, perhaps
 	metrics      *metrics
 	// lag is until something is decided again that was decided on old news: ever longer, since an API server that was
@@ -130,7 +132,9 @@ type Options struct {
 	Uninstalling func() bool
 	// Installation is the ConfigMap by which agents know whether there are pools; empty: they are not told.
 	Installation types.NamespacedName
-	Registry     prometheus.Registerer // of the metrics
+	// LongestRetention is how long an address is kept at most once its pod is gone, also while owned; zero is no limit.
+	LongestRetention time.Duration
+	Registry         prometheus.Registerer // of the metrics
 }
 
 // workers is how many decisions are carried out at a time: a write waits for etcd's disk.
@@ -175,8 +179,8 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 	c := &Controller{
 		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
 		home: o.Home, disowned: o.Disowned, uninstalling: o.Uninstalling, installation: o.Installation,
-		toTell: make(chan struct{}, 1),
-		first:  make(chan struct{}), read: make(chan struct{}),
+		longest: o.LongestRetention, toTell: make(chan struct{}, 1),
+		first: make(chan struct{}), read: make(chan struct{}),
 		lag:   workqueue.NewTypedItemExponentialFailureRateLimiter[key](cluster.CacheLag, longestLag),
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 		above: map[string]pool.Workload{},
@@ -440,9 +444,19 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 	if len(plan.Writes) > 0 && plan.Reason == "" {
 		placed()
 		c.metrics.let(gated)
+		c.sayClamped(pod)
 		log.FromContext(ctx).Info("Gave pod its addresses", "pod", name)
 	}
 	return retry, nil
+}
+
+// sayClamped reports on a pod that asks for a longer retention than there is, as the agents do for addresses of nodes.
+func (c *Controller) sayClamped(pod *corev1.Pod) {
+	asked, err := retention.ParsePooled(pod.Annotations, true)
+	if given, clamped := asked.Clamp(c.longest); err == nil && clamped && !asked.WhileOwned {
+		c.events.Eventf(pod, nil, corev1.EventTypeNormal, home.ReasonRetentionClamped, "Retaining",
+			"retention %s is longer than the longest, %s", asked.Duration(), given.Duration())
+	}
 }
 
 // sayFailure reports on a gated pod that it cannot be placed, if that has lasted.
@@ -479,7 +493,7 @@ func (c *Controller) readAgain(s *session, pod *cluster.Pod) (*pool.Pod, error) 
 		return nil, nil
 	}
 	core := pod.Core()
-	is, err := podOf(core, in, spiderpool, c.workloads.Numbers(core))
+	is, err := podOf(core, in, spiderpool, c.workloads.Numbers(core), c.longest)
 	if pod.TooLong() {
 		err = errors.New(cluster.TooLongNote + ": the pod stays gated, without an address")
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -1135,10 +1136,47 @@ func TestAPodThatWasReplacedUnseenHasEnded(t *testing.T) {
 }
 
 func TestAnAddressThatNobodyNeedsIsFreedWhenItExpires(t *testing.T) {
-	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"),
-		asking("web-0", "blue", hometest.Annotation(stayputv1alpha1.AnnotationRetainIP, "1h")))
+	forGood := func(retain string) map[string]string {
+		return map[string]string{stayputv1alpha1.AnnotationRetainIP: retain,
+			stayputv1alpha1.AnnotationWhenScaled: "Retain", stayputv1alpha1.AnnotationWhenDeleted: "Retain"}
+	}
+	for name, c := range map[string]struct {
+		asks    map[string]string
+		longest time.Duration
+		says    bool
+	}{
+		"as it asks":                        {asks: forGood("1h")},
+		"as it asks, which is less":         {asks: forGood("1h"), longest: 2 * time.Hour},
+		"by the longest retention":          {asks: forGood("720h"), longest: time.Hour, says: true},
+		"by the longest retention, owned":   {asks: forGood("while-owned"), longest: time.Hour},
+		"by the longest retention, unasked": {longest: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := asking("web-0", "blue")
+			maps.Copy(pod.Annotations, c.asks)
+			yes, one := true, int32(1)
+			pod.OwnerReferences = []metav1.OwnerReference{
+				{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "web", UID: "web", Controller: &yes},
+			}
+			set := &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "web"},
+				Spec: appsv1.StatefulSetSpec{Replicas: &one}}
+			isFreedAfterAnHour(t, pod, set, c.longest, c.says)
+		})
+	}
+}
+
+func isFreedAfterAnHour(t *testing.T, asks *corev1.Pod, owner client.Object, longest time.Duration, says bool) {
+	t.Helper()
+	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asks, owner)
 	c := control(t, a)
+	c.longest = longest
+	c.workloads.LookUp(t.Context())
+	c.begins()
 	c.works()
+	clamped := slices.ContainsFunc(c.notes(), func(s string) bool { return strings.Contains(s, home.ReasonRetentionClamped) })
+	if clamped != says {
+		t.Errorf("says %q", c.notes())
+	}
 	pod := bound(t, a, "web-0", "node-1")
 	if err := a.Delete(t.Context(), pod); err != nil {
 		t.Fatal(err)
@@ -1636,12 +1674,12 @@ func TestWhatManyPodIPsSayIsKeptOnce(t *testing.T) {
 				Workload: &stayputv1alpha1.WorkloadReference{UID: strings.Clone("of the set")}},
 			Status: stayputv1alpha1.PodIPStatus{PodUID: strings.Clone("uid"), NodeName: strings.Clone("node-1")},
 		}
-		want, err := ipOf(o)
+		want, err := ipOf(o, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		stripIP(o, &once)
-		is, err := ipOf(o)
+		is, err := ipOf(o, 0)
 		if err != nil || !reflect.DeepEqual(is, want) || o.ManagedFields != nil {
 			t.Errorf("%+v, want %+v: %v", is, want, err)
 		}

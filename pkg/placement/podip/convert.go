@@ -84,7 +84,7 @@ func stripIP(o *stayputv1alpha1.PodIP, once *cluster.Interner) {
 	}
 }
 
-func ipOf(o *stayputv1alpha1.PodIP) (pool.PodIP, error) {
+func ipOf(o *stayputv1alpha1.PodIP, longest time.Duration) (pool.PodIP, error) {
 	a, err := stayputv1alpha1.ParsePodIPName(o.Name)
 	if err != nil {
 		return pool.PodIP{}, err
@@ -93,7 +93,8 @@ func ipOf(o *stayputv1alpha1.PodIP) (pool.PodIP, error) {
 		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, Created: o.CreationTimestamp.Time,
 		Pool: o.Spec.Pool, Mode: pool.Mode(o.Spec.Mode), Namespace: o.Spec.Namespace, PodName: o.Spec.PodName,
 		Identity: o.Spec.Identity, PodUID: pool.UID(o.Spec.PodUID), Network: o.Spec.Network, Interface: o.Spec.Interface,
-		Keep: keepOf(o.Spec.Retention, o.Spec.WhenScaled, o.Spec.WhenDeleted), Release: o.Spec.Release,
+		Keep:     keepOf(retention.Recorded(o.Spec.Retention, o.Spec.WhenScaled, o.Spec.WhenDeleted), longest),
+		Release:  o.Spec.Release,
 		Adopted:  o.Spec.Adopted,
 		Held:     slices.Contains(o.Finalizers, stayputv1alpha1.FinalizerInUse),
 		Deleting: o.DeletionTimestamp != nil,
@@ -136,19 +137,11 @@ func specOf(p pool.PodIP) stayputv1alpha1.PodIPSpec {
 	return spec
 }
 
-// keepOf reads the words of a PodIP. A duration that is not valid never ends: a mistake frees no address.
-func keepOf(retention, whenScaled, whenDeleted string) pool.Keep {
-	keep := pool.Keep{Scaled: whenScaled == stayputv1alpha1.PolicyRelease,
-		Deleted: whenDeleted == stayputv1alpha1.PolicyRelease}
-	switch retention {
-	case "":
-	case stayputv1alpha1.RetentionWhileOwned:
-		keep.WhileOwned = true
-	default:
-		d, err := time.ParseDuration(retention)
-		keep.For, keep.WhileOwned = max(d, 0), err != nil
-	}
-	return keep
+// keepOf returns how long a policy keeps addresses that may be kept for longest; zero is no limit.
+func keepOf(p retention.Policy, longest time.Duration) pool.Keep {
+	p, _ = p.Clamp(longest)
+	return pool.Keep{For: p.Duration(), WhileOwned: p.WhileOwned,
+		Scaled: p.WhenScaled == retention.Release, Deleted: p.WhenDeleted == retention.Release}
 }
 
 func wordsOf(k pool.Keep) (retention, whenScaled, whenDeleted string) {
@@ -190,7 +183,7 @@ func selects(agents *corev1.Pod, node *corev1.Node) bool {
 	return match || err != nil
 }
 
-func answerOf(o *stayputv1alpha1.PodIPAnswer) pool.Answer {
+func answerOf(o *stayputv1alpha1.PodIPAnswer, longest time.Duration) pool.Answer {
 	a := pool.Answer{Node: o.Name, Round: o.Spec.Round, CannotRoute: o.Spec.CannotRoute}
 	for _, h := range o.Spec.Held {
 		addr, err := netip.ParseAddr(h.Address)
@@ -201,7 +194,7 @@ func answerOf(o *stayputv1alpha1.PodIPAnswer) pool.Answer {
 		a.Held = append(a.Held, pool.Held{
 			Addr: addr, UID: pool.UID(h.PodUID), Namespace: h.Namespace, PodName: h.PodName, Identity: h.Identity,
 			Pool: h.Pool, Mode: pool.Mode(h.Mode), Network: h.Network, Interface: h.Interface,
-			Keep: keepOf(h.Retention, h.WhenScaled, h.WhenDeleted),
+			Keep: keepOf(retention.Recorded(h.Retention, h.WhenScaled, h.WhenDeleted), longest),
 		})
 	}
 	return a
@@ -232,8 +225,8 @@ func rollObject(r pool.Roll) *stayputv1alpha1.PodIPRoll {
 }
 
 // podOf reads a pod, with what its namespace asks for. The error says what of its annotations is not valid; such a pod
-// is given nothing. spiderpool: those of Spiderpool count.
-func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool) (pool.Pod, error) {
+// is given nothing. spiderpool: those of Spiderpool count. Its addresses are kept for longest at most.
+func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool, longest time.Duration) (pool.Pod, error) {
 	p := pool.Pod{
 		UID: pool.UID(pod.UID), Version: pod.ResourceVersion, Namespace: pod.Namespace, Name: pod.Name,
 		Identity: pod.Annotations[stayputv1alpha1.AnnotationIdentity], Created: pod.CreationTimestamp.Time,
@@ -269,7 +262,7 @@ func podOf(pod *corev1.Pod, in namespace, spiderpool, numbered bool) (pool.Pod, 
 	}
 	comesBack := p.Workload != (pool.Workload{}) && (numbered || p.Identity != "")
 	policy, err := retention.ParsePooled(pod.Annotations, comesBack)
-	p.Keep, p.Fresh = keepOf(policy.RetainIP(), policy.WhenScaled, policy.WhenDeleted), policy.AllocateNew
+	p.Keep, p.Fresh = keepOf(policy, longest), policy.AllocateNew
 	return p, err
 }
 

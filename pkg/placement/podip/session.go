@@ -688,7 +688,7 @@ func (c *Controller) addresses(s *session) *feed {
 
 // setIP puts in a PodIP as it was watched, or as a write returned it.
 func (s *session) setIP(o *stayputv1alpha1.PodIP) {
-	p, err := ipOf(o)
+	p, err := ipOf(o, s.c.longest)
 	if err != nil {
 		return // its definition does not allow such a name
 	}
@@ -773,7 +773,7 @@ func (c *Controller) answers(s *session) *feed {
 	names := map[string]bool{}
 	return &feed{c: c,
 		set: func(o client.Object) {
-			was, is := s.book.Answer(o.GetName()), answerOf(o.(*stayputv1alpha1.PodIPAnswer))
+			was, is := s.book.Answer(o.GetName()), answerOf(o.(*stayputv1alpha1.PodIPAnswer), c.longest)
 			s.book.SetAnswer(is)
 			s.nodeSpoke()
 			if s.ready && (!names[is.Node] || was.CannotRoute != is.CannotRoute) {
@@ -945,7 +945,7 @@ func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
 		was != nil && !overrules && newer(was.Version, core.ResourceVersion) {
 		return
 	}
-	is, err := podOf(core, in, spiderpool, c.workloads.Numbers(core))
+	is, err := podOf(core, in, spiderpool, c.workloads.Numbers(core), c.longest)
 	if of, ok := c.above[is.Workload.UID]; ok {
 		is.Workload = of
 	}

@@ -397,7 +397,7 @@ func (p past) Pod(ctx context.Context, of, name string) (*pool.Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	is, _ := podOf(o, namespace{}, false, false) // only what it is, not what it asks for
+	is, _ := podOf(o, namespace{}, false, false, p.c.longest) // only what it is, not what it asks for
 	return &is, nil
 }
 
