@@ -489,9 +489,9 @@ func (c *Conf) CannotRoute() string {
 		} else if ipam != Type && ipam != HostLocal {
 			continue
 		}
-		o, err := remarshal(p)
+		data, err := json.Marshal(p) // with the numbers that the CNI plugin reads
 		if err == nil {
-			_, err = (&Config{root: o}).MainPlugin()
+			_, err = ParseMainPlugin(data)
 		}
 		if err != nil {
 			return fmt.Sprintf("%s: %v", c.File, err)
@@ -513,15 +513,6 @@ func delegateOf(flannel map[string]any) map[string]any {
 	return main
 }
 
-// remarshal returns an object with the numbers that the CNI plugin reads.
-func remarshal(m map[string]any) (object, error) {
-	data, err := json.Marshal(m)
-	if err != nil {
-		return object{}, err
-	}
-	return parseObject(data)
-}
-
 // parseGiven parses what the runtime makes of a plugin of a list.
 func parseGiven(list, plugin map[string]any) (*Config, error) {
 	given := maps.Clone(plugin)
@@ -540,30 +531,23 @@ func parseGiven(list, plugin map[string]any) (*Config, error) {
 // WithoutAnnotations reports whether a plugin names stayput but does not ask for the pods' annotations.
 func (c *Conf) WithoutAnnotations() bool {
 	return slices.ContainsFunc(pluginsOf(c.list), func(p map[string]any) bool {
-		capabilities, _, _ := object{m: p}.obj("capabilities")
-		return ipamType(p) == Type && capabilities.m[AnnotationsCapability] != true
+		return ipamType(p) == Type && Section(p, "capabilities")[AnnotationsCapability] != true
 	})
 }
 
 // Networks returns the networks, with name and data directory alone, in which stayput may once have kept addresses,
 // whatever the IPAM plugin is now.
 func (c *Conf) Networks() (networks []*ledger.Network) {
-	if !validNetwork(c.Network) {
+	if !ValidNetwork(c.Network) {
 		return nil
 	}
 	for _, p := range pluginsOf(c.list) {
-		ipam, _, _ := object{m: p}.obj("ipam")
-		dir, _ := ipam.str("dataDir")
-		networks = append(networks, &ledger.Network{Name: c.Network, DataDir: dir})
+		networks = append(networks, &ledger.Network{Name: c.Network, DataDir: Text(Section(p, "ipam"), "dataDir")})
 	}
 	return networks
 }
 
-func ipamType(p map[string]any) string {
-	ipam, _, _ := object{m: p}.obj("ipam")
-	t, _ := ipam.str("type")
-	return t
-}
+func ipamType(p map[string]any) string { return Text(Section(p, "ipam"), "type") }
 
 // Delegate returns what a configuration of kind Multus delegates to: a copy of another one in the same file, or the
 // cluster network, which is a name or a path in the container of multus' daemon. It returns nil and "" if the file does

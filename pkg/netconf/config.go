@@ -71,7 +71,7 @@ func Parse(stdin []byte) (*Config, error) {
 	if c.Name, err = c.root.str("name"); err != nil {
 		return c, err
 	}
-	if !validNetwork(c.Name) {
+	if !ValidNetwork(c.Name) {
 		return c, fmt.Errorf("name: %.64q is not valid: expected a network name of letters, digits, _ . and -", c.Name)
 	}
 	ok := false
@@ -116,8 +116,8 @@ func ValidName(s string) bool {
 	return s != ""
 }
 
-// validNetwork reports whether a network of that name can have a directory of its own.
-func validNetwork(name string) bool { return ValidName(name) && len(name) <= 200 }
+// ValidNetwork reports whether a network of that name can have a directory of its own.
+func ValidNetwork(name string) bool { return ValidName(name) && len(name) <= 200 }
 
 func (c *Config) directory(key string) (string, error) {
 	dir, err := c.ipam.str(key)

@@ -15,6 +15,19 @@ type object struct {
 	m    map[string]any
 }
 
+// Section returns a field of a decoded configuration as [Parse] finds it, in any case. It is nil if that is missing or no
+// object.
+func Section(m map[string]any, key string) map[string]any {
+	o, _, _ := object{m: m}.obj(key)
+	return o.m
+}
+
+// Text is [Section] for a string.
+func Text(m map[string]any, key string) string {
+	s, _ := object{m: m}.str(key)
+	return s
+}
+
 func parseObject(b []byte) (object, error) {
 	m, err := decodeObject(b)
 	if err != nil {

@@ -139,6 +139,15 @@ type MainPlugin struct {
 	Bridge string // of the plugin bridge; empty: it is ptp
 }
 
+// ParseMainPlugin is [Config.MainPlugin] of the configuration of a main plugin alone.
+func ParseMainPlugin(data []byte) (MainPlugin, error) {
+	o, err := parseObject(data)
+	if err != nil {
+		return MainPlugin{}, err
+	}
+	return (&Config{root: o}).MainPlugin()
+}
+
 // MainPlugin returns the plugin that runs the IPAM plugin, also below flannel's. It is an error, which names the field,
 // if its pods cannot have routed addresses.
 func (c *Config) MainPlugin() (p MainPlugin, err error) {
