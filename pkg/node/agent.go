@@ -41,7 +41,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/podip"
@@ -225,7 +224,7 @@ func New(o Options) (*Agent, error) {
 	a.keeper = cniconf.New(cniconf.Options{
 		ConfDir: o.CNIConfDir, BinDir: o.CNIBinDir, CacheDir: o.CNICacheDir, Install: o.InstallCNI,
 		Plugin: o.PluginBinary, Root: cri.Root,
-		Limits: netconf.Limits{
+		Limits: cniconf.Limits{
 			StateDir: o.StateDir, PromisedShare: o.PromisedShare,
 			PromisedSharePerNamespace: o.PromisedSharePerNamespace, PromisedLimit: o.PromisedLimit,
 			PromisedLimitPerNamespace: o.PromisedLimitPerNamespace, LongestRetention: o.LongestRetention,

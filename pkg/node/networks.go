@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/netconf"
+	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
 // networks finds the ledgers of the node's networks.
@@ -65,7 +65,7 @@ func (n *networks) read(ledgers []*ledger.Ledger) (books []book, whole bool) {
 // the pods in them are host-local's. They have the ranges and limits of the configuration, unless another plugin adds
 // those at ADD, as flannel does.
 func (n *networks) configured(served []*ledger.Ledger) (found []*ledger.Ledger) {
-	dir, err := netconf.ReadDir(n.confDir)
+	dir, err := cniconf.ReadDir(n.confDir)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			n.log.Warn("Cannot read the CNI configuration", "err", err)

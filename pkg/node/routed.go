@@ -3,7 +3,6 @@ package node
 import (
 	"net/netip"
 
-	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
@@ -16,7 +15,7 @@ func (a *Agent) serves() bool {
 // bridge returns the name of the bridge that pods of a network are on, empty if they are on none, as far as the node's
 // configuration says.
 func (a *Agent) bridge(network string) string {
-	dir, _ := netconf.ReadDir(a.o.CNIConfDir) // without it there is no network
+	dir, _ := cniconf.ReadDir(a.o.CNIConfDir) // without it there is no network
 	for _, f := range dir.Files {
 		if c := dir.Conf(f); c.Network == network {
 			if b := c.Bridge(); b != "" {
@@ -30,7 +29,7 @@ func (a *Agent) bridge(network string) string {
 // cannotRoute says why pods of the node cannot have routed addresses, as far as the configuration says that the runtime
 // uses. Without one, or if it cannot be read, no pod starts anyway.
 func (a *Agent) cannotRoute() string {
-	dir, _ := netconf.ReadDir(a.o.CNIConfDir)
+	dir, _ := cniconf.ReadDir(a.o.CNIConfDir)
 	if len(dir.Files) == 0 {
 		return ""
 	}
@@ -39,7 +38,7 @@ func (a *Agent) cannotRoute() string {
 
 // subnets returns the first ranges of the node's pods in its configuration, one of each family.
 func (a *Agent) subnets() (all []netip.Prefix) {
-	dir, _ := netconf.ReadDir(a.o.CNIConfDir)
+	dir, _ := cniconf.ReadDir(a.o.CNIConfDir)
 	for _, f := range dir.Files {
 		c, err := dir.Conf(f).Stayput()
 		if err != nil || c == nil {

@@ -10,23 +10,21 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-
-	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // ConflistName is the name of the agent's file. The runtime takes the file that sorts first.
 const ConflistName = "00-stayput.conflist"
 
 // confDir is the runtime's configuration directory.
-type confDir struct{ netconf.Dir }
+type confDir struct{ Dir }
 
 func readConfDir(path string) (confDir, error) {
-	d, err := netconf.ReadDir(path)
+	d, err := ReadDir(path)
 	return confDir{d}, err
 }
 
 // own returns the file of the agent's name, nil if there is none, and whether the agent wrote it.
-func (d confDir) own() (own *netconf.Conf, ours bool) {
+func (d confDir) own() (own *Conf, ours bool) {
 	if own = d.Find(ConflistName); own != nil {
 		_, ours = own.DerivedFrom()
 	}
@@ -34,13 +32,13 @@ func (d confDir) own() (own *netconf.Conf, ours bool) {
 }
 
 // first returns the first foreign configuration other than multus', which is a copy of the one after it.
-func (d confDir) first() *netconf.Conf {
+func (d confDir) first() *Conf {
 	for _, f := range d.Files {
 		if f.Name == ConflistName {
 			continue
 		}
 		c := d.Conf(f)
-		if c.Kind == netconf.Multus || c.Kind == netconf.Broken && strings.HasPrefix(f.Name, "00-multus") {
+		if c.Kind == Multus || c.Kind == Broken && strings.HasPrefix(f.Name, "00-multus") {
 			continue
 		}
 		return c
@@ -50,12 +48,12 @@ func (d confDir) first() *netconf.Conf {
 
 // bypassed returns multus' file if the runtime would use it but for ours, which sorts before it: pods would lose the
 // networks that multus attaches. Otherwise it returns nil.
-func (d confDir) bypassed() *netconf.Conf {
+func (d confDir) bypassed() *Conf {
 	for _, f := range d.Files {
 		if f.Name == ConflistName {
 			continue
 		}
-		if c := d.Conf(f); c.Kind == netconf.Multus && c.File > ConflistName {
+		if c := d.Conf(f); c.Kind == Multus && c.File > ConflistName {
 			return c
 		}
 		return nil
@@ -117,24 +115,24 @@ func (d confDir) status() Status {
 		s.Source, _ = own.DerivedFrom()
 	}
 	switch {
-	case own != nil && !ours && own.Kind != netconf.ByHand:
+	case own != nil && !ours && own.Kind != ByHand:
 		return s.says(StateConflict, "%s was not written by stayput: rename or remove it", ConflistName)
 	case ours && c.File == ConflistName && d.bypassed() != nil:
 		return s.says(StateUnsupported, "%s sorts before %s, so pods lose the networks that multus attaches: remove it",
 			ConflistName, d.bypassed().File)
 	case ours && c.File == ConflistName:
 		return s.says(StateActive, "%s, derived from %s", ConflistName, s.Source)
-	case c.Kind == netconf.Multus:
+	case c.Kind == Multus:
 		return d.throughMultus(s, c, ours)
-	case ours && c.Kind != netconf.ByHand:
+	case ours && c.Kind != ByHand:
 		return s.says(StateShadowed, "%s sorts before %s, so the runtime uses it: rename it", c.File, ConflistName)
 	}
 	switch c.Kind {
-	case netconf.Broken:
+	case Broken:
 		return s.says(StateBroken, "%s: %s", c.File, c.Why)
-	case netconf.ByHand:
+	case ByHand:
 		return s.says(StateByHand, "%s names stayput", c.File)
-	case netconf.Stock:
+	case Stock:
 		return s.says(StateStock, "%s uses host-local", c.File)
 	}
 	return s.says(StateUnsupported, "%s: %s", c.File, c.Why)
@@ -148,7 +146,7 @@ func (s Status) says(state State, format string, args ...any) Status {
 
 // throughMultus returns the status of the network that multus delegates to. Its file is not edited before the end:
 // see HandBackMultus.
-func (d confDir) throughMultus(s Status, c *netconf.Conf, ours bool) Status {
+func (d confDir) throughMultus(s Status, c *Conf, ours bool) Status {
 	const restart = "multus copies the first configuration when it starts: restart its pod on this node"
 	first, network := c.Delegate()
 	switch {
@@ -163,12 +161,12 @@ func (d confDir) throughMultus(s Status, c *netconf.Conf, ours bool) Status {
 	}
 	s.Network = first.Network
 	switch {
-	case first.Kind == netconf.ByHand:
+	case first.Kind == ByHand:
 		return s.says(StateActive, "%s delegates to a network that names stayput", c.File)
-	case first.Kind == netconf.Stock && ours:
+	case first.Kind == Stock && ours:
 		return s.says(StateShadowed, "%s has a copy of a network with host-local; %s, and it copies %s",
 			c.File, restart, ConflistName)
-	case first.Kind == netconf.Stock:
+	case first.Kind == Stock:
 		return s.says(StateStock, "%s has a copy of a network with host-local", c.File)
 	}
 	return s.says(StateUnsupported, "%s: delegates[0]: %s", c.File, first.Why)
@@ -176,7 +174,7 @@ func (d confDir) throughMultus(s Status, c *netconf.Conf, ours bool) Status {
 
 // throughFile returns the status of the file that multus' daemon delegates to. It was the first of the directory when
 // the daemon started, and the daemon reads it at every ADD.
-func (d confDir) throughFile(s Status, c *netconf.Conf, name string, ours bool) Status {
+func (d confDir) throughFile(s Status, c *Conf, name string, ours bool) Status {
 	to := d.Find(name)
 	if to == nil {
 		return s.says(StateBroken,
@@ -184,14 +182,14 @@ func (d confDir) throughFile(s Status, c *netconf.Conf, name string, ours bool) 
 	}
 	s.Network = to.Network
 	switch {
-	case to.Kind == netconf.ByHand:
+	case to.Kind == ByHand:
 		return s.says(StateActive, "%s delegates to %s, which names stayput", c.File, name)
-	case to.Kind == netconf.Stock && ours:
+	case to.Kind == Stock && ours:
 		return s.says(StateShadowed, "%s delegates to %s, the first configuration when multus started: "+
 			"restart its pod on this node, and it takes %s", c.File, name, ConflistName)
-	case to.Kind == netconf.Stock:
+	case to.Kind == Stock:
 		return s.says(StateStock, "%s delegates to %s, which uses host-local", c.File, name)
-	case to.Kind == netconf.Broken:
+	case to.Kind == Broken:
 		return s.says(StateBroken, "%s delegates to %s: %s", c.File, name, to.Why)
 	}
 	return s.says(StateUnsupported, "%s delegates to %s: %s", c.File, name, to.Why)
@@ -218,7 +216,7 @@ const sourceHold = 10 * time.Minute
 
 // decide compares the directory with what should be there. It acts only on what is definite: a broken file may be half
 // written, and one that has vanished may come back.
-func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
+func (d confDir) decide(l Limits, m *memory, now time.Duration) plan {
 	own, ours := d.own()
 	if own != nil && !ours {
 		return plan{}
@@ -244,9 +242,9 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 		}
 	}
 	switch {
-	case first == nil || first.Kind == netconf.ByHand || first.Kind == netconf.Foreign:
+	case first == nil || first.Kind == ByHand || first.Kind == Foreign:
 		return plan{remove: own != nil}
-	case first.Kind == netconf.Broken:
+	case first.Kind == Broken:
 		if own == nil {
 			return plan{}
 		}
@@ -257,9 +255,9 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 		return plan{remove: own != nil, status: Status{}.says(StateShadowed,
 			"%s sorts before %s, so the runtime would use it: rename it to sort later", first.File, ConflistName)}
 	}
-	data, err := netconf.Derive(first, l, own)
+	data, err := Derive(first, l, own)
 	switch {
-	case errors.Is(err, netconf.ErrPodCIDRs):
+	case errors.Is(err, ErrPodCIDRs):
 		return plan{again: keepSoon, status: Status{}.says(StateStock, "%v", err)}
 	case err != nil:
 		return plan{status: Status{State: StateUnsupported, Message: err.Error()}}
@@ -272,7 +270,7 @@ func (d confDir) decide(l netconf.Limits, m *memory, now time.Duration) plan {
 
 // held reports whether the agent's file stays because its source vanished less than sourceHold ago. A file that has
 // appeared since ends that; one that lay there all along does not.
-func (d confDir) held(source string, first *netconf.Conf, m *memory, now time.Duration) bool {
+func (d confDir) held(source string, first *Conf, m *memory, now time.Duration) bool {
 	names := map[string]bool{}
 	for _, f := range d.Files {
 		names[f.Name] = true
@@ -288,7 +286,7 @@ func (d confDir) held(source string, first *netconf.Conf, m *memory, now time.Du
 		m.gone = now
 	}
 	if first != nil && !m.known[first.File] {
-		return first.Kind == netconf.Broken // half written
+		return first.Kind == Broken // half written
 	}
 	return now-m.gone < sourceHold
 }

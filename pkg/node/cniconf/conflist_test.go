@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -21,19 +20,19 @@ func TestChainedPluginsStay(t *testing.T) {
 	edited, err := json.Marshal(list)
 	must.Do(t, err)
 	dir := dirOf(ConflistName, string(edited), source, flannelConf)
-	if p := dir.decide(netconf.Limits{}, &memory{}, 1); p.write != nil || p.remove {
+	if p := dir.decide(Limits{}, &memory{}, 1); p.write != nil || p.remove {
 		t.Errorf("it is written again: %+v", p)
 	}
 	// The source changes: the chained one stays, one that the source itself no longer has goes.
 	dir.Files[1].Data = []byte(strings.ReplaceAll(
 		`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel","delegate":{"mtu":1400}}]}`, "\n", ""))
-	p := dir.decide(netconf.Limits{}, &memory{}, 1)
+	p := dir.decide(Limits{}, &memory{}, 1)
 	if types := typesOf(t, p.write); !slices.Equal(types, []string{"flannel", "istio-cni"}) {
 		t.Errorf("plugins %v", types)
 	}
 	// The source gets it too: not twice.
 	dir.Files[1].Data = []byte(`{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel"},{"type":"istio-cni"}]}`)
-	if types := typesOf(t, dir.decide(netconf.Limits{}, &memory{}, 1).write); !slices.Equal(types,
+	if types := typesOf(t, dir.decide(Limits{}, &memory{}, 1).write); !slices.Equal(types,
 		[]string{"flannel", "istio-cni"}) {
 		t.Errorf("plugins %v", types)
 	}
@@ -53,9 +52,9 @@ func typesOf(t *testing.T, data []byte) (types []string) {
 func dirOf(nameContent ...string) confDir {
 	var d confDir
 	for i := 0; i < len(nameContent); i += 2 {
-		d.Files = append(d.Files, netconf.File{Name: nameContent[i], Data: []byte(nameContent[i+1])})
+		d.Files = append(d.Files, File{Name: nameContent[i], Data: []byte(nameContent[i+1])})
 	}
-	slices.SortFunc(d.Files, func(a, b netconf.File) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(d.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	return d
 }
 
@@ -77,7 +76,7 @@ const (
 // ownOf is the agent's file for a source.
 func ownOf(t *testing.T, file, data string) string {
 	t.Helper()
-	own, err := netconf.Derive(netconf.Dir{}.Conf(netconf.File{Name: file, Data: []byte(data)}), netconf.Limits{}, nil)
+	own, err := Derive(Dir{}.Conf(File{Name: file, Data: []byte(data)}), Limits{}, nil)
 	must.Do(t, err)
 	return string(own)
 }
@@ -136,7 +135,7 @@ func TestTheFileFollowsItsSource(t *testing.T) {
 		"a torn one of our name":      {dirOf(ConflistName, own[:50], "10-pods.conflist", bridgeConf), "", false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := c.dir.decide(netconf.Limits{}, &memory{}, time.Hour)
+			p := c.dir.decide(Limits{}, &memory{}, time.Hour)
 			if string(p.write) != c.write || p.remove != c.remove {
 				t.Errorf("write %s, remove %v; want %s, %v", p.write, p.remove, c.write, c.remove)
 			}
@@ -160,7 +159,7 @@ func TestAFileOutlivesItsSourceForAWhile(t *testing.T) {
 	gone := dirOf(ConflistName, own, "99-lo.conf", loConf)
 	step := func(d confDir, m *memory, at time.Duration, remove bool, write bool) {
 		t.Helper()
-		if p := d.decide(netconf.Limits{}, m, at); p.remove != remove || (p.write != nil) != write {
+		if p := d.decide(Limits{}, m, at); p.remove != remove || (p.write != nil) != write {
 			t.Errorf("at %s: remove %v, write %v", at, p.remove, p.write != nil)
 		}
 	}

@@ -5,8 +5,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // The directories in which runtimes and distributions have CNI's files. They are looked at to say what there is, and
@@ -32,7 +30,7 @@ func (k *Keeper) elsewhere(dir confDir) (s Status) {
 	}
 	if len(dir.Files) == 0 && r.ConfDir == "" {
 		for _, other := range k.others(KnownConfDirs, k.o.ConfDir) {
-			if d, err := netconf.ReadDir(filepath.Join(k.o.Root, other)); err == nil && len(d.Files) > 0 {
+			if d, err := ReadDir(filepath.Join(k.o.Root, other)); err == nil && len(d.Files) > 0 {
 				return s.says(StateError, "no CNI configuration in %s, but in %s (%s): set --cni-conf-dir to that",
 					k.o.ConfDir, other, d.Files[0].Name)
 			}
@@ -41,7 +39,7 @@ func (k *Keeper) elsewhere(dir confDir) (s Status) {
 	// A runtime that does not find the plugin starts no pod. Where it finds the others it finds this one, and it has
 	// found it if the agent's file is there.
 	first := dir.first()
-	if _, ours := dir.own(); r.Name != crio || ours || first == nil || first.Kind != netconf.Stock {
+	if _, ours := dir.own(); r.Name != crio || ours || first == nil || first.Kind != Stock {
 		return s
 	}
 	types := first.Types()

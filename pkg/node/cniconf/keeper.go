@@ -36,7 +36,7 @@ type Options struct {
 	Plugin  string
 
 	// Limits go into the file.
-	Limits netconf.Limits
+	Limits Limits
 
 	// Interval is the longest time between two observations, jittered.
 	Interval time.Duration

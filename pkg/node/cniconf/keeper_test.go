@@ -26,7 +26,6 @@ import (
 
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/test/must"
 	"github.com/stayput/stayput/test/nodetest"
 )
@@ -69,7 +68,7 @@ func newConfWorld(t *testing.T) *confWorld {
 	must.Do(t, os.MkdirAll(w.bins, 0o755))
 	w.o = Options{
 		ConfDir: w.conf, BinDir: w.bins, CacheDir: filepath.Join(w.dir, "cache"), Install: true, Plugin: binary,
-		Limits:   netconf.Limits{StateDir: filepath.Join(w.dir, "state")},
+		Limits:   Limits{StateDir: filepath.Join(w.dir, "state")},
 		Interval: 1000 * time.Hour, Clock: nodetest.NewClock(), Registry: prometheus.NewRegistry(),
 		Runtime: func(context.Context) (Runtime, error) { return w.runtime, w.runtimeErr },
 		Publish: func(e ledger.Event) { w.said = append(w.said, e.Reason) }, Wrote: func() {},

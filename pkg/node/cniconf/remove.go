@@ -27,8 +27,8 @@ func retypeFlannel(d confDir, from, to, network, stateDir string) error {
 	}
 	var errs []error
 	for dir := range dirs {
-		errs = append(errs, retype(dir,
-			func(data []byte) []byte { return netconf.Retype(data, from, to, network, stateDir) }))
+		errs = append(errs, retypeFiles(dir,
+			func(data []byte) []byte { return Retype(data, from, to, network, stateDir) }))
 	}
 	return errors.Join(errs...)
 }
@@ -39,8 +39,8 @@ func retypeCache(cacheDir, from, to, network, stateDir string) error {
 	if cacheDir == "" {
 		return nil
 	}
-	return retype(filepath.Join(cacheDir, "results"),
-		func(data []byte) []byte { return netconf.RetypeCached(data, from, to, network, stateDir) })
+	return retypeFiles(filepath.Join(cacheDir, "results"),
+		func(data []byte) []byte { return RetypeCached(data, from, to, network, stateDir) })
 }
 
 // retypeMultus does the same in the notes of multus, which are beside libcni's cache. Its DEL delegates to what its ADD
@@ -49,12 +49,12 @@ func retypeMultus(d confDir, cacheDir, from, to, network, stateDir string) error
 	if cacheDir == "" {
 		return nil
 	}
-	return retype(filepath.Join(cacheDir, "multus"),
-		func(data []byte) []byte { return netconf.RetypeDelegates(data, from, to, network, stateDir, d.first()) })
+	return retypeFiles(filepath.Join(cacheDir, "multus"),
+		func(data []byte) []byte { return RetypeDelegates(data, from, to, network, stateDir, d.first()) })
 }
 
-// retype replaces the files of a directory of which change returns another content than nil.
-func retype(dir string, change func([]byte) []byte) error {
+// retypeFiles replaces the files of a directory of which change returns another content than nil.
+func retypeFiles(dir string, change func([]byte) []byte) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -132,7 +132,7 @@ func HandBackMultus(confDir string) (changed bool, err error) {
 		return false, err
 	}
 	first := dir.first()
-	if first == nil || first.Kind == netconf.Broken || first.Kind == netconf.ByHand {
+	if first == nil || first.Kind == Broken || first.Kind == ByHand {
 		return false, nil
 	}
 	for _, f := range dir.Files {
@@ -165,7 +165,7 @@ func RemovePlugin(confDir, binDir, cacheDir string) (removed bool, err error) {
 		return false, err
 	}
 	for _, f := range dir.Files {
-		if dir.Conf(f).Kind == netconf.ByHand {
+		if dir.Conf(f).Kind == ByHand {
 			return false, fmt.Errorf("%s names the plugin: write host-local there first", filepath.Join(confDir, f.Name))
 		}
 	}

@@ -26,7 +26,6 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/cri"
 )
@@ -292,7 +291,7 @@ func cniOf(o Options) inspection.CNI {
 		is.Plugin.Error = s.Plugin.Problem
 	}
 	if s.State == cniconf.StateByHand {
-		dir, _ := netconf.ReadDir(s.ConfDir)
+		dir, _ := cniconf.ReadDir(s.ConfDir)
 		c := dir.Find(s.File)
 		is.WithoutAnnotations = c != nil && c.WithoutAnnotations()
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/stayput/stayput/pkg/atomicfile"
 	"github.com/stayput/stayput/pkg/ledger"
-	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/spool"
@@ -182,7 +181,7 @@ func directory(l *ledger.Ledger) string { return filepath.Join(l.Network().DataD
 // configured returns the networks of all CNI configurations. Of most of them a ledger has a description; not if all
 // pods of the network are older than stayput and the description was lost.
 func configured(confDir string) (networks []*ledger.Network) {
-	dir, _ := netconf.ReadDir(confDir) // without it there is no network
+	dir, _ := cniconf.ReadDir(confDir) // without it there is no network
 	for _, f := range dir.Files {
 		networks = append(networks, dir.Conf(f).Networks()...)
 	}

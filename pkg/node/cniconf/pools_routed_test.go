@@ -1,9 +1,11 @@
-package netconf
+package cniconf
 
 import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // An address of a routed pool is the address alone, however long its prefix is said to be. What it cannot have is an
@@ -25,7 +27,7 @@ func TestARoutedAddressHasNoLink(t *testing.T) {
 		second + `"mode":"Routed","address":"fd00:50::5/128"`:                       "10.50.0.5/32 fd00:50::5/128",
 		second + `"mode":"Routed","address":"10.50.0.6/32"`:                         "address",
 	} {
-		addrs, err := ParsePoolAddresses(AnnotationAddresses, "["+head+entry+"}]", "net", "eth0")
+		addrs, err := netconf.ParsePoolAddresses(netconf.AnnotationAddresses, "["+head+entry+"}]", "net", "eth0")
 		if err != nil {
 			if strings.Contains(want, "/") || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v; want %s", entry, err, want)
@@ -62,7 +64,7 @@ func TestRoutedAddressesNeedANodeForAGateway(t *testing.T) {
 		`"isGateway":true`:                            "type: ",
 		`"type":3`:                                    "type: ",
 	} {
-		c, err := Parse(fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"net","ipam":{"type":"stayput"},%s}`, conf))
+		c, err := netconf.Parse(fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":"net","ipam":{"type":"stayput"},%s}`, conf))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package netconf
+package cniconf
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // Kind classifies a configuration by what stayput can do with it.
@@ -297,7 +298,7 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 		types = append(types, typeOf(p))
 	}
 	for i, t := range types { // a known plugin says more than an unknown one that is chained to it
-		if t == calicoType && ipamType(plugins[i]) == HostLocal {
+		if t == calicoType && ipamType(plugins[i]) == netconf.HostLocal {
 			continue // it is not its own IPAM
 		}
 		if why := reason(t); why != "" {
@@ -316,13 +317,13 @@ func refusal(list map[string]any) string {
 	one := []any{list["cniVersion"]}
 	several, _ := list["cniVersions"].([]any) // of which the runtime takes the newest that it knows
 	for i, v := range slices.Concat(one, several) {
-		if v, _ := v.(string); v != "" && !Speaks(v) {
+		if v, _ := v.(string); v != "" && !netconf.Speaks(v) {
 			key := "cniVersion"
 			if i > 0 {
 				key = "cniVersions"
 			}
 			return fmt.Sprintf("%s: %.64q is none that the plugin speaks (%s to %s)",
-				key, v, Versions[0], Versions[len(Versions)-1])
+				key, v, netconf.Versions[0], netconf.Versions[len(netconf.Versions)-1])
 		}
 	}
 	for _, p := range pluginsOf(list) {
@@ -359,16 +360,16 @@ func classifyPlugin(p map[string]any) (Kind, string) {
 	if _, there := ipam["type"]; there && !isString {
 		return Foreign, "ipam.type: expected a string"
 	} else if t == flannelType && !there {
-		by = HostLocal // what it takes by default
+		by = netconf.HostLocal // what it takes by default
 	}
 	switch {
-	case by == Type:
+	case by == netconf.Type:
 		return ByHand, ""
-	case by == "" || by != HostLocal && !slices.Contains(callers, t) && t != flannelType && reason(t) == "":
+	case by == "" || by != netconf.HostLocal && !slices.Contains(callers, t) && t != flannelType && reason(t) == "":
 		return plain, ""
-	case by != HostLocal && reason(t) != "":
+	case by != netconf.HostLocal && reason(t) != "":
 		return Foreign, t + ": " + reason(t)
-	case by != HostLocal:
+	case by != netconf.HostLocal:
 		return Foreign, fmt.Sprintf("%s uses the IPAM plugin %s, not host-local", t, by)
 	case t == flannelType:
 		return classifyFlannel(p)
@@ -439,9 +440,9 @@ func (c *Conf) Types() (types []string) {
 
 // Stayput returns the configuration that stayput is given by the first plugin that names it, as far as the file has it:
 // flannel adds the ranges at ADD. It returns nil if no plugin names stayput, and an error of Parse.
-func (c *Conf) Stayput() (*Config, error) {
+func (c *Conf) Stayput() (*netconf.Config, error) {
 	for _, p := range pluginsOf(c.list) {
-		if ipamType(p) != Type {
+		if ipamType(p) != netconf.Type {
 			continue
 		}
 		conf, err := parseGiven(c.list, p)
@@ -456,7 +457,7 @@ func (c *Conf) Stayput() (*Config, error) {
 // Bridge returns the name of the bridge of the pods that stayput has addresses for, empty if they are on none.
 func (c *Conf) Bridge() string {
 	for _, p := range pluginsOf(c.list) {
-		if ipamType(p) != Type {
+		if ipamType(p) != netconf.Type {
 			continue
 		}
 		plugin, main := typeOf(p), p
@@ -486,12 +487,12 @@ func (c *Conf) CannotRoute() string {
 		t, ipam := typeOf(p), ipamType(p)
 		if t == flannelType {
 			p = delegateOf(p)
-		} else if ipam != Type && ipam != HostLocal {
+		} else if ipam != netconf.Type && ipam != netconf.HostLocal {
 			continue
 		}
 		data, err := json.Marshal(p) // with the numbers that the CNI plugin reads
 		if err == nil {
-			_, err = ParseMainPlugin(data)
+			_, err = netconf.ParseMainPlugin(data)
 		}
 		if err != nil {
 			return fmt.Sprintf("%s: %v", c.File, err)
@@ -514,7 +515,7 @@ func delegateOf(flannel map[string]any) map[string]any {
 }
 
 // parseGiven parses what the runtime makes of a plugin of a list.
-func parseGiven(list, plugin map[string]any) (*Config, error) {
+func parseGiven(list, plugin map[string]any) (*netconf.Config, error) {
 	given := maps.Clone(plugin)
 	for _, key := range []string{"name", "cniVersion"} {
 		if v, ok := list[key]; ok {
@@ -525,29 +526,29 @@ func parseGiven(list, plugin map[string]any) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Parse(data)
+	return netconf.Parse(data)
 }
 
 // WithoutAnnotations reports whether a plugin names stayput but does not ask for the pods' annotations.
 func (c *Conf) WithoutAnnotations() bool {
 	return slices.ContainsFunc(pluginsOf(c.list), func(p map[string]any) bool {
-		return ipamType(p) == Type && Section(p, "capabilities")[AnnotationsCapability] != true
+		return ipamType(p) == netconf.Type && netconf.Section(p, "capabilities")[netconf.AnnotationsCapability] != true
 	})
 }
 
 // Networks returns the networks, with name and data directory alone, in which stayput may once have kept addresses,
 // whatever the IPAM plugin is now.
 func (c *Conf) Networks() (networks []*ledger.Network) {
-	if !ValidNetwork(c.Network) {
+	if !netconf.ValidNetwork(c.Network) {
 		return nil
 	}
 	for _, p := range pluginsOf(c.list) {
-		networks = append(networks, &ledger.Network{Name: c.Network, DataDir: Text(Section(p, "ipam"), "dataDir")})
+		networks = append(networks, &ledger.Network{Name: c.Network, DataDir: netconf.Text(netconf.Section(p, "ipam"), "dataDir")})
 	}
 	return networks
 }
 
-func ipamType(p map[string]any) string { return Text(Section(p, "ipam"), "type") }
+func ipamType(p map[string]any) string { return netconf.Text(netconf.Section(p, "ipam"), "type") }
 
 // Delegate returns what a configuration of kind Multus delegates to: a copy of another one in the same file, or the
 // cluster network, which is a name or a path in the container of multus' daemon. It returns nil and "" if the file does

@@ -1,4 +1,4 @@
-package netconf
+package cniconf
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/netconf"
 )
 
 // A derived configuration is another one with stayput in host-local's place:
@@ -73,7 +74,7 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 			continue
 		}
 		ipam := section(p, "ipam")
-		ipam["type"] = Type
+		ipam["type"] = netconf.Type
 		if typeOf(p) == calicoType {
 			if err := fillPodCIDRs(ipam, podCIDRs); err != nil {
 				return nil, fmt.Errorf("%s: %w", source.File, err)
@@ -100,8 +101,8 @@ func Derive(source *Conf, l Limits, own *Conf) ([]byte, error) {
 			ipam["longestRetention"] = l.LongestRetention.String()
 		}
 		capabilities := section(p, "capabilities")
-		if _, there := capabilities[AnnotationsCapability]; !there {
-			capabilities[AnnotationsCapability] = true
+		if _, there := capabilities[netconf.AnnotationsCapability]; !there {
+			capabilities[netconf.AnnotationsCapability] = true
 		}
 	}
 	list["plugins"] = append(plugins, own.chained(types)...)
@@ -255,7 +256,7 @@ func RetypeDelegates(data []byte, from, to, network, stateDir string, source *Co
 		if err != nil || network != "" && m["name"] != network || !retype(m, from, to, stateDir) {
 			continue
 		}
-		if _, isList := m["plugins"]; isList && to == HostLocal && !ranged(m) && source != nil && source.Kind == Stock &&
+		if _, isList := m["plugins"]; isList && to == netconf.HostLocal && !ranged(m) && source != nil && source.Kind == Stock &&
 			source.Network == m["name"] {
 			m = source.list
 		}
@@ -289,7 +290,7 @@ func retype(m map[string]any, from, to, stateDir string) (changed bool) {
 		if ipam["type"] != from {
 			continue
 		}
-		if from == HostLocal {
+		if from == netconf.HostLocal {
 			if k, _ := classifyPlugin(p); k != Stock {
 				continue
 			}

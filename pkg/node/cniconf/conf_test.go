@@ -1,4 +1,4 @@
-package netconf
+package cniconf
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 
+	"github.com/stayput/stayput/pkg/netconf"
 	"github.com/stayput/stayput/test/must"
 )
 
@@ -205,11 +206,11 @@ func derivedFrom(t *testing.T, f File, data []byte) {
 			changed = true
 			capabilities := is["capabilities"].(map[string]any)
 			given, _ := should["capabilities"].(map[string]any)
-			if _, there := given[AnnotationsCapability]; !there {
-				if capabilities[AnnotationsCapability] != true {
+			if _, there := given[netconf.AnnotationsCapability]; !there {
+				if capabilities[netconf.AnnotationsCapability] != true {
 					t.Errorf("plugins[%d] does not ask for annotations", i)
 				}
-				delete(capabilities, AnnotationsCapability)
+				delete(capabilities, netconf.AnnotationsCapability)
 			}
 			if len(capabilities) == 0 && should["capabilities"] == nil {
 				delete(is, "capabilities")
@@ -217,7 +218,7 @@ func derivedFrom(t *testing.T, f File, data []byte) {
 			}
 			was, _ := should["ipam"].(map[string]any)
 			if _, given := was["type"]; given {
-				ipam["type"] = HostLocal
+				ipam["type"] = netconf.HostLocal
 			} else {
 				delete(ipam, "type") // flannel's default
 			}
