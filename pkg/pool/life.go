@@ -226,6 +226,10 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		case pod != nil && b.surplus(pod, p):
 			f = Finding{}
 		case f.Verdict != Yes && len(heirs) == 0 && pod != nil && pod.Gated: // claimed, and not told
+		case pod != nil && pod.Gated && !pod.Ending && b.teller(p.Addr) != nil: // its claim was made on old news
+			why = fmt.Sprintf("%s; it was claimed for pod %s/%s, which has not started", why, pod.Namespace, pod.Name)
+			return Plan{Reason: why,
+				Writes: []Write{EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
 		case pod != nil && !pod.Ending && !pod.Over && len(heirs) > 0:
 			return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
 		case f.Verdict != Yes && f.Ask:
