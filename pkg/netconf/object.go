@@ -15,8 +15,8 @@ type object struct {
 	m    map[string]any
 }
 
-// Section returns a field of a decoded configuration as [Parse] finds it, in any case. It is nil if that is missing or no
-// object.
+// Section returns a field of a decoded configuration as [Parse] finds it, in any case. It is nil if that is missing or
+// no object.
 func Section(m map[string]any, key string) map[string]any {
 	o, _, _ := object{m: m}.obj(key)
 	return o.m

@@ -182,8 +182,8 @@ func ParsePooled(annotations map[string]string, comesBack bool) (Policy, error) 
 	return p.withDefaults(), nil
 }
 
-// Recorded returns the policy that an object of the API records in these words. A retention that is not valid has no end:
-// a mistake frees no address.
+// Recorded returns the policy that an object of the API records in these words. A retention that is not valid has no
+// end: a mistake frees no address.
 func Recorded(retainIP, whenScaled, whenDeleted string) Policy {
 	p := Policy{WhenScaled: whenScaled, WhenDeleted: whenDeleted}
 	switch d, err := time.ParseDuration(retainIP); {

@@ -543,7 +543,8 @@ func (c *Conf) Networks() (networks []*ledger.Network) {
 		return nil
 	}
 	for _, p := range pluginsOf(c.list) {
-		networks = append(networks, &ledger.Network{Name: c.Network, DataDir: netconf.Text(netconf.Section(p, "ipam"), "dataDir")})
+		dir := netconf.Text(netconf.Section(p, "ipam"), "dataDir")
+		networks = append(networks, &ledger.Network{Name: c.Network, DataDir: dir})
 	}
 	return networks
 }

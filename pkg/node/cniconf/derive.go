@@ -256,7 +256,8 @@ func RetypeDelegates(data []byte, from, to, network, stateDir string, source *Co
 		if err != nil || network != "" && m["name"] != network || !retype(m, from, to, stateDir) {
 			continue
 		}
-		if _, isList := m["plugins"]; isList && to == netconf.HostLocal && !ranged(m) && source != nil && source.Kind == Stock &&
+		if _, isList := m["plugins"]; isList && to == netconf.HostLocal && !ranged(m) &&
+			source != nil && source.Kind == Stock &&
 			source.Network == m["name"] {
 			m = source.list
 		}

@@ -1173,9 +1173,9 @@ func isFreedAfterAnHour(t *testing.T, asks *corev1.Pod, owner client.Object, lon
 	c.workloads.LookUp(t.Context())
 	c.begins()
 	c.works()
-	clamped := slices.ContainsFunc(c.notes(), func(s string) bool { return strings.Contains(s, home.ReasonRetentionClamped) })
-	if clamped != says {
-		t.Errorf("says %q", c.notes())
+	notes := strings.Join(c.notes(), "\n")
+	if strings.Contains(notes, home.ReasonRetentionClamped) != says {
+		t.Errorf("says %s", notes)
 	}
 	pod := bound(t, a, "web-0", "node-1")
 	if err := a.Delete(t.Context(), pod); err != nil {
