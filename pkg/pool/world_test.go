@@ -517,10 +517,10 @@ type answering struct {
 // has just begun, or whose watch was interrupted.
 //
 // Of what a node loses with its state directory, or when it is reinstalled, it excuses one thing: a machine that runs
-// on and whose Node was deleted has lost with both what its agent had heard, and that it has lost it. It excuses nothing
-// of a sandbox between its creation, its ADD and its first answer, but that the agent of a node which is wrongly said
-// to be off takes one down once its interfaces are there. Of restores it knows those alone that are noticed: that took
-// longer than [MarkLost], or before which the controllers, which ran on, had set the mark.
+// on and whose Node was deleted has lost with both what its agent had heard, and that it has lost it. Of a sandbox
+// between its creation, its ADD and its first answer it excuses nothing but that the agent of a node which is wrongly
+// said to be off takes one down once its interfaces are there. Of restores it knows those alone that are noticed: that
+// took longer than [MarkLost], or before which the controllers, which ran on, had set the mark.
 func (w *world) oracle() {
 	all := w.scratch[:0]
 	for _, n := range w.nodes {
