@@ -36,8 +36,8 @@ const reinstall = "apply Stayput's manifests or Helm chart again"
 // asInstalled is what the installation's ConfigMap says of itself.
 type asInstalled struct {
 	nodesOnly bool   // without agents, on purpose
-	gate      string // the chart's gate.mechanism; empty: not by the chart
-	// hookedFor is how long a webhook gates pods beside policies, before the controllers delete it; empty: they do not.
+	gate      string // the chart's gate.mechanism, empty if not by the chart
+	// hookedFor is how long a webhook gates pods beside policies, before the controllers delete it, empty if they do not.
 	hookedFor string
 }
 
@@ -218,8 +218,8 @@ const installAgain = "install again by the Helm chart, or by what helm template 
 // accountOfPolicy is how the CEL of a policy names an account of Stayput; its namespace is in one of the groups.
 var accountOfPolicy = regexp.MustCompile(`system:serviceaccount:([^:']*):stayput-|serviceAccount\('([^']*)'`)
 
-// unguarding returns why a policy, or its binding, guards nothing in an installation in a namespace; empty: it does, as
-// far as its text tells.
+// unguarding returns why a policy, or its binding, guards nothing in an installation in a namespace, empty if it does,
+// as far as its text tells.
 func unguarding(o *unstructured.Unstructured, namespace string) string {
 	for _, m := range accountOfPolicy.FindAllStringSubmatch(textsOf(o.Object["spec"]), -1) {
 		if of := m[1] + m[2]; of != namespace {
@@ -361,7 +361,7 @@ const (
 	agentDaemonSet       = "stayput-agent"
 )
 
-// argument returns the value that a pod's programs are given for a flag; empty: the flag alone.
+// argument returns the value that a pod's programs are given for a flag, empty if the flag has none.
 func argument(pod *corev1.PodSpec, flag string) (value string, there bool) {
 	for i := range pod.Containers {
 		for _, a := range pod.Containers[i].Args {
@@ -396,7 +396,7 @@ func checkLeader(ctx context.Context, k client.Client, namespace string, now tim
 	return f.orOK(pod + " leads")
 }
 
-// staleLease returns why no controller leads; empty: one does.
+// staleLease returns why no controller leads, empty if one does.
 func staleLease(l *coordinationv1.Lease, now time.Time) string {
 	holder := ""
 	if l.Spec.HolderIdentity != nil {

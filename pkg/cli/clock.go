@@ -16,7 +16,7 @@ type interval struct{ low, high time.Duration }
 // ahead returns the likeliest difference.
 func (i interval) ahead() time.Duration { return (i.low + i.high) / 2 }
 
-// minus returns how far a clock is ahead of another one for certain; zero: they may agree.
+// minus returns how far a clock is ahead of another one for certain, zero if they may agree.
 func (i interval) minus(o interval) time.Duration {
 	switch {
 	case i.low > o.high:

@@ -22,8 +22,8 @@ const completeTimeout = 3 * time.Second
 // completion lists what an argument may be.
 type completion func(ctx context.Context, c *cluster) ([]string, error)
 
-// complete completes arguments, at most so many; 0: any number. It leaves out those that were given already. Errors are
-// dropped: they would end up in the middle of a command line.
+// complete completes arguments, at most so many, or any number of them if that is 0. It leaves out those that were
+// given already. Errors are dropped: they would end up in the middle of a command line.
 func (s *settings) complete(list completion, most int) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		if most > 0 && len(args) >= most {

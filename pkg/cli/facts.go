@@ -40,7 +40,7 @@ type facts struct {
 	events          []corev1.Event
 	looks           map[string]*inspection.Node
 	lookErrors      map[string]error
-	lease           *coordinationv1.Lease // of the controllers; nil: not read, or none led yet
+	lease           *coordinationv1.Lease // of the controllers, nil if not read, or none led yet
 	unknown         []string
 }
 

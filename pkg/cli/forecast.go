@@ -22,9 +22,9 @@ type Forecast struct {
 	// it is about its node alone. It is none if no pod of the name would be created, and unknown if the nodes cannot be
 	// listed.
 	Outcome string `json:"outcome"`
-	// Node is where the successor would start, or what it would wait for; empty: any.
+	// Node is where the successor would start, or what it would wait for, empty if it may be any.
 	Node string `json:"node,omitempty"`
-	// IPs are those that it would have there; empty: others.
+	// IPs are those that it would have there, empty if it would have others.
 	IPs   []string `json:"ips,omitempty"`
 	Lines []string `json:"lines"`
 }

@@ -222,7 +222,7 @@ func promised(i *inspection.ImportItem) *stayputv1alpha1.RetainedIP {
 	return &stayputv1alpha1.RetainedIP{Spec: stayputv1alpha1.RetainedIPSpec{PodName: i.Pod, NodeName: i.Node}}
 }
 
-// importOn has a node take these items over; nil: what OpenKruise has reserved on it.
+// importOn has a node take these items over or, if they are nil, what OpenKruise has reserved on it.
 func importOn(ctx context.Context, reach Agents, node string, items []inspection.ImportItem, act bool) (
 	answer inspection.Import, err error) {
 	args := []string{"import", "openkruise"}

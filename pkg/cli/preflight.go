@@ -33,13 +33,13 @@ var oldest = version.MustParseGeneric("1.31")
 // surroundings are what Stayput would be installed into.
 type surroundings struct {
 	version     string // of the API server, such as v1.36.3
-	gatePolicy  string // the newest version in which MutatingAdmissionPolicies are served; empty: none
+	gatePolicy  string // the newest version in which MutatingAdmissionPolicies are served, empty if there is none
 	kruise      bool   // OpenKruise runs
 	nodes       []corev1.Node
 	networks    map[string][]string // names of known networks' DaemonSets that have a pod on a node, by node
-	calicoIPAM  string              // the IPAM plugin of Calico or canal; empty: unknown
-	ciliumIPAM  string              // Cilium's IPAM mode; empty: unknown
-	ciliumChain string              // the kind of plugin that Cilium is chained to; empty: none
+	calicoIPAM  string              // the IPAM plugin of Calico or canal, empty if it is unknown
+	ciliumIPAM  string              // Cilium's IPAM mode, empty if it is unknown
+	ciliumChain string              // the kind of plugin that Cilium is chained to, empty if there is none
 	unread      []Finding
 }
 

@@ -56,7 +56,7 @@ type Kept struct {
 	Phase      string   `json:"phase"`
 	Why        string   `json:"why"`
 	Until      string   `json:"until,omitempty"` // RFC 3339, or never
-	// NoHome says why the pod does not go there although its address is kept; empty: it may.
+	// NoHome says why the pod does not go there although its address is kept, empty if it may.
 	NoHome string   `json:"noHome,omitempty"`
 	Ledger []string `json:"ledger,omitempty"`
 }
@@ -71,7 +71,7 @@ type OfPool struct {
 	Node      string `json:"node,omitempty"` // of the pod that has it or had it last
 	Why       string `json:"why"`
 	Until     string `json:"until,omitempty"` // RFC 3339, or never
-	// Held says what somebody has to do so that it can change hands; empty: nothing is known.
+	// Held says what somebody has to do so that it can change hands, empty if nothing is known.
 	Held string `json:"held,omitempty"`
 }
 

@@ -24,7 +24,7 @@ func (a Affinity) Empty() bool { return !a.narrows() && len(a.Preferred) == 0 }
 // narrows reports whether there is a node on which a pod could do without this affinity, and cannot start with it.
 func (a Affinity) narrows() bool { return a.Requires() || len(a.Without) > 0 }
 
-// Merge returns a pod's own node affinity (nil: it has none) with this one added. own is left alone, nothing of it is
+// Merge returns a pod's own node affinity (nil if it has none) with this one added. own is left alone, nothing of it is
 // lost, and merging again adds nothing: a pod whose gate could not be removed is merged twice.
 //
 // The API server accepts that each required term of a gated pod becomes narrower, but no further term (KEP-3838).

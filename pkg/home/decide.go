@@ -18,16 +18,16 @@ type Situation struct {
 	Now     time.Time
 	Pod     *corev1.Pod
 	Address Address
-	// Record is what the pod's PersistentPodState records; nil: nothing.
+	// Record is what the pod's PersistentPodState records, nil if that is nothing.
 	Record *Record
 	// GivenUp: the pod's predecessor waited for its home in vain.
 	GivenUp bool
-	// Since is when the wait of the pod began; zero: at its creation.
+	// Since is when the wait of the pod began, zero if that was at its creation.
 	Since time.Time
-	// Waited is the home for which the pod is known to have waited until now; empty: none.
+	// Waited is the home for which the pod is known to have waited until now, empty if there is none.
 	Waited string
 	Nodes  Nodes
-	// Lost reports whether the cluster lost a node a moment ago; nil: none. The scheduler may not know that yet.
+	// Lost reports whether the cluster lost a node a moment ago, nil if it lost none. The scheduler may not know that yet.
 	Lost func(node string) bool
 }
 
@@ -49,13 +49,14 @@ type Decision struct {
 	Outcome Outcome
 	// Affinity to give the pod.
 	Affinity Affinity
-	// Nominate is the node that the scheduler is asked to try before all others; empty: none. It holds the pod nowhere.
+	// Nominate is the node that the scheduler is asked to try before all others, empty if there is none. It holds the pod
+	// nowhere.
 	Nominate string
 	// Home is where the pod goes, what it waits for or what it gives up, for people.
 	Home string
 	// Reason says why the pod waits or goes elsewhere. It continues the sentence "home … ".
 	Reason string
-	// Retry is when to decide again at the latest; zero: when something changes.
+	// Retry is when to decide again at the latest, zero if not before something changes.
 	Retry time.Duration
 	// Node or, if it is empty, the nodes with Labels are what a pod waits for: a change of theirs can end the wait.
 	Node   string

@@ -12,9 +12,9 @@ import (
 )
 
 // Foresee returns the decision for a pod: for one that is gated as it is, for any other as if it were created now and,
-// if it has a node, had just ended there. The second result is the node that keeps its addresses; empty: none. kept are
-// the RetainedIPs of the pod's identity, state is its PersistentPodState (nil: it has none), all are the cluster's
-// nodes.
+// if it has a node, had just ended there. The second result is the node that keeps its addresses, empty if none does.
+// kept are the RetainedIPs of the pod's identity, state is its PersistentPodState (nil if it has none), all are the
+// cluster's nodes.
 func Foresee(now time.Time, pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP,
 	state *kruisev1alpha1.PersistentPodState, all []corev1.Node) (Decision, string) {
 	pod = pod.DeepCopy()

@@ -12,7 +12,7 @@ import (
 
 // Nodes are the nodes of the cluster.
 type Nodes interface {
-	// Node returns the node of that name; nil: there is none.
+	// Node returns the node of that name, nil if there is none.
 	Node(name string) *corev1.Node
 	// Labelled returns all nodes with these labels.
 	Labelled(map[string]string) []*corev1.Node
@@ -63,7 +63,7 @@ func obstacleTo(node *corev1.Node, pod *corev1.Pod) obstacle {
 	}
 }
 
-// leaving says that a node is being removed for good, and by whom; empty: it is not. That somebody drains it by hand
+// leaving says that a node is being removed for good, and by whom, empty if it is not. That somebody drains it by hand
 // does not say so: it may be for a repair.
 func leaving(node *corev1.Node) string {
 	if !node.DeletionTimestamp.IsZero() {
@@ -101,8 +101,8 @@ func obstacleToAll(all Nodes, first string, required map[string]string, pod *cor
 }
 
 // EndsWait reports whether the change of one node can end the wait of a pod for any of several, of which it is or was
-// one: it takes the pod now, or it was the last for which waiting helped. was and is are the node before and after;
-// nil: it was, or is, none of them.
+// one: it takes the pod now, or it was the last for which waiting helped. was and is are the node before and after,
+// nil if it was, or is, none of them.
 func EndsWait(was, is *corev1.Node, pod *corev1.Pod) bool {
 	before, after := obstacleTo(was, pod), obstacleTo(is, pod)
 	return after.reason == "" || after.permanent && !before.permanent

@@ -19,7 +19,7 @@ type Record struct {
 	State  kruisev1alpha1.PodState
 }
 
-// RecordIn returns what a PersistentPodState records of a pod; nil: nothing.
+// RecordIn returns what a PersistentPodState records of a pod, nil if that is nothing.
 func RecordIn(s *kruisev1alpha1.PersistentPodState, pod string) *Record {
 	state, ok := s.Status.PodStates[pod]
 	if !ok {
@@ -41,7 +41,7 @@ func Recordable(key string) bool {
 const recordedMost = 4 << 10
 
 // BoundRecorded returns the annotations with these keys that a PersistentPodState records of a pod, in this order, as
-// long as there is room. nil: there are none.
+// long as there is room. It is nil if there are none.
 func BoundRecorded(from map[string]string, keys []string) (all map[string]string) {
 	left := recordedMost
 	for _, key := range keys {
@@ -127,7 +127,7 @@ func (r *Record) affinity(nodes Nodes) (required map[string]string, a Affinity) 
 	return required, a
 }
 
-// drawnTo returns the node that a record prefers by its name; empty: none.
+// drawnTo returns the node that a record prefers by its name, empty if there is none.
 func (r *Record) drawnTo() string {
 	if r == nil {
 		return ""

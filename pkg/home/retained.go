@@ -19,7 +19,7 @@ const Publishing = time.Minute
 // Address says which node keeps the addresses of a pod. The zero value: none does.
 type Address struct {
 	Node string
-	// Until is when Node frees them; zero: no end is known.
+	// Until is when Node frees them, zero if no end is known.
 	Until time.Time
 	// Guess is set if Node is only where the pod's predecessor ended and no RetainedIP says yet that it keeps anything:
 	// from then on Node is no longer assumed to.
@@ -106,8 +106,8 @@ func AddressIn(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) Address {
 	return Address{Node: r.Spec.NodeName, Until: keptFor(r, pod)}
 }
 
-// newestOf returns the RetainedIP of the node where the pod was last; nil: none is kept any more. ended is the node on
-// which its predecessor was seen to end. If that is empty, it is the node on which they were bound last. Phases tell
+// newestOf returns the RetainedIP of the node where the pod was last, nil if none is kept any more. ended is the node
+// on which its predecessor was seen to end. If that is empty, it is the node on which they were bound last. Phases tell
 // less: a node that is down says Bound of a pod that left it long ago, and notices that only when it comes back.
 func newestOf(kept []*stayputv1alpha1.RetainedIP, ended string, now time.Time) *stayputv1alpha1.RetainedIP {
 	var newest *stayputv1alpha1.RetainedIP
@@ -130,7 +130,7 @@ func Scheduled(r *stayputv1alpha1.RetainedIP) bool { return r.Spec.Scheduled == 
 // Claimant returns what a RetainedIP is for, as spec.scheduled has it.
 func Claimant(r *stayputv1alpha1.RetainedIP) string { return claimant(r.Spec.PodName, r.Spec.Identity) }
 
-// Bound returns what a pod that has a node stands for there, as spec.scheduled has it; empty: nothing. A node can
+// Bound returns what a pod that has a node stands for there, as spec.scheduled has it, empty if for nothing. A node can
 // create the mirror pods of its own static pods, by any name, so they stand for nothing.
 func Bound(pod *corev1.Pod) string {
 	owner := metav1.GetControllerOf(pod)
@@ -168,7 +168,7 @@ func LastBound(r *stayputv1alpha1.RetainedIP, now time.Time) time.Time {
 	return t.Time
 }
 
-// keptUntil returns when the addresses become free; zero: no end is known.
+// keptUntil returns when the addresses become free, zero if no end is known.
 func keptUntil(r *stayputv1alpha1.RetainedIP) time.Time {
 	if r.Status.Phase != stayputv1alpha1.PhaseRetained {
 		return time.Time{}
@@ -180,7 +180,7 @@ func keptUntil(r *stayputv1alpha1.RetainedIP) time.Time {
 	return t
 }
 
-// keptFor returns until when a pod can count on the addresses; zero: no end is known. While the node has not reported
+// keptFor returns until when a pod can count on the addresses, zero if no end is known. While the node has not reported
 // the predecessor's end (it may be down), the retention has not begun: they are kept at least as long as if it had
 // begun when the pod was created.
 func keptFor(r *stayputv1alpha1.RetainedIP, pod *corev1.Pod) time.Time {

@@ -94,9 +94,9 @@ func (l *Ledger) tryAdd(req AddRequest, last bool) (r *Result, wait bool, err er
 type adding struct {
 	*decision
 	AddRequest
-	policy *retention.Policy // as far as the network allows it; nil: not known
+	policy *retention.Policy // as far as the network allows it, nil if it is not known
 	key    Key               // of the pod's claim
-	own    *Claim            // under that key; nil: none
+	own    *Claim            // under that key, nil if there is none
 	// was is the entry that the attachment has already, and has its addresses, which are of other ranges.
 	was *entry
 	has []netip.Addr
@@ -196,7 +196,7 @@ func duplicate(att Attachment, has netip.Addr) error {
 
 // holding is what stands behind a claim.
 type holding struct {
-	lost        *loss // why the claim's addresses cannot be given back; nil: they can
+	lost        *loss // why the claim's addresses cannot be given back, nil if they can
 	predecessor *Attachment
 	soft        bool
 	// addrs are those of the claim by range set, zero where it has none, and slots what their files say.

@@ -39,7 +39,7 @@ type Address struct {
 	// Key and Policy are of the claim, if there is one.
 	Key    *Key
 	Policy retention.Policy
-	// Bound is when the address was bound for the last time; zero: not known.
+	// Bound is when the address was bound for the last time, zero if it is not known.
 	Bound time.Time
 	// Since and Left are of a retained address; unless Ends it has no end.
 	Since time.Time

@@ -20,7 +20,7 @@ type Network struct {
 	Ranges           []RangeSet    `json:"ranges"`
 	LongestRetention time.Duration `json:"longestRetention,omitempty"` // 0: no limit
 	PromisedShare    float64       `json:"promisedShare,omitempty"`    // 0: DefaultPromisedShare
-	// PromisedSharePerNamespace is that of one namespace; 0: all of PromisedShare.
+	// PromisedSharePerNamespace is that of one namespace, 0 if it may have all of PromisedShare.
 	PromisedSharePerNamespace float64 `json:"promisedSharePerNamespace,omitempty"`
 	// PromisedLimit and PromisedLimitPerNamespace are absolute limits for each range set, whatever the shares allow.
 	PromisedLimit             int64 `json:"promisedLimit,omitempty"`             // 0: DefaultPromisedLimit

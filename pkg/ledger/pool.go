@@ -92,7 +92,7 @@ type Served struct {
 	// None: the cluster has no pool. Then nothing else is set.
 	None bool `json:"none,omitempty"`
 	// Guard names the admission policy that lets only the controller write the addresses of pods, as it is now. Addresses
-	// that carry it were written by the controller; empty: addresses never say by themselves who wrote them.
+	// that carry it were written by the controller. If it is empty, addresses never say by themselves who wrote them.
 	Guard string `json:"guard,omitempty"`
 	// Subnets are those of all pools, unless More, and Gateways the addresses that pods of pools have for gateways.
 	Subnets  []netip.Prefix `json:"subnets,omitempty"`
@@ -139,7 +139,7 @@ func PoolsServed(o Options) (*Served, error) {
 
 // PoolPod is a pod of which the files of the agent tell.
 type PoolPod struct {
-	Text   string // of its addresses; empty: there is no such file that says who wrote it
+	Text   string // of its addresses, empty if there is no such file that says who wrote it
 	Barred bool
 }
 
@@ -170,7 +170,7 @@ func PoolPods(o Options) (map[string]PoolPod, error) {
 	return pods, nil
 }
 
-// Told returns the addresses of a pod as the agent has written them with [Tell]; empty: it has not.
+// Told returns the addresses of a pod as the agent has written them with [Tell], empty if it has not.
 func Told(o Options, uid string) (string, error) {
 	o.setDefaults()
 	path, err := PoolFile(o.StateDir, uid)
@@ -250,7 +250,7 @@ func TellNode(o Options, name string) error {
 	return o.FS.Rename(path+tempSuffix, path)
 }
 
-// NodeName returns what TellNode wrote; empty: nothing.
+// NodeName returns what TellNode wrote, empty if that is nothing.
 func NodeName(o Options) (string, error) {
 	o.setDefaults()
 	b, err := o.FS.ReadFile(filepath.Join(o.StateDir, PoolsDir, nodeName))

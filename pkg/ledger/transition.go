@@ -43,7 +43,7 @@ type book interface {
 type (
 	putEntry struct {
 		entry *entry
-		// was is the entry that there is already, which must not be torn, since it knows the netns; nil: none.
+		// was is the entry that there is already, which must not be torn, since it knows the netns, nil if there is none.
 		was *entry
 	}
 	dropEntry struct{ was *entry }
@@ -118,8 +118,8 @@ type decision struct {
 	out *outcome
 	// repair: the claim of the command's key did not parse and was put together again.
 	repair bool
-	// own is the namespace of the command's own attachment; zero: it has none. That it is visible shows that others would
-	// be, too.
+	// own is the namespace of the command's own attachment, zero if it has none. That it is visible shows that others
+	// would be, too.
 	own Netns
 }
 

@@ -171,7 +171,7 @@ func (c *Config) Network() (*ledger.Network, error) {
 	return n, nil
 }
 
-// limit returns how many addresses a limit allows; 0: the configuration does not say.
+// limit returns how many addresses a limit allows, 0 if the configuration does not say.
 func (c *Config) limit(key string) (int64, error) {
 	v, _ := c.ipam.lookup(key)
 	if v == nil {
@@ -184,7 +184,7 @@ func (c *Config) limit(key string) (int64, error) {
 	return int64(n), nil
 }
 
-// share returns a share of each range; 0: the configuration does not say.
+// share returns a share of each range, 0 if the configuration does not say.
 func (c *Config) share(key string) (float64, error) {
 	v, _ := c.ipam.lookup(key)
 	if v == nil {

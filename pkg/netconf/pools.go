@@ -26,7 +26,7 @@ const configSource = "kubernetes.io/config.source"
 
 // Pools is what a configuration and the pod's annotations in it say of pools. The zero Pools: nothing.
 type Pools struct {
-	// Text is the annotation AnnotationAddresses; empty: there is none.
+	// Text is the annotation AnnotationAddresses, empty if there is none.
 	Text string
 	// Asked: the pod asks for addresses of pools, maybe for another interface.
 	Asked bool
@@ -75,8 +75,8 @@ type PoolAddress struct {
 	Gateway netip.Addr   // the zero Addr: none
 	Routes  []map[string]any
 	Pool    string
-	Last    string // the node on which the address was used last; empty: it is new
-	// Guard names the policy by which only the controller could write this; empty: there was none.
+	Last    string // the node on which the address was used last, empty if it is new
+	// Guard names the policy by which only the controller could write this, empty if there was none.
 	Guard string
 	// Routed: the nodes route the address, which is in no subnet. Prefix is the address alone; it has neither gateway
 	// nor routes, which are those of the node that has the pod.
@@ -136,7 +136,7 @@ func ParsePoolAddresses(source, text, network, ifname string) ([]PoolAddress, er
 
 // MainPlugin is the plugin that gives routed addresses to pods, with the node as their gateway.
 type MainPlugin struct {
-	Bridge string // of the plugin bridge; empty: it is ptp
+	Bridge string // of the plugin bridge, empty if it is ptp
 }
 
 // ParseMainPlugin is [Config.MainPlugin] of the configuration of a main plugin alone.

@@ -77,7 +77,7 @@ type Options struct {
 	Interval time.Duration
 
 	// API is how the API server is reached, nil where there is none. NodeName is the name of the node there, and
-	// Namespace the one that stayput is installed in; empty: an uninstallation goes unnoticed.
+	// Namespace the one that stayput is installed in. If it is empty, an uninstallation goes unnoticed.
 	API       *rest.Config
 	NodeName  string
 	Namespace string

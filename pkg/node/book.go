@@ -31,7 +31,7 @@ type bookKeeper struct {
 
 	releases  releases
 	sweep     atomic.Bool            // it is to expire whatever the clock says
-	newer     atomic.Pointer[string] // what only a newer version can read; nil: never read
+	newer     atomic.Pointer[string] // what only a newer version can read, nil if never read
 	published retainedip.Promises    // as last published
 	released  bool                   // a claim was released since
 }
@@ -94,7 +94,7 @@ func (k *bookKeeper) refresh() (left time.Duration, ends bool) {
 	return left, ends
 }
 
-// newer is one of the addresses' records that a newer version of stayput wrote; nil: there is none.
+// newer is one of the addresses' records that a newer version of stayput wrote, nil if there is none.
 func (b book) newer() error {
 	for _, ad := range b.addrs {
 		if ad.Newer != nil {

@@ -35,7 +35,7 @@ type health struct {
 type beat struct {
 	name  string
 	mu    sync.Mutex
-	since time.Time // of the work at hand; zero: it waits
+	since time.Time // of the work at hand, zero if it waits
 }
 
 func (h *health) loop(name string) *beat {

@@ -38,7 +38,7 @@ type reconciler struct {
 	log       *slog.Logger
 
 	tried  atomic.Bool            // a reconciliation was, with or without success
-	criErr atomic.Pointer[string] // why the runtime does not answer; nil: never asked; empty: it answered
+	criErr atomic.Pointer[string] // why the runtime does not answer, nil if never asked, empty if it answered
 }
 
 func (r *reconciler) run(ctx context.Context) {

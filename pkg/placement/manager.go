@@ -60,10 +60,10 @@ var cacheScheme = func() *runtime.Scheme {
 type Options struct {
 	// MetricsAddress serves /metrics, HealthAddress /healthz and /readyz; "0": not served.
 	MetricsAddress, HealthAddress string
-	// LeaderElection lets one replica lead. The Lease is in LeaderElectionNamespace; empty: the pod's own.
+	// LeaderElection lets one replica lead. The Lease is in LeaderElectionNamespace, or in the pod's own if that is empty.
 	LeaderElection          bool
 	LeaderElectionNamespace string
-	// Namespace is where stayput is installed; empty: an uninstallation goes unnoticed.
+	// Namespace is where stayput is installed. If it is empty, an uninstallation goes unnoticed.
 	Namespace string
 	// CustomKinds are further kinds of workload, with a scale subresource, that a PersistentPodState may name.
 	CustomKinds []schema.GroupVersionKind

@@ -81,7 +81,7 @@ type undecidedPod struct {
 	home    string
 	reason  string
 	noticed map[string]time.Time // what was said, when last
-	failing time.Time            // since when each try fails; zero: the last one did not
+	failing time.Time            // since when each try fails, zero if the last one did not
 }
 
 type givenUpHome struct {
@@ -452,8 +452,9 @@ func (m *memory) gaveUp(pod *corev1.Pod) bool {
 	return ok && g.pod != pod.UID && pod.CreationTimestamp.Sub(g.at) < succession
 }
 
-// assign returns one of the addresses that pods of a shared identity have left, which is not assigned to another pod;
-// nil: there is none. A pod that has one keeps it. One whose home had no room lately is the last choice, and then full.
+// assign returns one of the addresses that pods of a shared identity have left, which is not assigned to another pod,
+// nil if there is none. A pod that has one keeps it. One whose home had no room lately is the last choice, and then
+// full.
 func (m *memory) assign(pod *corev1.Pod, kept []*stayputv1alpha1.RetainedIP, now time.Time) (
 	free *stayputv1alpha1.RetainedIP, full bool) {
 	m.mu.Lock()
@@ -541,7 +542,7 @@ func (m *memory) waitingPods() float64 {
 	return float64(n)
 }
 
-// waited returns the home for which a pod waits; empty: for none.
+// waited returns the home for which a pod waits, empty if for none.
 func (m *memory) waited(pod *corev1.Pod) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -570,7 +571,7 @@ const (
 )
 
 // gatedPods counts the pods that only our gate holds by what they wait for. forAddress reports whether one that asks
-// for addresses of pools waits for them; nil: there are no pools.
+// for addresses of pools waits for them, nil if there are no pools.
 func (m *memory) gatedPods(forAddress func(pool.UID) bool) map[string]gatedCount {
 	counts := map[string]gatedCount{waitsForNothing: {}, waitsForHome: {}}
 	note := func(waiting string, since time.Time) {

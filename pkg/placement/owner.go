@@ -134,8 +134,8 @@ func reference(o *metav1.OwnerReference) stayputv1alpha1.WorkloadReference {
 	return stayputv1alpha1.WorkloadReference{APIVersion: o.APIVersion, Kind: o.Kind, Name: o.Name, UID: string(o.UID)}
 }
 
-// ofIdentity returns the workload to which the other addresses of a shared identity belong; nil: to none that is known,
-// or to several.
+// ofIdentity returns the workload to which the other addresses of a shared identity belong, nil if none is known,
+// or several are.
 func (r *releaser) ofIdentity(ctx context.Context, ip *stayputv1alpha1.RetainedIP) (
 	*stayputv1alpha1.WorkloadReference, error) {
 	var list stayputv1alpha1.RetainedIPList
@@ -164,7 +164,7 @@ func (r *releaser) heirs(pod *corev1.Pod) bool {
 	return pod.Annotations[stayputv1alpha1.AnnotationIdentity] != "" || r.workloads.Numbers(pod)
 }
 
-// endless returns why nothing would ever end a promise that is to be kept while owned; empty: its workload does.
+// endless returns why nothing would ever end a promise that is to be kept while owned, empty if its workload does.
 func endless(ip *stayputv1alpha1.RetainedIP, owner *metav1.OwnerReference, heirs bool) string {
 	const asked = stayputv1alpha1.AnnotationRetainIP + ": " + stayputv1alpha1.RetentionWhileOwned
 	switch {

@@ -41,12 +41,12 @@ type Situation struct {
 	// End of that pod, nil if it was not seen.
 	End   *End
 	Nodes map[string]Node
-	// Answers by node, and the round in which nodes were asked for the pod after its end; zero: they were not.
+	// Answers by node, and the round in which nodes were asked for the pod after its end, zero if they were not.
 	Answers map[string]Answer
 	Asked   int64
 	// Held are the nodes that say that the pod is there, or was when they answered.
 	Held []string
-	// Agent reports whether a node has ever answered, or had an address; nil: that is not known. Where agents are wanted
+	// Agent reports whether a node has ever answered, or had an address, nil if that is not known. Where agents are wanted
 	// may have changed since: such a node is asked like any other.
 	Agent func(node string) bool
 

@@ -1015,7 +1015,7 @@ func TestANodeWithoutAnAgentOwesNoAnswerUnlessItHadOne(t *testing.T) {
 		foreign bool
 		known   func(*Book)
 		after   time.Duration // since all were asked
-		waits   string        // what for; empty: for nothing
+		waits   string        // what for, empty if for nothing
 		remedy  string
 	}{
 		{name: "no agent is to run there", foreign: true},

@@ -20,7 +20,7 @@ const (
 )
 
 // Ends returns when an address is free whose pod has been gone since a time: whether it is by now, and otherwise what
-// it is kept for, and until when; the zero time: without an end.
+// it is kept for, and until when, the zero time if there is no end.
 func (k Keep) Ends(since, now time.Time, wanted Wanted) (free bool, why string, until time.Time) {
 	switch {
 	case wanted == Scaled && k.Scaled:
@@ -285,7 +285,7 @@ func (b *Book) nodeOf(p *PodIP) string {
 	return end.Node
 }
 
-// teller returns a pod that was told to have an address which is not its own by the PodIP: the oldest. nil: there is
+// teller returns the oldest pod that was told to have an address which is not its own by the PodIP, nil if there is
 // none. Pods that are on their way out do not count: their address may be another one's by now.
 func (b *Book) teller(a netip.Addr) (oldest *Pod) {
 	for uid := range b.told[a] {

@@ -25,9 +25,9 @@ type Local struct {
 	Found bool
 	// Barred: the node's book says that no ADD of the pod may succeed any more.
 	Barred bool
-	// Conflict is the MAC address of another machine that had the address when the pod was to start; empty: none had.
+	// Conflict is the MAC address of another machine that had the address when the pod was to start, empty if none had.
 	Conflict string
-	// PodCIDR is how other nodes route to the pods of this one, if the address is of mode Routed; the zero Prefix: it is
+	// PodCIDR is how other nodes route to the pods of this one, if the address is of mode Routed, the zero Prefix if it is
 	// not known, or they need not.
 	PodCIDR netip.Prefix
 	// IP is the PodIP as it is past all caches, nil if there is none.

@@ -32,7 +32,7 @@ func ownerOf(namespace, pod, identity string) Owner {
 // Workload names the controller of a pod.
 type Workload struct{ APIVersion, Kind, Name, UID string }
 
-// Keep is how long an address is kept once its pod is gone; the zero Keep: it is not.
+// Keep is how long an address is kept once its pod is gone, the zero Keep if it is not.
 type Keep struct {
 	// For is for how long. With WhileOwned zero means without end.
 	For        time.Duration
@@ -54,10 +54,10 @@ const (
 // Quarantine is why nobody gets an address, not even who it belongs to. The zero Quarantine: it is not in quarantine.
 type Quarantine struct {
 	Reason string
-	// MAC is that of the other machine that has the address; empty: it is not because of one.
+	// MAC is that of the other machine that has the address, empty if it is not because of one.
 	MAC   string
 	Since time.Time
-	// Until it is not looked at again; zero: it is at once.
+	// Until it is not looked at again, zero if it is at once.
 	Until time.Time
 }
 
@@ -65,7 +65,7 @@ type Quarantine struct {
 type PodIP struct {
 	Addr    netip.Addr
 	UID     string // of the object
-	Version string // of the object; empty: it does not exist yet
+	Version string // of the object, empty if it does not exist yet
 	Created time.Time
 
 	Pool               string
@@ -89,9 +89,9 @@ type PodIP struct {
 	Node  string
 	Since time.Time
 	// Conflict is the MAC address of another machine on the link of Node that has the address, so that the pod could not
-	// start; empty: none was found.
+	// start, empty if none was found.
 	Conflict string
-	// PodCIDR is how other nodes route to the pods of Node; the zero Prefix: it is not known, or Mode is not Routed.
+	// PodCIDR is how other nodes route to the pods of Node, the zero Prefix if it is not known, or Mode is not Routed.
 	PodCIDR netip.Prefix
 }
 
@@ -100,7 +100,7 @@ func (p *PodIP) owner() Owner { return ownerOf(p.Namespace, p.PodName, p.Identit
 // gone reports whether it is known that the pod the address was given to has it no more.
 func (p *PodIP) gone() bool { return p.Of == p.PodUID && p.Phase == Retained }
 
-// saidOn returns the node that has said of the pod the address was given to that it is or was there; empty: none has.
+// saidOn returns the node that has said of the pod the address was given to that it is or was there, empty if none has.
 func (p *PodIP) saidOn() string {
 	if p.Of != p.PodUID {
 		return ""
@@ -128,10 +128,11 @@ type Pod struct {
 	Ending          bool // to be deleted
 	Over            bool // succeeded or failed: its node never starts it again
 	Wants           []Want
-	// Has is the annotation with its addresses; nil: there is none. A controller writes it once, as it removes the gate.
+	// Has is the annotation with its addresses, nil if there is none. A controller writes it once, as it removes the gate.
 	Has  []Address
 	Keep Keep
-	// Runs is the address with which it runs, by its status; the zero Addr: none. Without Has it is not from here.
+	// Runs is the address with which it runs, by its status, the zero Addr if it has none. Without Has it is not from
+	// here.
 	Runs netip.Addr
 	// Fresh: it takes another address rather than wait for its own (stayput.io/when-in-use: AllocateNew).
 	Fresh    bool
@@ -189,12 +190,12 @@ type Pool struct {
 	Name    string
 	Version string
 	Range   Range
-	// Invalid says why nothing can be had of the pool, the error of [Parse]; nil: something can.
+	// Invalid says why nothing can be had of the pool, the error of [Parse], nil if something can.
 	Invalid  error
 	Disabled bool
 	Deleting bool
 	Held     bool // by our finalizer
-	// Serves reports whether pods of a namespace with these labels get addresses; nil: all do.
+	// Serves reports whether pods of a namespace with these labels get addresses, nil if all do.
 	Serves func(labels map[string]string) bool
 }
 

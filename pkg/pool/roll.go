@@ -60,7 +60,7 @@ type Answer struct {
 	Round int64
 	// Held are the addresses of pools that pods on the node have.
 	Held []Held
-	// CannotRoute says why pods of the node cannot have routed addresses; empty: they can, as far as is known.
+	// CannotRoute says why pods of the node cannot have routed addresses, empty if they can, as far as is known.
 	CannotRoute string
 }
 
@@ -158,7 +158,7 @@ func (b *Book) askFor(p *PodIP, now time.Time) Write {
 	return w
 }
 
-// recalling says what is missing until addresses may be given; empty: nothing.
+// recalling says what is missing until addresses may be given, empty if nothing is.
 func (b *Book) recalling(now time.Time) (reason, remedy string) {
 	switch {
 	case b.stale:

@@ -22,7 +22,8 @@ type world struct {
 	rules rules
 	now   time.Time
 	n     int // for names
-	// foreign has machines on the link that are no pod's, by the addresses that they have taken; nil: there never are any.
+	// foreign has machines on the link that are no pod's, by the addresses that they have taken, nil if there never are
+	// any.
 	foreign   map[netip.Addr]bool
 	conflicts int // pods that were ended because of one
 
@@ -51,10 +52,10 @@ type world struct {
 	hasty      int           // restores that took seconds
 	wiped      int           // state directories that were emptied under pods, and of which the agent noticed that
 	refused    int           // pods that were barred, or not vouched for, when their sandboxes had been created
-	unnoticed  int64         // since a hasty restore: the Term that the controllers must leave; 0: none
+	unnoticed  int64         // since a hasty restore: the Term that the controllers must leave, 0 if there is none
 	clocks     bool          // those of controllers differ and jump
 	skew       time.Duration // of the clock of the controller that acts
-	// liar is a node whose agent lies, until everything is healed; nil: all are honest.
+	// liar is a node whose agent lies, until everything is healed, nil if all are honest.
 	liar  *node
 	lies  int
 	epoch int64  // the highest that there ever was

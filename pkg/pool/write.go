@@ -172,7 +172,7 @@ type Plan struct {
 	Writes []Write
 	// Reason says why the pod waits, or why the address is neither used nor free. Empty: it does not.
 	Reason string
-	// Remedy is what somebody has to do about it; empty: nothing, it ends by itself.
+	// Remedy is what somebody has to do about it, empty if it ends by itself.
 	Remedy string
 	// Until is when the reason ends, if that is known.
 	Until time.Time

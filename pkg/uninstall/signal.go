@@ -56,7 +56,7 @@ type Object struct {
 	Version string `json:"version"`
 	// Confirmed reports whether it had AnnotationConfirmed.
 	Confirmed bool `json:"confirmed,omitempty"`
-	// Pools is what it said of the cluster's pools, [v1alpha1.AnnotationPools]; empty: there are none.
+	// Pools is what it said of the cluster's pools, [v1alpha1.AnnotationPools], empty if there are none.
 	Pools string `json:"-"`
 	// Routed reports whether it said that some of them are of mode Routed.
 	Routed bool `json:"-"`

@@ -26,7 +26,7 @@ type server struct {
 	mu      sync.Mutex
 	uid     types.UID // empty: there is no object
 	version int
-	refuse  int // status code; 0: it does not
+	refuse  int // status code, 0 if it does not
 	watches map[chan metav1.WatchEvent]bool
 	lists   int
 }

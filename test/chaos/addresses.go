@@ -126,7 +126,7 @@ func (s namespacesOf) Identify(path string) (ledger.Netns, bool, error) {
 type addresses struct {
 	node     string
 	report   *report
-	released func(p promise) time.Time // when the release of an address was seen; zero: never
+	released func(p promise) time.Time // when the release of an address was seen, zero if it never did
 	// certain reports whether releases that were requested until now have been seen.
 	certain func() bool
 

@@ -13,7 +13,7 @@ import (
 // answered by that or by a later one. The methods may be called concurrently, and answers may come in any order.
 type answers struct {
 	report *report
-	// owner returns whose address it is; empty: not known yet.
+	// owner returns whose address it is, empty if not known yet.
 	owner func(netip.Addr) (pod string)
 
 	mu    sync.Mutex

@@ -23,7 +23,7 @@ const (
 // vantage is from where pods are asked: a node, or an ordinary pod of it.
 type vantage struct {
 	node   *lab.ClusterNode
-	client func(node string) string // the pod; nil: the node itself
+	client func(node string) string // the pod, nil if the node itself
 
 	mu      sync.Mutex
 	sandbox *lab.Pod // of the client
@@ -63,7 +63,7 @@ func (v *vantage) ask(ctx context.Context, a netip.Addr) (lab.Answer, error) {
 	return answer, err
 }
 
-// from returns the client's sandbox; nil: it has none.
+// from returns the client's sandbox, nil if it has none.
 func (v *vantage) from(ctx context.Context) *lab.Pod {
 	v.mu.Lock()
 	defer v.mu.Unlock()

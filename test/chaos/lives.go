@@ -292,7 +292,7 @@ func (l *lives) endedLocked(is, want *life) bool {
 	return released && at.After(want.addressed)
 }
 
-// excuseLocked returns why a pod may be on another node than its home; empty: it may not.
+// excuseLocked returns why a pod may be on another node than its home, empty if it may not.
 func (l *lives) excuseLocked(is, want *life, node string, perhaps []string) string {
 	const slack = 2 * time.Second // timestamps are in whole seconds
 	switch {
@@ -435,7 +435,7 @@ func (l *lives) goneObject(r *v1alpha1.RetainedIP) {
 // rooted is for how long a pod must have been Ready elsewhere before its earlier addresses are released.
 const rooted = 10 * time.Minute
 
-// unreleasableLocked returns why addresses must not be released; empty: they may.
+// unreleasableLocked returns why addresses must not be released, empty if they may.
 func (l *lives) unreleasableLocked(r *v1alpha1.RetainedIP) string {
 	if l.over {
 		return ""

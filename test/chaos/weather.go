@@ -52,7 +52,7 @@ func (w *weather) strikes(subject, what string, d time.Duration) {
 	w.spells = append(w.spells, &spell{subject: subject, what: what, from: now, to: now.Add(d)})
 }
 
-// since returns since when something of a subject has been broken; zero: nothing is.
+// since returns since when something of a subject has been broken, zero if nothing is.
 func (w *weather) since(subject string) (at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -64,7 +64,7 @@ func (w *weather) since(subject string) (at time.Time) {
 	return at
 }
 
-// between returns what was broken of the subjects at any time from one moment to another; empty: nothing.
+// between returns what was broken of the subjects at any time from one moment to another, empty if there is nothing.
 func (w *weather) between(from, to time.Time, subjects ...string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

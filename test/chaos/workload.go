@@ -26,14 +26,14 @@ type workload struct {
 	replicas int32
 	// deployment: its pods have no ordinals.
 	deployment bool
-	// retain is the annotation retain-ip; empty: addresses are not kept.
+	// retain is the annotation retain-ip, empty if addresses are not kept.
 	retain   string
 	identity string
 	// scaledDown: addresses are kept while the pod is not wanted.
 	scaledDown bool
 	// recorded: a PersistentPodState keeps the nodes.
 	recorded bool
-	// wait is home-wait; 0: the default; forever: as long as the address is kept.
+	// wait is home-wait, 0 if the default; forever: as long as the address is kept.
 	wait time.Duration
 }
 
@@ -57,7 +57,7 @@ var sets = []*workload{
 	{name: "plain", replicas: 6, deployment: true},
 }
 
-// setOf returns the workload of a pod by its label; nil: none of ours.
+// setOf returns the workload of a pod by its label, nil if none of ours.
 func setOf(pod metav1.Object) *workload {
 	for _, w := range sets {
 		if pod.GetLabels()["app"] == w.name {

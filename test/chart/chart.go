@@ -55,7 +55,7 @@ const ungated = "gate.mechanism=Template"
 // addition is a file of what values add to an installation with others.
 type addition struct {
 	head, without, with string
-	only                string // the objects of the kinds that begin with this; empty: all
+	only                string // the objects of the kinds that begin with this, empty if all
 }
 
 var additions = map[string]addition{

@@ -42,7 +42,7 @@ type component struct {
 	cgo      bool
 	tags     string
 	ldflags  string
-	parallel int      // limit of concurrent compilers; 0: one per processor
+	parallel int      // limit of concurrent compilers, 0 if one per processor
 	packages []string // Debian packages required by the build
 	finish   func(dir string) error
 }

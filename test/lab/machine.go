@@ -157,7 +157,7 @@ func (m *Machine) IgnoreRedirects() error {
 	})
 }
 
-// Neighbour returns the MAC address that the machine knows of an address; empty: none.
+// Neighbour returns the MAC address that the machine knows of an address, empty if there is none.
 func (m *Machine) Neighbour(a netip.Addr) (mac string, err error) {
 	err = m.link(func(h *netlink.Handle, l netlink.Link) error {
 		all, err := h.NeighList(l.Attrs().Index, netlink.FAMILY_ALL)

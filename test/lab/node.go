@@ -36,7 +36,7 @@ type NodeOptions struct {
 	// Interfaces is how many networks, in the order of their file names, a pod is attached to; 1 if 0, containerd's
 	// default.
 	Interfaces int
-	// Runtime is the container runtime, as in Versions; empty: the tests' own.
+	// Runtime is the container runtime, as in Versions, empty if the tests' own.
 	Runtime string
 	// NoNRI starts the runtime without NRI.
 	NoNRI bool
@@ -49,7 +49,7 @@ type NodeOptions struct {
 	pauses           bool // CRI-O runs the pause of every pod too, which answers requests
 
 	binds   map[string]string   // additional read-only folders: path in the node -> path on the machine
-	connect func(pid int) error // connects the node to others; nil: it has only its own wire
+	connect func(pid int) error // connects the node to others, nil if it has only its own wire
 }
 
 // Node is a machine with its own disk that can run pods. Its methods may be called concurrently, except those that

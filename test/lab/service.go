@@ -17,7 +17,7 @@ type Service struct {
 	name  string // and its log's
 	env   []string
 	argv  []string
-	ready func(context.Context) error // one try; nil: ready once it runs
+	ready func(context.Context) error // one try, nil if ready once it runs
 	// keep restarts it when it exits by itself, as kubelet does with a static pod: the scheduler exits on a state that it
 	// cannot believe, such as a pod replaced while the API server was away (cache.UpdatePod).
 	keep bool

@@ -154,7 +154,7 @@ func (b *Bin) setRuntime(runtime component, dirs map[string]string) {
 	}
 }
 
-// containerdConfig is the version of containerd's configuration file; 0: the newest.
+// containerdConfig is the version of containerd's configuration file, 0 if the newest.
 func (v Versions) containerdConfig() int {
 	return containerdVersions[strings.TrimPrefix(v.Runtime, containerdPrefix)]
 }

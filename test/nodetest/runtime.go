@@ -28,7 +28,7 @@ type Runtime struct {
 	netns     map[string]string
 	ips       map[string][]string // of a sandbox
 	config    string              // as containerd reports it; empty for another runtime
-	name      string              // as Version has it; empty: it has none
+	name      string              // as Version has it, empty if it has none
 	err       error
 	says      func(id string, verbose bool) error
 }

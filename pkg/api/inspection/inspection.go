@@ -128,7 +128,7 @@ type Binary struct {
 type Network struct {
 	Name    string `json:"name"`
 	DataDir string `json:"dataDir"`
-	// LongestRetention is a Go duration; empty: there is no limit.
+	// LongestRetention is a Go duration, empty if there is no limit.
 	LongestRetention string  `json:"longestRetention,omitempty"`
 	PromisedShare    float64 `json:"promisedShare"`
 	// PromisedLimit is 0 if an older agent says nothing of it.

@@ -14,7 +14,7 @@ func TestCalicosPodCIDRsAreFilledInAsCalicoDoes(t *testing.T) {
 	for name, c := range map[string]struct {
 		ipam string
 		node []netip.Prefix
-		want string // the ranges that stayput is given; empty: ErrPodCIDRs
+		want string // the ranges that stayput is given, empty for ErrPodCIDRs
 	}{
 		"one subnet": {`"subnet":"usePodCidr"`, []netip.Prefix{four}, "[[10.244.7.0/24]]"},
 		"in ranges":  {`"ranges":[[{"subnet":"usePodCidr"}]]`, []netip.Prefix{four}, "[[10.244.7.0/24]]"},

@@ -199,14 +199,14 @@ func (d confDir) throughFile(s Status, c *Conf, name string, ours bool) Status {
 type plan struct {
 	write  []byte
 	remove bool
-	status Status        // instead of the directory's; zero: none
+	status Status        // instead of the directory's, zero if there is none
 	again  time.Duration // when to decide again though nothing has changed
 }
 
 // memory is what decide remembers from one time to the next.
 type memory struct {
 	known map[string]bool // the files when the source was last there, or at first
-	gone  time.Duration   // CLOCK_BOOTTIME when the source was first found missing; 0: it is there
+	gone  time.Duration   // CLOCK_BOOTTIME when the source was first found missing, 0 if it is there
 }
 
 // sourceHold is how long the agent's file outlives its source. Installers remove a file and write it again, with a

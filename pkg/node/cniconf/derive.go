@@ -44,7 +44,7 @@ type Limits struct {
 	PromisedLimit             int64
 	PromisedLimitPerNamespace int64
 	LongestRetention          time.Duration
-	// PodCIDRs are the Node's, for a source that WantsPodCIDRs; nil: they are not known. Then those that own was given
+	// PodCIDRs are the Node's, for a source that WantsPodCIDRs, nil if they are not known. Then those that own was given
 	// serve: they do not change while the Node exists.
 	PodCIDRs []netip.Prefix
 }

@@ -76,10 +76,10 @@ type Keeper struct {
 	writes  *rate.Limiter
 	metrics *metrics
 
-	runtime   *Runtime // as it last answered; nil: never
+	runtime   *Runtime // as it last answered, nil if it never did
 	runtimeAt time.Time
 
-	podCIDRs    []netip.Prefix // as the API server last answered; nil: never
+	podCIDRs    []netip.Prefix // as the API server last answered, nil if it never did
 	podCIDRsErr error
 	podCIDRsAt  time.Time // when it was asked
 

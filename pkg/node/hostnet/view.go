@@ -41,7 +41,7 @@ type nsID struct{ dev, ino uint64 }
 // Space is one network namespace of a View.
 type Space struct {
 	Path    string // at which it was found: its mount, if it has one
-	Process int    // a PID in it; 0: none
+	Process int    // a PID in it, 0 if there is none
 	Err     error  // why not all of its addresses are known
 
 	id      nsID

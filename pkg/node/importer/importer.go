@@ -105,10 +105,10 @@ type planned struct {
 	pod    ledger.Pod
 	policy retention.Policy
 	addrs  []netip.Addr
-	// has is the attachment that has the addresses in the ledger, to be ended; nil: they are free. netns is its own.
+	// has is the attachment that has the addresses in the ledger, to be ended, nil if they are free. netns is its own.
 	has   *ledger.Attachment
 	netns ledger.Netns
-	// sandbox is the pod's, which has the addresses; empty: none has.
+	// sandbox is the pod's, which has the addresses, empty if none has.
 	sandbox string
 	ifname  string
 }

@@ -74,7 +74,7 @@ type api interface {
 	Answer(ctx context.Context) (*v1alpha1.PodIPAnswer, error)
 	// Say applies the answer of this node.
 	Say(ctx context.Context, answer *v1alpha1.PodIPAnswer) error
-	// Node returns the UID of this node; empty: it does not exist.
+	// Node returns the UID of this node, empty if it does not exist.
 	Node(ctx context.Context) (types.UID, error)
 	// Routed calls each for all PodIPs of mode Routed, of all nodes. After an error they were not all. Of a PodIP it and
 	// WatchRouted tell only what [Keeper.placeOf] asks for.

@@ -44,7 +44,7 @@ func (k *Keeper) follow(ctx context.Context, part string, see func(ctx context.C
 	}
 }
 
-// errWatch is the error of an event; nil: it is of an object.
+// errWatch is the error of an event, nil if it is of an object.
 func errWatch(e watch.Event) error {
 	if e.Type == watch.Error {
 		return apierrors.FromObject(e.Object)

@@ -72,20 +72,21 @@ type Options struct {
 	Runtime   Runtime
 	Log       *slog.Logger
 	Registry  prometheus.Registerer // of the metrics
-	// PodCIDR is the prefix of this family by which other nodes route to the pods of this one; the zero Prefix: it is not
-	// known. It must not wait. nil: it is that of the Node, or the first one of Subnets.
+	// PodCIDR returns the prefix of this family by which other nodes route to the pods of this one, the zero Prefix if it
+	// is not known. It must not wait. If PodCIDR is nil, that of the Node counts, or the first one of Subnets.
 	PodCIDR func(is4 bool) netip.Prefix
 	// PodCIDRs asks the API server for those of the Node.
 	PodCIDRs func(context.Context) ([]netip.Prefix, error)
-	// Subnets are the ranges from which pods of this node have their addresses, if its Node has no podCIDR; nil: none.
+	// Subnets returns the ranges from which pods of this node have their addresses, if its Node has no podCIDR. A nil
+	// Subnets means none.
 	Subnets func() []netip.Prefix
-	// CannotRoute says why the node's network can have no routed addresses; empty: it can, or that is not known. nil: it
-	// can.
+	// CannotRoute says why the node's network can have no routed addresses. It returns an empty string if it can or if
+	// that is not known. A nil CannotRoute means that it can.
 	CannotRoute func() string
 	// Serves reports whether pods that start now have their eth0 from the plugin. If not, no pod has an address of a pool
-	// only because it runs; nil: they have.
+	// only because it runs. A nil Serves means that they have.
 	Serves func() bool
-	// Bridge is the name of the bridge that pods of a network are on, empty if they are on none; nil: they are.
+	// Bridge returns the name of the bridge that pods of a network are on, empty if they are on none.
 	Bridge func(network string) string
 }
 
@@ -123,9 +124,9 @@ type Keeper struct {
 	// areRouted: some are of mode Routed.
 	areRouted bool
 	podCIDRs  []netip.Prefix // of this node
-	// cannotRoute says why pods here cannot have routed addresses, empty if they can; nil: it is not known yet.
+	// cannotRoute says why pods here cannot have routed addresses, empty if they can, nil if it is not known yet.
 	cannotRoute *string
-	// queue has the UIDs of subjects that are to be looked at; nil: nobody looks.
+	// queue has the UIDs of subjects that are to be looked at, nil if nobody looks.
 	queue    workqueue.TypedRateLimitingInterface[string]
 	subjects map[string]*subject
 	all      map[string]bool // the UIDs of all pods of the node, by their watch
@@ -135,7 +136,7 @@ type Keeper struct {
 	relist context.CancelFunc
 	// lost: bars of this boot may be lost, so the plugin is told of a pod only once its PodIPs say the same.
 	lost bool
-	// reroute has all routed PodIPs listed again; nil: they are not followed.
+	// reroute has all routed PodIPs listed again, nil if they are not followed.
 	reroute context.CancelFunc
 	roll    *v1alpha1.PodIPRoll
 	// answered is the round that this node has answered, 0 if it is not known, and when it was found out.
@@ -181,7 +182,7 @@ type subject struct {
 	looks  int
 	// stops: the runtime has said that it stops the sandbox, and not since that it runs another one.
 	stops bool
-	// ended is when it was found that the pod has ended; zero: it has not, or is about to.
+	// ended is when it was found that the pod has ended, zero if it has not, or is about to.
 	ended time.Time
 	said  string // the last trouble with it
 }
@@ -224,7 +225,7 @@ func (s *subject) given() ([]pool.Address, error) {
 	return all, nil
 }
 
-// addressesOf reads a text with addresses; empty: there are none.
+// addressesOf reads a text with addresses, empty if there are none.
 func addressesOf(text string) (all []pool.Address, err error) {
 	if text != "" {
 		err = json.Unmarshal([]byte(text), &all)
@@ -293,7 +294,7 @@ func newKeeper(o Options, api api) *Keeper {
 	return k
 }
 
-// SetPools says what pools the cluster has, as the installation says it; empty: none.
+// SetPools says what pools the cluster has, as the installation says it, empty if it has none.
 func (k *Keeper) SetPools(text string) {
 	var served *v1alpha1.ServedPools
 	if text != "" {
@@ -540,7 +541,7 @@ func (k *Keeper) note(part string, err error) {
 	k.troubles[part] = err.Error()
 }
 
-// Trouble is why not all is done, for people; empty: it is.
+// Trouble is why not all is done, for people, empty if it is.
 func (k *Keeper) Trouble() string {
 	if k == nil {
 		return ""

@@ -363,7 +363,7 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	return c.report(ctx, o, deed.Report, l)
 }
 
-// podCIDR is how other nodes route to a pod with this address; the zero Prefix: it is not known.
+// podCIDR is how other nodes route to a pod with this address, the zero Prefix if it is not known.
 func (k *Keeper) podCIDR(a netip.Addr) netip.Prefix {
 	if k.o.PodCIDR == nil {
 		return netip.Prefix{}
@@ -509,7 +509,7 @@ func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, 
 	return settled, nil
 }
 
-// ipOf is a PodIP in the words of package pool; nil: there is none.
+// ipOf is a PodIP in the words of package pool, nil if there is none.
 func ipOf(a netip.Addr, o *v1alpha1.PodIP) *pool.PodIP {
 	if o == nil {
 		return nil

@@ -20,7 +20,7 @@ func (w *world) planted(n int) *Pod {
 	return p
 }
 
-// wantServed wants that the plugin was told of pools, under a guard; empty: of none.
+// wantServed wants that the plugin was told of pools, under a guard, empty if of none.
 func (w *world) wantServed(guard string) {
 	w.t.Helper()
 	is, err := ledger.PoolsServed(w.ledgers)

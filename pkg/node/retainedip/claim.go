@@ -25,7 +25,7 @@ type Claim struct {
 	// ContainerID and Pod are of a bound claim, Pod as far as it is known.
 	ContainerID string
 	Pod         ledger.Pod
-	// Bound is when the claim was bound for the last time; zero: not known.
+	// Bound is when the claim was bound for the last time, zero if it is not known.
 	Bound time.Time
 	// Since and Expires are of a retained claim; a zero Expires is no end.
 	Since, Expires time.Time

@@ -27,7 +27,7 @@ type eventSink struct {
 	node    string
 	metrics *metrics
 	log     *slog.Logger
-	uidOf   func(Name) types.UID // of a RetainedIP; empty: not known to be there
+	uidOf   func(Name) types.UID // of a RetainedIP, empty if that is not known to be there
 
 	c     chan *event
 	limit *rate.Limiter
@@ -128,7 +128,7 @@ func (s *eventSink) put(e ledger.Event) {
 }
 
 // make returns the Event for e: about the pod if its UID is known, else about its RetainedIP, else about the node.
-// nil: e is none.
+// It is nil if e is none.
 func (s *eventSink) make(e ledger.Event) *event {
 	kind, ok := eventKinds[e.Reason]
 	if !ok {

@@ -163,7 +163,7 @@ func statusOf(claims []Claim) v1alpha1.RetainedIPStatus {
 	return s
 }
 
-// shown is a time as the API has it; nil: not known.
+// shown is a time as the API has it, nil if it is not known.
 func shown(t time.Time) *metav1.Time {
 	if t.IsZero() {
 		return nil

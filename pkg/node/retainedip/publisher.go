@@ -209,7 +209,7 @@ func (p *Publisher) queueAll() {
 	}
 }
 
-// Trouble is why objects are not up to date, for people; empty: they are.
+// Trouble is why objects are not up to date, for people, empty if they are.
 func (p *Publisher) Trouble() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,12 +11,12 @@ import (
 // facts are what the route of an address depends on.
 type facts struct {
 	bound  bool // a pod of this node has it
-	bridge int  // the index of the bridge that it is on; 0: none
+	bridge int  // the index of the bridge that it is on, 0 if there is none
 	placed bool // it is somebody's, by the API server
 	place  Place
 	kept   bool           // if it is nobody's: not for long
 	there  *route         // nil: none
-	source *netlink.Route // the node's own to the serving node's pods; nil: none
+	source *netlink.Route // the node's own to the serving node's pods, nil if there is none
 }
 
 // deed is what is to be done about a route.

@@ -100,7 +100,7 @@ func (k *kernel) remove(r netlink.Route) error {
 	return err
 }
 
-// bridge returns the index of the bridge of a name; 0: there is none that is up.
+// bridge returns the index of the bridge of a name, 0 if there is none that is up.
 func (k *kernel) bridge(name string) (int, error) {
 	l, err := k.handle.LinkByName(name)
 	var none netlink.LinkNotFoundError

@@ -59,7 +59,7 @@ type Options struct {
 	// Netns is the node's network namespace, by default the process's own.
 	Netns string
 	// Bound returns the addresses that pods of this node have by its ledgers, at least those of pools, and the name of
-	// the bridge that each is on; empty: on none.
+	// the bridge that each is on, empty if on none.
 	Bound func() (map[netip.Addr]string, error)
 	// Interval is the longest time between two looks at the kernel.
 	Interval time.Duration
@@ -102,7 +102,7 @@ type Table struct {
 	kept []netip.Addr
 }
 
-// route is one of the kernel, and which place it is for; zero: it is not known.
+// route is one of the kernel, and which place it is for, zero if it is not known.
 type route struct {
 	netlink.Route
 	serving netip.Prefix
@@ -110,7 +110,7 @@ type route struct {
 
 // held is a route as it is remembered: there may be very many, and few ways.
 type held struct {
-	way     *netlink.Route // without the address; nil: there is no route
+	way     *netlink.Route // without the address, nil if there is no route
 	serving netip.Prefix
 }
 

@@ -27,7 +27,7 @@ type Options struct {
 	MayLeavePlugin bool
 	// Netns is the node's network namespace, by default the process's own.
 	Netns string
-	// DeleteObjects deletes the node's RetainedIPs; nil: there is no API server.
+	// DeleteObjects deletes the node's RetainedIPs, nil if there is no API server.
 	DeleteObjects func(context.Context) error
 	// Reload is longer than the runtime needs to notice that a file of its CNI configuration is gone, and than most
 	// CNI commands take that have begun by then. Default 2 s.

@@ -39,7 +39,7 @@ func NewNodes(ctx context.Context, cache client.Reader) *Nodes {
 	return &Nodes{ctx: ctx, client: cache}
 }
 
-// Node returns the node of that name; nil: there is none.
+// Node returns the node of that name, nil if there is none.
 func (n *Nodes) Node(name string) *corev1.Node {
 	if name == "" {
 		return nil

@@ -32,7 +32,7 @@ type Pod struct {
 	namespace, node, phase      unique.Handle[string]
 	labels, annotations, owners unique.Handle[string] // fields of ObjectMeta on the wire; many pods have the same
 
-	created, deleted, started, readied int64 // Unix time in seconds; 0: unknown, or it has not happened
+	created, deleted, started, readied int64 // Unix time in seconds, 0 if that is unknown or has not happened
 	ready, hostNetwork                 bool
 
 	waiting *corev1.Pod // the pod, as far as the rules ask for it, if it has no node
@@ -101,7 +101,7 @@ func (p *Pod) Core() *corev1.Pod {
 	return pod
 }
 
-// Node returns the name of the pod's node; empty: it has none yet.
+// Node returns the name of the pod's node, empty if it has none yet.
 func (p *Pod) Node() string { return valueOf(p.node) }
 
 // Ready reports whether the pod has a node and is Ready.

@@ -518,8 +518,8 @@ const (
 )
 
 // Wanted reports whether a workload wants a pod that is gone, whose addresses are kept like this, and returns when to
-// ask again; zero: once the workload changes. An error says why it is unknown. It also is while a pod of that name
-// exists or, if the workload is gone, one of the siblings: orphans may be adopted, with their addresses.
+// ask again, zero if only once the workload changes. An error says why it is unknown. It also is while a pod of that
+// name exists or, if the workload is gone, one of the siblings: orphans may be adopted, with their addresses.
 func (t *Workloads) Wanted(ctx context.Context, namespace string, of stayputv1alpha1.WorkloadReference, pod string,
 	keep pool.Keep, siblings func() ([]string, error)) (is pool.Wanted, retry time.Duration, err error) {
 	wants, watched, err := t.Wants(ctx, namespace, of, pod)
@@ -630,9 +630,9 @@ func (t *Workloads) poll(ctx context.Context, kind schema.GroupVersionKind, ref 
 	return err
 }
 
-// Maker is the workload that makes pods of this stem, told by the name alone: of a kind whose pods keep their names,
-// and with a template that asks for addresses under the pods' own names. nil: there is none, or more than one could be
-// it. An error means that it is not known.
+// Maker returns the workload that makes pods of this stem, told by the name alone: of a kind whose pods keep their
+// names, and with a template that asks for addresses under the pods' own names. It is nil if there is none, or if more
+// than one could be it. An error means that it is not known.
 func (t *Workloads) Maker(ctx context.Context, namespace, stem string) (*stayputv1alpha1.WorkloadReference, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupWithin)
 	defer cancel()

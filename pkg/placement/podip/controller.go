@@ -88,7 +88,7 @@ type Controller struct {
 	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
 	namespaces map[string]namespace     // nil: not known yet
 	above      map[string]pool.Workload // of a ReplicaSet, by UID
-	guard      string                   // names what guards the addresses of pods; empty: nothing does, as far as is known
+	guard      string                   // names what guards the addresses of pods, empty if nothing is known to
 	session    *session                 // nil: there is no Book
 	// agents says on which nodes agents are to run: a pod as the template of their DaemonSet, nil if it is not known.
 	agents *corev1.Pod
@@ -127,10 +127,10 @@ type namespace struct {
 type Options struct {
 	Workloads *cluster.Workloads
 	Home      Home
-	// Disowned is called with a gated pod that does not ask for addresses of pools any more; nil: nothing is.
+	// Disowned is called with a gated pod that does not ask for addresses of pools any more, nil if nothing is.
 	Disowned     func(types.NamespacedName)
 	Uninstalling func() bool
-	// Installation is the ConfigMap by which agents know whether there are pools; empty: they are not told.
+	// Installation is the ConfigMap by which agents know whether there are pools. If it is empty, they are not told.
 	Installation types.NamespacedName
 	// LongestRetention is how long an address is kept at most once its pod is gone, also while owned; zero is no limit.
 	LongestRetention time.Duration
@@ -254,7 +254,7 @@ func (c *Controller) Wake(ctx context.Context, pod *corev1.Pod) {
 	c.add(key{kindPod, string(pod.UID)})
 }
 
-// Why returns why there can be no addresses at all; empty: there can.
+// Why returns why there can be no addresses at all, empty if there can.
 func (c *Controller) Why() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -556,8 +556,8 @@ func (c *Controller) find(ctx context.Context, s *session, p pool.PodIP) error {
 	return nil
 }
 
-// outside says which pool is not for the node of a pod that could not be kept from it; empty: none. Addresses that the
-// pod has already are its own.
+// outside says which pool is not for the node of a pod that could not be kept from it, empty if none is. Addresses that
+// the pod has already are its own.
 func (c *Controller) outside(ctx context.Context, plan pool.Plan, name string) (string, error) {
 	if len(plan.Writes) < 2 {
 		return "", nil
@@ -681,7 +681,8 @@ func (c *Controller) recall(ctx context.Context, s *session) error {
 	return nil
 }
 
-// wanted asks whether the workload of an address wants its pod, and returns when to ask again; zero: once it changes.
+// wanted asks whether the workload of an address wants its pod, and returns when to ask again, zero if only once it
+// changes.
 func (c *Controller) wanted(ctx context.Context, s *session, p pool.PodIP) (is pool.Wanted, retry time.Duration) {
 	var err error
 	if p.Workload == (pool.Workload{}) {

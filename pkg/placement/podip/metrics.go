@@ -77,7 +77,7 @@ func (m *metrics) Collect(c chan<- prometheus.Metric) {
 	}
 }
 
-// now returns what the Book says; nil: there is none, or no pool.
+// now returns what the Book says, nil if there is none, or no pool.
 func (m *metrics) now() (all []prometheus.Metric) {
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
@@ -147,7 +147,7 @@ func (s *session) gates(p *pool.Pod, last, news bool, now time.Time) {
 	}
 }
 
-// let counts a pod that was let go with its addresses; nil: it was not gated.
+// let counts a pod that was let go with its addresses, nil if it was not gated.
 func (m *metrics) let(w *wait) {
 	if w != nil {
 		m.placed.WithLabelValues(strconv.FormatBool(w.waited)).Observe(max(0, m.c.now().Sub(w.since).Seconds()))

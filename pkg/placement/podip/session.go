@@ -496,8 +496,8 @@ type feed struct {
 	// all names what there is, and end ends what a list of this version does not have.
 	all    func() []string
 	end    func(name, version string)
-	listed func() // after a list; nil: nothing
-	// strip makes an object small as soon as it is read: a list of all is in memory at once. nil: as it is.
+	listed func() // called after a list, unless it is nil
+	// strip makes an object small as soon as it is read: a list of all is in memory at once. If nil, it stays as it is.
 	strip  func(client.Object)
 	synced chan struct{}
 	c      *Controller

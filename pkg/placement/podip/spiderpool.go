@@ -100,7 +100,7 @@ func adapt(o *spiderpoolv2beta1.SpiderIPPool) *stayputv1alpha1.PodIPPool {
 	return p
 }
 
-// unserved says why a SpiderIPPool gives no addresses; nil: it does.
+// unserved says why a SpiderIPPool gives no addresses, nil if it does.
 func unserved(o *spiderpoolv2beta1.SpiderIPPool) error {
 	if o.GivenBySpiderpool() {
 		return errors.New("Spiderpool has given addresses of it: take them over with kubectl stayput import spiderpool")

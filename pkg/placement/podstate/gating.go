@@ -128,8 +128,8 @@ func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Res
 	return reconcile.Result{RequeueAfter: gateEvery}, nil
 }
 
-// gateLines names the workloads whose pods are gated because of their PersistentPodStates; empty: none. The policy
-// leaves annotated pods alone, which are gated anyway.
+// gateLines names the workloads whose pods are gated because of their PersistentPodStates, empty if there are none. The
+// policy leaves annotated pods alone, which are gated anyway.
 func gateLines(all []kruisev1alpha1.PersistentPodState) string {
 	names := map[string]struct{}{}
 	for i := range all {
@@ -142,7 +142,7 @@ func gateLines(all []kruisev1alpha1.PersistentPodState) string {
 	return "\n" + strings.Join(slices.Sorted(maps.Keys(names)), "\n") + "\n"
 }
 
-// says returns what the ConfigMap of a namespace says; empty: there is none.
+// says returns what the ConfigMap of a namespace says, empty if there is none.
 func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 	g.mu.Lock()
 	known, ok := g.said[namespace]
@@ -166,7 +166,7 @@ func (g *gating) says(ctx context.Context, namespace string) (string, error) {
 	return lines, nil
 }
 
-// say makes the ConfigMap of a namespace say this; empty: deletes it.
+// say makes the ConfigMap of a namespace say this, or deletes it if that is empty.
 func (g *gating) say(ctx context.Context, namespace, lines string) error {
 	g.forget(namespace) // a write that fails may have happened
 	if lines == "" {

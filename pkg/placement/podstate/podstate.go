@@ -61,8 +61,8 @@ func Add(ctx context.Context, mgr ctrl.Manager, w *cluster.Workloads, leads, uni
 	)
 }
 
-// Of returns what is recorded of a pod; nil: nothing, as always while OpenKruise runs. An error means that it is not
-// known. The result is the cache's own and must not be changed.
+// Of returns what is recorded of a pod, nil if nothing is, as always while OpenKruise runs. An error means that it is
+// not known. The result is the cache's own and must not be changed.
 func (r *Records) Of(ctx context.Context, pod *corev1.Pod) (*home.Record, error) {
 	if r == nil {
 		return nil, nil

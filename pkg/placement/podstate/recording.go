@@ -88,8 +88,8 @@ func (r *recording) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Resu
 	return reconcile.Result{RequeueAfter: v.retry}, nil
 }
 
-// observe returns what the status of the obeyed object should say; nil: what it says now, because nothing changes while
-// a deleted workload has pods left.
+// observe returns what the status of the obeyed object should say, nil if that is what it says now, because nothing
+// changes while a deleted workload has pods left.
 func (r *recording) observe(ctx context.Context, ref home.Ref, s *kruisev1alpha1.PersistentPodState) (*verdict, error) {
 	kept := verdict{states: s.Status.PodStates, pods: s.Status.Pods}
 	w, err := r.workloads.Get(ctx, ref)

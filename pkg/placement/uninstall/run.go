@@ -176,7 +176,7 @@ func waitForAgents(ctx context.Context, c client.Client, namespace string, say f
 	}
 }
 
-// heldBy names an object that is deleted, but kept by finalizers; empty: it is not. None of them may be ours.
+// heldBy names an object that is deleted, but kept by finalizers, empty if it is not. None of them may be ours.
 func heldBy(kind string, o client.Object) string {
 	if o.GetDeletionTimestamp() == nil || len(o.GetFinalizers()) == 0 {
 		return ""

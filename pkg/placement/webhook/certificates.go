@@ -63,7 +63,7 @@ type certificates struct {
 
 	serving atomic.Pointer[tls.Certificate]
 	changed time.Time // when serving did
-	// works says whether the API server can be answered; nil: it does not ask.
+	// works says whether the API server can be answered, nil if it does not ask.
 	works atomic.Pointer[bool]
 }
 

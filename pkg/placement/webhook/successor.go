@@ -61,7 +61,7 @@ type successor struct {
 	now          func() time.Time
 	log          logr.Logger
 
-	since time.Time // every look since then found that all API servers have policies; zero: the last one did not
+	since time.Time // every look since then found that all API servers have policies, zero if the last one did not
 }
 
 // NeedLeaderElection returns true: one replica is enough.

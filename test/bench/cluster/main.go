@@ -55,7 +55,7 @@ var sections = []table.Section[*bench]{
 type bench struct {
 	product  lab.Product
 	scale    float64
-	profiles string // a folder for CPU profiles of the API server; empty: none
+	profiles string // a folder for CPU profiles of the API server, empty if there is none
 }
 
 // times scales a number of runs.

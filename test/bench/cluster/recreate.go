@@ -34,7 +34,7 @@ type contestant struct {
 	name  string
 	start func(context.Context) (*world, error)
 	set   *appsv1.StatefulSet
-	// published waits until the API says what the pods have; nil: it never does.
+	// published waits until the API says what the pods have, nil if it never does.
 	published func(*world, context.Context, map[string]place) error
 }
 

@@ -61,7 +61,7 @@ type Row struct {
 // Figure is a measured value.
 type Figure struct {
 	Value  float64
-	Spread float64 // half the value's 95 % interval, by resampling; 0: unknown
+	Spread float64 // half the value's 95 % interval, by resampling, 0 if it is unknown
 	Unit   string  // empty: a ratio
 	N      int
 }
