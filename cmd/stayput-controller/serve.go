@@ -136,7 +136,7 @@ func serve(ctx context.Context, o options, stderr io.Writer) error {
 // restartAfter keeps a controller whose API server is away or refuses it from restarting without a pause.
 const restartAfter = time.Second
 
-// restart replaces this process by a new one, which contends for the lease anew. A controller that could not renew its
+// restart replaces this process by a new one, which contends for the lease again. A controller that could not renew its
 // lease in time must stop all its work, which a new process is sure to have done. It does not exit, as other
 // controllers do, because each restart of the container comes after a longer pause, of up to five minutes, in which
 // pods stay gated.

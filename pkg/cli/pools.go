@@ -175,7 +175,7 @@ func (f *findings) pool(p *stayputv1alpha1.PodIPPool, now time.Time) {
 	ready := meta.FindStatusCondition(p.Status.Conditions, stayputv1alpha1.ConditionReady)
 	switch {
 	case ready == nil && now.Sub(p.CreationTimestamp.Time) > poolSlack:
-		f.fail(about+"no controller has looked at it", "see whether a controller leads, and its log. "+
+		f.fail(about+"no controller has reconciled it", "see whether a controller leads, and its log. "+
 			"It must have its rights: "+poolsWanted)
 	case ready != nil && ready.Status == metav1.ConditionFalse && ready.Reason == "Invalid":
 		f.fail(about+ready.Message, "change the pool")

@@ -119,7 +119,7 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 			"Disabled", "spec.disabled"))}, LevelWarn, "gives no addresses: spec.disabled"},
 		"a pool that nobody serves": {[]client.Object{aPool(func(p *stayputv1alpha1.PodIPPool) {
 			p.Status = stayputv1alpha1.PodIPPoolStatus{}
-		})}, LevelFail, "no controller has looked at it"},
+		})}, LevelFail, "no controller has reconciled it"},
 		"a new pool": {[]client.Object{aPool(func(p *stayputv1alpha1.PodIPPool) {
 			p.Status, p.CreationTimestamp = stayputv1alpha1.PodIPPoolStatus{}, metav1.NewTime(noon.Add(-poolSlack))
 		})}, LevelOK, "1 pool"},

@@ -20,7 +20,7 @@ import (
 //	end
 //
 // A command that changes the claims writes the file before the stamp: if the stamp agrees with the directories, so does
-// the file. If not (a kill, a wipe), whoever scans counts anew. A missing file is one that nobody has counted.
+// the file. If not (a kill, a wipe), whoever scans counts again. A missing file is one that nobody has counted.
 type counts struct {
 	of  map[string]int // claims by namespace, those that are over included
 	all int
@@ -47,7 +47,7 @@ func (c *counts) encode() []byte {
 	return []byte(b.String())
 }
 
-// decodeCounts returns nil for what it cannot read: it is counted anew.
+// decodeCounts returns nil for what it cannot read: it is counted again.
 func decodeCounts(b []byte) *counts {
 	text, _, whole := strings.Cut(string(b), countsEnd)
 	head, rest, _ := strings.Cut(text, "\n")
@@ -192,7 +192,7 @@ func (s *session) writeCounts() error {
 }
 
 // promised counts exactly what of a range set is promised, in all and to a namespace: what lies in it and is not over.
-// It reads every claim, and counts anew for those who come next.
+// It reads every claim, and counts again for those who come next.
 func (s *session) promised(set RangeSet, ns string) (all, of int, err error) {
 	p, err := s.files.picture()
 	if err != nil {

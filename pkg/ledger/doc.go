@@ -41,5 +41,5 @@
 // Only promises and their ends are made durable. A new or changed claim costs two fsyncs (its content, its name), and
 // an ADD that promises, restores or ends a promise one more, for the names of the address files: a power loss must not
 // bring back what was there before. The content of address files is never fsynced, and a DEL that retains costs none: a
-// power loss ends every attachment, and the first command of the next boot writes the files anew from the claims.
+// power loss ends every attachment, and the first command of the next boot writes the files again from the claims.
 package ledger

@@ -377,9 +377,9 @@ func (w *world) remove(path string) {
 	}
 }
 
-// lostNetworkDir: promises and what the index knows come back; retentions begin anew. An attachment that the index need
-// not know (host-local's, or one older than an uninstallation, until the agent has handed in its policy) is lost with
-// its address file, while its pod may go on to use the address: nothing on the disk tells of it any more.
+// lostNetworkDir: promises and what the index knows come back; retentions begin again. An attachment that the index
+// need not know (host-local's, or one older than an uninstallation, until the agent has handed in its policy) is lost
+// with its address file, while its pod may go on to use the address: nothing on the disk tells of it any more.
 func (w *world) lostNetworkDir() {
 	for k, p := range w.promises {
 		if w.expired(p) {

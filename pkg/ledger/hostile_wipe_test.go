@@ -8,7 +8,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// What comes between a wipe and the command that mends it, or before it. The model sees to it at each ADD that nothing
+// What comes between a wipe and the command that mends it, or before it. The model checks at each ADD that nothing
 // is given away.
 func TestAWipeGivesNothingAwayWhateverHappensAroundIt(t *testing.T) {
 	wholly := func(w *world) { must.Do(w.t, RemoveAll(w.fs, "/data/net")) }

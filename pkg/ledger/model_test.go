@@ -375,7 +375,7 @@ func (w *world) killedADD(r *rand.Rand, pod string) {
 		if p := w.promises[key]; p != nil {
 			p.unsure = true
 		}
-		w.maybe[key] = policy // new, or with a retention begun anew
+		w.maybe[key] = policy // new, or with a retention begun again
 		if r.IntN(2) == 0 {
 			delete(w.netns, ns.Path)
 		}

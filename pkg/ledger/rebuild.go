@@ -287,7 +287,7 @@ func (r *rebuilder) placeClaim(hash string, c *Claim) {
 	}
 }
 
-// setBack reports whether the wall clock was set back behind a span of an earlier boot. If that were not begun anew,
+// setBack reports whether the wall clock was set back behind a span of an earlier boot. If that were not begun again,
 // none of the boots to come would count before the clock has caught up.
 func (r *rebuilder) setBack(run anchor) bool {
 	return run.Boot != r.now.BootID && r.now.began().wall.Before(run.Wall)

@@ -362,7 +362,7 @@ func wordVersion(w string) int {
 // if one is missing that stayput has seen, so are address files.
 //
 // The third is the fingerprint of the network's configuration as it was last recorded for the agent. The fifth is what
-// the clocks read at the first command of the boot, so that a boot need not write every retained record anew.
+// the clocks read at the first command of the boot, so that a boot need not write every retained record again.
 type stamp struct {
 	boot  string
 	mtime int64        // -1: unknown
@@ -370,7 +370,7 @@ type stamp struct {
 	// config is Network.fingerprint
 	config string
 	state  []int64 // of stampedDirs, in their order
-	first  reading // zero if an older version wrote the stamp: it began every span anew in this boot
+	first  reading // zero if an older version wrote the stamp: it began every span again in this boot
 }
 
 // underWay stands for the modification time while a rebuild runs.

@@ -20,7 +20,7 @@ type session struct {
 	// trusted: the stamp agrees with the directories, so index and claims are complete unless a file was changed without
 	// the lock. scanned: they were completed under this lock, so they are complete.
 	trusted, scanned bool
-	touched          bool    // the directory, a last_reserved_ip or the marker have to be stamped anew
+	touched          bool    // the directory, a last_reserved_ip or the marker have to be stamped again
 	counted          *counts // nil: not read
 }
 

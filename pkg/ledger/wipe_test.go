@@ -48,7 +48,8 @@ func inhabited(t *testing.T) (w *world, retained []netip.Addr, promised, job Att
 	return w, retained, promised, job
 }
 
-// What was lost must cost nobody an address: neither what runs, nor what is promised. The model sees to it at each ADD.
+// What was lost must cost nobody an address: neither what runs, nor what is promised. The model checks that at each
+// ADD.
 func TestAWipeGivesNoAddressAwayAndEndsNoPromise(t *testing.T) {
 	state := newWorld(t, testNetwork("10.1.0.0/28", "")).ledger().state
 	for name, wipe := range map[string]func(w *world){

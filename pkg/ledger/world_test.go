@@ -69,7 +69,7 @@ type promise struct {
 	sinceLeft time.Duration
 	sinceWall time.Time
 	loose     bool // the clock may run later than the model's: a power loss set it back
-	unsure    bool // a killed restore may have begun the retention anew, at another wall clock
+	unsure    bool // a killed restore may have begun the retention again, at another wall clock
 }
 
 func testNetwork(v4, v6 string) *Network {
@@ -408,7 +408,7 @@ func (w *world) check() {
 	bad = slices.DeleteFunc(bad, func(err error) bool {
 		for k := range w.freed {
 			if strings.Contains(err.Error(), "is retained for "+k.String()+", but") {
-				return true // killed when one family was bound anew, with nothing behind the other
+				return true // killed when one family was bound again, with nothing behind the other
 			}
 		}
 		att, _, ok := strings.Cut(strings.TrimPrefix(err.Error(), "I6: "), " has ")

@@ -110,7 +110,7 @@ func TestAStateDirectoryThatIsWipedDeletesNoObject(t *testing.T) {
 		return a.book.agreed.dirs == nil
 	})
 	a.book.refresh()
-	w.promises("c2", "web-1", ten) // the next ADD makes the ledger anew: it knows the address of web-0, but no promise
+	w.promises("c2", "web-1", ten) // the next ADD makes the ledger again: it knows the address of web-0, but no promise
 	a.book.refresh()
 	eventually(t, "the other published", func() bool { return c.Object("web-1") != nil })
 	if is := c.Object("web-0"); is == nil || is.UID != was.UID {

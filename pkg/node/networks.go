@@ -19,7 +19,7 @@ type networks struct {
 	log     *slog.Logger
 }
 
-// open opens the ledger of every network that the plugin has served. They are opened anew each time, one small file
+// open opens the ledger of every network that the plugin has served. They are opened again each time, one small file
 // each, so that a network that appears is there at once. What cannot be opened is logged and makes whole false.
 func (n *networks) open() (ledgers []*ledger.Ledger, whole bool) {
 	ledgers, err := ledger.Networks(n.ledgers)

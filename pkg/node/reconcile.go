@@ -110,7 +110,7 @@ func (r *reconciler) reconcile(ctx context.Context) (next time.Duration, err err
 	return next, err
 }
 
-// adopt sees to it that the ledgers know every running sandbox: those that host-local gave an address before
+// adopt makes every running sandbox known to the ledgers: those that host-local gave an address before
 // stayput came, and those that started while the agent was away. It returns the namespaces of those that have one;
 // whole: every policy was set.
 func (r *reconciler) adopt(ctx context.Context, served []*ledger.Ledger, books []book,

@@ -83,7 +83,7 @@ func (p paged) WatchWithContext(ctx context.Context, options metav1.ListOptions)
 }
 
 // ListWithContext returns all objects as they are now, whatever version the options ask for. Pages that expire are an
-// error, upon which a reflector begins anew.
+// error, upon which a reflector begins again.
 func (p paged) ListWithContext(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 	options.Limit, options.ResourceVersion, options.ResourceVersionMatch = pageSize, "", ""
 	all := &metainternalversion.List{}

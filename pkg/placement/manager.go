@@ -93,7 +93,7 @@ const (
 	retryPeriod   = 2 * time.Second
 )
 
-// syncTimeout is how long the controllers wait for a cache of theirs before the process ends. To begin anew helps only
+// syncTimeout is how long the controllers wait for a cache of theirs before the process ends. To begin again helps only
 // against a connection that is stuck: what an overloaded API server has sent by then is lost.
 const syncTimeout = 10 * time.Minute
 

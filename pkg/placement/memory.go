@@ -20,7 +20,7 @@ import (
 )
 
 // memory is what the placer remembers of pods between decisions. All of it can be lost: a new leader finds pods gated
-// and decides anew. Each part says what its loss costs.
+// and decides again. Each part says what its loss costs.
 //
 // Its methods are safe for concurrent use.
 type memory struct {

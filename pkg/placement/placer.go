@@ -168,7 +168,7 @@ func (p *placer) waitingIn(_ context.Context, o client.Object) []reconcile.Reque
 	return p.memory.waitingIn(o.GetNamespace())
 }
 
-// homeGoes picks the changes that can end a wait early: a home that is released, deleted or recorded anew.
+// homeGoes picks the changes that can end a wait early: a home that is released, deleted or recorded again.
 var homeGoes = predicate.Funcs{
 	CreateFunc: func(event.CreateEvent) bool { return false },
 	UpdateFunc: func(e event.UpdateEvent) bool { return e.ObjectOld.GetGeneration() != e.ObjectNew.GetGeneration() },

@@ -26,7 +26,7 @@ func (p *placer) hand(ctx context.Context, pod *corev1.Pod) {
 	p.pools.Wake(ctx, pod)
 }
 
-// disowned has a gated pod looked at that does not ask for addresses of pools any more.
+// disowned queues a gated pod that does not ask for addresses of pools any more.
 func (p *placer) disowned(pod types.NamespacedName) {
 	if queue := p.queue.Load(); queue != nil {
 		(*queue).Add(reconcile.Request{NamespacedName: pod})

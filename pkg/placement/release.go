@@ -63,7 +63,7 @@ func workloadOf(r *stayputv1alpha1.RetainedIP) home.Ref {
 	return home.RefOf(r.Spec.Workload.APIVersion, r.Spec.Workload.Kind, r.Namespace, r.Spec.Workload.Name)
 }
 
-// workloadKey names a workload within its namespace. One that is created anew under the same name wants the addresses
+// workloadKey names a workload within its namespace. One that is created again under the same name wants the addresses
 // of the old one.
 func workloadKey(ref home.Ref) string { return ref.Group + "/" + ref.Kind + "/" + ref.Name }
 
@@ -154,7 +154,7 @@ func (r *releaser) having(ctx context.Context, namespace string, field client.Ma
 	return all
 }
 
-// Reconcile sees to one RetainedIP.
+// Reconcile reviews one RetainedIP.
 func (r *releaser) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	var ip stayputv1alpha1.RetainedIP
 	if err := r.client.Get(ctx, req.NamespacedName, &ip); err != nil {
@@ -206,7 +206,7 @@ func (r *releaser) withOwner(ctx context.Context, ip *stayputv1alpha1.RetainedIP
 	return r.moved(ctx, ip, pod)
 }
 
-// ofNobody sees to the addresses of a pod without a controller. Those of an orphan stay as they are: it may be adopted
+// ofNobody reviews the addresses of a pod without a controller. Those of an orphan stay as they are: it may be adopted
 // again.
 func (r *releaser) ofNobody(ctx context.Context, ip *stayputv1alpha1.RetainedIP, pod *corev1.Pod) error {
 	why := endless(ip, nil, false)

@@ -159,7 +159,7 @@ func (s *stock) next(not func(netip.Addr) bool) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// SetPodIP puts a PodIP in: from the cache, and what a write returned. The caller sees to it that no older version
+// SetPodIP puts a PodIP in: from the cache, and what a write returned. The caller ensures that no older version
 // of an object replaces a newer one.
 func (b *Book) SetPodIP(p PodIP) {
 	was := b.ips[p.Addr]

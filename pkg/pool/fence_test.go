@@ -944,7 +944,7 @@ func TestAnAnswerBarsWhatWasAskedForAndIsNotHere(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	if got := Respond(r, here, 5); got.Checked {
-		t.Errorf("checked anew: %+v", got)
+		t.Errorf("checked again: %+v", got)
 	}
 }
 

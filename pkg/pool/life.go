@@ -46,7 +46,7 @@ func (b *Book) Addresses() []netip.Addr {
 	return slices.Compact(all)
 }
 
-// Review sees to one address: it makes a PodIP again that a pod lacks, quarantines one that several pods have, and ends
+// Review reviews one address: it makes a PodIP again that a pod lacks, quarantines one that several pods have, and ends
 // one whose reason is gone. One that stays and has lost its finalizer, as by an uninstallation, gets it back. wanted is
 // asked only if that matters.
 func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) Plan {
@@ -314,7 +314,7 @@ func (p *Pod) made(a Address) PodIP {
 	}
 }
 
-// surplus reports whether the pod of an address was let go without being told of it. It never will be.
+// surplus reports whether the pod of an address was ungated without being told of it. It never will be.
 func (b *Book) surplus(pod *Pod, p *PodIP) bool {
 	if p.Adopted && !b.rules.broken(adoptedIsOwn) {
 		return false

@@ -1138,7 +1138,7 @@ func (w *world) rest(most int) {
 	}
 }
 
-// sweep is a controller that sees to everything.
+// sweep is a controller that reviews everything.
 func (w *world) sweep(c *controller) {
 	w.skew = c.clock
 	defer func() { w.skew = 0 }()

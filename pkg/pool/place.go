@@ -39,7 +39,7 @@ type choice struct {
 }
 
 // Place gives a pod its addresses. It is for pods that are gated, and for those that could not be: they have no
-// annotation. In the plan's order the addresses are claimed, then the pod is told and let go. A pod that waits is in
+// annotation. In the plan's order the addresses are claimed, then the pod is told and ungated. A pod that waits is in
 // [Book.Waiting] of each pool that has none for it.
 //
 // For each address that is the pod's own, or one that the identity has and nobody uses; then one that was never used,

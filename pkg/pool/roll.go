@@ -109,7 +109,7 @@ func lead(live, seen Roll, now time.Time, r rules) Roll {
 	return next
 }
 
-// Lead is the same for who has a Book. If that reports to be stale afterwards, it must be made anew.
+// Lead is the same for who has a Book. If that reports to be stale afterwards, it must be made again.
 func (b *Book) Lead(live Roll, now time.Time) Write {
 	next := lead(live, b.roll, now, b.rules)
 	next.Asked = maps.Clone(next.Asked)

@@ -20,7 +20,7 @@ const (
 	restoresAreNoticed               // after a restore, nodes know more than the cluster
 	futureIsLost                     // also if the clock was ahead that set the mark
 	restoresWaitForAll               // also those that do not answer
-	placedSinceMark                  // a pod is let go only if nothing was forgotten
+	placedSinceMark                  // a pod is ungated only if nothing was forgotten
 	versionsMatter                   // a write is bound to what it was decided on
 	createsAreClaims                 // a PodIP is never overwritten
 	releaseWaitsForFence             // an address that was released may be in use

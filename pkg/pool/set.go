@@ -57,7 +57,7 @@ func (s Set) Contains(a netip.Addr) bool {
 	return i < len(s.spans) && s.spans[i].first.Compare(a) <= 0
 }
 
-// Next returns the first address of the set that comes after a, beginning anew at the end; the zero Addr if the set is
+// Next returns the first address of the set that comes after a, beginning again at the end; the zero Addr if the set is
 // empty.
 func (s Set) Next(a netip.Addr) netip.Addr {
 	if len(s.spans) == 0 {

@@ -580,7 +580,7 @@ func (w *world) relistAll(c *controller) {
 	}
 }
 
-// relist has a watch begin anew: what happened in between is not seen.
+// relist has a watch begin again: what happened in between is not seen.
 func (w *world) relist(c *controller, kind int) {
 	b := c.book
 	c.stuck[kind] = false

@@ -219,7 +219,7 @@ func objectOf(o *metav1.PartialObjectMetadata, version string) Object {
 		Routed: o.Annotations[v1alpha1.AnnotationRoutedPools] == "true"}
 }
 
-// present takes in that the object exists.
+// present notes that the object exists.
 func (s *Signal) present(o Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -232,7 +232,7 @@ func (s *Signal) present(o Object) {
 	s.status.Object = o
 }
 
-// deleted takes in a watch event, which is about an object that existed when the watch began or has come since.
+// deleted notes a watch event, which is about an object that existed when the watch began or has come since.
 func (s *Signal) deleted(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,7 +241,7 @@ func (s *Signal) deleted(uid types.UID) {
 	}
 }
 
-// absent takes in a list without the object, and the list's resource version.
+// absent notes a list without the object, and the list's resource version.
 func (s *Signal) absent(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

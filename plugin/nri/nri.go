@@ -2,7 +2,7 @@
 // a Handler. It decides nothing and keeps nothing.
 //
 // It never holds up a runtime or fails a pod: it answers no event with an error, and a Handler returns within
-// milliseconds. While Run runs, a lost connection is made anew.
+// milliseconds. While Run runs, a lost connection is made again.
 package nri
 
 import (

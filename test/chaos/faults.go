@@ -402,7 +402,7 @@ func (b *breaker) stopServer() (heal func(context.Context) error, err error) {
 		}
 		ctx, cancel := context.WithTimeout(ctx, healing)
 		defer cancel()
-		// Controllers that lost their lease begin anew.
+		// Controllers that lost their lease begin again.
 		b.weather.strikes(theController, "the API server was down", lately)
 		return b.cluster.APIServer.Start(ctx)
 	}, err

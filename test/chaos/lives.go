@@ -322,7 +322,7 @@ func (l *lives) excuseLocked(is, want *life, node string, perhaps []string) stri
 	return ""
 }
 
-// changedLocked judges another address of the same pod, after its sandbox was made anew. With a shared identity a
+// changedLocked judges another address of the same pod, after its sandbox was made again. With a shared identity a
 // sibling may have taken the first one meanwhile.
 func (l *lives) changedLocked(is *life, was netip.Addr, now time.Time) {
 	if is.set.retain == "" || is.set.identity != "" {

@@ -45,7 +45,7 @@ func (m *machine) take(p part, what string, kill func() error) (heal func(contex
 	}
 	return func(ctx context.Context) error {
 		defer ends()
-		defer m.weather.strikes(agentOf(m.Name), what, lately) // it begins anew
+		defer m.weather.strikes(agentOf(m.Name), what, lately) // it begins again
 		defer agentEnds()
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -111,7 +111,7 @@ func (m *machine) settleLocked(ctx context.Context) error {
 	return nil
 }
 
-// restartKubelet starts kubelet anew, which registers its node again, unless it is down anyway.
+// restartKubelet starts kubelet again, which registers its node again, unless it is down anyway.
 func (m *machine) restartKubelet(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -34,7 +34,7 @@ const (
 	loseNode     kind = "power loss for long, declared"
 	killFlanneld kind = "kill flanneld"
 	stopFlanneld kind = "flanneld is away"
-	newLease     kind = "flannel's lease anew"
+	newLease     kind = "flannel's lease again"
 	loseRoutes   kind = "flannel's device and routes go"
 	killProxy    kind = "kill kube-proxy"
 )

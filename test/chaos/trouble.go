@@ -40,7 +40,7 @@ func (s *routed) strike(ctx context.Context, step step) (what string, heal func(
 		if err := b.unserved(); err != nil {
 			return "", nil, err
 		}
-		heal, err = m.take(flanneld, "its lease is made anew", func() error { return m.Lease(short) })
+		heal, err = m.take(flanneld, "its lease is made again", func() error { return m.Lease(short) })
 		return "the lease of " + m.Name, heal, err
 	case loseRoutes:
 		return "routes of " + m.Name, nil, s.loseRoutes(short, m)
@@ -70,7 +70,7 @@ func endProxy(ctx context.Context, m *machine) error {
 	return err
 }
 
-// loseRoutes takes flannel's device and its routes from a node, and kills flanneld, which makes them anew.
+// loseRoutes takes flannel's device and its routes from a node, and kills flanneld, which makes them again.
 func (s *routed) loseRoutes(ctx context.Context, m *machine) error {
 	if m.Pid() == 0 {
 		return nothing("%s is down", m.Name)

@@ -261,7 +261,7 @@ func TestAPodOfAPoolCostsFewRequests(t *testing.T) {
 	})
 	must.Do(t, c.APIServer.Start(testContext(t)))
 	holdTheirAddresses(t, c, places(t, c, ns, "web", 1, nil))
-	// Its watch was cut off. Once it has another one it looks at all pods anew, which is no part of what follows.
+	// Its watch was cut off. Once it has another one it looks at all pods again, which is no part of what follows.
 	until(t, "the agent to look at the pod again", func(context.Context) bool {
 		return count(since)["agent: get podips "] > 0
 	})

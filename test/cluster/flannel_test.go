@@ -439,12 +439,12 @@ func outlivesFlanneld(t *testing.T, o lab.ClusterOptions) {
 		{"the pod moves", move},
 		{"flanneld is killed, and the pod moves", func() { everywhere(kill)(); move() }},
 		{"the pod moves while there is no flanneld", func() { everywhere(stop)(); move(); everywhere(start)() }},
-		{"the pod's node gets its lease anew", func() {
+		{"the pod's node gets its lease again", func() {
 			n := c.Node(pod.Spec.NodeName)
 			must.Do(t, n.Lease(testContext(t)))
 			start(n)
 		}},
-		{"all get their leases anew, and the pod moves", func() {
+		{"all get their leases again, and the pod moves", func() {
 			everywhere(func(n *lab.ClusterNode) { must.Do(t, n.Lease(testContext(t))) })()
 			everywhere(start)()
 			move()
@@ -533,7 +533,7 @@ func outlivesAllNodes(t *testing.T, o lab.ClusterOptions) {
 		return pods
 	}
 	first := all()
-	// Pods that start on a node before its agent have another address until that has them made anew.
+	// Pods that start on a node before its agent have another address until that has them made again.
 	kept := func() (pods map[string]*corev1.Pod) {
 		until(t, "each pod to have its address", func(context.Context) bool {
 			pods = all()
@@ -611,6 +611,6 @@ func outlivesAllNodes(t *testing.T, o lab.ClusterOptions) {
 			said[e.Reason]++
 		}
 	}
-	t.Logf("%d pods started on a node before its agent did, and were made anew there; %d waited 5 s for their address",
+	t.Logf("%d pods started on a node before its agent did, and were made again there; %d waited 5 s for their address",
 		said["SandboxChanged"], said["WaitingForAddress"])
 }

@@ -194,7 +194,7 @@ func (n *ClusterNode) SetPodCIDR(ctx context.Context) error {
 }
 
 // Lease takes away what flanneld has said of the node, and flanneld itself, as if the node were given another lease.
-// flanneld says it anew when it starts.
+// flanneld says it again when it starts.
 func (n *ClusterNode) Lease(ctx context.Context) error {
 	if err := n.Flanneld.end(syscall.SIGKILL); err != nil {
 		return err

@@ -38,7 +38,7 @@ func SpareCollections(least uint64, percent int) {
 	if heap := live[0].Value.Uint64(); heap > 0 { // 0: before the first collection
 		debug.SetGCPercent(garbageOf(heap, least, percent))
 	}
-	// What nothing refers to is cleaned up at the next collection, which is when the heap is known anew.
+	// What nothing refers to is cleaned up at the next collection, which is when the heap is known again.
 	runtime.AddCleanup(new([64]byte), func(struct{}) { SpareCollections(least, percent) }, struct{}{})
 }
 

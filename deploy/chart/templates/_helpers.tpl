@@ -207,7 +207,7 @@ New namespaces are mounts that appear after the agent has started: HostToContain
 {{- /* Leftover namespaces are removed there. */ -}}
 {{- $all = append $all (dict "name" "run-netns" "path" "/run/netns" "propagation" "HostToContainer") -}}
 {{- $all = append $all (dict "name" "var-run-netns" "path" "/var/run/netns" "propagation" "HostToContainer") -}}
-{{- /* The directories, not the sockets: a runtime makes its sockets anew when it starts. containerd's is that of its
+{{- /* The directories, not the sockets: a runtime makes its sockets again when it starts. containerd's is that of its
 state as well, below which it can be told to mount the namespaces. */ -}}
 {{- $all = append $all (dict "name" "cri" "path" (dir $node.criSocket) "propagation" "HostToContainer" "readOnly" true) -}}
 {{- if $a.runtime.nriSocket -}}

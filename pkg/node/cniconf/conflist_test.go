@@ -10,7 +10,7 @@ import (
 	"github.com/stayput/stayput/test/must"
 )
 
-// A service mesh chains its plugin to the file that comes first, by writing it anew in its own way, and takes it out
+// A service mesh chains its plugin to the file that comes first, by writing it again in its own way, and takes it out
 // again when it is removed.
 func TestChainedPluginsStay(t *testing.T) {
 	const source = "10-flannel.conflist"
@@ -168,7 +168,7 @@ func TestAFileOutlivesItsSourceForAWhile(t *testing.T) {
 	step(gone, m, time.Hour+time.Second, false, false)
 	step(gone, m, time.Hour+sourceHold, false, false)
 	step(whole, m, time.Hour+sourceHold+time.Second, false, false) // it came back
-	step(gone, m, 3*time.Hour, false, false)                       // the time begins anew
+	step(gone, m, 3*time.Hour, false, false)                       // the time begins again
 	step(gone, m, 3*time.Hour+sourceHold-1, false, false)
 	step(gone, m, 3*time.Hour+sourceHold, true, false)
 

@@ -882,7 +882,7 @@ func TestARuntimeThatLooksElsewhereIsNotGivenAFile(t *testing.T) {
 			if !strings.Contains(s.Message, c.says) || (w.own() != "") != (c.state == StateActive) {
 				t.Errorf("%s, and the file is\n%s", s.Message, w.own())
 			}
-			// One that is there already, since the runtime was configured anew.
+			// One that is there already, since the runtime was configured again.
 			w.write(ConflistName, ownOf(t, "10-pods.conflist", bridgeConf))
 			w.look(c.state)
 			if (w.own() != "") != (c.state == StateActive) {

@@ -93,7 +93,7 @@ func (k *Keeper) answer(ctx context.Context) error {
 		return nil
 	}
 
-	// 2. What is heeded from now on. The files are written anew, from a list that is as new as the question.
+	// 2. What is heeded from now on. The files are written again, from a list that is as new as the question.
 	checked, _, err := ledger.Rechecked(k.o.Ledgers)
 	if err != nil {
 		return err

@@ -194,7 +194,7 @@ func (k *Keeper) recall(epoch int64) {
 }
 
 // replace records a list of all pods of the node that was made since an epoch was begun. Those that changed, or after
-// an interruption all, are looked at.
+// an interruption all, are queued.
 func (k *Keeper) replace(pods []Pod, begun int64, interrupted bool) error {
 	is := map[string]bool{}
 	for i := range pods {
@@ -359,7 +359,7 @@ func (k *Keeper) followRoll(ctx context.Context) {
 	})
 }
 
-// setRoll records the roll. When a recall begins or is over, PodIPs may be others: every pod is looked at.
+// setRoll records the roll. When a recall begins or is over, PodIPs may be others: every pod is queued.
 func (k *Keeper) setRoll(roll *v1alpha1.PodIPRoll) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -126,7 +126,7 @@ type Keeper struct {
 	podCIDRs  []netip.Prefix // of this node
 	// cannotRoute says why pods here cannot have routed addresses, empty if they can, nil if it is not known yet.
 	cannotRoute *string
-	// queue has the UIDs of subjects that are to be looked at, nil if nobody looks.
+	// queue has the UIDs of subjects that are due, nil unless Run runs.
 	queue    workqueue.TypedRateLimitingInterface[string]
 	subjects map[string]*subject
 	all      map[string]bool // the UIDs of all pods of the node, by their watch
@@ -174,7 +174,7 @@ type subject struct {
 	// By the watch of the node's pods.
 	exists, ending, over bool
 	// bound: the cluster knows that the pod has its addresses here. gone: all that is to be done for a pod that is gone
-	// was done. Both hold until something of the pod changes that matters, or all is to be looked at anew; looks counts
+	// was done. Both hold until something of the pod changes that matters, or all are due again; looks counts
 	// that.
 	bound, gone bool
 	// placed: the cluster knows that other nodes are to route to the pod, which has not started. It holds as long.
@@ -250,7 +250,7 @@ func (s *subject) addrs() ([]netip.Addr, error) {
 
 const (
 	workers = 8
-	// A subject that is not settled is looked at again: after retryFirst, then ever later; one that waits for somebody
+	// A subject that is not settled is due again: after retryFirst, then ever later; one that waits for somebody
 	// else every waitAgain.
 	retryFirst, retryLast = 50 * time.Millisecond, 15 * time.Second
 	waitAgain             = 15 * time.Second
@@ -383,7 +383,7 @@ func (k *Keeper) putServedLocked(was *ledger.Served) error {
 	return ledger.Serve(k.o.Ledgers, is)
 }
 
-// servedAgain is how often it is looked at whether what the plugin was told is still there.
+// servedAgain is how often the agent checks that what the plugin was told is still there.
 const servedAgain = 10 * time.Second
 
 // serve works until the cluster has no pool or ctx is done.
@@ -451,7 +451,7 @@ func (k *Keeper) serve(ctx context.Context) {
 	k.troubled.Unlock()
 }
 
-// Look has a pod looked at whose sandbox has started or, if it stops, stops or has gone.
+// Look queues a pod: its sandbox has started or, if stops is true, stops or has gone.
 func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string, stops bool) {
 	if k == nil || ledger.ValidPodUID(pod.UID) != nil {
 		return
@@ -475,7 +475,7 @@ func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string, stops bool)
 	k.enqueue(s)
 }
 
-// Conflict takes in that a pod could not start, because another machine on the link has an address of it. If the pod is
+// Conflict notes that a pod could not start, because another machine on the link has an address of it. If the pod is
 // not known yet, the next ADD says so again.
 func (k *Keeper) Conflict(e ledger.Event) {
 	if k == nil {
@@ -506,7 +506,7 @@ func (k *Keeper) started(uid string) {
 	}
 }
 
-// enqueue has a subject looked at, at once. k.mu is held.
+// enqueue queues a subject at once. k.mu is held.
 func (k *Keeper) enqueue(s *subject) {
 	if k.queue != nil {
 		k.queue.Forget(s.uid)
@@ -514,7 +514,7 @@ func (k *Keeper) enqueue(s *subject) {
 	}
 }
 
-// enqueueAll has every subject looked at. k.mu is held.
+// enqueueAll queues every subject. k.mu is held.
 func (k *Keeper) enqueueAll() {
 	for _, s := range k.subjects {
 		s.bound, s.gone, s.placed = false, false, false

@@ -273,7 +273,7 @@ func (k *Keeper) ownPodCIDR(is4 bool) netip.Prefix {
 	return netip.Prefix{}
 }
 
-// networkAgain is when flannel's file is looked at again: after a boot flanneld may begin later than the agent.
+// networkAgain is when flannel's file is read again: after a boot flanneld may begin later than the agent.
 const networkAgain = 10 * time.Second
 
 // followNetwork tells the routes of flannel's network. What is known of it stays while flanneld is away.

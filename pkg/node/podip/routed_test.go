@@ -209,7 +209,7 @@ func TestFlannelsNetworkIsKnownOnceFlanneldHasSaidIt(t *testing.T) {
 		want("[]")
 		must.Do(t, os.WriteFile(file, []byte("FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\n"), 0o644))
 		want("[10.244.0.0/16]")
-		must.Do(t, os.Remove(file)) // flanneld begins anew
+		must.Do(t, os.Remove(file)) // flanneld begins again
 		want("[10.244.0.0/16]")
 	})
 }
@@ -265,7 +265,7 @@ func TestANodeSaysThatItCannotRoute(t *testing.T) {
 		}
 
 		w.end()
-		w.starts(-1) // it finds out anew, and says nothing else meanwhile
+		w.starts(-1) // it finds out again, and says nothing else meanwhile
 		w.k.o.CannotRoute = says
 		w.pass(time.Minute)
 		want("the agent was killed", byCloud)

@@ -20,7 +20,7 @@ import (
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// verdict is when a subject is looked at again.
+// verdict is when a subject is due again.
 type verdict int
 
 const (
@@ -226,7 +226,7 @@ func (k *Keeper) confirm(ctx context.Context, s *subject) (bool, error) {
 }
 
 // refuse has the runtime stop sandboxes of a pod that have been started without the plugin, as on a node whose network
-// was there before its agent: they have another address than the pod was given, and kubelet makes them anew. While it
+// was there before its agent: they have another address than the pod was given, and kubelet makes them again. While it
 // would make such a one again, nothing is said of the pod.
 func (k *Keeper) refuse(ctx context.Context, s *subject, addrs []netip.Addr, p presence) (verdict, error) {
 	strangers := p.strangers(addrs)
@@ -487,7 +487,7 @@ func (s *subject) stray(p presence) error {
 		"the runtime nor the node's records say whose it is: end it by hand", s, u.Path)
 }
 
-// report writes the status of a PodIP. If that has changed since it was read, it is looked at again.
+// report writes the status of a PodIP. If that has changed since it was read, the subject is due again.
 func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (verdict, error) {
 	since := metav1.NewTime(c.now().UTC().Truncate(time.Second))
 	is := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
@@ -514,7 +514,7 @@ func ipOf(a netip.Addr, o *v1alpha1.PodIP) *pool.PodIP {
 	if o == nil {
 		return nil
 	}
-	cidr, _ := netip.ParsePrefix(o.Status.PodCIDR) // what cannot be read is written anew
+	cidr, _ := netip.ParsePrefix(o.Status.PodCIDR) // what cannot be read is written again
 	return &pool.PodIP{
 		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, PodUID: pool.UID(o.Spec.PodUID),
 		Phase: pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,

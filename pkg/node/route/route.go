@@ -17,7 +17,7 @@
 //
 // Errors are said by Options.Note, and all is tried again.
 //
-//	route.go   what is known, and when the kernel is looked at
+//	route.go   what is known, and when the kernel is read
 //	decide.go  the route that an address is to have: pure
 //	kernel.go  what is read and written
 //	source.go  the nftables table that keeps sources, and redirects from being sent
@@ -87,7 +87,7 @@ type Table struct {
 	places  map[netip.Addr]Place
 	serving map[netip.Prefix]int // how many places have each PodCIDR
 	known   bool                 // places are all that there are
-	changed map[netip.Addr]bool  // what is to be looked at
+	changed map[netip.Addr]bool  // what is due
 	look    bool                 // all of the kernel is
 	ask     bool                 // the ledgers are
 	chain   bool                 // the nftables table is
@@ -197,7 +197,7 @@ func (t *Table) Delete(a netip.Addr) {
 	}
 }
 
-// put takes in a place, or that there is none, and reports whether that is new. t.mu is held.
+// put records a place, or that there is none, and reports whether that is new. t.mu is held.
 func (t *Table) put(a netip.Addr, p Place, is bool) bool {
 	was, ok := t.places[a]
 	if ok == is && was == p {
@@ -319,7 +319,7 @@ func (t *Table) lookAgain() {
 	t.now.Up()
 }
 
-// sawRoute takes in a change of a route, and reports whether there is something to do.
+// sawRoute records a change of a route, and reports whether there is something to do.
 func (t *Table) sawRoute(u netlink.RouteUpdate) bool {
 	dst, ok := prefixOf(u.Dst)
 	if !ok || u.Table != unix.RT_TABLE_MAIN {
@@ -358,7 +358,7 @@ func (t *Table) sawRoute(u netlink.RouteUpdate) bool {
 	return true
 }
 
-// sawLink takes in a change of a link, and reports whether there is something to do.
+// sawLink records a change of a link, and reports whether there is something to do.
 func (t *Table) sawLink(u netlink.LinkUpdate) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

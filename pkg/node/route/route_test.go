@@ -92,7 +92,7 @@ func TestRoutesComeBack(t *testing.T) {
 		what string
 		lose func()
 	}{
-		{"flannel starts anew", func() { n.ip("n1", "link del flannel.1"); n.flannel(1) }},
+		{"flannel starts again", func() { n.ip("n1", "link del flannel.1"); n.flannel(1) }},
 		{"another node's does", func() { n.ip("n3", "link del flannel.1"); n.flannel(3) }},
 		{"the bridge blinks", func() {
 			n.ip("n2", "link set cni0 down", "link set cni0 up", "addr replace fd00:10:244:2::1/64 dev cni0 nodad")

@@ -2,7 +2,7 @@
 // what the Book decides.
 //
 //	controller.go  the loops, and what wakes which of them
-//	session.go     the Book: begun, fed, and begun anew if the API server's data were restored
+//	session.go     the Book: begun, fed, and begun again if the API server's data were restored
 //	agents.go      on which nodes agents are to run
 //	write.go       the writes, each bound to what it was decided on
 //	status.go      what pools and addresses say of themselves
@@ -96,7 +96,7 @@ type Controller struct {
 
 type queue = workqueue.TypedRateLimitingInterface[key]
 
-// key names what is looked at.
+// key names what is reconciled.
 type key struct{ kind, name string }
 
 // The kinds of keys: a pod by its UID, an address, a pool, and the roll.
@@ -143,7 +143,7 @@ const workers = 32
 // longestLag is the longest pause between two tries: the watch that brings the news has it tried at once.
 const longestLag = time.Second
 
-// planGood is how long a plan may be carried out: after that, decide anew.
+// planGood is how long a plan may be carried out: after that, decide again.
 const planGood = 10 * time.Second
 
 // Add has a manager give pods addresses of pools while it leads.
@@ -236,7 +236,7 @@ func (c *Controller) owns(pod *corev1.Pod) (owns, byDefault bool, err error) {
 	return false, false, nil
 }
 
-// Wake has a pod looked at: what its home waited for has changed. It puts in a pod that was seen before it was known
+// Wake queues a pod: what its home waited for has changed. It puts in a pod that was seen before it was known
 // that its namespace asks for addresses.
 func (c *Controller) Wake(ctx context.Context, pod *corev1.Pod) {
 	c.mu.Lock()
@@ -273,7 +273,7 @@ func (c *Controller) add(keys ...key) {
 	c.enqueue(keys...)
 }
 
-// enqueue has something looked at. Until there is a Book nothing is, but then all. c.mu is held.
+// enqueue queues a key. Until there is a Book nothing is reconciled, but then all. c.mu is held.
 func (c *Controller) enqueue(keys ...key) {
 	if c.queue == nil || c.session == nil || !c.session.ready {
 		return
@@ -301,7 +301,7 @@ func (c *Controller) ofWorkload(_ context.Context, ref home.Ref) (all []key) {
 
 func addressKey(a netip.Addr) key { return key{kindAddress, a.String()} }
 
-// Reconcile sees to one thing.
+// Reconcile does what is due for one key.
 func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, error) {
 	if c.uninstalling() {
 		return reconcile.Result{RequeueAfter: cluster.Recheck}, nil
@@ -311,7 +311,7 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	ready := s != nil && s.ready && !s.book.Stale()
 	c.mu.Unlock()
 	if !ready {
-		return reconcile.Result{}, nil // all is looked at once there is a Book
+		return reconcile.Result{}, nil // all is queued once there is a Book
 	}
 	var after time.Duration
 	var err error
@@ -613,7 +613,7 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// review sees to one address.
+// review reviews one address and carries out the plan.
 func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time.Duration, error) {
 	at := c.now()
 	wanted, retry := pool.Unknown, time.Duration(0)
@@ -777,7 +777,7 @@ func (c *Controller) sayConflict(s *session, is *pool.PodIP, plan pool.Plan) {
 	if !ok || !s.firstOf(string(end.UID), plan.Reason) {
 		return
 	}
-	note := fmt.Sprintf("%s: %s. Nobody gets it until that is looked at again", is.Addr, plan.Reason)
+	note := fmt.Sprintf("%s: %s. No pod gets it until that is checked again", is.Addr, plan.Reason)
 	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: end.Namespace, Name: end.Name,
 		UID: types.UID(end.UID)}
 	c.events.Eventf(about, nil, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "%s", note)

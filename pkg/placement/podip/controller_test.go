@@ -307,7 +307,7 @@ func (c *controlling) looks() {
 	c.pods = exist
 }
 
-// step sees to one thing.
+// step reconciles one key.
 func (c *controlling) step() error {
 	k := c.line.now[0]
 	c.line.now = c.line.now[1:]
@@ -318,7 +318,7 @@ func (c *controlling) step() error {
 	return err
 }
 
-// works sees to all that there is to do until nothing is.
+// works reconciles until nothing is left to do.
 func (c *controlling) works() {
 	c.t.Helper()
 	for idle := 0; idle < 2; idle++ {

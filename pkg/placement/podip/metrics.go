@@ -147,7 +147,7 @@ func (s *session) gates(p *pool.Pod, last, news bool, now time.Time) {
 	}
 }
 
-// let counts a pod that was let go with its addresses, nil if it was not gated.
+// let counts a pod that was ungated with its addresses, nil if it was not gated.
 func (m *metrics) let(w *wait) {
 	if w != nil {
 		m.placed.WithLabelValues(strconv.FormatBool(w.waited)).Observe(max(0, m.c.now().Sub(w.since).Seconds()))

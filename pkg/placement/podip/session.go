@@ -61,7 +61,7 @@ type session struct {
 
 // errStale ends a session.
 var errStale = errors.New("the API server's data were restored, or every node has said what was lost, or other words " +
-	"count: beginning anew")
+	"count: beginning again")
 
 // Start serves pools until ctx ends. It watches PodIPPools once the API server serves them, and everything else once
 // there is one.
@@ -337,7 +337,7 @@ func (c *Controller) serve(ctx context.Context) error {
 	}
 }
 
-// giveBack returns memory to the system once everything has been looked at. The lists of all and the first look leave
+// giveBack returns memory to the system once everything has been reconciled. The lists of all and the first look leave
 // more garbage than what is kept of them, and a controller that then has nothing to do would keep it.
 func (c *Controller) giveBack(ctx context.Context) {
 	tick := time.NewTicker(200 * time.Millisecond)
@@ -398,7 +398,7 @@ func (c *Controller) end(s *session) {
 	s.ready = false
 }
 
-// open has everything looked at.
+// open queues everything.
 func (c *Controller) open(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -406,7 +406,7 @@ func (c *Controller) open(s *session) {
 	c.lookAtAll()
 }
 
-// lookAtAll has everything looked at, of pods the oldest first. c.mu is held.
+// lookAtAll queues everything, of pods the oldest first. c.mu is held.
 func (c *Controller) lookAtAll() {
 	s := c.session
 	if s == nil {
@@ -428,8 +428,8 @@ func (c *Controller) lookAtAll() {
 	}
 }
 
-// sweep has looked at again what waits. Of the pods that wait for an address to become free those are looked at for
-// which there is one.
+// sweep queues again what waits. Of the pods that wait for an address to become free it queues those for which there is
+// one.
 func (c *Controller) sweep(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

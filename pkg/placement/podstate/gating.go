@@ -95,7 +95,7 @@ func (g *gating) sayAgain(ctx context.Context, namespaces func() []string, enque
 	}
 }
 
-// Reconcile sees to the ConfigMap of one namespace.
+// Reconcile brings the ConfigMap of one namespace up to date.
 func (g *gating) Reconcile(ctx context.Context, namespace string) (reconcile.Result, error) {
 	if g.uninstalling() {
 		g.forget(namespace) // others delete it

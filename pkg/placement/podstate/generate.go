@@ -258,7 +258,7 @@ var podGone = predicate.TypedFuncs[*cluster.Pod]{
 	UpdateFunc: func(event.TypedUpdateEvent[*cluster.Pod]) bool { return false },
 }
 
-// Reconcile sees to the generated object of one workload.
+// Reconcile brings the generated object of one workload up to date.
 func (g *generating) Reconcile(ctx context.Context, ref home.Ref) (reconcile.Result, error) {
 	switch runs, err := g.kruise.runs(); {
 	case err != nil:

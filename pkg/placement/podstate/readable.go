@@ -41,7 +41,7 @@ func readable(ctx context.Context, live client.Reader) (bool, error) {
 	return false, err
 }
 
-// without ends the manager once PersistentPodStates can be read, so that the controller starts anew.
+// without ends the manager once PersistentPodStates can be read, so that the controller starts again.
 type without struct{ live client.Reader }
 
 func (without) NeedLeaderElection() bool { return false }

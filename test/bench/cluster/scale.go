@@ -194,7 +194,7 @@ func (l *landscape) measureSize(ctx context.Context, b *bench, nodes, sets int) 
 	if err := settleBelow(ctx, quiet, server, l.Etcd.Process()); err != nil {
 		return nil, err
 	}
-	say("scale: %d nodes, %d pods, %d watches are there after %.0f s; %d watches were begun anew", f.nodes, f.pods,
+	say("scale: %d nodes, %d pods, %d watches are there after %.0f s; %d watches were begun again", f.nodes, f.pods,
 		f.watch, f.setUp.Seconds(), l.lost.Load())
 
 	// 1. Its start, with a pod waiting for it.

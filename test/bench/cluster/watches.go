@@ -298,7 +298,7 @@ func (a *audience) read(own *http.Client, request *http.Request) error {
 	}
 }
 
-// saw takes in that a watcher has seen a change.
+// saw notes that a watcher has seen a change.
 func (a *audience) saw(number int, at time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
