@@ -32,8 +32,6 @@ type Book struct {
 	lines   lines
 	// disputed are the addresses in quarantine, and those that another machine has.
 	disputed map[netip.Addr]bool
-
-	rules rules
 }
 
 // endsMost is how many ends of pods are remembered. Without one, more nodes have to be asked.
@@ -362,7 +360,7 @@ func (b *Book) Answer(node string) Answer { return b.answers[node] }
 // node's word counts: an agent may lie.
 func (b *Book) heeds(node string, uid UID) bool {
 	pod := b.pods[uid]
-	return pod == nil || pod.Node == node || b.rules.broken(recallsEnd) ||
+	return pod == nil || pod.Node == node ||
 		pod.Created.Before(time.Unix(0, b.roll.Epoch).Add(Skew))
 }
 
@@ -392,7 +390,7 @@ func (b *Book) Fence(p *PodIP, now time.Time) Finding {
 func (b *Book) situation(p *PodIP, now time.Time) Situation {
 	s := Situation{
 		Now: now, IP: p, Pod: b.pods[p.PodUID], Nodes: b.nodes, Answers: b.answers, Asked: b.roll.Asked[p.PodUID],
-		Held: b.holders(p.PodUID), Agent: b.hadAgent, rules: b.rules,
+		Held: b.holders(p.PodUID), Agent: b.hadAgent,
 	}
 	if end, ok := b.ends[p.PodUID]; ok {
 		s.End = &end

@@ -49,8 +49,6 @@ type Situation struct {
 	// Agent reports whether a node has ever answered, or had an address, nil if that is not known. Where agents are wanted
 	// may have changed since: such a node is asked like any other.
 	Agent func(node string) bool
-
-	rules rules
 }
 
 // askAfter is how long the fence waits for a report before it has nodes asked for one: longer than an agent is away
@@ -85,8 +83,6 @@ func Fence(s Situation) Finding {
 	case s.Pod != nil:
 		return Finding{Verdict: Wait,
 			Reason: fmt.Sprintf("node %s has not reported yet that pod %s is gone", s.Pod.Node, name)}
-	case s.rules.broken(forceDeleteIsNoProof):
-		return Finding{}
 	}
 	node, known := s.known()
 	said := p.saidOn() // after a restore, a pod may run that has no node by the cluster
@@ -105,7 +101,6 @@ func Fence(s Situation) Finding {
 // its end, no controller that runs has seen it: then ok is false.
 func (s Situation) known() (node string, ok bool) {
 	switch {
-	case s.rules.broken(nodeIsKnown):
 	case s.Pod != nil:
 		return s.Pod.Node, true
 	case s.End != nil && (s.End.Node != "" || s.End.Final):
@@ -119,8 +114,6 @@ func (s Situation) known() (node string, ok bool) {
 func (s Situation) believed() bool {
 	p := s.IP
 	switch node, known := s.known(); {
-	case s.rules.broken(nodeIsKnown):
-		return true
 	case known && (node != "" || s.Pod != nil):
 		return p.Node == "" || p.Node == node
 	}
@@ -130,7 +123,7 @@ func (s Situation) believed() bool {
 // heldBesides returns another node that says that the pod is there, empty if there is none.
 func (s Situation) heldBesides(node string) string {
 	for _, held := range s.Held {
-		if held != node && !s.rules.broken(nodeIsKnown) {
+		if held != node {
 			return held
 		}
 	}
@@ -139,16 +132,10 @@ func (s Situation) heldBesides(node string) string {
 
 // podGone is the pod of the address, which must not exist.
 func (s Situation) podGone() []Check {
-	if s.rules.broken(podIsLookedUp) {
-		return nil
-	}
 	return []Check{{Gone: &Pod{UID: s.IP.PodUID, Namespace: s.IP.Namespace, Name: s.IP.PodName}}}
 }
 
 func (s Situation) off(node string) []Check {
-	if s.rules.broken(nodeIsLookedUp) || s.rules.broken(readyIsNotOff) {
-		return nil
-	}
 	return []Check{{Off: node}}
 }
 
@@ -160,12 +147,10 @@ func fenceNode(s Situation, name, node string) Finding {
 	switch {
 	case !exists:
 		return Finding{Reason: fmt.Sprintf("node %s is deleted", node), If: append(s.podGone(), s.off(node)...)}
-	case n.off(s.rules):
+	case n.off():
 		return Finding{Reason: fmt.Sprintf("node %s is out of service", node), If: append(s.podGone(), s.off(node)...)}
 	case s.answered(node):
 		return Finding{Reason: fmt.Sprintf("node %s says that pod %s is not there", node, name)}
-	case s.rules.broken(notReadyIsNoProof) && !n.Ready:
-		return Finding{}
 	case !n.Ready:
 		return Finding{Verdict: Never, Ask: s.Asked == 0,
 			Reason: fmt.Sprintf("pod %s may still run on node %s, which is not Ready", name, node),
@@ -190,11 +175,7 @@ func (s Situation) had(node string) bool {
 // answered reports whether a node says that the pod is not there, having been asked after the pod's end.
 func (s Situation) answered(node string) bool {
 	a, ok := s.Answers[node]
-	asked := s.Asked > 0 && a.Round >= s.Asked
-	if s.rules.broken(answersAreFresh) {
-		asked = true
-	}
-	return ok && asked && !a.holds(s.IP)
+	return ok && s.Asked > 0 && a.Round >= s.Asked && !a.holds(s.IP)
 }
 
 // muteAfter is after how long an operator has to do something about a node that is Ready and does not answer, since no
@@ -233,8 +214,8 @@ func everyone(s Situation, why string, satisfied func(node string) bool) Finding
 	for _, name := range slices.Sorted(maps.Keys(s.Nodes)) {
 		among = append(among, name)
 		switch n := s.Nodes[name]; {
-		case n.Foreign && !s.hadAgent(name) || satisfied(name) || s.rules.broken(everyNodeAnswers):
-		case n.off(s.rules):
+		case n.Foreign && !s.hadAgent(name) || satisfied(name):
+		case n.off():
 			checks = append(checks, s.off(name)...)
 		case n.Ready && s.Agent != nil && (n.Foreign || !s.Agent(name)) && s.askedFor(muteAfter):
 			if n.Foreign {

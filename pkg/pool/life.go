@@ -54,7 +54,7 @@ func (b *Book) Review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 		return Plan{Reason: reason, Remedy: remedy}
 	}
 	plan := b.review(a, now, wanted)
-	if p := b.ips[a]; p != nil && plan.Writes == nil && !p.Held && !p.Deleting && !b.rules.broken(finalizerHolds) {
+	if p := b.ips[a]; p != nil && plan.Writes == nil && !p.Held && !p.Deleting {
 		again := *p
 		again.Held = true
 		plan.Writes = []Write{UpdateIP{PodIP: again}}
@@ -93,12 +93,7 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 	}
 	switch {
 	case pod != nil && b.surplus(pod, p):
-		if b.rules.broken(surplusIsFreed) {
-			return Plan{}
-		}
 		return b.end(p, "its pod has other addresses", nil)
-	case alive && (p.Release || p.Deleting) && b.rules.broken(releaseWaitsForFence):
-		return b.end(p, "", nil)
 	case alive:
 		return Plan{}
 	}
@@ -197,7 +192,7 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		}
 		return Plan{Reason: why, Writes: []Write{b.ask(about, now)}}
 	}
-	all := everyone(Situation{Now: now, Nodes: b.nodes, Asked: asked, Agent: b.hadAgent, rules: b.rules}, why,
+	all := everyone(Situation{Now: now, Nodes: b.nodes, Asked: asked, Agent: b.hadAgent}, why,
 		func(node string) bool { return b.answers[node].Round >= asked || b.apart(p, node) })
 	if all.Verdict != Yes {
 		return Plan{Reason: all.Reason, Remedy: all.Remedy}
@@ -316,11 +311,8 @@ func (p *Pod) made(a Address) PodIP {
 
 // surplus reports whether the pod of an address was ungated without being told of it. It never will be.
 func (b *Book) surplus(pod *Pod, p *PodIP) bool {
-	if p.Adopted && !b.rules.broken(adoptedIsOwn) {
+	if p.Adopted {
 		return false
-	}
-	if b.rules.broken(annotationsDecide) {
-		return !pod.has(p.Addr)
 	}
 	if pod.Has == nil && (pod.Ending || pod.Over) { // it never will be told of any
 		for _, node := range b.holders(pod.UID) {
@@ -344,9 +336,6 @@ func (b *Book) superseded(p *PodIP) bool {
 
 // end frees an address, in two steps if it is held: deleted first, nobody can claim it any more.
 func (b *Book) end(p *PodIP, why string, checks []Check) Plan {
-	if b.rules.broken(unusedIsFreed) {
-		return Plan{}
-	}
 	if p.Deleting {
 		again := *p
 		again.Held = false

@@ -364,7 +364,7 @@ func (w *world) agentSees(n *node) {
 func (w *world) tend(n *node, uid UID, a netip.Addr, pod Pod, exists, found bool) {
 	local := Local{UID: uid, Node: n.name, Exists: exists, Found: found, Ending: pod.Ending, Over: pod.Over,
 		Barred: n.barred[uid],
-		Netns:  n.sandboxes[uid] != nil, rules: w.rules}
+		Netns:  n.sandboxes[uid] != nil}
 	if ip, ok := w.ips.objs[a.String()]; ok {
 		local.IP = &ip
 	}
@@ -474,7 +474,7 @@ func (w *world) lie() {
 
 func (w *world) answer(n *node, roll Roll) {
 	w.agentSees(n)
-	reply := respond(roll, func(uid UID) bool { return n.sandboxes[uid] != nil }, n.checked, w.rules)
+	reply := Respond(roll, func(uid UID) bool { return n.sandboxes[uid] != nil }, n.checked)
 	for _, uid := range reply.Bar {
 		n.barred[uid] = true
 	}

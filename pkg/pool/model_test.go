@@ -30,6 +30,10 @@ var (
 // address. A failure prints the seed and the history; -model.seed replays it. The same histories run each time;
 // -model.base makes others, or new ones if it is 0.
 func TestRandomHistoriesDoubleNoAddressAndLeakNone(t *testing.T) {
+	if *modelBroken != "" && !*modelMutated {
+		withSwitches(t, "^"+t.Name()+"$")
+		return
+	}
 	var broken rules
 	for one, r := range ruleNames {
 		if r.name == *modelBroken {
@@ -275,6 +279,10 @@ func history(t testing.TB, seed uint64, broken rules, with more) *world {
 // before its address is another pod's, TestAnAgentReportsAndBarsInThisOrder; the other rules without a seed,
 // TestKubeletStartsNothingThatTheClusterHasForgotten and TestAPodThatRunsAlreadyKeepsWhatItRunsWith.
 func TestEachRuleIsMissedIfItIsBroken(t *testing.T) {
+	if !*modelMutated {
+		withSwitches(t, "^(TestEachRuleIsMissedIfItIsBroken|TestKubeletStartsNothingThatTheClusterHasForgotten)$")
+		return
+	}
 	const most = 2500
 	for one := range rulesEnd {
 		from := ruleNames[one].from
@@ -335,7 +343,11 @@ var ruleNames = map[rule]struct {
 // Kubelet may start a pod long after it saw it, as when it waits for a volume: none that the cluster has forgotten
 // since.
 func TestKubeletStartsNothingThatTheClusterHasForgotten(t *testing.T) {
-	for _, broken := range []rules{0, 1 << recallMeansChecked} {
+	withAndWithout := []rules{0, 1 << recallMeansChecked}
+	if !*modelMutated {
+		withAndWithout = withAndWithout[:1]
+	}
+	for _, broken := range withAndWithout {
 		w := newWorld(t, rand.New(rand.NewPCG(1, 0)), broken)
 		w.calm = true
 		w.rest(50)

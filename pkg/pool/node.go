@@ -32,8 +32,6 @@ type Local struct {
 	PodCIDR netip.Prefix
 	// IP is the PodIP as it is past all caches, nil if there is none.
 	IP *PodIP
-
-	rules rules
 }
 
 // mine reports whether the address is the pod's.
@@ -86,21 +84,19 @@ type Deed struct {
 //	  was here. After a restore, one that ran here may have been given another node, and be gone since.
 func Tend(l Local) Deed {
 	mine := l.mine()
-	speaks := mine && (l.Here || l.named() || l.rules.broken(ownPodsOnly))
-	ends := !l.Exists || l.Ending || l.Over || l.rules.broken(goneMeansForGood)
-	bar := !l.Barred && !l.rules.broken(goneMeansBarred)
+	speaks := mine && (l.Here || l.named())
+	ends := !l.Exists || l.Ending || l.Over
+	bar := !l.Barred
 	lacks := func(p Phase) bool { return speaks && !(l.named() && l.IP.Phase == p) }
 	switch {
-	case l.Found && (l.IP == nil || l.rules.broken(foundCounts)):
+	case l.Found && l.IP == nil:
 		return Deed{} // it may be no pool's
 	case l.Elsewhere:
 		return Deed{Down: l.Netns, Bar: bar}
-	case l.Netns && !l.Exists && !mine && !l.rules.broken(strangersGoDown):
+	case l.Netns && !l.Exists && !mine:
 		return Deed{Down: true, Bar: bar}
-	case l.LookUpNode() && l.Off && !l.rules.broken(offGoesDown):
+	case l.LookUpNode() && l.Off:
 		return Deed{Down: true, Bar: bar}
-	case l.Netns && l.rules.broken(goneMeansNamespace) && ends && lacks(Retained):
-		return Deed{Report: Retained, Bar: bar}
 	case l.Netns && (lacks(Bound) || speaks && !l.placed()):
 		return Deed{Report: Bound}
 	case l.Netns:
@@ -133,10 +129,8 @@ type Reply struct {
 
 // Respond says what an agent does before it answers a roll. holds reports whether a pod has a namespace on the node, or
 // an ADD of it is under way. checked is the last epoch for which the node has heeded Checked.
-func Respond(r Roll, holds func(UID) bool, checked int64) Reply { return respond(r, holds, checked, 0) }
-
-func respond(r Roll, holds func(UID) bool, checked int64, broken rules) Reply {
-	reply := Reply{Checked: r.Epoch != checked && !broken.broken(recallMeansChecked)}
+func Respond(r Roll, holds func(UID) bool, checked int64) Reply {
+	reply := Reply{Checked: r.Epoch != checked}
 	for uid := range r.Asked {
 		if !holds(uid) {
 			reply.Bar = append(reply.Bar, uid)

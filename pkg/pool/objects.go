@@ -183,7 +183,7 @@ type Node struct {
 
 // off reports whether the word of an operator that the node is off counts. While it is Ready its kubelet speaks: the
 // taint was forgotten when it came back.
-func (n Node) off(r rules) bool { return n.Off && (!n.Ready || r.broken(readyIsNotOff)) }
+func (n Node) off() bool { return n.Off && !n.Ready }
 
 // Pool is a PodIPPool.
 type Pool struct {

@@ -90,10 +90,8 @@ func (b *Book) place(uid UID, now time.Time) Plan {
 	}
 	without = append(without, b.lost(all, now)...)
 	place := PlacePod{UID: uid, Version: pod.Version, Namespace: pod.Namespace, Name: pod.Name, Without: without}
-	if !b.rules.broken(placedSinceMark) {
-		known := b.roll
-		place.If = []Check{{Since: &known}}
-	}
+	known := b.roll
+	place.If = []Check{{Since: &known}}
 	var plan Plan
 	held := map[string]bool{}
 	for _, c := range all {
@@ -379,7 +377,7 @@ func (b *Book) allocate(pod *Pod, s slot, taken map[netip.Addr]bool, now time.Ti
 		p := PodIP{
 			Addr: a, Pool: st.Name, Mode: st.Range.Mode, Namespace: pod.Namespace, PodName: pod.Name, Identity: pod.Identity,
 			PodUID: pod.UID, Network: s.network, Interface: s.iface, Keep: pod.Keep, Workload: pod.Workload,
-			Held: !b.rules.broken(finalizerHolds),
+			Held: true,
 		}
 		return choice{slot: s, ip: p, wr: CreateIP{PodIP: p}}, Plan{}
 	}

@@ -89,15 +89,10 @@ func (a Answer) holds(p *PodIP) bool {
 // Lead returns what who leads makes of the roll: at once, before it lists PodIPs for its [Book], and then every
 // [MarkEvery]. live is the roll as it is past all caches, seen the one that this process saw or wrote last. The write
 // is bound to the version of live.
-func Lead(live, seen Roll, now time.Time) Roll { return lead(live, seen, now, 0) }
-
-func lead(live, seen Roll, now time.Time, r rules) Roll {
+func Lead(live, seen Roll, now time.Time) Roll {
 	next := live
 	lost := live.lost(seen, now)
-	if r.broken(futureIsLost) && live.Mark.After(now) {
-		lost = live.older(seen)
-	}
-	if lost && !r.broken(restoresAreNoticed) {
+	if lost {
 		// No pod that a backup has was made much later, also if this clock is behind.
 		next.Round = max(now.UnixNano(), live.Mark.UnixNano(), live.Round+1, seen.Round+1)
 		next.Epoch, next.Term, next.Recalling = next.Round, next.Round, true
@@ -111,7 +106,7 @@ func lead(live, seen Roll, now time.Time, r rules) Roll {
 
 // Lead is the same for who has a Book. If that reports to be stale afterwards, it must be made again.
 func (b *Book) Lead(live Roll, now time.Time) Write {
-	next := lead(live, b.roll, now, b.rules)
+	next := Lead(live, b.roll, now)
 	next.Asked = maps.Clone(next.Asked)
 	for uid := range next.Asked {
 		a, err := netip.ParseAddr(string(uid)) // see allOf
@@ -152,9 +147,7 @@ func (b *Book) ask(about UID, now time.Time) WriteRoll {
 // askFor asks all nodes for the pod of an address, which is gone.
 func (b *Book) askFor(p *PodIP, now time.Time) Write {
 	w := b.ask(p.PodUID, now)
-	if !b.rules.broken(podIsLookedUp) {
-		w.If = []Check{{Gone: &Pod{UID: p.PodUID, Namespace: p.Namespace, Name: p.PodName}}}
-	}
+	w.If = []Check{{Gone: &Pod{UID: p.PodUID, Namespace: p.Namespace, Name: p.PodName}}}
 	return w
 }
 
@@ -187,7 +180,7 @@ func (b *Book) Unanswered() (nodes []string) {
 		return nil
 	}
 	for name, n := range b.nodes {
-		if !(n.Foreign && !b.hadAgent(name)) && !n.off(b.rules) && b.answers[name].Round < b.roll.Round {
+		if !(n.Foreign && !b.hadAgent(name)) && !n.off() && b.answers[name].Round < b.roll.Round {
 			nodes = append(nodes, name)
 		}
 	}
@@ -204,10 +197,7 @@ func (b *Book) Recall(now time.Time) Plan {
 	plan := Plan{}
 	plan.Reason, plan.Remedy = b.recalling(now)
 	all := b.recalled("", now)
-	switch {
-	case b.rules.broken(restoresWaitForAll):
-		all.If = nil
-	case all.Verdict != Yes:
+	if all.Verdict != Yes {
 		return plan
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.answers)) { // also of nodes that joined after the backup

@@ -17,11 +17,10 @@ import (
 // world is a cluster in memory: an API server, two controllers that both believe to lead, and nodes with kubelet, agent
 // and sandboxes. The controllers and agents run this package; all else is what Kubernetes does, on its bad days.
 type world struct {
-	t     testing.TB
-	r     *rand.Rand
-	rules rules
-	now   time.Time
-	n     int // for names
+	t   testing.TB
+	r   *rand.Rand
+	now time.Time
+	n   int // for names
 	// foreign has machines on the link that are no pod's, by the addresses that they have taken, nil if there never are
 	// any.
 	foreign   map[netip.Addr]bool
@@ -206,7 +205,8 @@ type job struct {
 var errConflict = errors.New("conflict")
 
 func newWorld(t testing.TB, r *rand.Rand, broken rules) *world {
-	w := &world{t: t, r: r, rules: broken, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), told: map[UID]bool{},
+	brokenRules = broken
+	w := &world{t: t, r: r, now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), told: map[UID]bool{},
 		lost: map[UID]bool{}, unseen: map[UID]bool{}, workloads: map[string]*workload{}}
 	w.rev = 1
 	w.pools.put("a4", modelPool{Version: "1", Spec: Spec{Mode: L2, Subnet: "10.6.0.0/16",
@@ -318,14 +318,14 @@ func (w *world) applied(wr Write) error {
 	}
 	current := func(p PodIP) (PodIP, error) {
 		is, ok := w.ips.objs[p.Addr.String()]
-		if !ok || is.UID != p.UID || is.Version != p.Version && !w.rules.broken(versionsMatter) {
+		if !ok || is.UID != p.UID || is.Version != p.Version && !broken(versionsMatter) {
 			return is, errConflict
 		}
 		return is, nil
 	}
 	switch wr := wr.(type) {
 	case CreateIP:
-		if _, exists := w.ips.objs[wr.PodIP.Addr.String()]; exists && !w.rules.broken(createsAreClaims) {
+		if _, exists := w.ips.objs[wr.PodIP.Addr.String()]; exists && !broken(createsAreClaims) {
 			return errConflict
 		}
 		p := wr.PodIP
@@ -372,7 +372,7 @@ func (w *world) applied(wr Write) error {
 		w.deleteIP(is)
 	case PlacePod:
 		is, ok := w.pods.objs[wr.Name]
-		if !ok || is.UID != wr.UID || is.Version != wr.Version && !w.rules.broken(versionsMatter) {
+		if !ok || is.UID != wr.UID || is.Version != wr.Version && !broken(versionsMatter) {
 			return errConflict
 		}
 		is.Has, is.Gated, is.Version = wr.Addresses, false, w.version()
@@ -565,12 +565,11 @@ func (w *world) oracle() {
 // start is a controller that begins to lead: it notes whether anything was forgotten, then lists.
 func (w *world) start(c *controller) {
 	c.jobs, c.book, c.stuck = nil, nil, [5]bool{}
-	next := lead(w.roll, Roll{}, w.Now(), w.rules)
+	next := Lead(w.roll, Roll{}, w.Now())
 	if w.send(c.name, WriteRoll{Roll: next}) != nil {
 		return
 	}
 	c.book = NewBook(w.roll)
-	c.book.rules = w.rules
 	w.relistAll(c)
 }
 

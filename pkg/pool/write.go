@@ -139,7 +139,7 @@ func (c Check) holds(ctx context.Context, live Live) error {
 		if err != nil {
 			return err
 		}
-		if is != nil && !is.off(0) {
+		if is != nil && !is.off() {
 			return fmt.Errorf("node %s exists, and has no taint %s or is Ready: %w", c.Off, OutOfService, ErrStale)
 		}
 	}

@@ -1,0 +1,206 @@
+package pool
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// rule is one on which safety rests. The model test breaks each in turn, and must notice. The package itself knows
+// nothing of that: a test of the tests builds it with the source below in place of its own, by Go's -overlay.
+type rule uint
+
+type rules uint64
+
+// brokenRules are those that the history at hand does without.
+var brokenRules rules
+
+// broken is what the source below asks.
+func broken(one rule) bool { return brokenRules&(1<<one) != 0 }
+
+const (
+	forceDeleteIsNoProof rule = iota // that the pod is gone from the cluster proves nothing
+	notReadyIsNoProof                // nor does a node that is not Ready
+	podIsLookedUp                    // that a pod is gone is read past the cache
+	nodeIsLookedUp                   // that its node is off, too
+	readyIsNotOff                    // a node that is Ready is not off, whatever its taints
+	everyNodeAnswers                 // an unknown holder may be anywhere
+	nodeIsKnown                      // only the node that a pod has by the cluster is to speak of it
+	answersAreFresh                  // what a node said before the end of a pod says nothing
+	restoresAreNoticed               // after a restore, nodes know more than the cluster
+	futureIsLost                     // also if the clock was ahead that set the mark
+	restoresWaitForAll               // also those that do not answer
+	placedSinceMark                  // a pod is ungated only if nothing was forgotten
+	versionsMatter                   // a write is bound to what it was decided on
+	createsAreClaims                 // a PodIP is never overwritten
+	releaseWaitsForFence             // an address that was released may be in use
+	finalizerHolds                   // one that was deleted, too
+	annotationsDecide                // an address that a pod has not been told of is surplus
+	goneMeansForGood                 // an agent: a pod that may start again is not gone
+	goneMeansNamespace               // an agent: a pod whose namespace exists is not gone
+	goneMeansBarred                  // an agent: kubelet may start again what was reported gone
+	ownPodsOnly                      // an agent: a pod that may be another node's is not its to speak of
+	recallsEnd                       // nor ends its word a pod, but for one from before all nodes were asked
+	recallMeansChecked               // kubelet may start what the cluster has forgotten
+	strangersGoDown                  // a pod that the cluster has given up must not answer
+	offGoesDown                      // nor one that it has deleted on a node that it believes to be off
+	foundCounts                      // an agent: nor one that another program has started, of which it never heard
+	unusedIsFreed                    // nothing leaks: an address whose reason is gone
+	surplusIsFreed                   // nor one that no pod was told of
+	adoptedIsOwn                     // but for one that its pod had before
+	rulesEnd
+)
+
+// broke is how the package does without a rule: in a file, this for that, which is there once.
+var broke = []struct{ file, is, becomes string }{
+	{"fence.go", `	node, known := s.known()
+	said :=`, `	if broken(forceDeleteIsNoProof) {
+		return Finding{}
+	}
+	node, known := s.known()
+	said :=`},
+	{"fence.go", `	case s.Pod != nil:
+		return s.Pod.Node, true`, `	case broken(nodeIsKnown):
+	case s.Pod != nil:
+		return s.Pod.Node, true`},
+	{"fence.go", `	case known && (node != "" || s.Pod != nil):`, `	case broken(nodeIsKnown):
+		return true
+	case known && (node != "" || s.Pod != nil):`},
+	{"fence.go", `if held != node {`, `if held != node && !broken(nodeIsKnown) {`},
+	{"fence.go", `	return []Check{{Gone: &Pod{UID: s.IP.PodUID`, `	if broken(podIsLookedUp) {
+		return nil
+	}
+	return []Check{{Gone: &Pod{UID: s.IP.PodUID`},
+	{"fence.go", `	return []Check{{Off: node}}`, `	if broken(nodeIsLookedUp) || broken(readyIsNotOff) {
+		return nil
+	}
+	return []Check{{Off: node}}`},
+	{"fence.go", `	case !n.Ready:
+		return Finding{Verdict: Never, Ask: s.Asked == 0,`, `	case broken(notReadyIsNoProof) && !n.Ready:
+		return Finding{}
+	case !n.Ready:
+		return Finding{Verdict: Never, Ask: s.Asked == 0,`},
+	{"fence.go", `return ok && s.Asked > 0 && a.Round >= s.Asked &&`,
+		`return ok && (broken(answersAreFresh) || s.Asked > 0 && a.Round >= s.Asked) &&`},
+	{"fence.go", `case n.Foreign && !s.hadAgent(name) || satisfied(name):`,
+		`case n.Foreign && !s.hadAgent(name) || satisfied(name) || broken(everyNodeAnswers):`},
+	{"book.go", `return pod == nil || pod.Node == node ||`,
+		`return pod == nil || pod.Node == node || broken(recallsEnd) ||`},
+	{"life.go", `&& !p.Held && !p.Deleting {`, `&& !p.Held && !p.Deleting && !broken(finalizerHolds) {`},
+	{"life.go", `		return b.end(p, "its pod has other addresses", nil)`, `		if broken(surplusIsFreed) {
+			return Plan{}
+		}
+		return b.end(p, "its pod has other addresses", nil)`},
+	{"life.go", `	case alive:
+		return Plan{}`, `	case alive && (p.Release || p.Deleting) && broken(releaseWaitsForFence):
+		return b.end(p, "", nil)
+	case alive:
+		return Plan{}`},
+	{"life.go", `	if p.Adopted {`, `	if p.Adopted && !broken(adoptedIsOwn) {`},
+	{"life.go", `	if pod.Has == nil && (pod.Ending || pod.Over) {`, `	if broken(annotationsDecide) {
+		return !pod.has(p.Addr)
+	}
+	if pod.Has == nil && (pod.Ending || pod.Over) {`},
+	{"life.go", `	if p.Deleting {
+		again`, `	if broken(unusedIsFreed) {
+		return Plan{}
+	}
+	if p.Deleting {
+		again`},
+	{"roll.go", `	if lost {
+`, `	if broken(futureIsLost) && live.Mark.After(now) {
+		lost = live.older(seen)
+	}
+	if lost && !broken(restoresAreNoticed) {
+`},
+	{"roll.go", `	w.If = []Check{{Gone: &Pod{UID: p.PodUID`, `	if broken(podIsLookedUp) {
+		return w
+	}
+	w.If = []Check{{Gone: &Pod{UID: p.PodUID`},
+	{"roll.go", `	if all.Verdict != Yes {`, `	if broken(restoresWaitForAll) {
+		all.If = nil
+	} else if all.Verdict != Yes {`},
+	{"place.go", `	place.If = []Check{{Since: &known}}`, `	if !broken(placedSinceMark) {
+		place.If = []Check{{Since: &known}}
+	}`},
+	{"place.go", `			Held: true,
+`, `			Held: !broken(finalizerHolds),
+`},
+	{"node.go", `(l.Here || l.named())
+`, `(l.Here || l.named() || broken(ownPodsOnly))
+`},
+	{"node.go", `ends := !l.Exists || l.Ending || l.Over
+`, `ends := !l.Exists || l.Ending || l.Over || broken(goneMeansForGood)
+`},
+	{"node.go", `bar := !l.Barred
+`, `bar := !l.Barred && !broken(goneMeansBarred)
+`},
+	{"node.go", `case l.Found && l.IP == nil:`, `case l.Found && (l.IP == nil || broken(foundCounts)):`},
+	{"node.go", `case l.Netns && !l.Exists && !mine:`, `case l.Netns && !l.Exists && !mine && !broken(strangersGoDown):`},
+	{"node.go", `case l.LookUpNode() && l.Off:`, `case l.LookUpNode() && l.Off && !broken(offGoesDown):`},
+	{"node.go", `	case l.Netns && (lacks(Bound)`, `	case l.Netns && broken(goneMeansNamespace) && ends && lacks(Retained):
+		return Deed{Report: Retained, Bar: bar}
+	case l.Netns && (lacks(Bound)`},
+	{"node.go", `Checked: r.Epoch != checked}`, `Checked: r.Epoch != checked && !broken(recallMeansChecked)}`},
+	{"objects.go", `return n.Off && !n.Ready }`, `return n.Off && (!n.Ready || broken(readyIsNotOff)) }`},
+}
+
+var modelMutated = flag.Bool("model.mutated", false, "the package was built with the switches of its rules")
+
+// withSwitches runs tests of this package again, built with the switches of its rules.
+func withSwitches(t *testing.T, run string) {
+	t.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	source := map[string]string{}
+	for _, m := range broke {
+		if source[m.file] == "" {
+			b, err := os.ReadFile(m.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			source[m.file] = string(b)
+		}
+		if n := strings.Count(source[m.file], m.is); n != 1 {
+			t.Fatalf("%s has %q %d times", m.file, m.is, n)
+		}
+		source[m.file] = strings.Replace(source[m.file], m.is, m.becomes, 1)
+	}
+	for file, text := range source {
+		path := filepath.Join(t.TempDir(), file)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		overlay.Replace[filepath.Join(dir, file)] = path
+	}
+	b, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "overlay.json")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"test", "-count=1", "-timeout=0", "-vet=off", "-overlay=" + path, "-run=" + run}
+	if testing.Verbose() {
+		args = append(args, "-v")
+	}
+	args = append(args, ".", "-args", "-model.mutated")
+	flag.Visit(func(f *flag.Flag) {
+		if strings.HasPrefix(f.Name, "model.") {
+			args = append(args, "-"+f.Name+"="+f.Value.String())
+		}
+	})
+	out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
