@@ -113,7 +113,6 @@ func endLocked() error {
 var (
 	besidePlaces = make(chan struct{}, 4)
 	alonePlaces  = make(chan struct{}, 3)
-	allPlaces    sync.Mutex // held by a test that takes all of these
 )
 
 // take waits for a place, which the test has until it ends. The wait counts in the test's duration: it is logged.
@@ -125,8 +124,9 @@ func take(t *testing.T, places chan struct{}) {
 	t.Cleanup(func() { <-places })
 }
 
-// besides are the tests that called beside and have not ended.
-var besides sync.WaitGroup
+// besides and alones are the tests that called beside and alone and have not ended. A test is among them before any
+// that runs in parallel goes on.
+var besides, alones sync.WaitGroup
 
 // beside returns installed's cluster for a test that looks at its namespace only and breaks nothing. It runs in
 // parallel with others of its kind, after all tests that have the cluster for themselves.
@@ -142,23 +142,26 @@ func beside(t *testing.T) *lab.Cluster {
 // alone marks a test with a cluster of its own. The test runs after all tests that share one.
 func alone(t *testing.T) {
 	t.Helper()
+	alones.Add(1)
+	t.Cleanup(alones.Done)
 	t.Parallel()
 	besides.Wait()
 	must.Do(t, endCommon())
 	take(t, alonePlaces)
 }
 
-// aloneAtAll marks a test that counts what a quiet machine does: no other test runs beside it.
+// last is held by a test that runs beside no other.
+var last sync.Mutex
+
+// aloneAtAll marks a test that counts what a quiet machine does: it runs after all others.
 func aloneAtAll(t *testing.T) {
 	t.Helper()
 	t.Parallel()
 	besides.Wait()
+	alones.Wait()
 	must.Do(t, endCommon())
-	allPlaces.Lock() // two such tests would wait for each other's places
-	t.Cleanup(allPlaces.Unlock)
-	for range cap(alonePlaces) {
-		take(t, alonePlaces)
-	}
+	last.Lock()
+	t.Cleanup(last.Unlock)
 }
 
 // logIfFailed writes the logs of a cluster to the test's output when the test ends, if it has failed.
