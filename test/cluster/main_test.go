@@ -112,7 +112,7 @@ func endLocked() error {
 // How many tests work at once: most of what they do is waiting for pods.
 var (
 	besidePlaces = make(chan struct{}, 4)
-	alonePlaces  = make(chan struct{}, 3)
+	alonePlaces  = make(chan struct{}, 2)
 )
 
 // take waits for a place, which the test has until it ends. The wait counts in the test's duration: it is logged.
