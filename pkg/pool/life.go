@@ -81,7 +81,7 @@ func (b *Book) review(a netip.Addr, now time.Time, wanted func(*PodIP) Wanted) P
 	case alive && p.gone() && pod.Node != "": // the pod comes from a backup
 		return Plan{Reason: fmt.Sprintf("pod %s/%s ended on node %s before the API server's data were restored",
 			p.Namespace, p.PodName, p.Node),
-			Writes: []Write{EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
+			Writes: []Write{endPod(pod)}}
 	case alive && p.conflicts() && pod.Node == p.Node:
 		return b.reviewConflict(p, pod, now)
 	case p.Quarantine.Reason != "":
@@ -173,7 +173,7 @@ func (b *Book) reviewConflict(p *PodIP, pod *Pod, now time.Time) Plan {
 		plan.Writes = append(plan.Writes, UpdateIP{PodIP: again})
 	}
 	plan.Writes = append(plan.Writes,
-		EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}})
+		endPod(pod))
 	return plan
 }
 
@@ -224,7 +224,7 @@ func (b *Book) reviewQuarantined(p *PodIP, now time.Time) Plan {
 		case pod != nil && pod.Gated && !pod.Ending && b.teller(p.Addr) != nil: // its claim was made on old news
 			why = fmt.Sprintf("%s; it was claimed for pod %s/%s, which has not started", why, pod.Namespace, pod.Name)
 			return Plan{Reason: why,
-				Writes: []Write{EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
+				Writes: []Write{endPod(pod)}}
 		case pod != nil && !pod.Ending && !pod.Over && len(heirs) > 0:
 			return Plan{Reason: why, Remedy: "delete all pods but one that have it"}
 		case f.Verdict != Yes && f.Ask:
@@ -278,6 +278,11 @@ func (b *Book) nodeOf(p *PodIP) string {
 		return p.Node
 	}
 	return end.Node
+}
+
+// endPod ends a pod that is still as it is known.
+func endPod(pod *Pod) EndPod {
+	return EndPod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}
 }
 
 // teller returns the oldest pod that was told to have an address which is not its own by the PodIP, nil if there is

@@ -65,7 +65,7 @@ func (b *Book) place(uid UID, now time.Time) Plan {
 	}
 	if node := b.elsewhere(pod); node != "" {
 		return Plan{Reason: fmt.Sprintf("it runs on node %s since before the API server's data were restored", node),
-			Writes: []Write{EndPod{UID: uid, Namespace: pod.Namespace, Name: pod.Name, If: []Check{{There: pod}}}}}
+			Writes: []Write{endPod(pod)}}
 	}
 	if pod.Wants == nil && !pod.Gated { // it is here because it was given an address
 		return Plan{}

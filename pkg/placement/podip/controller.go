@@ -452,7 +452,7 @@ func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.
 
 // sayClamped reports on a pod that asks for a longer retention than there is, as the agents do for addresses of nodes.
 func (c *Controller) sayClamped(pod *corev1.Pod) {
-	asked, err := retention.ParsePooled(pod.Annotations, true)
+	asked, _, err := retention.Parse(pod.Annotations)
 	if given, clamped := asked.Clamp(c.longest); err == nil && clamped && !asked.WhileOwned {
 		c.events.Eventf(pod, nil, corev1.EventTypeNormal, home.ReasonRetentionClamped, "Retaining",
 			"retention %s is longer than the longest, %s", asked.Duration(), given.Duration())
