@@ -71,7 +71,7 @@ type OfPool struct {
 	Node      string `json:"node,omitempty"` // of the pod that has it or had it last
 	Why       string `json:"why"`
 	Until     string `json:"until,omitempty"` // RFC 3339, or never
-	// Held says what somebody has to do so that it can change hands, empty if nothing is known.
+	// Held says what an operator has to do so that the address can change hands, empty if nothing is known.
 	Held string `json:"held,omitempty"`
 }
 

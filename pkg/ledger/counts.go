@@ -20,7 +20,7 @@ import (
 //	end
 //
 // A command that changes the claims writes the file before the stamp: if the stamp agrees with the directories, so does
-// the file. If not (a kill, a wipe), whoever scans counts again. A missing file is one that nobody has counted.
+// the file. If not (a kill, a wipe), a command that scans counts again. A missing file has not been counted.
 type counts struct {
 	of  map[string]int // claims by namespace, those that are over included
 	all int

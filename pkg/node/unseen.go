@@ -31,7 +31,7 @@ type unseen struct {
 	log  *slog.Logger
 
 	told     map[string]bool // the containers of which ran has heard
-	blind    time.Time       // since when annotations come from nowhere, zero if they come, or nobody waits for any
+	blind    time.Time       // since when annotations come from nowhere, zero if they come, or no pod waits for any
 	said     bool            // that they come from nowhere
 	listOnly atomic.Bool     // CNI has handed on none of the last pod, and NRI is not connected
 	trouble  atomic.Pointer[string]

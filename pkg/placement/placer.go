@@ -55,7 +55,7 @@ type placer struct {
 	now     func() time.Time
 	// nominates: the controller may nominate nodes for pods.
 	nominates bool
-	// pools places the pods that ask for addresses of pools, nil if nobody does.
+	// pools places the pods that ask for addresses of pools, nil if there are no pools.
 	pools *podip.Controller
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool

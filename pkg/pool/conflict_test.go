@@ -209,7 +209,7 @@ func TestAQuarantineWaitsForNoLostNodeThatHasNoPartInIt(t *testing.T) {
 }
 
 // A controller that was behind, or whose API server was restored, claimed for a pod what another one was told. The pod
-// has not started, so nobody has to decide between them.
+// has not started, so no operator has to decide between them.
 func TestAPodThatWasToldAnAddressKeepsItFromOneThatHasNotStarted(t *testing.T) {
 	b := bookOf(t, Spec{Mode: L2, Subnet: "10.6.0.0/24"})
 	runs := ownedPod(1)

@@ -1207,7 +1207,7 @@ func (w *world) fingerprint() string {
 }
 
 // explained demands that every PodIP has a reason, and every pod that waits. Pods that have the same address by what a
-// backup said are for the operator, who is told to delete all but one: those need not run.
+// backup said are for the operator, who is told to delete all but one. Such pods need not run.
 func (w *world) explained() {
 	disputed := map[netip.Addr]bool{}
 	pods := map[UID]Pod{}

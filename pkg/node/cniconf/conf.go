@@ -46,30 +46,17 @@ var callers = []string{"bridge", "dummy", "host-device", "ipvlan", "macvlan", "p
 
 const flannelType = "flannel"
 
-// reason returns why the addresses of a plugin cannot be kept, "" for an unknown plugin. It is no map because the CNI
-// plugin would fill that at every start.
-func reason(plugin string) string {
-	switch plugin {
-	case "antrea":
-		return "antrea-agent runs IPAM itself and refuses every type but host-local and its own"
-	case "aws-cni":
-		return "the AWS VPC CNI takes addresses from the VPC by its own daemon"
-	case "azure-vnet":
-		return "the Azure CNI takes addresses from the virtual network by its own IPAM"
-	case "calico":
-		return "Calico keeps addresses in its own IPAM"
-	case "cilium-cni":
-		return "cilium-agent hands out addresses itself"
-	case "kube-ovn":
-		return "Kube-OVN hands out addresses itself; it has fixed addresses of its own"
-	case "ovn-k8s-cni-overlay":
-		return "OVN-Kubernetes hands out addresses itself"
-	case "terway":
-		return "Terway takes addresses from the VPC by its own daemon"
-	case "weave-net":
-		return "Weave Net hands out addresses itself"
-	}
-	return ""
+// reasons are why the addresses of a plugin cannot be kept.
+var reasons = map[string]string{
+	"antrea":              "antrea-agent runs IPAM itself and refuses every type but host-local and its own",
+	"aws-cni":             "the AWS VPC CNI takes addresses from the VPC by its own daemon",
+	"azure-vnet":          "the Azure CNI takes addresses from the virtual network by its own IPAM",
+	"calico":              "Calico keeps addresses in its own IPAM",
+	"cilium-cni":          "cilium-agent hands out addresses itself",
+	"kube-ovn":            "Kube-OVN hands out addresses itself; it has fixed addresses of its own",
+	"ovn-k8s-cni-overlay": "OVN-Kubernetes hands out addresses itself",
+	"terway":              "Terway takes addresses from the VPC by its own daemon",
+	"weave-net":           "Weave Net hands out addresses itself",
 }
 
 // Conf returns the configuration in a file of the directory, as go-cni, the library of containerd, loads it.
@@ -109,8 +96,8 @@ func load(f File) (map[string]any, error) {
 	return m, checkList(m)
 }
 
-// checkList refuses what libcni.NetworkConfFromBytes refuses, which is too heavy for the CNI plugin: it links package
-// net. A fuzz test compares the two.
+// checkList refuses what libcni.NetworkConfFromBytes refuses, and names the field and what is expected there. A fuzz
+// test compares the two.
 func checkList(m map[string]any) error {
 	if name, _ := m["name"].(string); name == "" {
 		return errors.New("name: expected the name of the network")
@@ -301,7 +288,7 @@ func (d Dir) classify(list map[string]any) (Kind, string) {
 		if t == calicoType && ipamType(plugins[i]) == netconf.HostLocal {
 			continue // it is not its own IPAM
 		}
-		if why := reason(t); why != "" {
+		if why := reasons[t]; why != "" {
 			return Foreign, t + ": " + why
 		}
 	}
@@ -365,10 +352,10 @@ func classifyPlugin(p map[string]any) (Kind, string) {
 	switch {
 	case by == netconf.Type:
 		return ByHand, ""
-	case by == "" || by != netconf.HostLocal && !slices.Contains(callers, t) && t != flannelType && reason(t) == "":
+	case by == "" || by != netconf.HostLocal && !slices.Contains(callers, t) && t != flannelType && reasons[t] == "":
 		return plain, ""
-	case by != netconf.HostLocal && reason(t) != "":
-		return Foreign, t + ": " + reason(t)
+	case by != netconf.HostLocal && reasons[t] != "":
+		return Foreign, t + ": " + reasons[t]
 	case by != netconf.HostLocal:
 		return Foreign, fmt.Sprintf("%s uses the IPAM plugin %s, not host-local", t, by)
 	case t == flannelType:
@@ -377,8 +364,8 @@ func classifyPlugin(p map[string]any) (Kind, string) {
 		return classifyCalico(p)
 	case slices.Contains(callers, t):
 		return Stock, ""
-	case reason(t) != "":
-		return Foreign, t + ": " + reason(t)
+	case reasons[t] != "":
+		return Foreign, t + ": " + reasons[t]
 	}
 	return Foreign, fmt.Sprintf(
 		"the plugin %s is not known; if it runs the IPAM plugin in ipam.type, write \"stayput\" there by hand", t)
@@ -394,7 +381,7 @@ func classifyFlannel(p map[string]any) (Kind, string) {
 	case nil:
 	case string:
 		if !slices.Contains(callers, t) {
-			if why := reason(t); why != "" {
+			if why := reasons[t]; why != "" {
 				return Foreign, fmt.Sprintf("delegate: %s: %s", t, why)
 			}
 			return Foreign, fmt.Sprintf("delegate: the plugin %s is not known", t)

@@ -134,7 +134,7 @@ type Keeper struct {
 	listed bool
 	epoch  int64
 	relist context.CancelFunc
-	// lost: bars of this boot may be lost, so the plugin is told of a pod only once its PodIPs say the same.
+	// lost is true if bars of this boot may be lost: the plugin is told of a pod only once its PodIPs say the same.
 	lost bool
 	// reroute has all routed PodIPs listed again, nil if they are not followed.
 	reroute context.CancelFunc

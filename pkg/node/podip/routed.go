@@ -131,7 +131,7 @@ func (k *Keeper) followRouted(ctx context.Context) {
 	})
 }
 
-// placeOf returns where the pod is that has an address, false if nobody has said.
+// placeOf returns where the pod is that has an address, false if that is not known.
 func (k *Keeper) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bool) {
 	a, err := v1alpha1.ParsePodIPName(ip.Name)
 	if err != nil || ip.Spec.Mode != v1alpha1.ModeRouted {
