@@ -1231,9 +1231,9 @@ func (w *world) explained() {
 			w.controllers[0].book.Review(p.Addr, w.now, w.wanted).Remedy != "": // doubled by what the backup said
 			w.known++
 			disputed[p.Addr] = true
-		case exists && pod.Over && pod.Has == nil && p.Of == "" && w.restores > 0:
+		case exists && pod.Over && pod.Has == nil && p.Of != p.PodUID && w.restores > 0:
 			// Its node said with which address it ran, and saw to its end before the cluster knew. Once it is deleted, nodes
-			// are asked.
+			// are asked. The status may be about an earlier pod of a shared identity.
 		case exists && !pod.Over || p.Deleting || p.Release || p.Quarantine.Reason != "" || !p.gone():
 			w.failf("PodIP %s has no reason: %+v; %+v", key, p, w.controllers[0].book.Review(p.Addr, w.now, w.wanted))
 		case p.Keep.For > 0 && w.now.Before(p.Since.Add(p.Keep.For)):
