@@ -13,14 +13,17 @@
 //
 // # Where things are
 //
-//	placer.go    the loop that places gated pods; memory.go what it remembers of them
+//	placer.go    the loop that places pods; memory.go what it remembers of them
 //	release.go   addresses that no workload wants any more; owner.go which workload they belong to
 //	manager.go   all of it together; strip.go what the caches keep
+//	podip        addresses of pools: which a pod gets, and when they are free
 //	cluster      pods as the caches keep them, and nodes and workloads as the rules ask for them
 //	podstate     PersistentPodStates: generating, recording, gating, stepping aside for OpenKruise
 //	gate         the scheduling gate and how it is removed; uninstall, which removes all of them
 //	webhook      what adds the gate where the API server has no policies for that
 //
-// A pod's way: the placer gathers its situation from the caches and memory, home.Decide decides, and the placer does
-// what was decided. memory knows nothing of the placer, and the rules nothing of either.
+// A pod's way: the placer claims its addresses of pools, if it asks for any, gathers its situation from the caches and
+// memory, home.Decide decides, and one patch gives the pod all of that and removes its gate. What changes in the
+// cluster wakes the pods that it bears upon: the placer's own sources those that wait for a home, podip those that wait
+// for an address. memory and podip know nothing of the placer, and the rules nothing of any of them.
 package placement

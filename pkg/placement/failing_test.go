@@ -124,7 +124,7 @@ func TestAPodSaysThatPoolsCannotBeRead(t *testing.T) {
 	for _, pause := range []time.Duration{0, cluster.SayFailureAfter - 1, 1} {
 		p.time = p.time.Add(pause)
 		result, err := p.Reconcile(t.Context(), reconcile.Request{NamespacedName: key})
-		if result.RequeueAfter != poolsUnknown || err != nil {
+		if result.RequeueAfter != cluster.SayFailureAfter || err != nil {
 			t.Fatalf("it is looked at again after %s, %v", result.RequeueAfter, err)
 		}
 		notes := p.notes()

@@ -220,9 +220,18 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 	if err != nil {
 		return err
 	}
+	pools := podip.Options{Workloads: workloads, Uninstalling: uninstalling, LongestRetention: o.LongestRetention,
+		Registry: metrics.Registry}
+	if o.Namespace != "" {
+		pools.Installation = types.NamespacedName{Namespace: o.Namespace, Name: signal.ConfigMap}
+	}
+	addresses, err := podip.Add(mgr, pools)
+	if err != nil {
+		return err
+	}
 	place := &placer{
 		client: mgr.GetClient(), cache: mgr.GetCache(), live: mgr.GetAPIReader(), cached: retained.HasSynced,
-		records: records, memory: memory, now: time.Now,
+		records: records, memory: memory, now: time.Now, pools: addresses, lag: newLag(),
 		uninstalling: uninstalling, nominates: o.NominateHomes,
 		events:  cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)),
 		metrics: newPlacementMetrics(metrics.Registry, memory, leads),
@@ -232,16 +241,6 @@ func addTo(ctx context.Context, mgr ctrl.Manager, filled func(context.Context) b
 		owners: newOwners(), memory: memory, now: time.Now,
 		events: cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager)),
 	}
-	pools := podip.Options{Workloads: workloads, Home: place.homeBesides, Disowned: place.disowned,
-		Uninstalling: uninstalling, LongestRetention: o.LongestRetention, Registry: metrics.Registry}
-	if o.Namespace != "" {
-		pools.Installation = types.NamespacedName{Namespace: o.Namespace, Name: signal.ConfigMap}
-	}
-	place.pools, err = podip.Add(mgr, pools)
-	if err != nil {
-		return err
-	}
-	place.metrics.gates.forAddress = place.pools.Waits
 	if err := errors.Join(place.setUp(mgr), free.setUp(mgr)); err != nil {
 		return err
 	}

@@ -16,7 +16,6 @@ import (
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
-	"github.com/stayput/stayput/pkg/pool"
 )
 
 // memory is what the placer remembers of pods between decisions. All of it can be lost: a new leader finds pods gated
@@ -77,7 +76,7 @@ type undecidedPod struct {
 	uid     types.UID
 	node    string
 	waits   bool
-	pooled  bool // it asks for addresses of pools
+	address bool // it waits for addresses of pools
 	home    string
 	reason  string
 	noticed map[string]time.Time // what was said, when last
@@ -501,7 +500,7 @@ func (m *memory) waits(pod *corev1.Pod, at, node, reason string) bool {
 		return false
 	}
 	m.leaveLocked(key, u)
-	u.waits, u.home, u.node, u.reason = true, at, node, reason
+	u.waits, u.address, u.home, u.node, u.reason = true, false, at, node, reason
 	if m.waiting[node] == nil {
 		m.waiting[node] = map[types.NamespacedName]struct{}{}
 	}
@@ -570,47 +569,41 @@ const (
 	waitsForAddress = "address" // of a pool
 )
 
-// gatedPods counts the pods that only our gate holds by what they wait for. forAddress reports whether one that asks
-// for addresses of pools waits for them, nil if there are no pools.
-func (m *memory) gatedPods(forAddress func(pool.UID) bool) map[string]gatedCount {
-	counts := map[string]gatedCount{waitsForNothing: {}, waitsForHome: {}}
-	note := func(waiting string, since time.Time) {
+// gatedPods counts the pods that only our gate holds by what they wait for.
+func (m *memory) gatedPods() map[string]gatedCount {
+	counts := map[string]gatedCount{waitsForNothing: {}, waitsForHome: {}, waitsForAddress: {}}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for key, g := range m.gated {
+		if g.held {
+			continue
+		}
+		waiting := waitsForNothing
+		switch u := m.pods[key]; {
+		case u == nil || u.uid != g.uid:
+		case u.waits:
+			waiting = waitsForHome
+		case u.address:
+			waiting = waitsForAddress
+		}
 		c := counts[waiting]
-		if c.pods == 0 || since.Before(c.oldest) {
-			c.oldest = since
+		if c.pods == 0 || g.since.Before(c.oldest) {
+			c.oldest = g.since
 		}
 		c.pods++
 		counts[waiting] = c
 	}
-	pooled := map[types.UID]time.Time{}
-	m.mu.Lock()
-	for key, g := range m.gated {
-		switch u := m.pods[key]; {
-		case g.held:
-		case m.waitsLocked(key, g.uid):
-			note(waitsForHome, g.since)
-		case u != nil && u.uid == g.uid && u.pooled && forAddress != nil:
-			pooled[g.uid] = g.since
-		default:
-			note(waitsForNothing, g.since)
-		}
-	}
-	m.mu.Unlock()
-	for uid, since := range pooled { // past the lock: it takes another one
-		if forAddress(pool.UID(uid)) {
-			note(waitsForAddress, since)
-		} else {
-			note(waitsForNothing, since)
-		}
-	}
 	return counts
 }
 
-// asksPools notes that a gated pod asks for addresses of pools.
-func (m *memory) asksPools(pod *corev1.Pod) {
+// waitsForAddress notes that a gated pod waits for addresses of pools, and for no home meanwhile.
+func (m *memory) waitsForAddress(pod *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.podLocked(client.ObjectKeyFromObject(pod), pod.UID).pooled = true
+	key := client.ObjectKeyFromObject(pod)
+	u := m.podLocked(key, pod.UID)
+	m.leaveLocked(key, u)
+	u.address = true
 }
 
 // first reports whether a text about a pod is news, or was said so long ago that it is said again, and notes it.

@@ -245,11 +245,11 @@ func TestAPodWithANodeIsRememberedNoLonger(t *testing.T) {
 	}
 	gated := hometest.Pod(func(p *corev1.Pod) { p.UID = ran.GetUID() })
 	m.handler().OnAdd(cluster.PodOf(gated), true)
-	if !m.remembers(ran) || m.gatedPods(nil)[waitsForNothing].pods != 1 {
+	if !m.remembers(ran) || m.gatedPods()[waitsForNothing].pods != 1 {
 		t.Error("a gated pod is not remembered")
 	}
 	m.handler().OnUpdate(cluster.PodOf(gated), ran)
-	if m.remembers(ran) || m.gatedPods(nil)[waitsForNothing].pods != 0 {
+	if m.remembers(ran) || m.gatedPods()[waitsForNothing].pods != 0 {
 		t.Error("a pod that has a node now is still remembered as gated")
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stayput/stayput/pkg/home"
-	"github.com/stayput/stayput/pkg/pool"
 )
 
 // placementMetrics are the metrics about pods. Those about the loops, API calls and leadership are controller-runtime's
@@ -63,7 +62,6 @@ func yesNo(b bool) string {
 type gateMetrics struct {
 	memory        *memory
 	leads         func() bool
-	forAddress    func(pool.UID) bool // see memory.gatedPods
 	gated, oldest *prometheus.Desc
 	waiting       *prometheus.Desc
 }
@@ -93,7 +91,7 @@ func (g *gateMetrics) Collect(c chan<- prometheus.Metric) {
 		return
 	}
 	now := g.memory.now()
-	for waiting, s := range g.memory.gatedPods(g.forAddress) {
+	for waiting, s := range g.memory.gatedPods() {
 		age := 0.0
 		if s.pods > 0 {
 			age = max(0, now.Sub(s.oldest).Seconds())

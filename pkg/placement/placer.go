@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -55,17 +54,20 @@ type placer struct {
 	now     func() time.Time
 	// nominates: the controller may nominate nodes for pods.
 	nominates bool
-	// pools places the pods that ask for addresses of pools, nil if there are no pools.
+	// pools has the addresses of pools. It may be nil: then there are none.
 	pools *podip.Controller
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
-	queue        atomic.Pointer[workqueue.TypedRateLimitingInterface[reconcile.Request]] // nil until this replica leads
+	// lag is until a pod is placed again that has changed: ever longer, since an API server that was away needs seconds
+	// until its watches bring what has changed meanwhile.
+	lag workqueue.TypedRateLimiter[reconcile.Request]
 }
 
 func (p *placer) setUp(mgr ctrl.Manager) error {
 	b := ctrl.NewControllerManagedBy(mgr).
 		Named("placement").
 		WatchesRawSource(source.Func(p.enqueueUndecided)).
+		WatchesRawSource(p.pools.Pods()).
 		WatchesRawSource(whenSynced{source.Kind[client.Object](mgr.GetCache(), &cluster.Pod{},
 			&handler.EnqueueRequestForObject{}, undecidedPods)}).
 		Watches(&corev1.Node{}, p.ofNodes(), builder.WithPredicates(nodeMoved)).
@@ -101,7 +103,6 @@ func indexUndecided(ctx context.Context, indexer client.FieldIndexer) error {
 // events of all others.
 func (p *placer) enqueueUndecided(ctx context.Context,
 	queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-	p.queue.Store(&queue)
 	var list cluster.PodList
 	if err := p.cache.List(ctx, &list, client.MatchingFields{podsUndecided: "true"}); err != nil {
 		return fmt.Errorf("listing the pods that wait: %w", err)
@@ -203,22 +204,29 @@ var nodeMoved = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		!labels.Equals(was.Labels, is.Labels)
 }}
 
+// longestLag is the longest pause between two tries: the watch that brings the news has it tried at once.
+const longestLag = time.Second
+
+// newLag returns the pauses before a pod is placed again that has changed.
+func newLag() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](cluster.CacheLag, longestLag)
+}
+
 // Reconcile places one pod. What fails is tried again, and said once it has failed for a while.
 func (p *placer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	result, err := p.reconcile(ctx, req)
 	if err == nil {
 		p.memory.succeeds(req.NamespacedName)
+		p.lag.Forget(req)
 		return result, nil
 	}
 	p.sayFailure(ctx, req.NamespacedName, err)
 	switch {
-	case errors.Is(err, podip.ErrUnknown):
-		return reconcile.Result{RequeueAfter: poolsUnknown}, nil
-	case apierrors.IsConflict(err): // another pod by now, or a changed one
+	case errors.Is(err, podip.ErrUnknown): // it is woken once that is known, and else to say so
+		return reconcile.Result{RequeueAfter: cluster.SayFailureAfter}, nil
+	case podip.Changed(err): // another pod by now, or a changed one
 		log.FromContext(ctx).V(1).Info("Pod changed, deciding again", "pod", req, "err", err)
-		return reconcile.Result{RequeueAfter: cluster.CacheLag}, nil
-	case apierrors.IsNotFound(err): // the cache learns of it, if it is the pod that is gone
-		return reconcile.Result{RequeueAfter: time.Second}, nil
+		return reconcile.Result{RequeueAfter: p.lag.When(req)}, nil
 	}
 	return reconcile.Result{}, err
 }
@@ -248,32 +256,57 @@ func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	if p.memory.WasUngated(pod) {
 		return reconcile.Result{}, nil // the cache is behind
 	}
-	if !undecided(&cached) || !pod.DeletionTimestamp.IsZero() {
-		p.memory.decided(req.NamespacedName)
-		return reconcile.Result{}, nil
-	}
 	if home.Gated(pod) && !home.LastGate(pod) {
 		return reconcile.Result{}, nil // the end of another gate wakes it
 	}
-	if home.Gated(pod) {
-		switch owns, err := p.pools.Owns(ctx, pod); {
-		case err != nil:
-			return reconcile.Result{}, fmt.Errorf("looking up whether pod %s asks for addresses of pools: %w", req, err)
-		case owns:
-			p.hand(ctx, pod)
-			return reconcile.Result{}, nil
-		}
+	if !pod.DeletionTimestamp.IsZero() {
+		p.memory.decided(req.NamespacedName)
+		return reconcile.Result{}, nil
 	}
-	if cached.TooLong() {
+	claim, err := p.pools.Claim(ctx, &cached)
+	if err != nil {
+		return reconcile.Result{}, fmt.Errorf("claiming addresses of pools for pod %s: %w", req, err)
+	}
+	if claim != nil && claim.Note != nil {
+		p.say(pod, claim.Note.Kind, claim.Note.Reason, claim.Note.Text)
+	}
+	switch {
+	case !undecided(&cached):
+		p.memory.decided(req.NamespacedName)
+		return p.give(ctx, pod, claim)
+	case claim != nil && !claim.Ready:
+		p.memory.waitsForAddress(pod)
+		return reconcile.Result{RequeueAfter: claim.Retry}, nil
+	case claim == nil && cached.TooLong():
 		return reconcile.Result{}, p.letGo(ctx, pod)
 	}
+	return p.decide(ctx, pod, claim)
+}
+
+// give gives a pod that is not gated the addresses that it lacks.
+func (p *placer) give(ctx context.Context, pod *corev1.Pod, claim *podip.Claim) (reconcile.Result, error) {
+	switch {
+	case claim == nil:
+		return reconcile.Result{}, nil
+	case !claim.Ready:
+		return reconcile.Result{RequeueAfter: claim.Retry}, nil
+	}
+	return reconcile.Result{}, claim.CarryOut(ctx, pod, gate.Placement{})
+}
+
+// decide does what the rules say of a pod that waits for its placement, which gets what it claims of pools in the same
+// write. claim is nil if it asks for no address of a pool.
+func (p *placer) decide(ctx context.Context, pod *corev1.Pod, claim *podip.Claim) (reconcile.Result, error) {
+	req := client.ObjectKeyFromObject(pod)
 	nodes := cluster.NewNodes(ctx, p.client)
-	s, err := p.situation(ctx, pod, nodes)
+	s, err := p.situation(ctx, pod, nodes, claim)
 	if err != nil {
+		claim.Drop()
 		return reconcile.Result{}, fmt.Errorf("looking up the home of pod %s: %w", req, err)
 	}
 	d := home.Decide(s)
 	if nodes.Err != nil {
+		claim.Drop()
 		return reconcile.Result{}, fmt.Errorf("looking up the nodes for pod %s: %w", req, nodes.Err)
 	}
 	for _, note := range d.Notes {
@@ -281,11 +314,12 @@ func (p *placer) reconcile(ctx context.Context, req reconcile.Request) (reconcil
 	}
 	switch {
 	case d.Outcome == home.OutcomeWait:
+		claim.Drop()
 		p.wait(pod, d)
 	case d.Outcome == home.OutcomeEvict:
 		err = p.evict(ctx, pod, d)
 	case home.Gated(pod):
-		err = p.place(ctx, pod, s, d)
+		err = p.place(ctx, pod, s, d, claim)
 	}
 	if d.Outcome == home.OutcomeWait && (d.Retry == 0 || d.Retry > cluster.SayAgainAfter) {
 		d.Retry = cluster.SayAgainAfter
@@ -307,16 +341,24 @@ func (p *placer) letGo(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// situation gathers what the placement of a pod depends on.
-func (p *placer) situation(ctx context.Context, pod *corev1.Pod, nodes home.Nodes) (home.Situation, error) {
+// situation gathers what the placement of a pod depends on. An address of a pool belongs to the pod on any node: only
+// the annotation stayput.io/home has the pod go where it was last.
+func (p *placer) situation(ctx context.Context, pod *corev1.Pod, nodes home.Nodes, claim *podip.Claim) (
+	home.Situation, error) {
 	s := home.Situation{Now: p.now(), Pod: pod, GivenUp: p.memory.gaveUp(pod), Since: p.memory.waitsSince(pod),
 		Waited: p.memory.waited(pod), Nodes: nodes, Lost: p.memory.lostNode}
-	if _, pooled := pod.Annotations[stayputv1alpha1.AnnotationAddresses]; home.Annotated(pod.Annotations) && !pooled {
-		if err := p.findAddress(ctx, &s); err != nil {
-			return s, err
-		}
-	}
+	_, pooled := pod.Annotations[stayputv1alpha1.AnnotationAddresses]
+	_, pulled := pod.Annotations[stayputv1alpha1.AnnotationHome]
 	var err error
+	switch {
+	case claim != nil && pulled:
+		s.Address.Node = claim.Last
+	case claim == nil && home.Annotated(pod.Annotations) && !pooled:
+		err = p.findAddress(ctx, &s)
+	}
+	if err != nil {
+		return s, err
+	}
 	s.Record, err = p.records.Of(ctx, pod)
 	return s, err
 }
@@ -404,13 +446,20 @@ func (p *placer) wait(pod *corev1.Pod, d home.Decision) {
 	}
 }
 
-// place pins a gated pod to where it was decided to go and ungates it.
-func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d home.Decision) error {
-	pod, err := p.nominate(ctx, pod, d.Nominate)
-	if err != nil {
-		return fmt.Errorf("nominating node %s for pod %s/%s: %w", d.Nominate, pod.Namespace, pod.Name, err)
+// place pins a gated pod to where it was decided to go, gives it what it claims of pools, and ungates it.
+func (p *placer) place(ctx context.Context, pod *corev1.Pod, s home.Situation, d home.Decision,
+	claim *podip.Claim) error {
+	var err error
+	if claim == nil { // else it would be a write of its own, which the addresses are not bound to
+		if pod, err = p.nominate(ctx, pod, d.Nominate); err != nil {
+			return fmt.Errorf("nominating node %s for pod %s/%s: %w", d.Nominate, pod.Namespace, pod.Name, err)
+		}
+		err = gate.Place(ctx, p.client, pod, p.placement(pod, s.Record, d))
+	} else {
+		d.Nominate, s.Address = "", home.Address{}
+		err = claim.CarryOut(ctx, pod, p.placement(pod, s.Record, d))
 	}
-	if err := gate.Place(ctx, p.client, pod, p.placement(pod, s.Record, d)); err != nil {
+	if err != nil {
 		return fmt.Errorf("placing pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	p.placed(ctx, pod, s, d)

@@ -45,6 +45,7 @@ func testPlacer(c client.Client) *placing {
 	now := func() time.Time { return p.time }
 	m := newMemory(now)
 	p.placer = &placer{client: c, cache: c, cached: func() bool { return true }, memory: m, events: p.said, now: now,
+		lag:          newLag(),
 		uninstalling: func() bool { return false },
 		metrics:      newPlacementMetrics(prometheus.NewRegistry(), m, nil)}
 	return p
@@ -266,7 +267,7 @@ func TestAPodIsPlacedOnceNoOtherGateHoldsIt(t *testing.T) {
 	if len(is.Spec.SchedulingGates) != 2 || home.Pinned(is) || len(p.notes()) > 0 {
 		t.Fatalf("it is placed while another gate holds it: %+v", is.Spec)
 	}
-	if p.memory.gatedPods(nil)[waitsForNothing].pods > 0 {
+	if p.memory.gatedPods()[waitsForNothing].pods > 0 {
 		t.Error("it counts as a pod that only our gate holds")
 	}
 	is.Spec.SchedulingGates = is.Spec.SchedulingGates[:1]
@@ -425,7 +426,7 @@ func TestAPodGoesWithoutRecordedAnnotationsThatAreRefused(t *testing.T) {
 			if err := p.client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
 				t.Fatal(err)
 			}
-			err := p.place(t.Context(), pod, home.Situation{Record: record}, d)
+			err := p.place(t.Context(), pod, home.Situation{Record: record}, d, nil)
 			final := name != "in conflict" && name != "while it is away"
 			if (err == nil) != final || (writes == 2) != final {
 				t.Fatalf("%d writes, %v", writes, err)

@@ -17,15 +17,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -44,14 +40,7 @@ import (
 	"github.com/stayput/stayput/pkg/placement/cluster"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/pool"
-	"github.com/stayput/stayput/pkg/retention"
 )
-
-// Home decides where a gated pod goes, beside where its pools are: last is the node where its address was last, empty
-// if it is not known. ok: it can go now; placed is called once it has. Otherwise it is asked again after retry; zero:
-// once [Controller.Wake] is called.
-type Home func(ctx context.Context, pod *corev1.Pod, last string) (to gate.Placement, placed func(), ok bool,
-	retry time.Duration, err error)
 
 // Controller gives pods their addresses, and frees these.
 //
@@ -64,8 +53,6 @@ type Controller struct {
 	workloads *cluster.Workloads
 	events    events.EventRecorder
 	now       func() time.Time
-	home      Home
-	disowned  func(types.NamespacedName)
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
 	installation types.NamespacedName
@@ -83,6 +70,9 @@ type Controller struct {
 	first chan struct{} // closed once there is a pool
 	read  chan struct{} // closed once it is known whether Spiderpool's words count
 	queue queue
+	pods  podQueue
+	// unanswered are the pods of which it was not known what they ask for.
+	unanswered map[types.NamespacedName]struct{}
 	// pools, namespaces and above outlive a Book.
 	pools      map[string]*stayputv1alpha1.PodIPPool
 	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
@@ -94,14 +84,16 @@ type Controller struct {
 	agents *corev1.Pod
 }
 
-type queue = workqueue.TypedRateLimitingInterface[key]
+type (
+	queue    = workqueue.TypedRateLimitingInterface[key]
+	podQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+)
 
 // key names what is reconciled.
 type key struct{ kind, name string }
 
-// The kinds of keys: a pod by its UID, an address, a pool, and the roll.
+// The kinds of keys: an address, a pool, and the roll.
 const (
-	kindPod     = "pod"
 	kindAddress = "address"
 	kindPool    = "pool"
 	kindRoll    = "roll"
@@ -125,10 +117,7 @@ type namespace struct {
 
 // Options of the controller of pools.
 type Options struct {
-	Workloads *cluster.Workloads
-	Home      Home
-	// Disowned is called with a gated pod that does not ask for addresses of pools any more, nil if nothing is.
-	Disowned     func(types.NamespacedName)
+	Workloads    *cluster.Workloads
 	Uninstalling func() bool
 	// Installation is the ConfigMap by which agents know whether there are pools. If it is empty, they are not told.
 	Installation types.NamespacedName
@@ -162,7 +151,7 @@ func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.queue = q
-			c.lookAtAll()
+			c.enqueueAllLocked()
 			return nil
 		})).
 		WithOptions(controller.TypedOptions[key]{MaxConcurrentReconciles: workers,
@@ -178,93 +167,15 @@ func newController(cl client.Client, live client.WithWatch, cached client.Reader
 	o Options) *Controller {
 	c := &Controller{
 		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
-		home: o.Home, disowned: o.Disowned, uninstalling: o.Uninstalling, installation: o.Installation,
-		longest: o.LongestRetention, toTell: make(chan struct{}, 1),
-		first: make(chan struct{}), read: make(chan struct{}),
+		uninstalling: o.Uninstalling, installation: o.Installation, longest: o.LongestRetention,
+		toTell: make(chan struct{}, 1),
+		first:  make(chan struct{}), read: make(chan struct{}),
 		lag:   workqueue.NewTypedItemExponentialFailureRateLimiter[key](cluster.CacheLag, longestLag),
 		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
 		above: map[string]pool.Workload{},
 	}
 	c.metrics = newMetrics(c)
 	return c
-}
-
-// ErrUnknown says that it is not known yet whether a pod asks for addresses of pools: these have not been read.
-var ErrUnknown = errors.New("pools and the defaults of namespaces have not been read yet")
-
-// Owns reports whether a gated pod is placed here and not by its home alone. After an error it must not be placed at
-// all. By its namespace's default it goes without only if that is so past the cache: the watch of namespaces may be
-// behind that of pods.
-func (c *Controller) Owns(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	if c == nil || pod.Spec.HostNetwork {
-		return false, nil
-	}
-	owns, byDefault, err := c.owns(pod)
-	if owns || !byDefault || err != nil {
-		return owns, err
-	}
-	of := metadata("Namespace")
-	switch err := c.live.Get(ctx, types.NamespacedName{Name: pod.Namespace}, of); {
-	case apierrors.IsNotFound(err): // the pod goes with it
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("reading the default of namespace %s: %w", pod.Namespace, err)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	is := namespace{of.GetLabels(), pool.OfNamespace(of.GetAnnotations())}
-	if owns = pool.AsksByDefault(is.asks, c.words == serving); owns && c.session != nil {
-		c.rename(c.session, pod.Namespace, is)
-	}
-	return owns, nil
-}
-
-// owns is Owns by the cache, and reports whether the default of the pod's namespace decides.
-func (c *Controller) owns(pod *corev1.Pod) (owns, byDefault bool, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	spiderpool := c.words == serving
-	if asks, decides := pool.AsksItself(pod.Annotations, spiderpool); decides {
-		return asks, false, nil
-	}
-	switch {
-	case c.state == unknown, c.state != off && c.words == unknown, c.state == serving && c.namespaces == nil:
-		return false, true, ErrUnknown
-	case c.state == serving:
-		return pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), true, nil
-	}
-	return false, false, nil
-}
-
-// Wake queues a pod: what its home waited for has changed. It puts in a pod that was seen before it was known
-// that its namespace asks for addresses.
-func (c *Controller) Wake(ctx context.Context, pod *corev1.Pod) {
-	c.mu.Lock()
-	s := c.session
-	unseen := s != nil && s.book.Pod(pool.UID(pod.UID)) == nil
-	c.mu.Unlock()
-	if unseen {
-		c.setPod(s, cluster.PodOf(pod), false)
-		var is cluster.Pod
-		err := c.cache.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, &is)
-		if apierrors.IsNotFound(err) || err == nil && is.GetUID() != pod.UID { // its end was seen before
-			c.removePod(s, pool.UID(pod.UID), "", false)
-		}
-	}
-	c.add(key{kindPod, string(pod.UID)})
-}
-
-// Why returns why there can be no addresses at all, empty if there can.
-func (c *Controller) Why() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch c.state {
-	case off:
-		return "it asks for addresses of pools, but the cluster has no PodIPPools: install stayput with pools.enabled"
-	case idle:
-		return "it asks for addresses of pools, but there is no PodIPPool"
-	}
-	return ""
 }
 
 func (c *Controller) add(keys ...key) {
@@ -284,6 +195,13 @@ func (c *Controller) enqueue(keys ...key) {
 			continue
 		}
 		c.queue.Add(k)
+	}
+}
+
+// enqueuePodLocked enqueues a pod. Until there is a Book nothing is decided, but then about all pods.
+func (c *Controller) enqueuePodLocked(pod types.NamespacedName) {
+	if c.pods != nil && c.session != nil && c.session.ready && pod.Name != "" {
+		c.pods.Add(reconcile.Request{NamespacedName: pod})
 	}
 }
 
@@ -316,9 +234,6 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	var after time.Duration
 	var err error
 	switch k.kind {
-	case kindPod:
-		after, err = c.place(ctx, s, pool.UID(k.name))
-		c.sayFailure(ctx, s, pool.UID(k.name), err)
 	case kindAddress:
 		var a netip.Addr
 		if a, err = netip.ParseAddr(k.name); err == nil {
@@ -329,272 +244,12 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 	case kindRoll:
 		err = c.recall(ctx, s)
 	}
-	if changed(err) {
+	if Changed(err) {
 		log.FromContext(ctx).V(1).Info("Changed meanwhile, deciding again", "about", k.kind, "name", k.name, "err", err)
 		return reconcile.Result{RequeueAfter: c.lag.When(k)}, nil
 	}
 	c.lag.Forget(k)
 	return reconcile.Result{RequeueAfter: after}, err
-}
-
-// changed reports whether a write failed because what it was decided on has changed.
-func changed(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) ||
-		errors.Is(err, pool.ErrStale) || errors.Is(err, errOld)
-}
-
-// place gives a pod its addresses.
-func (c *Controller) place(ctx context.Context, s *session, uid pool.UID) (time.Duration, error) {
-	c.mu.Lock()
-	known := s.book.Pod(uid)
-	given := s.book.Given(uid)
-	problem := s.invalid[uid]
-	c.mu.Unlock()
-	if known == nil && given != nil {
-		return 0, c.find(ctx, s, *given)
-	}
-	if known != nil && known.Has != nil && !known.Gated && known.Node == "" {
-		return 0, c.endBarren(ctx, s, known)
-	}
-	if known == nil || known.Has != nil && !known.Gated || known.Ending || known.Over {
-		return 0, nil
-	}
-	var cached cluster.Pod
-	name := types.NamespacedName{Namespace: known.Namespace, Name: known.Name}
-	if err := c.cache.Get(ctx, name, &cached); err != nil {
-		return 0, client.IgnoreNotFound(err)
-	}
-	pod := cached.Core()
-	if pod.UID != types.UID(uid) {
-		return 0, nil
-	}
-	if home.Gated(pod) {
-		if known, problem = c.readAgain(s, &cached); known == nil {
-			if c.disowned != nil {
-				c.disowned(name)
-			}
-			return 0, nil // it asks for nothing any more
-		}
-	}
-	switch {
-	case home.Gated(pod) && !home.LastGate(pod):
-		return 0, nil // the end of another gate wakes it
-	case problem != nil:
-		c.say(s, pod, corev1.EventTypeWarning, home.ReasonInvalidAnnotation, problem.Error())
-		return 0, nil
-	case !home.Gated(pod) && static(pod):
-		c.say(s, pod, corev1.EventTypeWarning, home.ReasonInvalidAnnotation,
-			"static pods cannot have addresses of pools, because their node starts them without the API server")
-		return 0, nil
-	case !home.Gated(pod) && pod.Spec.NodeName == "":
-		return 0, nil // once it has a node: the scheduler does not wait for it
-	}
-	if err := c.findDeployment(ctx, s, known); err != nil {
-		return 0, err
-	}
-	at := c.now()
-	c.mu.Lock()
-	plan := s.book.Place(uid, at)
-	c.mu.Unlock()
-	if !home.Gated(pod) {
-		outside, err := c.outside(ctx, plan, pod.Spec.NodeName)
-		if err != nil || outside != "" {
-			c.unreserve(s, plan.Writes)
-			plan = pool.Plan{Reason: outside}
-		}
-		if err != nil {
-			return 0, err
-		}
-	}
-	c.mu.Lock()
-	s.wait(uid, plan)
-	s.wake()
-	gated := s.gated[uid]
-	c.mu.Unlock()
-	retry := until(plan, at)
-	if plan.Reason != "" {
-		if left := ordinaryWait - at.Sub(pod.CreationTimestamp.Time); plan.Remedy != "" || left <= 0 {
-			c.sayPlan(s, pod, plan)
-		} else {
-			retry = sooner(retry, min(left, ordinaryWait))
-		}
-	}
-	var to gate.Placement
-	placed := func() {}
-	if i := len(plan.Writes) - 1; i >= 0 && home.Gated(pod) {
-		if place, ok := plan.Writes[i].(pool.PlacePod); ok && c.home != nil {
-			last := ""
-			for _, a := range place.Addresses {
-				if last == "" {
-					last = a.Last
-				}
-			}
-			var now bool
-			var again time.Duration
-			var err error
-			if to, placed, now, again, err = c.home(ctx, pod, last); err != nil || !now {
-				c.unreserve(s, plan.Writes)
-				return again, err
-			}
-		}
-	}
-	if err := c.carryOut(ctx, s, plan, at, pod, to); err != nil {
-		return 0, err
-	}
-	if len(plan.Writes) > 0 && plan.Reason == "" {
-		placed()
-		c.metrics.let(gated)
-		c.sayClamped(pod)
-		log.FromContext(ctx).Info("Gave pod its addresses", "pod", name)
-	}
-	return retry, nil
-}
-
-// sayClamped reports on a pod that asks for a longer retention than there is, as the agents do for addresses of nodes.
-func (c *Controller) sayClamped(pod *corev1.Pod) {
-	asked, _, err := retention.Parse(pod.Annotations)
-	if given, clamped := asked.Clamp(c.longest); err == nil && clamped && !asked.WhileOwned {
-		c.events.Eventf(pod, nil, corev1.EventTypeNormal, home.ReasonRetentionClamped, "Retaining",
-			"retention %s is longer than the longest, %s", asked.Duration(), given.Duration())
-	}
-}
-
-// sayFailure reports on a gated pod that it cannot be placed, if that has lasted.
-func (c *Controller) sayFailure(ctx context.Context, s *session, uid pool.UID, err error) {
-	if s.fails(uid, err) < cluster.SayFailureAfter {
-		return
-	}
-	c.mu.Lock()
-	known := s.book.Pod(uid)
-	c.mu.Unlock()
-	var cached cluster.Pod
-	if known == nil ||
-		c.cache.Get(ctx, types.NamespacedName{Namespace: known.Namespace, Name: known.Name}, &cached) != nil ||
-		!cached.Gated() || cached.GetUID() != types.UID(uid) {
-		return
-	}
-	c.say(s, cached.Core(), corev1.EventTypeWarning, home.ReasonNotPlaced, cluster.NotPlaced(err))
-}
-
-// readAgain reads what a gated pod and its namespace ask for now: the API server refuses addresses for a pod that does
-// not ask. It returns the pod as the Book has it then, nil if it asks for nothing, and what of its annotations is not
-// valid.
-func (c *Controller) readAgain(s *session, pod *cluster.Pod) (*pool.Pod, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	uid := pool.UID(pod.GetUID())
-	known, in, spiderpool := s.book.Pod(uid), c.namespaces[pod.GetNamespace()], c.words == serving
-	if known == nil || newer(known.Version, pod.GetResourceVersion()) { // the Book is ahead of the cache
-		return known, s.invalid[uid]
-	}
-	if !asks(pod, in, spiderpool) {
-		s.unblock(uid)
-		s.book.StopWaiting(uid)
-		return nil, nil
-	}
-	core := pod.Core()
-	is, err := podOf(core, in, spiderpool, c.workloads.Numbers(core), c.longest)
-	if pod.TooLong() {
-		err = errors.New(cluster.TooLongNote + ": the pod stays gated, without an address")
-	}
-	is.Workload = known.Workload
-	if delete(s.invalid, uid); err != nil {
-		s.invalid[uid] = err
-	}
-	if _, says := core.Annotations[stayputv1alpha1.AnnotationAddresses]; !says || is.Has != nil {
-		s.book.SetPod(is)
-	}
-	return s.book.Pod(uid), err
-}
-
-// endBarren ends a pod that was kept from a node because that was lost, and that the scheduler has no room for
-// elsewhere, once the node is back: its successor may go there. The pod never ran.
-func (c *Controller) endBarren(ctx context.Context, s *session, known *pool.Pod) error {
-	var cached cluster.Pod
-	err := c.cache.Get(ctx, types.NamespacedName{Namespace: known.Namespace, Name: known.Name}, &cached)
-	if err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	pod := cached.Core()
-	if pod.UID != types.UID(known.UID) || cached.Node() != "" || metav1.GetControllerOf(pod) == nil {
-		return nil
-	}
-	for _, a := range known.Has {
-		c.mu.Lock()
-		back := slices.Contains(s.book.Barren(a.Last), known.UID)
-		c.mu.Unlock()
-		if !back || !home.KeptFrom(pod, a.Last) {
-			continue
-		}
-		why := fmt.Sprintf("node %s was lost when the pod was placed, and is back", a.Last)
-		plan := pool.Plan{Reason: why, Writes: []pool.Write{pool.EndPod{UID: known.UID, Namespace: known.Namespace,
-			Name: known.Name, If: []pool.Check{{There: known}}}}}
-		if err := c.carryOut(ctx, s, plan, c.now(), pod, gate.Placement{}); err != nil {
-			return err
-		}
-		c.say(s, pod, corev1.EventTypeNormal, home.ReasonAddressWait,
-			why+": the pod was deleted so that its successor may go there")
-	}
-	return nil
-}
-
-// ordinaryWait is how long nothing is written for people about what is soon over as a rule: a pod that is replaced
-// waits until the node of its predecessor has said that this is gone, and the address is nobody's for a moment. Two
-// Events and two statuses for each such pod would cost more than its address.
-const ordinaryWait = 5 * time.Second
-
-// find puts in the pod of an address, which does not ask for any: it is another program's, from which the address was
-// taken over.
-func (c *Controller) find(ctx context.Context, s *session, p pool.PodIP) error {
-	var pod cluster.Pod
-	if err := c.cache.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: p.PodName}, &pod); err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	if pod.GetUID() == types.UID(p.PodUID) {
-		c.setPod(s, &pod, false)
-	}
-	return nil
-}
-
-// outside says which pool is not for the node of a pod that could not be kept from it, empty if none is. Addresses that
-// the pod has already are its own.
-func (c *Controller) outside(ctx context.Context, plan pool.Plan, name string) (string, error) {
-	if len(plan.Writes) < 2 {
-		return "", nil
-	}
-	place, ok := plan.Writes[len(plan.Writes)-1].(pool.PlacePod)
-	if !ok {
-		return "", nil
-	}
-	var node corev1.Node
-	if err := c.client.Get(ctx, types.NamespacedName{Name: name}, &node); err != nil {
-		return "", fmt.Errorf("reading node %s: %w", name, err)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	taken := map[netip.Addr]bool{}
-	for _, w := range plan.Writes {
-		switch w := w.(type) {
-		case pool.CreateIP:
-			taken[w.PodIP.Addr] = true
-		case pool.UpdateIP:
-			taken[w.PodIP.Addr] = !w.PodIP.Adopted
-		}
-	}
-	for _, a := range place.Addresses {
-		o := c.pools[a.Pool]
-		if o == nil || o.Spec.NodeSelector == nil || !taken[a.Prefix.Addr()] {
-			continue
-		}
-		selects, err := metav1.LabelSelectorAsSelector(o.Spec.NodeSelector)
-		if err != nil {
-			return "", err
-		}
-		if !selects.Matches(labels.Set(node.Labels)) {
-			return fmt.Sprintf("pool %s is not for node %s, on which it is", a.Pool, name), nil
-		}
-	}
-	return "", nil
 }
 
 // until returns when to look again at a plan.
@@ -738,35 +393,6 @@ func workloadOf(p *pool.PodIP) home.Ref {
 	return home.RefOf(p.Workload.APIVersion, p.Workload.Kind, p.Namespace, p.Workload.Name)
 }
 
-// findDeployment has the addresses of a pod belong to the Deployment of its ReplicaSet, which outlives that.
-func (c *Controller) findDeployment(ctx context.Context, s *session, p *pool.Pod) error {
-	if p.Workload.Kind != "ReplicaSet" || p.Keep == (pool.Keep{}) {
-		return nil
-	}
-	set := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: p.Workload.APIVersion, Kind: "ReplicaSet"}}
-	err := c.live.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: p.Workload.Name}, set)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	owner := metav1.GetControllerOf(set)
-	if owner == nil {
-		return nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.above[p.Workload.UID] = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
-		UID: string(owner.UID)}
-	if is := s.book.Pod(p.UID); is != nil {
-		again := *is
-		again.Workload = c.above[p.Workload.UID]
-		s.book.SetPod(again)
-	}
-	return nil
-}
-
 // sayConflict reports, on a pod that was ended because another machine has its address and on the pod's controller, why
 // its successor gets another one.
 func (c *Controller) sayConflict(s *session, is *pool.PodIP, plan pool.Plan) {
@@ -786,27 +412,5 @@ func (c *Controller) sayConflict(s *session, is *pool.PodIP, plan pool.Plan) {
 			UID: types.UID(w.UID)}
 		c.events.Eventf(owner, about, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "pod %s: %s",
 			end.Name, note)
-	}
-}
-
-// sayPlan reports once why a pod waits.
-func (c *Controller) sayPlan(s *session, pod *corev1.Pod, plan pool.Plan) {
-	kind, note := corev1.EventTypeNormal, "the pod waits for an address: "+plan.Reason
-	if plan.Remedy != "" {
-		kind, note = corev1.EventTypeWarning, note+": "+plan.Remedy
-	}
-	c.say(s, pod, kind, home.ReasonAddressWait, note)
-}
-
-// say reports an Event on a pod and on its controller, once.
-func (c *Controller) say(s *session, pod *corev1.Pod, kind, reason, note string) {
-	if !s.firstOf(string(pod.UID), note) {
-		return
-	}
-	c.events.Eventf(pod, nil, kind, reason, "Placing", "%s", note)
-	if owner := metav1.GetControllerOf(pod); owner != nil {
-		c.events.Eventf(&corev1.ObjectReference{
-			APIVersion: owner.APIVersion, Kind: owner.Kind, Namespace: pod.Namespace, Name: owner.Name, UID: owner.UID,
-		}, pod, kind, reason, "Placing", "pod %s: %s", pod.Name, note)
 	}
 }

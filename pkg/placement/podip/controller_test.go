@@ -34,6 +34,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllertest"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -191,11 +192,24 @@ func (a *api) taken() []string {
 	return a.writes
 }
 
-// line is a queue that a test works off itself.
+// line is a queue that a test works off itself. A pod has a key of kindPod.
 type line struct {
 	queue
 	now, later []key
 }
+
+const kindPod = "pod"
+
+func podKey(name string) key { return key{kindPod, name} }
+
+// podLine is the part of a line that has the pods.
+type podLine struct {
+	podQueue
+	of *line
+}
+
+func (l podLine) Add(r reconcile.Request) { l.of.Add(podKey(r.Name)) }
+func (l podLine) Len() int                { return 0 }
 
 func (l *line) Add(k key) {
 	if !slices.Contains(l.now, k) {
@@ -219,8 +233,10 @@ type controlling struct {
 	line  *line
 	said  *events.FakeRecorder
 	feeds []*feed
-	pods  map[types.UID]bool
+	seen  map[types.UID]bool
 	nodes map[string]bool
+	// home is what a pod is given besides its addresses, or why it is not placed. If it is nil, it is given nothing.
+	home func() (gate.Placement, error)
 }
 
 type fakeCache struct {
@@ -231,9 +247,10 @@ type fakeCache struct {
 func control(t *testing.T, a *api) *controlling {
 	t.Helper()
 	w := cluster.Over(fakeCache{Reader: a}, a, a, &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}})
-	c := &controlling{t: t, api: a, line: &line{}, said: events.NewFakeRecorder(1000), pods: map[types.UID]bool{}}
+	c := &controlling{t: t, api: a, line: &line{}, said: events.NewFakeRecorder(1000), seen: map[types.UID]bool{}}
 	c.Controller = newController(a, a, a, nil, Options{Workloads: w, Uninstalling: func() bool { return false }})
 	c.events, c.now, c.queue = c.said, func() time.Time { return a.now }, c.line
+	c.pods = podLine{of: c.line}
 	c.setWords(a.spiderpool)
 	c.begins()
 	return c
@@ -297,21 +314,66 @@ func (c *controlling) looks() {
 	exist := map[types.UID]bool{}
 	for i := range pods.Items {
 		exist[pods.Items[i].UID] = true
-		c.Controller.pods(c.session).OnAdd(cluster.PodOf(&pods.Items[i]), false)
+		c.podEvents(c.session).OnAdd(cluster.PodOf(&pods.Items[i]), false)
 	}
-	for uid := range c.pods {
+	for uid := range c.seen {
 		if !exist[uid] {
-			c.Controller.pods(c.session).OnDelete(cluster.PodOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}))
+			c.podEvents(c.session).OnDelete(cluster.PodOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}))
 		}
 	}
-	c.pods = exist
+	c.seen = exist
+}
+
+// place does what the loop that places pods does.
+func (c *controlling) place(name string) (reconcile.Result, error) {
+	var pod cluster.Pod
+	if err := c.cache.Get(c.t.Context(), types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	core := pod.Core()
+	if core.DeletionTimestamp != nil || home.Gated(core) && !home.LastGate(core) {
+		return reconcile.Result{}, nil
+	}
+	claim, err := c.Claim(c.t.Context(), &pod)
+	switch {
+	case err != nil || claim == nil:
+	case !claim.Ready:
+		if note := claim.Note; note != nil && c.session.firstOf(name, note.Text) {
+			c.events.Eventf(core, nil, note.Kind, note.Reason, "Placing", "%s", note.Text)
+		}
+		return reconcile.Result{RequeueAfter: claim.Retry}, nil
+	default:
+		var to gate.Placement
+		if c.home != nil {
+			to, err = c.home()
+		}
+		if err != nil {
+			claim.Drop()
+			break
+		}
+		err = claim.CarryOut(c.t.Context(), core, to)
+	}
+	if Changed(err) {
+		return reconcile.Result{RequeueAfter: time.Second}, nil
+	}
+	return reconcile.Result{}, err
 }
 
 // step reconciles one key.
 func (c *controlling) step() error {
 	k := c.line.now[0]
 	c.line.now = c.line.now[1:]
-	result, err := c.Reconcile(c.t.Context(), k)
+	return c.reconcile(k)
+}
+
+func (c *controlling) reconcile(k key) error {
+	var result reconcile.Result
+	var err error
+	if k.kind == kindPod {
+		result, err = c.place(k.name)
+	} else {
+		result, err = c.Reconcile(c.t.Context(), k)
+	}
 	if result.RequeueAfter > 0 || err != nil {
 		c.line.AddAfter(k, result.RequeueAfter)
 	}
@@ -442,30 +504,25 @@ func TestPoolsAreServedAsSoonAsTheAPIServerAnswers(t *testing.T) {
 		a := newAPI(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
 			aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
 		a.away = errors.New("the API server is away")
-		c := newController(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
-			Uninstalling: func() bool { return false }})
-		line := &line{}
-		c.now, c.queue = func() time.Time { return a.now }, line
+		c := unstarted(t, a)
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- c.Start(ctx) }()
 		synctest.Wait()
-		if _, err := c.Owns(t.Context(), hometest.Pod()); err == nil {
-			t.Error("it is known whether a pod asks for addresses, though nothing can be")
+		plain := hometest.Pod(func(p *corev1.Pod) { p.Name = "plain" })
+		if _, err := c.asks(t.Context(), plain); !errors.Is(err, ErrUnknown) {
+			t.Errorf("it is known whether a pod asks for addresses, though nothing can be: %v", err)
 		}
 		a.away = nil
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if owns, err := c.Owns(t.Context(), hometest.Pod()); owns || err != nil {
+		if owns, err := c.asks(t.Context(), plain); owns || err != nil {
 			t.Errorf("an ordinary pod has to wait: owns %t, %v", owns, err)
 		}
-		for len(line.now) > 0 {
-			k := line.now[0]
-			line.now = line.now[1:]
-			if _, err := c.Reconcile(ctx, k); err != nil {
-				t.Error(err)
-			}
+		if !slices.Contains(c.line.now, podKey("plain")) {
+			t.Errorf("it is not woken, only %v", c.line.now)
 		}
+		c.empties()
 		if pod, has := a.pod(t, "web-0"); home.Gated(pod) || len(has) != 1 {
 			t.Errorf("gated %t, with %v", home.Gated(pod), has)
 		}
@@ -474,6 +531,26 @@ func TestPoolsAreServedAsSoonAsTheAPIServerAnswers(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// unstarted returns a controller that is to be started, and that works by the queue of the test.
+func unstarted(t *testing.T, a *api) *controlling {
+	c := &controlling{t: t, api: a, line: &line{}, said: events.NewFakeRecorder(1000)}
+	c.Controller = newController(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
+		Uninstalling: func() bool { return false }})
+	c.events, c.now, c.queue = c.said, func() time.Time { return a.now }, c.line
+	c.pods = podLine{of: c.line}
+	return c
+}
+
+// empties reconciles until the queue is empty.
+func (c *controlling) empties() {
+	c.t.Helper()
+	for len(c.line.now) > 0 {
+		if err := c.step(); err != nil {
+			c.t.Error(err)
+		}
+	}
 }
 
 // serves returns workloads of an API server that serves these kinds of ours.
@@ -499,7 +576,7 @@ func TestNothingIsAskedOfPoolsThatAreNotServed(t *testing.T) {
 			Uninstalling: func() bool { return false }, Installation: installation})
 		go func() { _ = c.Start(t.Context()) }()
 		synctest.Wait()
-		if owns, err := c.Owns(t.Context(), hometest.Pod()); owns || err != nil {
+		if owns, err := c.asks(t.Context(), hometest.Pod()); owns || err != nil {
 			t.Errorf("an ordinary pod has to wait: owns %t, %v", owns, err)
 		}
 		time.Sleep(10 * cluster.LookupEvery)
@@ -524,7 +601,7 @@ func TestAnAPIServerThatServesNothingYetDoesNotSayThatThereAreNoPools(t *testing
 		c := newController(a, a, a, informers{}, Options{Workloads: nothing, Uninstalling: func() bool { return false }})
 		go func() { _ = c.Start(t.Context()) }()
 		synctest.Wait()
-		if _, err := c.Owns(t.Context(), hometest.Pod()); err == nil {
+		if _, err := c.asks(t.Context(), hometest.Pod()); err == nil {
 			t.Error("it counts as known whether an ordinary pod asks for addresses")
 		}
 	})
@@ -621,9 +698,9 @@ func TestAPodIsLetGoByOneWriteOnceItsAddressesAreClaimed(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110", selects),
 		aPool("green", "10.6.200.0/24"), pod)
 	c := control(t, a)
-	c.home = func(context.Context, *corev1.Pod, string) (gate.Placement, func(), bool, time.Duration, error) {
+	c.home = func() (gate.Placement, error) {
 		return gate.Placement{Annotations: map[string]string{stayputv1alpha1.AnnotationPinned: "node node-1"},
-			Affinity: home.Affinity{Node: "node-1"}}, func() {}, true, 0, nil
+			Affinity: home.Affinity{Node: "node-1"}}, nil
 	}
 	a.taken()
 	c.looks()
@@ -662,9 +739,9 @@ func TestAPodIsLetGoByOneWriteOnceItsAddressesAreClaimed(t *testing.T) {
 func TestWhatIsRecordedOfAPredecessorOverrulesNoAddress(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
 	c := control(t, a)
-	c.home = func(context.Context, *corev1.Pod, string) (gate.Placement, func(), bool, time.Duration, error) {
+	c.home = func() (gate.Placement, error) {
 		victims := map[string]string{stayputv1alpha1.AnnotationAddresses: `[{"address":"10.6.168.109/16"}]`}
-		return gate.Placement{Annotations: victims, Recorded: victims}, func() {}, true, 0, nil
+		return gate.Placement{Annotations: victims, Recorded: victims}, nil
 	}
 	c.works()
 	a.consistent(t)
@@ -1045,7 +1122,7 @@ func TestAListOfPodsUndoesNoEvent(t *testing.T) {
 		asking("web-1", "blue"))
 	c := control(t, a)
 	c.works()
-	events := c.Controller.pods(c.session)
+	events := c.podEvents(c.session)
 	a.listed = func() {
 		a.listed = nil
 		events.OnUpdate(nil, cluster.PodOf(bound(t, a, "web-0", "node-1")))
@@ -1072,7 +1149,7 @@ func TestAPodWhoseNodeOnlyItsEndTellsHadANode(t *testing.T) {
 	if err := a.Delete(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
-	c.Controller.pods(c.session).OnDelete(cluster.PodOf(pod))
+	c.podEvents(c.session).OnDelete(cluster.PodOf(pod))
 	if f := c.session.book.Fence(c.session.book.PodIP(netip.MustParseAddr("10.6.168.101")), a.now); f.Verdict == pool.Yes {
 		t.Errorf("its address is free: %s", f.Reason)
 	}
@@ -1082,18 +1159,24 @@ func TestAPodWhoseNodeOnlyItsEndTellsHadANode(t *testing.T) {
 func TestWhatIsDecidedOnOldNewsIsTriedEverLater(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
 	c := control(t, a)
+	c.works()
+	pod, _ := a.pod(t, "web-0")
+	if err := a.Delete(t.Context(), pod); err != nil { // it never had a node
+		t.Fatal(err)
+	}
+	c.looks()
 	refused := 0
 	a.before = func(what string) error {
-		if !strings.HasPrefix(what, "create PodIP ") || refused == 10 {
+		if !strings.HasPrefix(what, "delete PodIP ") || refused == 10 {
 			return nil
 		}
 		refused++
 		return apierrors.NewConflict(schema.GroupResource{Resource: "podips"}, "x", errors.New("changed"))
 	}
-	pod := podKey("uid-web-0")
+	k := addressKey(netip.MustParseAddr("10.6.168.101"))
 	last := time.Duration(0)
 	for range 10 {
-		result, err := c.Reconcile(t.Context(), pod)
+		result, err := c.Reconcile(t.Context(), k)
 		if err != nil || result.RequeueAfter <= last && result.RequeueAfter != longestLag {
 			t.Fatalf("after %s again in %s: %v", last, result.RequeueAfter, err)
 		}
@@ -1103,8 +1186,8 @@ func TestWhatIsDecidedOnOldNewsIsTriedEverLater(t *testing.T) {
 		t.Errorf("again in %s after %d tries", last, refused)
 	}
 	c.works()
-	if _, has := a.pod(t, "web-0"); len(has) != 1 || c.lag.NumRequeues(pod) != 0 {
-		t.Errorf("it has %v, and the next pause is no short one", has)
+	if left := a.ips(t); len(left) != 0 || c.lag.NumRequeues(k) != 0 {
+		t.Errorf("it is there: %v, or the next pause is no short one", left)
 	}
 }
 
@@ -1119,7 +1202,7 @@ func TestAPodThatWasReplacedUnseenHasEnded(t *testing.T) {
 	next := pod.DeepCopy()
 	next.UID, next.Spec.NodeName, next.ResourceVersion = "next", "", "900000"
 	delete(next.Annotations, stayputv1alpha1.AnnotationAddresses)
-	c.Controller.pods(c.session).OnUpdate(cluster.PodOf(pod), cluster.PodOf(next))
+	c.podEvents(c.session).OnUpdate(cluster.PodOf(pod), cluster.PodOf(next))
 	if is := c.session.book.Pod(pool.UID(pod.UID)); is != nil {
 		t.Errorf("it still is one of the cluster's: %+v", is)
 	}
@@ -1630,7 +1713,7 @@ func TestTheDefaultOfANamespaceIsForItsGatedPods(t *testing.T) {
 	c.works()
 	for name, want := range map[string]int{"web-0": 1, "none": 0, "ran": 0, "wrong": 0} {
 		pod, has := a.pod(t, name)
-		owns, err := c.Owns(t.Context(), pod)
+		owns, err := c.asks(t.Context(), pod)
 		if len(has) != want || err != nil || owns != (name == "web-0" || name == "wrong" || name == "ran") {
 			t.Errorf("%s has %v, owned %t", name, has, owns)
 		}

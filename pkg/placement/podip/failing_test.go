@@ -3,7 +3,6 @@ package podip
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -22,15 +20,8 @@ import (
 	"github.com/stayput/stayput/pkg/placement/gate"
 )
 
-// away is a cache that cannot be read.
-type away struct{ client.Reader }
-
-func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
-	return errors.New("away")
-}
-
 // Each call that placing a gated pod makes is the one that fails, in each way.
-func TestNoFailureOfAGatedPodGoesUnsaidOrUntried(t *testing.T) {
+func TestNoFailureOfAGatedPodGoesUntried(t *testing.T) {
 	pods := schema.GroupResource{Resource: "pods"}
 	refusals := map[string]error{
 		"refused":              apierrors.NewForbidden(pods, "web-0", errors.New("exceeded quota")),
@@ -53,9 +44,7 @@ func TestNoFailureOfAGatedPodGoesUnsaidOrUntried(t *testing.T) {
 		}
 	}
 	calls["the home"] = func(c *controlling, err error) {
-		c.home = func(context.Context, *corev1.Pod, string) (gate.Placement, func(), bool, time.Duration, error) {
-			return gate.Placement{}, nil, false, 0, err
-		}
+		c.home = func() (gate.Placement, error) { return gate.Placement{}, err }
 	}
 	for call, fail := range calls {
 		for how, err := range refusals {
@@ -64,16 +53,11 @@ func TestNoFailureOfAGatedPodGoesUnsaidOrUntried(t *testing.T) {
 				c := control(t, a)
 				c.looks()
 				fail(c, err)
-				for _, pause := range []time.Duration{0, cluster.SayFailureAfter - 1, 1} {
-					a.now = a.now.Add(pause)
+				for range 3 {
 					c.looks()
-					result, err := c.Reconcile(t.Context(), podKey("uid-web-0"))
+					result, err := c.place("web-0")
 					if result.RequeueAfter == 0 && err == nil {
 						t.Fatal("it is not tried again")
-					}
-					said := strings.Join(c.notes(), "\n")
-					if is := strings.Contains(said, "Warning "+home.ReasonNotPlaced); is != (pause == 1) {
-						t.Fatalf("after %s more it says %q", pause, said)
 					}
 				}
 				if pod, _ := a.pod(t, "web-0"); !home.Gated(pod) {
@@ -90,16 +74,6 @@ func TestNoFailureOfAGatedPodGoesUnsaidOrUntried(t *testing.T) {
 	}
 }
 
-func TestAPodThatCannotBeReadIsTriedAgain(t *testing.T) {
-	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
-	c := control(t, a)
-	c.looks()
-	c.Controller.cache = away{a}
-	if _, err := c.Reconcile(t.Context(), podKey("uid-web-0")); err == nil {
-		t.Error("it is not tried again")
-	}
-}
-
 func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default",
 		Annotations: map[string]string{stayputv1alpha1.AnnotationPools: "blue"}}}
@@ -113,10 +87,8 @@ func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 		return nil
 	}
 	c := control(t, a)
-	var disowned []string
-	c.disowned = func(pod types.NamespacedName) { disowned = append(disowned, pod.Name) }
 	c.works()
-	if owns, err := c.Owns(t.Context(), second); !owns || err != nil || len(c.session.book.Waiting("blue")) != 1 {
+	if owns, err := c.asks(t.Context(), second); !owns || err != nil || len(c.session.book.Waiting("blue")) != 1 {
 		t.Fatalf("owned %t, %v: the test shows nothing", owns, err)
 	}
 	ns.Annotations, ns.ResourceVersion = nil, ""
@@ -129,16 +101,13 @@ func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 	c.works()
 	a.now = a.now.Add(time.Minute)
 	c.works()
-	if owns, err := c.Owns(t.Context(), second); owns || err != nil {
+	if owns, err := c.asks(t.Context(), second); owns || err != nil {
 		t.Errorf("it is still placed by pools: %t, %v", owns, err)
 	}
 	for name, ip := range a.ips(t) {
 		if ip.Spec.PodName == "web-1" {
 			t.Errorf("it takes %s", name)
 		}
-	}
-	if !slices.Contains(disowned, "web-1") || slices.Contains(disowned, "web-0") {
-		t.Errorf("disowned %q", disowned)
 	}
 	if waiting := c.session.book.Waiting("blue"); len(waiting) > 0 {
 		t.Errorf("it keeps its place in the line: %q", waiting)
@@ -198,13 +167,13 @@ func TestADefaultThatCannotBeReadIsAnErrorOfThePod(t *testing.T) {
 		errors.New("connection refused"),
 	} {
 		c.live = unreadable{a, err}
-		if owns, is := c.Owns(t.Context(), pod); owns || !errors.Is(is, err) || errors.Is(is, ErrUnknown) ||
+		if owns, is := c.asks(t.Context(), pod); owns || !errors.Is(is, err) || errors.Is(is, ErrUnknown) ||
 			!strings.Contains(is.Error(), "namespace default") {
 			t.Errorf("owned %t, %v", owns, is)
 		}
 	}
 	c.live = a
-	if owns, err := c.Owns(t.Context(), pod); owns || err != nil {
+	if owns, err := c.asks(t.Context(), pod); owns || err != nil {
 		t.Errorf("owned %t, %v", owns, err)
 	}
 }

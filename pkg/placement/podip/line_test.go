@@ -63,7 +63,7 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 	for i := range many { // the youngest first
 		pod := cluster.PodOf(asking(fmt.Sprintf("web-%05d", many-1-i), "blue", made(time.Duration(many-1-i)*time.Second)))
 		pods = append(pods, pod)
-		c.Controller.pods(c.session).OnAdd(pod, false)
+		c.podEvents(c.session).OnAdd(pod, false)
 		if got := c.line.pods(); len(got) != 1 {
 			t.Fatalf("a new pod has %d looked at", len(got))
 		}
@@ -84,23 +84,23 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 			t.Errorf("%s: %v are looked at, want %v", when, got, want)
 		}
 	}
-	is("one address is free", free(addrs[0]), "other", "uid-web-00000")
+	is("one address is free", free(addrs[0]), "web-00000")
 	c.mu.Lock()
 	plan := c.session.book.Place("uid-web-00000", a.now)
 	c.mu.Unlock()
 	if len(plan.Writes) == 0 {
 		t.Fatalf("the oldest waits: %+v", plan)
 	}
-	is("it is about to be given, and another one is free", free(addrs[1]), "other", "uid-web-00001")
+	is("it is about to be given, and another one is free", free(addrs[1]), "web-00001")
 	c.unreserve(c.session, plan.Writes)
-	is("it was not given", c.line.pods(), "uid-web-00001", "uid-web-00002")
+	is("it was not given", c.line.pods(), "web-00001", "web-00002")
 	put(addrs[0])
 	put(addrs[1])
 	c.line.pods()
 	c.sweep(c.session)
-	is("none is free", c.line.pods(), "uid-web-00000") // its write has failed
+	is("none is free", c.line.pods(), "web-00000") // its write has failed
 	for _, pod := range pods {
-		c.Controller.pods(c.session).OnDelete(pod)
+		c.podEvents(c.session).OnDelete(pod)
 		is("a pod that waits is deleted", c.line.pods())
 	}
 	if left := c.session.book.Waiting("blue"); len(left) > 0 {
@@ -147,7 +147,7 @@ func TestAPodThatIsSeenBeforeTheDefaultOfItsNamespaceGetsAnAddress(t *testing.T)
 	c := control(t, a)
 	c.works()
 	plain := hometest.Pod(func(p *corev1.Pod) { p.Name, p.UID = "plain", "uid-plain" })
-	if owns, err := c.Owns(t.Context(), plain); owns || err != nil {
+	if owns, err := c.asks(t.Context(), plain); owns || err != nil {
 		t.Errorf("a pod of a namespace without a default: %t, %v", owns, err)
 	}
 	space.Annotations = map[string]string{stayputv1alpha1.AnnotationPools: "blue"}
@@ -157,14 +157,14 @@ func TestAPodThatIsSeenBeforeTheDefaultOfItsNamespaceGetsAnAddress(t *testing.T)
 			t.Fatal(err)
 		}
 	}
-	c.Controller.pods(c.session).OnAdd(cluster.PodOf(pod), false)
-	if owns, err := c.Owns(t.Context(), pod); !owns || err != nil {
+	c.podEvents(c.session).OnAdd(cluster.PodOf(pod), false)
+	if owns, err := c.asks(t.Context(), pod); !owns || err != nil {
 		t.Fatalf("it is let go without: %t, %v", owns, err)
 	}
 	if err := a.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
 		t.Fatal(err)
 	}
-	c.Wake(t.Context(), pod)
+	c.line.Add(podKey("web-0"))
 	for len(c.line.now) > 0 {
 		if err := c.step(); err != nil {
 			t.Fatal(err)
@@ -175,7 +175,9 @@ func TestAPodThatIsSeenBeforeTheDefaultOfItsNamespaceGetsAnAddress(t *testing.T)
 	}
 	// One whose end was seen before is not put in.
 	gone := hometest.Pod(func(p *corev1.Pod) { p.Name, p.UID = "gone", types.UID("uid-gone") })
-	c.Wake(t.Context(), gone)
+	if claim, err := c.Claim(t.Context(), cluster.PodOf(gone)); err != nil || claim == nil || claim.Ready {
+		t.Errorf("a pod that has ended claims %+v, %v", claim, err)
+	}
 	if is := c.session.book.Pod("uid-gone"); is != nil {
 		t.Errorf("a pod that has ended is known: %+v", is)
 	}

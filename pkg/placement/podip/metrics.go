@@ -166,20 +166,3 @@ func (s *session) holds(a netip.Addr) bool {
 	p := s.book.PodIP(a)
 	return p != nil && p.Quarantine.Reason == "" && s.book.Pod(p.PodUID) == nil
 }
-
-// Waits reports whether a pod that asks for addresses of pools waits for them, and it was said why.
-func (c *Controller) Waits(uid pool.UID) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch c.state {
-	case off, idle:
-		return true
-	case unknown:
-		return false
-	}
-	if c.session == nil {
-		return false
-	}
-	_, blocked := c.session.blocked[uid]
-	return blocked || c.session.invalid[uid] != nil
-}

@@ -49,7 +49,6 @@ type session struct {
 	expires    map[netip.Addr]string
 	byWorkload map[home.Ref]map[netip.Addr]struct{}
 	said       map[string]said
-	failing    map[pool.UID]time.Time // since when each try to place a gated pod fails
 	// before has the pods as they were known when all were listed past the cache, and ended those whose end was seen
 	// since; both are nil at other times.
 	before map[pool.UID]*pool.Pod
@@ -91,6 +90,7 @@ func (c *Controller) Start(ctx context.Context) error {
 			if c.state == unknown {
 				c.state = idle
 			}
+			c.answerLocked()
 			c.announce()
 		},
 		c: c,
@@ -139,6 +139,7 @@ func (c *Controller) look(ctx context.Context) state {
 			log.FromContext(ctx).Info("No pools", "reason", err.Error())
 		}
 		c.state = off
+		c.answerLocked()
 	default: // also if the API server does not serve RetainedIPs either, as right after its start
 		log.FromContext(ctx).Error(err, "Cannot find out whether there are pools")
 	}
@@ -296,7 +297,7 @@ func (c *Controller) serve(ctx context.Context) error {
 
 	// 2. Nodes and pods are in the caches already. What these have may be older than the roll: pods are listed, too.
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
-		&corev1.Node{}: c.nodes(s), &cluster.Pod{}: c.pods(s),
+		&corev1.Node{}: c.nodes(s), &cluster.Pod{}: c.podEvents(s),
 	} {
 		informer, err := c.informers.GetInformer(ctx, object)
 		if err != nil {
@@ -329,7 +330,7 @@ func (c *Controller) serve(ctx context.Context) error {
 			return errStale
 		case <-tick.C:
 		}
-		if err := c.mark(ctx, s); err != nil && !changed(err) {
+		if err := c.mark(ctx, s); err != nil && !Changed(err) {
 			log.FromContext(ctx).Error(err, "Cannot renew the mark of the PodIPRoll")
 		}
 		c.findAgents(ctx, s)
@@ -349,7 +350,7 @@ func (c *Controller) giveBack(ctx context.Context) {
 		case <-tick.C:
 		}
 		c.mu.Lock()
-		idle = c.queue != nil && c.queue.Len() == 0
+		idle = c.queue != nil && c.queue.Len() == 0 && (c.pods == nil || c.pods.Len() == 0)
 		c.mu.Unlock()
 	}
 	debug.FreeOSMemory()
@@ -379,8 +380,7 @@ func (c *Controller) begin(ctx context.Context) (*session, error) {
 		on: map[netip.Addr]map[pool.UID]struct{}{}, silent: map[netip.Addr]silence{},
 		quarantined: map[netip.Addr]struct{}{}, gated: map[pool.UID]*wait{},
 		expires: map[netip.Addr]string{}, byWorkload: map[home.Ref]map[netip.Addr]struct{}{}, said: map[string]said{},
-		failing: map[pool.UID]time.Time{},
-		stale:   make(chan struct{}), c: c,
+		stale: make(chan struct{}), c: c,
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -403,11 +403,11 @@ func (c *Controller) open(s *session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.ready = true
-	c.lookAtAll()
+	c.enqueueAllLocked()
 }
 
-// lookAtAll queues everything, of pods the oldest first. c.mu is held.
-func (c *Controller) lookAtAll() {
+// enqueueAllLocked enqueues every key, and every pod, the oldest first.
+func (c *Controller) enqueueAllLocked() {
 	s := c.session
 	if s == nil {
 		return
@@ -421,7 +421,7 @@ func (c *Controller) lookAtAll() {
 		return cmp.Or(s.book.Pod(x).Created.Compare(s.book.Pod(y).Created), cmp.Compare(x, y))
 	})
 	for _, uid := range uids {
-		c.enqueue(podKey(uid))
+		s.wakeLocked(uid)
 	}
 	for name := range c.pools {
 		c.enqueue(key{kindPool, name})
@@ -436,7 +436,7 @@ func (c *Controller) sweep(s *session) {
 	c.enqueue(key{kindRoll, ""})
 	for uid := range s.blocked {
 		if !s.book.WaitsInLine(uid) {
-			c.enqueue(podKey(uid))
+			s.wakeLocked(uid)
 		}
 	}
 	for a := range s.silent {
@@ -444,7 +444,7 @@ func (c *Controller) sweep(s *session) {
 	}
 	for name := range c.pools {
 		for _, uid := range s.book.Next(name, c.now()) {
-			c.enqueue(podKey(uid))
+			s.wakeLocked(uid)
 		}
 		c.enqueue(key{kindPool, name})
 	}
@@ -613,6 +613,7 @@ func (c *Controller) setPool(o *stayputv1alpha1.PodIPPool) {
 		c.metrics.serves()
 		close(c.first)
 	}
+	c.answerLocked()
 	s := c.session
 	if s == nil {
 		return
@@ -626,7 +627,7 @@ func (c *Controller) setPool(o *stayputv1alpha1.PodIPPool) {
 		return
 	}
 	for uid := range s.blocked {
-		c.enqueue(podKey(uid))
+		s.wakeLocked(uid)
 	}
 	for name := range c.pools { // they may overlap
 		c.enqueue(key{kindPool, name})
@@ -718,7 +719,7 @@ func (s *session) setIP(o *stayputv1alpha1.PodIP) {
 	}
 	if was == nil || was.Version != p.Version {
 		s.moved(p.Addr, p.Pool)
-		s.c.enqueue(podKey(p.PodUID))
+		s.c.enqueuePodLocked(types.NamespacedName{Namespace: p.Namespace, Name: p.PodName})
 	}
 	s.wake()
 }
@@ -742,14 +743,21 @@ func (s *session) removeIP(a netip.Addr) {
 		s.disputes(p.Pool)
 	}
 	s.moved(a, p.Pool)
-	s.c.enqueue(podKey(p.PodUID))
+	s.c.enqueuePodLocked(types.NamespacedName{Namespace: p.Namespace, Name: p.PodName})
 	s.wake()
+}
+
+// wakeLocked enqueues a pod that the Book has.
+func (s *session) wakeLocked(uid pool.UID) {
+	if p := s.book.Pod(uid); p != nil {
+		s.c.enqueuePodLocked(types.NamespacedName{Namespace: p.Namespace, Name: p.Name})
+	}
 }
 
 // wake enqueues the pods that wait for an address of a pool and may get one now. Controller.mu is held.
 func (s *session) wake() {
 	for _, uid := range s.book.Woken(s.c.now()) {
-		s.c.enqueue(podKey(uid))
+		s.wakeLocked(uid)
 	}
 }
 
@@ -757,7 +765,7 @@ func (s *session) wake() {
 func (s *session) moved(a netip.Addr, of string) {
 	s.c.enqueue(addressKey(a), key{kindPool, of})
 	for uid := range s.on[a] {
-		s.c.enqueue(podKey(uid))
+		s.wakeLocked(uid)
 	}
 }
 
@@ -778,7 +786,7 @@ func (c *Controller) answers(s *session) *feed {
 			s.nodeSpoke()
 			if s.ready && (!names[is.Node] || was.CannotRoute != is.CannotRoute) {
 				for uid := range s.blocked {
-					c.enqueue(podKey(uid))
+					s.wakeLocked(uid)
 				}
 			}
 			names[is.Node] = true
@@ -806,7 +814,7 @@ func (s *session) nodeSpoke() {
 	}
 	for _, uids := range s.on {
 		for uid := range uids {
-			s.c.enqueue(podKey(uid))
+			s.wakeLocked(uid)
 		}
 	}
 }
@@ -837,6 +845,7 @@ func (c *Controller) rename(s *session, name string, is namespace) {
 		c.namespaces = map[string]namespace{}
 	}
 	c.namespaces[name] = is
+	c.answerLocked()
 	for uid := range s.blocked {
 		if p := s.book.Pod(uid); p != nil && p.Namespace == name {
 			again := *p
@@ -846,7 +855,7 @@ func (c *Controller) rename(s *session, name string, is namespace) {
 	}
 	for uid := range s.gated { // what they ask for is read again
 		if p := s.book.Pod(uid); p != nil && p.Namespace == name {
-			c.enqueue(podKey(uid))
+			s.wakeLocked(uid)
 		}
 	}
 }
@@ -862,7 +871,7 @@ func (c *Controller) nodes(s *session) toolscache.ResourceEventHandler {
 	}
 	back := func(name string) { // Controller.mu is held
 		for _, uid := range s.book.Barren(name) {
-			c.enqueue(podKey(uid))
+			s.wakeLocked(uid)
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
@@ -899,8 +908,8 @@ func (c *Controller) nodes(s *session) toolscache.ResourceEventHandler {
 	}
 }
 
-// pods feeds the pods that ask for addresses of pools, or have some.
-func (c *Controller) pods(s *session) toolscache.ResourceEventHandler {
+// podEvents feeds the pods that ask for addresses of pools, or have some.
+func (c *Controller) podEvents(s *session) toolscache.ResourceEventHandler {
 	set := func(o any) {
 		if pod, ok := o.(*cluster.Pod); ok {
 			c.setPod(s, pod, false)
@@ -928,54 +937,65 @@ func (c *Controller) pods(s *session) toolscache.ResourceEventHandler {
 	}
 }
 
-// setPod puts a pod in, if it has to do with pools. listed: past the cache. Then it counts whatever version was known,
-// which a restore may have made the newer one, but not against what has happened since.
+// setPod puts a pod in, if it has to do with pools, and enqueues it if that is news. listed: past the cache.
 func (c *Controller) setPod(s *session, pod *cluster.Pod, listed bool) {
-	uid := pool.UID(pod.GetUID())
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.setPodLocked(s, pod, listed) {
+		s.wakeLocked(pool.UID(pod.GetUID()))
+	}
+}
+
+// setPodLocked puts a pod in, and reports whether there may be something to do for it. Listed past the cache it counts
+// whatever version was known, which a restore may have made the newer one, but not against what has happened since.
+func (c *Controller) setPodLocked(s *session, pod *cluster.Pod, listed bool) (news bool) {
+	uid := pool.UID(pod.GetUID())
 	was := s.book.Pod(uid)
 	in, spiderpool := c.namespaces[pod.GetNamespace()], c.words == serving
 	if was == nil && !asks(pod, in, spiderpool) && s.book.Given(uid) == nil {
-		return
+		return false
 	}
 	core := pod.Core()
 	overrules := listed && was == s.before[uid]
-	if core.Spec.HostNetwork || listed && s.ended[uid] ||
+	placed := was != nil && was.Version == core.ResourceVersion && was.Has != nil && !was.Gated // see notePlaced
+	if core.Spec.HostNetwork || listed && s.ended[uid] || placed ||
 		was != nil && !overrules && newer(was.Version, core.ResourceVersion) {
-		return
+		return false
 	}
-	is, err := podOf(core, in, spiderpool, c.workloads.Numbers(core), c.longest)
-	if of, ok := c.above[is.Workload.UID]; ok {
-		is.Workload = of
+	current, err := podOf(core, in, spiderpool, c.workloads.Numbers(core), c.longest)
+	if pod.TooLong() {
+		err = errors.New(cluster.TooLongNote + ": the pod stays gated, without an address")
 	}
-	if err == nil && is.Has != nil && !c.vouchedLocked(s, &is, core) {
-		is.Has = nil
+	if above, ok := c.above[current.Workload.UID]; ok {
+		current.Workload = above
+	}
+	if err == nil && current.Has != nil && !c.vouchedLocked(s, &current, core) {
+		current.Has = nil
 		err = invalid(stayputv1alpha1.AnnotationAddresses, "the controller has not written it: delete the pod and create it "+
 			"again without it")
 	}
 	if delete(s.invalid, uid); err != nil {
 		s.invalid[uid] = err
 	}
-	if _, says := core.Annotations[stayputv1alpha1.AnnotationAddresses]; says && is.Has == nil {
-		return // what it has is not known: what was known of it stands
+	if _, says := core.Annotations[stayputv1alpha1.AnnotationAddresses]; says && current.Has == nil {
+		return false // what it has is not known: what was known of it stands
 	}
-	s.book.SetPod(is)
+	s.book.SetPod(current)
 	if err != nil { // it is given nothing, and keeps no other pod from it
 		s.book.StopWaiting(uid)
 		s.unblock(uid)
 	}
 	s.wake()
-	s.gates(&is, home.LastGate(core), was == nil, c.now())
-	if was != nil && was.Gated == is.Gated && was.Node == is.Node && was.Ending == is.Ending && was.Over == is.Over &&
-		len(was.Has) == len(is.Has) && !is.Gated {
-		return // a mere change of its status
+	s.gates(&current, home.LastGate(core), was == nil, c.now())
+	if was != nil && (was.Version == current.Version || was.Gated == current.Gated && was.Node == current.Node &&
+		was.Ending == current.Ending && was.Over == current.Over && len(was.Has) == len(current.Has) && !current.Gated) {
+		return false // a mere change of its status, or none
 	}
-	if !is.Gated {
+	if !current.Gated {
 		s.unblock(uid)
 	}
-	c.enqueue(podKey(uid))
-	c.bears(s, &is)
+	c.bears(s, &current)
+	return true
 }
 
 // vouchedLocked reports whether the addresses that a pod has by its annotation are true: they name the guard that there
@@ -1003,7 +1023,7 @@ func (c *Controller) bears(s *session, p *pool.Pod) {
 	for _, a := range s.book.About(p) {
 		c.enqueue(addressKey(a))
 		for uid := range s.on[a] {
-			c.enqueue(podKey(uid))
+			s.wakeLocked(uid)
 		}
 	}
 }
@@ -1030,7 +1050,6 @@ func (c *Controller) removePod(s *session, uid pool.UID, node string, final bool
 	s.unblock(uid)
 	delete(s.invalid, uid)
 	delete(s.said, string(uid))
-	delete(s.failing, uid)
 	c.bears(s, is)
 	s.wake()
 }
@@ -1083,8 +1102,6 @@ func (c *Controller) there(ctx context.Context, s *session, uid pool.UID) bool {
 	err := c.live.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, is)
 	return err == nil && is.UID == types.UID(uid) || err != nil && !apierrors.IsNotFound(err)
 }
-
-func podKey(uid pool.UID) key { return key{kindPod, string(uid)} }
 
 // wait notes what a pod waits for. Controller.mu is held.
 func (s *session) wait(uid pool.UID, plan pool.Plan) {
@@ -1146,20 +1163,4 @@ func (s *session) firstOf(about, note string) bool {
 	}
 	s.said[about] = said{note, now}
 	return true
-}
-
-// fails notes whether a try to place a pod failed, and returns for how long they all have.
-func (s *session) fails(uid pool.UID, err error) time.Duration {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	if err == nil {
-		delete(s.failing, uid)
-		return 0
-	}
-	since, known := s.failing[uid]
-	if !known {
-		since = s.c.now()
-		s.failing[uid] = since
-	}
-	return s.c.now().Sub(since)
 }

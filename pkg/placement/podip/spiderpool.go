@@ -259,6 +259,7 @@ func (c *Controller) setWords(count bool) {
 	switch {
 	case was == unknown:
 		close(c.read)
+		c.answerLocked()
 	case was != c.words && c.session != nil:
 		c.session.restart()
 	}

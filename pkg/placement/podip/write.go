@@ -26,8 +26,8 @@ import (
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// errOld: a plan took longer than [planGood].
-var errOld = errors.New("decided too long ago")
+// errExpired says that a plan took longer than [planGood].
+var errExpired = errors.New("plan expired")
 
 const owner = client.FieldOwner(stayputv1alpha1.ControllerFieldManager)
 
@@ -38,7 +38,7 @@ func (c *Controller) carryOut(ctx context.Context, s *session, plan pool.Plan, a
 	for i, w := range plan.Writes {
 		var err error
 		if c.now().Sub(at) > planGood {
-			err = errOld
+			err = errExpired
 		}
 		if err == nil {
 			err = pool.Holds(ctx, w, past{c})
@@ -48,7 +48,7 @@ func (c *Controller) carryOut(ctx context.Context, s *session, plan pool.Plan, a
 		}
 		if err != nil {
 			c.unreserve(s, plan.Writes[i:])
-			if changed(err) {
+			if Changed(err) {
 				c.refresh(ctx, s, w)
 			}
 			return err

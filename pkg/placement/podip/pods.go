@@ -1,0 +1,414 @@
+package podip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/placement/gate"
+	"github.com/stayput/stayput/pkg/pool"
+	"github.com/stayput/stayput/pkg/retention"
+)
+
+// This file serves the loop that places pods: which addresses a pod gets, and what it waits for.
+
+// ErrUnknown says that it is not known yet whether a pod asks for addresses of pools: these have not been read. The pod
+// is woken once they have.
+var ErrUnknown = errors.New("pools and the defaults of namespaces have not been read yet")
+
+// Pods delivers the pods that are to be placed because what they wait for in pools has changed.
+func (c *Controller) Pods() source.Source {
+	return source.Func(func(_ context.Context, q podQueue) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.pods = q
+		c.enqueueAllLocked()
+		return nil
+	})
+}
+
+// Claim is what pools have for a pod: the addresses that it gets, or why it waits. Either [Claim.CarryOut] or
+// [Claim.Drop] ends it.
+type Claim struct {
+	c       *Controller
+	session *session
+	plan    pool.Plan
+	at      time.Time
+	gated   *wait // since when only our gate has held the pod, nil if that is not so
+	// Ready reports whether the pod can have its addresses now.
+	Ready bool
+	// Last is the node on which the first of the addresses was used last, empty if that is not known.
+	Last string
+	// Note is what people are to know of a pod that waits, nil if it is nothing, or too early.
+	Note *Note
+	// Retry is when to claim again, zero if only once the pod is woken.
+	Retry time.Duration
+}
+
+// Note is an Event about a pod.
+type Note struct{ Kind, Reason, Text string }
+
+// waits is the Claim of a pod that waits and must be changed, or its cluster.
+func waits(reason, text string) *Claim {
+	return &Claim{Note: &Note{corev1.EventTypeWarning, reason, text}}
+}
+
+// Claim decides which addresses of pools a pod gets. The Claim is nil only if the pod asks for none, or is not gated
+// and nothing is to be done about it. A gated pod must not be placed after an error.
+func (c *Controller) Claim(ctx context.Context, pod *cluster.Pod) (*Claim, error) {
+	if c == nil {
+		return nil, nil
+	}
+	core := pod.Core()
+	gated := home.Gated(core)
+	if gated {
+		asks, err := c.asks(ctx, core)
+		if err != nil || !asks {
+			return nil, err
+		}
+		if why := c.lacking(); why != "" {
+			return waits(home.ReasonAddressWait, why), nil
+		}
+	}
+	s, known, problem := c.observe(ctx, pod)
+	switch {
+	case gated && problem != nil:
+		return waits(home.ReasonInvalidAnnotation, problem.Error()), nil
+	case known == nil, known.Ending, known.Over:
+		if gated { // it is woken once there is a Book, or its end is seen
+			return &Claim{}, nil
+		}
+		return nil, nil
+	case !gated && known.Has != nil && known.Node == "":
+		return c.endBarren(ctx, s, core, known)
+	case !gated && (known.Has != nil || known.Node == ""): // the scheduler does not wait for the controller
+		return nil, nil
+	case problem != nil:
+		return waits(home.ReasonInvalidAnnotation, problem.Error()), nil
+	case !gated && static(core):
+		return waits(home.ReasonInvalidAnnotation,
+			"static pods cannot have addresses of pools, because their node starts them without the API server"), nil
+	}
+	if err := c.findDeployment(ctx, s, known); err != nil {
+		return nil, err
+	}
+	return c.plan(ctx, s, core)
+}
+
+// asks reports whether a gated pod asks for addresses of pools. Without an annotation of its own it asks for none only
+// if its namespace, read past the cache, has no default: the watch of namespaces may be behind that of pods.
+func (c *Controller) asks(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	if pod.Spec.HostNetwork {
+		return false, nil
+	}
+	asks, byDefault, err := c.asksByCache(pod)
+	if asks || !byDefault || err != nil {
+		return asks, err
+	}
+	o := metadata("Namespace")
+	switch err := c.live.Get(ctx, types.NamespacedName{Name: pod.Namespace}, o); {
+	case apierrors.IsNotFound(err): // the pod is deleted with it
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("reading the default of namespace %s: %w", pod.Namespace, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	current := namespace{o.GetLabels(), pool.OfNamespace(o.GetAnnotations())}
+	if asks = pool.AsksByDefault(current.asks, c.words == serving); asks && c.session != nil {
+		c.rename(c.session, pod.Namespace, current)
+	}
+	return asks, nil
+}
+
+// asksByCache is asks by the cache, and reports whether the default of the pod's namespace decides. A pod that is known
+// and asks no longer waits for nothing.
+func (c *Controller) asksByCache(pod *corev1.Pod) (asks, byDefault bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	spiderpool := c.words == serving
+	switch {
+	case c.unknownLocked():
+		byDefault = true
+		if asks, decides := pool.AsksItself(pod.Annotations, spiderpool); decides {
+			return asks, false, nil
+		}
+		if c.unanswered == nil {
+			c.unanswered = map[types.NamespacedName]struct{}{}
+		}
+		c.unanswered[client.ObjectKeyFromObject(pod)] = struct{}{}
+		return false, true, ErrUnknown
+	}
+	asks, decides := pool.AsksItself(pod.Annotations, spiderpool)
+	if !decides && c.state == serving {
+		asks, byDefault = pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), true
+	}
+	if s := c.session; !asks && s != nil && s.book.Pod(pool.UID(pod.UID)) != nil {
+		s.unblock(pool.UID(pod.UID))
+		s.book.StopWaiting(pool.UID(pod.UID))
+	}
+	return asks, byDefault, nil
+}
+
+// unknownLocked reports whether it is not known yet what the defaults of namespaces are, and whether they count.
+func (c *Controller) unknownLocked() bool {
+	return c.state == unknown || c.state != off && c.words == unknown || c.state == serving && c.namespaces == nil
+}
+
+// answerLocked wakes the pods of which it was not known what they ask for, if it is now.
+func (c *Controller) answerLocked() {
+	if c.unknownLocked() || c.pods == nil {
+		return
+	}
+	for pod := range c.unanswered {
+		c.pods.Add(reconcile.Request{NamespacedName: pod})
+	}
+	clear(c.unanswered)
+}
+
+// lacking says why there can be no addresses at all, empty if there can.
+func (c *Controller) lacking() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch c.state {
+	case off:
+		return "it asks for addresses of pools, but the cluster has no PodIPPools: install stayput with pools.enabled"
+	case idle:
+		return "it asks for addresses of pools, but there is no PodIPPool"
+	}
+	return ""
+}
+
+// observe puts a pod in as the cache has it, and returns what is known of it then and what of its annotations is not
+// valid. The session is nil if nothing can be decided yet.
+func (c *Controller) observe(ctx context.Context, pod *cluster.Pod) (s *session, known *pool.Pod, problem error) {
+	uid := pool.UID(pod.GetUID())
+	c.mu.Lock()
+	s = c.session
+	if s == nil || !s.ready || s.book.Stale() {
+		c.mu.Unlock()
+		return nil, nil, nil
+	}
+	unseen := s.book.Pod(uid) == nil
+	c.setPodLocked(s, pod, false)
+	known, problem = s.book.Pod(uid), s.invalid[uid]
+	c.mu.Unlock()
+	if !unseen || known == nil {
+		return s, known, problem
+	}
+	var current cluster.Pod
+	err := c.cache.Get(ctx, client.ObjectKeyFromObject(pod), &current)
+	if apierrors.IsNotFound(err) || err == nil && current.GetUID() != pod.GetUID() { // its end was seen before
+		c.removePod(s, uid, "", false)
+		return s, nil, nil
+	}
+	return s, known, problem
+}
+
+// plan claims the addresses of a pod. What else is due, such as to ask the nodes, is done at once.
+func (c *Controller) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Claim, error) {
+	uid, gated := pool.UID(pod.UID), home.Gated(pod)
+	claim := &Claim{c: c, session: s, at: c.now()}
+	c.mu.Lock()
+	plan := s.book.Place(uid, claim.at)
+	c.mu.Unlock()
+	if !gated {
+		outside, err := c.outside(ctx, plan, pod.Spec.NodeName)
+		if err != nil || outside != "" {
+			c.unreserve(s, plan.Writes)
+			plan = pool.Plan{Reason: outside}
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	c.mu.Lock()
+	s.wait(uid, plan)
+	s.wake()
+	claim.gated = s.gated[uid]
+	c.mu.Unlock()
+	claim.plan, claim.Retry = plan, until(plan, claim.at)
+	if plan.Reason == "" {
+		claim.Ready, claim.Last = len(plan.Writes) > 0, lastOf(plan)
+		return claim, nil
+	}
+	claim.Retry = sooner(claim.Retry, cluster.SayAgainAfter)
+	if left := ordinaryWait - claim.at.Sub(pod.CreationTimestamp.Time); plan.Remedy != "" || left <= 0 {
+		claim.Note = noteOf(plan)
+	} else {
+		claim.Retry = sooner(claim.Retry, min(left, ordinaryWait))
+	}
+	return claim, c.carryOut(ctx, s, plan, claim.at, pod, gate.Placement{})
+}
+
+// lastOf returns the node on which the first of the addresses that a plan gives was used last.
+func lastOf(plan pool.Plan) string {
+	for _, w := range plan.Writes {
+		if place, ok := w.(pool.PlacePod); ok {
+			for _, a := range place.Addresses {
+				if a.Last != "" {
+					return a.Last
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// noteOf says why a pod waits.
+func noteOf(plan pool.Plan) *Note {
+	note := &Note{corev1.EventTypeNormal, home.ReasonAddressWait, "the pod waits for an address: " + plan.Reason}
+	if plan.Remedy != "" {
+		note.Kind, note.Text = corev1.EventTypeWarning, note.Text+": "+plan.Remedy
+	}
+	return note
+}
+
+// CarryOut claims the addresses and tells the pod, in one patch with all else that it is given. After an error for
+// which [Changed] is true, claim again.
+func (l *Claim) CarryOut(ctx context.Context, pod *corev1.Pod, to gate.Placement) error {
+	if err := l.c.carryOut(ctx, l.session, l.plan, l.at, pod, to); err != nil {
+		return err
+	}
+	l.c.metrics.let(l.gated)
+	l.c.sayClamped(pod)
+	log.FromContext(ctx).Info("Gave pod its addresses", "pod", client.ObjectKeyFromObject(pod))
+	return nil
+}
+
+// Drop gives back what was claimed.
+func (l *Claim) Drop() {
+	if l != nil && l.Ready {
+		l.c.unreserve(l.session, l.plan.Writes)
+	}
+}
+
+// Changed reports whether a write failed because what it was decided on has changed.
+func Changed(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) ||
+		errors.Is(err, pool.ErrStale) || errors.Is(err, errExpired)
+}
+
+// sayClamped reports on a pod that asks for a longer retention than there is, as the agents do for addresses of nodes.
+func (c *Controller) sayClamped(pod *corev1.Pod) {
+	asked, _, err := retention.Parse(pod.Annotations)
+	if given, clamped := asked.Clamp(c.longest); err == nil && clamped && !asked.WhileOwned {
+		c.events.Eventf(pod, nil, corev1.EventTypeNormal, home.ReasonRetentionClamped, "Retaining",
+			"retention %s is longer than the longest, %s", asked.Duration(), given.Duration())
+	}
+}
+
+// endBarren ends a pod that was kept from a node because that was lost, and that the scheduler has no room for
+// elsewhere, once the node is back: its successor may go there. The pod never ran.
+func (c *Controller) endBarren(ctx context.Context, s *session, pod *corev1.Pod, known *pool.Pod) (*Claim, error) {
+	if metav1.GetControllerOf(pod) == nil {
+		return nil, nil
+	}
+	for _, a := range known.Has {
+		c.mu.Lock()
+		back := slices.Contains(s.book.Barren(a.Last), known.UID)
+		c.mu.Unlock()
+		if !back || !home.KeptFrom(pod, a.Last) {
+			continue
+		}
+		why := fmt.Sprintf("node %s was lost when the pod was placed, and is back", a.Last)
+		plan := pool.Plan{Reason: why, Writes: []pool.Write{pool.EndPod{UID: known.UID, Namespace: known.Namespace,
+			Name: known.Name, If: []pool.Check{{There: known}}}}}
+		if err := c.carryOut(ctx, s, plan, c.now(), pod, gate.Placement{}); err != nil {
+			return nil, err
+		}
+		return &Claim{Note: &Note{corev1.EventTypeNormal, home.ReasonAddressWait,
+			why + ": the pod was deleted so that its successor may go there"}}, nil
+	}
+	return nil, nil
+}
+
+// outside says which pool is not for the node of a pod that could not be kept from it, empty if none is. Addresses that
+// the pod has already are its own.
+func (c *Controller) outside(ctx context.Context, plan pool.Plan, name string) (string, error) {
+	if len(plan.Writes) < 2 {
+		return "", nil
+	}
+	place, ok := plan.Writes[len(plan.Writes)-1].(pool.PlacePod)
+	if !ok {
+		return "", nil
+	}
+	var node corev1.Node
+	if err := c.client.Get(ctx, types.NamespacedName{Name: name}, &node); err != nil {
+		return "", fmt.Errorf("reading node %s: %w", name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	taken := map[netip.Addr]bool{}
+	for _, w := range plan.Writes {
+		switch w := w.(type) {
+		case pool.CreateIP:
+			taken[w.PodIP.Addr] = true
+		case pool.UpdateIP:
+			taken[w.PodIP.Addr] = !w.PodIP.Adopted
+		}
+	}
+	for _, a := range place.Addresses {
+		o := c.pools[a.Pool]
+		if o == nil || o.Spec.NodeSelector == nil || !taken[a.Prefix.Addr()] {
+			continue
+		}
+		selects, err := metav1.LabelSelectorAsSelector(o.Spec.NodeSelector)
+		if err != nil {
+			return "", err
+		}
+		if !selects.Matches(labels.Set(node.Labels)) {
+			return fmt.Sprintf("pool %s is not for node %s, on which it is", a.Pool, name), nil
+		}
+	}
+	return "", nil
+}
+
+// findDeployment has the addresses of a pod belong to the Deployment of its ReplicaSet, which outlives that.
+func (c *Controller) findDeployment(ctx context.Context, s *session, p *pool.Pod) error {
+	if p.Workload.Kind != "ReplicaSet" || p.Keep == (pool.Keep{}) {
+		return nil
+	}
+	set := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: p.Workload.APIVersion, Kind: "ReplicaSet"}}
+	err := c.live.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: p.Workload.Name}, set)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	owner := metav1.GetControllerOf(set)
+	if owner == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.above[p.Workload.UID] = pool.Workload{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name,
+		UID: string(owner.UID)}
+	if is := s.book.Pod(p.UID); is != nil {
+		again := *is
+		again.Workload = c.above[p.Workload.UID]
+		s.book.SetPod(again)
+	}
+	return nil
+}
+
+// ordinaryWait is how long nothing is written for people about what is soon over as a rule: a pod that is replaced
+// waits until the node of its predecessor has said that this is gone, and the address is nobody's for a moment. Two
+// Events and two statuses for each such pod would cost more than its address.
+const ordinaryWait = 5 * time.Second
