@@ -119,7 +119,7 @@ func TestAPodThatWaitsForHoursSaysSoAgain(t *testing.T) {
 func TestAPodSaysThatPoolsCannotBeRead(t *testing.T) {
 	pod := hometest.Pod()
 	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a")))
-	p.pools = &podip.Controller{} // which has not read any
+	p.pools = podip.New(nil, nil, nil, nil, podip.Options{}).Claims() // which has not read any
 	key := client.ObjectKeyFromObject(pod)
 	for _, pause := range []time.Duration{0, cluster.SayFailureAfter - 1, 1} {
 		p.time = p.time.Add(pause)

@@ -55,7 +55,7 @@ type placer struct {
 	// nominates: the controller may nominate nodes for pods.
 	nominates bool
 	// pools has the addresses of pools. It may be nil: then there are none.
-	pools *podip.Controller
+	pools *podip.Claimer
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
 	// lag is until a pod is placed again that has changed: ever longer, since an API server that was away needs seconds

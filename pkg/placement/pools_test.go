@@ -23,7 +23,7 @@ func TestAPodOfAPoolIsPulledToNoNode(t *testing.T) {
 	pod := hometest.Pod(ownedBySet, hometest.Annotation(stayputv1alpha1.AnnotationPools, "blue"))
 	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a"),
 		keptOn("node-1", stayputv1alpha1.PhaseRetained, hometest.Noon)))
-	p.pools = &podip.Controller{}
+	p.pools = podip.New(nil, nil, nil, nil, podip.Options{}).Claims()
 	if current := p.looksAt(t, pod); !home.Gated(current) {
 		t.Error("it is placed without its addresses")
 	}
@@ -51,7 +51,7 @@ func TestAPodOfAPoolIsPulledToNoNode(t *testing.T) {
 func TestOtherPodsWaitUntilItIsKnownWhetherThereArePools(t *testing.T) {
 	pod := hometest.Pod(ownedBySet)
 	p := testPlacer(fakeAPI(t, pod, hometest.Node("node-1", "a")))
-	p.pools = &podip.Controller{}
+	p.pools = podip.New(nil, nil, nil, nil, podip.Options{}).Claims()
 	if current := p.looksAt(t, pod); !home.Gated(current) {
 		t.Error("its namespace may have a pool by default, and it is placed")
 	}

@@ -17,7 +17,7 @@ const agentDaemonSet = "stayput-agent"
 
 // findAgents reads on which nodes agents are to run, past the caches, and puts the nodes into the Book again if that
 // has changed. If it cannot be read, what was known stands: without it agents are expected on every node.
-func (c *Controller) findAgents(ctx context.Context, s *session) {
+func (c *follower) findAgents(ctx context.Context, s *session) {
 	if c.installation.Namespace == "" {
 		return
 	}
@@ -50,7 +50,7 @@ func (c *Controller) findAgents(ctx context.Context, s *session) {
 }
 
 // setNodes puts all nodes into the Book again.
-func (c *Controller) setNodes(ctx context.Context, s *session) error {
+func (c *follower) setNodes(ctx context.Context, s *session) error {
 	var nodes corev1.NodeList
 	if err := c.client.List(ctx, &nodes); err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
@@ -62,6 +62,6 @@ func (c *Controller) setNodes(ctx context.Context, s *session) error {
 			s.book.SetNode(nodeOf(&nodes.Items[i], c.agents))
 		}
 	}
-	s.nodeSpoke()
+	s.wakeSilentLocked()
 	return nil
 }

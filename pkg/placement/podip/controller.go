@@ -1,14 +1,16 @@
 // Package podip is the controller's half of pools: it feeds a [pool.Book] with what the cluster says and carries out
 // what the Book decides.
 //
-//	controller.go  the loops, and what wakes which of them
-//	session.go     the Book: begun, fed, and begun again if the API server's data were restored
-//	agents.go      on which nodes agents are to run
+//	pods.go        which addresses a pod claims, for the loop that places it
+//	controller.go  the loop that reviews addresses; pools.go pools
+//	state.go       all that is remembered, and who is woken by what; session.go a Book with what belongs to it
+//	follow.go      how a Book is begun, fed by feed.go, and begun again if the API server's data were restored
+//	agents.go      on which nodes agents are to run; announce.go what they are told
 //	write.go       the writes, each bound to what it was decided on
-//	status.go      what pools and addresses say of themselves
-//	metrics.go     what is counted of them
-//	convert.go     the words of the API and those of package pool
-//	spiderpool.go  those of Spiderpool, and its pools
+//	metrics.go     what is counted
+//	convert.go     the words of the API and those of package pool; spiderpool.go those of Spiderpool
+//
+// One mutex, that of state, guards all that changes; no call of the API server is made under it.
 package podip
 
 import (
@@ -17,13 +19,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -34,7 +34,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/cluster"
@@ -42,77 +41,18 @@ import (
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// Controller gives pods their addresses, and frees these.
+// Controller reviews addresses and pools, and has nodes asked for what only they know. Its parts share one state.
 //
 // Its methods are safe for concurrent use.
 type Controller struct {
-	client    client.Client
-	live      client.WithWatch // past the cache
-	cache     client.Reader    // has Pods
-	informers cache.Informers
-	workloads *cluster.Workloads
-	events    events.EventRecorder
-	now       func() time.Time
+	*writer
+	follower *follower
+	claimer  *Claimer
 	// uninstalling reports whether stayput is being uninstalled: then package uninstall ungates all pods.
 	uninstalling func() bool
-	installation types.NamespacedName
-	longest      time.Duration // that an address is kept; 0 is no limit
-	toTell       chan struct{} // whether there are pools, perhaps
-	metrics      *metrics
 	// lag is until something is decided again that was decided on old news: ever longer, since an API server that was
 	// away needs seconds until its watches bring what has changed meanwhile.
 	lag workqueue.TypedRateLimiter[key]
-
-	mu    sync.Mutex
-	state state
-	// words is whether Spiderpool's words count: where SpiderIPPools may be read.
-	words state
-	first chan struct{} // closed once there is a pool
-	read  chan struct{} // closed once it is known whether Spiderpool's words count
-	queue queue
-	pods  podQueue
-	// unanswered are the pods of which it was not known what they ask for.
-	unanswered map[types.NamespacedName]struct{}
-	// pools, namespaces and above outlive a Book.
-	pools      map[string]*stayputv1alpha1.PodIPPool
-	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
-	namespaces map[string]namespace     // nil: not known yet
-	above      map[string]pool.Workload // of a ReplicaSet, by UID
-	guard      string                   // names what guards the addresses of pods, empty if nothing is known to
-	session    *session                 // nil: there is no Book
-	// agents says on which nodes agents are to run: a pod as the template of their DaemonSet, nil if it is not known.
-	agents *corev1.Pod
-}
-
-type (
-	queue    = workqueue.TypedRateLimitingInterface[key]
-	podQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
-)
-
-// key names what is reconciled.
-type key struct{ kind, name string }
-
-// The kinds of keys: an address, a pool, and the roll.
-const (
-	kindAddress = "address"
-	kindPool    = "pool"
-	kindRoll    = "roll"
-)
-
-// state is what is known of pools.
-type state int
-
-const (
-	unknown state = iota // whether the API server serves them
-	off                  // it does not
-	idle                 // there is none
-	serving
-)
-
-// namespace is what matters of one.
-type namespace struct {
-	labels map[string]string
-	asks   map[string]string // those of its annotations by which its pods ask for addresses
 }
 
 // Options of the controller of pools.
@@ -135,15 +75,15 @@ const longestLag = time.Second
 // planGood is how long a plan may be carried out: after that, decide again.
 const planGood = 10 * time.Second
 
-// Add has a manager give pods addresses of pools while it leads.
-func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
+// Add has a manager review addresses of pools while it leads, and returns what claims them for pods.
+func Add(mgr ctrl.Manager, o Options) (*Claimer, error) {
 	live, err := client.NewWithWatch(mgr.GetConfig(), client.Options{
 		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	c := newController(mgr.GetClient(), live, mgr.GetCache(), mgr.GetCache(), o)
+	c := New(mgr.GetClient(), live, mgr.GetCache(), mgr.GetCache(), o)
 	c.events = cluster.Recorder(mgr.GetEventRecorder(stayputv1alpha1.ControllerFieldManager))
 	o.Registry.MustRegister(c.metrics)
 	loops, err := builder.TypedControllerManagedBy[key](mgr).Named("pools").
@@ -160,50 +100,25 @@ func Add(mgr ctrl.Manager, o Options) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c, errors.Join(cluster.WatchWorkloads(o.Workloads, loops, c.ofWorkload), mgr.Add(c))
+	return c.claimer, errors.Join(cluster.WatchWorkloads(o.Workloads, loops, c.ofWorkload), mgr.Add(c.follower))
 }
 
-func newController(cl client.Client, live client.WithWatch, cached client.Reader, informers cache.Informers,
+// New returns a Controller that has read nothing yet. live reads past the caches; cached has the pods.
+func New(cl client.Client, live client.WithWatch, cached client.Reader, informers cache.Informers,
 	o Options) *Controller {
-	c := &Controller{
-		client: cl, live: live, cache: cached, informers: informers, workloads: o.Workloads, now: time.Now,
-		uninstalling: o.Uninstalling, installation: o.Installation, longest: o.LongestRetention,
-		toTell: make(chan struct{}, 1),
-		first:  make(chan struct{}), read: make(chan struct{}),
-		lag:   workqueue.NewTypedItemExponentialFailureRateLimiter[key](cluster.CacheLag, longestLag),
-		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
-		above: map[string]pool.Workload{},
-	}
-	c.metrics = newMetrics(c)
-	return c
-}
-
-func (c *Controller) add(keys ...key) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.enqueue(keys...)
-}
-
-// enqueue queues a key. Until there is a Book nothing is reconciled, but then all. c.mu is held.
-func (c *Controller) enqueue(keys ...key) {
-	if c.queue == nil || c.session == nil || !c.session.ready {
-		return
-	}
-	for _, k := range keys {
-		if k.kind == kindPool { // whose status counts what happens all the time
-			c.queue.AddAfter(k, time.Second)
-			continue
-		}
-		c.queue.Add(k)
+	w := &writer{state: newState(o), client: cl, live: live}
+	return &Controller{
+		writer:  w,
+		claimer: &Claimer{writer: w, cache: cached},
+		follower: &follower{writer: w, informers: informers, installation: o.Installation,
+			announcer: &announcer{writer: w, installation: o.Installation}},
+		uninstalling: o.Uninstalling,
+		lag:          workqueue.NewTypedItemExponentialFailureRateLimiter[key](cluster.CacheLag, longestLag),
 	}
 }
 
-// enqueuePodLocked enqueues a pod. Until there is a Book nothing is decided, but then about all pods.
-func (c *Controller) enqueuePodLocked(pod types.NamespacedName) {
-	if c.pods != nil && c.session != nil && c.session.ready && pod.Name != "" {
-		c.pods.Add(reconcile.Request{NamespacedName: pod})
-	}
-}
+// Claims returns what claims addresses for pods.
+func (c *Controller) Claims() *Claimer { return c.claimer }
 
 func (c *Controller) ofWorkload(_ context.Context, ref home.Ref) (all []key) {
 	c.mu.Lock()
@@ -240,7 +155,7 @@ func (c *Controller) Reconcile(ctx context.Context, k key) (reconcile.Result, er
 			after, err = c.review(ctx, s, a)
 		}
 	case kindPool:
-		err = c.seeToPool(ctx, s, k.name)
+		err = c.reconcilePool(ctx, s, k.name)
 	case kindRoll:
 		err = c.recall(ctx, s)
 	}
@@ -280,7 +195,7 @@ func (c *Controller) review(ctx context.Context, s *session, a netip.Addr) (time
 			return wanted
 		})
 		if asked || about == nil {
-			s.waitForNodes(a, plan, at)
+			s.noteSilenceLocked(a, plan, at)
 		}
 		name := stayputv1alpha1.PodIPName(a)
 		is := s.book.PodIP(a)
@@ -331,7 +246,7 @@ func (c *Controller) recall(ctx context.Context, s *session) error {
 		return err
 	}
 	if len(plan.Writes) > 0 {
-		c.add(key{kindRoll, ""})
+		c.enqueue(key{kindRoll, ""})
 	}
 	return nil
 }
@@ -413,4 +328,41 @@ func (c *Controller) sayConflict(s *session, is *pool.PodIP, plan pool.Plan) {
 		c.events.Eventf(owner, about, corev1.EventTypeWarning, home.ReasonAddressConflict, "Reviewing", "pod %s: %s",
 			end.Name, note)
 	}
+}
+
+// never is status.expires of an address that is kept without an end.
+const never = "never"
+
+// showExpiry writes when an address becomes free, if that has changed. It is not written of an address that a successor
+// may take over at once: retry is when to look again.
+func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, plan pool.Plan, at time.Time) (
+	retry time.Duration, err error) {
+	c.mu.Lock()
+	p := s.book.PodIP(a)
+	if p == nil {
+		c.mu.Unlock()
+		return 0, nil
+	}
+	is, shown := *p, s.expires[a]
+	settled := s.book.Settled(a)
+	c.mu.Unlock()
+	expires := ""
+	switch {
+	case !settled || is.Deleting || is.Phase != pool.Retained || is.Of != is.PodUID || plan.Reason == "":
+	case !plan.Until.IsZero():
+		expires = plan.Until.UTC().Format(time.RFC3339)
+	default:
+		expires = never
+	}
+	if expires == shown {
+		return 0, nil
+	}
+	if left := ordinaryWait - at.Sub(is.Since); shown == "" && left > 0 {
+		return min(left, ordinaryWait), nil
+	}
+	var value any = expires
+	if expires == "" {
+		value = nil
+	}
+	return 0, c.patchStatus(ctx, s, is, map[string]any{"expires": value})
 }

@@ -248,7 +248,7 @@ func control(t *testing.T, a *api) *controlling {
 	t.Helper()
 	w := cluster.Over(fakeCache{Reader: a}, a, a, &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}})
 	c := &controlling{t: t, api: a, line: &line{}, said: events.NewFakeRecorder(1000), seen: map[types.UID]bool{}}
-	c.Controller = newController(a, a, a, nil, Options{Workloads: w, Uninstalling: func() bool { return false }})
+	c.Controller = New(a, a, a, nil, Options{Workloads: w, Uninstalling: func() bool { return false }})
 	c.events, c.now, c.queue = c.said, func() time.Time { return a.now }, c.line
 	c.pods = podLine{of: c.line}
 	c.setWords(a.spiderpool)
@@ -259,16 +259,16 @@ func control(t *testing.T, a *api) *controlling {
 // begins has the controller begin a Book, and see all.
 func (c *controlling) begins() {
 	c.t.Helper()
-	s, err := c.begin(c.t.Context())
+	s, err := c.follower.begin(c.t.Context())
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.feeds = []*feed{
-		{c: c.Controller, set: func(o client.Object) { c.setPool(o.(*stayputv1alpha1.PodIPPool)) },
-			all:    func() []string { return c.names(false) },
-			remove: func(o client.Object, _ string) { c.removePool(o.GetName()) },
-			end:    func(name, _ string) { c.removePool(name) }},
-		c.addresses(s), c.answers(s), c.ofNamespaces(s), c.spiderIPPools(),
+		{c: c.state, set: func(o client.Object) { c.setPoolLocked(o.(*stayputv1alpha1.PodIPPool)) },
+			all:    func() []string { return c.poolNamesLocked(false) },
+			remove: func(o client.Object, _ string) { c.removePoolLocked(o.GetName()) },
+			end:    func(name, _ string) { c.removePoolLocked(name) }},
+		c.follower.addresses(s), c.follower.answers(s), c.follower.ofNamespaces(s), c.follower.spiderIPPools(),
 	}
 	c.nodes = map[string]bool{}
 	c.looks()
@@ -303,22 +303,22 @@ func (c *controlling) looks() {
 	there := map[string]bool{}
 	for i := range nodes.Items {
 		there[nodes.Items[i].Name] = true
-		c.Controller.nodes(c.session).OnUpdate(&corev1.Node{}, &nodes.Items[i])
+		c.follower.nodes(c.session).OnUpdate(&corev1.Node{}, &nodes.Items[i])
 	}
 	for name := range c.nodes {
 		if !there[name] {
-			c.Controller.nodes(c.session).OnDelete(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+			c.follower.nodes(c.session).OnDelete(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
 		}
 	}
 	c.nodes = there
 	exist := map[types.UID]bool{}
 	for i := range pods.Items {
 		exist[pods.Items[i].UID] = true
-		c.podEvents(c.session).OnAdd(cluster.PodOf(&pods.Items[i]), false)
+		c.follower.podEvents(c.session).OnAdd(cluster.PodOf(&pods.Items[i]), false)
 	}
 	for uid := range c.seen {
 		if !exist[uid] {
-			c.podEvents(c.session).OnDelete(cluster.PodOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}))
+			c.follower.podEvents(c.session).OnDelete(cluster.PodOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}))
 		}
 	}
 	c.seen = exist
@@ -327,14 +327,14 @@ func (c *controlling) looks() {
 // place does what the loop that places pods does.
 func (c *controlling) place(name string) (reconcile.Result, error) {
 	var pod cluster.Pod
-	if err := c.cache.Get(c.t.Context(), types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
+	if err := c.claimer.cache.Get(c.t.Context(), types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	core := pod.Core()
 	if core.DeletionTimestamp != nil || home.Gated(core) && !home.LastGate(core) {
 		return reconcile.Result{}, nil
 	}
-	claim, err := c.Claim(c.t.Context(), &pod)
+	claim, err := c.claimer.Claim(c.t.Context(), &pod)
 	switch {
 	case err != nil || claim == nil:
 	case !claim.Ready:
@@ -507,16 +507,16 @@ func TestPoolsAreServedAsSoonAsTheAPIServerAnswers(t *testing.T) {
 		c := unstarted(t, a)
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { ended <- c.Start(ctx) }()
+		go func() { ended <- c.follower.Start(ctx) }()
 		synctest.Wait()
 		plain := hometest.Pod(func(p *corev1.Pod) { p.Name = "plain" })
-		if _, err := c.asks(t.Context(), plain); !errors.Is(err, ErrUnknown) {
+		if _, err := c.claimer.asks(t.Context(), plain); !errors.Is(err, ErrUnknown) {
 			t.Errorf("it is known whether a pod asks for addresses, though nothing can be: %v", err)
 		}
 		a.away = nil
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if owns, err := c.asks(t.Context(), plain); owns || err != nil {
+		if owns, err := c.claimer.asks(t.Context(), plain); owns || err != nil {
 			t.Errorf("an ordinary pod has to wait: owns %t, %v", owns, err)
 		}
 		if !slices.Contains(c.line.now, podKey("plain")) {
@@ -536,7 +536,7 @@ func TestPoolsAreServedAsSoonAsTheAPIServerAnswers(t *testing.T) {
 // unstarted returns a controller that is to be started, and that works by the queue of the test.
 func unstarted(t *testing.T, a *api) *controlling {
 	c := &controlling{t: t, api: a, line: &line{}, said: events.NewFakeRecorder(1000)}
-	c.Controller = newController(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
+	c.Controller = New(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
 		Uninstalling: func() bool { return false }})
 	c.events, c.now, c.queue = c.said, func() time.Time { return a.now }, c.line
 	c.pods = podLine{of: c.line}
@@ -572,11 +572,11 @@ func TestNothingIsAskedOfPoolsThatAreNotServed(t *testing.T) {
 				lists++
 			}
 		}
-		c := newController(a, a, a, informers{}, Options{Workloads: serves(a),
+		c := New(a, a, a, informers{}, Options{Workloads: serves(a),
 			Uninstalling: func() bool { return false }, Installation: installation})
-		go func() { _ = c.Start(t.Context()) }()
+		go func() { _ = c.follower.Start(t.Context()) }()
 		synctest.Wait()
-		if owns, err := c.asks(t.Context(), hometest.Pod()); owns || err != nil {
+		if owns, err := c.claimer.asks(t.Context(), hometest.Pod()); owns || err != nil {
 			t.Errorf("an ordinary pod has to wait: owns %t, %v", owns, err)
 		}
 		time.Sleep(10 * cluster.LookupEvery)
@@ -598,10 +598,10 @@ func TestAnAPIServerThatServesNothingYetDoesNotSayThatThereAreNoPools(t *testing
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI(t)
 		nothing := cluster.Over(fakeCache{Reader: a}, a, a, &discoveryfake.FakeDiscovery{Fake: &clienttesting.Fake{}})
-		c := newController(a, a, a, informers{}, Options{Workloads: nothing, Uninstalling: func() bool { return false }})
-		go func() { _ = c.Start(t.Context()) }()
+		c := New(a, a, a, informers{}, Options{Workloads: nothing, Uninstalling: func() bool { return false }})
+		go func() { _ = c.follower.Start(t.Context()) }()
 		synctest.Wait()
-		if _, err := c.asks(t.Context(), hometest.Pod()); err == nil {
+		if _, err := c.claimer.asks(t.Context(), hometest.Pod()); err == nil {
 			t.Error("it counts as known whether an ordinary pod asks for addresses")
 		}
 	})
@@ -615,9 +615,9 @@ func TestTheInstallationSaysWhetherThereArePools(t *testing.T) {
 		// As a controller left it that ended before it saw the end of the last pool.
 		a := newAPI(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: installation.Namespace,
 			Name: installation.Name, Annotations: map[string]string{stayputv1alpha1.AnnotationPools: "true", "other": "x"}}})
-		c := newController(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
+		c := New(a, a, a, informers{}, Options{Workloads: serves(a, "PodIPPool"),
 			Uninstalling: func() bool { return false }, Installation: installation})
-		go func() { _ = c.Start(t.Context()) }()
+		go func() { _ = c.follower.Start(t.Context()) }()
 		says := func(want bool, when string) {
 			t.Helper()
 			synctest.Wait()
@@ -769,7 +769,7 @@ func TestThatAPodWasLetGoIsKnownBeforeItsWatchSaysSo(t *testing.T) {
 	a := newAPI(t, hometest.Node("node-1", "a"), aPool("blue", "10.6.168.101-10.6.168.110"), asking("web-0", "blue"))
 	c := control(t, a)
 	was, _ := a.pod(t, "web-0")
-	c.cache = behind{a, was}
+	c.claimer.cache = behind{a, was}
 	c.looks()
 	for len(c.line.now) > 0 {
 		if err := c.step(); err != nil {
@@ -780,7 +780,7 @@ func TestThatAPodWasLetGoIsKnownBeforeItsWatchSaysSo(t *testing.T) {
 		t.Fatal("the test is wrong: the pod is gated still")
 	}
 	a.taken()
-	c.enqueue(podKey("uid-web-0"))
+	c.enqueueLocked(podKey("uid-web-0"))
 	for len(c.line.now) > 0 {
 		if err := c.step(); err != nil {
 			t.Error(err)
@@ -789,7 +789,7 @@ func TestThatAPodWasLetGoIsKnownBeforeItsWatchSaysSo(t *testing.T) {
 	if writes := a.taken(); len(writes) > 0 {
 		t.Errorf("writes %q about a pod that was let go", writes)
 	}
-	c.cache = a
+	c.claimer.cache = a
 	c.works()
 	a.consistent(t)
 }
@@ -1122,14 +1122,14 @@ func TestAListOfPodsUndoesNoEvent(t *testing.T) {
 		asking("web-1", "blue"))
 	c := control(t, a)
 	c.works()
-	events := c.podEvents(c.session)
+	events := c.follower.podEvents(c.session)
 	a.listed = func() {
 		a.listed = nil
 		events.OnUpdate(nil, cluster.PodOf(bound(t, a, "web-0", "node-1")))
 		pod, _ := a.pod(t, "web-1")
 		events.OnDelete(cluster.PodOf(pod))
 	}
-	if err := c.listPods(t.Context(), c.session); err != nil {
+	if err := c.follower.listPods(t.Context(), c.session); err != nil {
 		t.Fatal(err)
 	}
 	if is := c.session.book.Pod("uid-web-0"); is == nil || is.Node != "node-1" {
@@ -1149,7 +1149,7 @@ func TestAPodWhoseNodeOnlyItsEndTellsHadANode(t *testing.T) {
 	if err := a.Delete(t.Context(), pod); err != nil {
 		t.Fatal(err)
 	}
-	c.podEvents(c.session).OnDelete(cluster.PodOf(pod))
+	c.follower.podEvents(c.session).OnDelete(cluster.PodOf(pod))
 	if f := c.session.book.Fence(c.session.book.PodIP(netip.MustParseAddr("10.6.168.101")), a.now); f.Verdict == pool.Yes {
 		t.Errorf("its address is free: %s", f.Reason)
 	}
@@ -1202,7 +1202,7 @@ func TestAPodThatWasReplacedUnseenHasEnded(t *testing.T) {
 	next := pod.DeepCopy()
 	next.UID, next.Spec.NodeName, next.ResourceVersion = "next", "", "900000"
 	delete(next.Annotations, stayputv1alpha1.AnnotationAddresses)
-	c.podEvents(c.session).OnUpdate(cluster.PodOf(pod), cluster.PodOf(next))
+	c.follower.podEvents(c.session).OnUpdate(cluster.PodOf(pod), cluster.PodOf(next))
 	if is := c.session.book.Pod(pool.UID(pod.UID)); is != nil {
 		t.Errorf("it still is one of the cluster's: %+v", is)
 	}
@@ -1428,7 +1428,7 @@ func TestAfterARestoreNothingIsGivenUntilAllNodesHaveAnswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.looks()
-	if err := c.mark(t.Context(), c.session); err != nil {
+	if err := c.follower.mark(t.Context(), c.session); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -1478,7 +1478,7 @@ func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
 	agents.Spec.Template.Spec.NodeSelector = map[string]string{"pools": "yes"}
 	a := newAPI(t, agents, linux, hometest.Node("node-2", "a"), aPool("blue", "10.6.168.101-10.6.168.110"))
 	c := control(t, a)
-	c.installation = types.NamespacedName{Namespace: "stayput-system", Name: "stayput-installation"}
+	c.follower.installation = types.NamespacedName{Namespace: "stayput-system", Name: "stayput-installation"}
 	owing := func() (names []string) {
 		t.Helper()
 		c.looks()
@@ -1491,7 +1491,7 @@ func TestNodesOnWhichNoAgentIsToRunAreNotWaitedFor(t *testing.T) {
 	}
 	expect := func(when string, want ...string) {
 		t.Helper()
-		c.findAgents(t.Context(), c.session)
+		c.follower.findAgents(t.Context(), c.session)
 		if got := owing(); !slices.Equal(got, want) {
 			t.Errorf("%s: %v owe an answer, want %v", when, got, want)
 		}
@@ -1713,7 +1713,7 @@ func TestTheDefaultOfANamespaceIsForItsGatedPods(t *testing.T) {
 	c.works()
 	for name, want := range map[string]int{"web-0": 1, "none": 0, "ran": 0, "wrong": 0} {
 		pod, has := a.pod(t, name)
-		owns, err := c.asks(t.Context(), pod)
+		owns, err := c.claimer.asks(t.Context(), pod)
 		if len(has) != want || err != nil || owns != (name == "web-0" || name == "wrong" || name == "ran") {
 			t.Errorf("%s has %v, owned %t", name, has, owns)
 		}

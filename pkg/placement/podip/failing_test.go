@@ -88,7 +88,7 @@ func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 	}
 	c := control(t, a)
 	c.works()
-	if owns, err := c.asks(t.Context(), second); !owns || err != nil || len(c.session.book.Waiting("blue")) != 1 {
+	if owns, err := c.claimer.asks(t.Context(), second); !owns || err != nil || len(c.session.book.Waiting("blue")) != 1 {
 		t.Fatalf("owned %t, %v: the test shows nothing", owns, err)
 	}
 	ns.Annotations, ns.ResourceVersion = nil, ""
@@ -101,7 +101,7 @@ func TestAPodWhoseNamespaceAsksForNothingAnyMoreTakesNoAddress(t *testing.T) {
 	c.works()
 	a.now = a.now.Add(time.Minute)
 	c.works()
-	if owns, err := c.asks(t.Context(), second); owns || err != nil {
+	if owns, err := c.claimer.asks(t.Context(), second); owns || err != nil {
 		t.Errorf("it is still placed by pools: %t, %v", owns, err)
 	}
 	for name, ip := range a.ips(t) {
@@ -167,13 +167,13 @@ func TestADefaultThatCannotBeReadIsAnErrorOfThePod(t *testing.T) {
 		errors.New("connection refused"),
 	} {
 		c.live = unreadable{a, err}
-		if owns, is := c.asks(t.Context(), pod); owns || !errors.Is(is, err) || errors.Is(is, ErrUnknown) ||
+		if owns, is := c.claimer.asks(t.Context(), pod); owns || !errors.Is(is, err) || errors.Is(is, ErrUnknown) ||
 			!strings.Contains(is.Error(), "namespace default") {
 			t.Errorf("owned %t, %v", owns, is)
 		}
 	}
 	c.live = a
-	if owns, err := c.asks(t.Context(), pod); owns || err != nil {
+	if owns, err := c.claimer.asks(t.Context(), pod); owns || err != nil {
 		t.Errorf("owned %t, %v", owns, err)
 	}
 }

@@ -39,7 +39,7 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 	put := func(addr netip.Addr) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.session.setIP(&stayputv1alpha1.PodIP{
+		c.session.setIPLocked(&stayputv1alpha1.PodIP{
 			ObjectMeta: metav1.ObjectMeta{Name: stayputv1alpha1.PodIPName(addr), UID: "ip", ResourceVersion: "1"},
 			Spec: stayputv1alpha1.PodIPSpec{Pool: "blue", Mode: stayputv1alpha1.ModeL2, PodUID: "other",
 				Interface: "eth0"},
@@ -57,13 +57,13 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 		if plan.Reason == "" {
 			t.Fatalf("%s gets an address: %+v", uid, plan)
 		}
-		c.session.wait(uid, plan)
-		c.session.wake()
+		c.session.noteWaitLocked(uid, plan)
+		c.session.wakeRoomLocked()
 	}
 	for i := range many { // the youngest first
 		pod := cluster.PodOf(asking(fmt.Sprintf("web-%05d", many-1-i), "blue", made(time.Duration(many-1-i)*time.Second)))
 		pods = append(pods, pod)
-		c.podEvents(c.session).OnAdd(pod, false)
+		c.follower.podEvents(c.session).OnAdd(pod, false)
 		if got := c.line.pods(); len(got) != 1 {
 			t.Fatalf("a new pod has %d looked at", len(got))
 		}
@@ -75,7 +75,7 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 	free := func(addr netip.Addr) []string {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.session.removeIP(addr)
+		c.session.removeIPLocked(addr)
 		return c.line.pods()
 	}
 	is := func(when string, got []string, want ...string) {
@@ -92,7 +92,7 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 		t.Fatalf("the oldest waits: %+v", plan)
 	}
 	is("it is about to be given, and another one is free", free(addrs[1]), "web-00001")
-	c.unreserve(c.session, plan.Writes)
+	c.session.unreserve(plan.Writes)
 	is("it was not given", c.line.pods(), "web-00001", "web-00002")
 	put(addrs[0])
 	put(addrs[1])
@@ -100,7 +100,7 @@ func TestOfThePodsThatWaitThoseAreLookedAtForWhichThereIsRoom(t *testing.T) {
 	c.sweep(c.session)
 	is("none is free", c.line.pods(), "web-00000") // its write has failed
 	for _, pod := range pods {
-		c.podEvents(c.session).OnDelete(pod)
+		c.follower.podEvents(c.session).OnDelete(pod)
 		is("a pod that waits is deleted", c.line.pods())
 	}
 	if left := c.session.book.Waiting("blue"); len(left) > 0 {
@@ -147,7 +147,7 @@ func TestAPodThatIsSeenBeforeTheDefaultOfItsNamespaceGetsAnAddress(t *testing.T)
 	c := control(t, a)
 	c.works()
 	plain := hometest.Pod(func(p *corev1.Pod) { p.Name, p.UID = "plain", "uid-plain" })
-	if owns, err := c.asks(t.Context(), plain); owns || err != nil {
+	if owns, err := c.claimer.asks(t.Context(), plain); owns || err != nil {
 		t.Errorf("a pod of a namespace without a default: %t, %v", owns, err)
 	}
 	space.Annotations = map[string]string{stayputv1alpha1.AnnotationPools: "blue"}
@@ -157,8 +157,8 @@ func TestAPodThatIsSeenBeforeTheDefaultOfItsNamespaceGetsAnAddress(t *testing.T)
 			t.Fatal(err)
 		}
 	}
-	c.podEvents(c.session).OnAdd(cluster.PodOf(pod), false)
-	if owns, err := c.asks(t.Context(), pod); !owns || err != nil {
+	c.follower.podEvents(c.session).OnAdd(cluster.PodOf(pod), false)
+	if owns, err := c.claimer.asks(t.Context(), pod); !owns || err != nil {
 		t.Fatalf("it is let go without: %t, %v", owns, err)
 	}
 	if err := a.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
@@ -175,7 +175,7 @@ func TestAPodThatIsSeenBeforeTheDefaultOfItsNamespaceGetsAnAddress(t *testing.T)
 	}
 	// One whose end was seen before is not put in.
 	gone := hometest.Pod(func(p *corev1.Pod) { p.Name, p.UID = "gone", types.UID("uid-gone") })
-	if claim, err := c.Claim(t.Context(), cluster.PodOf(gone)); err != nil || claim == nil || claim.Ready {
+	if claim, err := c.claimer.Claim(t.Context(), cluster.PodOf(gone)); err != nil || claim == nil || claim.Ready {
 		t.Errorf("a pod that has ended claims %+v, %v", claim, err)
 	}
 	if is := c.session.book.Pod("uid-gone"); is != nil {

@@ -14,7 +14,7 @@ import (
 
 // metrics are about pools and their addresses. Only who leads has any, and only while there is a pool.
 type metrics struct {
-	c      *Controller
+	c      *state
 	placed *prometheus.HistogramVec
 
 	total, used, free, waiting *prometheus.Desc
@@ -22,7 +22,7 @@ type metrics struct {
 	recalling, unanswered      *prometheus.Desc
 }
 
-func newMetrics(c *Controller) *metrics {
+func newMetrics(c *state) *metrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help+" Leader only.", labels, nil)
 	}
@@ -98,7 +98,7 @@ func (m *metrics) now() (all []prometheus.Metric) {
 	}
 	held, oldest := map[bool]int{}, map[bool]time.Duration{}
 	for a, w := range s.silent {
-		if s.holds(a) {
+		if s.heldLocked(a) {
 			held[w.operator]++
 			oldest[w.operator] = max(oldest[w.operator], now.Sub(w.since))
 		}
@@ -133,9 +133,9 @@ type wait struct {
 // old is an age at which the creation of a pod, in whole seconds, says more than when it was seen.
 const old = 2 * time.Second
 
-// gates notes since when only our gate has held a pod: last reports whether it does. news: the pod was not known.
-// Controller.mu is held.
-func (s *session) gates(p *pool.Pod, last, news bool, now time.Time) {
+// noteGateLocked notes since when only our gate has held a pod: last reports whether it does. news: the pod was not known.
+//
+func (s *session) noteGateLocked(p *pool.Pod, last, news bool, now time.Time) {
 	switch {
 	case !last || p.Ending:
 		delete(s.gated, p.UID)
@@ -147,8 +147,8 @@ func (s *session) gates(p *pool.Pod, last, news bool, now time.Time) {
 	}
 }
 
-// let counts a pod that was ungated with its addresses, nil if it was not gated.
-func (m *metrics) let(w *wait) {
+// observeGate counts a pod that was ungated with its addresses, nil if it was not gated.
+func (m *metrics) observeGate(w *wait) {
 	if w != nil {
 		m.placed.WithLabelValues(strconv.FormatBool(w.waited)).Observe(max(0, m.c.now().Sub(w.since).Seconds()))
 	}
@@ -161,8 +161,8 @@ type silence struct {
 	operator bool // only an operator's word ends it
 }
 
-// holds reports whether the pod of an address is deleted and may still answer for it. Controller.mu is held.
-func (s *session) holds(a netip.Addr) bool {
+// heldLocked reports whether the pod of an address is deleted and may still answer for it.
+func (s *session) heldLocked(a netip.Addr) bool {
 	p := s.book.PodIP(a)
 	return p != nil && p.Quarantine.Reason == "" && s.book.Pod(p.PodUID) == nil
 }

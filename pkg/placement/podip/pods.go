@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/stayput/stayput/pkg/home"
@@ -31,8 +30,14 @@ import (
 // is woken once they have.
 var ErrUnknown = errors.New("pools and the defaults of namespaces have not been read yet")
 
+// Claimer claims addresses of pools for pods. Its methods are safe for concurrent use.
+type Claimer struct {
+	*writer
+	cache client.Reader // has Pods
+}
+
 // Pods delivers the pods that are to be placed because what they wait for in pools has changed.
-func (c *Controller) Pods() source.Source {
+func (c *Claimer) Pods() source.Source {
 	return source.Func(func(_ context.Context, q podQueue) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -45,7 +50,7 @@ func (c *Controller) Pods() source.Source {
 // Claim is what pools have for a pod: the addresses that it gets, or why it waits. Either [Claim.CarryOut] or
 // [Claim.Drop] ends it.
 type Claim struct {
-	c       *Controller
+	c       *Claimer
 	session *session
 	plan    pool.Plan
 	at      time.Time
@@ -70,7 +75,7 @@ func waits(reason, text string) *Claim {
 
 // Claim decides which addresses of pools a pod gets. The Claim is nil only if the pod asks for none, or is not gated
 // and nothing is to be done about it. A gated pod must not be placed after an error.
-func (c *Controller) Claim(ctx context.Context, pod *cluster.Pod) (*Claim, error) {
+func (c *Claimer) Claim(ctx context.Context, pod *cluster.Pod) (*Claim, error) {
 	if c == nil {
 		return nil, nil
 	}
@@ -112,7 +117,7 @@ func (c *Controller) Claim(ctx context.Context, pod *cluster.Pod) (*Claim, error
 
 // asks reports whether a gated pod asks for addresses of pools. Without an annotation of its own it asks for none only
 // if its namespace, read past the cache, has no default: the watch of namespaces may be behind that of pods.
-func (c *Controller) asks(ctx context.Context, pod *corev1.Pod) (bool, error) {
+func (c *Claimer) asks(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	if pod.Spec.HostNetwork {
 		return false, nil
 	}
@@ -131,14 +136,14 @@ func (c *Controller) asks(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	defer c.mu.Unlock()
 	current := namespace{o.GetLabels(), pool.OfNamespace(o.GetAnnotations())}
 	if asks = pool.AsksByDefault(current.asks, c.words == serving); asks && c.session != nil {
-		c.rename(c.session, pod.Namespace, current)
+		c.setNamespaceLocked(c.session, pod.Namespace, current)
 	}
 	return asks, nil
 }
 
 // asksByCache is asks by the cache, and reports whether the default of the pod's namespace decides. A pod that is known
 // and asks no longer waits for nothing.
-func (c *Controller) asksByCache(pod *corev1.Pod) (asks, byDefault bool, err error) {
+func (c *Claimer) asksByCache(pod *corev1.Pod) (asks, byDefault bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	spiderpool := c.words == serving
@@ -148,44 +153,25 @@ func (c *Controller) asksByCache(pod *corev1.Pod) (asks, byDefault bool, err err
 		if asks, decides := pool.AsksItself(pod.Annotations, spiderpool); decides {
 			return asks, false, nil
 		}
-		if c.unanswered == nil {
-			c.unanswered = map[types.NamespacedName]struct{}{}
-		}
 		c.unanswered[client.ObjectKeyFromObject(pod)] = struct{}{}
 		return false, true, ErrUnknown
 	}
 	asks, decides := pool.AsksItself(pod.Annotations, spiderpool)
-	if !decides && c.state == serving {
+	if !decides && c.served == serving {
 		asks, byDefault = pool.AsksByDefault(c.namespaces[pod.Namespace].asks, spiderpool), true
 	}
 	if s := c.session; !asks && s != nil && s.book.Pod(pool.UID(pod.UID)) != nil {
-		s.unblock(pool.UID(pod.UID))
+		s.unblockLocked(pool.UID(pod.UID))
 		s.book.StopWaiting(pool.UID(pod.UID))
 	}
 	return asks, byDefault, nil
 }
 
-// unknownLocked reports whether it is not known yet what the defaults of namespaces are, and whether they count.
-func (c *Controller) unknownLocked() bool {
-	return c.state == unknown || c.state != off && c.words == unknown || c.state == serving && c.namespaces == nil
-}
-
-// answerLocked wakes the pods of which it was not known what they ask for, if it is now.
-func (c *Controller) answerLocked() {
-	if c.unknownLocked() || c.pods == nil {
-		return
-	}
-	for pod := range c.unanswered {
-		c.pods.Add(reconcile.Request{NamespacedName: pod})
-	}
-	clear(c.unanswered)
-}
-
 // lacking says why there can be no addresses at all, empty if there can.
-func (c *Controller) lacking() string {
+func (c *Claimer) lacking() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch c.state {
+	switch c.served {
 	case off:
 		return "it asks for addresses of pools, but the cluster has no PodIPPools: install stayput with pools.enabled"
 	case idle:
@@ -196,7 +182,7 @@ func (c *Controller) lacking() string {
 
 // observe puts a pod in as the cache has it, and returns what is known of it then and what of its annotations is not
 // valid. The session is nil if nothing can be decided yet.
-func (c *Controller) observe(ctx context.Context, pod *cluster.Pod) (s *session, known *pool.Pod, problem error) {
+func (c *Claimer) observe(ctx context.Context, pod *cluster.Pod) (s *session, known *pool.Pod, problem error) {
 	uid := pool.UID(pod.GetUID())
 	c.mu.Lock()
 	s = c.session
@@ -205,7 +191,7 @@ func (c *Controller) observe(ctx context.Context, pod *cluster.Pod) (s *session,
 		return nil, nil, nil
 	}
 	unseen := s.book.Pod(uid) == nil
-	c.setPodLocked(s, pod, false)
+	s.setPodLocked(pod, false)
 	known, problem = s.book.Pod(uid), s.invalid[uid]
 	c.mu.Unlock()
 	if !unseen || known == nil {
@@ -214,14 +200,14 @@ func (c *Controller) observe(ctx context.Context, pod *cluster.Pod) (s *session,
 	var current cluster.Pod
 	err := c.cache.Get(ctx, client.ObjectKeyFromObject(pod), &current)
 	if apierrors.IsNotFound(err) || err == nil && current.GetUID() != pod.GetUID() { // its end was seen before
-		c.removePod(s, uid, "", false)
+		s.removePod(uid, "", false)
 		return s, nil, nil
 	}
 	return s, known, problem
 }
 
 // plan claims the addresses of a pod. What else is due, such as to ask the nodes, is done at once.
-func (c *Controller) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Claim, error) {
+func (c *Claimer) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Claim, error) {
 	uid, gated := pool.UID(pod.UID), home.Gated(pod)
 	claim := &Claim{c: c, session: s, at: c.now()}
 	c.mu.Lock()
@@ -230,7 +216,7 @@ func (c *Controller) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Cl
 	if !gated {
 		outside, err := c.outside(ctx, plan, pod.Spec.NodeName)
 		if err != nil || outside != "" {
-			c.unreserve(s, plan.Writes)
+			s.unreserve(plan.Writes)
 			plan = pool.Plan{Reason: outside}
 		}
 		if err != nil {
@@ -238,8 +224,8 @@ func (c *Controller) plan(ctx context.Context, s *session, pod *corev1.Pod) (*Cl
 		}
 	}
 	c.mu.Lock()
-	s.wait(uid, plan)
-	s.wake()
+	s.noteWaitLocked(uid, plan)
+	s.wakeRoomLocked()
 	claim.gated = s.gated[uid]
 	c.mu.Unlock()
 	claim.plan, claim.Retry = plan, until(plan, claim.at)
@@ -285,7 +271,7 @@ func (l *Claim) CarryOut(ctx context.Context, pod *corev1.Pod, to gate.Placement
 	if err := l.c.carryOut(ctx, l.session, l.plan, l.at, pod, to); err != nil {
 		return err
 	}
-	l.c.metrics.let(l.gated)
+	l.c.metrics.observeGate(l.gated)
 	l.c.sayClamped(pod)
 	log.FromContext(ctx).Info("Gave pod its addresses", "pod", client.ObjectKeyFromObject(pod))
 	return nil
@@ -294,7 +280,7 @@ func (l *Claim) CarryOut(ctx context.Context, pod *corev1.Pod, to gate.Placement
 // Drop gives back what was claimed.
 func (l *Claim) Drop() {
 	if l != nil && l.Ready {
-		l.c.unreserve(l.session, l.plan.Writes)
+		l.session.unreserve(l.plan.Writes)
 	}
 }
 
@@ -305,7 +291,7 @@ func Changed(err error) bool {
 }
 
 // sayClamped reports on a pod that asks for a longer retention than there is, as the agents do for addresses of nodes.
-func (c *Controller) sayClamped(pod *corev1.Pod) {
+func (c *Claimer) sayClamped(pod *corev1.Pod) {
 	asked, _, err := retention.Parse(pod.Annotations)
 	if given, clamped := asked.Clamp(c.longest); err == nil && clamped && !asked.WhileOwned {
 		c.events.Eventf(pod, nil, corev1.EventTypeNormal, home.ReasonRetentionClamped, "Retaining",
@@ -315,7 +301,7 @@ func (c *Controller) sayClamped(pod *corev1.Pod) {
 
 // endBarren ends a pod that was kept from a node because that was lost, and that the scheduler has no room for
 // elsewhere, once the node is back: its successor may go there. The pod never ran.
-func (c *Controller) endBarren(ctx context.Context, s *session, pod *corev1.Pod, known *pool.Pod) (*Claim, error) {
+func (c *Claimer) endBarren(ctx context.Context, s *session, pod *corev1.Pod, known *pool.Pod) (*Claim, error) {
 	if metav1.GetControllerOf(pod) == nil {
 		return nil, nil
 	}
@@ -340,7 +326,7 @@ func (c *Controller) endBarren(ctx context.Context, s *session, pod *corev1.Pod,
 
 // outside says which pool is not for the node of a pod that could not be kept from it, empty if none is. Addresses that
 // the pod has already are its own.
-func (c *Controller) outside(ctx context.Context, plan pool.Plan, name string) (string, error) {
+func (c *Claimer) outside(ctx context.Context, plan pool.Plan, name string) (string, error) {
 	if len(plan.Writes) < 2 {
 		return "", nil
 	}
@@ -380,7 +366,7 @@ func (c *Controller) outside(ctx context.Context, plan pool.Plan, name string) (
 }
 
 // findDeployment has the addresses of a pod belong to the Deployment of its ReplicaSet, which outlives that.
-func (c *Controller) findDeployment(ctx context.Context, s *session, p *pool.Pod) error {
+func (c *Claimer) findDeployment(ctx context.Context, s *session, p *pool.Pod) error {
 	if p.Workload.Kind != "ReplicaSet" || p.Keep == (pool.Keep{}) {
 		return nil
 	}

@@ -44,7 +44,7 @@ func TestPodsThatAskInSpiderpoolsWordsGetTheirAddresses(t *testing.T) {
 	c.works()
 	for name, want := range map[string]int{"gated": 1, "default": 1, "bound": 1, "wild": 0, "none": 0} {
 		pod, has := a.pod(t, name)
-		if owns, err := c.asks(t.Context(), pod); len(has) != want || err != nil || owns != (name != "none") {
+		if owns, err := c.claimer.asks(t.Context(), pod); len(has) != want || err != nil || owns != (name != "none") {
 			t.Errorf("%s has %v, owned %t", name, has, owns)
 		}
 	}
@@ -68,18 +68,18 @@ func TestSpiderpoolsWordsCountWithTheRightToReadItsPools(t *testing.T) {
 		a := newAPI(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
 			aPool("blue", "10.6.168.101-10.6.168.110"), theirs)
 		c := unstarted(t, a)
-		if owns, err := c.asks(t.Context(), theirs); owns || err == nil {
+		if owns, err := c.claimer.asks(t.Context(), theirs); owns || err == nil {
 			t.Errorf("before anything is known: owns %t, %v", owns, err)
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { ended <- c.Start(ctx) }()
+		go func() { ended <- c.follower.Start(ctx) }()
 		works := func() {
 			synctest.Wait()
 			c.empties()
 		}
 		works()
-		if owns, err := c.asks(t.Context(), theirs); owns || err != nil {
+		if owns, err := c.claimer.asks(t.Context(), theirs); owns || err != nil {
 			t.Errorf("without the right: owns %t, %v", owns, err)
 		}
 		if _, has := a.pod(t, "web-0"); has != nil {
@@ -88,7 +88,7 @@ func TestSpiderpoolsWordsCountWithTheRightToReadItsPools(t *testing.T) {
 		a.spiderpool = true
 		time.Sleep(cluster.LookupEvery)
 		works()
-		if owns, err := c.asks(t.Context(), theirs); !owns || err != nil {
+		if owns, err := c.claimer.asks(t.Context(), theirs); !owns || err != nil {
 			t.Errorf("with the right: owns %t, %v", owns, err)
 		}
 		if _, has := a.pod(t, "web-0"); len(has) != 1 {

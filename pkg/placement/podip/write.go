@@ -31,9 +31,16 @@ var errExpired = errors.New("plan expired")
 
 const owner = client.FieldOwner(stayputv1alpha1.ControllerFieldManager)
 
+// writer carries out what is decided. It reads past the caches what a write is bound to.
+type writer struct {
+	*state
+	client client.Client
+	live   client.WithWatch // past the cache
+}
+
 // carryOut makes the writes of a plan, in order, until one fails. What they return goes into the Book. pod is the one
 // that PlacePod is about, to what its home gives it besides.
-func (c *Controller) carryOut(ctx context.Context, s *session, plan pool.Plan, at time.Time, pod *corev1.Pod,
+func (c *writer) carryOut(ctx context.Context, s *session, plan pool.Plan, at time.Time, pod *corev1.Pod,
 	to gate.Placement) error {
 	for i, w := range plan.Writes {
 		var err error
@@ -47,7 +54,7 @@ func (c *Controller) carryOut(ctx context.Context, s *session, plan pool.Plan, a
 			err = c.write(ctx, s, w, plan.Reason, pod, to)
 		}
 		if err != nil {
-			c.unreserve(s, plan.Writes[i:])
+			s.unreserve(plan.Writes[i:])
 			if Changed(err) {
 				c.refresh(ctx, s, w)
 			}
@@ -57,20 +64,8 @@ func (c *Controller) carryOut(ctx context.Context, s *session, plan pool.Plan, a
 	return nil
 }
 
-// unreserve gives back the addresses of writes that were not made, or of which it is not known.
-func (c *Controller) unreserve(s *session, writes []pool.Write) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, w := range writes {
-		if create, ok := w.(pool.CreateIP); ok {
-			s.book.Unreserve(create.PodIP.Addr)
-		}
-	}
-	s.wake()
-}
-
 // write makes one write, for a reason.
-func (c *Controller) write(ctx context.Context, s *session, w pool.Write, reason string, pod *corev1.Pod,
+func (c *writer) write(ctx context.Context, s *session, w pool.Write, reason string, pod *corev1.Pod,
 	to gate.Placement) error {
 	switch w := w.(type) {
 	case pool.CreateIP:
@@ -82,7 +77,7 @@ func (c *Controller) write(ctx context.Context, s *session, w pool.Write, reason
 		if err := c.client.Create(ctx, o, owner); err != nil {
 			return fmt.Errorf("creating PodIP %s: %w", w.PodIP.Addr, err)
 		}
-		c.setIP(s, o)
+		s.setIP(o)
 	case pool.UpdateIP:
 		return c.updateIP(ctx, s, w.PodIP)
 	case pool.StatusIP:
@@ -104,7 +99,7 @@ func (c *Controller) write(ctx context.Context, s *session, w pool.Write, reason
 		if err := c.placePod(ctx, w, pod, to); err != nil {
 			return err
 		}
-		c.notePlaced(s, w)
+		s.notePlaced(w)
 	case pool.EndPod:
 		uid := types.UID(w.UID)
 		err := c.client.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: w.Name}},
@@ -119,22 +114,16 @@ func (c *Controller) write(ctx context.Context, s *session, w pool.Write, reason
 		if err != nil {
 			return fmt.Errorf("writing the PodIPRoll: %w", err)
 		}
-		c.setRoll(s, r)
+		s.setRoll(r)
 	default:
 		return fmt.Errorf("a write of type %T", w)
 	}
 	return nil
 }
 
-func (c *Controller) setIP(s *session, o *stayputv1alpha1.PodIP) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s.setIP(o)
-}
-
 // updateIP writes the spec of a PodIP in one patch and, if our finalizer goes or comes, reads it before: the other
 // finalizers stay.
-func (c *Controller) updateIP(ctx context.Context, s *session, p pool.PodIP) error {
+func (c *writer) updateIP(ctx context.Context, s *session, p pool.PodIP) error {
 	name := stayputv1alpha1.PodIPName(p.Addr)
 	c.mu.Lock()
 	is := s.book.PodIP(p.Addr)
@@ -159,7 +148,7 @@ func (c *Controller) updateIP(ctx context.Context, s *session, p pool.PodIP) err
 		if o.DeletionTimestamp != nil && len(o.Finalizers) == 0 {
 			return nil // it is gone
 		}
-		c.setIP(s, o)
+		s.setIP(o)
 		return nil
 	}
 	spec := map[string]any{}
@@ -192,12 +181,12 @@ func (c *Controller) updateIP(ctx context.Context, s *session, p pool.PodIP) err
 	if err := c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner); err != nil {
 		return fmt.Errorf("updating PodIP %s: %w", p.Addr, err)
 	}
-	c.setIP(s, o)
+	s.setIP(o)
 	return nil
 }
 
 // patchStatus writes fields of the status of a PodIP, bound to its version.
-func (c *Controller) patchStatus(ctx context.Context, s *session, p pool.PodIP, fields map[string]any) error {
+func (c *writer) patchStatus(ctx context.Context, s *session, p pool.PodIP, fields map[string]any) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": p.UID, "resourceVersion": p.Version}, "status": fields,
 	})
@@ -208,7 +197,7 @@ func (c *Controller) patchStatus(ctx context.Context, s *session, p pool.PodIP, 
 	if err := c.client.Status().Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner); err != nil {
 		return fmt.Errorf("patching the status of PodIP %s: %w", p.Addr, err)
 	}
-	c.setIP(s, o)
+	s.setIP(o)
 	return nil
 }
 
@@ -220,7 +209,7 @@ type vouched struct {
 }
 
 // placePod tells a pod its addresses and lets it go, in one patch.
-func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod, to gate.Placement) error {
+func (c *writer) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.Pod, to gate.Placement) error {
 	if pod == nil || pod.UID != types.UID(w.UID) || pod.ResourceVersion != w.Version {
 		return conflict("pods", w.Name)
 	}
@@ -259,22 +248,7 @@ func (c *Controller) placePod(ctx context.Context, w pool.PlacePod, pod *corev1.
 	return nil
 }
 
-// notePlaced notes that a pod has been placed before its watch says so: a look at it in between would place it again.
-func (c *Controller) notePlaced(s *session, w pool.PlacePod) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	known := s.book.Pod(w.UID)
-	if known == nil || known.Version != w.Version {
-		return // the watch was faster
-	}
-	is := *known
-	is.Gated, is.Has = false, w.Addresses
-	s.book.SetPod(is)
-	s.unblock(w.UID)
-	c.bears(s, &is)
-}
-
-func (c *Controller) holdPool(ctx context.Context, s *session, w pool.HoldPool) error {
+func (c *writer) holdPool(ctx context.Context, s *session, w pool.HoldPool) error {
 	var o client.Object = &stayputv1alpha1.PodIPPool{}
 	c.mu.Lock()
 	if is := c.pools[w.Name]; is != nil && isSpider(is) {
@@ -286,7 +260,7 @@ func (c *Controller) holdPool(ctx context.Context, s *session, w pool.HoldPool) 
 	}
 	if o.GetResourceVersion() != w.Version {
 		c.mu.Lock()
-		c.put(o)
+		c.putPoolLocked(o)
 		c.mu.Unlock()
 		return conflict("podippools", w.Name)
 	}
@@ -294,7 +268,7 @@ func (c *Controller) holdPool(ctx context.Context, s *session, w pool.HoldPool) 
 }
 
 // setFinalizer puts our finalizer on a pool, or takes it off.
-func (c *Controller) setFinalizer(ctx context.Context, o client.Object, on bool) error {
+func (c *writer) setFinalizer(ctx context.Context, o client.Object, on bool) error {
 	if on {
 		controllerutil.AddFinalizer(o, stayputv1alpha1.FinalizerInUse)
 	} else {
@@ -314,12 +288,12 @@ func (c *Controller) setFinalizer(ctx context.Context, o client.Object, on bool)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.put(o)
+	c.putPoolLocked(o)
 	return nil
 }
 
 // roll reads the roll past the cache; without a Version there is none.
-func (c *Controller) roll(ctx context.Context) (pool.Roll, error) {
+func (c *writer) roll(ctx context.Context) (pool.Roll, error) {
 	o := &stayputv1alpha1.PodIPRoll{}
 	err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PodIPRollName}, o)
 	if apierrors.IsNotFound(err) {
@@ -332,7 +306,7 @@ func (c *Controller) roll(ctx context.Context) (pool.Roll, error) {
 }
 
 // writeRoll returns the roll as it is written.
-func (c *Controller) writeRoll(ctx context.Context, r pool.Roll) (pool.Roll, error) {
+func (c *writer) writeRoll(ctx context.Context, r pool.Roll) (pool.Roll, error) {
 	o := rollObject(r)
 	var err error
 	if r.Version == "" {
@@ -344,7 +318,7 @@ func (c *Controller) writeRoll(ctx context.Context, r pool.Roll) (pool.Roll, err
 }
 
 // refresh reads what a write was about, if it has changed: the caches may be behind for a while.
-func (c *Controller) refresh(ctx context.Context, s *session, w pool.Write) {
+func (c *writer) refresh(ctx context.Context, s *session, w pool.Write) {
 	var about pool.PodIP
 	switch w := w.(type) {
 	case pool.CreateIP:
@@ -357,14 +331,14 @@ func (c *Controller) refresh(ctx context.Context, s *session, w pool.Write) {
 		about = w.PodIP
 	default:
 		if r, err := c.roll(ctx); err == nil {
-			c.setRoll(s, r)
+			s.setRoll(r)
 		}
 		return
 	}
 	c.refreshIP(ctx, s, about.Addr)
 }
 
-func (c *Controller) refreshIP(ctx context.Context, s *session, a netip.Addr) {
+func (c *writer) refreshIP(ctx context.Context, s *session, a netip.Addr) {
 	o := &stayputv1alpha1.PodIP{}
 	c.mu.Lock()
 	was := s.book.PodIP(a)
@@ -374,9 +348,9 @@ func (c *Controller) refreshIP(ctx context.Context, s *session, a netip.Addr) {
 	defer c.mu.Unlock()
 	switch is := s.book.PodIP(a); {
 	case err == nil:
-		s.setIP(o)
+		s.setIPLocked(o)
 	case apierrors.IsNotFound(err) && is != nil && is == was: // nothing came meanwhile
-		s.removeIP(a)
+		s.removeIPLocked(a)
 	}
 }
 
@@ -386,7 +360,7 @@ func conflict(resource, name string) error {
 }
 
 // past reads past the caches.
-type past struct{ c *Controller }
+type past struct{ c *writer }
 
 func (p past) Pod(ctx context.Context, of, name string) (*pool.Pod, error) {
 	o := &corev1.Pod{}
@@ -426,4 +400,5 @@ func (p past) Nodes(ctx context.Context) (names []string, err error) {
 }
 
 func (p past) Roll(ctx context.Context) (pool.Roll, error) { return p.c.roll(ctx) }
-func (p past) Now() time.Time                              { return p.c.now() }
+
+func (p past) Now() time.Time { return p.c.now() }

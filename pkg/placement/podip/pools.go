@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -18,54 +17,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/placement/gate"
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// never is status.expires of an address that is kept without an end.
-const never = "never"
-
-// showExpiry writes when an address becomes free, if that has changed. It is not written of an address that a successor
-// may take over at once: retry is when to look again.
-func (c *Controller) showExpiry(ctx context.Context, s *session, a netip.Addr, plan pool.Plan, at time.Time) (
-	retry time.Duration, err error) {
-	c.mu.Lock()
-	p := s.book.PodIP(a)
-	if p == nil {
-		c.mu.Unlock()
-		return 0, nil
-	}
-	is, shown := *p, s.expires[a]
-	settled := s.book.Settled(a)
-	c.mu.Unlock()
-	expires := ""
-	switch {
-	case !settled || is.Deleting || is.Phase != pool.Retained || is.Of != is.PodUID || plan.Reason == "":
-	case !plan.Until.IsZero():
-		expires = plan.Until.UTC().Format(time.RFC3339)
-	default:
-		expires = never
-	}
-	if expires == shown {
-		return 0, nil
-	}
-	if left := ordinaryWait - at.Sub(is.Since); shown == "" && left > 0 {
-		return min(left, ordinaryWait), nil
-	}
-	var value any = expires
-	if expires == "" {
-		value = nil
-	}
-	return 0, c.patchStatus(ctx, s, is, map[string]any{"expires": value})
-}
-
-// seeToPool lets a pool go that is being deleted, and writes its status.
-func (c *Controller) seeToPool(ctx context.Context, s *session, name string) error {
+// reconcilePool lets a pool go that is being deleted, and writes its status.
+func (c *Controller) reconcilePool(ctx context.Context, s *session, name string) error {
 	at := c.now()
-	if err := c.letGo(ctx, s, name); err != nil {
+	if err := c.finalizeReplaced(ctx, s, name); err != nil {
 		return err
 	}
 	c.mu.Lock()
@@ -161,7 +125,7 @@ func (c *Controller) seeToPool(ctx context.Context, s *session, name string) err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.setPool(o)
+	c.setPoolLocked(o)
 	return nil
 }
 
@@ -207,4 +171,68 @@ func (c *Controller) overlaps(ctx context.Context, p pool.Pool, others []pool.Po
 		all = append(all[:overlapsMost], fmt.Sprintf("%d more", n-overlapsMost))
 	}
 	return all, nil
+}
+
+// showSpiderIPPool writes the counts of a SpiderIPPool, and says why it gives nothing.
+func (c *Controller) showSpiderIPPool(ctx context.Context, s *session, is pool.Pool, count pool.Count,
+	overlaps []string, held string) error {
+	c.mu.Lock()
+	o := c.spider[is.Name]
+	c.mu.Unlock()
+	if o == nil {
+		return nil
+	}
+	o = o.DeepCopy()
+	switch {
+	case is.Invalid != nil:
+		c.sayOfSpider(s, o, "it gives no addresses: "+is.Invalid.Error())
+	case held != "":
+		c.sayOfSpider(s, o, held)
+	case len(overlaps) > 0:
+		c.sayOfSpider(s, o, "it shares addresses with "+strings.Join(overlaps, ", "))
+	case o.Spec.Default != nil && *o.Spec.Default:
+		c.sayOfSpider(s, o, "spec.default is not supported: only pods that ask for it get its addresses")
+	}
+	total, used := most(count.Total), most(count.Used+count.OutOfRange)
+	if was := o.Status; was.TotalIPCount != nil && *was.TotalIPCount == total && was.AllocatedIPCount != nil &&
+		*was.AllocatedIPCount == used {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": o.UID, "resourceVersion": o.ResourceVersion},
+		"status":   map[string]any{"totalIPCount": total, "allocatedIPCount": used},
+	})
+	if err != nil {
+		return err
+	}
+	if err := c.client.Status().Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner); err != nil {
+		return fmt.Errorf("patching the status of SpiderIPPool %s: %w", is.Name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.setSpiderIPPoolLocked(o)
+	return nil
+}
+
+// sayOfSpider reports an Event on a SpiderIPPool, once.
+func (c *Controller) sayOfSpider(s *session, o *spiderpoolv2beta1.SpiderIPPool, note string) {
+	if s.firstOf(spiderIPPool+" "+o.Name, note) {
+		c.events.Eventf(o, nil, corev1.EventTypeWarning, home.ReasonPoolNotServed, "Reviewing", "%s", note)
+	}
+}
+
+// finalizeReplaced takes our finalizer off a SpiderIPPool that a PodIPPool of the same name has taken the place of.
+func (c *Controller) finalizeReplaced(ctx context.Context, s *session, name string) error {
+	c.mu.Lock()
+	o, is := c.spider[name], c.pools[name]
+	c.mu.Unlock()
+	if o == nil || is == nil || isSpider(is) {
+		return nil
+	}
+	o = o.DeepCopy()
+	c.sayOfSpider(s, o, "it gives no addresses: there is a PodIPPool of the same name, which counts")
+	if !controllerutil.ContainsFinalizer(o, stayputv1alpha1.FinalizerInUse) {
+		return nil
+	}
+	return c.setFinalizer(ctx, o, false)
 }

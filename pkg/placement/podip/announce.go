@@ -1,0 +1,110 @@
+package podip
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// announcer tells the agents whether there are pools.
+type announcer struct {
+	*writer
+	installation types.NamespacedName
+}
+
+// announces tells the agents whether there are pools until ctx ends, by an annotation of the installation: they watch
+// that anyway, and nothing of pools before. While there are, it says so again with each mark, lest somebody took the
+// annotation away.
+func (c *announcer) announces(ctx context.Context) {
+	if c.installation.Name == "" {
+		return
+	}
+	tick := time.NewTicker(pool.MarkEvery)
+	defer tick.Stop()
+	none := false // this was said
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.toTell:
+		case <-tick.C:
+		}
+		err := c.readGuard(ctx)
+		c.mu.Lock()
+		are, known := c.hasLocked(), c.served == idle || c.served == serving
+		c.mu.Unlock()
+		if !known || are == (has{}) && none {
+			continue
+		}
+		err = errors.Join(err, c.tell(ctx, are))
+		if none = are == (has{}) && err == nil; err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "Cannot tell the agents whether there are pools")
+			time.AfterFunc(time.Second, c.announce)
+		}
+	}
+}
+
+// readGuard finds out, past the cache, by which policy the API server keeps all but this controller from writing the
+// addresses of pods. After an error what was known stands.
+func (c *announcer) readGuard(ctx context.Context) error {
+	guard := ""
+	var missing error
+	for _, kind := range []string{"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} {
+		o := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{
+			APIVersion: admissionregistrationv1.SchemeGroupVersion.String(), Kind: kind}}
+		err := c.live.Get(ctx, types.NamespacedName{Name: stayputv1alpha1.PolicyAddresses}, o)
+		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+			missing = err
+		} else if err != nil {
+			return fmt.Errorf("reading the policy %s: %w", stayputv1alpha1.PolicyAddresses, err)
+		}
+		guard += "." + string(o.UID)
+	}
+	if guard = strings.TrimPrefix(guard, "."); missing != nil {
+		guard = ""
+	}
+	c.mu.Lock()
+	was := c.guard
+	c.guard = guard
+	c.mu.Unlock()
+	if was != "" && missing != nil {
+		log.FromContext(ctx).Error(missing, "Nothing guards the addresses of pods: agents confirm those of each pod",
+			"policy", stayputv1alpha1.PolicyAddresses)
+	}
+	return nil
+}
+
+// tell tells the agents whether there are pools.
+func (c *announcer) tell(ctx context.Context, are has) error {
+	annotations := map[string]any{stayputv1alpha1.AnnotationPools: nil, stayputv1alpha1.AnnotationRoutedPools: nil}
+	if are.served != "" {
+		annotations[stayputv1alpha1.AnnotationPools] = are.served
+	}
+	if are.routed {
+		annotations[stayputv1alpha1.AnnotationRoutedPools] = "true"
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	if err != nil {
+		return err
+	}
+	o := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.installation.Namespace, Name: c.installation.Name}}
+	err = c.client.Patch(ctx, o, client.RawPatch(types.MergePatchType, patch), owner)
+	if err = client.IgnoreNotFound(err); err != nil { // it is not there while stayput is being uninstalled
+		return fmt.Errorf("patching ConfigMap %s: %w", c.installation, err)
+	}
+	return nil
+}

@@ -1,0 +1,310 @@
+package podip
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime/debug"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/home"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// follower begins a Book, feeds it with what the cluster says, and ends it once it is stale.
+type follower struct {
+	*writer
+	announcer    *announcer
+	informers    cache.Informers
+	installation types.NamespacedName
+}
+
+// Start serves pools until ctx ends. It watches PodIPPools once the API server serves them, and everything else once
+// there is one.
+func (c *follower) Start(ctx context.Context) error {
+	for {
+		is, pause := c.look(ctx), cluster.LookupEvery
+		if is == serving {
+			break
+		}
+		if is == unknown { // until then no pod at all is placed
+			pause = time.Second
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+	go c.reflect(ctx, &stayputv1alpha1.PodIPPool{}, &stayputv1alpha1.PodIPPoolList{}, &feed{
+		set: func(o client.Object) { c.setPoolLocked(o.(*stayputv1alpha1.PodIPPool)) },
+		remove: func(o client.Object, _ string) {
+			c.removePoolLocked(o.GetName())
+		},
+		all: func() []string { return c.poolNamesLocked(false) },
+		end: func(name, _ string) { c.removePoolLocked(name) },
+		listed: func() {
+			if c.served == unknown {
+				c.served = idle
+			}
+			c.answerLocked()
+			c.announce()
+		},
+		c: c.state,
+	})
+	go c.announcer.announces(ctx)
+	go c.lookForSpiderpool(ctx)
+	for _, known := range []chan struct{}{c.first, c.read} {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-known:
+		}
+	}
+	for ctx.Err() == nil {
+		err := c.serve(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		log.FromContext(ctx).Info("Beginning a new book of pools", "reason", fmt.Sprint(err))
+		if !errors.Is(err, errStale) {
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}
+	return nil
+}
+
+// look finds out whether the API server serves pools.
+func (c *follower) look(ctx context.Context) support {
+	_, err := c.workloads.Served(stayputv1alpha1.SchemeGroupVersion.WithKind("PodIPPool"))
+	if err == nil { // and whether they may be read
+		err = c.live.List(ctx, &stayputv1alpha1.PodIPPoolList{}, client.Limit(1))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case err == nil:
+		if c.served != serving {
+			c.served = unknown // until they are listed
+		}
+		return serving
+	case errors.Is(err, cluster.ErrNotServed), apierrors.IsForbidden(err):
+		if c.served != off {
+			log.FromContext(ctx).Info("No pools", "reason", err.Error())
+		}
+		c.served = off
+		c.answerLocked()
+	default: // also if the API server does not serve RetainedIPs either, as right after its start
+		log.FromContext(ctx).Error(err, "Cannot find out whether there are pools")
+	}
+	return c.served
+}
+
+// serve begins a Book and keeps it until it is stale, an error occurs or ctx ends.
+func (c *follower) serve(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.end(s)
+
+	// 1. What only pools need is listed now, after the roll was read.
+	var feeds []*feed
+	for _, f := range []struct {
+		object client.Object
+		list   client.ObjectList
+		*feed
+	}{
+		{&stayputv1alpha1.PodIP{}, &stayputv1alpha1.PodIPList{}, c.addresses(s)},
+		{&stayputv1alpha1.PodIPAnswer{}, &stayputv1alpha1.PodIPAnswerList{}, c.answers(s)},
+		{metadata("Namespace"), metadataList("Namespace"), c.ofNamespaces(s)},
+	} {
+		f.synced = make(chan struct{})
+		feeds = append(feeds, f.feed)
+		go c.reflect(ctx, f.object, f.list, f.feed)
+	}
+	for _, f := range feeds {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.synced:
+		}
+	}
+
+	// 2. Nodes and pods are in the caches already. What these have may be older than the roll: pods are listed, too.
+	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
+		&corev1.Node{}: c.nodes(s), &cluster.Pod{}: c.podEvents(s),
+	} {
+		informer, err := c.informers.GetInformer(ctx, object)
+		if err != nil {
+			return err
+		}
+		registered, err := informer.AddEventHandler(handler)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = informer.RemoveEventHandler(registered) }()
+		if !toolscache.WaitForCacheSync(ctx.Done(), registered.HasSynced) {
+			return ctx.Err()
+		}
+	}
+	c.findAgents(ctx, s)
+	if err := c.listPods(ctx, s); err != nil {
+		return err
+	}
+	c.open(s)
+	go c.giveBack(ctx)
+
+	// 3. The mark, and a look at all that waits.
+	tick := time.NewTicker(pool.MarkEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.stale:
+			return errStale
+		case <-tick.C:
+		}
+		if err := c.mark(ctx, s); err != nil && !Changed(err) {
+			log.FromContext(ctx).Error(err, "Cannot renew the mark of the PodIPRoll")
+		}
+		c.findAgents(ctx, s)
+		c.sweep(s)
+	}
+}
+
+// giveBack returns memory to the system once everything has been reconciled. The lists of all and the first look leave
+// more garbage than what is kept of them, and a controller that then has nothing to do would keep it.
+func (c *follower) giveBack(ctx context.Context) {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for idle := false; !idle; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		c.mu.Lock()
+		idle = c.queue != nil && c.queue.Len() == 0 && (c.pods == nil || c.pods.Len() == 0)
+		c.mu.Unlock()
+	}
+	debug.FreeOSMemory()
+}
+
+// begin reads and marks the roll, and begins a Book by it.
+func (c *follower) begin(ctx context.Context) (*session, error) {
+	if err := c.announcer.readGuard(ctx); err != nil {
+		return nil, err
+	}
+	live, err := c.roll(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var seen pool.Roll
+	c.mu.Lock()
+	if c.session != nil {
+		seen = c.session.book.Roll()
+	}
+	c.mu.Unlock()
+	next, err := c.writeRoll(ctx, pool.Lead(live, seen, c.now().Truncate(time.Microsecond)))
+	if err != nil {
+		return nil, fmt.Errorf("marking the PodIPRoll: %w", err)
+	}
+	s := &session{
+		book: pool.NewBook(next), invalid: map[pool.UID]error{}, blocked: map[pool.UID][]netip.Addr{},
+		on: map[netip.Addr]map[pool.UID]struct{}{}, silent: map[netip.Addr]silence{},
+		quarantined: map[netip.Addr]struct{}{}, gated: map[pool.UID]*wait{},
+		expires: map[netip.Addr]string{}, byWorkload: map[home.Ref]map[netip.Addr]struct{}{}, said: map[string]said{},
+		stale: make(chan struct{}), c: c.state,
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.session = s
+	for _, o := range c.pools {
+		s.book.SetPool(c.poolLocked(o))
+	}
+	return s, nil
+}
+
+// mark renews the mark of the roll, and ends the session if that shows that the Book is stale.
+func (c *follower) mark(ctx context.Context, s *session) error {
+	live, err := c.roll(ctx)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	w := s.book.Lead(live, c.now().Truncate(time.Microsecond)).(pool.WriteRoll)
+	c.mu.Unlock()
+	next, err := c.writeRoll(ctx, w.Roll)
+	if err != nil {
+		return err
+	}
+	s.setRoll(next)
+	return nil
+}
+
+// listPods puts in all pods past the cache.
+func (c *follower) listPods(ctx context.Context, s *session) error {
+	c.mu.Lock()
+	s.before, s.ended = map[pool.UID]*pool.Pod{}, map[pool.UID]bool{}
+	for _, uid := range s.book.Pods() {
+		s.before[uid] = s.book.Pod(uid)
+	}
+	c.mu.Unlock()
+	exist := map[pool.UID]bool{}
+	list := &corev1.PodList{}
+	for {
+		next := list.Continue
+		list = &corev1.PodList{}
+		if err := c.live.List(ctx, list, client.Limit(500), client.Continue(next)); err != nil {
+			return fmt.Errorf("listing pods: %w", err)
+		}
+		for i := range list.Items {
+			exist[pool.UID(list.Items[i].UID)] = true
+			s.setPod(cluster.PodOf(&list.Items[i]), true)
+		}
+		if list.Continue == "" {
+			break
+		}
+	}
+	c.mu.Lock()
+	known := s.book.Pods()
+	s.before, s.ended = nil, nil
+	c.mu.Unlock()
+	for _, uid := range known {
+		if !exist[uid] && !c.there(ctx, s, uid) {
+			s.removePod(uid, "", false)
+		}
+	}
+	return nil
+}
+
+// there reports whether a pod that was not listed came while the list was made, or may have.
+func (c *follower) there(ctx context.Context, s *session, uid pool.UID) bool {
+	c.mu.Lock()
+	p := s.book.Pod(uid)
+	c.mu.Unlock()
+	if p == nil {
+		return false
+	}
+	is := metadata("Pod")
+	err := c.live.Get(ctx, types.NamespacedName{Namespace: p.Namespace, Name: p.Name}, is)
+	return err == nil && is.UID == types.UID(uid) || err != nil && !apierrors.IsNotFound(err)
+}

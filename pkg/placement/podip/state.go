@@ -1,0 +1,383 @@
+package podip
+
+import (
+	"cmp"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/placement/cluster"
+	"github.com/stayput/stayput/pkg/pool"
+)
+
+// state is what the controller remembers of pools, and the queues of who is to be reconciled when that changes.
+type state struct {
+	now       func() time.Time
+	workloads *cluster.Workloads
+	events    events.EventRecorder
+	metrics   *metrics
+	longest   time.Duration // that an address is kept; 0 is no limit
+	toTell    chan struct{} // whether there are pools, perhaps
+
+	mu     sync.Mutex // guards all below, and sessions
+	served support
+	// words is whether Spiderpool's words count: where SpiderIPPools may be read.
+	words support
+	first chan struct{} // closed once there is a pool
+	read  chan struct{} // closed once it is known whether Spiderpool's words count
+	queue queue
+	pods  podQueue
+	// unanswered are the pods of which it was not known what they ask for.
+	unanswered map[types.NamespacedName]struct{}
+	// pools, namespaces and above outlive a Book. namespaces is nil if they are not known yet.
+	pools      map[string]*stayputv1alpha1.PodIPPool
+	spider     map[string]*spiderpoolv2beta1.SpiderIPPool
+	namespaces map[string]namespace
+	above      map[string]pool.Workload // of a ReplicaSet, by UID
+	guard      string                   // names what guards the addresses of pods, empty if nothing is known to
+	session    *session                 // nil if there is no Book
+	// agents says on which nodes agents are to run: a pod as the template of their DaemonSet, nil if it is not known.
+	agents *corev1.Pod
+}
+
+func newState(o Options) *state {
+	c := &state{
+		now: time.Now, workloads: o.Workloads, longest: o.LongestRetention, toTell: make(chan struct{}, 1),
+		first: make(chan struct{}), read: make(chan struct{}),
+		unanswered: map[types.NamespacedName]struct{}{}, above: map[string]pool.Workload{},
+		pools: map[string]*stayputv1alpha1.PodIPPool{}, spider: map[string]*spiderpoolv2beta1.SpiderIPPool{},
+	}
+	c.metrics = newMetrics(c)
+	return c
+}
+
+type (
+	queue    = workqueue.TypedRateLimitingInterface[key]
+	podQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+)
+
+// key names what is reconciled.
+type key struct{ kind, name string }
+
+// The kinds of keys: an address, a pool, and the roll.
+const (
+	kindAddress = "address"
+	kindPool    = "pool"
+	kindRoll    = "roll"
+)
+
+// support is what is known of whether there are pools.
+type support int
+
+const (
+	unknown support = iota // whether the API server serves them
+	off                    // it does not
+	idle                   // there is none
+	serving
+)
+
+// namespace is what matters of one.
+type namespace struct {
+	labels map[string]string
+	asks   map[string]string // those of its annotations by which its pods ask for addresses
+}
+
+func (c *state) enqueue(keys ...key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.enqueueLocked(keys...)
+}
+
+// enqueueLocked queues a key. Until there is a Book nothing is reconciled, but then all.
+func (c *state) enqueueLocked(keys ...key) {
+	if c.queue == nil || c.session == nil || !c.session.ready {
+		return
+	}
+	for _, k := range keys {
+		if k.kind == kindPool { // whose status counts what happens all the time
+			c.queue.AddAfter(k, time.Second)
+			continue
+		}
+		c.queue.Add(k)
+	}
+}
+
+// enqueuePodLocked enqueues a pod. Until there is a Book nothing is decided, but then about all pods.
+func (c *state) enqueuePodLocked(pod types.NamespacedName) {
+	if c.pods != nil && c.session != nil && c.session.ready && pod.Name != "" {
+		c.pods.Add(reconcile.Request{NamespacedName: pod})
+	}
+}
+
+// announce has the agents told whether there are pools, if that may have changed.
+func (c *state) announce() {
+	select {
+	case c.toTell <- struct{}{}:
+	default:
+	}
+}
+
+// has is which pools there are: served as agents are told of them, empty if there are none.
+type has struct {
+	served string
+	routed bool
+}
+
+// hasLocked returns which pools there are.
+func (c *state) hasLocked() (is has) {
+	if len(c.pools) == 0 {
+		return is
+	}
+	served := stayputv1alpha1.ServedPools{Guard: c.guard}
+	for _, o := range c.pools {
+		is.routed = is.routed || o.Spec.Mode == stayputv1alpha1.ModeRouted
+		if p, err := netip.ParsePrefix(o.Spec.Subnet); err == nil { // else it gives nothing
+			served.Subnets = append(served.Subnets, p.Masked())
+		}
+		if a, err := netip.ParseAddr(o.Spec.Gateway); err == nil {
+			served.Gateways = append(served.Gateways, a)
+		}
+	}
+	is.served = served.Text()
+	return is
+}
+
+// end has nothing decided by a session any more. Its roll is kept: the next one must not be older.
+func (c *state) end(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.ready = false
+}
+
+// open queues everything.
+func (c *state) open(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.ready = true
+	c.enqueueAllLocked()
+}
+
+// enqueueAllLocked enqueues every key, and every pod, the oldest first.
+func (c *state) enqueueAllLocked() {
+	s := c.session
+	if s == nil {
+		return
+	}
+	c.enqueueLocked(key{kindRoll, ""})
+	for _, a := range s.book.Addresses() {
+		c.enqueueLocked(addressKey(a))
+	}
+	uids := s.book.Pods()
+	slices.SortFunc(uids, func(x, y pool.UID) int {
+		return cmp.Or(s.book.Pod(x).Created.Compare(s.book.Pod(y).Created), cmp.Compare(x, y))
+	})
+	for _, uid := range uids {
+		s.wakePodLocked(uid)
+	}
+	for name := range c.pools {
+		c.enqueueLocked(key{kindPool, name})
+	}
+}
+
+// sweep queues again what waits. Of the pods that wait for an address to become free it queues those for which there is
+// one.
+func (c *state) sweep(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.enqueueLocked(key{kindRoll, ""})
+	for uid := range s.blocked {
+		if !s.book.WaitsInLine(uid) {
+			s.wakePodLocked(uid)
+		}
+	}
+	for a := range s.silent {
+		c.enqueueLocked(addressKey(a))
+	}
+	for name := range c.pools {
+		for _, uid := range s.book.Next(name, c.now()) {
+			s.wakePodLocked(uid)
+		}
+		c.enqueueLocked(key{kindPool, name})
+	}
+}
+
+func (c *state) setPoolLocked(o *stayputv1alpha1.PodIPPool) {
+	o.ManagedFields = nil
+	was := c.pools[o.Name]
+	if was != nil && was.UID == o.UID && newer(was.ResourceVersion, o.ResourceVersion) {
+		return
+	}
+	had := c.hasLocked()
+	if c.pools[o.Name] = o; c.hasLocked() != had {
+		c.announce()
+	}
+	if c.served != serving {
+		c.served = serving
+		c.metrics.serves()
+		close(c.first)
+	}
+	c.answerLocked()
+	s := c.session
+	if s == nil {
+		return
+	}
+	before, is := s.book.Pool(o.Name), c.poolLocked(o)
+	gives := before != nil && before.Invalid == nil
+	s.book.SetPool(is)
+	c.enqueueLocked(key{kindPool, o.Name})
+	if was != nil && was.UID == o.UID && was.Generation == o.Generation && gives == (is.Invalid == nil) &&
+		was.DeletionTimestamp.IsZero() == o.DeletionTimestamp.IsZero() {
+		return
+	}
+	for uid := range s.blocked {
+		s.wakePodLocked(uid)
+	}
+	for name := range c.pools { // they may overlap
+		c.enqueueLocked(key{kindPool, name})
+	}
+	if o.DeletionTimestamp != nil {
+		for _, a := range s.book.Addresses() {
+			if ip := s.book.PodIP(a); ip != nil && ip.Pool == o.Name {
+				c.enqueueLocked(addressKey(a))
+			}
+		}
+	}
+}
+
+func (c *state) removePoolLocked(name string) {
+	had := c.hasLocked()
+	if delete(c.pools, name); c.hasLocked() != had {
+		c.announce()
+	}
+	if c.session != nil {
+		c.session.book.RemovePool(name)
+	}
+	if o := c.spider[name]; o != nil { // its turn again
+		c.setPoolLocked(adapt(o))
+	}
+	for other := range c.pools {
+		c.enqueueLocked(key{kindPool, other})
+	}
+}
+
+// setNamespaceLocked has the gated pods of a namespace follow it.
+func (c *state) setNamespaceLocked(s *session, name string, is namespace) {
+	if c.namespaces == nil {
+		c.namespaces = map[string]namespace{}
+	}
+	c.namespaces[name] = is
+	c.answerLocked()
+	for uid := range s.blocked {
+		if p := s.book.Pod(uid); p != nil && p.Namespace == name {
+			again := *p
+			again.Namespaced = is.labels
+			s.book.SetPod(again)
+		}
+	}
+	for uid := range s.gated { // what they ask for is read again
+		if p := s.book.Pod(uid); p != nil && p.Namespace == name {
+			s.wakePodLocked(uid)
+		}
+	}
+}
+
+// unknownLocked reports whether it is not known yet what the defaults of namespaces are, and whether they count.
+func (c *state) unknownLocked() bool {
+	return c.served == unknown || c.served != off && c.words == unknown || c.served == serving && c.namespaces == nil
+}
+
+// answerLocked wakes the pods of which it was not known what they ask for, if it is now.
+func (c *state) answerLocked() {
+	if c.unknownLocked() || c.pods == nil {
+		return
+	}
+	for pod := range c.unanswered {
+		c.pods.Add(reconcile.Request{NamespacedName: pod})
+	}
+	clear(c.unanswered)
+}
+
+// poolLocked reads a pool.
+func (c *state) poolLocked(o *stayputv1alpha1.PodIPPool) pool.Pool {
+	p := poolOf(o)
+	if !isSpider(o) {
+		return p
+	}
+	if p.Invalid != nil {
+		p.Invalid = errors.New(theirFields.Replace(p.Invalid.Error()))
+	}
+	if err := unserved(c.spider[o.Name]); err != nil {
+		p.Invalid = err
+	}
+	return p
+}
+
+// setSpiderIPPoolLocked puts a SpiderIPPool in. One with the name of a PodIPPool gives no address.
+func (c *state) setSpiderIPPoolLocked(o *spiderpoolv2beta1.SpiderIPPool) {
+	o.ManagedFields = nil
+	if was := c.spider[o.Name]; was != nil && was.UID == o.UID && newer(was.ResourceVersion, o.ResourceVersion) {
+		return
+	}
+	c.spider[o.Name] = o
+	if is := c.pools[o.Name]; is == nil || isSpider(is) {
+		c.setPoolLocked(adapt(o))
+		return
+	}
+	c.enqueueLocked(key{kindPool, o.Name})
+}
+
+// removeSpiderIPPoolLocked takes a SpiderIPPool out.
+func (c *state) removeSpiderIPPoolLocked(name string) {
+	delete(c.spider, name)
+	if is := c.pools[name]; is != nil && isSpider(is) {
+		c.removePoolLocked(name)
+	}
+}
+
+// poolNamesLocked returns the names of the pools of a kind.
+func (c *state) poolNamesLocked(spider bool) (names []string) {
+	for name, o := range c.pools {
+		if isSpider(o) == spider {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// putPoolLocked puts in a pool as a write returned it.
+func (c *state) putPoolLocked(o client.Object) {
+	switch o := o.(type) {
+	case *stayputv1alpha1.PodIPPool:
+		c.setPoolLocked(o)
+	case *spiderpoolv2beta1.SpiderIPPool:
+		c.setSpiderIPPoolLocked(o)
+	}
+}
+
+// setWords notes whether Spiderpool's words count. If that has changed, a new Book is begun: other pods ask.
+func (c *state) setWords(count bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.words
+	if c.words = off; count {
+		c.words = serving
+	}
+	switch {
+	case was == unknown:
+		close(c.read)
+		c.answerLocked()
+	case was != c.words && c.session != nil:
+		c.session.restartLocked()
+	}
+}
