@@ -134,8 +134,8 @@ func TestAPodCreatedDaysLaterSucceedsNoEvictedOne(t *testing.T) {
 		t.Error("it is for whoever comes")
 	}
 	m.giveUp(hometest.Pod(func(p *corev1.Pod) { p.Name, p.UID = "web-1", "another" }), "node node-1")
-	if len(m.givenUp) != 1 {
-		t.Errorf("%v are remembered for ever", m.givenUp)
+	if len(m.records) != 1 {
+		t.Errorf("%v are remembered for ever", m.records)
 	}
 }
 
@@ -147,7 +147,7 @@ func TestAnUngatedPodIsLeftAloneWhileItLooksGated(t *testing.T) {
 		t.Error("another pod than the ungated one is left alone")
 	}
 	m.seen(hometest.Pod(func(p *corev1.Pod) { p.Spec.SchedulingGates = nil }))
-	if len(m.ungated) > 0 {
+	if len(m.records) > 0 {
 		t.Error("it is remembered for ever")
 	}
 }
@@ -178,7 +178,7 @@ func TestWaitingPodsAreWokenByTheirNodesAndByTheirNamespace(t *testing.T) {
 	}
 	m.decided(client.ObjectKeyFromObject(pod))
 	m.decided(client.ObjectKeyFromObject(anywhere))
-	if m.waitingPods() != 0 || len(m.pods)+len(m.waiting) > 0 {
+	if m.waitingPods() != 0 || len(m.records)+len(m.waiting) > 0 {
 		t.Error("they are remembered for ever")
 	}
 }
@@ -231,14 +231,14 @@ func TestAnAddressOfASharedIdentityIsForOnePod(t *testing.T) {
 	pods[1].Spec.NodeName = "node-4"
 	m.seen(pods[1])
 	m.deleted(pods[2])
-	if len(m.assigned)+len(m.holds) > 0 {
+	if len(m.assignments.pods)+len(m.holds) > 0 {
 		t.Error("they are remembered for ever")
 	}
 }
 
 // A pod that is there when the controller starts is decoded only if something is remembered of it.
 func TestAPodWithANodeIsRememberedNoLonger(t *testing.T) {
-	m := newMemory(nil)
+	m := newMemory(time.Now)
 	ran := cluster.PodOf(hometest.Pod(hometest.RanOn("node-1")))
 	if m.remembers(ran) {
 		t.Error("something is remembered of a pod that was never seen")

@@ -327,7 +327,8 @@ func (c *controlling) looks() {
 // place does what the loop that places pods does.
 func (c *controlling) place(name string) (reconcile.Result, error) {
 	var pod cluster.Pod
-	if err := c.claimer.cache.Get(c.t.Context(), types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
+	key := types.NamespacedName{Namespace: "default", Name: name}
+	if err := c.claimer.cache.Get(c.t.Context(), key, &pod); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	core := pod.Core()

@@ -133,8 +133,8 @@ type wait struct {
 // old is an age at which the creation of a pod, in whole seconds, says more than when it was seen.
 const old = 2 * time.Second
 
-// noteGateLocked notes since when only our gate has held a pod: last reports whether it does. news: the pod was not known.
-//
+// noteGateLocked notes since when only our gate has held a pod: last reports whether it does. news: the pod was not
+// known.
 func (s *session) noteGateLocked(p *pool.Pod, last, news bool, now time.Time) {
 	switch {
 	case !last || p.Ending:
