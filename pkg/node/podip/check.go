@@ -10,14 +10,22 @@ import (
 	"slices"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/pool"
+)
+
+const (
+	workers = 8
+	// A subject that is not settled is due again: after retryFirst, then ever later; one that waits for somebody
+	// else every waitAgain.
+	retryFirst, retryLast = 50 * time.Millisecond, 15 * time.Second
+	waitAgain             = 15 * time.Second
+	// runsAgain is for a pod whose sandbox is to end, should the runtime's word not come: NRI may be off.
+	runsAgain = 2 * time.Second
 )
 
 // verdict is when a subject is due again.
@@ -485,39 +493,4 @@ func (s *subject) stray(p presence) error {
 	}
 	return fmt.Errorf("pod %s has ended, and an address of it is configured in network namespace %s, of which neither "+
 		"the runtime nor the node's records say whose it is: end it by hand", s, u.Path)
-}
-
-// report writes the status of a PodIP. If that has changed since it was read, the subject is due again.
-func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (verdict, error) {
-	since := metav1.NewTime(c.now().UTC().Truncate(time.Second))
-	is := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
-	is.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.s.uid, NodeName: c.o.Node, Since: &since}
-	if phase == pool.Allocated {
-		is.Status.Conflict = l.Conflict
-	}
-	if phase != pool.Retained && l.PodCIDR.IsValid() {
-		is.Status.PodCIDR = l.PodCIDR.String()
-	}
-	err := c.api.Report(ctx, is)
-	switch {
-	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return soon, nil
-	case err != nil:
-		return soon, err
-	}
-	c.log.Info(fmt.Sprintf("Reported an address of a pool %s", phase), "pod", c.s.String(), "podip", o.Name)
-	return settled, nil
-}
-
-// ipOf is a PodIP in the words of package pool, nil if there is none.
-func ipOf(a netip.Addr, o *v1alpha1.PodIP) *pool.PodIP {
-	if o == nil {
-		return nil
-	}
-	cidr, _ := netip.ParsePrefix(o.Status.PodCIDR) // what cannot be read is written again
-	return &pool.PodIP{
-		Addr: a, UID: string(o.UID), Version: o.ResourceVersion, PodUID: pool.UID(o.Spec.PodUID),
-		Phase: pool.Phase(o.Status.Phase), Of: pool.UID(o.Status.PodUID), Node: o.Status.NodeName,
-		Conflict: o.Status.Conflict, PodCIDR: cidr,
-	}
 }
