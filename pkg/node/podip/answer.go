@@ -40,7 +40,7 @@ func (k *Keeper) answers(ctx context.Context) {
 		}
 		retry.Stop()
 		err := k.answer(ctx)
-		k.note("answer", err)
+		k.troubles.note("answer", err)
 		if err != nil {
 			retry.Reset(answerRetry)
 		}

@@ -49,7 +49,7 @@ func (k *Keeper) work(ctx context.Context, queue workqueue.TypedRateLimitingInte
 	if ctx.Err() != nil {
 		return true
 	}
-	k.note("pod "+uid, err)
+	k.troubles.note("pod "+uid, err)
 	switch {
 	case err != nil || v == soon:
 		queue.AddRateLimited(uid)

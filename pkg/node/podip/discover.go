@@ -33,7 +33,7 @@ func (k *Keeper) discovers(ctx context.Context) {
 		}
 		listed := k.isListed() // until then not all that the books have can be told from ordinary pods
 		err := k.discover(ctx)
-		k.note("books", err)
+		k.troubles.note("books", err)
 		wait := discoverEvery
 		if err != nil || !listed {
 			wait = discoverRetry
@@ -173,7 +173,7 @@ func (k *Keeper) sweeps(ctx context.Context) {
 				return
 			}
 		}
-		k.note("bars", ledger.SweepBars(k.o.Ledgers, func(uid string) bool {
+		k.troubles.note("bars", ledger.SweepBars(k.o.Ledgers, func(uid string) bool {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			return k.subjects[uid] != nil

@@ -30,7 +30,7 @@ func (k *Keeper) follow(ctx context.Context, part string, see func(ctx context.C
 	for ctx.Err() == nil {
 		err := see(ctx, func() {
 			backoff = newBackoff()
-			k.note(part, nil)
+			k.troubles.note(part, nil)
 		})
 		if ctx.Err() != nil {
 			return
@@ -39,7 +39,7 @@ func (k *Keeper) follow(ctx context.Context, part string, see func(ctx context.C
 			wake.Pause(ctx, rand.N(100*time.Millisecond))
 			continue
 		}
-		k.note(part, err)
+		k.troubles.note(part, err)
 		wake.Pause(ctx, backoff.Step())
 	}
 }

@@ -89,7 +89,7 @@ func (m *metrics) serves() {
 	}
 }
 
-// failed counts a failure of a part of the work, as [Keeper.note] names it.
+// failed counts a failure of a part of the work, as [troubles.note] names it.
 func (m *metrics) failed(part string) {
 	switch kind, _, _ := strings.Cut(part, " "); {
 	case kind != part:

@@ -111,8 +111,7 @@ type Keeper struct {
 	shallow       fresh[*sight]
 	deep          fresh[*sight]
 	writing       sync.Mutex // of files by UID: they are of a list, and of what it was followed by
-	troubled      sync.Mutex
-	troubles      map[string]string
+	troubles      *troubles
 
 	mu sync.Mutex
 	// served is what pools there are, nil if there are none; heard: somebody has said so.
@@ -163,7 +162,7 @@ func New(o Options) (*Keeper, error) {
 	if o.PodCIDR == nil {
 		k.o.PodCIDR = k.ownPodCIDR
 	}
-	k.table = route.New(route.Options{Bound: k.here, Note: k.note})
+	k.table = route.New(route.Options{Bound: k.here, Note: k.troubles.note})
 	o.Registry.MustRegister(k.metrics)
 	return k, nil
 }
@@ -172,9 +171,9 @@ func newKeeper(o Options, api api) *Keeper {
 	k := &Keeper{
 		o: o, api: api, log: o.Log, changed: wake.New(), rollNow: wake.New(),
 		listedNow: wake.New(), routedChanged: wake.New(),
-		troubles: map[string]string{},
 	}
 	k.metrics = newMetrics(k)
+	k.troubles = &troubles{log: o.Log, failed: k.metrics.failed, now: map[string]string{}}
 	k.observe = func(ctx context.Context) (*hostnet.View, error) {
 		return hostnet.Observe(ctx, o.NetnsDirs, o.Runtime.PID())
 	}
@@ -200,7 +199,7 @@ func (k *Keeper) Run(ctx context.Context) {
 			continue
 		case heard:
 			err := k.withdraw()
-			if k.note("served", err); err != nil {
+			if k.troubles.note("served", err); err != nil {
 				retry = time.After(retryLast)
 			}
 		}
@@ -215,7 +214,7 @@ func (k *Keeper) Run(ctx context.Context) {
 // serve works until the cluster has no pool or ctx is done.
 func (k *Keeper) serve(ctx context.Context) {
 	// Until the plugin knows which node this is, it probes for more addresses than it need.
-	k.note("node", ledger.TellNode(k.o.Ledgers, k.o.Node))
+	k.troubles.note("node", ledger.TellNode(k.o.Ledgers, k.o.Node))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	queue := workqueue.NewTypedRateLimitingQueue(
@@ -264,7 +263,7 @@ func (k *Keeper) serve(ctx context.Context) {
 			k.mu.Unlock()
 		case <-again.C:
 		}
-		k.note("served", k.tellServed())
+		k.troubles.note("served", k.tellServed())
 	}
 	k.mu.Lock()
 	k.queue = nil
@@ -272,9 +271,15 @@ func (k *Keeper) serve(ctx context.Context) {
 	cancel()
 	queue.ShutDown()
 	wg.Wait()
-	k.troubled.Lock()
-	clear(k.troubles)
-	k.troubled.Unlock()
+	k.troubles.clear()
+}
+
+// Trouble is why not all is done, for people, empty if it is.
+func (k *Keeper) Trouble() string {
+	if k == nil {
+		return ""
+	}
+	return k.troubles.String()
 }
 
 // now is the time for people.

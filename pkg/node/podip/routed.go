@@ -64,9 +64,9 @@ func (k *Keeper) routeLoop(ctx context.Context) {
 			stop()
 			stop = nil
 			wg.Wait()
-			k.note("routed", nil)
-			k.note("podCIDR", nil)
-			k.note("cloud", nil)
+			k.troubles.note("routed", nil)
+			k.troubles.note("podCIDR", nil)
+			k.troubles.note("cloud", nil)
 		}
 		select {
 		case <-ctx.Done():
@@ -198,7 +198,7 @@ func (k *Keeper) learnPodCIDR(ctx context.Context) {
 		if err == nil && len(all) == 0 {
 			err = errNoPodCIDR
 		}
-		k.note("podCIDR", err)
+		k.troubles.note("podCIDR", err)
 		if err == nil {
 			k.mu.Lock()
 			k.podCIDRs = all
@@ -229,7 +229,7 @@ func (k *Keeper) seeWhetherRoutes(ctx context.Context) {
 		}
 		if why == "" && k.now().Sub(asked).Abs() >= cloudAgain {
 			is, err := k.api.RoutedByCloud(ctx)
-			if k.note("cloud", err); err == nil {
+			if k.troubles.note("cloud", err); err == nil {
 				cloud, asked = is, k.now()
 			}
 		}

@@ -4,39 +4,54 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 )
 
-// note keeps for /readyz how a part of the work went, and logs what is new.
-func (k *Keeper) note(part string, err error) {
-	k.troubled.Lock()
-	defer k.troubled.Unlock()
+// troubles is what does not work now, by part of the work. Its methods may be called with any lock held.
+type troubles struct {
+	log    *slog.Logger
+	failed func(part string) // counts a failure
+
+	mu  sync.Mutex
+	now map[string]string // the last error of each part
+}
+
+// note keeps for /readyz how a part of the work went, and logs what is new. A nil err ends the trouble.
+func (t *troubles) note(part string, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if err == nil {
-		delete(k.troubles, part)
+		delete(t.now, part)
 		return
 	}
 	if errors.Is(err, context.Canceled) {
 		return
 	}
-	k.metrics.failed(part)
-	if k.troubles[part] != err.Error() {
-		k.log.Warn("Pools: retrying", "part", part, "err", err)
+	t.failed(part)
+	if t.now[part] != err.Error() {
+		t.log.Warn("Pools: retrying", "part", part, "err", err)
 	}
-	k.troubles[part] = err.Error()
+	t.now[part] = err.Error()
 }
 
-// Trouble is why not all is done, for people, empty if it is.
-func (k *Keeper) Trouble() string {
-	if k == nil {
-		return ""
-	}
-	k.troubled.Lock()
-	defer k.troubled.Unlock()
+// clear ends all of it.
+func (t *troubles) clear() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.now)
+}
+
+// String is three of the errors, for people; empty if all works.
+func (t *troubles) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	var all []string
-	for _, part := range slices.Sorted(maps.Keys(k.troubles)) {
-		if said := k.troubles[part]; !slices.Contains(all, said) {
+	for _, part := range slices.Sorted(maps.Keys(t.now)) {
+		if said := t.now[part]; !slices.Contains(all, said) {
 			all = append(all, said)
 		}
 	}
