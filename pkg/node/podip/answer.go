@@ -55,7 +55,7 @@ func (k *Keeper) answer(ctx context.Context) error {
 	cannot := k.cannotRoute
 	known := o != nil && k.answered == o.Spec.Round && (cannot == nil || *cannot == k.saidCannot)
 	waited := o != nil && (o.Spec.Recalling || len(o.Spec.Asked) > 0)
-	if known && waited && k.now().Sub(k.answeredAt).Abs() > answerAgain {
+	if known && waited && k.machine.now().Sub(k.answeredAt).Abs() > answerAgain {
 		known = false
 	}
 	k.mu.Unlock()
@@ -99,7 +99,7 @@ func (k *Keeper) answer(ctx context.Context) error {
 		return err
 	}
 	roll := rollOf(o)
-	s, err := k.deep.get(ctx, func() (*sight, error) { return k.look(ctx, true) })
+	s, err := k.machine.see(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (k *Keeper) answer(ctx context.Context) error {
 	}
 
 	// 3. What is there after that.
-	s, err = k.deep.get(ctx, func() (*sight, error) { return k.look(ctx, true) })
+	s, err = k.machine.see(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -147,7 +147,7 @@ func ownerOf(node string, uid types.UID) metav1.OwnerReference {
 func (k *Keeper) noteAnswered(round int64, cannotRoute string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.answered, k.answeredAt, k.saidCannot = round, k.now(), cannotRoute
+	k.answered, k.answeredAt, k.saidCannot = round, k.machine.now(), cannotRoute
 	if k.roll != nil && k.roll.Spec.Round != round || k.cannotRoute != nil && *k.cannotRoute != cannotRoute {
 		k.rollNow.Up()
 	}
@@ -164,7 +164,7 @@ func rollOf(o *v1alpha1.PodIPRoll) pool.Roll {
 
 // holds reports whether a pod is on the machine, or may be.
 func (k *Keeper) holds(ctx context.Context, s *sight, uid string) bool {
-	p, err := k.presence(ctx, s, uid, k.addrsOf(uid, s))
+	p, err := k.machine.presence(ctx, s, uid, k.addrsOf(uid, s))
 	return err != nil || p.netns()
 }
 
@@ -267,7 +267,7 @@ func (k *Keeper) heldBy(ctx context.Context, s *sight, uid string, asked bool, w
 	if err != nil { // the plugin has refused it
 		addrs = nil
 	}
-	p, err := k.presence(ctx, s, uid, addrs)
+	p, err := k.machine.presence(ctx, s, uid, addrs)
 	if err != nil || !p.netns() {
 		return nil, err
 	}

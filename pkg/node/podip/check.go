@@ -119,9 +119,9 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 	if err != nil {
 		return soon, err
 	}
-	p, err := k.find(ctx, uid, addrs, false)
+	p, err := k.machine.find(ctx, uid, addrs, false)
 	if err == nil && !s.alive() && !p.netns() { // namespaces are looked into once nobody else knows of the pod
-		p, err = k.find(ctx, uid, addrs, true)
+		p, err = k.machine.find(ctx, uid, addrs, true)
 	}
 	if err != nil {
 		return soon, err
@@ -241,7 +241,7 @@ func (k *Keeper) refuse(ctx context.Context, s *subject, addrs []netip.Addr, p p
 	if len(strangers) == 0 {
 		return settled, nil
 	}
-	deep, err := k.find(ctx, s.uid, addrs, true)
+	deep, err := k.machine.find(ctx, s.uid, addrs, true)
 	if err != nil {
 		return soon, err
 	}
@@ -282,19 +282,6 @@ func (k *Keeper) complain(uid string, err error) {
 		s.said = err.Error()
 		k.log.Warn("A pod has no address of a pool", "err", err)
 	}
-}
-
-// find finds a pod on the machine.
-func (k *Keeper) find(ctx context.Context, uid string, addrs []netip.Addr, deep bool) (presence, error) {
-	from := &k.shallow
-	if deep {
-		from = &k.deep
-	}
-	s, err := from.get(ctx, func() (*sight, error) { return k.look(ctx, deep) })
-	if err != nil {
-		return presence{}, err
-	}
-	return k.presence(ctx, s, uid, addrs)
 }
 
 // care is one look at a pod and its addresses.
@@ -418,7 +405,7 @@ func (c *care) any(has []ledger.Address) (bool, error) {
 		return false, err
 	}
 	for _, a := range has {
-		if there, err := c.there(a, now.BootID); err != nil || there {
+		if there, err := c.machine.there(a, now.BootID); err != nil || there {
 			return there, err
 		}
 	}
@@ -430,7 +417,7 @@ func (c *care) isThere(ctx context.Context) (bool, error) {
 	if c.proved {
 		return false, nil
 	}
-	p, err := c.find(ctx, c.s.uid, c.addrs, true)
+	p, err := c.machine.find(ctx, c.s.uid, c.addrs, true)
 	if err != nil {
 		return false, err
 	}
@@ -458,7 +445,7 @@ func (c *care) takeDown(ctx context.Context) error {
 		}
 	}
 	for _, ns := range own {
-		switch err := c.down(ns); {
+		switch err := c.machine.down(ns); {
 		case err == nil:
 			c.took = true
 		case !errors.Is(err, fs.ErrNotExist):

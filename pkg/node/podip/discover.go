@@ -48,7 +48,7 @@ func (k *Keeper) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[st
 	if len(pods) == 0 {
 		return nil, nil
 	}
-	s, err := k.deep.get(ctx, func() (*sight, error) { return k.look(ctx, true) })
+	s, err := k.machine.see(ctx, true)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (k *Keeper) discover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s, err := k.shallow.get(ctx, func() (*sight, error) { return k.look(ctx, false) })
+	s, err := k.machine.see(ctx, false)
 	if err != nil {
 		return err
 	}

@@ -53,8 +53,8 @@ func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 		}
 
 		// The pod is gone, and the agent is blind: it does not see the other one either.
-		see := w.k.observe
-		w.k.observe = func(context.Context) (*hostnet.View, error) { return &hostnet.View{}, nil }
+		see := w.k.machine.observe
+		w.k.machine.observe = func(context.Context) (*hostnet.View, error) { return &hostnet.View{}, nil }
 		w.c.remove(uid(1))
 		w.stops(1)
 		w.pass(time.Minute)
@@ -70,7 +70,7 @@ func TestWhatFailsAndWhatIsOwedIsCounted(t *testing.T) {
 		}
 
 		// It is done.
-		w.k.observe = see
+		w.k.machine.observe = see
 		w.pass(time.Minute)
 		is = w.exported()
 		if is["unproven_pods"] != 0 || is["oldest_unproven_pod_age_seconds"] != 0 || is["answer_owed"] != 0 {

@@ -47,7 +47,6 @@ import (
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
-	"github.com/stayput/stayput/pkg/node/hostnet"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/node/wake"
 )
@@ -95,12 +94,8 @@ type Keeper struct {
 	metrics *metrics
 	table   table // nil: the node routes nothing
 
-	// What is asked of the machine; tests have their own.
-	observe func(context.Context) (*hostnet.View, error)
-	lives   func(ledger.Netns) (bool, error)
 	// flannelFile is where flanneld says what its network is.
 	flannelFile func() string
-	down        func(ledger.Netns) error
 
 	changed wake.Signal // served has changed
 	rollNow wake.Signal // there may be something to answer
@@ -108,8 +103,7 @@ type Keeper struct {
 	listedNow wake.Signal
 	// routedChanged: areRouted has.
 	routedChanged wake.Signal
-	shallow       fresh[*sight]
-	deep          fresh[*sight]
+	machine       *machine
 	writing       sync.Mutex // of files by UID: they are of a list, and of what it was followed by
 	troubles      *troubles
 
@@ -174,14 +168,10 @@ func newKeeper(o Options, api api) *Keeper {
 	}
 	k.metrics = newMetrics(k)
 	k.troubles = &troubles{log: o.Log, failed: k.metrics.failed, now: map[string]string{}}
-	k.observe = func(ctx context.Context) (*hostnet.View, error) {
-		return hostnet.Observe(ctx, o.NetnsDirs, o.Runtime.PID())
-	}
+	k.machine = newMachine(o)
 	k.flannelFile = func() string {
 		return filepath.Join("/proc", strconv.Itoa(o.Runtime.PID()), "root", flannelSubnet)
 	}
-	k.lives = func(ns ledger.Netns) (bool, error) { return hostnet.Lives(ns, o.Runtime.PID()) }
-	k.down = hostnet.Down
 	return k
 }
 
@@ -280,12 +270,4 @@ func (k *Keeper) Trouble() string {
 		return ""
 	}
 	return k.troubles.String()
-}
-
-// now is the time for people.
-func (k *Keeper) now() time.Time {
-	if now, err := k.o.Ledgers.Clock.Now(); err == nil {
-		return now.Wall
-	}
-	return time.Now()
 }

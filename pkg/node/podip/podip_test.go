@@ -392,8 +392,8 @@ func TestAPodIsGoneOnlyOnceNoProcessKeepsItsNamespace(t *testing.T) {
 func TestANamespaceThatCannotBeReadHoldsUpOnlyWhatItMayHave(t *testing.T) {
 	inWorld(t, func(w *world) {
 		flaps := nodetest.Netns(w.t, filepath.Join(w.dir, "netns"), "flaps")
-		see := w.k.observe
-		w.k.observe = func(ctx context.Context) (*hostnet.View, error) {
+		see := w.k.machine.observe
+		w.k.machine.observe = func(ctx context.Context) (*hostnet.View, error) {
 			v, err := see(ctx)
 			check(t, err)
 			s, err := v.Find(ledger.Netns{Path: flaps})
@@ -448,8 +448,8 @@ func TestAnAgentThatIsBlindReportsNothing(t *testing.T) {
 		w.runs(1)
 		w.runs(2)
 		w.pass(time.Second)
-		see := w.k.observe
-		w.k.observe = func(context.Context) (*hostnet.View, error) { return &hostnet.View{}, nil }
+		see := w.k.machine.observe
+		w.k.machine.observe = func(context.Context) (*hostnet.View, error) { return &hostnet.View{}, nil }
 		w.c.put(ends(p))
 		w.del(1)
 		w.r.mu.Lock()
@@ -460,7 +460,7 @@ func TestAnAgentThatIsBlindReportsNothing(t *testing.T) {
 		if !strings.Contains(w.k.Trouble(), errBlind.Error()) {
 			t.Errorf("says %q", w.k.Trouble())
 		}
-		w.k.observe = see
+		w.k.machine.observe = see
 		w.unmount(1)
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
@@ -491,12 +491,12 @@ func TestThePodThatHasTheAddressNextStaysUp(t *testing.T) {
 		w.runs(1)
 		w.pass(time.Minute)
 		var down []string
-		w.k.down = func(ns ledger.Netns) error {
+		w.k.machine.down = func(ns ledger.Netns) error {
 			down = append(down, ns.Path)
 			return nil
 		}
-		see, starts := w.k.observe, true
-		w.k.observe = func(ctx context.Context) (*hostnet.View, error) {
+		see, starts := w.k.machine.observe, true
+		w.k.machine.observe = func(ctx context.Context) (*hostnet.View, error) {
 			if starts {
 				starts = false
 				w.putIP(addr(1), uid(2), "web-1")
@@ -776,7 +776,7 @@ func TestOnlyWhatIsKnownToBeThePodsIsTakenDown(t *testing.T) {
 		w.pass(time.Minute)
 		w.wantPhase(1, v1alpha1.PodIPBound)
 		var down []string
-		w.k.down = func(ns ledger.Netns) error {
+		w.k.machine.down = func(ns ledger.Netns) error {
 			down = append(down, ns.Path)
 			return hostnet.Down(ns)
 		}
@@ -811,7 +811,7 @@ func TestThePodsNamespaceIsTakenDownThoughItsSandboxHasEnded(t *testing.T) {
 		w.runs(1)
 		w.pass(time.Minute)
 		var down []string
-		w.k.down = func(ns ledger.Netns) error {
+		w.k.machine.down = func(ns ledger.Netns) error {
 			down = append(down, ns.Path)
 			return nil
 		}

@@ -160,7 +160,7 @@ func (k *Keeper) inPool(a netip.Addr) bool {
 
 // here returns the addresses of pools that pods of this node have by its ledgers, and the bridges that they are on.
 func (k *Keeper) here() (map[netip.Addr]string, error) {
-	all, err := k.attached(true)
+	all, err := k.machine.attached(true)
 	if err != nil {
 		return nil, err
 	}
@@ -227,10 +227,10 @@ func (k *Keeper) seeWhetherRoutes(ctx context.Context) {
 		if k.o.CannotRoute != nil {
 			why = k.o.CannotRoute()
 		}
-		if why == "" && k.now().Sub(asked).Abs() >= cloudAgain {
+		if why == "" && k.machine.now().Sub(asked).Abs() >= cloudAgain {
 			is, err := k.api.RoutedByCloud(ctx)
 			if k.troubles.note("cloud", err); err == nil {
-				cloud, asked = is, k.now()
+				cloud, asked = is, k.machine.now()
 			}
 		}
 		if why == "" && cloud {

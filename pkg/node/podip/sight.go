@@ -81,40 +81,92 @@ func (f *fresh[T]) get(ctx context.Context, take func() (T, error)) (T, error) {
 	return a.value, a.err
 }
 
-// look looks at the machine. With deep it says, too, in which namespaces addresses are configured.
+// machine is the node: its sandboxes, ledgers and network namespaces. An error is ignorance: it never means that
+// something is not there. What shares answers has a lock, the machine has none.
+type machine struct {
+	runtime Runtime
+	ledgers ledger.Options
+
+	// Tests have their own.
+	observe func(context.Context) (*hostnet.View, error)
+	lives   func(ledger.Netns) (bool, error)
+	down    func(ledger.Netns) error
+
+	shallow, deep fresh[*sight]
+}
+
+func newMachine(o Options) *machine {
+	return &machine{
+		runtime: o.Runtime, ledgers: o.Ledgers,
+		observe: func(ctx context.Context) (*hostnet.View, error) {
+			return hostnet.Observe(ctx, o.NetnsDirs, o.Runtime.PID())
+		},
+		lives: func(ns ledger.Netns) (bool, error) { return hostnet.Lives(ns, o.Runtime.PID()) },
+		down:  hostnet.Down,
+	}
+}
+
+// see returns what is on the machine at a time after the call, with deep also the namespaces in which addresses are
+// configured.
+func (m *machine) see(ctx context.Context, deep bool) (*sight, error) {
+	from := &m.shallow
+	if deep {
+		from = &m.deep
+	}
+	return from.get(ctx, func() (*sight, error) { return m.look(ctx, deep) })
+}
+
+// find finds a pod on the machine.
+func (m *machine) find(ctx context.Context, uid string, addrs []netip.Addr, deep bool) (presence, error) {
+	s, err := m.see(ctx, deep)
+	if err != nil {
+		return presence{}, err
+	}
+	return m.presence(ctx, s, uid, addrs)
+}
+
+// now is the time for people.
+func (m *machine) now() time.Time {
+	if now, err := m.ledgers.Clock.Now(); err == nil {
+		return now.Wall
+	}
+	return time.Now()
+}
+
+// look looks at the machine, see [machine.see].
 //
 // The runtime is asked before the ledgers: what it does not list yet is in them.
-func (k *Keeper) look(ctx context.Context, deep bool) (*sight, error) {
+func (m *machine) look(ctx context.Context, deep bool) (*sight, error) {
 	s := &sight{}
 	var err error
-	if s.sandboxes, err = k.o.Runtime.Sandboxes(ctx); err != nil {
+	if s.sandboxes, err = m.runtime.Sandboxes(ctx); err != nil {
 		return nil, err
 	}
-	if s.bound, err = k.attached(false); err != nil || !deep {
+	if s.bound, err = m.attached(false); err != nil || !deep {
 		return s, err
 	}
-	now, err := k.o.Ledgers.Clock.Now()
+	now, err := m.ledgers.Clock.Now()
 	if err != nil {
 		return nil, err
 	}
-	if s.view, err = k.observe(ctx); err != nil {
+	if s.view, err = m.observe(ctx); err != nil {
 		return nil, err
 	}
 	s.view.Close()
-	if s.after, err = k.attached(false); err != nil {
+	if s.after, err = m.attached(false); err != nil {
 		return nil, err
 	}
-	return s, k.believe(s, now.BootID)
+	return s, m.believe(s, now.BootID)
 }
 
 // attached returns what a network namespace has that may be there by the ledgers, or of that what is a pool's.
-func (k *Keeper) attached(foreign bool) (all []bound, err error) {
-	now, err := k.o.Ledgers.Clock.Now()
+func (m *machine) attached(foreign bool) (all []bound, err error) {
+	now, err := m.ledgers.Clock.Now()
 	if err != nil {
 		return nil, err
 	}
-	ledgers, err := ledger.Networks(k.o.Ledgers)
-	if err = errors.Join(err, ledger.Described(k.o.Ledgers)); err != nil {
+	ledgers, err := ledger.Networks(m.ledgers)
+	if err = errors.Join(err, ledger.Described(m.ledgers)); err != nil {
 		return nil, err
 	}
 	for _, l := range ledgers {
@@ -132,7 +184,7 @@ func (k *Keeper) attached(foreign bool) (all []bound, err error) {
 			if foreign && in {
 				continue
 			}
-			there, err := k.there(a, now.BootID)
+			there, err := m.there(a, now.BootID)
 			if err != nil {
 				return nil, err
 			}
@@ -145,14 +197,14 @@ func (k *Keeper) attached(foreign bool) (all []bound, err error) {
 }
 
 // there reports whether the network namespace of a bound address may be there. Only a fact says that it is not.
-func (k *Keeper) there(a ledger.Address, boot string) (bool, error) {
+func (m *machine) there(a ledger.Address, boot string) (bool, error) {
 	switch {
 	case a.Boot != "" && a.Boot != boot:
 		return false, nil
 	case a.Netns.Path == "":
 		return true, nil
 	}
-	return k.lives(a.Netns)
+	return m.lives(a.Netns)
 }
 
 // errBlind: what is not seen may be there all the same.
@@ -160,7 +212,7 @@ var errBlind = errors.New("none of the network namespaces of the pods that run i
 	"the agent's mounts are not the host's")
 
 // believe returns why the view cannot be trusted: a pod's namespace that is still there must be in it.
-func (k *Keeper) believe(s *sight, boot string) error {
+func (m *machine) believe(s *sight, boot string) error {
 	known := false
 	for _, b := range s.bound {
 		if b.Netns.Ino == 0 || b.Boot != boot || b.Pod.Name == "" {
@@ -169,7 +221,7 @@ func (k *Keeper) believe(s *sight, boot string) error {
 		if s.view.Has(b.Netns) {
 			return nil
 		}
-		there, err := k.lives(b.Netns)
+		there, err := m.lives(b.Netns)
 		if err != nil {
 			return err
 		}
@@ -208,7 +260,7 @@ func (p presence) strangers(addrs []netip.Addr) (ids []string) {
 // unless it is another pod's, by the runtime or by a ledger: networks that do not know each other may have the same
 // addresses, and the next pod with the address may have started by the time that its namespace was looked into. So is
 // one that cannot be read.
-func (k *Keeper) presence(ctx context.Context, s *sight, uid string, addrs []netip.Addr) (p presence, err error) {
+func (m *machine) presence(ctx context.Context, s *sight, uid string, addrs []netip.Addr) (p presence, err error) {
 	for id, sandbox := range s.sandboxes {
 		switch {
 		case sandbox.Pod.UID != uid:
@@ -233,12 +285,12 @@ func (k *Keeper) presence(ctx context.Context, s *sight, uid string, addrs []net
 			}
 		}
 	}
-	p.spaces, err = k.withoutOthers(ctx, s, uid, p.spaces)
+	p.spaces, err = m.withoutOthers(ctx, s, uid, p.spaces)
 	return p, err
 }
 
 // withoutOthers returns those of the namespaces that are not another pod's.
-func (k *Keeper) withoutOthers(ctx context.Context, s *sight, uid string, users []*hostnet.Space) (
+func (m *machine) withoutOthers(ctx context.Context, s *sight, uid string, users []*hostnet.Space) (
 	[]*hostnet.Space, error) {
 	if len(users) == 0 {
 		return nil, nil
@@ -260,7 +312,7 @@ func (k *Keeper) withoutOthers(ctx context.Context, s *sight, uid string, users 
 			continue
 		}
 		running[sandbox.Pod.UID] = true
-		path, err := k.o.Runtime.Netns(ctx, id)
+		path, err := m.runtime.Netns(ctx, id)
 		if err != nil {
 			return users, err
 		}
