@@ -191,7 +191,7 @@ func (k *Keeper) known(uid string, s *sight) subject {
 			continue
 		}
 		if text := sandbox.Annotations[v1alpha1.AnnotationAddresses]; of.text == "" && text != "" {
-			of.says(text, k.guardsLocked(text))
+			of.says(text, k.served.vouchesFor(text))
 		}
 		if of.name == "" {
 			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name

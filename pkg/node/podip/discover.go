@@ -137,7 +137,7 @@ func (k *Keeper) discover(ctx context.Context) error {
 		}
 		of := know(sandbox.Pod.UID)
 		if of.text == "" && text != "" {
-			of.says(text, k.guardsLocked(text))
+			of.says(text, k.served.vouchesFor(text))
 		}
 		if of.name == "" {
 			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name

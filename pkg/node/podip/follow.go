@@ -253,7 +253,7 @@ func (k *Keeper) see(p *Pod) error {
 	changed := !s.exists || s.ending != (p.DeletionTimestamp != nil) || s.over != p.over()
 	was, claims := s.text, s.claims
 	if text != "" {
-		s.says(text, told == text || k.guardsLocked(text))
+		s.says(text, told == text || k.served.vouchesFor(text))
 	}
 	if !s.exists || s.text != was || s.claims != claims {
 		changed, s.bound, s.placed = true, false, false

@@ -97,20 +97,17 @@ type Keeper struct {
 	// flannelFile is where flanneld says what its network is.
 	flannelFile func() string
 
-	changed wake.Signal // served has changed
 	rollNow wake.Signal // there may be something to answer
 	// listedNow: all pods of the node were listed.
 	listedNow wake.Signal
 	// routedChanged: areRouted has.
 	routedChanged wake.Signal
 	machine       *machine
+	served        *servedPools
 	writing       sync.Mutex // of files by UID: they are of a list, and of what it was followed by
 	troubles      *troubles
 
 	mu sync.Mutex
-	// served is what pools there are, nil if there are none; heard: somebody has said so.
-	served *v1alpha1.ServedPools
-	heard  bool
 	// areRouted: some are of mode Routed.
 	areRouted bool
 	podCIDRs  []netip.Prefix // of this node
@@ -163,27 +160,29 @@ func New(o Options) (*Keeper, error) {
 
 func newKeeper(o Options, api api) *Keeper {
 	k := &Keeper{
-		o: o, api: api, log: o.Log, changed: wake.New(), rollNow: wake.New(),
+		o: o, api: api, log: o.Log, rollNow: wake.New(),
 		listedNow: wake.New(), routedChanged: wake.New(),
 	}
 	k.metrics = newMetrics(k)
 	k.troubles = &troubles{log: o.Log, failed: k.metrics.failed, now: map[string]string{}}
 	k.machine = newMachine(o)
+	k.served = &servedPools{log: o.Log, changed: wake.New()}
 	k.flannelFile = func() string {
 		return filepath.Join("/proc", strconv.Itoa(o.Runtime.PID()), "root", flannelSubnet)
 	}
 	return k
 }
 
+// SetPools says what pools the cluster has, as the installation says it, empty if it has none.
+func (k *Keeper) SetPools(text string) { k.served.set(text) }
+
 // Run works while the cluster has a pool, until ctx is done.
 func (k *Keeper) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		k.mu.Lock()
-		served, heard := k.served, k.heard
-		k.mu.Unlock()
+		pools, heard := k.served.get()
 		var retry <-chan time.Time
 		switch {
-		case served != nil:
+		case pools != nil:
 			k.log.Info("The cluster has pools", "node", k.o.Node)
 			k.serve(ctx)
 			continue
@@ -195,7 +194,7 @@ func (k *Keeper) Run(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-k.changed:
+		case <-k.served.changed:
 		case <-retry:
 		}
 	}
@@ -210,7 +209,7 @@ func (k *Keeper) serve(ctx context.Context) {
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast))
 	select {
-	case <-k.changed: // the list of pods begins with it
+	case <-k.served.changed: // the list of pods begins with it
 	default:
 	}
 	k.mu.Lock()
@@ -238,14 +237,16 @@ func (k *Keeper) serve(ctx context.Context) {
 		case <-ctx.Done():
 			are = false
 			continue
-		case <-k.changed:
+		case <-k.served.changed:
+			pools, _ := k.served.get()
+			are = pools != nil
 			k.mu.Lock()
-			if are = k.served != nil; k.reroute != nil {
+			if k.reroute != nil {
 				k.reroute()
 			}
 			for _, s := range k.subjects {
 				if s.claims != "" {
-					s.says(s.claims, k.guardsLocked(s.claims))
+					s.says(s.claims, k.served.vouchesFor(s.claims))
 					s.untold = k.lost && s.claims == ""
 					k.enqueue(s)
 				}

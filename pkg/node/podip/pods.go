@@ -112,7 +112,7 @@ func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string, stops bool)
 			return
 		}
 		s = &subject{uid: pod.UID, namespace: pod.Namespace, name: pod.Name, annotations: annotations}
-		s.says(text, k.guardsLocked(text))
+		s.says(text, k.served.vouchesFor(text))
 		k.subjects[pod.UID] = s
 	}
 	s.stops = stops

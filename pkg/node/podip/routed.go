@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -85,13 +84,11 @@ func (k *Keeper) followRouted(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
 		defer cancel()
 		k.mu.Lock()
-		served := k.served
-		k.reroute = cancel
+		k.reroute = cancel // before they are read: what changes later ends this
 		k.mu.Unlock()
+		served, _ := k.served.get()
 		defer func() {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			if k.served != served { // the list is to be read by it
+			if is, _ := k.served.get(); is != served { // the list is to be read by it
 				err = nil
 			}
 		}()
@@ -137,7 +134,7 @@ func (k *Keeper) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bo
 	if err != nil || ip.Spec.Mode != v1alpha1.ModeRouted {
 		return netip.Addr{}, p, false
 	}
-	if !k.inPool(a) {
+	if !k.served.mayHave(a) {
 		return a, p, false
 	}
 	s := &ip.Status
@@ -149,15 +146,6 @@ func (k *Keeper) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bo
 	return a, route.Place{Here: s.NodeName == k.o.Node, PodCIDR: cidr.Masked()}, true
 }
 
-// inPool reports whether an address can be one of a pool, as far as is known. To any other nothing is routed, whatever
-// says that it is a pod's.
-func (k *Keeper) inPool(a netip.Addr) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.served == nil || k.served.More ||
-		slices.ContainsFunc(k.served.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
 // here returns the addresses of pools that pods of this node have by its ledgers, and the bridges that they are on.
 func (k *Keeper) here() (map[netip.Addr]string, error) {
 	all, err := k.machine.attached(true)
@@ -166,7 +154,7 @@ func (k *Keeper) here() (map[netip.Addr]string, error) {
 	}
 	out, bridges := map[netip.Addr]string{}, map[string]string{}
 	for _, b := range all {
-		if !k.inPool(b.Addr) {
+		if !k.served.mayHave(b.Addr) {
 			continue
 		}
 		if b.Pod.UID != "" && ledger.ValidPodUID(b.Pod.UID) == nil {

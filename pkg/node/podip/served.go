@@ -3,41 +3,71 @@ package podip
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
+	"net/netip"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/wake"
 )
 
-// SetPools says what pools the cluster has, as the installation says it, empty if it has none.
-func (k *Keeper) SetPools(text string) {
-	var served *v1alpha1.ServedPools
+// servedPools is which pools the cluster has, as its installation says it. Its methods may be called with any lock held.
+type servedPools struct {
+	log     *slog.Logger
+	changed wake.Signal // raised by set
+
+	mu    sync.Mutex
+	pools *v1alpha1.ServedPools // nil if there are none; it is never changed in place
+	heard bool                  // whether the installation has said so
+}
+
+// set takes over what the installation says, empty if there are no pools.
+func (s *servedPools) set(text string) {
+	var pools *v1alpha1.ServedPools
 	if text != "" {
 		var err error
-		if served, err = v1alpha1.ParseServedPools(text); err != nil { // there are some
-			k.log.Warn("Cannot read which pools there are", "err", err)
-			served = &v1alpha1.ServedPools{More: true}
+		if pools, err = v1alpha1.ParseServedPools(text); err != nil { // there are some
+			s.log.Warn("Cannot read which pools there are", "err", err)
+			pools = &v1alpha1.ServedPools{More: true}
 		}
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.heard || !reflect.DeepEqual(k.served, served) {
-		k.served, k.heard = served, true
-		k.changed.Up()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.heard || !reflect.DeepEqual(s.pools, pools) {
+		s.pools, s.heard = pools, true
+		s.changed.Up()
 	}
 }
 
-// guardsLocked reports whether a text names the guard that there is, in each entry: only the controller can have
-// written it.
-func (k *Keeper) guardsLocked(text string) bool {
-	if k.served == nil || k.served.Guard == "" {
+// get returns the pools, nil if there are none, and whether that is known.
+func (s *servedPools) get() (pools *v1alpha1.ServedPools, heard bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pools, s.heard
+}
+
+// vouchesFor reports whether a text names the guard that there is, in each entry: only the controller can have written
+// it.
+func (s *servedPools) vouchesFor(text string) bool {
+	pools, _ := s.get()
+	if pools == nil || pools.Guard == "" {
 		return false
 	}
 	var all []struct{ Guard string }
 	return json.Unmarshal([]byte(text), &all) == nil && len(all) > 0 &&
-		!slices.ContainsFunc(all, func(a struct{ Guard string }) bool { return a.Guard != k.served.Guard })
+		!slices.ContainsFunc(all, func(a struct{ Guard string }) bool { return a.Guard != pools.Guard })
+}
+
+// mayHave reports whether an address can be one of a pool, as far as is known. To any other nothing is routed, whatever
+// says that it is a pod's.
+func (s *servedPools) mayHave(a netip.Addr) bool {
+	pools, _ := s.get()
+	return pools == nil || pools.More ||
+		slices.ContainsFunc(pools.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // withdraw tells the plugin that the cluster has no pools, if it has been told of any.
@@ -71,14 +101,12 @@ func (k *Keeper) tellServed() error {
 
 // putServedLocked notes what pools there are, unless it is noted. The lock is k.writing.
 func (k *Keeper) putServedLocked(was *ledger.Served) error {
-	k.mu.Lock()
-	served := k.served
-	k.mu.Unlock()
-	if served == nil {
+	pools, _ := k.served.get()
+	if pools == nil {
 		return nil
 	}
-	is := ledger.Served{Version: 1, Guard: served.Guard, Subnets: served.Subnets, Gateways: served.Gateways,
-		More: served.More}
+	is := ledger.Served{Version: 1, Guard: pools.Guard, Subnets: pools.Subnets, Gateways: pools.Gateways,
+		More: pools.More}
 	if was != nil && reflect.DeepEqual(*was, is) {
 		return nil
 	}
