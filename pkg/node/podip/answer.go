@@ -5,17 +5,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/pool"
 	"github.com/stayput/stayput/pkg/retention"
 )
@@ -25,22 +29,138 @@ const (
 	// answerAgain is when it is found out again whether an answer is there that somebody still waits for: it goes with its
 	// Node.
 	answerAgain = 5 * time.Minute
+	// mostWhy is the longest PodIPAnswer.spec.cannotRoute, in characters.
+	mostWhy = 1024
 )
 
-// answers answers every round of the roll.
-func (k *Keeper) answers(ctx context.Context) {
+// answerer follows the PodIPRoll, and answers its rounds for the node. An answer is what the node has, seen after all
+// pods were listed in the epoch of the roll, and after those that were asked for were barred. mu is held for the fields
+// below it, and no other lock is taken meanwhile.
+type answerer struct {
+	node     string
+	api      api
+	ledgers  ledger.Options
+	log      *slog.Logger
+	served   *servedPools
+	pods     *podTable
+	listing  *listing
+	machine  *machine
+	troubles *troubles
+	now      wake.Signal // there may be something to answer
+
+	mu   sync.Mutex
+	roll *v1alpha1.PodIPRoll // nil if there is none, or it is not known
+	// cannotRoute is why pods here cannot have routed addresses, empty if they can, nil if it is not known yet.
+	cannotRoute *string
+	// answered is the round that this node has answered, 0 if it is not known, and when it was found out; saidCannot is
+	// what the answer says of cannotRoute.
+	answered   int64
+	answeredAt time.Time
+	saidCannot string
+}
+
+// reset is for a Keeper that begins.
+func (n *answerer) reset() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.roll, n.answered, n.cannotRoute = nil, 0, nil
+}
+
+// owes reports whether the node has not answered yet.
+func (n *answerer) owes() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.roll != nil && n.answered != n.roll.Spec.Round
+}
+
+// setCannotRoute notes why pods here cannot have routed addresses, empty if they can.
+func (n *answerer) setCannotRoute(why string) {
+	why = strings.ToValidUTF8(why, "?")
+	if r := []rune(why); len(r) > mostWhy {
+		why = string(r[:mostWhy])
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.cannotRoute == nil || *n.cannotRoute != why {
+		n.cannotRoute = &why
+		n.now.Up()
+	}
+}
+
+// followRoll knows the PodIPRoll.
+func (n *answerer) followRoll(ctx context.Context) {
+	interrupted := true
+	n.troubles.follow(ctx, "roll", func(ctx context.Context, healthy func()) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
+		defer cancel()
+		roll, version, err := n.api.Roll(ctx)
+		if err != nil {
+			interrupted = true
+			return err
+		}
+		if interrupted { // it may have been restored, and the answer, too
+			n.doubt()
+		}
+		defer func() { interrupted = err != nil }()
+		n.setRoll(roll)
+		w, err := n.api.WatchRoll(ctx, version)
+		if err != nil {
+			return err
+		}
+		defer w.Stop()
+		healthy()
+		for e := range w.ResultChan() {
+			if err := errWatch(e); err != nil {
+				return fmt.Errorf("watching the PodIPRoll: %w", err)
+			}
+			roll, ok := e.Object.(*v1alpha1.PodIPRoll)
+			if !ok || roll.Name != v1alpha1.PodIPRollName {
+				continue
+			}
+			switch e.Type {
+			case watch.Added, watch.Modified:
+				n.setRoll(roll)
+			case watch.Deleted:
+				n.setRoll(nil)
+			}
+		}
+		return nil
+	})
+}
+
+// setRoll records the roll. When a recall begins or is over, PodIPs may be others: every pod is queued.
+func (n *answerer) setRoll(roll *v1alpha1.PodIPRoll) {
+	n.mu.Lock()
+	was := n.roll
+	n.roll = roll
+	n.mu.Unlock()
+	if roll != nil && was != nil && roll.Spec.Term != was.Spec.Term {
+		n.pods.enqueueAll()
+	}
+	n.now.Up()
+}
+
+// doubt has the answer read again.
+func (n *answerer) doubt() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.answered = 0
+}
+
+// run answers every round of the roll until ctx is done.
+func (n *answerer) run(ctx context.Context) {
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-k.rollNow:
+		case <-n.now:
 		case <-retry.C:
 		}
 		retry.Stop()
-		err := k.answer(ctx)
-		k.troubles.note("answer", err)
+		err := n.answer(ctx)
+		n.troubles.note("answer", err)
 		if err != nil {
 			retry.Reset(answerRetry)
 		}
@@ -48,28 +168,29 @@ func (k *Keeper) answers(ctx context.Context) {
 }
 
 // answer answers the round of the roll, unless this node has.
-func (k *Keeper) answer(ctx context.Context) error {
+func (n *answerer) answer(ctx context.Context) error {
 	// 1. Whether there is anything to answer.
-	k.mu.Lock()
-	o, listed := k.roll, k.listed
-	cannot := k.cannotRoute
-	known := o != nil && k.answered == o.Spec.Round && (cannot == nil || *cannot == k.saidCannot)
+	listed := n.listing.isComplete()
+	n.mu.Lock()
+	o := n.roll
+	cannot := n.cannotRoute
+	known := o != nil && n.answered == o.Spec.Round && (cannot == nil || *cannot == n.saidCannot)
 	waited := o != nil && (o.Spec.Recalling || len(o.Spec.Asked) > 0)
-	if known && waited && k.machine.now().Sub(k.answeredAt).Abs() > answerAgain {
+	if known && waited && n.machine.now().Sub(n.answeredAt).Abs() > answerAgain {
 		known = false
 	}
-	k.mu.Unlock()
+	n.mu.Unlock()
 	if o == nil || known {
 		return nil
 	}
-	node, err := k.api.Node(ctx)
+	node, err := n.api.Node(ctx)
 	if err == nil && node == "" {
-		err = fmt.Errorf("node %s does not exist: nothing is answered for it", k.o.Node)
+		err = fmt.Errorf("node %s does not exist: nothing is answered for it", n.node)
 	}
 	if err != nil {
 		return err
 	}
-	was, err := k.api.Answer(ctx)
+	was, err := n.api.Answer(ctx)
 	if err != nil {
 		return err
 	}
@@ -84,28 +205,28 @@ func (k *Keeper) answer(ctx context.Context) error {
 		slices.ContainsFunc(was.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == node }) {
 		if was.Spec.CannotRoute != *cannot {
 			was.Spec.CannotRoute = *cannot
-			if err := k.api.Say(ctx, was); err != nil {
+			if err := n.api.Say(ctx, was); err != nil {
 				return err
 			}
-			k.log.Info("Said whether pods here can have routed addresses", "cannotRoute", *cannot)
+			n.log.Info("Said whether pods here can have routed addresses", "cannotRoute", *cannot)
 		}
-		k.noteAnswered(round, *cannot)
+		n.noteAnswered(round, *cannot)
 		return nil
 	}
 
 	// 2. What is heeded from now on. The files are written again, from a list that is as new as the question.
-	checked, _, err := ledger.Rechecked(k.o.Ledgers)
+	checked, _, err := ledger.Rechecked(n.ledgers)
 	if err != nil {
 		return err
 	}
 	roll := rollOf(o)
-	s, err := k.machine.see(ctx, true)
+	s, err := n.machine.see(ctx, true)
 	if err != nil {
 		return err
 	}
-	reply := pool.Respond(roll, func(uid pool.UID) bool { return k.holds(ctx, s, string(uid)) }, checked)
+	reply := pool.Respond(roll, func(uid pool.UID) bool { return n.holds(ctx, s, string(uid)) }, checked)
 	if reply.Checked {
-		k.recall(roll.Epoch)
+		n.listing.recall(roll.Epoch)
 		return nil // called again after the list
 	}
 	if !listed {
@@ -116,27 +237,27 @@ func (k *Keeper) answer(ctx context.Context) error {
 		if ledger.ValidPodUID(string(uid)) != nil {
 			continue // an address
 		}
-		if _, err := ledger.Bar(k.o.Ledgers, string(uid)); err != nil {
+		if _, err := ledger.Bar(n.ledgers, string(uid)); err != nil {
 			return err
 		}
 	}
 
 	// 3. What is there after that.
-	s, err = k.machine.see(ctx, true)
+	s, err = n.machine.see(ctx, true)
 	if err != nil {
 		return err
 	}
-	held, err := k.held(ctx, s, roll)
+	held, err := n.held(ctx, s, roll)
 	if err != nil {
 		return err
 	}
 	answer := &v1alpha1.PodIPAnswer{Spec: v1alpha1.PodIPAnswerSpec{Round: round, Held: held, CannotRoute: *cannot}}
-	answer.OwnerReferences = []metav1.OwnerReference{ownerOf(k.o.Node, node)}
-	if err := k.api.Say(ctx, answer); err != nil {
+	answer.OwnerReferences = []metav1.OwnerReference{ownerOf(n.node, node)}
+	if err := n.api.Say(ctx, answer); err != nil {
 		return err
 	}
-	k.log.Info("Said which addresses of pools are here", "round", round, "held", len(held), "barred", reply.Bar)
-	k.noteAnswered(round, *cannot)
+	n.log.Info("Said which addresses of pools are here", "round", round, "held", len(held), "barred", reply.Bar)
+	n.noteAnswered(round, *cannot)
 	return nil
 }
 
@@ -144,12 +265,12 @@ func ownerOf(node string, uid types.UID) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node, UID: uid}
 }
 
-func (k *Keeper) noteAnswered(round int64, cannotRoute string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.answered, k.answeredAt, k.saidCannot = round, k.machine.now(), cannotRoute
-	if k.roll != nil && k.roll.Spec.Round != round || k.cannotRoute != nil && *k.cannotRoute != cannotRoute {
-		k.rollNow.Up()
+func (n *answerer) noteAnswered(round int64, cannotRoute string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.answered, n.answeredAt, n.saidCannot = round, n.machine.now(), cannotRoute
+	if n.roll != nil && n.roll.Spec.Round != round || n.cannotRoute != nil && *n.cannotRoute != cannotRoute {
+		n.now.Up()
 	}
 }
 
@@ -163,14 +284,14 @@ func rollOf(o *v1alpha1.PodIPRoll) pool.Roll {
 }
 
 // holds reports whether a pod is on the machine, or may be.
-func (k *Keeper) holds(ctx context.Context, s *sight, uid string) bool {
-	p, err := k.machine.presence(ctx, s, uid, k.addrsOf(uid, s))
+func (n *answerer) holds(ctx context.Context, s *sight, uid string) bool {
+	p, err := n.machine.presence(ctx, s, uid, n.addrsOf(uid, s))
 	return err != nil || p.netns()
 }
 
 // addrsOf returns the addresses that a pod has been given, as far as the node knows.
-func (k *Keeper) addrsOf(uid string, s *sight) []netip.Addr {
-	of := k.known(uid, s)
+func (n *answerer) addrsOf(uid string, s *sight) []netip.Addr {
+	of := n.known(uid, s)
 	addrs, err := of.addrs()
 	if err != nil {
 		return nil // the plugin refuses such a pod
@@ -179,19 +300,14 @@ func (k *Keeper) addrsOf(uid string, s *sight) []netip.Addr {
 }
 
 // known returns what the node knows of a pod: by its watch and files, else by its sandboxes.
-func (k *Keeper) known(uid string, s *sight) subject {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	of := subject{uid: uid}
-	if is := k.subjects[uid]; is != nil {
-		of = *is
-	}
+func (n *answerer) known(uid string, s *sight) subject {
+	of, _ := n.pods.get(uid)
 	for _, sandbox := range s.sandboxes {
 		if sandbox.Pod.UID != uid {
 			continue
 		}
 		if text := sandbox.Annotations[v1alpha1.AnnotationAddresses]; of.text == "" && text != "" {
-			of.says(text, k.served.vouchesFor(text))
+			of.says(text, n.served.vouchesFor(text))
 		}
 		if of.name == "" {
 			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name
@@ -215,14 +331,8 @@ const unknownPool = "unknown"
 var errNobody = errors.New("it is not known which pod has it")
 
 // held returns the addresses of pools that pods of this node have.
-func (k *Keeper) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alpha1.PodIPHeld, error) {
-	uids := map[string]bool{}
-	k.mu.Lock()
-	for uid := range k.subjects {
-		uids[uid] = true
-	}
-	all := maps.Clone(k.all)
-	k.mu.Unlock()
+func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alpha1.PodIPHeld, error) {
+	uids, all := n.pods.uids()
 	for about := range roll.Asked {
 		if ledger.ValidPodUID(string(about)) == nil {
 			uids[string(about)] = true
@@ -249,7 +359,7 @@ func (k *Keeper) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alpha1
 	var held []v1alpha1.PodIPHeld
 	for _, uid := range slices.Sorted(maps.Keys(uids)) {
 		_, asked := roll.Asked[pool.UID(uid)]
-		of, err := k.heldBy(ctx, s, uid, asked, wanted)
+		of, err := n.heldBy(ctx, s, uid, asked, wanted)
 		if err != nil {
 			return nil, err
 		}
@@ -260,14 +370,14 @@ func (k *Keeper) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alpha1
 
 // heldBy returns the addresses of pools that a pod has: those that it was given, and what it has besides, if that is
 // wanted. Of a pod that was asked for, and of which nothing says what it was given, every address counts.
-func (k *Keeper) heldBy(ctx context.Context, s *sight, uid string, asked bool, wanted func(bound) bool) (
+func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool, wanted func(bound) bool) (
 	[]v1alpha1.PodIPHeld, error) {
-	of := k.known(uid, s)
+	of := n.known(uid, s)
 	addrs, err := of.addrs()
 	if err != nil { // the plugin has refused it
 		addrs = nil
 	}
-	p, err := k.machine.presence(ctx, s, uid, addrs)
+	p, err := n.machine.presence(ctx, s, uid, addrs)
 	if err != nil || !p.netns() {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"time"
@@ -38,8 +39,30 @@ const (
 	running                // its sandbox is to end, and the runtime says once it does
 )
 
+// checker checks pods that are due, several at a time: what the cluster is to know of them, and what is to be done. It has
+// no lock: it has no state.
+type checker struct {
+	node     string
+	api      api
+	ledgers  ledger.Options
+	log      *slog.Logger
+	runtime  Runtime
+	serves   func() bool // as Options.Serves
+	pods     *podTable
+	follower *follower
+	machine  *machine
+	router   *router
+	troubles *troubles
+}
+
+// run checks pods until ctx is done and the queue was shut down.
+func (k *checker) run(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) {
+	for k.work(ctx, queue) {
+	}
+}
+
 // work looks at one subject, and returns false once there will be no more.
-func (k *Keeper) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) bool {
+func (k *checker) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) bool {
 	uid, shutdown := queue.Get()
 	if shutdown {
 		return false
@@ -65,26 +88,9 @@ func (k *Keeper) work(ctx context.Context, queue workqueue.TypedRateLimitingInte
 	return true
 }
 
-// subject returns what is known of a pod now.
-func (k *Keeper) subject(uid string) (subject, bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	s := k.subjects[uid]
-	if s == nil || !k.listed {
-		return subject{}, false // all are queued with the list
-	}
-	switch {
-	case s.exists && !s.over:
-		s.ended = time.Time{}
-	case s.ended.IsZero():
-		s.ended = time.Now()
-	}
-	return *s, true
-}
-
 // tend does what is to be done about a pod now.
-func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
-	s, ok := k.subject(uid)
+func (k *checker) tend(ctx context.Context, uid string) (verdict, error) {
+	s, ok := k.pods.due(uid)
 	if !ok {
 		return settled, nil
 	}
@@ -92,14 +98,14 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		if s.exists {
 			return settled, nil
 		}
-		return settled, k.forget(uid)
+		return settled, k.follower.forget(uid)
 	}
 	if s.claims != "" || s.untold {
 		switch confirmed, err := k.confirm(ctx, &s); {
 		case err != nil:
 			return soon, err
 		case !confirmed && s.text == "" && s.bare == nil && s.alive():
-			k.complain(uid, fmt.Errorf("annotation %s of pod %s: the cluster has not given these addresses to the pod: %.256q",
+			k.pods.complain(uid, fmt.Errorf("annotation %s of pod %s: the cluster has not given these addresses to the pod: %.256q",
 				v1alpha1.AnnotationAddresses, &s, s.claims))
 			return later, nil
 		}
@@ -109,13 +115,13 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		err = ledger.ValidPodUID(uid)
 	}
 	if err != nil { // the plugin refuses such a pod
-		k.complain(uid, err)
+		k.pods.complain(uid, err)
 		if !s.exists {
-			return settled, k.forget(uid)
+			return settled, k.follower.forget(uid)
 		}
 		return settled, nil
 	}
-	barred, err := ledger.Barred(k.o.Ledgers, uid)
+	barred, err := ledger.Barred(k.ledgers, uid)
 	if err != nil {
 		return soon, err
 	}
@@ -131,12 +137,12 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 			return v, err
 		}
 	}
-	if s.alive() && !p.netns() && !barred && s.conflicts == nil && (s.placed || !k.routes(&s)) {
+	if s.alive() && !p.netns() && !barred && s.conflicts == nil && (s.placed || !k.router.routesTo(&s)) {
 		return later, nil // it has not started
 	}
 	if p.netns() && s.conflicts != nil {
 		s.conflicts = nil
-		k.started(uid)
+		k.pods.started(uid)
 	}
 	if s.bound && s.exists && p.netns() { // nothing is to be said that the cluster does not know
 		if s.alive() {
@@ -144,7 +150,7 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 		}
 		return s.ends(p), s.stray(p)
 	}
-	c := &care{Keeper: k, s: s, addrs: addrs, barred: barred, p: p, ended: !s.alive()}
+	c := &care{checker: k, s: s, addrs: addrs, barred: barred, p: p, ended: !s.alive()}
 	for _, a := range addrs {
 		if v, err := c.address(ctx, a); err != nil || v == soon {
 			return soon, err
@@ -156,38 +162,28 @@ func (k *Keeper) tend(ctx context.Context, uid string) (verdict, error) {
 	case c.p.netns() && c.ended:
 		return s.ends(c.p), s.stray(c.p)
 	case c.p.netns() && c.bound == len(addrs):
-		k.mu.Lock()
-		if is := k.subjects[uid]; is != nil && is.looks == s.looks && is.text == s.text {
-			is.bound = true
-		}
-		k.mu.Unlock()
+		s.bound = true
+		k.pods.settle(s)
 		return settled, nil
 	case c.p.netns():
 		return later, nil
 	case !c.ended:
-		placed := k.routes(&s)
-		k.mu.Lock()
-		if is := k.subjects[uid]; is != nil && is.looks == s.looks && is.text == s.text {
-			is.placed = placed
-		}
-		k.mu.Unlock()
+		s.placed = k.router.routesTo(&s)
+		k.pods.settle(s)
 		return later, nil
 	}
-	k.mu.Lock()
-	if is := k.subjects[uid]; is != nil && is.looks == s.looks {
-		is.gone = true
-	}
-	k.mu.Unlock()
+	s.gone = true
+	k.pods.settle(s)
 	if s.exists {
 		return settled, nil
 	}
-	return settled, k.forget(uid)
+	return settled, k.follower.forget(uid)
 }
 
 // confirm finds out whether the cluster has given a pod the addresses that its annotation claims, and if so, tells the
 // plugin. Once the pod has ended that is for the agent alone: a PodIP that says so outlives the bar of a pod on this
 // node's disk.
-func (k *Keeper) confirm(ctx context.Context, s *subject) (bool, error) {
+func (k *checker) confirm(ctx context.Context, s *subject) (bool, error) {
 	text := cmp.Or(s.claims, s.text)
 	claimed, err := addressesOf(text)
 	if err != nil || len(claimed) == 0 {
@@ -210,33 +206,13 @@ func (k *Keeper) confirm(ctx context.Context, s *subject) (bool, error) {
 		}
 		ended = ended || o.Status.PodUID == s.uid && o.Status.Phase == v1alpha1.PodIPRetained
 	}
-	k.writing.Lock()
-	defer k.writing.Unlock()
-	k.mu.Lock()
-	is := k.subjects[s.uid]
-	good := is != nil && k.listed && cmp.Or(is.claims, is.text) == text
-	tells := good && is.alive() && !ended && ledger.ValidPodUID(s.uid) == nil
-	k.mu.Unlock()
-	if tells {
-		if err := ledger.Tell(k.o.Ledgers, s.uid, text); err != nil {
-			return false, fmt.Errorf("telling the plugin of pod %s: %w", s, err)
-		}
-	}
-	if good {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		is.says(text, true)
-		is.untold = is.untold && !tells
-		is.looks++
-		*s = *is
-	}
-	return good, nil
+	return k.follower.confirm(s, text, ended)
 }
 
 // refuse has the runtime stop sandboxes of a pod that have been started without the plugin, as on a node whose network
 // was there before its agent: they have another address than the pod was given, and kubelet makes them again. While it
 // would make such a one again, nothing is said of the pod.
-func (k *Keeper) refuse(ctx context.Context, s *subject, addrs []netip.Addr, p presence) (verdict, error) {
+func (k *checker) refuse(ctx context.Context, s *subject, addrs []netip.Addr, p presence) (verdict, error) {
 	strangers := p.strangers(addrs)
 	if len(strangers) == 0 {
 		return settled, nil
@@ -254,14 +230,14 @@ func (k *Keeper) refuse(ctx context.Context, s *subject, addrs []netip.Addr, p p
 	if strangers = deep.strangers(addrs); len(strangers) == 0 {
 		return soon, nil
 	}
-	if k.o.Serves != nil && !k.o.Serves() {
+	if k.serves != nil && !k.serves() {
 		return later, nil
 	}
 	var errs []error
 	for _, id := range strangers {
 		k.log.Warn("Stopped a sandbox that has not got the address of its pod: the node's network was not Stayput's yet",
 			"pod", s.String(), "addrs", addrs, "sandbox", id)
-		errs = append(errs, k.o.Runtime.Stop(ctx, id))
+		errs = append(errs, k.runtime.Stop(ctx, id))
 	}
 	return soon, errors.Join(errs...)
 }
@@ -274,19 +250,9 @@ func (s *subject) ends(p presence) verdict {
 	return soon
 }
 
-// complain logs what is wrong with a pod, once.
-func (k *Keeper) complain(uid string, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if s := k.subjects[uid]; s != nil && s.said != err.Error() {
-		s.said = err.Error()
-		k.log.Warn("A pod has no address of a pool", "err", err)
-	}
-}
-
 // care is one look at a pod and its addresses.
 type care struct {
-	*Keeper
+	*checker
 	s      subject
 	addrs  []netip.Addr
 	p      presence
@@ -305,11 +271,11 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 		return soon, err
 	}
 	l := pool.Local{
-		UID: pool.UID(c.s.uid), Node: c.o.Node, Exists: c.s.exists, Ending: c.s.ending, Over: c.s.over,
+		UID: pool.UID(c.s.uid), Node: c.node, Exists: c.s.exists, Ending: c.s.ending, Over: c.s.over,
 		Netns: c.p.netns(), Barred: c.barred, Conflict: c.s.conflicts[a], IP: ipOf(a, o),
 	}
 	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted {
-		l.PodCIDR = c.podCIDR(a)
+		l.PodCIDR = c.router.podCIDR(a.Is4())
 	}
 	if l.LookUp() {
 		if err := c.lookUp(ctx, &l, o); err != nil {
@@ -322,7 +288,7 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 		}
 	}
 	said := 1
-	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted && c.o.PodCIDR != nil && !l.PodCIDR.IsValid() {
+	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted && !l.PodCIDR.IsValid() {
 		said = 0 // how other nodes route to it is still to be said
 	}
 	deed := pool.Tend(l)
@@ -332,7 +298,7 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 		}
 	}
 	if deed.Bar && !c.barred {
-		has, err := ledger.Bar(c.o.Ledgers, c.s.uid, c.addrs...)
+		has, err := ledger.Bar(c.ledgers, c.s.uid, c.addrs...)
 		if err != nil {
 			return soon, err
 		}
@@ -358,22 +324,6 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	return c.report(ctx, o, deed.Report, l)
 }
 
-// podCIDR is how other nodes route to a pod with this address, the zero Prefix if it is not known.
-func (k *Keeper) podCIDR(a netip.Addr) netip.Prefix {
-	if k.o.PodCIDR == nil {
-		return netip.Prefix{}
-	}
-	return k.o.PodCIDR(a.Is4())
-}
-
-// routes reports whether other nodes are to route to a pod, and it is known how.
-func (k *Keeper) routes(s *subject) bool {
-	given, err := s.given()
-	return err == nil && slices.ContainsFunc(given, func(a pool.Address) bool {
-		return a.Mode == pool.Routed && k.podCIDR(a.Prefix.Addr()).IsValid()
-	})
-}
-
 // lookUp reads the pod past all caches. If the watch is behind, what was read counts.
 func (c *care) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP) error {
 	namespace, name := c.s.namespace, c.s.name
@@ -390,7 +340,7 @@ func (c *care) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP) err
 	if p == nil || string(p.UID) != c.s.uid {
 		return nil
 	}
-	l.Here, l.Elsewhere = p.Spec.NodeName == c.o.Node, p.Spec.NodeName != c.o.Node
+	l.Here, l.Elsewhere = p.Spec.NodeName == c.node, p.Spec.NodeName != c.node
 	if l.Here && !l.Exists {
 		l.Exists, l.Ending, l.Over = true, p.DeletionTimestamp != nil, p.over()
 		c.ended = l.Ending || l.Over
@@ -400,7 +350,7 @@ func (c *care) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP) err
 
 // any reports whether one of these addresses may be there.
 func (c *care) any(has []ledger.Address) (bool, error) {
-	now, err := c.o.Ledgers.Clock.Now()
+	now, err := c.ledgers.Clock.Now()
 	if err != nil {
 		return false, err
 	}
@@ -432,7 +382,7 @@ func (c *care) takeDown(ctx context.Context) error {
 	var errs []error
 	var own []ledger.Netns
 	for _, id := range slices.Concat(c.p.sandboxes, c.p.ended) {
-		path, err := c.o.Runtime.Netns(ctx, id)
+		path, err := c.runtime.Netns(ctx, id)
 		if err != nil {
 			errs = append(errs, err)
 		} else if path != "" {
@@ -453,7 +403,7 @@ func (c *care) takeDown(ctx context.Context) error {
 		}
 	}
 	for _, id := range c.p.sandboxes {
-		if err := c.o.Runtime.Stop(ctx, id); err != nil {
+		if err := c.runtime.Stop(ctx, id); err != nil {
 			errs = append(errs, err)
 		}
 		c.took = true

@@ -20,8 +20,20 @@ const (
 	sweepEvery                   = 12 * time.Hour
 )
 
-// discovers looks for pods in the node's own books, and among those that run, that the cluster may have no more.
-func (k *Keeper) discovers(ctx context.Context) {
+// discoverer looks for pods in the node's own books, and among those that run, that the cluster may have no more. It has
+// no lock: it has no state.
+type discoverer struct {
+	api      api
+	ledgers  ledger.Options
+	pods     *podTable
+	listing  *listing
+	machine  *machine
+	troubles *troubles
+	now      wake.Signal // all pods of the node were listed
+}
+
+// run looks every few minutes, until ctx is done.
+func (d *discoverer) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -29,11 +41,11 @@ func (k *Keeper) discovers(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-		case <-k.listedNow:
+		case <-d.now:
 		}
-		listed := k.isListed() // until then not all that the books have can be told from ordinary pods
-		err := k.discover(ctx)
-		k.troubles.note("books", err)
+		listed := d.listing.isComplete() // until then not all that the books have can be told from ordinary pods
+		err := d.discover(ctx)
+		d.troubles.note("books", err)
 		wait := discoverEvery
 		if err != nil || !listed {
 			wait = discoverRetry
@@ -42,13 +54,29 @@ func (k *Keeper) discovers(ctx context.Context) {
 	}
 }
 
+// deletedPods returns the sandboxes of pods that the cluster seems to have no more and that the agent does not know.
+func (d *discoverer) deletedPods(s *sight) (deleted []cri.Sandbox) {
+	if !d.listing.isComplete() {
+		return nil
+	}
+	known, all := d.pods.uids()
+	for _, sandbox := range s.sandboxes {
+		uid := sandbox.Pod.UID
+		if !all[uid] && !known[uid] && ledger.ValidPodUID(uid) == nil &&
+			sandbox.Annotations[v1alpha1.AnnotationAddresses] == "" {
+			deleted = append(deleted, sandbox)
+		}
+	}
+	return deleted
+}
+
 // addrsOfDeleted returns the addresses of pools that such pods have, by UID. What one of them has may be unknown, as of
 // a sandbox that has just gone: the error says so, and the others count.
-func (k *Keeper) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[string][]netip.Addr, error) {
+func (d *discoverer) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[string][]netip.Addr, error) {
 	if len(pods) == 0 {
 		return nil, nil
 	}
-	s, err := k.machine.see(ctx, true)
+	s, err := d.machine.see(ctx, true)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +86,7 @@ func (k *Keeper) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[st
 		if _, there := s.sandboxes[sandbox.ID]; !there {
 			continue
 		}
-		addrs, err := k.addrsInside(ctx, s, sandbox)
+		addrs, err := d.addrsInside(ctx, s, sandbox)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("pod %s, which the cluster has no more: %w", sandbox.Pod, err))
 		} else if addrs != nil {
@@ -70,8 +98,8 @@ func (k *Keeper) addrsOfDeleted(ctx context.Context, pods []cri.Sandbox) (map[st
 
 // addrsInside returns the addresses of pools that a sandbox has. Of a pod that another program has started, and that
 // was taken over, neither its sandbox nor a ledger tells one: its network namespace does, and the PodIP.
-func (k *Keeper) addrsInside(ctx context.Context, s *sight, sandbox cri.Sandbox) (addrs []netip.Addr, err error) {
-	path, err := k.o.Runtime.Netns(ctx, sandbox.ID)
+func (d *discoverer) addrsInside(ctx context.Context, s *sight, sandbox cri.Sandbox) (addrs []netip.Addr, err error) {
+	path, err := d.machine.runtime.Netns(ctx, sandbox.ID)
 	if err != nil || path == "" { // "": the host's
 		return nil, err
 	}
@@ -86,7 +114,7 @@ func (k *Keeper) addrsInside(ctx context.Context, s *sight, sandbox cri.Sandbox)
 		if ordinary || !a.IsGlobalUnicast() {
 			continue
 		}
-		o, err := k.api.PodIP(ctx, a)
+		o, err := d.api.PodIP(ctx, a)
 		if err != nil {
 			return nil, err
 		}
@@ -100,83 +128,31 @@ func (k *Keeper) addrsInside(ctx context.Context, s *sight, sandbox cri.Sandbox)
 	return addrs, nil
 }
 
-func (k *Keeper) discover(ctx context.Context) error {
-	files, err := ledger.PoolPods(k.o.Ledgers)
+func (d *discoverer) discover(ctx context.Context) error {
+	files, err := ledger.PoolPods(d.ledgers)
 	if err != nil {
 		return err
 	}
-	s, err := k.machine.see(ctx, false)
+	s, err := d.machine.see(ctx, false)
 	if err != nil {
 		return err
 	}
-	deleted, blind := k.addrsOfDeleted(ctx, k.deletedPods(s))
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	know := func(uid string) *subject {
-		if k.subjects[uid] == nil {
-			k.subjects[uid] = &subject{uid: uid}
-			k.enqueue(k.subjects[uid])
-		}
-		return k.subjects[uid]
-	}
-	for uid, addrs := range deleted {
-		know(uid).bare = addrs
-	}
-	for uid, f := range files {
-		if f.Text == "" {
-			continue
-		}
-		if of := know(uid); of.text == "" {
-			of.text = f.Text
-		}
-	}
-	for _, sandbox := range s.sandboxes {
-		text := sandbox.Annotations[v1alpha1.AnnotationAddresses]
-		if text == "" && k.subjects[sandbox.Pod.UID] == nil {
-			continue
-		}
-		of := know(sandbox.Pod.UID)
-		if of.text == "" && text != "" {
-			of.says(text, k.served.vouchesFor(text))
-		}
-		if of.name == "" {
-			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name
-		}
-		if of.annotations == nil {
-			of.annotations, of.labels = sandbox.Annotations, sandbox.Labels
-		}
-	}
-	for _, b := range s.bound {
-		uid, pod := b.uid(s), b.Pod
-		if uid == "" || k.subjects[uid] == nil && (!b.foreign || !k.listed || k.all[uid]) {
-			continue // the cluster says that it has none of a pool, or nothing does that it has one
-		}
-		if pod.Name == "" {
-			pod = s.sandboxes[b.Attachment.ContainerID].Pod
-		}
-		of := know(uid)
-		if of.text == "" && b.foreign && !slices.Contains(of.bare, b.Addr) {
-			of.bare = append(of.bare, b.Addr)
-		}
-		if of.name == "" {
-			of.namespace, of.name = pod.Namespace, pod.Name
-		}
-	}
+	deleted, blind := d.addrsOfDeleted(ctx, d.deletedPods(s))
+	d.pods.learn(s, files, deleted)
 	return blind
 }
 
 // sweeps removes old bars.
-func (k *Keeper) sweeps(ctx context.Context) {
+func (d *discoverer) sweeps(ctx context.Context) {
 	for wait := time.Duration(0); wake.Pause(ctx, wait); wait = sweepEvery {
-		for !k.isListed() {
+		for !d.listing.isComplete() {
 			if !wake.Pause(ctx, time.Second) {
 				return
 			}
 		}
-		k.troubles.note("bars", ledger.SweepBars(k.o.Ledgers, func(uid string) bool {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			return k.subjects[uid] != nil
+		d.troubles.note("bars", ledger.SweepBars(d.ledgers, func(uid string) bool {
+			_, known := d.pods.get(uid)
+			return known
 		}))
 	}
 }

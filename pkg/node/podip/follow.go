@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"log/slog"
 	"math/rand/v2"
+	"reflect"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,12 +27,12 @@ func newBackoff() wait.Backoff {
 
 // follow calls see until ctx is done. see lists, and then watches until the watch ends; once it watches it calls
 // healthy.
-func (k *Keeper) follow(ctx context.Context, part string, see func(ctx context.Context, healthy func()) error) {
+func (t *troubles) follow(ctx context.Context, part string, see func(ctx context.Context, healthy func()) error) {
 	backoff := newBackoff()
 	for ctx.Err() == nil {
 		err := see(ctx, func() {
 			backoff = newBackoff()
-			k.troubles.note(part, nil)
+			t.note(part, nil)
 		})
 		if ctx.Err() != nil {
 			return
@@ -39,7 +41,7 @@ func (k *Keeper) follow(ctx context.Context, part string, see func(ctx context.C
 			wake.Pause(ctx, rand.N(100*time.Millisecond))
 			continue
 		}
-		k.troubles.note(part, err)
+		t.note(part, err)
 		wake.Pause(ctx, backoff.Step())
 	}
 }
@@ -52,12 +54,107 @@ func errWatch(e watch.Event) error {
 	return nil
 }
 
-// followPods knows the pods of the node, and writes their files. It is the only one who does: a file of before a recall
-// must not be written after it.
-func (k *Keeper) followPods(ctx context.Context) {
+// listing is whether all pods of the node are known, since the epoch that the PodIPRoll asks for was begun. Its methods
+// may be called with any lock held.
+type listing struct {
+	mu       sync.Mutex
+	complete bool
+	epoch    int64              // that the roll asks for, 0 if it is not known
+	again    context.CancelFunc // ends what follows the last list, nil if there was none
+	// lost is true if bars of this boot may be lost: the plugin is told of a pod only once its PodIPs say the same.
+	lost bool
+}
+
+// reset is for a Keeper that begins.
+func (l *listing) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.complete, l.epoch, l.again = false, 0, nil
+}
+
+// begin notes that a list begins, and how it ends early. It returns the epoch that the roll asks for, 0 if it is not
+// known.
+func (l *listing) begin(again context.CancelFunc) (epoch int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.again = again
+	return l.epoch
+}
+
+// end notes that all pods were listed since an epoch was begun. It reports whether they were known before.
+func (l *listing) end(begun int64) (before bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before = l.complete
+	if l.epoch <= begun {
+		l.complete = true
+	}
+	return before
+}
+
+// recall has an epoch begun, and all pods listed after that.
+func (l *listing) recall(epoch int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.epoch != epoch {
+		l.epoch = epoch
+		l.repeatLocked()
+	}
+}
+
+// repeat has all pods listed.
+func (l *listing) repeat() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.repeatLocked()
+}
+
+func (l *listing) repeatLocked() {
+	if l.complete = false; l.again != nil {
+		l.again()
+	}
+}
+
+func (l *listing) isComplete() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.complete
+}
+
+func (l *listing) isLost() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lost
+}
+
+func (l *listing) setLost(lost bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost = lost
+}
+
+// follower knows the pods of the node, and tells the plugin of them and of the cluster's pools. Nothing else writes these
+// files: a file of before a recall must not be written after it. mu is held while they are written, and taken before all
+// other locks.
+type follower struct {
+	node     string
+	api      api
+	ledgers  ledger.Options
+	log      *slog.Logger
+	served   *servedPools
+	pods     *podTable
+	listing  *listing
+	troubles *troubles
+	listed   []wake.Signal // raised by each list
+
+	mu sync.Mutex
+}
+
+// run follows the pods of the node until ctx is done.
+func (f *follower) run(ctx context.Context) {
 	interrupted := true
-	k.follow(ctx, "pods", func(ctx context.Context, healthy func()) error {
-		recalled, err := k.seePods(ctx, interrupted, healthy)
+	f.troubles.follow(ctx, "pods", func(ctx context.Context, healthy func()) error {
+		recalled, err := f.followOnce(ctx, interrupted, healthy)
 		if interrupted = err != nil; recalled {
 			return nil // whatever the watch was ended with
 		}
@@ -65,28 +162,28 @@ func (k *Keeper) followPods(ctx context.Context) {
 	})
 }
 
-// seePods lists the pods, and watches them until the watch ends. recalled reports that this was for a recall.
-func (k *Keeper) seePods(ctx context.Context, interrupted bool, healthy func()) (recalled bool, err error) {
+// followOnce lists the pods, and watches them until the watch ends. recalled reports that this was for a recall.
+func (f *follower) followOnce(ctx context.Context, interrupted bool, healthy func()) (recalled bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
 	defer cancel()
-	defer func() { recalled = k.isRecalled(ctx) }()
+	defer func() { recalled = ctx.Err() != nil && !f.listing.isComplete() }()
 	// 1. From now on the files are those of pods that are listed after this.
-	begun, err := k.recheck(ctx, cancel)
+	begun, err := f.beginEpoch(ctx, cancel)
 	if err != nil {
 		return false, err
 	}
 
 	// 2. The list, which is consistent.
-	pods, version, err := k.api.Pods(ctx)
+	pods, version, err := f.api.Pods(ctx)
 	if err != nil {
 		return false, err
 	}
-	if err := k.replace(pods, begun, interrupted); err != nil {
+	if err := f.replace(pods, begun, interrupted); err != nil {
 		return false, err
 	}
 
 	// 3. What changes.
-	w, err := k.api.WatchPods(ctx, version)
+	w, err := f.api.WatchPods(ctx, version)
 	if err != nil {
 		return false, err
 	}
@@ -102,271 +199,184 @@ func (k *Keeper) seePods(ctx context.Context, interrupted bool, healthy func()) 
 		}
 		switch e.Type {
 		case watch.Added, watch.Modified:
-			if err := k.see(p); err != nil {
+			if err := f.put(p); err != nil {
 				return false, err
 			}
 		case watch.Deleted:
-			k.vanished(string(p.UID))
+			f.pods.vanished(string(p.UID))
 		}
 	}
 	return false, nil
 }
 
-// isRecalled reports whether a watch was ended for a recall.
-func (k *Keeper) isRecalled(ctx context.Context) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return ctx.Err() != nil && !k.listed
-}
-
-// recheck begins the epoch that the roll asks for, if the node has not, and tells the plugin what pools there are.
+// beginEpoch begins the epoch that the roll asks for, if the node has not, and tells the plugin what pools there are.
 // again ends what follows it, once the roll asks for the next one. It returns the epoch that has been begun.
 //
 // If the plugin knows of no pools, though this node has answered for them before, the state directory was wiped: with
 // it the bars of pods that have ended. So until the next boot the plugin waits for the agent's word of each pod, as
 // after a restore of the cluster.
-func (k *Keeper) recheck(ctx context.Context, again context.CancelFunc) (begun int64, err error) {
-	k.writing.Lock()
-	defer k.writing.Unlock()
-	k.mu.Lock()
-	k.relist = again
-	epoch := k.epoch
-	k.mu.Unlock()
-	served, err := ledger.PoolsServed(k.o.Ledgers)
+func (f *follower) beginEpoch(ctx context.Context, again context.CancelFunc) (begun int64, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	epoch := f.listing.begin(again)
+	served, err := ledger.PoolsServed(f.ledgers)
 	if err != nil && !errors.Is(err, ledger.ErrCorrupt) {
 		return 0, err
 	}
 	wiped := false
 	if served == nil {
-		answer, err := k.api.Answer(ctx)
+		answer, err := f.api.Answer(ctx)
 		if err != nil {
 			return 0, err
 		}
 		wiped = answer != nil
 	}
-	checked, lost, err := ledger.Rechecked(k.o.Ledgers)
+	checked, lost, err := ledger.Rechecked(f.ledgers)
 	if err != nil {
 		return checked, err
 	}
 	lost = lost || wiped
-	k.mu.Lock()
-	k.lost = lost
-	k.mu.Unlock()
+	f.listing.setLost(lost)
 	// An epoch below the last one is a new one, too: the clock of the leader that began the last one was ahead.
 	if begun = cmp.Or(epoch, checked); begun == checked && !wiped {
-		return begun, k.putServedLocked(served)
+		return begun, f.putServedLocked(served)
 	}
-	files, err := ledger.PoolPods(k.o.Ledgers) // which nothing else may tell of
+	files, err := ledger.PoolPods(f.ledgers) // which nothing else may tell of
 	if err != nil {
 		return 0, err
 	}
-	k.mu.Lock()
-	for uid, f := range files {
-		if f.Text != "" && k.subjects[uid] == nil {
-			k.subjects[uid] = &subject{uid: uid, text: f.Text}
-		}
-	}
-	k.mu.Unlock()
-	if _, err := ledger.Recheck(k.o.Ledgers, begun, lost); err != nil {
+	f.pods.keepFiles(files)
+	if _, err := ledger.Recheck(f.ledgers, begun, lost); err != nil {
 		return 0, fmt.Errorf("beginning the epoch %d of the PodIPRoll: %w", begun, err)
 	}
 	if wiped {
-		k.log.Warn("Lost the files of pools: until the next boot only pods that the agent confirms get addresses of pools",
-			"stateDir", k.o.Ledgers.StateDir)
+		f.log.Warn("Lost the files of pools: until the next boot only pods that the agent confirms get addresses of pools",
+			"stateDir", f.ledgers.StateDir)
 	} else {
-		k.log.Info("The cluster may have forgotten pods: addresses of pools are for those alone that it has now",
+		f.log.Info("The cluster may have forgotten pods: addresses of pools are for those alone that it has now",
 			"epoch", epoch)
 	}
-	return begun, k.putServedLocked(served)
-}
-
-// recall has the epoch begun, and all pods listed after that.
-func (k *Keeper) recall(epoch int64) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.epoch == epoch {
-		return
-	}
-	k.epoch, k.listed = epoch, false
-	if k.relist != nil {
-		k.relist()
-	}
+	return begun, f.putServedLocked(served)
 }
 
 // replace records a list of all pods of the node that was made since an epoch was begun. Those that changed, or after
 // an interruption all, are queued.
-func (k *Keeper) replace(pods []Pod, begun int64, interrupted bool) error {
+func (f *follower) replace(pods []Pod, begun int64, interrupted bool) error {
 	is := map[string]bool{}
 	for i := range pods {
 		is[string(pods[i].UID)] = true
-		if err := k.see(&pods[i]); err != nil {
+		if err := f.put(&pods[i]); err != nil {
 			return err
 		}
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.all = is
-	for uid, s := range k.subjects {
-		if s.exists && !is[uid] {
-			s.exists = false
-			k.enqueue(s)
-		}
+	// The table is whole before the list counts: who finds it complete relies on that.
+	f.pods.replaceAll(is)
+	if before := f.listing.end(begun); interrupted || !before {
+		f.pods.enqueueAll()
 	}
-	if interrupted || !k.listed {
-		k.enqueueAll()
+	for _, s := range f.listed {
+		s.Up()
 	}
-	if k.epoch <= begun {
-		k.listed = true
-	}
-	k.listedNow.Up()
-	k.rollNow.Up()
 	return nil
 }
 
-// see records a pod of the node, and tells the plugin of its addresses if their origin is proven. If not, the
-// PodIPs are asked for: see tend.
-func (k *Keeper) see(p *Pod) error {
+// put records a pod of the node, and tells the plugin of its addresses if their origin is proven. If not, the
+// PodIPs are asked for: see [checker.confirm].
+func (f *follower) put(p *Pod) error {
 	uid, text := string(p.UID), p.Annotations[v1alpha1.AnnotationAddresses]
-	if p.Spec.NodeName != "" && p.Spec.NodeName != k.o.Node {
+	if p.Spec.NodeName != "" && p.Spec.NodeName != f.node {
 		return nil // not what was asked for
 	}
-	k.writing.Lock()
-	defer k.writing.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	told := ""
 	if text != "" && ledger.ValidPodUID(uid) == nil {
 		var err error
-		if told, err = ledger.Told(k.o.Ledgers, uid); err != nil {
+		if told, err = ledger.Told(f.ledgers, uid); err != nil {
 			return err
 		}
 	}
-	k.mu.Lock()
-	k.all[uid] = true
-	s := k.subjects[uid]
-	if s == nil && text == "" {
-		k.mu.Unlock()
-		return nil
-	}
-	if s == nil {
-		s = &subject{uid: uid}
-		k.subjects[uid] = s
-	}
-	changed := !s.exists || s.ending != (p.DeletionTimestamp != nil) || s.over != p.over()
-	was, claims := s.text, s.claims
-	if text != "" {
-		s.says(text, told == text || k.served.vouchesFor(text))
-	}
-	if !s.exists || s.text != was || s.claims != claims {
-		changed, s.bound, s.placed = true, false, false
-	}
-	version := s.version
-	s.namespace, s.name, s.version = p.Namespace, p.Name, p.ResourceVersion
-	s.annotations, s.labels = maps.Clone(p.Annotations), p.Labels
-	s.exists, s.ending, s.over = true, p.DeletionTimestamp != nil, p.over()
-	// Its bar may be lost: then the PodIPs say whether the pod has ended here.
-	tells := s.alive() && s.text == text && told != text
-	s.untold, tells = tells && k.lost, tells && !k.lost
-	switch {
-	case changed || s.untold:
-		s.gone = false
-		s.looks++
-		k.enqueue(s)
-	case version != s.version && p.Status.PodIP != "" && !s.bound && !s.gone: // it has started
-		k.enqueue(s)
-	}
-	k.mu.Unlock()
+	tells := f.pods.put(p, told)
 	if !tells || ledger.ValidPodUID(uid) != nil {
 		return nil
 	}
-	if err := ledger.Tell(k.o.Ledgers, uid, text); err != nil {
+	if err := ledger.Tell(f.ledgers, uid, text); err != nil {
 		return fmt.Errorf("telling the plugin of pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
 	return nil
 }
 
-// vanished records that a pod of the node was deleted.
-func (k *Keeper) vanished(uid string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.all, uid)
-	if s := k.subjects[uid]; s != nil && s.exists {
-		s.exists = false
-		k.enqueue(s)
+// confirm records that the addresses of a pod are its own, and tells the plugin so if it may start with them. It returns
+// false if what is known of the pod has changed.
+func (f *follower) confirm(s *subject, text string, ended bool) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	confirmed, tells := f.pods.mayConfirm(s.uid, text)
+	if !confirmed {
+		return false, nil
 	}
+	if tells = tells && !ended && ledger.ValidPodUID(s.uid) == nil; tells {
+		if err := ledger.Tell(f.ledgers, s.uid, text); err != nil {
+			return false, fmt.Errorf("telling the plugin of pod %s: %w", s, err)
+		}
+	}
+	*s = f.pods.confirm(s.uid, text, tells)
+	return true, nil
 }
 
-// forget drops a pod that is gone, with its file.
-func (k *Keeper) forget(uid string) error {
-	k.writing.Lock()
-	defer k.writing.Unlock()
-	k.mu.Lock()
-	s := k.subjects[uid]
-	gone := s != nil && !s.exists
-	k.mu.Unlock()
-	if !gone {
+// forget drops a pod that the API server has no more, with its file.
+func (f *follower) forget(uid string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s, known := f.pods.get(uid); !known || s.exists {
 		return nil
 	}
 	if ledger.ValidPodUID(uid) == nil {
-		if err := ledger.Untell(k.o.Ledgers, uid); err != nil {
+		if err := ledger.Untell(f.ledgers, uid); err != nil {
 			return err
 		}
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.subjects, uid)
+	f.pods.remove(uid)
 	return nil
 }
 
-// followRoll knows the PodIPRoll.
-func (k *Keeper) followRoll(ctx context.Context) {
-	interrupted := true
-	k.follow(ctx, "roll", func(ctx context.Context, healthy func()) (err error) {
-		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
-		defer cancel()
-		roll, version, err := k.api.Roll(ctx)
-		if err != nil {
-			interrupted = true
-			return err
-		}
-		if interrupted { // it may have been restored, and the answer, too
-			k.mu.Lock()
-			k.answered = 0
-			k.mu.Unlock()
-		}
-		defer func() { interrupted = err != nil }()
-		k.setRoll(roll)
-		w, err := k.api.WatchRoll(ctx, version)
-		if err != nil {
-			return err
-		}
-		defer w.Stop()
-		healthy()
-		for e := range w.ResultChan() {
-			if err := errWatch(e); err != nil {
-				return fmt.Errorf("watching the PodIPRoll: %w", err)
-			}
-			roll, ok := e.Object.(*v1alpha1.PodIPRoll)
-			if !ok || roll.Name != v1alpha1.PodIPRollName {
-				continue
-			}
-			switch e.Type {
-			case watch.Added, watch.Modified:
-				k.setRoll(roll)
-			case watch.Deleted:
-				k.setRoll(nil)
-			}
-		}
+// withdraw tells the plugin that the cluster has no pools, if it has been told of any.
+func (f *follower) withdraw() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	was, err := ledger.PoolsServed(f.ledgers)
+	if err == nil && (was == nil || was.None) {
 		return nil
-	})
+	}
+	return ledger.Serve(f.ledgers, ledger.Served{None: true})
 }
 
-// setRoll records the roll. When a recall begins or is over, PodIPs may be others: every pod is queued.
-func (k *Keeper) setRoll(roll *v1alpha1.PodIPRoll) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	was := k.roll
-	k.roll = roll
-	if roll != nil && was != nil && roll.Spec.Term != was.Spec.Term {
-		k.enqueueAll()
+// tellServed tells the plugin what pools there are, if that has changed. If it knows nothing any more, beginEpoch tells
+// it.
+func (f *follower) tellServed() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	was, err := ledger.PoolsServed(f.ledgers)
+	if was == nil && (err == nil || errors.Is(err, ledger.ErrCorrupt)) {
+		f.listing.repeat()
+		return nil
 	}
-	k.rollNow.Up()
+	if err != nil {
+		return err
+	}
+	return f.putServedLocked(was)
+}
+
+// putServedLocked notes what pools there are, unless it is noted.
+func (f *follower) putServedLocked(was *ledger.Served) error {
+	pools, _ := f.served.get()
+	if pools == nil {
+		return nil
+	}
+	now := ledger.Served{Version: 1, Guard: pools.Guard, Subnets: pools.Subnets, Gateways: pools.Gateways,
+		More: pools.More}
+	if was != nil && reflect.DeepEqual(*was, now) {
+		return nil
+	}
+	return ledger.Serve(f.ledgers, now)
 }

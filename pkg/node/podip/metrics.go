@@ -2,7 +2,6 @@ package podip
 
 import (
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -55,31 +54,19 @@ func (m *metrics) Describe(c chan<- *prometheus.Desc) {
 }
 
 func (m *metrics) Collect(c chan<- prometheus.Metric) {
-	m.k.mu.Lock()
-	works := m.k.queue != nil
-	unproven, oldest, owed := 0, time.Duration(0), 0.0
-	for _, s := range m.k.subjects {
-		if !s.ended.IsZero() && !s.gone {
-			unproven++
-			oldest = max(oldest, time.Since(s.ended))
-		}
-	}
-	if m.k.roll != nil && m.k.answered != m.k.roll.Spec.Round {
-		owed = 1
-	}
-	m.k.mu.Unlock()
+	unproven, oldest, works := m.k.pods.unproven()
 	if !works {
 		return
 	}
 	m.failures.Collect(c)
 	c <- prometheus.MustNewConstMetric(m.unproven, prometheus.GaugeValue, float64(unproven))
 	c <- prometheus.MustNewConstMetric(m.oldest, prometheus.GaugeValue, oldest.Seconds())
-	c <- prometheus.MustNewConstMetric(m.owed, prometheus.GaugeValue, owed)
-	routes := 0
-	if m.k.table != nil {
-		routes = m.k.table.Routes()
+	owed := 0.0
+	if m.k.answerer.owes() {
+		owed = 1
 	}
-	c <- prometheus.MustNewConstMetric(m.routes, prometheus.GaugeValue, float64(routes))
+	c <- prometheus.MustNewConstMetric(m.owed, prometheus.GaugeValue, owed)
+	c <- prometheus.MustNewConstMetric(m.routes, prometheus.GaugeValue, float64(m.k.router.routes()))
 }
 
 // serves starts the counters at 0, so that rate() sees the first increment.

@@ -16,27 +16,32 @@
 // It decides nothing by itself: [pool.Tend] and [pool.Respond] do. Every question that they depend on is asked past all
 // caches. While the cluster has no pool it watches and writes nothing.
 //
-//	podip.go    the loops
-//	served.go   what pools there are, for the plugin
-//	pods.go     what is known of pods
-//	follow.go   the watches of the node's pods and of the PodIPRoll; the files for the plugin
-//	discover.go the pods that no watch brings
-//	check.go    what is done about a pod
+// # Who knows what
+//
+// Each loop is a type with its own state; none touches the fields of another.
+//
+//	podip.go    Keeper: wiring
+//	served.go   servedPools: which pools there are
+//	pods.go     podTable: what is known of pods, and which are due
+//	follow.go   listing, follower: the watch of the node's pods, and the files for the plugin
+//	discover.go discoverer: pods that no watch brings
+//	check.go    checker: what is done about a pod that is due
 //	report.go   what is said of it
-//	answer.go   the answers to rolls
-//	sight.go    what is on the machine
-//	routed.go   where routed addresses are: for package route
-//	trouble.go  what does not work
+//	answer.go   answerer: the PodIPRoll, and the node's answers
+//	routed.go   router: where routed addresses are, for package route
+//	sight.go    machine: what is on the node
+//	trouble.go  troubles: what does not work
 //	metrics.go  what is counted
 //	client.go   the API server
+//
+// Locks are taken in this order: follower, podTable, then one of listing and servedPools. Those of answerer, router and
+// troubles are taken alone, or last. Only the follower's is held while a file is written or the API server is asked.
 package podip
 
 import (
 	"context"
 	"log/slog"
 	"net/netip"
-	"path/filepath"
-	"strconv"
 	"sync"
 	"time"
 
@@ -44,7 +49,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 
-	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/route"
@@ -68,9 +72,6 @@ type Options struct {
 	Runtime   Runtime
 	Log       *slog.Logger
 	Registry  prometheus.Registerer // of the metrics
-	// PodCIDR returns the prefix of this family by which other nodes route to the pods of this one, the zero Prefix if it
-	// is not known. It must not wait. If PodCIDR is nil, that of the Node counts, or the first one of Subnets.
-	PodCIDR func(is4 bool) netip.Prefix
 	// PodCIDRs asks the API server for those of the Node.
 	PodCIDRs func(context.Context) ([]netip.Prefix, error)
 	// Subnets returns the ranges from which pods of this node have their addresses, if its Node has no podCIDR. A nil
@@ -86,61 +87,27 @@ type Options struct {
 	Bridge func(network string) string
 }
 
-// Keeper is the agent's half of pools. Its methods may be called from any goroutine; none but Run waits.
+// Keeper is the agent's half of pools. Its methods may be called from any goroutine; none but Run waits. It wires the
+// loops, each of which has its own state and lock.
 type Keeper struct {
-	o       Options
-	api     api
+	node    string
+	ledgers ledger.Options
 	log     *slog.Logger
-	metrics *metrics
-	table   table // nil: the node routes nothing
 
-	// flannelFile is where flanneld says what its network is.
-	flannelFile func() string
+	// What the loops share.
+	metrics  *metrics
+	troubles *troubles
+	served   *servedPools
+	listing  *listing
+	pods     *podTable
+	machine  *machine
 
-	rollNow wake.Signal // there may be something to answer
-	// listedNow: all pods of the node were listed.
-	listedNow wake.Signal
-	// routedChanged: areRouted has.
-	routedChanged wake.Signal
-	machine       *machine
-	served        *servedPools
-	writing       sync.Mutex // of files by UID: they are of a list, and of what it was followed by
-	troubles      *troubles
-
-	mu sync.Mutex
-	// areRouted: some are of mode Routed.
-	areRouted bool
-	podCIDRs  []netip.Prefix // of this node
-	// cannotRoute says why pods here cannot have routed addresses, empty if they can, nil if it is not known yet.
-	cannotRoute *string
-	// queue has the UIDs of subjects that are due, nil unless Run runs.
-	queue    workqueue.TypedRateLimitingInterface[string]
-	subjects map[string]*subject
-	all      map[string]bool // the UIDs of all pods of the node, by their watch
-	// listed: all pods of the node are known, since the epoch was begun. epoch is the one that the roll asks for.
-	listed bool
-	epoch  int64
-	relist context.CancelFunc
-	// lost is true if bars of this boot may be lost: the plugin is told of a pod only once its PodIPs say the same.
-	lost bool
-	// reroute has all routed PodIPs listed again, nil if they are not followed.
-	reroute context.CancelFunc
-	roll    *v1alpha1.PodIPRoll
-	// answered is the round that this node has answered, 0 if it is not known, and when it was found out.
-	answered   int64
-	answeredAt time.Time
-	// saidCannot is what the answer says of cannotRoute.
-	saidCannot string
-}
-
-// table is a [route.Table].
-type table interface {
-	Run(ctx context.Context)
-	Set(places map[netip.Addr]route.Place)
-	Put(a netip.Addr, p route.Place)
-	Delete(a netip.Addr)
-	SetNetwork(all []netip.Prefix)
-	Routes() int
+	// The loops.
+	follower   *follower
+	discoverer *discoverer
+	checker    *checker
+	answerer   *answerer
+	router     *router
 }
 
 // New returns a Keeper that does nothing before Run.
@@ -150,31 +117,72 @@ func New(o Options) (*Keeper, error) {
 		return nil, err
 	}
 	k := newKeeper(o, api)
-	if o.PodCIDR == nil {
-		k.o.PodCIDR = k.ownPodCIDR
-	}
-	k.table = route.New(route.Options{Bound: k.here, Note: k.troubles.note})
+	k.router.table = route.New(route.Options{Bound: k.router.here, Note: k.troubles.note})
 	o.Registry.MustRegister(k.metrics)
 	return k, nil
 }
 
+// newKeeper returns a Keeper that routes nothing.
 func newKeeper(o Options, api api) *Keeper {
-	k := &Keeper{
-		o: o, api: api, log: o.Log, rollNow: wake.New(),
-		listedNow: wake.New(), routedChanged: wake.New(),
-	}
+	k := &Keeper{node: o.Node, ledgers: o.Ledgers, log: o.Log}
 	k.metrics = newMetrics(k)
 	k.troubles = &troubles{log: o.Log, failed: k.metrics.failed, now: map[string]string{}}
-	k.machine = newMachine(o)
 	k.served = &servedPools{log: o.Log, changed: wake.New()}
-	k.flannelFile = func() string {
-		return filepath.Join("/proc", strconv.Itoa(o.Runtime.PID()), "root", flannelSubnet)
+	k.listing = &listing{}
+	k.pods = &podTable{served: k.served, listing: k.listing, log: o.Log}
+	k.machine = newMachine(o)
+
+	discoverNow, answerNow := wake.New(), wake.New()
+	k.follower = &follower{
+		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, served: k.served, pods: k.pods, listing: k.listing,
+		troubles: k.troubles, listed: []wake.Signal{discoverNow, answerNow},
+	}
+	k.discoverer = &discoverer{
+		api: api, ledgers: o.Ledgers, pods: k.pods, listing: k.listing, machine: k.machine, troubles: k.troubles,
+		now: discoverNow,
+	}
+	k.answerer = &answerer{
+		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, served: k.served, pods: k.pods, listing: k.listing,
+		machine: k.machine, troubles: k.troubles, now: answerNow,
+	}
+	k.router = newRouter(o)
+	k.router.api, k.router.served, k.router.pods, k.router.machine = api, k.served, k.pods, k.machine
+	k.router.answerer, k.router.troubles = k.answerer, k.troubles
+	k.checker = &checker{
+		node: o.Node, api: api, ledgers: o.Ledgers, log: o.Log, runtime: o.Runtime, serves: o.Serves, pods: k.pods,
+		follower: k.follower, machine: k.machine, router: k.router, troubles: k.troubles,
 	}
 	return k
 }
 
 // SetPools says what pools the cluster has, as the installation says it, empty if it has none.
 func (k *Keeper) SetPools(text string) { k.served.set(text) }
+
+// SetRouted says whether the cluster has a pool of mode Routed. Once it has none, the routes that are there stay.
+func (k *Keeper) SetRouted(enabled bool) { k.router.enable(enabled) }
+
+// Look queues a pod: its sandbox has started or, if stops is true, stops or has gone.
+func (k *Keeper) Look(pod ledger.Pod, annotations map[string]string, stops bool) {
+	if k != nil && ledger.ValidPodUID(pod.UID) == nil {
+		k.pods.look(pod, annotations, stops)
+	}
+}
+
+// Conflict notes that a pod could not start, because another machine on the link has an address of it. If the pod is
+// not known yet, the next ADD says so again.
+func (k *Keeper) Conflict(e ledger.Event) {
+	if k != nil && e.MAC != "" {
+		k.pods.conflict(e.Pod.UID, e.MAC, e.Addrs)
+	}
+}
+
+// Trouble is why not all is done, for people, empty if it is.
+func (k *Keeper) Trouble() string {
+	if k == nil {
+		return ""
+	}
+	return k.troubles.String()
+}
 
 // Run works while the cluster has a pool, until ctx is done.
 func (k *Keeper) Run(ctx context.Context) {
@@ -183,11 +191,11 @@ func (k *Keeper) Run(ctx context.Context) {
 		var retry <-chan time.Time
 		switch {
 		case pools != nil:
-			k.log.Info("The cluster has pools", "node", k.o.Node)
+			k.log.Info("The cluster has pools", "node", k.node)
 			k.serve(ctx)
 			continue
 		case heard:
-			err := k.withdraw()
+			err := k.follower.withdraw()
 			if k.troubles.note("served", err); err != nil {
 				retry = time.After(retryLast)
 			}
@@ -200,75 +208,57 @@ func (k *Keeper) Run(ctx context.Context) {
 	}
 }
 
+// servedAgain is how often the agent checks that what the plugin was told is still there.
+const servedAgain = 10 * time.Second
+
 // serve works until the cluster has no pool or ctx is done.
 func (k *Keeper) serve(ctx context.Context) {
 	// Until the plugin knows which node this is, it probes for more addresses than it need.
-	k.troubles.note("node", ledger.TellNode(k.o.Ledgers, k.o.Node))
+	k.troubles.note("node", ledger.TellNode(k.ledgers, k.node))
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast))
 	select {
 	case <-k.served.changed: // the list of pods begins with it
 	default:
 	}
-	k.mu.Lock()
-	k.queue, k.subjects, k.all, k.listed, k.roll, k.answered, k.epoch = queue, map[string]*subject{},
-		map[string]bool{}, false, nil, 0, 0
-	k.relist, k.reroute = nil, nil
-	k.cannotRoute = nil
+	k.listing.reset()
+	k.answerer.reset()
 	k.metrics.serves()
-	k.mu.Unlock()
+	k.pods.begin(queue)
 	var wg sync.WaitGroup
-	for _, loop := range []func(context.Context){k.followPods, k.followRoll, k.answers, k.discovers,
-		k.sweeps, k.routeLoop} {
+	for _, loop := range []func(context.Context){
+		k.follower.run, k.answerer.followRoll, k.answerer.run, k.discoverer.run, k.discoverer.sweeps, k.router.run,
+	} {
 		wg.Go(func() { loop(ctx) })
 	}
 	for range workers {
-		wg.Go(func() {
-			for k.work(ctx, queue) {
-			}
-		})
+		wg.Go(func() { k.checker.run(ctx, queue) })
 	}
-	again := time.NewTicker(servedAgain)
-	defer again.Stop()
-	for are := true; are; {
-		select {
-		case <-ctx.Done():
-			are = false
-			continue
-		case <-k.served.changed:
-			pools, _ := k.served.get()
-			are = pools != nil
-			k.mu.Lock()
-			if k.reroute != nil {
-				k.reroute()
-			}
-			for _, s := range k.subjects {
-				if s.claims != "" {
-					s.says(s.claims, k.served.vouchesFor(s.claims))
-					s.untold = k.lost && s.claims == ""
-					k.enqueue(s)
-				}
-			}
-			k.mu.Unlock()
-		case <-again.C:
-		}
-		k.troubles.note("served", k.tellServed())
-	}
-	k.mu.Lock()
-	k.queue = nil
-	k.mu.Unlock()
+	k.tellServed(ctx)
+	k.pods.end()
 	cancel()
 	queue.ShutDown()
 	wg.Wait()
 	k.troubles.clear()
 }
 
-// Trouble is why not all is done, for people, empty if it is.
-func (k *Keeper) Trouble() string {
-	if k == nil {
-		return ""
+// tellServed tells the plugin and the loops which pools there are, until there are none or ctx is done.
+func (k *Keeper) tellServed(ctx context.Context) {
+	again := time.NewTicker(servedAgain)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.served.changed:
+			k.router.relist()
+			k.pods.guardChanged()
+		case <-again.C:
+		}
+		k.troubles.note("served", k.follower.tellServed())
+		if pools, _ := k.served.get(); pools == nil {
+			return
+		}
 	}
-	return k.troubles.String()
 }

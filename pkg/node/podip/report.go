@@ -17,7 +17,7 @@ import (
 func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (verdict, error) {
 	since := metav1.NewTime(c.machine.now().UTC().Truncate(time.Second))
 	is := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
-	is.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.s.uid, NodeName: c.o.Node, Since: &since}
+	is.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.s.uid, NodeName: c.node, Since: &since}
 	if phase == pool.Allocated {
 		is.Status.Conflict = l.Conflict
 	}

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +19,7 @@ import (
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/node/wake"
+	"github.com/stayput/stayput/pkg/pool"
 )
 
 // podCIDRAgain is when a node that has no podCIDR is asked for it again.
@@ -28,81 +32,157 @@ const flannelSubnet = "run/flannel/subnet.env"
 var errNoPodCIDR = errors.New("the Node has no podCIDR and the node's network no range: " +
 	"other nodes cannot route addresses of pools to its pods")
 
-// SetRouted says whether the cluster has a pool of mode Routed. Once it has none, the routes that are there stay.
-func (k *Keeper) SetRouted(are bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.areRouted != are {
-		k.areRouted = are
-		k.routedChanged.Up()
+// router tells package route, while the cluster has a pool of mode Routed, where the addresses of such pools are. It finds
+// out by which prefixes other nodes route to this one, and whether they can. mu is held for the fields below it, and no
+// other lock is taken meanwhile.
+type router struct {
+	node     string
+	api      api
+	ledgers  ledger.Options
+	served   *servedPools
+	pods     *podTable
+	machine  *machine
+	answerer *answerer
+	troubles *troubles
+	table    table // nil if the node routes nothing
+
+	// As Options has them.
+	podCIDRsOf  func(context.Context) ([]netip.Prefix, error)
+	subnets     func() []netip.Prefix
+	cannotRoute func() string
+	bridge      func(network string) string
+	// podCIDR returns the prefix by which other nodes route to the pods of this one, the zero Prefix if it is not known.
+	// Tests have their own, and their own flannelFile: where flanneld says what its network is.
+	podCIDR     func(is4 bool) netip.Prefix
+	flannelFile func() string
+
+	changed wake.Signal // enabled has changed
+
+	mu       sync.Mutex
+	enabled  bool // whether the cluster has a pool of mode Routed
+	podCIDRs []netip.Prefix
+	again    context.CancelFunc // ends what follows the last list of PodIPs, nil if there was none
+}
+
+// table is a [route.Table].
+type table interface {
+	Run(ctx context.Context)
+	Set(places map[netip.Addr]route.Place)
+	Put(a netip.Addr, p route.Place)
+	Delete(a netip.Addr)
+	SetNetwork(all []netip.Prefix)
+	Routes() int
+}
+
+func newRouter(o Options) *router {
+	r := &router{
+		node: o.Node, ledgers: o.Ledgers, podCIDRsOf: o.PodCIDRs, subnets: o.Subnets, cannotRoute: o.CannotRoute,
+		bridge: o.Bridge, changed: wake.New(),
+		flannelFile: func() string {
+			return filepath.Join("/proc", strconv.Itoa(o.Runtime.PID()), "root", flannelSubnet)
+		},
+	}
+	r.podCIDR = r.ownPodCIDR
+	return r
+}
+
+// enable says whether the cluster has a pool of mode Routed. Once it has none, the routes that are there stay.
+func (r *router) enable(enabled bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.enabled != enabled {
+		r.enabled = enabled
+		r.changed.Up()
 	}
 }
 
-// routeLoop routes addresses while the cluster has a pool of mode Routed.
-func (k *Keeper) routeLoop(ctx context.Context) {
-	if k.table == nil {
+func (r *router) isEnabled() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.enabled
+}
+
+// relist has all PodIPs listed again.
+func (r *router) relist() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.again != nil {
+		r.again()
+	}
+}
+
+// routes returns how many there are.
+func (r *router) routes() int {
+	if r.table == nil {
+		return 0
+	}
+	return r.table.Routes()
+}
+
+// run routes addresses while the cluster has a pool of mode Routed, until ctx is done.
+func (r *router) run(ctx context.Context) {
+	if r.table == nil {
 		return
 	}
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	var stop context.CancelFunc
-	for {
-		k.mu.Lock()
-		are := k.areRouted
-		k.mu.Unlock()
-		switch {
-		case are && stop == nil:
-			var working context.Context
-			working, stop = context.WithCancel(ctx)
-			for _, loop := range []func(context.Context){
-				k.table.Run, k.followRouted, k.followNetwork, k.learnPodCIDR, k.seeWhetherRoutes,
-			} {
-				wg.Go(func() { loop(working) })
+	for ctx.Err() == nil {
+		if r.isEnabled() {
+			r.work(ctx)
+			for _, part := range []string{"routed", "podCIDR", "cloud"} {
+				r.troubles.note(part, nil)
 			}
-		case !are && stop != nil:
-			stop()
-			stop = nil
-			wg.Wait()
-			k.troubles.note("routed", nil)
-			k.troubles.note("podCIDR", nil)
-			k.troubles.note("cloud", nil)
+			continue
 		}
 		select {
 		case <-ctx.Done():
-			if stop != nil {
-				stop()
-			}
-			return
-		case <-k.routedChanged:
+		case <-r.changed:
 		}
 	}
 }
 
+// work routes addresses until the cluster has no such pool, or ctx is done.
+func (r *router) work(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	for _, loop := range []func(context.Context){
+		r.table.Run, r.followRouted, r.followNetwork, r.learnPodCIDR, r.learnCannotRoute,
+	} {
+		wg.Go(func() { loop(ctx) })
+	}
+	for r.isEnabled() && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-r.changed:
+		}
+	}
+	cancel()
+	wg.Wait()
+}
+
 // followRouted tells the routes where each routed address is.
-func (k *Keeper) followRouted(ctx context.Context) {
-	k.follow(ctx, "routed", func(ctx context.Context, healthy func()) (err error) {
+func (r *router) followRouted(ctx context.Context) {
+	r.troubles.follow(ctx, "routed", func(ctx context.Context, healthy func()) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
 		defer cancel()
-		k.mu.Lock()
-		k.reroute = cancel // before they are read: what changes later ends this
-		k.mu.Unlock()
-		served, _ := k.served.get()
+		r.mu.Lock()
+		r.again = cancel // before they are read: what changes later ends this
+		r.mu.Unlock()
+		served, _ := r.served.get()
 		defer func() {
-			if is, _ := k.served.get(); is != served { // the list is to be read by it
+			if is, _ := r.served.get(); is != served { // the list is to be read by it
 				err = nil
 			}
 		}()
 		places := map[netip.Addr]route.Place{}
-		version, err := k.api.Routed(ctx, func(ip *v1alpha1.PodIP) {
-			if a, p, ok := k.placeOf(ip); ok {
+		version, err := r.api.Routed(ctx, func(ip *v1alpha1.PodIP) {
+			if a, p, ok := r.placeOf(ip); ok {
 				places[a] = p
 			}
 		})
 		if err != nil {
 			return err
 		}
-		k.table.Set(places)
-		w, err := k.api.WatchRouted(ctx, version)
+		r.table.Set(places)
+		w, err := r.api.WatchRouted(ctx, version)
 		if err != nil {
 			return err
 		}
@@ -116,12 +196,12 @@ func (k *Keeper) followRouted(ctx context.Context) {
 			if !ok || e.Type == watch.Bookmark {
 				continue
 			}
-			switch a, p, ok := k.placeOf(ip); {
+			switch a, p, ok := r.placeOf(ip); {
 			case !a.IsValid():
 			case e.Type == watch.Deleted || !ok:
-				k.table.Delete(a)
+				r.table.Delete(a)
 			default:
-				k.table.Put(a, p)
+				r.table.Put(a, p)
 			}
 		}
 		return nil
@@ -129,12 +209,12 @@ func (k *Keeper) followRouted(ctx context.Context) {
 }
 
 // placeOf returns where the pod is that has an address, false if that is not known.
-func (k *Keeper) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bool) {
+func (r *router) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bool) {
 	a, err := v1alpha1.ParsePodIPName(ip.Name)
 	if err != nil || ip.Spec.Mode != v1alpha1.ModeRouted {
 		return netip.Addr{}, p, false
 	}
-	if !k.served.mayHave(a) {
+	if !r.served.mayHave(a) {
 		return a, p, false
 	}
 	s := &ip.Status
@@ -143,22 +223,22 @@ func (k *Keeper) placeOf(ip *v1alpha1.PodIP) (a netip.Addr, p route.Place, ok bo
 		s.Phase != v1alpha1.PodIPAllocated && s.Phase != v1alpha1.PodIPBound {
 		return a, p, false
 	}
-	return a, route.Place{Here: s.NodeName == k.o.Node, PodCIDR: cidr.Masked()}, true
+	return a, route.Place{Here: s.NodeName == r.node, PodCIDR: cidr.Masked()}, true
 }
 
 // here returns the addresses of pools that pods of this node have by its ledgers, and the bridges that they are on.
-func (k *Keeper) here() (map[netip.Addr]string, error) {
-	all, err := k.machine.attached(true)
+func (r *router) here() (map[netip.Addr]string, error) {
+	all, err := r.machine.attached(true)
 	if err != nil {
 		return nil, err
 	}
 	out, bridges := map[netip.Addr]string{}, map[string]string{}
 	for _, b := range all {
-		if !k.served.mayHave(b.Addr) {
+		if !r.served.mayHave(b.Addr) {
 			continue
 		}
 		if b.Pod.UID != "" && ledger.ValidPodUID(b.Pod.UID) == nil {
-			barred, err := ledger.Barred(k.o.Ledgers, b.Pod.UID)
+			barred, err := ledger.Barred(r.ledgers, b.Pod.UID)
 			if err != nil {
 				return nil, err
 			}
@@ -167,8 +247,8 @@ func (k *Keeper) here() (map[netip.Addr]string, error) {
 			}
 		}
 		bridge, known := bridges[b.network]
-		if !known && k.o.Bridge != nil {
-			bridge = k.o.Bridge(b.network)
+		if !known && r.bridge != nil {
+			bridge = r.bridge(b.network)
 			bridges[b.network] = bridge
 		}
 		out[b.Addr] = bridge
@@ -177,21 +257,21 @@ func (k *Keeper) here() (map[netip.Addr]string, error) {
 }
 
 // learnPodCIDR finds out by which prefixes other nodes route to the pods of this one: they do not change.
-func (k *Keeper) learnPodCIDR(ctx context.Context) {
+func (r *router) learnPodCIDR(ctx context.Context) {
 	for {
-		all, err := k.o.PodCIDRs(ctx)
-		if err == nil && len(all) == 0 && k.o.Subnets != nil {
-			all = k.o.Subnets()
+		all, err := r.podCIDRsOf(ctx)
+		if err == nil && len(all) == 0 && r.subnets != nil {
+			all = r.subnets()
 		}
 		if err == nil && len(all) == 0 {
 			err = errNoPodCIDR
 		}
-		k.troubles.note("podCIDR", err)
+		r.troubles.note("podCIDR", err)
 		if err == nil {
-			k.mu.Lock()
-			k.podCIDRs = all
-			k.enqueueAll()
-			k.mu.Unlock()
+			r.mu.Lock()
+			r.podCIDRs = all
+			r.mu.Unlock()
+			r.pods.enqueueAll()
 			return
 		}
 		if !wake.Pause(ctx, podCIDRAgain) {
@@ -207,25 +287,25 @@ const cloudAgain = 5 * time.Minute
 const byCloud = "a cloud's router has the routes to its pods (condition NetworkUnavailable, reason RouteCreated) " +
 	"and knows none to other addresses"
 
-// seeWhetherRoutes finds out whether pods of the node can have routed addresses.
-func (k *Keeper) seeWhetherRoutes(ctx context.Context) {
+// learnCannotRoute finds out whether pods of the node can have routed addresses.
+func (r *router) learnCannotRoute(ctx context.Context) {
 	cloud, asked := false, time.Time{}
 	for {
 		why := ""
-		if k.o.CannotRoute != nil {
-			why = k.o.CannotRoute()
+		if r.cannotRoute != nil {
+			why = r.cannotRoute()
 		}
-		if why == "" && k.machine.now().Sub(asked).Abs() >= cloudAgain {
-			is, err := k.api.RoutedByCloud(ctx)
-			if k.troubles.note("cloud", err); err == nil {
-				cloud, asked = is, k.machine.now()
+		if why == "" && r.machine.now().Sub(asked).Abs() >= cloudAgain {
+			is, err := r.api.RoutedByCloud(ctx)
+			if r.troubles.note("cloud", err); err == nil {
+				cloud, asked = is, r.machine.now()
 			}
 		}
 		if why == "" && cloud {
 			why = byCloud
 		}
 		if why != "" || !asked.IsZero() {
-			k.setCannotRoute(why)
+			r.answerer.setCannotRoute(why)
 		}
 		if !wake.Pause(ctx, networkAgain) {
 			return
@@ -233,27 +313,11 @@ func (k *Keeper) seeWhetherRoutes(ctx context.Context) {
 	}
 }
 
-// mostWhy is the longest PodIPAnswer.spec.cannotRoute, in characters.
-const mostWhy = 1024
-
-func (k *Keeper) setCannotRoute(why string) {
-	why = strings.ToValidUTF8(why, "?")
-	if r := []rune(why); len(r) > mostWhy {
-		why = string(r[:mostWhy])
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.cannotRoute == nil || *k.cannotRoute != why {
-		k.cannotRoute = &why
-		k.rollNow.Up()
-	}
-}
-
-// ownPodCIDR is Options.PodCIDR by default.
-func (k *Keeper) ownPodCIDR(is4 bool) netip.Prefix {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, p := range k.podCIDRs {
+// ownPodCIDR is podCIDR, but for tests.
+func (r *router) ownPodCIDR(is4 bool) netip.Prefix {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.podCIDRs {
 		if p.Addr().Is4() == is4 {
 			return p
 		}
@@ -265,10 +329,10 @@ func (k *Keeper) ownPodCIDR(is4 bool) netip.Prefix {
 const networkAgain = 10 * time.Second
 
 // followNetwork tells the routes of flannel's network. What is known of it stays while flanneld is away.
-func (k *Keeper) followNetwork(ctx context.Context) {
+func (r *router) followNetwork(ctx context.Context) {
 	for {
-		if all := k.network(); all != nil {
-			k.table.SetNetwork(all)
+		if all := r.network(); all != nil {
+			r.table.SetNetwork(all)
 		}
 		if !wake.Pause(ctx, networkAgain) {
 			return
@@ -277,8 +341,8 @@ func (k *Keeper) followNetwork(ctx context.Context) {
 }
 
 // network returns the prefixes of all pods if flannel says so, whose rules masquerade what it does not know.
-func (k *Keeper) network() (all []netip.Prefix) {
-	b, err := os.ReadFile(k.flannelFile())
+func (r *router) network() (all []netip.Prefix) {
+	b, err := os.ReadFile(r.flannelFile())
 	if err != nil {
 		return nil // it is none of flannel's
 	}
@@ -294,4 +358,12 @@ func (k *Keeper) network() (all []netip.Prefix) {
 		}
 	}
 	return all
+}
+
+// routesTo reports whether other nodes are to route to a pod, and it is known how.
+func (r *router) routesTo(s *subject) bool {
+	given, err := s.given()
+	return err == nil && slices.ContainsFunc(given, func(a pool.Address) bool {
+		return a.Mode == pool.Routed && r.podCIDR(a.Prefix.Addr().Is4()).IsValid()
+	})
 }

@@ -77,7 +77,7 @@ func TestNothingIsRoutedToWhatIsInNoPool(t *testing.T) {
 			if got := w.routes.says(); got != says {
 				t.Errorf("routes: %s, want %s", got, says)
 			}
-			if is, err := w.k.here(); err != nil || len(is) != here {
+			if is, err := w.k.router.here(); err != nil || len(is) != here {
 				t.Errorf("routes here: %v, %v, want %d", is, err, here)
 			}
 		}
@@ -152,11 +152,11 @@ func TestWhatIsHereIsWhatTheLedgersSay(t *testing.T) {
 	inWorld(t, func(w *world) {
 		here := func() map[netip.Addr]string {
 			t.Helper()
-			all, err := w.k.here()
+			all, err := w.k.router.here()
 			check(t, err)
 			return all
 		}
-		w.k.o.Bridge = func(network string) string { return "bridge of " + network }
+		w.k.router.bridge = func(network string) string { return "bridge of " + network }
 		w.given(1)
 		w.pass(time.Second)
 		if got := here(); len(got) > 0 {
@@ -166,7 +166,7 @@ func TestWhatIsHereIsWhatTheLedgersSay(t *testing.T) {
 		if got, want := here()[addr(1)], "bridge of "+w.net.Name; got != want {
 			t.Errorf("the pod is on %q, want %q", got, want)
 		}
-		_, err := ledger.Bar(w.k.o.Ledgers, uid(1), addr(1)) // it is somebody else's now
+		_, err := ledger.Bar(w.k.ledgers, uid(1), addr(1)) // it is somebody else's now
 		check(t, err)
 		if got := here(); len(got) > 0 {
 			t.Errorf("of a pod that is barred %v", got)
@@ -178,7 +178,7 @@ func TestANodesOwnPodCIDRIsFound(t *testing.T) {
 	inWorld(t, func(w *world) {
 		w.k.SetRouted(true)
 		w.pass(time.Second)
-		if got := w.k.ownPodCIDR(true); got.IsValid() || w.k.Trouble() == "" {
+		if got := w.k.router.ownPodCIDR(true); got.IsValid() || w.k.Trouble() == "" {
 			t.Errorf("%s, and said is %q", got, w.k.Trouble())
 		}
 		ranges := netip.MustParsePrefix("10.244.9.0/24")
@@ -186,7 +186,7 @@ func TestANodesOwnPodCIDRIsFound(t *testing.T) {
 		w.c.podCIDRs = []netip.Prefix{netip.MustParsePrefix("fd00::/64"), ranges}
 		w.c.mu.Unlock()
 		w.pass(podCIDRAgain)
-		if got := w.k.ownPodCIDR(true); got != ranges || w.k.Trouble() != "" {
+		if got := w.k.router.ownPodCIDR(true); got != ranges || w.k.Trouble() != "" {
 			t.Errorf("%s, and said is %q", got, w.k.Trouble())
 		}
 	})
@@ -195,7 +195,7 @@ func TestANodesOwnPodCIDRIsFound(t *testing.T) {
 func TestFlannelsNetworkIsKnownOnceFlanneldHasSaidIt(t *testing.T) {
 	inWorld(t, func(w *world) {
 		file := filepath.Join(t.TempDir(), "subnet.env")
-		w.k.flannelFile = func() string { return file }
+		w.k.router.flannelFile = func() string { return file }
 		w.k.SetRouted(true)
 		want := func(want string) {
 			t.Helper()
@@ -228,7 +228,7 @@ func TestANodeSaysThatItCannotRoute(t *testing.T) {
 			defer mu.Unlock()
 			return why
 		}
-		w.k.o.CannotRoute = says
+		w.k.router.cannotRoute = says
 		want := func(when, want string) {
 			t.Helper()
 			w.c.mu.Lock()
@@ -266,7 +266,7 @@ func TestANodeSaysThatItCannotRoute(t *testing.T) {
 
 		w.end()
 		w.starts(-1) // it finds out again, and says nothing else meanwhile
-		w.k.o.CannotRoute = says
+		w.k.router.cannotRoute = says
 		w.pass(time.Minute)
 		want("the agent was killed", byCloud)
 		set(strings.Repeat("é", 2000))

@@ -2,16 +2,13 @@ package podip
 
 import (
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
-	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/wake"
 )
 
@@ -69,49 +66,3 @@ func (s *servedPools) mayHave(a netip.Addr) bool {
 	return pools == nil || pools.More ||
 		slices.ContainsFunc(pools.Subnets, func(p netip.Prefix) bool { return p.Contains(a) })
 }
-
-// withdraw tells the plugin that the cluster has no pools, if it has been told of any.
-func (k *Keeper) withdraw() error {
-	was, err := ledger.PoolsServed(k.o.Ledgers)
-	if err == nil && (was == nil || was.None) {
-		return nil
-	}
-	return ledger.Serve(k.o.Ledgers, ledger.Served{None: true})
-}
-
-// tellServed tells the plugin what pools there are, if that has changed. If it knows nothing any more, recheck tells
-// it.
-func (k *Keeper) tellServed() error {
-	k.writing.Lock()
-	defer k.writing.Unlock()
-	was, err := ledger.PoolsServed(k.o.Ledgers)
-	if was == nil && (err == nil || errors.Is(err, ledger.ErrCorrupt)) {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if k.listed = false; k.relist != nil {
-			k.relist()
-		}
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return k.putServedLocked(was)
-}
-
-// putServedLocked notes what pools there are, unless it is noted. The lock is k.writing.
-func (k *Keeper) putServedLocked(was *ledger.Served) error {
-	pools, _ := k.served.get()
-	if pools == nil {
-		return nil
-	}
-	is := ledger.Served{Version: 1, Guard: pools.Guard, Subnets: pools.Subnets, Gateways: pools.Gateways,
-		More: pools.More}
-	if was != nil && reflect.DeepEqual(*was, is) {
-		return nil
-	}
-	return ledger.Serve(k.o.Ledgers, is)
-}
-
-// servedAgain is how often the agent checks that what the plugin was told is still there.
-const servedAgain = 10 * time.Second

@@ -45,7 +45,7 @@ func TestThePluginIsToldWhetherThereArePools(t *testing.T) {
 		}
 		w.end()
 		w.k.SetPools("") // too late
-		w.k = newKeeper(w.k.o, w.c)
+		w.k = newKeeper(w.o, w.c)
 		if is, err := ledger.PoolsServed(w.ledgers); err != nil || is.None {
 			t.Errorf("an agent that has heard nothing told the plugin of %+v, %v", is, err)
 		}

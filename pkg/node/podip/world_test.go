@@ -422,6 +422,7 @@ type world struct {
 	clock   *clock
 	ledgers ledger.Options // without kills
 	net     *ledger.Network
+	o       Options
 	k       *Keeper
 	routes  *routes
 	cidr    netip.Prefix // by which other nodes route to pods of mode Routed
@@ -477,26 +478,27 @@ func (w *world) starts(writes int) {
 	w.t.Helper()
 	o := w.ledgers
 	o.FS = disk{w: w}
-	w.k = newKeeper(Options{Node: node, Ledgers: o, NetnsDirs: []string{filepath.Join(w.dir, "netns")}, Runtime: w.r,
+	w.o = Options{Node: node, Ledgers: o, NetnsDirs: []string{filepath.Join(w.dir, "netns")}, Runtime: w.r,
 		Log:      slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 		PodCIDRs: w.c.PodCIDRs,
 		Serves: func() bool {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			return !w.foreign
-		},
-		PodCIDR: func(is4 bool) netip.Prefix {
-			if !is4 {
-				return netip.Prefix{}
-			}
-			w.k.mu.Lock() // as who knows it does
-			defer w.k.mu.Unlock()
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			return w.cidr
-		}}, w.c)
+		}}
+	w.k = newKeeper(w.o, w.c)
+	w.k.router.podCIDR = func(is4 bool) netip.Prefix {
+		if !is4 {
+			return netip.Prefix{}
+		}
+		w.k.router.mu.Lock() // as ownPodCIDR does
+		defer w.k.router.mu.Unlock()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.cidr
+	}
 	w.routes = &routes{}
-	w.k.table = w.routes
+	w.k.router.table = w.routes
 	ctx, cancel := context.WithCancel(context.Background())
 	w.mu.Lock()
 	w.left, w.killed, w.kill = writes, false, cancel
