@@ -208,7 +208,7 @@ func (n *answerer) answer(ctx context.Context) error {
 			if err := n.api.Say(ctx, was); err != nil {
 				return err
 			}
-			n.log.Info("Said whether pods here can have routed addresses", "cannotRoute", *cannot)
+			n.log.Info("Reported whether pods here can have routed addresses", "cannotRoute", *cannot)
 		}
 		n.noteAnswered(round, *cannot)
 		return nil
@@ -256,7 +256,7 @@ func (n *answerer) answer(ctx context.Context) error {
 	if err := n.api.Say(ctx, answer); err != nil {
 		return err
 	}
-	n.log.Info("Said which addresses of pools are here", "round", round, "held", len(held), "barred", reply.Bar)
+	n.log.Info("Reported held pool addresses", "round", round, "held", len(held), "barred", reply.Bar)
 	n.noteAnswered(round, *cannot)
 	return nil
 }
@@ -291,8 +291,8 @@ func (n *answerer) holds(ctx context.Context, s *sight, uid string) bool {
 
 // addrsOf returns the addresses that a pod has been given, as far as the node knows.
 func (n *answerer) addrsOf(uid string, s *sight) []netip.Addr {
-	of := n.known(uid, s)
-	addrs, err := of.addrs()
+	pod := n.known(uid, s)
+	addrs, err := pod.addrs()
 	if err != nil {
 		return nil // the plugin refuses such a pod
 	}
@@ -300,28 +300,19 @@ func (n *answerer) addrsOf(uid string, s *sight) []netip.Addr {
 }
 
 // known returns what the node knows of a pod: by its watch and files, else by its sandboxes.
-func (n *answerer) known(uid string, s *sight) subject {
-	of, _ := n.pods.get(uid)
+func (n *answerer) known(uid string, s *sight) record {
+	pod, _ := n.pods.get(uid)
 	for _, sandbox := range s.sandboxes {
-		if sandbox.Pod.UID != uid {
-			continue
-		}
-		if text := sandbox.Annotations[v1alpha1.AnnotationAddresses]; of.text == "" && text != "" {
-			of.says(text, n.served.vouchesFor(text))
-		}
-		if of.name == "" {
-			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name
-		}
-		if of.annotations == nil {
-			of.annotations, of.labels = sandbox.Annotations, sandbox.Labels
+		if sandbox.Pod.UID == uid {
+			pod.learn(sandbox, n.served)
 		}
 	}
 	for _, b := range s.bound {
-		if b.uid(s) == uid && of.name == "" {
-			of.namespace, of.name = b.Pod.Namespace, b.Pod.Name
+		if b.uid(s) == uid && pod.name == "" {
+			pod.namespace, pod.name = b.Pod.Namespace, b.Pod.Name
 		}
 	}
-	return of
+	return pod
 }
 
 // unknownPool is the pool of an address of which only the ledger tells.
@@ -359,11 +350,11 @@ func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alph
 	var held []v1alpha1.PodIPHeld
 	for _, uid := range slices.Sorted(maps.Keys(uids)) {
 		_, asked := roll.Asked[pool.UID(uid)]
-		of, err := n.heldBy(ctx, s, uid, asked, wanted)
+		its, err := n.heldBy(ctx, s, uid, asked, wanted)
 		if err != nil {
 			return nil, err
 		}
-		held = append(held, of...)
+		held = append(held, its...)
 	}
 	return held, nil
 }
@@ -372,8 +363,8 @@ func (n *answerer) held(ctx context.Context, s *sight, roll pool.Roll) ([]v1alph
 // wanted. Of a pod that was asked for, and of which nothing says what it was given, every address counts.
 func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool, wanted func(bound) bool) (
 	[]v1alpha1.PodIPHeld, error) {
-	of := n.known(uid, s)
-	addrs, err := of.addrs()
+	pod := n.known(uid, s)
+	addrs, err := pod.addrs()
 	if err != nil { // the plugin has refused it
 		addrs = nil
 	}
@@ -381,12 +372,12 @@ func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool,
 	if err != nil || !p.netns() {
 		return nil, err
 	}
-	given, err := of.given()
+	given, err := pod.given()
 	if err != nil {
 		given = nil
 	}
 	// Of what nobody vouches for that is true which the ledgers know.
-	claimed, err := addressesOf(of.claims)
+	claimed, err := addressesOf(pod.claimed)
 	if err != nil {
 		claimed = nil
 	}
@@ -396,9 +387,9 @@ func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool,
 		}
 	}
 	var held []v1alpha1.PodIPHeld
-	base := v1alpha1.PodIPHeld{PodUID: uid, Namespace: of.namespace, PodName: of.name,
-		Identity: of.annotations[v1alpha1.AnnotationIdentity]}
-	policy := policyOf(of.annotations, of.labels)
+	base := v1alpha1.PodIPHeld{PodUID: uid, Namespace: pod.namespace, PodName: pod.name,
+		Identity: pod.annotations[v1alpha1.AnnotationIdentity]}
+	policy := policyOf(pod.annotations, pod.labels)
 	base.Retention, base.WhenScaled, base.WhenDeleted = policy.RetainIP(), policy.WhenScaled, policy.WhenDeleted
 	if base.Namespace == "" || base.PodName == "" {
 		return nil, fmt.Errorf("pod %s: its name is not known", uid)
@@ -420,7 +411,7 @@ func (n *answerer) heldBy(ctx context.Context, s *sight, uid string, asked bool,
 		held = append(held, h)
 	}
 	if asked && len(held) == 0 {
-		return nil, fmt.Errorf("pod %s is here, and it is not known with which addresses", &of)
+		return nil, fmt.Errorf("pod %s is here, and it is not known with which addresses", &pod)
 	}
 	return held, nil
 }

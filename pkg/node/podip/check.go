@@ -21,7 +21,7 @@ import (
 
 const (
 	workers = 8
-	// A subject that is not settled is due again: after retryFirst, then ever later; one that waits for somebody
+	// A pod that is not settled is due again: after retryFirst, then ever later; one that waits for somebody
 	// else every waitAgain.
 	retryFirst, retryLast = 50 * time.Millisecond, 15 * time.Second
 	waitAgain             = 15 * time.Second
@@ -29,7 +29,7 @@ const (
 	runsAgain = 2 * time.Second
 )
 
-// verdict is when a subject is due again.
+// verdict is when a pod is due again.
 type verdict int
 
 const (
@@ -61,14 +61,14 @@ func (k *checker) run(ctx context.Context, queue workqueue.TypedRateLimitingInte
 	}
 }
 
-// work looks at one subject, and returns false once there will be no more.
+// work checks one pod, and returns false once there will be no more.
 func (k *checker) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string]) bool {
 	uid, shutdown := queue.Get()
 	if shutdown {
 		return false
 	}
 	defer queue.Done(uid)
-	v, err := k.tend(ctx, uid)
+	v, err := k.check(ctx, uid)
 	if ctx.Err() != nil {
 		return true
 	}
@@ -88,103 +88,91 @@ func (k *checker) work(ctx context.Context, queue workqueue.TypedRateLimitingInt
 	return true
 }
 
-// tend does what is to be done about a pod now.
-func (k *checker) tend(ctx context.Context, uid string) (verdict, error) {
-	s, ok := k.pods.due(uid)
+// check does what is to be done about a pod now.
+func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
+	// 1. Which addresses it has.
+	pod, ok := k.pods.due(uid)
 	if !ok {
 		return settled, nil
 	}
-	if s.gone {
-		if s.exists {
-			return settled, nil
-		}
-		return settled, k.follower.forget(uid)
+	if pod.gone {
+		return k.finish(&pod)
 	}
-	if s.claims != "" || s.untold {
-		switch confirmed, err := k.confirm(ctx, &s); {
+	if pod.claimed != "" || pod.unconfirmed {
+		switch confirmed, err := k.confirm(ctx, &pod); {
 		case err != nil:
 			return soon, err
-		case !confirmed && s.text == "" && s.bare == nil && s.alive():
+		case !confirmed && pod.text == "" && pod.observed == nil && pod.alive():
 			k.pods.complain(uid, fmt.Errorf("annotation %s of pod %s: the cluster has not given these addresses to the pod: %.256q",
-				v1alpha1.AnnotationAddresses, &s, s.claims))
+				v1alpha1.AnnotationAddresses, &pod, pod.claimed))
 			return later, nil
 		}
 	}
-	addrs, err := s.addrs()
+	addrs, err := pod.addrs()
 	if err == nil {
 		err = ledger.ValidPodUID(uid)
 	}
 	if err != nil { // the plugin refuses such a pod
 		k.pods.complain(uid, err)
-		if !s.exists {
-			return settled, k.follower.forget(uid)
-		}
-		return settled, nil
+		return k.finish(&pod)
 	}
+
+	// 2. Whether it is here.
 	barred, err := ledger.Barred(k.ledgers, uid)
 	if err != nil {
 		return soon, err
 	}
 	p, err := k.machine.find(ctx, uid, addrs, false)
-	if err == nil && !s.alive() && !p.netns() { // namespaces are looked into once nobody else knows of the pod
+	if err == nil && !pod.alive() && !p.netns() { // namespaces are looked into once nothing else knows of the pod
 		p, err = k.machine.find(ctx, uid, addrs, true)
 	}
 	if err != nil {
 		return soon, err
 	}
-	if s.alive() && !barred {
-		if v, err := k.refuse(ctx, &s, addrs, p); err != nil || v != settled {
+	if pod.alive() && !barred {
+		if v, err := k.refuse(ctx, &pod, addrs, p); err != nil || v != settled {
 			return v, err
 		}
 	}
-	if s.alive() && !p.netns() && !barred && s.conflicts == nil && (s.placed || !k.router.routesTo(&s)) {
+
+	// 3. Whether the cluster knows it all.
+	if pod.alive() && !p.netns() && !barred && pod.conflicts == nil && (pod.placed || !k.router.routesTo(&pod)) {
 		return later, nil // it has not started
 	}
-	if p.netns() && s.conflicts != nil {
-		s.conflicts = nil
+	if p.netns() && pod.conflicts != nil {
+		pod.conflicts = nil
 		k.pods.started(uid)
 	}
-	if s.bound && s.exists && p.netns() { // nothing is to be said that the cluster does not know
-		if s.alive() {
+	if pod.bound && pod.exists && p.netns() {
+		if pod.alive() {
 			return settled, nil
 		}
-		return s.ends(p), s.stray(p)
+		return pod.ends(p), pod.stray(p)
 	}
-	c := &care{checker: k, s: s, addrs: addrs, barred: barred, p: p, ended: !s.alive()}
+
+	// 4. What is to be done about each address.
+	c := &podCheck{checker: k, pod: pod, addrs: addrs, barred: barred, p: p, ended: !pod.alive()}
 	for _, a := range addrs {
 		if v, err := c.address(ctx, a); err != nil || v == soon {
 			return soon, err
 		}
 	}
-	switch {
-	case c.p.netns() && c.took:
-		return soon, nil
-	case c.p.netns() && c.ended:
-		return s.ends(c.p), s.stray(c.p)
-	case c.p.netns() && c.bound == len(addrs):
-		s.bound = true
-		k.pods.settle(s)
-		return settled, nil
-	case c.p.netns():
-		return later, nil
-	case !c.ended:
-		s.placed = k.router.routesTo(&s)
-		k.pods.settle(s)
-		return later, nil
-	}
-	s.gone = true
-	k.pods.settle(s)
-	if s.exists {
+	return c.conclude()
+}
+
+// finish is the end of a pod about which nothing is left to do.
+func (k *checker) finish(pod *record) (verdict, error) {
+	if pod.exists {
 		return settled, nil
 	}
-	return settled, k.follower.forget(uid)
+	return settled, k.follower.forget(pod.uid)
 }
 
 // confirm finds out whether the cluster has given a pod the addresses that its annotation claims, and if so, tells the
 // plugin. Once the pod has ended that is for the agent alone: a PodIP that says so outlives the bar of a pod on this
 // node's disk.
-func (k *checker) confirm(ctx context.Context, s *subject) (bool, error) {
-	text := cmp.Or(s.claims, s.text)
+func (k *checker) confirm(ctx context.Context, pod *record) (bool, error) {
+	text := cmp.Or(pod.claimed, pod.text)
 	claimed, err := addressesOf(text)
 	if err != nil || len(claimed) == 0 {
 		return false, nil // the plugin refuses it
@@ -199,25 +187,25 @@ func (k *checker) confirm(ctx context.Context, s *subject) (bool, error) {
 			return false, err
 		}
 		switch {
-		case o == nil && s.claims == "": // a backup lacks it, and the controller makes it again
+		case o == nil && pod.claimed == "": // a backup lacks it, and the controller makes it again
 			continue
-		case o == nil || o.Spec.PodUID != s.uid:
+		case o == nil || o.Spec.PodUID != pod.uid:
 			return false, nil
 		}
-		ended = ended || o.Status.PodUID == s.uid && o.Status.Phase == v1alpha1.PodIPRetained
+		ended = ended || o.Status.PodUID == pod.uid && o.Status.Phase == v1alpha1.PodIPRetained
 	}
-	return k.follower.confirm(s, text, ended)
+	return k.follower.confirm(pod, text, ended)
 }
 
 // refuse has the runtime stop sandboxes of a pod that have been started without the plugin, as on a node whose network
 // was there before its agent: they have another address than the pod was given, and kubelet makes them again. While it
 // would make such a one again, nothing is said of the pod.
-func (k *checker) refuse(ctx context.Context, s *subject, addrs []netip.Addr, p presence) (verdict, error) {
+func (k *checker) refuse(ctx context.Context, pod *record, addrs []netip.Addr, p presence) (verdict, error) {
 	strangers := p.strangers(addrs)
 	if len(strangers) == 0 {
 		return settled, nil
 	}
-	deep, err := k.machine.find(ctx, s.uid, addrs, true)
+	deep, err := k.machine.find(ctx, pod.uid, addrs, true)
 	if err != nil {
 		return soon, err
 	}
@@ -235,25 +223,25 @@ func (k *checker) refuse(ctx context.Context, s *subject, addrs []netip.Addr, p 
 	}
 	var errs []error
 	for _, id := range strangers {
-		k.log.Warn("Stopped a sandbox that has not got the address of its pod: the node's network was not Stayput's yet",
-			"pod", s.String(), "addrs", addrs, "sandbox", id)
+		k.log.Warn("Stopped sandbox: pod address not assigned, the node's network was not Stayput's yet",
+			"pod", pod.String(), "addrs", addrs, "sandbox", id)
 		errs = append(errs, k.runtime.Stop(ctx, id))
 	}
 	return soon, errors.Join(errs...)
 }
 
 // ends is the verdict on a pod that has ended and is still there.
-func (s *subject) ends(p presence) verdict {
-	if len(p.sandboxes) > 0 && !s.stops {
+func (r *record) ends(p presence) verdict {
+	if len(p.sandboxes) > 0 && !r.stops {
 		return running
 	}
 	return soon
 }
 
-// care is one look at a pod and its addresses.
-type care struct {
+// podCheck is one look at a pod and its addresses.
+type podCheck struct {
 	*checker
-	s      subject
+	pod    record
 	addrs  []netip.Addr
 	p      presence
 	barred bool
@@ -264,15 +252,39 @@ type care struct {
 	name   string
 }
 
+// conclude records what was done, once nothing of it failed.
+func (c *podCheck) conclude() (verdict, error) {
+	pod := &c.pod
+	switch {
+	case c.p.netns() && c.took:
+		return soon, nil
+	case c.p.netns() && c.ended:
+		return pod.ends(c.p), pod.stray(c.p)
+	case c.p.netns() && c.bound == len(c.addrs):
+		pod.bound = true
+		c.pods.settle(*pod)
+		return settled, nil
+	case c.p.netns():
+		return later, nil
+	case !c.ended:
+		pod.placed = c.router.routesTo(pod)
+		c.pods.settle(*pod)
+		return later, nil
+	}
+	pod.gone = true
+	c.pods.settle(*pod)
+	return c.finish(pod)
+}
+
 // address does what is to be done about one address of the pod.
-func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
+func (c *podCheck) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	o, err := c.api.PodIP(ctx, a)
 	if err != nil {
 		return soon, err
 	}
 	l := pool.Local{
-		UID: pool.UID(c.s.uid), Node: c.node, Exists: c.s.exists, Ending: c.s.ending, Over: c.s.over,
-		Netns: c.p.netns(), Barred: c.barred, Conflict: c.s.conflicts[a], IP: ipOf(a, o),
+		UID: pool.UID(c.pod.uid), Node: c.node, Exists: c.pod.exists, Ending: c.pod.ending, Over: c.pod.terminal,
+		Netns: c.p.netns(), Barred: c.barred, Conflict: c.pod.conflicts[a], IP: ipOf(a, o),
 	}
 	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted {
 		l.PodCIDR = c.router.podCIDR(a.Is4())
@@ -291,24 +303,24 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	if o != nil && o.Spec.Mode == v1alpha1.ModeRouted && !l.PodCIDR.IsValid() {
 		said = 0 // how other nodes route to it is still to be said
 	}
-	deed := pool.Tend(l)
-	if deed.Down && !c.took && c.name != "" && (o != nil || c.s.text != "") { // of none else it is known whose it is
+	action := pool.Tend(l)
+	if action.Down && !c.took && c.name != "" && (o != nil || c.pod.text != "") { // of none else it is known whose it is
 		if err := c.takeDown(ctx); err != nil {
 			return soon, err
 		}
 	}
-	if deed.Bar && !c.barred {
-		has, err := ledger.Bar(c.ledgers, c.s.uid, c.addrs...)
+	if action.Bar && !c.barred {
+		has, err := ledger.Bar(c.ledgers, c.pod.uid, c.addrs...)
 		if err != nil {
 			return soon, err
 		}
 		c.barred = true
-		c.log.Info("Barred a pod that has ended", "pod", c.s.String())
+		c.log.Info("Barred pod: it has ended", "pod", c.pod.String())
 		if there, err := c.any(has); err != nil || there {
 			return soon, err
 		}
 	}
-	switch deed.Report {
+	switch action.Report {
 	case "":
 		if l.IP != nil && l.IP.PodUID == l.UID && l.IP.Of == l.UID && l.IP.Node == l.Node && l.IP.Phase == pool.Bound {
 			c.bound += said
@@ -321,13 +333,13 @@ func (c *care) address(ctx context.Context, a netip.Addr) (verdict, error) {
 	case pool.Bound:
 		c.bound += said
 	}
-	return c.report(ctx, o, deed.Report, l)
+	return c.report(ctx, o, action.Report, l)
 }
 
 // lookUp reads the pod past all caches. If the watch is behind, what was read counts.
-func (c *care) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP) error {
-	namespace, name := c.s.namespace, c.s.name
-	if name == "" && o != nil && o.Spec.PodUID == c.s.uid {
+func (c *podCheck) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP) error {
+	namespace, name := c.pod.namespace, c.pod.name
+	if name == "" && o != nil && o.Spec.PodUID == c.pod.uid {
 		namespace, name = o.Spec.Namespace, o.Spec.PodName
 	}
 	if c.name = name; name == "" {
@@ -337,19 +349,19 @@ func (c *care) lookUp(ctx context.Context, l *pool.Local, o *v1alpha1.PodIP) err
 	if err != nil {
 		return err
 	}
-	if p == nil || string(p.UID) != c.s.uid {
+	if p == nil || string(p.UID) != c.pod.uid {
 		return nil
 	}
 	l.Here, l.Elsewhere = p.Spec.NodeName == c.node, p.Spec.NodeName != c.node
 	if l.Here && !l.Exists {
-		l.Exists, l.Ending, l.Over = true, p.DeletionTimestamp != nil, p.over()
+		l.Exists, l.Ending, l.Over = true, p.DeletionTimestamp != nil, p.terminal()
 		c.ended = l.Ending || l.Over
 	}
 	return nil
 }
 
 // any reports whether one of these addresses may be there.
-func (c *care) any(has []ledger.Address) (bool, error) {
+func (c *podCheck) any(has []ledger.Address) (bool, error) {
 	now, err := c.ledgers.Clock.Now()
 	if err != nil {
 		return false, err
@@ -363,11 +375,11 @@ func (c *care) any(has []ledger.Address) (bool, error) {
 }
 
 // isThere reports whether the pod is on the machine, now that it is barred.
-func (c *care) isThere(ctx context.Context) (bool, error) {
+func (c *podCheck) isThere(ctx context.Context) (bool, error) {
 	if c.proved {
 		return false, nil
 	}
-	p, err := c.machine.find(ctx, c.s.uid, c.addrs, true)
+	p, err := c.machine.find(ctx, c.pod.uid, c.addrs, true)
 	if err != nil {
 		return false, err
 	}
@@ -378,7 +390,7 @@ func (c *care) isThere(ctx context.Context) (bool, error) {
 // takeDown takes the interfaces down of the network namespaces that are surely the pod's: by the runtime, or by a
 // ledger that recorded them. Then it has the runtime stop the pod's sandboxes. A namespace that only has the address
 // may be anybody's, and is left alone.
-func (c *care) takeDown(ctx context.Context) error {
+func (c *podCheck) takeDown(ctx context.Context) error {
 	var errs []error
 	var own []ledger.Netns
 	for _, id := range slices.Concat(c.p.sandboxes, c.p.ended) {
@@ -390,7 +402,7 @@ func (c *care) takeDown(ctx context.Context) error {
 		}
 	}
 	for _, b := range c.p.entries {
-		if b.Pod.UID == c.s.uid && b.Netns.Ino != 0 {
+		if b.Pod.UID == c.pod.uid && b.Netns.Ino != 0 {
 			own = append(own, b.Netns)
 		}
 	}
@@ -409,7 +421,7 @@ func (c *care) takeDown(ctx context.Context) error {
 		c.took = true
 	}
 	if c.took {
-		c.log.Warn("Took a pod down that the cluster does not have here any more", "pod", c.s.String(),
+		c.log.Warn("Took pod down: the cluster no longer has it here", "pod", c.pod.String(),
 			"addrs", c.addrs, "sandboxes", c.p.sandboxes)
 	}
 	return errors.Join(errs...)
@@ -420,14 +432,14 @@ const strayAfter = time.Minute
 
 // stray returns what keeps a pod that has ended from being gone, if that ends with nothing that the runtime or a ledger
 // knows.
-func (s *subject) stray(p presence) error {
-	if s.ended.IsZero() || time.Since(s.ended) < strayAfter || len(p.sandboxes)+len(p.entries) > 0 || len(p.spaces) == 0 {
+func (r *record) stray(p presence) error {
+	if r.ended.IsZero() || time.Since(r.ended) < strayAfter || len(p.sandboxes)+len(p.entries) > 0 || len(p.spaces) == 0 {
 		return nil
 	}
 	u := p.spaces[0]
 	if u.Err != nil {
-		return fmt.Errorf("pod %s has ended, and may still have its addresses: %w", s, u.Err)
+		return fmt.Errorf("pod %s has ended, and may still have its addresses: %w", r, u.Err)
 	}
 	return fmt.Errorf("pod %s has ended, and an address of it is configured in network namespace %s, of which neither "+
-		"the runtime nor the node's records say whose it is: end it by hand", s, u.Path)
+		"the runtime nor the node's records say whose it is: end it by hand", r, u.Path)
 }

@@ -46,8 +46,8 @@ func (p *Pod) DeepCopyObject() runtime.Object {
 	return &c
 }
 
-// over reports whether the pod has ended for good: no node starts it again.
-func (p *Pod) over() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
+// terminal reports whether the pod has ended for good: no node starts it again.
+func (p *Pod) terminal() bool { return p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed" }
 
 // slim drops what does not matter here, and may be large: the agent keeps the pods of its node.
 func (p *Pod) slim() {

@@ -66,7 +66,7 @@ func TestTheAPIServerIsAskedPastItsCaches(t *testing.T) {
 	})
 	pods, version, err := c.Pods(t.Context())
 	check(t, err)
-	if len(pods) != 1 || version != "7" || pods[0].UID != "u" || !pods[0].over() || pods[0].Spec.NodeName != "n1" ||
+	if len(pods) != 1 || version != "7" || pods[0].UID != "u" || !pods[0].terminal() || pods[0].Spec.NodeName != "n1" ||
 		pods[0].Annotations[v1alpha1.AnnotationAddresses] != "[]" ||
 		len(pods[0].Annotations)+len(pods[0].Labels)+len(pods[0].ManagedFields) != 1 {
 		t.Errorf("version %s of %+v", version, pods)

@@ -253,7 +253,7 @@ func (f *follower) beginEpoch(ctx context.Context, again context.CancelFunc) (be
 		f.log.Warn("Lost the files of pools: until the next boot only pods that the agent confirms get addresses of pools",
 			"stateDir", f.ledgers.StateDir)
 	} else {
-		f.log.Info("The cluster may have forgotten pods: addresses of pools are for those alone that it has now",
+		f.log.Info("Began epoch: the cluster may have forgotten pods, only those that it has now get addresses of pools",
 			"epoch", epoch)
 	}
 	return begun, f.putServedLocked(served)
@@ -262,15 +262,15 @@ func (f *follower) beginEpoch(ctx context.Context, again context.CancelFunc) (be
 // replace records a list of all pods of the node that was made since an epoch was begun. Those that changed, or after
 // an interruption all, are queued.
 func (f *follower) replace(pods []Pod, begun int64, interrupted bool) error {
-	is := map[string]bool{}
+	all := map[string]bool{}
 	for i := range pods {
-		is[string(pods[i].UID)] = true
+		all[string(pods[i].UID)] = true
 		if err := f.put(&pods[i]); err != nil {
 			return err
 		}
 	}
 	// The table is whole before the list counts: who finds it complete relies on that.
-	f.pods.replaceAll(is)
+	f.pods.replaceAll(all)
 	if before := f.listing.end(begun); interrupted || !before {
 		f.pods.enqueueAll()
 	}
@@ -308,7 +308,7 @@ func (f *follower) put(p *Pod) error {
 
 // confirm records that the addresses of a pod are its own, and tells the plugin so if it may start with them. It returns
 // false if what is known of the pod has changed.
-func (f *follower) confirm(s *subject, text string, ended bool) (bool, error) {
+func (f *follower) confirm(s *record, text string, ended bool) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	confirmed, tells := f.pods.mayConfirm(s.uid, text)

@@ -15,63 +15,78 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// subject is a pod that has, or may have, addresses of pools on this node.
-type subject struct {
+// record is what is known of a pod that has, or may have, addresses of pools on this node.
+type record struct {
 	uid             string
 	namespace, name string
-	version         string
+	version         string // of the API server's object, empty if it was never seen
 	annotations     map[string]string
 	labels          map[string]string
-	text            string       // of its addresses, which somebody vouches for
-	claims          string       // what its annotation says, if that is not known to be true
-	bare            []netip.Addr // addresses of which only the ledger tells, or only the pod's network namespace
-	// untold: the plugin is to be told of the pod once its PodIPs say the same.
-	untold bool
+
+	text     string       // the annotation with its addresses, empty if nothing vouches for one
+	claimed  string       // what its annotation says, empty if that is known to be true
+	observed []netip.Addr // addresses of which only the ledger tells, or only the pod's network namespace
+	// unconfirmed: the plugin is to be told of the pod once its PodIPs say the same.
+	unconfirmed bool
 	// conflicts are the MAC addresses of other machines that had an address when the pod was to start. It is never changed
 	// in place.
 	conflicts map[netip.Addr]string
+
 	// By the watch of the node's pods.
-	exists, ending, over bool
-	// bound: the cluster knows that the pod has its addresses here. gone: all that is to be done for a pod that is gone
-	// was done. Both hold until something of the pod changes that matters, or all are due again; looks counts
-	// that.
-	bound, gone bool
-	// placed: the cluster knows that other nodes are to route to the pod, which has not started. It holds as long.
-	placed bool
-	looks  int
+	exists, ending, terminal bool
 	// stops: the runtime has said that it stops the sandbox, and not since that it runs another one.
 	stops bool
 	// ended is when it was found that the pod has ended, zero if it has not, or is about to.
 	ended time.Time
-	said  string // the last trouble with it
+
+	// bound: the cluster knows that the pod has its addresses here. placed: the cluster knows that other nodes are to route
+	// to the pod, which has not started. gone: all that is to be done for a pod that is gone was done. They hold until
+	// something of the pod changes that matters, or all are due again; changes counts that.
+	bound, placed, gone bool
+	changes             int
+	complaint           string // what was logged last about the pod
 }
 
 // alive reports whether kubelet may start the pod, or has.
-func (s *subject) alive() bool { return s.exists && !s.ending && !s.over }
+func (r *record) alive() bool { return r.exists && !r.ending && !r.terminal }
 
-func (s *subject) String() string {
-	if s.name == "" {
-		return s.uid
+func (r *record) String() string {
+	if r.name == "" {
+		return r.uid
 	}
-	return s.namespace + "/" + s.name + " (" + s.uid + ")"
+	return r.namespace + "/" + r.name + " (" + r.uid + ")"
 }
 
-// says notes what an annotation of the pod says. Unless it is vouched for, that is a claim: what the pod is known to
+// setText notes what an annotation of the pod says. Unless it is vouched for, that is a claim: what the pod is known to
 // have stands.
-func (s *subject) says(text string, vouched bool) {
-	if s.claims = text; vouched || text == s.text {
-		s.text, s.claims = text, ""
+func (r *record) setText(text string, vouched bool) {
+	if r.claimed = text; vouched || text == r.text {
+		r.text, r.claimed = text, ""
 	}
 }
 
-// given are the addresses of a subject, as the controller has written them.
-func (s *subject) given() ([]pool.Address, error) {
-	all, err := addressesOf(s.text)
+// learn takes over what a sandbox of the pod tells that is not known yet.
+func (r *record) learn(sandbox cri.Sandbox, served *servedPools) {
+	if text := sandbox.Annotations[v1alpha1.AnnotationAddresses]; r.text == "" && text != "" {
+		r.setText(text, served.vouchesFor(text))
+	}
+	if r.name == "" {
+		r.namespace, r.name = sandbox.Pod.Namespace, sandbox.Pod.Name
+	}
+	if r.annotations == nil {
+		r.annotations, r.labels = sandbox.Annotations, sandbox.Labels
+	}
+}
+
+// given are the addresses of the pod, as the controller has written them.
+func (r *record) given() ([]pool.Address, error) {
+	all, err := addressesOf(r.text)
 	if err != nil {
-		return nil, fmt.Errorf("annotation %s of pod %s: %w", v1alpha1.AnnotationAddresses, s, err)
+		return nil, fmt.Errorf("annotation %s of pod %s: %w", v1alpha1.AnnotationAddresses, r, err)
 	}
 	return all, nil
 }
@@ -84,13 +99,13 @@ func addressesOf(text string) (all []pool.Address, err error) {
 	return all, err
 }
 
-// addrs are the addresses of a subject.
-func (s *subject) addrs() ([]netip.Addr, error) {
-	given, err := s.given()
-	all := slices.Clone(s.bare)
+// addrs are the addresses of the pod.
+func (r *record) addrs() ([]netip.Addr, error) {
+	given, err := r.given()
+	all := slices.Clone(r.observed)
 	for _, a := range given {
 		if !a.Prefix.IsValid() {
-			return nil, fmt.Errorf("annotation %s of pod %s: expected an address in each", v1alpha1.AnnotationAddresses, s)
+			return nil, fmt.Errorf("annotation %s of pod %s: expected an address in each", v1alpha1.AnnotationAddresses, r)
 		}
 		if !slices.Contains(all, a.Prefix.Addr()) {
 			all = append(all, a.Prefix.Addr())
@@ -109,16 +124,16 @@ type podTable struct {
 
 	mu sync.Mutex
 	// queue has the UIDs of pods that are due, nil while the cluster has no pool.
-	queue    workqueue.TypedRateLimitingInterface[string]
-	subjects map[string]*subject
-	all      map[string]bool // the UIDs of all pods of the node, by their watch
+	queue   workqueue.TypedRateLimitingInterface[string]
+	records map[string]*record
+	all     map[string]bool // the UIDs of all pods of the node, by their watch
 }
 
 // begin forgets all pods, and queues those that come.
 func (t *podTable) begin(queue workqueue.TypedRateLimitingInterface[string]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.queue, t.subjects, t.all = queue, map[string]*subject{}, map[string]bool{}
+	t.queue, t.records, t.all = queue, map[string]*record{}, map[string]bool{}
 }
 
 // end queues none any more.
@@ -128,10 +143,10 @@ func (t *podTable) end() {
 	t.queue = nil
 }
 
-func (t *podTable) enqueueLocked(s *subject) {
+func (t *podTable) enqueueLocked(r *record) {
 	if t.queue != nil {
-		t.queue.Forget(s.uid)
-		t.queue.Add(s.uid)
+		t.queue.Forget(r.uid)
+		t.queue.Add(r.uid)
 	}
 }
 
@@ -139,10 +154,10 @@ func (t *podTable) enqueueLocked(s *subject) {
 func (t *podTable) enqueueAll() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range t.subjects {
-		s.bound, s.gone, s.placed = false, false, false
-		s.looks++
-		t.enqueueLocked(s)
+	for _, r := range t.records {
+		r.bound, r.gone, r.placed = false, false, false
+		r.changes++
+		t.enqueueLocked(r)
 	}
 }
 
@@ -150,11 +165,11 @@ func (t *podTable) enqueueAll() {
 func (t *podTable) guardChanged() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range t.subjects {
-		if s.claims != "" {
-			s.says(s.claims, t.served.vouchesFor(s.claims))
-			s.untold = t.listing.isLost() && s.claims == ""
-			t.enqueueLocked(s)
+	for _, r := range t.records {
+		if r.claimed != "" {
+			r.setText(r.claimed, t.served.vouchesFor(r.claimed))
+			r.unconfirmed = t.listing.isLost() && r.claimed == ""
+			t.enqueueLocked(r)
 		}
 	}
 }
@@ -166,44 +181,44 @@ func (t *podTable) look(pod ledger.Pod, annotations map[string]string, stops boo
 	if t.queue == nil {
 		return
 	}
-	s := t.subjects[pod.UID]
-	if s == nil {
+	r := t.records[pod.UID]
+	if r == nil {
 		text := annotations[v1alpha1.AnnotationAddresses]
 		if text == "" {
 			return
 		}
-		s = &subject{uid: pod.UID, namespace: pod.Namespace, name: pod.Name, annotations: annotations}
-		s.says(text, t.served.vouchesFor(text))
-		t.subjects[pod.UID] = s
+		r = &record{uid: pod.UID, namespace: pod.Namespace, name: pod.Name, annotations: annotations}
+		r.setText(text, t.served.vouchesFor(text))
+		t.records[pod.UID] = r
 	}
-	s.stops = stops
-	t.enqueueLocked(s)
+	r.stops = stops
+	t.enqueueLocked(r)
 }
 
 // conflict notes that another machine on the link has addresses of a pod.
 func (t *podTable) conflict(uid, mac string, addrs []netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.subjects[uid]
-	if s == nil {
+	r := t.records[uid]
+	if r == nil {
 		return
 	}
-	s.conflicts = maps.Clone(s.conflicts)
-	if s.conflicts == nil {
-		s.conflicts = map[netip.Addr]string{}
+	r.conflicts = maps.Clone(r.conflicts)
+	if r.conflicts == nil {
+		r.conflicts = map[netip.Addr]string{}
 	}
 	for _, a := range addrs {
-		s.conflicts[a] = mac
+		r.conflicts[a] = mac
 	}
-	t.enqueueLocked(s)
+	t.enqueueLocked(r)
 }
 
 // started forgets the conflicts of a pod that has started since.
 func (t *podTable) started(uid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.subjects[uid]; s != nil {
-		s.conflicts = nil
+	if r := t.records[uid]; r != nil {
+		r.conflicts = nil
 	}
 }
 
@@ -214,37 +229,37 @@ func (t *podTable) put(p *Pod, told string) (tells bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all[uid] = true
-	s := t.subjects[uid]
-	if s == nil && text == "" {
+	r := t.records[uid]
+	if r == nil && text == "" {
 		return false
 	}
-	if s == nil {
-		s = &subject{uid: uid}
-		t.subjects[uid] = s
+	if r == nil {
+		r = &record{uid: uid}
+		t.records[uid] = r
 	}
-	changed := !s.exists || s.ending != (p.DeletionTimestamp != nil) || s.over != p.over()
-	was, claims := s.text, s.claims
+	changed := !r.exists || r.ending != (p.DeletionTimestamp != nil) || r.terminal != p.terminal()
+	was, claims := r.text, r.claimed
 	if text != "" {
-		s.says(text, told == text || t.served.vouchesFor(text))
+		r.setText(text, told == text || t.served.vouchesFor(text))
 	}
-	if !s.exists || s.text != was || s.claims != claims {
-		changed, s.bound, s.placed = true, false, false
+	if !r.exists || r.text != was || r.claimed != claims {
+		changed, r.bound, r.placed = true, false, false
 	}
-	version := s.version
-	s.namespace, s.name, s.version = p.Namespace, p.Name, p.ResourceVersion
-	s.annotations, s.labels = maps.Clone(p.Annotations), p.Labels
-	s.exists, s.ending, s.over = true, p.DeletionTimestamp != nil, p.over()
+	version := r.version
+	r.namespace, r.name, r.version = p.Namespace, p.Name, p.ResourceVersion
+	r.annotations, r.labels = maps.Clone(p.Annotations), p.Labels
+	r.exists, r.ending, r.terminal = true, p.DeletionTimestamp != nil, p.terminal()
 	// Its bar may be lost: then the PodIPs say whether the pod has ended here.
-	tells = s.alive() && s.text == text && told != text
+	tells = r.alive() && r.text == text && told != text
 	lost := t.listing.isLost()
-	s.untold, tells = tells && lost, tells && !lost
+	r.unconfirmed, tells = tells && lost, tells && !lost
 	switch {
-	case changed || s.untold:
-		s.gone = false
-		s.looks++
-		t.enqueueLocked(s)
-	case version != s.version && p.Status.PodIP != "" && !s.bound && !s.gone: // it has started
-		t.enqueueLocked(s)
+	case changed || r.unconfirmed:
+		r.gone = false
+		r.changes++
+		t.enqueueLocked(r)
+	case version != r.version && p.Status.PodIP != "" && !r.bound && !r.gone: // it has started
+		t.enqueueLocked(r)
 	}
 	return tells
 }
@@ -258,9 +273,9 @@ func (t *podTable) vanished(uid string) {
 }
 
 func (t *podTable) vanishedLocked(uid string) {
-	if s := t.subjects[uid]; s != nil && s.exists {
-		s.exists = false
-		t.enqueueLocked(s)
+	if r := t.records[uid]; r != nil && r.exists {
+		r.exists = false
+		t.enqueueLocked(r)
 	}
 }
 
@@ -269,7 +284,7 @@ func (t *podTable) replaceAll(all map[string]bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all = all
-	for uid := range t.subjects {
+	for uid := range t.records {
 		if !all[uid] {
 			t.vanishedLocked(uid)
 		}
@@ -277,30 +292,30 @@ func (t *podTable) replaceAll(all map[string]bool) {
 }
 
 // due returns what is known of a pod now, false if it is not to be checked yet.
-func (t *podTable) due(uid string) (subject, bool) {
+func (t *podTable) due(uid string) (record, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.subjects[uid]
-	if s == nil || !t.listing.isComplete() {
-		return subject{}, false // all are queued with the list
+	r := t.records[uid]
+	if r == nil || !t.listing.isComplete() {
+		return record{}, false // all are queued with the list
 	}
 	switch {
-	case s.exists && !s.over:
-		s.ended = time.Time{}
-	case s.ended.IsZero():
-		s.ended = time.Now()
+	case r.exists && !r.terminal:
+		r.ended = time.Time{}
+	case r.ended.IsZero():
+		r.ended = time.Now()
 	}
-	return *s, true
+	return *r, true
 }
 
 // get returns what is known of a pod, false if nothing is.
-func (t *podTable) get(uid string) (subject, bool) {
+func (t *podTable) get(uid string) (record, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.subjects[uid]; s != nil {
-		return *s, true
+	if r := t.records[uid]; r != nil {
+		return *r, true
 	}
-	return subject{uid: uid}, false
+	return record{uid: uid}, false
 }
 
 // uids returns the UIDs of the pods that are known, and of all pods that the API server has on the node.
@@ -308,7 +323,7 @@ func (t *podTable) uids() (known, all map[string]bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	known = map[string]bool{}
-	for uid := range t.subjects {
+	for uid := range t.records {
 		known[uid] = true
 	}
 	return known, maps.Clone(t.all)
@@ -316,15 +331,15 @@ func (t *podTable) uids() (known, all map[string]bool) {
 
 // settle records what was done about a pod that was due: whether it is bound, placed or gone. If it has changed since,
 // it is due again, and that counts for nothing.
-func (t *podTable) settle(s subject) {
+func (t *podTable) settle(r record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	is := t.subjects[s.uid]
-	if is == nil || is.looks != s.looks {
+	is := t.records[r.uid]
+	if is == nil || is.changes != r.changes {
 		return
 	}
-	if is.gone = is.gone || s.gone; is.text == s.text {
-		is.bound, is.placed = is.bound || s.bound, s.placed
+	if is.gone = is.gone || r.gone; is.text == r.text {
+		is.bound, is.placed = is.bound || r.bound, r.placed
 	}
 }
 
@@ -332,37 +347,37 @@ func (t *podTable) settle(s subject) {
 func (t *podTable) mayConfirm(uid, text string) (confirmed, tells bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.subjects[uid]
-	if s == nil || !t.listing.isComplete() || cmp.Or(s.claims, s.text) != text {
+	r := t.records[uid]
+	if r == nil || !t.listing.isComplete() || cmp.Or(r.claimed, r.text) != text {
 		return false, false
 	}
-	return true, s.alive()
+	return true, r.alive()
 }
 
 // confirm records that the addresses of a pod are its own, and whether the plugin was told so.
-func (t *podTable) confirm(uid, text string, told bool) subject {
+func (t *podTable) confirm(uid, text string, told bool) record {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.subjects[uid]
-	s.says(text, true)
-	s.untold = s.untold && !told
-	s.looks++
-	return *s
+	r := t.records[uid]
+	r.setText(text, true)
+	r.unconfirmed = r.unconfirmed && !told
+	r.changes++
+	return *r
 }
 
 // remove forgets a pod.
 func (t *podTable) remove(uid string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.subjects, uid)
+	delete(t.records, uid)
 }
 
 // complain logs what is wrong with a pod, once.
 func (t *podTable) complain(uid string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.subjects[uid]; s != nil && s.said != err.Error() {
-		s.said = err.Error()
+	if r := t.records[uid]; r != nil && r.complaint != err.Error() {
+		r.complaint = err.Error()
 		t.log.Warn("A pod has no address of a pool", "err", err)
 	}
 }
@@ -372,10 +387,10 @@ func (t *podTable) complain(uid string, err error) {
 func (t *podTable) unproven() (n int, oldest time.Duration, works bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, s := range t.subjects {
-		if !s.ended.IsZero() && !s.gone {
+	for _, r := range t.records {
+		if !r.ended.IsZero() && !r.gone {
 			n++
-			oldest = max(oldest, time.Since(s.ended))
+			oldest = max(oldest, time.Since(r.ended))
 		}
 	}
 	return n, oldest, t.queue != nil
@@ -386,8 +401,8 @@ func (t *podTable) keepFiles(files map[string]ledger.PoolPod) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for uid, f := range files {
-		if f.Text != "" && t.subjects[uid] == nil {
-			t.subjects[uid] = &subject{uid: uid, text: f.Text}
+		if f.Text != "" && t.records[uid] == nil {
+			t.records[uid] = &record{uid: uid, text: f.Text}
 		}
 	}
 }
@@ -398,54 +413,43 @@ func (t *podTable) learn(s *sight, files map[string]ledger.PoolPod, deleted map[
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	listed := t.listing.isComplete()
-	know := func(uid string) *subject {
-		if t.subjects[uid] == nil {
-			t.subjects[uid] = &subject{uid: uid}
-			t.enqueueLocked(t.subjects[uid])
+	know := func(uid string) *record {
+		if t.records[uid] == nil {
+			t.records[uid] = &record{uid: uid}
+			t.enqueueLocked(t.records[uid])
 		}
-		return t.subjects[uid]
+		return t.records[uid]
 	}
 	for uid, addrs := range deleted {
-		know(uid).bare = addrs
+		know(uid).observed = addrs
 	}
 	for uid, f := range files {
 		if f.Text == "" {
 			continue
 		}
-		if of := know(uid); of.text == "" {
-			of.text = f.Text
+		if r := know(uid); r.text == "" {
+			r.text = f.Text
 		}
 	}
 	for _, sandbox := range s.sandboxes {
-		text := sandbox.Annotations[v1alpha1.AnnotationAddresses]
-		if text == "" && t.subjects[sandbox.Pod.UID] == nil {
-			continue
-		}
-		of := know(sandbox.Pod.UID)
-		if of.text == "" && text != "" {
-			of.says(text, t.served.vouchesFor(text))
-		}
-		if of.name == "" {
-			of.namespace, of.name = sandbox.Pod.Namespace, sandbox.Pod.Name
-		}
-		if of.annotations == nil {
-			of.annotations, of.labels = sandbox.Annotations, sandbox.Labels
+		if sandbox.Annotations[v1alpha1.AnnotationAddresses] != "" || t.records[sandbox.Pod.UID] != nil {
+			know(sandbox.Pod.UID).learn(sandbox, t.served)
 		}
 	}
 	for _, b := range s.bound {
 		uid, pod := b.uid(s), b.Pod
-		if uid == "" || t.subjects[uid] == nil && (!b.foreign || !listed || t.all[uid]) {
+		if uid == "" || t.records[uid] == nil && (!b.foreign || !listed || t.all[uid]) {
 			continue // the cluster says that it has none of a pool, or nothing does that it has one
 		}
 		if pod.Name == "" {
 			pod = s.sandboxes[b.Attachment.ContainerID].Pod
 		}
-		of := know(uid)
-		if of.text == "" && b.foreign && !slices.Contains(of.bare, b.Addr) {
-			of.bare = append(of.bare, b.Addr)
+		r := know(uid)
+		if r.text == "" && b.foreign && !slices.Contains(r.observed, b.Addr) {
+			r.observed = append(r.observed, b.Addr)
 		}
-		if of.name == "" {
-			of.namespace, of.name = pod.Namespace, pod.Name
+		if r.name == "" {
+			r.namespace, r.name = pod.Namespace, pod.Name
 		}
 	}
 }

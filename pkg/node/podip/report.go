@@ -13,11 +13,11 @@ import (
 	"github.com/stayput/stayput/pkg/pool"
 )
 
-// report writes the status of a PodIP. If that has changed since it was read, the subject is due again.
-func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (verdict, error) {
+// report writes the status of a PodIP. If that has changed since it was read, the pod is due again.
+func (c *podCheck) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, l pool.Local) (verdict, error) {
 	since := metav1.NewTime(c.machine.now().UTC().Truncate(time.Second))
 	is := &v1alpha1.PodIP{ObjectMeta: metav1.ObjectMeta{Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion}}
-	is.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.s.uid, NodeName: c.node, Since: &since}
+	is.Status = v1alpha1.PodIPStatus{Phase: v1alpha1.PodIPPhase(phase), PodUID: c.pod.uid, NodeName: c.node, Since: &since}
 	if phase == pool.Allocated {
 		is.Status.Conflict = l.Conflict
 	}
@@ -31,7 +31,7 @@ func (c *care) report(ctx context.Context, o *v1alpha1.PodIP, phase pool.Phase, 
 	case err != nil:
 		return soon, err
 	}
-	c.log.Info(fmt.Sprintf("Reported an address of a pool %s", phase), "pod", c.s.String(), "podip", o.Name)
+	c.log.Info(fmt.Sprintf("Reported an address of a pool %s", phase), "pod", c.pod.String(), "podip", o.Name)
 	return settled, nil
 }
 

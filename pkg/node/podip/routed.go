@@ -361,7 +361,7 @@ func (r *router) network() (all []netip.Prefix) {
 }
 
 // routesTo reports whether other nodes are to route to a pod, and it is known how.
-func (r *router) routesTo(s *subject) bool {
+func (r *router) routesTo(s *record) bool {
 	given, err := s.given()
 	return err == nil && slices.ContainsFunc(given, func(a pool.Address) bool {
 		return a.Mode == pool.Routed && r.podCIDR(a.Prefix.Addr().Is4()).IsValid()

@@ -40,7 +40,7 @@ func TestAPodWhoseSandboxRunsIsLookedAtOnceTheRuntimeStopsIt(t *testing.T) {
 		{"the runtime stops it, and lists it as running still", true, runs, soon},
 		{"it runs no more, and its network is there", false, gone, soon},
 	} {
-		if got := (&subject{stops: c.stops}).ends(c.at); got != c.want {
+		if got := (&record{stops: c.stops}).ends(c.at); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
