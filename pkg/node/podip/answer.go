@@ -167,20 +167,28 @@ func (n *answerer) run(ctx context.Context) {
 	}
 }
 
+// owed returns the roll if its round is to be answered, nil if it was, and what is known of cannotRoute.
+func (n *answerer) owed() (roll *v1alpha1.PodIPRoll, cannotRoute *string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.roll == nil {
+		return nil, nil
+	}
+	spec := &n.roll.Spec
+	known := n.answered == spec.Round && (n.cannotRoute == nil || *n.cannotRoute == n.saidCannot)
+	waited := spec.Recalling || len(spec.Asked) > 0
+	if known && !(waited && n.machine.now().Sub(n.answeredAt).Abs() > answerAgain) {
+		return nil, nil
+	}
+	return n.roll, n.cannotRoute
+}
+
 // answer answers the round of the roll, unless this node has.
 func (n *answerer) answer(ctx context.Context) error {
 	// 1. Whether there is anything to answer.
 	listed := n.listing.isComplete()
-	n.mu.Lock()
-	o := n.roll
-	cannot := n.cannotRoute
-	known := o != nil && n.answered == o.Spec.Round && (cannot == nil || *cannot == n.saidCannot)
-	waited := o != nil && (o.Spec.Recalling || len(o.Spec.Asked) > 0)
-	if known && waited && n.machine.now().Sub(n.answeredAt).Abs() > answerAgain {
-		known = false
-	}
-	n.mu.Unlock()
-	if o == nil || known {
+	o, cannot := n.owed()
+	if o == nil {
 		return nil
 	}
 	node, err := n.api.Node(ctx)
@@ -190,22 +198,22 @@ func (n *answerer) answer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	was, err := n.api.Answer(ctx)
+	last, err := n.api.Answer(ctx)
 	if err != nil {
 		return err
 	}
 	if cannot == nil {
 		cannot = new(string)
-		if was != nil {
-			*cannot = was.Spec.CannotRoute
+		if last != nil {
+			*cannot = last.Spec.CannotRoute
 		}
 	}
 	round := o.Spec.Round
-	if was != nil && was.Spec.Round >= round &&
-		slices.ContainsFunc(was.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == node }) {
-		if was.Spec.CannotRoute != *cannot {
-			was.Spec.CannotRoute = *cannot
-			if err := n.api.Say(ctx, was); err != nil {
+	if last != nil && last.Spec.Round >= round &&
+		slices.ContainsFunc(last.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == node }) {
+		if last.Spec.CannotRoute != *cannot {
+			last.Spec.CannotRoute = *cannot
+			if err := n.api.Say(ctx, last); err != nil {
 				return err
 			}
 			n.log.Info("Reported whether pods here can have routed addresses", "cannotRoute", *cannot)
@@ -215,35 +223,13 @@ func (n *answerer) answer(ctx context.Context) error {
 	}
 
 	// 2. What is heeded from now on. The files are written again, from a list that is as new as the question.
-	checked, _, err := ledger.Rechecked(n.ledgers)
-	if err != nil {
-		return err
-	}
 	roll := rollOf(o)
-	s, err := n.machine.see(ctx, true)
-	if err != nil {
+	if heeded, err := n.heed(ctx, roll, listed); err != nil || !heeded {
 		return err
-	}
-	reply := pool.Respond(roll, func(uid pool.UID) bool { return n.holds(ctx, s, string(uid)) }, checked)
-	if reply.Checked {
-		n.listing.recall(roll.Epoch)
-		return nil // called again after the list
-	}
-	if !listed {
-		return nil
-	}
-	slices.Sort(reply.Bar)
-	for _, uid := range reply.Bar {
-		if ledger.ValidPodUID(string(uid)) != nil {
-			continue // an address
-		}
-		if _, err := ledger.Bar(n.ledgers, string(uid)); err != nil {
-			return err
-		}
 	}
 
 	// 3. What is there after that.
-	s, err = n.machine.see(ctx, true)
+	s, err := n.machine.see(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -256,9 +242,41 @@ func (n *answerer) answer(ctx context.Context) error {
 	if err := n.api.Say(ctx, answer); err != nil {
 		return err
 	}
-	n.log.Info("Reported held pool addresses", "round", round, "held", len(held), "barred", reply.Bar)
+	n.log.Info("Reported held pool addresses", "round", round, "held", len(held))
 	n.noteAnswered(round, *cannot)
 	return nil
+}
+
+// heed has the epoch of a roll begun, and bars the pods that it asks for and that are not here. It returns false if the
+// epoch is not begun yet, or the pods are not listed since: the next list calls for the answer again.
+func (n *answerer) heed(ctx context.Context, roll pool.Roll, listed bool) (bool, error) {
+	checked, _, err := ledger.Rechecked(n.ledgers)
+	if err != nil {
+		return false, err
+	}
+	s, err := n.machine.see(ctx, true)
+	if err != nil {
+		return false, err
+	}
+	reply := pool.Respond(roll, func(uid pool.UID) bool { return n.holds(ctx, s, string(uid)) }, checked)
+	if reply.Checked {
+		n.listing.recall(roll.Epoch)
+		return false, nil
+	}
+	if !listed {
+		return false, nil
+	}
+	slices.Sort(reply.Bar)
+	for _, uid := range reply.Bar {
+		if ledger.ValidPodUID(string(uid)) != nil {
+			continue // an address
+		}
+		if _, err := ledger.Bar(n.ledgers, string(uid)); err != nil {
+			return false, err
+		}
+		n.log.Info("Barred pod: it was asked for and is not here", "pod", uid)
+	}
+	return true, nil
 }
 
 func ownerOf(node string, uid types.UID) metav1.OwnerReference {

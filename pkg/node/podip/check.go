@@ -39,8 +39,8 @@ const (
 	running                // its sandbox is to end, and the runtime says once it does
 )
 
-// checker checks pods that are due, several at a time: what the cluster is to know of them, and what is to be done. It has
-// no lock: it has no state.
+// checker checks pods that are due, several at a time: what the cluster is to know of them, and what is to be done. It
+// has no lock: it has no state.
 type checker struct {
 	node     string
 	api      api
@@ -88,6 +88,9 @@ func (k *checker) work(ctx context.Context, queue workqueue.TypedRateLimitingInt
 	return true
 }
 
+// errNotGiven is about what an annotation claims, and nothing vouches for.
+var errNotGiven = errors.New("the cluster has not given these addresses to the pod")
+
 // check does what is to be done about a pod now.
 func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 	// 1. Which addresses it has.
@@ -103,8 +106,8 @@ func (k *checker) check(ctx context.Context, uid string) (verdict, error) {
 		case err != nil:
 			return soon, err
 		case !confirmed && pod.text == "" && pod.observed == nil && pod.alive():
-			k.pods.complain(uid, fmt.Errorf("annotation %s of pod %s: the cluster has not given these addresses to the pod: %.256q",
-				v1alpha1.AnnotationAddresses, &pod, pod.claimed))
+			k.pods.complain(uid, fmt.Errorf("annotation %s of pod %s: %w: %.256q", v1alpha1.AnnotationAddresses, &pod,
+				errNotGiven, pod.claimed))
 			return later, nil
 		}
 	}

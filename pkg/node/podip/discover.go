@@ -20,8 +20,8 @@ const (
 	sweepEvery                   = 12 * time.Hour
 )
 
-// discoverer looks for pods in the node's own books, and among those that run, that the cluster may have no more. It has
-// no lock: it has no state.
+// discoverer looks for pods in the node's own books, and among those that run, that the cluster may have no more. It
+// has no lock: it has no state.
 type discoverer struct {
 	api      api
 	ledgers  ledger.Options

@@ -133,9 +133,9 @@ func (l *listing) setLost(lost bool) {
 	l.lost = lost
 }
 
-// follower knows the pods of the node, and tells the plugin of them and of the cluster's pools. Nothing else writes these
-// files: a file of before a recall must not be written after it. mu is held while they are written, and taken before all
-// other locks.
+// follower knows the pods of the node, and tells the plugin of them and of the cluster's pools. Nothing else writes
+// these files: a file of before a recall must not be written after it. mu is held while they are written, and taken
+// before all other locks.
 type follower struct {
 	node     string
 	api      api
@@ -306,8 +306,8 @@ func (f *follower) put(p *Pod) error {
 	return nil
 }
 
-// confirm records that the addresses of a pod are its own, and tells the plugin so if it may start with them. It returns
-// false if what is known of the pod has changed.
+// confirm records that the addresses of a pod are its own, and tells the plugin so if it may start with them. It
+// returns false if what is known of the pod has changed.
 func (f *follower) confirm(s *record, text string, ended bool) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -43,9 +43,9 @@ type record struct {
 	// ended is when it was found that the pod has ended, zero if it has not, or is about to.
 	ended time.Time
 
-	// bound: the cluster knows that the pod has its addresses here. placed: the cluster knows that other nodes are to route
-	// to the pod, which has not started. gone: all that is to be done for a pod that is gone was done. They hold until
-	// something of the pod changes that matters, or all are due again; changes counts that.
+	// bound: the cluster knows that the pod has its addresses here. placed: the cluster knows that other nodes are to
+	// route to the pod, which has not started. gone: all that is to be done for a pod that is gone was done. They hold
+	// until something of the pod changes that matters, or all are due again; changes counts that.
 	bound, placed, gone bool
 	changes             int
 	complaint           string // what was logged last about the pod

@@ -32,9 +32,9 @@ const flannelSubnet = "run/flannel/subnet.env"
 var errNoPodCIDR = errors.New("the Node has no podCIDR and the node's network no range: " +
 	"other nodes cannot route addresses of pools to its pods")
 
-// router tells package route, while the cluster has a pool of mode Routed, where the addresses of such pools are. It finds
-// out by which prefixes other nodes route to this one, and whether they can. mu is held for the fields below it, and no
-// other lock is taken meanwhile.
+// router tells package route, while the cluster has a pool of mode Routed, where the addresses of such pools are. It
+// finds out by which prefixes other nodes route to this one, and whether they can. mu is held for the fields below it,
+// and no other lock is taken meanwhile.
 type router struct {
 	node     string
 	api      api

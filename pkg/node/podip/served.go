@@ -12,7 +12,8 @@ import (
 	"github.com/stayput/stayput/pkg/node/wake"
 )
 
-// servedPools is which pools the cluster has, as its installation says it. Its methods may be called with any lock held.
+// servedPools is which pools the cluster has, as its installation says it. Its methods may be called with any lock
+// held.
 type servedPools struct {
 	log     *slog.Logger
 	changed wake.Signal // raised by set
