@@ -44,18 +44,22 @@ var law = []rule{
 	{pkg: "pkg/node/hostnet", uses: []string{"pkg/ledger", "pkg/link"}, never: clients},
 	{pkg: "pkg/node/wake", never: clients},
 	{pkg: "pkg/node/apilist", never: clients},
+	{pkg: "pkg/node/apiserver", uses: []string{"pkg/api"}, never: allClients},
 	{pkg: "pkg/node/route", uses: []string{"pkg/link", "pkg/node/wake"}, never: clients},
 	{pkg: "pkg/node/cri", uses: []string{"pkg/ledger", "pkg/node/cniconf"}, never: allClients},
 	{
-		pkg:   "pkg/node/retainedip",
-		uses:  []string{"pkg/retention", "pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/node/apilist"},
+		pkg: "pkg/node/retainedip",
+		uses: []string{
+			"pkg/retention", "pkg/ledger", "pkg/spool", "pkg/api", "pkg/node/cniconf", "pkg/node/apilist",
+			"pkg/node/apiserver",
+		},
 		never: allClients,
 	},
 	{
 		pkg: "pkg/node/podip",
 		uses: []string{
 			"pkg/retention", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet",
-			"pkg/node/wake", "pkg/node/apilist",
+			"pkg/node/wake", "pkg/node/apilist", "pkg/node/apiserver",
 		},
 		never: allClients,
 	},
@@ -74,7 +78,7 @@ var law = []rule{
 		uses: []string{
 			"pkg/retention", "pkg/ledger", "pkg/atomicfile", "pkg/netconf", "pkg/spool", "pkg/api", "pkg/uninstall",
 			"pkg/node/route", "pkg/node/cniconf", "pkg/node/cri", "pkg/node/hostnet", "pkg/node/podip",
-			"pkg/node/retainedip", "pkg/node/wake",
+			"pkg/node/retainedip", "pkg/node/wake", "pkg/node/apiserver",
 		},
 		never: slices.Concat(allClients, []string{"pkg/home", "pkg/placement"}),
 	},

@@ -41,6 +41,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/podip"
@@ -120,7 +121,8 @@ type Agent struct {
 	announcer  *announcer
 	watch      *watcher
 	keeper     *cniconf.Keeper
-	api        *retainedip.Publisher // nil: none
+	apiserver  *apiserver.Client     // nil if there is none
+	api        *retainedip.Publisher // nil if there is none
 
 	uninstaller *uninstall.Uninstaller // nil: an uninstallation goes unnoticed
 	pools       *podip.Keeper          // nil: as above, for that the cluster has pools is learned with it
@@ -254,12 +256,15 @@ func New(o Options) (*Agent, error) {
 // joinCluster makes what works with the API server.
 func (a *Agent) joinCluster() (err error) {
 	o := &a.o
-	a.api, err = retainedip.New(retainedip.Options{
-		API: o.API, Node: o.NodeName, NamespaceGrace: o.GracePeriod, Log: o.Log, Registry: o.Registry,
+	if a.apiserver, err = apiserver.New(o.API, o.NodeName, podip.AddToScheme); err != nil {
+		return err
+	}
+	a.api = retainedip.New(retainedip.Options{
+		API: a.apiserver, Node: o.NodeName, NamespaceGrace: o.GracePeriod, Log: o.Log, Registry: o.Registry,
 		Release: func(name retainedip.Name, claims []ledger.Key, done func()) { a.book.release(name, claims, done) },
 	})
-	if err != nil || o.Namespace == "" {
-		return err
+	if o.Namespace == "" {
+		return nil
 	}
 	a.uninstaller, err = uninstall.New(o.API, o.Namespace, uninstall.Options{
 		Ledgers: a.ledgers, CNIConfDir: o.CNIConfDir, CNIBinDir: o.CNIBinDir, CNICacheDir: o.CNICacheDir,
@@ -269,24 +274,24 @@ func (a *Agent) joinCluster() (err error) {
 	if err != nil {
 		return err
 	}
-	a.pools, err = podip.New(podip.Options{
-		API: o.API, Node: o.NodeName, Ledgers: a.ledgers, NetnsDirs: o.NetnsDirs, Runtime: a.cri, Log: o.Log,
-		Registry: o.Registry, PodCIDRs: a.api.PodCIDRs, Subnets: a.subnets, Bridge: a.bridge, CannotRoute: a.cannotRoute,
+	a.pools = podip.New(podip.Options{
+		API: a.apiserver, Node: o.NodeName, Ledgers: a.ledgers, NetnsDirs: o.NetnsDirs, Runtime: a.cri, Log: o.Log,
+		Registry: o.Registry, Subnets: a.subnets, Bridge: a.bridge, CannotRoute: a.cannotRoute,
 		Serves: a.serves,
 	})
 	a.uninstaller.Pools = func(pools string, routed bool) {
 		a.pools.SetRouted(routed)
 		a.pools.SetPools(pools)
 	}
-	return err
+	return nil
 }
 
 // podCIDRs asks the API server for the Node's.
 func (a *Agent) podCIDRs(ctx context.Context) ([]netip.Prefix, error) {
-	if a.api == nil {
+	if a.apiserver == nil {
 		return nil, errors.New("the agent runs without an API server")
 	}
-	return a.api.PodCIDRs(ctx)
+	return a.apiserver.PodCIDRs(ctx)
 }
 
 func set[T comparable](v *T, byDefault T) {

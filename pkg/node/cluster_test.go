@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/retention"
 	"github.com/stayput/stayput/test/nodetest"
@@ -24,11 +25,12 @@ import (
 func (w *world) inCluster(c *nodetest.Cluster) *Agent {
 	w.t.Helper()
 	a := w.a
-	p, err := retainedip.New(retainedip.Options{
-		API: &rest.Config{Host: c.URL}, Node: "n1", NamespaceGrace: a.o.GracePeriod, Release: a.book.release, Log: a.log,
+	api, err := apiserver.New(&rest.Config{Host: c.URL}, "n1")
+	check(w.t, err)
+	p := retainedip.New(retainedip.Options{
+		API: api, Node: "n1", NamespaceGrace: a.o.GracePeriod, Release: a.book.release, Log: a.log,
 		Registry: prometheus.NewRegistry(),
 	})
-	check(w.t, err)
 	a.api, a.book.news.publisher = p, publishers{w.said, p}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

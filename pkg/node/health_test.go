@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"k8s.io/client-go/rest"
 
+	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/node/retainedip"
 	"github.com/stayput/stayput/pkg/spool"
 	"github.com/stayput/stayput/test/nodetest"
@@ -74,10 +75,10 @@ func TestItIsHealthyUnlessALoopIsStuck(t *testing.T) {
 
 func TestTheMetricsFollowTheConventionsOfPrometheus(t *testing.T) {
 	w := newWorld(t)
-	_, err := retainedip.New(retainedip.Options{API: &rest.Config{Host: "http://192.0.2.1"},
-		Registry: w.a.o.Registry}) // as in a cluster
+	api, err := apiserver.New(&rest.Config{Host: "http://192.0.2.1"}, "n1")
 	check(t, err)
-	w.retained("c1") // so that the metrics with labels are there
+	retainedip.New(retainedip.Options{API: api, Registry: w.a.o.Registry}) // as in a cluster
+	w.retained("c1")                                                       // so that the metrics with labels are there
 	w.clock.Pass(configureTime)
 	s := w.sandbox("c2", "web-0", nil)
 	w.add(s)

@@ -3,26 +3,24 @@ package podip
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/node/apilist"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/pool"
 )
 
@@ -82,43 +80,26 @@ type api interface {
 	WatchRouted(ctx context.Context, version string) (watch.Interface, error)
 	// RoutedByCloud reports whether a cloud's router has the routes to the pods of this node.
 	RoutedByCloud(ctx context.Context) (bool, error)
+	// PodCIDRs returns those of this node, none if it has none. A Node that does not exist is an error.
+	PodCIDRs(ctx context.Context) ([]netip.Prefix, error)
 	// Off reports whether this node is off by the word of an operator.
 	Off(ctx context.Context) (bool, error)
 }
 
-const (
-	callTimeout = 10 * time.Second
-	listTimeout = 30 * time.Second
-	// watchTimeout bounds a watch. The list that follows tells what it missed.
-	watchTimeout = 10 * time.Minute
-	// qps and burst let a node whose pods all end at once tell so within seconds.
-	qps, burst = 50, 200
-)
+// watchTimeout bounds a watch. The list that follows tells what it missed.
+const watchTimeout = 10 * time.Minute
 
 // server is the API server.
 type server struct {
-	rest *rest.RESTClient
-	node string
+	client *apiserver.Client
+	node   string
 }
 
-func newServer(config *rest.Config, node string) (*server, error) {
-	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
+// AddToScheme makes a client know pods as they are known here.
+func AddToScheme(scheme *runtime.Scheme) {
 	core := schema.GroupVersion{Version: "v1"}
 	scheme.AddKnownTypeWithName(core.WithKind("Pod"), &Pod{})
 	metav1.AddToGroupVersion(scheme, core)
-	c := rest.CopyConfig(config)
-	c.APIPath, c.GroupVersion = "/apis", &v1alpha1.SchemeGroupVersion
-	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	c.ContentType = runtime.ContentTypeJSON
-	c.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(qps, burst)
-	client, err := rest.RESTClientFor(c)
-	if err != nil {
-		return nil, fmt.Errorf("API client for %s: %w", c.Host, err)
-	}
-	return &server{client, node}, nil
 }
 
 const pods = "/api/v1/pods"
@@ -126,9 +107,9 @@ const pods = "/api/v1/pods"
 func (s *server) mine() string { return fields.OneTermEqualSelector("spec.nodeName", s.node).String() }
 
 func (s *server) Pods(ctx context.Context) ([]Pod, string, error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.ListTimeout)
 	defer cancel()
-	body, err := listed(s.rest.Get().AbsPath(pods), s.mine()).Stream(ctx)
+	body, err := listed(s.client.Get().AbsPath(pods), s.mine()).Stream(ctx)
 	if err != nil {
 		return nil, "", fmt.Errorf("listing the pods of the node: %w", err)
 	}
@@ -146,7 +127,7 @@ func (s *server) Pods(ctx context.Context) ([]Pod, string, error) {
 }
 
 func (s *server) WatchPods(ctx context.Context, version string) (watch.Interface, error) {
-	w, err := s.watch(ctx, s.rest.Get().AbsPath(pods), s.mine(), version)
+	w, err := s.watch(ctx, s.client.Get().AbsPath(pods), s.mine(), version)
 	if err != nil {
 		return nil, fmt.Errorf("watching the pods of the node: %w", err)
 	}
@@ -160,7 +141,7 @@ func (s *server) WatchPods(ctx context.Context, version string) (watch.Interface
 
 // list asks for a consistent list: one of the API server's cache may be older than what the node knows.
 func (s *server) list(ctx context.Context, r *rest.Request, selector string, into runtime.Object) error {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.ListTimeout)
 	defer cancel()
 	return listed(r, selector).Do(ctx).Into(into)
 }
@@ -185,7 +166,7 @@ func watched(r *rest.Request, selector, version string) *rest.Request {
 
 func (s *server) Pod(ctx context.Context, namespace, name string) (*Pod, error) {
 	p := &Pod{}
-	there, err := s.get(ctx, s.rest.Get().AbsPath("/api/v1/namespaces", namespace, "pods", name), "pods", p)
+	there, err := s.get(ctx, s.client.Get().AbsPath("/api/v1/namespaces", namespace, "pods", name), "pods", p)
 	if err != nil {
 		return nil, fmt.Errorf("reading pod %s/%s: %w", namespace, name, err)
 	}
@@ -198,25 +179,18 @@ func (s *server) Pod(ctx context.Context, namespace, name string) (*Pod, error) 
 // get reports whether there is an object. An API server that does not serve its kind answers 404, too: that is an
 // error.
 func (s *server) get(ctx context.Context, r *rest.Request, resource string, into runtime.Object) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	err := r.Do(ctx).Into(into)
-	if isMissing(err, resource) {
+	if apiserver.Missing(err) == resource {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-func isMissing(err error, resource string) bool {
-	var status apierrors.APIStatus
-	return errors.As(err, &status) && apierrors.IsNotFound(err) &&
-		status.Status().Details != nil && status.Status().Details.Kind == resource &&
-		!apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
-}
-
 func (s *server) PodIP(ctx context.Context, addr netip.Addr) (*v1alpha1.PodIP, error) {
 	ip := &v1alpha1.PodIP{}
-	there, err := s.get(ctx, s.rest.Get().Resource("podips").Name(v1alpha1.PodIPName(addr)), "podips", ip)
+	there, err := s.get(ctx, s.client.Get().Resource("podips").Name(v1alpha1.PodIPName(addr)), "podips", ip)
 	if err != nil {
 		return nil, fmt.Errorf("reading PodIP %s: %w", addr, err)
 	}
@@ -239,7 +213,7 @@ func (s *server) Report(ctx context.Context, ip *v1alpha1.PodIP) error {
 	if ip.Status.PodCIDR != "" {
 		status["podCIDR"] = ip.Status.PodCIDR
 	}
-	err := s.apply(ctx, s.rest.Patch(types.ApplyPatchType).Resource("podips").Name(ip.Name).SubResource("status"),
+	err := s.apply(ctx, s.client.Patch(types.ApplyPatchType).Resource("podips").Name(ip.Name).SubResource("status"),
 		map[string]any{
 			"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIP",
 			"metadata": map[string]any{"name": ip.Name, "uid": ip.UID, "resourceVersion": ip.ResourceVersion},
@@ -252,7 +226,7 @@ func (s *server) Report(ctx context.Context, ip *v1alpha1.PodIP) error {
 }
 
 func (s *server) apply(ctx context.Context, r *rest.Request, object map[string]any) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	body, err := json.Marshal(object)
 	if err != nil {
@@ -269,7 +243,7 @@ func rollSelector() string {
 
 func (s *server) Roll(ctx context.Context) (*v1alpha1.PodIPRoll, string, error) {
 	list := &v1alpha1.PodIPRollList{}
-	if err := s.list(ctx, s.rest.Get().Resource("podiprolls"), rollSelector(), list); err != nil {
+	if err := s.list(ctx, s.client.Get().Resource("podiprolls"), rollSelector(), list); err != nil {
 		return nil, "", fmt.Errorf("reading the PodIPRoll: %w", err)
 	}
 	for i := range list.Items {
@@ -281,7 +255,7 @@ func (s *server) Roll(ctx context.Context) (*v1alpha1.PodIPRoll, string, error) 
 }
 
 func (s *server) WatchRoll(ctx context.Context, version string) (watch.Interface, error) {
-	w, err := s.watch(ctx, s.rest.Get().Resource("podiprolls"), rollSelector(), version)
+	w, err := s.watch(ctx, s.client.Get().Resource("podiprolls"), rollSelector(), version)
 	if err != nil {
 		return nil, fmt.Errorf("watching the PodIPRoll: %w", err)
 	}
@@ -290,7 +264,7 @@ func (s *server) WatchRoll(ctx context.Context, version string) (watch.Interface
 
 func (s *server) Answer(ctx context.Context) (*v1alpha1.PodIPAnswer, error) {
 	a := &v1alpha1.PodIPAnswer{}
-	there, err := s.get(ctx, s.rest.Get().Resource("podipanswers").Name(s.node), "podipanswers", a)
+	there, err := s.get(ctx, s.client.Get().Resource("podipanswers").Name(s.node), "podipanswers", a)
 	if err != nil {
 		return nil, fmt.Errorf("reading the PodIPAnswer of the node: %w", err)
 	}
@@ -301,7 +275,7 @@ func (s *server) Answer(ctx context.Context) (*v1alpha1.PodIPAnswer, error) {
 }
 
 func (s *server) Say(ctx context.Context, a *v1alpha1.PodIPAnswer) error {
-	err := s.apply(ctx, s.rest.Patch(types.ApplyPatchType).Resource("podipanswers").Name(s.node), map[string]any{
+	err := s.apply(ctx, s.client.Patch(types.ApplyPatchType).Resource("podipanswers").Name(s.node), map[string]any{
 		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "PodIPAnswer",
 		"metadata": map[string]any{"name": s.node, "ownerReferences": a.OwnerReferences},
 		"spec":     a.Spec,
@@ -312,33 +286,16 @@ func (s *server) Say(ctx context.Context, a *v1alpha1.PodIPAnswer) error {
 	return nil
 }
 
-func (s *server) Node(ctx context.Context) (types.UID, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	answer := s.rest.Get().AbsPath("/api/v1/nodes", s.node).
-		SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx)
-	err := answer.Error() // unlike Raw's, what the API server says
-	if isMissing(err, "nodes") {
-		return "", nil
-	}
-	var meta metav1.PartialObjectMetadata
-	if b, _ := answer.Raw(); err == nil {
-		err = json.Unmarshal(b, &meta)
-	}
-	if err != nil {
-		return "", fmt.Errorf("reading Node %s: %w", s.node, err)
-	}
-	return meta.UID, nil
-}
+func (s *server) Node(ctx context.Context) (types.UID, error) { return s.client.NodeUID(ctx) }
 
 func routedSelector() string {
 	return fields.OneTermEqualSelector("spec.mode", string(v1alpha1.ModeRouted)).String()
 }
 
 func (s *server) Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.ListTimeout)
 	defer cancel()
-	body, err := listed(s.rest.Get().Resource("podips"), routedSelector()).Stream(ctx)
+	body, err := listed(s.client.Get().Resource("podips"), routedSelector()).Stream(ctx)
 	if err != nil {
 		return "", fmt.Errorf("listing PodIPs: %w", err)
 	}
@@ -357,7 +314,7 @@ func (s *server) Routed(ctx context.Context, each func(*v1alpha1.PodIP)) (string
 }
 
 func (s *server) WatchRouted(ctx context.Context, version string) (watch.Interface, error) {
-	body, err := watched(s.rest.Get().Resource("podips"), routedSelector(), version).Stream(ctx)
+	body, err := watched(s.client.Get().Resource("podips"), routedSelector(), version).Stream(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("watching PodIPs: %w", err)
 	}
@@ -365,16 +322,11 @@ func (s *server) WatchRouted(ctx context.Context, version string) (watch.Interfa
 }
 
 func (s *server) Off(ctx context.Context) (bool, error) {
-	is, err := s.whole(ctx)
-	if err != nil || is == nil {
+	n, err := s.client.Node(ctx)
+	if err != nil || n == nil {
 		return err == nil, err
 	}
-	for _, t := range is.Spec.Taints {
-		if t.Key == pool.OutOfService {
-			return true, nil
-		}
-	}
-	return false, nil
+	return slices.ContainsFunc(n.Spec.Taints, func(t struct{ Key string }) bool { return t.Key == pool.OutOfService }), nil
 }
 
 // The condition of a Node that its router has the routes to it, set by the route controllers of
@@ -385,11 +337,11 @@ const (
 )
 
 func (s *server) RoutedByCloud(ctx context.Context) (bool, error) {
-	is, err := s.whole(ctx)
-	if err != nil || is == nil {
+	n, err := s.client.Node(ctx)
+	if err != nil || n == nil {
 		return false, err
 	}
-	for _, c := range is.Status.Conditions {
+	for _, c := range n.Status.Conditions {
 		if c.Type == networkUnavailable {
 			return c.Status == "False" && c.Reason == routeCreated, nil
 		}
@@ -397,30 +349,4 @@ func (s *server) RoutedByCloud(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// wholeNode is a Node, as far as it matters here.
-type wholeNode struct {
-	Spec struct{ Taints []struct{ Key string } }
-
-	Status struct {
-		Conditions []struct{ Type, Status, Reason string }
-	}
-}
-
-// whole returns this Node, nil if there is none.
-func (s *server) whole(ctx context.Context) (*wholeNode, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	answer := s.rest.Get().AbsPath("/api/v1/nodes", s.node).Do(ctx)
-	err := answer.Error()
-	if isMissing(err, "nodes") {
-		return nil, nil
-	}
-	is := &wholeNode{}
-	if b, _ := answer.Raw(); err == nil {
-		err = json.Unmarshal(b, is)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading Node %s: %w", s.node, err)
-	}
-	return is, nil
-}
+func (s *server) PodCIDRs(ctx context.Context) ([]netip.Prefix, error) { return s.client.PodCIDRs(ctx) }

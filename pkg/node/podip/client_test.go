@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 )
 
 // serve is an API server that answers requests of METHOD PATH?QUERY as the table says, and anything else as if it did
@@ -41,9 +42,9 @@ func serve(t *testing.T, table map[string]string) (*server, *[]string) {
 		fmt.Fprint(w, "404 page not found")
 	}))
 	t.Cleanup(s.Close)
-	c, err := newServer(&rest.Config{Host: s.URL}, node)
+	c, err := apiserver.New(&rest.Config{Host: s.URL}, node, AddToScheme)
 	check(t, err)
-	return c, &got
+	return &server{c, node}, &got
 }
 
 func missing(resource, name string) string {

@@ -46,10 +46,10 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/node/wake"
@@ -65,15 +65,13 @@ type Runtime interface {
 
 // Options are what a Keeper works with.
 type Options struct {
-	API       *rest.Config
-	Node      string // its name in the cluster
+	API       *apiserver.Client // made with AddToScheme
+	Node      string            // its name in the cluster
 	Ledgers   ledger.Options
 	NetnsDirs []string // where namespaces are mounted by name
 	Runtime   Runtime
 	Log       *slog.Logger
 	Registry  prometheus.Registerer // of the metrics
-	// PodCIDRs asks the API server for those of the Node.
-	PodCIDRs func(context.Context) ([]netip.Prefix, error)
 	// Subnets returns the ranges from which pods of this node have their addresses, if its Node has no podCIDR. A nil
 	// Subnets means none.
 	Subnets func() []netip.Prefix
@@ -111,15 +109,11 @@ type Keeper struct {
 }
 
 // New returns a Keeper that does nothing before Run.
-func New(o Options) (*Keeper, error) {
-	api, err := newServer(o.API, o.Node)
-	if err != nil {
-		return nil, err
-	}
-	k := newKeeper(o, api)
+func New(o Options) *Keeper {
+	k := newKeeper(o, &server{o.API, o.Node})
 	k.router.table = route.New(route.Options{Bound: k.router.here, Note: k.troubles.note})
 	o.Registry.MustRegister(k.metrics)
-	return k, nil
+	return k
 }
 
 // newKeeper returns a Keeper that routes nothing.

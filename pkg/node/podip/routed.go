@@ -47,7 +47,6 @@ type router struct {
 	table    table // nil if the node routes nothing
 
 	// As Options has them.
-	podCIDRsOf  func(context.Context) ([]netip.Prefix, error)
 	subnets     func() []netip.Prefix
 	cannotRoute func() string
 	bridge      func(network string) string
@@ -76,7 +75,7 @@ type table interface {
 
 func newRouter(o Options) *router {
 	r := &router{
-		node: o.Node, ledgers: o.Ledgers, podCIDRsOf: o.PodCIDRs, subnets: o.Subnets, cannotRoute: o.CannotRoute,
+		node: o.Node, ledgers: o.Ledgers, subnets: o.Subnets, cannotRoute: o.CannotRoute,
 		bridge: o.Bridge, changed: wake.New(),
 		flannelFile: func() string {
 			return filepath.Join("/proc", strconv.Itoa(o.Runtime.PID()), "root", flannelSubnet)
@@ -259,7 +258,7 @@ func (r *router) here() (map[netip.Addr]string, error) {
 // learnPodCIDR finds out by which prefixes other nodes route to the pods of this one: they do not change.
 func (r *router) learnPodCIDR(ctx context.Context) {
 	for {
-		all, err := r.podCIDRsOf(ctx)
+		all, err := r.api.PodCIDRs(ctx)
 		if err == nil && len(all) == 0 && r.subnets != nil {
 			all = r.subnets()
 		}

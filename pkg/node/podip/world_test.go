@@ -479,8 +479,7 @@ func (w *world) starts(writes int) {
 	o := w.ledgers
 	o.FS = disk{w: w}
 	w.o = Options{Node: node, Ledgers: o, NetnsDirs: []string{filepath.Join(w.dir, "netns")}, Runtime: w.r,
-		Log:      slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
-		PodCIDRs: w.c.PodCIDRs,
+		Log: slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Serves: func() bool {
 			w.mu.Lock()
 			defer w.mu.Unlock()

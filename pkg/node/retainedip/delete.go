@@ -10,12 +10,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 )
 
 // DeleteAll deletes the node's RetainedIPs. Lost rights or a deleted definition are no error: an uninstallation may
 // remove rights, objects and definition at the same time.
 func (p *Publisher) DeleteAll(ctx context.Context) error {
-	inTime, cancel := context.WithTimeout(ctx, callTimeout)
+	inTime, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	list, err := listWatch{p}.ListWithContext(inTime, metav1.ListOptions{})
 	if err != nil {
@@ -41,7 +42,7 @@ func (p *Publisher) DeleteAll(ctx context.Context) error {
 }
 
 func (p *Publisher) deleteOne(ctx context.Context, r *v1alpha1.RetainedIP) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	err := p.remove(ctx, nameOf(r), metav1.Preconditions{UID: &r.UID})
 	p.metrics.writes.WithLabelValues("delete", resultOf(err)).Inc()

@@ -13,17 +13,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/node/cniconf"
 )
 
 // eventSink sends what is not ordinary as Events of Kubernetes: bounded, at a bounded pace, and never in the
 // way of the objects. An Event is a courtesy; the log has everything.
 type eventSink struct {
-	client  *rest.RESTClient
+	client  *apiserver.Client
 	node    string
 	metrics *metrics
 	log     *slog.Logger
@@ -106,7 +106,7 @@ type objectReference struct {
 	UID        types.UID `json:"uid,omitempty"`
 }
 
-func newEventSink(client *rest.RESTClient, node string, m *metrics, log *slog.Logger,
+func newEventSink(client *apiserver.Client, node string, m *metrics, log *slog.Logger,
 	uidOf func(Name) types.UID) *eventSink {
 	return &eventSink{
 		client: client, node: node, metrics: m, log: log, uidOf: uidOf, c: make(chan *event, eventsQueued),
@@ -228,7 +228,7 @@ func (s *eventSink) post(ctx context.Context, e *event) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	return s.client.Post().AbsPath("/apis/events.k8s.io/v1/namespaces", e.Metadata.Namespace, "events").
 		Body(body).Do(ctx).Error()

@@ -2,24 +2,21 @@ package retainedip
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
+
+	"github.com/stayput/stayput/pkg/node/apiserver"
 )
 
 // nodeOwner is the Node object that owns the RetainedIPs. Its UID changes if the Node is deleted and
 // kubelet makes a new one.
 type nodeOwner struct {
-	client *rest.RESTClient
+	client *apiserver.Client
 	node   string
 	log    *slog.Logger
 
@@ -52,46 +49,20 @@ func (n *nodeOwner) get(ctx context.Context) (types.UID, error) {
 	if since := time.Since(n.asked); n.err != nil && since < ownerPause {
 		return "", n.err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	var meta metav1.PartialObjectMetadata
-	answer := n.client.Get().AbsPath("/api/v1/nodes", n.node).
-		SetHeader("Accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx)
-	err := answer.Error() // unlike Raw's, what the API server says
-	if b, _ := answer.Raw(); err == nil {
-		err = json.Unmarshal(b, &meta)
-	}
+	uid, err := n.client.NodeUID(ctx)
 	was := n.err
 	n.asked, n.err = time.Now(), nil
 	switch {
-	case apierrors.IsNotFound(err):
+	case err == nil && uid == "":
 		if n.err = fmt.Errorf("%w: Node %s", errNoNode, n.node); !errors.Is(was, errNoNode) {
 			n.log.Warn("Publishing nothing, retrying", "err", n.err)
 		}
 	case err != nil:
-		n.err = fmt.Errorf("Node %s, the owner of its RetainedIPs: %w", n.node, err)
+		n.err = fmt.Errorf("the owner of the RetainedIPs: %w", err)
 	}
 	if n.err != nil {
 		return "", n.err
 	}
-	n.uid, n.stale = meta.UID, false
+	n.uid, n.stale = uid, false
 	return n.uid, nil
-}
-
-// PodCIDRs returns those of the Node.
-func (p *Publisher) PodCIDRs(ctx context.Context) ([]netip.Prefix, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	answer := p.client.Get().AbsPath("/api/v1/nodes", p.o.Node).Do(ctx)
-	err := answer.Error() // unlike Raw's, what the API server says
-	var is struct {
-		Spec struct{ PodCIDRs []netip.Prefix }
-	}
-	if b, _ := answer.Raw(); err == nil {
-		err = json.Unmarshal(b, &is)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("Node %s: %w", p.o.Node, err)
-	}
-	return is.Spec.PodCIDRs, nil
 }

@@ -25,23 +25,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 )
 
 // Options are what a Publisher works with.
 type Options struct {
-	API  *rest.Config
+	API  *apiserver.Client
 	Node string // its name in the cluster
 	// NamespaceGrace is how long a namespace must not have been found before what its workloads owned is released.
 	NamespaceGrace time.Duration
@@ -53,10 +50,10 @@ type Options struct {
 }
 
 // Publisher keeps one RetainedIP for each pod that the ledgers promise an address. Its methods may be called from any
-// goroutine; none but Run, DeleteAll and PodCIDRs waits for the API server.
+// goroutine; none but Run and DeleteAll waits for the API server.
 type Publisher struct {
 	o       Options
-	client  *rest.RESTClient
+	client  *apiserver.Client
 	log     *slog.Logger
 	metrics *metrics
 	backoff wait.Backoff // of the watch
@@ -79,12 +76,7 @@ type Publisher struct {
 }
 
 const (
-	// callTimeout is for one request. The API server itself gives up after 60 s; nothing waits for us.
-	callTimeout = 10 * time.Second
-	listTimeout = 30 * time.Second
-	// apiQPS and apiBurst let a node whose pods all stop at once tell so within 2 s.
-	apiQPS, apiBurst = 20, 200
-	apiWriters       = 2
+	apiWriters = 2
 	// A key that fails is tried again after half a second, then ever later. An API server that refuses for
 	// good is asked by 5,000 agents with 100 pods each: that bounds the frequency from above.
 	apiRetryFirst, apiRetryLast = 500 * time.Millisecond, time.Minute
@@ -99,31 +91,18 @@ var watchBackoff = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jit
 const retainedIPs = "retainedips"
 
 // New returns a publisher that does nothing before Run.
-func New(o Options) (*Publisher, error) {
-	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	c := rest.CopyConfig(o.API)
-	c.APIPath, c.GroupVersion = "/apis", &v1alpha1.SchemeGroupVersion
-	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	c.ContentType = runtime.ContentTypeJSON
-	c.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(apiQPS, apiBurst)
-	client, err := rest.RESTClientFor(c)
-	if err != nil {
-		return nil, fmt.Errorf("API client for %s: %w", c.Host, err)
-	}
+func New(o Options) *Publisher {
 	p := &Publisher{
-		o: o, client: client, log: o.Log, metrics: newMetrics(o.Registry),
+		o: o, client: o.API, log: o.Log, metrics: newMetrics(o.Registry),
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.TypedRateLimiter[Name](jittered{
 			workqueue.NewTypedItemExponentialFailureRateLimiter[Name](apiRetryFirst, apiRetryLast)})),
 		objects: map[Name]*object{}, promised: map[Name]*promised{}, released: map[Name]types.UID{},
 		homeless: map[Name]time.Time{}, failing: map[Name]error{}, pace: map[Name]*rate.Limiter{},
 		backoff: watchBackoff, trouble: "not connected yet",
 	}
-	p.owner = nodeOwner{client: client, node: o.Node, log: o.Log}
-	p.events = newEventSink(client, o.Node, p.metrics, o.Log, p.uidOf)
-	return p, nil
+	p.owner = nodeOwner{client: o.API, node: o.Node, log: o.Log}
+	p.events = newEventSink(o.API, o.Node, p.metrics, o.Log, p.uidOf)
+	return p
 }
 
 // jittered keeps the keys of a node, and the nodes of a cluster, from trying again in step.

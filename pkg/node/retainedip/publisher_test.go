@@ -22,6 +22,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/ledger"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/test/must"
 	"github.com/stayput/stayput/test/nodetest"
 )
@@ -41,8 +42,7 @@ func inCluster(t *testing.T, c *nodetest.Cluster, change ...func(*Options)) *pub
 	for _, change := range change {
 		change(&o)
 	}
-	p, err := New(o)
-	must.Do(t, err)
+	p := New(o)
 	p.backoff.Cap = time.Second // what counts is that it tries again
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -56,8 +56,10 @@ func inCluster(t *testing.T, c *nodetest.Cluster, change ...func(*Options)) *pub
 }
 
 func options(t *testing.T, url string) Options {
+	api, err := apiserver.New(&rest.Config{Host: url}, "n1")
+	must.Do(t, err)
 	return Options{
-		API: &rest.Config{Host: url}, Node: "n1", Release: func(Name, []ledger.Key, func()) {},
+		API: api, Node: "n1", Release: func(Name, []ledger.Key, func()) {},
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Registry: prometheus.NewRegistry(),
 	}
 }
@@ -161,8 +163,7 @@ func TestWhatIsKeptOfAnObjectIsBounded(t *testing.T) {
 	r.Status.Addresses[0].IPs = append(slices.Clone(r.Status.IPs), long)
 	r.Status.Addresses[1].Network = long
 	c.Put(r)
-	p, err := New(options(t, c.URL))
-	must.Do(t, err)
+	p := New(options(t, c.URL))
 	list, err := listWatch{p}.List(metav1.ListOptions{Limit: 500, ResourceVersion: "0"})
 	must.Do(t, err)
 	items := list.(*v1alpha1.RetainedIPList).Items
@@ -410,8 +411,7 @@ func TestAnEventIsAboutThePodWhereItsUIDIsKnown(t *testing.T) {
 }
 
 func TestEventsThatAreTooManyAreDroppedAndCounted(t *testing.T) {
-	p, err := New(options(t, "http://192.0.2.1"))
-	must.Do(t, err)
+	p := New(options(t, "http://192.0.2.1"))
 	for i := range eventsQueued + 10 {
 		p.PublishEvent(ledger.Event{Reason: EventExpired, Key: ledger.Key{Identity: "pod:default/web",
 			Pod: fmt.Sprint("web-", i)}, Time: noon})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/node/apilist"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 )
 
 // objectStore receives what the reflector lists and watches.
@@ -73,7 +74,7 @@ func (l listWatch) Watch(o metav1.ListOptions) (watch.Interface, error) {
 }
 
 func (l listWatch) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.ListTimeout)
 	defer cancel()
 	o.FieldSelector = l.selector()
 	list, err := l.list(ctx, o)
@@ -174,7 +175,7 @@ func (l listWatch) sameHistory(ctx context.Context, version string) error {
 	if fresh {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	// The cheapest list that shows etcd's revision: of one object, which need not exist.
 	var list v1alpha1.RetainedIPList

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/node/apiserver"
 )
 
 // tryLater is not a failure.
@@ -31,7 +32,7 @@ func (p *Publisher) apply(ctx context.Context, key Name, o *object, want *promis
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	force := true
 	var now v1alpha1.RetainedIP
@@ -85,7 +86,7 @@ func (p *Publisher) delete(ctx context.Context, key Name, o *object) error {
 	if err := p.mayWrite(key); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, apiserver.CallTimeout)
 	defer cancel()
 	err := p.remove(ctx, key, metav1.Preconditions{UID: &o.uid, ResourceVersion: &o.version})
 	if objectNotFound(err) {
@@ -110,20 +111,9 @@ func (p *Publisher) remove(ctx context.Context, key Name, only metav1.Preconditi
 	return p.client.Delete().Namespace(key.Namespace).Resource(retainedIPs).Name(key.Name).Body(body).Do(ctx).Error()
 }
 
-func namespaceNotFound(err error) bool { return missing(err) == "namespaces" }
+func namespaceNotFound(err error) bool { return apiserver.Missing(err) == "namespaces" }
 
-func objectNotFound(err error) bool { return missing(err) == retainedIPs }
-
-// missing is the resource of what was not found. An API server without RetainedIPs answers 404, too, but with no
-// Status: what the client makes of that has a cause.
-func missing(err error) string {
-	var s apierrors.APIStatus
-	if !errors.As(err, &s) || !apierrors.IsNotFound(err) || s.Status().Details == nil ||
-		apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
-		return ""
-	}
-	return s.Status().Details.Kind
-}
+func objectNotFound(err error) bool { return apiserver.Missing(err) == retainedIPs }
 
 // inNoNamespace reports whether the namespace of an object does not exist or is terminating.
 func inNoNamespace(err error) bool {
