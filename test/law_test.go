@@ -37,7 +37,8 @@ var law = []rule{
 	{pkg: "pkg/api", uses: []string{"pkg/retention"}, never: []string{"sigs.k8s.io/controller-runtime"}},
 	{pkg: "pkg/home", uses: []string{"pkg/retention", "pkg/api"}, never: clients},
 	{pkg: "pkg/pool", never: heavy},
-	{pkg: "pkg/uninstall", uses: []string{"pkg/api"}, never: []string{"sigs.k8s.io/controller-runtime"}},
+	{pkg: "pkg/apiwatch", never: clients},
+	{pkg: "pkg/uninstall", uses: []string{"pkg/api", "pkg/apiwatch"}, never: []string{"sigs.k8s.io/controller-runtime"}},
 
 	// The agent. It runs on every node: it knows few kinds of objects, and does not pay for the others.
 	{pkg: "pkg/node/cniconf", uses: []string{"pkg/ledger", "pkg/atomicfile", "pkg/netconf"}, never: clients},
@@ -59,7 +60,7 @@ var law = []rule{
 		pkg: "pkg/node/podip",
 		uses: []string{
 			"pkg/retention", "pkg/ledger", "pkg/api", "pkg/pool", "pkg/node/route", "pkg/node/cri", "pkg/node/hostnet",
-			"pkg/node/wake", "pkg/node/apilist", "pkg/node/apiserver",
+			"pkg/node/wake", "pkg/node/apilist", "pkg/node/apiserver", "pkg/apiwatch",
 		},
 		never: allClients,
 	},

@@ -14,18 +14,17 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
 )
 
 const (
@@ -115,72 +114,47 @@ func (s *Signal) Status() Status {
 // of its Pools and Routed. It has one reader at a time.
 func (s *Signal) Changed() <-chan struct{} { return s.changed }
 
-// newBackoff returns the pauses between two attempts to watch, jittered because every node's agent makes them.
-func newBackoff() wait.Backoff {
-	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 10 * time.Second}
-}
-
-const (
-	listTimeout = 10 * time.Second
-	// watchTimeout bounds one watch. The list that follows reports what the watch missed.
-	watchTimeout = 10 * time.Minute
-)
+const listTimeout = 10 * time.Second
 
 // Run observes the object until ctx is done.
 func (s *Signal) Run(ctx context.Context) {
-	backoff := newBackoff()
 	logged := ""
-	for ctx.Err() == nil {
-		err := s.watch(ctx, func() { backoff, logged = newBackoff(), "" })
-		if ctx.Err() != nil {
-			return
-		}
-		if err != nil && err.Error() != logged {
-			logged = err.Error()
-			s.log.Debug("Cannot watch for the uninstallation, retrying", "err", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(backoff.Step()):
-		}
+	loop := apiwatch.Loop{
+		What:  s.name,
+		List:  func(ctx context.Context, _ apiwatch.Cycle) (string, error) { return s.list(ctx) },
+		Watch: s.watch, Event: s.event,
+		Note: func(err error) {
+			if err == nil {
+				logged = ""
+			} else if err.Error() != logged {
+				logged = err.Error()
+				s.log.Debug("Cannot watch for the uninstallation, retrying", "err", err)
+			}
+		},
 	}
+	loop.Run(ctx)
 }
 
 func (s *Signal) selector() string {
 	return fields.OneTermEqualSelector(metav1.ObjectNameField, s.name).String()
 }
 
-// watch lists once, then watches until that watch ends.
-func (s *Signal) watch(ctx context.Context, established func()) error {
-	version, err := s.list(ctx)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
-	defer cancel()
-	seconds := int64(watchTimeout / time.Second)
-	w, err := s.client.Watch(ctx, metav1.ListOptions{
+func (s *Signal) watch(ctx context.Context, version string) (watch.Interface, error) {
+	seconds := int64(apiwatch.Timeout / time.Second)
+	return s.client.Watch(ctx, metav1.ListOptions{
 		FieldSelector: s.selector(), ResourceVersion: version, AllowWatchBookmarks: true, TimeoutSeconds: &seconds,
 	})
-	if err != nil {
-		return err
-	}
-	defer w.Stop()
-	established()
-	for e := range w.ResultChan() {
-		if e.Type == watch.Error {
-			return apierrors.FromObject(e.Object)
-		}
-		o, ok := e.Object.(*metav1.PartialObjectMetadata)
-		if !ok || o.Name != s.name {
-			continue
-		}
-		switch e.Type {
-		case watch.Added, watch.Modified:
-			s.present(objectOf(o, o.ResourceVersion))
-		case watch.Deleted:
-			s.deleted(o.UID)
-		}
+}
+
+// event takes over what has happened to the object.
+func (s *Signal) event(e watch.Event) error {
+	o, ok := e.Object.(*metav1.PartialObjectMetadata)
+	switch {
+	case !ok || o.Name != s.name:
+	case e.Type == watch.Deleted:
+		s.deleted(o.UID)
+	default:
+		s.present(objectOf(o, o.ResourceVersion))
 	}
 	return nil
 }

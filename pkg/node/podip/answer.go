@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/wake"
 	"github.com/stayput/stayput/pkg/pool"
@@ -87,45 +88,37 @@ func (n *answerer) setCannotRoute(why string) {
 	}
 }
 
-// followRoll knows the PodIPRoll.
+// followRoll follows the PodIPRoll until ctx is done.
 func (n *answerer) followRoll(ctx context.Context) {
-	interrupted := true
-	n.troubles.follow(ctx, "roll", func(ctx context.Context, healthy func()) (err error) {
-		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
-		defer cancel()
-		roll, version, err := n.api.Roll(ctx)
-		if err != nil {
-			interrupted = true
-			return err
-		}
-		if interrupted { // it may have been restored, and the answer, too
-			n.doubt()
-		}
-		defer func() { interrupted = err != nil }()
+	loop := apiwatch.Loop{
+		What: "the PodIPRoll", List: n.listRoll, Watch: n.api.WatchRoll, Event: n.rollEvent,
+		Note: func(err error) { n.troubles.note("roll", err) },
+	}
+	loop.Run(ctx)
+}
+
+func (n *answerer) listRoll(ctx context.Context, c apiwatch.Cycle) (version string, err error) {
+	roll, version, err := n.api.Roll(ctx)
+	if err != nil {
+		return "", err
+	}
+	if c.Interrupted { // it may have been restored, and the answer, too
+		n.doubt()
+	}
+	n.setRoll(roll)
+	return version, nil
+}
+
+func (n *answerer) rollEvent(e watch.Event) error {
+	roll, ok := e.Object.(*v1alpha1.PodIPRoll)
+	switch {
+	case !ok || roll.Name != v1alpha1.PodIPRollName:
+	case e.Type == watch.Deleted:
+		n.setRoll(nil)
+	default:
 		n.setRoll(roll)
-		w, err := n.api.WatchRoll(ctx, version)
-		if err != nil {
-			return err
-		}
-		defer w.Stop()
-		healthy()
-		for e := range w.ResultChan() {
-			if err := errWatch(e); err != nil {
-				return fmt.Errorf("watching the PodIPRoll: %w", err)
-			}
-			roll, ok := e.Object.(*v1alpha1.PodIPRoll)
-			if !ok || roll.Name != v1alpha1.PodIPRollName {
-				continue
-			}
-			switch e.Type {
-			case watch.Added, watch.Modified:
-				n.setRoll(roll)
-			case watch.Deleted:
-				n.setRoll(nil)
-			}
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // setRoll records the roll. When a recall begins or is over, PodIPs may be others: every pod is queued.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/node/apilist"
 	"github.com/stayput/stayput/pkg/node/apiserver"
 	"github.com/stayput/stayput/pkg/pool"
@@ -85,9 +86,6 @@ type api interface {
 	// Off reports whether this node is off by the word of an operator.
 	Off(ctx context.Context) (bool, error)
 }
-
-// watchTimeout bounds a watch. The list that follows tells what it missed.
-const watchTimeout = 10 * time.Minute
 
 // server is the API server.
 type server struct {
@@ -158,10 +156,10 @@ func (s *server) watch(ctx context.Context, r *rest.Request, selector, version s
 
 // watched is a request to watch.
 func watched(r *rest.Request, selector, version string) *rest.Request {
-	seconds := int64(watchTimeout / time.Second)
+	seconds := int64(apiwatch.Timeout / time.Second)
 	o := metav1.ListOptions{Watch: true, FieldSelector: selector, ResourceVersion: version, AllowWatchBookmarks: true,
 		TimeoutSeconds: &seconds}
-	return r.VersionedParams(&o, metav1.ParameterCodec).Timeout(watchTimeout).MaxRetries(0)
+	return r.VersionedParams(&o, metav1.ParameterCodec).Timeout(apiwatch.Timeout).MaxRetries(0)
 }
 
 func (s *server) Pod(ctx context.Context, namespace, name string) (*Pod, error) {

@@ -237,7 +237,7 @@ func TestAWatchBringsPods(t *testing.T) {
 	if p, ok := e.Object.(*Pod); !ok || p.UID != "u" || p.Spec.NodeName != "n1" {
 		t.Errorf("the watch brings %+v", e)
 	}
-	if err := errWatch(<-w.ResultChan()); !apierrors.IsResourceExpired(err) {
+	if err := apierrors.FromObject((<-w.ResultChan()).Object); !apierrors.IsResourceExpired(err) {
 		t.Errorf("the watch ends with %v", err)
 	}
 }
@@ -285,7 +285,7 @@ func TestAWatchBringsWherePodsAre(t *testing.T) {
 			t.Errorf("event %d is %s %+v, want %s %+v", i, e.Type, e.Object, want.kind, want.ip)
 		}
 	}
-	if err := errWatch(<-w.ResultChan()); !apierrors.IsResourceExpired(err) {
+	if err := apierrors.FromObject((<-w.ResultChan()).Object); !apierrors.IsResourceExpired(err) {
 		t.Errorf("the watch ends with %v", err)
 	}
 	if e, open := <-w.ResultChan(); open {
@@ -302,7 +302,7 @@ func TestAWatchOfPodIPsThatCannotBeReadEndsWithAnError(t *testing.T) {
 		c, _ := serve(t, map[string]string{"GET /apis/stayput.io/v1alpha1/podips": answer})
 		w, err := c.WatchRouted(t.Context(), "7")
 		check(t, err)
-		if e, open := <-w.ResultChan(); !open || errWatch(e) == nil {
+		if e, open := <-w.ResultChan(); !open || e.Type != watch.Error {
 			t.Errorf("%q is %+v", answer, e)
 		}
 		w.Stop()

@@ -6,61 +6,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"reflect"
 	"sync"
-	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/wake"
 )
-
-// newBackoff returns the pauses between two attempts to watch, jittered because every node's agent makes them.
-func newBackoff() wait.Backoff {
-	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 10 * time.Second}
-}
-
-// follow calls see until ctx is done. see lists, and then watches until the watch ends; once it watches it calls
-// healthy.
-func (t *troubles) follow(ctx context.Context, part string, see func(ctx context.Context, healthy func()) error) {
-	backoff := newBackoff()
-	for ctx.Err() == nil {
-		err := see(ctx, func() {
-			backoff = newBackoff()
-			t.note(part, nil)
-		})
-		if ctx.Err() != nil {
-			return
-		}
-		if err == nil { // all watches of all nodes may have begun at once, and end so
-			wake.Pause(ctx, rand.N(100*time.Millisecond))
-			continue
-		}
-		t.note(part, err)
-		wake.Pause(ctx, backoff.Step())
-	}
-}
-
-// errWatch is the error of an event, nil if it is of an object.
-func errWatch(e watch.Event) error {
-	if e.Type == watch.Error {
-		return apierrors.FromObject(e.Object)
-	}
-	return nil
-}
 
 // listing is whether all pods of the node are known, since the epoch that the PodIPRoll asks for was begun. Its methods
 // may be called with any lock held.
 type listing struct {
 	mu       sync.Mutex
 	complete bool
-	epoch    int64              // that the roll asks for, 0 if it is not known
-	again    context.CancelFunc // ends what follows the last list, nil if there was none
+	epoch    int64  // that the roll asks for, 0 if it is not known
+	again    func() // ends what follows the last list, nil if there was none
 	// lost is true if bars of this boot may be lost: the plugin is told of a pod only once its PodIPs say the same.
 	lost bool
 }
@@ -74,7 +37,7 @@ func (l *listing) reset() {
 
 // begin notes that a list begins, and how it ends early. It returns the epoch that the roll asks for, 0 if it is not
 // known.
-func (l *listing) begin(again context.CancelFunc) (epoch int64) {
+func (l *listing) begin(again func()) (epoch int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.again = again
@@ -152,61 +115,37 @@ type follower struct {
 
 // run follows the pods of the node until ctx is done.
 func (f *follower) run(ctx context.Context) {
-	interrupted := true
-	f.troubles.follow(ctx, "pods", func(ctx context.Context, healthy func()) error {
-		recalled, err := f.followOnce(ctx, interrupted, healthy)
-		if interrupted = err != nil; recalled {
-			return nil // whatever the watch was ended with
-		}
-		return err
-	})
+	loop := apiwatch.Loop{
+		What: "the pods of the node", List: f.list, Watch: f.api.WatchPods, Event: f.event,
+		Note: func(err error) { f.troubles.note("pods", err) },
+	}
+	loop.Run(ctx)
 }
 
-// followOnce lists the pods, and watches them until the watch ends. recalled reports that this was for a recall.
-func (f *follower) followOnce(ctx context.Context, interrupted bool, healthy func()) (recalled bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
-	defer cancel()
-	defer func() { recalled = ctx.Err() != nil && !f.listing.isComplete() }()
-	// 1. From now on the files are those of pods that are listed after this.
-	begun, err := f.beginEpoch(ctx, cancel)
+// list lists the pods of the node. From now on the files are those of pods that are listed after this.
+func (f *follower) list(ctx context.Context, c apiwatch.Cycle) (version string, err error) {
+	begun, err := f.beginEpoch(ctx, c.Again)
 	if err != nil {
-		return false, err
+		return "", err
 	}
-
-	// 2. The list, which is consistent.
 	pods, version, err := f.api.Pods(ctx)
 	if err != nil {
-		return false, err
+		return "", err
 	}
-	if err := f.replace(pods, begun, interrupted); err != nil {
-		return false, err
-	}
+	return version, f.replace(pods, begun, c.Interrupted)
+}
 
-	// 3. What changes.
-	w, err := f.api.WatchPods(ctx, version)
-	if err != nil {
-		return false, err
+// event takes over what has happened to a pod of the node.
+func (f *follower) event(e watch.Event) error {
+	p, ok := e.Object.(*Pod)
+	switch {
+	case !ok:
+	case e.Type == watch.Deleted:
+		f.pods.vanished(string(p.UID))
+	default:
+		return f.put(p)
 	}
-	defer w.Stop()
-	healthy()
-	for e := range w.ResultChan() {
-		if err := errWatch(e); err != nil {
-			return false, fmt.Errorf("watching the pods of the node: %w", err)
-		}
-		p, ok := e.Object.(*Pod)
-		if !ok {
-			continue
-		}
-		switch e.Type {
-		case watch.Added, watch.Modified:
-			if err := f.put(p); err != nil {
-				return false, err
-			}
-		case watch.Deleted:
-			f.pods.vanished(string(p.UID))
-		}
-	}
-	return false, nil
+	return nil
 }
 
 // beginEpoch begins the epoch that the roll asks for, if the node has not, and tells the plugin what pools there are.
@@ -215,7 +154,7 @@ func (f *follower) followOnce(ctx context.Context, interrupted bool, healthy fun
 // If the plugin knows of no pools, though this node has answered for them before, the state directory was wiped: with
 // it the bars of pods that have ended. So until the next boot the plugin waits for the agent's word of each pod, as
 // after a restore of the cluster.
-func (f *follower) beginEpoch(ctx context.Context, again context.CancelFunc) (begun int64, err error) {
+func (f *follower) beginEpoch(ctx context.Context, again func()) (begun int64, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	epoch := f.listing.begin(again)

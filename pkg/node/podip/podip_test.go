@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/pkg/node/hostnet"
@@ -843,7 +844,7 @@ func TestAWatchThatLagsEndsNoPod(t *testing.T) {
 		w.stops(1)
 		p.Status.Phase = "Succeeded"
 		w.c.put(p)
-		w.pass(2 * watchTimeout)
+		w.pass(2 * apiwatch.Timeout)
 		w.wantPhase(1, v1alpha1.PodIPRetained)
 		w.wantBarred(1, true)
 	})

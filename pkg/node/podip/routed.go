@@ -3,7 +3,6 @@ package podip
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/route"
 	"github.com/stayput/stayput/pkg/node/wake"
@@ -60,7 +60,7 @@ type router struct {
 	mu       sync.Mutex
 	enabled  bool // whether the cluster has a pool of mode Routed
 	podCIDRs []netip.Prefix
-	again    context.CancelFunc // ends what follows the last list of PodIPs, nil if there was none
+	again    func() // has all PodIPs listed again, nil if they were never listed
 }
 
 // table is a [route.Table].
@@ -159,52 +159,42 @@ func (r *router) work(ctx context.Context) {
 
 // followRouted tells the routes where each routed address is.
 func (r *router) followRouted(ctx context.Context) {
-	r.troubles.follow(ctx, "routed", func(ctx context.Context, healthy func()) (err error) {
-		ctx, cancel := context.WithTimeout(ctx, watchTimeout+time.Minute)
-		defer cancel()
-		r.mu.Lock()
-		r.again = cancel // before they are read: what changes later ends this
-		r.mu.Unlock()
-		served, _ := r.served.get()
-		defer func() {
-			if is, _ := r.served.get(); is != served { // the list is to be read by it
-				err = nil
-			}
-		}()
-		places := map[netip.Addr]route.Place{}
-		version, err := r.api.Routed(ctx, func(ip *v1alpha1.PodIP) {
-			if a, p, ok := r.placeOf(ip); ok {
-				places[a] = p
-			}
-		})
-		if err != nil {
-			return err
+	loop := apiwatch.Loop{
+		What: "PodIPs", List: r.listRouted, Watch: r.api.WatchRouted, Event: r.routedEvent,
+		Note: func(err error) { r.troubles.note("routed", err) },
+	}
+	loop.Run(ctx)
+}
+
+func (r *router) listRouted(ctx context.Context, c apiwatch.Cycle) (version string, err error) {
+	r.mu.Lock()
+	r.again = c.Again // before the list is read by what pools there are: if these change later, it is read again
+	r.mu.Unlock()
+	places := map[netip.Addr]route.Place{}
+	version, err = r.api.Routed(ctx, func(ip *v1alpha1.PodIP) {
+		if a, p, ok := r.placeOf(ip); ok {
+			places[a] = p
 		}
-		r.table.Set(places)
-		w, err := r.api.WatchRouted(ctx, version)
-		if err != nil {
-			return err
-		}
-		defer w.Stop()
-		healthy()
-		for e := range w.ResultChan() {
-			if err := errWatch(e); err != nil {
-				return fmt.Errorf("watching PodIPs: %w", err)
-			}
-			ip, ok := e.Object.(*v1alpha1.PodIP)
-			if !ok || e.Type == watch.Bookmark {
-				continue
-			}
-			switch a, p, ok := r.placeOf(ip); {
-			case !a.IsValid():
-			case e.Type == watch.Deleted || !ok:
-				r.table.Delete(a)
-			default:
-				r.table.Put(a, p)
-			}
-		}
-		return nil
 	})
+	if err == nil {
+		r.table.Set(places)
+	}
+	return version, err
+}
+
+func (r *router) routedEvent(e watch.Event) error {
+	ip, ok := e.Object.(*v1alpha1.PodIP)
+	if !ok {
+		return nil
+	}
+	switch a, p, ok := r.placeOf(ip); {
+	case !a.IsValid():
+	case e.Type == watch.Deleted || !ok:
+		r.table.Delete(a)
+	default:
+		r.table.Put(a, p)
+	}
+	return nil
 }
 
 // placeOf returns where the pod is that has an address, false if that is not known.

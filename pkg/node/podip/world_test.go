@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"github.com/stayput/stayput/pkg/apiwatch"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/node/cri"
 	"github.com/stayput/stayput/test/must"
@@ -127,7 +128,7 @@ func (c *cluster) watch(ctx context.Context, of map[*watch.RaceFreeFakeWatcher]b
 	}
 	w := watch.NewRaceFreeFake()
 	of[w] = true
-	end := time.AfterFunc(watchTimeout, w.Stop)
+	end := time.AfterFunc(apiwatch.Timeout, w.Stop)
 	context.AfterFunc(ctx, func() {
 		end.Stop()
 		if !w.IsStopped() { // as client-go does

@@ -1,0 +1,117 @@
+// Package apiwatch follows objects of the API server: it lists, watches until that ends, and lists again.
+//
+// client-go's Reflector is not that. It resumes a watch where the last one ended, and a watch from a version that the
+// API server has lost, after etcd was restored from a backup, is silent. It may begin with a list of the API server's
+// cache, which lacks what was just written. It has all of a list in memory. And it cannot be told to list again. Size
+// is no reason: the agent links it for RetainedIPs, with 10 packages that nothing else needs of 568.
+package apiwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// Timeout bounds a watch. The list that follows tells what it missed.
+const Timeout = 10 * time.Minute
+
+// Loop lists and watches. Its functions are called one at a time.
+type Loop struct {
+	What string // is watched, for people
+	// List makes a consistent list, takes it over, and returns its version.
+	List func(ctx context.Context, c Cycle) (version string, err error)
+	// Watch watches from a version on, for Timeout at most.
+	Watch func(ctx context.Context, version string) (watch.Interface, error)
+	// Event takes over what a watch brings of an object. An error ends the watch.
+	Event func(watch.Event) error
+	// Note is called with each error, and with nil once it watches.
+	Note func(error)
+}
+
+// Cycle is a list and the watch that follows it.
+type Cycle struct {
+	// Interrupted reports whether the last cycle ended early, or there was none.
+	Interrupted bool
+	// Again ends this cycle, which is no error, and has the next one begin. It may be called from any goroutine, also
+	// after the cycle has ended.
+	Again func()
+}
+
+// errAgain is what a cycle ends with that was to.
+var errAgain = errors.New("listed again")
+
+// newBackoff returns the pauses between two cycles that fail, jittered because every node's agent makes them.
+func newBackoff() wait.Backoff {
+	return wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 10 * time.Second}
+}
+
+// shortest is how long a cycle lasts that may be followed at once by the next one.
+const shortest = time.Second
+
+// Run follows the objects until ctx is done.
+func (l *Loop) Run(ctx context.Context) {
+	backoff, interrupted := newBackoff(), true
+	for ctx.Err() == nil {
+		begun := time.Now()
+		err := l.cycle(ctx, interrupted, func() { backoff = newBackoff() })
+		if ctx.Err() != nil {
+			return
+		}
+		interrupted = err != nil
+		pause := rand.N(100 * time.Millisecond) // all watches of all nodes may have begun at once, and end so
+		switch {
+		case errors.Is(err, errAgain):
+		case err != nil:
+			l.Note(err)
+			pause = backoff.Step()
+		case time.Since(begun) < shortest:
+			pause = backoff.Step()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// cycle lists, and watches until the watch ends. Once it watches it calls healthy.
+func (l *Loop) cycle(ctx context.Context, interrupted bool, healthy func()) (err error) {
+	ctx, stop := context.WithTimeout(ctx, Timeout+time.Minute)
+	defer stop()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer func() {
+		if context.Cause(ctx) == errAgain { // whatever it has ended with
+			err = errAgain
+		}
+	}()
+	version, err := l.List(ctx, Cycle{Interrupted: interrupted, Again: func() { cancel(errAgain) }})
+	if err != nil {
+		return err
+	}
+	w, err := l.Watch(ctx, version)
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	healthy()
+	l.Note(nil)
+	for e := range w.ResultChan() {
+		switch e.Type {
+		case watch.Bookmark:
+		case watch.Error:
+			return fmt.Errorf("watching %s: %w", l.What, apierrors.FromObject(e.Object))
+		default:
+			if err := l.Event(e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

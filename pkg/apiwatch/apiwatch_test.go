@@ -1,0 +1,153 @@
+package apiwatch
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// server is an API server, and what a loop was told of it.
+type server struct {
+	err    error // of lists
+	w      *watch.RaceFreeFakeWatcher
+	cycles []Cycle
+	events []watch.EventType
+	notes  []error
+	bad    error // of events
+}
+
+// follow runs a test in a bubble of time, with a loop.
+func follow(t *testing.T, s *server, test func()) {
+	synctest.Test(t, func(t *testing.T) {
+		loop := Loop{
+			What: "things",
+			List: func(_ context.Context, c Cycle) (string, error) {
+				s.cycles = append(s.cycles, c)
+				return "7", s.err
+			},
+			Watch: func(ctx context.Context, version string) (watch.Interface, error) {
+				if version != "7" {
+					t.Errorf("watches from version %s", version)
+				}
+				w := watch.NewRaceFreeFake()
+				s.w = w
+				context.AfterFunc(ctx, w.Stop)
+				return w, ctx.Err()
+			},
+			Event: func(e watch.Event) error {
+				s.events = append(s.events, e.Type)
+				return s.bad
+			},
+			Note: func(err error) { s.notes = append(s.notes, err) },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); loop.Run(ctx) }()
+		synctest.Wait()
+		test()
+		cancel()
+		<-done
+	})
+}
+
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func TestAWatchThatEndsIsFollowedByAList(t *testing.T) {
+	s := &server{}
+	follow(t, s, func() {
+		s.w.Add(&metav1.Status{})
+		s.w.Action(watch.Bookmark, &metav1.Status{})
+		s.w.Delete(&metav1.Status{})
+		pass(Timeout)
+		s.w.Stop()
+		pass(100 * time.Millisecond)
+		if len(s.cycles) != 2 || !s.cycles[0].Interrupted || s.cycles[1].Interrupted {
+			t.Errorf("the cycles are %+v", s.cycles)
+		}
+		if len(s.events) != 2 || s.events[0] != watch.Added || s.events[1] != watch.Deleted {
+			t.Errorf("the events are %v", s.events)
+		}
+	})
+	for _, err := range s.notes {
+		if err != nil {
+			t.Errorf("noted %v", err)
+		}
+	}
+}
+
+func TestAWatchThatEndsAtOnceIsFollowedByAPause(t *testing.T) {
+	s := &server{}
+	follow(t, s, func() {
+		for range 600 {
+			s.w.Stop()
+			pass(100 * time.Millisecond)
+		}
+		if n := len(s.cycles); n > 2*60+1 {
+			t.Errorf("%d cycles in a minute", n)
+		}
+	})
+}
+
+func TestErrorsAreNotedAndTriedAgainEverLater(t *testing.T) {
+	down := errors.New("down")
+	s := &server{err: down}
+	follow(t, s, func() {
+		pass(10 * time.Minute)
+		n := len(s.cycles)
+		if most := 10*60/10 + 6; n > most || n < 10 {
+			t.Errorf("%d cycles in ten minutes", n)
+		}
+		if s.notes[n-1] != down || !s.cycles[n-1].Interrupted {
+			t.Errorf("noted %v of %+v", s.notes[n-1], s.cycles[n-1])
+		}
+		s.err = nil
+		pass(20 * time.Second)
+		if last := s.notes[len(s.notes)-1]; last != nil {
+			t.Errorf("watching, noted %v", last)
+		}
+
+		s.w.Error(&metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired})
+		pass(time.Second)
+		if last := s.notes[len(s.notes)-2]; !apierrors.IsResourceExpired(last) {
+			t.Errorf("a version that has expired is noted as %v", last)
+		}
+		s.bad = down
+		s.w.Add(&metav1.Status{})
+		pass(10 * time.Millisecond)
+		if last := s.notes[len(s.notes)-1]; last != down {
+			t.Errorf("an object that cannot be taken over is noted as %v", last)
+		}
+	})
+}
+
+func TestAListIsMadeAgainOnceItIsAskedFor(t *testing.T) {
+	s := &server{}
+	follow(t, s, func() {
+		pass(time.Minute)
+		s.cycles[0].Again()
+		pass(100 * time.Millisecond)
+		if len(s.cycles) != 2 || !s.cycles[1].Interrupted {
+			t.Fatalf("the cycles are %+v", s.cycles)
+		}
+		s.cycles[0].Again() // too late
+		pass(time.Minute)
+		if len(s.cycles) != 2 {
+			t.Errorf("the cycles are %+v", s.cycles)
+		}
+		for _, err := range s.notes {
+			if err != nil {
+				t.Errorf("noted %v", err)
+			}
+		}
+	})
+}
