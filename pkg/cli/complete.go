@@ -12,8 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 // completeTimeout is how long a shell waits after the tab key.
@@ -49,23 +47,19 @@ func (s *settings) complete(list completion, most int) cobra.CompletionFunc {
 
 // keptPods lists the pods for which addresses are kept, including pods that are gone.
 func keptPods(ctx context.Context, c *cluster) ([]string, error) {
-	return podsOf(ctx, c, func(*stayputv1alpha1.RetainedIP) bool { return true })
+	return podsOf(ctx, c, func(*keptIP) bool { return true })
 }
 
 // retainedPods lists the pods whose addresses can be released.
 func retainedPods(ctx context.Context, c *cluster) ([]string, error) {
-	return podsOf(ctx, c, func(r *stayputv1alpha1.RetainedIP) bool {
-		return r.Status.Phase == stayputv1alpha1.PhaseRetained
-	})
+	return podsOf(ctx, c, (*keptIP).retained)
 }
 
-func podsOf(ctx context.Context, c *cluster, has func(*stayputv1alpha1.RetainedIP) bool) (all []string, err error) {
-	ips, err := retainedIPs(ctx, c, c.namespace)
-	pooled, _ := podIPs(ctx, c, c.namespace) // the others will do
-	ips = append(ips, retainedAs(pooled)...)
-	for i := range ips {
-		if has(&ips[i]) {
-			all = append(all, ips[i].Spec.PodName)
+func podsOf(ctx context.Context, c *cluster, has func(*keptIP) bool) (all []string, err error) {
+	kept, _, err := keptIPs(ctx, c, c.namespace) // without those of pools the others will do
+	for _, k := range kept {
+		if has(k) {
+			all = append(all, k.pod)
 		}
 	}
 	return all, err

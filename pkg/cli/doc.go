@@ -1,7 +1,7 @@
 // Package cli is kubectl stayput. It reads the API server as the user who runs it, and nodes through their agents.
 //
 //	command.go    the command and what its verbs share: flags, clients
-//	get.go        lists what is kept; retained.go puts RetainedIPs into words
+//	get.go        lists what is kept; kept.go is the one view of RetainedIPs and PodIPs
 //	why.go        tells the story of one pod:
 //	                facts.go reads all that it is told from, story.go tells it,
 //	                lives.go, promise.go, placement.go and forecast.go are its sections

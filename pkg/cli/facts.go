@@ -31,9 +31,8 @@ type facts struct {
 	pod             *corev1.Pod // nil: there is none
 	workload        *unstructured.Unstructured
 	template        *corev1.PodTemplateSpec // of the workload
-	kept            []stayputv1alpha1.RetainedIP
-	pooled          []stayputv1alpha1.PodIP
-	asksPools       string // the pools that it asks for, by itself or by its namespace
+	kept            []*keptIP               // for the pod, or its identity
+	asksPools       string                  // the pools that it asks for, by itself or by its namespace
 	workloads       workloads
 	state           *kruisev1alpha1.PersistentPodState
 	nodes           []corev1.Node
@@ -56,11 +55,11 @@ func gather(ctx context.Context, k *cluster, name string) (*facts, error) {
 	if err := f.findPod(ctx, k); err != nil {
 		return nil, err
 	}
-	f.workloads = workloadsOf(ctx, k, append(slices.Clone(f.kept), retainedAs(f.pooled)...))
+	f.workloads = workloadsOf(ctx, k, f.kept)
 	f.doubt("its workload", f.findWorkload(ctx, k))
 	f.doubt("the pools of its namespace", f.findPools(ctx, k))
 	f.doubt("PersistentPodStates", f.findRecord(ctx, k))
-	if f.pod == nil && len(f.kept)+len(f.pooled) == 0 && f.state == nil {
+	if f.pod == nil && len(f.kept) == 0 && f.state == nil {
 		return nil, fmt.Errorf("there is no pod %s in namespace %s, and no address is kept for one", f.name, f.namespace)
 	}
 	var nodes corev1.NodeList
@@ -86,35 +85,26 @@ func (f *facts) doubt(what string, err error) {
 
 // findPod reads the pod, and what is kept under its name or identity. If there is none, the name may be that of a
 // RetainedIP, which has the pod's.
-func (f *facts) findPod(ctx context.Context, k client.Client) error {
+func (f *facts) findPod(ctx context.Context, c client.Client) error {
 	var pod corev1.Pod
 	identity := ""
-	switch err := k.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: f.name}, &pod); {
+	switch err := c.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: f.name}, &pod); {
 	case err == nil:
 		f.pod, identity = &pod, pod.Annotations[stayputv1alpha1.AnnotationIdentity]
 	case !apierrors.IsNotFound(err):
 		return err
 	}
-	all, err := retainedIPs(ctx, k, f.namespace)
+	all, unseen, err := keptIPs(ctx, c, f.namespace)
 	if err != nil {
 		return err
 	}
-	pooled, unseen := podIPs(ctx, k, f.namespace)
-	for _, r := range append(slices.Clone(all), retainedAs(pooled)...) {
-		if f.pod == nil && r.Name == f.name && r.Spec.PodName != f.name {
-			f.name = r.Spec.PodName
-			return f.findPod(ctx, k)
+	for _, k := range all {
+		if f.pod == nil && k.GetName() == f.name && k.pod != f.name {
+			f.name = k.pod
+			return f.findPod(ctx, c)
 		}
-	}
-	has := func(pod, of string) bool { return pod == f.name || identity != "" && of == identity }
-	for _, r := range all {
-		if has(r.Spec.PodName, r.Spec.Identity) {
-			f.kept = append(f.kept, r)
-		}
-	}
-	for _, p := range pooled {
-		if has(p.Spec.PodName, p.Spec.Identity) {
-			f.pooled = append(f.pooled, p)
+		if k.pod == f.name || identity != "" && k.identity == identity {
+			f.kept = append(f.kept, k)
 		}
 	}
 	f.doubt("addresses of pools", unseen)
@@ -141,9 +131,9 @@ func (f *facts) itsNodes() (all []string) {
 	if f.pod != nil && f.pod.Spec.NodeName != "" {
 		all = append(all, f.pod.Spec.NodeName)
 	}
-	for _, r := range f.kept {
-		if r.Spec.PodName == f.name && !slices.Contains(all, r.Spec.NodeName) {
-			all = append(all, r.Spec.NodeName)
+	for _, k := range f.kept {
+		if k.retainedIP() != nil && k.pod == f.name && !slices.Contains(all, k.node) {
+			all = append(all, k.node)
 		}
 	}
 	return all
@@ -161,8 +151,8 @@ func (f *facts) owner() (home.Ref, bool) {
 // findWorkload reads the workload of the pod: of a pod that is gone the one that it had, or the StatefulSet whose pod
 // its name says it is.
 func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
-	for _, r := range append(slices.Clone(f.kept), retainedAs(f.pooled)...) {
-		if w := r.Spec.Workload; w != nil && r.Spec.PodName == f.name && f.workloads[w.UID] != nil {
+	for _, k := range f.kept {
+		if w := k.workload; w != nil && k.pod == f.name && f.workloads[w.UID] != nil {
 			f.workload = f.workloads[w.UID]
 		}
 	}
@@ -232,45 +222,33 @@ func refOf(w *unstructured.Unstructured) home.Ref {
 	return home.RefOf(w.GetAPIVersion(), w.GetKind(), w.GetNamespace(), w.GetName())
 }
 
-// findEvents reads the Events of the pod, of its RetainedIPs, and of its workload if they name the pod.
-func (f *facts) findEvents(ctx context.Context, k client.Client) error {
-	about := map[string]bool{f.name: true}
-	for _, r := range f.kept {
-		if r.Spec.PodName == f.name {
-			about[r.Name] = true
+// findEvents reads the Events of the pod, of what is kept for it, and of its workload if they name the pod.
+func (f *facts) findEvents(ctx context.Context, c client.Client) error {
+	about := map[types.NamespacedName]bool{{Namespace: f.namespace, Name: f.name}: true}
+	for _, k := range f.kept {
+		switch {
+		case k.podIP() != nil: // of no namespace: its Events are in the default one
+			about[types.NamespacedName{Namespace: metav1.NamespaceDefault, Name: k.GetName()}] = true
+		case k.pod == f.name:
+			about[types.NamespacedName{Namespace: f.namespace, Name: k.GetName()}] = true
 		}
 	}
 	if f.workload != nil {
-		about[f.workload.GetName()] = true
+		about[types.NamespacedName{Namespace: f.namespace, Name: f.workload.GetName()}] = true
 	}
-	for name := range about {
+	for of := range about {
 		var list corev1.EventList
-		err := k.List(ctx, &list, client.InNamespace(f.namespace), client.MatchingFields{"involvedObject.name": name})
+		err := c.List(ctx, &list, client.InNamespace(of.Namespace), client.MatchingFields{"involvedObject.name": of.Name})
 		if err != nil {
 			return err
 		}
 		for _, e := range list.Items {
-			switch e.InvolvedObject.Kind {
-			case "Pod", "RetainedIP":
-			default:
-				if f.workload == nil || e.InvolvedObject.Kind != f.workload.GetKind() || !mentions(e.Message, f.name) {
-					continue
-				}
+			kind, workloads := e.InvolvedObject.Kind, f.workload != nil && e.InvolvedObject.Kind == f.workload.GetKind()
+			if (kind != "Pod" || e.InvolvedObject.Name != f.name) && kind != "RetainedIP" && kind != "PodIP" &&
+				(!workloads || !mentions(e.Message, f.name)) {
+				continue
 			}
 			f.events = append(f.events, e)
-		}
-	}
-	for i := range f.pooled { // of no namespace: their Events are in the default one
-		var list corev1.EventList
-		err := k.List(ctx, &list, client.InNamespace(metav1.NamespaceDefault),
-			client.MatchingFields{"involvedObject.name": f.pooled[i].Name})
-		if err != nil {
-			return err
-		}
-		for _, e := range list.Items {
-			if e.InvolvedObject.Kind == "PodIP" {
-				f.events = append(f.events, e)
-			}
 		}
 	}
 	slices.SortStableFunc(f.events, func(a, b corev1.Event) int { return happened(&a).Compare(happened(&b)) })

@@ -43,7 +43,7 @@ func TestWithoutRightsAStorySaysWhatItDoesNotKnow(t *testing.T) {
 			return true
 		}
 		return false
-	}, f.pod, f.workload, &f.kept[0])
+	}, f.pod, f.workload, f.kept[0].Object)
 	f, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default",
 		installation: DefaultNamespace}, "web-2")
 	if err != nil {

@@ -106,12 +106,18 @@ func (f *facts) foretell(fc *Forecast, pod *corev1.Pod) {
 		return
 	}
 	kept := f.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity])
-	d, node := home.Foresee(f.now, pod, kept, f.state, f.nodes)
+	var ofNodes []*stayputv1alpha1.RetainedIP
+	for _, k := range kept {
+		if r := k.retainedIP(); r != nil {
+			ofNodes = append(ofNodes, r)
+		}
+	}
+	d, node := home.Foresee(f.now, pod, ofNodes, f.state, f.nodes)
 	fc.Outcome = string(d.Outcome)
-	var there *stayputv1alpha1.RetainedIP
-	for _, r := range kept {
-		if r.Spec.NodeName == node && (there == nil || r.Spec.PodName == f.name) {
-			there = r
+	var there *keptIP
+	for _, k := range kept {
+		if k.retainedIP() != nil && k.node == node && (there == nil || k.pod == f.name) {
+			there = k
 		}
 	}
 	who := "the new pod"
@@ -140,7 +146,7 @@ func (f *facts) foretell(fc *Forecast, pod *corev1.Pod) {
 		fc.say("Node: its home, %s, %s: %s waits for it, gated, %s, then goes elsewhere.", d.Home, d.Reason, who, wait)
 		if there != nil {
 			fc.say("IP: %s if its home is back by then, otherwise another one. The old one still expires as scheduled.",
-				ipsOf(there))
+				there.addresses())
 		}
 	case home.OutcomeElsewhere:
 		fc.say("Node: another one. Its home, %s, %s.", d.Home, d.Reason)
@@ -155,51 +161,50 @@ func (f *facts) foretell(fc *Forecast, pod *corev1.Pod) {
 	fc.Lines = append(fc.Lines, d.Notes...)
 }
 
-// keptFor returns the RetainedIPs of a shared identity, or without one those of the pod's own.
-func (f *facts) keptFor(identity string) (kept []*stayputv1alpha1.RetainedIP) {
-	for i := range f.kept {
-		r := &f.kept[i]
-		if r.Spec.Identity == identity && (identity != "" || r.Spec.PodName == f.name) {
-			kept = append(kept, r)
+// keptFor returns what is kept for a shared identity, or without one for pods of the name.
+func (f *facts) keptFor(identity string) (kept []*keptIP) {
+	for _, k := range f.kept {
+		if k.identity == identity && (identity != "" || k.pod == f.name) {
+			kept = append(kept, k)
 		}
 	}
 	return kept
 }
 
-// foretellIP says which address the successor gets at its home, where r is kept.
-func (f *facts) foretellIP(fc *Forecast, r *stayputv1alpha1.RetainedIP) {
-	if r == nil {
+// foretellIP says which address the successor gets at its home, where k is kept.
+func (f *facts) foretellIP(fc *Forecast, k *keptIP) {
+	if k == nil {
 		fc.say("IP: any that is free there. None is kept for it.")
 		return
 	}
-	if lost := f.outside(r); lost != "" {
+	if lost := f.outside(k); lost != "" {
 		fc.say("IP: another one. %s", lost)
 		return
 	}
-	fc.IPs = r.Status.IPs
-	end := "kept until " + r.Status.Expires
+	fc.IPs = k.ips
+	end := "kept until " + k.expires
 	switch {
-	case r.Status.Phase == stayputv1alpha1.PhaseBound && r.Spec.Retention == stayputv1alpha1.RetentionWhileOwned:
+	case k.bound() && k.retention == stayputv1alpha1.RetentionWhileOwned:
 		end = "kept as long as its workload wants the pod"
-	case r.Status.Phase == stayputv1alpha1.PhaseBound:
-		end = "kept for " + r.Spec.Retention + " after the pod stops"
-	case r.Status.Expires == stayputv1alpha1.ExpiresNever:
+	case k.bound():
+		end = "kept for " + k.retention + " after the pod stops"
+	case k.expires == stayputv1alpha1.ExpiresNever:
 		end = "kept without an end"
 	}
-	ips := ipsOf(r)
-	if r.Spec.Identity != "" && r.Spec.PodName != f.name {
-		ips += " or another one of identity " + r.Spec.Identity
+	ips := k.addresses()
+	if k.identity != "" && k.pod != f.name {
+		ips += " or another one of identity " + k.identity
 	}
 	fc.say("IP: %s, %s.", ips, end)
 }
 
 // outside says that an address is lost because it is in no range of its network any more.
-func (f *facts) outside(r *stayputv1alpha1.RetainedIP) string {
-	n := f.looks[r.Spec.NodeName]
+func (f *facts) outside(k *keptIP) string {
+	n := f.looks[k.node]
 	if n == nil {
 		return ""
 	}
-	for _, of := range r.Status.Addresses {
+	for _, of := range k.retainedIP().Status.Addresses {
 		for _, net := range n.Networks {
 			if net.Name != of.Network || net.Error != "" || len(net.RangeSets) == 0 {
 				continue
@@ -208,8 +213,7 @@ func (f *facts) outside(r *stayputv1alpha1.RetainedIP) string {
 				a, err := netip.ParseAddr(ip)
 				within := func(s inspection.RangeSet) bool { return s.Contains(a) }
 				if err == nil && !slices.ContainsFunc(net.RangeSets, within) {
-					return fmt.Sprintf("%s is outside the ranges that network %s has on node %s now.",
-						ip, net.Name, r.Spec.NodeName)
+					return fmt.Sprintf("%s is outside the ranges that network %s has on node %s now.", ip, net.Name, k.node)
 				}
 			}
 		}
@@ -219,21 +223,22 @@ func (f *facts) outside(r *stayputv1alpha1.RetainedIP) string {
 
 // foretellKept says what becomes of the addresses if no pod is created.
 func (f *facts) foretellKept(fc *Forecast) {
-	for i := range f.kept {
-		r := &f.kept[i]
-		if r.Spec.PodName != f.name {
+	for _, k := range f.kept {
+		if k.pod != f.name {
 			continue
 		}
-		on := fmt.Sprintf("%s on node %s", ipsOf(r), r.Spec.NodeName)
-		switch at, left := until(r, f.now); {
-		case r.Spec.Release:
-			fc.say("%s is being released.", on)
-		case r.Status.Phase == stayputv1alpha1.PhaseBound && r.Spec.Retention == stayputv1alpha1.RetentionWhileOwned:
+		on := k.about()
+		switch at, left := k.until(f.now); {
+		case k.quarantine != nil, k.conflict != "", k.releasing:
+			fc.say("%s is %s.", on, k.reason(f.workloads))
+		case k.retention == "" && !k.retained():
+			fc.say("%s is freed once the pod is gone.", on)
+		case k.bound() && k.retention == stayputv1alpha1.RetentionWhileOwned:
 			fc.say("%s is kept as long as its workload wants the pod.", on)
-		case r.Status.Phase == stayputv1alpha1.PhaseBound:
-			fc.say("%s is kept for %s: a pod of this name that is created by then gets it.", on, r.Spec.Retention)
+		case k.bound():
+			fc.say("%s is kept for %s: a pod of this name that is created by then gets it.", on, k.retention)
 		case left == none:
-			fc.say("%s stays kept: %s.", on, reason(r, f.workloads))
+			fc.say("%s stays kept: %s.", on, k.reason(f.workloads))
 		default:
 			fc.say("%s stays kept until %s (%s).", on, at, left)
 		}

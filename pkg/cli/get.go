@@ -3,7 +3,6 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -12,8 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/printers"
-
-	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 func getCommand(s *settings) *cobra.Command {
@@ -55,7 +53,7 @@ one.`,
 				c.namespace = ""
 			}
 			ctx, out := cmd.Context(), cmd.OutOrStdout()
-			ips, pooled, missing, unseen, err := c.kept(ctx, wanted, selector)
+			kept, missing, unseen, err := c.kept(ctx, wanted, selector)
 			if err != nil {
 				return err
 			}
@@ -64,10 +62,9 @@ one.`,
 			}
 			switch {
 			case print != nil:
-				err = print.PrintObj(listOf(ips, pooled), out)
-			case len(ips)+len(pooled) > 0:
-				of := workloadsOf(ctx, c, append(slices.Clone(ips), retainedAs(pooled)...))
-				err = printTable(out, tableOf(ips, pooled, of, time.Now()),
+				err = print.PrintObj(listOf(kept), out)
+			case len(kept) > 0:
+				err = printTable(out, tableOf(kept, workloadsOf(ctx, c, kept), time.Now()),
 					printers.PrintOptions{WithNamespace: all, NoHeaders: noHeaders, Wide: format.wide()})
 			case len(wanted) == 0 && all:
 				fmt.Fprintln(cmd.ErrOrStderr(), "No addresses are kept in any namespace.")
@@ -94,54 +91,40 @@ var columns = func() []metav1.TableColumnDefinition {
 	return all
 }()
 
-func tableOf(ips []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP, all workloads,
-	now time.Time) *metav1.Table {
+func tableOf(kept []*keptIP, all workloads, now time.Time) *metav1.Table {
 	table := &metav1.Table{ColumnDefinitions: columns}
-	add := func(o runtime.Object, r *stayputv1alpha1.RetainedIP, phase, why string, networks ...string) {
-		at, left := until(r, now)
+	for _, k := range kept {
+		o, workload := k.Object, none
+		if k.podIP() != nil { // of no namespace: the column is for the pod's
+			o = k.DeepCopyObject().(client.Object)
+			o.SetNamespace(printable(k.namespace))
+		}
+		if w := k.workload; w != nil {
+			workload = w.Kind + "/" + w.Name
+		}
+		at, left := k.until(now)
 		table.Rows = append(table.Rows, metav1.TableRow{
 			Object: runtime.RawExtension{Object: o},
 			Cells: []any{
-				r.Spec.PodName, orNone(strings.Join(r.Status.IPs, ",")), orNone(r.Spec.NodeName), orNone(phase), at, left, why,
-				orNone(strings.Join(networks, ",")), orNone(r.Spec.Identity), workloadName(r), orNone(r.Status.PodUID),
+				k.pod, orNone(strings.Join(k.ips, ",")), orNone(k.node), orNone(k.phase), at, left, k.why(all),
+				orNone(strings.Join(k.networks, ",")), orNone(k.identity), workload, orNone(k.podUID),
 			},
 		})
-	}
-	for i := range ips {
-		r := &ips[i]
-		var networks []string
-		for _, a := range r.Status.Addresses {
-			networks = append(networks, a.Network)
-		}
-		add(r, r, string(r.Status.Phase), reason(r, all), networks...)
-	}
-	for i := range pooled {
-		p := &pooled[i]
-		r := asRetained(p)
-		o := p.DeepCopy()
-		o.Namespace = printable(p.Spec.Namespace) // for the column: the object itself has none
-		add(o, r, string(phaseOf(p)), poolReason(p, all), p.Spec.Network)
 	}
 	return table
 }
 
 // listOf is what kubectl prints for several objects, so that what reads it need not know how many there were.
-func listOf(ips []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP) runtime.Object {
+func listOf(kept []*keptIP) runtime.Object {
 	list := &unstructured.UnstructuredList{Object: map[string]any{
 		"apiVersion": "v1", "kind": "List", "metadata": map[string]any{"resourceVersion": ""},
 	}}
-	add := func(of any) {
-		o, err := runtime.DefaultUnstructuredConverter.ToUnstructured(of)
+	for _, k := range kept {
+		o, err := runtime.DefaultUnstructuredConverter.ToUnstructured(k.Object)
 		if err != nil {
 			panic(err) // a type of ours
 		}
 		list.Items = append(list.Items, unstructured.Unstructured{Object: o})
-	}
-	for i := range ips {
-		add(&ips[i])
-	}
-	for i := range pooled {
-		add(&pooled[i])
 	}
 	return list
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,7 +86,7 @@ func TestTheReasonIsInWords(t *testing.T) {
 		},
 		{aRetainedIP(func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = true }), three, "being released"},
 	} {
-		if got := reason(test.r, test.all); got != test.want {
+		if got := keptOf(test.r).why(test.all); got != test.want {
 			t.Errorf("%+v: %q, expected %q", test.r.Spec, got, test.want)
 		}
 	}
@@ -127,12 +128,24 @@ default     web-2   10.6.168.101   <none>   Allocated   <none>                 <
 
 func TestTheTableHasAColumnForEachQuestion(t *testing.T) {
 	var b strings.Builder
-	ips := []stayputv1alpha1.RetainedIP{*aRetainedIP(), *aRetainedIP(isBound)}
-	if err := printTable(&b, tableOf(ips, []stayputv1alpha1.PodIP{*aPodIP(podIPGiven)}, nil, noon), printers.PrintOptions{WithNamespace: true, Wide: true}); err != nil {
+	kept := []*keptIP{keptOf(aRetainedIP()), keptOf(aRetainedIP(isBound)), keptOf(aPodIP(podIPGiven))}
+	if err := printTable(&b, tableOf(kept, nil, noon), printers.PrintOptions{WithNamespace: true, Wide: true}); err != nil {
 		t.Fatal(err)
 	}
 	if b.String() != theTable {
 		t.Errorf("printed is\n%s", b.String())
+	}
+}
+
+func TestWhatIsNamedIsListedInTheOrderOfTheNames(t *testing.T) {
+	all := []*keptIP{keptOf(aRetainedIP()), keptOf(aPodIP()),
+		keptOf(aPodIP(func(p *stayputv1alpha1.PodIP) { p.Name, p.Spec.PodName = "10.6.168.102", "web-3" }))}
+	picked, missing := pick(all, []string{"web-3", "web-7", "web-2.node-1", "web-2"})
+	if !slices.Equal(picked, []*keptIP{all[2], all[0], all[1]}) || !slices.Equal(missing, []string{"web-7"}) {
+		t.Errorf("picked are %+v, and %q are missing", picked, missing)
+	}
+	if picked, _ := pick(all, nil); len(picked) != len(all) {
+		t.Errorf("without names picked are %+v", picked)
 	}
 }
 

@@ -79,9 +79,9 @@ func (f *facts) lives() []Life {
 			l.State = endings[e.Reason]
 		}
 	}
-	for i := range f.kept {
-		if uid := types.UID(f.kept[i].Status.PodUID); uid != "" && f.kept[i].Spec.PodName == f.name {
-			life(uid).keptAs(&f.kept[i])
+	for _, k := range f.kept {
+		if r := k.retainedIP(); r != nil && k.podUID != "" && k.pod == f.name {
+			life(types.UID(k.podUID)).keptAs(r)
 		}
 	}
 	if p := f.pod; p != nil {

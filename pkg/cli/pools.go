@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,102 +32,6 @@ func pools(ctx context.Context, k client.Client) ([]stayputv1alpha1.PodIPPool, e
 	return list.Items, nil
 }
 
-// podIPs returns the PodIPs of the pods of a namespace, or of all if it is empty, sorted as people look for them; none
-// if the cluster does not know them.
-func podIPs(ctx context.Context, k client.Client, namespace string) ([]stayputv1alpha1.PodIP, error) {
-	var list stayputv1alpha1.PodIPList
-	if err := k.List(ctx, &list); err != nil {
-		if meta.IsNoMatchError(err) {
-			return nil, nil
-		}
-		return nil, rightTo("list podips", err)
-	}
-	all := slices.DeleteFunc(list.Items, func(p stayputv1alpha1.PodIP) bool {
-		return namespace != "" && p.Spec.Namespace != namespace
-	})
-	for i := range all {
-		all[i].SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind("PodIP"))
-	}
-	slices.SortFunc(all, func(a, b stayputv1alpha1.PodIP) int {
-		return cmp.Or(strings.Compare(a.Spec.Namespace, b.Spec.Namespace), comparePods(a.Spec.PodName, b.Spec.PodName),
-			strings.Compare(a.Spec.Interface, b.Spec.Interface), strings.Compare(a.Name, b.Name))
-	})
-	return all, nil
-}
-
-// addressIn returns the address of a PodIP as people write it.
-func addressIn(p *stayputv1alpha1.PodIP) string {
-	a, err := stayputv1alpha1.ParsePodIPName(p.Name)
-	if err != nil {
-		return p.Name
-	}
-	return a.String()
-}
-
-// phaseOf returns the phase of the address for the pod that it is given to. What no node has said anything about is
-// Allocated.
-func phaseOf(p *stayputv1alpha1.PodIP) stayputv1alpha1.PodIPPhase {
-	if p.Status.PodUID != p.Spec.PodUID {
-		return stayputv1alpha1.PodIPAllocated
-	}
-	return cmp.Or(p.Status.Phase, stayputv1alpha1.PodIPAllocated)
-}
-
-// asRetained returns a PodIP in the words of a RetainedIP of its name, which has the same questions to answer.
-func asRetained(p *stayputv1alpha1.PodIP) *stayputv1alpha1.RetainedIP {
-	r := &stayputv1alpha1.RetainedIP{
-		ObjectMeta: metav1.ObjectMeta{Namespace: p.Spec.Namespace, Name: p.Name, UID: p.UID},
-		Spec: stayputv1alpha1.RetainedIPSpec{
-			PodName: p.Spec.PodName, Identity: p.Spec.Identity, Workload: p.Spec.Workload, Retention: p.Spec.Retention,
-			WhenScaled: p.Spec.WhenScaled, WhenDeleted: p.Spec.WhenDeleted, Release: p.Spec.Release,
-		},
-		Status: stayputv1alpha1.RetainedIPStatus{
-			Phase: stayputv1alpha1.PhaseBound, IPs: []string{addressIn(p)}, PodUID: p.Spec.PodUID,
-		},
-	}
-	if p.Status.PodUID == p.Spec.PodUID {
-		r.Spec.NodeName = p.Status.NodeName
-	}
-	if phaseOf(p) == stayputv1alpha1.PodIPRetained {
-		r.Status.Phase, r.Status.Expires = stayputv1alpha1.PhaseRetained, p.Status.Expires
-	}
-	return r
-}
-
-// retainedAs returns PodIPs in the words of RetainedIPs.
-func retainedAs(all []stayputv1alpha1.PodIP) (as []stayputv1alpha1.RetainedIP) {
-	for i := range all {
-		as = append(as, *asRetained(&all[i]))
-	}
-	return as
-}
-
-// poolReason returns in words why an address of a pool is somebody's, and until when.
-func poolReason(p *stayputv1alpha1.PodIP, all workloads) string {
-	of := "of pool " + p.Spec.Pool + ", "
-	switch q := p.Spec.Quarantine; {
-	case q != nil:
-		return of + "in quarantine: " + q.Reason
-	case conflicts(p):
-		return of + inConflict(p)
-	case p.DeletionTimestamp != nil:
-		return of + "being released"
-	case p.Spec.Retention == "" && !p.Spec.Release:
-		return of + "until the pod is gone"
-	}
-	return of + reason(asRetained(p), all)
-}
-
-// conflicts reports whether the pod cannot start because another machine has its address.
-func conflicts(p *stayputv1alpha1.PodIP) bool {
-	return p.Status.Conflict != "" && p.Status.PodUID == p.Spec.PodUID
-}
-
-func inConflict(p *stayputv1alpha1.PodIP) string {
-	return fmt.Sprintf("in use by another machine on the link of node %s, which has the MAC address %s",
-		p.Status.NodeName, p.Status.Conflict)
-}
-
 // checkPools checks the pools, if there are any.
 func checkPools(ctx context.Context, k client.Client, now time.Time) []Finding {
 	f := findings{check: "pools"}
@@ -151,16 +54,15 @@ func checkPools(ctx context.Context, k client.Client, now time.Time) []Finding {
 	if err != nil {
 		f.unread(err)
 	}
-	for i := range ips {
-		p := &ips[i]
-		switch {
-		case p.Spec.Quarantine == nil && conflicts(p):
-			f.warn(fmt.Sprintf("pod %s/%s cannot start: %s of pool %s is %s", p.Spec.Namespace, p.Spec.PodName, addressIn(p),
-				p.Spec.Pool, inConflict(p)), "take the address from that machine")
-		case p.Spec.Quarantine != nil:
-			f.warn(fmt.Sprintf("%s of pool %s is in quarantine since %s: %s", addressIn(p), p.Spec.Pool,
-				p.Spec.Quarantine.Since.UTC().Format(time.RFC3339), p.Spec.Quarantine.Reason),
-				"kubectl describe podip "+p.Name+" says what is known of it")
+	for _, k := range ips {
+		switch about := k.about(); {
+		case k.quarantine != nil:
+			f.warn(fmt.Sprintf("%s is in quarantine since %s: %s", about,
+				k.quarantine.Since.UTC().Format(time.RFC3339), k.quarantine.Reason),
+				"kubectl describe podip "+k.GetName()+" says what is known of it")
+		case k.conflict != "":
+			f.warn(fmt.Sprintf("pod %s/%s cannot start: %s is %s", k.namespace, k.pod, about, k.conflict),
+				"take the address from that machine")
 		}
 	}
 	return f.orOK(fmt.Sprintf("%s, %d of %d addresses are somebody's", count(len(all), "pool", "pools"), used, total))
@@ -239,7 +141,7 @@ func (f *facts) findPools(ctx context.Context, k client.Client) error {
 	}
 	ns := &metav1.PartialObjectMetadata{}
 	ns.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	if len(f.pooled) == 0 { // then it matters only if there are pools
+	if !f.hasPodIP() { // then it matters only if there are pools
 		if all, err := pools(ctx, k); err == nil && len(all) == 0 {
 			return nil
 		}
@@ -262,14 +164,11 @@ func (f *facts) findPools(ctx context.Context, k client.Client) error {
 // countsSpiderpool reports whether Spiderpool's words seem to count for the pod, which only the controller and the gate
 // know: it has addresses of pools, or waits.
 func (f *facts) countsSpiderpool() bool {
-	if len(f.pooled) > 0 {
-		return true
-	}
-	if f.pod == nil {
-		return false
-	}
-	_, has := f.pod.Annotations[stayputv1alpha1.AnnotationAddresses]
-	return has || home.Gated(f.pod)
+	return f.hasPodIP() || f.pod != nil && (has(f.pod, stayputv1alpha1.AnnotationAddresses) || home.Gated(f.pod))
+}
+
+func (f *facts) hasPodIP() bool {
+	return slices.ContainsFunc(f.kept, func(k *keptIP) bool { return k.podIP() != nil })
 }
 
 // inSpiderpoolsWords returns the annotation of Spiderpool by which the pod asks for addresses of pools, without white
@@ -281,46 +180,6 @@ func (f *facts) inSpiderpoolsWords() (value string, asks bool) {
 		}
 	}
 	return "", false
-}
-
-// ofPool tells of a PodIP.
-func (f *facts) ofPool(p *stayputv1alpha1.PodIP) OfPool {
-	o := OfPool{
-		PodIP: p.Name, IP: addressIn(p), Pool: p.Spec.Pool, Interface: p.Spec.Interface, Phase: string(phaseOf(p)),
-		Node: p.Status.NodeName, Why: poolReason(p, f.workloads),
-	}
-	if phaseOf(p) == stayputv1alpha1.PodIPRetained {
-		o.Until = p.Status.Expires
-		return o
-	}
-	for _, e := range slices.Backward(f.events) {
-		if e.Reason == home.ReasonAddressHeld && e.InvolvedObject.Name == p.Name {
-			o.Held = e.Message
-			break
-		}
-	}
-	return o
-}
-
-// promiseOfPool returns what is promised of an address of a pool.
-func (f *facts) promiseOfPool(p *stayputv1alpha1.PodIP) string {
-	about := addressIn(p) + " of pool " + p.Spec.Pool
-	at, left := until(asRetained(p), f.now)
-	switch {
-	case p.Spec.Quarantine != nil:
-		return about + " is in quarantine, so that nobody gets it: " + p.Spec.Quarantine.Reason + "."
-	case conflicts(p):
-		return about + " is " + inConflict(p) + ": the pod waits until that has gone."
-	case p.Spec.Release || p.DeletionTimestamp != nil:
-		return about + " is being released."
-	case left != none:
-		return fmt.Sprintf("%s is kept until %s (%s), for whichever node.", about, at, left)
-	case phaseOf(p) == stayputv1alpha1.PodIPRetained:
-		return fmt.Sprintf("%s is kept, for whichever node: %s.", about, reason(asRetained(p), f.workloads))
-	case p.Spec.Retention == "":
-		return about + " is its own until it is gone."
-	}
-	return fmt.Sprintf("%s is its own on whichever node: kept %s.", about, reason(asRetained(p), f.workloads))
 }
 
 // whyNoneOfPools returns why the pod has no address of the pools that it asks for.
@@ -355,20 +214,18 @@ func (f *facts) foretellPools(fc *Forecast, pod *corev1.Pod) {
 		fc.say("Node: any that its pools are for.")
 	}
 	mine := 0
-	for i := range f.pooled {
-		p := &f.pooled[i]
-		if identity := pod.Annotations[stayputv1alpha1.AnnotationIdentity]; p.Spec.Identity != identity ||
-			identity == "" && p.Spec.PodName != f.name {
+	for _, k := range f.keptFor(pod.Annotations[stayputv1alpha1.AnnotationIdentity]) {
+		if k.podIP() == nil {
 			continue
 		}
 		switch {
-		case p.Spec.Retention == "" && phaseOf(p) != stayputv1alpha1.PodIPRetained:
-			fc.say("IP: a free one. %s is freed once the pod is gone.", addressIn(p))
-		case p.Spec.Release || p.DeletionTimestamp != nil || p.Spec.Quarantine != nil:
-			fc.say("IP: %s.", f.promiseOfPool(p))
+		case k.retention == "" && !k.retained():
+			fc.say("IP: a free one. %s is freed once the pod is gone.", k.addresses())
+		case k.releasing || k.quarantine != nil:
+			fc.say("IP: %s", f.promiseOf(k))
 		default:
-			fc.IPs = append(fc.IPs, addressIn(p))
-			fc.say("IP: %s of pool %s, once the node of its predecessor has said that this is gone.", addressIn(p), p.Spec.Pool)
+			fc.IPs = append(fc.IPs, k.addresses())
+			fc.say("IP: %s, once the node of its predecessor has said that this is gone.", k.about())
 		}
 		mine++
 	}
@@ -389,19 +246,17 @@ func writePodIPs(ctx context.Context, k client.Client, w io.Writer, node string)
 		return err
 	}
 	title := "\nAddresses of pools\n"
-	for i := range all {
-		p := &all[i]
+	for _, k := range all {
+		p := k.podIP()
 		if p.Status.NodeName != node {
 			continue
 		}
-		phase := strings.ToLower(string(phaseOf(p)))
-		if p.Status.PodUID != p.Spec.PodUID {
+		phase := strings.ToLower(k.phase)
+		if p.Status.PodUID != k.podUID {
 			phase = "given to a later pod"
 		}
-		line := fmt.Sprintf("%s  %s/%s  %s  pool %s, %s", addressIn(p), p.Spec.Namespace, p.Spec.PodName, p.Spec.Interface,
-			p.Spec.Pool, phase)
-		_, err := fmt.Fprintf(w, "%s  %s\n", title, printable(line))
-		if err != nil {
+		line := fmt.Sprintf("%s  %s/%s  %s  %s, %s", k.addresses(), k.namespace, k.pod, k.iface, k.keeper(), phase)
+		if _, err := fmt.Fprintf(w, "%s  %s\n", title, printable(line)); err != nil {
 			return err
 		}
 		title = ""

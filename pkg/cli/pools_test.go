@@ -74,9 +74,8 @@ func conflicting(p *stayputv1alpha1.PodIP) {
 
 func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 	for _, test := range []struct {
-		ip                     *stayputv1alpha1.PodIP
-		phase                  stayputv1alpha1.PodIPPhase
-		node, until, left, why string
+		ip                            *stayputv1alpha1.PodIP
+		phase, node, until, left, why string
 	}{
 		{aPodIP(), "Bound", "node-1", none, none, "of pool blue, 10m0s after the pod stops"},
 		{aPodIP(podIPRetained), "Retained", "node-1", "2026-01-02T12:05:00Z", "5m",
@@ -89,11 +88,11 @@ func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 		{aPodIP(podIPFreed, func(p *stayputv1alpha1.PodIP) { p.Spec.Release = true }), "Bound", "node-1", none, none,
 			"of pool blue, being released"},
 	} {
-		r := asRetained(test.ip)
-		at, left := until(r, noon)
-		if why := poolReason(test.ip, nil); phaseOf(test.ip) != test.phase || r.Spec.NodeName != test.node ||
-			at != test.until || left != test.left || why != test.why {
-			t.Errorf("%s on %q until %s, %s: %q, want %+v", phaseOf(test.ip), r.Spec.NodeName, at, left, why, test)
+		k := keptOf(test.ip)
+		at, left := k.until(noon)
+		if why := k.why(nil); k.phase != test.phase || k.node != test.node || at != test.until || left != test.left ||
+			why != test.why {
+			t.Errorf("%s on %q until %s, %s: %q, want %+v", k.phase, k.node, at, left, why, test)
 		}
 	}
 }
@@ -154,7 +153,7 @@ func ofPools(ips ...*stayputv1alpha1.PodIP) func(*facts) {
 		f.template.Annotations = map[string]string{stayputv1alpha1.AnnotationPools: "blue"}
 		f.asksPools = "blue"
 		for _, p := range ips {
-			f.pooled = append(f.pooled, *p)
+			f.kept = append(f.kept, keptOf(p))
 		}
 	}
 }
@@ -217,6 +216,12 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 			"02:00:00:00:00:01: the pod waits until that has gone.", "IP: 10.6.168.101", "10.6.168.101", "", "node-1"},
 		"one that somebody has to see to": {someFacts(ofPools(aPodIP()), held),
 			"is its own on whichever node", "IP: 10.6.168.101", "10.6.168.101", "bring node-1 back", "node-1"},
+		"one of a pod that is not wanted": {someFacts(ofPools(aPodIP()), scaledDown), "is its own on whichever node",
+			"10.6.168.101 of pool blue is kept for 10m0s: a pod of this name", "", "", "node-1"},
+		"a released one of a pod that is not wanted": {someFacts(ofPools(aPodIP(podIPRetained, func(p *stayputv1alpha1.PodIP) {
+			p.Spec.Release = true
+		})), scaledDown), "10.6.168.101 of pool blue is being released.", "10.6.168.101 of pool blue is being released.", "",
+			"", "node-1"},
 		"none, while it waits": {someFacts(ofPools(), waits),
 			"none is its own: the pod waits for an address: pool blue has no free address",
 			"IP: a free one of its pools, blue.", "", "", ""},
@@ -299,28 +304,27 @@ func TestAddressesOfPoolsAreReleasedIfNoPodHasThem(t *testing.T) {
 		aPodIP(named("10.6.168.102", "web-2"), podIPRetained), aPodIP(named("10.6.168.103", "web-3"), podIPGiven)}
 	c := &cluster{Client: aCluster(nothing, objects...), namespace: "default"}
 	o := &release{all: true}
-	retained, pooled, errs, err := o.choose(t.Context(), c, nil)
-	if err != nil || len(errs) > 0 || len(retained) != 1 || len(pooled) != 1 || pooled[0].Name != "10.6.168.102" {
-		t.Errorf("all: %+v, %+v, %v, %v", retained, pooled, errs, err)
+	chosen, errs, err := o.choose(t.Context(), c, nil)
+	if err != nil || len(errs) > 0 || len(chosen) != 2 || chosen[1].GetName() != "10.6.168.102" {
+		t.Errorf("all: %+v, %v, %v", chosen, errs, err)
 	}
 	o = &release{}
-	retained, pooled, errs, err = o.choose(t.Context(), c, []string{"10.6.168.102", "web-1", "web-3", "web-7"})
-	if err != nil || len(retained) != 0 || len(pooled) != 1 || len(errs) != 3 {
-		t.Errorf("by names: %+v, %+v, %v, %v", retained, pooled, errs, err)
+	chosen, errs, err = o.choose(t.Context(), c, []string{"10.6.168.102", "web-1", "web-3", "web-7"})
+	if err != nil || len(chosen) != 1 || len(errs) != 3 {
+		t.Fatalf("by names: %+v, %v, %v", chosen, errs, err)
 	}
-	for i, says := range []string{"no address is kept for web-7", "it is bound for pod web-1: scale StatefulSet web down",
-		"it is allocated for pod web-3"} {
+	for i, says := range []string{"no address is kept for web-7", "is bound for pod web-1: scale StatefulSet web down",
+		"is allocated for pod web-3"} {
 		if i < len(errs) && !strings.Contains(errs[i].Error(), says) {
 			t.Errorf("%v, want %q", errs[i], says)
 		}
 	}
-	if err := o.ask(t.Context(), c, &pooled[0]); err != nil || !pooled[0].Spec.Release {
-		t.Errorf("asked for: %+v, %v", pooled, err)
+	if err := o.ask(t.Context(), c, chosen[0]); err != nil || !chosen[0].podIP().Spec.Release {
+		t.Errorf("asked for: %+v, %v", chosen[0].Object, err)
 	}
 	older := aPodIP(named("10.6.168.101", "web-1"))
 	older.ResourceVersion = "6"
-	older.SetGroupVersionKind(stayputv1alpha1.SchemeGroupVersion.WithKind("PodIP"))
-	if err := o.ask(t.Context(), c, older); err == nil ||
+	if err := o.ask(t.Context(), c, keptOf(older)); err == nil ||
 		!strings.Contains(err.Error(), "PodIP 10.6.168.101 has changed since it was read") {
 		t.Errorf("of an older version: %v", err)
 	}
@@ -328,9 +332,9 @@ func TestAddressesOfPoolsAreReleasedIfNoPodHasThem(t *testing.T) {
 	seen := func(list client.ObjectList) bool { _, ok := list.(*stayputv1alpha1.PodIPList); return ok }
 	c = &cluster{Client: aCluster(seen, objects...), namespace: "default"}
 	o = &release{all: true}
-	retained, pooled, errs, err = o.choose(t.Context(), c, nil)
-	if err != nil || len(retained) != 1 || len(pooled) > 0 || len(errs) != 1 || !errors.Is(errs[0], errRight) {
-		t.Errorf("without the right to list PodIPs: %+v, %+v, %v, %v", retained, pooled, errs, err)
+	chosen, errs, err = o.choose(t.Context(), c, nil)
+	if err != nil || len(chosen) != 1 || len(errs) != 1 || !errors.Is(errs[0], errRight) {
+		t.Errorf("without the right to list PodIPs: %+v, %v, %v", chosen, errs, err)
 	}
 }
 
@@ -349,7 +353,7 @@ func TestAReleasedAddressOfAPoolIsFreeOnceItsPodIPIsGone(t *testing.T) {
 			p.DeletionTimestamp = &metav1.Time{Time: noon}
 		}), false, nil},
 	} {
-		free, err := isFreeOfPool(aPodIP(asked), test.now)
+		free, err := keptOf(aPodIP(asked)).isFreeBy(keptOf(test.now))
 		if free != test.free || !errors.Is(err, test.err) || err != nil && test.err == nil {
 			t.Errorf("%s: free %v, error %v", name, free, err)
 		}

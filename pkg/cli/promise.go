@@ -119,14 +119,9 @@ func whenGone(policy, when string) string {
 
 // promise returns what is promised to the pod, or why nothing is.
 func (f *facts) promise() (all []string) {
-	for i := range f.kept {
-		if f.kept[i].Spec.PodName == f.name {
-			all = append(all, f.promiseOf(&f.kept[i]))
-		}
-	}
-	for i := range f.pooled {
-		if f.pooled[i].Spec.PodName == f.name {
-			all = append(all, f.promiseOfPool(&f.pooled[i]))
+	for _, k := range f.kept {
+		if k.pod == f.name {
+			all = append(all, f.promiseOf(k))
 		}
 	}
 	if len(all) == 0 && f.asksPools != "" {
@@ -138,21 +133,31 @@ func (f *facts) promise() (all []string) {
 	return all
 }
 
-func (f *facts) promiseOf(r *stayputv1alpha1.RetainedIP) string {
-	at, left := until(r, f.now)
-	switch {
-	case r.Spec.Release:
-		return fmt.Sprintf("%s on node %s is being released: spec.release of its RetainedIP is set.",
-			ipsOf(r), r.Spec.NodeName)
-	case at == stayputv1alpha1.ExpiresNever:
-		return fmt.Sprintf("%s is kept on node %s: %s.", ipsOf(r), r.Spec.NodeName, reason(r, f.workloads))
-	case left != none:
-		return fmt.Sprintf("%s is kept on node %s until %s (%s).", ipsOf(r), r.Spec.NodeName, at, left)
-	case f.pod != nil && f.pod.Spec.NodeName != "" && r.Spec.NodeName != f.pod.Spec.NodeName:
-		return fmt.Sprintf("Node %s still reports that a pod of this name uses %s: the node or its agent may be down.",
-			r.Spec.NodeName, ipsOf(r))
+// promiseOf returns what is promised of addresses that are kept.
+func (f *facts) promiseOf(k *keptIP) string {
+	about, own, kept, anywhere := k.about(), " is promised to it", k.addresses()+" is kept on "+k.keeper(), ""
+	if k.podIP() != nil {
+		own, kept, anywhere = " is its own on whichever node", about+" is kept", ", for whichever node"
 	}
-	return fmt.Sprintf("%s on node %s is promised to it: kept %s.", ipsOf(r), r.Spec.NodeName, reason(r, f.workloads))
+	at, left := k.until(f.now)
+	switch {
+	case k.quarantine != nil:
+		return about + " is in quarantine, so that nobody gets it: " + k.quarantine.Reason + "."
+	case k.conflict != "":
+		return about + " is " + k.conflict + ": the pod waits until that has gone."
+	case k.releasing:
+		return about + " is being released."
+	case left != none:
+		return fmt.Sprintf("%s until %s (%s)%s.", kept, at, left, anywhere)
+	case k.retained():
+		return fmt.Sprintf("%s%s: %s.", kept, anywhere, k.reason(f.workloads))
+	case k.retainedIP() != nil && f.pod != nil && f.pod.Spec.NodeName != "" && k.node != f.pod.Spec.NodeName:
+		return fmt.Sprintf("Node %s still reports that a pod of this name uses %s: the node or its agent may be down.",
+			k.node, k.addresses())
+	case k.retention == "":
+		return about + " is its own until it is gone."
+	}
+	return about + own + ": kept " + k.reason(f.workloads) + "."
 }
 
 // refusals are the reasons of the Events that say why a pod got no promise.
@@ -208,23 +213,39 @@ func (f *facts) whyNothing() string {
 		"which may be newer than the pod. Its successor gets a promise.", node)
 }
 
-func (f *facts) keptBy(r *stayputv1alpha1.RetainedIP) Kept {
-	k := Kept{
-		RetainedIP: r.Name, Node: r.Spec.NodeName, IPs: r.Status.IPs,
-		Phase: string(r.Status.Phase), Why: reason(r, f.workloads),
+// keptBy tells of a RetainedIP.
+func (f *facts) keptBy(k *keptIP) Kept {
+	told := Kept{RetainedIP: k.GetName(), Node: k.node, IPs: k.ips, Phase: k.phase, Why: k.why(f.workloads)}
+	if k.retained() {
+		told.Until = k.expires
 	}
-	if r.Status.Phase == stayputv1alpha1.PhaseRetained {
-		k.Until = r.Status.Expires
+	if !home.Scheduled(k.retainedIP()) && (f.pod == nil || f.pod.Spec.NodeName != k.node) {
+		told.NoHome = "the controller has seen no pod of it on that node, which is therefore no home"
 	}
-	if !home.Scheduled(r) && (f.pod == nil || f.pod.Spec.NodeName != r.Spec.NodeName) {
-		k.NoHome = "the controller has seen no pod of it on that node, which is therefore no home"
-	}
-	if n := f.looks[r.Spec.NodeName]; n != nil {
-		for _, ip := range r.Status.IPs {
-			k.Ledger = append(k.Ledger, ip+" "+entryOf(n, ip))
+	if n := f.looks[k.node]; n != nil {
+		for _, ip := range k.ips {
+			told.Ledger = append(told.Ledger, ip+" "+entryOf(n, ip))
 		}
 	}
-	return k
+	return told
+}
+
+// ofPool tells of a PodIP.
+func (f *facts) ofPool(k *keptIP) OfPool {
+	p := k.podIP()
+	told := OfPool{PodIP: p.Name, IP: k.addresses(), Pool: p.Spec.Pool, Interface: k.iface, Phase: k.phase,
+		Node: p.Status.NodeName, Why: k.why(f.workloads)}
+	if k.retained() {
+		told.Until = k.expires
+		return told
+	}
+	for _, e := range slices.Backward(f.events) {
+		if e.Reason == home.ReasonAddressHeld && e.InvolvedObject.Name == p.Name {
+			told.Held = e.Message
+			break
+		}
+	}
+	return told
 }
 
 // addressOf returns the entry of an address and its network, nil if the address is free.

@@ -134,53 +134,36 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 		return o.runOn(cmd, c)
 	}
 	ctx := cmd.Context()
-	retained, pooled, errs, err := o.choose(ctx, c, wanted)
+	chosen, errs, err := o.choose(ctx, c, wanted)
 	if err != nil {
 		return err
 	}
-	if o.all && len(retained)+len(pooled) == 0 && len(errs) == 0 {
+	if o.all && len(chosen) == 0 && len(errs) == 0 {
 		fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are retained in namespace %s.\n", c.namespace)
 		return nil
 	}
 	if o.all && !o.yes && o.dryRun == "none" {
-		if err := confirm(cmd, retained, pooled); err != nil {
+		if err := confirm(cmd, chosen); err != nil {
 			return err
 		}
 	}
 
 	// Ask for all, then wait for all: the nodes work at the same time.
-	var asked []stayputv1alpha1.RetainedIP
-	for _, r := range retained {
-		if err := o.ask(ctx, c, &r); err != nil {
+	var asked []*keptIP
+	for _, k := range chosen {
+		if err := o.ask(ctx, c, k); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		asked = append(asked, r)
-	}
-	var askedOfPools []stayputv1alpha1.PodIP
-	for _, p := range pooled {
-		if err := o.ask(ctx, c, &p); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		askedOfPools = append(askedOfPools, p)
+		asked = append(asked, k)
 	}
 	if o.wait && o.dryRun == "none" {
-		var failed, late []error
-		line := newProgress(cmd.ErrOrStderr())
-		asked, failed = o.await(ctx, c, asked, line)
-		askedOfPools, late = o.awaitPools(ctx, c, askedOfPools, line)
-		errs = append(append(errs, failed...), late...)
+		var failed []error
+		asked, failed = o.await(ctx, c, asked, newProgress(cmd.ErrOrStderr()))
+		errs = append(errs, failed...)
 	}
-	for _, r := range asked {
-		what := fmt.Sprintf("%s of node %s", ipsOf(&r), r.Spec.NodeName)
-		if err := o.print(cmd, print, &r, what, *format.flags.OutputFormat); err != nil {
-			return err
-		}
-	}
-	for _, p := range askedOfPools {
-		what := fmt.Sprintf("%s of pool %s", addressIn(&p), p.Spec.Pool)
-		if err := o.print(cmd, print, &p, what, *format.flags.OutputFormat); err != nil {
+	for _, k := range asked {
+		if err := o.print(cmd, print, k, *format.flags.OutputFormat); err != nil {
 			return err
 		}
 	}
@@ -202,39 +185,29 @@ func (o *release) printer(format *objectFormat) (printers.ResourcePrinter, error
 	return format.printer()
 }
 
-// choose returns the addresses that can be released, and an error for each named one that cannot.
-func (o *release) choose(ctx context.Context, c *cluster, names []string) (
-	retained []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP, errs []error, err error) {
-	ips, ofPools, errs, unseen, err := c.kept(ctx, names, o.selector)
+// choose returns what can be released, and an error for each named one that cannot.
+func (o *release) choose(ctx context.Context, c *cluster, names []string) (chosen []*keptIP, errs []error, err error) {
+	kept, errs, unseen, err := c.kept(ctx, names, o.selector)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	if unseen != nil && (o.all || len(errs) > 0) {
 		errs = append(errs, fmt.Errorf("addresses of pools are not released: %w", unseen))
 	}
-	for _, r := range ips {
+	for _, k := range kept {
 		switch {
-		case r.Status.Phase == stayputv1alpha1.PhaseRetained:
-			retained = append(retained, r)
+		case k.retained():
+			chosen = append(chosen, k)
 		case !o.all:
-			errs = append(errs, bound(&r))
+			errs = append(errs, inUse(k))
 		}
 	}
-	for _, p := range ofPools {
-		switch {
-		case phaseOf(&p) == stayputv1alpha1.PodIPRetained:
-			pooled = append(pooled, p)
-		case !o.all:
-			errs = append(errs, boundOfPool(&p))
-		}
-	}
-	return retained, pooled, errs, nil
+	return chosen, errs, nil
 }
 
-func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r client.Object, what,
-	format string) error {
+func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, k *keptIP, format string) error {
 	if format != "" {
-		return print.PrintObj(r, cmd.OutOrStdout())
+		return print.PrintObj(k.Object, cmd.OutOrStdout())
 	}
 	done := "released"
 	switch {
@@ -245,42 +218,27 @@ func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, r cl
 	case !o.wait:
 		done = "release requested"
 	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s.stayput.io/%s %s: %s\n",
-		strings.ToLower(r.GetObjectKind().GroupVersionKind().Kind), r.GetName(), done, printable(what))
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s.stayput.io/%s %s: %s\n", strings.ToLower(k.kind()), k.GetName(), done,
+		printable(k.addresses()+" of "+k.keeper()))
 	return err
 }
 
-// bound says why an address in use is not released, and what to do.
-func bound(r *stayputv1alpha1.RetainedIP) error {
+// inUse says why addresses that a pod has are not released, and what to do.
+func inUse(k *keptIP) error {
 	todo := "delete the pod, or scale its workload down, then release it"
-	if w := r.Spec.Workload; w != nil {
+	if w := k.workload; w != nil {
 		todo = fmt.Sprintf("scale %s %s down, then release it", w.Kind, w.Name)
 	}
-	return fmt.Errorf("RetainedIP %s: %w: pod %s has %s on node %s: %s",
-		r.Name, errBound, r.Spec.PodName, ipsOf(r), r.Spec.NodeName, todo)
+	return fmt.Errorf("%s %s: %w: %s is %s for pod %s: %s",
+		k.kind(), k.GetName(), errBound, k.about(), strings.ToLower(orNone(k.phase)), k.pod, todo)
 }
 
-// boundOfPool says it of an address of a pool.
-func boundOfPool(p *stayputv1alpha1.PodIP) error {
-	todo := "delete the pod, or scale its workload down, then release it"
-	if w := p.Spec.Workload; w != nil {
-		todo = fmt.Sprintf("scale %s %s down, then release it", w.Kind, w.Name)
-	}
-	return fmt.Errorf("PodIP %s: %w: it is %s for pod %s: %s",
-		p.Name, errBound, strings.ToLower(string(phaseOf(p))), p.Spec.PodName, todo)
-}
-
-func confirm(cmd *cobra.Command, ips []stayputv1alpha1.RetainedIP, pooled []stayputv1alpha1.PodIP) error {
+func confirm(cmd *cobra.Command, chosen []*keptIP) error {
 	w := cmd.ErrOrStderr()
 	fmt.Fprintf(w, "The addresses of %s will be released. The pods get others when they come back:\n",
-		count(len(ips)+len(pooled), "pod", "pods"))
-	for i := range ips {
-		line := fmt.Sprintf("%s  %s  node %s", ips[i].Spec.PodName, ipsOf(&ips[i]), ips[i].Spec.NodeName)
-		fmt.Fprintf(w, "  %s\n", printable(line))
-	}
-	for i := range pooled {
-		line := fmt.Sprintf("%s  %s  pool %s", pooled[i].Spec.PodName, addressIn(&pooled[i]), pooled[i].Spec.Pool)
-		fmt.Fprintf(w, "  %s\n", printable(line))
+		count(len(chosen), "pod", "pods"))
+	for _, k := range chosen {
+		fmt.Fprintf(w, "  %s\n", printable(fmt.Sprintf("%s  %s  %s", k.pod, k.addresses(), k.keeper())))
 	}
 	return confirmed(cmd, "--all")
 }
@@ -303,12 +261,12 @@ func confirmed(cmd *cobra.Command, flag string) error {
 }
 
 // ask sets spec.release on the object exactly as it was read.
-func (o *release) ask(ctx context.Context, k client.Client, r client.Object) error {
+func (o *release) ask(ctx context.Context, c client.Client, k *keptIP) error {
 	if o.dryRun == "client" {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": r.GetUID(), "resourceVersion": r.GetResourceVersion()},
+		"metadata": map[string]any{"uid": k.GetUID(), "resourceVersion": k.GetResourceVersion()},
 		"spec":     map[string]any{"release": true},
 	})
 	if err != nil {
@@ -318,83 +276,37 @@ func (o *release) ask(ctx context.Context, k client.Client, r client.Object) err
 	if o.dryRun == "server" {
 		options = append(options, client.DryRunAll)
 	}
-	kind, name := r.GetObjectKind().GroupVersionKind(), r.GetName()
-	switch err := k.Patch(ctx, r, client.RawPatch(types.MergePatchType, patch), options...); {
+	gvk, name := k.GetObjectKind().GroupVersionKind(), k.GetName()
+	switch err := c.Patch(ctx, k.Object, client.RawPatch(types.MergePatchType, patch), options...); {
 	case apierrors.IsConflict(err):
-		return fmt.Errorf("%s %s has changed since it was read and was not released: try again: %w",
-			kind.Kind, name, err)
+		return fmt.Errorf("%s %s has changed since it was read and was not released: try again: %w", gvk.Kind, name, err)
 	case apierrors.IsNotFound(err):
 		return nil // free already
 	case err != nil:
-		return fmt.Errorf("%s %s: %w", kind.Kind, name, err)
+		return fmt.Errorf("%s %s: %w", gvk.Kind, name, err)
 	}
-	r.GetObjectKind().SetGroupVersionKind(kind)
+	k.GetObjectKind().SetGroupVersionKind(gvk)
 	return nil
 }
 
-// awaitPools waits until the controller has freed addresses of pools, upon which it deletes the objects, and returns
-// those that are free.
-func (o *release) awaitPools(ctx context.Context, k client.Client, asked []stayputv1alpha1.PodIP, line *progress) (
-	free []stayputv1alpha1.PodIP, errs []error) {
-	defer line.done()
-	ctx, cancel := context.WithTimeout(ctx, o.timeout)
-	defer cancel()
-	for i, p := range asked {
-		line.say("%d of %d: waiting until the controller has freed %s ...", i+1, len(asked), addressIn(&p))
-		err := wait.PollUntilContextCancel(ctx, releasePoll, true, func(ctx context.Context) (bool, error) {
-			var now stayputv1alpha1.PodIP
-			err := k.Get(ctx, client.ObjectKeyFromObject(&p), &now)
-			switch {
-			case apierrors.IsNotFound(err):
-				return true, nil
-			case err != nil:
-				return false, nil // it may be known later
-			}
-			return isFreeOfPool(&p, &now)
-		})
-		if wait.Interrupted(err) {
-			err = fmt.Errorf("PodIP %s: the controller has not freed %s in time: kubectl describe podip %[1]s says what it "+
-				"waits for", p.Name, addressIn(&p))
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		free = append(free, p)
-	}
-	return free, errs
-}
-
-// isFreeOfPool reports whether a released address of a pool is free, given the object that has its name now.
-func isFreeOfPool(p, now *stayputv1alpha1.PodIP) (bool, error) {
-	switch {
-	case now.UID != p.UID:
-		return true, nil // it is given again
-	case now.Spec.PodUID != p.Spec.PodUID:
-		return false, fmt.Errorf("PodIP %s: %w: pod %s came back before it was freed", p.Name, errBound, now.Spec.PodName)
-	case !now.Spec.Release && now.DeletionTimestamp == nil:
-		return false, fmt.Errorf("PodIP %s: %w: spec.release was unset meanwhile", p.Name, errKept)
-	}
-	return false, nil
-}
-
-// await waits until the nodes have freed the addresses, and returns those that are free.
-func (o *release) await(ctx context.Context, c *cluster, asked []stayputv1alpha1.RetainedIP, line *progress) (
-	free []stayputv1alpha1.RetainedIP, errs []error) {
+// await waits until the nodes, and the controller, have freed the addresses, and returns those that are free.
+func (o *release) await(ctx context.Context, c *cluster, asked []*keptIP, line *progress) (free []*keptIP, errs []error) {
 	defer line.done()
 	within, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	var gone []stayputv1alpha1.RetainedIP
-	for i, r := range asked {
-		line.say("%d of %d: waiting until node %s has freed %s ...", i+1, len(asked), r.Spec.NodeName, ipsOf(&r))
-		if err := awaitOne(within, c, &r); err != nil {
+	var gone []*keptIP
+	doubt := false
+	for i, k := range asked {
+		line.say("%d of %d: waiting until %s has freed %s ...", i+1, len(asked), k.freer(), k.addresses())
+		if err := k.awaitFree(within, c); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		gone = append(gone, r)
+		gone = append(gone, k)
+		doubt = doubt || k.retainedIP() != nil
 	}
-	if len(gone) == 0 {
-		return nil, errs
+	if !doubt {
+		return gone, errs
 	}
 	line.say("making sure that they stay free ...")
 	select {
@@ -402,78 +314,105 @@ func (o *release) await(ctx context.Context, c *cluster, asked []stayputv1alpha1
 		return nil, append(errs, ctx.Err())
 	case <-time.After(releaseDoubt):
 	}
-	agents := map[string]error{}
-	for _, r := range gone {
-		node := r.Spec.NodeName
-		if _, known := agents[node]; !known {
-			_, agents[node] = (&agentPodsOf{client: c, namespace: c.installation}).on(ctx, node)
-		}
-		stays, err := isGone(ctx, c, &r)
-		switch {
-		case err == nil && !stays:
-			err = late(&r)
-		case err == nil && errors.Is(agents[node], ErrNoAgent): // without the right to list pods the object has to do
-			err = fmt.Errorf("RetainedIP %s: %w: the object is gone, but %v: check again when its agent runs",
-				r.Name, errUnknown, agents[node])
+	agents := map[string]error{} // why it is not known that one runs, by node
+	for _, k := range gone {
+		var err error
+		if k.retainedIP() != nil {
+			if _, known := agents[k.node]; !known {
+				_, agents[k.node] = (&agentPodsOf{client: c, namespace: c.installation}).on(ctx, k.node)
+			}
+			err = k.stayedFree(ctx, c, agents[k.node])
 		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		free = append(free, r)
+		free = append(free, k)
 	}
 	return free, errs
 }
 
-// awaitOne waits until the agent has freed an address, upon which it deletes the object.
-func awaitOne(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) error {
+// freer names what frees the addresses.
+func (k *keptIP) freer() string {
+	if k.podIP() != nil {
+		return "the controller"
+	}
+	return k.keeper()
+}
+
+// awaitFree waits until released addresses are free, upon which their object is deleted.
+func (k *keptIP) awaitFree(ctx context.Context, c client.Client) error {
 	err := wait.PollUntilContextCancel(ctx, releasePoll, true, func(ctx context.Context) (bool, error) {
-		free, err := isGone(ctx, k, r)
+		free, err := k.isFree(ctx, c)
 		if errors.Is(err, errUnknown) {
 			return false, nil
 		}
 		return free, err
 	})
 	if wait.Interrupted(err) {
-		return late(r)
+		return k.late()
 	}
 	return err
 }
 
-func late(r *stayputv1alpha1.RetainedIP) error {
-	return fmt.Errorf("RetainedIP %s: node %s has not freed %s in time. "+
-		"It will as soon as its agent runs and reaches the API server: see kubectl stayput check %s",
-		r.Name, r.Spec.NodeName, ipsOf(r), r.Spec.NodeName)
+// stayedFree returns an error if the object of freed addresses is there again, or if it may be only the object that is
+// gone. agent is why no agent runs on the node, nil if one does.
+func (k *keptIP) stayedFree(ctx context.Context, c client.Client, agent error) error {
+	switch free, err := k.isFree(ctx, c); {
+	case err != nil:
+		return err
+	case !free:
+		return k.late()
+	case errors.Is(agent, ErrNoAgent): // without the right to list pods the object has to do
+		return fmt.Errorf("%s %s: %w: the object is gone, but %v: check again when its agent runs",
+			k.kind(), k.GetName(), errUnknown, agent)
+	}
+	return nil
 }
 
-// isGone reports whether the object of a released address is gone, or is that of another one. With errUnknown it could
-// not be read.
-func isGone(ctx context.Context, k client.Client, r *stayputv1alpha1.RetainedIP) (bool, error) {
-	var now stayputv1alpha1.RetainedIP
-	switch err := k.Get(ctx, client.ObjectKeyFromObject(r), &now); {
+func (k *keptIP) late() error {
+	todo := ". It will as soon as its agent runs and reaches the API server: see kubectl stayput check " + k.node
+	if k.podIP() != nil {
+		todo = ": kubectl describe podip " + k.GetName() + " says what it waits for"
+	}
+	return fmt.Errorf("%s %s: %s has not freed %s in time%s", k.kind(), k.GetName(), k.freer(), k.addresses(), todo)
+}
+
+// isFree reports whether released addresses are free. With errUnknown their object could not be read.
+func (k *keptIP) isFree(ctx context.Context, c client.Client) (bool, error) {
+	var now client.Object = &stayputv1alpha1.RetainedIP{}
+	if k.podIP() != nil {
+		now = &stayputv1alpha1.PodIP{}
+	}
+	switch err := c.Get(ctx, client.ObjectKeyFromObject(k), now); {
 	case apierrors.IsNotFound(err):
 		return true, nil
 	case err != nil:
-		return false, fmt.Errorf("RetainedIP %s: %w: %w", r.Name, errUnknown, err)
+		return false, fmt.Errorf("%s %s: %w: %w", k.kind(), k.GetName(), errUnknown, err)
 	}
-	return isFree(r, &now)
+	return k.isFreeBy(keptOf(now))
 }
 
-// isFree reports whether a released address is free, given the object that has its name now.
-func isFree(r, now *stayputv1alpha1.RetainedIP) (bool, error) {
-	same := now.UID == r.UID
-	shared := slices.ContainsFunc(now.Status.IPs, func(ip string) bool { return slices.Contains(r.Status.IPs, ip) })
+// isFreeBy reports whether released addresses are free, given what the object says that has their name now.
+func (k *keptIP) isFreeBy(now *keptIP) (bool, error) {
+	same := now.GetUID() == k.GetUID()
+	shared := slices.ContainsFunc(now.ips, func(ip string) bool { return slices.Contains(k.ips, ip) })
+	back := now.bound()
+	if k.podIP() != nil {
+		// The controller deletes the PodIP once the address is free: another one is of the next pod.
+		shared, back = false, now.podUID != k.podUID
+	}
 	switch {
 	case !same && !shared:
 		return true, nil // the address of a later pod
-	case now.Status.Phase == stayputv1alpha1.PhaseBound:
-		return false, fmt.Errorf("RetainedIP %s: %w: pod %s came back before node %s could free it",
-			r.Name, errBound, r.Spec.PodName, r.Spec.NodeName)
-	case now.Spec.Release:
+	case back:
+		return false, fmt.Errorf("%s %s: %w: pod %s came back before %s could free it",
+			k.kind(), k.GetName(), errBound, now.pod, k.freer())
+	case now.releasing:
 		return false, nil
 	case same:
-		return false, fmt.Errorf("RetainedIP %s: %w: spec.release was unset meanwhile", r.Name, errKept)
+		return false, fmt.Errorf("%s %s: %w: spec.release was unset meanwhile", k.kind(), k.GetName(), errKept)
 	}
-	return false, fmt.Errorf("RetainedIP %s: %w: the object was deleted before node %s read the request, "+
-		"and was published again: try again", r.Name, errKept, r.Spec.NodeName)
+	return false, fmt.Errorf("%s %s: %w: the object was deleted before %s read the request, and was published again: "+
+		"try again", k.kind(), k.GetName(), errKept, k.freer())
 }

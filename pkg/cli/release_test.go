@@ -26,7 +26,7 @@ func TestAReleasedAddressIsKeptNoLonger(t *testing.T) {
 		"a later pod of that name has another address": {[]change{another, isBound, elsewhere}, true, nil},
 		"a later pod of that name had another address": {[]change{another, elsewhere}, true, nil},
 	} {
-		free, err := isFree(aRetainedIP(released), aRetainedIP(test.now...))
+		free, err := keptOf(aRetainedIP(released)).isFreeBy(keptOf(aRetainedIP(test.now...)))
 		if free != test.free || !errors.Is(err, test.err) || err != nil && test.err == nil {
 			t.Errorf("%s: free %v, error %v", name, free, err)
 		}

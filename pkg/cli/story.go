@@ -93,11 +93,12 @@ func (f *facts) story() *Story {
 	} else if owner, ok := f.owner(); ok {
 		s.Workload = owner.Kind + "/" + owner.Name
 	}
-	for i := range f.kept {
-		s.Kept = append(s.Kept, f.keptBy(&f.kept[i]))
-	}
-	for i := range f.pooled {
-		s.Pools = append(s.Pools, f.ofPool(&f.pooled[i]))
+	for _, k := range f.kept {
+		if k.podIP() != nil {
+			s.Pools = append(s.Pools, f.ofPool(k))
+		} else {
+			s.Kept = append(s.Kept, f.keptBy(k))
+		}
 	}
 	return s
 }

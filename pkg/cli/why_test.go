@@ -45,7 +45,7 @@ func someFacts(change ...func(*facts)) *facts {
 		},
 		workload: aSet(map[string]any{"replicas": int64(3)}),
 		template: &corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}},
-		kept:     []stayputv1alpha1.RetainedIP{*aRetainedIP(isBound)},
+		kept:     []*keptIP{keptOf(aRetainedIP(isBound))},
 		nodes:    []corev1.Node{aNode("node-1"), aNode("node-2")},
 		looks: map[string]*inspection.Node{"node-1": {Networks: []inspection.Network{{
 			Name: "pods",
@@ -67,7 +67,7 @@ func homeCordoned(f *facts) { f.nodes[0].Spec.Unschedulable = true }
 func homeGone(f *facts)     { f.nodes = f.nodes[1:] }
 func gone(f *facts) {
 	f.pod = nil
-	f.kept = []stayputv1alpha1.RetainedIP{*aRetainedIP()}
+	f.kept = []*keptIP{keptOf(aRetainedIP())}
 }
 func scaledDown(f *facts) {
 	f.workload = aSet(map[string]any{"replicas": int64(1)})
@@ -78,7 +78,7 @@ func gatedSince(d time.Duration) func(*facts) {
 		f.pod.Spec.NodeName, f.pod.Status = "", corev1.PodStatus{Phase: corev1.PodPending}
 		f.pod.CreationTimestamp = metav1.NewTime(noon.Add(-d))
 		f.pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: stayputv1alpha1.PlacementGate}}
-		f.kept = []stayputv1alpha1.RetainedIP{*aRetainedIP()}
+		f.kept = []*keptIP{keptOf(aRetainedIP())}
 	}
 }
 func notAsked(f *facts) {
