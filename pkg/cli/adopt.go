@@ -91,11 +91,6 @@ func importIntoPools(ctx context.Context, k client.Client, act bool) (done *insp
 	for _, name := range slices.Sorted(maps.Keys(a.pools)) {
 		done.Pools = append(done.Pools, a.pools[name].ImportPool)
 	}
-	refused := func(i inspection.ImportItem) bool { return i.Action == inspection.ActionRefuse }
-	if act && (slices.ContainsFunc(done.Items, refused) ||
-		slices.ContainsFunc(done.Pools, func(p inspection.ImportPool) bool { return p.Action == inspection.ActionRefuse })) {
-		errs = append(errs, errors.New("some addresses or pools were refused"))
-	}
 	return done, errors.Join(errs...), nil
 }
 

@@ -72,8 +72,8 @@ func said(done *inspection.Import) (all []string) {
 func imported(t *testing.T, k client.Client, act, fails bool, want ...string) {
 	t.Helper()
 	done, failed, err := importIntoPools(t.Context(), k, act)
-	if err != nil || (failed != nil) != fails {
-		t.Fatal(failed, err)
+	if err != nil || (failed != nil || refused(done) != nil) != fails {
+		t.Fatal(failed, refused(done), err)
 	}
 	if is := said(done); !slices.EqualFunc(is, want, strings.HasPrefix) {
 		t.Errorf("act %t: it says\n%s\nwant\n%s", act, strings.Join(is, "\n"), strings.Join(want, "\n"))

@@ -16,6 +16,7 @@ func execute(t *testing.T, args ...string) error {
 	var out bytes.Buffer
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)
+	cmd.SetIn(&out)
 	cmd.SetArgs(append(args, "--kubeconfig=/nonexistent/kubeconfig"))
 	return cmd.ExecuteContext(t.Context())
 }
@@ -41,6 +42,7 @@ func TestABadArgumentIsNamed(t *testing.T) {
 		{"import", "SOURCE: \"\" is not valid: expected openkruise or spiderpool"},
 		{"import calico", "SOURCE: \"calico\" is not valid: expected openkruise or spiderpool"},
 		{"import spiderpool --retain-ip=true", "--retain-ip: annotation stayput.io/retain-ip: \"true\" is not valid"},
+		{"import spiderpool --dry-run=server", "--dry-run: \"server\" is not valid: expected none or client"},
 		{"check -o wide", "--output: \"wide\" is not valid: expected json or yaml"},
 	} {
 		if err := execute(t, strings.Fields(test.args)...); err == nil || !strings.Contains(err.Error(), test.says) {

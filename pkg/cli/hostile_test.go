@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -164,8 +163,9 @@ func aSpiderEndpoint(e *spiderEndpoint) client.Object {
 		e.Status}
 }
 
-// hostileServer is an API server that has these objects.
-func hostileServer(t *testing.T, objects map[string][]client.Object) (kubeconfig string) {
+// hostileServer is an API server that has these objects. It changes none; changes are called with each request to.
+func hostileServer(t *testing.T, objects map[string][]client.Object, changes ...func(*http.Request)) (
+	kubeconfig string) {
 	t.Helper()
 	groups := map[string][]string{
 		"v1":      {"Pod", "Node", "Namespace", "Event", "ConfigMap"},
@@ -214,6 +214,11 @@ func hostileServer(t *testing.T, objects map[string][]client.Object) (kubeconfig
 		}
 		mux.HandleFunc(prefix, func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, resources) })
 		mux.HandleFunc(prefix+"/", func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodGet {
+				for _, changes := range changes {
+					changes(r)
+				}
+			}
 			parts := strings.Split(strings.TrimPrefix(r.URL.Path, prefix+"/"), "/")
 			if parts[0] == "namespaces" && len(parts) > 2 {
 				parts = parts[2:]
@@ -271,9 +276,10 @@ func hostileServer(t *testing.T, objects map[string][]client.Object) (kubeconfig
 func TestNoVerbPrintsWhatOthersWroteAsItIs(t *testing.T) {
 	cases := map[string][]string{
 		"get": {"", "-A -o wide", "web-0"}, "why": {"web-0", "web-1"}, "node": {"node-1"},
-		"check":  {"", "node-1 --verbose", "--preflight"},
-		"import": {"openkruise", "openkruise --yes", "spiderpool", "spiderpool --pools", "spiderpool --pools --yes"},
-		"release": {"web-0", "web-0 --dry-run=client", "--all", "--all --dry-run=client",
+		"check": {"", "node-1 --verbose", "--preflight"},
+		"import": {"openkruise", "openkruise --yes", "spiderpool", "spiderpool --pools", "spiderpool --pools --yes",
+			"spiderpool --dry-run=client"},
+		"release": {"web-0", "web-0 --yes", "web-0 --dry-run=client", "--all", "--all --dry-run=client",
 			"--node node-1 --namespace gone --dry-run=client", "--node node-1 --namespace gone"},
 		"version": {""}, "completion": nil, "help": nil,
 	}
@@ -283,7 +289,11 @@ func TestNoVerbPrintsWhatOthersWroteAsItIs(t *testing.T) {
 		var out bytes.Buffer
 		cmd.SetOut(&out)
 		cmd.SetErr(&out)
-		cmd.SetIn(io.MultiReader())
+		screen, tty := terminal(t, 200) // so that the plans are shown
+		if _, err := screen.WriteString("n\n"); err != nil {
+			t.Error(err)
+		}
+		cmd.SetIn(tty)
 		cmd.SetArgs(append(strings.Fields(args), "--kubeconfig", kubeconfig, "--cache-dir", t.TempDir()))
 		err := cmd.ExecuteContext(t.Context())
 		if !strings.Contains(out.String(), "evil") {

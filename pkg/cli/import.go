@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -29,15 +30,25 @@ const (
 	sourceSpiderpool = "spiderpool"
 )
 
+// takeover is what the user asked for.
+type takeover struct {
+	consent
+	intoPools bool
+	retain    string
+	source    string
+	nodes     []string // those named, all if there is none
+}
+
 func importCommand(s *settings) *cobra.Command {
+	var o takeover
 	var format documentFormat
-	var yes, intoPools bool
-	var retain string
 	cmd := &cobra.Command{
 		Use:   "import (openkruise | spiderpool) [NODE...]",
 		Short: "Take over the addresses that another program keeps for pods",
 		Long: `Take over the addresses that another program keeps, so that pods keep the addresses
-that they have today. Without --yes it prints the plan and changes nothing.
+that they have today. It shows what it will do and asks for confirmation, unless
+--yes is given. Where standard input is no terminal, it takes over nothing without
+--yes. --dry-run=client prints the plan and changes nothing.
 
 openkruise: what OpenKruise's patched host-local has reserved on the nodes. Running
 pods without a reservation need no import: the agent adopts them by itself. Import
@@ -52,7 +63,7 @@ any more.
 
 Without --pools, a promise lasts only if the pod template asks for it: first annotate the template
 with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
-		Example: `  kubectl stayput import openkruise
+		Example: `  kubectl stayput import openkruise --dry-run=client
   kubectl stayput import spiderpool node-1 --retain-ip=while-owned --yes
   kubectl stayput import spiderpool --pools`,
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
@@ -66,58 +77,103 @@ with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 				return fmt.Errorf("SOURCE: %q is not valid: expected openkruise or spiderpool",
 					strings.Join(firstOf(args, 1), " "))
 			}
-			if intoPools && (args[0] != sourceSpiderpool || len(args) > 1 || cmd.Flags().Changed("retain-ip")) {
+			if o.intoPools && (args[0] != sourceSpiderpool || len(args) > 1 || cmd.Flags().Changed("retain-ip")) {
 				return errors.New("--pools: expected the source spiderpool, and neither nodes nor --retain-ip: " +
 					"an address of a pool is of no node, and the pod template says how long it is kept")
 			}
-			if _, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: retain}); err != nil {
+			if _, _, err := retention.Parse(map[string]string{retention.AnnotationRetainIP: o.retain}); err != nil {
 				return fmt.Errorf("--retain-ip: %w", err)
 			}
-			c, err := s.connect()
-			if err != nil {
-				return err
-			}
-			line := newProgress(cmd.ErrOrStderr())
-			var done *inspection.Import
-			var failed error
-			if intoPools {
-				done, failed, err = importIntoPools(cmd.Context(), c, yes)
-				line.done()
-			} else {
-				done, failed, err = runImport(cmd.Context(), c, args[0], args[1:], retain, yes, line)
-			}
-			if err != nil {
-				return err
-			}
-			out := cmd.OutOrStdout()
-			err = format.print(out, done, func() error {
-				if len(done.Pools) > 0 {
-					err := printTable(out, importedPools(done), printers.PrintOptions{})
-					if err != nil || len(done.Items) == 0 {
-						return err
-					}
-					fmt.Fprintln(out)
-				}
-				if len(done.Items) == 0 {
-					fmt.Fprintln(cmd.ErrOrStderr(), "There is nothing to import.")
-					return nil
-				}
-				return printTable(out, importTable(done), printers.PrintOptions{})
-			})
-			if err == nil && !yes && (slices.ContainsFunc(done.Items, willAct) ||
-				slices.ContainsFunc(done.Pools, willCreate)) {
-				fmt.Fprintln(cmd.ErrOrStderr(), "This is a plan. Nothing was changed. Carry it out by --yes.")
-			}
-			return errors.Join(err, failed)
+			o.source, o.nodes = args[0], args[1:]
+			return o.run(cmd, s, format)
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&intoPools, "pools", false, "With spiderpool: take over into pools")
-	f.BoolVarP(&yes, "yes", "y", false, "Carry the plan out")
-	f.StringVar(&retain, "retain-ip", stayputv1alpha1.RetentionWhileOwned,
+	f.BoolVar(&o.intoPools, "pools", false, "With spiderpool: take over into pools")
+	f.StringVar(&o.retain, "retain-ip", stayputv1alpha1.RetentionWhileOwned,
 		"With spiderpool: how long to keep the addresses of pods whose template does not say it")
+	o.addFlags(cmd, "With client, only print what would be taken over", dryRunNone, dryRunClient)
 	format.addFlags(cmd)
 	return cmd
+}
+
+func (o *takeover) run(cmd *cobra.Command, s *settings, format documentFormat) error {
+	if err := o.consent.validate(cmd); err != nil {
+		return err
+	}
+	c, err := s.connect()
+	if err != nil {
+		return err
+	}
+	line, act := newProgress(cmd.ErrOrStderr()), o.yes && !o.dry()
+	done, failed, err := o.carryOut(cmd.Context(), c, act, line)
+	if err != nil {
+		return err
+	}
+	acts := slices.ContainsFunc(done.Items, willAct) || slices.ContainsFunc(done.Pools, willCreate)
+	if acts && !act && !o.dry() {
+		err := o.ask(cmd, "Take them over?", func() error {
+			w := cmd.ErrOrStderr()
+			if failed != nil {
+				fmt.Fprintln(w, printableError{failed})
+			}
+			return writeImport(w, done)
+		})
+		if err != nil {
+			return errors.Join(failed, err)
+		}
+		// What has changed since the plan was made is judged again.
+		if done, failed, err = o.carryOut(cmd.Context(), c, true, line); err != nil {
+			return err
+		}
+	}
+	out := cmd.OutOrStdout()
+	err = format.print(out, done, func() error {
+		if len(done.Items)+len(done.Pools) == 0 {
+			fmt.Fprintln(cmd.ErrOrStderr(), "There is nothing to import.")
+		}
+		return writeImport(out, done)
+	})
+	if o.dry() {
+		fmt.Fprintln(cmd.ErrOrStderr(), "This is a dry run: nothing was changed.")
+		return errors.Join(err, failed)
+	}
+	return errors.Join(err, failed, refused(done))
+}
+
+// carryOut plans the import and, if it is to act, carries it out. failed is what was not done, or is not known; done
+// is the rest.
+func (o *takeover) carryOut(ctx context.Context, c *cluster, act bool, line *progress) (
+	done *inspection.Import, failed, err error) {
+	defer line.done()
+	if o.intoPools {
+		return importIntoPools(ctx, c, act)
+	}
+	return o.ontoNodes(ctx, c, act, line)
+}
+
+// writeImport writes the tables of pools and addresses.
+func writeImport(w io.Writer, done *inspection.Import) error {
+	if len(done.Pools) > 0 {
+		err := printTable(w, importedPools(done), printers.PrintOptions{})
+		if err != nil || len(done.Items) == 0 {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	if len(done.Items) == 0 {
+		return nil
+	}
+	return printTable(w, importTable(done), printers.PrintOptions{})
+}
+
+// refused returns an error if some of it cannot be taken over.
+func refused(done *inspection.Import) error {
+	if slices.ContainsFunc(done.Items, func(i inspection.ImportItem) bool { return i.Action == inspection.ActionRefuse }) ||
+		slices.ContainsFunc(done.Pools, func(p inspection.ImportPool) bool { return p.Action == inspection.ActionRefuse }) {
+		return errors.New("some addresses or pools were refused")
+	}
+	return nil
 }
 
 func willAct(i inspection.ImportItem) bool {
@@ -142,21 +198,20 @@ func importedPools(done *inspection.Import) *metav1.Table {
 	return table
 }
 
-// runImport has every node take its share over. failed are the nodes that did not answer; done is what the others did.
-func runImport(ctx context.Context, c *cluster, source string, names []string, retain string, act bool,
-	line *progress) (done *inspection.Import, failed, err error) {
-	defer line.done()
+// ontoNodes has every node take its share over.
+func (o *takeover) ontoNodes(ctx context.Context, c *cluster, act bool, line *progress) (
+	done *inspection.Import, failed, err error) {
 	byNode := map[string][]inspection.ImportItem{} // nil: what the node finds itself
 	done = &inspection.Import{Items: []inspection.ImportItem{}}
-	if source == sourceSpiderpool {
+	if o.source == sourceSpiderpool {
 		line.say("reading SpiderEndpoints ...")
-		items, err := spiderEndpoints(ctx, c, retain)
+		items, err := spiderEndpoints(ctx, c, o.retain)
 		if err != nil {
 			return nil, nil, err
 		}
 		for _, i := range items {
 			switch {
-			case len(names) > 0 && !slices.Contains(names, i.Node):
+			case len(o.nodes) > 0 && !slices.Contains(o.nodes, i.Node):
 			case i.Action != "":
 				done.Items = append(done.Items, i)
 			default:
@@ -164,7 +219,7 @@ func runImport(ctx context.Context, c *cluster, source string, names []string, r
 			}
 		}
 	} else {
-		nodes, err := nodesNamed(ctx, c, names)
+		nodes, err := nodesNamed(ctx, c, o.nodes)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -189,10 +244,6 @@ func runImport(ctx context.Context, c *cluster, source string, names []string, r
 	})
 	line.say("looking up the pods ...")
 	warnOfNoHome(ctx, c, done.Items)
-	refused := func(i inspection.ImportItem) bool { return i.Action == inspection.ActionRefuse }
-	if act && slices.ContainsFunc(done.Items, refused) {
-		errs = append(errs, errors.New("some addresses were refused"))
-	}
 	return done, errors.Join(errs...), nil
 }
 

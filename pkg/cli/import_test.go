@@ -143,8 +143,8 @@ func TestAnImportMakesNoNodeAHomeByItsWordAlone(t *testing.T) {
 	}
 	said[0].Action = inspection.ActionBind
 	k := aCluster(nothing, objects...)
-	done, failed, err := runImport(t.Context(), &cluster{Client: k, agents: said}, sourceOpenKruise, nil, "10m", true,
-		&progress{})
+	done, failed, err := (&takeover{source: sourceOpenKruise}).carryOut(t.Context(), &cluster{Client: k, agents: said},
+		true, &progress{})
 	if err != nil || failed != nil || len(done.Items) != len(names) {
 		t.Fatalf("%+v, %v, %v", done, failed, err)
 	}

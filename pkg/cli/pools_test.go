@@ -319,12 +319,12 @@ func TestAddressesOfPoolsAreReleasedIfNoPodHasThem(t *testing.T) {
 			t.Errorf("%v, want %q", errs[i], says)
 		}
 	}
-	if err := o.ask(t.Context(), c, chosen[0]); err != nil || !chosen[0].podIP().Spec.Release {
+	if err := o.request(t.Context(), c, chosen[0]); err != nil || !chosen[0].podIP().Spec.Release {
 		t.Errorf("asked for: %+v, %v", chosen[0].Object, err)
 	}
 	older := aPodIP(named("10.6.168.101", "web-1"))
 	older.ResourceVersion = "6"
-	if err := o.ask(t.Context(), c, keptOf(older)); err == nil ||
+	if err := o.request(t.Context(), c, keptOf(older)); err == nil ||
 		!strings.Contains(err.Error(), "PodIP 10.6.168.101 has changed since it was read") {
 		t.Errorf("of an older version: %v", err)
 	}

@@ -1,11 +1,11 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -43,11 +43,11 @@ var (
 
 // release is what the user asked for.
 type release struct {
-	all, yes, wait bool
-	selector       string
-	node           string
-	dryRun         string
-	timeout        time.Duration
+	consent
+	all, wait bool
+	selector  string
+	node      string
+	timeout   time.Duration
 }
 
 func releaseCommand(s *settings) *cobra.Command {
@@ -60,8 +60,10 @@ func releaseCommand(s *settings) *cobra.Command {
 node, or the controller if they are of a pool, has freed them. Name the pods, or
 their RetainedIPs or PodIPs. A bound address cannot be released: a pod uses it.
 
-An address that has changed since it was read, for example because its pod came
-back, is not released.
+It shows what it will release and asks for confirmation, unless --yes is given.
+Where standard input is no terminal, it releases nothing without --yes. An address
+that has changed since it was read, for example because its pod came back, is not
+released.
 
 When a namespace is deleted, its RetainedIPs go with it, but a node keeps the
 addresses if stayput.io/when-deleted is Retain. With --node the agent of that node
@@ -77,18 +79,11 @@ is asked to release all that it retains for the namespace.`,
 	f.BoolVar(&o.all, "all", false, "Release all retained addresses of the namespace")
 	f.StringVarP(&o.selector, "selector", "l", "", "With --all: labels of the workload's pod template, such as app=web")
 	f.StringVar(&o.node, "node", "", "Release what this node still retains for the namespace, which must be gone")
-	f.BoolVarP(&o.yes, "yes", "y", false, "With --all or --node: do not ask for confirmation")
-	f.StringVar(&o.dryRun, "dry-run", "none",
-		"One of: (none, client, server). With client, only print what would be released;\n"+
-			"with server, the API server also validates it")
 	f.BoolVar(&o.wait, "wait", true, "Wait until the addresses are free")
 	f.DurationVar(&o.timeout, "timeout", time.Minute, "How long to wait")
+	o.addFlags(cmd, "With client, only print what would be released;\nwith server, the API server also validates it",
+		dryRunNone, dryRunClient, dryRunServer)
 	format.addFlags(cmd)
-	err := cmd.RegisterFlagCompletionFunc("dry-run",
-		cobra.FixedCompletions([]string{"none", "client", "server"}, cobra.ShellCompDirectiveNoFileComp))
-	if err != nil {
-		panic(err) // there is no such flag
-	}
 	return cmd
 }
 
@@ -96,7 +91,7 @@ func (o *release) validate(args []string) error {
 	switch {
 	case o.node != "" && (o.all || len(args) > 0):
 		return errors.New("--node: cannot be combined with names of pods or --all")
-	case o.node != "" && o.dryRun == "server":
+	case o.node != "" && o.dryRun == dryRunServer:
 		return errors.New("--dry-run: with --node expected none or client: no object is changed")
 	case o.all && len(args) > 0:
 		return errors.New("POD: names cannot be combined with --all")
@@ -107,11 +102,7 @@ func (o *release) validate(args []string) error {
 	case o.timeout <= 0:
 		return fmt.Errorf("--timeout: %s is not valid: expected more than 0", o.timeout)
 	}
-	switch o.dryRun {
-	case "none", "client", "server":
-		return nil
-	}
-	return fmt.Errorf("--dry-run: %q is not valid: expected none, client or server", o.dryRun)
+	return nil
 }
 
 func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, args []string) error {
@@ -124,6 +115,9 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 	}
 	print, err := o.printer(format)
 	if err != nil {
+		return err
+	}
+	if err := o.consent.validate(cmd); err != nil {
 		return err
 	}
 	c, err := s.connect()
@@ -142,22 +136,22 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 		fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are retained in namespace %s.\n", c.namespace)
 		return nil
 	}
-	if o.all && !o.yes && o.dryRun == "none" {
-		if err := confirm(cmd, chosen); err != nil {
-			return err
+	if len(chosen) > 0 {
+		if err := o.ask(cmd, "Release them?", func() error { return writePlan(cmd.ErrOrStderr(), chosen) }); err != nil {
+			return errors.Join(append(errs, err)...)
 		}
 	}
 
 	// Ask for all, then wait for all: the nodes work at the same time.
 	var asked []*keptIP
 	for _, k := range chosen {
-		if err := o.ask(ctx, c, k); err != nil {
+		if err := o.request(ctx, c, k); err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		asked = append(asked, k)
 	}
-	if o.wait && o.dryRun == "none" {
+	if o.wait && !o.dry() {
 		var failed []error
 		asked, failed = o.await(ctx, c, asked, newProgress(cmd.ErrOrStderr()))
 		errs = append(errs, failed...)
@@ -173,11 +167,8 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 // printer returns the printer for the format, which says that a dry run is one.
 func (o *release) printer(format *objectFormat) (printers.ResourcePrinter, error) {
 	var err error
-	switch o.dryRun {
-	case "client":
-		err = format.flags.Complete("%s (dry run)")
-	case "server":
-		err = format.flags.Complete("%s (server dry run)")
+	if note := o.note(); note != "" {
+		err = format.flags.Complete("%s" + note)
 	}
 	if err != nil {
 		return nil, err
@@ -209,13 +200,8 @@ func (o *release) print(cmd *cobra.Command, print printers.ResourcePrinter, k *k
 	if format != "" {
 		return print.PrintObj(k.Object, cmd.OutOrStdout())
 	}
-	done := "released"
-	switch {
-	case o.dryRun == "client":
-		done = "released (dry run)"
-	case o.dryRun == "server":
-		done = "released (server dry run)"
-	case !o.wait:
+	done := "released" + o.note()
+	if !o.wait && !o.dry() {
 		done = "release requested"
 	}
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s.stayput.io/%s %s: %s\n", strings.ToLower(k.kind()), k.GetName(), done,
@@ -233,36 +219,21 @@ func inUse(k *keptIP) error {
 		k.kind(), k.GetName(), errBound, k.about(), strings.ToLower(orNone(k.phase)), k.pod, todo)
 }
 
-func confirm(cmd *cobra.Command, chosen []*keptIP) error {
-	w := cmd.ErrOrStderr()
-	fmt.Fprintf(w, "The addresses of %s will be released. The pods get others when they come back:\n",
+// writePlan says what will be released.
+func writePlan(w io.Writer, chosen []*keptIP) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "The addresses of %s will be released. The pods get others when they come back:\n",
 		count(len(chosen), "pod", "pods"))
 	for _, k := range chosen {
-		fmt.Fprintf(w, "  %s\n", printable(fmt.Sprintf("%s  %s  %s", k.pod, k.addresses(), k.keeper())))
+		fmt.Fprintf(&b, "  %s\n", printable(fmt.Sprintf("%s  %s  %s", k.pod, k.addresses(), k.keeper())))
 	}
-	return confirmed(cmd, "--all")
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
-// confirmed asks whether to release what was shown because of a flag.
-func confirmed(cmd *cobra.Command, flag string) error {
-	if !interactive(cmd.InOrStdin()) {
-		return fmt.Errorf("%s: standard input is not a terminal: confirm with --yes", flag)
-	}
-	fmt.Fprint(cmd.ErrOrStderr(), "Release them? (y/N) ")
-	answer, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-	if err != nil {
-		return err
-	}
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
-		return nil
-	}
-	return errors.New("nothing was released")
-}
-
-// ask sets spec.release on the object exactly as it was read.
-func (o *release) ask(ctx context.Context, c client.Client, k *keptIP) error {
-	if o.dryRun == "client" {
+// request sets spec.release on the object exactly as it was read.
+func (o *release) request(ctx context.Context, c client.Client, k *keptIP) error {
+	if o.dryRun == dryRunClient {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{
@@ -273,7 +244,7 @@ func (o *release) ask(ctx context.Context, c client.Client, k *keptIP) error {
 		return err
 	}
 	options := []client.PatchOption{client.FieldOwner(fieldManager)}
-	if o.dryRun == "server" {
+	if o.dryRun == dryRunServer {
 		options = append(options, client.DryRunAll)
 	}
 	gvk, name := k.GetObjectKind().GroupVersionKind(), k.GetName()

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -28,27 +30,24 @@ func (o *release) runOn(cmd *cobra.Command, c *cluster) error {
 		fmt.Fprintf(cmd.ErrOrStderr(), "Node %s retains nothing for namespace %s.\n", o.node, c.namespace)
 		return nil
 	}
-	if o.dryRun == "none" {
-		if !o.yes {
-			w := cmd.ErrOrStderr()
-			fmt.Fprintf(w, "Node %s will release these addresses of namespace %s, which is gone:\n", o.node, c.namespace)
-			for _, i := range kept.Items {
-				fmt.Fprintf(w, "  %s\n", printable(fmt.Sprintf("%s  %s  network %s", i.Pod, i.IP, i.Network)))
-			}
-			if err := confirmed(cmd, "--node"); err != nil {
-				return err
-			}
+	err = o.ask(cmd, "Release them?", func() error {
+		var b strings.Builder
+		fmt.Fprintf(&b, "Node %s will release these addresses of namespace %s, which is gone:\n", o.node, c.namespace)
+		for _, i := range kept.Items {
+			fmt.Fprintf(&b, "  %s\n", printable(fmt.Sprintf("%s  %s  network %s", i.Pod, i.IP, i.Network)))
 		}
-		if kept, err = releaseOn(ctx, c, o.node, true); err != nil {
-			return err
-		}
+		_, err := io.WriteString(cmd.ErrOrStderr(), b.String())
+		return err
+	})
+	if err == nil && !o.dry() {
+		kept, err = releaseOn(ctx, c, o.node, true)
+	}
+	if err != nil {
+		return err
 	}
 	for _, i := range kept.Items {
-		done := "released"
-		if !i.Done {
-			done = "released (dry run)"
-		}
-		fmt.Fprintln(out, printable(fmt.Sprintf("%s/%s %s: %s of node %s", i.Namespace, i.Pod, done, i.IP, o.node)))
+		fmt.Fprintln(out, printable(fmt.Sprintf("%s/%s released%s: %s of node %s", i.Namespace, i.Pod, o.note(), i.IP,
+			o.node)))
 	}
 	return nil
 }

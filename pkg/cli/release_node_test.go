@@ -35,12 +35,12 @@ func TestAnAdministratorReleasesWhatIsKeptForANamespaceThatIsGone(t *testing.T) 
 		prints    string
 		err       error
 	}{
-		"it is gone": {"gone", release{yes: true, dryRun: "none"},
+		"it is gone": {"gone", release{consent: consent{yes: true, dryRun: "none"}},
 			[]string{"node-1 release gone", "node-1 release gone --act"},
 			"gone/web-0 released: 10.1.0.5 of node node-1\n", nil},
-		"a dry run": {"gone", release{dryRun: "client"}, []string{"node-1 release gone"},
+		"a dry run": {"gone", release{consent: consent{dryRun: "client"}}, []string{"node-1 release gone"},
 			"gone/web-0 released (dry run): 10.1.0.5 of node node-1\n", nil},
-		"it is there": {"there", release{yes: true, dryRun: "none"}, nil, "", errNamespace},
+		"it is there": {"there", release{consent: consent{yes: true, dryRun: "none"}}, nil, "", errNamespace},
 	} {
 		t.Run(name, func(t *testing.T) {
 			agents, out := &retaining{}, &bytes.Buffer{}
@@ -66,7 +66,7 @@ func TestReleaseOnANodeIsForAWholeNamespace(t *testing.T) {
 	}{
 		{release{node: "node-1", all: true}, nil, "--node"},
 		{release{node: "node-1"}, []string{"web-0"}, "--node"},
-		{release{node: "node-1", dryRun: "server"}, nil, "--dry-run"},
+		{release{node: "node-1", consent: consent{dryRun: "server"}}, nil, "--dry-run"},
 	} {
 		if err := c.o.validate(c.args); err == nil || !strings.HasPrefix(err.Error(), c.names) {
 			t.Errorf("%+v %v: %v", c.o, c.args, err)

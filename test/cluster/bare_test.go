@@ -31,7 +31,7 @@ func withoutStayput(t *testing.T) *lab.Cluster {
 func TestTheVerbsReportThatStayputIsNotInstalled(t *testing.T) {
 	c := withoutStayput(t)
 	ns := namespace(t, c)
-	for _, args := range [][]string{{"get"}, {"why", "web-0"}, {"release", "web-0"}, {"check"}, {"version"}} {
+	for _, args := range [][]string{{"get"}, {"why", "web-0"}, {"release", "web-0", "--yes"}, {"check"}, {"version"}} {
 		if s := stayput(t, c, ns, args...); s.code != 1 ||
 			!strings.Contains(s.err, "stayput is not installed in this cluster") {
 			t.Errorf("%v: %+v", args, s)

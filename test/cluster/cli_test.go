@@ -215,7 +215,7 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	scale(t, c, ns, "web", 1)
 	kept := shows(t, c, ns, "web-1", "node-1", "retained", retained)
 
-	if s := stayput(t, c, ns, "release", "web-0"); s.code != 1 || !strings.Contains(s.err, "in use") ||
+	if s := stayput(t, c, ns, "release", "web-0", "--yes"); s.code != 1 || !strings.Contains(s.err, "in use") ||
 		!strings.Contains(s.err, "scale StatefulSet web down") {
 		t.Errorf("release of a bound address: %+v", s)
 	}
@@ -228,11 +228,16 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	if _, there := addressFile(t, c.Node("node-1"), kept); !there {
 		t.Fatal("a dry run has released it")
 	}
-	if s := stayput(t, c, ns, "release", "--all"); s.code != 1 || !strings.Contains(s.err, "--yes") ||
-		!strings.Contains(s.err, kept.Status.IPs[0]) {
-		t.Errorf("--all without a terminal: %+v", s)
+	for _, what := range []string{"web-1", "--all"} {
+		if s := stayput(t, c, ns, "release", what); s.code != 1 || !strings.Contains(s.err, "--yes") ||
+			strings.Count(s.err, "\n") != 1 {
+			t.Errorf("release %s without a terminal: %+v", what, s)
+		}
 	}
-	out := works(t, c, ns, "release", "web-1")
+	if r := retainedIP(t, c, ns, "web-1", "node-1"); r == nil || r.Spec.Release {
+		t.Fatalf("without consent it is %+v", r)
+	}
+	out := works(t, c, ns, "release", "web-1", "--yes")
 	if out != "retainedip.stayput.io/web-1.node-1 released: "+kept.Status.IPs[0]+" of node node-1\n" {
 		t.Errorf("printed %q", out)
 	}
@@ -247,7 +252,7 @@ func TestReleaseWaitsUntilTheNodeHasFreedTheAddress(t *testing.T) {
 	kept = stopped(t, c, first)
 	screen, err := onTerminal(t, c, "Release them? (y/N) ", "n\n", "release", "--all", "-n", ns)
 	if err == nil || !strings.Contains(screen, "web-0  "+kept.Status.IPs[0]+"  node node-1") ||
-		!strings.Contains(screen, "nothing was released") {
+		!strings.Contains(screen, "nothing was changed") {
 		t.Errorf("answered no: %v, on the screen is %q", err, screen)
 	}
 	if r := retainedIP(t, c, ns, "web-0", "node-1"); r == nil || r.Spec.Release {
@@ -312,7 +317,7 @@ func TestEveryVerbPrintsKubectlsFormats(t *testing.T) {
 		{"release web-0 --dry-run=client", "spec", []string{"json", "yaml", "name"}},
 		{"node node-1", "networks", []string{"json", "yaml"}},
 		{"check node-1", "findings", []string{"json", "yaml"}},
-		{"import openkruise node-1", "items", []string{"json", "yaml"}},
+		{"import openkruise node-1 --dry-run=client", "items", []string{"json", "yaml"}},
 	} {
 		for _, format := range verb.formats {
 			out := works(t, c, ns, append(strings.Fields(verb.args), "-o", format)...)
@@ -350,7 +355,7 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	must.Do(t, c.Node("node-1").Agent.Stop(testContext(t)))
 	start := once(func() { must.Do(t, c.Node("node-1").Agent.Start(testContext(t))) })
 	defer start()
-	if s := stayput(t, c, ns, "release", "web-0", "--timeout=1s"); s.code != 1 ||
+	if s := stayput(t, c, ns, "release", "web-0", "--yes", "--timeout=1s"); s.code != 1 ||
 		!strings.Contains(s.err, "node-1 has not freed "+kept.Status.IPs[0]) {
 		t.Errorf("%+v", s)
 	}
@@ -358,7 +363,7 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 	// Deleting the object meanwhile releases nothing.
 	kubectl(t, c, "patch", "retip", "web-0.node-1", "-n", ns, "--type=merge", `-p={"spec":{"release":false}}`)
 	waits := make(chan said)
-	go func() { waits <- stayput(t, c, ns, "release", "web-0") }()
+	go func() { waits <- stayput(t, c, ns, "release", "web-0", "--yes") }()
 	shows(t, c, ns, "web-0", "node-1", "still to be released", func(r *v1alpha1.RetainedIP) bool { return r.Spec.Release })
 	kubectl(t, c, "delete", "retip", "web-0.node-1", "-n", ns)
 	if s := <-waits; s.code != 1 || !strings.Contains(s.err, "not known whether the address is free") || s.out != "" {
@@ -369,7 +374,7 @@ func TestReleaseReportsAnAddressNotFreedYet(t *testing.T) {
 		r.Status.IPs[0] != kept.Status.IPs[0] {
 		t.Errorf("the object published again is %+v %+v", r.Spec, r.Status)
 	}
-	works(t, c, ns, "release", "web-0")
+	works(t, c, ns, "release", "web-0", "--yes")
 	if _, there := addressFile(t, c.Node("node-1"), kept); there {
 		t.Errorf("%s is not free after the command", kept.Status.IPs[0])
 	}
@@ -904,9 +909,12 @@ func TestCheckReportsWhatIsWrongAndWhatToDo(t *testing.T) {
 	}
 }
 
-// imported returns what import reports for a pod, and the exit code.
+// imported returns what import reports for a pod, and the exit code. Without --yes it is a dry run.
 func imported(t *testing.T, c *lab.Cluster, pod string, args ...string) (inspection.ImportItem, int) {
 	t.Helper()
+	if !slices.Contains(args, "--yes") {
+		args = append(args, "--dry-run=client")
+	}
 	s := anywhere(t, c, append([]string{"import", "-o", "json"}, args...)...)
 	var is inspection.Import
 	if err := json.Unmarshal([]byte(s.out), &is); err != nil {
@@ -1079,7 +1087,7 @@ status:
 func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	c := installed(t)
 	ns := namespace(t, c)
-	if s := anywhere(t, c, "import", "spiderpool"); s.code != 1 ||
+	if s := anywhere(t, c, "import", "spiderpool", "--yes"); s.code != 1 ||
 		!strings.Contains(s.err, "Spiderpool is not in this cluster") {
 		t.Errorf("without Spiderpool: %+v", s)
 	}
@@ -1110,5 +1118,5 @@ func TestImportKeepsTheAddressesOfSpiderEndpoints(t *testing.T) {
 	if r.Status.IPs[0] != "10.244.3.210" || r.Spec.Retention != "20m" {
 		t.Errorf("kept is %+v %+v", r.Spec, r.Status)
 	}
-	works(t, c, ns, "release", "web-0")
+	works(t, c, ns, "release", "web-0", "--yes")
 }
