@@ -80,13 +80,17 @@ func (a *consent) ask(cmd *cobra.Command, question string, plan func() error) er
 		return err
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "%s (y/N) ", question)
-	answer, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-	if err != nil {
-		return err
-	}
-	switch strings.ToLower(strings.TrimSpace(answer)) {
-	case "y", "yes":
-		return nil
+	answers := make(chan string, 1)
+	go func() { // reading cannot be interrupted
+		answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // the end of the input is no consent
+		answers <- strings.ToLower(strings.TrimSpace(answer))
+	}()
+	select {
+	case <-cmd.Context().Done():
+	case answer := <-answers:
+		if answer == "y" || answer == "yes" {
+			return nil
+		}
 	}
 	return errUnchanged
 }

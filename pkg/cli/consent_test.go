@@ -5,14 +5,18 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/spf13/cobra"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
@@ -114,5 +118,28 @@ func TestWithoutAPlanThereIsNoQuestion(t *testing.T) {
 		if out.Len() == 0 || strings.Contains(out.String(), "(y/N)") || errors.Is(err, errUnchanged) {
 			t.Errorf("%s: error %v, printed %q", args, err, out.String())
 		}
+	}
+}
+
+// SIGINT ends the context, not the program.
+func TestAnInterruptEndsTheQuestion(t *testing.T) {
+	_, tty := terminal(t, 200)
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := &cobra.Command{}
+	cmd.SetContext(ctx)
+	cmd.SetIn(tty)
+	cmd.SetErr(io.Discard)
+	ended := make(chan error, 1)
+	go func() {
+		a := consent{dryRun: dryRunNone}
+		ended <- a.ask(cmd, "Really?", func() error { cancel(); return nil })
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, errUnchanged) {
+			t.Errorf("the error is %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it still waits for an answer")
 	}
 }
