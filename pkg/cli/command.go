@@ -55,6 +55,7 @@ pods and to create pods/exec in Stayput's namespace.`,
 		SilenceUsage: true,
 		Annotations:  map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl stayput"},
 	}
+	cmd.Flags().Bool("version", false, "Print the version of this command") // cobra's own is -v too, which kubectl logs by
 	f := cmd.PersistentFlags()
 	s.flags.AddFlags(f)
 	f.StringVar(&s.installation, "stayput-namespace", DefaultNamespace, "The namespace in which Stayput is installed")

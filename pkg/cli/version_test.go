@@ -51,4 +51,34 @@ func TestACheckWithoutStayputNamesThePreflight(t *testing.T) {
 	if err := missing(t.Context(), aCluster(nothing, definition), DefaultNamespace); err != nil {
 		t.Errorf("with the definition alone the error is %v", err)
 	}
+
+	cmd := New(Options{Version: "v1"})
+	var out, errs bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(&errs)
+	cmd.SetArgs([]string{"check", "--kubeconfig", hostileServer(t, nil), "--cache-dir", t.TempDir()})
+	err := cmd.ExecuteContext(t.Context())
+	const line = "Error: stayput is not installed in this cluster: " +
+		"kubectl stayput check --preflight tells what would work here\n"
+	if err == nil || out.Len() > 0 || errs.String() != line {
+		t.Errorf("printed is %q and %q, error %v", out.String(), errs.String(), err)
+	}
+}
+
+// -v is the version for one program and how much is logged for another.
+func TestNoVerbHasTheFlagV(t *testing.T) {
+	for _, verb := range append(New(Options{Version: "v1"}).Commands(), New(Options{Version: "v1"})) {
+		verb.InitDefaultHelpFlag()
+		verb.InitDefaultVersionFlag()
+		if f := verb.Flags().ShorthandLookup("v"); f != nil {
+			t.Errorf("%s has it for --%s", verb.CommandPath(), f.Name)
+		}
+	}
+	cmd := New(Options{Version: "v1"})
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetArgs([]string{"--version"})
+	if err := cmd.ExecuteContext(t.Context()); err != nil || out.String() != "kubectl stayput version v1\n" {
+		t.Errorf("--version prints %q, error %v", out.String(), err)
+	}
 }
