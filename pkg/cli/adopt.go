@@ -49,8 +49,8 @@ type adopted struct {
 	ip *stayputv1alpha1.PodIP
 }
 
-// importIntoPools plans the import, and carries it out. The addresses come first: what is not taken over by then would
-// be given by its pool to somebody else.
+// importIntoPools plans the import, and carries it out. The addresses come first: a pool would give an address that
+// is not taken over by then to another pod.
 func importIntoPools(ctx context.Context, k client.Client, act bool) (done *inspection.Import, failed, err error) {
 	a, err := planAdoption(ctx, k)
 	if err != nil {
@@ -114,7 +114,7 @@ func planAdoption(ctx context.Context, k client.Client) (*adoption, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Pods are listed later than their addresses, so that one that is not there is gone.
+	// Pods are listed after their addresses, so that a pod that is missing is gone.
 	var endpoints []func()
 	err = eachEndpoint(ctx, k, func(ns, name string, e *spiderEndpoint) {
 		endpoints = append(endpoints, func() { a.addEndpoint(ns, name, e) })
@@ -159,7 +159,7 @@ func planAdoption(ctx context.Context, k client.Client) (*adoption, error) {
 	return a, nil
 }
 
-// reservedIPs returns the addresses that Spiderpool gives to nobody, whatever its pools say.
+// reservedIPs returns the addresses that Spiderpool gives to no pod, even if a pool of its has them.
 func reservedIPs(ctx context.Context, k client.Client) (all []string, err error) {
 	var list unstructured.UnstructuredList
 	list.SetGroupVersionKind(spiderpoolv2beta1.SchemeGroupVersion.WithKind("SpiderReservedIPList"))
@@ -234,9 +234,9 @@ func (a *adoption) judge(item *adopted, text string, e *spiderEndpoint) {
 	pod, of, p := a.pods[item.Namespace+"/"+item.Pod], a.pools[item.Pool], a.taken[addr]
 	switch {
 	case pod == nil || string(pod.UID) != e.Status.Current.UID:
-		end(inspection.ActionNone, "the pod is not there: nobody has the address")
+		end(inspection.ActionNone, "the pod is not there: no pod has the address")
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
-		end(inspection.ActionNone, "the pod is over: nobody has the address")
+		end(inspection.ActionNone, "the pod is over: no pod has the address")
 	case p != nil && p.Spec.PodUID == string(pod.UID):
 		end(inspection.ActionNone, "it is taken over already")
 	case p != nil:
@@ -302,8 +302,8 @@ func (a *adoption) judgePools() {
 	}
 }
 
-// judgeAllocated refuses a pool of which Spiderpool has given an address to a pod that exists, and of which there is no
-// SpiderEndpoint.
+// judgeAllocated refuses a pool if Spiderpool has given an address of it to a pod that exists, and no SpiderEndpoint says
+// so.
 func (p *pooled) judgeAllocated(text string, a *adoption) {
 	var allocated map[string]struct {
 		Pod string `json:"pod"`
@@ -320,7 +320,7 @@ func (p *pooled) judgeAllocated(text string, a *adoption) {
 		addr, err := netip.ParseAddr(ip)
 		if of := allocated[ip]; err != nil || a.uids[of.UID] && a.taken[addr.Unmap()] == nil {
 			p.Action, p.Why = inspection.ActionRefuse, fmt.Sprintf("Spiderpool has given %s to pod %s, "+
-				"of which no SpiderEndpoint says so", ip, of.Pod)
+				"and no SpiderEndpoint says so", ip, of.Pod)
 			return
 		}
 	}

@@ -150,7 +150,7 @@ func TestAPoolIsNotTakenOverWithoutItsAddresses(t *testing.T) {
 		objects []client.Object
 		want    []string
 	}{
-		"somebody else's": {[]client.Object{theirPool("test-ippool"), other, web}, []string{
+		"of another pod": {[]client.Object{theirPool("test-ippool"), other, web}, []string{
 			"pool test-ippool: Refuse false an address of pod default/web-0 cannot be taken over",
 			"web-0 [10.6.168.101] of test-ippool: Refuse false it is the address of pod default/other-0"}},
 		"an unsupported pool": {[]client.Object{unsupported, web}, []string{
@@ -159,7 +159,7 @@ func TestAPoolIsNotTakenOverWithoutItsAddresses(t *testing.T) {
 		"no pool": {[]client.Object{web}, []string{
 			"web-0 [10.6.168.101] of test-ippool: Refuse false there is no SpiderIPPool test-ippool"}},
 		"no endpoint": {[]client.Object{unknown, web}, []string{
-			"pool test-ippool: Refuse false Spiderpool has given 10.6.168.105 to pod default/web-0, of which no",
+			"pool test-ippool: Refuse false Spiderpool has given 10.6.168.105 to pod default/web-0, and no",
 			"web-0 [10.6.168.101] of test-ippool: Adopt true"}},
 		"no prefix length": {[]client.Object{theirPool("test-ippool"),
 			endpoint("web-0", "uid-web-0", "eth0 10.6.168.101 test-ippool")}, []string{"pool test-ippool: Refuse",

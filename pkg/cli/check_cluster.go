@@ -317,7 +317,7 @@ func policyVersion(binding *unstructured.Unstructured) string {
 
 // tryGate finds by a dry run that a new pod would not be gated, though what is to do it is in place: no object shows
 // whether the API server applies v1beta1 policies, for which it has a feature gate, or reaches the webhook. It finds
-// nothing if it may not create pods, or somebody else refuses this one.
+// nothing if it may not create pods, or another admission plugin refuses this one.
 func tryGate(ctx context.Context, k client.Client) []Finding {
 	f := findings{check: "gate"}
 	no, yes := false, true

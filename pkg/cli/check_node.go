@@ -82,7 +82,7 @@ func findAgent(n *inspection.Node) []Finding {
 			"and a pod that ends before it is listed, some tenths of a second after its start, is promised nothing",
 			enableNRI)
 	default:
-		f.fail("the pods' annotations reach nobody: "+a.Annotations,
+		f.fail("the pods' annotations reach neither the plugin nor the agent: "+a.Annotations,
 			enableNRI+", or have CNI hand the annotations on. Until then new pods are promised nothing")
 	}
 	if a.CRI != "" && a.CRI != "ok" || n.Runtime.Error != "" {
@@ -140,7 +140,7 @@ func findPlugin(n *inspection.Node) []Finding {
 	p, of := n.CNI.Plugin, n.CNI.Image
 	replace := "copy the agent's plugin there"
 	if n.CNI.Installs {
-		replace = "the agent replaces it by itself; its log says why if it does not"
+		replace = "the agent replaces it; its log says why if it does not"
 	}
 	switch {
 	case p.Unseen:
@@ -148,7 +148,7 @@ func findPlugin(n *inspection.Node) []Finding {
 	case p.Error != "":
 		f.fail(p.Path+": "+p.Error+": no pod can start with a CNI configuration that names it", replace)
 	case of.SHA256 != "" && of.SHA256 != p.SHA256:
-		f.warn(fmt.Sprintf("%s (version %s) is not the one that the agent brought (version %s)",
+		f.warn(fmt.Sprintf("%s (version %s) is not the plugin that the agent brought (version %s)",
 			p.Path, orNone(p.Version), orNone(of.Version)), replace)
 	case of.SHA256 == "" && p.Version != n.Build:
 		f.warn(fmt.Sprintf("%s has version %s, the agent has %s", p.Path, orNone(p.Version), orNone(n.Build)),

@@ -84,7 +84,7 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 		}), "agent", LevelWarn, "before it is listed"},
 		"annotations from nowhere": {node, aLook(func(n *inspection.Node) {
 			n.Agent.NRI, n.Agent.Annotations = inspection.NRIOff, "degraded: nothing is listed"
-		}), "agent", LevelFail, "reach nobody: degraded: nothing is listed"},
+		}), "agent", LevelFail, "reach neither the plugin nor the agent: degraded: nothing is listed"},
 		"no CRI": {node, aLook(func(n *inspection.Node) { n.Runtime.Error = "no such socket" }), "agent", LevelFail,
 			"no such socket"},
 		"no API server": {node, aLook(func(n *inspection.Node) { n.Agent.API = "degraded: refused" }), "agent", LevelFail,
@@ -104,7 +104,7 @@ func TestEveryFindingSaysWhatToDo(t *testing.T) {
 		"the plugin is older": {node, aLook(func(n *inspection.Node) { n.CNI.Plugin.Version = "v0" }), "plugin", LevelWarn,
 			"version v0"},
 		"the plugin is another": {node, aLook(func(n *inspection.Node) { n.CNI.Image.SHA256 = "2" }), "plugin", LevelWarn,
-			"not the one that the agent brought"},
+			"not the plugin that the agent brought"},
 		"no network is read": {node, aLook(func(n *inspection.Node) { n.NetworksError = "record is corrupt" }), "ledger",
 			LevelFail, "record is corrupt"},
 		"a network is not read": {node, aLook(func(n *inspection.Node) { n.Networks[0].Error = "read-only" }), "ledger",
@@ -344,7 +344,7 @@ func TestAgentsOfSeveralVersionsAreFound(t *testing.T) {
 	}
 }
 
-func TestALeaseThatNobodyRenewsHasNoLeader(t *testing.T) {
+func TestALeaseThatIsNotRenewedHasNoLeader(t *testing.T) {
 	lease := func(holder string, age time.Duration) *coordinationv1.Lease {
 		renewed, seconds := metav1.NewMicroTime(noon.Add(-age)), int32(15)
 		return &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
@@ -410,7 +410,7 @@ func deployed(controller, agent []string) []client.Object {
 
 func TestAPolicyThatIsMissingIsFound(t *testing.T) {
 	pooled, nodesOnly := true, false
-	// found are the findings without the objects of which missing says so.
+	// found are the findings without the objects that missing names.
 	found := func(args []string, missing func(kind, name string) bool) (bad []Finding) {
 		objects := deployed(args, nil)
 		if pooled {
@@ -720,7 +720,7 @@ func TestAPolicyThatGuardsNothingIsFound(t *testing.T) {
 			}
 		})
 		if len(bad) != 1 || !strings.HasPrefix(bad[0], "FAIL ValidatingAdmissionPolicyBinding stayput-agent "+why) {
-			t.Errorf("one that %s: %q", why, bad)
+			t.Errorf("if it %s: %q", why, bad)
 		}
 	}
 }

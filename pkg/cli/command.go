@@ -86,7 +86,7 @@ type settings struct {
 type cluster struct {
 	client.Client
 	config *rest.Config
-	// namespace is the one that the user means, installation the one of Stayput.
+	// namespace is what the user chose, installation where Stayput is.
 	namespace, installation string
 	agents                  Agents
 }

@@ -46,7 +46,7 @@ func (a *consent) addFlags(cmd *cobra.Command, what string, modes ...string) {
 // dry reports whether nothing is to be changed.
 func (a *consent) dry() bool { return a.dryRun != dryRunNone }
 
-// note is what a printed result has behind it if it is one of a dry run.
+// note follows a result in print: that it is a dry run's.
 func (a *consent) note() string {
 	switch a.dryRun {
 	case dryRunClient:

@@ -32,7 +32,7 @@ type facts struct {
 	workload        *unstructured.Unstructured
 	template        *corev1.PodTemplateSpec // of the workload
 	kept            []*keptIP               // for the pod, or its identity
-	asksPools       string                  // the pools that it asks for, by itself or by its namespace
+	asksPools       string                  // the pools that its own or its namespace's annotation asks for
 	workloads       workloads
 	state           *kruisev1alpha1.PersistentPodState
 	nodes           []corev1.Node
@@ -148,7 +148,7 @@ func (f *facts) owner() (home.Ref, bool) {
 	return owner, ok
 }
 
-// findWorkload reads the workload of the pod: of a pod that is gone the one that it had, or the StatefulSet whose pod
+// findWorkload reads the workload of the pod: of a pod that is gone the workload that it had, or the StatefulSet whose pod
 // its name says it is.
 func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
 	for _, k := range f.kept {
@@ -190,8 +190,8 @@ func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
 	return nil
 }
 
-// findRecord reads the PersistentPodState that the controller obeys for the workload. If the workload is not known, it
-// is one that records the pod.
+// findRecord reads the PersistentPodState that the controller obeys for the workload or, if that is not known, a
+// PersistentPodState that records the pod.
 func (f *facts) findRecord(ctx context.Context, k client.Client) error {
 	var list kruisev1alpha1.PersistentPodStateList
 	if err := k.List(ctx, &list, client.InNamespace(f.namespace)); err != nil {

@@ -198,7 +198,7 @@ func (f *facts) foretellIP(fc *Forecast, k *keptIP) {
 	fc.say("IP: %s, %s.", ips, end)
 }
 
-// outside says that an address is lost because it is in no range of its network any more.
+// outside says that an address is lost because it has left the ranges of its network.
 func (f *facts) outside(k *keptIP) string {
 	n := f.looks[k.node]
 	if n == nil {

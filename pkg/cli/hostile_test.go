@@ -70,7 +70,7 @@ func filled[T any](v T) T {
 	return v
 }
 
-// hostileAgent answers whatever it is asked.
+// hostileAgent answers each question with hostile text.
 type hostileAgent struct{ fails bool }
 
 func (a hostileAgent) Run(_ context.Context, _ string, _ []byte, args ...string) ([]byte, error) {

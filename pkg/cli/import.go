@@ -51,18 +51,18 @@ that they have today. It shows what it will do and asks for confirmation, unless
 --yes. --dry-run=client prints the plan and changes nothing.
 
 openkruise: what OpenKruise's patched host-local has reserved on the nodes. Running
-pods without a reservation need no import: the agent adopts them by itself. Import
-within the agent's grace period (10 min) after Stayput was installed. After that the
-addresses of pods that are gone count as leaked.
+pods without a reservation need no import: the agent adopts them. Import within the
+agent's grace period (10 min) after Stayput was installed. After that the addresses
+of pods that are gone count as leaked.
 
 spiderpool: the SpiderEndpoints of the pods of StatefulSets. The networks' ranges
 must contain the addresses, and must be configured for Stayput, so that no other
 program gives them to pods. With --pools: a PodIPPool for each SpiderIPPool, and a
 PodIP for each address with which a pod runs. No pod may get an address of Spiderpool
-any more.
+from then on.
 
-Without --pools, a promise lasts only if the pod template asks for it: first annotate the template
-with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
+Without --pools, a promise lasts only if the pod template asks for it: first annotate
+the template with ` + stayputv1alpha1.AnnotationRetainIP + `.`,
 		Example: `  kubectl stayput import openkruise --dry-run=client
   kubectl stayput import spiderpool node-1 --retain-ip=while-owned --yes
   kubectl stayput import spiderpool --pools`,

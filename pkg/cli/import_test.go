@@ -112,14 +112,14 @@ func TestAPlanIsATable(t *testing.T) {
 	}
 }
 
-// claims are agents that say that they took over whatever a test makes them say.
+// claims are what agents say that they took over.
 type claims []inspection.ImportItem
 
 func (c claims) Run(context.Context, string, []byte, ...string) ([]byte, error) {
 	return json.Marshal(inspection.Import{Items: c})
 }
 
-func TestAnImportMakesNoNodeAHomeByItsWordAlone(t *testing.T) {
+func TestAnImportAloneMakesNoNodeAHome(t *testing.T) {
 	unseen := func(name string) func(r *stayputv1alpha1.RetainedIP) {
 		return func(r *stayputv1alpha1.RetainedIP) {
 			r.Name, r.Spec.PodName, r.Spec.Scheduled = name+".node-1", name, ""

@@ -50,7 +50,7 @@ func aLife(uid string, from time.Time) []corev1.Event {
 	}
 }
 
-// restarted gives web-2 ten lives before the one that it has, the last of which waited for its home.
+// restarted gives web-2 ten lives before its present one; the tenth waited for its home.
 func restarted(f *facts) {
 	for i := range 10 {
 		f.events = append(f.events, aLife(fmt.Sprintf("p%d", i), noon.Add(-55*time.Minute+time.Duration(i)*5*time.Minute))...)
@@ -122,7 +122,7 @@ func TestALifeIsToldByAllThatKnowsOfIt(t *testing.T) {
 		"gone, its address kept": {someFacts(gone), "node-1 [10.1.0.9] - -5m stopped"},
 		"gone, with its Events": {someFacts(gone, func(f *facts) { f.events = aLife("p", from) }),
 			"node-1 [10.1.0.9] -10m -5m stopped"},
-		"gated, after one that ran": {someFacts(gatedSince(time.Minute), func(f *facts) { f.pod.UID = "now" }),
+		"gated, after a pod that ran": {someFacts(gatedSince(time.Minute), func(f *facts) { f.pod.UID = "now" }),
 			"node-1 [10.1.0.9] - -5m stopped"},
 		"gated, the first": {someFacts(gatedSince(time.Minute),
 			func(f *facts) { f.kept = nil; f.events = []corev1.Event{fromController("p", from, "HomeIgnored", "")} }), ""},

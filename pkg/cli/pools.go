@@ -65,10 +65,10 @@ func checkPools(ctx context.Context, k client.Client, now time.Time) []Finding {
 				"take the address from that machine")
 		}
 	}
-	return f.orOK(fmt.Sprintf("%s, %d of %d addresses are somebody's", count(len(all), "pool", "pools"), used, total))
+	return f.orOK(fmt.Sprintf("%s, %d of %d addresses in use or kept", count(len(all), "pool", "pools"), used, total))
 }
 
-// poolSlack is how long the controller may take to look at a pool.
+// poolSlack is how long the controller may take to reconcile a new pool.
 const poolSlack = 30 * time.Second
 
 // pool adds what is wrong with a pool.
@@ -125,7 +125,7 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 	names := slices.Sorted(maps.Keys(silent))
 	f.fail("no pool gives addresses until every node has said which ones it has, as after a restore of etcd; not yet: "+
 		orNone(strings.Join(firstOf(names, 5), ", ")),
-		"bring these nodes back. Of one that is surely off, delete the Node or taint it "+
+		"bring these nodes back. If a node is surely off, delete the Node or taint it "+
 			"node.kubernetes.io/out-of-service:NoExecute")
 }
 

@@ -112,11 +112,11 @@ func TestWhatIsWrongWithPoolsIsFound(t *testing.T) {
 		says    string
 	}{
 		"no pool":         {nil, "", ""},
-		"a pool":          {[]client.Object{aPool(), aPodIP()}, LevelOK, "1 pool, 2 of 10 addresses are somebody's"},
+		"a pool":          {[]client.Object{aPool(), aPodIP()}, LevelOK, "1 pool, 2 of 10 addresses in use or kept"},
 		"an invalid pool": {[]client.Object{aPool(invalid)}, LevelFail, "PodIPPool blue: spec.subnet: no"},
 		"a disabled pool": {[]client.Object{aPool(condition(stayputv1alpha1.ConditionReady, metav1.ConditionFalse,
 			"Disabled", "spec.disabled"))}, LevelWarn, "gives no addresses: spec.disabled"},
-		"a pool that nobody serves": {[]client.Object{aPool(func(p *stayputv1alpha1.PodIPPool) {
+		"a pool without a controller": {[]client.Object{aPool(func(p *stayputv1alpha1.PodIPPool) {
 			p.Status = stayputv1alpha1.PodIPPoolStatus{}
 		})}, LevelFail, "no controller has reconciled it"},
 		"a new pool": {[]client.Object{aPool(func(p *stayputv1alpha1.PodIPPool) {
@@ -208,13 +208,13 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 		"a retained one": {someFacts(ofPools(aPodIP(podIPRetained)), func(f *facts) { f.pod = nil }),
 			"10.6.168.101 of pool blue is kept until 2026-01-02T12:05:00Z (5m), for whichever node.",
 			"IP: 10.6.168.101 of pool blue", "10.6.168.101", "", "node-1"},
-		"one that is not kept": {someFacts(ofPools(aPodIP(podIPFreed))),
+		"not kept": {someFacts(ofPools(aPodIP(podIPFreed))),
 			"10.6.168.101 of pool blue is its own until it is gone.", "IP: a free one. 10.6.168.101 is freed", "", "", "node-1"},
 		"one in quarantine": {someFacts(ofPools(aPodIP(quarantined))),
-			"in quarantine, so that nobody gets it: two pods have it", "in quarantine", "", "", "node-1"},
-		"one that another machine has": {someFacts(ofPools(aPodIP(conflicting))),
+			"in quarantine, so that no pod gets it: two pods have it", "in quarantine", "", "", "node-1"},
+		"in use by another machine": {someFacts(ofPools(aPodIP(conflicting))),
 			"02:00:00:00:00:01: the pod waits until that has gone.", "IP: 10.6.168.101", "10.6.168.101", "", "node-1"},
-		"one that somebody has to see to": {someFacts(ofPools(aPodIP()), held),
+		"one that waits for an operator": {someFacts(ofPools(aPodIP()), held),
 			"is its own on whichever node", "IP: 10.6.168.101", "10.6.168.101", "bring node-1 back", "node-1"},
 		"one of a pod that is not wanted": {someFacts(ofPools(aPodIP()), scaledDown), "is its own on whichever node",
 			"10.6.168.101 of pool blue is kept for 10m0s: a pod of this name", "", "", "node-1"},

@@ -412,7 +412,7 @@ func (s *surroundings) findMultus(node *corev1.Node) []Finding {
 func (s *surroundings) summary(kept map[verdict][]string) []Finding {
 	f := findings{check: "summary"}
 	all := count(len(s.nodes), "node", "nodes")
-	f.add(LevelOK, "pods keep their nodes, whatever the network is", "")
+	f.add(LevelOK, "pods keep their nodes on any network", "")
 	switch {
 	case len(s.nodes) == 0:
 		f.warn("there are no nodes", "")

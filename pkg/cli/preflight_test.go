@@ -89,7 +89,7 @@ func TestPreflightTellsWhatWouldWorkInAClusterWithoutStayput(t *testing.T) {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node"),
 				calicoIPAM: "calico-ipam"},
 			[]string{"FAIL  node-1: network: Calico's own IPAM hands out", "FAIL  summary: "}, 2},
-		"Calico, by whatever IPAM": {
+		"Calico, its IPAM unknown": {
 			surroundings{version: "v1.36.3", gatePolicy: "v1", nodes: kubeadm[:1], networks: everywhere(kubeadm, "calico-node")},
 			[]string{"WARN  node-1: network: Calico is there, but not which",
 				"WARN  summary: pods keep their addresses on 0 of 1 node; on 1 it is not certain"}, 0},

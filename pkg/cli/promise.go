@@ -89,7 +89,7 @@ func meaning(annotations map[string]string, key, value string) string {
 		return "a new pod starts only on the node that keeps its address, as long as that can take it"
 	case stayputv1alpha1.AnnotationPools:
 		if value == "" {
-			return "it asks for no addresses of pools, whatever its namespace says"
+			return "it asks for no addresses of pools, even if its namespace does"
 		}
 		return "its addresses are of these pools, on whichever node it runs"
 	case annotationIPPool, annotationIPPools:
@@ -142,7 +142,7 @@ func (f *facts) promiseOf(k *keptIP) string {
 	at, left := k.until(f.now)
 	switch {
 	case k.quarantine != nil:
-		return about + " is in quarantine, so that nobody gets it: " + k.quarantine.Reason + "."
+		return about + " is in quarantine, so that no pod gets it: " + k.quarantine.Reason + "."
 	case k.conflict != "":
 		return about + " is " + k.conflict + ": the pod waits until that has gone."
 	case k.releasing:

@@ -26,7 +26,7 @@ const fieldManager = "kubectl-stayput"
 const (
 	// releasePoll is how often an object is read until it is gone.
 	releasePoll = 200 * time.Millisecond
-	// releaseDoubt is how long the object of a freed address has to stay away. If someone else deleted it, the agent
+	// releaseDoubt is how long the object of a freed address has to stay away. If another program deleted it, the agent
 	// publishes it again at once.
 	releaseDoubt = time.Second
 )

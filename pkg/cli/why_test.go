@@ -176,7 +176,7 @@ func TestTheForecastFollowsFromTheFacts(t *testing.T) {
 			"If it is deleted now", "home", "node-1", []string{"IP: another one. 10.1.0.9 is outside the ranges"}},
 		"no controller leads": {someFacts(func(f *facts) { f.lease = &coordinationv1.Lease{} }),
 			"If it is deleted now", "home", "node-1", []string{"Before that it waits: no controller leads"}},
-		"the template asks for nothing any more": {someFacts(func(f *facts) { f.template = &corev1.PodTemplateSpec{} }),
+		"the template asks for nothing now": {someFacts(func(f *facts) { f.template = &corev1.PodTemplateSpec{} }),
 			"If it is deleted now", "free", "", []string{"The pod template has changed since"}},
 	} {
 		fc := test.facts.story().IfDeleted

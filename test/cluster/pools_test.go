@@ -748,7 +748,7 @@ func TestKubectlStayputKnowsAddressesOfPools(t *testing.T) {
 		"IP: "+addr+" of pool blue")
 	says("node", works(t, c, ns, "node", node), "Addresses of pools", addr, ns+"/web-0")
 	says("check", works(t, c, ns, "check", "--verbose"), "all admission policies are in place",
-		"pools: 1 pool, 2 of 10 addresses are somebody's")
+		"pools: 1 pool, 2 of 10 addresses in use or kept")
 
 	if s := stayput(t, c, ns, "release", "web-0", "--yes"); s.code == 0 || !strings.Contains(s.err, "the address is in use") {
 		t.Errorf("release of a bound address: %+v", s)
