@@ -123,8 +123,7 @@ func planAdoption(ctx context.Context, k client.Client) (*adoption, error) {
 		return nil, err
 	}
 	var pods corev1.PodList
-	var namespaces metav1.PartialObjectMetadataList
-	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
+	var namespaces corev1.NamespaceList
 	if err := errors.Join(k.List(ctx, &pods), k.List(ctx, &namespaces)); err != nil {
 		return nil, err
 	}

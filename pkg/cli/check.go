@@ -119,9 +119,7 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	is, err := howInstalled(ctx, c, c.installation)
 	r := &Report{Findings: []Finding{}}
 	if err != nil {
-		f := findings{check: "agents"}
-		f.unread(err)
-		r.add(f.all...)
+		r.add((&findings{check: "agents"}).unread(err)...)
 	}
 	var looks []looked
 	if !is.nodesOnly {
@@ -249,13 +247,14 @@ func (f *findings) orOK(text string) []Finding {
 // askForIt is what to do if the API server refuses.
 const askForIt = "ask for that right: docs/operations.md lists those that are needed"
 
-// unread adds that something could not be read.
-func (f *findings) unread(err error) {
+// unread adds that something could not be read, and returns the findings.
+func (f *findings) unread(err error) []Finding {
 	todo := "try again, and see whether the API server is well"
 	if apierrors.IsForbidden(err) {
 		todo = askForIt
 	}
 	f.warn("not checked: "+err.Error(), todo)
+	return f.all
 }
 
 // nodesNamed returns the nodes with these names, or all without names.

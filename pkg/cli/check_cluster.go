@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -66,18 +65,27 @@ func checkCluster(ctx context.Context, k client.Client, namespace string, now ti
 // missing returns ErrNotInstalled if the cluster has neither the definition of RetainedIPs nor the installation's
 // ConfigMap. What is only partly there is for the checks, and what cannot be read, too.
 func missing(ctx context.Context, k client.Client, namespace string) error {
-	definition := &unstructured.Unstructured{}
-	definition.SetAPIVersion("apiextensions.k8s.io/v1")
-	definition.SetKind("CustomResourceDefinition")
-	name := types.NamespacedName{Name: "retainedips.stayput.io"}
-	if err := k.Get(ctx, name, definition); !apierrors.IsNotFound(err) {
+	if _, err := definition(ctx, k, "retainedips.stayput.io"); !apierrors.IsNotFound(err) {
 		return nil
 	}
-	name = types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}
+	name := types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}
 	if err := k.Get(ctx, name, &corev1.ConfigMap{}); !apierrors.IsNotFound(err) {
 		return nil
 	}
 	return fmt.Errorf("%w: kubectl stayput check --preflight tells what would work here", ErrNotInstalled)
+}
+
+func definition(ctx context.Context, k client.Client, name string) (*unstructured.Unstructured, error) {
+	o := object("apiextensions.k8s.io/v1", "CustomResourceDefinition")
+	return o, k.Get(ctx, types.NamespacedName{Name: name}, o)
+}
+
+// object returns an object of a kind to read into.
+func object(apiVersion, kind string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	o.SetAPIVersion(apiVersion)
+	o.SetKind(kind)
+	return o
 }
 
 func checkDefinitions(ctx context.Context, k client.Client) []Finding {
@@ -86,11 +94,7 @@ func checkDefinitions(ctx context.Context, k client.Client) []Finding {
 		name    string
 		missing Level
 	}{{"retainedips.stayput.io", LevelFail}, {"persistentpodstates.apps.kruise.io", LevelWarn}} {
-		o := &unstructured.Unstructured{}
-		o.SetAPIVersion("apiextensions.k8s.io/v1")
-		o.SetKind("CustomResourceDefinition")
-		err := k.Get(ctx, types.NamespacedName{Name: crd.name}, o)
-		switch {
+		switch o, err := definition(ctx, k, crd.name); {
 		case apierrors.IsNotFound(err):
 			f.add(crd.missing, "CustomResourceDefinition "+crd.name+" is missing", reinstall)
 		case err != nil:
@@ -201,8 +205,7 @@ func checkPolicies(ctx context.Context, k client.Client, namespace string, is as
 // admission returns an object of admissionregistration.k8s.io, in the newest version of its kind that is served.
 func admission(ctx context.Context, k client.Client, kind, name string) (o *unstructured.Unstructured, err error) {
 	for _, version := range home.PolicyVersions {
-		o = &unstructured.Unstructured{}
-		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "admissionregistration.k8s.io", Version: version, Kind: kind})
+		o = object("admissionregistration.k8s.io/"+version, kind)
 		if err = k.Get(ctx, types.NamespacedName{Name: name}, o); !meta.IsNoMatchError(err) {
 			return o, err
 		}
@@ -264,14 +267,12 @@ func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Fi
 	binding, err := admission(ctx, k, kind, home.PolicyGateRecorded)
 	policies, served := err == nil, !meta.IsNoMatchError(err)
 	if err != nil && served && !apierrors.IsNotFound(err) {
-		f.unread(err)
-		return f.all, true
+		return f.unread(err), true
 	}
 	var webhook admissionregistrationv1.MutatingWebhookConfiguration
 	err = k.Get(ctx, types.NamespacedName{Name: home.GateWebhook}, &webhook)
 	if err != nil && !apierrors.IsNotFound(err) {
-		f.unread(err)
-		return f.all, policies
+		return f.unread(err), policies
 	}
 	hooked := err == nil
 	untrusted := slices.ContainsFunc(webhook.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool {
@@ -385,8 +386,7 @@ func checkLeader(ctx context.Context, k client.Client, namespace string, now tim
 			todo+". If Stayput is in another namespace, name it by --stayput-namespace")
 		return f.all
 	case err != nil:
-		f.unread(err)
-		return f.all
+		return f.unread(err)
 	}
 	if why := staleLease(&lease, now); why != "" {
 		f.fail("no controller leads: "+why, todo)
@@ -420,8 +420,7 @@ func checkGated(ctx context.Context, k client.Client, now time.Time) []Finding {
 	f := findings{check: "gated pods"}
 	var pods corev1.PodList
 	if err := k.List(ctx, &pods, client.MatchingFields{"status.phase": string(corev1.PodPending)}); err != nil {
-		f.unread(err)
-		return f.all
+		return f.unread(err)
 	}
 	waiting := 0
 	for i := range pods.Items {
@@ -470,8 +469,7 @@ func checkShares(ctx context.Context, k client.Client, namespace string, all []l
 	var d appsv1.DaemonSet
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: agentDaemonSet}, &d)
 	if client.IgnoreNotFound(err) != nil {
-		f.unread(err)
-		return f.all
+		return f.unread(err)
 	}
 	of := func(flag string) float64 { // 0: there is no such limit
 		value, _ := argument(&d.Spec.Template.Spec, flag)

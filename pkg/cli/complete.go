@@ -77,10 +77,11 @@ func clusterObjects(kind string) completion {
 	return func(ctx context.Context, c *cluster) ([]string, error) { return objects(ctx, c, kind) }
 }
 
-func objects(ctx context.Context, c *cluster, kind string, o ...client.ListOption) (all []string, err error) {
+// objects returns the names of the objects of a core kind.
+func objects(ctx context.Context, k client.Client, kind string, o ...client.ListOption) (all []string, err error) {
 	var list metav1.PartialObjectMetadataList
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind + "List"))
-	err = c.List(ctx, &list, o...)
+	err = k.List(ctx, &list, o...)
 	for i := range list.Items {
 		all = append(all, list.Items[i].Name)
 	}

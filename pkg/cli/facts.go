@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -157,23 +156,16 @@ func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
 		}
 	}
 	if f.workload == nil {
-		o := &unstructured.Unstructured{}
 		stem, _, numbered := home.SplitOrdinal(f.name)
+		owner := &metav1.OwnerReference{APIVersion: "apps/v1", Kind: "StatefulSet", Name: stem}
 		if f.pod != nil {
-			owner := metav1.GetControllerOf(f.pod)
-			if owner == nil {
-				return nil
-			}
-			o.SetAPIVersion(owner.APIVersion)
-			o.SetKind(owner.Kind)
-			stem = owner.Name
-		} else if numbered {
-			o.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("StatefulSet"))
-		} else {
+			owner = metav1.GetControllerOf(f.pod)
+		}
+		if owner == nil || f.pod == nil && !numbered {
 			return nil
 		}
-		err := k.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: stem}, o)
-		if err != nil {
+		o := object(owner.APIVersion, owner.Kind)
+		if err := k.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: owner.Name}, o); err != nil {
 			return client.IgnoreNotFound(err)
 		}
 		f.workload = o

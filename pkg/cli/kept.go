@@ -228,9 +228,7 @@ func workloadsOf(ctx context.Context, c client.Client, kept []*keptIP) workloads
 			continue
 		}
 		asked[w.UID] = true
-		o := &unstructured.Unstructured{}
-		o.SetAPIVersion(w.APIVersion)
-		o.SetKind(w.Kind)
+		o := object(w.APIVersion, w.Kind)
 		err := c.Get(ctx, types.NamespacedName{Namespace: k.namespace, Name: w.Name}, o)
 		switch {
 		case err == nil && string(o.GetUID()) == w.UID:

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -37,8 +36,7 @@ func checkPools(ctx context.Context, k client.Client, now time.Time) []Finding {
 	f := findings{check: "pools"}
 	all, err := pools(ctx, k)
 	if err != nil {
-		f.unread(err)
-		return f.all
+		return f.unread(err)
 	}
 	if len(all) == 0 {
 		return nil
@@ -106,23 +104,18 @@ func (f *findings) recall(ctx context.Context, k client.Client) {
 	if err != nil || !roll.Spec.Recalling {
 		return
 	}
-	var nodes metav1.PartialObjectMetadataList
-	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+	names, err := objects(ctx, k, "Node")
 	var answers stayputv1alpha1.PodIPAnswerList
-	if err := errors.Join(k.List(ctx, &nodes), k.List(ctx, &answers)); err != nil {
+	if err := errors.Join(err, k.List(ctx, &answers)); err != nil {
 		f.unread(err)
 		return
 	}
-	silent := map[string]bool{}
-	for i := range nodes.Items {
-		silent[nodes.Items[i].Name] = true
-	}
-	for _, a := range answers.Items {
-		if a.Spec.Round >= roll.Spec.Epoch {
-			delete(silent, a.Name)
-		}
-	}
-	names := slices.Sorted(maps.Keys(silent))
+	names = slices.DeleteFunc(names, func(node string) bool {
+		return slices.ContainsFunc(answers.Items, func(a stayputv1alpha1.PodIPAnswer) bool {
+			return a.Name == node && a.Spec.Round >= roll.Spec.Epoch
+		})
+	})
+	slices.Sort(names)
 	f.fail("no pool gives addresses until every node has said which ones it has, as after a restore of etcd; not yet: "+
 		orNone(strings.Join(firstOf(names, 5), ", ")),
 		"bring these nodes back. If a node is surely off, delete the Node or taint it "+
@@ -139,14 +132,13 @@ func (f *facts) findPools(ctx context.Context, k client.Client) error {
 		f.asksPools = value
 		return nil
 	}
-	ns := &metav1.PartialObjectMetadata{}
-	ns.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	if !f.hasPodIP() { // then it matters only if there are pools
 		if all, err := pools(ctx, k); err == nil && len(all) == 0 {
 			return nil
 		}
 	}
-	err := k.Get(ctx, client.ObjectKey{Name: f.namespace}, ns)
+	var ns corev1.Namespace
+	err := k.Get(ctx, client.ObjectKey{Name: f.namespace}, &ns)
 	if value, ok := ns.Annotations[stayputv1alpha1.AnnotationPools]; ok {
 		f.asksPools = value
 	} else if f.countsSpiderpool() {

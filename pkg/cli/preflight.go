@@ -85,9 +85,7 @@ func look(ctx context.Context, c *cluster, args []string) (*surroundings, error)
 	}
 
 	unread := func(check string, err error) {
-		f := findings{check: check}
-		f.unread(err)
-		s.unread = append(s.unread, f.all...)
+		s.unread = append(s.unread, (&findings{check: check}).unread(err)...)
 	}
 	err = c.Get(ctx, types.NamespacedName{Name: home.KruiseWebhooks}, &admissionv1.MutatingWebhookConfiguration{})
 	s.kruise = err == nil
@@ -145,9 +143,7 @@ func (s *surroundings) readSettings(ctx context.Context, k client.Client) error 
 	if chain := data["cni-chaining-mode"]; chain != "none" {
 		s.ciliumChain = chain
 	}
-	operator := &unstructured.Unstructured{}
-	operator.SetAPIVersion("operator.tigera.io/v1")
-	operator.SetKind("Installation")
+	operator := object("operator.tigera.io/v1", "Installation")
 	err = k.Get(ctx, types.NamespacedName{Name: "default"}, operator)
 	switch kind, _, _ := unstructured.NestedString(operator.Object, "spec", "cni", "ipam", "type"); {
 	case meta.IsNoMatchError(err) || apierrors.IsNotFound(err):

@@ -2,18 +2,18 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
+	spiderpoolv2beta1 "github.com/stayput/stayput/pkg/api/spiderpool/v2beta1"
 	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/retention"
@@ -39,10 +39,6 @@ type spiderEndpoint struct {
 	} `json:"status"`
 }
 
-var spiderEndpointList = schema.GroupVersionKind{
-	Group: "spiderpool.spidernet.io", Version: "v2beta1", Kind: "SpiderEndpointList",
-}
-
 // spiderEndpoints returns the items for what Spiderpool keeps. Those that cannot be taken over are refused and say why.
 func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]inspection.ImportItem, error) {
 	var all []inspection.ImportItem
@@ -56,7 +52,7 @@ func spiderEndpoints(ctx context.Context, k client.Client, retain string) ([]ins
 // eachEndpoint calls do with each SpiderEndpoint.
 func eachEndpoint(ctx context.Context, k client.Client, do func(ns, name string, e *spiderEndpoint)) error {
 	var list unstructured.UnstructuredList
-	list.SetGroupVersionKind(spiderEndpointList)
+	list.SetGroupVersionKind(spiderpoolv2beta1.SchemeGroupVersion.WithKind("SpiderEndpointList"))
 	if err := k.List(ctx, &list); err != nil {
 		if meta.IsNoMatchError(err) {
 			return fmt.Errorf("Spiderpool is not in this cluster: "+
@@ -66,12 +62,8 @@ func eachEndpoint(ctx context.Context, k client.Client, do func(ns, name string,
 	}
 	for i := range list.Items {
 		o := &list.Items[i]
-		b, err := json.Marshal(o.Object)
-		if err != nil {
-			return err
-		}
 		var e spiderEndpoint
-		if err := json.Unmarshal(b, &e); err != nil {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &e); err != nil {
 			return fmt.Errorf("SpiderEndpoint %s/%s: %w", o.GetNamespace(), o.GetName(), err)
 		}
 		do(o.GetNamespace(), o.GetName(), &e)
@@ -82,8 +74,7 @@ func eachEndpoint(ctx context.Context, k client.Client, do func(ns, name string,
 // templateOrPod returns the annotations that a new pod of the name would have, as far as that is known.
 func templateOrPod(ctx context.Context, k client.Client, ns, pod, kind, name string) map[string]string {
 	if kind == "StatefulSet" {
-		o := &unstructured.Unstructured{}
-		o.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: kind})
+		o := object("apps/v1", kind)
 		if k.Get(ctx, types.NamespacedName{Namespace: ns, Name: name}, o) == nil {
 			annotations, _, _ := unstructured.NestedStringMap(o.Object, "spec", "template", "metadata", "annotations")
 			return annotations
