@@ -16,15 +16,6 @@ import (
 	"github.com/stayput/stayput/pkg/retention"
 )
 
-// annotationsOfPods are those about address and node, in the order of docs/annotations.md.
-var annotationsOfPods = []string{
-	stayputv1alpha1.AnnotationRetainIP, stayputv1alpha1.AnnotationReservedIPDuration,
-	stayputv1alpha1.AnnotationWhenInUse, stayputv1alpha1.AnnotationIdentity,
-	stayputv1alpha1.AnnotationWhenScaled, stayputv1alpha1.AnnotationWhenDeleted, stayputv1alpha1.AnnotationWhenMoved,
-	stayputv1alpha1.AnnotationHomeWait, stayputv1alpha1.AnnotationHome, stayputv1alpha1.AnnotationPinned,
-	stayputv1alpha1.AnnotationPools, annotationIPPools, annotationIPPool, stayputv1alpha1.AnnotationAddresses,
-}
-
 // Annotations of Spiderpool that count as stayput.io/pools does, if the value pools.spiderpool is set.
 const (
 	annotationIPPool    = "ipam.spidernet.io/ippool"
@@ -33,88 +24,96 @@ const (
 	annotationDefaultV6 = "ipam.spidernet.io/default-ipv6-ippool"
 )
 
-// askedBy explains annotations.
-func askedBy(annotations map[string]string) []Asked {
-	all := []Asked{}
-	for _, key := range annotationsOfPods {
-		if value, ok := annotations[key]; ok {
-			all = append(all, Asked{key, value, meaning(annotations, key, value)})
-		}
-	}
-	var bad *retention.AnnotationError
-	if _, _, err := retention.Parse(annotations); errors.As(err, &bad) {
-		for i := range all {
-			if all[i].Annotation == bad.Key {
-				all[i].Meaning = "not valid: expected " + bad.Expected
-			}
-		}
-	}
-	return all
-}
-
-func meaning(annotations map[string]string, key, value string) string {
-	switch key {
-	case stayputv1alpha1.AnnotationRetainIP:
+// annotationsOfPods are those about address and node, in the order of docs/annotations.md, and what each asks for beside
+// the others of the pod.
+var annotationsOfPods = []struct {
+	key     string
+	meaning func(value string, all map[string]string) string
+}{
+	{stayputv1alpha1.AnnotationRetainIP, func(value string, _ map[string]string) string {
 		if value == stayputv1alpha1.RetentionWhileOwned {
 			return "its address is kept as long as its workload exists and wants the pod"
 		}
 		return "its address is kept for " + value + " after the pod stops"
-	case stayputv1alpha1.AnnotationReservedIPDuration:
-		if _, own := annotations[stayputv1alpha1.AnnotationRetainIP]; own {
+	}},
+	{stayputv1alpha1.AnnotationReservedIPDuration, func(value string, all map[string]string) string {
+		if _, own := all[stayputv1alpha1.AnnotationRetainIP]; own {
 			return "ignored, because of " + stayputv1alpha1.AnnotationRetainIP
 		}
 		return "its address is kept for " + value + " minutes after the pod stops"
-	case stayputv1alpha1.AnnotationWhenInUse:
-		if value == "AllocateNew" {
-			return "a new pod takes another address while its predecessor still has this one"
-		}
-		return "a new pod waits until its predecessor has given the address up"
-	case stayputv1alpha1.AnnotationIdentity:
-		return "it shares its addresses with the other pods of this identity in the namespace"
-	case stayputv1alpha1.AnnotationWhenScaled:
-		return whenGone(value, "its workload is scaled down below the pod")
-	case stayputv1alpha1.AnnotationWhenDeleted:
-		return whenGone(value, "its workload is deleted")
-	case stayputv1alpha1.AnnotationWhenMoved:
-		return whenGone(value, "the pod has been Ready on another node for a while")
-	case stayputv1alpha1.AnnotationHomeWait:
+	}},
+	{stayputv1alpha1.AnnotationWhenInUse, choice("AllocateNew",
+		"a new pod takes another address while its predecessor still has this one",
+		"a new pod waits until its predecessor has given the address up")},
+	{stayputv1alpha1.AnnotationIdentity, always("it shares its addresses with the other pods of this identity in the " +
+		"namespace")},
+	{stayputv1alpha1.AnnotationWhenScaled, whenGone("its workload is scaled down below the pod")},
+	{stayputv1alpha1.AnnotationWhenDeleted, whenGone("its workload is deleted")},
+	{stayputv1alpha1.AnnotationWhenMoved, whenGone("the pod has been Ready on another node for a while")},
+	{stayputv1alpha1.AnnotationHomeWait, func(value string, _ map[string]string) string {
 		if value == stayputv1alpha1.HomeWaitRetention {
 			return "a new pod waits for a home that cannot take it as long as its address is kept there"
 		}
 		return "a new pod waits " + value + " for a home that cannot take it"
-	case stayputv1alpha1.AnnotationHome:
-		if value == stayputv1alpha1.HomePreferred {
-			return "a new pod is drawn to the node that keeps its address, but may start elsewhere"
-		}
-		return "a new pod starts only on the node that keeps its address, as long as that can take it"
-	case stayputv1alpha1.AnnotationPools:
-		if value == "" {
-			return "it asks for no addresses of pools, even if its namespace does"
-		}
-		return "its addresses are of these pools, on whichever node it runs"
-	case annotationIPPool, annotationIPPools:
-		_, ours := annotations[stayputv1alpha1.AnnotationPools]
-		_, several := annotations[annotationIPPools]
-		switch {
-		case ours:
-			return "ignored, because of " + stayputv1alpha1.AnnotationPools
-		case key == annotationIPPool && several:
-			return "ignored, because of " + annotationIPPools
-		}
-		return "its addresses are of these pools if Spiderpool's annotations count (pools.spiderpool)"
-	case stayputv1alpha1.AnnotationAddresses:
-		return "set by Stayput: its addresses of pools, for its node"
-	case stayputv1alpha1.AnnotationPinned:
-		return "set by Stayput: the home to which it pinned the pod"
-	}
-	return ""
+	}},
+	{stayputv1alpha1.AnnotationHome, choice(stayputv1alpha1.HomePreferred,
+		"a new pod is drawn to the node that keeps its address, but may start elsewhere",
+		"a new pod starts only on the node that keeps its address, as long as that can take it")},
+	{stayputv1alpha1.AnnotationPinned, always("set by Stayput: the home to which it pinned the pod")},
+	{stayputv1alpha1.AnnotationPools, choice("", "it asks for no addresses of pools, even if its namespace does",
+		"its addresses are of these pools, on whichever node it runs")},
+	{annotationIPPools, inSpiderpools(stayputv1alpha1.AnnotationPools)},
+	{annotationIPPool, inSpiderpools(stayputv1alpha1.AnnotationPools, annotationIPPools)},
+	{stayputv1alpha1.AnnotationAddresses, always("set by Stayput: its addresses of pools, for its node")},
 }
 
-func whenGone(policy, when string) string {
-	if policy == stayputv1alpha1.PolicyRetain {
-		return "its address stays kept when " + when
+func always(meaning string) func(string, map[string]string) string {
+	return choice("", meaning, meaning)
+}
+
+// choice tells one value from all others.
+func choice(of, meaning, otherwise string) func(string, map[string]string) string {
+	return func(value string, _ map[string]string) string {
+		if value == of {
+			return meaning
+		}
+		return otherwise
 	}
-	return "its address is released when " + when
+}
+
+func whenGone(when string) func(string, map[string]string) string {
+	return choice(stayputv1alpha1.PolicyRetain, "its address stays kept when "+when, "its address is released when "+when)
+}
+
+// inSpiderpools is what an annotation of Spiderpool asks for without others, which come before it.
+func inSpiderpools(others ...string) func(string, map[string]string) string {
+	return func(_ string, all map[string]string) string {
+		for _, key := range others {
+			if _, there := all[key]; there {
+				return "ignored, because of " + key
+			}
+		}
+		return "its addresses are of these pools if Spiderpool's annotations count (pools.spiderpool)"
+	}
+}
+
+// askedBy explains annotations.
+func askedBy(annotations map[string]string) []Asked {
+	all := []Asked{}
+	var bad *retention.AnnotationError
+	_, _, err := retention.Parse(annotations)
+	errors.As(err, &bad)
+	for _, a := range annotationsOfPods {
+		value, ok := annotations[a.key]
+		switch {
+		case !ok:
+		case bad != nil && bad.Key == a.key:
+			all = append(all, Asked{a.key, value, "not valid: expected " + bad.Expected})
+		default:
+			all = append(all, Asked{a.key, value, a.meaning(value, annotations)})
+		}
+	}
+	return all
 }
 
 // promise returns what is promised to the pod, or why nothing is.

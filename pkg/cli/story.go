@@ -127,9 +127,15 @@ func (f *facts) podIs() string {
 func (s *Story) write(w io.Writer, now time.Time) error {
 	most := width(w)
 	var b strings.Builder
-	section := func(title string) { fmt.Fprintf(&b, "\n%s\n", title) }
 	say := func(text string) { fmt.Fprintf(&b, "  %s\n", wrapped(text, "    ", most-2)) }
-
+	section := func(title string, lines []string) {
+		if len(lines) > 0 {
+			fmt.Fprintf(&b, "\n%s\n", title)
+		}
+		for _, line := range lines {
+			say(line)
+		}
+	}
 	fmt.Fprintf(&b, "Pod %s/%s\n", printable(s.Namespace), printable(s.Pod))
 	state := s.State
 	if len(s.IPs) > 0 {
@@ -139,23 +145,39 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 		state += ", of " + strings.Replace(s.Workload, "/", " ", 1)
 	}
 	say(state)
-	if len(s.Asked) > 0 {
-		section("What it asks for")
-		for _, a := range s.Asked {
-			say(a.Annotation + ": " + a.Value + " - " + a.Meaning)
+	var asked []string
+	for _, a := range s.Asked {
+		asked = append(asked, a.Annotation+": "+a.Value+" - "+a.Meaning)
+	}
+	section("What it asks for", asked)
+	section("What is promised", s.promised())
+	node := s.Placement
+	if s.Record != "" {
+		node = append(slices.Clone(node), s.Record)
+	}
+	section("Its node", node)
+	if len(s.Events) > 0 || slices.ContainsFunc(s.Lives, func(l Life) bool { return !l.Present }) {
+		fmt.Fprint(&b, "\nWhat happened\n")
+		if err := s.writeLives(&b, now, most); err != nil {
+			return err
 		}
 	}
-	section("What is promised")
-	for _, p := range s.Promise {
-		say(p)
-	}
+	section(s.IfDeleted.Title, s.IfDeleted.Lines)
+	section("What could not be read", s.Unknown)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// promised returns the promises, and what is known of each address.
+func (s *Story) promised() []string {
+	all := slices.Clone(s.Promise)
 	for _, k := range s.Kept {
-		say(fmt.Sprintf("RetainedIP %s: %s, %s", k.RetainedIP, k.Phase, strings.Join(k.IPs, ", ")))
+		all = append(all, fmt.Sprintf("RetainedIP %s: %s, %s", k.RetainedIP, k.Phase, strings.Join(k.IPs, ", ")))
 		if k.NoHome != "" {
-			say(k.NoHome)
+			all = append(all, k.NoHome)
 		}
 		for _, l := range k.Ledger {
-			say("ledger of node " + k.Node + ": " + l)
+			all = append(all, "ledger of node "+k.Node+": "+l)
 		}
 	}
 	for _, p := range s.Pools {
@@ -163,36 +185,10 @@ func (s *Story) write(w io.Writer, now time.Time) error {
 		if p.Node != "" {
 			line += ", node " + p.Node
 		}
-		say(line)
+		all = append(all, line)
 		if p.Held != "" {
-			say(p.Held)
+			all = append(all, p.Held)
 		}
 	}
-	if s.Record != "" || len(s.Placement) > 0 {
-		section("Its node")
-		for _, p := range s.Placement {
-			say(p)
-		}
-		if s.Record != "" {
-			say(s.Record)
-		}
-	}
-	if len(s.Events) > 0 || slices.ContainsFunc(s.Lives, func(l Life) bool { return !l.Present }) {
-		section("What happened")
-		if err := s.writeLives(&b, now, most); err != nil {
-			return err
-		}
-	}
-	section(s.IfDeleted.Title)
-	for _, line := range s.IfDeleted.Lines {
-		say(line)
-	}
-	if len(s.Unknown) > 0 {
-		section("What could not be read")
-		for _, u := range s.Unknown {
-			say(u)
-		}
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return all
 }
