@@ -122,17 +122,8 @@ func planAdoption(ctx context.Context, k client.Client) (*adoption, error) {
 	if err != nil {
 		return nil, err
 	}
-	var pods corev1.PodList
-	var namespaces corev1.NamespaceList
-	if err := errors.Join(k.List(ctx, &pods), k.List(ctx, &namespaces)); err != nil {
+	if err := a.readPods(ctx, k); err != nil {
 		return nil, err
-	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		a.pods[pod.Namespace+"/"+pod.Name], a.uids[string(pod.UID)] = pod, true
-	}
-	for i := range namespaces.Items {
-		a.namespaces[namespaces.Items[i].Name] = namespaces.Items[i].Annotations
 	}
 	for i := range ips.Items {
 		if addr, err := stayputv1alpha1.ParsePodIPName(ips.Items[i].Name); err == nil {
@@ -156,6 +147,22 @@ func planAdoption(ctx context.Context, k client.Client) (*adoption, error) {
 	})
 	a.judgePools()
 	return a, nil
+}
+
+func (a *adoption) readPods(ctx context.Context, k client.Client) error {
+	var pods corev1.PodList
+	var namespaces corev1.NamespaceList
+	if err := errors.Join(k.List(ctx, &pods), k.List(ctx, &namespaces)); err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		a.pods[pod.Namespace+"/"+pod.Name], a.uids[string(pod.UID)] = pod, true
+	}
+	for i := range namespaces.Items {
+		a.namespaces[namespaces.Items[i].Name] = namespaces.Items[i].Annotations
+	}
+	return nil
 }
 
 // reservedIPs returns the addresses that Spiderpool gives to no pod, even if a pool of its has them.

@@ -14,9 +14,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
+// listing is what the user asked for.
+type listing struct {
+	all, noHeaders bool
+	selector       string
+}
+
 func getCommand(s *settings) *cobra.Command {
-	var all, noHeaders bool
-	var selector string
+	var o listing
 	format := newObjectFormat("", true)
 	cmd := &cobra.Command{
 		Use:   "get [POD...]",
@@ -33,54 +38,56 @@ one.`,
   kubectl stayput get -A -l app=web
   kubectl stayput get -o jsonpath='{.items[*].status.ips[0]}'`,
 		ValidArgsFunction: s.complete(keptPods, 0),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			wanted, err := names(args)
-			if err != nil {
-				return err
-			}
-			if len(wanted) > 0 && (all || selector != "") {
-				return errors.New("POD: names cannot be combined with --all-namespaces or --selector")
-			}
-			print, err := format.printer()
-			if err != nil {
-				return err
-			}
-			c, err := s.connect()
-			if err != nil {
-				return err
-			}
-			if all {
-				c.namespace = ""
-			}
-			ctx, out := cmd.Context(), cmd.OutOrStdout()
-			kept, missing, unseen, err := c.kept(ctx, wanted, selector)
-			if err != nil {
-				return err
-			}
-			if unseen != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "Addresses of pools are not shown: %v\n", printableError{unseen})
-			}
-			switch {
-			case print != nil:
-				err = print.PrintObj(listOf(kept), out)
-			case len(kept) > 0:
-				err = printTable(out, tableOf(kept, workloadsOf(ctx, c, kept), time.Now()),
-					printers.PrintOptions{WithNamespace: all, NoHeaders: noHeaders, Wide: format.wide()})
-			case len(wanted) == 0 && all:
-				fmt.Fprintln(cmd.ErrOrStderr(), "No addresses are kept in any namespace.")
-			case len(wanted) == 0:
-				fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are kept in namespace %s.\n", c.namespace)
-			}
-			return errors.Join(append(missing, err)...)
-		},
+		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd, s, format, args) },
 	}
 	f := cmd.Flags()
-	f.BoolVarP(&all, "all-namespaces", "A", false, "List the addresses of all namespaces")
-	f.StringVarP(&selector, "selector", "l", "",
+	f.BoolVarP(&o.all, "all-namespaces", "A", false, "List the addresses of all namespaces")
+	f.StringVarP(&o.selector, "selector", "l", "",
 		"Labels of the pod or, if it is gone, of its workload's pod template, such as app=web")
-	f.BoolVar(&noHeaders, "no-headers", false, "Print no column headers")
+	f.BoolVar(&o.noHeaders, "no-headers", false, "Print no column headers")
 	format.addFlags(cmd)
 	return cmd
+}
+
+func (o *listing) run(cmd *cobra.Command, s *settings, format *objectFormat, args []string) error {
+	wanted, err := names(args)
+	if err != nil {
+		return err
+	}
+	if len(wanted) > 0 && (o.all || o.selector != "") {
+		return errors.New("POD: names cannot be combined with --all-namespaces or --selector")
+	}
+	print, err := format.printer()
+	if err != nil {
+		return err
+	}
+	c, err := s.connect()
+	if err != nil {
+		return err
+	}
+	if o.all {
+		c.namespace = ""
+	}
+	ctx, out := cmd.Context(), cmd.OutOrStdout()
+	kept, missing, unseen, err := c.kept(ctx, wanted, o.selector)
+	if err != nil {
+		return err
+	}
+	if unseen != nil {
+		fmt.Fprintf(cmd.ErrOrStderr(), "Addresses of pools are not shown: %v\n", printableError{unseen})
+	}
+	switch {
+	case print != nil:
+		err = print.PrintObj(listOf(kept), out)
+	case len(kept) > 0:
+		err = printTable(out, tableOf(kept, workloadsOf(ctx, c, kept), time.Now()),
+			printers.PrintOptions{WithNamespace: o.all, NoHeaders: o.noHeaders, Wide: format.wide()})
+	case len(wanted) == 0 && o.all:
+		fmt.Fprintln(cmd.ErrOrStderr(), "No addresses are kept in any namespace.")
+	case len(wanted) == 0:
+		fmt.Fprintf(cmd.ErrOrStderr(), "No addresses are kept in namespace %s.\n", c.namespace)
+	}
+	return errors.Join(append(missing, err)...)
 }
 
 var columns = func() []metav1.TableColumnDefinition {

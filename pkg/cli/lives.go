@@ -37,22 +37,52 @@ type Life struct {
 // ledgers tell of each UID. Events are kept for an hour by default, so that earlier lives are seldom known. A pod that
 // never came to a node had no life.
 func (f *facts) lives() []Life {
-	byUID := map[types.UID]*Life{}
-	life := func(uid types.UID) *Life {
-		if byUID[uid] == nil {
-			byUID[uid] = &Life{UID: string(uid), State: "unknown"}
+	byUID := livesIn(f.events)
+	for _, k := range f.kept {
+		if r := k.retainedIP(); r != nil && k.podUID != "" && k.pod == f.name {
+			byUID.life(types.UID(k.podUID)).keptAs(r)
 		}
-		return byUID[uid]
 	}
+	if p := f.pod; p != nil {
+		if p.Spec.NodeName == "" {
+			delete(byUID, p.UID)
+		} else {
+			byUID.life(p.UID).presentAs(p)
+		}
+	}
+	all := make([]Life, 0, len(byUID))
+	for _, l := range byUID {
+		f.inLedger(l)
+		all = append(all, *l)
+	}
+	slices.SortFunc(all, func(a, b Life) int {
+		return cmp.Or(rank(a.Present)-rank(b.Present), a.at().Compare(b.at()), strings.Compare(a.UID, b.UID))
+	})
+	return all
+}
+
+// lives are those that are known, by the UID of the pod.
+type lives map[types.UID]*Life
+
+func (all lives) life(uid types.UID) *Life {
+	if all[uid] == nil {
+		all[uid] = &Life{UID: string(uid), State: "unknown"}
+	}
+	return all[uid]
+}
+
+// livesIn returns what Events, oldest first, tell of pods.
+func livesIn(events []corev1.Event) lives {
+	all := lives{}
 	started := map[types.UID]time.Time{} // the last of its containers
-	for i := range f.events {            // oldest first
-		e := &f.events[i]
+	for i := range events {
+		e := &events[i]
 		uid := e.InvolvedObject.UID
 		onNode := e.Source.Component == kubelet || e.Reason == eventScheduled
 		if e.InvolvedObject.Kind != "Pod" || uid == "" || !onNode {
 			continue
 		}
-		l, at := life(uid), happened(e)
+		l, at := all.life(uid), happened(e)
 		if first := began(e); l.heard.IsZero() || first.Before(l.heard) {
 			l.heard = first
 		}
@@ -69,36 +99,16 @@ func (f *facts) lives() []Life {
 		}
 	}
 	for uid, at := range started {
-		if l := life(uid); l.To != nil && at.After(*l.To) { // a container was killed to be started again
+		if l := all[uid]; l.To != nil && at.After(*l.To) { // a container was killed to be started again
 			l.To, l.State = nil, "unknown"
 		}
 	}
-	for i := range f.events {
-		e := &f.events[i]
-		if l := byUID[e.InvolvedObject.UID]; l != nil && endings[e.Reason] != "" && !calledOff(e) {
+	for i := range events {
+		e := &events[i]
+		if l := all[e.InvolvedObject.UID]; l != nil && endings[e.Reason] != "" && !calledOff(e) {
 			l.State = endings[e.Reason]
 		}
 	}
-	for _, k := range f.kept {
-		if r := k.retainedIP(); r != nil && k.podUID != "" && k.pod == f.name {
-			life(types.UID(k.podUID)).keptAs(r)
-		}
-	}
-	if p := f.pod; p != nil {
-		if p.Spec.NodeName == "" {
-			delete(byUID, p.UID)
-		} else {
-			life(p.UID).presentAs(p)
-		}
-	}
-	all := make([]Life, 0, len(byUID))
-	for _, l := range byUID {
-		f.inLedger(l)
-		all = append(all, *l)
-	}
-	slices.SortFunc(all, func(a, b Life) int {
-		return cmp.Or(rank(a.Present)-rank(b.Present), a.at().Compare(b.at()), strings.Compare(a.UID, b.UID))
-	})
 	return all
 }
 

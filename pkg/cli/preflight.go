@@ -92,10 +92,22 @@ func look(ctx context.Context, c *cluster, args []string) (*surroundings, error)
 	if client.IgnoreNotFound(err) != nil {
 		unread("OpenKruise", err)
 	}
-	var sets appsv1.DaemonSetList
-	if err := c.List(ctx, &sets); err != nil {
-		unread("network", rightTo("list DaemonSets", err))
+	if err := s.readNetworks(ctx, c); err != nil {
+		unread("network", err)
 	}
+	if err := s.readSettings(ctx, c); err != nil {
+		unread("network", err)
+	}
+	return s, nil
+}
+
+// readNetworks reads on which nodes known networks run.
+func (s *surroundings) readNetworks(ctx context.Context, k client.Client) error {
+	var sets appsv1.DaemonSetList
+	if err := k.List(ctx, &sets); err != nil {
+		return rightTo("list DaemonSets", err)
+	}
+	var errs []error
 	for _, set := range sets.Items {
 		if networkOf(set.Name) == nil && !slices.Contains(multus, set.Name) {
 			continue
@@ -103,20 +115,17 @@ func look(ctx context.Context, c *cluster, args []string) (*surroundings, error)
 		selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
 		var pods corev1.PodList
 		if err == nil {
-			err = c.List(ctx, &pods, client.InNamespace(set.Namespace), client.MatchingLabelsSelector{Selector: selector})
+			err = k.List(ctx, &pods, client.InNamespace(set.Namespace), client.MatchingLabelsSelector{Selector: selector})
 		}
 		if err != nil {
-			unread("network", rightTo("list pods in namespace "+set.Namespace, err))
+			errs = append(errs, rightTo("list pods in namespace "+set.Namespace, err))
 		}
 		for i := range pods.Items {
 			on := pods.Items[i].Spec.NodeName
 			s.networks[on] = append(s.networks[on], set.Name)
 		}
 	}
-	if err := s.readSettings(ctx, c); err != nil {
-		unread("network", err)
-	}
-	return s, nil
+	return errors.Join(errs...)
 }
 
 // calicoIPAM finds the IPAM plugin in Calico's template of a CNI configuration, which is not JSON.
