@@ -4,18 +4,15 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,7 +20,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
-	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 	"github.com/stayput/stayput/pkg/home"
 	"github.com/stayput/stayput/pkg/ledger"
 	"github.com/stayput/stayput/pkg/uninstall"
@@ -113,247 +109,6 @@ func conditionTrue(o *unstructured.Unstructured, kind string) bool {
 		m, ok := c.(map[string]any)
 		return ok && m["type"] == kind && m["status"] == "True"
 	})
-}
-
-const (
-	// policyNominations is there only if the controller nominates homes.
-	policyNominations = "stayput-nominations"
-	// policyAdvice warns, and denies nothing.
-	policyAdvice = "stayput-advice"
-)
-
-// policies are the admission policies, whose bindings have the same names.
-var policies = []struct {
-	kind, name, without string
-	missing             Level
-}{
-	{"MutatingAdmissionPolicy", home.PolicyGateAnnotated, "new pods are not gated and can start anywhere", LevelFail},
-	{"MutatingAdmissionPolicy", home.PolicyGateRecorded,
-		"new pods with a PersistentPodState are not gated and can start anywhere", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-annotations",
-		"only nodes refuse invalid annotations, when the pod starts", LevelWarn},
-	{"ValidatingAdmissionPolicy", "stayput-addresses", "others than the controller may give pods addresses", LevelFail},
-	{"ValidatingAdmissionPolicy", home.PolicyUniqueTarget, "a workload can have two PersistentPodStates", LevelWarn},
-	{"ValidatingAdmissionPolicy", "stayput-controller",
-		"the controller may change more of a pod than it needs to", LevelFail},
-	{"ValidatingAdmissionPolicy", policyNominations,
-		"the controller may change more of a pod's status than the node that it nominates", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-agent", "an agent may write the RetainedIPs of other nodes", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-users", "users with the role edit may write all of a RetainedIP", LevelFail},
-	{"ValidatingAdmissionPolicy", policyAdvice,
-		"nothing warns of a Deployment or Job whose retained addresses no pod comes back to", LevelWarn},
-	{"MutatingAdmissionPolicy", home.PolicyGatePools,
-		"new pods that ask for addresses of pools are not gated, and wait for them on some node", LevelFail},
-	{"ValidatingAdmissionPolicy", "stayput-agent-pools", "an agent may speak for other nodes of addresses of pools",
-		LevelFail},
-}
-
-// policiesOfPools are there only if pools are enabled, and must be if there are pools.
-var policiesOfPools = []string{home.PolicyGatePools, "stayput-agent-pools"}
-
-// policiesOfAgents are there only if agents are installed.
-var policiesOfAgents = []string{home.PolicyGateAnnotated, "stayput-agent"}
-
-// gatePolicies are those that gate pods. They are not there if something else does.
-var gatePolicies = []string{home.PolicyGateAnnotated, home.PolicyGateRecorded, home.PolicyGatePools}
-
-func checkPolicies(ctx context.Context, k client.Client, namespace string, is asInstalled) []Finding {
-	f := findings{check: "policies"}
-	nominates, err := nominatesHomes(ctx, k, namespace)
-	if err != nil {
-		f.unread(err)
-	}
-	pooled, err := pools(ctx, k)
-	if err != nil {
-		f.unread(err)
-	}
-	_, err = admission(ctx, k, "MutatingWebhookConfiguration", home.KruiseWebhooks)
-	kruise := err == nil
-	gates, byPolicies := checkGate(ctx, k, is)
-	for _, p := range policies {
-		if !byPolicies && slices.Contains(gatePolicies, p.name) {
-			continue
-		}
-		for _, kind := range []string{p.kind, p.kind + "Binding"} {
-			o, err := admission(ctx, k, kind, p.name)
-			switch {
-			case apierrors.IsNotFound(err) && p.name == home.PolicyGateRecorded && kruise:
-			case apierrors.IsNotFound(err) && p.name == policyNominations && !nominates:
-			case apierrors.IsNotFound(err) && is.nodesOnly && slices.Contains(policiesOfAgents, p.name):
-			case apierrors.IsNotFound(err) && slices.Contains(policiesOfPools, p.name):
-				if len(pooled) > 0 {
-					f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, poolsWanted)
-				}
-			case apierrors.IsNotFound(err):
-				f.add(p.missing, kind+" "+p.name+" is missing: "+p.without, reinstall)
-			case err != nil:
-				f.unread(err)
-			default:
-				if why := unguarding(o, namespace); why != "" {
-					f.add(p.missing, kind+" "+p.name+" "+why+": "+p.without, installAgain)
-				}
-			}
-		}
-	}
-	f.orOK("all admission policies are in place")
-	if kruise {
-		f.add(LevelOK, "OpenKruise runs here and serves PersistentPodStates itself", "")
-	}
-	return append(f.all, gates...)
-}
-
-// admission returns an object of admissionregistration.k8s.io, in the newest version of its kind that is served.
-func admission(ctx context.Context, k client.Client, kind, name string) (o *unstructured.Unstructured, err error) {
-	for _, version := range home.PolicyVersions {
-		o = object("admissionregistration.k8s.io/"+version, kind)
-		if err = k.Get(ctx, types.NamespacedName{Name: name}, o); !meta.IsNoMatchError(err) {
-			return o, err
-		}
-	}
-	return nil, err
-}
-
-// installAgain is what to do if a policy is there and guards nothing.
-const installAgain = "install again by the Helm chart, or by what helm template --namespace prints: a namespace of " +
-	"kustomize moves the accounts, and not what policies say of them. If Stayput is in another namespace, name it by " +
-	"--stayput-namespace"
-
-// accountOfPolicy is how the CEL of a policy names an account of Stayput; its namespace is in one of the groups.
-var accountOfPolicy = regexp.MustCompile(`system:serviceaccount:([^:']*):stayput-|serviceAccount\('([^']*)'`)
-
-// unguarding returns why a policy, or its binding, guards nothing in an installation in a namespace, empty if it does,
-// as far as its text tells.
-func unguarding(o *unstructured.Unstructured, namespace string) string {
-	for _, m := range accountOfPolicy.FindAllStringSubmatch(textsOf(o.Object["spec"]), -1) {
-		if of := m[1] + m[2]; of != namespace {
-			return fmt.Sprintf("is about accounts of namespace %s, and Stayput is in %s", of, namespace)
-		}
-	}
-	matched, _, _ := unstructured.NestedMap(o.Object, "spec", "matchResources")
-	actions, _, _ := unstructured.NestedStringSlice(o.Object, "spec", "validationActions")
-	switch {
-	case o.GetKind() != "ValidatingAdmissionPolicyBinding" && o.GetKind() != "MutatingAdmissionPolicyBinding":
-		return ""
-	case len(matched) > 0:
-		return "binds it for some objects only, by spec.matchResources"
-	case len(actions) > 0 && o.GetName() != policyAdvice && !slices.Contains(actions, "Deny"):
-		return fmt.Sprintf("denies nothing: its validationActions are %q", actions)
-	}
-	return ""
-}
-
-// textsOf returns all strings in an object, a line each.
-func textsOf(v any) string {
-	var b strings.Builder
-	switch v := v.(type) {
-	case string:
-		b.WriteString(v + "\n")
-	case map[string]any:
-		for _, key := range slices.Sorted(maps.Keys(v)) {
-			b.WriteString(textsOf(v[key]))
-		}
-	case []any:
-		for _, of := range v {
-			b.WriteString(textsOf(of))
-		}
-	}
-	return b.String()
-}
-
-// checkGate says what gates pods, and whether policies are to.
-func checkGate(ctx context.Context, k client.Client, is asInstalled) (found []Finding, byPolicies bool) {
-	f := findings{check: "gate"}
-	const kind = "MutatingAdmissionPolicyBinding"
-	binding, err := admission(ctx, k, kind, home.PolicyGateRecorded)
-	policies, served := err == nil, !meta.IsNoMatchError(err)
-	if err != nil && served && !apierrors.IsNotFound(err) {
-		return f.unread(err), true
-	}
-	var webhook admissionregistrationv1.MutatingWebhookConfiguration
-	err = k.Get(ctx, types.NamespacedName{Name: home.GateWebhook}, &webhook)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return f.unread(err), policies
-	}
-	hooked := err == nil
-	untrusted := slices.ContainsFunc(webhook.Webhooks, func(w admissionregistrationv1.MutatingWebhook) bool {
-		return len(w.ClientConfig.CABundle) == 0
-	})
-	switch {
-	case policies && hooked && is.hookedFor != "":
-		f.add(LevelOK, "policies gate pods ("+policyVersion(binding)+"); the controllers delete the webhook, which "+
-			"they replace, after "+is.hookedFor, "")
-	case policies && hooked:
-		f.warn("policies gate pods, and a webhook could as well, as while one takes the other's place",
-			"helm upgrade once more; without Helm, delete gate-webhook.yaml")
-	case policies:
-		f.add(LevelOK, "policies gate pods ("+policyVersion(binding)+")", "")
-	case hooked && untrusted:
-		f.fail("the webhook that is to gate pods has no certificate that the API server trusts: new pods are not gated "+
-			"and can start anywhere", "see the controllers' logs, or cert-manager if that makes the certificate")
-	case hooked && served && is.hookedFor != "":
-		f.warn("a webhook in the controllers gates pods, though this API server has policies for that now",
-			"wait until every API server has them: the controllers put policies in its place then, or their logs say why not")
-	case hooked && served && is.gate != "Webhook":
-		f.warn("a webhook in the controllers gates pods, though the API server has policies for that now",
-			"helm upgrade; without Helm, apply gate-policies.yaml and delete gate-webhook.yaml")
-	case hooked:
-		f.add(LevelOK, "a webhook in the controllers gates pods; while none answers, pods start ungated", "")
-	case is.gate == "Template":
-		f.add(LevelOK, "nothing gates pods (gate.mechanism is Template): those whose template has the gate "+
-			stayputv1alpha1.PlacementGate+" come home", "")
-	case served:
-		return nil, true // its policies are missing
-	default:
-		f.fail("nothing gates new pods: they can start anywhere. The API server has no MutatingAdmissionPolicies, which "+
-			"Kubernetes has from 1.36 on", "helm upgrade, or apply gate-webhook.yaml; or put the scheduling gate "+
-			stayputv1alpha1.PlacementGate+" into the pod templates and set gate.mechanism to Template")
-	}
-	return f.all, policies
-}
-
-// policyVersion names the version in which a policy is served, given its binding.
-func policyVersion(binding *unstructured.Unstructured) string {
-	return "MutatingAdmissionPolicy " + binding.GroupVersionKind().Version
-}
-
-// tryGate finds by a dry run that a new pod would not be gated, though what is to do it is in place: no object shows
-// whether the API server applies v1beta1 policies, for which it has a feature gate, or reaches the webhook. It finds
-// nothing if it may not create pods, or another admission plugin refuses this one.
-func tryGate(ctx context.Context, k client.Client) []Finding {
-	f := findings{check: "gate"}
-	no, yes := false, true
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: metav1.NamespaceDefault, GenerateName: "stayput-check-",
-			Annotations: map[string]string{stayputv1alpha1.AnnotationRetainIP: "1m"},
-		},
-		Spec: corev1.PodSpec{
-			SecurityContext: &corev1.PodSecurityContext{
-				RunAsNonRoot:   &yes,
-				SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-			},
-			Containers: []corev1.Container{{
-				Name: "none", Image: "none",
-				SecurityContext: &corev1.SecurityContext{
-					AllowPrivilegeEscalation: &no, Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-				},
-			}},
-		},
-	}
-	if err := k.Create(ctx, pod, client.DryRunAll); err == nil && !home.Gated(pod) {
-		f.fail("a new pod is not gated and can start anywhere, as a dry run shows",
-			"v1beta1 policies need the API server's feature gate MutatingAdmissionPolicy; a webhook needs a controller that "+
-				"runs, and that the API server reaches port 9443 of its pod")
-	}
-	return f.all
-}
-
-// nominatesHomes reports whether the controllers run with --nominate-homes.
-func nominatesHomes(ctx context.Context, k client.Client, namespace string) (bool, error) {
-	var d appsv1.Deployment
-	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: controllerDeployment}, &d)
-	value, there := argument(&d.Spec.Template.Spec, "nominate-homes")
-	return there && value != "false", client.IgnoreNotFound(err)
 }
 
 // The workloads that run Stayput.

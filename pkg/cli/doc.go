@@ -7,7 +7,8 @@
 //	                lives.go, promise.go, placement.go and forecast.go are its sections
 //	release.go    gives addresses up; consent.go asks before that and before an import
 //	node.go       draws a node's ranges; map.go is the drawing
-//	check.go      diagnoses: check_cluster.go the cluster, check_node.go its nodes, clock.go their clocks
+//	check.go      diagnoses: check_cluster.go the cluster, check_policies.go its admission policies,
+//	                check_node.go its nodes, clock.go their clocks
 //	preflight.go  tells what would work in a cluster without Stayput
 //	import.go     takes over what other programs keep; spiderpool.go reads Spiderpool's objects
 //	agents.go     runs stayput-agent on a node
