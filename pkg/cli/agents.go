@@ -32,18 +32,26 @@ type Agents interface {
 
 // inspect asks the agent of a node what the node keeps.
 func inspect(ctx context.Context, a Agents, node string) (*inspection.Node, error) {
-	out, err := a.Run(ctx, node, nil, "inspect")
+	n, err := ask[inspection.Node](ctx, a, node, nil, "inspect")
+	if err == nil && n.Format < 1 {
+		err = fmt.Errorf("node %s: output of stayput-agent inspect: no format: expected 1 or more", node)
+	}
 	if err != nil {
 		return nil, err
 	}
-	var n inspection.Node
-	if err := json.Unmarshal(out, &n); err != nil {
-		return nil, fmt.Errorf("node %s: output of stayput-agent inspect: %w", node, err)
-	}
-	if n.Format < 1 {
-		return nil, fmt.Errorf("node %s: output of stayput-agent inspect: no format: expected 1 or more", node)
-	}
 	return &n, nil
+}
+
+// ask runs stayput-agent on a node and returns what it prints, which is JSON.
+func ask[T any](ctx context.Context, a Agents, node string, stdin []byte, args ...string) (answer T, err error) {
+	out, err := a.Run(ctx, node, stdin, args...)
+	if err != nil {
+		return answer, err
+	}
+	if err := json.Unmarshal(out, &answer); err != nil {
+		return answer, fmt.Errorf("node %s: output of stayput-agent %s: %w", node, args[0], err)
+	}
+	return answer, nil
 }
 
 const (

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -113,10 +114,10 @@ func runChecks(ctx context.Context, c *cluster, args []string, line *progress) (
 	if err != nil {
 		return nil, err
 	}
-	if err := missing(ctx, c, c.installation); err != nil {
+	is, err := howInstalled(ctx, c, c.installation)
+	if errors.Is(err, ErrNotInstalled) {
 		return nil, err
 	}
-	is, err := howInstalled(ctx, c, c.installation)
 	r := &Report{Findings: []Finding{}}
 	if err != nil {
 		r.add((&findings{check: "agents"}).unread(err)...)

@@ -36,12 +36,20 @@ type asInstalled struct {
 	hookedFor string
 }
 
+// howInstalled reads that ConfigMap. The error is ErrNotInstalled if the cluster has neither it nor the definition of
+// RetainedIPs. What is only partly there is for the checks, and what cannot be read, too.
 func howInstalled(ctx context.Context, k client.Client, namespace string) (asInstalled, error) {
 	var of corev1.ConfigMap
 	err := k.Get(ctx, types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}, &of)
+	if apierrors.IsNotFound(err) {
+		if _, err = definition(ctx, k, "retainedips.stayput.io"); apierrors.IsNotFound(err) {
+			return asInstalled{}, fmt.Errorf("%w: kubectl stayput check --preflight tells what would work here", ErrNotInstalled)
+		}
+		return asInstalled{}, nil
+	}
 	return asInstalled{
 		nodesOnly: of.Data["agents"] == "false", gate: of.Data["gate"], hookedFor: of.Data["webhookRemovedAfter"],
-	}, client.IgnoreNotFound(err)
+	}, err
 }
 
 // checkCluster checks what Stayput has in the cluster. now is the API server's time.
@@ -56,19 +64,6 @@ func checkCluster(ctx context.Context, k client.Client, namespace string, now ti
 		checkDefinitions(ctx, k), policies, checkLeader(ctx, k, namespace, now),
 		checkGated(ctx, k, now), checkPools(ctx, k, now),
 	)
-}
-
-// missing returns ErrNotInstalled if the cluster has neither the definition of RetainedIPs nor the installation's
-// ConfigMap. What is only partly there is for the checks, and what cannot be read, too.
-func missing(ctx context.Context, k client.Client, namespace string) error {
-	if _, err := definition(ctx, k, "retainedips.stayput.io"); !apierrors.IsNotFound(err) {
-		return nil
-	}
-	name := types.NamespacedName{Namespace: namespace, Name: uninstall.ConfigMap}
-	if err := k.Get(ctx, name, &corev1.ConfigMap{}); !apierrors.IsNotFound(err) {
-		return nil
-	}
-	return fmt.Errorf("%w: kubectl stayput check --preflight tells what would work here", ErrNotInstalled)
 }
 
 func definition(ctx context.Context, k client.Client, name string) (*unstructured.Unstructured, error) {

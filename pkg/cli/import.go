@@ -110,8 +110,7 @@ func (o *takeover) run(cmd *cobra.Command, s *settings, format documentFormat) e
 	if err != nil {
 		return err
 	}
-	acts := slices.ContainsFunc(done.Items, willAct) || slices.ContainsFunc(done.Pools, willCreate)
-	if acts && !act && !o.dry() {
+	if hasAction(done, willAct) && !act && !o.dry() {
 		err := o.ask(cmd, "Take them over?", func() error {
 			w := cmd.ErrOrStderr()
 			if failed != nil {
@@ -154,48 +153,65 @@ func (o *takeover) carryOut(ctx context.Context, c *cluster, act bool, line *pro
 
 // writeImport writes the tables of pools and addresses.
 func writeImport(w io.Writer, done *inspection.Import) error {
-	if len(done.Pools) > 0 {
-		err := printTable(w, importedPools(done), printers.PrintOptions{})
-		if err != nil || len(done.Items) == 0 {
+	pools := &metav1.Table{ColumnDefinitions: columnsOf("Pool", "Subnet", "Action", "Done", "Why")}
+	for _, p := range done.Pools {
+		pools.Rows = append(pools.Rows, metav1.TableRow{Cells: []any{
+			p.Name, p.Subnet, string(p.Action), column(p.Done, p.Action), p.Why,
+		}})
+	}
+	items := &metav1.Table{
+		ColumnDefinitions: columnsOf("Namespace", "Pod", "Node", "IP", "Retention", "Action", "Done", "Why"),
+	}
+	for _, i := range done.Items {
+		var ips []string
+		for _, ip := range i.IPs {
+			ips = append(ips, ip.String())
+		}
+		items.Rows = append(items.Rows, metav1.TableRow{Cells: []any{
+			i.Namespace, i.Pod, orNone(i.Node), orNone(strings.Join(ips, ",")), orNone(i.Retention), string(i.Action),
+			column(i.Done, i.Action), i.Why,
+		}})
+	}
+	for n, table := range []*metav1.Table{pools, items} {
+		if n > 0 && len(pools.Rows) > 0 && len(items.Rows) > 0 {
+			fmt.Fprintln(w)
+		}
+		if len(table.Rows) == 0 {
+			continue
+		}
+		if err := printTable(w, table, printers.PrintOptions{}); err != nil {
 			return err
 		}
-		fmt.Fprintln(w)
 	}
-	if len(done.Items) == 0 {
-		return nil
-	}
-	return printTable(w, importTable(done), printers.PrintOptions{})
+	return nil
 }
 
 // refused returns an error if some of it cannot be taken over.
 func refused(done *inspection.Import) error {
-	if slices.ContainsFunc(done.Items, func(i inspection.ImportItem) bool { return i.Action == inspection.ActionRefuse }) ||
-		slices.ContainsFunc(done.Pools, func(p inspection.ImportPool) bool { return p.Action == inspection.ActionRefuse }) {
+	if hasAction(done, func(a inspection.Action) bool { return a == inspection.ActionRefuse }) {
 		return errors.New("some addresses or pools were refused")
 	}
 	return nil
 }
 
-func willAct(i inspection.ImportItem) bool {
-	return i.Action == inspection.ActionBind || i.Action == inspection.ActionRetain || i.Action == inspection.ActionAdopt
+func hasAction(done *inspection.Import, is func(inspection.Action) bool) bool {
+	return slices.ContainsFunc(done.Items, func(i inspection.ImportItem) bool { return is(i.Action) }) ||
+		slices.ContainsFunc(done.Pools, func(p inspection.ImportPool) bool { return is(p.Action) })
 }
 
-func willCreate(p inspection.ImportPool) bool { return p.Action == inspection.ActionCreate }
+func willAct(a inspection.Action) bool {
+	return a != inspection.ActionNone && a != inspection.ActionRefuse
+}
 
-// importedPools returns the table of pools.
-func importedPools(done *inspection.Import) *metav1.Table {
-	table := &metav1.Table{ColumnDefinitions: columnsOf("Pool", "Subnet", "Action", "Done", "Why")}
-	for _, p := range done.Pools {
-		acted := none
-		switch {
-		case p.Done:
-			acted = "yes"
-		case willCreate(p):
-			acted = "no"
-		}
-		table.Rows = append(table.Rows, metav1.TableRow{Cells: []any{p.Name, p.Subnet, string(p.Action), acted, p.Why}})
+// column is whether something was done, if it is to be.
+func column(done bool, a inspection.Action) string {
+	switch {
+	case done:
+		return "yes"
+	case willAct(a):
+		return "no"
 	}
-	return table
+	return none
 }
 
 // ontoNodes has every node take its share over.
@@ -287,36 +303,5 @@ func importOn(ctx context.Context, reach Agents, node string, items []inspection
 	if act {
 		args = append(args, "--act")
 	}
-	out, err := reach.Run(ctx, node, stdin, args...)
-	if err != nil {
-		return answer, err
-	}
-	if err := json.Unmarshal(out, &answer); err != nil {
-		return answer, fmt.Errorf("node %s: output of stayput-agent import: %w", node, err)
-	}
-	return answer, nil
-}
-
-func importTable(done *inspection.Import) *metav1.Table {
-	table := &metav1.Table{
-		ColumnDefinitions: columnsOf("Namespace", "Pod", "Node", "IP", "Retention", "Action", "Done", "Why"),
-	}
-	for _, i := range done.Items {
-		var ips []string
-		for _, ip := range i.IPs {
-			ips = append(ips, ip.String())
-		}
-		acted := none
-		switch {
-		case i.Done:
-			acted = "yes"
-		case willAct(i):
-			acted = "no"
-		}
-		table.Rows = append(table.Rows, metav1.TableRow{Cells: []any{
-			i.Namespace, i.Pod, orNone(i.Node), orNone(strings.Join(ips, ",")),
-			orNone(i.Retention), string(i.Action), acted, i.Why,
-		}})
-	}
-	return table
+	return ask[inspection.Import](ctx, reach, node, stdin, args...)
 }

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/cli-runtime/pkg/printers"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/api/inspection"
@@ -99,11 +98,11 @@ func TestAPlanIsATable(t *testing.T) {
 		}
 		return item
 	}
-	err := printTable(&b, importTable(&inspection.Import{Items: []inspection.ImportItem{
+	err := writeImport(&b, &inspection.Import{Items: []inspection.ImportItem{
 		i("web-0", "node-1", "10.1.0.9", "10m", inspection.ActionRetain, false, "the pod is not there"),
 		i("web-1", "node-1", "10.1.0.8", "10m", inspection.ActionBind, true, "the pod runs"),
 		i("web-2", "", "", "", inspection.ActionRefuse, false, "it names no node"),
-	}}), printers.PrintOptions{})
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

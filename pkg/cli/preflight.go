@@ -434,11 +434,11 @@ func (s *surroundings) summary(kept map[verdict][]string) []Finding {
 
 // writePreflight prints the findings: equal ones of several nodes once.
 func (r *Report) writePreflight(w io.Writer, most int, p paint) error {
-	type about struct{ level, check, text, todo string }
 	var merged []Finding
-	nodes := map[about][]string{}
+	nodes := map[Finding][]string{} // of those that differ in the node alone
 	for _, f := range r.Findings {
-		key := about{string(f.Level), f.Check, f.Text, f.Todo}
+		key := f
+		key.Node = ""
 		if f.Node == "" || nodes[key] == nil {
 			merged = append(merged, f)
 		}
@@ -448,7 +448,8 @@ func (r *Report) writePreflight(w io.Writer, most int, p paint) error {
 	}
 	for i, f := range merged {
 		if f.Node != "" {
-			merged[i].Node = strings.Join(firstOf(nodes[about{string(f.Level), f.Check, f.Text, f.Todo}], 5), ", ")
+			f.Node = ""
+			merged[i].Node = strings.Join(firstOf(nodes[f], 5), ", ")
 		}
 	}
 	short := *r

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -64,12 +63,5 @@ func releaseOn(ctx context.Context, c *cluster, node string, act bool) (all insp
 	if act {
 		args = append(args, "--act")
 	}
-	text, err := c.agents.Run(ctx, node, nil, args...)
-	if err != nil {
-		return all, err
-	}
-	if err := json.Unmarshal(text, &all); err != nil {
-		return all, fmt.Errorf("node %s: output of stayput-agent release: %w", node, err)
-	}
-	return all, nil
+	return ask[inspection.Release](ctx, c.agents, node, nil, args...)
 }

@@ -7,7 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/stayput/stayput/pkg/uninstall"
 )
@@ -15,6 +15,12 @@ import (
 func anInstallation() *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: DefaultNamespace, Name: uninstall.ConfigMap,
 		Labels: map[string]string{"app.kubernetes.io/version": "0.1.0"}}}
+}
+
+func aDefinition() client.Object {
+	o := object("apiextensions.k8s.io/v1", "CustomResourceDefinition")
+	o.SetName("retainedips.stayput.io")
+	return o
 }
 
 func TestTheVersionIsThatOfTheCommandAndOfTheInstallation(t *testing.T) {
@@ -38,18 +44,13 @@ func TestTheVersionIsThatOfTheCommandAndOfTheInstallation(t *testing.T) {
 
 // A check of a cluster without Stayput is one line, not a failure of each check. What is there in part is checked.
 func TestACheckWithoutStayputNamesThePreflight(t *testing.T) {
-	if err := missing(t.Context(), aCluster(nothing), DefaultNamespace); !errors.Is(err, ErrNotInstalled) {
-		t.Errorf("with nothing the error is %v", err)
-	}
-	if err := missing(t.Context(), aCluster(nothing, anInstallation()), DefaultNamespace); err != nil {
-		t.Errorf("with the ConfigMap alone the error is %v", err)
-	}
-	definition := &unstructured.Unstructured{}
-	definition.SetAPIVersion("apiextensions.k8s.io/v1")
-	definition.SetKind("CustomResourceDefinition")
-	definition.SetName("retainedips.stayput.io")
-	if err := missing(t.Context(), aCluster(nothing, definition), DefaultNamespace); err != nil {
-		t.Errorf("with the definition alone the error is %v", err)
+	for what, objects := range map[string][]client.Object{
+		"nothing": nil, "the ConfigMap alone": {anInstallation()}, "the definition alone": {aDefinition()},
+	} {
+		_, err := howInstalled(t.Context(), aCluster(nothing, objects...), DefaultNamespace)
+		if (objects == nil) != errors.Is(err, ErrNotInstalled) || objects != nil && err != nil {
+			t.Errorf("with %s the error is %v", what, err)
+		}
 	}
 
 	cmd := New(Options{Version: "v1"})
