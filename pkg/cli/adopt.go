@@ -308,8 +308,8 @@ func (a *adoption) judgePools() {
 	}
 }
 
-// judgeAllocated refuses a pool if Spiderpool has given an address of it to a pod that exists, and no SpiderEndpoint says
-// so.
+// judgeAllocated refuses a pool if Spiderpool has given an address of it to a pod that exists, and no SpiderEndpoint
+// says so.
 func (p *pooled) judgeAllocated(text string, a *adoption) {
 	var allocated map[string]struct {
 		Pod string `json:"pod"`

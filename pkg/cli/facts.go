@@ -147,9 +147,9 @@ func (f *facts) owner() (home.Ref, bool) {
 	return owner, ok
 }
 
-// findWorkload reads the workload of the pod: of a pod that is gone the workload that it had, or the StatefulSet whose pod
-// its name says it is.
-func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
+// findWorkload reads the workload of the pod: of a pod that is gone the workload that it had, or the StatefulSet whose
+// pod its name says it is.
+func (f *facts) findWorkload(ctx context.Context, c client.Client) error {
 	for _, k := range f.kept {
 		if w := k.workload; w != nil && k.pod == f.name && f.workloads[w.UID] != nil {
 			f.workload = f.workloads[w.UID]
@@ -165,7 +165,7 @@ func (f *facts) findWorkload(ctx context.Context, k client.Client) error {
 			return nil
 		}
 		o := object(owner.APIVersion, owner.Kind)
-		if err := k.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: owner.Name}, o); err != nil {
+		if err := c.Get(ctx, types.NamespacedName{Namespace: f.namespace, Name: owner.Name}, o); err != nil {
 			return client.IgnoreNotFound(err)
 		}
 		f.workload = o

@@ -216,7 +216,8 @@ func comparePods(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// workloads are those for which addresses are kept, by UID. A workload that is gone is nil; an unreadable one is missing.
+// workloads are those for which addresses are kept, by UID. A workload that is gone is nil; an unreadable one is
+// missing.
 type workloads map[string]*unstructured.Unstructured
 
 func workloadsOf(ctx context.Context, c client.Client, kept []*keptIP) workloads {

@@ -62,8 +62,9 @@ func aPodIP(change ...func(*stayputv1alpha1.PodIP)) *stayputv1alpha1.PodIP {
 func podIPRetained(p *stayputv1alpha1.PodIP) {
 	p.Status.Phase, p.Status.Expires = stayputv1alpha1.PodIPRetained, "2026-01-02T12:05:00Z"
 }
-func podIPFreed(p *stayputv1alpha1.PodIP) { p.Spec.Retention = "" }
-func podIPGiven(p *stayputv1alpha1.PodIP) { podIPRetained(p); p.Spec.PodUID = "next" }
+func podIPFreed(p *stayputv1alpha1.PodIP)    { p.Spec.Retention = "" }
+func podIPReleased(p *stayputv1alpha1.PodIP) { p.Spec.Release = true }
+func podIPGiven(p *stayputv1alpha1.PodIP)    { podIPRetained(p); p.Spec.PodUID = "next" }
 func quarantined(p *stayputv1alpha1.PodIP) {
 	p.Spec.Quarantine = &stayputv1alpha1.PodIPQuarantine{Reason: "two pods have it", Since: metav1.NewMicroTime(noon)}
 }
@@ -85,7 +86,7 @@ func TestWhyAnAddressOfAPoolIsKeptIsInWords(t *testing.T) {
 		{aPodIP(quarantined), "Bound", "node-1", none, none, "of pool blue, in quarantine: two pods have it"},
 		{aPodIP(conflicting), "Allocated", "node-1", none, none, "of pool blue, in use by another machine on the link " +
 			"of node node-1, which has the MAC address 02:00:00:00:00:01"},
-		{aPodIP(podIPFreed, func(p *stayputv1alpha1.PodIP) { p.Spec.Release = true }), "Bound", "node-1", none, none,
+		{aPodIP(podIPFreed, podIPReleased), "Bound", "node-1", none, none,
 			"of pool blue, being released"},
 	} {
 		k := keptOf(test.ip)
@@ -218,10 +219,8 @@ func TestWhatPoolsPromiseIsSaid(t *testing.T) {
 			"is its own on whichever node", "IP: 10.6.168.101", "10.6.168.101", "bring node-1 back", "node-1"},
 		"one of a pod that is not wanted": {someFacts(ofPools(aPodIP()), scaledDown), "is its own on whichever node",
 			"10.6.168.101 of pool blue is kept for 10m0s: a pod of this name", "", "", "node-1"},
-		"a released one of a pod that is not wanted": {someFacts(ofPools(aPodIP(podIPRetained, func(p *stayputv1alpha1.PodIP) {
-			p.Spec.Release = true
-		})), scaledDown), "10.6.168.101 of pool blue is being released.", "10.6.168.101 of pool blue is being released.", "",
-			"", "node-1"},
+		"a released one of a pod that is not wanted": {someFacts(ofPools(aPodIP(podIPRetained, podIPReleased)), scaledDown),
+			"10.6.168.101 of pool blue is being released.", "10.6.168.101 of pool blue is being released.", "", "", "node-1"},
 		"none, while it waits": {someFacts(ofPools(), waits),
 			"none is its own: the pod waits for an address: pool blue has no free address",
 			"IP: a free one of its pools, blue.", "", "", ""},
@@ -339,7 +338,7 @@ func TestAddressesOfPoolsAreReleasedIfNoPodHasThem(t *testing.T) {
 }
 
 func TestAReleasedAddressOfAPoolIsFreeOnceItsPodIPIsGone(t *testing.T) {
-	asked := func(p *stayputv1alpha1.PodIP) { podIPRetained(p); p.Spec.Release = true }
+	asked := func(p *stayputv1alpha1.PodIP) { podIPRetained(p); podIPReleased(p) }
 	for name, test := range map[string]struct {
 		now  *stayputv1alpha1.PodIP
 		free bool

@@ -24,8 +24,8 @@ const (
 	annotationDefaultV6 = "ipam.spidernet.io/default-ipv6-ippool"
 )
 
-// annotationsOfPods are those about address and node, in the order of docs/annotations.md, and what each asks for beside
-// the others of the pod.
+// annotationsOfPods are those about address and node, in the order of docs/annotations.md, and what each asks for
+// beside the others of the pod.
 var annotationsOfPods = []struct {
 	key     string
 	meaning func(value string, all map[string]string) string

@@ -166,12 +166,10 @@ func (o *release) run(cmd *cobra.Command, s *settings, format *objectFormat, arg
 
 // printer returns the printer for the format, which says that a dry run is one.
 func (o *release) printer(format *objectFormat) (printers.ResourcePrinter, error) {
-	var err error
 	if note := o.note(); note != "" {
-		err = format.flags.Complete("%s" + note)
-	}
-	if err != nil {
-		return nil, err
+		if err := format.flags.Complete("%s" + note); err != nil {
+			return nil, err
+		}
 	}
 	return format.printer()
 }
@@ -261,7 +259,8 @@ func (o *release) request(ctx context.Context, c client.Client, k *keptIP) error
 }
 
 // await waits until the nodes, and the controller, have freed the addresses, and returns those that are free.
-func (o *release) await(ctx context.Context, c *cluster, asked []*keptIP, line *progress) (free []*keptIP, errs []error) {
+func (o *release) await(ctx context.Context, c *cluster, asked []*keptIP, line *progress) (
+	free []*keptIP, errs []error) {
 	defer line.done()
 	within, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
