@@ -83,7 +83,7 @@ func (f *facts) doubt(what string, err error) {
 }
 
 // findPod reads the pod, and what is kept under its name or identity. If there is none, the name may be that of a
-// RetainedIP, which has the pod's.
+// RetainedIP or a PodIP, which has the pod's.
 func (f *facts) findPod(ctx context.Context, c client.Client) error {
 	var pod corev1.Pod
 	identity := ""
@@ -102,6 +102,8 @@ func (f *facts) findPod(ctx context.Context, c client.Client) error {
 			f.name = k.pod
 			return f.findPod(ctx, c)
 		}
+	}
+	for _, k := range all {
 		if k.pod == f.name || identity != "" && k.identity == identity {
 			f.kept = append(f.kept, k)
 		}

@@ -10,6 +10,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	stayputv1alpha1 "github.com/stayput/stayput/pkg/api/stayput/v1alpha1"
 )
 
 // unreachable are agents that the user may not ask.
@@ -74,6 +76,15 @@ func TestAPodThatIsGoneIsFoundByItsRetainedIP(t *testing.T) {
 			s.Lives[0].State != "stopped" {
 			t.Errorf("%s: %+v", name, s)
 		}
+	}
+	// A pod may have the name of another one's object.
+	k = aCluster(nothing, aPodIP(), aRetainedIP(func(r *stayputv1alpha1.RetainedIP) {
+		r.Name, r.Spec.PodName = "10.6.168.101.node-1", "10.6.168.101"
+	}))
+	f, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default",
+		installation: DefaultNamespace}, "10.6.168.101")
+	if err != nil || f.name != "web-2" || len(f.kept) != 1 || f.kept[0].pod != "web-2" {
+		t.Errorf("%+v, %v", f, err)
 	}
 	if _, err := gather(t.Context(), &cluster{Client: k, agents: unreachable{}, namespace: "default",
 		installation: DefaultNamespace}, "web-7"); err == nil || !strings.Contains(err.Error(), "there is no pod web-7") {
