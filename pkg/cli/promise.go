@@ -144,6 +144,8 @@ func (f *facts) promiseOf(k *keptIP) string {
 		return about + " is in quarantine, so that no pod gets it: " + k.quarantine.Reason + "."
 	case k.conflict != "":
 		return about + " is " + k.conflict + ": the pod waits until that has gone."
+	case k.releasing && k.retainedIP() != nil:
+		return about + " is being released: spec.release of its RetainedIP is set."
 	case k.releasing:
 		return about + " is being released."
 	case left != none:

@@ -268,3 +268,23 @@ func TestARecordIsOfTheWorkloadOfItsGroup(t *testing.T) {
 		t.Errorf("the record of a StatefulSet of group apps is %+v", s)
 	}
 }
+
+func TestWhatANodePromisesIsSaid(t *testing.T) {
+	released := func(r *stayputv1alpha1.RetainedIP) { r.Spec.Release = true }
+	elsewhere := func(r *stayputv1alpha1.RetainedIP) { r.Spec.NodeName = "node-2" }
+	for _, test := range []struct {
+		r    *stayputv1alpha1.RetainedIP
+		says string
+	}{
+		{aRetainedIP(isBound), "10.1.0.9 on node node-1 is promised to it: kept 10m after the pod stops."},
+		{aRetainedIP(released), "10.1.0.9 on node node-1 is being released: spec.release of its RetainedIP is set."},
+		{aRetainedIP(), "10.1.0.9 is kept on node node-1 until 2026-01-02T12:05:00Z (5m)."},
+		{aRetainedIP(whileOwned), "10.1.0.9 is kept on node node-1: while owned by StatefulSet web, ordinal 2 wanted."},
+		{aRetainedIP(isBound, elsewhere), "Node node-2 still reports that a pod of this name uses 10.1.0.9: " +
+			"the node or its agent may be down."},
+	} {
+		if promise := someFacts().promiseOf(keptOf(test.r)); promise != test.says {
+			t.Errorf("said is %q, want %q", promise, test.says)
+		}
+	}
+}
